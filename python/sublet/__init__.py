@@ -8,14 +8,14 @@
 [1, 2, 3]
 
 - `lease` and `Client.lease`: workers on leased cores, and calls of functions there;
-- `Executor`: the same as a `concurrent.futures.Executor`;
-- `empty`, `zeros`, `array`: NumPy arrays that workers use where they are;
+- `Executor`: leased workers as a `concurrent.futures.Executor`;
+- `empty`, `zeros`, `array`: NumPy arrays that workers use in place;
 - `memory` and `Client.memory`: memory that is leased by the segment, and grows;
 - `remote`: NumPy arrays in such memory, larger than this process's;
 - `app` and `split`: a function that is executed as a graph of components; `Client.deploy` runs any graph;
-- `channel`, `send`, `receive`, `instance`, `instances`: what a component's function has of its run;
-- `xpu`: what a function's worker process has of others: FIFOs between them;
-- `pus` and `Client.pus`: the processors and devices that there are;
+- `channel`, `send`, `receive`, `instance`, `instances`: access of a component's function to its run;
+- `xpu`: FIFOs between worker processes, and executors on other units;
+- `pus` and `Client.pus`: the processors and devices of the nodes;
 - `local`: a platform of this program's own.
 """
 
@@ -117,7 +117,7 @@ __all__ = [
     "zeros",
 ]
 
-# They need NumPy, which is there for those who want it, and are imported when they are first asked for.
+# These need NumPy, which is optional, and are imported at their first use.
 _WITH_NUMPY = frozenset(("Remote", "RemoteArray", "remote"))
 if _find_spec("numpy") is None:
     __all__ = [name for name in __all__ if name not in _WITH_NUMPY]
@@ -140,5 +140,5 @@ def __dir__():
 
 for _name in __all__:
     if isinstance(globals().get(_name), type):
-        # As users know it.
+        # The public name.
         globals()[_name].__module__ = __name__

@@ -15,19 +15,19 @@ from pathlib import Path
 from . import _application, _calls, _client, _errors, _foreign, _modules, _package
 from .components import MOST_BYTES, State, pickled
 
-# In the folder of an application: its graph.
+# Name of the graph's file in the folder of an application.
 GRAPH = "graph.json"
 
 
 class App:
-    """A function that is executed as a graph of components. Made by `app`, and by `load_app`.
+    """A function that is executed as a graph of components. Created by `app` and by `load_app`.
 
-    Called, it runs on leased cores, and returns what the function returns.
+    A call runs the graph on leased cores, and returns the function's result.
     """
 
     def __init__(self, name, write, graph, source, function=None):
         self._name = name
-        # Writes what the components need beside their source into a folder.
+        # Writes the files that the components need, besides their source, into a folder.
         self._write_rest = write
         self._graph = graph
         self._source = source
@@ -40,7 +40,7 @@ class App:
 
     @property
     def graph(self):
-        """The graph's document, a dict. What is changed in it is so in the next run. The package of this name is the application's."""
+        """Document of the graph, a dict. Changes apply to the next run. The package of its name is the application's."""
         return self._graph
 
     @graph.setter
@@ -49,7 +49,7 @@ class App:
 
     @property
     def source(self):
-        """The source of the components' functions. Another one may be set, for the next run."""
+        """Source of the components' functions. It may be set for the next run."""
         if callable(self._source):
             self._source = self._source()
         return self._source
@@ -60,12 +60,12 @@ class App:
         self._source = source
 
     def options(self, client=None, news=None, **options):
-        """The same for runs that are made otherwise.
+        """Returns a function that runs the application with these options.
 
         Args:
-            client: By whose managers; without it the default client's.
-            news: What is called with what happens; see `Application.run`.
-            **options: Those of `Client.deploy`, as `patience` or `keep_alive`.
+            client: Client whose managers are used; without it the default client.
+            news: Function that is called for events; see `Application.run`.
+            **options: Options of `Client.deploy`, as `patience` or `keep_alive`.
 
         Examples:
             >>> regression.options(keep_alive=60)(table)
@@ -77,23 +77,23 @@ class App:
         return made
 
     def local(self, *args, **kwargs):
-        """Calls the function itself, here. Of one that was loaded there is none."""
+        """Calls the function itself in this process. An application that was loaded has none."""
         if self._function is None:
-            raise _errors.InvalidArgument(f"{self._name} was loaded: there are its components, and not the function that it was")
+            raise _errors.InvalidArgument(f"{self._name} was loaded, and has only its components: the original function cannot be called")
         return self._function(*args, **kwargs)
 
     def __call__(self, *args, **kwargs):
         return self.run(*args, **kwargs).value
 
     def run(self, *args, **kwargs):
-        """As a call; returns an `Outcome` that has the `value`, and what each component used."""
+        """Runs the application as a call does; returns an `Outcome` with the `value` and the usage of each component."""
         if self._function is not None:
             bound = inspect.signature(self._function).bind(*args, **kwargs)
             bound.apply_defaults()
             args, kwargs = bound.args, bound.kwargs
         message = State(call=pickled((args, kwargs)), access=self._access()).to_bytes()
         if len(message) > MOST_BYTES:
-            text = f"the arguments have {len(message)} bytes, at most {MOST_BYTES} are taken: let the first component read or make large data"
+            text = f"the arguments have {len(message)} bytes, more than {MOST_BYTES}: read or create large data in the first component"
             raise _errors.InvalidArgument(text)
         outcome = self.deploy().run(message, self._news)
         origin = self._origin()
@@ -106,14 +106,14 @@ class App:
         return outcome
 
     def _origin(self):
-        """How its result is read: a component of another package may have written it, or what the others have made it of."""
+        """How the result is read: a component of another package may have written it, or data that it was made from."""
         packages = {str(part.get("package")) for part in self.graph["components"] if part.get("type") != "memory"} - {self._name}
         if not packages:
             return _calls.OWN
         return _foreign.Foreign(f"application {self._name} with package {' and '.join(sorted(packages))}")
 
     def _access(self):
-        """Of each function the memory components that it accesses."""
+        """The memory components that each function accesses."""
         functions = {part["name"]: part["function"] for part in self.graph["components"] if part.get("type") == "compute"}
         access = {}
         for edge in self.graph.get("edges", ()):
@@ -122,7 +122,7 @@ class App:
         return access
 
     def deploy(self):
-        """Gives it to the managers, if they do not have it as it is now; returns its `Application`."""
+        """Deploys the current graph, if the managers do not have it; returns its `Application`."""
         client = self._client or _client.default_client()
         said = json.dumps(self.graph, sort_keys=True), self.source
         with self._deploying:
@@ -146,9 +146,9 @@ class App:
         (Path(folder) / _package.COMPONENTS).write_text(self.source)
 
     def save(self, folder):
-        """Writes it into a new folder: `graph.json`, `sublet_components.py`, and what these need. Both may be edited: see `load_app`.
+        """Writes the application into a new folder: `graph.json`, `sublet_components.py`, and the files they need. Both may be edited: see `load_app`.
 
-        The folder is a package, too: `sublet deploy` takes it.
+        The folder is also a package for `sublet deploy`.
         """
         folder = Path(folder)
         folder.mkdir(parents=True)
@@ -160,12 +160,12 @@ class App:
 
 
 def app(function=None, *, name=None, imports=(), path=None):
-    """Compiles a function to a graph of components, split where it calls `split`. A decorator.
+    """Decorator that compiles a function to a graph of components, split at its calls of `split`.
 
     Args:
-        name: Of the application; without it the function's.
-        imports: Modules that workers are to have imported.
-        path: Files and folders of modules that are sent along; see `Client.lease`.
+        name: Name of the application; without it the function's name.
+        imports: Modules that workers import ahead of time.
+        path: Files and folders of modules to send along; see `Client.lease`.
 
     Raises `SyntaxError`, with the place and the reason, if the function cannot be compiled.
 
@@ -180,8 +180,8 @@ def app(function=None, *, name=None, imports=(), path=None):
     if function is None:
         return functools.partial(app, name=name, imports=imports, path=path)
     if type(function) is not types.FunctionType or hasattr(function, "__wrapped__") or function.__name__ == "<lambda>":
-        raise _errors.InvalidArgument(f"{function!r} is not what a def makes: `app` has to be the first decorator of a function")
-    # Not for those who compile nothing.
+        raise _errors.InvalidArgument(f"{function!r} is not a plain function: `app` has to be the first decorator of a function")
+    # Imported here, so that only programs that compile pay for it.
     from ._compile import Compiled
 
     compiled = Compiled(function, name)
@@ -193,17 +193,17 @@ def app(function=None, *, name=None, imports=(), path=None):
         _package.write_values(folder, named().values)
 
     made = App(compiled.name, write, compiled.graph(compiled.name), lambda: compiled.text(named()), function)
-    # Last: its attributes are the function's.
+    # Last: this copies the function's attributes.
     return functools.update_wrapper(made, function)
 
 
 def load_app(folder):
-    """An application that was written by `App.save`, as it is now in its folder."""
+    """Loads an application that `App.save` has written, with later changes in its folder."""
     folder = Path(folder)
     try:
         graph, source = _application.document_of(folder / GRAPH), (folder / _package.COMPONENTS).read_text()
     except FileNotFoundError as error:
-        raise _errors.InvalidArgument(f"{folder} is no folder of an application: there is no {Path(error.filename).name}") from None
+        raise _errors.InvalidArgument(f"{folder} is not a folder of an application: it has no {Path(error.filename).name}") from None
     compile(source, str(folder / _package.COMPONENTS), "exec")
     imports = _imports(folder)
 
@@ -215,7 +215,7 @@ def load_app(folder):
 
 
 def _imports(folder):
-    """The imports that an application's package has."""
+    """The imports of an application's package."""
     with contextlib.suppress(FileNotFoundError, StopIteration):
         line = next(line for line in (folder / "sublet.toml").read_text().splitlines() if line.startswith("imports = "))
         return json.loads(line.partition("=")[2])

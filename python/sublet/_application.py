@@ -1,4 +1,4 @@
-"""Applications of several components: graphs, deployed, and their runs."""
+"""Applications of several components: deployed graphs and their runs."""
 
 import json
 import os
@@ -9,25 +9,25 @@ from . import _errors, _failure, _kept, _modules, _package, _process
 
 
 class Outcome:
-    """What a run has come to."""
+    """Outcome of a run."""
 
     def __init__(self, run, outputs, components, value=None):
         #: The run's identifier, for `sublet graph history`.
         self.run = run
-        #: Of each component that triggers no other, by its name, what each of its instances returned: a list of bytes.
+        #: Outputs of the components that trigger no other: for each name a list with the bytes of each instance.
         self.outputs = outputs
-        #: What each component had, each a dict: `component`, `attempts`, `instances`, `begin_us`, `end_us`, `allocated_bytes`,
+        #: Resources of each component, as a dict: `component`, `attempts`, `instances`, `begin_us`, `end_us`, `allocated_bytes`,
         #: `used_bytes`, `allocated_byte_us`, `used_byte_us`.
         self.components = components
-        #: What a compiled application has returned.
+        #: Result of a compiled application.
         self.value = value
 
     @property
     def output(self):
-        """What the last component returned, if it is one with one instance."""
+        """Output of the last component, if it is a single one with one instance."""
         found = [output for outputs in self.outputs.values() for output in outputs]
         if len(found) != 1:
-            raise _errors.InvalidArgument(f"the run has {len(found)} outputs: see `outputs`")
+            raise _errors.InvalidArgument(f"the run has {len(found)} outputs: use `outputs`")
         return found[0]
 
     def __repr__(self):
@@ -35,39 +35,39 @@ class Outcome:
 
 
 class Application:
-    """A deployed graph, to be run any number of times, and by several threads at once. Made by `Client.deploy` and
+    """A deployed graph, which can be run any number of times, by several threads at once. Created by `Client.deploy` and
     `Client.application`.
     """
 
     def __init__(self, native, own=()):
         self._native = native
-        # Of which components the functions are this program's: what they pickle may be loaded.
+        # Components whose functions are this program's: their pickles may be loaded.
         self._own = frozenset(own)
 
     @property
     def digest(self):
-        """Of its document: `Client.application` takes it, too."""
+        """Digest of the document, which `Client.application` also accepts."""
         return self._native.digest
 
     @property
     def graph(self):
-        """Its document, with what was left out filled in."""
+        """Document of the graph, with defaults filled in."""
         return json.loads(self._native.document)
 
     def run(self, input=b"", news=None):
-        """Runs it, with this input of its entry; returns an `Outcome`.
+        """Runs the graph with this input for its entry; returns an `Outcome`.
 
         Args:
-            input: Whatever has the buffer protocol.
-            news: What is called with what happens: `("began", component, attempt)`, `("ended", component, seconds)`,
-                `("waits", component, exception)` with what it waits for to begin, `("lost", component, exception)` if what executed
-                it, or its memory, is gone, and `("failed", component, exception)` if its function has failed, which ends the run. If
-                it raises, the run is given up.
+            input: An object with the buffer protocol.
+            news: Function that is called for events: `("began", component, attempt)`, `("ended", component, seconds)`,
+                `("waits", component, exception)` if the component waits for resources, `("lost", component, exception)` if its
+                worker or its memory is lost, and `("failed", component, exception)` if its function has failed, which ends the run.
+                If it raises, the run is abandoned.
 
         Raises:
-            Exception: What a component's function in Python has raised, after what had been printed. It is as that of a call if the
-                component's function is this program's, by `app` or as a callable of the graph; of other packages nothing that was
-                pickled is loaded, and it is a `RemoteError` that is also of the nearest builtin class.
+            Exception: The exception of a component's function in Python, after its output was printed. It is raised as for a call
+                if the function is this program's, by `app` or as a callable of the graph. Pickles of other packages are not loaded:
+                their exceptions become a `RemoteError` that is also an instance of the nearest builtin class.
             FunctionFailed: A component in another language has failed.
         """
         _process.check()
@@ -75,7 +75,7 @@ class Application:
         return self._ran(news, lambda heard: self._native.run(bytes(input), heard))
 
     def resume(self, run, news=None):
-        """Goes on with a run whose client is gone, by its identifier: from what was recorded. Nobody else may do so at the same time."""
+        """Continues a run whose client is gone, by its identifier, from its records. Only one client may do so at a time."""
         _process.check()
         _kept.release()
         return self._ran(news, lambda heard: self._native.resume(run, heard))
@@ -102,7 +102,7 @@ def _outcome(ran):
 
 
 def document_of(graph):
-    """A graph as a dict, from whatever says it: a dict, JSON, or the path of a file with it."""
+    """Returns a graph as a dict, from a dict, JSON, or the path of a file."""
     if isinstance(graph, os.PathLike):
         graph = Path(graph).read_text()
     if isinstance(graph, (bytes, bytearray)):
@@ -112,12 +112,12 @@ def document_of(graph):
         try:
             graph = json.loads(text)
         except ValueError as error:
-            raise _errors.InvalidArgument(f"the graph is no JSON: {error}") from error
+            raise _errors.InvalidArgument(f"the graph is not valid JSON: {error}") from error
     return graph
 
 
 def with_functions(invoker, graph, imports, path):
-    """The graph with what it has in place of callables: functions of a package, which is deployed; and the components that have them."""
+    """Deploys the callables of a graph as a package; returns the graph with that package's functions, and their components."""
     components = graph.get("components") if isinstance(graph, dict) else None
     found = [part for part in components or () if isinstance(part, dict) and callable(part.get("function"))]
     if not found:
@@ -137,6 +137,6 @@ def with_functions(invoker, graph, imports, path):
 
 
 def deploy(invoker, graph, options, imports=(), path=None, own=()):
-    """Gives a graph to the managers. The functions of the components `own`, beside its callables, are this program's."""
+    """Deploys a graph. The functions of the components `own`, besides its callables, are this program's."""
     graph, callables = with_functions(invoker, document_of(graph), imports, path)
     return Application(invoker.deploy_graph(json.dumps(graph).encode(), **options), [*own, *callables])

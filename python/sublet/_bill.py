@@ -1,13 +1,13 @@
-"""Bills: what leases have used, and what that costs."""
+"""Bills: usage and costs of leases."""
 
 from html import escape
 
-# What a line is shown with.
+# Columns of the table.
 _COLUMNS = ("lease", "package", "cores", "calls", "allocated s", "executing s", "polling s", "cost")
 
 
 class Bill:
-    """What was used and what it costs, a line for each lease, the newest first.
+    """Usage and costs, with a line for each lease, the newest first.
 
     `lines` are dicts: `lease`, `tenant`, `package`, `pu`, `cores`, `memory_bytes`, `usage` (nanoseconds and calls), and the cost of
     allocation, computing and polling and their sum, in nano-units: billionths of the currency.
@@ -18,7 +18,7 @@ class Bill:
 
     @property
     def total_nano(self):
-        """The sum, in nano-units."""
+        """Total costs, in nano-units."""
         return sum(line["total_nano"] for line in self.lines)
 
     def _rows(self):

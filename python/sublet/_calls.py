@@ -1,4 +1,4 @@
-"""Calls of functions in Python: what is sent, and what comes back. The other end is the worker's `worker.py`."""
+"""Calls of functions in Python: messages to workers, and their replies. The counterpart is the worker's `worker.py`."""
 
 import collections
 import hashlib
@@ -17,32 +17,32 @@ from ._definition import Unwatchable, Watch
 from ._memory import as_bytes_like
 from ._pickling import pickle_arguments, pickle_function
 
-# What both ends mean by the rest: changed with anything of it.
+# Version of the messages, which changes with any of the following.
 VERSION = 2
-# What is asked.
+# Kinds of requests.
 CALL, MAP = VERSION << 8, VERSION << 8 | 1
-# What is answered; PRINTED is added if the last part is what was printed and logged.
+# Kinds of replies; PRINTED is added if the last part has the printed and logged output.
 DONE, RAISED, UNKNOWN, BROKEN = 0, 1, 2, 3
 PRINTED = 16
-# How much goes along: which function it is; its definition; what was said once for all calls, too.
+# Content of a request: the header with the function; also its definition; also the session of the lease.
 HEADER, DEFINITION, SESSION = 0, 1, 2
-# The function of each package in Python that calls all others.
+# Function of each Python package that calls all others.
 FUNCTION = "sublet.call"
-# Values of these types are pickled as they are; others may be of classes that are to be sent by their value.
+# Values of these types are pickled directly; others may have classes that are sent by value.
 PLAIN = frozenset([type(None), bool, int, float, complex, str, bytes])
-# The least and the greatest capacity that a call reserves for its reply, in bytes.
+# Minimum and maximum capacity that a call reserves for its reply, in bytes.
 ROOM, MOST_ROOM = 64 << 10, 1 << 31
-# After this many replies in a row that need less than a quarter of the capacity, it shrinks. A reply that exceeds the capacity is kept
-# by the worker and fetched by a second message, so that a wrong guess costs little beside a reply of that size.
+# Number of replies in a row that need less than a quarter of the capacity, after which it shrinks. A worker keeps a reply that
+# exceeds the capacity, and a second message fetches it, so a wrong guess costs little compared with such a reply.
 SMALL_REPLIES = 4
-# What a message takes beside its pickle and buffers, and beside each buffer, at most, in bytes.
+# Maximum overhead of a message, and of each of its buffers, in bytes.
 HEAD_BYTES, PIECE_BYTES = 4096, 88
-# Memory that is left out of a pickle is at least so large, in bytes, unless it is registered: below, a copy is cheaper.
+# Minimum size, in bytes, of memory that is left out of a pickle without being registered: below, a copy is cheaper.
 APART = 1024
-# Most pieces of memory that are left out of one pickle: a message takes 1 << 20, with the pickle and what goes along. Registered memory
-# beyond that is refused, since workers have to share it.
+# Maximum number of buffers that are left out of one pickle: a message takes 1 << 20, including the pickle and the other parts. More
+# registered memory is rejected, since workers have to share it.
 MOST_APART = (1 << 20) - 16
-# Most functions that are remembered by their names.
+# Maximum number of functions that are remembered by their names.
 MOST_NAMES = 4096
 
 _sessions = itertools.count(1)
@@ -53,10 +53,10 @@ def digest(definition):
 
 
 class Functions:
-    """The functions of one lease: what each is called on the worker, and how large its results were."""
+    """Functions of one lease, with their names on the worker and the sizes of their results."""
 
     def __init__(self, environment=None, initializer=None, initargs=()):
-        #: How their replies are read; set by the lease, before the first call.
+        #: Reader of replies, which the lease sets before the first call.
         self.origin = OWN
         self._known = {}
         self._named = {}
@@ -71,7 +71,7 @@ class Functions:
         self._session = Session(said)
 
     def known(self, function):
-        """The function as it is called."""
+        """Returns the record of a function."""
         known = self._known.get(id(function))
         if known is not None and known.function() is function:
             if known.watch is None or not known.watch.is_same(function):
@@ -85,7 +85,7 @@ class Functions:
         known = Known(self._session, function, self.origin)
         number, functions = id(function), weakref.ref(self)
         try:
-            # Not kept alive by this: what it closes over may be large.
+            # A weak reference: the function's closure may be large.
             known.function = weakref.ref(function, lambda _: _forget(functions(), number))
         except TypeError:
             return known
@@ -107,7 +107,7 @@ def _forget(functions, number):
 
 
 class Session:
-    """What a lease says once for all of its calls."""
+    """State that a lease sends once for all of its calls."""
 
     __slots__ = ("number", "definition", "classes", "is_sent", "_globals", "_constants", "_changes")
 
@@ -122,19 +122,19 @@ class Session:
         self.is_sent = False
 
     def pickle(self, function, modules=None):
-        """What workers load as the function, with constants of modules, and the classes that it has by value."""
+        """Pickles a function, with constants of modules; returns also the classes that it has by value."""
         pickled, versions, named, classes = pickle_function(function, self._globals)
         constants = _constants.changed(named if modules is None else modules, self._constants)
         sent = {(module, name): (type(value), value) for module, values in constants.items() for name, value in values.items()}
         if any(self._constants.get(key) != value for key, value in sent.items()):
             self._constants.update(sent)
             self._changes += 1
-        # The number tells values that come back from those that a worker had before.
+        # The number distinguishes returned values from earlier ones of a worker.
         return pickle.dumps((versions, (self._changes if constants else 0, constants), pickled), 5), classes
 
 
 class Definition:
-    """A function as it was at some time: its digest, or its name if the worker has it, and its pickle."""
+    """A version of a function: its digest, or its name if the worker has it, and its pickle."""
 
     __slots__ = ("key", "pickled", "classes", "header", "is_sent", "known_by")
 
@@ -167,7 +167,7 @@ class Known:
             self.define(function)
 
     def define(self, function):
-        """Takes the function as it is now."""
+        """Updates the definition to the current state of the function."""
         is_again, is_watched = self.definition is not None, self.watch is not None
         try:
             # A function that is called only once has none, since it takes about as long as the pickling.
@@ -186,7 +186,7 @@ class Known:
             self.watch.warn_if_slow(function, self.name)
 
     def returned(self, size):
-        """Adapts the capacity that calls reserve to a reply that needed `size` bytes."""
+        """Adapts the capacity that calls reserve to a reply of `size` bytes."""
         if size > self.room:
             self.room, self._small, self._largest = min(size + (size >> 2), MOST_ROOM), 0, 0
         elif self.room > ROOM:
@@ -201,7 +201,7 @@ class Known:
             self.room, self._small, self._largest = max(ROOM, self._largest + (self._largest >> 2)), 0, 0
 
     def parts(self, definition, arguments, how_much=HEADER):
-        """What is sent: which function, its arguments, and the memory that was left out of those."""
+        """Returns the parts of a request: the function, its arguments, and the memory that was left out of them."""
         header = definition.header
         if how_much != HEADER:
             session = self.session.definition if how_much == SESSION else None
@@ -210,7 +210,7 @@ class Known:
 
 
 def _is_plain(arguments):
-    """Whether arguments of a call are such that classes of this program cannot be among them."""
+    """Returns whether the arguments of a call cannot contain classes of this program."""
     if type(arguments) is not tuple or arguments[1]:
         return False
     for value in arguments[0]:
@@ -247,24 +247,24 @@ def _name(function):
 
 
 class Own:
-    """How replies of the program's own functions and its tenant's packages are read: all that they pickle is loaded."""
+    """Reader of replies of the program's own functions and its tenant's packages, whose pickles are loaded."""
 
     load = staticmethod(_classes.loads)
     rebuilt = staticmethod(_rebuild.remote)
 
     @staticmethod
     def failure(body):
-        """The exception that a reply describes."""
+        """Returns the exception of a reply."""
         return _rebuild.remote(pickle.loads(body))
 
     @staticmethod
     def show(body):
-        """Shows what was printed and logged."""
+        """Prints and logs the output of a reply."""
         show_printed(pickle.loads(body))
 
     @staticmethod
     def show_entries(entries):
-        """The same of entries that were loaded."""
+        """Prints and logs loaded entries."""
         show_printed(entries)
 
 
@@ -272,7 +272,7 @@ OWN = Own()
 
 
 def read(known, kind, parts):
-    """What a function returned, or what it raised."""
+    """Reads the result or the exception of a function."""
     if kind == DONE:
         # A local name: calling a slot as a method takes longer.
         body, load = parts[0], known.load
@@ -284,19 +284,19 @@ def read(known, kind, parts):
         return load(body, [as_bytes_like(buffer) for buffer in buffers]), None
     error = known.origin.failure(parts[0])
     if kind == BROKEN:
-        broken = _errors.BrokenExecutor(f"a worker could not be initialised: {error}")
+        broken = _errors.BrokenExecutor(f"a worker could not be initialized: {error}")
         broken.__cause__ = error
         return None, broken
     return None, error
 
 
 def deadline_of(options):
-    """When a call that is sent now must have ended, by the monotonic clock; None if there is no limit."""
+    """Returns the deadline of a call that is sent now, by the monotonic clock; None without a limit."""
     return None if options.timeout is None else time.monotonic() + options.timeout
 
 
 class Sent:
-    """A call that was sent, and who is told of its result: of any kind of function."""
+    """A call that was sent, and the target of its result, for any kind of function."""
 
     __slots__ = ("call", "target", "completer", "number", "lock", "is_ended")
 
@@ -309,19 +309,19 @@ class Sent:
         self.is_ended = False
 
     def _outcome(self):
-        """What was returned and what was raised, of a call that has ended; None if there is more to come."""
+        """Returns result and exception of a call that has ended; None if another message follows."""
         raise NotImplementedError
 
     def _has_ended(self):
         return self.call.done()
 
     def _end(self, result, error):
-        """Tells the target, which this refers to no longer: the target may refer to this."""
+        """Gives the result to the target and drops the reference to it, which may be a cycle."""
         target, self.target = self.target, None
         target._end(result, error)
 
     def collect(self, timeout):
-        """Waits for the end, at most so many seconds; says whether it has come. Then the target was told."""
+        """Waits for the end, at most `timeout` seconds; returns whether the call has ended and its target has the result."""
         while not self.is_ended:
             if not self.call.wait(timeout):
                 return False
@@ -345,7 +345,7 @@ class Sent:
         self._end(*outcome)
 
     def watch(self):
-        """From now on the target is told of the end even if nobody collects it."""
+        """Lets the background thread collect the call, so that the target gets the result without a waiting thread."""
         with self.lock:
             if self.is_ended or self.number is not None:
                 return
@@ -357,7 +357,7 @@ class Sent:
             self.completer.queue.put(self.number)
 
     def woken(self):
-        """It may have ended."""
+        """Is called when the call may have ended."""
         if self.call.done():
             self._look()
         with self.lock:
@@ -366,22 +366,22 @@ class Sent:
 
 
 class Order(NamedTuple):
-    """A call as it is to be sent."""
+    """A call that is to be sent."""
 
     known: Known
     operation: int
     arguments: object
     options: object
-    # What is told of the result.
+    # Target of the result.
     target: object
 
 
 class Begun(NamedTuple):
-    """A call of which a first message was sent already."""
+    """A call whose first message was sent."""
 
     definition: Definition
     call: object
-    # What was answered; None if it is still to come.
+    # The reply; None before it has arrived.
     reply: Optional[tuple]
     # When it must have ended, by the monotonic clock; None if there is no limit.
     deadline: Optional[float]
@@ -417,14 +417,14 @@ class SentObjects(Sent):
             self.definition.is_sent = known.session.is_sent = True
 
     def _send_all(self):
-        """Sends the call again with its definition, to a worker that does not know it. Such a worker has no reason to ask again."""
+        """Sends the call again with its definition, to a worker that does not know it. The worker must not ask again."""
         if self.how_much == SESSION:
-            message = f"a worker does not take the function {self.order.known.name}, which it was just sent"
+            message = f"a worker does not accept the definition of function {self.order.known.name}"
             raise _errors.Error(message, "protocol", 52)
         self._send(SESSION)
 
     def may_be_sent_again(self):
-        """Whether a worker may have it that does not know the function."""
+        """Returns whether the worker may lack the function."""
         workers, worker = self.definition.known_by, self.order.options.worker
         return len(workers) < self.dispatch.workers if worker is None else worker not in workers
 
@@ -469,7 +469,7 @@ class SentObjects(Sent):
 
 
 class Completer:
-    """The thread that collects calls which nobody waits for."""
+    """Background thread that collects calls without waiting threads."""
 
     def __init__(self, make_queue):
         self.queue = make_queue()
@@ -482,7 +482,7 @@ class Completer:
         self._left = collections.deque()
 
     def start(self):
-        """Starts the thread, if that was not done."""
+        """Starts the thread, if it is not running."""
         with self._lock:
             if self._thread is None:
                 self._thread = threading.Thread(target=self._run, name="sublet completer", daemon=True)
@@ -494,7 +494,7 @@ class Completer:
         return number
 
     def take_over(self, dispatch):
-        """Has the thread complete the calls of a lease that was dropped. Takes no lock: a garbage collection may call this."""
+        """Lets the thread complete the calls of a dropped lease. Takes no lock, since a garbage collection may call this."""
         self._left.append(dispatch)
         self.queue.put(0)
 
@@ -502,7 +502,7 @@ class Completer:
         self._sent.pop(number, None)
 
     def stop(self):
-        """Ends the thread: the interpreter ends, and must not while it is in the module."""
+        """Stops the thread, which must not be in the native module when the interpreter ends."""
         thread, self._is_stopping = self._thread, True
         if thread is not None:
             self.queue.put(0)
@@ -524,7 +524,7 @@ class Completer:
 
 
 def show_printed(entries):
-    """Prints and logs what a worker has printed and logged."""
+    """Prints and logs the output of a worker."""
     for kind, what in entries:
         if kind == "log":
             record = logging.makeLogRecord(what)

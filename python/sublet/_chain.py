@@ -9,11 +9,11 @@ from . import _errors
 
 
 def call(function: str, /, *args: Any, **kwargs: Any) -> Any:
-    """Calls another function of the package by its name, in place: in this worker, without a way through client or server.
+    """Calls another function of the package by its name, in this worker, without the detour over a client or server.
 
-    For functions that a worker executes: the package names them. What the function returns is returned as it is, and what it raises
-    goes through, with a note that names the function where it was raised first. Elsewhere it raises `InvalidArgument`; without
-    such a function in the package a `LookupError`.
+    For functions that a worker executes, in a package that names its functions. Returns the function's result unchanged, and
+    raises its exception with a note that names the function. Outside of workers it raises `InvalidArgument`; for an unknown
+    function a `LookupError`.
 
     Examples:
         >>> def resize(image):
@@ -21,5 +21,5 @@ def call(function: str, /, *args: Any, **kwargs: Any) -> Any:
     """
     worker = sys.modules.get("sublet_worker")
     if worker is None:
-        raise _errors.InvalidArgument("sublet.call is for functions that a worker executes: this process is none")
+        raise _errors.InvalidArgument("sublet.call works only in a worker, and this process is not one")
     return worker.call(function, *args, **kwargs)

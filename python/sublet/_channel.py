@@ -7,18 +7,18 @@ from ._shapes import _numpy, nbytes_of
 
 
 def _worker():
-    """The module by which a worker executes functions, if this is one."""
+    """Returns the module by which a worker executes functions, if this process is a worker."""
     return sys.modules.get("sublet_template")
 
 
 def instance():
-    """Which instance of its component this is, from 0. Of a call that is not of a run: 0."""
+    """Returns the number of this instance of its component, from 0; 0 in a call outside of runs."""
     worker = _worker()
     return 0 if worker is None else worker.instance()[0]
 
 
 def instances():
-    """How many instances execute the component. Of a call that is not of a run: 1."""
+    """Returns the number of instances of the component; 1 in a call outside of runs."""
     worker = _worker()
     return 1 if worker is None else worker.instance()[1]
 
@@ -26,15 +26,15 @@ def instances():
 def _worker_of_a_run():
     worker = _worker()
     if worker is None:
-        raise _errors.InvalidArgument("this program is no worker that executes a graph's run, and has no memory components")
+        raise _errors.InvalidArgument("memory components exist only in workers that execute a graph's run")
     return worker
 
 
 def channel(component):
-    """Opens the way to a memory component, by its name in the graph: a `Channel`, for as long as the run.
+    """Opens a memory component by its name in the graph; returns a `Channel`, valid for the run.
 
-    Raises `InvalidArgument` if the graph has no access edge to it, and in a call that is not of a run; `LeaseEnded` if this
-    function has released it.
+    Raises `InvalidArgument` if the graph has no access edge to it, and outside of runs; `LeaseEnded` if this function has
+    released it.
     """
     return Channel(component, _worker_of_a_run().open_channel(component))
 
@@ -42,11 +42,11 @@ def channel(component):
 def send(component, data, instance=0, timeout=None):
     """Sends a message to an instance of another component, which runs at the same time: the graph has a message edge.
 
-    `data` is `bytes` or any buffer, of at most 65536 bytes: what is larger is for memory components. It waits for room in that
-    instance's queue, at most `timeout` seconds, and not until it is received. Messages of one sender keep their order.
+    `data` is `bytes` or any buffer, of at most 65536 bytes: larger data belong in memory components. The function waits for
+    space in the instance's queue, at most `timeout` seconds, but not for the receiver. Messages of one sender keep their order.
 
     Raises `DeadlineExceeded`, which is a `TimeoutError`; `LeaseEnded` if the component has ended; and `InvalidArgument` without such
-    an edge or instance, for what is too long, and in a call that is not of a run.
+    an edge or instance, for a message that is too long, and outside of runs.
 
     Examples:
         >>> sublet.send("tell", b"a question")
@@ -55,11 +55,10 @@ def send(component, data, instance=0, timeout=None):
 
 
 def receive(component, timeout=None):
-    """Takes the next message that any instance of another component has sent to this one: its bytes, and the number of that
-    instance.
+    """Receives the next message from any instance of another component; returns its bytes and the number of that instance.
 
-    It waits at most `timeout` seconds; 0 only looks. Raises `DeadlineExceeded`, which is a `TimeoutError`; `LeaseEnded` when the
-    component has ended and nothing is left of it; and `InvalidArgument` as `send` does.
+    The function waits at most `timeout` seconds; 0 does not wait. Raises `DeadlineExceeded`, which is a `TimeoutError`; `LeaseEnded` when the
+    component has ended and the queue is empty; and `InvalidArgument` as `send`.
 
     Examples:
         >>> question, asker = sublet.receive("ask", timeout=10)
@@ -68,86 +67,85 @@ def receive(component, timeout=None):
 
 
 class Channel:
-    """The way to a memory component, in a function that is executed by a run. Made by `channel`.
+    """An open memory component, in a function that a run executes. Created by `channel`.
 
-    The component is one stretch of bytes from 0 on. What of it is on the worker's own machine is mapped, the rest is read and
-    written over connections, past a cache. Several instances access it at once; who writes where
-    when is the program's to say.
+    The component is an array of bytes. The part on the worker's own machine is mapped, the rest is read and written over
+    connections, through a cache. Several instances may access it at once; the program has to coordinate writes.
     """
 
     def __init__(self, name, native):
-        #: The component's name.
+        #: Name of the component.
         self.name = name
         self._native = native
 
     @property
     def nbytes(self):
-        """How many bytes there are to be read: up to the last that anybody wrote."""
+        """Size of the component: the end of the last byte that was written."""
         return self._native.nbytes()
 
     @property
     def readonly(self):
-        """Whether the edge is for reading alone."""
+        """Whether the edge is only for reading."""
         return not self._native.is_writable()
 
     def read(self, offset=0, nbytes=None):
-        """Bytes from there on, copied; without a number all that there are."""
+        """Returns a copy of bytes from `offset` on; without `nbytes` all bytes to the end."""
         return self._native.read(offset, max(0, self.nbytes - offset) if nbytes is None else nbytes)
 
     def read_into(self, offset, buffer):
-        """Copies as many bytes as a writable buffer has, such as an array, into it."""
+        """Fills a writable buffer, such as an array, with bytes from `offset` on."""
         self._native.read_into(offset, buffer)
 
     def write(self, offset, data):
-        """Copies the bytes of any buffer in: `bytes`, a contiguous array. What is beyond the end makes it grow."""
+        """Copies the bytes of a buffer in: `bytes` or a contiguous array. The component grows for bytes beyond its end."""
         self._native.write(offset, data)
 
     def read_async(self, offset, nbytes):
-        """Begins to copy bytes out: `result()` of what this returns waits for them, once, and gives them."""
+        """Starts to copy bytes out; `result()` of the returned object, called once, waits for them and returns them."""
         return self._native.read_async(offset, nbytes)
 
     def write_async(self, offset, data):
-        """As `write`, without waiting until others can read it, which `sync` and the end of the function do."""
+        """Copies bytes in as `write`, without waiting until others can read them, which `sync` and the end of the function do."""
         self._native.write_async(offset, data)
 
     def grow(self, nbytes):
-        """Makes it so many bytes long, if it is shorter. New bytes are 0."""
+        """Grows the component to `nbytes` bytes, if it is smaller. New bytes are 0."""
         self._native.grow(nbytes)
 
     def resize(self, nbytes):
-        """Makes it so many bytes long. New bytes are 0.
+        """Resizes the component to `nbytes` bytes. New bytes are 0.
 
-        To be made shorter it must be this function's alone: `InvalidArgument` while another instance or component accesses it that
-        has neither ended nor released it, and while an array lies in what would go. Its memory is given back by whole segments, if
-        the function is executed on the machine of the run's client; elsewhere it is kept for when it grows again.
+        Shrinking requires that no other instance or component accesses it: `InvalidArgument` while another one has neither ended nor
+        released it, and while an array lies in the removed part. On the machine of the run's client, whole unused segments are
+        released; on other machines they are kept for later growth.
         """
         self._native.resize(nbytes)
 
     def release(self):
-        """Syncs it, and says that this function does not access it any more: it need not be kept until the function ends.
+        """Syncs the component and ends this function's access to it.
 
-        Its memory is given back when all instances of all components that have begun have ended or released it, and no other is to
-        begin that may access it. `InvalidArgument` while an array lies in it. What the function does with it afterwards, opening
-        included, is `LeaseEnded`.
+        Its memory is released when all started instances of all components with access have ended or released it, and no further
+        one will start. Raises `InvalidArgument` while an array lies in it. Afterwards every use by this function, including opening
+        it again, raises `LeaseEnded`.
         """
         self._native.release()
 
     def sync(self):
-        """Makes what was written be where others read it, and what others have synced before be read here.
+        """Makes this function's writes visible to others, and makes writes that they have synced visible here.
 
-        When a component's functions have returned that is done for them; on one machine it always is so.
+        The return of a function does the same. Memory on one machine does not need it.
         """
         self._native.sync()
 
     def prefetch(self, offset, nbytes):
-        """Asks for bytes of other machines that will be read soon, and does not wait for them."""
+        """Starts to fetch bytes from other machines that will be read soon, without waiting for them."""
         self._native.prefetch(offset, nbytes)
 
     def array(self, shape, dtype=float, offset=0):
-        """A NumPy array that lies in it, from that byte on: what is written to it is in the component, without copying.
+        """Returns a NumPy array over bytes of the component from `offset` on: writes to it go to the component, without copying.
 
-        The component grows to hold it. Where the edge is for reading, it must be long enough, and the array is read-only. Bytes of
-        another machine cannot be mapped: `read_into` copies them.
+        The component grows to hold the array. If the edge is only for reading, the component must be large enough, and the array is
+        read-only. Bytes on another machine cannot be mapped: `read_into` copies them.
         """
         numpy = _numpy()
         shape, dtype, nbytes = nbytes_of(shape, dtype)

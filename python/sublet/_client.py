@@ -1,4 +1,4 @@
-"""Clients: who leases, from which managers."""
+"""Clients of managers, which lease cores and memory."""
 
 import atexit
 import os
@@ -20,12 +20,12 @@ _completer = Completer(_native.Queue)
 
 
 def bytes_of(size):
-    """A size in bytes: a number, or as `512MiB`."""
+    """Converts a size to bytes: a number, or text as `512MiB`."""
     if isinstance(size, int):
         return size
     matched = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([KMGT]?)(?:iB|B)?\s*", str(size))
     if matched is None:
-        raise _errors.InvalidArgument(f"{size!r} is no size: say it in bytes, or as '512MiB'")
+        raise _errors.InvalidArgument(f"{size!r} is not a size: give a number of bytes, or text as '512MiB'")
     return int(float(matched[1]) * _UNITS[matched[2]])
 
 
@@ -33,18 +33,18 @@ class Client:
     """A client of managers.
 
     Args:
-        managers: Their addresses, separated by commas, as `https://host:7433` or `unix:/run/sublet/manager.sock`; without this
-            those of `$SUBLET_MANAGER`, or this machine's own `sublet up`.
-        ca_file: The certificate of the authority to trust, where `$SUBLET_CA` does not say it.
-        token: Who one is, where `$SUBLET_TOKEN` does not say it.
-        token_file: A file with that, where `$SUBLET_TOKEN_FILE` does not say it.
+        managers: Addresses, separated by commas, as `https://host:7433` or `unix:/run/sublet/manager.sock`; by default
+            `$SUBLET_MANAGER`, or this machine's own `sublet up`.
+        ca_file: PEM file of the trusted certificate authority; by default `$SUBLET_CA`.
+        token: Access token; by default `$SUBLET_TOKEN`.
+        token_file: File with the access token; by default `$SUBLET_TOKEN_FILE`.
     """
 
     def __init__(self, managers=None, *, ca_file=None, token=None, token_file=None):
         _process.check()
         if managers is None and "sublet_worker" in sys.modules and not os.environ.get("SUBLET_MANAGER"):
             raise _errors.InvalidArgument(
-                "a function on a worker has no manager: lease from the program that calls it, or name the managers, "
+                "a function on a worker has no managers: lease from the program that calls it, or name the managers, "
                 "as sublet.Client('https://host:7433')"
             )
         self._invoker = _native.Invoker.connect(managers, ca_file=ca_file, token=token, token_file=token_file)
@@ -68,36 +68,36 @@ class Client:
         share_arrays=None,
         **more,
     ):
-        """Leases cores and starts a worker on each; a context manager.
+        """Leases cores and starts a worker on each; returns a context manager.
 
         Args:
-            package: Whose functions are called: the name of one that is deployed (the caller's own, or else a public one),
-                `"tenant/name"` of one that another tenant has granted, or the path of one (its folder, or a shared object),
-                which begins with `/` or `.` or ends with `.so` or `.wasm`. Without it, functions of this program: callables, which are sent.
-            cores: How many workers, on as many nodes as that takes.
-            memory: Of all of them together, in bytes or as `"2GiB"`.
-            timeout: Seconds after which the lease ends by itself; `renew` puts it off.
-            wait: Seconds that are waited for capacity; without it, not at all.
-            policy: How workers wait for calls: `"hot"` polls always, `"warm"` sleeps always, a number of seconds polls for so long
-                after each call. Without it, 1 ms.
-            imports: Modules that workers are to have imported: those that are asked for often are kept warm on the nodes. A
-                `ColdImportWarning` names one that cannot be.
-            path: Files and folders of modules that are sent to the workers. Without it, all that were imported here and are of no
+            package: Package whose functions are called: the name of a deployed one (the caller's own, or otherwise a public one),
+                `"tenant/name"` of one that another tenant has granted, or the path of a folder or shared object, which begins with
+                `/` or `.` or ends with `.so` or `.wasm`. Without it, calls send callables of this program.
+            cores: Number of cores, each with a worker, on one or more nodes.
+            memory: Memory for all cores together, in bytes or as `"2GiB"`.
+            timeout: Duration of the lease in seconds; `renew` extends it.
+            wait: Maximum time to wait for capacity, in seconds; by default 0.
+            policy: How workers wait for calls: `"hot"` always polls, `"warm"` always sleeps, a number polls for that many seconds
+                after each call. By default 1 ms.
+            imports: Modules that workers import ahead of time. Nodes keep modules warm that are requested often; a
+                `ColdImportWarning` names one that they cannot keep warm.
+            path: Files and folders of modules to send to the workers. By default all imported modules that do not belong to a Python
                 environment.
-            environment: Environment variables of the functions.
-            initializer: What each worker calls before its first function.
-            initargs: The arguments of that.
-            share_arrays: Whether workers on this machine use registered arrays where they are. With `False` they reach nothing of this
-                program but the messages of their own calls, and all arrays are copied: for functions that are not trusted. Without it,
-                `True` for functions of this program and for packages by their paths, and `False` for packages by their names, which may
-                be another tenant's. `True` is refused for a package that is.
+            environment: Environment variables for the functions.
+            initializer: Function that each worker calls before its first call.
+            initargs: Arguments of the initializer.
+            share_arrays: Whether workers on this machine use registered arrays in place. With `False` they access only the messages
+                of their own calls, and all arrays are copied: for untrusted functions. By default `True` for functions of this program
+                and for packages by path, and `False` for packages by name, which may be another tenant's. For such a package `True` is
+                rejected.
             **more: `shared=True`, `max_nodes`, `idle_timeout`, `pu`, `fabric`, `interface`, `pool`, `slots`, `slot_bytes`,
-                `spin`; `time_weight`: where the package has several kinds of processing units to be executed on, how much the time
-                counts that its work takes, beside what it costs, from 0, the price alone, to 1, the time alone.
+                `spin`; `time_weight`: weight of execution time against price in the choice among kinds of processing units, from 0
+                (only price) to 1 (only time).
         """
         _process.check()
         functions = Functions(environment, initializer, initargs)
-        # Workers of another machine have copies of all that they reach, in the memory of their lease.
+        # Workers on another machine have copies of all shared memory, in the memory of their lease.
         is_shared = package is None or _package.is_path(package) if share_arrays is None else share_arrays
         is_near = is_shared and more.get("fabric") in (None, "auto", "shm") and self._invoker.has_near_nodes()
         invoker = self._invoker.another(is_near)
@@ -116,7 +116,7 @@ class Client:
         if share_arrays and functions.origin is not OWN:
             lease.close()
             # It could write into the replies of other leases, which are unpickled.
-            raise _errors.InvalidArgument(f"share_arrays=True is for your own packages, and package {lease.package} is another tenant's")
+            raise _errors.InvalidArgument(f"share_arrays=True is only allowed for your own packages, and package {lease.package} is another tenant's")
         return lease
 
     def memory(
@@ -133,21 +133,20 @@ class Client:
         fabric=None,
         pool=None,
     ):
-        """A memory component, which leases nothing before its first access: a `Memory`.
+        """Creates a memory component, whose first access leases its first segment; returns a `Memory`.
 
         Args:
-            initial: How much the first segment has, in bytes or as `"64MiB"`; 16 MiB if nothing is said.
-            increment: How much each further segment has; 16 MiB.
-            limit: How large it may become; 1 TiB.
-            timeout: Seconds after which a segment ends by itself; `renew` puts it off.
-            wait: Seconds that are waited for capacity, for each segment; without it, not at all.
-            cache: How much of what is on other machines is kept here; 64 MiB. With 0 nothing is, and what was written is there when
-                `write` returns.
-            line: The lines of that, a power of two; 4 KiB.
-            near: Names of nodes: rather on one of these, the first with room, than on others.
-            fabric: `"shm"`, `"tcp"` or `"tcp+tls"`; without it shared memory on this machine, and TCP elsewhere.
-            pool: `"compute"`, `"memory"` or `"balanced"`: on nodes of this pool and on no others; without it, rather on those of the
-                memory pool.
+            initial: Size of the first segment, in bytes or as `"64MiB"`; by default 16 MiB.
+            increment: Size of each further segment; by default 16 MiB.
+            limit: Maximum size; by default 1 TiB.
+            timeout: Duration of a segment's lease in seconds; `renew` extends it.
+            wait: Maximum time to wait for capacity for each segment, in seconds; by default 0.
+            cache: Size of the cache for other machines; by default 64 MiB. With 0 there is no cache, and `write` returns when the
+                other machine has the bytes.
+            line: Size of a cache line, a power of two; by default 4 KiB.
+            near: Names of preferred nodes, in this order.
+            fabric: `"shm"`, `"tcp"` or `"tcp+tls"`; by default shared memory on this machine, and TCP elsewhere.
+            pool: Use only nodes of this pool: `"compute"`, `"memory"` or `"balanced"`; by default the memory pool is preferred.
         """
         _process.check()
         sizes = {"initial": initial, "increment": increment, "limit": limit, "cache": cache, "line": line}
@@ -168,22 +167,22 @@ class Client:
         lease_timeout=None,
         fabric=None,
     ):
-        """Gives the managers a graph of compute and memory components, to be run: an `Application`.
+        """Deploys a graph of compute and memory components; returns an `Application`.
 
         Args:
-            graph: Its document: a dict, JSON, or the path of a file. In a dict, a component's `function` may be a callable of this
-                program, and then it needs no `package`: it gets a `memoryview`, and returns bytes or nothing.
-            imports: Modules that the workers of such functions are to have imported.
-            path: Files and folders of modules that are sent along with them; see `lease`.
-            patience: Seconds that a component waits for cores or memory; 30.
-            retries: How often a component may be lost and begin again; 3.
-            prewarm: Environments of the next components are made ready so many seconds after those before them have begun. `None`: when
-                they begin.
-            keep_alive: For how many seconds workers are kept for the next run; not at all.
-            hot_timeout: How many seconds workers poll after a call; not at all.
-            lease_timeout: No lease of a run lasts longer, in seconds; an hour.
-            fabric: What carries calls, and the bytes of memory to and from other machines: `"shm"`, `"tcp"`, `"tcp+tls"` or another
-                network that the nodes have; without it the best.
+            graph: Document of the graph: a dict, JSON, or the path of a file. In a dict, a component's `function` may be a callable
+                of this program, which needs no `package`, gets a `memoryview`, and returns bytes or None.
+            imports: Modules that the workers of such functions import ahead of time.
+            path: Files and folders of modules to send along with them; see `lease`.
+            patience: Maximum time that a component waits for cores or memory, in seconds; by default 30.
+            retries: Maximum number of restarts of a lost component; by default 3.
+            prewarm: Time in seconds after the start of a component until the environments of its successors are prepared. `None`:
+                prepare them when they start.
+            keep_alive: Time that idle workers are kept for the next run, in seconds; by default 0.
+            hot_timeout: Time that workers poll after a call, in seconds; by default 0.
+            lease_timeout: Maximum duration of a run's leases, in seconds; by default an hour.
+            fabric: Fabric for calls, and for memory of other machines: `"shm"`, `"tcp"`, `"tcp+tls"` or another one of the nodes; by
+                default the best.
         """
         _process.check()
         options = _run_options(patience, retries, prewarm, keep_alive, hot_timeout, lease_timeout, fabric)
@@ -201,22 +200,22 @@ class Client:
         lease_timeout=None,
         fabric=None,
     ):
-        """Opens a graph that was deployed, by its name or digest: an `Application`. The options are those of `deploy`."""
+        """Opens a deployed graph by its name or digest; returns an `Application`. The options are those of `deploy`."""
         _process.check()
         options = _run_options(patience, retries, prewarm, keep_alive, hot_timeout, lease_timeout, fabric)
         return _application.Application(self._invoker.open_graph(name, **options))
 
     @property
     def managers(self):
-        """The addresses of the managers, as `$SUBLET_MANAGER` takes them; None if that, or this machine's own `sublet up`, is meant."""
+        """Addresses of the managers, in the form of `$SUBLET_MANAGER`; None for the default."""
         return self._managers
 
     def bill(self, lease=None):
-        """What has been used and what it costs: a `Bill` of all leases that this client may see, or of the one of this id."""
+        """Returns the usage and costs, as a `Bill`, of all leases that this client may see, or of the lease of this id."""
         return Bill(self._invoker.bill(lease))
 
     def pus(self):
-        """The processing units of the managers' nodes, of each its processor first: a list of `ProcessingUnit`."""
+        """Returns the processing units of the managers' nodes as a list of `ProcessingUnit`, for each node its processor first."""
         return listed(self._invoker.pus())
 
     __reduce__ = _process.stays_here("a client", "lease from there")
@@ -226,7 +225,7 @@ class Client:
 
 
 def _allocate(invoker, package, options):
-    """Leases the cores, and gives back for that what this process only keeps."""
+    """Leases the cores; if necessary, releases the idle leases that this process keeps."""
     if not _kept.is_empty():
         try:
             return invoker.allocate(package, **dict(options, wait=None))
@@ -252,7 +251,7 @@ _making = threading.Lock()
 
 
 def default_client():
-    """The client of this process that is made when one is first needed."""
+    """Returns the client of this process, which is created at its first use."""
     global _default
     with _making:
         if _default is None:
@@ -261,7 +260,7 @@ def default_client():
 
 
 def set_default(client):
-    """Makes another client the default one; returns the one before."""
+    """Sets the default client; returns the previous one."""
     global _default
     with _making:
         before, _default = _default, client
@@ -269,31 +268,31 @@ def set_default(client):
 
 
 def lease(*args, **kwargs):
-    """As `Client.lease`, of the default client: `$SUBLET_MANAGER`, or this machine's own `sublet up`."""
+    """Calls `Client.lease` of the default client: `$SUBLET_MANAGER`, or this machine's own `sublet up`."""
     return default_client().lease(*args, **kwargs)
 
 
 def memory(*args, **kwargs):
-    """As `Client.memory`, of the default client."""
+    """Calls `Client.memory` of the default client."""
     return default_client().memory(*args, **kwargs)
 
 
 def pus():
-    """As `Client.pus`, of the default client."""
+    """Calls `Client.pus` of the default client."""
     return default_client().pus()
 
 
-# What ends after all leases, at the end of the interpreter.
+# Functions to call at the end of the interpreter, after all leases have ended.
 _last = []
 
 
 def at_end(stop):
-    """Has this called at the end of the interpreter, after all leases have been closed."""
+    """Registers a function to call at the end of the interpreter, after all leases were closed."""
     _last.append(stop)
 
 
 def not_at_end(stop):
-    """Has it not called any more."""
+    """Removes a function registered by `at_end`."""
     if stop in _last:
         _last.remove(stop)
 

@@ -1,6 +1,6 @@
-"""The command `sublet` of this environment: the program that the package carries.
+"""Starts the command `sublet` of this environment: the program that the package contains.
 
-What it starts executes functions by the Python of the environment, unless something else is said.
+Nodes that the command starts execute functions by the Python of the environment, unless configured otherwise.
 """
 
 import os
@@ -12,7 +12,7 @@ _CARRIED = Path(__file__).resolve().parent / "_programs" / "sublet"
 
 
 def program():
-    """Where the program is: in the package, or, of a package that carries none, beside the interpreter or in PATH."""
+    """Finds the program: in the package, beside the interpreter or on PATH."""
     if _CARRIED.is_file():
         return str(_CARRIED)
     folders = [Path(sys.executable).parent, *os.environ.get("PATH", os.defpath).split(os.pathsep)]
@@ -20,11 +20,11 @@ def program():
         found = shutil.which("sublet", path=str(folder))
         if found is not None and not _is_script(found):
             return found
-    raise FileNotFoundError("the program sublet is neither in its Python package nor in PATH")
+    raise FileNotFoundError("the program sublet is neither in its Python package nor on PATH")
 
 
 def _is_script(path):
-    """Whether it is a script, as this command itself is one: it would start itself again without end."""
+    """Returns whether the file is a script, like this command, which would start itself again without end."""
     with open(path, "rb") as file:
         return file.read(2) == b"#!"
 

@@ -6,9 +6,9 @@ from concurrent.futures.process import BrokenProcessPool
 
 
 class Error(Exception):
-    """Something that Sublet could not do.
+    """An operation of Sublet failed.
 
-    `code` is the error's stable name, as `no_capacity`, `number` its number; the text says what was wrong with which values.
+    `code` is the stable name of the error, as `no_capacity`, `number` its number; the text describes the failure.
     """
 
     code = "internal"
@@ -26,57 +26,57 @@ class Error(Exception):
 
 
 class InvalidArgument(Error, ValueError):
-    """A value that cannot be: the text names it."""
+    """A value is not valid: the text names it."""
 
     code = "invalid_argument"
     number = 10
 
 
 class NoCapacity(Error):
-    """The nodes could give what was asked, but not now: wait (`lease(wait=...)`), or ask for less."""
+    """The requested resources exist, but are leased at the moment: wait (`lease(wait=...)`), or request less."""
 
 
 class InsufficientResources(Error):
-    """No node, or all nodes together, have what was asked."""
+    """The nodes do not have the requested resources, even when idle."""
 
 
 class ManagerUnreachable(Error, ConnectionError):
-    """No manager answers: is `sublet up` running, is the address right?"""
+    """No manager answers: check that `sublet up` is running and the address is right."""
 
 
 class AgentUnreachable(Error, ConnectionError):
-    """A node is out of reach, and the leases there with it."""
+    """A node cannot be reached, and neither can its leases."""
 
 
 class PermissionDenied(Error, PermissionError):
-    """Who one is, is known, and may not do this."""
+    """The caller is known, but lacks the right."""
 
 
 class LeaseEnded(Error):
-    """The lease is over: given back, expired, or taken back by its node."""
+    """The lease has ended: released, expired, or withdrawn with its node."""
 
     code = "lease_ended"
     number = 33
 
 
 class WorkerDied(Error):
-    """The worker process ended during the call: the text says how. The next call gets a new one."""
+    """The worker process ended during the call: the text says how. The next call starts a new one."""
 
 
-# Which are one from Python 3.11 on.
+# Both are the same class from Python 3.11 on.
 _TIMEOUTS = tuple(dict.fromkeys((TimeoutError, concurrent.futures.TimeoutError)))
 
 
 class DeadlineExceeded(Error, *_TIMEOUTS):
-    """The call did not end in time. Nothing else can stop a function, so its worker was ended."""
+    """The call did not end in time. Its worker was killed, since nothing else can stop a function."""
 
 
 class FunctionFailed(Error):
-    """A function that is not in Python, or one of a graph's component, said that it failed."""
+    """A function in another language, or of a graph's component, reported a failure."""
 
 
 class BrokenExecutor(BrokenProcessPool):
-    """A worker of the executor ended, or could not be initialised: the executor takes no more calls."""
+    """A worker of the executor ended, or could not be initialized: the executor accepts no more calls."""
 
 
 class RemoteTraceback(Exception):
@@ -93,7 +93,7 @@ class RemoteTraceback(Exception):
 class RemoteError(Error):
     """An exception that cannot be raised here as itself: its class is unknown here, or something in it cannot be pickled.
 
-    It is also an instance of the nearest base class that is known here: `except ValueError` catches what was derived from
+    It is also an instance of the nearest base class that is known here: `except ValueError` catches subclasses of
     `ValueError`. `kind` is the full name of its class, `message` its text.
     """
 
@@ -112,7 +112,7 @@ class RemoteError(Error):
 
 
 class UntrustedResult(Error):
-    """A function of another tenant's package returned something that is not loaded into this process: the text names it."""
+    """A function of another tenant's package returned an object that is not loaded into this process: the text names it."""
 
     code = "permission_denied"
     number = 34
@@ -137,12 +137,12 @@ _CLASSES = {
 
 
 def of(code, number, message):
-    """The exception of an error of the library."""
+    """Creates the exception for an error of the library."""
     return _CLASSES.get(code, Error)(message, code, number)
 
 
 def from_outside(error):
-    """The exception as a future holds it: its traceback is text, where it has frames beyond this package.
+    """Converts an exception for a future: a traceback with frames outside of this package becomes text.
 
     Frames refer to those that called them, and so to the future and its lease: a cycle, which only a garbage collection would end.
     """

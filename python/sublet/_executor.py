@@ -10,22 +10,22 @@ from . import _errors, _process
 from ._client import default_client
 from ._map import Source
 
-# Every executor that is not shut down, and the calls of every executor, which may have been dropped: for the interpreter's end.
+# Executors that are not shut down, and the calls of all executors, even dropped ones, for the end of the interpreter.
 _open = weakref.WeakSet()
 _begun = weakref.WeakSet()
 
 
 class Executor(concurrent.futures.Executor):
-    """Executes calls on leased cores; for programs that know `concurrent.futures`.
+    """Executes calls on leased cores, with the interface of `concurrent.futures`.
 
-    It differs from `ProcessPoolExecutor` in where its workers are, and in that `map` chooses the size of its chunks by itself.
+    Unlike `ProcessPoolExecutor`, its workers are on leased cores, and `map` chooses the size of its chunks.
 
     Args:
-        max_workers: How many cores are leased; without it, as many as this machine has.
-        initializer: What each worker calls before its first call. If it raises, the executor is broken.
-        initargs: The arguments of that.
-        client: Whose lease it is; without it, the default one.
-        **lease: As for `Client.lease`.
+        max_workers: Number of cores to lease; by default the number of this machine's cores.
+        initializer: Function that each worker calls before its first call. If it raises, the executor is broken.
+        initargs: Arguments of the initializer.
+        client: Client that leases; by default the default client.
+        **lease: Options of `Client.lease`.
 
     Examples:
         >>> with sublet.Executor(8) as executor:
@@ -51,7 +51,7 @@ class Executor(concurrent.futures.Executor):
 
     @property
     def lease(self):
-        """The lease on whose workers the calls are executed."""
+        """Lease whose workers execute the calls."""
         return self._lease
 
     def submit(self, fn, /, *args, **kwargs):
@@ -64,12 +64,12 @@ class Executor(concurrent.futures.Executor):
         """Returns an iterator equivalent to map(fn, *iterables).
 
         Args:
-            fn: What is called with the items.
-            *iterables: As for the builtin `map`.
-            timeout: Seconds from now on after which the iterator raises `TimeoutError`; without it there is no limit.
-            chunksize: How many items a worker is given at a time; without it, as many as take about 2 ms.
-            buffersize: How many items, or chunks if `chunksize` says their size, are taken at most whose results were not read yet.
-                Without it all items are taken now, but for asynchronous iterables.
+            fn: Function that is called with the items.
+            *iterables: Iterables, as for the builtin `map`.
+            timeout: Seconds from now after which the iterator raises `TimeoutError`; by default no limit.
+            chunksize: Number of items per call; by default enough for about 2 ms.
+            buffersize: Maximum number of items, or of chunks if `chunksize` is set, whose results were not read yet. By default all
+                items are taken at once, except from asynchronous iterables.
         """
         self._check()
         lease = self._lease
@@ -92,7 +92,7 @@ class Executor(concurrent.futures.Executor):
 
     @property
     def _broken(self):
-        # The name that other executors have for it.
+        # Attribute name of other executors.
         return self._breakage.text
 
     def _check(self):
@@ -109,14 +109,14 @@ class Executor(concurrent.futures.Executor):
 
 
 class _Breakage:
-    """Why an executor is broken, for it and for its calls, which do not refer to it."""
+    """Reason why an executor is broken, for the executor and for its calls, which do not refer to it."""
 
     def __init__(self):
-        #: What was wrong; None as long as it is whole.
+        #: The error; None as long as the executor works.
         self.text = None
 
     def translate(self, dispatch, error):
-        """A worker's end is the executor's: it may have had what cannot be had again."""
+        """Converts errors of calls: the end of a worker breaks the executor, since the worker's state is lost."""
         if not isinstance(error, (_errors.WorkerDied, _errors.LeaseEnded, _errors.AgentUnreachable, _errors.BrokenExecutor)):
             return error
         broken = error
@@ -125,7 +125,7 @@ class _Breakage:
             broken.__cause__ = error
         if self.text is None:
             if broken is error:
-                # Programs look for it there, as other executors log what an initializer raises.
+                # Other executors log the exception of an initializer here, too.
                 logging.getLogger("concurrent.futures").critical("Exception in initializer:", exc_info=broken.__cause__)
             self.text = text = str(broken)
             dispatch.break_all(lambda: _errors.BrokenExecutor(text))
@@ -137,18 +137,18 @@ def _shut():
 
 
 def _at_exit():
-    """The interpreter ends: what was submitted is executed first, as by other executors."""
+    """Executes all submitted calls before the interpreter ends, as other executors do."""
     if _process.is_forked():
         return
     for executor in list(_open):
         try:
             executor.shutdown(wait=True)
         except Exception:
-            # Its lease ends with this process.
+            # The lease ends with this process.
             pass
     for dispatch in list(_begun):
         dispatch.drain()
 
 
-# Before daemon threads are stopped, which collect what others wait for.
+# Runs before daemon threads are stopped, which collect results.
 threading._register_atexit(_at_exit)

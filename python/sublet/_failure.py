@@ -1,4 +1,4 @@
-"""Failures of components of a graph: the other end of the worker's `failures.py`."""
+"""Failures of components of a graph: the counterpart of the worker's `failures.py`."""
 
 import base64
 import json
@@ -7,7 +7,7 @@ from . import _calls, _foreign, _rebuild
 
 
 class News:
-    """Hears what happens in a run, for whoever else wants to, and keeps the report of the component that fails."""
+    """Receives the events of a run, passes them on, and keeps the report of the component that fails."""
 
     def __init__(self, called, own):
         self._called = called

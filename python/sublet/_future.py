@@ -1,8 +1,8 @@
-"""Futures of calls: `concurrent.futures.Future`, completed by whoever asks first.
+"""Futures of calls: `concurrent.futures.Future`, completed by the first thread that needs the result.
 
-A future that somebody waits for looks for its result itself: nothing stands between it and the worker. Only one that is to tell
-somebody else (a callback, `as_completed`, `await`) is watched by the background thread. Whoever does the latter takes the future's
-condition; so the condition is made when it is first asked for, and the watching begins there.
+A thread that waits for a future collects the result itself, directly from the worker. The background thread watches only futures with
+other observers (a callback, `as_completed`, `await`). These observers use the future's condition; so the condition is created at its
+first use, and the watching starts there.
 """
 
 import asyncio
@@ -19,20 +19,20 @@ _making = threading.Lock()
 
 
 class Future(concurrent.futures.Future):
-    """The result of a call that was submitted. It can be awaited, too."""
+    """Result of a submitted call, which can also be awaited."""
 
     def __init__(self):
-        # What the base class would make, but for the condition.
+        # The attributes of the base class, except the condition.
         self._made = None
         self._state = PENDING
         self._result = None
         self._exception = None
         self._waiters = []
         self._done_callbacks = []
-        # Of one that was sent: what collects its result; of one that waits to be: who will send it.
+        # After sending, the collector of the result; before, the job that will send the call.
         self._sent = None
         self._queued_at = None
-        # Whether a lease sends it.
+        # Whether a lease is sending the call.
         self._is_owned = False
 
     @property
@@ -49,7 +49,7 @@ class Future(concurrent.futures.Future):
         return made
 
     def _begin(self, sent):
-        """It was sent; `sent` collects its result."""
+        """Notes that the call was sent; `sent` collects its result."""
         with _making:
             made = self._made
             if made is None:
@@ -57,13 +57,13 @@ class Future(concurrent.futures.Future):
                 return
         with made:
             if self._state != PENDING:
-                # Cancelled, just when it was taken. The call is made, and nobody hears of it.
+                # Cancelled while it was being sent: the call executes, and its result is dropped.
                 return
             self._sent, self._state = sent, RUNNING
         sent.watch()
 
     def _end(self, result, exception):
-        """Its result is there."""
+        """Sets the result."""
         self._sent = None
         if self._made is None:
             with _making:
@@ -79,7 +79,7 @@ class Future(concurrent.futures.Future):
             pass
 
     def _await(self, timeout):
-        """Waits until it has ended; says whether it has."""
+        """Waits until the call has ended; returns whether it has."""
         until = None if timeout is None else time.monotonic() + timeout
         while self._state not in _ENDED:
             left = None if until is None else max(0.0, until - time.monotonic())
@@ -88,7 +88,7 @@ class Future(concurrent.futures.Future):
                 if not sent.collect(left):
                     return False
             elif queued is not None:
-                # Calls before it have to end first; whoever collects one of them sends the next.
+                # Earlier calls have to end first: the thread that collects one of them sends the next.
                 if not queued.advance(left):
                     return False
             else:
@@ -99,7 +99,7 @@ class Future(concurrent.futures.Future):
         return True
 
     def result(self, timeout=None):
-        """What the function returned. Raises what it raised, `TimeoutError` after so many seconds (the call goes on then)."""
+        """Returns the function's result. Raises its exception, or `TimeoutError` after `timeout` seconds, when the call continues."""
         try:
             if self._state != FINISHED and not self._await(timeout):
                 raise concurrent.futures.TimeoutError()
@@ -109,11 +109,11 @@ class Future(concurrent.futures.Future):
                 raise self._exception
             return self._result
         finally:
-            # As the base class: no cycle by way of the traceback.
+            # As in the base class: avoids a cycle through the traceback.
             self = None
 
     def exception(self, timeout=None):
-        """What the function raised, or None."""
+        """Returns the exception of the function, or None."""
         if self._state != FINISHED and not self._await(timeout):
             raise concurrent.futures.TimeoutError()
         if self._state != FINISHED:
@@ -121,18 +121,18 @@ class Future(concurrent.futures.Future):
         return self._exception
 
     def done(self):
-        """Whether it has ended, one way or another."""
+        """Returns whether the call has ended, in success or failure."""
         sent = self._sent
         if sent is not None and self._state not in _ENDED:
             sent.collect(0)
         return self._state in _ENDED
 
     def running(self):
-        """Whether a worker has it."""
+        """Returns whether a worker has the call."""
         return not self.done() and self._state == RUNNING
 
     def cancel(self):
-        """Cancels a call that no worker has yet; says whether that is so."""
+        """Cancels the call if no worker has it yet; returns whether it is cancelled."""
         queued = self._queued_at
         if queued is not None:
             queued.take_out(self)
@@ -141,7 +141,7 @@ class Future(concurrent.futures.Future):
             return False
         with self._condition:
             if self._state == CANCELLED and self._is_owned:
-                # No executor comes by to say so to those who wait for several.
+                # No executor notifies threads that wait for several futures.
                 self._state = CANCELLED_AND_NOTIFIED
                 for waiter in self._waiters:
                     waiter.add_cancelled(self)

@@ -1,6 +1,6 @@
-"""The package `sublet` as functions have it on a node whose Python has none: what a component of a graph uses, and `sublet.xpu`.
+"""The package `sublet` for functions on a node whose Python lacks it: the interface of graph components, and `sublet.xpu`.
 
-It goes along with the caller's modules, which may also say `@sublet.app` and `sublet.split()`.
+It is sent with the caller's modules, which may also use `@sublet.app` and `sublet.split()`.
 """
 
 import sys
@@ -14,13 +14,13 @@ __all__ = ["Channel", "app", "call", "channel", "instance", "instances", "receiv
 
 
 def app(function=None, **options):
-    """The function itself: it was compiled where it is called."""
+    """Returns the function unchanged: it was compiled at the caller."""
     return function if function is not None else lambda function: function
 
 
 def __getattr__(name):
     raise AttributeError(
-        f"module {__name__!r} has no attribute {name!r} on a worker: there is only what functions use ({', '.join(__all__)}); "
+        f"module {__name__!r} has no attribute {name!r} on a worker, which only has {', '.join(__all__)}:  "
         "lease from the program that calls the function",
         **({"name": name} if sys.version_info >= (3, 10) else {}),
     )

@@ -1,6 +1,6 @@
-"""Leases that are kept for their next use, until they have been idle for a while.
+"""Cache of idle leases, which are kept for their next use for a limited time.
 
-Nobody in this process has to wait for cores that are only kept: what needs some gives these back first, by `release`.
+Threads of this process never wait for cores of cached leases: an allocation calls `release` first.
 """
 
 import threading
@@ -17,12 +17,12 @@ _reaper = None
 class _Kept(NamedTuple):
     key: object
     lease: object
-    # When it is given back, by the monotonic clock.
+    # Time of its release, by the monotonic clock.
     until: float
 
 
 def put(key, lease, seconds):
-    """Keeps an idle lease for this many seconds, for whatever takes it by the same key."""
+    """Caches an idle lease under a key for `seconds` seconds."""
     global _reaper
     with _changed:
         _kept.append(_Kept(key, lease, time.monotonic() + seconds))
@@ -33,7 +33,7 @@ def put(key, lease, seconds):
 
 
 def take(key):
-    """A lease that is kept under this key, which is the caller's from now on; None if there is none."""
+    """Removes and returns a lease of this key, which then belongs to the caller; None if there is none."""
     with _changed:
         for kept in reversed(_kept):
             if kept.key == key:
@@ -47,7 +47,7 @@ def is_empty():
 
 
 def release():
-    """Gives back all that are kept."""
+    """Releases all cached leases."""
     with _changed:
         idle = [kept.lease for kept in _kept]
         _kept.clear()
@@ -57,11 +57,11 @@ def release():
 
 
 def give_back(lease):
-    """Ends a lease, which may be over already."""
+    """Closes a lease, which may have ended already."""
     try:
         lease.close(cancel=True)
     except _errors.Error:
-        # Nothing holds its cores any more.
+        # The lease has ended already.
         pass
 
 

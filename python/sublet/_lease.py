@@ -12,22 +12,22 @@ from ._future import Future
 from ._map import BytesJob, Source, results_of
 from ._memory import as_bytes_like
 
-# What a function that is not in Python may return if nobody says where, in bytes.
+# Default maximum of the output of a function that is not in Python, in bytes.
 OUTPUT_BYTES = 64 << 10
 
-# Every lease that is open, for the end of the interpreter.
+# Open leases, for the end of the interpreter.
 _open = weakref.WeakSet()
 
 
 def _count(name, value):
-    """A number as the library counts: not negative, and of 32 bits."""
+    """Checks that a number fits the library's type: not negative, and 32 bits."""
     if not 0 <= value < 1 << 32:
-        raise _errors.InvalidArgument(f"{value} {name}: a number from 0 to {(1 << 32) - 1} was expected")
+        raise _errors.InvalidArgument(f"{name} must be a number from 0 to {(1 << 32) - 1}, not {value}")
     return value
 
 
 class Options:
-    """How calls are made; see `Lease.options`."""
+    """Options of calls; see `Lease.options`."""
 
     __slots__ = ("timeout", "retries", "worker")
 
@@ -38,7 +38,7 @@ class Options:
 
 
 class _Target:
-    """Where the result of a call goes whose caller waits for it."""
+    """Target of the result of a call whose caller waits for it."""
 
     __slots__ = ("result", "exception")
 
@@ -48,7 +48,7 @@ class _Target:
 
 
 class _Calls:
-    """The calls of one lease, towards the workers."""
+    """Connection of one lease to its workers, which sends calls."""
 
     def __init__(self, lease, completer):
         self._invoker = lease._invoker
@@ -58,7 +58,7 @@ class _Calls:
         self.look()
 
     def look(self):
-        """Finds out whether all workers share this process's memory."""
+        """Checks whether all workers share this process's memory."""
         self._shares_memory = self._invoker.shares_memory()
 
     def send(self, known, operation, parts, options, timeout):
@@ -75,19 +75,19 @@ class _Calls:
         )
 
     def release(self):
-        """Gives the cores back, which nobody has any more."""
+        """Releases the cores of a dropped lease."""
         try:
             self._invoker.deallocate()
         except _errors.Error:
-            # Then the agent ends the lease, when the connection is closed.
+            # The agent then ends the lease when the connection is closed.
             pass
 
 
 class Lease:
-    """Workers on leased cores, until `close`, the end of a `with` block, or the lease's own time.
+    """Workers on leased cores, until `close`, the end of a `with` block, or the expiry of the lease.
 
-    Made by `Client.lease`. May be used from several threads at once. One that nobody refers to any more gives its cores back when the
-    calls that were submitted have ended.
+    Created by `Client.lease`. Several threads may use it at once. A lease without references releases its cores when the submitted
+    calls have ended.
     """
 
     def __init__(self, client, invoker, functions):
@@ -98,16 +98,16 @@ class Lease:
         self._plain = Options()
         self._closing = threading.Lock()
         name, _, names, is_python, is_own, owner = invoker.package()
-        #: The name of the package whose functions are called.
+        #: Name of the package.
         self.package = name
-        #: The names of its functions.
+        #: Names of the package's functions.
         self.functions = tuple(function for function in names if function != FUNCTION)
         self._is_python = is_python
         if not is_own:
             functions.origin = _foreign.Foreign(_foreign.described(name, owner))
-        #: How many workers there are: one for each core.
+        #: Number of workers: one for each core.
         self.workers = invoker.workers()
-        # When the managers last confirmed the lease, by the monotonic clock.
+        # Time of the managers' latest confirmation of the lease, by the monotonic clock.
         self._renewed_at = time.monotonic()
         self._calls = _Calls(self, client._completer)
         self._dispatch = Dispatch(self._calls, self.workers)
@@ -116,49 +116,50 @@ class Lease:
     # Calls of functions in Python, and of others.
 
     def call(self, function, /, *args, **kwargs):
-        """Calls a function and waits for what it returns, which is the fastest way. Raises what it raises.
+        """Calls a function and waits for its result, which is the fastest way to call. Raises the function's exception.
 
-        `function` is a callable, or the name of a function of the package: `module:name`, or as its manifest names it. Of a package
-        that is not in Python, the argument is one array, or whatever has the buffer protocol, and `out=` says where the output
-        goes: an array, or how many bytes there may be.
+        `function` is a callable, or the name of a function of the package: `module:name`, or a name from its manifest. Functions in
+        other languages take one array or another object with the buffer protocol, and `out=` for the output: an array, or the
+        maximum number of bytes.
         """
         return self._call(self._plain, function, args, kwargs)
 
     def submit(self, function, /, *args, **kwargs):
-        """As `call`, without waiting: returns a `Future`.
+        """Starts a call and returns its `Future`.
 
-        Futures among the arguments are waited for first, in the background, and the function gets their results: calls that depend
-        on each other are submitted at once. If one of them fails, this fails with the same exception.
+        Arguments may be futures: the background thread waits for them, and the function gets their results. So calls that depend on
+        each other can be submitted at once. If one of them fails, this call fails with the same exception.
         """
         return self._submit(self._plain, function, args, kwargs)
 
     def map(self, function, *iterables, timeout=None, chunksize=None, buffersize=None):
-        """Calls a function with each item, as the builtin `map`: returns an iterator of the results, in order.
+        """Calls a function with each item, as the builtin `map`; returns an iterator of the results, in order.
 
-        It is an asynchronous iterator, too, for `async for`, and then the iterables may be asynchronous.
+        The result is also an asynchronous iterator, for `async for`, with which the iterables may be asynchronous.
 
-        Items are taken when they are needed: of an iterable without a length, which may be endless, a few more than the workers
-        have, and further ones as results are read. Items of one with a length, as a list, are all taken at once.
+        Items of an iterable with a length, as a list, are taken at once. Of an iterable without a length, which may be endless, a few
+        more items are taken than the workers execute, and further ones as results are read.
 
         Args:
-            timeout: Seconds from now on after which reading a result raises `TimeoutError`; without it there is no limit.
-            chunksize: How many items a worker is given at a time; without it, as many as take about 2 ms.
-            buffersize: How many items, or chunks if `chunksize` says their size, are taken at most whose results were not read yet.
+            timeout: Seconds from now after which reading a result raises `TimeoutError`; by default no limit.
+            chunksize: Number of items per call; by default enough for about 2 ms.
+            buffersize: Maximum number of items, or of chunks if `chunksize` is set, whose results were not read yet.
         """
         return self._map(self._plain, function, Source(iterables), timeout, chunksize, buffersize)
 
     def starmap(self, function, iterable, timeout=None, chunksize=None, buffersize=None):
-        """As `map`, with the arguments of each call in a tuple."""
+        """Calls a function as `map`, with the arguments of each call in a tuple."""
         return self._map(self._plain, function, Source([iterable], is_star=True), timeout, chunksize, buffersize)
 
     def options(self, timeout=None, retries=0, worker=None):
-        """This lease for calls that are made otherwise.
+        """Returns this lease with other options for calls.
 
         Args:
-            timeout: Seconds by which a call must have ended. Nothing else can stop a function, so its worker is ended, and the
-                call raises `DeadlineExceeded`.
-            retries: How often a call may be repeated on another worker if its own ends. It may then have been executed in part.
-            worker: The number of the one that is to execute it.
+            timeout: Time limit of a call in seconds. A call that exceeds it raises `DeadlineExceeded`, and its worker is killed,
+                since nothing else can stop a function.
+            retries: Maximum number of repetitions on another worker if the worker ends. The function may then run partially more
+                than once.
+            worker: Number of the worker that executes the calls.
 
         Examples:
             >>> lease.options(timeout=5, retries=2).call(f, x)
@@ -172,7 +173,7 @@ class Lease:
         calls, known, arguments = self._calls, self._functions.known(function), (args, kwargs)
         begun, definition = None, known.definition
         if definition.is_sent:
-            # The way of nearly all calls. Those that come back with anything but a value go the others' way from here.
+            # Fast path of nearly all calls. Replies other than a value continue on the general path.
             deadline = deadline_of(options)
             call = calls.send(known, CALL, known.parts(definition, arguments), options, options.timeout)
             try:
@@ -230,7 +231,7 @@ class Lease:
     # The lease itself.
 
     def grow(self, cores):
-        """Leases so many cores more, on the same terms."""
+        """Leases more cores on the same terms."""
         _kept.release()
         self._invoker.grow(cores)
         self.workers = self._invoker.workers()
@@ -238,29 +239,29 @@ class Lease:
         self._dispatch.resize(self.workers)
 
     def renew(self, timeout):
-        """Lets the lease end so many seconds from now, as far as the managers allow."""
+        """Renews the lease to end this many seconds from now, if the managers allow it."""
         self._invoker.renew(timeout)
         self._renewed_at = time.monotonic()
 
     @property
     def leases(self):
-        """What is leased of which node, each a dict: `id`, `node`, `pu`, `choice` (why that, where there were several), `cores`,
+        """Leases by node, each a dict: `id`, `node`, `pu`, `choice` (reason for the choice among several units), `cores`,
         `memory_bytes`, `expires_unix_ms`."""
         return self._ended if self._ended is not None else self._invoker.leases()
 
     @property
     def fabrics(self):
-        """What carries the calls of each: `shm`, `tcp`, or what libfabric reaches."""
+        """Fabric of each lease: `shm`, `tcp`, or a network of libfabric."""
         return self._invoker.fabrics()
 
     @property
     def notices(self):
-        """Ends of leases that were announced, as when a node is taken back: `[(lease, why)]`."""
+        """Announced ends of leases, as when a node is withdrawn: `[(lease, reason)]`."""
         return self._invoker.notices()
 
     @property
     def usage(self):
-        """What was used in all, known once the lease is closed: `calls`, `executing_ns`, `polling_ns`, `allocated_ns`."""
+        """Total usage, which is known after `close`: `calls`, `executing_ns`, `polling_ns`, `allocated_ns`."""
         total = {}
         for lease in self._ended or ():
             for name, value in lease.get("usage", {}).items():
@@ -268,7 +269,7 @@ class Lease:
         return total
 
     def close(self, cancel=False):
-        """Gives the cores back, when all calls have ended; `cancel` drops those that no worker has yet."""
+        """Releases the cores after all calls have ended; `cancel` drops the calls that no worker has yet."""
         self._dispatch.refuse(_closed)
         with self._closing:
             if self._ended is not None:
@@ -285,7 +286,7 @@ class Lease:
         try:
             self._ended = self._invoker.deallocate()
         except _errors.AgentUnreachable:
-            # Then it is over, too, and only the bill says what it used.
+            # The lease has ended in this case, too, and only the bill has its usage.
             self._ended = []
         finally:
             if self._ended is None:
@@ -308,7 +309,7 @@ class Lease:
     __reduce__ = _process.stays_here("a lease", "call its functions from there")
 
     def __del__(self):
-        # With its last reference the library's own lease goes, and gives the cores back. Calls that are under way refer to that, too.
+        # The last reference releases the library's lease and its cores. Running calls refer to it, too.
         dispatch = self._dispatch
         if self._ended is not None or dispatch is None or _process.is_forked():
             return
@@ -326,7 +327,7 @@ class Lease:
 
 
 class _WithOptions:
-    """A lease, with options for the calls that are made by this."""
+    """A lease with options for its calls."""
 
     def __init__(self, lease, options):
         self._lease = lease
@@ -350,14 +351,14 @@ class _WithOptions:
 
 
 class _Bytes:
-    """A call of a function that is not in Python: its input and output are memory."""
+    """A call of a function that is not in Python, with buffers as input and output."""
 
     def __init__(self, lease, options, function, args, kwargs):
         out = kwargs.pop("out", OUTPUT_BYTES)
         if not isinstance(function, str):
-            raise TypeError(f"functions of package {lease.package} are called by their names, not by {function!r}: it is not in Python")
+            raise TypeError(f"package {lease.package} is not in Python: call its functions by their names, not by {function!r}")
         if kwargs or len(args) > 1:
-            raise TypeError(f"{function} is not in Python: it takes one argument, and out=")
+            raise TypeError(f"{function} is not in Python: it takes one positional argument, and out=")
         value = _checked("the input", args[0]) if args else b""
         self.out = out if type(out) is int else _checked("out", out)
         self._sent = lease._invoker.call_bytes(
@@ -383,7 +384,7 @@ class _Bytes:
 
 
 class _SentBytes(Sent):
-    """The same, for a future."""
+    """A sent call of a function that is not in Python, for a future."""
 
     __slots__ = ("_bytes",)
 
@@ -397,13 +398,13 @@ class _SentBytes(Sent):
 
 
 def _checked(what, value):
-    """Memory that other languages can read: they know nothing of an array's dtype and strides."""
+    """Checks that other languages can read the memory: they ignore an array's dtype and strides."""
     dtype = getattr(value, "dtype", None)
     if dtype is not None:
         if getattr(dtype, "hasobject", False):
             raise _errors.InvalidArgument(f"{what} is an array of objects, which only Python can read")
         if not getattr(dtype, "isnative", True):
-            raise _errors.InvalidArgument(f"{what} is of dtype {dtype.str}, whose bytes are in the other order: convert it by .astype(...)")
+            raise _errors.InvalidArgument(f"{what} has dtype {dtype.str}, whose byte order is not native: convert it by .astype(...)")
         flags = value.flags
         if not flags.c_contiguous:
             raise _errors.InvalidArgument(f"{what} is not contiguous: pass numpy.ascontiguousarray(...) of it")
@@ -417,10 +418,10 @@ def _closed():
 
 
 def close_all():
-    """Gives back whatever is held: the interpreter ends."""
+    """Releases all leases at the end of the interpreter."""
     for lease in list(_open):
         try:
             lease.close(cancel=True)
         except Exception:
-            # The agent ends it when this process is gone.
+            # The agent ends the lease when this process is gone.
             pass

@@ -15,22 +15,22 @@ from . import _errors, _kept, _process
 from ._client import Client, at_end, not_at_end, set_default
 from ._command import program
 
-# How long it may take until the platform is up, in seconds.
+# Maximum time for the start of a platform, in seconds.
 PATIENCE = 60
-# How the names of platforms' folders begin.
+# Prefix of the names of platforms' folders.
 _PREFIX = "sublet-local-"
 # The file in such a folder that is locked while the folder is in use.
 _LOCK = "lock"
 
 
 class local:
-    """Starts a platform on this machine's cores, which ends with the `with` block, and with this process.
+    """Starts a platform on this machine's cores, which ends with the `with` block or with this process.
 
-    Within the block its client is the default one. Functions are executed by this interpreter's like: its environment is theirs.
+    Within the block its client is the default one. Functions are executed by this interpreter, in its environment.
 
     Args:
-        cores: How many it lends; without it, as `sublet up`.
-        memory: How much it lends, as `"4GiB"`; without it, as `sublet up`.
+        cores: Number of cores to lend; by default as `sublet up`.
+        memory: Memory to lend, as `"4GiB"`; by default as `sublet up`.
         **options: Other options of that command, by their names: `lend_network=True`, `devices="none"`.
 
     Examples:
@@ -50,7 +50,7 @@ class local:
         self._process = None
 
     def start(self):
-        """Starts it; returns its client."""
+        """Starts the platform; returns its client."""
         if self._process is not None:
             raise _errors.Error("this platform was started already")
         _process.check()
@@ -59,7 +59,7 @@ class local:
         self._folder = _Folder()
         state = os.path.join(self._folder.path, "state")
         log = open(os.path.join(self._folder.path, "log"), "w+b")
-        # It ends when this process does, however that ends.
+        # The platform ends with this process, however that ends.
         arguments = [program(), *self._arguments, "--state", state, "--with-parent", str(self._owner)]
         self._process = subprocess.Popen(
             arguments, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=log, start_new_session=True
@@ -83,11 +83,11 @@ class local:
         if said and said[0].strip():
             return json.loads(said[0])
         log.seek(0)
-        why = log.read().decode(errors="replace").strip() or f"it said nothing for {PATIENCE} s"
-        raise _errors.Error(f"the platform did not come up: {why}")
+        why = log.read().decode(errors="replace").strip() or f"it reported nothing for {PATIENCE} s"
+        raise _errors.Error(f"the platform did not start: {why}")
 
     def stop(self):
-        """Stops it, and all leases with it. In a process that was forked from this one it does nothing."""
+        """Stops the platform and all leases. Does nothing in a forked child process."""
         if self._process is None or os.getpid() != self._owner:
             return
         process, self._process = self._process, None
@@ -120,7 +120,7 @@ class _Folder:
         made = os.path.join(self.path, "made")
         self._lock = os.open(made, os.O_CREAT | os.O_RDWR, 0o600)
         fcntl.flock(self._lock, fcntl.LOCK_EX)
-        # It has that name only while it is locked, or was forgotten.
+        # The folder has this name only while it is locked, or after its program was killed.
         os.rename(made, os.path.join(self.path, _LOCK))
 
     def remove(self):
@@ -129,7 +129,7 @@ class _Folder:
 
 
 def _remove_old():
-    """Removes the folders of this user's programs that have not done so themselves, as those that were killed."""
+    """Removes the folders of this user's programs that were killed."""
     for lock in glob.glob(os.path.join(glob.escape(tempfile.gettempdir()), f"{_PREFIX}*", _LOCK)):
         folder = os.path.dirname(lock)
         with contextlib.ExitStack() as opened:
@@ -139,7 +139,7 @@ def _remove_old():
 
 
 def _is_free(lock, opened):
-    """Whether nothing holds this lock of this user; then it is held until the stack is closed."""
+    """Returns whether this user's lock is free; it is then held until the stack is closed."""
     try:
         file = os.open(lock, os.O_RDWR | os.O_NOFOLLOW)
         opened.callback(os.close, file)

@@ -8,7 +8,7 @@ _forked = False
 
 
 def check():
-    """Refuses a process that was forked: what is here is its parent's."""
+    """Raises in a forked process: the leases belong to its parent."""
     if _forked:
         raise _errors.Error(
             "this process was forked from one that uses sublet, whose leases are the parent's: start it by another way "
@@ -20,7 +20,7 @@ def stays_here(what, instead):
     """The `__reduce__` of a handle of this process, which cannot be pickled."""
 
     def __reduce__(self):
-        raise TypeError(f"{what} is of the process that made it: {instead}")
+        raise TypeError(f"{what} belongs to the process that created it: {instead}")
 
     return __reduce__
 

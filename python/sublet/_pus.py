@@ -1,39 +1,39 @@
-"""Processing units: processors and devices, as the platform sees them."""
+"""Processing units: processors and devices of the nodes."""
 
 from typing import NamedTuple
 
 
 class Price(NamedTuple):
-    """What a unit costs, in nano-units: billionths of the currency."""
+    """Prices of a unit, in nano-units: billionths of the currency."""
 
-    #: Of a GiB that is held for a second.
+    #: Price of 1 GiB of leased memory for a second.
     allocation_nano_per_gib_s: int
-    #: Of a core that computes for a second.
+    #: Price of executing on a core for a second.
     compute_nano_per_core_s: int
-    #: Of a core that polls for a second.
+    #: Price of polling on a core for a second.
     polling_nano_per_core_s: int
 
 
 class ProcessingUnit(NamedTuple):
-    """What executes functions: the processor of a node, or a device of one."""
+    """A processing unit, which executes functions: the processor of a node, or a device."""
 
-    #: Its number, the same after every start.
+    #: Number of the unit, the same after every start.
     id: int
     node: str
-    #: Which of its node's: `"cpu"` runs programs, of whatever kind it is; devices are `"opencl0"`, `"cuda0"`.
+    #: Name within the node: `"cpu"` for its processor, of any kind; devices are `"opencl0"`, `"cuda0"`.
     unit: str
-    #: By which leases ask for it (`pu`) and pay: `"cpu"`, `"dpu"`, `"opencl"`.
+    #: Kind, by which leases request the unit (`pu`) and pay for it: `"cpu"`, `"dpu"`, `"opencl"`.
     kind: str
     architecture: str
-    #: What it calls itself; empty if nobody could say.
+    #: Model name; empty if unknown.
     model: str
-    #: Lent; of a device its compute units.
+    #: Number of lent cores, or of a device's compute units.
     cores: int
     memory_bytes: int
-    #: Kinds of packages and interpreters that it executes.
+    #: Kinds of packages and interpreters that the unit executes.
     abilities: tuple
     price: Price
-    #: Nodes with which its own is linked.
+    #: Nodes that are linked with the unit's node.
     neighbours: tuple
 
     @property
@@ -43,5 +43,5 @@ class ProcessingUnit(NamedTuple):
 
 
 def listed(units):
-    """What the managers told, as a list of `ProcessingUnit`."""
+    """Converts the managers' reply to a list of `ProcessingUnit`."""
     return [ProcessingUnit(**{**unit, "price": Price(**unit["price"])}) for unit in units]

@@ -2,17 +2,17 @@
 
 
 def split(name=None, *, parallelism=1, memory=None, pu=None, external_effects=False, swap=None):
-    """In a function that `app` compiles: here one component ends, and another begins. Does nothing where it is executed.
+    """Ends a component, and starts another one, in a function that `app` compiles. Does nothing when it is executed.
 
-    As the first statement it says what the first component is.
+    As the first statement it describes the first component.
 
     Args:
-        name: Of the component that begins.
-        parallelism: How many instances execute it at the same time. Each executes the same, and finds out by `instance` and
-            `instances` which part of the work is its own; arrays are shared by them, and other variables are not to change.
-        memory: What each instance needs for itself, in bytes or as `"2GiB"`.
-        pu: The kind of processing unit.
-        external_effects: Whether it changes anything outside of the run: then it is not executed again after a failure.
-        swap: How much each instance may allocate that is swapped, in bytes or as `"8GiB"`: what `memory` has no room for is then in
-            memory components. `memory` has to be said, too, and at least 32 MiB.
+        name: Name of the component that starts here.
+        parallelism: Number of concurrent instances. All execute the same code, and use `instance` and `instances` to choose their
+            part of the work. They share arrays, and must not change other variables.
+        memory: Memory of each instance, in bytes or as `"2GiB"`.
+        pu: Kind of processing unit.
+        external_effects: Whether the component has effects outside of the run: it is then not repeated after a failure.
+        swap: Swapped memory that each instance may allocate, in bytes or as `"8GiB"`: parts that do not fit into `memory` are in
+            memory components. It requires `memory`, of at least 32 MiB.
     """

@@ -1,16 +1,15 @@
 """Building blocks for the source of compiled applications; see `sublet.app`.
 
-A function that `component` decorates is executed by one component of the graph. It gets variables of the application by the names of
-its parameters, and returns a dict of those that it leaves to the components behind it, or the `result` of the application, of which
-nothing more is executed then.
+A function that `component` decorates is executed by one component of the graph. Its parameters are variables of the application. It
+returns a dict of the variables for later components, or the `result` of the application, which ends the run.
 
-What stands in a variable goes on as a pickle, in the message that triggers the next component, and stays there until a component has
-a parameter of its name. The memory of arrays is left out of the pickle: it is put into the memory component of the variable's name,
-once, and mapped by those who get the variable.
+A variable travels as a pickle, in the message that triggers the next component, until a component has a parameter of its name. The
+pickle leaves out the memory of arrays: it is stored once in the memory component of the variable's name, and mapped by components that
+get the variable.
 
-- Values that share anything that may change are in one pickle; arrays that overlap lie in one stretch of memory.
-- What is in a memory component stays where it is: what was written there is not copied again.
-- Of several instances each gets the variables; what they write to arrays is everybody's, and nothing else may have changed.
+- Values that share mutable state are in one pickle; arrays that overlap lie in one range of memory.
+- Arrays in a memory component stay there, and are not copied again.
+- Each instance of a component gets the variables. Instances share the elements of arrays, and must not change anything else.
 """
 
 import ctypes
@@ -29,30 +28,30 @@ from ._channel import channel, instance, instances
 
 __all__ = ["component", "result", "unbound"]
 
-# What a message begins with; the last is changed with anything of it.
+# Start of each message; the last byte is the version of the format.
 MAGIC = b"sublet app \x80\x01"
-# Most that a component hands on, in bytes.
+# Maximum size of a component's message, in bytes.
 MOST_BYTES = 256 << 10
-# A larger pickle goes into a memory component, in bytes.
+# Size, in bytes, above which a pickle goes into a memory component.
 LARGE_BYTES = 8 << 10
-# Most characters of what all components have printed that come back, and how many a log record has beside its text.
+# Maximum characters of output of all components that are returned, and the overhead of a log record.
 MOST_PRINTED = 16 << 10
 LOG_BYTES = 512
 DROPPED = ("stderr", f"\n[sublet: the rest of the output, after {MOST_PRINTED} characters, is dropped]\n")
-# Arrays begin at multiples of this.
+# Alignment of arrays.
 ALIGNMENT = 64
-# What cannot change, or is known by its name: it may be in several pickles.
+# Types that cannot change or are pickled by name, and so may be in several pickles.
 _FIXED = frozenset(
     (type(None), bool, int, float, complex, str, bytes, tuple, frozenset, range, slice, type)
     + (types.ModuleType, types.BuiltinFunctionType, types.FunctionType, types.CodeType)
 )
 
-# The components of each module, in the order of their definition: their parameters.
+# Parameters of the components of each module, in the order of their definition.
 _components = {}
 
 
 class _Unbound:
-    """In place of a variable that has no value."""
+    """Placeholder for a variable without a value."""
 
     def __repr__(self):
         return "<no value>"
@@ -62,7 +61,7 @@ unbound = _Unbound()
 
 
 class result:
-    """What the application returns."""
+    """Result of the application."""
 
     __slots__ = ("value",)
 
@@ -71,7 +70,7 @@ class result:
 
 
 def component(function):
-    """A function as a component executes it: it gets a message, and returns the next."""
+    """Decorator that makes a function a component: it gets a message and returns the next one."""
     known = _components.setdefault(function.__module__, {})
     known[function.__name__] = frozenset(inspect.signature(function).parameters)
 
@@ -83,15 +82,15 @@ def component(function):
 
 
 class State:
-    """What a component hands on."""
+    """Message of a component to the next ones."""
 
     def __init__(self, call=None, bundles=(), returned=None, access=None, printed=()):
-        #: Of the first component: its arguments, pickled.
+        #: Pickled arguments, for the first component.
         self.call = call
         self.bundles = list(bundles)
-        #: What the application returns, pickled; nothing more is executed.
+        #: Pickled result of the application, which ends the run.
         self.returned = returned
-        #: Of each function the memory components that it accesses.
+        #: Memory components that each function accesses.
         self.access = access or {}
         self.printed = list(printed)
 
@@ -100,9 +99,9 @@ class State:
 
     @staticmethod
     def of(data, loads=pickle.loads):
-        """That of a message: of several instances, the first has it all."""
+        """Decodes a message. With several instances, the first one has the complete state."""
         if not data:
-            raise _errors.InvalidArgument("an application's components get what its others hand on, and not an empty message")
+            raise _errors.InvalidArgument("components of an application need the message of another component, and got an empty one")
         if not data.startswith(MAGIC):
             outputs = [State.of(output, loads) for output in _outputs(data)]
             outputs[0].printed = _bounded(entry for output in outputs for entry in output.printed)
@@ -111,35 +110,35 @@ class State:
 
 
 def _outputs(data):
-    """The outputs of several instances, each of which stands behind its length."""
+    """Splits the outputs of several instances, each preceded by its length."""
     at, found = 0, []
     while at + 8 <= len(data):
         length = int.from_bytes(data[at : at + 8], "little")
         found.append(data[at + 8 : at + 8 + length])
         at += 8 + -(-length // 8) * 8
     if at != len(data) or not all(output.startswith(MAGIC) for output in found):
-        raise _errors.InvalidArgument("the input is not what a component of an application hands on")
+        raise _errors.InvalidArgument("the input is not a message of a component of an application")
     return found
 
 
 def pickled(value):
-    """A value as it is sent, whose classes may be the caller's program's."""
+    """Pickles a value, whose classes may be those of the caller's program."""
     file = io.BytesIO()
     cloudpickle.Pickler(file, 5).dump(value)
     return file.getvalue()
 
 
 class Bundle(NamedTuple):
-    """Variables that are in one pickle."""
+    """Variables that share one pickle."""
 
     names: tuple
-    #: The pickle, or where it is.
+    #: The pickle, or its location.
     body: Any
-    #: Where the memory is that was left out: `Stretch`es.
+    #: Locations of the memory that was left out, as `Stretch`.
     memory: tuple
-    #: The arrays: which of the memory, from which byte on, and what they are.
+    #: Arrays: index of the memory, offset, and description.
     arrays: tuple
-    #: Other memory: which, from which byte on, how many bytes.
+    #: Other memory: index, offset, size in bytes.
     buffers: tuple
 
 
@@ -165,7 +164,7 @@ class _Execution:
         self._function = function
         self._name = function.__name__
         self._parameters = known[self._name]
-        # The parameters of those behind this one.
+        # Parameters of the later components.
         names = list(known)
         self._later = {name: known[name] for name in names[names.index(self._name) + 1 :]}
         self._state = state
@@ -185,7 +184,7 @@ class _Execution:
         worker = sys.modules.get("sublet_worker")
         printed = state.printed if instance() == 0 else []
         if worker is not None:
-            # For the report if this fails.
+            # For the report of a failure.
             worker.printed.earlier = printed
         left = self._function(*args, **kwargs)
         if worker is not None:
@@ -206,7 +205,7 @@ class _Execution:
         return self._message(State(bundles=bundles, access=state.access, printed=printed), "hands on")
 
     def _load(self):
-        """The values of the variables that this component gets, and of those that come with them; and the bundles of the others."""
+        """Loads the variables of this component and those in the same pickles; returns also the bundles of the others."""
         loaded, others = {}, []
         for bundle in self._state.bundles:
             wanted = [name for name in bundle.names if name in self._parameters]
@@ -219,16 +218,16 @@ class _Execution:
     def _message(self, state, does):
         message = state.to_bytes()
         if len(message) > MOST_BYTES:
-            text = f"component {self._name} {does} {len(message)} bytes beside its memory components, at most {MOST_BYTES} are taken"
+            text = f"component {self._name} {does} {len(message)} bytes outside of its memory components, more than {MOST_BYTES}"
             raise _errors.InvalidArgument(text)
         return message
 
     def _check_alone(self, is_one_of_many):
         if is_one_of_many:
-            raise _errors.InvalidArgument(f"each of the {instances()} instances of component {self._name} returns: split behind it")
+            raise _errors.InvalidArgument(f"each of the {instances()} instances of component {self._name} returns: add a split after it")
 
     def _check_same(self, left, loaded, before):
-        """Of several instances nothing is different after them but the elements of arrays."""
+        """Checks that several instances have only changed the elements of arrays."""
         new = [name for name, value in left.items() if loaded.get(name, unbound) is not value]
         after = _fingerprints(loaded)
         changed = new or [name for name in loaded if before[name] != after[name]]
@@ -240,7 +239,7 @@ class _Execution:
 
 
 def _bounded(entries):
-    """What was printed, as far as it comes back."""
+    """Truncates the output to the part that is returned."""
     found, left = [], MOST_PRINTED
     for kind, what in entries:
         left -= len(what["msg"]) + LOG_BYTES if kind == "log" else len(what)
@@ -257,7 +256,7 @@ class _Memory:
         self._channels = {}
 
     def channel(self, name):
-        """The way to it."""
+        """Opens a memory component."""
         if name not in self._channels:
             self._channels[name] = channel(name)
         return self._channels[name]
@@ -273,7 +272,7 @@ class _Memory:
         return self.channel(stretch.component).array(stretch.nbytes, "u1", stretch.offset)
 
     def find(self, low, high):
-        """Where these addresses are, if that is in a component."""
+        """Returns the location of these addresses, if they are in a component."""
         for name, opened in self._channels.items():
             nbytes = opened.nbytes
             if nbytes:
@@ -283,7 +282,7 @@ class _Memory:
         return None
 
     def append(self, name, nbytes):
-        """New bytes at a component's end."""
+        """Appends new bytes to a component."""
         opened = self.channel(name)
         offset = -(-opened.nbytes // ALIGNMENT) * ALIGNMENT
         opened.grow(offset + nbytes)
@@ -291,7 +290,7 @@ class _Memory:
 
 
 def _load(bundle, memory, wanted):
-    """The values of a bundle's variables, of which these are asked for."""
+    """Loads the values of a bundle, of which the `wanted` ones are needed."""
     is_whole = len(wanted) == len(bundle.names)
     there = [stretch if is_whole or memory.has(stretch.component) else None for stretch in bundle.memory]
     pieces = [stretch and memory.bytes_of(stretch) for stretch in there]
@@ -331,7 +330,7 @@ def _address(array):
 
 
 def _bounds(array):
-    """The addresses from which and up to which its elements lie."""
+    """Returns the address range of an array's elements."""
     if array.size == 0:
         return 0, 0
     low = high = _address(array)
@@ -350,12 +349,12 @@ def _view_bounds(view):
 
 
 class _Pickling(cloudpickle.Pickler):
-    """The pickle of variables, and what was left out of it or must not be in two."""
+    """Pickler of variables, which collects left-out memory and mutable values."""
 
     def __init__(self, values):
         self.names = tuple(values)
         self.arrays = []
-        #: What may change, by its identity, which lasts as long as this.
+        #: Mutable values by identity, which are kept alive here.
         self.seen = {}
         self._numbers = {}
         buffers, file = [], io.BytesIO()
@@ -365,7 +364,7 @@ class _Pickling(cloudpickle.Pickler):
             self.views = [buffer.raw() for buffer in buffers]
         except (TypeError, pickle.PicklingError, AttributeError, RecursionError, BufferError) as error:
             what = " and ".join(values)
-            raise type(error)(f"{what} cannot be handed on to the next component: {error}") from error
+            raise type(error)(f"{what} cannot be passed to the next component: {error}") from error
         self.body = file.getvalue()
 
     def persistent_id(self, value):
@@ -384,13 +383,13 @@ class _Pickling(cloudpickle.Pickler):
 
 
 def _is_plain_array(value):
-    """Whether it is an array whose memory is left out of pickles by this module."""
+    """Returns whether the value is an array whose memory is left out of pickles."""
     numpy = sys.modules.get("numpy")
     return numpy is not None and type(value) is numpy.ndarray and not value.dtype.hasobject
 
 
 class _Unpickler(pickle.Unpickler):
-    """The way back."""
+    """Unpickler of variables."""
 
     def __init__(self, body, arrays, buffers):
         super().__init__(io.BytesIO(body), buffers=buffers)
@@ -401,7 +400,7 @@ class _Unpickler(pickle.Unpickler):
 
 
 def _fingerprints(values):
-    """What is to be the same of variables: all but the elements of arrays."""
+    """Fingerprints of variables, without the elements of arrays."""
     found = {}
     for name, value in values.items():
         made = _Pickling({name: value})
@@ -411,34 +410,34 @@ def _fingerprints(values):
 
 
 class _Piece:
-    """Memory that belongs together: from one address of the process, or offset of a component, to another."""
+    """A contiguous range of memory, of the process or of a component."""
 
     def __init__(self, low, high, names, component):
         self.low = low
         self.high = high
-        #: The variables that reach it.
+        #: Variables that refer to the memory.
         self.names = set(names)
-        #: Where it is, if that is in a component.
+        #: Location, if it is in a component.
         self.component = component
-        #: The arrays and views there, and how many bytes behind the piece's beginning each begins.
+        #: Arrays and views in the range, with their offsets.
         self.members = []
-        #: Where it will be.
+        #: New location.
         self.stretch = None
 
 
 class _Leaving:
-    """Puts the values of variables where the components behind this one get them."""
+    """Stores the values of variables for the later components."""
 
     def __init__(self, memory, name, later, access, others):
         self._memory = memory
         self._name = name
         self._later = later
         self._access = access
-        # What other variables have.
+        # Memory of other variables.
         self._taken = [stretch for bundle in others for stretch in bundle.memory]
-        # Where each array and view will be: a piece, and how many bytes behind its beginning.
+        # New location of each array and view: a piece and an offset.
         self._places = {}
-        # In place of an array with gaps, which nobody shares, one without.
+        # Compact copies of arrays with gaps that are not shared.
         self._compact = {}
 
     def bundles(self, values):
@@ -458,7 +457,7 @@ class _Leaving:
         return _Pickling({name: values[name] for name in names})
 
     def _pieces(self, picklings, reached):
-        """The memory of all arrays and views; what overlaps is one piece."""
+        """Collects the memory of all arrays and views; overlapping ranges become one piece."""
         pieces = []
         for made in picklings:
             for array in made.arrays:
@@ -497,13 +496,13 @@ class _Leaving:
         pieces.append(piece)
 
     def _place(self, piece):
-        """Finds it a component, and copies what is not there."""
+        """Chooses a component for a piece, and copies it there if necessary."""
         nbytes = piece.high - piece.low
         users = self._users(piece.names)
         if piece.component is not None and all(piece.component in self._access.get(user, ()) for user in users):
             piece.stretch = Stretch(piece.component, piece.low, nbytes)
         elif piece.component is not None:
-            # It was another variable's, which is not needed any more.
+            # The component belonged to a variable that is not needed any more.
             before = Stretch(piece.component, piece.low, nbytes)
             if any(_overlap(before, taken) for taken in self._taken):
                 raise self._shared(piece.names, "memory with variables that this component does not get")
@@ -518,7 +517,7 @@ class _Leaving:
             self._places[id(what)] = piece.stretch, at - piece.low
 
     def _source(self, piece):
-        """What is to be copied of this process's own memory. Gaps of an array that is alone there are not."""
+        """Returns the memory to copy, without the gaps of an array that is the only one there."""
         (what, _), *others = piece.members
         if not others and not isinstance(what, memoryview) and what.nbytes < piece.high - piece.low:
             compact = self._compact[id(what)] = what.copy(order="K")
@@ -527,11 +526,11 @@ class _Leaving:
         return piece.low, piece.high - piece.low
 
     def _users(self, names):
-        """The components behind this one that get any of these variables."""
+        """Returns the later components that get any of these variables."""
         return [function for function, parameters in self._later.items() if names & parameters]
 
     def _home(self, names, what):
-        """The memory component for what all of these variables have: whoever gets one of them has to access it."""
+        """Chooses the memory component for shared memory of these variables: every component that gets one of them must access it."""
         users = [self._name, *self._users(names)]
         for name in sorted(names):
             if all(name in self._access.get(user, ()) for user in users):
@@ -541,9 +540,9 @@ class _Leaving:
     def _shared(self, names, what):
         listed = " and ".join(sorted(names))
         if len(names) == 1:
-            text = f"{listed} has {what}, and not all that have it access a memory component {listed}"
+            text = f"{listed} has {what}, and not all components that get it access a memory component {listed}"
         else:
-            text = f"{listed} share {what}, and not all components behind it get all of them: let one be a copy"
+            text = f"{listed} share {what}, and not all later components get all of them: copy one of them"
         return _errors.InvalidArgument(f"at the end of component {self._name} {text}")
 
     def _bundle(self, made):
@@ -564,7 +563,7 @@ class _Leaving:
                 arrays.append((number, at + array.array[1], *array.array[2:]))
                 continue
             there = self._compact.get(id(array), array)
-            # Of one that goes backwards the first element is not at the lowest address.
+            # With negative strides, the first element is not at the lowest address.
             at += 0 if number is None else _address(there) - _bounds(there)[0]
             is_writable = array.flags.writeable or (number is not None and self._is_only_read(stretches[number]))
             arrays.append((number, at, there.dtype, there.shape, there.strides, is_writable))
@@ -573,7 +572,7 @@ class _Leaving:
         return Bundle(made.names, self._body(made), tuple(stretches), tuple(arrays), tuple(buffers))
 
     def _is_only_read(self, stretch):
-        """Whether it is this component alone that may not write there."""
+        """Returns whether this component may only read the memory."""
         return self._memory.has(stretch.component) and self._memory.channel(stretch.component).readonly
 
     def _body(self, made):
@@ -591,7 +590,7 @@ def _overlap(one, other):
 
 
 def _joined(picklings):
-    """Those that have something in common which may change, together."""
+    """Joins picklings that share mutable values."""
     groups = []
     for made in picklings:
         those = [group for group in groups if any(one.seen.keys() & made.seen.keys() for one in group)]

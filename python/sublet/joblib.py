@@ -1,13 +1,13 @@
-"""joblib on leased cores: importing this makes the backend `"sublet"` known.
+"""joblib on leased cores: importing this module registers the backend `"sublet"`.
 
 >>> import sublet.joblib
 >>> from joblib import Parallel, delayed, parallel_config
 >>> with parallel_config(backend="sublet", n_jobs=8, memory="4GiB"):
 ...     Parallel()(delayed(math.factorial)(n) for n in range(100))
 
-The first `Parallel` leases its cores. At its end they are kept for the next one, and given back when they have been idle for a
-minute, or earlier if this program needs them for something else. Workers import joblib, so their environment has to have it, as that
-of `sublet.local()` has.
+The first `Parallel` leases its cores. At its end they are kept for the next one, and released when they have been idle for a
+minute, or earlier if this program needs them for something else. Workers import joblib, so their environment must have it, as that
+of `sublet.local()` does.
 """
 
 import concurrent.futures
@@ -25,23 +25,23 @@ from ._client import default_client
 
 __all__ = ["SubletBackend"]
 
-# How long cores are kept that no `Parallel` uses, in seconds.
+# Time that idle cores are kept, in seconds.
 IDLE_SECONDS = 60
-# How long a lease lasts from its latest use on, if nothing else is asked for, in seconds.
+# Default duration of a lease after its latest use, in seconds.
 LEASE_SECONDS = 600
 # While a `Parallel` uses a lease, the lease is renewed after this many seconds.
 RENEWAL_SECONDS = LEASE_SECONDS / 4
 # A lease that was renewed less than this many seconds ago is used again without a renewal, which takes longer than ten calls.
 RECENT_SECONDS = 1
-# What joblib tells every backend, and what is of no use here: arrays are in memory that workers share, without files.
+# Options that joblib passes to every backend, without use here: arrays are in shared memory, without files.
 _JOBLIBS = frozenset(["context", "max_nbytes", "mmap_mode", "prefer", "require", "temp_folder", "verbose"])
 
 
 class SubletBackend(AutoBatchingMixin, ParallelBackendBase):
     """A joblib backend whose workers are on leased cores.
 
-    `n_jobs` is how many are leased; without it, and for -1, as many as this machine has. For one, nothing is leased and the work is
-    done here, as by joblib's other backends. A `Parallel` within a function that a worker executes is sequential.
+    `n_jobs` is the number of cores; without it, and for -1, the number of this machine's cores. For 1, nothing is leased and the work
+    is done in this process, as by joblib's other backends. A `Parallel` within a function that a worker executes is sequential.
 
     Options of `joblib.parallel_config`:
 
@@ -63,7 +63,7 @@ class SubletBackend(AutoBatchingMixin, ParallelBackendBase):
     _lease = _key = _batches = None
 
     def effective_n_jobs(self, n_jobs):
-        """How many workers there are for so many jobs, which may be counted down from this machine's cores."""
+        """Returns the number of workers for `n_jobs`, which may count down from this machine's cores."""
         if n_jobs == 0:
             raise ValueError("n_jobs == 0 in Parallel has no meaning")
         if n_jobs is None:
@@ -71,7 +71,7 @@ class SubletBackend(AutoBatchingMixin, ParallelBackendBase):
         return n_jobs if n_jobs > 0 else max(cpu_count() + 1 + n_jobs, 1)
 
     def configure(self, n_jobs=1, parallel=None, **options):
-        """Leases the cores; returns how many."""
+        """Leases the cores; returns their number."""
         n_jobs = self.effective_n_jobs(n_jobs)
         if n_jobs == 1:
             raise FallbackToBackend(SequentialBackend(nesting_level=self.nesting_level))
@@ -93,7 +93,7 @@ class SubletBackend(AutoBatchingMixin, ParallelBackendBase):
         return environment
 
     def start_call(self):
-        """Begins a call of the `Parallel`."""
+        """Starts a call of the `Parallel`."""
         self._batches = _Batches()
 
     def submit(self, func, callback=None):
@@ -142,7 +142,7 @@ class SubletBackend(AutoBatchingMixin, ParallelBackendBase):
         return out.result()
 
     def terminate(self):
-        """Keeps the cores for the next `Parallel`, unless a call is still executed there: nobody wants its result."""
+        """Keeps the cores for the next `Parallel`, unless they still execute an abandoned call."""
         lease, self._lease = self._lease, None
         if lease is not None:
             if self._key is not None and self._idle_seconds > 0 and lease._dispatch.is_idle():
@@ -152,7 +152,7 @@ class SubletBackend(AutoBatchingMixin, ParallelBackendBase):
         self.reset_batch_stats()
 
     def abort_everything(self, ensure_ready=True):
-        """Ends all calls, and their workers."""
+        """Ends all calls and their workers."""
         self._key = None
         self.terminate()
         if ensure_ready:
@@ -163,7 +163,7 @@ class SubletBackend(AutoBatchingMixin, ParallelBackendBase):
 
 
 class _Batches:
-    """The batches of one call of a `Parallel`: how many have not ended."""
+    """Counter of the running batches of one call of a `Parallel`."""
 
     def __init__(self):
         self._changed = threading.Condition()
@@ -193,7 +193,7 @@ class _Batches:
 
 
 def _key_of(client, n_jobs, options):
-    """What two uses have in common that may have the same workers; None if that cannot be told."""
+    """Returns a key that is equal for uses that may share workers; None if the options cannot be compared."""
     terms = {name: value for name, value in options.items() if name != "wait"}
     # Modules that were imported since are not on the workers.
     modules = None if terms.get("path") is not None else _own_modules()
@@ -208,7 +208,7 @@ _looked_through = (None, None)
 
 
 def _own_modules():
-    """The files of the modules that workers are sent. They are looked through only when further ones were imported, which takes longer than a call."""
+    """Returns the files of modules that are sent to workers. They are collected again only after further imports, since that takes longer than a call."""
     global _looked_through
     names = frozenset(sys.modules)
     if _looked_through[0] != names:
@@ -217,7 +217,7 @@ def _own_modules():
 
 
 def _take(key, timeout):
-    """A lease that was kept, for as long as a new one would last; None if there is none."""
+    """Returns a kept lease, renewed to the duration of a new one; None if there is none."""
     _process.check()
     lease = None if key is None else _kept.take(key)
     if lease is None:
@@ -229,7 +229,7 @@ def _take(key, timeout):
             lease.renew(LEASE_SECONDS if timeout is None else timeout)
             return lease
     except _errors.Error:
-        # It is over.
+        # The lease has ended.
         pass
     _kept.give_back(lease)
     return None

@@ -20,13 +20,13 @@ __all__ = ["SubletExecutor"]
 class SubletExecutor(ParslExecutor, RepresentationMixin):
     """A Parsl executor whose workers are on leased cores, from Parsl's start to its end.
 
-    An app whose worker ends fails with `WorkerDied`, which Parsl's `retries` may repeat; other apps go on.
+    An app whose worker ends fails with `WorkerDied`, which Parsl's `retries` may repeat; other apps continue.
 
     Args:
-        label: Parsl's name for it.
-        cores: How many are leased; without it, as many as this machine has.
-        client: Whose lease it is; without it, the default one.
-        **lease: As for `Client.lease`.
+        label: Name of the executor in Parsl.
+        cores: Number of cores to lease; by default the number of this machine's cores.
+        client: Client that leases; by default the default client.
+        **lease: Options of `Client.lease`.
     """
 
     def __init__(self, label="sublet", cores=None, client=None, **lease):
@@ -50,11 +50,11 @@ class SubletExecutor(ParslExecutor, RepresentationMixin):
         return self._lease.submit(func, *args, **kwargs)
 
     def shutdown(self):
-        """Gives the cores back when all apps have ended."""
+        """Releases the cores when all apps have ended."""
         if self._lease is not None:
             self._lease.close()
         super().shutdown()
 
     def monitor_resources(self):
-        """Whether Parsl is to watch the processes of apps: it cannot, from within their sandboxes."""
+        """Whether Parsl monitors the processes of apps: sandboxes do not allow it."""
         return False

@@ -1,9 +1,9 @@
-"""Worker processes that know each other: FIFOs between them, and who may use which.
+"""FIFOs between worker processes, rights to them, and executors on other processing units.
 
-In a function that a worker executes; elsewhere each call raises `InvalidArgument`. The worker's process is a *global process*, whose
-id says on which processing unit it is: it exchanges messages with others of the same tenant on the same unit and on those that are
-linked with it, a host's and its DPUs'. What it may do with a FIFO are its rights: to read, to write, to own, which is to grant and
-to revoke. Within a unit messages pass through memory, between two through a connection of the two processes.
+The module works in functions that a worker executes; elsewhere each call raises `InvalidArgument`. The worker's process is a *global
+process*, whose id contains its processing unit: it exchanges messages with processes of the same tenant on the same unit and on linked
+ones, as of a host and its DPUs. Its rights to a FIFO are to read, to write, and to own, which allows to grant and revoke. Within a unit
+messages pass through shared memory, between two units through a connection.
 
     def open_frames(writer):
         global frames
@@ -14,11 +14,11 @@ to revoke. Within a unit messages pass through memory, between two through a con
         with xpu.connect("frames", timeout=1.0) as frames:
             frames.write(message, timeout=1.0)
 
-A FIFO ends with the process that made it, unless another one reads it; a writer's end and a reader's are the process's, too, and
-not their function's: what a global variable keeps is there for the next call, and what nobody keeps is closed.
+A FIFO ends with the process that created it, unless another one reads it. Ends of a FIFO belong to the process, not to the function:
+an end in a global variable stays open for the next call, and an end without references is closed.
 
-All times are in seconds: `None` waits as long as it takes, 0 not at all. Who waits lets other threads execute, and is interrupted
-by signals as ever.
+All times are in seconds: `None` waits without limit, 0 does not wait. Waiting releases the interpreter's lock, and signals interrupt
+it.
 """
 
 from __future__ import annotations
@@ -63,13 +63,13 @@ __all__ = [
 
 
 class Rights(enum.IntFlag):
-    """What a process may do with a FIFO: any of these together."""
+    """Rights of a process to a FIFO, which can be combined."""
 
-    #: To connect to read.
+    #: Right to connect to read.
     READ = 1
-    #: To connect to write.
+    #: Right to connect to write.
     WRITE = 2
-    #: To grant rights to it and to revoke them, its own included.
+    #: Right to grant and revoke rights to the FIFO, including its own.
     OWN = 4
 
 
@@ -77,16 +77,16 @@ READ, WRITE, OWN = Rights.READ, Rights.WRITE, Rights.OWN
 
 
 class GlobalId(int):
-    """What names a process or a FIFO on all linked processing units: a number, printed as `5f3a90c1:7`, unit and number there."""
+    """Global id of a process or FIFO on all linked processing units, printed as `5f3a90c1:7`: the unit, and a number within it."""
 
     @property
     def pu(self) -> int:
-        """The processing unit's number, as `sublet.pus()` tells it."""
+        """Number of the processing unit, as in `sublet.pus()`."""
         return self >> 32
 
     @property
     def local(self) -> int:
-        """The number there."""
+        """Number within the unit."""
         return self & 0xFFFF_FFFF
 
     def __str__(self) -> str:
@@ -103,12 +103,12 @@ class Pid(GlobalId):
 def _interface() -> Any:
     worker = sys.modules.get("sublet_template")
     if worker is None:
-        raise _errors.InvalidArgument("this process has no processing unit's shim: it was not started by an agent")
+        raise _errors.InvalidArgument("this process was not started by an agent, and has no access to processing units")
     return worker.xpu
 
 
 def pid() -> Pid:
-    """The global id of this process, by which others grant it rights."""
+    """Returns the global id of this process, by which others grant it rights."""
     return Pid(_interface().pid())
 
 
@@ -117,10 +117,10 @@ def _object(of: int | Reader | Writer) -> int:
 
 
 def grant(to: int, object: int | Reader | Writer, rights: int) -> None:
-    """Grants rights to a FIFO to another process, on whichever processing unit. They hold when this returns.
+    """Grants rights to a FIFO to another process on any processing unit. They are effective when this returns.
 
-    The FIFO is named by its id, or by an end of it. Raises `PermissionDenied` without the right to own it; `InvalidArgument` if there
-    is no such process or FIFO of the tenant; `AgentUnreachable`.
+    `object` is the id of the FIFO or an end of it. Raises `PermissionDenied` without the right to own it; `InvalidArgument` if the
+    tenant has no such process or FIFO; `AgentUnreachable`.
 
     Examples:
         >>> xpu.grant(writer, frames, xpu.WRITE)
@@ -129,20 +129,20 @@ def grant(to: int, object: int | Reader | Writer, rights: int) -> None:
 
 
 def revoke(from_: int, object: int | Reader | Writer, rights: int) -> None:
-    """Revokes rights. Connections that were made by them are cut when this returns, and what was not read of them is not read any more.
+    """Revokes rights. When this returns, connections that depend on them are closed, and their unread messages are lost.
 
-    Raises as `grant`.
+    Raises the errors of `grant`.
     """
     _interface().revoke(from_, _object(object), rights)
 
 
 def rights(object: int | Reader | Writer) -> Rights:
-    """What this process may do with a FIFO."""
+    """Returns the rights of this process to a FIFO."""
     return Rights(_interface().rights(_object(object)))
 
 
 def units() -> list[int]:
-    """The processors of this computer: this process's own first, then those that are linked with it now."""
+    """Returns the processors of this computer: this process's own first, then those that are linked with it now."""
     found: list[int] = []
     while True:
         try:
@@ -154,16 +154,16 @@ def units() -> list[int]:
 
 
 def device(name: str, processor: int | None = None) -> int:
-    """A device, as `"opencl0"`, of the node of a processor; without that of this process's own node. An `Executor` there executes the
+    """Returns a device, as `"opencl0"`, of a processor's node, by default of this process's own. An `Executor` there executes
     functions of this package that have a build for such devices.
 
-    Raises `InvalidArgument` if that node has no such device, `AgentUnreachable` if the processor is no neighbour's, or out of reach.
+    Raises `InvalidArgument` if that node has no such device, `AgentUnreachable` if the processor is not linked or cannot be reached.
     """
     return _interface().device(_interface().unit(0) if processor is None else processor, name)
 
 
 def find(kind: str) -> int:
-    """A unit of this kind, as `"dpu"` or `"opencl"`: of this process's own node if that has one, else of a linked one.
+    """Finds a unit of this kind, as `"dpu"` or `"opencl"`, on this process's own node or otherwise on a linked one.
 
     Raises `AgentUnreachable` if there is none.
     """
@@ -177,20 +177,20 @@ def spawn(
     env: Mapping[str, str] | None = None,
     capabilities: Iterable[tuple[int | Reader | Writer, int]] = (),
 ) -> Pid:
-    """Starts a program of this function's package on a processor, in a lease of its own, and returns when it is being executed.
+    """Starts a program of this function's package on a processor, in a lease of its own; returns when it is running.
 
-    In a package of Python it is a Python file, which a copy of a warm interpreter runs; `sys.argv` has the path and the arguments. It has
-    the variables of `env` beside those that each worker has, none of this process's, and the rights of `capabilities`, pairs of a FIFO
-    that this process owns and rights, and no others. It ends with this process. `{arch}` in the path stands for the architecture of
-    the processor.
+    In a Python package the program is a Python file, which a copy of a warm interpreter runs; `sys.argv` has the path and the arguments.
+    Its environment has the variables of `env` and of workers, but none of this process. It gets only the rights of `capabilities`,
+    pairs of a FIFO that this process owns and rights. It ends with this process. `{arch}` in the path stands for the architecture
+    of the processor.
 
-    Raises `InvalidArgument` for a path that is no program of the package, `PermissionDenied` for a FIFO that this process does not own,
-    `AgentUnreachable` if there is no such processor, `NoCapacity` if it has no core left.
+    Raises `InvalidArgument` if the path is not a program of the package, `PermissionDenied` for a FIFO that this process does not own,
+    `AgentUnreachable` if there is no such processor, `NoCapacity` if it has no free core.
 
     Examples:
         >>> child = xpu.spawn(xpu.units()[-1], "stage.py", "frames", capabilities=[(frames, xpu.WRITE)])
     """
-    # As os.exec takes them: a name that is not text stays the bytes that it is.
+    # As for os.exec: bytes that are not text stay unchanged.
     words = [os.fsencode(word) for word in (path, *args)]
     variables = [os.fsencode(f"{name}={value}") for name, value in (env or {}).items()]
     granted = [(_object(object), int(rights)) for object, rights in capabilities]
@@ -198,11 +198,11 @@ def spawn(
 
 
 def fifo(name: str | None = None, slots: int = 16, slot_bytes: int = 4096) -> Reader:
-    """Makes a FIFO, which this process reads and owns.
+    """Creates a FIFO, which this process reads and owns.
 
-    Its name is the tenant's on all linked processing units; without one it is known by its id. Each writer has a ring of `slots`, a
-    power of two, 4 to 1024, of `slot_bytes`, whole pages of 4096; a message has at most three quarters of that. A name that is taken
-    is an `Error` of code `already_allocated`.
+    Its name is unique for the tenant on all linked processing units; without a name it has only its id. Each writer has a ring of
+    `slots` slots, a power of two from 4 to 1024, of `slot_bytes` bytes, a multiple of 4096; a message has at most three quarters of
+    the ring. A name in use raises an `Error` of code `already_allocated`.
 
     Examples:
         >>> with xpu.fifo("frames", slots=16, slot_bytes=1 << 20) as frames:
@@ -213,9 +213,9 @@ def fifo(name: str | None = None, slots: int = 16, slot_bytes: int = 4096) -> Re
 
 
 def connect(to: str | int, timeout: float | None = None) -> Writer:
-    """Connects to a FIFO to write to it, by its name or its id, on whichever processing unit it is.
+    """Connects to a FIFO on any processing unit, by its name or its id, to write to it.
 
-    While nobody reads it this waits; where a node insists on encryption, until its reader reads. Raises `PermissionDenied` without
+    The function waits for a reader; if a node requires encryption, until the reader reads. Raises `PermissionDenied` without
     the right to write, `InvalidArgument` if there is no such FIFO, and `DeadlineExceeded`, which is a `TimeoutError`.
     """
     interface = _interface()
@@ -223,10 +223,10 @@ def connect(to: str | int, timeout: float | None = None) -> Writer:
 
 
 def connect_to_read(name: str, timeout: float | None = None) -> Reader:
-    """Connects to read a FIFO of the same processing unit that its reader has closed, and that did not end then: this process had the
+    """Connects to read a FIFO of the same processing unit that its reader has closed. It still exists because this process has the
     right to read it.
 
-    While another process reads it, it is an `Error` of code `already_allocated`. Raises as `connect` otherwise.
+    While another process reads it, this raises an `Error` of code `already_allocated`. Other errors are those of `connect`.
     """
     return Reader(_interface().connect_to_read(name, timeout))
 
@@ -236,13 +236,13 @@ class _Closable:
 
     @property
     def closed(self) -> bool:
-        """Whether it was closed here."""
+        """Whether this object was closed."""
         return bool(self._native.closed)
 
     def close(self) -> None:
-        """Closes it. A second time that does nothing; what else is done with it afterwards is `InvalidArgument`.
+        """Closes this object. A second call does nothing; other uses afterwards raise `InvalidArgument`.
 
-        Another thread that waits with it is told the same.
+        A waiting call of another thread raises the same.
         """
         self._native.close()
 
@@ -254,19 +254,19 @@ class _Closable:
 
 
 class Executor(_Closable):
-    """Functions of a package on another processor, or on a device: a worker process of the package there, in a lease of its own.
+    """A worker process of a package on another processor or a device, in a lease of its own, which executes the package's functions.
 
-    They are the functions that the package names, in whatever language its build for that unit is written: bytes in, bytes out.
-    They execute one after another, in the order of the calls; who wants more at once starts more executors. It ends when it is closed,
-    or with this process; it is a context manager, which closes it.
+    It executes the functions that the package names, from the build for that unit: bytes in, bytes out. Functions execute one after
+    another, in the order of the calls; for concurrency, start several executors. The executor ends when it is closed, or with this
+    process. It is a context manager, which closes it.
 
     Args:
-        unit: the processor, one of `units()`, or a `device()`.
-        max_bytes: bytes of an input or an output at most, up to 32 MiB.
-        timeout: how long it may take to start, in seconds.
-        package: another package that is deployed, by its name or digest; without it this function's own, if that names functions.
+        unit: A processor, one of `units()`, or a `device()`.
+        max_bytes: Maximum size of an input or an output, up to 32 MiB.
+        timeout: Maximum time for the start, in seconds.
+        package: Another deployed package, by its name or digest; by default this function's own, if it names functions.
 
-    Raises as `spawn`; `WorkerDied` if it ends before it is ready, and `DeadlineExceeded`.
+    Raises the errors of `spawn`; `WorkerDied` if it ends before it is ready, and `DeadlineExceeded`.
 
     Examples:
         >>> with xpu.Executor(xpu.units()[-1]) as dpu:
@@ -280,32 +280,32 @@ class Executor(_Closable):
 
     @property
     def pid(self) -> Pid:
-        """The global id of the process that it is."""
+        """Global id of the executor's process."""
         return Pid(self._native.pid)
 
     def call(self, function: str, data: ReadableBuffer = b"", timeout: float | None = None) -> bytes:
-        """Calls a function by its name, and returns its output. Several, as `"resize|compress"`, follow each other there: the output of
-        each, of at most `max_bytes`, is the input of the next, and on a device it stays in its memory.
+        """Calls a function by its name, and returns its output. Several functions, as `"resize|compress"`, run one after another: the
+        output of each, of at most `max_bytes`, is the input of the next, and on a device it stays in its memory.
 
-        What is to stay there for later calls has a name with `@` before it, at most 16 of them: `"decode|@picture"` leaves the output
-        and answers nothing, `"@picture|resize"` has it as its input, as often as it is called. `"|@picture"` leaves `data`, without any it takes
-        away what was there, and `"@picture"` is answered with it. A call whose function fails before it leaves what was there.
+        Names with `@` are buffers that stay there for later calls, at most 16: `"decode|@picture"` keeps the output and returns nothing,
+        `"@picture|resize"` uses it as input, any number of times. `"|@picture"` keeps `data`, or removes the buffer without data, and
+        `"@picture"` returns its contents. A call that fails before it fills a buffer leaves the buffer unchanged.
 
-        What it says when it fails comes with its name before it. Raises `WorkerDied` if the executor has ended, `DeadlineExceeded`, which is a
-        `TimeoutError`: the call goes on then, its output is dropped, and what is called next waits for its end.
+        Messages of failures begin with the name of the function. Raises `WorkerDied` if the executor has ended; `DeadlineExceeded`, which
+        is a `TimeoutError`: the call then continues, its output is dropped, and the next call waits for its end.
         """
         return self._native.call(function, data, timeout)  # type: ignore[no-any-return]
 
     def submit(self, function: str, data: ReadableBuffer = b"", timeout: float | None = None) -> None:
-        """Submits a call, and returns before it is executed: to several executors, which execute at once. `result` takes its output.
+        """Submits a call without waiting, so that several executors run at the same time. `result` returns its output.
 
-        At most 8 calls of an executor are without an answer, and as many as it has room for together: of inputs of `max_bytes`, one.
-        What is more is an `Error` of code `too_many_in_flight`.
+        At most 8 calls of an executor may be in flight, with about `max_bytes` of input together: more raise an `Error` of code
+        `too_many_in_flight`.
         """
         self._native.submit(function, data, timeout)
 
     def result(self, timeout: float | None = None) -> bytes:
-        """The output of the oldest call that was submitted. Raises as `call`; after `DeadlineExceeded` it can be taken later."""
+        """Returns the output of the oldest submitted call. Raises the errors of `call`; after `DeadlineExceeded` it can be called again."""
         return self._native.result(timeout)  # type: ignore[no-any-return]
 
     def __repr__(self) -> str:
@@ -313,19 +313,19 @@ class Executor(_Closable):
 
 
 class Chain(_Closable):
-    """Functions that a graph connects, on the units of this computer: one call of all of them.
+    """The functions of a graph on the units of this computer, called as one.
 
-    Each component has an `Executor` on the unit of its kind (`"resources": {"pu": "dpu"}`), and without one on this process's own.
-    Components that follow each other there, and nobody else, are one call: on a device what is between them stays in its memory. Those that may be
-    executed at the same time have an executor each, as far as there are cores; a device has one, and an output that several read there, and
-    nobody else, stays in its memory. It is a context manager, which ends them.
+    Each component has an `Executor` on a unit of its kind (`"resources": {"pu": "dpu"}`), or otherwise on this process's own unit.
+    Components that only follow each other on one unit become one call, whose intermediate data stay in memory on a device. Components
+    that may run at the same time have an executor each, as far as there are cores. A device has one executor, and an output that only
+    components on that device read stays in its memory. The chain is a context manager, which closes it.
 
     Args:
-        graph: the document, as a dictionary or as JSON: compute components of one instance and triggers, which may have conditions.
-        max_bytes: bytes of an input or an output at most, up to 32 MiB.
-        timeout: how long it may take to start, in seconds.
+        graph: Document as a dict or JSON: only compute components of one instance, and triggers with or without conditions.
+        max_bytes: Maximum size of an input or an output, up to 32 MiB.
+        timeout: Maximum time for the start, in seconds.
 
-    Raises `InvalidArgument` with all that is wrong with the document, `AgentUnreachable` if there is no unit of a kind; and as `Executor`.
+    Raises `InvalidArgument` with all errors of the document, `AgentUnreachable` if there is no unit of a kind, and the errors of `Executor`.
 
     Examples:
         >>> with xpu.Chain(json.load(open("pictures.json"))) as pictures:
@@ -338,14 +338,15 @@ class Chain(_Closable):
 
     @property
     def pids(self) -> list[Pid]:
-        """The processes that execute it, in the order in which they are called; one that does so twice is named twice."""
+        """Processes of the chain, in the order of their calls; a process that is called twice appears twice."""
         return [Pid(pid) for pid in self._native.pids]
 
     def call(self, data: ReadableBuffer = b"", timeout: float | None = None) -> bytes:
-        """The output of the components that trigger no other, for this input of the entry. Of several each is behind its length in 8 bytes,
-        little endian, and followed by zeros up to a multiple of 8; and so is the input of a component that several trigger.
+        """Calls the chain with this input for its entry; returns the output of the components that trigger no other. Several outputs are
+        each preceded by their length in 8 bytes, little endian, and padded with zeros to a multiple of 8. The input of a component with
+        several triggers has the same form.
 
-        The first function that fails ends the call, and its name is before what it says. Raises as `Executor.call`.
+        The first function that fails ends the call; the message begins with its name. Raises the errors of `Executor.call`.
         """
         return self._native.call(data, timeout)  # type: ignore[no-any-return]
 
@@ -354,7 +355,7 @@ class Chain(_Closable):
 
 
 class _End(_Closable):
-    """Either end. It is used by one thread at a time: a second one waits. It is a context manager, which closes it."""
+    """An end of a FIFO. Only one thread at a time uses it: a second one waits. It is a context manager, which closes it."""
 
     _what = ""
 
@@ -363,7 +364,7 @@ class _End(_Closable):
 
     @property
     def object(self) -> GlobalId:
-        """The global id of the FIFO."""
+        """Global id of the FIFO."""
         return GlobalId(self._native.object)
 
     def __repr__(self) -> str:
@@ -371,41 +372,41 @@ class _End(_Closable):
 
 
 class Reader(_End):
-    """The reading end of a FIFO. Made by `fifo` and `connect_to_read`.
+    """Reading end of a FIFO. Created by `fifo` and `connect_to_read`.
 
-    When it is closed its writers are told so, and if nobody else may read the FIFO it has ended.
+    When it is closed, writers get an error, and if no other process may read the FIFO, it ends.
     """
 
     _what = "reader"
 
     def read(self, timeout: float | None = None) -> tuple[bytes, Pid]:
-        """The next message of any writer, and whose it is. Writers take turns; those of one keep their order.
+        """Returns the next message of any writer, and its writer. Writers take turns; messages of one writer keep their order.
 
-        It also waits while nobody writes: somebody may come. Raises `DeadlineExceeded`, which is a `TimeoutError`;
+        The function also waits without writers, since one may connect. Raises `DeadlineExceeded`, which is a `TimeoutError`;
         `PermissionDenied` after the right was revoked; `AgentUnreachable`.
         """
         message, writer = self._native.read(timeout)
         return message, Pid(writer)
 
     def read_into(self, buffer: WriteableBuffer, timeout: float | None = None) -> tuple[int, Pid]:
-        """The same, to the front of a writable buffer, such as an array: how many bytes, and whose.
+        """Reads the next message to the front of a writable buffer, such as an array; returns its size and its writer.
 
-        Without room for it the message stays, and this raises an `Error` of code `output_too_large`, which says how long it is.
+        If the buffer is too small, the message stays, and this raises an `Error` of code `output_too_large` with the message's size.
         """
         count, writer = self._native.read_into(buffer, timeout)
         return count, Pid(writer)
 
 
 class Writer(_End):
-    """The writing end of a FIFO. Made by `connect`. When it is closed its reader gets what was written."""
+    """Writing end of a FIFO. Created by `connect`. Messages written before it is closed still reach the reader."""
 
     _what = "writer"
 
     def write(self, message: ReadableBuffer, timeout: float | None = None) -> None:
-        """Writes a message: `bytes`, or any contiguous buffer, such as an array, which nobody should change meanwhile.
+        """Writes a message: `bytes`, or any contiguous buffer, such as an array, which must not change meanwhile.
 
-        It waits for room in the ring, and not until it is read. Raises `DeadlineExceeded`, which is a `TimeoutError`, while it is full;
-        `PermissionDenied` after the right was revoked; `LeaseEnded` when nobody reads any more; `InvalidArgument` for what is longer than
-        three quarters of the ring; `AgentUnreachable`. Then nothing of the message was written.
+        The function waits for space in the ring, but not for the reader. Raises `DeadlineExceeded`, which is a `TimeoutError`, while the
+        ring is full; `PermissionDenied` after the right was revoked; `LeaseEnded` when there is no reader any more; `InvalidArgument` for
+        more than three quarters of the ring; `AgentUnreachable`. After an error, nothing of the message was written.
         """
         self._native.write(message, timeout)

@@ -513,7 +513,7 @@ def test_refuses_to_share_memory_with_another_tenants_package(platform, monkeypa
         functions.origin = _foreign.Foreign("package words of tenant alice")
 
     monkeypatch.setattr(_lease.Lease, "__init__", begin_foreign)
-    with pytest.raises(sublet.InvalidArgument, match="share_arrays=True is for your own packages"):
+    with pytest.raises(sublet.InvalidArgument, match="share_arrays=True is only allowed for your own packages"):
         platform.lease(share_arrays=True, wait=60)
 
 

@@ -128,5 +128,5 @@ def test_command_does_not_take_its_own_script_for_the_program(tmp_path, monkeypa
     monkeypatch.setattr(_command, "_CARRIED", tmp_path / "none")
     monkeypatch.setattr(sys, "executable", str(tmp_path / "python"))
     monkeypatch.setenv("PATH", str(tmp_path))
-    with pytest.raises(FileNotFoundError, match="neither in its Python package nor in PATH"):
+    with pytest.raises(FileNotFoundError, match="neither in its Python package nor on PATH"):
         _command.program()

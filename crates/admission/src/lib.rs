@@ -1,8 +1,8 @@
-//! Decides which connections a listener keeps: budgets by who is at the other end, time limits, and a bounded log of
-//! refusals.
+//! Decides which connections a listener keeps, by budgets for each class and party and by time limits, and keeps a bounded
+//! log of refusals.
 //!
 //! The manager and the agent each have one [`Admission`] for all of their listeners. It is a data structure without I/O,
-//! clock or threads: the time comes with each event, and the listeners close what it says.
+//! clock or threads: each event carries the time, and the listeners close the connections that it returns.
 //!
 //! ```text
 //! accept --> enter --> (TLS) --> identify --> begin, end: one pair for each request --> leave
@@ -12,13 +12,13 @@
 //! ```
 //!
 //! Invariants:
-//! - Each [`Class`] has places that no other class can take, so unauthenticated connections and tenants lock out neither
-//!   the operator nor agents.
-//! - No class has more connections than its [`Budget`] says, no [`Party`] more than its part of that, and all classes
-//!   together no more than [`Limits::total`].
+//! - Each [`Class`] has connections reserved that no other class can use, so unauthenticated connections and tenants cannot
+//!   lock out the operator or agents.
+//! - No class has more connections than [`Budget::most`], no [`Party`] more than [`Budget::each`], and all classes together
+//!   no more than [`Limits::total`].
 //! - An identified connection is never shed for another one. An unidentified one is shed only for another connection of
 //!   its party, or while its party has as many as any other of its class.
-//! - A connection that does not identify itself in time is expired, whatever it sends meanwhile.
+//! - A connection that does not identify itself in time expires, whatever it sends meanwhile.
 
 mod refusals;
 #[cfg(test)]
@@ -47,7 +47,8 @@ pub enum Party {
 }
 
 impl Party {
-    /// An unidentified connection from an address. One host has all 2^64 addresses of an IPv6 network, so these count as one.
+    /// Creates the party of an unidentified connection. One host may have all 2^64 addresses of an IPv6 network, so these
+    /// count as one address.
     pub fn at(address: IpAddr) -> Party {
         Party::Address(match address.to_canonical() {
             IpAddr::V6(address) => Ipv6Addr::from_bits(address.to_bits() >> 64 << 64).into(),
@@ -55,7 +56,7 @@ impl Party {
         })
     }
 
-    /// The class whose places the party uses.
+    /// Returns the class of the party.
     pub fn class(&self) -> Class {
         match self {
             Party::Address(_) | Party::User(_) => Class::Unidentified,
@@ -78,47 +79,47 @@ impl fmt::Display for Party {
     }
 }
 
-/// A kind of connections with places of its own.
+/// A class of connections, with a budget of its own.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Class {
-    /// Those that have shown neither a token nor a ticket.
+    /// Connections that have shown neither a token nor a ticket.
     Unidentified,
-    /// The operator's.
+    /// Connections of the operator.
     Operator,
-    /// Those of agents and managers.
+    /// Connections of agents and managers.
     Peers,
-    /// Those of tenants.
+    /// Connections of tenants.
     Tenants,
 }
 
 impl Class {
-    /// All of them.
+    /// All classes.
     pub const ALL: [Class; 4] = [Class::Unidentified, Class::Operator, Class::Peers, Class::Tenants];
 }
 
-/// The connections that a class may have.
+/// Limits on the connections of a class.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Budget {
-    /// Places that only this class uses.
+    /// Connections that only this class may use.
     pub reserved: usize,
-    /// Connections of the class at the same time.
+    /// Maximum number of connections of the class.
     pub most: usize,
-    /// Connections of one party at the same time.
+    /// Maximum number of connections of one party.
     pub each: usize,
 }
 
-/// What an [`Admission`] allows.
+/// Limits of an [`Admission`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Limits {
-    /// Connections of all classes at the same time; at least the sum of what is reserved.
+    /// Maximum number of connections of all classes together; at least the sum of the reserved ones.
     pub total: usize,
-    /// See [`Class::Unidentified`].
+    /// Budget of [`Class::Unidentified`].
     pub unidentified: Budget,
-    /// See [`Class::Operator`].
+    /// Budget of [`Class::Operator`].
     pub operator: Budget,
-    /// See [`Class::Peers`].
+    /// Budget of [`Class::Peers`].
     pub peers: Budget,
-    /// See [`Class::Tenants`].
+    /// Budget of [`Class::Tenants`].
     pub tenants: Budget,
     /// Time from the acceptance of a connection to the end of its handshake, in milliseconds.
     pub handshake_ms: u64,
@@ -129,7 +130,7 @@ pub struct Limits {
 }
 
 impl Limits {
-    /// The budget of a class.
+    /// Returns the budget of a class.
     pub fn of(&self, class: Class) -> Budget {
         match class {
             Class::Unidentified => self.unidentified,
@@ -140,12 +141,12 @@ impl Limits {
     }
 }
 
-/// Why a connection is refused.
+/// Reason for the refusal of a connection.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Refusal {
-    /// The party has all the connections that one may have.
+    /// The party has its maximum number of connections.
     Party(Party, usize),
-    /// The class has all the connections that it may have now.
+    /// The class has as many connections as it may have now.
     Class(Class, usize),
 }
 
@@ -153,7 +154,7 @@ impl fmt::Display for Refusal {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Refusal::Party(party, most) => {
-                write!(f, "{party} has {most} connections already, and may have no more at the same time")
+                write!(f, "{party} has {most} connections, which is the maximum")
             }
             Refusal::Class(class, now) => {
                 let of = match class {
@@ -162,7 +163,7 @@ impl fmt::Display for Refusal {
                     Class::Peers => "connections of agents",
                     Class::Tenants => "connections of tenants",
                 };
-                write!(f, "there are {now} {of} already, and no place for more")
+                write!(f, "there are {now} {of}, which is the maximum now")
             }
         }
     }
@@ -170,7 +171,7 @@ impl fmt::Display for Refusal {
 
 impl std::error::Error for Refusal {}
 
-/// Why a connection is closed by its time.
+/// Time limit that a connection has exceeded.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Overdue {
     /// The handshake was not finished in time.
@@ -191,7 +192,7 @@ impl fmt::Display for Overdue {
     }
 }
 
-/// A connection's number; later ones are larger.
+/// Number of a connection; later connections have larger numbers.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Id(u64);
 
@@ -200,7 +201,7 @@ struct Connection<T> {
     party: Party,
     is_identified: bool,
     is_shaken: bool,
-    /// Since when its time limit runs: its acceptance, the end of its handshake, or of its latest request.
+    /// Start of the current time limit: the acceptance, the end of the handshake, or the end of the latest request.
     since_ms: u64,
     requests: u32,
     handle: T,
@@ -210,11 +211,11 @@ struct Connection<T> {
 #[derive(Debug, Default)]
 struct Members {
     all: usize,
-    /// Those that can be shed, the oldest first.
+    /// Connections that can be shed, the oldest first.
     unidentified: BTreeSet<Id>,
 }
 
-/// The connections of one program. `T` is what its listeners need to close one.
+/// The connections of one program. `T` is a handle with which its listeners close a connection.
 #[derive(Debug)]
 pub struct Admission<T> {
     limits: Limits,
@@ -225,7 +226,7 @@ pub struct Admission<T> {
 }
 
 impl<T> Admission<T> {
-    /// Without connections.
+    /// Creates an admission without connections.
     pub fn new(limits: Limits) -> Admission<T> {
         Admission {
             limits,
@@ -236,26 +237,26 @@ impl<T> Admission<T> {
         }
     }
 
-    /// What it allows.
+    /// Returns the limits.
     pub fn limits(&self) -> &Limits {
         &self.limits
     }
 
-    /// The connections of a class.
+    /// Returns the number of connections of a class.
     pub fn used(&self, class: Class) -> usize {
         self.used[class as usize]
     }
 
-    /// Admits a connection. It may take the place of an unidentified one, which the caller has to close: its handle comes
-    /// beside the new connection's number.
+    /// Admits a connection and returns its number. If it displaces an unidentified connection, the result also has that
+    /// connection's handle, and the caller must close it.
     ///
     /// # Errors
-    /// If there is no place, and none of an unidentified connection that it could take.
+    /// If a limit is reached and no unidentified connection can be displaced.
     pub fn enter(&mut self, now_ms: u64, party: Party, handle: T) -> Result<(Id, Option<T>), Refusal> {
         let shed = match self.check(&party, None) {
             Ok(()) => None,
             Err(refusal) => {
-                let Some(oldest) = self.victim(&party, &refusal) else { return Err(refusal) };
+                let Some(oldest) = self.oldest_to_shed(&party, &refusal) else { return Err(refusal) };
                 self.leave(oldest)
             }
         };
@@ -274,7 +275,7 @@ impl<T> Admission<T> {
         Ok((id, shed))
     }
 
-    /// The handshake is finished: from now on the time until the first request counts.
+    /// Notes the end of the handshake, which starts the time limit of the first request.
     pub fn shaken(&mut self, id: Id, now_ms: u64) {
         if let Some(connection) = self.connections.get_mut(&id).filter(|connection| !connection.is_shaken) {
             connection.is_shaken = true;
@@ -282,10 +283,10 @@ impl<T> Admission<T> {
         }
     }
 
-    /// The connection has proved to be a party's. What it was identified as first, it stays.
+    /// Identifies a connection as a party's. A second identification has no effect.
     ///
     /// # Errors
-    /// If the party or its class has no place. The connection then stays unidentified, and its time limit runs on.
+    /// If the party or its class has reached its limit. The connection then stays unidentified, and its time limit continues.
     pub fn identify(&mut self, id: Id, party: Party, now_ms: u64) -> Result<(), Refusal> {
         let Some(before) = self.connections.get(&id).filter(|connection| !connection.is_identified) else {
             return Ok(());
@@ -305,31 +306,31 @@ impl<T> Admission<T> {
         Ok(())
     }
 
-    /// A request begins: the connection is not idle until it ends.
+    /// Notes the start of a request: the connection is not idle until its end.
     pub fn begin(&mut self, id: Id) {
         if let Some(connection) = self.connections.get_mut(&id) {
             connection.requests += 1;
         }
     }
 
-    /// A request has ended.
+    /// Notes the end of a request.
     pub fn end(&mut self, id: Id, now_ms: u64) {
         let Some(connection) = self.connections.get_mut(&id) else { return };
         connection.requests = connection.requests.saturating_sub(1);
-        // The limit of an unidentified connection runs on, whatever it asks.
+        // The time limit of an unidentified connection continues, whatever it requests.
         if connection.is_identified {
             connection.since_ms = now_ms;
         }
     }
 
-    /// The connection is closed. Gives its handle, if it was there.
+    /// Removes a closed connection. Returns its handle, if it was present.
     pub fn leave(&mut self, id: Id) -> Option<T> {
         let Connection { party, handle, .. } = self.connections.remove(&id)?;
         self.uncount(&party, id);
         Some(handle)
     }
 
-    /// Takes out the connections whose time is over, which the caller has to close.
+    /// Removes the connections that have exceeded a time limit, which the caller must close.
     pub fn expire(&mut self, now_ms: u64) -> Vec<(Party, Overdue, T)> {
         let limits = self.limits;
         let overdue = |(&id, connection): (&Id, &Connection<T>)| {
@@ -349,14 +350,14 @@ impl<T> Admission<T> {
         over.into_iter().filter_map(take).collect()
     }
 
-    /// Takes out all connections that are not identified.
+    /// Removes all unidentified connections.
     pub fn drain_unidentified(&mut self) -> Vec<T> {
         let unidentified = self.connections.iter().filter(|(_, connection)| !connection.is_identified);
         let ids: Vec<Id> = unidentified.map(|(&id, _)| id).collect();
         ids.into_iter().filter_map(|id| self.leave(id)).collect()
     }
 
-    /// Whether the party may have one more, by a connection that was of the class `from` until now.
+    /// Checks that the party may have another connection, which was of the class `from` until now.
     fn check(&self, party: &Party, from: Option<Class>) -> Result<(), Refusal> {
         let class = party.class();
         let budget = self.limits.of(class);
@@ -370,9 +371,9 @@ impl<T> Admission<T> {
         if used(class) < budget.most && is_within { Ok(()) } else { Err(Refusal::Class(class, used(class))) }
     }
 
-    /// The unidentified connection whose place a new one of the party takes: the oldest of that party if it has all that
-    /// one may have, and otherwise of the party of its class that has most.
-    fn victim(&self, party: &Party, refusal: &Refusal) -> Option<Id> {
+    /// Chooses the unidentified connection that a new one of the party displaces: the oldest one of that party if it has
+    /// reached its limit, otherwise the oldest one of the party with most connections in the class.
+    fn oldest_to_shed(&self, party: &Party, refusal: &Refusal) -> Option<Id> {
         if let Refusal::Party(..) = refusal {
             return self.parties.get(party)?.unidentified.first().copied();
         }

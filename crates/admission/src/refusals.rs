@@ -1,14 +1,14 @@
-//! The log of refused connections: the first one at once, and a summary for each interval afterwards, so that a flood
-//! fills no disk.
+//! Log of refused connections: the first refusal at once, and then a summary for each interval, so that a flood does not fill
+//! the disk.
 
 use std::collections::BTreeMap;
 
 /// Time between two lines of the same kind, in milliseconds.
 pub const SUMMARY_MS: u64 = 10_000;
-/// Kinds of refusals that are told apart.
+/// Maximum number of kinds of refusals that are counted separately.
 const MAX_KINDS: usize = 64;
 
-/// Refusals of each kind that have not been logged.
+/// Counts of refusals of each kind that are not logged yet.
 #[derive(Debug, Default)]
 pub struct RefusalLog {
     kinds: BTreeMap<String, Kind>,
@@ -21,9 +21,9 @@ struct Kind {
 }
 
 impl RefusalLog {
-    /// Counts a refusal. Gives how many there were since the last line of its kind, if it is time for a line.
+    /// Counts a refusal. If a line of its kind is due, returns the number of refusals since the last line.
     pub fn note(&mut self, now_ms: u64, kind: &str) -> Option<u64> {
-        // Kinds come from the program itself, and not from peers; if there are too many, the last ones count together.
+        // Kinds come from the program, not from peers. Beyond the maximum, all further kinds count together.
         let kind = if self.kinds.len() < MAX_KINDS || self.kinds.contains_key(kind) { kind } else { "other" };
         let Some(known) = self.kinds.get_mut(kind) else {
             self.kinds.insert(kind.to_owned(), Kind { logged_ms: now_ms, unlogged: 0 });
@@ -37,7 +37,7 @@ impl RefusalLog {
         Some(std::mem::take(&mut known.unlogged))
     }
 
-    /// The refusals of each kind whose line is due although no further refusal came.
+    /// Returns the kinds whose line is due without a further refusal, with their counts.
     pub fn due(&mut self, now_ms: u64) -> Vec<(String, u64)> {
         let is_due = |kind: &Kind| now_ms.saturating_sub(kind.logged_ms) >= SUMMARY_MS;
         let mut due = Vec::new();
@@ -46,7 +46,7 @@ impl RefusalLog {
                 due.push((name.clone(), std::mem::take(&mut kind.unlogged)));
                 kind.logged_ms = now_ms;
             }
-            // A kind that was quiet for a whole interval is logged at once when it comes again.
+            // A kind without refusals for a whole interval is forgotten: its next refusal is logged at once.
             !is_due(kind)
         });
         due

@@ -23,7 +23,7 @@ fn tenant(name: &str) -> Party {
     Party::Tenant(name.into())
 }
 
-/// Enters with a number of the caller's as handle.
+/// Admits a connection with a number of the caller as its handle.
 fn enter(admission: &mut Admission<u32>, party: Party, handle: u32) -> (Id, Option<u32>) {
     admission.enter(0, party, handle).unwrap()
 }
@@ -49,7 +49,7 @@ fn full_class_sheds_the_oldest_of_the_largest_party() {
 }
 
 #[test]
-fn unidentified_connections_leave_the_reserved_places() {
+fn unidentified_connections_leave_reserved_ones() {
     let mut admission = Admission::new(LIMITS);
     for handle in 0..100 {
         enter(&mut admission, address(handle as u8), handle);
@@ -73,7 +73,7 @@ fn unidentified_connections_leave_the_reserved_places() {
 }
 
 #[test]
-fn tenant_has_no_more_than_its_part() {
+fn tenant_is_limited_to_its_budget() {
     let mut admission = Admission::new(LIMITS);
     for _ in 0..5 {
         let (id, _) = enter(&mut admission, address(1), 0);
@@ -83,13 +83,13 @@ fn tenant_has_no_more_than_its_part() {
     let refused = admission.identify(id, tenant("a"), 0).unwrap_err();
     assert_eq!(
         refused.to_string(),
-        "tenant a has 5 connections already, and may have no more at the same time"
+        "tenant a has 5 connections, which is the maximum"
     );
     admission.identify(id, tenant("b"), 0).unwrap();
 }
 
 #[test]
-fn networks_of_64_bits_count_as_one_address() {
+fn ipv6_network_counts_as_one_address() {
     let at = |text: &str| Party::at(text.parse().unwrap());
     assert_eq!(at("2001:db8::1"), at("2001:db8::ffff:1"));
     assert_ne!(at("2001:db8::1"), at("2001:db8:0:1::1"));
@@ -107,7 +107,7 @@ fn expires_by_handshake_first_request_and_idleness() {
     for id in [busy, idle] {
         admission.identify(id, tenant("a"), 5).unwrap();
     }
-    // Requests without a valid token buy no time.
+    // Requests without a valid token do not extend the limit.
     admission.begin(shaken);
     admission.end(shaken, 24);
     admission.begin(busy);
@@ -182,7 +182,7 @@ proptest! {
     #[test]
     fn budgets_hold_for_every_sequence(steps in proptest::collection::vec(step(), 1..400)) {
         let mut admission = Admission::new(LIMITS);
-        // The model: who is there, and as whom.
+        // Model: the party of each connection.
         let mut there: BTreeMap<Id, (Party, bool)> = BTreeMap::new();
         let mut now_ms = 0;
         for step in steps {
@@ -203,7 +203,7 @@ proptest! {
                             }
                             there.insert(id, (party, false));
                         }
-                        // The operator is refused only where all else is identified.
+                        // The operator is refused only if all other connections are identified.
                         Err(_) => {
                             prop_assert_eq!(&party, &Party::Operator);
                             prop_assert!(before >= LIMITS.total - LIMITS.unidentified.reserved - LIMITS.peers.reserved);

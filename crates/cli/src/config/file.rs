@@ -94,7 +94,7 @@ impl Reader<'_> {
                 number.map(|number| number.to_string()).map_err(|_| wrong(value))
             }
             // A single value may replace a list, and a list of one value a single value: the same key may be a list for one
-            // // program and not for the other.
+            // program and not for the other.
             (Kind::List, DeValue::String(text)) => Ok(text.to_string()),
             (Kind::Text, DeValue::Array(items)) if items.len() == 1 => self.text_of(name, kind, &items[0]),
             (Kind::List, DeValue::Array(items)) => {
