@@ -247,7 +247,7 @@ def test_what_components_share_but_not_all_get_is_refused_and_a_copy_is_not():
 
     application = made(shares)
     assert application(True)[0].tolist() == [3, 4]
-    with pytest.raises(sublet.InvalidArgument, match="base and part share memory, .*let one be a copy"):
+    with pytest.raises(sublet.InvalidArgument, match="base and part share memory, .*copy one of them"):
         application(False)
 
 
@@ -419,7 +419,7 @@ def test_what_cannot_go_on_is_named():
         sublet.split()
         return lock
 
-    with pytest.raises(TypeError, match="lock cannot be handed on to the next component"):
+    with pytest.raises(TypeError, match="lock cannot be passed to the next component"):
         made(locks)()
 
     def returns():

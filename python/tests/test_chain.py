@@ -101,7 +101,7 @@ def test_an_error_in_the_middle_names_the_function_where_it_was_raised(words):
 
 
 def test_outside_of_a_worker_nothing_is_called():
-    with pytest.raises(sublet.InvalidArgument, match="this process is none"):
+    with pytest.raises(sublet.InvalidArgument, match="this process is not one"):
         sublet.call("resize")
 
 

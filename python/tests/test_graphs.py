@@ -359,9 +359,9 @@ def test_a_channel_is_good_for_its_run(platform):
 
 def test_outside_of_a_run_there_is_none(lease):
     assert (sublet.instance(), sublet.instances()) == (0, 1)
-    with pytest.raises(sublet.InvalidArgument, match="no worker that executes a graph's run"):
+    with pytest.raises(sublet.InvalidArgument, match="only in workers that execute a graph's run"):
         sublet.channel("table")
-    with pytest.raises(sublet.InvalidArgument, match="no worker that executes a graph's run"):
+    with pytest.raises(sublet.InvalidArgument, match="only in workers that execute a graph's run"):
         sublet.receive("ask")
     assert lease.call(lambda: (sublet.instance(), sublet.instances())) == (0, 1)
     with pytest.raises(sublet.InvalidArgument, match="this call is not of a graph's run"):

@@ -81,10 +81,7 @@ fn tenant_is_limited_to_its_budget() {
     }
     let (id, _) = enter(&mut admission, address(1), 0);
     let refused = admission.identify(id, tenant("a"), 0).unwrap_err();
-    assert_eq!(
-        refused.to_string(),
-        "tenant a has 5 connections, which is the maximum"
-    );
+    assert_eq!(refused.to_string(), "tenant a has 5 connections, which is the maximum");
     admission.identify(id, tenant("b"), 0).unwrap();
 }
 
