@@ -76,7 +76,7 @@ struct Import {
 }
 
 /// An image
-/// [derive(Debug, Args)]
+#[derive(Debug, Args)]
 struct One {
     /// Name or digest of the image
     #[arg(value_name = "IMAGE")]

@@ -69,7 +69,7 @@ struct Create {
     image: Option<String>,
 
     /// OCI runtime that creates the containers
-    /// [arg(long, value_name = "PROGRAM", requires = "image", value_parser = absolute)]
+    #[arg(long, value_name = "PROGRAM", requires = "image", value_parser = absolute)]
     runtime: Option<PathBuf>,
 
     /// Fork a warm language runtime of the node, which executes the program's source file
@@ -127,7 +127,7 @@ enum Language {
 }
 
 /// Ids of sandboxes
-/// [derive(Debug, Args)]
+#[derive(Debug, Args)]
 struct Ids {
     /// Ids of the sandboxes, as `create` has printed them
     #[arg(required = true, value_name = "ID", num_args = 1..=MAX_VECTOR)]

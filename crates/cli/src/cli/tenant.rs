@@ -47,7 +47,7 @@ enum Limit<T> {
 #[derive(Debug, Args)]
 struct Set {
     /// Name of the tenant
-    /// name: String,
+    name: String,
 
     /// Maximum cores at a time, including shared ones
     #[arg(long, value_name = "N", value_parser = cores)]
