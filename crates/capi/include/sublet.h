@@ -238,7 +238,7 @@ SUBLET_STATIC_ASSERT(sizeof(sublet_lease) == 64, "the library is built for 64-bi
 /* Usage of a lease, and its costs in units of 1e-9 of the manager's currency:
  * total = price of memory * allocated + price of computing * executing + price of polling * polling. */
 typedef struct sublet_bill {
-    uint64_t allocated_ns;     /* from the reservation to the end of the lease */
+    uint64_t allocated_ns;     /* time from the reservation to the end of the lease */
     uint64_t executing_ns;     /* time in functions, summed over workers */
     uint64_t polling_ns;       /* time polling for calls, summed over workers */
     uint64_t calls;            /* includes failed calls */

@@ -71,7 +71,7 @@ typedef enum sublet_event {
     SUBLET_BEGAN = 1, /* started, for the first or a further time */
     SUBLET_ENDED = 2,
     SUBLET_WAITS = 3, /* waiting for the resources to start */
-    SUBLET_LOST = 4   /* its worker or its memory is lost */
+    SUBLET_LOST = 4   /* worker or memory is lost */
 } sublet_event;
 
 /* Report of an event. The strings are valid during the callback. */
@@ -92,17 +92,17 @@ typedef int (*sublet_news_callback)(const sublet_news *news, void *user);
 
 /* Output of an instance of a component. */
 typedef struct sublet_output {
-    const char *component; /* its name */
+    const char *component; /* name of the component */
     const void *data;
     size_t len_bytes;
-    uint32_t instance;     /* from 0 */
+    uint32_t instance;     /* number of the instance, from 0 */
 } sublet_output;
 
 SUBLET_STATIC_ASSERT(sizeof(sublet_output) == 32, "the library is built for 64-bit machines");
 
 /* Resources of a component. Times count from the start of the run. */
 typedef struct sublet_component_use {
-    const char *component;      /* its name */
+    const char *component;      /* name of the component */
     uint32_t attempts;          /* number of starts */
     uint32_t instances;         /* number of instances of a compute component */
     uint64_t begin_us;

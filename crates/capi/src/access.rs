@@ -8,7 +8,7 @@ use sublet::{Access, Error, Invoker};
 use crate::boundary::{argument, check_size, guarded, invalid, output, sublet_status, text_if_any};
 use crate::invoker::sublet_invoker;
 
-/// `struct sublet_access`.
+/// Layout of `struct sublet_access`.
 #[repr(C)]
 pub struct sublet_access {
     size_bytes: u32,
@@ -22,7 +22,7 @@ const _: () = assert!(size_of::<sublet_access>() == 40);
 
 impl sublet_access {
     /// # Safety
-    /// Its strings are null or strings.
+    /// The string pointers are null or point to strings.
     unsafe fn to_facade(&self) -> Result<Access, Error> {
         check_size::<sublet_access>(self.size_bytes, "access")?;
         // SAFETY: as the caller vouches.
@@ -43,10 +43,10 @@ impl sublet_access {
     }
 }
 
-/// Connects to managers by what the program itself says.
+/// Connects to managers with the given access.
 ///
 /// # Safety
-/// As `sublet.h` says of strings and outputs.
+/// The duties of `sublet.h` hold for strings and outputs.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn sublet_invoker_connect_with(
     access: *const sublet_access,
@@ -57,7 +57,7 @@ pub unsafe extern "C" fn sublet_invoker_connect_with(
         // SAFETY: the caller's structure, with the caller's strings in it.
         let access = unsafe { argument(access, "access")?.to_facade() }?;
         let invoker = Invoker::connect_with(access)?;
-        // SAFETY: not null, so it is the caller's place for a pointer.
+        // SAFETY: not null, so it is the caller's pointer to write.
         unsafe { place.write(sublet_invoker::handle(invoker)) };
         Ok(())
     })
@@ -80,7 +80,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_said_is_taken_and_what_makes_no_sense_refused() {
+    fn accepts_given_access_and_rejects_invalid_one() {
         let said = sublet_access { token: c"sublet_1_x".as_ptr(), ..access() };
         // SAFETY: literals and null pointers.
         let taken = unsafe { said.to_facade() }.unwrap();

@@ -1,4 +1,4 @@
-//! Separates Rust from C: errors become a status and a message, panics stop, pointers are checked.
+//! Boundary between Rust and C: converts errors to a status and a message, stops panics, checks pointers.
 
 use std::any::Any;
 use std::cell::RefCell;
@@ -11,7 +11,7 @@ use sublet::{Code, Error};
 /// 0, or the number of a [`Code`]: `enum sublet_status`.
 pub type sublet_status = u32;
 
-/// `SUBLET_OK`.
+/// Value of `SUBLET_OK`.
 pub const OK: sublet_status = 0;
 
 const VERSION: &CStr = match CStr::from_bytes_with_nul(concat!(env!("CARGO_PKG_VERSION"), "\0").as_bytes()) {
@@ -26,7 +26,7 @@ thread_local! {
 /// Runs an exported function's body.
 #[inline(always)]
 pub(crate) fn guarded(body: impl FnOnce() -> Result<(), Error>) -> sublet_status {
-    // What a body may leave half done when it panics lies behind the facade, whose locks survive that.
+    // State that a panicking body leaves inconsistent is behind the facade, whose locks survive panics.
     match catch_unwind(AssertUnwindSafe(body)) {
         Ok(Ok(())) => OK,
         Ok(Err(error)) => report(&error),
@@ -34,11 +34,11 @@ pub(crate) fn guarded(body: impl FnOnce() -> Result<(), Error>) -> sublet_status
     }
 }
 
-/// Remembers an error for [`sublet_error_message`].
+/// Stores an error for [`sublet_error_message`].
 #[cold]
 fn report(error: &Error) -> sublet_status {
     let message = CString::new(error.message.replace('\0', "?")).unwrap_or_default();
-    // A thread that is ending has nobody left to ask for the message.
+    // On an ending thread, no caller is left to read the message.
     let _ = LATEST_ERROR.try_with(|latest| latest.replace(message));
     error.code.number()
 }
@@ -56,36 +56,36 @@ pub(crate) fn invalid(message: impl Into<String>) -> Error {
     Error::new(Code::InvalidArgument, message)
 }
 
-/// What a pointer argument points to.
+/// Converts a pointer argument to a reference; an error for null.
 ///
 /// # Safety
-/// The pointer is null, or points to a `T` that is alive and that nobody writes for as long as the reference is used.
+/// The pointer is null, or points to a live `T` that no one writes while the reference is used.
 #[inline(always)]
 pub(crate) unsafe fn argument<'a, T>(pointer: *const T, name: &str) -> Result<&'a T, Error> {
     // SAFETY: as the caller vouches.
     unsafe { pointer.as_ref() }.ok_or_else(|| is_null(name))
 }
 
-/// As [`argument`], for what the function changes.
+/// Converts a pointer argument to a mutable reference; an error for null.
 ///
 /// # Safety
-/// As for [`argument`], and nobody else reads it meanwhile either.
+/// The duties of [`argument`] hold, and no one else reads the value meanwhile either.
 #[inline(always)]
 pub(crate) unsafe fn argument_mut<'a, T>(pointer: *mut T, name: &str) -> Result<&'a mut T, Error> {
     // SAFETY: as the caller vouches.
     unsafe { pointer.as_mut() }.ok_or_else(|| is_null(name))
 }
 
-/// The place of an output, which may be uninitialised.
+/// Converts a pointer to an output, which may be uninitialized; an error for null.
 #[inline(always)]
 pub(crate) fn output<T>(pointer: *mut T, name: &str) -> Result<NonNull<T>, Error> {
     NonNull::new(pointer).ok_or_else(|| is_null(name))
 }
 
-/// The text of a string argument.
+/// Converts a string argument to text; an error for null.
 ///
 /// # Safety
-/// The pointer is null, or points to a string that ends with 0 and that nobody writes while the text is used.
+/// The pointer is null, or points to a string that ends with 0 and that no one writes while the text is used.
 #[inline(always)]
 pub(crate) unsafe fn text<'a>(pointer: *const c_char, name: &str) -> Result<&'a str, Error> {
     if pointer.is_null() {
@@ -96,19 +96,19 @@ pub(crate) unsafe fn text<'a>(pointer: *const c_char, name: &str) -> Result<&'a 
     bytes.to_str().map_err(|_| invalid(format!("the argument `{name}` is not UTF-8")))
 }
 
-/// The text of a string argument that may be null.
+/// Converts a string argument that may be null to text.
 ///
 /// # Safety
-/// As for [`text`], or the pointer is null.
+/// The duties of [`text`] hold.
 pub(crate) unsafe fn text_if_any<'a>(pointer: *const c_char, name: &str) -> Result<Option<&'a str>, Error> {
     // SAFETY: as the caller vouches.
     if pointer.is_null() { Ok(None) } else { unsafe { text(pointer, name) }.map(Some) }
 }
 
-/// Bytes of the caller's, to be read.
+/// Converts a pointer and a length to a slice of the caller's bytes.
 ///
 /// # Safety
-/// The pointer is null, or points to so many bytes that nobody writes for as long as the slice is used.
+/// The pointer is null, or points to as many bytes, which no one writes while the slice is used.
 pub(crate) unsafe fn bytes<'a>(data: *const c_void, len_bytes: usize, name: &str) -> Result<&'a [u8], Error> {
     match NonNull::new(data.cast_mut()) {
         // SAFETY: as the caller vouches.
@@ -118,7 +118,7 @@ pub(crate) unsafe fn bytes<'a>(data: *const c_void, len_bytes: usize, name: &str
     }
 }
 
-/// Whether a structure is the one of this version's header.
+/// Checks that a structure has the size of this version's header.
 pub(crate) fn check_size<T>(size_bytes: u32, name: &str) -> Result<(), Error> {
     if size_bytes as usize == size_of::<T>() {
         return Ok(());
@@ -134,7 +134,7 @@ fn is_null(name: &str) -> Error {
     invalid(format!("the argument `{name}` is a null pointer"))
 }
 
-/// The name of a status.
+/// Returns the name of a status.
 #[unsafe(no_mangle)]
 pub extern "C" fn sublet_status_name(status: sublet_status) -> *const c_char {
     status_name(status).as_ptr()
@@ -190,18 +190,18 @@ pub(crate) fn status_name(status: sublet_status) -> &'static CStr {
         Code::LimitTooLow => c"limit_too_low",
         Code::RegistryUnreachable => c"registry_unreachable",
         Code::StoreDamaged => c"store_damaged",
-        // Also of numbers that are none; a test sees to it that no code's own name is forgotten here.
+        // The fallback for unknown numbers; a test checks that no code is missing here.
         _ => c"internal",
     }
 }
 
-/// What the latest failure on this thread was.
+/// Returns the message of the latest failure on this thread.
 #[unsafe(no_mangle)]
 pub extern "C" fn sublet_error_message() -> *const c_char {
     LATEST_ERROR.try_with(|latest| latest.borrow().as_ptr()).unwrap_or(c"".as_ptr())
 }
 
-/// The library's version.
+/// Returns the library's version.
 #[unsafe(no_mangle)]
 pub extern "C" fn sublet_version() -> *const c_char {
     VERSION.as_ptr()
@@ -212,12 +212,12 @@ mod tests {
     use super::*;
 
     fn latest() -> &'static str {
-        // SAFETY: the message is this thread's, and the test asks again before it causes another failure.
+        // SAFETY: the message belongs to this thread, and the test causes no failure before it asks again.
         unsafe { CStr::from_ptr(sublet_error_message()) }.to_str().unwrap()
     }
 
     #[test]
-    fn every_code_has_its_own_name_and_other_numbers_are_internal() {
+    fn codes_have_names_and_other_numbers_are_internal() {
         for &code in Code::ALL {
             assert_eq!(status_name(code.number()).to_str(), Ok(code.name()));
         }

@@ -1,8 +1,8 @@
-//! Callbacks: whom to call when a call has ended.
+//! Callbacks for the end of calls.
 //!
-//! A `Watch` is the waker of an invocation's future. Whoever is woken could find that the call has not ended, and
-//! must then poll again; and it may be woken while the first poll is still on its way, on another thread, whereas only
-//! one may touch the invocation. So the watch has a state, and who has put it to `POLLING` owns the invocation:
+//! A `Watch` is the waker of an invocation's future. After a wake-up the call may still be running, and must be polled
+//! again; and a wake-up may come during the first poll, on another thread, whereas only one thread may touch the
+//! invocation. So the watch has a state, and the thread that has set it to `POLLING` owns the invocation:
 //!
 //! ```text
 //!   POLLING ──pending──► WAITING ──woken──► POLLING ──ended──► DONE, callback
@@ -11,8 +11,8 @@
 //!      └─woken─► NOTIFIED
 //! ```
 //!
-//! A poll may have to start a new worker process, for which it waits for the lease's background thread. On that very
-//! thread it would wait for itself; there a wake-up that turns out to be none polls on a thread of its own.
+//! A poll may have to start a new worker process, for which it waits for the lease's background thread. On that thread
+//! it would wait for itself: there, a spurious wake-up is polled on a thread of its own.
 
 use std::ffi::c_void;
 use std::sync::Arc;
@@ -22,45 +22,45 @@ use std::task::{Poll, Wake, Waker};
 use crate::boundary::{guarded, invalid, sublet_status};
 use crate::invocation::{Slot, slot, sublet_invocation};
 
-/// `sublet_callback`.
+/// Type of `sublet_callback`.
 pub type sublet_callback = unsafe extern "C" fn(*mut sublet_invocation, *mut c_void);
 
-/// Somebody polls the invocation, and it is theirs.
+/// A thread polls the invocation and owns it.
 const POLLING: u8 = 0;
-/// As POLLING, and a wake-up came meanwhile.
+/// A thread polls the invocation, and a wake-up has come meanwhile.
 const NOTIFIED: u8 = 1;
-/// The next wake-up takes the invocation.
+/// The thread of the next wake-up will own the invocation.
 const WAITING: u8 = 2;
-/// The callback has been called; wake-ups mean nothing any more.
+/// The callback has been called; wake-ups are ignored.
 const DONE: u8 = 3;
 
 struct Watch {
     invocation: *mut sublet_invocation,
     callback: sublet_callback,
     user: *mut c_void,
-    /// Changed by compare-and-swap, or stored by the owner of the invocation. Release when ownership is given up, so
-    /// that the Acquire of the next owner sees all that was done to the invocation.
+    /// State, changed by compare-and-swap or stored by the owner of the invocation. A Release gives ownership up, so that
+    /// the Acquire of the next owner sees all changes of the invocation.
     state: AtomicU8,
 }
 
 // SAFETY: the caller of `sublet_invocation_on_complete` leaves the invocation to the watch until the callback, and the
-// state gives it to one thread at a time; `user` is only handed on, to a callback that is told of its thread.
+// state gives it to one thread at a time; `user` is only passed on, to a callback that is documented to run on any thread.
 unsafe impl Send for Watch {}
 // SAFETY: as above.
 unsafe impl Sync for Watch {}
 
 impl Watch {
     /// # Safety
-    /// The caller owns the invocation: it has put the state to `POLLING`.
+    /// The caller owns the invocation: it has set the state to `POLLING`.
     unsafe fn call<'a>(&self) -> Option<&'a mut Slot> {
-        // SAFETY: the invocation is alive until the callback, and the caller's alone.
+        // SAFETY: the invocation is alive until the callback, and only the caller uses it.
         unsafe { slot(self.invocation) }.ok()
     }
 
-    /// Polls until the call has ended or will wake the watch.
+    /// Polls until the call has ended or has registered the waker.
     ///
     /// # Safety
-    /// As for [`Watch::call`].
+    /// The caller owns the invocation, as for [`Watch::call`].
     unsafe fn advance(self: Arc<Watch>) {
         let waker = Waker::from(self.clone());
         loop {
@@ -77,17 +77,17 @@ impl Watch {
         }
     }
 
-    /// Gives the invocation back to its owner in C.
+    /// Returns the invocation to its owner in C, by the callback.
     ///
     /// # Safety
-    /// As for [`Watch::call`].
+    /// The caller owns the invocation, as for [`Watch::call`].
     unsafe fn finish(&self) {
         self.state.store(DONE, Ordering::Release);
         // SAFETY: the callback is the caller's, for just these arguments; nothing here touches the invocation again.
         unsafe { (self.callback)(self.invocation, self.user) };
     }
 
-    /// Takes the invocation, or leaves word to its owner.
+    /// Takes ownership of the invocation, or notifies its owner.
     fn take(&self) -> bool {
         let change = |state| match state {
             WAITING => Some(POLLING),
@@ -103,7 +103,7 @@ impl Wake for Watch {
         if !self.take() {
             return;
         }
-        // SAFETY: the invocation has just been taken.
+        // SAFETY: this thread has just taken ownership.
         if unsafe { self.call() }.is_none_or(|call| call.is_ready()) {
             // SAFETY: as above.
             return unsafe { self.finish() };
@@ -112,17 +112,17 @@ impl Wake for Watch {
         // SAFETY: as above; ownership goes to the new thread.
         let poll = move || unsafe { watch.advance() };
         if std::thread::Builder::new().name("sublet callback".into()).spawn(poll).is_err() {
-            // Better early than never: the callback is then the one who waits.
-            // SAFETY: there is no new thread, so the invocation is still this one's.
+            // Without a thread, the callback comes early, and its wait for the invocation blocks.
+            // SAFETY: there is no new thread, so this one still owns the invocation.
             unsafe { self.finish() };
         }
     }
 }
 
-/// Has the callback called once the call has ended.
+/// Registers a callback for the end of a call.
 ///
 /// # Safety
-/// As `sublet.h` says: the invocation is left alone until then, and the callback may be called on another thread.
+/// The duties of `sublet.h` hold: the invocation is not used until the callback, which may run on another thread.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn sublet_invocation_on_complete(
     invocation: *mut sublet_invocation,
@@ -131,10 +131,10 @@ pub unsafe extern "C" fn sublet_invocation_on_complete(
 ) -> sublet_status {
     guarded(|| {
         let callback = callback.ok_or_else(|| invalid("the argument `callback` is a null pointer"))?;
-        // SAFETY: null or the caller's invocation, which nobody else uses. This is to see whether there is a call.
+        // SAFETY: null or the caller's invocation, which no other thread uses. Checks that there is a call.
         unsafe { slot(invocation) }?;
         let watch = Arc::new(Watch { invocation, callback, user, state: AtomicU8::new(POLLING) });
-        // SAFETY: the state was born POLLING, for this thread.
+        // SAFETY: the state starts as POLLING, for this thread.
         unsafe { watch.advance() };
         Ok(())
     })

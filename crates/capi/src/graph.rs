@@ -1,4 +1,4 @@
-//! Graphs of components: deployed, run, and known to C by a handle; and what their runs have come to.
+//! Graphs of components and the outcomes of their runs, known to C by handles.
 
 use std::cell::Cell;
 use std::ffi::{CString, c_char, c_int, c_void};
@@ -21,7 +21,7 @@ pub struct sublet_application {
 /// `struct sublet_outcome`, opaque to C.
 pub struct sublet_outcome {
     run: CString,
-    /// One of each instance, with its component's name.
+    /// Output of each instance, with its component's name.
     outputs: Vec<(CString, u32, Vec<u8>)>,
     components: Vec<(CString, ComponentUse)>,
 }
@@ -88,11 +88,11 @@ const ENDED: u32 = 2;
 const WAITS: u32 = 3;
 const LOST: u32 = 4;
 
-/// `prewarm_ns` of components whose environments are made ready when they begin.
+/// Value of `prewarm_ns` for components whose environments are prepared at their start.
 const NO_PREWARM_NS: u64 = u64::MAX;
 
 impl sublet_run_options {
-    /// Those of a null pointer are the defaults.
+    /// Converts options; a null pointer means the defaults.
     ///
     /// # Safety
     /// The pointer is null, or the caller's options, whose `fabric` is null or a string.
@@ -114,12 +114,12 @@ impl sublet_run_options {
     }
 }
 
-/// A text of the library's as C has it.
+/// Converts a text of the library for C.
 fn words(text: &str) -> CString {
     CString::new(text.replace('\0', "?")).unwrap_or_default()
 }
 
-/// Whoever hears of a run.
+/// Callback for events of a run.
 #[derive(Clone, Copy)]
 struct Listener {
     call: Option<sublet_news_callback>,
@@ -127,7 +127,7 @@ struct Listener {
 }
 
 impl Listener {
-    /// Tells it; says whether the run goes on.
+    /// Calls the callback; returns whether the run continues.
     fn hear(self, news: &News) -> bool {
         let Some(call) = self.call else { return true };
         let (event, attempt, component, took, error) = match news {
@@ -135,7 +135,7 @@ impl Listener {
             News::Ended { component, took } => (ENDED, 0, component, *took, None),
             News::Waits { component, error } => (WAITS, 0, component, Duration::ZERO, Some(error)),
             News::Lost { component, error } => (LOST, 0, component, Duration::ZERO, Some(error)),
-            // The run's own error says so.
+            // The run's own error reports it.
             News::Failed { .. } => return true,
         };
         let (component, message) = (words(component), error.map(|error| words(&error.message)));
@@ -152,7 +152,7 @@ impl Listener {
     }
 }
 
-/// Runs something, until it has ended or the listener does not want it any more.
+/// Drives a run until it has ended or the listener abandons it.
 fn driven(
     listener: Listener,
     run: impl FnOnce(&mut dyn FnMut(&News), &mut dyn FnMut() -> bool) -> Result<Outcome, Error>,
@@ -175,7 +175,7 @@ fn driven(
     }))
 }
 
-/// Makes an application known to C.
+/// Hands an application over to C.
 fn handle(application: Application) -> *mut sublet_application {
     let digest = words(application.digest());
     Box::into_raw(Box::new(sublet_application { application, digest }))
@@ -184,7 +184,7 @@ fn handle(application: Application) -> *mut sublet_application {
 /// Deploys a document.
 ///
 /// # Safety
-/// As `sublet_graph.h` says of invokers, options and outputs; `document` has so many bytes.
+/// The duties of `sublet_graph.h` hold for invokers, options and outputs; `document` has `len_bytes` bytes.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn sublet_application_deploy(
     invoker: *const sublet_invoker,
@@ -202,7 +202,7 @@ pub unsafe extern "C" fn sublet_application_deploy(
         // SAFETY: the caller's options, if there are any, with the caller's string in them.
         let options = unsafe { sublet_run_options::to_facade(options) }?;
         let deployed = handle(invoker.facade().deploy_graph(document, options)?);
-        // SAFETY: not null, so it is the caller's place for a pointer.
+        // SAFETY: not null, so it is the caller's pointer to write.
         unsafe { place.write(deployed) };
         Ok(())
     })
@@ -211,7 +211,7 @@ pub unsafe extern "C" fn sublet_application_deploy(
 /// Opens a deployed graph.
 ///
 /// # Safety
-/// As `sublet_graph.h` says of invokers, strings, options and outputs.
+/// The duties of `sublet_graph.h` hold for invokers, strings, options and outputs.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn sublet_application_open(
     invoker: *const sublet_invoker,
@@ -228,16 +228,16 @@ pub unsafe extern "C" fn sublet_application_open(
         // SAFETY: the caller's options, if there are any, with the caller's string in them.
         let options = unsafe { sublet_run_options::to_facade(options) }?;
         let opened = handle(invoker.facade().open_graph(name, options)?);
-        // SAFETY: not null, so it is the caller's place for a pointer.
+        // SAFETY: not null, so it is the caller's pointer to write.
         unsafe { place.write(opened) };
         Ok(())
     })
 }
 
-/// The digest of its document.
+/// Returns the digest of the document.
 ///
 /// # Safety
-/// As `sublet_graph.h` says of applications and outputs.
+/// The duties of `sublet_graph.h` hold for applications and outputs.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn sublet_application_digest(
     application: *const sublet_application,
@@ -247,16 +247,16 @@ pub unsafe extern "C" fn sublet_application_digest(
         let place = output(digest, "digest")?;
         // SAFETY: the caller's application, which it does not free meanwhile.
         let application = unsafe { argument(application, "application") }?;
-        // SAFETY: not null, so it is the caller's place for a pointer.
+        // SAFETY: not null, so it is the caller's pointer to write.
         unsafe { place.write(application.digest.as_ptr()) };
         Ok(())
     })
 }
 
-/// Runs it.
+/// Runs an application.
 ///
 /// # Safety
-/// As `sublet_graph.h` says of applications, callbacks and outputs; `input` has so many bytes.
+/// The duties of `sublet_graph.h` hold for applications, callbacks and outputs; `input` has `input_bytes` bytes.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn sublet_application_run(
     application: *const sublet_application,
@@ -274,16 +274,16 @@ pub unsafe extern "C" fn sublet_application_run(
         let input = unsafe { bytes(input, input_bytes, "input") }?;
         let listener = Listener { call: news, user };
         let ran = driven(listener, |news, goes_on| application.application.run_while(input, news, goes_on))?;
-        // SAFETY: not null, so it is the caller's place for a pointer.
+        // SAFETY: not null, so it is the caller's pointer to write.
         unsafe { place.write(Box::into_raw(ran)) };
         Ok(())
     })
 }
 
-/// Goes on with a run.
+/// Continues a run.
 ///
 /// # Safety
-/// As `sublet_graph.h` says of applications, strings, callbacks and outputs.
+/// The duties of `sublet_graph.h` hold for applications, strings, callbacks and outputs.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn sublet_application_resume(
     application: *const sublet_application,
@@ -300,7 +300,7 @@ pub unsafe extern "C" fn sublet_application_resume(
         let run = unsafe { text(run, "run") }?;
         let listener = Listener { call: news, user };
         let ran = driven(listener, |news, goes_on| application.application.resume_while(run, news, goes_on))?;
-        // SAFETY: not null, so it is the caller's place for a pointer.
+        // SAFETY: not null, so it is the caller's pointer to write.
         unsafe { place.write(Box::into_raw(ran)) };
         Ok(())
     })
@@ -314,17 +314,17 @@ pub unsafe extern "C" fn sublet_application_resume(
 pub unsafe extern "C" fn sublet_application_free(application: *mut sublet_application) {
     guarded(|| {
         if !application.is_null() {
-            // SAFETY: it came from `Box::into_raw`, and the caller gives it up.
+            // SAFETY: it came from `Box::into_raw`, and the caller does not use it any more.
             drop(unsafe { Box::from_raw(application) });
         }
         Ok(())
     });
 }
 
-/// The run's identifier.
+/// Returns the run's identifier.
 ///
 /// # Safety
-/// As `sublet_graph.h` says of outcomes and outputs.
+/// The duties of `sublet_graph.h` hold for outcomes and outputs.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn sublet_outcome_run(
     outcome: *const sublet_outcome,
@@ -334,16 +334,16 @@ pub unsafe extern "C" fn sublet_outcome_run(
         let place = output(run, "run")?;
         // SAFETY: the caller's outcome, which it does not free meanwhile.
         let outcome = unsafe { argument(outcome, "outcome") }?;
-        // SAFETY: not null, so it is the caller's place for a pointer.
+        // SAFETY: not null, so it is the caller's pointer to write.
         unsafe { place.write(outcome.run.as_ptr()) };
         Ok(())
     })
 }
 
-/// What the last components have returned.
+/// Writes the outputs of the last components.
 ///
 /// # Safety
-/// As `sublet_graph.h` says of outcomes and outputs; `outputs` has room for `capacity`.
+/// The duties of `sublet_graph.h` hold for outcomes and outputs; `outputs` has space for `capacity` elements.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn sublet_outcome_outputs(
     outcome: *const sublet_outcome,
@@ -360,15 +360,15 @@ pub unsafe extern "C" fn sublet_outcome_outputs(
             len_bytes: bytes.len(),
             instance: *instance,
         };
-        // SAFETY: the caller's places.
+        // SAFETY: the caller's memory.
         unsafe { listed((outputs, capacity), count, outcome.outputs.iter().map(described)) }
     })
 }
 
-/// What each component had.
+/// Writes the resources of each component.
 ///
 /// # Safety
-/// As `sublet_graph.h` says of outcomes and outputs; `components` has room for `capacity`.
+/// The duties of `sublet_graph.h` hold for outcomes and outputs; `components` has space for `capacity` elements.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn sublet_outcome_components(
     outcome: *const sublet_outcome,
@@ -390,15 +390,15 @@ pub unsafe extern "C" fn sublet_outcome_components(
             allocated_byte_us: used.allocated_byte_us,
             used_byte_us: used.used_byte_us,
         };
-        // SAFETY: the caller's places.
+        // SAFETY: the caller's memory.
         unsafe { listed((components, capacity), count, outcome.components.iter().map(described)) }
     })
 }
 
-/// Writes what there is room for, and how many there are.
+/// Writes up to `capacity` elements and the total number.
 ///
 /// # Safety
-/// `places` is null, or has room for so many; `count` is null or a place.
+/// `places` is null, or has space for `capacity` elements; `count` is null or valid for writes.
 unsafe fn listed<T>(
     (places, capacity): (*mut T, usize),
     count: *mut usize,
@@ -406,14 +406,14 @@ unsafe fn listed<T>(
 ) -> Result<(), Error> {
     let place = output(count, "count")?;
     if places.is_null() && capacity > 0 {
-        return Err(invalid(format!("room for {capacity} at a null pointer")));
+        return Err(invalid(format!("a null pointer for {capacity} elements")));
     }
     let there = all.len();
     for (index, each) in all.take(capacity).enumerate() {
-        // SAFETY: not null, with room for `capacity`, of which this is one.
+        // SAFETY: not null, with space for `capacity` elements, of which this is one.
         unsafe { places.add(index).write(each) };
     }
-    // SAFETY: not null, so it is the caller's place.
+    // SAFETY: not null, so it is the caller's memory.
     unsafe { place.write(there) };
     Ok(())
 }
@@ -426,7 +426,7 @@ unsafe fn listed<T>(
 pub unsafe extern "C" fn sublet_outcome_free(outcome: *mut sublet_outcome) {
     guarded(|| {
         if !outcome.is_null() {
-            // SAFETY: it came from `Box::into_raw`, and the caller gives it up.
+            // SAFETY: it came from `Box::into_raw`, and the caller does not use it any more.
             drop(unsafe { Box::from_raw(outcome) });
         }
         Ok(())
@@ -454,7 +454,7 @@ mod tests {
     }
 
     #[test]
-    fn options_are_those_of_the_facade_and_none_are_its_defaults() {
+    fn options_convert_and_null_means_defaults() {
         // SAFETY: options that live here, and a null pointer.
         let said = |options: *const sublet_run_options| unsafe { sublet_run_options::to_facade(options) };
         let chosen = said(&options()).unwrap();
@@ -472,7 +472,7 @@ mod tests {
         }
     }
 
-    /// Puts down what it hears, and has enough when something is lost.
+    /// Records the events, and abandons the run when a component is lost.
     unsafe extern "C" fn hear(news: *const sublet_news, user: *mut c_void) -> c_int {
         // SAFETY: as `driven` calls it, with the list of the test.
         let (news, heard) = unsafe { (&*news, &mut *user.cast::<Vec<String>>()) };
@@ -519,7 +519,7 @@ mod tests {
     }
 
     #[test]
-    fn an_outcome_is_told_as_far_as_there_is_room() {
+    fn writes_outcome_up_to_capacity() {
         let listener = Listener { call: None, user: null_mut() };
         let outputs =
             vec![("a".to_owned(), vec![b"one".to_vec(), Vec::new()]), ("b".to_owned(), vec![b"x".to_vec()])];

@@ -1,8 +1,8 @@
 //! Invocations: calls that live in the caller's memory, so that calling allocates nothing.
 //!
-//! `struct sublet_invocation` is room for a `Slot` behind a tag that says whether one is there. C may move it by
-//! copying its bytes, as Rust moves a value. The tag is neither 0 nor likely in memory that nobody initialised, so
-//! most ways of using an invocation that is none end in `invalid_argument`.
+//! `struct sublet_invocation` has space for a `Slot` behind a tag that says whether it holds one. C may move it by copying
+//! its bytes, as Rust moves a value. The tag is neither 0 nor likely in uninitialized memory, so most invalid invocations
+//! end in `invalid_argument`.
 
 use std::future::Future;
 use std::mem::MaybeUninit;
@@ -16,11 +16,11 @@ use sublet::{Completion, Error, Invocation};
 use crate::boundary::{guarded, invalid, output, sublet_status};
 use crate::invoker::duration;
 
-/// Words of `struct sublet_invocation`. More than are used, so that a library with larger calls still fits programs
-/// that were compiled before it.
+/// Words of `struct sublet_invocation`, more than are used, so that later libraries with larger calls still fit older
+/// programs.
 const WORDS: usize = 32;
 
-/// `struct sublet_invocation`: what C sees of a `Storage`.
+/// Layout of `struct sublet_invocation`, the C view of a `Storage`.
 #[repr(C)]
 pub struct sublet_invocation {
     opaque: [u64; WORDS],
@@ -39,7 +39,7 @@ struct Storage {
     slot: MaybeUninit<Slot>,
 }
 
-/// A submitted call and, if it was collected before anybody asked, its result.
+/// A submitted call, and its result if that was collected early.
 pub(crate) struct Slot {
     call: Invocation<'static>,
     result: Option<Result<Completion, Error>>,
@@ -52,7 +52,7 @@ const OPEN: u64 = u64::from_le_bytes(*b"subletOK");
 
 const _: () = assert!(size_of::<Storage>() <= size_of::<sublet_invocation>());
 const _: () = assert!(align_of::<Storage>() <= align_of::<sublet_invocation>());
-// What may be moved by copying its bytes while it is polled.
+// The future must stay movable by copying its bytes while it is polled.
 const _: () = is_unpin::<Slot>();
 const fn is_unpin<T: Unpin>() {}
 
@@ -61,7 +61,7 @@ impl Slot {
         self.result.is_some() || self.call.is_ready()
     }
 
-    /// Whether the call has ended; has the waker called if not. The result stays to be collected.
+    /// Returns whether the call has ended; registers the waker if not. The result remains to be collected.
     pub(crate) fn poll(&mut self, waker: &Waker) -> Poll<()> {
         if self.is_ready() {
             return Poll::Ready(());
@@ -76,7 +76,7 @@ impl Slot {
         self.result.take().unwrap_or_else(|| self.call.finish())
     }
 
-    /// A time that is too long for a clock is none.
+    /// Adds a timeout to the current time; `None` if the sum exceeds the clock.
     fn collect_before(mut self, deadline: Option<Instant>) -> Result<Completion, Error> {
         match deadline {
             Some(at) if self.result.is_none() => self.call.wait_deadline(at),
@@ -85,7 +85,7 @@ impl Slot {
     }
 }
 
-/// Puts a call into storage.
+/// Stores a call.
 ///
 /// # Safety
 /// The storage is the caller's, and holds no call.
@@ -96,18 +96,18 @@ pub(crate) unsafe fn store(place: NonNull<sublet_invocation>, call: Invocation<'
     unsafe { place.cast::<Storage>().write(storage) };
 }
 
-/// The call in storage.
+/// Returns the call in storage.
 ///
 /// # Safety
-/// `invocation` is null or initialised, and nobody else uses it for as long as the reference is used.
+/// `invocation` is null or initialized, and no one else uses it while the reference is used.
 #[inline(always)]
 pub(crate) unsafe fn slot<'a>(invocation: *mut sublet_invocation) -> Result<&'a mut Slot, Error> {
     let storage = output(invocation, "invocation")?.cast::<Storage>().as_ptr();
-    // SAFETY: not null, so the tag is there to be read, whether or not there is a slot.
+    // SAFETY: not null, so the tag can be read, with or without a slot.
     if unsafe { (*storage).tag } != OPEN {
         return Err(no_call());
     }
-    // SAFETY: the tag says that there is a slot, and the caller that nobody else uses it.
+    // SAFETY: the tag says that there is a slot, and the caller vouches that no one else uses it.
     Ok(unsafe { (*storage).slot.assume_init_mut() })
 }
 
@@ -143,7 +143,7 @@ unsafe fn end(invocation: *mut sublet_invocation) -> Result<Completion, Error> {
     result
 }
 
-/// Tells C what a call came to, if there is a place for it.
+/// Writes the result of a call, unless the pointer is null.
 ///
 /// # Safety
 /// `place` is null or the caller's.
@@ -156,7 +156,7 @@ unsafe fn tell(done: Completion, place: *mut sublet_completion) {
         output_bytes: done.output_bytes as u64,
         executing_ns: u64::try_from(done.executing.as_nanos()).unwrap_or(u64::MAX),
     };
-    // SAFETY: not null, so it is the caller's place.
+    // SAFETY: not null, so it is the caller's memory.
     unsafe { place.write(completion) };
 }
 
@@ -168,7 +168,7 @@ fn no_call() -> Error {
 /// Whether the call has ended.
 ///
 /// # Safety
-/// As `sublet.h` says of invocations and outputs.
+/// The duties of `sublet.h` hold for invocations and outputs.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn sublet_invocation_is_ready(
     invocation: *const sublet_invocation,
@@ -176,9 +176,9 @@ pub unsafe extern "C" fn sublet_invocation_is_ready(
 ) -> sublet_status {
     guarded(|| {
         let place = output(ready, "ready")?;
-        // SAFETY: the caller's invocation, which nobody else uses meanwhile.
+        // SAFETY: the caller's invocation, which no one else uses meanwhile.
         let is_ready = unsafe { slot(invocation.cast_mut()) }?.is_ready();
-        // SAFETY: not null, so it is the caller's place.
+        // SAFETY: not null, so it is the caller's memory.
         unsafe { place.write(is_ready) };
         Ok(())
     })
@@ -187,16 +187,16 @@ pub unsafe extern "C" fn sublet_invocation_is_ready(
 /// Waits for the end and collects the result.
 ///
 /// # Safety
-/// As `sublet.h` says of invocations; `completion` may be null.
+/// The duties of `sublet.h` hold for invocations; `completion` may be null.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn sublet_invocation_wait(
     invocation: *mut sublet_invocation,
     completion: *mut sublet_completion,
 ) -> sublet_status {
     guarded(|| {
-        // SAFETY: the caller's invocation, which nobody else uses.
+        // SAFETY: the caller's invocation, which no one else uses.
         let done = unsafe { end(invocation) }?;
-        // SAFETY: null or the caller's place.
+        // SAFETY: null or the caller's memory.
         unsafe { tell(done, completion) };
         Ok(())
     })
@@ -205,7 +205,7 @@ pub unsafe extern "C" fn sublet_invocation_wait(
 /// Waits for the end for a time.
 ///
 /// # Safety
-/// As `sublet.h` says of invocations and outputs.
+/// The duties of `sublet.h` hold for invocations and outputs.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn sublet_invocation_wait_timeout(
     invocation: *mut sublet_invocation,
@@ -214,19 +214,19 @@ pub unsafe extern "C" fn sublet_invocation_wait_timeout(
 ) -> sublet_status {
     guarded(|| {
         let place = output(ended, "ended")?;
-        // SAFETY: the caller's invocation, which nobody else uses.
+        // SAFETY: the caller's invocation, which no one else uses.
         let slot = unsafe { slot(invocation) }?;
         let has_ended = slot.is_ready() || slot.call.wait_timeout(duration(timeout_ns));
-        // SAFETY: not null, so it is the caller's place.
+        // SAFETY: not null, so it is the caller's memory.
         unsafe { place.write(has_ended) };
         Ok(())
     })
 }
 
-/// Waits for the end, which comes by then.
+/// Waits for the end of the call, which is forced at the deadline.
 ///
 /// # Safety
-/// As `sublet.h` says of invocations; `completion` may be null.
+/// The duties of `sublet.h` hold for invocations; `completion` may be null.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn sublet_invocation_wait_deadline(
     invocation: *mut sublet_invocation,
@@ -235,9 +235,9 @@ pub unsafe extern "C" fn sublet_invocation_wait_deadline(
 ) -> sublet_status {
     guarded(|| {
         let deadline = Instant::now().checked_add(duration(timeout_ns));
-        // SAFETY: the caller's invocation, which nobody else uses.
+        // SAFETY: the caller's invocation, which no one else uses.
         let done = unsafe { take(invocation) }?.collect_before(deadline)?;
-        // SAFETY: null or the caller's place.
+        // SAFETY: null or the caller's memory.
         unsafe { tell(done, completion) };
         Ok(())
     })
@@ -246,13 +246,13 @@ pub unsafe extern "C" fn sublet_invocation_wait_deadline(
 /// Ends the use of an invocation.
 ///
 /// # Safety
-/// As `sublet.h` says of invocations.
+/// The duties of `sublet.h` hold for invocations.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn sublet_invocation_close(invocation: *mut sublet_invocation) {
     guarded(|| {
-        // SAFETY: the caller's invocation, which nobody else uses, or null.
+        // SAFETY: the caller's invocation, which no one else uses, or null.
         let call = unsafe { take(invocation) };
-        // Dropping a call waits for its end; that there was none is as good.
+        // Dropping a call waits for its end; an invocation without a call needs nothing.
         drop(call);
         Ok(())
     });
@@ -267,10 +267,10 @@ mod tests {
     }
 
     #[test]
-    fn an_invocation_without_a_call_is_refused_and_closing_it_is_nothing() {
+    fn rejects_empty_invocation_and_ignores_closing_it() {
         let mut invocation = closed();
         let (mut ready, mut completion) = (true, MaybeUninit::uninit());
-        // SAFETY: initialised storage, used by this thread alone.
+        // SAFETY: initialized storage, used by this thread alone.
         unsafe {
             assert_eq!(sublet_invocation_is_ready(&invocation, &mut ready), 10);
             assert_eq!(sublet_invocation_wait(&mut invocation, completion.as_mut_ptr()), 10);

@@ -16,7 +16,7 @@ use crate::invocation::{self, sublet_invocation};
 /// `struct sublet_invoker`, opaque to C.
 pub struct sublet_invoker {
     invoker: Invoker,
-    /// The lease's texts as C reads them; there while there is a lease.
+    /// Texts of the lease for C, while there is a lease.
     texts: Option<LeaseTexts>,
 }
 
@@ -114,16 +114,16 @@ const _: () = assert!(size_of::<sublet_call>() == 48);
 
 /// `SUBLET_ANY_WORKER`.
 const ANY_WORKER: u32 = u32::MAX;
-/// `timeout_ns` of calls and leases that leave the time to somebody else.
+/// Value of `timeout_ns` for calls without a limit and for leases with the manager's default.
 const NO_TIMEOUT_NS: u64 = 0;
 
 impl sublet_invoker {
-    /// What this is in Rust.
+    /// Converts to the Rust type.
     pub(crate) fn facade(&self) -> &Invoker {
         &self.invoker
     }
 
-    /// What C holds.
+    /// Converts to the C type.
     pub(crate) fn handle(invoker: Invoker) -> *mut sublet_invoker {
         Box::into_raw(Box::new(sublet_invoker { invoker, texts: None }))
     }
@@ -182,7 +182,7 @@ impl sublet_invoker {
 
 impl LeaseTexts {
     fn new(lease: &Lease) -> LeaseTexts {
-        // The texts are a manager's, which has checked them; one with a zero in it would only be shown as empty.
+        // A manager has checked the texts; one with a zero byte would only be shown as empty.
         let text = |text: &str| CString::new(text).unwrap_or_default();
         LeaseTexts { id: text(&lease.id), node: text(&lease.node), package: text(&lease.package_name) }
     }
@@ -243,7 +243,7 @@ fn policy(hot_ns: u64) -> Policy {
     }
 }
 
-/// The largest number stands for ever.
+/// Converts nanoseconds to a duration; the largest number means forever.
 pub(crate) fn duration(ns: u64) -> Duration {
     if ns == u64::MAX { Duration::MAX } else { Duration::from_nanos(ns) }
 }
@@ -258,7 +258,7 @@ fn checked_size(what: &str, data: *const c_void, len_bytes: usize) -> Result<u32
 }
 
 impl sublet_bill {
-    /// With another lease's line.
+    /// Adds the bill of another lease.
     pub(crate) fn with(self, line: BillLine) -> sublet_bill {
         let usage = line.usage.unwrap_or_default();
         sublet_bill {
@@ -289,7 +289,7 @@ impl From<&sublet_call_options> for CallOptions {
 
 impl From<Function> for sublet_function {
     fn from(function: Function) -> sublet_function {
-        // SAFETY: both are two bytes, all of them initialised, and any two bytes are a number.
+        // SAFETY: both are two bytes, all of them initialized, and any two bytes are a number.
         unsafe { std::mem::transmute(function) }
     }
 }
@@ -306,7 +306,7 @@ impl From<sublet_function> for Function {
 /// Connects to managers.
 ///
 /// # Safety
-/// As `sublet.h` says of strings and outputs.
+/// The duties of `sublet.h` hold for strings and outputs.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn sublet_invoker_connect(
     manager: *const c_char,
@@ -320,7 +320,7 @@ pub unsafe extern "C" fn sublet_invoker_connect(
             // SAFETY: not null, so it is the caller's string.
             Invoker::connect_to(unsafe { text(manager, "manager") }?)?
         };
-        // SAFETY: not null, so it is the caller's place for a pointer.
+        // SAFETY: not null, so it is the caller's pointer to write.
         unsafe { place.write(sublet_invoker::handle(invoker)) };
         Ok(())
     })
@@ -334,24 +334,24 @@ pub unsafe extern "C" fn sublet_invoker_connect(
 pub unsafe extern "C" fn sublet_invoker_free(invoker: *mut sublet_invoker) {
     guarded(|| {
         if !invoker.is_null() {
-            // SAFETY: it came from `Box::into_raw`, and the caller gives it up.
+            // SAFETY: it came from `Box::into_raw`, and the caller does not use it any more.
             drop(unsafe { Box::from_raw(invoker) });
         }
         Ok(())
     });
 }
 
-/// Takes a lease.
+/// Allocates leases.
 ///
 /// # Safety
-/// As `sublet.h` says; nobody else may be using the invoker.
+/// As `sublet.h` says; no other thread may be using the invoker.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn sublet_invoker_allocate(
     invoker: *mut sublet_invoker,
     allocation: *const sublet_allocation,
 ) -> sublet_status {
     guarded(|| {
-        // SAFETY: the caller's invoker, which nobody else is using.
+        // SAFETY: the caller's invoker, which no one else is using.
         let invoker = unsafe { argument_mut(invoker, "invoker") }?;
         // SAFETY: the caller's allocation, with the caller's string in it.
         let allocation = unsafe { argument(allocation, "allocation")?.to_facade() }?;
@@ -359,40 +359,40 @@ pub unsafe extern "C" fn sublet_invoker_allocate(
     })
 }
 
-/// Takes more of the same.
+/// Leases more cores on the same terms.
 ///
 /// # Safety
-/// As `sublet.h` says; nobody else may be using the invoker.
+/// As `sublet.h` says; no other thread may be using the invoker.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn sublet_invoker_grow(invoker: *mut sublet_invoker, cores: u32) -> sublet_status {
-    // SAFETY: the caller's invoker, which nobody else is using.
+    // SAFETY: the caller's invoker, which no one else is using.
     guarded(|| unsafe { argument_mut(invoker, "invoker") }?.invoker.grow(cores))
 }
 
-/// Gives everything back.
+/// Releases all leases.
 ///
 /// # Safety
-/// As `sublet.h` says; nobody else may be using the invoker. `bill` may be null.
+/// As `sublet.h` says; no other thread may be using the invoker. `bill` may be null.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn sublet_invoker_deallocate(
     invoker: *mut sublet_invoker,
     bill: *mut sublet_bill,
 ) -> sublet_status {
     guarded(|| {
-        // SAFETY: the caller's invoker, which nobody else is using.
+        // SAFETY: the caller's invoker, which no one else is using.
         let used = unsafe { argument_mut(invoker, "invoker") }?.deallocate()?;
         if !bill.is_null() {
-            // SAFETY: not null, so it is the caller's place for a bill.
+            // SAFETY: not null, so it is the caller's bill to write.
             unsafe { bill.write(used) };
         }
         Ok(())
     })
 }
 
-/// What is leased.
+/// Describes the first lease.
 ///
 /// # Safety
-/// As `sublet.h` says of invokers and outputs.
+/// The duties of `sublet.h` hold for invokers and outputs.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn sublet_invoker_lease(
     invoker: *const sublet_invoker,
@@ -402,7 +402,7 @@ pub unsafe extern "C" fn sublet_invoker_lease(
         let place = output(lease, "lease")?;
         // SAFETY: the caller's invoker, which it does not free or lease with meanwhile.
         let lease = unsafe { argument(invoker, "invoker") }?.lease()?;
-        // SAFETY: not null, so it is the caller's place for a lease.
+        // SAFETY: not null, so it is the caller's lease to write.
         unsafe { place.write(lease) };
         Ok(())
     })
@@ -411,7 +411,7 @@ pub unsafe extern "C" fn sublet_invoker_lease(
 /// Finds a function.
 ///
 /// # Safety
-/// As `sublet.h` says of invokers, strings and outputs.
+/// The duties of `sublet.h` hold for invokers, strings and outputs.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn sublet_invoker_function(
     invoker: *const sublet_invoker,
@@ -424,7 +424,7 @@ pub unsafe extern "C" fn sublet_invoker_function(
         let invoker = unsafe { argument(invoker, "invoker") }?;
         // SAFETY: null or the caller's string.
         let found = invoker.facade().function(unsafe { text(name, "name") }?)?;
-        // SAFETY: not null, so it is the caller's place for a function.
+        // SAFETY: not null, so it is the caller's function to write.
         unsafe { place.write(found.into()) };
         Ok(())
     })

@@ -4,13 +4,12 @@
 //!
 //! - Every exported function is one call of `boundary::guarded`, which turns errors into a status and a message, and
 //!   stops panics.
-//! - An object is checked where it arrives: null pointers, strings, sizes of structures. What C cannot be asked for
-//!   (that a pointer points to what its type says, that an invoker is not freed while it is used) is the caller's
-//!   duty, as the header says.
-//! - Outputs are checked before anything is done and written after everything is.
+//! - Arguments are checked on entry: null pointers, strings, sizes of structures. The caller guarantees the rest, as
+//!   the header says: that a pointer points to a value of its type, that an invoker is not freed while it is used.
+//! - Outputs are checked before the operation starts and written after it has succeeded.
 //!
-//! There is no state here beyond that of the facade but the latest error of each thread ([`boundary`]) and the table
-//! by which a buffer is found again when it is freed ([`buffer`]).
+//! Besides the facade's state, there is only the latest error of each thread ([`boundary`]) and the table of buffers
+//! ([`buffer`]).
 
 #![allow(unsafe_code, non_camel_case_types)]
 
@@ -25,7 +24,7 @@ pub mod memory;
 pub mod renewal;
 pub mod swap;
 
-// What `include/sublet_xpu.h` declares, for programs that processes spawn; functions have it of their worker process.
+// The functions of `include/sublet_xpu.h`, for spawned programs; in functions the worker process provides them.
 sublet_xpu::export_c!();
 
 #[cfg(test)]

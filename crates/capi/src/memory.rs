@@ -15,7 +15,7 @@ use crate::invoker::{sublet_bill, sublet_invoker};
 /// `struct sublet_memory`, opaque to C.
 pub struct sublet_memory {
     memory: Memory,
-    /// What was asked for and not waited for.
+    /// Started reads that were not waited for.
     asked: Mutex<Vec<RawReading>>,
 }
 
@@ -68,7 +68,7 @@ impl sublet_memory_plan {
 }
 
 impl sublet_memory {
-    /// Waits for what was asked for, all of it, and says what failed first.
+    /// Waits for all started reads; returns the first error.
     fn wait(&self) -> Result<(), Error> {
         let asked = std::mem::take(&mut *self.asked.lock().unwrap_or_else(PoisonError::into_inner));
         let waited: Vec<Result<(), Error>> = asked.into_iter().map(RawReading::wait).collect();
@@ -76,10 +76,11 @@ impl sublet_memory {
     }
 }
 
-/// The caller's place for bytes. What it has not written are bytes all the same, to a library that it only links with.
+/// Converts a pointer and a length to a mutable slice of the caller's bytes. Uninitialized bytes are valid for a library
+/// that the caller only links with.
 ///
 /// # Safety
-/// The pointer is null, or points to a place for so many bytes that is nobody else's for as long as the slice is used.
+/// The pointer is null, or points to as many bytes that no one else uses while the slice is used.
 unsafe fn place<'a>(data: *mut c_void, len_bytes: usize) -> Result<&'a mut [u8], Error> {
     match NonNull::new(data.cast::<u8>()) {
         // SAFETY: as the caller vouches.
@@ -89,10 +90,10 @@ unsafe fn place<'a>(data: *mut c_void, len_bytes: usize) -> Result<&'a mut [u8],
     }
 }
 
-/// Makes a memory component, which leases nothing yet.
+/// Creates a memory component, which leases nothing yet.
 ///
 /// # Safety
-/// As `sublet_memory.h` says of invokers, plans and outputs.
+/// The duties of `sublet_memory.h` hold for invokers, plans and outputs.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn sublet_memory_create(
     invoker: *const sublet_invoker,
@@ -106,7 +107,7 @@ pub unsafe extern "C" fn sublet_memory_create(
         // SAFETY: the caller's plan, with the caller's strings in it.
         let plan = unsafe { argument(plan, "plan")?.to_facade() }?;
         let made = sublet_memory { memory: invoker.facade().memory(plan)?, asked: Mutex::default() };
-        // SAFETY: not null, so it is the caller's place for a pointer.
+        // SAFETY: not null, so it is the caller's pointer to write.
         unsafe { place.write(Box::into_raw(Box::new(made))) };
         Ok(())
     })
@@ -115,7 +116,7 @@ pub unsafe extern "C" fn sublet_memory_create(
 /// Copies bytes out.
 ///
 /// # Safety
-/// As `sublet_memory.h` says; `into` has room for so many bytes.
+/// As `sublet_memory.h` says; `into` has space for `len_bytes` bytes.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn sublet_memory_read(
     memory: *const sublet_memory,
@@ -126,7 +127,7 @@ pub unsafe extern "C" fn sublet_memory_read(
     guarded(|| {
         // SAFETY: the caller's component, which it does not resize or free meanwhile.
         let memory = unsafe { argument(memory, "memory") }?;
-        // SAFETY: the caller's place.
+        // SAFETY: the caller's memory.
         memory.memory.read(offset, unsafe { place(into, len_bytes) }?)
     })
 }
@@ -134,7 +135,7 @@ pub unsafe extern "C" fn sublet_memory_read(
 /// Copies bytes in.
 ///
 /// # Safety
-/// As `sublet_memory.h` says; `from` has so many bytes.
+/// As `sublet_memory.h` says; `from` has `len_bytes` bytes.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn sublet_memory_write(
     memory: *const sublet_memory,
@@ -153,7 +154,7 @@ pub unsafe extern "C" fn sublet_memory_write(
 /// Begins to copy bytes out.
 ///
 /// # Safety
-/// As `sublet_memory.h` says; `into` has room for so many bytes, and is left alone until they have been waited for.
+/// As `sublet_memory.h` says; `into` has space for `len_bytes` bytes, and is not used until the read was waited for.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn sublet_memory_read_async(
     memory: *const sublet_memory,
@@ -198,7 +199,7 @@ pub unsafe extern "C" fn sublet_memory_write_async(
 /// Waits for what was asked for.
 ///
 /// # Safety
-/// As `sublet_memory.h` says of components.
+/// The duties of `sublet_memory.h` hold for components.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn sublet_memory_wait(memory: *const sublet_memory) -> sublet_status {
     // SAFETY: the caller's component, which it does not resize or free meanwhile.
@@ -208,7 +209,7 @@ pub unsafe extern "C" fn sublet_memory_wait(memory: *const sublet_memory) -> sub
 /// Makes what was written be where others read it, and waits for what was asked for.
 ///
 /// # Safety
-/// As `sublet_memory.h` says of components.
+/// The duties of `sublet_memory.h` hold for components.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn sublet_memory_sync(memory: *const sublet_memory) -> sublet_status {
     guarded(|| {
@@ -222,7 +223,7 @@ pub unsafe extern "C" fn sublet_memory_sync(memory: *const sublet_memory) -> sub
 /// Asks for what will be read soon.
 ///
 /// # Safety
-/// As `sublet_memory.h` says of components.
+/// The duties of `sublet_memory.h` hold for components.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn sublet_memory_prefetch(
     memory: *const sublet_memory,
@@ -239,7 +240,7 @@ pub unsafe extern "C" fn sublet_memory_prefetch(
 /// Where bytes lie in this process.
 ///
 /// # Safety
-/// As `sublet_memory.h` says of components and outputs.
+/// The duties of `sublet_memory.h` hold for components and outputs.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn sublet_memory_mapped(
     memory: *const sublet_memory,
@@ -251,7 +252,7 @@ pub unsafe extern "C" fn sublet_memory_mapped(
         let place = output(data, "data")?;
         // SAFETY: the caller's component, which it does not resize or free meanwhile.
         let mapped = unsafe { argument(memory, "memory") }?.memory.mapped(offset, len_bytes)?;
-        // SAFETY: not null, so it is the caller's place for a pointer.
+        // SAFETY: not null, so it is the caller's pointer to write.
         unsafe { place.write(mapped.as_ptr().cast()) };
         Ok(())
     })
@@ -260,7 +261,7 @@ pub unsafe extern "C" fn sublet_memory_mapped(
 /// How much there is to be read, and how much is leased.
 ///
 /// # Safety
-/// As `sublet_memory.h` says of components and outputs. Either output may be null.
+/// The duties of `sublet_memory.h` hold for components and outputs. Either output may be null.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn sublet_memory_size(
     memory: *const sublet_memory,
@@ -280,14 +281,14 @@ pub unsafe extern "C" fn sublet_memory_size(
     })
 }
 
-/// Makes it so many bytes long.
+/// Resizes the component.
 ///
 /// # Safety
-/// As `sublet_memory.h` says; nobody else may be using the component.
+/// As `sublet_memory.h` says; no other thread may be using the component.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn sublet_memory_resize(memory: *mut sublet_memory, len_bytes: u64) -> sublet_status {
     guarded(|| {
-        // SAFETY: the caller's component, which nobody else is using.
+        // SAFETY: the caller's component, which no one else is using.
         let memory = unsafe { argument_mut(memory, "memory") }?;
         let waited = memory.wait();
         memory.memory.resize(len_bytes).and(waited)
@@ -297,7 +298,7 @@ pub unsafe extern "C" fn sublet_memory_resize(memory: *mut sublet_memory, len_by
 /// Puts the end of all segments off.
 ///
 /// # Safety
-/// As `sublet_memory.h` says of components.
+/// The duties of `sublet_memory.h` hold for components.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn sublet_memory_renew(memory: *const sublet_memory, timeout_ns: u64) -> sublet_status {
     // SAFETY: the caller's component, which it does not resize or free meanwhile.
@@ -316,7 +317,7 @@ pub unsafe extern "C" fn sublet_memory_release(
     guarded(|| {
         let mut used = sublet_bill::default();
         if !memory.is_null() {
-            // SAFETY: it came from `Box::into_raw`, and the caller gives it up.
+            // SAFETY: it came from `Box::into_raw`, and the caller does not use it any more.
             let memory = *unsafe { Box::from_raw(memory) };
             let waited = memory.wait();
             let leases = memory.memory.release()?;
@@ -324,7 +325,7 @@ pub unsafe extern "C" fn sublet_memory_release(
             waited?;
         }
         if !bill.is_null() {
-            // SAFETY: not null, so it is the caller's place for a bill.
+            // SAFETY: not null, so it is the caller's bill to write.
             unsafe { bill.write(used) };
         }
         Ok(())

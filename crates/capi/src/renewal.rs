@@ -49,7 +49,7 @@ fn characters<const BYTES: usize>(text: &str) -> [c_char; BYTES] {
 /// Puts the end of all leases off.
 ///
 /// # Safety
-/// As `sublet.h` says of invokers.
+/// The duties of `sublet.h` hold for invokers.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn sublet_invoker_renew(
     invoker: *const sublet_invoker,
@@ -65,7 +65,7 @@ pub unsafe extern "C" fn sublet_invoker_renew(
 /// The ends that have been announced.
 ///
 /// # Safety
-/// As `sublet.h` says of invokers and outputs; `notices` has room for `capacity`.
+/// The duties of `sublet.h` hold for invokers and outputs; `notices` has space for `capacity` elements.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn sublet_invoker_notices(
     invoker: *const sublet_invoker,
@@ -76,15 +76,15 @@ pub unsafe extern "C" fn sublet_invoker_notices(
     guarded(|| {
         let place = output(count, "count")?;
         if notices.is_null() && capacity > 0 {
-            return Err(invalid(format!("room for {capacity} notices at a null pointer")));
+            return Err(invalid(format!("a null pointer for {capacity} notices")));
         }
         // SAFETY: the caller's invoker, which it does not free or lease with meanwhile.
         let announced = unsafe { argument(invoker, "invoker") }?.facade().notices();
         for (index, notice) in announced.iter().take(capacity).enumerate() {
-            // SAFETY: not null, with room for `capacity`, of which this is one.
+            // SAFETY: not null, with space for `capacity` elements, of which this is one.
             unsafe { notices.add(index).write(notice.into()) };
         }
-        // SAFETY: not null, so it is the caller's place.
+        // SAFETY: not null, so it is the caller's memory.
         unsafe { place.write(announced.len()) };
         Ok(())
     })

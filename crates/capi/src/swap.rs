@@ -46,7 +46,7 @@ impl sublet_swap_plan {
 /// Makes an array.
 ///
 /// # Safety
-/// As `sublet_swap.h` says of invokers, plans and outputs.
+/// The duties of `sublet_swap.h` hold for invokers, plans and outputs.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn sublet_swapped_create(
     invoker: *const sublet_invoker,
@@ -63,7 +63,7 @@ pub unsafe extern "C" fn sublet_swapped_create(
         // SAFETY: the caller's plan, with the caller's strings in it.
         let space = unsafe { argument(space, "space")?.to_facade() }?;
         let made = sublet_swapped(invoker.facade().swapped(plan, space)?);
-        // SAFETY: not null, so it is the caller's place for a pointer.
+        // SAFETY: not null, so it is the caller's pointer to write.
         unsafe { place.write(Box::into_raw(Box::new(made))) };
         Ok(())
     })
@@ -72,7 +72,7 @@ pub unsafe extern "C" fn sublet_swapped_create(
 /// Where it lies.
 ///
 /// # Safety
-/// As `sublet_swap.h` says of arrays and outputs.
+/// The duties of `sublet_swap.h` hold for arrays and outputs.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn sublet_swapped_data(
     swapped: *const sublet_swapped,
@@ -82,7 +82,7 @@ pub unsafe extern "C" fn sublet_swapped_data(
         let place = output(data, "data")?;
         // SAFETY: the caller's array, which it does not free meanwhile.
         let at = unsafe { argument(swapped, "swapped") }?.0.as_ptr();
-        // SAFETY: not null, so it is the caller's place for a pointer.
+        // SAFETY: not null, so it is the caller's pointer to write.
         unsafe { place.write(at.as_ptr().cast()) };
         Ok(())
     })
@@ -91,17 +91,17 @@ pub unsafe extern "C" fn sublet_swapped_data(
 /// Whether all of it is still there.
 ///
 /// # Safety
-/// As `sublet_swap.h` says of arrays.
+/// The duties of `sublet_swap.h` hold for arrays.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn sublet_swapped_check(swapped: *const sublet_swapped) -> sublet_status {
     // SAFETY: the caller's array, which it does not free meanwhile.
     guarded(|| unsafe { argument(swapped, "swapped") }?.0.check())
 }
 
-/// What went to and fro.
+/// Returns the counters of an array.
 ///
 /// # Safety
-/// As `sublet_swap.h` says of arrays and outputs.
+/// The duties of `sublet_swap.h` hold for arrays and outputs.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn sublet_swapped_statistics(
     swapped: *const sublet_swapped,
@@ -115,7 +115,7 @@ pub unsafe extern "C" fn sublet_swapped_statistics(
             swapped.0.statistics();
         let told =
             sublet_swap_statistics { faults, ahead, in_bytes, out_bytes, written_bytes, resident_bytes };
-        // SAFETY: not null, so it is the caller's place.
+        // SAFETY: not null, so it is the caller's memory.
         unsafe { place.write(told) };
         Ok(())
     })
@@ -129,7 +129,7 @@ pub unsafe extern "C" fn sublet_swapped_statistics(
 pub unsafe extern "C" fn sublet_swapped_free(swapped: *mut sublet_swapped) {
     guarded(|| {
         if !swapped.is_null() {
-            // SAFETY: it came from `Box::into_raw`, and the caller gives it up.
+            // SAFETY: it came from `Box::into_raw`, and the caller does not use it any more.
             drop(unsafe { Box::from_raw(swapped) });
         }
         Ok(())

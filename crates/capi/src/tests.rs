@@ -61,7 +61,7 @@ fn the_header_has_the_version_of_the_library() {
 }
 
 #[test]
-fn the_header_gives_an_invocation_the_room_that_it_has_here() {
+fn invocation_has_the_size_of_the_header() {
     let words = size_of::<crate::invocation::sublet_invocation>() / size_of::<u64>();
     let line = format!("uint64_t opaque[{words}];");
     assert!(HEADER.contains(&line), "sublet.h lacks {line}");

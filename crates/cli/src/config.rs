@@ -17,7 +17,7 @@ use std::path::{Path, PathBuf};
 use serde::Serialize;
 use sublet_proto::{Code, Error};
 
-pub(crate) use flags::{Configured, Flags};
+pub(crate) use flags::{ConfiguredProgram, Flags};
 
 /// Key of the log filter, for both programs.
 const LOG: Key = Key {
@@ -28,7 +28,7 @@ const LOG: Key = Key {
     value: "LEVEL",
     help: "Log level for standard error: off, error, warn, info, debug, trace, or TARGET=LEVEL, separated by commas",
     otherwise: Otherwise::Is("info"),
-    shown: Shown::Openly,
+    shown: Visibility::Openly,
 };
 
 /// All keys of a program.
@@ -54,7 +54,7 @@ pub(crate) struct Key {
     /// Meaning of the key, in one line.
     pub(crate) help: &'static str,
     pub(crate) otherwise: Otherwise,
-    pub(crate) shown: Shown,
+    pub(crate) shown: Visibility,
 }
 
 /// Type of a value in the file. Elsewhere every value is text, and commas separate the values of a list.
@@ -93,7 +93,7 @@ pub(crate) enum Otherwise {
 
 /// Part of a value that `--print-config` may show.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Shown {
+pub(crate) enum Visibility {
     Openly,
     Never,
     /// URL without user and password.
@@ -144,20 +144,20 @@ pub(crate) struct Settings {
     schema: &'static Schema,
     settings: BTreeMap<String, Setting>,
     /// Values of the file that the environment overrides.
-    replaced: Vec<Replaced>,
+    replaced: Vec<Override>,
 }
 
 /// A value of the file that an environment variable overrides.
 #[derive(Debug)]
-struct Replaced {
+struct Override {
     key: &'static str,
     file: Source,
     variable: &'static str,
 }
 
-impl fmt::Display for Replaced {
+impl fmt::Display for Override {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Replaced { key, file, variable } = self;
+        let Override { key, file, variable } = self;
         write!(f, "the environment variable {variable} overrides {key} in {file}")
     }
 }
@@ -179,7 +179,7 @@ impl Settings {
     /// # Errors
     /// [`Code::InvalidArgument`] for a file that does not fit the [`Schema`], with line and key; [`Code::System`] for
     /// a file that cannot be read.
-    pub(crate) fn read<P: Configured>(flags: Flags<P>) -> Result<Settings, Error> {
+    pub(crate) fn read<P: ConfiguredProgram>(flags: Flags<P>) -> Result<Settings, Error> {
         let schema = P::SCHEMA;
         let mut settings = Settings { schema, settings: BTreeMap::new(), replaced: Vec::new() };
         settings.add_defaults();
@@ -221,14 +221,14 @@ impl Settings {
             && before != text
         {
             let file = file.clone();
-            self.replaced.push(Replaced { key: key.name, file, variable: key.environment });
+            self.replaced.push(Override { key: key.name, file, variable: key.environment });
         }
     }
 
-    /// What of the file does not hold because of the environment, for people.
+    /// Describes the keys of the file that the environment overrides.
     pub(crate) fn warnings(&self) -> impl Iterator<Item = String> + '_ {
         // A flag may override the variable in turn.
-        let holds = |replaced: &&Replaced| {
+        let holds = |replaced: &&Override| {
             let setting = self.settings.get(replaced.key);
             setting.is_some_and(|setting| setting.source == Source::Environment(replaced.variable))
         };
@@ -382,12 +382,12 @@ impl Key {
     }
 }
 
-impl Shown {
+impl Visibility {
     fn show(self, text: &str) -> String {
         match self {
-            Shown::Openly => text.to_owned(),
-            Shown::Never => "(hidden)".to_owned(),
-            Shown::WithoutUser => text.split(',').map(without_user).collect::<Vec<_>>().join(","),
+            Visibility::Openly => text.to_owned(),
+            Visibility::Never => "(hidden)".to_owned(),
+            Visibility::WithoutUser => text.split(',').map(without_user).collect::<Vec<_>>().join(","),
         }
     }
 }
@@ -416,9 +416,9 @@ mod tests {
 
     #[test]
     fn secrets_are_not_shown() {
-        assert_eq!(Shown::Never.show("sublet_0_secret"), "(hidden)");
+        assert_eq!(Visibility::Never.show("sublet_0_secret"), "(hidden)");
         let urls = "nats://me:secret@one:4222,nats://two";
-        assert_eq!(Shown::WithoutUser.show(urls), "nats://(hidden)@one:4222,nats://two");
+        assert_eq!(Visibility::WithoutUser.show(urls), "nats://(hidden)@one:4222,nats://two");
     }
 
     #[test]

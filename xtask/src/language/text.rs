@@ -178,24 +178,30 @@ fn split(source: &str, syntax: &Syntax) -> (Vec<Text>, Vec<(usize, String)>) {
         let line = cursor.line;
         if cursor.rest.starts_with(syntax.line_comment) {
             let whole = cursor.take_through("\n").trim();
-            let content = whole.trim_start_matches(['/', '!', '#']);
+            let content = content(whole.trim_start_matches(['/', '!', '#']));
             let doc = ["///", "//!"].iter().any(|mark| whole.starts_with(mark));
-            if comment.last().is_some_and(|(last, _)| *last + 1 < line || doc != is_doc) {
+            let is_trailing = code.last().is_some_and(|(_, code)| !code.trim().is_empty());
+            if is_trailing || comment.last().is_some_and(|(last, _)| *last + 1 < line || doc != is_doc) {
                 texts.extend(paragraphs(&comment, comment_kind(is_doc)));
                 comment.clear();
             }
-            is_doc = doc;
-            comment.push((line, content.trim().to_owned()));
+            if is_trailing {
+                texts.extend(paragraphs(&[(line, content)], Kind::Prose));
+            } else {
+                is_doc = doc;
+                comment.push((line, content));
+            }
             if let Some((_, code)) = code.last_mut() {
                 code.push(' ');
             }
             code.push((cursor.line, String::new()));
         } else if syntax.has_block_comments && cursor.rest.starts_with("/*") {
             let whole = cursor.take_through("*/").trim_start_matches("/*").trim_end_matches("*/");
-            let strip = |content: &str| content.trim().trim_start_matches(['*', '!']).trim().to_owned();
+            let strip = |line_of: &str| content(line_of.trim().trim_start_matches(['*', '!']));
             let lines: Vec<_> =
-                whole.lines().enumerate().map(|(at, content)| (line + at, strip(content))).collect();
-            texts.extend(paragraphs(&lines, Kind::Doc));
+                whole.lines().enumerate().map(|(at, line_of)| (line + at, strip(line_of))).collect();
+            let is_trailing = code.last().is_some_and(|(_, code)| !code.trim().is_empty());
+            texts.extend(paragraphs(&lines, comment_kind(!is_trailing)));
         } else if let Some(hashes) = raw_string(cursor.rest, word_before, syntax) {
             cursor.take(hashes + 2);
             let end = format!("\"{}", "#".repeat(hashes));
@@ -231,6 +237,11 @@ fn split(source: &str, syntax: &Syntax) -> (Vec<Text>, Vec<(usize, String)>) {
     }
     texts.extend(paragraphs(&comment, comment_kind(is_doc)));
     (texts, code)
+}
+
+/// The text of a comment's line without its mark; empty for code, which is indented by four spaces.
+fn content(line: &str) -> String {
+    if line.starts_with("     ") { String::new() } else { line.trim().to_owned() }
 }
 
 fn comment_kind(is_doc: bool) -> Kind {
@@ -348,6 +359,7 @@ mod tests {
         assert_eq!(python[0], (Kind::Doc, 1, "Sends calls.".to_owned()));
         assert_eq!(python[2], (Kind::Message, 5, "a b".to_owned()));
         assert_eq!(python[3], (Kind::Prose, 5, "Note.".to_owned()));
-        assert_eq!(found("a.h", "/* One\n * two. */\nint x;\n"), [(Kind::Doc, 1, "One two.".to_owned())]);
+        let header = found("a.h", "/* One\n *\n *     code; */\nint x; /* two */\n");
+        assert_eq!(header, [(Kind::Doc, 1, "One".to_owned()), (Kind::Prose, 4, "two".to_owned())]);
     }
 }

@@ -91,7 +91,7 @@ struct Serving {
 
 /// State of the node after a command.
 #[derive(Debug, Serialize)]
-struct Done {
+struct NodeReport {
     state: &'static str,
     leases: u32,
     grace_left_ms: u64,
@@ -164,7 +164,7 @@ fn tell(socket: &Path, command: Command, output: &Output) -> Result<(), Error> {
             let _ = writeln!(std::io::stderr(), "{}", progress(status));
         }
     })?;
-    let done = Done {
+    let done = NodeReport {
         state: node_state(status.state()),
         leases: status.leases,
         grace_left_ms: status.grace_left_ms,

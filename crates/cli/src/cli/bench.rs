@@ -1,4 +1,4 @@
-//! `sublet bench`: what calls cost here.
+//! `sublet bench`: measures the cost of calls on this machine.
 
 use std::io::IsTerminal;
 use std::net::{IpAddr, Ipv4Addr};
@@ -27,32 +27,32 @@ use sublet_bench::{
 
 const EXAMPLES: &str = "\
 Examples:
-  sublet bench latency --mode hot --function echo --sweep     every size, beside the raw round trip
+  sublet bench latency --mode hot --function echo --sweep     every size, and the raw round trip
   sublet bench latency --mode warm --function noop --size 64
-  sublet bench latency --fabric tcp --sweep                   over TCP, beside a raw TCP ping-pong
-  sublet bench latency --fabric tcp --connections 32          what connections cost that are idle
-  sublet bench bandwidth --fabric tcp --encrypted             large payloads, there and back
+  sublet bench latency --fabric tcp --sweep                   over TCP, and a raw TCP ping-pong
+  sublet bench latency --fabric tcp --connections 32          the cost of idle connections
+  sublet bench bandwidth --fabric tcp --encrypted             large payloads, in both directions
   sublet bench memory --fabric tcp                            memory components, read and written
   sublet bench swap --pattern random-page --work-us 10        an array larger than local memory
-  sublet bench graph                                          a graph's runs: warm, and with environments made ready ahead
+  sublet bench graph                                          runs of a graph: warm, and with prepared environments
   sublet bench cold                                           the steps of a cold start
-  sublet bench cold --sandbox template --python .venv/bin/python3 --import numpy     a warm Python, copied
-  sublet bench cold --sandbox container --image debian:12     the same in an image, once that is pulled
+  sublet bench cold --sandbox template --python .venv/bin/python3 --import numpy     a forked warm Python
+  sublet bench cold --sandbox container --image debian:12     in an image that was pulled
   sublet bench throughput --workers 1 --in-flight 8
-  sublet bench lease --transport tls                          leases granted a second, and how long a grant takes
-  sublet bench reject                                         what a busy shared core costs
-  sublet bench fifo --size 4KiB                               a message between two processes, beside a Linux FIFO
-  sublet bench chain --functions 5 --language python          chains of functions, beside HTTP servers
-  sublet bench xpucall                                        a call of the shim, beside a flag in shared memory
+  sublet bench lease --transport tls                          leases granted per second, and the latency of grants
+  sublet bench reject                                         the cost of a busy shared core
+  sublet bench fifo --size 4KiB                               a message between two processes, and by a Linux FIFO
+  sublet bench chain --functions 5 --language python          chains of functions, and HTTP servers
+  sublet bench xpucall                                        a call of the shim, and a flag in shared memory
 
-Over tcp and ofi, `latency` and `bandwidth` start a Sublet of their own, unless they are told a manager; so do `memory`,
-`lease`, `reject`, `fifo`, `chain` and `xpucall`. The others need a manager with an idle core: see `sublet up`. Ratios within one run hold; absolute times drift
-with the machine.";
+Over tcp and ofi, `latency` and `bandwidth` start a private instance, unless --manager names one; so do `memory`, `lease`,
+`reject`, `fifo`, `chain` and `xpucall`. The others need a manager with an idle core: see `sublet up`. Compare only ratios
+within one run, since absolute times drift with the machine.";
 
-/// The largest access that is measured.
+/// Largest access that can be measured.
 const MAX_ACCESS_BYTES: u32 = 1 << 30;
 
-/// Measure calls, beside the limit of the machine in the same run
+/// Measure calls, and the machine's limit in the same run
 #[derive(Debug, Args)]
 #[command(after_help = EXAMPLES)]
 pub(crate) struct Arguments {
@@ -76,19 +76,19 @@ enum Bench {
     Xpucall(Xpucall),
 }
 
-/// What carries the calls, and from where to where
+/// Transport and endpoints of the calls
 #[derive(Debug, Args)]
-struct Carrier {
-    /// What carries the calls
+struct TransportArguments {
+    /// Fabric that carries the calls
     #[arg(long, value_enum, default_value_t = Fabric::Shm)]
     fabric: Fabric,
-    /// Provider of libfabric, as `sublet fabrics` shows it, for --fabric ofi [default: the best there is]
+    /// Provider of libfabric, as `sublet fabrics` shows it, for --fabric ofi [default: the best one]
     #[arg(long, value_name = "NAME")]
     provider: Option<String>,
     /// Encrypt the calls, for --fabric tcp; the raw side is never encrypted
     #[arg(long)]
     encrypted: bool,
-    /// Address of this machine on which the measurement's own Sublet listens, for tcp and ofi
+    /// Address of this machine on which the private instance listens, for tcp and ofi
     #[arg(long, value_name = "ADDRESS", default_value_t = IpAddr::V4(Ipv4Addr::LOCALHOST))]
     listen_on: IpAddr,
     #[command(flatten)]
@@ -101,11 +101,11 @@ enum Fabric {
     Shm,
     /// TCP
     Tcp,
-    /// Whatever libfabric reaches
+    /// A network of libfabric
     Ofi,
 }
 
-impl Carrier {
+impl TransportArguments {
     fn transport(&self) -> Result<Transport, Error> {
         let fabric = match self.fabric {
             Fabric::Shm => Provider::Shm,
@@ -113,7 +113,7 @@ impl Carrier {
             Fabric::Ofi => Provider::Ofi,
         };
         let unfit = |flag: &str, fabric: &str| {
-            Err(Error::new(Code::InvalidArgument, format!("--{flag} goes with --fabric {fabric} alone")))
+            Err(Error::new(Code::InvalidArgument, format!("--{flag} requires --fabric {fabric}")))
         };
         match self.fabric {
             Fabric::Tcp | Fabric::Shm if self.provider.is_some() => unfit("provider", "ofi"),
@@ -122,7 +122,7 @@ impl Carrier {
         }
     }
 
-    /// A manager that is named, or for shared memory the user's; otherwise a Sublet of its own.
+    /// Chooses the instance: a named manager, for shared memory the user's own, otherwise a private instance.
     fn place(&self) -> Result<Where, Error> {
         let named = self.connection.manager.as_ref().is_some_and(|manager| !manager.is_empty());
         if named || self.fabric == Fabric::Shm {
@@ -135,16 +135,16 @@ impl Carrier {
 
 /// The round trip of a call, and the raw round trip between the same two threads
 ///
-/// The raw round trip moves a flag through shared memory, or the same bytes through a TCP connection, or by libfabric's
-/// fi_writedata; it waits as the call does.
+/// The raw round trip moves a flag through shared memory, or the same bytes over TCP or by libfabric's fi_writedata. It
+/// waits in the same way as the call.
 #[derive(Debug, Args)]
 struct Latency {
     #[command(flatten)]
-    carrier: Carrier,
-    /// How the worker waits [default: hot, and with --connections warm]
+    transport: TransportArguments,
+    /// Mode in which the worker waits [default: hot, with --connections warm]
     #[arg(long, value_enum)]
     mode: Option<Mode>,
-    /// What is called
+    /// Function to call
     #[arg(long, value_enum, default_value_t = Called::Echo)]
     function: Called,
     /// Size of input and output
@@ -156,19 +156,19 @@ struct Latency {
     /// Calls for each size; fewer where payloads are large
     #[arg(long, value_name = "CALLS", default_value_t = 20_000, value_parser = clap::value_parser!(u32).range(1..=10_000_000))]
     n: u32,
-    /// Instead of the raw round trip: calls to one warm worker of 1, 2, 4 and so on up to N that the client is connected
-    /// to, all of them on one shared core of a Sublet of the measurement's own
+    /// Measure calls to one of 1, 2, 4 and so on up to N connected warm workers, all on one shared core of a private
+    /// instance, instead of the raw round trip
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=i64::from(connections::MOST)),
           conflicts_with_all = ["sweep", "manager"])]
     connections: Option<u32>,
 }
 
-/// How fast large payloads go to a worker and come back, and the same bytes without Sublet
+/// Throughput of large payloads to a worker and back, and of the same bytes without Sublet
 #[derive(Debug, Args)]
 struct Bandwidth {
     #[command(flatten)]
-    carrier: Carrier,
-    /// How the worker waits
+    transport: TransportArguments,
+    /// Mode in which the worker waits
     #[arg(long, value_enum, default_value_t = Mode::Hot)]
     mode: Mode,
     /// Size of input and output [default: 1 MB and 5 MB]
@@ -179,11 +179,11 @@ struct Bandwidth {
     n: u32,
 }
 
-/// How fast memory components are read and written, and the same bytes without Sublet
+/// Throughput of reads and writes of memory components, and of the same bytes without Sublet
 #[derive(Debug, Args)]
 struct Memory {
     #[command(flatten)]
-    carrier: Carrier,
+    transport: TransportArguments,
     /// Size of an access [default: 4 KiB, 64 KiB, 1 MiB and 16 MiB]
     #[arg(long, value_name = "SIZE", value_parser = access_size)]
     size: Option<u32>,
@@ -192,16 +192,16 @@ struct Memory {
     n: u32,
 }
 
-/// A program whose array is larger than its local memory, and the same program with all of it here
+/// Time of a program whose array is larger than its local memory, and with all of it in local memory
 #[derive(Debug, Args)]
 struct Swap {
-    /// In which order it goes through the array
+    /// Order in which the program accesses the array
     #[arg(long, value_enum, default_value_t = swap::Pattern::Sequential)]
     pattern: swap::Pattern,
-    /// Work on each page of 4 KiB, in microseconds; 0: its words are added up
+    /// Work on each page of 4 KiB, in microseconds; 0: sum its words
     #[arg(long, value_name = "W", default_value_t = 10.0)]
     work_us: f64,
-    /// How much of the array is in local memory
+    /// Fraction of the array in local memory
     #[arg(long, value_name = "FRACTION", default_value_t = 0.4)]
     local: f64,
     /// Local memory
@@ -214,111 +214,111 @@ struct Swap {
     connection: Connection,
 }
 
-/// What it takes to run a graph, beside what its components do
+/// Overhead of running a graph, besides the work of its components
 #[derive(Debug, Args)]
 struct Graph {
-    /// Runs with warm workers; a tenth as many of each chain, which takes a second
+    /// Number of runs with warm workers; each chain, which takes a second, runs a tenth as often
     #[arg(long, value_name = "RUNS", default_value_t = 50, value_parser = clap::value_parser!(u32).range(1..=10_000))]
     n: u32,
     #[command(flatten)]
     connection: Connection,
 }
 
-/// From the request for a lease to the first result, step by step
+/// Time from the request for a lease to the first result, step by step
 #[derive(Debug, Args)]
 struct Cold {
-    /// What workers start in
+    /// Sandbox in which workers start
     #[arg(long, value_enum, default_value_t = cold::Sandbox::Process)]
     sandbox: cold::Sandbox,
-    /// The image that containers are made of; it has to have the C library of the worker program
+    /// Image for containers, which must contain the C library of the worker program
     #[arg(long, value_name = "IMAGE", required_if_eq("sandbox", "container"))]
     image: Option<String>,
-    /// The Python that is kept warm as a template
+    /// Python to keep warm as a template
     #[arg(long, value_name = "PROGRAM", default_value = "python3")]
     python: PathBuf,
-    /// The Node.js that is kept warm as a template, in place of a Python
+    /// Node.js to keep warm as a template, instead of Python
     #[arg(long, value_name = "PROGRAM")]
     node: Option<PathBuf>,
-    /// The folder of its modules, called node_modules
+    /// Folder called node_modules with its modules
     #[arg(long, value_name = "FOLDER", requires = "node", value_parser = node_modules)]
     node_modules: Option<PathBuf>,
-    /// What it imports
+    /// Modules to import
     #[arg(long = "import", value_name = "MODULE", value_delimiter = ',')]
     imports: Vec<String>,
-    /// Cold starts [default: 50, of wasm 20000]
+    /// Number of cold starts [default: 50, with wasm 20000]
     #[arg(long, value_name = "STARTS", value_parser = clap::value_parser!(u32).range(1..=1_000_000))]
     n: Option<u32>,
     #[command(flatten)]
     connection: Connection,
 }
 
-/// Calls a second, with several in flight at several workers
+/// Calls per second, with several in flight at several workers
 #[derive(Debug, Args)]
 struct Throughput {
-    /// Workers, each on a core of its own
+    /// Number of workers, each on a core of its own
     #[arg(long, value_name = "WORKERS", default_value_t = 1)]
     workers: u32,
-    /// Calls in flight at each worker
+    /// Number of calls in flight at each worker
     #[arg(long, value_name = "CALLS", default_value_t = 8, value_parser = clap::value_parser!(u32).range(1..=512))]
     in_flight: u32,
     /// Size of each input, copied into the worker's inbox
     #[arg(long, value_name = "SIZE", value_parser = size_32, default_value = "64")]
     size: u32,
-    /// For how long
+    /// Duration of the measurement
     #[arg(long, value_name = "TIME", value_parser = duration, default_value = "2s")]
     time: Duration,
     #[command(flatten)]
     connection: Connection,
 }
 
-/// Leases granted and given back a second by a manager of its own, and how long a grant takes at half that load
+/// Leases granted and released per second by a private manager, and the latency of grants at half that load
 ///
-/// Each lease is asked for by a request of its own; they are given back in calls of 16. A lease that was given back
-/// without having been used keeps its core until its node has answered that it knows, one to two seconds later: the
-/// nodes together need a core for each lease of two seconds.
+/// Each lease is requested on its own; leases are released in calls of 16. A released lease that was never used keeps its
+/// core until its node has confirmed the release, one to two seconds later: the nodes together need a core for each lease
+/// of two seconds.
 #[derive(Debug, Args)]
 struct Lease {
-    /// What carries the requests
+    /// Transport of the requests
     #[arg(long, value_enum, default_value_t = lease::Transport::Unix)]
     transport: lease::Transport,
-    /// Nodes that register and report, without workers
+    /// Number of nodes that register and report, without workers
     #[arg(long, value_name = "NODES", default_value_t = 1000, value_parser = clap::value_parser!(u32).range(1..=100_000))]
     nodes: u32,
-    /// Cores of each node
+    /// Number of cores of each node
     #[arg(long, value_name = "CORES", default_value_t = 128, value_parser = clap::value_parser!(u32).range(1..=1024))]
     cores: u32,
-    /// Connections of clients, and as many of nodes
+    /// Number of connections of clients, and of nodes
     #[arg(long, value_name = "N", default_value_t = 8, value_parser = clap::value_parser!(u32).range(1..=1024))]
     connections: u32,
-    /// Requests in flight at each connection
+    /// Number of requests in flight on each connection
     #[arg(long, value_name = "N", default_value_t = 16, value_parser = clap::value_parser!(u32).range(1..=1024))]
     in_flight: u32,
-    /// For how long, each of the two parts
+    /// Duration of each of the two parts
     #[arg(long, value_name = "TIME", value_parser = duration, default_value = "5s")]
     time: Duration,
 }
 
-/// A call that a busy shared core rejects, and one that goes on to a free core, beside a plain warm call
+/// Latency of a call that a busy shared core rejects, of one that moves on to a free core, and of a plain warm call
 #[derive(Debug, Args)]
 struct Reject {
-    /// Calls of each kind
+    /// Number of calls of each kind
     #[arg(long, value_name = "CALLS", default_value_t = 5_000, value_parser = clap::value_parser!(u32).range(1..=10_000_000))]
     n: u32,
 }
 
-/// A message from one process to another through a FIFO, and the same through a Linux FIFO
+/// Time of a message from one process to another through a FIFO, and through a Linux FIFO
 ///
-/// Two worker processes send each other messages, to and fro, and so do two threads through Linux FIFOs, on the same two cores: once
-/// while whoever waits looks for its message, and once while it sleeps. COPIES is what copying in and out takes alone, without a FIFO.
+/// Two worker processes exchange messages, and so do two threads through Linux FIFOs, on the same two cores: once with polling
+/// receivers, and once with sleeping ones. COPIES is the time of only copying in and out, without a FIFO.
 #[derive(Debug, Args)]
 struct Fifo {
     /// Size of a message [default: 64 B, 1 KiB, 4 KiB and 64 KiB]
     #[arg(long, value_name = "SIZE", value_parser = size_32)]
     size: Option<u32>,
-    /// Between two nodes of this machine that are neighbours, one of them a `dpu`, beside a plain TCP connection
+    /// Measure between two neighbouring nodes of this machine, one of them a `dpu`, and a plain TCP connection
     #[arg(long)]
     across: bool,
-    /// Blocks of rounds for each size, on each side
+    /// Number of blocks of rounds for each size, on each side
     #[arg(long, value_name = "BLOCKS", default_value_t = 41, value_parser = clap::value_parser!(u32).range(1..=10_000))]
     n: u32,
     #[command(flatten)]
@@ -332,23 +332,23 @@ struct Fifo {
 /// sandboxes, and server processes without one.
 #[derive(Debug, Args)]
 struct Chain {
-    /// Functions of the chain
+    /// Number of functions of the chain
     #[arg(long, value_name = "COUNT", default_value_t = 5, value_parser = clap::value_parser!(u32).range(2..=i64::from(chain::MAX_FUNCTIONS)))]
     functions: u32,
-    /// What the functions and the servers are written in
+    /// Language of the functions and the servers
     #[arg(long, value_enum, default_value_t = chain::Language::Python)]
     language: chain::Language,
-    /// Python for the servers: the one that the node has warm
+    /// Python for the servers, which the node also keeps warm
     #[arg(long, value_name = "PROGRAM", default_value = "python3")]
     interpreter: PathBuf,
-    /// Blocks of calls, on each side
+    /// Number of blocks of calls, on each side
     #[arg(long, value_name = "BLOCKS", default_value_t = 41, value_parser = clap::value_parser!(u32).range(1..=10_000))]
     n: u32,
     #[command(flatten)]
     connection: Connection,
 }
 
-/// A call of the shim and its answer, and a flag's round trip through shared memory
+/// Time of a call of the shim, and of a flag's round trip through shared memory
 #[derive(Debug, Args)]
 struct Xpucall {
     /// Blocks of calls
@@ -361,18 +361,18 @@ struct Xpucall {
 fn access_size(text: &str) -> Result<u32, String> {
     let bytes = size(text)?;
     let fits = u32::try_from(bytes).ok().filter(|bytes| (1..=MAX_ACCESS_BYTES).contains(bytes));
-    fits.ok_or_else(|| format!("{bytes} bytes: an access has 1 to {MAX_ACCESS_BYTES}"))
+    fits.ok_or_else(|| format!("{bytes} bytes: an access must have from 1 to {MAX_ACCESS_BYTES} bytes"))
 }
 
 fn size_32(text: &str) -> Result<u32, String> {
     let bytes = size(text)?;
-    // The measured buffers have a page of their own before the payload.
+    // The measured buffers have an additional page before the payload.
     u32::try_from(bytes + 4096)
         .map(|with_head| with_head - 4096)
-        .map_err(|_| format!("{bytes} bytes: a call takes less than 4 GiB"))
+        .map_err(|_| format!("{bytes} bytes: a call must have less than 4 GiB"))
 }
 
-/// Measures.
+/// Runs the measurement.
 pub(crate) fn run(arguments: &Arguments, output: &Output) -> Result<(), Error> {
     match &arguments.bench {
         Bench::Latency(latency) => run_latency(latency, output),
@@ -394,7 +394,7 @@ fn run_latency(arguments: &Latency, output: &Output) -> Result<(), Error> {
     if let Some(connections) = arguments.connections {
         return run_connections(arguments, connections, output);
     }
-    let (transport, place) = (arguments.carrier.transport()?, arguments.carrier.place()?);
+    let (transport, place) = (arguments.transport.transport()?, arguments.transport.place()?);
     let mode = arguments.mode.unwrap_or(Mode::Hot);
     let plan = latency::Plan { mode, function: arguments.function, calls: arguments.n };
     let one = [arguments.size];
@@ -413,14 +413,14 @@ fn run_latency(arguments: &Latency, output: &Output) -> Result<(), Error> {
 
 fn run_connections(arguments: &Latency, connections: u32, output: &Output) -> Result<(), Error> {
     if arguments.mode == Some(Mode::Hot) {
-        let message = "--connections is measured with --mode warm: workers that poll cannot share a core";
+        let message = "--connections requires --mode warm: workers that poll cannot share a core";
         return Err(Error::new(Code::InvalidArgument, message));
     }
     let Latency { function, size, n: calls, .. } = *arguments;
     let plan = connections::Plan { function, size, calls, connections };
     let bar = progress(u64::from(connections::blocks(calls)), output);
-    let place = Where::Own(arguments.carrier.listen_on);
-    let figures = connections::run(&place, &arguments.carrier.transport()?, plan, || bar.inc(1))?;
+    let place = Where::Own(arguments.transport.listen_on);
+    let figures = connections::run(&place, &arguments.transport.transport()?, plan, || bar.inc(1))?;
     bar.finish_and_clear();
     output.show(&figures, |figures| {
         table(&connections::HEADINGS, &figures.iter().map(connections::Figure::cells).collect::<Vec<_>>())
@@ -428,7 +428,7 @@ fn run_connections(arguments: &Latency, connections: u32, output: &Output) -> Re
 }
 
 fn run_bandwidth(arguments: &Bandwidth, output: &Output) -> Result<(), Error> {
-    let (transport, place) = (arguments.carrier.transport()?, arguments.carrier.place()?);
+    let (transport, place) = (arguments.transport.transport()?, arguments.transport.place()?);
     let sizes = arguments.size.map_or(bandwidth::SIZES.to_vec(), |size| vec![size]);
     let bar = progress(sizes.len() as u64, output);
     let of = (arguments.mode, arguments.n);
@@ -440,12 +440,12 @@ fn run_bandwidth(arguments: &Bandwidth, output: &Output) -> Result<(), Error> {
 }
 
 fn run_memory(arguments: &Memory, output: &Output) -> Result<(), Error> {
-    let carrier = &arguments.carrier;
-    let named = carrier.connection.manager.as_ref().is_some_and(|manager| !manager.is_empty());
-    let place = if named { carrier.place()? } else { Where::Own(carrier.listen_on) };
+    let transport = &arguments.transport;
+    let named = transport.connection.manager.as_ref().is_some_and(|manager| !manager.is_empty());
+    let place = if named { transport.place()? } else { Where::Own(transport.listen_on) };
     let sizes = arguments.size.map_or(memory::SIZES.to_vec(), |size| vec![size]);
     let bar = progress(sizes.len() as u64, output);
-    let figures = memory::run(&place, &carrier.transport()?, arguments.n, &sizes, || bar.inc(1))?;
+    let figures = memory::run(&place, &transport.transport()?, arguments.n, &sizes, || bar.inc(1))?;
     bar.finish_and_clear();
     output.show(&figures, |figures| {
         table(&memory::HEADINGS, &figures.iter().map(memory::Figure::cells).collect::<Vec<_>>())
@@ -559,7 +559,7 @@ fn run_xpucall(arguments: &Xpucall, output: &Output) -> Result<(), Error> {
     output.show(&figure, |figure| table(&calls::HEADINGS, &[figure.cells()]))
 }
 
-/// The manager that was named, if one was.
+/// Returns the manager that was named, if one was.
 fn named(connection: &Connection) -> Result<Option<Access>, Error> {
     let named = connection.manager.as_ref().is_some_and(|manager| !manager.is_empty());
     named.then(|| connection.access()).transpose()

@@ -102,7 +102,7 @@ pub(crate) struct Arguments {
 
 /// Report on a deployment.
 #[derive(Debug, Serialize)]
-struct Deployed {
+struct DeployReport {
     /// Whether the same content was deployed before.
     known: bool,
     #[serde(flatten)]
@@ -125,7 +125,7 @@ pub(crate) fn run(arguments: &Arguments, output: &Output) -> Result<(), Error> {
     bar.finish_and_clear();
     let reply = reply?;
     let package = reply.package.ok_or_else(|| Error::new(Code::Protocol, "the manager names no package"))?;
-    let deployed = Deployed {
+    let deployed = DeployReport {
         known: reply.known,
         package: package.into(),
         replaced: reply.replaced.map(PackageView::from),
@@ -150,8 +150,8 @@ pub(super) fn digest_of_image(image: &str) -> Result<String, Error> {
     Ok(resolve(&reference, &access)?.to_string())
 }
 
-fn text(deployed: &Deployed) -> String {
-    let Deployed { known, package, replaced, hidden } = deployed;
+fn text(deployed: &DeployReport) -> String {
+    let DeployReport { known, package, replaced, hidden } = deployed;
     let what = match replaced {
         None if *known => "is unchanged",
         _ => "is deployed",

@@ -147,7 +147,9 @@ fn check(graph: &Graph, output: &Output) -> Result<(), Error> {
     let checked = GraphReport { name: &graph.name, compute, memory, edges: graph.edges.len() };
     output.show(&checked, |checked| {
         let GraphReport { name, compute, memory, edges } = checked;
-        format!("{name} is good: compute components {compute}, memory components {memory}, edges {edges}")
+        let count = |n: usize, what| show_count(n as u64, what);
+        let (compute, memory) = (count(*compute, "compute component"), count(*memory, "memory component"));
+        format!("{name} is valid: {compute}, {memory}, {}", count(*edges, "edge"))
     })
 }
 

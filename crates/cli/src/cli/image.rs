@@ -86,11 +86,11 @@ struct One {
 /// JSON output, whose format is stable.
 #[derive(Debug, Serialize)]
 struct Images {
-    images: Vec<Shown>,
+    images: Vec<ImageView>,
 }
 
 #[derive(Debug, Serialize)]
-struct Shown {
+struct ImageView {
     digest: String,
     names: Vec<String>,
     architecture: String,
@@ -107,12 +107,12 @@ struct Shown {
 }
 
 #[derive(Debug, Serialize)]
-struct Removed {
+struct RemovedImage {
     digest: String,
 }
 
 #[derive(Debug, Serialize)]
-struct Pruned {
+struct PruneReport {
     layers: usize,
     in_use: usize,
 }
@@ -129,14 +129,14 @@ pub(crate) fn run(arguments: Arguments, output: &Output) -> Result<(), Error> {
         Verb::Remove(one) => {
             let Image { digest, .. } = find(&store, &one.image)?;
             store.remove(&digest)?;
-            let removed = Removed { digest: digest.to_string() };
+            let removed = RemovedImage { digest: digest.to_string() };
             output.show(&removed, |removed| {
                 format!("{} is removed; `sublet image prune` removes its layers", removed.digest)
             })
         }
         Verb::Prune => {
             let sublet_image::Pruned { layers, in_use } = store.prune()?;
-            output.show(&Pruned { layers, in_use }, |pruned| {
+            output.show(&PruneReport { layers, in_use }, |pruned| {
                 format!(
                     "removed {}, {} still in use",
                     show_count(pruned.layers as u64, "layer"),
@@ -197,9 +197,9 @@ fn images(images: Vec<Image>) -> Images {
     Images { images: images.into_iter().map(shown).collect() }
 }
 
-fn shown(image: Image) -> Shown {
+fn shown(image: Image) -> ImageView {
     let config = image.config;
-    Shown {
+    ImageView {
         digest: image.digest.to_string(),
         names: image.names,
         architecture: config.architecture,
@@ -215,7 +215,7 @@ fn shown(image: Image) -> Shown {
 }
 
 fn text(Images { images }: &Images) -> String {
-    let row = |image: &Shown| {
+    let row = |image: &ImageView| {
         let name = image.names.iter().find(|name| !name.starts_with("sha256:"));
         let name = name.cloned().unwrap_or_else(|| "-".to_owned());
         [image.digest.clone(), show_bytes(image.unpacked_bytes), image.layers.len().to_string(), name]
@@ -227,7 +227,7 @@ fn detailed(Images { images }: &Images) -> String {
     images.iter().map(details).collect::<Vec<_>>().join("\n")
 }
 
-fn details(image: &Shown) -> String {
+fn details(image: &ImageView) -> String {
     let mut lines = vec![
         ("digest", image.digest.clone()),
         ("names", image.names.join(" ")),

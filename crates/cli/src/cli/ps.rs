@@ -217,7 +217,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn shows_each_cold_import_of_a_node_once_in_one_line() {
+    fn shows_each_cold_import_once_in_one_line() {
         let lease = |node: &str, reason: &str, import_ms| {
             let cold = v1::ColdImports { module: "m".to_owned(), reason: reason.to_owned(), import_ms };
             LeaseView::from(v1::Lease {

@@ -35,7 +35,7 @@ pub(crate) struct Arguments {
 #[derive(Debug, Serialize)]
 struct Units {
     units: Vec<UnitView>,
-    unlinked: Vec<Unlinked>,
+    unlinked: Vec<MissingLink>,
 }
 
 /// A processing unit.
@@ -70,7 +70,7 @@ struct PriceView {
 
 /// A node that names a neighbour without being linked to it.
 #[derive(Debug, PartialEq, Serialize)]
-struct Unlinked {
+struct MissingLink {
     node: String,
     neighbour: String,
     why: String,
@@ -107,7 +107,7 @@ fn view(state: &'static str, unit: ProcessingUnit) -> UnitView {
 }
 
 /// Finds neighbours that are not linked, with the reason.
-fn unlinked(nodes: &[NodeInfo]) -> Vec<Unlinked> {
+fn unlinked(nodes: &[NodeInfo]) -> Vec<MissingLink> {
     let described = |node: &NodeInfo| node.description.clone().unwrap_or_default();
     let find = |name: &str| nodes.iter().find(|node| described(node).name == name);
     let mut unlinked = Vec::new();
@@ -121,7 +121,7 @@ fn unlinked(nodes: &[NodeInfo]) -> Vec<Unlinked> {
                 Some(other) if other.state() == NodeState::Lost => format!("{neighbour} is lost"),
                 Some(_) => format!("{neighbour} does not name {name}"),
             };
-            unlinked.push(Unlinked { node: name.clone(), neighbour, why });
+            unlinked.push(MissingLink { node: name.clone(), neighbour, why });
         }
     }
     unlinked
@@ -142,7 +142,7 @@ fn text(Units { units, unlinked }: &Units) -> String {
         "NEIGHBOURS",
     ];
     let mut text = table(&headings, &rows);
-    for Unlinked { node, neighbour, why } in unlinked {
+    for MissingLink { node, neighbour, why } in unlinked {
         text += &format!("\n{node} names {neighbour} as its neighbour but is not linked to it: {why}");
     }
     text

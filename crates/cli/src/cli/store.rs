@@ -98,7 +98,7 @@ struct Restore {
 
 /// Report of `check` and `repair`.
 #[derive(Debug, Serialize)]
-struct Examined {
+struct CheckReport {
     state: PathBuf,
     whole: bool,
     lost: Vec<String>,
@@ -112,7 +112,7 @@ struct Examined {
 
 /// Report of `backup` and `restore`.
 #[derive(Debug, Serialize)]
-struct Copied {
+struct CopyReport {
     state: PathBuf,
     file: PathBuf,
     /// Folder with the replaced store.
@@ -120,10 +120,10 @@ struct Copied {
     kept: Option<PathBuf>,
 }
 
-impl Examined {
-    fn of(state: &Path, report: Report, kept: Option<PathBuf>) -> Examined {
+impl CheckReport {
+    fn of(state: &Path, report: Report, kept: Option<PathBuf>) -> CheckReport {
         let Report { restored, lost, notes, records, .. } = report;
-        Examined { state: state.to_owned(), whole: lost.is_empty(), lost, restored, notes, records, kept }
+        CheckReport { state: state.to_owned(), whole: lost.is_empty(), lost, restored, notes, records, kept }
     }
 }
 
@@ -132,7 +132,7 @@ pub(crate) fn run(arguments: &Arguments, output: &Output) -> Result<(), Error> {
     match &arguments.action {
         Action::Check(check) => {
             let state = check.state.path();
-            let examined = Examined::of(&state, upkeep::check(&state)?, None);
+            let examined = CheckReport::of(&state, upkeep::check(&state)?, None);
             output.show(&examined, |examined| text(examined, "can be restored from the journal"))?;
             match examined.lost.len() {
                 0 => Ok(()),
@@ -146,20 +146,20 @@ pub(crate) fn run(arguments: &Arguments, output: &Output) -> Result<(), Error> {
             let state = repair.state.path();
             let key = if repair.new_signing_key { SigningKey::Replace } else { SigningKey::Keep };
             let (report, kept) = upkeep::repair(&state, key)?;
-            let examined = Examined::of(&state, report, Some(kept));
+            let examined = CheckReport::of(&state, report, Some(kept));
             output.show(&examined, |examined| text(examined, "restored from the journal"))
         }
         Action::Backup(backup) => {
             let state = backup.state.path();
             upkeep::backup(&state, &backup.file)?;
-            let copied = Copied { state, file: backup.file.clone(), kept: None };
+            let copied = CopyReport { state, file: backup.file.clone(), kept: None };
             output.show(&copied, |copied| format!("the store is copied to {}\n", copied.file.display()))
         }
         Action::Restore(restore) => {
             let state = restore.state.path();
             let overwrite = if restore.overwrite { Overwrite::Yes } else { Overwrite::No };
             let kept = upkeep::restore(&state, &restore.file, overwrite)?;
-            let copied = Copied { state, file: restore.file.clone(), kept };
+            let copied = CopyReport { state, file: restore.file.clone(), kept };
             output.show(&copied, |copied| {
                 let kept = copied.kept.as_ref().map(|kept| format!("; the old one is in {}", kept.display()));
                 format!("the store is restored from {}{}\n", copied.file.display(), kept.unwrap_or_default())
@@ -168,7 +168,7 @@ pub(crate) fn run(arguments: &Arguments, output: &Output) -> Result<(), Error> {
     }
 }
 
-fn text(examined: &Examined, put_back: &str) -> String {
+fn text(examined: &CheckReport, put_back: &str) -> String {
     let records: u64 = examined.records.values().sum();
     let mut text = format!("{records} records\n");
     for lost in &examined.lost {

@@ -67,23 +67,23 @@ struct Set {
 
     /// Maximum size of packages, graphs and intermediate results of runs in the store, or `default`
     #[arg(long, value_name = "SIZE", value_parser = stored)]
-    store: Option<Stored<u64>>,
+    store: Option<LimitWithDefault<u64>>,
 
     /// Maximum number of versions of packages, or `default`
     #[arg(long, value_name = "N", value_parser = count)]
-    packages: Option<Stored<u32>>,
+    packages: Option<LimitWithDefault<u32>>,
 
     /// Maximum number of versions of graphs, or `default`
     #[arg(long, value_name = "N", value_parser = count)]
-    graphs: Option<Stored<u32>>,
+    graphs: Option<LimitWithDefault<u32>>,
 
     /// Maximum number of recorded runs, of which new ones replace the oldest, or `default`
     #[arg(long, value_name = "N", value_parser = count)]
-    runs: Option<Stored<u32>>,
+    runs: Option<LimitWithDefault<u32>>,
 
     /// Maximum number of leases granted in a day, or `default`
     #[arg(long, value_name = "N", value_parser = count)]
-    leases_per_day: Option<Stored<u32>>,
+    leases_per_day: Option<LimitWithDefault<u32>>,
 
     #[command(flatten)]
     connection: Connection,
@@ -91,7 +91,7 @@ struct Set {
 
 /// A limit that has a default.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Stored<T> {
+enum LimitWithDefault<T> {
     Default,
     Of(T),
 }
@@ -174,13 +174,13 @@ fn limit<T>(text: &str, parse: impl Fn(&str) -> Result<T, String>) -> Result<Lim
     if text == "none" { Ok(Limit::None) } else { parse(text).map(Limit::Of).map_err(|why| why + ", or none") }
 }
 
-impl<T: Copy> Stored<T> {
+impl<T: Copy> LimitWithDefault<T> {
     /// Returns the new limit from the option, if given, and the old limit.
-    fn over(said: Option<Stored<T>>, held: Option<T>) -> Option<T> {
+    fn over(said: Option<LimitWithDefault<T>>, held: Option<T>) -> Option<T> {
         match said {
             None => held,
-            Some(Stored::Default) => None,
-            Some(Stored::Of(limit)) => Some(limit),
+            Some(LimitWithDefault::Default) => None,
+            Some(LimitWithDefault::Of(limit)) => Some(limit),
         }
     }
 }
@@ -190,19 +190,19 @@ fn with_default<T>(
     text: &str,
     none: T,
     parse: impl Fn(&str) -> Result<T, String>,
-) -> Result<Stored<T>, String> {
+) -> Result<LimitWithDefault<T>, String> {
     match text {
-        "default" => Ok(Stored::Default),
-        "none" => Ok(Stored::Of(none)),
-        text => parse(text).map(Stored::Of).map_err(|why| why + ", or none, or default"),
+        "default" => Ok(LimitWithDefault::Default),
+        "none" => Ok(LimitWithDefault::Of(none)),
+        text => parse(text).map(LimitWithDefault::Of).map_err(|why| why + ", or none, or default"),
     }
 }
 
-fn stored(text: &str) -> Result<Stored<u64>, String> {
+fn stored(text: &str) -> Result<LimitWithDefault<u64>, String> {
     with_default(text, u64::MAX, size)
 }
 
-fn count(text: &str) -> Result<Stored<u32>, String> {
+fn count(text: &str) -> Result<LimitWithDefault<u32>, String> {
     with_default(text, u32::MAX, |text| whole(text, 0..=u64::from(u32::MAX)).map(|number| number as u32))
 }
 
@@ -239,11 +239,11 @@ fn run_set(set: &Set, output: &Output) -> Result<(), Error> {
         memory_bytes: Limit::over(set.memory, held.memory_bytes),
         leases: Limit::over(set.leases, held.leases),
         spend_nano: Limit::over(set.spend, held.spend_nano),
-        store_bytes: Stored::over(set.store, held.store_bytes),
-        packages: Stored::over(set.packages, held.packages),
-        graphs: Stored::over(set.graphs, held.graphs),
-        runs: Stored::over(set.runs, held.runs),
-        leases_per_day: Stored::over(set.leases_per_day, held.leases_per_day),
+        store_bytes: LimitWithDefault::over(set.store, held.store_bytes),
+        packages: LimitWithDefault::over(set.packages, held.packages),
+        graphs: LimitWithDefault::over(set.graphs, held.graphs),
+        runs: LimitWithDefault::over(set.runs, held.runs),
+        leases_per_day: LimitWithDefault::over(set.leases_per_day, held.leases_per_day),
     };
     let tenant =
         manager.set_tenant(Tenant { name: set.name.clone(), quota: Some(quota), ..Tenant::default() })?;
@@ -284,9 +284,9 @@ mod tests {
         assert_eq!(Limit::over(Some(cores("5").unwrap()), Some(3)), Some(5));
         assert_eq!(spend("1.5"), Ok(Limit::Of(1_500_000_000)));
         assert!(cores("x").is_err_and(|why| why.ends_with("or none")));
-        assert_eq!(Stored::over(Some(stored("default").unwrap()), Some(3)), None);
-        assert_eq!(Stored::over(Some(stored("none").unwrap()), Some(3)), Some(u64::MAX));
-        assert_eq!(Stored::over(Some(count("5").unwrap()), None), Some(5));
+        assert_eq!(LimitWithDefault::over(Some(stored("default").unwrap()), Some(3)), None);
+        assert_eq!(LimitWithDefault::over(Some(stored("none").unwrap()), Some(3)), Some(u64::MAX));
+        assert_eq!(LimitWithDefault::over(Some(count("5").unwrap()), None), Some(5));
         assert!(count("x").is_err_and(|why| why.ends_with("or default")));
     }
 }

@@ -143,7 +143,7 @@ impl From<Token> for TokenView {
 
 /// Output of `create`.
 #[derive(Debug, Serialize)]
-struct Created {
+struct CreatedToken {
     secret: String,
     #[serde(flatten)]
     token: TokenView,
@@ -212,7 +212,7 @@ fn run_create(create: &Create, output: &Output) -> Result<(), Error> {
     let request = create.request()?;
     let reply = create.connection.open()?.create_token(request)?;
     let token = reply.token.ok_or_else(|| Error::new(Code::Protocol, "the manager names no token"))?;
-    let created = Created { secret: reply.secret, token: token.into() };
+    let created = CreatedToken { secret: reply.secret, token: token.into() };
     // Only the secret, so that the output can be redirected to a file.
     output.show(&created, |created| format!("{}\n", created.secret))
 }

@@ -12,7 +12,7 @@ use sublet_proto::{Error, package};
 use sublet_runtime::Access;
 use sublet_runtime::access::{default_address, default_state};
 
-use super::{Configured, Key, Kind, Otherwise, Schema, Settings, Shown};
+use super::{ConfiguredProgram, Key, Kind, Otherwise, Schema, Settings, Visibility};
 use crate::cli::daemon::{find_spawner, find_worker, host_name};
 use crate::cli::files::warn_of_open_secret;
 use crate::cli::parse::{absolute, duration, node_modules, pool, size, switch, whole};
@@ -20,7 +20,7 @@ use crate::cli::parse::{absolute, duration, node_modules, pool, size, switch, wh
 /// The program `sublet agent`.
 pub(crate) struct Program;
 
-impl Configured for Program {
+impl ConfiguredProgram for Program {
     const SCHEMA: &'static Schema = &SCHEMA;
 }
 
@@ -39,7 +39,7 @@ pub(crate) const SCHEMA: Schema = Schema {
             value: "NAME",
             help: "Unique name of this node",
             otherwise: Otherwise::Found(host_name),
-            shown: Shown::Openly,
+            shown: Visibility::Openly,
         },
         Key {
             name: "state",
@@ -49,7 +49,7 @@ pub(crate) const SCHEMA: Schema = Schema {
             value: "FOLDER",
             help: "State folder, with unpacked packages and the usage of leases",
             otherwise: Otherwise::Found(state),
-            shown: Shown::Openly,
+            shown: Visibility::Openly,
         },
         Key {
             name: "socket",
@@ -59,7 +59,7 @@ pub(crate) const SCHEMA: Schema = Schema {
             value: "PATH",
             help: "Unix socket for clients on this machine",
             otherwise: Otherwise::Means("agent.sock in the state folder"),
-            shown: Shown::Openly,
+            shown: Visibility::Openly,
         },
         Key {
             name: "listen",
@@ -69,7 +69,7 @@ pub(crate) const SCHEMA: Schema = Schema {
             value: "ADDRESS:PORT",
             help: "Address to listen on for clients on other machines; empty: do not listen",
             otherwise: Otherwise::Is(DEFAULT_LISTEN),
-            shown: Shown::Openly,
+            shown: Visibility::Openly,
         },
         Key {
             name: "advertise",
@@ -81,7 +81,7 @@ pub(crate) const SCHEMA: Schema = Schema {
             otherwise: Otherwise::Means(
                 "the address from which it connects to its managers, and its listening port",
             ),
-            shown: Shown::Openly,
+            shown: Visibility::Openly,
         },
         Key {
             name: "fabrics",
@@ -91,7 +91,7 @@ pub(crate) const SCHEMA: Schema = Schema {
             value: "FABRIC",
             help: "Fabrics for calls from other machines, best first: tcp, ofi:PROVIDER",
             otherwise: Otherwise::Means("the RDMA networks of this machine, then tcp"),
-            shown: Shown::Openly,
+            shown: Visibility::Openly,
         },
         Key {
             name: "encrypt",
@@ -101,7 +101,7 @@ pub(crate) const SCHEMA: Schema = Schema {
             value: "BOOL",
             help: "Whether calls over TCP must be encrypted: true or false",
             otherwise: Otherwise::Is("false"),
-            shown: Shown::Openly,
+            shown: Visibility::Openly,
         },
         Key {
             name: "managers",
@@ -111,7 +111,7 @@ pub(crate) const SCHEMA: Schema = Schema {
             value: "ADDRESS",
             help: "Managers that share one store, as https://HOST:PORT or unix:/path",
             otherwise: Otherwise::Found(default_address),
-            shown: Shown::Openly,
+            shown: Visibility::Openly,
         },
         Key {
             name: "ca",
@@ -121,7 +121,7 @@ pub(crate) const SCHEMA: Schema = Schema {
             value: "FILE",
             help: "PEM file of the certificate authority that issued the managers' certificates",
             otherwise: Otherwise::Means("none; required for https"),
-            shown: Shown::Openly,
+            shown: Visibility::Openly,
         },
         Key {
             name: "token_file",
@@ -131,7 +131,7 @@ pub(crate) const SCHEMA: Schema = Schema {
             value: "FILE",
             help: "File with the access token, with the role agent for this node",
             otherwise: Otherwise::Means("none; required for https"),
-            shown: Shown::Openly,
+            shown: Visibility::Openly,
         },
         Key {
             name: "token",
@@ -141,7 +141,7 @@ pub(crate) const SCHEMA: Schema = Schema {
             value: "SECRET",
             help: "Access token, instead of token_file",
             otherwise: Otherwise::Means("the contents of token_file"),
-            shown: Shown::Never,
+            shown: Visibility::Never,
         },
         Key {
             name: "cores",
@@ -151,7 +151,7 @@ pub(crate) const SCHEMA: Schema = Schema {
             value: "N",
             help: "Cores to lend exclusively, each to one lease",
             otherwise: Otherwise::Means("all cores that are not shared"),
-            shown: Shown::Openly,
+            shown: Visibility::Openly,
         },
         Key {
             name: "memory",
@@ -161,7 +161,7 @@ pub(crate) const SCHEMA: Schema = Schema {
             value: "SIZE",
             help: "Memory to lend, as 4GiB",
             otherwise: Otherwise::Means("three quarters of the usable memory"),
-            shown: Shown::Openly,
+            shown: Visibility::Openly,
         },
         Key {
             name: "shared_cores",
@@ -171,7 +171,7 @@ pub(crate) const SCHEMA: Schema = Schema {
             value: "N",
             help: "Cores to share among several leases, in addition to the exclusive ones",
             otherwise: Otherwise::Is("0"),
-            shown: Shown::Openly,
+            shown: Visibility::Openly,
         },
         Key {
             name: "shared_places",
@@ -181,7 +181,7 @@ pub(crate) const SCHEMA: Schema = Schema {
             value: "N",
             help: "Number of workers on all shared cores together",
             otherwise: Otherwise::Means("4 for each shared core"),
-            shown: Shown::Openly,
+            shown: Visibility::Openly,
         },
         Key {
             name: "idle_timeout",
@@ -191,7 +191,7 @@ pub(crate) const SCHEMA: Schema = Schema {
             value: "TIME",
             help: "Time without a call after which a lease ends, unless its client requests another one",
             otherwise: Otherwise::Means("leases may be idle until they expire"),
-            shown: Shown::Openly,
+            shown: Visibility::Openly,
         },
         Key {
             name: "pool",
@@ -201,7 +201,7 @@ pub(crate) const SCHEMA: Schema = Schema {
             value: "POOL",
             help: "Pool of this node: compute, memory or balanced",
             otherwise: Otherwise::Means("balanced, or by its manager's pools.balanced"),
-            shown: Shown::Openly,
+            shown: Visibility::Openly,
         },
         Key {
             name: "rack",
@@ -211,7 +211,7 @@ pub(crate) const SCHEMA: Schema = Schema {
             value: "NAME",
             help: "Rack of this node: communicating components are placed in one rack",
             otherwise: Otherwise::Means("none: no other node counts as close"),
-            shown: Shown::Openly,
+            shown: Visibility::Openly,
         },
         Key {
             name: "clients",
@@ -221,7 +221,7 @@ pub(crate) const SCHEMA: Schema = Schema {
             value: "WHOSE",
             help: "Users whose processes may present tickets: own-user or all-users",
             otherwise: Otherwise::Is("own-user"),
-            shown: Shown::Openly,
+            shown: Visibility::Openly,
         },
         Key {
             name: "connections.unauthenticated",
@@ -231,7 +231,7 @@ pub(crate) const SCHEMA: Schema = Schema {
             value: "N",
             help: "Maximum connections without a ticket so far; beyond it, a new one replaces the oldest",
             otherwise: Otherwise::Means("256, or what the limit of open files (ulimit -n) allows"),
-            shown: Shown::Openly,
+            shown: Visibility::Openly,
         },
         Key {
             name: "connections.per_party",
@@ -241,7 +241,7 @@ pub(crate) const SCHEMA: Schema = Schema {
             value: "N",
             help: "Maximum of such connections per user of this machine, or per address (IPv6: per /64 network)",
             otherwise: Otherwise::Means("a quarter of connections.unauthenticated"),
-            shown: Shown::Openly,
+            shown: Visibility::Openly,
         },
         Key {
             name: "lend_network",
@@ -251,7 +251,7 @@ pub(crate) const SCHEMA: Schema = Schema {
             value: "BOOL",
             help: "Whether functions may use this machine's network if their package asks for it: true or false",
             otherwise: Otherwise::Is("false"),
-            shown: Shown::Openly,
+            shown: Visibility::Openly,
         },
         Key {
             name: "container_runtime",
@@ -261,7 +261,7 @@ pub(crate) const SCHEMA: Schema = Schema {
             value: "PROGRAM",
             help: "OCI runtime, by name or path, that creates the containers of packages with an image: crun, runc",
             otherwise: Otherwise::Means("the agent creates them itself"),
-            shown: Shown::Openly,
+            shown: Visibility::Openly,
         },
         Key {
             name: "python",
@@ -271,7 +271,7 @@ pub(crate) const SCHEMA: Schema = Schema {
             value: "PROGRAM",
             help: "Python interpreter for functions, by name or path, as python3 or that of a virtual environment; it is kept warm for sandboxes",
             otherwise: Otherwise::Means("none"),
-            shown: Shown::Openly,
+            shown: Visibility::Openly,
         },
         Key {
             name: "node",
@@ -281,7 +281,7 @@ pub(crate) const SCHEMA: Schema = Schema {
             value: "PROGRAM",
             help: "Node.js, by name or path, to keep warm for sandboxes",
             otherwise: Otherwise::Means("none"),
-            shown: Shown::Openly,
+            shown: Visibility::Openly,
         },
         Key {
             name: "node_modules",
@@ -291,7 +291,7 @@ pub(crate) const SCHEMA: Schema = Schema {
             value: "FOLDER",
             help: "Folder called node_modules with the modules that programs of that Node.js can load",
             otherwise: Otherwise::Means("none"),
-            shown: Shown::Openly,
+            shown: Visibility::Openly,
         },
         Key {
             name: "cache",
@@ -301,7 +301,7 @@ pub(crate) const SCHEMA: Schema = Schema {
             value: "SIZE",
             help: "Maximum disk space for packages and images, as 20GiB; each 16 KiB allow one file",
             otherwise: Otherwise::Means("a quarter of the state folder's file system"),
-            shown: Shown::Openly,
+            shown: Visibility::Openly,
         },
         Key {
             name: "registries",
@@ -311,7 +311,7 @@ pub(crate) const SCHEMA: Schema = Schema {
             value: "REGISTRY",
             help: "Registries from which images may be pulled, as docker.io or localhost:5000",
             otherwise: Otherwise::Means("all except those on this machine"),
-            shown: Shown::Openly,
+            shown: Visibility::Openly,
         },
         Key {
             name: "pu",
@@ -321,7 +321,7 @@ pub(crate) const SCHEMA: Schema = Schema {
             value: "KIND",
             help: "Kind of this node's processor, for leases and prices: cpu, dpu or another lower-case name",
             otherwise: Otherwise::Is(PROCESSOR),
-            shown: Shown::Openly,
+            shown: Visibility::Openly,
         },
         Key {
             name: "neighbours",
@@ -331,7 +331,7 @@ pub(crate) const SCHEMA: Schema = Schema {
             value: "NODE",
             help: "Neighbouring nodes, which must name this node in turn: the DPUs or virtual machines of a host, and their host",
             otherwise: Otherwise::Means("none"),
-            shown: Shown::Openly,
+            shown: Visibility::Openly,
         },
         Key {
             name: "devices",
@@ -341,7 +341,7 @@ pub(crate) const SCHEMA: Schema = Schema {
             value: "KIND",
             help: "Kinds of devices that execute kernels on this node: opencl, cuda, or none",
             otherwise: Otherwise::Means("opencl, if a driver for it is installed"),
-            shown: Shown::Openly,
+            shown: Visibility::Openly,
         },
         Key {
             name: "worker",
@@ -351,7 +351,7 @@ pub(crate) const SCHEMA: Schema = Schema {
             value: "FILE",
             help: "Path of the worker program",
             otherwise: Otherwise::Means("sublet-worker beside this program, or in ../libexec/sublet"),
-            shown: Shown::Openly,
+            shown: Visibility::Openly,
         },
         super::LOG,
     ],

@@ -9,7 +9,7 @@ use clap::{Arg, ArgAction, ArgMatches, Args, Command, FromArgMatches};
 use super::{Key, Kind, Otherwise, Schema};
 
 /// A program that has a configuration.
-pub(crate) trait Configured {
+pub(crate) trait ConfiguredProgram {
     /// Keys of the program.
     const SCHEMA: &'static Schema;
 }
@@ -27,7 +27,7 @@ impl<P> fmt::Debug for Flags<P> {
     }
 }
 
-impl<P: Configured> Args for Flags<P> {
+impl<P: ConfiguredProgram> Args for Flags<P> {
     fn augment_args(command: Command) -> Command {
         let config = Arg::new("config")
             .long("config")
@@ -42,7 +42,7 @@ impl<P: Configured> Args for Flags<P> {
     }
 }
 
-impl<P: Configured> FromArgMatches for Flags<P> {
+impl<P: ConfiguredProgram> FromArgMatches for Flags<P> {
     fn from_arg_matches(matches: &ArgMatches) -> Result<Flags<P>, clap::Error> {
         let given = with_flag(P::SCHEMA).filter_map(|key| {
             let values: Vec<&str> = matches.get_many::<String>(key.name)?.map(String::as_str).collect();

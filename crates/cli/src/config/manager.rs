@@ -12,13 +12,13 @@ use sublet_proto::price::Prices;
 use sublet_proto::v1::Price;
 use sublet_runtime::access::default_state;
 
-use super::{Configured, Key, Kind, Otherwise, Schema, Settings, Shown};
+use super::{ConfiguredProgram, Key, Kind, Otherwise, Schema, Settings, Visibility};
 use crate::cli::parse::{absolute, duration, size, switch, whole};
 
 /// The program `sublet manager`.
 pub(crate) struct Program;
 
-impl Configured for Program {
+impl ConfiguredProgram for Program {
     const SCHEMA: &'static Schema = &SCHEMA;
 }
 
@@ -34,7 +34,7 @@ pub(crate) const SCHEMA: Schema = Schema {
             value: "FOLDER",
             help: "State folder, with the embedded store, the signing key and generated certificates",
             otherwise: Otherwise::Found(state),
-            shown: Shown::Openly,
+            shown: Visibility::Openly,
         },
         Key {
             name: "socket",
@@ -44,7 +44,7 @@ pub(crate) const SCHEMA: Schema = Schema {
             value: "PATH",
             help: "Unix socket for operators and clients on this machine",
             otherwise: Otherwise::Means("manager.sock in the state folder"),
-            shown: Shown::Openly,
+            shown: Visibility::Openly,
         },
         Key {
             name: "listen",
@@ -54,7 +54,7 @@ pub(crate) const SCHEMA: Schema = Schema {
             value: "ADDRESS:PORT",
             help: "Addresses to listen on for agents and clients on other machines, with TLS",
             otherwise: Otherwise::Is("0.0.0.0:7433"),
-            shown: Shown::Openly,
+            shown: Visibility::Openly,
         },
         Key {
             name: "advertise",
@@ -64,7 +64,7 @@ pub(crate) const SCHEMA: Schema = Schema {
             value: "ADDRESS",
             help: "Address of this manager for others, as https://HOST:PORT",
             otherwise: Otherwise::Means("the host name and the first listening port"),
-            shown: Shown::Openly,
+            shown: Visibility::Openly,
         },
         Key {
             name: "global",
@@ -74,7 +74,7 @@ pub(crate) const SCHEMA: Schema = Schema {
             value: "BOOL",
             help: "Whether this manager has no nodes and forwards requests to the other managers of its store, one for each rack",
             otherwise: Otherwise::Is("false"),
-            shown: Shown::Openly,
+            shown: Visibility::Openly,
         },
         Key {
             name: "tls.mode",
@@ -84,7 +84,7 @@ pub(crate) const SCHEMA: Schema = Schema {
             value: "MODE",
             help: "Source of the certificate: generated, files, or off (no TLS, only on loopback addresses)",
             otherwise: Otherwise::Means("files if a certificate is set, otherwise generated"),
-            shown: Shown::Openly,
+            shown: Visibility::Openly,
         },
         Key {
             name: "tls.certificate",
@@ -94,7 +94,7 @@ pub(crate) const SCHEMA: Schema = Schema {
             value: "FILE",
             help: "PEM file of the certificate and its chain",
             otherwise: Otherwise::Means("created at the first start"),
-            shown: Shown::Openly,
+            shown: Visibility::Openly,
         },
         Key {
             name: "tls.key",
@@ -104,7 +104,7 @@ pub(crate) const SCHEMA: Schema = Schema {
             value: "FILE",
             help: "PEM file of the certificate's private key",
             otherwise: Otherwise::Means("created at the first start"),
-            shown: Shown::Openly,
+            shown: Visibility::Openly,
         },
         Key {
             name: "tls.names",
@@ -114,7 +114,7 @@ pub(crate) const SCHEMA: Schema = Schema {
             value: "NAME",
             help: "Names and addresses of a generated certificate",
             otherwise: Otherwise::Means("the host name and localhost"),
-            shown: Shown::Openly,
+            shown: Visibility::Openly,
         },
         Key {
             name: "store.kind",
@@ -124,7 +124,7 @@ pub(crate) const SCHEMA: Schema = Schema {
             value: "KIND",
             help: "embedded (a file in the state folder, for one manager) or nats (for several)",
             otherwise: Otherwise::Is("embedded"),
-            shown: Shown::Openly,
+            shown: Visibility::Openly,
         },
         Key {
             name: "store.url",
@@ -134,7 +134,7 @@ pub(crate) const SCHEMA: Schema = Schema {
             value: "URL",
             help: "URLs of the NATS servers, as nats:// or tls://USER:PASSWORD@HOST:4222, separated by commas",
             otherwise: Otherwise::Means("required for nats"),
-            shown: Shown::WithoutUser,
+            shown: Visibility::WithoutUser,
         },
         Key {
             name: "store.ca",
@@ -144,7 +144,7 @@ pub(crate) const SCHEMA: Schema = Schema {
             value: "FILE",
             help: "PEM file of the certificate authorities for tls:// URLs",
             otherwise: Otherwise::Means("the system's authorities"),
-            shown: Shown::Openly,
+            shown: Visibility::Openly,
         },
         Key {
             name: "store.name",
@@ -154,7 +154,7 @@ pub(crate) const SCHEMA: Schema = Schema {
             value: "NAME",
             help: "Name of the buckets in NATS: managers with the same name belong together",
             otherwise: Otherwise::Is("sublet"),
-            shown: Shown::Openly,
+            shown: Visibility::Openly,
         },
         Key {
             name: "store.replicas",
@@ -164,7 +164,7 @@ pub(crate) const SCHEMA: Schema = Schema {
             value: "N",
             help: "Number of replicas in NATS: 1, 3 or 5, each on a server of its own",
             otherwise: Otherwise::Is("1"),
-            shown: Shown::Openly,
+            shown: Visibility::Openly,
         },
         Key {
             name: "price.allocation",
@@ -174,7 +174,7 @@ pub(crate) const SCHEMA: Schema = Schema {
             value: "NANO",
             help: "Price of 1 GiB of leased memory for a second, in billionths of the currency",
             otherwise: Otherwise::Is("1000"),
-            shown: Shown::Openly,
+            shown: Visibility::Openly,
         },
         Key {
             name: "price.compute",
@@ -184,7 +184,7 @@ pub(crate) const SCHEMA: Schema = Schema {
             value: "NANO",
             help: "Price of executing functions on a core for a second",
             otherwise: Otherwise::Is("20000"),
-            shown: Shown::Openly,
+            shown: Visibility::Openly,
         },
         Key {
             name: "price.polling",
@@ -194,7 +194,7 @@ pub(crate) const SCHEMA: Schema = Schema {
             value: "NANO",
             help: "Price of polling on a core for a second",
             otherwise: Otherwise::Is("25000"),
-            shown: Shown::Openly,
+            shown: Visibility::Openly,
         },
         pu_price("price.pu.*.allocation"),
         pu_price("price.pu.*.compute"),
@@ -207,7 +207,7 @@ pub(crate) const SCHEMA: Schema = Schema {
             value: "N",
             help: "Maximum number of requests that wait for capacity",
             otherwise: Otherwise::Is("16384"),
-            shown: Shown::Openly,
+            shown: Visibility::Openly,
         },
         Key {
             name: "queue.per_tenant",
@@ -217,7 +217,7 @@ pub(crate) const SCHEMA: Schema = Schema {
             value: "N",
             help: "Maximum number of waiting requests per tenant",
             otherwise: Otherwise::Is("4096"),
-            shown: Shown::Openly,
+            shown: Visibility::Openly,
         },
         Key {
             name: "connections.total",
@@ -227,7 +227,7 @@ pub(crate) const SCHEMA: Schema = Schema {
             value: "N",
             help: "Maximum number of connections",
             otherwise: Otherwise::Means("16384, or what the limit of open files (ulimit -n) allows"),
-            shown: Shown::Openly,
+            shown: Visibility::Openly,
         },
         Key {
             name: "connections.unauthenticated",
@@ -237,7 +237,7 @@ pub(crate) const SCHEMA: Schema = Schema {
             value: "N",
             help: "Maximum connections without a valid token so far; beyond it, a new one replaces the oldest",
             otherwise: Otherwise::Means("an eighth of connections.total, at most 1024"),
-            shown: Shown::Openly,
+            shown: Visibility::Openly,
         },
         Key {
             name: "connections.per_address",
@@ -247,7 +247,7 @@ pub(crate) const SCHEMA: Schema = Schema {
             value: "N",
             help: "Maximum of such connections per address (IPv6: per /64 network)",
             otherwise: Otherwise::Means("a quarter of connections.unauthenticated"),
-            shown: Shown::Openly,
+            shown: Visibility::Openly,
         },
         Key {
             name: "connections.per_tenant",
@@ -257,7 +257,7 @@ pub(crate) const SCHEMA: Schema = Schema {
             value: "N",
             help: "Maximum number of connections per tenant",
             otherwise: Otherwise::Means("a quarter of connections.total"),
-            shown: Shown::Openly,
+            shown: Visibility::Openly,
         },
         Key {
             name: "connections.handshake",
@@ -267,7 +267,7 @@ pub(crate) const SCHEMA: Schema = Schema {
             value: "TIME",
             help: "Time limit of the TLS handshake, as 10s",
             otherwise: Otherwise::Is("10s"),
-            shown: Shown::Openly,
+            shown: Visibility::Openly,
         },
         Key {
             name: "connections.first_request",
@@ -277,7 +277,7 @@ pub(crate) const SCHEMA: Schema = Schema {
             value: "TIME",
             help: "Time limit for a valid token after the handshake",
             otherwise: Otherwise::Is("10s"),
-            shown: Shown::Openly,
+            shown: Visibility::Openly,
         },
         Key {
             name: "connections.idle",
@@ -287,7 +287,7 @@ pub(crate) const SCHEMA: Schema = Schema {
             value: "TIME",
             help: "Time without a request after which a connection is closed; its client reconnects on demand",
             otherwise: Otherwise::Is("15m"),
-            shown: Shown::Openly,
+            shown: Visibility::Openly,
         },
         Key {
             name: "pools.balanced",
@@ -297,7 +297,7 @@ pub(crate) const SCHEMA: Schema = Schema {
             value: "SIZE",
             help: "Free memory per free core of a balanced node, as 4GiB; of nodes without a pool, those with more than twice as much belong to the memory pool, those with less than half to the compute pool",
             otherwise: Otherwise::Means("such nodes belong to the balanced pool"),
-            shown: Shown::Openly,
+            shown: Visibility::Openly,
         },
         Key {
             name: "retention.ledger",
@@ -307,7 +307,7 @@ pub(crate) const SCHEMA: Schema = Schema {
             value: "TIME",
             help: "Time that the ledger keeps each ended lease before it joins daily sums, at least 1d, or forever",
             otherwise: Otherwise::Is("90d"),
-            shown: Shown::Openly,
+            shown: Visibility::Openly,
         },
         Key {
             name: "retention.runs",
@@ -317,7 +317,7 @@ pub(crate) const SCHEMA: Schema = Schema {
             value: "TIME",
             help: "Time that ended runs are kept, at least 1d, or forever",
             otherwise: Otherwise::Is("30d"),
-            shown: Shown::Openly,
+            shown: Visibility::Openly,
         },
         super::LOG,
     ],
@@ -332,7 +332,7 @@ const fn pu_price(name: &'static str) -> Key {
         value: "NANO",
         help: "The same price for one kind of processing unit",
         otherwise: Otherwise::Means("the price above"),
-        shown: Shown::Openly,
+        shown: Visibility::Openly,
     }
 }
 

@@ -150,7 +150,7 @@ impl Terms {
 
     fn finish(&self, outcome: &Outcome, took: Duration, output: &Output) -> Result<(), Error> {
         write_output(&self.output, &outputs(outcome))?;
-        let ran = Ran {
+        let ran = RunReport {
             run: &outcome.run,
             total_ns: u64::try_from(took.as_nanos()).unwrap_or(u64::MAX),
             components: component_uses(&outcome.components),
@@ -159,7 +159,7 @@ impl Terms {
             return Ok(());
         }
         output.show(&ran, |ran| {
-            let Ran { run, total_ns, components } = ran;
+            let RunReport { run, total_ns, components } = ran;
             format!("run {run} succeeded in {}\n{}", show_ns(*total_ns), show_uses(components))
         })
     }
@@ -167,14 +167,14 @@ impl Terms {
 
 /// Report on a successful run.
 #[derive(Serialize)]
-struct Ran<'run> {
+struct RunReport<'run> {
     run: &'run str,
     total_ns: u64,
     components: Vec<ComponentUse>,
 }
 
 #[derive(Serialize)]
-struct Deployed {
+struct DeployedGraph {
     name: String,
     digest: String,
     components: u32,
@@ -182,10 +182,10 @@ struct Deployed {
     deployed_unix_ms: u64,
 }
 
-impl From<GraphInfo> for Deployed {
-    fn from(info: GraphInfo) -> Deployed {
+impl From<GraphInfo> for DeployedGraph {
+    fn from(info: GraphInfo) -> DeployedGraph {
         let GraphInfo { name, digest, size_bytes, deployed_unix_ms, components } = info;
-        Deployed { name, digest, components, size_bytes, deployed_unix_ms }
+        DeployedGraph { name, digest, components, size_bytes, deployed_unix_ms }
     }
 }
 
@@ -194,22 +194,23 @@ pub(super) fn deploy(arguments: &Deploy, output: &Output) -> Result<(), Error> {
     let document = read_document(&arguments.file)?;
     // Errors of the document are reported here, with the file's name, before a manager is contacted.
     parse(&arguments.file, &document)?;
-    let deployed = Deployed::from(arguments.connection.open()?.deploy_graph(document)?);
+    let deployed = DeployedGraph::from(arguments.connection.open()?.deploy_graph(document)?);
     output.show(&deployed, |deployed| format!("{} {}", deployed.name, deployed.digest))
 }
 
 /// Output of `list`.
 #[derive(Serialize)]
 struct Graphs {
-    graphs: Vec<Deployed>,
+    graphs: Vec<DeployedGraph>,
 }
 
 /// Lists deployed graphs.
 pub(super) fn list(connection: &Connection, output: &Output) -> Result<(), Error> {
-    let graphs: Vec<Deployed> = connection.open()?.graphs()?.into_iter().map(Deployed::from).collect();
+    let graphs: Vec<DeployedGraph> =
+        connection.open()?.graphs()?.into_iter().map(DeployedGraph::from).collect();
     output.show(&Graphs { graphs }, |Graphs { graphs }| {
-        let row = |graph: &Deployed| {
-            let Deployed { name, digest, components, size_bytes, deployed_unix_ms } = graph;
+        let row = |graph: &DeployedGraph| {
+            let DeployedGraph { name, digest, components, size_bytes, deployed_unix_ms } = graph;
             [
                 name.clone(),
                 components.to_string(),

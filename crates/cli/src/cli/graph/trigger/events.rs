@@ -60,7 +60,7 @@ pub(super) struct Event {
 /// Input of an event's run, and the destination of the output.
 pub(super) enum What {
     Bytes(Vec<u8>),
-    File(files::Taken),
+    File(files::PendingFile),
     Asked(Vec<u8>, async_nats::Client, async_nats::Subject),
 }
 

@@ -30,7 +30,7 @@ const BUFFER_BYTES: usize = 16 << 10;
 type UnderWay = Arc<Mutex<HashSet<OsString>>>;
 
 /// A file whose run has not ended.
-pub(super) struct Taken {
+pub(super) struct PendingFile {
     folder: PathBuf,
     name: OsString,
     under_way: UnderWay,
@@ -145,13 +145,13 @@ impl Watcher {
             }
         }
         let (folder, under_way) = (self.folder.clone(), self.under_way.clone());
-        let taken = Taken { folder, name: name.to_owned(), under_way, read: Mutex::default() };
+        let taken = PendingFile { folder, name: name.to_owned(), under_way, read: Mutex::default() };
         let event = Event { name: name.to_string_lossy().into_owned(), what: What::File(taken) };
         self.tell.blocking_send(Ok(event)).is_ok()
     }
 }
 
-impl Taken {
+impl PendingFile {
     /// Reads up to `limit` bytes of the file.
     pub(super) fn read(&self, limit: u64) -> Result<Vec<u8>, Error> {
         let path = self.folder.join(&self.name);
