@@ -19,7 +19,7 @@ const PLACES: &[(&str, &str)] = &[
     ("crates/runtime/src/lease/dispatch.rs", "publish"),
     ("crates/manager/src/core/grant.rs", "try_grant"),
     ("crates/manager/src/core/placement.rs", "place"),
-    ("crates/agent/src/book.rs", "admit"),
+    ("crates/agent/src/leases/book.rs", "admit"),
     ("crates/runtime/src/swap/leaving.rs", "let_region_go"),
 ];
 

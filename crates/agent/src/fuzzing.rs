@@ -13,7 +13,7 @@ use sublet_proto::v1::EnterShim;
 use sublet_runtime::access::Access;
 use sublet_xpu::wire::{self, Request};
 
-use crate::managers::Managers;
+use crate::leases::managers::Managers;
 use crate::shim::{Shim, Who};
 
 /// The unit of the shim's processes.

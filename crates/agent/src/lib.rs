@@ -21,50 +21,16 @@
 //!
 //! The agent never looks into an inbox, and never runs a tenant's code in its own process.
 
-mod acceptor;
-mod attach;
-pub mod book;
-mod cache;
-mod capacity;
-mod carrier;
-mod command;
-mod confirm;
-mod connection;
-mod connections;
-mod end;
-mod errand;
+mod execution;
 #[cfg(fuzzing)]
 pub mod fuzzing;
-mod gate;
-mod guests;
-mod idle;
-mod images;
-mod journal;
-mod kernels;
-mod ledger;
-mod links;
-mod logs;
-mod manager;
-mod managers;
-mod message;
-mod neighbours;
+mod leases;
+mod listener;
+mod machine;
 mod node;
-mod pace;
-mod packages;
-mod programs;
-mod report;
-mod resources;
-mod runtimes;
-mod sandboxes;
-mod shared;
 mod shim;
 mod signal;
-mod state;
 mod supervisor;
-mod trunk;
-mod usage;
-mod visit;
-mod worker;
 
 use std::fs::{self, Permissions};
 use std::net::TcpListener;
@@ -85,34 +51,38 @@ use sublet_runtime::access::Access;
 use sublet_runtime::fabrics::own_host;
 use tracing::warn;
 
-use crate::cache::Cache;
-use crate::connections::Connections;
-use crate::gate::Gate;
-use crate::images::Images;
-use crate::journal::Journal;
-use crate::kernels::Kernels;
-use crate::ledger::Ledger;
-use crate::logs::Logs;
-use crate::managers::Managers;
-use crate::neighbours::Neighbours;
+use crate::execution::cache::Cache;
+use crate::execution::images::Images;
+use crate::execution::kernels::Kernels;
+use crate::execution::logs::Logs;
+use crate::execution::packages::Packages;
+use crate::execution::programs::Programs;
+use crate::execution::runtimes::Runtimes;
+use crate::execution::sandboxes::Maker;
+use crate::leases::journal::Journal;
+use crate::leases::ledger::Ledger;
+use crate::leases::managers::Managers;
+use crate::leases::{journal, report};
+use crate::listener::acceptor;
+use crate::listener::connections::Connections;
+use crate::listener::gate::Gate;
+use crate::machine::capacity;
+use crate::machine::neighbours::Neighbours;
+use crate::machine::resources::{Pool, Resources};
+use crate::machine::state::{StateFolder, system, utf8};
 use crate::node::Node;
-use crate::packages::Packages;
-use crate::programs::Programs;
-use crate::resources::{Pool, Resources};
-use crate::runtimes::Runtimes;
-use crate::sandboxes::Maker;
 use crate::shim::bridge::Bridges;
 use crate::shim::{Shim, link};
 use crate::signal::Signal;
-use crate::state::{StateFolder, system, utf8};
 
-pub use crate::capacity::{MAX_SHARED_CORES, MAX_WORKERS_PER_CORE, SharedCores};
-pub use crate::command::{command, sandboxes};
-pub use crate::connections::{ConnectionLimits, MAX_UNAUTHENTICATED};
-pub use crate::gate::{Network, automatic_fabrics};
-pub use crate::logs::{LOGS, read_log};
+pub use crate::execution::logs::{LOGS, read_log};
+pub use crate::execution::runtimes::{Python, Warm};
+pub use crate::leases::book;
+pub use crate::listener::command::{command, sandboxes};
+pub use crate::listener::connections::{ConnectionLimits, MAX_UNAUTHENTICATED};
+pub use crate::listener::gate::{Network, automatic_fabrics};
+pub use crate::machine::capacity::{MAX_SHARED_CORES, MAX_WORKERS_PER_CORE, SharedCores};
 pub use crate::node::Clients;
-pub use crate::runtimes::{Python, Warm};
 
 /// What an agent is told when it starts.
 #[derive(Clone, Debug)]

@@ -42,7 +42,7 @@ use link::Link;
 use member::Member;
 use server::Server;
 
-use crate::managers::Managers;
+use crate::leases::managers::Managers;
 
 /// Who a process is that may enter.
 #[derive(Clone, Debug)]

@@ -27,7 +27,7 @@ use tracing::debug;
 use super::bridge::Route;
 use super::core::{At, Peer, Tag, Way};
 use super::{Connected, State, joined};
-use crate::carrier::new_secret;
+use crate::listener::carrier::new_secret;
 use crate::{lock, start_thread};
 
 /// How long an invitation is good.

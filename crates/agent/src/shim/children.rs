@@ -30,8 +30,8 @@ use tracing::{debug, info};
 use super::bridge::Route;
 use super::core::{Call, Spawn, Tag};
 use super::{State, link};
-use crate::managers::Managers;
-use crate::message::{FromClient, ToClient};
+use crate::leases::managers::Managers;
+use crate::listener::message::{FromClient, ToClient};
 use crate::signal::{Signal, wait_readable};
 use crate::{lock, start_thread};
 

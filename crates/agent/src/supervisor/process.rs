@@ -5,9 +5,9 @@ use tracing::{error, info};
 
 use super::relay::{Relay, Relayed};
 use super::{Event, Supervisor};
-use crate::end::End;
-use crate::message::{self, ToClient};
-use crate::worker::WorkerProcess;
+use crate::execution::worker::WorkerProcess;
+use crate::leases::end::End;
+use crate::listener::message::{self, ToClient};
 
 impl Supervisor<'_> {
     /// The client wants the worker dead, or not to be started any more. If it has just died by itself, that is what the

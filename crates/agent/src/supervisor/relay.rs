@@ -24,8 +24,8 @@ use sublet_proto::{Code, Error, MAX_PACKET_BYTES, decode};
 use tracing::{debug, info};
 
 use super::usher::Usher;
-use crate::carrier::Carrier;
-use crate::links::{Arrival, Links, OpenDesk};
+use crate::listener::carrier::Carrier;
+use crate::listener::links::{Arrival, Links, OpenDesk};
 use crate::node::Node;
 use crate::signal::wait_readable;
 

@@ -1,8 +1,8 @@
 //! A segment's memory for programs on other machines: the node's progress thread carries out what is asked of it.
 //!
 //! They know the memory by a key, which is good as long as the lease. The client has one connection, which it proves to be its own
-//! as it proves those of workers, and its [guests](crate::guests) have one each; or they have one already, by which they reach
-//! another segment of this node, and this one [joins](crate::trunk) it.
+//! as it proves those of workers, and its [guests](crate::listener::guests) have one each; or they have one already, by which they reach
+//! another segment of this node, and this one [joins](crate::listener::trunk) it.
 
 use std::os::fd::{AsFd, BorrowedFd};
 use std::sync::Arc;
@@ -15,12 +15,12 @@ use sublet_proto::v1::{self, Joins, RegionKey};
 use sublet_proto::{Code, Error};
 use tracing::info;
 
-use crate::carrier::{Carrier, new_secret};
-use crate::gate::Gate;
-use crate::guests::{CLIENT, Guests, Invitation};
-use crate::links::{Arrival, OpenDesk};
+use crate::listener::carrier::{Carrier, new_secret};
+use crate::listener::gate::Gate;
+use crate::listener::guests::{CLIENT, Guests, Invitation};
+use crate::listener::links::{Arrival, OpenDesk};
+use crate::listener::trunk::{Joined, Trunk};
 use crate::node::Node;
-use crate::trunk::{Joined, Trunk};
 
 /// Who reaches it at a time.
 const MAX_GUESTS: usize = 1024;

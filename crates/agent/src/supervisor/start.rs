@@ -15,11 +15,11 @@ use sublet_proto::{Code, Error};
 use tracing::{debug, error};
 
 use super::Supervisor;
-use crate::end::End;
-use crate::errand::Errand;
-use crate::message;
-use crate::packages::Runnable;
-use crate::worker::WorkerProcess;
+use crate::execution::errand::Errand;
+use crate::execution::packages::Runnable;
+use crate::execution::worker::WorkerProcess;
+use crate::leases::end::End;
+use crate::listener::message;
 
 /// What a client is to be told: what was started, with the client's end of the worker's control socket for a client on
 /// the node.

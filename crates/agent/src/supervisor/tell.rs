@@ -10,8 +10,8 @@ use sublet_proto::{Code, Error};
 use super::Supervisor;
 use super::served::Served;
 use super::start::Outcome;
-use crate::end::End;
-use crate::message::{self, ToClient};
+use crate::leases::end::End;
+use crate::listener::message::{self, ToClient};
 
 impl Supervisor<'_> {
     /// A client on the node gets the inbox; one on another node what proves and protects its connections.

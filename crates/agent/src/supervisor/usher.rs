@@ -23,7 +23,7 @@ use sublet_proto::{Code, Error, decode};
 use sublet_runtime::guest;
 use tracing::info;
 
-use crate::links::Links;
+use crate::listener::links::Links;
 use crate::start_thread;
 
 /// How long a process may take to make room for an answer.

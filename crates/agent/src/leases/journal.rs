@@ -22,7 +22,7 @@ use sublet_proto::v1::{Registration, RunningLease};
 use sublet_proto::{Code, Error, decode};
 use tracing::{info, warn};
 
-use crate::ledger::{Seen, Turn};
+use crate::leases::ledger::{Seen, Turn};
 use crate::node::Node;
 
 /// What a journal begins with; the digest follows.

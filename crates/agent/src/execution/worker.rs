@@ -22,13 +22,13 @@ use sublet_sandbox::{
     Signal, Spec,
 };
 
-use crate::attach::Attached;
-use crate::images::HeldImage;
-use crate::kernels;
-use crate::logs::Log;
+use crate::execution::images::HeldImage;
+use crate::execution::kernels;
+use crate::execution::logs::Log;
+use crate::execution::packages::Runnable;
+use crate::leases::attach::Attached;
+use crate::machine::shared::{Occupancy, SlotHold};
 use crate::node::Node;
-use crate::packages::Runnable;
-use crate::shared::{Occupancy, SlotHold};
 use crate::shim::{Admission, Who};
 use crate::signal::wait_readable;
 

@@ -2,7 +2,7 @@
 //!
 //! `STATE/packages/DIGEST/` holds a package's files, its `sublet.toml`, and the encoded `PackageInfo` from which a
 //! worker reads the tables of functions. A folder of that name was complete: it is filled under another name, written through to
-//! the disk, and renamed. Nothing in it is ever changed but what is [built](crate::kernels) of kernels, which comes later.
+//! the disk, and renamed. Nothing in it is ever changed but what is [built](crate::execution::kernels) of kernels, which comes later.
 //!
 //! What the manager sends is not trusted to be what was asked for: its digest is computed and its content validated
 //! before a file is made. Nor is the disk trusted with it: before a worker starts, its package is verified ([`kept`]), and
@@ -26,10 +26,10 @@ use sublet_proto::{Code, Error};
 
 use tracing::{info, warn};
 
-use crate::cache::{self, Cache, Found, Key, Kind, Size, Use};
-use crate::images::Images;
+use crate::execution::cache::{self, Cache, Found, Key, Kind, Size, Use};
+use crate::execution::images::Images;
+use crate::leases::managers::Managers;
 use crate::lock;
-use crate::managers::Managers;
 pub(crate) use kept::Stamp;
 use kept::{Damage, Stamps};
 
@@ -80,7 +80,7 @@ impl Runnable {
     }
 
     /// The build of this index, as a manager has chosen it. Whether a device or an interpreter that it may need is here is for
-    /// [`Kernels`](crate::kernels::Kernels) and [`Runtimes`](crate::runtimes::Runtimes) to say.
+    /// [`Kernels`](crate::execution::kernels::Kernels) and [`Runtimes`](crate::execution::runtimes::Runtimes) to say.
     fn of(package: Arc<Unpacked>, index: u32) -> Result<Runnable, Error> {
         let build = package.info.build(index)?;
         let here = std::env::consts::ARCH;

@@ -17,7 +17,7 @@ use sublet_proto::Error;
 use tracing::debug;
 
 use crate::lock;
-use crate::resources::Pool;
+use crate::machine::resources::Pool;
 
 /// What the node's shared cores are used for.
 #[derive(Debug, Default)]
@@ -164,8 +164,8 @@ impl Drop for Occupancy {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::capacity::Cores;
-    use crate::resources::{Reservation, Resources, Wanted};
+    use crate::machine::capacity::Cores;
+    use crate::machine::resources::{Reservation, Resources, Wanted};
     use std::num::NonZeroU32;
 
     /// A node that shares these cores.

@@ -9,9 +9,9 @@ use std::sync::{Arc, Mutex};
 
 use sublet_proto::{Code, Error};
 
-use crate::capacity::Cores;
 use crate::lock;
-use crate::shared::{SharedPool, SlotHold};
+use crate::machine::capacity::Cores;
+use crate::machine::shared::{SharedPool, SlotHold};
 
 /// What is free of a node. Cores that are not in it are lent, or were never to be.
 #[derive(Debug)]

@@ -29,9 +29,9 @@ use tracing::{info, warn};
 pub(crate) use index::{Found, Key, Kind, Size, Use};
 use index::{Index, Refusal};
 
+use crate::execution::packages::{PACKAGES, UNFINISHED};
 use crate::lock;
-use crate::packages::{PACKAGES, UNFINISHED};
-use crate::state::system;
+use crate::machine::state::system;
 
 /// The folder of what is known of entries, in the state folder.
 const CACHE: &str = "cache";

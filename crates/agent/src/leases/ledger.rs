@@ -23,10 +23,10 @@ use sublet_proto::v1::{
 use sublet_proto::{Code, Error, decode};
 use tracing::warn;
 
-use crate::book::{Book, End, Exchange, MonotonicMs, Used};
+use crate::leases::book::{Book, End, Exchange, MonotonicMs, Used};
+use crate::leases::usage::Meter;
 use crate::lock;
 use crate::signal::{EndRequest, WantedEnd};
-use crate::usage::Meter;
 
 /// The leases of one agent.
 pub(crate) struct Ledger {

@@ -15,9 +15,9 @@ use sublet_proto::v1::{EndOrder, NodeReport, Registration};
 use sublet_proto::{Code, Error};
 use tracing::{info, warn};
 
-use crate::book::Exchange;
-use crate::ledger::{Seen, Turn};
-use crate::manager::Manager;
+use crate::leases::book::Exchange;
+use crate::leases::ledger::{Seen, Turn};
+use crate::leases::manager::Manager;
 use crate::node::Node;
 use crate::signal::WantedEnd;
 

@@ -21,10 +21,10 @@ use sublet_fabric::region::Region;
 use sublet_proto::v1::Joins;
 use sublet_proto::{Code, Error};
 
-use crate::guests::{CLIENT, Guests, Invitation, is_same};
+use crate::listener::guests::{CLIENT, Guests, Invitation, is_same};
+use crate::listener::trunk::Trunk;
 use crate::lock;
 use crate::signal::Signal;
-use crate::trunk::Trunk;
 
 /// Connections on a desk beyond one for each worker: those that take another's place.
 const SPARE_ARRIVALS: usize = 16;

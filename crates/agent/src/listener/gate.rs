@@ -14,7 +14,7 @@ use sublet_proto::{Code, Error};
 use sublet_runtime::access::{Access, Address};
 use tracing::warn;
 
-use crate::links::Links;
+use crate::listener::links::Links;
 
 /// How clients of other machines come.
 #[derive(Clone, Debug)]

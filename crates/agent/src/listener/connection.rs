@@ -11,13 +11,14 @@ use sublet_fabric::packet::{PacketError, PacketSocket};
 use sublet_proto::v1::JoinShim;
 use sublet_proto::{Code, Error};
 
-use crate::attach::attach;
-use crate::connections::Entry;
-use crate::message::{self, FromClient};
+use crate::leases::attach::attach;
+use crate::listener::command;
+use crate::listener::connections::Entry;
+use crate::listener::message::{self, FromClient};
 use crate::node::{Clients, Node};
 use crate::shim::link;
 use crate::signal::wait_readable;
-use crate::{command, supervisor};
+use crate::supervisor;
 
 /// How long a connection may take to show its ticket.
 const TICKET_PATIENCE: Duration = Duration::from_secs(5);

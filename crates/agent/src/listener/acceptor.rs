@@ -16,9 +16,9 @@ use sublet_proto::graph::DEFAULT_SEGMENT_BYTES;
 use sublet_proto::{Code, Error};
 use tracing::error;
 
+use crate::listener::{connection, message, visit};
 use crate::node::Node;
 use crate::signal::wait_readable;
-use crate::{connection, message, visit};
 
 /// Connections beyond one for each core, place and segment, and those without a ticket: those that are about to end.
 const SPARE_CONNECTIONS: usize = 64;

@@ -20,7 +20,7 @@ use sublet_proto::v1::{ColdImports, FunctionUsage, Usage};
 use sublet_runtime::wire::usage::{self, Tally, UsageLayout, WorkerState};
 use sublet_sandbox::{ComputeGauge, Gauge, MemoryUse};
 
-use crate::book::Used;
+use crate::leases::book::Used;
 use crate::lock;
 
 /// Memory of no process.

@@ -3,8 +3,8 @@
 use sublet_proto::v1::{LeaseEnded, Usage};
 use sublet_proto::{Code, Error};
 
-use crate::book;
-use crate::message::{self, ToClient};
+use crate::leases::book;
+use crate::listener::message::{self, ToClient};
 
 /// Why a lease ends.
 #[derive(Debug)]

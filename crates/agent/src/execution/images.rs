@@ -15,7 +15,7 @@ use sublet_proto::v1::PackageBuild;
 use sublet_proto::{Code, Error};
 use tracing::info;
 
-use crate::cache::{Cache, Found, Key, Kind, Size, Use};
+use crate::execution::cache::{Cache, Found, Key, Kind, Size, Use};
 
 /// What the first attempt to pull an image may unpack.
 const FIRST_ATTEMPT: Size = Size { bytes: 64 << 20, files: 4096 };

@@ -16,7 +16,7 @@ use std::sync::{Arc, Mutex};
 use sublet_proto::{Code, Error};
 
 use crate::lock;
-use crate::state::system;
+use crate::machine::state::system;
 
 /// The folder of the logs in an agent's state folder.
 pub const LOGS: &str = "logs";

@@ -1,6 +1,6 @@
 //! The book of a node's leases: which tickets hold, what runs, what the manager must still hear of. Pure.
 //!
-//! The agent's threads use it behind one lock ([`crate::ledger`]), the simulator uses it as it is. Time comes in as
+//! The agent's threads use it behind one lock ([`crate::leases::ledger`]), the simulator uses it as it is. Time comes in as
 //! milliseconds of this node's monotonic clock; no wall clock is ever read, so none can jump.
 //!
 //! The manager's clock is known within bounds, from when its latest answer was asked for and when it came: it is at

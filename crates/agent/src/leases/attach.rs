@@ -12,17 +12,17 @@ use sublet_runtime::SwapPlan;
 use sublet_runtime::wire::InboxLayout;
 use sublet_runtime::wire::usage::UsageLayout;
 
-use crate::book::End;
-use crate::capacity::check_available;
-use crate::carrier::{self, Carrier};
-use crate::confirm::Confirmation;
-use crate::ledger::{Enrolled, Enrolment};
+use crate::execution::worker::{local_bytes, rings_bytes};
+use crate::leases::book::End;
+use crate::leases::confirm::Confirmation;
+use crate::leases::ledger::{Enrolled, Enrolment};
+use crate::leases::usage::Meter;
+use crate::listener::carrier::{self, Carrier};
+use crate::machine::capacity::check_available;
+use crate::machine::resources::{Reservation, Wanted};
 use crate::node::Node;
-use crate::resources::{Reservation, Wanted};
 use crate::shim::{Reserved, Who};
 use crate::signal::EndRequest;
-use crate::usage::Meter;
-use crate::worker::{local_bytes, rings_bytes};
 
 /// Everything that a lease holds on this node. Whatever is dropped of it is given back; the fields stand in the
 /// order in which that has to happen.

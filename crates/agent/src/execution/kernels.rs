@@ -30,9 +30,9 @@ use tracing::info;
 
 pub(crate) use look::Looking;
 
-use crate::packages::{Runnable, Stamp};
-use crate::programs::is_program;
-use crate::sandboxes::Maker;
+use crate::execution::packages::{Runnable, Stamp};
+use crate::execution::programs::is_program;
+use crate::execution::sandboxes::Maker;
 use crate::{lock, system};
 
 /// The program that builds, beside those of workers.

@@ -9,8 +9,8 @@ use std::thread::JoinHandle;
 use sublet_proto::{Code, Error};
 use tokio::sync::oneshot;
 
-use crate::errand::Errand;
-use crate::manager::Manager;
+use crate::execution::errand::Errand;
+use crate::leases::manager::Manager;
 
 /// A question to the manager, until it is dropped.
 pub(crate) struct Confirmation {

@@ -16,7 +16,7 @@ use sublet_proto::{Code, Error};
 use sublet_sandbox::{Devices, Kind, Limits, Made, Network, Program, Sandboxes, Spec};
 use tracing::warn;
 
-use crate::runtimes::Runtimes;
+use crate::execution::runtimes::Runtimes;
 use crate::{lock, system};
 
 /// What the control socket of an operator's sandbox is.

@@ -6,7 +6,7 @@
 
 use std::time::{Duration, Instant};
 
-use crate::usage::Activity;
+use crate::leases::usage::Activity;
 
 /// From the announcement to the end.
 pub(crate) const GRACE: Duration = Duration::from_secs(1);

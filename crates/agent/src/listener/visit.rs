@@ -9,8 +9,8 @@ use sublet_fabric::greeting::{Greeting, Kind};
 use sublet_fabric::remote::RemoteSocket;
 use sublet_proto::{Code, Error};
 
-use crate::connection;
-use crate::connections::Entry;
+use crate::listener::connection;
+use crate::listener::connections::Entry;
 use crate::node::Node;
 use crate::shim::bridge;
 

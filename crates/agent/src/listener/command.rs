@@ -18,7 +18,7 @@ use sublet_proto::v1::{
 use sublet_proto::{Code, Error, decode, limits};
 use tracing::info;
 
-use crate::message::{self, FromClient, ToClient};
+use crate::listener::message::{self, FromClient, ToClient};
 use crate::node::Node;
 use crate::signal::WantedEnd;
 

@@ -11,8 +11,8 @@ use sublet_proto::Error;
 use sublet_runtime::access::{Access, Address, MAX_MANAGERS};
 use tracing::debug;
 
+use crate::leases::manager::Manager;
 use crate::lock;
-use crate::manager::Manager;
 
 /// The managers that the node knows.
 pub(crate) struct Managers(Mutex<Known>);

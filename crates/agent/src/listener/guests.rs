@@ -18,8 +18,8 @@ use sublet_proto::graph::Rights;
 use sublet_proto::{Code, Error};
 use sublet_runtime::worker::channel::OVER_AT;
 
-use crate::carrier::new_secret;
-use crate::trunk::{Joined, Trunk};
+use crate::listener::carrier::new_secret;
+use crate::listener::trunk::{Joined, Trunk};
 
 /// Invitations that nobody has used yet.
 const MAX_INVITED: usize = 1024;

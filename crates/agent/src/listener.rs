@@ -1,0 +1,17 @@
+//! Takes connections, limits those that are not authenticated, and matches authenticated ones with their lease.
+//!
+//! A connection comes at the agent's socket or at its TCP port. Its first message says what it is for: a client shows a
+//! ticket, a worker of a neighbour proves that it belongs to a lease, the operator gives a command.
+
+pub(crate) mod acceptor;
+pub(crate) mod carrier;
+pub(crate) mod command;
+pub(crate) mod connection;
+pub(crate) mod connections;
+pub(crate) mod gate;
+pub(crate) mod guests;
+pub(crate) mod links;
+pub(crate) mod message;
+pub(crate) mod pace;
+pub(crate) mod trunk;
+pub(crate) mod visit;

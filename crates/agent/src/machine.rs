@@ -1,0 +1,7 @@
+//! Describes what the node has, and assigns it: cores, memory, neighbours and the state folder.
+
+pub(crate) mod capacity;
+pub(crate) mod neighbours;
+pub(crate) mod resources;
+pub(crate) mod shared;
+pub(crate) mod state;
