@@ -6,28 +6,99 @@ use std::process::Command;
 use serde_json::Value;
 use sublet_tests::{files, read};
 
-/// What each crate of `crates/` may import of the others. A crate that is not here is not a crate of the house.
-const MAY_IMPORT: &[(&str, &[&str])] = &[
-    ("sublet-proto", &[]),
-    ("sublet-admission", &[]),
-    ("sublet-fabric", &["sublet-proto"]),
-    ("sublet-xpu", &["sublet-proto", "sublet-fabric"]),
-    ("sublet-sandbox", &["sublet-proto"]),
-    ("sublet-template-node", &["sublet-sandbox"]),
-    ("sublet-python-buffers", &[]),
-    (
-        "sublet-template-python",
-        &["sublet-proto", "sublet-sandbox", "sublet-xpu", "sublet-runtime", "sublet-python-buffers"],
-    ),
-    ("sublet-python", &["sublet", "sublet-python-buffers"]),
-    ("sublet-image", &["sublet-proto"]),
-    ("sublet-runtime", &["sublet-proto", "sublet-fabric", "sublet-xpu"]),
-    ("sublet-devices", &["sublet-proto", "sublet-fabric", "sublet-runtime"]),
-    ("sublet-wasm", &["sublet-proto", "sublet-runtime"]),
-    ("sublet-manager", &["sublet-proto", "sublet-admission", "sublet-fabric"]),
-    (
-        "sublet-agent",
-        &[
+/// A crate of the workspace that users receive, with its rules.
+struct Rules {
+    name: &'static str,
+    /// The folder of its manifest.
+    folder: &'static str,
+    /// The crates of this workspace that it may import. Each stands above it in the table.
+    may_import: &'static [&'static str],
+    unsafe_code: UnsafeCode,
+}
+
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum UnsafeCode {
+    Allowed,
+    Forbidden,
+}
+
+use UnsafeCode::{Allowed, Forbidden};
+
+/// The only list of import rules and of crates with unsafe code. The code map of ARCHITECTURE.md has the same crates in the
+/// same order, which a test below checks.
+const CRATES: &[Rules] = &[
+    Rules { name: "sublet-proto", folder: "crates/proto", may_import: &[], unsafe_code: Forbidden },
+    Rules { name: "sublet-admission", folder: "crates/admission", may_import: &[], unsafe_code: Forbidden },
+    Rules {
+        name: "sublet-fabric",
+        folder: "crates/fabric",
+        may_import: &["sublet-proto"],
+        unsafe_code: Allowed,
+    },
+    Rules {
+        name: "sublet-xpu",
+        folder: "crates/xpu",
+        may_import: &["sublet-proto", "sublet-fabric"],
+        unsafe_code: Allowed,
+    },
+    Rules {
+        name: "sublet-runtime",
+        folder: "crates/runtime",
+        may_import: &["sublet-proto", "sublet-fabric", "sublet-xpu"],
+        unsafe_code: Allowed,
+    },
+    Rules {
+        name: "sublet-wasm",
+        folder: "crates/wasm",
+        may_import: &["sublet-proto", "sublet-runtime"],
+        unsafe_code: Forbidden,
+    },
+    Rules {
+        name: "sublet-sandbox",
+        folder: "crates/sandbox",
+        may_import: &["sublet-proto"],
+        unsafe_code: Allowed,
+    },
+    Rules {
+        name: "sublet-template-node",
+        folder: "crates/template-node",
+        may_import: &["sublet-sandbox"],
+        unsafe_code: Allowed,
+    },
+    Rules {
+        name: "sublet-python-buffers",
+        folder: "crates/python-buffers",
+        may_import: &[],
+        unsafe_code: Allowed,
+    },
+    Rules {
+        name: "sublet-template-python",
+        folder: "crates/template-python",
+        may_import: &[
+            "sublet-proto",
+            "sublet-xpu",
+            "sublet-runtime",
+            "sublet-sandbox",
+            "sublet-python-buffers",
+        ],
+        unsafe_code: Allowed,
+    },
+    Rules {
+        name: "sublet-image",
+        folder: "crates/image",
+        may_import: &["sublet-proto"],
+        unsafe_code: Forbidden,
+    },
+    Rules {
+        name: "sublet-devices",
+        folder: "crates/devices",
+        may_import: &["sublet-proto", "sublet-fabric", "sublet-runtime"],
+        unsafe_code: Allowed,
+    },
+    Rules {
+        name: "sublet-agent",
+        folder: "crates/agent",
+        may_import: &[
             "sublet-proto",
             "sublet-admission",
             "sublet-fabric",
@@ -36,23 +107,53 @@ const MAY_IMPORT: &[(&str, &[&str])] = &[
             "sublet-sandbox",
             "sublet-image",
         ],
-    ),
-    ("sublet", &["sublet-proto", "sublet-runtime"]),
-    ("sublet-bench", &["sublet-proto", "sublet-fabric", "sublet-sandbox", "sublet-runtime"]),
-    (
-        "sublet-cli",
-        &[
+        unsafe_code: Forbidden,
+    },
+    Rules {
+        name: "sublet-manager",
+        folder: "crates/manager",
+        may_import: &["sublet-proto", "sublet-admission", "sublet-fabric"],
+        unsafe_code: Forbidden,
+    },
+    Rules {
+        name: "sublet",
+        folder: "crates/sublet",
+        may_import: &["sublet-proto", "sublet-runtime"],
+        unsafe_code: Forbidden,
+    },
+    Rules {
+        name: "sublet-bench",
+        folder: "crates/bench",
+        may_import: &["sublet-proto", "sublet-fabric", "sublet-runtime", "sublet-sandbox"],
+        unsafe_code: Forbidden,
+    },
+    Rules {
+        name: "sublet-cli",
+        folder: "crates/cli",
+        may_import: &[
             "sublet-proto",
             "sublet-fabric",
+            "sublet-runtime",
             "sublet-sandbox",
             "sublet-image",
-            "sublet-runtime",
-            "sublet-manager",
             "sublet-agent",
+            "sublet-manager",
             "sublet-bench",
         ],
-    ),
-    ("sublet-capi", &["sublet", "sublet-xpu"]),
+        unsafe_code: Forbidden,
+    },
+    Rules {
+        name: "sublet-capi",
+        folder: "crates/capi",
+        may_import: &["sublet-xpu", "sublet"],
+        unsafe_code: Allowed,
+    },
+    Rules {
+        name: "sublet-python",
+        folder: "python",
+        may_import: &["sublet-python-buffers", "sublet"],
+        unsafe_code: Allowed,
+    },
 ];
 
 /// Crates that stay free of what would make them something else.
@@ -71,20 +172,6 @@ const NEVER_IMPORT: &[(&str, &[&str], &str)] = &[
         &["tokio", "tonic", "opencl3", "cudarc"],
         "drivers are loaded at run time, by thin bindings",
     ),
-];
-
-/// The folders whose sources may hold unsafe code.
-const UNSAFE_WALL: &[&str] = &[
-    "crates/fabric/",
-    "crates/xpu/",
-    "crates/sandbox/",
-    "crates/template-node/",
-    "crates/python-buffers/",
-    "crates/template-python/",
-    "python/",
-    "crates/devices/",
-    "crates/runtime/",
-    "crates/capi/",
 ];
 
 /// Names that say nothing about what a crate is for.
@@ -118,10 +205,34 @@ fn is_ours(name: &str) -> bool {
 #[test]
 fn imports_point_down_only() {
     for (name, (_, imports)) in members() {
-        let Some((_, allowed)) = MAY_IMPORT.iter().find(|(of, _)| *of == name) else { continue };
+        let Some(rules) = CRATES.iter().find(|rules| rules.name == name) else { continue };
+        let allowed = rules.may_import;
         for import in imports.iter().filter(|import| is_ours(import)) {
             assert!(allowed.contains(&import.as_str()), "{name} imports {import}; it may import {allowed:?}");
         }
+    }
+}
+
+#[test]
+fn each_crate_stands_below_what_it_may_import() {
+    for (index, rules) in CRATES.iter().enumerate() {
+        let is_above = |import: &&str| CRATES[..index].iter().any(|above| above.name == *import);
+        let misplaced: Vec<_> = rules.may_import.iter().filter(|import| !is_above(import)).collect();
+        assert!(misplaced.is_empty(), "{} may import {misplaced:?}, which do not stand above it", rules.name);
+    }
+}
+
+#[test]
+fn the_code_map_lists_the_crates_in_the_order_of_their_imports() {
+    let architecture = read("ARCHITECTURE.md");
+    let row = |rules: &Rules| architecture.find(&format!("\n| `{}` | ", rules.folder));
+    let rows: Vec<_> = CRATES
+        .iter()
+        .map(|rules| row(rules).unwrap_or_else(|| panic!("no row of the code map for {}", rules.folder)))
+        .collect();
+    for (index, pair) in rows.windows(2).enumerate() {
+        let [above, below] = [&CRATES[index], &CRATES[index + 1]].map(|rules| rules.folder);
+        assert!(pair[0] < pair[1], "the code map has {below} above {above}: see CRATES in tests/walls.rs");
     }
 }
 
@@ -152,8 +263,13 @@ fn walls_keep_foreign_dependencies_out() {
 fn every_crate_of_the_house_is_known_by_a_name_that_says_what_it_is() {
     for (name, (manifest, _)) in members() {
         if manifest.contains("/crates/") {
-            let known = MAY_IMPORT.iter().any(|(of, _)| *of == name);
-            assert!(known, "{name} has no import rule: say in tests/walls.rs what it may import");
+            let known = CRATES.iter().any(|rules| {
+                rules.name == name && manifest.ends_with(&format!("/{}/Cargo.toml", rules.folder))
+            });
+            assert!(
+                known,
+                "{name} has no import rule: say in tests/walls.rs where it is and what it may import"
+            );
         }
         let last = name.rsplit('-').next().unwrap_or_default();
         assert!(!NAMELESS.contains(&last), "{name}: a crate is named for its duty");
@@ -162,17 +278,19 @@ fn every_crate_of_the_house_is_known_by_a_name_that_says_what_it_is() {
 
 #[test]
 fn unsafe_code_stands_behind_its_wall() {
+    let allowed: Vec<_> =
+        CRATES.iter().filter(|rules| rules.unsafe_code == Allowed).map(|rules| rules.folder).collect();
     let sources = files("crates", &[".rs"]).into_iter().chain(files("xtask", &[".rs"]));
     // Tests of a crate may need it, as a counting allocator does; what is shipped may not.
     for path in sources.filter(|path| !path.iter().any(|part| part == "tests" || part == "benches")) {
-        let path = path.to_string_lossy();
-        if UNSAFE_WALL.iter().any(|folder| path.starts_with(folder)) {
+        if allowed.iter().any(|folder| path.starts_with(folder)) {
             continue;
         }
+        let path = path.to_string_lossy();
         for (index, line) in without_comments_and_strings(&read(path.as_ref())).lines().enumerate() {
             let unsafe_here = words(line).any(|word| word == "unsafe")
                 || (line.contains("allow(") && words(line).any(|word| word == "unsafe_code"));
-            assert!(!unsafe_here, "{path}:{}: unsafe code outside of {UNSAFE_WALL:?}", index + 1);
+            assert!(!unsafe_here, "{path}:{}: unsafe code outside of {allowed:?}", index + 1);
         }
     }
 }
