@@ -12,54 +12,44 @@
 //! - Nothing here allocates, locks or enters the kernel when a line is published to a peer that is awake, or
 //!   polled.
 //!
+//! The folders, from the bottom up: `memory` (regions and views of them), `queue` (lines, rings, core slots), `control`
+//! (connections that make connections), then one for each provider: [`shm`], [`tcp`], [`ofi`], and [`sim`] for tests. Users
+//! import their modules from the crate's root.
+//!
 //! The providers are an enum, not plug-ins ([`Provider`]); one conformance suite runs over all of them.
 
 #![allow(unsafe_code)]
 
-mod awaited;
-pub mod bell;
 pub mod clock;
 #[cfg(not(loom))]
-pub mod connection;
+mod control;
 #[cfg(not(loom))]
 pub mod endpoint;
 mod error;
-pub mod exposed;
-#[cfg(not(loom))]
-pub mod faults;
-#[cfg(not(loom))]
-pub mod greeting;
-pub mod line;
+mod memory;
 #[cfg(not(loom))]
 pub mod ofi;
 #[cfg(not(loom))]
-pub mod packet;
-#[cfg(not(loom))]
 pub mod progress;
-pub mod region;
-#[cfg(not(loom))]
-pub mod remote;
-pub mod ring;
+mod queue;
 pub mod shm;
 #[cfg(not(loom))]
 #[doc(hidden)]
 pub mod sim;
-pub mod slot;
-#[cfg(not(loom))]
-mod socket;
-#[cfg(not(loom))]
-pub mod socket_path;
-pub mod space;
 pub mod standard;
-pub mod stretch;
 pub mod sync;
 #[cfg(not(loom))]
 pub mod tcp;
-#[cfg(not(loom))]
-pub mod tls;
-mod waiters;
-pub mod window;
 
+#[cfg(not(loom))]
+use control::socket;
+#[cfg(not(loom))]
+pub use control::{connection, greeting, packet, remote, socket_path, tls};
 #[cfg(not(loom))]
 pub use endpoint::{Endpoint, Provider};
 pub use error::FabricError;
+#[cfg(not(loom))]
+pub use memory::faults;
+pub use memory::{exposed, region, space, stretch, window};
+use queue::{awaited, waiters};
+pub use queue::{bell, line, ring, slot};

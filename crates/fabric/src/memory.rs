@@ -1,0 +1,9 @@
+//! Memory that processes share: regions, views of them, windows of remote ones, and pages that their owner fills on demand.
+
+pub mod exposed;
+#[cfg(not(loom))]
+pub mod faults;
+pub mod region;
+pub mod space;
+pub mod stretch;
+pub mod window;

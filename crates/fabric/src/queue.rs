@@ -1,0 +1,8 @@
+//! Words between two sides: lines, rings of lines, core slots, and how their readers poll or sleep.
+
+pub(crate) mod awaited;
+pub mod bell;
+pub mod line;
+pub mod ring;
+pub mod slot;
+pub(crate) mod waiters;
