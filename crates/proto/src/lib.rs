@@ -10,6 +10,12 @@
 //! Nothing here opens a file or a socket, and every decoder takes bytes from a stranger: it must answer any input
 //! with a value or an error, never with a panic. They are fuzzed (`fuzz/`).
 
+// A cast that may lose something says why it does not. Tests cast numbers that they have chosen.
+#![cfg_attr(
+    not(test),
+    warn(clippy::cast_possible_truncation, clippy::cast_possible_wrap, clippy::cast_sign_loss)
+)]
+
 mod code;
 pub mod graph;
 pub mod inbox;
@@ -25,7 +31,7 @@ pub mod ticket;
 pub use code::{Code, Error};
 
 /// The generated messages and gRPC stubs.
-#[allow(missing_docs, clippy::all)]
+#[allow(missing_docs, clippy::all, clippy::pedantic)]
 pub mod v1 {
     tonic::include_proto!("sublet.v1");
 }

@@ -98,18 +98,22 @@ pub fn total(lines: &[BillLine]) -> BillLine {
 
 /// Adds what a bill says of usage and cost to another.
 pub fn add(sum: &mut BillLine, line: &BillLine) {
-    let (to, from) = (sum.usage.get_or_insert_default(), line.usage.unwrap_or_default());
-    to.allocated_ns = to.allocated_ns.saturating_add(from.allocated_ns);
-    to.executing_ns = to.executing_ns.saturating_add(from.executing_ns);
-    to.polling_ns = to.polling_ns.saturating_add(from.polling_ns);
-    to.calls = to.calls.saturating_add(from.calls);
-    to.failed_calls = to.failed_calls.saturating_add(from.failed_calls);
-    to.memory_byte_us = to.memory_byte_us.saturating_add(from.memory_byte_us);
-    to.memory_peak_bytes = to.memory_peak_bytes.max(from.memory_peak_bytes);
+    add_usage(sum.usage.get_or_insert_default(), &line.usage.unwrap_or_default());
     sum.allocation_nano = sum.allocation_nano.saturating_add(line.allocation_nano);
     sum.compute_nano = sum.compute_nano.saturating_add(line.compute_nano);
     sum.polling_nano = sum.polling_nano.saturating_add(line.polling_nano);
     sum.total_nano = sum.total_nano.saturating_add(line.total_nano);
+}
+
+/// Adds the usage of one lease to another usage. Sums saturate, since agents say what is added; the peak is the larger one.
+pub fn add_usage(sum: &mut Usage, usage: &Usage) {
+    sum.allocated_ns = sum.allocated_ns.saturating_add(usage.allocated_ns);
+    sum.executing_ns = sum.executing_ns.saturating_add(usage.executing_ns);
+    sum.polling_ns = sum.polling_ns.saturating_add(usage.polling_ns);
+    sum.calls = sum.calls.saturating_add(usage.calls);
+    sum.failed_calls = sum.failed_calls.saturating_add(usage.failed_calls);
+    sum.memory_byte_us = sum.memory_byte_us.saturating_add(usage.memory_byte_us);
+    sum.memory_peak_bytes = sum.memory_peak_bytes.max(usage.memory_peak_bytes);
 }
 
 fn allocation(price: &Price, usage: &Usage, memory_bytes: u64) -> u64 {
@@ -175,6 +179,23 @@ mod tests {
             ..Lease::default()
         };
         assert_eq!(bill(&lease).total_nano, u64::MAX);
+    }
+
+    #[test]
+    fn sums_of_usage_saturate() {
+        let most = Usage {
+            allocated_ns: u64::MAX,
+            executing_ns: u64::MAX,
+            polling_ns: u64::MAX,
+            calls: u64::MAX,
+            failed_calls: u64::MAX,
+            memory_byte_us: u64::MAX,
+            memory_peak_bytes: u64::MAX,
+        };
+        let mut sum = Usage { allocated_ns: 1, calls: 1, memory_peak_bytes: 1, ..Usage::default() };
+        add_usage(&mut sum, &most);
+        add_usage(&mut sum, &most);
+        assert_eq!(sum, most);
     }
 
     #[test]

@@ -412,8 +412,9 @@ impl<'graph> Whole<'graph> {
     fn check_swapping(&self, problems: &mut Problems) {
         let computes = self.graph.components.iter().filter_map(|component| component.compute());
         let swapping = computes.filter(|compute| compute.resources.swap_bytes.is_some());
-        let instances: u32 = swapping.map(|compute| compute.parallelism).sum();
-        if instances > MAX_SWAPPING {
+        // Each of them may be more than it may be, which is another problem.
+        let instances = swapping.map(|compute| u64::from(compute.parallelism)).fold(0, u64::saturating_add);
+        if instances > u64::from(MAX_SWAPPING) {
             let message = format!("{instances} instances have swap_bytes, and at most {MAX_SWAPPING} may");
             problems.add("components", message);
         }

@@ -62,6 +62,11 @@ pub(super) fn check(profiles: &[Profile]) -> Result<(), Error> {
 impl Profile {
     /// As a manager knows it.
     pub(super) fn info(&self) -> v1::Profile {
+        #[expect(
+            clippy::cast_possible_truncation,
+            clippy::cast_sign_loss,
+            reason = "a speed is checked to be 0.001 to `MAX_SPEED`"
+        )]
         let permille = |speed: f64| (speed * f64::from(PLAIN_PERMILLE)).round() as u32;
         v1::Profile {
             pu: self.pu.clone(),
