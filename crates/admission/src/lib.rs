@@ -20,6 +20,12 @@
 //!   its party, or while its party has as many as any other of its class.
 //! - A connection that does not identify itself in time expires, whatever it sends meanwhile.
 
+// A cast that may lose something says why it does not. Tests cast numbers that they have chosen.
+#![cfg_attr(
+    not(test),
+    warn(clippy::cast_possible_truncation, clippy::cast_possible_wrap, clippy::cast_sign_loss)
+)]
+
 mod refusals;
 #[cfg(test)]
 mod tests;
@@ -272,7 +278,21 @@ impl<T> Admission<T> {
             handle,
         };
         self.connections.insert(id, connection);
+        self.assert_consistent();
         Ok((id, shed))
+    }
+
+    /// In debug builds, panics unless each connection is counted once, in its class and in its party, within the limits.
+    fn assert_consistent(&self) {
+        debug_assert_eq!(self.used.iter().sum::<usize>(), self.connections.len(), "connections by class");
+        let members = self.parties.values().map(|members| members.all);
+        debug_assert_eq!(members.sum::<usize>(), self.connections.len(), "connections by party");
+        debug_assert!(
+            self.connections.len() <= self.limits.total,
+            "{} connections, at most {}",
+            self.connections.len(),
+            self.limits.total
+        );
     }
 
     /// Notes the end of the handshake, which starts the time limit of the first request.
@@ -303,13 +323,14 @@ impl<T> Admission<T> {
             connection.is_shaken = true;
             connection.since_ms = now_ms;
         }
+        self.assert_consistent();
         Ok(())
     }
 
     /// Notes the start of a request: the connection is not idle until its end.
     pub fn begin(&mut self, id: Id) {
         if let Some(connection) = self.connections.get_mut(&id) {
-            connection.requests += 1;
+            connection.requests = connection.requests.saturating_add(1);
         }
     }
 
@@ -327,6 +348,7 @@ impl<T> Admission<T> {
     pub fn leave(&mut self, id: Id) -> Option<T> {
         let Connection { party, handle, .. } = self.connections.remove(&id)?;
         self.uncount(&party, id);
+        self.assert_consistent();
         Some(handle)
     }
 
@@ -391,6 +413,10 @@ impl<T> Admission<T> {
     }
 
     fn uncount(&mut self, party: &Party, id: Id) {
+        debug_assert!(
+            self.parties.get(party).is_some_and(|members| members.all > 0) && self.used(party.class()) > 0,
+            "a connection of {party} was not counted"
+        );
         self.used[party.class() as usize] -= 1;
         let Some(members) = self.parties.get_mut(party) else { return };
         members.all -= 1;
