@@ -84,6 +84,7 @@ impl<'a> Acquisition<'a> {
             None => self.progress.wanted_bytes = self.progress.wanted_bytes.saturating_sub(blob.size_bytes),
         }
         self.progress.layers_done += 1;
+        debug_assert!(self.progress.layers_done <= self.progress.layers, "{:?}", self.progress);
         (self.told)(self.progress);
         Ok(())
     }
@@ -109,7 +110,7 @@ impl<'a> Acquisition<'a> {
         let mut file = tempfile::tempfile_in(self.store.folder()).map_err(failed)?;
         let (progress, told) = (&mut self.progress, &mut self.told);
         copy(self.source, Part::Layer, blob, &mut Nameless(&mut file), &mut |bytes| {
-            progress.fetched_bytes += bytes;
+            progress.fetched_bytes = progress.fetched_bytes.saturating_add(bytes);
             told(*progress);
         })?;
         file.seek(SeekFrom::Start(0)).map_err(failed)?;

@@ -22,6 +22,12 @@
 //! - An image that is listed has all of its layers.
 //! - There is no image here that this machine cannot run.
 
+// A cast that may lose something says why it does not. Tests cast numbers that they have chosen.
+#![cfg_attr(
+    not(test),
+    warn(clippy::cast_possible_truncation, clippy::cast_possible_wrap, clippy::cast_sign_loss)
+)]
+
 mod acquire;
 mod credentials;
 mod digest;

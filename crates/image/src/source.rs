@@ -60,6 +60,7 @@ pub(crate) fn copy(
         }
     };
     let (bytes, actual) = (reader.passed_bytes(), reader.digest());
+    debug_assert!(bytes <= expected_bytes, "{bytes} bytes were taken, and {expected_bytes} announced");
     if let Some(error) = failed {
         return Err(source.damaged(part, error));
     }

@@ -260,14 +260,15 @@ impl Store {
     pub(crate) fn image(&self, record: Record) -> Result<Image, ImageError> {
         let Record { digest, config } = record;
         let diff_ids = topmost(&config.diff_ids);
+        debug_assert!(self.folder.is_absolute(), "the store is at {}", self.folder.display());
         let layers = diff_ids.iter().map(|diff_id| self.layer(diff_id)).collect();
         let names = self.names(&digest)?;
         let mut image = Image { digest, names, config, layers, unpacked_bytes: 0, files: 0, skipped: 0 };
         for diff_id in diff_ids {
             let facts = self.facts(&diff_id)?;
-            image.unpacked_bytes += facts.unpacked_bytes;
-            image.files += facts.files;
-            image.skipped += facts.skipped;
+            image.unpacked_bytes = image.unpacked_bytes.saturating_add(facts.unpacked_bytes);
+            image.files = image.files.saturating_add(facts.files);
+            image.skipped = image.skipped.saturating_add(facts.skipped);
         }
         Ok(image)
     }
@@ -277,12 +278,37 @@ impl Store {
 /// or hides, it makes or hides above all that was between.
 fn topmost(diff_ids: &[Digest]) -> Vec<Digest> {
     let is_last = |&(index, diff_id): &(usize, &Digest)| !diff_ids[index + 1..].contains(diff_id);
-    diff_ids.iter().enumerate().filter(is_last).map(|(_, diff_id)| *diff_id).collect()
+    let topmost: Vec<Digest> =
+        diff_ids.iter().enumerate().filter(is_last).map(|(_, diff_id)| *diff_id).collect();
+    debug_assert!(
+        diff_ids.iter().all(|diff_id| topmost.contains(diff_id)),
+        "of {diff_ids:?} only {topmost:?}"
+    );
+    debug_assert_eq!(topmost.last(), diff_ids.last(), "another layer is on top");
+    topmost
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn sizes_of_an_image_saturate() {
+        let folder = tempfile::tempdir().unwrap();
+        let store = Store::open(folder.path()).unwrap();
+        let presence = store.be_present().unwrap();
+        let diff_ids = [b"a", b"b"].map(|bytes| Digest::of(bytes)).to_vec();
+        let most = Facts { unpacked_bytes: u64::MAX, files: u64::MAX, skipped: u64::MAX };
+        for diff_id in &diff_ids {
+            fs::create_dir(store.layer(diff_id)).unwrap();
+            store.keep_facts(diff_id, most, &presence).unwrap();
+        }
+        let record =
+            Record { digest: Digest::of(b"image"), config: Config { diff_ids, ..Config::default() } };
+        store.keep(&record, &[], &presence).unwrap();
+        let image = store.find(&record.digest).unwrap().unwrap();
+        assert_eq!((image.unpacked_bytes, image.files, image.skipped), (u64::MAX, u64::MAX, u64::MAX));
+    }
 
     #[test]
     fn a_layer_that_is_there_twice_counts_where_it_is_on_top() {

@@ -28,6 +28,7 @@ impl<R: Read> Bounded<R> {
 impl<R: Read> Read for Bounded<R> {
     fn read(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
         let read = self.inner.read(buffer)?;
+        debug_assert!(read <= buffer.len(), "{read} bytes were read into {}", buffer.len());
         match self.left_bytes.checked_sub(read as u64) {
             Some(left_bytes) => {
                 self.left_bytes = left_bytes;

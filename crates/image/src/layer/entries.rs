@@ -89,7 +89,7 @@ fn entry<R: Read>(raw: &tar::Entry<'_, R>, extension: Extension) -> Result<Entry
         return Err(ImageError::entry(&path, EntryProblem::Size));
     }
     let header_target = || header.link_name_bytes().map(|target| target.into_owned()).unwrap_or_default();
-    let header_time = || header.mtime().unwrap_or(0).min(i64::MAX as u64) as i64;
+    let header_time = || i64::try_from(header.mtime().unwrap_or(0)).unwrap_or(i64::MAX);
     Ok(Entry {
         kind: kind(header, &path),
         target: extension.target.unwrap_or_else(header_target),

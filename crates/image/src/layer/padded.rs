@@ -32,7 +32,7 @@ impl<R: Read> Read for Padded<R> {
         if read == 0 && missing > 0 && !buffer.is_empty() {
             self.is_padding.set(true);
             // Fewer than 512.
-            read = buffer.len().min(missing as usize);
+            read = buffer.len().min(usize::try_from(missing).unwrap_or(usize::MAX));
             buffer[..read].fill(0);
         }
         self.read_bytes += read as u64;

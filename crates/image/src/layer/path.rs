@@ -77,7 +77,12 @@ pub(crate) fn place(path: &[u8]) -> Result<Option<Place>, ImageError> {
     }
     let mut names: Vec<_> = names().collect();
     let name = names.pop();
-    Ok(name.map(|name| Place { folder: names.join(&b'/'), name: name.to_owned() }))
+    let place = name.map(|name| Place { folder: names.join(&b'/'), name: name.to_owned() });
+    debug_assert!(
+        place.as_ref().is_none_or(|place| !place.name.contains(&b'/') && !place.folder.starts_with(b"/")),
+        "a path that may lead elsewhere: {place:?}"
+    );
+    Ok(place)
 }
 
 #[cfg(test)]

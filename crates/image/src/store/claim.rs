@@ -37,6 +37,7 @@ impl Claim {
         syncfs(&self.folder).map_err(failed)?;
         renameat_with(rustix::fs::CWD, &self.path, rustix::fs::CWD, &self.complete, RenameFlags::NOREPLACE)
             .map_err(failed)?;
+        debug_assert!(!self.path.exists(), "{} has its name, and its old one", self.complete.display());
         self.is_finished = true;
         self.complete.parent().map_or(Ok(()), sync)
     }

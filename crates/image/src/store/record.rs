@@ -45,6 +45,11 @@ impl Store {
         names: &[String],
         _present: &Presence,
     ) -> Result<(), ImageError> {
+        debug_assert!(
+            record.config.diff_ids.iter().all(|layer| self.layer(layer).exists()),
+            "image {} is kept before all of its layers are",
+            record.digest
+        );
         self.write(IMAGES, &record.digest, record)?;
         for name in names {
             self.write(
@@ -124,6 +129,7 @@ impl Store {
             digests.extend(name.to_str().and_then(Digest::from_hex));
         }
         digests.sort();
+        debug_assert!(digests.is_sorted_by(|one, next| one < next), "a digest is there twice: {digests:?}");
         Ok(digests)
     }
 

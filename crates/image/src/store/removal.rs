@@ -41,6 +41,7 @@ impl Store {
         let unfinished = self.folder.join(LAYERS).join(format!("{UNFINISHED}{}", diff_id.hex()));
         fs::rename(&path, &unfinished).map_err(failed)?;
         remove_tree(&unfinished)?;
+        debug_assert!(!path.exists() && !unfinished.exists(), "left of {}", path.display());
         self.remove_facts(diff_id).map(|()| true)
     }
 }
