@@ -97,8 +97,8 @@ fn process_ticks(pid: u32) -> Option<u64> {
     let stat = fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;
     // The name of the program may have spaces and brackets; the state follows.
     let fields = stat.rsplit_once(')')?.1;
-    let times = fields.split_whitespace().skip(11).take(4).map(|field| field.parse::<u64>().ok());
-    times.sum::<Option<u64>>()
+    let mut times = fields.split_whitespace().skip(11).take(4).map(|field| field.parse::<u64>().ok());
+    times.try_fold(0_u64, |sum, time| Some(sum.saturating_add(time?)))
 }
 
 /// Children of all threads of a process.

@@ -23,6 +23,12 @@
 //! - A sandbox whose end is known has nothing left that runs: its first process is its namespace's init.
 //! - A sandbox that runs is never forgotten: `delete` refuses it.
 
+// A cast that may lose something says why it does not. Tests cast numbers that they have chosen.
+#![cfg_attr(
+    not(test),
+    warn(clippy::cast_possible_truncation, clippy::cast_possible_wrap, clippy::cast_sign_loss)
+)]
+
 mod client;
 mod compute;
 mod error;

@@ -39,21 +39,22 @@ pub(crate) fn clone(how: Clone<'_>) -> io::Result<Fork> {
     let mut pidfd: RawFd = -1;
     // SAFETY: all fields are integers, for which zero says: nothing.
     let mut arguments: libc::clone_args = unsafe { std::mem::zeroed() };
-    arguments.flags = (libc::CLONE_PIDFD | how.flags) as u64;
+    let flags = |flags: i32| u64::from(flags.cast_unsigned());
+    arguments.flags = flags(libc::CLONE_PIDFD | how.flags);
     arguments.pidfd = (&raw mut pidfd) as u64;
     match how.is_sibling {
         // It signals its end as this process does.
-        true => arguments.flags |= libc::CLONE_PARENT as u64,
-        false => arguments.exit_signal = libc::SIGCHLD as u64,
+        true => arguments.flags |= flags(libc::CLONE_PARENT),
+        false => arguments.exit_signal = flags(libc::SIGCHLD),
     }
     // The C library keeps a thread's number in its memory: the child's is to be the child's.
     if let Some(number) = thread_number() {
-        arguments.flags |= (libc::CLONE_CHILD_SETTID | libc::CLONE_CHILD_CLEARTID) as u64;
+        arguments.flags |= flags(libc::CLONE_CHILD_SETTID | libc::CLONE_CHILD_CLEARTID);
         arguments.child_tid = number;
     }
     if let Some(cgroup) = how.cgroup {
         arguments.flags |= CLONE_INTO_CGROUP;
-        arguments.cgroup = cgroup.as_raw_fd() as u64;
+        arguments.cgroup = number_of(cgroup);
     }
     // SAFETY: without CLONE_VM the child has memory of its own, and continues on its copy of this stack; `arguments`
     // and `pidfd` live throughout the call. That there are no other threads is the caller's duty.
@@ -132,9 +133,14 @@ pub(crate) fn map_owners(mount: BorrowedFd<'_>, users: BorrowedFd<'_>) -> io::Re
         attr_set: libc::MOUNT_ATTR_IDMAP,
         attr_clr: 0,
         propagation: 0,
-        userns_fd: users.as_raw_fd() as u64,
+        userns_fd: number_of(users),
     };
     change_mount(mount, &change)
+}
+
+/// An open descriptor's number, which is never negative.
+fn number_of(open: BorrowedFd<'_>) -> u64 {
+    u64::from(open.as_raw_fd().cast_unsigned())
 }
 
 fn change_mount(mount: BorrowedFd<'_>, change: &libc::mount_attr) -> io::Result<()> {

@@ -9,7 +9,7 @@ use sublet_sandbox::{LOOK, spawner};
 
 fn main() -> ExitCode {
     if let Some(status) = spawner::trial() {
-        return ExitCode::from(status as u8);
+        return ExitCode::from(u8::try_from(status).unwrap_or(u8::MAX));
     }
     let words: Vec<OsString> = std::env::args_os().skip(1).collect();
     match words.as_slice() {

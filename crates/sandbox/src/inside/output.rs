@@ -110,7 +110,9 @@ impl Output {
         if count == 0 {
             self.pipe = None;
         }
-        let allowed = self.allowance.take(count as u64, self.dropped > 0, Instant::now()) as usize;
+        let allowed = self.allowance.take(count as u64, self.dropped > 0, Instant::now());
+        let allowed = usize::try_from(allowed).unwrap_or(count);
+        debug_assert!(allowed <= count, "{allowed} bytes of {count} may be kept");
         if allowed > 0 {
             self.tell_dropped();
             self.write(&bytes[..allowed]);

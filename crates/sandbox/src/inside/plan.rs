@@ -117,7 +117,7 @@ impl Plan {
             shared_bytes: self.shared_bytes,
             processes: self.processes.unwrap_or(0),
             program: self.program.into_bytes(),
-            layers: self.image.as_ref().map_or(0, |image| image.layers.len() as u32),
+            layers: self.image.as_ref().map_or(0, |image| layer_count(&image.layers)),
             working_folder: self
                 .image
                 .as_ref()
@@ -136,8 +136,18 @@ impl Plan {
         let mounts = self.mounts.iter().map(|(_, mount)| mount.as_fd());
         let layers = self.image.iter().flat_map(|image| image.layers.iter().map(AsFd::as_fd));
         let own = [self.control.as_fd()].into_iter().chain(self.output.as_ref().map(Target::as_fd));
+        debug_assert_eq!(
+            message.layers == 0,
+            self.image.is_none(),
+            "a container without layers is read as a process"
+        );
         wire::send(link, &message, &mounts.chain(layers).chain(own).collect::<Vec<_>>())
     }
+}
+
+#[expect(clippy::cast_possible_truncation, reason = "an image has `MAX_LAYERS` at most")]
+fn layer_count(layers: &[OwnedFd]) -> u32 {
+    layers.len() as u32
 }
 
 /// Waits for it.

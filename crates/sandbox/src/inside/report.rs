@@ -134,6 +134,7 @@ impl Report {
         };
         let [a, b, c, d] = number.to_le_bytes();
         let bytes = [kind, step, a, b, c, d];
+        debug_assert_eq!(Report::decode(bytes), Some(self), "a report is read as another one: {bytes:?}");
         retry_on_intr(|| rustix::net::sendmsg(link, &[IoSlice::new(&bytes)], control, SendFlags::NOSIGNAL))?;
         Ok(())
     }

@@ -82,7 +82,8 @@ impl MountPoint {
     pub(crate) const FOLDER: MountPoint = MountPoint("package");
 
     pub(super) fn number(self) -> u32 {
-        PLACES.iter().position(|place| *place == self).map_or(u32::MAX, |number| number as u32)
+        let known = (0..).zip(&PLACES).find(|(_, place)| **place == self);
+        known.map_or(u32::MAX, |(number, _)| number)
     }
 
     pub(super) fn of_number(number: u32) -> Option<MountPoint> {

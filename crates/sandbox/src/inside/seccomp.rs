@@ -310,6 +310,11 @@ fn rules(network: Network, devices: Devices) -> Rules {
     ];
     let tested = tested.map(|(call, tests)| (call, Verdict::AllowIf(tests)));
     let missing = [(libc::SYS_clone3, Verdict::Fail(libc::ENOSYS))];
+    #[expect(
+        clippy::cast_possible_truncation,
+        clippy::cast_sign_loss,
+        reason = "calls are numbered from 0, and a filter sees 32 bits of the number"
+    )]
     let numbered = |(call, verdict): (i64, Verdict)| (call as u32, verdict);
     let asking = (libc::SYS_ioctl, asking(network, devices));
     let by_network = by_network(network).into_iter().chain([asking]);
@@ -323,14 +328,17 @@ fn asking(network: Network, devices: Devices) -> Verdict {
     }
     let faults: &[u64] = if devices == Devices::Faults { &FAULT_IOCTLS } else { &[] };
     let allowed = HARMLESS_IOCTLS.iter().chain(faults);
-    Verdict::AllowIf(allowed.map(|&value| Test::Equal { argument: 1, value: value as u32 }).collect())
+    #[expect(clippy::cast_possible_truncation, reason = "the kernel takes 32 bits of a request")]
+    let test = |&value: &u64| Test::Equal { argument: 1, value: value as u32 };
+    Verdict::AllowIf(allowed.map(test).collect())
 }
 
 fn by_network(network: Network) -> Vec<(i64, Verdict)> {
     match network {
         Network::None => Vec::new(),
         Network::Host => {
-            let families = HOST_FAMILIES.map(|value| Test::Equal { argument: 0, value: value as u32 });
+            let families =
+                HOST_FAMILIES.map(|value| Test::Equal { argument: 0, value: value.cast_unsigned() });
             let dialling = DIALLING.iter().map(|&call| (call, Verdict::Allow));
             dialling.chain([(libc::SYS_socket, Verdict::AllowIf(families.to_vec()))]).collect()
         }

@@ -89,12 +89,14 @@ impl Sandbox {
 
     /// Bounds what its control group bounds.
     pub(super) fn limit(&mut self, limits: &Limits) -> io::Result<()> {
+        debug_assert!(matches!(self.phase, Phase::Created), "limits come after the program has started");
         self.memory_bytes = limits.memory_bytes;
         self.cgroup.as_ref().map_or(Ok(()), |cgroup| cgroup.limit(limits))
     }
 
     /// Keeps the files about its cores and memory until the sandbox is dropped.
     pub(super) fn keep(&mut self, view: View) {
+        debug_assert!(self.view.is_none(), "a sandbox has two views of its cores and memory");
         self.view = Some(view);
     }
 
@@ -118,6 +120,10 @@ impl Sandbox {
 
     /// The program's process is there.
     pub(super) fn set_running(&mut self, pid: u32) {
+        debug_assert!(
+            matches!(self.phase, Phase::Created),
+            "process {pid} starts in a sandbox that has started"
+        );
         let number = i32::try_from(pid).ok().and_then(Pid::from_raw);
         let program = number.and_then(|pid| pidfd_open(pid, PidfdFlags::empty()).ok());
         self.phase = Phase::Running { pid, program };

@@ -50,6 +50,7 @@ impl Table {
 
     fn list(&mut self, from: u64) -> Vec<SandboxAnswer> {
         let ids: Vec<_> = self.entries.range(Id(from)..).take(LISTED).map(|(id, _)| id.0).collect();
+        debug_assert!(self.entries.len() <= MAX_SANDBOXES, "{} sandboxes", self.entries.len());
         self.each(&ids, Table::state)
     }
 
@@ -85,6 +86,12 @@ impl Table {
                 SandboxAnswer { cold_imports, ..encode_answer(id, state) }
             })
             .collect();
+        debug_assert!(
+            answers
+                .iter()
+                .all(|answer| answer.failure.is_some() != self.entries.contains_key(&Id(answer.id))),
+            "a sandbox that failed is kept, or another one is not: {answers:?}"
+        );
         let fds =
             answers.iter().filter_map(|answer| Some(self.entries.get(&Id(answer.id))?.pidfd())).collect();
         (answers, fds)
@@ -98,6 +105,7 @@ impl Table {
     ) -> (Id, Result<(), SandboxError>) {
         let id = Id(self.created);
         self.created += 1;
+        debug_assert!(self.entries.range(id..).next().is_none(), "sandbox {id:?} is there before it is made");
         let begun = if self.entries.len() < MAX_SANDBOXES {
             decode_spec(spec, control, log).and_then(|spec| birth::begin(&mut self.workshop, id, spec))
         } else {
@@ -172,7 +180,8 @@ impl Table {
         if state.status == Status::Running {
             return Err(SandboxError::WrongStatus { id, status: state.status, verb: "delete" });
         }
-        self.entries.remove(&id);
+        let removed = self.entries.remove(&id);
+        debug_assert!(removed.is_some(), "sandbox {id:?} was {state:?}, and is not in the table");
         Ok(state)
     }
 

@@ -55,6 +55,7 @@ struct Heat {
 
 impl Heat {
     fn now(self, now: Instant) -> f64 {
+        debug_assert!(self.count.is_finite() && self.count >= 0.0, "asked for {} times", self.count);
         let halves = now.saturating_duration_since(self.at).as_secs_f64() / HALF_LIFE.as_secs_f64();
         self.count * 0.5_f64.powf(halves)
     }
@@ -118,6 +119,7 @@ impl Templates {
             let heat = Heat { count: 0.0, at: now };
             let known = Known { heat, ready: Vec::new(), warm: None, failed: None, cold_imports: None };
             self.known.insert(template.clone(), known);
+            debug_assert!(self.known.len() <= MAX_KNOWN, "{} templates are remembered", self.known.len());
         }
         if let Some(known) = self.known.get_mut(template) {
             known.heat.add(now);
@@ -180,6 +182,7 @@ impl Templates {
             known.cool();
         }
         let Some(known) = self.known.get_mut(wanted) else { return };
+        debug_assert!(known.warm.is_none(), "a template of {:?} is started twice", wanted.interpreter);
         match Warm::start(means, wanted) {
             Ok(warm) => known.warm = Some(warm),
             Err(error) => known.give_up(wanted, &failed(wanted, error)),

@@ -20,9 +20,12 @@ use crate::{MAX_SANDBOXES, USER, system};
 /// containers and virtual machines, below those that are no valid number somewhere.
 const FIRST: u32 = 1_900_000_000;
 /// How many users a spawner has: those of what it makes ready are taken already.
+#[expect(clippy::cast_possible_truncation, reason = "both are constants, which are asserted to be few below")]
 const USERS: u32 = (MAX_SANDBOXES + READY) as u32;
 /// How many spawners have users that no other has, by their process numbers.
 const SPAWNERS: u32 = 1 << 14;
+
+const _: () = assert!((u32::MAX - FIRST) / SPAWNERS >= USERS, "a spawner's users are no valid numbers");
 
 pub(super) struct Users {
     /// The first of this spawner's, if it may be others than itself.
@@ -47,7 +50,8 @@ impl User {
 
 impl Drop for User {
     fn drop(&mut self) {
-        self.taken.borrow_mut().remove(&self.number);
+        let was_taken = self.taken.borrow_mut().remove(&self.number);
+        debug_assert!(was_taken, "user {} is given back, and was not taken", self.number);
     }
 }
 
@@ -102,13 +106,16 @@ impl Users {
         let mut taken = self.taken.borrow_mut();
         let free = (first..first + USERS).find(|number| !taken.contains(number));
         let number = free.ok_or_else(|| io::Error::from_raw_os_error(libc::EAGAIN))?;
-        taken.insert(number);
+        let is_new = taken.insert(number);
+        debug_assert!(is_new && taken.len() <= USERS as usize, "user {number} is taken twice: {taken:?}");
         Ok(User { number, taken: self.taken.clone() })
     }
 
     /// Says who a new process is that is in a user namespace of its own: the sandbox's user, and perhaps root.
     pub(super) fn map(&self, process: Pid, users: &[User]) -> io::Result<()> {
         let folder = format!("/proc/{}", process.as_raw_nonzero());
+        debug_assert!(users.len() <= 2, "a sandbox has {} users", users.len());
+        debug_assert!(users.is_empty() == self.first.is_none(), "{} users of {:?}", users.len(), self.first);
         let line = |(inside, user): (u32, &User)| format!("{inside} {} 1\n", user.number);
         let map: String = [USER, 0].into_iter().zip(users).map(line).collect();
         for (file, own) in [("uid_map", self.own.0), ("gid_map", self.own.1)] {
@@ -130,7 +137,7 @@ fn is_mapped(line: &str, first: u32) -> bool {
     let numbers: Vec<u64> = line.split_whitespace().filter_map(|number| number.parse().ok()).collect();
     let &[begin, _, count] = numbers.as_slice() else { return false };
     let first = u64::from(first);
-    begin <= first && first + u64::from(USERS) <= begin + count
+    begin <= first && first.saturating_add(USERS.into()) <= begin.saturating_add(count)
 }
 
 fn enter_own_namespace((uid, gid): (u32, u32)) -> io::Result<()> {

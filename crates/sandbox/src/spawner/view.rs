@@ -204,11 +204,11 @@ impl Machine {
             value.split_whitespace().next()?.parse().ok()
         };
         let allowed = rustix::thread::sched_getaffinity(None)?;
-        let cores = (0..rustix::thread::CpuSet::MAX_CPU).filter(|&core| allowed.is_set(core));
+        let cores = (0..).zip(0..rustix::thread::CpuSet::MAX_CPU).filter(|&(_, core)| allowed.is_set(core));
         Ok(Machine {
             cpuinfo: fs::read_to_string("/proc/cpuinfo").unwrap_or_default(),
-            cores: cores.map(|core| core as u32).collect(),
-            memory_bytes: field("/proc/meminfo", "MemTotal:").map_or(0, |size| size * 1024),
+            cores: cores.map(|(number, _)| number).collect(),
+            memory_bytes: field("/proc/meminfo", "MemTotal:").map_or(0, |size| size.saturating_mul(1024)),
             booted: field("/proc/stat", "btime ").unwrap_or(0),
         })
     }

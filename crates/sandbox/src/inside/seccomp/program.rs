@@ -37,6 +37,11 @@ const ARCHITECTURE: u32 = 0xc000_003e;
 #[cfg(target_arch = "aarch64")]
 const ARCHITECTURE: u32 = 0xc000_00b7;
 
+/// Instructions of a filter, as the kernel takes it at most (`BPF_MAXINSNS`).
+const MAX_INSTRUCTIONS: usize = 4096;
+/// The largest error number that a filter can give (`MAX_ERRNO`).
+const MAX_ERRNO: i32 = 4095;
+
 /// A program that judges as the rules say. A call without a rule, or of another architecture, fails with this error.
 pub(super) fn compile(rules: &Rules, otherwise: i32) -> Vec<sock_filter> {
     let refused = Verdict::Fail(otherwise);
@@ -47,6 +52,7 @@ pub(super) fn compile(rules: &Rules, otherwise: i32) -> Vec<sock_filter> {
         load(std::mem::offset_of!(seccomp_data, nr)),
     ];
     program.extend(tree(&ranges(rules, &refused), otherwise));
+    debug_assert!(program.len() <= MAX_INSTRUCTIONS, "a filter of {} instructions", program.len());
     program
 }
 
@@ -67,6 +73,8 @@ fn ranges<'rules>(rules: &'rules Rules, refused: &'rules Verdict) -> Vec<(u32, &
         next = number + 1;
     }
     add(next, refused);
+    debug_assert!(ranges.is_sorted_by(|(one, _), (next, _)| one < next), "{ranges:?} are not in order");
+    debug_assert_eq!(ranges.first().map(|(first, _)| *first), Some(0), "the ranges do not begin at 0");
     ranges
 }
 
@@ -79,7 +87,7 @@ fn tree(ranges: &[(u32, &Verdict)], otherwise: i32) -> Vec<sock_filter> {
     // A branch skips 255 instructions at most.
     let mut program = match u8::try_from(below.len()) {
         Ok(skipped) => vec![branch(BPF_JGE, from, skipped, 0)],
-        Err(_) => vec![branch(BPF_JGE, from, 0, 1), jump(below.len() as u32)],
+        Err(_) => vec![branch(BPF_JGE, from, 0, 1), jump(below.len())],
     };
     program.extend(below);
     program.extend(above);
@@ -109,6 +117,7 @@ fn low_half(argument: usize) -> usize {
     std::mem::offset_of!(seccomp_data, args) + argument * size_of::<u64>()
 }
 
+#[expect(clippy::cast_possible_truncation, reason = "an offset in `seccomp_data`, which has 64 bytes")]
 fn load(offset: usize) -> sock_filter {
     statement(BPF_LD | BPF_W | BPF_ABS, offset as u32)
 }
@@ -118,20 +127,27 @@ fn allow() -> sock_filter {
 }
 
 fn fail(error: i32) -> sock_filter {
+    debug_assert!((1..=MAX_ERRNO).contains(&error), "{error} is not an error number");
     statement(BPF_RET | BPF_K, SECCOMP_RET_ERRNO | error.unsigned_abs())
 }
 
-fn jump(skipped: u32) -> sock_filter {
-    statement(BPF_JMP | BPF_JA, skipped)
+#[expect(clippy::cast_possible_truncation, reason = "a program has `MAX_INSTRUCTIONS` at most")]
+fn jump(skipped: usize) -> sock_filter {
+    statement(BPF_JMP | BPF_JA, skipped as u32)
 }
 
 fn statement(code: u32, operand: u32) -> sock_filter {
-    sock_filter { code: code as u16, jt: 0, jf: 0, k: operand }
+    sock_filter { code: code_of(code), jt: 0, jf: 0, k: operand }
+}
+
+#[expect(clippy::cast_possible_truncation, reason = "the constants of instructions have 16 bits")]
+fn code_of(constants: u32) -> u16 {
+    constants as u16
 }
 
 /// Skips so many instructions if it is so, and so many if not.
 fn branch(condition: u32, operand: u32, if_so: u8, if_not: u8) -> sock_filter {
-    sock_filter { code: (BPF_JMP | condition | BPF_K) as u16, jt: if_so, jf: if_not, k: operand }
+    sock_filter { code: code_of(BPF_JMP | condition | BPF_K), jt: if_so, jf: if_not, k: operand }
 }
 
 #[cfg(test)]
