@@ -90,6 +90,9 @@ pub const SILENCE_TICKS: u32 = 6;
 /// How long after a lease's expiry the manager ends it without its agent, or orders its agent to.
 pub const EXPIRY_SLACK_MS: u64 = 1_000;
 const EPOCH_SHIFT: u32 = 32;
+/// How many events there are for each thing that a look at the whole looks at.
+#[cfg(debug_assertions)]
+const LOOK_STEPS: usize = 4;
 
 /// What a manager's nodes are.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -129,6 +132,9 @@ pub struct Core {
     registration: u64,
     /// Of the level above racks.
     global: Option<Box<Global>>,
+    /// Events until the next look at the whole, which is amortized over as many events as there are things to look at.
+    #[cfg(debug_assertions)]
+    events_until_look: usize,
 }
 
 impl Core {
@@ -157,6 +163,8 @@ impl Core {
             chance: Chance::new(seed),
             registration: epoch << EPOCH_SHIFT,
             global,
+            #[cfg(debug_assertions)]
+            events_until_look: 0,
         }
     }
 
@@ -181,6 +189,49 @@ impl Core {
             Event::SaveFailed(lease) => self.save_failed(lease),
             Event::Tick => self.tick(now_ms, out),
         }
+        #[cfg(debug_assertions)]
+        self.look();
+    }
+
+    /// Asserts the invariants of the whole once in as many events as it takes steps.
+    #[cfg(debug_assertions)]
+    fn look(&mut self) {
+        match self.events_until_look.checked_sub(1) {
+            Some(left) => self.events_until_look = left,
+            None => {
+                self.assert_consistent();
+                let things = self.nodes().count() + self.leases().count() + self.waiting.len();
+                self.events_until_look = LOOK_STEPS * things;
+            }
+        }
+    }
+
+    /// Panics unless each table agrees with its indexes, and what is leased of nodes is the sum of their leases.
+    #[cfg(debug_assertions)]
+    fn assert_consistent(&self) {
+        self.nodes.assert_consistent();
+        self.leases.assert_consistent();
+        self.waiting.assert_consistent();
+        if self.level() == Level::Rack {
+            self.nodes.iter().for_each(|(key, node)| self.assert_node(key, node));
+        }
+    }
+
+    #[cfg(debug_assertions)]
+    fn assert_node(&self, key: NodeKey, node: &Node) {
+        let (mut leased, mut attached, mut unattached) = (Room::default(), 0, 0);
+        for (slot, lease) in (0u32..).zip(&node.leases) {
+            let Some(lease) = self.leases.get(*lease) else {
+                panic!("{} lists the lease {lease}", node.name)
+            };
+            assert_eq!((lease.node, lease.marks.node_slot), (key, slot), "where lease {} stands", lease.id);
+            if lease.is_active() {
+                leased = leased.plus(lease.amount);
+                *(if lease.state == State::Attached { &mut attached } else { &mut unattached }) += 1;
+            }
+        }
+        assert_eq!(node.leased, leased, "leased of node {}", node.name);
+        assert_eq!((node.attached, node.unattached), (attached, unattached), "leases of node {}", node.name);
     }
 
     /// What its nodes are.

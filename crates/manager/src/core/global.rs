@@ -149,6 +149,8 @@ impl Global {
         }
         self.in_order.push_back((handed.until_ms, key.0, key.1));
         self.handed.insert(key, handed);
+        let (handed, in_order) = (self.handed.len(), self.in_order.len());
+        debug_assert!(handed <= in_order, "{handed} requests were handed, and {in_order} are in order");
     }
 
     fn forget_first(&mut self) {
@@ -217,6 +219,10 @@ impl Core {
             .filter_map(|group| self.group_stands(now_ms, &manager, registration, group))
             .collect();
         nodes.into_iter().filter(|node| !now.contains(node)).for_each(|node| self.nodes.remove(node));
+        debug_assert!(
+            now.iter().all(|&node| self.nodes.get(node).is_some_and(|node| node.of_rack.is_some())),
+            "not every group of rack {manager} is a node: {now:?}"
+        );
         if let Some(global) = self.global.as_deref_mut() {
             global.racks.insert(manager, Rack { said, groups, nodes: now, handed: Vec::new() });
         }
@@ -251,8 +257,22 @@ impl Core {
         let (tenant, id) = (request.tenant, request.id);
         let node = self.nodes.get(parts.first()?.node)?;
         let (manager, standing): (Arc<str>, u64) = (node.description.rack.as_str().into(), node.registration);
+        let rack = node.rack;
         for part in parts {
-            self.nodes.change(part.node, |node| node.leased = node.leased.plus(part.amount));
+            debug_assert_eq!(
+                self.nodes.get(part.node).map(|node| node.rack),
+                Some(rack),
+                "one rack for all of {parts:?}"
+            );
+            self.nodes.change(part.node, |node| {
+                let (free, leased) = (node.free(), node.leased.plus(part.amount));
+                debug_assert!(
+                    part.amount.workers <= free.workers(part.amount.shared)
+                        && part.amount.memory_bytes <= free.memory_bytes,
+                    "{part:?} is handed to a rack that has {free:?}"
+                );
+                node.leased = leased;
+            });
             self.tenants.get_mut(tenant).add(part.amount);
         }
         let global = self.global.as_deref_mut()?;
@@ -297,6 +317,7 @@ impl Core {
         let mut groups: Vec<NodeGroup> = groups.into_values().map(Sum::group).collect();
         groups.sort_by_key(|group| std::cmp::Reverse(group.all.map_or(0, |all| all.cores)));
         groups.truncate(MAX_GROUPS);
+        debug_assert!(groups.iter().all(|group| group.all.is_some()), "a group without nodes: {groups:?}");
         groups
     }
 }

@@ -8,7 +8,7 @@ use sublet_proto::{Code, Error};
 use super::ids::{LeaseId, RequestId, TenantKey};
 use super::lease::{End, Lease, Marks, State};
 use super::messages::{Action, Renewal, Request, Standing};
-use super::nodes::Lending;
+use super::nodes::{Amount, Lending};
 use super::placement::{Part, Placed};
 use super::pools::Pools;
 use super::waiting::{Served, Turn, Waiting};
@@ -86,6 +86,11 @@ impl Core {
         }
         let placed = placement::place(&self.nodes, request, pools, &mut self.chance)?;
         let Placed { choice, parts, why } = placed;
+        debug_assert_eq!(
+            parts.iter().map(|part| u64::from(part.amount.workers)).sum::<u64>(),
+            u64::from(request.terms.workers),
+            "workers of {parts:?}"
+        );
         self.tenants.get(request.tenant).check(parts.iter().map(|part| part.amount))?;
         let pool_of = |part: &Part| self.nodes.get(part.node).map(|node| node.pool);
         let pools = parts.iter().filter_map(pool_of).fold(Pools::NONE, Pools::with);
@@ -97,6 +102,14 @@ impl Core {
         let leases = parts
             .into_iter()
             .map(|part| {
+                debug_assert!(
+                    self.nodes.get(part.node).is_some_and(|node| {
+                        let (Amount { workers, shared, memory_bytes }, free) = (part.amount, node.free());
+                        workers <= free.workers(shared) && memory_bytes <= free.memory_bytes
+                    }),
+                    "{part:?} is more than what is free of {:?}",
+                    self.nodes.get(part.node)
+                );
                 let id = LeaseId::new(now_ms, self.chance.wide());
                 self.begin(Lease {
                     id,
@@ -266,6 +279,7 @@ impl Core {
         let node = lease.node;
         lease.marks.node_slot = self.nodes.get(node).map_or(0, |node| node.leases.len() as u32);
         let key = self.leases.insert(lease);
+        debug_assert!(self.nodes.get(node).is_some(), "lease {key} begins on {node:?}, which does not exist");
         if let Some(node) = self.nodes.get_mut(node) {
             node.leases.push(key);
         }
@@ -276,6 +290,7 @@ impl Core {
     /// A lease that stands with its node holds its resources.
     pub(super) fn hold(&mut self, key: u32) {
         let Some(lease) = self.leases.get(key) else { return };
+        debug_assert!(lease.is_active(), "lease {} holds resources, and is {:?}", lease.id, lease.state);
         let (amount, is_attached) = (lease.amount, lease.state == State::Attached);
         self.tenants.get_mut(lease.tenant).add(amount);
         self.nodes.change(lease.node, |node| {
@@ -288,11 +303,19 @@ impl Core {
     pub(super) fn release(&mut self, key: u32, state: State) -> Option<State> {
         let lease = self.leases.get_mut(key).filter(|lease| lease.is_active())?;
         let before = std::mem::replace(&mut lease.state, state);
+        debug_assert!(!lease.is_active(), "lease {} is released, and stays {state:?}", lease.id);
         lease.marks.ordered = None;
         let amount = lease.amount;
         self.tenants.get_mut(lease.tenant).remove(amount);
         self.nodes.change(lease.node, |node| {
             node.leased = node.leased.minus(amount);
+            debug_assert!(
+                if before == State::Attached { node.attached > 0 } else { node.unattached > 0 },
+                "node {} has no lease that is {before:?}: {} attached, {} not",
+                node.name,
+                node.attached,
+                node.unattached
+            );
             *(if before == State::Attached { &mut node.attached } else { &mut node.unattached }) -= 1;
         });
         Some(before)
@@ -316,9 +339,18 @@ impl Core {
     /// Forgets a lease that holds nothing, and its node with the last one of a node that is not registered.
     pub(super) fn forget(&mut self, key: u32, out: &mut Vec<Action>) {
         let Some(lease) = self.leases.remove(key) else { return };
+        debug_assert!(!lease.is_active(), "lease {} is forgotten, and is {:?}", lease.id, lease.state);
+        debug_assert!(
+            lease.is_stored(),
+            "lease {} is forgotten at revision {}, and stored at {}",
+            lease.id,
+            lease.revision,
+            lease.marks.saved_revision
+        );
         out.push(Action::Forgotten(lease.id));
         let Some(node) = self.nodes.get_mut(lease.node) else { return };
         let slot = lease.marks.node_slot as usize;
+        debug_assert_eq!(node.leases.get(slot), Some(&key), "lease {} in the list of its node", lease.id);
         node.leases.swap_remove(slot);
         if let Some(&moved) = node.leases.get(slot)
             && let Some(moved) = self.leases.get_mut(moved)
@@ -336,6 +368,12 @@ impl Core {
         let cost_nano = lease.cost_nano();
         let before = std::mem::replace(&mut lease.marks.billed_nano, cost_nano);
         let own = &mut self.tenants.get_mut(lease.tenant).own;
+        debug_assert!(
+            before <= own.spent_nano.saturating_add(cost_nano),
+            "lease {} was billed {before} nano-units of {} that its tenant has spent",
+            lease.id,
+            own.spent_nano
+        );
         own.spent_nano = own.spent_nano.saturating_add(cost_nano).saturating_sub(before);
     }
 }

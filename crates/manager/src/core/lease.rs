@@ -159,6 +159,12 @@ impl Lease {
             memory_byte_us: before.memory_byte_us.max(usage.memory_byte_us),
             memory_peak_bytes: before.memory_peak_bytes.max(usage.memory_peak_bytes),
         };
+        debug_assert!(
+            self.usage.allocated_ns >= before.allocated_ns && self.usage.calls >= before.calls,
+            "the usage of lease {} shrank from {before:?} to {:?}",
+            self.id,
+            self.usage
+        );
         let grew = self.usage != before;
         if grew && !functions.is_empty() {
             self.functions = functions;

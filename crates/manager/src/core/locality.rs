@@ -97,12 +97,18 @@ impl Ring {
     pub(super) fn insert(&mut self, name: &str, node: NodeKey) {
         let place = place_of(name);
         if let Err(at) = self.find(place, node) {
+            debug_assert!(
+                at == 0 || self.0[at - 1] < (place, node),
+                "the ring is not in order before {name}"
+            );
             self.0.insert(at, (place, node));
         }
     }
 
     pub(super) fn remove(&mut self, name: &str, node: NodeKey) {
-        if let Ok(at) = self.find(place_of(name), node) {
+        let at = self.find(place_of(name), node);
+        debug_assert!(at.is_ok(), "node {name} leaves a ring in which it is not");
+        if let Ok(at) = at {
             self.0.remove(at);
         }
     }
@@ -111,7 +117,7 @@ impl Ring {
         self.0.is_empty()
     }
 
-    #[cfg(test)]
+    #[cfg(any(test, debug_assertions))]
     pub(super) fn len(&self) -> usize {
         self.0.len()
     }

@@ -15,7 +15,7 @@ use sublet_proto::v1::NodeGeneration;
 use super::ids::NodeKey;
 use super::lease::State;
 use super::messages::Action;
-use super::nodes::Node;
+use super::nodes::{Node, Room};
 use super::{Core, SILENCE_TICKS};
 
 /// Ticks without a report after which the other managers are asked for a node: 1.5 s, as agents report each second.
@@ -50,6 +50,13 @@ impl Core {
             self.let_go(lease, out);
         }
         self.nodes.change(key, |node| {
+            debug_assert_eq!(node.leased, Room::default(), "left of node {}, which has moved", node.name);
+            debug_assert_eq!(
+                (node.attached, node.unattached),
+                (0, 0),
+                "leases of {}, which moved",
+                node.name
+            );
             node.registration = 0;
             node.generation = generation;
             node.silent_ticks = node.silent_ticks.max(SILENCE_TICKS + 1);

@@ -142,6 +142,7 @@ impl Nodes {
                 }
             }
         }
+        debug_assert!(all.len() <= MAX_AROUND, "{} has {} neighbours", node.name, all.len());
         all
     }
 

@@ -60,6 +60,10 @@ impl Room {
 
     pub(super) fn minus(self, amount: Amount) -> Room {
         let (cores, places) = split(amount);
+        debug_assert!(
+            cores <= self.cores && places <= self.places && amount.memory_bytes <= self.memory_bytes,
+            "cannot release {amount:?}: only {self:?} is leased"
+        );
         Room {
             cores: self.cores.saturating_sub(cores),
             places: self.places.saturating_sub(places),
@@ -208,7 +212,8 @@ impl Node {
     /// What its rack has free by it.
     fn free_for_rack(&self) -> Free {
         let Room { cores, places, memory_bytes } = self.free();
-        let free = Free { workers: u64::from(cores) + u64::from(places), memory_bytes };
+        let free =
+            Free { workers: u64::from(cores) + u64::from(places), memory_bytes: u128::from(memory_bytes) };
         if self.takes_leases() { free } else { Free::default() }
     }
 
@@ -377,8 +382,10 @@ impl Nodes {
         if key as usize == self.slots.len() {
             self.slots.push(None);
         }
+        debug_assert!(self.slots[key as usize].is_none(), "the unused key {key} has a node");
         self.slots[key as usize] = Some(node);
-        self.by_name.insert(name, NodeKey(key));
+        let namesake = self.by_name.insert(name, NodeKey(key));
+        debug_assert!(namesake.is_none(), "{namesake:?} and the new node {key} have one name");
         NodeKey(key)
     }
 
@@ -395,6 +402,15 @@ impl Nodes {
         (0..MAX_SEATS).for_each(|seat| self.seat(key, seat));
         self.rank_memory(key);
         self.renew_links(key);
+        debug_assert!(self.is_ranked(key), "{:?} is not where its free memory places it", self.get(key));
+    }
+
+    /// Whether a node stands in the list of its free memory.
+    fn is_ranked(&self, key: NodeKey) -> bool {
+        let Some(node) = self.get(key) else { return false };
+        let to = node.memory_rank().map(|rank| (node.group(), rank));
+        let is_listed = |spot: Spot| self.by_memory.at(spot) == Some(key);
+        node.by_memory.map(|spot| (spot.group(), spot.rank())) == to && node.by_memory.is_none_or(is_listed)
     }
 
     /// Whether a node is in one of these pools, or may come into one by what it has left.
@@ -476,6 +492,7 @@ impl Nodes {
             }
         }
         let Some(node) = self.get_mut(key) else { return };
+        debug_assert!(node.by_memory.is_none(), "{} is still listed by its memory", node.name);
         let (name, rack, counted) = (node.name.clone(), node.rack, std::mem::take(&mut node.counted));
         let classes: Vec<ClassKey> = node.seats.classes().collect();
         classes.into_iter().for_each(|class| self.classes.part(class, rack, &name, key));
@@ -520,31 +537,35 @@ impl Nodes {
         forgotten
     }
 
-    /// That every node stands where it belongs and nowhere else, and that racks and classes have what their nodes have.
-    #[cfg(test)]
-    pub(super) fn check_places(&self) {
-        let (mut count, mut racks) = (0, HashMap::<RackKey, Free>::new());
+    /// Panics unless every node stands where it belongs and nowhere else, and racks and classes have what their nodes have.
+    #[cfg(any(test, debug_assertions))]
+    pub(super) fn assert_consistent(&self) {
+        let (mut count, mut named) = (0, 0);
+        let mut racks = HashMap::<RackKey, Free>::new();
         for (key, node) in self.iter() {
-            let to = node.memory_rank().map(|rank| (node.group(), rank));
-            let spot = node.by_memory;
-            assert_eq!(spot.map(|spot| (spot.group(), spot.rank())), to, "{}", node.name);
-            assert!(spot.is_none_or(|spot| self.by_memory.at(spot) == Some(key)), "{}", node.name);
-            count += usize::from(to.is_some());
+            assert!(self.is_ranked(key), "{} is not where its free memory places it", node.name);
+            assert_eq!(self.find(&node.name), Some(key), "the name {} leads to another node", node.name);
+            named += 1;
+            count += usize::from(node.by_memory.is_some());
             let (free, rack) = (node.free_for_rack(), racks.entry(node.rack).or_default());
             rack.workers += free.workers;
             rack.memory_bytes += free.memory_bytes;
         }
-        assert_eq!(self.by_memory.len(), count);
+        assert_eq!(self.by_memory.len(), count, "nodes listed by memory");
+        assert_eq!(self.by_name.len(), named, "names of nodes");
+        assert_eq!(self.unused.len() + named, self.slots.len(), "used and unused keys of nodes");
         for rack in self.racks.keys() {
-            assert_eq!(self.racks.free(rack), racks.remove(&rack).unwrap_or_default());
+            assert_eq!(self.racks.free(rack), racks.remove(&rack).unwrap_or_default(), "free in {rack:?}");
         }
-        self.classes.check(self);
+        self.classes.assert_consistent(self);
     }
 
     /// Forgets a node that has no leases.
     pub(super) fn remove(&mut self, key: NodeKey) {
         self.take_out(key);
         if let Some(node) = self.slots.get_mut(key.0 as usize).and_then(Option::take) {
+            let leases = node.leases.len();
+            debug_assert_eq!(leases, 0, "node {} is removed with leases", node.name);
             self.by_name.remove(&node.name);
             self.unused.push(key.0);
         }

@@ -75,6 +75,8 @@ impl Ranks {
     /// As [`Grouped::shift`].
     pub(super) fn shift(&mut self, node: NodeKey, from: Option<Spot>, to: Option<(Group, u32)>) -> Shifted {
         if let Some(spot) = from {
+            let free = self.totals[spot.group().pool as usize].free;
+            debug_assert!(u64::from(spot.rank()) <= free, "{node:?} at {spot:?}, of {free} free in its pool");
             self.totals[spot.group().pool as usize].free -= u64::from(spot.rank());
         }
         if let Some((group, rank)) = to {
@@ -87,6 +89,10 @@ impl Ranks {
     pub(super) fn count(&mut self, before: Option<Counted>, now: Option<Counted>) {
         if let Some(Counted { pool, workers, memory_bytes }) = before {
             let totals = &mut self.totals[pool as usize];
+            debug_assert!(
+                u64::from(workers) <= totals.capacity && workers <= totals.largest,
+                "{before:?} was not counted in {totals:?}"
+            );
             totals.capacity -= u64::from(workers);
             totals.has_shrunk |= workers == totals.largest || memory_bytes == totals.most_memory_bytes;
         }
@@ -192,6 +198,7 @@ impl Classes {
             });
             self.known.len() - 1
         });
+        debug_assert!(self.known.len() <= usize::from(u16::MAX), "{} classes", self.known.len());
         ClassKey(at as u16)
     }
 
@@ -319,9 +326,9 @@ impl Classes {
         &self.known[usize::from(class.0)].ranks[usize::from(shared)]
     }
 
-    /// That every class has the nodes that stand in it, by what they have left, and no others.
-    #[cfg(test)]
-    pub(super) fn check(&self, nodes: &Nodes) {
+    /// Panics unless every class has the nodes that stand in it, by what they have left, and no others.
+    #[cfg(any(test, debug_assertions))]
+    pub(super) fn assert_consistent(&self, nodes: &Nodes) {
         for (at, class) in self.known.iter().enumerate() {
             let of_class = || nodes.iter().filter(|(_, node)| node.seats.has(ClassKey(at as u16)));
             for shared in [false, true] {
@@ -605,6 +612,11 @@ impl Search<'_> {
             list.and_then(|list| list.first_fit(terms.workers, chance, fits))
         };
         let node = self.one(&Steps { fits, warm, any, measure: Measure::Workers }, chance)?;
+        debug_assert!(
+            nodes.get(node).is_some_and(|node| self.fits(node, class, amount) && pools.has(node.pool)),
+            "{amount:?} was placed on {:?}",
+            nodes.get(node)
+        );
         Some(Part { node, amount })
     }
 
@@ -658,6 +670,7 @@ impl Search<'_> {
                 left -= workers;
             }
         }
+        debug_assert!(parts.len() <= most, "{} parts, at most {most}", parts.len());
         (left == 0).then_some(parts)
     }
 

@@ -27,7 +27,8 @@ pub(super) enum Measure {
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(super) struct Free {
     pub(super) workers: u64,
-    pub(super) memory_bytes: u64,
+    /// Wide enough for the sum over [`MAX_NODES`](super::MAX_NODES) nodes, whatever each agent says that it has.
+    pub(super) memory_bytes: u128,
 }
 
 #[derive(Debug, Default)]
@@ -93,7 +94,14 @@ impl Racks {
     /// A node of which nothing is counted any more does not name it any more.
     pub(super) fn leave(&mut self, key: RackKey) {
         let rack = &mut self.known[usize::from(key.0)];
+        debug_assert!(rack.nodes > 0, "a node left rack {:?}, which has none", rack.name);
         rack.nodes -= 1;
+        debug_assert!(
+            rack.nodes > 0 || rack.free == Free::default(),
+            "rack {:?} has no nodes, and {:?} free",
+            rack.name,
+            rack.free
+        );
         if rack.nodes == 0 && key != RackKey::NONE {
             self.by_name.remove(&std::mem::take(&mut rack.name));
             self.unused.push(key);
@@ -103,11 +111,16 @@ impl Racks {
     /// Of one of its nodes this was free, and now that is.
     pub(super) fn count(&mut self, key: RackKey, before: Free, now: Free) {
         let rack = &mut self.known[usize::from(key.0)];
+        debug_assert!(
+            before.workers <= rack.free.workers && before.memory_bytes <= rack.free.memory_bytes,
+            "a node of rack {:?} has {before:?} free, and the rack only {:?}",
+            rack.name,
+            rack.free
+        );
         rack.free.workers = rack.free.workers + now.workers - before.workers;
-        // Nodes of untrue agents may say that they have more than adds up.
-        rack.free.memory_bytes =
-            rack.free.memory_bytes.wrapping_add(now.memory_bytes).wrapping_sub(before.memory_bytes);
-        for (measure, free) in [rack.free.workers, rack.free.memory_bytes].into_iter().enumerate() {
+        rack.free.memory_bytes = rack.free.memory_bytes + now.memory_bytes - before.memory_bytes;
+        let measured = [u128::from(rack.free.workers), rack.free.memory_bytes];
+        for (measure, free) in measured.into_iter().enumerate() {
             let (place, rank) = (self.known[usize::from(key.0)].places[measure], free.checked_ilog2());
             if place.map(|place| place.rank) == rank {
                 continue;
@@ -137,7 +150,7 @@ impl Racks {
         (0..self.known.len() as u16).map(RackKey)
     }
 
-    #[cfg(test)]
+    #[cfg(any(test, debug_assertions))]
     pub(super) fn free(&self, key: RackKey) -> Free {
         self.known[usize::from(key.0)].free
     }
@@ -184,6 +197,11 @@ impl Grouped {
 
     /// Takes a node from where it stands to a rank of a group, if it stood somewhere and is to stand anywhere.
     pub(super) fn shift(&mut self, node: NodeKey, from: Option<Spot>, to: Option<(Group, u32)>) -> Shifted {
+        debug_assert!(
+            from.is_none_or(|spot| self.at(spot) == Some(node)),
+            "{node:?} is not at {from:?}, but {:?} is",
+            from.and_then(|spot| self.at(spot))
+        );
         let other = from.and_then(|spot| Some((self.list_mut(spot.group).remove(spot.place)?, Some(spot))));
         let spot = to.map(|(group, rank)| Spot { group, place: self.list_mut(group).insert(rank, node) });
         [other, Some((node, spot))]
@@ -206,12 +224,11 @@ impl Grouped {
         &mut self.racks[rack][group.pool as usize]
     }
 
-    #[cfg(test)]
     pub(super) fn at(&self, spot: Spot) -> Option<NodeKey> {
         self.list(spot.group)?.at(spot.place)
     }
 
-    #[cfg(test)]
+    #[cfg(any(test, debug_assertions))]
     pub(super) fn len(&self) -> usize {
         self.racks.iter().flatten().map(Ranked::len).sum()
     }

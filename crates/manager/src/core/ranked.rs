@@ -47,6 +47,7 @@ impl<K: Copy> Ranked<K> {
     pub(super) fn remove(&mut self, place: Place) -> Option<K> {
         let rank = place.rank as usize;
         let keys = self.keys.get_mut(rank)?;
+        debug_assert!((place.index as usize) < keys.len(), "{place:?} is beyond {} keys", keys.len());
         keys.swap_remove(place.index as usize);
         if keys.is_empty() {
             self.occupied[rank / WORD_BITS] &= !(1 << (rank % WORD_BITS));
@@ -54,12 +55,11 @@ impl<K: Copy> Ranked<K> {
         keys.get(place.index as usize).copied()
     }
 
-    #[cfg(test)]
     pub(super) fn at(&self, place: Place) -> Option<K> {
         self.keys.get(place.rank as usize)?.get(place.index as usize).copied()
     }
 
-    #[cfg(test)]
+    #[cfg(any(test, debug_assertions))]
     pub(super) fn len(&self) -> usize {
         self.keys.iter().map(Vec::len).sum()
     }
@@ -67,7 +67,9 @@ impl<K: Copy> Ranked<K> {
     /// The highest rank that has keys.
     pub(super) fn highest(&self) -> Option<u32> {
         let at = self.occupied.iter().rposition(|word| *word != 0)?;
-        Some((at * WORD_BITS) as u32 + self.occupied[at].ilog2())
+        let rank = (at * WORD_BITS) as u32 + self.occupied[at].ilog2();
+        debug_assert!(!self.keys[rank as usize].is_empty(), "rank {rank} counts as occupied, and is empty");
+        Some(rank)
     }
 
     /// The first key that fits of the lowest rank, from this one upwards, that has one. Which one of that rank is chance.

@@ -33,6 +33,11 @@ impl Core {
         let key = self.nodes.describe(description);
         self.registration += 1;
         let registration = self.registration;
+        debug_assert!(
+            self.nodes.get(key).is_some_and(|node| node.registration < registration),
+            "registration {registration} is not later than that of {:?}",
+            self.nodes.get(key)
+        );
         self.nodes.change(key, |node| {
             node.instance = instance;
             node.generation = generation;
@@ -270,6 +275,7 @@ impl Core {
             self.account(key);
         }
         if is_new && let Some(node) = self.nodes.get_mut(node) {
+            debug_assert!(node.unattached > 0, "lease {id} was not counted as unattached on {}", node.name);
             node.unattached -= 1;
             node.attached += 1;
         }
@@ -379,6 +385,11 @@ impl Core {
     pub(super) fn saved(&mut self, id: LeaseId, revision: u64, out: &mut Vec<Action>) {
         let Some(key) = self.leases.find(id) else { return };
         let Some(lease) = self.leases.get_mut(key) else { return };
+        debug_assert!(
+            revision <= lease.revision,
+            "revision {revision} of lease {id} was saved, and {} is the latest",
+            lease.revision
+        );
         lease.marks.saved_revision = lease.marks.saved_revision.max(revision);
         if !lease.is_active() && lease.marks.is_settled && lease.is_stored() {
             self.forget(key, out);
@@ -409,6 +420,7 @@ impl Core {
             global.tick(now_ms);
         }
         for (lease, revision) in self.leases.take_dirty() {
+            debug_assert!(revision > 0, "lease {lease} is to be stored, and nothing of it has changed");
             out.push(Action::Save { lease, revision });
         }
     }
@@ -423,6 +435,7 @@ impl Core {
                 // For all that is known it was attached, and its usage will be told when the node is back.
                 let was_granted = std::mem::replace(&mut lease.state, State::Attached) == State::Granted;
                 if was_granted && let Some(node) = self.nodes.get_mut(lease.node) {
+                    debug_assert!(node.unattached > 0, "an unattached lease is not counted on {}", node.name);
                     node.unattached -= 1;
                     node.attached += 1;
                 }

@@ -44,6 +44,10 @@ impl Seats {
         if self.has(class) {
             return;
         }
+        debug_assert!(
+            self.0.iter().skip_while(|seat| seat.is_some()).all(Option::is_none),
+            "{self:?} has a gap"
+        );
         if let Some(empty) = self.0.iter_mut().find(|seat| seat.is_none()) {
             *empty = Some(Seat { class, spots: [None; 2], counted: [None; 2] });
         }

@@ -33,6 +33,11 @@ pub(super) fn place(search: &Search<'_>, chance: &mut Chance) -> Result<(Choice,
     let found = search.one(&Steps { fits, warm: |_, _| None, any, measure: Measure::MemoryBytes }, chance);
     let found = found.and_then(|node| Some((node, nodes.get(node)?.seats.own()?)));
     let (node, class) = found.ok_or_else(|| refusal(search, memory_bytes))?;
+    debug_assert!(
+        nodes.get(node).is_some_and(fits),
+        "{memory_bytes} bytes were placed on {:?}",
+        nodes.get(node)
+    );
     let amount = Amount { workers: 0, shared: false, memory_bytes };
     Ok((Choice { class, build: 0 }, Part { node, amount }))
 }

@@ -78,7 +78,9 @@ impl Table {
         if key as usize == self.slots.len() {
             self.slots.push(None);
         }
-        self.by_id.insert(lease.id, key);
+        debug_assert!(self.slots[key as usize].is_none(), "the unused key {key} has a lease");
+        let namesake = self.by_id.insert(lease.id, key);
+        debug_assert!(namesake.is_none(), "lease {} is in the table twice: {namesake:?}, {key}", lease.id);
         if let Some(request) = lease.request {
             match self.by_request.entry((lease.tenant, request)) {
                 Entry::Vacant(entry) => _ = entry.insert(Leases::One(lease.id)),
@@ -92,7 +94,17 @@ impl Table {
     pub(super) fn remove(&mut self, key: u32) -> Option<Lease> {
         let lease = self.slots.get_mut(key as usize)?.take()?;
         self.unused.push(key);
-        self.by_id.remove(&lease.id);
+        let indexed = self.by_id.remove(&lease.id);
+        debug_assert_eq!(indexed, Some(key), "the key of lease {}", lease.id);
+        debug_assert!(
+            lease.request.is_none_or(|request| {
+                let answered = self.of_request(lease.tenant, request).unwrap_or_default();
+                answered.contains(&lease.id)
+            }),
+            "request {:?} is not answered by lease {}",
+            lease.request,
+            lease.id
+        );
         if let Some(request) = lease.request
             && let Entry::Occupied(mut leases) = self.by_request.entry((lease.tenant, request))
             && !leases.get_mut().remove(lease.id)
@@ -108,7 +120,8 @@ impl Table {
         lease.tenant = tenant;
         let is_stored = lease.state != State::Granted;
         // The slot that was freed last is taken first: the key stays.
-        self.insert(lease);
+        let inserted = self.insert(lease);
+        debug_assert_eq!(inserted, key, "a lease that changes its tenant keeps its key");
         if is_stored {
             self.touch(key);
         }
@@ -117,6 +130,7 @@ impl Table {
     /// The lease has changed: the store has to hear of it.
     pub(super) fn touch(&mut self, key: u32) {
         let Some(lease) = self.slots.get_mut(key as usize).and_then(Option::as_mut) else { return };
+        debug_assert!(lease.state != State::Granted, "lease {} is stored before it is attached", lease.id);
         lease.revision += 1;
         self.mark(key);
     }
@@ -127,6 +141,27 @@ impl Table {
         if !std::mem::replace(&mut lease.marks.is_dirty, true) {
             self.dirty.push(lease.id);
         }
+    }
+
+    /// Panics unless every index leads to its lease, and no lease is missing in one.
+    #[cfg(debug_assertions)]
+    pub(super) fn assert_consistent(&self) {
+        let mut of_requests = 0;
+        for lease in self.iter() {
+            let indexed = self.find(lease.id).and_then(|key| self.get(key)).map(|lease| lease.id);
+            assert_eq!(indexed, Some(lease.id), "the index of leases");
+            let Some(request) = lease.request else { continue };
+            let answered = self.of_request(lease.tenant, request).unwrap_or_default();
+            assert!(answered.contains(&lease.id), "request {request} is not answered by lease {}", lease.id);
+            of_requests += 1;
+        }
+        assert_eq!(
+            self.by_id.len(),
+            self.slots.len() - self.unused.len(),
+            "leases in the index and the table"
+        );
+        let indexed: usize = self.by_request.values().map(|leases| leases.as_slice().len()).sum();
+        assert_eq!(indexed, of_requests, "leases that answer requests");
     }
 
     /// What the store has to be asked for; it has then been.

@@ -55,6 +55,7 @@ impl Tenant {
     /// It has not attached to a grant in time. Grants that lapse together count once.
     pub(super) fn lapse(&mut self, now_ms: u64) {
         if self.held_back_until_ms <= now_ms {
+            debug_assert!(self.lapses < MAX_LAPSES, "tenant {} has {} lapses", self.name, self.lapses);
             self.held_back_until_ms = now_ms.saturating_add(HELD_BACK_MS << self.lapses);
             self.lapses = (self.lapses + 1).min(MAX_LAPSES - 1);
         }
@@ -110,6 +111,13 @@ impl Tenant {
     }
 
     pub(super) fn remove(&mut self, amount: Amount) {
+        debug_assert!(
+            amount.workers <= self.own.cores && amount.memory_bytes <= self.own.memory_bytes,
+            "tenant {} gives back {amount:?} of {:?}",
+            self.name,
+            self.own
+        );
+        debug_assert!(self.own.leases > 0, "tenant {} gives back a lease, and has none", self.name);
         self.own.cores = self.own.cores.saturating_sub(amount.workers);
         self.own.memory_bytes = self.own.memory_bytes.saturating_sub(amount.memory_bytes);
         self.own.leases = self.own.leases.saturating_sub(1);
@@ -132,6 +140,7 @@ impl Tenants {
         let (quota, own, elsewhere) = Default::default();
         let (lapses, held_back_until_ms, waited_ms) = Default::default();
         let name_of = name.clone();
+        debug_assert_eq!(self.by_name.len(), self.all.len(), "names of tenants, before {name}");
         self.all.push(Tenant { name: name_of, quota, own, elsewhere, lapses, held_back_until_ms, waited_ms });
         self.by_name.insert(name, key);
         key

@@ -130,6 +130,7 @@ impl Terms {
 
     /// The share of so many of the workers in the memory, rounded up.
     pub(super) fn memory_of(&self, workers: u32) -> u64 {
+        debug_assert!(workers <= self.workers.max(1), "the memory of {workers} of {} workers", self.workers);
         let share = u128::from(self.memory_bytes) * u128::from(workers);
         u64::try_from(share.div_ceil(u128::from(self.workers.max(1)))).unwrap_or(u64::MAX)
     }

@@ -746,6 +746,17 @@ fn a_tenant_that_has_spent_its_money_gets_nothing_and_loses_what_it_has() {
 }
 
 #[test]
+fn a_tenant_that_may_not_wait_leaves_nothing_in_the_queue() {
+    let mut house = House::with_node(1);
+    let queue = QueueLimits { total: 1, per_tenant: 0 };
+    (house.core.queue, house.core.waiting) = (queue, Waiting::new(queue));
+    house.grant(&asked(1));
+    let refused = house.refusal(&LeaseRequest { wait_ms: 10_000, ..asked(1) });
+    assert_eq!(refused.code, Code::TryLater);
+    house.core.waiting.assert_consistent();
+}
+
+#[test]
 fn requests_wait_in_turn_within_bounds_and_for_their_time() {
     let mut house = House::with_node(2);
     let held = house.grant(&asked(2))[0];

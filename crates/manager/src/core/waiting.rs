@@ -94,6 +94,7 @@ impl Waiting {
         self.is_first_held_back = turns.is_empty();
         turns.extend(held_back);
         self.turns = turns;
+        debug_assert_eq!(self.turns.len(), self.of_tenants.len(), "turns, and tenants that wait");
         if self.turns.front().copied() != first {
             self.overtakes = 0;
         }
@@ -103,19 +104,16 @@ impl Waiting {
     pub(super) fn push(&mut self, request: Box<Request>, until_ms: u64, turn: Turn) -> Result<(), Error> {
         let too_many = |message| Err(Error::new(Code::TryLater, message));
         let tenant = request.tenant;
-        let queue = self.of_tenants.entry(tenant).or_default();
-        if queue.len() >= self.limits.per_tenant {
+        if self.of_tenants.get(&tenant).map_or(0, VecDeque::len) >= self.limits.per_tenant {
             return too_many(format!(
                 "{} requests of this tenant are waiting already",
                 self.limits.per_tenant
             ));
         }
         if self.len >= self.limits.total {
-            if queue.is_empty() {
-                self.of_tenants.remove(&tenant);
-            }
             return too_many(format!("{} requests are waiting already", self.limits.total));
         }
+        let queue = self.of_tenants.entry(tenant).or_default();
         let is_alone = queue.is_empty();
         match turn {
             Turn::First => {
@@ -131,6 +129,8 @@ impl Waiting {
             }
         }
         self.len += 1;
+        debug_assert!(self.len <= self.limits.total, "{} requests wait, at most {:?}", self.len, self.limits);
+        debug_assert_eq!(self.turns.len(), self.of_tenants.len(), "turns, and tenants that wait");
         Ok(())
     }
 
@@ -164,6 +164,7 @@ impl Waiting {
     fn pop(&mut self, turn: usize) {
         let Some(tenant) = self.turns.remove(turn) else { return };
         let Some(queue) = self.of_tenants.get_mut(&tenant) else { return };
+        debug_assert!(!queue.is_empty(), "{tenant:?} has a turn, and no request");
         self.len -= usize::from(queue.pop_front().is_some());
         if queue.is_empty() {
             self.of_tenants.remove(&tenant);
@@ -190,6 +191,17 @@ impl Waiting {
             self.overtakes = 0;
         }
         out
+    }
+
+    /// Panics unless each tenant with waiting requests has exactly one turn, and all of them are counted.
+    #[cfg(any(test, debug_assertions))]
+    pub(super) fn assert_consistent(&self) {
+        let mut turns: Vec<TenantKey> = self.turns.iter().copied().collect();
+        turns.sort_unstable();
+        assert!(turns.iter().eq(self.of_tenants.keys()), "turns {turns:?} of {:?}", self.of_tenants.keys());
+        let lens = self.of_tenants.values().map(VecDeque::len);
+        assert_eq!(lens.clone().sum::<usize>(), self.len, "waiting requests");
+        assert!(lens.clone().all(|len| (1..=self.limits.per_tenant).contains(&len)), "{:?}", self.limits);
     }
 
     /// Whether a request of this name waits.

@@ -43,6 +43,7 @@ impl Work {
             f64::from(time_weight_permille.min(MAX_WEIGHT_PERMILLE)) / f64::from(MAX_WEIGHT_PERMILLE);
         let time = f64::from(PLAIN_PERMILLE) / f64::from(self.speed_permille);
         let cost = self.second.max(1) as f64 * time;
+        debug_assert!(time.is_finite() && cost > 0.0, "a score of cost {cost} and time {time}");
         (STEPS * ((1.0 - time_weight) * cost.ln() + time_weight * time.ln())) as i64
     }
 

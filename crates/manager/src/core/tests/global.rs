@@ -53,7 +53,7 @@ impl House {
             RackStanding { manager: name.to_owned(), said, groups }
         };
         let actions = self.event(Event::Racks(racks.into_iter().map(standing).collect()));
-        self.core.nodes.check_places();
+        self.core.nodes.assert_consistent();
         actions
     }
 
@@ -72,7 +72,7 @@ impl House {
             refusals: Refusals::by(refused),
         };
         let actions = self.event(Event::Request(Box::new(request)));
-        self.core.nodes.check_places();
+        self.core.nodes.assert_consistent();
         actions
     }
 
@@ -517,7 +517,7 @@ impl Story {
 
     fn check(&self) {
         let core = &self.house.core;
-        core.nodes.check_places();
+        core.nodes.assert_consistent();
         let queued: usize = self.queues.values().map(VecDeque::len).sum();
         assert_eq!(core.waiting(), queued, "a request was lost");
         assert_eq!(self.open.len(), queued + self.on_their_way.len());

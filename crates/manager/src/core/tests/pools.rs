@@ -188,7 +188,7 @@ fn a_node_that_says_no_pool_is_in_that_of_what_it_has_left() {
     let granted = house.ticks(1);
     assert!(matches!(&granted[..], [Action::Granted { .. }]), "{granted:?}");
     house.report(vec![runs(cores, 1)]);
-    house.core.nodes.check_places();
+    house.core.nodes.assert_consistent();
     house.gives_back(cores);
     assert_eq!(house.pool_of("n"), "compute", "more than half of its memory is gone, and no core");
 }
@@ -264,7 +264,7 @@ fn an_agent_that_names_one_rack_after_the_other_fills_no_table() {
     // A rack that nobody names any more makes room for another.
     house.register(placed("r3", 1, "", "r7"), 4, Vec::new()).unwrap();
     house.register(placed("one", 1, "", "more"), 9_999, Vec::new()).unwrap();
-    house.core.nodes.check_places();
+    house.core.nodes.assert_consistent();
     for wrong in [placed("x", 1, "fast", ""), placed("x", 1, "", &"r".repeat(65))] {
         assert_eq!(house.register(wrong, 1, Vec::new()).unwrap_err().code, Code::InvalidArgument);
     }
@@ -359,7 +359,7 @@ proptest! {
                 Some(Action::Refused { .. }) => prop_assert_eq!(among, Vec::<String>::new()),
                 other => panic!("{other:?}"),
             }
-            house.core.nodes.check_places();
+            house.core.nodes.assert_consistent();
         }
     }
 }

@@ -42,6 +42,16 @@ fn a_segment_goes_where_it_fits_and_leaves_large_nodes_to_large_ones() {
 }
 
 #[test]
+fn a_rack_whose_memory_exceeds_64_bits_takes_segments() {
+    let mut house = House::new();
+    for (instance, name) in [(1, "a"), (2, "b")] {
+        let node = NodeDescription { rack: "r".into(), ..with_memory(name, 1 << 63) };
+        house.register(node, instance, Vec::new()).unwrap();
+    }
+    house.node_of(&segment(MIB));
+}
+
+#[test]
 fn segments_and_workers_have_the_memory_of_a_node_once() {
     let mut house = House::with_node(4);
     house.grant(&LeaseRequest { memory_bytes: GIB / 2, ..asked(1) });

@@ -208,7 +208,7 @@ impl Story {
                 .map(|state| core.leases().filter(|lease| lease.node == key && lease.state == state).count());
             assert_eq!([node.attached as usize, node.unattached as usize], counts);
         }
-        core.nodes.check_places();
+        core.nodes.assert_consistent();
         assert!(leased.is_empty(), "leases on no node: {leased:?}");
         let used: u32 = core.tenants().map(|tenant| tenant.own.cores).sum();
         assert_eq!(
