@@ -58,7 +58,9 @@ struct ManagerClock {
 
 impl ManagerClock {
     fn learn(&mut self, said_ms: u64, exchange: Exchange) {
-        let offset = |at: MonotonicMs| (said_ms as i64).saturating_sub(at as i64);
+        debug_assert!(exchange.asked <= exchange.answered, "an answer before its question: {exchange:?}");
+        let signed = |ms: u64| i64::try_from(ms).unwrap_or(i64::MAX);
+        let offset = |at: MonotonicMs| signed(said_ms).saturating_sub(signed(at));
         *self = ManagerClock {
             lower_offset_ms: offset(exchange.answered),
             upper_offset_ms: offset(exchange.asked),
@@ -194,7 +196,11 @@ impl<H> Book<H> {
         let expires = self.expiry(lease, now);
         let (id, lease) = (lease.id.clone(), lease.clone());
         self.void.insert(id.clone(), now.saturating_add(VOID_MS));
-        self.entries.insert(id, Entry { lease, ticket: encoded, expires, holder, end: None });
+        let before = self.entries.insert(id, Entry { lease, ticket: encoded, expires, holder, end: None });
+        debug_assert!(before.is_none(), "lease {:?} was attached twice", before.map(|entry| entry.lease.id));
+        let (entries, void) = (self.entries.len(), self.void.len());
+        debug_assert!(entries <= MAX_ENTRIES, "{entries} leases, at most {MAX_ENTRIES}");
+        debug_assert!(void <= MAX_VOID, "{void} void tickets, at most {MAX_VOID}");
         Ok(expires)
     }
 
@@ -220,6 +226,7 @@ impl<H> Book<H> {
         }
         entry.lease = lease.clone();
         entry.ticket = encoded;
+        debug_assert!(entry.end.is_none(), "the ended lease {} is renewed", entry.lease.id);
         entry.expires = entry.expires.max(expires);
         Ok(entry.expires)
     }
@@ -243,6 +250,11 @@ impl<H> Book<H> {
         self.sequence += 1;
         self.void.retain(|_, until| *until > now);
         self.told_ms = self.clock.lower(now).max(self.told_ms);
+        debug_assert!(
+            self.entries.iter().all(|(id, entry)| *id == entry.lease.id),
+            "a lease is listed under the name of another: {:?}",
+            self.entries.keys()
+        );
         NodeReport {
             node: self.node.clone(),
             leases: self.entries.iter().map(|(id, entry)| entry.report(id, &read)).collect(),
@@ -277,6 +289,12 @@ impl<H> Book<H> {
         if are_all_void && reply.sequence <= self.sequence {
             self.answered = self.answered.max(reply.sequence);
         }
+        debug_assert!(
+            self.answered <= self.sequence,
+            "report {} was answered, and {} is the latest",
+            self.answered,
+            self.sequence
+        );
         orders
     }
 
@@ -495,6 +513,15 @@ mod tests {
         let fresh = Ticket { issued_unix_ms: slower.now_unix_ms, ..ticket("b") };
         assert!(book.holds(&fresh, asked));
         assert_eq!(book.report(asked, used).clock_unix_ms, ISSUED + ATTACH_GRACE_MS + 1);
+    }
+
+    #[test]
+    fn a_managers_clock_beyond_63_bits_is_taken_for_a_late_one() {
+        let mut book = book();
+        let reply = NodeReportReply { now_unix_ms: u64::MAX, ..Default::default() };
+        book.answered(&reply, Exchange { asked: 0, answered: 0 });
+        assert!(book.report(0, used).clock_unix_ms >= i64::MAX.unsigned_abs());
+        assert_eq!(admit(&mut book, &ticket("a"), 0), Err(Code::LeaseExpired));
     }
 
     #[test]

@@ -56,6 +56,7 @@ impl IdleWatch {
         }
         let quiet = now.saturating_duration_since(self.quiet_since);
         let step = (self.timeout / LOOKS).max(SHORTEST_STEP);
+        debug_assert!(self.quiet_since <= now, "quiet since {:?}, and it is {now:?}", self.quiet_since);
         match self.announced {
             Some(announced) if now >= announced + GRACE => Verdict::End,
             Some(announced) => {

@@ -125,6 +125,10 @@ impl Ledger {
         let holder = Holder::Runs { end, meter: None };
         let expires = state.book.admit(&ticket, encoded.to_vec(), holder, self.now())?;
         let lease = lease_id(&ticket).to_owned();
+        debug_assert!(
+            state.book.entry(&lease).is_some(),
+            "lease {lease} was taken up, and is not in the book"
+        );
         let enrolment = Enrolment { ledger: self.clone(), lease };
         Ok(Enrolled { enrolment, ticket, expires: self.instant(expires) })
     }
@@ -326,6 +330,11 @@ impl Enrolment {
     pub(crate) fn bill(&self, metered: Arc<Meter>) {
         let mut state = lock(&self.ledger.state);
         if let Some(Holder::Runs { meter, .. }) = state.book.holder_mut(&self.lease) {
+            debug_assert!(
+                meter.as_ref().is_none_or(|meter| Arc::ptr_eq(meter, &metered)),
+                "lease {} is billed by two meters",
+                self.lease
+            );
             *meter = Some(metered);
             state.begun += 1;
             self.ledger.changed.notify_all();
@@ -374,7 +383,8 @@ impl Enrolment {
         if let Some(holder) = state.book.holder_mut(&self.lease) {
             *holder = Holder::Ended(holder.used());
         }
-        state.untold.insert(self.lease.clone());
+        let is_first = state.untold.insert(self.lease.clone());
+        debug_assert!(is_first, "lease {} has ended twice", self.lease);
         state.news += 1;
         self.ledger.changed.notify_all();
     }

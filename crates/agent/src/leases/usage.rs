@@ -256,6 +256,12 @@ impl Measured {
         self.kernel_ns = self.kernel_ns.max(measured.kernel_ns);
         let uncounted_ns = self.kernel_ns.saturating_sub(self.busy_ns());
         self.beside_ns += uncounted_ns.min(time_left);
+        debug_assert!(
+            self.busy_ns() <= budget_ns && self.calls() <= budget_ns,
+            "{} ns were used and {} calls made, with a budget of {budget_ns} ns",
+            self.busy_ns(),
+            self.calls()
+        );
     }
 
     fn executing_ns(&self) -> u64 {
@@ -309,12 +315,14 @@ impl Compute {
         let grown_ns = ns.saturating_sub(self.latest_ns);
         self.total_ns = self.total_ns.saturating_add(grown_ns);
         self.latest_ns = self.latest_ns.max(ns);
+        debug_assert!(self.latest_ns <= self.total_ns, "a process has used more than all: {self:?}");
     }
 }
 
 impl Memory {
     /// So much is used now. What was used between is taken for the mean of both ends.
     fn note(&mut self, now_ns: u64, used: MemoryUse) -> u64 {
+        debug_assert!(self.looked_ns <= now_ns, "a look at {now_ns} ns after one at {}", self.looked_ns);
         let elapsed_us = now_ns.saturating_sub(self.looked_ns) / 1000;
         let mean_bytes = u64::midpoint(self.bytes, used.now_bytes);
         self.byte_us = self.byte_us.saturating_add(mean_bytes.saturating_mul(elapsed_us));

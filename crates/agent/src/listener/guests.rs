@@ -77,7 +77,8 @@ impl Guests {
         let secret = new_secret()?;
         self.trunks.retain(|_, trunk| trunk.strong_count() > 0);
         self.trunks.insert(number, Arc::downgrade(invitation.joined.trunk()));
-        self.invited.insert(number, (secret, invitation));
+        let before = self.invited.insert(number, (secret, invitation));
+        debug_assert!(before.is_none() && number != CLIENT, "the number {number} is given twice");
         Ok((number, secret))
     }
 

@@ -20,7 +20,7 @@ impl Pace {
         if self.since.is_none_or(|since| now.saturating_duration_since(since) >= SECOND) {
             *self = Pace { since: Some(now), messages: 0 };
         }
-        self.messages += 1;
+        self.messages = self.messages.saturating_add(1);
         self.messages <= MAX_MESSAGES_PER_SECOND
     }
 }

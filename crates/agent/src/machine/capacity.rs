@@ -59,12 +59,14 @@ fn within_quota(mut usable: Vec<u32>, quota_cores: Option<f64>) -> Vec<u32> {
 }
 
 fn choose(usable: Vec<u32>, wanted: Option<u32>, shared: Option<SharedCores>) -> Result<Cores, Error> {
+    debug_assert!(usable.iter().skip(1).zip(&usable).all(|(core, before)| core <= before), "{usable:?}");
     let shared_count = shared.map_or(Ok(0), |shared| shared.check().map(|()| shared.cores as usize))?;
     let count = wanted.map_or(usable.len().saturating_sub(shared_count), |wanted| wanted as usize);
-    if count + shared_count == 0 {
+    let in_all = count.saturating_add(shared_count);
+    if in_all == 0 {
         return Err(Error::new(Code::InvalidArgument, "a node without cores cannot lend anything"));
     }
-    if count + shared_count > usable.len() {
+    if in_all > usable.len() {
         let message = format!(
             "{count} cores and {shared_count} shared ones are to be lent, but only {} are usable here (by this process's \
              CPU affinity and its control groups' quota)",
@@ -73,8 +75,9 @@ fn choose(usable: Vec<u32>, wanted: Option<u32>, shared: Option<SharedCores>) ->
         return Err(Error::new(Code::InsufficientResources, message));
     }
     let mut exclusive = usable;
-    exclusive.truncate(count + shared_count);
+    exclusive.truncate(in_all);
     let shared = exclusive.split_off(count);
+    debug_assert_eq!((exclusive.len(), shared.len()), (count, shared_count), "cores that were chosen");
     Ok(Cores { exclusive, shared })
 }
 

@@ -78,11 +78,12 @@ impl Pool {
         let count = wanted.cores as usize;
         let (cores, slots) = if wanted.shared {
             let places = resources.shared.take(count);
-            let cores = places.iter().map(|&place| resources.shared.core(place)).collect();
+            let cores: Vec<_> = places.iter().map(|&place| resources.shared.core(place)).collect();
             (cores, Some(SlotHold { pool: self.clone(), places }))
         } else {
             ((0..count).filter_map(|_| resources.cores.pop_last()).collect(), None)
         };
+        debug_assert_eq!(cores.len(), count, "cores reserved of {resources:?}");
         Ok(Reservation { pool: self.clone(), cores, slots, memory_bytes: wanted.memory_bytes })
     }
 }
@@ -113,8 +114,21 @@ impl Drop for Reservation {
         resources.memory_bytes += self.memory_bytes;
         match &self.slots {
             Some(hold) => resources.shared.give_back(&hold.places),
-            None => resources.cores.extend(&self.cores),
+            None => {
+                let is_lent = |core| !resources.cores.contains(core);
+                debug_assert!(
+                    self.cores.iter().all(is_lent),
+                    "free already: {:?} of {resources:?}",
+                    self.cores
+                );
+                resources.cores.extend(&self.cores);
+            }
         }
+        debug_assert!(
+            resources.memory_bytes <= resources.all_memory_bytes
+                && resources.cores.len() <= resources.all_cores,
+            "more is free than there is: {resources:?}"
+        );
     }
 }
 

@@ -76,12 +76,27 @@ impl SharedPool {
             self.taken += 1;
             places.push(Place(at));
         }
+        self.assert_consistent();
         places
     }
 
+    /// In debug builds, panics unless workers are counted once on their cores and once in all, within every bound.
+    fn assert_consistent(&self) {
+        let share = self.places.div_ceil(self.cores.len().max(1));
+        debug_assert!(self.taken <= self.places, "{} of {} places are taken", self.taken, self.places);
+        debug_assert_eq!(self.cores.iter().map(|core| core.workers).sum::<usize>(), self.taken, "workers");
+        debug_assert!(
+            self.cores.iter().all(|core| core.workers <= share),
+            "beyond {share}: {:?}",
+            self.cores
+        );
+    }
+
     pub(crate) fn give_back(&mut self, places: &[Place]) {
+        debug_assert!(places.len() <= self.taken, "{places:?} come back, and {} are taken", self.taken);
         self.taken -= places.len();
         places.iter().for_each(|place| self.cores[place.0].workers -= 1);
+        self.assert_consistent();
     }
 
     /// The number of the core of a place.
@@ -97,13 +112,19 @@ impl SharedPool {
                 break;
             }
         }
-        self.living.insert(self.latest, places.to_vec());
+        let before = self.living.insert(self.latest, places.to_vec());
+        debug_assert!(
+            self.latest != 0 && before.is_none(),
+            "process {} enters twice: {before:?}",
+            self.latest
+        );
         self.latest
     }
 
     /// Frees the slots of a dead process's cores, unless a living worker of the core holds them. The dead process may
     /// have written anything there, also the number of a living process with a worker that it does not have.
     fn leave(&mut self, holder: u32) {
+        debug_assert!(self.living.contains_key(&holder), "process {holder} leaves, which never entered");
         let places = self.living.remove(&holder).unwrap_or_default();
         for place in places {
             let core = &self.cores[place.0];
@@ -133,6 +154,7 @@ impl SlotHold {
         let mut distinct = self.places.clone();
         distinct.sort_unstable();
         distinct.dedup();
+        debug_assert!(!distinct.is_empty(), "a process occupies no core");
         let which = |place| distinct.partition_point(|&other| other < place) as u32;
         Occupancy {
             pool: self.pool.clone(),

@@ -309,7 +309,8 @@ impl Core {
             room_bytes,
             rings_bytes: 0,
         };
-        self.processes.insert(pid, process);
+        let before = self.processes.insert(pid, process);
+        debug_assert!(before.is_none(), "process {pid} has entered twice");
         Ok(pid)
     }
 
@@ -326,8 +327,16 @@ impl Core {
             self.end_fifo(object);
         }
         self.abandon(pid);
-        self.processes.remove(&pid);
+        let process = self.processes.remove(&pid);
+        debug_assert!(
+            process.is_none_or(|process| process.descriptors.is_empty() && process.fifos.is_empty()),
+            "process {pid} has left, and left something"
+        );
         self.forget_process(pid);
+        debug_assert!(
+            self.fifos.values().all(|fifo| fifo.creator != pid && !fifo.rights.contains_key(&pid)),
+            "a FIFO knows the process {pid}, which is gone"
+        );
         if !self.peers.is_empty() {
             self.gone.processes.push(pid.to_bits());
         }
@@ -435,6 +444,8 @@ impl Core {
 
     /// Now is time to tell neighbours what is gone.
     pub(crate) fn tick(&mut self) {
+        #[cfg(debug_assertions)]
+        self.assert_consistent();
         if self.gone.processes.is_empty() && self.gone.names.is_empty() {
             return;
         }
@@ -500,8 +511,37 @@ impl Core {
         }
         let token = self.next_token;
         self.next_token += 1;
-        self.pending.insert(token, pending);
+        let before = self.pending.insert(token, pending);
+        debug_assert!(before.is_none(), "two calls wait by the token {token}");
         Ok(token)
+    }
+
+    /// Panics unless FIFOs and processes agree on who reads and writes, and what that takes.
+    #[cfg(debug_assertions)]
+    fn assert_consistent(&self) {
+        let mut rings_bytes = HashMap::<GlobalId, u64>::new();
+        for (&object, fifo) in &self.fifos {
+            let creator = self.processes.get(&fifo.creator);
+            assert!(creator.is_some_and(|by| by.fifos.contains(&object)), "the creator of FIFO {object}");
+            if let Some((process, descriptor)) = fifo.reader {
+                let at = At { process, descriptor };
+                assert_eq!(self.described(at), Ok(Descriptor::Reader(object)), "the reader of FIFO {object}");
+                *rings_bytes.entry(process).or_default() +=
+                    fifo.shape.region_bytes() * fifo.writers.len() as u64;
+            }
+            assert!(fifo.reader.is_some() || fifo.writers.is_empty(), "FIFO {object} has only writers");
+            for (&connection, &(process, descriptor)) in &fifo.writers {
+                assert!(fifo.rights_of(process).contains(Rights::WRITE), "{process} writes to FIFO {object}");
+                let Some(descriptor) = descriptor else { continue };
+                let writer = Descriptor::Writer { object, connection, is_over: false };
+                assert_eq!(self.described(At { process, descriptor }), Ok(writer), "a writer of {object}");
+            }
+        }
+        for (pid, process) in &self.processes {
+            let expected = rings_bytes.get(pid).copied().unwrap_or_default();
+            assert_eq!(process.rings_bytes, expected, "bytes in the rings of process {pid}");
+            assert!(process.rings_bytes <= process.room_bytes, "the rings of {pid} take {expected} bytes");
+        }
     }
 
     fn process(&self, pid: GlobalId) -> Result<&Process, Error> {
@@ -530,7 +570,8 @@ impl Core {
                 format!("process {pid} has {DESCRIPTORS} descriptors, and no more"),
             )
         })?;
-        process.descriptors.insert(descriptor, what);
+        let before = process.descriptors.insert(descriptor, what);
+        debug_assert!(before.is_none(), "descriptor {descriptor} of process {pid} was {before:?}");
         Ok(At { process: pid, descriptor })
     }
 

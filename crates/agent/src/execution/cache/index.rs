@@ -157,6 +157,7 @@ impl Index {
         let is_crowded = most != Size::default() && self.entries.len() >= MAX_ENTRIES;
         let used = self.used(images);
         let could_ever = least.fits(self.limit);
+        debug_assert!(least.fits(most), "at least {least:?} and at most {most:?} are to be reserved");
         if could_ever && !is_crowded && used.plus(most).fits(self.limit) {
             self.reserved = self.reserved.plus(most);
             return Ok(most);
@@ -168,11 +169,13 @@ impl Index {
         if is_crowded || !used.plus(least).fits(self.limit) {
             return Err(Refusal::Full);
         }
+        debug_assert!(least.fits(free) && free.fits(most), "{free:?}, of {least:?} to {most:?}");
         self.reserved = self.reserved.plus(free);
         Ok(free)
     }
 
     pub(super) fn release(&mut self, size: Size) {
+        debug_assert!(size.fits(self.reserved), "{size:?} is released of {:?}", self.reserved);
         self.reserved = self.reserved.minus(size);
     }
 
@@ -207,7 +210,8 @@ impl Index {
     }
 
     fn bytes_of(&self, tenant: &str) -> u64 {
-        self.entries.values().filter(|entry| entry.tenant == tenant).map(|entry| entry.size.bytes).sum()
+        let of_tenant = self.entries.values().filter(|entry| entry.tenant == tenant);
+        of_tenant.map(|entry| entry.size.bytes).fold(0, u64::saturating_add)
     }
 
     /// Marks the entry that is evicted next for a tenant that is about to have more: the least recently used one that no
@@ -224,7 +228,9 @@ impl Index {
         let evictable = self.entries.iter().filter(|(_, entry)| !entry.is_leaving && !entry.is_in_use());
         let order = |(_, entry): &(&Key, &Entry)| (!beyond.contains(&*entry.tenant), entry.used);
         let victim = evictable.min_by_key(order).map(|(key, _)| key.clone())?;
-        self.entries.get_mut(&victim)?.is_leaving = true;
+        let entry = self.entries.get_mut(&victim)?;
+        debug_assert!(!entry.is_leaving && !entry.is_in_use(), "{victim:?} is evicted in use: {entry:?}");
+        entry.is_leaving = true;
         Some(victim)
     }
 }
@@ -277,6 +283,17 @@ mod tests {
         assert_eq!(add(&mut index, "f", 80, "t"), Err(Refusal::Full), "b is in use");
         drop(in_use);
         assert_eq!(add(&mut index, "f", 80, "t").unwrap(), ["b"]);
+    }
+
+    #[test]
+    fn sizes_of_a_tenants_entries_saturate() {
+        let mut index = index();
+        for name in ["a", "b"] {
+            index.insert(&key(name), size(u64::MAX), "t");
+        }
+        let reserved = index.reserve((size(1), size(1)), Size::default(), "t");
+        assert_eq!(reserved, Err(Refusal::Evict(key("a"))));
+        assert_eq!(index.bytes_of("t"), u64::MAX);
     }
 
     #[test]

@@ -87,6 +87,10 @@ impl Core {
             return Err(Error::new(Code::TooManyInFlight, message));
         }
         let (shape, bytes) = (fifo.shape, fifo.shape.region_bytes());
+        // After so many connections that the numbers begin again, one may still be in use.
+        while fifo.writers.contains_key(&fifo.next_connection) {
+            fifo.next_connection = fifo.next_connection.wrapping_add(1).max(1);
+        }
         let connection = fifo.next_connection;
         let reader = self.processes.get_mut(&process).ok_or_else(|| no_process(process))?;
         if reader.rings_bytes + bytes > reader.room_bytes {
@@ -98,7 +102,8 @@ impl Core {
         }
         reader.rings_bytes += bytes;
         fifo.next_connection = connection.wrapping_add(1).max(1);
-        fifo.writers.insert(connection, (writer, None));
+        let before = fifo.writers.insert(connection, (writer, None));
+        debug_assert!(before.is_none(), "connection {connection} to FIFO {object} was of {before:?}");
         Ok((Way { object, connection }, shape, At { process, descriptor }))
     }
 
@@ -160,6 +165,7 @@ impl Core {
         let shape = fifo.shape;
         let at = self.describe(by, Descriptor::Reader(object))?;
         if let Some(fifo) = self.fifos.get_mut(&object) {
+            debug_assert!(fifo.reader.is_none(), "{by} reads FIFO {object} beside {:?}", fifo.reader);
             fifo.reader = Some((by, at.descriptor));
         }
         self.out.push_back(Effect::Read { at, tag, object, shape });
@@ -295,7 +301,13 @@ impl Core {
         let Some(fifo) = self.fifos.get_mut(&way.object) else { return false };
         let is_known = fifo.writers.remove(&way.connection).is_some();
         if is_known && let Some(reader) = fifo.reader.and_then(|(pid, _)| self.processes.get_mut(&pid)) {
-            reader.rings_bytes = reader.rings_bytes.saturating_sub(fifo.shape.region_bytes());
+            let bytes = fifo.shape.region_bytes();
+            debug_assert!(
+                bytes <= reader.rings_bytes,
+                "{way:?} gives back {bytes} of {}",
+                reader.rings_bytes
+            );
+            reader.rings_bytes = reader.rings_bytes.saturating_sub(bytes);
         }
         is_known
     }
@@ -321,6 +333,11 @@ impl Core {
             self.end_connection(Way { object, connection }, Code::LeaseEnded);
         }
         if let Some(fifo) = self.fifos.get_mut(&object) {
+            debug_assert!(
+                fifo.writers.is_empty(),
+                "nobody reads FIFO {object}, and {:?} write",
+                fifo.writers
+            );
             fifo.reader = None;
         }
     }

@@ -188,7 +188,13 @@ impl Core {
             writers: BTreeMap::new(),
             next_connection: 1,
         };
-        self.fifos.insert(object, fifo);
+        debug_assert!(
+            fifo.name.as_ref().is_none_or(|name| self.held_here(name) == Some(object)),
+            "the name of FIFO {object} is another's: {:?}",
+            fifo.name
+        );
+        let before = self.fifos.insert(object, fifo);
+        debug_assert!(before.is_none(), "FIFO {object} is made twice");
         if let Some(process) = self.processes.get_mut(&by) {
             process.fifos.insert(object);
         }

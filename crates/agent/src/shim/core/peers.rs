@@ -106,6 +106,11 @@ impl Core {
     pub(crate) fn unlinked(&mut self, peer: Peer) {
         let Some(neighbour) = self.peers.remove(&peer) else { return };
         self.routes.retain(|_, of| *of != peer);
+        debug_assert!(
+            self.routes.values().all(|peer| self.peers.contains_key(peer)),
+            "a route leads to nobody: {:?}",
+            self.routes
+        );
         for (name, object) in neighbour.names {
             self.names.remove(&name, object);
         }

@@ -108,6 +108,10 @@ impl Core {
         if !rights.contains(Rights::READ) {
             self.end_reader(object, process, Code::PermissionDenied);
         }
+        debug_assert!(
+            self.rights(process, object) == rights,
+            "rights of {process} to FIFO {object}: {rights:?}"
+        );
     }
 
     /// A process's agent has taken note of its rights, or will not.
