@@ -95,7 +95,8 @@ impl Exposed {
         let Ok(number) = taken.fetch_update(Ordering::AcqRel, Ordering::Acquire, next) else {
             return Ok(None);
         };
-        let _ = places[number as usize].set(Lent { region, rights });
+        let was_set = places[number as usize].set(Lent { region, rights });
+        debug_assert!(was_set.is_ok(), "the number {number} is lent twice");
         Ok(Some((number, self.expose(number)?)))
     }
 
@@ -135,6 +136,7 @@ impl Exposed {
             (self.keys.get(region as usize), self.withdrawn.get(region as usize))
         {
             let old = key.swap(NONE, Ordering::AcqRel);
+            debug_assert!(old == NONE || region_of(old) == region, "{old:x} is the key of region {region}");
             if old != NONE {
                 withdrawn.store(old, Ordering::Release);
             }
@@ -246,6 +248,7 @@ pub fn new_key(region: u32) -> Result<u64, FabricError> {
             FabricError::system("getrandom for a key", std::io::Error::other(error.to_string()))
         })?;
         let random = u64::from_ne_bytes(bytes) << INDEX_BITS;
+        debug_assert!(region < 1 << INDEX_BITS, "the region {region} does not fit into a key");
         if random != 0 {
             return Ok(random | u64::from(region));
         }

@@ -55,6 +55,11 @@ impl Stretch {
         let before = mapped.align_offset(HUGE_BYTES as usize);
         // SAFETY: the mapping is a huge page longer than what is used of it, so this is within.
         let base = unsafe { mapped.add(before) };
+        debug_assert!(
+            before as u64 + len_bytes <= mapped_bytes as u64
+                && (base.as_ptr() as u64).is_multiple_of(HUGE_BYTES),
+            "{len_bytes} bytes at {base:?} of {mapped_bytes} at {mapped:?}"
+        );
         let stretch = Stretch { mapped, mapped_bytes, base, len_bytes };
         // A kernel without huge pages refuses to be told about them.
         let _ = match pages {

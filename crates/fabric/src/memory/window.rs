@@ -101,6 +101,7 @@ impl Window {
         place.len_bytes.store(len_bytes, Ordering::Release);
         self.end.fetch_max(region + 1, Ordering::Release);
         spaces.push(space);
+        debug_assert!(spaces.len() <= self.places.len(), "{} of {} regions", spaces.len(), self.places.len());
         Ok(())
     }
 

@@ -61,6 +61,7 @@ impl Flow {
     /// The next slot has been filled; `sending` if it will be told by [`Flow::left`] when its message has left.
     #[inline]
     pub fn filled(&mut self, sending: bool) {
+        debug_assert!(self.next_slot().is_some(), "a slot is filled that is not free: {self:?}");
         self.sending[self.sent as usize % SLOTS] = sending;
         self.sent = self.sent.wrapping_add(1);
         self.told(self.taken);
@@ -103,6 +104,7 @@ impl Flow {
         let more = taken.wrapping_sub(self.acknowledged);
         if more <= self.under_way() {
             self.acknowledged = taken;
+            debug_assert!(self.under_way() <= SLOTS as u32, "{} messages are under way", self.under_way());
         } else if more < u32::MAX / 2 {
             return Err(FabricError::Protocol(format!(
                 "the peer has taken {taken} messages of {}",
@@ -140,6 +142,7 @@ impl Flow {
             return None;
         }
         self.taken = self.taken.wrapping_add(1);
+        debug_assert!(len <= SLOT_BYTES as u16, "a message of {len} bytes in slot {slot}");
         Some((slot, usize::from(len)))
     }
 
@@ -158,6 +161,7 @@ impl Flow {
 
     /// The peer has been told so.
     pub fn told(&mut self, taken: u32) {
+        debug_assert!(self.taken.wrapping_sub(taken) <= u32::MAX / 2, "{taken} of {} are told", self.taken);
         self.told = taken;
         self.must_tell = false;
     }

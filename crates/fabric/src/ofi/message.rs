@@ -106,6 +106,7 @@ impl Batch {
     /// # Safety
     /// `len` bytes at `from` must be readable.
     pub unsafe fn add(&mut self, to: Place, from: *const u8, len: usize) {
+        debug_assert!(self.has_room(len), "{len} bytes do not fit beside {}", self.bytes.len());
         self.bytes.extend_from_slice(&to.key.to_le_bytes());
         self.bytes.extend_from_slice(&to.offset.to_le_bytes());
         self.bytes.extend_from_slice(&to.region.to_le_bytes());
@@ -167,6 +168,7 @@ pub fn encode(into: &mut [u8; SLOT_BYTES], consumed: u32, batch: &Batch, tail: &
         Tail::Probe => (PROBE, 0),
     };
     let mut writer = Writer { into, at: 0 };
+    debug_assert!(batch.bytes.len() <= BATCH_BYTES, "{} bytes of puts", batch.bytes.len());
     writer.bytes(&consumed.to_le_bytes());
     writer.bytes(&[kind, words]);
     writer.bytes(&batch.puts.to_le_bytes());

@@ -51,6 +51,7 @@ impl Position {
     /// The position with this count in a ring of so many lines, a power of two.
     #[inline(always)]
     pub fn new(count: u64, lines: u32) -> Position {
+        debug_assert!(lines.is_power_of_two(), "a ring of {lines} lines");
         let line = count as u32 & (lines - 1);
         Position { count, line, turn: Turn::of_use(lap(count, lines)) }
     }
@@ -83,6 +84,7 @@ impl Sender {
     /// to the message that last used the line, or that its sender is still writing it.
     #[inline(always)]
     pub fn claim(&self, by: Occupant, answered: impl Fn(u64, Occupant) -> bool) -> Option<Position> {
+        debug_assert!(by.record <= MAX_RECORD, "record {} does not fit beside a lap", by.record);
         let lines = self.occupants.len() as u32;
         loop {
             let count = self.tail.0.load(Ordering::Acquire);
@@ -125,6 +127,13 @@ impl Sender {
     #[inline(always)]
     pub fn sent(&self, position: Position, by: Occupant) {
         let lap = lap(position.count, self.occupants.len() as u32);
+        // Another load would be one more step for the model checker.
+        #[cfg(not(loom))]
+        debug_assert_eq!(
+            self.occupants[position.line as usize].load(Ordering::Relaxed),
+            pack(lap as u16, false, by),
+            "{position:?} is not {by:?}'s to send"
+        );
         self.occupants[position.line as usize].store(pack(lap as u16, true, by), Ordering::Release);
     }
 }
@@ -133,6 +142,8 @@ impl Sender {
 const NEVER_CLAIMED: u64 = (u16::MAX as u64) << 48;
 
 const SENT: u64 = 1 << 47;
+/// The largest number of a record.
+const MAX_RECORD: u16 = 0x7fff;
 
 #[inline(always)]
 fn pack(lap: u16, sent: bool, by: Occupant) -> u64 {
@@ -142,7 +153,7 @@ fn pack(lap: u16, sent: bool, by: Occupant) -> u64 {
 
 #[inline(always)]
 fn unpack(word: u64) -> (u16, bool, Occupant) {
-    let record = (word >> 32) as u16 & 0x7fff;
+    let record = (word >> 32) as u16 & MAX_RECORD;
     ((word >> 48) as u16, word & SENT != 0, Occupant { record, turn: Turn::from_bits(word as u32) })
 }
 

@@ -92,6 +92,11 @@ impl Inbox {
     /// Takes what the stream has. `Ok(0)`: it has ended.
     #[inline]
     pub(super) fn fill(&mut self, stream: &Stream) -> io::Result<usize> {
+        debug_assert!(
+            self.start == self.end || self.payload.as_ref().is_none_or(|payload| payload.left == 0),
+            "{} bytes wait in the buffer before a payload",
+            self.end - self.start
+        );
         if self.start == self.end {
             (self.start, self.end) = (0, 0);
         } else if BUFFER_BYTES - self.end < MAX_WHOLE_BYTES {
@@ -129,6 +134,7 @@ impl Inbox {
             payload.left -= of_payload as u64;
         }
         self.end += received - of_payload;
+        debug_assert!(self.start <= self.end && self.end <= BUFFER_BYTES, "{}..{}", self.start, self.end);
         Ok(received)
     }
 
@@ -174,6 +180,7 @@ impl Inbox {
             *word = u64::from_le_bytes(*chunk);
         }
         self.start += usize::from(words) * 8;
+        debug_assert!(self.start <= self.end, "a body of {words} words was not in the buffer");
         body
     }
 
@@ -188,6 +195,7 @@ impl Inbox {
     /// The payload of a frame, which has just been taken, goes there.
     #[inline]
     pub(super) fn deliver(&mut self, to: Destination) {
+        debug_assert!(self.payload.is_none(), "a payload follows one that has not come");
         let here = (self.end - self.start).min(usize::try_from(to.len_bytes).unwrap_or(usize::MAX));
         let bytes = &self.buffer[self.start..self.start + here];
         let into = to.into.map(|into| {

@@ -100,6 +100,7 @@ impl Outbox {
     #[inline]
     pub(super) unsafe fn copy_raw(&mut self, from: *const u8, len: usize) {
         let at = self.gathered_len;
+        debug_assert!(at + len <= GATHERED_BYTES, "{len} bytes are gathered beside {at}");
         let into = &mut self.gathered[at..at + len];
         // SAFETY: the caller's duty for `from`; `into` is a slice of this length.
         unsafe { crate::region::copy_bytes(from, into.as_mut_ptr(), len) };
@@ -121,6 +122,7 @@ impl Outbox {
     }
 
     fn push(&mut self, part: Queued) {
+        debug_assert!(self.count < MAX_PARTS, "{} parts wait already", self.count);
         self.parts[self.count] = part;
         self.count += 1;
     }
@@ -169,5 +171,6 @@ impl Outbox {
             self.first += 1;
         }
         (self.gathered_len, self.first, self.count) = (0, 0, 0);
+        debug_assert_eq!((sent, self.sent), (0, self.added), "bytes that were sent, and not added");
     }
 }
