@@ -135,6 +135,7 @@ impl FifoShape {
 
     #[inline]
     fn payload(self, line: u32) -> u64 {
+        debug_assert!(line < self.lines, "line {line} of a ring of {}", self.lines);
         self.payloads_at() + u64::from(line) * u64::from(self.slot_bytes)
     }
 
@@ -142,6 +143,7 @@ impl FifoShape {
     #[inline]
     fn acknowledgement(self, position: Position) -> (LineAddress, Turn) {
         let quarter = position.line / (self.lines / QUARTERS);
+        debug_assert!(quarter < QUARTERS, "{position:?} is beyond a ring of {} lines", self.lines);
         let line = u64::from(quarter) * LINE_BYTES;
         (LineAddress { region: REGION, line, watch: FifoShape::WRITER_WATCH }, position.turn)
     }
@@ -205,6 +207,7 @@ impl Part {
 /// Up to 40 bytes as words.
 #[inline]
 fn to_words(bytes: &[u8]) -> [u64; INLINE_WORDS] {
+    debug_assert!(bytes.len() <= INLINE_BYTES, "{} bytes do not fit into a line", bytes.len());
     let mut words = [0; INLINE_WORDS];
     for (word, chunk) in words.iter_mut().zip(bytes.chunks(8)) {
         let mut eight = [0; 8];
@@ -217,6 +220,7 @@ fn to_words(bytes: &[u8]) -> [u64; INLINE_WORDS] {
 /// And back.
 #[inline]
 fn from_words(words: &[u64; INLINE_WORDS], into: &mut [u8]) {
+    debug_assert!(into.len() <= INLINE_BYTES, "a line has not {} bytes", into.len());
     for (word, chunk) in words.iter().zip(into.chunks_mut(8)) {
         chunk.copy_from_slice(&word.to_le_bytes()[..chunk.len()]);
     }

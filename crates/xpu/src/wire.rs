@@ -43,27 +43,32 @@ pub const REQUEST_WATCH: u64 = RECORDS as u64 * LINE_BYTES;
 
 /// Where a line of the requests' ring is.
 pub const fn request(line: u32) -> u64 {
+    debug_assert!(line < RECORDS);
     line as u64 * LINE_BYTES
 }
 
 /// Where the answer of a record is,
 pub const fn answer(record: u32) -> u64 {
+    debug_assert!(record < RECORDS);
     ANSWERS_AT + record as u64 * LINE_BYTES
 }
 
 /// and its watch.
 pub const fn answer_watch(record: u32) -> u64 {
+    debug_assert!(record < RECORDS);
     ANSWER_WATCHES_AT + record as u64 * LINE_BYTES
 }
 
 /// Where a record's payload is.
 pub const fn payload(record: u32) -> u64 {
+    debug_assert!(record < RECORDS);
     PAYLOADS_AT + record as u64 * PAYLOAD_BYTES
 }
 
 /// Where the state of a descriptor is: how many packets the shim has sent about it (low half), and if it is over, the code of
 /// the error (high half).
 pub const fn state(descriptor: u32) -> u64 {
+    debug_assert!(descriptor < DESCRIPTORS);
     STATES_AT + descriptor as u64 * 8
 }
 

@@ -335,6 +335,11 @@ impl Ring {
         // Only of what was taken last is said later that it was: so there is room for the longest message when all before was taken.
         self.end.hurry();
         let parts = shape.parts(rest.len() as u64);
+        debug_assert!(
+            parts <= u64::from(shape.lines),
+            "a message of {parts} parts in a ring of {}",
+            shape.lines
+        );
         for left in (0..parts).rev() {
             let position = Position::new(self.next, shape.lines);
             let (part, more) = rest.split_at_mut(rest.len().min(shape.slot_bytes as usize));

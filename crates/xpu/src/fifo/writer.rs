@@ -61,6 +61,12 @@ impl Writer {
         }
         self.check()?;
         let end = self.next + self.shape.parts(len_bytes);
+        debug_assert!(
+            self.taken <= self.next && end - self.next <= u64::from(self.shape.lines),
+            "{} of {} positions are taken, and {end} is beyond the ring",
+            self.taken,
+            self.next
+        );
         if end > self.taken + u64::from(self.shape.lines) {
             self.await_room(end, deadline)?;
         }
@@ -102,6 +108,12 @@ impl Writer {
             &body,
         )?;
         self.next += 1;
+        debug_assert!(
+            self.next <= self.taken + u64::from(self.shape.lines),
+            "position {} is written, and only {} are taken",
+            self.next,
+            self.taken
+        );
         Ok(())
     }
 
