@@ -223,6 +223,7 @@ impl Arena {
         let mut regions = self.lock();
         let so_far: u64 =
             regions.iter().filter(|region| !region.refused).map(|region| region.len_bytes).sum();
+        debug_assert!(regions.len() <= MAX_REGIONS as usize, "{} regions", regions.len());
         let len_bytes = match growth {
             Growth::Doubling => wanted.max(so_far).clamp(FIRST_REGION_BYTES, MAX_REGION_BYTES),
             Growth::Exact => wanted,
@@ -270,10 +271,21 @@ impl ArenaRegion {
         if len > wanted {
             self.free.insert(offset + wanted, len - wanted);
         }
+        debug_assert!(offset + wanted <= self.len_bytes, "{wanted} bytes at {offset} of {}", self.len_bytes);
         Some(offset)
     }
 
     fn insert_free(&mut self, mut offset: u64, mut len: u64) {
+        debug_assert!(
+            len > 0 && offset + len <= self.len_bytes,
+            "{len} bytes at {offset} of {}",
+            self.len_bytes
+        );
+        debug_assert!(
+            self.free.range(..offset + len).next_back().is_none_or(|(before, len)| before + len <= offset),
+            "{len} bytes at {offset} are free already: {:?}",
+            self.free
+        );
         if let Some((&before, &before_len)) = self.free.range(..offset).next_back()
             && before + before_len == offset
         {

@@ -148,6 +148,8 @@ pub unsafe fn write(head: Head, pieces: &[Piece], to: *mut u8) -> Vec<u64> {
     put(4, &(pieces.len() as u32).to_le_bytes());
     put(8, &head.token.to_le_bytes());
     let offsets = offsets(pieces.iter().map(Piece::inline_bytes));
+    debug_assert!(pieces.len() <= MAX_PIECES, "a message of {} pieces", pieces.len());
+    debug_assert!(offsets.is_sorted(), "pieces lie over each other: {offsets:?}");
     for (entry, (piece, &inline_offset)) in (0..).zip(pieces.iter().zip(&offsets)) {
         let Piece { source, len_bytes, read_only } = *piece;
         let (number, offset) = match source {

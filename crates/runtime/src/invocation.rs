@@ -355,6 +355,7 @@ impl<'call> Invocation<'call> {
     /// The one copy of an output that is not in the arena.
     #[cold]
     fn copy_output(&self, staging: &crate::arena::Block, output_bytes: usize) {
+        debug_assert!(output_bytes as u64 <= staging.len_bytes, "{output_bytes} bytes of {staging:?}");
         if let Some(from) = self.lease.arena.pointer(staging) {
             // SAFETY: the staging block has at least the output's capacity; the caller's output is borrowed for the
             // call and has it too; the two lie in different memory.
@@ -391,6 +392,7 @@ impl<'call> Invocation<'call> {
 
     #[inline(always)]
     fn close(&mut self) {
+        debug_assert!(!self.ended, "a call of {} ends twice", self.lease.function_name(self.call.function));
         self.ended = true;
         self.lease.release(&mut self.sent);
     }

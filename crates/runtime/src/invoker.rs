@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 
 use bytemuck::Pod;
 use sublet_proto::v1;
-use sublet_proto::{Code, Error, package};
+use sublet_proto::{Code, Error, package, price};
 
 pub(crate) mod allocation;
 mod crowded;
@@ -354,13 +354,7 @@ impl Invoker {
     pub fn deallocate(&mut self) -> Result<v1::Usage, Error> {
         let mut total = v1::Usage::default();
         for usage in self.deallocate_each()?.into_iter().filter_map(|lease| lease.usage) {
-            total.allocated_ns += usage.allocated_ns;
-            total.executing_ns += usage.executing_ns;
-            total.polling_ns += usage.polling_ns;
-            total.calls += usage.calls;
-            total.failed_calls += usage.failed_calls;
-            total.memory_byte_us = total.memory_byte_us.saturating_add(usage.memory_byte_us);
-            total.memory_peak_bytes = total.memory_peak_bytes.max(usage.memory_peak_bytes);
+            price::add_usage(&mut total, &usage);
         }
         Ok(total)
     }

@@ -133,6 +133,10 @@ impl Request {
 /// An address within a window of [`MAX_REGIONS`] regions of at most 4 GiB.
 #[inline(always)]
 fn place(at: Address) -> u64 {
+    debug_assert!(
+        at.region < MAX_REGIONS && at.offset < 1 << OFFSET_BITS,
+        "{at:?} does not fit into a request"
+    );
     at.offset & ((1 << OFFSET_BITS) - 1) | u64::from(at.region as u8) << OFFSET_BITS
 }
 
@@ -208,6 +212,7 @@ impl InboxLayout {
     /// Where a request's line lies.
     #[inline(always)]
     pub fn line(&self, worker: u32, slot: u32) -> LineAddress {
+        debug_assert!(slot < self.slots, "line {slot} of {}", self.slots);
         let ring = u64::from(worker) * self.shape.worker_stride;
         LineAddress {
             region: OWN_REGION,
@@ -219,6 +224,7 @@ impl InboxLayout {
     /// Where a request's payload slot lies.
     #[inline(always)]
     pub fn payload(&self, worker: u32, slot: u32) -> u64 {
+        debug_assert!(slot < self.slots, "slot {slot} of {}", self.slots);
         u64::from(worker) * self.shape.worker_stride
             + self.shape.ring_bytes
             + u64::from(slot) * self.shape.slot_stride
@@ -249,6 +255,10 @@ impl ResultsLayout {
     /// Where a record's line lies.
     #[inline(always)]
     pub fn line(&self, worker: u32, record: u16) -> LineAddress {
+        debug_assert!(
+            worker < self.workers && u32::from(record) < RECORDS,
+            "record {record} of worker {worker}"
+        );
         let results = u64::from(worker) * WORKER_RESULTS_BYTES;
         LineAddress {
             region: OWN_REGION,

@@ -106,6 +106,12 @@ impl Lease {
         (claim, position): (Claim, Position),
     ) -> Result<(), Error> {
         let occupant = Occupant { record: claim.record, turn: claim.turn() };
+        debug_assert!(
+            memory.input.is_some() || u64::from(call.input_len) <= self.options.slot_bytes,
+            "an input of {} bytes in a slot of {}",
+            call.input_len,
+            self.options.slot_bytes
+        );
         let request = Request {
             input: memory.input.unwrap_or(Address { region: OWN_REGION, offset: 0 }),
             input_len: call.input_len,
@@ -148,6 +154,7 @@ impl Lease {
     fn place_output(&self, call: &Call) -> Result<(Address, Option<Block>), Error> {
         let capacity = u64::from(call.output_capacity);
         if let Some(address) = self.window.locate(call.output, capacity) {
+            debug_assert!(address.region != OWN_REGION, "an output lies in the results: {address:?}");
             return Ok((address, None));
         }
         if call.output_capacity == 0 {

@@ -76,7 +76,8 @@ impl Records {
     /// Gives a record back.
     #[inline(always)]
     pub(crate) fn release(&self, record: u16) {
-        self.free[usize::from(record) / 64].fetch_or(1 << (record % 64), Ordering::AcqRel);
+        let before = self.free[usize::from(record) / 64].fetch_or(1 << (record % 64), Ordering::AcqRel);
+        debug_assert!(before & 1 << (record % 64) == 0, "record {record} is given back twice");
     }
 
     /// About how many are in use: exact for the first 64, which is what choosing a worker needs.
@@ -92,6 +93,10 @@ impl Records {
 
     /// Has the waker called once when the record's result is published.
     pub(crate) fn watch(&self, record: u16, waker: &Waker) {
+        debug_assert!(
+            self.free[usize::from(record) / 64].load(Ordering::Relaxed) & 1 << (record % 64) == 0,
+            "record {record} is watched, and nobody has it"
+        );
         let mut slot = self.wakers[usize::from(record)].lock().unwrap_or_else(PoisonError::into_inner);
         match &mut *slot {
             Some(known) => known.clone_from(waker),

@@ -84,6 +84,7 @@ struct Streams {
 impl<A: Asked> Cache<A> {
     /// `line_bytes` is a power of two, and there are [`MIN_LINES`] at least.
     pub(super) fn new(cache_bytes: u64, line_bytes: u64) -> Cache<A> {
+        debug_assert!(line_bytes.is_power_of_two(), "lines of {line_bytes} bytes");
         let sets = (cache_bytes / line_bytes / MIN_LINES).max(1) as usize;
         let line_bits = line_bytes.trailing_zeros();
         let shard = || Shard {
@@ -218,6 +219,7 @@ impl<A: Asked> Cache<A> {
                 shard.land(source, oldest);
             }
             shard.asked.push((block, asked));
+            debug_assert!(shard.asked.len() <= MAX_ASKED, "{} blocks are asked for", shard.asked.len());
         }
     }
 }
@@ -288,6 +290,7 @@ impl<A: Asked> Shard<A> {
         let len_bytes = (until * line_bytes).min(source.end()).saturating_sub(offset);
         let mut bytes = vec![0; len_bytes as usize];
         source.get(offset, &mut bytes)?;
+        debug_assert!(offset <= at, "lines from {offset} on were brought for {at}");
         let skipped = (at - offset) as usize;
         let len = into.len().min(bytes.len().saturating_sub(skipped));
         into[..len].copy_from_slice(&bytes[skipped..skipped + len]);
@@ -412,6 +415,7 @@ impl<A: Asked> Shard<A> {
             None => self.unused(set),
         };
         self.clean(source, place)?;
+        debug_assert!(self.find(line).is_none(), "line {line} is here twice");
         self.tags[place] = line + 1;
         self.lines[place] = Line::default();
         Ok(place)
@@ -435,6 +439,7 @@ impl<A: Asked> Shard<A> {
         if dirty.is_empty() || self.tags[place] == 0 {
             return Ok(());
         }
+        debug_assert!(dirty.end <= self.line_bytes, "{dirty:?} of a line of {} bytes", self.line_bytes);
         let offset = (self.tags[place] - 1) * self.line_bytes as u64 + dirty.start as u64;
         source.put(offset, &self.bytes(place)[dirty])?;
         self.lines[place].dirty = 0..0;

@@ -136,7 +136,8 @@ impl Piece {
         let puts = self.puts.load(Ordering::Acquire);
         if self.settled.load(Ordering::Acquire) < puts {
             self.get(self.offset, &mut [0; 1])?;
-            self.settled.fetch_max(puts, Ordering::AcqRel);
+            let before = self.settled.fetch_max(puts, Ordering::AcqRel);
+            debug_assert!(before <= self.puts.load(Ordering::Acquire), "{before} puts are settled of fewer");
         }
         Ok(())
     }

@@ -118,6 +118,11 @@ impl Pieces {
             None => drop(self.far.get_or_init(|| Far::new(self.cache.make()))),
         }
         let end = piece.end();
+        debug_assert!(
+            all.last().is_none_or(|last| last.end() == piece.offset),
+            "a hole before {}",
+            piece.offset
+        );
         all.push(piece);
         self.capacity.store(end, Ordering::Release);
         Ok(())
@@ -131,6 +136,7 @@ impl Pieces {
             // SAFETY: this is the only borrow, so nobody accesses it.
             unsafe { self.space.unmap(last.offset, last.len_bytes) }?;
         }
+        debug_assert_eq!(last.end(), self.capacity(), "the last piece does not end at the capacity");
         self.capacity.store(last.offset, Ordering::Release);
         Ok(all.pop())
     }

@@ -97,7 +97,8 @@ impl Budget {
 
     fn want(&mut self, want: Want) -> u64 {
         self.next += 1;
-        self.wants.insert(self.next, want);
+        let before = self.wants.insert(self.next, want);
+        debug_assert!(before.is_none(), "two wants have the number {}", self.next);
         self.next
     }
 
@@ -127,7 +128,15 @@ impl Budget {
             is_memory,
             is_leaving: false,
         });
+        debug_assert!(self.is_within(), "{} are held, and the limits are {:?}", self.total(), self.limits);
         known.unwrap_or(number)
+    }
+
+    /// Whether what is held exceeds no limit.
+    fn is_within(&self) -> bool {
+        let Amount { cores, bytes } = self.total();
+        self.limits.cores.is_none_or(|limit| cores <= u64::from(limit))
+            && self.limits.memory_bytes.is_none_or(|limit| bytes <= limit)
     }
 
     /// The number under which a memory component is held.

@@ -318,7 +318,7 @@ impl<'run> Driver<'run> {
             ended;
         let used = &mut self.uses.components[component];
         used.allocated_bytes = used.allocated_bytes.max(memory_bytes);
-        used.allocated_byte_us += allocated_byte_us;
+        used.allocated_byte_us = used.allocated_byte_us.saturating_add(allocated_byte_us);
         self.uses.count_workers(component, readings);
         if !self.progress.is_current(component, attempt) {
             return Ok(Vec::new());

@@ -76,9 +76,11 @@ impl Used {
     /// Counts the time since it was last looked at.
     fn advance(&mut self, now: Instant, len_bytes: u64) {
         let elapsed = self.until.map_or(0, |at| now.saturating_duration_since(at).as_micros() as u64);
-        self.allocated_byte_us += self.capacity_bytes.saturating_mul(elapsed);
+        let allocated = self.capacity_bytes.saturating_mul(elapsed);
+        self.allocated_byte_us = self.allocated_byte_us.saturating_add(allocated);
         // What was written was written some time between; half is as good a guess as any.
-        self.used_byte_us += u64::midpoint(self.len_bytes, len_bytes).saturating_mul(elapsed);
+        let used = u64::midpoint(self.len_bytes, len_bytes).saturating_mul(elapsed);
+        self.used_byte_us = self.used_byte_us.saturating_add(used);
         (self.until, self.len_bytes) = (Some(now), len_bytes);
     }
 }

@@ -433,12 +433,25 @@ impl Progress {
             steps.extend(self.discard(missed)?);
         };
         for component in ready {
+            debug_assert_eq!(self.states[component], State::Waiting, "component {component} begins");
+            debug_assert!(
+                previous(&self.graph, component).all(|before| self.states[before].is_over()),
+                "component {component} begins before all that lead to it are over: {:?}",
+                self.states
+            );
             self.states[component] = State::Running;
             self.attempts[component] += 1;
             let (attempt, input) = (self.attempts[component], self.input_of(component));
             steps.push(Step::Start { component, attempt, input });
         }
         self.finish(&mut steps);
+        debug_assert!(
+            steps
+                .iter()
+                .skip_while(|step| !matches!(step, Step::Start { .. }))
+                .all(|step| !matches!(step, Step::Record { .. })),
+            "a record comes after what it is for: {steps:?}"
+        );
         Ok(steps)
     }
 
@@ -468,6 +481,7 @@ impl Progress {
 
     /// What it may have made ready is given back, and so is memory that only it was to access.
     fn skip(&mut self, component: usize, steps: &mut Vec<Step>) {
+        debug_assert_eq!(self.states[component], State::Waiting, "component {component} is skipped");
         self.states[component] = State::Skipped;
         // Nothing after it that has begun has anything of it: read from records, this may be of an execution that is void.
         self.handed[component].iter_mut().for_each(|handed| handed.outputs = None);

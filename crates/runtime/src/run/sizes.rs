@@ -36,6 +36,7 @@ pub(super) struct Sizes {
 impl Sizes {
     /// What is leased when so many bytes are used, and in how many steps it grew to that.
     fn reach(self, used_bytes: u64) -> (u64, u64) {
+        debug_assert!(self.increment_bytes > 0, "memory that grows by nothing: {self:?}");
         let steps = used_bytes.saturating_sub(self.initial_bytes).div_ceil(self.increment_bytes);
         (self.initial_bytes.saturating_add(steps.saturating_mul(self.increment_bytes)), steps)
     }

@@ -198,8 +198,8 @@ impl Uses {
         (uses.begin_us, uses.end_us) = (begin_us, end_us);
         uses.allocated_bytes = uses.allocated_bytes.max(capacity_bytes);
         uses.used_bytes = uses.used_bytes.max(len_bytes);
-        uses.allocated_byte_us += allocated_byte_us;
-        uses.used_byte_us += used_byte_us;
+        uses.allocated_byte_us = uses.allocated_byte_us.saturating_add(allocated_byte_us);
+        uses.used_byte_us = uses.used_byte_us.saturating_add(used_byte_us);
     }
 
     /// Counts what agents have said meanwhile.

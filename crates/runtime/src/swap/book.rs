@@ -189,7 +189,12 @@ impl Book {
     /// Pages that somebody fills are there, or not after all. Says whether others wait for them.
     pub(super) fn filled(&mut self, at: BlockAt, span: Span, result: Filled) -> bool {
         let mask = span.mask();
+        debug_assert!(span.pages <= self.used_pages, "{span:?} of {} used pages", self.used_pages);
         let block = self.block(at);
+        debug_assert!(
+            block.is_busy && block.here & mask == 0,
+            "{span:?} of {at:?} is filled, which nobody asked"
+        );
         block.is_busy = false;
         let was_empty = block.here == 0;
         match result {

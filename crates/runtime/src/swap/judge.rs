@@ -115,6 +115,11 @@ impl Book {
             self.regions[region].is_wanted = true;
             return Step::Wait;
         }
+        debug_assert!(
+            matches!(self.slots.get(slot), Slot::Ready { region: of, .. } if of == region),
+            "slot {slot} of region {region} is {:?}",
+            self.slots.get(slot)
+        );
         self.statistics.ahead += 1;
         self.regions[region].slot = None;
         self.regions[region].state = State::Moving;
@@ -174,6 +179,11 @@ impl Book {
         let span = Span { first: before, pages: after - before };
         block.is_busy = true;
         let stored = block.stored & span.mask();
+        debug_assert!(
+            span.pages <= free && (span.first..span.first + span.pages).contains(&case.page),
+            "{span:?} for page {} with {free} free pages",
+            case.page
+        );
         self.used_pages += span.pages;
         self.streams.filled(span.first, span.first + span.pages);
         let result = if case.touch == Touch::Write { Filled::Writable } else { Filled::Protected };
@@ -186,6 +196,7 @@ impl Book {
             && let Some(slot) = self.slots.empty()
         {
             self.used_pages += REGION_PAGES;
+            debug_assert!(self.used_pages <= self.limit_pages, "{} of {}", self.used_pages, self.limit_pages);
             self.slots.set(slot, Slot::Busy);
             return Some(slot);
         }
@@ -196,6 +207,7 @@ impl Book {
     pub(super) fn reuse_slot(&mut self) -> Option<usize> {
         let slot = self.slots.reusable()?;
         if let Slot::Ready { region, .. } = self.slots.get(slot) {
+            debug_assert_eq!(self.regions[region].slot, Some(slot), "the slot of region {region}");
             self.regions[region].slot = None;
         }
         self.slots.set(slot, Slot::Busy);
@@ -241,6 +253,7 @@ impl Book {
 
     /// A region was read ahead. Says whether somebody waits for it.
     pub(super) fn is_ahead(&mut self, load: Load, is_read: bool) -> bool {
+        debug_assert_eq!(self.regions[load.region].slot, Some(load.slot), "the slot of {load:?}");
         if is_read {
             self.slots.ready(load.slot, load.region, true);
         } else {
@@ -253,6 +266,8 @@ impl Book {
     /// A region was moved in, or not after all. Says whether others wait for it.
     pub(super) fn taken(&mut self, load: Load, result: Filled) -> bool {
         let region = &mut self.regions[load.region];
+        debug_assert_eq!(region.state, State::Moving, "region {} was moved in", load.region);
+        debug_assert_eq!(self.slots.get(load.slot), Slot::Busy, "the slot of {load:?}");
         region.is_written = result == Filled::Writable;
         region.has_table = false;
         region.state = State::Whole;

@@ -29,6 +29,7 @@ impl Slots {
     }
 
     pub(super) fn ready(&mut self, slot: usize, region: usize, is_ahead: bool) {
+        debug_assert_eq!(self.all[slot], Slot::Busy, "slot {slot} gets region {region}");
         self.now += 1;
         self.all[slot] = Slot::Ready { region, since: self.now, is_ahead };
     }

@@ -90,8 +90,9 @@ impl Streams {
 
     /// What came of the last fault that was noted: pages from `first` up to `end`.
     pub(super) fn filled(&mut self, first: u64, end: u64) {
+        debug_assert!(first < end, "pages {first} to {end}");
         let stream = &mut self.all[self.last];
-        stream.pages += end - first;
+        stream.pages = stream.pages.saturating_add(end - first);
         stream.after = end;
         stream.before = first.wrapping_sub(1);
     }

@@ -38,6 +38,10 @@ impl Span {
 
     /// A bit for each of its pages, for a span within one block.
     pub(super) fn mask(self) -> u16 {
+        debug_assert!(
+            self.first % BLOCK_PAGES + self.pages.min(BLOCK_PAGES) <= BLOCK_PAGES,
+            "{self:?} is not of one block"
+        );
         let ones = ((1u32 << self.pages.min(BLOCK_PAGES)) - 1) as u16;
         ones << (self.first % BLOCK_PAGES)
     }

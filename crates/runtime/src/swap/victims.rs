@@ -110,6 +110,7 @@ impl Book {
         let slot = self.slots.empty()?;
         self.slots.set(slot, Slot::Busy);
         let there = &mut self.regions[region];
+        debug_assert_eq!(there.state, State::Whole, "region {region} is to go");
         there.state = State::Moving;
         let is_stored = there.blocks().is_some_and(|blocks| blocks.iter().any(|block| block.stored != 0));
         Some(LeavingRegion { region, slot, is_written: there.is_written, is_stored })
@@ -127,6 +128,7 @@ impl Book {
     /// A region that goes has gone. Says whether somebody waits for it.
     pub(super) fn region_went(&mut self, leaving: LeavingRegion, gone: Gone) -> bool {
         let region = &mut self.regions[leaving.region];
+        debug_assert_eq!(region.state, State::Moving, "region {} has gone", leaving.region);
         if gone == Gone::Stayed {
             region.state = State::Whole;
             // What was moved and moved back is no longer protected.
@@ -150,6 +152,7 @@ impl Book {
     /// waits.
     pub(super) fn block_went(&mut self, leaving: &LeavingBlock, stored: Option<u16>) -> bool {
         let block = self.block(leaving.at);
+        debug_assert!(block.is_busy, "block {:?} has gone, which nobody asked", leaving.at);
         block.is_busy = false;
         let is_wanted = std::mem::take(&mut block.is_wanted);
         match stored {
@@ -157,6 +160,7 @@ impl Book {
                 block.stored |= stored;
                 (block.here, block.written) = (0, 0);
                 let pages = u64::from(leaving.here.count_ones());
+                debug_assert!(pages <= self.used_pages, "{pages} pages go of {}", self.used_pages);
                 self.used_pages -= pages;
                 self.statistics.written_bytes += u64::from(stored.count_ones()) * PAGE_BYTES;
                 self.went(Unit::Block(leaving.at), pages);
@@ -172,6 +176,8 @@ impl Book {
 
     /// A slot's huge page was given back.
     pub(super) fn slot_emptied(&mut self, slot: usize) {
+        debug_assert_eq!(self.slots.get(slot), Slot::Busy, "slot {slot} is given back");
+        debug_assert!(REGION_PAGES <= self.used_pages, "slot {slot} of {} used pages", self.used_pages);
         self.slots.set(slot, Slot::Empty);
         self.used_pages -= REGION_PAGES;
     }

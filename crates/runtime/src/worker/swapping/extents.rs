@@ -34,7 +34,8 @@ impl Extents {
         self.free.remove(&first);
         self.put(first..piece);
         self.put(piece + regions..first + count);
-        self.taken.insert(piece, regions);
+        let before = self.taken.insert(piece, regions);
+        debug_assert!(before.is_none(), "the regions at {piece} are taken twice: {before:?}");
         Some(piece)
     }
 
@@ -54,6 +55,11 @@ impl Extents {
 
     /// What was detached is free.
     pub(super) fn attach(&mut self, regions: Range<u64>) {
+        debug_assert!(
+            self.free.range(..regions.end).next_back().is_none_or(|(at, count)| at + count <= regions.start),
+            "{regions:?} are free already: {:?}",
+            self.free
+        );
         let before = self.free.range(..regions.start).next_back().map(|(&first, &count)| (first, count));
         let (mut first, mut end) = (regions.start, regions.end);
         if let Some((at, count)) = before.filter(|&(at, count)| at + count == first) {
