@@ -10,7 +10,7 @@ use crate::{PROFILE, built, cargo, root};
 /// What the chore runs if it is told nothing: a night's work.
 const DEFAULT: Size = Size { seeds: 1_000, first_seed: 1, nodes: 1_000, hours: 1 };
 /// What `cargo xtask test` runs.
-const IN_TESTS: Size = Size { seeds: 50, ..DEFAULT };
+const IN_TESTS: Size = Size { seeds: 20, ..DEFAULT };
 
 struct Size {
     seeds: u64,

@@ -62,7 +62,7 @@ impl Random {
     pub fn long_tail(&mut self, scale: u64) -> u64 {
         let bits = self.bits();
         let octave = scale << ((bits >> 32).trailing_zeros() / 2).min(MAX_DOUBLINGS);
-        octave + (((bits & 0xffff_ffff) * octave) >> 32)
+        octave + ((u128::from(bits & 0xffff_ffff) * u128::from(octave)) >> 32) as u64
     }
 }
 
