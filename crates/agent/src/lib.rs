@@ -31,13 +31,14 @@ mod node;
 mod shim;
 mod signal;
 mod supervisor;
+mod threads;
 
 use std::fs::{self, Permissions};
 use std::net::TcpListener;
 use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 use std::sync::mpsc::sync_channel;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex};
 use std::thread::JoinHandle;
 use std::time::{Duration, SystemTime};
 
@@ -56,7 +57,7 @@ use crate::execution::images::Images;
 use crate::execution::kernels::Kernels;
 use crate::execution::logs::Logs;
 use crate::execution::packages::Packages;
-use crate::execution::programs::Programs;
+use crate::execution::programs::{Programs, find_program, find_runtime};
 use crate::execution::runtimes::Runtimes;
 use crate::execution::sandboxes::Maker;
 use crate::leases::journal::Journal;
@@ -344,48 +345,4 @@ fn listen(options: &Options) -> Result<PacketListener, Error> {
             .map_err(|error| system("opening to all users", &options.socket, &error))?;
     }
     Ok(listener)
-}
-
-fn find_program(what: &str, program: &Path) -> Result<PathBuf, Error> {
-    let found = fs::canonicalize(program)
-        .map_err(|error| system(&format!("finding the {what} program"), program, &error))?;
-    if found.is_file() {
-        return Ok(found);
-    }
-    Err(Error::new(Code::InvalidArgument, format!("the {what} program {} is no file", program.display())))
-}
-
-/// An OCI runtime.
-fn find_runtime(program: &Path) -> Result<PathBuf, Error> {
-    find_command("container runtime", program).and_then(|path| find_program("container runtime", &path))
-}
-
-/// A program by its path, or by its name where this process looks for programs.
-fn find_command(what: &str, program: &Path) -> Result<PathBuf, Error> {
-    if program.components().count() > 1 {
-        return std::path::absolute(program).map_err(|error| system("finding", program, &error));
-    }
-    let folders = std::env::var_os("PATH").unwrap_or_default();
-    let mut found =
-        std::env::split_paths(&folders).map(|folder| folder.join(program)).filter(|path| path.is_file());
-    found.next().ok_or_else(|| {
-        let message = format!("there is no {what} {} where programs are", program.display());
-        Error::new(Code::InvalidArgument, message)
-    })
-}
-
-/// Starts a thread of this name.
-fn start_thread<T: Send + 'static>(
-    name: &str,
-    body: impl FnOnce() -> T + Send + 'static,
-) -> Result<JoinHandle<T>, Error> {
-    std::thread::Builder::new()
-        .name(name.to_owned())
-        .spawn(body)
-        .map_err(|error| Error::new(Code::System, format!("cannot start the thread {name}: {error}")))
-}
-
-/// Locks even if a thread failed while it held the lock: every critical section of this crate leaves its data whole.
-fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }

@@ -7,6 +7,7 @@ use std::time::Duration;
 
 use sublet_fabric::clock::Calibration;
 use sublet_fabric::progress::Progress;
+use sublet_fabric::sync::lock;
 use sublet_proto::v1::NodeDescription;
 use sublet_proto::{Error, pu};
 
@@ -26,7 +27,7 @@ use crate::machine::resources::Pool;
 use crate::shim::Shim;
 use crate::shim::bridge::Bridges;
 use crate::signal::Signal;
-use crate::{lock, start_thread};
+use crate::threads::start_thread;
 
 /// One node, as its connections, its acceptor, its reporter and its journal's keeper see it.
 pub(crate) struct Node {

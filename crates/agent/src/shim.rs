@@ -29,6 +29,7 @@ use sublet_fabric::greeting::{DataLink, Greeting};
 use sublet_fabric::line::Watch;
 use sublet_fabric::packet::PacketSocket;
 use sublet_fabric::region::Region;
+use sublet_fabric::sync::lock;
 use sublet_proto::v1::shim_to_process::Body;
 use sublet_proto::v1::{self, ShimToProcess};
 use sublet_proto::{Code, Error};
@@ -135,7 +136,7 @@ impl Shim {
 
     /// Keeps an id for a process that may enter later.
     pub(crate) fn reserve(&self, who: &Who) -> Result<Reserved, Error> {
-        let pid = crate::lock(&self.state).core.enter(&who.tenant, who.pu, who.room_bytes)?;
+        let pid = lock(&self.state).core.enter(&who.tenant, who.pu, who.room_bytes)?;
         Ok(Reserved { pid, state: Arc::downgrade(&self.state) })
     }
 
@@ -161,20 +162,20 @@ impl Shim {
     /// How many processes there are.
     #[cfg(test)]
     fn members(&self) -> usize {
-        crate::lock(&self.state).members.len()
+        lock(&self.state).members.len()
     }
 }
 
 impl Drop for Shim {
     fn drop(&mut self) {
-        crate::lock(&self.state).children.end();
+        lock(&self.state).children.end();
     }
 }
 
 impl Drop for Reserved {
     fn drop(&mut self) {
         if let Some(state) = self.state.upgrade() {
-            crate::lock(&state).leave(self.pid);
+            lock(&state).leave(self.pid);
         }
     }
 }

@@ -7,9 +7,8 @@ use std::time::Instant;
 use rustix::event::{EventfdFlags, PollFd, PollFlags, eventfd, poll};
 use rustix::io::Errno;
 use rustix::time::Timespec;
+use sublet_fabric::sync::lock;
 use sublet_proto::{Code, Error};
-
-use crate::lock;
 
 /// Readable for everybody who polls it, from when it is raised until it is cleared.
 #[derive(Debug)]

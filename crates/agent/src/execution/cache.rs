@@ -20,6 +20,7 @@ use std::sync::Mutex;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::SystemTime;
 
+use sublet_fabric::sync::lock;
 use sublet_image::{Digest, Image, Store};
 use sublet_proto::package::is_digest;
 use sublet_proto::v1::CacheUse;
@@ -30,7 +31,6 @@ pub(crate) use index::{Found, Key, Kind, Size, Use};
 use index::{Index, Refusal};
 
 use crate::execution::packages::{PACKAGES, UNFINISHED};
-use crate::lock;
 use crate::machine::state::system;
 
 /// The folder of what is known of entries, in the state folder.

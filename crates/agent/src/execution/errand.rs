@@ -5,10 +5,11 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::{Arc, Mutex};
 use std::thread::JoinHandle;
 
+use sublet_fabric::sync::lock;
 use sublet_proto::{Code, Error};
 
 use crate::signal::Signal;
-use crate::{lock, start_thread};
+use crate::threads::start_thread;
 
 /// Whoever no longer needs the outcome drops this; the thread goes on to its own end.
 pub(crate) struct Errand<T>(Arc<Outcome<T>>);

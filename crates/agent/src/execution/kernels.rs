@@ -22,6 +22,7 @@ use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex};
 use std::time::Instant;
 
+use sublet_fabric::sync::lock;
 use sublet_proto::package::{BUILT_FOLDER, Kind, built_file};
 use sublet_proto::v1::PackageBuild;
 use sublet_proto::{Code, Error};
@@ -33,7 +34,7 @@ pub(crate) use look::Looking;
 use crate::execution::packages::{Runnable, Stamp};
 use crate::execution::programs::is_program;
 use crate::execution::sandboxes::Maker;
-use crate::{lock, system};
+use crate::machine::state::system;
 
 /// The program that builds, beside those of workers.
 const BUILDER: &str = "sublet-device-builder";

@@ -13,9 +13,9 @@ use std::os::unix::fs::{DirBuilderExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex};
 
+use sublet_fabric::sync::lock;
 use sublet_proto::{Code, Error};
 
-use crate::lock;
 use crate::machine::state::system;
 
 /// The folder of the logs in an agent's state folder.

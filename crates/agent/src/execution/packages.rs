@@ -18,6 +18,7 @@ use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex};
 
 use prost::Message;
+use sublet_fabric::sync::lock;
 use sublet_proto::package::{
     Checked, INFO_FILE, MANIFEST_FILE, digest as digest_of, is_digest, is_processor, runs_on, validate,
 };
@@ -29,7 +30,6 @@ use tracing::{info, warn};
 use crate::execution::cache::{self, Cache, Found, Key, Kind, Size, Use};
 use crate::execution::images::Images;
 use crate::leases::managers::Managers;
-use crate::lock;
 pub(crate) use kept::Stamp;
 use kept::{Damage, Stamps};
 

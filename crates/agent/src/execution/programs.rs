@@ -1,11 +1,14 @@
 //! The worker programs: one for each kind of build. That of native code is said to the agent, and the others stand
 //! beside it under its name and theirs.
 
+use std::fs;
 use std::path::{Path, PathBuf};
 
 use sublet_proto::package::Kind;
 use sublet_proto::v1::PackageBuild;
 use sublet_proto::{Code, Error};
+
+use crate::machine::state::system;
 
 /// See the [module](self).
 pub(crate) struct Programs {
@@ -37,6 +40,35 @@ impl Programs {
 /// Whether there is such a file and no link: the sandbox gets the file itself.
 pub(crate) fn is_program(path: &Path) -> bool {
     path.symlink_metadata().is_ok_and(|metadata| metadata.is_file())
+}
+
+/// A file, by the path without links.
+pub(crate) fn find_program(what: &str, program: &Path) -> Result<PathBuf, Error> {
+    let found = fs::canonicalize(program)
+        .map_err(|error| system(&format!("finding the {what} program"), program, &error))?;
+    if found.is_file() {
+        return Ok(found);
+    }
+    Err(Error::new(Code::InvalidArgument, format!("the {what} program {} is no file", program.display())))
+}
+
+/// An OCI runtime.
+pub(crate) fn find_runtime(program: &Path) -> Result<PathBuf, Error> {
+    find_command("container runtime", program).and_then(|path| find_program("container runtime", &path))
+}
+
+/// A program by its path, or by its name where this process looks for programs.
+pub(crate) fn find_command(what: &str, program: &Path) -> Result<PathBuf, Error> {
+    if program.components().count() > 1 {
+        return std::path::absolute(program).map_err(|error| system("finding", program, &error));
+    }
+    let folders = std::env::var_os("PATH").unwrap_or_default();
+    let mut found =
+        std::env::split_paths(&folders).map(|folder| folder.join(program)).filter(|path| path.is_file());
+    found.next().ok_or_else(|| {
+        let message = format!("there is no {what} {} where programs are", program.display());
+        Error::new(Code::InvalidArgument, message)
+    })
 }
 
 #[cfg(test)]

@@ -10,7 +10,8 @@ use sublet_proto::{Code, Error};
 use sublet_sandbox::{Interpreter, Language, Template, decode_language};
 use tracing::info;
 
-use crate::{find_command, find_program, system};
+use crate::execution::programs::{find_command, find_program};
+use crate::machine::state::system;
 
 /// The program of a worker in Python: what its interpreter has loaded does the rest.
 const WORKER: &str = "import sublet_template\nsublet_template.work()\n";

@@ -10,6 +10,7 @@ use std::os::fd::OwnedFd;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex};
 
+use sublet_fabric::sync::lock;
 use sublet_proto::v1::sandbox_request::Body;
 use sublet_proto::v1::{SandboxIds, SandboxKill, SandboxReply, SandboxRequest};
 use sublet_proto::{Code, Error};
@@ -17,7 +18,7 @@ use sublet_sandbox::{Devices, Kind, Limits, Made, Network, Program, Sandboxes, S
 use tracing::warn;
 
 use crate::execution::runtimes::Runtimes;
-use crate::{lock, system};
+use crate::machine::state::system;
 
 /// What the control socket of an operator's sandbox is.
 const NOWHERE: &str = "/dev/null";

@@ -15,6 +15,7 @@ use std::collections::BTreeSet;
 use std::sync::{Arc, Condvar, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
+use sublet_fabric::sync::lock;
 use sublet_proto::ticket::Verifying;
 use sublet_proto::v1::{
     EndOrder, Lease, LeaseReport, LeaseState, NodeRegistration, NodeReport, NodeReportReply, NodeState,
@@ -25,7 +26,6 @@ use tracing::warn;
 
 use crate::leases::book::{Book, End, Exchange, MonotonicMs, Used};
 use crate::leases::usage::Meter;
-use crate::lock;
 use crate::signal::{EndRequest, WantedEnd};
 
 /// The leases of one agent.

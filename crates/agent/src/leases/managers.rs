@@ -7,12 +7,12 @@
 
 use std::sync::Mutex;
 
+use sublet_fabric::sync::lock;
 use sublet_proto::Error;
 use sublet_runtime::access::{Access, Address, MAX_MANAGERS};
 use tracing::debug;
 
 use crate::leases::manager::Manager;
-use crate::lock;
 
 /// The managers that the node knows.
 pub(crate) struct Managers(Mutex<Known>);

@@ -15,13 +15,13 @@ use std::sync::Mutex;
 
 use sublet_fabric::clock::{Calibration, monotonic_ns, ticks};
 use sublet_fabric::region::Region;
+use sublet_fabric::sync::lock;
 use sublet_proto::Error;
 use sublet_proto::v1::{ColdImports, FunctionUsage, Usage};
 use sublet_runtime::wire::usage::{self, Tally, UsageLayout, WorkerState};
 use sublet_sandbox::{ComputeGauge, Gauge, MemoryUse};
 
 use crate::leases::book::Used;
-use crate::lock;
 
 /// Memory of no process.
 const NOTHING: MemoryUse = MemoryUse { now_bytes: 0, peak_bytes: 0 };

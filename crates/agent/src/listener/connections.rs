@@ -13,9 +13,8 @@ use std::time::Instant;
 use rustix::net::{Shutdown, shutdown};
 use rustix::process::{Resource, getrlimit};
 use sublet_admission::{Admission, Budget, Id, Limits, Party, RefusalLog};
+use sublet_fabric::sync::lock;
 use sublet_proto::{Code, Error};
-
-use crate::lock;
 
 /// Connections without a ticket at the same time, unless an operator says otherwise or there may be few files.
 pub const MAX_UNAUTHENTICATED: usize = 256;

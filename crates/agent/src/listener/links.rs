@@ -18,12 +18,12 @@ use std::sync::{Arc, Mutex};
 
 use sublet_fabric::greeting::{Counters, DataLink, Greeting, Secret};
 use sublet_fabric::region::Region;
+use sublet_fabric::sync::lock;
 use sublet_proto::v1::Joins;
 use sublet_proto::{Code, Error};
 
 use crate::listener::guests::{CLIENT, Guests, Invitation, is_same};
 use crate::listener::trunk::Trunk;
-use crate::lock;
 use crate::signal::Signal;
 
 /// Connections on a desk beyond one for each worker: those that take another's place.

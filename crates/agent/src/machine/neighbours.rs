@@ -7,11 +7,11 @@ use std::collections::BTreeSet;
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
+use sublet_fabric::sync::lock;
 use sublet_proto::v1::{self, Neighbour};
 use sublet_proto::{Error, pu};
 use tracing::{info, warn};
 
-use crate::lock;
 use crate::signal::Signal;
 
 /// How long after the node's first registration a neighbour may be missing before its operator is told.

@@ -7,9 +7,9 @@
 use std::collections::BTreeSet;
 use std::sync::{Arc, Mutex};
 
+use sublet_fabric::sync::lock;
 use sublet_proto::{Code, Error};
 
-use crate::lock;
 use crate::machine::capacity::Cores;
 use crate::machine::shared::{SharedPool, SlotHold};
 

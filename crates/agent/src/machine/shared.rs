@@ -13,10 +13,10 @@ use std::sync::Arc;
 
 use sublet_fabric::region::Region;
 use sublet_fabric::slot::{CoreSlot, Holder, SLOT_REGION_BYTES};
+use sublet_fabric::sync::lock;
 use sublet_proto::Error;
 use tracing::debug;
 
-use crate::lock;
 use crate::machine::resources::Pool;
 
 /// What the node's shared cores are used for.

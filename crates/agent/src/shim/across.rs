@@ -16,6 +16,7 @@ use std::time::{Duration, Instant};
 
 use sublet_fabric::exposed::{OWN, new_key};
 use sublet_fabric::greeting::{self, DataLink, Greeting, Kind, Secret};
+use sublet_fabric::sync::lock;
 use sublet_fabric::tls::Identity;
 use sublet_proto::v1::shim_message::Body as Said;
 use sublet_proto::v1::{self, FifoAcross, FifoInvited, FifoWay};
@@ -28,7 +29,7 @@ use super::bridge::Route;
 use super::core::{At, Peer, Tag, Way};
 use super::{Connected, State, joined};
 use crate::listener::carrier::new_secret;
-use crate::{lock, start_thread};
+use crate::threads::start_thread;
 
 /// How long an invitation is good.
 const INVITED: Duration = Duration::from_secs(10);

@@ -17,12 +17,12 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Instant;
 
 use sublet_fabric::greeting::{self, BridgeLink, Counters, Greeting, Kind, Secret};
+use sublet_fabric::sync::lock;
 use sublet_proto::v1::Neighbour;
 use sublet_proto::{Code, Error};
 use tracing::debug;
 
 use super::link::DIAL;
-use crate::lock;
 use crate::node::Node;
 
 /// Bridges at a time.

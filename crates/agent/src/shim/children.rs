@@ -18,6 +18,7 @@ use prost::Message;
 use sublet_fabric::connection::Connection;
 use sublet_fabric::greeting::PULSE;
 use sublet_fabric::packet::{PacketError, PacketSocket};
+use sublet_fabric::sync::lock;
 use sublet_proto::network::Fabric;
 use sublet_proto::v1::{
     AgentToClient, Alive, Attach, ClientToAgent, FabricChoice, LeaseGrant, Release, Start,
@@ -33,7 +34,7 @@ use super::{State, link};
 use crate::leases::managers::Managers;
 use crate::listener::message::{FromClient, ToClient};
 use crate::signal::{Signal, wait_readable};
-use crate::{lock, start_thread};
+use crate::threads::start_thread;
 
 /// Children of a process that live, or are being started.
 const MAX_CHILDREN: usize = 64;

@@ -20,6 +20,7 @@ use sublet_fabric::connection::Connection;
 use sublet_fabric::greeting::{self, Kind, PULSE, Secret};
 use sublet_fabric::packet::PacketError;
 use sublet_fabric::remote::RemoteSocket;
+use sublet_fabric::sync::lock;
 use sublet_proto::package::Kind as Package;
 use sublet_proto::v1::shim_message::Body;
 use sublet_proto::v1::{
@@ -35,7 +36,7 @@ use crate::listener::guests::is_same;
 use crate::listener::message::{self, FromClient, ToClient};
 use crate::node::Node;
 use crate::signal::wait_readable;
-use crate::{lock, start_thread};
+use crate::threads::start_thread;
 
 /// What a neighbour is told and has not been sent yet.
 const MAX_WAITING: usize = 65_536;

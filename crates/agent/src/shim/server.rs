@@ -15,6 +15,7 @@ use rustix::event::epoll;
 use rustix::io::Errno;
 use rustix::time::Timespec;
 use sublet_fabric::packet::{PacketError, PacketSocket};
+use sublet_fabric::sync::lock;
 use sublet_proto::v1::shim_to_process::Body;
 use sublet_proto::v1::{EnterShim, Failure, ShimToProcess};
 use sublet_proto::{Code, Error, decode};
@@ -24,7 +25,7 @@ use tracing::{debug, warn};
 use super::member::Member;
 use super::{Entrant, State};
 use crate::signal::Signal;
-use crate::{lock, start_thread};
+use crate::threads::start_thread;
 
 /// How long a page is looked at after a call.
 const LOOK: Duration = Duration::from_micros(100);

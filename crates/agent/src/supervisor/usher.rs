@@ -24,7 +24,7 @@ use sublet_runtime::guest;
 use tracing::info;
 
 use crate::listener::links::Links;
-use crate::start_thread;
+use crate::threads::start_thread;
 
 /// How long a process may take to make room for an answer.
 const SEND_PATIENCE: Duration = Duration::from_secs(1);
