@@ -7,7 +7,9 @@
 //! A [`DeviceBuffer`] is a piece that a caller holds: the output of one launch and the input of the next, without a copy.
 
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
-use std::sync::{Arc, Mutex, MutexGuard};
+use std::sync::{Arc, Mutex};
+
+use sublet_fabric::sync::lock;
 
 use crate::{DeviceError, Driver, Tenant};
 
@@ -170,11 +172,6 @@ fn size_class(len_bytes: u64) -> u64 {
     } else {
         len_bytes.next_multiple_of(STEP_BYTES)
     }
-}
-
-/// Locks what is whole between any two statements.
-pub(crate) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    mutex.lock().unwrap_or_else(|poisoned| poisoned.into_inner())
 }
 
 /// Bytes that stay on the device from one launch to the next: one tenant's.

@@ -5,10 +5,12 @@ use std::path::PathBuf;
 use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
 use std::sync::{Arc, Mutex, OnceLock, TryLockError};
 
+use sublet_fabric::sync::lock;
+
 use crate::lane::{Lane, Launch};
 use crate::loaded::{Function, Loaded};
 use crate::making::Maker;
-use crate::memory::{Pool, lock};
+use crate::memory::Pool;
 use crate::spec::Digest;
 use crate::store::{self, Store};
 use crate::{DeviceBuffer, DeviceError, Driver, Grid, Id, KernelSpec, MAX_LANES, MAX_SANDBOXES, MAX_VECTOR};

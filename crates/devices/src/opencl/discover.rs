@@ -6,8 +6,9 @@ use std::ffi::c_uint;
 use std::ptr::{null, null_mut};
 use std::sync::Mutex;
 
+use sublet_fabric::sync::lock;
+
 use super::ffi::{self, Handle, Table, answer, number, text};
-use crate::memory::lock;
 use crate::{DeviceError, Kind};
 
 /// Most platforms, and most devices of one, that are looked at.

@@ -6,13 +6,14 @@
 use std::collections::{BTreeSet, VecDeque};
 use std::os::fd::OwnedFd;
 use std::sync::mpsc::{Receiver, SyncSender, sync_channel};
-use std::sync::{Arc, Condvar, Mutex, MutexGuard, OnceLock, PoisonError};
+use std::sync::{Arc, Condvar, Mutex, OnceLock, PoisonError};
 use std::task::Waker;
 use std::time::{Duration, Instant};
 
 use sublet_fabric::clock::monotonic_ns;
 use sublet_fabric::packet::PacketSocket;
 use sublet_fabric::ring::Sender;
+pub(crate) use sublet_fabric::sync::lock;
 use sublet_fabric::sync::{AtomicU32, AtomicU64, Ordering};
 use sublet_proto::v1::{self, client_to_agent};
 use sublet_proto::{Code, Error};
@@ -203,10 +204,6 @@ pub(crate) fn protocol(message: impl Into<String>) -> Error {
 
 pub(crate) fn error_of(code: u32, message: String) -> Error {
     Error::new(Code::from_number(code), message)
-}
-
-pub(crate) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 impl Lease {

@@ -12,9 +12,10 @@ use std::os::fd::OwnedFd;
 use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex};
 
 use rustix::fs::inotify::{CreateFlags, ReadFlags, Reader, WatchFlags, add_watch, init};
+use sublet_fabric::sync::lock;
 use sublet_proto::{Code, Error};
 use tokio::sync::mpsc::{Receiver, Sender, channel};
 
@@ -193,9 +194,4 @@ impl PendingFile {
             Error::new(Code::System, format!("cannot move {} to {}: {error}", from.display(), to.display()))
         })
     }
-}
-
-/// Locks a mutex, even a poisoned one: the data are consistent between any two statements.
-fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
