@@ -29,7 +29,7 @@ const TARGET: &str = "aarch64-unknown-linux-gnu";
 const FOLDER: &str = "target/second-pu";
 /// What an agent with Python needs, and by the last what programs in C are linked with.
 const PACKAGES: [&str; 5] =
-    ["sublet", "sublet-runtime", "sublet-sandbox", "sublet-template-python", "sublet-capi"];
+    ["sublet-cli", "sublet-runtime", "sublet-sandbox", "sublet-template-python", "sublet-capi"];
 /// What of that is built.
 const PROGRAMS: [&str; 4] = ["sublet", "sublet-worker", "sublet-spawner", "libsublet_template_python.so"];
 const STRIP: &str = "aarch64-linux-gnu-strip";
