@@ -316,6 +316,45 @@ fn modules_that_start_threads_or_keep_files_are_in_no_template() {
     }
 }
 
+/// As libffi keeps itself open, on most systems: the copies read the library, and none moves another's position in it, even when
+/// the file has been replaced since.
+#[test]
+fn library_that_is_kept_open_is_opened_anew_in_each_copy() {
+    let folder = tempfile::tempdir().unwrap();
+    let library = folder.path().canonicalize().unwrap().join("environment/library.so");
+    let text =
+        format!("import ctypes\npath = {library:?}\ncode = ctypes.CDLL(path)\nfile = open(path, 'rb', 0)");
+    let interpreter = python_with(&folder.path().join("environment"), &[("keeps_library", &text)]);
+    fs::copy(own_library("libgcc_s"), &library).unwrap();
+    let house = House::showing(Sort::Template, &interpreter.shown);
+    let ask = |text: &str| {
+        house.run_with(&[], |spec| {
+            of_text(&house, text, &[])(spec);
+            let imports = vec!["keeps_library".to_owned()];
+            let template = Template { interpreter: interpreter.program.clone(), imports, ..template(&[]) };
+            spec.kind = Kind::Template(template);
+        })
+    };
+    let begun = Instant::now();
+    while ask("say('keeps_library' in sys.modules)").0 != "True\n" {
+        assert!(begun.elapsed() < PATIENCE, "a module that keeps a library open is not kept warm");
+    }
+    let reads = "file = sys.modules['keeps_library'].file; say(file.tell(), file.read(4))";
+    for _ in 0..2 {
+        assert_eq!(ask(reads), ("0 b'\\x7fELF'\n".to_owned(), Exit::Status(0)));
+    }
+    fs::remove_file(&library).unwrap();
+    fs::write(&library, "another version").unwrap();
+    assert_eq!(ask(reads), ("0 b'\\x7fELF'\n".to_owned(), Exit::Status(0)));
+}
+
+/// Where a library is that this process has loaded.
+fn own_library(name: &str) -> PathBuf {
+    let maps = fs::read_to_string("/proc/self/maps").unwrap();
+    let mut paths = maps.lines().filter_map(|line| line.split_ascii_whitespace().nth(5));
+    paths.find(|path| path.contains(name)).unwrap().into()
+}
+
 /// One of its modules prevents that a template is kept: the copies without modules say which, and why.
 #[test]
 fn names_module_that_cannot_be_kept_warm() {
