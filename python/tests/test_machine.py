@@ -91,6 +91,16 @@ def test_processes_of_a_function_share_memory_locks_and_queues(platform):
         assert lease.call(in_processes) == (2, 2, [0, 0])
 
 
+def test_multiprocessing_forks_unless_the_function_says_otherwise(platform):
+    def methods():
+        before = multiprocessing.get_start_method(allow_none=True), multiprocessing.get_all_start_methods()[0]
+        multiprocessing.set_start_method("spawn")
+        return before, multiprocessing.get_start_method()
+
+    with platform.lease(wait=60) as lease:
+        assert lease.call(methods) == ((None, "fork"), "spawn")
+
+
 @pytest.mark.parametrize("backend", ["threading", "multiprocessing", "loky"])
 def test_joblib_computes_within_a_function(platform, backend):
     def computed(backend):

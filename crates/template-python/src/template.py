@@ -100,6 +100,15 @@ def refuse(module, reason, took):
     os._exit(1)
 
 
+def let_fork():
+    """Has `multiprocessing` fork by default, as before Python 3.14: its server of forks needs sockets, which a sandbox does not have."""
+    if sys.version_info >= (3, 14):
+        from multiprocessing import context
+
+        # As if it had been so from the beginning: a program may still set another method, once.
+        context._default_context._default_context = context._concrete_contexts["fork"]
+
+
 def warm():
     """Everything that does not depend on the program. Does not return if a copy could not have what the modules have."""
     begun, culprit = time.monotonic(), ""
@@ -115,6 +124,7 @@ def warm():
     took = time.monotonic() - begun
     # What the first program would have to find.
     execute(os.devnull)
+    let_fork()
     setters = thread_setters()
     gc.collect()
     # Collections in copies leave these alone: they would write to their memory, and share it no more.
