@@ -18,7 +18,7 @@ from ._memory import as_bytes_like
 from ._pickling import pickle_arguments, pickle_function
 
 # Version of the messages, which changes with any of the following.
-VERSION = 2
+VERSION = 3
 # Kinds of requests.
 CALL, MAP = VERSION << 8, VERSION << 8 | 1
 # Kinds of replies; PRINTED is added if the last part has the printed and logged output.
@@ -65,9 +65,9 @@ class Functions:
         said = {
             "log_level": logging.getLogger().getEffectiveLevel(),
             "environment": dict(environment or {}),
-            "initializer": initializer,
-            "initargs": tuple(initargs),
         }
+        if initializer is not None:
+            said.update(initializer=initializer, initargs=tuple(initargs))
         self._session = Session(said)
 
     def known(self, function):

@@ -298,6 +298,13 @@ def test_initializer_that_cannot_be_called(platform):
         platform.lease(initializer=5)
 
 
+def test_initializer_that_is_none_on_the_worker_breaks_its_lease(platform):
+    with platform.lease(initializer=LoadsToNone(), wait=60) as lease:
+        with pytest.raises(sublet.BrokenExecutor) as raised:
+            lease.call(double, 1)
+    assert "None where it was loaded" in str(raised.value.__cause__)
+
+
 def forget_functions(delay=0.0, is_for_ever=False):
     """Makes this worker forget every function, for ever or until it is sent again, and take so long to look for one."""
     worker = sys.modules["sublet_worker"]

@@ -30,7 +30,7 @@ import sublet_failures
 import sublet_left_out
 
 # What both ends mean by the rest: changed with anything of it.
-VERSION = 2
+VERSION = 3
 # What is asked.
 CALL, MAP = VERSION << 8, VERSION << 8 | 1
 # What is answered; PRINTED is added if the last part is what was printed and logged.
@@ -318,9 +318,8 @@ def begin_session(wanted, definition):
     said = load(definition)
     logging.getLogger().setLevel(said["log_level"])
     set_environment(said["environment"])
-    initializer = said["initializer"]
-    if initializer is not None:
-        initializer(*said["initargs"])
+    if "initializer" in said:
+        checked(said["initializer"])(*said["initargs"])
     called.clear()
     session = wanted
 
@@ -345,7 +344,7 @@ def function_of(key, definition):
 def checked(function):
     """What was loaded as a function. A pickle may load to anything, as to None."""
     if not callable(function):
-        raise TypeError(f"the function that was sent is {function!r} where it was loaded, which cannot be called")
+        raise TypeError(f"the function or initializer that was sent is {function!r} where it was loaded, which cannot be called")
     return function
 
 
