@@ -90,6 +90,23 @@ class Executor(concurrent.futures.Executor):
 
     shutdown.__doc__ = concurrent.futures.Executor.shutdown.__doc__
 
+    def terminate_workers(self):
+        """Kills the workers and gives the cores back: calls that run fail with `BrokenExecutor`, and calls that wait are cancelled.
+
+        `ProcessPoolExecutor` has this and `kill_workers` since Python 3.14. Here both do the same: workers have nothing to clean up.
+        """
+        dispatch, text = self._lease._dispatch, self._breakage.text or "the executor's workers were terminated"
+        self._breakage.text = text
+        dispatch.refuse(lambda: _errors.BrokenExecutor(text))
+        dispatch.cancel()
+        dispatch.abandon(lambda: _errors.BrokenExecutor(text))
+        _open.discard(self)
+        self._lease.close(cancel=True)
+
+    def kill_workers(self):
+        """The same as `terminate_workers`."""
+        self.terminate_workers()
+
     @property
     def _broken(self):
         # Attribute name of other executors.

@@ -63,12 +63,13 @@ class Future(concurrent.futures.Future):
         sent.watch()
 
     def _end(self, result, exception):
-        """Sets the result."""
+        """Sets the outcome. The first one counts: a worker may end while its calls are given up."""
         self._sent = None
         if self._made is None:
             with _making:
                 if self._made is None:
-                    self._result, self._exception, self._state = result, exception, FINISHED
+                    if self._state != FINISHED:
+                        self._result, self._exception, self._state = result, exception, FINISHED
                     return
         try:
             if exception is not None:

@@ -131,6 +131,42 @@ def test_shutdown_that_does_not_wait_loses_nothing(platform):
     assert last.result(30) == 42
 
 
+@pytest.mark.parametrize("name", ["terminate_workers", "kill_workers"])
+def test_workers_may_be_terminated(platform, name):
+    executor = sublet.Executor(1, client=platform, wait=60)
+    begun = sublet.zeros(1)
+    running = executor.submit(begin_and_sleep, begun)
+    waiting = [executor.submit(double, n) for n in range(20)]
+    deadline = time.monotonic() + 60
+    while not begun[0]:
+        assert time.monotonic() < deadline
+        time.sleep(0.001)
+    getattr(executor, name)()
+    with pytest.raises(concurrent.futures.process.BrokenProcessPool, match="terminated"):
+        running.result(60)
+    assert waiting[-1].cancelled() and all(isinstance(f.exception(60), concurrent.futures.BrokenExecutor) for f in waiting if not f.cancelled())
+    with pytest.raises(concurrent.futures.process.BrokenProcessPool, match="terminated"):
+        executor.submit(double, 1)
+    executor.shutdown()
+    getattr(executor, name)()
+
+
+def test_outcome_of_a_future_does_not_change():
+    for is_waited_for in (False, True):
+        future = sublet.Future()
+        if is_waited_for:
+            future.add_done_callback(lambda future: None)
+        future._end(None, ValueError("first"))
+        future._end(1, None)
+        with pytest.raises(ValueError, match="first"):
+            future.result()
+
+
+def begin_and_sleep(begun):
+    begun[0] = 1
+    time.sleep(3600)
+
+
 def test_timeouts_leave_the_call_alone(executor):
     future = executor.submit(time.sleep, 0.5)
     with pytest.raises(concurrent.futures.TimeoutError):
@@ -140,10 +176,18 @@ def test_timeouts_leave_the_call_alone(executor):
     assert future.result() is None
 
 
+def exit_when_told(flag):
+    while not flag[0]:
+        time.sleep(0.001)
+    os._exit(1)
+
+
 def test_a_worker_that_dies_breaks_the_executor(platform):
     executor = sublet.Executor(1, client=platform, wait=60)
-    dead = executor.submit(os._exit, 1)
+    flag = sublet.zeros(1)
+    dead = executor.submit(exit_when_told, flag)
     after = [executor.submit(double, n) for n in range(5)]
+    flag[0] = 1
     with pytest.raises(concurrent.futures.BrokenExecutor):
         dead.result()
     with pytest.raises(concurrent.futures.process.BrokenProcessPool):
@@ -154,8 +198,10 @@ def test_a_worker_that_dies_breaks_the_executor(platform):
 
 def test_a_worker_that_dies_ends_what_waits(platform):
     executor = sublet.Executor(1, client=platform, wait=60)
-    dead = executor.submit(os._exit, 1)
+    flag = sublet.zeros(1)
+    dead = executor.submit(exit_when_told, flag)
     after = [executor.submit(time.sleep, 0.01) for _ in range(20)]
+    flag[0] = 1
     with pytest.raises(concurrent.futures.BrokenExecutor):
         dead.result(60)
     assert isinstance(after[-1].exception(60), concurrent.futures.BrokenExecutor)
@@ -352,7 +398,9 @@ def test_a_forked_child_that_ends_as_programs_do_leaves_its_parents_leases(platf
         print(lease.call(abs, -5), flush=True)
         lease.close()
     """
-    ended = run(program, env=dict(os.environ, SUBLET_MANAGER=platform.managers))
+    # From Python 3.12 on os.fork warns of threads, of which each process that leases has one.
+    environment = dict(os.environ, SUBLET_MANAGER=platform.managers, PYTHONWARNINGS="ignore::DeprecationWarning")
+    ended = run(program, env=environment)
     assert (ended.returncode, ended.stdout, ended.stderr) == (0, "1\n5\n", "")
 
 
