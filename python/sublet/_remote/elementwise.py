@@ -17,7 +17,8 @@ def _streamed(function, arrays):
             raise TypeError(f"numpy.{function.__name__} takes remote arrays as its first {arrays} arguments only")
 
         def each(*values, out=None):
-            return inner(*values, *more, out=out, **kwargs)
+            # Some say something else of scalars than of arrays without dimensions.
+            return inner(*map(numpy.asarray, values), *more, out=out, **kwargs)
 
         return pointwise(each, operands, None if out is None else (out,))
 

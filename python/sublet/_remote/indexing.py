@@ -159,6 +159,16 @@ def select(array, mask):
     return made
 
 
+def viewed_as(array, shape):
+    """A view of an array in another shape; raises an `AttributeError` or `ValueError` if there is none."""
+    if numpy.lib.NumpyVersion(numpy.__version__) >= "2.1.0":
+        return numpy.reshape(array, shape, copy=False)
+    # Deprecated since NumPy 2.5.
+    view = array.view()
+    view.shape = shape
+    return view
+
+
 def flat_nonzero(array):
     """The indices of the elements that are not zero, in the order of C, as if there were one dimension."""
     if isinstance(array, numpy.ndarray):
@@ -274,9 +284,8 @@ def _lines(rows, columns):
     order = sorted(range(depth), key=lambda axis: -abs(rows.strides[axis]))
     rows = numpy.moveaxis(rows, order, range(depth))
     columns = [columns[axis] for axis in order]
-    shadow = rows._shadow.view()
     try:
-        shadow.shape = (-1, *shadow.shape[depth:])
+        shadow = viewed_as(rows._shadow, (-1, *rows.shape[depth:]))
     except (AttributeError, ValueError):
         pass
     else:

@@ -11,6 +11,9 @@ from .shapes import reshape
 from .sorting import sort
 from .ufuncs import pointwise, with_out
 
+# Whether NumPy takes a quantile that is a Python number as such, without a dtype.
+_IS_WEAK = numpy.lib.NumpyVersion(numpy.__version__) >= "2.5.0"
+
 
 @implements(numpy.median)
 def median(a, axis=None, out=None, overwrite_input=False, keepdims=False):
@@ -40,12 +43,14 @@ def _quantile_function(name, fractions, leaves_out):
 
 
 def _fractions(array, q):
-    """Quantiles in the dtype in which NumPy computes: that of the array for a single Python number."""
-    return numpy.asarray(q, array.dtype if isinstance(q, (int, float)) and array.dtype.kind == "f" else None)
+    """Quantiles in the dtype in which NumPy computes: before 2.5 that of the array for a single Python number."""
+    has_array_dtype = not _IS_WEAK and isinstance(q, (int, float)) and array.dtype.kind == "f"
+    return numpy.asarray(q, array.dtype if has_array_dtype else None)
 
 
 def _hundredths(array, q):
-    return numpy.asarray(numpy.true_divide(numpy.asarray(q), array.dtype.type(100) if array.dtype.kind == "f" else 100))
+    has_array_dtype = not _IS_WEAK and array.dtype.kind == "f"
+    return numpy.asarray(numpy.true_divide(numpy.asarray(q), array.dtype.type(100) if has_array_dtype else 100))
 
 
 _quantile_function("quantile", _fractions, leaves_out=False)
@@ -70,7 +75,7 @@ def _quantiles(function, array, q, fractions, axis, out, keepdims, leaves_out):
 
     def choose(lanes, counts, made):
         for at in numpy.ndindex(fractions.shape):
-            made[at] = _quantile(lanes, counts, fractions[at])
+            made[at] = _quantile(lanes, counts, fractions[at], _IS_WEAK and type(q) in (int, float))
 
     return _of_lanes(
         lambda one, axis: function(one, q, axis), choose, array, axis, out, is_said(keepdims), leaves_out=leaves_out, more=fractions.shape
@@ -123,7 +128,7 @@ def _median(lanes, counts, made):
     made[...] = pointwise(with_out(middle), [_rows(lanes, low), _rows(lanes, high), counts])
 
 
-def _quantile(lanes, counts, fraction):
+def _quantile(lanes, counts, fraction, is_weak):
     """One quantile of each lane, as `numpy.quantile` computes it."""
     if isinstance(counts, int):
         virtual = numpy.asarray((counts - 1) * fraction)
@@ -132,7 +137,7 @@ def _quantile(lanes, counts, fraction):
         low = min(int(virtual), counts - 1)
         gamma = numpy.asarray(virtual - (low if virtual < counts - 1 else -1), virtual.dtype)
         rows = [lanes[low], lanes[min(low + 1, counts - 1)]]
-        return _with_nans(lanes, lambda one, other: _between(one, other, gamma), rows)
+        return _with_nans(lanes, lambda one, other: _between(one, other, gamma, is_weak), rows)
     last = numpy.maximum(counts - 1, 0)
     if fraction.dtype.kind in "iu":
         found = _rows(lanes, last * fraction)
@@ -141,16 +146,18 @@ def _quantile(lanes, counts, fraction):
     low = numpy.minimum(numpy.floor(virtual).astype(numpy.intp), last)
 
     def between(one, other, gamma, count):
-        found = numpy.asarray(_between(one, other, gamma))
+        found = numpy.asarray(_between(one, other, gamma, is_weak))
         return numpy.where(count == 0, _nan(found.dtype), found)
 
     return pointwise(with_out(between), [_rows(lanes, low), _rows(lanes, numpy.minimum(low + 1, last)), virtual - low, counts])
 
 
-def _between(one, other, gamma):
-    difference = numpy.subtract(other, one)
-    made = numpy.asarray(numpy.add(one, difference * gamma))
-    numpy.subtract(other, difference * (1 - gamma), out=made, where=gamma >= 0.5, casting="unsafe", dtype=type(made.dtype))
+def _between(one, other, gamma, is_weak):
+    difference, parts = numpy.subtract(other, one), (gamma, 1 - gamma)
+    if is_weak and difference.dtype.kind == "f":
+        parts = [numpy.asarray(part, difference.dtype) for part in parts]
+    made = numpy.asarray(numpy.add(one, difference * parts[0]))
+    numpy.subtract(other, difference * parts[1], out=made, where=gamma >= 0.5, casting="unsafe", dtype=type(made.dtype))
     return made
 
 

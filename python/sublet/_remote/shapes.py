@@ -7,7 +7,7 @@ import numpy
 from . import stream
 from .array import RemoteArray, is_array, place_among
 from .functions import implements
-from .indexing import counted, fitting, flat_nonzero, put_along, take, take_along
+from .indexing import counted, fitting, flat_nonzero, put_along, take, take_along, viewed_as
 from .reductions import normal_axes, with_axis
 from .ufuncs import apart, overlap
 
@@ -68,7 +68,8 @@ def ndim_of(array):
 
 @implements(numpy.size)
 def size_of(array, axis=None):
-    return array.size if axis is None else array.shape[axis]
+    # Of an array of that shape without memory: which axes may be named, and how, depends on NumPy's version.
+    return array.size if axis is None else numpy.size(numpy.broadcast_to(0, array.shape), axis)
 
 
 @implements(numpy.shares_memory, numpy.may_share_memory)
@@ -87,8 +88,8 @@ def reshape(array, /, shape=None, order="C", *, newshape=None, copy=None):
     shape = _whole_shape(array.size, shape)
     turned = shadow.T if order == "F" else shadow
     try:
-        turned.shape = shape[::-1] if order == "F" else shape
-    except AttributeError:
+        turned = viewed_as(turned, shape[::-1] if order == "F" else shape)
+    except (AttributeError, ValueError):
         if copy is False:
             raise ValueError("Unable to avoid creating a copy while reshaping.") from None
         made = array.place.empty(array.shape, array.dtype, order)

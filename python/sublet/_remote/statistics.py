@@ -76,7 +76,8 @@ def count_nonzero(array, axis=None, *, keepdims=False):
         # NumPy counts records only without an axis.
         sample_of(numpy.count_nonzero, array, axis)
     counted = fold(numpy.add, [array], axis, prepare=_are_true, dtype=numpy.intp, keepdims=keepdims)
-    return int(counted) if axis is None and not keepdims else counted
+    # An int before NumPy 2.3.
+    return type(numpy.count_nonzero(()))(counted) if axis is None and not keepdims else counted
 
 
 def _are_true(values):

@@ -483,7 +483,9 @@ def test_rare_dtypes_and_options(far):
         return a
 
     agree(far, put, TABLE)
-    agree(far, lambda a: put(a.T), TABLE)
+    if numpy.lib.NumpyVersion(numpy.__version__) < "2.5.0":
+        # Later versions refuse an array that is not contiguous.
+        agree(far, lambda a: put(a.T), TABLE)
 
 
 def test_saves_files_that_numpy_loads(far, tmp_path):
