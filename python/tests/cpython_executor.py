@@ -18,13 +18,17 @@ import sys
 import sysconfig
 import tempfile
 import time
+import traceback
 import unittest
 import unittest.mock
+from concurrent import futures
 from pathlib import Path
 
 import sublet
 
 MODULE = "test_concurrent_futures"
+# What the cases import from another package of cases since Python 3.14.
+HELPERS = "test_importlib/metadata"
 # The modules of the package that it is from Python 3.12 on.
 PARTS = [
     "util",
@@ -45,6 +49,7 @@ CHILDREN = "shares a lock, queue or event of multiprocessing with the workers, w
 THREADS = "looks at the threads of ThreadPoolExecutor, which are private"
 SHARED = "shares objects with the workers, which only threads can"
 UNPICKLING = "asks that the executor breaks; here the call fails by what unpickling raised, and the executor goes on: see Unpickling"
+FORCED = "replaces ProcessPoolExecutor's private _force_shutdown"
 DEFAULT = "asks for ThreadPoolExecutor's own number of workers by default"
 
 NOT_APPLICABLE = {
@@ -52,6 +57,8 @@ NOT_APPLICABLE = {
     "ProcessPoolShutdown.test_context_manager_shutdown": PROCESSES,
     "ProcessPoolShutdown.test_del_shutdown": f"{PROCESSES}: see Shutdown",
     "ProcessPoolShutdown.test_shutdown_no_wait": f"{PROCESSES}: see Shutdown",
+    "ProcessPoolShutdown.test_shutdown_gh_132969_case_1": TASKS,
+    "ProcessPoolShutdown.test_shutdown_gh_132969_case_2": TASKS,
     "ThreadPoolShutdown.test_threads_terminate": THREADS,
     "ThreadPoolShutdown.test_context_manager_shutdown": THREADS,
     "ThreadPoolShutdown.test_del_shutdown": f"{THREADS}: see Shutdown",
@@ -69,6 +76,18 @@ NOT_APPLICABLE = {
     "ProcessPoolExecutor.test_max_tasks_per_child": TASKS,
     "ProcessPoolExecutor.test_max_tasks_per_child_defaults_to_spawn_context": TASKS,
     "ProcessPoolExecutor.test_max_tasks_early_shutdown": TASKS,
+    "ProcessPoolExecutor.test_max_tasks_per_child_pending_tasks_gh115634": TASKS,
+    "ProcessPoolExecutor.test_shutdown_no_wait_max_tasks_gh119592": TASKS,
+    "ProcessPoolExecutor.test_gc_during_max_tasks_worker_exit_gh152967": TASKS,
+    "ProcessPoolExecutor.test_failed_worker_replacement_breaks_pool": TASKS,
+    "ProcessPoolExecutor.test_force_shutdown_during_max_tasks_worker_exit": TASKS,
+    "ProcessPoolExecutor.test_broken_process_pool_traceback": f"{PROCESSES}: see Killed",
+    "ProcessPoolExecutor.test_force_shutdown_workers": f"{PROCESSES}: see Terminated",
+    "ProcessPoolExecutor.test_force_shutdown_workers_stops_pool": f"{PROCESSES}: see Terminated",
+    "ProcessPoolExecutor.test_force_shutdown_workers_not_started_yet": PROCESSES,
+    "ProcessPoolExecutor.test_force_shutdown_workers_invalid_op": FORCED,
+    "ProcessPoolExecutor.test_terminate_workers": FORCED,
+    "ProcessPoolExecutor.test_kill_workers": FORCED,
     "ThreadPoolExecutor.test_map_submits_without_iteration": SHARED,
     "ProcessPoolExecutor.test_python_finalization_error": "has the start of ProcessPoolExecutor's second thread fail, which is private",
     "ThreadPoolExecutor.test_default_workers": DEFAULT,
@@ -83,8 +102,22 @@ NOT_APPLICABLE = {
     "ExecutorDeadlock.test_exit_during_result_unpickle_in_result_handler": UNPICKLING,
 }
 
-# Since which version of Python there are these of them.
+# Since which version of Python there are these of them in each of its releases.
 SINCE = {
+    "ProcessPoolShutdown.test_shutdown_gh_132969_case_1": (3, 15),
+    "ProcessPoolShutdown.test_shutdown_gh_132969_case_2": (3, 15),
+    "ProcessPoolExecutor.test_max_tasks_per_child_pending_tasks_gh115634": (3, 15),
+    "ProcessPoolExecutor.test_shutdown_no_wait_max_tasks_gh119592": (3, 15),
+    "ProcessPoolExecutor.test_gc_during_max_tasks_worker_exit_gh152967": (3, 15),
+    "ProcessPoolExecutor.test_failed_worker_replacement_breaks_pool": (3, 15),
+    "ProcessPoolExecutor.test_force_shutdown_during_max_tasks_worker_exit": (3, 15),
+    "ProcessPoolExecutor.test_broken_process_pool_traceback": (3, 15),
+    "ProcessPoolExecutor.test_force_shutdown_workers": (3, 14),
+    "ProcessPoolExecutor.test_force_shutdown_workers_stops_pool": (3, 14),
+    "ProcessPoolExecutor.test_force_shutdown_workers_not_started_yet": (3, 14),
+    "ProcessPoolExecutor.test_force_shutdown_workers_invalid_op": (3, 14),
+    "ProcessPoolExecutor.test_terminate_workers": (3, 14),
+    "ProcessPoolExecutor.test_kill_workers": (3, 14),
     "ProcessPoolExecutor.test_python_finalization_error": (3, 12),
     "ProcessPoolExecutor.test_max_tasks_per_child": (3, 11),
     "ProcessPoolExecutor.test_max_tasks_per_child_defaults_to_spawn_context": (3, 11),
@@ -92,7 +125,7 @@ SINCE = {
 }
 
 # Cases of this file, in place of some that do not apply.
-OURS = {"Unpickling", "Traceback", "Shutdown", "Killed"}
+OURS = {"Unpickling", "Traceback", "Shutdown", "Killed", "Terminated"}
 
 # In a process that a case starts: the classes of concurrent.futures are this executor there.
 PRELUDE = """
@@ -108,7 +141,7 @@ concurrent.futures.{name} = concurrent.futures.ThreadPoolExecutor = {name}
 def assemble(folder, testsuite):
     """Puts together the package `test`, as far as the cases need it: this process, those it starts and the workers import it."""
     for source in (sysconfig.get_paths()["stdlib"], testsuite):
-        for name in ("__init__.py", "support", f"{MODULE}.py", MODULE):
+        for name in ("__init__.py", "support", HELPERS, f"{MODULE}.py", MODULE):
             path = Path(source or "", "test", name)
             if path.is_dir():
                 shutil.copytree(path, folder / "test" / name, dirs_exist_ok=True, ignore=shutil.ignore_patterns("__pycache__"))
@@ -141,6 +174,20 @@ class Cases:
                 yield unittest.mock.patch.multiple(module, **names)
 
 
+class Event:
+    """An event for this process and the workers: its flag is memory that all of them have."""
+
+    def __init__(self):
+        self.flag = sublet.zeros(1)
+
+    def set(self):
+        self.flag[0] = 1
+
+    def wait(self):
+        while not self.flag[0]:
+            time.sleep(0.001)
+
+
 def executor_type(client, workers, folder):
     """The executor as cases make it: leased from the client, and with no more workers than it has cores."""
 
@@ -156,6 +203,13 @@ def executor_type(client, workers, folder):
             super().__init__(max_workers, client=client, wait=20, path=[folder / "test"], **more)
             self.made.append(self)
 
+        def submit(self, fn, /, *args, **kwargs):
+            # Workers have a function's own memory copied, and share that of its arguments.
+            event = getattr(fn, "__self__", None)
+            if isinstance(event, Event):
+                return super().submit(Event.wait, event)
+            return super().submit(fn, *args, **kwargs)
+
     return LeasedExecutor
 
 
@@ -168,6 +222,9 @@ def mixin(module, executor):
 
         def get_context(self):
             return None
+
+        def create_event(self):
+            return Event()
 
         def tearDown(self):
             # A case that fails leaves its executors open, whose cores the next one needs.
@@ -193,9 +250,10 @@ def suites(module, leased):
     yield "ThreadPoolExecutor", (leased, own_cases(module.ThreadPoolExecutorTest), base)
     yield "ExecutorDeadlock", (leased, module.ExecutorDeadlockTest, base)
     yield "Unpickling", (unpickling(module), leased, base)
-    yield "Traceback", (traceback(module), leased, base)
+    yield "Traceback", (tracebacks(module), leased, base)
     yield "Shutdown", (Shutdown, leased, base)
     yield "Killed", (Killed, leased, base)
+    yield "Terminated", (Terminated, leased, base)
     yield "Future", (with_our_future(module), module.FutureTests)
 
 
@@ -225,7 +283,7 @@ class Shutdown:
 
 
 class Killed:
-    """In place of the case that kills a process of the executor."""
+    """In place of the cases that kill a process of the executor."""
 
     def test_killed_child(self):
         busy = self.executor.submit(time.sleep, 3)
@@ -233,6 +291,39 @@ class Killed:
         self.assertRaises(sublet.BrokenExecutor, killed.result)
         self.assertRaises(sublet.BrokenExecutor, self.executor.submit, pow, 2, 8)
         self.assertIsInstance(busy.exception(timeout=60), (sublet.BrokenExecutor, type(None)))
+
+    def test_broken_process_pool_traceback(self):
+        busy = [self.executor.submit(time.sleep, 0.5) for _ in range(self.worker_count)]
+        killed = [self.executor.submit(kill_worker) for _ in range(3)]
+        futures.wait(busy)
+        for future in killed:
+            # assertRaises would remove the traceback.
+            try:
+                future.result(timeout=60)
+            except sublet.BrokenExecutor as error:
+                here = [frame for frame in traceback.extract_tb(error.__traceback__) if frame.filename == __file__]
+                self.assertEqual(len(here), 1)
+            else:
+                self.fail("the executor is not broken")
+
+
+class Terminated:
+    """In place of the cases that look whether processes have ended."""
+
+    def leave(self, end):
+        client, workers = self.executor.lease._client, self.executor.lease.workers
+        event = Event()
+        running = self.executor.submit(event.wait)
+        end(self.executor)
+        self.assertRaises(sublet.BrokenExecutor, running.result, timeout=60)
+        self.assertRaises(RuntimeError, self.executor.submit, time.sleep, 0)
+        client.lease(workers, wait=60).close()
+
+    def test_terminate_workers(self):
+        self.leave(sublet.Executor.terminate_workers)
+
+    def test_kill_workers(self):
+        self.leave(sublet.Executor.kill_workers)
 
 
 def kill_worker():
@@ -264,7 +355,7 @@ def unpickling(module):
     return Unpickling
 
 
-def traceback(module):
+def tracebacks(module):
     """In place of the case that looks for a private class."""
 
     class Traceback:
@@ -359,7 +450,8 @@ def run(client, others, folder, testsuite, wanted):
 
 def report(cases, result):
     """Says how many cases passed, which failed, and which do not apply and why."""
-    failed = [case for case, _ in result.failures + result.errors]
+    # What failed within `subTest` or `parameterize` counts as its case.
+    failed = dict.fromkeys(getattr(case, "test_case", case) for case, _ in result.failures + result.errors)
     passed = set(cases) - {*failed, *(case for case, _ in result.skipped)}
     ours = sum(type(case).__name__ in OURS for case in passed)
     print(f"\npassed: {len(passed) - ours} of CPython's, {ours} in place of others")

@@ -93,6 +93,11 @@ const CHORES: &[Chore] = &[
     Chore { usage: "docs", help: "build the documentation site in target/site", run: docs::chore },
     Chore { usage: "wheel [--out FOLDER]", help: "make the Python wheel", run: python::chore },
     Chore {
+        usage: "python [--python PROGRAM] [--testsuite FOLDER]",
+        help: "test the Python wheel with an interpreter, and by CPython's own cases",
+        run: python::with_interpreter,
+    },
+    Chore {
         usage: "packages",
         help: "import and use the most used Python packages in sandboxes",
         run: python::packages,

@@ -13,7 +13,8 @@ use crate::{PROFILE, install, root};
 const MODULES: &[&str] = &[
     "pytest==9.2.0",
     "hypothesis==6.170.17",
-    "numpy==2.2.6",
+    "numpy==2.2.6; python_version < '3.14'",
+    "numpy==2.5.5; python_version >= '3.14'",
     "pillow==12.0.0",
     "joblib==1.6.0",
     "dask[array]==2026.8.0",
@@ -24,6 +25,8 @@ const MODULES: &[&str] = &[
 ];
 /// Runs the tests.
 const PYTEST: &str = MODULES[0];
+/// The interpreter of the tests, unless another one is named.
+const PYTHON: &str = "python3";
 
 /// `cargo xtask wheel [--out FOLDER]`: builds, then has `scripts/wheel.sh` make the wheel.
 pub fn chore(mut options: Options) -> io::Result<ExitCode> {
@@ -39,6 +42,28 @@ pub fn chore(mut options: Options) -> io::Result<ExitCode> {
     Ok(if tally.failed == 0 { ExitCode::SUCCESS } else { ExitCode::FAILURE })
 }
 
+/// `cargo xtask python [--python PROGRAM] [--testsuite FOLDER]`: tests the wheel with an interpreter, and its executor by that
+/// interpreter's own cases. FOLDER holds the package `test` of an interpreter that comes without it.
+pub fn with_interpreter(mut options: Options) -> io::Result<ExitCode> {
+    let interpreter = options.take("python").unwrap_or_else(|| PYTHON.to_owned());
+    let testsuite = options.take("testsuite");
+    options.end()?;
+    if !install::build()? {
+        return Ok(ExitCode::FAILURE);
+    }
+    let mut step = Step::start("python", Show::Summary)?;
+    let trial = Trial { interpreter: &interpreter, profile: "release", name: "python" };
+    let mut has_passed = matches!(check_with(&mut step, trial)?, Outcome::Passed);
+    let mut cases = Command::new(environment("python").join("bin/python"));
+    cases.arg(root().join("python/tests/cpython_executor.py"));
+    if let Some(folder) = testsuite {
+        cases.args(["--testsuite", &folder]);
+    }
+    has_passed &= step.run(cases)?;
+    let tally = step.finish(Outcome::from(has_passed))?;
+    Ok(if tally.failed == 0 { ExitCode::SUCCESS } else { ExitCode::FAILURE })
+}
+
 /// `cargo xtask packages`: has functions import and use the most used packages of PyPI, which take 1 GB to install.
 pub fn packages(options: Options) -> io::Result<ExitCode> {
     options.end()?;
@@ -49,42 +74,57 @@ pub fn packages(options: Options) -> io::Result<ExitCode> {
     let list = tests.join("packages.txt");
     let mut step = Step::start("packages", Show::Summary)?;
     let modules = [OsStr::new(PYTEST), OsStr::new("-r"), list.as_os_str()];
-    let outcome = try_wheel(&mut step, "release", "packages", &modules, &tests.join("packages.py"))?;
+    let trial = Trial { interpreter: PYTHON, profile: "release", name: "packages" };
+    let outcome = try_wheel(&mut step, trial, &modules, &tests.join("packages.py"))?;
     let tally = step.finish(outcome)?;
     Ok(if tally.failed == 0 { ExitCode::SUCCESS } else { ExitCode::FAILURE })
 }
 
 /// Tests the wheel of what is built.
 pub fn check(step: &mut Step) -> io::Result<Outcome> {
-    let modules: Vec<_> = MODULES.iter().map(OsStr::new).collect();
-    try_wheel(step, PROFILE, "python", &modules, &root().join("python/tests"))
+    check_with(step, Trial { interpreter: PYTHON, profile: PROFILE, name: "python" })
 }
 
-/// Makes the wheel of what is built with this profile, installs it with these modules into a virtual environment of this name, and runs tests there.
-fn try_wheel(
-    step: &mut Step,
-    profile: &str,
-    name: &str,
-    modules: &[&OsStr],
-    tests: &Path,
-) -> io::Result<Outcome> {
-    let environment = root().join("target/xtask").join(name);
+fn check_with(step: &mut Step, trial: Trial<'_>) -> io::Result<Outcome> {
+    let modules: Vec<_> = MODULES.iter().map(OsStr::new).collect();
+    try_wheel(step, trial, &modules, &root().join("python/tests"))
+}
+
+/// What a wheel is tried with.
+#[derive(Clone, Copy)]
+struct Trial<'a> {
+    /// Program of the interpreter that the virtual environment is of.
+    interpreter: &'a str,
+    /// Profile of the build that the wheel is made of.
+    profile: &'a str,
+    /// Name of the virtual environment.
+    name: &'a str,
+}
+
+/// Makes the wheel of what is built, installs it with these modules into a virtual environment, and runs tests there.
+fn try_wheel(step: &mut Step, trial: Trial<'_>, modules: &[&OsStr], tests: &Path) -> io::Result<Outcome> {
+    let environment = environment(trial.name);
     let mut wheel = wheel(&wheels());
-    wheel.env("SUBLET_PROFILE", profile);
+    wheel.env("SUBLET_PROFILE", trial.profile);
     if !step.run(wheel)? {
         return Ok(Outcome::Failed);
     }
     let made = std::fs::read_dir(wheels())?.filter_map(Result::ok).map(|entry| entry.path());
     let Some(made) = made.max() else { return Ok(Outcome::Failed) };
-    let mut create = Command::new("python3");
+    let mut create = Command::new(trial.interpreter);
     create.args(["-m", "venv", "--clear"]).arg(&environment);
     let mut install = Command::new(environment.join("bin/pip"));
     install.args(["install", "--quiet", "--no-input", "--disable-pip-version-check"]).arg(made).args(modules);
     // Away from the sources: what is tested is what was installed.
     let mut test = Command::new(environment.join("bin/python"));
     test.args(["-m", "pytest", "-q", "--import-mode=importlib", "-p", "no:cacheprovider"]);
-    test.arg(tests).current_dir(&environment).env("SUBLET_PROFILE", profile);
+    test.arg(tests).current_dir(&environment).env("SUBLET_PROFILE", trial.profile);
     Ok(Outcome::from(step.run(create)? && step.run(install)? && step.run(test)?))
+}
+
+/// Where the virtual environment of this name is.
+fn environment(name: &str) -> PathBuf {
+    root().join("target/xtask").join(name)
 }
 
 fn wheels() -> PathBuf {
