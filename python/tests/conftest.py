@@ -1,8 +1,41 @@
 """One platform for all tests, as `pip install sublet` brings it: on this machine's cores, with this interpreter."""
 
+import importlib.util
+import os
+import re
+import shutil
+import sys
+
 import pytest
 
 import sublet
+
+# Patterns of the reasons for which tests skip, and whether this machine lacks what they need.
+_LACKS = [
+    (r"could not import '(\w+)", lambda name: importlib.util.find_spec(name) is None),
+    (r"no C compiler", lambda: shutil.which("cc") is None),
+    (r"no mpiexec", lambda: shutil.which("mpiexec") is None),
+    (r"(/dev/userfaultfd)", lambda path: not os.access(path, os.R_OK | os.W_OK)),
+    (r"it forks", lambda: sys.platform != "linux"),
+    (r"no exception groups", lambda: sys.version_info < (3, 11)),
+]
+
+
+def _is_excused(reason):
+    """Whether a test was skipped for want of something that this machine lacks."""
+    matches = ((re.search(pattern, reason), lacks) for pattern, lacks in _LACKS)
+    return any(found and lacks(*found.groups()) for found, lacks in matches)
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport(item, call):
+    """Fails a test that skips with `CI=true` on a machine that has what it needs."""
+    report = yield
+    if report.skipped and not hasattr(report, "wasxfail") and os.environ.get("CI") == "true":
+        reason = report.longrepr[2] if isinstance(report.longrepr, tuple) else str(report.longrepr)
+        if not _is_excused(reason):
+            report.outcome, report.longrepr = "failed", f"skipped with CI=true, on a machine that has the means: {reason}"
+    return report
 
 
 @pytest.fixture(scope="session")

@@ -48,7 +48,7 @@ check() {
 run_tests() {
     local status=0 ok bad
     timeout "$LIMIT" "${@:2}" >"$scratch/output" 2>&1 || status=$?
-    sed "s/^test /test $1: /" "$scratch/output"
+    sed "s/^test /test $1: /; s/^skipped: /skipped: $1: /" "$scratch/output"
     ok=$(grep -c '^test .* \.\.\. ok$' "$scratch/output") || true
     bad=$(grep -c '^test .* \.\.\. FAILED$' "$scratch/output") || true
     # One that ends early has failed in the test that it did not come to the end of.

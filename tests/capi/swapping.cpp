@@ -21,7 +21,7 @@ std::optional<sublet::swapped<float>> swapped(const sublet::invoker &invoker) {
         if (error.status() != SUBLET_LIMIT_TOO_LOW) {
             throw;
         }
-        std::printf("skipped: %s\n", error.what());
+        skip_without("/dev/userfaultfd", error.what());
         return std::nullopt;
     }
 }

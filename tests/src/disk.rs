@@ -5,6 +5,8 @@ use std::io::{BufRead, BufReader, Write};
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 
+use sublet_means::{Means, skip};
+
 /// What keeps the disk mounted, until its standard input ends.
 const HOLD: &str = r#"mount -t tmpfs -o "size=$2" tmpfs "$1" && echo mounted && cat"#;
 const FILLER: &str = "filler";
@@ -34,7 +36,7 @@ impl SmallDisk {
         if said.trim() == "mounted" {
             return Some(disk);
         }
-        println!("skipped: this user may not mount a disk");
+        skip(Means::Namespaces, "this user may not mount a disk");
         None
     }
 

@@ -20,6 +20,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
 
 use rustix::thread::{LinkNameSpaceType, move_into_link_name_space};
+use sublet_means::{Means, skip};
 use tempfile::NamedTempFile;
 
 /// Where `ip netns` keeps names.
@@ -69,7 +70,10 @@ impl Network {
         let tried = ip(&["netns", "add", &switch]);
         if !tried.status.success() {
             let why = String::from_utf8_lossy(&tried.stderr);
-            println!("skipped: this user may not make network namespaces: {}", why.trim());
+            skip(
+                Means::Namespaces,
+                format_args!("this user may not make network namespaces: {}", why.trim()),
+            );
             return None;
         }
         must(&["-n", &switch, "link", "add", "switch", "type", "bridge"]);

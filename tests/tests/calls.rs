@@ -7,6 +7,7 @@ use std::time::{Duration, Instant};
 
 use serde_json::Value;
 use sublet::{Allocation, CallOptions, Code, Invoker, Policy};
+use sublet_means::{Means, skip};
 use sublet_tests::assert_fails;
 use sublet_tests::executor::block_on;
 use sublet_tests::functions::package;
@@ -291,7 +292,7 @@ fn the_allocator_grows_under_a_live_lease() {
 fn several_workers_execute_different_functions_at_once() {
     let platform = Platform::start();
     if platform.cores() < 2 {
-        println!("skipped: this machine has one core");
+        skip(Means::Cores(2), "this machine has one core");
         return;
     }
     let client = platform.client_with(&calls().cores(2));

@@ -13,6 +13,7 @@ use std::thread::sleep;
 use std::time::{Duration, Instant};
 
 use sublet::{Allocation, Code, Invoker};
+use sublet_means::{Means, skip};
 use sublet_proto::v1::{LeaseState, NodeState};
 use sublet_tests::cluster::{Cluster, TENANT, connect};
 use sublet_tests::functions::package;
@@ -35,7 +36,7 @@ impl Clock {
         let places = folders.chain([PathBuf::from("/usr/lib"), PathBuf::from("/usr/local/lib")]);
         let mut libraries = places.map(|place| place.join("faketime/libfaketime.so.1"));
         let Some(library) = libraries.find(|library| library.is_file()) else {
-            println!("skipped: libfaketime is not installed (Debian: libfaketime)");
+            skip(Means::Faketime, "libfaketime is not installed (Debian: libfaketime)");
             return None;
         };
         let clock = Clock { library, file: folder.join(name) };

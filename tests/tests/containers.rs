@@ -17,6 +17,7 @@ use making::tar::{FILE, Tar};
 use making::{Layer, Layout};
 use serving::DebianRegistry;
 use sublet::{Allocation, Code, Invoker};
+use sublet_means::{Means, skip};
 use sublet_tests::assert_fails;
 use sublet_tests::functions::library;
 use sublet_tests::platform::{Platform, assert_memory_bomb_ends_alone, programs, sublet};
@@ -178,7 +179,7 @@ fn an_image_is_pulled_by_tls_if_the_registry_s_certificate_is_trusted_and_its_ow
 #[test]
 fn a_memory_bomb_in_an_image_is_killed_alone_and_its_caller_is_told() {
     if !rustix::process::getuid().is_root() {
-        println!("skipped: without control groups there is no limit of a sandbox's memory");
+        skip(Means::Root, "without control groups there is no limit of a sandbox's memory");
         return;
     }
     let scene = Scene::new();
@@ -254,7 +255,7 @@ fn what_is_no_image_to_run_in_is_named() {
 #[test]
 fn a_node_can_have_an_oci_runtime_make_its_containers() {
     if !rustix::process::getuid().is_root() {
-        println!("skipped: handing a container to an OCI runtime needs root");
+        skip(Means::Root, "handing a container to an OCI runtime needs root");
         return;
     }
     let scene = Scene::new();

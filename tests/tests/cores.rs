@@ -11,6 +11,7 @@ use std::time::{Duration, Instant};
 
 use rustix::process::Signal;
 use sublet::{Allocation, Invoker, Policy};
+use sublet_means::{Means, skip};
 use sublet_proto::v1::Usage;
 use sublet_tests::cluster::{Cluster, Lent, Plan};
 use sublet_tests::functions::package;
@@ -126,7 +127,7 @@ fn assert_billed_by_the_kernels_count(client: &mut Invoker, file: Option<&Path>)
 fn spinning_processes_leave_a_neighbour_on_a_shared_core_its_share() {
     let _alone = BUSY.lock().unwrap_or_else(PoisonError::into_inner);
     if !has_wall("cpu") {
-        println!("skipped: without a cpu controller leases have no shares of a shared core");
+        skip(Means::Controller("cpu"), "without a cpu controller leases have no shares of a shared core");
         return;
     }
     let mut cluster = Cluster::start(Plan::default());
@@ -196,7 +197,7 @@ fn processes_that_go_on_between_calls_are_billed() {
 fn what_a_worker_used_before_it_died_stays_on_the_bill() {
     let _alone = BUSY.lock().unwrap_or_else(PoisonError::into_inner);
     if !has_wall("cpuacct") {
-        println!("skipped: the kernel does not count the processor time of sandboxes");
+        skip(Means::Controller("cpuacct"), "the kernel does not count the processor time of sandboxes");
         return;
     }
     let platform = Platform::start();

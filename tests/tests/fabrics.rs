@@ -8,6 +8,7 @@ use std::process::{Output, Stdio};
 use serde_json::{Value, json};
 use sublet::{Allocation, Code, FabricChoice};
 use sublet_fabric::ofi;
+use sublet_means::{Means, skip};
 use sublet_tests::assert_fails;
 use sublet_tests::functions::package;
 use sublet_tests::platform::{Platform, assert_echoes, sublet};
@@ -89,7 +90,7 @@ fn calls_over_tcp_are_measured_beside_a_raw_connection() {
 #[test]
 fn calls_over_libfabric_are_measured_beside_a_plain_ping_pong_of_its() {
     if let Err(error) = ofi::providers() {
-        println!("skipped: {error}");
+        skip(Means::Libfabric, error);
         return;
     }
     let provider = ["bench", "latency", "--fabric", "ofi", "--provider", "tcp;ofi_rxm", "--n", "16"];

@@ -12,6 +12,7 @@ use std::time::{Duration, Instant};
 use rustix::process::Signal;
 use sublet::{Allocation, Buffer, Code, Completion, Error, Invocation, Invoker, Policy};
 use sublet_fabric::packet::PacketSocket;
+use sublet_means::{Means, skip};
 use sublet_tests::assert_fails;
 use sublet_tests::functions::package;
 use sublet_tests::platform::{
@@ -121,7 +122,7 @@ fn memory_beyond_the_lease_that_a_function_does_not_miss_ends_the_worker_and_is_
 #[test]
 fn a_memory_bomb_is_killed_alone_and_its_caller_is_told() {
     if !rustix::process::getuid().is_root() {
-        println!("skipped: without control groups there is no limit of a sandbox's memory");
+        skip(Means::Root, "without control groups there is no limit of a sandbox's memory");
         return;
     }
     let bomb = Allocation::new(package("faults.c")).memory_bytes(64 * MIB);
@@ -266,7 +267,7 @@ fn a_lease_that_expires_ends_its_calls() {
 fn two_clients_at_once_do_not_disturb_each_other() {
     let platform = Platform::start();
     if platform.cores() < 2 {
-        println!("skipped: this machine has one core");
+        skip(Means::Cores(2), "this machine has one core");
         return;
     }
     let (calling, broken) = (platform.client("calls.c"), platform.client("faults.c"));

@@ -14,6 +14,7 @@ use std::time::Duration;
 
 use rustix::process::Signal;
 use sublet::{Allocation, Invoker, Policy};
+use sublet_means::{Means, skip};
 use sublet_tests::functions::{library, package};
 use sublet_tests::global::{Process, WRITE};
 use sublet_tests::platform::{Platform, kill, programs};
@@ -147,7 +148,7 @@ fn can_trace() -> bool {
     let traced = Command::new("strace").args(["-f", "-o", "/dev/null", "true"]).output();
     let can = traced.is_ok_and(|output| output.status.success());
     if !can {
-        println!("skipped: strace is not installed or may not trace");
+        skip(Means::Strace, "strace is not installed or may not trace");
     }
     can
 }

@@ -11,6 +11,7 @@ use std::process::{Child, Stdio};
 use rustix::process::Signal;
 use sublet::{Allocation, Code, Completion, Error, FabricChoice, Invoker, Policy};
 use sublet_fabric::ofi;
+use sublet_means::{Means, skip};
 use sublet_tests::assert_fails;
 use sublet_tests::functions::package;
 use sublet_tests::platform::{Platform, assert_echoes, kill};
@@ -21,9 +22,9 @@ const PROVIDER: &str = "tcp;ofi_rxm";
 
 /// A node that offers it. `None` where there is no libfabric.
 fn platform() -> Option<Platform> {
-    let providers = ofi::providers().inspect_err(|error| println!("skipped: {error}")).ok()?;
+    let providers = ofi::providers().inspect_err(|error| skip(Means::Libfabric, error)).ok()?;
     if !providers.iter().any(|found| found.name == PROVIDER && found.usable.is_ok()) {
-        println!("skipped: the installed libfabric has no {PROVIDER}");
+        skip(Means::Libfabric, format_args!("the installed libfabric has no {PROVIDER}"));
         return None;
     }
     Some(Platform::start_with(|command| {
@@ -127,7 +128,7 @@ fn a_function_that_breaks_its_process_is_told_by_the_signal() {
 #[test]
 fn a_node_without_such_devices_does_not_load_libfabric_to_find_that_out() {
     if ofi::has_devices() {
-        println!("skipped: this machine has devices for it");
+        skip(Means::NoRdmaDevices, "this machine has devices for it");
         return;
     }
     let platform = Platform::start_with(|command| {

@@ -10,6 +10,7 @@ use std::thread::sleep;
 use std::time::{Duration, Instant};
 
 use rustix::process::Signal;
+use sublet_means::{Means, skip};
 
 use serde_json::json;
 use sublet::{
@@ -176,7 +177,7 @@ fn a_link_that_carries_nothing_to_the_agent_ends_the_lease_on_both_sides() {
 #[test]
 fn a_link_that_is_cut_ends_the_lease_on_both_sides_under_libfabric_too() {
     if let Err(error) = ofi::providers() {
-        println!("skipped: {error}");
+        skip(Means::Libfabric, error);
         return;
     }
     let Some(cluster) = cluster_with(1, LIBFABRIC) else { return };

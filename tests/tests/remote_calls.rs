@@ -9,6 +9,7 @@ use std::time::{Duration, Instant};
 
 use rustix::process::Signal;
 use sublet::{Allocation, CallOptions, Code, Completion, Error, FabricChoice, Invocation, Invoker, Policy};
+use sublet_means::{Means, skip};
 use sublet_tests::assert_fails;
 use sublet_tests::executor::block_on;
 use sublet_tests::functions::package;
@@ -421,7 +422,7 @@ fn a_cold_start_elsewhere_is_told_by_this_machines_clock() {
 fn several_workers_have_a_connection_each() {
     let platform = open_platform();
     if platform.cores() < 2 {
-        println!("skipped: this machine has one core");
+        skip(Means::Cores(2), "this machine has one core");
         return;
     }
     let client = platform.client_with(&over(TLS, "calls.c").cores(2));

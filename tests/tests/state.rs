@@ -11,6 +11,7 @@ use std::sync::atomic::Ordering;
 
 use rustix::process::Signal;
 use sublet::{Code, Invocation};
+use sublet_means::{Means, skip};
 use sublet_tests::assert_fails;
 use sublet_tests::functions::library;
 use sublet_tests::platform::{Platform, assert_echoes, programs, sublet};
@@ -190,7 +191,7 @@ fn may_mount() -> bool {
 #[test]
 fn a_full_disk_is_reported_and_everything_else_goes_on() {
     if !may_mount() {
-        println!("skipped: this user may not make a mount namespace");
+        skip(Means::Namespaces, "this user may not make a mount namespace");
         return;
     }
     let folder = tempfile::tempdir().unwrap();
@@ -231,7 +232,10 @@ fn a_full_disk_is_reported_and_everything_else_goes_on() {
         .unwrap();
     let said = String::from_utf8(output.stdout).unwrap();
     if output.status.code() == Some(77) {
-        println!("skipped: this user may not mount: {}", String::from_utf8_lossy(&output.stderr));
+        skip(
+            Means::Namespaces,
+            format_args!("this user may not mount: {}", String::from_utf8_lossy(&output.stderr)),
+        );
         return;
     }
     println!("{said}{}", String::from_utf8_lossy(&output.stderr));

@@ -8,6 +8,7 @@ use std::process::{Child, Command, Stdio};
 
 use rustix::process::Signal;
 use sublet::{Code, FabricChoice, Invoker, MemoryPlan, SwapPlan, Swapped, Touching};
+use sublet_means::{Means, skip};
 use sublet_tests::platform::{Platform, kill};
 use sublet_tests::process::wait_until;
 
@@ -28,7 +29,7 @@ fn swapped(client: &Invoker, fabric: FabricChoice, plan: SwapPlan) -> Option<Swa
     let space = MemoryPlan::new().initial_bytes(8 * MIB).increment_bytes(8 * MIB).fabric(fabric);
     match client.swapped(plan, space) {
         Err(error) if error.code == Code::LimitTooLow => {
-            println!("skipped: {}", error.message);
+            skip(Means::Userfaultfd, format_args!("{}", error.message));
             None
         }
         made => Some(made.unwrap()),
@@ -141,7 +142,7 @@ fn assert_told(helper: Child, expected: &[&str]) {
     let text = |bytes: &[u8]| String::from_utf8_lossy(bytes).into_owned();
     let (said, complained) = (text(&output.stdout), text(&output.stderr));
     if said.contains("not permitted") {
-        println!("skipped: {said}");
+        skip(Means::Userfaultfd, &said);
         return;
     }
     assert_eq!(output.status.signal(), Some(7), "{said} {complained}");
@@ -161,7 +162,7 @@ fn who_touches_what_a_killed_agent_had_is_told_why_and_does_not_hang() {
         said.push_str(&String::from_utf8_lossy(&first[..len]));
     }
     if said.contains("not permitted") {
-        println!("skipped: {said}");
+        skip(Means::Userfaultfd, &said);
         helper.wait().unwrap();
         return;
     }

@@ -7,6 +7,7 @@ use std::thread::scope;
 use rustix::process::Signal;
 use serde_json::{Value, json};
 use sublet::{Access, Application, Code, Error, Outcome, RunOptions};
+use sublet_means::{Means, skip};
 use sublet_tests::assert_fails;
 use sublet_tests::cluster::{Cluster, Lent, Plan};
 use sublet_tests::functions::library;
@@ -39,7 +40,7 @@ fn document(component: &Value) -> Vec<u8> {
 /// Whether agents may hand on what their workers need to swap.
 fn may_see_to_faults() -> bool {
     let may = std::fs::File::options().read(true).write(true).open("/dev/userfaultfd");
-    may.inspect_err(|error| println!("skipped: /dev/userfaultfd: {error}")).is_ok()
+    may.inspect_err(|error| skip(Means::Userfaultfd, format_args!("/dev/userfaultfd: {error}"))).is_ok()
 }
 
 /// None: not permitted here, so there is nothing to be shown.

@@ -34,11 +34,31 @@ pub enum Show {
     Everything,
 }
 
-/// How many checks went well and how many did not.
-#[derive(Clone, Copy, Default)]
+/// How a line begins by which a test in Rust, C or C++ says that it checks nothing on this machine: then its name and why.
+const SKIPPED: &str = "skipped: ";
+
+/// The outcomes of checks.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Tally {
     pub passed: u64,
     pub failed: u64,
+    /// The tests that checked nothing on this machine, each with the reason.
+    pub skipped: Vec<String>,
+}
+
+impl Tally {
+    /// Adds the counts of another tally.
+    pub fn add(&mut self, other: Tally) {
+        self.passed += other.passed;
+        self.failed += other.failed;
+        self.skipped.extend(other.skipped);
+    }
+
+    /// The sum of all checks, as the last line of a test run: programs read its beginning.
+    pub fn sum(&self) -> String {
+        let Tally { passed, failed, skipped } = self;
+        format!("{passed} passed, {failed} failed, {} skipped", skipped.len())
+    }
 }
 
 /// How a step ended.
@@ -64,6 +84,10 @@ pub struct Step {
     /// Lines that somebody wants to read.
     kept: Option<Vec<String>>,
     tally: Tally,
+    /// Skipped tests that their harness counts among those that passed.
+    skipped_but_passed: u64,
+    /// The program of tests that runs.
+    suite: String,
     started: Instant,
 }
 
@@ -74,8 +98,9 @@ impl Step {
         std::fs::create_dir_all(&folder)?;
         let log_path = folder.join(name.replace(' ', "-")).with_extension("log");
         let log = File::create(&log_path)?;
-        let (tally, started) = (Tally::default(), Instant::now());
-        let step = Step { name, show, log, log_path, kept: None, tally, started };
+        let (tally, skipped_but_passed, suite, started) =
+            (Tally::default(), 0, String::new(), Instant::now());
+        let step = Step { name, show, log, log_path, kept: None, tally, skipped_but_passed, suite, started };
         step.progress("");
         Ok(step)
     }
@@ -103,27 +128,26 @@ impl Step {
 
     /// Whether any test or check has been counted.
     pub fn has_counted(&self) -> bool {
-        self.tally.passed + self.tally.failed > 0
+        self.tally != Tally::default()
     }
 
     /// Writes the step's line, and after a failure its log. A step that counted nothing is itself one check.
     pub fn finish(mut self, outcome: Outcome) -> io::Result<Tally> {
         let seconds = self.started.elapsed();
         match &outcome {
-            Outcome::Passed if self.tally.passed == 0 => self.count(true),
+            Outcome::Passed if !self.has_counted() => self.count(true),
             Outcome::Failed if self.tally.failed == 0 => self.count(false),
+            Outcome::Skipped(why) => self.tally.skipped.push(format!("{}: {why}", self.name)),
             _ => {}
         }
+        self.tally.passed = self.tally.passed.saturating_sub(self.skipped_but_passed);
         self.clear_progress();
-        let Tally { passed, failed } = self.tally;
+        let counts = self.tally.sum();
         match &outcome {
-            Outcome::Passed => println!("{}", summary(self.name, "ok", seconds, &format!("{passed} passed"))),
+            Outcome::Passed => println!("{}", summary(self.name, "ok", seconds, &counts)),
             Outcome::Skipped(why) => println!("{}", summary(self.name, "SKIPPED", seconds, why)),
             Outcome::Failed => {
-                println!(
-                    "{}",
-                    summary(self.name, "FAILED", seconds, &format!("{passed} passed, {failed} failed"))
-                );
+                println!("{}", summary(self.name, "FAILED", seconds, &counts));
                 self.show_log()?;
             }
         }
@@ -139,15 +163,36 @@ impl Step {
             }
             kept.push(line.to_owned());
         }
-        if let Some(Tally { passed, failed }) = test_result(line) {
-            self.tally.passed += passed;
-            self.tally.failed += failed;
+        if let Some(tally) = test_result(line) {
+            self.tally.add(tally);
         }
+        self.note_skipped(line);
         match self.show {
             Show::Everything => println!("{line}"),
             Show::Summary => self.progress(line),
         }
         Ok(())
+    }
+
+    /// Notes the tests that a line of output reports as skipped.
+    fn note_skipped(&mut self, line: &str) {
+        if let Some((suite, _)) =
+            line.trim_start().strip_prefix("Running ").and_then(|line| line.split_once(" ("))
+        {
+            suite.clone_into(&mut self.suite);
+        } else if let Some(test) = line.strip_prefix(SKIPPED) {
+            let test = match self.suite.as_str() {
+                "" => test.to_owned(),
+                suite => format!("{suite}: {test}"),
+            };
+            // Some tests find out more than once that they cannot run.
+            if !self.tally.skipped.contains(&test) {
+                self.skipped_but_passed += 1;
+                self.tally.skipped.push(test);
+            }
+        } else if let Some((count, test)) = skipped_by_pytest(line) {
+            self.tally.skipped.extend(std::iter::repeat_n(test.to_owned(), count));
+        }
     }
 
     fn progress(&self, line: &str) {
@@ -291,13 +336,19 @@ fn pytests_result(line: &str) -> Option<Tally> {
     Some(tally)
 }
 
+/// The count and the place and reason of a line such as `SKIPPED [2] tests/test_a.py:12: no C compiler is here`.
+fn skipped_by_pytest(line: &str) -> Option<(usize, &str)> {
+    let (count, test) = line.strip_prefix("SKIPPED [")?.split_once("] ")?;
+    Some((count.parse().ok()?, test))
+}
+
 fn cargos_result(line: &str) -> Option<Tally> {
     let (_, counts) = line.trim_start().strip_prefix("test result: ")?.split_once(". ")?;
     let count = |what: &str| {
         let part = counts.split("; ").find_map(|part| part.strip_suffix(what))?;
         part.trim().parse().ok()
     };
-    Some(Tally { passed: count("passed")?, failed: count("failed")? })
+    Some(Tally { passed: count("passed")?, failed: count("failed")?, skipped: Vec::new() })
 }
 
 #[cfg(test)]
@@ -307,8 +358,7 @@ mod tests {
     #[test]
     fn cargos_results_are_counted() {
         let line = "test result: FAILED. 12 passed; 3 failed; 1 ignored; 0 measured; 2 filtered out; finished in 0.02s";
-        let Tally { passed, failed } = test_result(line).unwrap();
-        assert_eq!((passed, failed), (12, 3));
+        assert_eq!(test_result(line), Some(Tally { passed: 12, failed: 3, skipped: Vec::new() }));
         assert!(test_result("test wire::header_has_64_bytes ... ok").is_none());
         assert!(test_result("test result: what?").is_none());
     }
@@ -331,8 +381,31 @@ mod tests {
     }
 
     #[test]
+    fn skipped_tests_are_named_once_and_have_not_passed() {
+        let mut step = Step::start("test of skipped tests", Show::Summary).unwrap();
+        for line in [
+            "     Running clocks (/t/clocks-1)",
+            "skipped: tests::a: no clock",
+            "skipped: tests::a: no clock",
+            "test result: ok. 3 passed; 0 failed; 0 ignored",
+            "     Running tests/swap.rs (/t/swap-1)",
+            "skipped: tests::a: no clock",
+            "test result: ok. 1 passed; 0 failed; 0 ignored",
+            "SKIPPED [2] tests/test_a.py:12: no C compiler is here",
+            "4 passed, 2 skipped in 3.21s",
+        ] {
+            step.line(line).unwrap();
+        }
+        let tally = step.finish(Outcome::Passed).unwrap();
+        let python = "tests/test_a.py:12: no C compiler is here";
+        let expected = ["clocks: tests::a: no clock", "tests/swap.rs: tests::a: no clock", python, python];
+        assert_eq!(tally.skipped, expected);
+        assert_eq!(tally.sum(), "6 passed, 0 failed, 4 skipped");
+    }
+
+    #[test]
     fn pytests_results_are_counted() {
-        let count = |line: &str| test_result(line).map(|Tally { passed, failed }| (passed, failed));
+        let count = |line: &str| test_result(line).map(|Tally { passed, failed, .. }| (passed, failed));
         assert_eq!(count("42 passed in 9.27s"), Some((42, 0)));
         assert_eq!(count("= 2 failed, 12 passed, 1 skipped, 3 errors in 61.02s (0:01:01) ="), Some((12, 5)));
         assert_eq!(count("collected 42 items in 3s"), None);

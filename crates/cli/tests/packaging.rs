@@ -10,6 +10,7 @@ use std::process::{Child, Command, Stdio};
 use std::time::Duration;
 
 use rustix::process::{Pid, Signal, kill_process};
+use sublet_means::{Means, skip};
 
 /// After this long something that should have happened never will.
 const PATIENCE: Duration = Duration::from_secs(30);
@@ -39,7 +40,7 @@ fn systemd_finds_nothing_wrong_with_the_units() {
     let verified = Command::new("systemd-analyze").args(["verify", "--man=no"]).args(&units).output();
     let output = match verified {
         Err(error) if error.kind() == ErrorKind::NotFound => {
-            eprintln!("skipped: systemd-analyze is not installed here");
+            skip(Means::SystemdAnalyze, "systemd-analyze is not installed here");
             return;
         }
         output => output.unwrap(),

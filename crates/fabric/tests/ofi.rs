@@ -17,6 +17,7 @@ use sublet_fabric::ofi::{Endpoint, Network};
 use sublet_fabric::region::Region;
 use sublet_fabric::window::{Address, LineAddress, Window};
 use sublet_fabric::{FabricError, ofi};
+use sublet_means::{Means, skip};
 
 const OWN_BYTES: u64 = 1 << 16;
 const SHARED: u32 = 1;
@@ -67,7 +68,7 @@ fn networks() -> Vec<Network> {
 
 fn over_all(test: impl Fn(Side, Side)) {
     if let Err(error) = ofi::providers() {
-        eprintln!("skipped: {error}");
+        skip(Means::Libfabric, error);
         return;
     }
     for network in networks() {
@@ -307,7 +308,7 @@ fn a_large_access_with_a_wrong_key_fails_and_harms_nobody() {
 #[test]
 fn an_end_that_leaves_says_why_and_another_can_take_its_place() {
     if let Err(error) = ofi::providers() {
-        eprintln!("skipped: {error}");
+        skip(Means::Libfabric, error);
         return;
     }
     for network in networks() {
@@ -376,7 +377,7 @@ fn connected_to_a_process(number: usize, network: &Network, side: &Side) -> Chil
 #[test]
 fn whoever_waits_for_a_killed_peer_or_sends_to_it_goes_on_at_the_latest_when_it_is_told() {
     if let Err(error) = ofi::providers() {
-        eprintln!("skipped: {error}");
+        skip(Means::Libfabric, error);
         return;
     }
     for (number, network) in networks().iter().enumerate() {
@@ -412,7 +413,7 @@ fn whoever_waits_for_a_killed_peer_or_sends_to_it_goes_on_at_the_latest_when_it_
 #[test]
 fn what_is_not_there_is_named() {
     if let Err(error) = ofi::providers() {
-        eprintln!("skipped: {error}");
+        skip(Means::Libfabric, error);
         return;
     }
     let side = Side::new();
@@ -456,7 +457,7 @@ fn libraries_that_are_loaded_leave_the_programs_signal_handlers_alone() {
 #[test]
 fn a_plain_ping_pong_comes_to_its_end_or_says_what_did_not_come() {
     if let Err(error) = ofi::providers() {
-        eprintln!("skipped: {error}");
+        skip(Means::Libfabric, error);
         return;
     }
     // The last of the large messages is more than a socket takes: whoever sends it goes on until it has left.
@@ -489,7 +490,7 @@ fn a_plain_ping_pong_comes_to_its_end_or_says_what_did_not_come() {
 #[test]
 fn providers_are_listed_with_why_they_cannot_be_used() {
     match ofi::providers() {
-        Err(error) => eprintln!("skipped: {error}"),
+        Err(error) => skip(Means::Libfabric, error),
         Ok(all) => {
             assert!(
                 all.iter()

@@ -17,6 +17,7 @@ use making::{Tar, gzip};
 use rustix::fs::fgetxattr;
 use sublet_image::layer::{Unpacked, unpack};
 use sublet_image::{Digest, ImageError, Limits};
+use sublet_means::{Means, skip};
 use tempfile::TempDir;
 
 fn unpacked(archive: &[u8]) -> (TempDir, Unpacked) {
@@ -191,7 +192,7 @@ fn layers_are_what_an_overlay_is_made_of() {
     let output = command.args([top.path(), bottom.path(), merged.path()]).output().unwrap();
     let said = String::from_utf8_lossy(&output.stderr);
     if said.contains("unshare:") {
-        return println!("skipped: this user may not make namespaces: {said}");
+        return skip(Means::Namespaces, format_args!("this user may not make namespaces: {said}"));
     }
     assert!(output.status.success(), "{said}");
     assert_eq!(String::from_utf8_lossy(&output.stdout), "./a/old\n./b/new\n./c\ntop");

@@ -13,6 +13,7 @@ use std::time::Duration;
 
 use making::{Layer, Layout, Tar, import_one, left_in};
 use sublet_image::{Digest, ImageError, Pruned, Store};
+use sublet_means::{Means, skip};
 use sublet_proto::Code;
 
 /// Says to this program, started again by a test, which store it shall fill, and from what.
@@ -185,7 +186,7 @@ fn a_full_disk_is_told_and_nothing_is_left() {
     let (said, complained) =
         (String::from_utf8_lossy(&output.stdout), String::from_utf8_lossy(&output.stderr));
     if complained.contains("unshare:") || complained.contains("mount:") {
-        return println!("skipped: this user may not mount: {complained}");
+        return skip(Means::Namespaces, format_args!("this user may not mount: {complained}"));
     }
     let code = Code::StoreFull.name();
     assert!(said.contains(&format!("failed: {code}")), "{said}{complained}");

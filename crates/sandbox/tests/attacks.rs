@@ -13,6 +13,7 @@ use std::path::Path;
 use std::process::{Command, Stdio};
 use std::time::Duration;
 
+use sublet_means::{Means, skip};
 use sublet_sandbox::{ComputeGauge, Devices, Exit, Network, Program, Signal};
 use support::{House, MIB, Sort, image, is_bounded, is_root, program};
 
@@ -198,7 +199,7 @@ fn a_fork_bomb_ends_at_its_limit_and_others_go_on(sort: Sort) {
 #[test]
 fn a_crowd_of_processes_gets_no_more_of_a_core_than_its_workers_have() {
     if !is_bounded("cpu") || !is_bounded("cpuset") {
-        println!("skipped: without a cpu controller sandboxes have no shares of a core");
+        skip(Means::Controller("cpu"), "without a cpu controller sandboxes have no shares of a core");
         return;
     }
     let house = House::open(Sort::Process);
@@ -233,7 +234,7 @@ fn a_crowd_of_processes_gets_no_more_of_a_core_than_its_workers_have() {
 
 fn a_memory_bomb_is_killed_alone_and_its_end_says_so(sort: Sort) {
     if !is_bounded("memory") {
-        println!("skipped: without control groups there is no limit of a sandbox's memory");
+        skip(Means::Controller("memory"), "without control groups there is no limit of a sandbox's memory");
         return;
     }
     let house = House::open(sort);
@@ -330,7 +331,7 @@ fn links_and_devices_in_a_folder_lead_nowhere(sort: Sort) {
 
 fn a_program_of_another_user_gives_no_rights(sort: Sort) {
     if !is_root() {
-        println!("skipped: only root can make such a program");
+        skip(Means::Root, "only root can make such a program");
         return;
     }
     let house = House::open(sort);

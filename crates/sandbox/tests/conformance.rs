@@ -9,6 +9,7 @@ use std::path::Path;
 use std::time::Duration;
 
 use rustix::process::{Pid, kill_process};
+use sublet_means::{Means, skip};
 use sublet_proto::MAX_PACKET_BYTES;
 use sublet_proto::v1::sandbox_request::Body;
 use sublet_proto::v1::{SandboxIds, SandboxRequest};
@@ -201,7 +202,7 @@ fn sandboxes_die_with_the_process_that_makes_them(sort: Sort) {
 
 fn each_sandbox_is_a_user_that_no_other_is(sort: Sort) {
     if !support::is_root() {
-        println!("skipped: only root can be several users");
+        skip(Means::Root, "only root can be several users");
         return;
     }
     let house = House::open(sort);

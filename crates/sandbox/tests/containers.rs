@@ -10,6 +10,7 @@ use std::os::unix::fs::{PermissionsExt, symlink};
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
+use sublet_means::{Means, skip};
 use sublet_sandbox::{Exit, Kind, MAX_LAYERS, Program, Spec};
 use support::{House, MIB, Sort, image, is_root, own};
 
@@ -161,7 +162,7 @@ fn links_and_devices_in_an_image_lead_nowhere() {
 #[test]
 fn a_program_of_another_user_in_an_image_gives_no_rights() {
     if !is_root() {
-        println!("skipped: only root can make such a program");
+        skip(Means::Root, "only root can make such a program");
         return;
     }
     let house = House::open(Sort::Container);

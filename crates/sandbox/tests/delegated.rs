@@ -7,13 +7,14 @@ mod support;
 use std::io::Write;
 use std::path::{Path, PathBuf};
 
+use sublet_means::{Means, skip};
 use sublet_sandbox::{Exit, Image, Kind, Program, SandboxError, Signal, Spec, Status};
 use support::{House, MIB, Sort, image, is_root};
 
 /// Those that are here, if this test may use them.
 fn runtimes() -> Vec<PathBuf> {
     if !is_root() {
-        println!("skipped: handing a container to an OCI runtime needs root");
+        skip(Means::Root, "handing a container to an OCI runtime needs root");
         return Vec::new();
     }
     let folders = ["/usr/bin", "/usr/sbin", "/usr/local/bin", "/usr/local/sbin"];
@@ -145,7 +146,7 @@ fn limits_hold_in_a_runtimes_container_and_its_end_is_the_end_of_all() {
 #[test]
 fn a_runtime_that_is_none_is_an_error_or_an_end() {
     if !is_root() {
-        println!("skipped: handing a container to an OCI runtime needs root");
+        skip(Means::Root, "handing a container to an OCI runtime needs root");
         return;
     }
     let house = House::open(Sort::Container);

@@ -13,6 +13,7 @@ use std::process::Command;
 use std::time::{Duration, Instant};
 
 use rustix::process::{Pid, Signal, kill_process};
+use sublet_means::{Means, skip};
 use sublet_sandbox::{Exit, Interpreter, Kind, MAX_IMPORTS, Network, Program, Spec, Template};
 use support::{House, MIB, Sort, Tenant, python, template};
 
@@ -234,7 +235,7 @@ fn a_template_that_has_died_is_started_again_and_its_copies_go_on() {
 #[test]
 fn a_template_itself_has_no_rights_no_network_and_a_limit() {
     if !support::is_root() {
-        println!("skipped: only root can look at a template");
+        skip(Means::Root, "only root can look at a template");
         return;
     }
     let house = House::open(Sort::Template);
@@ -465,7 +466,7 @@ fn proportional_bytes(tenant: &Tenant) -> u64 {
 fn copies_share_their_memory() {
     const COPIES: usize = 16;
     if !support::is_root() {
-        println!("skipped: only root can look at the memory of a sandbox's first process");
+        skip(Means::Root, "only root can look at the memory of a sandbox's first process");
         return;
     }
     let house = House::open(Sort::Template);

@@ -10,6 +10,7 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 
 use rustix::thread::{CpuSet, sched_getaffinity};
+use sublet_means::{Means, skip};
 use sublet_sandbox::{Devices, Exit};
 use support::{House, MIB, Sort, is_bounded};
 
@@ -160,7 +161,7 @@ fn shared_memory_has_a_bound_of_its_own(sort: Sort) {
 
 fn shared_memory_counts_against_the_limit(sort: Sort) {
     if !is_bounded("memory") {
-        println!("skipped: nothing bounds memory here");
+        skip(Means::Controller("memory"), "nothing bounds memory here");
         return;
     }
     let house = House::open(sort);

@@ -15,6 +15,7 @@ use rustls::pki_types::PrivatePkcs8KeyDer;
 use rustls::{ServerConfig, ServerConnection, StreamOwned};
 use sublet::Code;
 use sublet_fabric::packet::PacketSocket;
+use sublet_means::{Means, skip};
 use sublet_proto::v1::{CreateTokenRequest, NodeState, Role};
 use sublet_tests::cluster::{Cluster, Lent};
 use sublet_tests::platform::{Platform, sublet};
@@ -23,7 +24,7 @@ use sublet_tests::process::{NOBODY, PATIENCE, as_user, wait_until};
 fn is_root() -> bool {
     let is_root = geteuid().is_root();
     if !is_root {
-        println!("skipped: only root can become other users");
+        skip(Means::Root, "only root can become other users");
     }
     is_root
 }

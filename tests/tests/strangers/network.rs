@@ -7,6 +7,7 @@ use rustix::process::Signal;
 use sublet::{Allocation, Code, Error, FabricChoice};
 use sublet_fabric::greeting::{self, DataLink, Kind};
 use sublet_fabric::ofi;
+use sublet_means::{Means, skip};
 use sublet_tests::attack::Attack;
 use sublet_tests::cluster::{Cluster, Lent, Plan, connect};
 use sublet_tests::functions::package;
@@ -60,7 +61,7 @@ fn garbage() -> Vec<Vec<u8>> {
 fn garbage_at_the_ports_of_libfabric_ends_no_lease() {
     let providers = ofi::providers().unwrap_or_default();
     if !providers.iter().any(|found| found.name == PROVIDER && found.usable.is_ok()) {
-        println!("skipped: the installed libfabric has no {PROVIDER}");
+        skip(Means::Libfabric, format_args!("the installed libfabric has no {PROVIDER}"));
         return;
     }
     let mut cluster = Cluster::start(Plan::default());

@@ -58,10 +58,10 @@ impl PartOutcome {
         };
         let tally = is_tests.then(|| tally(log));
         let mut reasons = left_out(log);
-        let did_something = tally.is_none_or(|tally| tally.passed > 0);
+        let did_something = tally.as_ref().is_none_or(|tally| tally.passed > 0);
         let skipped = log.lines().filter(|line| line.starts_with("skipped")).count() as u64;
         let all_skipped = skipped > 0
-            && tally.is_none_or(|tally| skipped >= tally.passed)
+            && tally.as_ref().is_none_or(|tally| skipped >= tally.passed)
             && !log.lines().any(|line| line.starts_with("over "));
         let ended = match () {
             () if status != 0 || !did_something => Ended::Failed,
@@ -144,10 +144,9 @@ fn numbers(status: &str) -> Option<(i32, u64)> {
 }
 
 fn tally(log: &str) -> Tally {
-    log.lines().filter_map(test_result).fold(Tally::default(), |sum, result| Tally {
-        passed: sum.passed + result.passed,
-        failed: sum.failed + result.failed,
-    })
+    let mut sum = Tally::default();
+    log.lines().filter_map(test_result).for_each(|result| sum.add(result));
+    sum
 }
 
 /// What tests say that they left out, each once.

@@ -10,6 +10,7 @@ use std::ptr::NonNull;
 
 use rustix::mm::{MapFlags, ProtFlags};
 use sublet_fabric::region::{PAGE_BYTES, Region};
+use sublet_means::{Means, skip};
 
 use crate::pairs::{Carrier, for_each, own_at, pattern};
 use crate::sides::{Side, join, sides};
@@ -96,7 +97,7 @@ fn too_little_memory() -> Option<String> {
 /// Runs a test with a target whose memory is folded as it is written and read by the other side.
 fn over(carriers: &[Carrier], test: impl Fn(&[Side; 2], &Folded<'_>)) {
     if let Some(reason) = too_little_memory() {
-        println!("skipped: {reason}");
+        skip(Means::Memory(NEEDED_BYTES), reason);
         return;
     }
     for_each(carriers, |carrier| {

@@ -9,6 +9,7 @@ use sublet_fabric::sync::{AtomicU64, Ordering};
 
 use super::units::{PAGE_BYTES, REGION_BYTES};
 use super::*;
+use sublet_means::{Means, skip};
 
 const MIB: u64 = 1 << 20;
 const LOCAL_BYTES: u64 = 16 * MIB;
@@ -60,7 +61,7 @@ impl Backing for Arc<Space> {
 fn swapped_in(space: &Arc<Space>, plan: SwapPlan) -> Option<Swapped> {
     match Swapped::new(plan, Box::new(space.clone())) {
         Err(error) if error.code == Code::LimitTooLow => {
-            println!("skipped: {}", error.message);
+            skip(Means::Userfaultfd, format_args!("{}", error.message));
             None
         }
         made => Some(made.unwrap()),
@@ -326,7 +327,7 @@ fn who_touches_what_is_lost_is_told_why_and_sent_sigbus_and_reads_no_zeros() {
         let (said, complained) =
             (String::from_utf8_lossy(&helper.stdout), String::from_utf8_lossy(&helper.stderr));
         if said.contains("not permitted") {
-            println!("skipped: {said}");
+            skip(Means::Userfaultfd, &said);
             return;
         }
         assert!(

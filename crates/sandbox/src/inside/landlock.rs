@@ -52,6 +52,8 @@ mod tests {
     use std::net::{TcpListener, TcpStream};
     use std::os::unix::net::UnixListener;
 
+    use sublet_means::{Means, skip};
+
     use super::*;
     use crate::system;
 
@@ -59,7 +61,7 @@ mod tests {
     #[test]
     fn files_stay_as_they_are_but_for_ones_own_and_nothing_connects() {
         if system::landlock_abi() < 4 {
-            println!("skipped: this kernel's Landlock knows no networks");
+            skip(Means::LandlockNetworks, "this kernel's Landlock knows no networks");
             return;
         }
         let (own, elsewhere) =

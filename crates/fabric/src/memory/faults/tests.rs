@@ -4,12 +4,13 @@
 
 use super::*;
 use crate::stretch::{HUGE_BYTES, PageSize};
+use sublet_means::{Means, skip};
 
 /// Not permitted here: nothing to be shown.
 fn open() -> Option<Faults> {
     let faults = Faults::open();
     if let Err(error) = &faults {
-        println!("skipped: {error}");
+        skip(Means::Userfaultfd, error);
     }
     faults.ok()
 }
