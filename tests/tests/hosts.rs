@@ -5,16 +5,20 @@
 
 use std::ffi::OsStr;
 use std::fs;
+use std::io::{BufRead, BufReader};
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output, Stdio};
 
 use serde_json::Value;
 use sublet::{Allocation, FabricChoice, Policy};
+use sublet_means::{Means, skip};
 use sublet_tests::functions::{library, package};
 use sublet_tests::platform::{Platform, assert_echoes, sublet};
 use sublet_tests::process::stay_on_lowest_core;
 
 const MIB: u64 = 1 << 20;
+const GRAPH: &str = r#"{"version": 1, "name": "small", "components":
+    [{"name": "a", "type": "compute", "entry": true, "package": "libcalls", "function": "echo"}], "edges": []}"#;
 
 /// A command whose program is another one, which executes it.
 fn wrapped<A: AsRef<OsStr>>(wrapper: &str, arguments: &[A], command: &Command) -> Command {
@@ -113,9 +117,8 @@ fn lends_what_nested_control_groups_allow() {
     let memory = Group::make("memory", &[("memory.limit_in_bytes", &limit)]);
     let quota = [("cpu.cfs_period_us", "100000"), ("cpu.cfs_quota_us", "100000")];
     let (Some(memory), Some(cpu)) = (memory, Group::make("cpu", &quota)) else {
-        println!(
-            "skipped: this user may make no control groups of version 1; version 2 is tested by its files alone"
-        );
+        let why = "this user may make no control groups of version 1; version 2 is tested by its files alone";
+        skip(Means::ControllerV1("memory"), why);
         return;
     };
     let enter = after(&format!("{}\n{}", memory.enter(), cpu.enter()));
@@ -177,10 +180,19 @@ fn address_space_is_reserved_by_need() {
 #[test]
 fn a_node_with_too_low_limits_does_not_start() {
     let folder = tempfile::tempdir().unwrap();
-    for (limit, named) in [("--nofile=128", "ulimit -n"), ("--fsize=1048576", "ulimit -f")] {
-        let output = wrapped("prlimit", &[limit], &up(folder.path())).output().unwrap();
-        let (code, message) = refused(&output);
-        assert!(code == "limit_too_low" && message.contains(named), "{code}: {message}");
+    let limits = [
+        ("--nofile=128", "ulimit -n"),
+        ("--nofile=12", "ulimit -n"),
+        ("--as=268435456", "ulimit -v"),
+        ("--fsize=1048576", "ulimit -f"),
+    ];
+    for program in ["up", "manager", "agent"] {
+        let mut serve = sublet();
+        serve.args([program, "--json", "--state"]).arg(folder.path()).stdin(Stdio::null());
+        for (limit, named) in limits {
+            let (code, message) = refused(&wrapped("prlimit", &[limit], &serve).output().unwrap());
+            assert!(code == "limit_too_low" && message.contains(named), "{program}: {code}: {message}");
+        }
     }
     // A soft limit is raised as far as the hard one allows.
     let soft = Platform::start_by(|up| wrapped("prlimit", &["--nofile=128:4096"], up));
@@ -195,6 +207,72 @@ fn a_client_with_a_too_low_limit_of_file_sizes_is_told() {
     call.args(["call", "libcalls/echo", "--json", "--output", "/dev/null"]).stdin(Stdio::null());
     let (code, message) = refused(&wrapped("prlimit", &["--fsize=65536"], &call).output().unwrap());
     assert!(code == "limit_too_low" && message.contains("ulimit -f"), "{code}: {message}");
+}
+
+#[test]
+fn client_below_its_limits_names_the_limit() {
+    let platform = Platform::start();
+    assert!(platform.run(&["deploy", &package("calls.c")]).status.success());
+    let folder = tempfile::tempdir().unwrap();
+    let (input, output) = (folder.path().join("input"), folder.path().join("output"));
+    fs::write(&input, vec![7u8; 100_000]).unwrap();
+    let mut call = platform.command();
+    call.args(["call", "libcalls/echo", "--json", "--input"]).arg(&input).arg("--output").arg(&output);
+    let limited = |limit: String| wrapped("prlimit", &[limit], &call).output().unwrap();
+    for files in 6..=40 {
+        let called = limited(format!("--nofile={files}:{files}"));
+        assert_eq!(called.status.success(), files >= 32, "{files} files");
+        if files < 32 {
+            let (code, message) = refused(&called);
+            assert!(code == "limit_too_low" && message.contains("ulimit -n"), "{files}: {message}");
+        }
+    }
+    for mib in [48, 64, 96, 160] {
+        let called = limited(format!("--as={}", mib * MIB));
+        assert_eq!(called.status.success(), mib >= 64, "{mib} MiB");
+        if mib < 64 {
+            let (code, message) = refused(&called);
+            assert!(code == "limit_too_low" && message.contains("ulimit -v"), "{mib} MiB: {message}");
+        }
+    }
+}
+
+/// Tries every number of open files from too few to connect up to enough for a lease.
+#[test]
+fn lease_without_enough_files_names_the_limit() {
+    let platform = Platform::start();
+    let mut client = Command::new(env!("CARGO_BIN_EXE_holding-client"));
+    client.args([platform.address(), package("faults.c")]);
+    for files in 10..=40 {
+        let mut limited = wrapped("prlimit", &[format!("--nofile={files}:{files}")], &client);
+        let mut started = limited.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
+        let mut line = String::new();
+        BufReader::new(started.stdout.take().unwrap()).read_line(&mut line).unwrap();
+        if !line.is_empty() {
+            started.kill().unwrap();
+            started.wait().unwrap();
+            assert!(files > 12, "the limit was not reached with {files} files");
+            return;
+        }
+        let said = String::from_utf8(started.wait_with_output().unwrap().stderr).unwrap();
+        assert!(said.contains("ulimit -n"), "{files} files: {said}");
+    }
+    panic!("40 files are not enough for a lease");
+}
+
+#[test]
+fn file_beyond_the_limit_of_file_sizes_is_an_error() {
+    let folder = tempfile::tempdir().unwrap();
+    let (graph, svg) = (folder.path().join("graph.json"), folder.path().join("graph.svg"));
+    fs::write(&graph, GRAPH).unwrap();
+    let mut show = sublet();
+    show.args(["--json", "graph", "show"]).arg(&graph).arg("--svg").arg(&svg);
+    let mut printed = wrapped("prlimit", &["--fsize=64"], sublet().args(["--json", "graph", "schema"]));
+    printed.stdout(fs::File::create(folder.path().join("schema")).unwrap());
+    for mut command in [wrapped("prlimit", &["--fsize=64"], &show), printed] {
+        let (code, message) = refused(&command.output().unwrap());
+        assert!(code == "limit_too_low" && message.contains("ulimit -f"), "{code}: {message}");
+    }
 }
 
 #[test]
@@ -245,7 +323,7 @@ fn warns_a_client_whose_hot_workers_have_every_core() {
         command.args(["--listen", "127.0.0.1:0"]);
     });
     if cores != 2 {
-        println!("skipped: made for a machine of 2 cores, this one has {cores}");
+        skip(Means::ExactCores(2), format_args!("made for a machine of 2 cores, this one has {cores}"));
         return;
     }
     let own = std::env::current_exe().unwrap();

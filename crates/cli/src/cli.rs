@@ -17,6 +17,7 @@ mod gc;
 mod graph;
 mod image;
 mod lease;
+mod limits;
 mod logs;
 mod manager;
 mod output;
@@ -34,12 +35,15 @@ mod token;
 mod up;
 mod view;
 
+use std::borrow::Cow;
+use std::io::Write;
 use std::path::PathBuf;
 use std::process::ExitCode;
 
 use clap::error::ErrorKind;
 use clap::{Args, Parser, Subcommand};
 use rustix::fs::Mode;
+use sublet_proto::text::printable_text;
 use sublet_proto::{Code, Error};
 use sublet_runtime::Access;
 use sublet_runtime::access::default_address;
@@ -177,7 +181,18 @@ pub(crate) fn main() -> ExitCode {
     }
 }
 
+impl Command {
+    /// The limits of this process with which the command works.
+    fn needs(&self) -> &'static limits::Needs {
+        match self {
+            Command::Up(_) | Command::Manager(_) | Command::Agent(_) => &limits::SERVER,
+            _ => &limits::CLIENT,
+        }
+    }
+}
+
 fn run(command: Command, output: &Output) -> Result<(), Error> {
+    limits::prepare(command.needs())?;
     // The manager and the agent configure their own logs.
     if !matches!(command, Command::Manager(_) | Command::Agent(_)) {
         settings::log_by_environment()?;
@@ -233,7 +248,10 @@ fn usage(error: &clap::Error) -> ExitCode {
         return Output::new(true).fail(&Error::new(Code::InvalidArgument, message));
     }
     // If standard error cannot be written, there is no other way to report it.
-    let _ = error.print();
+    let _ = match printable_text(&error.render().to_string()) {
+        Cow::Borrowed(_) => error.print(),
+        Cow::Owned(escaped) => write!(std::io::stderr(), "{escaped}"),
+    };
     if asked { ExitCode::SUCCESS } else { output::exit_code(Code::InvalidArgument) }
 }
 

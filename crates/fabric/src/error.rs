@@ -110,7 +110,9 @@ impl FabricError {
 impl From<FabricError> for Error {
     fn from(error: FabricError) -> Error {
         let code = match &error {
-            FabricError::System { .. } => Code::System,
+            FabricError::System { operation, source } => {
+                return Error::of_system(operation, source);
+            }
             FabricError::Limit(_) => Code::LimitTooLow,
             FabricError::Unsupported(_) => Code::FabricUnavailable,
             FabricError::Disconnected { .. } | FabricError::TimedOut(_) => Code::AgentUnreachable,
@@ -121,5 +123,18 @@ impl From<FabricError> for Error {
             _ => Code::Protocol,
         };
         Error::new(code, error.to_string())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn names_the_limit_of_open_files() {
+        let of = |errno: rustix::io::Errno| Error::from(FabricError::system("memfd_create", errno));
+        let error = of(rustix::io::Errno::MFILE);
+        assert!(error.code == Code::LimitTooLow && error.message.contains("ulimit -n"), "{error}");
+        assert_eq!(of(rustix::io::Errno::NOMEM).code, Code::System);
     }
 }

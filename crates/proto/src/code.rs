@@ -137,6 +137,11 @@ impl fmt::Display for Code {
     }
 }
 
+/// The system's number of the error that this process has too many files open.
+const EMFILE: i32 = 24;
+/// The system's number of the error that a file would be larger than this process may write.
+const EFBIG: i32 = 27;
+
 /// An error as it crosses a process boundary: a stable code, and a message that says what failed with which values.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("{message}")]
@@ -151,6 +156,16 @@ impl Error {
     /// Creates an error with this code and message.
     pub fn new(code: Code, message: impl Into<String>) -> Error {
         Error { code, message: message.into() }
+    }
+
+    /// Describes a failed system call: [`Code::LimitTooLow`] if a limit of this process is the reason, [`Code::System`] otherwise.
+    pub fn of_system(what: impl fmt::Display, error: &std::io::Error) -> Error {
+        let limit = match error.raw_os_error() {
+            Some(EMFILE) => "this process reached its limit of open files (raise it with ulimit -n)",
+            Some(EFBIG) => "the file would exceed the limit of file sizes (raise it with ulimit -f)",
+            _ => return Error::new(Code::System, format!("{what}: {error}")),
+        };
+        Error::new(Code::LimitTooLow, format!("{what}: {limit}"))
     }
 
     /// Converts to a gRPC status, with the code's number in the details.
@@ -203,6 +218,14 @@ mod tests {
             assert_eq!(Code::from_number(code.number()), code);
             assert!(code.number() > 2 && code.number() < 126, "{code} cannot be an exit status");
         }
+    }
+
+    #[test]
+    fn names_the_limit_that_a_system_call_met() {
+        let of = |number| Error::of_system("reading a", &std::io::Error::from_raw_os_error(number));
+        assert!(of(EMFILE).code == Code::LimitTooLow && of(EMFILE).message.contains("ulimit -n"));
+        assert!(of(EFBIG).code == Code::LimitTooLow && of(EFBIG).message.contains("ulimit -f"));
+        assert_eq!((of(2).code, of(2).message.starts_with("reading a: ")), (Code::System, true));
     }
 
     #[test]

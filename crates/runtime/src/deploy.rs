@@ -179,7 +179,7 @@ fn invalid(path: &Path, why: &str) -> Error {
 }
 
 fn unreadable(path: &Path, error: &io::Error) -> Error {
-    Error::new(Code::System, format!("cannot read {}: {error}", path.display()))
+    Error::of_system(format_args!("cannot read {}", path.display()), error)
 }
 
 #[cfg(test)]

@@ -57,6 +57,7 @@ pub use interpreter::Interpreter;
 pub use language::Language;
 pub use rustix::process::Signal;
 pub use strength::{Finding, LOOK, Strength, strengths};
+pub use system::ignore_file_size_signal;
 pub use system::signal_name;
 pub use wire::{CONTAINER, DELEGATED, PROCESS, TEMPLATE, decode_answer, decode_language, encode_language};
 

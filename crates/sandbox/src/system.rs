@@ -227,8 +227,11 @@ fn child_signal() -> libc::sigset_t {
     }
 }
 
-/// Has a write beyond the limit of file sizes fail, and not end this process.
-pub(crate) fn ignore_file_size_signal() -> io::Result<()> {
+/// Has a write beyond the limit of file sizes fail, and not end this process. Programs that it starts inherit that.
+///
+/// # Errors
+/// What the system says.
+pub fn ignore_file_size_signal() -> io::Result<()> {
     // SAFETY: no memory is passed; ignoring is a valid disposition for this signal.
     if unsafe { libc::signal(libc::SIGXFSZ, libc::SIG_IGN) } == libc::SIG_ERR {
         return Err(io::Error::last_os_error());

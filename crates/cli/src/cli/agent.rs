@@ -7,10 +7,11 @@ use std::time::Duration;
 use clap::Args;
 use serde::Serialize;
 use sublet_agent::{Agent, Options};
+use sublet_proto::Error;
 use sublet_proto::v1::{Command, NodeState, NodeStatus};
-use sublet_proto::{Code, Error};
 
-use super::daemon::{ForWhom, Phase, Signals, blocking, check_limits, notify, stop_in_order};
+use super::daemon::{ForWhom, Phase, Signals, blocking, notify, stop_in_order};
+use super::limits;
 use super::output::Output;
 use super::parse::{as_ms, duration, show_ns};
 use super::settings;
@@ -113,13 +114,13 @@ pub(crate) fn run(arguments: Arguments, output: &Output) -> Result<(), Error> {
     let runtime = tokio::runtime::Builder::new_current_thread()
         .enable_all()
         .build()
-        .map_err(|error| Error::new(Code::System, format!("cannot make a tokio runtime: {error}")))?;
+        .map_err(|error| Error::of_system("cannot make a tokio runtime", &error))?;
     runtime.block_on(serve(options, &arguments.whom, output))
 }
 
 async fn serve(options: Options, whom: &ForWhom, output: &Output) -> Result<(), Error> {
     let mut signals = Signals::listen_for(whom)?;
-    check_limits()?;
+    limits::warn_of_file_sizes();
     let mut serving = Serving {
         address: None,
         agent: format!("unix:{}", options.socket.display()),

@@ -240,7 +240,7 @@ fn suggest_capacity(mut error: Error, capacity: Option<u64>) -> Error {
 
 /// Reads the input into memory that the worker reads in place.
 fn read_input(invoker: &Invoker, path: &Path) -> Result<Buffer<u8>, Error> {
-    let failed = |error| Error::new(Code::System, format!("reading the input {}: {error}", path.display()));
+    let failed = |error| Error::of_system(format_args!("reading the input {}", path.display()), &error);
     // One byte more than the limit, so that input that is too large is detected.
     let limit = u64::from(u32::MAX) + 1;
     let bytes = read_up_to(path, limit).map_err(failed)?;

@@ -10,9 +10,7 @@ use std::path::{Path, PathBuf};
 
 use rustix::event::{PollFd, PollFlags, poll};
 use rustix::io::retry_on_intr;
-use rustix::process::{
-    Pid, PidfdFlags, Resource, Rlimit, Signal as Number, getppid, getrlimit, pidfd_open, setrlimit,
-};
+use rustix::process::{Pid, PidfdFlags, Signal as Number, getppid, pidfd_open};
 use sublet_proto::pu::is_node_name;
 use sublet_proto::{Code, Error};
 use tokio::signal::unix::{Signal, SignalKind, signal};
@@ -43,43 +41,6 @@ pub(crate) fn notify(phase: Phase) {
     let sent = address.and_then(|address| UnixDatagram::unbound()?.send_to_addr(state, &address));
     if let Err(error) = sent {
         tracing::warn!(socket = %socket.display(), %error, "cannot notify the service manager");
-    }
-}
-
-/// Minimum limit of open files for a program that serves clients.
-const LEAST_FILES: u64 = 256;
-/// Limit of open files that an agent never exceeds.
-const MOST_FILES: u64 = 1 << 16;
-/// Minimum limit of file sizes, in bytes: stores, packages and the memory of leases are files.
-const LEAST_FILE_BYTES: u64 = 64 << 20;
-
-/// Raises the soft limit of open files to the hard limit, and checks that the limits suffice.
-///
-/// # Errors
-/// [`Code::LimitTooLow`] with the limit and how to raise it.
-pub(crate) fn check_limits() -> Result<(), Error> {
-    let too_low = |message: String| Err(Error::new(Code::LimitTooLow, message));
-    let files = getrlimit(Resource::Nofile);
-    // If the limit cannot be raised, the check below decides.
-    let wanted = files.maximum.unwrap_or(u64::MAX).min(MOST_FILES).max(files.current.unwrap_or(u64::MAX));
-    let _ = setrlimit(Resource::Nofile, Rlimit { current: Some(wanted), ..files });
-    let files = getrlimit(Resource::Nofile).current.unwrap_or(u64::MAX);
-    if files < LEAST_FILES {
-        return too_low(format!(
-            "the limit of open files is {files}, and must be at least {LEAST_FILES} (raise it with ulimit -n)"
-        ));
-    }
-    match getrlimit(Resource::Fsize).current {
-        Some(bytes) if bytes < LEAST_FILE_BYTES => too_low(format!(
-            "the limit of file sizes is {bytes} bytes, and must be at least {LEAST_FILE_BYTES} (raise it with ulimit -f)"
-        )),
-        Some(bytes) => {
-            tracing::warn!(
-                "the limit of file sizes is {bytes} bytes (ulimit -f): leases with more memory cannot be served"
-            );
-            Ok(())
-        }
-        None => Ok(()),
     }
 }
 

@@ -43,10 +43,10 @@ pub(crate) fn warn_of_open_secret(path: &Path) {
 
 /// Writes the output of a function.
 pub(crate) fn write_output(path: &Path, bytes: &[u8]) -> Result<(), Error> {
-    let failed = |error: std::io::Error| {
-        let code =
-            if error.kind() == std::io::ErrorKind::StorageFull { Code::StoreFull } else { Code::System };
-        Error::new(code, format!("writing the output {}: {error}", path.display()))
+    let what = format!("writing the output {}", path.display());
+    let failed = |error: std::io::Error| match error.kind() {
+        std::io::ErrorKind::StorageFull => Error::new(Code::StoreFull, format!("{what}: {error}")),
+        _ => Error::of_system(&what, &error),
     };
     if is_dash(path) {
         check_standard_output()?;

@@ -5,7 +5,7 @@ use std::path::PathBuf;
 
 use clap::Args;
 use serde::Serialize;
-use sublet_proto::{Code, Error};
+use sublet_proto::Error;
 use sublet_runtime::access::default_state;
 
 use super::output::Output;
@@ -45,7 +45,7 @@ pub(crate) fn run(arguments: &Arguments, output: &Output) -> Result<(), Error> {
     if output.is_for_people() && !std::io::stdout().is_terminal() {
         return match std::io::stdout().lock().write_all(&bytes) {
             Err(error) if error.kind() != std::io::ErrorKind::BrokenPipe => {
-                Err(Error::new(Code::System, format!("cannot write to standard output: {error}")))
+                Err(Error::of_system("cannot write to standard output", &error))
             }
             _ => Ok(()),
         };

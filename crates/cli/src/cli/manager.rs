@@ -5,9 +5,10 @@ use std::path::PathBuf;
 use clap::Args;
 use serde::Serialize;
 use sublet_manager::{Manager, Options, Tls};
-use sublet_proto::{Code, Error};
+use sublet_proto::Error;
 
-use super::daemon::{ForWhom, Phase, Signals, check_limits, notify, stop_in_order};
+use super::daemon::{ForWhom, Phase, Signals, notify, stop_in_order};
+use super::limits;
 use super::output::Output;
 use super::settings;
 use crate::config::{self, Flags, Settings};
@@ -64,13 +65,13 @@ pub(crate) fn run(arguments: Arguments, output: &Output) -> Result<(), Error> {
     let runtime = tokio::runtime::Builder::new_multi_thread()
         .enable_all()
         .build()
-        .map_err(|error| Error::new(Code::System, format!("cannot make a tokio runtime: {error}")))?;
+        .map_err(|error| Error::of_system("cannot make a tokio runtime", &error))?;
     runtime.block_on(serve(options, &arguments.for_whom, output))
 }
 
 async fn serve(options: Options, for_whom: &ForWhom, output: &Output) -> Result<(), Error> {
     let mut signals = Signals::listen_for(for_whom)?;
-    check_limits()?;
+    limits::warn_of_file_sizes();
     let ca = matches!(options.tls, Tls::Generated { .. }) && !options.listen.is_empty();
     let serving = Serving {
         manager: format!("unix:{}", options.socket.display()),

@@ -20,9 +20,9 @@ use sublet_runtime::manager::ManagerClient;
 use sublet_runtime::{Access, Address};
 
 use super::daemon::{
-    ForWhom, Phase, Signals, blocking, check_limits, find_spawner, find_worker, notify, own_node_name,
-    stop_in_order,
+    ForWhom, Phase, Signals, blocking, find_spawner, find_worker, notify, own_node_name, stop_in_order,
 };
+use super::limits;
 use super::output::Output;
 use super::parse::{node_modules, show_bytes, size};
 use super::view::NodeView;
@@ -163,13 +163,13 @@ pub(crate) fn run(arguments: Arguments, output: &Output) -> Result<(), Error> {
     let runtime = tokio::runtime::Builder::new_current_thread()
         .enable_all()
         .build()
-        .map_err(|error| Error::new(Code::System, format!("cannot make a tokio runtime: {error}")))?;
+        .map_err(|error| Error::of_system("cannot make a tokio runtime", &error))?;
     runtime.block_on(serve(arguments, output))
 }
 
 async fn serve(arguments: Arguments, output: &Output) -> Result<(), Error> {
     let mut signals = Signals::listen_for(&arguments.for_whom)?;
-    check_limits()?;
+    limits::warn_of_file_sizes();
     let state = absolute(
         &arguments.state.clone().filter(|state| !state.as_os_str().is_empty()).unwrap_or_else(default_state),
     )?;

@@ -18,7 +18,7 @@ pub(super) fn read(path: &Path, schema: &'static Schema) -> Result<Vec<(String, 
     let mut text = String::new();
     let read = File::open(path).and_then(|file| file.take(MAX_FILE_BYTES + 1).read_to_string(&mut text));
     read.map_err(|error| {
-        Error::new(Code::System, format!("reading the configuration {}: {error}", path.display()))
+        Error::of_system(format_args!("reading the configuration {}", path.display()), &error)
     })?;
     if text.len() as u64 > MAX_FILE_BYTES {
         let message =

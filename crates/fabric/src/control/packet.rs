@@ -67,8 +67,10 @@ impl PacketError {
 
 impl From<PacketError> for Error {
     fn from(error: PacketError) -> Error {
-        let code = match error {
-            PacketError::System { .. } => Code::System,
+        let code = match &error {
+            PacketError::System { operation, source } => {
+                return Error::of_system(format_args!("{operation} failed"), source);
+            }
             PacketError::Protocol(_) => Code::Protocol,
             PacketError::PeerGone | PacketError::TimedOut(_) => Code::AgentUnreachable,
         };
@@ -371,10 +373,15 @@ fn packet(message: RecvMsg, mut bytes: Vec<u8>, fds: Vec<OwnedFd>) -> Result<Opt
         )));
     }
     // The control buffer is aligned generously: a few more than asked for may fit it.
-    if message.flags.contains(ReturnFlags::CTRUNC) || fds.len() > MAX_PACKET_FDS {
+    // The kernel leaves out the descriptors that do not fit, and those that this process may not open.
+    let is_cut = message.flags.contains(ReturnFlags::CTRUNC);
+    if fds.len() + usize::from(is_cut) > MAX_PACKET_FDS {
         return Err(PacketError::Protocol(format!(
-            "a packet with more than {MAX_PACKET_FDS} descriptors was received, or this process can open no more"
+            "a packet with more than {MAX_PACKET_FDS} descriptors was received"
         )));
+    }
+    if is_cut {
+        return Err(PacketError::system("receiving the descriptors of a packet", Errno::MFILE));
     }
     if message.bytes == 0 {
         return Ok(None);

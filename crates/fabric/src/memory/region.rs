@@ -27,7 +27,9 @@ pub fn page_align(len_bytes: u64) -> Option<u64> {
 
 /// Makes the memory file of a region: of fixed size, so that no peer can take pages away under a reader.
 pub fn create_file(name: &str, len_bytes: u64) -> Result<OwnedFd, FabricError> {
-    let failed = |what: &str, error| cannot_make(name, len_bytes, what, error);
+    let failed = |call: &str, error: Errno| {
+        FabricError::system(format!("{call} for region {name} of {len_bytes} bytes"), error)
+    };
     // The kernel would end the process for it, unless it ignores SIGXFSZ.
     if let Some(limit) = getrlimit(Resource::Fsize).current.filter(|&limit| limit < len_bytes) {
         return Err(FabricError::Limit(format!(
@@ -41,15 +43,6 @@ pub fn create_file(name: &str, len_bytes: u64) -> Result<OwnedFd, FabricError> {
     rustix::fs::fcntl_add_seals(&file, SealFlags::SHRINK | SealFlags::GROW | SealFlags::SEAL)
         .map_err(|error| failed("fcntl(F_ADD_SEALS)", error))?;
     Ok(file)
-}
-
-fn cannot_make(name: &str, len_bytes: u64, what: &str, error: Errno) -> FabricError {
-    match error {
-        Errno::MFILE => FabricError::Limit(format!(
-            "cannot make region {name}: this process has as many files open as it may (raise it with ulimit -n)"
-        )),
-        error => FabricError::system(format!("{what} for region {name} of {len_bytes} bytes"), error),
-    }
 }
 
 /// Checks that what a peer passed is a memory file of this size which nobody can shrink.
@@ -238,14 +231,6 @@ pub fn punch_hole(file: BorrowedFd<'_>, offset: u64, len_bytes: u64) -> Result<(
 #[cfg(not(loom))]
 mod tests {
     use super::*;
-
-    #[test]
-    fn names_the_limit_of_open_files() {
-        let said = |error| cannot_make("inbox", 4096, "memfd_create", error);
-        let limit = said(Errno::MFILE);
-        assert!(matches!(limit, FabricError::Limit(_)) && limit.to_string().contains("ulimit -n"), "{limit}");
-        assert!(said(Errno::NOMEM).to_string().contains("region inbox of 4096 bytes"));
-    }
 
     #[test]
     fn two_mappings_of_a_region_are_the_same_memory() {

@@ -105,7 +105,7 @@ impl Attaching {
         let results_layout = ResultsLayout::new(description.cores);
         let results = Region::create("sublet-results", results_layout.len_bytes())?;
         let bell = eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)
-            .map_err(|error| Error::new(Code::System, format!("eventfd: {error}")))?;
+            .map_err(|error| Error::of_system("eventfd", &error.into()))?;
         let window = household.arena.window();
         let carrier = match by {
             None => local(inbox_file, expected)?,

@@ -112,7 +112,7 @@ impl Connection {
         let runtime = Builder::new_current_thread()
             .enable_all()
             .build()
-            .map_err(|error| Error::new(Code::System, format!("cannot make a tokio runtime: {error}")))?;
+            .map_err(|error| Error::of_system("cannot make a tokio runtime", &error))?;
         let current = (super::random_bits()? % managers as u128) as usize;
         let managers = Mutex::new(Managers::new(access, current));
         Ok(Connection { managers, runtime: Some(runtime) })

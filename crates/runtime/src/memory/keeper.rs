@@ -59,13 +59,14 @@ enum Answer {
 impl Keeper {
     pub(super) fn start() -> Result<Keeper, Error> {
         let bell = eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)
-            .map_err(|error| Error::new(Code::System, format!("eventfd: {error}")))?;
+            .map_err(|error| Error::of_system("eventfd", &error.into()))?;
         let (inside, changed, ended) = (Mutex::default(), Condvar::new(), AtomicU32::new(0));
         let shared = Arc::new(Shared { bell, asking: Mutex::default(), inside, changed, ended });
         let thread = shared.clone();
-        std::thread::Builder::new().name("sublet memory".into()).spawn(move || thread.run()).map_err(
-            |error| Error::new(Code::System, format!("starting the thread of a memory component: {error}")),
-        )?;
+        std::thread::Builder::new()
+            .name("sublet memory".into())
+            .spawn(move || thread.run())
+            .map_err(|error| Error::of_system("starting the thread of a memory component", &error))?;
         Ok(Keeper(shared))
     }
 

@@ -231,7 +231,7 @@ pub(super) fn run(arguments: &Run, output: &Output) -> Result<(), Error> {
     let Run { graph, input, terms } = arguments;
     terms.check(output)?;
     let application = terms.conditions.open(graph, terms.conditions.options())?;
-    let failed = |error| Error::new(Code::System, format!("reading the input {}: {error}", input.display()));
+    let failed = |error| Error::of_system(format_args!("reading the input {}", input.display()), &error);
     // One byte more than the limit, so that input that is too large is detected.
     let bytes = read_up_to(input, MAX_OUTPUT_BYTES as u64 + 1).map_err(failed)?;
     let begun = Instant::now();

@@ -102,9 +102,8 @@ struct Tally {
 pub(super) fn run(arguments: &Trigger, output: &Output) -> Result<(), Error> {
     let Trigger { graph, output: folder, keep_alive, conditions, .. } = arguments;
     if let Some(folder) = folder {
-        std::fs::create_dir_all(folder).map_err(|error| {
-            Error::new(Code::System, format!("cannot make {}: {error}", folder.display()))
-        })?;
+        std::fs::create_dir_all(folder)
+            .map_err(|error| Error::of_system(format_args!("cannot make {}", folder.display()), &error))?;
     }
     let options = RunOptions { keep_alive: *keep_alive, ..conditions.options() };
     let runner = Arc::new(Runner {
@@ -113,7 +112,7 @@ pub(super) fn run(arguments: &Trigger, output: &Output) -> Result<(), Error> {
         output: Output::new(!output.is_for_people()),
         tally: Mutex::default(),
     });
-    let failed = |error| Error::new(Code::System, format!("cannot make a tokio runtime: {error}"));
+    let failed = |error| Error::of_system("cannot make a tokio runtime", &error);
     let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(1).enable_all().build();
     let runtime = runtime.map_err(failed)?;
     let served = runtime.block_on(serve(arguments, &runner));

@@ -35,9 +35,7 @@ const SEND_TIMEOUT: Duration = Duration::from_secs(10);
 /// With what is allowed.
 fn opened(file: BorrowedFd<'_>, rights: Rights) -> Result<OwnedFd, Error> {
     match rights {
-        Rights::Write => file
-            .try_clone_to_owned()
-            .map_err(|error| Error::new(Code::System, format!("dup of memory: {error}"))),
+        Rights::Write => file.try_clone_to_owned().map_err(|error| Error::of_system("dup of memory", &error)),
         Rights::Read => Ok(read_only(file)?),
     }
 }
@@ -235,7 +233,7 @@ impl Answering {
             .name("sublet channels".into())
             .spawn(move || self.run())
             .map(drop)
-            .map_err(|error| Error::new(Code::System, format!("starting a thread: {error}")))
+            .map_err(|error| Error::of_system("starting a thread", &error))
     }
 
     /// Until the connection is cut, at whichever end.

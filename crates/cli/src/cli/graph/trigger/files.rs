@@ -92,9 +92,9 @@ impl Watcher {
     /// Sends events until the receiver is dropped.
     fn run(&self, told: &OwnedFd) -> Result<(), Error> {
         let lost = |error: std::io::Error| {
-            Error::new(
-                Code::System,
-                format!("folder {} cannot be watched any more: {error}", self.folder.display()),
+            Error::of_system(
+                format_args!("folder {} cannot be watched any more", self.folder.display()),
+                &error,
             )
         };
         let mut buffer = [MaybeUninit::uninit(); BUFFER_BYTES];
@@ -164,7 +164,7 @@ impl PendingFile {
             Ok(bytes)
         };
         read().map_err(|error: std::io::Error| {
-            Error::new(Code::System, format!("reading {}: {error}", path.display()))
+            Error::of_system(format_args!("reading {}", path.display()), &error)
         })
     }
 
@@ -191,7 +191,7 @@ impl PendingFile {
             under_way.remove(&self.name);
         }
         put.map_err(|error| {
-            Error::new(Code::System, format!("cannot move {} to {}: {error}", from.display(), to.display()))
+            Error::of_system(format_args!("cannot move {} to {}", from.display(), to.display()), &error)
         })
     }
 }
