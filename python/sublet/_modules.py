@@ -5,6 +5,7 @@ A module that cannot be sent (too large, deleted, in no file) is left out: only 
 """
 
 import os
+import re
 import shutil
 import site
 import stat
@@ -15,7 +16,7 @@ import zipfile
 from importlib.machinery import BYTECODE_SUFFIXES, EXTENSION_SUFFIXES, SOURCE_SUFFIXES, BuiltinImporter, FrozenImporter
 from pathlib import Path
 
-from . import _errors
+from . import _errors, _foreign
 
 # Most bytes of the modules in a package: a larger one belongs into the environment of the nodes.
 MOST_BYTES = 64 << 20
@@ -25,6 +26,8 @@ MOST_FILES = 4096 - 64
 MOST_DEPTH = 24
 # Longest path of a file in a package, in bytes.
 MOST_PATH_BYTES = 1000
+# Characters that no path in a package may have: backslashes, control characters, and characters that change the direction of text.
+_REFUSED = re.compile(r"[\\\x00-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069]")
 # What no function needs, of modules and of the folders that they are.
 UNNEEDED = {"sitecustomize", "usercustomize", "__pycache__", ".git", ".hg", ".venv", "node_modules", ".mypy_cache", ".pytest_cache", ".tox"}
 # Files that Python imports.
@@ -182,7 +185,7 @@ class _Tree:
         """Says which files are left out."""
         if self.skipped:
             more = f", and {len(self.skipped) - 3} more" if len(self.skipped) > 3 else ""
-            warnings.warn(f"not sent to workers: {'; '.join(self.skipped[:3])}{more}", stacklevel=2)
+            warnings.warn(f"not sent to workers: {_foreign.escaped('; '.join(self.skipped[:3]))}{more}", stacklevel=2)
 
 
 def _has_source(name, names):
@@ -198,8 +201,8 @@ def _bad_path(place):
         return "its name is not UTF-8"
     if len(encoded) > MOST_PATH_BYTES:
         return f"its path in a package would have more than {MOST_PATH_BYTES} bytes"
-    if "\\" in place or any(ord(letter) < 32 or 127 <= ord(letter) < 160 for letter in place):
-        return "its name has a backslash or a control character"
+    if _REFUSED.search(place):
+        return "its name has a backslash, a control character or one that changes the direction of text"
     return None
 
 

@@ -3,6 +3,8 @@
 import sys
 import warnings
 
+from . import _foreign
+
 
 class ColdImportWarning(UserWarning):
     """Modules that are named in `imports` cannot be kept warm on the nodes: each lease imports them anew."""
@@ -32,4 +34,4 @@ def warn(text, category=UserWarning):
     level, frame = 2, sys._getframe(1)
     while frame.f_back is not None and frame.f_globals.get("__package__") == __package__:
         level, frame = level + 1, frame.f_back
-    warnings.warn(text, category, stacklevel=level)
+    warnings.warn(_foreign.escaped(text), category, stacklevel=level)

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 import sublet
-from sublet import _modules
+from sublet import _modules, _warning
 
 EXTENSION = sysconfig.get_config_var("EXT_SUFFIX")
 
@@ -203,13 +203,20 @@ def test_files_that_cannot_be_sent_are_named_in_a_warning(tmp_path, platform):
     (tmp_path / "secret").write_text("not a module's")
     (mine / "outside").symlink_to(tmp_path / "secret")
     Path(os.fsdecode(bytes(mine) + b"/latin-\xe9.txt")).write_text("x")
-    (mine / "back\\slash").write_text("x")
+    (mine / "back\\slash\u202e").write_text("x")
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         with platform.lease(path=mine, wait=60) as lease:
             assert lease.call("mine:names") == ["__init__.py"]
     said = str(next(warning.message for warning in caught if "not sent" in str(warning.message)))
     assert "outside: it is a link" in said and "latin-" in said and "not UTF-8" in said and "backslash" in said
+    assert "\u202e" not in said and "slash\\u202e" in said
+
+
+def test_no_path_in_a_package_has_controls():
+    for letter in "\\\n\x7f\x9b\u061c\u200f\u2028\u202e\u2066":
+        assert "direction" in _modules._bad_path(f"a{letter}b")
+    assert _modules._bad_path("a/Grüße שלום.py") is None
 
 
 def test_functions_of_a_module_that_is_run_import_their_siblings(run, tmp_path, platform):
@@ -293,3 +300,9 @@ def test_paths_that_cannot_be_sent_are_refused(platform, tmp_path, monkeypatch):
         (tmp_path / f"m{number}.txt").touch()
     with pytest.raises(sublet.InvalidArgument, match=r"more than 3 files.*lease\(path="):
         platform.lease(path=tmp_path)
+
+
+def test_warnings_are_escaped():
+    with pytest.warns(UserWarning) as caught:
+        _warning.warn("an import fails\x1b[2J\u202e")
+    assert str(caught[0].message) == "an import fails\\x1b[2J\\u202e"

@@ -153,6 +153,22 @@ fn an_output_to_a_closed_descriptor_fails() {
 }
 
 #[test]
+fn paths_in_errors_cannot_change_the_direction_of_text() {
+    let path = "no-such\u{202e}gnp.json";
+    for (arguments, escaped) in [
+        (&["graph", "show", path][..], r"\u{202e}gnp.json"),
+        (&["--json", "graph", "show", path], r"\u202egnp.json"),
+        (&["graph", "show", "x", path], r"\u{202e}gnp.json"),
+        (&["--json", "graph", "show", "x", path], r"\u202egnp.json"),
+    ] {
+        let output = sublet().args(arguments).output().unwrap();
+        let said = String::from_utf8(output.stderr).unwrap();
+        assert!(!output.status.success() && said.contains(escaped), "{arguments:?}: {said:?}");
+        assert!(!said.contains('\u{202e}'), "{arguments:?}: {said:?}");
+    }
+}
+
+#[test]
 fn usage_lines_name_only_what_is_required() {
     let platform = Platform::start();
     let refused = platform.run(&["call"]);

@@ -1,42 +1,47 @@
 //! Text of strangers as it is shown on a terminal or written to a log: output of functions, error messages, names.
 //!
 //! A terminal obeys control characters, and shows text after a bidirectional control in another order than it has. Either can
-//! hide or forge what an operator reads. Both functions replace such characters by escapes, as `\x1b` and `\u{202e}`, and
-//! leave everything else as it is, tabs included. Neither limits the length.
+//! hide or forge what an operator reads. The functions replace such characters by escapes, as `\x1b` and `\u{202e}`, and
+//! leave everything else as it is. They do not limit the length.
 
 use std::borrow::Cow;
-use std::fmt::Write as _;
 
 /// Text with visible escapes in place of all control characters but tabs: one line whatever it holds.
 pub fn printable_line(text: &str) -> Cow<'_, str> {
-    escape(text, |character| character == '\t')
+    escape(text, |character| character == '\t', in_text)
 }
 
 /// Text of several lines with visible escapes in place of all control characters but tabs and line feeds.
 pub fn printable_text(text: &str) -> Cow<'_, str> {
-    escape(text, |character| matches!(character, '\t' | '\n'))
+    escape(text, |character| matches!(character, '\t' | '\n'), in_text)
 }
 
-fn escape(text: &str, is_kept: impl Fn(char) -> bool) -> Cow<'_, str> {
-    let is_escaped = |character: char| is_obeyed(character) && !is_kept(character);
+/// JSON of the same value, with JSON's own escapes in place of control characters. Outside of strings it has only line feeds.
+pub fn printable_json(json: &str) -> Cow<'_, str> {
+    escape(json, |character| character == '\n', |number| format!("\\u{number:04x}"))
+}
+
+fn in_text(number: u32) -> String {
+    if number <= 0xff { format!("\\x{number:02x}") } else { format!("\\u{{{number:x}}}") }
+}
+
+fn escape(text: &str, is_kept: impl Fn(char) -> bool, as_escape: impl Fn(u32) -> String) -> Cow<'_, str> {
+    let is_escaped = |character: char| is_terminal_control(character) && !is_kept(character);
     if !text.contains(is_escaped) {
         return Cow::Borrowed(text);
     }
     let mut escaped = String::with_capacity(text.len() + 16);
     for character in text.chars() {
-        let number = u32::from(character);
-        // A String accepts all that is written to it.
-        let _ = match is_escaped(character) {
-            false => escaped.write_char(character),
-            true if number <= 0xff => write!(escaped, "\\x{number:02x}"),
-            true => write!(escaped, "\\u{{{number:x}}}"),
-        };
+        match is_escaped(character) {
+            false => escaped.push(character),
+            true => escaped.push_str(&as_escape(u32::from(character))),
+        }
     }
     Cow::Owned(escaped)
 }
 
 /// Whether a character is a control character, a line or paragraph separator, or controls the direction of the text around it.
-fn is_obeyed(character: char) -> bool {
+pub fn is_terminal_control(character: char) -> bool {
     character.is_control()
         || matches!(
             character,
@@ -64,6 +69,14 @@ mod tests {
             assert_eq!(printable_line(&format!("a{character}b")), expected);
             assert_eq!(printable_text(&format!("a{character}b")), expected);
         }
+    }
+
+    #[test]
+    fn escapes_within_json_as_json_does() {
+        let json = "{\"a\":\"\u{202e}\u{7f}\u{2028}\u{9b}\\n\"}";
+        assert_eq!(printable_json(json), r#"{"a":"\u202e\u007f\u2028\u009b\n"}"#);
+        assert_eq!(printable_json("{\n\"a\": \"\u{202e}\"}\n"), "{\n\"a\": \"\\u202e\"}\n");
+        assert!(matches!(printable_json(r#"{"a":"\u001b"}"#), Cow::Borrowed(_)));
     }
 
     #[test]

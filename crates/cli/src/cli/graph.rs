@@ -15,6 +15,7 @@ use std::path::{Path, PathBuf};
 use clap::{Args, Subcommand};
 use serde::Serialize;
 use sublet_proto::graph::{self, Component, Condition, Edge, Graph, MAX_DOCUMENT_BYTES, Role};
+use sublet_proto::text::{printable_json, printable_text};
 use sublet_proto::{Code, Error};
 
 use super::Connection;
@@ -155,7 +156,7 @@ fn check(graph: &Graph, output: &Output) -> Result<(), Error> {
 
 fn show(graph: &Graph, svg: Option<&Path>, output: &Output) -> Result<(), Error> {
     if svg.is_none() && !output.is_for_people() {
-        return print(&graph.to_json());
+        return print(&printable_json(&graph.to_json()));
     }
     if graph.edges.len() > MAX_DRAWN_EDGES {
         let (name, edges) = (&graph.name, graph.edges.len());
@@ -164,7 +165,7 @@ fn show(graph: &Graph, svg: Option<&Path>, output: &Output) -> Result<(), Error>
         return Err(Error::new(Code::InvalidArgument, message));
     }
     match svg {
-        None => print(terminal::draw(graph).trim_end()),
+        None => print(printable_text(&terminal::draw(graph)).trim_end()),
         Some(file) => write_svg(file, &svg::draw(graph)),
     }
 }
@@ -174,7 +175,7 @@ fn write_svg(file: &Path, svg: &str) -> Result<(), Error> {
         return print(svg.trim_end());
     }
     fs::write(file, svg)
-        .map_err(|error| Error::new(Code::System, format!("cannot write {}: {error}", file.display())))
+        .map_err(|error| Error::of_system(format_args!("cannot write {}", file.display()), &error))
 }
 
 fn read(file: &Path) -> Result<Graph, Error> {

@@ -6,7 +6,7 @@ use std::process::ExitCode;
 use serde::Serialize;
 use serde_json::json;
 use sublet_fabric::standard::output_was_closed;
-use sublet_proto::text::{printable_line, printable_text};
+use sublet_proto::text::{printable_json, printable_line, printable_text};
 use sublet_proto::{Code, Error};
 
 /// Writer for a command's result and errors.
@@ -35,7 +35,7 @@ impl Output {
         if !self.is_json {
             return Ok(printable_text(&text(value)).into_owned());
         }
-        let line = serde_json::to_string(value);
+        let line = serde_json::to_string(value).map(|line| printable_json(&line).into_owned());
         line.map_err(|error| {
             Error::new(Code::Internal, format!("the result cannot be written as JSON: {error}"))
         })
@@ -63,7 +63,7 @@ impl Output {
     fn failure(&self, Error { code, message }: &Error) -> String {
         if self.is_json {
             let error = json!({ "code": code.name(), "number": code.number(), "message": message });
-            json!({ "error": error }).to_string()
+            printable_json(&json!({ "error": error }).to_string()).into_owned()
         } else {
             format!("error[{code}]: {}", printable_text(message))
         }
@@ -89,7 +89,7 @@ pub(crate) fn print(text: &str) -> Result<(), Error> {
     let mut stdout = io::stdout().lock();
     match writeln!(stdout, "{text}").and_then(|()| stdout.flush()) {
         Err(error) if error.kind() != io::ErrorKind::BrokenPipe => {
-            Err(Error::new(Code::System, format!("cannot write to standard output: {error}")))
+            Err(Error::of_system("cannot write to standard output", &error))
         }
         _ => Ok(()),
     }
@@ -135,10 +135,11 @@ mod tests {
         let escaped = "a\tb\n\\x1b[2J\\u{202e}c\\x0d";
         let shown = |output: &Output| output.shown(&text, |text| (*text).to_owned()).unwrap();
         assert_eq!(shown(&people), escaped);
-        assert_eq!(shown(&json), serde_json::to_string(text).unwrap());
+        assert_eq!(shown(&json), r#""a\tb\n\u001b[2J\u202ec\r""#);
+        assert_eq!(serde_json::from_str::<String>(&shown(&json)).unwrap(), text);
         let error = Error::new(Code::FunctionFailed, text);
         assert_eq!(people.failure(&error), format!("error[{}]: {escaped}", Code::FunctionFailed));
-        assert!(!json.failure(&error).contains('\x1b'));
+        assert!(!json.failure(&error).contains(['\x1b', '\u{202e}']));
     }
 
     #[test]

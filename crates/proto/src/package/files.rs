@@ -4,6 +4,7 @@ use std::collections::BTreeSet;
 
 use super::{BUILT_FOLDER, INFO_FILE, MANIFEST_FILE, MAX_FILES, invalid};
 use crate::Error;
+use crate::text::is_terminal_control;
 use crate::v1::PackageFile;
 
 /// Longest path of a file, in bytes.
@@ -23,8 +24,8 @@ pub fn check_path(path: &str) -> Result<(), Error> {
     if path.starts_with('/') {
         return bad("is absolute");
     }
-    if path.contains(|c: char| c == '\\' || c.is_control()) {
-        return bad("has a backslash or a control character");
+    if path.contains(|c: char| c == '\\' || is_terminal_control(c)) {
+        return bad("has a backslash, a control character or one that changes the direction of text");
     }
     for component in path.split('/') {
         match component {
@@ -104,6 +105,7 @@ mod tests {
             "a\\b",
             "a\0b",
             "a\nb",
+            "a\u{202e}os.b",
             &long,
             &component,
         ] {
