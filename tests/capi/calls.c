@@ -126,6 +126,8 @@ static void a_lease_says_what_it_is_and_what_it_has_cost(void) {
     sublet_lease lease;
     CHECK_OK(sublet_invoker_lease(invoker, &lease));
     CHECK(strlen(lease.id) == 32 && strlen(lease.node) > 0 && strcmp(lease.package, "libfunctions") == 0);
+    /* The tenant of a client without a token is its Unix user. */
+    CHECK(strncmp(lease.owner, "uid:", 4) == 0);
     CHECK(lease.workers == 1 && lease.functions == 7 && lease.memory_bytes > 0 && lease.start_ns > 0);
     CHECK(lease.expires_unix_ms > lease.granted_unix_ms);
     check_alive(invoker);

@@ -225,6 +225,7 @@ typedef struct sublet_lease {
     const char *id;            /* 32 hexadecimal digits */
     const char *node;          /* name of the node */
     const char *package;       /* name of the package */
+    const char *owner;         /* tenant that owns the package; empty if the manager does not report it */
     uint64_t memory_bytes;
     uint64_t granted_unix_ms;
     uint64_t expires_unix_ms;  /* includes the latest renewal */
@@ -233,7 +234,7 @@ typedef struct sublet_lease {
     uint32_t functions;        /* number of functions of the package */
 } sublet_lease;
 
-SUBLET_STATIC_ASSERT(sizeof(sublet_lease) == 64, "the library is built for 64-bit machines");
+SUBLET_STATIC_ASSERT(sizeof(sublet_lease) == 72, "the library is built for 64-bit machines");
 
 /* Usage of a lease, and its costs in units of 1e-9 of the manager's currency:
  * total = price of memory * allocated + price of computing * executing + price of polling * polling. */

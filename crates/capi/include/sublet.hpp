@@ -160,6 +160,7 @@ struct lease {
     std::string id;       // 32 hexadecimal digits
     std::string node;
     std::string package;
+    std::string owner;  // the tenant that owns the package; empty if the manager does not report it
     std::uint64_t memory_bytes;
     std::chrono::system_clock::time_point granted;
     std::chrono::system_clock::time_point expires;
@@ -493,6 +494,7 @@ public:
         return {found.id,
                 found.node,
                 found.package,
+                found.owner,
                 found.memory_bytes,
                 time(milliseconds(found.granted_unix_ms)),
                 time(milliseconds(found.expires_unix_ms)),

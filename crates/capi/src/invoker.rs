@@ -24,6 +24,7 @@ struct LeaseTexts {
     id: CString,
     node: CString,
     package: CString,
+    owner: CString,
 }
 
 /// `struct sublet_allocation`.
@@ -55,6 +56,7 @@ pub struct sublet_lease {
     id: *const c_char,
     node: *const c_char,
     package: *const c_char,
+    owner: *const c_char,
     memory_bytes: u64,
     granted_unix_ms: u64,
     expires_unix_ms: u64,
@@ -107,7 +109,7 @@ pub struct sublet_call {
 
 // The sizes that sublet.h asserts of its own structures.
 const _: () = assert!(size_of::<sublet_allocation>() == 120);
-const _: () = assert!(size_of::<sublet_lease>() == 64);
+const _: () = assert!(size_of::<sublet_lease>() == 72);
 const _: () = assert!(size_of::<sublet_bill>() == 72);
 const _: () = assert!(size_of::<sublet_call_options>() == 24);
 const _: () = assert!(size_of::<sublet_call>() == 48);
@@ -130,7 +132,8 @@ impl sublet_invoker {
 
     fn allocate(&mut self, allocation: &Allocation) -> Result<(), Error> {
         self.invoker.allocate(allocation)?;
-        self.texts = self.invoker.lease().as_ref().map(LeaseTexts::new);
+        let owner = self.invoker.package().map_or("", |package| &package.owner);
+        self.texts = self.invoker.lease().map(|lease| LeaseTexts::new(&lease, owner));
         Ok(())
     }
 
@@ -149,6 +152,7 @@ impl sublet_invoker {
             id: texts.id.as_ptr(),
             node: texts.node.as_ptr(),
             package: texts.package.as_ptr(),
+            owner: texts.owner.as_ptr(),
             memory_bytes: lease.memory_bytes,
             granted_unix_ms: lease.granted_unix_ms,
             expires_unix_ms: lease.expires_unix_ms,
@@ -181,10 +185,15 @@ impl sublet_invoker {
 }
 
 impl LeaseTexts {
-    fn new(lease: &Lease) -> LeaseTexts {
+    fn new(lease: &Lease, owner: &str) -> LeaseTexts {
         // A manager has checked the texts; one with a zero byte would only be shown as empty.
         let text = |text: &str| CString::new(text).unwrap_or_default();
-        LeaseTexts { id: text(&lease.id), node: text(&lease.node), package: text(&lease.package_name) }
+        LeaseTexts {
+            id: text(&lease.id),
+            node: text(&lease.node),
+            package: text(&lease.package_name),
+            owner: text(owner),
+        }
     }
 }
 
