@@ -167,6 +167,9 @@ HOSTILE = {
     "namedtuple": os.terminal_size((1, 2)),
     "path": pathlib.PurePath("a"),
     "regular expression": __import__("re").compile("a"),
+    # Its members would be hashed unchecked.
+    "counter of a list": Gadget(collections.Counter, ([1, 1],)),
+    "time zone of a number": Gadget(datetime.timezone, (1,)),
     "deque of items": Gadget(collections.deque, ([1],)),
     "defaultdict of a function": collections.defaultdict(touch),
     "defaultdict of a method": collections.defaultdict(datetime.datetime.now),
@@ -435,6 +438,21 @@ def test_prints_are_bounded(capsys):
     _foreign.show([("stdout", "x" * 1000)] * 5000)
     captured = capsys.readouterr()
     assert len(captured.out) <= _foreign.MOST_TEXT and "is dropped" in captured.err
+
+
+def test_entries_of_prints_are_bounded(capsys):
+    shown = []
+    _foreign.show(shown.append(number) or ("stdout", "") for number in range(_foreign.MOST_ENTRIES + 10))
+    assert len(shown) == _foreign.MOST_ENTRIES
+    assert capsys.readouterr().out == ""
+
+
+def test_exceptions_of_a_description_are_bounded():
+    fields = {"names": [], "cause": None, "context": None, "kind": "K", "message": "m", "notes": None, "is_context_suppressed": False}
+    read = []
+    errors = (read.append(number) or fields for number in range(_foreign.MOST_ERRORS + 10))
+    assert isinstance(_foreign.rebuilt({"errors": errors, "text": ""}), sublet.RemoteError)
+    assert len(read) == _foreign.MOST_ERRORS
 
 
 @pytest.mark.parametrize("description", [3, {}, {"errors": [], "text": ""}, {"errors": [{"names": [1]}], "text": ""}, {"errors": 1, "text": 2}])

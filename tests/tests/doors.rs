@@ -16,6 +16,7 @@ use rustls::pki_types::{CertificateDer, ServerName, pem::PemObject};
 use rustls::{ClientConfig, ClientConnection, RootCertStore, StreamOwned};
 use sublet::{Access, Allocation, Code, Invoker};
 use sublet_fabric::packet::PacketSocket;
+use sublet_means::{Means, skip};
 use sublet_proto::v1::manager_client::ManagerClient;
 use sublet_proto::v1::{CreateTokenRequest, LeaseRequest, ListNodesRequest, PackageChunk, Role};
 use sublet_tests::attack::{ADDRESSES, Attack, raise_files};
@@ -249,6 +250,68 @@ fn trickling_uploads_delay_nobody_and_are_ended() {
     }
 }
 
+/// An upload of chunks of 1 MiB that make no package, which ends after them or sends nothing more for ever.
+struct Chunks {
+    left: usize,
+    /// Counts the uploads that have sent all and stay open.
+    stalled: Option<Arc<AtomicUsize>>,
+}
+
+impl Stream for Chunks {
+    type Item = PackageChunk;
+
+    fn poll_next(mut self: Pin<&mut Self>, _: &mut Context<'_>) -> Poll<Option<PackageChunk>> {
+        if self.left > 0 {
+            self.left -= 1;
+            return Poll::Ready(Some(PackageChunk { data: vec![0; 1 << 20] }));
+        }
+        let Some(stalled) = &self.stalled else { return Poll::Ready(None) };
+        stalled.fetch_add(1, Ordering::Relaxed);
+        Poll::Pending
+    }
+}
+
+async fn upload(access: Access, chunks: Chunks) -> sublet::Error {
+    let request = access.authorize(Request::new(chunks));
+    let mut manager = ManagerClient::new(access.channel(0).unwrap());
+    sublet::Error::from_status(&manager.deploy(request).await.unwrap_err())
+}
+
+#[test]
+fn stalled_uploads_leave_large_ones_of_others_a_place() {
+    let cluster = Cluster::with_agents(0);
+    let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(1).enable_all().build().unwrap();
+    let stalled = Arc::new(AtomicUsize::new(0));
+    let stall = |tenant: &str| {
+        let chunks = Chunks { left: 16, stalled: Some(stalled.clone()) };
+        runtime.spawn(upload(cluster.user(tenant), chunks))
+    };
+    let uploads = [stall("slow"), stall("slow")];
+    wait_until("one has stalled", || stalled.load(Ordering::Relaxed) > 0);
+    std::thread::sleep(Duration::from_millis(500));
+    let error = runtime.block_on(upload(cluster.user("quick"), Chunks { left: 16, stalled: None }));
+    assert_eq!(error.code, Code::InvalidPackage, "{error}");
+    assert!(!uploads.iter().any(|upload| upload.is_finished()), "it was received after the stalled ones");
+}
+
+#[test]
+fn large_uploads_are_received_two_at_a_time() {
+    let cluster = Cluster::with_agents(0);
+    let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(1).enable_all().build().unwrap();
+    let stalled = Arc::new(AtomicUsize::new(0));
+    let uploads = ["a", "b", "c"].map(|tenant| {
+        let chunks = Chunks { left: 16, stalled: Some(stalled.clone()) };
+        runtime.spawn(upload(cluster.user(tenant), chunks))
+    });
+    wait_until("two have stalled", || stalled.load(Ordering::Relaxed) >= 2);
+    std::thread::sleep(Duration::from_millis(500));
+    assert_eq!(stalled.load(Ordering::Relaxed), 2, "all were received at once");
+    // Small ones wait for no large ones.
+    let error = runtime.block_on(upload(cluster.user("quick"), Chunks { left: 1, stalled: None }));
+    assert_eq!(error.code, Code::InvalidPackage, "{error}");
+    assert!(!uploads.iter().any(|upload| upload.is_finished()), "it was received after the large ones");
+}
+
 #[test]
 fn grants_that_lapse_cost_their_tenant_its_turn() {
     let cluster = Cluster::with_agents(1);
@@ -286,7 +349,7 @@ fn grants_that_lapse_cost_their_tenant_its_turn() {
 #[test]
 fn idle_connections_of_a_user_lock_no_other_out_of_the_agents_socket() {
     if !rustix::process::geteuid().is_root() {
-        println!("skipped: only root can become other users");
+        skip(Means::Root, "only root can become other users");
         return;
     }
     let folder = tempfile::tempdir().unwrap();
