@@ -30,7 +30,7 @@ pub mod program;
 pub mod sim;
 
 /// Folders that hold what is built, not what is written.
-const BUILT: &[&str] = &["target", ".git", "corpus", "artifacts", "seeds", "node_modules"];
+const BUILT: &[&str] = &["target", ".git", "corpus", "artifacts", "seeds", "minimal", "node_modules"];
 
 /// The repository's top folder.
 pub fn root() -> &'static Path {

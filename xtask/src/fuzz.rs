@@ -15,6 +15,8 @@ use crate::{PROFILE, built, cargo, root};
 const DEFAULT_SECONDS: u64 = 60;
 /// Largest input, in bytes: that of a packet inside a node.
 const MAX_INPUT_BYTES: u64 = 64 * 1024;
+/// Largest input that is kept, in bytes.
+const MAX_KEPT_BYTES: u64 = 4096;
 /// A single input that takes longer is a finding, in seconds.
 const HANG_SECONDS: u64 = 10;
 /// An input that makes a decoder take more memory is a finding, in MiB.
@@ -54,7 +56,7 @@ pub fn chore(mut options: Options) -> io::Result<ExitCode> {
 /// already: the tests need them, too.
 pub fn check(step: &mut Step, seconds: u64) -> io::Result<Outcome> {
     let triple = host_triple()?;
-    if !step.run(write_seeds())? || !step.run(build(&triple))? {
+    if !prepare(step, &triple)? {
         return Ok(Outcome::Failed);
     }
     let mut all_passed = true;
@@ -64,6 +66,81 @@ pub fn check(step: &mut Step, seconds: u64) -> io::Result<Outcome> {
         all_passed &= passed;
     }
     Ok(Outcome::from(all_passed))
+}
+
+/// `cargo xtask fuzz-keep`: replaces the kept corpus by the least inputs that cover as much as it and the local corpus.
+pub fn keep(options: Options) -> io::Result<ExitCode> {
+    options.end()?;
+    let mut step = Step::start("fuzz-keep", Show::Everything)?;
+    let triple = host_triple()?;
+    let mut is_done = step.run(build_programs())? && prepare(&mut step, &triple)?;
+    for target in targets()? {
+        is_done = is_done && step.run(merge(&triple, &target)?)? && step.run(pack(&target))?;
+    }
+    let tally = step.finish(Outcome::from(is_done))?;
+    Ok(if tally.failed == 0 { ExitCode::SUCCESS } else { ExitCode::FAILURE })
+}
+
+/// Builds all targets, and puts their first inputs into `fuzz/seeds`: made ones and kept ones.
+fn prepare(step: &mut Step, triple: &str) -> io::Result<bool> {
+    let seeds = root().join("fuzz/seeds");
+    if seeds.exists() {
+        std::fs::remove_dir_all(&seeds)?;
+    }
+    let mut is_done = step.run(write_seeds())?;
+    for target in targets()? {
+        std::fs::create_dir_all(seeds.join(&target))?;
+        if root().join(kept(&target)).exists() {
+            is_done = is_done && step.run(unpack(&target))?;
+        }
+    }
+    Ok(is_done && step.run(build(triple))?)
+}
+
+/// The inputs of a target that are kept, in one file: there are hundreds of small ones.
+fn kept(target: &str) -> String {
+    format!("fuzz/kept/{target}.tar.gz")
+}
+
+fn unpack(target: &str) -> Command {
+    let mut command = Command::new("tar");
+    command.current_dir(root()).arg("-xzf").arg(kept(target)).arg("-C").arg(format!("fuzz/seeds/{target}"));
+    command
+}
+
+/// The same inputs make the same file.
+fn pack(target: &str) -> Command {
+    let mut command = Command::new("tar");
+    command.current_dir(root()).args(["--use-compress-program", "gzip -9n", "-cf"]).arg(kept(target));
+    command.args(["--sort=name", "--mtime=@0", "--owner=0", "--group=0", "--numeric-owner", "-C"]);
+    command.args([&minimal(target), "."]);
+    command
+}
+
+fn minimal(target: &str) -> String {
+    format!("fuzz/minimal/{target}")
+}
+
+fn merge(triple: &str, target: &str) -> io::Result<Command> {
+    let minimal = root().join(minimal(target));
+    if minimal.exists() {
+        std::fs::remove_dir_all(&minimal)?;
+    }
+    for folder in [minimal, root().join("fuzz/kept"), root().join(format!("fuzz/corpus/{target}"))] {
+        std::fs::create_dir_all(folder)?;
+    }
+    let mut command = program(triple, target);
+    command.args(["-merge=1", "-set_cover_merge=1"]).arg(format!("-max_len={MAX_KEPT_BYTES}"));
+    command.args([self::minimal(target), format!("fuzz/corpus/{target}"), format!("fuzz/seeds/{target}")]);
+    Ok(command)
+}
+
+/// A target, with the programs that an agent starts.
+fn program(triple: &str, target: &str) -> Command {
+    let mut command = Command::new(root().join(format!("fuzz/target/{triple}/release/{target}")));
+    command.current_dir(root()).env("SUBLET_PROGRAMS", built(""));
+    command.arg(format!("-timeout={HANG_SECONDS}")).arg(format!("-rss_limit_mb={MEMORY_MIB}"));
+    command
 }
 
 /// The programs that an agent starts: the target `listeners` has one.
@@ -94,11 +171,8 @@ fn fuzz(triple: &str, target: &str, seconds: u64) -> io::Result<Command> {
     for folder in [&corpus, &artifacts, &seeds] {
         std::fs::create_dir_all(root().join(folder))?;
     }
-    let mut command = Command::new(root().join(format!("fuzz/target/{triple}/release/{target}")));
-    command.current_dir(root()).env("SUBLET_PROGRAMS", built("")).arg(format!("-max_total_time={seconds}"));
-    command.arg(format!("-max_len={MAX_INPUT_BYTES}"));
-    command.arg(format!("-timeout={HANG_SECONDS}"));
-    command.arg(format!("-rss_limit_mb={MEMORY_MIB}"));
+    let mut command = program(triple, target);
+    command.arg(format!("-max_total_time={seconds}")).arg(format!("-max_len={MAX_INPUT_BYTES}"));
     command.arg(format!("-artifact_prefix={artifacts}/"));
     // New inputs go to the first folder.
     command.arg(corpus).arg(seeds);

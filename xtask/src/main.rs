@@ -69,6 +69,11 @@ const CHORES: &[Chore] = &[
         run: sim::chore,
     },
     Chore { usage: "fuzz [--seconds N]", help: "fuzz every decoder, N seconds each (60)", run: fuzz::chore },
+    Chore {
+        usage: "fuzz-keep",
+        help: "replace the kept inputs of fuzzing by the least that cover as much as all that were found",
+        run: fuzz::keep,
+    },
     Chore { usage: "bench", help: "measure the promises, and write docs/performance.md", run: bench::chore },
     Chore {
         usage: "verbs-vm [--only PART,...] [--limit SECONDS]",

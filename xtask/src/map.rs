@@ -14,7 +14,7 @@ use crate::root;
 
 /// Folders of build outputs and of inputs that fuzzing has found.
 const GENERATED: &[&str] =
-    &["target", "corpus", "artifacts", "seeds", "node_modules", "__pycache__", "build", "dist"];
+    &["target", "corpus", "artifacts", "seeds", "minimal", "node_modules", "__pycache__", "build", "dist"];
 
 /// Endings of the names of source files.
 const SOURCES: &[&str] = &["rs", "c", "cpp", "h", "hpp", "cl", "js", "proto", "py", "pyi", "sh"];
