@@ -138,6 +138,8 @@ pub struct Options {
 
 /// Threads that serve the calls of global processes. Each serves as many as call; one is enough for a million calls a second.
 const SHIM_THREADS: usize = 1;
+/// The folder of an agent's state over which spawners mount what sandboxes see.
+const ROOT: &str = "root";
 
 /// A running agent. Stopped when it is dropped.
 pub struct Agent {
@@ -268,6 +270,7 @@ fn node(
         neighbours: options.neighbours.clone(),
         model: capacity::processor_model(),
         device_units: looking.found(),
+        no_core_shares: !cores.shared.is_empty() && !has_core_shares(&spawner, state)?,
     };
     let instance = new_instance()?;
     let units = units(&description);
@@ -309,7 +312,7 @@ fn node(
 fn maker(options: &Options, (worker, spawner): (&Path, &Path), state: &StateFolder) -> Result<Maker, Error> {
     let start = |warm: &Warm| {
         let runtimes = Runtimes::find(warm, spawner, &state.path)?;
-        Maker::start(spawner.to_owned(), state.path.join("root"), runtimes)
+        Maker::start(spawner.to_owned(), state.path.join(ROOT), runtimes)
     };
     let maker = start(&options.warm)?;
     maker.try_process(worker)?;
@@ -322,6 +325,14 @@ fn maker(options: &Options, (worker, spawner): (&Path, &Path), state: &StateFold
         }
         tried => tried.map(|()| maker),
     }
+}
+
+/// Whether leases on a shared core have shares of it, by control groups.
+fn has_core_shares(spawner: &Path, state: &StateFolder) -> Result<bool, Error> {
+    let found = sublet_sandbox::strengths(spawner, &state.path.join(ROOT))?;
+    Ok(found
+        .iter()
+        .any(|finding| finding.wall == "cpu" && finding.strength == sublet_sandbox::Strength::Full))
 }
 
 /// The ids of its processing units.

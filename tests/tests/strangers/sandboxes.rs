@@ -6,6 +6,7 @@ use std::path::Path;
 use std::process::{Command, Stdio};
 
 use sublet::{Allocation, Code, Invoker, Policy};
+use sublet_means::{Means, skip};
 use sublet_tests::assert_fails;
 use sublet_tests::cluster::{Cluster, Lent, Plan};
 use sublet_tests::functions::{module, package};
@@ -100,8 +101,8 @@ fn hostile_kernels_leave_another_tenants_calls_alone() {
     }
 }
 
-/// A `sublet up` of another user, without any rights.
-fn without_rights() -> Platform {
+/// A `sublet up` of another user, without any rights, with more arguments.
+fn without_rights(more: &[&str]) -> Platform {
     Platform::start_with(|up| {
         let state = up.get_args().last().expect("it has a state folder").to_owned();
         let parent = Path::new(&state).parent().expect("it is in a folder of the test's own");
@@ -118,7 +119,7 @@ fn without_rights() -> Platform {
             "--bounding-set=-all",
             "--inh-caps=-all",
         ]);
-        wrapped.arg(up.get_program()).args(up.get_args());
+        wrapped.arg(up.get_program()).args(up.get_args()).args(more);
         for (name, value) in up.get_envs() {
             match value {
                 Some(value) => wrapped.env(name, value),
@@ -133,10 +134,10 @@ fn without_rights() -> Platform {
 #[test]
 fn functions_of_an_agent_without_rights_reach_neither_each_other_nor_its_files() {
     if !rustix::process::geteuid().is_root() {
-        println!("skipped: only root can start an agent as another user");
+        skip(Means::Root, "only root can start an agent as another user");
         return;
     }
-    let platform = without_rights();
+    let platform = without_rights(&[]);
     let victim = platform.client_with(&Allocation::new(package("calls.c")));
     let worker = platform.worker();
     // All sandboxes are of one user there.
@@ -152,4 +153,17 @@ fn functions_of_an_agent_without_rights_reach_neither_each_other_nor_its_files()
     assert_blocked(&mallory, "pry", paths.as_bytes(), 27);
     assert_echoes(&victim);
     assert!(platform.workers().contains(&worker), "the victim's worker has changed");
+}
+
+#[test]
+fn node_whose_shared_cores_have_no_shares_is_named() {
+    if !rustix::process::geteuid().is_root() {
+        skip(Means::Root, "only root can start an agent as another user");
+        return;
+    }
+    let platform = without_rights(&["--cores", "1", "--shared-cores", "1"]);
+    let said = platform.run(&["ps"]);
+    let said = String::from_utf8(said.stdout).unwrap();
+    assert!(said.contains("has no cpu controller"), "{said}");
+    assert_eq!(platform.json(&["ps"])["nodes"][0]["has_core_shares"], false);
 }

@@ -77,6 +77,7 @@ pub(crate) fn run(arguments: &Arguments, output: &Output) -> Result<(), Error> {
 
 fn text(everything: &Everything, now_ms: u64) -> String {
     let Everything { nodes, leases, packages, managers } = everything;
+    let shares = missing_shares(nodes);
     let nodes: Vec<_> = nodes.iter().map(|node| node_row(node, now_ms)).collect();
     let notes = cold_imports(leases);
     let leases: Vec<_> = leases.iter().map(|lease| lease_row(lease, now_ms)).collect();
@@ -95,7 +96,7 @@ fn text(everything: &Everything, now_ms: u64) -> String {
                 "LAST REPORT",
             ],
             &nodes,
-        ),
+        ) + &shares,
         table(&["LEASE", "PACKAGE", "NODE", "CORES", "MEMORY", "STATE", "ENDS", "CALLS"], &leases) + &notes,
         table(&["PACKAGE", "OWNER", "SIZE", "FOR", "DIGEST", "FUNCTIONS"], &packages),
     ];
@@ -105,6 +106,19 @@ fn text(everything: &Everything, now_ms: u64) -> String {
         tables.push(table(&["MANAGER", "OF", "NODES", "CORES FREE", "WAITING", "LAST SEEN"], &managers));
     }
     tables.join("\n")
+}
+
+/// Returns a line for each node whose shared cores are not shared by weight.
+fn missing_shares(nodes: &[NodeView]) -> String {
+    let nodes = nodes.iter().filter(|node| node.shared_cores > 0 && !node.has_core_shares);
+    let lines = nodes.map(|node| {
+        let line = format!(
+            "{} has no cpu controller: a lease with many processes slows the others on its shared core",
+            node.name
+        );
+        format!("{}\n", printable_line(&line))
+    });
+    lines.collect()
 }
 
 /// Returns a line for each module that a node cannot keep warm for the leases.

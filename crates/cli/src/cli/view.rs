@@ -35,6 +35,8 @@ pub(crate) struct NodeView {
     /// Maximum number of workers on all shared cores together.
     pub(crate) shared_places: u32,
     pub(crate) shared_leased: u32,
+    /// Whether leases on its shared cores have shares of them, by control groups.
+    pub(crate) has_core_shares: bool,
     pub(crate) memory_bytes: u64,
     pub(crate) memory_leased_bytes: u64,
     pub(crate) last_report_unix_ms: u64,
@@ -93,6 +95,7 @@ impl From<NodeInfo> for NodeView {
             shared_cores: description.shared_cores,
             shared_places: description.shared_places,
             shared_leased: node.shared_leased,
+            has_core_shares: description.shared_cores > 0 && !description.no_core_shares,
             name: description.name,
             agent: description.agent,
             host: description.host,
