@@ -1,7 +1,7 @@
 //! Defines the store of a manager: one small trait, with SQLite or NATS JetStream behind it.
 //!
-//! A store has three things: keys with compare-and-swap, append-only logs, and blobs in parts. What stands under
-//! which key is said in [`keys`]. One manager alone needs no server ([`SqliteStore`]); several managers share one
+//! A store has two things: keys with compare-and-swap, and blobs in parts. What stands under which key is said in
+//! [`keys`]. One manager alone needs no server ([`SqliteStore`]); several managers share one
 //! store by a server of their own ([`NatsStore`]).
 //!
 //! Any operation may fail because there is no room ([`Code::StoreFull`] names the store), and on a server because it
@@ -32,10 +32,10 @@ pub use sync::SyncGroup;
 pub const BLOB_PART_BYTES: usize = 1 << 20;
 /// Longest key, in bytes.
 pub const MAX_KEY_BYTES: usize = 512;
-/// Largest value of a key and largest record of a log, in bytes.
+/// Largest value of a key, in bytes.
 pub const MAX_VALUE_BYTES: usize = 512 << 10;
 
-/// The keys and logs that the manager uses. What stands before a key's first `/` is its kind.
+/// The keys that the manager uses. What stands before a key's first `/` is its kind.
 pub mod keys {
     /// How often a manager has started on this store: eight bytes, little endian.
     pub const EPOCH: &str = "manager/epoch";
@@ -102,8 +102,6 @@ pub struct Record {
 pub struct Batch {
     /// Keys that get a value, whatever they had.
     pub puts: Vec<Record>,
-    /// Records to be added to logs: the name of the log stands in `key`. A log's records are distinct.
-    pub appends: Vec<Record>,
     /// Keys that are taken away, if they are there.
     pub removes: Vec<String>,
 }
@@ -114,11 +112,6 @@ impl Batch {
         self.puts.push(Record { key, value });
     }
 
-    /// Adds a record to a log.
-    pub fn append(&mut self, log: &str, record: Vec<u8>) {
-        self.appends.push(Record { key: log.to_owned(), value: record });
-    }
-
     /// Takes a key away.
     pub fn remove(&mut self, key: String) {
         self.removes.push(key);
@@ -127,7 +120,6 @@ impl Batch {
     /// That every key and value is one that any store takes.
     fn check(&self) -> Result<(), Error> {
         self.puts.iter().try_for_each(|put| check_key(&put.key).and(check_value(&put.key, &put.value)))?;
-        self.appends.iter().try_for_each(|append| check_value(&append.key, &append.value))?;
         self.removes.iter().try_for_each(|key| check_key(key))
     }
 }
@@ -182,9 +174,9 @@ pub trait Store: Send {
     /// Makes these changes.
     ///
     /// SQLite makes all of them or none. On a server each change is made whole, but a failure may leave some made:
-    /// making the same batch again completes it, for every change may be repeated, appends for two minutes. Changes
-    /// are made in this order, each step when the one before it is complete: the puts, those of one kind of key
-    /// after those of another, the kind that comes first in the batch first; then the appends; then the removals.
+    /// making the same batch again completes it, for every change may be repeated. Changes are made in this
+    /// order, each step when the one before it is complete: the puts, those of one kind of key after those of another,
+    /// the kind that comes first in the batch first; then the removals.
     /// So a record that refers to another of a different kind is never there without it.
     fn commit(&mut self, batch: &Batch) -> Result<(), Error>;
 
@@ -194,9 +186,6 @@ pub trait Store: Send {
 
     /// As [`Store::scan`], from the end: the records before `before`, the last first.
     fn scan_back(&self, prefix: &str, before: Option<&str>, limit: usize) -> Result<Vec<Record>, Error>;
-
-    /// At most `limit` records of a log that stand after this sequence number, with theirs.
-    fn read_log(&self, log: &str, after: u64, limit: usize) -> Result<Vec<(u64, Vec<u8>)>, Error>;
 
     /// Writes one part of a blob: at most [`BLOB_PART_BYTES`].
     fn put_blob_part(&mut self, part: BlobPart<'_>, data: &[u8]) -> Result<(), Error>;

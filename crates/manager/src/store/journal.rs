@@ -53,15 +53,15 @@ pub(crate) fn is_journaled(kind: &str) -> bool {
 /// One change of one record.
 #[derive(Clone, PartialEq, Message)]
 pub(crate) struct Operation {
-    /// A key, or the name of a log.
+    /// The key.
     #[prost(string, tag = "1")]
     pub(crate) key: String,
-    /// Of a key the version that it got, of a log the sequence number.
+    /// The version that it got.
     #[prost(uint64, tag = "2")]
     pub(crate) version: u64,
-    /// The record is one of a log.
+    /// A record of an append-only log of an earlier version, which nothing reads any more.
     #[prost(bool, tag = "3")]
-    pub(crate) is_log: bool,
+    is_log: bool,
     /// The key was removed.
     #[prost(bool, tag = "4")]
     pub(crate) is_removal: bool,
@@ -74,11 +74,6 @@ impl Operation {
     /// A key was given a value.
     pub(crate) fn put(key: &str, version: u64, value: &[u8]) -> Operation {
         Operation { key: key.to_owned(), version, value: short(value), ..Operation::default() }
-    }
-
-    /// A log has grown by a record.
-    pub(crate) fn append(log: &str, sequence: u64, record: &[u8]) -> Operation {
-        Operation { is_log: true, ..Operation::put(log, sequence, record) }
     }
 
     /// A key was removed.
@@ -226,8 +221,7 @@ impl Journal {
 
     /// Adds a change. One that cannot be written leaves the journal behind until it is [begun](Journal::begin) anew.
     pub(crate) fn add(&mut self, change: u64, mut operations: Vec<Operation>) -> io::Result<()> {
-        operations
-            .retain(|operation| operation.is_log || operation.key.split('/').next().is_none_or(is_journaled));
+        operations.retain(|operation| operation.key.split('/').next().is_none_or(is_journaled));
         if operations.is_empty() || self.is_behind {
             return Ok(());
         }
@@ -327,7 +321,8 @@ fn parse(bytes: &[u8]) -> Content {
     content
 }
 
-fn take(content: &mut Content, frame: Frame, copies: &mut Option<u64>) {
+fn take(content: &mut Content, mut frame: Frame, copies: &mut Option<u64>) {
+    frame.operations.retain(|operation| !operation.is_log);
     if let Some(base) = frame.base {
         content.base_change = frame.change;
         *copies = Some(base.copies);
@@ -352,4 +347,21 @@ fn split(bytes: &[u8]) -> Option<(&[u8], Seal, &[u8])> {
     }
     let (payload, rest) = rest.split_at_checked(len)?;
     Some((payload, sealed.try_into().ok()?, rest))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn skips_records_of_logs_that_earlier_versions_have_written() {
+        let log = Operation { is_log: true, ..Operation::put("deployments", 1, b"x") };
+        let operations = vec![log, Operation::put("token/a", 1, b"y")];
+        let base = Frame { base: Some(Base::default()), ..Frame::default() };
+        let change = Frame { change: 1, operations, base: None };
+        let bytes = [MAGIC.to_vec(), encode(0, &base), encode(1, &change)].concat();
+        let content = parse(&bytes);
+        assert_eq!(content.changes, [(1, vec![Operation::put("token/a", 1, b"y")])]);
+        assert!(!content.is_damaged());
+    }
 }

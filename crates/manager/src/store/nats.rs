@@ -1,14 +1,13 @@
 //! The store of several managers: streams of a NATS server with JetStream.
 //!
 //! Each kind of key is one stream, in which a key is a subject with its last value, and its version that message's
-//! sequence number. A log is a stream, and all blobs together are one. The server keeps them in files; with
+//! sequence number. All blobs together are one stream. The server keeps them in files; with
 //! [`NatsOptions::replicas`] above 1 a cluster keeps so many copies, and acknowledges what most of them have. What one
 //! server alone has acknowledged outlives its death but not that of its machine, unless it is told to write at once
 //! (`sync_interval`).
 //!
 //! The server makes each change whole but not several together: [`Store::commit`] says what follows. A commit sends
-//! all changes of a step before it waits for the first answer, so a thousand cost little more than one. An appended
-//! record travels with its digest, by which the server knows it again for two minutes.
+//! all changes of a step before it waits for the first answer, so a thousand cost little more than one.
 //!
 //! A scan asks for the keys first and then for the values of its page: the server has no order of its own. Its cost
 //! grows with the keys of the prefix, and several pages in a row share the first step.
@@ -125,7 +124,10 @@ impl NatsStore {
     /// `store_damaged` if a stream ends before a message that the file knows of.
     pub fn open_noting(options: &NatsOptions, file: &Path) -> Result<NatsStore, Error> {
         let store = NatsStore::open(options)?;
-        let reached = Reached::read(file.to_owned())?;
+        let unread = store.names.unread_log();
+        let mut reached = Reached::read(file.to_owned())?;
+        reached.forget(&unread);
+        store.link.run(|jetstream| operations::remove_stream(jetstream, unread))?;
         let streams = reached.streams();
         reached.check(&store.link.run_long(|jetstream| operations::last_sequences(jetstream, streams))?)?;
         *store.reached.borrow_mut() = Some(reached);
@@ -308,13 +310,6 @@ impl Store for NatsStore {
         for step in self.puts_by_kind(batch)? {
             self.change(step)?;
         }
-        let mut appends = Vec::new();
-        for append in &batch.appends {
-            let log = self.names.log(&append.key);
-            appends.push(Change::append(log.subjects.clone(), &append.value));
-            self.ensure(log)?;
-        }
-        self.change(appends)?;
         self.remove_keys(&batch.removes)
     }
 
@@ -324,20 +319,6 @@ impl Store for NatsStore {
 
     fn scan_back(&self, prefix: &str, before: Option<&str>, limit: usize) -> Result<Vec<Record>, Error> {
         self.page(prefix, Side::Before(before), limit)
-    }
-
-    fn read_log(&self, log: &str, after: u64, limit: usize) -> Result<Vec<(u64, Vec<u8>)>, Error> {
-        let stream = self.ensure(self.names.log(log))?;
-        let last = self.link.run(|jetstream| operations::last_sequence(jetstream, stream.clone()))?;
-        let end = last.min(after.saturating_add(limit as u64));
-        let sequences: Vec<u64> = (after.saturating_add(1)..=end).collect();
-        let mut records = Vec::new();
-        for window in sequences.chunks(WINDOW_RECORDS) {
-            let (stream, window) = (stream.clone(), window.to_vec());
-            let found = self.link.run(|jetstream| operations::each_of(jetstream, stream, window))?;
-            records.extend(found.into_iter().flatten().map(|found| (found.sequence, found.payload.to_vec())));
-        }
-        Ok(records)
     }
 
     fn put_blob_part(&mut self, part: BlobPart<'_>, data: &[u8]) -> Result<(), Error> {

@@ -26,21 +26,11 @@ pub(crate) fn seal(key: &str, version: u64, value: &[u8]) -> Seal {
     shorten(hash)
 }
 
-/// The seal of a record of a log.
-pub(crate) fn seal_log(log: &str, sequence: u64, record: &[u8]) -> Seal {
-    seal(&log_kind(log), sequence, record)
-}
-
 /// The first bytes of a hash.
 pub(crate) fn shorten(hash: Sha256) -> Seal {
     let mut seal = Seal::default();
     seal.copy_from_slice(&hash.finalize()[..SEAL_BYTES]);
     seal
-}
-
-/// The kind under which the records of a log are counted. No key has such a kind.
-pub(crate) fn log_kind(log: &str) -> String {
-    format!("log {log}")
 }
 
 /// How many records of a kind there are, and the sum of their seals.

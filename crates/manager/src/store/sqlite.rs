@@ -26,7 +26,7 @@ pub use self::audit::Report;
 use self::changes::{Account, Changes, kind_of};
 pub use self::repair::{check, repair};
 use super::journal::{Journal, NewBase, is_copied};
-use super::seal::{seal, seal_log};
+use super::seal::seal;
 use super::sync::SyncGroup;
 use super::{
     Batch, Blob, BlobPart, Record, Reserve, Size, Store, Versioned, check_key, check_part, check_value,
@@ -103,8 +103,7 @@ impl SqliteStore {
         let (changed, made) = run().map_err(|error| failure(&self.folder, "write to", &error))?;
         let Some(made) = made else { return Ok(changed) };
         self.account = made.account;
-        self.is_unsynced |=
-            made.operations.iter().any(|operation| !operation.is_log && is_copied(&kind_of(&operation.key)));
+        self.is_unsynced |= made.operations.iter().any(|operation| is_copied(&kind_of(&operation.key)));
         let was_behind = self.journal.is_behind();
         if let Err(error) = self.journal.add(self.account.change, made.operations)
             && !was_behind
@@ -217,13 +216,12 @@ impl Store for SqliteStore {
 
     fn commit(&mut self, batch: &Batch) -> Result<(), Error> {
         batch.check()?;
-        let added = batch.puts.iter().chain(&batch.appends).map(|record| record.value.len() as u64);
+        let added = batch.puts.iter().map(|record| record.value.len() as u64);
         if let Some(len_bytes) = added.reduce(u64::saturating_add) {
             self.check_reserve(len_bytes)?;
         }
         let make = |changes: &mut Changes<'_>| {
             batch.puts.iter().try_for_each(|put| changes.put(&put.key, &put.value))?;
-            batch.appends.iter().try_for_each(|append| changes.append(&append.key, &append.value))?;
             batch.removes.iter().try_for_each(|key| changes.remove(key))?;
             Ok(true)
         };
@@ -244,25 +242,6 @@ impl Store for SqliteStore {
         let end = before.map_or_else(|| end_of(prefix), str::to_owned);
         let limit = i64::try_from(limit).unwrap_or(i64::MAX);
         self.records(self.read_all(SCAN, params![prefix, end, limit], read_entry)?)
-    }
-
-    fn read_log(&self, log: &str, after: u64, limit: usize) -> Result<Vec<(u64, Vec<u8>)>, Error> {
-        const READ: &str = "SELECT sequence, record, seal FROM logs
-            WHERE log = ?1 AND sequence > ?2 ORDER BY sequence LIMIT ?3";
-        let limit = i64::try_from(limit).unwrap_or(i64::MAX);
-        let found: Vec<(u64, Vec<u8>, Option<Vec<u8>>)> =
-            self.read_all(READ, params![log, after, limit], |row| {
-                Ok((row.get(0)?, row.get(1)?, row.get(2)?))
-            })?;
-        let checked = found.into_iter().map(|(sequence, record, kept)| {
-            let right = seal_log(log, sequence, &record);
-            if kept.as_deref() == Some(&right) {
-                Ok((sequence, record))
-            } else {
-                Err(damaged_record(&self.folder, &format!("{sequence} of log {log}")))
-            }
-        });
-        checked.collect()
     }
 
     fn put_blob_part(&mut self, part: BlobPart<'_>, data: &[u8]) -> Result<(), Error> {
@@ -494,15 +473,11 @@ mod tests {
         let (_folder, mut store) = store();
         put(&mut store, "token/a", b"revoked").unwrap();
         put(&mut store, "token/b", b"good").unwrap();
-        let mut batch = Batch::default();
-        batch.append("deployments", b"x".to_vec());
-        store.commit(&batch).unwrap();
-        let alter = "UPDATE entries SET value = x'00' WHERE key = 'token/a'; UPDATE logs SET record = x'00'";
+        let alter = "UPDATE entries SET value = x'00' WHERE key = 'token/a'";
         store.connection.execute_batch(alter).unwrap();
         let error = store.get("token/a").unwrap_err();
         assert!(error.code == Code::StoreDamaged && error.message.contains("token/a"), "{error}");
         assert!(store.scan("token/", None, 9).is_err() && store.scan_back("token/", None, 9).is_err());
-        assert!(store.read_log("deployments", 0, 9).unwrap_err().message.contains("1 of log deployments"));
         assert_eq!(store.get("token/b").unwrap().unwrap().value, b"good");
     }
 

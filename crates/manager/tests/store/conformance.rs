@@ -60,7 +60,6 @@ over_every_store! {
     scans_keep_odd_keys_apart
     a_scan_of_many_pages_gives_every_key_once
     a_batch_may_be_made_again
-    logs_grow_at_their_end
     the_size_of_a_prefix_is_that_of_its_values
     blobs_come_back_in_parts_until_they_are_removed
     a_blob_of_several_megabytes_comes_back_whole
@@ -123,10 +122,6 @@ fn a_value_may_be_empty_and_is_not_an_absent_one(place: &Place) {
     put(&mut *store, "t/empty", b"").unwrap();
     assert_eq!(value(&*store, "t/empty"), Some(Vec::new()));
     assert_eq!(store.scan("t/", None, 9).unwrap().len(), 1);
-    let mut batch = Batch::default();
-    batch.append("log", Vec::new());
-    store.commit(&batch).unwrap();
-    assert_eq!(store.read_log("log", 0, 9).unwrap(), [(1, Vec::new())]);
     let part = BlobPart { digest: "d", index: 0 };
     store.put_blob_part(part, b"").unwrap();
     assert_eq!(store.blob_part(part).unwrap(), Some(Vec::new()));
@@ -264,21 +259,6 @@ fn a_batch_may_be_made_again(place: &Place) {
     store.commit(&Batch::default()).unwrap();
 }
 
-fn logs_grow_at_their_end(place: &Place) {
-    let mut store = place.open();
-    let mut batch = Batch::default();
-    batch.append("one", b"a".into());
-    batch.append("other.log", b"b".into());
-    batch.append("one", b"c".into());
-    store.commit(&batch).unwrap();
-    assert_eq!(store.read_log("one", 0, 9).unwrap(), [(1, b"a".to_vec()), (2, b"c".to_vec())]);
-    assert_eq!(store.read_log("one", 0, 1).unwrap(), [(1, b"a".to_vec())]);
-    assert_eq!(store.read_log("one", 1, 9).unwrap(), [(2, b"c".to_vec())]);
-    assert_eq!(store.read_log("one", 2, 9).unwrap(), []);
-    assert_eq!(store.read_log("other.log", 0, 9).unwrap(), [(1, b"b".to_vec())]);
-    assert_eq!(store.read_log("never written", 0, 9).unwrap(), []);
-}
-
 fn blobs_come_back_in_parts_until_they_are_removed(place: &Place) {
     let mut store = place.open();
     let part = |index| BlobPart { digest: "sha256:d", index };
@@ -318,15 +298,11 @@ fn a_blob_of_several_megabytes_comes_back_whole(place: &Place) {
 
 fn what_was_stored_is_there_after_opening_again(place: &Place) {
     let mut store = place.open();
-    let mut batch = Batch::default();
-    batch.put("t/a".into(), b"1".into());
-    batch.append("log", b"2".into());
-    store.commit(&batch).unwrap();
+    put(&mut *store, "t/a", b"1").unwrap();
     store.put_blob_part(BlobPart { digest: "d", index: 7 }, b"3").unwrap();
     drop(store);
     let store = place.open();
     assert_eq!(value(&*store, "t/a").unwrap(), b"1");
-    assert_eq!(store.read_log("log", 0, 9).unwrap(), [(1, b"2".to_vec())]);
     assert_eq!(store.blob_part(BlobPart { digest: "d", index: 7 }).unwrap(), Some(b"3".to_vec()));
 }
 

@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 use std::fs;
 use std::path::{Path, PathBuf};
 
-use sublet_manager::store::{Batch, Report, SqliteStore, Store, check, repair};
+use sublet_manager::store::{Report, SqliteStore, Store, check, repair};
 use sublet_proto::{Code, Error};
 use tempfile::TempDir;
 
@@ -57,9 +57,6 @@ fn killed() -> Killed {
         write(&mut store, format!("token/{number:04}"), vec![!number as u8; 99]);
         write(&mut store, format!("lease/{number:04}"), vec![!number as u8; 910]);
     }
-    let mut batch = Batch::default();
-    batch.append("deployments", b"one".to_vec());
-    store.commit(&batch).unwrap();
     let folder = tempfile::tempdir().unwrap();
     copy(live.path(), folder.path());
     assert!(fs::metadata(folder.path().join(FILES[1])).unwrap().len() > 50_000);
@@ -89,7 +86,6 @@ impl Killed {
             assert_eq!(value(store, key).as_ref(), Some(expected), "{what}: {key}");
         }
         assert_eq!(store.scan("token/", None, 99).unwrap().len(), 40, "{what}");
-        assert_eq!(store.read_log("deployments", 0, 9).unwrap(), [(1, b"one".to_vec())], "{what}");
     }
 
     /// That a repaired store has nothing wrong, all tokens if it can have them, and says which kinds have lost records.
@@ -267,7 +263,6 @@ fn seals_the_records_of_an_earlier_format_once() {
     let found = store.get("token/a").unwrap().unwrap();
     assert_eq!((found.value.as_slice(), found.version), (b"1".as_slice(), 3));
     assert_eq!(store.scan("lease/", None, 999).unwrap().len(), 600);
-    assert_eq!(store.read_log("deployments", 0, 9).unwrap(), [(1, b"2".to_vec())]);
     drop(store);
     // A mark that says again that there are no checksums is no way around them.
     let connection = rusqlite::Connection::open(file(folder.path())).unwrap();
@@ -277,6 +272,30 @@ fn seals_the_records_of_an_earlier_format_once() {
     drop(connection);
     let message = refusal(SqliteStore::open(&file(folder.path())), "mark").expect("it was altered");
     assert!(message.contains("has checksums"), "{message}");
+}
+
+#[test]
+fn drops_the_logs_of_earlier_versions() {
+    let folder = tempfile::tempdir().unwrap();
+    let mut store = SqliteStore::open(&file(folder.path())).unwrap();
+    put(&mut store, "token/a", b"1").unwrap();
+    drop(store);
+    let connection = rusqlite::Connection::open(file(folder.path())).unwrap();
+    connection
+        .execute_batch(
+            "CREATE TABLE logs (log TEXT NOT NULL, sequence INTEGER NOT NULL, record BLOB NOT NULL, seal BLOB,
+                 PRIMARY KEY (log, sequence)) WITHOUT ROWID;
+             INSERT INTO logs VALUES ('deployments', 1, x'32', x'00');
+             INSERT INTO tallies VALUES ('log deployments', 1, zeroblob(16));",
+        )
+        .unwrap();
+    drop(connection);
+    let store = SqliteStore::open(&file(folder.path())).unwrap();
+    assert_eq!(value(&store, "token/a").unwrap(), b"1");
+    drop(store);
+    let connection = rusqlite::Connection::open(file(folder.path())).unwrap();
+    let left = "SELECT (SELECT count(*) FROM sqlite_master WHERE name = 'logs') + (SELECT count(*) FROM tallies WHERE kind LIKE 'log %')";
+    assert_eq!(connection.query_row(left, [], |row| row.get::<_, i64>(0)).unwrap(), 0);
 }
 
 #[test]

@@ -53,7 +53,6 @@ fn a_killed_server_fails_every_operation_and_has_everything_when_it_is_back() {
     assert_unreachable(put(&mut store, "t/a", b"2"), &server);
     assert_unreachable(store.compare_and_swap("t/b", 0, b"2"), &server);
     assert_unreachable(store.scan("t/", None, 9), &server);
-    assert_unreachable(store.read_log("log", 0, 9), &server);
     assert_unreachable(store.put_blob_part(part, b"2"), &server);
     assert_unreachable(store.blob_part(part), &server);
     assert_unreachable(store.remove_blob("d"), &server);
@@ -71,9 +70,6 @@ fn a_batch_that_failed_halfway_is_completed_by_making_it_again() {
     for number in 0..20_000 {
         batch.put(format!("t/{number:05}"), vec![1; 64]);
     }
-    for number in 0..100 {
-        batch.append("log", vec![number; 8]);
-    }
     put(&mut store, "t/a", b"").unwrap();
     std::thread::scope(|scope| {
         let killing = scope.spawn(|| {
@@ -87,7 +83,6 @@ fn a_batch_that_failed_halfway_is_completed_by_making_it_again() {
     });
     until_answered(|| store.commit(&batch));
     assert_eq!(until_answered(|| store.scan("t/0", None, 30_000)).len(), 10_000);
-    assert_eq!(until_answered(|| store.read_log("log", 0, 1000)).len(), 100, "no record is doubled");
 }
 
 #[test]
@@ -292,6 +287,30 @@ fn streams_that_are_older_than_what_was_acknowledged_are_refused() {
         Ok(_) => panic!("a stream is lost, and nobody says so"),
     });
     assert!(error.message.contains("ends with 0 of 1"), "{error}");
+}
+
+#[test]
+fn removes_the_log_of_earlier_versions() {
+    let server = NatsServer::start();
+    let runtime = tokio::runtime::Runtime::new().unwrap();
+    let jetstream = runtime.block_on(async {
+        let jetstream = async_nats::jetstream::new(async_nats::connect(server.url()).await.unwrap());
+        let config = async_nats::jetstream::stream::Config {
+            name: "sublet-test-log-deployments".into(),
+            subjects: vec!["sublet.test.log.deployments".into()],
+            ..Default::default()
+        };
+        jetstream.create_stream(config).await.unwrap();
+        jetstream.publish("sublet.test.log.deployments", "x".into()).await.unwrap().await.unwrap();
+        jetstream
+    });
+    let folder = tempfile::tempdir().unwrap();
+    let noted = folder.path().join("streams");
+    std::fs::write(&noted, "sublet-test-log-deployments 1\n").unwrap();
+    for _ in 0..2 {
+        NatsStore::open_noting(&options(&server), &noted).unwrap();
+        assert!(runtime.block_on(jetstream.get_stream("sublet-test-log-deployments")).is_err());
+    }
 }
 
 #[test]

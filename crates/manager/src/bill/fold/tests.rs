@@ -83,10 +83,6 @@ impl<S: Store> Store for Shared<S> {
         self.store.lock().unwrap().scan_back(prefix, before, limit)
     }
 
-    fn read_log(&self, log: &str, after: u64, limit: usize) -> Result<Vec<(u64, Vec<u8>)>, Error> {
-        self.store.lock().unwrap().read_log(log, after, limit)
-    }
-
     fn put_blob_part(&mut self, part: BlobPart<'_>, data: &[u8]) -> Result<(), Error> {
         self.store.lock().unwrap().put_blob_part(part, data)
     }

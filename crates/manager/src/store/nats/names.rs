@@ -1,4 +1,4 @@
-//! Names keys, logs and blobs on a NATS server.
+//! Names keys and blobs on a NATS server.
 //!
 //! A subject is tokens with dots between them, and a token may not hold everything that a key may. So each segment of
 //! a key becomes one token: what is no plain character is written as `=` and two hexadecimal digits for each of its
@@ -19,19 +19,11 @@ pub(super) struct Names {
     store: String,
 }
 
-/// One stream: its name, and the subjects whose messages it takes.
+/// One stream: its name, and the subjects whose messages it takes. It keeps the last message of each.
 #[derive(Clone, Debug)]
 pub(super) struct Series {
     pub(super) name: String,
     pub(super) subjects: String,
-    pub(super) keeps: Keeps,
-}
-
-/// What a stream keeps of the messages of one subject.
-#[derive(Clone, Copy, Debug)]
-pub(super) enum Keeps {
-    Last,
-    All,
 }
 
 impl Names {
@@ -51,7 +43,7 @@ impl Names {
     pub(super) fn keys(&self, key: &str) -> Result<Series, Error> {
         let kind = kind(key)?;
         let name = format!("sublet-{}-key-{kind}", self.store);
-        Ok(Series { name, subjects: format!("{}.>", self.key(kind)), keeps: Keeps::Last })
+        Ok(Series { name, subjects: format!("{}.>", self.key(kind)) })
     }
 
     /// The subject of a key.
@@ -73,18 +65,16 @@ impl Names {
         format!("{}.>", self.key(whole))
     }
 
-    /// A log's stream, whose sequence numbers are the log's. Its one subject is the log's.
-    pub(super) fn log(&self, log: &str) -> Series {
-        let (store, log) = (&self.store, token(log));
-        let subjects = format!("sublet.{store}.log.{log}");
-        Series { name: format!("sublet-{store}-log-{log}"), subjects, keeps: Keeps::All }
+    /// The stream in which earlier versions noted deployments, and which nothing reads any more.
+    pub(super) fn unread_log(&self) -> String {
+        format!("sublet-{}-log-deployments", self.store)
     }
 
     /// The stream of all blobs.
     pub(super) fn blobs(&self) -> Series {
         let store = &self.store;
         let subjects = format!("sublet.{store}.blob.>");
-        Series { name: format!("sublet-{store}-blobs"), subjects, keeps: Keeps::Last }
+        Series { name: format!("sublet-{store}-blobs"), subjects }
     }
 
     /// The subject of one piece of a blob's part.

@@ -5,17 +5,17 @@ use std::time::{Duration, Instant};
 
 use async_nats::HeaderMap;
 use async_nats::jetstream::context::{
-    CreateStreamError, CreateStreamErrorKind, GetStreamErrorKind, PublishError, PublishErrorKind,
+    CreateStreamError, CreateStreamErrorKind, DeleteStreamErrorKind, GetStreamErrorKind, PublishError,
+    PublishErrorKind,
 };
 use async_nats::jetstream::message::{PublishMessage, StreamMessage};
 use async_nats::jetstream::publish::PublishAck;
 use async_nats::jetstream::stream::{Config, DeleteMessageErrorKind, DiscardPolicy, LastRawMessageErrorKind};
 use async_nats::jetstream::{self, Context, ErrorCode};
-use sha2::{Digest, Sha256};
 
 use super::link::Failure;
 use super::listing;
-use super::names::{Keeps, Series};
+use super::names::Series;
 use super::reached::Sequences;
 use crate::store::seal::seal;
 use crate::store::{BLOB_PART_BYTES, hex};
@@ -30,8 +30,6 @@ const SEAL_HEADER: &str = "Sublet-Seal";
 const PART_BYTES_HEADER: &str = "Sublet-Part-Bytes";
 /// Messages that are sent and not yet acknowledged.
 const MAX_UNACKNOWLEDGED: usize = 1024;
-/// For how long a log knows an appended record again.
-const REPEAT_WINDOW: Duration = Duration::from_secs(120);
 
 /// How long a stream that somebody is making may take until it takes messages.
 const MAKING: Duration = Duration::from_secs(1);
@@ -59,14 +57,6 @@ impl Change {
         change.message = change.message.header(SEAL_HEADER, hex(&seal(key, 0, value)).as_str());
         change
     }
-
-    /// A log's new record, known again by its digest.
-    pub(super) fn append(subject: String, record: &[u8]) -> Change {
-        let digest = hex(&Sha256::digest(record));
-        let mut change = Change::put(subject, record);
-        change.message = change.message.message_id(digest);
-        change
-    }
 }
 
 /// Whether a message has the value that was written under a key, as far as its checksum says.
@@ -80,13 +70,9 @@ pub(super) async fn ensure(jetstream: Context, series: Series, replicas: usize) 
     let config = Config {
         name: series.name,
         subjects: vec![series.subjects],
-        max_messages_per_subject: match series.keeps {
-            Keeps::Last => 1,
-            Keeps::All => -1,
-        },
+        max_messages_per_subject: 1,
         discard: DiscardPolicy::New,
         num_replicas: replicas,
-        duplicate_window: REPEAT_WINDOW,
         ..Config::default()
     };
     let name = config.name.clone();
@@ -103,7 +89,7 @@ pub(super) async fn publish_all(jetstream: Context, changes: Vec<Change>) -> Res
     let begun = Instant::now();
     loop {
         match publish_each(&jetstream, &changes).await {
-            // What of them is stored already may be so once more: a put is the same, and an append is known again.
+            // What of them is stored already may be so once more: a put is the same.
             Err(error) if is_being_made(&error, begun) => tokio::time::sleep(NAP).await,
             ended => return Ok(ended?),
         }
@@ -223,24 +209,20 @@ pub(super) async fn last_of_each(
     together(subjects.into_iter().map(ask)).await
 }
 
-/// The messages of these sequence numbers.
-pub(super) async fn each_of(
-    jetstream: Context,
-    stream: String,
-    sequences: Vec<u64>,
-) -> Result<Vec<Option<StreamMessage>>, Failure> {
-    let stream = jetstream.get_stream_no_info(stream).await.map_err(silent)?;
-    let ask = |sequence| {
-        let stream = stream.clone();
-        tokio::spawn(async move { found(stream.get_raw_message(sequence).await) })
-    };
-    together(sequences.into_iter().map(ask)).await
-}
-
-/// The sequence number of a stream's last message, 0 if it never had one.
-pub(super) async fn last_sequence(jetstream: Context, stream: String) -> Result<u64, Failure> {
-    let stream = jetstream.get_stream_no_info(stream).await.map_err(silent)?;
-    Ok(stream.get_info().await.map_err(silent)?.state.last_sequence)
+/// Removes a stream, if it is there.
+pub(super) async fn remove_stream(jetstream: Context, name: String) -> Result<(), Failure> {
+    match jetstream.delete_stream(name).await {
+        Ok(_) => Ok(()),
+        Err(error) => match error.kind() {
+            DeleteStreamErrorKind::JetStream(refused)
+                if refused.error_code() == ErrorCode::STREAM_NOT_FOUND =>
+            {
+                Ok(())
+            }
+            DeleteStreamErrorKind::JetStream(refused) => Err(Failure::Refused(refused)),
+            _ => Err(silent(error)),
+        },
+    }
 }
 
 /// The sequence numbers of the last messages of streams; 0 of one that is not there.

@@ -43,6 +43,11 @@ impl Reached {
         Ok(Reached { file, sequences, written: None })
     }
 
+    /// Forgets a stream that is removed on purpose.
+    pub(super) fn forget(&mut self, stream: &str) {
+        self.sequences.remove(stream);
+    }
+
     /// The streams that it knows.
     pub(super) fn streams(&self) -> Vec<String> {
         self.sequences.keys().cloned().collect()

@@ -10,7 +10,7 @@ use rusqlite::types::ValueRef;
 use rusqlite::{Connection, Row, params};
 
 use super::super::journal::{Content, Operation, is_copied};
-use super::super::seal::{SEAL_BYTES, Tallies, log_kind, seal, seal_log};
+use super::super::seal::{SEAL_BYTES, Tallies, seal};
 use super::changes::{Account, Changes, kind_of};
 
 /// Lines that SQLite may say of one table.
@@ -46,11 +46,9 @@ struct Scan {
 }
 
 struct Damaged {
-    is_log: bool,
     shown: String,
     /// As SQLite knows it: the row can be removed by this.
     key: rusqlite::types::Value,
-    sequence: i64,
 }
 
 /// Examines the store, and mends it in one transaction. The account is as the file says, and afterwards as it is.
@@ -61,7 +59,7 @@ pub(super) fn examine(
     losses: Losses,
 ) -> rusqlite::Result<Report> {
     let mut report = Report::default();
-    for table in ["entries", "logs", "tallies"] {
+    for table in ["entries", "tallies"] {
         report.lost.extend(complaints(connection, table)?);
     }
     if !report.lost.is_empty() {
@@ -86,7 +84,9 @@ pub(super) fn examine(
     }
     let missing = missing(account, journal);
     match losses {
-        Losses::OnlySaid => report.restored.extend(missing.into_iter().map(shown)),
+        Losses::OnlySaid => {
+            report.restored.extend(missing.into_iter().map(|operation| operation.key.clone()))
+        }
         Losses::Refused if !report.lost.is_empty() => {}
         _ => redo(connection, account, missing, &mut report)?,
     }
@@ -159,9 +159,8 @@ fn mend(
         remove(connection, damaged)?;
     }
     for operation in state_at(journal, account.change).values() {
-        let kind = if operation.is_log { log_kind(&operation.key) } else { kind_of(&operation.key) };
-        if suspect.contains(&kind) && put_back(connection, operation)? {
-            report.restored.push(shown(operation));
+        if suspect.contains(&kind_of(&operation.key)) && put_back(connection, operation)? {
+            report.restored.push(operation.key.clone());
         }
     }
     let mended = scan(connection)?;
@@ -188,19 +187,17 @@ fn mend(
 }
 
 /// The records that the journal has as of a change, by their keys.
-fn state_at(journal: &Content, change: u64) -> BTreeMap<(bool, String, u64), Operation> {
+fn state_at(journal: &Content, change: u64) -> BTreeMap<&str, &Operation> {
     let mut state = BTreeMap::new();
     if change < journal.base_change {
         return state;
     }
     let changes = journal.changes.iter().filter(|(number, _)| *number <= change);
     for operation in journal.copies.iter().chain(changes.flat_map(|(_, operations)| operations)) {
-        let sequence = if operation.is_log { operation.version } else { 0 };
-        let place = (operation.is_log, operation.key.clone(), sequence);
         if operation.is_removal {
-            state.remove(&place);
+            state.remove(operation.key.as_str());
         } else {
-            state.insert(place, operation.clone());
+            state.insert(&operation.key, operation);
         }
     }
     state
@@ -211,13 +208,9 @@ fn put_back(connection: &Connection, operation: &Operation) -> rusqlite::Result<
     const PUT: &str = "INSERT INTO entries (key, value, version, seal) VALUES (?1, ?2, ?3, ?4)
         ON CONFLICT DO UPDATE SET value = excluded.value, version = excluded.version, seal = excluded.seal
         WHERE entries.version < excluded.version";
-    const APPEND: &str =
-        "INSERT INTO logs (log, record, sequence, seal) VALUES (?1, ?2, ?3, ?4) ON CONFLICT DO NOTHING";
-    let Operation { key, version, is_log, value: Some(value), .. } = operation else { return Ok(false) };
-    let (sql, seal) =
-        if *is_log { (APPEND, seal_log(key, *version, value)) } else { (PUT, seal(key, *version, value)) };
-    let mut statement = connection.prepare_cached(sql)?;
-    Ok(statement.execute(params![key, value, version.cast_signed(), seal])? > 0)
+    let Operation { key, version, value: Some(value), .. } = operation else { return Ok(false) };
+    let mut statement = connection.prepare_cached(PUT)?;
+    Ok(statement.execute(params![key, value, version.cast_signed(), seal(key, *version, value)])? > 0)
 }
 
 /// The changes that the journal has and the store has not. A store that ends before the journal begins lacks its base, too.
@@ -243,26 +236,15 @@ fn redo(
         match operation {
             Operation { is_removal: true, key, .. } => changes.remove(key)?,
             Operation { value: None, .. } => {
-                report.lost.push(format!("{}: too large for the journal", shown(operation)));
+                report.lost.push(format!("{}: too large for the journal", operation.key));
                 continue;
-            }
-            Operation { is_log: true, key, version, value: Some(value), .. } => {
-                changes.append_as(key, *version, value)?;
             }
             Operation { key, version, value: Some(value), .. } => changes.put_as(key, *version, value)?,
         }
-        report.restored.push(shown(operation));
+        report.restored.push(operation.key.clone());
     }
     *account = changes.commit()?.account;
     Ok(())
-}
-
-fn shown(operation: &Operation) -> String {
-    if operation.is_log {
-        format!("{} of log {}", operation.version, operation.key)
-    } else {
-        operation.key.clone()
-    }
 }
 
 /// Reads every record.
@@ -271,63 +253,39 @@ fn scan(connection: &Connection) -> rusqlite::Result<Scan> {
     let mut entries = connection.prepare("SELECT key, version, value, seal FROM entries")?;
     let mut rows = entries.query([])?;
     while let Some(row) = rows.next()? {
-        let good = sealed(row, seal);
-        let key = row.get_ref(0)?;
-        found.note(false, (key, 0), good.map(|(key, seal)| (kind_of(&key), seal)));
-    }
-    let mut logs = connection.prepare("SELECT log, sequence, record, seal FROM logs")?;
-    let mut rows = logs.query([])?;
-    while let Some(row) = rows.next()? {
-        let good = sealed(row, seal_log);
-        let (log, sequence) = (row.get_ref(0)?, row.get_ref(1)?.as_i64().unwrap_or_default());
-        found.note(true, (log, sequence), good.map(|(log, seal)| (log_kind(&log), seal)));
+        match sealed(row) {
+            Some((kind, seal)) => found.tallies.entry(kind).or_default().add(&seal),
+            None => found.damaged.push(Damaged::of(row.get_ref(0)?)),
+        }
     }
     Ok(found)
 }
 
-/// Key and seal of a row whose seal is right.
-fn sealed(
-    row: &Row<'_>,
-    seal: impl Fn(&str, u64, &[u8]) -> [u8; SEAL_BYTES],
-) -> Option<(String, [u8; SEAL_BYTES])> {
+/// Kind and seal of a row whose seal is right.
+fn sealed(row: &Row<'_>) -> Option<(String, [u8; SEAL_BYTES])> {
     let key = row.get_ref(0).ok()?.as_str().ok()?;
     let version = row.get_ref(1).ok()?.as_i64().ok()?.cast_unsigned();
     let value = row.get_ref(2).ok()?.as_blob().ok()?;
     let kept = row.get_ref(3).ok()?.as_blob().ok()?;
     let right = seal(key, version, value);
-    (kept == right).then(|| (key.to_owned(), right))
+    (kept == right).then(|| (kind_of(key), right))
 }
 
-impl Scan {
-    fn note(
-        &mut self,
-        is_log: bool,
-        (key, sequence): (ValueRef<'_>, i64),
-        good: Option<(String, [u8; SEAL_BYTES])>,
-    ) {
-        if let Some((kind, seal)) = good {
-            self.tallies.entry(kind).or_default().add(&seal);
-            return;
-        }
-        let name = key.as_bytes().map(String::from_utf8_lossy).unwrap_or_default().into_owned();
-        let shown = if is_log { format!("{sequence} of log {name}") } else { name };
-        self.damaged.push(Damaged { is_log, shown, key: key.into(), sequence });
+impl Damaged {
+    fn of(key: ValueRef<'_>) -> Damaged {
+        let shown = key.as_bytes().map(String::from_utf8_lossy).unwrap_or_default().into_owned();
+        Damaged { shown, key: key.into() }
     }
 }
 
 fn remove(connection: &Connection, damaged: &Damaged) -> rusqlite::Result<()> {
-    if damaged.is_log {
-        const REMOVE: &str = "DELETE FROM logs WHERE log = ?1 AND sequence = ?2";
-        return connection.execute(REMOVE, params![damaged.key, damaged.sequence]).map(drop);
-    }
     connection.execute("DELETE FROM entries WHERE key = ?1", params![damaged.key]).map(drop)
 }
 
 /// Every record of a kind that the journal has copies of.
 pub(super) fn copied(connection: &Connection) -> rusqlite::Result<Vec<Operation>> {
     let mut copies = Vec::new();
-    let mut kinds =
-        connection.prepare("SELECT kind FROM tallies WHERE kind > '' AND kind NOT LIKE 'log %'")?;
+    let mut kinds = connection.prepare("SELECT kind FROM tallies WHERE kind > ''")?;
     let kinds: Vec<String> = kinds.query_map([], |row| row.get(0))?.collect::<rusqlite::Result<_>>()?;
     let mut entries =
         connection.prepare("SELECT key, version, value FROM entries WHERE key >= ?1 AND key < ?2")?;

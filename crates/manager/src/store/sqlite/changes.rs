@@ -4,7 +4,7 @@ use rusqlite::{Connection, OptionalExtension, Transaction, TransactionBehavior, 
 
 use super::super::journal::Operation;
 use super::super::kind;
-use super::super::seal::{Seal, Tallies, log_kind, seal, seal_log};
+use super::super::seal::{Seal, Tallies, seal};
 
 /// What stands in the file beside its records: as of which change, and the tallies of all kinds.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -17,7 +17,8 @@ impl Account {
     /// What a file says.
     pub(super) fn read(connection: &Connection) -> rusqlite::Result<Account> {
         let mut account = Account::default();
-        let mut statement = connection.prepare("SELECT kind, count, sum FROM tallies")?;
+        let mut statement =
+            connection.prepare("SELECT kind, count, sum FROM tallies WHERE kind NOT LIKE 'log %'")?;
         let mut rows = statement.query([])?;
         while let Some(row) = rows.next()? {
             let (kind, count, sum): (String, u64, Vec<u8>) = (row.get(0)?, row.get(1)?, row.get(2)?);
@@ -111,28 +112,6 @@ impl<'a> Changes<'a> {
         self.transaction.prepare_cached("DELETE FROM entries WHERE key = ?1")?.execute(params![key])?;
         self.count(kind_of(key), Some(before), None);
         self.operations.push(Operation::remove(key));
-        Ok(())
-    }
-
-    /// Adds a record to a log.
-    pub(super) fn append(&mut self, log: &str, record: &[u8]) -> rusqlite::Result<()> {
-        const LAST: &str = "SELECT coalesce(max(sequence), 0) FROM logs WHERE log = ?1";
-        let last: u64 = self.transaction.prepare_cached(LAST)?.query_row(params![log], |row| row.get(0))?;
-        self.append_as(log, last + 1, record)
-    }
-
-    /// Gives a log a record of this number, unless it has one.
-    pub(super) fn append_as(&mut self, log: &str, sequence: u64, record: &[u8]) -> rusqlite::Result<()> {
-        const APPEND: &str =
-            "INSERT INTO logs (log, sequence, record, seal) VALUES (?1, ?2, ?3, ?4) ON CONFLICT DO NOTHING";
-        let seal = seal_log(log, sequence, record);
-        let mut statement = self.transaction.prepare_cached(APPEND)?;
-        let added = statement.execute(params![log, sequence.cast_signed(), record, seal])?;
-        drop(statement);
-        if added > 0 {
-            self.count(log_kind(log), None, Some(seal));
-            self.operations.push(Operation::append(log, sequence, record));
-        }
         Ok(())
     }
 

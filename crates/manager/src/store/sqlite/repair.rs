@@ -112,11 +112,9 @@ fn rebuild(damaged: Connection, file: &Path, account: &Account) -> Result<Connec
     let _ = std::fs::remove_file(&new);
     let mut rebuilt = schema::open(&new, None)?;
     let transaction = rebuilt.transaction().map_err(failed)?;
-    for (table, columns, order) in [
-        ("entries", "key, value, version, seal", "key"),
-        ("logs", "log, sequence, record, seal", "log, sequence"),
-        ("blobs", "digest, part, data, NULL", "rowid"),
-    ] {
+    for (table, columns, order) in
+        [("entries", "key, value, version, seal", "key"), ("blobs", "digest, part, data, NULL", "rowid")]
+    {
         salvage(&damaged, &transaction, (table, columns, order)).map_err(failed)?;
     }
     account.write(&transaction).map_err(failed)?;

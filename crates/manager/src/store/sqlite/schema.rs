@@ -8,7 +8,7 @@ use rusqlite::{Connection, params};
 use sublet_proto::{Code, Error};
 
 use super::super::journal::Content;
-use super::super::seal::{log_kind, seal, seal_log};
+use super::super::seal::seal;
 use super::changes::{Account, kind_of};
 use super::failure;
 
@@ -30,14 +30,10 @@ const TABLES: &str = "
 CREATE TABLE IF NOT EXISTS entries (
     key TEXT PRIMARY KEY, value BLOB NOT NULL, version INTEGER NOT NULL
 ) WITHOUT ROWID;
-CREATE TABLE IF NOT EXISTS logs (
-    log TEXT NOT NULL, sequence INTEGER NOT NULL, record BLOB NOT NULL, PRIMARY KEY (log, sequence)
-) WITHOUT ROWID;
 CREATE TABLE IF NOT EXISTS blobs (
     digest TEXT NOT NULL, part INTEGER NOT NULL, data BLOB NOT NULL, PRIMARY KEY (digest, part)
 );
 ALTER TABLE entries ADD COLUMN seal BLOB;
-ALTER TABLE logs ADD COLUMN seal BLOB;
 CREATE TABLE tallies (kind TEXT PRIMARY KEY, count INTEGER NOT NULL, sum BLOB NOT NULL) WITHOUT ROWID;
 PRAGMA user_version = 2;
 ";
@@ -51,7 +47,7 @@ pub(super) fn open(file: &Path, journal: Option<&Content>) -> Result<Connection,
     set_up(&connection).map_err(failed)?;
     let format =
         connection.query_row("PRAGMA user_version", [], |row| row.get::<_, i64>(0)).map_err(failed)?;
-    let is_sealed = has_tallies(&connection).map_err(failed)?;
+    let is_sealed = has_table(&connection, "tallies").map_err(failed)?;
     let refused =
         |code: Code, message: String| Err(Error::new(code, format!("{} {message}", file.display())));
     match (format, is_sealed) {
@@ -81,6 +77,9 @@ pub(super) fn open(file: &Path, journal: Option<&Content>) -> Result<Connection,
         }
         (_, false) => upgrade(&mut connection).map_err(failed)?,
     }
+    if let Err(error) = drop_logs(&mut connection) {
+        tracing::warn!(%error, "the logs of an earlier version stay in the store for now");
+    }
     Ok(connection)
 }
 
@@ -98,16 +97,27 @@ fn set_up(connection: &Connection) -> rusqlite::Result<()> {
 /// Gives a file that has checksums the mark of its format, if that was altered; whether it has checksums.
 pub(super) fn restore_mark(file: &Path) -> rusqlite::Result<bool> {
     let connection = Connection::open(file)?;
-    let is_sealed = has_tallies(&connection)?;
+    let is_sealed = has_table(&connection, "tallies")?;
     if is_sealed {
         connection.pragma_update(None, "user_version", FORMAT)?;
     }
     Ok(is_sealed)
 }
 
-fn has_tallies(connection: &Connection) -> rusqlite::Result<bool> {
-    const COUNT: &str = "SELECT count(*) FROM sqlite_master WHERE type = 'table' AND name = 'tallies'";
-    connection.query_row(COUNT, [], |row| row.get::<_, i64>(0)).map(|count| count > 0)
+fn has_table(connection: &Connection, name: &str) -> rusqlite::Result<bool> {
+    const COUNT: &str = "SELECT count(*) FROM sqlite_master WHERE type = 'table' AND name = ?1";
+    connection.query_row(COUNT, params![name], |row| row.get::<_, i64>(0)).map(|count| count > 0)
+}
+
+/// Drops the append-only logs of earlier versions, which nothing reads any more.
+fn drop_logs(connection: &mut Connection) -> rusqlite::Result<()> {
+    const DROP: &str = "DROP TABLE logs; DELETE FROM tallies WHERE kind LIKE 'log %'";
+    if !has_table(connection, "logs")? {
+        return Ok(());
+    }
+    let transaction = connection.transaction()?;
+    transaction.execute_batch(DROP)?;
+    transaction.commit()
 }
 
 /// Makes the tables, and seals the records that are there.
@@ -115,12 +125,9 @@ pub(super) fn upgrade(connection: &mut Connection) -> rusqlite::Result<()> {
     let transaction = connection.transaction()?;
     transaction.execute_batch(TABLES)?;
     let mut account = Account::default();
-    let (mut entry, mut record) = (Some(String::new()), Some((String::new(), 0)));
+    let mut entry = Some(String::new());
     while let Some(after) = entry {
         entry = seal_entries(&transaction, &mut account, &after)?;
-    }
-    while let Some(after) = record {
-        record = seal_logs(&transaction, &mut account, &after)?;
     }
     account.write(&transaction)?;
     transaction.commit()
@@ -145,29 +152,6 @@ fn seal_entries(
         account.tallies.entry(kind_of(key)).or_default().add(&seal);
     }
     Ok(found.into_iter().last().map(|(key, ..)| key))
-}
-
-/// Seals some of the records of logs behind one, and gives the last of them.
-fn seal_logs(
-    connection: &Connection,
-    account: &mut Account,
-    after: &(String, u64),
-) -> rusqlite::Result<Option<(String, u64)>> {
-    const READ: &str = "SELECT log, sequence, record FROM logs WHERE (log, sequence) > (?2, ?3)
-        ORDER BY log, sequence LIMIT ?1";
-    let mut statement = connection.prepare_cached(READ)?;
-    let read = |row: &rusqlite::Row<'_>| Ok((row.get(0)?, row.get(1)?, row.get(2)?));
-    let found: Vec<(String, u64, Vec<u8>)> = statement
-        .query_map(params![PAGE_RECORDS, after.0, after.1], read)?
-        .collect::<rusqlite::Result<_>>()?;
-    for (log, sequence, record) in &found {
-        let seal = seal_log(log, *sequence, record);
-        connection
-            .prepare_cached("UPDATE logs SET seal = ?3 WHERE log = ?1 AND sequence = ?2")?
-            .execute(params![log, sequence.cast_signed(), seal])?;
-        account.tallies.entry(log_kind(log)).or_default().add(&seal);
-    }
-    Ok(found.into_iter().last().map(|(log, sequence, _)| (log, sequence)))
 }
 
 /// The file holds the key of tickets, so it is for this user alone from its first byte on.
