@@ -7,10 +7,12 @@ use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-use serde_json::Value;
+use serde_json::{Value, json};
 use sublet::{Allocation, Code};
+use sublet_manager::store::{Batch, NatsOptions, NatsStore, Store};
 use sublet_tests::cluster::{Cluster, Lent, Plan, TENANT, connect};
 use sublet_tests::functions::{library, package};
+use sublet_tests::nats::NatsServer;
 use sublet_tests::platform::{assert_echoes, sublet};
 use sublet_tests::process::wait_until;
 
@@ -216,6 +218,51 @@ fn a_store_is_checked_repaired_backed_up_and_restored() {
     let elsewhere = cluster.folder().join("nothing");
     let output = sublet().args(["store", "check", "--state"]).arg(&elsewhere).output().unwrap();
     assert!(!output.status.success() && !elsewhere.exists());
+}
+
+#[test]
+fn store_of_a_running_manager_is_backed_up_and_restored() {
+    let (mut cluster, good, revoked) = with_tokens();
+    let file = cluster.folder().join("live.sqlite");
+    let backup = file.to_str().unwrap().to_owned();
+    store(&cluster, &["backup", &backup]).unwrap();
+    assert_eq!(fs::metadata(&file).unwrap().permissions().mode() & 0o777, 0o600);
+    let error = store(&cluster, &["backup", &backup]).unwrap_err();
+    assert!(error.contains("exists already"), "{error}");
+    let nowhere = cluster.folder().join("nowhere/live.sqlite");
+    let error = store(&cluster, &["backup", nowhere.to_str().unwrap()]).unwrap_err();
+    assert!(error.contains("nowhere"), "{error}");
+    // The manager goes on, and what comes later is not in the copy.
+    cluster.json(&["token", "revoke", &good]);
+    assert!(is_revoked(&cluster, &good));
+    cluster.managers[0].kill();
+    store(&cluster, &["restore", &backup, "--overwrite"]).unwrap();
+    assert_eq!(store(&cluster, &["check"]).unwrap()["whole"], true);
+    cluster.managers[0].restart();
+    assert!(is_revoked(&cluster, &revoked) && !is_revoked(&cluster, &good), "as it was when it was copied");
+}
+
+#[test]
+fn store_on_nats_is_checked_and_repaired_while_its_managers_run() {
+    let server = NatsServer::start();
+    let options = NatsOptions { url: server.url(), name: "sublet".into(), replicas: 1, ca_file: None };
+    let mut nats = NatsStore::open(&options).unwrap();
+    let mut batch = Batch::default();
+    batch.put("token/a".into(), b"a".into());
+    batch.put("lease/a".into(), b"a".into());
+    nats.commit(&batch).unwrap();
+    let run = |arguments: &[&str]| {
+        let url = server.url();
+        let output = sublet().arg("store").args(arguments).args(["--store-url", &url, "--json"]).output();
+        serde_json::from_slice::<Value>(&output.unwrap().stdout).unwrap()
+    };
+    let found = run(&["check"]);
+    assert!(found["whole"] == true && found["restored"] == json!([]), "{found}");
+    assert_eq!(found["records"], json!({ "lease": 1, "token": 1 }));
+    let found = run(&["repair"]);
+    assert!(found["whole"] == true && found["restored"] == json!([]), "{found}");
+    let output = sublet().args(["store", "backup", "x", "--store-url", &server.url()]).output().unwrap();
+    assert!(!output.status.success());
 }
 
 #[test]

@@ -63,6 +63,11 @@ impl Fleet {
         self.managers.read().unwrap_or_else(PoisonError::into_inner).clone()
     }
 
+    /// The number of this start of a manager.
+    pub(crate) fn epoch(&self) -> u64 {
+        self.epoch
+    }
+
     /// Where those are that have nodes.
     pub(crate) fn racks(&self) -> Vec<String> {
         let managers = self.managers.read().unwrap_or_else(PoisonError::into_inner);

@@ -2,7 +2,7 @@
 //!
 //! ```text
 //! lease/<lease>            the lease with its cumulative usage: the truth of what it costs
-//! spend/<epoch>/<tenant>   what a tenant has spent by this manager: see peers.rs
+//! spend/<epoch>/<tenant>   what a tenant has spent by this manager, or by those before it: see peers.rs
 //! usage/<minute>/<lease>   what that was before and after a minute in which it grew: the truth of when
 //! folded/...               sums of leases that ended long ago, in place of their records: see bill/fold.rs
 //! ```
@@ -27,7 +27,7 @@ use crate::bill::fold::folded_before;
 use crate::core::LeaseId;
 use crate::peers::{Peers, Spending};
 use crate::retention::LEAST_AGE_MS;
-use crate::store::{Batch, Store, keys};
+use crate::store::{Batch, PAGE_RECORDS, Store, keys};
 
 /// Milliseconds of what the ledger counts as one piece of time.
 pub(crate) const MINUTE_MS: u64 = 60_000;
@@ -82,7 +82,7 @@ impl Record {
         self.lease.usage.unwrap_or_default()
     }
 
-    fn cost_nano(&self) -> u64 {
+    pub(crate) fn cost_nano(&self) -> u64 {
         let price = self.lease.price.unwrap_or_default();
         price::cost(&price, &self.usage(), self.lease.memory_bytes).total_nano()
     }
@@ -148,19 +148,32 @@ pub(crate) fn parse_minute_key(key: &str) -> Option<(u64, &str)> {
     Some((minute.parse().ok()?, lease))
 }
 
-/// The minutes in which a lease grew, with their keys, in order. Each is looked up alone, from that of the grant on.
+/// Minutes of the life of a lease that may have a record: from some before its grant on.
+pub(crate) fn minutes_in_life(record: &Record) -> std::ops::Range<u64> {
+    let first = (record.lease.granted_unix_ms / MINUTE_MS).saturating_sub(CLOCK_MINUTES);
+    first..record.minute
+}
+
+/// The minutes in which a lease grew, with their keys, in order. Records of a lease are far apart in the store, among those of
+/// all others, so they are looked up by their keys, a page at a time.
 ///
 /// # Errors
 /// That of the store.
 pub(crate) fn minutes_of(store: &dyn Store, record: &Record) -> Result<BTreeMap<String, Minute>, Error> {
-    let first = (record.lease.granted_unix_ms / MINUTE_MS).saturating_sub(CLOCK_MINUTES);
     let mut minutes = BTreeMap::from([record.last_minute()]);
-    for key in (first..record.minute).map(|minute| minute_key(minute, &record.lease.id)) {
-        if let Some(found) = store.get(&key)? {
-            minutes.insert(key, decode("a stored minute", &found.value)?);
+    let mut keys = minutes_in_life(record).map(|minute| minute_key(minute, &record.lease.id));
+    loop {
+        let page: Vec<String> = keys.by_ref().take(PAGE_RECORDS).collect();
+        if page.is_empty() {
+            return Ok(minutes);
+        }
+        let found = store.get_each(&page)?;
+        for (key, value) in page.into_iter().zip(found) {
+            if let Some(value) = value {
+                minutes.insert(key, decode("a stored minute", &value)?);
+            }
         }
     }
-    Ok(minutes)
 }
 
 /// Field by field.

@@ -10,6 +10,7 @@
 //!       packages.rs   what is run, as uploads.rs receives it; tenants.rs, who may have how much
 //!       graphs.rs     applications of several components; runs.rs, what a run has come to
 //!       quotas.rs    what tenants may keep in the store; garbage.rs, what nothing refers to any more
+//!       retention.rs  how long is kept what has ended
 //!       fleet.rs      the other managers of the store
 //!    database.rs      the store, off the threads that serve
 //!       store.rs      what outlives the process
@@ -89,6 +90,7 @@ use crate::listen::{Connection, Intake};
 use crate::packages::Packages;
 use crate::peers::Peers;
 use crate::quotas::Quotas;
+use crate::retention::{Keeper, Sharing};
 use crate::runs::Runs;
 use crate::service::{Methods, Parts, Service};
 use crate::shell::Shell;
@@ -113,6 +115,8 @@ const MAX_HEADER_BYTES: u32 = 16 << 10;
 const STREAMS: &str = "streams";
 /// How often tokens and quotas are looked after.
 const REFRESH: Duration = Duration::from_secs(1);
+/// How often all of a store on NATS is read and compared.
+const RECHECK: Duration = Duration::from_secs(6 * 60 * 60);
 /// How often what nothing refers to any more is removed from the store.
 const COLLECTION: Duration = Duration::from_secs(60 * 60);
 
@@ -237,7 +241,7 @@ impl Manager {
                 .map_err(|error| Error::new(Code::System, format!("a listener has no address: {error}")))
         };
         let addresses = listeners.iter().map(address).collect::<Result<Vec<_>, _>>()?;
-        let Options { socket, advertise, connections: limits, retention, .. } = options.clone();
+        let Options { socket, advertise, connections: limits, retention, store, .. } = options.clone();
         let opened = blocking(move || open(&options)).await?;
         let Opened { folder, fleet, database, tokens, shell, certificates, is_read_only } = opened;
         let unix = folder::listen(&socket)?;
@@ -275,7 +279,25 @@ impl Manager {
             fleet.exchange(&shell).await?;
         }
         chores.spawn(collect_garbage(Arc::clone(&shell), database.clone()));
-        chores.spawn(retain(shell.clock, bills, Runs::new(database), retention));
+        let sharing = match store {
+            StoreOptions::Embedded => Sharing::Own,
+            StoreOptions::Nats(_) => Sharing::Shared,
+        };
+        let keeper = Keeper {
+            clock: shell.clock,
+            bills,
+            runs: Runs::new(database.clone()),
+            packages: Packages::new(database.clone(), shell.clock),
+            quotas: Arc::clone(&quotas),
+            fleet: Arc::clone(&fleet),
+            database,
+            sharing,
+            retention,
+        };
+        chores.spawn(keeper.keep(every(COLLECTION)));
+        if let StoreOptions::Nats(servers) = store {
+            chores.spawn(recheck(servers));
+        }
         chores.spawn(keep_ledger(Arc::clone(&shell), Arc::clone(&fleet)));
         chores.spawn(keep_company(Arc::clone(&shell), Arc::clone(&fleet)));
         chores.spawn(tick(Arc::clone(&shell)));
@@ -448,24 +470,29 @@ async fn collect_garbage(shell: Arc<Shell>, database: Database) {
     }
 }
 
-/// Folds old leases of the ledger, and removes old runs.
-async fn retain(clock: Clock, bills: Arc<Bills>, runs: Runs, retention: Retention) {
-    let mut interval = every(COLLECTION);
+/// Reads all of a store on NATS now and then, on a connection of its own: what its servers have damaged or dropped meanwhile is said.
+async fn recheck(servers: NatsOptions) {
+    let mut interval = every(RECHECK);
     loop {
         interval.tick().await;
-        if let Some(age) = retention.ledger {
-            match bills.fold(retention::day_before(clock.now_ms(), age)).await {
-                Ok(0) => {}
-                Ok(leases) => tracing::info!(leases, "leases that ended long ago are folded into sums"),
-                Err(error) => tracing::warn!(%error, "leases that ended long ago are not folded yet"),
+        let servers = servers.clone();
+        match blocking(move || upkeep::check_nats(&servers)).await {
+            Ok(store::Report { lost, restored, .. }) => {
+                if !lost.is_empty() {
+                    tracing::error!(
+                        records = store::listed(&lost),
+                        "the store is damaged: `sublet store check`"
+                    );
+                }
+                if !restored.is_empty() {
+                    let records = store::listed(&restored);
+                    tracing::error!(
+                        records,
+                        "the servers of the store have lost records: `sublet store repair` puts them back"
+                    );
+                }
             }
-        }
-        if let Some(age) = retention.runs {
-            match runs.expire(retention::day_before(clock.now_ms(), age)).await {
-                Ok(0) => {}
-                Ok(runs) => tracing::info!(runs, "runs that ended long ago are removed"),
-                Err(error) => tracing::warn!(%error, "runs that ended long ago are not removed yet"),
-            }
+            Err(error) => tracing::warn!(%error, "the store is not checked now"),
         }
     }
 }

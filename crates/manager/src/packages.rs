@@ -25,7 +25,7 @@ use crate::clock::Clock;
 use crate::database::Database;
 use crate::quotas::RECORD_BYTES;
 use crate::reply::ReplyList;
-use crate::store::{BLOB_PART_BYTES, Batch, BlobPart, Store, each_record, keys};
+use crate::store::{BLOB_PART_BYTES, Batch, BlobPart, PAGE_RECORDS, Store, each_record, keys};
 use crate::{garbage, runs};
 use names::{NameRecord, is_allowed, is_possible, name_key, shown};
 
@@ -265,7 +265,8 @@ impl Packages {
         let reply = self.point(PUBLIC, info.clone()).await?;
         if !self.is_complete(&info).await? {
             let (name, digest) = (info.name.clone(), info.digest.clone());
-            self.database.with(move |store| remove(store, PUBLIC, &name, Versions::All)).await?;
+            let now_ms = self.clock.now_ms();
+            self.database.with(move |store| remove(store, (PUBLIC, &name), Versions::All, now_ms)).await?;
             self.database.with(move |store| garbage::remove_record(store, &digest)).await?;
             self.forget(PUBLIC, &info.name);
             return Err(unknown(address));
@@ -319,11 +320,32 @@ impl Packages {
     ) -> Result<RemovePackageReply, Error> {
         let (owner, name) = names::owned(asker, name)?;
         let (of, removed) = (owner.to_owned(), name.to_owned());
-        let removed = self.database.with(move |store| remove(store, &of, &removed, versions)).await?;
+        let now_ms = self.clock.now_ms();
+        let removed =
+            self.database.with(move |store| remove(store, (&of, &removed), versions, now_ms)).await?;
         let Removed { info, digests } = removed.ok_or_else(|| unknown(&format!("{owner}/{name}")))?;
         self.forget(owner, name);
         digests.iter().for_each(|digest| self.forget(owner, digest));
         Ok(RemovePackageReply { package: Some(info), versions: digests.len() as u32 })
+    }
+
+    /// Removes the records of names that were removed before this time; how many.
+    pub(crate) async fn expire_names(&self, before_ms: u64) -> Result<u64, Error> {
+        let (mut expired, mut after) = (0, None::<String>);
+        loop {
+            let (behind, now_ms) = (after.take(), self.clock.now_ms());
+            let expire = move |store: &mut dyn Store| {
+                let page = store.scan(keys::NAMED, behind.as_deref(), PAGE_RECORDS)?;
+                let expired = names::expire_page(store, &page, before_ms, now_ms)?;
+                Ok((expired, page.into_iter().last().map(|last| last.key)))
+            };
+            let (more, reached) = self.database.with(expire).await?;
+            expired += u64::from(more);
+            if reached.is_none() {
+                return Ok(expired);
+            }
+            after = reached;
+        }
     }
 
     /// Whether a package's record and all of its parts are in the store.
@@ -467,8 +489,9 @@ fn list_granted(store: &dyn Store, asker: Asker<'_>) -> Result<Vec<PackageInfo>,
 
 /// Points a name at a package, and lets its owner use the digest; returns what the name stood for.
 fn point(store: &mut dyn Store, owner: &str, info: &PackageInfo) -> Result<Option<PackageInfo>, Error> {
+    let (digest, deployed_unix_ms) = (&info.digest, info.deployed_unix_ms);
     let record =
-        |grants| NameRecord { digest: info.digest.clone(), deployed_unix_ms: info.deployed_unix_ms, grants };
+        |grants| NameRecord { digest: digest.clone(), deployed_unix_ms, grants, ..NameRecord::default() };
     let mut batch = Batch::default();
     batch.put(format!("{}{}", keys::PACKAGE, info.digest), info.encode_to_vec());
     batch.put(name_key(owner, &info.digest), record(Vec::new()).encode_to_vec());
@@ -520,7 +543,12 @@ struct Removed {
     digests: Vec<String>,
 }
 
-fn remove(store: &mut dyn Store, owner: &str, name: &str, which: Versions) -> Result<Option<Removed>, Error> {
+fn remove(
+    store: &mut dyn Store,
+    (owner, name): (&str, &str),
+    which: Versions,
+    now_ms: u64,
+) -> Result<Option<Removed>, Error> {
     let Some(named) = look_up(store, owner, name)? else { return Ok(None) };
     let mut digests = versions(store, owner, name)?;
     let mut batch = Batch::default();
@@ -530,7 +558,7 @@ fn remove(store: &mut dyn Store, owner: &str, name: &str, which: Versions) -> Re
             digests.retain(|digest| *digest != named.record.digest && !needed.contains(digest));
         }
         Versions::All => {
-            let removed = names::change(store, (owner, name), |_| Ok(NameRecord::default()))?;
+            let removed = names::change(store, (owner, name), |_| Ok(NameRecord::removed(now_ms)))?;
             for grant in removed.unwrap_or_default().grants {
                 batch.remove(names::granted_key(&grant.tenant, owner, name));
             }

@@ -5,13 +5,15 @@
 //! store, so neither clocks that differ nor a store that was away kill anybody.
 //!
 //! What a tenant has at a time goes with its manager. What it has *spent* stays: each manager keeps its own sum for
-//! each tenant in the store ([`Spending`]), and all of the sums ever written are what the tenant has spent.
+//! each tenant in the store ([`Spending`]), and all of the sums ever written are what the tenant has spent. Sums of managers
+//! that are gone are [merged](merge) later.
 //!
 //! An agent that goes from one manager to another tells only the latter. So each says in its record which nodes it misses,
 //! and which of those that others miss it has by now: what is leased of a node counts once.
 //!
 //! [`Table`] decides without any I/O; [`Peers`] reads and writes for it.
 
+mod merge;
 mod spending;
 mod table;
 
@@ -21,6 +23,7 @@ use prost::Message;
 use sublet_proto::v1::{Holding, NodeGeneration, NodeGroup, PeerRecord, SpendRecord};
 use sublet_proto::{Error, decode};
 
+pub(crate) use self::merge::{Spenders, merge, note};
 pub use self::spending::Spending;
 pub use self::table::{SpentBy, Table};
 use crate::store::{Batch, MAX_VALUE_BYTES, Store, each_record, keys};
@@ -74,10 +77,16 @@ impl Peers {
     pub fn join(store: &dyn Store, epoch: u64) -> Result<Peers, Error> {
         let mut peers =
             Peers { epoch, beat: 0, table: Table::new(epoch), missed: 0, counted: HashMap::new() };
-        for (of, spent) in peers.read_spending(store, keys::SPEND)? {
-            peers.table.spent_for_good(of, spent);
+        let merged = format!("{}{}/", keys::SPEND, keys::epoch(merge::MERGED));
+        loop {
+            let before = store.scan(&merged, None, usize::MAX)?;
+            let spent = peers.read_spending(store, keys::SPEND)?;
+            // Another manager may have merged records meanwhile.
+            if store.scan(&merged, None, usize::MAX)? == before {
+                spent.into_iter().for_each(|(of, spent)| peers.table.spent_for_good(of, spent));
+                return Ok(peers);
+            }
         }
-        Ok(peers)
     }
 
     /// Who is alive, and what tenants have by them.
@@ -126,9 +135,15 @@ impl Peers {
 
     fn read_spending(&mut self, store: &dyn Store, prefix: &str) -> Result<BTreeMap<u64, SpentBy>, Error> {
         let mut found: BTreeMap<u64, SpentBy> = BTreeMap::new();
+        let mut through: HashMap<String, u64> = HashMap::new();
         each_record(store, prefix, |record| {
             let Some((epoch, tenant)) = epoch_and_tenant(&record.key) else { return Ok(()) };
             let spend: SpendRecord = decode("a record of spending", &record.value)?;
+            if epoch == merge::MERGED {
+                through.insert(tenant.to_owned(), spend.through_epoch);
+            } else if through.get(tenant).is_some_and(|&through| epoch <= through) {
+                return Ok(());
+            }
             found.entry(epoch).or_default().insert(tenant.to_owned(), spend.spent_nano);
             for lease in spend.counted {
                 let counted = self.counted.entry(lease.lease).or_default();

@@ -4,7 +4,7 @@
 //! anybody has it. When the run has ended the messages go, and a record of it stays, with what each component used, and how much
 //! memory there was over time. What a client says of a run that goes on is for those who watch, and replaced by what it says next.
 
-use std::collections::HashSet;
+use std::collections::{BTreeMap, HashSet};
 
 use prost::Message;
 use sublet_proto::graph::MAX_COMPONENTS;
@@ -19,6 +19,7 @@ use crate::database::Database;
 use crate::garbage::digests_of_run;
 use crate::quotas::RECORD_BYTES;
 use crate::reply::ReplyList;
+use crate::retention::DAY_MS;
 use crate::store::{Batch, Record, Store, each_record, keys};
 
 /// Length of a run's identifier, in hexadecimal digits.
@@ -187,16 +188,49 @@ impl Runs {
         self.database.with(move |store| remove_oldest(store, &tenant)).await
     }
 
-    /// Removes runs of all tenants that ended before this time; how many.
-    pub(crate) async fn expire(&self, before_ms: u64) -> Result<u64, Error> {
-        let (mut removed, mut after) = (0, None::<String>);
+    /// Removes runs of all tenants that ended before this time; how many of which tenant.
+    pub(crate) async fn expire(&self, before_ms: u64) -> Result<BTreeMap<String, u32>, Error> {
+        self.each_page(move |store, runs| {
+            let ended = |run: &RunInfo| run.ended_unix_ms != 0 && run.ended_unix_ms < before_ms;
+            let old: Vec<RunInfo> = runs.into_iter().filter(ended).collect();
+            remove(store, &old)?;
+            Ok(old)
+        })
+        .await
+    }
+
+    /// Ends runs of all tenants whose clients were last heard of before this time; how many of which tenant.
+    pub(crate) async fn abandon(&self, before_ms: u64, now_ms: u64) -> Result<BTreeMap<String, u32>, Error> {
+        self.each_page(move |store, runs| {
+            let mut abandoned = Vec::new();
+            for run in runs.into_iter().filter(|run| run.ended_unix_ms == 0) {
+                abandoned.extend(abandon(store, run, before_ms, now_ms)?);
+            }
+            Ok(abandoned)
+        })
+        .await
+    }
+
+    /// Shows all runs, a page at a time, to what changes some of them; how many of which tenant those were.
+    async fn each_page(
+        &self,
+        change: impl Fn(&mut dyn Store, Vec<RunInfo>) -> Result<Vec<RunInfo>, Error> + Clone + Send + 'static,
+    ) -> Result<BTreeMap<String, u32>, Error> {
+        let (mut changed, mut after) = (BTreeMap::new(), None::<String>);
         loop {
-            let behind = after.take();
-            let expire = move |store: &mut dyn Store| expire_page(store, behind.as_deref(), before_ms);
-            let (more, reached) = self.database.with(expire).await?;
-            removed += u64::from(more);
+            let (behind, change) = (after.take(), change.clone());
+            let step = move |store: &mut dyn Store| {
+                let page = store.scan(keys::RUN, behind.as_deref(), PAGE_RECORDS)?;
+                let runs = page.iter().map(|record| decode::<RunInfo>("a stored run", &record.value));
+                let changed = change(store, runs.collect::<Result<_, _>>()?)?;
+                Ok((changed, page.into_iter().last().map(|last| last.key)))
+            };
+            let (runs, reached) = self.database.with(step).await?;
+            for run in runs {
+                *changed.entry(run.tenant).or_default() += 1;
+            }
             if reached.is_none() {
-                return Ok(removed);
+                return Ok(changed);
             }
             after = reached;
         }
@@ -273,17 +307,35 @@ fn remove_oldest(store: &mut dyn Store, tenant: &str) -> Result<u32, Error> {
     }
 }
 
-/// Removes those of a page of runs that ended before this time: how many, and the page's last key if there was one.
-fn expire_page(
+/// Ends a run whose client was last heard of before this time; nothing if it was heard of since.
+fn abandon(
     store: &mut dyn Store,
-    after: Option<&str>,
+    run: RunInfo,
     before_ms: u64,
-) -> Result<(u32, Option<String>), Error> {
-    let page = store.scan(keys::RUN, after, PAGE_RECORDS)?;
-    let runs = page.iter().map(|record| decode::<RunInfo>("a stored run", &record.value));
-    let mut runs = runs.collect::<Result<Vec<_>, _>>()?;
-    runs.retain(|run| run.ended_unix_ms != 0 && run.ended_unix_ms < before_ms);
-    Ok((remove(store, &runs)?, page.into_iter().last().map(|last| last.key)))
+    now_ms: u64,
+) -> Result<Option<RunInfo>, Error> {
+    if run.began_unix_ms >= before_ms {
+        return Ok(None);
+    }
+    let (run, _) = with_report(store, run)?;
+    let heard_ms = run.began_unix_ms.max(run.reported_unix_ms);
+    if heard_ms >= before_ms {
+        return Ok(None);
+    }
+    let message =
+        format!("its client was not heard of for {} days", now_ms.saturating_sub(heard_ms) / DAY_MS);
+    let run = RunInfo {
+        ended_unix_ms: now_ms,
+        code: Code::DeadlineExceeded.number(),
+        message,
+        reported_unix_ms: 0,
+        ..run
+    };
+    let mut batch = Batch::default();
+    batch.put(run_key(&run.tenant, &run.run), run.encode_to_vec());
+    store.commit(&batch)?;
+    while forget_page(store, &journal_key(&run.tenant, &run.run))? == PAGE_RECORDS {}
+    Ok(Some(run))
 }
 
 /// Removes some entries of a journal; how many.
@@ -444,8 +496,9 @@ mod tests {
                 runs.end(tenant, request, if of < 600 { 2000 } else { 3000 }).await.unwrap();
             }
         }
-        assert_eq!(runs.expire(2000).await.unwrap(), 0);
-        assert_eq!(runs.expire(3000).await.unwrap(), 599);
+        assert_eq!(runs.expire(2000).await.unwrap(), BTreeMap::new());
+        let removed = BTreeMap::from([("alice".to_owned(), 299), ("bob".to_owned(), 300)]);
+        assert_eq!(runs.expire(3000).await.unwrap(), removed);
         let left = number as u64 - 599;
         let sizes = [(keys::RUN, left), (keys::REPORT, left - 1), (keys::JOURNAL, 1)];
         for (kind, records) in sizes {
@@ -453,5 +506,34 @@ mod tests {
             assert_eq!(size.records, records, "{kind}");
         }
         assert!(runs.read("alice", ReadRunRequest { run: run_id(300), after: 0 }).await.is_ok());
+    }
+    #[tokio::test]
+    async fn run_whose_client_is_gone_for_long_is_ended_and_one_that_reports_is_not() {
+        let folder = tempfile::tempdir().unwrap();
+        let store = SqliteStore::open(&folder.path().join("store.sqlite")).unwrap();
+        let database = Database::new(Box::new(store));
+        let runs = Runs::new(database.clone());
+        let (gone, reporting, young) = (run_id(1), run_id(2), run_id(3));
+        for (run, began_ms) in [(&gone, 0), (&reporting, 0), (&young, 9 * DAY_MS)] {
+            let request = BeginRunRequest { run: run.clone(), input: vec![7], ..Default::default() };
+            runs.begin("alice", request, RunInfo::default(), began_ms).await.unwrap();
+        }
+        let report =
+            |run: &String, points| ReportRunRequest { run: run.clone(), points, ..Default::default() };
+        runs.report("alice", report(&gone, vec![UsagePoint::default()]), DAY_MS).await.unwrap();
+        runs.report("alice", report(&reporting, Vec::new()), 9 * DAY_MS).await.unwrap();
+        let now_ms = 11 * DAY_MS;
+        assert_eq!(runs.abandon(DAY_MS, now_ms).await.unwrap(), BTreeMap::new());
+        let ended = BTreeMap::from([("alice".to_owned(), 1)]);
+        assert_eq!(runs.abandon(9 * DAY_MS, now_ms).await.unwrap(), ended);
+        let page = runs.read("alice", ReadRunRequest { run: gone.clone(), after: 0 }).await.unwrap();
+        let info = page.info.unwrap();
+        assert_eq!((info.ended_unix_ms, info.code), (now_ms, Code::DeadlineExceeded.number()));
+        assert!(info.message.contains("10 days"), "{}", info.message);
+        assert_eq!((page.input, page.points.len()), (Vec::new(), 1));
+        assert!(runs.report("alice", report(&gone, Vec::new()), now_ms).await.is_err());
+        let listed =
+            runs.list("alice", ListRunsRequest { going_on: true, ..Default::default() }).await.unwrap();
+        assert_eq!(listed.into_iter().map(|run| run.run).collect::<Vec<_>>(), [young, reporting]);
     }
 }

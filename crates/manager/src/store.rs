@@ -19,6 +19,7 @@ mod sqlite;
 mod sync;
 
 use std::fmt;
+use std::path::Path;
 use std::sync::Arc;
 
 use sublet_proto::{Code, Error};
@@ -61,8 +62,8 @@ pub mod keys {
     pub const TENANT: &str = "tenant/";
     /// Before a manager's epoch (see [`epoch`]): the encoded `PeerRecord`, written each second while it lives.
     pub const PEER: &str = "peer/";
-    /// Before a manager's epoch, `/` and a tenant's name: the encoded `SpendRecord`.
-    /// It stays for ever.
+    /// Before a manager's epoch, `/` and a tenant's name: the encoded `SpendRecord`. Those of managers that are gone are merged
+    /// into one of epoch 0.
     pub const SPEND: &str = "spend/";
     /// Before a tenant's name, `/` and a graph's: the encoded `GraphInfo`. The document is a blob.
     pub const GRAPH: &str = "graph/";
@@ -171,6 +172,14 @@ pub trait Store: Send {
     /// changed by this method is removed only when nobody has changed it for a day: what a server did not answer is made by then.
     fn compare_and_swap(&mut self, key: &str, version: u64, value: &[u8]) -> Result<bool, Error>;
 
+    /// The values of keys, of those that are there, in the order of the keys.
+    fn get_each(&self, keys: &[String]) -> Result<Vec<Option<Vec<u8>>>, Error> {
+        keys.iter().map(|key| Ok(self.get(key)?.map(|found| found.value))).collect()
+    }
+
+    /// Removes a key if its version is still this one; whether it did.
+    fn remove_if(&mut self, key: &str, version: u64) -> Result<bool, Error>;
+
     /// Makes these changes.
     ///
     /// SQLite makes all of them or none. On a server each change is made whole, but a failure may leave some made:
@@ -214,6 +223,12 @@ pub trait Store: Send {
             after = Some(last.key.clone());
         }
     }
+
+    /// Writes all of the store, as it is now, to an empty file.
+    ///
+    /// # Errors
+    /// `invalid_argument` of a store on a server, which has its own way to be backed up.
+    fn copy_to(&self, file: &Path) -> Result<(), Error>;
 
     /// What holds of the changes from now on. A server has its own limits, so only the embedded store has a reserve.
     fn set_reserve(&mut self, reserve: Reserve) {

@@ -1,6 +1,7 @@
-//! Upkeep of the embedded store by operators: check, repair, backup and restore, while no manager uses it.
+//! Upkeep of the store by operators: check, repair, backup and restore.
 //!
-//! Each takes the state folder as a manager does, so none of them meets a manager.
+//! Those of the embedded store take the state folder as a manager does, so none of them meets a manager: a manager that runs
+//! makes a backup [itself](back_up). A store on NATS is checked and repaired while its managers use it.
 
 use std::fs::{self, OpenOptions};
 use std::os::unix::fs::OpenOptionsExt;
@@ -11,7 +12,7 @@ use sublet_proto::{Code, Error};
 
 use crate::folder::StateFolder;
 use crate::start;
-use crate::store::{self, Report, SqliteStore, listed};
+use crate::store::{self, NatsOptions, NatsStore, Report, SqliteStore, Store, listed};
 
 const STORE_FILE: &str = "store.sqlite";
 const JOURNAL_FILE: &str = "store.journal";
@@ -82,15 +83,49 @@ pub fn repair(state: &Path, key: SigningKey) -> Result<(Report, PathBuf), Error>
 /// As [`check`], `invalid_argument` if the file is there, and `system` if the store is damaged.
 pub fn backup(state: &Path, to: &Path) -> Result<(), Error> {
     let folder = take(state)?;
+    let mut store = SqliteStore::open(&folder.file(STORE_FILE))?;
+    back_up(&mut store, to).map(drop)
+}
+
+/// Writes a copy of an open store, as it is now, to a file that is not there yet, and through to the disk. Returns its length.
+pub(crate) fn back_up(store: &mut dyn Store, to: &Path) -> Result<u64, Error> {
+    if !to.is_absolute() {
+        let message =
+            format!("{} is no absolute path: a manager has another working directory", to.display());
+        return Err(Error::new(Code::InvalidArgument, message));
+    }
     if to.exists() {
         let message = format!("{} exists already: a backup replaces no file", to.display());
         return Err(Error::new(Code::InvalidArgument, message));
     }
-    let store = SqliteStore::open(&folder.file(STORE_FILE))?;
     // For this user alone from the first byte on: it holds the key of tickets.
     let made = OpenOptions::new().write(true).create_new(true).mode(0o600).open(to);
-    made.map_err(|error| failed("write", to, &error))?;
-    store.copy_to(to)
+    let made = made.map_err(|error| failed("write", to, &error))?;
+    let copied = store.copy_to(to).and_then(|()| {
+        let written = made.sync_all().and_then(|()| made.metadata());
+        written.map(|metadata| metadata.len()).map_err(|error| failed("write", to, &error))
+    });
+    if copied.is_err() {
+        // A part of a store is no backup.
+        let _ = fs::remove_file(to);
+    }
+    copied
+}
+
+/// Looks at everything in a store on NATS.
+///
+/// # Errors
+/// `store_unreachable` if no server answers.
+pub fn check_nats(servers: &NatsOptions) -> Result<Report, Error> {
+    NatsStore::open(servers)?.check()
+}
+
+/// Puts back what a store on NATS has copies of, and goes on without the rest.
+///
+/// # Errors
+/// As [`check_nats`], and `store_full` if there is no room.
+pub fn repair_nats(servers: &NatsOptions) -> Result<Report, Error> {
+    NatsStore::open(servers)?.repair()
 }
 
 /// Puts a backup in the place of the store. What was there is kept in a folder beside; its path is given.

@@ -29,6 +29,8 @@ const CALL_DEADLINE: Duration = Duration::from_secs(10);
 /// How long a deployment may take, and how much longer for each [`DEPLOY_STEP_BYTES`] of the package.
 const DEPLOY_DEADLINE: Duration = Duration::from_secs(30);
 const DEPLOY_STEP_BYTES: usize = 1 << 20;
+/// How long a manager may take to copy its store.
+const BACKUP_DEADLINE: Duration = Duration::from_secs(600);
 /// How much of a package travels in one message.
 const CHUNK_BYTES: usize = 256 * 1024;
 
@@ -164,6 +166,17 @@ impl ManagerClient {
         self.connection.ask(anywhere(), v1::CollectGarbageRequest {}, async |mut stub: Stub<_>, request| {
             stub.collect_garbage(request).await
         })
+    }
+
+    /// Has a manager write a copy of its embedded store to a file on its machine; returns the length. For operators, on the
+    /// manager's socket.
+    pub fn back_up_store(&self, file: &str) -> Result<u64, Error> {
+        let terms = Terms { deadline: BACKUP_DEADLINE, repeat: Repeat::Unsent, ..anywhere() };
+        let request = v1::BackUpStoreRequest { file: file.to_owned() };
+        let reply = self
+            .connection
+            .ask(terms, request, async |mut stub: Stub<_>, request| stub.back_up_store(request).await)?;
+        Ok(reply.bytes)
     }
 
     /// Asks for leases for all of the cores wanted; they are granted, after the time that the request may wait at the

@@ -1,14 +1,15 @@
-//! `sublet store`: check, repair, backup and restore of a manager's embedded store.
+//! `sublet store`: check, repair, backup and restore of a manager's store.
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 
 use clap::{Args, Subcommand};
 use serde::Serialize;
-use sublet_manager::store::Report;
+use sublet_manager::store::{NatsOptions, Report};
 use sublet_manager::upkeep::{self, Overwrite, SigningKey};
 use sublet_proto::{Code, Error};
-use sublet_runtime::access::default_state;
+use sublet_runtime::access::{Access, default_address, default_state, manager_address, socket_path};
+use sublet_runtime::manager::ManagerClient;
 
 use super::output::Output;
 
@@ -18,12 +19,14 @@ Examples:
   sublet store backup /backup/store-1.sqlite --state /var/lib/sublet/manager
   sublet store restore /backup/store-1.sqlite --state /var/lib/sublet/manager --overwrite
   sublet store repair --state /var/lib/sublet/manager
+  sublet store check --store-url nats://nats1.example.org:4222
 
-These commands work on the embedded store while its manager is stopped; leases and calls continue meanwhile. A manager
-that finds records lost does not start: restore a backup, or let `repair` continue without them. A backup contains the
-key that signs tickets.";
+A backup of the embedded store can be made while its manager runs, by the manager's user or root; everything else of that store
+needs its manager stopped: leases and calls go on meanwhile. A manager that finds records lost does not start: restore a
+backup, or let `repair` go on without them. A backup holds the key that signs tickets. A store on NATS (--store-url) is
+checked and repaired while its managers run; its servers back it up and restore it: `nats stream backup`.";
 
-/// Check, repair, back up and restore a stopped manager's store
+/// Check, repair, back up and restore a manager's store
 #[derive(Debug, Args)]
 #[command(after_help = EXAMPLES)]
 pub(crate) struct Arguments {
@@ -54,25 +57,54 @@ impl State {
     }
 }
 
-/// Read every record and package, and list damage and loss
+/// A store on NATS, in the place of the embedded one.
+#[derive(Debug, Args)]
+struct Servers {
+    /// Servers of a store on NATS, as nats://[user:password@]host[:port], several separated by commas
+    #[arg(long, value_name = "URL", conflicts_with = "state")]
+    store_url: Option<String>,
+
+    /// Name of the store on these servers
+    #[arg(long, value_name = "NAME", default_value = "sublet", requires = "store_url")]
+    store_name: String,
+
+    /// Authorities to trust for tls://, in PEM [default: those of the system]
+    #[arg(long, value_name = "FILE", requires = "store_url")]
+    store_ca: Option<PathBuf>,
+}
+
+impl Servers {
+    fn options(&self) -> Option<NatsOptions> {
+        let url = self.store_url.clone()?;
+        Some(NatsOptions { url, name: self.store_name.clone(), replicas: 1, ca_file: self.store_ca.clone() })
+    }
+}
+
+/// Read every record and package, and say what is damaged or lost
 #[derive(Debug, Args)]
 struct Check {
     #[command(flatten)]
-    state: State,
-}
-
-/// Restore what the store's journal has, and continue without what is lost
-#[derive(Debug, Args)]
-struct Repair {
-    /// Create a new key for tickets if it is lost; current leases can then not be renewed
-    #[arg(long)]
-    new_signing_key: bool,
+    servers: Servers,
 
     #[command(flatten)]
     state: State,
 }
 
-/// Write a consistent copy of the store to a new file
+/// Put back what the store has a second copy of, and continue without what is lost
+#[derive(Debug, Args)]
+struct Repair {
+    /// Make a new key for tickets if it is lost, too: leases that run can then not be renewed
+    #[arg(long, conflicts_with = "store_url")]
+    new_signing_key: bool,
+
+    #[command(flatten)]
+    servers: Servers,
+
+    #[command(flatten)]
+    state: State,
+}
+
+/// Write a consistent copy of the store to a new file, also while its manager runs
 #[derive(Debug, Args)]
 struct Backup {
     /// Path of the new file
@@ -99,7 +131,12 @@ struct Restore {
 /// Report of `check` and `repair`.
 #[derive(Debug, Serialize)]
 struct CheckReport {
-    state: PathBuf,
+    /// The state folder.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    state: Option<PathBuf>,
+    /// The name of the store on NATS.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    store: Option<String>,
     whole: bool,
     lost: Vec<String>,
     restored: Vec<String>,
@@ -121,9 +158,10 @@ struct CopyReport {
 }
 
 impl CheckReport {
-    fn of(state: &Path, report: Report, kept: Option<PathBuf>) -> CheckReport {
+    fn of(report: Report) -> CheckReport {
         let Report { restored, lost, notes, records, .. } = report;
-        CheckReport { state: state.to_owned(), whole: lost.is_empty(), lost, restored, notes, records, kept }
+        let (state, store, kept) = Default::default();
+        CheckReport { state, store, whole: lost.is_empty(), lost, restored, notes, records, kept }
     }
 }
 
@@ -131,27 +169,31 @@ impl CheckReport {
 pub(crate) fn run(arguments: &Arguments, output: &Output) -> Result<(), Error> {
     match &arguments.action {
         Action::Check(check) => {
-            let state = check.state.path();
-            let examined = CheckReport::of(&state, upkeep::check(&state)?, None);
-            output.show(&examined, |examined| text(examined, "can be restored from the journal"))?;
+            let (examined, of) = examine(check)?;
+            output.show(&examined, |examined| text(examined, "would be put back from its copy"))?;
             match examined.lost.len() {
                 0 => Ok(()),
+                1 => Err(Error::new(Code::StoreDamaged, format!("the store {of} is damaged: 1 finding"))),
                 lost => {
-                    let message = format!("the store in {} is damaged: {lost} findings", state.display());
-                    Err(Error::new(Code::System, message))
+                    Err(Error::new(Code::StoreDamaged, format!("the store {of} is damaged: {lost} findings")))
                 }
             }
         }
         Action::Repair(repair) => {
+            if let Some(servers) = repair.servers.options() {
+                let report = upkeep::repair_nats(&servers)?;
+                let examined = CheckReport { store: Some(servers.name), ..CheckReport::of(report) };
+                return output.show(&examined, |examined| text(examined, "put back from its copy"));
+            }
             let state = repair.state.path();
             let key = if repair.new_signing_key { SigningKey::Replace } else { SigningKey::Keep };
             let (report, kept) = upkeep::repair(&state, key)?;
-            let examined = CheckReport::of(&state, report, Some(kept));
-            output.show(&examined, |examined| text(examined, "restored from the journal"))
+            let examined = CheckReport { state: Some(state), kept: Some(kept), ..CheckReport::of(report) };
+            output.show(&examined, |examined| text(examined, "put back from its copy"))
         }
         Action::Backup(backup) => {
             let state = backup.state.path();
-            upkeep::backup(&state, &backup.file)?;
+            back_up(&state, &backup.file)?;
             let copied = CopyReport { state, file: backup.file.clone(), kept: None };
             output.show(&copied, |copied| format!("the store is copied to {}\n", copied.file.display()))
         }
@@ -166,6 +208,34 @@ pub(crate) fn run(arguments: &Arguments, output: &Output) -> Result<(), Error> {
             })
         }
     }
+}
+
+/// What a check has found, and of which store.
+fn examine(check: &Check) -> Result<(CheckReport, String), Error> {
+    let Some(servers) = check.servers.options() else {
+        let state = check.state.path();
+        let (report, of) = (upkeep::check(&state)?, format!("in {}", state.display()));
+        return Ok((CheckReport { state: Some(state), ..CheckReport::of(report) }, of));
+    };
+    let report = upkeep::check_nats(&servers)?;
+    let of = format!("{} on NATS", servers.name);
+    Ok((CheckReport { store: Some(servers.name), ..CheckReport::of(report) }, of))
+}
+
+/// Copies the store of a manager that does not run, or has a running one do so.
+fn back_up(state: &Path, file: &Path) -> Result<(), Error> {
+    let file = std::path::absolute(file).map_err(|error| {
+        Error::new(Code::InvalidArgument, format!("{} is no path: {error}", file.display()))
+    })?;
+    match upkeep::backup(state, &file) {
+        Err(error) if error.code == Code::AlreadyRunning => {}
+        ended => return ended,
+    }
+    let usual = manager_address(state);
+    // It may listen elsewhere, as the environment says.
+    let address = if socket_path(&usual)?.exists() { usual } else { default_address() };
+    let manager = ManagerClient::connect_with(Access::parse(&address)?)?;
+    manager.back_up_store(&file.display().to_string()).map(drop)
 }
 
 fn text(examined: &CheckReport, put_back: &str) -> String {

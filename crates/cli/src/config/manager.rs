@@ -319,6 +319,16 @@ pub(crate) const SCHEMA: Schema = Schema {
             otherwise: Otherwise::Is("30d"),
             shown: Visibility::Openly,
         },
+        Key {
+            name: "retention.unfinished_runs",
+            kind: Kind::Text,
+            environment: "SUBLET_RETENTION_UNFINISHED_RUNS",
+            flag: "retention-unfinished-runs",
+            value: "TIME",
+            help: "How long runs that have not ended can be resumed after their clients were last heard of, at least 1d, or forever; then they are ended",
+            otherwise: Otherwise::Is("30d"),
+            shown: Shown::Openly,
+        },
         super::LOG,
     ],
 };
@@ -356,6 +366,7 @@ pub(crate) fn options(settings: &Settings) -> Result<Options, Error> {
         retention: Retention {
             ledger: settings.needed("retention.ledger", retention)?,
             runs: settings.needed("retention.runs", retention)?,
+            unfinished_runs: settings.needed("retention.unfinished_runs", retention)?,
         },
         level: level(settings)?,
         listen,

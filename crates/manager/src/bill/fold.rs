@@ -25,13 +25,15 @@ use sublet_proto::{Code, Error, decode};
 
 use super::span::{Share, Span};
 use super::{MINUTE_MS, Record, day_of};
-use crate::ledger::{self, Minute, minutes_of, parse_minute_key};
+use crate::ledger::{self, Minute, minutes_in_life, minutes_of, parse_minute_key};
 use crate::store::{Batch, Store, hex, keys};
 
 /// The step that is being made.
 const STEP: &str = "manager/folding";
 /// Leases that are looked at in a step.
 const STEP_LEASES: usize = 512;
+/// Minutes that the leases of a step may have lived together; one lease may have lived longer.
+const STEP_MINUTES: u64 = 32_768;
 /// Age at which a step counts as left by a manager that died.
 const ABANDONED_MS: u64 = 20_000;
 /// Managers that change one sum at the same time, one of them first.
@@ -222,7 +224,7 @@ pub(super) fn step(
     let page = store.scan(keys::LEASE, after, STEP_LEASES)?;
     let mut progress =
         Progress { reached: page.last().map(|found| found.key.clone()), ..Progress::default() };
-    let mut leases = Vec::new();
+    let (mut leases, mut minutes, mut behind) = (Vec::new(), 0u64, None);
     for found in &page {
         let record: Record = decode("a stored lease", &found.value)?;
         if record.lease.granted_unix_ms >= before_ms {
@@ -231,8 +233,15 @@ pub(super) fn step(
             break;
         }
         if is_old(&record, before_ms, now_ms) {
+            let life = minutes_in_life(&record);
+            minutes = minutes.saturating_add(life.end.saturating_sub(life.start));
+            if minutes > STEP_MINUTES && !leases.is_empty() {
+                progress.reached = behind;
+                break;
+            }
             leases.push(record.lease.id);
         }
+        behind = Some(found.key.clone());
     }
     progress.folded = leases.len() as u64;
     if !leases.is_empty() {

@@ -2,7 +2,8 @@
 //!
 //! A name belongs to a tenant, or to [`PUBLIC`] if an operator has published it. Under `named/` the store has a
 //! [`NameRecord`] for each name, and one for each digest that the owner may use without a name. Only compare-and-swap
-//! changes the record of a name: a removed name keeps a record without a digest.
+//! changes the record of a name: a removed name keeps a record without a digest for a day, since a change that a server did
+//! not answer may still be made until then.
 
 use prost::Message;
 use sublet_proto::package::{PUBLIC, is_digest, is_name, is_owner};
@@ -10,7 +11,7 @@ use sublet_proto::v1::{PackageGrant, PackageInfo, PackageRight};
 use sublet_proto::{Code, Error, decode};
 
 use crate::auth::Identity;
-use crate::store::{Batch, PAGE_RECORDS, Store, keys};
+use crate::store::{Batch, PAGE_RECORDS, Record, Store, keys};
 
 /// Most tenants that are granted the use of one name.
 pub(crate) const MAX_GRANTS: usize = 1024;
@@ -28,6 +29,16 @@ pub(crate) struct NameRecord {
     /// Tenants other than the owner, each at most once.
     #[prost(message, repeated, tag = "3")]
     pub(crate) grants: Vec<PackageGrant>,
+    /// When the name was removed; 0 if it was not, or by a version that did not note it.
+    #[prost(uint64, tag = "4")]
+    pub(crate) removed_unix_ms: u64,
+}
+
+impl NameRecord {
+    /// What is left of a name that is removed.
+    pub(crate) fn removed(now_ms: u64) -> NameRecord {
+        NameRecord { removed_unix_ms: now_ms, ..NameRecord::default() }
+    }
 }
 
 /// The caller of a method, as far as names depend on it.
@@ -142,6 +153,33 @@ pub(crate) fn change(
     Err(Error::new(Code::TryLater, format!("other managers keep changing package {owner}/{name}")))
 }
 
+/// Of a page of records, removes those of names that were removed before this time; how many.
+pub(crate) fn expire_page(
+    store: &mut dyn Store,
+    page: &[Record],
+    before_ms: u64,
+    now_ms: u64,
+) -> Result<u32, Error> {
+    let mut expired = 0;
+    for found in page {
+        let record: NameRecord = decode("a stored name", &found.value)?;
+        if !record.digest.is_empty() || record.removed_unix_ms >= before_ms {
+            continue;
+        }
+        // It may have been deployed again since the page was read.
+        let Some(current) = store.get(&found.key)?.filter(|current| current.value == found.value) else {
+            continue;
+        };
+        if record.removed_unix_ms == 0 {
+            let dated = NameRecord::removed(now_ms).encode_to_vec();
+            store.compare_and_swap(&found.key, current.version, &dated)?;
+        } else if store.remove_if(&found.key, current.version)? {
+            expired += 1;
+        }
+    }
+    Ok(expired)
+}
+
 /// Gives each name of a store in which names had no owners to [`PUBLIC`]; returns how many there were.
 ///
 /// Such a store does not say who deployed a package. A public name keeps meaning what it meant to every tenant, and no
@@ -160,7 +198,7 @@ pub(crate) fn migrate(store: &mut dyn Store) -> Result<usize, Error> {
             let info: Option<PackageInfo> = super::known(store, &digest)?;
             if let Some(info) = info.filter(|_| is_possible(PUBLIC, name)) {
                 let deployed_unix_ms = info.deployed_unix_ms;
-                let record = NameRecord { digest: digest.clone(), deployed_unix_ms, grants: Vec::new() };
+                let record = NameRecord { digest: digest.clone(), deployed_unix_ms, ..NameRecord::default() };
                 store.compare_and_swap(&name_key(PUBLIC, name), 0, &record.encode_to_vec())?;
                 batch.put(name_key(PUBLIC, &digest), record.encode_to_vec());
             }
@@ -233,6 +271,35 @@ mod tests {
         record.grants = tenants.iter().map(|tenant| read(tenant)).collect();
         assert!(grant("alice", &mut record, &read("one-more")).is_err());
         grant("alice", &mut record, &granted("t7", PackageRight::Execute)).unwrap();
+    }
+
+    #[test]
+    fn record_of_a_removed_name_goes_a_day_later_unless_it_is_deployed_again() {
+        let folder = tempfile::tempdir().unwrap();
+        let mut store = SqliteStore::open(&folder.path().join("store.sqlite")).unwrap();
+        let deployed = NameRecord { digest: "d".into(), deployed_unix_ms: 1, ..NameRecord::default() };
+        for (name, record) in [
+            ("deployed", deployed.clone()),
+            ("again", NameRecord::removed(1000)),
+            ("old", NameRecord::removed(1000)),
+            ("undated", NameRecord::default()),
+            ("young", NameRecord::removed(3000)),
+        ] {
+            change(&mut store, ("alice", name), |_| Ok(record.clone())).unwrap();
+        }
+        let page = store.scan(keys::NAMED, None, 9).unwrap();
+        change(&mut store, ("alice", "again"), |_| Ok(deployed.clone())).unwrap();
+        assert_eq!(expire_page(&mut store, &page, 2000, 5000).unwrap(), 1);
+        let names = |store: &SqliteStore| {
+            let page = store.scan(keys::NAMED, None, 9).unwrap();
+            page.into_iter().map(|found| found.key["named/alice/".len()..].to_owned()).collect::<Vec<_>>()
+        };
+        assert_eq!(names(&store), ["again", "deployed", "undated", "young"]);
+        let page = store.scan(keys::NAMED, None, 9).unwrap();
+        assert_eq!(expire_page(&mut store, &page, 4000, 6000).unwrap(), 1);
+        let page = store.scan(keys::NAMED, None, 9).unwrap();
+        assert_eq!(expire_page(&mut store, &page, 5001, 6000).unwrap(), 1);
+        assert_eq!(names(&store), ["again", "deployed"]);
     }
 
     #[test]

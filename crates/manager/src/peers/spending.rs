@@ -88,7 +88,7 @@ impl Spent {
     fn record(&self) -> SpendRecord {
         let counted = self.in_flight.iter();
         let counted = counted.map(|(lease, &cost_nano)| CountedLease { lease: lease.clone(), cost_nano });
-        SpendRecord { spent_nano: self.nano, counted: counted.collect() }
+        SpendRecord { spent_nano: self.nano, counted: counted.collect(), through_epoch: 0 }
     }
 }
 

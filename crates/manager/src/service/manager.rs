@@ -1,6 +1,7 @@
 //! For clients and operators.
 
 use std::collections::HashSet;
+use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -9,16 +10,16 @@ use sublet_proto::limits::MAX_ENDS;
 use sublet_proto::package;
 use sublet_proto::v1::manager_server::Manager;
 use sublet_proto::v1::{
-    self, BeginRunRequest, BillReply, BillRequest, CollectGarbageReply, CollectGarbageRequest,
-    CreateTokenReply, CreateTokenRequest, DeployGraphRequest, DeployReply, EndLeaseReply, EndLeaseRequest,
-    EndRunRequest, FindGraphRequest, GrantPackageRequest, GraphDocument, GraphInfo, GraphList, JournalReply,
-    JournalRequest, LeaseGrant, LeaseGrants, LeaseList, LeaseRequest, ListGraphsRequest, ListLeasesRequest,
-    ListManagersRequest, ListNodesRequest, ListPackagesRequest, ListRunsRequest, ListTenantsRequest,
-    ListTokensRequest, ManagerList, NodeDescription, NodeList, PackageChunk, PackageInfo, PackageList,
-    PackageRight, PublishPackageRequest, ReadRunRequest, RemoveGraphReply, RemoveGraphRequest,
-    RemovePackageReply, RemovePackageRequest, RemoveRunsReply, RemoveRunsRequest, RenewRequest,
-    ReportRunReply, ReportRunRequest, ResolveRequest, RevokeTokenRequest, Role, RunInfo, RunList, RunPage,
-    StoreUse, Tenant, TenantList, Token, TokenList,
+    self, BackUpStoreReply, BackUpStoreRequest, BeginRunRequest, BillReply, BillRequest, CollectGarbageReply,
+    CollectGarbageRequest, CreateTokenReply, CreateTokenRequest, DeployGraphRequest, DeployReply,
+    EndLeaseReply, EndLeaseRequest, EndRunRequest, FindGraphRequest, GrantPackageRequest, GraphDocument,
+    GraphInfo, GraphList, JournalReply, JournalRequest, LeaseGrant, LeaseGrants, LeaseList, LeaseRequest,
+    ListGraphsRequest, ListLeasesRequest, ListManagersRequest, ListNodesRequest, ListPackagesRequest,
+    ListRunsRequest, ListTenantsRequest, ListTokensRequest, ManagerList, NodeDescription, NodeList,
+    PackageChunk, PackageInfo, PackageList, PackageRight, PublishPackageRequest, ReadRunRequest,
+    RemoveGraphReply, RemoveGraphRequest, RemovePackageReply, RemovePackageRequest, RemoveRunsReply,
+    RemoveRunsRequest, RenewRequest, ReportRunReply, ReportRunRequest, ResolveRequest, RevokeTokenRequest,
+    Role, RunInfo, RunList, RunPage, StoreUse, Tenant, TenantList, Token, TokenList,
 };
 use sublet_proto::{Code, Error, decode};
 use tonic::{Request, Response, Status, Streaming};
@@ -37,6 +38,7 @@ use crate::reply::{ReplyList, within_reply};
 use crate::shell::{Given, Granted, Wanted, active_leases, parse_lease};
 use crate::store::{PAGE_RECORDS, keys};
 use crate::tokens::{Revoked, Shown};
+use crate::upkeep;
 
 /// How long a bill waits for the usage that has just been reported to be stored.
 const SETTLE: Duration = Duration::from_secs(2);
@@ -193,6 +195,20 @@ impl Manager for Service {
         let removed =
             garbage::collect(&self.0.database, &self.0.shell.clock, || self.0.shell.packages()).await;
         answer(removed.map(|Removed { blobs, bytes }| CollectGarbageReply { blobs, bytes }))
+    }
+
+    async fn back_up_store(
+        &self,
+        request: Request<BackUpStoreRequest>,
+    ) -> Result<Response<BackUpStoreReply>, Status> {
+        let caller = caller(&request)?;
+        let file = PathBuf::from(request.into_inner().file);
+        if caller.token.is_some() {
+            let message = "a store is backed up on the operator's socket of its manager only, since a file is written there";
+            return Err(Error::new(Code::PermissionDenied, message).into_status());
+        }
+        let written = self.0.database.with(move |store| upkeep::back_up(store, &file)).await;
+        answer(written.map(|bytes| BackUpStoreReply { bytes }))
     }
 
     async fn find_graph(

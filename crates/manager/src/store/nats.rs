@@ -17,11 +17,13 @@
 //! old one.
 //!
 //! Each value has a checksum in a header of its message. A message whose own checksum the server finds wrong it lists, and says that it
-//! is not there: that is told apart from one that was removed. How far each stream has come is noted in the manager's
-//! state folder, so that a server that has lost messages is not taken for one that never had them.
+//! is not there: that is told apart from one that was removed. Records that matter most have [second copies](copies), by which
+//! those are noticed and put back that a server has dropped from the middle of a stream. How far each stream has come is noted in the
+//! manager's state folder, so that a server that has lost messages is not taken for one that never had them.
 //!
 //! Nothing here leaves a mark where a key was removed, so removing works on a full server.
 
+mod copies;
 mod link;
 mod listing;
 mod names;
@@ -40,12 +42,15 @@ use std::path::{Path, PathBuf};
 use async_nats::jetstream::message::StreamMessage;
 use sublet_proto::{Code, Error};
 
+use self::copies::Losses;
 use self::link::Link;
 use self::names::{Names, Series};
 use self::operations::Change;
 use self::reached::{Reached, Sequences};
 use super::journal::is_copied;
-use super::{Batch, Blob, BlobPart, Record, Store, Versioned, check_key, check_part, check_value, kind};
+use super::{
+    Batch, Blob, BlobPart, Record, Report, Store, Versioned, check_key, check_part, check_value, kind, listed,
+};
 
 /// How many records are asked for at a time before the first answer has come.
 const WINDOW_RECORDS: usize = 256;
@@ -128,10 +133,74 @@ impl NatsStore {
         let mut reached = Reached::read(file.to_owned())?;
         reached.forget(&unread);
         store.link.run(|jetstream| operations::remove_stream(jetstream, unread))?;
-        let streams = reached.streams();
-        reached.check(&store.link.run_long(|jetstream| operations::last_sequences(jetstream, streams))?)?;
+        store.check_reached(&mut reached)?;
         *store.reached.borrow_mut() = Some(reached);
-        Ok(store)
+        let report = store.compare(is_copied, Losses::PutBack)?;
+        if !report.restored.is_empty() {
+            let records = listed(&report.restored);
+            tracing::warn!(
+                records,
+                "the servers of the store had lost records, which their copies have put back"
+            );
+        }
+        match report.lost.is_empty() {
+            true => Ok(store),
+            false => Err(store.damaged(&report)),
+        }
+    }
+
+    /// Compares how far streams have come with what is noted. Streams whose records have copies may have lost some, if the stream
+    /// of the copies has not.
+    fn check_reached(&self, reached: &mut Reached) -> Result<(), Error> {
+        let streams = reached.streams();
+        let found = self.link.run_long(|jetstream| operations::last_sequences(jetstream, streams))?;
+        let copies = self.names.copies().name;
+        if reached.knows(&copies) && !reached.is_short(&copies, &found) {
+            let prefix = self.names.keys_prefix();
+            for stream in reached.streams() {
+                if stream.strip_prefix(&prefix).is_some_and(is_copied) && reached.is_short(&stream, &found) {
+                    tracing::warn!(stream, "the servers of the store have lost the end of a stream");
+                    reached.forget(&stream);
+                }
+            }
+        }
+        reached.check(&found)
+    }
+
+    fn damaged(&self, report: &Report) -> Error {
+        let message = format!(
+            "the store on {} has lost records: {}. `sublet store check` says all of it, `sublet store repair` goes on without \
+             them; or restore its streams",
+            self.link.servers(),
+            listed(&report.lost)
+        );
+        Error::new(Code::StoreDamaged, message)
+    }
+
+    /// Reads every record and package, and says what is damaged or lost.
+    ///
+    /// # Errors
+    /// `store_unreachable` if the server does not answer.
+    pub fn check(&self) -> Result<Report, Error> {
+        let mut report = self.compare(|_| true, Losses::OnlySaid)?;
+        self.examine_blobs(&mut report)?;
+        Ok(report)
+    }
+
+    /// Puts back records that have copies, and goes on without those that are lost.
+    ///
+    /// # Errors
+    /// `store_unreachable` and `store_full` if the server does not answer or takes nothing.
+    pub fn repair(&mut self) -> Result<Report, Error> {
+        let mut report = self.compare(|_| true, Losses::PutBack)?;
+        let keys = report.lost.iter().filter_map(|lost| lost.split_once(": ")).map(|(key, _)| key.to_owned());
+        for key in keys.collect::<Vec<_>>() {
+            // A message that the server cannot read makes way for a new one, which can be removed.
+            self.change(vec![Change::sealed(self.names.key(&key), &key, b"")])?;
+            self.remove_keys(&[key])?;
+        }
+        self.examine_blobs(&mut report)?;
+        Ok(report)
     }
 
     fn note(&self, acknowledged: Sequences) {
@@ -162,33 +231,50 @@ impl NatsStore {
         Ok(name)
     }
 
-    /// Makes changes that do not build on one another.
-    fn change(&self, changes: Vec<Change>) -> Result<(), Error> {
+    /// Makes changes that do not build on one another. Returns the sequence numbers of their messages.
+    fn change(&self, changes: Vec<Change>) -> Result<Vec<u64>, Error> {
         if changes.is_empty() {
-            return Ok(());
+            return Ok(Vec::new());
         }
-        self.note(self.link.run_long(|jetstream| operations::publish_all(jetstream, changes))?);
-        Ok(())
+        let places = self.link.run_long(|jetstream| operations::publish_all(jetstream, changes))?;
+        let mut last = Sequences::new();
+        for (stream, sequence) in &places {
+            let known = last.entry(stream.clone()).or_default();
+            *known = (*known).max(*sequence);
+        }
+        self.note(last);
+        Ok(places.into_iter().map(|(_, sequence)| sequence).collect())
     }
 
     /// The puts of a batch, those of one kind of key together.
-    fn puts_by_kind(&self, batch: &Batch) -> Result<Vec<Vec<Change>>, Error> {
-        let mut kinds: Vec<(&str, Vec<Change>)> = Vec::new();
+    fn puts_by_kind<'a>(&self, batch: &'a Batch) -> Result<Vec<Vec<&'a Record>>, Error> {
+        let mut kinds: Vec<(&str, Vec<&Record>)> = Vec::new();
         for put in &batch.puts {
             let kind = kind(&put.key)?;
             let place = kinds.iter().position(|(known, _)| *known == kind).unwrap_or_else(|| {
                 kinds.push((kind, Vec::new()));
                 kinds.len() - 1
             });
-            kinds[place].1.push(Change::sealed(self.names.key(&put.key), &put.key, &put.value));
+            kinds[place].1.push(put);
         }
         for (kind, _) in &kinds {
             self.ensure(self.names.keys(&format!("{kind}/"))?)?;
         }
-        Ok(kinds.into_iter().map(|(_, changes)| changes).collect())
+        Ok(kinds.into_iter().map(|(_, puts)| puts).collect())
+    }
+
+    /// Stores records of one kind, and their copies if they have some.
+    fn put_all(&self, puts: &[&Record]) -> Result<(), Error> {
+        let change = |put: &&Record| Change::sealed(self.names.key(&put.key), &put.key, &put.value);
+        let sequences = self.change(puts.iter().map(change).collect())?;
+        let stored = puts.iter().zip(sequences);
+        let stored: Vec<_> =
+            stored.map(|(put, sequence)| (put.key.as_str(), put.value.as_slice(), sequence)).collect();
+        self.copy(&stored)
     }
 
     fn remove_keys(&self, keys: &[String]) -> Result<(), Error> {
+        self.remove_copies(keys.iter().map(String::as_str))?;
         let place = |key: &String| Ok((self.ensure(self.names.keys(key)?)?, self.names.key(key)));
         self.remove(keys.iter().map(place).collect::<Result<_, Error>>()?)
     }
@@ -210,14 +296,22 @@ impl NatsStore {
         if let Some(last) = self.listing.borrow_mut().take().filter(goes_on) {
             return Ok(last);
         }
+        Ok(Listing { prefix: prefix.to_owned(), keys: self.keys(prefix)?, reached: None })
+    }
+
+    /// All keys of a prefix in order, each once.
+    fn keys(&self, prefix: &str) -> Result<Vec<String>, Error> {
         let stream = self.ensure(self.names.keys(prefix)?)?;
-        let subjects = self.names.below(prefix);
-        let found = self.link.run_long(|jetstream| listing::subjects(jetstream, stream, subjects))?;
+        let found = self.subjects(stream, self.names.below(prefix))?;
         let keys = found.iter().filter_map(|subject| self.names.key_of(subject));
         let mut keys: Vec<String> = keys.filter(|key| key.starts_with(prefix)).collect();
         keys.sort_unstable();
         keys.dedup();
-        Ok(Listing { prefix: prefix.to_owned(), keys, reached: None })
+        Ok(keys)
+    }
+
+    fn subjects(&self, stream: String, filter: String) -> Result<Vec<String>, Error> {
+        self.link.run_long(|jetstream| listing::subjects(jetstream, stream, filter))
     }
 
     fn page(&self, prefix: &str, side: Side<'_>, limit: usize) -> Result<Vec<Record>, Error> {
@@ -250,7 +344,8 @@ impl NatsStore {
             if message.is_none() {
                 // It was listed.
                 let (of, subject) = (stream.clone(), self.names.key(&key));
-                message = self.link.run(|jetstream| operations::last_or_lost(jetstream, of, subject))?;
+                message =
+                    self.link.run(|jetstream| operations::last_or_lost(jetstream, of, subject, None))?;
             }
             if let Some(message) = message {
                 let value = NatsStore::value(&key, message)?;
@@ -284,7 +379,10 @@ impl Store for NatsStore {
         let stream = self.ensure(self.names.keys(key)?)?;
         let subject = self.names.key(key);
         let found = match is_copied(kind(key)?) {
-            true => self.link.run(|jetstream| operations::last_or_lost(jetstream, stream, subject))?,
+            true => {
+                let copy = Some((self.ensure(self.names.copies())?, self.names.copy(key)));
+                self.link.run(|jetstream| operations::last_or_lost(jetstream, stream, subject, copy))?
+            }
             // There are too many of these for a second look whenever one is not there.
             false => self.link.run(|jetstream| operations::last(jetstream, stream, subject))?,
         };
@@ -300,15 +398,42 @@ impl Store for NatsStore {
         self.ensure(self.names.keys(key)?)?;
         let change = Change::sealed(self.names.key(key), key, value);
         let swapped = self.link.run(|jetstream| operations::publish_if(jetstream, change, version))?;
-        let is_swapped = swapped.is_some();
-        self.note(swapped.unwrap_or_default());
-        Ok(is_swapped)
+        let Some(swapped) = swapped else { return Ok(false) };
+        let sequence = swapped.values().copied().max().unwrap_or_default();
+        self.note(swapped);
+        self.copy(&[(key, value, sequence)])?;
+        Ok(true)
+    }
+
+    fn get_each(&self, keys: &[String]) -> Result<Vec<Option<Vec<u8>>>, Error> {
+        let mut values = Vec::with_capacity(keys.len());
+        for window in keys.chunks(WINDOW_RECORDS) {
+            let Some(first) = window.first() else { break };
+            let stream = self.ensure(self.names.keys(first)?)?;
+            let subjects = window.iter().map(|key| self.names.key(key)).collect();
+            let found = self.link.run(|jetstream| operations::last_of_each(jetstream, stream, subjects))?;
+            for (key, message) in window.iter().zip(found) {
+                values.push(message.map(|message| NatsStore::value(key, message)).transpose()?);
+            }
+        }
+        Ok(values)
+    }
+
+    fn remove_if(&mut self, key: &str, version: u64) -> Result<bool, Error> {
+        let (stream, subject) = (self.ensure(self.names.keys(key)?)?, self.names.key(key));
+        let of = stream.clone();
+        let found = self.link.run(|jetstream| operations::last(jetstream, of, subject))?;
+        if found.is_none_or(|found| found.sequence != version) {
+            return Ok(false);
+        }
+        self.remove_copies(std::iter::once(key))?;
+        self.link.run(|jetstream| operations::delete(jetstream, stream, version))
     }
 
     fn commit(&mut self, batch: &Batch) -> Result<(), Error> {
         batch.check()?;
         for step in self.puts_by_kind(batch)? {
-            self.change(step)?;
+            self.put_all(&step)?;
         }
         self.remove_keys(&batch.removes)
     }
@@ -321,13 +446,19 @@ impl Store for NatsStore {
         self.page(prefix, Side::Before(before), limit)
     }
 
+    fn copy_to(&self, _: &Path) -> Result<(), Error> {
+        let message =
+            "a store on NATS is backed up by its servers: `nats stream backup` for each of its streams";
+        Err(Error::new(Code::InvalidArgument, message))
+    }
+
     fn put_blob_part(&mut self, part: BlobPart<'_>, data: &[u8]) -> Result<(), Error> {
         check_part(data)?;
         self.ensure(self.names.blobs())?;
         let (first, rest) = operations::pieces(data, |piece| self.names.piece(part, piece));
         // The first piece says how long the part is: while it is not there, nothing of the part is.
         self.change(rest)?;
-        self.change(vec![first])
+        self.change(vec![first]).map(drop)
     }
 
     fn blob_part(&self, part: BlobPart<'_>) -> Result<Option<Vec<u8>>, Error> {

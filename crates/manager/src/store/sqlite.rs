@@ -79,12 +79,6 @@ impl SqliteStore {
         Ok(SqliteStore { connection, folder, account, journal, sync, is_unsynced: false, report, reserve })
     }
 
-    /// Writes all of the store to an empty file, as it is now.
-    pub(crate) fn copy_to(&self, file: &Path) -> Result<(), Error> {
-        let path = file.display().to_string();
-        self.write("copy", "VACUUM INTO ?1", params![path]).map(drop)
-    }
-
     /// What opening has found and put back.
     pub fn report(&self) -> &Report {
         &self.report
@@ -214,6 +208,10 @@ impl Store for SqliteStore {
         self.make(|changes| changes.swap(key, version, value))
     }
 
+    fn remove_if(&mut self, key: &str, version: u64) -> Result<bool, Error> {
+        self.make(|changes| changes.remove_if(key, version))
+    }
+
     fn commit(&mut self, batch: &Batch) -> Result<(), Error> {
         batch.check()?;
         let added = batch.puts.iter().map(|record| record.value.len() as u64);
@@ -280,6 +278,11 @@ impl Store for SqliteStore {
             Ok(Size { records: row.get(0)?, bytes: row.get(1)? })
         })?;
         Ok(size.unwrap_or_default())
+    }
+
+    fn copy_to(&self, file: &Path) -> Result<(), Error> {
+        let path = file.display().to_string();
+        self.write("copy", "VACUUM INTO ?1", params![path]).map(drop)
     }
 
     fn set_reserve(&mut self, reserve: Reserve) {

@@ -56,6 +56,8 @@ over_every_store! {
     of_many_who_race_for_a_key_one_wins_each_time
     a_value_may_be_empty_and_is_not_an_absent_one
     a_removed_key_is_gone_and_can_be_made_anew
+    a_key_is_removed_only_if_its_version_is_known
+    values_of_many_keys_come_in_their_order
     scans_give_the_keys_of_a_prefix_in_order_page_by_page
     scans_keep_odd_keys_apart
     a_scan_of_many_pages_gives_every_key_once
@@ -138,6 +140,31 @@ fn a_removed_key_is_gone_and_can_be_made_anew(place: &Place) {
     assert_eq!(keys(store.scan("t/", None, 9).unwrap()), ["t/a/b", "t/ab"]);
     assert!(store.compare_and_swap("t/a", 0, b"2").unwrap());
     assert_eq!(value(&*store, "t/a").unwrap(), b"2");
+}
+
+fn a_key_is_removed_only_if_its_version_is_known(place: &Place) {
+    let mut store = place.open();
+    put(&mut *store, "t/a", b"1").unwrap();
+    let first = store.get("t/a").unwrap().unwrap().version;
+    put(&mut *store, "t/a", b"2").unwrap();
+    assert!(!store.remove_if("t/a", first).unwrap());
+    assert!(!store.remove_if("t/absent", first).unwrap());
+    let last = store.get("t/a").unwrap().unwrap();
+    assert_eq!(last.value, b"2");
+    assert!(store.remove_if("t/a", last.version).unwrap());
+    assert_eq!(store.get("t/a").unwrap(), None);
+}
+
+fn values_of_many_keys_come_in_their_order(place: &Place) {
+    let mut store = place.open();
+    let mut batch = Batch::default();
+    (0..600).for_each(|number| batch.put(format!("t/{number}"), format!("{number}").into()));
+    store.commit(&batch).unwrap();
+    let keys: Vec<String> = (0..700).rev().map(|number| format!("t/{number}")).collect();
+    let found = store.get_each(&keys).unwrap();
+    let expected = (0..700).rev().map(|number| (number < 600).then(|| format!("{number}").into_bytes()));
+    assert!(found.into_iter().eq(expected));
+    assert_eq!(store.get_each(&[]).unwrap(), Vec::<Option<Vec<u8>>>::new());
 }
 
 fn scans_give_the_keys_of_a_prefix_in_order_page_by_page(place: &Place) {

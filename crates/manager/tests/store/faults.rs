@@ -267,7 +267,7 @@ fn streams_that_are_older_than_what_was_acknowledged_are_refused() {
         Err(error) => Err(error),
         Ok(_) => panic!("a revocation is lost, and nobody says so"),
     });
-    for word in ["key-token ends with 1 of 2", &noted.display().to_string()] {
+    for word in ["key-token ends with 1 of 2", "copies ends with 2 of 3", &noted.display().to_string()] {
         assert!(error.message.contains(word), "{error}");
     }
     assert!(!error.message.contains("key-tenant"), "{error}");
@@ -350,8 +350,14 @@ fn blocks(folder: &Path) -> Vec<PathBuf> {
 
 /// Flips a bit of the only place where a server has these bytes on its disk.
 fn flip(server: &NatsServer, bytes: &[u8]) {
+    flip_in(server, "", bytes);
+}
+
+/// As [`flip`], in the files of streams whose names hold this.
+fn flip_in(server: &NatsServer, stream: &str, bytes: &[u8]) {
     let mut flipped = 0;
-    for block in blocks(&server.folder().join("jetstream")) {
+    let blocks = blocks(&server.folder().join("jetstream"));
+    for block in blocks.into_iter().filter(|block| block.to_string_lossy().contains(stream)) {
         let mut content = std::fs::read(&block).unwrap();
         if let Some(at) = content.windows(bytes.len()).position(|window| window == bytes) {
             content[at] ^= 1;
@@ -374,7 +380,7 @@ fn record_that_the_servers_disk_has_damaged_is_not_taken_for_absent() {
     store.commit(&batch).unwrap();
     drop(store);
     server.stop();
-    flip(&server, b"value of token/b");
+    flip_in(&server, "key-token", b"value of token/b");
     server.restart();
     let store = until_answered(|| NatsStore::open(&options(&server)));
     for error in [store.get("token/b").unwrap_err(), store.scan("token/", None, 9).unwrap_err()] {
@@ -382,4 +388,111 @@ fn record_that_the_servers_disk_has_damaged_is_not_taken_for_absent() {
     }
     assert_eq!(store.get("tenant/gone").unwrap(), None);
     assert_eq!(value(&store, "token/c").unwrap(), b"value of token/c");
+}
+
+/// Deletes the message of a subject, as a server does that finds its file damaged after it was killed.
+fn drop_message(server: &NatsServer, stream: &str, subject: &str) {
+    let runtime = tokio::runtime::Runtime::new().unwrap();
+    runtime.block_on(async {
+        let jetstream = async_nats::jetstream::new(async_nats::connect(server.url()).await.unwrap());
+        let stream = jetstream.get_stream(stream).await.unwrap();
+        let last = stream.get_last_raw_message_by_subject(subject).await.unwrap();
+        stream.delete_message(last.sequence).await.unwrap();
+    });
+}
+
+#[test]
+fn records_that_a_killed_server_drops_from_a_damaged_file_are_put_back() {
+    let mut server = NatsServer::start();
+    let folder = tempfile::tempdir().unwrap();
+    let noted = folder.path().join("streams");
+    let mut store = NatsStore::open_noting(&options(&server), &noted).unwrap();
+    let keys: Vec<String> = (0..20).map(|number| format!("token/{number:02}")).collect();
+    for key in &keys {
+        put(&mut store, key, format!("value of {key}").as_bytes()).unwrap();
+    }
+    assert!(store.compare_and_swap("token/07", 8, b"revoked 07").unwrap());
+    // What comes later in the stream goes with what is damaged.
+    put(&mut store, "token/19", b"value of token/19").unwrap();
+    drop(store);
+    server.kill();
+    // In the stream itself: its copy is in another file.
+    flip_in(&server, "key-token", b"revoked 07");
+    server.restart();
+    let store = until_answered(|| NatsStore::open_noting(&options(&server), &noted));
+    assert_eq!(value(&store, "token/07").unwrap(), b"revoked 07");
+    for key in keys.iter().filter(|key| *key != "token/07") {
+        assert_eq!(value(&store, key).unwrap(), format!("value of {key}").as_bytes());
+    }
+    assert_eq!(store.scan("token/", None, 99).unwrap().len(), keys.len());
+    assert_eq!(store.check().unwrap().lost, [""; 0]);
+}
+
+#[test]
+fn record_that_a_server_has_dropped_is_not_taken_for_absent() {
+    let server = NatsServer::start();
+    let mut store = open(&server);
+    for key in ["token/a", "token/b", "token/gone", "lease/a"] {
+        put(&mut store, key, format!("value of {key}").as_bytes()).unwrap();
+    }
+    let mut batch = Batch::default();
+    batch.remove("token/gone".into());
+    store.commit(&batch).unwrap();
+    assert!(store.compare_and_swap("token/b", 2, b"new").unwrap());
+    assert_eq!(store.check().unwrap().restored, [""; 0]);
+    drop_message(&server, "sublet-test-key-token", "sublet.test.key.token.b");
+    let error = store.get("token/b").unwrap_err();
+    assert!(error.code == Code::StoreDamaged && error.message.contains("token.b"), "{error}");
+    assert_eq!(store.get("token/gone").unwrap(), None);
+    let report = store.check().unwrap();
+    assert_eq!((report.restored.as_slice(), report.lost.as_slice()), (&["token/b".to_owned()][..], &[][..]));
+    assert_eq!(store.repair().unwrap().restored, ["token/b"]);
+    assert_eq!(value(&store, "token/b").unwrap(), b"new");
+    // A record that was put back and changed is copied as any other.
+    put(&mut store, "token/b", b"newest").unwrap();
+    drop_message(&server, "sublet-test-key-token", "sublet.test.key.token.b");
+    assert_eq!(store.check().unwrap().restored, ["token/b"]);
+    assert_eq!(store.repair().unwrap().restored, ["token/b"]);
+    assert_eq!(value(&store, "token/b").unwrap(), b"newest");
+    assert_eq!(store.check().unwrap().restored, [""; 0]);
+}
+
+#[test]
+fn check_names_damaged_leases_and_repair_goes_on_without_them() {
+    let mut server = NatsServer::start();
+    let mut store = open(&server);
+    for key in ["lease/a", "lease/b", "lease/c", "token/a", "token/b"] {
+        put(&mut store, key, format!("value of {key}").as_bytes()).unwrap();
+    }
+    drop(store);
+    server.stop();
+    flip(&server, b"value of lease/b");
+    flip_in(&server, "key-token", b"value of token/a");
+    server.restart();
+    let mut store = until_answered(|| NatsStore::open(&options(&server)));
+    let report = store.check().unwrap();
+    assert!(report.lost.len() == 1 && report.lost[0].contains("lease/b"), "{report:?}");
+    assert_eq!(report.restored, ["token/a"]);
+    assert_eq!(report.records["lease"], 2);
+    assert!(store.scan("lease/", None, 9).is_err());
+    assert_eq!(store.repair().unwrap().restored, ["token/a"]);
+    assert_eq!(store.scan("lease/", None, 9).unwrap().len(), 2);
+    assert_eq!(value(&store, "token/a").unwrap(), b"value of token/a");
+    assert_eq!(store.check().unwrap().lost, [""; 0]);
+}
+
+#[test]
+fn store_of_a_version_without_copies_gets_them() {
+    let server = NatsServer::start();
+    let folder = tempfile::tempdir().unwrap();
+    let mut store = open(&server);
+    put(&mut store, "token/a", b"a").unwrap();
+    let runtime = tokio::runtime::Runtime::new().unwrap();
+    runtime.block_on(async {
+        let jetstream = async_nats::jetstream::new(async_nats::connect(server.url()).await.unwrap());
+        jetstream.delete_stream("sublet-test-copies").await.unwrap();
+    });
+    drop(NatsStore::open_noting(&options(&server), &folder.path().join("streams")).unwrap());
+    drop_message(&server, "sublet-test-key-token", "sublet.test.key.token.a");
+    assert_eq!(open(&server).check().unwrap().restored, ["token/a"]);
 }

@@ -228,6 +228,12 @@ impl Service for State {
     ) -> Result<Response<CollectGarbageReply>, Status> {
         not_here()
     }
+    async fn back_up_store(
+        &self,
+        _: Request<BackUpStoreRequest>,
+    ) -> Result<Response<BackUpStoreReply>, Status> {
+        not_here()
+    }
     async fn list_packages(&self, _: Request<ListPackagesRequest>) -> Result<Response<PackageList>, Status> {
         not_here()
     }

@@ -65,6 +65,10 @@ impl<S: Store> Store for Shared<S> {
         self.change(|store| store.compare_and_swap(key, version, value))
     }
 
+    fn remove_if(&mut self, key: &str, version: u64) -> Result<bool, Error> {
+        self.change(|store| store.remove_if(key, version))
+    }
+
     fn commit(&mut self, batch: &Batch) -> Result<(), Error> {
         for put in &batch.puts {
             self.change(|store| store.commit(&Batch { puts: vec![put.clone()], ..Batch::default() }))?;
@@ -81,6 +85,10 @@ impl<S: Store> Store for Shared<S> {
 
     fn scan_back(&self, prefix: &str, before: Option<&str>, limit: usize) -> Result<Vec<Stored>, Error> {
         self.store.lock().unwrap().scan_back(prefix, before, limit)
+    }
+
+    fn copy_to(&self, file: &std::path::Path) -> Result<(), Error> {
+        self.store.lock().unwrap().copy_to(file)
     }
 
     fn put_blob_part(&mut self, part: BlobPart<'_>, data: &[u8]) -> Result<(), Error> {
@@ -288,6 +296,24 @@ fn lease_that_is_folded_is_not_counted_again_when_it_is_reported_late() {
     // Its agent was away, and reports it as if it had ended just now.
     let late = Lease { ended_unix_ms: later_ms, expires_unix_ms: later_ms, ..lease };
     books.write(&late, later_ms);
+    assert_eq!(leases_of(&books.store), []);
+}
+
+#[test]
+fn step_is_bounded_by_the_minutes_that_its_leases_lived() {
+    let mut books = books();
+    let begun_ms = START_MS + 2 * STEP_MINUTES * MINUTE_MS;
+    for number in 0..4 {
+        let granted_unix_ms = begun_ms - STEP_MINUTES * MINUTE_MS / 3;
+        let mut lease = Lease { granted_unix_ms, ended_unix_ms: begun_ms, ..ledger_tests::lease(number) };
+        lease.set_state(LeaseState::Ended);
+        books.write(&lease, begun_ms);
+    }
+    let later_ms = begun_ms + 3 * DAY_MS;
+    let first = step(&mut books.store, None, later_ms, later_ms).unwrap();
+    assert_eq!(first.folded, 2);
+    let second = step(&mut books.store, first.reached.as_deref(), later_ms, later_ms).unwrap();
+    assert_eq!(second.folded, 2);
     assert_eq!(leases_of(&books.store), []);
 }
 

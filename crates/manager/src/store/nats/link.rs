@@ -86,6 +86,11 @@ impl Link {
         Ok(link)
     }
 
+    /// The servers, without what is secret in their addresses.
+    pub(super) fn servers(&self) -> &str {
+        &self.servers
+    }
+
     /// Runs an operation, until its deadline at the longest.
     pub(super) fn run<T, F>(&self, operation: impl FnOnce(Context) -> F) -> Result<T, Error>
     where

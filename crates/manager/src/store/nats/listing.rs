@@ -21,6 +21,8 @@ const MAX_AT_ONCE: u64 = 10_000;
 const WINDOW_MESSAGES: usize = 10_000;
 /// After so long without a message a list is read from its beginning again.
 const SILENCE: Duration = Duration::from_secs(5);
+/// Times that a list is begun anew before the server counts as silent.
+const ATTEMPTS: u32 = 3;
 /// How long the server remembers a consumer that nobody uses.
 const CONSUMER_IDLE: Duration = Duration::from_secs(30);
 
@@ -51,11 +53,12 @@ async fn at_once(stream: &Stream<()>, filter: String) -> Result<Vec<String>, Fai
 }
 
 async fn one_by_one(stream: &Stream<()>, filter: String) -> Result<Vec<String>, Failure> {
-    loop {
+    for _ in 0..ATTEMPTS {
         if let Some(found) = read_through(stream, &filter).await? {
             return Ok(found);
         }
     }
+    Err(Failure::Silent(format!("it does not list {filter} to its end")))
 }
 
 /// All of them; none if the server fell silent on the way. What it sends then may be lost, so nothing of it is complete.

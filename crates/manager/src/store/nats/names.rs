@@ -42,21 +42,41 @@ impl Names {
     /// down the few managers.
     pub(super) fn keys(&self, key: &str) -> Result<Series, Error> {
         let kind = kind(key)?;
-        let name = format!("sublet-{}-key-{kind}", self.store);
+        let name = format!("{}{kind}", self.keys_prefix());
         Ok(Series { name, subjects: format!("{}.>", self.key(kind)) })
+    }
+
+    /// What the names of the streams of keys begin with, before the kind.
+    pub(super) fn keys_prefix(&self) -> String {
+        format!("sublet-{}-key-", self.store)
     }
 
     /// The subject of a key.
     pub(super) fn key(&self, key: &str) -> String {
-        let tokens: Vec<String> = key.split('/').map(token).collect();
-        format!("sublet.{}.key.{}", self.store, tokens.join("."))
+        format!("sublet.{}.key.{}", self.store, tokens(key))
     }
 
     /// The key of a subject.
     pub(super) fn key_of(&self, subject: &str) -> Option<String> {
-        let tokens = subject.strip_prefix("sublet.")?.strip_prefix(&self.store)?.strip_prefix(".key.")?;
-        let segments: Option<Vec<String>> = tokens.split('.').map(segment).collect();
-        Some(segments?.join("/"))
+        let rest = subject.strip_prefix("sublet.")?.strip_prefix(&self.store)?;
+        segments(rest.strip_prefix(".key.")?)
+    }
+
+    /// The stream of the second copies of records.
+    pub(super) fn copies(&self) -> Series {
+        let store = &self.store;
+        Series { name: format!("sublet-{store}-copies"), subjects: format!("sublet.{store}.copy.>") }
+    }
+
+    /// The subject of the copy of a key's record.
+    pub(super) fn copy(&self, key: &str) -> String {
+        format!("sublet.{}.copy.{}", self.store, tokens(key))
+    }
+
+    /// The key of the subject of a copy.
+    pub(super) fn copied_key_of(&self, subject: &str) -> Option<String> {
+        let rest = subject.strip_prefix("sublet.")?.strip_prefix(&self.store)?;
+        segments(rest.strip_prefix(".copy.")?)
     }
 
     /// The narrowest subjects that hold every key of this prefix, which has a `/`.
@@ -93,6 +113,15 @@ impl Names {
         let mut tokens = tokens.split('.');
         Some((segment(tokens.next()?)?, tokens.next()?.parse().ok()?))
     }
+}
+
+fn tokens(key: &str) -> String {
+    key.split('/').map(token).collect::<Vec<_>>().join(".")
+}
+
+fn segments(tokens: &str) -> Option<String> {
+    let segments: Option<Vec<String>> = tokens.split('.').map(segment).collect();
+    Some(segments?.join("/"))
 }
 
 fn token(segment: &str) -> String {
@@ -142,7 +171,8 @@ mod tests {
             let subject = names().key(&key);
             prop_assert!(subject.bytes().all(|byte| byte.is_ascii_graphic() && byte != b'*' && byte != b'>'));
             prop_assert!(subject.split('.').all(|token| !token.is_empty()));
-            prop_assert_eq!(names().key_of(&subject), Some(key));
+            prop_assert_eq!(names().key_of(&subject), Some(key.clone()));
+            prop_assert_eq!(names().copied_key_of(&names().copy(&key)), Some(key));
         }
 
         #[test]

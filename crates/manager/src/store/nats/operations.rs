@@ -12,6 +12,7 @@ use async_nats::jetstream::message::{PublishMessage, StreamMessage};
 use async_nats::jetstream::publish::PublishAck;
 use async_nats::jetstream::stream::{Config, DeleteMessageErrorKind, DiscardPolicy, LastRawMessageErrorKind};
 use async_nats::jetstream::{self, Context, ErrorCode};
+use tokio_stream::StreamExt;
 
 use super::link::Failure;
 use super::listing;
@@ -26,6 +27,8 @@ pub(super) const PIECE_BYTES: usize = 512 << 10;
 pub(super) const MAX_PIECES: usize = BLOB_PART_BYTES.div_ceil(PIECE_BYTES);
 /// The header with the checksum of a key's value. Values of earlier versions have none.
 const SEAL_HEADER: &str = "Sublet-Seal";
+/// The header in which a copy says of which message it is one.
+const COPY_HEADER: &str = "Sublet-Copy-Of";
 /// The header in which a part's first piece says how many bytes the part has.
 const PART_BYTES_HEADER: &str = "Sublet-Part-Bytes";
 /// Messages that are sent and not yet acknowledged.
@@ -57,12 +60,33 @@ impl Change {
         change.message = change.message.header(SEAL_HEADER, hex(&seal(key, 0, value)).as_str());
         change
     }
+
+    /// A copy of the message of this sequence number.
+    pub(super) fn copy_of(mut self, sequence: u64) -> Change {
+        self.message = self.message.header(COPY_HEADER, sequence.to_string().as_str());
+        self
+    }
 }
 
 /// Whether a message has the value that was written under a key, as far as its checksum says.
 pub(super) fn is_whole(key: &str, message: &StreamMessage) -> bool {
     let written = message.headers.get(SEAL_HEADER);
     written.is_none_or(|written| written.as_str() == hex(&seal(key, 0, &message.payload)))
+}
+
+/// Of which message a copy is one.
+pub(super) fn copied_sequence(copy: &StreamMessage) -> Option<u64> {
+    copy.headers.get(COPY_HEADER)?.as_str().parse().ok()
+}
+
+/// The names of all streams of the account.
+pub(super) async fn stream_names(jetstream: Context) -> Result<Vec<String>, Failure> {
+    let mut pages = jetstream.stream_names();
+    let mut names = Vec::new();
+    while let Some(next) = pages.next().await {
+        names.push(next.map_err(silent)?);
+    }
+    Ok(names)
 }
 
 /// Makes a stream unless it is there.
@@ -84,8 +108,11 @@ pub(super) async fn ensure(jetstream: Context, series: Series, replicas: usize) 
     }
 }
 
-/// Publishes messages in order, and waits until each is acknowledged. Returns the last one of each stream.
-pub(super) async fn publish_all(jetstream: Context, changes: Vec<Change>) -> Result<Sequences, Failure> {
+/// Publishes messages in order, and waits until each is acknowledged. Returns the stream and the sequence number of each.
+pub(super) async fn publish_all(
+    jetstream: Context,
+    changes: Vec<Change>,
+) -> Result<Vec<(String, u64)>, Failure> {
     let begun = Instant::now();
     loop {
         match publish_each(&jetstream, &changes).await {
@@ -102,27 +129,26 @@ fn is_being_made(error: &PublishError, begun: Instant) -> bool {
     error.kind() == PublishErrorKind::StreamNotFound && begun.elapsed() < MAKING
 }
 
-async fn publish_each(jetstream: &Context, changes: &[Change]) -> Result<Sequences, PublishError> {
-    let mut sequences = Sequences::new();
+async fn publish_each(jetstream: &Context, changes: &[Change]) -> Result<Vec<(String, u64)>, PublishError> {
+    let mut sequences = Vec::with_capacity(changes.len());
     let mut unacknowledged = VecDeque::with_capacity(changes.len().min(MAX_UNACKNOWLEDGED));
     for change in changes {
         if unacknowledged.len() == MAX_UNACKNOWLEDGED
             && let Some(oldest) = unacknowledged.pop_front()
         {
-            note(&mut sequences, oldest.await?);
+            sequences.push(place(oldest.await?));
         }
         let Change { subject, message } = change.clone();
         unacknowledged.push_back(jetstream.send_publish(subject, message).await?);
     }
     for sent in unacknowledged {
-        note(&mut sequences, sent.await?);
+        sequences.push(place(sent.await?));
     }
     Ok(sequences)
 }
 
-fn note(sequences: &mut Sequences, PublishAck { stream, sequence, .. }: PublishAck) {
-    let last = sequences.entry(stream).or_default();
-    *last = (*last).max(sequence);
+fn place(PublishAck { stream, sequence, .. }: PublishAck) -> (String, u64) {
+    (stream, sequence)
 }
 
 /// Publishes a message if the last one of its subject has this sequence number; nothing if it has not.
@@ -156,15 +182,20 @@ pub(super) async fn remove_all(jetstream: Context, places: Vec<(String, String)>
 /// was purged as storage in use.
 async fn remove(jetstream: Context, stream: String, subject: String) -> Result<(), Failure> {
     let Some(last) = last(jetstream.clone(), stream.clone(), subject).await? else { return Ok(()) };
+    delete(jetstream, stream, last.sequence).await.map(drop)
+}
+
+/// Deletes a message; whether it was there.
+pub(super) async fn delete(jetstream: Context, stream: String, sequence: u64) -> Result<bool, Failure> {
     let stream = jetstream.get_stream_no_info(stream).await.map_err(silent)?;
-    match stream.delete_message(last.sequence).await {
-        Ok(_) => Ok(()),
+    match stream.delete_message(sequence).await {
+        Ok(_) => Ok(true),
         Err(error) => match error.kind() {
             // Somebody else has removed or replaced it.
             DeleteMessageErrorKind::JetStream(refused)
                 if refused.error_code() == ErrorCode::NO_MESSAGE_FOUND =>
             {
-                Ok(())
+                Ok(false)
             }
             DeleteMessageErrorKind::JetStream(refused) => Err(Failure::Refused(refused)),
             _ => Err(silent(error)),
@@ -182,21 +213,30 @@ pub(super) async fn last(
     found(stream.get_last_raw_message_by_subject(&subject).await)
 }
 
-/// As [`last`], and a failure if the server knows of a message and cannot read it. A server that finds its own checksum
-/// of a message wrong says that there is none, but lists its subject. It takes the longer for that, the more subjects there are.
+/// As [`last`], and a failure if the server knows of a message and cannot read it, or there is a copy of it: a stream and a
+/// subject. A server that finds its own checksum of a message wrong says that there is none, but lists its subject. It takes the
+/// longer for that, the more subjects there are.
 pub(super) async fn last_or_lost(
     jetstream: Context,
     stream: String,
     subject: String,
+    copy: Option<(String, String)>,
 ) -> Result<Option<StreamMessage>, Failure> {
     for _ in 0..LOOKS {
         let message = last(jetstream.clone(), stream.clone(), subject.clone()).await?;
-        if message.is_some() || !listing::has(&jetstream, &stream, &subject).await? {
+        if message.is_some()
+            || !listing::has(&jetstream, &stream, &subject).await? && !is_there(&jetstream, &copy).await?
+        {
             return Ok(message);
         }
         // Another manager may have replaced or removed it in between.
     }
     Err(Failure::Lost(subject))
+}
+
+async fn is_there(jetstream: &Context, place: &Option<(String, String)>) -> Result<bool, Failure> {
+    let Some((stream, subject)) = place.clone() else { return Ok(false) };
+    Ok(last(jetstream.clone(), stream, subject).await?.is_some())
 }
 
 /// The last message of each of these subjects.

@@ -43,7 +43,18 @@ impl Reached {
         Ok(Reached { file, sequences, written: None })
     }
 
-    /// Forgets a stream that is removed on purpose.
+    /// Whether something is noted of a stream.
+    pub(super) fn knows(&self, stream: &str) -> bool {
+        self.sequences.contains_key(stream)
+    }
+
+    /// Whether a stream ends before a message that was acknowledged.
+    pub(super) fn is_short(&self, stream: &str, found: &Sequences) -> bool {
+        let reached = self.sequences.get(stream).copied().unwrap_or_default();
+        found.get(stream).copied().unwrap_or_default() < reached
+    }
+
+    /// Forgets how far a stream has come.
     pub(super) fn forget(&mut self, stream: &str) {
         self.sequences.remove(stream);
     }

@@ -115,6 +115,14 @@ impl<'a> Changes<'a> {
         Ok(())
     }
 
+    /// Takes a key away if it has this version; whether it did.
+    pub(super) fn remove_if(&mut self, key: &str, version: u64) -> rusqlite::Result<bool> {
+        if self.known(key)?.is_none_or(|(known, _)| known != version) {
+            return Ok(false);
+        }
+        self.remove(key).map(|()| true)
+    }
+
     /// Whether nothing was changed so far.
     pub(super) fn is_empty(&self) -> bool {
         self.operations.is_empty()
