@@ -103,7 +103,7 @@ pub fn is_registered(py: Python<'_>, object: &Bound<'_, PyAny>) -> PyResult<bool
 #[pyfunction]
 pub fn allocate(py: Python<'_>, nbytes: usize) -> PyResult<Buffer> {
     let made = py.detach(|| Pool::shared()?.memory().buffer::<u8>(nbytes));
-    let mut made = made.map_err(|error| raised(py, &error))?;
-    let at = NonNull::from(&mut made[..]).cast();
+    let made = made.map_err(|error| raised(py, &error))?;
+    let at = made.start();
     Ok(Buffer::new(at, nbytes as u64, false, Owner::Array(Arc::new(Kept::new(made)))))
 }

@@ -280,7 +280,7 @@ impl Call {
             return Err(invalid(py, "this call was one of a function in Python"));
         };
         let buffer = output.as_ref().map(|paper| {
-            let at = std::ptr::NonNull::from(&paper[..]).cast();
+            let at = paper.start();
             Buffer::new(at, done.output_bytes as u64, false, Owner::Message(paper.clone()))
         });
         Ok((done.output_bytes, buffer))

@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 use pyo3::exceptions::PyOverflowError;
 use pyo3::prelude::*;
 use pyo3::types::{PyDict, PyTuple};
-use sublet::frames::{Head, SHARES_MEMORY};
+use sublet::frames::{Head, SHARES_MEMORY, SharedBytes, SharedBytesMut};
 use sublet::{
     Access, Allocation, BillLine, BillRequest, CallOptions, Code, Error, FabricChoice, Function, Invocation,
     Lease, Policy, Price, ProcessingUnit, RegisteredMemory, Usage, own_host,
@@ -88,7 +88,7 @@ impl Leased {
         (output, output_len): (&Paper, usize),
     ) -> Result<Invocation<'static>, Error> {
         let output_len = u32::try_from(output_len).unwrap_or(u32::MAX);
-        self.send_raw(asked, (input.as_ptr(), input_len), (output.as_ptr().cast_mut(), output_len))
+        self.send_raw(asked, (input.start().as_ptr(), input_len), (output.start().as_ptr(), output_len))
     }
 
     /// Where workers find an input: where it is, or, if it is too much for an inbox, in a copy.
@@ -98,9 +98,12 @@ impl Leased {
             return Ok(((at, len_bytes), Held::default()));
         }
         let page = self.pool.take(u64::from(len_bytes))?;
-        // SAFETY: both have so many bytes, and nobody else has the page.
-        unsafe { std::ptr::copy_nonoverlapping(at, page.as_ptr().cast_mut(), len_bytes as usize) };
-        Ok(((page.as_ptr(), len_bytes), Held { input: Some(page), ..Held::default() }))
+        // SAFETY: both have at least that many bytes, the one kept by the view and the other by the page.
+        unsafe {
+            let from = SharedBytes::new(input.pointer(), len_bytes as usize);
+            SharedBytesMut::new(page.start(), from.len()).copy_from(from);
+        }
+        Ok(((page.start().as_ptr(), len_bytes), Held { input: Some(page), ..Held::default() }))
     }
 
     fn send_raw(
@@ -354,7 +357,7 @@ impl Invoker {
             self.0.within_reach(&input, size(py, "input", input.len_bytes())?).map_err(failed)?;
         let (invocation, sent) = if let Ok(capacity) = output.extract::<u32>() {
             let paper = self.0.pool.take(u64::from(capacity)).map_err(failed)?;
-            let to = (paper.as_ptr().cast_mut(), capacity);
+            let to = (paper.start().as_ptr(), capacity);
             let invocation = self.0.send_raw(&asked, from, to);
             held.output = Some(paper);
             held.views.push(Arc::new(input));

@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use pyo3::prelude::*;
 use pyo3::types::{PyByteArray, PyBytes, PyList};
-use sublet::frames::{self, At, FREES, Head, IN_USE, Piece, Place, Shared, Source};
+use sublet::frames::{self, At, FREES, Head, IN_USE, Piece, Place, Shared, SharedBytes, Source};
 use sublet::{Code, Error};
 use sublet_python_buffers::{Use, View};
 
@@ -60,12 +60,10 @@ pub struct Opened {
 impl Opened {
     /// Reads a reply of so many bytes on that paper.
     pub fn of(paper: &Paper, len_bytes: usize) -> Result<Opened, Error> {
-        let at = NonNull::from(&paper[..]).cast::<u8>();
+        let at = paper.start();
         let copy = |from: u64, into: &mut [u8]| {
             // SAFETY: nothing beyond the paper is asked for: `read` knows its length, and has checked the offsets of pieces.
-            unsafe {
-                std::ptr::copy_nonoverlapping(at.as_ptr().add(from as usize), into.as_mut_ptr(), into.len());
-            }
+            unsafe { SharedBytes::new(at.add(from as usize), into.len()) }.copy_to(into);
         };
         let (head, mut places) = frames::read(len_bytes.min(paper.len()) as u64, copy)?;
         let mut freed = Vec::new();
@@ -109,7 +107,7 @@ impl Request {
             let view = View::of(part, Use::Reading)?;
             let (at, len_bytes) = (view.pointer().as_ptr().cast_const(), view.len_bytes());
             let shared = (shares_memory && number > 0).then(|| memory.locate(at, len_bytes)).flatten();
-            let source = shared.map_or(Source::Here(at), Source::Shared);
+            let source = shared.map_or(Source::Here(view.pointer()), Source::Shared);
             pieces.push(Piece { source, len_bytes, read_only: view.is_read_only() && shared.is_some() });
             views.push(view);
         }
@@ -128,7 +126,7 @@ impl Request {
         })?;
         let paper = pool.take(len).map_err(failed)?;
         // SAFETY: the paper has room for it, and nobody else has it; the views keep the pieces where they are.
-        let offsets = unsafe { frames::write(head, &pieces, paper.as_ptr().cast_mut()) };
+        let offsets = unsafe { frames::write(head, &pieces, paper.start()) };
         let part = |(view, (piece, offset)): (View, (&Piece, u64))| {
             let place = match piece.source {
                 Source::Shared(_) => PartPlace::Object(Arc::new(view)),
@@ -143,7 +141,7 @@ impl Request {
 
     /// The parts of a reply on that paper.
     pub fn reply<'py>(&self, py: Python<'py>, paper: &Paper, opened: &Opened) -> PyResult<Reply<'py>> {
-        let at = NonNull::from(&paper[..]).cast::<u8>();
+        let at = paper.start();
         let Opened { head, places, .. } = opened;
         let parts = PyList::empty(py);
         for (number, place) in places.iter().enumerate() {
@@ -152,8 +150,8 @@ impl Request {
             let is_own = matches!(owner, Owner::Object(_));
             if is_pickle || (place.len_bytes <= COPIED_BYTES && !is_own) {
                 let copy = |into: &mut [u8]| {
-                    // SAFETY: `find` has found so many bytes there, which are never referred to: workers may still write them.
-                    unsafe { std::ptr::copy_nonoverlapping(at.as_ptr(), into.as_mut_ptr(), into.len()) };
+                    // SAFETY: `find` has found the piece's bytes there. Workers may still write them.
+                    unsafe { SharedBytes::new(at, into.len()) }.copy_to(into);
                     Ok(())
                 };
                 let len = place.len_bytes as usize;
@@ -196,7 +194,7 @@ impl Request {
         let (begin, owner) = match &part.place {
             PartPlace::Object(view) => (view.pointer(), Owner::Object(view.clone())),
             PartPlace::Message(offset) => {
-                let message = NonNull::from(&self.paper[..]).cast::<u8>();
+                let message = self.paper.start();
                 // SAFETY: where `write` has put the part.
                 (unsafe { message.add(*offset as usize) }, Owner::Message(self.paper.clone()))
             }

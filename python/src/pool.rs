@@ -1,7 +1,7 @@
 //! Registered memory for the messages of calls. It is used again: pages that are there already are worth more than any copy.
 
 use std::mem::ManuallyDrop;
-use std::ops::Deref;
+use std::ptr::NonNull;
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 
 use sublet::{Buffer, Error, RegisteredMemory};
@@ -87,11 +87,15 @@ impl Pool {
     }
 }
 
-impl Deref for Page {
-    type Target = [u8];
+impl Page {
+    /// Address of the first byte. There is no slice: workers may write to a page at any time.
+    pub fn start(&self) -> NonNull<u8> {
+        self.buffer.start()
+    }
 
-    fn deref(&self) -> &[u8] {
-        &self.buffer
+    /// How many bytes the page has.
+    pub fn len(&self) -> usize {
+        self.buffer.len()
     }
 }
 

@@ -18,8 +18,8 @@ fn buffers() -> MutexGuard<'static, BTreeMap<usize, Buffer<u8>>> {
 }
 
 /// Hands a buffer over to C.
-fn lend(mut buffer: Buffer<u8>) -> *mut c_void {
-    let data = buffer.as_mut_ptr();
+fn lend(buffer: Buffer<u8>) -> *mut c_void {
+    let data = buffer.start().as_ptr();
     buffers().insert(data.addr(), buffer);
     data.cast()
 }

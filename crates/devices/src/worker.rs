@@ -154,7 +154,7 @@ impl<D: Driver> Caller for KernelCaller<'_, D> {
             (Source::Kept(place), Sink::Given(mut output)) => {
                 let buffer = self.places[place.index()].as_ref().ok_or(Code::Internal)?;
                 let into = room(&mut self.output, output.capacity().min(buffer.len_bytes()));
-                buffer.read(into).map(|()| output.copy_from(into)).map(|()| buffer.len_bytes())
+                buffer.read(into).map(|()| output.copy_from(&*into)).map(|()| buffer.len_bytes())
             }
             _ => return Err(Code::Internal),
         };

@@ -4,6 +4,7 @@ use std::ptr::NonNull;
 use std::time::Instant;
 
 use crate::line::{Line, Turn, Watch};
+use crate::shared::{SharedBytes, SharedBytesMut};
 use crate::window::{Address, LineAddress};
 use crate::{FabricError, ofi, shm, tcp};
 
@@ -78,13 +79,17 @@ impl Endpoint {
 
     /// Writes bytes into a region of the peer.
     #[inline(always)]
-    pub fn put(&self, to: Address, bytes: &[u8]) -> Result<(), FabricError> {
+    pub fn put<'bytes>(&self, to: Address, bytes: impl Into<SharedBytes<'bytes>>) -> Result<(), FabricError> {
         forward!(self.put(to, bytes))
     }
 
     /// Reads bytes from a region of the peer.
     #[inline(always)]
-    pub fn get(&self, from: Address, into: &mut [u8]) -> Result<(), FabricError> {
+    pub fn get<'into>(
+        &self,
+        from: Address,
+        into: impl Into<SharedBytesMut<'into>>,
+    ) -> Result<(), FabricError> {
         forward!(self.get(from, into))
     }
 
@@ -109,7 +114,7 @@ impl Endpoint {
     /// share needs nothing. The bytes may be read until the next line is published.
     ///
     /// # Safety
-    /// `len_bytes` bytes at `from` must be readable for that long, and nobody may write them meanwhile.
+    /// `len_bytes` bytes at `from` must be readable for that long. If others write them meanwhile, the peer gets any bytes.
     #[inline(always)]
     pub unsafe fn push(&self, to: Address, from: NonNull<u8>, len_bytes: u64) -> Result<(), FabricError> {
         match self {

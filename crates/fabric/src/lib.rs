@@ -32,6 +32,7 @@ pub mod ofi;
 #[cfg(not(loom))]
 pub mod progress;
 mod queue;
+pub mod shared;
 pub mod shm;
 #[cfg(not(loom))]
 #[doc(hidden)]
@@ -53,3 +54,4 @@ pub use memory::faults;
 pub use memory::{exposed, region, space, stretch, window};
 use queue::{awaited, waiters};
 pub use queue::{bell, line, ring, slot};
+pub use shared::{SharedBytes, SharedBytesMut};

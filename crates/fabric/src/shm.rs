@@ -13,7 +13,8 @@ use std::time::Instant;
 use crate::FabricError;
 use crate::bell::Bell;
 use crate::line::{Line, Turn, Watch};
-use crate::region::{Shared, copy_bytes};
+use crate::region::Shared;
+use crate::shared::{SharedBytes, SharedBytesMut};
 use crate::sync::{AtomicU64, Ordering};
 use crate::window::{Address, LineAddress, Window};
 
@@ -55,19 +56,25 @@ impl Endpoint {
 
     /// See [`crate::Endpoint::put`].
     #[inline(always)]
-    pub fn put(&self, to: Address, bytes: &[u8]) -> Result<(), FabricError> {
+    pub fn put<'bytes>(&self, to: Address, bytes: impl Into<SharedBytes<'bytes>>) -> Result<(), FabricError> {
+        let bytes = bytes.into();
         let into = self.inside(to, bytes.len() as u64)?;
-        // SAFETY: `into` has as many bytes inside of the peer's region, and `bytes` is readable.
-        unsafe { copy_bytes(bytes.as_ptr(), into.as_ptr(), bytes.len()) };
+        // SAFETY: inside of the peer's region, mapped as long as the window; no reference to its bytes is made.
+        unsafe { SharedBytesMut::new(into, bytes.len()) }.copy_from(bytes);
         Ok(())
     }
 
     /// See [`crate::Endpoint::get`].
     #[inline(always)]
-    pub fn get(&self, from: Address, into: &mut [u8]) -> Result<(), FabricError> {
+    pub fn get<'into>(
+        &self,
+        from: Address,
+        into: impl Into<SharedBytesMut<'into>>,
+    ) -> Result<(), FabricError> {
+        let mut into = into.into();
         let source = self.inside(from, into.len() as u64)?;
-        // SAFETY: `source` has as many bytes inside of the peer's region, and `into` is writable.
-        unsafe { copy_bytes(source.as_ptr(), into.as_mut_ptr(), into.len()) };
+        // SAFETY: as in `put`.
+        into.copy_from(unsafe { SharedBytes::new(source, into.len()) });
         Ok(())
     }
 

@@ -10,7 +10,7 @@ use std::net::Shutdown;
 use std::sync::{Arc, Condvar, Mutex, PoisonError};
 use std::time::Duration;
 
-use crate::region::copy_bytes;
+use crate::shared::copy_bytes;
 use crate::sync::lock;
 
 /// How long a waiting end really sleeps when nothing can happen in virtual time: another thread may make it happen.

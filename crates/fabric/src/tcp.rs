@@ -51,6 +51,7 @@ use sending::{LineFrame, Sending};
 use crate::bell::Bell;
 use crate::exposed::{Exposed, RemoteRegion};
 use crate::line::{LINE_BYTES, Turn, WATCH_BYTES};
+use crate::shared::{SharedBytes, SharedBytesMut};
 use crate::sync::{AtomicU32, Mutex, Ordering, lock};
 use crate::waiters::Waiters;
 use crate::window::{Address, LineAddress};
@@ -230,12 +231,12 @@ impl Endpoint {
 
     /// See [`crate::Endpoint::put`]. What is small leaves with what follows it, or when this side waits.
     #[inline]
-    pub fn put(&self, to: Address, bytes: &[u8]) -> Result<(), FabricError> {
+    pub fn put<'bytes>(&self, to: Address, bytes: impl Into<SharedBytes<'bytes>>) -> Result<(), FabricError> {
+        let bytes = bytes.into();
         let frame = self.put_frame(to, bytes.len() as u64)?;
         let mut sending = self.sending()?;
-        let at = NonNull::from(bytes).cast();
-        // SAFETY: what is small is copied, and what is large sent, before the borrow ends.
-        unsafe { self.add(&mut sending, frame, (at, bytes.len())) }?;
+        // SAFETY: what is small is copied, and what is large sent, before the view's borrow ends.
+        unsafe { self.add(&mut sending, frame, (bytes.start(), bytes.len())) }?;
         if bytes.len() > SMALL_BYTES {
             self.send_all(&mut sending)?;
             self.leave(sending);
@@ -261,11 +262,16 @@ impl Endpoint {
     }
 
     /// See [`crate::Endpoint::get`].
-    pub fn get(&self, from: Address, into: &mut [u8]) -> Result<(), FabricError> {
+    pub fn get<'into>(
+        &self,
+        from: Address,
+        into: impl Into<SharedBytesMut<'into>>,
+    ) -> Result<(), FabricError> {
+        let into = into.into();
         let len_bytes = into.len() as u64;
         let place = self.place(from, len_bytes)?;
         // SAFETY: `into` is borrowed for this call, which lets the request go when nobody receives; see `ask`.
-        let request = unsafe { self.requests.bytes(NonNull::from(into).cast(), len_bytes) };
+        let request = unsafe { self.requests.bytes(into.start(), len_bytes) };
         let (key, offset) = (place.key, place.base.wrapping_add(from.offset));
         self.ask(from.region, request, |request| Frame::Get { request, key, offset, len_bytes }).map(|_| ())
     }
@@ -276,7 +282,8 @@ impl Endpoint {
     /// As for [`crate::Endpoint::get`].
     ///
     /// # Safety
-    /// The place is writable, and nobody else's, until what this returns is waited for or dropped. It is not forgotten.
+    /// The place is writable, and no reference to it is used, until what this returns is waited for or dropped. It is not
+    /// forgotten.
     pub unsafe fn begin_get(
         self: &Arc<Endpoint>,
         from: Address,

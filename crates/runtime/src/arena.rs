@@ -303,9 +303,11 @@ impl ArenaRegion {
 ///
 /// The contents of a new buffer are unspecified values, zero if the memory was never used before.
 ///
-/// While no call uses it, the memory is this process's alone: [`Invoker::submit`](crate::Invoker::submit) borrows
-/// input and output until the call has ended. A worker that writes elsewhere or at another time than its function
-/// was asked to can spoil values here, never more: `T` is plain data, every bit pattern of which is a value.
+/// The contract of the slice: while no call uses the buffer, the memory is this process's alone, as
+/// [`Invoker::submit`](crate::Invoker::submit) borrows input and output until the call has ended. So no reference to the values
+/// exists while a function accesses them. Whoever passes the memory to calls otherwise, by address, uses
+/// [`Buffer::start`] and no slice for as long. A worker that writes elsewhere or at another time than its function was asked
+/// to breaks the contract; it can then spoil values here: `T` is plain data, every bit pattern of which is a value.
 pub struct Buffer<T: Pod> {
     arena: Arc<Arena>,
     block: Block,
@@ -341,6 +343,19 @@ impl<T: Pod> Buffer<T> {
             .pointer(&block)
             .ok_or_else(|| Error::new(Code::Internal, "a block outside of its arena"))?;
         Ok(Buffer { arena: arena.clone(), block, start: start.cast(), len })
+    }
+}
+
+impl<T: Pod> Buffer<T> {
+    /// Address of the first value. Unlike a slice's, it may be used while workers access the memory.
+    pub fn start(&self) -> NonNull<T> {
+        self.start
+    }
+
+    /// How many values the buffer has. Unlike a slice's, this refers to none of them.
+    #[expect(clippy::len_without_is_empty, reason = "an empty buffer is like any other")]
+    pub fn len(&self) -> usize {
+        self.len
     }
 }
 

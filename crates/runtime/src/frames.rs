@@ -15,6 +15,9 @@
 //! Whoever reads one may read memory that its writer can still change: everything is copied before it is checked, and
 //! pieces are handed out as places, never as references.
 
+use std::ptr::NonNull;
+
+pub use sublet_fabric::{SharedBytes, SharedBytesMut};
 use sublet_proto::{Code, Error};
 
 /// Where inline pieces begin, in bytes: as the widest vectors want it.
@@ -62,7 +65,7 @@ pub struct Piece {
 #[derive(Clone, Copy, Debug)]
 pub enum Source {
     /// In this process: they are copied into the message.
-    Here(*const u8),
+    Here(NonNull<u8>),
     /// In the message already, so many bytes from its beginning: behind all that is copied into it.
     Placed(u64),
     /// Where both ends have them.
@@ -138,11 +141,12 @@ fn ends(inline_bytes: impl ExactSizeIterator<Item = Option<u64>>) -> impl Iterat
 /// Writes a message; returns where each piece stands in it that was copied.
 ///
 /// # Safety
-/// `to` is writable for [`len_bytes`] bytes that nobody else writes, and each piece that is copied is readable and lies elsewhere.
-pub unsafe fn write(head: Head, pieces: &[Piece], to: *mut u8) -> Vec<u64> {
+/// `to` is writable for [`len_bytes`] bytes, and each piece that is copied is readable. Others may write both meanwhile: then the
+/// message has any bytes.
+pub unsafe fn write(head: Head, pieces: &[Piece], to: NonNull<u8>) -> Vec<u64> {
     let put = |at: u64, bytes: &[u8]| {
         // SAFETY: every place written is below `len_bytes`, as the caller vouches for.
-        unsafe { std::ptr::copy_nonoverlapping(bytes.as_ptr(), to.add(at as usize), bytes.len()) }
+        unsafe { SharedBytesMut::new(to.add(at as usize), bytes.len()) }.copy_from(bytes);
     };
     put(0, &head.operation.to_le_bytes());
     put(4, &(pieces.len() as u32).to_le_bytes());
@@ -156,9 +160,11 @@ pub unsafe fn write(head: Head, pieces: &[Piece], to: *mut u8) -> Vec<u64> {
             Source::Shared(Shared { number, offset }) => (number, offset),
             Source::Placed(offset) => (0, offset),
             Source::Here(from) => {
-                let to = to.wrapping_add(inline_offset as usize);
                 // SAFETY: as the caller vouches; the function `len_bytes` counts these bytes.
-                unsafe { std::ptr::copy_nonoverlapping(from, to, len_bytes as usize) };
+                unsafe {
+                    let from = SharedBytes::new(from, len_bytes as usize);
+                    SharedBytesMut::new(to.add(inline_offset as usize), from.len()).copy_from(from);
+                }
                 (0, inline_offset)
             }
         };
@@ -222,7 +228,7 @@ mod tests {
     fn written(head: Head, pieces: &[Piece]) -> Vec<u8> {
         let mut message = vec![0; len_bytes(pieces) as usize];
         // SAFETY: as long as it says, and nobody else's.
-        unsafe { write(head, pieces, message.as_mut_ptr()) };
+        unsafe { write(head, pieces, NonNull::from(&mut message[..]).cast()) };
         message
     }
 
@@ -230,7 +236,7 @@ mod tests {
     fn pieces_come_out_as_they_went_in() {
         let (one, two) = (b"one".as_slice(), vec![7u8; 1000]);
         let inline = |bytes: &[u8]| Piece {
-            source: Source::Here(bytes.as_ptr()),
+            source: Source::Here(NonNull::from(bytes).cast()),
             len_bytes: bytes.len() as u64,
             read_only: false,
         };
@@ -255,11 +261,14 @@ mod tests {
     #[test]
     fn what_is_in_its_place_already_stays_there() {
         let placed = Piece { source: Source::Placed(512), len_bytes: 8, read_only: false };
-        let copied = Piece { source: Source::Here(b"ab".as_ptr()), len_bytes: 2, read_only: false };
+        let copied =
+            Piece { source: Source::Here(NonNull::from(b"ab").cast()), len_bytes: 2, read_only: false };
         assert_eq!((len_bytes(&[copied, placed]), copied_bytes(&[copied, placed])), (520, 66));
         let mut message = vec![7; 520];
         // SAFETY: as long as it says, and nobody else's.
-        unsafe { write(Head { operation: 1, token: 2 }, &[copied, placed], message.as_mut_ptr()) };
+        unsafe {
+            write(Head { operation: 1, token: 2 }, &[copied, placed], NonNull::from(&mut message[..]).cast())
+        };
         let (_, places) = read(520, copier(&message)).unwrap();
         assert_eq!(places[1], Place { at: At::Message(512), len_bytes: 8, read_only: false });
         assert_eq!(message[512..], [7; 8]);

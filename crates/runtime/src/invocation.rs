@@ -7,10 +7,12 @@
 use std::future::Future;
 use std::marker::PhantomData;
 use std::pin::Pin;
+use std::ptr::NonNull;
 use std::sync::Arc;
 use std::task::{Context, Poll};
 use std::time::{Duration, Instant};
 
+use sublet_fabric::{SharedBytes, SharedBytesMut};
 use sublet_proto::{Code, Error};
 
 mod detour;
@@ -357,9 +359,13 @@ impl<'call> Invocation<'call> {
     fn copy_output(&self, staging: &crate::arena::Block, output_bytes: usize) {
         debug_assert!(output_bytes as u64 <= staging.len_bytes, "{output_bytes} bytes of {staging:?}");
         if let Some(from) = self.lease.arena.pointer(staging) {
-            // SAFETY: the staging block has at least the output's capacity; the caller's output is borrowed for the
-            // call and has it too; the two lie in different memory.
-            unsafe { std::ptr::copy_nonoverlapping(from.as_ptr(), self.call.output, output_bytes) };
+            let Some(output) = NonNull::new(self.call.output) else { return };
+            // SAFETY: the staging block has at least the output's capacity, and the caller vouches for as much at its output
+            // until the call has ended. The worker may write the one, and the caller's threads the other.
+            unsafe {
+                let from = SharedBytes::new(from, output_bytes);
+                SharedBytesMut::new(output, output_bytes).copy_from(from);
+            }
         }
     }
 

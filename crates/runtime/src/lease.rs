@@ -15,9 +15,11 @@
 //! An invoker may hold several leases; a call that one of them turns away finds the others in their [`crew`].
 
 use std::collections::VecDeque;
+use std::ptr::NonNull;
 use std::sync::{Arc, Mutex};
 use std::time::Instant;
 
+use sublet_fabric::SharedBytes;
 use sublet_fabric::line::Turn;
 use sublet_fabric::region::Region;
 use sublet_fabric::ring::{Occupant, Sender};
@@ -151,13 +153,12 @@ impl Call {
         self.deadline.is_some_and(|at| at <= Instant::now())
     }
 
-    /// The caller's input.
-    fn input(&self) -> &[u8] {
-        if self.input_len == 0 {
-            return &[];
-        }
+    /// The caller's input, which the caller's other threads may write: it may be an object of an interpreter.
+    #[inline(always)]
+    fn input(&self) -> SharedBytes<'_> {
+        let start = NonNull::new(self.input.cast_mut()).unwrap_or(NonNull::dangling());
         // SAFETY: the caller of `submit_raw` vouches for `input_len` readable bytes at `input` until the call has ended.
-        unsafe { std::slice::from_raw_parts(self.input, self.input_len as usize) }
+        unsafe { SharedBytes::new(start, self.input_len as usize) }
     }
 }
 

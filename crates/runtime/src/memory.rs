@@ -16,6 +16,7 @@ use std::ptr::NonNull;
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
+use sublet_fabric::SharedBytesMut;
 use sublet_fabric::sync::{AtomicU64, Ordering};
 use sublet_proto::graph::{MAX_SEGMENTS, Rights};
 use sublet_proto::v1;
@@ -85,7 +86,7 @@ impl Memory {
     #[inline]
     pub fn read(&self, offset: u64, into: &mut [u8]) -> Result<(), Error> {
         self.readable(offset, into.len() as u64)?;
-        self.pieces.read(offset, into)?;
+        self.pieces.read(offset, into.into())?;
         self.keeper.check()
     }
 
@@ -99,7 +100,7 @@ impl Memory {
     pub fn write(&self, offset: u64, from: &[u8]) -> Result<(), Error> {
         let end = self.end_of(offset, from.len() as u64)?;
         self.ensure(end)?;
-        self.pieces.write(offset, from)?;
+        self.pieces.write(offset, from.into())?;
         self.len.fetch_max(end, Ordering::AcqRel);
         self.keeper.check()
     }
@@ -127,7 +128,8 @@ impl Memory {
     /// As [`Memory::read_async`], into any memory.
     ///
     /// # Safety
-    /// The place is writable, and nobody else's, until what this returns is waited for or dropped. It is not forgotten.
+    /// The place is writable, and no reference to it is used, until what this returns is waited for or dropped. It is not
+    /// forgotten. Others may read and write the place through pointers meanwhile, and make it any bytes.
     ///
     /// # Errors
     /// As for [`Memory::read`].
@@ -138,8 +140,8 @@ impl Memory {
         len_bytes: u64,
     ) -> Result<RawReading, Error> {
         self.readable(offset, len_bytes)?;
-        // SAFETY: as the caller vouches.
-        unsafe { RawReading::begin(&self.pieces, offset, (into, len_bytes)) }
+        // SAFETY: as the caller vouches; a place in this process has no more bytes than an address says.
+        unsafe { RawReading::begin(&self.pieces, offset, SharedBytesMut::new(into, len_bytes as usize)) }
     }
 
     /// Copies bytes in, and does not wait until they are where others read them, which [`Memory::sync`] does.
@@ -149,7 +151,7 @@ impl Memory {
     pub fn write_async(&self, offset: u64, from: &[u8]) -> Result<(), Error> {
         let end = self.end_of(offset, from.len() as u64)?;
         self.ensure(end)?;
-        self.pieces.write_async(offset, from)?;
+        self.pieces.write_async(offset, from.into())?;
         self.len.fetch_max(end, Ordering::AcqRel);
         self.keeper.check()
     }
@@ -340,7 +342,7 @@ impl Memory {
         let mut at = from;
         while at < to {
             let len = (to - at).min(ZEROS_BYTES);
-            self.pieces.put(at, &zeros[..len as usize])?;
+            self.pieces.put(at, zeros[..len as usize].into())?;
             at += len;
         }
         self.pieces.settle(from, to.max(from))

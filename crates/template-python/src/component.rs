@@ -19,9 +19,10 @@ use pyo3::types::{PyBytes, PyDict};
 use sublet_proto::{Code, Error};
 use sublet_python_buffers::{Use, View};
 use sublet_runtime::worker::channel::{self, MAX_MESSAGE_BYTES, Refused, Run};
+use sublet_xpu::SharedBytes;
 
-/// How much is copied at a time: it stays in a core's cache.
-const COPY_BYTES: u64 = 256 << 10;
+use crate::shared::{bytes_of, bytes_of_mut};
+
 /// The worker of an interpreter.
 const WORKER: u32 = 0;
 /// How NumPy calls bytes.
@@ -114,7 +115,7 @@ pub(crate) fn send(
     view.copy_to(0, &mut message);
     let sent = py.detach(|| {
         let run = present()?;
-        run.send(run.instance(WORKER), (component, instance), &message, deadline(timeout)?)
+        run.send(run.instance(WORKER), (component, instance), (&message).into(), deadline(timeout)?)
     });
     sent.map_err(|error| raised(py, &error))
 }
@@ -129,7 +130,7 @@ pub(crate) fn receive<'py>(
     let mut room = vec![0; MAX_MESSAGE_BYTES as usize];
     let received = py.detach(|| {
         let run = present()?;
-        match run.receive(run.instance(WORKER), component, &mut room, deadline(timeout)?) {
+        match run.receive(run.instance(WORKER), component, (&mut room).into(), deadline(timeout)?) {
             Ok(received) => Ok(received),
             Err(Refused::Error(error)) => Err(error),
             Err(Refused::TooLong(len)) => {
@@ -209,19 +210,10 @@ impl Channel {
         py: Python<'_>,
         offset: u64,
         from: &Bound<'_, PyAny>,
-        write: fn(&channel::Channel, u64, &[u8]) -> Result<(), Error>,
+        write: fn(&channel::Channel, u64, SharedBytes<'_>) -> Result<(), Error>,
     ) -> PyResult<()> {
         let view = View::of(from, Use::Reading)?;
-        let mut bytes = Vec::new();
-        // The end first: if there is no room for it, nothing is written.
-        let mut end = view.len_bytes();
-        while end > 0 {
-            bytes.resize(((end - 1) % COPY_BYTES + 1) as usize, 0);
-            end -= bytes.len() as u64;
-            view.copy_to(end, &mut bytes);
-            self.with(py, |channel| write(channel, offset.saturating_add(end), &bytes))?;
-        }
-        Ok(())
+        self.with(py, |channel| write(channel, offset, bytes_of(&view)))
     }
 }
 
@@ -240,21 +232,13 @@ impl Channel {
     /// A copy of bytes.
     fn read<'py>(&self, py: Python<'py>, offset: u64, nbytes: usize) -> PyResult<Bound<'py, PyBytes>> {
         self.check_readable(py, offset, nbytes)?;
-        PyBytes::new_with(py, nbytes, |bytes| self.with(py, |channel| channel.read(offset, bytes)))
+        PyBytes::new_with(py, nbytes, |bytes| self.with(py, |channel| channel.read(offset, bytes.into())))
     }
 
     /// Copies bytes into an object's memory.
     fn read_into(&self, py: Python<'_>, offset: u64, buffer: &Bound<'_, PyAny>) -> PyResult<()> {
         let view = View::of(buffer, Use::Writing)?;
-        let mut bytes = Vec::new();
-        let mut at = 0;
-        while at < view.len_bytes() {
-            bytes.resize((view.len_bytes() - at).min(COPY_BYTES) as usize, 0);
-            self.with(py, |channel| channel.read(offset.saturating_add(at), &mut bytes))?;
-            view.copy_from(at, &bytes);
-            at += bytes.len() as u64;
-        }
-        Ok(())
+        self.with(py, |channel| channel.read(offset, bytes_of_mut(&view)))
     }
 
     /// Copies an object's bytes in.

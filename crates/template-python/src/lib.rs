@@ -13,6 +13,7 @@ mod keeping;
 mod lending;
 mod objects;
 mod room;
+mod shared;
 mod worker;
 mod xpu;
 

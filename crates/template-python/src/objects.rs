@@ -8,6 +8,7 @@ use sublet_proto::Code;
 use sublet_python_buffers::{Use, View, memoryview};
 use sublet_runtime::frames::{self, At, FETCH, Head, Piece, Place, SHARES_MEMORY, Shared, Source};
 use sublet_runtime::worker::engine::Input;
+use sublet_xpu::SharedBytes;
 
 use crate::keeping::Reply;
 use crate::lending::{Lending, lend};
@@ -94,8 +95,8 @@ impl Stretch {
             return unsafe { memoryview(py, at, len_bytes, Use::Reading) };
         }
         let copy = |into: &mut [u8]| {
-            // SAFETY: so many bytes are mapped there, and are never referred to: the client may still write them.
-            unsafe { std::ptr::copy_nonoverlapping(at.as_ptr(), into.as_mut_ptr(), into.len()) };
+            // SAFETY: the piece's bytes stay mapped for as long as the process lives; the client may still write them.
+            unsafe { SharedBytes::new(at, into.len()) }.copy_to(into);
             Ok(())
         };
         let len = len_bytes as usize;
@@ -161,7 +162,7 @@ impl Draft {
             }
             let source = match found {
                 Some(shared) if request.shares_memory => Source::Shared(shared),
-                _ => Source::Here(at.as_ptr()),
+                _ => Source::Here(at),
             };
             pieces.push(Piece { source, len_bytes, read_only: view.is_read_only() });
         }
@@ -214,12 +215,12 @@ impl Draft {
         for &(number, at) in pieces {
             let piece = &mut self.reply.pieces[number];
             let copy = PyByteArray::new_with(py, piece.len_bytes as usize, |into| {
-                // SAFETY: so many bytes of the call's memory, which is mapped for as long as the process lives.
-                unsafe { std::ptr::copy_nonoverlapping(at.as_ptr(), into.as_mut_ptr(), into.len()) };
+                // SAFETY: the piece's bytes are of the call's memory, which is mapped for as long as the process lives.
+                unsafe { SharedBytes::new(at, into.len()) }.copy_to(into);
                 Ok(())
             })?;
             let view = View::of(copy.as_any(), Use::Writing)?;
-            piece.source = Source::Here(view.pointer().as_ptr());
+            piece.source = Source::Here(view.pointer());
             self.reply.views[number] = Some(view);
         }
         Ok(())

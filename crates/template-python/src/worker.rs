@@ -8,6 +8,7 @@
 //! on in between.
 
 use std::ffi::CStr;
+use std::ptr::NonNull;
 
 use pyo3::exceptions::{PyMemoryError, PyRuntimeError};
 use pyo3::prelude::*;
@@ -26,6 +27,7 @@ use crate::keeping::{Keeping, Reply};
 use crate::lending::{self, Lending};
 use crate::objects::{Draft, Request};
 use crate::room::Room;
+use crate::shared::bytes_of;
 use crate::xpu;
 
 /// Prepares and executes functions.
@@ -181,9 +183,7 @@ impl PythonCaller<'_> {
                 let bytes = View::of(&returned, Use::Reading)?;
                 let len = u32::try_from(bytes.len_bytes())?;
                 if len <= output.capacity() {
-                    let (from, to) = (bytes.pointer().as_ptr(), output.address().as_ptr());
-                    // SAFETY: both have so many bytes, and a function that returns its own output's memory cannot have it.
-                    unsafe { std::ptr::copy(from, to, len as usize) };
+                    output.copy_from(bytes_of(&bytes));
                 }
                 len
             };
@@ -217,8 +217,7 @@ impl PythonCaller<'_> {
         if report.len() > capacity as usize {
             return 0;
         }
-        // SAFETY: both have so many bytes; the one is private memory, the other is not.
-        unsafe { std::ptr::copy_nonoverlapping(report.as_ptr(), output.address().as_ptr(), report.len()) };
+        output.copy_from(&report);
         report.len() as u32
     }
 
@@ -281,7 +280,7 @@ impl PythonCaller<'_> {
         }
         let freed = lending::take_freed();
         if let Some(freed) = &freed {
-            let source = Source::Here(freed.as_ptr());
+            let source = Source::Here(NonNull::from(&freed[..]).cast());
             reply.pieces.push(Piece { source, len_bytes: freed.len() as u64, read_only: true });
             reply.head.operation |= FREES;
             if frames::copied_bytes(&reply.pieces) > limit || frames::len_bytes(&reply.pieces) > limit {
@@ -292,7 +291,7 @@ impl PythonCaller<'_> {
         }
         let len = frames::len_bytes(&reply.pieces);
         // SAFETY: there is room for it, and the pieces are alive: they are the reply's, and what is freed is alive here.
-        unsafe { frames::write(reply.head, &reply.pieces, output.address().as_ptr()) };
+        unsafe { frames::write(reply.head, &reply.pieces, output.address()) };
         len as u32
     }
 

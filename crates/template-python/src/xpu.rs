@@ -17,9 +17,10 @@ use pyo3::prelude::*;
 use pyo3::types::{PyBytes, PyDict};
 use sublet_proto::{Code, Error};
 use sublet_python_buffers::{Use, View};
-use sublet_xpu::{FifoShape, GlobalId, Process, Rights, Spawn, Unread};
+use sublet_xpu::{FifoShape, GlobalId, Process, Rights, SharedBytes, SharedBytesMut, Spawn, Unread};
 
 use crate::component::{deadline, raised};
+use crate::shared::{bytes_of, bytes_of_mut};
 
 /// How often a thread that waits looks whether it was interrupted.
 const TICK: Duration = Duration::from_millis(50);
@@ -390,12 +391,11 @@ impl Taken<'_, sublet_xpu::Executor> {
         py: Python<'_>,
         until: Option<Instant>,
         input: &Bound<'_, PyAny>,
-        mut how: impl FnMut(&mut sublet_xpu::Executor, &[u8], Option<Instant>) -> Result<(), Error> + Send,
+        mut how: impl FnMut(&mut sublet_xpu::Executor, SharedBytes<'_>, Option<Instant>) -> Result<(), Error>
+        + Send,
     ) -> PyResult<()> {
         let view = View::of(input, Use::Reading)?;
-        // SAFETY: the view keeps so many bytes where they are. They are copied: whoever writes there meanwhile, as with any call of the
-        // system that is given an object's memory, sends any bytes.
-        let bytes = unsafe { std::slice::from_raw_parts(view.pointer().as_ptr(), view.len_bytes() as usize) };
+        let bytes = bytes_of(&view);
         self.wait(py, until, |executor, tick| how(executor, bytes, tick))
     }
 
@@ -408,8 +408,14 @@ impl Taken<'_, sublet_xpu::Executor> {
 }
 
 impl Taken<'_, sublet_xpu::Reader> {
-    fn read(&mut self, py: Python<'_>, until: Option<Instant>, room: &mut [u8]) -> PyResult<Read> {
-        self.wait(py, until, |reader, tick| match reader.read(room, tick) {
+    fn read<'room>(
+        &mut self,
+        py: Python<'_>,
+        until: Option<Instant>,
+        room: impl Into<SharedBytesMut<'room>>,
+    ) -> PyResult<Read> {
+        let mut room = room.into();
+        self.wait(py, until, |reader, tick| match reader.read(room.reborrow(), tick) {
             Ok((len, writer)) => Ok(Read::Message { len_bytes: len as usize, writer }),
             Err(Unread::TooLong(len)) => Ok(Read::TooLong(len)),
             Err(Unread::Error(error)) => Err(error),
@@ -470,11 +476,7 @@ impl Reader {
         let until = until(py, timeout)?;
         let view = View::of(buffer, Use::Writing)?;
         let mut taken = self.0.take(py, until)?;
-        // SAFETY: the view keeps so many bytes where they are, which may be written. They are copied to and not looked at: whoever
-        // else uses them meanwhile, as with any call of the system that is given an object's memory, finds any bytes.
-        let room =
-            unsafe { std::slice::from_raw_parts_mut(view.pointer().as_ptr(), view.len_bytes() as usize) };
-        match taken.read(py, until, room)? {
+        match taken.read(py, until, bytes_of_mut(&view))? {
             Read::Message { len_bytes, writer } => Ok((len_bytes, writer.to_bits())),
             Read::TooLong(len) => {
                 let message =
@@ -567,8 +569,7 @@ impl Chain {
     ) -> PyResult<Bound<'py, PyBytes>> {
         let until = until(py, timeout)?;
         let view = View::of(input, Use::Reading)?;
-        // SAFETY: the view keeps so many bytes where they are. They are copied: whoever writes there meanwhile sends any bytes.
-        let bytes = unsafe { std::slice::from_raw_parts(view.pointer().as_ptr(), view.len_bytes() as usize) };
+        let bytes = bytes_of(&view);
         let mut taken = self.0.take(py, until)?;
         let begun = taken.wait(py, None, |chain, _| {
             chain.begin(bytes);
@@ -602,9 +603,7 @@ impl Writer {
     fn write(&self, py: Python<'_>, message: &Bound<'_, PyAny>, timeout: Option<f64>) -> PyResult<()> {
         let until = until(py, timeout)?;
         let view = View::of(message, Use::Reading)?;
-        // SAFETY: the view keeps so many bytes where they are. They are copied and not looked at: whoever writes them meanwhile, as
-        // with any call of the system that is given an object's memory, has any bytes sent.
-        let bytes = unsafe { std::slice::from_raw_parts(view.pointer().as_ptr(), view.len_bytes() as usize) };
+        let bytes = bytes_of(&view);
         self.0.take(py, until)?.wait(py, until, |writer, tick| writer.write(bytes, tick))
     }
 

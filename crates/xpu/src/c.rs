@@ -10,9 +10,11 @@ pub use executors::*;
 use std::cell::RefCell;
 use std::ffi::{CStr, CString, c_char, c_void};
 use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::ptr::NonNull;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
+use sublet_fabric::{SharedBytes, SharedBytesMut};
 use sublet_proto::{Code, Error};
 
 use crate::wire::DESCRIPTORS;
@@ -253,7 +255,7 @@ pub unsafe fn xfifo_read(
             Some(End::Writer(_)) => return Err(wrong_way(fd, "written to, and not read")),
             None => return Err(not_open(fd)),
         };
-        // SAFETY: the caller vouches for so many bytes, which are nobody else's during the call.
+        // SAFETY: the caller vouches for so many bytes that may be written during the call.
         let into = unsafe { bytes_mut(into, capacity) }?;
         let (len, writer) = match reader.read(into, deadline(timeout_ms)) {
             Ok(read) => read,
@@ -284,7 +286,7 @@ pub unsafe fn xfifo_write(fd: u32, from: *const c_void, size: u64, timeout_ms: u
             Some(End::Reader(_)) => return Err(wrong_way(fd, "read, and not written to")),
             None => return Err(not_open(fd)),
         };
-        // SAFETY: the caller vouches for so many bytes, which nobody writes during the call.
+        // SAFETY: the caller vouches for so many bytes that may be read during the call.
         writer.write(unsafe { bytes(from, size) }?, deadline(timeout_ms))
     })
 }
@@ -387,12 +389,12 @@ unsafe fn give(
     // SAFETY: as the caller vouches.
     unsafe { put_if(written, answer.len() as u64) };
     // SAFETY: as the caller vouches.
-    let output = unsafe { bytes_mut(output, capacity) }?;
-    let room = output.get_mut(..answer.len()).ok_or_else(|| {
+    let mut output = unsafe { bytes_mut(output, capacity) }?;
+    if answer.len() > output.len() {
         let message = format!("{} bytes of output, and there is room for {capacity}", answer.len());
-        Error::new(Code::OutputTooLarge, message)
-    })?;
-    room.copy_from_slice(answer);
+        return Err(Error::new(Code::OutputTooLarge, message));
+    }
+    output.copy_from(answer);
     Ok(())
 }
 
@@ -478,23 +480,23 @@ unsafe fn optional_text<'text>(at: *const c_char) -> Result<&'text str, Error> {
 }
 
 /// # Safety
-/// So many bytes that are nobody else's as long as they are used; null if there are none.
-unsafe fn bytes_mut<'bytes>(at: *mut c_void, size: u64) -> Result<&'bytes mut [u8], Error> {
-    match (at.is_null(), usize::try_from(size)) {
-        (_, Ok(0)) => Ok(&mut []),
+/// `size` bytes that may be written as long as they are used, also by others; null if there are none.
+unsafe fn bytes_mut<'bytes>(at: *mut c_void, size: u64) -> Result<SharedBytesMut<'bytes>, Error> {
+    match (NonNull::new(at.cast()), usize::try_from(size)) {
+        (_, Ok(0)) => Ok(SharedBytesMut::from(&mut [])),
         // SAFETY: not null, so there are so many.
-        (false, Ok(size)) => Ok(unsafe { std::slice::from_raw_parts_mut(at.cast(), size) }),
+        (Some(at), Ok(size)) => Ok(unsafe { SharedBytesMut::new(at, size) }),
         _ => Err(null()),
     }
 }
 
 /// # Safety
-/// So many bytes that nobody writes as long as they are used; null if there are none.
-unsafe fn bytes<'bytes>(at: *const c_void, size: u64) -> Result<&'bytes [u8], Error> {
-    match (at.is_null(), usize::try_from(size)) {
-        (_, Ok(0)) => Ok(&[]),
+/// `size` bytes that may be read as long as they are used, and that others may write; null if there are none.
+unsafe fn bytes<'bytes>(at: *const c_void, size: u64) -> Result<SharedBytes<'bytes>, Error> {
+    match (NonNull::new(at.cast_mut().cast()), usize::try_from(size)) {
+        (_, Ok(0)) => Ok(SharedBytes::from(&[])),
         // SAFETY: not null, so there are so many.
-        (false, Ok(size)) => Ok(unsafe { std::slice::from_raw_parts(at.cast(), size) }),
+        (Some(at), Ok(size)) => Ok(unsafe { SharedBytes::new(at, size) }),
         _ => Err(null()),
     }
 }

@@ -15,6 +15,7 @@
 use std::collections::VecDeque;
 use std::time::{Duration, Instant};
 
+use sublet_fabric::SharedBytes;
 use sublet_proto::graph::{Component, Compute, Edge, Graph, Problem, Relation, Resources, Role};
 use sublet_proto::package::is_device;
 use sublet_proto::{Code, Error, graph, run};
@@ -158,17 +159,22 @@ impl Chain {
     ///
     /// # Errors
     /// That of the first function that fails, with its name; as [`Executor::call`].
-    pub fn call(&mut self, input: &[u8], deadline: Option<Instant>) -> Result<&[u8], Error> {
+    pub fn call<'input>(
+        &mut self,
+        input: impl Into<SharedBytes<'input>>,
+        deadline: Option<Instant>,
+    ) -> Result<&[u8], Error> {
         self.begin(input);
         self.wait(deadline).inspect_err(|_| self.give_up())?;
         self.result()
     }
 
     /// Begins a call. One that was not waited for is given up.
-    pub fn begin(&mut self, input: &[u8]) {
+    pub fn begin<'input>(&mut self, input: impl Into<SharedBytes<'input>>) {
+        let input = input.into();
         self.give_up();
-        self.input.clear();
-        self.input.extend_from_slice(input);
+        self.input.resize(input.len(), 0);
+        input.copy_to(&mut self.input);
         for (stage, standing) in self.stages.iter_mut().enumerate() {
             standing.awaits = triggers_to(&self.plan.graph, self.plan.stages[stage].first).count();
             (standing.is_triggered, standing.has_output) = (false, false);

@@ -32,6 +32,7 @@ use std::time::{Duration, Instant};
 pub use places::{MAX_PLACES, Place};
 pub use served::{Execute, Served, Sink, Source};
 
+use sublet_fabric::SharedBytes;
 use sublet_proto::{Code, Error};
 
 use crate::capability::{GlobalId, Rights};
@@ -186,7 +187,12 @@ impl Executor {
     ///
     /// # Errors
     /// As for [`Executor::begin`] and [`Executor::result`]. A call that was not answered in time is executed to its end before the next one.
-    pub fn call(&mut self, function: &str, input: &[u8], deadline: Option<Instant>) -> Result<&[u8], Error> {
+    pub fn call<'input>(
+        &mut self,
+        function: &str,
+        input: impl Into<SharedBytes<'input>>,
+        deadline: Option<Instant>,
+    ) -> Result<&[u8], Error> {
         self.begin(function, input, deadline)?;
         if let Err(error) = self.wait(deadline) {
             self.give_up();
@@ -199,7 +205,12 @@ impl Executor {
     ///
     /// # Errors
     /// As for [`Executor::submit`]; `invalid_argument` while answers of earlier calls are to be taken.
-    pub fn begin(&mut self, function: &str, input: &[u8], deadline: Option<Instant>) -> Result<(), Error> {
+    pub fn begin<'input>(
+        &mut self,
+        function: &str,
+        input: impl Into<SharedBytes<'input>>,
+        deadline: Option<Instant>,
+    ) -> Result<(), Error> {
         let kept =
             self.waiting.iter().filter(|call| !call.given_up).count() + usize::from(self.ready.is_some());
         if kept > 0 {
@@ -220,7 +231,13 @@ impl Executor {
     /// # Errors
     /// `invalid_argument` for an input or a name that is too long; `too_many_in_flight`; `deadline_exceeded` while there is no room;
     /// `worker_died` if the executor has ended.
-    pub fn submit(&mut self, function: &str, input: &[u8], deadline: Option<Instant>) -> Result<(), Error> {
+    pub fn submit<'input>(
+        &mut self,
+        function: &str,
+        input: impl Into<SharedBytes<'input>>,
+        deadline: Option<Instant>,
+    ) -> Result<(), Error> {
+        let input = input.into();
         if function.is_empty() || function.len() > MAX_NAME_BYTES {
             let message =
                 format!("a function's name has 1 to {MAX_NAME_BYTES} bytes, not {}", function.len());
@@ -238,7 +255,8 @@ impl Executor {
         let parts = self.calls.shape().parts((input.len() + function.len() + FRAME_BYTES) as u64);
         self.check_room(parts)?;
         let length = (function.len() as u32).to_le_bytes();
-        let message = self.message.join([input, function.as_bytes(), &length]);
+        let message =
+            self.message.join_shared([input, function.as_bytes().into(), SharedBytes::from(&length)]);
         if let Err(error) = self.calls.write(message, deadline) {
             // Nobody reads the calls any more, or the connection to who does is lost.
             let is_gone = matches!(error.code, Code::LeaseEnded | Code::AgentUnreachable);
@@ -438,10 +456,14 @@ impl Buffer {
 
     /// These one after another, of which there is room for all.
     fn join<const N: usize>(&mut self, parts: [&[u8]; N]) -> &[u8] {
+        self.join_shared(parts.map(SharedBytes::from))
+    }
+
+    /// As [`Buffer::join`], of parts that others may write meanwhile.
+    fn join_shared<const N: usize>(&mut self, parts: [SharedBytes<'_>; N]) -> &[u8] {
         let mut len = 0;
         for part in parts {
-            self.all()[len..][..part.len()].copy_from_slice(part);
-            len += part.len();
+            len += part.copy_to(&mut self.all()[len..]);
         }
         self.first(len as u64)
     }

@@ -34,6 +34,7 @@ use sublet_fabric::line::{LINE_BYTES, Turn};
 use sublet_fabric::region::{PAGE_BYTES, page_align};
 use sublet_fabric::ring::Position;
 use sublet_fabric::window::LineAddress;
+use sublet_fabric::{SharedBytes, SharedBytesMut};
 use sublet_proto::{Code, Error};
 
 /// The ring's region at either end.
@@ -206,24 +207,26 @@ impl Part {
 
 /// Up to 40 bytes as words.
 #[inline]
-fn to_words(bytes: &[u8]) -> [u64; INLINE_WORDS] {
+fn to_words(bytes: SharedBytes<'_>) -> [u64; INLINE_WORDS] {
     debug_assert!(bytes.len() <= INLINE_BYTES, "{} bytes do not fit into a line", bytes.len());
+    let mut copy = [0; INLINE_BYTES];
+    bytes.copy_to(&mut copy);
     let mut words = [0; INLINE_WORDS];
-    for (word, chunk) in words.iter_mut().zip(bytes.chunks(8)) {
-        let mut eight = [0; 8];
-        eight[..chunk.len()].copy_from_slice(chunk);
-        *word = u64::from_le_bytes(eight);
+    for (word, eight) in words.iter_mut().zip(copy.as_chunks().0) {
+        *word = u64::from_le_bytes(*eight);
     }
     words
 }
 
 /// And back.
 #[inline]
-fn from_words(words: &[u64; INLINE_WORDS], into: &mut [u8]) {
+fn from_words(words: &[u64; INLINE_WORDS], mut into: SharedBytesMut<'_>) {
     debug_assert!(into.len() <= INLINE_BYTES, "a line has not {} bytes", into.len());
-    for (word, chunk) in words.iter().zip(into.chunks_mut(8)) {
-        chunk.copy_from_slice(&word.to_le_bytes()[..chunk.len()]);
+    let mut bytes = [0; INLINE_BYTES];
+    for (word, eight) in words.iter().zip(bytes.as_chunks_mut().0) {
+        *eight = word.to_le_bytes();
     }
+    into.copy_from(&bytes);
 }
 
 #[cfg(test)]
@@ -234,10 +237,10 @@ mod tests {
     proptest! {
         #[test]
         fn a_short_part_comes_back(bytes in proptest::collection::vec(any::<u8>(), 0..=INLINE_BYTES), message_bytes: u64) {
-            let part = Part { kind: Kind::First, message_bytes, inline: to_words(&bytes) };
+            let part = Part { kind: Kind::First, message_bytes, inline: to_words(SharedBytes::from(&bytes)) };
             prop_assert_eq!(Part::decode(part.encode()), Some(part));
             let mut back = vec![0; bytes.len()];
-            from_words(&part.inline, &mut back);
+            from_words(&part.inline, SharedBytesMut::from(&mut back));
             prop_assert_eq!(back, bytes);
         }
 

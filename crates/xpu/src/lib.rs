@@ -27,6 +27,7 @@ pub use chain::Chain;
 pub use executor::{Execute, Executor, Place, Served, Sink, Source};
 pub use fifo::{FifoShape, Reader, Unread, Writer};
 pub use process::{Process, Spawn};
+pub use sublet_fabric::{SharedBytes, SharedBytesMut};
 
 use std::os::fd::{AsFd, BorrowedFd, FromRawFd, IntoRawFd, OwnedFd};
 use std::sync::{Mutex, OnceLock};

@@ -14,6 +14,7 @@ use sublet_proto::graph::Rights;
 
 use crate::FabricError;
 use crate::line::{Line, Watch};
+use crate::shared::{SharedBytes, SharedBytesMut};
 use crate::slot::CoreSlot;
 use crate::sync::AtomicU64;
 
@@ -181,20 +182,27 @@ impl Region {
     }
 
     /// Copies bytes out of the region. A peer that writes them at the same time makes them any bytes, no worse.
-    pub fn read(&self, offset: u64, into: &mut [u8]) -> Option<()> {
-        let from = self.pointer(offset, into.len() as u64)?;
-        // SAFETY: `from` has `into.len()` bytes inside of the mapping; `into` is private memory elsewhere.
-        unsafe { copy_bytes(from.as_ptr(), into.as_mut_ptr(), into.len()) };
+    pub fn read<'into>(&self, offset: u64, into: impl Into<SharedBytesMut<'into>>) -> Option<()> {
+        let mut into = into.into();
+        into.copy_from(self.bytes(offset, into.len())?);
         Some(())
     }
 
     /// Copies bytes into the region.
-    pub fn write(&self, offset: u64, from: &[u8]) -> Option<()> {
+    pub fn write<'from>(&self, offset: u64, from: impl Into<SharedBytes<'from>>) -> Option<()> {
+        let from = from.into();
         let into = self.pointer(offset, from.len() as u64)?;
-        // SAFETY: `into` has `from.len()` bytes inside of the mapping; the caller's `from` may itself lie in the
-        // same region, hence the copy that allows overlap.
-        unsafe { copy_bytes(from.as_ptr(), into.as_ptr(), from.len()) };
+        // SAFETY: inside of the mapping, which lives as long as `self`, and of which no reference but to atomics is made.
+        unsafe { SharedBytesMut::new(into, from.len()) }.copy_from(from);
         Some(())
+    }
+
+    /// A view of bytes of the region, if they are inside.
+    #[inline(always)]
+    fn bytes(&self, offset: u64, len: usize) -> Option<SharedBytes<'_>> {
+        let start = self.pointer(offset, len as u64)?;
+        // SAFETY: inside of the mapping, which lives as long as `self`.
+        Some(unsafe { SharedBytes::new(start, len) })
     }
 }
 
@@ -203,15 +211,6 @@ impl Drop for Region {
         // SAFETY: this is the mapping made in `map`; nothing borrowed from `self` can outlive it.
         let _ = unsafe { rustix::mm::munmap(self.base.as_ptr().cast(), self.len_bytes as usize) };
     }
-}
-
-/// memmove between private and shared memory.
-///
-/// # Safety
-/// `from` must be readable and `into` writable for `len_bytes` bytes.
-pub(crate) unsafe fn copy_bytes(from: *const u8, into: *mut u8, len_bytes: usize) {
-    // SAFETY: the caller's duty.
-    unsafe { std::ptr::copy(from, into, len_bytes) };
 }
 
 /// Takes the pages of a range of a region from the machine. They count as this process's, whoever writes them.

@@ -10,7 +10,8 @@ use rustix::process::{Resource, getrlimit};
 use sublet_proto::graph::Rights;
 
 use crate::FabricError;
-use crate::region::{PAGE_BYTES, check_file, copy_bytes, protection};
+use crate::region::{PAGE_BYTES, check_file, protection};
+use crate::shared::{SharedBytes, SharedBytesMut};
 
 /// See the [module](self).
 #[derive(Debug)]
@@ -99,10 +100,11 @@ impl Space {
     /// # Safety
     /// Regions must be mapped in all of the range.
     #[inline(always)]
-    pub unsafe fn read(&self, offset: u64, into: &mut [u8]) -> Option<()> {
+    pub unsafe fn read<'into>(&self, offset: u64, into: impl Into<SharedBytesMut<'into>>) -> Option<()> {
+        let mut into = into.into();
         let from = self.pointer(offset, into.len() as u64)?;
-        // SAFETY: the range is mapped by the caller's word; `into` is private memory elsewhere.
-        unsafe { copy_bytes(from.as_ptr(), into.as_mut_ptr(), into.len()) };
+        // SAFETY: the range is mapped by the caller's word, and no reference to it is made.
+        into.copy_from(unsafe { SharedBytes::new(from, into.len()) });
         Some(())
     }
 
@@ -111,10 +113,11 @@ impl Space {
     /// # Safety
     /// As for [`Space::read`].
     #[inline(always)]
-    pub unsafe fn write(&self, offset: u64, from: &[u8]) -> Option<()> {
+    pub unsafe fn write<'from>(&self, offset: u64, from: impl Into<SharedBytes<'from>>) -> Option<()> {
+        let from = from.into();
         let into = self.pointer(offset, from.len() as u64)?;
-        // SAFETY: the range is mapped by the caller's word; the copy allows that `from` lies in it.
-        unsafe { copy_bytes(from.as_ptr(), into.as_ptr(), from.len()) };
+        // SAFETY: as in `read`.
+        unsafe { SharedBytesMut::new(into, from.len()) }.copy_from(from);
         Some(())
     }
 

@@ -5,7 +5,7 @@ use super::message::{self, LineMessage, Place, SLOT_BYTES, Tail};
 use super::regions::Regions;
 use crate::FabricError;
 use crate::line::{Line, Turn, Watch};
-use crate::region::copy_bytes;
+use crate::shared::copy_bytes;
 use crate::sync::{AtomicU64, Ordering};
 
 /// Answers that a peer may wait for at a time.
@@ -25,7 +25,7 @@ impl Live {
         let Live { scratch, landing, regions, flow, effects, asked, owed, .. } = self;
         let copy = &mut scratch[..len];
         landing
-            .read(SLOTS_OFFSET + (slot * SLOT_BYTES) as u64, copy)
+            .read(SLOTS_OFFSET + (slot * SLOT_BYTES) as u64, &mut *copy)
             .expect("`Flow` gives slots and lengths that are inside");
         let incoming = message::decode(copy)?;
         flow.acknowledge(incoming.consumed)?;

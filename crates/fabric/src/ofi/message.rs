@@ -13,6 +13,7 @@
 
 use crate::FabricError;
 use crate::line::BODY_WORDS;
+use crate::shared::copy_bytes;
 
 /// Bytes of a slot, and so the longest message.
 pub const SLOT_BYTES: usize = 8192;
@@ -114,7 +115,7 @@ impl Batch {
         let at = self.bytes.len();
         self.bytes.resize(at + len.next_multiple_of(8), 0);
         // SAFETY: the caller's duty, and as many bytes were just made room for.
-        unsafe { std::ptr::copy_nonoverlapping(from, self.bytes[at..].as_mut_ptr(), len) };
+        unsafe { copy_bytes(from, self.bytes[at..].as_mut_ptr(), len) };
         self.puts += 1;
     }
 

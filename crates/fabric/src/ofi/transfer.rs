@@ -12,15 +12,17 @@ use super::link::Post;
 use super::message::{Place, Tail};
 use super::operations::Group;
 use crate::FabricError;
+use crate::shared::{SharedBytes, SharedBytesMut};
 use crate::window::Address;
 use writing::Effect;
 
 impl Endpoint {
     /// See [`crate::Endpoint::put`]. A small put travels with what follows it: it takes effect with the next operation
     /// of this end, or its next [`progress`](Endpoint::progress) or [`wait`](Endpoint::wait).
-    pub fn put(&self, to: Address, bytes: &[u8]) -> Result<(), FabricError> {
-        // SAFETY: a slice is readable, and stays so during the call; a put does not outlive it.
-        unsafe { self.write(to, NonNull::from(bytes).cast(), bytes.len() as u64, Effect::Put) }
+    pub fn put<'bytes>(&self, to: Address, bytes: impl Into<SharedBytes<'bytes>>) -> Result<(), FabricError> {
+        let bytes = bytes.into();
+        // SAFETY: a view is readable, and stays so during the call; a put does not outlive it.
+        unsafe { self.write(to, bytes.start(), bytes.len() as u64, Effect::Put) }
     }
 
     /// See [`crate::Endpoint::push`].
@@ -33,14 +35,17 @@ impl Endpoint {
     }
 
     /// See [`crate::Endpoint::get`].
-    pub fn get(&self, from: Address, into: &mut [u8]) -> Result<(), FabricError> {
+    pub fn get<'into>(
+        &self,
+        from: Address,
+        into: impl Into<SharedBytesMut<'into>>,
+    ) -> Result<(), FabricError> {
+        let into = into.into();
         self.flush()?;
         self.let_messages_be_taken()?;
         let (at, remote) = self.theirs(from, into.len() as u64)?;
-        // SAFETY: a slice is writable, and nobody else's during the call, which waits.
-        unsafe {
-            self.move_all(Post::Read, NonNull::from(&mut *into).cast(), into.len() as u64, (at, remote))
-        }
+        // SAFETY: a view is writable during the call, which waits.
+        unsafe { self.move_all(Post::Read, into.start(), into.len() as u64, (at, remote)) }
     }
 
     /// See [`crate::Endpoint::fetch_add`].

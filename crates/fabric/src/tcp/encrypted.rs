@@ -6,7 +6,7 @@ use std::net::TcpStream;
 use std::sync::Arc;
 
 use super::stream::Part;
-use crate::region::copy_bytes;
+use crate::shared::copy_bytes;
 use crate::sync::{Mutex, lock};
 use crate::tls::{Plaintext, TlsStream};
 

@@ -10,7 +10,7 @@ use super::frame::{Frame, HEADER_BYTES, MAX_REASON_BYTES};
 use super::stream::{Part, Stream};
 use crate::FabricError;
 use crate::line::BODY_WORDS;
-use crate::region::copy_bytes;
+use crate::shared::copy_bytes;
 
 /// Bytes of the buffer: so many small frames are taken with one system call.
 const BUFFER_BYTES: usize = 16 << 10;

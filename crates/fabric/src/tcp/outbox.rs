@@ -103,7 +103,7 @@ impl Outbox {
         debug_assert!(at + len <= GATHERED_BYTES, "{len} bytes are gathered beside {at}");
         let into = &mut self.gathered[at..at + len];
         // SAFETY: the caller's duty for `from`; `into` is a slice of this length.
-        unsafe { crate::region::copy_bytes(from, into.as_mut_ptr(), len) };
+        unsafe { crate::shared::copy_bytes(from, into.as_mut_ptr(), len) };
         self.gathered_len += len;
         self.added += len as u64;
         match self.parts[..self.count].last_mut() {

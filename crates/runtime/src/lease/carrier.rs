@@ -3,7 +3,6 @@
 //! In shared memory a request stays where it was written until a worker process takes it, whichever that is. Over a
 //! network each worker has a connection, which ends with its process ([`end`](super::end)).
 
-use std::borrow::Cow;
 use std::net::IpAddr;
 use std::os::fd::{BorrowedFd, OwnedFd};
 use std::sync::Arc;
@@ -22,7 +21,7 @@ use sublet_proto::v1;
 use sublet_proto::{Code, Error};
 
 use super::dial::Dial;
-use super::end::{End, Input, Message};
+use super::end::{End, Input, Message, Payload};
 use super::{Call, Lease, Sent};
 use crate::fabrics::{FabricChoice, Network};
 use crate::wire::{MAX_REGIONS, OWN_REGION, Request};
@@ -133,7 +132,7 @@ impl Remote {
         (call, request, immediate): (&Call, &Request, u32),
     ) {
         let input = match request.input.region {
-            OWN_REGION => Input::Slot(lease.payload(worker, position), Cow::Borrowed(call.input())),
+            OWN_REGION => Input::Slot(lease.payload(worker, position), Payload::Caller(call.input())),
             _ => Input::Arena(request.input, u64::from(request.input_len)),
         };
         self.ends[worker as usize].send(Message {

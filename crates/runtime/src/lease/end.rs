@@ -7,7 +7,6 @@
 //! Nobody waits for a connection here, and nobody sends under a lock: a submission that finds the connection down looks
 //! under the lock whether it was made anew meanwhile, and if not, leaves its request to whoever makes it next.
 
-use std::borrow::Cow;
 use std::os::fd::BorrowedFd;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
@@ -16,7 +15,7 @@ use sublet_fabric::line::Turn;
 use sublet_fabric::sync::{AtomicU32, AtomicU64, Ordering};
 use sublet_fabric::tcp::Stream;
 use sublet_fabric::window::{Address, LineAddress};
-use sublet_fabric::{Endpoint, FabricError, ofi};
+use sublet_fabric::{Endpoint, FabricError, SharedBytes, ofi};
 
 use crate::wire::Request;
 
@@ -47,9 +46,33 @@ pub(super) struct Message<'call> {
 /// What goes ahead of a request.
 pub(super) enum Input<'call> {
     /// Into the line's slot.
-    Slot(Address, Cow<'call, [u8]>),
+    Slot(Address, Payload<'call>),
     /// From a place in the arena to the same place of the worker's copy.
     Arena(Address, u64),
+}
+
+/// Bytes of an input that is not in the arena.
+pub(super) enum Payload<'call> {
+    /// Memory of the caller, during its call.
+    Caller(SharedBytes<'call>),
+    /// A copy of it, afterwards.
+    Kept(Vec<u8>),
+}
+
+impl Payload<'_> {
+    fn bytes(&self) -> SharedBytes<'_> {
+        match self {
+            Payload::Caller(bytes) => *bytes,
+            Payload::Kept(bytes) => bytes.into(),
+        }
+    }
+
+    fn into_owned(self) -> Payload<'static> {
+        match self {
+            Payload::Caller(bytes) => Payload::Kept(bytes.to_vec()),
+            Payload::Kept(bytes) => Payload::Kept(bytes),
+        }
+    }
 }
 
 impl End {
@@ -99,8 +122,8 @@ impl End {
 
     fn try_send(&self, message: &Message<'_>) -> Result<(), FabricError> {
         match &message.input {
-            Input::Slot(_, bytes) if bytes.is_empty() => {}
-            Input::Slot(to, bytes) => self.endpoint.put(*to, bytes)?,
+            Input::Slot(_, payload) if payload.bytes().is_empty() => {}
+            Input::Slot(to, payload) => self.endpoint.put(*to, payload.bytes())?,
             Input::Arena(_, 0) => {}
             Input::Arena(at, len_bytes) => self.push(*at, *len_bytes)?,
         }
@@ -182,7 +205,7 @@ impl End {
 impl Message<'_> {
     fn into_owned(self) -> Message<'static> {
         let input = match self.input {
-            Input::Slot(to, bytes) => Input::Slot(to, Cow::Owned(bytes.into_owned())),
+            Input::Slot(to, payload) => Input::Slot(to, payload.into_owned()),
             Input::Arena(at, len_bytes) => Input::Arena(at, len_bytes),
         };
         let Message { position, to, turn, immediate, body, .. } = self;
@@ -258,7 +281,7 @@ mod tests {
     fn message(position: u64) -> Message<'static> {
         let to = LineAddress { region: 0, line: position * LINE_BYTES, watch: WATCH };
         let slot = Address { region: 0, offset: SLOTS + position };
-        let input = Input::Slot(slot, Cow::Owned(vec![position as u8 + 100]));
+        let input = Input::Slot(slot, Payload::Kept(vec![position as u8 + 100]));
         Message { position, to, turn: Turn::of_use(0), immediate: 0, body: [0; Request::WORDS], input }
     }
 

@@ -13,6 +13,7 @@
 use std::ops::Range;
 
 use sublet_fabric::sync::{AtomicU64, Mutex, MutexGuard, Ordering, lock};
+use sublet_fabric::{SharedBytes, SharedBytesMut};
 use sublet_proto::Error;
 
 const WAYS: usize = 8;
@@ -34,9 +35,9 @@ pub(super) trait Source {
 
     /// Bytes from here on are none.
     fn end(&self) -> u64;
-    fn get(&self, offset: u64, into: &mut [u8]) -> Result<(), Error>;
+    fn get(&self, offset: u64, into: SharedBytesMut<'_>) -> Result<(), Error>;
     /// They are there when the source says so, which nobody waits for here.
-    fn put(&self, offset: u64, from: &[u8]) -> Result<(), Error>;
+    fn put(&self, offset: u64, from: SharedBytes<'_>) -> Result<(), Error>;
     /// Asks for bytes without waiting, unless it cannot now.
     fn ask(&self, offset: u64, len_bytes: usize) -> Option<Self::Asked>;
 }
@@ -113,7 +114,7 @@ impl<A: Asked> Cache<A> {
         &self,
         source: &impl Source<Asked = A>,
         offset: u64,
-        into: &mut [u8],
+        mut into: SharedBytesMut<'_>,
     ) -> Result<(), Error> {
         if into.len() as u64 >= self.block_bytes() {
             self.write_back(source, offset, into.len() as u64)?;
@@ -122,7 +123,7 @@ impl<A: Asked> Cache<A> {
         let mut ahead = None;
         for (block, part) in pieces(offset, into.len(), self.block_bits()) {
             let at = offset + part.start as u64;
-            let missing = self.shard(block).read(source, block, at, &mut into[part], &self.streams)?;
+            let missing = self.shard(block).read(source, block, at, into.part(part), &self.streams)?;
             ahead = missing.or(ahead);
         }
         if let Some(last) = ahead {
@@ -135,22 +136,27 @@ impl<A: Asked> Cache<A> {
         &self,
         source: &impl Source<Asked = A>,
         offset: u64,
-        from: &[u8],
+        from: SharedBytes<'_>,
     ) -> Result<(), Error> {
         if from.len() as u64 >= self.block_bytes() {
             return self.write_past(source, offset, from);
         }
         for (block, part) in pieces(offset, from.len(), self.block_bits()) {
             let at = offset + part.start as u64;
-            self.shard(block).write(source, block, at, &from[part])?;
+            self.shard(block).write(source, block, at, from.part(part))?;
         }
         Ok(())
     }
 
     /// Block by block, each under its lock, so that nobody asks for what was there before and keeps it.
-    fn write_past(&self, source: &impl Source<Asked = A>, offset: u64, from: &[u8]) -> Result<(), Error> {
+    fn write_past(
+        &self,
+        source: &impl Source<Asked = A>,
+        offset: u64,
+        from: SharedBytes<'_>,
+    ) -> Result<(), Error> {
         for (block, part) in pieces(offset, from.len(), self.block_bits()) {
-            let (at, from) = (offset + part.start as u64, &from[part]);
+            let (at, from) = (offset + part.start as u64, from.part(part));
             let mut shard = self.shard(block);
             shard.asked.retain(|(asked, _)| *asked != block);
             for (line, part) in pieces(at, from.len(), self.line_bits) {
@@ -231,7 +237,7 @@ impl<A: Asked> Shard<A> {
         source: &impl Source<Asked = A>,
         block: u64,
         offset: u64,
-        into: &mut [u8],
+        mut into: SharedBytesMut<'_>,
         streams: &Streams,
     ) -> Result<Option<u64>, Error> {
         let mut ahead = None;
@@ -249,7 +255,7 @@ impl<A: Asked> Shard<A> {
             match self.find(line).filter(|place| self.lines[*place].has(&within)) {
                 Some(place) => {
                     self.lines[place].is_used = true;
-                    into[done..done + len].copy_from_slice(&self.bytes(place)[within]);
+                    into.part(done..done + len).copy_from(&self.bytes(place)[within]);
                     done += len;
                 }
                 None => {
@@ -259,7 +265,8 @@ impl<A: Asked> Shard<A> {
                         ahead = Some(block);
                     }
                     let until = if is_next { (block + 1) * BLOCK_LINES } else { wanted };
-                    done += self.fetch(source, line..until, at, &mut into[done..])?;
+                    let left = done..into.len();
+                    done += self.fetch(source, line..until, at, into.part(left))?;
                 }
             }
         }
@@ -273,7 +280,7 @@ impl<A: Asked> Shard<A> {
         source: &impl Source<Asked = A>,
         lines: Range<u64>,
         at: u64,
-        into: &mut [u8],
+        mut into: SharedBytesMut<'_>,
     ) -> Result<usize, Error> {
         let line_bytes = self.line_bytes as u64;
         let mut until = lines.start;
@@ -289,11 +296,11 @@ impl<A: Asked> Shard<A> {
         let offset = lines.start * line_bytes;
         let len_bytes = (until * line_bytes).min(source.end()).saturating_sub(offset);
         let mut bytes = vec![0; len_bytes as usize];
-        source.get(offset, &mut bytes)?;
+        source.get(offset, (&mut bytes).into())?;
         debug_assert!(offset <= at, "lines from {offset} on were brought for {at}");
         let skipped = (at - offset) as usize;
         let len = into.len().min(bytes.len().saturating_sub(skipped));
-        into[..len].copy_from_slice(&bytes[skipped..skipped + len]);
+        into.copy_from(&bytes[skipped..skipped + len]);
         self.take_in(source, lines.start, &bytes)?;
         Ok(len)
     }
@@ -303,7 +310,7 @@ impl<A: Asked> Shard<A> {
         source: &impl Source<Asked = A>,
         block: u64,
         offset: u64,
-        from: &[u8],
+        from: SharedBytes<'_>,
     ) -> Result<(), Error> {
         self.land(source, block);
         for (line, part) in pieces(offset, from.len(), self.line_bits) {
@@ -318,7 +325,7 @@ impl<A: Asked> Shard<A> {
             if !dirty.is_empty() && !adjoins {
                 self.clean(source, place)?;
             }
-            self.bytes_mut(place)[within.clone()].copy_from_slice(&from[part]);
+            from.part(part).copy_to(&mut self.bytes_mut(place)[within.clone()]);
             let whole = self.line_bytes;
             let state = &mut self.lines[place];
             state.dirty = if state.dirty.is_empty() {
@@ -441,7 +448,7 @@ impl<A: Asked> Shard<A> {
         }
         debug_assert!(dirty.end <= self.line_bytes, "{dirty:?} of a line of {} bytes", self.line_bytes);
         let offset = (self.tags[place] - 1) * self.line_bytes as u64 + dirty.start as u64;
-        source.put(offset, &self.bytes(place)[dirty])?;
+        source.put(offset, self.bytes(place)[dirty].into())?;
         self.lines[place].dirty = 0..0;
         Ok(())
     }

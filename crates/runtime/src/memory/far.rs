@@ -1,10 +1,10 @@
 //! Access to what is on other machines.
 
-use std::ptr::NonNull;
 use std::sync::Arc;
 
 use sublet_fabric::sync::{AtomicU32, Ordering};
 use sublet_fabric::tcp::Getting;
+use sublet_fabric::{SharedBytes, SharedBytesMut};
 use sublet_proto::Error;
 
 use super::cache::{Asked, Cache, Source};
@@ -39,30 +39,35 @@ impl Far {
     }
 
     #[inline]
-    pub(super) fn read(&self, pieces: &Pieces, offset: u64, into: &mut [u8]) -> Result<(), Error> {
+    pub(super) fn read(&self, pieces: &Pieces, offset: u64, into: SharedBytesMut<'_>) -> Result<(), Error> {
         match &self.cache {
             Some(cache) if !pieces.has_mapped() => cache.read(&Elsewhere(pieces), offset, into),
             _ => self.read_pieces(pieces, offset, into),
         }
     }
 
-    fn read_pieces(&self, pieces: &Pieces, offset: u64, into: &mut [u8]) -> Result<(), Error> {
+    fn read_pieces(&self, pieces: &Pieces, offset: u64, mut into: SharedBytesMut<'_>) -> Result<(), Error> {
         pieces.each_piece((offset, offset + into.len() as u64), |piece, at, part| match &self.cache {
-            Some(cache) if piece.file().is_none() => cache.read(&Elsewhere(pieces), at, &mut into[part]),
-            _ => pieces.get_of(piece, at, &mut into[part]),
+            Some(cache) if piece.file().is_none() => cache.read(&Elsewhere(pieces), at, into.part(part)),
+            _ => pieces.get_of(piece, at, into.part(part)),
         })
     }
 
     /// Without a cache it is there when this returns.
-    pub(super) fn write(&self, pieces: &Pieces, offset: u64, from: &[u8]) -> Result<(), Error> {
+    pub(super) fn write(&self, pieces: &Pieces, offset: u64, from: SharedBytes<'_>) -> Result<(), Error> {
         self.write_async(pieces, offset, from)?;
         if self.cache.is_none() { pieces.settle(offset, offset + from.len() as u64) } else { Ok(()) }
     }
 
-    pub(super) fn write_async(&self, pieces: &Pieces, offset: u64, from: &[u8]) -> Result<(), Error> {
+    pub(super) fn write_async(
+        &self,
+        pieces: &Pieces,
+        offset: u64,
+        from: SharedBytes<'_>,
+    ) -> Result<(), Error> {
         pieces.each_piece((offset, offset + from.len() as u64), |piece, at, part| match &self.cache {
-            Some(cache) if piece.file().is_none() => cache.write(&Elsewhere(pieces), at, &from[part]),
-            _ => pieces.put_to(piece, at, &from[part]),
+            Some(cache) if piece.file().is_none() => cache.write(&Elsewhere(pieces), at, from.part(part)),
+            _ => pieces.put_to(piece, at, from.part(part)),
         })
     }
 
@@ -95,10 +100,10 @@ impl Pieces {
         &self,
         piece: &Piece,
         at: u64,
-        (into, len_bytes): (NonNull<u8>, u64),
+        into: SharedBytesMut<'_>,
     ) -> Result<Option<Asking>, Error> {
         // SAFETY: as the caller vouches.
-        let asked = unsafe { piece.begin_get(at, into, len_bytes) };
+        let asked = unsafe { piece.begin_get(at, into) };
         if let Ok(Some(asking)) = &asked
             && asking.is_first()
         {
@@ -115,12 +120,12 @@ impl Source for Elsewhere<'_> {
         self.0.capacity()
     }
 
-    fn get(&self, offset: u64, into: &mut [u8]) -> Result<(), Error> {
+    fn get(&self, offset: u64, mut into: SharedBytesMut<'_>) -> Result<(), Error> {
         let end = offset + into.len() as u64;
-        self.0.each_piece((offset, end), |piece, at, part| self.0.get_of(piece, at, &mut into[part]))
+        self.0.each_piece((offset, end), |piece, at, part| self.0.get_of(piece, at, into.part(part)))
     }
 
-    fn put(&self, offset: u64, from: &[u8]) -> Result<(), Error> {
+    fn put(&self, offset: u64, from: SharedBytes<'_>) -> Result<(), Error> {
         self.0.put(offset, from)
     }
 
@@ -130,9 +135,8 @@ impl Source for Elsewhere<'_> {
             return None;
         }
         let mut bytes = vec![0; len_bytes];
-        let into = (NonNull::from(&mut *bytes).cast(), len_bytes as u64);
         // SAFETY: they stay where they are, with the asking, which is dropped first.
-        let asked = unsafe { self.0.ask_of(&piece, offset, into) };
+        let asked = unsafe { self.0.ask_of(&piece, offset, (&mut bytes).into()) };
         // What fails is told to whoever needs it.
         Some(AskedBlock { asking: asked.ok()??, bytes })
     }
@@ -192,9 +196,8 @@ pub struct RawReading {
 impl Reading {
     /// As many bytes as `bytes` has.
     pub(crate) fn begin(pieces: &Pieces, offset: u64, mut bytes: Vec<u8>) -> Result<Reading, Error> {
-        let into = (NonNull::from(&mut *bytes).cast(), bytes.len() as u64);
         // SAFETY: they stay where they are, with what waits for them, which is dropped first.
-        let pending = unsafe { RawReading::begin(pieces, offset, into) }?;
+        let pending = unsafe { RawReading::begin(pieces, offset, (&mut bytes).into()) }?;
         Ok(Reading { pending, bytes })
     }
 
@@ -214,30 +217,22 @@ impl RawReading {
     pub(crate) unsafe fn begin(
         pieces: &Pieces,
         offset: u64,
-        (into, len_bytes): (NonNull<u8>, u64),
+        mut into: SharedBytesMut<'_>,
     ) -> Result<RawReading, Error> {
-        let end = offset + len_bytes;
+        let end = offset + into.len() as u64;
         if let Some(far) = pieces.far() {
             far.write_back(pieces, offset, end)?;
         }
         let mut asked = Vec::new();
         pieces.each_piece((offset, end), |piece, at, part| {
-            // SAFETY: the place has all of the bytes, and so this part of them, which nobody else writes to.
-            let asking = unsafe {
-                let into = into.add(part.start);
-                match piece.file() {
-                    None => pieces.ask_of(piece, at, (into, part.len() as u64))?,
-                    Some(_) => None,
-                }
+            let asking = match piece.file() {
+                // SAFETY: as the caller vouches for all of the bytes, and so for this part of them.
+                None => unsafe { pieces.ask_of(piece, at, into.part(part.clone())) }?,
+                Some(_) => None,
             };
             match asking {
                 Some(asking) => asked.push((piece.clone(), asking)),
-                None => {
-                    // SAFETY: as above.
-                    let mut into = unsafe { NonNull::slice_from_raw_parts(into.add(part.start), part.len()) };
-                    // SAFETY: as above; until this returns it is the caller's to lend.
-                    pieces.get_of(piece, at, unsafe { into.as_mut() })?;
-                }
+                None => pieces.get_of(piece, at, into.part(part))?,
             }
             Ok(())
         })?;

@@ -1,13 +1,12 @@
 //! One piece of a memory component, as a process reaches it: mapped, or behind a connection.
 
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
-use std::ptr::NonNull;
 use std::sync::{Arc, OnceLock};
 
-use sublet_fabric::FabricError;
 use sublet_fabric::sync::{AtomicU32, AtomicU64, Ordering};
 use sublet_fabric::tcp;
 use sublet_fabric::window::Address;
+use sublet_fabric::{FabricError, SharedBytes, SharedBytesMut};
 use sublet_proto::v1::RegionKey;
 use sublet_proto::{Code, Error};
 
@@ -90,13 +89,13 @@ impl Piece {
     }
 
     /// Brings bytes of another machine, from this place of the component.
-    pub(crate) fn get(&self, offset: u64, into: &mut [u8]) -> Result<(), Error> {
+    pub(crate) fn get(&self, offset: u64, into: SharedBytesMut<'_>) -> Result<(), Error> {
         let (end, at) = self.connection(offset)?;
         end.get(at, into).map_err(unreached)
     }
 
     /// Sends bytes to another machine. When they are [settled](Piece::settle) they are there.
-    pub(crate) fn put(&self, offset: u64, from: &[u8]) -> Result<(), Error> {
+    pub(crate) fn put(&self, offset: u64, from: SharedBytes<'_>) -> Result<(), Error> {
         let (end, at) = self.connection(offset)?;
         end.put(at, from).map_err(unreached)?;
         self.puts.fetch_add(1, Ordering::Release);
@@ -122,12 +121,11 @@ impl Piece {
     pub(super) unsafe fn begin_get(
         &self,
         offset: u64,
-        into: NonNull<u8>,
-        len_bytes: u64,
+        into: SharedBytesMut<'_>,
     ) -> Result<Option<Asking>, Error> {
         let (end, at) = self.connection(offset)?;
         // SAFETY: as the caller vouches.
-        let getting = unsafe { end.begin_get(at, into, len_bytes) }.map_err(unreached)?;
+        let getting = unsafe { end.begin_get(at, into.start(), into.len() as u64) }.map_err(unreached)?;
         Ok(getting.map(|getting| Asking::new(getting, self.asked.clone())))
     }
 
@@ -135,7 +133,7 @@ impl Piece {
     pub(super) fn settle(&self) -> Result<(), Error> {
         let puts = self.puts.load(Ordering::Acquire);
         if self.settled.load(Ordering::Acquire) < puts {
-            self.get(self.offset, &mut [0; 1])?;
+            self.get(self.offset, (&mut [0; 1]).into())?;
             let before = self.settled.fetch_max(puts, Ordering::AcqRel);
             debug_assert!(before <= self.puts.load(Ordering::Acquire), "{before} puts are settled of fewer");
         }

@@ -13,6 +13,7 @@ use std::sync::{Arc, Mutex, OnceLock};
 
 use sublet_fabric::space::Space;
 use sublet_fabric::sync::{AtomicU32, AtomicU64, Ordering};
+use sublet_fabric::{SharedBytes, SharedBytesMut};
 use sublet_proto::graph::Rights;
 use sublet_proto::{Code, Error};
 
@@ -151,7 +152,7 @@ impl Pieces {
 
     /// Copies bytes out, that are there. Whether they were the component's is to be [checked](Owner::check) afterwards.
     #[inline]
-    pub(crate) fn read(&self, offset: u64, into: &mut [u8]) -> Result<(), Error> {
+    pub(crate) fn read(&self, offset: u64, into: SharedBytesMut<'_>) -> Result<(), Error> {
         if let Some(far) = self.far.get() {
             return far.read(self, offset, into);
         }
@@ -164,7 +165,7 @@ impl Pieces {
     /// Copies bytes in, to where there is room; to other machines when they are [synced](Pieces::sync), or before. Of who may
     /// write.
     #[inline]
-    pub(crate) fn write(&self, offset: u64, from: &[u8]) -> Result<(), Error> {
+    pub(crate) fn write(&self, offset: u64, from: SharedBytes<'_>) -> Result<(), Error> {
         if let Some(far) = self.far.get() {
             return far.write(self, offset, from);
         }
@@ -175,7 +176,7 @@ impl Pieces {
     }
 
     /// As [`Pieces::write`], without waiting for other machines where there is no cache.
-    pub(crate) fn write_async(&self, offset: u64, from: &[u8]) -> Result<(), Error> {
+    pub(crate) fn write_async(&self, offset: u64, from: SharedBytes<'_>) -> Result<(), Error> {
         match self.far.get() {
             Some(far) => far.write_async(self, offset, from),
             None => self.put(offset, from),
@@ -223,9 +224,9 @@ impl Pieces {
     }
 
     /// Copies bytes to where they belong, past any cache. On other machines they are when they are settled.
-    pub(crate) fn put(&self, offset: u64, from: &[u8]) -> Result<(), Error> {
+    pub(crate) fn put(&self, offset: u64, from: SharedBytes<'_>) -> Result<(), Error> {
         let end = offset + from.len() as u64;
-        self.each_piece((offset, end), |piece, at, part| self.put_to(piece, at, &from[part]))
+        self.each_piece((offset, end), |piece, at, part| self.put_to(piece, at, from.part(part)))
     }
 
     /// Waits until all that was put to the pieces of a stretch is there.
@@ -238,15 +239,16 @@ impl Pieces {
         })
     }
 
-    pub(super) fn get_of(&self, piece: &Piece, at: u64, into: &mut [u8]) -> Result<(), Error> {
+    pub(super) fn get_of(&self, piece: &Piece, at: u64, into: SharedBytesMut<'_>) -> Result<(), Error> {
+        let len_bytes = into.len() as u64;
         if piece.file().is_none() {
             return piece.get(at, into).map_err(|error| self.owner.failed(piece, error));
         }
         // SAFETY: this piece is mapped, as long as this is borrowed.
-        unsafe { self.space.read(at, into) }.ok_or_else(|| self.beyond(at, into.len() as u64))
+        unsafe { self.space.read(at, into) }.ok_or_else(|| self.beyond(at, len_bytes))
     }
 
-    pub(super) fn put_to(&self, piece: &Piece, at: u64, from: &[u8]) -> Result<(), Error> {
+    pub(super) fn put_to(&self, piece: &Piece, at: u64, from: SharedBytes<'_>) -> Result<(), Error> {
         if piece.file().is_none() {
             return piece.put(at, from).map_err(|error| self.owner.failed(piece, error));
         }
@@ -319,15 +321,17 @@ mod tests {
         let at = At { segment: "s".into(), node: "n".into(), offset: 0, len_bytes: PAGE_BYTES };
         pieces.add(Arc::new(Piece::here(at, create_file("piece", PAGE_BYTES).unwrap()))).unwrap();
         let mut bytes = [0; 2];
-        pieces.write(PAGE_BYTES - 2, &[1, 2]).unwrap();
-        pieces.read(PAGE_BYTES - 2, &mut bytes).unwrap();
+        pieces.write(PAGE_BYTES - 2, (&[1, 2]).into()).unwrap();
+        pieces.read(PAGE_BYTES - 2, (&mut bytes).into()).unwrap();
         assert_eq!(bytes, [1, 2]);
         for offset in [PAGE_BYTES - 1, PAGE_BYTES, 1 << 20, u64::MAX] {
-            let refused =
-                [pieces.read(offset, &mut bytes).unwrap_err(), pieces.write(offset, &[3, 4]).unwrap_err()];
+            let refused = [
+                pieces.read(offset, (&mut bytes).into()).unwrap_err(),
+                pieces.write(offset, (&[3, 4]).into()).unwrap_err(),
+            ];
             assert!(refused.iter().all(|error| error.code == Code::InvalidArgument), "{offset}: {refused:?}");
         }
-        pieces.read(PAGE_BYTES - 2, &mut bytes).unwrap();
+        pieces.read(PAGE_BYTES - 2, (&mut bytes).into()).unwrap();
         assert_eq!(bytes, [1, 2]);
     }
 

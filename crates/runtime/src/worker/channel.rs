@@ -22,6 +22,7 @@ use std::time::{Duration, Instant};
 use sublet_fabric::packet::PacketSocket;
 use sublet_fabric::region::{PAGE_BYTES, Region};
 use sublet_fabric::sync::{AtomicU32, Ordering};
+use sublet_fabric::{SharedBytes, SharedBytesMut};
 use sublet_proto::graph::Rights;
 use sublet_proto::v1::{self, memory_answer};
 use sublet_proto::{Code, Error};
@@ -153,7 +154,7 @@ impl Run {
         &self,
         own: u32,
         (component, to): (&str, u32),
-        message: &[u8],
+        message: SharedBytes<'_>,
         deadline: Option<Instant>,
     ) -> Result<(), Error> {
         self.mailbox(component)?.send(own, to, message, deadline)
@@ -169,7 +170,7 @@ impl Run {
         &self,
         own: u32,
         component: &str,
-        into: &mut [u8],
+        into: SharedBytesMut<'_>,
         deadline: Option<Instant>,
     ) -> Result<(u32, u32), Refused> {
         self.mailbox(component)?.receive(own, into, deadline)
@@ -300,7 +301,7 @@ impl Channel {
     ///
     /// # Errors
     /// `invalid_argument` beyond the end, and why the component is over.
-    pub fn read(&self, offset: u64, into: &mut [u8]) -> Result<(), Error> {
+    pub fn read(&self, offset: u64, into: SharedBytesMut<'_>) -> Result<(), Error> {
         self.readable(offset, into.len() as u64)?;
         self.pieces.read(offset, into)?;
         self.client.check()
@@ -313,15 +314,10 @@ impl Channel {
     ///
     /// # Errors
     /// As for [`Channel::read`].
-    pub unsafe fn read_async_raw(
-        &self,
-        offset: u64,
-        into: NonNull<u8>,
-        len_bytes: u64,
-    ) -> Result<RawReading, Error> {
-        self.readable(offset, len_bytes)?;
+    pub unsafe fn read_async_raw(&self, offset: u64, into: SharedBytesMut<'_>) -> Result<RawReading, Error> {
+        self.readable(offset, into.len() as u64)?;
         // SAFETY: as the caller vouches.
-        unsafe { RawReading::begin(&self.pieces, offset, (into, len_bytes)) }
+        unsafe { RawReading::begin(&self.pieces, offset, into) }
     }
 
     /// The same, into a vector, which comes back with as many bytes as it has.
@@ -339,7 +335,7 @@ impl Channel {
     /// # Errors
     /// `permission_denied` with the right to read alone, `memory_exceeded` beyond the component's limit, what keeps it from
     /// growing, and why it is over.
-    pub fn write(&self, offset: u64, from: &[u8]) -> Result<(), Error> {
+    pub fn write(&self, offset: u64, from: SharedBytes<'_>) -> Result<(), Error> {
         let end = self.writable(offset, from.len() as u64)?;
         self.pieces.write(offset, from)?;
         self.extend(end)
@@ -349,7 +345,7 @@ impl Channel {
     ///
     /// # Errors
     /// As for [`Channel::write`].
-    pub fn write_async(&self, offset: u64, from: &[u8]) -> Result<(), Error> {
+    pub fn write_async(&self, offset: u64, from: SharedBytes<'_>) -> Result<(), Error> {
         let end = self.writable(offset, from.len() as u64)?;
         self.pieces.write_async(offset, from)?;
         self.extend(end)
@@ -446,12 +442,12 @@ impl Channel {
     }
 
     /// Copies bytes that are mapped here.
-    pub(super) fn get(&self, offset: u64, into: &mut [u8]) -> Result<(), Error> {
+    pub(super) fn get(&self, offset: u64, into: SharedBytesMut<'_>) -> Result<(), Error> {
         self.pieces.read(offset, into)
     }
 
     /// Copies bytes to where they are mapped here.
-    pub(super) fn put(&self, offset: u64, from: &[u8]) -> Result<(), Error> {
+    pub(super) fn put(&self, offset: u64, from: SharedBytes<'_>) -> Result<(), Error> {
         self.pieces.put(offset, from)
     }
 

@@ -8,6 +8,7 @@ use std::ptr::NonNull;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use sublet_fabric::{SharedBytes, SharedBytesMut};
 use sublet_proto::{Code, Error};
 
 use super::calls::sublet_context_call;
@@ -305,7 +306,7 @@ unsafe extern "C" fn sublet_context_read(
     size: u64,
 ) -> u32 {
     let read = |context: &mut Context| {
-        // SAFETY: the function vouches for so many bytes, which are its own during the call.
+        // SAFETY: the function vouches for `size` bytes that may be written. Its client may write them, too, if they lie in an output.
         let into = unsafe { bytes_mut(into, size) }?;
         context.channel(channel)?.read(offset, into)
     };
@@ -323,7 +324,7 @@ unsafe extern "C" fn sublet_context_write(
     size: u64,
 ) -> u32 {
     let write = |context: &mut Context| {
-        // SAFETY: the function vouches for so many bytes, which nobody writes meanwhile.
+        // SAFETY: the function vouches for `size` bytes that may be read. Its client may write them, if they lie in an input.
         let from = unsafe { bytes(from, size) }?;
         context.channel(channel)?.write(offset, from)
     };
@@ -359,7 +360,7 @@ unsafe extern "C" fn sublet_context_map(
 }
 
 /// # Safety
-/// As for [`with`]; so many bytes that may be written, and are nobody else's until the channel is synced or the call ends.
+/// As for [`with`]; `size` bytes that may be written until the channel is synced or the call ends.
 unsafe extern "C" fn sublet_context_read_async(
     context: *mut Context,
     channel: u32,
@@ -368,10 +369,10 @@ unsafe extern "C" fn sublet_context_read_async(
     size: u64,
 ) -> u32 {
     let read = |context: &mut Context| {
-        checked(into, size)?;
-        let Some(into) = NonNull::new(into.cast()) else { return Ok(()) };
-        // SAFETY: the function vouches for so many bytes, which are nobody else's until they are waited for.
-        let reading = unsafe { context.channel(channel)?.read_async_raw(offset, into, size) }?;
+        // SAFETY: the function vouches for `size` bytes that may be written until they are waited for, also by its client.
+        let into = unsafe { bytes_mut(into, size) }?;
+        // SAFETY: the same; what this returns is kept until the channel is synced or the call has ended.
+        let reading = unsafe { context.channel(channel)?.read_async_raw(offset, into) }?;
         context.reading.push((channel, reading));
         Ok(())
     };
@@ -419,7 +420,7 @@ unsafe extern "C" fn sublet_context_send(
     let send = |context: &mut Context| {
         // SAFETY: the function vouches for a string.
         let component = unsafe { string(component) }?;
-        // SAFETY: and for so many bytes, which nobody writes meanwhile.
+        // SAFETY: and for `size` bytes that may be read, and that its client may write.
         let message = unsafe { bytes(from, size) }?;
         let worker = context.worker;
         let run = context.run()?;
@@ -443,7 +444,7 @@ unsafe extern "C" fn sublet_context_receive(
     let receive = |context: &mut Context| {
         // SAFETY: the function vouches for a string.
         let component = unsafe { string(component) }?;
-        // SAFETY: and for so many bytes, which are its own during the call.
+        // SAFETY: and for `capacity` bytes that may be written, also by its client.
         let room = unsafe { bytes_mut(into, capacity) }?;
         let worker = context.worker;
         let run = context.run()?;
@@ -481,7 +482,7 @@ unsafe extern "C" fn sublet_context_write_async(
     size: u64,
 ) -> u32 {
     let write = |context: &mut Context| {
-        // SAFETY: the function vouches for so many bytes, which nobody writes meanwhile.
+        // SAFETY: the function vouches for `size` bytes that may be read. Its client may write them, if they lie in an input.
         let from = unsafe { bytes(from, size) }?;
         context.channel(channel)?.write_async(offset, from)
     };
@@ -531,23 +532,19 @@ unsafe fn string<'a>(text: *const c_char) -> Result<&'a str, Error> {
 }
 
 /// # Safety
-/// So many bytes that may be read, and nobody writes, or null.
-unsafe fn bytes<'a>(from: *const c_void, size: u64) -> Result<&'a [u8], Error> {
-    match checked(from, size)? {
-        0 => Ok(&[]),
-        // SAFETY: as the caller vouches.
-        len => Ok(unsafe { std::slice::from_raw_parts(from.cast(), len) }),
-    }
+/// `size` bytes that may be read, and that others may write; or null.
+unsafe fn bytes<'a>(from: *const c_void, size: u64) -> Result<SharedBytes<'a>, Error> {
+    let (start, len) = checked(from, size)?;
+    // SAFETY: as the caller vouches.
+    Ok(unsafe { SharedBytes::new(start, len) })
 }
 
 /// # Safety
-/// So many bytes that are the caller's own, or null.
-unsafe fn bytes_mut<'a>(into: *mut c_void, size: u64) -> Result<&'a mut [u8], Error> {
-    match checked(into, size)? {
-        0 => Ok(&mut []),
-        // SAFETY: as the caller vouches.
-        len => Ok(unsafe { std::slice::from_raw_parts_mut(into.cast(), len) }),
-    }
+/// `size` bytes that may be written, also by others; or null.
+unsafe fn bytes_mut<'a>(into: *mut c_void, size: u64) -> Result<SharedBytesMut<'a>, Error> {
+    let (start, len) = checked(into, size)?;
+    // SAFETY: as the caller vouches.
+    Ok(unsafe { SharedBytesMut::new(start, len) })
 }
 
 /// # Safety
@@ -560,15 +557,15 @@ unsafe fn with(context: *mut Context, what: impl FnOnce(&mut Context) -> Result<
     }
 }
 
-/// A size of this process's memory, which is somewhere if it is any.
-fn checked(at: *const c_void, size: u64) -> Result<usize, Error> {
-    if at.is_null() && size > 0 {
-        return Err(null());
-    }
-    usize::try_from(size)
-        .ok()
-        .filter(|size| *size <= isize::MAX as usize)
-        .ok_or_else(|| Error::new(Code::InvalidArgument, format!("{size} bytes are more than a process has")))
+/// Address and length of memory of this process. Only no bytes may be at null.
+fn checked(at: *const c_void, size: u64) -> Result<(NonNull<u8>, usize), Error> {
+    let start = NonNull::new(at.cast_mut().cast());
+    let start = if size == 0 { start.unwrap_or(NonNull::dangling()) } else { start.ok_or_else(null)? };
+    let len = usize::try_from(size).ok().filter(|size| *size <= isize::MAX as usize);
+    let len = len.ok_or_else(|| {
+        Error::new(Code::InvalidArgument, format!("{size} bytes are more than a process has"))
+    })?;
+    Ok((start, len))
 }
 
 #[cold]

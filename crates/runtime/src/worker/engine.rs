@@ -12,8 +12,8 @@ use std::marker::PhantomData;
 use std::path::Path;
 use std::ptr::NonNull;
 
-use sublet_fabric::Endpoint;
 use sublet_fabric::window::Address;
+use sublet_fabric::{Endpoint, SharedBytes, SharedBytesMut};
 use sublet_proto::v1::PackageInfo;
 use sublet_proto::{Code, Error};
 pub use sublet_xpu::{Place, Sink, Source};
@@ -154,10 +154,9 @@ impl<'call> Input<'call> {
     /// The same from one of its bytes on.
     #[inline(always)]
     pub fn copy_from(&self, at: u32, into: &mut [u8]) {
-        let at = at.min(self.len);
-        let count = into.len().min((self.len - at) as usize);
-        // SAFETY: `new` promises `len` mapped bytes; `into` is private memory, and has as many.
-        unsafe { std::ptr::copy_nonoverlapping(self.at.as_ptr().add(at as usize), into.as_mut_ptr(), count) };
+        // SAFETY: `new` promises `len` mapped bytes, to which no reference is made.
+        let bytes = unsafe { SharedBytes::new(self.at, self.len as usize) };
+        bytes.split_at(at as usize).1.copy_to(into);
     }
 }
 
@@ -197,10 +196,10 @@ impl<'call> Output<'call> {
 
     /// Writes its first bytes, as far as it goes.
     #[inline(always)]
-    pub fn copy_from(&mut self, from: &[u8]) {
-        let count = from.len().min(self.capacity as usize);
-        // SAFETY: `new` promises `capacity` mapped bytes; `from` is private memory, and has as many.
-        unsafe { std::ptr::copy_nonoverlapping(from.as_ptr(), self.at.as_ptr(), count) };
+    pub fn copy_from<'from>(&mut self, from: impl Into<SharedBytes<'from>>) {
+        // SAFETY: `new` promises `capacity` mapped bytes, to which no reference is made.
+        let mut bytes = unsafe { SharedBytesMut::new(self.at, self.capacity as usize) };
+        bytes.copy_from(from);
     }
 }
 

@@ -14,6 +14,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use sublet_fabric::sync::{AtomicU32, AtomicU64, Ordering, fence, futex};
+use sublet_fabric::{SharedBytes, SharedBytesMut};
 use sublet_proto::v1;
 use sublet_proto::{Code, Error};
 
@@ -113,7 +114,7 @@ impl Mailbox<'_> {
         &self,
         own: u32,
         to: u32,
-        message: &[u8],
+        message: SharedBytes<'_>,
         deadline: Option<Instant>,
     ) -> Result<(), Error> {
         let len = message.len() as u64;
@@ -162,7 +163,7 @@ impl Mailbox<'_> {
     pub(super) fn receive(
         &self,
         own: u32,
-        into: &mut [u8],
+        mut into: SharedBytesMut<'_>,
         deadline: Option<Instant>,
     ) -> Result<(u32, u32), Refused> {
         let queue = self.queue(self.told.own_queue + own)?;
@@ -186,8 +187,10 @@ impl Mailbox<'_> {
             if u64::from(len) > MAX_MESSAGE_BYTES {
                 return Err(Error::new(Code::Protocol, "a queue of messages was written over").into());
             }
-            let Some(into) = into.get_mut(..len as usize) else { return Err(Refused::TooLong(len)) };
-            queue.get(RING_AT + at + WORD_BYTES, into)?;
+            if len as usize > into.len() {
+                return Err(Refused::TooLong(len));
+            }
+            queue.get(RING_AT + at + WORD_BYTES, into.part(0..len as usize))?;
             let bytes = Record::at(head, u64::from(len)).bytes;
             queue.clear(at, bytes)?;
             queue.add(HEAD_AT, bytes)?;
@@ -235,7 +238,7 @@ impl Queue<'_> {
             Place::Here(base) => Ok(self.here(*base, at).load(Ordering::Acquire)),
             Place::There(piece) => {
                 let mut bytes = [0; WORD_BYTES as usize];
-                self.told(piece, piece.get(self.offset + at, &mut bytes))?;
+                self.told(piece, piece.get(self.offset + at, (&mut bytes).into()))?;
                 Ok(u64::from_ne_bytes(bytes))
             }
         }
@@ -264,14 +267,14 @@ impl Queue<'_> {
         self.add(RING_AT + at, word).map(drop)
     }
 
-    fn put(&self, at: u64, bytes: &[u8]) -> Result<(), Error> {
+    fn put(&self, at: u64, bytes: SharedBytes<'_>) -> Result<(), Error> {
         match &self.place {
             Place::Here(_) => self.channel.put(self.offset + at, bytes),
             Place::There(piece) => self.told(piece, piece.put(self.offset + at, bytes)),
         }
     }
 
-    fn get(&self, at: u64, into: &mut [u8]) -> Result<(), Error> {
+    fn get(&self, at: u64, into: SharedBytesMut<'_>) -> Result<(), Error> {
         match &self.place {
             Place::Here(_) => self.channel.get(self.offset + at, into),
             Place::There(piece) => self.told(piece, piece.get(self.offset + at, into)),
@@ -283,7 +286,7 @@ impl Queue<'_> {
         let mut done = 0;
         while done < len_bytes {
             let len = (len_bytes - done).min(ZEROS.len() as u64);
-            self.put(RING_AT + at + done, &ZEROS[..len as usize])?;
+            self.put(RING_AT + at + done, ZEROS[..len as usize].into())?;
             done += len;
         }
         Ok(())

@@ -162,7 +162,7 @@ pub unsafe fn chain_start(
         // SAFETY: as the caller vouches.
         let document = unsafe { bytes(graph.cast(), size)? };
         let until: Option<Instant> = deadline(timeout_ms);
-        let started = process()?.chain(document, max_bytes, until)?;
+        let started = process()?.chain(&document.to_vec(), max_bytes, until)?;
         // SAFETY: as the caller vouches.
         unsafe { CHAINS.keep(started.descriptor(), started, chain) }
     })

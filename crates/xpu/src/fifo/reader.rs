@@ -7,6 +7,7 @@ use std::time::{Duration, Instant};
 use rustix::event::{PollFd, PollFlags, poll};
 use rustix::io::Errno;
 use rustix::time::Timespec;
+use sublet_fabric::SharedBytesMut;
 use sublet_fabric::line::{Line, Watch};
 use sublet_fabric::packet::{PacketError, PacketSocket};
 use sublet_fabric::ring::Position;
@@ -110,7 +111,12 @@ impl Reader {
     /// [`Unread::TooLong`]; `deadline_exceeded`; `permission_denied` after the right to read was revoked; `protocol` if a writer
     /// has said what makes no sense, which has ended its connection; `agent_unreachable` if the shim is gone.
     #[inline]
-    pub fn read(&mut self, into: &mut [u8], deadline: Option<Instant>) -> Result<(u64, GlobalId), Unread> {
+    pub fn read<'into>(
+        &mut self,
+        into: impl Into<SharedBytesMut<'into>>,
+        deadline: Option<Instant>,
+    ) -> Result<(u64, GlobalId), Unread> {
+        let into = into.into();
         loop {
             self.hear()?;
             let Some((index, len_bytes)) = self.find(deadline)? else {
@@ -118,9 +124,11 @@ impl Reader {
                 continue;
             };
             let ring = &mut self.rings[index];
-            let room = usize::try_from(len_bytes).ok().and_then(|len| into.get_mut(..len));
-            let Some(into) = room else { return Err(Unread::TooLong(len_bytes)) };
-            if let Err(error) = ring.take(self.shape, into) {
+            if len_bytes > into.len() as u64 {
+                return Err(Unread::TooLong(len_bytes));
+            }
+            let (message, _) = into.split_at(len_bytes as usize);
+            if let Err(error) = ring.take(self.shape, message) {
                 return Err(self.drop_ring(index, error).into());
             }
             self.latest = index;
@@ -330,7 +338,7 @@ impl Ring {
 
     /// Copies the message out that [`Ring::look`] has found to have as many bytes.
     #[inline]
-    fn take(&mut self, shape: FifoShape, into: &mut [u8]) -> Result<(), Error> {
+    fn take(&mut self, shape: FifoShape, into: SharedBytesMut<'_>) -> Result<(), Error> {
         let mut rest = into;
         // Only of what was taken last is said later that it was: so there is room for the longest message when all before was taken.
         self.end.hurry();
@@ -342,7 +350,7 @@ impl Ring {
         );
         for left in (0..parts).rev() {
             let position = Position::new(self.next, shape.lines);
-            let (part, more) = rest.split_at_mut(rest.len().min(shape.slot_bytes as usize));
+            let (part, more) = rest.split_at(shape.slot_bytes as usize);
             if part.len() <= INLINE_BYTES {
                 let (line, _) = self.line(shape, position)?;
                 let (_, body) = line.read::<6>();
@@ -351,9 +359,11 @@ impl Ring {
                 from_words(&words, part);
             } else {
                 let smaller = || Error::new(Code::Internal, "a FIFO's region is smaller than its layout");
-                for (number, piece) in (0..).zip(part.chunks_mut(PIECE_BYTES)) {
-                    let offset = shape.payload(position.line) + number * PIECE_BYTES as u64;
+                let (mut offset, mut rest) = (shape.payload(position.line), part);
+                while !rest.is_empty() {
+                    let (piece, more) = rest.split_at(PIECE_BYTES);
                     self.end.region().read(offset, piece).ok_or_else(smaller)?;
+                    (offset, rest) = (offset + PIECE_BYTES as u64, more);
                 }
             }
             rest = more;

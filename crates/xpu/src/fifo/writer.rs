@@ -1,13 +1,12 @@
 //! The writing end of a FIFO.
 
-use std::ptr::NonNull;
 use std::sync::Arc;
 use std::time::Instant;
 
 use sublet_fabric::line::{Line, Turn, Watch};
 use sublet_fabric::ring::Position;
 use sublet_fabric::window::{Address, LineAddress};
-use sublet_fabric::{Endpoint, FabricError};
+use sublet_fabric::{Endpoint, FabricError, SharedBytes};
 use sublet_proto::{Code, Error};
 
 use super::{End, FifoShape, INLINE_BYTES, Kind, LOOKS, PIECE_BYTES, Part, to_words};
@@ -46,7 +45,7 @@ impl Writer {
         self.descriptor.number()
     }
 
-    /// Writes a message. It waits until there is room for all of it, at most until then (none: as long as it takes), and not
+    /// Writes a message, which others may change meanwhile. It waits until there is room for all of it, at most until then (none: as long as it takes), and not
     /// until it is read.
     ///
     /// # Errors
@@ -54,7 +53,12 @@ impl Writer {
     /// after the right was revoked; `lease_ended` if nobody reads any more; `agent_unreachable` if the connection is lost.
     /// Nothing of the message was written then.
     #[inline]
-    pub fn write(&mut self, message: &[u8], deadline: Option<Instant>) -> Result<(), Error> {
+    pub fn write<'message>(
+        &mut self,
+        message: impl Into<SharedBytes<'message>>,
+        deadline: Option<Instant>,
+    ) -> Result<(), Error> {
+        let message = message.into();
         let len_bytes = message.len() as u64;
         if len_bytes > self.shape.max_message_bytes() {
             return Err(self.too_long(len_bytes));
@@ -73,7 +77,7 @@ impl Writer {
         let mut kind = Kind::First;
         let mut rest = message;
         while self.next < end {
-            let (part, more) = rest.split_at(rest.len().min(self.shape.slot_bytes as usize));
+            let (part, more) = rest.split_at(self.shape.slot_bytes as usize);
             self.put(kind, len_bytes, part).map_err(|error| self.lost(&error))?;
             (kind, rest) = (Kind::Next, more);
         }
@@ -81,7 +85,7 @@ impl Writer {
     }
 
     #[inline]
-    fn put(&mut self, kind: Kind, message_bytes: u64, part: &[u8]) -> Result<(), FabricError> {
+    fn put(&mut self, kind: Kind, message_bytes: u64, part: SharedBytes<'_>) -> Result<(), FabricError> {
         let position = Position::new(self.next, self.shape.lines);
         let inline = if part.len() <= INLINE_BYTES {
             to_words(part)
@@ -89,14 +93,16 @@ impl Writer {
             let to = self.end.there(self.shape.payload(position.line));
             match &*self.end {
                 Endpoint::Shm(end) => {
-                    for (number, piece) in (0..).zip(part.chunks(PIECE_BYTES)) {
-                        let offset = to.offset + number * PIECE_BYTES as u64;
+                    let (mut offset, mut rest) = (to.offset, part);
+                    while !rest.is_empty() {
+                        let (piece, more) = rest.split_at(PIECE_BYTES);
                         end.put(Address { offset, ..to }, piece)?;
+                        (offset, rest) = (offset + PIECE_BYTES as u64, more);
                     }
                 }
                 // It leaves with the line that follows.
-                // SAFETY: `part` is borrowed until that line is published below, or the end has cleared what it had gathered.
-                end => unsafe { end.push(to, NonNull::from(part).cast(), part.len() as u64) }?,
+                // SAFETY: `part` is readable until that line is published below, or the end has cleared what it had gathered.
+                end => unsafe { end.push(to, part.start(), part.len() as u64) }?,
             }
             Default::default()
         };
@@ -198,7 +204,7 @@ impl Drop for Writer {
         // Where there is no room for the end, or no connection, the reader learns of it from its shim.
         let has_room = self.next < self.taken + u64::from(self.shape.lines);
         if has_room && self.check().is_ok() {
-            let _ = self.put(Kind::End, 0, &[]);
+            let _ = self.put(Kind::End, 0, SharedBytes::from(&[]));
         }
         self.descriptor.close();
     }

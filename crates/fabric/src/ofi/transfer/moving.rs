@@ -11,7 +11,7 @@ use crate::ofi::live::{BOUNCE_BYTES, Live};
 use crate::ofi::message::Place;
 use crate::ofi::operations::{Group, PUSHES};
 use crate::ofi::outgoing::Piece;
-use crate::region::copy_bytes;
+use crate::shared::copy_bytes;
 
 /// From here on, memory that the provider does not know is registered for the time instead of being copied.
 const WORTH_REGISTERING_BYTES: u64 = 1 << 20;

@@ -8,7 +8,7 @@ use crate::ofi::link::Post;
 use crate::ofi::live::{BOUNCE_BYTES, Live};
 use crate::ofi::message::{BATCH_BYTES, PUT_BYTES, Place};
 use crate::ofi::outgoing::Piece;
-use crate::region::copy_bytes;
+use crate::shared::copy_bytes;
 use crate::window::Address;
 
 /// When a write may take effect.
@@ -22,7 +22,7 @@ pub(super) enum Effect {
 
 impl Endpoint {
     /// # Safety
-    /// The bytes must be readable, and nobody may write them: for a push, until the next line was published.
+    /// The bytes must be readable: for a push, until the next line was published. If others write them, any bytes arrive.
     pub(super) unsafe fn write(
         &self,
         to: Address,

@@ -47,17 +47,18 @@ impl Source for Elsewhere {
         self.bytes.borrow().len() as u64
     }
 
-    fn get(&self, offset: u64, into: &mut [u8]) -> Result<(), Error> {
+    fn get(&self, offset: u64, mut into: SharedBytesMut<'_>) -> Result<(), Error> {
         self.there()?;
         self.gets.set(self.gets.get() + 1);
-        into.copy_from_slice(&self.bytes.borrow()[offset as usize..][..into.len()]);
+        let len = into.len();
+        into.copy_from(&self.bytes.borrow()[offset as usize..][..len]);
         Ok(())
     }
 
-    fn put(&self, offset: u64, from: &[u8]) -> Result<(), Error> {
+    fn put(&self, offset: u64, from: SharedBytes<'_>) -> Result<(), Error> {
         self.there()?;
         self.puts.set(self.puts.get() + 1);
-        self.bytes.borrow_mut()[offset as usize..][..from.len()].copy_from_slice(from);
+        from.copy_to(&mut self.bytes.borrow_mut()[offset as usize..][..from.len()]);
         Ok(())
     }
 
@@ -75,7 +76,7 @@ fn cache(lines: u64) -> Lines {
 
 fn read(cache: &Lines, elsewhere: &Elsewhere, offset: u64, len: usize) -> Vec<u8> {
     let mut bytes = vec![0; len];
-    cache.read(elsewhere, offset, &mut bytes).unwrap();
+    cache.read(elsewhere, offset, (&mut bytes).into()).unwrap();
     bytes
 }
 
@@ -123,7 +124,7 @@ proptest! {
                     prop_assert_eq!(&bytes[..], &expected[offset as usize..][..len]);
                 }
                 Step::Write(offset, from) => {
-                    cache.write(&elsewhere, offset, &from).unwrap();
+                    cache.write(&elsewhere, offset, (&from).into()).unwrap();
                     expected[offset as usize..][..from.len()].copy_from_slice(&from);
                 }
                 Step::Prefetch(offset, len) => cache.prefetch(&elsewhere, offset, len),
@@ -159,11 +160,11 @@ fn what_is_here_is_not_asked_for_again_until_it_is_synced() {
 fn only_what_was_written_is_written_back_whatever_others_write_beside_it() {
     let (cache, elsewhere) = (cache(1024), Elsewhere::new());
     for offset in [10, 11, 30] {
-        cache.write(&elsewhere, offset, &[1]).unwrap();
+        cache.write(&elsewhere, offset, (&[1]).into()).unwrap();
     }
     // One that was read as a whole before.
     read(&cache, &elsewhere, 5 * LINE, 1);
-    cache.write(&elsewhere, 5 * LINE + 3, &[2, 2]).unwrap();
+    cache.write(&elsewhere, 5 * LINE + 3, (&[2, 2]).into()).unwrap();
     elsewhere.bytes.borrow_mut()[..6 * LINE as usize].fill(9);
     // It was written back when another stretch of its line was written.
     elsewhere.bytes.borrow_mut()[10..12].fill(1);
@@ -201,11 +202,11 @@ fn who_reads_here_and_there_brings_no_more_than_that() {
 #[test]
 fn what_cannot_be_brought_or_written_back_is_an_error_and_is_not_lost_here() {
     let (cache, elsewhere) = (cache(1024), Elsewhere::new());
-    cache.write(&elsewhere, 0, &[5; 10]).unwrap();
+    cache.write(&elsewhere, 0, (&[5; 10]).into()).unwrap();
     cache.prefetch(&elsewhere, 8 * BLOCK, 1);
     elsewhere.is_lost.set(true);
     cache.prefetch(&elsewhere, 9 * BLOCK, 1);
-    assert!(cache.read(&elsewhere, 9 * BLOCK, &mut [0; 4]).is_err());
+    assert!(cache.read(&elsewhere, 9 * BLOCK, (&mut [0; 4]).into()).is_err());
     assert!(cache.sync(&elsewhere).is_err());
     assert_eq!(read(&cache, &elsewhere, 0, 10), [5; 10]);
     elsewhere.is_lost.set(false);

@@ -17,11 +17,11 @@ impl Backing for RunsSpace {
     }
 
     fn read_at(&self, offset: u64, into: &mut [u8]) -> Result<(), Error> {
-        run()?.swap_space()?.read(offset, into)
+        run()?.swap_space()?.read(offset, into.into())
     }
 
     fn write_at(&self, offset: u64, from: &[u8]) -> Result<(), Error> {
-        run()?.swap_space()?.write(offset, from)
+        run()?.swap_space()?.write(offset, from.into())
     }
 }
 
