@@ -1,6 +1,7 @@
 //! The walls of the house: which crate may import which, and where unsafe code may stand.
 
 use std::collections::BTreeMap;
+use std::path::Path;
 use std::process::Command;
 
 use serde_json::Value;
@@ -174,6 +175,48 @@ const NEVER_IMPORT: &[(&str, &[&str], &str)] = &[
     ),
 ];
 
+/// What makes a slice of a pointer, or copies by pointers: forbidden but in [`RAW_MEMORY`].
+const RAW_WORDS: &[&str] = &[
+    "from_raw_parts",
+    "from_raw_parts_mut",
+    "slice_from_raw_parts",
+    "slice_from_raw_parts_mut",
+    "copy_nonoverlapping",
+    "copy_to_nonoverlapping",
+    "copy_from_nonoverlapping",
+];
+
+/// The files that use one of [`RAW_WORDS`]: how often, and why the memory is nobody else's. Memory that others may write is
+/// reached by `sublet_fabric::SharedBytes` alone.
+const RAW_MEMORY: &[(&str, usize, &str)] = &[
+    ("crates/fabric/src/memory/region.rs", 1, "a slice of atomics, which others may write"),
+    ("crates/fabric/src/memory/stretch.rs", 1, "a private mapping, borrowed exclusively"),
+    ("crates/fabric/src/memory/faults/kernel.rs", 1, "a structure on the stack, which the kernel fills"),
+    ("crates/runtime/src/arena.rs", 2, "a user's buffer, which calls borrow while functions access it"),
+    ("crates/runtime/src/swap.rs", 2, "a private mapping, lent as a vector's memory is"),
+    (
+        "crates/runtime/src/swap/leaving.rs",
+        1,
+        "pages that were moved aside or protected, so that nobody writes them",
+    ),
+    ("crates/runtime/src/swap/coming.rs", 1, "a slot that its mark gives to one thread"),
+    ("crates/runtime/src/worker/swapping/functions.rs", 1, "realloc: its caller gives up the old piece"),
+    ("crates/xpu/src/c.rs", 1, "a list that a C program passes, and does not write during the call"),
+    ("crates/capi/src/boundary.rs", 1, "bytes that a C program passes, and does not write during the call"),
+    ("crates/capi/src/memory.rs", 1, "a place that a C program passes, and does not use during the call"),
+    ("crates/devices/src/cuda/live.rs", 1, "what a driver has compiled, copied at once"),
+    (
+        "crates/devices/src/opencl/live.rs",
+        2,
+        "device memory that the driver has mapped for one command queue",
+    ),
+    (
+        "crates/python-buffers/src/lib.rs",
+        2,
+        "the view of a Python object, which copies as `SharedBytes` does",
+    ),
+];
+
 /// Names that say nothing about what a crate is for.
 const NAMELESS: &[&str] = &["common", "utils", "util", "types", "helpers", "misc"];
 
@@ -293,6 +336,30 @@ fn unsafe_code_stands_behind_its_wall() {
             assert!(!unsafe_here, "{path}:{}: unsafe code outside of {allowed:?}", index + 1);
         }
     }
+}
+
+#[test]
+fn makes_no_slices_of_memory_that_others_may_write() {
+    let sources = files("crates", &[".rs"]).into_iter().chain(files("python", &[".rs"]));
+    let mut found = BTreeMap::new();
+    for path in sources.filter(|path| !is_test(path)) {
+        let source = without_comments_and_strings(&read(&path));
+        let raw = words(&source).filter(|word| RAW_WORDS.contains(word)).count();
+        if raw > 0 {
+            found.insert(path.to_string_lossy().into_owned(), raw);
+        }
+    }
+    let allowed = RAW_MEMORY.iter().map(|(path, count, _)| ((*path).to_owned(), *count)).collect();
+    assert_eq!(
+        found, allowed,
+        "{RAW_WORDS:?} by file: use sublet_fabric::SharedBytes, or say in tests/walls.rs why nobody else writes the memory"
+    );
+}
+
+/// Whether a file is of a crate's tests, benchmarks or examples: alone, or beside its code.
+fn is_test(path: &Path) -> bool {
+    let is_beside = path.file_name().is_some_and(|name| name == "tests.rs");
+    is_beside || path.iter().any(|part| part == "tests" || part == "benches" || part == "examples")
 }
 
 #[test]
