@@ -1,7 +1,8 @@
 #!/usr/bin/env bash
 # The C and C++ interfaces and the examples, as a user has them: installed in a folder of their own, found by CMake and
 # by pkg-config, run against a `sublet up` of their own. cargo has built everything, with the profile
-# SUBLET_PROFILE (release).
+# SUBLET_PROFILE (release). With SUBLET_SANITIZE (address) the programs are compiled with that sanitizer, and
+# SUBLET_SANITIZED_LIBRARY names a libsublet.so that was, too, to be used in place of the installed one.
 set -euo pipefail
 cd "$(dirname "$0")/../.."
 
@@ -80,7 +81,8 @@ build_with_pkg_config() {
 }
 
 build_with_cmake() {
-    cmake -S "$TESTS/cmake" -B "$BUILD" -DCMAKE_PREFIX_PATH="$PREFIX" -DCMAKE_BUILD_TYPE=Release &&
+    cmake -S "$TESTS/cmake" -B "$BUILD" -DCMAKE_PREFIX_PATH="$PREFIX" -DCMAKE_BUILD_TYPE=Release \
+        -DSANITIZE="${SUBLET_SANITIZE-}" &&
         cmake --build "$BUILD" --parallel "$(nproc)"
 }
 
@@ -138,6 +140,10 @@ export TESTS EXAMPLES PREFIX BUILD scratch
 in_shell() { check "$1" bash -c '"$@"' bash "${@:2}"; }
 
 check 'install' scripts/install.sh "$PREFIX"
+if [[ -n ${SUBLET_SANITIZED_LIBRARY-} ]]; then
+    library=$(readlink -f "$PREFIX/lib/libsublet.so")
+    check 'the sanitized library is installed' cp "$SUBLET_SANITIZED_LIBRARY" "$library"
+fi
 for standard in c11 c17; do
     for header in sublet.h sublet_memory.h sublet_graph.h sublet_swap.h sublet_function.h sublet_xpu.h; do
         in_shell "$header compiles as $standard" compiles "${CC:-cc}" c "$standard" "$header"

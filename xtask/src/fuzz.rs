@@ -191,7 +191,7 @@ fn targets() -> io::Result<Vec<String>> {
     Ok(names)
 }
 
-fn host_triple() -> io::Result<String> {
+pub fn host_triple() -> io::Result<String> {
     let output = Command::new("rustc").arg("-vV").output()?;
     let text = String::from_utf8_lossy(&output.stdout);
     let host = text.lines().find_map(|line| line.strip_prefix("host: "));

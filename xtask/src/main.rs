@@ -3,6 +3,7 @@
 //! Each chore is a module with one public function. They start other programs and read their output; they link
 //! nothing of Sublet and depend on no crate, so that this compiles in a second on a fresh clone.
 
+mod asan;
 mod bench;
 mod cgroup_vm;
 mod coverage;
@@ -18,6 +19,7 @@ mod language;
 mod links;
 mod loom;
 mod map;
+mod miri;
 mod options;
 mod python;
 mod second_pu;
@@ -67,6 +69,16 @@ const CHORES: &[Chore] = &[
         usage: "sim [--seeds N] [--first-seed S] [--nodes N] [--hours H]",
         help: "simulate the control plane with faults, from seeds (1000 of 1000 nodes for 1 h)",
         run: sim::chore,
+    },
+    Chore {
+        usage: "miri",
+        help: "interpret the tests of what needs no system under Miri (a nightly compiler)",
+        run: miri::chore,
+    },
+    Chore {
+        usage: "asan",
+        help: "the C and C++ tests with AddressSanitizer (a nightly compiler)",
+        run: asan::chore,
     },
     Chore { usage: "fuzz [--seconds N]", help: "fuzz every decoder, N seconds each (60)", run: fuzz::chore },
     Chore {

@@ -1,0 +1,54 @@
+//! `cargo xtask asan`: the C and C++ tests with AddressSanitizer, in their programs and in the library that they use.
+//!
+//! The library is compiled by a nightly compiler, with the flag that makes it report accesses outside of memory and after its
+//! end. A library has no runtime of the sanitizer: the programs bring it, which the C compiler instruments. Workers and the
+//! command stay as they are, since functions are loaded into them that know nothing of the sanitizer.
+
+use std::io;
+use std::path::{Path, PathBuf};
+use std::process::{Command, ExitCode};
+
+use crate::options::Options;
+use crate::step::{Outcome, Show, Step};
+use crate::{PROFILE, install, miri, root};
+
+/// Instrumented builds have a folder of their own.
+const TARGET: &str = "target/asan";
+
+/// The check, with all of its output.
+pub fn chore(options: Options) -> io::Result<ExitCode> {
+    options.end()?;
+    if !install::build()? {
+        return Ok(ExitCode::FAILURE);
+    }
+    let mut step = Step::start("asan", Show::Everything)?;
+    let outcome = check(&mut step)?;
+    let tally = step.finish(outcome)?;
+    Ok(if tally.failed == 0 { ExitCode::SUCCESS } else { ExitCode::FAILURE })
+}
+
+fn check(step: &mut Step) -> io::Result<Outcome> {
+    let triple = crate::fuzz::host_triple()?;
+    if !step.run(build(&triple))? {
+        return Ok(Outcome::Failed);
+    }
+    Ok(Outcome::from(step.run(tests(&library(&triple)))?))
+}
+
+fn build(triple: &str) -> Command {
+    let mut command = miri::nightly();
+    // Naming the target keeps build scripts and macros, which the compiler loads, without the sanitizer.
+    command.env("RUSTFLAGS", "-Zsanitizer=address").args(["build", "--profile", PROFILE]);
+    command.args(["--package", "sublet-capi", "--target", triple, "--target-dir", TARGET]);
+    command
+}
+
+fn library(triple: &str) -> PathBuf {
+    root().join(TARGET).join(triple).join(PROFILE).join("libsublet_c.so")
+}
+
+fn tests(library: &Path) -> Command {
+    let mut command = Command::new(root().join("tests/capi/run.sh"));
+    command.current_dir(root()).env("SUBLET_SANITIZE", "address").env("SUBLET_SANITIZED_LIBRARY", library);
+    command
+}
