@@ -1,10 +1,9 @@
-//! One call: a fresh instance, input in, output out.
+//! Executes a call: creates a fresh instance, copies the input in, calls the function, copies the output out.
 //!
-//! Input, output and context lie together in the linear memory, at a place that the module does not use: what its own
-//! allocator gives, if it exports it; otherwise pages behind all that it has: small ones are there from the beginning, for
-//! large ones its memory is grown. Allocators of C's libraries may take
-//! for theirs all that there is when they are first asked, therefore `sublet_function.h` exports them. Others, as that of
-//! Rust, get what they have by growing, and never give away the same.
+//! Input, output and context lie together in a part of the linear memory that the module does not use. If the module
+//! exports an allocator, that part is allocated by it. Otherwise it is behind the module's memory: in the reserved page if
+//! small enough, else in pages by which the memory grows. Allocators of C libraries may claim the whole memory at their
+//! first call, therefore `sublet_function.h` exports them. Others, as Rust's, only use memory by which they have grown it.
 
 use sublet_proto::Code;
 use sublet_runtime::worker::engine::{Caller, Input, Message, Output};
@@ -16,16 +15,16 @@ use crate::host::State;
 use crate::limits::PAGE_BYTES;
 use crate::room::ROOM_BYTES;
 
-/// `struct sublet_context` of `sublet_function.h`, as it is in WebAssembly: its own size, and the output's capacity.
+/// Size of `struct sublet_context` of `sublet_function.h` in WebAssembly: its own size, and the output's capacity.
 const CONTEXT_BYTES: u32 = 8;
-/// What input and output are aligned to.
+/// Alignment of input and output.
 const ALIGN_BYTES: u64 = 16;
 
-/// What one worker thread calls the functions of a module with.
+/// Caller of a module's functions on one worker thread.
 pub struct WasmCaller<'engine> {
     engine: &'engine WasmEngine,
     message: Message,
-    /// The instance of the latest call, until there is time to take it down.
+    /// Instance of the latest call, which is dropped after the reply.
     used: Option<Store<State>>,
 }
 
@@ -41,7 +40,7 @@ impl Caller for WasmCaller<'_> {
             return Err(Code::UnknownFunction);
         };
         let under_way = self.engine.ticker.enter();
-        // The pool has one place for this thread.
+        // The pool has one instance for this thread.
         self.used = None;
         let store = self.used.insert(self.engine.store());
         let called = call(self.engine, store, function, input, &mut output);
@@ -113,7 +112,7 @@ fn put(memory: &mut [u8], at: u64, bytes: &[u8; 4]) {
     memory[at as usize..][..bytes.len()].copy_from_slice(bytes);
 }
 
-/// Where a call's bytes lie in the linear memory.
+/// Addresses of a call's bytes in the linear memory.
 #[derive(Clone, Copy, Debug)]
 struct Layout {
     context: u64,
@@ -123,14 +122,14 @@ struct Layout {
 }
 
 impl Layout {
-    /// One that begins at 0.
+    /// Lays the bytes out from address 0.
     fn of(input_bytes: u32, output_bytes: u32) -> Layout {
         let input = u64::from(CONTEXT_BYTES).next_multiple_of(ALIGN_BYTES);
         let output = (input + u64::from(input_bytes)).next_multiple_of(ALIGN_BYTES);
         Layout { context: 0, input, output, end: output + u64::from(output_bytes) }
     }
 
-    /// The same, from there on.
+    /// Moves the layout to this address.
     fn at(self, start: u64) -> Layout {
         Layout {
             context: self.context + start,
@@ -141,7 +140,7 @@ impl Layout {
     }
 }
 
-/// An instance that has begun.
+/// A started instance.
 struct Live {
     instance: Instance,
     memory: Memory,
@@ -174,7 +173,7 @@ impl Live {
         function.typed(&*store)
     }
 
-    /// Finds a place for a call's bytes.
+    /// Allocates memory for a call's bytes.
     fn place(
         &self,
         engine: &WasmEngine,
@@ -187,7 +186,7 @@ impl Live {
             (None, _) => self.grow(store, layout.end),
         };
         let memory_bytes = self.memory.data_size(&*store) as u64;
-        // What a module's allocator says is a stranger's word.
+        // The result of a module's allocator is untrusted.
         let placed = start.map(|start| layout.at(start)).filter(|placed| placed.end <= memory_bytes);
         placed.ok_or(Failure::NoRoom { wanted_bytes: layout.end, memory_bytes })
     }

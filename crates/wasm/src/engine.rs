@@ -1,4 +1,4 @@
-//! A package's module, compiled and linked, from which instances are made.
+//! Compiles and links a package's module, from which instances are created.
 
 use std::fs;
 use std::path::Path;
@@ -15,11 +15,11 @@ use crate::limits::Limits;
 use crate::room::{self, WithRoom};
 use crate::ticker::Ticker;
 
-/// Under which name a module exports its linear memory.
+/// Name of a module's exported linear memory.
 pub(crate) const MEMORY: &str = "memory";
-/// A module's own allocator, as `sublet_function.h` exports it, or as other tools do.
+/// Names of a module's exported allocator: that of `sublet_function.h`, or of other tools.
 const ALLOCATE: [&str; 2] = ["sublet_allocate", "malloc"];
-/// What a module wants to have called before its functions (WASI's reactors).
+/// Name of the function that runs before a module's other functions (WASI reactors).
 const INITIALIZE: &str = "_initialize";
 
 /// A loaded module. See the [crate](crate).
@@ -27,7 +27,7 @@ pub struct WasmEngine {
     pub(crate) instances: InstancePre<State>,
     pub(crate) functions: Vec<Function>,
     pub(crate) exports: Exports,
-    /// Where every instance has room for a call's bytes.
+    /// Address of the space for a call's bytes in every instance.
     pub(crate) room: Option<u64>,
     pub(crate) limits: Limits,
     pub(crate) ticker: Ticker,
@@ -37,11 +37,11 @@ pub struct WasmEngine {
 #[derive(Clone, Copy)]
 pub(crate) struct Function {
     pub(crate) export: ModuleExport,
-    /// Whether it is of the long form.
+    /// Whether the function has the long form.
     pub(crate) has_context: bool,
 }
 
-/// What is used of every instance.
+/// Exports of an instance that are used.
 pub(crate) struct Exports {
     pub(crate) memory: ModuleExport,
     pub(crate) allocate: Option<ModuleExport>,
@@ -52,8 +52,8 @@ impl WasmEngine {
     /// Compiles and links a package's module.
     ///
     /// # Errors
-    /// [`Code::InvalidPackage`] if it is no valid module, imports what there is not, or exceeds the lease's memory before
-    /// it begins; [`Code::MissingSymbol`]; [`Code::System`] if its files cannot be read.
+    /// [`Code::InvalidPackage`] if the module is invalid, has unknown imports, or exceeds the lease's memory at its
+    /// start; [`Code::MissingSymbol`]; [`Code::System`] if its files cannot be read.
     pub fn load(load: &Load<'_>) -> Result<WasmEngine, Error> {
         let manifest = Manifest::parse(&String::from_utf8_lossy(&read(load.folder, MANIFEST_FILE)?))?;
         let limits = Limits::new(manifest.build(load.build)?.wasm.unwrap_or_default(), load);
@@ -77,7 +77,7 @@ impl WasmEngine {
     }
 }
 
-/// Compiles a module, with room in its memory if nothing of it runs before that is used.
+/// Compiles a module, with reserved space in its memory if none of its code runs before the first call.
 fn compile(
     engine: &wasmtime::Engine,
     bytes: &[u8],
@@ -155,7 +155,7 @@ fn read(folder: &Path, file: &str) -> Result<Vec<u8>, Error> {
     fs::read(&path).map_err(|error| Error::new(Code::System, format!("reading {}: {error}", path.display())))
 }
 
-/// Wasmtime's own words, on one line.
+/// Returns Wasmtime's error message on one line.
 fn refused(library: &str, error: &wasmtime::Error) -> Error {
     let why = format!("{error:#}").split_whitespace().collect::<Vec<_>>().join(" ");
     Error::new(Code::InvalidPackage, format!("{library} cannot be used: {why}"))

@@ -7,18 +7,18 @@ use wasmtime::Trap;
 use crate::host::Exit;
 use crate::limits::Limits;
 
-/// Why a call has no output.
+/// Reason why a call has no output.
 pub(crate) enum Failure {
-    /// The function said so, and why.
+    /// The function reported a failure, with this message.
     Said(Box<Message>),
-    /// Input and output do not fit into what is left of the linear memory.
+    /// Input and output do not fit into the rest of the linear memory.
     NoRoom {
-        /// Of both together.
+        /// Size of input and output together.
         wanted_bytes: u64,
-        /// The memory's own size.
+        /// Size of the memory.
         memory_bytes: u64,
     },
-    /// It trapped, was stopped, or could not be instantiated.
+    /// The call trapped or was stopped, or its instance could not be created.
     Stopped(wasmtime::Error),
 }
 
@@ -29,7 +29,7 @@ impl From<wasmtime::Error> for Failure {
 }
 
 impl Failure {
-    /// The code and the message of the call's error.
+    /// Converts to the error of the call.
     #[cold]
     pub(crate) fn tell(self, limits: &Limits) -> (Code, Message) {
         let told = |code, message: String| (code, Message::of(message.as_bytes()));

@@ -7,17 +7,17 @@ use wasmtime::{Caller, Error, Extern, Linker, Module, Result};
 
 use crate::wasi;
 
-/// The name of Sublet's own functions as a module.
+/// Module name of Sublet's own functions.
 const SUBLET: &str = "sublet";
 
-/// What a call has on the host's side.
+/// State of a call on the host's side.
 #[derive(Default)]
 pub(crate) struct State {
-    /// What the function said when it failed, if it has.
+    /// Message of the function's failure, if it has reported one.
     pub(crate) failure: Option<Box<Message>>,
 }
 
-/// The function ended itself as a program would.
+/// Error of a function that exits like a program.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Exit(pub(crate) i32);
 
@@ -29,13 +29,13 @@ impl fmt::Display for Exit {
 
 impl std::error::Error for Exit {}
 
-/// Everything that this module may import.
+/// Defines everything that a module may import.
 pub(crate) fn link(linker: &mut Linker<State>, module: &Module) -> Result<()> {
     linker.func_wrap(SUBLET, "fail", fail)?;
     wasi::link(linker, module)
 }
 
-/// `sublet_fail` of `sublet_function.h`: the first report of a call counts. A null address is no message.
+/// Implements `sublet_fail` of `sublet_function.h`. Only the first report of a call counts; a null address means no message.
 fn fail(mut caller: Caller<'_, State>, message: u32) -> Result<()> {
     let (memory, state) = memory(&mut caller)?;
     let said = match message {
@@ -48,7 +48,7 @@ fn fail(mut caller: Caller<'_, State>, message: u32) -> Result<()> {
     Ok(())
 }
 
-/// The linear memory, and the state beside it.
+/// Returns the linear memory and the state of the call.
 pub(crate) fn memory<'a>(caller: &'a mut Caller<'_, State>) -> Result<(&'a mut [u8], &'a mut State)> {
     match caller.get_export(crate::engine::MEMORY) {
         Some(Extern::Memory(memory)) => Ok(memory.data_and_store_mut(caller)),
@@ -56,7 +56,7 @@ pub(crate) fn memory<'a>(caller: &'a mut Caller<'_, State>) -> Result<(&'a mut [
     }
 }
 
-/// A range of the linear memory that a module has said.
+/// Checks a range of the linear memory that a module has named.
 pub(crate) fn range(memory: &mut [u8], at: u32, len: u32) -> Result<&mut [u8]> {
     let end = u64::from(at) + u64::from(len);
     memory.get_mut(at as usize..end as usize).ok_or_else(|| outside(at, len))

@@ -1,10 +1,10 @@
 //! WebAssembly functions: the engine that calls them, for the worker program `sublet-worker-wasm`.
 //!
-//! - [`WasmEngine`] compiles a package's module, links it with the little that it may import, and keeps a pool with room
-//!   for one instance for each worker thread.
-//! - [`WasmCaller`] serves one call: it makes a fresh instance, places input and output in its linear memory, calls, and
-//!   copies the output out. Nothing of an instance is there for the next call: globals, memory and tables begin as the
-//!   module says.
+//! - [`WasmEngine`] compiles a package's module, links it with its few allowed imports, and keeps a pool of one instance
+//!   for each worker thread.
+//! - [`WasmCaller`] executes a call: it creates a fresh instance, places input and output in its linear memory, calls the
+//!   function, and copies the output out. Instances keep no state for the next call: globals, memory and tables start with
+//!   the module's initial values.
 //! - A call ends at its limits of time, memory and fuel, with an error of its own and not with the process.
 //!
 //! The module is a stranger's. It is compiled and executed in the sandbox of its lease's worker process, so that a fault in

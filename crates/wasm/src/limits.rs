@@ -8,28 +8,28 @@ use wasmtime::{Config, InstanceAllocationStrategy, PoolingAllocationConfig};
 
 /// The size of a page of linear memory, in bytes.
 pub(crate) const PAGE_BYTES: u64 = 1 << 16;
-/// Most tables of a module, and the most elements of each.
+/// Maximum number of tables of a module, and of elements of each.
 const MAX_TABLES: u32 = 2;
 const MAX_TABLE_ELEMENTS: usize = 1 << 16;
-/// What Wasmtime keeps of one instance beside its memory and tables, in bytes.
+/// Memory that Wasmtime keeps for an instance besides its linear memory and tables, in bytes.
 const MAX_INSTANCE_BYTES: usize = 16 << 20;
-/// How deep wasm calls may go, in bytes of a worker thread's stack.
+/// Maximum stack of WebAssembly calls on a worker thread, in bytes.
 const MAX_STACK_BYTES: usize = 1 << 20;
-/// So much of a linear memory, and of tables, is cleared by writing zeros and not by giving pages back, in bytes: a page of
-/// a module's own and one of room, which is what small calls touch.
+/// Size of the part of a linear memory, and of tables, that is cleared by writing zeros instead of releasing pages, in bytes:
+/// the pages that small calls touch, one of the module and one for input and output.
 const KEEP_RESIDENT_BYTES: usize = 128 << 10;
 
-/// What one call may take.
+/// Limits of a call.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Limits {
     pub(crate) deadline: Duration,
-    /// Of the linear memory, input and output included; whole pages.
+    /// Maximum of the linear memory, including input and output, in whole pages.
     pub(crate) memory_bytes: u64,
     pub(crate) fuel: Option<u64>,
 }
 
 impl Limits {
-    /// What the package says, as far as the lease has it.
+    /// Returns the package's limits, bounded by the lease.
     pub(crate) fn new(said: WasmLimits, load: &Load<'_>) -> Limits {
         let share = load.memory_bytes / u64::from(load.workers.max(1));
         let memory_bytes = said.memory_bytes.unwrap_or(u64::MAX).min(share).min(1 << 32);
@@ -40,7 +40,7 @@ impl Limits {
         }
     }
 
-    /// The configuration for so many calls at a time.
+    /// Returns the configuration for this number of concurrent calls.
     pub(crate) fn config(&self, workers: u32) -> Config {
         let mut config = Config::new();
         config
@@ -48,7 +48,7 @@ impl Limits {
             .epoch_interruption(true)
             .consume_fuel(self.fuel.is_some())
             .max_wasm_stack(MAX_STACK_BYTES)
-            // What went wrong is told in one line; the places in the code would take memory for each instruction.
+            // Errors are reported in one line; backtraces would take memory for each instruction.
             .wasm_backtrace(false)
             .generate_address_map(false)
             .wasm_memory64(false)

@@ -1,8 +1,8 @@
-//! Room for small inputs and outputs in every instance, from its beginning: growing a memory for each call, and taking
-//! that back, costs more than the rest of a call.
+//! Reserves space for small inputs and outputs in the initial memory of every instance: growing the memory for each call,
+//! and undoing that, costs more than the rest of a call.
 //!
-//! The module is loaded with a page more than it says. It sees no difference from a memory that was grown for the call,
-//! if nothing of it runs before: modules with a start function, an initializer or an allocator are left as they are.
+//! The module is loaded with an additional page. It cannot distinguish this from a memory that was grown for the call if
+//! none of its code runs before: modules with a start function, an initializer or an allocator stay unchanged.
 
 use crate::limits::PAGE_BYTES;
 
@@ -10,21 +10,21 @@ const HEADER_BYTES: usize = 8;
 const MEMORIES: u8 = 5;
 const EXPORTS: u8 = 7;
 const START: u8 = 8;
-/// The kinds of limits: a smallest size, or that and a largest.
+/// Kinds of limits: a minimum, or a minimum and a maximum.
 const WITHOUT_MOST: u8 = 0;
 const WITH_MOST: u8 = 1;
 
-/// How many bytes there is room for.
+/// Size of the reserved space, in bytes.
 pub(crate) const ROOM_BYTES: u64 = PAGE_BYTES;
 
-/// A module with room, and where that is.
+/// A module with reserved space, and the address of that space.
 pub(crate) struct WithRoom {
     pub(crate) module: Vec<u8>,
     pub(crate) at: u64,
 }
 
-/// Makes room, if the limit of memory leaves any and the module exports none of the functions that run before. What cannot
-/// be read is left to the engine, which says what is wrong.
+/// Reserves space, if the limit of memory allows it and the module exports none of the functions that run before. Invalid
+/// modules are left to the engine, which reports the error.
 pub(crate) fn make(module: &[u8], memory_bytes: u64, before: &[&str]) -> Option<WithRoom> {
     let mut rest = module.get(HEADER_BYTES..)?;
     let mut made = None;
@@ -46,7 +46,7 @@ pub(crate) fn make(module: &[u8], memory_bytes: u64, before: &[&str]) -> Option<
     made
 }
 
-/// Whether one of these names is exported.
+/// Returns whether one of these names is exported.
 fn exports_any(content: &[u8], names: &[&str]) -> Option<bool> {
     let (count, mut rest) = number(content)?;
     for _ in 0..count {
@@ -55,13 +55,13 @@ fn exports_any(content: &[u8], names: &[&str]) -> Option<bool> {
         if names.iter().any(|known| known.as_bytes() == name) {
             return Some(true);
         }
-        // What kind of thing, and which.
+        // The kind and the index of the export.
         rest = number(after.get(1..)?)?.1;
     }
     Some(false)
 }
 
-/// The section of a single memory, a page larger, and where that page is.
+/// Returns the section of a single memory with an additional page, and the address of that page.
 fn enlarge(content: &[u8], memory_bytes: u64) -> Option<(Vec<u8>, u64)> {
     let [1, kind, sizes @ ..] = content else { return None };
     let (pages, most) = number(sizes)?;
@@ -78,7 +78,7 @@ fn enlarge(content: &[u8], memory_bytes: u64) -> Option<(Vec<u8>, u64)> {
     Some(([&[MEMORIES][..], &encode(content.len() as u32), &content].concat(), at))
 }
 
-/// An unsigned number in groups of 7 bits, and what follows it.
+/// Decodes an unsigned number in groups of 7 bits, and returns the remaining bytes.
 fn number(bytes: &[u8]) -> Option<(u32, &[u8])> {
     let end = bytes.iter().take(5).position(|byte| byte & 0x80 == 0)? + 1;
     let value = bytes[..end].iter().rev().fold(0u64, |value, byte| value << 7 | u64::from(byte & 0x7f));
@@ -119,7 +119,7 @@ mod tests {
     }
 
     #[test]
-    fn what_runs_before_its_calls_or_cannot_be_read_is_left_alone() {
+    fn leaves_invalid_modules_and_modules_that_run_early_unchanged() {
         for sections in [
             &b""[..],
             b"\x05\x03\x01\0\x02\x08\x01\0",

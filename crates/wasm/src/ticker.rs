@@ -1,8 +1,8 @@
-//! The clock of deadlines: a thread that advances the engine's epoch while there are calls, and sleeps otherwise.
+//! Clock for deadlines: a thread that advances the engine's epoch while there are calls, and sleeps otherwise.
 //!
-//! Compiled code compares the epoch with its deadline at each loop and call, which costs it no look at a clock. A deadline
-//! is [`PARTS`] ticks, so a call ends at most a twentieth of its time late, and the thread wakes up as seldom as the
-//! package's deadline allows. Where calls follow each other a tick late or early makes no difference.
+//! Compiled code compares the epoch with its deadline at each loop and call, without reading a clock. A deadline is
+//! [`PARTS`] ticks, so a call ends at most a twentieth of its time late, and the thread wakes up as seldom as the package's
+//! deadline allows.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
@@ -12,12 +12,12 @@ use std::time::Duration;
 use sublet_proto::{Code, Error};
 use wasmtime::Engine;
 
-/// Ticks of a deadline.
+/// Number of ticks of a deadline.
 const PARTS: u32 = 20;
 const SHORTEST_TICK: Duration = Duration::from_millis(1);
 const STACK_BYTES: usize = 64 << 10;
 
-/// See the [module](self).
+/// Clock for deadlines; see the [module](self).
 pub(crate) struct Ticker {
     shared: Arc<Shared>,
     thread: Option<JoinHandle<()>>,
@@ -26,12 +26,12 @@ pub(crate) struct Ticker {
 
 #[derive(Default)]
 struct Shared {
-    /// Calls that are under way. Written by the threads of workers; with `asleep` it decides who sees whom: each side
-    /// writes its own and then reads the other's, both in one order for all.
+    /// Number of running calls, written by the threads of workers. Each side writes its own field and then reads the other's
+    /// in sequentially consistent order, so that a new call or the ticker always notices the other (see `asleep`).
     calls: AtomicU32,
-    /// Whether the ticker sleeps until it is woken. Written by the ticker.
+    /// Whether the ticker sleeps until it is woken, written by the ticker.
     asleep: AtomicBool,
-    /// Written once, by the end of the engine.
+    /// Whether the engine has ended, written once.
     stopped: AtomicBool,
 }
 
@@ -48,17 +48,17 @@ impl Ticker {
             .map_err(|error| {
                 Error::new(Code::System, format!("starting the ticker of deadlines: {error}"))
             })?;
-        // The tick that a call begins in is over soon, so one more.
+        // A call starts within a tick, so it gets one more.
         let ticks = deadline.as_nanos().div_ceil(tick.as_nanos()) + 1;
         Ok(Ticker { shared, thread: Some(thread), deadline_ticks: ticks as u64 })
     }
 
-    /// How many ticks a call has.
+    /// Number of ticks of a call.
     pub(crate) fn deadline_ticks(&self) -> u64 {
         self.deadline_ticks
     }
 
-    /// A call begins; it ends when what this returns is dropped.
+    /// Notes the start of a call, which ends when the returned guard is dropped.
     pub(crate) fn enter(&self) -> Call<'_> {
         self.shared.calls.fetch_add(1, Ordering::SeqCst);
         if self.shared.asleep.load(Ordering::SeqCst) {
@@ -96,7 +96,7 @@ impl Shared {
         }
     }
 
-    /// Sleeps until there is a call or an end.
+    /// Sleeps until a call starts or the engine ends.
     fn sleep(&self) {
         self.asleep.store(true, Ordering::SeqCst);
         while self.calls.load(Ordering::SeqCst) == 0 && !self.stopped.load(Ordering::SeqCst) {
@@ -106,7 +106,7 @@ impl Shared {
     }
 }
 
-/// A call that is under way.
+/// Guard of a running call.
 pub(crate) struct Call<'ticker> {
     shared: &'ticker Shared,
 }

@@ -1,8 +1,7 @@
-//! As much of WASI (preview 1) as a function needs that has no rights: the time, random numbers, an end, and a log.
+//! The part of WASI (preview 1) for functions without rights: time, random numbers, exit, and a log.
 //!
-//! There are no arguments, no environment, no files and no sockets: whatever would use a descriptor but the two outputs is
-//! answered as if it were not open, and libraries that look for folders at their start find that there are none. What a
-//! function prints goes to the worker's own output.
+//! There are no arguments, no environment, no files and no sockets: every descriptor except the two outputs counts as not
+//! open, and libraries that look for folders at their start find none. Output of a function goes to the worker's output.
 
 use std::io::Write;
 
@@ -13,7 +12,7 @@ use crate::host::{Exit, State, memory, range};
 
 const WASI: &str = "wasi_snapshot_preview1";
 
-/// Numbers of errors, as WASI has them.
+/// Error numbers of WASI.
 mod errno {
     pub(super) const SUCCESS: i32 = 0;
     pub(super) const BADF: i32 = 8;
@@ -22,11 +21,11 @@ mod errno {
     pub(super) const NOSYS: i32 = 52;
 }
 
-/// Most pieces of one output.
+/// Maximum number of pieces of one output.
 const MAX_PIECES: u32 = 1024;
 const PIECE_BYTES: u32 = 8;
 
-/// Defines what the module imports of WASI.
+/// Defines the imports from WASI.
 pub(crate) fn link(linker: &mut Linker<State>, module: &Module) -> Result<()> {
     linker.func_wrap(WASI, "args_sizes_get", no_words)?;
     linker.func_wrap(WASI, "environ_sizes_get", no_words)?;
@@ -53,7 +52,7 @@ pub(crate) fn link(linker: &mut Linker<State>, module: &Module) -> Result<()> {
     Ok(())
 }
 
-/// What is answered by a known function that does nothing here.
+/// Returns the result of a known function that has no effect here.
 fn absent(name: &str) -> Option<i32> {
     match name {
         "fd_write" => None,
@@ -68,7 +67,7 @@ fn put<const N: usize>(caller: &mut Caller<'_, State>, at: u32, bytes: [u8; N]) 
     Ok(())
 }
 
-/// No arguments and no environment: none, in no bytes.
+/// Reports that there are no arguments and no environment variables.
 fn no_words(mut caller: Caller<'_, State>, count: u32, bytes: u32) -> Result<i32> {
     put(&mut caller, count, [0; 4])?;
     put(&mut caller, bytes, [0; 4])?;

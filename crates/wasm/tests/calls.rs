@@ -13,7 +13,7 @@ use support::{LEASE_BYTES, Libraries, MIB, PAGE_BYTES, assert_fails, compile, lo
 use sublet_proto::Code;
 
 #[test]
-fn a_function_means_the_same_with_a_c_library_and_without() {
+fn functions_behave_the_same_with_and_without_c_library() {
     for libraries in [Libraries::None, Libraries::C] {
         let module = load(&compile("portable.c", libraries), "").unwrap();
         let mut thread = module.thread();
@@ -34,7 +34,7 @@ fn a_function_means_the_same_with_a_c_library_and_without() {
 }
 
 #[test]
-fn more_output_than_there_is_room_for_is_said_and_not_written() {
+fn oversized_output_is_reported_and_not_written() {
     let module = load(&compile("portable.c", Libraries::None), "").unwrap();
     let index = ["add_index", "aligned", "boast"].len() as u16 - 1;
     let (mut output, mut caller) =
@@ -55,7 +55,7 @@ fn nothing_of_a_call_is_there_for_the_next() {
 }
 
 #[test]
-fn an_allocator_of_the_module_does_not_give_away_what_the_call_lies_in() {
+fn module_allocator_does_not_reuse_the_memory_of_a_call() {
     let module = load(&compile("allocating.c", Libraries::C), "").unwrap();
     let mut thread = module.thread();
     let input: Vec<u8> = (0..200_000).map(|i| (i % 251) as u8).collect();
@@ -83,7 +83,7 @@ fn functions_in_rust_are_called_like_those_in_c() {
 }
 
 #[test]
-fn a_lease_has_so_much_memory_and_a_package_may_ask_for_less() {
+fn package_may_limit_memory_below_the_lease() {
     let module = compile("modules.c", Libraries::None);
     let pages = |manifest: &str| {
         let module = load(&module, manifest).unwrap();

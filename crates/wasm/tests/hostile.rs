@@ -56,7 +56,7 @@ fn a_start_function_that_never_ends_ends_at_the_deadline() {
 }
 
 #[test]
-fn an_allocator_that_never_ends_or_lies_is_an_error_of_the_call() {
+fn endless_or_lying_allocator_is_an_error_of_the_call() {
     let module = |code: &[u8]| {
         let module = with_function(code::SIZE).function(Some("malloc"), ALLOCATOR, code);
         load(&module.encode(), DEADLINE).unwrap()
@@ -85,7 +85,7 @@ fn memory_ends_at_the_limit() {
 }
 
 #[test]
-fn memory_and_tables_that_are_huge_from_the_beginning_are_refused() {
+fn rejects_huge_initial_memory_and_tables() {
     let huge = Module::with_memory(65_536, None).function(Some("f"), SHORT, code::SIZE);
     assert_refused(load(&huge.encode(), ""), &["m.wasm", "memory", "4294967296"]);
     for elements in [10_000_000, u32::MAX] {
@@ -101,7 +101,7 @@ fn memory_and_tables_that_are_huge_from_the_beginning_are_refused() {
 #[test]
 fn a_table_cannot_grow_beyond_its_limit() {
     let module = load(&with_function(code::GROW_TABLE).table(1).encode(), DEADLINE).unwrap();
-    // What growing answers where it cannot, and one.
+    // The result of a failed growth, plus one.
     assert_eq!(module.call("f", b"", 0).unwrap(), b"");
 }
 
@@ -112,7 +112,7 @@ fn endless_recursion_is_an_error_of_the_call() {
 }
 
 #[test]
-fn a_trap_is_an_error_of_the_call_and_says_what_it_was() {
+fn trap_is_an_error_of_the_call_with_its_reason() {
     assert_ends("trap", &[], Code::FunctionFailed, &["unreachable"]);
     assert_ends("divide", &[0], Code::FunctionFailed, &["divide by zero"]);
     assert_ends("leap", &[5], Code::FunctionFailed, &["table"]);
