@@ -13,7 +13,7 @@ use crate::engine::{Function, WasmEngine};
 use crate::failure::Failure;
 use crate::host::State;
 use crate::limits::PAGE_BYTES;
-use crate::room::ROOM_BYTES;
+use crate::reserve::RESERVED_BYTES;
 
 /// Size of `struct sublet_context` of `sublet_function.h` in WebAssembly: its own size, and the output's capacity.
 const CONTEXT_BYTES: u32 = 8;
@@ -180,15 +180,15 @@ impl Live {
         store: &mut Store<State>,
         layout: Layout,
     ) -> Result<Layout, Failure> {
-        let start = match (&engine.exports.allocate, engine.room) {
+        let start = match (&engine.exports.allocate, engine.reserved) {
             (Some(allocate), _) => self.allocate(store, allocate, layout.end)?,
-            (None, Some(room)) if layout.end <= ROOM_BYTES => Some(room),
+            (None, Some(reserved)) if layout.end <= RESERVED_BYTES => Some(reserved),
             (None, _) => self.grow(store, layout.end),
         };
         let memory_bytes = self.memory.data_size(&*store) as u64;
         // The result of a module's allocator is untrusted.
         let placed = start.map(|start| layout.at(start)).filter(|placed| placed.end <= memory_bytes);
-        placed.ok_or(Failure::NoRoom { wanted_bytes: layout.end, memory_bytes })
+        placed.ok_or(Failure::NoSpace { wanted_bytes: layout.end, memory_bytes })
     }
 
     fn allocate(

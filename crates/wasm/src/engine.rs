@@ -12,7 +12,7 @@ use wasmtime::{ExternType, FuncType, InstancePre, Linker, Module, ModuleExport, 
 use crate::call::WasmCaller;
 use crate::host::{self, State};
 use crate::limits::Limits;
-use crate::room::{self, WithRoom};
+use crate::reserve::{self, ReservedModule};
 use crate::ticker::Ticker;
 
 /// Name of a module's exported linear memory.
@@ -28,7 +28,7 @@ pub struct WasmEngine {
     pub(crate) functions: Vec<Function>,
     pub(crate) exports: Exports,
     /// Address of the space for a call's bytes in every instance.
-    pub(crate) room: Option<u64>,
+    pub(crate) reserved: Option<u64>,
     pub(crate) limits: Limits,
     pub(crate) ticker: Ticker,
 }
@@ -62,7 +62,7 @@ impl WasmEngine {
         let build = load.package.build(load.build)?;
         let library = &build.library;
         let refused = |error| refused(library, &error);
-        let (module, room) = compile(&engine, &read(load.folder, library)?, &limits).map_err(refused)?;
+        let (module, reserved) = compile(&engine, &read(load.folder, library)?, &limits).map_err(refused)?;
         let mut linker = Linker::new(&engine);
         let linked = host::link(&mut linker, &module);
         let instances = linked.and_then(|()| linker.instantiate_pre(&module)).map_err(refused)?;
@@ -71,7 +71,7 @@ impl WasmEngine {
             exports: Exports::of(&module, library)?,
             ticker: Ticker::start(&engine, limits.deadline)?,
             instances,
-            room,
+            reserved,
             limits,
         })
     }
@@ -84,8 +84,8 @@ fn compile(
     limits: &Limits,
 ) -> wasmtime::Result<(Module, Option<u64>)> {
     let [allocate, malloc] = ALLOCATE;
-    match room::make(bytes, limits.memory_bytes, &[INITIALIZE, allocate, malloc]) {
-        Some(WithRoom { module, at }) => Ok((Module::from_binary(engine, &module)?, Some(at))),
+    match reserve::make(bytes, limits.memory_bytes, &[INITIALIZE, allocate, malloc]) {
+        Some(ReservedModule { module, at }) => Ok((Module::from_binary(engine, &module)?, Some(at))),
         None => Ok((Module::from_binary(engine, bytes)?, None)),
     }
 }

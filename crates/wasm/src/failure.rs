@@ -12,7 +12,7 @@ pub(crate) enum Failure {
     /// The function reported a failure, with this message.
     Said(Box<Message>),
     /// Input and output do not fit into the rest of the linear memory.
-    NoRoom {
+    NoSpace {
         /// Size of input and output together.
         wanted_bytes: u64,
         /// Size of the memory.
@@ -35,7 +35,7 @@ impl Failure {
         let told = |code, message: String| (code, Message::of(message.as_bytes()));
         match self {
             Failure::Said(message) => (Code::FunctionFailed, *message),
-            Failure::NoRoom { wanted_bytes, memory_bytes } => told(
+            Failure::NoSpace { wanted_bytes, memory_bytes } => told(
                 Code::MemoryExceeded,
                 format!(
                     "input and output need {wanted_bytes} bytes beside the module's {memory_bytes}, and its limit is {}",

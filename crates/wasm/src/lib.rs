@@ -7,9 +7,9 @@
 //!   the module's initial values.
 //! - A call ends at its limits of time, memory and fuel, with an error of its own and not with the process.
 //!
-//! The module is a stranger's. It is compiled and executed in the sandbox of its lease's worker process, so that a fault in
-//! the compiler is no more than a fault in native code of the same tenant. There is no unsafe code here: what clients
-//! write to while it is read is copied by [`Input`](sublet_runtime::worker::engine::Input) and
+//! The module is untrusted. It is compiled and executed in the sandbox of its lease's worker process, so that a fault in
+//! the compiler has no more effect than native code of the same tenant. The crate has no unsafe code: memory that clients
+//! may write concurrently is copied by [`Input`](sublet_runtime::worker::engine::Input) and
 //! [`Output`](sublet_runtime::worker::engine::Output).
 
 mod call;
@@ -17,7 +17,7 @@ mod engine;
 mod failure;
 mod host;
 mod limits;
-mod room;
+mod reserve;
 mod ticker;
 mod wasi;
 

@@ -19,13 +19,13 @@ const STACK_BYTES: usize = 64 << 10;
 
 /// Clock for deadlines; see the [module](self).
 pub(crate) struct Ticker {
-    shared: Arc<Shared>,
+    shared: Arc<TickerState>,
     thread: Option<JoinHandle<()>>,
     deadline_ticks: u64,
 }
 
 #[derive(Default)]
-struct Shared {
+struct TickerState {
     /// Number of running calls, written by the threads of workers. Each side writes its own field and then reads the other's
     /// in sequentially consistent order, so that a new call or the ticker always notices the other (see `asleep`).
     calls: AtomicU32,
@@ -38,7 +38,7 @@ struct Shared {
 impl Ticker {
     /// Starts the thread, which sleeps until the first call.
     pub(crate) fn start(engine: &Engine, deadline: Duration) -> Result<Ticker, Error> {
-        let shared = Arc::new(Shared::default());
+        let shared = Arc::new(TickerState::default());
         let tick = (deadline / PARTS).max(SHORTEST_TICK);
         let (engine, of_thread) = (engine.clone(), shared.clone());
         let thread = std::thread::Builder::new()
@@ -85,7 +85,7 @@ impl Drop for Ticker {
     }
 }
 
-impl Shared {
+impl TickerState {
     fn tick(&self, engine: &Engine, tick: Duration) {
         while !self.stopped.load(Ordering::SeqCst) {
             if self.calls.load(Ordering::SeqCst) == 0 {
@@ -108,7 +108,7 @@ impl Shared {
 
 /// Guard of a running call.
 pub(crate) struct Call<'ticker> {
-    shared: &'ticker Shared,
+    shared: &'ticker TickerState,
 }
 
 impl Drop for Call<'_> {

@@ -9,14 +9,14 @@ use sublet_proto::Code;
 use sublet_runtime::worker::engine::{Caller, Engine, Input, Output};
 use support::encode::{ALLOCATOR, HEADER, LONG, Module, NOTHING, SHORT, code, section};
 use support::{
-    LEASE_BYTES, Libraries, Loaded, PAGE_BYTES, Thread, assert_fails, assert_refused, compile, load,
+    LEASE_BYTES, Libraries, LoadedModule, PAGE_BYTES, Thread, assert_fails, assert_refused, compile, load,
     load_function,
 };
 
 /// Quick to reach, and long enough for whatever is not endless.
 const DEADLINE: &str = "[wasm]\ndeadline_ms = 200";
 
-fn hostile() -> Loaded {
+fn hostile() -> LoadedModule {
     load(&compile("modules.c", Libraries::None), DEADLINE).unwrap()
 }
 

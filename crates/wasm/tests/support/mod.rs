@@ -46,7 +46,7 @@ pub fn compile(source: &str, with: Libraries) -> Vec<u8> {
 }
 
 /// Checks and loads a module, as a package with this end of a manifest.
-pub fn load(module: &[u8], manifest: &str) -> Result<Loaded, Error> {
+pub fn load(module: &[u8], manifest: &str) -> Result<LoadedModule, Error> {
     let manifest = format!("name = 'm'\nlibrary = 'm.wasm'\n{manifest}");
     let file = PackageFile { path: "m.wasm".into(), data: module.to_vec(), executable: false };
     let checked = package::validate(&package::encode(&package::from_files(&manifest, vec![file])?))?;
@@ -54,7 +54,7 @@ pub fn load(module: &[u8], manifest: &str) -> Result<Loaded, Error> {
 }
 
 /// As the worker of a node that has been deceived: nothing was checked.
-pub fn load_function(module: &[u8], symbol: &str) -> Result<Loaded, Error> {
+pub fn load_function(module: &[u8], symbol: &str) -> Result<LoadedModule, Error> {
     let build =
         PackageBuild { library: "m.wasm".into(), symbols: vec![symbol.into()], ..PackageBuild::default() };
     let info = PackageInfo {
@@ -66,22 +66,22 @@ pub fn load_function(module: &[u8], symbol: &str) -> Result<Loaded, Error> {
     load_unchecked(module, "name = 'm'\nlibrary = 'm.wasm'\n", &info)
 }
 
-fn load_unchecked(module: &[u8], manifest: &str, package: &PackageInfo) -> Result<Loaded, Error> {
+fn load_unchecked(module: &[u8], manifest: &str, package: &PackageInfo) -> Result<LoadedModule, Error> {
     let folder = tempfile::tempdir().unwrap();
     fs::write(folder.path().join("m.wasm"), module).unwrap();
     fs::write(folder.path().join(MANIFEST_FILE), manifest).unwrap();
     let load = Load { folder: folder.path(), package, build: 0, workers: 1, memory_bytes: LEASE_BYTES };
     let engine = WasmEngine::load(&load)?;
-    Ok(Loaded { engine, names: package.functions.iter().map(|function| function.name.clone()).collect() })
+    Ok(LoadedModule { engine, names: package.functions.iter().map(|function| function.name.clone()).collect() })
 }
 
 /// A loaded module.
-pub struct Loaded {
+pub struct LoadedModule {
     pub engine: WasmEngine,
     pub names: Vec<String>,
 }
 
-impl Loaded {
+impl LoadedModule {
     /// What a worker thread has.
     pub fn thread(&self) -> Thread<'_> {
         Thread { caller: self.engine.caller(0).unwrap(), names: &self.names }
@@ -132,7 +132,7 @@ pub fn assert_fails<T: std::fmt::Debug>(called: Result<T, (Code, String)>, code:
 
 /// That a module is refused, with all of these words.
 #[track_caller]
-pub fn assert_refused(loaded: Result<Loaded, Error>, words: &[&str]) {
+pub fn assert_refused(loaded: Result<LoadedModule, Error>, words: &[&str]) {
     let error = loaded.err().expect("the module should have been refused");
     assert_eq!(error.code, Code::InvalidPackage, "{error}");
     for word in words {

@@ -15,17 +15,17 @@ const WITHOUT_MOST: u8 = 0;
 const WITH_MOST: u8 = 1;
 
 /// Size of the reserved space, in bytes.
-pub(crate) const ROOM_BYTES: u64 = PAGE_BYTES;
+pub(crate) const RESERVED_BYTES: u64 = PAGE_BYTES;
 
 /// A module with reserved space, and the address of that space.
-pub(crate) struct WithRoom {
+pub(crate) struct ReservedModule {
     pub(crate) module: Vec<u8>,
     pub(crate) at: u64,
 }
 
 /// Reserves space, if the limit of memory allows it and the module exports none of the functions that run before. Invalid
 /// modules are left to the engine, which reports the error.
-pub(crate) fn make(module: &[u8], memory_bytes: u64, before: &[&str]) -> Option<WithRoom> {
+pub(crate) fn make(module: &[u8], memory_bytes: u64, before: &[&str]) -> Option<ReservedModule> {
     let mut rest = module.get(HEADER_BYTES..)?;
     let mut made = None;
     while let Some((&id, after)) = rest.split_first() {
@@ -36,7 +36,7 @@ pub(crate) fn make(module: &[u8], memory_bytes: u64, before: &[&str]) -> Option<
             MEMORIES => {
                 let (section, at) = enlarge(content, memory_bytes)?;
                 let front = &module[..module.len() - rest.len()];
-                made = Some(WithRoom { module: [front, &section, next].concat(), at });
+                made = Some(ReservedModule { module: [front, &section, next].concat(), at });
             }
             EXPORTS if exports_any(content, before)? => return None,
             _ => {}
@@ -71,7 +71,7 @@ fn enlarge(content: &[u8], memory_bytes: u64) -> Option<(Vec<u8>, u64)> {
         _ => return None,
     };
     let at = u64::from(pages) * PAGE_BYTES;
-    if u64::from(pages) + 1 > most_pages || at + ROOM_BYTES > memory_bytes {
+    if u64::from(pages) + 1 > most_pages || at + RESERVED_BYTES > memory_bytes {
         return None;
     }
     let content = [&[1, *kind][..], &encode(pages + 1), most].concat();
