@@ -40,7 +40,10 @@ const MAX_DESCRIPTORS: usize = MAX_LAYERS + MAX_VECTOR;
 /// Sends a message with descriptors.
 pub(crate) fn send(socket: BorrowedFd<'_>, message: &impl Message, fds: &[BorrowedFd<'_>]) -> io::Result<()> {
     let bytes = message.encode_to_vec();
-    debug_assert!(!bytes.is_empty(), "an empty message reads as the end of the connection");
+    if bytes.is_empty() {
+        let message = "it says nothing, which would be read as the end of the connection";
+        return Err(io::Error::new(io::ErrorKind::InvalidInput, message));
+    }
     if bytes.len() > MAX_PACKET_BYTES {
         return Err(io::Error::new(io::ErrorKind::InvalidInput, "it is larger than a packet"));
     }

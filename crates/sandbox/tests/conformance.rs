@@ -93,6 +93,9 @@ fn a_request_that_is_too_large_is_refused_and_harms_nobody(sort: Sort) {
     let request = SandboxRequest { body: Some(Body::State(SandboxIds { ids: vec![0; 10_000] })) };
     let relayed = house.sandboxes.relay(&request, &[]);
     assert!(matches!(relayed, Err(SandboxError::TooMany)), "{relayed:?}");
+    // As of an operator with a later version, who asks for what is not known here.
+    let unknown = house.sandboxes.relay(&SandboxRequest::default(), &[]);
+    assert!(unknown.is_err(), "{unknown:?}");
     let (spec, _outside) = house.probe(&[&"long".repeat(MAX_PACKET_BYTES)]);
     let error = house.sandboxes.launch(vec![spec]).remove(0).unwrap_err().to_string();
     assert!(error.contains("larger than a packet"), "{error}");
