@@ -327,7 +327,7 @@ pub(crate) const SCHEMA: Schema = Schema {
             value: "TIME",
             help: "How long runs that have not ended can be resumed after their clients were last heard of, at least 1d, or forever; then they are ended",
             otherwise: Otherwise::Is("30d"),
-            shown: Shown::Openly,
+            shown: Visibility::Openly,
         },
         super::LOG,
     ],

@@ -72,7 +72,10 @@ fn load_unchecked(module: &[u8], manifest: &str, package: &PackageInfo) -> Resul
     fs::write(folder.path().join(MANIFEST_FILE), manifest).unwrap();
     let load = Load { folder: folder.path(), package, build: 0, workers: 1, memory_bytes: LEASE_BYTES };
     let engine = WasmEngine::load(&load)?;
-    Ok(LoadedModule { engine, names: package.functions.iter().map(|function| function.name.clone()).collect() })
+    Ok(LoadedModule {
+        engine,
+        names: package.functions.iter().map(|function| function.name.clone()).collect(),
+    })
 }
 
 /// A loaded module.
