@@ -29,6 +29,7 @@ mod listing;
 mod names;
 mod operations;
 mod reached;
+mod rebuild;
 mod servers;
 mod text;
 
@@ -42,7 +43,6 @@ use std::path::{Path, PathBuf};
 use async_nats::jetstream::message::StreamMessage;
 use sublet_proto::{Code, Error};
 
-use self::copies::Losses;
 use self::link::Link;
 use self::names::{Names, Series};
 use self::operations::Change;
@@ -135,7 +135,12 @@ impl NatsStore {
         store.link.run(|jetstream| operations::remove_stream(jetstream, unread))?;
         store.check_reached(&mut reached)?;
         *store.reached.borrow_mut() = Some(reached);
-        let report = store.compare(is_copied, Losses::PutBack)?;
+        let comparison = store.compare(is_copied)?;
+        let report = &comparison.report;
+        if !report.lost.is_empty() {
+            return Err(store.damaged(report));
+        }
+        store.mend(&comparison)?;
         if !report.restored.is_empty() {
             let records = listed(&report.restored);
             tracing::warn!(
@@ -143,10 +148,7 @@ impl NatsStore {
                 "the servers of the store had lost records, which their copies have put back"
             );
         }
-        match report.lost.is_empty() {
-            true => Ok(store),
-            false => Err(store.damaged(&report)),
-        }
+        Ok(store)
     }
 
     /// Compares how far streams have come with what is noted. Streams whose records have copies may have lost some, if the stream
@@ -182,7 +184,7 @@ impl NatsStore {
     /// # Errors
     /// `store_unreachable` if the server does not answer.
     pub fn check(&self) -> Result<Report, Error> {
-        let mut report = self.compare(|_| true, Losses::OnlySaid)?;
+        let mut report = self.compare(|_| true)?.report;
         self.examine_blobs(&mut report)?;
         Ok(report)
     }
@@ -192,13 +194,9 @@ impl NatsStore {
     /// # Errors
     /// `store_unreachable` and `store_full` if the server does not answer or takes nothing.
     pub fn repair(&mut self) -> Result<Report, Error> {
-        let mut report = self.compare(|_| true, Losses::PutBack)?;
-        let keys = report.lost.iter().filter_map(|lost| lost.split_once(": ")).map(|(key, _)| key.to_owned());
-        for key in keys.collect::<Vec<_>>() {
-            // A message that the server cannot read makes way for a new one, which can be removed.
-            self.change(vec![Change::sealed(self.names.key(&key), &key, b"")])?;
-            self.remove_keys(&[key])?;
-        }
+        let comparison = self.compare(|_| true)?;
+        self.mend(&comparison)?;
+        let mut report = comparison.report;
         self.examine_blobs(&mut report)?;
         Ok(report)
     }

@@ -6,7 +6,7 @@
 //! copy of a message that the record's stream does not have, nor a later one, is of a record that was lost. A record without
 //! its copy was being written when its manager died, or is of a version that made no copies.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 use async_nats::jetstream::message::StreamMessage;
 use sublet_proto::Error;
@@ -18,32 +18,43 @@ use super::{NatsStore, WINDOW_RECORDS, is_copied};
 use sha2::{Digest, Sha256};
 use sublet_proto::package::is_digest;
 
-/// Whether records that are lost are put back from their copies.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Losses {
-    PutBack,
-    OnlySaid,
+/// What a comparison of records with their copies found.
+#[derive(Debug, Default)]
+pub(super) struct Comparison {
+    /// Records that are lost, and those of which copies are left.
+    pub report: Report,
+    /// Records that have no copy, or an older one.
+    uncopied: Vec<String>,
 }
+
+/// Records of a kind by key: the sequence number of each message.
+type SequenceNumbers = BTreeMap<String, u64>;
 
 impl NatsStore {
     /// Writes the copies of records that were stored as messages of these sequence numbers.
     pub(super) fn copy(&self, records: &[(&str, &[u8], u64)]) -> Result<(), Error> {
-        let records: Vec<_> = records.iter().filter(|(key, ..)| kind(key).is_ok_and(is_copied)).collect();
+        let records: Vec<_> =
+            records.iter().filter(|(key, ..)| kind(key).is_ok_and(is_copied)).copied().collect();
         if records.is_empty() {
             return Ok(());
         }
-        self.ensure(self.names.copies())?;
-        let copy = |(key, value, of): &&(&str, &[u8], u64)| {
-            Change::sealed(self.names.copy(key), key, value).copy_of(*of)
-        };
-        match self.change(records.iter().map(copy).collect()) {
+        match self.write_copies(&records) {
             Err(error) if error.code == sublet_proto::Code::StoreFull => {
                 // An older copy would take the place of a record that is lost.
                 tracing::warn!(%error, "records are stored without copies");
                 self.remove_copies(records.iter().map(|(key, ..)| *key))
             }
-            copied => copied.map(drop),
+            copied => copied,
         }
+    }
+
+    /// Writes copies of records of any kind.
+    pub(super) fn write_copies(&self, records: &[(&str, &[u8], u64)]) -> Result<(), Error> {
+        self.ensure(self.names.copies())?;
+        let copy = |(key, value, of): &(&str, &[u8], u64)| {
+            Change::sealed(self.names.copy(key), key, value).copy_of(*of)
+        };
+        self.change(records.iter().map(copy).collect()).map(drop)
     }
 
     /// Removes the copies of keys.
@@ -53,32 +64,45 @@ impl NatsStore {
         self.remove(copied.map(|key| (stream.clone(), self.names.copy(key))).collect())
     }
 
-    /// Reads every record, looks for those that are missing by their copies, and writes copies that are missing.
-    pub(super) fn compare(&self, which: impl Fn(&str) -> bool, losses: Losses) -> Result<Report, Error> {
-        let mut report = Report::default();
+    /// Reads every record of these kinds, and looks for those that are missing by their copies. Records of other kinds
+    /// have copies if [`NatsStore::rebuild`] was interrupted: they are looked for as well.
+    pub(super) fn compare(&self, which: impl Fn(&str) -> bool) -> Result<Comparison, Error> {
+        let mut comparison = Comparison::default();
+        let report = &mut comparison.report;
         let copies = self.copied_messages()?;
-        let mut found = BTreeMap::new();
-        for kind in self.kinds()?.iter().filter(|kind| which(kind)) {
-            let records = self.examine(kind, &mut report)?;
+        let interrupted = copies.keys().map(|key| kind(key)).collect::<Result<BTreeSet<_>, _>>()?;
+        let mut found = SequenceNumbers::new();
+        for kind in self.kinds()?.iter().filter(|kind| which(kind) || interrupted.contains(kind.as_str())) {
+            let records = self.examine(kind, report)?;
             report.records.insert(kind.clone(), records.len() as u64);
-            if is_copied(kind) {
-                found.extend(records);
-            }
+            found.extend(records);
         }
         for (key, of) in &copies {
-            if which(kind(key)?) && found.get(key).is_none_or(|sequence| sequence < of) {
-                self.look_after(key, losses, &mut report)?;
+            if found.get(key).is_none_or(|sequence| sequence < of) {
+                self.look_after(key, report)?;
             }
         }
-        if losses == Losses::PutBack {
-            let without = found.iter().filter(|(key, sequence)| copies.get(*key) != Some(*sequence));
-            self.copy_again(without.map(|(key, _)| key.clone()).collect())?;
+        let is_uncopied = |(key, sequence): &(String, u64)| {
+            kind(key).is_ok_and(is_copied) && copies.get(key) != Some(sequence)
+        };
+        comparison.uncopied = found.into_iter().filter(is_uncopied).map(|(key, _)| key).collect();
+        Ok(comparison)
+    }
+
+    /// Puts back the records of which copies are left, goes on without those that are lost, and writes copies that are
+    /// missing.
+    pub(super) fn mend(&self, comparison: &Comparison) -> Result<(), Error> {
+        let Report { lost, restored, .. } = &comparison.report;
+        let lost = lost.iter().filter_map(|lost| lost.split_once(": ")).map(|(key, _)| key);
+        let damaged = restored.iter().map(String::as_str).chain(lost).map(kind);
+        for kind in damaged.collect::<Result<BTreeSet<_>, _>>()? {
+            self.rebuild(kind)?;
         }
-        Ok(report)
+        self.copy_again(&comparison.uncopied)
     }
 
     /// Which message each copy is of.
-    fn copied_messages(&self) -> Result<BTreeMap<String, u64>, Error> {
+    pub(super) fn copied_messages(&self) -> Result<SequenceNumbers, Error> {
         let series = self.names.copies();
         let all = series.subjects.clone();
         let stream = self.ensure(series)?;
@@ -104,34 +128,58 @@ impl NatsStore {
         Ok(streams.iter().filter_map(|name| name.strip_prefix(&prefix)).map(str::to_owned).collect())
     }
 
-    /// The sequence numbers of the records of a kind that can be read. Others are said.
-    fn examine(&self, kind: &str, report: &mut Report) -> Result<BTreeMap<String, u64>, Error> {
+    /// The sequence numbers of the records of a kind that can be read. Others are reported.
+    fn examine(&self, kind: &str, report: &mut Report) -> Result<SequenceNumbers, Error> {
+        let mut sequences = SequenceNumbers::new();
+        self.read_each(kind, |key, message| {
+            match message {
+                Some(message) if operations::is_whole(&key, &message) => {
+                    sequences.insert(key, message.sequence);
+                }
+                Some(_) => report.lost.push(format!("{key}: its checksum is wrong")),
+                None if self.is_unreadable(&key)? => {
+                    report.lost.push(format!("{key}: the server lists it and cannot read it"));
+                }
+                None => {}
+            }
+            Ok(())
+        })?;
+        Ok(sequences)
+    }
+
+    /// The records of a kind that can be read, each with the sequence number of its message.
+    pub(super) fn readable(&self, kind: &str) -> Result<BTreeMap<String, (Vec<u8>, u64)>, Error> {
+        let mut records = BTreeMap::new();
+        self.read_each(kind, |key, message| {
+            if let Some(message) = message.filter(|message| operations::is_whole(&key, message)) {
+                records.insert(key, (message.payload.to_vec(), message.sequence));
+            }
+            Ok(())
+        })?;
+        Ok(records)
+    }
+
+    /// Calls `take` with each listed key of a kind and its message, if the server can read it.
+    fn read_each(
+        &self,
+        kind: &str,
+        mut take: impl FnMut(String, Option<StreamMessage>) -> Result<(), Error>,
+    ) -> Result<(), Error> {
         let prefix = format!("{kind}/");
         let stream = self.ensure(self.names.keys(&prefix)?)?;
-        let mut sequences = BTreeMap::new();
-        let keys = self.keys(&prefix)?;
-        for window in keys.chunks(WINDOW_RECORDS) {
+        for window in self.keys(&prefix)?.chunks(WINDOW_RECORDS) {
             let subjects = window.iter().map(|key| self.names.key(key)).collect();
             let of = stream.clone();
             let messages = self.link.run(|jetstream| operations::last_of_each(jetstream, of, subjects))?;
             for (key, message) in window.iter().zip(messages) {
-                match message {
-                    Some(message) if operations::is_whole(key, &message) => {
-                        sequences.insert(key.clone(), message.sequence);
-                    }
-                    Some(_) => report.lost.push(format!("{key}: its checksum is wrong")),
-                    None if self.is_unreadable(&stream, key)? => {
-                        report.lost.push(format!("{key}: the server lists it and cannot read it"));
-                    }
-                    None => {}
-                }
+                take(key.clone(), message)?;
             }
         }
-        Ok(sequences)
+        Ok(())
     }
 
-    fn is_unreadable(&self, stream: &str, key: &str) -> Result<bool, Error> {
-        let (stream, subject) = (stream.to_owned(), self.names.key(key));
+    fn is_unreadable(&self, key: &str) -> Result<bool, Error> {
+        let (stream, subject) = (self.names.keys(key)?.name, self.names.key(key));
         let looked = self.link.run(|jetstream| operations::last_or_lost(jetstream, stream, subject, None));
         match looked {
             Err(error) if error.code == sublet_proto::Code::StoreDamaged => Ok(true),
@@ -139,52 +187,35 @@ impl NatsStore {
         }
     }
 
-    /// Looks again for a record that seemed to be missing, and puts it back if it is. Others may have changed it meanwhile.
-    fn look_after(&self, key: &str, losses: Losses, report: &mut Report) -> Result<(), Error> {
+    /// Looks again for a record that seemed to be missing, and reports it if it is: as one that can be put back, if its
+    /// copy is whole. Others may have changed it meanwhile.
+    fn look_after(&self, key: &str, report: &mut Report) -> Result<(), Error> {
         let Some((copy, of)) = self.copy_of(key)? else { return Ok(()) };
         let (stream, subject) = (self.ensure(self.names.keys(key)?)?, self.names.key(key));
         let current = self.link.run(|jetstream| operations::last(jetstream, stream, subject))?;
-        let sequence = current.map_or(0, |current| current.sequence);
-        if sequence >= of {
+        if current.is_some_and(|current| current.sequence >= of && operations::is_whole(key, &current)) {
             return Ok(());
         }
-        // An unreadable record is said already.
+        // A record that cannot be read was reported without regard to its copy.
         report.lost.retain(|lost| lost.split_once(": ").is_none_or(|(said, _)| said != key));
-        if !operations::is_whole(key, &copy) {
-            report.lost.push(format!("{key}: it is missing, and its copy is damaged"));
-        } else if losses == Losses::OnlySaid {
-            report.restored.push(key.to_owned());
-        } else {
-            self.put_back(key, &copy.payload, sequence)?;
-            report.restored.push(key.to_owned());
+        match operations::is_whole(key, &copy) {
+            true => report.restored.push(key.to_owned()),
+            false => report.lost.push(format!("{key}: it is missing, and its copy is damaged")),
         }
         Ok(())
     }
 
-    /// Stores a record anew in the place of the message of this sequence number, unless somebody else has replaced it.
-    fn put_back(&self, key: &str, value: &[u8], sequence: u64) -> Result<(), Error> {
-        let (stream, change) = (self.names.keys(key)?.name, Change::sealed(self.names.key(key), key, value));
-        if self.is_unreadable(&stream, key)? {
-            // The server knows a sequence number that it does not tell.
-            let sequences = self.change(vec![change])?;
-            return sequences.first().map_or(Ok(()), |of| self.copy(&[(key, value, *of)]));
-        }
-        let put = self.link.run(|jetstream| operations::publish_if(jetstream, change, sequence))?;
-        let of = put.and_then(|put| put.into_values().max());
-        of.map_or(Ok(()), |of| self.copy(&[(key, value, of)]))
-    }
-
     /// The copy of a record, and of which message it is.
-    fn copy_of(&self, key: &str) -> Result<Option<(StreamMessage, u64)>, Error> {
+    pub(super) fn copy_of(&self, key: &str) -> Result<Option<(StreamMessage, u64)>, Error> {
         let (stream, subject) = (self.ensure(self.names.copies())?, self.names.copy(key));
         let copy = self.link.run(|jetstream| operations::last(jetstream, stream, subject))?;
         Ok(copy.and_then(|copy| operations::copied_sequence(&copy).map(|of| (copy, of))))
     }
 
     /// Writes the copies of records that have none, or an older one.
-    fn copy_again(&self, keys: Vec<String>) -> Result<(), Error> {
+    fn copy_again(&self, keys: &[String]) -> Result<(), Error> {
         for key in keys {
-            if let Some(found) = self.get(&key)? {
+            if let Some(found) = self.get(key)? {
                 self.copy(&[(key.as_str(), found.value.as_slice(), found.version)])?;
             }
         }

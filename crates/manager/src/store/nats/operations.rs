@@ -203,6 +203,12 @@ pub(super) async fn delete(jetstream: Context, stream: String, sequence: u64) ->
     }
 }
 
+/// Removes all messages of a stream up to this sequence number, readable or not.
+pub(super) async fn purge_to(jetstream: Context, stream: String, sequence: u64) -> Result<(), Failure> {
+    let stream = jetstream.get_stream_no_info(stream).await.map_err(silent)?;
+    stream.purge().sequence(sequence + 1).await.map(drop).map_err(silent)
+}
+
 /// The last message of a subject, as the stream's leader has it.
 pub(super) async fn last(
     jetstream: Context,
