@@ -191,7 +191,7 @@ class _Execution:
             worker.printed.earlier = printed = _bounded([*printed, *worker.printed.take()])
         if isinstance(left, result):
             self._check_alone(is_one_of_many)
-            return self._message(State(returned=pickled(left.value), printed=printed), "returns a value")
+            return self._message(State(returned=pickled(left.value), printed=printed), "returns a value of")
         if type(left) is not dict:
             kind = type(left).__name__
             raise TypeError(f"component {self._name} returned a {kind}: neither a dict of variables nor a result")
@@ -202,7 +202,7 @@ class _Execution:
             kept = {name: value for name, value in loaded.items() if name not in self._parameters}
             leaving = _Leaving(self._memory, self._name, self._later, state.access, others)
             bundles = [*others, *leaving.bundles({**kept, **left})]
-        return self._message(State(bundles=bundles, access=state.access, printed=printed), "hands on")
+        return self._message(State(bundles=bundles, access=state.access, printed=printed), "passes on")
 
     def _load(self):
         """Loads the variables of this component and those in the same pickles; returns also the bundles of the others."""

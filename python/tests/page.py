@@ -38,6 +38,8 @@ BLOCK = re.compile(
 )
 # How long a server may take until it serves, in seconds.
 PATIENCE = 60
+# How long all blocks of a document may take together, in seconds.
+LIMIT = 300
 # What ends the output of a block in the shell.
 END = "-- end of block --"
 
@@ -189,8 +191,15 @@ def squeezed(text):
     return "\n".join(line.strip() for line in text.splitlines() if line.strip())
 
 
+def too_long(_signal, _frame):
+    raise Failed(f"the document takes more than {LIMIT} s")
+
+
 def main(document, folder):
     os.chdir(Path(folder) / "work")
+    # Raised here, so that the servers and the shell are ended.
+    signal.signal(signal.SIGALRM, too_long)
+    signal.alarm(LIMIT)
     page = Page(Path(document), Path(folder))
     try:
         page.run()

@@ -448,7 +448,7 @@ def test_what_is_no_graph_is_refused(platform, table):
         ({"version": 1}, "name"),
         (graph(compute("a", fill)), "entry"),
         (graph(compute("a", fill, entry=True), memory("b")), "b"),
-        ("{", "no JSON"),
+        ("{", "is not valid JSON"),
         ([], "no graph"),
     ):
         with pytest.raises(sublet.InvalidArgument, match=said):

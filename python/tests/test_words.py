@@ -18,18 +18,18 @@ def test_a_memory_error_names_the_limit(platform):
 def test_handles_in_arguments_are_named(platform, lease, how):
     memory, executor = platform.memory(), sublet.Executor(1, client=platform, wait=60)
     for handle, named in [
-        (lease, "a lease is of the process"),
-        (lease.options(retries=1), "a lease is of the process"),
-        (platform, "a client is of the process"),
-        (executor, "an executor is of the process"),
-        (memory, "a memory component is of the process"),
+        (lease, "a lease belongs to the process"),
+        (lease.options(retries=1), "a lease belongs to the process"),
+        (platform, "a client belongs to the process"),
+        (executor, "an executor belongs to the process"),
+        (memory, "a memory component belongs to the process"),
     ]:
         with pytest.raises(TypeError, match=f"an argument cannot be sent to a worker: {named}"):
             lease.call(len, how(handle))
         with pytest.raises(TypeError, match=f"cannot be sent to a worker: {named}"):
             lease.submit(len, how(handle)).result(60)
     executor.shutdown()
-    with pytest.raises(TypeError, match="an argument cannot be sent to a worker: a future is of the process"):
+    with pytest.raises(TypeError, match="an argument cannot be sent to a worker: a future belongs to the process"):
         lease.call(len, how(lease.submit(abs, 1)))
 
 
@@ -37,7 +37,7 @@ def test_handles_that_a_function_refers_to_are_named(lease):
     def calls():
         return lease.call(abs, 1)
 
-    with pytest.raises(TypeError, match="the function .*calls cannot be sent to a worker: a lease is of the process"):
+    with pytest.raises(TypeError, match="the function .*calls cannot be sent to a worker: a lease belongs to the process"):
         lease.call(calls)
 
 

@@ -5,6 +5,7 @@
 use std::fs::{self, Permissions};
 use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
+use std::process::Command;
 use std::time::Duration;
 
 use serde_json::{Value, json};
@@ -139,9 +140,17 @@ fn is_revoked(cluster: &Cluster, id: &str) -> bool {
 
 /// What `sublet store` says of the manager's state, or its error.
 fn store(cluster: &Cluster, arguments: &[&str]) -> Result<Value, String> {
+    store_by(sublet(), cluster, arguments)
+}
+
+/// Copies the store of the running manager, which listens at its own socket.
+fn live_backup(cluster: &Cluster, file: &str) -> Result<Value, String> {
+    store_by(cluster.command(), cluster, &["backup", file])
+}
+
+fn store_by(mut command: Command, cluster: &Cluster, arguments: &[&str]) -> Result<Value, String> {
     let state = cluster.managers[0].state().to_str().unwrap();
-    let output =
-        sublet().args(["--json", "store"]).args(arguments).args(["--state", state]).output().unwrap();
+    let output = command.args(["--json", "store"]).args(arguments).args(["--state", state]).output().unwrap();
     if output.status.success() {
         return Ok(serde_json::from_slice(&output.stdout).unwrap());
     }
@@ -225,12 +234,12 @@ fn store_of_a_running_manager_is_backed_up_and_restored() {
     let (mut cluster, good, revoked) = with_tokens();
     let file = cluster.folder().join("live.sqlite");
     let backup = file.to_str().unwrap().to_owned();
-    store(&cluster, &["backup", &backup]).unwrap();
+    live_backup(&cluster, &backup).unwrap();
     assert_eq!(fs::metadata(&file).unwrap().permissions().mode() & 0o777, 0o600);
-    let error = store(&cluster, &["backup", &backup]).unwrap_err();
+    let error = live_backup(&cluster, &backup).unwrap_err();
     assert!(error.contains("exists already"), "{error}");
     let nowhere = cluster.folder().join("nowhere/live.sqlite");
-    let error = store(&cluster, &["backup", nowhere.to_str().unwrap()]).unwrap_err();
+    let error = live_backup(&cluster, nowhere.to_str().unwrap()).unwrap_err();
     assert!(error.contains("nowhere"), "{error}");
     // The manager goes on, and what comes later is not in the copy.
     cluster.json(&["token", "revoke", &good]);

@@ -58,7 +58,7 @@ fn a_person_reads_a_table_and_what_is_chosen() {
     let output = run(&["fabrics"]);
     let text = String::from_utf8_lossy(&output.stdout);
     assert!(output.status.success() && text.starts_with("FABRIC"), "{text}");
-    assert!(text.contains("clients of this machine get shm"), "{text}");
+    assert!(text.contains("clients on this machine use shm"), "{text}");
 }
 
 #[test]
@@ -141,8 +141,8 @@ fn connections_are_measured_beside_one() {
 #[test]
 fn what_cannot_be_measured_is_refused_with_the_reason() {
     for (arguments, reason) in [
-        (&["--fabric", "tcp", "--provider", "verbs"][..], "--fabric ofi alone"),
-        (&["--fabric", "shm", "--encrypted"], "--fabric tcp alone"),
+        (&["--fabric", "tcp", "--provider", "verbs"][..], "requires --fabric ofi"),
+        (&["--fabric", "shm", "--encrypted"], "requires --fabric tcp"),
         (&["--fabric", "tcp", "--connections", "33"], "33"),
         (&["--fabric", "tcp", "--connections", "2", "--mode", "hot"], "warm"),
     ] {

@@ -303,8 +303,7 @@ fn an_operator_whose_node_names_another_in_vain_is_told_so_by_the_command_and_on
     cluster.add_agent_with(Lent::cores(1), &["--devices", "none"]);
     assert_eq!([neighbours(&cluster, "node-0"), neighbours(&cluster, "node-1")], [json!([]), json!([])]);
     let told = String::from_utf8(cluster.command().arg("pus").output().unwrap().stdout).unwrap();
-    let in_vain =
-        "node-0 names node-1 as its neighbour, and is not linked with it: node-1 does not name node-0";
+    let in_vain = "node-0 names node-1 as its neighbour but is not linked to it: node-1 does not name node-0";
     assert!(told.contains(in_vain) && told.contains("no node nobody is registered"), "{told}");
     let complaints =
         |cluster: &Cluster| cluster.agents[0].log().matches("a neighbour is not linked:").count();

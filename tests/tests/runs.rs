@@ -669,7 +669,7 @@ fn a_run_whose_client_is_killed_goes_on_from_what_was_recorded() {
     let said = String::from_utf8_lossy(&resumed.stderr).into_owned();
     assert!(resumed.status.success(), "{said}");
     assert_eq!(resumed.stdout, b"\xc8xyz");
-    assert!(!said.contains("step0 begins") && said.contains("step2 begins"), "{said}");
+    assert!(!said.contains("step0 started") && said.contains("step2 started"), "{said}");
     assert!(first()["ended_unix_ms"].is_u64());
     for run in [run, "0".repeat(32), "a run".to_owned()] {
         platform.assert_refuses(&["graph", "resume", &run, "--output", "/dev/null"], Code::UnknownRun);
@@ -685,7 +685,7 @@ fn the_command_runs_a_document_and_shows_what_was_used() {
     let ran = platform.pipe(&["graph", "run", file.to_str().unwrap()], &100u64.to_le_bytes());
     assert_eq!(ran.stdout, sum_to(100).to_le_bytes());
     let told = String::from_utf8_lossy(&ran.stderr).into_owned();
-    assert!(told.contains("share begins\n") && told.contains("total is done"), "{told}");
+    assert!(told.contains("share started\n") && told.contains("total is done"), "{told}");
     let output = platform.state().join("output");
     let arguments = ["graph", "run", "sums", "--json", "--output", output.to_str().unwrap()];
     let ran = platform.pipe(&arguments, &7u64.to_le_bytes());

@@ -132,8 +132,8 @@ impl sublet_invoker {
 
     fn allocate(&mut self, allocation: &Allocation) -> Result<(), Error> {
         self.invoker.allocate(allocation)?;
-        let owner = self.invoker.package().map_or("", |package| &package.owner);
-        self.texts = self.invoker.lease().map(|lease| LeaseTexts::new(&lease, owner));
+        let owner = self.invoker.package_owner();
+        self.texts = self.invoker.lease().map(|lease| LeaseTexts::new(&lease, &owner));
         Ok(())
     }
 

@@ -144,7 +144,12 @@ fn values_that_contradict_each_other_are_refused_with_both_names() {
         ("manager", "tls.mode = 'off'", &[], &["config.toml:1", "tls.mode", "0.0.0.0:7433", "loopback"]),
         ("manager", "queue.total = 1", &["--queue-per-tenant", "2"], &["--queue-per-tenant", "queue.total"]),
         ("agent", "shared_places = 2", &[], &["config.toml:1", "shared_places", "shared_cores"]),
-        ("agent", "shared_cores = 3", &["--shared-places", "2"], &["--shared-places", "3 shared cores"]),
+        (
+            "agent",
+            "shared_cores = 3",
+            &["--shared-places", "2"],
+            &["--shared-places", "number of shared cores (3)"],
+        ),
         ("agent", "token = 't'\ntoken_file = 'f'", &[], &["config.toml:1", "config.toml:2"]),
     ] {
         let error = Case::new(text).refused(program, flags);

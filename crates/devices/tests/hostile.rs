@@ -250,6 +250,7 @@ fn the_document_ties_each_threat_to_a_test_that_is_here() {
     let tests: String = ["tests/hostile.rs", "tests/suite/mod.rs", "../../tests/tests/kernels.rs"]
         .map(|file| std::fs::read_to_string(folder.join(file)).unwrap())
         .concat();
+    let (document, _) = document.split_once("\n## What it costs\n").unwrap();
     let rows: Vec<_> = document.lines().filter(|line| line.starts_with("| opencl |")).collect();
     assert!(rows.len() >= 10, "{} rows", rows.len());
     for row in rows {

@@ -393,6 +393,12 @@ impl Invoker {
         self.held.as_ref().map(|held| &held.first.package)
     }
 
+    /// The tenant that owns the leased package; empty without a lease, and where the manager does not report an owner.
+    pub fn package_owner(&self) -> String {
+        let Some(held) = &self.held else { return String::new() };
+        if self.has_sent_package { held.first.description().tenant } else { held.first.package.owner.clone() }
+    }
+
     /// Whether the leased package is this client's own: deployed by this process, by its path, or its name is this client's
     /// tenant's. Results of other packages are bytes from another tenant's program. False without a lease, and where the
     /// manager does not report an owner.

@@ -56,17 +56,6 @@ fn edge(r#type: &str, from: &str, to: &str) -> Value {
 }
 
 #[test]
-fn instances_that_swap_are_counted_beyond_32_bits() {
-    let mut document = changed("/components/1/parallelism", json!(u32::MAX));
-    let fields = document.pointer_mut("/components/2").and_then(Value::as_object_mut).unwrap();
-    fields.insert("parallelism".into(), json!(u32::MAX));
-    fields.insert("resources".into(), json!({ "memory_bytes": 32 << 20, "swap_bytes": 1 << 30 }));
-    let problems = parse(&document).unwrap_err();
-    let is_counted = |problem: &Problem| problem.message.contains("8589934590 instances have swap_bytes");
-    assert!(problems.iter().any(is_counted), "{problems:?}");
-}
-
-#[test]
 fn a_document_says_what_a_graph_is_and_what_it_leaves_out_has_defaults() {
     let graph = parse(&document()).unwrap();
     assert_eq!((graph.name.as_str(), graph.entry()), ("regression", 0));

@@ -13,7 +13,7 @@ use std::time::{Duration, Instant};
 use rustix::event::{EventfdFlags, eventfd};
 use sublet_fabric::clock::monotonic_ns;
 use sublet_fabric::greeting::{self, Kind};
-use sublet_fabric::packet::PacketSocket;
+use sublet_fabric::packet::{PacketError, PacketSocket};
 use sublet_fabric::region::Region;
 use sublet_fabric::remote::RemoteSocket;
 use sublet_fabric::shm;
@@ -230,7 +230,7 @@ pub(crate) fn read_attached(agent: &AgentSocket) -> Result<(v1::Attached, Option
     let deadline = Instant::now() + AGENT_TIMEOUT;
     loop {
         let left = deadline.saturating_duration_since(Instant::now());
-        let mut packet = agent.receive(Some(left)).map_err(|error| gone(&error))?.ok_or_else(closed)?;
+        let mut packet = agent.receive(Some(left)).map_err(not_received)?.ok_or_else(closed)?;
         let message: v1::AgentToClient = decode("an agent's message", &packet.bytes)?;
         match message.body {
             Some(agent_to_client::Body::Attached(attached)) => return Ok((attached, packet.fds.pop())),
@@ -242,6 +242,15 @@ pub(crate) fn read_attached(agent: &AgentSocket) -> Result<(v1::Attached, Option
             Some(agent_to_client::Body::Alive(_)) => {}
             body => return Err(protocol(format!("the agent answered a ticket with {body:?}"))),
         }
+    }
+}
+
+/// The error of a packet that did not arrive. A limit of this process keeps its code: the agent is well.
+fn not_received(error: PacketError) -> Error {
+    let unreachable = gone(&error);
+    match Error::from(error) {
+        limit if limit.code == Code::LimitTooLow => limit,
+        _ => unreachable,
     }
 }
 
