@@ -2,7 +2,8 @@
 
 #![allow(clippy::unwrap_used, unsafe_code)]
 
-use std::io::{BufRead, BufReader};
+use std::io::{BufRead, BufReader, Read, Write};
+use std::net::{TcpListener, TcpStream};
 use std::os::fd::AsFd;
 use std::process::{Child, Command, Stdio};
 use std::ptr::NonNull;
@@ -407,6 +408,78 @@ fn whoever_waits_for_a_killed_peer_or_sends_to_it_goes_on_at_the_latest_when_it_
             });
             assert!(side.end.down().is_some());
         }
+    }
+}
+
+/// Relays TCP connections to a port of this machine, and can stop in the middle of what the target sends.
+struct Relay {
+    port: u16,
+    /// Bytes of the target's that are still relayed.
+    left: Arc<AtomicU64>,
+}
+
+impl Relay {
+    fn to(target: u16) -> Relay {
+        let listener = TcpListener::bind(("127.0.0.1", 0)).unwrap();
+        let relay = Relay { port: listener.local_addr().unwrap().port(), left: Arc::new(u64::MAX.into()) };
+        let left = relay.left.clone();
+        // The threads end with the connections, or with the test's process.
+        std::thread::spawn(move || {
+            for near in listener.incoming().map(Result::unwrap) {
+                let far = TcpStream::connect(("127.0.0.1", target)).unwrap();
+                let (near_too, far_too) = (near.try_clone().unwrap(), far.try_clone().unwrap());
+                let (left, all) = (left.clone(), Arc::new(u64::MAX.into()));
+                std::thread::spawn(move || relay_bytes(near_too, far_too, &all));
+                std::thread::spawn(move || relay_bytes(far, near, &left));
+            }
+        });
+        relay
+    }
+}
+
+fn relay_bytes(mut from: TcpStream, mut to: TcpStream, left: &AtomicU64) {
+    let mut bytes = [0; 1 << 16];
+    while let Ok(read @ 1..) = from.read(&mut bytes) {
+        let relayed = left.fetch_update(Ordering::SeqCst, Ordering::SeqCst, |left| {
+            Some(if left == u64::MAX { left } else { left.saturating_sub(read as u64) })
+        });
+        if to.write_all(&bytes[..relayed.unwrap().min(read as u64) as usize]).is_err() {
+            break;
+        }
+    }
+}
+
+/// As when the peer's machine loses its power: what it was sending stays half received.
+#[test]
+fn whoever_disconnects_from_a_peer_that_stopped_in_the_middle_of_a_message_goes_on() {
+    if let Err(error) = ofi::providers() {
+        skip(Means::Libfabric, error);
+        return;
+    }
+    let toward = "127.0.0.1".parse().unwrap();
+    for provider in ["tcp;ofi_rxm", "tcp"] {
+        let (client, worker) = (Side::new(), Side::new());
+        let network = Network::of(provider).toward(toward);
+        let contact = client.end.open(&network).unwrap();
+        let mut answer = worker.end.accept(&network, &contact).unwrap();
+        // The contact has the worker's address in it: a `struct sockaddr_in`.
+        let address =
+            answer.windows(8).position(|bytes| bytes[..2] == [2, 0] && bytes[4..] == [127, 0, 0, 1]);
+        let port = address.unwrap() + 2..address.unwrap() + 4;
+        let relay = Relay::to(u16::from_be_bytes(answer[port.clone()].try_into().unwrap()));
+        answer[port].copy_from_slice(&relay.port.to_be_bytes());
+        served(&worker, || client.end.connect(&answer).unwrap());
+        worker.end.reach(OWN, client.end.expose(OWN).unwrap()).unwrap();
+        worker.end.put_imm(line_at(0), Turn::of_use(0), 0, &[0]).unwrap();
+        assert!(client.end.wait(client.line(0), Turn::of_use(0), None, || false));
+
+        relay.left.store(1000, Ordering::SeqCst);
+        worker.end.put(Address { region: OWN, offset: 8192 }, &[7; 4000]).unwrap();
+        worker.end.put_imm(line_at(0), Turn::of_use(1), 0, &[1]).unwrap();
+        let soon = Instant::now() + Duration::from_millis(100);
+        assert!(!client.end.wait(client.line(0), Turn::of_use(1), Some(soon), || false));
+        client.end.disconnect("the peer does not answer");
+        assert!(client.end.down().is_some());
     }
 }
 

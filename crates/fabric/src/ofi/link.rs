@@ -27,6 +27,8 @@ pub struct Link {
     table: &'static Table,
     raw: NonNull<RawLink>,
     registrations: Vec<RawRegistration>,
+    /// Immediate data goes in a write of its own, after the bytes.
+    separates_data: bool,
     /// What the provider does.
     pub facts: Facts,
 }

@@ -28,15 +28,17 @@ const WORDS_BYTES: u64 = 64;
 /// In the landing memory: the page that holds the peer's count of what it has taken, then the slots.
 pub const SLOTS_OFFSET: u64 = PAGE_BYTES;
 pub const LANDING_BYTES: u64 = SLOTS_OFFSET + (SLOTS * SLOT_BYTES) as u64;
-/// In the outgoing memory: the slots' messages, the atomics' words, the bounce bytes.
+/// In the outgoing memory: the slots' messages, the atomics' words, the count of taken messages, the bounce bytes.
 const WORDS_OFFSET: u64 = (SLOTS * SLOT_BYTES) as u64;
-const BOUNCE_OFFSET: u64 = WORDS_OFFSET + GROUPS as u64 * WORDS_BYTES;
+const COUNT_OFFSET: u64 = WORDS_OFFSET + GROUPS as u64 * WORDS_BYTES;
+const BOUNCE_OFFSET: u64 = COUNT_OFFSET + WORDS_BYTES;
 const OUTGOING_BYTES: u64 = BOUNCE_OFFSET + BOUNCE_BYTES;
 
 /// Which contexts are whose.
 const RECEIVES: usize = SLOTS;
 const FIRST_OPERATION: usize = SLOTS + RECEIVES;
-const CONTEXTS: usize = FIRST_OPERATION + OPERATIONS;
+const COUNT: usize = FIRST_OPERATION + OPERATIONS;
+const CONTEXTS: usize = COUNT + 1;
 
 /// Completions are taken in such lots.
 const LOT: usize = 16;
@@ -112,6 +114,8 @@ pub struct Live {
     pub(super) is_watched: bool,
     /// The provider sends by this process's own progress.
     pub(super) is_software: bool,
+    /// The count in the outgoing memory is on its way to the peer, and must not be changed before it has left.
+    pub(super) is_telling: bool,
     stage: Stage,
     polls: u32,
 }
@@ -154,6 +158,7 @@ impl Live {
             is_software: ["tcp", "net", "udp", "sockets"]
                 .iter()
                 .any(|name| link.facts.provider().starts_with(name)),
+            is_telling: false,
             stage: Stage::Alone,
             polls: 0,
             link,
@@ -278,6 +283,16 @@ impl Live {
         (&raw mut self.contexts[slot]).cast()
     }
 
+    /// Where the context of the count lies.
+    pub(super) fn count_context(&mut self) -> *mut c_void {
+        (&raw mut self.contexts[COUNT]).cast()
+    }
+
+    /// The count of taken messages, on its way to the peer.
+    pub(super) fn count(&self) -> NonNull<u64> {
+        inside(&self.outgoing, COUNT_OFFSET).cast()
+    }
+
     /// The words of a group: operand, expected, result.
     pub(super) fn words(&self, group: usize) -> NonNull<u64> {
         inside(&self.outgoing, WORDS_OFFSET + group as u64 * WORDS_BYTES).cast()
@@ -297,7 +312,8 @@ impl Live {
         match from / size_of::<Context>() {
             slot @ 0..SLOTS => self.flow.left(slot),
             receive @ SLOTS..FIRST_OPERATION => self.unposted.push(receive),
-            operation @ FIRST_OPERATION..CONTEXTS => self.operations.complete(operation - FIRST_OPERATION),
+            operation @ FIRST_OPERATION..COUNT => self.operations.complete(operation - FIRST_OPERATION),
+            COUNT => self.is_telling = false,
             _ => {}
         }
         Ok(())

@@ -143,18 +143,27 @@ impl Live {
     #[inline]
     pub(super) fn tell(&mut self) -> Result<(), FabricError> {
         let Some(taken) = self.flow.to_tell() else { return Ok(()) };
-        let mut count = u64::from(taken);
+        if self.is_telling {
+            return Ok(());
+        }
+        let count = self.count();
+        // SAFETY: the count is inside of the outgoing memory, and no operation reads it: the last write of it has left.
+        unsafe { count.write(u64::from(taken)) };
         let transfer = Transfer {
-            local: (&raw mut count).cast(),
+            local: count.as_ptr().cast(),
             len_bytes: size_of::<u64>(),
-            descriptor: std::ptr::null_mut(),
+            descriptor: self.outgoing_descriptor,
             remote: self.peer_base,
             key: self.peer_key,
             data: 0,
-            context: std::ptr::null_mut(),
+            context: self.count_context(),
         };
-        // SAFETY: injected: the bytes are read during the call.
-        if unsafe { self.link.post(Post::Inject, &transfer)? } {
+        let is_injected = size_of::<u64>() as u64 <= self.link.facts.inject_bytes;
+        let post = if is_injected { Post::Inject } else { self.write() };
+        // SAFETY: injected bytes are read during the call. Others are not changed before their write has completed;
+        // contexts and outgoing memory stay in place as long as the link.
+        if unsafe { self.link.post(post, &transfer)? } {
+            self.is_telling = !is_injected;
             self.flow.told(taken);
         }
         Ok(())

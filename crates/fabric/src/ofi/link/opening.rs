@@ -85,9 +85,36 @@ fn open_one(
     // SAFETY: the query's strings outlive the call, and both results are writable.
     let rc = unsafe { (table.open)(&raw const query, &raw mut raw, &raw mut facts) };
     match NonNull::new(raw).filter(|_| rc == 0) {
-        Some(raw) => Ok(Ok(Link { table, raw, registrations: Vec::new(), facts })),
+        Some(raw) => {
+            let separates_data = dies_of_null_contexts(&facts.provider());
+            if separates_data {
+                facts.inject_bytes = 0;
+            }
+            Ok(Ok(Link { table, raw, registrations: Vec::new(), separates_data, facts }))
+        }
         None => Ok(Err(rc)),
     }
+}
+
+/// Whether the provider dies of a failed operation that has no context: ofi_rxm over tcp does.
+///
+/// `rxm_handle_comp_error` (prov/rxm/src/rxm_cq.c) reads the state of a failed operation through its context without a
+/// check. The tcp provider below reports failures whose context is null in two cases, and then the process dies of
+/// SIGSEGV inside of `fi_cq_read` or `fi_close`:
+/// - A connection breaks while a write is queued that was injected (`fi_inject_write`, `fi_inject_writedata`):
+///   `tcpx_rma_inject_common` (prov/tcp/src/tcpx_rma.c) does not mark it with `TCPX_INJECT_OP`, as the functions that
+///   inject messages do, so `tcpx_cq_report_error` does not suppress its failure.
+/// - An end is closed while a write with immediate data is half received: `tcpx_ep_flush_all_queues` reports the write
+///   as canceled, although it is the peer's operation and has no context here.
+///
+/// Both were found in libfabric 1.17.0 with a debugger. Later versions call the functions `xnet_` instead of `tcpx_`;
+/// `xnet_rma_inject_common` still lacks the mark on the main branch of August 2026. So over such a provider nothing is
+/// injected, and immediate data follows in a write of its own that has no bytes, which cannot be half received.
+///
+/// Without ofi_rxm, the null context comes to this provider, which ends the connection. libfabric's verbs provider does
+/// not report failed injections, and takes posted receives for immediate data, which have contexts.
+fn dies_of_null_contexts(provider: &str) -> bool {
+    provider.ends_with(";ofi_rxm") && !provider.starts_with("verbs")
 }
 
 fn open_error(table: &Table, network: &Network, rc: c_int) -> FabricError {

@@ -4,7 +4,7 @@ use std::ffi::{c_int, c_void};
 
 use super::Link;
 use crate::FabricError;
-use crate::ofi::ffi::{self, Completion, Failure, Transfer};
+use crate::ofi::ffi::{self, Completion, Failure, RawLink, Transfer};
 
 /// An operation that moves bytes, as the shim posts it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -30,12 +30,13 @@ pub enum Post {
 }
 
 impl Link {
-    /// Posts an operation. False: not now, something must complete first.
+    /// Posts an operation. False: not now, something must complete first. An operation that was not posted may be tried
+    /// again, with other bytes, too. Some of its bytes may have been sent by then, but no immediate data.
     ///
     /// # Safety
     /// The local bytes must stay in place and unchanged until it has completed or the link is closed (for `Inject*`:
     /// during the call), those of a read or an atomic must not be touched by others meanwhile, and the context must
-    /// stay in place as long.
+    /// stay in place as long. If it could not be posted, the local bytes must stay in place until the link is closed.
     #[inline]
     pub unsafe fn post(&mut self, what: Post, transfer: &Transfer) -> Result<bool, FabricError> {
         let table = self.table;
@@ -50,8 +51,34 @@ impl Link {
             Post::FetchAdd => table.fetch_add,
             Post::CompareSwap => table.compare_swap,
         };
+        if self.separates_data && matches!(what, Post::WriteData | Post::WriteDataSilently) {
+            // SAFETY: the caller's duty.
+            return unsafe { self.post_separately(post, transfer) };
+        }
         // SAFETY: the link is open; the rest is the caller's duty.
         let rc = unsafe { post(self.raw.as_ptr(), transfer) };
+        self.posted("posting an operation", rc)
+    }
+
+    /// Posts the bytes of a write with immediate data, and then the data. The provider keeps their order. The bytes
+    /// complete with a null context, which is nobody's.
+    ///
+    /// # Safety
+    /// As of [`Link::post`].
+    unsafe fn post_separately(
+        &mut self,
+        post_data: unsafe extern "C" fn(*mut RawLink, *const Transfer) -> c_int,
+        transfer: &Transfer,
+    ) -> Result<bool, FabricError> {
+        let bytes = Transfer { data: 0, context: std::ptr::null_mut(), ..*transfer };
+        // SAFETY: the link is open; the rest is the caller's duty.
+        let rc = unsafe { (self.table.write)(self.raw.as_ptr(), &raw const bytes) };
+        if !self.posted("posting an operation", rc)? {
+            return Ok(false);
+        }
+        let data = Transfer { len_bytes: 0, ..*transfer };
+        // SAFETY: as above.
+        let rc = unsafe { post_data(self.raw.as_ptr(), &raw const data) };
         self.posted("posting an operation", rc)
     }
 
