@@ -252,7 +252,7 @@ fn store_of_a_running_manager_is_backed_up_and_restored() {
 }
 
 #[test]
-fn store_on_nats_is_checked_and_repaired_while_its_managers_run() {
+fn store_on_nats_is_checked_and_repaired() {
     let server = NatsServer::start();
     let options = NatsOptions { url: server.url(), name: "sublet".into(), replicas: 1, ca_file: None };
     let mut nats = NatsStore::open(&options).unwrap();
