@@ -134,7 +134,8 @@ impl House {
 
 fn start_agent(folder: &Path, manager: &Path) -> Agent {
     // `cargo xtask fuzz` builds them, and says where they are.
-    let programs = PathBuf::from(std::env::var_os("SUBLET_PROGRAMS").expect("SUBLET_PROGRAMS names their folder"));
+    let programs =
+        PathBuf::from(std::env::var_os("SUBLET_PROGRAMS").expect("SUBLET_PROGRAMS names their folder"));
     let access = Access::parse(&format!("unix:{}", manager.display())).expect("an address");
     let options = sublet_agent::Options {
         state: folder.join("agent"),

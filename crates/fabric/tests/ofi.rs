@@ -449,9 +449,9 @@ fn relay_bytes(mut from: TcpStream, mut to: TcpStream, left: &AtomicU64) {
     }
 }
 
-/// As when the peer's machine loses its power: what it was sending stays half received.
+/// The machine of the peer may lose its power: the message that it was sending stays half received.
 #[test]
-fn whoever_disconnects_from_a_peer_that_stopped_in_the_middle_of_a_message_goes_on() {
+fn survives_a_peer_that_stops_within_a_message() {
     if let Err(error) = ofi::providers() {
         skip(Means::Libfabric, error);
         return;

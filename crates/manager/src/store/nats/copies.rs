@@ -18,7 +18,7 @@ use super::{NatsStore, WINDOW_RECORDS, is_copied};
 use sha2::{Digest, Sha256};
 use sublet_proto::package::is_digest;
 
-/// What a comparison of records with their copies found.
+/// Result of a comparison of records with their copies.
 #[derive(Debug, Default)]
 pub(super) struct Comparison {
     /// Records that are lost, and those of which copies are left.
@@ -89,8 +89,7 @@ impl NatsStore {
         Ok(comparison)
     }
 
-    /// Puts back the records of which copies are left, goes on without those that are lost, and writes copies that are
-    /// missing.
+    /// Puts back the records of which copies are left, drops those that are lost, and writes missing copies.
     pub(super) fn mend(&self, comparison: &Comparison) -> Result<(), Error> {
         let Report { lost, restored, .. } = &comparison.report;
         let lost = lost.iter().filter_map(|lost| lost.split_once(": ")).map(|(key, _)| key);

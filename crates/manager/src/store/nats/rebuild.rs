@@ -1,8 +1,8 @@
 //! Writes a damaged stream anew.
 //!
-//! A server goes on listing a message that it cannot read, even after its subject has got and lost another one. After a
+//! A server still lists a message that it cannot read after its subject has received and lost another one. After a
 //! kill it may not even read what is published next to the damage (nats-server 2.9.10). A purge of the stream removes
-//! the damage for good, and sequence numbers go on. So the records that can be read, and the copies of those that
+//! the damage for good, and sequence numbers continue. So the records that can be read, and the copies of those that
 //! cannot, are first all in the stream of copies; then the stream is purged and the records are published again. A
 //! process that dies in between leaves copies without records, which the next [comparison](NatsStore::compare) finds.
 
@@ -15,8 +15,8 @@ use super::operations::{self, Change};
 use super::{NatsStore, is_copied};
 
 impl NatsStore {
-    /// Rewrites the stream of a kind with the records that can be read and the copies of others. What other managers
-    /// publish meanwhile stays. They do not find the records between purge and publication.
+    /// Rewrites the stream of a kind with the records that can be read and the copies of others. Messages that other
+    /// managers publish meanwhile stay. They do not find the records between purge and publication.
     pub(super) fn rebuild(&self, kind_of_keys: &str) -> Result<(), Error> {
         let stream = self.ensure(self.names.keys(&format!("{kind_of_keys}/"))?)?;
         let of = vec![stream.clone()];
