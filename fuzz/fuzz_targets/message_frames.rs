@@ -1,6 +1,8 @@
 //! Messages of several pieces, as workers of Python and their callers read them in memory that the other one writes.
 #![no_main]
 
+use std::ptr::NonNull;
+
 use libfuzzer_sys::fuzz_target;
 use sublet_runtime::frames::{At, Piece, Shared, Source, len_bytes, read, write};
 
@@ -12,7 +14,7 @@ fuzz_target!(|bytes: &[u8]| {
         .map(|place| {
             let source = match place.at {
                 At::Message(offset) => {
-                    Source::Here(bytes[offset as usize..][..place.len_bytes as usize].as_ptr())
+                    Source::Here(NonNull::from(&bytes[offset as usize..][..place.len_bytes as usize]).cast())
                 }
                 At::Shared(Shared { number, offset }) => Source::Shared(Shared { number, offset }),
             };
@@ -25,8 +27,9 @@ fuzz_target!(|bytes: &[u8]| {
         return;
     }
     let mut again = vec![0; len as usize];
+    let to = NonNull::from(again.as_mut_slice()).cast();
     // SAFETY: it has the room that was asked for, and the pieces lie in the input.
-    unsafe { write(head, &pieces, again.as_mut_ptr()) };
+    unsafe { write(head, &pieces, to) };
     let copy = |at: u64, into: &mut [u8]| into.copy_from_slice(&again[at as usize..at as usize + into.len()]);
     let (head_again, places_again) = read(len, copy).expect("what was written can be read");
     assert_eq!((head_again, places_again.len()), (head, places.len()));
