@@ -86,7 +86,8 @@ fn act(page: &Page, bytes: &[u8]) {
             (page.region.view(wire::request(position.line)), page.region.view(wire::REQUEST_WATCH));
         let Some((line, watch)) = line.zip(watch) else { return };
         let record = u16::from(chunk[1] & 0x1f);
-        page.region.write(wire::payload(u32::from(record)), bytes);
+        // A request may name a record that does not exist; the page has no bytes for it.
+        page.region.write(wire::payload(u32::from(record) % wire::RECORDS), bytes);
         let request = Request {
             operation: u16::from(chunk[0] & 0x1f),
             record,
