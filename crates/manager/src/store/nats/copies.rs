@@ -92,10 +92,10 @@ impl NatsStore {
     /// Puts back the records of which copies are left, drops those that are lost, and writes missing copies.
     pub(super) fn mend(&self, comparison: &Comparison) -> Result<(), Error> {
         let Report { lost, restored, .. } = &comparison.report;
-        let lost = lost.iter().filter_map(|lost| lost.split_once(": ")).map(|(key, _)| key);
-        let damaged = restored.iter().map(String::as_str).chain(lost).map(kind);
+        let lost: BTreeSet<&str> = lost.iter().filter_map(|lost| Some(lost.split_once(": ")?.0)).collect();
+        let damaged = restored.iter().map(String::as_str).chain(lost.iter().copied()).map(kind);
         for kind in damaged.collect::<Result<BTreeSet<_>, _>>()? {
-            self.rebuild(kind)?;
+            self.rebuild(kind, &lost)?;
         }
         self.copy_again(&comparison.uncopied)
     }
@@ -192,7 +192,11 @@ impl NatsStore {
         let Some((copy, of)) = self.copy_of(key)? else { return Ok(()) };
         let (stream, subject) = (self.ensure(self.names.keys(key)?)?, self.names.key(key));
         let current = self.link.run(|jetstream| operations::last(jetstream, stream, subject))?;
-        if current.is_some_and(|current| current.sequence >= of && operations::is_whole(key, &current)) {
+        // A damaged record that is later than its copy is lost: the older value may be of a token that was revoked since.
+        let is_later = |current: StreamMessage| {
+            current.sequence > of || current.sequence == of && operations::is_whole(key, &current)
+        };
+        if current.is_some_and(is_later) {
             return Ok(());
         }
         // A record that cannot be read was reported without regard to its copy.

@@ -245,6 +245,21 @@ async fn is_there(jetstream: &Context, place: &Option<(String, String)>) -> Resu
     Ok(last(jetstream.clone(), stream, subject).await?.is_some())
 }
 
+/// The messages of a stream up to this sequence number that the server can read, in order.
+pub(super) async fn each_by_sequence(
+    jetstream: Context,
+    stream: String,
+    end: u64,
+) -> Result<Vec<StreamMessage>, Failure> {
+    let stream = jetstream.get_stream(stream).await.map_err(silent)?;
+    let first = stream.cached_info().state.first_sequence.max(1);
+    let mut messages = Vec::new();
+    for sequence in first..=end {
+        messages.extend(found(stream.get_raw_message(sequence).await)?);
+    }
+    Ok(messages)
+}
+
 /// The last message of each of these subjects.
 pub(super) async fn last_of_each(
     jetstream: Context,

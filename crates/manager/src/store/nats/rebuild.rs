@@ -6,7 +6,7 @@
 //! cannot, are first all in the stream of copies; then the stream is purged and the records are published again. A
 //! process that dies in between leaves copies without records, which the next [comparison](NatsStore::compare) finds.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 use sublet_proto::Error;
 
@@ -17,12 +17,13 @@ use super::{NatsStore, is_copied};
 impl NatsStore {
     /// Rewrites the stream of a kind with the records that can be read and the copies of others. Messages that other
     /// managers publish meanwhile stay. They do not find the records between purge and publication.
-    pub(super) fn rebuild(&self, kind_of_keys: &str) -> Result<(), Error> {
+    /// Copies of lost records are older than what was lost, and are dropped.
+    pub(super) fn rebuild(&self, kind_of_keys: &str, lost: &BTreeSet<&str>) -> Result<(), Error> {
         let stream = self.ensure(self.names.keys(&format!("{kind_of_keys}/"))?)?;
         let of = vec![stream.clone()];
         let ends = self.link.run_long(|jetstream| operations::last_sequences(jetstream, of))?;
         let end = ends.get(&stream).copied().unwrap_or_default();
-        let records = self.rescued(kind_of_keys)?;
+        let records = self.rescued(kind_of_keys, lost, (&stream, end))?;
         let end = records.values().map(|(_, sequence)| *sequence).fold(end, u64::max);
         self.link.run_long(|jetstream| operations::purge_to(jetstream, stream, end))?;
         for (key, (value, _)) in &records {
@@ -41,13 +42,34 @@ impl NatsStore {
     }
 
     /// The records of a kind, each with the sequence number of its message. All of them have copies afterwards.
-    fn rescued(&self, kind_of_keys: &str) -> Result<BTreeMap<String, (Vec<u8>, u64)>, Error> {
+    fn rescued(
+        &self,
+        kind_of_keys: &str,
+        lost: &BTreeSet<&str>,
+        (stream, end): (&str, u64),
+    ) -> Result<BTreeMap<String, (Vec<u8>, u64)>, Error> {
         let mut records = self.readable(kind_of_keys)?;
+        if !is_copied(kind_of_keys) {
+            // Messages that the server finds by their numbers although it has lost the index of their subjects.
+            let of = stream.to_owned();
+            let messages =
+                self.link.run_long(|jetstream| operations::each_by_sequence(jetstream, of, end))?;
+            for message in messages.into_iter().rev() {
+                let Some(key) = self.names.key_of(&message.subject) else { continue };
+                if operations::is_whole(&key, &message) {
+                    records.entry(key).or_insert_with(|| (message.payload.to_vec(), message.sequence));
+                }
+            }
+        }
         for (key, (value, sequence)) in &records {
             self.write_copies(&[(key, value, *sequence)])?;
         }
         for (key, of) in self.copied_messages()? {
-            if kind(&key)? != kind_of_keys || records.get(&key).is_some_and(|(_, sequence)| *sequence >= of) {
+            let is_lost = lost.contains(key.as_str());
+            if is_lost
+                || kind(&key)? != kind_of_keys
+                || records.get(&key).is_some_and(|(_, sequence)| *sequence >= of)
+            {
                 continue;
             }
             if let Some((copy, of)) = self.copy_of(&key)?
