@@ -271,6 +271,17 @@ impl NatsStore {
         self.copy(&stored)
     }
 
+    /// Stores a record and its copy if the record's latest message has this sequence number; 0 if there is none.
+    fn swap(&self, key: &str, version: u64, value: &[u8]) -> Result<bool, Error> {
+        let change = Change::sealed(self.names.key(key), key, value);
+        let swapped = self.link.run(|jetstream| operations::publish_if(jetstream, change, version))?;
+        let Some(swapped) = swapped else { return Ok(false) };
+        let sequence = swapped.values().copied().max().unwrap_or_default();
+        self.note(swapped);
+        self.copy(&[(key, value, sequence)])?;
+        Ok(true)
+    }
+
     fn remove_keys(&self, keys: &[String]) -> Result<(), Error> {
         self.remove_copies(keys.iter().map(String::as_str))?;
         let place = |key: &String| Ok((self.ensure(self.names.keys(key)?)?, self.names.key(key)));
@@ -394,13 +405,7 @@ impl Store for NatsStore {
     fn compare_and_swap(&mut self, key: &str, version: u64, value: &[u8]) -> Result<bool, Error> {
         check_key(key).and(check_value(key, value))?;
         self.ensure(self.names.keys(key)?)?;
-        let change = Change::sealed(self.names.key(key), key, value);
-        let swapped = self.link.run(|jetstream| operations::publish_if(jetstream, change, version))?;
-        let Some(swapped) = swapped else { return Ok(false) };
-        let sequence = swapped.values().copied().max().unwrap_or_default();
-        self.note(swapped);
-        self.copy(&[(key, value, sequence)])?;
-        Ok(true)
+        self.swap(key, version, value)
     }
 
     fn get_each(&self, keys: &[String]) -> Result<Vec<Option<Vec<u8>>>, Error> {

@@ -11,7 +11,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use async_nats::jetstream::message::StreamMessage;
 use sublet_proto::Error;
 
-use super::super::{Blob, BlobPart, Report, Store, hex, keys, kind};
+use super::super::{Blob, BlobPart, Report, Store, Versioned, hex, keys, kind};
 use super::operations::{self, Change};
 use super::{NatsStore, WINDOW_RECORDS, is_copied};
 
@@ -147,11 +147,11 @@ impl NatsStore {
     }
 
     /// The records of a kind that can be read, each with the sequence number of its message.
-    pub(super) fn readable(&self, kind: &str) -> Result<BTreeMap<String, (Vec<u8>, u64)>, Error> {
+    pub(super) fn readable(&self, kind: &str) -> Result<BTreeMap<String, Versioned>, Error> {
         let mut records = BTreeMap::new();
         self.read_each(kind, |key, message| {
             if let Some(message) = message.filter(|message| operations::is_whole(&key, message)) {
-                records.insert(key, (message.payload.to_vec(), message.sequence));
+                records.insert(key, operations::versioned(&message));
             }
             Ok(())
         })?;

@@ -19,7 +19,7 @@ use super::listing;
 use super::names::Series;
 use super::reached::Sequences;
 use crate::store::seal::seal;
-use crate::store::{BLOB_PART_BYTES, hex};
+use crate::store::{BLOB_PART_BYTES, Versioned, hex};
 
 /// Largest piece of a blob's part, in bytes: well below what one message may hold when the server sends it in JSON.
 pub(super) const PIECE_BYTES: usize = 512 << 10;
@@ -72,6 +72,11 @@ impl Change {
 pub(super) fn is_whole(key: &str, message: &StreamMessage) -> bool {
     let written = message.headers.get(SEAL_HEADER);
     written.is_none_or(|written| written.as_str() == hex(&seal(key, 0, &message.payload)))
+}
+
+/// The value of a message, with its sequence number as the version.
+pub(super) fn versioned(message: &StreamMessage) -> Versioned {
+    Versioned { value: message.payload.to_vec(), version: message.sequence }
 }
 
 /// Of which message a copy is one.

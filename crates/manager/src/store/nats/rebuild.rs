@@ -10,8 +10,8 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use sublet_proto::Error;
 
-use super::super::kind;
-use super::operations::{self, Change};
+use super::super::{Versioned, kind};
+use super::operations;
 use super::{NatsStore, is_copied};
 
 impl NatsStore {
@@ -23,59 +23,50 @@ impl NatsStore {
         let of = vec![stream.clone()];
         let ends = self.link.run_long(|jetstream| operations::last_sequences(jetstream, of))?;
         let end = ends.get(&stream).copied().unwrap_or_default();
-        let records = self.rescued(kind_of_keys, lost, (&stream, end))?;
-        let end = records.values().map(|(_, sequence)| *sequence).fold(end, u64::max);
-        self.link.run_long(|jetstream| operations::purge_to(jetstream, stream, end))?;
-        for (key, (value, _)) in &records {
-            let change = Change::sealed(self.names.key(key), key, value);
-            // Somebody else may have written a later value.
-            let put = self.link.run(|jetstream| operations::publish_if(jetstream, change, 0))?;
-            if let Some(sequence) = put.as_ref().and_then(|put| put.values().copied().max()) {
-                self.write_copies(&[(key, value, sequence)])?;
+        let mut records = self.rescued(kind_of_keys, (&stream, end))?;
+        let copied: Vec<_> = records
+            .iter()
+            .map(|(key, record)| (key.as_str(), record.value.as_slice(), record.version))
+            .collect();
+        self.write_copies(&copied)?;
+        let mut copies = self.copied_messages()?;
+        copies.retain(|key, _| kind(key) == Ok(kind_of_keys));
+        for (key, of) in copies.iter().filter(|(key, _)| !lost.contains(key.as_str())) {
+            if records.get(key).is_none_or(|record| record.version < *of)
+                && let Some((copy, of)) = self.copy_of(key)?
+                && operations::is_whole(key, &copy)
+            {
+                records.insert(key.clone(), Versioned { version: of, ..operations::versioned(&copy) });
             }
-            self.note(put.unwrap_or_default());
         }
-        let copied = self.copied_messages()?.into_keys().filter(|key| kind(key) == Ok(kind_of_keys));
-        let unused = copied.filter(|key| !is_copied(kind_of_keys) || !records.contains_key(key));
-        let copies = self.ensure(self.names.copies())?;
-        self.remove(unused.map(|key| (copies.clone(), self.names.copy(&key))).collect())
+        let end = records.values().map(|record| record.version).fold(end, u64::max);
+        self.link.run_long(|jetstream| operations::purge_to(jetstream, stream, end))?;
+        for (key, record) in &records {
+            // Nothing is stored over a later value that another manager has published meanwhile.
+            self.swap(key, 0, &record.value)?;
+        }
+        let unused = copies.keys().filter(|key| !is_copied(kind_of_keys) || !records.contains_key(*key));
+        let of = self.ensure(self.names.copies())?;
+        self.remove(unused.map(|key| (of.clone(), self.names.copy(key))).collect())
     }
 
-    /// The records of a kind, each with the sequence number of its message. All of them have copies afterwards.
+    /// The records of a kind that the server can read: by their keys, or by their numbers up to the last.
     fn rescued(
         &self,
         kind_of_keys: &str,
-        lost: &BTreeSet<&str>,
         (stream, end): (&str, u64),
-    ) -> Result<BTreeMap<String, (Vec<u8>, u64)>, Error> {
+    ) -> Result<BTreeMap<String, Versioned>, Error> {
         let mut records = self.readable(kind_of_keys)?;
-        if !is_copied(kind_of_keys) {
-            // Messages that the server finds by their numbers although it has lost the index of their subjects.
-            let of = stream.to_owned();
-            let messages =
-                self.link.run_long(|jetstream| operations::each_by_sequence(jetstream, of, end))?;
-            for message in messages.into_iter().rev() {
-                let Some(key) = self.names.key_of(&message.subject) else { continue };
-                if operations::is_whole(&key, &message) {
-                    records.entry(key).or_insert_with(|| (message.payload.to_vec(), message.sequence));
-                }
-            }
+        if is_copied(kind_of_keys) {
+            return Ok(records);
         }
-        for (key, (value, sequence)) in &records {
-            self.write_copies(&[(key, value, *sequence)])?;
-        }
-        for (key, of) in self.copied_messages()? {
-            let is_lost = lost.contains(key.as_str());
-            if is_lost
-                || kind(&key)? != kind_of_keys
-                || records.get(&key).is_some_and(|(_, sequence)| *sequence >= of)
-            {
-                continue;
-            }
-            if let Some((copy, of)) = self.copy_of(&key)?
-                && operations::is_whole(&key, &copy)
-            {
-                records.insert(key, (copy.payload.to_vec(), of));
+        // A server finds messages by their numbers although it has lost the index of their subjects.
+        let of = stream.to_owned();
+        let messages = self.link.run_long(|jetstream| operations::each_by_sequence(jetstream, of, end))?;
+        for message in messages.into_iter().rev() {
+            let Some(key) = self.names.key_of(&message.subject) else { continue };
+            if operations::is_whole(&key, &message) {
+                records.entry(key).or_insert_with(|| operations::versioned(&message));
             }
         }
         Ok(records)
