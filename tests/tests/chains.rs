@@ -8,7 +8,7 @@ use serde_json::Value;
 use sublet::{Allocation, Code, Error, Invoker};
 use sublet_tests::cluster::{Cluster, Lent, Plan};
 use sublet_tests::functions::package;
-use sublet_tests::platform::Platform;
+use sublet_tests::platform::{Platform, programs};
 use sublet_tests::process::wait_until;
 use sublet_tests::root;
 
@@ -90,6 +90,7 @@ fn the_example_says_the_same_on_one_processor_on_two_on_a_device_and_by_http() {
     });
     let mut command = Command::new(python);
     command.arg(root().join("examples/chains/run")).args(["--rounds", "20", "--json"]);
+    command.arg("--sublet").arg(programs().join("sublet"));
     command.env("SUBLET_MANAGER", cluster.managers[0].socket()).stderr(Stdio::inherit());
     let output = command.output().unwrap();
     assert!(output.status.success(), "{}", output.status);

@@ -32,6 +32,7 @@ fn the_example_comes_to_the_same_model_and_says_what_it_used() {
     let platform = Platform::start();
     let mut command = Command::new(folder().join("run"));
     command.args(["--mb", "2", "--steps", "50", "--rounds", "1", "--redis", "--json"]);
+    command.arg("--sublet").arg(programs().join("sublet"));
     command.env("SUBLET_MANAGER", platform.address());
     let said: Value = serde_json::from_slice(&said(&mut command)).unwrap();
     assert_eq!(said["same_model"], true);

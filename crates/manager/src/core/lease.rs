@@ -97,7 +97,7 @@ pub struct Lease {
     pub cold_imports: Option<Box<ColdImports>>,
     /// Once it has ended.
     pub end: Option<End>,
-    /// Grows with each change that the store must have.
+    /// Grows with each change that the store must have. No two changes of any leases have the same one; 0 before the first.
     pub revision: u64,
     /// What the core notes about it.
     pub(super) marks: Marks,

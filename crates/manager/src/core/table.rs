@@ -16,6 +16,9 @@ pub(super) struct Table {
     by_request: HashMap<(TenantKey, RequestId), Leases>,
     /// Leases that the store does not have as they are, and was not asked to take since they changed.
     dirty: Vec<LeaseId>,
+    /// Of the latest change of any lease. It is not counted by each lease, since one that was forgotten may come back
+    /// while a write of before is on its way.
+    last_revision: u64,
 }
 
 /// Leases of one request, on as many nodes: nearly always one.
@@ -131,7 +134,8 @@ impl Table {
     pub(super) fn touch(&mut self, key: u32) {
         let Some(lease) = self.slots.get_mut(key as usize).and_then(Option::as_mut) else { return };
         debug_assert!(lease.state != State::Granted, "lease {} is stored before it is attached", lease.id);
-        lease.revision += 1;
+        self.last_revision += 1;
+        lease.revision = self.last_revision;
         self.mark(key);
     }
 

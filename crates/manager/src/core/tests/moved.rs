@@ -102,6 +102,29 @@ fn what_is_not_stored_of_a_lease_is_before_it_is_forgotten() {
 }
 
 #[test]
+fn a_write_of_before_a_lease_left_does_not_count_for_what_it_used_since() {
+    let (mut before, after, lease) = moved();
+    (6..16).for_each(|used| _ = before.report(vec![runs(lease, used)]));
+    let written = before.core.lease(lease).unwrap().revision;
+    before.ticks(4);
+    let missing: Vec<NodeGeneration> = before.core.missing().collect();
+    tell_found(&mut before, &after.core.found(&missing));
+    assert_eq!(before.state(lease), None);
+    // The node comes back, and what the lease uses now cannot be stored.
+    before.generation = after.generation;
+    before.is_store_full = true;
+    let running = vec![after.running(lease, runs(lease, 20))];
+    before.register(node("n", 2), 1, running).unwrap();
+    assert!(before.event(Event::Saved(lease, written)).is_empty());
+    let (reply, _) = before.report(vec![over(lease, 21)]);
+    assert_eq!((reply.acknowledged, before.state(lease)), (vec![], Some(State::Ended)));
+    before.is_store_full = false;
+    before.ticks(1);
+    let (reply, _) = before.report(vec![over(lease, 21)]);
+    assert_eq!((reply.acknowledged, before.state(lease)), (vec![lease], None));
+}
+
+#[test]
 fn a_lease_that_comes_back_before_it_is_forgotten_is_what_it_was() {
     let (mut before, after, lease) = moved();
     before.is_store_full = true;
