@@ -162,6 +162,36 @@ fn calls_without_a_deadline_end_when_results_or_requests_are_written_over() {
 }
 
 #[test]
+fn calls_queued_behind_corrupted_calls_end() {
+    let platform = platform();
+    for region in [RESULTS, INBOX] {
+        for waits_by_future in [false, true] {
+            let client = platform.client("scribbling.c");
+            let order = order(GARBAGE, How::Once, region);
+            let mut outputs = [[0u8; 64]; 2];
+            let [first, second] = &mut outputs;
+            let scribbling = client.submit("scribble", &order, first).unwrap();
+            let worker = platform.worker();
+            // It has written by then: what is sent from now on stays as it is.
+            std::thread::sleep(Duration::from_millis(300));
+            wait_until("it sleeps", || thread_states(worker, "worker 0") == ['S']);
+            let behind = client.submit("echo", b"hello", second).unwrap();
+            let (ended, ends) = channel();
+            std::thread::scope(|scope| {
+                scope.spawn(move || {
+                    let end = if waits_by_future { block_on(behind).0 } else { behind.wait() };
+                    ended.send(end).unwrap();
+                });
+                let end = ends.recv_timeout(PATIENCE).unwrap_or_else(|_| abort("a call does not end"));
+                assert_fails(end, Code::Protocol, &["the worker process was stopped: it wrote"]);
+            });
+            assert_fails(scribbling.wait(), Code::Protocol, &["it wrote"]);
+            assert_echoes(&client);
+        }
+    }
+}
+
+#[test]
 fn a_worker_that_clears_its_clients_watches_and_dies_leaves_no_call_waiting() {
     let platform = platform();
     let client = platform.client("scribbling.c");

@@ -302,7 +302,8 @@ impl<'call> Invocation<'call> {
                 let message = self.describe("did not return before its deadline");
                 return Waited::TooLong(Error::new(Code::DeadlineExceeded, message));
             }
-            if let Some(nonsense) = self.nonsense() {
+            // In any call of the worker: one that waits behind a function that does not end has nothing wrong of its own.
+            if let Some((_, nonsense)) = self.lease.find_nonsense(self.sent.worker) {
                 return Waited::InVain(nonsense);
             }
         }

@@ -16,8 +16,8 @@ pub(super) struct Table {
     by_request: HashMap<(TenantKey, RequestId), Leases>,
     /// Leases that the store does not have as they are, and was not asked to take since they changed.
     dirty: Vec<LeaseId>,
-    /// Of the latest change of any lease. It is not counted by each lease, since one that was forgotten may come back
-    /// while a write of before is on its way.
+    /// The revision of the latest change to any lease. The leases share this count: a lease that was forgotten can come back
+    /// while the store still writes its earlier state, and must not use the same revisions again.
     last_revision: u64,
 }
 

@@ -130,7 +130,7 @@ impl Lease {
             Some(at) if now < at => Some(at),
             Some(_) if self.stop_looking() => None,
             Some(_) => {
-                self.wake_futures_in_vain();
+                self.distrust_watched();
                 Some(now + LOOK_AGAIN)
             }
             None => is_looking.then(|| now + LOOK_AGAIN),
@@ -139,11 +139,11 @@ impl Lease {
         [*look_at, due].into_iter().flatten().min()
     }
 
-    fn wake_futures_in_vain(&self) {
-        for worker in 0..self.workers() {
-            let records = self.records(worker);
-            if records.any_watched() && self.find_nonsense(worker).is_some() {
-                records.wake(|_| true);
+    /// Stops the worker process if it wrote what makes no sense and futures wait for it: they end when it has ended.
+    fn distrust_watched(&self) {
+        for worker in (0..self.workers()).filter(|&worker| self.records(worker).any_watched()) {
+            if let Some((position, nonsense)) = self.find_nonsense(worker) {
+                self.distrust(worker, position, nonsense);
             }
         }
     }

@@ -96,7 +96,7 @@ impl Lease {
 
     /// What makes no sense about any of a worker's calls, and at which position.
     #[cold]
-    pub(super) fn find_nonsense(&self, worker: u32) -> Option<(u64, Nonsense)> {
+    pub(crate) fn find_nonsense(&self, worker: u32) -> Option<(u64, Nonsense)> {
         let mut found = None;
         self.workers[worker as usize].ring.each_sent(|position, by| {
             if found.is_none() {

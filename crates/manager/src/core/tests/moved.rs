@@ -102,7 +102,7 @@ fn what_is_not_stored_of_a_lease_is_before_it_is_forgotten() {
 }
 
 #[test]
-fn a_write_of_before_a_lease_left_does_not_count_for_what_it_used_since() {
+fn late_write_of_earlier_state_does_not_store_later_usage() {
     let (mut before, after, lease) = moved();
     (6..16).for_each(|used| _ = before.report(vec![runs(lease, used)]));
     let written = before.core.lease(lease).unwrap().revision;
