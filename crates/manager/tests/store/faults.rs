@@ -1,6 +1,10 @@
 //! Tests a store on NATS when its server is gone, slow, full, or belongs to another installation.
 
+use std::io::{Read, Write};
+use std::net::{Ipv4Addr, Shutdown, TcpListener, TcpStream};
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicI64, Ordering::Relaxed};
 use std::time::{Duration, Instant};
 
 use sublet_manager::store::{
@@ -25,6 +29,15 @@ fn until_answered<T>(mut operation: impl FnMut() -> Result<T, Error>) -> T {
         }
         assert!(begun.elapsed() < PATIENCE, "the store does not work again");
         std::thread::sleep(Duration::from_millis(20));
+    }
+}
+
+#[track_caller]
+fn wait_until(mut is_so: impl FnMut() -> bool) {
+    let begun = Instant::now();
+    while !is_so() {
+        assert!(begun.elapsed() < PATIENCE, "it does not happen");
+        std::thread::sleep(Duration::from_millis(2));
     }
 }
 
@@ -479,6 +492,139 @@ fn check_names_damaged_leases_and_repair_goes_on_without_them() {
     assert_eq!(store.scan("lease/", None, 9).unwrap().len(), 2);
     assert_eq!(value(&store, "token/a").unwrap(), b"value of token/a");
     assert_eq!(store.check().unwrap().lost, [""; 0]);
+}
+
+#[test]
+fn repair_keeps_leases_that_a_killed_server_lists_no_more() {
+    let mut server = NatsServer::start();
+    let mut store = open(&server);
+    let keys: Vec<String> = (0..20).map(|number| format!("lease/{number:02}")).collect();
+    for key in &keys {
+        put(&mut store, key, format!("value of {key}").as_bytes()).unwrap();
+    }
+    drop(store);
+    server.kill();
+    flip(&server, b"value of lease/07");
+    server.restart();
+    let mut store = until_answered(|| NatsStore::open(&options(&server)));
+    let report = store.repair().unwrap();
+    let found = store.scan("lease/", None, 99).unwrap();
+    let found: Vec<&str> = found.iter().map(|record| record.key.as_str()).collect();
+    // The server has dropped the damaged record, and may have dropped those after it.
+    assert!(found.len() >= 7 && found[..7].iter().eq(&keys[..7]), "{found:?}, {report:?}");
+    put(&mut store, "lease/07", b"new").unwrap();
+    assert_eq!(store.check().unwrap().lost, [""; 0]);
+    assert_eq!(value(&store, "lease/07").unwrap(), b"new");
+}
+
+#[test]
+fn older_copy_does_not_replace_a_damaged_record() {
+    let server = NatsServer::start();
+    let mut store = open(&server);
+    put(&mut store, "token/a", b"valid").unwrap();
+    put(&mut store, "token/b", b"valid too").unwrap();
+    let runtime = tokio::runtime::Runtime::new().unwrap();
+    runtime.block_on(async {
+        let jetstream = async_nats::jetstream::new(async_nats::connect(server.url()).await.unwrap());
+        let stream = jetstream.get_stream("sublet-test-key-token").await.unwrap();
+        // A later value, of which the manager that wrote it could write no copy, and which does not match its checksum.
+        let other = stream.get_last_raw_message_by_subject("sublet.test.key.token.b").await.unwrap();
+        let sent = jetstream.publish_with_headers("sublet.test.key.token.a", other.headers, "revoked".into());
+        sent.await.unwrap().await.unwrap();
+    });
+    let report = store.check().unwrap();
+    assert!(report.lost.len() == 1 && report.lost[0].starts_with("token/a: "), "{report:?}");
+    assert_eq!(report.restored, [""; 0]);
+    store.repair().unwrap();
+    assert_eq!(store.get("token/a").unwrap(), None);
+    assert_eq!(value(&store, "token/b").unwrap(), b"valid too");
+}
+
+/// Passes connections to a server on, and what clients send only until it has passed on a number of bytes.
+struct Line {
+    port: u16,
+    left: Arc<AtomicI64>,
+}
+
+impl Line {
+    fn to(server: &NatsServer) -> Line {
+        let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).unwrap();
+        let (port, server) = (listener.local_addr().unwrap().port(), server.port());
+        let left = Arc::new(AtomicI64::new(i64::MAX));
+        let line = Line { port, left: Arc::clone(&left) };
+        std::thread::spawn(move || {
+            for client in listener.incoming() {
+                let (mut client, left) = (client.unwrap(), Arc::clone(&left));
+                let mut server = TcpStream::connect((Ipv4Addr::LOCALHOST, server)).unwrap();
+                let (mut answers, mut back) = (server.try_clone().unwrap(), client.try_clone().unwrap());
+                std::thread::spawn(move || std::io::copy(&mut answers, &mut back));
+                std::thread::spawn(move || {
+                    let mut bytes = [0; 512];
+                    while let Ok(read @ 1..) = client.read(&mut bytes) {
+                        let may_pass = left.fetch_sub(read as i64, Relaxed).clamp(0, read as i64);
+                        if server.write_all(&bytes[..may_pass as usize]).is_err() || may_pass < read as i64 {
+                            break;
+                        }
+                    }
+                    let _ = server.shutdown(Shutdown::Both);
+                });
+            }
+        });
+        line
+    }
+
+    /// Lets this many bytes pass from now on.
+    fn pass(&self, bytes: i64) {
+        self.left.store(bytes, Relaxed);
+    }
+
+    fn is_cut(&self) -> bool {
+        self.left.load(Relaxed) < 0
+    }
+}
+
+#[test]
+fn interrupted_repair_is_completed_by_the_next() {
+    const MOMENTS: i64 = 12;
+    let mut server = NatsServer::start();
+    let mut store = open(&server);
+    let keys: Vec<String> =
+        ["lease", "token"].iter().flat_map(|kind| (0..20).map(move |n| format!("{kind}/{n:02}"))).collect();
+    for key in &keys {
+        put(&mut store, key, format!("value of {key}").as_bytes()).unwrap();
+    }
+    drop(store);
+    server.stop();
+    flip(&server, b"value of lease/07");
+    flip_in(&server, "key-token", b"value of token/03");
+    let damaged = tempfile::tempdir().unwrap();
+    copy(&server.folder().join("jetstream"), damaged.path());
+    let mut whole_bytes = None;
+    for moment in 0..MOMENTS {
+        std::fs::remove_dir_all(server.folder().join("jetstream")).unwrap();
+        copy(damaged.path(), &server.folder().join("jetstream"));
+        server.restart();
+        let line = Line::to(&server);
+        let url = format!("nats://127.0.0.1:{}", line.port);
+        let store = until_answered(|| NatsStore::open(&NatsOptions { url: url.clone(), ..options(&server) }));
+        let bytes = whole_bytes.map_or(i64::MAX, |whole: i64| whole * moment / MOMENTS);
+        line.pass(bytes);
+        // A manager that is cut off tries again for long, and none of that arrives.
+        let (left, mut dying) = (Arc::clone(&line.left), store);
+        let repair = std::thread::spawn(move || _ = dying.repair());
+        wait_until(|| repair.is_finished() || line.is_cut());
+        whole_bytes.get_or_insert_with(|| i64::MAX - left.load(Relaxed));
+        let mut store = open(&server);
+        store.repair().unwrap();
+        let found: Vec<_> = ["lease/", "token/"].map(|kind| store.scan(kind, None, 99).unwrap()).concat();
+        let found: Vec<&str> = found.iter().map(|record| record.key.as_str()).collect();
+        let kept: Vec<&str> = keys.iter().map(String::as_str).filter(|key| *key != "lease/07").collect();
+        assert_eq!(found, kept, "after {bytes} of {whole_bytes:?} bytes");
+        assert_eq!(value(&store, "token/03").unwrap(), b"value of token/03");
+        assert_eq!(store.check().unwrap().lost, [""; 0]);
+        drop(store);
+        server.stop();
+    }
 }
 
 #[test]

@@ -64,16 +64,26 @@ impl NatsStore {
         self.remove(copied.map(|key| (stream.clone(), self.names.copy(key))).collect())
     }
 
-    /// Reads every record of these kinds, and looks for those that are missing by their copies. Records of other kinds
-    /// have copies if [`NatsStore::rebuild`] was interrupted: they are looked for as well.
+    /// Reads every record of these kinds, and looks for those that are missing by their copies. Other kinds are examined as
+    /// well if they have copies, since [`NatsStore::rebuild`] was interrupted, or if the server lists too few of their records.
     pub(super) fn compare(&self, which: impl Fn(&str) -> bool) -> Result<Comparison, Error> {
         let mut comparison = Comparison::default();
         let report = &mut comparison.report;
         let copies = self.copied_messages()?;
         let interrupted = copies.keys().map(|key| kind(key)).collect::<Result<BTreeSet<_>, _>>()?;
         let mut found = SequenceNumbers::new();
-        for kind in self.kinds()?.iter().filter(|kind| which(kind) || interrupted.contains(kind.as_str())) {
-            let records = self.examine(kind, report)?;
+        let kinds = self.kinds()?;
+        let unindexed = self.unindexed(&kinds)?;
+        for kind in &kinds {
+            let is_unindexed = unindexed.contains(kind);
+            if !which(kind) && !interrupted.contains(kind.as_str()) && !is_unindexed {
+                continue;
+            }
+            let mut records = self.examine(kind, report)?;
+            // The copies of copied kinds are more reliable: by number a server may find values that were replaced.
+            if is_unindexed && !is_copied(kind) {
+                self.find_by_number(kind, &mut records, report)?;
+            }
             report.records.insert(kind.clone(), records.len() as u64);
             found.extend(records);
         }
@@ -125,6 +135,52 @@ impl NatsStore {
         let prefix = self.names.keys_prefix();
         let streams = self.link.run_long(operations::stream_names)?;
         Ok(streams.iter().filter_map(|name| name.strip_prefix(&prefix)).map(str::to_owned).collect())
+    }
+
+    /// Returns those of these kinds whose streams have more messages than the server's index has subjects.
+    fn unindexed(&self, kinds: &[String]) -> Result<BTreeSet<String>, Error> {
+        let prefix = self.names.keys_prefix();
+        let streams = kinds.iter().map(|kind| format!("{prefix}{kind}")).collect();
+        let unindexed = self.link.run_long(|jetstream| operations::unindexed(jetstream, streams))?;
+        Ok(unindexed.iter().filter_map(|name| name.strip_prefix(&prefix)).map(str::to_owned).collect())
+    }
+
+    /// Adds the records of a kind that the server has and does not list, and reports them as restored.
+    fn find_by_number(
+        &self,
+        kind: &str,
+        records: &mut SequenceNumbers,
+        report: &mut Report,
+    ) -> Result<(), Error> {
+        for (key, record) in self.numbered(kind)? {
+            if records.contains_key(&key) || self.is_listed(&key)? {
+                continue;
+            }
+            records.insert(key.clone(), record.version);
+            report.restored.push(key);
+        }
+        Ok(())
+    }
+
+    /// The records of a kind by the sequence numbers of their messages: a server finds these although it has lost its
+    /// index of subjects.
+    pub(super) fn numbered(&self, kind: &str) -> Result<BTreeMap<String, Versioned>, Error> {
+        let stream = self.ensure(self.names.keys(&format!("{kind}/"))?)?;
+        let messages = self.link.run_long(|jetstream| operations::each_by_sequence(jetstream, stream))?;
+        let mut records = BTreeMap::new();
+        for message in &messages {
+            if let Some(key) =
+                self.names.key_of(&message.subject).filter(|key| operations::is_whole(key, message))
+            {
+                records.insert(key, operations::versioned(message));
+            }
+        }
+        Ok(records)
+    }
+
+    fn is_listed(&self, key: &str) -> Result<bool, Error> {
+        let (stream, subject) = (self.ensure(self.names.keys(key)?)?, self.names.key(key));
+        Ok(!self.subjects(stream, subject)?.is_empty())
     }
 
     /// The sequence numbers of the records of a kind that can be read. Others are reported.

@@ -250,16 +250,15 @@ async fn is_there(jetstream: &Context, place: &Option<(String, String)>) -> Resu
     Ok(last(jetstream.clone(), stream, subject).await?.is_some())
 }
 
-/// The messages of a stream up to this sequence number that the server can read, in order.
+/// The messages of a stream that the server can read, in the order of their sequence numbers.
 pub(super) async fn each_by_sequence(
     jetstream: Context,
     stream: String,
-    end: u64,
 ) -> Result<Vec<StreamMessage>, Failure> {
     let stream = jetstream.get_stream(stream).await.map_err(silent)?;
-    let first = stream.cached_info().state.first_sequence.max(1);
+    let state = &stream.cached_info().state;
     let mut messages = Vec::new();
-    for sequence in first..=end {
+    for sequence in state.first_sequence.max(1)..=state.last_sequence {
         messages.extend(found(stream.get_raw_message(sequence).await)?);
     }
     Ok(messages)
@@ -289,6 +288,19 @@ pub(super) async fn remove_stream(jetstream: Context, name: String) -> Result<()
             _ => Err(silent(error)),
         },
     }
+}
+
+/// Returns those of these streams that have more messages than subjects. Each subject has one message, so the server's index is incomplete.
+pub(super) async fn unindexed(jetstream: Context, streams: Vec<String>) -> Result<Vec<String>, Failure> {
+    let mut unindexed = Vec::new();
+    for name in streams {
+        let stream = jetstream.get_stream(&name).await.map_err(silent)?;
+        let state = &stream.cached_info().state;
+        if state.messages > state.subjects_count {
+            unindexed.push(name);
+        }
+    }
+    Ok(unindexed)
 }
 
 /// The sequence numbers of the last messages of streams; 0 of one that is not there.

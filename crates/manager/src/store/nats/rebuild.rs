@@ -6,7 +6,7 @@
 //! cannot, are first all in the stream of copies; then the stream is purged and the records are published again. A
 //! process that dies in between leaves copies without records, which the next [comparison](NatsStore::compare) finds.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeSet;
 
 use sublet_proto::Error;
 
@@ -23,9 +23,16 @@ impl NatsStore {
         let of = vec![stream.clone()];
         let ends = self.link.run_long(|jetstream| operations::last_sequences(jetstream, of))?;
         let end = ends.get(&stream).copied().unwrap_or_default();
-        let mut records = self.rescued(kind_of_keys, (&stream, end))?;
+        let mut records = self.readable(kind_of_keys)?;
+        if !is_copied(kind_of_keys) {
+            for (key, record) in self.numbered(kind_of_keys)? {
+                records.entry(key).or_insert(record);
+            }
+        }
+        let known = self.copied_messages()?;
         let copied: Vec<_> = records
             .iter()
+            .filter(|(key, record)| known.get(*key).is_none_or(|of| *of <= record.version))
             .map(|(key, record)| (key.as_str(), record.value.as_slice(), record.version))
             .collect();
         self.write_copies(&copied)?;
@@ -48,27 +55,5 @@ impl NatsStore {
         let unused = copies.keys().filter(|key| !is_copied(kind_of_keys) || !records.contains_key(*key));
         let of = self.ensure(self.names.copies())?;
         self.remove(unused.map(|key| (of.clone(), self.names.copy(key))).collect())
-    }
-
-    /// The records of a kind that the server can read: by their keys, or by their numbers up to the last.
-    fn rescued(
-        &self,
-        kind_of_keys: &str,
-        (stream, end): (&str, u64),
-    ) -> Result<BTreeMap<String, Versioned>, Error> {
-        let mut records = self.readable(kind_of_keys)?;
-        if is_copied(kind_of_keys) {
-            return Ok(records);
-        }
-        // A server finds messages by their numbers although it has lost the index of their subjects.
-        let of = stream.to_owned();
-        let messages = self.link.run_long(|jetstream| operations::each_by_sequence(jetstream, of, end))?;
-        for message in messages.into_iter().rev() {
-            let Some(key) = self.names.key_of(&message.subject) else { continue };
-            if operations::is_whole(&key, &message) {
-                records.entry(key).or_insert_with(|| operations::versioned(&message));
-            }
-        }
-        Ok(records)
     }
 }
