@@ -20,7 +20,7 @@ def app(function=None, **options):
 
 def __getattr__(name):
     raise AttributeError(
-        f"module {__name__!r} has no attribute {name!r} on a worker, which only has {', '.join(__all__)}:  "
+        f"module {__name__!r} has no attribute {name!r} on a worker, which only has {', '.join(__all__)}: "
         "lease from the program that calls the function",
         **({"name": name} if sys.version_info >= (3, 10) else {}),
     )

@@ -4,6 +4,7 @@ import collections
 import inspect
 import json
 import logging
+import pickle
 import random
 import subprocess
 import sys
@@ -603,7 +604,10 @@ def test_components_of_like_names_have_functions_of_their_own(platform):
         "components": [{**parts[0], "entry": True}, parts[1]],
         "edges": [{"type": "trigger", "from": "a-b", "to": "a_b"}],
     }
-    assert platform.deploy(document, patience=60).run().output == b"12"
+    application = platform.deploy(document, patience=60)
+    assert application.run().output == b"12"
+    with pytest.raises(TypeError, match="an application belongs to the process"):
+        pickle.dumps(application)
 
 
 def to_one(data):

@@ -129,6 +129,9 @@ def test_shutdown_that_does_not_wait_loses_nothing(platform):
     executor.shutdown(wait=False)
     assert list(results) == [abs(n) for n in range(-5, 5)]
     assert last.result(30) == 42
+    # The cores are free although the executor is still referred to.
+    with platform.lease(len(os.sched_getaffinity(0)), wait=60):
+        assert executor is not None
 
 
 @pytest.mark.parametrize("name", ["terminate_workers", "kill_workers"])
@@ -216,7 +219,7 @@ def test_the_end_of_its_lease_breaks_the_executor(platform):
     executor.shutdown()
 
 
-def test_an_initializer_that_fails_breaks_the_executor(platform):
+def test_an_initializer_that_fails_breaks_the_executor(platform, caplog):
     def fails():
         raise ValueError("not today")
 
@@ -225,6 +228,7 @@ def test_an_initializer_that_fails_breaks_the_executor(platform):
             executor.submit(double, 1).result()
         with pytest.raises(concurrent.futures.BrokenExecutor):
             executor.submit(double, 1)
+    assert "Exception in initializer:" in caplog.text and "not today" in caplog.text
 
 
 def test_what_makes_no_sense_is_refused(platform):

@@ -17,7 +17,7 @@ SOURCE = """
 import functools, re, logging, numpy
 
 cache, items, names, steps = {}, [1], {"a"}, 0
-table = numpy.arange(1000.0)
+table, records = numpy.arange(1000.0), numpy.ones(500, [("x", "i8")])
 pattern, logger = re.compile("a+"), logging.getLogger("test.globals")
 
 class Settings:
@@ -141,6 +141,7 @@ CHANGES = {
     "nested item": ("return items[1]['a'] if len(items) > 1 else 1", "items.append({'a': 2})"),
     "item of a set": ("return len(names)", "names.add('b')"),
     "element of an array": ("return table[5] - 4", "table[5] = 6"),
+    "element of an array of records": ("return int(records['x'][5])", "records['x'][5] = 2"),
     "array in a dict": ("return cache.get('t', [1])[0]", "cache['t'] = numpy.full(1000, 2.0)"),
     "attribute of an instance": ("return settings.level", "settings.level = 2"),
     "attribute of a class": ("return Settings.depth", "Settings.depth = 2"),

@@ -234,6 +234,22 @@ def test_keeps_arguments_of_calls_whose_results_are_read_late(lease):
     assert kept_messages(lease) == 0
 
 
+def test_keeps_arguments_of_call_whose_reply_is_not_read(lease):
+    from sublet._calls import CALL, FUNCTION
+
+    lease.call(keep, [numpy.ones(20_000)])
+    lease.call(forget)
+    assert kept_messages(lease) == 0
+    known = lease._functions.known(keep)
+    parts = known.parts(known.definition, (([numpy.ones(20_000)],), {}))
+    sent = lease._invoker.call(FUNCTION, CALL, parts, capacity=known.room, shares_memory=lease._invoker.shares_memory())
+    assert sent.wait(60)
+    del sent
+    assert kept_messages(lease) == 1
+    overwrite(lease, 20_000)
+    assert lease.call(sum_of_kept) == 20_000
+
+
 def test_argument_that_is_not_kept_keeps_no_message(carried):
     for count in SIZES:
         for _ in range(5):

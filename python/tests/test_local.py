@@ -105,6 +105,36 @@ def test_folders_that_are_in_use_stay(folder):
     assert os.listdir(folder) == []
 
 
+def test_folder_of_a_platform_that_has_not_ended_stays(folder):
+    program, _, pid = begin(folder, STARTED + "start()\ntime.sleep(600)")
+    # Its platform cannot end while it is stopped.
+    os.kill(pid, signal.SIGSTOP)
+    try:
+        program.kill()
+        program.wait()
+        begin(folder, STARTED + "start()\n")[0].wait(60)
+        assert len(os.listdir(folder)) == 1
+    finally:
+        os.kill(pid, signal.SIGCONT)
+    until(lambda: not is_alive(pid), "the end of the platform")
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can give a file away")
+def test_folders_of_others_stay(tmp_path, monkeypatch):
+    from sublet import _local
+
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    for name in ("others", "linked", "own"):
+        (tmp_path / (_local._PREFIX + name)).mkdir()
+    for name in ("others", "own"):
+        (tmp_path / (_local._PREFIX + name) / _local._LOCK).touch(0o600)
+    os.chown(tmp_path / (_local._PREFIX + "others") / _local._LOCK, 1, 1)
+    (tmp_path / "elsewhere").touch(0o600)
+    (tmp_path / (_local._PREFIX + "linked") / _local._LOCK).symlink_to(tmp_path / "elsewhere")
+    _local._remove_old()
+    assert {path.name for path in tmp_path.iterdir()} == {"elsewhere", _local._PREFIX + "others", _local._PREFIX + "linked"}
+
+
 def test_a_forked_process_leaves_its_parents_platform_alone(folder):
     text = STARTED + (
         "with platform:\n"

@@ -2,6 +2,7 @@
 
 import gc
 import os
+import subprocess
 import sys
 
 import numpy
@@ -182,3 +183,15 @@ def test_the_default_client_has_memory_too(platform):
     with sublet.memory(limit="1MiB", near=["nowhere"]) as memory:
         memory.write(0, b"abc")
         assert memory.read() == b"abc"
+
+
+def test_default_limit_fits_a_limit_of_address_space(platform):
+    text = """
+import resource, sys
+import sublet
+resource.setrlimit(resource.RLIMIT_AS, (8 << 30, 8 << 30))
+with sublet.Client(sys.argv[1]).memory() as memory:
+    memory.write(0, b"x")
+    assert memory.read(0, 1) == b"x"
+"""
+    subprocess.run([sys.executable, "-c", text, platform.managers], check=True, timeout=60)

@@ -88,3 +88,10 @@ def test_a_lease_within_a_function_is_refused_clearly(lease):
 
     with pytest.raises((AttributeError, sublet.InvalidArgument), match="lease from the program that calls"):
         lease.call(leases)
+
+
+def test_package_on_a_worker_without_sublet_says_where_to_lease():
+    from sublet import _inside
+
+    with pytest.raises(AttributeError, match="has no attribute 'lease' on a worker.*: lease from the program that calls"):
+        _inside.lease

@@ -7,12 +7,15 @@ use std::os::unix::fs::PermissionsExt;
 use std::os::unix::net::UnixListener;
 use std::path::Path;
 use std::process::{Command, Stdio};
+use std::time::Duration;
 
+use rustix::process::{Pid, Signal};
 use serde_json::json;
 use sublet::{Allocation, Code};
 use sublet_tests::cluster::free_address;
 use sublet_tests::functions::{library, package};
 use sublet_tests::platform::{Platform, assert_echoes, sublet};
+use sublet_tests::process::wait_until;
 use sublet_tests::program::Program;
 
 fn number(code: Code) -> Option<i32> {
@@ -137,7 +140,13 @@ fn an_output_to_a_closed_descriptor_fails() {
     let platform = Platform::start();
     let name = format!("{}/echo", package("calls.c"));
     let program = platform.command().get_program().to_owned();
-    for words in [&["call", &name, "--output", "-"][..], &["ps"], &["ps", "--json"]] {
+    let word = platform.state().join("word");
+    fs::write(&word, "hello").unwrap();
+    let print = format!("{}/print", package("printing.c"));
+    let called = platform.json(&["call", &print, "--input", word.to_str().unwrap(), "--output", "/dev/null"]);
+    let lease = called["lease"].as_str().unwrap();
+    let logs = ["logs", lease, "--state", platform.state().to_str().unwrap()];
+    for words in [&["call", &name, "--output", "-"][..], &["ps"], &["ps", "--json"], &logs] {
         let script = "program=$1; shift; echo hello | \"$program\" \"$@\" >&-";
         let mut shell = Command::new("sh");
         shell.args(["-c", script, "sh"]).arg(&program).args(words).env("SUBLET_MANAGER", platform.address());
@@ -247,6 +256,12 @@ fn a_token_file_that_others_may_change_is_warned_of() {
         assert_eq!(said.contains("token file"), !warning.is_empty(), "{mode:o}: {said}");
         assert!(said.contains(warning), "{mode:o}: {said}");
     }
+    fs::set_permissions(&token, Permissions::from_mode(0o666)).unwrap();
+    let mut agent = sublet();
+    // It ends soon: it cannot lend that many cores.
+    agent.args(["agent", "--cores", "99999", "--token-file"]).arg(&token);
+    let said = agent.arg("--state").arg(platform.state().join("other")).output().unwrap().stderr;
+    assert!(String::from_utf8_lossy(&said).contains("changed by other users"), "{said:?}");
 }
 
 #[test]
@@ -276,7 +291,24 @@ fn a_manager_that_does_not_answer_is_told_with_what_to_do() {
     });
     let said = ps(&format!("http://{ip}:{port}"), folder.path());
     assert!(said.contains(&format!("a manager with TLS is reached by https://{ip}:{port}")), "{said}");
-    drop(manager);
+    let without_tls = free_address();
+    let plain = Program::start("plain", folder.path(), {
+        let state = folder.path().join("p");
+        move || {
+            let (ip, port) = without_tls;
+            let mut manager = sublet();
+            manager.args(["manager", "--json", "--tls-mode", "off", "--listen", &format!("{ip}:{port}")]);
+            manager.arg("--state").arg(&state);
+            manager
+        }
+    });
+    let (ip, port) = without_tls;
+    let mut by_tls = sublet();
+    by_tls.args(["ps", "--manager", &format!("https://{ip}:{port}"), "--ca"]);
+    let said = by_tls.arg(folder.path().join("m/tls/ca.pem")).output().unwrap().stderr;
+    let said = String::from_utf8_lossy(&said);
+    assert!(said.contains(&format!("a manager without TLS is reached by http://{ip}:{port}")), "{said}");
+    drop((manager, plain));
     // Another user's.
     let platform = Platform::start();
     if !rustix::process::getuid().is_root() {
@@ -288,6 +320,44 @@ fn a_manager_that_does_not_answer_is_told_with_what_to_do() {
         other.args(["ps", "--manager", &platform.address()]).env("SUBLET_STATE", platform.state()).output();
     let said = String::from_utf8_lossy(&said.unwrap().stderr).into_owned();
     assert!(said.contains("it is another user's") && !said.contains("start one with"), "{said}");
+}
+
+#[test]
+fn manager_is_reached_by_its_advertised_address() {
+    let (folder, (ip, port)) = (tempfile::tempdir().unwrap(), free_address());
+    let (state, address) = (folder.path().join("m"), format!("https://{ip}:{port}"));
+    let _manager = Program::start("manager", folder.path(), {
+        let (state, address) = (state.clone(), address.clone());
+        move || {
+            let mut manager = sublet();
+            manager.args(["manager", "--json", "--advertise", &address, "--listen"]);
+            manager.arg(format!("0.0.0.0:{port}")).arg("--state").arg(&state);
+            manager
+        }
+    });
+    let mut ps = sublet();
+    ps.args(["ps", "--json", "--manager", &address, "--ca"]).arg(state.join("tls/ca.pem"));
+    // The certificate is valid for the address, so the manager asks for a token.
+    let asked = ps.output().unwrap();
+    assert_eq!(asked.status.code(), number(Code::Unauthenticated), "{asked:?}");
+}
+
+#[test]
+fn platform_serves_without_standard_output() {
+    let folder = tempfile::tempdir().unwrap();
+    let mut shell = Command::new("sh");
+    shell.args(["-c", "exec \"$@\" >&-", "sh"]).arg(sublet().get_program());
+    let mut up = shell.args(["up", "--python", "none", "--state"]).arg(folder.path()).spawn().unwrap();
+    let address = format!("unix:{}/manager.sock", folder.path().display());
+    let is_served = || sublet().args(["ps", "--manager", &address]).output().unwrap().status.success();
+    wait_until("it serves", || {
+        assert!(up.try_wait().unwrap().is_none(), "it has ended");
+        is_served()
+    });
+    std::thread::sleep(Duration::from_millis(500));
+    assert!(up.try_wait().unwrap().is_none() && is_served());
+    rustix::process::kill_process(Pid::from_child(&up), Signal::INT).unwrap();
+    assert!(up.wait().unwrap().success());
 }
 
 #[test]

@@ -210,6 +210,16 @@ fn a_client_with_a_too_low_limit_of_file_sizes_is_told() {
 }
 
 #[test]
+fn client_that_takes_the_signal_names_the_limit() {
+    let platform = Platform::start();
+    let mut client = Command::new(env!("CARGO_BIN_EXE_holding-client"));
+    client.args([platform.address(), package("faults.c")]);
+    let output = wrapped("prlimit", &["--fsize=65536"], &client).output().unwrap();
+    let said = String::from_utf8_lossy(&output.stderr);
+    assert!(output.status.code() == Some(1) && said.contains("ulimit -f"), "{:?}: {said}", output.status);
+}
+
+#[test]
 fn client_below_its_limits_names_the_limit() {
     let platform = Platform::start();
     assert!(platform.run(&["deploy", &package("calls.c")]).status.success());
@@ -295,7 +305,8 @@ fn client_and_agent_have_pid_namespaces_of_their_own() {
 #[test]
 fn warns_a_client_whose_hot_workers_have_every_core() {
     const CHILD: &str = "SUBLET_TEST_HOT_CLIENT";
-    if let Ok(address) = std::env::var(CHILD) {
+    if let Ok(given) = std::env::var(CHILD) {
+        let [how, address] = given.split(' ').map(str::to_owned).collect::<Vec<_>>().try_into().unwrap();
         stay_on_lowest_core();
         let mut client = sublet::Invoker::connect_to(&address).unwrap();
         let tcp = FabricChoice::Tcp { encrypted: false };
@@ -313,7 +324,10 @@ fn warns_a_client_whose_hot_workers_have_every_core() {
         allocate(2, Policy::AlwaysWarm, FabricChoice::Shm, 0);
         // These workers may have another machine's cores.
         allocate(2, Policy::AlwaysHot, tcp, 0);
-        allocate(1, Policy::AlwaysHot, FabricChoice::Shm, 1);
+        match how.as_str() {
+            "grow" => allocate(1, Policy::AlwaysHot, FabricChoice::Shm, 1),
+            _ => allocate(2, Policy::AlwaysHot, FabricChoice::Shm, 0),
+        }
         // It has been warned.
         allocate(2, Policy::AlwaysHot, FabricChoice::Shm, 0);
         return;
@@ -328,10 +342,12 @@ fn warns_a_client_whose_hot_workers_have_every_core() {
     }
     let own = std::env::current_exe().unwrap();
     let name = "warns_a_client_whose_hot_workers_have_every_core";
-    let client =
-        Command::new(own).args(["--exact", name, "--nocapture"]).env(CHILD, platform.address()).output();
-    let said = String::from_utf8_lossy(&client.unwrap().stderr).into_owned();
-    let parts: Vec<&str> = said.split("allocating\n").collect();
-    assert!(parts.len() == 6 && parts[4].contains("always hot workers poll on all 2 cores"), "{said}");
-    assert_eq!(said.matches("always hot workers").count(), 1, "{said}");
+    for how in ["grow", "take"] {
+        let mut client = Command::new(&own);
+        client.args(["--exact", name, "--nocapture"]).env(CHILD, format!("{how} {}", platform.address()));
+        let said = String::from_utf8_lossy(&client.output().unwrap().stderr).into_owned();
+        let parts: Vec<&str> = said.split("allocating\n").collect();
+        assert!(parts.len() == 6 && parts[4].contains("always hot workers poll on all 2 cores"), "{said}");
+        assert_eq!(said.matches("always hot workers").count(), 1, "{said}");
+    }
 }

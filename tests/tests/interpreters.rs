@@ -58,6 +58,23 @@ fn a_node_starts_without_a_found_python_that_does_not_work() {
     assert!(message.contains("--python"), "{message}");
 }
 
+/// The interpreter answers when it is asked where it is, and executes nothing.
+#[test]
+fn python_is_tried_at_the_start() {
+    let (folder, shim, path) = shim("");
+    let text = format!("#!/bin/sh\nprintf '{}\\0003.11\\000/usr\\000/usr'\n", shim.display());
+    fs::write(&shim, text).unwrap();
+    let mut up = sublet();
+    let state = folder.path().join("state");
+    let output = up.args(["up", "--python"]).arg(&shim).arg("--state").arg(state).output().unwrap();
+    let said = String::from_utf8_lossy(&output.stderr);
+    assert!(!output.status.success() && said.contains("cannot be used: "), "{said}");
+    let platform = Platform::start_with(|up| {
+        up.env_remove("SUBLET_PYTHON").env("PATH", &path);
+    });
+    assert_eq!(platform.said["python"], Value::Null, "{}", platform.said);
+}
+
 #[test]
 fn executes_functions_by_the_interpreter_that_a_found_shim_starts() {
     let (folder, _, path) = shim(WORKING);

@@ -186,3 +186,16 @@ fn an_agent_that_does_not_run_cannot_be_told() {
         assert_eq!(output.status.code(), Some(Code::InvalidArgument.number() as i32), "{flags:?}");
     }
 }
+
+#[test]
+fn variable_that_overrides_the_file_is_logged() {
+    let case = Case::new("managers = ['https://m:1']\n");
+    let mut agent = sublet();
+    // The log starts before the values are read, one of which is wrong.
+    agent
+        .args(["agent", "--cores", "many", "--config"])
+        .arg(&case.file)
+        .env("SUBLET_MANAGER", "unix:/m.sock");
+    let said = String::from_utf8(agent.output().unwrap().stderr).unwrap();
+    assert!(said.contains("SUBLET_MANAGER overrides managers in "), "{said}");
+}

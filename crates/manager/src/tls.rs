@@ -286,6 +286,8 @@ mod tests {
         assert!(names("https://manager.example.org:7433").contains(&"manager.example.org".to_owned()));
         assert!(names("https://[2001:db8::7]:7433").contains(&"2001:db8::7".to_owned()));
         assert_eq!(names("unix:/run/m.sock"), server_names(&[], &[], None));
+        // A host without a name of its own.
+        assert_eq!(server_names(&["(none)".to_owned()], &[], None), server_names(&[], &[], None));
     }
 
     #[test]

@@ -29,6 +29,8 @@ const CALL_DEADLINE: Duration = Duration::from_secs(10);
 /// How long a deployment may take, and how much longer for each [`DEPLOY_STEP_BYTES`] of the package.
 const DEPLOY_DEADLINE: Duration = Duration::from_secs(30);
 const DEPLOY_STEP_BYTES: usize = 1 << 20;
+/// How long a manager may take to sum up a bill, for which it reads the records of all leases.
+const BILL_DEADLINE: Duration = Duration::from_secs(120);
 /// How long a manager may take to copy its store.
 const BACKUP_DEADLINE: Duration = Duration::from_secs(600);
 /// How much of a package travels in one message.
@@ -272,7 +274,8 @@ impl ManagerClient {
 
     /// What leases cost.
     pub fn bill(&self, request: v1::BillRequest) -> Result<v1::BillReply, Error> {
-        self.ask(request, async |mut stub, request| stub.bill(request).await)
+        let terms = Terms { deadline: BILL_DEADLINE, ..anywhere() };
+        self.connection.ask(terms, request, async |mut stub: Stub<_>, request| stub.bill(request).await)
     }
 
     /// Stores a graph's document, and points its name at it.

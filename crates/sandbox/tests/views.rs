@@ -227,6 +227,32 @@ fn local_time_is_the_hosts_unless_a_variable_names_a_zone() {
     }
 }
 
+/// A spawner on a host whose local time is that of India, by a link or a copy of the file.
+fn in_india(folder: &Path, how: &str) -> PathBuf {
+    let (path, etc) = (folder.join("spawner"), folder.join("etc"));
+    let (etc, spawner) = (etc.display(), env!("CARGO_BIN_EXE_sublet-spawner"));
+    let script = format!(
+        "cp -a /etc {etc} && rm {etc}/localtime && {how} /usr/share/zoneinfo/Asia/Kolkata {etc}/localtime && \
+         echo Asia/Kolkata > {etc}/timezone && mount --bind {etc} /etc && exec {spawner} \"$@\""
+    );
+    fs::write(&path, format!("#!/bin/sh\nexec unshare -m sh -c '{script}' x \"$@\"\n")).unwrap();
+    fs::set_permissions(&path, std::os::unix::fs::PermissionsExt::from_mode(0o755)).unwrap();
+    path
+}
+
+#[test]
+fn local_time_is_that_of_the_hosts_file() {
+    for how in ["ln -s", "cp"] {
+        for sort in [Sort::Process, Sort::Template] {
+            let folder = tempfile::tempdir().unwrap();
+            let house = House::open_with(sort, &in_india(folder.path(), how));
+            assert_eq!(local_time(&house, None), "IST+0530", "{how} {sort:?}");
+            let (text, _) = house.run(&["view", "/etc/timezone"]);
+            assert_eq!(said(&text, "/etc/timezone"), ["Asia/Kolkata"], "{how} {sort:?}");
+        }
+    }
+}
+
 /// A spawner that is started under this umask.
 fn under_mask(folder: &Path, mask: &str) -> PathBuf {
     let path = folder.join(format!("spawner-{mask}"));

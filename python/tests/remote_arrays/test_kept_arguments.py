@@ -29,7 +29,7 @@ def test_keeps_local_copies_and_elements(platform, fabric):
     with sublet.remote(client=platform, fabric=fabric, working_set="8KiB", initial="64KiB", increment="64KiB") as far:
         array, records = far.arange(3000), far.zeros(300, [("x", "i8"), ("y", "f8")])
         kept = [numpy.asarray(array), numpy.asarray(array[5:700:3]), array[7], list(array[:5]), array[array > 2990], array.sum(0)]
-        record = records[3]
+        record, each = records[3], list(records)
         expected = [numpy.array(one) for one in kept]
         # The same memory gets other elements, and other arrays.
         array[...] = -1
@@ -40,6 +40,7 @@ def test_keeps_local_copies_and_elements(platform, fabric):
         for one, other in zip(kept, expected):
             numpy.testing.assert_array_equal(numpy.asarray(one), other)
         assert record["x"] == 0
+        assert len(each) == 300 and all(one["x"] == 0 for one in each)
 
 
 @pytest.mark.parametrize("fabric", FABRICS)

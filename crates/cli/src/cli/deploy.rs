@@ -188,3 +188,28 @@ fn progress_bar(len_bytes: u64, output: &Output) -> ProgressBar {
     let style = ProgressStyle::with_template("uploading {wide_bar} {bytes}/{total_bytes} {bytes_per_sec}");
     bar.with_style(style.unwrap_or_else(|_| ProgressStyle::default_bar()))
 }
+
+#[cfg(test)]
+mod tests {
+    use sublet_proto::package::Manifest;
+
+    use super::*;
+
+    #[test]
+    fn manifests_in_the_help_text_are_valid() {
+        let mut manifests = vec![String::new()];
+        for line in EXAMPLES.lines() {
+            match line.strip_prefix("      ").or(line.is_empty().then_some("")) {
+                Some(line) => manifests.last_mut().unwrap().extend([line, "\n"]),
+                None => manifests.push(String::new()),
+            }
+        }
+        manifests.retain(|manifest| manifest.contains("name = "));
+        assert_eq!(manifests.len(), 4);
+        for manifest in manifests {
+            if let Err(error) = Manifest::parse(&manifest) {
+                panic!("{error}\n{manifest}");
+            }
+        }
+    }
+}

@@ -8,7 +8,7 @@ use serde::Serialize;
 use sublet_proto::Error;
 use sublet_runtime::access::default_state;
 
-use super::output::Output;
+use super::output::{Output, check_standard_output};
 
 const EXAMPLES: &str = "\
 Examples:
@@ -43,6 +43,7 @@ pub(crate) fn run(arguments: &Arguments, output: &Output) -> Result<(), Error> {
     let state = arguments.state.clone().filter(|path| !path.as_os_str().is_empty());
     let bytes = sublet_agent::read_log(&state.unwrap_or_else(default_state), &arguments.lease)?;
     if output.is_for_people() && !std::io::stdout().is_terminal() {
+        check_standard_output()?;
         return match std::io::stdout().lock().write_all(&bytes) {
             Err(error) if error.kind() != std::io::ErrorKind::BrokenPipe => {
                 Err(Error::of_system("cannot write to standard output", &error))

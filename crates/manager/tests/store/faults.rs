@@ -540,6 +540,32 @@ fn older_copy_does_not_replace_a_damaged_record() {
     assert_eq!(value(&store, "token/b").unwrap(), b"valid too");
 }
 
+#[test]
+fn older_record_does_not_replace_its_later_copy() {
+    let server = NatsServer::start();
+    let mut store = open(&server);
+    put(&mut store, "token/a", b"valid").unwrap();
+    put(&mut store, "token/b", b"valid too").unwrap();
+    let runtime = tokio::runtime::Runtime::new().unwrap();
+    runtime.block_on(async {
+        let jetstream = async_nats::jetstream::new(async_nats::connect(server.url()).await.unwrap());
+        let stream = jetstream.get_stream("sublet-test-key-token").await.unwrap();
+        let old = stream.get_last_raw_message_by_subject("sublet.test.key.token.a").await.unwrap();
+        assert!(store.compare_and_swap("token/a", 1, b"revoked").unwrap());
+        // The server comes back with the stream of before.
+        jetstream.delete_stream("sublet-test-key-token").await.unwrap();
+        assert!(open(&server).scan("token/", None, 9).unwrap().is_empty());
+        let sent = jetstream.publish_with_headers("sublet.test.key.token.a", old.headers, old.payload);
+        sent.await.unwrap().await.unwrap();
+    });
+    let mut store = open(&server);
+    let mut restored = store.repair().unwrap().restored;
+    restored.sort_unstable();
+    assert_eq!(restored, ["token/a", "token/b"]);
+    assert_eq!(value(&store, "token/a").unwrap(), b"revoked");
+    assert_eq!(value(&store, "token/b").unwrap(), b"valid too");
+}
+
 /// Passes connections to a server on, and what clients send only until it has passed on a number of bytes.
 struct Line {
     port: u16,
@@ -555,7 +581,7 @@ impl Line {
         std::thread::spawn(move || {
             for client in listener.incoming() {
                 let (mut client, left) = (client.unwrap(), Arc::clone(&left));
-                let mut server = TcpStream::connect((Ipv4Addr::LOCALHOST, server)).unwrap();
+                let Ok(mut server) = TcpStream::connect((Ipv4Addr::LOCALHOST, server)) else { continue };
                 let (mut answers, mut back) = (server.try_clone().unwrap(), client.try_clone().unwrap());
                 std::thread::spawn(move || std::io::copy(&mut answers, &mut back));
                 std::thread::spawn(move || {
@@ -614,6 +640,17 @@ fn interrupted_repair_is_completed_by_the_next() {
         let repair = std::thread::spawn(move || _ = dying.repair());
         wait_until(|| repair.is_finished() || line.is_cut());
         whole_bytes.get_or_insert_with(|| i64::MAX - left.load(Relaxed));
+        // A manager that starts now completes the repair, or says what is lost.
+        let noted = tempfile::tempdir().unwrap();
+        match NatsStore::open_noting(&options(&server), &noted.path().join("streams")) {
+            Err(error) => assert!(error.message.contains("lost records: lease/07: "), "{error}"),
+            Ok(store) => {
+                for key in keys.iter().filter(|key| *key != "lease/07") {
+                    let expected = format!("value of {key}").into_bytes();
+                    assert_eq!(value(&store, key), Some(expected), "after {bytes} of {whole_bytes:?} bytes");
+                }
+            }
+        }
         let mut store = open(&server);
         store.repair().unwrap();
         let found: Vec<_> = ["lease/", "token/"].map(|kind| store.scan(kind, None, 99).unwrap()).concat();
