@@ -7,6 +7,8 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicI64, Ordering::Relaxed};
 use std::time::{Duration, Instant};
 
+use async_nats::HeaderMap;
+use async_nats::jetstream;
 use sublet_manager::store::{
     BLOB_PART_BYTES, Batch, BlobPart, MAX_VALUE_BYTES, NatsOptions, NatsStore, Store,
 };
@@ -302,6 +304,26 @@ fn streams_that_are_older_than_what_was_acknowledged_are_refused() {
     assert!(error.message.contains("ends with 0 of 1"), "{error}");
 }
 
+/// Does something by JetStream itself, beside the store.
+fn with_jetstream<T>(server: &NatsServer, act: impl AsyncFnOnce(jetstream::Context) -> T) -> T {
+    let runtime = tokio::runtime::Runtime::new().unwrap();
+    runtime.block_on(async {
+        let client = async_nats::connect(server.url()).await.unwrap();
+        act(jetstream::new(client)).await
+    })
+}
+
+/// Publishes a message with the headers of another one.
+async fn publish(jetstream: &jetstream::Context, subject: &'static str, headers: HeaderMap, value: &[u8]) {
+    let sent = jetstream.publish_with_headers(subject, headers, value.to_vec().into()).await.unwrap();
+    sent.await.unwrap();
+}
+
+/// The keys of a kind that the store has.
+fn keys_of(store: &NatsStore, prefix: &str) -> Vec<String> {
+    store.scan(prefix, None, 99).unwrap().into_iter().map(|record| record.key).collect()
+}
+
 #[test]
 fn removes_the_log_of_earlier_versions() {
     let server = NatsServer::start();
@@ -333,14 +355,10 @@ fn value_that_is_not_the_written_one_is_refused_by_name() {
     put(&mut store, "token/a", b"good").unwrap();
     put(&mut store, "token/b", b"good").unwrap();
     // As a faulty server would: the value of another key, with its checksum.
-    let runtime = tokio::runtime::Runtime::new().unwrap();
-    runtime.block_on(async {
-        let client = async_nats::connect(server.url()).await.unwrap();
-        let jetstream = async_nats::jetstream::new(client);
+    with_jetstream(&server, async |jetstream| {
         let stream = jetstream.get_stream("sublet-test-key-token").await.unwrap();
         let other = stream.get_last_raw_message_by_subject("sublet.test.key.token.b").await.unwrap();
-        let sent = jetstream.publish_with_headers("sublet.test.key.token.a", other.headers, other.payload);
-        sent.await.unwrap().await.unwrap();
+        publish(&jetstream, "sublet.test.key.token.a", other.headers, &other.payload).await;
     });
     for error in [store.get("token/a").unwrap_err(), store.scan("token/", None, 9).unwrap_err()] {
         assert!(error.code == Code::StoreDamaged && error.message.contains("token/a"), "{error}");
@@ -405,9 +423,7 @@ fn record_that_the_servers_disk_has_damaged_is_not_taken_for_absent() {
 
 /// Deletes the message of a subject, as a server does that finds its file damaged after it was killed.
 fn drop_message(server: &NatsServer, stream: &str, subject: &str) {
-    let runtime = tokio::runtime::Runtime::new().unwrap();
-    runtime.block_on(async {
-        let jetstream = async_nats::jetstream::new(async_nats::connect(server.url()).await.unwrap());
+    with_jetstream(server, async |jetstream| {
         let stream = jetstream.get_stream(stream).await.unwrap();
         let last = stream.get_last_raw_message_by_subject(subject).await.unwrap();
         stream.delete_message(last.sequence).await.unwrap();
@@ -508,10 +524,9 @@ fn repair_keeps_leases_that_a_killed_server_lists_no_more() {
     server.restart();
     let mut store = until_answered(|| NatsStore::open(&options(&server)));
     let report = store.repair().unwrap();
-    let found = store.scan("lease/", None, 99).unwrap();
-    let found: Vec<&str> = found.iter().map(|record| record.key.as_str()).collect();
+    let found = keys_of(&store, "lease/");
     // The server has dropped the damaged record, and may have dropped those after it.
-    assert!(found.len() >= 7 && found[..7].iter().eq(&keys[..7]), "{found:?}, {report:?}");
+    assert!(found.len() >= 7 && found[..7] == keys[..7], "{found:?}, {report:?}");
     put(&mut store, "lease/07", b"new").unwrap();
     assert_eq!(store.check().unwrap().lost, [""; 0]);
     assert_eq!(value(&store, "lease/07").unwrap(), b"new");
@@ -523,14 +538,11 @@ fn older_copy_does_not_replace_a_damaged_record() {
     let mut store = open(&server);
     put(&mut store, "token/a", b"valid").unwrap();
     put(&mut store, "token/b", b"valid too").unwrap();
-    let runtime = tokio::runtime::Runtime::new().unwrap();
-    runtime.block_on(async {
-        let jetstream = async_nats::jetstream::new(async_nats::connect(server.url()).await.unwrap());
+    with_jetstream(&server, async |jetstream| {
         let stream = jetstream.get_stream("sublet-test-key-token").await.unwrap();
         // A later value, of which the manager that wrote it could write no copy, and which does not match its checksum.
         let other = stream.get_last_raw_message_by_subject("sublet.test.key.token.b").await.unwrap();
-        let sent = jetstream.publish_with_headers("sublet.test.key.token.a", other.headers, "revoked".into());
-        sent.await.unwrap().await.unwrap();
+        publish(&jetstream, "sublet.test.key.token.a", other.headers, b"revoked").await;
     });
     let report = store.check().unwrap();
     assert!(report.lost.len() == 1 && report.lost[0].starts_with("token/a: "), "{report:?}");
@@ -546,17 +558,14 @@ fn older_record_does_not_replace_its_later_copy() {
     let mut store = open(&server);
     put(&mut store, "token/a", b"valid").unwrap();
     put(&mut store, "token/b", b"valid too").unwrap();
-    let runtime = tokio::runtime::Runtime::new().unwrap();
-    runtime.block_on(async {
-        let jetstream = async_nats::jetstream::new(async_nats::connect(server.url()).await.unwrap());
+    with_jetstream(&server, async |jetstream| {
         let stream = jetstream.get_stream("sublet-test-key-token").await.unwrap();
         let old = stream.get_last_raw_message_by_subject("sublet.test.key.token.a").await.unwrap();
         assert!(store.compare_and_swap("token/a", 1, b"revoked").unwrap());
         // The server comes back with the stream of before.
         jetstream.delete_stream("sublet-test-key-token").await.unwrap();
         assert!(open(&server).scan("token/", None, 9).unwrap().is_empty());
-        let sent = jetstream.publish_with_headers("sublet.test.key.token.a", old.headers, old.payload);
-        sent.await.unwrap().await.unwrap();
+        publish(&jetstream, "sublet.test.key.token.a", old.headers, &old.payload).await;
     });
     let mut store = open(&server);
     let mut restored = store.repair().unwrap().restored;
@@ -625,6 +634,7 @@ fn interrupted_repair_is_completed_by_the_next() {
     flip_in(&server, "key-token", b"value of token/03");
     let damaged = tempfile::tempdir().unwrap();
     copy(&server.folder().join("jetstream"), damaged.path());
+    let kept: Vec<String> = keys.into_iter().filter(|key| key != "lease/07").collect();
     let mut whole_bytes = None;
     for moment in 0..MOMENTS {
         std::fs::remove_dir_all(server.folder().join("jetstream")).unwrap();
@@ -632,20 +642,20 @@ fn interrupted_repair_is_completed_by_the_next() {
         server.restart();
         let line = Line::to(&server);
         let url = format!("nats://127.0.0.1:{}", line.port);
-        let store = until_answered(|| NatsStore::open(&NatsOptions { url: url.clone(), ..options(&server) }));
+        let mut dying =
+            until_answered(|| NatsStore::open(&NatsOptions { url: url.clone(), ..options(&server) }));
         let bytes = whole_bytes.map_or(i64::MAX, |whole: i64| whole * moment / MOMENTS);
         line.pass(bytes);
         // A manager that is cut off tries again for long, and none of that arrives.
-        let (left, mut dying) = (Arc::clone(&line.left), store);
         let repair = std::thread::spawn(move || _ = dying.repair());
         wait_until(|| repair.is_finished() || line.is_cut());
-        whole_bytes.get_or_insert_with(|| i64::MAX - left.load(Relaxed));
+        whole_bytes.get_or_insert_with(|| i64::MAX - line.left.load(Relaxed));
         // A manager that starts now completes the repair, or says what is lost.
         let noted = tempfile::tempdir().unwrap();
         match NatsStore::open_noting(&options(&server), &noted.path().join("streams")) {
             Err(error) => assert!(error.message.contains("lost records: lease/07: "), "{error}"),
             Ok(store) => {
-                for key in keys.iter().filter(|key| *key != "lease/07") {
+                for key in &kept {
                     let expected = format!("value of {key}").into_bytes();
                     assert_eq!(value(&store, key), Some(expected), "after {bytes} of {whole_bytes:?} bytes");
                 }
@@ -653,9 +663,7 @@ fn interrupted_repair_is_completed_by_the_next() {
         }
         let mut store = open(&server);
         store.repair().unwrap();
-        let found: Vec<_> = ["lease/", "token/"].map(|kind| store.scan(kind, None, 99).unwrap()).concat();
-        let found: Vec<&str> = found.iter().map(|record| record.key.as_str()).collect();
-        let kept: Vec<&str> = keys.iter().map(String::as_str).filter(|key| *key != "lease/07").collect();
+        let found = ["lease/", "token/"].map(|kind| keys_of(&store, kind)).concat();
         assert_eq!(found, kept, "after {bytes} of {whole_bytes:?} bytes");
         assert_eq!(value(&store, "token/03").unwrap(), b"value of token/03");
         assert_eq!(store.check().unwrap().lost, [""; 0]);
@@ -670,9 +678,7 @@ fn store_of_a_version_without_copies_gets_them() {
     let folder = tempfile::tempdir().unwrap();
     let mut store = open(&server);
     put(&mut store, "token/a", b"a").unwrap();
-    let runtime = tokio::runtime::Runtime::new().unwrap();
-    runtime.block_on(async {
-        let jetstream = async_nats::jetstream::new(async_nats::connect(server.url()).await.unwrap());
+    with_jetstream(&server, async |jetstream| {
         jetstream.delete_stream("sublet-test-copies").await.unwrap();
     });
     drop(NatsStore::open_noting(&options(&server), &folder.path().join("streams")).unwrap());
