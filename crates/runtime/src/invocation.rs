@@ -222,8 +222,10 @@ impl<'call> Invocation<'call> {
         Some(Error::new(code, self.describe(&format!("was lost: {message}"))))
     }
 
+    /// Looks for invalid values of all calls of the worker, since a call behind a function that does not return has none of
+    /// its own.
     fn nonsense(&self) -> Option<Nonsense> {
-        self.lease.nonsense(self.sent.worker, self.sent.position, self.sent.occupant())
+        self.lease.find_nonsense(self.sent.worker).map(|(_, nonsense)| nonsense)
     }
 
     /// Which worker has it, by its number among those of all leases: that may change until it has ended.
@@ -302,8 +304,7 @@ impl<'call> Invocation<'call> {
                 let message = self.describe("did not return before its deadline");
                 return Waited::TooLong(Error::new(Code::DeadlineExceeded, message));
             }
-            // In any call of the worker: one that waits behind a function that does not end has nothing wrong of its own.
-            if let Some((_, nonsense)) = self.lease.find_nonsense(self.sent.worker) {
+            if let Some(nonsense) = self.nonsense() {
                 return Waited::InVain(nonsense);
             }
         }
@@ -420,7 +421,7 @@ impl Future for Invocation<'_> {
     type Output = Result<Completion, Error>;
 
     fn poll(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Self::Output> {
-        while !self.is_ready() && self.nonsense().is_none() {
+        while !self.is_ready() {
             if self.call.is_late() {
                 break;
             }
