@@ -117,7 +117,7 @@ fn try_wheel(step: &mut Step, trial: Trial<'_>, modules: &[&OsStr], tests: &Path
     install.args(["install", "--quiet", "--no-input", "--disable-pip-version-check"]).arg(made).args(modules);
     // Away from the sources: what is tested is what was installed.
     let mut test = Command::new(environment.join("bin/python"));
-    test.args(["-m", "pytest", "-q", "-rs", "--import-mode=importlib", "-p", "no:cacheprovider"]);
+    test.args(["-m", "pytest", "-q", "-rfEs", "--import-mode=importlib", "-p", "no:cacheprovider"]);
     test.arg(tests).current_dir(&environment).env("SUBLET_PROFILE", trial.profile);
     Ok(Outcome::from(step.run(create)? && step.run(install)? && step.run(test)?))
 }
