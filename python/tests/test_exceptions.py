@@ -1,6 +1,8 @@
 """Exceptions of functions: what the caller catches, and what their tracebacks show."""
 
 import builtins
+import inspect
+import linecache
 import pickle
 import subprocess
 import sys
@@ -9,6 +11,7 @@ import threading
 import pytest
 
 import sublet
+from sublet import _pickling
 
 # As a program has it: none of this is a module that workers could import.
 PROGRAM = {"__name__": "__main__", "__builtins__": builtins}
@@ -42,6 +45,23 @@ class Locked(Retry):
 class LockedFile(OSError):
     pass
 
+class Reduced(Exception):
+    def __init__(self, who):
+        super().__init__(f"{who} is locked")
+        self.who, self.lock = who, threading.Lock()
+
+    def __reduce__(self):
+        return type(self), (self.who,)
+
+class WronglyReduced(Exception):
+    """Its own reduction leads to another message."""
+
+    def __init__(self, who):
+        super().__init__(f"{who} is late")
+
+    def __reduce__(self):
+        return type(self), self.args
+
 def fails(kind, *args, **kwargs):
     raise kind(*args, **kwargs)
 
@@ -61,6 +81,12 @@ def fails_meanwhile():
         fails(Retry, "node", "busy", after=5)
     except Retry:
         raise KeyError("x")
+
+def fails_alone():
+    try:
+        fails(Retry, "node", "busy", after=5)
+    except Retry:
+        raise KeyError("x") from None
 
 def fails_after_many():
     error = None
@@ -105,6 +131,29 @@ def test_keeps_what_the_builtin_base_has(lease):
     assert (error.errno, error.strerror, error.filename, error.attempts) == (2, "not there", "a.txt", 3)
 
 
+def test_keeps_slots(lease):
+    def fails_with_slot():
+        # Classes that are sent to workers have no slots there.
+        class NoFile(OSError):
+            __slots__ = ("attempts",)
+
+        error = NoFile(2, "not there")
+        error.attempts = 3
+        raise error
+
+    assert caught(lease, fails_with_slot).attempts == 3
+
+
+def test_exceptions_with_their_own_reduction_come_whole(lease):
+    error = caught(lease, fails, PROGRAM["Reduced"], "node")
+    assert type(error) is PROGRAM["Reduced"] and str(error) == "node is locked" and error.lock.acquire(False)
+
+
+def test_a_reduction_that_changes_the_message_is_not_used(lease):
+    error = caught(lease, fails, PROGRAM["WronglyReduced"], "node")
+    assert type(error) is PROGRAM["WronglyReduced"] and str(error) == "node is late"
+
+
 def test_raises_exceptions_of_a_map_as_themselves(lease):
     with pytest.raises(Retry, match="node: busy") as raised:
         list(lease.map(lambda n: fails(Retry, "node", "busy", after=n), range(3)))
@@ -136,9 +185,19 @@ def test_keeps_contexts(lease):
     assert type(error.__context__) is Retry
 
 
+def test_a_suppressed_context_does_not_come_along(lease):
+    error = caught(lease, PROGRAM["fails_alone"])
+    assert type(error) is KeyError and isinstance(error.__cause__, sublet.RemoteTraceback)
+    assert error.__context__ is None and error.__suppress_context__
+
+
 def test_long_chains_and_rings_of_causes_end(lease):
     error = caught(lease, PROGRAM["fails_after_many"])
     assert error.args == (9999,) and error.__cause__.args == (9998,)
+    length = 0
+    while error is not None:
+        error, length = error.__cause__, length + 1
+    assert length == 4096 + 1, "the last cause is the traceback"
     error = caught(lease, PROGRAM["fails_in_a_ring"])
     assert (str(error), str(error.__cause__)) == ("first", "second")
     assert isinstance(error.__cause__.__cause__, sublet.RemoteTraceback)
@@ -198,6 +257,16 @@ def test_an_exception_that_cannot_be_pickled_has_the_arguments_of_its_base(lease
     assert isinstance(error, sublet.RemoteError) and (error.errno, error.filename) == (2, "a.txt")
     error = caught(lease, lambda: fails(LockedFile, 2, threading.Lock()))
     assert isinstance(error, sublet.RemoteError) and isinstance(error, LockedFile)
+
+
+def test_an_exception_keeps_attributes_when_its_arguments_cannot_be_pickled(lease):
+    def fails_with_lock():
+        error = LockedFile(2, threading.Lock())
+        error.after = 5
+        raise error
+
+    error = caught(lease, fails_with_lock)
+    assert isinstance(error, sublet.RemoteError) and error.after == 5
 
 
 def test_an_exception_of_a_class_that_is_not_here_is_of_its_nearest_base(platform, tmp_path):
@@ -276,22 +345,50 @@ def test_tracebacks_show_file_line_and_source(platform, tmp_path):
     assert "dynamic-code" not in ran.stdout + ran.stderr
 
 
-def test_tracebacks_show_source_of_what_is_in_no_file(lease):
-    import linecache
-
-    name = "<cell 7>"
-    source = "def fails():\n    return {}['nothing']\n"
+def names_of_cell(name, source):
+    """Executes source that is in no file, as notebooks do; returns the names that it defines."""
     linecache.cache[name] = (len(source), None, source.splitlines(True), name)
     space = {"__name__": "__main__", "__builtins__": builtins}
     exec(compile(source, name, "exec"), space)
-    shown = str(caught(lease, space["fails"]).__cause__)
-    assert f'File "{name}", line 2, in fails\n    return {{}}[\'nothing\']' in shown
+    return space
+
+
+def test_tracebacks_show_source_of_what_is_in_no_file(lease):
+    fails = names_of_cell("<cell 7>", "def fails():\n    return {}['nothing']\n")["fails"]
+    shown = str(caught(lease, fails).__cause__)
+    assert 'File "<cell 7>", line 2, in fails\n    return {}[\'nothing\']' in shown
+
+
+def test_tracebacks_show_source_of_nested_functions(lease):
+    source = "def outer():\n    def inner():\n        return {}['nothing']\n\n    return inner()\n"
+    shown = str(caught(lease, names_of_cell("<cell 8>", source)["outer"]).__cause__)
+    assert 'File "<cell 8>", line 3, in inner\n    return {}[\'nothing\']' in shown
 
 
 def test_functions_have_their_source_on_workers(lease):
-    import inspect
-
     def steady(n):
         return n + 1
 
     assert "return n + 1" in lease.call(inspect.getsource, steady)
+
+
+def test_functions_with_long_source_come_without_it(lease, monkeypatch):
+    steady = names_of_cell("<cell 9>", "def steady(n):\n    return n + 1\n")["steady"]
+    assert "return n + 1" in lease.call(inspect.getsource, steady)
+    monkeypatch.setattr(_pickling, "MOST_SOURCE", 20)
+    longer = names_of_cell("<cell 10>", "def longer(n):\n    return n + 2\n")["longer"]
+    with pytest.raises(OSError, match="source"):
+        lease.call(inspect.getsource, longer)
+    assert lease.call(longer, 1) == 3
+
+
+def test_workers_keep_lines_of_a_bounded_number_of_files(lease):
+    def names_of_kept_files():
+        worker = sys.modules["sublet_worker"]
+        worker.MOST_FILES = 10
+        for n in range(15):
+            worker.code(compile("pass", "", "exec"), f"<cell {n}>", 1, ["pass\n"])
+        return list(worker.sources), [name for name in linecache.cache if name.startswith("<cell")]
+
+    newest = [f"<cell {n}>" for n in range(5, 15)]
+    assert lease.call(names_of_kept_files) == (newest, newest)

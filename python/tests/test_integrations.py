@@ -3,13 +3,15 @@
 import io
 import multiprocessing
 import os
+import sys
 import threading
 import time
+import types
 
 import pytest
 
 import sublet
-from sublet import _kept
+from sublet import _kept, _modules
 
 
 def double(x):
@@ -98,13 +100,64 @@ def test_joblib_keeps_its_workers_from_call_to_call(joblib):
         assert _kept.is_empty() and not processes(joblib) & before
 
 
-def test_joblib_gives_kept_cores_back_to_whatever_needs_them(joblib, platform):
+def test_joblib_shares_kept_workers_by_client_number_and_options(joblib, platform):
+    from sublet.joblib import _key_of
+
+    key = _key_of(platform, 2, {"path": [], "wait": 60})
+    assert key == _key_of(platform, 2, {"path": [], "wait": 5}), "how long the lease was waited for does not matter"
+    assert key != _key_of(platform, 3, {"path": [], "wait": 60})
+    assert key != _key_of(object(), 2, {"path": [], "wait": 60})
+    assert key != _key_of(platform, 2, {"path": [], "memory": "1GiB"})
+    assert _key_of(platform, 2, {"path": [], "environment": threading.Lock()}) is None, "cannot be compared"
+
+
+def test_joblib_collects_modules_again_only_after_imports(joblib, monkeypatch):
+    collected, selected = [], _modules.selected
+    monkeypatch.setattr(_modules, "selected", lambda paths: collected.append(paths) or selected(paths))
     with joblib.parallel_config(backend="sublet", n_jobs=2, wait=60):
-        for use in (lambda: platform.lease(2).close(), lambda: sublet.Executor(2, client=platform).shutdown()):
+        processes(joblib)
+        monkeypatch.setitem(sys.modules, "imported_now", types.ModuleType("imported_now"))
+        collected.clear()
+        for _ in range(3):
             processes(joblib)
-            assert not _kept.is_empty()
-            use()
-            assert _kept.is_empty()
+    assert collected == [None]
+
+
+def test_joblib_gives_kept_cores_back_to_whatever_needs_them(joblib):
+    with sublet.local(cores=2, listen="127.0.0.1:0") as client:
+        uses = (
+            lambda: client.lease(2).close(),
+            lambda: client.lease(2, wait=60).close(),
+            lambda: sublet.Executor(2, client=client).shutdown(),
+        )
+        with joblib.parallel_config(backend="sublet", n_jobs=2, client=client, wait=60):
+            for use in uses:
+                processes(joblib)
+                assert not _kept.is_empty()
+                begun = time.monotonic()
+                use()
+                assert _kept.is_empty() and time.monotonic() - begun < 30
+
+
+@pytest.mark.parametrize(
+    ("kind", "use", "argument"),
+    [(sublet.Lease, "grow", 1), (sublet.Application, "run", b""), (sublet.Application, "resume", "a run")],
+)
+def test_kept_cores_are_given_back_before_others_are_needed(monkeypatch, kind, use, argument):
+    released = []
+    monkeypatch.setattr(_kept, "release", lambda: released.append(use))
+    # An object that was not opened cannot allocate.
+    with pytest.raises(AttributeError):
+        getattr(kind, use)(types.SimpleNamespace(), argument)
+    assert released == [use]
+
+
+def test_joblib_gives_kept_cores_back_when_their_platform_stops(joblib):
+    with sublet.local(cores=2, listen="127.0.0.1:0") as client:
+        with joblib.parallel_config(backend="sublet", n_jobs=2, client=client, wait=60):
+            processes(joblib)
+        assert not _kept.is_empty()
+    assert _kept.is_empty()
 
 
 def test_joblib_gives_idle_cores_back(joblib, platform):
@@ -142,6 +195,8 @@ def test_joblib_generators_and_timeouts(joblib):
         begun = time.monotonic()
         with pytest.raises(multiprocessing.TimeoutError):
             joblib.Parallel(timeout=0.3)(joblib.delayed(time.sleep)(60) for _ in range(2))
+        # Workers that still execute abandoned tasks are not kept.
+        assert joblib.Parallel()(joblib.delayed(double)(n) for n in range(10)) == list(range(0, 20, 2))
         assert time.monotonic() - begun < 30
 
 
@@ -260,6 +315,17 @@ def test_joblib_is_silent_on_workers(joblib, capfd):
     with joblib.parallel_config(backend="sublet", n_jobs=2, wait=60):
         joblib.Parallel()(joblib.delayed(double)(n) for n in range(10))
     assert capfd.readouterr().err == ""
+
+
+def loky_processes(joblib):
+    """How many processes joblib would start here."""
+    with joblib.parallel_config(backend="loky"):
+        return joblib.effective_n_jobs(4)
+
+
+def test_joblib_starts_no_processes_on_workers(joblib):
+    with joblib.parallel_config(backend="sublet", n_jobs=2, wait=60):
+        assert joblib.Parallel()(joblib.delayed(loky_processes)(joblib) for _ in range(4)) == [1] * 4
 
 
 def test_joblib_hears_of_the_end_of_its_lease(joblib):

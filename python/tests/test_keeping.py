@@ -2,6 +2,8 @@
 
 import concurrent.futures
 import functools
+import pickle
+import sys
 import threading
 
 import numpy
@@ -80,8 +82,6 @@ def test_keeps_list_and_structure_of_arrays_after_call(carried):
 
 
 def test_keeps_bare_memory_after_call(carried):
-    import pickle
-
     def keep_view(memory):
         import builtins
 
@@ -455,5 +455,12 @@ def test_pieces_beyond_the_most_of_a_message_are_joined(lease, monkeypatch):
 
     monkeypatch.setattr(_calls, "MOST_APART", 10)
     arrays = [numpy.full(1000, float(n)) for n in range(50)]
+    assert len(_calls._dump(arrays, pickle.dumps)) == 11, "the pickle and ten pieces"
+
+    def lower_most_and_dump(arrays):
+        sys.modules["sublet_worker"].MOST_APART = 10
+        return len(sys.modules["sublet_worker"].dump(arrays))
+
+    assert lease.call(lower_most_and_dump, arrays) == 11
     back = lease.call(lambda arrays: [a + 1 for a in arrays], arrays)
     assert all((a == n + 1).all() for n, a in enumerate(back))

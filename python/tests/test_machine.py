@@ -58,9 +58,50 @@ def test_files_about_the_machine_tell_cores_and_memory_of_the_lease(platform):
         assert lease.call(lambda: open("/proc/loadavg").read()).startswith("0.00 0.00 0.00 ")
 
 
+KERNEL = [
+    "/proc/sys/kernel/osrelease",
+    "/proc/sys/kernel/cap_last_cap",
+    "/sys/devices/system/cpu/kernel_max",
+    "/sys/kernel/mm/transparent_hugepage/hpage_pmd_size",
+]
+
+
+def contents(paths):
+    return {path: open(path).read() for path in paths if os.path.exists(path)}
+
+
+def test_constants_of_the_kernel_are_those_of_the_machine(lease):
+    assert lease.call(contents, KERNEL) == contents(KERNEL)
+
+
+def test_folders_of_devices_are_empty(lease):
+    for folder in ("block", "class/hwmon", "class/net", "class/power_supply", "class/thermal"):
+        assert lease.call(os.listdir, f"/sys/{folder}") == []
+
+
+def test_possible_cores_end_with_the_last_own_core(platform):
+    def seen():
+        return [open(f"/sys/devices/system/cpu/{name}").read().strip() for name in ("online", "possible")]
+
+    count = min(2, len(os.sched_getaffinity(0)))
+    with platform.lease(count, wait=60) as lease:
+        for worker in range(count):
+            own, possible = lease.options(worker=worker).call(seen)
+            assert possible == ("0" if own == "0" else f"0-{own}")
+
+
 def test_a_function_has_a_user_with_a_name(lease):
     assert lease.call(getpass.getuser) == "sandbox"
     assert lease.call(os.path.expanduser, "~sandbox") == "/tmp"
+
+
+def test_a_function_has_a_group_with_a_name(lease):
+    def group():
+        import grp
+
+        return grp.getgrgid(os.getgid()).gr_name
+
+    assert lease.call(group) == "sandbox"
 
 
 def in_processes():

@@ -52,7 +52,7 @@ def test_a_module_that_is_too_large_ends_only_what_needs_it(run, tmp_path):
     )
     two, why = printed.splitlines()
     assert two == "2"
-    assert why.startswith("large No module named 'large': it was not sent to workers: ") and "more than 4000 bytes" in why
+    assert why.startswith("large No module named 'large': it was not sent to workers: it has more than 4000 bytes")
 
 
 def test_modules_of_too_many_files_end_only_what_needs_them(run, tmp_path):
@@ -74,7 +74,31 @@ def test_modules_of_too_many_files_end_only_what_needs_them(run, tmp_path):
         "    print(error)\n"
     )
     two, of_call, of_lease = printed.splitlines()
-    assert two == "2" and "more than 4032 files" in of_call and "more than 4032 files" in of_lease
+    assert two == "2" and "it has more than 4032 files" in of_call and "it has more than 4032 files" in of_lease
+
+
+@pytest.mark.parametrize(("bound", "most", "unit"), [("MOST_BYTES", 4000, "bytes"), ("MOST_FILES", 3, "files")])
+def test_modules_that_are_too_large_together_end_only_the_largest(run, tmp_path, bound, most, unit):
+    for name, files, size in (("a_large", 2, 3000), ("z_small", 1, 2000)):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "__init__.py").write_text("def f():\n    return 1\n" + "#" * size)
+        for number in range(files):
+            (tmp_path / name / f"m{number}.txt").touch()
+    printed, _ = run(
+        "from sublet import _modules\n"
+        f"_modules.{bound} = {most}\n"
+        "import a_large, z_small\n"
+        "with client.lease(wait=30) as lease:\n"
+        "    print(lease.call(z_small.f))\n"
+        "    try:\n"
+        "        lease.call(a_large.f)\n"
+        "    except ModuleNotFoundError as error:\n"
+        "        print(error)\n"
+    )
+    one, why = printed.splitlines()
+    assert one == "1"
+    assert why.startswith("No module named 'a_large': it was not sent to workers: ")
+    assert f"would have more than {most} {unit}" in why
 
 
 def test_deleted_modules_end_only_what_needs_them(run, tmp_path):
@@ -178,9 +202,13 @@ def test_namespaces_of_two_folders_are_sent(run, tmp_path):
 def test_links_within_a_module_are_followed(run, tmp_path):
     mine = tmp_path / "mine"
     (mine / "v2").mkdir(parents=True)
-    (mine / "__init__.py").write_text("from .now.code import f\nfrom . import linked\n")
+    (mine / "__init__.py").write_text(
+        "import os\nfrom .now.code import f\nfrom . import linked\n"
+        "def names():\n    return os.listdir(os.path.dirname(__file__) + '/latest')\n"
+    )
     (mine / "v2" / "code.py").write_text("def f():\n    return 2\n")
     (mine / "now").symlink_to("v2")
+    (mine / "latest").symlink_to("v2")
     (mine / "ring").symlink_to(".")
     (tmp_path / "store").mkdir()
     (tmp_path / "store" / "abc").write_text("def f():\n    return 3\n")
@@ -191,9 +219,9 @@ def test_links_within_a_module_are_followed(run, tmp_path):
     printed, warned = run(
         "import mine, mine.data\n"
         "with client.lease(wait=30) as lease:\n"
-        "    print(lease.call(mine.f), lease.call(mine.linked.f), lease.call(mine.data.f))\n"
+        "    print(lease.call(mine.f), lease.call(mine.linked.f), lease.call(mine.data.f), lease.call(mine.names))\n"
     )
-    assert printed == "2 3 4\n" and "not sent" not in warned
+    assert printed == "2 3 4 ['code.py']\n" and "not sent" not in warned
 
 
 def test_files_that_cannot_be_sent_are_named_in_a_warning(tmp_path, platform):
@@ -211,6 +239,44 @@ def test_files_that_cannot_be_sent_are_named_in_a_warning(tmp_path, platform):
     said = str(next(warning.message for warning in caught if "not sent" in str(warning.message)))
     assert "outside: it is a link" in said and "latin-" in said and "not UTF-8" in said and "backslash" in said
     assert "\u202e" not in said and "slash\\u202e" in said
+
+
+def test_files_of_imported_modules_are_named_in_a_warning(run, tmp_path):
+    (tmp_path / "mine").mkdir()
+    (tmp_path / "mine" / "__init__.py").write_text("def f():\n    return 1\n")
+    (tmp_path / "secret").write_text("not a module's")
+    (tmp_path / "mine" / "outside").symlink_to(tmp_path / "secret")
+    printed, warned = run("import mine\nwith client.lease(wait=30) as lease:\n    print(lease.call(mine.f))\n")
+    assert printed == "1\n"
+    assert "not sent to workers" in warned and "outside: it is a link" in warned
+
+
+def test_deep_folders_and_irregular_files_are_left_out(tmp_path, monkeypatch):
+    deep = tmp_path / "mine"
+    for number in range(_modules.MOST_DEPTH + 2):
+        deep = deep / f"d{number}"
+    deep.mkdir(parents=True)
+    (deep / "m.py").touch()
+    os.mkfifo(tmp_path / "pipe")
+    (tmp_path / "secret.py").touch()
+    (tmp_path / "tool").touch(0o755)
+    # Every file is readable for root.
+    access = os.access
+    monkeypatch.setattr(os, "access", lambda path, *mode: not str(path).endswith("secret.py") and access(path, *mode))
+    with pytest.warns(UserWarning) as caught:
+        selection = _modules.selected([tmp_path / name for name in ("mine", "pipe", "secret.py", "tool")])
+    too_deep, irregular, unreadable = (str(each.message) for each in caught)
+    assert f"it is more than {_modules.MOST_DEPTH} folders deep" in too_deep
+    assert "pipe: it is not a regular file" in irregular and "secret.py: it cannot be read" in unreadable
+    assert list(selection.files) == ["tool"]
+    selection.write(tmp_path / "written")
+    assert os.access(tmp_path / "written" / "tool", os.X_OK)
+
+
+def test_no_path_in_a_package_is_too_long():
+    half = "ü" * (_modules.MOST_PATH_BYTES // 2)
+    assert _modules._bad_path(half) is None
+    assert f"more than {_modules.MOST_PATH_BYTES} bytes" in _modules._bad_path(half + "b")
 
 
 def test_no_path_in_a_package_has_controls():
@@ -245,11 +311,17 @@ def test_functions_of_a_module_that_is_run_import_their_siblings(run, tmp_path, 
 def test_bytecode_without_source_is_sent(run, tmp_path):
     import py_compile
 
-    (tmp_path / "compiled.py").write_text("def f():\n    return 7\n")
-    py_compile.compile(str(tmp_path / "compiled.py"), cfile=str(tmp_path / "compiled.pyc"))
-    (tmp_path / "compiled.py").unlink()
-    text = "import compiled\nwith client.lease(wait=30) as lease:\n    print(lease.call(compiled.f))\n"
-    assert run(text)[0] == "7\n"
+    (tmp_path / "folder").mkdir()
+    for source in (tmp_path / "compiled.py", tmp_path / "folder" / "__init__.py"):
+        source.write_text("def f():\n    return 7\n")
+        py_compile.compile(str(source), cfile=str(source.with_suffix(".pyc")))
+        source.unlink()
+    printed, _ = run(
+        "import compiled, folder\n"
+        "with client.lease(wait=30) as lease:\n"
+        "    print(lease.call(compiled.f), lease.call(folder.f))\n"
+    )
+    assert printed == "7 7\n"
 
 
 def test_modules_of_one_user_are_named_where_they_are_missing(run, tmp_path):

@@ -1,7 +1,7 @@
 """Programs started under any umask serve, and make files that other users can neither write nor, where they are secret, read.
 
 Each program of the command line that serves or makes files is started: `up`, `manager`, `agent` (with its spawner, workers and
-templates), `token`, `deploy`, `call`, `sandbox`, `image`, `doctor` and `bench`.
+templates), `token`, `deploy`, `call`, `sandbox`, `image`, `store`, `doctor` and `bench`.
 """
 
 import json
@@ -56,6 +56,12 @@ def writable_by_others(folder):
                 yield f"{path} {mode:o}"
 
 
+def wait_for_socket(manager):
+    ended = time.monotonic() + 60
+    while not (manager / "manager.sock").exists() and time.monotonic() < ended:
+        time.sleep(0.01)
+
+
 @pytest.mark.parametrize("mask", MASKS, ids="{:03o}".format)
 def test_a_platform_of_a_program_serves_under_any_umask(mask):
     subprocess.run([sys.executable, "-c", LOCAL], umask=mask, check=True, timeout=120)
@@ -67,8 +73,7 @@ def test_manager_and_agent_serve_under_any_umask(mask, start, tmp_path):
     manager, agent, socket = tmp_path / "m", tmp_path / "a", "unix:" + str(tmp_path / "m" / "manager.sock")
     start(mask, "manager", "--state", str(manager), "--listen", "127.0.0.1:0")
     ended = time.monotonic() + 60
-    while not (manager / "manager.sock").exists() and time.monotonic() < ended:
-        time.sleep(0.01)
+    wait_for_socket(manager)
     run(mask, "token", "create", "--role", "agent", "--node", "a", manager=socket)
     words = ["--state", str(agent), "--name", "a", "--cores", "1", "--memory", "1GiB", "--listen", "", "--manager", socket]
     start(mask, "agent", *words, "--python", sys.executable)
@@ -94,3 +99,17 @@ def test_images_doctor_and_bench_work_under_any_umask(mask, tmp_path):
     run(mask, "image", "--state", str(tmp_path / "state"), "list")
     assert list(writable_by_others(tmp_path)) == []
     run(mask, "bench", "cold", "--sandbox", "template", "--python", sys.executable, "--n", "3")
+
+
+@pytest.mark.parametrize("mask", MASKS, ids="{:03o}".format)
+def test_store_commands_work_under_any_umask(mask, start, tmp_path):
+    manager, backup = tmp_path / "m", str(tmp_path / "backup")
+    serving = start(mask, "manager", "--state", str(manager), "--listen", "127.0.0.1:0")
+    wait_for_socket(manager)
+    serving.terminate()
+    serving.wait(60)
+    for words in (["backup", backup], ["restore", backup, "--overwrite"], ["repair"], ["check"]):
+        run(mask, "store", *words, "--state", str(manager))
+    kept = {path.name.partition("-")[0] for path in manager.iterdir() if path.is_dir()}
+    assert {"replaced", "damaged"} <= kept, "the folders with earlier files"
+    assert list(writable_by_others(tmp_path)) == []

@@ -130,6 +130,8 @@ fn connections_without_a_token_are_closed_in_time() {
     let limit = |cluster: &mut Cluster, handshake, first_request| {
         cluster.managers[0].restart_with(|command| {
             command.args([
+                "--log",
+                "debug",
                 "--connections-handshake",
                 handshake,
                 "--connections-first-request",
@@ -137,12 +139,14 @@ fn connections_without_a_token_are_closed_in_time() {
             ]);
         });
     };
+    let is_logged = |cluster: &Cluster, why: &str| cluster.managers[0].log().contains(why);
     limit(&mut cluster, "500ms", "1h");
     let mut silent = TcpStream::connect(cluster.managers[0].socket_address()).unwrap();
     silent.set_read_timeout(Some(PATIENCE)).unwrap();
-    assert!(is_ended(&mut silent));
+    assert!(is_ended(&mut silent) && is_logged(&cluster, "the handshake was not finished in time"));
     limit(&mut cluster, "1h", "500ms");
     assert!(is_ended(&mut begin_http(&cluster).unwrap()));
+    assert!(is_logged(&cluster, "no valid token or ticket was shown in time"));
 }
 
 /// How many connections a test opens: so many, unless the environment says otherwise.

@@ -130,6 +130,19 @@ fn programs_run_their_own_tenants_package_whatever_others_deploy() {
 }
 
 #[test]
+fn digest_of_another_tenants_package_is_refused() {
+    let cluster = cluster(1);
+    let (alice, bob) = (Tenant::of(&cluster, "alice"), Tenant::of(&cluster, "bob"));
+    let deployed = alice.deploy(&library('a'));
+    let digest = deployed.split_whitespace().find(|word| word.starts_with("sha256:")).unwrap();
+    for _ in 0..3 {
+        assert_eq!(alice.who(digest), ('a', "alice".into()));
+        // The manager remembers this package for a second, and grants leases of it before it has verified the token.
+        bob.refused(&["call", &format!("{digest}/who")], Code::UnknownPackage);
+    }
+}
+
+#[test]
 fn command_grants_publishes_and_removes_packages() {
     let cluster = cluster(1);
     let (alice, bob) = (Tenant::of(&cluster, "alice"), Tenant::of(&cluster, "bob"));

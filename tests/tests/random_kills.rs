@@ -12,12 +12,12 @@ use std::sync::Mutex;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::{Duration, SystemTime};
 
-use rustix::process::Signal;
+use rustix::process::{Pid, Signal, kill_process};
 use sublet::{Access, Allocation, Code, Error, Invoker, Usage};
 use sublet_proto::v1::{BillRequest, LeaseState};
 use sublet_tests::cluster::{Cluster, Lent, Plan, TENANT};
 use sublet_tests::functions::package;
-use sublet_tests::platform::{kill, sublet};
+use sublet_tests::platform::sublet;
 use sublet_tests::process::{children, is_alive, open_descriptors, spawner, wait_until};
 
 const KILLS: u64 = 200;
@@ -161,7 +161,7 @@ fn strike(cluster: &mut Cluster, client: &mut Child, chance: &mut Chance) -> &'s
 /// It may have ended by itself.
 fn kill_if_there(pid: u32) {
     if is_alive(pid) {
-        let _ = std::panic::catch_unwind(|| kill(pid, Signal::KILL));
+        let _ = kill_process(Pid::from_raw(pid.cast_signed()).unwrap(), Signal::KILL);
     }
 }
 

@@ -97,6 +97,25 @@ fn a_runtimes_container_has_its_image_what_it_is_shown_and_nothing_else() {
 }
 
 #[test]
+fn a_runtimes_container_has_shared_memory_and_sees_an_idle_machine() {
+    let house = House::open(Sort::Container);
+    for runtime in runtimes() {
+        let (said, exit) = house.run_with(&["share"], |spec| hand_over(spec, &runtime));
+        assert!(said.contains("said shared 42\n") && exit == Exit::Status(0), "{runtime:?}: {said}");
+        let (said, _) = house.run_with(&["view", "/proc/uptime", "/proc/loadavg"], |spec| {
+            hand_over(spec, &runtime);
+            spec.limits.memory_bytes = Some(100 * MIB);
+        });
+        let lines = [
+            "said /proc/uptime 0.00 0.00\n",
+            "said /proc/loadavg 0.00 0.00 0.00 1/2 2\n",
+            "said memory MemTotal:         102400 kB\n",
+        ];
+        lines.iter().for_each(|line| assert!(said.contains(line), "{runtime:?}: {line}{said}"));
+    }
+}
+
+#[test]
 fn what_a_runtimes_container_may_not_do_it_cannot() {
     let house = House::open(Sort::Container);
     let secret = house.folder.path().join("secret");

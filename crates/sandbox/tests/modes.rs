@@ -6,6 +6,7 @@
 mod support;
 
 use std::fs;
+use std::io::Write;
 use std::os::unix::fs::{MetadataExt, PermissionsExt};
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -115,8 +116,12 @@ fn a_program_that_only_its_owner_may_execute_is_executed() {
     let house = House::open(Sort::Process);
     let closed = house.folder.path().join("closed");
     fs::copy(program(), &closed).unwrap();
+    // All copies for sandboxes together may take 256 MiB: twelve of this one would not fit.
+    let file = fs::File::options().append(true).open(&closed).unwrap();
+    (&file).write_all(&vec![0; 32 << 20]).unwrap();
+    drop(file);
     set_mode(&closed, 0o700);
-    for _ in 0..2 {
+    for _ in 0..12 {
         let (mut spec, _outside) = probe(&["exit", "3"]);
         spec.program = Program::Outside(closed.clone());
         let made = house.sandboxes.launch(vec![spec]).remove(0).unwrap();

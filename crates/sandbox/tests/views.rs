@@ -32,14 +32,20 @@ fn said<'said>(said: &'said str, word: &str) -> Vec<&'said str> {
         .collect()
 }
 
+/// The cores that this process may use.
+fn allowed_cores() -> Vec<u32> {
+    let allowed = sched_getaffinity(None).unwrap();
+    (0..CpuSet::MAX_CPU as u32).filter(|&core| allowed.is_set(core as usize)).collect()
+}
+
 fn sees_its_own_cores_and_memory(sort: Sort) {
     let house = House::open(sort);
-    let allowed = sched_getaffinity(None).unwrap();
-    let allowed: Vec<u32> =
-        (0..CpuSet::MAX_CPU as u32).filter(|&core| allowed.is_set(core as usize)).collect();
+    let allowed = allowed_cores();
     let [first, last] = [allowed[0], allowed[allowed.len() - 1]];
     let siblings = format!("/sys/devices/system/cpu/cpu{first}/topology/core_cpus_list");
-    let words = ["view", "/sys/devices/system/cpu/online", &siblings];
+    let [online, possible] =
+        ["online", "possible"].map(|file| format!("/sys/devices/system/cpu/{file}"));
+    let words = ["view", &online, &siblings, &possible];
     let cases = [
         (vec![first], 100 * MIB, None),
         (vec![last], 100 * MIB, None),
@@ -57,6 +63,8 @@ fn sees_its_own_cores_and_memory(sort: Sort) {
         assert_eq!(said(&text, "cores"), [format!("{count} {count} {count}")], "{text}");
         if count == 1 {
             assert_eq!(said(&text, words[1]), [cores[0].to_string()], "{text}");
+            let range = if cores[0] == 0 { "0".to_owned() } else { format!("0-{}", cores[0]) };
+            assert_eq!(said(&text, words[3]), [range], "{text}");
         }
         // Other hardware threads of the physical core are not listed.
         if cores == [first] {
@@ -185,11 +193,14 @@ fn finds_its_processes_by_their_numbers(sort: Sort) {
 #[test]
 fn devices_that_see_the_hosts_processors_still_have_their_own_memory() {
     let house = House::open(Sort::Process);
-    let (text, _) = house.run_with(&["view"], |spec| {
+    let online = "/sys/devices/system/cpu/online";
+    let (text, _) = house.run_with(&["view", online], |spec| {
         spec.devices = Devices::Drivers;
+        spec.limits.cores = vec![allowed_cores()[0]];
         spec.limits.memory_bytes = Some(100 * MIB);
     });
     assert_eq!(said(&text, "memory"), ["MemTotal:         102400 kB"], "{text}");
+    assert_eq!(said(&text, online), [fs::read_to_string(online).unwrap().trim()], "{text}");
 }
 
 /// Local time of the host, from a new program, whose C library has not read another zone.

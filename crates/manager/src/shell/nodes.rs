@@ -307,3 +307,27 @@ fn lease_report(report: v1::LeaseReport) -> Result<LeaseReport, Error> {
 fn invalid(message: String) -> Error {
     Error::new(Code::InvalidArgument, message)
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn text_of_an_agents_report_is_shortened() {
+        let long = || "x".repeat(10 * MAX_REASON_CHARS);
+        let cold = v1::ColdImports { module: long(), reason: long(), import_ms: 1 };
+        let mut report = v1::LeaseReport {
+            lease: format!("{:032x}", 7),
+            cold_imports: Some(cold),
+            end_reason: long(),
+            ..Default::default()
+        };
+        report.set_state(LeaseState::Ended);
+        let report = lease_report(report).unwrap();
+        let cold = report.cold_imports.unwrap();
+        assert_eq!(
+            [cold.module.len(), cold.reason.len(), report.ended.unwrap().reason.len()],
+            [MAX_REASON_CHARS; 3]
+        );
+    }
+}

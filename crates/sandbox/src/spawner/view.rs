@@ -312,3 +312,27 @@ fn write_system(folder: &Path, cores: &Cores) -> io::Result<()> {
     }
     Ok(())
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn files_that_no_sandbox_uses_are_removed_at_a_bound() {
+        let folder = tempfile::tempdir().unwrap();
+        let above = Rc::new(File::open(folder.path()).unwrap());
+        let mut kept = BTreeMap::new();
+        let mut keep_one = |number| {
+            let rendered = Rendered { above: above.clone(), number };
+            make_folder(&rendered.path()).unwrap();
+            keep(&mut kept, number, rendered)
+        };
+        let used = keep_one(0);
+        let folders = || fs::read_dir(folder.path()).unwrap().count();
+        (1..MAX_KEPT as u64).for_each(|number| drop(keep_one(number)));
+        assert_eq!(folders(), MAX_KEPT);
+        drop(keep_one(MAX_KEPT as u64));
+        assert_eq!(folders(), 2, "one is used, and one was made since");
+        assert!(used.path().exists());
+    }
+}
