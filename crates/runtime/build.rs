@@ -3,7 +3,7 @@
 use std::path::PathBuf;
 
 fn main() {
-    // Functions call what `sublet_xpu.h` declares by its names.
+    // Functions of packages call the functions of `sublet_xpu.h` by their names.
     for symbols in [
         "sublet_x*",
         "sublet_*_cap",

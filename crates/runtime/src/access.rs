@@ -5,8 +5,8 @@
 //! by unanswered pings, within [`KEEP_ALIVE_INTERVAL`] and [`KEEP_ALIVE_TIMEOUT`], for as long as a request is
 //! waiting.
 //!
-//! Over a network it is TLS or nothing, and the one authority that is trusted is the one given: plain HTTP goes to
-//! loopback addresses alone. The token is shown to nobody but a manager, and in no message and no log.
+//! Connections over a network always use TLS and trust only the given certificate authority. Plain HTTP is allowed for
+//! loopback addresses only. The token is sent to managers only, and appears in no message and no log.
 
 use std::fmt;
 use std::io::ErrorKind;
@@ -24,9 +24,9 @@ use tonic::metadata::{Ascii, MetadataValue};
 use tonic::transport::{Certificate, Channel, ClientTlsConfig, Endpoint};
 use tonic::{Request, Status};
 
-/// How long a connection may take to be made, TLS included.
+/// Longest time to make a connection, TLS included.
 pub const CONNECT_TIMEOUT: Duration = Duration::from_secs(2);
-/// How long a connection may be silent before the other side is pinged, and how long the answer may take.
+/// Silence on a connection after which the other side is pinged, and longest wait for the answer.
 pub const KEEP_ALIVE_INTERVAL: Duration = Duration::from_secs(2);
 /// See [`KEEP_ALIVE_INTERVAL`].
 pub const KEEP_ALIVE_TIMEOUT: Duration = Duration::from_secs(2);
@@ -40,10 +40,10 @@ const MAX_SOCKET_PATH_BYTES: usize = 4095;
 
 const UNIX_SCHEME: &str = "unix:";
 
-/// How to reach the managers of one store.
+/// Addresses and credentials for the managers of one store.
 #[derive(Clone, PartialEq, Eq)]
 pub struct Access {
-    /// At least one; any of them will do.
+    /// Addresses of the managers: at least one. The client may use any of them.
     pub managers: Vec<Address>,
     /// The certificates of the authority that the managers' own are signed by, as PEM.
     pub ca_pem: Option<Vec<u8>>,
@@ -51,7 +51,7 @@ pub struct Access {
     pub token: Option<String>,
 }
 
-/// Where a manager is: `unix:/path`, `https://host:port`, or on this machine `http://127.0.0.1:port`.
+/// Address of a manager: `unix:/path`, `https://host:port`, or on this machine `http://127.0.0.1:port`.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub enum Address {
     /// A socket in the file system.
@@ -60,13 +60,13 @@ pub enum Address {
     Tcp {
         /// Whether by TLS. Without it, the host is this one.
         tls: bool,
-        /// As `host:port`.
+        /// Host and port, as `host:port`.
         authority: String,
     },
 }
 
 impl Access {
-    /// To managers at these addresses, separated by commas.
+    /// Parses the addresses of managers, separated by commas.
     pub fn parse(managers: &str) -> Result<Access, Error> {
         let managers: Vec<Address> =
             managers.split(',').map(|one| one.trim().parse()).collect::<Result<_, _>>()?;
@@ -76,13 +76,13 @@ impl Access {
         Ok(Access { managers, ca_pem: None, token: None })
     }
 
-    /// As the environment says: `$SUBLET_MANAGER` or the socket in the [default folder](default_state), `$SUBLET_CA`
-    /// (a file), and `$SUBLET_TOKEN_FILE` or `$SUBLET_TOKEN`.
+    /// Reads the environment: the address from `$SUBLET_MANAGER` or the socket in the [default folder](default_state),
+    /// the trusted certificates from the file `$SUBLET_CA`, and the token from `$SUBLET_TOKEN_FILE` or `$SUBLET_TOKEN`.
     pub fn from_env() -> Result<Access, Error> {
         Access::parse(&default_address())?.with_env()
     }
 
-    /// With the certificates and the token that the environment names.
+    /// Adds the certificates and the token that the environment names.
     pub fn with_env(mut self) -> Result<Access, Error> {
         if let Some(path) = path_of("SUBLET_CA") {
             self = self.with_ca_file(&path)?;
@@ -122,8 +122,8 @@ impl Access {
         Ok(self)
     }
 
-    /// A channel to one of the managers. It connects when it is first used, again after it broke, and never says that
-    /// it cannot: requests do. To be called within a tokio runtime, which then drives it.
+    /// Makes a channel to one of the managers. It connects when it is first used, and again after it broke. A failed
+    /// connection shows in the requests. To be called within a tokio runtime, which then drives it.
     pub fn channel(&self, which: usize) -> Result<Channel, Error> {
         let address = self.managers.get(which).ok_or_else(|| {
             invalid(format!("there is no manager {which}: {} are known", self.managers.len()))
@@ -174,12 +174,13 @@ impl fmt::Debug for Access {
 }
 
 impl Address {
-    /// What a request's failure means: the manager's own error, or that none answers here, and why.
+    /// Translates the failure of a request: the manager's own error, or the reason why no manager answers at this
+    /// address.
     pub fn failure(&self, status: &Status) -> Error {
         if !status.details().is_empty() {
             return Error::from_status(status);
         }
-        // Not said by a manager of ours: by the way there, or by another kind of server.
+        // The status carries no manager's error: the network, or a server of another kind, has produced it.
         let said = || format!("the manager at {self} refused: {}", status.message());
         match status.code() {
             tonic::Code::Unauthenticated => Error::new(Code::Unauthenticated, said()),
@@ -192,13 +193,13 @@ impl Address {
         }
     }
 
-    /// That no manager answers here.
+    /// Returns the error that no manager answers at this address.
     pub fn unreachable(&self, why: &str) -> Error {
         let hint = self.hint(why);
         Error::new(Code::ManagerUnreachable, format!("no manager answers at {self}: {why}{hint}"))
     }
 
-    /// What to do about it, where that can be known.
+    /// Suggests how to reach the manager, where the cause is known. Empty otherwise.
     fn hint(&self, why: &str) -> String {
         let path = match self {
             Address::Unix(path) => path,
@@ -269,7 +270,7 @@ impl fmt::Display for Address {
     }
 }
 
-/// Where a manager is unless somebody says otherwise: `$SUBLET_MANAGER`, or the socket in [`default_state`].
+/// Default address of the manager: `$SUBLET_MANAGER`, or the socket in [`default_state`].
 pub fn default_address() -> String {
     match std::env::var("SUBLET_MANAGER") {
         Ok(address) if !address.is_empty() => address,
@@ -311,7 +312,7 @@ fn manager_socket(state: &Path) -> Address {
     Address::Unix(state.join("manager.sock"))
 }
 
-/// Where this machine's own `sublet up` listens.
+/// Address of this machine's own `sublet up`.
 fn own_address() -> Address {
     manager_socket(&default_state())
 }
@@ -352,7 +353,7 @@ fn unix_channel(socket: PathBuf) -> Channel {
     bounded(Endpoint::from_static("http://manager")).connect_with_connector_lazy(connector)
 }
 
-/// What the token looks like in a request's metadata.
+/// Formats the token as the `authorization` value of a request's metadata.
 fn bearer(token: &str) -> Option<MetadataValue<Ascii>> {
     let printable = token.bytes().all(|byte| byte.is_ascii_graphic());
     let mut bearer = MetadataValue::try_from(format!("Bearer {token}")).ok().filter(|_| printable)?;
@@ -360,7 +361,7 @@ fn bearer(token: &str) -> Option<MetadataValue<Ascii>> {
     Some(bearer)
 }
 
-/// What nobody can trust is found before a connection fails by it.
+/// Checks that the text contains a certificate, so that an unusable file is reported before a connection fails.
 fn check_pem(pem: &[u8]) -> Result<(), &'static str> {
     const BEGIN: &[u8] = b"-----BEGIN CERTIFICATE-----";
     match pem.windows(BEGIN.len()).any(|window| window == BEGIN) {
@@ -383,7 +384,7 @@ fn read_file(what: &str, path: &Path, most_bytes: u64) -> Result<Vec<u8>, Error>
     }
 }
 
-/// The innermost cause of a request that reached nobody.
+/// The innermost cause of a request that reached no server.
 fn reason(status: &Status) -> String {
     match std::error::Error::source(status) {
         Some(source) => root_cause(source),
@@ -408,7 +409,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn an_address_is_a_socket_or_a_host_by_tls_or_a_port_of_this_machine() {
+    fn parses_unix_tls_and_loopback_addresses() {
         for text in [
             "unix:/run/a b.sock",
             "https://manager.example:7440",
@@ -423,7 +424,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_no_address_is_refused_with_the_forms_that_are() {
+    fn rejects_invalid_addresses_and_lists_the_valid_forms() {
         let long = format!("unix:/{}", "a".repeat(4096));
         let others = ["", "tcp://host:1", "unix:", "unix:m.sock", "/run/m.sock", "host:1", "https://host"];
         let more = ["https://me@host:1", "https://host:1/path", "http://10.0.0.1:1", "http://example:1"];

@@ -1,13 +1,14 @@
 //! The client's registered memory, and the buffers that are allocated from it (rFaaS IV-B).
 //!
-//! A buffer lies in a region that every worker of the invoker's lease has mapped: a function reads its input and
-//! writes its output in place, and the cost of a call does not depend on the size of either. Buffers are aligned to
-//! pages and need no room for a header: what a worker must know travels in the request's line.
+//! A buffer lies in a region that every worker of the invoker's lease has mapped: a function reads its input and writes
+//! its output in place, and the cost of a call does not depend on the size of either. Buffers are aligned to pages and
+//! have no header: the request's line carries everything that a worker must know.
 //!
-//! Regions are made when allocation outgrows them, each at least as large as all before it together, and stay until
+//! Regions are made when allocation outgrows them, each at least as large as all before it together. They stay until
 //! the invoker is dropped; a large freed buffer gives its pages back to the machine at once. On another node a region
-//! is a copy within the lease's memory: so they begin small, a worker process gets only those that hold buffers when
-//! it starts, and one that it has no room for is left aside.
+//! is a copy within the lease's memory. For this reason the first region is small, and a worker process gets only the
+//! regions that hold buffers when it starts. A region that does not fit into a worker's memory is no longer allocated
+//! from.
 
 use std::collections::BTreeMap;
 use std::ops::{Deref, DerefMut};
@@ -25,27 +26,29 @@ use crate::wire::MAX_REGIONS;
 
 /// Size of the first region. Untouched pages of a region take no memory, but over a network each counts.
 const FIRST_REGION_BYTES: u64 = 4 << 20;
-/// Largest region, and so the largest buffer: what a call's 32-bit size can say, in whole pages.
+/// Size of the largest region, and so of the largest buffer, in bytes: the limit of a call's 32-bit size, in whole
+/// pages.
 const MAX_REGION_BYTES: u64 = 1 << 32;
-/// From this size on, a freed buffer's pages are given back. Below, keeping them saves the next owner the faults.
+/// Size of a freed buffer from which on its pages are given back, in bytes. Keeping the pages of smaller buffers saves
+/// the next owner the page faults.
 const GIVE_BACK_BYTES: u64 = 32 << 20;
 
 /// Memory that workers can reach.
 pub struct Arena {
     window: Arc<Window>,
     regions: Mutex<Vec<ArenaRegion>>,
-    /// Whoever has to map its regions before anything in them is used: the leases of every invoker that it is the memory of.
+    /// The leases of every invoker that uses this memory. Each must map a region before anything in it is used.
     users: Mutex<Vec<Weak<dyn MapsRegions>>>,
 }
 
-/// Whose workers map the regions of an arena.
+/// A lease, whose workers map the regions of an arena.
 pub(crate) trait MapsRegions: Send + Sync {
     /// Makes the running workers map the regions that are in use. Those that start later do so then.
     fn publish_regions(&self) -> Result<(), Error>;
 }
 
-/// Registered memory of one or several invokers: what is allocated from it, the workers of all of them reach without
-/// copying. An invoker makes its own if it is not given one.
+/// Registered memory of one or several invokers. The workers of all of them reach buffers in it without copying. An
+/// invoker makes its own if it is given none.
 #[derive(Clone)]
 pub struct RegisteredMemory(pub(crate) Arc<Arena>);
 
@@ -55,12 +58,12 @@ impl RegisteredMemory {
         Arena::new().map(RegisteredMemory)
     }
 
-    /// As [`Invoker::buffer`](crate::Invoker::buffer), with or without an invoker.
+    /// Allocates a buffer like [`Invoker::buffer`](crate::Invoker::buffer), without the need for an invoker.
     pub fn buffer<T: Pod>(&self, len: usize) -> Result<Buffer<T>, Error> {
         Buffer::new(&self.0, len, || self.0.publish_to_users())
     }
 
-    /// Where so many bytes stand that lie in this memory, as workers reach them.
+    /// Locates `len_bytes` bytes of this memory, as workers reach them. `None` if they lie outside of it.
     pub fn locate(&self, pointer: *const u8, len_bytes: u64) -> Option<Shared> {
         let Address { region: number, offset } = self.0.window.locate(pointer, len_bytes)?;
         Some(Shared { number, offset })
@@ -73,9 +76,10 @@ struct ArenaRegion {
     len_bytes: u64,
     /// Free stretches, by offset. No two touch.
     free: BTreeMap<u64, u64>,
-    /// A worker may not have it: to be published before anything in it is used.
+    /// Set if a worker may not have mapped the region. It must be published before anything in it is used.
     unpublished: bool,
-    /// A worker had no room for it. Nothing is allocated from it unless it is asked for anew, by its exact size.
+    /// Set if the region did not fit into a worker's memory. The region is then used only by a request for exactly its
+    /// size.
     refused: bool,
 }
 
@@ -92,14 +96,14 @@ impl Arena {
         Ok(Arc::new(Arena { window, regions: Mutex::default(), users: Mutex::default() }))
     }
 
-    /// From now on these workers get every region before anything in it is used.
+    /// Registers a lease: from now on its workers get every region before anything in it is used.
     pub(crate) fn join(&self, user: Weak<dyn MapsRegions>) {
         let mut users = self.users.lock().unwrap_or_else(PoisonError::into_inner);
         users.retain(|user| user.strong_count() > 0);
         users.push(user);
     }
 
-    /// Makes all workers map what the arena has grown by.
+    /// Makes all workers map the regions by which the arena has grown.
     pub(crate) fn publish_to_users(&self) -> Result<(), Error> {
         let users = self.users.lock().unwrap_or_else(PoisonError::into_inner);
         let users: Vec<_> = users.iter().filter_map(Weak::upgrade).collect();
@@ -110,8 +114,8 @@ impl Arena {
     /// anything is given out of a region that a worker may not have.
     ///
     /// # Errors
-    /// Those of `publish`. After `insufficient_resources`, of a worker that has no room for a copy of the region,
-    /// smaller pieces may still be had.
+    /// Those of `publish`. After `insufficient_resources`, by which a worker reports that a copy of the region does not
+    /// fit into its memory, smaller pieces may still be available.
     pub(crate) fn allocate(
         &self,
         len_bytes: u64,
@@ -119,8 +123,9 @@ impl Arena {
     ) -> Result<Block, Error> {
         let block = self.allocate_bare(len_bytes, publish)?;
         if let Some(region) = self.lock().get(block.at.region as usize - 1) {
-            // What the worker is first to write would count as the worker's, whose sandbox has room for the lease's memory
-            // only. If there are no pages now, there may be when they are written.
+            // The client allocates the pages, since pages that the worker writes first count as the worker's, and its
+            // sandbox has memory for the lease only. If no pages are free now, some may be free when the buffer is
+            // written.
             let _ = take_pages(region.file.as_fd(), block.at.offset, block.len_bytes);
         }
         Ok(block)
@@ -174,18 +179,18 @@ impl Arena {
         let mut regions = self.lock();
         let Some(region) = regions.get_mut(block.at.region as usize - 1) else { return };
         if block.len_bytes >= GIVE_BACK_BYTES {
-            // If the machine does not want the pages back, the next owner has them.
+            // If the machine does not accept the pages, the next owner gets them.
             let _ = punch_hole(region.file.as_fd(), block.at.offset, block.len_bytes);
         }
         region.insert_free(block.at.offset, block.len_bytes);
     }
 
-    /// Where a block lies in this process.
+    /// The address of a block in this process.
     pub(crate) fn pointer(&self, block: &Block) -> Option<NonNull<u8>> {
         self.window.pointer(block.at, block.len_bytes)
     }
 
-    /// Where its regions are mapped: tells the place of memory that lies wholly inside of the arena.
+    /// The window in which its regions are mapped, which locates memory that lies wholly inside of the arena.
     pub(crate) fn window(&self) -> &Arc<Window> {
         &self.window
     }
@@ -209,7 +214,7 @@ impl Arena {
         in_use.into_iter().try_for_each(|(number, file, len_bytes)| give(number, &file, len_bytes))
     }
 
-    /// A piece of a region that has room, and whether that is still to be published.
+    /// Takes a piece of a region with enough free space. Returns also whether the region must still be published.
     fn take(&self, wanted: u64) -> Option<(Block, bool)> {
         let mut regions = self.lock();
         (1..).zip(regions.iter_mut()).filter(|(_, region)| !region.refused).find_map(|(number, region)| {
@@ -250,11 +255,11 @@ impl Arena {
     }
 }
 
-/// How large a new region is.
+/// Size of a new region.
 enum Growth {
-    /// At least as large as all before it together: so there are few.
+    /// At least the size of all earlier ones together, so that there are few regions.
     Doubling,
-    /// As what is wanted, where workers have no room for more.
+    /// The requested size only, where a larger region does not fit into a worker's memory.
     Exact,
 }
 
@@ -303,11 +308,12 @@ impl ArenaRegion {
 ///
 /// The contents of a new buffer are unspecified values, zero if the memory was never used before.
 ///
-/// The contract of the slice: while no call uses the buffer, the memory is this process's alone, as
-/// [`Invoker::submit`](crate::Invoker::submit) borrows input and output until the call has ended. So no reference to the values
-/// exists while a function accesses them. Whoever passes the memory to calls otherwise, by address, uses
-/// [`Buffer::start`] and no slice for as long. A worker that writes elsewhere or at another time than its function was asked
-/// to breaks the contract; it can then spoil values here: `T` is plain data, every bit pattern of which is a value.
+/// The contract of the slice: while no call uses the buffer, only this process accesses the memory, as
+/// [`Invoker::submit`](crate::Invoker::submit) borrows input and output until the call has ended. No reference to the
+/// values exists while a function accesses them. A caller that passes the memory to calls by address uses
+/// [`Buffer::start`] and no slice for as long. A worker that writes elsewhere, or at another time than its function
+/// may, breaks the contract. It can then corrupt the values here, but not the types: `T` is plain data, every bit
+/// pattern of which is a value.
 pub struct Buffer<T: Pod> {
     arena: Arc<Arena>,
     block: Block,
@@ -352,7 +358,7 @@ impl<T: Pod> Buffer<T> {
         self.start
     }
 
-    /// How many values the buffer has. Unlike a slice's, this refers to none of them.
+    /// Number of values. Unlike a slice's method, this makes no reference to any of them.
     #[expect(clippy::len_without_is_empty, reason = "an empty buffer is like any other")]
     pub fn len(&self) -> usize {
         self.len
@@ -360,8 +366,8 @@ impl<T: Pod> Buffer<T> {
 }
 
 impl Buffer<u32> {
-    /// One value as an atomic: for what a client and a function that is running tell each other, as progress or a
-    /// wish to stop. Nobody may look at that value through the slice meanwhile.
+    /// One value as an atomic, by which a client and a running function exchange progress or a request to stop. During
+    /// this time the value must not be accessed through the slice.
     ///
     /// # Panics
     /// If the buffer has no such value.
@@ -405,7 +411,7 @@ mod tests {
     }
 
     #[test]
-    fn a_buffer_is_page_aligned_and_found_again_by_its_address() {
+    fn buffers_are_page_aligned_and_located_by_their_address() {
         let arena = Arena::new().unwrap();
         let mut values = buffer::<f64>(&arena, 1000).unwrap();
         values.fill(1.5);
@@ -427,7 +433,7 @@ mod tests {
     }
 
     #[test]
-    fn a_region_is_published_before_its_first_buffer_and_only_once() {
+    fn publishes_a_region_once_before_its_first_buffer() {
         let arena = Arena::new().unwrap();
         let mut published = 0;
         let first = Buffer::<u8>::new(&arena, 1, || {
@@ -443,7 +449,7 @@ mod tests {
         assert_eq!((published, first.len() + second.len()), (1, 2));
     }
 
-    /// A worker with room for so many bytes, which has mapped these regions.
+    /// A worker with `room` bytes of memory, which has mapped these regions.
     fn publisher<'a>(
         arena: &'a Arc<Arena>,
         room: u64,
@@ -465,7 +471,7 @@ mod tests {
     }
 
     #[test]
-    fn a_worker_without_room_refuses_a_buffer_and_the_arena_goes_on() {
+    fn arena_stays_usable_after_a_worker_refuses_a_region() {
         let (arena, mut mapped) = (Arena::new().unwrap(), Vec::new());
         let room = FIRST_REGION_BYTES + 3 * 4096;
         let mut made = |len: usize| Buffer::<u8>::new(&arena, len, publisher(&arena, room, &mut mapped));
@@ -481,7 +487,7 @@ mod tests {
     }
 
     #[test]
-    fn a_process_that_starts_gets_what_is_in_use_and_the_rest_before_it_is_used() {
+    fn new_process_gets_used_regions_and_others_before_their_use() {
         let (arena, mut first, mut second) = (Arena::new().unwrap(), Vec::new(), Vec::new());
         let large = Buffer::<u8>::new(&arena, 8 << 20, publisher(&arena, u64::MAX, &mut first)).unwrap();
         drop(Buffer::<u8>::new(&arena, 9 << 20, publisher(&arena, u64::MAX, &mut first)).unwrap());

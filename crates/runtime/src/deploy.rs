@@ -1,8 +1,8 @@
-//! Reads what a user deploys, a folder or a bare library, into an encoded package.
+//! Reads a folder or a bare library that a user deploys into an encoded package.
 //!
-//! Only what lies in the folder gets into the package: symbolic links are refused rather than followed, and
-//! nothing but regular files and folders is opened. Everything else about the package is for
-//! [`package::validate`], which the manager asks.
+//! Only files in the folder get into the package: symbolic links are refused rather than followed, and only regular
+//! files and folders are opened. All other properties of the package are checked by [`package::validate`], which the
+//! manager calls.
 
 mod python;
 
@@ -16,13 +16,13 @@ use sublet_proto::package::{self, MANIFEST_FILE, MAX_FILES, MAX_PACKAGE_BYTES};
 use sublet_proto::v1::PackageFile;
 use sublet_proto::{Code, Error};
 
-/// How deep folders may stand in each other.
+/// Largest depth of nested folders.
 const MAX_DEPTH: usize = 32;
 const ANY_EXECUTE: u32 = 0o111;
 
-/// Whether a package is given by the path of its folder or library, and not by its address. Whether there is anything at
-/// the path does not matter: a folder in the working directory, which another user may have made, never takes the place
-/// of a deployed package.
+/// Returns whether a package is given by the path of its folder or library, and not by its address. The path need not
+/// exist: a folder in the working directory, which another user may have made, never takes the place of a deployed
+/// package.
 ///
 /// ```
 /// # use sublet_runtime::deploy::is_path;
@@ -42,16 +42,16 @@ fn is_plain(text: &str) -> bool {
     text.bytes().next().is_some_and(|first| first.is_ascii_alphanumeric() || first == b'_')
 }
 
-/// The encoded package of a folder with a `sublet.toml`, or of a bare shared object or WebAssembly module.
+/// Encodes the package in a folder with a `sublet.toml`, or a bare shared object or WebAssembly module.
 ///
-/// The module of a package in Python and what it always imports of the package are parsed, and its functions looked for, by an
-/// interpreter of this machine for which the package is, if there is one; nothing of the package is executed.
+/// For a package in Python, a matching interpreter of this machine, if there is one, parses the module and the
+/// package's modules that it always imports, and checks that the functions exist. Nothing of the package is executed.
 ///
-/// The path itself may be a symbolic link, as installed libraries often are; nothing inside of a folder may.
+/// The path itself may be a symbolic link, as installed libraries often are. Links inside of a folder are refused.
 ///
 /// # Errors
 ///
-/// [`Code::InvalidArgument`] if there is nothing at the path, [`Code::InvalidPackage`] if it is no package,
+/// [`Code::InvalidArgument`] if the path does not exist, [`Code::InvalidPackage`] if it is not a package,
 /// [`Code::System`] if it cannot be read.
 pub fn read_package(path: &Path) -> Result<Vec<u8>, Error> {
     let metadata = fs::metadata(path).map_err(|error| match error.kind() {
@@ -99,7 +99,7 @@ struct Folder {
 }
 
 impl Folder {
-    /// Adds what is in the folder at `path`, whose place in the package is `prefix`.
+    /// Adds the entries of the folder at `path`, whose path in the package is `prefix`.
     fn add_entries(&mut self, path: &Path, prefix: &str, depth: usize) -> Result<(), Error> {
         if depth > MAX_DEPTH {
             return Err(invalid(path, &format!("stands more than {MAX_DEPTH} folders deep")));
@@ -153,7 +153,7 @@ fn open(path: &Path) -> Result<File, Error> {
         .map_err(|error| unreadable(path, &error))
 }
 
-/// How many bytes may still be read.
+/// Number of bytes that may still be read.
 struct Budget {
     left_bytes: u64,
 }
@@ -222,7 +222,7 @@ mod tests {
         let function = "[[function]]\nname = 'f'\n";
         let error = python_package(function, &[("m.py", "x = 1\ndef f(:\n")]).unwrap_err();
         assert!(error.code == Code::InvalidPackage && error.message.contains("m.py:2"), "{error}");
-        // In what is imported always; other files may be for another Python.
+        // The check covers modules that are always imported; other files may be for another Python.
         for import in ["import inner.b", "from inner import b", "from .inner.b import c"] {
             let module = format!("{import}\ndef f(): pass\n");
             let files = [("m.py", module.as_str()), ("inner/b.py", "print 'old'\n")];
@@ -243,7 +243,7 @@ mod tests {
         check("class C:\n  def g(self): pass\ntry:\n  from os import fork as f\nexcept ImportError:\n  f = None\n").unwrap();
         let error = check("def f(): return C.g\n").unwrap_err();
         assert!(error.code == Code::InvalidPackage && error.message.contains("m.py has no C.g"), "{error}");
-        // What is bound when the module is executed cannot be known before.
+        // Names that the module's execution binds cannot be known before.
         check("from os.path import *\n").unwrap();
         check("globals().update(f=1, C=2)\n").unwrap();
     }
@@ -298,7 +298,7 @@ mod tests {
     }
 
     #[test]
-    fn a_file_that_is_too_large_is_refused_without_reading_on() {
+    fn rejects_too_large_files_without_reading_them() {
         let folder = folder();
         let large = File::create(folder.path().join("large")).unwrap();
         large.set_len(MAX_PACKAGE_BYTES + (1 << 40)).unwrap();

@@ -1,8 +1,9 @@
 //! Chooses the transport of a lease's calls: the client's choice, or the best that client and node both have.
 //!
-//! A client on the node's own operating system shares memory with its workers. Anyone else gets the first of the
-//! networks that the node offers, best first, which this machine can use, too. A choice that cannot be had is an error
-//! that says what the node offers, what this client can use, and why not the rest; nothing is chosen in its place.
+//! A client on the node's own operating system shares memory with its workers. Any other client gets the first of the
+//! networks that the node offers, best first, which this machine can use, too. An impossible choice is an error that
+//! names the transports that the node offers, those that this client can use, and the reason against the others. No
+//! other transport is chosen in its place.
 
 use std::cell::OnceCell;
 use std::fmt;
@@ -15,16 +16,16 @@ use sublet_proto::{Code, Error};
 
 mod check;
 
-/// What any client could use.
+/// Transports that any client may use, for messages.
 const CLIENT_HAS: &str = "this client can use shm on its own host, tcp, tcp+tls, and what libfabric finds";
-/// Where the kernel tells the id of this start of the operating system.
+/// File in which the kernel reports the id of this start of the operating system.
 const BOOT_ID: &str = "/proc/sys/kernel/random/boot_id";
-/// The environment's choice, for allocations that make none.
+/// Variable with the transport for allocations that choose none.
 pub const FABRIC_VARIABLE: &str = "SUBLET_FABRIC";
-/// The environment's interface, for allocations that name none.
+/// Variable with the interface for allocations that name none.
 pub const INTERFACE_VARIABLE: &str = "SUBLET_INTERFACE";
 
-/// What is to carry the calls of a lease.
+/// Transport of a lease's calls.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum FabricChoice {
@@ -35,12 +36,12 @@ pub enum FabricChoice {
     Shm,
     /// TCP, even within a machine.
     Tcp {
-        /// By TLS. It is, too, where the node insists.
+        /// Whether TLS is requested. A node that insists on TLS gets it in any case.
         encrypted: bool,
     },
     /// A network that libfabric reaches.
     Ofi {
-        /// As libfabric names it; without, the best that both sides have.
+        /// Provider, as libfabric names it. `None` chooses the best that both sides have.
         provider: Option<String>,
     },
 }
@@ -52,7 +53,7 @@ pub(crate) enum Network {
     Ofi { provider: String },
 }
 
-/// What libfabric finds on this machine.
+/// The providers that libfabric finds on this machine.
 pub(crate) trait Providers {
     /// Whether this provider can be used here, and without being named.
     fn usable(&self, provider: &str) -> Result<Usable, String>;
@@ -61,12 +62,12 @@ pub(crate) trait Providers {
     fn any(&self) -> Result<(), String>;
 }
 
-/// When a provider is used.
+/// Condition for the use of a provider.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Usable {
-    /// It may be chosen.
+    /// The provider may be chosen without being named.
     ByItself,
-    /// It has to be asked for.
+    /// The provider is used only if the client names it.
     ByName,
 }
 
@@ -104,7 +105,7 @@ impl Providers for Here {
     }
 }
 
-/// What this client has for a lease that says nothing of its own.
+/// A client's choices for a lease that makes none of its own.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Terms {
     pub(crate) fabric: FabricChoice,
@@ -118,8 +119,8 @@ impl FabricChoice {
         matches!(self, FabricChoice::Auto | FabricChoice::Shm)
     }
 
-    /// The network by which a node is reached: the first that it offers which is meant and can be used here. Or why none
-    /// is.
+    /// Chooses the network by which a node is reached: the first that the node offers, that the choice allows, and that
+    /// this machine can use. The error says why there is none.
     pub(crate) fn network(&self, offered: &NodeNetwork, here: &impl Providers) -> Result<Network, String> {
         let mut why = Vec::new();
         for fabric in offered.fabrics.iter().filter_map(|fabric| fabric.parse::<Fabric>().ok()) {
@@ -192,7 +193,7 @@ impl fmt::Display for FabricChoice {
 }
 
 impl Network {
-    /// As the node is told.
+    /// The choice as the node's agent receives it.
     pub(crate) fn message(&self) -> v1::FabricChoice {
         match self {
             Network::Tcp { encrypted } => Fabric::Tcp.choice(*encrypted),
@@ -200,7 +201,7 @@ impl Network {
         }
     }
 
-    /// As a client says it.
+    /// The choice as a client names it.
     pub(crate) fn choice(&self) -> FabricChoice {
         match self {
             Network::Tcp { encrypted } => FabricChoice::Tcp { encrypted: *encrypted },
@@ -210,7 +211,7 @@ impl Network {
 }
 
 impl Terms {
-    /// What the allocation says, and else the environment.
+    /// Takes the allocation's choices, or the environment's for those that the allocation does not make.
     pub(crate) fn new(fabric: Option<FabricChoice>, interface: Option<String>) -> Result<Terms, Error> {
         let fabric = match fabric {
             Some(fabric) => fabric,
@@ -225,7 +226,8 @@ impl Terms {
     }
 }
 
-/// Why a node cannot be reached: what it has, what this client could use, and why it is not to be.
+/// Returns the error that a node cannot be reached, with its transports, those of this client, and the reasons against
+/// each.
 pub(crate) fn unavailable(choice: &FabricChoice, grant: &v1::LeaseGrant, why: &[String]) -> Error {
     let node = grant.lease.as_ref().map_or("", |lease| lease.node.as_str());
     let offers = match &grant.network {
@@ -241,7 +243,8 @@ pub(crate) fn unavailable(choice: &FabricChoice, grant: &v1::LeaseGrant, why: &[
     Error::new(Code::FabricUnavailable, message)
 }
 
-/// Whether a node's operating system is this one. Of a node that does not say so, its socket tells.
+/// Returns whether a node's operating system is this one. An empty `host` comes from a node that does not report its
+/// id: for it, the caller relies on the node's socket.
 pub(crate) fn is_own_host(host: &str) -> bool {
     host.is_empty() || own_host().is_ok_and(|own| own == host)
 }
@@ -267,7 +270,7 @@ mod tests {
     }
 
     #[test]
-    fn a_choice_is_said_as_it_is_read_and_anything_else_is_refused() {
+    fn choices_are_displayed_as_parsed_and_others_rejected() {
         for text in ["auto", "shm", "tcp", "tcp+tls", "ofi", "ofi:verbs", "ofi:tcp;ofi_rxm"] {
             assert_eq!(text.parse::<FabricChoice>().unwrap().to_string(), text);
         }
@@ -281,7 +284,7 @@ mod tests {
         }
     }
 
-    /// A machine with a card, and with what has to be asked for.
+    /// A machine with a card, and with a provider that is used only by name.
     struct Card;
 
     impl Providers for Card {
@@ -299,7 +302,7 @@ mod tests {
     }
 
     #[test]
-    fn the_network_is_the_best_that_both_have_and_encrypted_where_either_wants_it() {
+    fn chooses_the_best_common_network_encrypted_if_either_requires() {
         let tcp = |encrypted| FabricChoice::Tcp { encrypted };
         for (choice, insists, encrypted) in [
             (FabricChoice::Auto, false, false),

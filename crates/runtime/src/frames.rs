@@ -1,5 +1,5 @@
-//! A message of several pieces in one input or output: a value's description and the large pieces of memory that it has,
-//! which need not be copied into it (as pickle's protocol 5 tells them apart, PEP 574).
+//! Encodes a message of several pieces in one input or output: a value's description and the large pieces of memory
+//! that it has, which need not be copied into it (as in pickle's protocol 5, PEP 574).
 //!
 //! ```text
 //!   0            4          8             16                 16 + 24 n
@@ -8,96 +8,97 @@
 //!   └────────────┴──────────┴─────────────┴───┴───────────────────┴───┴─ ─ ─ ─ ─ ─ ─ ─ ─ ─ ─┘
 //! ```
 //!
-//! A piece whose `where` is 0, but for a bit that says that it is read-only, is inline, at an offset from the message's beginning that is a multiple of [`ALIGNMENT`].
-//! Another one is somewhere that both ends know: in a request in the client's region of that number, in a reply in the
-//! piece of the request that has this number, counted from 1.
+//! A piece whose `where` is 0, but for a bit that marks it as read-only, is inline, at an offset from the message's
+//! beginning that is a multiple of [`ALIGNMENT`]. Any other piece is at an address that both ends know: in a request,
+//! in the client's region of that number; in a reply, in the piece of the request that has this number, counted from 1.
 //!
-//! Whoever reads one may read memory that its writer can still change: everything is copied before it is checked, and
-//! pieces are handed out as places, never as references.
+//! The memory that a reader reads may still be changed by its writer. Everything is therefore copied before it is
+//! checked, and pieces are returned as addresses, never as references.
 
 use std::ptr::NonNull;
 
 pub use sublet_fabric::{SharedBytes, SharedBytesMut};
 use sublet_proto::{Code, Error};
 
-/// Where inline pieces begin, in bytes: as the widest vectors want it.
+/// Alignment of inline pieces, in bytes: as the widest vectors need it.
 pub const ALIGNMENT: u64 = 64;
-/// Most pieces of a message: a writer with more of them joins some.
+/// Largest number of pieces of a message. A writer with more pieces joins some.
 pub const MAX_PIECES: usize = 1 << 20;
 
 /// An operation that both ends know: a reply that was larger than its output is asked for again, by its token.
 pub const FETCH: u32 = u32::MAX;
-/// Beside any other operation: both ends have the same memory, so that a reply may name pieces of its request.
+/// Bit beside any other operation: both ends have the same memory, so that a reply may name pieces of its request.
 pub const SHARES_MEMORY: u32 = 1 << 16;
-/// Beside the operation of a reply: objects of the worker still refer to memory of the request or of the output, so the client
-/// leaves both as they are until a reply says that they are free. The same holds, without this bit, of a call that failed or
-/// whose reply was larger than its output. The token of a reply tells the worker's process from those before it.
+/// Bit beside the operation of a reply: objects of the worker still refer to memory of the request or of the output, so
+/// the client leaves both unchanged until a reply says that they are free. The same holds, without this bit, for a call
+/// that failed or whose reply was larger than its output. The token of a reply distinguishes the worker's process from
+/// earlier ones.
 pub const IN_USE: u32 = 1 << 17;
-/// Beside the operation of a reply: its last piece holds tokens of requests, of 8 bytes each, whose memory is free.
+/// Bit beside the operation of a reply: its last piece holds tokens of requests, of 8 bytes each, whose memory is free.
 pub const FREES: u32 = 1 << 18;
 
 const HEAD_BYTES: u64 = 16;
 const ENTRY_BYTES: u64 = 24;
-/// Beside a piece's number.
+/// Read-only bit, beside a piece's number.
 const READ_ONLY: u64 = 1 << 32;
 
-/// What stands at the front of a message.
+/// Head of a message.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Head {
-    /// What is asked or answered.
+    /// Operation that is requested or answered.
     pub operation: u32,
-    /// Which call it belongs to.
+    /// Number of the call that the message belongs to.
     pub token: u64,
 }
 
-/// One piece as it is sent.
+/// A piece to send.
 #[derive(Clone, Copy, Debug)]
 pub struct Piece {
-    /// Where its bytes are.
+    /// Location of the piece's bytes.
     pub source: Source,
-    /// How many there are.
+    /// Number of bytes.
     pub len_bytes: u64,
     /// Whether its receiver is not to change them.
     pub read_only: bool,
 }
 
-/// Where the bytes of a piece are that is sent.
+/// Location of the bytes of a piece to send.
 #[derive(Clone, Copy, Debug)]
 pub enum Source {
-    /// In this process: they are copied into the message.
+    /// In this process: the bytes are copied into the message.
     Here(NonNull<u8>),
-    /// In the message already, so many bytes from its beginning: behind all that is copied into it.
+    /// In the message already, at this offset from its beginning in bytes: behind all pieces that are copied into it.
     Placed(u64),
-    /// Where both ends have them.
+    /// At an address that both ends know.
     Shared(Shared),
 }
 
-/// A place that both ends know.
+/// An address that both ends know.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Shared {
     /// A region of the client's, or a piece of the request; never 0.
     pub number: u32,
-    /// From its beginning, in bytes.
+    /// Offset from the beginning of the region or piece, in bytes.
     pub offset: u64,
 }
 
-/// One piece as it was received.
+/// A received piece.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Place {
-    /// Where its bytes are.
+    /// Location of the piece's bytes.
     pub at: At,
-    /// How many there are.
+    /// Number of bytes.
     pub len_bytes: u64,
     /// Whether its receiver is not to change them.
     pub read_only: bool,
 }
 
-/// Where the bytes of a piece are that was received.
+/// Location of the bytes of a received piece.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum At {
-    /// In the message, so many bytes from its beginning: all of them are in it.
+    /// In the message, at this offset from its beginning in bytes. All bytes of the piece are in the message.
     Message(u64),
-    /// Elsewhere; whether there is such a place is for its reader to find out.
+    /// Elsewhere. The reader must check that the address exists.
     Shared(Shared),
 }
 
@@ -107,7 +108,7 @@ impl Piece {
     }
 }
 
-/// How many bytes a message of these pieces has.
+/// Length of a message of these pieces, in bytes.
 pub fn len_bytes(pieces: &[Piece]) -> u64 {
     let placed = pieces.iter().map(|piece| match piece.source {
         Source::Placed(offset) => offset.saturating_add(piece.len_bytes),
@@ -116,18 +117,18 @@ pub fn len_bytes(pieces: &[Piece]) -> u64 {
     placed.max().unwrap_or_default().max(copied_bytes(pieces))
 }
 
-/// How many of them, from its beginning, are written when it is.
+/// Length of the message's beginning that [`write`] writes, in bytes.
 pub fn copied_bytes(pieces: &[Piece]) -> u64 {
     ends(pieces.iter().map(Piece::inline_bytes)).last().unwrap_or(HEAD_BYTES)
 }
 
-/// Where each piece stands in its message, told how many bytes each of them has there; those that are elsewhere have none.
+/// The offset of each piece in its message, given the number of its inline bytes. Pieces that are elsewhere have none.
 fn offsets(inline_bytes: impl ExactSizeIterator<Item = Option<u64>> + Clone) -> Vec<u64> {
     let starts = inline_bytes.clone().zip(ends(inline_bytes));
     starts.map(|(len, end)| end.saturating_sub(len.unwrap_or_default())).collect()
 }
 
-/// Where the message ends after each piece.
+/// The end of the message after each piece.
 fn ends(inline_bytes: impl ExactSizeIterator<Item = Option<u64>>) -> impl Iterator<Item = u64> {
     let front = HEAD_BYTES + ENTRY_BYTES * inline_bytes.len() as u64;
     inline_bytes.scan(front, |end, len| {
@@ -138,11 +139,11 @@ fn ends(inline_bytes: impl ExactSizeIterator<Item = Option<u64>>) -> impl Iterat
     })
 }
 
-/// Writes a message; returns where each piece stands in it that was copied.
+/// Writes a message. Returns the offset of each piece that was copied.
 ///
 /// # Safety
-/// `to` is writable for [`len_bytes`] bytes, and each piece that is copied is readable. Others may write both meanwhile: then the
-/// message has any bytes.
+/// `to` is writable for [`len_bytes`] bytes, and each piece that is copied is readable. If other threads or processes
+/// write either meanwhile, the message has any bytes.
 pub unsafe fn write(head: Head, pieces: &[Piece], to: NonNull<u8>) -> Vec<u64> {
     let put = |at: u64, bytes: &[u8]| {
         // SAFETY: every place written is below `len_bytes`, as the caller vouches for.
@@ -176,10 +177,10 @@ pub unsafe fn write(head: Head, pieces: &[Piece], to: NonNull<u8>) -> Vec<u64> {
     offsets
 }
 
-/// Reads a message of so many bytes; `copy` copies those from an offset on, as many as it is given room for.
+/// Reads a message of `len_bytes` bytes. `copy` fills its buffer with the message's bytes from an offset on.
 ///
 /// # Errors
-/// [`Code::Protocol`] if it is none.
+/// [`Code::Protocol`] if the bytes are not a message.
 pub fn read(len_bytes: u64, copy: impl Fn(u64, &mut [u8])) -> Result<(Head, Vec<Place>), Error> {
     let wrong = |what: String| Error::new(Code::Protocol, format!("a message of {len_bytes} bytes {what}"));
     if len_bytes < HEAD_BYTES {
@@ -227,7 +228,7 @@ mod tests {
 
     fn written(head: Head, pieces: &[Piece]) -> Vec<u8> {
         let mut message = vec![0; len_bytes(pieces) as usize];
-        // SAFETY: as long as it says, and nobody else's.
+        // SAFETY: the vector has the length that `write` needs, and no other reference to it exists.
         unsafe { write(head, pieces, NonNull::from(&mut message[..]).cast()) };
         message
     }
@@ -265,7 +266,7 @@ mod tests {
             Piece { source: Source::Here(NonNull::from(b"ab").cast()), len_bytes: 2, read_only: false };
         assert_eq!((len_bytes(&[copied, placed]), copied_bytes(&[copied, placed])), (520, 66));
         let mut message = vec![7; 520];
-        // SAFETY: as long as it says, and nobody else's.
+        // SAFETY: the vector has the length that `write` needs, and no other reference to it exists.
         unsafe {
             write(Head { operation: 1, token: 2 }, &[copied, placed], NonNull::from(&mut message[..]).cast())
         };

@@ -1,8 +1,8 @@
 //! A call that has been submitted: a future of its result (rFaaS IV-B).
 //!
-//! The worker writes the result straight into the invocation's line. Whoever waits polls that line first and then
-//! sleeps on it; nobody stands between. A call that did not come to a result where it was sent goes on by its
-//! [`detour`].
+//! The worker writes the result straight into the invocation's line. A thread that waits for it polls that line first
+//! and then sleeps on it; no other process is involved. A call that returned no result where it was sent continues by
+//! its [`detour`].
 
 use std::future::Future;
 use std::marker::PhantomData;
@@ -24,12 +24,12 @@ use crate::lease::nonsense::{Nonsense, STOP_TIMEOUT};
 use crate::lease::{Call, Lease, Sent};
 use crate::wire::Outcome;
 
-/// The status of a result that says that the call was turned away, and not executed.
+/// Status of the result of a call that was turned away, and not executed.
 const TURNED_AWAY: u32 = Code::CoreBusy as u32;
-/// A caller that polls has what the worker wrote looked at once in so many looks.
+/// Number of polls of a result line after which the caller checks once that the worker's writes make sense.
 const LOOKS_PER_CHECK: u32 = 1 << 12;
 
-/// What a call came to.
+/// Result of a call that succeeded.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Completion {
     /// Bytes that the function wrote to its output.
@@ -40,9 +40,10 @@ pub struct Completion {
 
 /// A submitted call. Input and output stay borrowed until it has ended.
 ///
-/// Dropped before its end, it waits for the end, at the latest the lease's: the worker still writes to the output.
-/// Forgotten ([`std::mem::forget`]) it cannot, and values of a [`Buffer`](crate::Buffer) may still change after the
-/// borrow has ended; nothing worse, for they are plain data, and the memory stays mapped.
+/// Dropping an invocation waits for the call's end, at the latest the lease's, since the worker still writes to the
+/// output. This is not possible for a forgotten one ([`std::mem::forget`]): values of a [`Buffer`](crate::Buffer) may
+/// then still change after the borrow has ended. Nothing worse happens, as they are plain data, and the memory stays
+/// mapped.
 #[must_use = "the result of a call is in its invocation: wait for it"]
 pub struct Invocation<'call> {
     lease: Arc<Lease>,
@@ -51,10 +52,10 @@ pub struct Invocation<'call> {
     ended: bool,
     /// Looks of a caller that polls.
     looks: u32,
-    /// Of a call whose output was too small: how many bytes were returned.
+    /// Number of bytes that the function returned, if they did not fit into the call's output.
     returned_bytes: u32,
     reported_bytes: usize,
-    /// Of a call that was turned away or lost.
+    /// Progress of a call that was turned away or lost.
     detour: Option<Box<Detour>>,
     _memory: PhantomData<&'call mut [u8]>,
 }
@@ -98,7 +99,7 @@ impl<'call> Invocation<'call> {
         }
     }
 
-    /// Once in many looks, whether the result of a call that has none can still come.
+    /// Checks, once in many polls, whether a missing result can still come.
     #[inline(always)]
     fn is_void(&mut self) -> bool {
         self.looks = self.looks.wrapping_add(1);
@@ -111,7 +112,7 @@ impl<'call> Invocation<'call> {
         self.finish()
     }
 
-    /// Waits at most this long; says whether the call has ended. It goes on otherwise.
+    /// Waits up to `timeout` and returns whether the call has ended. The call continues otherwise.
     pub fn wait_timeout(&mut self, timeout: Duration) -> bool {
         let until = Instant::now().checked_add(timeout);
         loop {
@@ -124,7 +125,7 @@ impl<'call> Invocation<'call> {
             match self.napping() {
                 Some(at) => sleep_until(until.map_or(at, |until| at.min(until))),
                 None if matches!(self.await_end(until), Waited::InVain(_)) => return true,
-                // Whether there is something to collect is looked at above.
+                // The loop has checked above whether there is something to collect.
                 None => {}
             }
         }
@@ -137,8 +138,8 @@ impl<'call> Invocation<'call> {
         self.finish()
     }
 
-    /// As [`Invocation::wait`], for callers that keep the invocation in memory of their own (the C interface). A
-    /// second call returns an error.
+    /// Waits like [`Invocation::wait`], for callers that keep the invocation in memory of their own (the C interface).
+    /// A second call returns an error.
     #[inline(always)]
     pub fn finish(&mut self) -> Result<Completion, Error> {
         if self.ended {
@@ -214,7 +215,7 @@ impl<'call> Invocation<'call> {
         result
     }
 
-    /// The end of a call whose worker wrote what makes no sense, unless the next process gets the call.
+    /// Ends a call whose worker has written invalid values. `None` if the next process gets the call.
     #[cold]
     fn distrust(&mut self, nonsense: Nonsense) -> Option<Error> {
         let Error { code, message } = self.lease.distrust(self.sent.worker, self.sent.position, nonsense)?;
@@ -222,18 +223,18 @@ impl<'call> Invocation<'call> {
         Some(Error::new(code, self.describe(&format!("was lost: {message}"))))
     }
 
-    /// Looks for invalid values of all calls of the worker, since a call behind a function that does not return has none of
-    /// its own.
+    /// Looks for invalid values of all calls of the worker, since a call behind a function that does not return has
+    /// none of its own.
     fn nonsense(&self) -> Option<Nonsense> {
         self.lease.find_nonsense(self.sent.worker).map(|(_, nonsense)| nonsense)
     }
 
-    /// Which worker has it, by its number among those of all leases: that may change until it has ended.
+    /// Number of the worker that has the call, among those of all leases. It may change until the call has ended.
     pub fn worker(&self) -> u32 {
         self.lease.first_worker + self.sent.worker
     }
 
-    /// Of a call that failed, what the worker has said about its output.
+    /// Records what the worker has reported about the output of a call that failed.
     fn take_report(&mut self, outcome: &Outcome) {
         match Code::from_number(outcome.status) {
             Code::OutputTooLarge => self.returned_bytes = outcome.output_len,
@@ -244,12 +245,12 @@ impl<'call> Invocation<'call> {
         }
     }
 
-    /// How many bytes of its output say more about why the function failed; 0 if none do.
+    /// Number of bytes of the output that are a report of the function's failure; 0 if there is none.
     pub(crate) fn reported_bytes(&self) -> usize {
         self.reported_bytes
     }
 
-    /// How many bytes a function returned that failed with `output_too_large`; 0 otherwise.
+    /// Number of bytes that a function returned which failed with `output_too_large`; 0 otherwise.
     pub fn returned_bytes(&self) -> u32 {
         self.returned_bytes
     }
@@ -259,7 +260,7 @@ impl<'call> Invocation<'call> {
         self.lease.result_line(self.sent.worker, self.sent.record).is(self.sent.turn)
     }
 
-    /// What the worker has said, if it has.
+    /// The worker's result, once it has been written.
     #[inline(always)]
     fn outcome(&self) -> Option<Outcome> {
         let line = self.lease.result_line(self.sent.worker, self.sent.record);
@@ -281,12 +282,12 @@ impl<'call> Invocation<'call> {
         matches!(self.go_on(), Next::Over(_))
     }
 
-    /// Until when the call is to be left alone.
+    /// Time until which the call must not be checked.
     fn napping(&self) -> Option<Instant> {
         self.detour.as_ref()?.napping()
     }
 
-    /// Sleeps until there is something to collect, the deadline passes, or nothing can come any more.
+    /// Sleeps until there is something to collect, the deadline passes, or no result can come any more.
     #[cold]
     fn await_end(&self, deadline: Option<Instant>) -> Waited {
         let line = self.lease.result_line(self.sent.worker, self.sent.record);
@@ -295,8 +296,8 @@ impl<'call> Invocation<'call> {
                 return Waited::ForEnd;
             }
             if !self.lease.running() {
-                // Submitted after the last worker process ended, and not lost with it: for the next one. If there is
-                // none to come, the call is lost by now.
+                // The call was submitted after the last worker process ended, and not lost with it: the next process
+                // executes it. If there is no next one, the call is lost by now.
                 let _ = self.lease.revive();
                 continue;
             }
@@ -342,7 +343,7 @@ impl<'call> Invocation<'call> {
 
     #[inline(always)]
     fn complete(&self, outcome: &Outcome) -> Completion {
-        // Its caller has found that it is no more; what is copied does not rely on that.
+        // The caller has checked that the length is within the capacity; the copy does not rely on that.
         let output_bytes = outcome.output_len.min(self.call.output_capacity) as usize;
         if let Some(staging) = &self.sent.staging {
             self.copy_output(staging, output_bytes);
@@ -362,8 +363,8 @@ impl<'call> Invocation<'call> {
         debug_assert!(output_bytes as u64 <= staging.len_bytes, "{output_bytes} bytes of {staging:?}");
         if let Some(from) = self.lease.arena.pointer(staging) {
             let Some(output) = NonNull::new(self.call.output) else { return };
-            // SAFETY: the staging block has at least the output's capacity, and the caller vouches for as much at its output
-            // until the call has ended. The worker may write the one, and the caller's threads the other.
+            // SAFETY: the staging block has at least the output's capacity, and the caller vouches for the same size at
+            // its output until the call has ended. The worker may write the one, and the caller's threads the other.
             unsafe {
                 let from = SharedBytes::new(from, output_bytes);
                 SharedBytesMut::new(output, output_bytes).copy_from(from);
@@ -446,13 +447,13 @@ impl Future for Invocation<'_> {
     }
 }
 
-/// What a wait came to.
+/// Reason why a wait ended.
 enum Waited {
-    /// There may be something to collect.
+    /// A result may have come.
     ForEnd,
     /// The deadline passed.
     TooLong(Error),
-    /// What the worker wrote makes no sense.
+    /// The worker has written something that makes no sense.
     InVain(Nonsense),
 }
 

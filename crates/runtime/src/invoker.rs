@@ -1,4 +1,4 @@
-//! The client's door: take leases, submit calls, give them back (rFaaS IV-B, Listing 2).
+//! Implements the client's interface: takes leases, submits calls, gives leases back (rFaaS IV-B, Listing 2).
 
 use std::path::Path;
 use std::sync::Arc;
@@ -35,30 +35,30 @@ pub struct Function(u16);
 /// Choices for one call.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct CallOptions {
-    /// Which worker executes it, by its number among those of all leases; without this, one that looks idle.
+    /// Number of the worker that executes the call, among those of all leases. `None` chooses one that looks idle.
     pub worker: Option<u32>,
-    /// By when it must have ended; see [`Invocation::wait_deadline`].
+    /// Time by which the call must have ended; see [`Invocation::wait_deadline`].
     pub deadline: Option<Instant>,
-    /// Whether the completion is to tell the time that the worker spent in the function. Costs some nanoseconds.
+    /// Whether the completion reports the time that the worker spent in the function. Costs some nanoseconds.
     pub timed: bool,
-    /// How often the call may be repeated on another worker, or on its own anew, if its worker, its lease or its node
-    /// ends before it does. It may then have been executed in part, and more than once.
+    /// Number of times that the call may be repeated, on another worker or on its own again, if its worker, its lease
+    /// or its node ends before the call does. The call may then be executed in part, and more than once.
     pub retries: u32,
 }
 
 impl CallOptions {
-    /// The call may be repeated so often; see [`CallOptions::retries`].
+    /// Allows `retries` repetitions of the call; see [`CallOptions::retries`].
     pub fn repeatable(mut self, retries: u32) -> CallOptions {
         self.retries = retries;
         self
     }
 }
 
-/// A client of the managers of one store: allocates memory, holds what one [`Allocation`] was granted and what it has
-/// grown by, and submits calls to the workers of that.
+/// A client of the managers of one store. It allocates memory, holds the leases that one [`Allocation`] was granted,
+/// with those that it has grown by, and submits calls to their workers.
 ///
-/// The workers may be on several nodes, with a lease for each. They are numbered through, and a call that names none
-/// goes to one that looks idle and whose lease is not about to end.
+/// The workers may be on several nodes, with a lease for each. They are numbered consecutively. A call that names no
+/// worker is sent to one that looks idle and whose lease is not about to end.
 ///
 /// Submitting takes `&self`, from any number of threads at once, and so does renewing; leasing takes `&mut self`.
 ///
@@ -78,7 +78,7 @@ impl CallOptions {
 /// # }
 /// ```
 ///
-/// Sixteen workers, wherever there is room within a minute, and calls that survive the loss of a node:
+/// Sixteen workers, on any nodes that have free cores within a minute, and calls that survive the loss of a node:
 ///
 /// ```no_run
 /// # fn main() -> Result<(), sublet_proto::Error> {
@@ -109,12 +109,12 @@ pub struct Invoker {
 }
 
 impl Invoker {
-    /// One that shares a connection to managers.
+    /// Creates an invoker that shares a connection to managers.
     pub(crate) fn of(manager: Arc<ManagerClient>) -> Result<Invoker, Error> {
         Ok(Invoker { manager, memory: RegisteredMemory::new()?, held: None, has_sent_package: false })
     }
 
-    /// Its leases, by the numbers of their workers.
+    /// The leases, by the numbers of their workers.
     pub(crate) fn leases_held(&self) -> impl Iterator<Item = &Arc<Lease>> {
         self.held.iter().flat_map(Held::leases)
     }
@@ -136,7 +136,7 @@ impl Invoker {
         self.submit_with(function, input, output, CallOptions::default())
     }
 
-    /// As [`Invoker::submit`], with a function found before and with choices.
+    /// Submits a call like [`Invoker::submit`], with a function found before and with options.
     #[inline(always)]
     pub fn submit_with<'call, I: Pod, O: Pod>(
         &self,
@@ -162,11 +162,11 @@ impl Invoker {
         }
     }
 
-    /// As [`Invoker::submit_with`], for callers whose memory the compiler does not watch over.
+    /// Submits a call like [`Invoker::submit_with`], for callers whose memory the compiler does not check.
     ///
     /// # Safety
     /// `input` must be readable for `input_len` bytes and `output` writable for `output_capacity` bytes until the
-    /// invocation has ended or been dropped, and nobody may write either meanwhile.
+    /// invocation has ended or been dropped. No other code may write either of them before.
     #[inline(always)]
     pub unsafe fn submit_raw<'call>(
         &self,
@@ -196,8 +196,8 @@ impl Invoker {
         Invoker::connect_with(Access::from_env()?)
     }
 
-    /// A client of the managers at addresses such as `unix:/run/sublet/manager.sock` or `https://host:port`, separated
-    /// by commas. Whom to trust and who one is, is said by the environment.
+    /// Creates a client of the managers at addresses such as `unix:/run/sublet/manager.sock` or `https://host:port`,
+    /// separated by commas. Reads trusted certificates and the token from the environment.
     pub fn connect_to(managers: &str) -> Result<Invoker, Error> {
         Invoker::connect_with(Access::parse(managers)?.with_env()?)
     }
@@ -205,18 +205,18 @@ impl Invoker {
     /// A client of these managers.
     ///
     /// # Errors
-    /// `manager_unreachable` if none of them answers, `unauthenticated` if the token is worth nothing.
+    /// `manager_unreachable` if none of them answers, `unauthenticated` if the token is not valid.
     pub fn connect_with(access: Access) -> Result<Invoker, Error> {
         Invoker::connect_with_memory(access, &RegisteredMemory::new()?)
     }
 
-    /// The same with memory that other invokers may have, too.
+    /// Creates a client like [`Invoker::connect_with`], with memory that other invokers may use, too.
     pub fn connect_with_memory(access: Access, memory: &RegisteredMemory) -> Result<Invoker, Error> {
         let manager = Arc::new(ManagerClient::connect_with(access)?);
         Ok(Invoker { manager, memory: memory.clone(), held: None, has_sent_package: false })
     }
 
-    /// Another invoker with the same connection, which holds nothing yet; with this memory.
+    /// Creates another invoker with the same connection, without leases, with this memory.
     pub fn another(&self, memory: &RegisteredMemory) -> Invoker {
         Invoker { manager: self.manager.clone(), memory: memory.clone(), held: None, has_sent_package: false }
     }
@@ -250,7 +250,7 @@ impl Invoker {
     /// manifest among the caller's tenant's.
     ///
     /// # Errors
-    /// `invalid_package`, and what the managers say.
+    /// `invalid_package`, and the managers' errors.
     pub fn deploy(&self, path: &Path) -> Result<String, Error> {
         let encoded = read_package(path)?;
         let digest = package::digest(&encoded);
@@ -276,8 +276,8 @@ impl Invoker {
         Application::open_by(self.manager.clone(), name, options)
     }
 
-    /// An array of which a part lies in a memory component, which is leased as it is needed. The component has no cache: what is
-    /// resident is one.
+    /// Creates an array of which a part lies in a memory component, which is leased as it is needed. The component has
+    /// no cache: the resident part is one.
     ///
     /// # Errors
     /// As for [`Swapped::new`] and [`Invoker::memory`].
@@ -296,15 +296,15 @@ impl Invoker {
         Swapped::new(plan, Box::new(self.memory(space.cache_bytes(0))?))
     }
 
-    /// Leases all of the cores asked, on as many nodes as that takes, and starts their workers, which then wait as
-    /// their policy says. Blocks for a cold start; done ahead of time it hides one. Either all of it is held
-    /// afterwards, or nothing.
+    /// Leases all of the requested cores, on the number of nodes that this takes, and starts their workers, which then
+    /// wait as their policy says. Blocks for a cold start; a call ahead of time hides it. After an error the invoker
+    /// holds no lease.
     ///
     /// # Errors
-    /// `already_allocated`; what is wrong with the package; `insufficient_resources` or `no_capacity` where the nodes
-    /// do not have so much, ever or now; `quota_exceeded`; `try_later` if too many wait; `fabric_unavailable` if calls cannot
-    /// be carried as the allocation says. Whatever it is, nothing is held of any node when it is returned, except of one
-    /// whose agent is out of its manager's reach, too.
+    /// `already_allocated`; the fault of the package; `insufficient_resources` or `no_capacity` if the nodes do not
+    /// have these resources, ever or now; `quota_exceeded`; `try_later` if too many requests wait; `fabric_unavailable`
+    /// if the calls cannot use the chosen transport. After any error no resources of a node are held, except on a node
+    /// whose agent its manager cannot reach either.
     pub fn allocate(&mut self, allocation: &Allocation) -> Result<(), Error> {
         if let Some(held) = &self.held {
             let message = format!("this invoker holds lease {}: deallocate it first", held.first.id());
@@ -316,8 +316,8 @@ impl Invoker {
         Ok(())
     }
 
-    /// Leases so many cores more for the same functions, on the same terms; their workers are numbered after those
-    /// that there are. Either all of them are held afterwards, or what was held before.
+    /// Leases `cores` more cores for the same functions, on the same terms. Their workers are numbered after the
+    /// existing ones. If not all of these cores are available, the invoker keeps the leases that it had.
     ///
     /// # Errors
     /// `not_allocated`, and as for [`Invoker::allocate`].
@@ -325,8 +325,9 @@ impl Invoker {
         self.held.as_mut().ok_or_else(not_allocated)?.grow(&self.manager, cores)
     }
 
-    /// Lets everything that is held end this long from now, as far as the manager allows. Returns the error of a lease
-    /// that cannot be renewed; the others are. What is over stays over: if all of it is, that is the error.
+    /// Sets the end of all leases to `timeout` from now, as far as the manager allows. Returns the error of a lease
+    /// that cannot be renewed; the others are renewed. A lease that has ended stays ended: if all have ended, their
+    /// error is returned.
     pub fn renew(&self, timeout: Duration) -> Result<(), Error> {
         let held = self.held()?;
         let mut failed = held.leases().all(|lease| lease.is_over()).then(|| held.first.why_over());
@@ -339,18 +340,18 @@ impl Invoker {
         failed.map_or(Ok(()), Err)
     }
 
-    /// The ends of leases that their agents have announced (rFaaS III-A). Calls go on until then; new ones go to other
-    /// leases if there are any.
+    /// The ends of leases that their agents have announced (rFaaS III-A). Calls continue until then; new calls are sent
+    /// to other leases if there are any.
     pub fn notices(&self) -> Vec<Notice> {
         let leases = self.held.iter().flat_map(Held::leases);
         leases.filter_map(|lease| lease.notice()).collect()
     }
 
-    /// Gives everything back and returns what was used in all. Calls that have not ended fail with `lease_ended`.
-    /// Without a lease it does nothing.
+    /// Gives all leases back and returns their total usage. Calls that have not ended fail with `lease_ended`. Does
+    /// nothing without a lease.
     ///
     /// # Errors
-    /// `agent_unreachable` if an agent is gone: then the lease is over, too, and only the bill says what it used.
+    /// `agent_unreachable` if an agent is gone: the lease is then over, too, and only the bill has its usage.
     pub fn deallocate(&mut self) -> Result<v1::Usage, Error> {
         let mut total = v1::Usage::default();
         for usage in self.deallocate_each()?.into_iter().filter_map(|lease| lease.usage) {
@@ -359,13 +360,13 @@ impl Invoker {
         Ok(total)
     }
 
-    /// As [`Invoker::deallocate`]; returns the leases, each with what it used.
+    /// Gives all leases back like [`Invoker::deallocate`], and returns each with its usage.
     pub fn deallocate_each(&mut self) -> Result<Vec<v1::Lease>, Error> {
         self.held.take().map_or_else(|| Ok(Vec::new()), |held| held.end())
     }
 
-    /// Allocates a buffer of `len` values that workers reach without copying, now or in a later lease. Workers on another
-    /// machine have a copy of it within their lease's memory, and a call's bytes are sent between the two.
+    /// Allocates a buffer of `len` values that workers reach without copying, now or in a later lease. Workers on
+    /// another machine have a copy of it within their lease's memory, and a call's bytes are sent between the two.
     ///
     /// # Errors
     /// `insufficient_resources` if a lease on another machine has no memory left for the copy; smaller buffers may fit.
@@ -383,7 +384,7 @@ impl Invoker {
         self.held.iter().flat_map(Held::leases).map(|lease| lease.description()).collect()
     }
 
-    /// What carries the calls of each lease, in the order of [`Invoker::leases`].
+    /// The transport of the calls of each lease, in the order of [`Invoker::leases`].
     pub fn fabrics(&self) -> Vec<FabricChoice> {
         self.held.iter().flat_map(Held::leases).map(|lease| lease.fabric()).collect()
     }
@@ -399,9 +400,9 @@ impl Invoker {
         if self.has_sent_package { held.first.description().tenant } else { held.first.package.owner.clone() }
     }
 
-    /// Whether the leased package is this client's own: deployed by this process, by its path, or its name is this client's
-    /// tenant's. Results of other packages are bytes from another tenant's program. False without a lease, and where the
-    /// manager does not report an owner.
+    /// Returns whether the leased package is this client's own: deployed by this process from its path, or by its
+    /// tenant under its name. Results of other packages are bytes from another tenant's program. False without a lease,
+    /// and where the manager does not report an owner.
     pub fn owns_package(&self) -> bool {
         let is_tenants = |held: &Held| {
             let owner = &held.first.package.owner;
@@ -415,14 +416,14 @@ impl Invoker {
         self.held.as_ref().map_or(0, Held::workers)
     }
 
-    /// When the first lease's latest cold start reached what.
+    /// Times at which the first lease's latest cold start reached each step.
     pub fn cold_start(&self) -> Option<ColdStart> {
         self.held.as_ref().map(|held| held.first.cold_start())
     }
 
-    /// Modules among the package's imports that a node of the leases cannot keep warm, with the reason: its worker process
-    /// imported them when it started. A node knows the reason only after it has tried to keep them, from about the third
-    /// lease on.
+    /// Modules among the package's imports that a node of the leases cannot keep warm, with the reason: its worker
+    /// process imported them when it started. A node knows the reason only after it has tried to keep them, from about
+    /// the third lease on.
     pub fn cold_imports(&self) -> Option<v1::ColdImports> {
         self.held.iter().flat_map(Held::leases).find_map(|lease| lease.cold_imports())
     }

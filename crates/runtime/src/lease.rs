@@ -1,16 +1,16 @@
-//! A lease in the client: the inboxes of its workers, the results of its calls, and what has become of both.
+//! Implements a lease in the client: the inboxes of its workers, the results of its calls, and the state of both.
 //!
-//! Here stands what a lease is. The path of a call begins in [`dispatch`] and ends in [`result`]. Everything slow is
+//! This file defines the lease. The path of a call begins in [`dispatch`] and ends in [`result`]. Everything slow is
 //! elsewhere: attaching ([`attach`]), starting the worker process ([`start`]), learning of its death ([`monitor`]).
 //!
-//! A worker process may die at any moment. The link then raises each worker's `dead_before` to the ring position up
-//! to which calls are lost; their owners see that and report why. The ring itself goes on: the next worker process
-//! of the lease begins at that position. So whether a call is lost, answered or still to come is decided by two
-//! words, its result's turn and `dead_before`, and nothing is ever reset under a running submission.
+//! A worker process may die at any moment. The link then raises each worker's `dead_before` to the ring position up to
+//! which calls are lost; their owners see that and report why. The ring itself continues: the next worker process of
+//! the lease begins at that position. Whether a call is lost, answered or still to come is thus decided by two words,
+//! its result's turn and `dead_before`, and nothing is ever reset under a running submission.
 //!
-//! Over a network the ring is reached by a connection, which ends with the worker process. It is ended on this side,
-//! too, before calls are given up: what is sent from then on is neither lost nor a hole in the ring, but kept until the
-//! next process is connected ([`end`]).
+//! Over a network the ring is reached by a connection, which ends with the worker process. The client ends it, too,
+//! before calls are given up: later requests are neither lost nor a hole in the ring, but kept until the next process
+//! is connected ([`end`]).
 //!
 //! An invoker may hold several leases; a call that one of them turns away finds the others in their [`crew`].
 
@@ -54,23 +54,23 @@ mod result;
 pub(crate) mod run;
 mod start;
 
-/// Of how many deaths of its worker process a lease remembers the reason.
+/// Number of deaths of its worker process whose reasons a lease remembers.
 const REMEMBERED_DEATHS: usize = 64;
 
 /// No worker process: not yet, or not any more. The next submission starts one.
 const IDLE: u32 = 0;
 const RUNNING: u32 = 1;
-/// Over, for good.
+/// Status of a lease that is over, for good.
 const ENDED: u32 = 2;
 
 /// See the [module](self).
 pub(crate) struct Lease {
-    /// As it was granted.
+    /// The lease as the manager granted it.
     description: v1::Lease,
     pub(crate) package: PackageInfo,
     /// The other leases of the invoker.
     pub(crate) crew: Arc<Crew>,
-    /// The number of this lease's first worker among those of all its crew.
+    /// The number of this lease's first worker among those of all leases of the invoker.
     pub(crate) first_worker: u32,
     /// Function names with their index, sorted by name.
     names: Vec<(String, u16)>,
@@ -81,19 +81,19 @@ pub(crate) struct Lease {
     inbox: InboxLayout,
     results_layout: ResultsLayout,
     results: Region,
-    /// What reaches the workers: region 0 is their inbox.
+    /// The path to the workers. Region 0 is their inbox.
     carrier: Carrier,
     workers: Box<[WorkerLink]>,
     /// Written by the link alone.
     status: AtomicU32,
-    /// Not 0: its end has been announced. Written by the link alone.
+    /// Not 0: the lease's end has been announced. Written only by the link.
     ending: AtomicU32,
     deaths: Mutex<VecDeque<Death>>,
     pub(crate) ticks_per_ns: f64,
-    /// How long a waiter spins before it sleeps.
+    /// Time that a waiting thread spins before it sleeps, in ticks.
     pub(crate) spin_ticks: u64,
     next_worker: AtomicU32,
-    /// When it ends, by the manager's clock. Changed by renewals.
+    /// Time of the lease's end, by the manager's clock. Changed by renewals.
     expires_unix_ms: AtomicU64,
     link: link::Link,
 }
@@ -107,13 +107,13 @@ struct WorkerLink {
     dead_before: AtomicU64,
 }
 
-/// Why calls below these positions, one for each worker, were lost.
+/// Reason why calls below these positions, one for each worker, were lost.
 struct Death {
     before: Vec<u64>,
     error: Error,
 }
 
-/// What to call, with what. The memory is the caller's to keep until the call has ended.
+/// A call's function, input and output. The caller keeps the memory until the call has ended.
 #[derive(Clone, Copy)]
 pub(crate) struct Call {
     pub(crate) function: u16,
@@ -124,9 +124,9 @@ pub(crate) struct Call {
     pub(crate) output: *mut u8,
     pub(crate) output_capacity: u32,
     pub(crate) timed: bool,
-    /// How often it may be repeated after it was lost.
+    /// Number of times that it may be repeated after it was lost.
     pub(crate) retries: u32,
-    /// By when it must have ended.
+    /// Time by which the call must have ended.
     pub(crate) deadline: Option<Instant>,
 }
 
@@ -136,12 +136,12 @@ pub(crate) struct Sent {
     pub(crate) record: u16,
     pub(crate) position: u64,
     pub(crate) turn: Turn,
-    /// Where the output goes first if the caller's memory is not in the arena.
+    /// Buffer for the output if the caller's memory is not in the arena.
     pub(crate) staging: Option<Block>,
 }
 
 impl Sent {
-    /// What its place in the ring was claimed for.
+    /// The record and turn for which its slot in the ring was claimed.
     pub(crate) fn occupant(&self) -> Occupant {
         Occupant { record: self.record, turn: self.turn }
     }
@@ -157,7 +157,8 @@ impl Call {
     #[inline(always)]
     fn input(&self) -> SharedBytes<'_> {
         let start = NonNull::new(self.input.cast_mut()).unwrap_or(NonNull::dangling());
-        // SAFETY: the caller of `submit_raw` vouches for `input_len` readable bytes at `input` until the call has ended.
+        // SAFETY: the caller of `submit_raw` vouches for `input_len` readable bytes at `input` until the call has
+        // ended.
         unsafe { SharedBytes::new(start, self.input_len as usize) }
     }
 }
@@ -181,13 +182,13 @@ impl Lease {
         self.ending.load(Ordering::Relaxed) != 0
     }
 
-    /// How many of a worker's calls are unfinished or uncollected, about.
+    /// Approximate number of a worker's calls that are unfinished or uncollected.
     #[inline(always)]
     pub(crate) fn in_use(&self, worker: u32) -> u32 {
         self.workers[worker as usize].records.in_use()
     }
 
-    /// What carries its calls.
+    /// The transport of its calls.
     pub(crate) fn fabric(&self) -> FabricChoice {
         self.carrier.fabric()
     }
@@ -198,12 +199,12 @@ impl Lease {
         v1::Lease { expires_unix_ms, ..self.description.clone() }
     }
 
-    /// What its name is.
+    /// The lease's id.
     pub(crate) fn id(&self) -> &str {
         &self.description.id
     }
 
-    /// How much memory it has.
+    /// Memory of the lease, in bytes.
     pub(crate) fn memory_bytes(&self) -> u64 {
         self.description.memory_bytes
     }
@@ -213,7 +214,7 @@ impl Lease {
         &self.workers[worker as usize].records
     }
 
-    /// How many workers the lease has.
+    /// Number of the lease's workers.
     pub(crate) fn workers(&self) -> u32 {
         self.workers.len() as u32
     }

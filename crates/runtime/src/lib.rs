@@ -1,4 +1,4 @@
-//! Both ends of a call: the invoker and its buffers, the worker's loop, and the wire layout between them.
+//! Implements both ends of a call: the invoker and its buffers, the worker's loop, and the wire layout between them.
 //!
 //! A reader's path: [`invoker`] `submit` -> [`wire`] -> `sublet_fabric::shm` `put_imm` -> [`worker`] `run` -> back.
 //!
@@ -8,8 +8,8 @@
 //! - [`run`] runs graphs of functions and memory.
 //! - [`Swapped`] is an array of which a part lies in such memory.
 //! - [`frames`] puts several pieces of memory into one input or output, for callers whose values have several.
-//! - [`wire`] is what the two say to each other; [`access`], [`manager`] and [`deploy`] set things up and are never on
-//!   the path of a call.
+//! - [`wire`] defines the messages between the two; [`access`], [`manager`] and [`deploy`] set things up and are never
+//!   on the path of a call.
 
 #![allow(unsafe_code)]
 

@@ -1,9 +1,9 @@
-//! A client's connection to the managers of a store: deploys packages, asks for leases, lists what there is.
+//! Implements a client's connection to the managers of a store: deploys packages, requests leases, lists objects.
 //!
 //! Nothing here is on the path of a call, so [`ManagerClient`] is blocking and plain. It drives its connection only
-//! while a method runs, on the caller's thread; inside of somebody else's tokio runtime, where blocking is
-//! forbidden, it does so on a thread of its own for the length of the call. Every method has a deadline, and goes on to
-//! the next manager if one does not answer.
+//! while a method runs, on the caller's thread. Inside of the caller's tokio runtime, where blocking is forbidden, it
+//! uses a thread of its own for the length of the call. Every method has a deadline, and tries the next manager if one
+//! does not answer.
 
 use std::future::Future;
 use std::sync::{Arc, Mutex, PoisonError};
@@ -24,16 +24,16 @@ pub use crate::access::{default_address, default_state, manager_address, socket_
 use crate::access::Access;
 use connection::{Connection, Repeat, Terms, Whom};
 
-/// How long to wait for an answer.
+/// Longest wait for an answer.
 const CALL_DEADLINE: Duration = Duration::from_secs(10);
-/// How long a deployment may take, and how much longer for each [`DEPLOY_STEP_BYTES`] of the package.
+/// Longest time of a deployment, to which a second is added for each [`DEPLOY_STEP_BYTES`] of the package.
 const DEPLOY_DEADLINE: Duration = Duration::from_secs(30);
 const DEPLOY_STEP_BYTES: usize = 1 << 20;
-/// How long a manager may take to sum up a bill, for which it reads the records of all leases.
+/// Longest time of a manager to sum up a bill, for which it reads the records of all leases.
 const BILL_DEADLINE: Duration = Duration::from_secs(120);
-/// How long a manager may take to copy its store.
+/// Longest time of a manager to copy its store.
 const BACKUP_DEADLINE: Duration = Duration::from_secs(600);
-/// How much of a package travels in one message.
+/// Bytes of a package in one message.
 const CHUNK_BYTES: usize = 256 * 1024;
 
 /// A blocking client of the managers of one store.
@@ -42,11 +42,11 @@ pub struct ManagerClient {
 }
 
 impl ManagerClient {
-    /// Connects to managers at addresses as `unix:/path` or `https://host:port`, separated by commas; the environment
-    /// says whom to trust and who one is.
+    /// Connects to managers at addresses such as `unix:/path` or `https://host:port`, separated by commas. Reads
+    /// trusted certificates and the token from the environment.
     ///
     /// # Errors
-    /// As for [`ManagerClient::connect_with`], and `invalid_argument` if this is no such address.
+    /// As for [`ManagerClient::connect_with`], and `invalid_argument` if an address is not valid.
     pub fn connect(addresses: &str) -> Result<ManagerClient, Error> {
         ManagerClient::connect_with(Access::parse(addresses)?.with_env()?)
     }
@@ -54,7 +54,7 @@ impl ManagerClient {
     /// Connects to one of the managers.
     ///
     /// # Errors
-    /// `manager_unreachable` if none of them answers, `unauthenticated` if the token is worth nothing.
+    /// `manager_unreachable` if none of them answers, `unauthenticated` if the token is not valid.
     pub fn connect_with(access: Access) -> Result<ManagerClient, Error> {
         let client = ManagerClient { connection: Connection::new(access)? };
         match client.managers() {
@@ -64,7 +64,7 @@ impl ManagerClient {
         }
     }
 
-    /// Where the manager is that answered last.
+    /// The address of the manager that answered last.
     pub fn address(&self) -> String {
         self.connection.address()
     }
@@ -82,7 +82,7 @@ impl ManagerClient {
         self.deploy_with_progress(encoded, |_| {})
     }
 
-    /// As [`ManagerClient::deploy`]; tells how many bytes have been sent, again and again.
+    /// Deploys like [`ManagerClient::deploy`], and calls `progress` repeatedly with the number of bytes sent.
     pub fn deploy_with_progress<F>(&self, encoded: Vec<u8>, progress: F) -> Result<v1::DeployReply, Error>
     where
         F: FnMut(u64) + Send + 'static,
@@ -96,7 +96,7 @@ impl ManagerClient {
         })
     }
 
-    /// What is deployed as "name", "name/function", "tenant/name", "tenant/name/function" or "sha256:...".
+    /// Finds a deployed package by "name", "name/function", "tenant/name", "tenant/name/function" or "sha256:...".
     pub fn resolve(&self, name: &str) -> Result<v1::PackageInfo, Error> {
         let request = v1::ResolveRequest { name: name.to_owned() };
         self.ask(request, async |mut stub, request| stub.resolve(request).await)
@@ -109,8 +109,8 @@ impl ManagerClient {
         Ok(self.ask(request, async |mut stub, request| stub.list_packages(request).await)?.packages)
     }
 
-    /// Lets another tenant use the caller's package of this name; a right that is unspecified revokes what the tenant
-    /// had. Operators may change another tenant's package: "tenant/name".
+    /// Lets another tenant use the caller's package of this name. An unspecified right revokes the tenant's present
+    /// one. Operators may change another tenant's package: "tenant/name".
     pub fn grant_package(&self, name: &str, grant: v1::PackageGrant) -> Result<v1::PackageInfo, Error> {
         let request = v1::GrantPackageRequest { name: name.to_owned(), grant: Some(grant) };
         self.ask(request, async |mut stub, request| stub.grant_package(request).await)
@@ -123,8 +123,8 @@ impl ManagerClient {
         self.ask(request, async |mut stub, request| stub.publish_package(request).await)
     }
 
-    /// Removes the caller's package of this name; operators may remove another tenant's, and public ones: "tenant/name".
-    /// Returns what the name stood for.
+    /// Removes the caller's package of this name; operators may remove another tenant's, and public ones:
+    /// "tenant/name". Returns the removed version.
     pub fn remove_package(&self, name: &str) -> Result<v1::PackageInfo, Error> {
         let reply = self.remove_versions(name, false)?;
         reply
@@ -132,7 +132,7 @@ impl ManagerClient {
             .ok_or_else(|| Error::new(Code::Protocol, "the manager does not say what it has removed"))
     }
 
-    /// Removes the versions of a package for which its name does not stand any more; returns how many.
+    /// Removes the versions of a package that its name no longer refers to; returns their number.
     pub fn remove_old_versions(&self, name: &str) -> Result<u32, Error> {
         self.remove_versions(name, true).map(|reply| reply.versions)
     }
@@ -144,8 +144,8 @@ impl ManagerClient {
             .ask(terms, request, async |mut stub: Stub<_>, request| stub.remove_package(request).await)
     }
 
-    /// Removes one version of the caller's graph by its digest, or a name and every version that it stood for, but those that
-    /// unfinished runs need.
+    /// Removes one version of the caller's graph by its digest, or a name and every version that it referred to, except
+    /// those that unfinished runs need.
     pub fn remove_graph(&self, name: &str) -> Result<v1::RemoveGraphReply, Error> {
         let terms = Terms { repeat: Repeat::Unsent, ..anywhere() };
         let request = v1::RemoveGraphRequest { name: name.to_owned() };
@@ -163,15 +163,15 @@ impl ManagerClient {
         Ok(reply.removed)
     }
 
-    /// Removes what the store has of packages and graphs that nothing refers to any more. For operators.
+    /// Removes packages and graphs from the store that nothing refers to any more. For operators.
     pub fn collect_garbage(&self) -> Result<v1::CollectGarbageReply, Error> {
         self.connection.ask(anywhere(), v1::CollectGarbageRequest {}, async |mut stub: Stub<_>, request| {
             stub.collect_garbage(request).await
         })
     }
 
-    /// Has a manager write a copy of its embedded store to a file on its machine; returns the length. For operators, on the
-    /// manager's socket.
+    /// Has a manager write a copy of its embedded store to a file on its machine; returns the length in bytes. For
+    /// operators, on the manager's socket.
     pub fn back_up_store(&self, file: &str) -> Result<u64, Error> {
         let terms = Terms { deadline: BACKUP_DEADLINE, repeat: Repeat::Unsent, ..anywhere() };
         let request = v1::BackUpStoreRequest { file: file.to_owned() };
@@ -181,9 +181,9 @@ impl ManagerClient {
         Ok(reply.bytes)
     }
 
-    /// Asks for leases for all of the cores wanted; they are granted, after the time that the request may wait at the
-    /// latest, or refused with the reason. What one manager's nodes cannot give, the others are asked for; which of them, a
-    /// global manager says where there is one.
+    /// Requests leases for all of the cores of a request. They are granted within the time that the request may wait,
+    /// or refused with the reason. If one manager's nodes have too little capacity, the others are asked. If there is a
+    /// global manager, it chooses which of them.
     ///
     /// A request without a name gets one, so that it can be made of another manager if one does not answer.
     pub fn request_lease(&self, mut request: v1::LeaseRequest) -> Result<v1::LeaseGrants, Error> {
@@ -197,7 +197,8 @@ impl ManagerClient {
     }
 
     fn request_of_racks(&self, request: v1::LeaseRequest) -> Result<v1::LeaseGrants, Error> {
-        // One that may wait looks around first: what one manager would have it wait for, another may have.
+        // A request that may wait first tries all managers without waiting: another may have the capacity that one
+        // lacks.
         if request.wait_ms > 0 && self.connection.has_several() {
             let at_once = v1::LeaseRequest { wait_ms: 0, ..request.clone() };
             match self.request_once(at_once) {
@@ -215,15 +216,16 @@ impl ManagerClient {
         let given = self
             .connection
             .ask(terms, request.clone(), async |mut stub, request| stub.request_lease(request).await)?;
-        // By a way on which nobody knew it for a global one, as an operator's own.
+        // A reply that names a manager comes from a global one that this client did not know as such, for example through
+        // an operator's own address.
         match given.manager.is_empty() {
             true => Ok(given),
             false => self.request_there(&self.connection.reach(&given.manager)?, &request),
         }
     }
 
-    /// Gives a lease another end, this long from now; 0: after the manager's default. The grant's ticket is to be shown
-    /// to its agent.
+    /// Changes the end of a lease to `timeout_ms` from now; 0 stands for the manager's default. The grant's ticket must
+    /// be shown to its agent.
     pub fn renew_lease(&self, lease: &str, timeout_ms: u64) -> Result<v1::LeaseGrant, Error> {
         let request = v1::RenewRequest { lease: lease.to_owned(), timeout_ms };
         self.connection.ask(of_a_lease(), request, async |mut stub, request| stub.renew_lease(request).await)
@@ -261,7 +263,7 @@ impl ManagerClient {
         Ok(self.ask(request, async |mut stub, request| stub.list_leases(request).await)?.leases)
     }
 
-    /// Every node, with what is leased of it.
+    /// Lists every node, with its leased resources.
     pub fn nodes(&self) -> Result<Vec<v1::NodeInfo>, Error> {
         let request = v1::ListNodesRequest {};
         Ok(self.ask(request, async |mut stub, request| stub.list_nodes(request).await)?.nodes)
@@ -272,7 +274,7 @@ impl ManagerClient {
         Ok(self.nodes()?.into_iter().flat_map(|node| node.units).collect())
     }
 
-    /// What leases cost.
+    /// Returns the cost of leases.
     pub fn bill(&self, request: v1::BillRequest) -> Result<v1::BillReply, Error> {
         let terms = Terms { deadline: BILL_DEADLINE, ..anywhere() };
         self.connection.ask(terms, request, async |mut stub: Stub<_>, request| stub.bill(request).await)
@@ -296,19 +298,20 @@ impl ManagerClient {
         Ok(self.ask(request, async |mut stub, request| stub.list_graphs(request).await)?.graphs)
     }
 
-    /// The runs of a graph, or of all, the newest first: so many, or 100.
+    /// Lists the runs of a graph, or of all, the newest first: at most `limit`, or 100 if that is 0.
     pub fn runs(&self, graph: &str, limit: u32) -> Result<Vec<v1::RunInfo>, Error> {
         let request = v1::ListRunsRequest { graph: graph.to_owned(), limit, going_on: false };
         Ok(self.ask(request, async |mut stub, request| stub.list_runs(request).await)?.runs)
     }
 
-    /// As [`ManagerClient::runs`], those alone that have not ended: they go on, or their client is gone.
+    /// Lists runs like [`ManagerClient::runs`], but only those that have not ended: they are running, or their client
+    /// is gone.
     pub fn runs_going_on(&self, graph: &str, limit: u32) -> Result<Vec<v1::RunInfo>, Error> {
         let request = v1::ListRunsRequest { graph: graph.to_owned(), limit, going_on: true };
         Ok(self.ask(request, async |mut stub, request| stub.list_runs(request).await)?.runs)
     }
 
-    /// A run, and what is kept of it behind a number.
+    /// A run, and its recorded output behind a number.
     pub fn read_run(&self, run: &str, after: u64) -> Result<v1::RunPage, Error> {
         let request = v1::ReadRunRequest { run: run.to_owned(), after };
         self.ask(request, async |mut stub, request| stub.read_run(request).await)
@@ -330,18 +333,18 @@ impl ManagerClient {
         self.ask(request, async |mut stub, request| stub.end_run(request).await)
     }
 
-    /// Makes an access token, whose secret is told this once. For operators.
+    /// Makes an access token, whose secret is returned only once. For operators.
     pub fn create_token(&self, request: v1::CreateTokenRequest) -> Result<v1::CreateTokenReply, Error> {
         let terms = Terms { repeat: Repeat::Unsent, ..anywhere() };
         self.connection.ask(terms, request, async |mut stub, request| stub.create_token(request).await)
     }
 
-    /// Every token that is good for something, or all that there were. For operators.
+    /// Lists the valid tokens, or all that ever existed. For operators.
     pub fn list_tokens(&self, request: v1::ListTokensRequest) -> Result<Vec<v1::Token>, Error> {
         Ok(self.ask(request, async |mut stub, request| stub.list_tokens(request).await)?.tokens)
     }
 
-    /// Makes a token worth nothing. For operators.
+    /// Revokes a token. For operators.
     pub fn revoke_token(&self, id: &str) -> Result<v1::Token, Error> {
         let request = v1::RevokeTokenRequest { id: id.to_owned() };
         self.ask(request, async |mut stub, request| stub.revoke_token(request).await)
@@ -352,7 +355,7 @@ impl ManagerClient {
         self.ask(tenant, async |mut stub, request| stub.set_tenant(request).await)
     }
 
-    /// Every tenant, with what it has and what it may have. For operators.
+    /// Lists every tenant, with its usage and its limits. For operators.
     pub fn list_tenants(&self) -> Result<Vec<v1::Tenant>, Error> {
         let request = v1::ListTenantsRequest {};
         Ok(self.ask(request, async |mut stub, request| stub.list_tenants(request).await)?.tenants)
@@ -370,22 +373,22 @@ impl ManagerClient {
     }
 }
 
-/// For what any manager can answer, as often as it is asked.
+/// Terms for requests that any manager can answer, and that may be repeated.
 fn anywhere() -> Terms {
     Terms { deadline: CALL_DEADLINE, repeat: Repeat::Harmless, also_elsewhere: |_| false, whom: Whom::Any }
 }
 
-/// For what only the manager knows that a lease's node reports to.
+/// Terms for requests about a lease, which only the manager of its node can answer.
 fn of_a_lease() -> Terms {
     Terms { also_elsewhere: |code| code == Code::UnknownLease, whom: Whom::Racks, ..anywhere() }
 }
 
-/// Whether another manager may have what one has not.
+/// Whether another manager may have the resources that one lacks.
 fn may_have(code: Code) -> bool {
     matches!(code, Code::NoCapacity | Code::TryLater | Code::InsufficientResources)
 }
 
-/// Bits that nobody else has.
+/// Returns 128 random bits, for names that are unique.
 pub(crate) fn random_bits() -> Result<u128, Error> {
     let mut bytes = [0; 16];
     getrandom::fill(&mut bytes)

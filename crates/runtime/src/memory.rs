@@ -1,15 +1,17 @@
-//! Memory components: memory that is leased by the segment, grows while it is written, and is given back (Scad 4.2.1).
+//! Implements memory components: memory that is leased by the segment, grows while it is written, and is given back
+//! (Scad 4.2.1).
 //!
-//! A [`Memory`] is a list of segments. Each is a lease of its own, of memory alone, with a name, an end and a line on the
-//! bill. The first has the initial size and comes with the first access; each further one has the incremental size, and
-//! comes when something is written beyond the last. Together they are one stretch of bytes from 0 on, however many there
-//! are. On the client's own machine a segment is mapped, and reading and writing it is copying memory. One of another
-//! machine is read and written over a connection, past a [`cache`]; an access that spans segments is split.
+//! A [`Memory`] is a list of segments. Each is a lease of its own, of memory alone, with a name, an end and a line on
+//! the bill. The first has the initial size and is leased by the first access. Each further one has the incremental
+//! size, and is leased by a write beyond the last. Together they are one range of bytes from 0 on, whatever their
+//! number. On the client's own machine a segment is mapped, and reading and writing it is copying memory. A segment on
+//! another machine is read and written over a connection, past a [`cache`]; an access that spans segments is split.
 //!
 //! Invariants:
-//! - What is below the capacity is attached: [`pieces`].
-//! - Bytes that were never written are 0. What is behind the length cannot be read.
-//! - Who writes reads what it wrote. Others do from its [`Memory::sync`] on, and theirs: on the same machine at once.
+//! - Every piece below the capacity is attached: [`pieces`].
+//! - Bytes that were never written are 0. Bytes behind the length cannot be read.
+//! - A writer reads its own writes. Other processes see them after its [`Memory::sync`], and it sees theirs likewise;
+//!   on the same machine at once.
 //! - When one segment has ended, all of the component has: its bytes are gone, and every access says why.
 
 use std::ptr::NonNull;
@@ -44,20 +46,20 @@ mod plan;
 mod segment;
 pub(crate) mod trunk;
 
-/// How much is made 0 at a time.
+/// Number of bytes that are zeroed at a time.
 const ZEROS_BYTES: u64 = 1 << 20;
 /// A memory component; see the [module](self). Made by [`Invoker::memory`](crate::Invoker::memory).
 ///
-/// Any number of threads may read and write at once. Who reads what another writes at the same time gets some of both:
-/// what is in the component is bytes, and who writes where when is the program's to say, as in Scad.
+/// Any number of threads may read and write at once. A read at the same time as a write of the same bytes returns a mix
+/// of both. The component holds bytes, and the program must order its accesses, as in Scad.
 pub struct Memory {
     manager: Arc<ManagerClient>,
     plan: MemoryPlan,
     terms: Terms,
     pieces: Pieces,
-    /// The end of what was written or resized to.
+    /// End of the bytes that were written, or of the length that was set.
     len: AtomicU64,
-    /// In the order of their bytes. Held while one more is leased.
+    /// The segments, in the order of their bytes. The lock is held while another one is leased.
     segments: Mutex<Vec<Arc<Segment>>>,
     keeper: Keeper,
 }
@@ -79,7 +81,8 @@ impl Memory {
         })
     }
 
-    /// Copies bytes out. Of another machine's, lines that were read before and not [synced](Memory::sync) are as they were.
+    /// Copies bytes out. On another machine, lines that were read before and not [synced](Memory::sync) may be out of
+    /// date.
     ///
     /// # Errors
     /// `invalid_argument` beyond the end, and why it has ended.
@@ -90,12 +93,12 @@ impl Memory {
         self.keeper.check()
     }
 
-    /// Copies bytes in. What is beyond the end makes it grow. To another machine they go when they are [synced](Memory::sync),
-    /// or before.
+    /// Copies bytes in. Bytes beyond the end make the component grow. Bytes for another machine are sent when they are
+    /// [synced](Memory::sync), or before.
     ///
     /// # Errors
-    /// `memory_exceeded` beyond the limit; what the manager or an agent says when it cannot grow; why it has ended. Then
-    /// nothing was written, or it is lost with all else.
+    /// `memory_exceeded` beyond the limit; the error of the manager or an agent if the component cannot grow; the
+    /// reason why it has ended. If it cannot grow, nothing was written; if it has ended, all of its bytes are lost.
     #[inline]
     pub fn write(&self, offset: u64, from: &[u8]) -> Result<(), Error> {
         let end = self.end_of(offset, from.len() as u64)?;
@@ -105,18 +108,18 @@ impl Memory {
         self.keeper.check()
     }
 
-    /// Makes what was written be where others read it, and forgets what was kept here: what others have synced before is read
-    /// from now on. On this machine, and without a cache, there is nothing to do.
+    /// Makes this process's writes visible to others, and discards the cache, so that later reads return what others
+    /// have synced before. On this machine, and without a cache, there is nothing to do.
     ///
     /// # Errors
-    /// Why it has ended; what was written is lost then, with all else.
+    /// The reason why the component has ended. Its bytes are lost then.
     pub fn sync(&self) -> Result<(), Error> {
         self.pieces.sync()?;
         self.keeper.check()
     }
 
-    /// Begins to copy bytes out, as many as the vector has. They are what is there now or what is written until they are
-    /// [waited for](Reading::wait), which gives the vector back.
+    /// Begins to copy bytes into the vector, up to its length. The bytes are those that are there now, or that are
+    /// written before [`Reading::wait`], which returns the vector.
     ///
     /// # Errors
     /// As for [`Memory::read`].
@@ -125,11 +128,12 @@ impl Memory {
         Reading::begin(&self.pieces, offset, into)
     }
 
-    /// As [`Memory::read_async`], into any memory.
+    /// Reads like [`Memory::read_async`], into any memory.
     ///
     /// # Safety
-    /// The place is writable, and no reference to it is used, until what this returns is waited for or dropped. It is not
-    /// forgotten. Others may read and write the place through pointers meanwhile, and make it any bytes.
+    /// The destination is writable, and no reference to it is used, until the returned value is waited for or dropped.
+    /// That value is not forgotten. Other threads and processes may read and write the destination through pointers
+    /// during this time, and store any bytes in it.
     ///
     /// # Errors
     /// As for [`Memory::read`].
@@ -156,14 +160,15 @@ impl Memory {
         self.keeper.check()
     }
 
-    /// Asks for bytes that will be read soon, and does not wait for them. What is on this machine, or beyond the end, needs no
-    /// asking.
+    /// Requests bytes that will be read soon, without waiting for them. Has no effect for bytes on this machine or
+    /// beyond the end.
     pub fn prefetch(&self, offset: u64, len_bytes: u64) {
         self.pieces.prefetch(offset, len_bytes.min(self.len_bytes().saturating_sub(offset)));
     }
 
-    /// Where bytes lie in this process, if they are within the length: to be read and written in place, with the care that
-    /// memory of several threads, and of other processes, needs. They stay there as long as the component is not resized.
+    /// The address of bytes in this process, if they are within the length. They may be read and written in place, by
+    /// the rules for memory that several threads, and other processes, access. The address is valid as long as the
+    /// component is not resized.
     ///
     /// # Errors
     /// As for [`Memory::read`]; `fabric_unavailable` for bytes of another machine.
@@ -173,17 +178,17 @@ impl Memory {
         self.pieces.mapped(offset, len_bytes)
     }
 
-    /// How many bytes there are to be read.
+    /// Length of the component, in bytes.
     pub fn len_bytes(&self) -> u64 {
         self.len.load(Ordering::Acquire)
     }
 
-    /// How many bytes are leased.
+    /// Number of leased bytes.
     pub fn capacity_bytes(&self) -> u64 {
         self.pieces.capacity()
     }
 
-    /// Leases so many bytes, if there are fewer.
+    /// Leases segments until the capacity is at least `len_bytes` bytes.
     pub(crate) fn ensure_capacity(&self, len_bytes: u64) -> Result<(), Error> {
         self.ensure(self.end_of(len_bytes, 0)?)
     }
@@ -193,20 +198,20 @@ impl Memory {
         lock(&self.segments).iter().map(|segment| segment.lease.clone()).collect()
     }
 
-    /// Makes it so many bytes long. New bytes are 0; segments of which no byte is left are given back.
+    /// Sets the length to `len_bytes` bytes. New bytes are 0; segments that lie wholly behind the end are given back.
     ///
     /// # Errors
     /// As for [`Memory::write`].
     pub fn resize(&mut self, len_bytes: u64) -> Result<(), Error> {
         self.ensure(self.end_of(len_bytes, 0)?)?;
-        // What was written to lines that go, too, so that none of them is written later.
+        // Writes to lines that are removed are synced, too, so that none of them is sent later.
         self.sync()?;
         let before = self.len.swap(len_bytes, Ordering::AcqRel);
         self.give_back_behind(len_bytes)?;
         self.zero(len_bytes, before.min(self.pieces.capacity()))
     }
 
-    /// Gives the segments back of which all is behind so many bytes.
+    /// Gives back the segments that lie wholly behind `len_bytes` bytes.
     pub(crate) fn give_back_behind(&mut self, len_bytes: u64) -> Result<(), Error> {
         while self.pieces.remove_last(len_bytes)?.is_some() {
             if let Some(segment) = lock(&self.segments).pop() {
@@ -220,7 +225,7 @@ impl Memory {
     /// Lets all segments end this long from now, as far as the manager allows.
     ///
     /// # Errors
-    /// Why one cannot be renewed; the others are.
+    /// The error of a segment that cannot be renewed; the others are renewed.
     pub fn renew(&self, timeout: Duration) -> Result<(), Error> {
         let timeout_ms = milliseconds(timeout);
         let segments = lock(&self.segments);
@@ -232,10 +237,10 @@ impl Memory {
         renewed.into_iter().collect()
     }
 
-    /// Gives all of it back, and returns its leases, each with what it used. Its bytes are gone then.
+    /// Gives all segments back, and returns their leases, each with its usage. Their bytes are lost.
     ///
     /// # Errors
-    /// Why it had ended before.
+    /// The reason why it had ended before.
     pub fn release(self) -> Result<Vec<v1::Lease>, Error> {
         self.keeper.check()?;
         let segments = std::mem::take(&mut *lock(&self.segments));
@@ -248,7 +253,7 @@ impl Memory {
         self.keeper.check()
     }
 
-    /// Has this called, once, when it has ended otherwise than by being released. It may be called at once.
+    /// Has `call` called once when the component has ended otherwise than by being released. It may be called at once.
     pub(crate) fn on_end(&self, call: impl FnOnce(Error) + Send + 'static) {
         self.keeper.on_end(Box::new(call));
     }
@@ -258,12 +263,12 @@ impl Memory {
         self.pieces.from(offset)
     }
 
-    /// Somebody who reaches it knows that it has ended: why, as soon as an agent says so.
+    /// Waits, after an access found that the component has ended, until an agent reports the reason, and returns it.
     pub(crate) fn await_end(&self) -> Error {
         self.keeper.await_end()
     }
 
-    /// A segment is out of somebody's reach, and the component has ended with it.
+    /// Records that a process can no longer reach a segment, which ends the component. Returns the reason.
     pub(crate) fn lost(&self, segment: &str, error: Error) -> Error {
         let piece = self.pieces.from(0).into_iter().find(|piece| piece.segment == segment);
         match piece {
@@ -272,7 +277,8 @@ impl Memory {
         }
     }
 
-    /// Lets somebody else reach a piece: once, with the ticket that this returns; by a connection that it has, if that can be.
+    /// Allows another process to reach a piece, once, with the returned ticket. The piece joins a connection that the
+    /// process already has, if possible.
     pub(crate) fn invite(
         &self,
         piece: &Piece,
@@ -307,7 +313,7 @@ impl Memory {
         end.ok_or_else(|| self.beyond_limit(offset, len_bytes))
     }
 
-    /// Makes so many bytes be leased.
+    /// Makes the capacity at least `end` bytes.
     #[inline]
     pub(crate) fn ensure(&self, end: u64) -> Result<(), Error> {
         if end <= self.pieces.capacity() { Ok(()) } else { self.grow(end) }
@@ -366,7 +372,7 @@ impl Memory {
 
 impl Drop for Memory {
     fn drop(&mut self) {
-        // What was asked for ahead is waited for no more, though its agent may stand still.
+        // Prefetched bytes are no longer awaited, as their agent may be stopped.
         self.pieces.disconnect("the memory component is gone");
         self.keeper.close();
     }

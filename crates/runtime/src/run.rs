@@ -1,9 +1,9 @@
 //! Runs of graphs: applications of compute and memory components, driven by a client (Scad 3.1, 4.1, 4.2.4).
 //!
-//! An [`Application`] is a deployed graph. [`Application::run`] leases workers for each compute component when those before it
-//! are done, hands it their outputs, and gives its workers the memory components that its edges allow. What one component
-//! hands to the next is recorded by the managers before the next begins; if a component, a memory component or a node is lost,
-//! those that communicate with it begin again from what was recorded, and nothing else does.
+//! An [`Application`] is a deployed graph. [`Application::run`] leases workers for each compute component when its
+//! predecessors are done, passes it their outputs, and gives its workers the memory components that its edges allow.
+//! The managers record the outputs of a component before the next one begins. If a component, a memory component or a
+//! node is lost, only the components that communicate with it begin again, from the recorded outputs.
 //!
 //! ```text
 //! progress.rs  what is to be done next: pure
@@ -17,8 +17,9 @@
 //! sizes.rs     how large components are made, by history.rs
 //! ```
 //!
-//! Components and memory may be on any machines. What of a memory component is on a worker's own is mapped there, whichever machine
-//! the client is on; the rest is reached over a connection from machine to machine, which carries nothing through the client.
+//! Components and memory may be on any machines. Pieces of a memory component on a worker's own machine are mapped
+//! there, whichever machine the client is on. The worker reaches the others over a connection from machine to machine,
+//! which carries nothing through the client.
 
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex, OnceLock};
@@ -51,24 +52,25 @@ mod sizes;
 mod swapping;
 mod uses;
 
-/// How an application is run.
+/// Options for the runs of an application.
 #[derive(Clone, Debug)]
 pub struct RunOptions {
-    /// How long a component waits for cores or memory, in the managers' fair queue. 30 s if nothing is said.
+    /// Longest time that a component waits for cores or memory, in the managers' fair queue. The default is 30 s.
     pub patience: Duration,
-    /// How often a component may be lost and begin again. 3 if nothing is said.
+    /// Number of times that a component may be lost and begin again. The default is 3.
     pub retries: u32,
-    /// The environments of the next components are made ready so long after those before them have begun (Scad's tau); none:
-    /// when they begin. At once if nothing is said.
+    /// Time after the beginning of their predecessors when the environments of the next components are prepared (Scad's
+    /// tau). The default is zero: at once. `None` prepares them when the components begin.
     pub prewarm: Option<Duration>,
-    /// How long workers are kept for the next run of the same application. Not at all if nothing is said.
+    /// Time for which workers are kept for the next run of the same application. The default is zero.
     pub keep_alive: Duration,
-    /// How long workers poll after a call, see [`Policy`](crate::Policy).
+    /// Time for which workers poll after a call, see [`Policy`](crate::Policy).
     pub hot_timeout: Duration,
-    /// Leases end by themselves after so long; nothing of a run may take longer. An hour if nothing is said.
+    /// Longest time that anything in a run may take: its leases end by themselves after this time. The default is an
+    /// hour.
     pub lease_timeout: Duration,
-    /// What carries the calls of components, and the bytes of memory to and from other machines. If nothing is said: shared
-    /// memory on the same machine, and the best common network else.
+    /// Transport of the calls of components, and of the bytes of memory to and from other machines. The default is
+    /// shared memory on the same machine, and the best common network otherwise.
     pub fabric: Option<FabricChoice>,
 }
 
@@ -89,68 +91,68 @@ impl Default for RunOptions {
 /// A deployed graph, to be run any number of times, and by several threads at once.
 pub struct Application {
     manager: Arc<ManagerClient>,
-    /// As the document has it,
+    /// The graph as its document describes it.
     described: Graph,
-    /// and with what its messages are carried by.
+    /// The graph with the memory components that carry its messages.
     graph: Arc<Graph>,
     digest: String,
     options: RunOptions,
     /// Workers of earlier runs.
     kept: Mutex<HashMap<Environment, Vec<Workers>>>,
-    /// What those used, once it is asked for.
+    /// The usage of earlier runs, once it was needed.
     history: OnceLock<Mutex<History>>,
 }
 
-/// What a run has come to.
+/// Result of a run that succeeded.
 #[derive(Clone, Debug)]
 pub struct Outcome {
     /// The run's identifier.
     pub run: String,
-    /// Of each component that triggers no other its name, and what each of its instances has returned.
+    /// Name of each component that triggers no other, with the outputs of its instances.
     pub outputs: Vec<(String, Vec<Vec<u8>>)>,
-    /// What each component had.
+    /// Usage of each component.
     pub components: Vec<v1::ComponentUse>,
 }
 
-/// What happens to a run.
+/// Event of a run.
 #[derive(Clone, Debug)]
 pub enum News {
     /// A component begins, for the first or a further time.
     Began {
-        /// Its name.
+        /// Name of the component.
         component: String,
-        /// From 1.
+        /// Number of the attempt, from 1.
         attempt: u32,
     },
     /// A component is done.
     Ended {
-        /// Its name.
+        /// Name of the component.
         component: String,
-        /// Since its instances were called.
+        /// Time since its instances were called.
         took: Duration,
     },
-    /// A component is to begin and waits for what it needs.
+    /// A component is ready and waits for resources.
     Waits {
-        /// Its name.
+        /// Name of the component.
         component: String,
-        /// What that is, and why it is not to be had yet.
+        /// The missing resources, and the reason why they are not available yet.
         error: Error,
     },
-    /// What executed a component, or held its bytes, is gone.
+    /// The workers of a compute component, or the bytes of a memory component, are lost.
     Lost {
-        /// Its name.
+        /// Name of the component.
         component: String,
-        /// Why.
+        /// Reason for the loss.
         error: Error,
     },
     /// A component's function has failed, which ends the run with the same error.
     Failed {
-        /// Its name.
+        /// Name of the component.
         component: String,
-        /// Why.
+        /// Error of the function.
         error: Error,
-        /// The failure report (see SPECIFICATION.md) of a function in Python; empty if there is none. Whoever wrote the
-        /// function wrote this.
+        /// The failure report (see SPECIFICATION.md) of a function in Python; empty if there is none. The author of the
+        /// function controls its content.
         report: Vec<u8>,
     },
 }
@@ -159,7 +161,7 @@ impl Application {
     /// Deploys the document of a graph, and opens it.
     ///
     /// # Errors
-    /// `invalid_graph` with all that is wrong, and what the managers say.
+    /// `invalid_graph` with all problems, and the managers' errors.
     pub fn deploy(access: Access, document: &[u8], options: RunOptions) -> Result<Application, Error> {
         Application::deploy_by(Arc::new(ManagerClient::connect_with(access)?), document, options)
     }
@@ -204,29 +206,29 @@ impl Application {
         &self.digest
     }
 
-    /// Its graph.
+    /// The graph as its document describes it.
     pub fn graph(&self) -> &Graph {
         &self.described
     }
 
-    /// Runs it, with this input of its entry.
+    /// Runs the graph, with this input of its entry.
     ///
     /// # Errors
-    /// That of the first component that fails, with its name; of one that is lost too often; `store_full` and others of the
-    /// managers if something cannot be recorded. Nothing is held then.
+    /// The error of the first component that fails, with its name; of one that is lost too often; `store_full` and
+    /// other errors of the managers if something cannot be recorded. The run then holds no resources.
     pub fn run(&self, input: &[u8]) -> Result<Outcome, Error> {
         self.run_with(input, |_| {})
     }
 
-    /// As [`Application::run`]; says what happens meanwhile.
+    /// Runs the graph like [`Application::run`], and reports its events.
     pub fn run_with(&self, input: &[u8], news: impl FnMut(&News)) -> Result<Outcome, Error> {
         self.run_while(input, news, || true)
     }
 
-    /// The same, for as long as `goes_on` says so, which is asked again and again.
+    /// Runs the graph like [`Application::run_with`], as long as `goes_on`, which is called repeatedly, returns true.
     ///
     /// # Errors
-    /// `lease_ended` if it says no: the run has ended, and cannot be resumed.
+    /// `lease_ended` if `goes_on` returns false: the run has ended, and cannot be resumed.
     pub fn run_while(
         &self,
         input: &[u8],
@@ -239,19 +241,19 @@ impl Application {
         self.outcome(run, driver.for_as_long_as(&mut goes_on).run(None))
     }
 
-    /// Goes on with a run whose client is gone, from what it has recorded. Nobody else may do so at the same time.
+    /// Resumes a run whose client is gone, from its recorded outputs. No other client may resume it at the same time.
     ///
     /// # Errors
-    /// `unknown_run` if there is none that has not ended, `worker_died` if a component with external effects had begun
-    /// whose memory is lost; and as for [`Application::run`].
+    /// `unknown_run` if no such run is unfinished, `worker_died` if a component with external effects had begun whose
+    /// memory is lost; and as for [`Application::run`].
     pub fn resume(&self, run: &str, news: impl FnMut(&News)) -> Result<Outcome, Error> {
         self.resume_while(run, news, || true)
     }
 
-    /// The same, for as long as `goes_on` says so; see [`Application::run_while`].
+    /// Resumes a run like [`Application::resume`], as long as `goes_on` returns true; see [`Application::run_while`].
     ///
     /// # Errors
-    /// As for both.
+    /// As for [`Application::resume`] and [`Application::run_while`].
     pub fn resume_while(
         &self,
         run: &str,
@@ -274,7 +276,7 @@ impl Application {
         Ok(Outcome { run, outputs, components: driven.uses })
     }
 
-    /// Something that earlier runs say.
+    /// A value that is derived from earlier runs.
     fn past<T>(&self, ask: impl FnOnce(&History) -> T) -> T {
         let read = || Mutex::new(History::read(&self.manager, &self.graph));
         ask(&lock(self.history.get_or_init(read)))
@@ -295,14 +297,14 @@ impl Application {
         all.pop()
     }
 
-    /// All that are kept, for somebody waits for what they have.
+    /// Takes all kept workers, because a component waits for their resources.
     fn take_kept(&self) -> HashMap<Environment, Vec<Workers>> {
         std::mem::take(&mut *lock(&self.kept))
     }
 }
 
-/// Whether what ended so may do better another time. A lease that is ended between its grant and its attachment is refused by its
-/// agent (`permission_denied`).
+/// Returns whether a repetition may succeed after this error. A lease that is ended between its grant and its
+/// attachment is refused by its agent (`permission_denied`).
 fn is_lost(code: Code) -> bool {
     is_repeatable(code) || matches!(code, Code::PermissionDenied | Code::TicketSuperseded)
 }

@@ -1,29 +1,28 @@
-//! Swapping: an array of ordinary memory of which only so much is on this machine as the program may use (Scad 4.2.2).
+//! Swapping: an array of ordinary memory of which only a bounded part is on this machine (Scad 4.2.2).
 //!
 //! A [`Swapped`] is `len_bytes` of memory that any thread, and any system call, reads and writes in place. At most
-//! `local_bytes` of it are resident. The rest lies in a [`Backing`], as a rule a memory component
-//! ([`Memory`](crate::Memory)), which is leased as it is needed. Who touches what is not here sleeps until the pager, a
-//! thread, has put it there (`userfaultfd`).
+//! `local_bytes` of it are resident. The rest lies in a [`Backing`], usually a memory component
+//! ([`Memory`](crate::Memory)), which is leased as it is needed. A thread that touches an absent page sleeps until the
+//! pager, another thread, has put the page in (`userfaultfd`).
 //!
-//! What is touched in order, forward or backward, comes and goes by regions of 2 MiB, each a huge page that is moved
-//! and not copied; the next ones are read ahead by other threads. All else comes by blocks of 64 KiB or by pages of 4
-//! KiB, whichever the program has lately been seen to use. Room is made ahead of need and by other threads, so that a
-//! fault waits for a write to the swap space only if that is slower than the program for a long time.
+//! Memory that is accessed sequentially, forward or backward, is paged by regions of 2 MiB. Each is a huge page that is
+//! moved and not copied; helper threads read the next regions ahead. All other memory is paged by blocks of 64 KiB or
+//! by pages of 4 KiB, depending on the program's recent accesses. Helper threads also free memory ahead of need, so
+//! that a fault waits for a write to the swap space only if that is slower than the program for a long time.
 //!
-//! Which unit goes: the one that came first, unless it had been sent away and came back soon; that one stays for
-//! another round, up to three. A region that went stays readable in its slot until the slot is needed.
+//! The unit that was paged in first is evicted, unless it had been evicted before and soon came back. Such a unit stays
+//! for another round, up to three. An evicted region stays readable in its slot until the slot is needed.
 //!
 //! Invariants:
 //! - Resident pages and filled slots are together at most `local_bytes`.
-//! - A unit has one keeper at a time: while it is on its way it is marked, and who faults on it meanwhile is woken when
-//!   it is settled. All decisions are made under one lock, without a system call; what they decide is done outside of
-//!   it.
-//! - A page that counts as unchanged cannot be written without a fault, so no write is lost. Pages are put in protected
-//!   in one step. A region cannot be: it counts as written, unless the plan says that only one thread touches the
-//!   array.
-//! - What was never written is zero, and takes no swap space.
-//! - What is lost is never read as zeros. When the swap space fails, the reason is written to standard error, and who
-//!   touches what was there is sent SIGBUS (a system call: `EFAULT`).
+//! - A unit has one keeper at a time: while it is moved it is marked, and a thread that faults on it meanwhile is woken
+//!   when it is settled. All decisions are made under one lock, without a system call, and executed outside of it.
+//! - A page that counts as unchanged cannot be written without a fault, so no write is lost. Pages are put in
+//!   write-protected in one step. This is not possible for a region: it counts as written, unless the plan says that
+//!   only one thread accesses the array at a time.
+//! - Bytes that were never written are zero, and take no swap space.
+//! - Lost bytes are never read as zeros. When the swap space fails, the reason is written to standard error, and a
+//!   thread that touches lost bytes is sent SIGBUS (a system call: `EFAULT`).
 //!
 //! A child process does not have the array (`MADV_DONTFORK`): to touch it there is a segmentation fault.
 
@@ -58,7 +57,7 @@ mod streams;
 mod units;
 mod victims;
 
-/// Threads that read ahead and make room.
+/// Threads that read ahead and page out.
 const HELPERS: usize = 2;
 
 /// Memory of which a part is elsewhere; see the [module](self). Made by [`Invoker::swapped`](crate::Invoker::swapped).
@@ -69,10 +68,10 @@ pub struct Swapped {
     threads: Vec<JoinHandle<()>>,
 }
 
-/// What went to and fro since the array was made.
+/// Counters of an array's paging since it was made.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct SwapStatistics {
-    /// How often a thread waited for a page, or to write one.
+    /// Number of times that a thread waited for a page, or to write one.
     pub faults: u64,
     /// Regions that were there already when they were touched: read ahead, or not gone yet.
     pub ahead: u64,
@@ -80,26 +79,26 @@ pub struct SwapStatistics {
     pub in_bytes: u64,
     /// Bytes that were taken out.
     pub out_bytes: u64,
-    /// Of these, those that were written to the swap space.
+    /// The bytes of `out_bytes` that were written to the swap space.
     pub written_bytes: u64,
-    /// What is here now.
+    /// Bytes that are resident now.
     pub resident_bytes: u64,
 }
 
 impl Swapped {
-    /// With its own swap space.
+    /// Creates an array with the given swap space.
     ///
     /// # Errors
-    /// `invalid_argument` for sizes that make no sense; `limit_too_low` if this user may not see to page faults, with
-    /// what would allow it; `system` if the kernel cannot.
+    /// `invalid_argument` for sizes that are not possible; `limit_too_low` if this user may not handle page faults,
+    /// with the setting that would allow it; `system` if the kernel cannot.
     pub fn new(plan: SwapPlan, backing: Box<dyn Backing>) -> Result<Swapped, Error> {
         plan.check()?;
         Swapped::by(Faults::open()?, plan, backing)
     }
 
-    /// The same by a plan that is checked; this sees to its faults.
+    /// Creates an array by a plan that is checked, with this handler of page faults.
     pub(crate) fn by(faults: Faults, plan: SwapPlan, backing: Box<dyn Backing>) -> Result<Swapped, Error> {
-        // Not that the kernel would make pages of it: but where it could make a huge one, a fault leaves room for a huge one.
+        // The kernel makes no huge pages here by itself, but where it could make one, a fault leaves space for one.
         let array = Stretch::reserve(plan.whole_bytes(), PageSize::Huge)?;
         let slots = Stretch::reserve(plan.slots_bytes(), PageSize::Huge)?;
         faults.watch(&array)?;
@@ -110,7 +109,7 @@ impl Swapped {
         faults.watch(&bell)?;
         let pager = Arc::new(Pager::new(&plan, Parts { faults, array, slots, aside, bell, backing }));
         let mut swapped = Swapped { len_bytes: plan.len_bytes, pager, threads: Vec::new() };
-        // What was started is ended when this is dropped.
+        // Dropping `swapped` ends the threads that were started.
         swapped.start("sublet swap", Pager::run)?;
         for _ in 0..HELPERS {
             swapped.start("sublet swap aid", Pager::help)?;
@@ -126,45 +125,46 @@ impl Swapped {
         Ok(())
     }
 
-    /// How long it is.
+    /// Length of the array, in bytes.
     pub fn len_bytes(&self) -> u64 {
         self.len_bytes
     }
 
-    /// Its first byte. All of its bytes may be read and written as long as this lives, as of any memory that threads
-    /// share.
+    /// Pointer to the first byte. All bytes may be read and written as long as the array lives, by the rules for memory
+    /// that threads share.
     pub fn as_ptr(&self) -> NonNull<u8> {
         self.pager.base()
     }
 
     /// All of it.
     pub fn as_slice(&self) -> &[u8] {
-        // SAFETY: the bytes are there when they are touched, from all zero on; who writes them has `&mut self`, or
-        // vouches by an unsafe block of its own.
+        // SAFETY: the bytes are there when they are touched, zero at first. A writer has `&mut self`, or vouches by an
+        // unsafe block of its own.
         unsafe { std::slice::from_raw_parts(self.as_ptr().as_ptr(), self.len_bytes as usize) }
     }
 
     /// All of it, to be written.
     pub fn as_mut_slice(&mut self) -> &mut [u8] {
-        // SAFETY: as above, and nobody else has a slice of it.
+        // SAFETY: as above, and no other slice of the array exists.
         unsafe { std::slice::from_raw_parts_mut(self.as_ptr().as_ptr(), self.len_bytes as usize) }
     }
 
-    /// What is in these regions of 2 MiB is of no use any more: it takes no memory and is not written to the swap space, whose
-    /// place for it is used again. They are zero afterwards.
+    /// Discards the content of these regions of 2 MiB: they take no memory and are not written to the swap space, and
+    /// their part of it is used again. They are zero afterwards.
     pub(crate) fn forget(&self, regions: Range<usize>) {
         self.pager.forget(regions);
     }
 
-    /// Whether all of it is still there.
+    /// Checks that the swap space has not failed.
     ///
     /// # Errors
-    /// Why the swap space failed. What is resident is still good then, all else is lost: to touch it is SIGBUS.
+    /// The reason why the swap space failed. Resident bytes are still valid then, all others are lost: touching them
+    /// raises SIGBUS.
     pub fn check(&self) -> Result<(), Error> {
         self.pager.check()
     }
 
-    /// What went to and fro.
+    /// The array's counters.
     pub fn statistics(&self) -> SwapStatistics {
         self.pager.statistics()
     }
@@ -174,7 +174,7 @@ impl Drop for Swapped {
     fn drop(&mut self) {
         self.pager.close(self.threads.first().is_some_and(|run| !run.is_finished()));
         for thread in self.threads.drain(..) {
-            // One that panicked has said so.
+            // A thread that panicked has reported that.
             let _ = thread.join();
         }
     }

@@ -1,23 +1,23 @@
-//! The wire layout: what a client and a worker write into each other's memory, byte by byte.
+//! Defines the wire layout: the lines that a client and a worker write into each other's memory, byte by byte.
 //!
 //! A **request** is a line in the worker's inbox, one ring for each worker. Its immediate value names the invocation
-//! and the function (rFaaS IV-A); its body says where the input lies and where the output goes, in regions that both
-//! ends have mapped. Input that lies in none is copied once, into the payload slot that belongs to the line.
+//! and the function (rFaaS IV-A). Its body has the addresses of the input and of the output, in regions that both ends
+//! have mapped. Input outside of these regions is copied once, into the payload slot that belongs to the line.
 //!
 //! A **result** is a line in the client's results region, one for each invocation record. By the time its turn is
 //! published, the output is in its place.
 //!
 //! | body word | request | result |
 //! |---|---|---|
-//! | 0 | input length (low 32 bits), output capacity | status (low 32 bits; 0 or an error code), output length |
-//! | 1 | place of the input; above it the low 16 bits of the result's turn | ticks spent executing if the request was timed, or the length of the error message |
-//! | 2 | place of the output; above it the high 16 bits of the result's turn, and a flag for a timed request | |
+//! | 0 | Low 32 bits: input length. High 32 bits: output capacity. | Low 32 bits: status, 0 or an error code. High 32 bits: output length. |
+//! | 1 | Address of the input. Above it: the low 16 bits of the result's turn. | Ticks spent executing if the request was timed, or the length of the error message. |
+//! | 2 | Address of the output. Above it: the high 16 bits of the result's turn, and a flag for a timed request. | |
 //!
-//! A place is 41 bits: 33 of offset, and above them 8 of region. So a request is 32 bytes and a result 24: every word
-//! of a line costs time of its writer and its reader.
+//! An address has 41 bits: 33 of offset, and above them 8 of region. A request thus takes 32 bytes and a result 24. The
+//! lines are short because each word costs time of its writer and its reader.
 //!
-//! Both sides of the protocol live in this crate; nobody else writes or reads these lines. A worker decodes requests
-//! of a client that may be broken: [`Request::decode`] takes any three words, and every place in them is checked
+//! Both sides of the protocol live in this crate; no other code writes or reads these lines. A worker decodes requests
+//! of a client that may be broken: [`Request::decode`] takes any three words, and every address in them is checked
 //! against the mapped regions before it is used.
 
 use sublet_fabric::line::{LINE_BYTES, Turn, WATCH_BYTES};
@@ -46,7 +46,7 @@ pub struct Immediate {
 }
 
 impl Immediate {
-    /// For the `uses`-th use of a record.
+    /// The value for the `uses`-th use of a record.
     #[inline(always)]
     pub fn new(record: u16, uses: u64, function: u16) -> Immediate {
         Immediate { invocation: (uses as u16) << 10 | record & (RECORDS as u16 - 1), function }
@@ -58,13 +58,13 @@ impl Immediate {
         self.invocation & (RECORDS as u16 - 1)
     }
 
-    /// As it travels.
+    /// The value as it travels.
     #[inline(always)]
     pub fn to_bits(self) -> u32 {
         u32::from(self.invocation) << 16 | u32::from(self.function)
     }
 
-    /// As it arrives.
+    /// The value as it arrives.
     #[inline(always)]
     pub fn from_bits(bits: u32) -> Immediate {
         Immediate { invocation: (bits >> 16) as u16, function: bits as u16 }
@@ -73,20 +73,20 @@ impl Immediate {
 
 const _: () = assert!(RECORDS == 1 << 10);
 
-/// Where a call's input lies and where its result goes. Lengths are 32 bits, as a function takes them.
+/// Addresses of a call's input and output. Lengths are 32 bits, as a function takes them.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Request {
     /// Region [`OWN_REGION`]: the payload slot of the request's line; the offset is ignored.
     pub input: Address,
     /// Bytes of input.
     pub input_len: u32,
-    /// Where the function writes.
+    /// Address of the function's output.
     pub output: Address,
     /// Bytes that it may write.
     pub output_capacity: u32,
     /// The turn in which the result line is published.
     pub result_turn: Turn,
-    /// Whether the result is to tell the time spent executing: reading the clock delays the result.
+    /// Whether the result reports the time spent executing: reading the clock delays the result.
     pub timed: bool,
 }
 
@@ -102,7 +102,7 @@ impl Request {
     /// Words of the body.
     pub const WORDS: usize = 3;
 
-    /// As a line's body.
+    /// Encodes the request as a line's body.
     #[inline(always)]
     pub fn encode(&self) -> [u64; Request::WORDS] {
         let turn = self.result_turn.to_bits();
@@ -114,7 +114,7 @@ impl Request {
         ]
     }
 
-    /// From a line's body: any words make some request.
+    /// Decodes a line's body. Any words make some request.
     #[inline(always)]
     pub fn decode(body: &[u64; Request::WORDS]) -> Request {
         let half_turn = |word: u64| (word >> PLACE_BITS) as u16;
@@ -145,16 +145,16 @@ fn address(word: u64) -> Address {
     Address { region: u32::from((word >> OFFSET_BITS) as u8), offset: word & ((1 << OFFSET_BITS) - 1) }
 }
 
-/// How a call ended, as its worker says it.
+/// Result of a call, as its worker reports it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Outcome {
     /// 0, or the number of a [`Code`](sublet_proto::Code).
     pub status: u32,
-    /// Bytes that the function wrote; with [`OutputTooLarge`](sublet_proto::Code::OutputTooLarge), the bytes that it
-    /// had to write. Of a function that failed, the bytes that report how.
+    /// Bytes that the function wrote. With [`OutputTooLarge`](sublet_proto::Code::OutputTooLarge), the bytes that it
+    /// had to write; for a function that failed, the length of its report.
     pub output_len: u32,
-    /// With status 0, the time in the function in ticks of the node's counter, or 0 if the request was not timed.
-    /// Otherwise the length of the error message, in the message slot of the record.
+    /// Time in the function with status 0, in ticks of the node's counter, or 0 if the request was not timed. Otherwise
+    /// the length of the error message, in the message slot of the record.
     pub detail: u64,
 }
 
@@ -162,13 +162,13 @@ impl Outcome {
     /// Words of the body.
     pub const WORDS: usize = 2;
 
-    /// As a line's body.
+    /// Encodes the outcome as a line's body.
     #[inline(always)]
     pub fn encode(&self) -> [u64; Outcome::WORDS] {
         [low_high(self.status, self.output_len), self.detail]
     }
 
-    /// From a line's body.
+    /// Decodes a line's body.
     #[inline(always)]
     pub fn decode(body: &[u64; Outcome::WORDS]) -> Outcome {
         Outcome { status: body[0] as u32, output_len: high(body[0]), detail: body[1] }
@@ -185,8 +185,8 @@ fn high(word: u64) -> u32 {
     (word >> 32) as u32
 }
 
-/// Where everything lies in an inbox region: for each worker its ring of lines, their one watch (a worker waits for
-/// one line at a time), then its payload slots.
+/// Layout of an inbox region: for each worker its ring of lines, their one watch (a worker waits for one line at a
+/// time), then its payload slots.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct InboxLayout {
     slots: u32,
@@ -194,7 +194,7 @@ pub struct InboxLayout {
 }
 
 impl InboxLayout {
-    /// For so many workers with so many slots, each for inputs of `slot_bytes`; see [`InboxShape::new`].
+    /// A layout for `workers` workers with `slots` slots, each for inputs of `slot_bytes`; see [`InboxShape::new`].
     pub fn new(workers: u32, slots: u32, slot_bytes: u64) -> Result<InboxLayout, Error> {
         Ok(InboxLayout { slots, shape: InboxShape::new(workers, slots, slot_bytes)? })
     }
@@ -209,7 +209,7 @@ impl InboxLayout {
         self.slots
     }
 
-    /// Where a request's line lies.
+    /// The address of a request's line.
     #[inline(always)]
     pub fn line(&self, worker: u32, slot: u32) -> LineAddress {
         debug_assert!(slot < self.slots, "line {slot} of {}", self.slots);
@@ -221,7 +221,7 @@ impl InboxLayout {
         }
     }
 
-    /// Where a request's payload slot lies.
+    /// The offset of a request's payload slot.
     #[inline(always)]
     pub fn payload(&self, worker: u32, slot: u32) -> u64 {
         debug_assert!(slot < self.slots, "slot {slot} of {}", self.slots);
@@ -231,7 +231,7 @@ impl InboxLayout {
     }
 }
 
-/// Where everything lies in a results region: for each worker its records' lines, their watches, and their messages.
+/// Layout of a results region: for each worker its records' lines, their watches, and their messages.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ResultsLayout {
     workers: u32,
@@ -242,7 +242,7 @@ const WATCHES_BYTES: u64 = RECORDS as u64 * WATCH_BYTES;
 const WORKER_RESULTS_BYTES: u64 = RECORD_LINES_BYTES + WATCHES_BYTES + RECORDS as u64 * MAX_MESSAGE_BYTES;
 
 impl ResultsLayout {
-    /// For so many workers.
+    /// A layout for this number of workers.
     pub fn new(workers: u32) -> ResultsLayout {
         ResultsLayout { workers }
     }
@@ -252,7 +252,7 @@ impl ResultsLayout {
         u64::from(self.workers) * WORKER_RESULTS_BYTES
     }
 
-    /// Where a record's line lies.
+    /// The address of a record's line.
     #[inline(always)]
     pub fn line(&self, worker: u32, record: u16) -> LineAddress {
         debug_assert!(
@@ -267,7 +267,7 @@ impl ResultsLayout {
         }
     }
 
-    /// Where a record's error message lies.
+    /// The offset of a record's error message.
     pub fn message(&self, worker: u32, record: u16) -> u64 {
         let messages = u64::from(worker) * WORKER_RESULTS_BYTES + RECORD_LINES_BYTES + WATCHES_BYTES;
         messages + u64::from(record) * MAX_MESSAGE_BYTES

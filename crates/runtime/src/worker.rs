@@ -1,16 +1,15 @@
-//! The worker: a thread that executes what is written into its inbox.
+//! Implements a worker: a thread that executes the requests in its inbox.
 //!
-//! [`run`](Worker::run) takes the requests of one ring in order. For each it finds input and output in mapped
-//! memory, calls the function through its [`engine`], and publishes the result in the client's memory. While nothing comes it
-//! polls (hot) for as long as its lease says, then sleeps (warm); it switches by itself, call by call (rFaaS III-C,
-//! III-D). On a core that it shares it first takes the core, or rejects the request ([`slots`]).
+//! [`run`](Worker::run) takes the requests of one ring in order. For each it finds input and output in mapped memory,
+//! calls the function through its [`engine`], and publishes the result in the client's memory. While no request comes
+//! it polls (hot) for the time that its lease says, then sleeps (warm). It switches by itself, call by call (rFaaS
+//! III-C, III-D). On a shared core it first takes the core, or rejects the request ([`slots`]).
 //!
-//! Between taking a request and publishing its result there is no system call, allocation, lock or log but the engine's
-//! own, and native code has none; only a
-//! sleeping client costs a wake-up. Over a network what the function has written is sent ahead of the result, with it
-//! in one system call, and a worker whose connection is lost ends its process. A request that makes no sense is
-//! answered with an error; a function that breaks its process is the agent's business ([`process`] says what a worker
-//! process is).
+//! Between taking a request and publishing its result there is no system call, allocation, lock or log line except the
+//! engine's own, and native code has none; only a sleeping client costs a wake-up. Over a network the function's output
+//! is sent ahead of the result, in the same system call. A worker whose connection is lost ends its process. A request
+//! that makes no sense is answered with an error. A function that breaks its process is handled by the agent
+//! ([`process`] describes worker processes).
 
 use std::ptr::NonNull;
 
@@ -44,13 +43,13 @@ mod slots;
 pub mod spawned;
 pub mod swapping;
 
-/// How often a polling worker looks at its line between two looks at the clock: seldom enough that a call does not
-/// often have to wait for the clock, often enough that the latest reading tells when the call came.
+/// Number of polls of the line between two readings of the clock: large enough that a call seldom waits for the clock,
+/// small enough that the latest reading tells when the call came.
 const LOOKS_PER_CLOCK: u32 = 128;
 
-/// One worker of a lease.
+/// A worker of a lease.
 pub(crate) struct Worker<'lease, C> {
-    /// Which of the lease's workers this is.
+    /// Index of the worker within the lease.
     pub(crate) number: u32,
     pub(crate) inbox: &'lease Region,
     pub(crate) layout: InboxLayout,
@@ -58,26 +57,26 @@ pub(crate) struct Worker<'lease, C> {
     pub(crate) results: ResultsLayout,
     /// The end that reaches the client: region 0 is its results region, the others are its buffers.
     pub(crate) client: &'lease Endpoint,
-    /// Where it says why it ends.
+    /// Socket on which the worker reports why it ends.
     pub(crate) control: &'lease PacketSocket,
     pub(crate) meter: Meter<'lease>,
     pub(crate) hot_timeout_ticks: u64,
     /// The ring position that is executed first.
     pub(crate) start: u64,
-    /// What it needs in order to execute or poll.
+    /// Access to the core, which the worker needs in order to execute or poll.
     pub(crate) core: C,
 }
 
-/// How a worker waited for a request.
+/// Way in which a worker waited for a request.
 #[derive(Clone, Copy)]
 enum Waiting {
-    /// It looked, from this time on; when the request has come, the time of its latest look at the clock.
+    /// The worker polled from `since` on; when the request has come, `since` is its latest reading of the clock.
     Polling { since: u64 },
-    /// It did not look, but slept, or would have.
+    /// The worker did not poll, but slept, or would have.
     Slept,
 }
 
-/// Where a call's bytes lie in this process.
+/// Addresses of a call's input and output in this process.
 struct Places {
     input: NonNull<u8>,
     output: NonNull<u8>,
@@ -151,8 +150,9 @@ impl<C: Core> Worker<'_, C> {
         Waiting::Slept
     }
 
-    /// Over a network, ends the process if the awaited line holds what no client wrote: a function has written over the inbox, and
-    /// with it over requests, which would never be answered. In shared memory the client sees that itself.
+    /// Ends the process, over a network, if the awaited line holds a value that no client wrote. A function has then
+    /// written over the inbox, and with it over requests, which would never be answered. In shared memory the client
+    /// detects that itself.
     #[inline(always)]
     fn check_line(&self, line: &Line, position: Position) {
         if matches!(self.client, Endpoint::Shm(_)) {
@@ -164,7 +164,7 @@ impl<C: Core> Worker<'_, C> {
         }
     }
 
-    /// Ends the process if nothing can come any more. In shared memory there is nothing to check.
+    /// Ends the process if no request can come any more. In shared memory there is nothing to check.
     #[inline(always)]
     fn check_connection(&self) {
         if let Some(reason) = self.client.down() {
@@ -225,7 +225,7 @@ impl<C: Core> Worker<'_, C> {
         }
     }
 
-    /// Makes what a function has written the client's.
+    /// Sends the function's output to the client.
     #[cold]
     fn push(&self, request: &Request, ended: &Ended, output: Option<NonNull<u8>>) {
         let Some(output) = output else { return };
@@ -233,9 +233,9 @@ impl<C: Core> Worker<'_, C> {
         if !(1..=request.output_capacity).contains(&ended.written) {
             return;
         }
-        // SAFETY: `places` has found as many bytes there as the request has room for; mapped regions stay mapped. The function
-        // that wrote them has returned, and its result's line follows on this thread. A client that writes there meanwhile
-        // makes them any bytes, no worse.
+        // SAFETY: `places` has found `output_capacity` bytes there; mapped regions stay mapped. The function that wrote
+        // them has returned, and its result's line follows on this thread. A client that writes there meanwhile only
+        // changes the bytes that are sent.
         let pushed = unsafe { self.client.push(request.output, output, u64::from(ended.written)) };
         if let Err(error) = pushed {
             self.unsent(&error);
@@ -277,8 +277,8 @@ impl<C: Core> Worker<'_, C> {
 
     #[inline(always)]
     fn call(&self, function: u16, request: &Request, places: &Places, caller: &mut impl Caller) -> Ended {
-        // SAFETY: `places` has found the bytes of both in mapped regions, which stay mapped; nobody in this process refers
-        // to memory that clients write to.
+        // SAFETY: `places` has found the bytes of both in mapped regions, which stay mapped; no code in this process
+        // has references to memory that clients write to.
         let (input, output) = unsafe {
             (
                 Input::new(places.input, request.input_len, self.client),
@@ -296,7 +296,7 @@ impl<C: Core> Worker<'_, C> {
         }
     }
 
-    /// The result line's contents; a function's own message goes ahead of it.
+    /// The contents of the result line; a function's own message is sent before.
     #[inline(always)]
     fn outcome(
         &self,
@@ -326,7 +326,7 @@ impl<C: Core> Worker<'_, C> {
     }
 }
 
-/// How a call ended: well, or with a code.
+/// End of a call: success, or an error code.
 struct Ended {
     code: Option<Code>,
     written: u32,

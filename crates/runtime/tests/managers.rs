@@ -1,4 +1,4 @@
-//! A client of several managers: whom it asks, and what it says if nobody answers.
+//! Tests a client of several managers: the managers that it asks, and its error if none answers.
 
 #![allow(clippy::unwrap_used)]
 
@@ -33,7 +33,7 @@ fn asked() -> LeaseRequest {
 }
 
 #[test]
-fn a_manager_that_does_not_answer_is_left_for_the_next() {
+fn asks_the_next_manager_if_one_does_not_answer() {
     let folder = tempdir().unwrap();
     let alive = Manager::start(folder.path(), "alive", grants_nothing());
     for _ in 0..4 {
@@ -70,7 +70,7 @@ fn clients_begin_with_a_manager_at_random() {
 }
 
 #[test]
-fn what_one_manager_has_no_capacity_for_the_others_are_asked_once() {
+fn asks_other_managers_once_for_missing_capacity() {
     for code in [Code::NoCapacity, Code::TryLater, Code::InsufficientResources] {
         let folder = tempdir().unwrap();
         let full = ["a", "b"].map(|name| Manager::start(folder.path(), name, refuses(code)));
@@ -94,7 +94,7 @@ fn a_refusal_that_is_final_is_not_asked_about_elsewhere() {
 }
 
 #[test]
-fn a_request_that_may_wait_looks_around_before_it_waits_and_keeps_its_name() {
+fn waiting_request_tries_all_managers_first_under_one_name() {
     let folder = tempdir().unwrap();
     let managers = ["a", "b"].map(|name| Manager::start(folder.path(), name, refuses(Code::NoCapacity)));
     let client = ManagerClient::connect(&both(&managers[0], &managers[1])).unwrap();
@@ -107,7 +107,7 @@ fn a_request_that_may_wait_looks_around_before_it_waits_and_keeps_its_name() {
 }
 
 #[test]
-fn managers_that_one_of_them_tells_of_are_asked_as_well() {
+fn asks_managers_learnt_from_others() {
     let folder = tempdir().unwrap();
     let known = Manager::start(folder.path(), "known", grants_nothing());
     let other = Manager::start(folder.path(), "other", grants_nothing());
@@ -147,12 +147,12 @@ fn grants_on(folder: &TempDir, number: u8) -> impl FnMut(&LeaseRequest) -> Grant
 }
 
 #[test]
-fn a_request_goes_where_the_global_manager_says_and_what_communicates_with_it_goes_there_at_once() {
+fn follows_the_global_manager_and_goes_directly_to_near_racks() {
     let folder = tempdir().unwrap();
     let first = Manager::start(folder.path(), "first", grants_on(&folder, 0));
     let second = Manager::start(folder.path(), "second", grants_on(&folder, 1));
     let global = above(&folder, &[&first, &second]);
-    // Whichever manager a client was told of.
+    // The result does not depend on the manager whose address the client was given.
     for address in [&global.address, &second.address] {
         let client = ManagerClient::connect(address).unwrap();
         let granted = client.request_lease(LeaseRequest { wait_ms: 5, ..asked() }).unwrap();
@@ -166,7 +166,7 @@ fn a_request_goes_where_the_global_manager_says_and_what_communicates_with_it_go
 }
 
 #[test]
-fn a_rack_that_refuses_or_is_out_of_reach_is_told_to_the_global_manager() {
+fn reports_refusing_and_unreachable_racks_to_the_global_manager() {
     let folder = tempdir().unwrap();
     let full = Manager::start(folder.path(), "full", refuses(Code::NoCapacity));
     let gone = Manager::start(folder.path(), "gone", grants_nothing());
@@ -182,7 +182,7 @@ fn a_rack_that_refuses_or_is_out_of_reach_is_told_to_the_global_manager() {
     let names: std::collections::BTreeSet<_> =
         [&global, &full, &free].iter().flat_map(|one| one.requests()).map(|one| one.request).collect();
     assert_eq!(names.len(), 1, "it is one request: {names:?}");
-    // What the neighbours' rack has not, another may have.
+    // If the neighbours' rack has no capacity, another may have some.
     let client = ManagerClient::connect(&global.address).unwrap();
     client.request_lease(asked()).unwrap();
     drop(free);
@@ -191,7 +191,7 @@ fn a_rack_that_refuses_or_is_out_of_reach_is_told_to_the_global_manager() {
 }
 
 #[test]
-fn a_refusal_that_is_final_ends_a_request_wherever_it_was_handed() {
+fn final_refusal_of_a_rack_ends_the_request() {
     let folder = tempdir().unwrap();
     let strict = Manager::start(folder.path(), "strict", refuses(Code::QuotaExceeded));
     let global = above(&folder, &[&strict]);
@@ -202,7 +202,7 @@ fn a_refusal_that_is_final_ends_a_request_wherever_it_was_handed() {
 }
 
 #[test]
-fn while_the_global_manager_is_away_the_racks_are_asked_until_one_has_it() {
+fn asks_racks_while_the_global_manager_is_away() {
     let folder = tempdir().unwrap();
     let node = Node::start(folder.path(), 0, |_| Reaction::Answer);
     let mut refusals = 3;
@@ -249,7 +249,7 @@ impl Trusted {
 }
 
 #[test]
-fn over_tls_a_client_shows_its_token_to_a_manager_that_it_trusts() {
+fn sends_its_token_over_tls_to_a_trusted_manager() {
     let house = Trusted::start(&["localhost"]);
     let access = house.access().with_ca_file(&house.ca).unwrap().with_token("sublet_1_x").unwrap();
     ManagerClient::connect_with(access).unwrap();
@@ -278,7 +278,7 @@ fn a_port_at_which_nobody_listens_or_answers_is_named() {
         let access = Access::parse(&address).unwrap().with_ca_file(&house.ca).unwrap();
         ManagerClient::connect_with(access).err().unwrap()
     };
-    // The kernel accepts the connection, and nobody says anything.
+    // The kernel accepts the connection, and no process answers.
     let silent = connect();
     assert!(silent.code == Code::ManagerUnreachable && silent.message.contains(&address), "{silent}");
     drop(unused);

@@ -1,4 +1,4 @@
-//! A client of several nodes: what it holds, where its calls go, and what becomes of them.
+//! Tests a client of several nodes: its leases, the targets of its calls, and their results.
 
 #![allow(clippy::unwrap_used)]
 
@@ -18,7 +18,7 @@ use sublet_proto::Code;
 use sublet_runtime::{Allocation, CallOptions, Invocation, Invoker};
 use tempfile::TempDir;
 
-/// Nodes that are granted to whoever asks, with so many workers each, and a client that has leased them.
+/// Nodes that are granted to every request, with the given numbers of workers, and a client that has leased them.
 struct House {
     nodes: Vec<Node>,
     manager: Manager,
@@ -101,7 +101,7 @@ fn calls_that_name_no_worker_are_spread_over_all_nodes() {
 }
 
 #[test]
-fn an_invoker_grows_by_workers_and_gives_all_of_them_back() {
+fn invoker_grows_and_gives_all_workers_back() {
     let mut house = House::leased(&[1, 1], |_, _| Reaction::Answer);
     house.client.grow(2).unwrap();
     assert_eq!((house.client.workers(), house.client.leases().len()), (4, 4));
@@ -112,7 +112,7 @@ fn an_invoker_grows_by_workers_and_gives_all_of_them_back() {
 }
 
 #[test]
-fn what_cannot_be_attached_is_asked_for_anew_and_the_rest_given_back_meanwhile() {
+fn requests_again_what_cannot_be_attached_and_returns_the_rest() {
     let mut house = House::new(&[1, 1], |_, _| Reaction::Answer);
     house.nodes[1].refuse_next(Code::TicketSuperseded);
     house.nodes[1].refuse_next(Code::AgentUnreachable);
@@ -141,7 +141,7 @@ fn all_or_nothing_is_held() {
 }
 
 #[test]
-fn a_call_that_is_turned_away_goes_to_another_node_at_once() {
+fn call_turned_away_goes_to_another_node_at_once() {
     let house =
         House::leased(&[1, 1], |node, _| if node == 0 { Reaction::TurnAway } else { Reaction::Answer });
     for _ in 0..20 {
@@ -151,7 +151,7 @@ fn a_call_that_is_turned_away_goes_to_another_node_at_once() {
 }
 
 #[test]
-fn a_call_that_is_turned_away_is_sent_again_however_its_end_is_looked_for() {
+fn resends_calls_turned_away_in_every_way_of_waiting() {
     let react = first_turned_away;
     let (mut outputs, none) = ([[9u8]; 4], [0u8; 0]);
     let [ready, timed, awaited, dropped] = &mut outputs;
@@ -175,7 +175,7 @@ fn a_call_that_is_turned_away_is_sent_again_however_its_end_is_looked_for() {
 }
 
 #[test]
-fn a_call_that_every_core_turns_away_fails_after_a_bounded_number_of_rounds() {
+fn call_turned_away_everywhere_fails_after_bounded_rounds() {
     let house = House::leased(&[2, 1], |_, _| Reaction::TurnAway);
     assert_eq!(house.call(anywhere()), Err(Code::CoreBusy));
     let tried: Vec<_> = house.nodes.iter().map(Node::calls).collect();
@@ -186,7 +186,7 @@ fn a_call_that_every_core_turns_away_fails_after_a_bounded_number_of_rounds() {
 }
 
 #[test]
-fn a_deadline_ends_a_call_that_is_turned_away_and_stops_no_worker() {
+fn deadline_of_a_call_turned_away_stops_no_worker() {
     let house = House::leased(&[1], |_, _| Reaction::TurnAway);
     let deadline = Some(Instant::now() + Duration::from_millis(2));
     let ended = house.call(CallOptions { deadline, ..anywhere() });
@@ -203,7 +203,7 @@ fn a_call_for_a_named_worker_stays_with_it() {
 }
 
 #[test]
-fn a_lost_call_fails_with_the_reason_unless_it_may_be_repeated() {
+fn lost_call_fails_with_its_reason_unless_repeatable() {
     let dies = |node, _| if node == 0 { Reaction::Die } else { Reaction::Answer };
     let house = House::leased(&[1, 1], dies);
     assert_eq!(house.call(on(0)), Err(Code::WorkerDied));
@@ -216,7 +216,7 @@ fn a_lost_call_fails_with_the_reason_unless_it_may_be_repeated() {
 }
 
 #[test]
-fn a_lost_call_is_repeated_by_a_new_worker_process_however_its_end_is_looked_for() {
+fn new_process_repeats_lost_calls_in_every_way_of_waiting() {
     let once = || {
         let seen = Arc::new(AtomicBool::new(false));
         move |_, _| if seen.swap(true, Ordering::SeqCst) { Reaction::Answer } else { Reaction::Die }
@@ -241,7 +241,7 @@ fn a_lost_call_is_repeated_by_a_new_worker_process_however_its_end_is_looked_for
 }
 
 #[test]
-fn calls_go_on_at_the_other_leases_when_one_is_over_and_fail_with_its_reason_when_all_are() {
+fn calls_use_the_remaining_leases_and_fail_after_the_last() {
     let house = House::leased(&[1, 1], |_, _| Reaction::Answer);
     house.nodes[0].end(Code::NodeReclaimed);
     wait_until("the client knows", || house.call(on(0)) == Err(Code::NodeReclaimed));

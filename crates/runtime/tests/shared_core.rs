@@ -1,4 +1,4 @@
-//! Worker processes that share a core, as their clients and their agent see them.
+//! Tests worker processes that share a core, as their clients and their agent see them.
 
 #![allow(clippy::unwrap_used, missing_docs)]
 
@@ -28,7 +28,7 @@ use sublet_runtime::wire::usage::{self, Tally, UsageLayout, WorkerState, WorkerU
 use sublet_runtime::wire::{Immediate, InboxLayout, OWN_REGION, Outcome, Request, ResultsLayout};
 use tempfile::TempDir;
 
-/// For what must happen; never asserted as a speed.
+/// Longest wait for an event that must happen; never asserted as a speed.
 const PATIENCE: Duration = Duration::from_secs(20);
 const SLOTS: u32 = 8;
 
@@ -41,7 +41,7 @@ unsigned mark(void *in, unsigned size, void *out) { ++*(volatile unsigned long *
 unsigned hold(void *in, unsigned size, void *out) { while (!((volatile unsigned long *)in)[1]); return 0; }
 ";
 
-/// A core that is shared, and a package for those who share it.
+/// A shared core, and a package for the workers that share it.
 struct SharedCore {
     region: Region,
     package: TempDir,
@@ -171,7 +171,7 @@ impl Neighbour {
         count
     }
 
-    /// What became of a request.
+    /// Waits for the error code of a request; `None` if it succeeded.
     fn result(&self, count: u64) -> Option<Code> {
         let at = ResultsLayout::new(1).line(0, count as u16);
         let line: &Line = self.results.view(at.line).unwrap();
@@ -193,7 +193,7 @@ impl Neighbour {
         self.inbox.view(payload + 8 * word).unwrap()
     }
 
-    /// How often its calls of `mark` have been executed.
+    /// Number of executions of its calls of `mark`.
     fn marks(&self) -> u64 {
         (0..u64::from(SLOTS)).map(|count| self.word(count, 0).load(Ordering::Relaxed)).sum()
     }
@@ -208,7 +208,7 @@ impl Neighbour {
         (usage::read(&self.usage, usage_layout(), 0, &mut tallies), tallies)
     }
 
-    /// Whoever has its answer may be quicker than the worker, which still does the last of its call.
+    /// Waits until the worker is in a state: a client may have its answer before the worker has finished with the call.
     fn wait_for_state(&self, state: WorkerState) {
         let start = Instant::now();
         while self.usage().0.state != state {
@@ -235,7 +235,7 @@ fn setup(package: &Path, holder: u32, hot_timeout_ns: u64) -> WorkerSetup {
 }
 
 #[test]
-fn a_call_that_finds_the_core_taken_is_answered_and_neither_executed_nor_billed() {
+fn call_on_a_busy_core_is_rejected_and_not_billed() {
     let core = SharedCore::new();
     let mut first = Neighbour::start(&core, 1, ALWAYS_WARM_NS);
     let mut second = Neighbour::start(&core, 2, ALWAYS_WARM_NS);
@@ -273,7 +273,7 @@ fn whoever_has_a_warm_workers_result_finds_the_core_free() {
 }
 
 #[test]
-fn a_hot_worker_keeps_the_core_while_it_polls_and_gives_it_back_when_it_sleeps() {
+fn hot_worker_keeps_its_core_until_it_sleeps() {
     let core = SharedCore::new();
     let hot_timeout = Duration::from_secs(1).as_nanos() as u64;
     let mut hot = Neighbour::start(&core, 1, hot_timeout);
@@ -293,7 +293,7 @@ fn a_hot_worker_keeps_the_core_while_it_polls_and_gives_it_back_when_it_sleeps()
 }
 
 #[test]
-fn the_core_of_a_worker_that_was_killed_in_a_call_is_free_when_its_agent_says_so() {
+fn agent_frees_the_core_of_a_killed_worker() {
     let core = SharedCore::new();
     let mut first = Neighbour::start(&core, 1, ALWAYS_WARM_NS);
     let mut second = Neighbour::start(&core, 2, ALWAYS_WARM_NS);
@@ -308,7 +308,7 @@ fn the_core_of_a_worker_that_was_killed_in_a_call_is_free_when_its_agent_says_so
 }
 
 #[test]
-fn a_call_of_a_function_that_there_is_not_is_answered_and_gives_the_core_back() {
+fn call_of_an_unknown_function_gives_the_core_back() {
     let core = SharedCore::new();
     let mut neighbour = Neighbour::start(&core, 1, ALWAYS_WARM_NS);
     for function in [2, u16::MAX] {

@@ -1,5 +1,5 @@
-//! The XPU interface for C: what `sublet_xpu.h` declares. The functions have their names where [`export_c`](crate::export_c) is, in
-//! the programs and libraries that have them.
+//! Implements the XPU interface for C, which `sublet_xpu.h` declares. The functions have their names in the programs
+//! and libraries that use [`export_c`](crate::export_c).
 //!
 //! Descriptors are numbers, and each is used by one thread at a time: a second one waits.
 
@@ -20,7 +20,7 @@ use sublet_proto::{Code, Error};
 use crate::wire::DESCRIPTORS;
 use crate::{FifoShape, GlobalId, Reader, Rights, Spawn, Unread, Writer, process};
 
-/// In place of a time: as long as it takes.
+/// Timeout that stands for no limit.
 const FOR_EVER: u64 = u64::MAX;
 
 /// `struct sublet_xfifo_shape`.
@@ -50,7 +50,7 @@ thread_local! {
     static WHY: RefCell<CString> = RefCell::default();
 }
 
-/// Gives the functions of `sublet_xpu.h` their names in the program or library that says this.
+/// Gives the functions of `sublet_xpu.h` their names in the program or library that uses this.
 #[macro_export]
 macro_rules! export_c {
     () => {
@@ -136,7 +136,7 @@ macro_rules! export_c {
     };
 }
 
-/// Why the latest of these functions failed on this thread.
+/// Message of the latest error of these functions on this thread.
 ///
 /// # Safety
 /// The text is this thread's until its next call.
@@ -239,7 +239,7 @@ pub unsafe fn xfifo_object(fd: u32, object: *mut u64) -> u32 {
 }
 
 /// # Safety
-/// So many bytes that may be written; places for numbers, or null.
+/// `capacity` bytes of `into` may be written. `size` and `from` are addresses of numbers, or null.
 pub unsafe fn xfifo_read(
     fd: u32,
     into: *mut c_void,
@@ -255,7 +255,7 @@ pub unsafe fn xfifo_read(
             Some(End::Writer(_)) => return Err(wrong_way(fd, "written to, and not read")),
             None => return Err(not_open(fd)),
         };
-        // SAFETY: the caller vouches for so many bytes that may be written during the call.
+        // SAFETY: the caller vouches that `capacity` bytes may be written during the call.
         let into = unsafe { bytes_mut(into, capacity) }?;
         let (len, writer) = match reader.read(into, deadline(timeout_ms)) {
             Ok(read) => read,
@@ -277,7 +277,7 @@ pub unsafe fn xfifo_read(
 }
 
 /// # Safety
-/// So many bytes that may be read.
+/// `size` bytes of `from` may be read.
 pub unsafe fn xfifo_write(fd: u32, from: *const c_void, size: u64, timeout_ms: u64) -> u32 {
     guarded(|| {
         let mut end = end(fd)?;
@@ -286,7 +286,7 @@ pub unsafe fn xfifo_write(fd: u32, from: *const c_void, size: u64, timeout_ms: u
             Some(End::Reader(_)) => return Err(wrong_way(fd, "read, and not written to")),
             None => return Err(not_open(fd)),
         };
-        // SAFETY: the caller vouches for so many bytes that may be read during the call.
+        // SAFETY: the caller vouches that `size` bytes may be read during the call.
         writer.write(unsafe { bytes(from, size) }?, deadline(timeout_ms))
     })
 }
@@ -301,7 +301,8 @@ pub unsafe fn xfifo_close(fd: u32) -> u32 {
 }
 
 /// # Safety
-/// A string that ends with 0; lists of such strings that end with null, or null; so many capabilities; a place for a number.
+/// `path` is a string that ends with 0. `argv` and `envp` are lists of such strings that end with null, or null. `capv`
+/// has `capabilities` elements. `pid` is the address of a number.
 pub unsafe fn xspawn(
     unit: u32,
     path: *const c_char,
@@ -353,10 +354,10 @@ pub unsafe fn xpu_find(kind: *const c_char, unit: *mut u32) -> u32 {
     guarded(|| unsafe { put(unit, process()?.find(text(kind)?)?) })
 }
 
-/// Runs a function's body: an error is told by its number, and a panic ends here.
+/// Runs a function's body. Returns the number of its error, and catches a panic.
 #[inline]
 fn guarded(body: impl FnOnce() -> Result<(), Error>) -> u32 {
-    // What a panic may leave half done is the descriptor's own.
+    // A panic can leave only the descriptor's own state inconsistent.
     match catch_unwind(AssertUnwindSafe(body)) {
         Ok(Ok(())) => 0,
         Ok(Err(error)) => report(&error),
@@ -367,7 +368,7 @@ fn guarded(body: impl FnOnce() -> Result<(), Error>) -> u32 {
 #[cold]
 fn report(error: &Error) -> u32 {
     let message = CString::new(error.message.replace('\0', "?")).unwrap_or_default();
-    // A thread that is ending has nobody left to ask.
+    // A thread that is ending will not ask for the message any more.
     let _ = WHY.try_with(|why| why.replace(message));
     error.code.number()
 }
@@ -377,7 +378,7 @@ fn end(fd: u32) -> Result<MutexGuard<'static, Option<End>>, Error> {
     Ok(end.lock().unwrap_or_else(PoisonError::into_inner))
 }
 
-/// Copies an answer to where it is wanted, and says how long it is, also if there is no room.
+/// Copies an answer to the caller's buffer, and reports its length, also if it exceeds the capacity.
 ///
 /// # Safety
 /// As for [`bytes_mut`] and [`put_if`].
@@ -484,7 +485,7 @@ unsafe fn optional_text<'text>(at: *const c_char) -> Result<&'text str, Error> {
 unsafe fn bytes_mut<'bytes>(at: *mut c_void, size: u64) -> Result<SharedBytesMut<'bytes>, Error> {
     match (NonNull::new(at.cast()), usize::try_from(size)) {
         (_, Ok(0)) => Ok(SharedBytesMut::from(&mut [])),
-        // SAFETY: not null, so there are so many.
+        // SAFETY: not null, so `size` bytes are there.
         (Some(at), Ok(size)) => Ok(unsafe { SharedBytesMut::new(at, size) }),
         _ => Err(null()),
     }
@@ -495,7 +496,7 @@ unsafe fn bytes_mut<'bytes>(at: *mut c_void, size: u64) -> Result<SharedBytesMut
 unsafe fn bytes<'bytes>(at: *const c_void, size: u64) -> Result<SharedBytes<'bytes>, Error> {
     match (NonNull::new(at.cast_mut().cast()), usize::try_from(size)) {
         (_, Ok(0)) => Ok(SharedBytes::from(&[])),
-        // SAFETY: not null, so there are so many.
+        // SAFETY: not null, so `size` bytes are there.
         (Some(at), Ok(size)) => Ok(unsafe { SharedBytes::new(at, size) }),
         _ => Err(null()),
     }
@@ -510,7 +511,7 @@ mod tests {
     const HEADER: &str = include_str!("../../capi/include/sublet_xpu.h");
 
     #[test]
-    fn every_declared_function_has_its_name_and_the_other_way_round() {
+    fn header_and_exported_names_agree() {
         let starts = ["uint32_t sublet_", "const char *sublet_"];
         let declared = HEADER.lines().filter(|line| starts.iter().any(|start| line.starts_with(start)));
         let name = |line: &str| line.split('(').next()?.rsplit([' ', '*']).next().map(str::to_owned);
@@ -525,7 +526,7 @@ mod tests {
 
     #[test]
     fn descriptors_that_are_not_open_and_null_pointers_are_told() {
-        // SAFETY: null pointers are told, and nothing else is passed.
+        // SAFETY: only null pointers are passed, which the functions reject.
         unsafe {
             for fd in [0, DESCRIPTORS - 1, DESCRIPTORS, u32::MAX] {
                 assert_eq!(super::xfifo_close(fd), 10);

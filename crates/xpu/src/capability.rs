@@ -1,4 +1,4 @@
-//! Global ids, and what a process may do with an object.
+//! Defines global ids, and the rights of a process to an object.
 
 use std::fmt;
 use std::ops::BitOr;
@@ -6,29 +6,30 @@ use std::str::FromStr;
 
 use sublet_proto::{Code, Error};
 
-/// What names a process or a FIFO in a whole computer: the processing unit on which it is, and a number there (Molecule 3.2: the
-/// ids are partitioned, so that nobody has to be asked for one). As a number, the unit stands in the upper half.
+/// Name of a process or a FIFO in a whole computer: the processing unit on which it is, and a number there (Molecule
+/// 3.2: the ids are partitioned, so that a unit assigns one without asking another). As a number, the unit is in the
+/// upper half.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct GlobalId {
     /// The processing unit's id, which is not 0.
     pub pu: u32,
-    /// Not 0, and given out once.
+    /// Number on the unit: not 0, and assigned once.
     pub local: u32,
 }
 
 impl GlobalId {
-    /// As one number.
+    /// Encodes the id as one number.
     pub fn to_bits(self) -> u64 {
         u64::from(self.pu) << 32 | u64::from(self.local)
     }
 
-    /// From a number that somebody says. Whether there is such a thing is another question.
+    /// Decodes a number from another process. The object need not exist.
     pub fn from_bits(bits: u64) -> GlobalId {
         GlobalId { pu: (bits >> 32) as u32, local: bits as u32 }
     }
 }
 
-/// As `5f3a90c1:7`, both in hexadecimal digits.
+/// Formats the id as `5f3a90c1:7`, both in hexadecimal digits.
 impl fmt::Display for GlobalId {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{:x}:{:x}", self.pu, self.local)
@@ -52,28 +53,28 @@ impl FromStr for GlobalId {
     }
 }
 
-/// What a process may do with a FIFO: any of reading, writing and owning, which is to grant and to revoke.
+/// Rights of a process to a FIFO: any of reading, writing and owning, which is to grant and to revoke.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub struct Rights(u32);
 
 impl Rights {
-    /// Nothing.
+    /// No right.
     pub const NONE: Rights = Rights(0);
-    /// To connect to read.
+    /// The right to connect to read.
     pub const READ: Rights = Rights(1);
-    /// To connect to write.
+    /// The right to connect to write.
     pub const WRITE: Rights = Rights(2);
-    /// To grant and revoke rights to it, its own included.
+    /// The right to grant and revoke rights to the object, the process's own included.
     pub const OWN: Rights = Rights(4);
-    /// All of them.
+    /// All rights.
     pub const ALL: Rights = Rights(7);
 
-    /// As a number: 1, 2 and 4.
+    /// Encodes the rights as a number: the sum of 1, 2 and 4.
     pub fn to_bits(self) -> u32 {
         self.0
     }
 
-    /// From a number that somebody says.
+    /// Decodes a number from another process.
     pub fn from_bits(bits: u32) -> Result<Rights, Error> {
         match bits & !Rights::ALL.0 {
             0 => Ok(Rights(bits)),
@@ -81,17 +82,17 @@ impl Rights {
         }
     }
 
-    /// Whether it has all of these.
+    /// Returns whether these rights include all of `other`.
     pub fn contains(self, other: Rights) -> bool {
         self.0 & other.0 == other.0
     }
 
-    /// Without these.
+    /// Returns these rights without those of `other`.
     pub fn without(self, other: Rights) -> Rights {
         Rights(self.0 & !other.0)
     }
 
-    /// Those of both.
+    /// Returns the rights that are in both.
     pub fn and(self, other: Rights) -> Rights {
         Rights(self.0 & other.0)
     }
@@ -105,7 +106,7 @@ impl BitOr for Rights {
     }
 }
 
-/// As `read+write`; `none` if there are none.
+/// Formats the rights as `read+write`, or as `none`.
 impl fmt::Display for Rights {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let all = [(Rights::READ, "read"), (Rights::WRITE, "write"), (Rights::OWN, "own")];
@@ -120,7 +121,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn an_id_is_two_numbers_and_comes_back_from_its_text() {
+    fn ids_convert_to_numbers_and_text_and_back() {
         let id = GlobalId { pu: 0x5f3a_90c1, local: 7 };
         assert_eq!((GlobalId::from_bits(id.to_bits()), id.to_string().as_str()), (id, "5f3a90c1:7"));
         assert_eq!(id.to_string().parse::<GlobalId>().unwrap(), id);

@@ -1,16 +1,19 @@
-//! A graph's functions on the processors and devices of one computer, called by a process (Molecule 4.1 and 4.3: chains and DAGs of functions
-//! on any units, kept on one unit where nothing else is said).
+//! Executes a graph's functions on the processors and devices of one computer, called by a process (Molecule 4.1 and
+//! 4.3: chains and DAGs of functions on any units, kept on one unit where nothing else is specified).
 //!
-//! Each component is executed by an [executor](crate::executor) on the unit of its kind, and without one on the process's own. Components
-//! that follow each other there, and nobody else, are one call (`resize|compress`): what is between them stays where it is. What may be
-//! executed at the same time has an executor for each, as far as there are cores; a device has one, whose memory all on it share, so that
-//! an output which several others read there, and nobody else, stays there as well. What one hands to another on a different unit passes
-//! by this process, which also decides whom an output triggers.
+//! Each component is executed by an [executor](crate::executor) on the unit of its kind, or on the process's own unit
+//! if it names none. Components that follow each other on one unit without other successors or predecessors are one
+//! call (`resize|compress`): intermediate outputs stay on that unit. Components that may be executed at the same time
+//! have an executor each, as far as there are cores. A device has one executor, whose memory all components on it
+//! share. An output that only several components on the device read stays there as well. An output for a component on
+//! another unit passes through this process, which also decides which components an output triggers.
 //!
 //! Invariants:
-//! - A component is called when all that may trigger it have answered or were left out, and one of them has triggered it.
+//! - A component is called when all components that may trigger it have answered or were left out, and one of them has
+//!   triggered it.
 //! - A call that fails or is given up leaves nothing that a later one could take for its own.
-//! - Once it was called, a call with the same sizes allocates nothing, and makes no system calls while all executors are awake.
+//! - From the second call with the same sizes on, a call allocates nothing, and makes no system calls while all
+//!   executors are awake.
 
 use std::collections::VecDeque;
 use std::time::{Duration, Instant};
@@ -24,37 +27,37 @@ use crate::capability::GlobalId;
 use crate::executor::{Executor, MAX_PLACES};
 use crate::process::Process;
 
-/// How often all executors are looked at before one of them is waited for,
+/// Number of polls of all executors before the chain waits for one of them.
 const LOOKS: u32 = 2000;
-/// and for how long, if another one may answer before.
+/// Longest wait for one executor while others may answer before, in each round.
 const SLICE: Duration = Duration::from_micros(200);
-/// Longest list of functions in one call, in bytes, with room for the places before and behind them.
+/// Longest list of functions in one call, in bytes, without the buffer names before and behind them.
 const MAX_FUNCTIONS_BYTES: usize = 255 - 2 * "|@99".len();
 
 /// See the [module](self). When it is dropped, its executors end.
 pub struct Chain {
     plan: Plan,
     executors: Vec<Executor>,
-    /// Which of them executes a stage.
+    /// Index of the executor of each stage.
     by: Vec<usize>,
-    /// Of the call that goes on, for each stage.
+    /// State of each stage in the current call.
     stages: Vec<Standing>,
-    /// What can be submitted.
+    /// Stages that can be submitted.
     ready: VecDeque<usize>,
-    /// What each executor has been given and not answered, the oldest first.
+    /// Stages that were submitted to each executor and not answered, the oldest first.
     given: Vec<VecDeque<usize>>,
     is_begun: bool,
-    /// What the call has come to, until it is taken.
+    /// Result of the call, until the caller takes it.
     outcome: Option<Result<(), Error>>,
     input: Vec<u8>,
     /// Several outputs, as one input or as the call's output.
     joined: Vec<u8>,
 }
 
-/// Which stages a graph has.
+/// The stages of a graph.
 struct Plan {
     graph: Graph,
-    /// Where each component is executed.
+    /// The unit of each component.
     units: Vec<u32>,
     stages: Vec<Stage>,
     /// The stage of each component.
@@ -67,21 +70,21 @@ struct Stage {
     /// The first and the last.
     first: usize,
     last: usize,
-    /// All of them, as an executor calls them.
+    /// The functions of all components of the stage, as an executor calls them.
     functions: String,
 }
 
-/// Why a call does not go on.
+/// Reason why a call stopped.
 enum Halt {
-    /// It may another time.
+    /// The deadline has passed: the call can be continued.
     Late(Error),
     Failed(Error),
 }
 
-/// How far a stage is in a call.
+/// State of a stage in a call.
 #[derive(Default)]
 struct Standing {
-    /// How many that may trigger it are not settled.
+    /// Number of triggering components that are not settled.
     awaits: usize,
     is_triggered: bool,
     has_output: bool,
@@ -89,12 +92,14 @@ struct Standing {
 }
 
 impl Process {
-    /// Starts executors for the components of a graph, given as its document. They execute functions on bytes: the graph has compute
-    /// components of one instance and triggers alone, and says nothing of resources but the kind of processing unit.
-    /// Inputs and outputs have so many bytes at most, [`DEFAULT_BYTES`](crate::executor::DEFAULT_BYTES) if 0 is said.
+    /// Starts executors for the components of a graph, given as its document. They execute functions on bytes: the
+    /// graph has only compute components of one instance and triggers, and specifies no resources but the kind of
+    /// processing unit. Inputs and outputs have at most `max_bytes` bytes; 0 stands for
+    /// [`DEFAULT_BYTES`](crate::executor::DEFAULT_BYTES).
     ///
     /// # Errors
-    /// `invalid_graph` with all that is wrong; `agent_unreachable` if there is no unit of a kind; as [`Process::executor_of`].
+    /// `invalid_graph` with all problems; `agent_unreachable` if there is no unit of a kind; as
+    /// [`Process::executor_of`].
     pub fn chain(&self, document: &[u8], max_bytes: u64, deadline: Option<Instant>) -> Result<Chain, Error> {
         let refused = |problems: Vec<Problem>| graph::error("the document", &problems);
         let graph = Graph::parse(document).map_err(refused)?;
@@ -106,7 +111,7 @@ impl Process {
         let (mut executors, mut by): (Vec<Executor>, Vec<usize>) = (Vec::new(), Vec::new());
         for (stage, own) in plan.stages.iter().enumerate() {
             let (package, unit) = plan.place(own.first);
-            // One that only executes what comes before this stage is free when it begins.
+            // An executor that only executes stages before this one is free when it begins.
             let is_alike = |other: &usize| plan.place(plan.stages[*other].first) == (package, unit);
             let shared: Vec<usize> = (0..stage).filter(is_alike).map(|other| by[other]).collect();
             let is_free = |executor: &&usize| {
@@ -149,16 +154,16 @@ impl Chain {
         self.by.iter().map(|&executor| self.executors[executor].pid())
     }
 
-    /// Its number in this process: that of its first executor.
+    /// Number of the chain in this process: that of its first executor.
     pub fn descriptor(&self) -> u32 {
         self.executors[0].descriptor()
     }
 
-    /// Calls it: the input is the entry's, the output that of the components that trigger no other: of one as it is, of several each
-    /// behind its length ([`run::message`]).
+    /// Calls the chain. The input is the entry's. The output is that of the only component that triggers no other;
+    /// several such outputs are joined, each behind its length ([`run::message`]).
     ///
     /// # Errors
-    /// That of the first function that fails, with its name; as [`Executor::call`].
+    /// The error of the first function that fails, with its name; as [`Executor::call`].
     pub fn call<'input>(
         &mut self,
         input: impl Into<SharedBytes<'input>>,
@@ -183,7 +188,7 @@ impl Chain {
         self.is_begun = true;
     }
 
-    /// Nobody waits for the call that was begun.
+    /// Gives the current call up: its result is dropped.
     pub fn give_up(&mut self) {
         (self.is_begun, self.outcome) = (false, None);
         self.ready.clear();
@@ -191,10 +196,10 @@ impl Chain {
         self.executors.iter_mut().for_each(Executor::give_up);
     }
 
-    /// Goes on with the call that was begun, until it has come to something.
+    /// Continues the current call until it succeeds or fails.
     ///
     /// # Errors
-    /// `deadline_exceeded`, after which it can be waited for again; `invalid_argument` if none was begun.
+    /// `deadline_exceeded`, after which the call can be waited for again; `invalid_argument` if none was begun.
     pub fn wait(&mut self, deadline: Option<Instant>) -> Result<(), Error> {
         if self.outcome.is_some() {
             return Ok(());
@@ -212,11 +217,11 @@ impl Chain {
         Ok(())
     }
 
-    /// What the call has come to that was waited for.
+    /// Returns the result of the call that was waited for.
     ///
     /// # Errors
-    /// That of the first function that has failed, with its name; `worker_died` if an executor has ended; `invalid_argument` if there is
-    /// nothing to be taken.
+    /// The error of the first function that has failed, with its name; `worker_died` if an executor has ended;
+    /// `invalid_argument` if there is no result to take.
     pub fn result(&mut self) -> Result<&[u8], Error> {
         let none = || Err(Error::new(Code::InvalidArgument, "no call of the chain has come to anything"));
         self.outcome.take().unwrap_or_else(none)?;
@@ -242,7 +247,7 @@ impl Chain {
         }
     }
 
-    /// Submits what is ready, as far as executors take it.
+    /// Submits stages that are ready, as far as executors accept them.
     fn submit(&mut self, deadline: Option<Instant>) -> Result<(), Error> {
         for _ in 0..self.ready.len() {
             let Some(stage) = self.ready.pop_front() else { return Ok(()) };
@@ -269,7 +274,7 @@ impl Chain {
         Ok(())
     }
 
-    /// Waits for the next executor that has answered; none if nothing was given to any.
+    /// Waits for the next executor that has answered. `None` if no executor has a call.
     fn next_answered(&mut self, deadline: Option<Instant>) -> Result<Option<usize>, Error> {
         let busy = |given: &[VecDeque<usize>]| {
             let mut busy = (0..given.len()).filter(|executor| !given[*executor].is_empty());
@@ -332,14 +337,14 @@ impl Halt {
     }
 }
 
-/// What a trigger hands on, if it does.
+/// The output that a trigger passes on. `None` if the condition is not met.
 fn handed<'stages>(plan: &Plan, stages: &'stages [Standing], edge: &Edge) -> Option<&'stages [u8]> {
     let standing = &stages[plan.of[edge.from]];
     let does_trigger = standing.has_output && plan.graph.does_trigger(edge, &standing.output);
     does_trigger.then_some(standing.output.as_slice())
 }
 
-/// One as it is, several as one message.
+/// Returns one output as it is, and several as one message.
 fn join<'bytes>(
     mut outputs: impl Iterator<Item = &'bytes [u8]> + Clone,
     joined: &'bytes mut Vec<u8>,
@@ -399,7 +404,7 @@ fn triggers_to(graph: &Graph, component: usize) -> impl Iterator<Item = &Edge> +
 }
 
 impl Plan {
-    /// In an order in which each stage stands behind those that may trigger it.
+    /// Plans the stages in an order in which each comes after those that may trigger it.
     fn new(graph: Graph, units: Vec<u32>) -> Plan {
         let compute = |component: usize| graph.components[component].compute();
         let place = |component: usize| (compute(component).map(|compute| &compute.package), units[component]);
@@ -440,7 +445,7 @@ impl Plan {
         plan
     }
 
-    /// An output that stages on the same device read, and nobody else, stays there in a place.
+    /// Keeps an output in a named buffer on its device if only stages on that device read it.
     fn keep_on_devices(&mut self) {
         let mut places = 0..MAX_PLACES;
         for stage in 0..self.stages.len() {
@@ -469,7 +474,7 @@ impl Plan {
         pu.is_some_and(|kind| is_device(kind))
     }
 
-    /// Of which package a component is, and where it is executed.
+    /// The package of a component, and the unit that executes it.
     fn place(&self, component: usize) -> (&str, u32) {
         let compute = self.graph.components[component].compute().expect("a chain has no others");
         (&compute.package, self.units[component])
@@ -541,7 +546,7 @@ mod tests {
     }
 
     #[test]
-    fn what_several_read_on_the_device_where_it_was_written_stays_there() {
+    fn outputs_read_only_on_their_device_stay_there() {
         assert_eq!(
             stages("ABCd", &["AB", "AC", "Bd", "Cd"]),
             ["A|@0", "@0|B", "@0|C", "d"],
@@ -560,7 +565,7 @@ mod tests {
     }
 
     #[test]
-    fn a_graph_of_very_many_ways_is_planned_in_time_that_grows_with_its_edges() {
+    fn plans_graphs_of_very_many_paths_in_bounded_time() {
         let edges = ["abcd", "efgh", "ijkl", "mnop", "qrst", "uvwx"].windows(2).flat_map(|layers| {
             layers[0].chars().flat_map(|from| layers[1].chars().map(move |to| format!("{from}{to}")))
         });
@@ -594,7 +599,7 @@ mod tests {
     }
 
     #[test]
-    fn several_outputs_are_the_message_that_a_run_makes_of_them() {
+    fn joins_several_outputs_as_a_run_does() {
         let mut joined = vec![1, 2, 3];
         let all = [&b"abc"[..], b"", b"12345678"];
         assert_eq!(join(all.into_iter(), &mut joined), run::message(&all));

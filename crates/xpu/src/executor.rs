@@ -1,11 +1,13 @@
-//! Functions of this process's package, or of another one, on another processor (Molecule 4.2: a runtime there, started by xspawn; 4.3: callers and callees
-//! are connected by FIFOs): a worker process of that package that this process has started, and calls of its functions.
+//! Calls functions of this process's package, or of another one, on another processor (Molecule 4.2: a runtime there,
+//! started by xspawn; 4.3: callers and callees are connected by FIFOs). An executor is a worker process of that package
+//! that this process has started.
 //!
-//! An executor has a lease of its own, on the processor that is named, and ends with this process. Its calls are executed one after
-//! another, in the order in which they were submitted; who wants more at once starts more executors.
+//! An executor has a lease of its own, on the named processor, and ends with this process. Its calls are executed one
+//! after another, in the order in which they were submitted; a caller that needs more at once starts more executors.
 //!
-//! Two FIFOs connect the two: the caller makes the one for answers and lets the executor write to it; the executor makes the one for calls
-//! (its *self FIFO*), lets the caller write to it, and says so by its first answer.
+//! Two FIFOs connect caller and executor. The caller makes the FIFO for answers and lets the executor write to it. The
+//! executor makes the FIFO for calls (its *self FIFO*), lets the caller write to it, and sends its id in its first
+//! answer.
 //!
 //! ```text
 //! call     input, the function's name, or several with | between them, its length (u32); nothing: the caller is done
@@ -13,14 +15,14 @@
 //! first    the id of the FIFO for calls (u64), 0 (u32)
 //! ```
 //!
-//! Of several functions the output of each is the input of the next, and what is between them stays where they are executed. What is to stay there
-//! for later calls has a name ([`places`]).
+//! In a list of functions the output of each is the input of the next, and intermediate outputs stay with the executor.
+//! Outputs that stay there for later calls have a name ([`places`]).
 //!
 //! Invariants:
-//! - Answers come in the order of the calls, one for each. A call of which the caller has given up the answer is executed all the same, and its
-//!   answer is dropped when it comes.
-//! - What a function says when it fails is told with the function's name before it, at each level that it passes.
-//! - Who submits does not wait until an answer is taken: what there would be no room for is refused.
+//! - Answers come in the order of the calls, one for each. A call whose answer the caller has given up is executed all
+//!   the same, and its answer is dropped when it comes.
+//! - The error message of a function is passed on with the function's name before it, at each level.
+//! - A submission does not wait until an answer is taken: it fails if the ring has not enough space.
 //! - Submitting a call and taking its answer have neither system calls, allocations nor locks while both ends are awake.
 
 mod places;
@@ -39,26 +41,26 @@ use crate::capability::{GlobalId, Rights};
 use crate::fifo::{FifoShape, Reader, Unread, Writer};
 use crate::process::{Process, Spawn};
 
-/// What a call or an answer carries beside its bytes, and a function's name, at most.
+/// Length of the frame that a call or an answer carries beside its bytes, and longest name of a function, in bytes.
 const FRAME_BYTES: usize = 4;
 const MAX_NAME_BYTES: usize = 255;
 /// Calls without an answer, at most.
 const MAX_CALLS: usize = 8;
 const LINES: u32 = 16;
-/// What they take of the ring together, at most: then there is room for all of them, whatever the executor does, and nobody who
-/// submits waits for who waits for it to take an answer.
+/// Largest number of parts that all calls together take of the ring. The ring then has space for all of them, whatever
+/// the executor does, and a caller that submits does not wait for an executor that waits for it.
 const MAX_PARTS: u64 = (LINES - LINES / 4) as u64;
-/// How long is waited before it is looked whether the other end is still there.
+/// Time after which a waiting end checks whether the other one still exists.
 const NAP: Duration = Duration::from_millis(50);
-/// In a call, what is between functions that follow each other, and before the name of a place.
+/// Separator of functions that follow each other in a call, and first character of the name of a buffer.
 const THEN: char = '|';
 const PLACE: char = '@';
-/// Where inputs and outputs begin: any number may be read there.
+/// Alignment of inputs and outputs, in bytes: any number may be read there.
 const ALIGNMENT: usize = 64;
 
-/// Bytes of an input or an output, at most.
+/// Largest input or output, in bytes.
 pub const MAX_BYTES: u64 = 32 << 20;
-/// The same, unless something else is said.
+/// Largest input or output by default, in bytes.
 pub const DEFAULT_BYTES: u64 = 64 << 10;
 
 /// Functions of this process's package on some processor: see the [module](self). When it is dropped, it ends.
@@ -80,13 +82,13 @@ pub struct Executor {
 #[derive(Clone, Copy)]
 struct Call {
     function: usize,
-    /// Of the ring.
+    /// Number of parts of the ring that the call takes.
     parts: u64,
-    /// Nobody wants the answer.
+    /// Set if the answer will be dropped.
     given_up: bool,
 }
 
-/// What an executor is told by its arguments.
+/// Arguments of an executor's program.
 struct Order {
     caller: GlobalId,
     answers: GlobalId,
@@ -101,20 +103,20 @@ struct Buffer {
 
 impl Process {
     /// Starts an executor on a processor or a device of the computer: a worker process of this process's package, in a
-    /// lease of its own of one core and as much memory as this process has for each. Inputs and outputs have so many
-    /// bytes at most, [`DEFAULT_BYTES`] if 0 is said.
+    /// lease of its own of one core and the memory that this process has for each of its cores. Inputs and outputs have
+    /// at most `max_bytes` bytes; 0 stands for [`DEFAULT_BYTES`].
     ///
     /// # Errors
-    /// `invalid_argument` for more than [`MAX_BYTES`]; what [`Process::spawn`] says; why the executor cannot load the
-    /// package; `worker_died` if it ends; `deadline_exceeded`.
+    /// `invalid_argument` for more than [`MAX_BYTES`]; the errors of [`Process::spawn`]; the error of loading the
+    /// package; `worker_died` if the executor ends; `deadline_exceeded`.
     pub fn executor(&self, unit: u32, max_bytes: u64, deadline: Option<Instant>) -> Result<Executor, Error> {
         self.executor_of("", unit, max_bytes, deadline)
     }
 
-    /// As [`Process::executor`], of another package that is deployed, by its name or digest.
+    /// Starts an executor like [`Process::executor`], of another deployed package, by its name or digest.
     ///
     /// # Errors
-    /// As for that; `unknown_package`.
+    /// As for [`Process::executor`]; `unknown_package`.
     pub fn executor_of(
         &self,
         package: &str,
@@ -139,7 +141,7 @@ impl Process {
     }
 }
 
-/// An executor that has not said yet where it is called.
+/// An executor that has not reported its FIFO for calls yet.
 struct Begun<'process> {
     process: &'process Process,
     pid: GlobalId,
@@ -148,7 +150,7 @@ struct Begun<'process> {
 }
 
 impl Begun<'_> {
-    /// Which FIFO is that for calls, once the executor has said so.
+    /// Waits until the executor has sent the id of its FIFO for calls.
     fn calls(&mut self, deadline: Option<Instant>) -> Result<GlobalId, Error> {
         let object = self.answers.object();
         loop {
@@ -160,7 +162,7 @@ impl Begun<'_> {
                 }
                 Err(unread) => check_waiting(unread, self.pid, deadline)?,
             }
-            // Whoever is gone is granted nothing.
+            // Granting rights to a process that is gone fails.
             if self.process.grant(self.pid, object, Rights::WRITE).is_err() {
                 return Err(died(self.pid));
             }
@@ -169,24 +171,28 @@ impl Begun<'_> {
 }
 
 impl Executor {
-    /// The process that it is.
+    /// The executor's process id.
     pub fn pid(&self) -> GlobalId {
         self.pid
     }
 
-    /// Its number in this process.
+    /// Number of the executor in this process.
     pub fn descriptor(&self) -> u32 {
         self.answers.descriptor()
     }
 
-    /// Calls a function of the package by its name, and waits for what it answers. Several, as `resize|compress`, follow
-    /// each other there: the output of each is the input of the next, stays in the memory of the device if it is one, and
-    /// has at most as many bytes as an output. `decode|@picture` leaves the last output there under a name, and answers nothing; then
-    /// `@picture|resize` has it as its input, without one of its own, as often as it is called. `|@picture` leaves the input there,
-    /// `@picture` is answered with what is there, and an empty input takes it away. An executor has [`MAX_PLACES`] such places.
+    /// Calls a function of the package by its name, and waits for its answer. Functions in a list such as
+    /// `resize|compress` are executed one after the other: the output of each is the input of the next, stays in the
+    /// memory of the device if there is one, and has at most the size of an output.
+    ///
+    /// `decode|@picture` keeps the last output there under a name, and the answer is empty. `@picture|resize` then
+    /// reads it as its input, any number of times, and the call has no input of its own. `|@picture` keeps the call's
+    /// input there. `@picture` returns the content of the buffer. An empty input removes it. An executor has
+    /// [`MAX_PLACES`] such buffers.
     ///
     /// # Errors
-    /// As for [`Executor::begin`] and [`Executor::result`]. A call that was not answered in time is executed to its end before the next one.
+    /// As for [`Executor::begin`] and [`Executor::result`]. A call that was not answered in time is executed to its end
+    /// before the next one.
     pub fn call<'input>(
         &mut self,
         function: &str,
@@ -220,7 +226,7 @@ impl Executor {
         self.submit(function, input, deadline)
     }
 
-    /// Nobody takes the answers of what was submitted.
+    /// Gives up all submitted calls: their answers are dropped.
     pub fn give_up(&mut self) {
         self.ready = None;
         self.waiting.iter_mut().for_each(|call| call.given_up = true);
@@ -229,8 +235,8 @@ impl Executor {
     /// Submits a call, and does not wait for its answer, which [`Executor::result`] takes.
     ///
     /// # Errors
-    /// `invalid_argument` for an input or a name that is too long; `too_many_in_flight`; `deadline_exceeded` while there is no room;
-    /// `worker_died` if the executor has ended.
+    /// `invalid_argument` for an input or a name that is too long; `too_many_in_flight`; `deadline_exceeded` while the
+    /// ring is full; `worker_died` if the executor has ended.
     pub fn submit<'input>(
         &mut self,
         function: &str,
@@ -258,7 +264,7 @@ impl Executor {
         let message =
             self.message.join_shared([input, function.as_bytes().into(), SharedBytes::from(&length)]);
         if let Err(error) = self.calls.write(message, deadline) {
-            // Nobody reads the calls any more, or the connection to who does is lost.
+            // The executor has closed the FIFO for calls, or the connection to it is lost.
             let is_gone = matches!(error.code, Code::LeaseEnded | Code::AgentUnreachable);
             return Err(named(function, if is_gone { died(self.pid) } else { error }));
         }
@@ -267,7 +273,8 @@ impl Executor {
         Ok(())
     }
 
-    /// Whether so much more can be submitted. Answers that nobody wants are dropped first; behind one that is to be taken there are none.
+    /// Checks that a call of this number of parts can be submitted. Answers that were given up are dropped first, up to
+    /// the first one that is still to be taken.
     fn check_room(&mut self, parts: u64) -> Result<(), Error> {
         while self.waiting.front().is_some_and(|call| call.given_up) {
             if self.answers.read(self.answer.all(), Some(Instant::now())).is_err() {
@@ -283,21 +290,21 @@ impl Executor {
         Err(Error::new(Code::TooManyInFlight, message))
     }
 
-    /// What the oldest call has answered that was submitted and not taken.
+    /// Returns the answer of the oldest call that was submitted and not taken.
     ///
     /// # Errors
-    /// The function's own, with its name before what it has said; and as for [`Executor::wait`].
+    /// The function's own, with its name before the message; and as for [`Executor::wait`].
     pub fn result(&mut self, deadline: Option<Instant>) -> Result<&[u8], Error> {
         self.wait(deadline)?;
         let Some((call, len)) = self.ready.take() else { return Err(nonsense(self.pid)) };
         answer(self.answer.first(len)).map_err(|error| named(&self.functions[call.function], error))
     }
 
-    /// Waits until there is one.
+    /// Waits until there is an answer.
     ///
     /// # Errors
-    /// `invalid_argument` if there is no such call; `worker_died` if the executor has ended; `deadline_exceeded`, after which the answer can be taken
-    /// later.
+    /// `invalid_argument` if there is no such call; `worker_died` if the executor has ended; `deadline_exceeded`, after
+    /// which the answer can be taken later.
     pub fn wait(&mut self, deadline: Option<Instant>) -> Result<(), Error> {
         if self.ready.is_some() {
             return Ok(());
@@ -312,15 +319,15 @@ impl Executor {
         Ok(())
     }
 
-    /// Whether something has come that [`Executor::wait`] need not wait for.
+    /// Whether an answer has come, so that [`Executor::wait`] need not wait.
     ///
     /// # Errors
-    /// As for that.
+    /// As for [`Executor::wait`].
     pub(crate) fn is_answered(&mut self) -> Result<bool, Error> {
         Ok(self.ready.is_some() || self.answers.has_message()?)
     }
 
-    /// Reads the next answer that somebody wants.
+    /// Reads the next answer that was not given up.
     fn next_answer(&mut self, deadline: Option<Instant>) -> Result<(Call, u64), Error> {
         loop {
             match self.answers.read(self.answer.all(), until(deadline)) {
@@ -350,13 +357,14 @@ impl Executor {
 }
 
 impl Drop for Executor {
-    /// It learns at once that its caller is done. Without room it does soon, by its FIFO.
+    /// Tells the executor that its caller is done. If the FIFO is full, the executor learns it soon from the FIFO's
+    /// end.
     fn drop(&mut self) {
         let _ = self.calls.write(&[], Some(Instant::now()));
     }
 }
 
-/// Whether it is no more than that nothing has come yet.
+/// Returns the error unless it only means that no answer has come yet.
 fn check_waiting(unread: Unread, pid: GlobalId, deadline: Option<Instant>) -> Result<(), Error> {
     match unread {
         Unread::TooLong(_) => Err(nonsense(pid)),
@@ -368,7 +376,7 @@ fn check_waiting(unread: Unread, pid: GlobalId, deadline: Option<Instant>) -> Re
     }
 }
 
-/// Then it is looked whether the other end is still there.
+/// The time until which to wait before the other end is checked.
 fn until(deadline: Option<Instant>) -> Option<Instant> {
     let nap = Instant::now() + NAP;
     Some(deadline.map_or(nap, |deadline| deadline.min(nap)))
@@ -399,7 +407,7 @@ fn answer(message: &[u8]) -> Result<&[u8], Error> {
     }
 }
 
-/// A FIFO's that has room for a message of so many bytes and what belongs to it, and for as many calls as there may be.
+/// The shape of a FIFO that holds a message of `max_bytes` bytes with its frame, and the largest number of calls.
 fn shape(max_bytes: u64) -> Result<FifoShape, Error> {
     if max_bytes > MAX_BYTES {
         let message =
@@ -454,12 +462,12 @@ impl Buffer {
         &self.bytes[self.at..][..len as usize]
     }
 
-    /// These one after another, of which there is room for all.
+    /// Joins the parts, which fit in the buffer.
     fn join<const N: usize>(&mut self, parts: [&[u8]; N]) -> &[u8] {
         self.join_shared(parts.map(SharedBytes::from))
     }
 
-    /// As [`Buffer::join`], of parts that others may write meanwhile.
+    /// Joins like [`Buffer::join`], parts that other processes may write meanwhile.
     fn join_shared<const N: usize>(&mut self, parts: [SharedBytes<'_>; N]) -> &[u8] {
         let mut len = 0;
         for part in parts {
@@ -468,7 +476,7 @@ impl Buffer {
         self.first(len as u64)
     }
 
-    /// So many bytes that are there, and a code after them.
+    /// Appends a code to the first `len` bytes.
     fn close(&mut self, len: usize, code: u32) -> &[u8] {
         self.all()[len..][..FRAME_BYTES].copy_from_slice(&code.to_le_bytes());
         self.first((len + FRAME_BYTES) as u64)
@@ -481,7 +489,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_call_comes_back_in_its_parts_and_an_answer_too() {
+    fn calls_and_answers_decode_as_encoded() {
         let shape = shape(100).unwrap();
         let mut buffer = Buffer::for_messages(shape);
         assert_eq!(buffer.all().as_ptr() as usize % ALIGNMENT, 0);
@@ -499,7 +507,7 @@ mod tests {
     }
 
     #[test]
-    fn a_fifo_has_room_for_the_longest_message() {
+    fn fifo_holds_the_longest_message() {
         for bytes in [1, 4096, 12 * 4096, DEFAULT_BYTES, MAX_BYTES] {
             let shape = shape(bytes).unwrap();
             assert!(shape.max_message_bytes() >= bytes + (MAX_NAME_BYTES + FRAME_BYTES) as u64, "{bytes}");

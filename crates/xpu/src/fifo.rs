@@ -1,9 +1,10 @@
-//! FIFOs between processes (Molecule 3.3: XPU-FIFO, neighbour IPC): one reader, and for each writer a ring of its own.
+//! Implements FIFOs between processes (Molecule 3.3: XPU-FIFO, neighbour IPC): one reader, and for each writer a ring
+//! of its own.
 //!
-//! A message is written straight into the reader's memory: within a processing unit by copying, between two by the fabric. It
-//! has as many *parts* as it needs slots of the ring, each a line, which carries up to 40 bytes itself. The reader says that it
-//! has taken what lies in a quarter of the ring, by a line in the writer's memory, so that neither looks at what the other is
-//! writing.
+//! A message is written straight into the reader's memory: within a processing unit by copying, between two by the
+//! fabric. It consists of *parts*, one for each slot of the ring that it needs. The line of a slot carries up to 40
+//! bytes itself. The reader acknowledges each quarter of the ring that it has read, by a line in the writer's memory,
+//! so that neither end polls memory that the other is writing.
 //!
 //! ```text
 //! 0      acknowledgements: a line for each quarter, then their watch    written by the reader
@@ -11,14 +12,14 @@
 //!        payloads: a slot for each line, from a page boundary on        written by the writer
 //! ```
 //!
-//! Within a processing unit this is one region that both have mapped; between two each end has one of its own, of which it uses
-//! what the other writes. See [`end`] for what they are connected by.
+//! Within a processing unit this is one region that both have mapped. Between two units each end has one of its own, of
+//! which it uses the parts that the other writes. The module [`end`] connects them.
 //!
 //! Invariants:
-//! - A connection has one writer and one reader, and what either does to its memory harms the two of them alone: a process that
-//!   writes to a FIFO cannot read what others write to it.
+//! - A connection has one writer and one reader, and what either does to its memory harms only the two of them: a
+//!   process that writes to a FIFO cannot read what others write to it.
 //! - A message is read wholly or not at all, and messages of one writer are read in their order.
-//! - Lengths that a writer says are checked against the ring before anything is read.
+//! - Lengths in a writer's lines are checked against the ring before anything is read.
 
 mod end;
 mod reader;
@@ -39,31 +40,31 @@ use sublet_proto::{Code, Error};
 
 /// The ring's region at either end.
 const REGION: u32 = 0;
-/// Into how many parts a ring is divided that are acknowledged at once.
+/// Number of parts into which a ring is divided for acknowledgements.
 const QUARTERS: u32 = 4;
 const RING_AT: u64 = PAGE_BYTES;
-/// What a line carries beside its part's length and its message's.
+/// Number of words of data in a line, beside the lengths of the part and the message.
 const INLINE_WORDS: usize = 5;
 const INLINE_BYTES: usize = INLINE_WORDS * 8;
-/// What is copied at a time. Longer copies are made by one instruction, which some processors execute line by line where
-/// another core has written last: then it takes many times as long.
+/// Number of bytes that are copied at a time. Longer copies are made by one instruction, which some processors execute
+/// line by line where another core has written last. This takes many times as long.
 const PIECE_BYTES: usize = 1024;
-/// How often is looked before somebody sleeps: about as long as waking takes.
+/// Number of polls before an end sleeps: about the time that waking takes.
 const LOOKS: u32 = 20_000;
 
-/// Lines of a ring, at most.
+/// Largest number of lines of a ring.
 pub const MAX_LINES: u32 = 1024;
-/// Bytes of a slot, at most.
+/// Largest slot, in bytes.
 pub const MAX_SLOT_BYTES: u32 = 16 << 20;
-/// Bytes of a ring, at most.
+/// Largest ring, in bytes.
 pub const MAX_RING_BYTES: u64 = 64 << 20;
 
-/// How large the rings of a FIFO are, of which each writer has one.
+/// Size of a FIFO's rings, of which each writer has one.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct FifoShape {
-    /// Messages that wait at most, if each fits a slot: a power of two, 4 to 1024.
+    /// Largest number of waiting messages, if each fits a slot: a power of two, 4 to 1024.
     pub lines: u32,
-    /// Bytes of a slot: whole pages. A message has at most as many as three quarters of the slots together.
+    /// Bytes of a slot: whole pages. The longest message has the size of three quarters of all slots.
     pub slot_bytes: u32,
 }
 
@@ -77,7 +78,7 @@ impl FifoShape {
     /// Whether it can be.
     ///
     /// # Errors
-    /// `invalid_argument`, which says what cannot.
+    /// `invalid_argument`, with the value that is not possible.
     pub fn check(self) -> Result<FifoShape, Error> {
         let FifoShape { lines, slot_bytes } = self;
         let wrong = |message: String| Err(Error::new(Code::InvalidArgument, message));
@@ -100,7 +101,8 @@ impl FifoShape {
         Ok(self)
     }
 
-    /// Bytes of the longest message. The quarter in which it ends is free when that was taken which was written before it.
+    /// Length of the longest message, in bytes. The quarter in which it ends is free when everything written before it
+    /// was taken.
     pub fn max_message_bytes(self) -> u64 {
         u64::from(self.lines - self.lines / QUARTERS) * u64::from(self.slot_bytes)
     }
@@ -114,7 +116,7 @@ impl FifoShape {
         self.payloads_at() + self.ring_bytes()
     }
 
-    /// Where the watch is on which a writer sleeps that waits for room.
+    /// Offset of the watch on which a writer sleeps while the ring is full.
     pub const WRITER_WATCH: u64 = QUARTERS as u64 * LINE_BYTES;
 
     /// The first bytes of the region, which are all that a writer needs that reaches the reader by the fabric.
@@ -149,24 +151,24 @@ impl FifoShape {
         (LineAddress { region: REGION, line, watch: FifoShape::WRITER_WATCH }, position.turn)
     }
 
-    /// Whether a position is the last of its quarter.
+    /// Returns whether a position is the last of its quarter.
     #[inline]
     fn ends_quarter(self, position: Position) -> bool {
         (position.line + 1).is_multiple_of(self.lines / QUARTERS)
     }
 
-    /// How many parts a message of so many bytes has.
+    /// The number of parts of a message of `len_bytes` bytes.
     #[inline]
     pub(crate) fn parts(self, len_bytes: u64) -> u64 {
         len_bytes.div_ceil(u64::from(self.slot_bytes)).max(1)
     }
 }
 
-/// What a line says: a part of a message.
+/// Content of a line: a part of a message.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct Part {
     kind: Kind,
-    /// Of the whole message.
+    /// Length of the whole message.
     message_bytes: u64,
     /// The part itself, if it is short.
     inline: [u64; INLINE_WORDS],
@@ -174,11 +176,11 @@ struct Part {
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Kind {
-    /// The first part of a message,
+    /// The first part of a message.
     First,
-    /// another,
+    /// A further part of a message.
     Next,
-    /// or the writer's end: nothing comes any more.
+    /// The writer's end: nothing follows.
     End,
 }
 
@@ -205,7 +207,7 @@ impl Part {
     }
 }
 
-/// Up to 40 bytes as words.
+/// Packs up to 40 bytes into words.
 #[inline]
 fn to_words(bytes: SharedBytes<'_>) -> [u64; INLINE_WORDS] {
     debug_assert!(bytes.len() <= INLINE_BYTES, "{} bytes do not fit into a line", bytes.len());
@@ -218,7 +220,7 @@ fn to_words(bytes: SharedBytes<'_>) -> [u64; INLINE_WORDS] {
     words
 }
 
-/// And back.
+/// Copies the bytes back from a line's words.
 #[inline]
 fn from_words(words: &[u64; INLINE_WORDS], mut into: SharedBytesMut<'_>) {
     debug_assert!(into.len() <= INLINE_BYTES, "a line has not {} bytes", into.len());

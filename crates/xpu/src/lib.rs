@@ -1,15 +1,17 @@
-//! The XPU interface (Molecule 3.2-3.4): processes of several processing units of one computer that know each other by global
-//! ids, hold capabilities, and are connected by FIFOs.
+//! Implements the XPU interface (Molecule 3.2-3.4): processes of several processing units of one computer that know
+//! each other by global ids, hold capabilities, and are connected by FIFOs.
 //!
-//! A process is what an agent has started: a worker process of a lease, or a program that another one has spawned. It
-//! has a socket to its agent's *shim* and [enters](Process::enter); then it has a global id, and makes calls by lines in a
-//! page that it shares with the shim ([`wire`]). What a FIFO carries passes between the two processes alone ([`fifo`]).
+//! A process is started by an agent: a worker process of a lease, or a program that another process has spawned. It has
+//! a socket to its agent's *shim* and [enters](Process::enter). From then on it has a global id, and makes calls by
+//! lines in a page that it shares with the shim ([`wire`]). Messages in a FIFO pass between the two processes only
+//! ([`fifo`]).
 //!
 //! Invariants:
-//! - A process shares its page with the shim and nobody else, so whoever scribbles over it harms itself.
-//! - What a process may do is checked by the shim, at each call; what is sent over a connection is not, but a connection that is
-//!   cut is looked at before each message.
-//! - Reading and writing have neither system calls, allocations nor locks while the other end is awake and there is room.
+//! - A process shares its page only with the shim, so a process that corrupts it harms only itself.
+//! - The shim checks the rights of a process at each call. Messages on a connection are not checked, but each one is
+//!   preceded by a check whether the connection was cut.
+//! - Reading and writing have neither system calls, allocations nor locks while the other end is awake and the ring has
+//!   space.
 
 #![allow(unsafe_code)]
 
@@ -35,13 +37,13 @@ use std::sync::{Mutex, OnceLock};
 use sublet_fabric::packet::PacketSocket;
 use sublet_proto::{Code, Error};
 
-/// By which a program that was spawned finds its socket: the descriptor's number.
+/// Variable that gives a spawned program the descriptor's number of its socket.
 pub const VARIABLE: &str = "SUBLET_XPU_FD";
 
 static SOCKET: Mutex<Option<PacketSocket>> = Mutex::new(None);
 static PROCESS: OnceLock<Result<Process, Error>> = OnceLock::new();
 
-/// Says by which socket this process enters when it first wants to.
+/// Sets the socket by which this process enters when it first uses the interface.
 pub fn provide(socket: PacketSocket) {
     *SOCKET.lock().unwrap_or_else(|poisoned| poisoned.into_inner()) = Some(socket);
 }
@@ -54,7 +56,8 @@ pub fn process() -> Result<&'static Process, Error> {
     PROCESS.get_or_init(enter).as_ref().map_err(Error::clone)
 }
 
-/// Keeps the socket for the program that this process executes next, which finds it by [`VARIABLE`]; gives its number, if there is one.
+/// Keeps the socket for the program that this process executes next, which finds it by [`VARIABLE`]. Returns its
+/// number, if there is one.
 ///
 /// # Errors
 /// `system_error`.
@@ -76,7 +79,7 @@ fn inherited() -> Option<PacketSocket> {
     let fd = unsafe { BorrowedFd::borrow_raw(number) };
     rustix::net::sockopt::socket_type(fd).ok().filter(|kind| *kind == rustix::net::SocketType::SEQPACKET)?;
     rustix::io::fcntl_setfd(fd, rustix::io::FdFlags::CLOEXEC).ok()?;
-    // SAFETY: it is open, as was just seen, and was left for nobody else; it is taken once, when the process enters.
+    // SAFETY: it is open, as was just checked, and was left only for this; it is taken once, when the process enters.
     Some(PacketSocket::from(unsafe { OwnedFd::from_raw_fd(number) }))
 }
 

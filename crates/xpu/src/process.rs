@@ -1,4 +1,4 @@
-//! A process as it sees itself: its calls to the shim, and its descriptors.
+//! Implements a process's own view: its calls to the shim, and its descriptors.
 
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
@@ -19,14 +19,14 @@ use crate::capability::{GlobalId, Rights};
 use crate::fifo::{FifoShape, Reader, Spares, Writer};
 use crate::wire::{self, DESCRIPTORS, Operation, PAYLOAD_BYTES, RECORDS, Request, State, check_name};
 
-/// How often is looked for an answer before the caller sleeps.
+/// Number of polls for an answer before the caller sleeps.
 const LOOKS: u32 = 20_000;
-/// How long the caller sleeps at most before it looks whether the shim is still there.
+/// Longest sleep of a caller before it checks whether the shim still exists.
 const NAP: Duration = Duration::from_millis(50);
-/// How long is waited at first between two tries to connect to a FIFO that nobody reads, and at most.
+/// First and longest pause between two tries to connect to a FIFO that has no reader.
 const SHORTEST_PAUSE: Duration = Duration::from_micros(50);
 const LONGEST_PAUSE: Duration = Duration::from_millis(5);
-/// How long the shim may take to let a process in.
+/// Longest time that the shim may take to let a process in.
 const ENTER_PATIENCE: Duration = Duration::from_secs(10);
 
 /// A global process: this one. It is left when this and all that was made of it are dropped.
@@ -43,29 +43,30 @@ struct Shared {
     ring: Sender,
     /// A bit for each record that is free.
     free: AtomicU32,
-    /// How often each record was used. Written by who has the record.
+    /// Number of times that each record was used. Written by the thread that holds the record.
     uses: [AtomicU32; RECORDS as usize],
-    /// Held from a call to the packet that comes with its answer.
+    /// Held from a call until the packet that comes with its answer.
     packets: Mutex<()>,
     spares: Spares,
 }
 
-/// A program that is to be started: see [`Process::spawn`].
+/// A program to start: see [`Process::spawn`].
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Spawn {
-    /// In the package; `{arch}` stands for the architecture of the unit's processor, as `x86_64`. In a package of Python a Python file.
+    /// Path of the program in the package; `{arch}` stands for the architecture of the unit's processor, such as
+    /// `x86_64`. In a package of Python, a Python file.
     pub path: String,
-    /// The first is the name by which it is called; none: the path.
+    /// Arguments, of which the first is the program's name; empty: the path.
     pub args: Vec<Vec<u8>>,
-    /// NAME=VALUE; there are no others.
+    /// All environment variables, as `NAME=VALUE`.
     pub env: Vec<Vec<u8>>,
-    /// What it may do from the beginning.
+    /// Rights that the program has from the beginning.
     pub capabilities: Vec<(GlobalId, Rights)>,
-    /// The package that it is of, by its name or digest; empty: this process's.
+    /// Package of the program, by its name or digest; empty: this process's.
     pub package: String,
 }
 
-/// What a process has by a number, until it closes it.
+/// An object that a process has by a number, until it closes it.
 pub(crate) struct Descriptor {
     process: Arc<Shared>,
     number: u32,
@@ -75,7 +76,7 @@ impl Process {
     /// Becomes a global process by the socket that this process was started with.
     ///
     /// # Errors
-    /// What the shim says, as that the process may not; `version_mismatch`; `agent_unreachable`.
+    /// The shim's error, for example that the process may not enter; `version_mismatch`; `agent_unreachable`.
     pub fn enter(socket: PacketSocket) -> Result<Process, Error> {
         socket.send(&EnterShim { version: wire::VERSION }.encode_to_vec(), &[])?;
         let packet = socket.receive(Some(ENTER_PATIENCE))?.ok_or_else(shim_gone)?;
@@ -100,22 +101,24 @@ impl Process {
         Ok(Process { shared: Arc::new(shared) })
     }
 
-    /// Its global id (`get_xpupid`).
+    /// Global id of the process (`get_xpupid`).
     pub fn pid(&self) -> GlobalId {
         self.shared.pid
     }
 
-    /// Grants rights to a FIFO to another process (`grant_cap`), on whichever processing unit. They hold when this returns.
+    /// Grants rights to a FIFO to another process (`grant_cap`), on any processing unit. They are in effect when this
+    /// returns.
     ///
     /// # Errors
-    /// `permission_denied` without the right to own it; `invalid_argument` if there is no such process or FIFO, or they are another
-    /// tenant's.
+    /// `permission_denied` without the right to own it; `invalid_argument` if there is no such process or FIFO, or they
+    /// are another tenant's.
     pub fn grant(&self, to: GlobalId, object: GlobalId, rights: Rights) -> Result<(), Error> {
         let words = [to.to_bits(), object.to_bits(), u64::from(rights.to_bits())];
         self.shared.call(Operation::Grant, words, &[]).map(drop)
     }
 
-    /// Revokes rights (`revoke_cap`), and ends the connections that were made by them. When this returns no message passes any more.
+    /// Revokes rights (`revoke_cap`), and ends the connections that were made by them. No message passes any more when
+    /// this returns.
     ///
     /// # Errors
     /// As for [`Process::grant`].
@@ -124,24 +127,26 @@ impl Process {
         self.shared.call(Operation::Revoke, words, &[]).map(drop)
     }
 
-    /// What this process may do with a FIFO.
+    /// The rights of this process to a FIFO.
     pub fn rights(&self, object: GlobalId) -> Result<Rights, Error> {
         let rights = self.shared.call(Operation::Rights, [object.to_bits(), 0, 0], &[])?;
         Rights::from_bits(rights as u32)
     }
 
-    /// Makes a FIFO that this process reads and owns (`xfifo_init`). Its name is good in the whole computer, among the tenant's; an
-    /// empty one is none. The FIFO ends with this process.
+    /// Makes a FIFO that this process reads and owns (`xfifo_init`). Its name is valid in the whole computer, among the
+    /// tenant's FIFOs; with an empty name it has only its id. The FIFO ends with this process.
     ///
     /// # Errors
-    /// `invalid_argument` for a name or shape that cannot be, `already_allocated` if the name is taken on any processing unit.
+    /// `invalid_argument` for an invalid name or shape, `already_allocated` if the name is in use on any processing
+    /// unit.
     pub fn init(&self, name: &str, shape: FifoShape) -> Result<Reader, Error> {
         check_name(name)?;
         let FifoShape { lines, slot_bytes } = shape.check()?;
         self.reader(Operation::Init, [u64::from(lines), u64::from(slot_bytes), 0], name)
     }
 
-    /// Connects to a FIFO by its name to write to it (`xfifo_connect`). While nobody reads it, it waits until then at most.
+    /// Connects to a FIFO by its name to write to it (`xfifo_connect`). While the FIFO has no reader, waits at most
+    /// until the deadline.
     ///
     /// # Errors
     /// `permission_denied` without the right to write; `invalid_argument` if there is no such FIFO; `deadline_exceeded`.
@@ -150,7 +155,7 @@ impl Process {
         self.retry(deadline, || self.writer(0, name))
     }
 
-    /// The same by its id.
+    /// Connects like [`Process::connect`], by the FIFO's id.
     ///
     /// # Errors
     /// As for [`Process::connect`].
@@ -167,13 +172,14 @@ impl Process {
         self.retry(deadline, || self.reader(Operation::ConnectToRead, [0; 3], name))
     }
 
-    /// Starts a program of a package on a processor of the computer (`xspawn`): of its own node or of one that is linked with it. The
-    /// program has a lease of its own, of one core and as much memory as this process has for each; it ends with this process. It has the rights that are
-    /// said, and no others.
+    /// Starts a program of a package on a processor of the computer (`xspawn`): of its own node or of one that is
+    /// linked with it. The program has a lease of its own, of one core and the memory that this process has for each of
+    /// its cores. It ends with this process. It has only the rights in `spawn`.
     ///
     /// # Errors
-    /// `invalid_argument` for a path that is no program of the package, and for more than [`PAYLOAD_BYTES`] of words;
-    /// `permission_denied` for a FIFO that this process does not own; `agent_unreachable` if there is no such unit; `no_capacity` and the like from the manager.
+    /// `invalid_argument` for a path that is not a program of the package, and for more than [`PAYLOAD_BYTES`] of
+    /// words; `permission_denied` for a FIFO that this process does not own; `agent_unreachable` if there is no such
+    /// unit; `no_capacity` and other errors of the manager.
     pub fn spawn(&self, unit: u32, spawn: &Spawn) -> Result<GlobalId, Error> {
         if spawn.path.is_empty() {
             return Err(Error::new(Code::InvalidArgument, "the path of the program is empty"));
@@ -202,8 +208,8 @@ impl Process {
         self.shared.call(Operation::Spawn, [unit.into(), 0, 0], &said).map(GlobalId::from_bits)
     }
 
-    /// The processors of the computer, by number: 0 is this process's own, and from 1 on come those that are linked with it now, in
-    /// the order of their ids.
+    /// The processors of the computer, by number: 0 is this process's own, and from 1 on come those that are linked
+    /// with it now, in the order of their ids.
     ///
     /// # Errors
     /// `invalid_argument` beyond the last.
@@ -211,8 +217,8 @@ impl Process {
         self.shared.call(Operation::Unit, [number.into(), 0, 0], &[]).map(|unit| unit as u32)
     }
 
-    /// The device of this name, as `opencl0`, of the node of a processor ([`Process::unit`]): a unit where functions of this
-    /// package are executed, if it has a build for such devices.
+    /// The device of this name, such as `opencl0`, of the node of a processor ([`Process::unit`]): a unit where
+    /// functions of this package are executed, if it has a build for such devices.
     ///
     /// # Errors
     /// `invalid_argument` if that node has no such device; `agent_unreachable` if it is no neighbour, or out of reach.
@@ -222,11 +228,11 @@ impl Process {
         found.map(|unit| unit as u32)
     }
 
-    /// A unit of this kind, as `dpu` or `opencl`: of a processor or a device of this process's own node if there is one, else of a
-    /// linked one.
+    /// A unit of this kind, such as `dpu` or `opencl`: a processor or a device of this process's own node if there is
+    /// one, or else of a linked one.
     ///
     /// # Errors
-    /// `agent_unreachable` if there is none; `invalid_argument` for what is no kind.
+    /// `agent_unreachable` if there is none; `invalid_argument` for an unknown kind.
     pub fn find(&self, kind: &str) -> Result<u32, Error> {
         check_name(kind)?;
         self.shared.call(Operation::Find, [0; 3], kind.as_bytes()).map(|unit| unit as u32)
@@ -286,7 +292,7 @@ impl Descriptor {
         self.number
     }
 
-    /// How it stands.
+    /// State of the descriptor, as the shim has written it.
     #[inline]
     pub(crate) fn state(&self) -> State {
         let word: Option<&AtomicU64> = self.process.page.view(wire::state(self.number));
@@ -294,12 +300,12 @@ impl Descriptor {
         word.map_or(State(0), |word| State(word.load(Ordering::Acquire)))
     }
 
-    /// What the process has of connections, for others.
+    /// The process's connections that other FIFOs can share.
     pub(crate) fn spares(&self) -> &Spares {
         &self.process.spares
     }
 
-    /// Gives it back. The shim may know already that it is over.
+    /// Closes the descriptor. The shim may know already that it is over.
     pub(crate) fn close(&self) {
         let _ = self.process.call(Operation::Close, [u64::from(self.number), 0, 0], &[]);
     }
@@ -321,7 +327,7 @@ impl Shared {
         answered
     }
 
-    /// A record that is free. There are as many as a process has calls under way; more threads wait.
+    /// Claims a free record. There is one for each call that may be under way; more threads wait.
     fn claim_record(&self) -> u32 {
         loop {
             let free = self.free.load(Ordering::Relaxed);
@@ -371,7 +377,7 @@ impl Shared {
 
     fn is_answered(&self, record: u32, turn: Turn) -> bool {
         let line: Option<&Line> = self.page.view(wire::answer(record));
-        // Whose record is used anew has been answered.
+        // A record that is in use again has been answered.
         line.is_some_and(|line| line.is(turn))
             || self.uses[record as usize].load(Ordering::Relaxed) != turn.to_bits()
     }
@@ -396,7 +402,7 @@ impl Shared {
         Err(Error::new(Code::from_number(status), String::from_utf8_lossy(&message)))
     }
 
-    /// Calls for a descriptor, with whose number comes a packet.
+    /// Calls for a descriptor, whose number comes with a packet.
     fn call_for_packet(
         &self,
         operation: Operation,
@@ -436,7 +442,7 @@ pub(crate) fn out_of_turn() -> Error {
     Error::new(Code::Protocol, "the shim has answered what was not asked")
 }
 
-/// Nothing comes of it any more.
+/// Returns the error that the shim is gone.
 pub(crate) fn shim_gone() -> Error {
     Error::new(Code::AgentUnreachable, "the agent of this processing unit is gone")
 }

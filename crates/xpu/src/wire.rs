@@ -1,8 +1,9 @@
-//! The page that a process shares with its agent's shim, and what they say there.
+//! Defines the page that a process shares with its agent's shim, and the messages in it.
 //!
-//! A call is a [line](sublet_fabric::line) of the process's ring, whose body says what is wanted; what is longer lies in the
-//! payload slot of the call's record. The answer is the record's own line (Molecule 5: small arguments by a queue, the rest in
-//! memory of this process, answers polled). Several threads of the process may call at a time; the ring is theirs alone.
+//! A call is a [line](sublet_fabric::line) of the process's ring, whose body names the operation and its arguments.
+//! Longer arguments lie in the payload slot of the call's record. The answer is the record's own line (Molecule 5:
+//! small arguments by a queue, the rest in memory of this process, answers polled). Several threads of the process may
+//! call at a time; only they use the ring.
 //!
 //! ```text
 //! 0      requests: a ring of lines, then its watch        written by the process
@@ -17,7 +18,7 @@ use sublet_proto::{Code, Error};
 
 /// Calls of a process that are under way at a time.
 pub const RECORDS: u32 = 16;
-/// What a call or an answer can say beside its line, in bytes.
+/// Largest payload of a call or an answer, beside its line, in bytes.
 pub const PAYLOAD_BYTES: u64 = 4096;
 /// Descriptors that a process has at a time.
 pub const DESCRIPTORS: u32 = 256;
@@ -25,7 +26,7 @@ pub const DESCRIPTORS: u32 = 256;
 pub const PAGE_BYTES: u64 = PAYLOADS_AT + RECORDS as u64 * PAYLOAD_BYTES;
 /// Longest name of a FIFO, in bytes.
 pub const MAX_NAME_BYTES: usize = 128;
-/// Version of what is said here: process and agent are of one installation.
+/// Version of these messages: process and agent are of one installation.
 pub const VERSION: u32 = 1;
 
 const ANSWERS_AT: u64 = (RECORDS as u64 + 1) * LINE_BYTES;
@@ -38,41 +39,41 @@ const _: () = {
     assert!(STATES_AT + DESCRIPTORS as u64 * 8 <= PAYLOADS_AT);
 };
 
-/// Where the watch of the requests' ring is.
+/// Offset of the watch of the requests' ring.
 pub const REQUEST_WATCH: u64 = RECORDS as u64 * LINE_BYTES;
 
-/// Where a line of the requests' ring is.
+/// Offset of a line of the requests' ring.
 pub const fn request(line: u32) -> u64 {
     debug_assert!(line < RECORDS);
     line as u64 * LINE_BYTES
 }
 
-/// Where the answer of a record is,
+/// Offset of the answer of a record.
 pub const fn answer(record: u32) -> u64 {
     debug_assert!(record < RECORDS);
     ANSWERS_AT + record as u64 * LINE_BYTES
 }
 
-/// and its watch.
+/// Offset of the watch of a record's answer.
 pub const fn answer_watch(record: u32) -> u64 {
     debug_assert!(record < RECORDS);
     ANSWER_WATCHES_AT + record as u64 * LINE_BYTES
 }
 
-/// Where a record's payload is.
+/// Offset of a record's payload.
 pub const fn payload(record: u32) -> u64 {
     debug_assert!(record < RECORDS);
     PAYLOADS_AT + record as u64 * PAYLOAD_BYTES
 }
 
-/// Where the state of a descriptor is: how many packets the shim has sent about it (low half), and if it is over, the code of
-/// the error (high half).
+/// Offset of the state of a descriptor: the number of packets that the shim has sent about it (low half), and if it is
+/// over, the code of the error (high half).
 pub const fn state(descriptor: u32) -> u64 {
     debug_assert!(descriptor < DESCRIPTORS);
     STATES_AT + descriptor as u64 * 8
 }
 
-/// Whether a FIFO may have a name of so many bytes.
+/// Checks that a FIFO may have a name of `len` bytes.
 ///
 /// # Errors
 /// `invalid_argument`.
@@ -87,7 +88,7 @@ pub fn check_name_len(len: usize) -> Result<(), Error> {
 /// Whether a FIFO may be called so.
 ///
 /// # Errors
-/// `invalid_argument`, which says what is wrong.
+/// `invalid_argument`, with the reason.
 pub fn check_name(name: &str) -> Result<(), Error> {
     check_name_len(name.len())?;
     match name.chars().find(|c| c.is_control()) {
@@ -99,42 +100,42 @@ pub fn check_name(name: &str) -> Result<(), Error> {
     }
 }
 
-/// What can be asked for.
+/// Operations that a process can request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u16)]
 pub enum Operation {
     /// Grants rights: the process, the object, the rights.
     Grant = 1,
-    /// Revokes them.
+    /// Revokes rights: the process, the object, the rights.
     Revoke = 2,
-    /// Which rights the caller has to an object.
+    /// Returns the caller's rights to an object.
     Rights = 3,
-    /// Makes a FIFO that the caller reads: lines of a ring, bytes of a slot; the payload is its name. Answers the descriptor;
-    /// beside it comes a socket, by which the shim tells of writers.
+    /// Makes a FIFO that the caller reads: lines of a ring, bytes of a slot; the payload is its name. Answers the
+    /// descriptor; beside it comes a socket, by which the shim reports writers.
     Init = 4,
-    /// Connects to write to a FIFO: its id, or 0 and its name in the payload. Answers the descriptor; beside it comes what the
-    /// connection is.
+    /// Connects to write to a FIFO: its id, or 0 and its name in the payload. Answers the descriptor; beside it comes
+    /// the description of the connection.
     Connect = 5,
-    /// Connects to read one that nobody reads; answers as [`Operation::Init`].
+    /// Connects to read a FIFO that has no reader; answers as [`Operation::Init`].
     ConnectToRead = 6,
     /// Closes a descriptor.
     Close = 7,
-    /// Which object a descriptor is of.
+    /// Returns the object of a descriptor.
     Object = 8,
     /// Ends one connection of a FIFO that the caller reads: the descriptor, the connection.
     Cut = 9,
     /// Spawns a program: the processing unit; the payload is a `SpawnProgram`. Answers its process's id.
     Spawn = 10,
-    /// Which processors there are: 0 is the caller's own, those from 1 on are linked with it.
+    /// Returns the processors: 0 is the caller's own, those from 1 on are linked with it.
     Unit = 11,
-    /// Which unit a device is: the processor beside which it is; the payload is its name.
+    /// Returns the unit of a device: the processor beside which it is; the payload is its name.
     Device = 12,
-    /// Which unit is of a kind; the payload is that.
+    /// Returns a unit of a kind; the payload is the kind.
     Find = 13,
 }
 
 impl Operation {
-    /// From a number that a process said.
+    /// Decodes a number from a process.
     pub fn from_number(number: u16) -> Result<Operation, Error> {
         const ALL: [Operation; 13] = [
             Operation::Grant,
@@ -156,23 +157,23 @@ impl Operation {
     }
 }
 
-/// A call, as its line says it.
+/// A call, as its line encodes it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Request {
-    /// What is wanted, as its number: it is for the shim to see whether there is such a thing.
+    /// Number of the requested operation. The shim checks that it exists.
     pub operation: u16,
-    /// Whose answer and payload are meant.
+    /// Record whose answer and payload are meant.
     pub record: u16,
-    /// Which turn the answer has.
+    /// Turn of the answer.
     pub turn: Turn,
-    /// Of the payload.
+    /// Length of the payload, in bytes.
     pub len_bytes: u32,
     /// Arguments.
     pub words: [u64; 3],
 }
 
 impl Request {
-    /// As immediate value and body of a line.
+    /// Encodes the call as immediate value and body of a line.
     #[inline]
     pub fn encode(&self) -> (u32, [u64; 4]) {
         let immediate = u32::from(self.record) << 16 | u32::from(self.operation);
@@ -181,7 +182,7 @@ impl Request {
         (immediate, [head, first, second, third])
     }
 
-    /// From a line.
+    /// Decodes a line.
     #[inline]
     pub fn decode((immediate, [head, first, second, third]): (u32, [u64; 4])) -> Request {
         Request {
@@ -199,13 +200,13 @@ impl Request {
 pub struct State(pub u64);
 
 impl State {
-    /// How many packets there are about it.
+    /// Number of packets that the shim has sent about it.
     #[inline]
     pub fn packets(self) -> u32 {
         self.0 as u32
     }
 
-    /// Why it is over, if it is.
+    /// Reason why it is over, if it is.
     #[inline]
     pub fn over(self) -> Option<Code> {
         match (self.0 >> 32) as u32 {
@@ -214,12 +215,12 @@ impl State {
         }
     }
 
-    /// With one packet more.
+    /// The state with one more packet.
     pub fn with_packet(self) -> State {
         State(self.0 & !u64::from(u32::MAX) | u64::from(self.packets().wrapping_add(1)))
     }
 
-    /// Over, for a reason; the first one counts.
+    /// The state with an end, for a reason; the first one counts.
     pub fn with_end(self, code: Code) -> State {
         if self.over().is_some() {
             self

@@ -1,7 +1,9 @@
-//! Checks a package in Python before it is deployed: its module can be parsed, and has the functions that the manifest names.
+//! Checks a package in Python before it is deployed: its module can be parsed, and has the functions that the manifest
+//! names.
 //!
-//! The parser is that of an interpreter of this machine of the version for which the package is. It executes nothing of the
-//! package. Without one the package is deployed as it is, and its node finds the fault when a lease of it is taken.
+//! The parser is that of an interpreter of this machine, of the version that the package requires. It executes nothing
+//! of the package. Without such an interpreter the package is deployed unchecked, and its node reports the fault when
+//! it is leased.
 
 use std::path::Path;
 use std::process::{Command, Stdio};

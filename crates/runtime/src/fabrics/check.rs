@@ -1,7 +1,7 @@
 //! Checks a client's choice of a transport before it requests a lease.
 //!
-//! What carries a lease's calls is chosen when its node is known. By then the node's cores are taken, so a choice that
-//! cannot be had whichever node it is must not come that far.
+//! The transport of a lease's calls is chosen when its node is known. By then the node's cores are reserved. A choice
+//! that is impossible on every node must therefore fail before the request.
 
 use sublet_fabric::greeting::check_interface;
 use sublet_proto::{Code, Error};
@@ -9,7 +9,7 @@ use sublet_proto::{Code, Error};
 use super::{CLIENT_HAS, FabricChoice, Providers, Terms};
 
 impl Terms {
-    /// Whether this machine has what was chosen, whatever nodes offer.
+    /// Checks that this machine has the chosen transport, whatever nodes offer.
     ///
     /// # Errors
     /// `fabric_unavailable`.
@@ -62,7 +62,7 @@ mod tests {
     }
 
     #[test]
-    fn a_provider_that_this_machine_lacks_is_refused_with_what_it_could_use() {
+    fn rejects_missing_providers_and_lists_the_usable_ones() {
         let (bare, card) = (Has(&[]), Has(&["verbs"]));
         assert_refused(check("ofi", None, &bare), &["by ofi ", "tcp", "shm", "no library"]);
         assert_refused(check("ofi:verbs", None, &bare), &["by ofi:verbs ", "no card"]);
@@ -74,7 +74,7 @@ mod tests {
     }
 
     #[test]
-    fn an_interface_is_one_of_this_machine_wherever_connections_may_go_out_by_it() {
+    fn rejects_interfaces_that_this_machine_lacks() {
         let here = Has(&[]);
         for interface in ["lo", "127.0.0.1"] {
             check("tcp", Some(interface), &here).unwrap();

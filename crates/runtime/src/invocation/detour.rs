@@ -7,7 +7,7 @@
 //! **Lost**, by the end of its worker, its lease or its node: it may have been executed in part, so it is sent again
 //! only as often as its caller has allowed ([`CallOptions::retries`](crate::CallOptions::retries); rFaaS-preprint 3.5).
 //!
-//! Nothing here waits, so that [`Invocation::is_ready`] and futures can go on by it as well as whoever waits.
+//! Nothing here waits, so that [`Invocation::is_ready`] and futures can use it as well as a blocking wait.
 
 use std::time::{Duration, Instant};
 
@@ -22,7 +22,7 @@ pub(super) const MOST_ROUNDS: u32 = 128;
 const FIRST_NAP: Duration = Duration::from_micros(20);
 const LONGEST_NAP: Duration = Duration::from_millis(1);
 
-/// Where a call has been.
+/// Progress of a call among the workers.
 pub(super) struct Detour {
     /// Workers that were tried since the latest nap.
     visited: u32,
@@ -32,25 +32,25 @@ pub(super) struct Detour {
     not_before: Option<Instant>,
 }
 
-/// What becomes of a call that was turned away or lost.
+/// Next step of a call that was turned away or lost.
 pub(super) enum Next {
-    /// It is on its way again.
+    /// The call has been sent again.
     Sent,
-    /// It is to be looked at again at that time.
+    /// The call must be checked again at this time.
     Nap(Instant),
-    /// It has ended.
+    /// The call has ended.
     Over(Error),
 }
 
 impl Default for Detour {
-    /// At the worker that the call was sent to first.
+    /// Starts at the worker that the call was sent to first.
     fn default() -> Detour {
         Detour { visited: 1, rounds: 0, repeated: 0, not_before: None }
     }
 }
 
 impl Detour {
-    /// Until when the call naps.
+    /// Time until which the call is not sent.
     pub(super) fn napping(&self) -> Option<Instant> {
         self.not_before
     }
@@ -124,7 +124,7 @@ impl Invocation<'_> {
         detour.nap(now)
     }
 
-    /// Where the call may go next, this worker last. One whose worker was named stays with it.
+    /// The workers that the call may be sent to next, this one last. A call whose worker was named stays with it.
     fn places(&self) -> Vec<Place> {
         let mut places = self.lease.crew.round(self.lease.first_worker + self.sent.worker);
         if let Some(named) = self.call.worker {
@@ -133,7 +133,7 @@ impl Invocation<'_> {
         places
     }
 
-    /// Sends the call to another worker, if that has room.
+    /// Sends the call to another worker. Returns `false` if that worker has no free slot.
     fn move_to(&mut self, place: Place) -> Result<bool, Error> {
         let (worker, record) = (self.sent.worker, self.sent.record);
         if !place.lease.take_over(place.worker, &self.call, &mut self.sent)? {
@@ -166,7 +166,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn naps_grow_up_to_the_longest_and_are_taken_once_a_round() {
+    fn naps_grow_to_a_limit_once_per_round() {
         let (mut detour, now) = (Detour::default(), Instant::now());
         let mut before = Duration::ZERO;
         for round in 1..=MOST_ROUNDS {
@@ -179,7 +179,7 @@ mod tests {
     }
 
     #[test]
-    fn only_what_the_end_of_a_worker_or_a_lease_caused_is_repeated() {
+    fn repeats_only_calls_lost_with_a_worker_or_lease() {
         let repeated: Vec<_> = Code::ALL.iter().filter(|&&code| is_repeatable(code)).collect();
         let expected = [
             Code::LeaseExpired,

@@ -1,4 +1,4 @@
-//! Describes what a client leases.
+//! Describes the leases that a client requests.
 
 use std::time::Duration;
 
@@ -8,7 +8,7 @@ use sublet_proto::{ALWAYS_HOT_NS, ALWAYS_WARM_NS, Error};
 
 use crate::fabrics::{FabricChoice, Terms};
 
-/// How workers wait for calls (rFaaS III-C).
+/// Way in which workers wait for calls (rFaaS III-C).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Policy {
     /// Poll for ever: the shortest latency, and a core that is paid for all the time.
@@ -35,7 +35,7 @@ impl Policy {
     }
 }
 
-/// What to lease. Made by [`Allocation::new`] and changed by its methods.
+/// Terms of the leases that a client requests. Made by [`Allocation::new`] and changed by its methods.
 #[derive(Clone, Debug)]
 pub struct Allocation {
     pub(super) package: String,
@@ -44,7 +44,7 @@ pub struct Allocation {
     timeout: Duration,
     slots: u32,
     slot_bytes: u64,
-    /// Of each worker.
+    /// Swap memory of each worker, in bytes.
     swap_bytes: u64,
     policy: Policy,
     pub(super) spin: Duration,
@@ -53,7 +53,7 @@ pub struct Allocation {
     wait: Duration,
     idle_timeout: Duration,
     pu: String,
-    /// In thousandths.
+    /// Weight of the execution time against the price, in thousandths.
     time_weight: u32,
     near: Vec<String>,
     warm: String,
@@ -63,9 +63,9 @@ pub struct Allocation {
 }
 
 impl Allocation {
-    /// One core for the functions of a package: a deployed one by name or digest, another tenant's by
-    /// `tenant/name`, or the path of a package folder or shared object, which is deployed on the way. A path begins with
-    /// `/` or `.`, ends with `.so` or `.wasm`, or has more than one slash: `./a/b` is a path, `a/b` is package `b` of
+    /// Requests one core for the functions of a package: a deployed one by name or digest, another tenant's by
+    /// `tenant/name`, or the path of a package folder or shared object, which is deployed first. A path begins with `/`
+    /// or `.`, ends with `.so` or `.wasm`, or has more than one slash: `./a/b` is a path, `a/b` is package `b` of
     /// tenant `a`.
     pub fn new(package: impl Into<String>) -> Allocation {
         Allocation {
@@ -92,145 +92,148 @@ impl Allocation {
         }
     }
 
-    /// So many cores, each with a worker, on as many nodes as that needs.
+    /// Requests this number of cores, each with a worker, on any number of nodes.
     pub fn cores(mut self, cores: u32) -> Allocation {
         self.cores = cores;
         self
     }
 
-    /// So much memory for all cores together; without this, the manager's default.
+    /// Sets the memory for all cores together, in bytes. The default is the manager's.
     pub fn memory_bytes(mut self, memory_bytes: u64) -> Allocation {
         self.memory_bytes = memory_bytes;
         self
     }
 
-    /// For so long; without this, the manager's default.
+    /// Sets the duration of the leases. The default is the manager's.
     pub fn timeout(mut self, timeout: Duration) -> Allocation {
         self.timeout = timeout;
         self
     }
 
-    /// So many inbox slots for each worker, at least 1 and rounded up to a power of two: calls that may travel or
-    /// wait while one executes.
+    /// Sets the number of inbox slots for each worker, at least 1 and rounded up to a power of two. It bounds the calls
+    /// that travel or wait while one executes.
     pub fn slots(mut self, slots: u32) -> Allocation {
         self.slots = slots.checked_next_power_of_two().unwrap_or(u32::MAX);
         self
     }
 
-    /// Inputs of up to so many bytes may lie outside of the invoker's buffers: they are copied into a slot.
+    /// Sets the size of an inbox slot, in bytes: the largest input that may lie outside of the invoker's buffers. Such
+    /// an input is copied into a slot.
     pub fn slot_bytes(mut self, slot_bytes: u64) -> Allocation {
         self.slot_bytes = slot_bytes;
         self
     }
 
-    /// How the workers wait.
+    /// Sets the way in which the workers wait.
     pub fn policy(mut self, policy: Policy) -> Allocation {
         self.policy = policy;
         self
     }
 
-    /// How long whoever waits for a result polls before it sleeps; [`Duration::MAX`] polls for ever.
+    /// Sets how long a thread that waits for a result polls before it sleeps. [`Duration::MAX`] polls for ever.
     pub fn spin(mut self, spin: Duration) -> Allocation {
         self.spin = spin;
         self
     }
 
-    /// On at most so many nodes; 1 keeps all workers together.
+    /// Limits the number of nodes; 1 keeps all workers together.
     pub fn max_nodes(mut self, max_nodes: u32) -> Allocation {
         self.max_nodes = max_nodes;
         self
     }
 
-    /// The workers share their cores with those of other leases (rFaaS III-D): each executes only while its core is
-    /// free, and a call that finds it taken goes to another worker. Not for workers that always poll.
+    /// Shares the workers' cores with those of other leases (rFaaS III-D): each executes only while its core is free,
+    /// and a call that finds the core busy is sent to another worker. Not for workers that always poll.
     pub fn shared(mut self) -> Allocation {
         self.shared = true;
         self
     }
 
-    /// Rather on these nodes, the first with room, than on others, and else in their rack: those of what the workers will
-    /// communicate with. It holds where all cores fit on one node; a lease says on which node it is.
+    /// Prefers these nodes, the first with enough capacity, and then the nodes of their rack: the nodes of the
+    /// components that the workers communicate with. The preference applies only if all cores fit on one node. A lease
+    /// says on which node it is.
     pub fn near<N: Into<String>>(mut self, nodes: impl IntoIterator<Item = N>) -> Allocation {
         self.near = nodes.into_iter().map(Into::into).collect();
         self
     }
 
-    /// Rather where leases with the same key have been, such as an application's and a component's name: their environment
-    /// may be warm there. Nodes that [`Allocation::near`] names come first.
+    /// Prefers nodes that had leases with the same key, such as an application's and a component's name, since their
+    /// environment may be warm there. Nodes that [`Allocation::near`] names come first.
     pub fn warm(mut self, key: impl Into<String>) -> Allocation {
         self.warm = key.into();
         self
     }
 
-    /// On nodes of this pool and on no others; without this, rather on those of the pool that its memory says, and elsewhere
-    /// if that is full.
+    /// Restricts the leases to nodes of this pool. Without this, nodes of the pool that fits the requested memory are
+    /// preferred, and others are used if that is full.
     pub fn pool(mut self, pool: Pool) -> Allocation {
         self.pool = Some(pool);
         self
     }
 
-    /// Waits at most so long for capacity, in the manager's queue; without this, not at all.
+    /// Sets the longest wait for capacity, in the manager's queue. The default is not to wait.
     pub fn wait(mut self, wait: Duration) -> Allocation {
         self.wait = wait;
         self
     }
 
-    /// The lease ends after so long without a call; without this, as its node says.
+    /// Sets the time without a call after which the lease ends. The default is the node's.
     pub fn idle_timeout(mut self, idle_timeout: Duration) -> Allocation {
         self.idle_timeout = idle_timeout;
         self
     }
 
-    /// On processing units of this kind: `cpu`, or as nodes call theirs, or a device, `opencl` or `cuda`; without this, of
-    /// those for which the package has builds, or profiles if it says any, the one where its work is cheapest that is free
-    /// ([`Allocation::time_weight`]). [`Lease::pu`](sublet_proto::v1::Lease) says
-    /// which it was.
+    /// Requests processing units of this kind: `cpu`, or a name that nodes give theirs, or a device, `opencl` or
+    /// `cuda`. Without this, the kinds are those for which the package has builds, or profiles if it has any. The
+    /// manager then chooses the kind with free units on which the work costs least ([`Allocation::time_weight`]).
+    /// [`Lease::pu`](sublet_proto::v1::Lease) names the chosen kind.
     pub fn pu(mut self, kind: impl Into<String>) -> Allocation {
         self.pu = kind.into();
         self
     }
 
-    /// Where the package can be executed on several kinds of processing units: how much the time counts that its work
-    /// takes, beside what it costs, from 0, the price alone, to 1, the time alone. How fast it is on which the package's
-    /// profiles say (Molecule, section 4.1), and [`Lease::choice`](sublet_proto::v1::Lease) what was weighed. Without
-    /// this, 0.
+    /// Sets the weight of execution time against price if the package can be executed on several kinds of processing
+    /// units: from 0, the price alone, to 1, the time alone. The package's profiles give the speed on each kind
+    /// (Molecule, section 4.1), and [`Lease::choice`](sublet_proto::v1::Lease) reports the comparison. The default is
+    /// 0.
     pub fn time_weight(mut self, weight: f64) -> Allocation {
-        // What is no weight is refused by the manager.
+        // The manager rejects a value that is not a weight.
         let permille = (weight * 1000.0).round();
         self.time_weight = if permille >= 0.0 { permille as u32 } else { u32::MAX };
         self
     }
 
-    /// Calls are carried by this; without it as `$SUBLET_FABRIC` says, and else by the best that client and node have.
+    /// Sets the transport of the calls. The default is `$SUBLET_FABRIC`, or the best that client and node both have.
     pub fn fabric(mut self, fabric: FabricChoice) -> Allocation {
         self.fabric = Some(fabric);
         self
     }
 
-    /// Connections to other machines go out by this interface, said by its name or one of its addresses; without it as
-    /// `$SUBLET_INTERFACE` says, and else as the machine's routes do.
+    /// Sets the interface for connections to other machines, by its name or one of its addresses. The default is
+    /// `$SUBLET_INTERFACE`, or the machine's routes.
     pub fn interface(mut self, interface: impl Into<String>) -> Allocation {
         self.interface = Some(interface.into());
         self
     }
 
-    /// Each worker may allocate so much that is swapped, to memory of the run that it then executes a component for.
+    /// Sets the amount of memory that each worker may swap, in bytes, to memory of the run for which it executes a
+    /// component.
     pub(crate) fn swap_bytes(mut self, bytes: u64) -> Allocation {
         self.swap_bytes = bytes;
         self
     }
 
-    /// How its nodes are reached.
+    /// The terms by which its nodes are reached.
     pub(super) fn terms(&self) -> Result<Terms, Error> {
         Terms::new(self.fabric.clone(), self.interface.clone())
     }
 
-    /// The same for a package by its digest or name.
+    /// The same terms for a package by its digest or name.
     pub(super) fn of(&self, package: String) -> Allocation {
         Allocation { package, ..self.clone() }
     }
 
-    /// The same for so many cores, with as much memory for each.
+    /// The same terms for this number of cores, with the same memory for each core.
     pub(super) fn grown_by(&self, cores: u32) -> Allocation {
         let memory_bytes = u128::from(self.memory_bytes) * u128::from(cores) / u128::from(self.cores.max(1));
         let memory_bytes = u64::try_from(memory_bytes).unwrap_or(u64::MAX);

@@ -1,17 +1,18 @@
 //! Warns of a client that has left itself no core.
 //!
-//! Workers that always poll never let go of their cores. If they have all cores of the machine, the client's threads run only
-//! when the kernel's scheduler takes a core from a worker, and each call takes milliseconds in place of less than a microsecond.
+//! Workers that always poll never yield their cores. If they occupy all cores of the machine, the client's threads run
+//! only when the kernel's scheduler preempts a worker, and each call takes milliseconds in place of less than a
+//! microsecond.
 
 use std::sync::atomic::{AtomicBool, Ordering};
 
-/// Where the kernel lists the cores that are online, as `0-3,6`.
+/// File in which the kernel lists the online cores, such as `0-3,6`.
 const ONLINE: &str = "/sys/devices/system/cpu/online";
 
 /// Whether this process has been warned.
 static WARNED: AtomicBool = AtomicBool::new(false);
 
-/// Warns once, on standard error, if so many workers that always poll leave no core of this machine for anything else.
+/// Warns once, on standard error, if this number of polling workers leaves no core of the machine for anything else.
 pub(super) fn warn_of(polling_workers: u32) {
     let Some(cores) = std::fs::read_to_string(ONLINE).ok().and_then(|list| count(&list)) else { return };
     if let Some(warning) = warning(polling_workers, cores)
@@ -31,7 +32,7 @@ fn warning(polling_workers: u32, cores: u32) -> Option<String> {
     })
 }
 
-/// How many cores such a list has.
+/// Number of cores in such a list.
 fn count(list: &str) -> Option<u32> {
     let range = |range: &str| match range.split_once('-') {
         Some((first, last)) => last.parse::<u32>().ok()?.checked_sub(first.parse().ok()?)?.checked_add(1),

@@ -1,7 +1,7 @@
 //! Holds the leases of one allocation, and chooses the worker of a call (rFaaS III-D).
 //!
-//! All or nothing: leases are taken together, and if one of them cannot be attached the others are given back. With one
-//! lease a call goes straight to it.
+//! Leases are taken together, all or nothing: if one of them cannot be attached the others are given back. With one
+//! lease a call is sent straight to it.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -20,25 +20,25 @@ use crate::lease::dispatch::{LOOKS, no_such_worker};
 use crate::lease::{Call, Lease, Sent};
 use crate::manager::ManagerClient;
 
-/// How often a request is made if what it was granted cannot be attached.
+/// Number of times that a request is made if its grants cannot be attached.
 const ATTEMPTS: u32 = 3;
-/// How long a failed allocation waits at most until what it was granted in vain is free again: a node takes back what
-/// nobody has attached with its next two reports, of which the second follows the first at once.
+/// Longest time that a failed allocation waits until the leases that it could not attach are free again. A node takes
+/// back a lease that no client has attached with its next two reports, of which the second follows the first at once.
 const RELEASE_PATIENCE: Duration = Duration::from_secs(3);
 
 pub(super) struct Held {
     pub(super) first: Arc<Lease>,
-    /// By the numbers of their workers.
+    /// The other leases, by the numbers of their workers.
     others: Vec<Arc<Lease>>,
-    /// As asked for, with the package's digest.
+    /// The requested terms, with the package's digest.
     allocation: Allocation,
     household: Household,
-    /// The worker at which the next call that names none begins to look.
+    /// Number of the worker at which the next call that names none begins its search.
     next: AtomicU32,
 }
 
 impl Held {
-    /// Leases what an allocation says.
+    /// Takes the leases of an allocation.
     pub(super) fn take(
         manager: &ManagerClient,
         memory: &RegisteredMemory,
@@ -96,8 +96,8 @@ impl Held {
         Err(self.first.why_over())
     }
 
-    /// A worker that looks idle, of a lease that goes on. A lease whose end is announced is taken where there is no
-    /// other, and one that is over never.
+    /// Chooses a worker that looks idle, of a lease that continues. A lease whose end is announced is chosen only if
+    /// there is no other, and one that has ended never.
     fn choose(&self) -> Option<(&Arc<Lease>, u32)> {
         let workers = self.workers();
         let first = self.next.fetch_add(1, Ordering::Relaxed) % workers;
@@ -130,9 +130,9 @@ impl Held {
         last.first_worker + last.workers()
     }
 
-    /// Gives all leases back; tells what each has used.
+    /// Gives all leases back, and returns each with its usage.
     pub(super) fn end(self) -> Result<Vec<v1::Lease>, Error> {
-        // All agents are told before any is waited for.
+        // Every agent gets the message before the first answer is awaited.
         let told: Vec<_> = self.leases().map(|lease| (lease, lease.give_back())).collect();
         let ended: Vec<_> = told.into_iter().map(|(lease, told)| (lease, lease.await_end(told))).collect();
         let used = ended
@@ -160,24 +160,24 @@ struct Taking<'held> {
     /// The number of their first worker.
     first_worker: u32,
     here: Here,
-    /// What was granted and could not be attached.
+    /// Leases that were granted and could not be attached.
     in_vain: Vec<String>,
 }
 
 impl Taking<'_> {
-    /// When this fails, nothing is held any longer of what was granted and could not be attached.
+    /// Takes the leases. After a failure, none of the grants that could not be attached holds resources.
     fn take(mut self) -> Result<Vec<Arc<Lease>>, Error> {
         self.household.terms.check(&self.here)?;
         let taken = self.ask_until_attached();
         if taken.is_err() {
-            // Whoever hears of the error may ask for something better at once.
+            // The caller may request better terms at once after the error.
             end_unattached(self.manager, &self.in_vain, RELEASE_PATIENCE);
         }
         taken
     }
 
-    /// What was granted and cannot be attached, because its node registered anew or went away meanwhile, is asked for
-    /// anew, a few times.
+    /// Requests again, a few times, leases that were granted and cannot be attached because their node registered anew
+    /// or went away meanwhile.
     fn ask_until_attached(&mut self) -> Result<Vec<Arc<Lease>>, Error> {
         let request = self.allocation.request();
         let (mut attempt, mut out_of_reach) = (1, None);
@@ -185,7 +185,7 @@ impl Taking<'_> {
             // Without a name of the client's own, each request is a new one.
             let grants = match self.manager.request_lease(request.clone()) {
                 Ok(granted) => granted.grants,
-                // What is missing is what was granted in vain.
+                // The missing capacity is held by the leases that could not be attached.
                 Err(error) if error.code == Code::NoCapacity => return Err(out_of_reach.unwrap_or(error)),
                 Err(error) => return Err(error),
             };
@@ -206,7 +206,8 @@ impl Taking<'_> {
         }
     }
 
-    /// Attaches all grants, or none: those that are attached are given back, the others noted as granted in vain.
+    /// Attaches all grants, or none: after a failure the attached leases are given back, and the others recorded as not
+    /// attached.
     fn attach(&mut self, grants: Vec<v1::LeaseGrant>) -> Result<Vec<Arc<Lease>>, Error> {
         let ids: Vec<_> = grants.iter().filter_map(|grant| Some(grant.lease.as_ref()?.id.clone())).collect();
         // All tickets are shown before any answer is waited for: the nodes start their workers at the same time.
@@ -234,8 +235,9 @@ fn may_be_asked_anew(code: Code) -> bool {
     matches!(code, Code::TicketSuperseded | Code::AgentUnreachable | Code::NoCapacity)
 }
 
-/// Ends leases that nobody has attached, or that are over, and waits for a while until they hold nothing any more. What
-/// cannot be told so is over by itself: a manager takes back what nobody attaches. This is sooner.
+/// Ends leases that no client has attached, or that are over, and waits for a while until they hold no resources. If
+/// the managers cannot be reached, the leases end later by themselves: a manager takes back a lease that no client
+/// attaches.
 fn end_unattached(manager: &ManagerClient, leases: &[String], wait: Duration) {
     for leases in leases.chunks(MAX_ENDS) {
         let _ = manager.end_leases(leases, wait);

@@ -10,13 +10,13 @@ use sublet_fabric::remote::RemoteSocket;
 use sublet_proto::v1::{self, client_to_agent};
 use sublet_proto::{Code, Error};
 
-/// How long an agent may leave what it is told in its sockets' buffers.
+/// Longest time that messages to an agent may stay unread in the sockets' buffers.
 const SEND_TIMEOUT: Duration = Duration::from_secs(10);
 
 pub(crate) enum AgentSocket {
     /// Descriptors travel beside messages.
     Local(PacketSocket),
-    /// What a client and its worker process say to each other travels inside of messages.
+    /// Messages between a client and its worker process travel inside of messages to the agent.
     Remote(RemoteSocket),
 }
 
@@ -31,7 +31,7 @@ impl AgentSocket {
         matches!(self, AgentSocket::Remote(_))
     }
 
-    /// Where it is, over a network.
+    /// Address of the agent, over a network.
     pub(crate) fn peer_ip(&self) -> Option<IpAddr> {
         match self {
             AgentSocket::Local(_) => None,
@@ -39,7 +39,7 @@ impl AgentSocket {
         }
     }
 
-    /// Tells the agent something.
+    /// Sends the agent a message.
     pub(crate) fn tell(&self, body: client_to_agent::Body) -> Result<(), Error> {
         let bytes = v1::ClientToAgent { body: Some(body) }.encode_to_vec();
         let sent = match self {
@@ -53,7 +53,7 @@ impl AgentSocket {
         })
     }
 
-    /// What it says next; `None` once it has closed the connection.
+    /// Receives the agent's next message; `None` once it has closed the connection.
     pub(crate) fn receive(&self, timeout: Option<Duration>) -> Result<Option<Packet>, PacketError> {
         match self {
             AgentSocket::Local(socket) => socket.receive(timeout),
@@ -61,7 +61,7 @@ impl AgentSocket {
         }
     }
 
-    /// Why it says nothing any more.
+    /// Reason why the agent sends nothing any more.
     pub(crate) fn why_gone(&self) -> String {
         let reason = match self {
             AgentSocket::Local(_) => None,

@@ -7,9 +7,9 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::task::Waker;
 use std::time::Instant;
 
-/// Whom to wake when.
+/// The wakers to call, with their times.
 pub(super) struct Alarms {
-    /// `None`: nobody watches the time any more.
+    /// `None` once the lease's thread has stopped: it calls no further wakers.
     set: Mutex<Option<Vec<(Instant, Waker)>>>,
 }
 
@@ -18,7 +18,7 @@ impl Alarms {
         Alarms { set: Mutex::new(Some(Vec::new())) }
     }
 
-    /// Has the waker called at that time, or at once if nobody watches the time any more: `false`.
+    /// Has the waker called at that time. If the lease's thread has stopped, calls it at once and returns `false`.
     pub(super) fn set(&self, at: Instant, waker: &Waker) -> bool {
         match &mut *self.lock() {
             Some(alarms) => alarms.push((at, waker.clone())),
@@ -30,7 +30,7 @@ impl Alarms {
         true
     }
 
-    /// Wakes whose time has come; says when the next one's does.
+    /// Calls the wakers whose time has come. Returns the time of the next one.
     pub(super) fn ring(&self, now: Instant) -> Option<Instant> {
         let mut due = Vec::new();
         let next = {
@@ -39,12 +39,12 @@ impl Alarms {
             due.extend(alarms.extract_if(.., |(at, _)| *at <= now));
             alarms.iter().map(|&(at, _)| at).min()
         };
-        // Without the lock: whoever is woken may set the next alarm.
+        // The lock is released before: a woken task may set the next alarm.
         due.into_iter().for_each(|(_, waker)| waker.wake());
         next
     }
 
-    /// Wakes everybody, and watches the time no more.
+    /// Calls all wakers, and accepts no further alarms.
     pub(super) fn close(&self) {
         let all = self.lock().take();
         all.into_iter().flatten().for_each(|(_, waker)| waker.wake());
@@ -72,7 +72,7 @@ mod tests {
     }
 
     #[test]
-    fn an_alarm_rings_once_at_its_time_and_all_ring_at_the_end() {
+    fn alarms_ring_once_in_time_and_all_on_close() {
         let (alarms, count) = (Alarms::new(), Arc::new(Count::default()));
         let waker = Waker::from(count.clone());
         let rung = || count.0.load(Ordering::SeqCst);

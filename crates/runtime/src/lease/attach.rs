@@ -1,8 +1,8 @@
-//! From grants to leases: showing tickets, and starting workers.
+//! Attaches granted leases: shows their tickets, and starts their workers.
 //!
 //! A ticket asks its agent to start the worker process at once. [`Attaching::begin`] shows one and does not wait, so
-//! that several nodes start their workers at the same time; [`Attaching::finish`] then takes up what the agent has
-//! answered, and returns when the workers wait for calls.
+//! that several nodes start their workers at the same time. [`Attaching::finish`] then processes the agent's answer,
+//! and returns when the workers wait for calls.
 
 use std::collections::VecDeque;
 use std::net::IpAddr;
@@ -34,12 +34,12 @@ use crate::arena::Arena;
 use crate::fabrics::{self, Here, Network, Terms};
 use crate::wire::{InboxLayout, OWN_REGION, ResultsLayout};
 
-/// What all leases of an invoker share.
+/// State that all leases of an invoker share.
 #[derive(Clone)]
 pub(crate) struct Household {
     pub(crate) arena: Arc<Arena>,
     pub(crate) crew: Arc<Crew>,
-    /// How long a waiter spins before it sleeps.
+    /// Time that a waiting thread spins before it sleeps.
     pub(crate) spin: Duration,
     pub(crate) terms: Terms,
 }
@@ -51,7 +51,7 @@ pub(crate) struct Attaching {
     options: v1::WorkerOptions,
     inbox: InboxLayout,
     agent: AgentSocket,
-    /// Over a network, the way there.
+    /// Address and network of the node, if it is another machine.
     by: Option<(Dial, Network)>,
     asked_ns: u64,
 }
@@ -144,7 +144,8 @@ impl Attaching {
             inbox,
             results_layout,
         });
-        // Before its worker starts: what is allocated from here on, that is told at once or when it starts.
+        // The lease joins before its worker starts: regions allocated from here on are published at once or when it
+        // starts.
         let user: Weak<Lease> = Arc::downgrade(&lease);
         household.arena.join(user);
         let monitored = lease.clone();
@@ -201,7 +202,7 @@ fn local(inbox: Option<OwnedFd>, inbox_bytes: u64) -> Result<Carrier, Error> {
     Ok(Carrier::Local(shm::Endpoint::new(window, None)))
 }
 
-/// The way to what a lease has on its node.
+/// The route to a lease's resources on its node.
 pub(crate) fn route(
     (dial, network): (Dial, Network),
     agent: Option<IpAddr>,

@@ -1,7 +1,7 @@
 //! Sends a lease's requests to its workers: through shared memory, or over a connection to each.
 //!
-//! In shared memory a request stays where it was written until a worker process takes it, whichever that is. Over a
-//! network each worker has a connection, which ends with its process ([`end`](super::end)).
+//! In shared memory a request stays in the ring until a worker process takes it, whichever that is. Over a network each
+//! worker has a connection, which ends with its process ([`end`](super::end)).
 
 use std::net::IpAddr;
 use std::os::fd::{BorrowedFd, OwnedFd};
@@ -53,18 +53,18 @@ impl Carrier {
 pub(crate) struct Route {
     pub(crate) dial: Dial,
     pub(crate) network: Network,
-    /// Where the agent is.
+    /// Address of the agent.
     pub(crate) agent: Option<IpAddr>,
     /// The lease's id.
     pub(crate) lease: [u8; 16],
-    /// Of TCP: by which a connection is proven to be this client's.
+    /// Secret that proves to the worker that a TCP connection is this client's.
     pub(crate) secret: [u8; 32],
     /// The only one that the other end may have.
     pub(crate) certificate: Vec<u8>,
 }
 
 impl Route {
-    /// Over TCP, a connection to a worker. No counter is good twice.
+    /// Opens a TCP connection to a worker. Each counter is accepted only once.
     pub(crate) fn stream(&self, worker: u32, counter: u64) -> Result<Stream, Error> {
         let socket = self.dial.connect()?;
         let kind = Kind::Data(DataLink { lease: self.lease, worker, counter });
@@ -81,19 +81,19 @@ pub(super) struct Remote {
     route: Route,
     exposed: Arc<Exposed>,
     ends: Box<[End]>,
-    /// How long a waiter spins before it sleeps.
+    /// Time that a waiting thread spins before it sleeps.
     spin: Duration,
 }
 
-/// Connections to a new worker process, half made: on none of them can anything be sent yet.
+/// Partly established connections to a new worker process: none of them can send yet.
 pub(super) enum Links {
-    /// Over TCP: handed to each of its threads already.
+    /// Connections over TCP, which its threads have already.
     Streams(Vec<Stream>),
-    /// Over libfabric: where this side's ends are.
+    /// Addresses of this side's endpoints, over libfabric.
     Contacts(Vec<Vec<u8>>),
 }
 
-/// How the workers reach a region, or this side theirs: by one key, or over libfabric by one for each.
+/// Keys by which the workers reach a region, or this side theirs: one key, or over libfabric one for each.
 #[derive(Default)]
 pub(super) struct Keys {
     pub(super) key: Option<v1::RegionKey>,
@@ -145,7 +145,8 @@ impl Remote {
         });
     }
 
-    /// Sleeps until the result is there, `over` says so, the connection is lost and made anew, or the deadline passes.
+    /// Sleeps until the result is there, `over` returns true, the connection is lost and made anew, or the deadline
+    /// passes.
     pub(super) fn wait(
         &self,
         sent: &Sent,
@@ -160,11 +161,11 @@ impl Remote {
         if endpoint.down().is_none() || over() {
             return line.0.is(sent.turn);
         }
-        // Nothing can come, and the lease's thread finds out why.
+        // No result can come, and the lease's thread finds out the reason.
         line.0.wait(line.1, sent.turn, deadline, || over() || endpoint.down().is_none())
     }
 
-    /// Takes what has arrived from a worker; says that it may have.
+    /// Receives data that has arrived from a worker. Returns whether there may have been some.
     #[cold]
     pub(super) fn take_arrived(&self, worker: u32) -> bool {
         // That the connection is down is for the lease's thread to find.
@@ -172,7 +173,7 @@ impl Remote {
         true
     }
 
-    /// Whether the lease's thread takes what arrives from a worker, one of whose records was marked as watched before.
+    /// Whether the lease's thread receives the data of a worker, one of whose records was marked as watched before.
     #[cold]
     pub(super) fn is_polled(&self, worker: u32) -> bool {
         // Pairs with the fence in `to_poll`: either this sees the flag down, or that the mark.
@@ -180,7 +181,7 @@ impl Remote {
         self.ends[worker as usize].polled.load(Ordering::Relaxed) != 0
     }
 
-    /// For the lease's thread: the connections of the workers with watched records.
+    /// The connections of the workers with watched records, for the lease's thread.
     pub(super) fn to_poll(&self, watched: impl Fn(u32) -> bool) -> Vec<(u32, BorrowedFd<'_>)> {
         self.ends.iter().for_each(|end| end.polled.store(0, Ordering::Relaxed));
         fence(Ordering::SeqCst);
@@ -197,17 +198,18 @@ impl Remote {
         (0..).zip(&self.ends).find_map(|(worker, end)| Some((worker, end.endpoint.down()?)))
     }
 
-    /// Ends all connections. What is sent afterwards is kept for the next ones.
+    /// Ends all connections. Requests that are sent afterwards are kept for the next ones.
     pub(super) fn disconnect(&self, reason: &str) {
         self.ends.iter().for_each(|end| end.disconnect(reason));
     }
 
-    /// Ends what the worker processes' keys are good for: the lease is over.
+    /// Revokes the worker processes' keys: the lease is over.
     pub(super) fn withdraw(&self) {
         (0..MAX_REGIONS).for_each(|region| self.exposed.withdraw(region));
     }
 
-    /// Whether connections come after the regions; over libfabric keys are of one connection, which comes first.
+    /// Whether connections are made after the regions are sent. Over libfabric keys belong to one connection, which is
+    /// made first.
     pub(super) fn connects_last(&self) -> bool {
         matches!(self.route.network, Network::Tcp { .. })
     }
@@ -232,7 +234,7 @@ impl Remote {
         }
     }
 
-    /// A region of this side, as a worker process is told of it.
+    /// Exposes a region of this side and returns its keys for a worker process.
     pub(super) fn expose(&self, region: u32) -> Result<Keys, Error> {
         let said = |RemoteRegion { key, base, .. }| v1::RegionKey { key, base };
         match self.connects_last() {
@@ -277,14 +279,14 @@ impl Remote {
         Ok(connected?)
     }
 
-    /// Lets requests go, first what was kept from these positions on.
+    /// Opens the connections for requests, and sends the kept ones from these positions on.
     pub(super) fn open(&self, starts: &[u64]) -> Result<(), Error> {
         Ok(self.ends.iter().zip(starts).try_for_each(|(end, &start)| end.open(start))?)
     }
 }
 
 impl Lease {
-    /// As [`Lease::spin`], beside whatever else arrives.
+    /// Spins like [`Lease::spin`], and also receives everything else that arrives.
     #[cold]
     #[inline(never)]
     pub(super) fn spin_remote(&self, remote: &Remote, line: &Line, sent: &Sent, call: &Call) -> bool {

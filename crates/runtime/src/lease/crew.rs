@@ -1,4 +1,4 @@
-//! All leases of one invoker, as a call sees them that must go elsewhere (rFaaS III-D).
+//! Lists all leases of one invoker, for a call that must be sent to another lease (rFaaS III-D).
 //!
 //! Their workers are numbered through, in the order in which the leases were taken. A lease keeps its numbers when it
 //! is over. Nothing here is on the path of a call that is executed where it was sent first.

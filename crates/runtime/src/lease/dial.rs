@@ -8,10 +8,10 @@ use sublet_proto::Error;
 
 use crate::access::CONNECT_TIMEOUT;
 
-/// Where an agent listens, and which way goes there.
+/// Address of an agent, and the interface for connections to it.
 #[derive(Clone, Debug)]
 pub(crate) struct Dial {
-    /// As `host:port`.
+    /// Address of the agent, as `host:port`.
     pub(crate) address: String,
     /// The interface that connections go out by, by its name or one of its addresses.
     pub(crate) interface: Option<String>,

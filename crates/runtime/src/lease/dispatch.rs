@@ -1,7 +1,7 @@
 //! Sends a call: the path of every call, and nothing else.
 //!
-//! [`Lease::dispatch`] takes a record and a ring position, both lock-free, and publishes one line. It waits only while the
-//! ring is full, or while a worker process is started.
+//! [`Lease::dispatch`] takes a record and a ring position, both lock-free, and publishes one line. It waits only while
+//! the ring is full, or while a worker process is started.
 
 use std::time::Duration;
 
@@ -17,15 +17,15 @@ use super::{Call, Lease, RUNNING, Sent};
 use crate::arena::Block;
 use crate::wire::{Immediate, OWN_REGION, Request};
 
-/// How long a submission spins on a full ring before it starts to sleep between looks.
+/// Number of times that a submission spins on a full ring before it sleeps between checks.
 const FULL_RING_SPINS: u32 = 2_000;
 const FULL_RING_NAP: Duration = Duration::from_micros(50);
-/// How many workers a submission looks at that may go to any of them.
+/// Number of workers that a submission considers if it may use any of them.
 pub(crate) const LOOKS: u32 = 4;
 
-/// Where a call's memory lies.
+/// Addresses of a call's memory.
 struct Memory {
-    /// In the arena; otherwise it travels in the slot.
+    /// Address in the arena; otherwise the input travels in the slot.
     input: Option<Address>,
     output: Address,
     staging: Option<Block>,
@@ -40,7 +40,7 @@ impl Lease {
     }
 
     /// Sends a call to a worker of this lease. Neither locks, allocates nor enters the kernel if the worker runs hot,
-    /// its ring has room, and the memory is the arena's.
+    /// its ring has a free slot, and the memory is the arena's.
     #[inline(always)]
     pub(crate) fn dispatch_to(&self, worker: u32, call: &Call) -> Result<Sent, Error> {
         if self.status.load(Ordering::Acquire) != RUNNING {
@@ -56,9 +56,9 @@ impl Lease {
         sent
     }
 
-    /// Sends a call that was sent elsewhere before, without waiting for anything; `false` if there is no room for it.
-    /// What it has is what it keeps: the stand-in of its output goes with it. Without a worker process it is one for
-    /// the next.
+    /// Sends a call that was sent elsewhere before, without waiting. Returns `false` if the worker has no free slot.
+    /// The call keeps its memory: the buffer that stands in for its output moves with it. Without a worker process, the
+    /// call waits for the next one.
     #[cold]
     pub(crate) fn take_over(&self, worker: u32, call: &Call, sent: &mut Sent) -> Result<bool, Error> {
         let memory = self.memory(call, sent.staging)?;
@@ -135,7 +135,7 @@ impl Lease {
         Ok(())
     }
 
-    /// Where the call's memory lies for a worker, with a stand-in for output that no worker reaches.
+    /// The addresses of the call's memory for a worker, with a substitute buffer for output that no worker reaches.
     #[inline(always)]
     fn memory(&self, call: &Call, staging: Option<Block>) -> Result<Memory, Error> {
         let input = self.window.locate(call.input, u64::from(call.input_len));
@@ -149,7 +149,7 @@ impl Lease {
         Ok(Memory { input, output, staging })
     }
 
-    /// The place of the caller's output, or of a stand-in.
+    /// The address of the caller's output, or of a substitute buffer.
     #[inline(always)]
     fn place_output(&self, call: &Call) -> Result<(Address, Option<Block>), Error> {
         let capacity = u64::from(call.output_capacity);
@@ -175,7 +175,7 @@ impl Lease {
         Ok(endpoint.put(self.payload(worker, position), call.input())?)
     }
 
-    /// Where an input that is not in the arena goes.
+    /// The address to which an input outside of the arena is copied.
     pub(super) fn payload(&self, worker: u32, position: Position) -> Address {
         Address { region: OWN_REGION, offset: self.inbox.payload(worker, position.line) }
     }
@@ -235,7 +235,7 @@ impl Lease {
                 return Err(self.no_room(worker, call));
             }
             if let Some((position, nonsense)) = self.find_nonsense(worker) {
-                // With its calls gone there is room, for the next process.
+                // After its calls are removed, slots are free for the next process.
                 self.distrust(worker, position, nonsense);
             }
             std::thread::sleep(FULL_RING_NAP);

@@ -1,11 +1,12 @@
-//! The connection to one worker, and the requests that wait for it.
+//! Implements the connection to one worker, and the requests that wait for it.
 //!
-//! A connection ends with the process at its other end. What a submission cannot send any more, for it had its ring
-//! position already, is kept here and sent when the next process is connected, if that begins at or before its
-//! position; otherwise its call was given up. So no call is lost silently, and the ring has no hole.
+//! A connection ends with the process at its other end. A submission that has claimed its ring position and can no
+//! longer send its request leaves the request here. It is sent when the next process is connected, if that begins at or
+//! before its position; otherwise its call was given up. So no call is lost silently, and the ring has no hole.
 //!
-//! Nobody waits for a connection here, and nobody sends under a lock: a submission that finds the connection down looks
-//! under the lock whether it was made anew meanwhile, and if not, leaves its request to whoever makes it next.
+//! No thread waits for a connection here, and none sends under a lock. A submission that finds the connection down
+//! checks under the lock whether it was made anew meanwhile. If not, it leaves its request to the thread that makes the
+//! connection next.
 
 use std::os::fd::BorrowedFd;
 use std::sync::{Mutex, MutexGuard, PoisonError};
@@ -22,14 +23,14 @@ use crate::wire::Request;
 /// The connection to one worker.
 pub(super) struct End {
     pub(super) endpoint: Endpoint,
-    /// Not 0: all that the worker process has to know before a request has been said. Until then the connection, though
-    /// it may be there, is as good as down.
+    /// Not 0: the worker process has received everything that it must know before a request. Until then requests are
+    /// treated as if the connection were down.
     is_open: AtomicU32,
     /// Requests that found the connection down.
     unsent: Mutex<Vec<Message<'static>>>,
-    /// How often the connection was made and nothing left unsent. Written under the lock of `unsent`.
+    /// Number of times that the connection was made and no message left unsent. Written under the lock of `unsent`.
     openings: AtomicU64,
-    /// Not 0: the lease's thread takes what arrives. Written by it alone.
+    /// Not 0: the lease's thread receives the data. Written only by that thread.
     pub(super) polled: AtomicU32,
 }
 
@@ -43,11 +44,11 @@ pub(super) struct Message<'call> {
     pub(super) input: Input<'call>,
 }
 
-/// What goes ahead of a request.
+/// Input that is written before a request.
 pub(super) enum Input<'call> {
     /// Into the line's slot.
     Slot(Address, Payload<'call>),
-    /// From a place in the arena to the same place of the worker's copy.
+    /// Memory in the arena, which is written to the same address of the worker's copy.
     Arena(Address, u64),
 }
 
@@ -97,12 +98,13 @@ impl End {
                 unsent.push(message.into_owned());
                 return;
             }
-            // It was connected anew meanwhile, and nobody would look here.
+            // The connection was made anew meanwhile, and no thread would send a message left in `unsent`.
             openings = now;
         }
     }
 
-    /// Lets requests go, and sends what was kept and is at this position or after it. What comes before was given up.
+    /// Opens the connection for requests, and sends the kept ones at this position or after it. Earlier ones were given
+    /// up.
     pub(super) fn open(&self, start: u64) -> Result<(), FabricError> {
         self.is_open.store(1, Ordering::Release);
         loop {
@@ -139,7 +141,7 @@ impl End {
         unsafe { self.endpoint.push(at, from, len_bytes) }
     }
 
-    /// Over TCP.
+    /// Connects to the worker over TCP.
     pub(super) fn connect(&self, stream: Stream) -> Result<(), FabricError> {
         match &self.endpoint {
             Endpoint::Tcp(endpoint) => endpoint.connect(stream),
@@ -147,7 +149,7 @@ impl End {
         }
     }
 
-    /// Over libfabric: makes this side's end.
+    /// Makes this side's endpoint over libfabric, and returns its address.
     pub(super) fn contact(&self, network: &ofi::Network) -> Result<Vec<u8>, FabricError> {
         match &self.endpoint {
             Endpoint::Ofi(endpoint) => endpoint.open(network),
@@ -155,7 +157,7 @@ impl End {
         }
     }
 
-    /// Over libfabric: connects to the worker's end.
+    /// Connects to the worker's endpoint over libfabric.
     pub(super) fn meet(&self, contact: &[u8]) -> Result<(), FabricError> {
         match &self.endpoint {
             Endpoint::Ofi(endpoint) => endpoint.connect(contact),
@@ -188,7 +190,7 @@ impl End {
         }
     }
 
-    /// To be polled, unless the connection is down.
+    /// The descriptor to poll, unless the connection is down.
     pub(super) fn readable(&self) -> Option<BorrowedFd<'_>> {
         match &self.endpoint {
             Endpoint::Tcp(endpoint) if endpoint.down().is_none() => endpoint.readable(),
@@ -263,7 +265,7 @@ mod tests {
             worker
         }
 
-        /// What was put into the slot of this position, once its line is there.
+        /// Waits for the line of this position, and returns the byte that was written into its slot.
         fn hear(&self, position: u64) -> u8 {
             let line: &Line = self.lines.view(position * LINE_BYTES).unwrap();
             let watch: &Watch = self.lines.view(WATCH).unwrap();
@@ -286,7 +288,7 @@ mod tests {
     }
 
     #[test]
-    fn what_finds_the_connection_down_is_sent_to_the_next_process_unless_it_was_given_up() {
+    fn unsent_requests_go_to_the_next_process_unless_given_up() {
         let end = End::new(Endpoint::Tcp(endpoint(&Region::create("results", 4096).unwrap())));
         end.send(message(0));
         let first = Worker::start(&end);
@@ -307,7 +309,7 @@ mod tests {
     }
 
     #[test]
-    fn nothing_is_lost_between_threads_that_send_and_a_connection_that_is_made() {
+    fn loses_no_request_while_a_connection_is_made() {
         for _ in 0..50 {
             let end = End::new(Endpoint::Tcp(endpoint(&Region::create("results", 4096).unwrap())));
             std::thread::scope(|scope| {
@@ -323,12 +325,12 @@ mod tests {
     }
 
     #[test]
-    fn a_worker_that_is_lost_leaves_what_follows_for_the_next_one() {
+    fn requests_after_a_lost_worker_go_to_the_next() {
         let end = End::new(Endpoint::Tcp(endpoint(&Region::create("results", 4096).unwrap())));
         let worker = Worker::start(&end);
         end.open(0).unwrap();
         drop(worker);
-        // The system may take something before it says that nobody is there.
+        // The system may accept some bytes before it reports that the peer is gone.
         while end.endpoint.down().is_none() {
             let _ = end.endpoint.progress();
         }

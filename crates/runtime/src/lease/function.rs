@@ -5,7 +5,7 @@ use sublet_proto::{Code, Error};
 
 use super::Lease;
 
-/// How many functions are named to somebody who asked for another.
+/// Number of functions that the error for an unknown function lists.
 const SHOWN: usize = 8;
 
 /// The functions of a package with their indices, sorted by name.

@@ -1,7 +1,9 @@
-//! The slow side of an attached lease: what its threads share, and what a client asks of its agent.
+//! Implements the slow side of an attached lease: the state that its threads share, and a client's requests to its
+//! agent.
 //!
-//! One thread for each lease hears the agent ([`monitor`](super::monitor)); whoever asks for something waits for what that
-//! thread passes on. Whoever holds the lock of [`Control`] may ask, and talks to the worker process ([`start`](super::start)).
+//! One thread for each lease receives the agent's messages ([`monitor`](super::monitor)). A thread with a request waits
+//! for the answer that the lease's thread passes on. Only the holder of the lock of [`Control`] may send requests and
+//! talk to the worker process ([`start`](super::start)).
 
 use std::collections::{BTreeSet, VecDeque};
 use std::os::fd::OwnedFd;
@@ -24,14 +26,14 @@ use super::records::Records;
 use super::run::Questions;
 use super::{Lease, WorkerLink, monitor};
 
-/// How long an agent may take to answer.
+/// Longest time until an agent answers.
 pub(crate) const AGENT_TIMEOUT: Duration = Duration::from_secs(10);
-/// Messages of a worker process that nobody has asked for yet, or any more.
+/// Largest number of unread messages of a worker process.
 const WORKER_MESSAGES: usize = 4;
-/// Questions for what a lease uses that its agent has not answered.
+/// Largest number of unanswered requests for a lease's usage.
 const MAX_ASKED: usize = 4;
 
-/// When a cold start reached what, in nanoseconds of this machine's monotonic clock.
+/// Times at which a cold start reached each step, in nanoseconds of this machine's monotonic clock.
 ///
 /// The steps on a node that is another machine are known by that node's clock. They are put on this one's as if the
 /// way to the node and the way back had taken the same time.
@@ -53,18 +55,18 @@ pub struct ColdStart {
     pub ready_ns: u64,
 }
 
-/// The announced end of a lease (rFaaS III-A). Calls go on until then.
+/// The announced end of a lease (rFaaS III-A). Calls continue until then.
 #[derive(Clone, Debug)]
 pub struct Notice {
-    /// Which lease.
+    /// Id of the lease.
     pub lease: String,
-    /// Why, as its calls will say it.
+    /// Reason for the end, as the lease's calls will report it.
     pub error: Error,
-    /// When it ends by force.
+    /// Time at which the lease ends by force.
     pub until: Instant,
 }
 
-/// What a lease uses, once its agent has said so.
+/// Usage of a lease, once its agent has reported it.
 pub(crate) type Asked = Arc<OnceLock<v1::Measured>>;
 
 pub(super) struct Link {
@@ -73,31 +75,33 @@ pub(super) struct Link {
     pub(super) control: Mutex<Control>,
     pub(super) ended: Mutex<Endings>,
     pub(super) questions: Mutex<Questions>,
-    /// Who asked what the lease uses, and waits for the answer. The answers come in the same order.
+    /// Callers that wait for the lease's usage. The answers come in the same order.
     pub(super) asked: Mutex<VecDeque<Asked>>,
     pub(super) changed: Condvar,
     pub(super) alarms: Alarms,
-    /// When the agent last said anything, by this machine's monotonic clock. Written by the monitor.
+    /// Time of the agent's latest message, by this machine's monotonic clock. Written by the monitor.
     pub(super) heard_ns: AtomicU64,
-    /// When the lease's thread wakes all futures, as a deadline of one of them passes: by this machine's monotonic clock.
+    /// Time at which the lease's thread wakes all futures, since a deadline of one of them passes: by this machine's
+    /// monotonic clock.
     pub(super) futures_due_ns: AtomicU64,
-    /// Not 0: the lease's thread looks after the futures that wait. Set by who begins to wait, cleared by that thread.
+    /// Not 0: the lease's thread checks the futures that wait. Set by the thread that begins to wait, cleared by the
+    /// lease's thread.
     pub(super) looking: AtomicU32,
     /// Not 0: a thread is starting a worker process.
     pub(super) reviving: AtomicU32,
 }
 
-/// What whoever holds the lock may talk to.
+/// State that only the holder of the lock may use.
 pub(super) struct Control {
     pub(super) answers: Receiver<Answer>,
-    /// What a worker process on another machine says.
+    /// Messages of a worker process on another machine.
     pub(super) said: Receiver<FromWorker>,
     pub(super) worker: Option<WorkerSocket>,
-    /// How many worker processes had ended before this one was asked for.
+    /// Number of worker processes that had ended before this one was requested.
     pub(super) exits: u64,
     /// The arena's regions that the running worker process has mapped.
     pub(super) regions: BTreeSet<u32>,
-    /// The region that it was told of last and has said nothing of yet.
+    /// The region that the process was sent last and has not answered yet.
     pub(super) untold: Option<Untold>,
     /// Connections that were made to workers' threads.
     pub(super) links: u64,
@@ -106,7 +110,7 @@ pub(super) struct Control {
     pub(super) cold_imports: Option<v1::ColdImports>,
 }
 
-/// A region that a worker process on another machine was told of. Its answer will come, or the process's end.
+/// A region that was sent to a worker process on another machine. Its answer will come, or the process's end.
 #[derive(Clone, Copy)]
 pub(super) struct Untold {
     pub(super) region: u32,
@@ -116,39 +120,39 @@ pub(super) struct Untold {
 /// The way to a worker process.
 pub(super) enum WorkerSocket {
     Local(PacketSocket),
-    /// Its agent relays.
+    /// A process on another machine, whose agent relays the messages.
     Remote,
 }
 
-/// What the monitor has learnt.
+/// Ends that the monitor has learnt of.
 #[derive(Default)]
 pub(super) struct Endings {
-    /// How many worker processes have ended.
+    /// Number of worker processes that have ended.
     pub(super) exits: u64,
-    /// Why the running worker process was told to stop, if what it wrote makes no sense.
+    /// Why the running worker process was asked to stop, if its writes make no sense.
     pub(super) distrusted: Option<Error>,
-    /// Its end, if it was announced.
+    /// The lease's end, if it was announced.
     pub(super) notice: Option<Notice>,
-    /// Once the lease is over: what it has used, or why its agent could not say so.
+    /// Set when the lease is over: its usage, or the reason why its agent could not report it.
     pub(super) lease: Option<Result<v1::Usage, Error>>,
 }
 
-/// What the agent answers to a request.
+/// The agent's answer to a request.
 pub(super) type Answer = Result<Answered, Error>;
 
 pub(super) enum Answered {
-    /// With the worker's control socket, within a node.
+    /// The worker process has started; within a node, with its control socket.
     Started(v1::Started, Option<OwnedFd>),
     Renewed,
 }
 
-/// What is heard of a worker process on another machine.
+/// A message from a worker process on another machine, or its end.
 pub(super) enum FromWorker {
     Said(Vec<u8>),
     Ended,
 }
 
-/// Where the monitor passes on what it hears.
+/// Channels by which the monitor passes on the messages that it receives.
 pub(super) struct Told {
     pub(super) answer: SyncSender<Answer>,
     pub(super) worker: SyncSender<FromWorker>,
@@ -185,7 +189,7 @@ impl Link {
         (link, Told { answer, worker })
     }
 
-    /// Has the lease's thread look at everything.
+    /// Wakes the lease's thread, which then checks everything.
     pub(super) fn ring(&self) {
         // A full bell is a rung one.
         let _ = rustix::io::write(&self.bell, &1u64.to_ne_bytes());
@@ -216,8 +220,8 @@ impl Lease {
         }
     }
 
-    /// Has all futures woken when this deadline passes. Futures that end before leave nothing behind, and the others come back
-    /// with their own deadlines.
+    /// Has all futures woken when this deadline passes. Futures that end before leave nothing behind, and the others
+    /// come back with their own deadlines.
     #[cold]
     pub(crate) fn look_at_futures_at(&self, deadline: Instant) {
         let left = deadline.saturating_duration_since(Instant::now());
@@ -227,7 +231,7 @@ impl Lease {
         }
     }
 
-    /// Whether this is a lease's own thread, which must not wait for what only such a thread hears.
+    /// Whether this is a lease's own thread, which must not wait for messages that only such a thread receives.
     pub(crate) fn is_own_thread() -> bool {
         monitor::is_here()
     }
@@ -247,7 +251,8 @@ impl Lease {
         }
     }
 
-    /// Asks the agent what the lease uses, and waits for nothing: the answer is there when it has come, if it comes.
+    /// Requests the lease's usage from the agent, without waiting. The cell is filled when the answer comes, if it
+    /// comes.
     pub(crate) fn ask_usage(&self) -> Asked {
         let answer = Asked::default();
         let mut asked = lock(&self.link.asked);
@@ -263,24 +268,25 @@ impl Lease {
         lock(&self.link.ended).notice.clone()
     }
 
-    /// Why the lease is over.
+    /// Reason why the lease is over.
     pub(crate) fn why_over(&self) -> Error {
         self.why_lost(0, u64::MAX)
     }
 
     /// Ends the worker process; its unfinished calls are lost for this reason.
     pub(crate) fn stop_worker(&self, reason: String) {
-        // If the agent cannot be told, it is gone, and the monitor says so to everybody.
+        // If the agent cannot be reached, it is gone, and the monitor reports that to all waiting threads.
         let _ = self.tell_agent(client_to_agent::Body::Stop(v1::Stop { reason }));
     }
 
-    /// Gives the lease back. Calls that have not ended are lost. Returns what was used, or why its agent cannot say.
+    /// Gives the lease back. Calls that have not ended are lost. Returns the usage, or the reason why its agent cannot
+    /// report it.
     pub(crate) fn end(&self) -> Result<v1::Usage, Error> {
         let told = self.give_back();
         self.await_end(told)
     }
 
-    /// Tells the agent that the lease is given back.
+    /// Notifies the agent that the lease is given back.
     pub(crate) fn give_back(&self) -> Result<(), Error> {
         self.tell_agent(client_to_agent::Body::Release(v1::Release {}))
     }
@@ -293,7 +299,7 @@ impl Lease {
             if let Some(usage) = &endings.lease {
                 return usage.clone();
             }
-            // An agent that cannot be told may have ended the lease already, and its last word be on its way.
+            // An agent that cannot be reached may have ended the lease already, and its last message may be on its way.
             let left = deadline.saturating_duration_since(Instant::now());
             if left.is_zero() {
                 told?;

@@ -1,13 +1,14 @@
-//! The lease's thread: hears the agent, learns how things end, and completes futures.
+//! Implements the lease's thread: receives the agent's messages, handles the ends of processes, and completes futures.
 //!
-//! One thread for each lease sleeps on the agent's connection and on the bell (rFaaS IV-B). It is the only reader of the
-//! connection: answers go to whoever asked, announcements change the lease's status. When a worker rings the bell, it
-//! wakes the futures whose results have come. It must never wait for itself: whoever may run on it starts no worker.
+//! One thread for each lease sleeps on the agent's connection and on the bell (rFaaS IV-B). It is the only reader of
+//! the connection: answers go to the thread that asked, announcements change the lease's status. When a worker rings
+//! the bell, it wakes the futures whose results have come. It must never wait for itself: a future that runs on it
+//! starts no worker.
 //!
-//! Over a network it also sends a sign of life a few times a second, so that the kernel always has something for the
-//! agent's host to acknowledge and notices within a second that it is out of reach; it takes what arrives from workers
-//! with watched futures; and where the connection to a worker is lost and the agent's is well, it has the worker
-//! process stopped, whose end then takes the usual course.
+//! Over a network it has three more tasks. It sends a sign of life a few times a second, so that the kernel always has
+//! data for the agent's host to acknowledge and notices within a second that the host is unreachable. It receives what
+//! arrives from workers with watched futures. If the connection to a worker is lost while the agent's is intact, it has
+//! the worker process stopped, whose end then takes the usual course.
 
 use std::cell::Cell;
 use std::os::fd::{AsFd, BorrowedFd};
@@ -25,12 +26,12 @@ use super::carrier::Remote;
 use super::link::{Answer, Answered, FromWorker, Notice, Told, error_of, lock, protocol};
 use super::{Death, ENDED, IDLE, Lease, REMEMBERED_DEATHS, RUNNING};
 
-/// How long the end of a worker process may take to be announced after its connection has ended.
+/// Longest time until the end of a worker process is announced after its connection has ended.
 const DOWN_GRACE: Duration = Duration::from_millis(100);
-/// How often the calls of futures are looked at, whose threads do not look themselves: whether what their worker wrote makes
-/// sense.
+/// Interval at which the calls of futures are checked for worker writes that make no sense. The threads of futures do
+/// not check themselves.
 const LOOK_AGAIN: Duration = Duration::from_millis(250);
-/// After this, an agent that was told to stop a worker process is told again.
+/// Time after which an agent is asked again to stop a worker process.
 const STOP_AGAIN: Duration = Duration::from_secs(2);
 
 thread_local! {
@@ -38,33 +39,33 @@ thread_local! {
     static IS_MONITOR: Cell<bool> = const { Cell::new(false) };
 }
 
-/// Whether this is a lease's thread, which must not wait for what only such a thread hears.
+/// Whether this is a lease's thread, which must not wait for messages that only such a thread receives.
 pub(super) fn is_here() -> bool {
     IS_MONITOR.get()
 }
 
-/// What is due when, over a network.
+/// Times of the periodic work over a network.
 struct Pulse {
     next: Instant,
-    /// When a connection to a worker is too long down.
+    /// Time at which a lost connection to a worker has been down for too long.
     stop_at: Option<Instant>,
 }
 
-/// What there is to do.
+/// Events that the lease's thread has to handle.
 struct Events {
     agent: bool,
     bell: bool,
-    /// Workers from whom something has arrived.
+    /// Workers with data that has arrived.
     workers: Vec<u32>,
 }
 
 impl Lease {
-    /// Until the lease is over.
+    /// Runs until the lease is over.
     pub(super) fn monitor(&self, told: &Told) {
         IS_MONITOR.set(true);
         let mut pulse = Pulse { next: Instant::now(), stop_at: None };
         let mut look_at = None;
-        // What the agent said beside its first answer may have been read with that.
+        // Messages that the agent sent with its first answer may have been read together with it.
         let mut more = self.link.agent.is_remote();
         while !self.is_over() {
             let now = Instant::now();
@@ -90,11 +91,11 @@ impl Lease {
         self.link.alarms.close();
     }
 
-    /// Sends a sign of life when it is time, and looks after the connections. Says when it is to be called again.
+    /// Sends a sign of life when it is due, and checks the connections. Returns the time of the next call.
     fn beat(&self, remote: &Remote, pulse: &mut Pulse, now: Instant) -> Instant {
         let is_due = now >= pulse.next;
         if is_due {
-            // If the agent is gone, its connection says so when it is next looked at.
+            // If the agent is gone, the next access to its connection shows that.
             let _ = self.tell_agent(client_to_agent::Body::Alive(v1::Alive {}));
             pulse.next = now + PULSE;
         }
@@ -116,12 +117,12 @@ impl Lease {
         }
     }
 
-    /// Wakes all futures when a deadline passes, and from time to time those whose worker wrote what makes no sense, for it will
-    /// not ring. Says when it is to be called again.
+    /// Wakes all futures when a deadline passes, and at intervals those whose worker wrote invalid values, since that
+    /// worker will not ring. Returns the time of the next call.
     fn look_at_futures(&self, look_at: &mut Option<Instant>, now: Instant) -> Option<Instant> {
         let left_ns = self.link.futures_due_ns.load(Ordering::Acquire).saturating_sub(monotonic_ns());
         if left_ns == 0 {
-            // Before they are woken: those that come back say by when.
+            // Reset before the futures are woken: those that wait again set their deadlines.
             self.link.futures_due_ns.store(u64::MAX, Ordering::Release);
             (0..self.workers()).for_each(|worker| self.records(worker).wake(|_| true));
         }
@@ -139,7 +140,8 @@ impl Lease {
         [*look_at, due].into_iter().flatten().min()
     }
 
-    /// Stops the worker process if it wrote what makes no sense and futures wait for it: they end when it has ended.
+    /// Stops the worker process if it wrote invalid values and futures wait for it. They complete when the process has
+    /// ended.
     fn distrust_watched(&self) {
         for worker in (0..self.workers()).filter(|&worker| self.records(worker).any_watched()) {
             if let Some((position, nonsense)) = self.find_nonsense(worker) {
@@ -148,7 +150,7 @@ impl Lease {
         }
     }
 
-    /// Ends the looking after futures if there are none.
+    /// Stops checking futures if there are none.
     fn stop_looking(&self) -> bool {
         let any_watched = || (0..self.workers()).any(|worker| self.records(worker).any_watched());
         if any_watched() {
@@ -164,7 +166,7 @@ impl Lease {
         true
     }
 
-    /// Says whether there may be more to hear.
+    /// Receives the agent's messages. Returns whether there may be more.
     fn hear_agent(&self, told: &Told) -> bool {
         let gone =
             |why: &str| Error::new(Code::AgentUnreachable, format!("the lease's agent is gone: {why}"));
@@ -190,7 +192,7 @@ impl Lease {
             Ok(Heard::Alive) => {}
             Ok(Heard::Measured(measured)) => {
                 if let Some(asked) = lock(&self.link.asked).pop_front() {
-                    // Nobody else sets it.
+                    // Only this thread sets the cell.
                     let _ = asked.set(measured);
                 }
             }
@@ -207,11 +209,12 @@ impl Lease {
 
     fn worker_ended(&self, error: Error) {
         self.disconnect(&error.message);
-        // Of a process that was stopped for what it wrote, the client knows better why.
+        // The client knows the better reason for the end of a process that it had stopped for its writes.
         let error = lock(&self.link.ended).distrusted.take().unwrap_or(error);
         self.bury(self.tails(), error);
         self.clear_nonsense();
-        // Before a next process can be asked for: whoever starts one must not take this end for that of its own.
+        // A thread that starts the next process must not take this end for that of its own, so the count is raised
+        // before.
         let mut endings = lock(&self.link.ended);
         endings.exits += 1;
         endings.distrusted = None;
@@ -231,7 +234,7 @@ impl Lease {
 
     fn lease_ended(&self, error: Error, usage: Option<v1::Usage>) {
         let all = vec![u64::MAX; self.workers.len()];
-        // Whoever sees that it is over asks why.
+        // A caller that sees the lease's end asks for the reason, which must be there by then.
         self.remember(all.clone(), error.clone());
         self.status.store(ENDED, Ordering::Release);
         self.disconnect(&error.message);
@@ -244,8 +247,8 @@ impl Lease {
         self.poke_all();
     }
 
-    /// Over a network, ends the connections to the workers. To be done before calls are given up: those that were sent
-    /// by then are, and later ones are kept for the next process.
+    /// Ends the connections to the workers, over a network. To be done before calls are given up: this concerns those
+    /// that were sent by then, and later ones are kept for the next process.
     pub(super) fn disconnect(&self, reason: &str) {
         if let Some(remote) = self.carrier.remote() {
             remote.disconnect(reason);
@@ -263,7 +266,7 @@ impl Lease {
         self.give_up(&before);
     }
 
-    /// Why they will have been given up.
+    /// Records the reason why calls are about to be given up.
     fn remember(&self, before: Vec<u64>, error: Error) {
         let mut deaths = lock(&self.deaths);
         if deaths.len() == REMEMBERED_DEATHS {
@@ -278,7 +281,7 @@ impl Lease {
         }
     }
 
-    /// Makes everybody who waits for a result look at what has become of it.
+    /// Makes every thread that waits for a result check the state of its call.
     pub(super) fn poke_all(&self) {
         for (worker, link) in self.workers.iter().enumerate() {
             link.records.each_in_use(|record| self.result_watch(worker as u32, record).poke());
@@ -286,8 +289,8 @@ impl Lease {
         }
     }
 
-    /// Wakes the futures whose results have come, and asks for the bell anew for the others: the worker may have rung
-    /// for the record's call before, with the flag that was set for this one.
+    /// Wakes the futures whose results have come, and requests the bell again for the others: the worker may have rung
+    /// for the record's earlier call, with the flag that was set for this one.
     fn wake_futures(&self) {
         for (worker, link) in self.workers.iter().enumerate() {
             let worker = worker as u32;
@@ -356,10 +359,10 @@ fn read_agent(mut packet: Packet) -> Result<Heard, Error> {
     }
 }
 
-/// Which of these are readable, or broken, by that time.
+/// Waits until one of the descriptors is readable or broken, or until the given time. Returns which of them are.
 pub(super) fn poll_until(fds: &[BorrowedFd<'_>], until: Option<Instant>) -> Vec<bool> {
     let mut watched: Vec<_> = fds.iter().map(|fd| PollFd::new(fd, PollFlags::IN)).collect();
-    // A time beyond what the kernel can say is as good as for ever.
+    // A time beyond the kernel's range counts as never.
     let left = until.and_then(|at| Timespec::try_from(at.saturating_duration_since(Instant::now())).ok());
     // Interrupted: look again.
     let polled = poll(&mut watched, left.as_ref()).is_ok();

@@ -1,11 +1,13 @@
 //! Detects invalid values that a worker process has written, and stops such a process.
 //!
-//! A worker can write the memory that it shares with its client, by a wild pointer or by intent. What a client acts on is held
-//! to what the worker may write there: the number of a result that was asked for, a length within the call's output, a code
-//! that exists, and over no request that waits for it. A process that breaks this is stopped, since its further results are worth
-//! nothing, and its calls fail with `protocol`. The next submission starts another process.
+//! A worker can write the memory that it shares with its client, by a wild pointer or by intent. The client therefore
+//! checks every value on which it acts: a result has the number of a call that was sent, its output length is within
+//! the call's, and its code exists; a waiting request is not written over. A process that breaks these rules is
+//! stopped, since its further results are worthless, and its calls fail with `protocol`. The next submission starts
+//! another process.
 //!
-//! Within what makes sense a worker can still write anything: a wrong result, or none. Against the latter there are deadlines.
+//! Valid values may still be wrong: a worker can write a wrong result, or none. Deadlines bound the wait for a missing
+//! one.
 
 use std::fmt;
 use std::sync::PoisonError;
@@ -20,7 +22,7 @@ use super::link::{Endings, lock};
 use super::{Lease, monitor};
 use crate::wire::{MAX_MESSAGE_BYTES, Outcome, RECORDS};
 
-/// How long the end of a worker process that was told to stop may take to be announced.
+/// Longest time until the end of a worker process that was asked to stop is announced.
 pub(crate) const STOP_TIMEOUT: Duration = Duration::from_secs(5);
 
 /// See the [module](self).
@@ -76,7 +78,7 @@ impl Outcome {
 }
 
 impl Lease {
-    /// What makes no sense about a call that is neither answered nor lost.
+    /// Finds an invalid write that concerns a call which is neither answered nor lost.
     #[cold]
     pub(crate) fn nonsense(&self, worker: u32, position: u64, by: Occupant) -> Option<Nonsense> {
         let (line, records) = (self.result_line(worker, by.record), &self.workers[worker as usize].records);
@@ -94,7 +96,7 @@ impl Lease {
         (!is_over).then_some(found)
     }
 
-    /// What makes no sense about any of a worker's calls, and at which position.
+    /// Finds an invalid write that concerns any of a worker's calls, with the ring position of the call.
     #[cold]
     pub(crate) fn find_nonsense(&self, worker: u32) -> Option<(u64, Nonsense)> {
         let mut found = None;
@@ -106,15 +108,16 @@ impl Lease {
         found
     }
 
-    /// Whether a request that was sent is still in the worker's inbox. Over a network nobody here can tell.
+    /// Returns whether a request that was sent is still in the worker's inbox. Over a network it cannot be checked:
+    /// `true`.
     fn keeps_request(&self, worker: u32, position: u64) -> bool {
         let Carrier::Local(endpoint) = &self.carrier else { return true };
         let position = Position::new(position, self.inbox.slots());
         endpoint.holds(self.inbox.line(worker, position.line), position.turn)
     }
 
-    /// Has a worker process stopped for what it has written, and waits until its calls are lost for that reason. The calls'
-    /// error, unless the process has ended by itself and the call goes on with the next one.
+    /// Has a worker process stopped for an invalid write, and waits until its calls are lost for that reason. Returns
+    /// the calls' error; `None` if the process has ended by itself and the call continues with the next process.
     #[cold]
     pub(crate) fn distrust(&self, worker: u32, position: u64, nonsense: Nonsense) -> Option<Error> {
         let message = format!("the worker process was stopped: {nonsense}");
@@ -135,8 +138,8 @@ impl Lease {
         (!has_ended || self.lost(worker, position)).then_some(error)
     }
 
-    /// Clears result lines that hold what no call had asked for. Their writer has ended, and the next process is not to be
-    /// taken for it.
+    /// Clears result lines with values that no call had asked for. Their writer has ended, and the next process must
+    /// not be taken for it.
     #[cold]
     pub(super) fn clear_nonsense(&self) {
         for (worker, link) in (0..).zip(&self.workers) {

@@ -1,9 +1,9 @@
 //! Defines the timeouts of requests to an agent, and through it to a worker process.
 //!
-//! Within a machine an agent that has gone is known by its closed socket, and of one that says nothing no more is known.
-//! Over a network it gives a sign of life each [`PULSE`]. One of which nothing has come for [`SILENCE`] does not run,
-//! though its machine answers for it, and whoever waits for it is told so. The lease goes on: calls need no agent, and
-//! it may run again.
+//! Within a machine, a closed socket shows that an agent has ended, and nothing shows that it is stopped. Over a
+//! network the agent gives a sign of life each [`PULSE`]. An agent from which nothing has come for [`SILENCE`] does not
+//! run, even if its machine acknowledges data for it, and requests that wait for it fail. The lease continues: calls
+//! need no agent, and the agent may run again.
 
 use std::os::fd::AsFd;
 use std::sync::mpsc::{Receiver, RecvTimeoutError};
@@ -18,7 +18,7 @@ use super::Lease;
 use super::monitor::poll_until;
 
 impl Lease {
-    /// Waits for something that the lease's thread passes on, at most so long.
+    /// Waits for a message that the lease's thread passes on, at most for the timeout.
     pub(super) fn wait_for_word<T>(
         &self,
         from: &Receiver<T>,
@@ -39,13 +39,13 @@ impl Lease {
         }
     }
 
-    /// Notes that the agent has said something.
+    /// Records that the agent has sent something.
     pub(super) fn has_heard(&self) {
         self.link.heard_ns.store(monotonic_ns(), Ordering::Relaxed);
     }
 
-    /// Whether nothing at all has come for too long since then. What lies unread is a sign of life, too: this process may
-    /// itself have stood still.
+    /// Returns whether nothing has come from the agent for too long since `since_ns`. Unread data is a sign of life,
+    /// too: this process may itself have been stopped.
     fn is_silent(&self, since_ns: u64) -> bool {
         let heard_ns = self.link.heard_ns.load(Ordering::Relaxed).max(since_ns);
         let silence = Duration::from_nanos(monotonic_ns().saturating_sub(heard_ns));

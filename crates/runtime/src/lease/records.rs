@@ -1,7 +1,7 @@
-//! Invocation records: which result lines are in use, and who is to be told when they are published.
+//! Invocation records: the result lines in use, and the wakers to call when they are published.
 //!
-//! A record is claimed by a submission and released by whoever collects the result. The lowest free one is taken, so
-//! that calls that follow each other use the same line, which both ends have in their caches.
+//! A submission claims a record, and the thread that collects the result releases it. The lowest free one is claimed,
+//! so that calls that follow each other use the same line, which both ends have in their caches.
 
 use std::sync::{Mutex, PoisonError};
 use std::task::Waker;
@@ -17,9 +17,9 @@ const WORDS: usize = RECORDS as usize / 64;
 pub(crate) struct Records {
     /// One bit for each record, 1 if free. Claimed and released by compare-and-swap.
     free: [AtomicU64; WORDS],
-    /// How often each record has been used; written by its owner alone.
+    /// Number of uses of each record. Written only by its owner.
     uses: Box<[AtomicU64]>,
-    /// Whom to tell, for records whose bit in `watched` is set.
+    /// The wakers of the records whose bit in `watched` is set.
     wakers: Box<[Mutex<Option<Waker>>]>,
     watched: [AtomicU64; WORDS],
 }
@@ -28,7 +28,7 @@ pub(crate) struct Records {
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Claim {
     pub(crate) record: u16,
-    /// How often it was used before.
+    /// Number of earlier uses of the record.
     pub(crate) uses: u64,
 }
 
@@ -50,7 +50,7 @@ impl Records {
         }
     }
 
-    /// Takes a free record, or none if all are unfinished or uncollected.
+    /// Claims a free record. `None` if all are unfinished or uncollected.
     #[inline(always)]
     pub(crate) fn claim(&self) -> Option<Claim> {
         for (index, word) in self.free.iter().enumerate() {
@@ -80,7 +80,7 @@ impl Records {
         debug_assert!(before & 1 << (record % 64) == 0, "record {record} is given back twice");
     }
 
-    /// About how many are in use: exact for the first 64, which is what choosing a worker needs.
+    /// Approximate number of records in use: exact for the first 64, which is what choosing a worker needs.
     #[inline(always)]
     pub(crate) fn in_use(&self) -> u32 {
         self.free[0].load(Ordering::Relaxed).count_zeros()
@@ -105,7 +105,7 @@ impl Records {
         self.watched[usize::from(record) / 64].fetch_or(1 << (record % 64), Ordering::AcqRel);
     }
 
-    /// Calls and forgets the wakers of those watched records for which `ready` says so.
+    /// Calls and forgets the wakers of those watched records for which `ready` returns true.
     pub(crate) fn wake(&self, mut ready: impl FnMut(u16) -> bool) {
         each_bit(self.watched.iter().map(|word| word.load(Ordering::Acquire)), &mut |record| {
             if ready(record) {
@@ -114,7 +114,7 @@ impl Records {
         });
     }
 
-    /// Whether anybody is to be told of a result.
+    /// Returns whether any record has a waker.
     pub(crate) fn any_watched(&self) -> bool {
         self.watched.iter().any(|word| word.load(Ordering::Acquire) != 0)
     }
@@ -134,7 +134,7 @@ impl Records {
         Turn::of_use(self.uses(record).wrapping_sub(1))
     }
 
-    /// How often the record has been used, its latest use included.
+    /// Number of uses of the record, the latest one included.
     pub(crate) fn uses(&self, record: u16) -> u64 {
         self.uses[usize::from(record)].load(Ordering::Acquire)
     }

@@ -1,8 +1,9 @@
-//! Handing a lease's worker process the arena's regions: all that hold something when it starts, more when the arena grows.
+//! Sends the arena's regions to a lease's worker process: those that hold something when it starts, more when the arena
+//! grows.
 //!
-//! A worker process answers each region once, in order. Over a network whoever waits for an answer may give up before it
-//! comes, because the agent stands still. The region is then neither mapped nor to be told again: its answer is taken
-//! before anything else is asked.
+//! A worker process answers each region once, in order. Over a network a request for a region may time out before its
+//! answer comes, because the agent is stopped. The region is then not mapped, and is not sent again: its answer is
+//! processed before the next request.
 
 use std::os::fd::{AsFd, BorrowedFd};
 
@@ -22,7 +23,7 @@ impl MapsRegions for Lease {
             return Ok(());
         }
         match self.send_regions(&mut control) {
-            // A worker that died meanwhile takes its reason to those who wait for it, and so does the lease's end.
+            // The waiting callers learn the reason from the worker's death or the lease's end.
             Err(error) if error.code == Code::WorkerDied || self.is_over() => Ok(()),
             sent => sent,
         }
@@ -76,14 +77,14 @@ impl Lease {
         self.carrier.remote().map_or(Ok(()), |remote| remote.reach(region, said, len_bytes))
     }
 
-    /// Takes the answer for which somebody has not waited long enough.
+    /// Processes the answer for which an earlier request did not wait long enough.
     fn take_late_answer(&self, control: &mut Control) -> Result<(), Error> {
         let Some(Untold { region, len_bytes }) = control.untold else { return Ok(()) };
         self.check_lives(control)?;
         let answer = self.hear_worker(control)?;
         control.untold = None;
         match read_worker(&answer) {
-            // It had no room; whoever needs the region asks for it again.
+            // The region did not fit into the worker's memory. The next user of the region requests it again.
             Err(error) if error.code == Code::InsufficientResources => Ok(()),
             answer => {
                 self.take_answer(answer?, region, len_bytes)?;

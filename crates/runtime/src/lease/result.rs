@@ -1,7 +1,7 @@
 //! Waits for a call's result, reads it, and frees its record.
 //!
-//! A result is there when its line has the call's turn. It will never be if the call's ring position is below the worker's
-//! `dead_before`; then [`Lease::why_lost`] tells the reason.
+//! A result is there when its line has the call's turn. It will never be there if the call's ring position is below the
+//! worker's `dead_before`; [`Lease::why_lost`] then returns the reason.
 
 use std::time::{Duration, Instant};
 
@@ -16,10 +16,10 @@ use super::link::{Endings, lock};
 use super::{Call, Lease, Sent, monitor};
 use crate::wire::MAX_MESSAGE_BYTES;
 
-/// How long a waiter sleeps before it looks again at all that can end its wait: the word that it sleeps on is the worker's to
-/// write, too.
+/// Longest sleep of a waiting thread before it checks everything again that can end its wait: the worker can write the
+/// word that it sleeps on, too.
 const LOOK_AGAIN: Duration = Duration::from_millis(250);
-/// How long a worker process that ends itself may take until its end is announced.
+/// Longest time until the end of a worker process that ends itself is announced.
 const LONGEST_END: Duration = Duration::from_secs(2);
 
 impl Lease {
@@ -32,7 +32,7 @@ impl Lease {
         }
     }
 
-    /// Where whoever waits for a record's result sleeps.
+    /// The word on which a thread that waits for a record's result sleeps.
     pub(crate) fn result_watch(&self, worker: u32, record: u16) -> &Watch {
         match self.results.view(self.results_layout.line(worker, record).watch) {
             Some(watch) => watch,
@@ -46,9 +46,10 @@ impl Lease {
         position < self.workers[worker as usize].dead_before.load(Ordering::Acquire)
     }
 
-    /// Waits until the end of a call's worker process is known, if it is one of kernels: of a kernel that has not ended in time
-    /// the process ends itself once its call is answered, and the next call must not be sent to it. Should the end not be
-    /// announced, or this be the thread that would hear of it, the next call may be lost with it.
+    /// Waits until the end of a call's worker process is known, if the process executes kernels. After a kernel that
+    /// has not ended in time the process ends itself once its call is answered, and the next call must not be sent to
+    /// it. If the end is not announced, or if this thread is the one that would receive the announcement, the next call
+    /// may be lost with the process.
     #[cold]
     pub(crate) fn await_end_with_kernel(&self, sent: &Sent, deadline: Option<Instant>) {
         if is_device(&self.description.pu) && !monitor::is_here() {
@@ -59,8 +60,8 @@ impl Lease {
         }
     }
 
-    /// Spins for the result as long as the lease spins. False: it did not come in that time, or there is a reason not to
-    /// wait for it any more.
+    /// Spins for the result for the lease's spin time. Returns `false` if it did not come in that time, or if there is
+    /// a reason not to wait any more.
     #[inline(always)]
     pub(crate) fn spin(&self, line: &Line, sent: &Sent, call: &Call) -> bool {
         if let Carrier::Remote(remote) = &self.carrier {
@@ -86,8 +87,8 @@ impl Lease {
         false
     }
 
-    /// Sleeps until the result comes, the call is lost, the worker process ends, or the deadline passes, and not longer than
-    /// [`LOOK_AGAIN`]. Says whether the result came.
+    /// Sleeps until the result comes, the call is lost, the worker process ends, or the deadline passes, at most for
+    /// [`LOOK_AGAIN`]. Returns whether the result came.
     pub(crate) fn sleep(&self, line: &Line, sent: &Sent, deadline: Option<Instant>) -> bool {
         let look_again = Instant::now() + LOOK_AGAIN;
         let deadline = Some(deadline.map_or(look_again, |at| at.min(look_again)));
@@ -99,7 +100,7 @@ impl Lease {
         }
     }
 
-    /// Takes results that have arrived, if somebody has to. In shared memory nobody has: `false`.
+    /// Receives results that have arrived over a network. In shared memory there is nothing to receive: `false`.
     #[inline(always)]
     pub(crate) fn take_arrived(&self, worker: u32) -> bool {
         match &self.carrier {
@@ -108,7 +109,8 @@ impl Lease {
         }
     }
 
-    /// A future is about to sleep on a line of the worker's: somebody must look after it, and over a network take its result.
+    /// Registers that a future is about to sleep on a line of the worker's. The lease's thread must then check its
+    /// call, and over a network receive its result.
     #[inline(always)]
     pub(crate) fn watched(&self, worker: u32) {
         // Pairs with the fence in `stop_looking`.
@@ -132,7 +134,7 @@ impl Lease {
         }
     }
 
-    /// The call is over: its record is free, and so is the stand-in of its output.
+    /// Releases the record of a call that is over, and the substitute buffer of its output.
     #[inline(always)]
     pub(crate) fn release(&self, sent: &mut Sent) {
         if let Some(block) = sent.staging.take() {
@@ -141,7 +143,7 @@ impl Lease {
         self.workers[sent.worker as usize].records.release(sent.record);
     }
 
-    /// Why the call at a position was lost.
+    /// Reason why the call at a position was lost.
     pub(crate) fn why_lost(&self, worker: u32, position: u64) -> Error {
         let deaths = lock(&self.deaths);
         let death =

@@ -1,4 +1,4 @@
-//! Telling a lease's worker process of the run for which it executes a component, and hearing what it asks.
+//! Sends a lease's worker process the run for which it executes a component, and receives its questions.
 
 use std::os::fd::BorrowedFd;
 use std::sync::mpsc::{Receiver, SyncSender, sync_channel};
@@ -10,16 +10,17 @@ use sublet_proto::{Code, Error};
 use super::link::{lock, protocol};
 use super::{Lease, RUNNING};
 
-/// Questions of a worker process on another machine that nobody has heard. It asks one after the other.
+/// Largest number of unread questions of a worker process on another machine. It asks one after the other.
 const QUESTIONS: usize = 4;
 
-/// What goes along with a run.
+/// Access to the run's memory that a worker process gets with a run.
 pub(crate) enum Told<'a> {
-    /// It accesses no memory.
+    /// No access: the component uses no memory.
     Nothing,
-    /// The socket on which the process asks.
+    /// The socket on which the process sends its questions.
     Here(BorrowedFd<'a>),
-    /// For the process's agent, that asks: encoded answers which are not asked for.
+    /// Encoded answers that the process's agent passes on without a question. Its questions come through the agent,
+    /// too.
     Relayed(Vec<Vec<u8>>),
 }
 
@@ -29,10 +30,11 @@ impl Lease {
         self.carrier.remote().is_some()
     }
 
-    /// Tells the process that runs. Says how many processes of the lease had ended before that one.
+    /// Sends the run to the running process. Returns the number of processes of the lease that had ended before that
+    /// one.
     ///
     /// # Errors
-    /// `worker_died` if none runs.
+    /// `worker_died` if no process runs.
     pub(crate) fn tell_run(&self, run: v1::Run, told: Told<'_>) -> Result<u64, Error> {
         let control = lock(&self.link.control);
         if self.status.load(Ordering::Acquire) != RUNNING {
@@ -53,7 +55,7 @@ impl Lease {
         }
     }
 
-    /// Begins a run of which questions about memory come here. With its number.
+    /// Begins a run whose questions about memory are received here. Returns its number.
     pub(crate) fn hear_questions(&self) -> (u32, Receiver<Vec<u8>>) {
         let (ask, heard) = sync_channel(QUESTIONS);
         let mut questions = lock(&self.link.questions);
@@ -62,7 +64,7 @@ impl Lease {
         (questions.run, heard)
     }
 
-    /// Nobody answers questions of this run any more.
+    /// Stops answering questions of this run.
     pub(crate) fn hear_no_questions(&self, run: u32) {
         let mut questions = lock(&self.link.questions);
         if questions.run == run {
@@ -70,12 +72,12 @@ impl Lease {
         }
     }
 
-    /// Answers one.
+    /// Answers a question of this run.
     pub(crate) fn answer_memory(&self, run: u32, message: Vec<u8>) -> Result<(), Error> {
         self.tell_agent(client_to_agent::Body::Memory(v1::RunMessage { run, message }))
     }
 
-    /// The worker process asks something, by its agent. What it asks beyond its turn is not heard.
+    /// Passes on a question of the worker process, which its agent relays. Questions beyond the limit are dropped.
     pub(super) fn pass_question(&self, question: v1::RunMessage) {
         let questions = lock(&self.link.questions);
         if let Some(ask) = questions.ask.as_ref().filter(|_| questions.run == question.run) {
@@ -83,13 +85,13 @@ impl Lease {
         }
     }
 
-    /// How many of its worker processes have ended.
+    /// Number of the lease's worker processes that have ended.
     pub(crate) fn exits(&self) -> u64 {
         lock(&self.link.ended).exits
     }
 }
 
-/// Where a worker process's questions go.
+/// Receiver of a worker process's questions.
 #[derive(Default)]
 pub(super) struct Questions {
     /// The latest run of which there were any.

@@ -1,9 +1,9 @@
-//! Starting a lease's worker process: asking the agent for it, handing it the regions ([`regions`](super::regions)),
-//! connecting its threads.
+//! Starts a lease's worker process: requests it from the agent, sends it the regions ([`regions`](super::regions)), and
+//! connects its threads.
 //!
-//! Over a network each thread is connected before the process is told anything else, and used after everything else:
-//! a request must not arrive before its reader, nor go out under the keys of the process before. The process hears
-//! what it is told from its agent, which relays.
+//! Over a network each thread is connected before the process receives any other message, and used after all of them: a
+//! request must not arrive before its reader, nor be sent under the keys of the previous process. Messages to the
+//! process are relayed by its agent.
 
 use std::collections::BTreeSet;
 use std::os::fd::{AsFd, BorrowedFd};
@@ -24,14 +24,14 @@ use super::link::{
 use super::{ENDED, IDLE, Lease, RUNNING};
 use crate::wire::OWN_REGION;
 
-/// How long an agent may take to start a worker, of which it is known that it is there: it fetches the package before if it
-/// has not got it, from a manager that may not answer in a minute, pulls its image, or builds its kernels.
+/// Longest time that an agent which is known to run may take to start a worker. It may first have to fetch the package
+/// from a manager that does not answer for a minute, to pull its image, or to build its kernels.
 const LONGEST_START: Duration = Duration::from_secs(120);
-/// How long a worker may take to map a region, or to load its package.
+/// Longest time until a worker has mapped a region, or loaded its package.
 const WORKER_TIMEOUT: Duration = Duration::from_secs(10);
-/// How long the announcement of a worker's end may take after the end was seen otherwise.
+/// Longest time until a worker's end is announced after it was detected otherwise.
 const ANNOUNCEMENT_TIMEOUT: Duration = Duration::from_secs(2);
-/// How long a process on another machine that could not be connected has to end by itself.
+/// Time that a process on another machine which could not be connected has to end by itself.
 const EXIT_GRACE: Duration = Duration::from_millis(100);
 
 impl Lease {
@@ -56,8 +56,8 @@ impl Lease {
         self.start(&mut lock(&self.link.control), Ok(asked_ns))
     }
 
-    /// As [`Lease::revive`], in the background and only if nobody does so already. If it fails, the calls that wait for
-    /// the process are lost.
+    /// Starts a worker process like [`Lease::revive`], in the background, unless another thread does so already. If the
+    /// start fails, the calls that wait for the process are lost.
     #[cold]
     pub(crate) fn revive_soon(self: &Arc<Lease>) {
         if self.link.reviving.swap(1, Ordering::AcqRel) != 0 {
@@ -65,7 +65,7 @@ impl Lease {
         }
         let lease = self.clone();
         let start = move || {
-            // Whoever waits for the process finds the reason beside its call.
+            // A caller that waits for the process finds the reason with its call.
             let _ = lease.revive();
             lease.link.reviving.store(0, Ordering::Release);
         };
@@ -74,7 +74,7 @@ impl Lease {
         }
     }
 
-    /// When the running worker process reached what.
+    /// Times at which the running worker process reached each step of its start.
     pub(crate) fn cold_start(&self) -> ColdStart {
         lock(&self.link.control).cold_start
     }
@@ -110,10 +110,10 @@ impl Lease {
         if !self.change(IDLE, RUNNING) {
             return Err(self.why_over());
         }
-        // The process may have ended before it was said to run: then its end was announced to nobody.
+        // If the process ended before the status said that it runs, its end woke no waiting thread.
         if lock(&self.link.ended).exits != control.exits && self.change(RUNNING, IDLE) {
             if self.carrier.remote().is_some() {
-                // Its connections were made too late to be ended with it, and what they were given is lost.
+                // Its connections were made too late to be ended with it, and the requests sent on them are lost.
                 let error = self.why_lost(0, u64::MAX);
                 self.disconnect(&error.message);
                 self.bury(self.tails(), error);
@@ -121,7 +121,8 @@ impl Lease {
             self.poke_all();
         }
         if self.carrier.remote().is_some() {
-            // Who waited for a connection now waits for what comes by it, and futures need somebody who takes that.
+            // A thread that waited for a connection now waits for data on it, and futures need the lease's thread to
+            // receive the data.
             self.poke_all();
             self.link.ring();
         }
@@ -173,7 +174,8 @@ impl Lease {
         Ok(())
     }
 
-    /// Over a network: connects all of its threads, tells it of the regions, and lets requests go.
+    /// Connects all threads of the process over a network, sends it the regions, and opens the connections for
+    /// requests.
     fn connect_remote(
         &self,
         control: &mut Control,
@@ -235,7 +237,7 @@ impl Lease {
         read_worker(&answer)
     }
 
-    /// Asks a worker process on another machine something, and tells its agent more before it answers.
+    /// Sends a worker process on another machine a request, and its agent further messages before the answer.
     pub(super) fn ask_worker_with(
         &self,
         control: &Control,
@@ -253,7 +255,7 @@ impl Lease {
         more: impl FnOnce() -> Result<(), Error>,
     ) -> Result<Vec<u8>, Error> {
         while control.said.try_recv().is_ok() {}
-        // An end from now on is said there, after it was counted here.
+        // An end from now on is reported on that channel, after it was counted here.
         self.check_lives(control)?;
         self.tell_agent(client_to_agent::Body::ToWorker(bytes))?;
         more()?;
@@ -267,10 +269,10 @@ impl Lease {
         }
     }
 
-    /// What the worker process says by its agent.
+    /// Receives the worker process's next message, relayed by its agent.
     pub(super) fn hear_worker(&self, control: &Control) -> Result<Vec<u8>, Error> {
         let late = || {
-            // Whether the worker is stopped or takes long, nobody here can tell; it is not known to have ended.
+            // Whether the worker is stopped or slow is not known here; it is not known to have ended.
             let seconds = WORKER_TIMEOUT.as_secs();
             let message = format!("the worker did not answer by its agent within {seconds} s");
             Error::new(Code::AgentUnreachable, message)
@@ -307,7 +309,7 @@ impl Lease {
 }
 
 impl ColdStart {
-    /// The steps on another machine, whose last was heard of at this time.
+    /// Converts the steps on another machine to this one's clock, given the time at which the last one was reported.
     fn seen_from_here(self, heard_ns: u64) -> ColdStart {
         let there_ns = self.ready_ns.saturating_sub(self.requested_ns);
         let ways_ns = heard_ns.saturating_sub(self.asked_ns).saturating_sub(there_ns);
@@ -324,7 +326,7 @@ impl ColdStart {
     }
 }
 
-/// What a worker process answers.
+/// Decodes a worker process's answer.
 pub(super) fn read_worker(answer: &[u8]) -> Result<worker_to_client::Body, Error> {
     match decode::<v1::WorkerToClient>("a worker's message", answer)?.body {
         Some(worker_to_client::Body::Failure(failure)) => Err(error_of(failure.code, failure.message)),
@@ -334,7 +336,7 @@ pub(super) fn read_worker(answer: &[u8]) -> Result<worker_to_client::Body, Error
 }
 
 fn ask_by_socket(worker: &PacketSocket, bytes: &[u8], fds: &[BorrowedFd<'_>]) -> Result<Vec<u8>, Error> {
-    // A worker that has failed says why before it ends, so a failed send is not the last word.
+    // A worker that has failed reports the reason before it ends, so a failed send does not decide.
     let sent = worker.send(bytes, fds);
     match worker.receive(Some(WORKER_TIMEOUT)) {
         Ok(Some(packet)) => Ok(packet.bytes),
@@ -359,7 +361,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_steps_of_a_start_elsewhere_lie_between_asking_and_hearing() {
+    fn steps_of_a_remote_start_lie_between_request_and_answer() {
         let there = |ns: u64| u64::MAX - 1000 + ns;
         let start = ColdStart {
             asked_ns: 5_000,

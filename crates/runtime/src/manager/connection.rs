@@ -1,9 +1,9 @@
-//! The way to one of several managers: tries them in turn, from the one that answered last.
+//! Connects to one of several managers: tries them in turn, from the one that answered last.
 //!
-//! A manager that does not answer is left for the next one. Which managers there are is learnt from those that answer
-//! (rFaaS-preprint 3.4), up to [`MAX_MANAGERS`]; what the client was told first stays in the list. An address that is
-//! learnt is used only if it can be trusted as much as those that were given: by TLS, or on the same machine. A manager to
-//! which a global one has handed a request is known from then on, too, for it has leases of this client's.
+//! If a manager does not answer, the next one is asked. The answers list the managers of the store (rFaaS-preprint
+//! 3.4), up to [`MAX_MANAGERS`]; the addresses that the client was given stay first in the list. A learnt address is
+//! used only if it can be trusted as much as the given ones: by TLS, or on the same machine. A manager to which a
+//! global one has handed a request is known from then on, too, for it has leases of this client's.
 
 use std::collections::HashMap;
 use std::future::Future;
@@ -19,12 +19,14 @@ use tonic::{ConnectError, Request, Response, Status};
 
 use crate::access::{Access, Address, MAX_MANAGERS};
 
-/// How often all managers are tried before it is said that none answers: a connection that broke while nobody used it
-/// may take the first request with it.
+/// Number of times that all managers are tried before the request fails: a connection that broke while it was idle may
+/// lose the first request sent on it.
 const ROUNDS: usize = 2;
-/// Managers that a client knows that was handed to racks: as many as a store has.
+/// Largest number of managers that a client knows, with those to which a global manager has handed its requests. A store
+/// has no more.
 const MAX_HANDED_TO: usize = 256;
-/// Nodes of which a client knows who has granted there. Of more it forgets all: what communicates is asked for soon.
+/// Largest number of nodes for which a client remembers the granting manager. At the limit it forgets all: components
+/// that communicate are requested soon after each other.
 const MAX_NODES: usize = 4096;
 /// Largest answer, in bytes: a list of all leases of a large store.
 const MAX_ANSWER_BYTES: usize = 64 << 20;
@@ -32,27 +34,27 @@ const MAX_ANSWER_BYTES: usize = 64 << 20;
 /// Whether a request may be made again when it is not known whether it was executed.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(super) enum Repeat {
-    /// Made twice it comes to the same.
+    /// A repeated request has the same effect as a single one.
     Harmless,
-    /// Only if it cannot have arrived.
+    /// The request is repeated only if it cannot have arrived.
     Unsent,
 }
 
-/// What the next manager is asked about as well.
+/// Decides which errors are answered by asking the next manager.
 pub(super) type AlsoElsewhere = fn(Code) -> bool;
 
-/// Which managers can do it.
+/// The managers that can execute a request.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(super) enum Whom {
     Any,
-    /// Those that have nodes.
+    /// Only managers that have nodes.
     Racks,
 }
 
-/// How a request is made.
+/// Way in which a request is made.
 #[derive(Clone, Copy)]
 pub(super) struct Terms {
-    /// How long one manager may take to answer.
+    /// Longest wait for one manager's answer.
     pub(super) deadline: Duration,
     pub(super) repeat: Repeat,
     /// Errors of one manager that another need not have.
@@ -68,26 +70,26 @@ pub(super) struct Connection {
 
 struct Managers {
     access: Access,
-    /// One for each address, made when it is first used.
+    /// Channels, one for each address, made when they are first used.
     channels: Vec<Option<Channel>>,
-    /// How many of the addresses were given, and not learnt.
+    /// Number of addresses that were given, and not learnt.
     given: usize,
     current: usize,
-    /// Those of them that stand above the others.
+    /// The known managers that stand above the others.
     global: Vec<Address>,
-    /// Who has granted leases on a node.
+    /// The manager that has granted leases on each node.
     of_nodes: HashMap<String, Address>,
 }
 
-/// Why one manager did not do it.
+/// Reason why one manager did not execute a request.
 enum Failure {
-    /// It says so itself.
+    /// The manager has answered with this error.
     Said(Error),
     /// Whether or not it was executed is not known.
     Broken(Error),
-    /// As that, and it was waited for as long as it may take.
+    /// Whether it was executed is not known, and the deadline has passed.
     TooLate(Error),
-    /// It was not executed.
+    /// The request did not reach the manager, and was not executed.
     NotReached(Error),
 }
 
@@ -171,7 +173,8 @@ impl Connection {
                     }
                 }
             }
-            // Who was there may be back, and know what the others do not; who was not is not waited for again.
+            // A manager that had answered may be back, with information that the others lack. One that had not is not
+            // waited for again.
             left = broken;
             if refused.is_none() {
                 left.extend(silent);
@@ -196,7 +199,7 @@ impl Connection {
         Fut: Future<Output = Result<Response<T>, Status>> + Send,
     {
         let mut asked = self.ask_one(address, deadline, message, &call)?;
-        // A connection that broke while nobody used it may have taken the request with it.
+        // A connection that broke while it was idle may have lost the request.
         if let Err(Failure::Broken(_)) = asked {
             asked = self.ask_one(address, deadline, message, &call)?;
         }
@@ -216,7 +219,7 @@ impl Connection {
         self.lock().reach(named)
     }
 
-    /// A rack's manager has granted leases on these nodes, and is asked first for what only it knows of them.
+    /// Records that a rack's manager has granted leases on these nodes: it is asked first for leases near them.
     pub(super) fn note_nodes<'names>(&self, rack: &Address, nodes: impl Iterator<Item = &'names str>) {
         let mut managers = self.lock();
         managers.prefer(rack);
@@ -228,7 +231,7 @@ impl Connection {
         }
     }
 
-    /// Who has granted leases on the first of these nodes that is known.
+    /// The manager that has granted leases on the first known one of these nodes.
     pub(super) fn whereabouts(&self, nodes: &[String]) -> Option<Address> {
         let managers = self.lock();
         nodes.iter().find_map(|node| managers.of_nodes.get(node)).cloned()
@@ -338,7 +341,7 @@ impl Managers {
         Ok(channel)
     }
 
-    /// Adds those that are new, and forgets those that were learnt and are gone. The one in use stays.
+    /// Adds new managers, and forgets learnt ones that are gone. The one in use stays.
     fn learn(&mut self, known: &[ManagerInfo]) {
         let parsed = |info: &ManagerInfo| Some((info.global, info.address.parse::<Address>().ok()?));
         let mut known: Vec<_> = known.iter().filter_map(parsed).collect();
@@ -366,7 +369,7 @@ impl Managers {
         self.current = self.access.managers.iter().position(|address| *address == current).unwrap_or(0);
     }
 
-    /// Whether a learnt address is as good as those that were given.
+    /// Whether a learnt address can be trusted as much as the given ones.
     fn trusts(&self, address: &Address) -> bool {
         let is_tls = |address: &Address| matches!(address, Address::Tcp { tls: true, .. });
         match is_tls(address) {
@@ -430,7 +433,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_learnt_comes_after_what_was_given_and_goes_when_it_is_gone() {
+    fn learnt_managers_follow_given_ones_and_expire() {
         let mut managers = managers("unix:/a");
         managers.learn(&known(&["unix:/b", "unix:/a", "nonsense", "unix:/c"]));
         assert_eq!(list(&managers), ["unix:/a", "unix:/b", "unix:/c"]);
@@ -441,7 +444,7 @@ mod tests {
     }
 
     #[test]
-    fn a_manager_above_the_others_is_known_whatever_the_list_holds_and_asked_for_what_it_can_do() {
+    fn knows_global_managers_beyond_the_limit_but_not_as_racks() {
         let mut managers = managers("unix:/a");
         let mut many: Vec<String> = (0..100).map(|number| format!("unix:/{number}")).collect();
         let mut infos = known(&many.iter().map(String::as_str).collect::<Vec<_>>());
@@ -456,7 +459,7 @@ mod tests {
     }
 
     #[test]
-    fn whoever_a_request_is_handed_to_is_known_from_then_on_if_that_is_safe() {
+    fn remembers_managers_of_handed_requests_if_their_address_is_safe() {
         let mut managers = managers("unix:/a");
         for number in 1..MAX_HANDED_TO {
             managers.reach(&format!("unix:/{number}")).unwrap();
@@ -482,7 +485,7 @@ mod tests {
     }
 
     #[test]
-    fn a_learnt_address_is_not_less_safe_than_a_given_one() {
+    fn rejects_learnt_addresses_less_safe_than_given_ones() {
         let mut remote = managers("https://a:1");
         remote.learn(&known(&["unix:/b", "http://127.0.0.1:1", "https://b:1"]));
         assert_eq!(list(&remote), ["https://a:1"], "without an authority there is no TLS either");

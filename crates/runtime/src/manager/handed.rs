@@ -1,8 +1,9 @@
-//! Leases by way of a global manager (Scad 4.1): it says which rack's manager is to be asked, and that one grants.
+//! Requests leases through a global manager (Scad 4.1): it names the rack's manager to ask, and that one grants.
 //!
-//! What communicates stays together: a request that names nodes to be near to goes first to the manager that has granted
-//! there. A rack that has refused, or is not to be reached, is told to the global manager, where the request keeps its turn.
-//! Without the global manager the racks' managers are asked, one after the other, until it is back.
+//! Components that communicate stay together: a request that names nodes to be near to is sent first to the manager
+//! that has granted there. If a rack's manager refuses or cannot be reached, the client reports it to the global
+//! manager, where the request keeps its turn. Without the global manager the client asks the racks' managers one after
+//! the other, until it is back.
 
 use std::time::{Duration, Instant};
 
@@ -12,7 +13,7 @@ use sublet_proto::{Code, Error};
 use super::{CALL_DEADLINE, ManagerClient, may_have};
 use crate::access::Address;
 
-/// How long a request that may wait pauses while no global manager answers and no rack has what it asks for.
+/// Pause of a request that may wait, while no global manager answers and no rack has the requested capacity.
 const PAUSE: Duration = Duration::from_millis(500);
 
 impl ManagerClient {
@@ -39,13 +40,13 @@ impl ManagerClient {
                 answered => return answered,
             }
             std::thread::sleep(PAUSE.min(left));
-            // Another one may be there by now, or none any more. Whoever is there answers the next request, too.
+            // By now another global manager may exist, or none. Any that runs answers the next request, too.
             let _ = self.managers();
         }
     }
 
-    /// Asks the global manager for a rack, and that one, until one grants, or none is left; each once when the request does
-    /// not wait any more.
+    /// Asks the global manager for a rack, and then that rack's manager, until one grants, or no rack is left. Each is
+    /// asked once if the request does not wait any more.
     fn request_handed(
         &self,
         global: &Address,
@@ -72,7 +73,7 @@ impl ManagerClient {
         }
     }
 
-    /// Asks a rack's manager for what it has now.
+    /// Requests a rack's free capacity from its manager.
     pub(super) fn request_there(&self, rack: &Address, request: &LeaseRequest) -> Result<LeaseGrants, Error> {
         let granted = self.request_at(rack, with_wait(request, Duration::ZERO))?;
         let leases = granted.grants.iter().filter_map(|grant| grant.lease.as_ref());
@@ -87,13 +88,13 @@ impl ManagerClient {
     }
 }
 
-/// The same request, which may wait for so long.
+/// The same request, with another waiting time.
 fn with_wait(request: &LeaseRequest, wait: Duration) -> LeaseRequest {
     let wait_ms = u64::try_from(wait.as_millis()).unwrap_or(u64::MAX);
     LeaseRequest { wait_ms, ..request.clone() }
 }
 
-/// Whether a manager may have what this one has not, or does not answer about.
+/// Whether another manager may grant a request that failed with this error.
 fn may_be_elsewhere(code: Code) -> bool {
     may_have(code) || code == Code::ManagerUnreachable
 }

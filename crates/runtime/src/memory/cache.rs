@@ -1,14 +1,15 @@
 //! Caches memory of other machines in lines, written back on eviction and by `sync`.
 //!
-//! Lines lie in sets of [`WAYS`]; of a set the one that was not used for the longest goes, or nearly that one. Sixteen lines
-//! that follow each other are a block, which is what is asked for ahead, and blocks are spread over [`SHARDS`] with a lock
-//! each: who waits for the network holds up whoever needs the same shard, and nobody else.
+//! Lines are grouped in sets of [`WAYS`]; eviction removes approximately the least recently used line of a set. Sixteen
+//! lines that follow each other are a block, the unit of prefetching. Blocks are spread over [`SHARDS`] with a lock
+//! each: a thread that waits for the network blocks only threads that need the same shard.
 //!
 //! Invariants:
-//! - Of a line that is here in part, that part is what was written to it. It is one stretch; what does not adjoin it makes it
-//!   be written back first. So only what was written is written back, and who writes beside it elsewhere loses nothing.
-//! - What was written back and is asked for afterwards comes as it was written: a [`Source`] keeps to the order of what it
-//!   is told. What was asked for before a write to the same block is taken in before it.
+//! - A line that is present in part holds the bytes that were written to it, as one range. A write that does not adjoin
+//!   the range first makes it be written back. Thus only written bytes are written back, and writes by others to other
+//!   bytes of the line are not lost.
+//! - Bytes that are requested after they were written back arrive as they were written: a [`Source`] keeps the order of
+//!   its requests. Blocks that were requested before a write to them are received before it.
 
 use std::ops::Range;
 
@@ -20,25 +21,25 @@ const WAYS: usize = 8;
 const SHARDS: usize = 16;
 /// Lines of a block.
 const BLOCK_LINES: u64 = 16;
-/// How many blocks are asked for ahead of who reads one after the other.
+/// Number of blocks that are prefetched for a sequential reader.
 const BLOCKS_AHEAD: u64 = 8;
-/// Blocks of one shard that are asked for and have not come.
+/// Largest number of blocks of one shard that are requested and have not arrived.
 const MAX_ASKED: usize = 4;
-/// How many who read one after the other are told apart.
+/// Number of sequential readers that are distinguished.
 const STREAMS: usize = 8;
 /// The fewest lines that a cache has.
 pub(super) const MIN_LINES: u64 = (SHARDS * WAYS) as u64;
 
-/// Where lines come from, and go to. What is told by one thread is done in that order.
+/// The backing store of the lines. Requests of one thread are executed in their order.
 pub(super) trait Source {
     type Asked: Asked;
 
-    /// Bytes from here on are none.
+    /// End of the backing store, in bytes.
     fn end(&self) -> u64;
     fn get(&self, offset: u64, into: SharedBytesMut<'_>) -> Result<(), Error>;
-    /// They are there when the source says so, which nobody waits for here.
+    /// Writes bytes, without waiting until they have arrived: the source reports that separately.
     fn put(&self, offset: u64, from: SharedBytes<'_>) -> Result<(), Error>;
-    /// Asks for bytes without waiting, unless it cannot now.
+    /// Requests bytes without waiting. `None` if the source cannot take the request now.
     fn ask(&self, offset: u64, len_bytes: usize) -> Option<Self::Asked>;
 }
 
@@ -50,7 +51,7 @@ pub(super) trait Asked {
 /// See the [module](self).
 pub(super) struct Cache<A> {
     line_bytes: u64,
-    /// The same, as a power of two.
+    /// Binary logarithm of `line_bytes`.
     line_bits: u32,
     shards: Box<[Mutex<Shard<A>>]>,
     streams: Streams,
@@ -59,11 +60,11 @@ pub(super) struct Cache<A> {
 struct Shard<A> {
     line_bytes: usize,
     line_bits: u32,
-    /// The number of each place's line, plus 1; 0: none.
+    /// Number of the line in each slot of the cache, plus 1; 0 if the slot is empty.
     tags: Vec<u64>,
     lines: Vec<Line>,
     data: Vec<u8>,
-    /// Where the search for a place begins, of each set.
+    /// Slot of each set at which the search for an unused line begins.
     hands: Vec<u8>,
     asked: Vec<(u64, A)>,
 }
@@ -72,11 +73,11 @@ struct Shard<A> {
 struct Line {
     is_whole: bool,
     is_used: bool,
-    /// What of it was written and not written back.
+    /// The range of bytes that was written and not written back.
     dirty: Range<usize>,
 }
 
-/// The ends of what was missing last, by which who reads one after the other is known.
+/// The ends of the latest misses, by which sequential readers are recognized.
 struct Streams {
     ends: [AtomicU64; STREAMS],
     next: AtomicU64,
@@ -148,7 +149,8 @@ impl<A: Asked> Cache<A> {
         Ok(())
     }
 
-    /// Block by block, each under its lock, so that nobody asks for what was there before and keeps it.
+    /// Writes past the cache, block by block, each under its lock, so that no thread requests and keeps the previous
+    /// bytes.
     fn write_past(
         &self,
         source: &impl Source<Asked = A>,
@@ -167,13 +169,13 @@ impl<A: Asked> Cache<A> {
         Ok(())
     }
 
-    /// Asks for what of a stretch is not here, or for as much from its beginning on as can be asked for.
+    /// Requests the missing bytes of a range, or as many from its beginning on as the source accepts.
     pub(super) fn prefetch(&self, source: &impl Source<Asked = A>, offset: u64, len_bytes: u64) {
         let blocks = offset / self.block_bytes()..(offset + len_bytes).div_ceil(self.block_bytes());
         blocks.take(SHARDS * MAX_ASKED).for_each(|block| self.ask(source, block));
     }
 
-    /// Writes back what was written to a stretch. It stays here, too.
+    /// Writes back the written bytes of a range. They stay in the cache, too.
     pub(super) fn write_back(
         &self,
         source: &impl Source<Asked = A>,
@@ -191,7 +193,7 @@ impl<A: Asked> Cache<A> {
         Ok(())
     }
 
-    /// Writes all back, and forgets it: what others wrote is seen then.
+    /// Writes everything back, and empties the cache, so that later reads see writes of others.
     pub(super) fn sync(&self, source: &impl Source<Asked = A>) -> Result<(), Error> {
         for shard in &self.shards {
             let mut shard = lock(shard);
@@ -220,7 +222,7 @@ impl<A: Asked> Cache<A> {
             && let Some(asked) = source.ask(offset, len_bytes as usize)
         {
             if shard.asked.len() == MAX_ASKED {
-                // The oldest has come by now, most likely.
+                // The oldest request is the one that has most likely been answered.
                 let oldest = shard.asked[0].0;
                 shard.land(source, oldest);
             }
@@ -231,7 +233,7 @@ impl<A: Asked> Cache<A> {
 }
 
 impl<A: Asked> Shard<A> {
-    /// Says which block it was if something was missing that comes after what was missing before.
+    /// Returns the number of the block if a line was missing that follows the previous miss.
     fn read(
         &mut self,
         source: &impl Source<Asked = A>,
@@ -273,8 +275,8 @@ impl<A: Asked> Shard<A> {
         Ok(ahead)
     }
 
-    /// Brings lines, the first of which is missing, up to one that is here, and copies out what was wanted of them. Says how
-    /// much that was.
+    /// Fetches lines, the first of which is missing, up to one that is present, and copies the requested bytes out.
+    /// Returns their number.
     fn fetch(
         &mut self,
         source: &impl Source<Asked = A>,
@@ -287,7 +289,8 @@ impl<A: Asked> Shard<A> {
         while until < lines.end {
             match self.find(until) {
                 Some(place) if self.lines[place].is_whole => break,
-                // What was written to it is written back first, so it comes back with the rest.
+                // Bytes that were written to the line are written back first, so they are part of the bytes that are
+                // read.
                 Some(place) => self.clean(source, place)?,
                 None => {}
             }
@@ -339,8 +342,8 @@ impl<A: Asked> Shard<A> {
         Ok(())
     }
 
-    /// Whether any of these lines is missing. Those that are here are as they are elsewhere then, for their place may be needed
-    /// before the others have come.
+    /// Returns whether any of these lines is missing. The present ones are written back, since their slots may be
+    /// needed before the others have arrived.
     fn lacks(
         &mut self,
         source: &impl Source<Asked = A>,
@@ -372,7 +375,8 @@ impl<A: Asked> Shard<A> {
         Ok(())
     }
 
-    /// Takes in a block that was asked for. What fails is asked for again by whoever needs it, and then told.
+    /// Receives a prefetched block. A failed block is requested again by the next access that needs it, which reports
+    /// the error.
     fn land(&mut self, source: &impl Source<Asked = A>, block: u64) -> bool {
         if self.asked.is_empty() {
             return false;
@@ -382,7 +386,7 @@ impl<A: Asked> Shard<A> {
         asked.wait().and_then(|bytes| self.take_in(source, block * BLOCK_LINES, &bytes)).is_ok()
     }
 
-    /// Keeps lines that have come, but for those that are here: these may be newer.
+    /// Keeps lines that have arrived, except those that are present: these may be newer.
     fn take_in(&mut self, source: &impl Source<Asked = A>, first: u64, bytes: &[u8]) -> Result<(), Error> {
         for (line, bytes) in (first..).zip(bytes.chunks(self.line_bytes)) {
             let place = match self.find(line) {
@@ -428,7 +432,7 @@ impl<A: Asked> Shard<A> {
         Ok(place)
     }
 
-    /// The next place of a full set whose line was not used since it was last looked at.
+    /// The next slot of a full set whose line was not used since the previous check.
     fn unused(&mut self, set: Range<usize>) -> usize {
         let hand = &mut self.hands[set.start / WAYS];
         loop {
@@ -440,7 +444,7 @@ impl<A: Asked> Shard<A> {
         }
     }
 
-    /// Writes back what was written to a line. Of one that is here in part, that is still here.
+    /// Writes back the written bytes of a line. They stay in the cache, also for a line that is present in part.
     fn clean(&mut self, source: &impl Source<Asked = A>, place: usize) -> Result<(), Error> {
         let dirty = self.lines[place].dirty.clone();
         if dirty.is_empty() || self.tags[place] == 0 {
@@ -484,7 +488,8 @@ impl Streams {
     }
 }
 
-/// A stretch in pieces of units of so many bits: the number of each unit, and which of the bytes are of it.
+/// Splits a range of bytes at the boundaries of units of `1 << unit_bits` bytes: the number of each unit, and the
+/// indices of the bytes that are in it.
 #[inline]
 fn pieces(offset: u64, len: usize, unit_bits: u32) -> impl Iterator<Item = (u64, Range<usize>)> {
     let end = offset + len as u64;

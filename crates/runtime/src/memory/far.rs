@@ -1,4 +1,4 @@
-//! Access to what is on other machines.
+//! Accesses pieces of memory components on other machines.
 
 use std::sync::Arc;
 
@@ -11,26 +11,26 @@ use super::cache::{Asked, Cache, Source};
 use super::piece::{Piece, unreached};
 use super::pieces::{Owner, Pieces};
 
-/// What a component with pieces on other machines has more than another.
+/// State of a component with pieces on other machines.
 pub(super) struct Far {
     cache: Option<Cache<AskedBlock>>,
 }
 
-/// Bytes of a piece that were asked for. Dropped, it waits for them.
+/// Bytes of a piece that were requested. Waits for them when it is dropped.
 pub(super) struct Asking {
     getting: Option<Getting>,
-    /// How many there are of the piece.
+    /// Number of outstanding requests of the piece.
     asked: Arc<AtomicU32>,
 }
 
-/// The same of a block, for a cache.
+/// A requested block, for a cache.
 pub(super) struct AskedBlock {
-    // Before the bytes, which nobody writes to when it is gone.
+    // Declared before the bytes: it is dropped first, and waits until no write to the bytes is outstanding.
     asking: Asking,
     bytes: Vec<u8>,
 }
 
-/// All of a component, with nothing of it kept here.
+/// All bytes of a component, accessed past the cache.
 struct Elsewhere<'a>(&'a Pieces);
 
 impl Far {
@@ -53,7 +53,7 @@ impl Far {
         })
     }
 
-    /// Without a cache it is there when this returns.
+    /// Writes bytes. Without a cache, they have arrived when this returns.
     pub(super) fn write(&self, pieces: &Pieces, offset: u64, from: SharedBytes<'_>) -> Result<(), Error> {
         self.write_async(pieces, offset, from)?;
         if self.cache.is_none() { pieces.settle(offset, offset + from.len() as u64) } else { Ok(()) }
@@ -84,7 +84,7 @@ impl Far {
         pieces.settle(0, pieces.capacity())
     }
 
-    /// What was written to a stretch is sent, so that what is asked for afterwards has it.
+    /// Sends the written bytes of a range, so that later reads return them.
     fn write_back(&self, pieces: &Pieces, offset: u64, end: u64) -> Result<(), Error> {
         let Some(cache) = &self.cache else { return Ok(()) };
         cache.write_back(&Elsewhere(pieces), offset, end - offset)
@@ -92,7 +92,7 @@ impl Far {
 }
 
 impl Pieces {
-    /// Asks for bytes of one piece of another machine. None: not now.
+    /// Requests bytes of one piece of another machine. `None` if the connection cannot take the request now.
     ///
     /// # Safety
     /// As for [`Memory::read_async_raw`](super::Memory::read_async_raw).
@@ -137,7 +137,7 @@ impl Source for Elsewhere<'_> {
         let mut bytes = vec![0; len_bytes];
         // SAFETY: they stay where they are, with the asking, which is dropped first.
         let asked = unsafe { self.0.ask_of(&piece, offset, (&mut bytes).into()) };
-        // What fails is told to whoever needs it.
+        // The access that needs the bytes later reports the error.
         Some(AskedBlock { asking: asked.ok()??, bytes })
     }
 }
@@ -173,38 +173,38 @@ impl Asked for AskedBlock {
 
 impl Drop for Asking {
     fn drop(&mut self) {
-        // Nobody is left to be told.
+        // No caller is left to receive the error.
         let _ = self.finish();
         self.asked.fetch_sub(1, Ordering::AcqRel);
     }
 }
 
-/// Bytes that are being copied out of a memory component. Dropped, it waits for them.
+/// Bytes that are being copied out of a memory component. Waits for them when it is dropped.
 pub struct Reading {
-    // Before the bytes, which nobody writes to when it is gone.
+    // Declared before the bytes: it is dropped first, and waits until no write to the bytes is outstanding.
     pending: RawReading,
     bytes: Vec<u8>,
 }
 
-/// As [`Reading`], into memory of the caller's. Dropped, it waits for them.
+/// A [`Reading`] into memory of the caller's. Waits for the bytes when it is dropped.
 pub struct RawReading {
-    /// What is on its way, each with its piece.
+    /// Outstanding requests, each with its piece.
     asked: Vec<(Arc<Piece>, Asking)>,
     owner: Arc<dyn Owner>,
 }
 
 impl Reading {
-    /// As many bytes as `bytes` has.
+    /// Begins to read bytes, up to the vector's length.
     pub(crate) fn begin(pieces: &Pieces, offset: u64, mut bytes: Vec<u8>) -> Result<Reading, Error> {
         // SAFETY: they stay where they are, with what waits for them, which is dropped first.
         let pending = unsafe { RawReading::begin(pieces, offset, (&mut bytes).into()) }?;
         Ok(Reading { pending, bytes })
     }
 
-    /// Waits for them: the vector that was given, with the bytes.
+    /// Waits for the bytes, and returns the vector with them.
     ///
     /// # Errors
-    /// Why the component has ended.
+    /// The reason why the component has ended.
     pub fn wait(self) -> Result<Vec<u8>, Error> {
         let Reading { pending, bytes } = self;
         pending.wait().map(|()| bytes)
@@ -243,7 +243,7 @@ impl RawReading {
     /// Waits for them.
     ///
     /// # Errors
-    /// Why the component has ended.
+    /// The reason why the component has ended.
     pub fn wait(self) -> Result<(), Error> {
         for (piece, asking) in self.asked {
             asking.wait().map_err(|error| self.owner.failed(&piece, error))?;

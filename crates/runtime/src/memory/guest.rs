@@ -1,8 +1,9 @@
-//! Reaching a segment that somebody else has leased: a worker process, where its run's client has the lease.
+//! Reaches a segment that another process has leased: a worker process reaches one whose lease its run's client has.
 //!
-//! The client asks the segment's agent for an invitation, and hands it on as a ticket over connections that are there
-//! already (Scad 4.2.3). Whoever shows it at the agent's port gets a connection to the memory, and nobody a second one. Who has a
-//! connection to that agent gets none: the segment joins that ([`trunk`](super::trunk)).
+//! The client requests an invitation from the segment's agent, and passes it on as a ticket over existing connections
+//! (Scad 4.2.3). The process that shows the ticket first at the agent's port gets a connection to the memory; the
+//! ticket is then used up. A process with a connection to that agent gets no further one: the segment joins the
+//! existing connection ([`super::trunk`]).
 
 use std::net::TcpStream;
 use std::sync::Arc;
@@ -30,7 +31,7 @@ pub(super) fn no_network(lease: &v1::Lease) -> Error {
     Error::new(Code::FabricUnavailable, message)
 }
 
-/// Connects to a segment's memory, as its ticket allows. What is next on the connection says [`Connected`].
+/// Connects to a segment's memory, as its ticket allows. [`Connected`] describes the content of the connection.
 fn connect(segment: &str, ticket: &SegmentTicket) -> Result<(TcpStream, Connected), Error> {
     let invited = ticket.invited.as_ref().ok_or_else(|| protocol("a ticket without an invitation"))?;
     let socket = Dial { address: ticket.address.clone(), interface: None }.connect()?;
@@ -40,11 +41,11 @@ fn connect(segment: &str, ticket: &SegmentTicket) -> Result<(TcpStream, Connecte
     Ok((socket, Connected { memory: invited.memory, certificate, guest: invited.guest, joins: None }))
 }
 
-/// Connects to a segment's memory, as its ticket allows; without a socket if that has joined a connection that the process has.
-/// What is next on the connection says [`Connected`].
+/// Connects to a segment's memory, as its ticket allows. Returns no socket if the segment joins a connection that the
+/// process has. [`Connected`] describes the content of the connection.
 ///
 /// # Errors
-/// What the agent says, as that the ticket was used before; `agent_unreachable`.
+/// The agent's error, for example if the ticket was used before; `agent_unreachable`.
 pub fn connected(segment: &str, ticket: &SegmentTicket) -> Result<(Connected, Option<TcpStream>), Error> {
     if ticket.joins.is_some() {
         let memory = ticket.invited.as_ref().and_then(|invited| invited.memory);
@@ -54,10 +55,10 @@ pub fn connected(segment: &str, ticket: &SegmentTicket) -> Result<(Connected, Op
     Ok((connected, Some(socket)))
 }
 
-/// The 32 bytes that an invitation has.
+/// The 32 bytes of an invitation's secret.
 ///
 /// # Errors
-/// `protocol` if they are not so many.
+/// `protocol` if the secret has another length.
 pub fn secret_of(invited: &Invited) -> Result<Secret, Error> {
     let secret = invited.secret.as_slice();
     Secret::try_from(secret)

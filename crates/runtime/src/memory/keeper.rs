@@ -1,4 +1,5 @@
-//! The thread of a memory component: hears the agents of its segments, and learns when one has ended.
+//! Implements the thread of a memory component, which receives its agents' messages and learns when a segment has
+//! ended.
 
 use std::collections::HashMap;
 use std::os::fd::{AsFd, OwnedFd};
@@ -17,7 +18,8 @@ use super::pieces::Owner;
 use super::segment::Segment;
 use crate::lease::link::{AGENT_TIMEOUT, error_of, lock, protocol};
 
-/// How long the end of a segment may take to be told after its connection has ended: its agent tells a manager first.
+/// Longest time between the end of a segment's connection and the report of the segment's end. Its agent reports to a
+/// manager first.
 const WORD_GRACE: Duration = Duration::from_millis(2_500);
 
 /// Watches over the segments of one component, until it is closed.
@@ -27,7 +29,7 @@ pub(super) struct Keeper(Arc<Shared>);
 struct Shared {
     /// Rung when there is a segment more or one fewer.
     bell: OwnedFd,
-    /// Held by whoever asks an agent something: one at a time.
+    /// Held by the thread that sends an agent a request: one at a time.
     asking: Mutex<()>,
     inside: Mutex<Inside>,
     changed: Condvar,
@@ -39,9 +41,9 @@ struct Shared {
 struct Inside {
     is_closed: bool,
     watched: Vec<Arc<Segment>>,
-    /// Those that are being given back: their end is none of the component's.
+    /// Segments that are being given back, by lease. Their end does not end the component.
     leaving: HashMap<String, Option<v1::Usage>>,
-    /// The answer to what an agent is asked.
+    /// The agent's answer to the current request.
     answer: Option<Result<Answer, Error>>,
     why_ended: Option<Error>,
     /// Called when the component has ended.
@@ -50,7 +52,7 @@ struct Inside {
 
 type OnEnd = Box<dyn FnOnce(Error) + Send>;
 
-/// What the agent of a segment answers.
+/// Answer of a segment's agent.
 enum Answer {
     Renewed,
     Invited(v1::Invited),
@@ -76,20 +78,20 @@ impl Keeper {
         self.0.ring();
     }
 
-    /// From now on its end is the component's.
+    /// Watches a segment: from now on its end is the component's.
     pub(super) fn watch(&self, segment: Arc<Segment>) {
         lock(&self.0.inside).watched.push(segment);
         self.0.ring();
     }
 
-    /// Whether the component is still there, and otherwise why not. To be asked after an access: what was read before may
-    /// have been of it no more.
+    /// Returns the reason if the component has ended. Must be called after an access: bytes that were read before may
+    /// no longer have been the component's.
     #[inline]
     pub(super) fn check(&self) -> Result<(), Error> {
         self.0.check()
     }
 
-    /// Somebody knows that it has ended: why, as soon as an agent says so.
+    /// Waits, after an access found that the component has ended, until an agent reports the reason, and returns it.
     pub(super) fn await_end(&self) -> Error {
         drop(self.0.wait_until(WORD_GRACE, |inside| inside.why_ended.is_some()));
         let unsaid = || Error::new(Code::LeaseEnded, "the memory component has ended, and nobody says why");
@@ -99,16 +101,16 @@ impl Keeper {
     /// Begins to give a segment back.
     pub(super) fn release(&self, segment: &Segment) {
         lock(&self.0.inside).leaving.insert(segment.lease.id.clone(), None);
-        // An agent that cannot be told is gone, and its lease with it.
+        // If the agent cannot be reached, it is gone, and its lease with it.
         let _ = segment.agent.tell(client_to_agent::Body::Release(v1::Release {}));
     }
 
-    /// As the pieces know it.
+    /// The owner that the component's pieces report to.
     pub(super) fn owner(&self) -> Arc<dyn Owner> {
         self.0.clone()
     }
 
-    /// Has this called when the component has ended; at once if it has.
+    /// Has `call` called when the component has ended; at once if it has.
     pub(super) fn on_end(&self, call: OnEnd) {
         lock(&self.0.inside).on_end.push(call);
         if self.0.ended.load(Ordering::Acquire) != 0 {
@@ -116,7 +118,7 @@ impl Keeper {
         }
     }
 
-    /// The lease of a segment that is being given back, with what it used, if its agent says so in time.
+    /// The lease of a segment that is being given back, with its usage, if its agent reports it in time.
     pub(super) fn ended(&self, segment: &Segment) -> v1::Lease {
         let is_left =
             |inside: &Inside| inside.watched.iter().all(|watched| watched.lease.id != segment.lease.id);
@@ -133,7 +135,7 @@ impl Keeper {
         }
     }
 
-    /// Has the agent of a segment let somebody else reach it.
+    /// Requests from the agent of a segment that another process may reach it.
     pub(super) fn invite(&self, segment: &Segment, invite: v1::Invite) -> Result<v1::Invited, Error> {
         match self.ask(segment, client_to_agent::Body::Invite(invite))? {
             Answer::Invited(invited) => Ok(invited),
@@ -162,8 +164,8 @@ impl Owner for Shared {
         if self.ended.load(Ordering::Acquire) == 0 { Ok(()) } else { Err(self.why_ended()) }
     }
 
-    /// One that is out of reach has ended, and the component with it: what became of the access is not known. Why it ended is the
-    /// agent's to say, if it is there.
+    /// Records that a piece is out of reach, which ends the component: the result of the access is not known. The agent
+    /// reports the reason, if it still runs.
     #[cold]
     fn failed(&self, piece: &Piece, error: Error) -> Error {
         if error.code == Code::AgentUnreachable {
@@ -179,7 +181,7 @@ impl Owner for Shared {
         self.check().err().unwrap_or(error)
     }
 
-    /// What comes is to be taken in.
+    /// Wakes the thread, to receive prefetched bytes.
     fn attend(&self) {
         self.ring();
     }
@@ -240,7 +242,7 @@ impl Shared {
             let is_far = |segment: &&Arc<Segment>| segment.agent.is_remote();
             if now >= next_pulse {
                 for segment in watched.iter().filter(is_far) {
-                    // If the agent is gone, its connection says so when it is next looked at.
+                    // If the agent is gone, the next access to its connection shows that.
                     let _ = segment.agent.tell(client_to_agent::Body::Alive(v1::Alive {}));
                 }
                 next_pulse = now + PULSE;
@@ -251,7 +253,7 @@ impl Shared {
         }
     }
 
-    /// Sleeps until an agent says something, something comes that was asked for, or the bell is rung, and sees to that.
+    /// Sleeps until an agent sends a message, prefetched data comes, or the bell is rung, and handles it.
     fn wait_and_hear(&self, watched: &[Arc<Segment>], until: Option<Duration>) {
         let until = until.and_then(|left| Timespec::try_from(left).ok());
         let awaited: Vec<_> = watched.iter().filter_map(|one| Some((one, one.piece.awaited()?))).collect();
@@ -259,7 +261,7 @@ impl Shared {
         let mut fds = vec![PollFd::new(&self.bell, PollFlags::IN)];
         fds.extend(watched.iter().map(|segment| readable(segment.agent.as_fd())));
         fds.extend(awaited.iter().map(|(_, fd)| readable(*fd)));
-        // A signal, or memory that is short for a moment: it is looked anew.
+        // After a signal, or a temporary lack of memory, the caller polls again.
         if poll(&mut fds, until.as_ref()).is_err() {
             return;
         }
@@ -277,7 +279,7 @@ impl Shared {
         }
     }
 
-    /// Says whether there may be more to hear.
+    /// Receives an agent's messages. Returns whether there may be more.
     fn hear(&self, segment: &Segment) -> bool {
         let gone = |why: String| {
             Error::new(
@@ -305,13 +307,13 @@ impl Shared {
             Ok(Some(agent_to_client::Body::Failure(failure))) => {
                 self.answer(Err(error_of(failure.code, failure.message)))
             }
-            // It is over, and its bytes go when the agent has heard that nobody reads them.
+            // The segment is over. The agent frees its bytes when it has heard that this process no longer reads them.
             Ok(Some(agent_to_client::Body::Ending(ending))) if ending.grace_ms == 0 => {
                 self.over(segment, error_of(ending.code, ending.reason));
                 let _ = segment.agent.tell(client_to_agent::Body::Release(v1::Release {}));
                 true
             }
-            // An end that is announced comes.
+            // The end itself follows the announcement.
             Ok(Some(agent_to_client::Body::Ending(_) | agent_to_client::Body::Alive(_))) => true,
             Ok(body) => self.end(segment, protocol(format!("an agent said {body:?} of a segment")), None),
             Err(error) => self.end(segment, error, None),

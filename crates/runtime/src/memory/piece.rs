@@ -1,4 +1,4 @@
-//! One piece of a memory component, as a process reaches it: mapped, or behind a connection.
+//! Implements one piece of a memory component, as a process reaches it: mapped, or behind a connection.
 
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::{Arc, OnceLock};
@@ -19,20 +19,20 @@ pub(crate) struct Piece {
     /// The lease of the segment, and the node that it is on.
     pub(crate) segment: String,
     pub(crate) node: String,
-    /// Where its bytes begin in the component.
+    /// Offset of the piece in the component.
     pub(crate) offset: u64,
     pub(crate) len_bytes: u64,
     bytes: Bytes,
-    /// How often something was put, and how much of that is known to be there.
+    /// Number of writes, and of the writes that are known to have arrived.
     puts: AtomicU64,
     settled: AtomicU64,
-    /// What was asked for and not waited for.
+    /// Number of outstanding requests.
     asked: Arc<AtomicU32>,
-    /// Why it is not reached any more.
+    /// Reason why the piece is no longer reached.
     over: OnceLock<String>,
 }
 
-/// Which bytes a piece is.
+/// Identity and range of a piece.
 pub(crate) struct At {
     /// The lease of the segment, and the node that it is on.
     pub(crate) segment: String,
@@ -41,20 +41,20 @@ pub(crate) struct At {
     pub(crate) len_bytes: u64,
 }
 
-/// Where they are.
+/// Location of a piece's bytes.
 enum Bytes {
     Here(OwnedFd),
-    /// Under this number.
+    /// On another machine, under this number of the connection.
     There(Arc<Trunk>, u32),
 }
 
 impl Piece {
-    /// One whose memory is shared with this process.
+    /// A piece whose memory is shared with this process.
     pub(crate) fn here(at: At, file: OwnedFd) -> Piece {
         Piece::new(at, Bytes::Here(file))
     }
 
-    /// One that its agent serves on this connection, under this key.
+    /// A piece that its agent serves on this connection, under this key.
     pub(crate) fn there(at: At, trunk: Arc<Trunk>, key: RegionKey) -> Result<Piece, Error> {
         let region = trunk.reach(key, at.len_bytes)?;
         Ok(Piece::new(at, Bytes::There(trunk, region)))
@@ -66,12 +66,12 @@ impl Piece {
         Piece { segment, node, offset, len_bytes, bytes, puts, settled, asked, over }
     }
 
-    /// Where it ends in the component.
+    /// End of the piece in the component.
     pub(crate) fn end(&self) -> u64 {
         self.offset + self.len_bytes
     }
 
-    /// Its memory, if that is on this machine.
+    /// The piece's memory file, if it is on this machine.
     pub(crate) fn file(&self) -> Option<BorrowedFd<'_>> {
         match &self.bytes {
             Bytes::Here(file) => Some(file.as_fd()),
@@ -79,7 +79,7 @@ impl Piece {
         }
     }
 
-    /// That, or why not.
+    /// The piece's memory file, or the error that the piece is on another machine.
     pub(super) fn mapped(&self) -> Result<BorrowedFd<'_>, Error> {
         self.file().ok_or_else(|| {
             let (segment, node) = (&self.segment, &self.node);
@@ -102,19 +102,19 @@ impl Piece {
         Ok(())
     }
 
-    /// Adds to a word of another machine. Gives what it was.
+    /// Adds to a word of another machine. Returns its previous value.
     pub(crate) fn fetch_add(&self, offset: u64, value: u64) -> Result<u64, Error> {
         let (end, at) = self.connection(offset)?;
         end.fetch_add(at, value).map_err(unreached)
     }
 
-    /// Puts a value in place of the one that is expected in a word of another machine. Gives what it was.
+    /// Replaces the expected value in a word of another machine. Returns its previous value.
     pub(crate) fn compare_swap(&self, offset: u64, expected: u64, new: u64) -> Result<u64, Error> {
         let (end, at) = self.connection(offset)?;
         end.compare_swap(at, expected, new).map_err(unreached)
     }
 
-    /// Asks for bytes of another machine. None: not now.
+    /// Requests bytes of another machine. `None` if the connection cannot take the request now.
     ///
     /// # Safety
     /// As for [`tcp::Endpoint::begin_get`].
@@ -129,7 +129,7 @@ impl Piece {
         Ok(getting.map(|getting| Asking::new(getting, self.asked.clone())))
     }
 
-    /// Waits until all that was put before is there: what is asked for afterwards is answered afterwards.
+    /// Waits until all earlier writes have arrived, so that later requests are answered after them.
     pub(super) fn settle(&self) -> Result<(), Error> {
         let puts = self.puts.load(Ordering::Acquire);
         if self.settled.load(Ordering::Acquire) < puts {
@@ -140,7 +140,8 @@ impl Piece {
         Ok(())
     }
 
-    /// What its connection is polled by while something is asked for that nobody waits for.
+    /// The descriptor by which the piece's connection is polled while a request is outstanding that no thread waits
+    /// for.
     pub(super) fn awaited(&self) -> Option<BorrowedFd<'_>> {
         match &self.bytes {
             Bytes::There(trunk, _) if self.asked.load(Ordering::Acquire) > 0 => trunk.end.readable(),
@@ -148,15 +149,15 @@ impl Piece {
         }
     }
 
-    /// Takes what has come.
+    /// Receives data that has arrived on the connection.
     pub(super) fn progress(&self) {
         if let Bytes::There(trunk, _) = &self.bytes {
-            // Who waits for it learns of its end.
+            // A thread that waits for the piece learns of the connection's end itself.
             let _ = trunk.end.progress();
         }
     }
 
-    /// Makes whoever waits for it on another machine stop to, and reaches it no more.
+    /// Stops reaching a piece of another machine: unblocks the threads that wait for it.
     pub(super) fn disconnect(&self, reason: &str) {
         if let Bytes::There(trunk, region) = &self.bytes {
             let _ = self.over.set(reason.to_owned());
@@ -164,7 +165,7 @@ impl Piece {
         }
     }
 
-    /// The way to a byte.
+    /// The connection to a byte, and its address there.
     fn connection(&self, offset: u64) -> Result<(&Arc<tcp::Endpoint>, Address), Error> {
         if let Some(why) = self.over.get() {
             let message = format!("segment {} is not reached any more: {why}", self.segment);

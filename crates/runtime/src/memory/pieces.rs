@@ -1,11 +1,11 @@
-//! The bytes of a memory component as one process reaches them: [`Piece`]s, one behind the other from 0 on. Those of this
-//! machine are mapped, next to each other; those of others are read and written over connections, past a cache. An access that
-//! spans pieces is split.
+//! Implements the bytes of a memory component as one process reaches them: [`Piece`]s, one behind the other from 0 on.
+//! Pieces of this machine are mapped, next to each other; pieces of others are read and written over connections, past
+//! a cache. An access that spans pieces is split.
 //!
 //! Invariants:
-//! - What is below the capacity is there, and mapped if it is of this machine. What was mapped stays so, with or without
-//!   memory behind it, until something else takes its place; it is taken away by `&mut` alone.
-//! - Who may read alone has mapped it for reading: nothing here writes to it.
+//! - Every piece below the capacity is attached, and mapped if it is on this machine. A mapped range stays mapped, with
+//!   or without memory behind it, until another piece replaces it; only `&mut` removes it.
+//! - A process that may only read maps its pieces for reading: nothing here writes to them.
 
 use std::ops::Range;
 use std::ptr::NonNull;
@@ -27,10 +27,10 @@ pub(crate) trait Owner: Send + Sync {
     /// Whether it is, and otherwise why not. To be asked after an access.
     fn check(&self) -> Result<(), Error>;
 
-    /// Why an access of a piece of another machine failed.
+    /// Returns the reason why an access of a piece of another machine failed.
     fn failed(&self, piece: &Piece, error: Error) -> Error;
 
-    /// Something is asked for that nobody waits for yet.
+    /// Reports that a request is outstanding that no thread waits for yet.
     fn attend(&self);
 }
 
@@ -40,7 +40,7 @@ pub(crate) struct Pieces {
     rights: Rights,
     /// 1 if some piece is mapped. Written before the capacity that has it.
     has_mapped: AtomicU32,
-    /// There if some piece is of another machine. Made before the capacity that has it.
+    /// Set if some piece is on another machine. Made before the capacity that includes it.
     far: OnceLock<Far>,
     cache: CacheSize,
     /// All below is there. Raised under the lock of `all`, Release; pairs with the Acquire load of every access.
@@ -49,7 +49,7 @@ pub(crate) struct Pieces {
     pub(super) owner: Arc<dyn Owner>,
 }
 
-/// How much of what is on other machines is kept here, and in lines of which size.
+/// Size of the cache of remote memory, and of its lines.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct CacheSize {
     pub(crate) bytes: u64,
@@ -57,10 +57,10 @@ pub(crate) struct CacheSize {
 }
 
 impl CacheSize {
-    /// As in Scad 4.2.2.
+    /// Size and line size as in Scad 4.2.2.
     pub(crate) const DEFAULT: CacheSize = CacheSize { bytes: 64 << 20, line_bytes: 4 << 10 };
 
-    /// At most so much; nothing if that is too little for one.
+    /// A cache of at most this number of bytes; none if that is too little for one.
     pub(crate) fn within(bytes: u64) -> CacheSize {
         let is_enough = bytes / CacheSize::DEFAULT.line_bytes >= MIN_LINES;
         let bytes = if is_enough { bytes.min(CacheSize::DEFAULT.bytes) } else { 0 };
@@ -73,7 +73,7 @@ impl CacheSize {
 }
 
 impl Pieces {
-    /// Room for so many bytes, of which nothing is there.
+    /// Reserves address space for this number of bytes, without pieces.
     pub(crate) fn new(
         reserved_bytes: u64,
         rights: Rights,
@@ -92,7 +92,7 @@ impl Pieces {
         })
     }
 
-    /// How much is there.
+    /// Number of bytes that are attached.
     #[inline]
     pub(crate) fn capacity(&self) -> u64 {
         self.capacity.load(Ordering::Acquire)
@@ -111,8 +111,8 @@ impl Pieces {
         }
         match piece.file() {
             Some(file) => {
-                // SAFETY: the range is beyond the capacity, where nobody accesses anything that is the component's; with the right
-                // to read alone `put_to` and `write` are not called.
+                // SAFETY: the range is beyond the capacity, where no thread accesses memory of the component; with the
+                // right to read alone `put_to` and `write` are not called.
                 unsafe { self.space.map(piece.offset, file, piece.len_bytes, self.rights) }?;
                 self.has_mapped.store(1, Ordering::Relaxed);
             }
@@ -134,7 +134,7 @@ impl Pieces {
         let mut all = lock(&self.all);
         let Some(last) = all.last().filter(|last| last.offset >= from) else { return Ok(None) };
         if last.file().is_some() {
-            // SAFETY: this is the only borrow, so nobody accesses it.
+            // SAFETY: this is the only borrow, so no other thread accesses the range.
             unsafe { self.space.unmap(last.offset, last.len_bytes) }?;
         }
         debug_assert_eq!(last.end(), self.capacity(), "the last piece does not end at the capacity");
@@ -142,7 +142,8 @@ impl Pieces {
         Ok(all.pop())
     }
 
-    /// Has the pieces no more that begin at this byte or behind it. What was mapped of them is nobody's memory from then on.
+    /// Forgets the pieces that begin at this byte or behind it. Their mapped ranges belong to no component from then
+    /// on.
     pub(crate) fn forget(&self, from: u64) {
         let mut all = lock(&self.all);
         while let Some(last) = all.pop_if(|last| last.offset >= from) {
@@ -150,7 +151,8 @@ impl Pieces {
         }
     }
 
-    /// Copies bytes out, that are there. Whether they were the component's is to be [checked](Owner::check) afterwards.
+    /// Copies bytes out, which must be below the capacity. The caller [checks](Owner::check) afterwards that they were
+    /// the component's.
     #[inline]
     pub(crate) fn read(&self, offset: u64, into: SharedBytesMut<'_>) -> Result<(), Error> {
         if let Some(far) = self.far.get() {
@@ -162,8 +164,8 @@ impl Pieces {
             .ok_or_else(|| self.beyond(offset, len_bytes))
     }
 
-    /// Copies bytes in, to where there is room; to other machines when they are [synced](Pieces::sync), or before. Of who may
-    /// write.
+    /// Copies bytes in, up to the capacity. Bytes for other machines are sent when they are [synced](Pieces::sync), or
+    /// before. Requires the right to write.
     #[inline]
     pub(crate) fn write(&self, offset: u64, from: SharedBytes<'_>) -> Result<(), Error> {
         if let Some(far) = self.far.get() {
@@ -175,7 +177,7 @@ impl Pieces {
             .ok_or_else(|| self.beyond(offset, len_bytes))
     }
 
-    /// As [`Pieces::write`], without waiting for other machines where there is no cache.
+    /// Writes like [`Pieces::write`], without waiting for other machines where there is no cache.
     pub(crate) fn write_async(&self, offset: u64, from: SharedBytes<'_>) -> Result<(), Error> {
         match self.far.get() {
             Some(far) => far.write_async(self, offset, from),
@@ -183,7 +185,7 @@ impl Pieces {
         }
     }
 
-    /// Makes what was written be where others read it, and forgets what was kept here.
+    /// Makes all writes visible to other processes, and discards the cached lines.
     pub(crate) fn sync(&self) -> Result<(), Error> {
         self.far.get().map_or(Ok(()), |far| far.sync(self))
     }
@@ -195,7 +197,7 @@ impl Pieces {
         }
     }
 
-    /// Where bytes lie in this process.
+    /// The address of bytes in this process.
     ///
     /// # Errors
     /// `fabric_unavailable` for bytes of another machine.
@@ -204,12 +206,12 @@ impl Pieces {
         self.space.pointer(offset, len_bytes).ok_or_else(|| self.beyond(offset, len_bytes))
     }
 
-    /// Those from this place on.
+    /// The pieces from this offset on.
     pub(crate) fn from(&self, offset: u64) -> Vec<Arc<Piece>> {
         lock(&self.all).iter().filter(|piece| piece.offset >= offset).cloned().collect()
     }
 
-    /// Makes whoever waits for other machines stop to.
+    /// Unblocks every thread that waits for other machines.
     pub(super) fn disconnect(&self, reason: &str) {
         lock(&self.all).iter().for_each(|piece| piece.disconnect(reason));
     }
@@ -316,7 +318,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_beyond_the_last_piece_is_neither_read_nor_written() {
+    fn refuses_access_beyond_the_last_piece() {
         let pieces = Pieces::new(1 << 20, Rights::Write, CacheSize::within(0), Arc::new(Nobody)).unwrap();
         let at = At { segment: "s".into(), node: "n".into(), offset: 0, len_bytes: PAGE_BYTES };
         pieces.add(Arc::new(Piece::here(at, create_file("piece", PAGE_BYTES).unwrap()))).unwrap();
@@ -336,7 +338,7 @@ mod tests {
     }
 
     #[test]
-    fn a_cache_within_little_memory_is_a_small_one_or_none() {
+    fn little_memory_gives_a_small_cache_or_none() {
         let of = |bytes| CacheSize::within(bytes).bytes;
         assert_eq!((of(0), of(MIN_LINES * 4096 - 1), of(MIN_LINES * 4096)), (0, 0, MIN_LINES * 4096));
         assert_eq!((of(2 << 20), of(1 << 40)), (2 << 20, CacheSize::DEFAULT.bytes));

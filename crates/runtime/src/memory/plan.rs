@@ -16,12 +16,12 @@ use super::pieces::CacheSize;
 use crate::fabrics::{FabricChoice, Terms};
 use crate::invoker::allocation::milliseconds;
 
-/// How large it may become, if nothing is said. It is address space, and no memory before it is needed.
+/// Default limit of the size, in bytes. It takes address space, and no memory before it is needed.
 const DEFAULT_LIMIT_BYTES: u64 = 1 << 40;
 const MAX_CACHE_BYTES: u64 = 1 << 40;
 const LINE_BYTES: RangeInclusive<u64> = 64..=1 << 20;
 
-/// What a memory component is to be. Made by [`MemoryPlan::new`] and changed by its methods.
+/// Properties of a memory component to create. Made by [`MemoryPlan::new`] and changed by its methods.
 #[derive(Clone, Debug)]
 pub struct MemoryPlan {
     initial_bytes: u64,
@@ -35,7 +35,7 @@ pub struct MemoryPlan {
     cache: CacheSize,
 }
 
-/// As much as fits beside the rest of a process whose address space is limited.
+/// The default limit: half of the address space if that is limited, which leaves the rest to the process.
 fn default_limit_bytes() -> u64 {
     let limit = getrlimit(Resource::As).current.unwrap_or(u64::MAX);
     (limit / 2).min(DEFAULT_LIMIT_BYTES) / PAGE_BYTES * PAGE_BYTES
@@ -64,62 +64,64 @@ impl MemoryPlan {
         }
     }
 
-    /// So many bytes at first, in whole pages.
+    /// Sets the initial size in bytes, in whole pages.
     pub fn initial_bytes(mut self, initial_bytes: u64) -> MemoryPlan {
         self.initial_bytes = initial_bytes;
         self
     }
 
-    /// So many with each segment that is added, in whole pages.
+    /// Sets the size in bytes of each segment that is added, in whole pages.
     pub fn increment_bytes(mut self, increment_bytes: u64) -> MemoryPlan {
         self.increment_bytes = increment_bytes;
         self
     }
 
-    /// So many in all: it grows no further.
+    /// Sets the largest size in bytes: the component grows no further.
     pub fn limit_bytes(mut self, limit_bytes: u64) -> MemoryPlan {
         self.limit_bytes = limit_bytes;
         self
     }
 
-    /// Each segment for so long; without this, the manager's default. [`Memory::renew`] gives them a later end.
+    /// Sets the duration of each segment's lease. The default is the manager's. [`Memory::renew`] gives them a later
+    /// end.
     pub fn timeout(mut self, timeout: Duration) -> MemoryPlan {
         self.timeout = timeout;
         self
     }
 
-    /// Waits at most so long for each segment, in the manager's queue; without this, not at all.
+    /// Sets the longest wait for each segment, in the manager's queue. The default is not to wait.
     pub fn wait(mut self, wait: Duration) -> MemoryPlan {
         self.wait = wait;
         self
     }
 
-    /// Rather on these nodes, the first with room, than on others, and else in their rack: those of whoever will access it.
+    /// Prefers these nodes, the first with enough memory, and then the nodes of their rack: the nodes of the workers
+    /// that will access the component.
     pub fn near<N: Into<String>>(mut self, nodes: impl IntoIterator<Item = N>) -> MemoryPlan {
         self.near = nodes.into_iter().map(Into::into).collect();
         self
     }
 
-    /// On nodes of this pool and on no others; without this, rather on those of the memory pool.
+    /// Restricts the component to nodes of this pool. Without this, nodes of the memory pool are preferred.
     pub fn pool(mut self, pool: Pool) -> MemoryPlan {
         self.pool = Some(pool);
         self
     }
 
-    /// How segments are reached: shared memory on this machine and TCP elsewhere, if nothing is said.
+    /// Sets the transport of the segments. The default is shared memory on this machine and TCP elsewhere.
     pub fn fabric(mut self, fabric: FabricChoice) -> MemoryPlan {
         self.fabric = Some(fabric);
         self
     }
 
-    /// How much of what is on other machines is kept here; 0: nothing, and what was written is there when the write returns.
-    /// 64 MiB if nothing is said. It takes memory as it fills.
+    /// Sets the size of the cache of remote memory, in bytes; 64 MiB by default. With 0 there is no cache, and writes
+    /// have arrived when they return. The cache takes memory as it fills.
     pub fn cache_bytes(mut self, cache_bytes: u64) -> MemoryPlan {
         self.cache.bytes = cache_bytes;
         self
     }
 
-    /// The lines of that, a power of two; 4 KiB if nothing is said.
+    /// Sets the size of the cache's lines, in bytes, a power of two; 4 KiB by default.
     pub fn line_bytes(mut self, line_bytes: u64) -> MemoryPlan {
         self.cache.line_bytes = line_bytes;
         self
@@ -154,17 +156,17 @@ impl MemoryPlan {
         Err(Error::new(Code::InvalidArgument, message))
     }
 
-    /// How much of other machines' is kept.
+    /// Size of the cache of remote memory.
     pub(super) fn cache(&self) -> CacheSize {
         self.cache
     }
 
-    /// How it is reached.
+    /// The terms by which the segments are reached.
     pub(super) fn terms(&self) -> Result<Terms, Error> {
         Terms::new(self.fabric.clone(), None)
     }
 
-    /// How much address space is kept for it. The last segment may be larger than what the limit leaves for it.
+    /// Size of the reserved address space, in bytes. The last segment may extend beyond the limit.
     pub(crate) fn reserved_bytes(&self) -> u64 {
         let segment = self.increment_bytes.max(self.initial_bytes);
         let whole = |bytes: u64| bytes.checked_next_multiple_of(MIN_SEGMENT_BYTES);
@@ -172,7 +174,7 @@ impl MemoryPlan {
         reserved.unwrap_or(u64::MAX)
     }
 
-    /// How much is leased when so many bytes are to be there.
+    /// The number of leased bytes for a component of `len_bytes` bytes.
     pub(crate) fn capacity_for(&self, len_bytes: u64) -> u64 {
         if len_bytes == 0 {
             return 0;
@@ -183,7 +185,7 @@ impl MemoryPlan {
         first.saturating_add(steps.saturating_mul(more))
     }
 
-    /// How large the segment at this offset is.
+    /// Size of the segment at this offset, in bytes.
     pub(super) fn segment_bytes(&self, offset: u64) -> u64 {
         let bytes = if offset == 0 { self.initial_bytes } else { self.increment_bytes };
         bytes.next_multiple_of(MIN_SEGMENT_BYTES)
@@ -206,7 +208,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn so_much_is_leased_as_growing_segment_by_segment_comes_to() {
+    fn leases_the_capacity_that_segmentwise_growth_reaches() {
         for (initial, increment) in [(4096, 4096), (5000, 9000), (1 << 20, 4096), (4096, 1 << 20)] {
             let plan = MemoryPlan::new().initial_bytes(initial).increment_bytes(increment);
             for len in [0, 1, 4096, 4097, 20_000, 1 << 20, (1 << 20) + 1, 3 << 20] {

@@ -1,5 +1,5 @@
-//! One segment: a lease of memory alone, attached at its agent. On this machine it is mapped; on another its agent serves it
-//! over a connection, which is that of a segment there that this process has already, if it has one.
+//! Implements one segment: a lease of memory alone, attached at its agent. On this machine it is mapped. On another its
+//! agent serves it over a connection; if the process already has a connection to a segment there, both share it.
 
 use std::sync::Arc;
 
@@ -21,7 +21,7 @@ pub(super) struct Segment {
     pub(super) lease: v1::Lease,
     pub(super) agent: AgentSocket,
     pub(super) piece: Arc<Piece>,
-    /// Where its agent is for other machines, if it is on a network.
+    /// Network address of its agent for other machines, if it is on a network.
     pub(super) network: Option<v1::NodeNetwork>,
 }
 

@@ -1,6 +1,6 @@
-//! A connection by which this process reaches segments of one node. The first segment there makes it, and those that come later,
-//! of the same component or another, join it (Scad 4.2.3): all of them are this process's to reach, so nothing has to keep them
-//! apart.
+//! Implements a connection by which this process reaches segments of one node. The first segment there makes it, and
+//! later ones, of the same component or another, join it (Scad 4.2.3). This process may reach all of them, so the
+//! connection need not separate them.
 
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, Weak};
@@ -19,7 +19,7 @@ use crate::lease::link::{lock, protocol};
 /// See the [module](self). It ends with the last segment that is reached by it.
 pub(crate) struct Trunk {
     pub(super) end: Arc<tcp::Endpoint>,
-    /// Segments that have come.
+    /// Number of segments that have joined.
     joined: AtomicU32,
 }
 
@@ -31,7 +31,7 @@ impl Trunk {
         Ok(Arc::new(Trunk { end, joined: AtomicU32::new(0) }))
     }
 
-    /// The number by which memory is reached from now on, of which its agent has told the key.
+    /// Makes memory reachable by the key from its agent. Returns the number by which it is reached from now on.
     pub(super) fn reach(&self, key: RegionKey, len_bytes: u64) -> Result<u32, Error> {
         let region = self.joined.fetch_add(1, Ordering::AcqRel);
         if region >= MAX_JOINED {
@@ -42,7 +42,7 @@ impl Trunk {
     }
 }
 
-/// Where a client's connection leads.
+/// Destination of a client's connection.
 #[derive(Clone, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) struct Place {
     address: String,
@@ -56,7 +56,7 @@ pub(super) struct Known {
     pub(super) trunk: Arc<Trunk>,
 }
 
-/// Those of this process, as a client.
+/// The connections of this process as a client.
 static OWN: Mutex<BTreeMap<Place, (String, Weak<Trunk>)>> = Mutex::new(BTreeMap::new());
 
 impl Place {

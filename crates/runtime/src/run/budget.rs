@@ -1,14 +1,15 @@
-//! Accounts for what a run holds under its graph's limits, and for the components that wait: pure, but for
-//! [`Share`] and the lock.
+//! Accounts for the resources that a run holds under its graph's limits, and for the components that wait: pure, but
+//! for [`Share`] and the lock.
 //!
-//! A component asks before it leases, or before a memory component grows, and gives back when the lease has ended. Who does not
-//! fit waits until others have given back. That there is nobody left who could is known at once: of those who hold something,
-//! all wait themselves, or are memory that stays for them. Then who asks is refused.
+//! A component requests its share before it leases, or before a memory component grows, and returns it when the lease
+//! has ended. A request that does not fit waits until enough is returned. If all holders wait themselves, or are memory
+//! components that stay allocated for the waiting ones, nothing will be returned. The budget detects this at once and
+//! refuses the request.
 //!
 //! Invariants:
-//! - What is held never exceeds the limits.
-//! - Who is refused would wait for ever.
-//! - Who could be served is not refused, and of several that fit the one that has waited longest is first.
+//! - The granted shares never exceed the limits.
+//! - A refused request would wait for ever.
+//! - A request that could be granted is not refused, and of several that fit the one that has waited longest is first.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
@@ -20,7 +21,7 @@ use sublet_proto::{Code, Error};
 
 use crate::lease::link::lock;
 
-/// How often who waits looks whether it is still wanted.
+/// Interval at which a waiting request checks whether it is still needed.
 const LOOK: Duration = Duration::from_millis(50);
 
 /// Cores, and bytes of memory.
@@ -30,21 +31,21 @@ pub(super) struct Amount {
     pub(super) bytes: u64,
 }
 
-/// What somebody has.
+/// A granted share.
 #[derive(Clone, Copy, Debug)]
 struct Held {
     /// The component that executes with it, or that it is the memory of.
     of: usize,
     amount: Amount,
     is_memory: bool,
-    /// It is being given back.
+    /// Set while the share is being returned.
     is_leaving: bool,
 }
 
-/// What somebody waits for.
+/// A waiting request.
 #[derive(Clone, Copy, Debug)]
 struct Want {
-    /// Who cannot go on without.
+    /// The component that waits for it.
     by: usize,
     what: What,
 }
@@ -52,34 +53,34 @@ struct Want {
 #[derive(Clone, Copy, Debug)]
 enum What {
     Workers(Amount),
-    /// A memory component is to have so much.
+    /// A memory component that is to have `to_bytes` bytes.
     Memory {
         of: usize,
         to_bytes: u64,
     },
 }
 
-/// What comes of a want.
+/// Decision on a request.
 #[derive(Clone, Debug, PartialEq, Eq)]
 enum Verdict {
-    /// It is held by this number from now on.
+    /// Granted. The share has this number from now on.
     Granted(u64),
     Waits,
-    /// Nobody will ever give back enough.
+    /// Refused: enough will never be returned.
     Refused,
 }
 
-/// The decisions.
+/// The decisions, without locks or I/O.
 #[derive(Debug, Default)]
 struct Budget {
     limits: Limits,
-    /// By their numbers.
+    /// The granted shares, by number.
     held: BTreeMap<u64, Held>,
-    /// In the order in which they came.
+    /// The waiting requests, in the order of their arrival.
     wants: BTreeMap<u64, Want>,
     /// Components that have begun and may still ask, or end.
     begun: BTreeSet<usize>,
-    /// Those that exchange messages: one does not end without the other.
+    /// Pairs of components that exchange messages: neither ends without the other.
     partners: Vec<(usize, usize)>,
     next: u64,
 }
@@ -102,10 +103,10 @@ impl Budget {
         self.next
     }
 
-    /// What comes of the want of this number.
+    /// Decides on the request of this number.
     fn judge(&mut self, number: u64) -> Verdict {
         let Some(&want) = self.wants.get(&number) else { return Verdict::Refused };
-        // Who has all of it already takes nothing from others.
+        // A request for nothing more takes nothing from others.
         let has_it = self.missing(want.what) == Amount::default();
         let is_first = has_it || !self.wants.range(..number).any(|(_, earlier)| self.fits(earlier));
         if is_first && self.fits(&want) {
@@ -132,7 +133,7 @@ impl Budget {
         known.unwrap_or(number)
     }
 
-    /// Whether what is held exceeds no limit.
+    /// Whether the granted shares exceed no limit.
     fn is_within(&self) -> bool {
         let Amount { cores, bytes } = self.total();
         self.limits.cores.is_none_or(|limit| cores <= u64::from(limit))
@@ -145,7 +146,7 @@ impl Budget {
         self.held.iter().find(|(_, held)| is_it(held)).map(|(&number, _)| number)
     }
 
-    /// What would be held more.
+    /// Amount that a request adds to the granted shares.
     fn missing(&self, what: What) -> Amount {
         match what {
             What::Workers(amount) => amount,
@@ -166,14 +167,14 @@ impl Budget {
     fn fits(&self, want: &Want) -> bool {
         let (missing, total) = (self.missing(want.what), self.total());
         let is_within = |held: u64, more: u64, limit: Option<u64>| {
-            // Who asks for nothing more has it.
+            // A request for nothing more fits.
             more == 0 || limit.is_none_or(|limit| held.checked_add(more).is_some_and(|all| all <= limit))
         };
         is_within(total.cores, missing.cores, self.limits.cores.map(u64::from))
             && is_within(total.bytes, missing.bytes, self.limits.memory_bytes)
     }
 
-    /// Those who wait, and whom they keep waiting.
+    /// Components that wait, and those that wait for them because they exchange messages.
     fn waiting(&self) -> BTreeSet<usize> {
         let mut waiting: BTreeSet<usize> = self.wants.values().map(|want| want.by).collect();
         loop {
@@ -191,7 +192,8 @@ impl Budget {
         own.for_each(|held| held.is_leaving = true);
     }
 
-    /// Whether something will be given back without any of those who wait being served; or one of them will be.
+    /// Returns whether a share will be returned without any waiting request being granted, or one of the requests can
+    /// be granted.
     fn can_change(&self) -> bool {
         let waiting = self.waiting();
         let waits = |component: usize| waiting.contains(&component);
@@ -212,14 +214,14 @@ pub(super) struct Account {
 /// No component.
 const NOBODY: usize = usize::MAX;
 
-/// Something that a run holds. Dropped, it is given back.
+/// A share of a run's limits. It is returned when this is dropped.
 pub(super) struct Share {
     account: Arc<Account>,
     number: u64,
 }
 
 impl Share {
-    /// Another component executes with it; without one it is given back when somebody waits.
+    /// Passes the share to another component. With `None` it is marked as being returned, for waiting requests.
     pub(super) fn hand_on(&self, to: Option<usize>) {
         self.account.change(|budget| {
             if let Some(held) = budget.held.get_mut(&self.number) {
@@ -238,7 +240,7 @@ impl Drop for Share {
 }
 
 impl Account {
-    /// Of a run of this graph, in which messages are memory; they are edges in the graph as it was described.
+    /// Creates the budget of a run. `graph` has memory components for messages; `described` has edges for them.
     pub(super) fn new(graph: Arc<Graph>, described: &Graph) -> Arc<Account> {
         let budget = Mutex::new(Budget::of(described));
         Arc::new(Account { graph, budget, changed: Condvar::new() })
@@ -249,8 +251,8 @@ impl Account {
         self.graph.limits.memory_bytes.is_some()
     }
 
-    /// Components are over, however: they want nothing any more, and what they have is being given back. Others begin, and will
-    /// ask for what they need. Nobody sees the one without the other.
+    /// Ends components, whatever the reason, and begins others, in one step under the lock. The ended ones have no
+    /// requests any more, and their shares are being returned; the others may request theirs.
     pub(super) fn turn(&self, over: impl IntoIterator<Item = usize>, begun: impl IntoIterator<Item = usize>) {
         self.change(|budget| {
             over.into_iter().for_each(|component| budget.end(component));
@@ -258,18 +260,18 @@ impl Account {
         });
     }
 
-    /// Whether somebody waits.
+    /// Returns whether any request waits.
     pub(super) fn is_wanting(&self) -> bool {
         !lock(&self.budget).wants.is_empty()
     }
 
-    /// What each component that waits waits for.
+    /// Each waiting component, with the reason why it waits.
     pub(super) fn waiting(&self) -> Vec<(usize, String)> {
         let budget = lock(&self.budget);
         budget.wants.values().map(|want| (want.by, self.why(&budget, want))).collect()
     }
 
-    /// Workers for a component, if nobody waits and they fit.
+    /// Takes workers for a component, if no request waits and they fit.
     pub(super) fn take(self: &Arc<Account>, component: usize, amount: Amount) -> Option<Share> {
         let mut budget = lock(&self.budget);
         if !budget.wants.is_empty() {
@@ -282,10 +284,12 @@ impl Account {
         Some(Share { account: self.clone(), number })
     }
 
-    /// Workers for a component, which waits for them as long as it is wanted; says what for if it has to.
+    /// Takes workers for a component, which waits for them as long as it is needed, and reports the reason if it has
+    /// to.
     ///
     /// # Errors
-    /// `memory_exceeded` or `insufficient_resources` if it would wait for ever, `lease_ended` if it is not wanted any more.
+    /// `memory_exceeded` or `insufficient_resources` if it would wait for ever, `lease_ended` if it is not needed any
+    /// more.
     pub(super) fn hold(
         self: &Arc<Account>,
         component: usize,
@@ -296,7 +300,8 @@ impl Account {
         Ok(Share { account: self.clone(), number })
     }
 
-    /// So many bytes in all for a memory component, which one that executes wants. As for [`Account::hold`].
+    /// Increases the share of a memory component to `to_bytes` bytes in all, for the running component `by`. Waits and
+    /// fails like [`Account::hold`].
     pub(super) fn hold_memory(
         self: &Arc<Account>,
         by: usize,
@@ -306,7 +311,7 @@ impl Account {
         self.settle(Want { by, what: What::Memory { of, to_bytes } }, wait).map(drop)
     }
 
-    /// A memory component has given back what it had beyond so many bytes.
+    /// Reduces the share of a memory component, which has given back its bytes beyond `to_bytes`.
     pub(super) fn shorten_memory(&self, of: usize, to_bytes: u64) {
         self.change(|budget| {
             let held = budget.memory(of).and_then(|number| budget.held.get_mut(&number));
@@ -316,7 +321,7 @@ impl Account {
         });
     }
 
-    /// What a memory component holds, from now on only until that is dropped.
+    /// Turns the share of a memory component into a [`Share`]: it is returned when that is dropped.
     pub(super) fn leave_memory(self: &Arc<Account>, of: usize) -> Option<Share> {
         let mut budget = lock(&self.budget);
         let number = budget.memory(of)?;
@@ -331,7 +336,7 @@ impl Account {
         let number = budget.want(want);
         let mut is_told = false;
         loop {
-            // Before it is served: nobody would give back what nobody wants.
+            // Checked before the request is granted, since a share that no caller uses would not be returned.
             if !budget.wants.contains_key(&number) || !(wait.is_wanted)() {
                 budget.wants.remove(&number);
                 self.changed.notify_all();
@@ -352,7 +357,7 @@ impl Account {
                 Verdict::Waits if !is_told => {
                     is_told = true;
                     (wait.tell)(Error::new(Code::NoCapacity, self.why(&budget, &want)));
-                    // That it waits may be what others wait to see.
+                    // Another waiting request may depend on the fact that this one waits.
                     self.changed.notify_all();
                 }
                 Verdict::Waits => {
@@ -368,7 +373,7 @@ impl Account {
         self.changed.notify_all();
     }
 
-    /// What somebody waits for, and who has it.
+    /// The missing amount of a request, and the components that hold it.
     fn why(&self, budget: &Budget, want: &Want) -> String {
         let missing = budget.missing(want.what);
         let mut holders: Vec<&str> = Vec::new();
@@ -406,9 +411,9 @@ impl Account {
     }
 }
 
-/// How somebody waits.
+/// Callbacks of a waiting request.
 pub(super) struct Waiting<'call> {
-    /// Is told, once, what is waited for.
+    /// Called once with the reason why the request waits.
     pub(super) tell: &'call mut dyn FnMut(Error),
     pub(super) is_wanted: &'call dyn Fn() -> bool,
 }

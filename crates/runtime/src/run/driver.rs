@@ -1,4 +1,4 @@
-//! Drives a run: does the steps that [`Progress`] says, one after the other, and tells it what happens.
+//! Drives a run: executes the steps that [`Progress`] decides on, one after the other, and reports events to it.
 
 use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
@@ -23,27 +23,29 @@ use super::uses::{Now, Uses, micros};
 use super::{Application, News};
 use crate::memory::MemoryPlan;
 
-/// How often it is looked how much of the memory components is used.
+/// Sampling interval for the usage of memory components.
 const SAMPLE: Duration = Duration::from_millis(50);
 
-/// When the managers are first told how the run stands, and how often. Shorter runs are told when they have ended.
+/// Time after which a run is first reported to the managers, and the interval of further reports. Shorter runs are
+/// reported when they have ended.
 const FIRST_REPORT: Duration = Duration::from_millis(200);
 const REPORT: Duration = Duration::from_secs(1);
 
-/// How long an environment that is made ready ahead is waited for: those of components that have just ended take a while to go.
+/// Longest wait for the resources of an environment that is prepared ahead: resources of components that have just
+/// ended take a while to become free.
 const EARLY_WAIT: Duration = Duration::from_millis(100);
 
-/// What happens to a run.
+/// Event of a run, for its driver.
 pub(super) enum Event {
     /// The instances of a component are about to be called.
     Called,
     Ended(Box<Ended>),
-    /// A component that has begun waits for what others may have that have not, and why.
+    /// A component that has begun waits for resources that components which have not begun may hold, with the reason.
     Wanting {
         component: usize,
         error: Error,
     },
-    /// A component waits for what others of the run hold of its limits.
+    /// A component waits until others of the run return a part of the graph's limits.
     Waits {
         component: usize,
         error: Error,
@@ -58,12 +60,12 @@ pub(super) enum Event {
         component: usize,
         memory: usize,
         generation: usize,
-        /// Dropped when the run knows.
+        /// Dropped when the run has handled the event.
         told: Sender<()>,
     },
 }
 
-/// What came of a run: the outputs of the components that trigger no other, and what each component had.
+/// Result of a run: the outputs of the components that trigger no other, and the usage of each component.
 pub(super) struct Driven {
     pub(super) outcome: Result<Vec<(usize, Outputs)>, Error>,
     pub(super) uses: Vec<ComponentUse>,
@@ -85,7 +87,7 @@ pub(super) struct Driver<'run> {
     /// Workers of components that are done, for those that follow.
     idle: HashMap<Environment, Vec<Workers>>,
     memories: HashMap<usize, Arc<Component>>,
-    /// Those whose segments are being given back, which nothing waits for.
+    /// Memory components whose segments are being given back, in the background.
     leaving: Vec<(usize, JoinHandle<Used>)>,
     uses: Uses,
     account: Arc<Account>,
@@ -93,14 +95,14 @@ pub(super) struct Driver<'run> {
     over: Vec<usize>,
     reporter: Reporter,
     report_at: Instant,
-    /// Where the run is, the latest first.
+    /// Nodes that the run uses, the latest first.
     nodes: Vec<String>,
-    /// When components that are upcoming are to be made ready.
+    /// Time at which upcoming components are to be prepared.
     prewarm_at: Option<Instant>,
     events: Receiver<Event>,
     tell: Sender<Event>,
     news: &'run mut dyn FnMut(&News),
-    /// Whether anybody still waits for it.
+    /// Checked repeatedly: the run continues while this returns true.
     goes_on: Option<&'run mut dyn FnMut() -> bool>,
 }
 
@@ -136,12 +138,13 @@ impl<'run> Driver<'run> {
         }
     }
 
-    /// Gives the run up when this says no.
+    /// Makes the driver give the run up when `goes_on` returns false.
     pub(super) fn for_as_long_as(self, goes_on: &'run mut dyn FnMut() -> bool) -> Driver<'run> {
         Driver { goes_on: Some(goes_on), ..self }
     }
 
-    /// Until the run has ended, and nothing of it is held any more. With records, from where it stopped.
+    /// Drives the run until it has ended, and holds no resources any more. With records, continues from where it
+    /// stopped.
     pub(super) fn run(mut self, records: Option<&[Record]>) -> Driven {
         let outcome = self.drive(records);
         self.account.turn(self.running.keys().copied(), []);
@@ -160,7 +163,7 @@ impl<'run> Driver<'run> {
         self.tell_states();
         drop(self.reporter);
         let (uses, points) = self.uses.finish();
-        // A store that does not take the end has the run as one that goes on.
+        // If the store does not record the end, the run stays listed as running.
         let _ = self.journal.end(outcome.as_ref().err(), uses.clone(), points);
         Driven { outcome, uses }
     }
@@ -230,7 +233,7 @@ impl<'run> Driver<'run> {
         }
     }
 
-    /// Whether a memory component is still the one of which something is told.
+    /// Returns whether an event concerns the memory component's current generation.
     fn is_current(&self, memory: usize, generation: usize) -> bool {
         self.memories.get(&memory).is_some_and(|component| component.generation() == generation)
     }
@@ -240,7 +243,7 @@ impl<'run> Driver<'run> {
         (self.news)(&News::Waits { component, error });
     }
 
-    /// Gives what was made ready, and what nobody has now, to whoever has begun.
+    /// Gives back workers that components which have not begun hold, and idle workers, for components that have begun.
     fn spare(&mut self) {
         let account = &self.account;
         self.running.retain(|&component, running| {
@@ -253,7 +256,7 @@ impl<'run> Driver<'run> {
         let_go(self.idle.drain().flat_map(|(_, workers)| workers));
     }
 
-    /// Sees what the run has now.
+    /// Takes a sample of the run's current resources.
     fn look(&mut self) {
         if self.account.is_wanting() {
             self.spare();
@@ -371,7 +374,8 @@ impl<'run> Driver<'run> {
 
     /// Does steps. If the last is that the run has ended, these are its outputs.
     fn take(&mut self, steps: Vec<Step>) -> Result<Option<Vec<(usize, Outputs)>>, Error> {
-        // Before the first of them asks for anything: nobody may be told that no other goes on.
+        // Before the first step requests resources: otherwise a request could be refused because no other component
+        // seems to run.
         let (mut over, mut begun) = (std::mem::take(&mut self.over), Vec::new());
         for step in &steps {
             match step {
@@ -398,7 +402,7 @@ impl<'run> Driver<'run> {
         Ok(None)
     }
 
-    /// Gives back the workers that no component will want.
+    /// Gives back the workers that no component will use.
     fn release_idle(&mut self) {
         if self.idle.is_empty() || !self.application.options.keep_alive.is_zero() {
             return;
@@ -419,7 +423,7 @@ impl<'run> Driver<'run> {
         self.uses.components[component].attempts += 1;
         let name = self.uses.components[component].component.clone();
         (self.news)(&News::Began { component: name, attempt });
-        // A thread that has ended is as good as none.
+        // A thread that has ended counts as missing.
         if let Some(running) = self.running.get_mut(&component) {
             running.has_begun = true;
             match running.go.send(go) {
@@ -440,7 +444,7 @@ impl<'run> Driver<'run> {
         let Some(compute) = of.compute().cloned() else {
             return Err(Error::new(Code::Internal, format!("component {} executes nothing", of.name)));
         };
-        // By what it communicates with, and then by the rest of the run (Scad 4.1.1).
+        // Near the components that it communicates with, and then near the rest of the run (Scad 4.1.1).
         let memories = graph.edges_from(component).filter_map(|edge| self.memories.get(&edge.to));
         let mut near: Vec<String> = memories.flat_map(|memory| memory.nodes()).collect();
         near.extend(self.running.values().flat_map(|running| running.cancel.nodes()));
@@ -478,8 +482,8 @@ impl<'run> Driver<'run> {
         Ok(())
     }
 
-    /// How much memory the instances of a component are to have together, if that is not left to the managers. What is
-    /// counted against a limit has to be known.
+    /// The memory of all instances of a component together, in bytes; `None` leaves it to the managers. With a limit,
+    /// the size must be known, as it is counted.
     fn worker_bytes(&self, of: &Vertex, attempt: u32) -> Option<u64> {
         let compute = of.compute()?;
         let said = compute.resources.memory_bytes;
@@ -489,7 +493,8 @@ impl<'run> Driver<'run> {
         Some(each.saturating_mul(compute.parallelism.into()))
     }
 
-    /// Makes the environments of upcoming components ready. What cannot be had now is had when they begin.
+    /// Prepares the environments of upcoming components. Resources that are not available now are requested again when
+    /// the components begin.
     fn prewarm(&mut self) {
         self.prewarm_at = None;
         let upcoming: Vec<usize> = self.progress.upcoming().collect();
@@ -509,7 +514,7 @@ impl<'run> Driver<'run> {
         let graph = &self.application.graph;
         let resources = graph.components[component].compute().map(|compute| &compute.resources);
         if resources.is_some_and(|resources| resources.swap_bytes.is_some()) {
-            // Nobody leaves workers that have swapped.
+            // Workers that have swapped are not passed on.
             return false;
         }
         let environment = |at: usize| graph.components[at].compute().map(Environment::of);
@@ -564,7 +569,7 @@ impl<'run> Driver<'run> {
 
     fn drop_memory(&mut self, memory: usize) {
         let Some(component) = self.memories.remove(&memory) else { return };
-        // Before anybody asks for what it had.
+        // Before another component requests its share.
         let share = self.account.leave_memory(memory).map(Arc::new);
         let (ending, held) = (component.clone(), share.clone());
         let end = move || {
@@ -579,7 +584,7 @@ impl<'run> Driver<'run> {
     }
 }
 
-/// Gives workers back, which nobody waits for: it takes as long as their agents do.
+/// Gives workers back in the background, as their agents may take time to answer.
 fn let_go(workers: impl Iterator<Item = Workers>) {
     let workers: Vec<Workers> = workers.collect();
     if !workers.is_empty() {

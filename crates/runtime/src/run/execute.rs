@@ -1,7 +1,9 @@
-//! The thread that executes a compute component: it leases workers, waits until the component begins, and calls its instances.
+//! Implements the thread of a compute component: it leases workers, waits until the component begins, and calls its
+//! instances.
 //!
-//! It may be started before its component begins, so that the environment is there by then (Scad 4.1.2). Then it takes what is
-//! free, or becomes free soon, and gives it up when a component waits that has begun.
+//! It may be started before its component begins, so that the environment is ready by then (Scad 4.1.2). In this case
+//! it uses only resources that are free, or become free soon, and gives them up when a component that has begun waits
+//! for them.
 
 use std::sync::mpsc::{Receiver, Sender};
 use std::sync::{Arc, Mutex};
@@ -26,10 +28,11 @@ use crate::lease::Lease;
 use crate::lease::link::{AGENT_TIMEOUT, lock};
 use crate::manager::ManagerClient;
 
-/// How often it is looked whether agents have said something.
+/// Interval at which the answers of agents are checked.
 const LOOK_FOR_AGENTS: Duration = Duration::from_millis(1);
 
-/// What a compute component needs its workers to be. Workers of one component serve another with the same.
+/// Requirements of a compute component on its workers. Workers of one component can execute another with equal
+/// requirements.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub(super) struct Environment {
     package: String,
@@ -44,63 +47,64 @@ impl Environment {
     }
 }
 
-/// The workers of a compute component. Dropped, they are given back.
+/// The workers of a compute component. They are given back when this is dropped.
 pub(super) struct Workers {
     invoker: Invoker,
     since: Instant,
-    /// Of each lease: what it used when its process was ready, and since when it is counted.
+    /// Usage of each lease when its process was ready, and when the current component began.
     first: Vec<Reading>,
     before: Vec<Reading>,
-    /// What they have of the run's limits. Given back after them.
+    /// Share of the run's limits. It is declared last, since it must be returned after the workers.
     share: Option<Share>,
 }
 
-/// What is to be executed.
+/// A compute component to execute.
 pub(super) struct Job {
     pub(super) component: usize,
     pub(super) name: String,
     pub(super) application: String,
     pub(super) compute: Compute,
-    /// The package that is leased: what the component's meant when the run began.
+    /// The leased package: the version of the component's package when the run began.
     pub(super) package: String,
-    /// Of all instances together, if that is not left to the managers.
+    /// Memory of all instances together, in bytes; `None` leaves it to the managers.
     pub(super) memory_bytes: Option<u64>,
     pub(super) near: Vec<String>,
     pub(super) options: RunOptions,
 }
 
-/// That the component begins.
+/// Message that the component begins.
 pub(super) struct Go {
     pub(super) attempt: u32,
     pub(super) input: Arc<Vec<u8>>,
     pub(super) channels: Channels,
 }
 
-/// What came of it.
+/// Result of an execution.
 pub(super) struct Ended {
     pub(super) component: usize,
     pub(super) attempt: u32,
     pub(super) outputs: Result<Outputs, Failure>,
-    /// When the instances were called.
+    /// Time at which the instances were called.
     pub(super) began: Instant,
-    /// To be used again, if the component ended well and did not swap.
+    /// Workers that can be used again: the component succeeded and did not swap.
     pub(super) workers: Option<Workers>,
     /// Leased memory times microseconds.
     pub(super) memory_bytes: u64,
     pub(super) allocated_byte_us: u64,
-    /// What of it was used.
+    /// Usage of the workers' leases.
     pub(super) readings: Vec<Readings>,
 }
 
-/// Why a component did not end well.
+/// Reason why a component failed.
 pub(super) enum Failure {
-    /// What executed it is gone: it may be executed again.
+    /// The workers are lost: the component may be executed again.
     Lost(Error),
-    /// It would come to the same. With what the function's worker reports beyond the error: see [`News::Failed`](super::News::Failed).
+    /// A repetition would fail, too. Includes the report of the function's worker, beyond the error: see
+    /// [`News::Failed`](super::News::Failed).
     Failed(Error, Vec<u8>),
 }
 
-/// By which a thread is told that nobody waits for it any more, and others see what it has.
+/// Cancels the execution of a component, and makes its usage visible to other threads.
 #[derive(Default)]
 pub(super) struct Cancel {
     is_cancelled: AtomicU32,
@@ -108,23 +112,23 @@ pub(super) struct Cancel {
 }
 
 impl Cancel {
-    /// Ends what it executes, or will.
+    /// Ends the current execution, or the one to come.
     pub(super) fn cancel(&self) {
         self.is_cancelled.store(1, Ordering::Release);
         for watched in lock(&self.leases).drain(..) {
-            // An agent that cannot be told is gone, and its lease with it.
+            // If the agent cannot be reached, it is gone, and its lease with it.
             let _ = watched.lease().give_back();
         }
     }
 
-    /// What its workers have, and on which nodes they are.
+    /// The usage of its workers, and the nodes that they are on.
     pub(super) fn look(&self) -> (Now, Vec<String>) {
         let mut leases = lock(&self.leases);
         let now = leases.iter_mut().map(Watched::look).sum();
         (now, leases.iter().map(|watched| watched.lease().description().node).collect())
     }
 
-    /// On which nodes its workers are.
+    /// The nodes that its workers are on.
     pub(super) fn nodes(&self) -> Vec<String> {
         lock(&self.leases).iter().map(|watched| watched.lease().description().node).collect()
     }
@@ -147,9 +151,9 @@ pub(super) struct Executor {
     pub(super) account: Arc<Account>,
     pub(super) job: Job,
     pub(super) cancel: Arc<Cancel>,
-    /// Those of another component that is done.
+    /// Workers of another component that is done.
     pub(super) kept: Option<Workers>,
-    /// How long it waits for workers before it says that it waits for them.
+    /// Time after which it reports that it waits for workers.
     pub(super) early_wait: Duration,
     pub(super) go: Receiver<Go>,
     pub(super) tell: Sender<Event>,
@@ -167,14 +171,15 @@ impl Executor {
         };
         if let Some(Ok(workers)) = &early {
             self.cancel.watch(workers);
-            // So that the workers have mapped what they will write to. What cannot be had now is asked for again.
+            // Allocates the output buffers, so that the workers have mapped them. Memory that is not available now is
+            // requested again.
             let _ = workers.outputs(&self.job);
         }
-        // Nobody says so any more: it is not needed.
+        // The sender was dropped: the component is not needed.
         let Ok(go) = self.go.recv() else { return };
         let workers = match early {
             Some(Err(error)) if is_for_want(error.code) && !self.options().patience.is_zero() => {
-                // A run that hears no more is over.
+                // If the receiver is gone, the run is over.
                 let _ = self.tell.send(Event::Wanting { component: self.job.component, error });
                 self.lease_late()
             }
@@ -185,7 +190,7 @@ impl Executor {
             return;
         }
         let attempt = go.attempt;
-        // From now on there is time to make the next ones' environments ready: not before, for that takes the same cores.
+        // The next components' environments may be prepared from now on. Before, this would take the same cores.
         let called = || drop(self.tell.send(Event::Called));
         let began = Instant::now();
         let (outputs, mut workers) = match workers {
@@ -196,7 +201,7 @@ impl Executor {
         let memory_bytes = workers.as_ref().map_or(0, Workers::memory_bytes);
         let leased = workers.as_ref().map_or(Duration::ZERO, |workers| workers.since.elapsed());
         let readings = workers.as_mut().map_or_else(Vec::new, Workers::read);
-        // What was swapped to memory of this component is gone with that.
+        // Memory of this component that workers have swapped to is gone with it.
         let is_done = outputs.is_ok() && self.job.compute.resources.swap_bytes.is_none();
         let ended = Ended {
             component: self.job.component,
@@ -215,7 +220,7 @@ impl Executor {
         &self.job.options
     }
 
-    /// What it will hold of the run's limits.
+    /// The share of the run's limits that the component will hold.
     fn amount(&self) -> Amount {
         let cores = self.job.compute.parallelism.into();
         Amount { cores, bytes: self.job.memory_bytes.unwrap_or(0) }
@@ -282,23 +287,23 @@ impl Workers {
         self.invoker.leases_held().all(|lease| lease.running() && !lease.is_ending())
     }
 
-    /// From now on a component of the run has them.
+    /// Passes their share of the run's limits to a component of the run.
     pub(super) fn hand_on(&self, to: usize) {
         self.share.iter().for_each(|share| share.hand_on(Some(to)));
     }
 
-    /// From now on they are nobody's, until another component has them.
+    /// Marks their share of the run's limits as being returned, until another component takes them over.
     pub(super) fn rest(self) -> Workers {
         self.share.iter().for_each(|share| share.hand_on(None));
         Workers { since: Instant::now(), ..self }
     }
 
-    /// From now on they are no more the run's.
+    /// Returns their share of the run's limits: the workers no longer belong to the run.
     pub(super) fn leave_run(self) -> Workers {
         Workers { share: None, ..self }
     }
 
-    /// What they have used since they began, or were read before.
+    /// The usage since they began, or since the previous call.
     fn read(&mut self) -> Vec<Readings> {
         let after: Vec<Reading> = self.first.iter().map(|first| Reading::ask(first.lease())).collect();
         let before = std::mem::replace(&mut self.before, after.clone());
@@ -325,21 +330,23 @@ impl Workers {
         let (spaces, memory): (Vec<&Access>, Vec<&Access>) =
             go.channels.iter().partition(|access| access.swaps_from.is_some());
         if let Err(Failure::Lost(error)) = outputs {
-            // Who touches what was swapped to memory that is gone is killed, which says less.
+            // A process that touches swapped bytes whose memory is gone is killed; the reason for the memory's loss
+            // says more.
             let why = spaces.iter().find_map(|access| access.memory.check().err());
             return Err(why.map_or(Failure::Lost(error), failure));
         }
         if outputs.is_err() {
-            // Functions may hear that their agent is gone, and fail for it, before their client does.
+            // Functions may learn that their agent is gone, and fail for it, before their client does.
             self.await_agents();
         }
-        // What a process said that did not know of the run is worth nothing, nor is what was read of memory that is gone.
+        // Output of a process that ended meanwhile is invalid, since its successor does not know the run. So is
+        // everything that was read from lost memory.
         links.iter().try_for_each(Link::check).map_err(Failure::Lost)?;
         memory.iter().try_for_each(|access| access.check(instances)).map_err(Failure::Lost)?;
         outputs
     }
 
-    /// Returns when the workers' agents have said something, or are known to be gone.
+    /// Waits until the workers' agents have answered, or are known to be gone.
     fn await_agents(&self) {
         let asked: Vec<Reading> = self.invoker.leases_held().map(Reading::ask).collect();
         let until = Instant::now() + AGENT_TIMEOUT;
@@ -348,7 +355,7 @@ impl Workers {
         }
     }
 
-    /// Where the instances write what they return.
+    /// The buffers for the instances' outputs.
     fn outputs(&self, job: &Job) -> Result<Vec<Buffer<u8>>, Error> {
         (0..job.compute.parallelism).map(|_| self.invoker.buffer(MAX_OUTPUT_BYTES)).collect()
     }
@@ -379,7 +386,7 @@ impl Workers {
 }
 
 impl Failure {
-    /// With the name of what failed.
+    /// Adds the component's name to the error.
     fn of(self, job: &Job) -> Failure {
         let named = |error: Error| {
             let Compute { package, function, .. } = &job.compute;
@@ -399,7 +406,7 @@ fn failure(error: Error) -> Failure {
     if is_lost(error.code) { Failure::Lost(error) } else { Failure::Failed(error, Vec::new()) }
 }
 
-/// Waits for a call: how many bytes it has returned, or its error, and how many bytes of its output say more about that.
+/// Waits for a call. Returns the length of its output, or its error with the length of the report in its output.
 fn ended(call: &mut Result<Invocation<'_>, Error>) -> Result<usize, (Error, usize)> {
     let call = call.as_mut().map_err(|error| (error.clone(), 0))?;
     match call.finish() {
@@ -408,7 +415,7 @@ fn ended(call: &mut Result<Invocation<'_>, Error>) -> Result<usize, (Error, usiz
     }
 }
 
-/// Whether somebody else has what is wanted.
+/// Returns whether the error means that others hold the requested resources.
 fn is_for_want(code: Code) -> bool {
     matches!(code, Code::NoCapacity | Code::InsufficientResources | Code::TryLater | Code::QuotaExceeded)
 }

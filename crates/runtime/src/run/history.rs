@@ -1,7 +1,8 @@
 //! Summarizes the usage of earlier runs of an application, from which sizes are chosen.
 //!
-//! The client chooses, and not the managers: it makes the leases, it knows what its latest run used without asking, and a run of an
-//! application that is open asks nobody for it. What the managers keep is read once, when the application first runs.
+//! The client chooses, and not the managers, for three reasons: it requests the leases; it knows the usage of its
+//! latest run without a request; and further runs of an open application need no request for the history. The managers'
+//! records are read once, when the application first runs.
 
 use std::collections::VecDeque;
 
@@ -23,7 +24,7 @@ struct Past {
 }
 
 impl History {
-    /// What the managers have. Without an answer nothing is known.
+    /// Reads the usage of earlier runs from the managers. If they do not answer, the history is empty.
     pub(super) fn read(manager: &ManagerClient, graph: &Graph) -> History {
         let runs = manager.runs(&graph.name, HISTORY_RUNS as u32).unwrap_or_default();
         let ended = runs.into_iter().filter(|run| run.ended_unix_ms != 0);
@@ -37,7 +38,7 @@ impl History {
         self.runs.push_front(Past { has_ended_well, components });
     }
 
-    /// How large a memory component is to be.
+    /// The sizes of a memory component.
     pub(super) fn memory(&self, name: &str, of: &Memory) -> Sizes {
         // One that failed may have been on its way.
         let well = self.of(name).filter(|(has_ended_well, used)| *has_ended_well && used.attempts > 0);
@@ -45,7 +46,8 @@ impl History {
         sizes::memory(of, &used)
     }
 
-    /// How much memory each worker of a compute component is to have that begins for this time; nothing: as the managers say.
+    /// The memory for each worker of a compute component that begins for the `attempt`-th time, in bytes. `None` leaves
+    /// it to the managers.
     pub(super) fn worker(&self, name: &str, of: &Compute, attempt: u32) -> Option<u64> {
         let known = self.of(name).filter(|(_, used)| used.used_bytes > 0 && used.instances > 0);
         let worked = known.filter_map(|(has_ended_well, used)| {
@@ -54,10 +56,10 @@ impl History {
                 used_bytes: used.used_bytes,
                 instances: used.instances,
             };
-            // One that failed says something if it failed for want.
+            // A failed run counts if its component failed for lack of memory.
             (has_ended_well || worked.is_short()).then_some(worked)
         });
-        // What is not executed a second time has to be right the first.
+        // A component that cannot be executed a second time needs enough memory the first time.
         let attempt = if of.has_external_effects { attempt.max(2) } else { attempt };
         sizes::worker(&worked.collect::<Vec<_>>(), attempt)
     }

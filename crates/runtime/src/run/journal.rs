@@ -12,7 +12,7 @@ use super::progress::{Outputs, Record};
 use crate::lease::link::protocol;
 use crate::manager::{ManagerClient, random_bits};
 
-/// How much travels in one message, and one entry more.
+/// Number of bytes of entries after which a message is sent.
 const BATCH_BYTES: usize = 1 << 20;
 
 /// See the [module](self).
@@ -20,7 +20,7 @@ pub(super) struct Journal {
     manager: Arc<ManagerClient>,
     run: String,
     graph: Arc<Graph>,
-    /// What the packages of its components stand for as long as it runs.
+    /// The versions of its components' packages, which stay the same for the whole run.
     packages: Vec<PinnedPackage>,
     /// The number of the latest entry.
     last: u64,
@@ -42,7 +42,7 @@ impl Journal {
         Ok(Journal { manager: manager.clone(), run, graph: graph.clone(), packages: begun.packages, last: 0 })
     }
 
-    /// A run that was begun and is driven by nobody: its input, and what it has recorded.
+    /// Opens a run whose client is gone: its input, and its records.
     pub(super) fn open(
         manager: &Arc<ManagerClient>,
         graph: &Arc<Graph>,
@@ -74,22 +74,22 @@ impl Journal {
         Ok((journal, input, records))
     }
 
-    /// What a component's package stood for when the run began: a package that is deployed during the run under the
-    /// same name does not become part of the run.
+    /// The version of a component's package when the run began. A package that is deployed under the same name during
+    /// the run does not become part of it.
     pub(super) fn pinned(&self, package: &str) -> String {
         let found = self.packages.iter().find(|known| known.package == package);
         found.map_or(package, |known| &known.pinned).to_owned()
     }
 
-    /// Its name.
+    /// The run's id.
     pub(super) fn run(&self) -> &str {
         &self.run
     }
 
-    /// Records what a component hands on.
+    /// Records the outputs that a component hands on.
     ///
     /// # Errors
-    /// `output_too_large`, and what keeps the managers from keeping it: then nobody has it.
+    /// `output_too_large`, and the managers' errors. The outputs are then not recorded.
     pub(super) fn record(&mut self, from: usize, to: &[usize], outputs: &Outputs) -> Result<(), Error> {
         let name = |component: usize| self.graph.components[component].name.clone();
         let mut batch = Vec::new();
@@ -117,7 +117,7 @@ impl Journal {
         Ok(())
     }
 
-    /// Ends the run. What it recorded is let go.
+    /// Ends the run. The managers may then delete its records.
     pub(super) fn end(
         &self,
         error: Option<&Error>,

@@ -1,13 +1,14 @@
-//! Messages between compute components are carried by memory: each relation of two becomes a memory component that both write
-//! and the graph's document does not name, with a queue for each of their instances. So it is made, shared, lost and begun anew as
-//! all memory is, and whoever communicates by messages begins again together.
+//! Carries messages between compute components in memory. Each pair of components with a message edge gets a memory
+//! component that both may write and that the graph's document does not name. It has a queue for each of their
+//! instances. The component is made, shared, lost and made anew like all memory, and components that exchange messages
+//! begin again together.
 
 use sublet_proto::graph::{Component, Edge, Graph, Memory, Relation, Rights, Role};
 use sublet_proto::v1;
 
 use crate::worker::mailbox::QUEUE_BYTES;
 
-/// What a run executes of a graph: with a memory component behind the others for each message edge.
+/// The graph as it is executed: with a further memory component for each message edge.
 pub(super) fn with_mailboxes(graph: &Graph) -> Graph {
     let mut driven = graph.clone();
     for edge in graph.edges.iter().filter(|edge| edge.relation == Relation::Message) {
@@ -27,7 +28,7 @@ pub(super) fn with_mailboxes(graph: &Graph) -> Graph {
     driven
 }
 
-/// What a memory component is to one that accesses it, if it is a mailbox.
+/// Describes a mailbox to one of the two components that access it. `None` if the memory component is not a mailbox.
 pub(super) fn mailbox(graph: &Graph, memory: usize, component: usize) -> Option<v1::Mailbox> {
     graph.components[memory].name.split_once('~')?;
     let (one, other) = ends(graph, memory)?;
@@ -44,7 +45,7 @@ pub(super) fn mailbox(graph: &Graph, memory: usize, component: usize) -> Option<
     })
 }
 
-/// Which of its ends a component is: 0 or 1.
+/// The index of a component's end of a mailbox: 0 or 1.
 pub(super) fn end_of(graph: &Graph, memory: usize, component: usize) -> Option<u32> {
     mailbox(graph, memory, component).map(|mailbox| 1 - mailbox.peer_end)
 }

@@ -1,5 +1,5 @@
-//! The memory components of a run. One is made when a worker first accesses it, near that worker, and is gone when the run drops
-//! it; how worker processes get it is [`link`]'s.
+//! Implements the memory components of a run. One is made when a worker first accesses it, near that worker, and is
+//! given back when the run drops it. The module [`link`] passes it to worker processes.
 
 use std::collections::BTreeSet;
 use std::ops::{Deref, Range};
@@ -32,24 +32,24 @@ pub(super) struct Component {
     name: String,
     plan: MemoryPlan,
     limit_bytes: u64,
-    /// How long it is and whether it is over: what all who access it share.
+    /// State that all processes with access share: the component's length, and whether it is over.
     state: Region,
-    /// As the second word there, which workers may write.
+    /// Set when the component is over. Workers may write the corresponding word of `state`, but not this one.
     is_over: AtomicU32,
     stage: RwLock<Stage>,
-    /// What the run may hold.
+    /// The budget of the run.
     account: Arc<Account>,
     tell: Mutex<Sender<Event>>,
-    /// Why it could not grow, if it would have elsewhere or at another time.
+    /// Reason why the component could not grow, if it might have grown elsewhere or at another time.
     lost: Mutex<Option<Error>>,
     used: Mutex<Used>,
-    /// The worker processes that have pieces of it, by their ways here.
+    /// Worker processes that have pieces of it, by the numbers of their connections.
     reached_by: Mutex<BTreeSet<usize>>,
 }
 
-/// What has become of it.
+/// State of a memory component.
 enum Stage {
-    /// Nobody has accessed it.
+    /// No process has accessed it yet.
     Unmade {
         manager: Arc<ManagerClient>,
         tell: Sender<Event>,
@@ -58,43 +58,44 @@ enum Stage {
     Over,
 }
 
-/// What was leased for it.
+/// Usage of a memory component.
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct Used {
-    /// When its first segment came.
+    /// Time at which its first segment was leased.
     pub(super) since: Option<Instant>,
-    /// When it was last looked at.
+    /// Time of the latest sample.
     pub(super) until: Option<Instant>,
     pub(super) capacity_bytes: u64,
     pub(super) len_bytes: u64,
-    /// Leased bytes times microseconds; and bytes that were written.
+    /// Leased bytes times microseconds, and written bytes times microseconds.
     pub(super) allocated_byte_us: u64,
     pub(super) used_byte_us: u64,
 }
 
 impl Used {
-    /// Counts the time since it was last looked at.
+    /// Adds the time since the latest sample.
     fn advance(&mut self, now: Instant, len_bytes: u64) {
         let elapsed = self.until.map_or(0, |at| now.saturating_duration_since(at).as_micros() as u64);
         let allocated = self.capacity_bytes.saturating_mul(elapsed);
         self.allocated_byte_us = self.allocated_byte_us.saturating_add(allocated);
-        // What was written was written some time between; half is as good a guess as any.
+        // The time at which bytes were written between two samples is unknown; the mean of both lengths is the
+        // estimate.
         let used = u64::midpoint(self.len_bytes, len_bytes).saturating_mul(elapsed);
         self.used_byte_us = self.used_byte_us.saturating_add(used);
         (self.until, self.len_bytes) = (Some(now), len_bytes);
     }
 }
 
-/// What a compute component may access.
+/// The memory components that a compute component may access.
 #[derive(Clone)]
 pub(super) struct Channels {
-    /// Its index.
+    /// Index of the compute component.
     pub(super) of: usize,
     pub(super) list: Vec<Access>,
 }
 
 impl Channels {
-    /// Those of the process whose first instance this is: who swaps shares that with nobody.
+    /// The components for the process whose first instance is `first`. Swap space is private to one process.
     fn of_process(&self, first: u32) -> Channels {
         let is_its = |access: &&Access| access.swaps_from.is_none_or(|from| from == first);
         Channels { of: self.of, list: self.list.iter().filter(is_its).cloned().collect() }
@@ -109,34 +110,34 @@ impl Deref for Channels {
     }
 }
 
-/// One of them.
+/// Access of a compute component to a memory component.
 #[derive(Clone)]
 pub(super) struct Access {
     pub(super) memory: Arc<Component>,
     pub(super) rights: Rights,
-    /// If it carries messages.
+    /// Set if the memory component carries messages.
     pub(super) mailbox: Option<v1::Mailbox>,
-    /// Which of the component's instances have released it.
+    /// Instances of the compute component that have released it.
     pub(super) released: Arc<Mutex<BTreeSet<u32>>>,
-    /// If it is swapped to: by the process of which this is the first instance.
+    /// For swap space: the first instance of the process that swaps to it.
     pub(super) swaps_from: Option<u32>,
 }
 
 impl Access {
-    /// Whether so many instances have.
+    /// Returns whether all of these instances have released it.
     fn is_released_by(&self, instances: Range<u32>) -> bool {
         let released = lock(&self.released);
         instances.into_iter().all(|instance| released.contains(&instance))
     }
 
-    /// Whether the memory was there until the last of so many instances has ended, or has released it.
+    /// Checks that the memory existed until the last of `instances` instances has ended, or has released it.
     pub(super) fn check(&self, instances: u32) -> Result<(), Error> {
         if self.is_released_by(0..instances) { Ok(()) } else { self.memory.check() }
     }
 }
 
 impl Component {
-    /// One of which nothing is leased yet. When it ends otherwise than by [`Component::end`], that is told.
+    /// Creates a component without leases. If it ends otherwise than by [`Component::end`], an event reports that.
     pub(super) fn new(
         manager: &Arc<ManagerClient>,
         (index, name): (usize, &str),
@@ -166,7 +167,7 @@ impl Component {
         }))
     }
 
-    /// Makes it, near the node that is the first to access it.
+    /// Makes the component, near the node that accesses it first.
     fn make(self: &Arc<Component>, node: &str) -> Result<(), Error> {
         let mut stage = self.stage.write().unwrap_or_else(PoisonError::into_inner);
         let Stage::Unmade { manager, tell } = &*stage else { return Ok(()) };
@@ -176,7 +177,7 @@ impl Component {
             if let Some(component) = weak.upgrade() {
                 component.set_over();
                 let (memory, generation) = (component.index, component.generation());
-                // A run that hears no more is over.
+                // If the receiver is gone, the run is over.
                 let _ = tell.send(Event::MemoryLost { memory, generation, error });
             }
         });
@@ -184,7 +185,7 @@ impl Component {
         Ok(())
     }
 
-    /// Tells it from others of the same name, before and after.
+    /// An identifier that distinguishes the component from earlier and later ones of the same name.
     pub(super) fn generation(&self) -> usize {
         std::ptr::from_ref(self).addr()
     }
@@ -209,7 +210,7 @@ impl Component {
         }
     }
 
-    /// Gives its segments back, and says what it was.
+    /// Gives its segments back, and returns its usage.
     pub(super) fn end(&self) -> Used {
         let used = self.used();
         self.set_over();
@@ -226,7 +227,7 @@ impl Component {
         self.used();
     }
 
-    /// What it is now.
+    /// Takes a sample, and returns the usage so far.
     pub(super) fn used(&self) -> Used {
         let mut used = lock(&self.used);
         let len_bytes = self.len_bytes().min(used.capacity_bytes);
@@ -235,11 +236,11 @@ impl Component {
     }
 
     fn len_bytes(&self) -> u64 {
-        // Whoever may write may have written anything there.
+        // A process that may write may have stored any number there.
         self.word(LEN_AT).load(Ordering::Acquire).min(self.limit_bytes)
     }
 
-    /// One of a mailbox's ends has: it sends nothing more.
+    /// Records that one end of a mailbox has ended: it sends nothing more.
     pub(super) fn set_ended(&self, end: u32) {
         self.word(ENDED_AT).fetch_or(1 << end, Ordering::AcqRel);
     }
@@ -262,16 +263,16 @@ impl Component {
         let (told, is_told) = channel();
         let (memory, generation) = (self.index, self.generation());
         let event = Event::Released { component: by, memory, generation, told };
-        // A run that hears no more is over.
+        // If the receiver is gone, the run is over.
         if lock(&self.tell).send(event).is_ok() {
             let _ = is_told.recv();
         }
     }
 
-    /// Waits until the run may hold as much as so many bytes take.
+    /// Waits until the run's budget admits the capacity for `end` bytes.
     fn reserve(&self, end: u64, by: usize) -> Result<(), Error> {
         let mut tell = |error| {
-            // A run that hears no more is over.
+            // If the receiver is gone, the run is over.
             let _ = lock(&self.tell).send(Event::Waits { component: by, error });
         };
         let is_wanted = || self.is_over.load(Ordering::Acquire) == 0;
@@ -280,17 +281,20 @@ impl Component {
         held.map_err(|error| if is_wanted() { error } else { self.over() })
     }
 
-    /// Who needed it to grow cannot do without, and ends: this is why, unless it is over anyway.
+    /// Records why the component could not grow. The process that needed it ends, for this reason unless the component
+    /// is over.
     fn refuse(&self, error: &Error) {
         lock(&self.lost).get_or_insert_with(|| error.clone());
     }
 
-    /// What there is behind `from`, once there is what is before `end`; near this node, if it is made for that.
+    /// Makes the capacity at least `end` bytes, and returns the pieces behind `from`. The component is made near `node`
+    /// if it does not exist yet.
     fn grow(self: &Arc<Component>, (from, end): (u64, u64), node: &str) -> Result<Vec<Arc<Piece>>, Error> {
         self.make(node)?;
         self.made(|memory| {
             memory.ensure(end).inspect_err(|error| {
-                // Where a segment was lost before it was attached, it may grow elsewhere: what has met this begins again.
+                // If a segment was lost before it was attached, the component may grow elsewhere: the affected
+                // components begin again.
                 if is_lost(error.code) {
                     lock(&self.lost).get_or_insert_with(|| error.clone());
                 }
@@ -304,8 +308,8 @@ impl Component {
         })
     }
 
-    /// Makes it shorter, which the only process says that has pieces of it. What is behind is 0 when it grows again, and of whole
-    /// segments given back if that process `lets_go` of them.
+    /// Reduces the length, as requested by the only process that has pieces of the component. Bytes behind the new
+    /// length are 0 when the component grows again. Whole segments are given back if that process `lets_go` of them.
     fn shorten(&self, len_bytes: u64, lets_go: bool) -> Result<(), Error> {
         self.sample();
         let before = self.len_bytes();
@@ -323,7 +327,7 @@ impl Component {
         })
     }
 
-    /// Lets a worker process reach a piece of it, by what this returns.
+    /// Allows a worker process to reach a piece, with the returned ticket.
     fn invite(
         &self,
         piece: &Piece,
@@ -353,7 +357,7 @@ impl Component {
         }
     }
 
-    /// As its worker processes are told.
+    /// Describes the component to worker processes.
     fn channel(&self, rights: Rights) -> v1::Channel {
         v1::Channel {
             component: self.name.clone(),

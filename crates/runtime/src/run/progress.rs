@@ -1,21 +1,23 @@
 //! Decides the next steps of a run: every decision, without threads, clocks or I/O.
 //!
-//! A component waits until all that trigger it are done, then its instances execute, then it is done. What it hands to the
-//! next is recorded before any of them begins. When a component or a memory component is lost, its *communicating set* is
-//! discarded and begins again from what was recorded (Scad 4.2.4): all components that have begun and are connected with it
-//! by accesses and messages, whichever way. Nothing else is.
+//! A component waits until all that trigger it are done, then its instances execute, then it is done. The outputs that
+//! it hands to the next components are recorded before any of them begins. When a component or a memory component is
+//! lost, its *communicating set* is discarded and begins again from the records (Scad 4.2.4): all components that have
+//! begun and are connected with it by accesses and messages, in either direction. No other component is affected.
 //!
 //! Invariants:
 //! - A component begins only when a record of each of its inputs is there, or is the [`Step`] before.
-//! - It begins when all that lead to it are done or skipped, those that are executed again included: what they wrote is there.
-//! - It is skipped when none of them has triggered it, and none will: each is done or skipped, or its choice stands.
-//! - A component that has begun and is not discarded keeps its input, and everything before it stays as the component found it:
-//!   what was done is at most executed again, what was skipped stays skipped. So the choice of a component which is executed again
-//!   stands while anything after it, over any number of triggers, has begun: if it chooses otherwise, it hands nothing on. Once
-//!   nothing after it has begun, it chooses anew, and what it skipped waits again.
-//! - A component begins with all that the components before it wrote into its memory. Memory that was dropped because what it was
-//!   for was skipped is lost memory if that begins after all.
-//! - The records alone say which components are void: a component to which another hands on had not begun then.
+//! - It begins when all that lead to it are done or skipped, including those that are executed again: their writes are
+//!   complete.
+//! - It is skipped when none of them has triggered it, and none will: each is done or skipped, or its choice is final.
+//! - A component that has begun and is not discarded keeps its input, and everything before it stays as the component
+//!   found it: done components are at most executed again, skipped ones stay skipped. So the choice of a component
+//!   which is executed again is final while anything after it, over any number of triggers, has begun: if it chooses
+//!   otherwise, it hands nothing on. Once nothing after it has begun, it chooses anew, and the components that it
+//!   skipped wait again.
+//! - A component begins with everything that the components before it wrote into its memory. Memory that was dropped
+//!   because its component was skipped counts as lost if that component begins after all.
+//! - The records alone decide which executions are void: a component to which another hands on had not begun then.
 //! - A component with external effects is not executed a second time: the run fails instead.
 //! - Memory is dropped when all that may access it are done or have released it, and made anew by the next access.
 
@@ -25,21 +27,22 @@ use std::sync::Arc;
 use sublet_proto::graph::{Edge, Graph, Relation};
 use sublet_proto::{Code, Error, run};
 
-/// What each instance of a component has returned.
+/// The outputs of a component, by instance.
 pub(crate) type Outputs = Arc<Vec<Vec<u8>>>;
 
-/// What is to be done, in this order. Components are named by their index in the graph.
+/// A step that the driver must execute, in this order. Components are named by their index in the graph.
 #[derive(Clone, Debug, PartialEq)]
 pub(crate) enum Step {
-    /// What a component hands to others. What follows must not be done before this is kept where a failure does not reach.
+    /// Outputs that a component hands to others. Later steps must not be executed before these are stored where a
+    /// failure does not reach them.
     Record { from: usize, to: Vec<usize>, outputs: Outputs },
     /// A component begins, with this input.
     Start { component: usize, attempt: u32, input: Arc<Vec<u8>> },
-    /// What executes it, or would have, is none of the run's any more.
+    /// The component's executor no longer belongs to this run.
     Cancel { component: usize },
     /// A memory component's bytes are not needed any more, or are lost.
     Drop { memory: usize },
-    /// All is done: the outputs of the components that trigger no other.
+    /// The run is done: the outputs of the components that trigger no other.
     Finish { outputs: Vec<(usize, Outputs)> },
 }
 
@@ -51,15 +54,15 @@ pub(crate) struct Record {
     pub(crate) outputs: Outputs,
 }
 
-/// How far a component is.
+/// State of a component, for reports.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Standing {
-    /// It holds data, and is there as long as somebody may access it.
+    /// A memory component. It exists as long as a component may access it.
     Memory,
     Waiting,
     Running,
     Done,
-    /// Nothing has triggered it, and nothing will.
+    /// No component has triggered it, and none will.
     Skipped,
 }
 
@@ -72,12 +75,12 @@ enum State {
 }
 
 impl State {
-    /// It does nothing any more.
+    /// Returns whether the component executes nothing any more.
     fn is_over(self) -> bool {
         matches!(self, State::Done | State::Skipped)
     }
 
-    /// It has, or had, its input.
+    /// Returns whether the component has, or had, its input.
     fn has_begun(self) -> bool {
         matches!(self, State::Running | State::Done)
     }
@@ -88,30 +91,32 @@ impl State {
 pub(crate) struct Progress {
     graph: Arc<Graph>,
     input: Arc<Vec<u8>>,
-    /// How often a component may be lost.
+    /// Number of times that a component may be lost.
     retries: u32,
     states: Vec<State>,
-    /// How often each has begun,
+    /// Number of times that each component has begun.
     attempts: Vec<u32>,
-    /// and was the one that was lost.
+    /// Number of times that each component was lost.
     losses: Vec<u32>,
-    /// Which memory a component that runs, or is done, has released.
+    /// Pairs of a component that runs or is done, and a memory component that it has released.
     released: BTreeSet<(usize, usize)>,
-    /// Memory components that were dropped and have not been made anew: what components that have begun wrote there is gone.
+    /// Memory components that were dropped and have not been made anew: the writes of components that have begun are
+    /// lost.
     gone: BTreeSet<usize>,
-    /// What each has last handed on: to each component of its trigger edges, and of those without, to the run.
+    /// The outputs that each component has last handed on: to each component that it triggers, or to the run if it
+    /// triggers none.
     handed: Vec<Vec<Handed>>,
 }
 
 #[derive(Clone, Debug)]
 struct Handed {
     to: Option<usize>,
-    /// Nothing as long as it has not ended, or if it did not trigger that one.
+    /// `None` as long as the component has not ended, or if it did not trigger `to`.
     outputs: Option<Outputs>,
 }
 
 impl Progress {
-    /// That of a run that has not begun.
+    /// The progress of a run that has not begun.
     pub(crate) fn new(graph: Arc<Graph>, input: Vec<u8>, retries: u32) -> Progress {
         let count = graph.components.len();
         let handed = |from| {
@@ -143,7 +148,7 @@ impl Progress {
         self.go_on(Vec::new())
     }
 
-    /// Goes on where a run stopped that nobody drives any more, from what it has recorded. Its memory is lost.
+    /// Continues a run whose client is gone, from its records. Its memory is lost.
     ///
     /// # Errors
     /// As for [`Progress::lost`].
@@ -158,8 +163,8 @@ impl Progress {
         self.go_on(steps)
     }
 
-    /// Takes over a record. None of the components in it had begun when it was made, and where it chooses otherwise than the one
-    /// before nothing after it had: what earlier executions of them recorded is void.
+    /// Applies a record. None of the components in it had begun when it was made, and if it chooses otherwise than the
+    /// previous one, nothing after it had begun. Records of their earlier executions are therefore void.
     fn read(&mut self, record: &Record) {
         let Record { from, to, outputs } = record;
         let void = match !to.is_empty() && self.chooses_otherwise(*from, outputs) {
@@ -204,10 +209,11 @@ impl Progress {
         is_over
     }
 
-    /// What executed a component is gone.
+    /// Reports that the workers of a component are lost.
     ///
     /// # Errors
-    /// This one if it was lost too often, and if a component with external effects would have to be executed again.
+    /// `error` if the component was lost too often, and if a component with external effects would have to be executed
+    /// again.
     pub(crate) fn lost(&mut self, component: usize, attempt: u32, error: Error) -> Result<Vec<Step>, Error> {
         if !self.is_current(component, attempt) {
             return Ok(Vec::new());
@@ -226,7 +232,7 @@ impl Progress {
         self.begin_again("memory component", memory, &error)
     }
 
-    /// What communicates with one that was lost begins again, unless that was lost too often.
+    /// Begins the communicating set of a lost component again, unless that was lost too often.
     fn begin_again(&mut self, what: &str, lost: usize, error: &Error) -> Result<Vec<Step>, Error> {
         self.losses[lost] += 1;
         if self.losses[lost] > self.retries {
@@ -238,12 +244,12 @@ impl Progress {
         self.go_on(steps)
     }
 
-    /// Whether this is what executes the component now.
+    /// Whether this attempt is the component's current execution.
     pub(crate) fn is_current(&self, component: usize, attempt: u32) -> bool {
         self.states[component] == State::Running && self.attempts[component] == attempt
     }
 
-    /// How far a component is.
+    /// State of a component.
     pub(crate) fn standing(&self, component: usize) -> Standing {
         match self.states[component] {
             _ if self.graph.components[component].memory().is_some() => Standing::Memory,
@@ -261,7 +267,7 @@ impl Progress {
         })
     }
 
-    /// Whether somebody may access a memory component who is not done and has not released it.
+    /// Returns whether a component that is not done and has not released a memory component may access it.
     fn is_needed(&self, memory: usize) -> bool {
         let may_access = |component: usize| {
             !self.states[component].is_over() && !self.released.contains(&(component, memory))
@@ -286,8 +292,9 @@ impl Progress {
         }
     }
 
-    /// The components that take what a component has returned: those that have begun have their input. If it was executed again, its
-    /// earlier choice stands, and this is another, nothing is taken.
+    /// The components that take the output of a component, without those that have begun, which have their input. If
+    /// the component was executed again, its earlier choice is final, and this one differs, no component takes the
+    /// output.
     fn takers(&self, from: usize, outputs: &Outputs) -> Vec<usize> {
         if self.begun_after()[from] && self.chooses_otherwise(from, outputs) {
             return Vec::new();
@@ -304,11 +311,12 @@ impl Progress {
 
     /// Whether outputs of the component from which an edge leads trigger the other.
     fn does_trigger(&self, edge: &Edge, outputs: &Outputs) -> bool {
-        // Who triggers some and not others has one instance.
+        // A component that triggers only some of its successors has one instance.
         self.graph.does_trigger(edge, outputs.first().map_or(&[][..], Vec::as_slice))
     }
 
-    /// To those that these outputs trigger; the others of these have what they had before no more.
+    /// Records the outputs for the components in `to` that they trigger, and removes earlier outputs for the others in
+    /// `to`.
     fn hand_on(&mut self, from: usize, to: &[usize], outputs: &Outputs) {
         let triggers = triggers(&self.graph, from).map(|edge| (edge.to, self.does_trigger(edge, outputs)));
         let triggers: Vec<(usize, bool)> = triggers.collect();
@@ -352,17 +360,18 @@ impl Progress {
             self.states[component] = State::Waiting;
         }
         self.choose_anew();
-        // Nothing of it is accessed any more when its memory goes.
+        // The component's memory is not accessed any more when it is dropped.
         steps.sort_by_key(|step| matches!(step, Step::Drop { .. }));
         Ok(steps)
     }
 
-    /// What was skipped after components that are executed again waits again, as far as nothing after these has begun.
+    /// Makes components wait again that were skipped after components which are executed again, if nothing after the
+    /// latter has begun.
     fn choose_anew(&mut self) {
         let begun_after = self.begun_after();
         let is_choosing = |&at: &usize| !self.states[at].is_over() && !begun_after[at];
         let choosing = (0..self.states.len()).filter(is_choosing).collect();
-        // None of them has begun: each waits already, or was skipped.
+        // None of these components has begun: each waits already, or was skipped.
         self.all_after(choosing).into_iter().for_each(|after| self.states[after] = State::Waiting);
     }
 
@@ -378,7 +387,7 @@ impl Progress {
         found
     }
 
-    /// Of each component whether anything after it has begun, over any number of triggers.
+    /// For each component, whether anything after it has begun, over any number of triggers.
     fn begun_after(&self) -> Vec<bool> {
         fn visit(progress: &Progress, at: usize, known: &mut [Option<bool>]) -> bool {
             if let Some(known) = known[at] {
@@ -417,10 +426,11 @@ impl Progress {
         set
     }
 
-    /// Starts what can begin, and finishes when there is nothing left.
+    /// Starts the components that can begin, and finishes when none is left.
     ///
     /// # Errors
-    /// If what wrote into memory that is gone would have to be executed again, and has external effects.
+    /// An error if a component with external effects would have to be executed again, since it wrote into memory that
+    /// is gone.
     fn go_on(&mut self, mut steps: Vec<Step>) -> Result<Vec<Step>, Error> {
         let ready = loop {
             let ready = self.skip_all(&mut steps);
@@ -429,7 +439,7 @@ impl Progress {
             if missed.is_empty() {
                 break ready;
             }
-            // What wrote there, and was needed no more when it was dropped, is executed again.
+            // Components that wrote there are executed again, although the memory was not needed when it was dropped.
             steps.extend(self.discard(missed)?);
         };
         for component in ready {
@@ -455,7 +465,7 @@ impl Progress {
         Ok(steps)
     }
 
-    /// Skips what nothing triggers any more, and gives what is ready then.
+    /// Skips components that can no longer be triggered, and returns those that are ready.
     fn skip_all(&mut self, steps: &mut Vec<Step>) -> Vec<usize> {
         loop {
             let (settled, begun_after) = (self.settled(), self.begun_after());
@@ -479,18 +489,19 @@ impl Progress {
         before.peek().is_none() || before.any(|before| self.outputs_to(before, component).is_some())
     }
 
-    /// What it may have made ready is given back, and so is memory that only it was to access.
+    /// Marks a component as skipped. Resources prepared for it are given back, and so is memory that only it could
+    /// access.
     fn skip(&mut self, component: usize, steps: &mut Vec<Step>) {
         debug_assert_eq!(self.states[component], State::Waiting, "component {component} is skipped");
         self.states[component] = State::Skipped;
-        // Nothing after it that has begun has anything of it: read from records, this may be of an execution that is void.
+        // No component after it that has begun uses its output. An output read from records may be of a void execution.
         self.handed[component].iter_mut().for_each(|handed| handed.outputs = None);
         steps.push(Step::Cancel { component });
         self.drop_unneeded(component, steps);
     }
 
-    /// Which components are done or skipped, and all that lead to them. One before those that trigger a component may be executed
-    /// again, for the memory that it writes.
+    /// For each component, whether it and all that lead to it are done or skipped. A component before those that
+    /// trigger a component may be executed again, for the memory that it writes.
     fn settled(&self) -> Vec<bool> {
         fn visit(progress: &Progress, at: usize, known: &mut [Option<bool>]) -> bool {
             if let Some(known) = known[at] {
@@ -516,7 +527,7 @@ impl Progress {
         Arc::new(run::message(&outputs))
     }
 
-    /// What a component has handed on to one that it triggers.
+    /// The outputs that a component has handed on to one that it triggers.
     fn outputs_to(&self, from: usize, to: usize) -> Option<&Outputs> {
         self.handed[from].iter().find(|handed| handed.to == Some(to))?.outputs.as_ref()
     }

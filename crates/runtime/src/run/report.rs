@@ -1,5 +1,5 @@
-//! Tells the managers how a run stands, for those who watch it. Nothing waits for that: a thread of its own asks, and what it
-//! has not come to is replaced by what is newer.
+//! Reports the state of a run to the managers, for clients that watch it. The run does not wait for this: a thread of
+//! its own sends the reports, and a newer report replaces one that was not sent yet.
 
 use std::sync::{Arc, Condvar, Mutex, PoisonError};
 
@@ -8,7 +8,7 @@ use sublet_proto::v1::ReportRunRequest;
 use crate::lease::link::lock;
 use crate::manager::ManagerClient;
 
-/// Dropped, it tells nothing more.
+/// Reports the state of one run. It reports nothing more once it is dropped.
 pub(super) struct Reporter {
     manager: Arc<ManagerClient>,
     desk: Arc<Desk>,
@@ -32,14 +32,14 @@ impl Reporter {
         Reporter { manager: manager.clone(), desk: Arc::default(), is_started: false }
     }
 
-    /// This is how it stands.
+    /// Submits the current state of the run.
     pub(super) fn tell(&mut self, report: ReportRunRequest) {
         lock(&self.desk.state).latest = Some(report);
         self.desk.changed.notify_all();
         if !self.is_started {
             let (manager, desk) = (self.manager.clone(), self.desk.clone());
             let thread = std::thread::Builder::new().name("sublet report".into());
-            // Without a thread nobody is told.
+            // Without a thread there are no reports.
             let _ = thread.spawn(move || desk.serve(&manager));
             self.is_started = true;
         }
@@ -56,7 +56,7 @@ impl Drop for Reporter {
 impl Desk {
     fn serve(&self, manager: &ManagerClient) {
         while let Some(report) = self.next() {
-            // Whoever watches sees by the time of the last report that there is none.
+            // Observers of the run detect a missing report by the time of the last one.
             let _ = manager.report_run(report);
         }
     }

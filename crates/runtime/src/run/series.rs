@@ -1,6 +1,6 @@
 //! Records a run's memory over time in a bounded number of points: pure.
 //!
-//! A point is the most that there was in its interval. When there would be more than [`MAX_POINTS`], intervals become twice as
+//! A point is the maximum in its interval. When there would be more than [`MAX_POINTS`], intervals become twice as
 //! long, and two points become one.
 
 use sublet_proto::run::MAX_POINTS;
@@ -21,7 +21,7 @@ impl Series {
         Series { interval_us: FIRST_INTERVAL_US, points: Vec::new() }
     }
 
-    /// So much was leased, and used, at this time. Times do not go back.
+    /// Adds the leased and used memory at a time. Times do not decrease.
     pub(super) fn note(&mut self, point: UsagePoint) {
         self.join(point);
         while self.points.len() > MAX_POINTS {
@@ -32,7 +32,7 @@ impl Series {
         }
     }
 
-    /// In the order of time.
+    /// The points, in the order of time.
     pub(super) fn points(&self) -> &[UsagePoint] {
         &self.points
     }
@@ -69,7 +69,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn however_long_a_run_is_its_points_are_few_and_its_peaks_are_there(
+        fn series_keeps_peaks_in_a_bounded_number_of_points(
             steps in proptest::collection::vec((0..10_000_000_u64, 0..1000_u64, 0..1000_u64), 1..2000),
         ) {
             let (mut series, mut now_us, mut peaks) = (Series::new(), 0, (0, 0));

@@ -1,29 +1,31 @@
 //! Chooses the sizes of components from the usage of earlier runs (Scad 4.3.1): pure.
 //!
-//! A memory component has an initial size, and grows by an increment. What is leased and not used costs its share of the use; each
-//! growth costs time, which is worth [`STEP_COST`] of the use. Of a few sizes those are taken with which earlier runs would have cost
-//! least in all. Later runs count more: by half for [`HALF_LIFE`] runs less of age. A cost is a share of its own run's use, and what
-//! is many times as bad does not cost many times as much: so no wild run decides for the others.
+//! A memory component has an initial size, and grows by an increment. Memory that is leased and not used costs its
+//! share of the used memory; each growth costs time, which is weighted as [`STEP_COST`] of the used memory. The module
+//! chooses those of a few sizes with which the earlier runs would have cost least in total. Later runs have more
+//! weight: the weight halves with each [`HALF_LIFE`] runs of age. A run's cost is the logarithm of one plus its
+//! relative cost, so that a single outlier does not decide for the others.
 //!
-//! What a worker has cannot grow. So it gets a quarter more than any of the latest runs needed, but for the one that needed most if
-//! there are enough others; where that is too little and the component begins again, it gets more than all needed.
+//! A worker's memory cannot grow. So a worker gets a quarter more than any of the latest runs needed, except the one
+//! that needed most if there are enough others. If that is too little and the component begins again, it gets more than
+//! all needed.
 
 use std::iter;
 
 use sublet_proto::graph::{DEFAULT_SEGMENT_BYTES, MAX_MEMORY_BYTES, MAX_SEGMENTS, Memory};
 use sublet_proto::limits::{MAX_SEGMENT_BYTES, MEMORY_PER_CORE_BYTES, MIN_SEGMENT_BYTES};
 
-/// How many runs are looked at.
+/// Number of earlier runs that are considered.
 pub(super) const HISTORY_RUNS: usize = 64;
-/// A growth is as bad as leasing an eighth of what is used in vain.
+/// Cost of a growth, as a share of the used memory: that of leasing an eighth of it in vain.
 const STEP_COST: f64 = 0.125;
-/// After so many further runs one counts half.
+/// Number of further runs after which the weight of a run halves.
 const HALF_LIFE: f64 = 4.0;
-/// A run that takes twice as much as the latest is reckoned with, so much as with that.
+/// Weight of a hypothetical run that uses twice as much as the latest.
 const SURPRISE: f64 = 1.0 / 32.0;
-/// With fewer runs the largest is no exception.
+/// Number of runs from which on the largest is ignored as an exception.
 const ENOUGH_RUNS: usize = 8;
-/// Of these runs a worker's memory is the largest.
+/// Number of the latest runs from which a worker's memory is chosen.
 const WORKER_RUNS: usize = 16;
 
 /// The sizes of a memory component.
@@ -34,7 +36,7 @@ pub(super) struct Sizes {
 }
 
 impl Sizes {
-    /// What is leased when so many bytes are used, and in how many steps it grew to that.
+    /// The number of leased bytes when `used_bytes` bytes are used, and the number of growths to reach it.
     fn reach(self, used_bytes: u64) -> (u64, u64) {
         debug_assert!(self.increment_bytes > 0, "memory that grows by nothing: {self:?}");
         let steps = used_bytes.saturating_sub(self.initial_bytes).div_ceil(self.increment_bytes);
@@ -49,7 +51,8 @@ impl Sizes {
     }
 }
 
-/// How large a memory component is to be that used so much in earlier runs, the latest first. What its graph says holds.
+/// Chooses the sizes of a memory component from its usage in earlier runs, in bytes, the latest first. Sizes in the
+/// graph take precedence.
 pub(super) fn memory(graph: &Memory, used: &[u64]) -> Sizes {
     let initial_bytes = graph.initial_bytes.unwrap_or(DEFAULT_SEGMENT_BYTES.min(graph.limit_bytes));
     let increment_bytes = graph.increment_bytes.unwrap_or(DEFAULT_SEGMENT_BYTES);
@@ -62,7 +65,7 @@ pub(super) fn memory(graph: &Memory, used: &[u64]) -> Sizes {
     let increments = choices(graph.increment_bytes, most, graph.limit_bytes);
     let mut best = (f64::INFINITY, said);
     for initial_bytes in choices(graph.initial_bytes, most, graph.limit_bytes) {
-        // It has to come to its limit with the segments that it may have.
+        // The component must reach its limit with the number of segments that it may have.
         let least = graph.limit_bytes.saturating_sub(initial_bytes).div_ceil(MAX_SEGMENTS - 1);
         let least = least.max(MIN_SEGMENT_BYTES).next_multiple_of(MIN_SEGMENT_BYTES);
         let more = graph.increment_bytes.is_none().then_some(least);
@@ -78,7 +81,7 @@ pub(super) fn memory(graph: &Memory, used: &[u64]) -> Sizes {
     best.1
 }
 
-/// What is said, or the sizes up to a use.
+/// The given size, or all candidate sizes up to the usage.
 fn choices(said: Option<u64>, used_bytes: u64, limit_bytes: u64) -> Vec<u64> {
     let last = size_of(used_bytes).min(limit_bytes).min(MAX_SEGMENT_BYTES);
     said.map_or_else(|| sizes().take_while(|&size| size <= last).collect(), |bytes| vec![bytes])
@@ -98,7 +101,7 @@ fn size_of(bytes: u64) -> u64 {
     sizes().find(|&size| size >= bytes).unwrap_or(MAX_MEMORY_BYTES)
 }
 
-/// What the instances of a compute component had, and used, in an earlier run.
+/// Memory and usage of a compute component's instances in an earlier run.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Worked {
     pub(super) allocated_bytes: u64,
@@ -107,12 +110,12 @@ pub(super) struct Worked {
 }
 
 impl Worked {
-    /// Whether it had hardly any left, and may have wanted more.
+    /// Returns whether hardly any memory was left, so that the component may have needed more.
     pub(super) fn is_short(self) -> bool {
         self.used_bytes >= self.allocated_bytes / 4 * 3
     }
 
-    /// What an instance needed.
+    /// The number of bytes that an instance needed.
     fn needed(self) -> u64 {
         let instances = u64::from(self.instances.max(1));
         let Worked { allocated_bytes, used_bytes, .. } = self;
@@ -120,8 +123,9 @@ impl Worked {
     }
 }
 
-/// How much memory an instance is to have after these runs, the latest first; nothing if what it gets without being said
-/// suffices: less is not asked, for a program may reserve what it does not use. The component begins for this time, from 1.
+/// The memory for an instance after these runs, the latest first, in bytes. `None` if the default suffices: it is never
+/// reduced, since a program may reserve memory that it does not use. `attempt` counts the component's beginnings, from
+/// 1.
 pub(super) fn worker(runs: &[Worked], attempt: u32) -> Option<u64> {
     let mut needed: Vec<u64> = runs.iter().take(WORKER_RUNS).map(|run| run.needed()).collect();
     needed.sort_unstable();
@@ -175,7 +179,7 @@ mod tests {
     }
 
     #[test]
-    fn the_capacity_follows_an_application_that_grows_and_one_that_shrinks() {
+    fn capacity_follows_growing_and_shrinking_applications() {
         let (mut history, mut used) = (Vec::new(), MIB);
         for _ in 0..80 {
             history.insert(0, used);
@@ -195,7 +199,7 @@ mod tests {
     }
 
     #[test]
-    fn a_worker_that_was_short_gets_more_and_a_wild_run_does_not_make_all_others_large() {
+    fn short_workers_get_more_and_outliers_are_ignored() {
         assert_eq!(worker(&[worked(120 * MIB, 128 * MIB)], 1), Some(384 * MIB), "twice, and a quarter more");
         let mut runs = vec![worked(600 * MIB, 1024 * MIB); 10];
         assert_eq!(worker(&runs, 1), Some(768 * MIB));
@@ -233,7 +237,7 @@ mod tests {
         }
 
         #[test]
-        fn what_is_chosen_is_a_plan_and_no_worse_than_what_is_taken_without_history(
+        fn chosen_sizes_are_valid_and_no_worse_than_the_defaults(
             used in proptest::collection::vec(0_u64..(1 << 34), 1..HISTORY_RUNS),
             limit in 4096_u64..(1 << 40),
         ) {

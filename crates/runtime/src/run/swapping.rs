@@ -1,28 +1,30 @@
-//! Adds swap space to a run: a memory component, not named in the document, for each instance of a compute
-//! component that swaps; a worker process uses that of its first instance. It is leased as it is needed, shown
-//! and counted as all memory is. When it is lost the component begins again, and what was there is of no use to
-//! anybody.
+//! Adds swap space to a run: a memory component, not named in the document, for each instance of a compute component
+//! that swaps. A worker process uses that of its first instance. The component is leased as it is needed, shown and
+//! counted like all memory. When it is lost the compute component begins again, and the swapped bytes are of no further
+//! use.
 
 use sublet_proto::graph::{Component, Edge, Graph, Memory, Relation, Rights, Role};
 use sublet_proto::limits::MIN_SEGMENT_BYTES;
 
-/// What makes the name of one, which no document can have.
+/// Part of the names of swap components, which no name in a document can have.
 const OF: &str = "/swap";
-/// The least that is leased at a time, in bytes.
+/// The smallest amount that is leased at a time, in bytes.
 const MIN_STEP_BYTES: u64 = 16 << 20;
-/// In so many steps an instance has all that it may swap: each is a lease, and a connection to its agent.
+/// Number of steps in which an instance leases its whole swap space. Each step is a lease, and a connection to its
+/// agent.
 const STEPS: u64 = 64;
 
-/// What a run executes of a graph: with memory behind the others for those who swap.
+/// The graph as it is executed: with a further memory component for each instance that swaps.
 pub(super) fn with_swap_space(graph: &Graph) -> Graph {
     let mut driven = graph.clone();
     for (from, component) in graph.components.iter().enumerate() {
         let Some(compute) = component.compute() else { continue };
         let Some(swap_bytes) = compute.resources.swap_bytes else { continue };
         for instance in 0..compute.parallelism {
-            // The process that begins with it may have all that come after it.
+            // A process whose first instance is this one may execute all later ones, too.
             let limit_bytes = swap_bytes.saturating_mul((compute.parallelism - instance).into());
-            // Not by what earlier runs used: who swaps little would do so page by page, and who then swaps much, too.
+            // The size does not follow earlier runs: after runs that swapped little, it would grow page by page, also
+            // in a run that then swaps much.
             let step_bytes = (swap_bytes / STEPS).next_multiple_of(MIN_SEGMENT_BYTES).max(MIN_STEP_BYTES);
             let (initial_bytes, increment_bytes) = (Some(step_bytes), Some(step_bytes));
             let memory = Memory { initial_bytes, increment_bytes, limit_bytes, pool: None };
@@ -38,7 +40,7 @@ pub(super) fn with_swap_space(graph: &Graph) -> Graph {
     driven
 }
 
-/// Of a memory component that is swapped to, the first instance of the process that does.
+/// The first instance of the process that swaps to a memory component. `None` if the component is not swap space.
 pub(super) fn instance_of(graph: &Graph, memory: usize) -> Option<u32> {
     let (_, number) = graph.components[memory].name.split_once(OF)?;
     number.strip_prefix('/').map_or(Some(0), |number| number.parse().ok())

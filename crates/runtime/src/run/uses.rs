@@ -1,9 +1,10 @@
-//! Collects what the components of a run lease and use: leases are known here, memory components are measured
-//! here, and agents report the workers' own memory.
+//! Collects what the components of a run lease and use. Leases are known here, memory components are measured here, and
+//! agents report the workers' own memory.
 //!
-//! Agents are asked and not waited for. What they say of a lease only grows; a component's part of it is what came between its
-//! begin and its end. A worker process has some memory before it executes anything, which nobody leases: what it has when it is
-//! ready is not counted. Nor is more counted than was leased.
+//! Agents are queried without waiting for their answers. The usage of a lease only grows; a component's part of it is
+//! the difference between its begin and its end. A worker process has some memory before it executes anything, which no
+//! client leases: the memory that it has when it is ready is not counted. The counted usage never exceeds the leased
+//! amount.
 
 use std::sync::Arc;
 use std::thread::sleep;
@@ -18,13 +19,13 @@ use super::series::Series;
 use crate::lease::Lease;
 use crate::lease::link::Asked;
 
-/// How often it is asked what the workers of a component have.
+/// Interval at which the memory of a component's workers is requested.
 const ASK: Duration = Duration::from_millis(100);
-/// How long agents are waited for when the run has ended, and between looks.
+/// Longest wait for the agents' answers when the run has ended, and the polling interval.
 const LAST_WORDS: Duration = Duration::from_millis(100);
 const LOOK: Duration = Duration::from_millis(1);
 
-/// What a lease used at a time, once its agent has said so.
+/// Usage of a lease at a time, once its agent has reported it.
 #[derive(Clone)]
 pub(super) struct Reading {
     lease: Arc<Lease>,
@@ -32,7 +33,7 @@ pub(super) struct Reading {
 }
 
 impl Reading {
-    /// As it is now.
+    /// Requests the current usage.
     pub(super) fn ask(lease: &Arc<Lease>) -> Reading {
         Reading { lease: lease.clone(), asked: lease.ask_usage() }
     }
@@ -47,16 +48,16 @@ impl Reading {
     }
 }
 
-/// What was read of the lease of a component's workers.
+/// Usage of the lease of a component's workers.
 pub(super) struct Readings {
-    /// When the worker process was ready,
+    /// When the worker process was ready.
     pub(super) first: Reading,
-    /// and when the component began, and ended.
+    /// When the component began.
     pub(super) before: Reading,
     pub(super) after: Reading,
 }
 
-/// What the workers of a lease used between.
+/// Usage of a lease's workers between two readings.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 struct Between {
     bytes: u64,
@@ -82,7 +83,7 @@ fn between(lease_bytes: u64, first: &Measured, before: &Measured, after: &Measur
     }
 }
 
-/// What the workers of a component that executes have now.
+/// Current memory of the workers of a running component.
 #[derive(Clone)]
 pub(super) struct Watched {
     first: Reading,
@@ -100,7 +101,7 @@ impl Watched {
         self.first.lease()
     }
 
-    /// What was last heard of it; asks anew when it is time, if that was answered.
+    /// Returns the last reported values, and sends a new request if it is time and the last one was answered.
     pub(super) fn look(&mut self) -> Now {
         let allocated_bytes = self.lease().memory_bytes();
         if let (Some(first), Some(latest)) = (self.first.asked.get(), self.latest.asked.get()) {
@@ -114,7 +115,7 @@ impl Watched {
     }
 }
 
-/// How much is leased and used at a time.
+/// Memory that is leased and used at a time.
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct Now {
     pub(super) allocated_bytes: u64,
@@ -135,7 +136,7 @@ pub(super) struct Uses {
     began: Instant,
     pub(super) components: Vec<ComponentUse>,
     series: Series,
-    /// Of components that have ended, and of which not all is known.
+    /// Readings of components that have ended and whose agents have not answered yet.
     unread: Vec<(usize, Vec<Readings>)>,
 }
 
@@ -150,17 +151,17 @@ impl Uses {
         Uses { began: Instant::now(), components, series: Series::new(), unread: Vec::new() }
     }
 
-    /// When the run began, as far as this client drives it.
+    /// Time at which the run began, as far as this client drives it.
     pub(super) fn began(&self) -> Instant {
         self.began
     }
 
-    /// How much there was over time.
+    /// Memory over time.
     pub(super) fn points(&self) -> Vec<UsagePoint> {
         self.series.points().to_vec()
     }
 
-    /// A component has so much now.
+    /// Records the current memory of a component.
     pub(super) fn note(&mut self, component: usize, now: Now) {
         let used = &mut self.components[component];
         (used.allocated_now_bytes, used.used_now_bytes) = (now.allocated_bytes, now.used_bytes);
@@ -168,13 +169,13 @@ impl Uses {
         used.used_bytes = used.used_bytes.max(now.used_bytes);
     }
 
-    /// All of the run has so much now.
+    /// Records the current memory of the whole run.
     pub(super) fn note_all(&mut self, now: Now) {
         let Now { allocated_bytes, used_bytes } = now;
         self.series.note(UsagePoint { at_us: micros(self.began.elapsed()), allocated_bytes, used_bytes });
     }
 
-    /// Where a component is.
+    /// Records the nodes of a component.
     pub(super) fn place(&mut self, component: usize, nodes: Vec<String>) {
         let known = &mut self.components[component].nodes;
         *known = nodes;
@@ -182,7 +183,7 @@ impl Uses {
         known.truncate(MAX_NODES);
     }
 
-    /// The workers of a component have executed it; what they used is counted when it is known.
+    /// Counts the workers that have executed a component, once their usage is known.
     pub(super) fn count_workers(&mut self, component: usize, readings: Vec<Readings>) {
         self.unread.push((component, readings));
         self.read();
@@ -202,7 +203,7 @@ impl Uses {
         uses.used_byte_us = uses.used_byte_us.saturating_add(used_byte_us);
     }
 
-    /// Counts what agents have said meanwhile.
+    /// Counts the readings that agents have answered meanwhile.
     fn read(&mut self) {
         let is_settled = |readings: &Readings| {
             [&readings.first, &readings.before, &readings.after].iter().all(|of| of.is_settled())
@@ -242,7 +243,7 @@ impl Uses {
     }
 }
 
-/// In whole microseconds.
+/// The time in whole microseconds.
 pub(super) fn micros(time: Duration) -> u64 {
     u64::try_from(time.as_micros()).unwrap_or(u64::MAX)
 }
@@ -260,7 +261,7 @@ mod tests {
     }
 
     #[test]
-    fn a_component_used_what_came_between_beyond_what_its_process_had() {
+    fn usage_is_the_difference_beyond_the_memory_at_start() {
         let first = measured(100, 40, 4000, 50);
         let before = measured(1000, 60, 50_000, 90);
         let after = measured(3000, 70, 50_000 + 2000 * 65, 90);
@@ -271,7 +272,7 @@ mod tests {
     }
 
     #[test]
-    fn no_more_is_used_than_was_leased_and_never_less_than_nothing() {
+    fn usage_stays_between_zero_and_the_leased_amount() {
         let first = measured(0, 40, 0, 40);
         let after = measured(1000, 4000, 1000 * 4000, 5000);
         assert_eq!(between(100, &first, &first, &after), Between { bytes: 100, byte_us: 100 * 1000 });

@@ -6,27 +6,27 @@ use crate::memory::Memory;
 
 /// Bytes somewhere else. Any number of threads call it at once, for stretches that do not overlap.
 pub trait Backing: Send + Sync {
-    /// Makes it so long, if it is shorter.
+    /// Makes the swap space at least `len_bytes` bytes long.
     ///
     /// # Errors
-    /// Why it cannot. The array is lost then, but for what is resident.
+    /// The reason why it cannot. The array is then lost, except its resident part.
     fn ensure(&self, len_bytes: u64) -> Result<(), Error>;
 
     /// Copies bytes out that were written before.
     ///
     /// # Errors
-    /// Why they are lost, and the array with them.
+    /// The reason why the bytes are lost, and the array with them.
     fn read_at(&self, offset: u64, into: &mut [u8]) -> Result<(), Error>;
 
-    /// Copies bytes in, below the length that was ensured. They are what is read from then on.
+    /// Copies bytes in, below the length that was ensured. Later reads return them.
     ///
     /// # Errors
     /// As for [`Backing::read_at`].
     fn write_at(&self, offset: u64, from: &[u8]) -> Result<(), Error>;
 }
 
-/// A memory component: each of its segments is leased when it is needed, with the patience of the component's plan. Its
-/// cache is of no use here, so its plan has none: `cache_bytes(0)`.
+/// Swap space in a memory component. Each of its segments is leased when it is needed, within the waiting time of the
+/// component's plan. A cache is of no use here, so the plan has none: `cache_bytes(0)`.
 impl Backing for Memory {
     fn ensure(&self, len_bytes: u64) -> Result<(), Error> {
         self.ensure_capacity(len_bytes)

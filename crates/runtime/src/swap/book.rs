@@ -1,7 +1,7 @@
 //! Records the state of each page: resident, written, or in the swap space.
 //!
-//! No system call is made here. [`judge`](super::judge) says what is to be done about a fault,
-//! [`victims`](super::victims) what goes; who does it says when it is done.
+//! No system call is made here. [`judge`](super::judge) decides how a fault is handled, [`victims`](super::victims)
+//! which units are evicted. The threads that execute the decisions report here when they are done.
 
 use std::collections::VecDeque;
 
@@ -11,7 +11,7 @@ use super::slots::Slots;
 use super::streams::Streams;
 use super::units::{BlockAt, PAGE_BYTES, REGION_BLOCKS, REGION_PAGES, Span};
 
-/// How often a unit that came back soon is passed over.
+/// Largest number of times that a unit which came back soon is passed over.
 const MAX_CREDIT: u8 = 3;
 /// Regions that are read ahead and were not begun, at most.
 pub(super) const MAX_ERRANDS: usize = 16;
@@ -19,15 +19,15 @@ pub(super) const MAX_ERRANDS: usize = 16;
 /// A region of the array.
 pub(super) struct Region {
     pub(super) state: State,
-    /// Somebody waits until it has come or gone.
+    /// Set if a thread waits until the region has come or gone.
     pub(super) is_wanted: bool,
-    /// It differs from what is in the swap space, or may. Of one that is whole.
+    /// Set if the region differs from the swap space, or may. Valid only for a whole region.
     pub(super) is_written: bool,
-    /// Pages of it came one by one: there is a table for them, where a huge page would go.
+    /// Set if pages of the region came one by one: it then has a page table, where a huge page would go.
     pub(super) has_table: bool,
-    /// The slot that has what it has.
+    /// The slot that holds the region's content.
     pub(super) slot: Option<usize>,
-    /// Its place in the swap space.
+    /// The region's index in the swap space.
     pub(super) place: Option<u32>,
     pub(super) standing: Standing,
     pub(super) blocks: Option<Box<[Block; REGION_BLOCKS]>>,
@@ -35,35 +35,35 @@ pub(super) struct Region {
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum State {
-    /// Its pages are here or not, each by itself.
+    /// Each page is resident or not by itself.
     Pages,
-    /// Somebody is at all of it.
+    /// A thread moves or fills the whole region.
     Moving,
-    /// All of it is here, in one.
+    /// The whole region is resident, as one huge page.
     Whole,
 }
 
 /// A block of a region: a bit for each page.
 #[derive(Clone, Copy, Default)]
 pub(super) struct Block {
-    /// Those that are resident by themselves.
+    /// Pages that are resident by themselves.
     pub(super) here: u16,
-    /// Of these, those that may be written without a fault: they count as written.
+    /// Pages of `here` that may be written without a fault: they count as written.
     pub(super) written: u16,
-    /// Those that are in the swap space, as they are here or newer.
+    /// Pages that are in the swap space. A resident page may be newer.
     pub(super) stored: u16,
-    /// Somebody is at it.
+    /// Set while a thread fills or evicts pages of the block.
     pub(super) is_busy: bool,
-    /// Somebody waits for that to end.
+    /// Set if a thread waits until `is_busy` is cleared.
     pub(super) is_wanted: bool,
     pub(super) standing: Standing,
 }
 
-/// How well a unit deserves to stay.
+/// Priority of a unit to stay resident.
 #[derive(Clone, Copy, Default)]
 pub(super) struct Standing {
     credit: u8,
-    /// How many pages had gone when it went.
+    /// Number of pages that had been evicted when the unit was.
     went_at: u64,
 }
 
@@ -74,7 +74,7 @@ pub(super) enum Unit {
     Block(BlockAt),
 }
 
-/// What room is needed for.
+/// Kind of memory that must be freed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Want {
     Pages,
@@ -86,19 +86,19 @@ pub(super) struct Book {
     pub(super) regions: Vec<Region>,
     pub(super) slots: Slots,
     pub(super) streams: Streams,
-    /// Units that are resident and nobody is at, in the order in which they go.
+    /// Resident units that no thread works on, in the order of eviction.
     pub(super) queue: VecDeque<Unit>,
     /// Resident pages, and those of slots that are not empty.
     pub(super) used_pages: u64,
     pub(super) limit_pages: u64,
     pub(super) touching: Touching,
-    /// What room was needed for last.
+    /// Kind of memory that was needed last.
     pub(super) latest: Want,
     /// Regions to be read ahead.
     pub(super) errands: VecDeque<usize>,
     pub(super) statistics: SwapStatistics,
     pub(super) is_closed: bool,
-    /// Places in the swap space of what was forgotten.
+    /// Indices in the swap space of regions that were forgotten.
     pub(super) free_places: Vec<u32>,
     gone_pages: u64,
     next_place: u32,
@@ -138,7 +138,7 @@ impl Book {
         &mut self.regions[at.region].blocks_mut()[at.block]
     }
 
-    /// Its place in the swap space, given now if it has none.
+    /// The region's index in the swap space, which is assigned now if it has none.
     pub(super) fn place(&mut self, region: usize) -> u32 {
         let (next, free) = (&mut self.next_place, &mut self.free_places);
         *self.regions[region].place.get_or_insert_with(|| {
@@ -153,7 +153,7 @@ impl Book {
         self.limit_pages.saturating_sub(self.used_pages)
     }
 
-    /// A unit is resident from now on.
+    /// Adds a unit to the resident ones.
     pub(super) fn came(&mut self, unit: Unit) {
         let soon = self.gone_pages.saturating_sub(self.standing(unit).went_at) < self.limit_pages / 2;
         let standing = self.standing(unit);
@@ -163,7 +163,7 @@ impl Book {
         self.queue.push_back(unit);
     }
 
-    /// It is so no more.
+    /// Records that a unit is no longer resident.
     pub(super) fn went(&mut self, unit: Unit, pages: u64) {
         self.gone_pages += pages;
         self.statistics.out_bytes += pages * PAGE_BYTES;
@@ -171,7 +171,7 @@ impl Book {
         self.standing(unit).went_at = gone_pages;
     }
 
-    /// Whether a unit whose turn it is to go is passed over.
+    /// Returns whether a unit is passed over when it is its turn to be evicted.
     pub(super) fn is_spared(&mut self, unit: Unit) -> bool {
         let standing = self.standing(unit);
         let is_spared = standing.credit > 0;
@@ -186,7 +186,7 @@ impl Book {
         }
     }
 
-    /// Pages that somebody fills are there, or not after all. Says whether others wait for them.
+    /// Records that pages are resident now, or that filling them has failed. Returns whether a thread waits for them.
     pub(super) fn filled(&mut self, at: BlockAt, span: Span, result: Filled) -> bool {
         let mask = span.mask();
         debug_assert!(span.pages <= self.used_pages, "{span:?} of {} used pages", self.used_pages);
@@ -215,7 +215,7 @@ impl Book {
     }
 }
 
-/// How pages were put in.
+/// Result of putting pages in.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Filled {
     Protected,
@@ -224,7 +224,7 @@ pub(super) enum Filled {
 }
 
 impl Region {
-    /// None: none of it was ever touched.
+    /// The region's blocks. `None` if it was never touched.
     pub(super) fn blocks(&self) -> Option<&[Block; REGION_BLOCKS]> {
         self.blocks.as_deref()
     }
@@ -233,7 +233,7 @@ impl Region {
         self.blocks.get_or_insert_with(|| Box::new([Block::default(); REGION_BLOCKS]))
     }
 
-    /// Nothing of it is here, and nobody is at any of it.
+    /// Returns whether no page of the region is resident and no thread works on any of it.
     pub(super) fn is_away(&self) -> bool {
         let is_away = |block: &Block| block.here == 0 && !block.is_busy;
         self.state == State::Pages && self.blocks.as_ref().is_none_or(|blocks| blocks.iter().all(is_away))

@@ -1,4 +1,4 @@
-//! Brings pages in: reads them from the swap space, or moves them in from a slot.
+//! Pages memory in: reads them from the swap space, or moves them in from a slot.
 
 use sublet_fabric::faults::Writing;
 use sublet_proto::Error;
@@ -9,7 +9,7 @@ use super::pager::Pager;
 use super::units::{BlockAt, PAGE_BYTES, REGION_BLOCKS, REGION_BYTES, REGION_PAGES, Span};
 
 impl Pager {
-    /// Puts pages of a block in. The buffer has room for a block.
+    /// Puts pages of a block in. The buffer has the size of a block.
     pub(super) fn fill(&self, fill: &Fill, buffer: &mut [u8]) {
         let bytes = &mut buffer[..(fill.span.pages * PAGE_BYTES) as usize];
         let writing = if fill.result == Filled::Writable { Writing::Allowed } else { Writing::Faults };
@@ -21,7 +21,7 @@ impl Pager {
         let is_wanted = self.settle(|book| book.filled(fill.at, fill.span, result));
         if let Err(error) = done {
             self.fail(error);
-            // Who looks anew finds it lost.
+            // A thread that faults again finds the pages lost.
             self.wake(fill.span);
         }
         if is_wanted {
@@ -76,7 +76,7 @@ impl Pager {
         let Some(at) = self.parts.slots.pointer(load.slot as u64 * REGION_BYTES, REGION_BYTES) else {
             return Ok(());
         };
-        // SAFETY: the slot is marked, so nobody else is at it, and all of it is memory that may be written.
+        // SAFETY: the slot is marked, so no other thread accesses it, and all of it is memory that may be written.
         let into = unsafe { std::slice::from_raw_parts_mut(at.as_ptr(), REGION_BYTES as usize) };
         if stored.iter().all(|mask| *mask == u16::MAX) {
             return self.parts.backing.read_at(place_of(Span::region(load.region), place), into);
@@ -122,7 +122,7 @@ impl Pager {
     }
 }
 
-/// Where pages of a region are in the swap space.
+/// Offset of pages of a region in the swap space.
 pub(super) fn place_of(span: Span, place: Option<u32>) -> u64 {
     u64::from(place.unwrap_or_default()) * REGION_BYTES + span.first % REGION_PAGES * PAGE_BYTES
 }

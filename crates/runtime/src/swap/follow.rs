@@ -1,17 +1,16 @@
-//! Moves the pager to the core of the thread that faults. While it works the thread that faulted sleeps: on that
-//! thread's core nobody has to be woken from idleness, and what is put in is in the right cache. So it goes
-//! there, as long as only one thread faults and that one is pinned to its core, as a worker's threads are. One
-//! that is not would be moved to an idle core each time it is woken; then, and with several threads, the pager
-//! runs wherever the kernel likes.
+//! Moves the pager to the core of the thread that faults. While the pager works that thread sleeps: its core is then
+//! awake, and the pages that are put in are in its cache. The pager moves there as long as only one thread faults and
+//! that thread is pinned to its core, as a worker's threads are. A thread that is not pinned would be moved to an idle
+//! core each time it is woken. In that case, and with several threads, the pager runs wherever the kernel schedules it.
 
 use rustix::process::Pid;
 use rustix::thread::{CpuSet, sched_getaffinity, sched_setaffinity};
 
-/// It is looked where the thread runs each time after so many faults.
+/// Number of faults after which the faulting thread's core is checked again.
 const FAULTS_PER_LOOK: u32 = 64;
-/// The first look comes sooner.
+/// Number of faults until the first check.
 const FIRST_LOOK: u32 = 4;
-/// How often another thread may have faulted in between.
+/// Largest number of changes of the faulting thread between two checks at which the pager still follows it.
 const MAX_CHANGES: u32 = 1;
 
 /// See the [module](self).
@@ -28,7 +27,7 @@ impl Follow {
         Follow { core: None, thread: 0, changes: 0, until_look: FIRST_LOOK }
     }
 
-    /// A thread has faulted.
+    /// Records a fault of a thread.
     pub(super) fn saw(&mut self, thread: u32) {
         self.changes += u32::from(thread != self.thread);
         self.thread = thread;
@@ -60,8 +59,8 @@ fn core_of(thread: u32) -> Option<usize> {
     is_pinned.then(|| (0..CpuSet::MAX_CPU).find(|core| cores.is_set(*core)))?
 }
 
-/// Lets this thread run on all cores that the process may use: the kernel leaves out the others. Who started it may be pinned,
-/// which is not for a thread that works beside it.
+/// Lets this thread run on all cores that the process may use: the kernel ignores the others. A thread inherits the
+/// affinity of its starter, which may be pinned to a core that this thread must not share.
 pub(super) fn run_anywhere() {
     run_on(&std::array::from_fn::<_, { CpuSet::MAX_CPU }, _>(|core| core));
 }
@@ -78,7 +77,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn it_goes_where_the_one_thread_is_that_faults_and_is_pinned() {
+    fn follows_a_single_pinned_faulting_thread() {
         std::thread::spawn(|| {
             let before = sched_getaffinity(None).unwrap();
             let me = rustix::thread::gettid().as_raw_nonzero().get() as u32;

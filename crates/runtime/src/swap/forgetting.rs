@@ -7,18 +7,18 @@ use super::pager::Pager;
 use super::slots::Slot;
 use super::units::{REGION_BYTES, REGION_PAGES, Span};
 
-/// What a region that is to be forgotten needs.
+/// Next step for a region that is to be forgotten.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Forget {
-    /// Nothing of it is here, and it is forgotten.
+    /// No page of it is resident, and it is forgotten.
     Done,
-    /// It is marked: so many pages are to be given back.
+    /// The region is marked: this number of pages must be returned to the machine.
     Discard(u64),
-    /// Somebody is at it.
+    /// Another thread works on the region.
     Wait,
 }
 
-/// A region that is marked, and how many pages of it are here.
+/// A region that is marked, and its number of resident pages.
 #[derive(Clone, Copy)]
 struct Leaving {
     region: usize,
@@ -26,7 +26,7 @@ struct Leaving {
 }
 
 impl Pager {
-    /// Forgets regions. They are zero afterwards.
+    /// Discards the content of regions, which are zero afterwards.
     pub(super) fn forget(&self, regions: Range<usize>) {
         let mut rest: Vec<usize> = regions.collect();
         while !rest.is_empty() {
@@ -54,7 +54,7 @@ impl Pager {
     fn discard(&self, marked: &[Leaving]) {
         for run in marked.chunk_by(|one, next| one.region + 1 == next.region) {
             let (offset, len_bytes) = (run[0].region as u64 * REGION_BYTES, run.len() as u64 * REGION_BYTES);
-            // SAFETY: what is there is of no use to anybody; who touches it all the same faults, and is given it anew.
+            // SAFETY: the content is of no further use. A thread that touches it faults, and gets new pages.
             self.expect_done(unsafe { self.parts.array.discard(offset, len_bytes) });
         }
         let wanted: Vec<bool> =
@@ -94,7 +94,7 @@ impl Book {
         Forget::Discard(pages)
     }
 
-    /// What is marked does not go any more. They are in order.
+    /// Removes marked regions, which are sorted, from the order of eviction.
     fn leave_queue(&mut self, marked: &[Leaving]) {
         if marked.is_empty() {
             return;
@@ -108,7 +108,7 @@ impl Book {
         });
     }
 
-    /// Nothing of a region is here, and none of it is kept elsewhere. Says whether somebody waits for it.
+    /// Records that a region has no resident pages and no stored ones. Returns whether a thread waits for it.
     fn forgotten(&mut self, leaving: Leaving) -> bool {
         self.used_pages -= leaving.pages;
         let there = &mut self.regions[leaving.region];

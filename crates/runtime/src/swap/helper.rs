@@ -11,7 +11,7 @@ enum Task {
 }
 
 impl Pager {
-    /// Does what there is to do until the array is gone.
+    /// Executes tasks until the array is gone.
     pub(super) fn help(&self) {
         begin_paging();
         run_anywhere();
@@ -24,7 +24,7 @@ impl Pager {
     }
 }
 
-/// What is read ahead is needed soon, so it comes first.
+/// Chooses the next task. Reading ahead comes first, as those regions are needed soon.
 fn next(book: &mut Book) -> Option<Task> {
     match book.next_errand() {
         Ok(Some(load)) => Some(Task::Errand(load)),

@@ -8,27 +8,27 @@ use super::slots::Slot;
 use super::streams::{Direction, Pattern};
 use super::units::{BLOCK_PAGES, BlockAt, PAGE_BYTES, REGION_BYTES, REGION_PAGES, Span};
 
-/// How far ahead is read.
+/// Number of regions that are read ahead.
 const REGIONS_AHEAD: i64 = 2;
 
-/// What is to be done.
+/// Next step to handle a fault.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Step {
-    /// Nothing: whoever is at it wakes who waits.
+    /// No step: the thread that works on the page wakes the waiting ones.
     Wait,
-    /// It is here: who waits is woken.
+    /// The page is resident: the waiting threads are woken.
     Wake(Span),
-    /// Writing is allowed from now on.
+    /// Writing to the pages is allowed from now on.
     Allow(Span),
-    /// It is lost.
+    /// The pages are lost.
     Lose(Span),
-    /// Its block is marked: these pages are to be put in.
+    /// Absent pages must be put in; their block is marked.
     Fill(Fill),
-    /// The region is marked, and its slot: it is to be read into that, and moved in.
+    /// The region must be read into the slot and moved in; both are marked.
     Load(Load),
-    /// The region is marked, and its slot, which has what it has: it is to be moved in.
+    /// The region must be moved in from the slot, which holds its content; both are marked.
     Take(Load),
-    /// There is no room: some is to be made, and then it is judged anew.
+    /// Memory must be freed before the fault is judged again.
     Room(Want),
 }
 
@@ -36,7 +36,7 @@ pub(super) enum Step {
 pub(super) struct Fill {
     pub(super) at: BlockAt,
     pub(super) span: Span,
-    /// Those of them that are in the swap space.
+    /// Pages of the span that are in the swap space.
     pub(super) stored: u16,
     pub(super) result: Filled,
     pub(super) place: Option<u32>,
@@ -49,11 +49,11 @@ pub(super) struct Load {
     pub(super) touch: Touch,
 }
 
-/// A fault, and what is known of it: kept while room is made for it.
+/// State of a fault, kept while memory is freed for it.
 pub(super) struct Case {
     pub(super) page: u64,
     pub(super) touch: Touch,
-    /// The swap space is lost.
+    /// Set if the swap space has failed.
     pub(super) is_lost: bool,
     pub(super) can_shift: bool,
     pattern: Option<Pattern>,
@@ -169,7 +169,7 @@ impl Book {
             }
         };
         let block = self.block(at);
-        // Those around the page that are not here, as far as there is room for them.
+        // The absent pages around the faulting one, as far as memory is free.
         let is_here = |page: &u64| block.here & Span::page(*page).mask() != 0;
         let after = (case.page..wanted.end).find(is_here).unwrap_or(wanted.end);
         let after = after.min(case.page + free);
@@ -190,7 +190,7 @@ impl Book {
         Step::Fill(Fill { at, span, stored, result, place: self.regions[at.region].place })
     }
 
-    /// A slot to read into, marked. What is in it is no region's any more.
+    /// Takes a slot to read into, and marks it. Its content belongs to no region from then on.
     pub(super) fn claim_slot(&mut self) -> Option<usize> {
         if self.free_pages() >= REGION_PAGES
             && let Some(slot) = self.slots.empty()
@@ -203,7 +203,7 @@ impl Book {
         self.reuse_slot()
     }
 
-    /// One that has a huge page, marked.
+    /// Takes a slot that has a huge page, and marks it.
     pub(super) fn reuse_slot(&mut self) -> Option<usize> {
         let slot = self.slots.reusable()?;
         if let Slot::Ready { region, .. } = self.slots.get(slot) {
@@ -214,7 +214,7 @@ impl Book {
         Some(slot)
     }
 
-    /// Has the regions after this one read.
+    /// Requests that the regions after this one are read ahead.
     fn go_ahead(&mut self, region: usize, direction: Direction) {
         let step = if direction == Direction::Forward { 1 } else { -1 };
         let ahead = REGIONS_AHEAD.min(self.slots.len() as i64 - 2);
@@ -231,7 +231,8 @@ impl Book {
         }
     }
 
-    /// The next region that is to be read ahead, with a slot for it; both are marked. None: there is none, or no room.
+    /// Takes the next region to read ahead, with a slot for it; both are marked. `None` if there is no such region; an
+    /// error if no slot is free.
     pub(super) fn next_errand(&mut self) -> Result<Option<Load>, Want> {
         while let Some(&region) = self.errands.front() {
             let there = &self.regions[region];
@@ -240,7 +241,7 @@ impl Book {
                 self.errands.pop_front();
                 continue;
             }
-            // What was read ahead is not given up for what is further ahead.
+            // Regions that were read ahead are not given up for regions further ahead.
             let has_slot =
                 self.slots.spare() > 0 || (self.free_pages() >= REGION_PAGES && self.slots.empty().is_some());
             let Some(slot) = has_slot.then(|| self.claim_slot()).flatten() else { return Err(Want::Slot) };
@@ -251,7 +252,7 @@ impl Book {
         Ok(None)
     }
 
-    /// A region was read ahead. Says whether somebody waits for it.
+    /// Records that a region was read ahead, or that reading it has failed. Returns whether a thread waits for it.
     pub(super) fn is_ahead(&mut self, load: Load, is_read: bool) -> bool {
         debug_assert_eq!(self.regions[load.region].slot, Some(load.slot), "the slot of {load:?}");
         if is_read {
@@ -263,7 +264,7 @@ impl Book {
         std::mem::take(&mut self.regions[load.region].is_wanted)
     }
 
-    /// A region was moved in, or not after all. Says whether others wait for it.
+    /// Records that a region was moved in, or that moving it has failed. Returns whether threads wait for it.
     pub(super) fn taken(&mut self, load: Load, result: Filled) -> bool {
         let region = &mut self.regions[load.region];
         debug_assert_eq!(region.state, State::Moving, "region {} was moved in", load.region);
@@ -283,7 +284,7 @@ impl Book {
         is_wanted
     }
 
-    /// How a region is moved in that was touched so.
+    /// The protection with which a region is moved in after such an access.
     pub(super) fn protection_of(&self, touch: Touch) -> Filled {
         let is_known = self.touching == Touching::OneAtATime && touch == Touch::Read;
         if is_known { Filled::Protected } else { Filled::Writable }

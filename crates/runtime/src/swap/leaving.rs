@@ -26,7 +26,7 @@ impl Pager {
         let parts = &self.parts;
         let at = Span::region(leaving.region).extent().offset;
         let slot = leaving.slot as u64 * REGION_BYTES;
-        // What the kernel or a device holds is not moved: it stays for another round.
+        // The kernel does not move pages that it or a device has pinned: these stay for another round.
         if parts.faults.shift((&parts.slots, slot), (&parts.array, at), REGION_BYTES).is_err() {
             return Gone::Stayed;
         }
@@ -67,8 +67,8 @@ impl Pager {
             from.extend(block.at.spans(block.here).map(Span::extent));
         }
         let parts = &self.parts;
-        // SAFETY: who touches these pages of the array faults, and is given them anew when the block is marked no more.
-        // What is aside is nobody's.
+        // SAFETY: a thread that touches these pages of the array faults, and gets new ones when the block is no longer
+        // marked. No thread accesses the pages aside.
         let done = unsafe {
             parts
                 .faults
@@ -91,7 +91,7 @@ impl Pager {
         block.written != 0 && self.parts.faults.can_shift()
     }
 
-    /// Says which of its pages were written to the swap space; none if the block stays.
+    /// Stores a block's pages. Returns those that were written to the swap space; `None` if the block stays.
     fn store_block(&self, block: &LeavingBlock) -> Option<u16> {
         if block.written == 0 {
             return Some(0);
@@ -116,7 +116,7 @@ impl Pager {
         Some(stored)
     }
 
-    /// Nobody writes it any more.
+    /// Ensures that no thread writes the block's pages: moves them aside, or protects them.
     fn hold_still(&self, block: &LeavingBlock) -> Result<(), FabricError> {
         let (parts, Extent { offset, len_bytes }) = (&self.parts, block.at.span().extent());
         if self.is_moved_aside(block) {
@@ -125,7 +125,7 @@ impl Pager {
         parts.faults.protect(&parts.array, block.at.span().extent(), Writing::Faults)
     }
 
-    /// It is as it was.
+    /// Restores the block's pages after a failure.
     fn let_be(&self, block: &LeavingBlock) -> Result<(), FabricError> {
         let (parts, Extent { offset, len_bytes }) = (&self.parts, block.at.span().extent());
         if self.is_moved_aside(block) {
@@ -144,11 +144,11 @@ impl Pager {
     }
 }
 
-/// Pages that are there and that nobody writes to.
+/// The bytes of pages that are present and that no thread writes.
 fn bytes_of(stretch: &Stretch, extent: Extent) -> &[u8] {
     match stretch.pointer(extent.offset, extent.len_bytes) {
-        // SAFETY: they are within the stretch; they were moved to where nobody else is, or protected, and their unit is
-        // marked.
+        // SAFETY: the pages are within the range. They were moved to where no other thread accesses them, or protected,
+        // and their unit is marked.
         Some(at) => unsafe { std::slice::from_raw_parts(at.as_ptr(), extent.len_bytes as usize) },
         None => &[],
     }

@@ -19,33 +19,33 @@ use super::units::{BLOCK_PAGES, PAGE_BYTES, Span};
 use super::victims::Victims;
 use crate::lease::link::lock;
 
-/// How long is waited for somebody who makes room before it is looked anew.
+/// Longest wait for another thread that frees memory, before the fault is judged again.
 const LOOK_AGAIN: Duration = Duration::from_millis(10);
 
-/// What an array is made of.
+/// Memory and handlers of an array.
 pub(super) struct Parts {
     pub(super) faults: Faults,
     pub(super) array: Stretch,
-    /// Where regions come and go.
+    /// Slots through which regions are paged in and out.
     pub(super) slots: Stretch,
-    /// Where blocks are that are on their way out, each at its own place.
+    /// Blocks that are being paged out, each at its own offset.
     pub(super) aside: Stretch,
-    /// A page that nobody touches but who ends the pager.
+    /// A page that is touched only to wake the pager at the end.
     pub(super) bell: Stretch,
     pub(super) backing: Box<dyn Backing>,
 }
 
 thread_local! {
-    /// Whether this thread brings and takes pages.
+    /// Set for threads that page memory in and out.
     static IS_PAGING: Cell<bool> = const { Cell::new(false) };
 }
 
-/// Whether this thread brings and takes pages: it would wait for itself if it touched what is swapped.
+/// Whether this thread pages memory in or out: it would wait for itself if it touched swapped memory.
 pub(crate) fn is_paging() -> bool {
     IS_PAGING.get()
 }
 
-/// Does something as a thread that does: what is allocated meanwhile is not swapped.
+/// Runs `what` as a paging thread: memory that it allocates is not swapped.
 pub(crate) fn as_paging<T>(what: impl FnOnce() -> T) -> T {
     let before = IS_PAGING.replace(true);
     let done = what();
@@ -62,14 +62,14 @@ pub(super) fn begin_paging() {
 pub(super) struct Pager {
     pub(super) parts: Parts,
     desk: Mutex<Desk>,
-    /// There is something to do for a helper.
+    /// Signalled when a helper has a task.
     work: Condvar,
-    /// Something was settled that somebody waits for.
+    /// Signalled when a unit that a thread waits for is settled.
     settled: Condvar,
     why: OnceLock<Error>,
 }
 
-/// What the lock guards.
+/// State that the lock guards.
 pub(super) struct Desk {
     pub(super) book: Book,
     idle_helpers: usize,
@@ -150,7 +150,7 @@ impl Pager {
         }
     }
 
-    /// What a helper is to do next; none: the array is gone.
+    /// Waits for the next task of a helper. `None` if the array is gone.
     pub(super) fn next_task<T>(&self, next: impl Fn(&mut Book) -> Option<T>) -> Option<T> {
         let mut desk = self.desk();
         loop {
@@ -168,7 +168,7 @@ impl Pager {
         }
     }
 
-    /// Something was settled: says so to who waits for it.
+    /// Changes the book, and wakes the threads that wait for a change.
     pub(super) fn settle<T>(&self, what: impl FnOnce(&mut Book) -> T) -> T {
         let mut desk = self.desk();
         let result = what(&mut desk.book);
@@ -204,14 +204,14 @@ impl Pager {
         }
     }
 
-    /// What cannot fail, but for a kernel that is out of memory.
+    /// Handles the result of an operation that fails only if the kernel is out of memory.
     pub(super) fn expect_done(&self, done: Result<(), sublet_fabric::FabricError>) {
         if let Err(error) = done {
             self.fail(error.into());
         }
     }
 
-    /// The swap space is lost.
+    /// Records that the swap space has failed.
     #[cold]
     pub(super) fn fail(&self, error: Error) {
         let message = format!(
@@ -241,7 +241,7 @@ impl Pager {
         self.parts.array.base()
     }
 
-    /// Makes room for one thing, or waits a moment until somebody else has.
+    /// Frees memory of one kind, or waits a moment until another thread has.
     pub(super) fn make_room(&self, want: Want) {
         let mut desk = self.desk();
         let victims = desk.book.pick(want);
@@ -273,14 +273,14 @@ impl Pager {
     }
 }
 
-/// Who faults would sleep for ever, or read what is not there.
+/// Ends the process, since faulting threads would otherwise sleep for ever, or read wrong bytes.
 #[cold]
 fn end_the_process(why: impl std::fmt::Display) -> ! {
     eprintln!("sublet: a swapped array cannot go on: {why}");
     std::process::abort()
 }
 
-/// A pager that panics would leave everybody who faults asleep for ever.
+/// Guard that ends the process if the pager panics, since faulting threads would otherwise sleep for ever.
 struct EndsTheProcess;
 
 impl Drop for EndsTheProcess {

@@ -4,29 +4,31 @@ use sublet_proto::{Code, Error};
 
 use super::units::REGION_BYTES;
 
-/// The longest array. For each region of 2 MiB some bytes are kept, and half a kilobyte for one that was touched.
+/// Length of the longest array, in bytes. The array needs some bytes of metadata for each region of 2 MiB, and half a
+/// kilobyte for one that was touched.
 const MAX_LEN_BYTES: u64 = 1 << 40;
-/// The least local memory: room for what is on its way, and as much again.
+/// The least local memory, in bytes: space for the slots, and the same again.
 const MIN_LOCAL_BYTES: u64 = 8 * REGION_BYTES;
-/// Regions that may be on their way at once, at least and at most.
+/// Smallest and largest number of slots.
 const MIN_SLOTS: u64 = 3;
 const MAX_SLOTS: u64 = 8;
-/// Of so many local regions one may be on its way.
+/// Number of local regions for each slot.
 const REGIONS_PER_SLOT: u64 = 8;
 
-/// Who touches the array.
+/// Number of threads that access the array at a time.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Touching {
-    /// Any threads, at any time. A region that came whole counts as written, for the kernel cannot put one in
-    /// protected.
+    /// Any threads, at any time. A region that came whole counts as written, since the kernel cannot put one in
+    /// write-protected.
     #[default]
     AnyThreads,
-    /// Never two threads at the same time, nor a thread and the kernel on another's behalf. What is only read is known
-    /// to be unchanged then, and is not written back. If two do, what one of them writes may be lost.
+    /// One: never two threads at the same time, nor a thread and the kernel on another's behalf. Regions that are only
+    /// read are then known to be unchanged, and are not written back. If two threads do access the array at a time,
+    /// writes of one of them may be lost.
     OneAtATime,
 }
 
-/// What a swapped array is to be. Made by [`SwapPlan::new`].
+/// Properties of a swapped array to create. Made by [`SwapPlan::new`].
 #[derive(Clone, Debug)]
 pub struct SwapPlan {
     pub(super) len_bytes: u64,
@@ -35,22 +37,22 @@ pub struct SwapPlan {
 }
 
 impl SwapPlan {
-    /// So long, up to a tebibyte, and so much of it resident at a time: 16 MiB at least. What is not a multiple of 2
-    /// MiB is rounded up to one, of local memory down.
+    /// A plan for an array of `len_bytes`, up to a tebibyte, of which `local_bytes` are resident at a time: 16 MiB at
+    /// least. The length is rounded up to a multiple of 2 MiB, the local memory down.
     pub fn new(len_bytes: u64, local_bytes: u64) -> SwapPlan {
         SwapPlan { len_bytes, local_bytes, touching: Touching::AnyThreads }
     }
 
-    /// Who touches it.
+    /// Sets the number of threads that access the array at a time.
     pub fn touching(mut self, touching: Touching) -> SwapPlan {
         self.touching = touching;
         self
     }
 
-    /// Whether there can be one.
+    /// Checks that such an array is possible.
     ///
     /// # Errors
-    /// `invalid_argument` for sizes that make no sense.
+    /// `invalid_argument` for sizes that are not possible.
     pub fn check(&self) -> Result<(), Error> {
         let (len, local) = (self.len_bytes, self.local_bytes);
         let message = if !(1..=MAX_LEN_BYTES).contains(&len) {

@@ -1,15 +1,16 @@
-//! Slots: places of 2 MiB through which regions come and go.
+//! Manages slots: buffers of 2 MiB through which regions are paged in and out.
 
-/// What a slot has.
+/// Content of a slot.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Slot {
-    /// Nothing, and takes no memory.
+    /// No memory.
     Empty,
-    /// A huge page with nothing of use.
+    /// A huge page without valid content.
     Free,
-    /// Somebody is at it: reads into it, moves it, or gives its memory back.
+    /// A page that a thread reads into, moves, or returns to the machine.
     Busy,
-    /// What its region has, which is not in the array; of the slots, since when, and whether it was read ahead.
+    /// The content of a region that is not in the array. `since` orders the slots by age; `is_ahead` is set if the
+    /// region was read ahead.
     Ready { region: usize, since: u64, is_ahead: bool },
 }
 
@@ -42,8 +43,9 @@ impl Slots {
         self.all.iter().position(|slot| *slot == Slot::Empty)
     }
 
-    /// One whose memory can be used for something else: free, or else what has been ready for the longest. That is of
-    /// no use any more if it went, and still of some if it was read ahead.
+    /// A slot whose memory can be used for another region: a free one, or else the one that has been ready for the
+    /// longest. The content of an evicted region is stored elsewhere; that of one that was read ahead may still be
+    /// useful.
     pub(super) fn reusable(&self) -> Option<usize> {
         let worth = |slot: &Slot| match *slot {
             Slot::Free => Some((false, 0)),
@@ -54,18 +56,18 @@ impl Slots {
         worths.min().map(|(_, index)| index)
     }
 
-    /// How many can be used for something else and were not read ahead.
+    /// Number of slots that can be used for another region and were not read ahead.
     pub(super) fn spare(&self) -> usize {
         let is_spare = |slot: &&Slot| matches!(slot, Slot::Free | Slot::Ready { is_ahead: false, .. });
         self.all.iter().filter(is_spare).count()
     }
 
-    /// How many were read ahead.
+    /// Number of slots that were read ahead.
     pub(super) fn ahead(&self) -> usize {
         self.all.iter().filter(|slot| matches!(slot, Slot::Ready { is_ahead: true, .. })).count()
     }
 
-    /// How many there are.
+    /// Number of slots.
     pub(super) fn len(&self) -> usize {
         self.all.len()
     }

@@ -2,17 +2,17 @@
 
 use super::units::{BLOCK_PAGES, REGION_PAGES};
 
-/// Who goes through memory in order is told apart from so many others.
+/// Number of sequential accesses that are distinguished.
 const STREAMS: usize = 16;
-/// No page is near.
+/// A page number that is close to no page.
 const NOWHERE: u64 = u64::MAX / 2;
-/// Pages that may be left out by who goes on.
+/// Largest number of pages that a sequential access may skip.
 const SKIPPED: u64 = 4;
-/// Pages in order after which whole regions come.
+/// Number of pages in sequence after which whole regions are paged in.
 const LONG: u64 = 2 * BLOCK_PAGES;
-/// How sure it is at most that blocks are used and not pages, or the other way round.
+/// Largest confidence that blocks are used and not pages, or the other way round.
 const SURE: i32 = 8;
-/// Of so many blocks one comes by the page, to see whether the next page is used, too.
+/// Number of blocks of which one is paged in by the page, to check whether the next page is used, too.
 const PROBE: u32 = 16;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -21,16 +21,16 @@ pub(super) enum Direction {
     Backward,
 }
 
-/// What a fault is part of.
+/// Access pattern that a fault is part of.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Pattern {
-    /// Nothing that is known: its page.
+    /// Unknown: the page is put in.
     Page,
-    /// Blocks here and there: all of its block.
+    /// Random blocks: the whole block is put in.
     Block,
-    /// What goes on: its block from here on.
+    /// Sequential: the rest of the block is put in, from the page on.
     Onward(Direction),
-    /// What goes on for long: all of its region, and the next ones ahead.
+    /// Sequential for long: the whole region is put in, and the next ones are read ahead.
     Region(Direction),
 }
 
@@ -39,10 +39,10 @@ struct Stream {
     /// The page after its last, and the one before its first.
     after: u64,
     before: u64,
-    /// What came of it.
+    /// Number of pages that were put in for it.
     pages: u64,
     direction: Option<Direction>,
-    /// It began with one page.
+    /// Set if the stream began with a single page, to check whether blocks are used.
     is_probe: bool,
 }
 
@@ -51,7 +51,7 @@ pub(super) struct Streams {
     all: [Stream; STREAMS],
     oldest: usize,
     last: usize,
-    /// Above 0: blocks are used.
+    /// Confidence that blocks are used, if above 0.
     density: i32,
     since_probe: u32,
 }
@@ -66,7 +66,7 @@ impl Streams {
         self.density > 0
     }
 
-    /// Takes note of a fault on a page that is not here. What comes of it is to be told by [`Streams::filled`].
+    /// Records a fault on an absent page. The caller must report the pages that it put in with [`Streams::filled`].
     pub(super) fn note(&mut self, page: u64) -> Pattern {
         let known = self.all.iter().enumerate().find_map(|(index, one)| Some((index, one.goes_on(page)?)));
         let Some((index, direction)) = known else { return self.begin(page) };
@@ -88,7 +88,7 @@ impl Streams {
         }
     }
 
-    /// What came of the last fault that was noted: pages from `first` up to `end`.
+    /// Records the pages that were put in for the last noted fault: from `first` up to `end`.
     pub(super) fn filled(&mut self, first: u64, end: u64) {
         debug_assert!(first < end, "pages {first} to {end}");
         let stream = &mut self.all[self.last];
@@ -102,7 +102,7 @@ impl Streams {
         self.oldest = (self.oldest + 1) % STREAMS;
         self.last = index;
         if self.all[index].is_probe {
-            // Among blocks probes are rare, so each of them says more.
+            // Among blocks probes are rare, so each of them has more weight.
             let lost = if self.uses_blocks() { 4 } else { 1 };
             self.density = (self.density - lost).max(-SURE);
         }
@@ -134,7 +134,7 @@ impl Stream {
 mod tests {
     use super::*;
 
-    /// What comes of a page, as the pager does it.
+    /// Notes a fault and reports the pages that the pager would put in.
     fn touch(streams: &mut Streams, page: u64) -> Pattern {
         let pattern = streams.note(page);
         let block = page / BLOCK_PAGES * BLOCK_PAGES;
@@ -159,7 +159,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_in_order_soon_comes_by_regions_forward_and_backward() {
+    fn sequential_accesses_soon_page_by_regions_in_both_directions() {
         let mut streams = Streams::new();
         let mut page = 0;
         assert_eq!(touch(&mut streams, page), Pattern::Page);
@@ -186,7 +186,7 @@ mod tests {
     }
 
     #[test]
-    fn pages_here_and_there_come_by_the_page_and_blocks_by_the_block() {
+    fn random_pages_come_singly_and_random_blocks_whole() {
         let (mut streams, mut state) = (Streams::new(), 88_172_645_463_325_252);
         for _ in 0..1000 {
             let page = random(&mut state) % 1_000_000;

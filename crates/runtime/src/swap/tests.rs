@@ -13,10 +13,10 @@ use sublet_means::{Means, skip};
 
 const MIB: u64 = 1 << 20;
 const LOCAL_BYTES: u64 = 16 * MIB;
-/// Tells the helper to touch what is lost.
+/// Variable that makes the helper test touch lost bytes.
 const TOUCHES: &str = "SUBLET_TEST_TOUCHES_LOST_MEMORY";
 
-/// Swap space that is a vector, and fails after so many writes.
+/// Swap space that is a vector, and fails after a number of writes.
 struct Space {
     bytes: Mutex<Vec<u8>>,
     writes_left: AtomicU64,
@@ -89,7 +89,7 @@ fn assert_filled(array: &[u8], round: u64) {
     }
 }
 
-/// How much of a stretch of this process is resident, in bytes.
+/// Number of resident bytes of a range of this process.
 fn resident_bytes(at: NonNull<u8>, len_bytes: u64) -> u64 {
     let mut pagemap = std::fs::File::open("/proc/self/pagemap").unwrap();
     pagemap.seek(std::io::SeekFrom::Start(at.as_ptr() as u64 / PAGE_BYTES * 8)).unwrap();
@@ -111,7 +111,7 @@ impl Random {
 }
 
 #[test]
-fn an_array_larger_than_local_memory_keeps_what_was_written_in_any_order() {
+fn array_larger_than_memory_keeps_writes_in_any_order() {
     for touching in [Touching::AnyThreads, Touching::OneAtATime] {
         let space = Space::new(u64::MAX);
         let plan = SwapPlan::new(64 * MIB, LOCAL_BYTES).touching(touching);
@@ -135,7 +135,7 @@ fn an_array_larger_than_local_memory_keeps_what_was_written_in_any_order() {
 }
 
 #[test]
-fn what_was_never_written_is_zero_and_takes_no_swap_space() {
+fn unwritten_bytes_are_zero_and_take_no_swap_space() {
     let space = Space::new(u64::MAX);
     let Some(mut array) = swapped_in(&space, SwapPlan::new(256 * MIB, LOCAL_BYTES)) else { return };
     assert!(array.as_slice().iter().all(|byte| *byte == 0));
@@ -168,7 +168,7 @@ fn what_one_thread_only_reads_is_not_written_again() {
 }
 
 #[test]
-fn a_random_story_of_several_threads_is_that_of_plain_memory() {
+fn random_accesses_of_threads_agree_with_plain_memory() {
     for touched_in_pages in [false, true] {
         let Some(mut array) = swapped(80 * MIB) else { return };
         let part = 20 * MIB as usize;
@@ -258,7 +258,7 @@ fn sizes_that_make_no_sense_are_refused() {
 }
 
 #[test]
-fn an_array_that_goes_leaves_no_thread_no_descriptor_and_no_memory() {
+fn dropped_array_leaves_no_thread_descriptor_or_memory() {
     let count = |what: &str| std::fs::read_dir(format!("/proc/self/{what}")).unwrap().count();
     let ours = || {
         let names =
@@ -272,7 +272,7 @@ fn an_array_that_goes_leaves_no_thread_no_descriptor_and_no_memory() {
     drop(array);
     let maps = std::fs::read_to_string("/proc/self/maps").unwrap();
     assert!(!maps.lines().any(|line| line.starts_with(&format!("{at:x}-"))), "{maps}");
-    // Other tests of this process have some, too, at most so many at a time.
+    // Other tests of this process have some, too, but only a bounded number at a time.
     for _ in 0..200 {
         let mut array = swapped(64 * MIB).unwrap();
         array.as_mut_slice()[5 * MIB as usize] = 1;
@@ -280,7 +280,7 @@ fn an_array_that_goes_leaves_no_thread_no_descriptor_and_no_memory() {
     assert!(count("fd") < 200 && ours() < 200, "{} descriptors, {} threads", count("fd"), ours());
 }
 
-/// Not a test of its own: run by the next one, in a process that is sent SIGBUS.
+/// A helper process that is sent SIGBUS, for the next test. It tests nothing by itself.
 #[test]
 fn helper_that_touches_what_is_lost() {
     let Ok(how) = std::env::var(TOUCHES) else { return };
@@ -290,7 +290,7 @@ fn helper_that_touches_what_is_lost() {
         return;
     };
     if how == "read" {
-        // A system call is told.
+        // A system call returns an error.
         let mut zeros = std::fs::File::open("/dev/zero").unwrap();
         let mut ones = vec![1; MIB as usize];
         loop {
@@ -317,7 +317,7 @@ fn helper_that_touches_what_is_lost() {
 }
 
 #[test]
-fn who_touches_what_is_lost_is_told_why_and_sent_sigbus_and_reads_no_zeros() {
+fn touching_lost_bytes_reports_the_reason_and_raises_sigbus() {
     for how in ["first", "later", "read"] {
         let helper = std::process::Command::new(std::env::current_exe().unwrap())
             .args(["swap::tests::helper_that_touches_what_is_lost", "--exact", "--nocapture"])
@@ -345,7 +345,7 @@ fn who_touches_what_is_lost_is_told_why_and_sent_sigbus_and_reads_no_zeros() {
 }
 
 #[test]
-fn a_child_process_does_not_have_the_array_and_does_not_wait_for_it() {
+fn child_process_has_no_array_and_does_not_wait() {
     let Some(array) = swapped(64 * MIB) else { return };
     let flags = std::fs::read_to_string("/proc/self/smaps").unwrap();
     let at = format!("{:x}-", array.as_ptr().as_ptr() as u64);
@@ -357,12 +357,12 @@ fn a_child_process_does_not_have_the_array_and_does_not_wait_for_it() {
 }
 
 #[test]
-fn what_is_forgotten_is_zero_and_takes_no_memory_and_no_swap_space() {
+fn forgotten_regions_are_zero_and_take_no_memory_or_space() {
     let space = Space::new(u64::MAX);
     let Some(mut array) = swapped_in(&space, SwapPlan::new(64 * MIB, LOCAL_BYTES)) else { return };
     let half = (32 * MIB / REGION_BYTES) as usize;
     for round in 0..8 {
-        // In order, so that it comes and goes by regions, and here and there, by pages.
+        // Sequential writes page by regions, scattered ones by pages.
         let (first, second) = array.as_mut_slice().split_at_mut(32 * MIB as usize);
         let written = if round % 2 == 0 { first } else { second };
         if round < 4 {
@@ -393,7 +393,7 @@ fn what_others_use_meanwhile_stays_when_something_is_forgotten() {
             scope.spawn(move || {
                 let own = 8 * MIB as usize * thread;
                 for round in 0..20 {
-                    // SAFETY: each thread has a part of its own, which nobody else touches.
+                    // SAFETY: each thread has a part of its own, which no other thread accesses.
                     let part = unsafe {
                         std::slice::from_raw_parts_mut(array.as_ptr().as_ptr().add(own), 8 * MIB as usize)
                     };

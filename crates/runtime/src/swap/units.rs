@@ -1,4 +1,4 @@
-//! The units in which memory comes and goes: pages, blocks of pages, regions of blocks.
+//! Defines the units of paging: pages, blocks of pages, regions of blocks.
 
 use sublet_fabric::faults::Extent;
 use sublet_fabric::stretch::HUGE_BYTES;
@@ -16,7 +16,7 @@ pub(super) struct Span {
     pub(super) pages: u64,
 }
 
-/// Where a block is: its region, and which of that.
+/// A block: its region, and its index in that.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct BlockAt {
     pub(super) region: usize,
@@ -61,7 +61,7 @@ impl BlockAt {
         Span { first: self.first_page(), pages: BLOCK_PAGES }
     }
 
-    /// Those of its pages that have a bit, as few spans as there can be.
+    /// The pages of the block whose bit in `mask` is set, in as few spans as possible.
     pub(super) fn spans(self, mask: u16) -> impl Iterator<Item = Span> {
         let mut rest = u32::from(mask);
         let first = self.first_page();

@@ -4,20 +4,20 @@ use super::book::{Book, State, Unit, Want};
 use super::slots::Slot;
 use super::units::{BlockAt, PAGE_BYTES, REGION_PAGES};
 
-/// Blocks that go at once, at most.
+/// Largest number of blocks that are evicted at once.
 const MAX_BLOCKS: usize = 32;
-/// Slots that are to have room for what is touched next.
+/// Number of slots that are kept free for the next accesses.
 const SPARE_SLOTS: usize = 2;
-/// Of so many local pages one is to be free.
+/// Number of local pages for each page that is kept free.
 const PAGES_PER_FREE: u64 = 64;
 
-/// Who goes, marked.
+/// Units to evict, marked.
 pub(super) enum Victims {
     Region(LeavingRegion),
     Blocks(Vec<LeavingBlock>),
-    /// Nothing of use: a slot's huge page.
+    /// A slot's huge page without valid content.
     Slot(usize),
-    /// All that could go is on its way.
+    /// No unit: all that could be evicted are being evicted.
     None,
 }
 
@@ -26,7 +26,7 @@ pub(super) struct LeavingRegion {
     pub(super) region: usize,
     pub(super) slot: usize,
     pub(super) is_written: bool,
-    /// Something of it is in the swap space.
+    /// Set if any page of the region is in the swap space.
     pub(super) is_stored: bool,
 }
 
@@ -38,19 +38,19 @@ pub(super) struct LeavingBlock {
     pub(super) stored: u16,
 }
 
-/// How it went.
+/// Result of an eviction.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Gone {
-    /// To the swap space, or there was no need.
+    /// The content is in the swap space, written now or before.
     Stored,
-    /// It was zero, and none of it was ever in the swap space.
+    /// The content was zero, and no page of it was ever in the swap space.
     Zero,
-    /// It is where it was.
+    /// The unit was not evicted.
     Stayed,
 }
 
 impl Book {
-    /// What room a helper is to make.
+    /// The kind of memory that a helper must free ahead of need.
     pub(super) fn lacks(&self) -> Option<Want> {
         let free = self.free_pages();
         match self.latest {
@@ -67,7 +67,7 @@ impl Book {
         }
     }
 
-    /// Chooses and marks what goes.
+    /// Chooses and marks the units to evict.
     pub(super) fn pick(&mut self, want: Want) -> Victims {
         if want == Want::Pages
             && let Some(slot) = self.reuse_slot()
@@ -75,7 +75,7 @@ impl Book {
             return Victims::Slot(slot);
         }
         let mut blocks = Vec::new();
-        // Each unit is looked at once, and again as often as it is passed over.
+        // Each unit is checked once, and again for each time that it is passed over.
         for _ in 0..self.queue.len().saturating_mul(4) {
             let Some(unit) = self.queue.pop_front() else { break };
             if self.is_spared(unit) {
@@ -125,13 +125,13 @@ impl Book {
         Some(LeavingBlock { at, here: block.here, written: block.written & block.here, stored: block.stored })
     }
 
-    /// A region that goes has gone. Says whether somebody waits for it.
+    /// Records the result of a region's eviction. Returns whether a thread waits for the region.
     pub(super) fn region_went(&mut self, leaving: LeavingRegion, gone: Gone) -> bool {
         let region = &mut self.regions[leaving.region];
         debug_assert_eq!(region.state, State::Moving, "region {} has gone", leaving.region);
         if gone == Gone::Stayed {
             region.state = State::Whole;
-            // What was moved and moved back is no longer protected.
+            // A region that was moved and moved back is no longer protected.
             region.is_written = true;
             self.slots.set(leaving.slot, Slot::Empty);
             self.queue.push_back(Unit::Region(leaving.region));
@@ -148,8 +148,8 @@ impl Book {
         std::mem::take(&mut self.regions[leaving.region].is_wanted)
     }
 
-    /// A block has gone: those of its pages that were written to the swap space, unless it stays. Says whether somebody
-    /// waits.
+    /// Records the result of a block's eviction: the pages that were written to the swap space, or `None` if it stays.
+    /// Returns whether a thread waits for it.
     pub(super) fn block_went(&mut self, leaving: &LeavingBlock, stored: Option<u16>) -> bool {
         let block = self.block(leaving.at);
         debug_assert!(block.is_busy, "block {:?} has gone, which nobody asked", leaving.at);

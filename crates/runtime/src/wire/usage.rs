@@ -1,23 +1,23 @@
-//! The usage region: what each worker has done with its time, kept by itself, read by its agent.
+//! Defines the usage region: the times of each worker's activities, recorded by the worker, read by its agent.
 //!
-//! Each worker has a line, and behind it a place for each function of the package and one more for calls of functions
-//! that there are not, in a region that client and other leases cannot reach. After each call the worker adds its
-//! ticks to the function's place; what a worker has done in all is the sum of its places. Between calls `state` and
-//! `since_ticks` let the agent account for what is still going on, so that neither a long function nor a sudden death
-//! escapes the bill. After a death they tell what was being executed.
+//! Each worker has a line, and behind it an entry for each function of the package and one more for calls of functions
+//! that do not exist. The region is out of reach of the client and other leases. After each call the worker adds its
+//! ticks to the function's entry; the sum of the entries is the worker's total. Between calls `state` and `since_ticks`
+//! let the agent account for the current activity, so that neither a long function nor a sudden death escapes the bill.
+//! After a death they show what was being executed.
 //!
-//! | where | bytes | what |
+//! | part | bytes | content |
 //! |---|---|---|
-//! | line | 0-7 | state (low 32 bits), function being executed |
-//! | | 8-15 | ticks since when |
-//! | | 16-23 | ticks of polling that has ended |
-//! | | 24-31 | requests that were rejected because the core was taken |
-//! | place of a function | 0-7 | ticks in calls that have ended |
-//! | | 8-15, 16-23 | calls that have ended; those of them that failed |
+//! | line | 0-7 | State (low 32 bits). Function being executed (high 32 bits). |
+//! | | 8-15 | Start of the state, in ticks. |
+//! | | 16-23 | Ticks of completed polling. |
+//! | | 24-31 | Number of rejected requests. For each, the core was taken. |
+//! | entry of a function | 0-7 | Ticks in calls that have ended. |
+//! | | 8-15, 16-23 | Number of calls that have ended. Number of those that failed. |
 //!
-//! All of it is written by its worker alone, and by the agent once the worker is dead. It lies in the worker's memory:
-//! a function that knows where could falsify it. The agent therefore never bills more than wall time allows, and
-//! allocated time is measured by the agent alone.
+//! Only the worker writes to its part, and the agent once the worker is dead. The region is mapped in the worker's
+//! memory: a function that knows the address could falsify it. The agent therefore never bills more than wall time
+//! allows, and measures the allocated time itself.
 
 use sublet_fabric::FabricError;
 use sublet_fabric::clock::ticks;
@@ -26,7 +26,7 @@ use sublet_fabric::region::{Region, page_align};
 use sublet_fabric::sync::{AtomicU64, Ordering};
 use sublet_proto::package::MAX_FUNCTIONS;
 
-/// What a worker is doing.
+/// Activity of a worker.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u32)]
 pub enum WorkerState {
@@ -34,37 +34,38 @@ pub enum WorkerState {
     Sleeping = 0,
     /// Looking for the next call (hot).
     Polling = 1,
-    /// In a function.
+    /// Executing a function.
     Executing = 2,
     /// Publishing the result of a call, which is counted already.
     Answering = 3,
 }
 
-/// Where everything lies in a usage region.
+/// Layout of a usage region.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct UsageLayout {
     workers: u32,
     functions: u32,
 }
 
-/// What keeps two workers' writes apart: a pair of cache lines, which processors fetch together.
+/// Distance that keeps two workers' writes apart, in bytes: a pair of cache lines, which processors fetch together.
 const APART_BYTES: u64 = 2 * LINE_BYTES;
 const PLACE_WORDS: usize = 4;
 const PLACE_BYTES: u64 = 8 * PLACE_WORDS as u64;
 
 impl UsageLayout {
-    /// For so many workers and functions of their package. 0 functions: as many as a package may have.
+    /// A layout for this number of workers, and of functions of their package. 0 functions stands for the most that a
+    /// package may have.
     pub fn new(workers: u32, functions: u32) -> UsageLayout {
         let most = MAX_FUNCTIONS as u32;
         UsageLayout { workers, functions: if functions == 0 { most } else { functions.min(most) } }
     }
 
-    /// How many workers.
+    /// Number of workers.
     pub fn workers(&self) -> u32 {
         self.workers
     }
 
-    /// How many functions.
+    /// Number of functions.
     pub fn functions(&self) -> u32 {
         self.functions
     }
@@ -103,14 +104,15 @@ const EXECUTING: usize = 0;
 const CALLS: usize = 1;
 const FAILED: usize = 2;
 
-/// A reading of one worker's line. It never says more than there was: what goes on is read after what has ended.
+/// A reading of one worker's line. It never exceeds the real usage: the current activity is read after the completed
+/// ones.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct WorkerUsage {
-    /// What it is doing now,
+    /// Current activity of the worker.
     pub state: WorkerState,
-    /// in which function, if executing,
+    /// Index of the function that is executed, if one is.
     pub function: u32,
-    /// and since when, in ticks.
+    /// Start of the current activity, in ticks.
     pub since_ticks: u64,
     /// Ticks of polling that has ended.
     pub polling_ticks: u64,
@@ -125,12 +127,12 @@ pub struct Tally {
     pub executing_ticks: u64,
     /// Calls that have ended.
     pub calls: u64,
-    /// Those among them that ended with an error.
+    /// Calls among `calls` that ended with an error.
     pub failed_calls: u64,
 }
 
 impl WorkerUsage {
-    /// Ticks of polling, what is going on at `now_ticks` included.
+    /// Ticks of polling, with the current activity until `now_ticks`.
     pub fn polling_at(&self, now_ticks: u64) -> u64 {
         let going_on = self.state == WorkerState::Polling;
         self.polling_ticks.saturating_add(if going_on { self.current(now_ticks) } else { 0 })
@@ -147,8 +149,8 @@ impl WorkerUsage {
     }
 }
 
-/// Adds what one worker has done to the tallies of the functions, one for each and a last one for calls of functions
-/// that there are not; gives the reading of its line. All zero if the region has no such worker.
+/// Adds a worker's usage to the tallies of the functions, one for each and a last one for calls of functions that do
+/// not exist. Returns the reading of its line. All zero if the region has no such worker.
 pub fn read(region: &Region, layout: UsageLayout, worker: u32, tallies: &mut [Tally]) -> WorkerUsage {
     let word = |word: &AtomicU64| word.load(Ordering::Acquire);
     // A call ends by being added and then by a change of state: read in the same order, it may be missed for now, but
@@ -180,7 +182,7 @@ pub fn read_line(region: &Region, layout: UsageLayout, worker: u32) -> WorkerUsa
     }
 }
 
-/// Closes the account of a worker that has died: what was going on is added up, and it sleeps.
+/// Closes the account of a worker that has died: adds the current activity up, and sets the state to sleeping.
 pub fn settle(region: &Region, layout: UsageLayout, worker: u32, now_ticks: u64) -> Result<(), FabricError> {
     let usage = read_line(region, layout, worker);
     let meter = Meter::new(region, layout, worker)?;
@@ -196,17 +198,17 @@ pub fn settle(region: &Region, layout: UsageLayout, worker: u32, now_ticks: u64)
     Ok(())
 }
 
-/// A call that is being executed: where it is to be counted.
+/// A call that is being executed, with the entry in which it is counted.
 pub struct Call<'region> {
     place: &'region Place,
     function: u32,
 }
 
-/// The worker's own pen. All stores are to lines that nobody else writes: plain, and never waited for.
+/// Writer of one worker's line. No other process writes to it, so all stores are plain and never waited for.
 pub struct Meter<'region> {
     line: &'region Line,
     functions: &'region [Place],
-    /// For calls of functions that there are not.
+    /// Entry for calls of functions that do not exist.
     unknown: &'region Place,
 }
 
@@ -216,7 +218,7 @@ fn add(word: &AtomicU64, value: u64) {
 }
 
 impl<'region> Meter<'region> {
-    /// Of one worker.
+    /// Creates the writer of one worker's line.
     pub fn new(
         region: &'region Region,
         layout: UsageLayout,
@@ -244,7 +246,7 @@ impl<'region> Meter<'region> {
         self.rest();
     }
 
-    /// The worker goes to sleep without having polled.
+    /// Records that the worker goes to sleep without having polled.
     pub fn rest(&self) {
         self.state(WorkerState::Sleeping as u64);
     }
@@ -276,7 +278,7 @@ impl<'region> Meter<'region> {
         }
     }
 
-    /// The call has ended at this time, after so many ticks; the worker polls.
+    /// Records the end of a call at `now_ticks`, after `spent_ticks`. The worker polls from then on.
     #[inline(always)]
     pub fn leave(&self, call: &Call<'_>, now_ticks: u64, spent_ticks: u64) {
         add(&call.place[EXECUTING], spent_ticks);
@@ -324,7 +326,7 @@ mod tests {
     }
 
     #[test]
-    fn time_is_accounted_to_what_and_to_whom_it_was_spent_on() {
+    fn accounts_time_to_activity_and_function() {
         let layout = UsageLayout::new(2, 3);
         let region = region(layout);
         let meter = Meter::new(&region, layout, 1).unwrap();
@@ -349,7 +351,7 @@ mod tests {
     }
 
     #[test]
-    fn a_function_that_there_is_not_is_counted_in_the_last_place_and_nowhere_else() {
+    fn unknown_functions_are_counted_in_the_last_entry_only() {
         let layout = UsageLayout::new(2, 1);
         let region = region(layout);
         let meter = Meter::new(&region, layout, 0).unwrap();
@@ -366,7 +368,7 @@ mod tests {
     }
 
     #[test]
-    fn a_death_after_the_answer_does_not_make_the_call_a_failure() {
+    fn death_after_the_answer_is_no_failed_call() {
         let layout = UsageLayout::new(1, 4);
         let region = region(layout);
         let (meter, entered) = (Meter::new(&region, layout, 0).unwrap(), ticks());
@@ -390,7 +392,7 @@ mod tests {
     }
 
     #[test]
-    fn every_layout_fits_its_region_and_none_is_larger_than_a_package_may_be() {
+    fn layouts_fit_their_region_with_bounded_functions() {
         for (workers, functions) in [(1, 1), (2, 3), (7, 1024), (3, 0), (2, u32::MAX)] {
             let layout = UsageLayout::new(workers, functions);
             assert!((1..=MAX_FUNCTIONS as u32).contains(&layout.functions()));

@@ -1,8 +1,8 @@
-//! Functions that call functions of their own package (Molecule 4.3: the callee is called by the caller, and no runtime stands
-//! between them): in place, on the same thread.
+//! Implements calls of functions by functions of their own package: in place, on the same thread (Molecule 4.3: the
+//! caller calls the callee directly, without a runtime in between).
 //!
-//! A call within a call has the context of the outer one, whose room for output and failure stand aside meanwhile: what is begun to be
-//! read, and the run, are the same.
+//! A nested call uses the context of the outer one. The outer call's output capacity and failure are saved meanwhile;
+//! outstanding reads and the run are shared.
 
 use std::ffi::{CStr, c_char, c_void};
 use std::ptr::NonNull;
@@ -11,14 +11,15 @@ use sublet_proto::{Code, Error};
 
 use super::context::Context;
 
-/// How deep calls go within calls: the thread's stack has an end.
+/// Largest depth of nested calls, which bounds the use of the thread's stack.
 const MAX_DEPTH: u32 = 64;
 
 /// `sublet_call`.
 ///
 /// # Safety
-/// The function's own context; a string that ends with 0; so many bytes that may be read, and written, of which those that are written are
-/// nobody else's; a place for a number or null.
+/// `context` is the function's own. `function` is a string that ends with 0. `size` bytes of `input` may be read, and
+/// `capacity` bytes of `output` written, to which no other reference exists. `written` is the address of a number, or
+/// null.
 pub(super) unsafe extern "C" fn sublet_context_call(
     context: *mut Context,
     function: *const c_char,

@@ -1,17 +1,20 @@
-//! The memory components that a component's functions access in a worker process: channels, as Scad's Figure 3 has them.
+//! Implements channels: the memory components that a component's functions access in a worker process, as in Scad's
+//! Figure 3.
 //!
-//! A client that runs a graph tells the process of its run ([`take`]), with a socket on which the process asks for memory.
-//! Pieces of this machine are mapped, and those of others come as connections to them ([`pieces`](crate::memory::pieces)); nothing
-//! is asked but for pieces that are not here yet, which makes the component grow if they are not there at all. How long it is,
-//! and whether it is over, stands in a page that all who have it share on the client's machine. A process on another one has a page
-//! of its agent's, which says whether what it has mapped is over, and asks the client how long the component is.
+//! A client that runs a graph sends the process its run ([`take`]), with a socket on which the process requests memory.
+//! Pieces of this machine are mapped, and those of others are reached by connections
+//! ([`pieces`](crate::memory::pieces)). The process requests only pieces that it does not have yet; the component grows
+//! if they do not exist. The component's length, and whether it is over, are stored in a page that all processes with
+//! access share on the client's machine. A process on another machine shares a page of its agent's, which says whether
+//! the mapped component is over, and asks the client for the length.
 //!
 //! Invariants:
-//! - What is below a channel's capacity is there, and stays so as long as somebody else accesses it: a process gets more, and
-//!   less only when its one instance that accesses it says so.
-//! - Who has released a channel does not access it, or wait for anything of it: when all have, the component may be over.
-//! - The descriptor is the right: who may read alone has files that were opened for reading, and connections by which nothing
-//!   is written.
+//! - Every piece below a channel's capacity is attached, and stays so as long as another process accesses it. The
+//!   capacity shrinks only when the process's only instance with access requests it.
+//! - An instance that has released a channel does not access it, or wait for anything of it. When all have released it,
+//!   the component may be over.
+//! - The descriptor is the right: a process that may only read has files that were opened for reading, and connections
+//!   by which nothing is written.
 //! - One question is on the socket at a time, and its answers are taken before the next.
 
 use std::os::fd::OwnedFd;
@@ -39,26 +42,26 @@ use client::{Client, Desk, Known, answer};
 
 mod client;
 
-/// How long the client may take to tell of its run's channels. Later answers take as long as a lease may.
+/// Longest time until the client describes its run's channels. Later answers may take as long as a lease.
 const FIRST_ANSWERS_TIMEOUT: Duration = Duration::from_secs(10);
 
 /// The caches of all channels have this part of the process's memory, at most.
 const CACHES_PART: u64 = 8;
 
-/// Where the state page of a component has its length, in bytes,
+/// Offset of the component's length in its state page, in bytes.
 pub(crate) const LEN_AT: u64 = 0;
-/// whether it is over, and
+/// Offset of the flag that the component is over.
 pub const OVER_AT: u64 = 8;
-/// Of a mailbox, which of its ends have ended, a bit for each.
+/// Offset of the bits that say which ends of a mailbox have ended.
 pub(crate) const ENDED_AT: u64 = 16;
 
 /// The run for which this process executes a component now.
 static RUN: RwLock<Option<Arc<Run>>> = RwLock::new(None);
 
-/// What a process has of a run.
+/// A run, as a worker process knows it.
 pub struct Run {
     first_instance: u32,
-    /// How many instances execute the component.
+    /// Number of instances that execute the component.
     pub instances: u32,
     channels: Vec<Channel>,
 }
@@ -69,20 +72,20 @@ pub struct Channel {
     rights: Rights,
     limit_bytes: u64,
     pieces: Pieces,
-    /// If it carries messages.
+    /// Set if the channel carries messages.
     mailbox: Option<v1::Mailbox>,
-    /// What this process has there is what was swapped.
+    /// Set if the channel is the process's swap space.
     is_swap: bool,
     client: Arc<Client>,
-    /// What each worker of the process does with it. Written by that worker; others only look.
+    /// State of each worker of the process. Written by that worker; others only read it.
     uses: Box<[AtomicU32]>,
 }
 
-/// A worker has not accessed a channel, or has ended,
+/// State of a worker that has not accessed a channel, or has ended.
 const UNUSED: u32 = 0;
-/// accesses it, or
+/// State of a worker that accesses a channel.
 const USED: u32 = 1;
-/// has released it.
+/// State of a worker that has released a channel.
 const RELEASED: u32 = 2;
 
 /// The run, if there is one.
@@ -90,8 +93,8 @@ pub fn run() -> Option<Arc<Run>> {
     RUN.read().unwrap_or_else(std::sync::PoisonError::into_inner).clone()
 }
 
-/// Takes up a client's run, in place of the one before, for so many workers. What is kept of other machines' memory is a part of
-/// the process's own.
+/// Accepts a client's run, in place of the previous one, for `workers` workers. The cache of remote memory uses a part
+/// of the process's own memory.
 pub(super) fn take(
     message: &v1::Run,
     fds: Vec<OwnedFd>,
@@ -144,8 +147,8 @@ impl Run {
         })
     }
 
-    /// Sends a message to an instance of a component, which takes it when it likes; waits for room at most until then. `own` is
-    /// the sender's instance.
+    /// Sends a message to an instance of a component, which receives it later. Waits at most until the deadline for
+    /// free space in its queue. `own` is the sender's instance.
     ///
     /// # Errors
     /// `invalid_argument` without a message edge to the component, for an instance that it does not have, or more than
@@ -160,12 +163,12 @@ impl Run {
         self.mailbox(component)?.send(own, to, message, deadline)
     }
 
-    /// Takes the next message that any instance of a component has sent to this one; waits for it at most until then. Says how long
-    /// it is, and who has sent it.
+    /// Takes the next message that any instance of a component has sent to this one, and waits for it at most until the
+    /// deadline. Returns its length and the number of its sender.
     ///
     /// # Errors
-    /// `invalid_argument` without a message edge to the component; `deadline_exceeded`; `lease_ended` if the component has ended
-    /// and nothing is left of it.
+    /// `invalid_argument` without a message edge to the component; `deadline_exceeded`; `lease_ended` if the component
+    /// has ended and no message of it is left.
     pub fn receive(
         &self,
         own: u32,
@@ -176,10 +179,10 @@ impl Run {
         self.mailbox(component)?.receive(own, into, deadline)
     }
 
-    /// Where this process swaps to.
+    /// The channel of this process's swap space.
     ///
     /// # Errors
-    /// `internal` if the run did not tell it.
+    /// `internal` if the run has none.
     pub(super) fn swap_space(&self) -> Result<&Channel, Error> {
         self.channels
             .iter()
@@ -198,10 +201,10 @@ impl Run {
         Ok(Mailbox { channel, told })
     }
 
-    /// Makes all that was written be where others read it, but for what a worker has released.
+    /// Makes all writes visible to other processes, except those to channels that the worker has released.
     ///
     /// # Errors
-    /// Why a component is over.
+    /// The reason why a component is over.
     pub fn sync(&self, worker: u32) -> Result<(), Error> {
         self.channels.iter().filter(|channel| !channel.is_released(worker)).try_for_each(Channel::sync)
     }
@@ -213,14 +216,14 @@ impl Run {
         }
     }
 
-    /// By the order of the edges.
+    /// The channels, in the order of the edges.
     pub fn channels(&self) -> &[Channel] {
         &self.channels
     }
 }
 
 impl Channel {
-    /// The next that the client tells of.
+    /// Receives the next channel from the client.
     fn receive(
         number: u32,
         desk: &Arc<Mutex<Desk>>,
@@ -239,7 +242,7 @@ impl Channel {
         };
         let known = channel.is_far.then(Known::default);
         let client = Arc::new(Client { number, state, known, desk: desk.clone() });
-        // What comes from there is resident, and nothing is read twice.
+        // Swapped bytes that come from there are resident, and none are read twice, so the channel needs no cache.
         let cache = if channel.is_swap { CacheSize::within(0) } else { cache };
         let pieces = Pieces::new(channel.reserved_bytes, rights, cache, client.clone())?;
         let v1::Channel { component: name, limit_bytes, mailbox, is_swap, .. } = channel;
@@ -247,7 +250,7 @@ impl Channel {
         Ok(Channel { name, rights, limit_bytes, pieces, mailbox, is_swap, client, uses })
     }
 
-    /// A worker accesses it, from now on until its function returns or releases it.
+    /// Registers that a worker accesses the channel, from now on until its function returns or releases it.
     ///
     /// # Errors
     /// `lease_ended` if it has released it.
@@ -263,7 +266,7 @@ impl Channel {
         }
     }
 
-    /// The same, for what is no access.
+    /// The channel, like [`Channel::used_by`], for operations that are not an access.
     ///
     /// # Errors
     /// As for [`Channel::used_by`].
@@ -271,7 +274,7 @@ impl Channel {
         if self.is_released(worker) { Err(self.released()) } else { Ok(self) }
     }
 
-    /// By the order of the edges.
+    /// The index of the channel, in the order of the edges.
     pub(super) fn number(&self) -> u32 {
         self.client.number
     }
@@ -286,10 +289,10 @@ impl Channel {
         self.rights == Rights::Write
     }
 
-    /// How many bytes there are to be read.
+    /// Length of the component, in bytes.
     ///
     /// # Errors
-    /// Why the component is over.
+    /// The reason why the component is over.
     pub fn len_bytes(&self) -> Result<u64, Error> {
         if self.client.known.is_some() {
             self.ask(v1::MemoryQuestion::default())?;
@@ -297,7 +300,8 @@ impl Channel {
         Ok(self.known_len())
     }
 
-    /// Copies bytes out. Of another machine's, what was read before and not [synced](Channel::sync) is as it was.
+    /// Copies bytes out. On another machine, bytes that were read before and not [synced](Channel::sync) may be out of
+    /// date.
     ///
     /// # Errors
     /// `invalid_argument` beyond the end, and why the component is over.
@@ -307,7 +311,7 @@ impl Channel {
         self.client.check()
     }
 
-    /// Begins to copy bytes out; they are there when what this returns has been waited for.
+    /// Begins to copy bytes out. They are there when the returned value has been waited for.
     ///
     /// # Safety
     /// As for [`Memory::read_async_raw`](crate::Memory::read_async_raw).
@@ -320,7 +324,7 @@ impl Channel {
         unsafe { RawReading::begin(&self.pieces, offset, into) }
     }
 
-    /// The same, into a vector, which comes back with as many bytes as it has.
+    /// Begins to copy bytes into a vector, up to its length.
     ///
     /// # Errors
     /// As for [`Channel::read`].
@@ -329,12 +333,12 @@ impl Channel {
         Reading::begin(&self.pieces, offset, into)
     }
 
-    /// Copies bytes in. What is beyond the end makes the component grow. To another machine they go when they are
+    /// Copies bytes in. Bytes beyond the end make the component grow. Bytes for another machine are sent when they are
     /// [synced](Channel::sync), or before.
     ///
     /// # Errors
-    /// `permission_denied` with the right to read alone, `memory_exceeded` beyond the component's limit, what keeps it from
-    /// growing, and why it is over.
+    /// `permission_denied` with the right to read alone, `memory_exceeded` beyond the component's limit, the reason why
+    /// it cannot grow, and the reason why it is over.
     pub fn write(&self, offset: u64, from: SharedBytes<'_>) -> Result<(), Error> {
         let end = self.writable(offset, from.len() as u64)?;
         self.pieces.write(offset, from)?;
@@ -351,9 +355,9 @@ impl Channel {
         self.extend(end)
     }
 
-    /// Makes it so many bytes long, which a worker says. New bytes are 0. To be made shorter it must be that worker's alone; the
-    /// segments of which nothing is left are given back then, if the process is on the client's machine, and what was mapped of
-    /// them is the component's no more.
+    /// Sets the component's length to `len_bytes` bytes. New bytes are 0. The component can become shorter only if no
+    /// worker but this one accesses it. Segments behind the end are then given back, if the process is on the client's
+    /// machine, and their mapped ranges no longer belong to the component.
     ///
     /// # Errors
     /// As for [`Channel::write`]; `invalid_argument` if it would be shorter and another instance or component accesses it.
@@ -368,7 +372,7 @@ impl Channel {
         if self.uses.iter().enumerate().any(is_others) {
             return Err(shared(&self.name));
         }
-        // What was written to what goes, too, so that none of it is written later.
+        // Bytes that are cut off are synced, too, so that none of them is written later.
         self.sync()?;
         self.ask(v1::MemoryQuestion { shorten_to: Some(len_bytes), ..v1::MemoryQuestion::default() })?;
         match &self.client.known {
@@ -378,11 +382,11 @@ impl Channel {
         Ok(())
     }
 
-    /// The instance that a worker executes does not access it any more. When nobody does, and no component that is to begin may, it
-    /// is over and its memory given back.
+    /// Releases the component for the instance that a worker executes, which does not access it any more. When no
+    /// instance does, and no component that is to begin may, the component is over and its memory is given back.
     ///
     /// # Errors
-    /// Why it is over, if it was before; what was written is lost then, with all else.
+    /// The reason why the component is over, if it was before. Its bytes are lost then.
     pub fn release(&self, worker: u32, instance: u32) -> Result<(), Error> {
         self.held_by(worker)?.sync()?;
         self.ask(v1::MemoryQuestion { released_by: instance + 1, ..v1::MemoryQuestion::default() })?;
@@ -390,7 +394,7 @@ impl Channel {
         Ok(())
     }
 
-    /// Makes it as many bytes long, if it is shorter. New bytes are 0.
+    /// Makes the length at least `len_bytes` bytes. New bytes are 0.
     ///
     /// # Errors
     /// As for [`Channel::write`].
@@ -399,24 +403,24 @@ impl Channel {
         self.extend(len_bytes)
     }
 
-    /// Makes what was written be where others read it, and what others have synced before be read here. When a component's
-    /// functions have returned that is done for them. What is mapped is at once where others read it.
+    /// Makes this process's writes visible to other processes, and their synced writes visible here. It is called
+    /// automatically when a component's functions have returned. Writes to mapped memory are visible at once.
     ///
     /// # Errors
-    /// Why the component is over; what was written is lost then, with all else.
+    /// The reason why the component is over. Its bytes are lost then.
     pub fn sync(&self) -> Result<(), Error> {
         self.pieces.sync()?;
         self.client.check()
     }
 
-    /// Asks for bytes of other machines that will be read soon, and does not wait for them.
+    /// Requests bytes of other machines that will be read soon, without waiting for them.
     pub fn prefetch(&self, offset: u64, len_bytes: u64) {
         let here = self.known_len().min(self.pieces.capacity());
         self.pieces.prefetch(offset, len_bytes.min(here.saturating_sub(offset)));
     }
 
-    /// Where bytes lie in this process, within the length: as long as the run. Who may read alone and writes there ends the
-    /// process.
+    /// The address of bytes in this process, within the length. It is valid as long as the run. A process that may only
+    /// read and writes there is killed.
     ///
     /// # Errors
     /// As for [`Channel::read`]; `fabric_unavailable` for bytes of another machine.
@@ -436,7 +440,7 @@ impl Channel {
         }
     }
 
-    /// Where bytes lie that are mapped here.
+    /// The address of mapped bytes.
     pub(super) fn pointer(&self, offset: u64, len_bytes: u64) -> Result<NonNull<u8>, Error> {
         self.pieces.mapped(offset, len_bytes)
     }
@@ -451,7 +455,7 @@ impl Channel {
         self.pieces.put(offset, from)
     }
 
-    /// Why an access of a piece failed.
+    /// Returns the reason why an access of a piece failed.
     pub(super) fn failed(&self, piece: &Piece, error: Error) -> Error {
         self.client.failed(piece, error)
     }
@@ -461,14 +465,14 @@ impl Channel {
         self.client.check()
     }
 
-    /// Which ends of a mailbox have ended, as far as that is known here.
+    /// The ends of a mailbox that have ended, as far as this process knows.
     pub(super) fn ended(&self) -> u64 {
         let word =
             self.client.known.as_ref().map_or_else(|| self.client.word(ENDED_AT), |known| &known.ended);
         word.load(Ordering::Acquire)
     }
 
-    /// Has it known here which have.
+    /// Updates this process's knowledge of the ends that have ended.
     pub(super) fn ask_ended(&self) -> Result<(), Error> {
         match self.client.known {
             None => Ok(()),
@@ -476,13 +480,13 @@ impl Channel {
         }
     }
 
-    /// How long it is, as far as that is known here.
+    /// The component's length, as far as this process knows.
     fn known_len(&self) -> u64 {
-        // Whoever may write may have written anything there.
+        // A process that may write may have stored any number there.
         self.client.len().load(Ordering::Acquire).min(self.limit_bytes)
     }
 
-    /// It is at least so long from now on.
+    /// Makes the length at least `len_bytes`.
     fn extend(&self, len_bytes: u64) -> Result<(), Error> {
         let before = self.client.len().fetch_max(len_bytes, Ordering::AcqRel);
         if self.client.known.is_some() && before < len_bytes {
@@ -494,7 +498,7 @@ impl Channel {
     fn readable(&self, offset: u64, len_bytes: u64) -> Result<(), Error> {
         let end = offset.checked_add(len_bytes).filter(|end| *end <= self.known_len());
         let end = match end {
-            // Somebody elsewhere may have made it longer.
+            // Another process may have made it longer.
             None if self.client.known.is_some() => {
                 let is = self.len_bytes()?;
                 offset.checked_add(len_bytes).filter(|end| *end <= is)
@@ -535,7 +539,7 @@ impl Channel {
     }
 
     fn use_of(&self, worker: u32) -> u32 {
-        // Of a worker that the process does not have there is nothing.
+        // A worker number that the process does not have counts as released.
         self.uses.get(worker as usize).map_or(RELEASED, |used| used.load(Ordering::Acquire))
     }
 
@@ -570,7 +574,7 @@ impl Channel {
     }
 }
 
-/// A component is to be shorter that is not one instance's alone.
+/// Returns the error that a component cannot become shorter because several instances access it.
 #[cold]
 pub(crate) fn shared(name: &str) -> Error {
     let message = format!(

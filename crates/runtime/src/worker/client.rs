@@ -18,7 +18,7 @@ use super::process::Process;
 use super::remote::Remote;
 use crate::wire::{MAX_REGIONS, OWN_REGION, ResultsLayout};
 
-/// What a worker process answers, if it answers.
+/// A worker process's answer, if it gives one.
 pub(super) type Answer = Result<Option<worker_to_client::Body>, Error>;
 
 /// See the [module](self).
@@ -28,7 +28,7 @@ pub(super) struct Client {
     way: Way,
 }
 
-/// How the client is reached, before and after it has connected.
+/// Connection to the client, before and after it is established.
 enum Way {
     Connecting(Window),
     Connected(&'static Endpoint),
@@ -37,7 +37,7 @@ enum Way {
 }
 
 impl Client {
-    /// One that has not said anything yet.
+    /// Creates the state for a client that has sent nothing yet.
     pub(super) fn new(process: &'static Process, control: &'static PacketSocket) -> Result<Client, Error> {
         let window = Window::new(MAX_REGIONS, u64::from(u32::MAX))?;
         let way = match Fabric::chosen(process.setup.fabric.as_ref())? {
@@ -47,7 +47,7 @@ impl Client {
         Ok(Client { process, control, way })
     }
 
-    /// Does what the client says. An error is the process's end.
+    /// Handles a message of the client. An error ends the process.
     pub(super) fn take(&mut self, packet: Packet) -> Answer {
         let message: v1::ClientToWorker = decode("a client's message to its worker", &packet.bytes)?;
         let body =
@@ -101,7 +101,7 @@ fn map(way: &Way, region: &v1::MapRegion, fds: Vec<OwnedFd>) -> Answer {
     })))
 }
 
-/// How a client on another node reaches the workers.
+/// Connection data by which a client on another node reaches the workers.
 #[derive(Default)]
 pub(super) struct Reached {
     pub(super) inbox: Option<v1::RegionKey>,
@@ -109,7 +109,7 @@ pub(super) struct Reached {
     pub(super) contacts: Vec<Vec<u8>>,
 }
 
-/// That all worker threads wait for calls.
+/// The message that all worker threads wait for calls.
 pub(super) fn ready(process: &Process, reached: Reached) -> worker_to_client::Body {
     let Process { entered_ns, loaded_ns, .. } = *process;
     let Reached { inbox, inbox_keys, contacts } = reached;

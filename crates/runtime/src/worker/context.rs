@@ -17,7 +17,7 @@ use super::library::Library;
 use crate::memory::RawReading;
 use crate::wire::MAX_MESSAGE_BYTES;
 
-/// As `sublet_function.h` declares its front.
+/// The context of a call, with the front that `sublet_function.h` declares.
 #[repr(C)]
 pub(super) struct Context {
     size_bytes: u32,
@@ -27,15 +27,15 @@ pub(super) struct Context {
     pub(super) failed: bool,
     pub(super) message: [u8; MAX_MESSAGE_BYTES as usize],
     worker: u32,
-    /// Whose functions it may call by their names,
+    /// The library whose functions the call may call by their names.
     pub(super) library: Option<NonNull<Library>>,
-    /// and how deep in such calls it is.
+    /// The depth of nested calls.
     pub(super) depth: u32,
-    /// Since a function has asked for it in the present call.
+    /// The run, once a function has asked for it in the current call.
     run: Option<Arc<Run>>,
-    /// What it has begun to read, of which channel.
+    /// Outstanding reads, each with its channel.
     reading: Vec<(u32, RawReading)>,
-    /// Why the latest access failed, ended by a 0.
+    /// Reason why the latest access failed, ended by a 0.
     why: [u8; MAX_MESSAGE_BYTES as usize + 1],
 }
 
@@ -110,7 +110,7 @@ impl Context {
         }
     }
 
-    /// Makes it ready for a call with an output of so many bytes.
+    /// Prepares the context for a call with an output of `capacity` bytes.
     #[inline(always)]
     pub(super) fn begin(&mut self, capacity: u32) {
         self.capacity = capacity;
@@ -128,10 +128,11 @@ impl Context {
         self.failed = false;
     }
 
-    /// After the function, before its result is told: what it has written is where the next components read it.
+    /// Syncs the function's writes, after the function and before its result is published, so that the next components
+    /// read them.
     ///
     /// # Errors
-    /// Why it is not, which is the call's error; the message says more.
+    /// The error of the sync, which becomes the call's error; the message says more.
     #[inline(always)]
     pub(super) fn settle(&mut self) -> Result<(), Code> {
         if self.run.is_some() { self.sync_all() } else { Ok(()) }
@@ -147,7 +148,7 @@ impl Context {
         })
     }
 
-    /// Waits for what was asked for of these channels.
+    /// Waits for outstanding reads of these channels.
     fn finish_reading(&mut self, of: impl Fn(u32) -> bool) -> Result<(), Error> {
         let (ours, others) =
             std::mem::take(&mut self.reading).into_iter().partition(|(channel, _)| of(*channel));
@@ -164,7 +165,7 @@ impl Context {
         self.message[..len].copy_from_slice(&message[..len]);
     }
 
-    /// After a call: memory of a run is kept no longer than the run.
+    /// Releases the run after a call, so that its memory is kept no longer than the run.
     #[inline(always)]
     pub(super) fn rest(&mut self) {
         if self.run.is_some() {
@@ -176,7 +177,7 @@ impl Context {
         }
     }
 
-    /// What the function said when it failed.
+    /// The function's error message.
     pub(super) fn message(&self) -> &[u8] {
         let len = self.message.iter().position(|&byte| byte == 0).unwrap_or(self.message.len());
         &self.message[..len]
@@ -194,7 +195,7 @@ impl Context {
         })
     }
 
-    /// One that the function accesses now.
+    /// A channel that the function accesses now.
     fn channel(&mut self, number: u32) -> Result<&Channel, Error> {
         let worker = self.worker;
         let none =
@@ -221,7 +222,8 @@ impl Context {
 /// The function reports an error; the first report of a call counts.
 ///
 /// # Safety
-/// As `sublet_fail` in `sublet_function.h` says: the function's own context, and a string that ends with 0 or null.
+/// As `sublet_fail` in `sublet_function.h` requires: the function's own context, and a string that ends with 0, or
+/// null.
 unsafe extern "C" fn sublet_context_fail(context: *mut Context, message: *const c_char) {
     // SAFETY: the caller passes the context that it was given, which no other thread uses during the call.
     let Some(context) = (unsafe { context.as_mut() }) else { return };
@@ -262,7 +264,7 @@ unsafe extern "C" fn sublet_context_why(context: *mut Context) -> *const c_char 
 }
 
 /// # Safety
-/// As for [`with`]; a string that ends with 0, and a place for a number.
+/// As for [`with`]; a string that ends with 0, and the address of a number.
 unsafe extern "C" fn sublet_context_open(
     context: *mut Context,
     component: *const c_char,
@@ -283,7 +285,7 @@ unsafe extern "C" fn sublet_context_open(
 }
 
 /// # Safety
-/// As for [`with`]; a place for a number.
+/// As for [`with`]; `size` is the address of a number.
 unsafe extern "C" fn sublet_context_size(context: *mut Context, channel: u32, size: *mut u64) -> u32 {
     let read = |context: &mut Context| {
         let len_bytes = context.channel(channel)?.len_bytes()?;
@@ -297,7 +299,7 @@ unsafe extern "C" fn sublet_context_size(context: *mut Context, channel: u32, si
 }
 
 /// # Safety
-/// As for [`with`]; so many bytes that may be written.
+/// As for [`with`]; `size` bytes of `into` may be written.
 unsafe extern "C" fn sublet_context_read(
     context: *mut Context,
     channel: u32,
@@ -306,7 +308,8 @@ unsafe extern "C" fn sublet_context_read(
     size: u64,
 ) -> u32 {
     let read = |context: &mut Context| {
-        // SAFETY: the function vouches for `size` bytes that may be written. Its client may write them, too, if they lie in an output.
+        // SAFETY: the function vouches for `size` bytes that may be written. Its client may write them, too, if they
+        // lie in an output.
         let into = unsafe { bytes_mut(into, size) }?;
         context.channel(channel)?.read(offset, into)
     };
@@ -315,7 +318,7 @@ unsafe extern "C" fn sublet_context_read(
 }
 
 /// # Safety
-/// As for [`with`]; so many bytes that may be read.
+/// As for [`with`]; `size` bytes of `from` may be read.
 unsafe extern "C" fn sublet_context_write(
     context: *mut Context,
     channel: u32,
@@ -340,7 +343,7 @@ unsafe extern "C" fn sublet_context_grow(context: *mut Context, channel: u32, si
 }
 
 /// # Safety
-/// As for [`with`]; a place for a pointer.
+/// As for [`with`]; the address of a pointer.
 unsafe extern "C" fn sublet_context_map(
     context: *mut Context,
     channel: u32,
@@ -408,7 +411,7 @@ unsafe extern "C" fn sublet_context_sync(context: *mut Context, channel: u32) ->
 }
 
 /// # Safety
-/// As for [`with`]; a string that ends with 0, and so many bytes that may be read.
+/// As for [`with`]; `component` is a string that ends with 0, and `size` bytes of `from` may be read.
 unsafe extern "C" fn sublet_context_send(
     context: *mut Context,
     component: *const c_char,
@@ -431,7 +434,8 @@ unsafe extern "C" fn sublet_context_send(
 }
 
 /// # Safety
-/// As for [`with`]; a string that ends with 0, so many bytes that may be written, and places for two numbers, or null.
+/// As for [`with`]; `component` is a string that ends with 0, `capacity` bytes of `into` may be written, and `size` and
+/// `instance` are addresses of numbers, or null.
 unsafe extern "C" fn sublet_context_receive(
     context: *mut Context,
     component: *const c_char,
@@ -473,7 +477,7 @@ unsafe extern "C" fn sublet_context_receive(
 }
 
 /// # Safety
-/// As for [`with`]; so many bytes that may be read.
+/// As for [`with`]; `size` bytes of `from` may be read.
 unsafe extern "C" fn sublet_context_write_async(
     context: *mut Context,
     channel: u32,
@@ -515,7 +519,7 @@ unsafe extern "C" fn sublet_context_release(context: *mut Context, channel: u32)
     unsafe { with(context, release) }
 }
 
-/// So long from now; never, if that is more than a clock has.
+/// The time in `timeout_ms` milliseconds; `None` if that is beyond what the clock represents.
 fn deadline(timeout_ms: u64) -> Option<Instant> {
     Instant::now().checked_add(Duration::from_millis(timeout_ms))
 }

@@ -1,4 +1,4 @@
-//! A worker process's control socket: what it is told, what it answers, and how it says that it ends.
+//! Implements a worker process's control socket: the messages that it receives, its answers, and the report of its end.
 
 use std::process::exit;
 use std::sync::Once;
@@ -21,7 +21,7 @@ pub(super) fn send(socket: &PacketSocket, body: worker_to_client::Body) -> Resul
     socket.send(&bytes, &[]).map_err(|error| Error::new(Code::System, format!("the control socket: {error}")))
 }
 
-/// Tells why this worker will not work; if it cannot be told, the worker's end tells it.
+/// Reports why this worker does not work. If that fails, the worker's end has to suffice as a report.
 pub(super) fn fail(socket: &PacketSocket, error: &Error) {
     let _ = send(socket, failure(error));
 }
@@ -37,13 +37,13 @@ pub(super) fn lost(socket: &PacketSocket, why: &str) -> ! {
     end(socket, Error::new(Code::AgentUnreachable, format!("the connection to its client was lost: {why}")))
 }
 
-/// Ends the process whose own memory makes no sense.
+/// Ends the process whose own memory is corrupt.
 #[cold]
 pub(super) fn confused(socket: &PacketSocket, why: &str) -> ! {
     end(socket, Error::new(Code::Protocol, format!("the worker process ended: {why}")))
 }
 
-/// Ends the process for a reason. Of several threads that have one, one says it.
+/// Ends the process for a reason. If several threads have one, the first reports it.
 fn end(socket: &PacketSocket, error: Error) -> ! {
     static SAID: Once = Once::new();
     SAID.call_once(|| {

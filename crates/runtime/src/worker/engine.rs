@@ -1,12 +1,12 @@
 //! Defines the engine that calls the functions of a package: native code in this crate ([`super::library`]), or
 //! an engine of another.
 //!
-//! A worker program is [`super::process::run`] with one [`Engine`]. The loop of [`Worker`](super::Worker) is compiled for
-//! the engine's own [`Caller`], so that choosing between engines costs a call nothing: a process has one kind of package,
-//! and its program is that kind's.
+//! A worker program is [`super::process::run`] with one [`Engine`]. The loop of [`Worker`](super::Worker) is compiled
+//! for the engine's own [`Caller`], so that choosing between engines adds no cost to a call: a process has one kind of
+//! package, and runs the program for that kind.
 //!
-//! A client can write to inputs and outputs at any time. Therefore an engine gets them as [`Input`] and [`Output`], which
-//! copy, or hand out addresses to who knows what to do with them, and are never references.
+//! A client can write to inputs and outputs at any time. Therefore an engine gets them as [`Input`] and [`Output`],
+//! which copy, or return addresses to code that handles such writes, and are never references.
 
 use std::marker::PhantomData;
 use std::path::Path;
@@ -26,7 +26,7 @@ pub trait Engine: Send + Sync + 'static {
     /// Whether the first worker has to be the thread on which the process began: interpreters have a main thread.
     const ON_MAIN_THREAD: bool = false;
 
-    /// What one thread calls functions with.
+    /// The object by which one thread calls functions.
     type Caller<'engine>: Caller
     where
         Self: 'engine;
@@ -34,27 +34,27 @@ pub trait Engine: Send + Sync + 'static {
     /// The caller of one worker thread, made on that thread before its first call.
     ///
     /// # Errors
-    /// Whatever keeps the engine from it is told to the client.
+    /// The engine's error, which is sent to the client.
     fn caller(&self, worker: u32) -> Result<Self::Caller<'_>, Error>;
 }
 
-/// What one worker thread calls functions with; it holds what an engine has for each thread.
+/// The object by which one worker thread calls functions; it holds the engine's state for the thread.
 pub trait Caller {
-    /// Whether what is in [places](Place) stays with the engine, as in the memory of a device.
+    /// Set if the engine keeps the content of [places](Place) between calls, as in the memory of a device.
     const KEEPS: bool = false;
 
-    /// Calls the function of this index in the package, and says how many bytes of output there are. More than the
-    /// output's capacity is an error that the worker finds by itself.
+    /// Calls the function of this index in the package, and returns the length of the output. If it exceeds the
+    /// output's capacity, the worker reports the error.
     ///
     /// # Errors
-    /// [`Code::UnknownFunction`] without such a function. With [`Code::FunctionFailed`], [`Code::MemoryExceeded`] and
-    /// [`Code::DeadlineExceeded`] goes [`Caller::message`]. None of them ends the worker.
+    /// [`Code::UnknownFunction`] without such a function. [`Code::FunctionFailed`], [`Code::MemoryExceeded`] and
+    /// [`Code::DeadlineExceeded`] come with [`Caller::message`]. None of them ends the worker.
     fn call(&mut self, function: u16, input: Input<'_>, output: Output<'_>) -> Result<u32, Code>;
 
-    /// As [`Caller::call`], of a function that reads what was left in a place, or leaves its output in another one.
+    /// Calls a function like [`Caller::call`], with input from a place, or output to one.
     ///
     /// # Errors
-    /// As for that; [`Code::Internal`] if something is to be kept and the engine does not, or has nothing.
+    /// As for that; [`Code::Internal`] if the engine keeps no content, or the place has none.
     fn step(&mut self, function: u16, from: Source<Input<'_>>, to: Sink<Output<'_>>) -> Result<u32, Code> {
         match (from, to) {
             (Source::Given(input), Sink::Given(output)) => self.call(function, input, output),
@@ -62,7 +62,7 @@ pub trait Caller {
         }
     }
 
-    /// Copies what is given to a place, or from one to where it is wanted, and says how many bytes.
+    /// Copies the input to a place, or a place to the output, and returns the number of bytes.
     ///
     /// # Errors
     /// As for [`Caller::step`].
@@ -70,13 +70,14 @@ pub trait Caller {
         Err(Code::Internal)
     }
 
-    /// Nobody wants what is in a place.
+    /// Discards the content of a place.
     fn forget(&mut self, _place: Place) {}
 
-    /// Why the latest call failed.
+    /// The error message of the latest call.
     fn message(&self) -> &[u8];
 
-    /// How many bytes of its output say more about why the latest call failed, in the form of the function's language.
+    /// Number of bytes of the output that are a report of the latest call's failure, in the form of the function's
+    /// language.
     fn reported_bytes(&self) -> u32 {
         0
     }
@@ -86,18 +87,18 @@ pub trait Caller {
     fn rest(&mut self) {}
 }
 
-/// What an engine is loaded from, and what all of its calls together may take.
+/// The package that an engine loads, and the limits of all of its calls together.
 #[derive(Clone, Copy, Debug)]
 pub struct Load<'setup> {
     /// The folder of the unpacked package.
     pub folder: &'setup Path,
-    /// The package,
+    /// The package.
     pub package: &'setup PackageInfo,
-    /// and which of its builds is to be loaded.
+    /// Index of the build to load.
     pub build: u32,
-    /// How many threads will call its functions.
+    /// Number of threads that will call its functions.
     pub workers: u32,
-    /// The lease's memory as far as the process may allocate it.
+    /// Memory of the lease that the process may allocate, in bytes.
     pub memory_bytes: u64,
 }
 
@@ -111,35 +112,35 @@ pub struct Input<'call> {
 }
 
 impl<'call> Input<'call> {
-    /// One of private memory, for calls that no client makes.
+    /// An input in private memory, for calls that no client makes.
     pub fn of(bytes: &'call [u8]) -> Input<'call> {
         let len = u32::try_from(bytes.len()).unwrap_or(u32::MAX);
         Input { at: NonNull::from(bytes).cast(), len, client: None, call: PhantomData }
     }
 
     /// # Safety
-    /// So many bytes are mapped there for as long as the input lives.
+    /// `len` bytes at `at` are mapped for as long as the input lives.
     #[inline(always)]
     pub(crate) unsafe fn new(at: NonNull<u8>, len: u32, client: &'call Endpoint) -> Self {
         Input { at, len, client: Some(client), call: PhantomData }
     }
 
-    /// Where other memory of the client's lies in this process, which stays mapped for as long as that lives. Between
-    /// machines it is this side's copy, which holds only what was sent.
+    /// The address in this process of other memory of the client's, which stays mapped for as long as that lives.
+    /// Between machines it is a copy on this side, which holds only the bytes that were sent.
     #[inline(always)]
     pub fn reach(&self, place: Shared, len_bytes: u64) -> Option<NonNull<u8>> {
         let Shared { number: region, offset } = place;
         self.client?.mapped(Address { region, offset }, len_bytes)
     }
 
-    /// How many bytes it has.
+    /// Length of the input, in bytes.
     #[inline(always)]
     #[expect(clippy::len_without_is_empty, reason = "an empty input is like any other")]
     pub fn len(&self) -> u32 {
         self.len
     }
 
-    /// Where it lies in this process, for those who read it in place.
+    /// The address of the input in this process, for engines that read it in place.
     #[inline(always)]
     pub fn address(&self) -> NonNull<u8> {
         self.at
@@ -151,7 +152,7 @@ impl<'call> Input<'call> {
         self.copy_from(0, into);
     }
 
-    /// The same from one of its bytes on.
+    /// Copies bytes from the offset `at` on.
     #[inline(always)]
     pub fn copy_from(&self, at: u32, into: &mut [u8]) {
         // SAFETY: `new` promises `len` mapped bytes, to which no reference is made.
@@ -160,7 +161,7 @@ impl<'call> Input<'call> {
     }
 }
 
-/// Where a call's output goes, in memory that the client can write to.
+/// A call's output, in memory that the client can write to.
 #[derive(Debug)]
 pub struct Output<'call> {
     at: NonNull<u8>,
@@ -169,32 +170,33 @@ pub struct Output<'call> {
 }
 
 impl<'call> Output<'call> {
-    /// One of private memory, for calls that no client makes.
+    /// An output in private memory, for calls that no client makes.
     pub fn of(bytes: &'call mut [u8]) -> Output<'call> {
         let capacity = u32::try_from(bytes.len()).unwrap_or(u32::MAX);
         Output { at: NonNull::from(bytes).cast(), capacity, call: PhantomData }
     }
 
     /// # Safety
-    /// So many bytes are mapped there for as long as the output lives, and nobody in this process refers to them.
+    /// `capacity` bytes at `at` are mapped for as long as the output lives, and no code in this process has references
+    /// to them.
     #[inline(always)]
     pub(crate) unsafe fn new(at: NonNull<u8>, capacity: u32) -> Self {
         Output { at, capacity, call: PhantomData }
     }
 
-    /// How many bytes it takes.
+    /// Number of bytes that it can hold.
     #[inline(always)]
     pub fn capacity(&self) -> u32 {
         self.capacity
     }
 
-    /// Where it lies in this process, for those who write it in place.
+    /// The address of the output in this process, for engines that write it in place.
     #[inline(always)]
     pub fn address(&mut self) -> NonNull<u8> {
         self.at
     }
 
-    /// Writes its first bytes, as far as it goes.
+    /// Writes the first bytes of the output, up to its capacity.
     #[inline(always)]
     pub fn copy_from<'from>(&mut self, from: impl Into<SharedBytes<'from>>) {
         // SAFETY: `new` promises `capacity` mapped bytes, to which no reference is made.
@@ -203,7 +205,7 @@ impl<'call> Output<'call> {
     }
 }
 
-/// What a failed call has to say, cut to what a result has room for.
+/// Error message of a failed call, truncated to the capacity of a result's message slot.
 #[derive(Clone, Debug)]
 pub struct Message {
     len: usize,
@@ -211,7 +213,7 @@ pub struct Message {
 }
 
 impl Message {
-    /// How many bytes it can have.
+    /// Largest length of a message, in bytes.
     pub const CAPACITY: usize = MAX_MESSAGE_BYTES as usize;
 
     /// An empty one.
@@ -219,7 +221,7 @@ impl Message {
         Message { len: 0, bytes: [0; Message::CAPACITY] }
     }
 
-    /// As much of it as there is room for.
+    /// Creates a message, and truncates it to [`Message::CAPACITY`].
     pub fn of(bytes: &[u8]) -> Message {
         let mut message = Message::new();
         message.len = bytes.len().min(Message::CAPACITY);
@@ -227,7 +229,7 @@ impl Message {
         message
     }
 
-    /// What it says.
+    /// The message's bytes.
     pub fn as_bytes(&self) -> &[u8] {
         &self.bytes[..self.len]
     }

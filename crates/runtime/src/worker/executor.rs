@@ -1,5 +1,5 @@
-//! The package's functions for a process of the same computer, which has started this worker process as its executor
-//! ([`sublet_xpu::executor`]): calls come by a FIFO, and no client is connected.
+//! Serves the package's functions to a process of the same computer that has started this worker process as its
+//! executor ([`sublet_xpu::executor`]): calls come by a FIFO, and no client is connected.
 
 use std::os::fd::OwnedFd;
 use std::path::Path;
@@ -15,7 +15,7 @@ use super::engine::{Caller, Engine, Input, Load, Output, Place, Sink, Source};
 use super::process::{pin, read_manifest};
 use crate::wire::usage::{Meter, UsageLayout};
 
-/// How long the caller may take to hear where it is answered.
+/// Longest time to send the caller the first answer.
 const PATIENCE: Duration = Duration::from_secs(30);
 
 /// Executes calls until their caller is done. The second descriptor is the usage region.

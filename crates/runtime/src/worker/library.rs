@@ -1,9 +1,9 @@
 //! A package's shared object in a worker: its functions, and how they are called.
 //!
-//! A function is called with four arguments: input, size, output, context. The short form of the interface
-//! (`uint32_t f(void*, uint32_t, void*)`, rFaaS Listing 1) declares three and leaves the fourth alone: on x86-64 and
-//! aarch64 all four travel in registers that belong to the caller, so one way of calling serves both forms, and a
-//! shared object need not say which of the two each function has.
+//! A function is called with four arguments: input, size, output, context. The short form of the interface (`uint32_t
+//! f(void*, uint32_t, void*)`, rFaaS Listing 1) declares three of them and ignores the fourth. On x86-64 and aarch64
+//! all four are passed in registers that belong to the caller. Therefore one way of calling serves both forms, and a
+//! shared object need not say which form each function has.
 
 use std::collections::HashMap;
 use std::ffi::{CStr, CString, c_char, c_int, c_void};
@@ -38,7 +38,7 @@ type GuardedCall = unsafe extern "C" fn(
 /// A loaded shared object.
 pub struct Library {
     functions: Vec<Function>,
-    /// Their names in the package.
+    /// The functions by their names in the package.
     names: HashMap<CString, Function>,
     guard: Option<GuardedCall>,
     // Functions and guard point into these; they stay loaded as long as the process.
@@ -49,12 +49,12 @@ impl Library {
     /// Loads a package's shared object from its folder and finds its functions.
     ///
     /// # Errors
-    /// What the dynamic loader says, as [`Code::InvalidPackage`], and [`Code::MissingSymbol`].
+    /// The dynamic loader's error, as [`Code::InvalidPackage`], and [`Code::MissingSymbol`].
     pub fn load(load: &Load<'_>) -> Result<Library, Error> {
         let build = load.package.build(load.build)?;
         let path = load.folder.join(&build.library);
-        // SAFETY: loading runs the object's constructors. That is what the tenant leased this process for: it holds
-        // nothing of anybody else.
+        // SAFETY: loading runs the object's constructors. The tenant has leased this process to run the object's code:
+        // the process holds no data of another tenant.
         let object = unsafe { Object::open(Some(&path), RTLD_NOW | RTLD_LOCAL) }.map_err(|error| {
             let why = said(&error);
             Error::new(Code::InvalidPackage, format!("{} cannot be loaded: {why}", build.library))
@@ -78,14 +78,14 @@ impl Engine for Library {
     }
 }
 
-/// What one thread calls the functions of a shared object with.
+/// The object by which one thread calls the functions of a shared object.
 pub struct NativeCaller<'library> {
     library: &'library Library,
     context: Context,
 }
 
 impl Caller for NativeCaller<'_> {
-    /// Calls a function in place. What it may break, it breaks in this process only.
+    /// Calls a function in place. A faulty function can only break this process.
     #[inline(always)]
     fn call(&mut self, function: u16, input: Input<'_>, mut output: Output<'_>) -> Result<u32, Code> {
         let Some(&function) = self.library.functions.get(usize::from(function)) else {
@@ -166,7 +166,7 @@ fn find(object: &Object, load: &Load<'_>, library: &str, symbol: &str) -> Result
     })
 }
 
-/// What the dynamic loader said, which the error's own words leave out.
+/// The dynamic loader's message, which the error's own text leaves out.
 fn said(error: &libloading::Error) -> String {
     std::error::Error::source(error).map_or_else(|| error.to_string(), ToString::to_string)
 }

@@ -1,13 +1,13 @@
-//! Messages between the instances of two components of a run: a queue for each instance, in a memory component of both (Scad
-//! Figure 3: send and receive).
+//! Implements messages between the instances of two components of a run: a queue for each instance, in a memory
+//! component of both (Scad Figure 3: send and receive).
 //!
-//! A queue is a ring of records, each a word and its message. Senders take their places by moving the tail, write the message
-//! and then the word; the instance whose queue it is takes records in their order, makes their place zero and moves the head.
-//! On another machine the same is done over the connection, each step of it after the one before.
+//! A queue is a ring of records, each a word and its message. Senders claim their records by moving the tail, write the
+//! message and then the word. The instance that owns the queue takes records in their order, sets them to zero and
+//! moves the head. On another machine the same steps are executed over the connection, one after the other.
 //!
 //! Invariants:
-//! - What is between the tail and the head is zero: a word that is not is a message that is there in whole.
-//! - A record lies in one piece: what is left of the ring before its beginning is a record that nobody gets.
+//! - All bytes between the tail and the head are zero, so a word that is not zero marks a complete message.
+//! - A record is contiguous: the rest of the ring before its beginning is a record that no instance receives.
 
 use std::ptr::NonNull;
 use std::sync::Arc;
@@ -21,42 +21,42 @@ use sublet_proto::{Code, Error};
 use super::channel::Channel;
 use crate::memory::piece::Piece;
 
-/// Of one instance.
+/// Size of one instance's queue, in bytes.
 pub(crate) const QUEUE_BYTES: u64 = 256 << 10;
 /// Longest message.
 pub const MAX_MESSAGE_BYTES: u64 = 64 << 10;
 
 const HEAD_AT: u64 = 0;
 const TAIL_AT: u64 = 64;
-/// On which the receiver sleeps,
+/// Offset of the word on which the receiver sleeps.
 const BELL_AT: u64 = 128;
-/// and that it does.
+/// Offset of the flag that the receiver sleeps.
 const SLEEPS_AT: u64 = 132;
 const RING_AT: u64 = 4096;
 const RING_BYTES: u64 = QUEUE_BYTES - RING_AT;
 const WORD_BYTES: u64 = 8;
 
-/// In place of a message's length: there is none up to the ring's end.
+/// Value in place of a message's length: the rest of the ring up to its end is skipped.
 const SKIP: u32 = u32::MAX - 1;
 
-/// How often a receiver looks before it sleeps.
+/// Number of times that a receiver polls before it sleeps.
 const LOOKS: u32 = 2_000;
-/// How long it sleeps at most, for a sender on another machine wakes nobody.
+/// Longest sleep of a receiver: a sender on another machine cannot wake it.
 const NAP: Duration = Duration::from_millis(1);
-/// How long a sender to a full queue, and whoever looks at one of another machine, waits at first,
+/// First wait of a sender to a full queue, and of a receiver that polls a queue on another machine.
 const SHORTEST_WAIT: Duration = Duration::from_micros(20);
-/// and at most.
+/// Longest such wait.
 const LONGEST_WAIT: Duration = Duration::from_millis(1);
-/// How often it is asked whether the others are there still, where that is not seen.
+/// Interval at which the client is asked whether the peers still run, if this process cannot see that itself.
 const ASK_EVERY: Duration = Duration::from_millis(100);
 
-/// See the [module](self): the way from an instance to those of another component.
+/// See the [module](self): the connection of an instance to those of another component.
 pub(super) struct Mailbox<'run> {
     pub(super) channel: &'run Channel,
     pub(super) told: &'run v1::Mailbox,
 }
 
-/// Where a queue is.
+/// A queue, with its location.
 struct Queue<'run> {
     channel: &'run Channel,
     offset: u64,
@@ -69,17 +69,17 @@ enum Place {
     There(Arc<Piece>),
 }
 
-/// A message's place in the ring, and its word.
+/// Offset and length of a message's record in the ring.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct Record {
     at: u64,
-    /// To the ring's end, before the record.
+    /// Number of bytes up to the ring's end that are skipped before the record.
     skipped: u64,
     bytes: u64,
 }
 
 impl Record {
-    /// Of so many bytes at this position, which counts on for ever.
+    /// The record of a message of `len` bytes at this position, which counts on for ever.
     fn at(position: u64, len: u64) -> Record {
         let bytes = WORD_BYTES + len.next_multiple_of(WORD_BYTES);
         let at = position % RING_BYTES;
@@ -105,11 +105,11 @@ fn read_word(word: u64) -> Option<(u32, u32)> {
 }
 
 impl Mailbox<'_> {
-    /// Puts a message into the queue of an instance, when there is room.
+    /// Puts a message into the queue of an instance, once the queue has enough space.
     ///
     /// # Errors
-    /// `invalid_argument` for what is too long or goes to nobody, `deadline_exceeded`, `lease_ended` if the other component has
-    /// ended.
+    /// `invalid_argument` if the message is too long or the instance does not exist, `deadline_exceeded`, `lease_ended`
+    /// if the other component has ended.
     pub(super) fn send(
         &self,
         own: u32,
@@ -169,7 +169,7 @@ impl Mailbox<'_> {
         let queue = self.queue(self.told.own_queue + own)?;
         let mut wait = Wait::new(self, deadline);
         loop {
-            // Before it is looked, so that what it has sent before its end is seen.
+            // Checked before the queue is read, so that messages which the peer sent before its end are received.
             let peer = self.check_peer();
             let head = queue.load(HEAD_AT)?;
             let at = head % RING_BYTES;
@@ -217,12 +217,12 @@ impl Mailbox<'_> {
     }
 }
 
-/// Why nothing was received.
+/// Reason why nothing was received.
 #[derive(Debug)]
 pub enum Refused {
-    /// There is a message of so many bytes, and not as much room. It stays.
+    /// The next message has this length, which exceeds the given capacity. It stays in the queue.
     TooLong(u32),
-    /// There is none.
+    /// There is no message.
     Error(Error),
 }
 
@@ -262,7 +262,7 @@ impl Queue<'_> {
         }
     }
 
-    /// Writes the word of a record: in one step, and after what was put before.
+    /// Writes the word of a record in one step, after all earlier writes.
     fn publish(&self, at: u64, word: u64) -> Result<(), Error> {
         self.add(RING_AT + at, word).map(drop)
     }
@@ -292,8 +292,8 @@ impl Queue<'_> {
         Ok(())
     }
 
-    /// Sleeps for a moment, or until a sender of this machine rings, unless there is something at this word. A queue of another
-    /// machine nobody can sleep on.
+    /// Sleeps for a moment, or until a sender of this machine rings, unless the word at `at` is set. Returns `false` at
+    /// once for a queue on another machine.
     fn sleep(&self, at: u64) -> bool {
         let Place::Here(base) = self.place else { return false };
         let word = self.here(base, at);
@@ -328,8 +328,8 @@ impl Queue<'_> {
 
     fn here(&self, base: NonNull<u8>, at: u64) -> &AtomicU64 {
         debug_assert!(at + WORD_BYTES <= QUEUE_BYTES && at.is_multiple_of(WORD_BYTES));
-        // SAFETY: within the queue, which is mapped as long as the channel is borrowed, begins at a page and is accessed as atomics
-        // and raw copies alone.
+        // SAFETY: within the queue, which is mapped as long as the channel is borrowed, begins at a page and is
+        // accessed only as atomics and raw copies.
         unsafe { base.add(at as usize).cast().as_ref() }
     }
 
@@ -343,7 +343,7 @@ impl Queue<'_> {
     }
 }
 
-/// Waiting for somebody else to do something.
+/// State of a wait for another instance.
 struct Wait<'run> {
     mailbox: &'run Mailbox<'run>,
     deadline: Option<Instant>,
@@ -356,7 +356,7 @@ impl<'run> Wait<'run> {
         Wait { mailbox, deadline, next: SHORTEST_WAIT, asked: Instant::now() }
     }
 
-    /// For a moment, which is longer each time, unless that was done.
+    /// Waits for a moment, longer each time, unless the caller has slept already.
     fn more(&mut self, has_slept: bool, what: impl FnOnce() -> String) -> Result<(), Error> {
         let now = Instant::now();
         let left = self.deadline.map_or(LONGEST_WAIT, |deadline| deadline.saturating_duration_since(now));
@@ -381,7 +381,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_record_is_whole_and_the_rest_of_the_ring_is_skipped() {
+    fn records_are_contiguous_and_skip_the_rest_of_the_ring() {
         assert_eq!(Record::at(0, 0), Record { at: 0, skipped: 0, bytes: 8 });
         assert_eq!(Record::at(16, 9), Record { at: 16, skipped: 0, bytes: 24 });
         let last = RING_BYTES - 16;
@@ -392,7 +392,7 @@ mod tests {
     }
 
     #[test]
-    fn a_word_says_how_long_and_from_whom_and_is_never_zero() {
+    fn word_encodes_length_and_sender_and_is_never_zero() {
         for (len, from) in [(0, 0), (1, 7), (MAX_MESSAGE_BYTES as u32, u32::MAX), (SKIP, 0)] {
             assert_eq!(read_word(word(len, from)), Some((len, from)));
         }

@@ -1,16 +1,16 @@
 //! A worker process: one for each lease and node, with a thread for each leased core.
 //!
-//! Its standard input is its control socket. The agent's set-up comes first; then the client sends its regions and
-//! connects ([`super::client`]); then the threads run until the client or the agent is gone. One thread stays at
-//! the control socket and maps regions while the others execute: the first, unless the engine wants that one to work. Between
-//! nodes the agent keeps the other end of that socket, and relays what the client says.
+//! Its standard input is its control socket. The agent's set-up comes first. Then the client sends its regions and
+//! connects ([`super::client`]), and the threads run until the client or the agent is gone. One thread stays at the
+//! control socket and maps regions while the others execute: the first, unless the engine needs that one for a worker.
+//! Between nodes the agent keeps the other end of that socket, and relays the client's messages.
 //!
-//! The process takes its rights away before it loads the package: no new privileges, memory limited to the lease's,
-//! no core dumps. Stronger walls are the sandbox's, and it dies with that. It must not die with its parent: in a container
-//! of an OCI runtime that is the runtime, which ends when it has started it.
+//! The process drops its rights before it loads the package: no new privileges, memory limited to the lease's, no core
+//! dumps. The sandbox isolates it further, and the process dies with the sandbox. It must not die with its parent: in a
+//! container of an OCI runtime the parent is the runtime, which ends when it has started the process.
 //!
-//! What loads the package and calls its functions is the program's [`Engine`]. Its type is known again where a thread
-//! starts, and in all of the thread's loop.
+//! The program's [`Engine`] loads the package and calls its functions. Its type is known statically from the start of
+//! each thread, and in the thread's whole loop.
 
 use std::convert::Infallible;
 use std::os::fd::OwnedFd;
@@ -42,15 +42,16 @@ use super::{Worker, hot_timeout_ticks};
 use crate::wire::usage::{Meter, UsageLayout};
 use crate::wire::{InboxLayout, ResultsLayout};
 
-/// What a worker process needs for itself beside the lease's memory: its stacks and the dynamic loader's tables.
+/// Memory that a worker process needs for itself beside the lease's, in bytes: its stacks and the dynamic loader's
+/// tables.
 const OWN_MEMORY_BYTES: u64 = 16 << 20;
 const STACK_BYTES: u64 = 8 << 20;
 
-/// Runs a worker process on its control socket until the client is gone, with the engine that is loaded by then; or executes a program in
-/// its place. Answers with which status the process ends.
+/// Runs a worker process on its control socket until the client is gone, with the engine that is loaded by then; or
+/// executes a program in its place. Returns the exit status of the process.
 ///
 /// # Errors
-/// What the client was told, if it could be told anything.
+/// The error that was sent to the client, if it could be sent.
 pub fn run<E: Engine>(
     control: OwnedFd,
     load: impl FnOnce(&Load<'_>) -> Result<E, Error>,
@@ -87,7 +88,7 @@ pub fn run<E: Engine>(
     }
 }
 
-/// What the threads share, for the life of the process.
+/// State that the threads share, for the life of the process.
 pub(super) struct Process {
     pub(super) setup: v1::WorkerSetup,
     options: v1::WorkerOptions,
@@ -99,11 +100,11 @@ pub(super) struct Process {
     engine: Box<dyn Works>,
     pub(super) entered_ns: u64,
     pub(super) loaded_ns: u64,
-    /// Of the thread that waits to be the first worker, if one does.
+    /// Channel to the thread that waits to be the first worker, if there is one.
     first: Option<Sender<FirstWorker>>,
 }
 
-/// What the thread is told that is to be the first worker.
+/// Message to the thread that is to be the first worker.
 struct FirstWorker {
     post: Post,
     ready: Sender<Result<(), Error>>,
@@ -148,8 +149,8 @@ impl Process {
         })
     }
 
-    /// Clears the rings of what a process before this one may have written over them. Only for a process whose client is on
-    /// another node, before that has connected: what it sends comes anew.
+    /// Clears the rings of values that an earlier process may have written over them. Only for a process whose client
+    /// is on another node, before the client has connected: its requests are sent anew.
     pub(super) fn clear_inbox(&self) {
         let workers = self.workers() as u32;
         let lines = (0..workers).flat_map(|worker| (0..self.layout.slots()).map(move |slot| (worker, slot)));
@@ -175,13 +176,13 @@ impl Process {
             .recv()
             .map_err(|_| Error::new(Code::Internal, "the control thread ended before its process"))?;
         process.run_worker(&post, &ready);
-        // Why it could not begin is told by the control thread, which then ends the process.
+        // The control thread reports why the worker could not begin, and then ends the process.
         loop {
             std::thread::park();
         }
     }
 
-    /// Takes the client's messages. Regions come before the connection, and whenever the client's allocator grows.
+    /// Processes the client's messages. Regions come before the connection, and whenever the client's allocator grows.
     fn serve(&'static self, socket: &'static PacketSocket) -> Result<(), Error> {
         let mut client = Client::new(self, socket).inspect_err(|error| control::fail(socket, error))?;
         while let Some(packet) = control::receive(socket)? {
@@ -195,7 +196,8 @@ impl Process {
         self.setup.cores.len()
     }
 
-    /// Starts the worker threads, each with the end that reaches its client; returns when all of them are on their cores.
+    /// Starts the worker threads, each with the endpoint that reaches its client; returns when all of them are on their
+    /// cores.
     pub(super) fn start(
         &'static self,
         control: &'static PacketSocket,
@@ -235,7 +237,7 @@ impl Process {
         let _ = ready.send(Err(error));
     }
 
-    /// Works until the process ends, once it has said that it is ready.
+    /// Reports that it is ready, and works until the process ends.
     fn work<C: Core>(
         &self,
         post: &Post,
@@ -262,7 +264,7 @@ impl Process {
     }
 }
 
-/// An engine of any type, as far as a process has to know: what a worker thread does for as long as it runs.
+/// An engine of any type, as a process uses it: the loop of a worker thread.
 trait Works: Send + Sync {
     fn work(
         &self,
@@ -287,7 +289,7 @@ impl<E: Engine> Works for E {
     }
 }
 
-/// Where a worker thread works.
+/// Setup of a worker thread.
 struct Post {
     number: u32,
     core: u32,
@@ -297,7 +299,7 @@ struct Post {
     control: &'static PacketSocket,
 }
 
-/// The process ends by exit or death only, so what its threads share may live for ever.
+/// Leaks a value: the process ends only by exit or death, so the threads' shared state may live for ever.
 fn share<T>(value: T) -> &'static T {
     Box::leak(Box::new(value))
 }
@@ -317,12 +319,12 @@ fn confine(setup: &v1::WorkerSetup) -> Result<(), Error> {
     limit_memory(setup, 0)
 }
 
-/// Lets the process allocate what the lease's memory leaves beside the copies of its client's buffers.
+/// Limits the process's allocations to the lease's memory without the copies of its client's buffers.
 pub(super) fn limit_memory(setup: &v1::WorkerSetup, copies_bytes: u64) -> Result<(), Error> {
     let stacks = STACK_BYTES.saturating_mul(setup.cores.len() as u64);
     let own = OWN_MEMORY_BYTES.saturating_add(stacks);
     let own = own.saturating_add(inherited_bytes());
-    // What is swapped is counted by its pager. The array's addresses were inherited, too.
+    // Swapped memory is counted by its pager. The array's addresses were inherited, too.
     let data = setup.memory_bytes.saturating_sub(copies_bytes).saturating_sub(setup.local_bytes);
     let data = data.saturating_add(own);
     let limit = Rlimit { current: Some(data), maximum: Some(data) };
@@ -330,7 +332,8 @@ pub(super) fn limit_memory(setup: &v1::WorkerSetup, copies_bytes: u64) -> Result
         .map_err(|error| Error::new(Code::System, format!("RLIMIT_DATA: {error}")))
 }
 
-/// What the process had before it was a worker: a copy of a warm interpreter has its modules, and who swaps the array.
+/// Memory that the process had before it was a worker, in bytes: a copy of a warm interpreter has its modules, and a
+/// process that swaps has the array.
 fn inherited_bytes() -> u64 {
     static BYTES: OnceLock<u64> = OnceLock::new();
     *BYTES.get_or_init(|| {

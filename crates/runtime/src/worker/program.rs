@@ -1,5 +1,5 @@
-//! Implements what all worker programs share: an agent starts one with its control socket as standard input, and
-//! it runs a worker process on that.
+//! Implements the part that all worker programs share: an agent starts one with its control socket as standard input,
+//! and it runs a worker process on that.
 
 use std::os::fd::OwnedFd;
 use std::process::ExitCode;
@@ -10,14 +10,14 @@ use super::engine::{Engine, Load};
 use super::process;
 use super::spawned::Execute;
 
-/// The whole of a worker program, with what executes programs of the package in place of functions.
+/// The whole of a worker program. `execute` executes programs of the package in place of functions.
 pub fn main<E: Engine>(load: impl FnOnce(&Load<'_>) -> Result<E, Error>, execute: Execute) -> ExitCode {
     ExitCode::from(run(load, execute))
 }
 
-/// The same, for programs that have a way of their own to end; returns the status with which this is to be.
+/// Runs a worker program like `main`, for programs that end in their own way. Returns the exit status.
 pub fn run<E: Engine>(load: impl FnOnce(&Load<'_>) -> Result<E, Error>, execute: Execute) -> u8 {
-    // In its sandbox the program is called otherwise; whoever looks at the machine's processes shall find it.
+    // The sandbox starts the program under another name; this name identifies it in the machine's list of processes.
     let _ = rustix::thread::set_name(c"sublet-worker");
     // A bug of ours must not leave a client waiting for a thread that is gone.
     let hook = std::panic::take_hook();
@@ -35,7 +35,7 @@ pub fn run<E: Engine>(load: impl FnOnce(&Load<'_>) -> Result<E, Error>, execute:
     status(process::run(control, load, execute))
 }
 
-/// How the program ends.
+/// The exit status of the program.
 pub(super) fn status(ended: Result<u8, Error>) -> u8 {
     match ended {
         Ok(status) => status,

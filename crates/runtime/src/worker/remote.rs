@@ -1,12 +1,13 @@
-//! A worker process whose client is on another node: connections instead of shared memory, and copies of its buffers.
+//! Implements a worker process whose client is on another node: connections instead of shared memory, and copies of its
+//! buffers.
 //!
-//! Each worker thread has an end of its own over one [`Exposed`]: region 0 is the inbox, the others are copies of the
-//! client's buffers, of the same numbers and sizes. A copy takes memory when the client puts something there, and counts
-//! with its whole size against the lease's: what is copied cannot be allocated.
+//! Each worker thread has an endpoint of its own over one [`Exposed`]: region 0 is the inbox, the others are copies of
+//! the client's buffers, with the same numbers and sizes. A copy takes memory when the client writes to it, and counts
+//! with its whole size against the lease's memory: a worker cannot allocate it.
 //!
-//! Over TCP the agent hands over a connection for each thread before the client connects; one that comes later is
-//! nobody's. Over libfabric the client's word to connect says where its ends are, and the worker's are opened then: each
-//! is a network of its own, with keys of its own, so regions come afterwards.
+//! Over TCP the agent passes a connection for each thread before the client connects; a later connection is dropped.
+//! Over libfabric the client's message to connect gives the addresses of its endpoints, and the worker's are opened
+//! then. Each is a network of its own, with its own keys, so regions come afterwards.
 
 use std::collections::BTreeMap;
 use std::net::TcpStream;
@@ -35,10 +36,10 @@ use crate::wire::{MAX_REGIONS, OWN_REGION};
 pub(super) struct Remote {
     process: &'static Process,
     fabric: Fabric,
-    /// As whom it comes to the client, if calls are encrypted.
+    /// The identity that the worker shows to the client, if calls are encrypted.
     identity: Option<Identity>,
     window: Arc<Window>,
-    /// One for each worker thread.
+    /// Endpoints, one for each worker thread.
     ends: &'static [Endpoint],
     /// The sizes of the copies, by their numbers.
     copies: BTreeMap<u32, u64>,
@@ -70,7 +71,7 @@ impl Remote {
         })
     }
 
-    /// Does what the client says, or the agent. An error is the process's end.
+    /// Handles a message of the client or the agent. An error ends the process.
     pub(super) fn take(
         &mut self,
         body: client_to_worker::Body,
@@ -121,7 +122,8 @@ impl Remote {
         linked.map_err(named)
     }
 
-    /// Makes the copy of a region of the client's. One for which there is no room is refused, and calls go on.
+    /// Creates the copy of a region of the client's. A copy that does not fit the lease's memory is refused, and calls
+    /// continue.
     fn map(&mut self, region: &v1::MapRegion) -> Result<worker_to_client::Body, Error> {
         check_number(region)?;
         let (number, len_bytes) = (region.region, region.len_bytes);
@@ -170,7 +172,8 @@ impl Remote {
         Ok(ready(self.process, inbox))
     }
 
-    /// Over libfabric, opens a network for each worker, toward the client's end. Gives where this side's are.
+    /// Opens a network for each worker over libfabric, to the client's endpoint. Returns the addresses of this side's
+    /// endpoints.
     fn open(&self, contacts: &[Vec<u8>]) -> Result<Vec<Vec<u8>>, Error> {
         let Fabric::Ofi(provider) = &self.fabric else { return Ok(Vec::new()) };
         if contacts.len() != self.ends.len() {

@@ -1,12 +1,12 @@
-//! A worker's right to its core: its own for as long as the lease lasts, or shared and to be taken call by call.
+//! A worker's right to its core: exclusive for as long as the lease lasts, or shared and taken call by call.
 //!
-//! A worker on a shared core executes only while it has the core's slot (rFaaS III-D). It takes the slot when a
-//! request has come, keeps it while it polls (hot), and gives it back when it goes to sleep; a worker that does not
-//! poll (always warm) gives it back before it publishes a result, so that whoever has the result finds the core free.
-//! A request that finds the slot taken is rejected at once, and the worker sleeps again. Nobody queues for a core: one
-//! whose requests leave no gap has nearly all of it, and the others' clients look elsewhere.
+//! A worker on a shared core executes only while it has the core's slot (rFaaS III-D). It takes the slot when a request
+//! has come, keeps it while it polls (hot), and gives it back when it goes to sleep. A worker that does not poll
+//! (always warm) gives it back before it publishes a result, so that a client that has the result finds the core free.
+//! A request that finds the slot taken is rejected at once, and the worker sleeps again. There is no queue for a core:
+//! a worker whose requests leave no gap has nearly all of it, and the others' clients try other workers.
 //!
-//! The worker's loop is compiled once for each kind, so a core of one's own costs nothing.
+//! The worker's loop is compiled once for each kind, so an exclusive core adds no cost.
 
 use std::cell::Cell;
 use std::num::NonZeroU32;
@@ -19,7 +19,7 @@ use sublet_proto::{Code, Error};
 
 /// The right to execute on a core.
 pub(crate) trait Core {
-    /// Takes the core unless it is the worker's already; says whether it is now.
+    /// Takes the core unless the worker has it already. Returns whether the worker has it now.
     fn take(&self) -> bool;
     /// Gives the core back if the worker has it.
     fn give_back(&self);
@@ -65,13 +65,14 @@ impl Core for Shared<'_> {
 /// The slots of the shared cores that a process's workers are on.
 pub(super) struct Slots {
     regions: Vec<Region>,
-    /// For each worker, which of the regions is its core's.
+    /// The index of each worker's region in `regions`.
     of_workers: Vec<u32>,
     process: NonZeroU32,
 }
 
 impl Slots {
-    /// As the set-up says, with the descriptors that came for it; none if the cores are the lease's own.
+    /// Attaches the slots of the set-up, with the descriptors that came for them. `None` if the cores are exclusive to
+    /// the lease.
     pub(super) fn attach(setup: &WorkerSetup, files: Vec<OwnedFd>) -> Result<Option<Slots>, Error> {
         let protocol =
             |message: String| Error::new(Code::Protocol, format!("the worker's set-up has {message}"));
@@ -115,7 +116,7 @@ mod tests {
     }
 
     #[test]
-    fn two_workers_of_a_process_on_one_core_exclude_each_other() {
+    fn two_workers_on_one_core_exclude_each_other() {
         let slots = attach(&[0, 0], 1, 5).unwrap().unwrap();
         let (first, second) = (slots.core(0).unwrap(), slots.core(1).unwrap());
         assert!(first.take() && first.take() && !second.take());

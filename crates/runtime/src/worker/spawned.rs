@@ -1,6 +1,7 @@
-//! A program of the package in place of functions: what a process of some processing unit has spawned (Molecule 3.4).
+//! Executes a program of the package in place of functions: a program that a process of some processing unit has
+//! spawned (Molecule 3.4).
 //!
-//! The worker process becomes the program, with the limits, the core and the sandbox that it has. Its time counts as executing from
+//! The worker process becomes the program, and keeps its limits, core and sandbox. Its time counts as executing from
 //! here to its end.
 
 use std::ffi::{OsStr, OsString};
@@ -18,20 +19,20 @@ use sublet_proto::{Code, Error};
 use super::process::pin;
 use crate::wire::usage::{Meter, UsageLayout};
 
-/// What is executed.
+/// The program to execute.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Spawned {
-    /// The package's.
+    /// Folder of the package.
     pub folder: PathBuf,
-    /// In it.
+    /// Path of the program in the package.
     pub path: PathBuf,
-    /// The name by which it is called comes first.
+    /// Arguments, of which the first is the program's name.
     pub args: Vec<OsString>,
-    /// All variables that it has.
+    /// All environment variables of the program.
     pub env: Vec<(OsString, OsString)>,
 }
 
-/// How an engine executes such a program: it does not return but with the status of its end, or because it cannot.
+/// Executes such a program. Returns only the status of its end, or an error if it cannot be executed.
 pub type Execute = fn(&Spawned) -> Result<u8, Error>;
 
 impl Spawned {
@@ -52,7 +53,7 @@ impl Spawned {
     }
 }
 
-/// Where a program of a package lies, whose path may name this processor's architecture.
+/// The path of a package's program, with this processor's architecture in place of `{arch}`.
 pub fn place(folder: &Path, path: &str) -> PathBuf {
     folder.join(path.replace("{arch}", std::env::consts::ARCH))
 }
@@ -71,7 +72,7 @@ pub(super) fn begin(
     let usage = descriptors.into_iter().nth(1);
     let usage = usage.ok_or_else(|| Error::new(Code::Protocol, "a program without a usage region"))?;
     let usage = Region::attach(usage, layout.len_bytes())?;
-    // Of no function. Its agent ends the account when the process has ended.
+    // The time counts for no function. The agent closes the account when the process has ended.
     Meter::new(&usage, layout, 0)?.enter(u16::MAX, ticks(), false);
     execute(&spawned)
 }
@@ -79,7 +80,7 @@ pub(super) fn begin(
 /// Executes a program of native code.
 ///
 /// # Errors
-/// If it cannot be: else there is nothing of this process any more.
+/// The system's error if the program cannot be executed. On success the function does not return.
 pub fn native(spawned: &Spawned) -> Result<u8, Error> {
     let Spawned { folder, path, args, env } = spawned;
     let mut command = Command::new(path);
@@ -97,7 +98,7 @@ pub fn native(spawned: &Spawned) -> Result<u8, Error> {
     Err(Error::new(Code::System, format!("executing {}: {error}", path.display())))
 }
 
-/// For engines whose packages have no programs, which their agents do not let be spawned.
+/// Refuses to execute, for engines whose packages have no programs, which agents do not spawn.
 ///
 /// # Errors
 /// Always.
@@ -110,7 +111,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_program_has_a_name_an_architecture_and_the_variables_that_are_some() {
+    fn parses_program_name_architecture_and_variables() {
         let env = ["A=b=c", "=x", "nothing", "E="].map(|word| word.as_bytes().to_vec()).to_vec();
         let program = Program { path: "bin/{arch}/p".into(), args: Vec::new(), env };
         let spawned = Spawned::new(Path::new("/package"), program);

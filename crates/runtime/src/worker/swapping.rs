@@ -1,16 +1,17 @@
-//! Memory of a component's functions that is swapped, without their doing (Scad 4.2.2): what they allocate in large pieces is in
-//! one [`Swapped`] array of the process, of which as much is resident as the lease has room for. The rest is in memory of the
+//! Swaps memory of a component's functions transparently (Scad 4.2.2). Large allocations come from one [`Swapped`]
+//! array of the process, of which as many bytes are resident as fit in the lease's memory. The rest is in memory of the
 //! run, which the client leases as it is needed.
 //!
-//! A program that swaps replaces the C library's `malloc` and its like by those of [`interpose_malloc`](crate::interpose_malloc),
-//! so that functions, the interpreter and its modules all allocate so. Small pieces, and all while nothing is swapped, are
-//! the C library's as before: that costs a branch.
+//! A program that swaps replaces the C library's `malloc` and related functions by those of
+//! [`interpose_malloc`](crate::interpose_malloc), so that functions, the interpreter and its modules all use them.
+//! Small allocations, and all allocations while nothing is swapped, still go to the C library's, at the cost of a
+//! branch.
 //!
 //! Invariants:
-//! - Who brings and takes pages never gets memory that is swapped, nor who keeps these books or the pager's: no lock of theirs is
-//!   held while swapped memory is touched.
-//! - What is free is forgotten before it is: it is zero, and takes neither memory nor swap space.
-//! - A child process does not have the array. There nothing is swapped, and what was cannot be touched.
+//! - Threads that page never get swapped memory, nor do the data structures here and in the pager: none of their locks
+//!   is held while swapped memory is touched.
+//! - Memory is forgotten before it is free: it is zero, and takes neither memory nor swap space.
+//! - A child process does not have the array. It swaps nothing, and cannot touch memory that was swapped.
 
 use std::ops::Range;
 use std::os::fd::{AsFd, OwnedFd};
@@ -33,10 +34,10 @@ pub mod functions;
 mod next;
 mod space;
 
-/// The least piece that is swapped, in bytes. Each has whole regions of 2 MiB.
+/// Size of the smallest allocation that is swapped, in bytes. Each takes whole regions of 2 MiB.
 const MIN_PIECE_BYTES: usize = 1 << 20;
 
-/// Of this process: there is one `malloc`.
+/// The heap of this process, which has only one `malloc`.
 static HEAP: Heap = Heap {
     base: AtomicU64::new(0),
     len_bytes: AtomicU64::new(0),
@@ -47,10 +48,11 @@ static HEAP: Heap = Heap {
 
 /// See the [module](self).
 struct Heap {
-    /// Where the array is; written once, before it is on.
+    /// Address of the array; written once, before it is on.
     base: AtomicU64,
     len_bytes: AtomicU64,
-    /// Whether large pieces are of it: from the run's beginning on. Written by the thread that takes the client's messages.
+    /// Whether large allocations come from it: from the run's beginning on. Written by the thread that takes the
+    /// client's messages.
     is_on: AtomicU32,
     /// Whether this is a child process, written by that as it begins.
     is_forked: AtomicU32,
@@ -62,11 +64,11 @@ struct Array {
     extents: Mutex<Extents>,
 }
 
-/// Makes the array, if something is to be swapped. To be called before the process's memory is limited, of which the array
-/// is no part.
+/// Makes the array, if the set-up asks for swapping. To be called before the process's memory is limited, as the array
+/// does not count.
 ///
 /// # Errors
-/// `protocol` without the device, what [`Swapped::new`] says, and `invalid_argument` if this program does not swap.
+/// `protocol` without the device, the errors of [`Swapped::new`], and `invalid_argument` if this program does not swap.
 pub(super) fn start(setup: &WorkerSetup, device: Option<OwnedFd>) -> Result<(), Error> {
     if setup.local_bytes == 0 {
         return Ok(());
@@ -82,7 +84,7 @@ pub(super) fn start(setup: &WorkerSetup, device: Option<OwnedFd>) -> Result<(), 
     HEAP.begin(swapped)
 }
 
-/// From now on large pieces are swapped, to memory of the run.
+/// Begins to swap large allocations to memory of the run.
 pub(super) fn turn_on() {
     if HEAP.array.get().is_some() {
         HEAP.is_on.store(1, Ordering::Release);
@@ -115,7 +117,7 @@ impl Heap {
 
     #[inline(always)]
     fn is_on(&self) -> bool {
-        // What it guards is in the array's own lock.
+        // The array's own lock guards the data.
         self.is_on.load(Ordering::Relaxed) != 0
     }
 
@@ -130,12 +132,12 @@ impl Heap {
         (at as u64).wrapping_sub(self.base.load(Ordering::Relaxed))
     }
 
-    /// None in a child process: its copies are of what is the parent's, the lock, too.
+    /// The array. `None` in a child process, whose copies, including the lock, are the parent's state.
     fn array(&self) -> Option<&Array> {
         self.array.get().filter(|_| self.is_forked.load(Ordering::Relaxed) == 0)
     }
 
-    /// A piece, all zero; none if there is no room.
+    /// Allocates a piece, all zero. `None` if no free range is large enough.
     #[cold]
     fn take(&self, size: usize, align: usize) -> Option<NonNull<c_void>> {
         let (array, regions) = (self.array()?, regions_of(size)?);
@@ -144,7 +146,7 @@ impl Heap {
         Some(unsafe { array.swapped.as_ptr().add((first * REGION_BYTES) as usize) }.cast())
     }
 
-    /// How many bytes of a piece may be used: none in a child process.
+    /// Number of usable bytes of a piece; 0 in a child process.
     #[cold]
     fn len_of(&self, at: *const c_void) -> usize {
         let Some(array) = self.array() else { return 0 };
@@ -164,7 +166,7 @@ impl Heap {
         });
     }
 
-    /// Makes a piece so long, where it is. Says whether it could.
+    /// Resizes a piece in place. Returns whether it could.
     #[cold]
     fn resize(&self, at: *const c_void, size: usize) -> bool {
         let (Some(array), Some(first), Some(wanted)) = (self.array(), self.region_of(at), regions_of(size))
@@ -192,7 +194,7 @@ impl Heap {
 }
 
 impl Array {
-    /// What was taken and is nobody's is forgotten, and then free.
+    /// Forgets regions that were detached, and makes them free.
     fn forget(&self, regions: Range<u64>) {
         self.swapped.forget(regions.start as usize..regions.end as usize);
         lock(&self.extents).attach(regions);
@@ -204,20 +206,20 @@ fn regions_of(size: usize) -> Option<u64> {
     Some((bytes / REGION_BYTES).max(1))
 }
 
-/// In a child process: there is nobody who would bring pages.
+/// Switches swapping off in a child process, which has no pager.
 extern "C" fn leave_to_parent() {
     HEAP.is_on.store(0, Ordering::Relaxed);
     HEAP.is_forked.store(1, Ordering::Relaxed);
 }
 
-/// As the C library does with what it did not give.
+/// Ends the process, as the C library does for a pointer that it did not allocate.
 #[cold]
 fn refuse(why: &str) -> ! {
     eprintln!("sublet: swapped memory is freed or resized: {why}");
     std::process::abort()
 }
 
-/// Says by the C library's way that there is no memory.
+/// Reports in the C library's way that there is no memory.
 #[cold]
 fn no_memory() -> *mut c_void {
     set_errno(libc::ENOMEM);

@@ -1,4 +1,4 @@
-//! A manager: a gRPC server whose grants the test says.
+//! Implements a manager for tests: a gRPC server with grants that the test chooses.
 
 use std::path::Path;
 use std::sync::{Arc, Mutex};
@@ -15,14 +15,14 @@ use tonic::{Request, Response, Status, Streaming};
 
 use super::node::Node;
 
-/// Which nodes a request is granted workers of, and how many of each.
+/// The nodes on which a request is granted workers, with the number of workers on each.
 pub type Grants = Result<Vec<(Node, u32)>, Error>;
 
 type Decide = Box<dyn FnMut(&LeaseRequest) -> Grants + Send>;
-/// To which manager a request is handed.
+/// Chooses the manager that a request is handed to.
 type Hand = Box<dyn FnMut(&LeaseRequest) -> Option<String> + Send>;
 
-/// A running manager; dropped, it is gone.
+/// A running manager. It stops when it is dropped.
 pub struct Manager {
     pub address: String,
     state: Arc<State>,
@@ -40,7 +40,7 @@ struct State {
 }
 
 impl Manager {
-    /// On a socket in a folder.
+    /// Starts a manager on a socket in a folder.
     pub fn start(
         folder: &Path,
         name: &str,
@@ -60,7 +60,7 @@ impl Manager {
         Manager { address: format!("unix:{}", socket.display()), state, runtime: Some(runtime) }
     }
 
-    /// On a port of this machine, by TLS.
+    /// Starts a manager on a port of this machine, with TLS.
     pub fn start_tls(identity: Identity) -> Manager {
         let (state, runtime) = (Arc::new(State::default()), runtime());
         let listener = runtime.block_on(TcpListener::bind("127.0.0.1:0")).unwrap();
@@ -71,13 +71,13 @@ impl Manager {
         Manager { address, state, runtime: Some(runtime) }
     }
 
-    /// Tells clients of other managers.
+    /// Makes the manager list other managers to its clients.
     pub fn knows(&self, addresses: &[&str]) {
         let info = |address: &&str| ManagerInfo { address: (*address).to_owned(), ..Default::default() };
         *self.state.known.lock().unwrap() = addresses.iter().map(info).collect();
     }
 
-    /// Is from now on above these: tells of itself and of them, and hands requests on.
+    /// Makes the manager global, above these: it lists itself and them, and hands requests on.
     pub fn is_above(
         &self,
         racks: &[&Manager],
@@ -106,7 +106,7 @@ impl Manager {
         self.state.ended.lock().unwrap().clone()
     }
 
-    /// What clients have shown as who they are.
+    /// The tokens that clients have shown.
     pub fn tokens(&self) -> Vec<String> {
         self.state.tokens.lock().unwrap().clone()
     }

@@ -1,5 +1,5 @@
-//! Managers and nodes of a test's own, in its own process, that speak the real messages over real sockets: what they
-//! answer is the test's to say.
+//! Implements managers and nodes in a test's own process, which use the real messages over real sockets. The test
+//! chooses their answers.
 
 #![allow(dead_code, clippy::unwrap_used)]
 
@@ -8,7 +8,7 @@ pub mod node;
 
 use std::time::{Duration, Instant};
 
-/// How long anything may take before a test says that it hangs.
+/// Time after which a test fails because it hangs.
 pub const PATIENCE: Duration = Duration::from_secs(20);
 
 /// Looks again and again until it is so.

@@ -1,4 +1,5 @@
-//! A node: an agent on a socket, whose workers are threads that answer each call as the test says.
+//! Implements a node for tests: an agent on a socket, whose workers are threads that react to each call as the test
+//! says.
 
 use std::os::fd::{AsFd, OwnedFd};
 use std::path::{Path, PathBuf};
@@ -19,29 +20,29 @@ use sublet_runtime::wire::{
     Immediate, InboxLayout, MAX_REGIONS, OWN_REGION, Outcome, Request, ResultsLayout,
 };
 
-/// How a worker answers a call.
+/// Reaction of a worker to a call.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Reaction {
-    /// With the node's number, in one byte.
+    /// Returns the node's number, in one byte.
     Answer,
-    /// It does not execute it.
+    /// Rejects the call without executing it.
     TurnAway,
-    /// Its process dies.
+    /// Lets its process die.
     Die,
-    /// Not at all.
+    /// Does nothing.
     Ignore,
 }
 
-/// A node in a folder of the test's. Everything about it goes on until the test's process ends.
+/// A node in a folder of the test's. Its threads run until the test's process ends.
 #[derive(Clone)]
 pub struct Node(Arc<Inner>);
 
 struct Inner {
     number: u8,
     socket: PathBuf,
-    /// By the worker's number within its lease.
+    /// Reaction to a call, by the worker's number within its lease.
     react: Box<dyn Fn(u32) -> Reaction + Send + Sync>,
-    /// What the next tickets are refused with.
+    /// Errors with which the next tickets are refused.
     refusals: Mutex<Vec<Error>>,
     leases: Mutex<Vec<Arc<Lease>>>,
     calls: AtomicU32,
@@ -54,7 +55,7 @@ struct Lease {
     client: PacketSocket,
     inbox: Region,
     layout: InboxLayout,
-    /// Of the worker process that runs.
+    /// Set while the current worker process runs.
     alive: Mutex<Arc<AtomicBool>>,
     over: AtomicBool,
 }

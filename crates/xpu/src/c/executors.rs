@@ -1,4 +1,4 @@
-//! Executors and chains of them, by their numbers.
+//! Implements executors and chains of the C interface, by their numbers.
 
 use std::ffi::{c_char, c_void};
 use std::sync::{Mutex, MutexGuard, PoisonError};
@@ -10,7 +10,7 @@ use super::{bytes, check_place, deadline, give, guarded, put, text};
 use crate::wire::DESCRIPTORS;
 use crate::{Chain, Executor, process};
 
-/// What a process has started, by the numbers of the descriptors by which it is answered.
+/// Executors or chains that a process has started, by the numbers of the descriptors of their answers.
 struct Started<T> {
     what: &'static str,
     all: [Mutex<Option<T>>; DESCRIPTORS as usize],
@@ -85,7 +85,8 @@ pub unsafe fn executor_process(executor: u32, pid: *mut u64) -> u32 {
 }
 
 /// # Safety
-/// A string that ends with 0; so many bytes that may be read, and written; a place for a number or null.
+/// `function` is a string that ends with 0. `size` bytes of `input` may be read, and `capacity` bytes of `output`
+/// written. `written` is the address of a number, or null.
 #[expect(clippy::too_many_arguments, reason = "it is how the header declares it")]
 pub unsafe fn executor_call(
     executor: u32,
@@ -109,7 +110,7 @@ pub unsafe fn executor_call(
 }
 
 /// # Safety
-/// A string that ends with 0; so many bytes that may be read.
+/// `function` is a string that ends with 0. `size` bytes of `input` may be read.
 pub unsafe fn executor_submit(
     executor: u32,
     function: *const c_char,
@@ -125,7 +126,7 @@ pub unsafe fn executor_submit(
 }
 
 /// # Safety
-/// So many bytes that may be written; a place for a number or null.
+/// `capacity` bytes of `output` may be written. `written` is the address of a number, or null.
 pub unsafe fn executor_result(
     executor: u32,
     output: *mut c_void,
@@ -149,7 +150,7 @@ pub unsafe fn executor_stop(executor: u32) -> u32 {
 }
 
 /// # Safety
-/// So many bytes that may be read; a place for a number.
+/// `size` bytes of `graph` may be read. `chain` is the address of a number.
 pub unsafe fn chain_start(
     graph: *const c_char,
     size: u64,
@@ -169,7 +170,8 @@ pub unsafe fn chain_start(
 }
 
 /// # Safety
-/// So many bytes that may be read, and written; a place for a number or null.
+/// `size` bytes of `input` may be read, and `capacity` bytes of `output` written. `written` is the address of a number,
+/// or null.
 pub unsafe fn chain_call(
     chain: u32,
     input: *const c_void,

@@ -1,4 +1,4 @@
-//! Keeps an executor's bytes between the functions of a call, and under names also between calls: in its own
+//! Keeps an executor's bytes between the functions of a call, and in named buffers also between calls: in its own
 //! memory, or in the engine's, such as that of a device, which thus is a memory component of the caller.
 //!
 //! ```text
@@ -9,8 +9,8 @@
 //! ```
 //!
 //! Invariants:
-//! - Under a name is what was wholly written: a call whose function fails before it leaves what was there.
-//! - A place is written by one function and read by the next; no function writes to where it reads.
+//! - A named buffer holds a complete output: a call that fails before it leaves the previous content.
+//! - A buffer is written by one function and read by the next; no function writes to the buffer that it reads.
 //! - With the same names and sizes nothing is allocated from the second call on.
 
 use sublet_proto::{Code, Error};
@@ -27,25 +27,25 @@ const MAX_SPARE_BYTES: usize = 4 << 20;
 pub struct Place(pub u8);
 
 impl Place {
-    /// How many there are: a function may read one and write one beside those with names.
+    /// Number of buffers: a function may read one and write one beside those with names.
     pub const COUNT: usize = MAX_PLACES + 2;
 
     fn all() -> impl Iterator<Item = Place> {
         (0..Place::COUNT as u8).map(Place)
     }
 
-    /// As an index.
+    /// The number as an index.
     pub fn index(self) -> usize {
         self.0.into()
     }
 }
 
-/// An executor's.
+/// The buffers of an executor.
 pub(super) struct Places {
     named: Vec<(String, Place)>,
-    /// What is in them, unless whatever executes functions has it.
+    /// Content of each buffer, unless the engine keeps it.
     own: [Option<Held>; Place::COUNT],
-    /// Bytes of one, at most.
+    /// Largest content of a buffer, in bytes.
     room: usize,
 }
 
@@ -59,7 +59,7 @@ impl Places {
         Places { named: Vec::with_capacity(MAX_PLACES), own: std::array::from_fn(|_| None), room }
     }
 
-    /// Executes what a call says, and says how long its answer is.
+    /// Executes a call, and returns the length of its answer.
     pub fn call<E: Execute>(
         &mut self,
         call: &str,
@@ -115,7 +115,8 @@ impl Places {
         found.ok_or_else(|| Error::new(Code::InvalidArgument, format!("nothing was left in place {name:?}")))
     }
 
-    /// Gives what is there a name, which then is no other's. An empty input takes away what has that name.
+    /// Gives a name to the buffer that holds the content, and takes the name from the buffer that had it. An empty input
+    /// removes the content of that name.
     fn keep<'call, E: Execute>(
         &mut self,
         name: &str,
@@ -160,7 +161,7 @@ impl Places {
         }
     }
 
-    /// One in which nothing is that somebody wants.
+    /// A buffer without a name that the function does not read.
     fn fresh(&self, from: Source<&[u8]>) -> Place {
         let read = |place: &Place| matches!(from, Source::Kept(read) if read == *place);
         let mut free = Place::all().filter(|place| !self.is_named(*place) && !read(place));
@@ -223,7 +224,7 @@ impl Places {
     }
 }
 
-/// What is called without a function, where this process has both.
+/// Copies bytes for a call without a function, where this process has both.
 fn copy(from: Source<&[u8]>, to: Sink<&mut [u8]>) -> Result<u32, Error> {
     match (from, to) {
         (Source::Given(from), Sink::Given(to)) if from.len() <= to.len() => {
@@ -244,7 +245,8 @@ mod tests {
 
     const ROOM: usize = 8;
 
-    /// Has `add`, which says what it reads and one letter more, and `fail`. It keeps what is in places if it is said to.
+    /// Implements `add`, which returns its input and one more letter, and `fail`. It keeps the content of buffers if
+    /// `KEEPS` is set.
     #[derive(Default)]
     struct Functions<const KEEPS: bool>([Option<Vec<u8>>; Place::COUNT]);
 
@@ -311,7 +313,7 @@ mod tests {
 
     #[derive(Clone, Debug)]
     struct Call {
-        /// The place that is read, or what is given.
+        /// The number of the buffer that is read, or the given input.
         from: Result<u8, Vec<u8>>,
         steps: Vec<Step>,
     }
@@ -332,7 +334,7 @@ mod tests {
             steps.join("|")
         }
 
-        /// What it comes to, where places are a map.
+        /// The expected answer, with a map in place of the buffers.
         fn expected(&self, places: &mut BTreeMap<u8, Vec<u8>>) -> Option<Vec<u8>> {
             let (mut bytes, mut is_named, mut is_given) = match &self.from {
                 Ok(name) => (places.get(name)?.clone(), true, false),

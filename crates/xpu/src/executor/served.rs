@@ -1,4 +1,4 @@
-//! The other end: an executor, which executes what its caller calls, and answers.
+//! Implements the executor's side: executes the caller's calls, and answers.
 
 use std::time::{Duration, Instant};
 
@@ -10,11 +10,12 @@ use crate::capability::Rights;
 use crate::fifo::{Reader, Unread, Writer};
 use crate::process::Process;
 
-/// How long an executor waits before it looks whether its caller is still there, and for its caller to connect.
+/// Time after which an idle executor checks whether its caller still exists, and the longest wait for its caller to
+/// connect.
 const IDLE: Duration = Duration::from_secs(1);
 const CONNECTING: Duration = Duration::from_secs(60);
 
-/// What an executor executes and answers.
+/// An executor that serves its caller.
 pub struct Served {
     calls: Reader,
     answers: Writer,
@@ -26,50 +27,50 @@ pub struct Served {
     had_caller: bool,
 }
 
-/// What executes an executor's functions.
+/// The engine that executes an executor's functions.
 pub trait Execute {
-    /// Whether what is in places is with it, as in the memory of a device, and not with the executor.
+    /// Set if the engine keeps the content of buffers, as in the memory of a device, and not the executor.
     const KEEPS: bool;
 
-    /// Executes one, and says how long its output is, or why it failed.
+    /// Executes a function, and returns the length of its output.
     ///
     /// # Errors
-    /// The latter.
+    /// The function's error.
     fn execute(&mut self, function: &str, from: Source<&[u8]>, to: Sink<&mut [u8]>) -> Result<u32, Error>;
 
-    /// Copies what is given to a place, or from one to where it is wanted, and says how much.
+    /// Copies the input to a buffer, or a buffer to the output, and returns the number of bytes.
     ///
     /// # Errors
-    /// Why it cannot.
+    /// The engine's error.
     fn copy(&mut self, from: Source<&[u8]>, to: Sink<&mut [u8]>) -> Result<u32, Error>;
 
-    /// Nobody wants what is in a place.
+    /// Discards the content of a buffer.
     fn forget(&mut self, place: Place);
 
-    /// The caller has its answer.
+    /// Called when the caller has its answer.
     fn rest(&mut self);
 }
 
-/// What a function reads that may follow another.
+/// Input of a function that may follow another.
 #[derive(Clone, Copy, Debug)]
 pub enum Source<Bytes> {
-    /// What its caller has given.
+    /// The input that the caller has passed.
     Given(Bytes),
-    /// What is in a place.
+    /// The content of a buffer.
     Kept(Place),
 }
 
-/// Where a function writes that may be followed by another.
+/// Output of a function that may be followed by another.
 #[derive(Clone, Copy, Debug)]
 pub enum Sink<Bytes> {
-    /// Where its caller has said.
+    /// The memory that the caller has passed.
     Given(Bytes),
-    /// A place, from which it is read later: at most so many bytes.
+    /// A buffer, from which it is read later, with the largest length in bytes.
     Kept(Place, u32),
 }
 
 impl<Bytes> Source<Bytes> {
-    /// The same, as somebody else calls it.
+    /// Converts the bytes of a source to another type.
     pub fn map<Other>(self, called: impl FnOnce(Bytes) -> Other) -> Source<Other> {
         match self {
             Source::Given(bytes) => Source::Given(called(bytes)),
@@ -79,7 +80,7 @@ impl<Bytes> Source<Bytes> {
 }
 
 impl<Bytes> Sink<Bytes> {
-    /// The same, as somebody else calls it.
+    /// Converts the bytes of a sink to another type.
     pub fn map<Other>(self, called: impl FnOnce(Bytes) -> Other) -> Sink<Other> {
         match self {
             Sink::Given(bytes) => Sink::Given(called(bytes)),
@@ -89,10 +90,10 @@ impl<Bytes> Sink<Bytes> {
 }
 
 impl Served {
-    /// Becomes the executor that these arguments order, if it can execute anything: else its caller is told why.
+    /// Becomes the executor that these arguments describe, if `load` succeeds. Otherwise its caller gets the error.
     ///
     /// # Errors
-    /// The same; `protocol` for other arguments; and what the shim says.
+    /// The error of `load`; `protocol` for other arguments; the shim's errors.
     pub fn begin(
         process: &Process,
         words: &[Vec<u8>],
@@ -121,10 +122,10 @@ impl Served {
         Ok(Served { calls, answers, message, output, places, max_bytes, begun, had_caller: false })
     }
 
-    /// Has calls executed until their caller is done.
+    /// Executes calls until the caller is done.
     ///
     /// # Errors
-    /// What ends the connection.
+    /// The error that ends the connection.
     pub fn serve<E: Execute>(&mut self, mut by: E) -> Result<(), Error> {
         let (code, room) = (Code::Protocol, self.max_bytes as usize);
         while let Some(len) = self.next_call()? {
@@ -150,7 +151,7 @@ impl Served {
         Ok(())
     }
 
-    /// How long the next call's message is; none once there is no caller any more.
+    /// Length of the next call's message; `None` once the caller is gone.
     fn next_call(&mut self) -> Result<Option<u64>, Error> {
         loop {
             match self.calls.read(self.message.all(), Some(Instant::now() + IDLE)) {
@@ -177,7 +178,7 @@ pub(super) fn parts(message: &[u8]) -> Option<(&str, &[u8])> {
     Some((std::str::from_utf8(function).ok()?, input))
 }
 
-/// As much of a text as there is room for.
+/// The text, truncated to `max_bytes`.
 fn clipped(text: &str, max_bytes: u64) -> &[u8] {
     &text.as_bytes()[..text.len().min(max_bytes as usize)]
 }

@@ -1,9 +1,10 @@
-//! The ends of connections, as the shim has them made: shared memory within a processing unit, and between two a socket.
+//! Implements the ends of connections, as the shim makes them: shared memory within a processing unit, and a socket
+//! between two.
 //!
-//! A socket carries two FIFOs at most, of opposite directions between the same two processes: whoever answers is sent the
-//! acknowledgements together with the answer, and TCP's own with them. Each end lends a region for each of the two when the
-//! connection is made, by keys that the shims have made, so that a FIFO that comes later has only to be told. The peer learns the
-//! second key when it has the right to that FIFO.
+//! A socket carries at most two FIFOs, of opposite directions between the same two processes. The acknowledgements are
+//! then sent together with the answer, and TCP's own with them. Each end lends a region for each of the two FIFOs when
+//! the connection is made, by keys that the shims have made, so that a later FIFO needs only a message. The peer gets
+//! the second key when it has the right to that FIFO.
 
 use std::collections::HashMap;
 use std::ops::Deref;
@@ -28,32 +29,32 @@ use crate::process::{descriptors, out_of_turn, shape};
 
 /// The number of the FIFO of the other direction. The numbers are those in the keys.
 pub const BACK: u32 = 1;
-/// How many there are.
+/// Number of FIFOs that a connection carries.
 const NUMBERS: u32 = 2;
 
-/// One end of a FIFO's connection.
+/// An end of a FIFO's connection.
 pub(crate) struct End {
     endpoint: Arc<Endpoint>,
-    /// Under which number both ends have lent the regions of this FIFO.
+    /// Number under which both ends have lent the regions of this FIFO.
     number: u32,
-    /// What the other end writes.
+    /// The region that the other end writes.
     region: Arc<Region>,
     /// Rung by a writer within this processing unit.
     bell: Option<Bell>,
 }
 
-/// What this process has of a connection that a FIFO of the other direction can go along.
+/// State of a connection that a FIFO of the other direction can share.
 struct Spare {
     endpoint: Weak<Endpoint>,
     region: Arc<Region>,
     shape: FifoShape,
 }
 
-/// Those of a process, by FIFO and connection.
+/// The spare connections of a process, by FIFO and connection.
 #[derive(Default)]
 pub(crate) struct Spares(Mutex<HashMap<(u64, u32), Spare>>);
 
-/// Which end of a FIFO.
+/// An end of a FIFO.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Side {
     Reader,
@@ -79,7 +80,7 @@ impl Spares {
                 within(region, None, Some(Bell(Some(bell))))?
             }
         };
-        // They count as the reader's, whoever writes them.
+        // The pages count as the reader's, also those that a writer writes first.
         take_pages(end.region.fd(), 0, end.region.len_bytes())?;
         Ok(end)
     }
@@ -112,7 +113,7 @@ impl Spares {
             })?;
             if let Endpoint::Tcp(end) = &*endpoint {
                 end.reach(BACK, remote(side.other()))?;
-                // Who sleeps there has somebody beside it now who takes what comes.
+                // A thread that sleeps on the connection now has another one that receives data for it.
                 end.bell().ring();
             }
             return Ok(End { endpoint, number: BACK, region, bell: None });
@@ -157,7 +158,7 @@ impl Side {
     }
 }
 
-/// What a side lends: the reader the ring, and the writer what it acknowledges in.
+/// Size of the region that a side lends: the ring for the reader, the acknowledgements for the writer.
 fn bytes(side: Side, shape: FifoShape) -> u64 {
     match side {
         Side::Reader => shape.region_bytes(),
@@ -166,13 +167,13 @@ fn bytes(side: Side, shape: FifoShape) -> u64 {
 }
 
 impl End {
-    /// What the other end writes.
+    /// The region that the other end writes.
     #[inline]
     pub(crate) fn region(&self) -> &Region {
         &self.region
     }
 
-    /// A place of the other end's.
+    /// An address in the other end's region.
     #[inline]
     pub(crate) fn there(&self, offset: u64) -> Address {
         Address { region: self.number, offset }
@@ -184,14 +185,14 @@ impl End {
         LineAddress { region: self.number, ..at }
     }
 
-    /// Says that something was taken.
+    /// Acknowledges that a quarter was taken.
     #[inline]
     pub(crate) fn acknowledge(&self, at: LineAddress, turn: Turn) {
-        // A writer that is gone needs to know of no room.
+        // A writer that is gone needs no acknowledgement.
         let _ = self.endpoint.put_imm(self.line_there(at), turn, 0, &[]);
     }
 
-    /// The same, with what is sent back if anything is, or when more is taken: see [`End::hurry`].
+    /// Acknowledges together with the next data, if there is any, or when more is taken: see [`End::hurry`].
     #[inline]
     pub(crate) fn acknowledge_soon(&self, at: LineAddress, turn: Turn) {
         match &*self.endpoint {
@@ -202,7 +203,7 @@ impl End {
         }
     }
 
-    /// Says what was to be said soon.
+    /// Sends the messages that were held back.
     #[inline]
     pub(crate) fn hurry(&self) {
         if let Endpoint::Tcp(end) = &*self.endpoint {
@@ -210,7 +211,7 @@ impl End {
         }
     }
 
-    /// Whether others may take what comes for it, and it takes what comes for them.
+    /// Whether the connection carries another FIFO, so that the ends receive data for each other.
     #[inline]
     fn is_shared(&self) -> bool {
         Arc::strong_count(&self.endpoint) > 1
@@ -221,7 +222,7 @@ impl End {
         self.bell.is_some() || self.is_shared()
     }
 
-    /// What is readable when there may be something.
+    /// The descriptors that become readable when there may be new data.
     pub(crate) fn wakes(&self) -> impl Iterator<Item = BorrowedFd<'_>> {
         let (bell, stream) = match &*self.endpoint {
             Endpoint::Tcp(end) => (Some(end.bell()), end.readable()),
@@ -230,11 +231,11 @@ impl End {
         bell.and_then(|bell| bell.0.as_ref()).map(AsFd::as_fd).into_iter().chain(stream)
     }
 
-    /// After waking: takes what has come.
+    /// Receives, after waking, data that has come.
     pub(crate) fn hush(&self) {
         match &*self.endpoint {
             Endpoint::Tcp(end) => {
-                // What has failed shows when it is looked at.
+                // A failure shows at the next access.
                 let _ = end.progress();
                 end.bell().hush();
             }
@@ -254,7 +255,7 @@ impl Deref for End {
 
 impl Drop for End {
     fn drop(&mut self) {
-        // The other FIFO goes on, and what comes late for this one goes nowhere.
+        // The other FIFO continues, and late data for this one is dropped.
         if let Endpoint::Tcp(end) = &*self.endpoint
             && self.is_shared()
         {
@@ -278,7 +279,7 @@ fn secure(socket: OwnedFd, across: &FifoAcross, side: Side) -> Result<Stream, Er
     })
 }
 
-/// The reader's part of a handshake comes when it reads: until then its writers try again.
+/// The reader takes part in the handshake when it reads. Until then its writers try again.
 fn unheard(error: FabricError) -> Error {
     match error {
         FabricError::Disconnected { reason } => Error::new(
@@ -311,7 +312,7 @@ mod tests {
     const SHAPE: FifoShape = FifoShape { lines: 4, slot_bytes: 4096 };
     const FORTH: (u64, u32) = (7, 1);
 
-    /// A process, and what its shim tells it.
+    /// A process, with the messages from its shim.
     #[derive(Default)]
     struct Told {
         spares: Spares,
@@ -328,7 +329,7 @@ mod tests {
         FifoJoined { connection, peer: 1, object, lines, slot_bytes, across: Some(across) }
     }
 
-    /// What one of the two is told of the first FIFO.
+    /// Describes the first FIFO to one of the two processes.
     fn first(own: &Told, peer: &Told) -> FifoJoined {
         let across = FifoAcross {
             own_key: own.keys[0],
@@ -373,7 +374,7 @@ mod tests {
     }
 
     #[test]
-    fn a_fifo_back_goes_along_the_connection_and_each_ends_by_itself() {
+    fn reverse_fifo_shares_the_connection_and_each_ends_alone() {
         let told = told();
         let [from, to] = connect(&told);
         send(&to, 0);
@@ -383,12 +384,12 @@ mod tests {
         assert!(
             Arc::ptr_eq(&from.endpoint, &back_to.endpoint) && Arc::ptr_eq(&to.endpoint, &back_from.endpoint)
         );
-        // What is taken is said together with what is sent.
+        // Acknowledgements are sent together with data.
         let (at, turn) = SHAPE.acknowledgement(Position::new(0, SHAPE.lines));
         from.acknowledge_soon(at, turn);
         send(&back_to, 0);
         assert!(has(&back_from, 0) && is_there(&to, at, turn));
-        // Or when something is looked for, or more is taken.
+        // They are also sent when an end polls, or when more is taken.
         let (at, turn) = SHAPE.acknowledgement(Position::new(1, SHAPE.lines));
         from.acknowledge_soon(at, turn);
         assert!(!has(&from, 1) && is_there(&to, at, turn));
@@ -408,7 +409,7 @@ mod tests {
     }
 
     #[test]
-    fn who_has_not_heard_of_a_connection_or_shares_it_already_tries_again() {
+    fn unknown_or_shared_connections_are_refused_with_try_later() {
         let told = told();
         let refused = |told: &Told, peer| told.spares.write(&second(peer), Vec::new()).err().unwrap().code;
         assert_eq!(refused(&told[0], &told[1]), Code::TryLater);

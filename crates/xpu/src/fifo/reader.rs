@@ -1,4 +1,4 @@
-//! The reading end of a FIFO: the rings of all who write to it.
+//! Implements the reading end of a FIFO: the rings of all its writers.
 
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::Arc;
@@ -19,39 +19,39 @@ use super::{End, FifoShape, INLINE_BYTES, Kind, LOOKS, PIECE_BYTES, Part, from_w
 use crate::capability::GlobalId;
 use crate::process::{Descriptor, shim_gone};
 
-/// How often one ring is looked at before the next.
+/// Number of polls of one ring before the next.
 const LOOKS_AT_ONE: u32 = 64;
 
-/// See the [module](super). When it is dropped, its writers learn that nobody reads.
+/// See the [module](super). When it is dropped, its writers learn that the FIFO has no reader.
 pub struct Reader {
     descriptor: Arc<Descriptor>,
     object: GlobalId,
-    /// By which the shim tells of writers.
+    /// Socket on which the shim reports writers.
     socket: PacketSocket,
-    /// Packets of it that were taken.
+    /// Number of its packets that were read.
     packets: u32,
     shape: FifoShape,
     rings: Vec<Ring>,
-    /// Of which ring the latest message was.
+    /// Index of the ring of the latest message.
     latest: usize,
 }
 
-/// What one writer writes.
+/// The ring of one writer.
 struct Ring {
     number: u32,
     writer: GlobalId,
     end: End,
     next: u64,
-    /// The writer is gone, and what it has written is all that comes.
+    /// Set if the writer is gone, and only the messages in its ring remain.
     is_last: bool,
 }
 
-/// Why nothing was read.
+/// Reason why nothing was read.
 #[derive(Debug)]
 pub enum Unread {
-    /// The next message has so many bytes, and there is not as much room. It stays.
+    /// The next message has this length, which exceeds the given capacity. It stays in the ring.
     TooLong(u64),
-    /// There is none.
+    /// There is no message.
     Error(Error),
 }
 
@@ -61,7 +61,7 @@ impl From<Error> for Unread {
     }
 }
 
-/// What a ring has.
+/// State of a ring.
 enum Next {
     Nothing,
     Message { len_bytes: u64 },
@@ -83,17 +83,17 @@ impl Reader {
         self.object
     }
 
-    /// How large its rings are.
+    /// Size of the rings.
     pub fn shape(&self) -> FifoShape {
         self.shape
     }
 
-    /// Its number in this process.
+    /// Number of the descriptor in this process.
     pub fn descriptor(&self) -> u32 {
         self.descriptor.number()
     }
 
-    /// How many write to it now.
+    /// Number of current writers.
     ///
     /// # Errors
     /// As for [`Reader::read`].
@@ -104,12 +104,13 @@ impl Reader {
         Ok(self.rings.len())
     }
 
-    /// Copies the next message of any writer to the front of `into`, and says how long it is and whose. Writers take turns. It
-    /// waits until then at most (none: as long as it takes), also while nobody writes: somebody may come.
+    /// Copies the next message of any writer to the front of `into`, and returns its length and its writer. Writers
+    /// take turns. Waits at most until the deadline (`None`: without limit), also while there is no writer, as one may
+    /// connect.
     ///
     /// # Errors
-    /// [`Unread::TooLong`]; `deadline_exceeded`; `permission_denied` after the right to read was revoked; `protocol` if a writer
-    /// has said what makes no sense, which has ended its connection; `agent_unreachable` if the shim is gone.
+    /// [`Unread::TooLong`]; `deadline_exceeded`; `permission_denied` after the right to read was revoked; `protocol` if
+    /// a writer has written invalid values, which ends its connection; `agent_unreachable` if the shim is gone.
     #[inline]
     pub fn read<'into>(
         &mut self,
@@ -176,7 +177,7 @@ impl Reader {
         Ok(None)
     }
 
-    /// Nothing comes of a writer any more. That its connection was lost the shim does not see.
+    /// Removes a writer that sends nothing any more. The shim does not see that a connection was lost.
     #[cold]
     fn drop_ended(&mut self, index: usize) {
         let ring = self.rings.swap_remove(index);
@@ -185,7 +186,7 @@ impl Reader {
         }
     }
 
-    /// Has nothing more to do with a writer, who is told so.
+    /// Ends the connection to a writer, which the shim reports to the writer.
     #[cold]
     fn drop_ring(&mut self, index: usize, error: Error) -> Error {
         let ring = self.rings.swap_remove(index);
@@ -200,7 +201,7 @@ impl Reader {
         state.packets() != self.packets || state.over().is_some()
     }
 
-    /// Takes what the shim has told: before each message, so that what was revoked is not read.
+    /// Processes the shim's messages: before each read, so that nothing is read after the right was revoked.
     #[inline]
     fn hear(&mut self) -> Result<(), Error> {
         if self.has_news() { self.hear_all() } else { Ok(()) }
@@ -234,7 +235,7 @@ impl Reader {
         }
     }
 
-    /// A writer that cannot be connected is told so; the others go on.
+    /// Adds a writer. One that cannot be connected is cut off; the others continue.
     fn join(&mut self, joined: &FifoJoined, fds: Vec<OwnedFd>) {
         let (number, writer) = (joined.connection, GlobalId::from_bits(joined.peer));
         match self.descriptor.spares().read(joined, fds, self.shape) {
@@ -328,7 +329,7 @@ impl Ring {
         }
         let last = Position::new(self.next + shape.parts(part.message_bytes) - 1, shape.lines);
         let (line, watch) = self.line(shape, last)?;
-        // Of what its writer leaves undone there is no message.
+        // A message that its writer leaves incomplete does not count.
         match self.end.spin((line, watch), last.turn, LOOKS_AT_ONE) {
             true => Ok(Next::Message { len_bytes: part.message_bytes }),
             false if self.is_last || self.end.down().is_some() => Ok(Next::End),
@@ -340,7 +341,8 @@ impl Ring {
     #[inline]
     fn take(&mut self, shape: FifoShape, into: SharedBytesMut<'_>) -> Result<(), Error> {
         let mut rest = into;
-        // Only of what was taken last is said later that it was: so there is room for the longest message when all before was taken.
+        // Only what was taken last is acknowledged later: so the ring has space for the longest message once everything
+        // before was taken.
         self.end.hurry();
         let parts = shape.parts(rest.len() as u64);
         debug_assert!(

@@ -1,4 +1,4 @@
-//! The writing end of a FIFO.
+//! Implements the writing end of a FIFO.
 
 use std::sync::Arc;
 use std::time::Instant;
@@ -17,11 +17,11 @@ use crate::process::Descriptor;
 pub struct Writer {
     descriptor: Arc<Descriptor>,
     object: GlobalId,
-    /// In its region the reader acknowledges.
+    /// The end whose region has the reader's acknowledgements.
     end: End,
     shape: FifoShape,
     next: u64,
-    /// How many positions are known to be taken.
+    /// Number of positions that are known to be taken.
     taken: u64,
 }
 
@@ -35,23 +35,23 @@ impl Writer {
         self.object
     }
 
-    /// How large its ring is.
+    /// Size of the ring.
     pub fn shape(&self) -> FifoShape {
         self.shape
     }
 
-    /// Its number in this process.
+    /// Number of the descriptor in this process.
     pub fn descriptor(&self) -> u32 {
         self.descriptor.number()
     }
 
-    /// Writes a message, which others may change meanwhile. It waits until there is room for all of it, at most until then (none: as long as it takes), and not
-    /// until it is read.
+    /// Writes a message, which other processes may change meanwhile. Waits until the ring has space for all of it, at
+    /// most until the deadline (`None`: without limit), and not until it is read.
     ///
     /// # Errors
-    /// `invalid_argument` for a message that is longer than the ring; `deadline_exceeded` while it is full; `permission_denied`
-    /// after the right was revoked; `lease_ended` if nobody reads any more; `agent_unreachable` if the connection is lost.
-    /// Nothing of the message was written then.
+    /// `invalid_argument` for a message that is longer than the ring; `deadline_exceeded` while it is full;
+    /// `permission_denied` after the right was revoked; `lease_ended` if the FIFO has no reader; `agent_unreachable` if
+    /// the connection is lost. Nothing of the message was written then.
     #[inline]
     pub fn write<'message>(
         &mut self,
@@ -127,7 +127,8 @@ impl Writer {
     #[cold]
     fn await_room(&mut self, end: u64, deadline: Option<Instant>) -> Result<(), Error> {
         let lines = u64::from(self.shape.lines);
-        // The last position of which somebody must have taken the one a lap before. Quarters are acknowledged in their order.
+        // The last position whose predecessor one lap before must have been taken. Quarters are acknowledged in their
+        // order.
         let needed = Position::new(end - 1 - lines, self.shape.lines);
         let (address, turn) = self.shape.acknowledgement(needed);
         if !self.is_acknowledged(address, turn, deadline)? {
@@ -186,7 +187,7 @@ impl Writer {
         Error::new(Code::InvalidArgument, message)
     }
 
-    /// Why nothing can be sent, of which the shim may know more.
+    /// Returns the reason why nothing can be sent. The shim may know a better one.
     #[cold]
     fn lost(&self, error: &FabricError) -> Error {
         self.check().err().unwrap_or_else(|| self.gone(&error.to_string()))
@@ -201,7 +202,7 @@ impl Writer {
 
 impl Drop for Writer {
     fn drop(&mut self) {
-        // Where there is no room for the end, or no connection, the reader learns of it from its shim.
+        // If the ring is full, or the connection lost, the reader learns of the end from its shim.
         let has_room = self.next < self.taken + u64::from(self.shape.lines);
         if has_room && self.check().is_ok() {
             let _ = self.put(Kind::End, 0, SharedBytes::from(&[]));

@@ -13,7 +13,7 @@ const LINE: u64 = 64;
 const BLOCK: u64 = LINE * BLOCK_LINES;
 const LEN: usize = 40 * BLOCK as usize;
 
-/// Memory elsewhere, which keeps to the order of what it is told.
+/// Remote memory that executes requests in their order.
 struct Elsewhere {
     bytes: RefCell<Vec<u8>>,
     gets: Cell<u64>,
@@ -146,7 +146,7 @@ proptest! {
 }
 
 #[test]
-fn what_is_here_is_not_asked_for_again_until_it_is_synced() {
+fn cached_lines_are_not_requested_again_until_synced() {
     let (cache, elsewhere) = (cache(1024), Elsewhere::new());
     let before = read(&cache, &elsewhere, 100, 50);
     elsewhere.bytes.borrow_mut()[100..150].fill(7);
@@ -157,7 +157,7 @@ fn what_is_here_is_not_asked_for_again_until_it_is_synced() {
 }
 
 #[test]
-fn only_what_was_written_is_written_back_whatever_others_write_beside_it() {
+fn writes_back_only_written_bytes_beside_writes_of_others() {
     let (cache, elsewhere) = (cache(1024), Elsewhere::new());
     for offset in [10, 11, 30] {
         cache.write(&elsewhere, offset, (&[1]).into()).unwrap();
@@ -200,7 +200,7 @@ fn who_reads_here_and_there_brings_no_more_than_that() {
 }
 
 #[test]
-fn what_cannot_be_brought_or_written_back_is_an_error_and_is_not_lost_here() {
+fn failed_transfers_are_errors_and_lose_no_cached_bytes() {
     let (cache, elsewhere) = (cache(1024), Elsewhere::new());
     cache.write(&elsewhere, 0, (&[5; 10]).into()).unwrap();
     cache.prefetch(&elsewhere, 8 * BLOCK, 1);

@@ -29,7 +29,7 @@ fn begin(budget: &mut Budget, want: Want) -> (u64, Verdict) {
 }
 
 #[test]
-fn who_does_not_fit_waits_until_others_have_ended_and_the_first_is_served_first() {
+fn requests_that_do_not_fit_wait_in_order() {
     let mut budget = budget(3, 1000);
     let (first, verdict) = begin(&mut budget, workers(A, 2, 100));
     assert_eq!(verdict, Verdict::Granted(first));
@@ -127,7 +127,7 @@ fn cores(cores: u64) -> Amount {
 }
 
 #[test]
-fn who_waits_is_told_for_what_and_goes_on_when_it_is_there() {
+fn waiting_request_reports_its_reason_and_continues_when_granted() {
     let account = account(2);
     account.turn([], [A, B]);
     let share = account.take(A, cores(2)).unwrap();
@@ -150,7 +150,7 @@ fn who_waits_is_told_for_what_and_goes_on_when_it_is_there() {
 }
 
 #[test]
-fn memory_that_is_made_shorter_leaves_room_for_others() {
+fn shortened_memory_frees_its_bytes_for_other_requests() {
     let account = account(1);
     let hold = |to_bytes| {
         let wait = Waiting { tell: &mut |_| (), is_wanted: &|| true };
@@ -169,7 +169,7 @@ fn memory_that_is_made_shorter_leaves_room_for_others() {
 }
 
 #[test]
-fn who_is_not_wanted_any_more_waits_no_longer_and_the_impossible_is_said() {
+fn cancelled_requests_stop_waiting_and_impossible_ones_fail() {
     let account = account(2);
     account.turn([], [A, B]);
     let _share = account.take(A, cores(2)).unwrap();
@@ -212,7 +212,7 @@ proptest! {
                 let want = budget.wants[&number];
                 if budget.judge(number) == Verdict::Refused {
                     prop_assert!(!budget.fits(&want));
-                    // Not even the end of all who do not wait themselves would help.
+                    // Even if all holders that do not wait themselves ended, the request would not fit.
                     let waits = |of: usize| budget.wants.values().any(|want| want.by == of);
                     prop_assert!(budget.held.values().all(|held| held.is_memory || waits(held.of)));
                     prop_assert!(budget.begun.iter().all(|&begun| waits(begun)));

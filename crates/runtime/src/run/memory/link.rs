@@ -1,9 +1,10 @@
 //! Passes the memory components of a run to the workers that access them.
 //!
-//! Each worker process has a socket on which it asks for memory, and a thread here that answers: with the files of segments, opened
-//! for what the edge allows, or with connections to those of other machines. A process on another machine has that socket of its
-//! agent, which passes questions and answers on, and makes of tickets what its process gets. So a segment is reached by those to
-//! whom its run has given it, and by no other. A process has one connection to each node, which further segments there join.
+//! Each worker process has a socket on which it requests memory, and a thread here that answers: with the files of
+//! segments, opened with the rights of the edge, or with connections to segments of other machines. On another machine
+//! the process has this socket from its agent, which relays requests and answers, and exchanges tickets for
+//! connections. So only processes that have received a segment from its run reach it. A process has one connection to
+//! each node, which further segments there join.
 
 use std::cell::RefCell;
 use std::collections::{HashMap, HashSet};
@@ -29,10 +30,10 @@ use crate::memory::guest;
 use crate::memory::piece::Piece;
 use crate::worker::channel::{ENDED_AT, LEN_AT, shared};
 
-/// How long a worker may take to take in what it has asked for.
+/// Longest time that a worker may take to receive an answer.
 const SEND_TIMEOUT: Duration = Duration::from_secs(10);
 
-/// With what is allowed.
+/// Opens the file again with only these rights.
 fn opened(file: BorrowedFd<'_>, rights: Rights) -> Result<OwnedFd, Error> {
     match rights {
         Rights::Write => file.try_clone_to_owned().map_err(|error| Error::of_system("dup of memory", &error)),
@@ -40,17 +41,17 @@ fn opened(file: BorrowedFd<'_>, rights: Rights) -> Result<OwnedFd, Error> {
     }
 }
 
-/// The way by which a worker process asks for memory. Dropped, it is cut.
+/// The connection by which a worker process requests memory. It is closed when this is dropped.
 pub(in crate::run) struct Link {
     way: Option<Arc<Way>>,
     channels: Channels,
     lease: Arc<Lease>,
-    /// Of the worker process that has been told.
+    /// Number of the worker processes that had ended before the one that has received the run.
     exits: u64,
 }
 
 impl Link {
-    /// Tells a lease's worker process of the run, and lets it access these.
+    /// Sends a lease's worker process the run, and lets it access these components.
     pub(in crate::run) fn open(
         lease: &Arc<Lease>,
         first: u32,
@@ -96,10 +97,10 @@ impl Link {
         Ok(link)
     }
 
-    /// Whether the worker process is still the one that was told.
+    /// Checks that the worker process is still the one that received the run.
     ///
     /// # Errors
-    /// `worker_died` if not: what came from it may be of another.
+    /// `worker_died` if not: the output may come from another process.
     pub(in crate::run) fn check(&self) -> Result<(), Error> {
         if self.lease.exits() == self.exits && !self.lease.is_over() {
             return Ok(());
@@ -117,15 +118,15 @@ impl Drop for Link {
     }
 }
 
-/// How questions come and answers go.
+/// Path of requests and answers.
 enum Way {
     /// The process has the other end.
     Here(PacketSocket),
-    /// Its agent has.
+    /// The process's agent relays them.
     Relayed { lease: Arc<Lease>, run: u32, questions: Mutex<Receiver<Vec<u8>>> },
 }
 
-/// What a process is told, and what goes along within a machine.
+/// Answer to a process, with a file if the process is on this machine.
 struct Answer {
     bytes: Vec<u8>,
     file: Option<OwnedFd>,
@@ -145,7 +146,7 @@ impl Answer {
 }
 
 impl Way {
-    /// The next question; none once it is cut, at whichever end.
+    /// The next question; `None` once either end has closed the connection.
     fn hear(&self) -> Option<Vec<u8>> {
         match self {
             Way::Here(socket) => socket.receive(None).ok().flatten().map(|packet| packet.bytes),
@@ -170,12 +171,12 @@ impl Way {
         }
     }
 
-    /// Tells its process from others.
+    /// An identifier that distinguishes its process from others.
     fn number(&self) -> usize {
         std::ptr::from_ref(self).addr()
     }
 
-    /// Its process has nothing of these any more.
+    /// Records that its process no longer has pieces of these components.
     fn reaches_nothing(&self, channels: &Channels) {
         channels.iter().for_each(|access| {
             lock(&access.memory.reached_by).remove(&self.number());
@@ -195,19 +196,19 @@ impl Way {
     }
 }
 
-/// What a process has been sent.
+/// Pieces that a process has been sent.
 #[derive(Default)]
 struct Sent {
-    /// Its connections to nodes, by how their agents know them.
+    /// The process's connections to nodes, as the nodes' agents name them.
     trunks: HashMap<String, v1::Joins>,
     /// The segments of each channel.
     pieces: HashSet<(u32, String)>,
 }
 
 impl Sent {
-    /// By which connection a process may be able to reach a segment.
+    /// The connection by which a process may be able to reach a segment.
     fn joins(&mut self, channel: u32, piece: &Piece) -> Option<v1::Joins> {
-        // What is asked for again was not reached, and perhaps what it would join neither.
+        // A repeated request means that the segment was not reached, and perhaps not the connection to join either.
         if !self.pieces.insert((channel, piece.segment.clone())) {
             self.trunks.remove(&piece.node);
         }
@@ -219,10 +220,10 @@ impl Sent {
 struct Answering {
     way: Arc<Way>,
     channels: Channels,
-    /// Which of the component's instances the process executes, and how many there are.
+    /// The component's instances that the process executes, and the number of all instances.
     own: Range<u32>,
     instances: u32,
-    /// Where the process is.
+    /// The node that the process is on.
     node: String,
     sent: RefCell<Sent>,
 }
@@ -236,7 +237,7 @@ impl Answering {
             .map_err(|error| Error::of_system("starting a thread", &error))
     }
 
-    /// Until the connection is cut, at whichever end.
+    /// Answers until either end closes the connection.
     fn run(self) {
         while let Some(question) = self.way.hear() {
             let end = match self.answer(&question) {
@@ -324,7 +325,7 @@ impl Answering {
         Ok(answer)
     }
 
-    /// One of the process's instances does not access a component any more.
+    /// Records that one of the process's instances does not access a component any more.
     fn release(&self, access: &Access, instance: u32) -> Result<(), Error> {
         if access.mailbox.is_some() || !self.own.contains(&instance) {
             return Err(protocol(format!("instance {instance} released what is not its own")));
@@ -348,7 +349,8 @@ impl Answering {
         if lock(&component.reached_by).iter().any(|other| *other != own) {
             return Err(shared(&component.name));
         }
-        // A process on another machine learns from its agent of the end of what it has mapped, and is not told of a part of it.
+        // A process on another machine learns of the end of its mapped memory from its agent, and gets no message about
+        // a part of it.
         component.shorten(len_bytes, matches!(*self.way, Way::Here(_)))
     }
 }

@@ -60,7 +60,7 @@ fn gone() -> Error {
 }
 
 #[test]
-fn what_a_component_hands_on_is_recorded_before_the_next_begin() {
+fn records_outputs_before_the_next_components_begin() {
     let mut progress = Progress::new(forked(), b"in".to_vec(), 3);
     assert_eq!(progress.begin().unwrap(), [start(0, 1, "in")]);
     assert_eq!(progress.upcoming().collect::<Vec<_>>(), [1, 3]);
@@ -84,7 +84,7 @@ fn a_loss_takes_its_communicating_set_along_and_nothing_else() {
     let mut progress = Progress::new(forked(), b"in".to_vec(), 3);
     progress.begin().unwrap();
     progress.ended(0, 1, outputs("A")).unwrap();
-    // b shares m with a, which is done: both begin again, and d, which has its input, goes on.
+    // b shares m with a, which is done: both begin again. d, which has its input, continues.
     assert_eq!(
         progress.lost(1, 1, gone()).unwrap(),
         [Step::Cancel { component: 1 }, Step::Drop { memory: 4 }, start(0, 2, "in")]
@@ -97,7 +97,7 @@ fn a_loss_takes_its_communicating_set_along_and_nothing_else() {
 }
 
 #[test]
-fn a_loss_of_an_earlier_attempt_is_no_loss_of_this_one() {
+fn ignores_losses_of_earlier_attempts() {
     let mut progress = Progress::new(forked(), b"in".to_vec(), 3);
     progress.begin().unwrap();
     assert_eq!(progress.lost(0, 1, gone()).unwrap().last(), Some(&start(0, 2, "in")));
@@ -118,7 +118,7 @@ fn memory_that_nobody_needs_any_more_is_no_loss() {
 }
 
 #[test]
-fn memory_goes_with_the_last_who_releases_it_and_comes_back_with_who_begins_again() {
+fn memory_ends_with_its_last_release_and_returns_on_replay() {
     let mut progress = Progress::new(forked(), Vec::new(), 3);
     progress.begin().unwrap();
     assert!(!progress.released(0, 4), "b is to come, and may access it");
@@ -139,7 +139,7 @@ fn ignores_release_by_cancelled_execution() {
     let mut progress = Progress::new(forked(), Vec::new(), 3);
     progress.begin().unwrap();
     progress.ended(0, 1, outputs("A")).unwrap();
-    // The release arrives late, and says nothing of the next execution.
+    // The release arrives late, and does not concern the next execution.
     progress.lost(1, 1, gone()).unwrap();
     assert!(!progress.released(1, 4));
     assert_eq!(progress.ended(0, 2, outputs("A")).unwrap(), [record(0, &[1], "A"), start(1, 2, "A")]);
@@ -229,7 +229,7 @@ fn choosing() -> Arc<Graph> {
 }
 
 #[test]
-fn what_nothing_triggers_is_skipped_and_what_comes_after_has_the_others_outputs() {
+fn skips_untriggered_components_and_passes_on_the_other_outputs() {
     let (cancel, drop) = (|component| Step::Cancel { component }, Step::Drop { memory: 5 });
     let mut progress = Progress::new(choosing(), Vec::new(), 3);
     progress.begin().unwrap();
@@ -256,7 +256,7 @@ fn what_nothing_triggers_is_skipped_and_what_comes_after_has_the_others_outputs(
 }
 
 #[test]
-fn who_is_executed_again_decides_anew_until_something_has_begun_that_it_triggered() {
+fn replayed_component_chooses_anew_until_a_successor_has_begun() {
     // a shares memory with c.
     let json = choosing().to_json().replace(r#""from":"b","to":"m""#, r#""from":"a","to":"m""#);
     let json = json.replace(r#""from":"e","to":"m""#, r#""from":"c","to":"m""#);
@@ -265,7 +265,7 @@ fn who_is_executed_again_decides_anew_until_something_has_begun_that_it_triggere
     progress.begin().unwrap();
     progress.ended(0, 1, outputs("sea")).unwrap();
     assert_eq!(progress.standing(1), Standing::Skipped);
-    // c is lost, and with it a, which says something else now.
+    // c is lost, and with it a, which chooses differently now.
     let steps = progress.lost(2, 1, gone()).unwrap();
     assert_eq!(steps.last(), Some(&start(0, 2, "")), "{steps:?}");
     let again = progress.ended(0, 2, outputs("bee")).unwrap();
@@ -300,7 +300,7 @@ fn keeps_choice_while_successor_has_begun() {
     progress.ended(0, 1, outputs("A")).unwrap();
     let ended = progress.ended(1, 1, outputs("no")).unwrap();
     assert_eq!(ended.last(), Some(&start(3, 1, "A")), "{ended:?}");
-    // a and b are executed again, for e needs what they wrote. d has begun without c, and accesses the same memory.
+    // a and b are executed again, since e needs their writes. d has begun without c, and accesses the same memory.
     let lost = progress.lost_memory(5, gone()).unwrap();
     assert_eq!(lost, [Step::Drop { memory: 5 }, start(0, 2, "")]);
     assert_eq!(progress.standing(2), Standing::Skipped);
@@ -341,7 +341,7 @@ fn writes_again_what_was_dropped_with_skipped_component() {
     progress.ended(0, 1, outputs("A")).unwrap();
     let ended = progress.ended(1, 1, outputs("d")).unwrap();
     assert!(ended.contains(&Step::Drop { memory: 4 }), "nobody needs m without c: {ended:?}");
-    // Nothing after b has begun any more: it may choose c, which needs what a wrote.
+    // Nothing after b has begun any more: it may choose c, which needs the writes of a.
     progress.lost(3, 1, gone()).unwrap();
     let ended = progress.ended(1, 2, outputs("c")).unwrap();
     assert_eq!(ended.last(), Some(&start(0, 2, "")), "{ended:?}");
@@ -385,7 +385,8 @@ fn resume_keeps_component_after_skipped_one() {
     assert_eq!((progress.standing(2), progress.standing(3)), (Standing::Skipped, Standing::Done));
 }
 
-/// a -> b -> c, b -> d -> e, and c only if b says so. a, b and e share m, c and d share n. d has external effects.
+/// Graph a -> b -> c, b -> d -> e, and c only if b chooses it. a, b and e share m, c and d share n. d has external
+/// effects.
 fn choosing_beside() -> Arc<Graph> {
     let components = [compute("a"), compute("b"), compute("c"), effects("d"), compute("e")].join(",");
     let components = components + "," + &["m", "n"].map(memory).join(",");
@@ -402,7 +403,7 @@ fn resume_keeps_component_beside_skipped_one() {
     // b skipped c. While e ran, m was lost: a ended a second time, and the client died while b ran again.
     let records = [at(0, &[1], "A"), at(1, &[2, 3], "no"), at(3, &[4], "D"), at(0, &[1], "A")];
     let mut progress = Progress::new(choosing_beside(), Vec::new(), 9);
-    // The choice of b stands, because d has begun after it. So no component needs n, and d is not executed again.
+    // The choice of b is final, because d has begun after it. So no component needs n, and d is not executed again.
     let steps = progress.resume(&records).unwrap();
     assert_eq!(steps, [Step::Drop { memory: 5 }, start(0, 1, "")]);
     assert_eq!((progress.standing(2), progress.standing(3)), (Standing::Skipped, Standing::Done));
@@ -411,8 +412,8 @@ fn resume_keeps_component_beside_skipped_one() {
 #[test]
 fn resume_keeps_component_after_standing_choice() {
     let at = |from, to: &[usize], text| Record { from, to: to.to_vec(), outputs: outputs(text) };
-    // b skipped c. While e ran, m was lost: a and b ended a second time. b would choose c now, but d has begun after it, so it
-    // handed nothing on. Then the client died.
+    // b skipped c. While e ran, m was lost: a and b ended a second time. b would choose c now, but d has begun after
+    // it, so b handed nothing on. Then the client died.
     let records =
         [at(0, &[1], "A"), at(1, &[2, 3], "no"), at(3, &[4], "D"), at(0, &[1], "A"), at(1, &[], "yes")];
     let mut progress = Progress::new(choosing_beside(), Vec::new(), 9);
@@ -431,7 +432,7 @@ fn resume_writes_lost_memory_again_at_once() {
     let edges = [&triggers[..], &access].concat().join(",");
     let at = |from, to: &[usize], text| Record { from, to: to.to_vec(), outputs: outputs(text) };
     let mut progress = Progress::new(graph(&components, &edges), Vec::new(), 9);
-    // b does not wait for the end of c: d needs what it wrote, and begins when both have ended.
+    // b does not wait for the end of c: d needs the writes of c, and begins when both have ended.
     let steps = progress.resume(&[at(0, &[1, 2], "A"), at(1, &[3], "B")]).unwrap();
     assert_eq!(steps, [Step::Drop { memory: 4 }, start(1, 1, "A"), start(2, 1, "A")]);
 }
@@ -501,7 +502,7 @@ fn writes_again_what_was_dropped_by_release() {
     progress.ended(0, 1, outputs("A")).unwrap();
     progress.ended(1, 1, outputs("d")).unwrap();
     assert!(progress.released(4, 5), "c is skipped, so e was the last to access m");
-    // b is lost with d, and may choose c, which needs what a wrote. e still runs.
+    // b is lost with d, and may choose c, which needs the writes of a. e still runs.
     progress.lost(3, 1, gone()).unwrap();
     let ended = progress.ended(1, 2, outputs("c")).unwrap();
     let expected = [Step::Cancel { component: 4 }, Step::Drop { memory: 5 }, start(0, 2, "")];
@@ -551,8 +552,8 @@ fn undisturbed(graph: &Arc<Graph>) -> Vec<(usize, Outputs)> {
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(10_000))]
 
-    /// Whatever is lost when, and whenever its client dies, a run comes to the same, and nobody ever reads memory into which
-    /// those before it have not written.
+    /// Losses and deaths of the client at any time do not change the result of a run, and no component ever reads
+    /// memory into which its predecessors have not written.
     #[test]
     fn losses_change_nothing(
         graph in any_graph(),
@@ -580,7 +581,7 @@ proptest! {
                         world.take(steps).unwrap();
                     }
                 }
-                // Its client is gone, and another goes on.
+                // The client dies, and another continues the run.
                 _ => world = world.resume().unwrap(),
             }
         }

@@ -1,4 +1,4 @@
-//! The client that runs the graph, as a channel asks it.
+//! Implements a channel's requests to the client that runs the graph.
 
 use std::collections::HashMap;
 use std::net::TcpStream;
@@ -20,21 +20,21 @@ use crate::memory::pieces::Owner;
 use crate::memory::trunk::Trunk;
 use crate::worker::client::descriptors;
 
-/// Who knows of a component, as a channel asks it.
+/// The client that runs the graph, for the requests of one channel.
 pub(super) struct Client {
-    /// By the order of the edges.
+    /// The index of the channel, in the order of the edges.
     pub(super) number: u32,
     pub(super) state: Region,
-    /// On another machine: how long the component was when it was last asked, and which ends had ended.
+    /// Set on another machine: the component's length when it was last requested, and the ends that had ended.
     pub(super) known: Option<Known>,
     pub(super) desk: Arc<Mutex<Desk>>,
 }
 
-/// Where all channels of a run ask: one at a time.
+/// Socket for the requests of all channels of a run: one at a time.
 pub(super) struct Desk {
     pub(super) socket: PacketSocket,
-    /// The connections by which segments of other machines are reached, as long as the run, by the segment and the guest's number
-    /// that they were made for.
+    /// The connections by which segments of other machines are reached, for the duration of the run. The key is the
+    /// segment and the reader's number that the connection was made for.
     trunks: HashMap<(String, u32), Arc<Trunk>>,
 }
 
@@ -43,7 +43,7 @@ impl Desk {
         Desk { socket, trunks: HashMap::new() }
     }
 
-    /// What the client, or this machine's agent, has handed over.
+    /// Accepts a piece from the client, or from this machine's agent.
     fn receive(&mut self, piece: v1::Piece, fds: Vec<OwnedFd>) -> Result<Piece, Error> {
         let v1::Piece { offset, len_bytes, segment, node, connected, .. } = piece;
         let Some(connected) = connected else {
@@ -79,14 +79,14 @@ pub(super) struct Known {
 }
 
 impl Known {
-    /// It was made so long.
+    /// Records that the component was made shorter.
     pub(super) fn shorten(&self, len_bytes: u64) {
         self.len_bytes.store(len_bytes, Ordering::Release);
     }
 }
 
 impl Client {
-    /// Where it stands how long the component is.
+    /// The word that holds the component's length.
     pub(super) fn len(&self) -> &AtomicU64 {
         self.known.as_ref().map_or_else(|| self.word(LEN_AT), |known| &known.len_bytes)
     }
@@ -95,7 +95,7 @@ impl Client {
         self.state.view(at).expect("a page has these words")
     }
 
-    /// Asks, and takes what comes before the end of the answer. The question is made when it is this thread's turn.
+    /// Sends a question, and processes its answers. `question` is called when it is this thread's turn.
     pub(super) fn ask(
         &self,
         question: impl FnOnce() -> v1::MemoryQuestion,
@@ -136,7 +136,7 @@ impl Owner for Client {
         Err(Error::new(Code::LeaseEnded, "the memory component is over"))
     }
 
-    /// A segment that is out of reach has ended, and the component with it: the client is told.
+    /// Reports to the client that a segment is out of reach, which ends the component.
     #[cold]
     fn failed(&self, piece: &Piece, error: Error) -> Error {
         if error.code != Code::AgentUnreachable {
@@ -147,11 +147,11 @@ impl Owner for Client {
         self.ask(|| lost, |_| Ok(())).err().unwrap_or(error)
     }
 
-    /// Whoever waits takes what comes.
+    /// Does nothing: the waiting thread receives the data itself.
     fn attend(&self) {}
 }
 
-/// What an answer says, and what was handed over with it.
+/// Decodes an answer, with its descriptors.
 pub(super) fn answer(packet: Option<Packet>) -> Result<(memory_answer::Body, Vec<OwnedFd>), Error> {
     let gone = || Error::new(Code::AgentUnreachable, "the client that runs the graph is gone");
     let packet = packet.ok_or_else(gone)?;

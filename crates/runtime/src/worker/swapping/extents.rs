@@ -1,28 +1,29 @@
-//! Allocates whole regions of the array, first fit. What stands here is outside of the array.
+//! Allocates whole regions of the array, first fit. The data structures here lie outside of the array.
 
 use std::collections::BTreeMap;
 use std::ops::Range;
 
 use crate::swap::REGION_BYTES;
 
-/// See the [module](self). Of each piece and each free stretch the first region, and how many.
+/// See the [module](self). Both maps have the first region and the number of regions: of each piece, and of each free
+/// range.
 #[derive(Debug)]
 pub(super) struct Extents {
-    /// The number that the array's first region has among all of the address space, of which alignment is.
+    /// Number of the array's first region, counted from address 0, which determines alignment.
     origin: u64,
     taken: BTreeMap<u64, u64>,
-    /// No two of them meet.
+    /// Free ranges, no two of which adjoin.
     free: BTreeMap<u64, u64>,
 }
 
 impl Extents {
-    /// So many free regions.
+    /// Creates an allocator of `regions` free regions.
     pub(super) fn new(origin: u64, regions: u64) -> Extents {
         let free = if regions > 0 { BTreeMap::from([(0, regions)]) } else { BTreeMap::new() };
         Extents { origin, taken: BTreeMap::new(), free }
     }
 
-    /// A piece of so many regions, at an address that is a multiple of so many bytes, which are a power of two.
+    /// Allocates a piece of `regions` regions, at an address that is a multiple of `align_bytes`, a power of two.
     pub(super) fn take(&mut self, regions: u64, align_bytes: u64) -> Option<u64> {
         let step = align_bytes.div_ceil(REGION_BYTES).max(1);
         let begin = |first: u64| Some((self.origin + first).checked_next_multiple_of(step)? - self.origin);
@@ -39,12 +40,12 @@ impl Extents {
         Some(piece)
     }
 
-    /// How many regions the piece has that begins there.
+    /// Number of regions of the piece that begins there.
     pub(super) fn len_of(&self, piece: u64) -> Option<u64> {
         self.taken.get(&piece).copied()
     }
 
-    /// Leaves so many regions of a piece to it; the others are nobody's until they are attached.
+    /// Shortens a piece to `left` regions. The others are neither free nor allocated until they are attached.
     pub(super) fn detach(&mut self, piece: u64, left: u64) -> Option<Range<u64>> {
         let count = self.taken.remove(&piece)?;
         if left > 0 {
@@ -53,7 +54,7 @@ impl Extents {
         Some(piece + left.min(count)..piece + count)
     }
 
-    /// What was detached is free.
+    /// Makes detached regions free.
     pub(super) fn attach(&mut self, regions: Range<u64>) {
         debug_assert!(
             self.free.range(..regions.end).next_back().is_none_or(|(at, count)| at + count <= regions.start),
@@ -72,7 +73,7 @@ impl Extents {
         self.put(first..end);
     }
 
-    /// Makes a piece longer, if what is behind it is free.
+    /// Makes a piece longer, if the regions behind it are free.
     pub(super) fn extend(&mut self, piece: u64, regions: u64) -> bool {
         let Some(count) = self.len_of(piece) else { return false };
         let (end, more) = (piece + count, regions.saturating_sub(count));
@@ -102,7 +103,7 @@ mod tests {
     use super::*;
 
     const REGIONS: u64 = 40;
-    /// No multiple of what is asked for.
+    /// An origin that is no multiple of the requested alignments.
     const ORIGIN: u64 = 1003;
 
     #[derive(Clone, Debug)]

@@ -1,8 +1,8 @@
-//! `malloc` and its like, as a program that swaps has them in place of the C library's.
+//! Implements `malloc` and related functions, for a program that swaps, in place of the C library's.
 //!
-//! They are named so by [`interpose_malloc`](crate::interpose_malloc) alone, in the programs that have them: whoever links this
-//! crate otherwise keeps the C library's. What is not here (`valloc`, `pvalloc`) is never swapped, and what it gives is told
-//! from what is.
+//! Only [`interpose_malloc`](crate::interpose_malloc) gives them these names, in the programs that use it: other
+//! programs that link this crate keep the C library's. Memory from functions that are missing here (`valloc`,
+//! `pvalloc`) is never swapped, and is recognized as such.
 
 use std::ffi::CStr;
 use std::ptr::NonNull;
@@ -11,8 +11,8 @@ use libc::{c_int, c_void};
 
 use super::{HEAP, MIN_PIECE_BYTES, errno, is_paging, next, no_memory, set_errno};
 
-/// Has the program, or library that is loaded before all others, allocate large pieces of memory that is swapped while a
-/// component executes that swaps: see [`worker::swapping`](crate::worker::swapping).
+/// Makes the program, or the library that is loaded before all others, allocate large pieces from swapped memory while
+/// a component executes that swaps: see [`worker::swapping`](crate::worker::swapping).
 #[macro_export]
 macro_rules! interpose_malloc {
     () => {
@@ -24,7 +24,7 @@ macro_rules! interpose_malloc {
 
             #[unsafe(no_mangle)]
             unsafe extern "C" fn malloc(size: usize) -> *mut c_void {
-                // SAFETY: who calls the function of this name keeps to its contract.
+                // SAFETY: the caller of the function of this name keeps to its contract.
                 unsafe { functions::malloc(size) }
             }
 
@@ -109,7 +109,7 @@ pub unsafe fn malloc(size: usize) -> *mut c_void {
 #[inline(always)]
 pub unsafe fn calloc(count: usize, size: usize) -> *mut c_void {
     match count.checked_mul(size) {
-        // What is free is zero.
+        // Free memory is zero.
         Some(all) if is_swapped(all) => take(all, 1),
         // SAFETY: as the caller vouches.
         _ => unsafe { next::calloc(count, size) },
@@ -126,7 +126,7 @@ pub unsafe fn free(at: *mut c_void) {
         set_errno(before);
         return;
     }
-    // SAFETY: as the caller vouches; it is none of the heap's.
+    // SAFETY: as the caller vouches; the pointer is not the heap's.
     unsafe { next::free(at) }
 }
 
@@ -173,13 +173,13 @@ unsafe fn move_to(at: *mut c_void, size: usize) -> *mut c_void {
     // SAFETY: as the caller vouches.
     let has = unsafe { malloc_usable_size(at) };
     if has == 0 {
-        // What it has cannot be taken along.
+        // The content of a piece of unknown length cannot be copied.
         return no_memory();
     }
     // SAFETY: as the caller vouches.
     let into = unsafe { malloc(size) };
     if !into.is_null() {
-        // SAFETY: both have so many bytes, and are two pieces; what was there is the caller's no more.
+        // SAFETY: both have the copied number of bytes, and are two pieces; the old one is no longer the caller's.
         unsafe {
             std::ptr::copy_nonoverlapping(at.cast::<u8>(), into.cast(), has.min(size));
             free(at);
@@ -236,11 +236,11 @@ pub unsafe fn malloc_usable_size(at: *mut c_void) -> usize {
     if HEAP.has(at) {
         return HEAP.len_of(at);
     }
-    // SAFETY: as the caller vouches; it is none of the heap's.
+    // SAFETY: as the caller vouches; the pointer is not the heap's.
     unsafe { next::malloc_usable_size(at) }
 }
 
-/// Whether who allocates a large piece, anywhere in this process, gets one of the heap's now.
+/// Returns whether a large allocation anywhere in this process would come from the heap now.
 pub(super) fn reach_heap() -> bool {
     let find = |name: &CStr| {
         // SAFETY: the name is a string; nothing is called.

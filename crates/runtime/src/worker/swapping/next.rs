@@ -1,5 +1,5 @@
-//! `malloc` and its like, as the program would have them without those of [`functions`](super::functions): the C library's, or
-//! those of a library that is loaded before it.
+//! Finds `malloc` and related functions that the program would have without those of [`functions`](super::functions):
+//! the C library's, or those of a library that is loaded before it.
 
 use std::cell::Cell;
 use std::ffi::CStr;
@@ -7,7 +7,7 @@ use std::ffi::CStr;
 use libc::{c_int, c_void};
 use sublet_fabric::sync::{AtomicU64, Ordering};
 
-// The C library's own, by the names that nobody replaces.
+// The C library's own functions, by the names that no library replaces.
 unsafe extern "C" {
     fn __libc_malloc(size: usize) -> *mut c_void;
     fn __libc_calloc(count: usize, size: usize) -> *mut c_void;
@@ -17,16 +17,16 @@ unsafe extern "C" {
 }
 
 thread_local! {
-    /// Whether this thread looks for one, and what that allocates is the C library's.
+    /// Set while this thread looks a function up. Allocations by the lookup use the C library's functions.
     static IS_LOOKING: Cell<bool> = const { Cell::new(false) };
 }
 
-/// One of them.
+/// A function of the next library.
 pub(super) struct Next {
     name: &'static CStr,
-    /// The C library's own, in case that nothing else is found.
+    /// The C library's own function, for the case that no other is found.
     own: *const c_void,
-    /// Its address; 0: nobody has looked for it. Whoever finds it writes the same.
+    /// Address of the function; 0 until it was looked up. Every thread that finds it writes the same value.
     at: AtomicU64,
 }
 

@@ -7,11 +7,11 @@ use sublet_proto::{Code, Error};
 use crate::swap::Backing;
 use crate::worker::channel::{self, Run};
 
-/// Whatever run there is, as soon as there is one.
+/// Swap space in the current run, as soon as there is one.
 pub(super) struct RunsSpace;
 
 impl Backing for RunsSpace {
-    /// It grows as it is written.
+    /// Does nothing, as the component grows when it is written.
     fn ensure(&self, _len_bytes: u64) -> Result<(), Error> {
         Ok(())
     }

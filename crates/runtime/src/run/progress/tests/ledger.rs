@@ -1,8 +1,10 @@
-//! The rule of replay a second time, as an oracle: what a run's graph and records say by themselves. Nothing here asks [`Progress`].
+//! Implements the rule of replay a second time, as an oracle: everything that follows from a run's graph and records
+//! alone. Nothing here uses [`Progress`].
 //!
-//! The latest record in which a component hands on to another says whether it triggers that, and with which outputs. A component is
-//! executed if one that is executed triggers it, or if a run begins with it; all others are skipped. From this follow every input,
-//! who must have written into a memory component before another accesses it, and what the run comes to.
+//! The latest record in which a component hands on to another says whether it triggers that, and with which outputs. A
+//! component is executed if one that is executed triggers it, or if a run begins with it; all others are skipped. From
+//! this follow every input, the components that must have written into a memory component before another accesses it,
+//! and the result of the run.
 //!
 //! [`Progress`]: super::super::Progress
 
@@ -13,9 +15,10 @@ use sublet_proto::run;
 
 use super::super::{Outputs, Record};
 
-/// The order in which triggers put the components of a graph. Computed once per graph: a story asks for it thousands of times.
+/// The order in which triggers put the components of a graph. Computed once per graph, since a story uses it thousands
+/// of times.
 pub(super) struct Precedence {
-    /// By component: whether triggers lead to it from each other one.
+    /// For each component, whether triggers lead to it from each other one.
     before: Vec<Vec<bool>>,
 }
 
@@ -54,7 +57,7 @@ pub(super) struct Ledger<'run> {
     precedence: &'run Precedence,
     input: &'run [u8],
     records: &'run [Record],
-    /// By edge: the latest record of a hand-over along it.
+    /// For each edge, the latest record of outputs that were handed on along it.
     latest: Vec<Option<usize>>,
     executed: Vec<bool>,
 }
@@ -90,7 +93,7 @@ impl<'run> Ledger<'run> {
         self.executed[component]
     }
 
-    /// Which of the components after one it triggers, in the order of the edges.
+    /// For each component after this one, whether this one triggers it, in the order of the edges.
     pub(super) fn choice(&self, component: usize) -> Vec<bool> {
         let triggers = |(index, edge): (usize, &Edge)| {
             (edge.from == component && edge.relation == Relation::Trigger).then(|| self.does_trigger(index))
@@ -98,7 +101,7 @@ impl<'run> Ledger<'run> {
         self.graph.edges.iter().enumerate().filter_map(triggers).collect()
     }
 
-    /// What a component that begins now gets.
+    /// The input of a component that begins now.
     pub(super) fn input(&self, component: usize) -> Vec<u8> {
         if component == self.graph.entry() {
             return self.input.to_vec();
@@ -122,7 +125,7 @@ impl<'run> Ledger<'run> {
             .collect()
     }
 
-    /// What the run has come to, if all that is executed is recorded.
+    /// The result of the run, if everything that is executed is recorded.
     pub(super) fn outcome(&self) -> Option<Vec<(usize, Outputs)>> {
         let compute = |&at: &usize| self.executed[at] && self.graph.components[at].compute().is_some();
         let executed: Vec<usize> = (0..self.graph.components.len()).filter(compute).collect();
@@ -136,8 +139,8 @@ impl<'run> Ledger<'run> {
         Some(outcome)
     }
 
-    /// The components that have ended and are executed again if all memory is lost now: those that have accessed memory which a
-    /// component that is yet to end may access, and those that have accessed memory which they need, and so on.
+    /// The components that have ended and are executed again if all memory is lost now: those that have accessed memory
+    /// which an unfinished component may access, those that have accessed memory which they need, and so on.
     pub(super) fn executed_again(&self) -> Vec<usize> {
         let accesses = |component: usize, memory: usize| {
             let is_access = |edge: &Edge| matches!(edge.relation, Relation::Access(_));
@@ -161,7 +164,8 @@ impl<'run> Ledger<'run> {
         }
     }
 
-    /// Which components have ended, by the records alone: to whom another has handed on later has not.
+    /// For each component, whether it has ended, by the records alone. A component that was handed new outputs
+    /// afterwards has not.
     pub(super) fn ended(&self) -> Vec<bool> {
         let count = self.graph.components.len();
         let mut ended = vec![false; count];
@@ -180,7 +184,8 @@ impl<'run> Ledger<'run> {
         ended
     }
 
-    /// Which components may still be executed, or were. The choice of one is certain if it, or any component after it, has ended.
+    /// For each component, whether it may still be executed, or was. The choice of a component is certain if it, or any
+    /// component after it, has ended.
     fn may_be_executed(&self, ended: &[bool]) -> Vec<bool> {
         let count = self.graph.components.len();
         let is_certain = |from: usize| {

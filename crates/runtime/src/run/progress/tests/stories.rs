@@ -1,7 +1,8 @@
-//! Stories of runs by the million, each from its number: any graph, with conditions, several instances, messages, memory that is
-//! released and components with external effects; and any losses, in any order, with deaths of the client at any time.
+//! Tests random runs by the million, each determined by its number: any graph, with conditions, several instances,
+//! messages, memory that is released and components with external effects; and any losses, in any order, with deaths of
+//! the client at any time.
 //!
-//! `make test` tells the first of them. More, or others, are told by
+//! `make test` executes the first of them. This command executes more, or others:
 //!
 //! ```text
 //! SUBLET_STORIES=10000000 SUBLET_FIRST_STORY=0 cargo test --release -p sublet-runtime keeps_what_was_written
@@ -18,9 +19,9 @@ use super::super::Outputs;
 use super::world::World;
 use crate::run::mailboxes::with_mailboxes;
 
-/// How many stories are told if nothing is said.
+/// Number of stories that are executed by default.
 const STORIES: u64 = 20_000;
-/// Most that happens in one of them.
+/// Largest number of events in a story.
 const EVENTS: usize = 60;
 
 /// SplitMix64.
@@ -34,7 +35,7 @@ impl Dice {
         ((mixed ^ (mixed >> 31)) % sides as u64) as usize
     }
 
-    /// Once in so many.
+    /// Returns true with the probability 1 / `times`.
     fn is_once_in(&mut self, times: usize) -> bool {
         self.roll(times) == 0
     }
@@ -45,9 +46,9 @@ fn number(name: &str, default: u64) -> u64 {
         .map_or(default, |text| text.parse().unwrap_or_else(|_| panic!("{name}={text}: no number")))
 }
 
-/// Whatever is lost when, and whenever its client dies, a run goes on to its end, and its end is what its records say; nobody ever
-/// accesses memory in which those before it have not written. If the components say the same for the same input, the end is that of a
-/// run without losses.
+/// A run ends whatever is lost, and whenever its client dies, and its result agrees with its records. No component ever
+/// accesses memory in which its predecessors have not written. If the components return the same for the same input,
+/// the result is that of a run without losses.
 #[test]
 fn keeps_what_was_written() {
     let first = number("SUBLET_FIRST_STORY", 0);
@@ -68,9 +69,9 @@ fn stories_are_of_valid_graphs() {
     }
 }
 
-/// How the components of a story behave.
+/// Behaviour of the components of a story.
 struct Habits {
-    /// They say another thing when they are executed again.
+    /// Components return other outputs when they are executed again.
     is_fickle: bool,
     /// A component that ends only when no other can, and is the first to release memory: so components after others are executed,
     /// skipped and lost while it still runs.
@@ -119,7 +120,7 @@ fn tell(story: u64) {
     }
 }
 
-/// The run's client has died after each of its records, and another goes on.
+/// Lets the client die after each record, and another continue the run.
 fn resume_everywhere(
     world: World,
     dice: &mut Dice,
@@ -143,7 +144,7 @@ fn resume_everywhere(
     }
 }
 
-/// Something happens to a run.
+/// Lets a random event happen to a run.
 fn happen(mut world: World, dice: &mut Dice, habits: &Habits) -> Result<World, Error> {
     let (running, able) = world.running();
     let any = running[dice.roll(running.len())];
@@ -168,7 +169,7 @@ fn happen(mut world: World, dice: &mut Dice, habits: &Habits) -> Result<World, E
             world.release(slow.unwrap_or(any), dice.roll(4));
         }
         14 => {
-            // What is told of an earlier execution is of no interest.
+            // Late events of an earlier execution have no effect.
             let late = world.progress.ended(any, attempt - 1, Arc::new(vec![Vec::new()]));
             assert_eq!(late, Ok(Vec::new()));
             assert_eq!(world.progress.lost(any, attempt - 1, gone()), Ok(Vec::new()));
@@ -178,7 +179,7 @@ fn happen(mut world: World, dice: &mut Dice, habits: &Habits) -> Result<World, E
     Ok(world)
 }
 
-/// Without further losses; nothing if the run fails, as it may.
+/// Executes the run to its end without further losses. `None` if the run fails, as it may.
 fn finish(mut world: World, dice: &mut Dice, habits: &Habits) -> Option<World> {
     while world.finished.is_none() {
         let (_, able) = world.running();
@@ -252,7 +253,8 @@ fn any_graph(dice: &mut Dice) -> Graph {
     rotated(graph, dice)
 }
 
-/// The components of a document may stand in any order: memory before those that access it, and the entry anywhere.
+/// Rotates the components, which may be in any order in a document: memory before those that access it, and the entry
+/// anywhere.
 fn rotated(mut graph: Graph, dice: &mut Dice) -> Graph {
     let count = graph.components.len();
     let by = dice.roll(count);
@@ -274,7 +276,7 @@ fn with_otherwise(edges: &mut [Edge], dice: &mut Dice) {
     }
 }
 
-/// Between components that are always executed, and none of which waits for the other's end.
+/// Adds messages between components that are always executed, and none of which waits for the other's end.
 fn add_messages(edges: &mut Vec<Edge>, count: usize, dice: &mut Dice) {
     let mut certain = vec![true];
     for to in 1..count {
@@ -293,7 +295,8 @@ fn add_messages(edges: &mut Vec<Edge>, count: usize, dice: &mut Dice) {
     }
 }
 
-/// Whether all components end, each of which begins when all before it have ended, and ends when those that send it messages have begun.
+/// Returns whether all components can end, if each begins when all before it have ended, and ends when those that send
+/// it messages have begun.
 fn can_all_end(edges: &[Edge], count: usize) -> bool {
     let (mut begun, mut ended) = (vec![false; count], vec![false; count]);
     for _ in 0..2 * count {

@@ -1,5 +1,5 @@
-//! A world in which components mark the memory that they access, send each other messages, are lost and lose their client; after each
-//! step it is held against the [`Ledger`].
+//! Simulates components that mark the memory that they access, send each other messages, are lost and lose their
+//! client. After each step the state is compared with the [`Ledger`].
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
@@ -10,9 +10,9 @@ use sublet_proto::graph::{Graph, Relation, Rights};
 use super::super::{Outputs, Progress, Record, Standing, Step, accessed, accessors, next};
 use super::ledger::{Ledger, Precedence};
 
-/// What a run begins with.
+/// Input of the run.
 const INPUT: &[u8] = b"in";
-/// A longer input goes into an output as a hash.
+/// Longest input that is copied into an output, in bytes. A longer input is replaced by its hash.
 const MOST_BYTES: usize = 256;
 
 /// See the [module](self).
@@ -23,11 +23,11 @@ pub(super) struct World {
     pub(super) recorded: Vec<Record>,
     pub(super) finished: Option<Vec<(usize, Outputs)>>,
     pub(super) running: BTreeMap<usize, Running>,
-    /// Who has written, by memory component.
+    /// The components that have written, by memory component.
     written: BTreeMap<usize, BTreeMap<usize, Mark>>,
-    /// How often each component has begun, by all clients.
+    /// Number of executions of each component, by all clients.
     executions: Vec<u32>,
-    /// What each component that has begun found.
+    /// The state that each component found when it began.
     found: BTreeMap<usize, Found>,
     /// Components with external effects that this client has begun.
     had_effects: BTreeSet<usize>,
@@ -39,15 +39,15 @@ pub(super) struct Running {
     released: BTreeSet<usize>,
 }
 
-/// What a component has left in a memory component.
+/// Mark of a component in a memory component.
 #[derive(Clone, Copy, Debug, PartialEq)]
 struct Mark {
     execution: u32,
-    /// All that it had to write.
+    /// Set if the component has written everything.
     is_whole: bool,
 }
 
-/// Of the components before one, as it began: whether they are executed, and what they choose.
+/// State of the components before one when it began: their index, whether they are executed, and their choice.
 #[derive(Debug, PartialEq)]
 struct Found(Vec<(usize, bool, Vec<bool>)>);
 
@@ -75,7 +75,7 @@ impl World {
         world
     }
 
-    /// Another client goes on with the run, whose own has died.
+    /// Lets another client continue the run after its own has died.
     pub(super) fn resume(self) -> Result<World, Error> {
         let (ended, again) = (self.ledger().ended(), self.ledger().executed_again());
         let mut world = World::new(self.graph);
@@ -99,10 +99,10 @@ impl World {
         Ok(world)
     }
 
-    /// Does what is to be done, and looks whether the world is as the records say.
+    /// Executes steps, and checks that the world agrees with the records.
     ///
     /// # Errors
-    /// Why the run has failed.
+    /// The reason why the run has failed.
     pub(super) fn take(&mut self, steps: Result<Vec<Step>, Error>) -> Result<(), Error> {
         for step in steps? {
             match step {
@@ -181,8 +181,9 @@ impl World {
         )
     }
 
-    /// Each component that runs has all that those before it wrote. No memory has what a lost execution wrote, and none is kept that
-    /// no component may access. Those before a component that has begun are still what it found.
+    /// Checks three properties. Each running component has all that its predecessors wrote. No memory has writes of a
+    /// lost execution, and none is kept that no component may access. The predecessors of a component that has begun
+    /// are still as it found them.
     fn check(&self) {
         let ledger = self.ledger();
         let nothing = BTreeMap::new();
@@ -222,7 +223,7 @@ impl World {
         }
     }
 
-    /// Whether one that runs has what its peers send it.
+    /// Whether a running component has the messages of its peers.
     fn has_messages(&self, component: usize) -> bool {
         let is_mailbox = |memory: &usize| self.graph.components[*memory].name.contains('~');
         let mut mailboxes = accessed(&self.graph, component).filter(is_mailbox);
@@ -235,7 +236,7 @@ impl World {
         })
     }
 
-    /// Those that run, and those of them that can end.
+    /// The running components, and those of them that can end.
     pub(super) fn running(&self) -> (Vec<usize>, Vec<usize>) {
         let running: Vec<usize> = self.running.keys().copied().collect();
         let able: Vec<usize> =
@@ -244,7 +245,7 @@ impl World {
         (running, able)
     }
 
-    /// One that runs does all that it has to do. It says this word, or the same for the same input.
+    /// Lets a running component finish its work. Its output begins with `word`, or is determined by its input.
     pub(super) fn end(&mut self, component: usize, word: Option<u8>) -> Result<(), Error> {
         let Running { attempt, input, released } = self.running.remove(&component).expect("it runs");
         for memory in self.writable(component).into_iter().filter(|memory| !released.contains(memory)) {
@@ -256,7 +257,7 @@ impl World {
     }
 
     fn outputs(&self, component: usize, word: Option<u8>, input: &[u8]) -> Outputs {
-        // Some go on one way, and some the other.
+        // Some outputs choose one successor, and some the other.
         let usual = if (input.len() + component).is_multiple_of(3) { b'n' } else { b'y' };
         let instances = self.graph.components[component].compute().map_or(1, |compute| compute.parallelism);
         let output = |instance: u32| {
