@@ -15,9 +15,9 @@
 //! Invariants:
 //! - No core and no byte is lent twice; they are free only when the process that used them is dead.
 //! - A client that dies, in whatever way, loses its lease at once.
-//! - What a worker says about its own usage is bounded by what the agent has measured.
-//! - Leases outlive their manager: without one they go on until they expire.
-//! - What a lease had used is reported even if the agent is killed, up to its last second.
+//! - The usage that a worker reports is bounded by what the agent has measured.
+//! - Leases outlive their manager: without one they continue until they expire.
+//! - The usage of a lease is reported even if the agent is killed, up to its last second.
 //!
 //! The agent never looks into an inbox, and never runs a tenant's code in its own process.
 
@@ -85,22 +85,23 @@ pub use crate::listener::gate::{Network, automatic_fabrics};
 pub use crate::machine::capacity::{MAX_SHARED_CORES, MAX_WORKERS_PER_CORE, SharedCores};
 pub use crate::node::Clients;
 
-/// What an agent is told when it starts.
+/// Configuration of an agent.
 #[derive(Clone, Debug)]
 pub struct Options {
-    /// The folder for what it keeps: unpacked packages, the journal. Made if it is not there; of one agent at a time.
+    /// The agent's state folder for unpacked packages, images and the journal. Created if it is missing; used by one
+    /// agent at a time.
     pub state: PathBuf,
-    /// Where clients reach it.
+    /// Path of the socket at which clients reach the agent.
     pub socket: PathBuf,
-    /// Its managers, and as whom it comes to them.
+    /// The managers of the agent, and the identity with which it connects to them.
     pub access: Access,
-    /// The node's name, which no other node of the managers has.
+    /// Name of the node, which must be unique among the nodes of its managers.
     pub name: String,
-    /// How many cores it lends, the highest-numbered ones; all that this process may use if nothing is said.
+    /// Number of cores that the agent lends, the highest-numbered ones. By default all that this process may use.
     pub cores: Option<u32>,
-    /// The cores beside them that workers of several leases share, if there are to be any.
+    /// Cores beside those that workers of several leases share, if any.
     pub shared: Option<SharedCores>,
-    /// How much memory it lends, in bytes; three quarters of what is usable if nothing is said.
+    /// Memory that the agent lends, in bytes. By default three quarters of the usable memory.
     pub memory_bytes: Option<u64>,
     /// The worker program of native code; those of other kinds of packages stand beside it.
     pub worker: PathBuf,
@@ -110,33 +111,34 @@ pub struct Options {
     pub lend_network: bool,
     /// The OCI runtime that makes containers, if the agent is not to make them itself.
     pub container_runtime: Option<PathBuf>,
-    /// What is kept warm for sandboxes.
+    /// Interpreters to keep warm for sandboxes.
     pub warm: Warm,
-    /// The most that is kept of packages and images, in bytes; if nothing is said, a quarter of the state folder's file system.
+    /// Limit of the cache of packages and images, in bytes. By default a quarter of the state folder's file system.
     pub cache_bytes: Option<u64>,
-    /// From which registries images are pulled, as names of images begin; none: all but those of this machine.
+    /// Registries from which images are pulled, as names of images begin. If empty, all but those of this machine.
     pub registries: Vec<String>,
-    /// What kind its processor is of, by which leases ask for it and have their prices: `cpu`, `dpu` or another lower-case name.
+    /// Kind of the node's processor, by which leases request and price it: `cpu`, `dpu` or another lower-case name.
     pub pu: String,
     /// Nodes that are this one's neighbours, if they name it, too: at most 64.
     pub neighbours: Vec<String>,
-    /// For which devices it executes kernels, as the kinds of packages are called, if they are here; none: OpenCL.
+    /// Kinds of devices for which the agent executes kernels, if they are installed, by names of package kinds. By
+    /// default OpenCL.
     pub devices: Option<Vec<Kind>>,
-    /// When leases that do not say so themselves end for want of calls; never if nothing is said.
+    /// Idle timeout of leases that do not set their own. By default they never end for lack of calls.
     pub idle_timeout: Option<Duration>,
-    /// The pool that the node belongs to; as its manager says if nothing is said.
+    /// Pool of the node. By default its manager chooses the pool.
     pub pool: Option<pool::Pool>,
-    /// The rack that it stands in; empty: in none with others.
+    /// Rack of the node. If empty, the node shares no rack with others.
     pub rack: String,
-    /// Whose clients it serves.
+    /// Clients that the agent serves.
     pub clients: Clients,
-    /// How many connections without a ticket there may be.
+    /// Limits on the number of connections without a ticket.
     pub connections: ConnectionLimits,
-    /// How clients of other machines come, if they may.
+    /// How clients of other machines connect, if they may.
     pub network: Option<Network>,
 }
 
-/// Threads that serve the calls of global processes. Each serves as many as call; one is enough for a million calls a second.
+/// Number of threads that serve the calls of global processes. One thread is enough for a million calls a second.
 const SHIM_THREADS: usize = 1;
 /// The folder of an agent's state over which spawners mount what sandboxes see.
 const ROOT: &str = "root";
@@ -158,10 +160,11 @@ impl Agent {
     ///
     /// # Errors
     ///
-    /// [`Code::InsufficientResources`] if more is to be lent than there is, [`Code::ManagerUnreachable`],
-    /// [`Code::InvalidArgument`] for a path or address that cannot be used, [`Code::AlreadyRunning`] if another agent
-    /// has the state folder or another program the port, [`Code::System`]; and whatever a manager says against the node, as that its token is for
-    /// another.
+    /// The code is [`Code::InsufficientResources`] if more is to be lent than there is, [`Code::ManagerUnreachable`] if
+    /// no manager answers, and [`Code::InvalidArgument`] for a path or address that cannot be used. It is
+    /// [`Code::AlreadyRunning`] if another agent has the state folder or another program the port, and [`Code::System`]
+    /// if an operation of the system fails. The error is the manager's own if that refuses the node, for instance
+    /// because the node's token is for another node.
     pub fn start(options: Options) -> Result<Agent, Error> {
         let calibration = Calibration::start();
         let state = StateFolder::open(&options.state)?;

@@ -29,33 +29,33 @@ use crate::shim::bridge::Bridges;
 use crate::signal::Signal;
 use crate::threads::start_thread;
 
-/// One node, as its connections, its acceptor, its reporter and its journal's keeper see it.
+/// One node, as its connections, its acceptors, its reporter and its journal's keeper see it.
 pub(crate) struct Node {
-    /// What the manager knows of the node; fixed for the agent's life.
+    /// Description of the node that the manager has; fixed for the agent's life.
     pub(crate) description: NodeDescription,
     /// 32 hexadecimal digits that no other start of an agent has.
     pub(crate) instance: String,
-    /// In milliseconds of Unix time, later than any earlier start on the state folder.
+    /// Time of the agent's start, in milliseconds of Unix time, later than any earlier start on the state folder.
     pub(crate) started_ms: u64,
     /// The worker programs.
     pub(crate) programs: Programs,
-    /// What it has built of packages of kernels.
+    /// Images that the agent has built from packages of kernels.
     pub(crate) kernels: Arc<Kernels>,
     /// Whether functions that ask for it may use this machine's network.
     pub(crate) lends_network: bool,
-    /// In which the functions of some packages run.
+    /// Images in which the functions of some packages run.
     pub(crate) images: Arc<Images>,
     /// The OCI runtime that makes their containers, if the agent does not.
     pub(crate) container_runtime: Option<PathBuf>,
-    /// The id of its own processor among processing units,
+    /// Id of the node's own processor among processing units.
     pub(crate) processor: u32,
-    /// and the global processes of all of them.
+    /// Global processes of all processing units of the node.
     pub(crate) shim: Shim,
-    /// Where those of all leases are made.
+    /// Maker of the sandboxes of all leases.
     pub(crate) sandboxes: Arc<Maker>,
-    /// What their functions print.
+    /// Output of the leases' functions.
     pub(crate) logs: Arc<Logs>,
-    /// Of the time-stamp counter, since the agent's start.
+    /// Calibration of the time-stamp counter since the agent's start.
     pub(crate) calibration: Calibration,
     pub(crate) pool: Pool,
     pub(crate) ledger: Arc<Ledger>,
@@ -64,28 +64,28 @@ pub(crate) struct Node {
     pub(crate) neighbours: Neighbours,
     pub(crate) bridges: Bridges,
     pub(crate) packages: Arc<Packages>,
-    /// The bound of its packages and images.
+    /// Cache of packages and images within its bound.
     pub(crate) cache: Arc<Cache>,
-    /// Raised when the agent stops; whoever waits for a client watches it.
+    /// Raised when the agent stops; every thread that waits for a client watches it.
     pub(crate) stopping: Signal,
-    /// Of leases that do not say themselves how long they may be idle.
+    /// Idle timeout of leases that do not set their own.
     pub(crate) idle_timeout: Option<Duration>,
     pub(crate) clients: Clients,
-    /// Those that have shown no ticket.
+    /// Connections that have shown no ticket.
     pub(crate) connections: Arc<Connections>,
-    /// Where clients of other machines come, if they may.
+    /// Listener for clients of other machines, if they may connect.
     pub(crate) gate: Option<Gate>,
     /// Serves the memory of segments to clients of other machines, from the first one on.
     pub(crate) serving: Mutex<Option<Arc<Progress>>>,
 }
 
-/// Whose clients an agent serves.
+/// Users whose clients an agent serves.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Clients {
-    /// Those of its own user, and of root.
+    /// Clients of the agent's own user, and of root.
     #[default]
     OwnUser,
-    /// Those of everybody on the machine: a ticket is all the authority they need.
+    /// Clients of all users of the machine: a ticket is all the authority that they need.
     AllUsers,
 }
 

@@ -1,14 +1,16 @@
 //! The shim of this node's processing units (Molecule 3.1): global processes, their capabilities and their FIFOs.
 //!
-//! A process that the agent starts gets a socket, by which it may [enter](server). Then it calls by a page that it shares with a
-//! thread of the shim, which looks at the pages of those who call often and sleeps for the others. What is decided is decided in
-//! the [core]; what that wants done is done here: memory and bells for connections, packets to the processes, answers.
+//! The agent gives each process that it starts a socket by which the process may [enter](server). The process then
+//! makes calls through a page that it shares with a thread of the shim. The thread polls the pages of processes that
+//! call often, and sleeps for the others. The [core] decides. This module carries out the effects: memory and bells for
+//! connections, packets to the processes, answers.
 //!
-//! What FIFOs carry passes the shim nowhere.
+//! Data in FIFOs never passes through the shim.
 //!
 //! Invariants:
-//! - Answers, and what the core wants done, are in the order in which it says so: a right is revoked when the answer says it.
-//! - Nothing here waits for a process. One that does not take what it is told is told no more.
+//! - Answers and effects are carried out in the order in which the core emits them: a right is revoked when the answer
+//!   says it.
+//! - Nothing here waits for a process. A process that does not take a message gets no further ones.
 
 mod across;
 pub(crate) mod bridge;
@@ -45,26 +47,26 @@ use server::Server;
 
 use crate::leases::managers::Managers;
 
-/// Who a process is that may enter.
+/// Identity of a process that may enter.
 #[derive(Clone, Debug)]
 pub(crate) struct Who {
-    /// Of which it is a process.
+    /// Lease to which the process belongs.
     pub(crate) lease: String,
     pub(crate) tenant: String,
-    /// On which processing unit it runs.
+    /// Processing unit on which the process runs.
     pub(crate) pu: u32,
-    /// What the rings of its FIFOs may take.
+    /// Bytes that the rings of the process's FIFOs may use.
     pub(crate) room_bytes: u64,
 }
 
-/// Who comes, and the id that was kept for it, if one was.
+/// A process that may enter, and the id that was reserved for it, if any.
 #[derive(Clone, Debug)]
 struct Entrant {
     who: Who,
     reserved: Option<GlobalId>,
 }
 
-/// A process that is there before anything of it runs. Dropped, it is gone.
+/// A process id that is reserved before the process runs. Dropping this removes the process.
 pub(crate) struct Reserved {
     pub(crate) pid: GlobalId,
     state: Weak<Mutex<State>>,
@@ -77,7 +79,7 @@ pub(crate) struct Shim {
     next: std::sync::atomic::AtomicUsize,
 }
 
-/// A process's right to enter, and its being there. Dropped, it is gone.
+/// A process's right to enter, and its presence. Dropping this removes the process.
 pub(crate) struct Admission {
     leave: Option<server::Leave>,
 }
@@ -85,9 +87,9 @@ pub(crate) struct Admission {
 struct State {
     core: Core,
     members: HashMap<GlobalId, Arc<Member>>,
-    /// By which readers are told of their writers.
+    /// Sockets on which readers learn of their writers.
     readers: HashMap<At, PacketSocket>,
-    /// What there is of each connection beside what its processes have.
+    /// State of each connection beside that of its processes.
     ways: HashMap<Way, Connected>,
     invited: Invitations,
     /// Neighbours, each with the number of its link.
@@ -100,13 +102,14 @@ struct State {
 enum Connected {
     /// Within a processing unit: the region.
     Near(Region),
-    /// Of two.
+    /// Between two processing units.
     Far(Far),
 }
 
 impl Shim {
-    /// Of an agent of this node, kind of processor and start that serves these processing units, with so many threads. Leases for children come from these managers; whether they
-    /// are reached by encrypted connections alone is said, too.
+    /// Starts the shim of an agent of this node, kind of processor and start, which serves these processing units with
+    /// `threads` threads. `children` has the managers that grant leases for children, and whether these are reached by
+    /// encrypted connections only.
     pub(crate) fn start(
         (node, kind, instance): (&str, &str, &str),
         units: &[u32],
@@ -134,13 +137,13 @@ impl Shim {
         Ok(Shim { state, servers, next: Default::default() })
     }
 
-    /// Keeps an id for a process that may enter later.
+    /// Reserves an id for a process that may enter later.
     pub(crate) fn reserve(&self, who: &Who) -> Result<Reserved, Error> {
         let pid = lock(&self.state).core.enter(&who.tenant, who.pu, who.room_bytes)?;
         Ok(Reserved { pid, state: Arc::downgrade(&self.state) })
     }
 
-    /// Lets a process enter by this socket, of which it has the other end; with the id that was kept for it, if one was.
+    /// Lets a process enter by the other end of this socket, with the id that was reserved for it, if any.
     pub(crate) fn admit(&self, socket: PacketSocket, who: Who, reserved: Option<GlobalId>) -> Admission {
         let entrant = Entrant { who, reserved };
         let turn = self.next.fetch_add(1, std::sync::atomic::Ordering::Relaxed);
@@ -149,7 +152,7 @@ impl Shim {
         Admission { leave }
     }
 
-    /// A connection that has greeted the port, if it is to a FIFO.
+    /// Handles a connection that has greeted the port, if it is for a FIFO.
     pub(crate) fn arrive(
         &self,
         link: &DataLink,
@@ -159,7 +162,7 @@ impl Shim {
         across::arrive(&self.state, link, socket, greeting)
     }
 
-    /// How many processes there are.
+    /// Number of processes that have entered.
     #[cfg(test)]
     fn members(&self) -> usize {
         lock(&self.state).members.len()
@@ -189,7 +192,7 @@ impl Drop for Admission {
 }
 
 impl State {
-    /// A process enters.
+    /// Lets a process enter.
     fn enter(&mut self, entrant: &Entrant, socket: Arc<PacketSocket>) -> Result<Arc<Member>, Error> {
         let Entrant { who, reserved } = entrant;
         let pid = match reserved {
@@ -223,7 +226,7 @@ impl State {
         self.perform();
     }
 
-    /// Does what the core wants done, in order. What cannot be done may make it want more.
+    /// Carries out the core's effects in order. An effect that fails may cause more.
     fn perform(&mut self) {
         loop {
             let Some(effect) = self.core.next_effect() else { return };
@@ -306,12 +309,13 @@ impl State {
             return Err(Error::new(Code::TryLater, message));
         }
         member.send(joined(way, shape, reader.process, None), &fds)?;
-        // Of this process's own it is only the writer's watch that it needs.
+        // This agent needs only the writer's watch of the region.
         self.ways.insert(way, Connected::Near(region));
         Ok(())
     }
 
-    /// Tells the reader of a FIFO something, and says whether that could be done. One that could not be told is told no more.
+    /// Sends a message to the reader of a FIFO. Returns whether that was possible; after a failure the reader gets no
+    /// further messages.
     fn tell_reader(&mut self, at: At, body: Body, fds: &[BorrowedFd<'_>]) -> bool {
         let (Some(socket), Some(member)) = (self.readers.get(&at), self.members.get(&at.process)) else {
             return false;
@@ -331,7 +335,7 @@ impl State {
         }
     }
 
-    /// A descriptor is over: whoever sleeps by it looks again.
+    /// Ends a descriptor and wakes each process that sleeps on it.
     fn end(&self, at: At, way: Option<Way>, code: Code) {
         if let Some(member) = self.members.get(&at.process) {
             member.end(at.descriptor, code);
@@ -356,7 +360,7 @@ impl State {
     }
 }
 
-/// What either end is told of a connection and of the other.
+/// Message that describes a connection and the peer to either of its processes.
 fn joined(way: Way, shape: FifoShape, peer: GlobalId, across: Option<v1::FifoAcross>) -> Body {
     Body::Joined(v1::FifoJoined {
         connection: way.connection,
@@ -368,7 +372,7 @@ fn joined(way: Way, shape: FifoShape, peer: GlobalId, across: Option<v1::FifoAcr
     })
 }
 
-/// An eventfd that nobody waits in.
+/// Creates an eventfd that never blocks.
 fn new_bell() -> Result<OwnedFd, Error> {
     eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)
         .map_err(|errno| Error::new(Code::System, format!("eventfd failed: {errno}")))

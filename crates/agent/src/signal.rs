@@ -10,7 +10,7 @@ use rustix::time::Timespec;
 use sublet_fabric::sync::lock;
 use sublet_proto::{Code, Error};
 
-/// Readable for everybody who polls it, from when it is raised until it is cleared.
+/// An event that is readable for every thread that polls it, from when it is raised until it is cleared.
 #[derive(Debug)]
 pub(crate) struct Signal {
     fd: OwnedFd,
@@ -40,7 +40,7 @@ impl AsFd for Signal {
     }
 }
 
-/// Asks a lease's supervisor to end the lease at some time. Whoever wants it soonest says why.
+/// A request to a lease's supervisor to end the lease at some time. The earliest end counts, with its reason.
 #[derive(Debug)]
 pub(crate) struct EndRequest {
     /// Raised while there is something that the supervisor has not taken note of.
@@ -48,7 +48,7 @@ pub(crate) struct EndRequest {
     wanted: Mutex<Option<WantedEnd>>,
 }
 
-/// When a lease shall end, and what its client is told.
+/// Time at which a lease shall end, and the reason that its client receives.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct WantedEnd {
     pub(crate) reason: Error,
@@ -60,7 +60,7 @@ impl EndRequest {
         Ok(EndRequest { signal: Signal::new()?, wanted: Mutex::new(None) })
     }
 
-    /// Without effect if the lease shall end no later already.
+    /// Requests an end. It has no effect if an end no later is requested already.
     pub(crate) fn raise(&self, end: WantedEnd) {
         let mut wanted = lock(&self.wanted);
         if wanted.as_ref().is_none_or(|before| end.at < before.at) {
@@ -69,14 +69,14 @@ impl EndRequest {
         }
     }
 
-    /// What is wanted by now; the signal is quiet until that changes.
+    /// Returns the end that is requested now. The signal is quiet until that changes.
     pub(crate) fn take_note(&self) -> Option<WantedEnd> {
         self.signal.clear();
         lock(&self.wanted).clone()
     }
 }
 
-/// What is waited for at a descriptor.
+/// Condition to wait for at a descriptor.
 #[derive(Clone, Copy)]
 pub(crate) enum Watch<'fd> {
     /// There is something to be read, or the other end is closed.
@@ -94,14 +94,14 @@ pub(crate) fn wait_readable<const N: usize>(
     wait_for(fds.map(|fd| fd.map(Watch::Readable)), deadline)
 }
 
-/// As [`wait_readable`], where each descriptor is watched in its own way.
+/// Waits like [`wait_readable`], with a condition for each descriptor.
 pub(crate) fn wait_for<const N: usize>(
     watches: [Option<Watch<'_>>; N],
     deadline: Option<Instant>,
 ) -> Result<[bool; N], Error> {
     let mut polled: Vec<_> = watches.iter().flatten().map(poll_fd).collect();
     loop {
-        // A time beyond what the kernel can say is as good as for ever.
+        // A deadline beyond what the kernel can represent means no deadline.
         let left = deadline
             .and_then(|deadline| Timespec::try_from(deadline.saturating_duration_since(Instant::now())).ok());
         match poll(&mut polled, left.as_ref()) {
@@ -114,11 +114,11 @@ pub(crate) fn wait_for<const N: usize>(
     Ok(watches.map(|watch| watch.is_some() && results.next() == Some(true)))
 }
 
-/// The kernel says of every descriptor whether its other end is closed, whatever it is asked.
+/// Translates a condition for `poll`. The kernel reports a closed other end of every descriptor, whatever is requested.
 fn poll_fd<'fd>(watch: &Watch<'fd>) -> PollFd<'fd> {
     match *watch {
         Watch::Readable(fd) => PollFd::from_borrowed_fd(fd, PollFlags::IN),
-        // Of a stream it says that only when it is asked.
+        // For a stream the kernel reports that only on request.
         Watch::Closed(fd) => PollFd::from_borrowed_fd(fd, PollFlags::RDHUP),
     }
 }
@@ -130,7 +130,7 @@ mod tests {
     use sublet_fabric::packet::PacketSocket;
 
     #[test]
-    fn a_raised_signal_stays_raised_and_an_absent_one_never_is() {
+    fn a_raised_signal_stays_readable_an_absent_one_never_is() {
         let (quiet, raised) = (Signal::new().unwrap(), Signal::new().unwrap());
         raised.raise();
         raised.raise();
@@ -157,7 +157,7 @@ mod tests {
     }
 
     #[test]
-    fn a_closed_end_is_told_from_one_that_has_something_to_say() {
+    fn distinguishes_a_closed_end_from_a_readable_one() {
         let (here, there) = PacketSocket::pair().unwrap();
         there.send(b"x", &[]).unwrap();
         let look = || {
@@ -170,7 +170,7 @@ mod tests {
     }
 
     #[test]
-    fn whoever_wants_the_end_soonest_says_why_and_is_noted_once() {
+    fn the_earliest_end_request_counts_and_is_noted_once() {
         let request = EndRequest::new().unwrap();
         assert_eq!(request.take_note(), None);
         let now = Instant::now();

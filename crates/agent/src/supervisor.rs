@@ -13,13 +13,13 @@
 //! usage region belong to the lease, so a worker that is started again finds both.
 //!
 //! Invariants:
-//! - When a lease has ended, its worker is dead before its cores are free, and its cores are free before the
-//!   manager and the client hear of it. A core on which a worker cannot be killed is never lent again.
+//! - When a lease has ended, its worker is dead before its cores are free, and its cores are free before the manager
+//!   and the client hear of it. A core on which a worker cannot be killed is never lent again.
 //! - Nothing of a lease is handed to its client before the token behind it was verified.
-//! - An end that somebody asks for is announced to the client first, with the time that is left.
+//! - A requested end is announced to the client first, with the time that is left.
 //! - A worker process does not outlive the thread of its lease.
-//! - This thread waits for events alone, and for the end of a worker that it kills: a client on another node hears all the
-//!   while that there is somebody.
+//! - This thread waits only for events, and for the end of a worker that it kills: a client on another node receives
+//!   signs of life all the while.
 
 use std::os::fd::AsFd;
 use std::time::{Duration, Instant};
@@ -56,13 +56,13 @@ mod usher;
 /// How long a client waits at most for a manager to hear of the end of its lease.
 const TELL_PATIENCE: Duration = Duration::from_secs(2);
 
-/// How long a client may take to let go of memory that is over.
+/// How long a client may take to release memory of a segment that has ended.
 const LET_GO_PATIENCE: Duration = Duration::from_millis(500);
 
 /// Watches over a lease until it has ended.
 pub(crate) fn supervise(node: &Node, socket: &Connection, held: Attached) {
     let idle_timeout = match held.lease.idle_timeout_ms {
-        // Memory is not called.
+        // A segment has no calls.
         _ if held.lease.is_segment() => None,
         0 => node.idle_timeout,
         own_ms => Some(Duration::from_millis(own_ms)),
@@ -77,7 +77,7 @@ pub(crate) fn supervise(node: &Node, socket: &Connection, held: Attached) {
         ending: None,
         idle,
         pace: Pace::default(),
-        // It may have come with the ticket.
+        // A message may have come with the ticket.
         has_more: true,
         socket,
         node,
@@ -85,19 +85,19 @@ pub(crate) fn supervise(node: &Node, socket: &Connection, held: Attached) {
     .run();
 }
 
-/// Should this thread fail, the worker is dropped, and dies, before what it uses.
+/// State of a supervisor. If this thread fails, the worker is dropped, and dies, before what it uses.
 struct Supervisor<'node> {
     worker: Option<WorkerProcess>,
-    /// Between nodes.
+    /// Relay to a client on another node.
     relay: Option<Relay>,
-    /// Of a segment that is reached from elsewhere.
+    /// Access to a segment from other machines.
     served: Option<Served>,
     start: Start,
     held: Attached,
-    /// What was announced to the client.
+    /// End that was announced to the client.
     ending: Option<WantedEnd>,
     idle: Option<IdleWatch>,
-    /// Of the client's messages.
+    /// Rate of the client's messages.
     pace: Pace,
     /// The client's connection may hold a message beside the one that was taken.
     has_more: bool,
@@ -105,28 +105,28 @@ struct Supervisor<'node> {
     node: &'node Node,
 }
 
-/// What can happen to a lease.
+/// Event of a lease.
 enum Event {
     WorkerEnded,
     EndWanted(WantedEnd),
     /// The time of the announced end has come.
     EndDue(Error),
     Expired,
-    /// It is time to see whether there were calls.
+    /// A check for calls is due.
     Look,
     Message(FromClient),
-    /// The client said something that makes no sense.
+    /// The client has sent an invalid message.
     Garbage(Error),
     ClientGone,
-    /// The package that a worker waits for is here, or is not to be had.
+    /// The package for which a worker waits was fetched, or cannot be fetched.
     Fetched,
-    /// Between nodes: the worker has said something,
+    /// The worker has sent a message for a client on another node.
     FromWorker,
-    /// it asks for memory,
+    /// The worker requests memory.
     Question,
-    /// connections of workers have arrived, or to a segment,
+    /// Connections for workers or for a segment have arrived.
     Links,
-    /// and the client is to be told that there is somebody.
+    /// A sign of life to the client is due.
     Alive,
 }
 
@@ -141,17 +141,17 @@ impl Supervisor<'_> {
         self.finish(end);
     }
 
-    /// Until the lease ends. An error ends it, too.
+    /// Supervises until the lease ends. An error ends it, too.
     fn supervise(&mut self) -> Result<End, Error> {
         if let Some(carrier) = &self.held.carrier {
             self.relay = Some(Relay::new(self.node, &self.held.lease, carrier)?);
         }
-        // A worker that is wanted at once starts while the manager verifies the token.
+        // A worker that is requested at once starts while the manager verifies the token.
         if self.held.start {
             self.begin_start();
         }
         let mut end = self.await_confirmation()?;
-        // Whose the lease is, is known from now on.
+        // The tenant of the lease is known from now on.
         if end.is_none() && self.relay.is_some() && self.held.lease.is_segment() {
             self.served()?;
         }
@@ -170,7 +170,7 @@ impl Supervisor<'_> {
         }
     }
 
-    /// From now on the segment can be reached from elsewhere.
+    /// Opens the segment to other machines, from the first call on.
     fn served(&mut self) -> Result<&mut Served, Error> {
         if self.served.is_none() {
             let Attached { lease, carrier, inbox, .. } = &self.held;
@@ -179,8 +179,8 @@ impl Supervisor<'_> {
         self.served.as_mut().ok_or_else(|| Error::new(Code::Internal, "a segment that is not served"))
     }
 
-    /// Waits for the manager's word about a provisional ticket. The client may go meanwhile; what it says waits. A worker
-    /// whose package comes is started.
+    /// Waits for the manager's answer about a provisional ticket. The client may go meanwhile; its messages wait. A
+    /// worker starts once its package is fetched.
     fn await_confirmation(&mut self) -> Result<Option<End>, Error> {
         while let Some(confirmation) = &self.held.confirmation {
             let watches = [
@@ -205,7 +205,7 @@ impl Supervisor<'_> {
         Ok(None)
     }
 
-    /// Takes the manager's word, if it is there.
+    /// Takes the manager's answer, if it has come.
     fn take_confirmation(&mut self) -> Result<Option<End>, Error> {
         match self.held.confirmation.as_ref().and_then(Confirmation::outcome) {
             Some(Ok(ticket)) => {
@@ -274,7 +274,7 @@ impl Supervisor<'_> {
         [ending, look].into_iter().flatten().fold(self.until_alive(), Instant::min)
     }
 
-    /// When the client is to hear that there is somebody, or the lease expires.
+    /// Time of the next sign of life to the client, or of the lease's expiry if that is earlier.
     fn until_alive(&self) -> Instant {
         let alive = self.relay.as_ref().map(Relay::next_alive);
         alive.map_or(self.held.expires, |alive| alive.min(self.held.expires))
@@ -297,7 +297,7 @@ impl Supervisor<'_> {
         self.idle.as_ref().filter(|idle| now >= idle.next_look()).map(|_| Event::Look)
     }
 
-    /// What the client has said; nothing if it is not there in whole yet.
+    /// Receives a message of the client; `None` if no complete one has arrived.
     fn receive(&mut self) -> Option<Event> {
         let received = self.socket.receive(Some(Duration::ZERO));
         self.has_more = matches!(received, Ok(Some(_)));
@@ -349,7 +349,7 @@ impl Supervisor<'_> {
             }
             Event::Alive => self.tell_alive(),
             Event::Garbage(error) => {
-                // The connection ends whether or not the client can be told why.
+                // The connection ends whether or not the client can receive the reason.
                 let _ = message::send(self.socket, message::failure(&error), &[]);
                 Ok(Some(End::Error(error)))
             }
@@ -386,7 +386,7 @@ impl Supervisor<'_> {
         }
     }
 
-    /// Somebody else is to reach the segment.
+    /// Invites another process to reach the segment.
     fn invite(&mut self, invite: &v1::Invite) -> Result<Option<End>, Error> {
         if !self.held.lease.is_segment() {
             let message = format!("lease {} is of workers: it has no memory for others", self.held.lease.id);
@@ -400,7 +400,7 @@ impl Supervisor<'_> {
         }
     }
 
-    /// The client has the time that is left to do without the lease.
+    /// Announces the end: the client has the remaining time to do without the lease.
     fn announce(&mut self, wanted: WantedEnd) -> Result<Option<End>, Error> {
         let grace = wanted.at.saturating_duration_since(Instant::now());
         info!(lease = self.held.lease.id, reason = %wanted.reason, grace_ms = grace.as_millis(), "lease ending");
@@ -457,7 +457,7 @@ impl Supervisor<'_> {
         if lease.is_segment()
             && let Err(error) = punch_hole(inbox.fd(), 0, inbox.len_bytes())
         {
-            // Until nobody maps it any more.
+            // The memory is free once no process maps it any more.
             error!(lease = lease.id, %error, "the memory of a segment is not free yet");
         }
         drop(inbox);
@@ -471,12 +471,13 @@ impl Supervisor<'_> {
         if matches!(end, End::Released | End::Error(_)) {
             wait_told(node, socket, &lease.id);
         }
-        // It may have gone meanwhile, which changes nothing.
+        // The client may have gone meanwhile, which changes nothing.
         let _ = message::send(socket, end.message(usage), &[]);
     }
 }
 
-/// Tells a client that has a segment mapped that it is over, and waits until it knows: what it reads from then on is 0.
+/// Informs a client that has a segment mapped of its end, and waits for the confirmation: the memory reads as 0
+/// afterwards.
 fn let_go(socket: &Connection, reason: &Error) {
     let ending = v1::Ending { code: reason.code.number(), reason: reason.message.clone(), grace_ms: 0 };
     let until = Instant::now() + LET_GO_PATIENCE;
@@ -490,7 +491,7 @@ fn let_go(socket: &Connection, reason: &Error) {
     }
 }
 
-/// Waits until a manager has heard of the end of a lease, while its client on another node hears that there is somebody.
+/// Waits until a manager has heard of the end of a lease, and sends a client on another node signs of life meanwhile.
 fn wait_told(node: &Node, socket: &Connection, lease: &str) {
     let until = Instant::now() + TELL_PATIENCE;
     while !node.ledger.wait_told(lease, PULSE) && Instant::now() < until {

@@ -1,4 +1,4 @@
-//! From a source to an image in the store, whatever the source is.
+//! Takes one image from a source of any kind into the store.
 
 use std::io::{Seek, SeekFrom};
 
@@ -17,12 +17,12 @@ pub(crate) struct Acquisition<'a> {
     source: &'a mut dyn Source,
     told: &'a mut dyn FnMut(Progress),
     progress: Progress,
-    /// What its layers may still need.
+    /// Limits that remain for the image's layers.
     limits: Limits,
 }
 
 impl<'a> Acquisition<'a> {
-    /// The caller is present in the store, so that what is found there stays.
+    /// Creates an acquisition. The caller holds the store's presence lock, so that no layer is removed meanwhile.
     pub(crate) fn new(
         store: &'a Store,
         presence: &'a Presence,
@@ -32,7 +32,7 @@ impl<'a> Acquisition<'a> {
         Acquisition { store, presence, source, told, progress: Progress::default(), limits: store.limits() }
     }
 
-    /// With these limits in place of the store's.
+    /// Uses these limits in place of the store's.
     pub(crate) fn within(self, limits: Limits) -> Acquisition<'a> {
         Acquisition { limits, ..self }
     }
@@ -77,7 +77,7 @@ impl<'a> Acquisition<'a> {
         self.store.image(record)
     }
 
-    /// Fetches and unpacks a layer, unless it is there.
+    /// Fetches and unpacks a layer, unless the store has it.
     fn layer(&mut self, blob: &Descriptor, diff_id: &Digest) -> Result<(), ImageError> {
         match self.store.claim(diff_id, self.presence)? {
             Some(claim) => self.unpack(claim, blob, diff_id)?,
@@ -100,7 +100,7 @@ impl<'a> Acquisition<'a> {
         claim.finish()
     }
 
-    /// Into a file without a name, so that nothing is left of it in any case.
+    /// Fetches a blob into a file without a name, so that no failure leaves anything of it.
     fn fetch(&mut self, blob: &Descriptor) -> Result<std::fs::File, ImageError> {
         let limit = self.limits.unpacked_bytes;
         if blob.size_bytes > limit {

@@ -1,4 +1,4 @@
-//! As whom a registry is asked.
+//! Credentials for registries.
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -14,15 +14,15 @@ use crate::error::ImageError;
 use crate::reference::Reference;
 
 const MAX_FILE_BYTES: u64 = 1 << 20;
-/// How Docker's own files call its registry.
+/// Names of Docker's registry in Docker's own files.
 const DOCKERS_OWN: &[&str] =
     &["https://index.docker.io/v1/", "index.docker.io", "docker.io", "registry-1.docker.io"];
 
-/// What proves to a registry who asks. Its `Debug` does not show the secrets.
+/// Proof of identity for a registry. Its `Debug` does not show the secrets.
 #[derive(Clone, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum Credentials {
-    /// Nothing: only what the registry shows everybody.
+    /// No credentials: the registry shows only what is public.
     #[default]
     Anonymous,
     /// A name and a password; a registry may exchange them for a token.
@@ -62,8 +62,8 @@ struct Login {
 }
 
 impl Credentials {
-    /// Those that `docker login` has left for an image's registry in `$DOCKER_CONFIG/config.json` or
-    /// `~/.docker/config.json`; anonymous if there are none. Programs that keep credentials for Docker are not asked.
+    /// Reads the credentials that `docker login` has stored for an image's registry in `$DOCKER_CONFIG/config.json` or
+    /// `~/.docker/config.json`; anonymous if there are none. Docker's credential helpers are not asked.
     pub fn of_docker(reference: &Reference) -> Result<Credentials, ImageError> {
         match default_file() {
             Some(file) => Credentials::from_file(&file, reference),
@@ -71,7 +71,7 @@ impl Credentials {
         }
     }
 
-    /// The same, from a file in Docker's format; one that is not there has none.
+    /// Reads credentials from a file in Docker's format; a missing file has none.
     pub fn from_file(path: &Path, reference: &Reference) -> Result<Credentials, ImageError> {
         let wrong = |problem| ImageError::CredentialsFile { path: path.to_owned(), problem };
         let bytes = match fs::metadata(path).and_then(|found| Ok((found.len(), fs::read(path)?))) {
@@ -80,7 +80,7 @@ impl Credentials {
             Ok((size, _)) if size > MAX_FILE_BYTES => return Err(wrong("it is larger than 1 MiB")),
             Ok((_, bytes)) => bytes,
         };
-        // What the library says of an error could show a part of a secret.
+        // The library's error text could show a part of a secret.
         let file: File =
             serde_json::from_slice(&bytes).map_err(|_| wrong("it is not JSON as Docker writes it"))?;
         let login = file.auths.into_iter().find(|(name, _)| is_of(name, reference));
@@ -133,7 +133,7 @@ mod tests {
     }
 
     #[test]
-    fn docker_s_file_gives_the_credentials_of_the_registry_that_is_asked() {
+    fn reads_the_registrys_credentials_from_dockers_file() {
         let auth = STANDARD.encode("me:se:cret");
         let text = format!(
             r#"{{"auths": {{"a.example:5000": {{"auth": "{auth}"}}, "https://index.docker.io/v1/": {{"auth": "{auth}"}},

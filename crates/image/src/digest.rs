@@ -1,4 +1,4 @@
-//! Digests, by which everything of an image is named, and a reader that computes one.
+//! Digests, which name every part of an image, and a reader that computes one.
 
 use std::fmt;
 use std::io::{self, Read};
@@ -17,17 +17,17 @@ const PREFIX: &str = "sha256:";
 pub struct Digest([u8; BYTES]);
 
 impl Digest {
-    /// That of these bytes.
+    /// Digest of these bytes.
     pub fn of(bytes: &[u8]) -> Digest {
         Digest(Sha256::digest(bytes).into())
     }
 
-    /// In hexadecimal, without the name of the algorithm: a file's name.
+    /// The digest in hexadecimal, without the name of the algorithm, as in a file's name.
     pub fn hex(&self) -> String {
         self.0.iter().map(|byte| format!("{byte:02x}")).collect()
     }
 
-    /// From such a file's name.
+    /// Reads a digest from a file's name.
     pub(crate) fn from_hex(hex: &str) -> Option<Digest> {
         let is_ours =
             hex.len() == 2 * BYTES && hex.bytes().all(|byte| matches!(byte, b'0'..=b'9' | b'a'..=b'f'));
@@ -80,12 +80,12 @@ impl<R: Read> Hashing<R> {
         Hashing { inner, hash: Sha256::new(), bytes: 0 }
     }
 
-    /// How many bytes were passed on.
+    /// Number of bytes that were passed on.
     pub(crate) fn passed_bytes(&self) -> u64 {
         self.bytes
     }
 
-    /// Of what was passed on.
+    /// Digest of the bytes that were passed on.
     pub(crate) fn digest(self) -> Digest {
         Digest(self.hash.finalize().into())
     }

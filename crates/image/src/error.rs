@@ -37,7 +37,7 @@ impl fmt::Display for Part {
     }
 }
 
-/// Why a file of a layer is not taken.
+/// Reason why a file of a layer is refused.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum EntryProblem {
@@ -62,13 +62,13 @@ pub enum EntryProblem {
     /// A path that leads through a file.
     #[error("its path leads through a file that is no folder")]
     ThroughFile,
-    /// A hard link to what is not in the layer.
+    /// A hard link to a file that the layer does not have.
     #[error("it is a hard link to a file that the layer does not have")]
     MissingTarget,
     /// A file in place of a folder that has files.
     #[error("it replaces a folder that is not empty")]
     ReplacesFolder,
-    /// Something that no layer has: a sparse file, a volume's label.
+    /// An entry of a kind that no layer has: a sparse file, a volume's label.
     #[error("it is of a kind that layers do not have")]
     Kind,
     /// Another size in the extended header than in the header.
@@ -76,22 +76,22 @@ pub enum EntryProblem {
     Size,
 }
 
-/// Why an image could not be fetched, read, kept or found.
+/// Error of fetching, reading, keeping or finding an image.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum ImageError {
     /// Not a name of an image.
     #[error("{text:?} does not name an image: {reason}")]
     Reference {
-        /// What was given.
+        /// The rejected text.
         text: String,
-        /// Why not.
+        /// Why the text is not a name.
         reason: &'static str,
     },
     /// Not a digest.
     #[error("{text:?} is no digest as sha256:... with 64 digits")]
     NoDigest {
-        /// What was given.
+        /// The rejected text.
         text: String,
     },
     /// The store has no such image.
@@ -100,159 +100,159 @@ pub enum ImageError {
     /// The registry has no such image or blob.
     #[error("the registry {registry} has no {what}")]
     NotInRegistry {
-        /// Its host.
+        /// Host of the registry.
         registry: String,
-        /// What was asked for.
+        /// The requested image or blob.
         what: String,
     },
-    /// Not the JSON that it should be.
+    /// The document is not the expected JSON.
     #[error("the {part} cannot be read: {source}")]
     Json {
-        /// Of which part.
+        /// Part that cannot be read.
         part: Part,
-        /// Where it is wrong.
+        /// Error of the JSON parser.
         source: serde_json::Error,
     },
     /// A document that contradicts itself or the specification.
     #[error("the {part} is invalid: {problem}")]
     Document {
-        /// Which.
+        /// Part that is invalid.
         part: Part,
-        /// What is wrong.
+        /// Description of the problem.
         problem: &'static str,
     },
     /// A kind of layer or document that is not known here.
     #[error("the {part} is of the unknown type {media_type:?}")]
     MediaType {
-        /// Of which part.
+        /// Part of the unknown type.
         part: Part,
-        /// What it says of itself.
+        /// Type that the part states.
         media_type: String,
     },
-    /// An index that leads to an index, too often.
+    /// Too many indexes that lead to one another.
     #[error("more than {MAX_INDEX_DEPTH} indexes lead to one another")]
     Depth,
     /// Too many layers.
     #[error("the image has {0} layers; {MAX_LAYERS} are possible")]
     Layers(usize),
-    /// Other bytes than those that were asked for.
+    /// Other bytes than those that were requested.
     #[error("the {part} {expected} has the digest {actual}")]
     DigestMismatch {
-        /// Of which part.
+        /// Part with the wrong digest.
         part: Part,
-        /// What it should be.
+        /// Digest that was requested.
         expected: Digest,
-        /// What it is.
+        /// Digest of the received bytes.
         actual: Digest,
     },
     /// More or fewer bytes than were announced.
     #[error("the {part} {digest} has {relation} the {expected_bytes} bytes that were announced")]
     Size {
-        /// Of which part.
+        /// Part of the wrong size.
         part: Part,
-        /// Its digest.
+        /// Digest of the part.
         digest: Digest,
-        /// More than, fewer than.
+        /// The relation in words: more than, fewer than.
         relation: &'static str,
-        /// What was announced.
+        /// Announced size in bytes.
         expected_bytes: u64,
     },
-    /// Beyond a bound.
+    /// A part exceeds a limit.
     #[error("the {part} has more than {limit} {unit}")]
     TooLarge {
-        /// Which part.
+        /// Part that is too large.
         part: Part,
-        /// The bound.
+        /// The limit.
         limit: u64,
-        /// Of what.
+        /// Unit of the limit.
         unit: &'static str,
     },
-    /// A file of a layer that is not taken.
+    /// A file of a layer that is refused.
     #[error("the layer's file {path:?} cannot be taken: {problem}")]
     Entry {
-        /// Its path in the layer.
+        /// Path of the file in the layer.
         path: String,
-        /// Why.
+        /// Why the file is refused.
         problem: EntryProblem,
     },
     /// Compressed data or an archive that cannot be read, as it is truncated or damaged.
     #[error("the {part} is damaged: {source}")]
     Damaged {
-        /// Which part.
+        /// Part that is damaged.
         part: Part,
-        /// What was found.
+        /// Error of the reader.
         source: io::Error,
     },
-    /// For other machines.
+    /// The image is for other machines.
     #[error("the image is for {found}, and this machine is linux/{here}")]
     Architecture {
-        /// For which, separated by commas.
+        /// Machines of the image, separated by commas.
         found: String,
-        /// This one.
+        /// Architecture of this machine.
         here: &'static str,
     },
     /// A file or folder in which there are no images.
     #[error("{} is no OCI layout and no tar of one or of `docker save`", path.display())]
     NoImages {
-        /// Which.
+        /// Path of the file or folder.
         path: PathBuf,
     },
-    /// The registry wants to know who asks, or does not let them.
+    /// The registry requires authentication, or refuses these credentials.
     #[error("the registry {registry} refuses access (status {status}): check the name and the credentials")]
     Refused {
-        /// Its host.
+        /// Host of the registry.
         registry: String,
-        /// By HTTP.
+        /// HTTP status of the answer.
         status: u16,
     },
-    /// The registry answers something else than it should.
+    /// The registry answers with an unexpected status.
     #[error("the registry {registry} answered {what} with status {status}")]
     Status {
-        /// Its host.
+        /// Host of the registry.
         registry: String,
-        /// What was asked for.
+        /// The requested image or blob.
         what: String,
-        /// By HTTP.
+        /// HTTP status of the answer.
         status: u16,
     },
-    /// An answer that makes no sense.
+    /// An answer of a registry that is invalid.
     #[error("the registry {registry} sent what makes no sense: {problem}")]
     Nonsense {
-        /// Its host.
+        /// Host of the registry.
         registry: String,
-        /// What is wrong.
+        /// Why the answer is invalid.
         problem: &'static str,
     },
     /// The registry could not be reached.
     #[error("the registry {registry} does not answer: {source}")]
     Unreachable {
-        /// Its host.
+        /// Host of the registry.
         registry: String,
-        /// Why.
+        /// Error of the HTTP client.
         source: Box<ureq::Error>,
     },
     /// The file with credentials cannot be used.
     #[error("the credentials in {} cannot be used: {problem}", path.display())]
     CredentialsFile {
-        /// Which file.
+        /// Path of the file with credentials.
         path: PathBuf,
-        /// Why.
+        /// Why the file cannot be used.
         problem: &'static str,
     },
-    /// Something that the store needs of the system could not be done.
+    /// An operation of the system has failed.
     #[error("{operation} {} failed: {source}", path.display())]
     System {
-        /// What.
+        /// The failed operation.
         operation: &'static str,
-        /// With which file; inside of a layer it is relative to that.
+        /// File of the operation; within a layer, the path is relative to the layer.
         path: PathBuf,
-        /// What the system said.
+        /// Error of the system.
         source: io::Error,
     },
 }
 
 impl ImageError {
-    /// That an operation failed in the system.
+    /// Creates the error of an operation that failed in the system.
     pub(crate) fn system(
         operation: &'static str,
         path: impl AsRef<Path>,
@@ -261,7 +261,7 @@ impl ImageError {
         ImageError::System { operation, path: path.as_ref().to_owned(), source: source.into() }
     }
 
-    /// That a file of a layer is not taken.
+    /// Creates the error of a layer's file that is refused.
     pub(crate) fn entry(path: &[u8], problem: EntryProblem) -> ImageError {
         let path = String::from_utf8_lossy(path).chars().take(200).collect();
         ImageError::Entry { path, problem }

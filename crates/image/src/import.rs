@@ -1,8 +1,8 @@
 //! Images from a file or a folder: an OCI layout, or what `docker save` writes.
 //!
-//! Both are blobs and a list of images. Newer versions of Docker write a layout with both lists; then the layout's
-//! counts. What the older format names by path is looked up by its digest here, too, so that everything after this is
-//! the same for all.
+//! Both consist of blobs and a list of images. Newer versions of Docker write a layout that has both lists; then the
+//! layout's list counts. Files that the older format names by path are indexed by their digests here, so that all later
+//! steps are the same for both formats.
 
 mod archive;
 mod docker;
@@ -21,22 +21,22 @@ use crate::source::Source;
 
 use files::Files;
 
-/// The images of a file or a folder, and where their blobs are.
+/// Images of a file or a folder, and the source of their blobs.
 pub(crate) struct Found {
     pub(crate) source: Box<dyn Source>,
-    /// One at least.
+    /// The images; at least one.
     pub(crate) images: Vec<Named>,
 }
 
-/// One of them.
+/// An image of the file or folder.
 pub(crate) enum Named {
-    /// By an index or a manifest, whose digest is the image's.
+    /// An image with an index or a manifest, whose digest is the image's.
     ByManifest { root: Descriptor, names: Vec<String> },
-    /// Without a manifest: the digest of its configuration is the image's.
+    /// An image without a manifest: the digest of its configuration is the image's.
     ByConfig { manifest: Manifest, names: Vec<String> },
 }
 
-/// Looks which images there are. What must be unpacked for that is kept in a file without a name in `scratch`.
+/// Lists the images of a file or folder. A compressed archive is unpacked into a file without a name in `scratch`.
 pub(crate) fn open(path: &Path, scratch: &Path, limits: &Limits) -> Result<Found, ImageError> {
     let files = Files::open(path, scratch, limits)?;
     let (images, paths) = match (files.document("index.json")?, files.document("manifest.json")?) {
@@ -53,7 +53,7 @@ pub(crate) fn open(path: &Path, scratch: &Path, limits: &Limits) -> Result<Found
 /// Blobs by their digests.
 struct Blobs {
     files: Files,
-    /// Of those that are not where a layout has them.
+    /// Paths of blobs that are not at their usual place in a layout.
     paths: BTreeMap<Digest, String>,
 }
 
@@ -72,7 +72,7 @@ impl Source for Blobs {
 }
 
 impl Files {
-    /// A small file, whole; `None`: there is none of that name.
+    /// Reads a small file whole; `None` if there is none of that name.
     fn document(&self, name: &str) -> Result<Option<Vec<u8>>, ImageError> {
         let Some((reader, bytes)) = self.open_file(name)? else { return Ok(None) };
         if bytes > MAX_DOCUMENT_BYTES {

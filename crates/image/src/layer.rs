@@ -1,18 +1,18 @@
-//! A layer: an archive of strangers, unpacked into a folder that overlayfs takes as a lower layer.
+//! A layer: an untrusted archive, unpacked into a folder that overlayfs takes as a lower layer.
 //!
 //! Files are made relative to a descriptor of that folder. Each folder on the way is opened by the kernel under rules
 //! that no path can break (`openat2` with `RESOLVE_BENEATH` and `RESOLVE_NO_SYMLINKS`, see [`tree`]), files are made and
 //! never opened for writing when they are there, and links are made but not followed.
 //!
-//! Kept: names, contents, links, the permissions and times of modification. Not kept: owners (all is one user's, see
-//! [`tree::Owner`]), set-user-ID and set-group-ID, extended attributes with file capabilities among them. Device nodes,
-//! FIFOs and sockets are not made, only counted. Whiteouts become those of overlayfs: a character device 0/0, which
-//! anybody may make, and the attribute `user.overlay.opaque`.
+//! Kept: names, contents, links, the permissions and times of modification. Not kept: owners (all files belong to one
+//! user, see [`tree::Owner`]), set-user-ID and set-group-ID, extended attributes with file capabilities among them.
+//! Device nodes, FIFOs and sockets are only counted. Whiteouts become those of overlayfs: a character device 0/0, which
+//! every user may create, and the attribute `user.overlay.opaque`.
 //!
 //! Invariants:
 //! - Nothing outside of the folder is made, changed, read or linked to, whatever the archive holds.
 //! - Memory does not grow with the archive, but for the paths of folders, which are bounded.
-//! - Whoever owns the files can read them and enter the folders.
+//! - The owner of the files can read them and enter the folders.
 
 mod bounded;
 mod decompress;
@@ -34,28 +34,28 @@ pub(crate) use decompress::decompressed;
 pub(crate) use entries::{Kind, for_each};
 use tree::Tree;
 
-/// What a layer was.
+/// Measurements of an unpacked layer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Unpacked {
-    /// The digest of the archive, not compressed.
+    /// The digest of the uncompressed archive.
     pub diff_id: Digest,
-    /// The archive's length, not compressed.
+    /// The length of the uncompressed archive, in bytes.
     pub bytes: u64,
     /// Files, folders, links and whiteouts that were made.
     pub files: u64,
-    /// Device nodes, FIFOs and sockets that were not.
+    /// Device nodes, FIFOs and sockets that were not made.
     pub skipped: u64,
 }
 
-/// Unpacks a layer (gzip, zstd or plain) into an empty folder, within the limits, from which it takes what it has used.
-/// What was made before an error stays, for the caller to remove.
+/// Unpacks a layer (gzip, zstd or plain) into an empty folder. It keeps within the limits, and reduces them by what it
+/// has used. After an error, files that were made stay for the caller to remove.
 pub fn unpack(layer: impl Read, folder: BorrowedFd<'_>, limits: &mut Limits) -> Result<Unpacked, ImageError> {
     let archive = decompressed(layer).map_err(damaged)?;
     let mut archive = Bounded::new(Hashing::new(archive), limits.unpacked_bytes);
     let mut tree = Tree::new(folder, limits.files)?;
     let unpacked = for_each(&mut archive, |entry, content| place::place(&mut tree, entry, content))
         .and_then(|()| tree.finish())
-        // What stands after the archive's end counts for the digest.
+        // Bytes after the archive's end count for the digest.
         .and_then(|()| io::copy(&mut archive, &mut io::sink()).map(drop).map_err(damaged));
     if archive.is_exceeded() {
         let limit = limits.unpacked_bytes;

@@ -1,26 +1,27 @@
-//! OCI images on a node: where they come from, how they are checked, and the folders that overlays are made of.
+//! OCI images on a node: their sources, their verification, and the folders from which overlays are made.
 //!
 //! A [`Store`] is one folder of one node. An image gets there from a registry ([`Store::pull`]) or from a file or
-//! folder ([`Store::import`]); both are a [`source`] of blobs, named by their digests, and go the same way from there:
+//! folder ([`Store::import`]). Both are a [`source`] of blobs, named by their digests, and the same steps follow for
+//! both:
 //!
 //! ```text
 //! index -> manifest -> config -> each layer: fetched, verified, unpacked, verified again by its diff id -> record
 //! ```
 //!
-//! A layer is unpacked once, into a folder of its own that is named by the digest of its content, and shared read-only
-//! by all images that have it. [`Image::layers`] lists those folders from the bottom to the top, in the form that
-//! overlayfs takes as lower layers when it is mounted with `userxattr`.
+//! Each layer is unpacked once, into a folder of its own that is named by the digest of its content. All images that
+//! have the layer share this folder read-only. [`Image::layers`] lists the folders from the bottom to the top, in the
+//! form that overlayfs takes as lower layers when it is mounted with `userxattr`.
 //!
-//! This is a crate of its own so that what talks to registries and reads strangers' archives is linked by those who keep
-//! images, and never by the process that makes sandboxes.
+//! This is a crate of its own so that code for registries and for untrusted archives is linked only into programs that
+//! keep images, and never into the process that makes sandboxes.
 //!
 //! Invariants:
-//! - What has its final name in the store is complete and on the disk. Whatever has not is ignored, and removed by the
-//!   next store that finds nobody at work.
+//! - A file or folder with its final name in the store is complete and on the disk. Any other one is ignored, and
+//!   removed by the next store that finds no process at work.
 //! - Nothing of a layer is ever made, changed or read outside of that layer's folder: see [`layer`].
-//! - Nothing that comes from outside is kept before its digest was found to be the one that was asked for.
+//! - Nothing from outside is kept before its digest was found to be the requested one.
 //! - An image that is listed has all of its layers.
-//! - There is no image here that this machine cannot run.
+//! - The store has no image that this machine cannot run.
 
 // A cast that may lose something says why it does not. Tests cast numbers that they have chosen.
 #![cfg_attr(

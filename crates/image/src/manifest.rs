@@ -1,6 +1,6 @@
-//! The three documents of an image, read from bytes of strangers: index, manifest and configuration.
+//! The three documents of an image, read from untrusted bytes: index, manifest and configuration.
 //!
-//! Nothing here does I/O. What is returned is bounded and holds together; what is not needed is not kept.
+//! Nothing here does I/O. The results are bounded and consistent; fields that are not needed are dropped.
 
 use serde::{Deserialize, Serialize};
 
@@ -8,7 +8,7 @@ use crate::digest::Digest;
 use crate::error::{ImageError, Part};
 use crate::limits::{MAX_DOCUMENT_BYTES, MAX_LAYERS};
 
-/// How this machine is called in images.
+/// Name of this machine's architecture in images.
 pub const HERE: &str = match std::env::consts::ARCH.as_bytes() {
     b"x86_64" => "amd64",
     b"aarch64" => "arm64",
@@ -18,12 +18,12 @@ const SYSTEM: &str = "linux";
 /// The lowest level of each architecture, which all machines of it have.
 const BASE_VARIANTS: &[(&str, &str)] = &[("amd64", "v1"), ("arm64", "v8")];
 
-/// What an index or a manifest may call itself.
+/// Media types of an index and of a manifest.
 const INDEX_TYPES: &[&str] =
     &["application/vnd.oci.image.index.v1+json", "application/vnd.docker.distribution.manifest.list.v2+json"];
 const MANIFEST_TYPES: &[&str] =
     &["application/vnd.oci.image.manifest.v1+json", "application/vnd.docker.distribution.manifest.v2+json"];
-/// How the types of layers begin; which compression it is, the first bytes tell.
+/// Prefixes of the media types of layers. The first bytes of a layer show its compression.
 const LAYER_TYPES: &[&str] = &[
     "application/vnd.oci.image.layer.v1.tar",
     "application/vnd.oci.image.layer.nondistributable.v1.tar",
@@ -32,7 +32,7 @@ const LAYER_TYPES: &[&str] = &[
 ];
 const COMPRESSIONS: &[&str] = &["", "+gzip", "+zstd", ".gzip", ".zstd"];
 
-/// The types of documents that a registry is asked for.
+/// Types of documents that are requested from a registry.
 pub(crate) fn accepted_types() -> impl Iterator<Item = &'static str> {
     INDEX_TYPES.iter().chain(MANIFEST_TYPES).copied()
 }
@@ -40,12 +40,12 @@ pub(crate) fn accepted_types() -> impl Iterator<Item = &'static str> {
 /// A blob by its digest and size.
 #[derive(Clone, Debug, PartialEq, Eq, Deserialize)]
 pub struct Descriptor {
-    /// What it says of its type.
+    /// Media type that the descriptor states.
     #[serde(default, rename = "mediaType")]
     pub media_type: String,
-    /// Its content.
+    /// Digest of the content.
     pub digest: Digest,
-    /// Its length.
+    /// Length in bytes.
     #[serde(rename = "size")]
     pub size_bytes: u64,
 }
@@ -56,10 +56,10 @@ pub struct Entry {
     /// The manifest or the next index.
     #[serde(flatten)]
     pub descriptor: Descriptor,
-    /// For which machines; nothing: that is only said in its configuration.
+    /// Machines of the manifest; `None` if only its configuration states them.
     #[serde(default)]
     pub platform: Option<Platform>,
-    /// What else is said of it.
+    /// Further annotations of the manifest.
     #[serde(default)]
     pub annotations: Option<Annotations>,
 }
@@ -93,21 +93,21 @@ impl Platform {
     }
 }
 
-/// What a name or a digest leads to.
+/// Document to which a name or a digest leads.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Document {
-    /// To manifests of one image for several kinds of machines, or of several images.
+    /// A list of manifests of one image for several kinds of machines, or of several images.
     Index(Vec<Entry>),
-    /// To the manifest of an image.
+    /// The manifest of an image.
     Manifest(Manifest),
 }
 
-/// Of what an image consists.
+/// Parts of an image.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Manifest {
-    /// How it is run.
+    /// The configuration, which describes how the image is run.
     pub config: Descriptor,
-    /// Its files, from the bottom to the top.
+    /// The layers, from the bottom to the top.
     pub layers: Vec<Descriptor>,
 }
 
@@ -122,7 +122,7 @@ struct RawDocument {
 }
 
 impl Document {
-    /// Reads an index or a manifest. One that could be taken for either is refused.
+    /// Reads an index or a manifest. A document that could be taken for either is refused.
     pub fn read(bytes: &[u8]) -> Result<Document, ImageError> {
         let wrong = |problem| Err(ImageError::Document { part: Part::Manifest, problem });
         let raw: RawDocument = json(Part::Manifest, bytes)?;
@@ -161,7 +161,7 @@ fn is_layer(media_type: &str) -> bool {
     rest.is_some_and(|rest| COMPRESSIONS.contains(&rest))
 }
 
-/// Which manifest of an index this machine takes: the first that is for it, or else the first that does not say.
+/// Selects the manifest of an index for this machine: the first that is for it, or else the first without a platform.
 pub fn choose(entries: &[Entry]) -> Result<&Entry, ImageError> {
     let is_for_here = |entry: &&Entry| entry.platform.as_ref().is_some_and(Platform::is_here);
     let says_nothing = |entry: &&Entry| entry.platform.is_none();
@@ -180,16 +180,16 @@ fn platforms(entries: &[Entry]) -> String {
     if named.is_empty() { "no machine".to_owned() } else { named.join(", ") }
 }
 
-/// How an image is run, as its author wants it.
+/// Settings with which an image is run, as its author wants it.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Config {
-    /// The processor, in images' words: `amd64`, `arm64`.
+    /// The processor, by the names of images: `amd64`, `arm64`.
     pub architecture: String,
     /// The environment: names and values.
     pub env: Vec<(String, String)>,
-    /// The user and group, as names or numbers: `1000:1000`; empty: nobody in particular.
+    /// The user and group, as names or numbers: `1000:1000`; empty for no particular user.
     pub user: String,
-    /// Where it runs; empty: the root.
+    /// The working folder; empty for the root.
     pub working_folder: String,
     /// The program and its first arguments.
     pub entry_point: Vec<String>,
@@ -263,7 +263,7 @@ impl Config {
     }
 }
 
-/// What has no name and no value cannot be in an environment.
+/// Reads an environment variable. Text without a name and a value is skipped.
 fn variable(text: String) -> Option<(String, String)> {
     let (name, value) = text.split_once('=')?;
     (!name.is_empty()).then(|| (name.to_owned(), value.to_owned()))
@@ -274,7 +274,7 @@ pub(crate) fn json<'a, T: Deserialize<'a>>(part: Part, bytes: &'a [u8]) -> Resul
     if bytes.len() as u64 > MAX_DOCUMENT_BYTES {
         return Err(ImageError::TooLarge { part, limit: MAX_DOCUMENT_BYTES, unit: "bytes" });
     }
-    // Deeper than 128 levels is an error of the library's.
+    // The library refuses JSON deeper than 128 levels.
     serde_json::from_slice(bytes).map_err(|source| ImageError::Json { part, source })
 }
 

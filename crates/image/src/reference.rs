@@ -1,4 +1,4 @@
-//! Names of images: which registry, which repository, which tag or digest.
+//! Names of images: registry, repository, and tag or digest.
 
 use std::fmt;
 use std::str::FromStr;
@@ -6,18 +6,19 @@ use std::str::FromStr;
 use crate::digest::Digest;
 use crate::error::ImageError;
 
-/// The registry of names that name none, as everywhere else.
+/// Registry of names that have none, as in other tools.
 const DEFAULT_REGISTRY: &str = "docker.io";
-/// Where that one answers.
+/// Host of the default registry.
 const DEFAULT_HOST: &str = "registry-1.docker.io";
-/// The folder there of names without one.
+/// Folder in the default registry of names that have none.
 const DEFAULT_FOLDER: &str = "library/";
 const DEFAULT_TAG: &str = "latest";
-/// Longest registry and repository, with what is filled in, so that what is written is never longer than what may be read.
+/// Longest registry and repository, including the parts that are filled in, so that a written name can always be read
+/// again.
 const MAX_BYTES: usize = 255;
 const MAX_TAG_BYTES: usize = 128;
 
-/// `[REGISTRY/]REPOSITORY[:TAG][@DIGEST]`, with what is left out filled in. If there is a digest, it counts, and not the
+/// `[REGISTRY/]REPOSITORY[:TAG][@DIGEST]`, with missing parts filled in. If there is a digest, it counts instead of the
 /// tag.
 ///
 /// ```
@@ -28,21 +29,21 @@ const MAX_TAG_BYTES: usize = 128;
 pub struct Reference {
     /// Host, and port if it is not the usual one.
     pub registry: String,
-    /// The image's name there.
+    /// Name of the image in the registry.
     pub repository: String,
-    /// Which of them, by a name that can come to mean another.
+    /// Tag of the image, which can come to mean another image.
     pub tag: Option<String>,
-    /// Which of them, for ever.
+    /// Digest of the image, which always means the same image.
     pub digest: Option<Digest>,
 }
 
 impl Reference {
-    /// The host that answers for the registry, and its port.
+    /// Host that answers for the registry, with its port.
     pub(crate) fn host(&self) -> &str {
         if self.registry == DEFAULT_REGISTRY { DEFAULT_HOST } else { &self.registry }
     }
 
-    /// Whether the registry is on this machine, so that nobody else can listen or answer.
+    /// Whether the registry is on this machine, so that no other machine can listen or answer.
     pub fn is_local(&self) -> bool {
         let host = match self.registry.rsplit_once(':') {
             Some((host, port)) if port.bytes().all(|byte| byte.is_ascii_digit()) => host,
@@ -51,7 +52,7 @@ impl Reference {
         matches!(host, "localhost" | "127.0.0.1" | "[::1]")
     }
 
-    /// What a registry is asked for: the digest or the tag.
+    /// Text that identifies the image in the registry: the digest or the tag.
     pub(crate) fn wanted(&self) -> String {
         let tag = || self.tag.clone().unwrap_or_else(|| DEFAULT_TAG.to_owned());
         self.digest.map_or_else(tag, |digest| digest.to_string())
@@ -91,7 +92,7 @@ impl FromStr for Reference {
         if !repository.split('/').all(is_component) {
             return Err(wrong("names have small letters and digits, with `.`, `_` or `-` between them"));
         }
-        // Whatever says neither means the usual tag.
+        // A name without tag and digest means the usual tag.
         let tag = tag.or(if digest.is_none() { Some(DEFAULT_TAG) } else { None });
         Ok(Reference { registry: registry.to_owned(), repository, tag: tag.map(str::to_owned), digest })
     }
@@ -154,7 +155,7 @@ mod tests {
     }
 
     #[test]
-    fn what_a_name_leaves_out_is_filled_in_as_everywhere_else() {
+    fn fills_in_missing_parts_of_a_name() {
         assert_eq!(whole("debian"), "docker.io/library/debian:latest");
         assert_eq!(whole("user/app:1.2"), "docker.io/user/app:1.2");
         assert_eq!(whole("docker.io/debian"), "docker.io/library/debian:latest");
@@ -201,7 +202,7 @@ mod tests {
     }
 
     #[test]
-    fn a_name_is_as_long_as_it_is_when_it_is_whole() {
+    fn bounds_the_length_of_the_whole_name() {
         let longest = "a".repeat(MAX_BYTES - "docker.io/library/".len());
         assert_eq!(whole(&whole(&longest)), whole(&longest));
         let error = format!("{longest}a").parse::<Reference>().unwrap_err().to_string();

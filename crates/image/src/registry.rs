@@ -1,7 +1,7 @@
-//! A registry, asked by the distribution protocol over HTTP/1.1.
+//! A registry, accessed by the distribution protocol over HTTP/1.1.
 //!
-//! Nothing that it says has an effect without a bound: documents, headers and tokens have a largest size, blobs the size
-//! that was announced, redirections a number, and each answer a time in which it must come.
+//! Everything that a registry sends is bounded: documents, headers and tokens have a largest size, blobs the announced
+//! size, redirections a number, and each answer a time limit.
 
 mod challenge;
 mod elsewhere;
@@ -30,36 +30,36 @@ use elsewhere::Elsewhere;
 
 const CONNECT_TIME: Duration = Duration::from_secs(10);
 const ANSWER_TIME: Duration = Duration::from_secs(60);
-/// A blob's bytes may come no slower, on the average.
+/// Lowest average speed at which a blob's bytes may come.
 const LEAST_BYTES_PER_S: u64 = 16 << 10;
 const MAX_REDIRECTIONS: u32 = 5;
 const MAX_HEADER_BYTES: usize = 64 << 10;
 
-/// How a registry is asked.
+/// Way to access a registry.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Access {
-    /// As whom.
+    /// Credentials for the registry.
     pub credentials: Credentials,
-    /// Over what.
+    /// Transport of the requests.
     pub transport: Transport,
 }
 
-/// What carries the questions.
+/// Transport of requests to a registry.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum Transport {
     /// TLS, with the certificates that this machine trusts; plain HTTP for registries of this machine (`localhost`).
     #[default]
     Safe,
-    /// TLS, and never with this machine itself: for names that strangers choose.
+    /// TLS, and never with this machine itself, for names from untrusted sources.
     Elsewhere,
-    /// Plain HTTP: whoever is on the way reads credentials and images, and can refuse images, but not change them if they
-    /// are pinned.
+    /// Plain HTTP. Everyone on the network path reads credentials and images, and can block images, but cannot change
+    /// pinned images.
     Plain,
 }
 
-/// The digest that a name means now, by which a package can pin it. Of an image for several kinds of machines it is that of
-/// the index, so that it means the same on all of them.
+/// Resolves a name to its current digest, by which a package can pin it. For an image for several kinds of machines
+/// this is the digest of the index, so that it means the same on all of them.
 pub fn resolve(reference: &Reference, access: &Access) -> Result<Digest, ImageError> {
     match reference.digest {
         Some(digest) => Ok(digest),
@@ -76,9 +76,9 @@ pub(crate) struct Registry {
     repository: String,
     is_plain: bool,
     credentials: Credentials,
-    /// What to send, once the registry has said what it wants.
+    /// Value of the header to send, once the registry has demanded authentication.
     authorization: Option<String>,
-    /// The document to which the name has led, so that it is fetched once.
+    /// Document to which the name has led, so that it is fetched once.
     root: Option<(Descriptor, Vec<u8>)>,
 }
 
@@ -102,7 +102,7 @@ impl Registry {
         })
     }
 
-    /// To what a name leads: an index or a manifest. It has the digest that is asked for, if one is.
+    /// Fetches the index or manifest to which a name leads, and verifies its digest if the name has one.
     pub(crate) fn root(&mut self, reference: &Reference) -> Result<Descriptor, ImageError> {
         let wanted = reference.wanted();
         let mut response = self.get(&format!("manifests/{wanted}"), ANSWER_TIME)?;
@@ -115,7 +115,7 @@ impl Registry {
         Ok(found)
     }
 
-    /// Asks, with credentials as soon as the registry wants some.
+    /// Sends a request, with credentials once the registry demands them.
     fn get(&mut self, what: &str, body_time: Duration) -> Result<Response<Body>, ImageError> {
         let response = self.try_get(what, body_time)?;
         if response.status() != StatusCode::UNAUTHORIZED {
@@ -152,7 +152,7 @@ impl Registry {
         }
     }
 
-    /// The body of an answer that is no blob.
+    /// Reads the body of an answer that is not a blob.
     fn short(&self, response: &mut Response<Body>) -> Result<Vec<u8>, ImageError> {
         let mut bytes = Vec::new();
         let reader = response.body_mut().with_config().limit(u64::MAX).reader();
@@ -207,7 +207,7 @@ fn agent(reference: &Reference, transport: Transport, is_plain: bool) -> Agent {
     if !is_plain {
         config = config.tls_config(tls());
     }
-    // The environment may name a proxy, which leads elsewhere.
+    // The environment may name a proxy, which would resolve the name to another machine.
     if reference.is_local() {
         config = config.proxy(None);
     }
@@ -219,7 +219,7 @@ fn agent(reference: &Reference, transport: Transport, is_plain: bool) -> Agent {
     }
 }
 
-/// With the certificates that this machine trusts; those of them that cannot be read are not trusted.
+/// TLS settings with the certificates that this machine trusts, except those that cannot be read.
 fn tls() -> TlsConfig {
     let found = rustls_native_certs::load_native_certs().certs;
     let certificates: Vec<_> = found.iter().map(|found| Certificate::from_der(found).to_owned()).collect();

@@ -8,18 +8,18 @@ use crate::error::{ImageError, Part};
 use crate::limits::MAX_DOCUMENT_BYTES;
 use crate::manifest::Descriptor;
 
-/// A registry, a folder or an archive. What it gives is believed by nobody: see [`document`] and [`copy`].
+/// A registry, a folder or an archive. Its bytes are not trusted: see [`document`] and [`copy`].
 pub(crate) trait Source {
-    /// The bytes of a blob.
+    /// Opens a blob and returns its bytes.
     fn open<'a>(&'a mut self, part: Part, blob: &Descriptor) -> Result<Box<dyn Read + 'a>, ImageError>;
 
-    /// That reading what was opened has failed: whose fault that is, the source knows.
+    /// Creates the error of a failed read. The source knows whose fault that is.
     fn damaged(&self, part: Part, error: io::Error) -> ImageError {
         ImageError::Damaged { part, source: error }
     }
 }
 
-/// A document, whole and verified.
+/// Reads a document whole and verifies it.
 pub(crate) fn document(
     source: &mut dyn Source,
     part: Part,
@@ -33,7 +33,7 @@ pub(crate) fn document(
     Ok(bytes)
 }
 
-/// Writes a blob to where it is kept until it was verified: it fails if those are not its bytes.
+/// Writes a blob to a sink, where it stays until it is verified. Fails if the bytes are not the blob's.
 pub(crate) fn copy(
     source: &mut dyn Source,
     part: Part,
@@ -45,7 +45,7 @@ pub(crate) fn copy(
     let Descriptor { digest, size_bytes: expected_bytes, .. } = *blob;
     let wrong_size = |relation| ImageError::Size { part, digest, relation, expected_bytes };
     let mut piece = vec![0; PIECE_BYTES];
-    // A byte more than announced is enough to know.
+    // A byte more than announced is enough to detect a wrong size.
     let mut reader = Hashing::new(source.open(part, blob)?.take(expected_bytes.saturating_add(1)));
     let failed = loop {
         match reader.read(&mut piece) {
@@ -71,7 +71,7 @@ pub(crate) fn copy(
     }
 }
 
-/// Where a blob is kept until it was verified.
+/// Place for the bytes of a blob until they are verified.
 pub(crate) trait Sink {
     fn write(&mut self, bytes: &[u8]) -> Result<(), ImageError>;
 }
@@ -85,7 +85,7 @@ impl Sink for Collecting<'_> {
     }
 }
 
-/// A file without a name, gone with this process.
+/// A file without a name, which is gone with this process.
 pub(crate) struct Nameless<'a>(pub(crate) &'a mut File);
 
 impl Sink for Nameless<'_> {
@@ -94,7 +94,7 @@ impl Sink for Nameless<'_> {
     }
 }
 
-/// The descriptor of bytes that are at hand.
+/// Creates the descriptor of bytes in memory.
 pub(crate) fn describe(bytes: &[u8]) -> Descriptor {
     Descriptor { media_type: String::new(), digest: Digest::of(bytes), size_bytes: bytes.len() as u64 }
 }

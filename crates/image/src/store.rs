@@ -1,12 +1,12 @@
 //! The folder of one node's images, which several processes may use at once.
 //!
 //! ```text
-//! lock            locked shared by whoever adds, exclusively by whoever removes
-//! images/HEX      a record: what is known of the image with this digest
+//! lock            locked shared by processes that add, exclusively by those that remove
+//! images/HEX      a record that describes the image with this digest
 //! names/HEX       which image a name means; HEX is the digest of the name
 //! layers/HEX/     the files of the layer with this diff id
-//! facts/HEX       what was counted when they were unpacked
-//! */.unfinished-  what somebody is making, or has left when it was killed
+//! facts/HEX       the numbers that were counted when they were unpacked
+//! */.unfinished-  files that a process is making, or has left when it was killed
 //! ```
 //!
 //! A file or folder gets its final name when it is complete and on the disk. Locks are the kernel's (`flock`), so they are
@@ -40,7 +40,7 @@ const IMAGES: &str = "images";
 const NAMES: &str = "names";
 const LAYERS: &str = "layers";
 const FACTS: &str = "facts";
-/// How the name of a file or folder begins while it is not complete.
+/// Prefix of the name of an incomplete file or folder.
 const UNFINISHED: &str = ".unfinished-";
 
 /// The images of one node.
@@ -54,28 +54,29 @@ pub struct Store {
 /// An image whose layers are all here.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Image {
-    /// That of its manifest; of its configuration, if it came without one, as `docker save` used to write them.
+    /// Digest of the image's manifest, or of its configuration if it came without one, as `docker save` used to write
+    /// them.
     pub digest: Digest,
-    /// What it is called here, and the digests of indexes that have led to it.
+    /// Names of the image here, and the digests of indexes that have led to it.
     pub names: Vec<String>,
     /// How it is run.
     pub config: Config,
-    /// Its layers' folders, absolute, from the bottom to the top. Nobody may change anything in them.
+    /// Absolute paths of the layers' folders, from the bottom to the top. No process may change anything in them.
     pub layers: Vec<PathBuf>,
-    /// The bytes of its unpacked layers, as they were in their archives.
+    /// Bytes of the unpacked layers, as they were in their archives.
     pub unpacked_bytes: u64,
-    /// Files, folders and links of its unpacked layers.
+    /// Files, folders and links of the unpacked layers.
     pub files: u64,
-    /// Device nodes, FIFOs and sockets of its layers that were not made.
+    /// Device nodes, FIFOs and sockets of the layers that were not made.
     pub skipped: u64,
 }
 
-/// How far a pull or an import has come.
+/// State of a pull or an import.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Progress {
     /// Compressed bytes of layers that were fetched.
     pub fetched_bytes: u64,
-    /// Those that are to be fetched in all.
+    /// Compressed bytes of layers that have to be fetched in all.
     pub wanted_bytes: u64,
     /// Layers that are here.
     pub layers_done: usize,
@@ -83,23 +84,23 @@ pub struct Progress {
     pub layers: usize,
 }
 
-/// What was pruned.
+/// Result of pruning.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Pruned {
-    /// Layers that no image has any more.
+    /// Layers that were removed because no image has them any more.
     pub layers: usize,
-    /// Layers that none has, but somebody uses.
+    /// Layers that no image has, but that are still in use.
     pub in_use: usize,
 }
 
 impl Store {
-    /// The store in a folder, which is made if it is not there. What killed processes left unfinished is removed, if
-    /// nobody is at work.
+    /// Opens the store in a folder, which is created if it is missing. Unfinished files of killed processes are
+    /// removed, if no other process works in the store.
     pub fn open(folder: impl AsRef<Path>) -> Result<Store, ImageError> {
         Store::open_with(folder, Limits::default())
     }
 
-    /// The same, with other limits for what it takes.
+    /// Opens the store with other limits for its images.
     pub fn open_with(folder: impl AsRef<Path>, limits: Limits) -> Result<Store, ImageError> {
         let folder = folder.as_ref();
         for name in ["", IMAGES, NAMES, LAYERS, FACTS] {
@@ -114,7 +115,7 @@ impl Store {
         Ok(store)
     }
 
-    /// Fetches an image from its registry; what is here already is not fetched again.
+    /// Fetches an image from its registry; layers in the store are not fetched again.
     pub fn pull(
         &self,
         reference: &Reference,
@@ -124,7 +125,7 @@ impl Store {
         self.pull_within(reference, access, self.limits, progress)
     }
 
-    /// The same, with other limits for what has to be unpacked.
+    /// Fetches an image like [`Store::pull`], with other limits for what has to be unpacked.
     pub fn pull_within(
         &self,
         reference: &Reference,
@@ -139,8 +140,8 @@ impl Store {
         acquisition.image(&root, &[reference.to_string()])
     }
 
-    /// Takes the images for this machine of an OCI layout, in a folder or in a tar, or of a tar by `docker save`; either
-    /// may be compressed. At least one, or it is an error.
+    /// Imports the images for this machine of an OCI layout, in a folder or in a tar, or of a tar by `docker save`. A
+    /// tar may be compressed. It is an error if there is no image.
     pub fn import(&self, path: &Path, progress: &mut dyn FnMut(Progress)) -> Result<Vec<Image>, ImageError> {
         let presence = self.be_present()?;
         let import::Found { mut source, images } = import::open(path, &self.folder, &self.limits)?;
@@ -157,7 +158,7 @@ impl Store {
         Ok(taken)
     }
 
-    /// The image of a digest: of its manifest, or of an index that has led to it.
+    /// Finds the image of a digest: of its manifest, or of an index that has led to it.
     pub fn find(&self, digest: &Digest) -> Result<Option<Image>, ImageError> {
         match self.record(digest)? {
             Some(record) => self.image(record).map(Some),
@@ -165,13 +166,13 @@ impl Store {
         }
     }
 
-    /// The image of a name as [`Reference`] writes it, or of a digest as text.
+    /// Finds the image of a name as [`Reference`] writes it, or of a digest as text.
     pub fn named(&self, name: &str) -> Result<Option<Image>, ImageError> {
         let Some(digest) = self.meaning(name)? else { return Ok(None) };
         self.record(&digest)?.map(|record| self.image(record)).transpose()
     }
 
-    /// All images, in the order of their digests.
+    /// Lists all images, in the order of their digests.
     pub fn list(&self) -> Result<Vec<Image>, ImageError> {
         let mut images = Vec::new();
         for digest in self.digests(IMAGES)? {
@@ -182,8 +183,8 @@ impl Store {
         Ok(images)
     }
 
-    /// Forgets an image and its names. Its layers stay, for whoever uses them and for other images, until
-    /// [`Store::prune`].
+    /// Removes an image and its names. Its layers stay until [`Store::prune`], because other images or processes may
+    /// use them.
     pub fn remove(&self, digest: &Digest) -> Result<(), ImageError> {
         let _alone = self.be_alone()?;
         if !self.remove_record(digest)? {
@@ -192,13 +193,13 @@ impl Store {
         self.remove_names(digest)
     }
 
-    /// Removes the layers that no image has and nobody uses. Waits for pulls and imports that are under way.
+    /// Removes the layers that no image has and no process uses. Waits for pulls and imports that are under way.
     pub fn prune(&self) -> Result<Pruned, ImageError> {
         let alone = self.be_alone()?;
         self.prune_alone(&alone)
     }
 
-    /// The same, unless somebody is at work.
+    /// Prunes like [`Store::prune`], unless another process works in the store.
     pub fn prune_if_alone(&self) -> Result<(), ImageError> {
         match self.try_alone()? {
             Some(alone) => self.prune_alone(&alone).map(drop),
@@ -206,8 +207,8 @@ impl Store {
         }
     }
 
-    /// Removes an image with its names, and all layers that no image has and nobody uses. False: somebody is at work, and
-    /// nothing was removed.
+    /// Removes an image with its names, and all layers that no image has and no process uses. Returns `false`, and
+    /// removes nothing, if another process works in the store.
     pub fn remove_if_alone(&self, digest: &Digest) -> Result<bool, ImageError> {
         let Some(alone) = self.try_alone()? else { return Ok(false) };
         self.remove_record(digest)?;
@@ -215,7 +216,7 @@ impl Store {
         self.prune_alone(&alone).map(|_| true)
     }
 
-    /// The bytes and the files of all layers, whether an image has them or not.
+    /// Returns the bytes and the files of all layers, whether an image has them or not.
     pub fn layers_size(&self) -> Result<(u64, u64), ImageError> {
         let (mut bytes, mut files) = (0u64, 0u64);
         for layer in self.digests(LAYERS)? {
@@ -274,8 +275,8 @@ impl Store {
     }
 }
 
-/// Each layer once, where it is for the last time. Overlayfs takes no folder twice, and nothing is lost: what a layer makes
-/// or hides, it makes or hides above all that was between.
+/// Keeps each layer once, at its last position. Overlayfs takes no folder twice, and nothing is lost: whatever a layer
+/// makes or hides, it makes or hides above all layers in between.
 fn topmost(diff_ids: &[Digest]) -> Vec<Digest> {
     let is_last = |&(index, diff_id): &(usize, &Digest)| !diff_ids[index + 1..].contains(diff_id);
     let topmost: Vec<Digest> =
@@ -311,7 +312,7 @@ mod tests {
     }
 
     #[test]
-    fn a_layer_that_is_there_twice_counts_where_it_is_on_top() {
+    fn keeps_the_topmost_position_of_a_repeated_layer() {
         let [a, b, c] = [b"a", b"b", b"c"].map(|bytes| Digest::of(bytes));
         assert_eq!(topmost(&[a, b, a, c, b]), [a, c, b]);
         assert_eq!(topmost(&[]), []);

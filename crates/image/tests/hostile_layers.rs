@@ -1,4 +1,4 @@
-//! Layers of somebody who wants out: each is refused, or harmless, and nothing outside of its folder changes.
+//! Layers that try to escape: each is refused or harmless, and nothing outside of its folder changes.
 
 #![allow(clippy::unwrap_used)]
 
@@ -19,7 +19,7 @@ use sublet_proto::Code;
 
 const SMALL: Limits = Limits { unpacked_bytes: 64 << 20, files: 2000 };
 
-/// A folder with a file and a folder that nobody may touch, beside that of a layer.
+/// A file and a folder that no unpacking may change, beside the folder of a layer.
 struct Victim {
     outer: tempfile::TempDir,
     before: BTreeMap<PathBuf, String>,
@@ -43,7 +43,7 @@ impl Victim {
         self.outer.path().join("folder").display().to_string()
     }
 
-    /// Unpacks, and looks that nothing outside has changed, whatever came of it.
+    /// Unpacks an archive, and checks that nothing outside has changed, whatever the outcome.
     fn attack(&self, archive: impl Read) -> Result<Unpacked, ImageError> {
         let layer = File::open(self.outer.path().join("layer")).unwrap();
         let outcome = unpack(archive, layer.as_fd(), &mut SMALL.clone());
@@ -51,7 +51,7 @@ impl Victim {
         outcome
     }
 
-    /// The layer is refused for this reason.
+    /// Checks that a layer is refused for this reason.
     fn refused(archive: Tar, expected: EntryProblem) {
         let outcome = Victim::new().attack(&archive.finish()[..]);
         match outcome {
@@ -61,7 +61,7 @@ impl Victim {
     }
 }
 
-/// All that is outside of the layer's folder: contents, owners, permissions, times, numbers of links.
+/// State of all that is outside of the layer's folder: contents, owners, permissions, times, numbers of links.
 fn seen(outer: &Path) -> BTreeMap<PathBuf, String> {
     let paths = ["", "file", "folder"].map(|name| outer.join(name));
     let mut seen = BTreeMap::new();
@@ -115,7 +115,7 @@ fn nothing_is_written_through_a_symbolic_link_that_leads_out() {
 }
 
 #[test]
-fn a_link_in_place_of_the_file_is_replaced_and_not_followed() {
+fn replaces_a_link_of_the_same_name_without_following() {
     let victim = Victim::new();
     let archive = Tar::new()
         .symbolic_link("link", &victim.file())
@@ -136,7 +136,7 @@ fn a_folder_that_becomes_a_link_is_not_entered_again() {
     let folder = Victim::new().folder();
     let archive = Tar::new().folder("a").symbolic_link("a", &folder).file("a/new", b"x");
     Victim::refused(archive, EntryProblem::ThroughLink);
-    // Its attributes, which come last, do not go through it either.
+    // The folder's attributes, which are set last, do not go through the link either.
     let victim = Victim::new();
     let archive = Tar::new().entry(tar::FOLDER, b"a", b"", 0o777, b"").symbolic_link("a", &victim.folder());
     victim.attack(&archive.finish()[..]).unwrap();
@@ -161,7 +161,7 @@ fn a_hard_link_leads_to_no_file_outside() {
 }
 
 #[test]
-fn a_hard_link_to_a_link_that_leads_out_is_a_link_and_is_not_written_through() {
+fn never_writes_through_a_hard_link_to_an_escaping_link() {
     let victim = Victim::new();
     let archive = Tar::new()
         .symbolic_link("link", &victim.file())
@@ -181,7 +181,7 @@ fn device_nodes_are_not_made() {
     }
     assert_eq!(victim.attack(&archive.finish()[..]).unwrap().skipped, 3);
     assert_eq!(fs::read_dir(victim.outer.path().join("layer")).unwrap().count(), 0);
-    // Nor can one be written to that a link would have led to.
+    // A device node that was not made cannot be written to by a later entry either.
     let written = Tar::new().entry(tar::BLOCK_DEVICE, b"disk", b"", 0o666, b"").file("disk", b"x");
     Victim::new().attack(&written.finish()[..]).unwrap();
 }
@@ -217,7 +217,7 @@ fn what_no_file_system_takes_is_refused() {
 
 #[test]
 fn headers_that_disagree_hide_no_entry() {
-    // Whoever believes the extended header sees an entry that whoever believes the header does not.
+    // A reader that trusts the extended header sees an entry that a reader of the header does not see.
     let hidden = Tar::new().file("hidden", b"").finish();
     let archive = Tar::new().extended(&[("size", b"0")]).file("outer", &hidden);
     Victim::refused(archive, EntryProblem::Size);
@@ -225,7 +225,7 @@ fn headers_that_disagree_hide_no_entry() {
     Victim::refused(sparse, EntryProblem::Kind);
 }
 
-/// Zeros without an end, as a bomb unpacks to.
+/// Zeros without an end, like the content of an archive bomb.
 fn zeros(bytes: u64) -> impl Read {
     io::repeat(0).take(bytes)
 }
@@ -235,7 +235,7 @@ fn a_bomb_ends_at_the_bound() {
     let start = header(tar::FILE, b"zeros", b"", 0o644, 8 << 30);
     let outcome = Victim::new().attack(start.chain(zeros(8 << 30)));
     assert!(matches!(outcome, Err(ImageError::TooLarge { .. })), "{outcome:?}");
-    // Compressed a thousandfold, twice, and after the archive's end.
+    // These zeros are compressed a thousandfold, and stand after the archive's end.
     let packed = gzip(&vec![0; 80 << 20]);
     assert!(packed.len() < 1 << 20);
     let outcome = Victim::new().attack(&packed[..]);
@@ -271,7 +271,7 @@ fn extended_headers_of_any_length_are_not_read_into_memory() {
 }
 
 #[test]
-fn what_is_cut_off_anywhere_or_damaged_is_an_error_or_another_layer_and_never_a_panic() {
+fn truncated_or_damaged_layers_never_panic_or_pass_as_whole() {
     let archive =
         Tar::new().extended(&[("path", b"a/b")]).file("x", b"content").folder("c").symbolic_link("d", "e");
     let archive = archive.finish();

@@ -1,4 +1,4 @@
-//! Images from files and folders, and what becomes of those that are not what they say.
+//! Images from files and folders, and the refusal of those that are not what they claim to be.
 
 #![allow(clippy::unwrap_used)]
 
@@ -17,14 +17,14 @@ fn layers() -> [Layer; 2] {
     [Layer::plain(bottom), Layer::gzip(&Tar::new().file("hello", b"top").finish())]
 }
 
-/// A place for a store and what is imported.
+/// A folder with a store, and with space for files to import.
 fn place() -> (tempfile::TempDir, Store) {
     let folder = tempfile::tempdir().unwrap();
     let store = Store::open(folder.path().join("store")).unwrap();
     (folder, store)
 }
 
-/// The import fails with this code, and leaves nothing.
+/// Checks that the import fails with this code, and leaves nothing.
 fn refused(path: &Path, store: &Store, folder: &Path, code: Code) -> ImageError {
     let error = store.import(path, &mut |_| ()).expect_err("it is refused");
     assert_eq!(sublet_proto::Error::from(store.import(path, &mut |_| ()).unwrap_err()).code, code, "{error}");
@@ -58,7 +58,7 @@ fn a_layout_is_taken_as_folder_as_archive_and_compressed() {
     assert_eq!(store.find(&image.digest).unwrap(), Some(image));
 }
 
-/// As `docker save` wrote them before layouts: a layer that two images have is linked.
+/// Creates an archive as `docker save` wrote them before layouts: a layer that two images have is linked.
 fn docker_archive(layers: &[Layer; 2]) -> Vec<u8> {
     let config = making::configuration(HERE, &[layers[0].diff_id, layers[1].diff_id]);
     let second = making::configuration(HERE, &[layers[0].diff_id]);
@@ -111,7 +111,7 @@ fn a_name_goes_to_the_image_that_had_it_last() {
 }
 
 #[test]
-fn of_an_index_this_machine_s_image_is_taken_and_found_by_both_digests() {
+fn imports_this_machines_image_and_finds_it_by_both_digests() {
     let (folder, store) = place();
     let layout = Layout::new(&folder.path().join("layout"));
     let platform = |architecture: &str| {
@@ -148,7 +148,7 @@ fn blobs_that_are_not_what_was_announced_are_refused() {
     }
 }
 
-/// All that tells it from the one that was announced is its digest, or its size.
+/// Only its digest or its size distinguishes the configuration from the announced one.
 #[test]
 fn a_configuration_that_makes_sense_and_is_another_is_refused() {
     let (folder, store) = place();
@@ -191,7 +191,7 @@ fn more_members_images_or_layers_than_may_be_are_refused() {
 
 type Change = (&'static str, fn(&Path));
 
-/// What can happen to a blob.
+/// Changes of a blob that must be detected.
 fn changes() -> [Change; 5] {
     [
         ("other", |path| {
@@ -222,7 +222,7 @@ fn digests(document: &str) -> Vec<Digest> {
 }
 
 #[test]
-fn a_layer_that_does_not_have_its_diff_id_is_refused() {
+fn refuses_a_layer_with_another_diff_id() {
     let (folder, store) = place();
     let wrong = Layer { diff_id: Digest::of(b"something else"), ..layers()[1].clone() };
     let layout = Layout::of(&folder.path().join("layout"), &[wrong]);
@@ -244,7 +244,7 @@ fn a_bomb_is_refused_before_it_fills_the_disk() {
     let limits = Limits { unpacked_bytes: 1 << 20, files: 10 };
     let store = Store::open_with(folder.path().join("store"), limits).unwrap();
     let bomb = Tar::new().file("zeros", &vec![0; 2 << 20]).finish();
-    // Two layers that are each within the bounds are not so together.
+    // Two layers that are each within the limits exceed them together.
     let halves = ["a", "b"].map(|name| Layer::gzip(&Tar::new().file(name, &vec![0; 600 << 10]).finish()));
     let mut many = Tar::new();
     for index in 0..11 {
@@ -264,10 +264,10 @@ fn a_bomb_is_refused_before_it_fills_the_disk() {
         assert!(matches!(error, ImageError::TooLarge { .. }), "{error}");
         assert_eq!(store.list().unwrap(), []);
     }
-    // What is compressed twice is no archive after the first time.
+    // A layer that is compressed twice is not an archive after one decompression.
     let layout = Layout::of(&folder.path().join("twice"), &[twice]);
     store.import(&layout.folder, &mut |_| ()).unwrap_err();
-    // A blob that is larger than all that may be is not fetched at all.
+    // A blob larger than the limit of all layers is not fetched at all.
     let huge = Layout::new(&folder.path().join("huge"));
     let diff_id = Digest::of(b"never read");
     let config = huge.blob(CONFIG, making::configuration(HERE, &[diff_id]).as_bytes());
@@ -285,7 +285,7 @@ fn a_bomb_is_refused_before_it_fills_the_disk() {
 fn indexes_that_lead_to_themselves_or_too_far_are_refused() {
     let (folder, store) = place();
     let layout = Layout::new(&folder.path().join("layout"));
-    // No document can hold its own digest, so one that leads to itself is one that lies about it.
+    // No document can contain its own digest, so one that leads to itself has a wrong digest.
     let itself = Digest::of(b"itself");
     let index = making::index(&[making::descriptor(INDEX, &itself, 200)]);
     fs::write(layout.blob_path(&itself), &index).unwrap();

@@ -76,7 +76,7 @@ fn names_contents_links_permissions_and_times_are_kept() {
 }
 
 #[test]
-fn extended_headers_name_what_does_not_fit_and_attributes_are_dropped() {
+fn reads_long_names_from_extended_headers_and_drops_attributes() {
     let long = format!("{}/{}", "d".repeat(200), "n".repeat(255));
     let target = "t".repeat(300);
     let archive = Tar::new()
@@ -141,7 +141,7 @@ fn whiteouts_become_those_of_overlayfs() {
 }
 
 #[test]
-fn what_a_layer_hides_and_makes_anew_is_only_its_own_in_either_order() {
+fn a_recreated_file_hides_lower_layers_in_either_order() {
     let first =
         Tar::new().file(".wh.d", b"").folder("d").file("d/new", b"").file(".wh.f", b"").file("f", b"x");
     let last =
@@ -199,12 +199,12 @@ fn layers_are_what_an_overlay_is_made_of() {
 }
 
 #[test]
-fn an_archive_without_an_end_mark_or_with_something_after_it_is_taken_whole() {
+fn accepts_archives_without_end_mark_or_with_trailing_bytes() {
     let archive = Tar::new().file("a", b"x").0;
     let (folder, short) = unpacked(&archive);
     assert_eq!(short.diff_id, Digest::of(&archive));
     assert!(folder.path().join("a").exists());
-    // Debian's umoci leaves out what fills the last block.
+    // Debian's umoci leaves out the padding of the last block.
     let cut = &archive[..513];
     assert_eq!(unpacked(cut).1.diff_id, Digest::of(cut));
     assert!(
@@ -217,8 +217,8 @@ fn an_archive_without_an_end_mark_or_with_something_after_it_is_taken_whole() {
 }
 
 #[test]
-fn a_folder_that_is_a_link_outside_is_still_only_entered_by_its_descriptor() {
-    // The descriptor says where the layer is, whatever becomes of its path.
+fn enters_the_layers_folder_only_by_its_descriptor() {
+    // The descriptor identifies the layer's folder, whatever becomes of its path.
     let outer = tempfile::tempdir().unwrap();
     let (inner, elsewhere) = (outer.path().join("layer"), outer.path().join("elsewhere"));
     fs::create_dir(&inner).unwrap();

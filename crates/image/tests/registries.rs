@@ -1,4 +1,4 @@
-//! Images from registries: Debian's own, and some that lie.
+//! Images from registries: from Debian's registry, and from fake ones that send wrong answers.
 
 #![allow(clippy::unwrap_used)]
 
@@ -38,7 +38,7 @@ fn layers() -> Vec<Layer> {
 }
 
 #[test]
-fn an_image_is_pulled_by_its_tag_and_pinned_by_its_digest() {
+fn pulls_an_image_by_tag_and_pins_its_digest() {
     let (registry, folder) = (DebianRegistry::start(), tempfile::tempdir().unwrap());
     let layout = Layout::new(&folder.path().join("layout"));
     let entry = layout.manifest(&layers());
@@ -52,7 +52,7 @@ fn an_image_is_pulled_by_its_tag_and_pinned_by_its_digest() {
     assert_eq!((last.fetched_bytes, last.layers_done, last.layers), (last.wanted_bytes, 2, 2));
     assert_eq!(image.names, std::slice::from_ref(&name));
     assert_eq!(fs::read(image.layers[0].join("hello")).unwrap(), b"bottom");
-    // The tag moves on; what was pinned does not.
+    // The tag moves to another image; the pinned digest does not.
     let digest = resolve(&name.parse().unwrap(), &Access::default()).unwrap();
     assert_eq!(digest, image.digest);
     layout.index(&[layout.manifest(&layers()[..1])]);
@@ -90,7 +90,7 @@ fn of_several_architectures_this_machine_s_is_pulled() {
 }
 
 #[test]
-fn a_registry_with_a_password_is_asked_with_it_and_with_no_other() {
+fn accepts_only_the_right_password_for_a_registry() {
     let (registry, folder) = (DebianRegistry::with_password(), tempfile::tempdir().unwrap());
     let store = Store::open(folder.path()).unwrap();
     let name = format!("localhost:{}/app", registry.port);
@@ -100,11 +100,11 @@ fn a_registry_with_a_password_is_asked_with_it_and_with_no_other() {
         code(pull(&store, &name, &Access { credentials: wrong, ..Access::default() })),
         Code::Unauthenticated
     );
-    // Let in, and told that there is none.
+    // The registry admits the user, and reports that there is no such image.
     assert_eq!(code(pull(&store, &name, &me())), Code::UnknownImage);
 }
 
-/// A program without libraries, and a root with some of this machine's, made into images by Debian's umoci.
+/// Runs Debian's umoci, which makes images.
 fn umoci(folder: &Path, arguments: &[&str]) {
     let output =
         Command::new("umoci").args(arguments).current_dir(folder).output().expect("umoci is installed");
@@ -118,7 +118,7 @@ fn umoci_layout(folder: &Path) -> PathBuf {
 }
 
 #[test]
-fn an_image_of_a_static_program_that_debian_s_tools_have_made_runs() {
+fn runs_an_image_of_a_static_program_from_debians_tools() {
     let (registry, folder) = (DebianRegistry::start(), tempfile::tempdir().unwrap());
     let source = folder.path().join("hello.c");
     fs::write(&source, "#include <stdio.h>\nint main(void) { puts(\"hello from an image\"); return 0; }\n")
@@ -145,7 +145,7 @@ fn an_image_of_a_static_program_that_debian_s_tools_have_made_runs() {
     assert_eq!(String::from_utf8_lossy(&output.stdout), "hello from an image\n");
 }
 
-/// A shell with its libraries and some files that are hidden later.
+/// Creates a root with a shell, its libraries and some files that are hidden later.
 fn small_root(folder: &Path) {
     let list = Command::new("ldd").arg("/bin/sh").output().unwrap();
     let list = String::from_utf8_lossy(&list.stdout).into_owned();
@@ -162,7 +162,7 @@ fn small_root(folder: &Path) {
 }
 
 #[test]
-fn a_root_like_debian_s_runs_as_an_overlay_of_its_layers() {
+fn runs_a_debian_like_root_as_an_overlay() {
     let (registry, folder) = (DebianRegistry::start(), tempfile::tempdir().unwrap());
     small_root(&folder.path().join("root"));
     fs::create_dir(folder.path().join("new")).unwrap();
@@ -194,7 +194,7 @@ fn a_root_like_debian_s_runs_as_an_overlay_of_its_layers() {
     assert_eq!(said.trim(), "/etc/old /etc/os-release /etc/old/file2", "{complained}");
 }
 
-/// Answers for an image, by the paths under which a registry has them.
+/// Creates the answers for an image, by the paths under which a registry has them.
 fn honest(layers: &[Layer]) -> (BTreeMap<String, Answer>, Digest) {
     let folder = tempfile::tempdir().unwrap();
     let layout = Layout::of(&folder.path().join("layout"), layers);
@@ -220,7 +220,7 @@ fn pull_from(registry: &FakeRegistry, access: &Access) -> (Result<Image, ImageEr
     (outcome, left_in(folder.path()))
 }
 
-/// The pull fails with this code and leaves nothing.
+/// Checks that the pull fails with this code and leaves nothing.
 fn refused(answers: BTreeMap<String, Answer>, expected: Code) {
     let (outcome, left) = pull_from(&FakeRegistry::start(answers), &Access::default());
     let said = format!("{outcome:?}");
@@ -229,7 +229,7 @@ fn refused(answers: BTreeMap<String, Answer>, expected: Code) {
 }
 
 #[test]
-fn a_token_is_asked_for_where_the_registry_says_and_sent_nowhere_else() {
+fn requests_a_token_and_sends_it_only_to_the_registry() {
     let (images, digest) = honest(&layers());
     let elsewhere = FakeRegistry::start(images.clone());
     let mut answers = BTreeMap::new();
@@ -247,7 +247,7 @@ fn a_token_is_asked_for_where_the_registry_says_and_sent_nowhere_else() {
             return respond(stream, "401 Unauthorized", &[&challenge], b"");
         }
         match images.iter().find(|(prefix, _)| path.starts_with(prefix.as_str())) {
-            // Blobs are elsewhere, as with most registries.
+            // Blobs are on another server, as with most registries.
             Some(_) if path.contains("/blobs/") => {
                 let location = format!("Location: http://127.0.0.1:{other_port}{path}");
                 respond(stream, "307 Temporary Redirect", &[&location], b"");
@@ -271,14 +271,14 @@ fn a_token_is_asked_for_where_the_registry_says_and_sent_nowhere_else() {
     for request in elsewhere.requests() {
         assert!(!request.to_lowercase().contains("authorization"), "{request}");
     }
-    // A token of one's own needs nobody's.
+    // A client with its own token requests none.
     let token = Access { credentials: Credentials::Token("abc".into()), ..Access::default() };
     assert_eq!(pull_from(&registry, &token).0.unwrap().digest, digest);
     assert_eq!(realm.requests().len(), 1);
 }
 
 #[test]
-fn registries_that_never_let_in_or_want_what_nobody_knows_are_refused() {
+fn reports_registries_that_refuse_access_or_send_unknown_challenges() {
     for (challenge, expected) in [
         ("Basic realm=\"x\"", Code::Unauthenticated),
         ("Negotiate", Code::Protocol),
@@ -320,7 +320,7 @@ fn a_registry_that_sends_other_bytes_is_found_out() {
 }
 
 #[test]
-fn a_registry_that_breaks_off_goes_on_for_ever_or_redirects_for_ever_is_left() {
+fn gives_up_truncated_endless_and_redirecting_answers() {
     let truncated: Answer = Arc::new(|_, stream| {
         let _ = stream.write_all(b"HTTP/1.1 200 OK\r\nContent-Length: 100000\r\n\r\nonly this");
     });
@@ -352,16 +352,16 @@ fn a_registry_that_breaks_off_goes_on_for_ever_or_redirects_for_ever_is_left() {
 }
 
 #[test]
-fn a_registry_that_is_not_there_or_has_no_tls_is_unreachable() {
+fn a_missing_registry_or_one_without_tls_is_unreachable() {
     let folder = tempfile::tempdir().unwrap();
     let store = Store::open(folder.path()).unwrap();
     assert_eq!(code(pull(&store, "localhost:1/app", &Access::default())), Code::RegistryUnreachable);
     let (answers, _) = honest(&layers());
     let registry = FakeRegistry::start(answers);
-    // An address of this machine that is not taken for this machine's own: TLS is spoken to it, and it does not know that.
+    // This address is not recognized as this machine's own, so TLS is used, which the registry does not support.
     let name = format!("127.0.0.2:{}/app", registry.port);
     assert_eq!(code(pull(&store, &name, &Access::default())), Code::RegistryUnreachable);
-    // Nor is it spoken to at all if the name is a stranger's.
+    // With the transport for untrusted names, the registry receives no bytes at all.
     let stranger = Access { transport: Transport::Elsewhere, ..Access::default() };
     for name in [name, format!("localhost:{}/app", registry.port), format!("127.1:{}/app", registry.port)] {
         let refused = pull(&store, &name, &stranger);

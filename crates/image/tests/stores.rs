@@ -1,4 +1,4 @@
-//! One folder, several processes, some of which are killed, on disks that are full.
+//! Stores that several processes use at once, also when some are killed or the disk is full.
 
 #![allow(clippy::unwrap_used)]
 
@@ -16,7 +16,7 @@ use sublet_image::{Digest, ImageError, Pruned, Store};
 use sublet_means::{Means, skip};
 use sublet_proto::Code;
 
-/// Says to this program, started again by a test, which store it shall fill, and from what.
+/// Names of variables that hold the store and the layout for this program when a test starts it again.
 const STORE: &str = "SUBLET_TEST_STORE";
 const LAYOUT: &str = "SUBLET_TEST_LAYOUT";
 
@@ -30,7 +30,7 @@ fn layer(name: &str) -> Layer {
     )
 }
 
-/// As many as take a while.
+/// Number of files that take a while to unpack.
 const FILES: usize = 400;
 
 /// A layer of many files.
@@ -42,7 +42,7 @@ fn large(name: &str) -> Layer {
     Layer::gzip(&archive.finish())
 }
 
-/// This test program, once more, for one of its tests.
+/// Creates a command that runs one test of this program again.
 fn again(test: &str, store: &Path, layout: &Path) -> Command {
     let mut command = Command::new(std::env::current_exe().unwrap());
     command.args(["--exact", test, "--nocapture", "--test-threads=1"]).env(STORE, store).env(LAYOUT, layout);
@@ -50,13 +50,13 @@ fn again(test: &str, store: &Path, layout: &Path) -> Command {
     command
 }
 
-/// What the environment says, if this program was started again.
+/// Reads the store and the layout from the environment, if this program was started again.
 fn told() -> Option<(PathBuf, PathBuf)> {
     Some((std::env::var_os(STORE)?.into(), std::env::var_os(LAYOUT)?.into()))
 }
 
 #[test]
-fn layers_are_shared_and_go_with_the_last_image_that_has_them() {
+fn layers_are_shared_and_pruned_with_their_last_image() {
     let folder = tempfile::tempdir().unwrap();
     let store = Store::open(folder.path().join("store")).unwrap();
     let (base, top) = (layer("base"), layer("top"));
@@ -78,7 +78,7 @@ fn layers_are_shared_and_go_with_the_last_image_that_has_them() {
 }
 
 #[test]
-fn several_that_take_the_same_image_at_once_unpack_it_once() {
+fn concurrent_imports_of_an_image_unpack_it_once() {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("store");
     let layout = Layout::of(&folder.path().join("layout"), &[large("a"), layer("b")]);
@@ -125,7 +125,7 @@ fn what_a_killed_process_leaves_is_ignored_and_removed() {
         let store = Store::open(&path).unwrap();
         in_between += usize::from(store.list().unwrap().is_empty() && !left_in(&path).is_empty());
         assert!(left_in(&path).iter().all(|name| !name.starts_with('.')), "{:?}", left_in(&path));
-        // What is there is complete, and what is not is made.
+        // Existing layers are complete, and missing ones are made.
         let image = import_one(&store, &layout.folder).unwrap();
         for (layer, name) in image.layers.iter().zip(["a", "b"]) {
             assert_eq!(files(layer), FILES, "{name} is not complete");

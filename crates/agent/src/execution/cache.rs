@@ -33,13 +33,13 @@ use index::{Index, Refusal};
 use crate::execution::packages::{PACKAGES, UNFINISHED};
 use crate::machine::state::system;
 
-/// The folder of what is known of entries, in the state folder.
+/// Name of the subfolder of the state folder that has a file for each cache entry.
 const CACHE: &str = "cache";
-/// Bytes for which one file may be kept: file systems have about an inode for so many.
+/// Bytes of the limit for each file that may be kept: file systems have about one inode for this many bytes.
 const BYTES_OF_A_FILE: u64 = 16 << 10;
-/// The share of its file system that the cache has if the operator says nothing: one in so many parts,
+/// Divisor of the file system's size that gives the default limit of the cache.
 const DISK_PARTS: u64 = 4;
-/// and at least so many bytes, as far as half of the file system has them.
+/// Lower bound of the default limit, in bytes. Half of the file system bounds it in turn.
 const LEAST_BYTES: u64 = 1 << 30;
 /// Longest name of a tenant that is read from an entry's file, in bytes.
 const MAX_TENANT_BYTES: usize = 256;
@@ -54,7 +54,7 @@ pub(crate) struct Cache {
     evicted: AtomicU64,
 }
 
-/// Space that nobody else gets; free again when it is dropped.
+/// Reserved cache space that no other entry gets. Dropping the reservation releases it.
 pub(crate) struct Reservation<'cache> {
     cache: &'cache Cache,
     pub(crate) size: Size,
@@ -151,7 +151,7 @@ impl Cache {
         lock(&self.index).limit
     }
 
-    /// What operators are shown.
+    /// Usage of the cache, as operators see it.
     pub(crate) fn usage(&self) -> CacheUse {
         let images = self.images_size().unwrap_or_default();
         let index = lock(&self.index);
@@ -174,7 +174,7 @@ impl Cache {
         }
     }
 
-    /// Removes an entry that the index has marked. False: somebody is at work in its store.
+    /// Removes an entry that the index has marked. Returns `false` if another process works in the entry's store.
     fn evict(&self, key: &Key) -> bool {
         let is_removed = match key.0 {
             Kind::Package => self.remove_package(key),
@@ -195,7 +195,7 @@ impl Cache {
         }
     }
 
-    /// It loses its name first: what is left of it by an agent that is killed is removed by the next one.
+    /// Removes a package. The folder is renamed first, so that the next agent removes the rest if this one is killed.
     fn remove_package(&self, key: &Key) -> Result<bool, Error> {
         let folder = self.packages.join(&key.1);
         let number = self.evicted.load(Ordering::Relaxed);
@@ -224,7 +224,7 @@ impl Cache {
         Ok(is_removed)
     }
 
-    /// What all images have on the disk, those of the operator and unfinished ones, too.
+    /// Size of all images on the disk, including the operator's own and unfinished ones.
     fn images_size(&self) -> Result<Size, Error> {
         let (bytes, files) = self.images.layers_size()?;
         Ok(Size { bytes, files })
@@ -300,7 +300,8 @@ impl Cache {
         Ok(())
     }
 
-    /// An image that was pulled by the digest of an index is noted by that.
+    /// When an image was used last, and its tenant. A name that is a digest counts, too: that of an index by which it
+    /// was pulled.
     fn noted_image(&self, image: &Image) -> Option<(SystemTime, String)> {
         let names = std::iter::once(image.digest.to_string()).chain(image.names.iter().cloned());
         names.filter(|name| name.parse::<Digest>().is_ok()).find_map(|name| self.noted(&(Kind::Image, name)))
@@ -315,7 +316,7 @@ fn default_limit(folder: &Path) -> Result<u64, Error> {
     Ok((disk_bytes / DISK_PARTS).max(LEAST_BYTES.min(disk_bytes / 2)))
 }
 
-/// What a folder has: the sizes that its files seem to have, and the number of all files and folders.
+/// Size of a folder: the apparent sizes of its files in bytes, and the number of all its files and folders.
 pub(crate) fn size_of(folder: &Path) -> io::Result<Size> {
     let (mut waiting, mut size) = (vec![folder.to_owned()], Size::default());
     while let Some(path) = waiting.pop() {

@@ -1,4 +1,5 @@
-//! Something that takes long, done on a thread of its own, while a supervisor waits for whatever may happen to its lease.
+//! Background tasks: each runs on a thread of its own, while a supervisor waits for its outcome and for events of its
+//! lease.
 
 use std::os::fd::{AsFd, BorrowedFd};
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -11,17 +12,17 @@ use sublet_proto::{Code, Error};
 use crate::signal::Signal;
 use crate::threads::start_thread;
 
-/// Whoever no longer needs the outcome drops this; the thread goes on to its own end.
+/// A background task with an outcome. The thread runs to its end even if this handle is dropped.
 pub(crate) struct Errand<T>(Arc<Outcome<T>>);
 
 struct Outcome<T> {
-    /// Raised when it is there.
+    /// Raised when the outcome is available.
     signal: Signal,
     value: Mutex<Option<Result<T, Error>>>,
 }
 
 impl<T: Clone + Send + 'static> Errand<T> {
-    /// Begins it.
+    /// Starts the task on a thread of the given name.
     pub(crate) fn begin(
         name: &str,
         run: impl FnOnce() -> Result<T, Error> + Send + 'static,
@@ -30,7 +31,7 @@ impl<T: Clone + Send + 'static> Errand<T> {
         let done = outcome.clone();
         let failed = format!("{name} has failed");
         let body = move || {
-            // Whoever waits must not wait for ever.
+            // A panic becomes an outcome as well, so that the waiting supervisor does not wait forever.
             let value = catch_unwind(AssertUnwindSafe(run));
             *lock(&done.value) = Some(value.unwrap_or_else(|_| Err(Error::new(Code::Internal, failed))));
             done.signal.raise();
@@ -38,14 +39,14 @@ impl<T: Clone + Send + 'static> Errand<T> {
         Ok((Errand(outcome), start_thread(name, body)?))
     }
 
-    /// What has come of it, if it is over.
+    /// Outcome of the task, or `None` while it runs.
     pub(crate) fn outcome(&self) -> Option<Result<T, Error>> {
         lock(&self.0.value).clone()
     }
 }
 
 impl<T> AsFd for Errand<T> {
-    /// Readable once the outcome is there.
+    /// A descriptor that is readable once the outcome is available.
     fn as_fd(&self) -> BorrowedFd<'_> {
         self.0.signal.as_fd()
     }
@@ -59,7 +60,7 @@ mod tests {
     use std::time::Instant;
 
     #[test]
-    fn the_outcome_is_announced_when_it_is_there_and_so_is_a_failure() {
+    fn announces_an_outcome_and_a_panic() {
         let (go, wait) = channel();
         let (errand, thread) = Errand::begin("slow", move || {
             wait.recv().unwrap();

@@ -1,10 +1,11 @@
-//! The node's images, in which the functions of some packages run: pulled once from where their packages say, and shared.
+//! The node's images, in which the functions of some packages run. Each image is pulled once and shared.
 //!
-//! They are kept in `STATE/images`, where `sublet image` finds them, too. An image is known by the digest that its package
-//! has pinned, wherever it came from. While a worker runs in it nobody removes its layers.
+//! Images are kept in `STATE/images`, where `sublet image` finds them, too. The digest that a package pins identifies
+//! its image, from whichever registry it was pulled. While a worker runs in an image, no process removes its layers.
 //!
-//! Which registry is asked is a tenant's word. So that nobody has an agent knock at doors of its own machine, those are asked
-//! only if the operator names them; and none but those that are named, if any are.
+//! A tenant names the registry of an image. So that tenants cannot make an agent connect to services of its own
+//! machine, registries on this machine are asked only if the operator names them. If the operator names any registries,
+//! only these are asked.
 
 use std::sync::Arc;
 
@@ -17,14 +18,14 @@ use tracing::info;
 
 use crate::execution::cache::{Cache, Found, Key, Kind, Size, Use};
 
-/// What the first attempt to pull an image may unpack.
+/// Size that the first attempt to pull an image may unpack.
 const FIRST_ATTEMPT: Size = Size { bytes: 64 << 20, files: 4096 };
 
 /// See the [module](self).
 pub(crate) struct Images {
     store: Store,
     cache: Arc<Cache>,
-    /// None: any but this machine's own.
+    /// Registries that may be asked. An empty list allows every registry outside this machine.
     registries: Vec<String>,
 }
 
@@ -35,7 +36,7 @@ pub(crate) struct HeldImage {
 }
 
 impl Images {
-    /// Those of a store, within the bound of the node's cache.
+    /// Opens the images of a store, within the bound of the node's cache.
     pub(crate) fn new(store: Store, cache: Arc<Cache>, registries: Vec<String>) -> Images {
         Images { store, cache, registries }
     }
@@ -54,7 +55,7 @@ impl Images {
         })
     }
 
-    /// The same, once it was pulled if it was not here: that may take minutes.
+    /// Returns the token like [`Images::at_hand`], and pulls the image first if it is missing, which may take minutes.
     pub(crate) fn ensure(&self, build: &PackageBuild, tenant: &str) -> Result<Option<Use>, Error> {
         if let Some(in_use) = self.at_hand(build, tenant)? {
             return Ok(in_use);
@@ -67,8 +68,8 @@ impl Images {
         self.pull((&reference, &access), &build.image, tenant).map(Some)
     }
 
-    /// How large an image is shows when it is unpacked. So each attempt gets twice as much of the cache as the one before it;
-    /// layers that are complete stay.
+    /// Pulls an image. Its size is known only once it is unpacked. So each attempt may use twice as much of the cache
+    /// as the attempt before it; complete layers stay.
     fn pull(&self, from: (&Reference, &Access), name: &str, tenant: &str) -> Result<Use, Error> {
         let (largest, what) = (largest(self.cache.limit()), format!("the image {name}"));
         let (mut least, mut most) = (Size { bytes: 1, files: 1 }, FIRST_ATTEMPT.at_most(largest));
@@ -103,7 +104,7 @@ impl Images {
         Ok(Some(HeldImage { image, _in_use: in_use }))
     }
 
-    /// How a registry is asked, if it is.
+    /// Selects how a registry is asked, or refuses it.
     fn transport(&self, reference: &Reference) -> Result<Transport, Error> {
         match self.registries.as_slice() {
             [] if !reference.is_local() => Ok(Transport::Elsewhere),
@@ -125,7 +126,7 @@ fn key(image: &Image) -> Key {
     (Kind::Image, image.digest.to_string())
 }
 
-/// The most that an image may have: what any image may, as far as the cache has that.
+/// Largest size of an image on this node: the limit for any image, or the size of the cache if that is less.
 fn largest(cache: Size) -> Size {
     let Limits { unpacked_bytes: bytes, files } = Limits::default();
     Size { bytes, files }.at_most(cache)

@@ -1,12 +1,12 @@
-//! Packages of kernels: which this node executes, and what it has built of them.
+//! Packages of kernels: which kinds this node executes, and the images that it has built from them.
 //!
-//! A device's driver compiles, and its compiler was not made to withstand its input. So the agent never sees more of a
-//! program than its bytes: each package is built once on a node, in a sandbox of its own that is shown the package and what
-//! drivers need, on the cores of the lease that wants it first. What comes back is as much the tenant's as the package
-//! itself; it is kept beside the package's files, where its workers find it, and nobody else reads it.
+//! A device's driver compiles kernels, and its compiler was not made to withstand hostile input. So the agent handles a
+//! program only as bytes. Each package is built once on a node, in a sandbox of its own that sees the package and the
+//! files of drivers, on the cores of the first lease that needs it. The built image is trusted no more than the
+//! package. It is kept beside the package's files, where only the package's workers read it.
 //!
-//! After a start of the agent each package is looked at once more before its first worker starts, for drivers may have
-//! changed: an image that is still good is found to be so in a fraction of the time.
+//! After each start of the agent, a package is checked once more before its first worker starts, because drivers may
+//! have changed. The check of an image that is still valid takes a fraction of the time of a build.
 
 mod build;
 mod builder;
@@ -41,12 +41,12 @@ const BUILDER: &str = "sublet-device-builder";
 /// Packages of which is known how their build ended; all are forgotten when there are more.
 const MAX_KNOWN: usize = 1024;
 
-/// What every process that uses a device has in its environment: where it may write, and where compilers find linkers.
+/// Environment of every process that uses a device: where it may write, and where compilers find linkers.
 pub(crate) fn environment() -> Vec<(OsString, OsString)> {
     [("HOME", SCRATCH), ("PATH", "/usr/bin")].map(|(name, value)| (name.into(), value.into())).to_vec()
 }
 
-/// What the sandboxes of a kind have of the host's devices.
+/// Access that the sandboxes of a kind have to the host's devices.
 pub(crate) fn devices_of(kind: Kind) -> Devices {
     if kind == Kind::Cuda { Devices::Gpu } else { Devices::Drivers }
 }
@@ -56,7 +56,7 @@ pub(crate) fn kind_of(build: &PackageBuild) -> Option<Kind> {
     Kind::parse(&build.kind).ok().filter(|kind| kind.is_of_kernels())
 }
 
-/// How a build ended. Of one that is good, what the file system says of its image, if it has one.
+/// Outcome of a build. A success holds the file system's stamp of the image, if the build has one.
 type Known = Result<Option<Stamp>, Error>;
 
 /// See the [module](self).
@@ -64,15 +64,15 @@ pub(crate) struct Kernels {
     offered: Vec<Kind>,
     builder: PathBuf,
     sandboxes: Arc<Maker>,
-    /// By digests of packages and indexes of their builds: how the latest attempt to build them ended since this agent
-    /// started.
+    /// Outcome of the latest attempt of each build since this agent started, by digest of the package and index of the
+    /// build.
     known: Mutex<BTreeMap<(String, u32), Known>>,
-    /// Held while something is built.
+    /// Held while a package is built.
     building: Mutex<()>,
 }
 
 impl Kernels {
-    /// What is built goes by the program beside that of workers.
+    /// Finds the kinds that this node offers. The builder is the program beside that of workers.
     pub(crate) fn new(worker: &Path, wanted: Option<&[Kind]>, sandboxes: Arc<Maker>) -> Kernels {
         let (offered, builder) = (offered(worker, wanted), worker.with_file_name(BUILDER));
         Kernels { offered, builder, sandboxes, known: Mutex::default(), building: Mutex::default() }
@@ -83,7 +83,7 @@ impl Kernels {
         self.offered.iter().map(|kind| kind.name().to_owned()).collect()
     }
 
-    /// Begins to find out what the devices are, on these cores.
+    /// Begins to query the devices of the offered kinds, on these cores.
     pub(crate) fn look(&self, cores: &[u32]) -> Result<Looking, Error> {
         Ok(Looking::begin(&self.sandboxes.current()?, &self.builder, &self.offered, cores))
     }
@@ -93,8 +93,8 @@ impl Kernels {
         kind_of(runnable.build()).is_none() || matches!(self.known(runnable), Some(Ok(())))
     }
 
-    /// How the latest attempt to build a package ended, unless its image has changed or is gone since: then it is looked at
-    /// again, and built anew if it is damaged.
+    /// Outcome of the latest attempt to build a package. Returns `None` if its image has changed or is missing since;
+    /// the builder then checks the image and rebuilds it if it is damaged.
     fn known(&self, runnable: &Runnable) -> Option<Result<(), Error>> {
         let known = lock(&self.known).get(&key(runnable)).cloned()?;
         match known {
@@ -140,8 +140,8 @@ impl Kernels {
     }
 }
 
-/// Those of the kinds that the operator wants for which this node has programs and drivers. If nothing is said that is
-/// OpenCL: to lend a GPU means to let strangers ask its driver in the kernel for anything, which an operator has to say.
+/// Kinds that the operator wants and for which this node has programs and drivers. The default is OpenCL only: a leased
+/// GPU lets foreign code send any request to its driver in the kernel, so an operator has to allow this.
 fn offered(worker: &Path, wanted: Option<&[Kind]>) -> Vec<Kind> {
     let program = |kind: Kind| worker.with_file_name(format!("sublet-worker-{}", kind.name()));
     let is_offered = |kind: &Kind| {
@@ -153,7 +153,7 @@ fn offered(worker: &Path, wanted: Option<&[Kind]>) -> Vec<Kind> {
     wanted.unwrap_or(&[Kind::OpenCl]).iter().copied().filter(is_offered).collect()
 }
 
-/// Whether the same package would end the same way once more.
+/// Whether another build of the same package would end in the same way.
 fn is_final(error: &Error) -> bool {
     matches!(error.code, Code::InvalidPackage | Code::MissingSymbol)
 }
@@ -190,7 +190,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_node_offers_what_it_has_programs_and_drivers_for_and_a_gpu_only_if_it_is_told_to() {
+    fn offers_installed_kinds_and_a_gpu_only_on_request() {
         let folder = tempfile::tempdir().unwrap();
         let worker = folder.path().join("sublet-worker");
         assert_eq!(offered(&worker, None), [], "there are no programs");
@@ -206,7 +206,7 @@ mod tests {
     }
 
     #[test]
-    fn an_image_replaces_the_one_before_it_and_workers_can_read_it() {
+    fn replaces_a_built_image_and_lets_workers_read_it() {
         let folder = tempfile::tempdir().unwrap();
         for image in [b"one", b"two"] {
             keep(folder.path(), 1, image).unwrap();

@@ -29,7 +29,7 @@ const MAX_ID_BYTES: usize = 64;
 #[derive(Debug)]
 pub(crate) struct Logs {
     folder: PathBuf,
-    /// Of ended leases, the oldest first.
+    /// Ended leases whose logs are kept, the oldest first.
     ended: Mutex<VecDeque<String>>,
 }
 
@@ -103,7 +103,7 @@ impl Drop for Log {
     }
 }
 
-/// What the functions of a lease have printed, as the agent with this state folder has kept it.
+/// Reads the output of a lease's functions that the agent with this state folder has kept.
 ///
 /// # Errors
 /// [`Code::InvalidArgument`] if there is no such log, [`Code::System`] if it cannot be read.
@@ -158,7 +158,7 @@ mod tests {
         assert_eq!(read_log(folder.path(), "lease2").unwrap_err().code, Code::InvalidArgument);
         assert_eq!(read_log(folder.path(), "lease3").unwrap(), b"said\n");
         drop(running);
-        // The next agent goes on where this one ended.
+        // The next agent continues the list of this one.
         let logs = Arc::new(Logs::open(folder.path()).unwrap());
         logs.begin("after").unwrap().file.write_all(b"x").unwrap();
         assert_eq!(count(folder.path()), MAX_LOGS);

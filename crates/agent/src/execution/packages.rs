@@ -4,9 +4,9 @@
 //! worker reads the tables of functions. A folder of that name was complete: it is filled under another name, written through to
 //! the disk, and renamed. Nothing in it is ever changed but what is [built](crate::execution::kernels) of kernels, which comes later.
 //!
-//! What the manager sends is not trusted to be what was asked for: its digest is computed and its content validated
-//! before a file is made. Nor is the disk trusted with it: before a worker starts, its package is verified ([`kept`]), and
-//! one that is damaged is set aside and fetched again.
+//! The manager is not trusted to send the requested package: its digest is computed and its content validated before a
+//! file is made. The disk is not trusted either: before a worker starts, its package is verified ([`kept`]). A damaged
+//! package is set aside and fetched again.
 
 mod kept;
 
@@ -68,7 +68,7 @@ pub(crate) struct Runnable {
 }
 
 impl Runnable {
-    /// What is known of the build.
+    /// Description of the build in the package's information.
     pub(crate) fn build(&self) -> &PackageBuild {
         &self.package.info.builds[self.index as usize]
     }
@@ -106,7 +106,7 @@ pub(crate) struct Packages {
 }
 
 impl Packages {
-    /// Those in `STATE/packages`; what an agent that died has left unfinished is removed.
+    /// Opens the packages in `STATE/packages`, and removes what an agent that died has left unfinished.
     pub(crate) fn open(
         state: &Path,
         managers: Arc<Managers>,
@@ -182,7 +182,7 @@ impl Packages {
         fetched
     }
 
-    /// From any manager that answers: all have the same packages.
+    /// Fetches a package from any manager that answers: all have the same packages.
     fn fetch(&self, digest: &str) -> Result<Vec<u8>, Error> {
         let mut fetched = Err(Error::new(Code::ManagerUnreachable, "no manager is known"));
         for manager in self.managers.connect_each() {
@@ -196,7 +196,7 @@ impl Packages {
 
     /// A package that was verified before, if nothing of it has changed since.
     fn unchanged(&self, digest: &str, tenant: &str) -> Option<(Arc<Unpacked>, Use)> {
-        // The token comes first: what is in use is not evicted while it is looked at.
+        // The token comes first, so that the entry is not evicted while it is checked.
         let Found::Here(in_use) = self.cache.find(&key(digest), tenant) else { return None };
         let (unpacked, stamps) = {
             let known = lock(&self.known);
@@ -255,7 +255,7 @@ struct Unfinished(PathBuf);
 
 impl Drop for Unfinished {
     fn drop(&mut self) {
-        // What cannot be removed now is removed by the next agent.
+        // The next agent removes what cannot be removed now.
         let _ = fs::remove_dir_all(&self.0);
     }
 }
@@ -295,8 +295,8 @@ fn unpack(checked: &Checked, folder: &Path) -> Result<(), Error> {
     sync(folder)
 }
 
-/// Lets everybody read who gets here, whatever this process's mask is. Workers do, each as another user, by a mount;
-/// everybody else is kept out by the folder above.
+/// Lets every user read the files of a package, whatever this process's mask is. Workers run as different users and
+/// read the files through a mount. The folder above keeps all other users out.
 fn open_to_workers(folder: &Path) -> io::Result<()> {
     fs::set_permissions(folder, Permissions::from_mode(0o755))?;
     for entry in fs::read_dir(folder)? {
@@ -319,7 +319,7 @@ fn unpack_file(file: &PackageFile, folder: &Path) -> Result<(), Error> {
     write(&path, &file.data, file.executable)
 }
 
-/// Makes a file that is not there yet and that nobody shall change, and writes it through to the disk.
+/// Makes a new file that no process may change, and writes it through to the disk.
 fn write(path: &Path, bytes: &[u8], executable: bool) -> Result<(), Error> {
     let mode = if executable { 0o500 } else { 0o400 };
     let written = || {
@@ -463,7 +463,7 @@ mod tests {
         fs::read(object).unwrap()
     }
 
-    /// Changes a file that nobody may write.
+    /// Changes a file that is not writable.
     fn overwrite(path: &Path, bytes: &[u8]) {
         let mode = fs::metadata(path).unwrap().permissions();
         fs::set_permissions(path, Permissions::from_mode(0o600)).unwrap();
@@ -516,7 +516,7 @@ mod tests {
     }
 
     #[test]
-    fn verifies_a_package_again_after_a_restart_and_when_a_file_was_touched() {
+    fn verifies_a_package_again_after_restart_or_touched_file() {
         let state = tempfile::tempdir().unwrap();
         let (digest, _) = unpacked(&open(state.path()));
         let packages = open(state.path());
@@ -527,7 +527,7 @@ mod tests {
         assert!(packages.at_hand(&digest, 0, "t").unwrap().is_none(), "the file may have changed");
         packages.ensure(&digest, 0, "t").unwrap();
         assert!(packages.at_hand(&digest, 0, "t").unwrap().is_some());
-        // What is built of kernels beside it is no part of it.
+        // Files that are built from kernels beside the package are no part of it.
         let built = state.path().join("packages").join(&digest).join(package::BUILT_FOLDER);
         fs::create_dir(&built).unwrap();
         fs::write(built.join("0"), "image").unwrap();
@@ -545,7 +545,7 @@ mod tests {
     }
 
     #[test]
-    fn evicts_packages_beyond_the_bound_but_none_in_use_also_after_a_restart() {
+    fn evicts_unused_packages_beyond_the_bound_also_after_restart() {
         let state = tempfile::tempdir().unwrap();
         let limit = 1 << 20;
         let packages = open_with(state.path(), Some(limit));

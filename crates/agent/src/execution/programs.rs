@@ -16,7 +16,7 @@ pub(crate) struct Programs {
 }
 
 impl Programs {
-    /// Those beside the program of native code.
+    /// Finds the programs beside the program for native code.
     pub(crate) fn beside(native: PathBuf) -> Programs {
         Programs { native }
     }

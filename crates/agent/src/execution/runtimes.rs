@@ -1,5 +1,5 @@
-//! The language runtimes of this node that are kept warm: interpreters, and what each loads to be forked. Packages of Python are
-//! executed by workers that are copies of one.
+//! Language runtimes of this node that are kept warm: interpreters, and the modules that each loads before it is
+//! forked. Workers for packages in Python are copies of such an interpreter.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -15,12 +15,12 @@ use crate::machine::state::system;
 
 /// The program of a worker in Python: what its interpreter has loaded does the rest.
 const WORKER: &str = "import sublet_template\nsublet_template.work()\n";
-/// By which name a Python is looked for.
+/// Command name of the Python that is searched for.
 const FOUND_PYTHON: &str = "python3";
-/// Where it stands in the agent's state folder.
+/// Name of the worker's source file in the agent's state folder.
 const WORKER_FILE: &str = "worker.py";
 
-/// Which interpreters are to be kept warm.
+/// Interpreters to keep warm.
 #[derive(Clone, Debug, Default)]
 pub struct Warm {
     /// A Python.
@@ -31,10 +31,10 @@ pub struct Warm {
     pub node_modules: Option<PathBuf>,
 }
 
-/// Which Python is to be kept warm.
+/// Choice of the Python to keep warm.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub enum Python {
-    /// None.
+    /// No Python is kept warm.
     #[default]
     None,
     /// This one, by its path or name; the agent does not start if it does not work.
@@ -55,12 +55,12 @@ struct Runtime {
     language: Language,
     interpreter: Interpreter,
     adapter: PathBuf,
-    /// What packages for it are built for, if they can be.
+    /// Architecture of packages for this interpreter, if there are any.
     architecture: Option<String>,
 }
 
 impl Runtimes {
-    /// What these interpreters load stands beside the program that makes sandboxes.
+    /// Finds the interpreters. The modules that they load stand beside the program that makes sandboxes.
     pub(crate) fn find(warm: &Warm, spawner: &Path, state: &Path) -> Result<Runtimes, Error> {
         let mut known = Vec::new();
         let mut add = |language: Language, found: Result<Interpreter, sublet_sandbox::SandboxError>| {
@@ -110,12 +110,12 @@ impl Runtimes {
         self.known.iter().map(move |runtime| (template(runtime), self.worker.clone()))
     }
 
-    /// What it executes packages for.
+    /// Architectures of the packages that this node's interpreters execute.
     pub(crate) fn offered(&self) -> Vec<String> {
         self.known.iter().filter_map(|runtime| runtime.architecture.clone()).collect()
     }
 
-    /// What a worker of a build for an interpreter is a copy of, and its program.
+    /// Template from which the worker of a build for an interpreter is copied, and the worker's program.
     pub(crate) fn worker(&self, build: &PackageBuild) -> Result<(Template, PathBuf), Error> {
         let is_for = |runtime: &&Runtime| {
             runtime.architecture.as_ref().is_some_and(|here| runs_on(&build.architecture, here))
@@ -140,7 +140,7 @@ impl Runtimes {
         Ok((template, self.worker.clone()))
     }
 
-    /// What sandboxes see of the host beside its libraries.
+    /// Files of the host that sandboxes see beside its libraries.
     pub(crate) fn shown(&self) -> Vec<PathBuf> {
         let all = self.known.iter().flat_map(|runtime| &runtime.interpreter.shown);
         all.cloned().collect()

@@ -20,10 +20,10 @@ use tracing::warn;
 use crate::execution::runtimes::Runtimes;
 use crate::machine::state::system;
 
-/// What the control socket of an operator's sandbox is.
+/// Device that takes the place of the control socket of an operator's sandbox.
 const NOWHERE: &str = "/dev/null";
 
-/// What files of a sandbox that is only made for a trial may have, in bytes.
+/// Bytes that a sandbox that is made only for a trial may write to files.
 const TRIAL_SCRATCH_BYTES: u64 = 1 << 20;
 
 /// See the [module](self).

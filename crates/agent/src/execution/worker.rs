@@ -1,4 +1,4 @@
-//! One lease's worker process: how it is started in its sandbox, ended, and what its end is called.
+//! One lease's worker process: how it starts in its sandbox, how it is ended, and how its end is described.
 
 use std::ffi::OsString;
 use std::fs::Metadata;
@@ -35,19 +35,21 @@ use crate::signal::wait_readable;
 /// How long a killed process may take to end.
 const LONGEST_END: Duration = Duration::from_secs(10);
 const MIB: u64 = 1 << 20;
-/// What a sandbox may take beside the lease's memory: its two processes' own, and the kernel's on their behalf, in bytes.
+/// Memory that a sandbox may use beside the lease's memory, in bytes: its two processes' own, and the kernel's for
+/// them.
 const OWN_MEMORY_BYTES: u64 = 64 * MIB;
 /// The same for each worker thread.
 const THREAD_MEMORY_BYTES: u64 = 10 * MIB;
-/// What a device's driver may take in a worker process beside the lease's memory, in bytes: PoCL's is a whole compiler.
+/// Memory of a device's driver in a worker process beside the lease's memory, in bytes. PoCL's driver is a whole
+/// compiler.
 const DRIVER_MEMORY_BYTES: u64 = 128 * MIB;
 /// The same for an interpreter, in bytes: what a copy of a warm one writes of the pages that it shares, and what it imports.
 const INTERPRETER_MEMORY_BYTES: u64 = 128 * MIB;
 /// Processes and threads that a worker process may have beside one for each core.
 const MAX_PROCESSES: u32 = 512;
-/// What functions can write to files, in bytes, as far as the lease's memory goes.
+/// Bytes that functions can write to files, at most the lease's memory.
 const SCRATCH_BYTES: u64 = 64 * MIB;
-/// What the rings of its FIFOs can take beside half of the lease's memory, in bytes.
+/// Bytes that the rings of a process's FIFOs can use beside half of the lease's memory.
 const RINGS_BYTES: u64 = 16 * MIB;
 
 /// The worker process of a lease, started and ended by the lease's supervisor. Killed when it is dropped.
@@ -56,11 +58,11 @@ pub(crate) struct WorkerProcess {
     sandbox: Made,
     runnable: Runnable,
     _log: Log,
-    /// In which it runs, if in one.
+    /// The image in which the process runs, if any.
     _image: Option<HeldImage>,
     /// On shared cores, until it is known to be dead.
     occupancy: Option<Occupancy>,
-    /// As a global process, if it wants to be one.
+    /// The process's entry to the shim, if it becomes a global process.
     entrance: Entrance,
 }
 
@@ -69,7 +71,7 @@ enum Entrance {
     Open {
         _admission: Admission,
     },
-    /// Not until it is known whose its lease is.
+    /// Admitted only once the lease's tenant is known.
     Closed(Option<(PacketSocket, Who)>),
 }
 
@@ -122,7 +124,7 @@ impl WorkerProcess {
         Ok((worker, started, outside))
     }
 
-    /// It is known whose the lease is: from now on its process may enter the shim.
+    /// Sets the tenant of the lease, which is known only now. From now on the lease's process may enter the shim.
     pub(crate) fn is_of(&mut self, node: &Node, tenant: &str) {
         if let Entrance::Closed(closed) = &mut self.entrance
             && let Some((shim, who)) = closed.take()
@@ -132,12 +134,12 @@ impl WorkerProcess {
         }
     }
 
-    /// Readable once it has ended.
+    /// A descriptor that is readable once the process has ended.
     pub(crate) fn exit_fd(&self) -> Option<BorrowedFd<'_>> {
         Some(self.sandbox.ended.as_fd())
     }
 
-    /// How it ended if nobody can tell any more.
+    /// Reports an end by SIGKILL if the process died with the spawner, which can no longer report how it ended.
     fn killed_with_its_maker(&self) -> Result<Option<Exit>, Error> {
         let [has_ended] = wait_readable([self.exit_fd()], Some(Instant::now()))?;
         Ok(has_ended.then_some(Exit::Signal(Signal::KILL.as_raw())))
@@ -145,7 +147,7 @@ impl WorkerProcess {
 
     /// Kills it and waits for its end. An error says that it may still run.
     pub(crate) fn kill(&mut self) -> Result<(), Error> {
-        // Of whoever makes sandboxes it does not outlive the end.
+        // The process does not outlive the spawner, so a failed request matters only if the process has not ended.
         let told = one(self.sandboxes.kill(&[self.sandbox.id], Signal::KILL));
         let [has_ended] = wait_readable([self.exit_fd()], Some(Instant::now() + LONGEST_END))?;
         if !has_ended {
@@ -173,7 +175,7 @@ impl WorkerProcess {
         Ok(exit)
     }
 
-    /// What a client is told about an end that nobody asked for.
+    /// Describes an unrequested end to the client.
     pub(crate) fn describe(&self, exit: Exit, executing: &[u32], memory_bytes: u64) -> String {
         describe(&self.runnable.package.info, exit, executing, memory_bytes)
     }
@@ -187,7 +189,7 @@ impl Drop for WorkerProcess {
     }
 }
 
-/// Who its process is to others of the computer.
+/// Identity of the lease's process among the processes of the computer.
 fn who(node: &Node, held: &Attached, build: &PackageBuild) -> Who {
     Who {
         lease: held.lease.id.clone(),
@@ -197,7 +199,7 @@ fn who(node: &Node, held: &Attached, build: &PackageBuild) -> Who {
     }
 }
 
-/// What the rings of the FIFOs may take that a process of a lease makes.
+/// Bytes that the rings of the FIFOs of a lease's process may use.
 pub(crate) fn rings_bytes(lease: &Lease) -> u64 {
     lease.memory_bytes / 2 + RINGS_BYTES
 }
@@ -280,7 +282,7 @@ fn spec(
     }
 }
 
-/// What programs in Python expect to be told.
+/// Environment variables that programs in Python expect.
 fn environment() -> Vec<(OsString, OsString)> {
     let said = [("HOME", SCRATCH), ("TMPDIR", SCRATCH), ("PATH", "/usr/bin:/bin"), ("LANG", "C.UTF-8")];
     said.map(|(name, value)| (name.into(), value.into())).into()
@@ -295,7 +297,8 @@ fn program(node: &Node, build: &PackageBuild) -> Result<(Kind, PathBuf), Error> 
     Ok((Kind::Process, node.programs.of(build)?))
 }
 
-/// What a worker process may take beside the lease's memory for the driver of a device or for an interpreter.
+/// Memory that a worker process may use beside the lease's memory for the driver of a device or for an interpreter, in
+/// bytes.
 fn runtime_bytes(build: &PackageBuild) -> u64 {
     if is_python(&build.architecture) {
         return INTERPRETER_MEMORY_BYTES;
@@ -317,7 +320,7 @@ fn contain(spec: &mut Spec, runtime: Option<&Path>, image: &sublet_image::Image)
     spec.env = image.config.env.iter().map(|(name, value)| (name.into(), value.into())).collect();
 }
 
-/// What may be behind a sandbox that cannot be made.
+/// Adds a possible cause to the error of a sandbox that cannot be made.
 fn explain(error: Error, build: &PackageBuild) -> Error {
     if build.image.is_empty() {
         return error;
@@ -349,7 +352,7 @@ fn setup(node: &Node, held: &Attached, runnable: &Runnable, occupancy: Option<&O
         fabric: carrier.map(|carrier| carrier.choice.clone()),
         certificate,
         private_key,
-        // What a copy takes is taken from the same memory.
+        // The memory of copies is part of the same memory.
         copies_bytes: carrier.map_or(0, |_| lent_bytes),
         build: runnable.index,
         program: None,
@@ -358,8 +361,8 @@ fn setup(node: &Node, held: &Attached, runnable: &Runnable, occupancy: Option<&O
     }
 }
 
-/// How much of so much memory holds what is swapped. The rest is for what is not: the program, small pieces, the caches of
-/// channels.
+/// Share of `memory_bytes` that holds swapped pages, in bytes. The rest is for everything that is not swapped: the
+/// program, small pieces, the caches of channels.
 pub(crate) fn local_bytes(memory_bytes: u64) -> u64 {
     memory_bytes / 4 * 3
 }
@@ -411,7 +414,7 @@ mod tests {
     use sublet_proto::v1::FunctionInfo;
 
     #[test]
-    fn an_end_is_told_with_what_was_executed_and_the_memory() {
+    fn describes_an_end_with_executed_functions_and_memory() {
         let function = |name: &str| FunctionInfo { name: name.into() };
         let package = PackageInfo {
             name: "libx".into(),

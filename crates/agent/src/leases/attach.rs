@@ -1,4 +1,5 @@
-//! From a ticket to an attached lease: what a ticket must say, and what the lease then holds.
+//! The step from a ticket to an attached lease: checks the ticket's lease, and collects the resources that the lease
+//! holds.
 
 use std::sync::Arc;
 use std::time::Instant;
@@ -31,7 +32,7 @@ pub(crate) struct Attached {
     pub(crate) options: WorkerOptions,
     /// The client wants a worker at once.
     pub(crate) start: bool,
-    /// What it is for, in place of calls.
+    /// The program to execute in place of calls, if any.
     pub(crate) errand: Option<Errand>,
     /// Between nodes: what the calls travel by.
     pub(crate) carrier: Option<Carrier>,
@@ -46,14 +47,14 @@ pub(crate) struct Attached {
     pub(crate) enrolment: Enrolment,
 }
 
-/// A program that is executed once, and the global process that it will be, from now until the lease ends.
+/// A program that is executed once, and the global process that it will be from now until the lease ends.
 pub(crate) struct Errand {
     /// Until it is started.
     pub(crate) program: Option<Program>,
     pub(crate) process: Reserved,
 }
 
-/// What a lease holds beside its place in the ledger.
+/// Resources of a lease beside its entry in the ledger.
 struct Holdings {
     options: WorkerOptions,
     errand: Option<Errand>,
@@ -111,7 +112,8 @@ fn reserve(node: &Node, lease: &Lease, program: &Program) -> Result<Errand, Erro
     Ok(Errand { program: Some(program.clone()), process: node.shim.reserve(&who)? })
 }
 
-/// Whoever has a ticket says what is to be executed, and need not be the shim of a parent, which has checked it.
+/// Checks the program that a client wants to execute. A ticket holder is not always the shim of a parent process, which
+/// checks the program itself.
 fn check_program(lease: &Lease, program: &Program) -> Result<(), Error> {
     if lease.is_segment() || lease.cores != 1 {
         let message = format!("lease {} is of {} cores: a program has one", lease.id, lease.cores);
@@ -152,8 +154,9 @@ fn hold(
     Ok(Holdings { options, errand, carrier, confirmation, inbox, meter, reservation })
 }
 
-/// Memory that is there: its pages are taken now, and count as the agent's, whoever writes them. What is not there is not
-/// lent, and no process is killed for writing what it has leased.
+/// Creates the memory of a segment. Its pages are allocated now and count as the agent's, whichever process writes
+/// them. So the node never lends memory that it does not have, and no process is killed for writing to memory that it
+/// has leased.
 fn segment(len_bytes: u64) -> Result<Region, Error> {
     check_available(len_bytes)?;
     let region = Region::create("sublet-segment", len_bytes)?;
@@ -168,7 +171,7 @@ fn segment(len_bytes: u64) -> Result<Region, Error> {
     Ok(region)
 }
 
-/// As [`check_lease`], of memory alone: all of it is the client's.
+/// Checks the lease of a segment, like [`check_lease`]: a segment has memory only, and all of it is the client's.
 fn check_segment(lease: &Lease) -> Result<(WorkerOptions, u64), Error> {
     let Lease { id, memory_bytes, .. } = lease;
     if *memory_bytes == 0 || !memory_bytes.is_multiple_of(PAGE_BYTES) {
@@ -198,7 +201,7 @@ fn check_lease(lease: &Lease) -> Result<(WorkerOptions, u64), Error> {
     Ok((options, inbox_bytes))
 }
 
-/// What the worker process of a lease would find out by itself, and end.
+/// Checks the swap options of a lease. Without this check the worker process would find the same fault and end.
 fn check_swap(lease: &Lease, options: &WorkerOptions, lent_bytes: u64) -> Result<(), Error> {
     let swap_bytes = options.swap_bytes.saturating_mul(lease.cores.into());
     if swap_bytes == 0 {
@@ -252,7 +255,7 @@ mod tests {
     }
 
     #[test]
-    fn a_program_is_one_of_the_package_and_has_a_core() {
+    fn checks_the_path_and_core_count_of_a_program() {
         let program = |path: &str| Program { path: path.into(), ..Program::default() };
         for path in ["", "bin/child", "child.py"] {
             check_program(&lease(), &program(path)).unwrap();
@@ -269,7 +272,7 @@ mod tests {
     }
 
     #[test]
-    fn the_memory_of_a_segment_is_there_before_it_is_written() {
+    fn allocates_the_pages_of_a_segment_before_any_write() {
         let region = super::segment(1 << 20).unwrap();
         let taken = rustix::fs::fstat(region.fd()).unwrap().st_blocks * 512;
         assert_eq!(taken, 1 << 20);

@@ -1,18 +1,19 @@
-//! The book of a node's leases: which tickets hold, what runs, what the manager must still hear of. Pure.
+//! The book of a node's leases: which tickets are valid, which leases run, what the manager must still learn. Pure.
 //!
 //! The agent's threads use it behind one lock ([`crate::leases::ledger`]), the simulator uses it as it is. Time comes in as
 //! milliseconds of this node's monotonic clock; no wall clock is ever read, so none can jump.
 //!
-//! The manager's clock is known within bounds, from when its latest answer was asked for and when it came: it is at
-//! least `lower` and at most `upper`. What must not happen too late is decided by `upper`: tickets grow old and leases
-//! expire by it. What others may rely on is told by `lower`: no ticket that was too old by then is taken any more, even
-//! if the next answer shows that this node's clock had run fast.
+//! The manager's clock is known within bounds, which follow from the times at which the latest answer was requested and
+//! received: it is at least `lower` and at most `upper`. Decisions that must not come too late use `upper`: tickets age
+//! and leases expire by it. Reports on which others rely state `lower`. A ticket that was too old by a reported time is
+//! never accepted later, even if the next answer shows that this node's clock had run fast.
 //!
 //! Invariants:
-//! - Tickets of the current registration hold, and no others. Another manager's, or an earlier one's, are void.
-//! - A ticket is good for one attachment, even after its lease has ended.
+//! - Only tickets of the current registration are valid. Those of another manager or of an earlier registration are
+//!   void.
+//! - A ticket allows one attachment, even after its lease has ended.
 //! - A report lists every lease that is attached, and every ended one until its end is acknowledged.
-//! - What the manager has ended before it was attached cannot be attached any more.
+//! - A lease that the manager has ended before it was attached cannot be attached any more.
 //! - An end is final, and its first reason counts.
 
 use std::collections::BTreeMap;
@@ -51,8 +52,9 @@ pub struct Exchange {
 /// Bounds of the manager's clock.
 #[derive(Clone, Copy, Debug, Default)]
 struct ManagerClock {
-    /// What to add to this node's clock for the least and the most that the manager's may say.
+    /// Least time by which the manager's clock may be ahead of this node's clock, in milliseconds.
     lower_offset_ms: i64,
+    /// Most time by which the manager's clock may be ahead of this node's clock, in milliseconds.
     upper_offset_ms: i64,
 }
 
@@ -76,7 +78,7 @@ impl ManagerClock {
     }
 }
 
-/// What a lease has used, as whoever holds it measures.
+/// Usage of a lease, as its holder measures it.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Used {
     /// Cumulative.
@@ -99,15 +101,15 @@ pub struct End {
 /// A lease of the book. `H` is what its holder keeps with it.
 #[derive(Debug)]
 pub struct Entry<H> {
-    /// As its latest ticket says.
+    /// The lease as its latest ticket describes it.
     pub lease: Lease,
-    /// That ticket, encoded and signed.
+    /// The latest ticket, encoded and signed.
     pub ticket: Vec<u8>,
-    /// When it expires by this node's clock.
+    /// Time at which the lease expires, by this node's clock.
     pub expires: MonotonicMs,
-    /// Its holder's.
+    /// The holder's own data.
     pub holder: H,
-    /// Once it has ended.
+    /// How the lease ended; `None` while it is attached.
     pub end: Option<End>,
 }
 
@@ -120,7 +122,7 @@ pub struct Book<H> {
     /// The latest report whose answer has come.
     answered: u64,
     clock: ManagerClock,
-    /// What the latest report has said of the manager's clock.
+    /// Time of the manager's clock that the latest report stated.
     told_ms: u64,
     state: NodeState,
     entries: BTreeMap<String, Entry<H>>,
@@ -129,7 +131,7 @@ pub struct Book<H> {
 }
 
 impl<H> Book<H> {
-    /// Of a node of this name, which has not registered: no ticket holds.
+    /// Creates the book of a node of this name. The node has not registered yet, so no ticket is valid.
     pub fn new(node: &str) -> Book<H> {
         Book {
             node: node.to_owned(),
@@ -144,8 +146,8 @@ impl<H> Book<H> {
         }
     }
 
-    /// What a registration has to list. Until it is answered no ticket holds: the manager would not know of a lease
-    /// that began meanwhile.
+    /// Begins a registration and returns the leases that it has to list. Until it is answered no ticket is valid,
+    /// because the manager would not know of a lease that began meanwhile.
     pub fn register(&mut self, now: MonotonicMs, read: impl Fn(&H) -> Used) -> Vec<RunningLease> {
         self.registration = 0;
         self.running(now, read)
@@ -168,7 +170,8 @@ impl<H> Book<H> {
         self.clock.learn(registration.now_unix_ms, exchange);
     }
 
-    /// Takes a lease up by its ticket, whose signature is good. Says when it expires.
+    /// Admits a lease by its ticket, whose signature the caller has verified. Returns the time at which the lease
+    /// expires.
     ///
     /// # Errors
     /// `permission_denied` for another node's ticket and for one that was shown before or too late;
@@ -204,7 +207,7 @@ impl<H> Book<H> {
         Ok(expires)
     }
 
-    /// Takes a later ticket of a lease that is attached. Says when it expires now.
+    /// Takes a later ticket of an attached lease. Returns the time at which the lease expires now.
     ///
     /// # Errors
     /// As [`Book::admit`]; `unknown_lease` if it is not attached; `invalid_argument` if it would end earlier.
@@ -231,7 +234,8 @@ impl<H> Book<H> {
         Ok(entry.expires)
     }
 
-    /// A lease has ended; its resources are free. The first end counts. Says whether this was it.
+    /// Records that a lease has ended and that its resources are free. Only the first end counts; returns whether this
+    /// was the first.
     pub fn end(&mut self, lease: &str, end: End) -> bool {
         let entry = self.entries.get_mut(lease).filter(|entry| entry.end.is_none());
         entry.map(|entry| entry.end = Some(end)).is_some()
@@ -267,7 +271,8 @@ impl<H> Book<H> {
         }
     }
 
-    /// Takes a report's answer: acknowledged ends are forgotten. Gives the leases that the manager wants ended.
+    /// Takes a report's answer and removes leases whose ends are acknowledged. Returns the leases that the manager
+    /// wants ended.
     pub fn answered(&mut self, reply: &NodeReportReply, exchange: Exchange) -> Vec<EndOrder> {
         self.clock.learn(reply.now_unix_ms, exchange);
         for id in &reply.acknowledged {
@@ -298,8 +303,8 @@ impl<H> Book<H> {
         orders
     }
 
-    /// Whether a report's answer ends a lease that nobody has attached here, and says so for the first time: its manager
-    /// holds room for it until it knows that this has been heard.
+    /// Whether a report's answer ends, for the first time, a lease that no client has attached here. The manager
+    /// reserves capacity for such a lease until it knows that the node has received the order.
     pub fn frees(&self, reply: &NodeReportReply) -> bool {
         let is_new = |lease: &String| !self.entries.contains_key(lease) && !self.void.contains_key(lease);
         reply.end.iter().any(|order| is_new(&order.lease))
@@ -310,7 +315,7 @@ impl<H> Book<H> {
         self.state = state;
     }
 
-    /// What was last set.
+    /// State that was last set.
     pub fn state(&self) -> NodeState {
         self.state
     }
@@ -320,17 +325,17 @@ impl<H> Book<H> {
         self.entries.iter().map(|(id, entry)| (id.as_str(), entry))
     }
 
-    /// One of them.
+    /// Entry of the lease with this id.
     pub fn entry(&self, lease: &str) -> Option<&Entry<H>> {
         self.entries.get(lease)
     }
 
-    /// What its holder keeps with one of them.
+    /// The holder's data of the lease with this id.
     pub fn holder_mut(&mut self, lease: &str) -> Option<&mut H> {
         self.entries.get_mut(lease).map(|entry| &mut entry.holder)
     }
 
-    /// Whether a ticket would be taken now, were it shown for the first time and had the node room.
+    /// Whether the node would accept a ticket now if it were shown for the first time and the node had enough capacity.
     pub fn holds(&self, ticket: &Ticket, now: MonotonicMs) -> bool {
         let is_open = self.state == NodeState::Lending && self.entries.len() < MAX_ENTRIES;
         is_open && self.check(ticket, now).is_ok_and(|lease| self.check_void(&lease.id, now).is_ok())
@@ -430,7 +435,7 @@ mod tests {
     }
 
     #[test]
-    fn a_ticket_holds_for_its_registration_its_node_and_its_time() {
+    fn a_ticket_is_valid_for_its_registration_node_and_time() {
         let mut book = book();
         assert_eq!(
             admit(&mut book, &Ticket { registration: 6, ..ticket("a") }, 0),
@@ -494,7 +499,7 @@ mod tests {
     }
 
     #[test]
-    fn reports_say_the_least_and_tickets_end_by_the_most_that_the_managers_clock_may_say() {
+    fn reports_use_the_lower_and_tickets_the_upper_clock_bound() {
         let mut book = book();
         assert_eq!(book.report(1_100, used).clock_unix_ms, ISSUED + 1_000);
         assert!(book.holds(&ticket("a"), ATTACH_GRACE_MS) && !book.holds(&ticket("a"), ATTACH_GRACE_MS + 1));
@@ -503,7 +508,7 @@ mod tests {
     }
 
     #[test]
-    fn what_a_report_has_said_of_the_managers_clock_holds_when_this_nodes_clock_has_run_fast() {
+    fn a_reported_manager_clock_stays_valid_after_a_slower_answer() {
         let mut book = book();
         let asked = ATTACH_GRACE_MS + 101;
         assert_eq!(book.report(asked, used).clock_unix_ms, ISSUED + ATTACH_GRACE_MS + 1);
@@ -516,7 +521,7 @@ mod tests {
     }
 
     #[test]
-    fn a_managers_clock_beyond_63_bits_is_taken_for_a_late_one() {
+    fn treats_a_manager_clock_beyond_63_bits_as_late() {
         let mut book = book();
         let reply = NodeReportReply { now_unix_ms: u64::MAX, ..Default::default() };
         book.answered(&reply, Exchange { asked: 0, answered: 0 });
@@ -541,7 +546,7 @@ mod tests {
     }
 
     #[test]
-    fn a_node_that_is_drained_keeps_its_leases_and_takes_none() {
+    fn a_drained_node_keeps_its_leases_and_admits_none() {
         let mut book = book();
         admit(&mut book, &ticket("a"), 0).unwrap();
         book.set_state(NodeState::Draining);

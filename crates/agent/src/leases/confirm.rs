@@ -1,7 +1,7 @@
-//! Verification of a provisional ticket: asked of the manager on a thread of its own, while the lease's worker starts.
+//! Verification of a provisional ticket: a thread of its own asks the manager while the lease's worker starts.
 //!
-//! Nothing of the lease is handed to the client before the answer. Whoever no longer needs the answer drops the
-//! [`Confirmation`], which ends the request and its thread.
+//! Nothing of the lease is handed to the client before the answer. Dropping the [`Confirmation`] ends the request and
+//! its thread.
 
 use std::os::fd::{AsFd, BorrowedFd};
 use std::thread::JoinHandle;
@@ -12,7 +12,7 @@ use tokio::sync::oneshot;
 use crate::execution::errand::Errand;
 use crate::leases::manager::Manager;
 
-/// A question to the manager, until it is dropped.
+/// A request to the manager. It ends when this is dropped.
 pub(crate) struct Confirmation {
     answer: Errand<Vec<u8>>,
     give_up: Option<oneshot::Sender<()>>,
@@ -29,14 +29,14 @@ impl Confirmation {
         Ok(Confirmation { answer, give_up: Some(give_up), thread: Some(thread) })
     }
 
-    /// What the manager has said, if it has: the ticket by which the lease is held from now on.
+    /// Answer of the manager, if there is one: the ticket by which the lease is held from now on.
     pub(crate) fn outcome(&self) -> Option<Result<Vec<u8>, Error>> {
         self.answer.outcome()
     }
 }
 
 impl AsFd for Confirmation {
-    /// Readable once the outcome is there.
+    /// A descriptor that is readable once the answer is available.
     fn as_fd(&self) -> BorrowedFd<'_> {
         self.answer.as_fd()
     }
@@ -51,7 +51,7 @@ impl Drop for Confirmation {
     }
 }
 
-/// A manager that says nothing has not verified anything.
+/// Turns a missing answer into a refusal: a manager that does not answer has not verified the token.
 fn unverified(lease: &str, error: Error) -> Error {
     match error.code {
         Code::ManagerUnreachable | Code::StoreUnreachable => {

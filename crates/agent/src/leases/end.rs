@@ -1,4 +1,4 @@
-//! Why a lease ends, and what its client and its manager are told of it.
+//! Reasons for the end of a lease, and the messages about it for its client and its manager.
 
 use sublet_proto::v1::{LeaseEnded, Usage};
 use sublet_proto::{Code, Error};
@@ -6,14 +6,14 @@ use sublet_proto::{Code, Error};
 use crate::leases::book;
 use crate::listener::message::{self, ToClient};
 
-/// Why a lease ends.
+/// Reason for the end of a lease.
 #[derive(Debug)]
 pub(crate) enum End {
     Released,
     ClientGone,
-    /// The client is told this error.
+    /// The lease fails with an error that the client receives.
     Error(Error),
-    /// It was never handed to the client, who is told this error; nothing is billed.
+    /// The lease was never handed to the client, which receives this error; nothing is billed.
     Refused(Error),
 }
 
@@ -26,7 +26,7 @@ impl End {
         }
     }
 
-    /// What the manager is told.
+    /// The end as the book records it and the manager learns it.
     pub(crate) fn for_the_book(&self) -> book::End {
         book::End { code: self.code(), reason: self.reason() }
     }
@@ -40,7 +40,7 @@ impl End {
         }
     }
 
-    /// What the client hears last.
+    /// The last message to the client.
     pub(crate) fn message(&self, usage: Usage) -> ToClient {
         match self {
             End::Refused(error) => message::failure(error),

@@ -1,21 +1,21 @@
 //! Decides when a lease is idle (R06): no call was executed for its idle timeout.
 //!
-//! Calls leave no time behind, so their number is looked at a few times within the timeout. A lease ends between
-//! one timeout and one and an eighth of it after its last call, and the grace after that. The end is announced; a
-//! call that comes within the grace keeps the lease, and the announcement is void.
+//! Calls leave no timestamps, so their number is sampled a few times within the timeout. A lease ends between one
+//! timeout and one and an eighth of it after its last call, and the grace after that. The end is announced; a call
+//! within the grace keeps the lease, and the announcement is void.
 
 use std::time::{Duration, Instant};
 
 use crate::leases::usage::Activity;
 
-/// From the announcement to the end.
+/// Time between the announcement and the end.
 pub(crate) const GRACE: Duration = Duration::from_secs(1);
-/// How often it is looked within a timeout.
+/// Number of samples within a timeout.
 const LOOKS: u32 = 8;
-/// From one look to the next, at least.
+/// Shortest time between two samples.
 const SHORTEST_STEP: Duration = Duration::from_millis(10);
 
-/// What follows from a look.
+/// Decision after a sample.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Verdict {
     Stay,

@@ -1,14 +1,14 @@
-//! The journal: what the node's leases had used, in case the agent is killed.
+//! The journal: the usage of the node's leases, in case the agent is killed.
 //!
-//! `STATE/leases.journal` is written anew each second, and whenever a lease begins or ends, with every lease whose end the
-//! manager has not acknowledged. Workers die with their agent, so the next agent finds there what is left to be
-//! billed, at most a second short of the truth. While there is nothing to say nothing is written.
+//! `STATE/leases.journal` is rewritten each second, and whenever a lease begins or ends, with every lease whose end the
+//! manager has not acknowledged. Workers die with their agent, so the next agent finds there what is still to be
+//! billed, at most the last second missing. While the node has no such lease, nothing is written.
 //!
-//! The file is replaced by renaming, so a killed agent leaves a whole one. It is not written through to the disk: what
-//! a crash of the whole machine may lose is the last seconds' usage. A journal that cannot be read is set aside and
-//! never keeps an agent from starting; one that cannot be written is warned of once, and leases go on.
+//! The file is replaced by renaming, so a killed agent leaves a complete one. It is not synced to the disk: a crash of
+//! the whole machine may lose the last seconds' usage. A journal that cannot be read is set aside and never keeps an
+//! agent from starting. A failure to write the journal is logged once, and the leases continue.
 //!
-//! One line says the form and the digest of what follows: a `Registration` of which only the leases count.
+//! The first line states the format and the digest of the rest: a `Registration` of which only the leases count.
 
 use std::fs::{self, OpenOptions};
 use std::io::{self, Read, Write};
@@ -25,16 +25,16 @@ use tracing::{info, warn};
 use crate::leases::ledger::{Seen, Turn};
 use crate::node::Node;
 
-/// What a journal begins with; the digest follows.
+/// Start of a journal, which is followed by the digest.
 const FORM: &str = "sublet-leases-1 ";
 /// Largest journal that is read or written, in bytes.
 const MAX_JOURNAL_BYTES: usize = 64 << 20;
 
-/// From one writing to the next: what an agent that is killed can lose of its leases' usage.
+/// Period of the journal: a killed agent loses at most this much of its leases' usage.
 const PERIOD: Duration = Duration::from_secs(1);
 
-/// The body of the keeper's thread, which writes each second and whenever there is news.
-/// The last writing is left to whoever knows that the last report has been answered.
+/// Body of the keeper's thread, which writes each second and whenever there is news. The caller writes the journal for
+/// the last time, after the answer to the last report.
 pub(crate) fn run(node: &Node, mut journal: Journal) -> Journal {
     let mut seen = Seen::with_beginnings();
     while node.ledger.wait_turn(&mut seen, PERIOD) == Turn::Act {
@@ -54,26 +54,26 @@ pub(crate) struct Journal {
 }
 
 impl Journal {
-    /// That of a state folder.
+    /// Journal of a state folder.
     pub(crate) fn at(state: &Path) -> Journal {
         Journal { path: state.join("leases.journal"), is_there: true, is_failing: false }
     }
 
-    /// What the agent before has left; nothing if there is nothing to be understood.
+    /// Reads the leases that the previous agent has left. Returns none if the journal cannot be read.
     pub(crate) fn read(&self) -> Vec<RunningLease> {
         match read(&self.path) {
             Ok(leases) => leases,
             Err(error) => {
                 let aside = self.path.with_extension("journal.damaged");
                 warn!(%error, "what the leases before this start have used last is lost; see {}", aside.display());
-                // It is in nobody's way where it is, either.
+                // If the rename fails, the damaged file stays, which does no harm.
                 let _ = fs::rename(&self.path, aside);
                 Vec::new()
             }
         }
     }
 
-    /// Replaces what is there.
+    /// Replaces the journal, or removes it if there are no leases.
     pub(crate) fn write(&mut self, leases: Vec<RunningLease>) {
         if leases.is_empty() && !self.is_there {
             return;
@@ -168,7 +168,7 @@ mod tests {
     }
 
     #[test]
-    fn the_next_agent_reads_what_was_written_last_and_nothing_is_left_when_nothing_is_to_say() {
+    fn reads_the_last_journal_and_removes_an_empty_one() {
         let state = tempfile::tempdir().unwrap();
         let mut journal = Journal::at(state.path());
         assert!(journal.read().is_empty());
@@ -181,7 +181,7 @@ mod tests {
     }
 
     #[test]
-    fn a_journal_with_any_byte_changed_or_missing_is_set_aside() {
+    fn sets_aside_a_journal_with_a_changed_or_missing_byte() {
         let state = tempfile::tempdir().unwrap();
         let mut journal = Journal::at(state.path());
         journal.write(leases());
@@ -200,7 +200,7 @@ mod tests {
     }
 
     #[test]
-    fn a_journal_that_cannot_be_written_is_no_reason_to_end() {
+    fn survives_a_journal_that_cannot_be_written() {
         let state = tempfile::tempdir().unwrap();
         let folder = state.path().join("gone");
         fs::create_dir(&folder).unwrap();

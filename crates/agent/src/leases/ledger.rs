@@ -1,15 +1,15 @@
 //! The [`Book`] of the node's leases, shared by the agent's threads.
 //!
-//! What is true of a lease is decided there, purely; here stand the lock around it, what each lease holds on this
-//! machine, and who waits for what. Supervisors enrol leases and end them, the reporter and the journal's keeper read,
-//! an operator's commands change what the node lends. Nothing here does I/O, and the lock is never held for longer
-//! than it takes to copy the entries.
+//! The book decides about leases, purely. The ledger adds the lock around the book, what each lease holds on this
+//! machine, and the threads that wait for changes. Supervisors enrol leases and end them, the reporter and the
+//! journal's keeper read, an operator's commands change what the node lends. Nothing here does I/O, and the lock is
+//! never held for longer than it takes to copy the entries.
 //!
 //! Invariants:
-//! - While a registration is under way no ticket is taken: what the manager takes over is all that there is.
+//! - While a registration is under way no ticket is accepted: the manager takes over a complete list.
 //! - A lease is in the book for as long as it holds anything of the node, and then until its end is acknowledged.
 //! - A supervisor that fails, however it fails, leaves its lease ended.
-//! - No lease begins after the node was told to lend none: who ends all leases reaches every one.
+//! - No lease begins after the node is set to lend none, so that a request to end all leases reaches every one.
 
 use std::collections::BTreeSet;
 use std::sync::{Arc, Condvar, Mutex, PoisonError};
@@ -44,7 +44,7 @@ struct State {
     untold: BTreeSet<String>,
     /// When the leases of a reclaimed node end by force.
     reclaim_at: Option<Instant>,
-    /// Grows with whatever shall not wait for the next second: a lease's end, a change of what the node lends.
+    /// Number of events that must not wait for the next second: ends of leases, changes of what the node lends.
     news: u64,
     /// Grows with each lease that begins to be billed.
     begun: u64,
@@ -53,11 +53,11 @@ struct State {
     finished: bool,
 }
 
-/// What stands behind a lease of the book.
+/// State of a lease of the book on this machine.
 enum Holder {
-    /// It holds something of the node. There is no meter until something is to be billed.
+    /// The lease holds resources of the node. There is no meter until something is to be billed.
     Runs { end: Arc<EndRequest>, meter: Option<Arc<Meter>> },
-    /// It holds nothing any more.
+    /// The lease holds no resources any more.
     Ended(Used),
 }
 
@@ -65,18 +65,18 @@ enum Holder {
 #[derive(Debug, Default)]
 pub(crate) struct Seen {
     news: u64,
-    /// If it does not wait for the next second when a lease begins to be billed, either.
+    /// Number of beginnings seen, for a thread that also acts at once when a lease begins to be billed.
     begun: Option<u64>,
 }
 
 impl Seen {
-    /// Of a thread that acts at once when a lease begins, too.
+    /// State of a thread that also acts at once when a lease begins.
     pub(crate) fn with_beginnings() -> Seen {
         Seen { news: 0, begun: Some(0) }
     }
 }
 
-/// What such a thread shall do next.
+/// Next step of a thread that acts each second.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Turn {
     Act,
@@ -154,7 +154,7 @@ impl Ledger {
         state.end_all(&WantedEnd { reason: reason.clone(), at: Instant::now() });
     }
 
-    /// Lets those finish who act each second; for when no supervisor is left.
+    /// Lets the threads that act each second finish. Called when no supervisor is left.
     pub(crate) fn finish(&self) {
         lock(&self.state).finished = true;
         self.changed.notify_all();
@@ -176,7 +176,7 @@ impl Ledger {
         Ok(())
     }
 
-    /// What the journal has to keep.
+    /// Leases that the journal has to keep.
     pub(crate) fn unacknowledged(&self) -> Vec<RunningLease> {
         lock(&self.state).book.running(self.now(), Holder::used)
     }
@@ -214,12 +214,12 @@ impl Ledger {
         self.changed.notify_all();
     }
 
-    /// Lends on; ends that were announced stay.
+    /// Continues to lend; announced ends stay.
     pub(crate) fn lend(&self) {
         self.set_state(NodeState::Lending, None);
     }
 
-    /// Lends nothing any more; leases that run go on.
+    /// Stops lending; running leases continue.
     pub(crate) fn drain(&self) {
         self.set_state(NodeState::Draining, None);
     }
@@ -240,7 +240,7 @@ impl Ledger {
         self.changed.notify_all();
     }
 
-    /// What an operator is told.
+    /// Status of the node for its operator.
     pub(crate) fn status(&self) -> NodeStatus {
         let state = lock(&self.state);
         let left = state.reclaim_at.map(|at| at.saturating_duration_since(Instant::now()));
@@ -326,7 +326,7 @@ pub(crate) struct Enrolment {
 }
 
 impl Enrolment {
-    /// What the lease uses is to be billed: all that the meter has counted and will count.
+    /// Begins to bill the lease's usage: all that the meter has counted and will count.
     pub(crate) fn bill(&self, metered: Arc<Meter>) {
         let mut state = lock(&self.ledger.state);
         if let Some(Holder::Runs { meter, .. }) = state.book.holder_mut(&self.lease) {
@@ -370,7 +370,7 @@ impl Enrolment {
         Ok((ticket, self.ledger.instant(expires)))
     }
 
-    /// The lease has ended and its resources are free; what it has used is what was to be billed. Tells the reporter.
+    /// Ends the lease, whose resources are free. Its usage so far is final. Wakes the reporter.
     pub(crate) fn finish(self, end: End) {
         self.end(end);
     }
@@ -412,7 +412,7 @@ fn signed_lease(encoded: &[u8]) -> Result<Lease, Error> {
     ticket.lease.ok_or_else(|| Error::new(Code::Protocol, "a ticket of the journal names no lease"))
 }
 
-/// What a killed agent's lease had used, and how it ended: with its agent, if not before.
+/// Usage of a killed agent's lease and how it ended: with its agent, if not before.
 fn left_behind(report: LeaseReport) -> (Used, End) {
     let end = match report.state() {
         LeaseState::Ended => End { code: report.end_code, reason: report.end_reason },

@@ -35,7 +35,7 @@ pub(crate) struct Manager {
 }
 
 impl Manager {
-    /// To one of an access's managers; connects when it is first used.
+    /// Creates a connection to one of an access's managers. It connects when it is first used.
     pub(crate) fn connect(access: &Access, which: usize) -> Result<Manager, Error> {
         let runtime = Builder::new_current_thread()
             .enable_all()
@@ -63,8 +63,8 @@ impl Manager {
         self.answer(ANSWER_DEADLINE, report, async |client, request| client.report(request).await)
     }
 
-    /// Waits until the manager has verified the token behind a lease, or nobody wants to know any more. Gives the
-    /// ticket by which the lease is held from then on.
+    /// Waits until the manager has verified the token behind a lease, or the caller has given up. Returns the ticket by
+    /// which the lease is held from then on.
     pub(crate) fn confirm(&mut self, lease: &str, given_up: oneshot::Receiver<()>) -> Result<Vec<u8>, Error> {
         let request = ConfirmRequest { lease: lease.to_owned() };
         self.answer(CONFIRM_DEADLINE, request, async |client, request| {

@@ -1,9 +1,9 @@
 //! Knows the managers of a node, and the one with which the node is registered.
 //!
-//! The node stays with one manager while that answers, and goes round robin to the next when it does not. Beside those
-//! that it was told of when it started it knows the ones that managers name in their answers, so that it finds its way
-//! when all of the first are gone. A manager that is reached less safely than the first ones is not taken: the token
-//! never travels in the open because somebody says so.
+//! The node stays with one manager while that manager answers, and moves round robin to the next when it does not. The
+//! node knows the managers that were configured at its start, and those that managers name in their answers, so that it
+//! finds one when all of the configured ones are gone. A manager whose address is less secure than the configured ones
+//! is ignored, so that no answer makes the node send its token unencrypted.
 
 use std::sync::Mutex;
 
@@ -18,33 +18,33 @@ use crate::leases::manager::Manager;
 pub(crate) struct Managers(Mutex<Known>);
 
 struct Known {
-    /// Whom the agent was told of come first, and stay.
+    /// Access to the managers. The configured ones come first, and stay.
     access: Access,
     configured: usize,
     current: usize,
 }
 
 impl Managers {
-    /// Those of an access; the node is with the first of them.
+    /// Creates the list from an access. The first manager becomes the current one.
     pub(crate) fn new(access: Access) -> Managers {
         let configured = access.managers.len();
         Managers(Mutex::new(Known { access, configured, current: 0 }))
     }
 
-    /// A connection to the one that the node is with.
+    /// Connects to the current manager.
     pub(crate) fn connect(&self) -> Result<Manager, Error> {
         let known = lock(&self.0);
         Manager::connect(&known.access, known.current)
     }
 
-    /// Connections to all of them, the one that the node is with first.
+    /// Connects to all managers, the current one first.
     pub(crate) fn connect_each(&self) -> impl Iterator<Item = Result<Manager, Error>> {
         let known = lock(&self.0);
         let (access, current, count) = (known.access.clone(), known.current, known.access.managers.len());
         (0..count).map(move |step| Manager::connect(&access, (current + step) % count))
     }
 
-    /// Goes on to the next.
+    /// Makes the next manager the current one.
     pub(crate) fn move_on(&self) {
         let mut known = lock(&self.0);
         known.current = (known.current + 1) % known.access.managers.len().max(1);
@@ -54,7 +54,7 @@ impl Managers {
         lock(&self.0).access.managers.len()
     }
 
-    /// Takes the list that a manager has given. The one that the node is with stays in any case.
+    /// Replaces the learned managers by those that a manager has named. The current one always stays.
     pub(crate) fn learn(&self, named: &[String]) {
         let mut known = lock(&self.0);
         let (configured, current) = (known.configured, known.current);
@@ -76,7 +76,7 @@ impl Managers {
     }
 }
 
-/// Whether both are reached in the same way.
+/// Whether two addresses use the same kind of connection, with the same protection.
 fn is_as_safe(one: &Address, other: &Address) -> bool {
     match (one, other) {
         (Address::Unix(_), Address::Unix(_)) => true,
@@ -103,7 +103,7 @@ mod tests {
     }
 
     #[test]
-    fn managers_are_visited_in_turn_and_the_current_one_stays_when_others_come_and_go() {
+    fn visits_managers_in_turn_and_keeps_the_current_one() {
         let managers = managers("unix:/a,unix:/b");
         learn(&managers, &["unix:/b", "unix:/c", "unix:/d"]);
         assert_eq!(list(&managers).0, ["unix:/a", "unix:/b", "unix:/c", "unix:/d"]);
@@ -119,7 +119,7 @@ mod tests {
     }
 
     #[test]
-    fn nobody_is_taken_who_is_reached_less_safely_and_no_list_is_endless() {
+    fn ignores_less_secure_managers_and_bounds_the_list() {
         let managers = managers("https://a:1");
         learn(&managers, &["http://127.0.0.1:1", "unix:/x", "nonsense", "https://b:1", "https://b:1"]);
         assert_eq!(list(&managers).0, ["https://a:1", "https://b:1"]);

@@ -1,12 +1,13 @@
 //! The reporter: one thread that keeps a manager informed, and through which managers end leases.
 //!
-//! Each second, and at once when a lease ends, a manager's word frees one that nobody attached, or the node is drained,
-//! it sends what all leases have used. Usage is cumulative and an end is repeated until it is acknowledged, so no lost
-//! report loses anything.
+//! The reporter sends the usage of all leases each second. It also sends it at once when a lease ends, when a manager's
+//! answer frees a lease that no client attached, or when the node is drained. Usage is cumulative and an end is
+//! repeated until it is acknowledged, so a lost report loses no information.
 //!
-//! The node obeys one manager at a time. It stays with it while it answers; when it is silent for [`SILENCE`] the node
-//! registers with the next one, and so on in turn. A manager that does not know the node (it was started anew, or the
-//! node is with another by now) asks for a registration. Leases go on through all of this, until they expire.
+//! The node obeys one manager at a time and stays with it while it answers. When that manager is silent for
+//! [`SILENCE`], the node registers with the next one, in turn. A manager that does not know the node (it was restarted,
+//! or the node has moved to another by now) asks for a registration. Leases continue through all of this until they
+//! expire.
 
 use std::sync::mpsc::SyncSender;
 use std::time::{Duration, Instant};
@@ -21,7 +22,7 @@ use crate::leases::manager::Manager;
 use crate::node::Node;
 use crate::signal::WantedEnd;
 
-/// From one report to the next: what a node's sudden death can lose of its leases' usage.
+/// Period of the reports: the sudden death of a node loses at most this much of its leases' usage.
 const PERIOD: Duration = Duration::from_secs(1);
 /// How long a manager may be silent before the node goes to the next one.
 const SILENCE: Duration = Duration::from_secs(2);
@@ -35,7 +36,7 @@ const START_PATIENCE: Duration = Duration::from_secs(5);
 /// How long a stopping agent waits for a manager that answers and acknowledges its last leases, and how often it asks.
 const FINISH_PATIENCE: Duration = Duration::from_secs(2);
 const FINISH_STEP: Duration = Duration::from_millis(50);
-/// From the announcement to the end of a lease that a manager ends. One whose right has gone ends at once.
+/// Time between the announcement and the end of a lease that a manager ends. A lease without permission ends at once.
 const ORDER_GRACE: Duration = Duration::from_secs(1);
 /// Low bits of a generation, which count the registrations since a start of the agent. Should they not suffice, they
 /// run on into the time of the start, which later starts are still after.
@@ -61,7 +62,7 @@ struct Reporter<'node> {
     manager: Manager,
     /// The manager has taken the node up, and has not said since that it does not know it.
     registered: bool,
-    /// That of the latest registration.
+    /// Generation of the latest registration.
     generation: u64,
     last_answer: Instant,
     /// Attempts that have failed since the last answer.
@@ -100,7 +101,7 @@ impl Reporter<'_> {
         self.finish();
     }
 
-    /// When to report again.
+    /// Notes an answer. Returns the time to wait until the next report.
     fn answered(&mut self) -> Duration {
         if self.failures > 0 {
             info!(manager = %self.manager.address(), "a manager answers again");
@@ -110,7 +111,7 @@ impl Reporter<'_> {
         PERIOD
     }
 
-    /// When to try again.
+    /// Notes a failure. Returns the time to wait until the next attempt.
     fn failed(&mut self, error: &Error) -> Duration {
         if self.failures == 0 {
             warn!(%error, "the node could not report; its leases go on");
@@ -125,7 +126,7 @@ impl Reporter<'_> {
         {
             warn!(%error, "a manager cannot be used");
         }
-        // The more often all of them were tried in vain, the longer.
+        // The wait grows with the number of rounds in which all managers were tried in vain.
         let rounds = self.failures / managers.max(1);
         self.failures = self.failures.saturating_add(1);
         if is_refused {
@@ -193,8 +194,8 @@ impl Reporter<'_> {
         Ok(())
     }
 
-    /// All leases have ended: whichever manager answers shall know, and if it can, say that it has stored it. What
-    /// is not acknowledged is in the journal.
+    /// Reports that all leases have ended to any manager that answers, and waits for it to acknowledge the ends. The
+    /// journal keeps ends that are not acknowledged.
     fn finish(&mut self) {
         let start = Instant::now();
         for _ in 0..self.node.managers.count() {
@@ -213,8 +214,8 @@ impl Reporter<'_> {
     }
 }
 
-/// What the generations of an agent that started then are higher than: those of the node's agents before it. An agent that
-/// has lost its state folder and whose clock was set back too has to wait until its node is forgotten.
+/// Lower bound of the generations of an agent that started at this time; the node's earlier agents have lower ones. An
+/// agent that has lost its state folder and whose clock was set back too has to wait until its node is forgotten.
 fn first_generation(started_ms: u64) -> u64 {
     started_ms << GENERATION_SHIFT
 }
@@ -253,7 +254,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn an_agent_that_starts_later_begins_with_a_higher_generation_than_any_before() {
+    fn a_later_agent_begins_with_a_higher_generation() {
         let at = first_generation;
         let (now_ms, day_ms) = (1_800_000_000_000, 24 * 60 * 60 * 1000);
         // An agent that tries four times a second for a day, and is killed and started again.
@@ -263,7 +264,7 @@ mod tests {
     }
 
     #[test]
-    fn an_ordered_end_has_a_grace_unless_the_right_to_the_lease_has_gone() {
+    fn an_ordered_end_has_a_grace_unless_permission_is_revoked() {
         let now = Instant::now();
         let end = |code, reason: &str| {
             wanted_end(&EndOrder { lease: "a".into(), code, reason: reason.into() }, now)

@@ -4,12 +4,13 @@
 //! all and for each function, and executing and polling together never exceed the lease's cores times the time it has
 //! held them; that time is the agent's own. A closed meter stands still.
 //!
-//! Nor are executing and polling together ever less than the processor time that the kernel has counted for the lease's sandboxes,
-//! which no function can write. Processor time beyond the worker's own counters is computing that belongs to no function: what
-//! starting a worker takes, processes and threads that go on between calls, and all that falsified counters leave out.
+//! Executing and polling together are also never less than the processor time that the kernel has counted for the
+//! lease's sandboxes, which no function can write. Processor time beyond the worker's own counters counts as computing
+//! of no function: the start of a worker, processes and threads that run between calls, and all that falsified counters
+//! leave out.
 //!
-//! Memory and processor time of the worker process are looked at each second, and when the client asks: its sandbox's, by the
-//! kernel's count.
+//! Memory and processor time of the worker process are sampled each second, and when the client asks, from the kernel's
+//! counters of its sandbox.
 
 use std::sync::Mutex;
 
@@ -36,26 +37,26 @@ pub(crate) struct Meter {
     watched: Mutex<Option<Watched>>,
     memory: Mutex<Memory>,
     compute: Mutex<Compute>,
-    /// Of the latest worker process.
+    /// Modules that the latest worker process imported by itself.
     cold_imports: Mutex<Option<ColdImports>>,
 }
 
-/// What is looked at of the present worker process's sandbox. It is opened at the start: a sandbox that has ended before the first look
-/// is counted, too.
+/// Counters of the present worker process's sandbox. They are opened at its start, so that a sandbox that ends before
+/// the first sample is counted, too.
 #[derive(Debug)]
 struct Watched {
     memory: Gauge,
     compute: ComputeGauge,
 }
 
-/// What worker processes have used of memory.
+/// Memory that the worker processes have used.
 #[derive(Debug, Default)]
 struct Memory {
-    /// When it was last looked at,
+    /// Time of the latest sample, in nanoseconds.
     looked_ns: u64,
-    /// and how much it was,
+    /// Memory in use at the latest sample, in bytes.
     bytes: u64,
-    /// with all before, times microseconds.
+    /// Memory in bytes times microseconds, summed over all time until the latest sample.
     byte_us: u64,
     peak_bytes: u64,
 }
@@ -63,13 +64,13 @@ struct Memory {
 /// Processor time by the kernel's count.
 #[derive(Debug, Default)]
 struct Compute {
-    /// Of all worker processes,
+    /// Processor time of all worker processes, in nanoseconds.
     total_ns: u64,
-    /// and of the present one.
+    /// Processor time of the present worker process, in nanoseconds.
     latest_ns: u64,
 }
 
-/// What a lease is doing.
+/// Activity of a lease.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Activity {
     /// Requests that its workers have answered, rejected ones included. While this stands still, nothing has ended.
@@ -84,7 +85,7 @@ struct Reading {
     closed: bool,
 }
 
-/// As [`Used`], with a place for each function.
+/// Measurements like [`Used`], with an element for each function.
 #[derive(Clone, Debug, Default, PartialEq)]
 struct Measured {
     allocated_ns: u64,
@@ -92,13 +93,13 @@ struct Measured {
     functions: Vec<Share>,
     /// Computing of no function.
     beside_ns: u64,
-    /// By the kernel's count, as far as it was looked at.
+    /// Processor time by the kernel's count at the latest sample.
     kernel_ns: u64,
     memory_byte_us: u64,
     memory_peak_bytes: u64,
 }
 
-/// What calls of one function have used.
+/// Usage by the calls of one function.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 struct Share {
     executing_ns: u64,
@@ -116,7 +117,7 @@ impl Meter {
         Ok(Meter { region, layout, calibration, opened_ns, reading, watched, memory, compute, cold_imports })
     }
 
-    /// From now on memory and processor time of this process are looked at. Until now there was none.
+    /// Begins to sample memory and processor time of this process. Before, the lease had no process.
     pub(crate) fn watch(&self, pid: u32) {
         self.look();
         lock(&self.compute).begin();
@@ -128,7 +129,7 @@ impl Meter {
         *lock(&self.cold_imports) = cold;
     }
 
-    /// Looks how much memory is used now, and how much processor time was.
+    /// Samples processor time and memory. Returns the memory in use, in bytes.
     pub(crate) fn look(&self) -> u64 {
         let mut watched = lock(&self.watched);
         let Watched { memory, compute } = match watched.as_mut() {
@@ -139,22 +140,22 @@ impl Meter {
         lock(&self.memory).note(monotonic_ns(), memory.read().unwrap_or(NOTHING))
     }
 
-    /// What the workers write; theirs and the agent's alone.
+    /// Region that the workers write; only they and the agent map it.
     pub(crate) fn region(&self) -> &Region {
         &self.region
     }
 
-    /// Where they write it.
+    /// Layout of the region.
     pub(crate) fn layout(&self) -> UsageLayout {
         self.layout
     }
 
-    /// Cumulative usage, what is going on now included.
+    /// Cumulative usage, including that of running calls.
     pub(crate) fn read(&self) -> Used {
         self.refresh(&mut lock(&self.reading))
     }
 
-    /// The last reading; from now on it is all there is.
+    /// Takes the last reading, which stays the usage from now on.
     pub(crate) fn close(&self) -> Used {
         let mut reading = lock(&self.reading);
         let used = self.refresh(&mut reading);
@@ -162,7 +163,7 @@ impl Meter {
         used
     }
 
-    /// Whether anything is being called. Two that are the same, without a call in between, say that the lease is idle.
+    /// Activity of the lease. Two equal values without a call in between show that the lease is idle.
     pub(crate) fn activity(&self) -> Activity {
         let mut tallies = self.tallies();
         let mut activity = Activity { calls: 0, executing: false };
@@ -186,8 +187,8 @@ impl Meter {
             .collect()
     }
 
-    /// Closes the accounts of a worker process that has ended: nothing goes on in it any more. Its sandbox has to be there still,
-    /// whose counts end with it.
+    /// Closes the accounts of a worker process that has ended and runs nothing any more. Its sandbox must still exist,
+    /// because its counters end with it.
     pub(crate) fn settle(&self) -> Result<(), Error> {
         self.look();
         *lock(&self.watched) = None;
@@ -230,20 +231,20 @@ impl Meter {
         Measured { allocated_ns, polling_ns, functions, kernel_ns, ..Measured::default() }
     }
 
-    /// One for each function, and one for those that there are not.
+    /// Tallies for all functions, and one more for invalid function indexes.
     fn tallies(&self) -> Vec<Tally> {
         vec![Tally::default(); self.layout.functions() as usize + 1]
     }
 }
 
 impl Measured {
-    /// To what was measured, but nowhere less than this was, with no more time than `cores` have had, and, within that, no less than
-    /// the kernel has counted.
+    /// Raises the values to what was measured. No value shrinks, the sum is at most the time that `cores` have had, and
+    /// within that bound it is at least what the kernel has counted.
     fn grow(&mut self, measured: Measured, cores: u32) {
         self.allocated_ns = self.allocated_ns.max(measured.allocated_ns);
         let budget_ns = self.allocated_ns.saturating_mul(u64::from(cores));
         self.functions.resize(measured.functions.len().max(self.functions.len()), Share::default());
-        // What was reported before was within a smaller budget, so both bounds are at least that.
+        // Earlier reports were within a smaller budget, so both remainders are at least zero.
         let mut time_left = budget_ns.saturating_sub(self.busy_ns());
         // A call takes a nanosecond at least. So no sum of calls overflows either.
         let mut calls_left = budget_ns.saturating_sub(self.calls());
@@ -305,12 +306,12 @@ impl Watched {
 }
 
 impl Compute {
-    /// A new worker process counts from nothing.
+    /// Begins with a new worker process, whose counter starts at zero.
     fn begin(&mut self) {
         self.latest_ns = 0;
     }
 
-    /// The present process has used so much. Less than before is no reading.
+    /// Notes the processor time of the present process. A lower value than before is not a valid reading.
     fn note(&mut self, ns: u64) {
         let grown_ns = ns.saturating_sub(self.latest_ns);
         self.total_ns = self.total_ns.saturating_add(grown_ns);
@@ -320,7 +321,8 @@ impl Compute {
 }
 
 impl Memory {
-    /// So much is used now. What was used between is taken for the mean of both ends.
+    /// Notes the memory in use now and returns it, in bytes. Usage since the last sample counts as the mean of both
+    /// samples.
     fn note(&mut self, now_ns: u64, used: MemoryUse) -> u64 {
         debug_assert!(self.looked_ns <= now_ns, "a look at {now_ns} ns after one at {}", self.looked_ns);
         let elapsed_us = now_ns.saturating_sub(self.looked_ns) / 1000;
@@ -332,7 +334,7 @@ impl Memory {
     }
 }
 
-/// Raises `value` to `measured` as far as what is left allows.
+/// Raises `value` to `measured` by at most `left`, and reduces `left` by the growth.
 fn grow_within(value: &mut u64, measured: u64, left: &mut u64) {
     let growth = measured.saturating_sub(*value).min(*left);
     *value += growth;
@@ -376,7 +378,7 @@ mod tests {
     }
 
     #[test]
-    fn a_falsified_region_stays_between_the_kernels_count_and_the_time_of_the_cores_and_takes_nothing_back() {
+    fn bounds_a_falsified_region_by_kernel_count_and_core_time() {
         let large = [(u64::MAX, u64::MAX), (0, u64::MAX), (u64::MAX, 0), (0, 0), (7, 13), (150, 20)];
         let small = [(0, 3), (9, 0), (0, 0), (7, 13), (150, 20), (2, 1)];
         check_lies(&large);
@@ -389,7 +391,8 @@ mod tests {
             let before = reading.clone();
             let lie = |of: usize| lies[(step * 7 + of * of) % lies.len()];
             let functions: Vec<_> = (0..4).map(|at| (lie(at).0, lie(at).1, lie(at + 1).0)).collect();
-            // What 2 cores can have done, a little more each time, and once as if counted late.
+            // Processor time that 2 cores can have used: a little more at each step, and at times less, as if counted
+            // late.
             let kernel_ns = (step as u64 * 137).saturating_sub(step as u64 % 5 * 300);
             let now = measured(step as u64 * 100, lie(9).1, &functions);
             reading.grow(Measured { kernel_ns, ..now }, 2);
@@ -410,7 +413,7 @@ mod tests {
     }
 
     #[test]
-    fn processor_time_beyond_the_workers_counters_is_computing_of_no_function() {
+    fn bills_uncounted_processor_time_to_no_function() {
         let mut reading = Measured::default();
         let mut at = |kernel_ns, polling_ns, executing_ns| {
             let now = measured(1_000, polling_ns, &[(executing_ns, 1, 0)]);
@@ -442,7 +445,7 @@ mod tests {
     }
 
     #[test]
-    fn a_call_is_counted_while_it_runs_and_when_its_worker_dies() {
+    fn counts_a_call_while_it_runs_and_after_a_crash() {
         let meter = open(2, 8);
         pen(&meter, 1).enter(7, ticks(), false);
         std::thread::sleep(Duration::from_millis(5));
@@ -506,7 +509,7 @@ mod tests {
     }
 
     #[test]
-    fn activity_is_a_call_that_runs_has_ended_or_was_rejected() {
+    fn running_ended_and_rejected_calls_count_as_activity() {
         let meter = open(1, 2);
         let idle = meter.activity();
         assert_eq!(idle, Activity { calls: 0, executing: false });

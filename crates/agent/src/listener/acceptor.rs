@@ -27,7 +27,7 @@ const MAX_SEGMENTS: u64 = 4096;
 /// How long to wait after a failure to accept, such as of too many open files, before trying again.
 const RETRY: Duration = Duration::from_millis(100);
 
-/// Where connections come in.
+/// Socket at which connections arrive.
 pub(crate) trait Entrance: AsFd {
     /// Takes the next connection, if there still is one, and gives it a thread or turns it away; `busy` threads run.
     fn admit(&self, node: &Arc<Node>, busy: usize) -> Result<Option<JoinHandle<()>>, Error>;
@@ -93,7 +93,7 @@ impl Entrance for PacketListener {
             }
             Err(error) => {
                 node.connections.note_refused(&error);
-                // A fresh connection has room for one message.
+                // A fresh connection has buffer space for one message.
                 let _ = message::send(&Connection::Local(socket), message::failure(&error), &[]);
                 Ok(None)
             }
@@ -106,7 +106,7 @@ impl Entrance for TcpListener {
     fn admit(&self, node: &Arc<Node>, _busy: usize) -> Result<Option<JoinHandle<()>>, Error> {
         let (socket, from) = match self.accept() {
             Ok(accepted) => accepted,
-            // It has gone meanwhile.
+            // The connection has gone meanwhile.
             Err(error) if is_passing(&error) => return Ok(None),
             Err(error) => return Err(Error::new(Code::System, format!("accepting failed: {error}"))),
         };

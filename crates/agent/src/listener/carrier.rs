@@ -9,32 +9,32 @@ use sublet_proto::{Code, Error};
 
 use crate::node::Node;
 
-/// What a client wants its calls to be carried by, and may.
+/// Transport that a client requests for its calls, once it is permitted.
 pub(crate) enum Wanted {
     /// Shared memory.
     Memory,
     Network {
         fabric: Fabric,
         encrypted: bool,
-        /// Of a segment: the one by whose connection it is to be reached.
+        /// For a segment that joins another one's connection: that other segment.
         joins: Option<String>,
     },
 }
 
-/// Of a lease whose calls travel over a network.
+/// Transport of a lease whose calls travel over a network.
 pub(crate) struct Carrier {
-    /// As the worker process is told.
+    /// Transport choice that the worker process receives.
     pub(crate) choice: FabricChoice,
-    /// Of tcp: by which the client proves that connections are its own.
+    /// Secret by which the client proves that connections are its own, for tcp only.
     pub(crate) secret: Option<Secret>,
-    /// Of tcp, encrypted: as whom the worker process comes to the client.
+    /// Identity of the worker process towards the client, for encrypted tcp only.
     pub(crate) identity: Option<Identity>,
-    /// Of a segment: the one by whose connection it is to be reached, if that is there.
+    /// For a segment that joins another one's connection, if that exists: that other segment.
     pub(crate) joins: Option<String>,
 }
 
 impl Wanted {
-    /// What the client on this connection has asked for.
+    /// Checks the transport that the client on this connection has requested.
     pub(crate) fn by(node: &Node, connection: &Connection, request: &Attach) -> Result<Wanted, Error> {
         let choice = request.fabric.as_ref();
         match (connection, &node.gate) {
@@ -55,7 +55,7 @@ impl Wanted {
         }
     }
 
-    /// What carries the calls of the lease; nothing if that is memory.
+    /// Creates the transport for the calls of the lease; `None` for shared memory.
     pub(crate) fn carrier(self, lease: &str) -> Result<Option<Carrier>, Error> {
         let Wanted::Network { fabric, encrypted, joins } = self else { return Ok(None) };
         let of_tcp = fabric == Fabric::Tcp;
@@ -81,7 +81,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn only_what_needs_secrets_has_them_and_no_two_leases_the_same() {
+    fn only_tcp_has_secrets_and_each_lease_its_own() {
         let carrier = |fabric: Fabric, encrypted| {
             Wanted::Network { fabric, encrypted, joins: None }.carrier("l").unwrap().unwrap()
         };

@@ -1,4 +1,5 @@
-//! Executes the commands of a node's operator: lend, drain, reclaim, and sandboxes of its own. Both ends of it.
+//! Executes the commands of a node's operator: lend, drain, reclaim, and sandboxes of its own. This module has both
+//! ends of the protocol.
 //!
 //! A command is the first message of a connection of its own. It is taken from the agent's own user and from root,
 //! which the kernel tells; a ticket is no authority for it, and no manager is needed. The node's state is answered at
@@ -22,7 +23,7 @@ use crate::listener::message::{self, FromClient, ToClient};
 use crate::node::Node;
 use crate::signal::WantedEnd;
 
-/// From one status to the next.
+/// Period of the status messages.
 const PERIOD: Duration = Duration::from_secs(1);
 /// How long an agent may be silent before it counts as gone.
 const SILENCE: Duration = Duration::from_secs(10);
@@ -68,7 +69,7 @@ pub fn sandboxes(socket: &Path, request: SandboxRequest) -> Result<Vec<SandboxAn
     }
 }
 
-/// What an agent was asked.
+/// A request to an agent, whose answers are still to come.
 struct Asked<'socket> {
     socket: &'socket Path,
     connection: PacketSocket,

@@ -1,6 +1,8 @@
-//! One connection's thread: who comes, and what for. A client shows a ticket, an operator gives a command.
+//! One connection's thread: reads the first message and serves its sender. A client shows a ticket, an operator gives a
+//! command.
 //!
-//! What comes over the network is a client: a ticket is its authority. Commands are taken on the agent's own socket alone.
+//! A network connection comes from a client, whose ticket is its authority. Commands are accepted only on the agent's
+//! own socket.
 
 use std::os::fd::AsFd;
 use std::sync::Arc;
@@ -22,7 +24,8 @@ use crate::supervisor;
 
 /// How long a connection may take to show its ticket.
 const TICKET_PATIENCE: Duration = Duration::from_secs(5);
-/// How long a client may take to make room for a message. One that does not receive holds nothing up for longer.
+/// How long a client may take to free buffer space for a message. A client that does not receive blocks its thread for
+/// no longer.
 const SEND_PATIENCE: Duration = Duration::from_secs(1);
 
 /// The body of a connection's thread. Its entry is dropped once its ticket was taken.
@@ -53,7 +56,7 @@ pub(crate) fn serve(node: &Arc<Node>, own: Connection, entry: Entry) {
     }
 }
 
-/// The agent of another node of the computer.
+/// Serves the agent of another node of the computer.
 fn neighbour(node: &Arc<Node>, connection: Connection, asked: &JoinShim, known: impl FnOnce()) {
     let connection = Arc::new(connection);
     if let Err(error) = link::welcome(node, &connection, asked, known) {
@@ -72,7 +75,7 @@ fn prepare(node: &Node, connection: &Connection) -> Result<(), Error> {
     connection.set_send_timeout(SEND_PATIENCE)?;
     match (connection, node.clients) {
         (Connection::Remote(_), _) | (_, Clients::AllUsers) => Ok(()),
-        // The socket's mode says the same.
+        // The socket's mode enforces the same.
         (Connection::Local(_), Clients::OwnUser) => check_operator(connection),
     }
 }
@@ -90,11 +93,11 @@ fn check_operator(connection: &Connection) -> Result<(), Error> {
     Err(Error::new(Code::PermissionDenied, message))
 }
 
-/// `None`: the client or the agent has gone.
+/// Receives the first message. Returns `None` if the client has gone or the agent stops.
 fn first_message(node: &Node, connection: &Connection) -> Result<Option<FromClient>, Error> {
     let deadline = Instant::now() + TICKET_PATIENCE;
     loop {
-        // It may be there already, where no poll sees it.
+        // The message may have arrived already, where no poll reports it.
         match connection.receive(Some(Duration::ZERO)) {
             Ok(packet) => return packet.map(|packet| message::parse(&packet.bytes)).transpose(),
             Err(PacketError::PeerGone) => return Ok(None),

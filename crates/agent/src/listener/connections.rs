@@ -22,7 +22,7 @@ pub const MAX_UNAUTHENTICATED: usize = 256;
 const OTHER_FILES: u64 = 128;
 /// Part of the other descriptors that such connections have: each has two while it lasts, so a quarter in all.
 const FILES_PER_UNAUTHENTICATED: u64 = 8;
-/// Least number of them.
+/// Lower bound of [`ConnectionLimits::unauthenticated`] where few files may be open.
 const LEAST_UNAUTHENTICATED: usize = 16;
 /// Connections of the node's operator that have neither shown a ticket nor given a command, at the same time.
 const MAX_OF_THE_OPERATOR: usize = 64;
@@ -30,9 +30,10 @@ const MAX_OF_THE_OPERATOR: usize = 64;
 /// How many connections without a ticket an agent has at the same time.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct ConnectionLimits {
-    /// Of all users and addresses; if nothing is said, [`MAX_UNAUTHENTICATED`], or what the limit of open files allows.
+    /// Limit for all users and addresses together. By default [`MAX_UNAUTHENTICATED`], or what the limit of open files
+    /// allows.
     pub unauthenticated: Option<usize>,
-    /// Of one Unix user, or one address; if nothing is said, a quarter of them.
+    /// Limit for one Unix user or one address. By default a quarter of the limit for all.
     pub per_party: Option<usize>,
 }
 
@@ -89,7 +90,7 @@ impl Connections {
         Arc::new(Connections { inside: Mutex::new(inside), begun: Instant::now() })
     }
 
-    /// How many there are at most.
+    /// Largest number of connections without a ticket.
     pub(crate) fn most(&self) -> usize {
         lock(&self.inside).admission.limits().total
     }
@@ -137,7 +138,7 @@ impl Connections {
         self.note(&format!("connections were refused: {}", error.code), error);
     }
 
-    /// Cuts all of them off, and lets no more in.
+    /// Shuts down all connections without a ticket, and admits no more.
     pub(crate) fn close(&self) {
         let mut inside = lock(&self.inside);
         inside.is_closed = true;
@@ -168,7 +169,7 @@ impl Drop for Entry {
 }
 
 fn cut(socket: &OwnedFd) {
-    // One that is cut off already is as well.
+    // A socket that is already shut down needs nothing more.
     let _ = shutdown(socket, Shutdown::Both);
 }
 
@@ -217,7 +218,7 @@ mod tests {
     }
 
     #[test]
-    fn connection_that_has_given_a_command_makes_way_for_no_other() {
+    fn connection_with_a_command_makes_way_for_no_other() {
         let connections = Connections::new(ConnectionLimits::default());
         let mut sockets: Vec<_> = (0..MAX_OF_THE_OPERATOR + 1).map(|_| connected()).collect();
         let enter = |(ours, _): &(TcpStream, TcpStream)| connections.enter(Party::Operator, ours).unwrap();

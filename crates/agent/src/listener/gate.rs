@@ -1,6 +1,8 @@
-//! The agent's door to the network: one TCP port for clients of other machines, and what the node says of it.
+//! The agent's network listener: one TCP port for clients of other machines, and the description of it that the node
+//! publishes.
 //!
-//! The port's certificate is made at each start and travels to clients by the manager, who trust it and no other.
+//! The port's certificate is generated at each start and reaches clients through the manager. They trust this
+//! certificate and no other.
 
 use std::io;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, TcpListener, ToSocketAddrs, UdpSocket};
@@ -16,37 +18,37 @@ use tracing::warn;
 
 use crate::listener::links::Links;
 
-/// How clients of other machines come.
+/// Options for clients of other machines.
 #[derive(Clone, Debug)]
 pub struct Network {
-    /// Where the agent listens. Port 0 is any that is free.
+    /// Address on which the agent listens. With port 0 the system chooses a free port.
     pub listen: SocketAddr,
-    /// Its `host:port` as clients know it; if nothing is said, the address by which it reaches its managers.
+    /// The agent's `host:port` as clients know it. By default the address by which it reaches its managers.
     pub advertise: Option<String>,
-    /// What carries calls, best first; if there is none, all that this machine can use.
+    /// Transports for calls, best first. If empty, all that this machine can use.
     pub fabrics: Vec<Fabric>,
     /// Whether calls over TCP must be encrypted.
     pub encrypt: bool,
 }
 
 impl Network {
-    /// At an address, and otherwise as nothing is said.
+    /// Creates the options for an address, with defaults otherwise.
     pub fn at(listen: SocketAddr) -> Network {
         Network { listen, advertise: None, fabrics: Vec::new(), encrypt: false }
     }
 }
 
-/// What the connections of the network share.
+/// State that the network connections share.
 pub(crate) struct Gate {
     pub(crate) identity: Identity,
-    /// As managers and clients know it.
+    /// Description of the network access, as managers and clients know it.
     pub(crate) described: NodeNetwork,
     fabrics: Vec<Fabric>,
     pub(crate) links: Arc<Links>,
 }
 
 impl Gate {
-    /// Listens, and finds out how it can be reached.
+    /// Listens, and determines the address at which clients reach the port.
     pub(crate) fn open(network: &Network, access: &Access, name: &str) -> Result<(Gate, TcpListener), Error> {
         let listener = listen(network.listen)?;
         let port = listener.local_addr().map_err(|error| failed(network.listen, &error))?.port();
@@ -72,7 +74,7 @@ impl Gate {
         Ok((gate, listener))
     }
 
-    /// What a client wants its calls to be carried by, if the node has it.
+    /// Checks the transport that a client requests for its calls against those that the node offers.
     pub(crate) fn check(&self, choice: Option<&FabricChoice>) -> Result<Fabric, Error> {
         let unavailable = |message: String| Error::new(Code::FabricUnavailable, message);
         let offered = || self.described.fabrics.join(", ");
@@ -94,8 +96,8 @@ impl Gate {
     }
 }
 
-/// What a node offers if nobody says anything, best first: the RDMA networks that this machine can use, and tcp. Where
-/// calls over TCP must be encrypted it is tcp alone, for those networks do not encrypt. libfabric is asked only where the
+/// Default transports of a node, best first: the RDMA networks that this machine can use, and tcp. Where calls over TCP
+/// must be encrypted, only tcp is offered, because those networks do not encrypt. libfabric is queried only where the
 /// kernel lists a device for it.
 pub fn automatic_fabrics(encrypt: bool) -> Vec<Fabric> {
     let mut fabrics: Vec<Fabric> = Vec::new();
@@ -112,7 +114,7 @@ pub fn automatic_fabrics(encrypt: bool) -> Vec<Fabric> {
     fabrics
 }
 
-/// What a node is told to offer, it must have.
+/// Checks that this machine has a transport that the operator wants to offer.
 fn check_usable(fabric: &Fabric) -> Result<(), Error> {
     let Fabric::Ofi(provider) = fabric else { return Ok(()) };
     let unavailable =
@@ -177,10 +179,10 @@ fn own_address(listen: IpAddr, access: &Access) -> Result<IpAddr, Error> {
     })
 }
 
-/// The address that this machine has on its way there. Nothing is sent.
+/// The address of this machine on the route to a manager. Nothing is sent.
 fn way_to(authority: &str, listen: IpAddr) -> io::Result<Option<IpAddr>> {
     for there in authority.to_socket_addrs()? {
-        // On all addresses of version 6 those of version 4 are heard, too.
+        // A listener on all IPv6 addresses also accepts IPv4 connections.
         if there.is_ipv6() && listen.is_ipv4() {
             continue;
         }
@@ -210,7 +212,7 @@ mod tests {
     }
 
     #[test]
-    fn a_port_in_use_and_an_address_of_no_interface_are_named() {
+    fn names_a_used_port_and_an_unavailable_address() {
         let taken = TcpListener::bind(local(0)).unwrap();
         let port = taken.local_addr().unwrap().port();
         let error = listen(local(port)).unwrap_err();
@@ -222,7 +224,7 @@ mod tests {
     }
 
     #[test]
-    fn the_own_address_is_the_one_that_leads_to_a_manager() {
+    fn uses_the_address_that_leads_to_a_manager() {
         let own = |listen: &str, managers: &str| {
             own_address(listen.parse().unwrap(), &Access::parse(managers).unwrap())
         };
@@ -238,7 +240,7 @@ mod tests {
     }
 
     #[test]
-    fn a_client_gets_what_the_node_offers_and_no_other_fabric() {
+    fn accepts_only_fabrics_that_the_node_offers() {
         let tcp = |encrypted| Fabric::Tcp.choice(encrypted);
         let verbs = |encrypted| Fabric::Ofi("verbs".into()).choice(encrypted);
         let open = gate(&["ofi:verbs", "tcp"], false);
@@ -268,7 +270,7 @@ mod tests {
     }
 
     #[test]
-    fn tcp_is_always_there_and_what_does_not_encrypt_is_not_offered_where_it_must() {
+    fn offers_tcp_always_and_only_encrypting_fabrics_where_required() {
         assert_eq!(automatic_fabrics(true), [Fabric::Tcp]);
         assert_eq!(automatic_fabrics(false).last(), Some(&Fabric::Tcp));
         let error = check_usable(&Fabric::Ofi("carrier_pigeon".into())).unwrap_err();

@@ -1,11 +1,12 @@
 //! Decides which processes reach a segment: its client, and worker processes that its client has invited.
 //!
-//! An invitation is a number and a secret, and is good once: for a connection at the agent's port, or for the memory itself if
-//! the process is on this node. It says whether the guest may write. The client is number 0, and needs none. By its number a
-//! connection is known to those who let further segments [join](Trunk) it.
+//! An invitation is a number and a secret, and is valid once: for a connection at the agent's port, or for the memory
+//! itself if the process is on this node. It states whether the process may write. The client is number 0 and needs no
+//! invitation. The number identifies the connection to clients that let further segments join it (see [`Trunk`]).
 //!
 //! Invariants:
-//! - Whoever reads what is mapped learns that it is over before its bytes go: the word for that is written first.
+//! - A process that has the memory mapped learns of the segment's end before the contents go: the mark of the end is
+//!   written first.
 
 use std::collections::BTreeMap;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
@@ -21,16 +22,16 @@ use sublet_runtime::worker::channel::OVER_AT;
 use crate::listener::carrier::new_secret;
 use crate::listener::trunk::{Joined, Trunk};
 
-/// Invitations that nobody has used yet.
+/// Invitations that are not used yet.
 const MAX_INVITED: usize = 1024;
 
 /// The client's own number.
 pub(crate) const CLIENT: u32 = 0;
 
-/// What an invitation is good for.
+/// Access that an invitation grants.
 pub(crate) struct Invitation {
     pub(crate) rights: Rights,
-    /// For the connection that it leads to.
+    /// The segment's part in the connection to which the invitation leads.
     pub(crate) joined: Joined,
 }
 
@@ -39,9 +40,9 @@ pub(crate) struct Guests {
     memory: OwnedFd,
     next: u32,
     invited: BTreeMap<u32, (Secret, Invitation)>,
-    /// The connections of all, by their numbers.
+    /// Connections of the client and of invited processes, by their numbers.
     trunks: BTreeMap<u32, Weak<Trunk>>,
-    /// Pages of those who have it mapped.
+    /// Pages of the processes that have the memory mapped.
     states: Vec<Arc<Region>>,
 }
 
@@ -54,17 +55,17 @@ impl Guests {
         Ok(Guests { memory, next: CLIENT + 1, invited, trunks, states: Vec::new() })
     }
 
-    /// The client has this connection.
+    /// Notes the connection of the client.
     pub(crate) fn serve_client(&mut self, trunk: &Arc<Trunk>) {
         self.trunks.insert(CLIENT, Arc::downgrade(trunk));
     }
 
-    /// The connection of a number, if it is there or to come.
+    /// Connection of a number, if it exists or is expected.
     pub(crate) fn trunk(&self, number: u32) -> Option<Arc<Trunk>> {
         self.trunks.get(&number)?.upgrade()
     }
 
-    /// A number that no other guest has had, and its secret.
+    /// Creates an invitation with a number that no other process has had, and its secret.
     pub(crate) fn invite(&mut self, invitation: Invitation) -> Result<(u32, Secret), Error> {
         if self.invited.len() >= MAX_INVITED {
             let message = format!("{MAX_INVITED} invitations to the segment were not used yet");
@@ -82,13 +83,13 @@ impl Guests {
         Ok((number, secret))
     }
 
-    /// What a guest may that proves to be invited. It is not any more.
+    /// Access of a process that proves that it is invited. This uses the invitation up.
     pub(crate) fn enter(&mut self, number: u32, is_by: impl FnOnce(&Secret) -> bool) -> Option<Invitation> {
         self.invited.get(&number).filter(|(secret, _)| is_by(secret))?;
         self.invited.remove(&number).map(|(_, invitation)| invitation)
     }
 
-    /// The memory itself, for a guest of this node that learns by this page when it is over.
+    /// Opens the memory for an invited process of this node, which learns of the segment's end by this page.
     pub(crate) fn open(&mut self, rights: Rights, state: &Arc<Region>) -> Result<OwnedFd, Error> {
         let file = match rights {
             Rights::Write => self
@@ -98,7 +99,7 @@ impl Guests {
                 .map_err(|error| Error::new(Code::System, format!("dup of a segment: {error}")))?,
             Rights::Read => read_only(self.memory.as_fd())?,
         };
-        // A process that is gone has let go of its page.
+        // A process that has ended has released its page.
         self.states.retain(|state| Arc::strong_count(state) > 1);
         self.states.push(state.clone());
         Ok(file)
@@ -117,7 +118,7 @@ impl Drop for Guests {
     }
 }
 
-/// Takes as long for a wrong one as for the right one.
+/// Compares secrets in constant time.
 pub(crate) fn is_same(one: &Secret, other: &Secret) -> bool {
     one.iter().zip(other).fold(0, |differs, (one, other)| differs | (one ^ other)) == 0
 }
@@ -185,7 +186,7 @@ mod tests {
     }
 
     #[test]
-    fn who_may_read_gets_memory_to_read_and_all_learn_that_it_is_over() {
+    fn readers_cannot_write_and_all_learn_of_the_end() {
         let (mut guests, region) = guests();
         region.write(0, b"bytes").unwrap();
         let state = Arc::new(Region::create("state", PAGE_BYTES).unwrap());

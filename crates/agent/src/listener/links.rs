@@ -1,15 +1,16 @@
 //! Matches the connections of workers with their lease: a client makes one for each worker, and proves that it is
 //! its own.
 //!
-//! A connection names a lease, a worker and a counter, with a proof that only who has the lease's secret can make. The
-//! thread that has taken the connection verifies that here and lays it on the lease's [`Desk`]; the lease's supervisor
-//! takes it from there, passes it to the worker process, and answers the client. To a segment those come, too, whom its client
-//! has invited.
+//! A connection names a lease, a worker and a counter, with a proof that requires the lease's secret. The thread that
+//! accepted the connection verifies the proof and puts the connection into the lease's arrival queue, a [`Desk`]. The
+//! lease's supervisor takes it from there, passes it to the worker process, and answers the client. Processes that a
+//! segment's client has invited connect in the same way.
 //!
 //! Invariants:
-//! - A counter is good once for each lease: what somebody has recorded and plays again is refused.
-//! - What is not proven changes nothing. A desk holds no more connections than there are workers, and a few.
-//! - A lease that has ended has no desk; what still lies on it is refused.
+//! - A counter is accepted once for each lease, so that a recorded connection cannot be replayed.
+//! - A connection without a valid proof changes nothing. A queue has bounded capacity: the number of workers and a few
+//!   more.
+//! - A lease that has ended has no queue; connections that still wait in it are refused.
 
 use std::collections::HashMap;
 use std::net::TcpStream;
@@ -26,18 +27,18 @@ use crate::listener::guests::{CLIENT, Guests, Invitation, is_same};
 use crate::listener::trunk::Trunk;
 use crate::signal::Signal;
 
-/// Connections on a desk beyond one for each worker: those that take another's place.
+/// Connections in a queue beyond one for each worker: those that replace an earlier one.
 const SPARE_ARRIVALS: usize = 16;
 
-/// The desks of all leases whose calls travel over TCP.
+/// The arrival queues of all leases whose calls travel over TCP.
 #[derive(Default)]
 pub(crate) struct Links(Mutex<HashMap<[u8; 16], Arc<Desk>>>);
 
-/// Where the connections of one lease arrive.
+/// Queue in which the connections of one lease arrive.
 pub(crate) struct Desk {
     secret: Secret,
     workers: u32,
-    /// Raised while something lies here.
+    /// Raised while a connection waits.
     pub(crate) arrived: Signal,
     state: Mutex<State>,
 }
@@ -46,20 +47,20 @@ pub(crate) struct Desk {
 struct State {
     counters: Counters,
     arrivals: Vec<Arrival>,
-    /// Of a segment.
+    /// Invitations, if the lease is a segment's.
     guests: Option<Guests>,
 }
 
 /// A connection that its client has proven to be its own, and that has not been answered.
 pub(crate) struct Arrival {
     pub(crate) worker: u32,
-    /// Of who was invited.
+    /// Access of an invited process; `None` for the client's own connection.
     pub(crate) guest: Option<Invitation>,
     pub(crate) socket: TcpStream,
     pub(crate) greeting: Greeting,
 }
 
-/// A desk as long as its lease lasts.
+/// An arrival queue that is open until this is dropped with its lease.
 pub(crate) struct OpenDesk {
     links: Arc<Links>,
     lease: [u8; 16],
@@ -67,7 +68,7 @@ pub(crate) struct OpenDesk {
 }
 
 impl Links {
-    /// Opens the desk of a lease, which may have guests if it is a segment's.
+    /// Opens the arrival queue of a lease, with invitations if it is a segment's.
     pub(crate) fn open(
         self: &Arc<Links>,
         lease: &str,
@@ -83,7 +84,7 @@ impl Links {
         Ok(OpenDesk { links: self.clone(), lease: key, desk })
     }
 
-    /// Lays a connection on the desk that it names, if it proves to be its client's; otherwise answers it.
+    /// Queues a connection for the lease that it names if it proves to be the client's; otherwise refuses it.
     pub(crate) fn arrive(&self, link: DataLink, socket: TcpStream, greeting: Greeting) -> Result<(), Error> {
         let arrival = Arrival { worker: link.worker, guest: None, socket, greeting };
         let desk = lock(&self.0).get(&link.lease).cloned();
@@ -97,8 +98,8 @@ impl Links {
         }
     }
 
-    /// The memory of a segment of this node, for a guest on it that has this secret, and learns by this page when it is over;
-    /// nothing if it is none of this node.
+    /// Opens the memory of a segment of this node for an invited process on it that has this secret, and that learns of
+    /// the end by this page. Returns `None` if the segment is not on this node.
     pub(crate) fn admit(
         &self,
         lease: &str,
@@ -118,7 +119,7 @@ impl Links {
         }
     }
 
-    /// The connection by which somebody reaches a segment of this node, if that is there or to come.
+    /// Connection by which a process reaches a segment of this node, if it exists or is expected.
     pub(crate) fn trunk(&self, asked: &Joins) -> Option<Arc<Trunk>> {
         let desk = lock(&self.0).get(&lease_bytes(&asked.segment)?).cloned()?;
         lock(&desk.state).guests.as_ref()?.trunk(asked.guest)
@@ -126,7 +127,7 @@ impl Links {
 }
 
 impl Arrival {
-    /// Answers it why not.
+    /// Refuses the connection with an error.
     pub(crate) fn turn_away(&self, error: Error) -> Result<(), Error> {
         if let Some(Invitation { joined, .. }) = &self.guest {
             joined.trunk().give_up();
@@ -174,13 +175,13 @@ impl Desk {
         arrival.turn_away(refusal)
     }
 
-    /// Lets somebody else reach the segment.
+    /// Invites another process to reach the segment.
     pub(crate) fn invite(&self, invitation: Invitation) -> Result<(u32, Secret), Error> {
         let none = || Error::new(Code::InvalidArgument, "only a segment has memory that others may reach");
         lock(&self.state).guests.as_mut().ok_or_else(none)?.invite(invitation)
     }
 
-    /// What lies here, in the order of its coming.
+    /// Takes all waiting connections, in the order of their arrival.
     pub(crate) fn take(&self) -> Vec<Arrival> {
         let mut state = lock(&self.state);
         self.arrived.clear();
@@ -191,11 +192,11 @@ impl Desk {
 impl Drop for OpenDesk {
     fn drop(&mut self) {
         lock(&self.links.0).remove(&self.lease);
-        // From now on nobody is let in, and those who are learn of it.
+        // From now on no process is admitted, and those that were learn of the end.
         lock(&self.desk.state).guests = None;
         let ended = Error::new(Code::LeaseEnded, "the lease has ended");
         for arrival in self.desk.take() {
-            // It is answered.
+            // The refusal is the answer.
             let _ = arrival.turn_away(ended.clone());
         }
     }

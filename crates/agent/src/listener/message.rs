@@ -21,7 +21,7 @@ pub(crate) fn failure(error: &Error) -> ToClient {
     ToClient::Failure(Failure { code: error.code.number(), message: error.message.clone() })
 }
 
-/// What a client says; anything that is not a message is a [`Code::Protocol`] error.
+/// Decodes a client's message; anything else is a [`Code::Protocol`] error.
 pub(crate) fn parse(bytes: &[u8]) -> Result<FromClient, Error> {
     let message: ClientToAgent = decode("a client's message", bytes)?;
     message.body.ok_or_else(|| Error::new(Code::Protocol, "a client's message is of no known kind"))

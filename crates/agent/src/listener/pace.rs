@@ -1,5 +1,5 @@
-//! Limits the rate of a peer's messages. Control messages are few; whoever sends them as fast as it can wants no
-//! answer.
+//! Limits the rate of a peer's messages. Control messages are few, so a peer that sends them as fast as it can is not
+//! served.
 
 use std::time::{Duration, Instant};
 
@@ -15,7 +15,7 @@ pub(crate) struct Pace {
 }
 
 impl Pace {
-    /// Counts one; says whether the peer keeps within its bound.
+    /// Counts a message. Returns whether the peer keeps within its limit.
     pub(crate) fn keeps(&mut self, now: Instant) -> bool {
         if self.since.is_none_or(|since| now.saturating_duration_since(since) >= SECOND) {
             *self = Pace { since: Some(now), messages: 0 };
@@ -30,7 +30,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_burst_has_a_bound_and_the_next_second_a_new_one() {
+    fn bounds_a_burst_and_resets_in_the_next_second() {
         let (mut pace, start) = (Pace::default(), Instant::now());
         assert!((0..MAX_MESSAGES_PER_SECOND).all(|_| pace.keeps(start)));
         assert!(!pace.keeps(start + SECOND / 2));

@@ -1,8 +1,10 @@
-//! A connection by which one process, here or elsewhere, reaches the memory of segments on this node: of one, and of others that
-//! join it (Scad 4.2.3: whoever reaches one component on a server needs no further connection for the next).
+//! A shared connection by which one process, here or on another machine, reaches memory of segments on this node.
+//!
+//! The connection serves one segment first, and then others that join it (Scad 4.2.3: a process that reaches one
+//! component on a server needs no further connection for the next).
 //!
 //! Invariants:
-//! - Memory joins a connection by the word of its own client, and only that of the tenant whose connection it is.
+//! - A segment joins a connection only if its own client asks for it, and only if it is of the connection's tenant.
 //! - Each segment ends by itself; the connection does when none is left, or when it is lost.
 
 use std::sync::{Arc, OnceLock};
@@ -19,29 +21,29 @@ pub(crate) struct Trunk {
     tenant: String,
     pub(crate) encrypted: bool,
     exposed: Arc<Exposed>,
-    /// When it is there; None if it will not come.
+    /// The connection's endpoint once it exists; `None` inside if it will not come.
     end: OnceLock<Option<Arc<tcp::Endpoint>>>,
 }
 
-/// A segment's part in a connection: as long as this, the peer reaches it.
+/// A segment's part in a shared connection: the peer reaches the segment until this is dropped.
 pub(crate) struct Joined {
     trunk: Arc<Trunk>,
     region: u32,
 }
 
 impl Trunk {
-    /// Of a connection that is to come.
+    /// Creates a shared connection that is expected.
     pub(crate) fn new(tenant: &str, encrypted: bool) -> Arc<Trunk> {
         let exposed = Arc::new(Exposed::lending(sublet_runtime::guest::MAX_JOINED));
         Arc::new(Trunk { tenant: tenant.to_owned(), encrypted, exposed, end: OnceLock::new() })
     }
 
-    /// Whether memory of a tenant can join it that is to be reached so.
+    /// Whether memory of a tenant, to be reached with or without encryption, can join the connection.
     pub(crate) fn takes(&self, tenant: &str, encrypted: bool) -> bool {
         self.tenant == tenant && self.encrypted >= encrypted && !self.is_over()
     }
 
-    /// Lets its peer reach memory, by this key. None: it has had as many as a connection may.
+    /// Lets the peer reach memory by this key. Returns `None` if the connection has had the largest number of segments.
     pub(crate) fn lend(
         self: &Arc<Trunk>,
         memory: &Arc<Region>,
@@ -54,7 +56,7 @@ impl Trunk {
         Ok(Some((Joined { trunk: self.clone(), region }, RegionKey { key, base })))
     }
 
-    /// It is there. Whoever comes second is refused.
+    /// Begins to use a stream as the connection. A second stream is refused.
     pub(crate) fn begin(&self, stream: Stream) -> Result<Arc<tcp::Endpoint>, Error> {
         let end = Arc::new(tcp::Endpoint::new(self.exposed.clone(), None));
         end.connect(stream)?;
@@ -70,7 +72,7 @@ impl Trunk {
         }
     }
 
-    /// It will not come, if it is not there.
+    /// Marks the connection as not expected any more, unless it exists.
     pub(crate) fn give_up(&self) {
         let _ = self.end.set(None);
     }

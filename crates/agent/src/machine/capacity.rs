@@ -8,11 +8,11 @@ use sublet_proto::pu::cleaned;
 use sublet_proto::{Code, Error};
 use sublet_sandbox::Allowance;
 
-/// What the machine says of its memory,
+/// File in which the kernel reports the machine's memory.
 const MEMORY_INFO: &str = "/proc/meminfo";
-/// and of its processors.
+/// File in which the kernel reports the machine's processors.
 const PROCESSOR_INFO: &str = "/proc/cpuinfo";
-/// What a machine keeps when segments take their pages.
+/// Bytes that stay free on the machine when segments allocate their pages.
 const SPARE_BYTES: u64 = 64 << 20;
 
 /// Cores that workers of several leases share, beside those that are lent to one lease each.
@@ -32,15 +32,15 @@ pub const MAX_WORKERS_PER_CORE: u32 = 1024;
 /// The numbers of the cores that the node lends.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Cores {
-    /// To one lease each.
+    /// Cores that are lent to one lease each.
     pub(crate) exclusive: Vec<u32>,
-    /// To workers of several leases.
+    /// Cores that workers of several leases share.
     pub(crate) shared: Vec<u32>,
 }
 
-/// The highest-numbered of the cores this process may run on: `wanted` exclusive ones, then the shared ones. If
-/// nothing is said, all that are not shared are exclusive. A quota of processor time counts as so many whole cores: workers
-/// that poll would use it up for each other.
+/// Selects the highest-numbered of the cores on which this process may run: `wanted` exclusive ones, then the shared
+/// ones. By default all that are not shared are exclusive. A quota of processor time counts as that number of whole
+/// cores, because polling workers would use the quota up for each other.
 pub(crate) fn cores(wanted: Option<u32>, shared: Option<SharedCores>) -> Result<Cores, Error> {
     let set = sched_getaffinity(None)
         .map_err(|errno| Error::new(Code::System, format!("reading the usable cores failed: {errno}")))?;
@@ -49,7 +49,7 @@ pub(crate) fn cores(wanted: Option<u32>, shared: Option<SharedCores>) -> Result<
     choose(within_quota(usable, Allowance::own().cores), wanted, shared)
 }
 
-/// The first of the cores, as many as a quota is worth, and at least one.
+/// Returns the first of the cores: the number that a quota is worth, and at least one.
 fn within_quota(mut usable: Vec<u32>, quota_cores: Option<f64>) -> Vec<u32> {
     if let Some(quota) = quota_cores {
         // Saturates, as a conversion from float does.
@@ -123,8 +123,8 @@ pub(crate) fn memory_bytes(wanted: Option<u64>) -> Result<u64, Error> {
     }
 }
 
-/// That so much memory can be taken now without any process being killed for want of it: what is lent was there when the
-/// agent started, and other programs may have it meanwhile.
+/// Checks that this much memory can be allocated now without the kernel killing a process for lack of memory: lent
+/// memory was free when the agent started, and other programs may use it meanwhile.
 pub(crate) fn check_available(len_bytes: u64) -> Result<(), Error> {
     let available = fs::read_to_string(MEMORY_INFO).ok().and_then(|info| available_bytes(&info));
     match available {
@@ -134,7 +134,7 @@ pub(crate) fn check_available(len_bytes: u64) -> Result<(), Error> {
             );
             Err(Error::new(Code::NoCapacity, message))
         }
-        // A kernel that does not say is believed.
+        // A kernel that does not report it is trusted.
         _ => Ok(()),
     }
 }
@@ -144,7 +144,7 @@ fn available_bytes(info: &str) -> Option<u64> {
     kib.parse::<u64>().ok()?.checked_mul(1024)
 }
 
-/// What the machine calls its processor; empty if it has no name for it.
+/// The machine's name for its processor; empty if it has none.
 pub(crate) fn processor_model() -> String {
     let info = fs::read_to_string(PROCESSOR_INFO).unwrap_or_default();
     model(&info).map(cleaned).unwrap_or_default()
@@ -164,7 +164,7 @@ mod tests {
     }
 
     #[test]
-    fn the_highest_cores_are_lent_and_no_more_than_there_are() {
+    fn lends_the_highest_cores_and_at_most_all() {
         let choose = |wanted, shared| choose(vec![7, 3, 0], wanted, shared);
         assert_eq!(choose(Some(2), None).unwrap().exclusive, [7, 3]);
         assert_eq!(choose(None, None).unwrap().exclusive, [7, 3, 0]);

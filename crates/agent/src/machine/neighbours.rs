@@ -1,7 +1,8 @@
-//! The nodes that this one is linked with: those that its operator names and that name it, as its manager tells.
+//! The nodes with which this one is linked: its operator names them, they name this node, and its manager confirms
+//! both.
 //!
-//! Only the manager says who that is, and only of nodes that this one has named, or that one of these bridges: it may forget one, but make up none. What
-//! is known stays while no manager answers.
+//! The manager determines the neighbours, but only among the nodes that this node has named or that one of these
+//! bridges. So a manager can omit a neighbour, but not invent one. While no manager answers, the known neighbours stay.
 
 use std::collections::BTreeSet;
 use std::sync::{Arc, Mutex};
@@ -14,7 +15,7 @@ use tracing::{info, warn};
 
 use crate::signal::Signal;
 
-/// How long after the node's first registration a neighbour may be missing before its operator is told.
+/// How long after the node's first registration a neighbour may be missing before the operator is warned.
 const PATIENCE: Duration = Duration::from_secs(10);
 const SECRET_BYTES: usize = 32;
 
@@ -22,7 +23,7 @@ const SECRET_BYTES: usize = 32;
 pub(crate) struct Neighbours {
     named: Vec<String>,
     known: Mutex<Known>,
-    /// Raised when they change.
+    /// Raised when the neighbours change.
     pub(crate) changed: Signal,
 }
 
@@ -30,9 +31,9 @@ pub(crate) struct Neighbours {
 struct Known {
     version: u64,
     all: Arc<Vec<Neighbour>>,
-    /// When a manager first told of them.
+    /// When a manager first sent neighbours.
     since: Option<Instant>,
-    /// Of which neighbours that are missing the operator was told.
+    /// Missing neighbours of which the operator was warned.
     told: BTreeSet<String>,
 }
 
@@ -41,17 +42,17 @@ impl Neighbours {
         Ok(Neighbours { named, known: Mutex::default(), changed: Signal::new()? })
     }
 
-    /// As of now.
+    /// Neighbours that are known now.
     pub(crate) fn current(&self) -> Arc<Vec<Neighbour>> {
         lock(&self.known).all.clone()
     }
 
-    /// Which version of them the manager need not tell.
+    /// Version of the neighbours that the node knows, which the manager need not send again.
     pub(crate) fn version(&self) -> u64 {
         lock(&self.known).version
     }
 
-    /// Takes what the manager tells.
+    /// Takes the neighbours that the manager has sent.
     pub(crate) fn learn(&self, told: v1::Neighbours) {
         let v1::Neighbours { version, mut all } = told;
         all.retain(|one| self.may_be(one));
@@ -99,7 +100,7 @@ impl Neighbours {
     }
 }
 
-/// The log: who has come, or come back with another registration, and who has gone.
+/// Logs which neighbours have come, or come back with another registration, and which have gone.
 fn tell(before: &[Neighbour], after: &[Neighbour]) {
     for Neighbour { node, registration, bridge, .. } in after.iter().filter(|one| !before.contains(one)) {
         if bridge.is_empty() {
@@ -139,7 +140,7 @@ mod tests {
         neighbours.current().iter().map(|one| (one.node.clone(), one.registration)).collect()
     }
 
-    /// Whether they have changed since the last look.
+    /// Returns whether the neighbours have changed since the last check.
     fn have_changed(neighbours: &Neighbours) -> bool {
         let raised = wait_readable([Some(neighbours.changed.as_fd())], Some(Instant::now())).unwrap()[0];
         neighbours.changed.clear();
@@ -147,7 +148,7 @@ mod tests {
     }
 
     #[test]
-    fn what_the_manager_tells_replaces_what_was_known_and_changes_are_told_once() {
+    fn replaces_neighbours_and_reports_each_change_once() {
         let neighbours = neighbours(&["a", "b"]);
         neighbours.learn(told(0, &[]));
         assert!(!have_changed(&neighbours), "there were none");
@@ -162,7 +163,7 @@ mod tests {
     }
 
     #[test]
-    fn nobody_is_a_neighbour_whom_the_operator_has_not_named_or_without_a_secret() {
+    fn ignores_unnamed_neighbours_and_those_without_valid_secrets() {
         let neighbours = neighbours(&["a", "b", "c"]);
         let mut said = told(1, &[("a", 1), ("b", 2), ("c", 3), ("stranger", 4)]);
         said.all[0].secret.pop();
@@ -173,7 +174,7 @@ mod tests {
     }
 
     #[test]
-    fn the_operator_is_told_once_of_each_that_is_not_linked_in_time() {
+    fn reports_each_neighbour_not_linked_in_time_once() {
         let neighbours = neighbours(&["a", "b"]);
         let late = || Instant::now() + PATIENCE;
         assert!(neighbours.overdue(late()).is_empty(), "no manager has answered yet");

@@ -13,7 +13,7 @@ use sublet_proto::{Code, Error};
 use crate::machine::capacity::Cores;
 use crate::machine::shared::{SharedPool, SlotHold};
 
-/// What is free of a node. Cores that are not in it are lent, or were never to be.
+/// Free resources of a node. Cores that are not in it are leased, or are not lent at all.
 #[derive(Debug)]
 pub(crate) struct Resources {
     cores: BTreeSet<u32>,
@@ -23,7 +23,7 @@ pub(crate) struct Resources {
     pub(crate) shared: SharedPool,
 }
 
-/// What a lease is to have.
+/// Resources that a lease requests.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Wanted {
     /// How many cores; of shared ones, how many workers on them.
@@ -33,7 +33,8 @@ pub(crate) struct Wanted {
 }
 
 impl Resources {
-    /// All of these cores and all of this memory are free. The shared cores take so many workers in all.
+    /// Creates the free resources from these cores and this memory. `shared_places` workers in all fit on the shared
+    /// cores.
     pub(crate) fn new(cores: Cores, memory_bytes: u64, shared_places: u32) -> Result<Resources, Error> {
         let shared = SharedPool::new(&cores.shared, shared_places)?;
         let cores: BTreeSet<u32> = cores.exclusive.into_iter().collect();
@@ -70,7 +71,7 @@ impl Pool {
         Pool(Arc::new(Mutex::new(resources)))
     }
 
-    /// All that is wanted, or nothing.
+    /// Reserves all requested resources, or none.
     pub(crate) fn reserve(&self, wanted: &Wanted) -> Result<Reservation, Error> {
         let mut resources = lock(&self.0);
         resources.check(wanted)?;
@@ -161,7 +162,7 @@ mod tests {
     }
 
     #[test]
-    fn too_much_is_told_from_too_much_now_and_takes_nothing() {
+    fn distinguishes_excessive_requests_from_lack_of_free_resources() {
         let pool = pool(0..2, 100);
         for (cores, memory, code) in
             [(3, 0, Code::InsufficientResources), (1, 101, Code::InsufficientResources)]
@@ -179,7 +180,7 @@ mod tests {
     }
 
     #[test]
-    fn shared_and_exclusive_cores_are_counted_apart_and_share_the_memory() {
+    fn counts_shared_and_exclusive_cores_apart_with_common_memory() {
         let pool = pool(0..1, 100);
         for (workers, memory, code) in
             [(4, 0, Code::InsufficientResources), (1, 101, Code::InsufficientResources)]

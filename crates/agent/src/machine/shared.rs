@@ -1,8 +1,9 @@
 //! The node's shared cores: which workers are placed on which, and the core slots by which they take turns.
 //!
-//! A shared core takes workers of several leases (rFaaS III-D), each core about as many as the others. Its slot lies in
-//! a region of its own, passed only to the worker processes that have a worker on it. Each process is known in the
-//! slots by a number that no process before it had; when it is dead, its [`Occupancy`] frees whatever it still held.
+//! A shared core takes workers of several leases (rFaaS III-D), and the workers are spread evenly over the cores. The
+//! slot of a core is in a region of its own, which is passed only to the worker processes that have a worker on the
+//! core. Each process is known in the slots by a number that no process before it had; when it is dead, its
+//! [`Occupancy`] frees the slots that it still held.
 //!
 //! Invariants:
 //! - Never more workers than places, and never more on one core than its share of the places, rounded up.
@@ -19,7 +20,7 @@ use tracing::debug;
 
 use crate::machine::resources::Pool;
 
-/// What the node's shared cores are used for.
+/// Use of the node's shared cores.
 #[derive(Debug, Default)]
 pub(crate) struct SharedPool {
     cores: Vec<SharedCore>,
@@ -43,7 +44,7 @@ struct SharedCore {
 pub(crate) struct Place(usize);
 
 impl SharedPool {
-    /// These cores take so many workers in all.
+    /// Creates a pool of these cores, which take `places` workers in all.
     pub(crate) fn new(cores: &[u32], places: u32) -> Result<SharedPool, Error> {
         let core = |&number| {
             let region = Arc::new(Region::create("sublet-core", SLOT_REGION_BYTES)?);
@@ -148,7 +149,7 @@ pub(crate) struct SlotHold {
 }
 
 impl SlotHold {
-    /// For a worker process that is about to start: a number of its own and the slots of its cores.
+    /// Assigns a worker process that is about to start a number of its own and the slots of its cores.
     pub(crate) fn occupy(&self) -> Occupancy {
         let mut resources = lock(&self.pool.0);
         let mut distinct = self.places.clone();
@@ -212,7 +213,7 @@ mod tests {
     }
 
     #[test]
-    fn the_workers_of_a_lease_go_to_different_cores_and_leases_to_the_idlest() {
+    fn spreads_workers_over_cores_and_prefers_the_idlest() {
         let pool = pool(&[5, 3, 1], 6);
         let first = reserve(&pool, 2).unwrap();
         assert_eq!(first.cores, [5, 3]);
@@ -240,7 +241,7 @@ mod tests {
     }
 
     #[test]
-    fn what_a_dead_process_held_is_free_and_what_a_living_one_holds_is_not() {
+    fn frees_slots_of_dead_processes_only() {
         let pool = pool(&[5], 3);
         let leases: Vec<_> = (0..2).map(|_| reserve(&pool, 1).unwrap()).collect();
         let (dies, lives) = (occupy(&leases[0]), occupy(&leases[1]));
@@ -254,7 +255,7 @@ mod tests {
     }
 
     #[test]
-    fn what_was_scribbled_into_a_slot_goes_with_the_next_process_that_ends() {
+    fn an_ending_process_clears_an_invalid_holder() {
         let pool = pool(&[5, 3], 4);
         let lease = reserve(&pool, 2).unwrap();
         let elsewhere = reserve(&pool, 1).unwrap();
@@ -266,7 +267,7 @@ mod tests {
     }
 
     #[test]
-    fn frees_a_slot_that_names_a_worker_which_its_process_does_not_have() {
+    fn frees_a_slot_that_names_a_missing_worker() {
         let pool = pool(&[5], 3);
         let leases: Vec<_> = (0..3).map(|_| reserve(&pool, 1).unwrap()).collect();
         let (scribbler, named, other) = (occupy(&leases[0]), occupy(&leases[1]), occupy(&leases[2]));
@@ -276,7 +277,7 @@ mod tests {
     }
 
     #[test]
-    fn never_more_workers_than_places_and_never_a_core_beyond_its_share() {
+    fn bounds_workers_by_places_and_by_each_cores_share() {
         // A fixed linear congruential sequence: each step reserves some places or gives a reservation back.
         let mut random = 54_321_u64;
         for (cores, places) in [(1, 1), (1, 7), (3, 3), (3, 7), (4, 16), (5, 23)] {

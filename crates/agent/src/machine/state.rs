@@ -69,7 +69,7 @@ pub(crate) fn utf8(path: &Path) -> Result<&str, Error> {
         .ok_or_else(|| Error::new(Code::InvalidArgument, format!("the path {} is not UTF-8", path.display())))
 }
 
-/// That something with a path has failed.
+/// Creates the error of a failed operation on a path.
 pub(crate) fn system(operation: &str, path: &Path, error: &std::io::Error) -> Error {
     Error::new(Code::System, format!("{operation} {} failed: {error}", path.display()))
 }
@@ -90,7 +90,7 @@ mod tests {
     }
 
     #[test]
-    fn each_start_is_later_than_those_before_it_whatever_the_clock_says() {
+    fn each_start_is_later_despite_a_clock_set_back() {
         let folder = tempfile::tempdir().unwrap();
         let state = StateFolder::open(folder.path()).unwrap();
         let at = |ms| UNIX_EPOCH + std::time::Duration::from_millis(ms);

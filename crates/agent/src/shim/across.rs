@@ -1,12 +1,14 @@
-//! Connections of FIFOs between two processing units: a socket from process to process, which the two agents make and hand over.
+//! Connections of FIFOs between two processing units: a socket between the processes, which the two agents create and
+//! hand over.
 //!
-//! The FIFO's agent invites: by a place and a secret that are good once, at its port. The writer's agent connects there and greets,
-//! and both pass their end on to their process. What they keep of it is a copy of the socket, to cut the connection with.
+//! The FIFO's agent sends an invitation: a place and a secret that are valid once, at its port. The writer's agent
+//! connects there and greets, and both agents pass their end on to their process. Each agent keeps a copy of its
+//! socket, with which it can cut the connection.
 //!
-//! A FIFO of the other direction between the same two processes goes along the first one's socket, if it has the same shape: then
-//! the invitation names that, nobody connects, and both agents know the keys. Such a socket is cut when the last of the two FIFOs
-//! is; until then each process is told to have no more to do with the one that ended. That gives two processes that work together
-//! no more than they had: a socket always carries bytes both ways.
+//! A FIFO in the other direction between the same two processes shares the first one's socket if it has the same shape.
+//! The invitation then names the first connection, no agent connects, and both agents know the keys. Such a socket is
+//! cut when the last of the two FIFOs ends; until then each process is asked not to use the ended FIFO any more.
+//! Sharing gives two cooperating processes no more than they had: a socket always carries bytes both ways.
 
 use std::collections::HashMap;
 use std::net::{Shutdown, TcpStream};
@@ -31,12 +33,12 @@ use super::{Connected, State, joined};
 use crate::listener::carrier::new_secret;
 use crate::threads::start_thread;
 
-/// How long an invitation is good.
+/// Time for which an invitation is valid.
 const INVITED: Duration = Duration::from_secs(10);
 /// The counter of a writer's one connection.
 const FIRST: u64 = 1;
 
-/// Of these whose writers have not come yet.
+/// Invitations whose writers have not connected yet.
 pub(super) type Invitations = HashMap<[u8; 16], Invitation>;
 
 pub(super) struct Invitation {
@@ -50,7 +52,7 @@ pub(super) struct Invitation {
     until: Instant,
 }
 
-/// Those of a connection's first FIFO, and of one of the other direction.
+/// Keys of a connection's first FIFO, and spare ones for a FIFO in the other direction.
 #[derive(Clone, Copy)]
 struct Keys {
     reader: u64,
@@ -59,15 +61,15 @@ struct Keys {
     writer_spare: u64,
 }
 
-/// What is kept of a connection.
+/// State that the agent keeps of a connection.
 pub(super) struct Far {
-    /// A copy.
+    /// A copy of the connection's socket.
     socket: Arc<TcpStream>,
     /// The process of this agent, and that of the neighbour.
     own: GlobalId,
     peer: GlobalId,
     shape: FifoShape,
-    /// For a FIFO of the other direction, until there is one.
+    /// Keys for a FIFO in the other direction, until there is one.
     spare: Option<Spare>,
 }
 
@@ -78,14 +80,15 @@ struct Spare {
 }
 
 impl Far {
-    /// Ends it, whatever its two processes do, unless another FIFO goes by it.
+    /// Ends the connection, whatever its two processes do, unless another FIFO uses its socket.
     pub(super) fn cut(&self) {
         if Arc::strong_count(&self.socket) == 1 {
             cut(&self.socket);
         }
     }
 
-    /// What a FIFO between these two needs to go along it, which then no other can.
+    /// Shares the socket with a FIFO in the other direction between these two processes. No further FIFO can share it
+    /// then.
     fn share(&mut self, (own, peer): (GlobalId, GlobalId), shape: FifoShape) -> Option<(Far, Spare)> {
         if (self.own, self.peer, self.shape) != (own, peer, shape) {
             return None;
@@ -166,7 +169,8 @@ impl State {
         Ok(invited)
     }
 
-    /// A connection by which a process of this agent writes to the process of a neighbour, and which can carry what that writes.
+    /// Finds a connection by which a process of this agent writes to the process of a neighbour, and which can also
+    /// carry the other direction.
     fn find_along(&mut self, own: GlobalId, peer: GlobalId, shape: FifoShape) -> Option<(Way, Far, Spare)> {
         let State { core, ways, .. } = self;
         core.written_by(own).find_map(|way| match ways.get_mut(&way) {
@@ -175,7 +179,7 @@ impl State {
         })
     }
 
-    /// The reader's end is there already.
+    /// Invites the writer to share a connection whose end the reader has already.
     fn invite_along(
         &mut self,
         (way, shape, reader): (Way, FifoShape, At),
@@ -189,7 +193,7 @@ impl State {
         Ok(FifoInvited { along: told.along, ..invited(way, shape, reader.process) })
     }
 
-    /// Writers that have not come are given up.
+    /// Gives up the invitations of writers that have not come in time.
     pub(super) fn forget_late(&mut self) {
         let now = Instant::now();
         let late: Vec<_> = self.invited.extract_if(|_, invitation| invitation.until <= now).collect();
@@ -252,7 +256,7 @@ impl State {
         Ok(())
     }
 
-    /// Gives a writer its end of a connection by which it reads.
+    /// Gives a writer its end of a connection by which it reads already.
     fn hand_over_along(&mut self, wanted: &Wanted, along: FifoWay) -> Result<(), Error> {
         let Wanted { at, object, invited, .. } = wanted;
         let shape = FifoShape { lines: invited.lines, slot_bytes: invited.slot_bytes }.check()?;
@@ -272,7 +276,7 @@ impl State {
         Ok(())
     }
 
-    /// Connects a process as a neighbour has said, beside everything else.
+    /// Connects a process as the neighbour's invitation says, on a thread of its own.
     pub(super) fn dial(&mut self, peer: Peer, wanted: Wanted) {
         if let Some(along) = wanted.invited.along {
             let done = self.hand_over_along(&wanted, along);
@@ -309,7 +313,7 @@ impl State {
     }
 }
 
-/// What every invitation says.
+/// Creates the common part of every invitation.
 fn invited(way: Way, shape: FifoShape, reader: GlobalId) -> FifoInvited {
     let FifoShape { lines, slot_bytes } = shape;
     let (connection, reader) = (way.connection, reader.to_bits());
@@ -320,7 +324,7 @@ fn no_news(way: Way) -> Error {
     Error::new(Code::TryLater, format!("the reader of FIFO {} takes no news of writers", way.object))
 }
 
-/// A connection that has greeted the port, if it is one of these; nothing if it is for something else.
+/// Handles a connection that has greeted the port, if it is for a FIFO; `None` if it is for something else.
 pub(super) fn arrive(
     state: &Arc<Mutex<State>>,
     link: &DataLink,
@@ -337,7 +341,7 @@ pub(super) fn arrive(
         }
         state.invited.remove(&link.lease)?
     };
-    // It is answered first: what follows is for the process.
+    // The greeting is answered first: everything after it is for the process.
     let accepted = greeting.accept(socket);
     let mut state = lock(state);
     let received = accepted.and_then(|()| state.receive(&invitation, socket));
@@ -361,7 +365,7 @@ fn connect(route: &Route, invited: &FifoInvited) -> Result<TcpStream, Error> {
 
 /// Ends a connection, whatever its two processes do.
 pub(super) fn cut(socket: &TcpStream) {
-    // One that is ended already is ended.
+    // A connection that has ended already needs nothing more.
     let _ = socket.shutdown(Shutdown::Both);
 }
 
@@ -380,7 +384,7 @@ mod tests {
     const OWN_END: GlobalId = GlobalId { pu: 1, local: 1 };
     const PEER: GlobalId = GlobalId { pu: 2, local: 1 };
 
-    /// What is kept of a connection, and its other end.
+    /// Creates the state of a connection, and the connection's other end.
     fn connection() -> (Far, TcpStream) {
         let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).unwrap();
         let other = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
@@ -390,7 +394,7 @@ mod tests {
     }
 
     #[test]
-    fn a_connection_is_cut_with_the_last_fifo_that_goes_by_it() {
+    fn cuts_a_connection_with_its_last_fifo() {
         let (mut first, mut other) = connection();
         let (second, _) = first.share((OWN_END, PEER), SHAPE).unwrap();
         first.cut();
@@ -404,7 +408,7 @@ mod tests {
     }
 
     #[test]
-    fn one_fifo_of_the_same_two_and_of_the_same_shape_goes_along_a_connection() {
+    fn shares_a_connection_with_one_fifo_of_equal_shape() {
         let (mut far, _other) = connection();
         let stranger = GlobalId { local: 2, ..PEER };
         let larger = FifoShape { lines: 8, ..SHAPE };

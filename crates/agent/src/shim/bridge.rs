@@ -1,13 +1,15 @@
-//! The host as bridge (Molecule, section 5): how a node is reached to which there is no direct path, and what passes between two nodes by
-//! this one.
+//! The host as bridge (Molecule, section 5): how a node without a direct path is reached, and the bytes that this node
+//! passes on between two others.
 //!
-//! Two nodes that are not linked, and both with a third, are told so by the manager. Who connects to the other one connects to the third,
-//! shows the secret of the two of them, and goes on as if it had connected to the other: with its greeting and, where that belongs
-//! to it, with TLS from end to end. The third passes bytes on and understands none.
+//! The manager names the bridge to two nodes that are not linked with each other and both linked with a third. A node
+//! that connects to the other one connects to the third and proves itself by the secret that the two share. It then
+//! continues as if it had connected to the other node: with its greeting and, where required, with TLS from end to end.
+//! The third node passes bytes on and interprets none.
 //!
 //! Invariants:
-//! - Nothing is passed on but between two nodes with which this one is linked, for the one that proves to be one of them.
-//! - A bridge ends, both ways, when either end does, or this agent.
+//! - Bytes pass only between two nodes with which this one is linked, and only for a node that proves to be one of
+//!   them.
+//! - A bridge ends, both ways, when either end closes or this agent stops.
 
 use std::collections::HashMap;
 use std::io::{Read, Write};
@@ -25,25 +27,25 @@ use tracing::debug;
 use super::link::DIAL;
 use crate::node::Node;
 
-/// Bridges at a time.
+/// Largest number of bridges at a time.
 const MAX_BRIDGES: usize = 1024;
-/// What is passed on at a time, at most.
+/// Most bytes that are passed on at once.
 const PIECE_BYTES: usize = 64 << 10;
 
 /// Bridges that this process has asked for.
 static ASKED: AtomicU64 = AtomicU64::new(0);
 
-/// How a node's port is reached.
+/// Route to a node's port.
 #[derive(Clone, Debug)]
 pub(super) struct Route {
-    /// Whose, in words.
+    /// Name of the destination, for messages.
     whom: String,
-    /// Its own; empty: it is on no network.
+    /// Address of the destination's port; empty if it is on no network.
     address: String,
     bridge: Option<Bridge>,
 }
 
-/// By a neighbour of both.
+/// A neighbour of both nodes that bridges between them.
 #[derive(Clone, Debug)]
 struct Bridge {
     address: String,
@@ -53,7 +55,7 @@ struct Bridge {
 }
 
 impl Route {
-    /// To a node that the manager has told of beside these others, from that of this processor.
+    /// Creates the route to a neighbour among the known ones, from the node with this processor.
     pub(super) fn to(neighbour: &Neighbour, known: &[Neighbour], own: u32) -> Route {
         let address = |of: Option<&Neighbour>| {
             of.and_then(|of| of.network.as_ref()).map(|network| network.address.clone()).unwrap_or_default()
@@ -66,15 +68,16 @@ impl Route {
         Route { whom: format!("node {}", neighbour.node), address: address(Some(neighbour)), bridge }
     }
 
-    /// To one whose port is known.
+    /// Creates the route to a node whose port is known.
     pub(super) fn direct(whom: String, address: String) -> Route {
         Route { whom, address, bridge: None }
     }
 
-    /// A connection to its port, which is still to be greeted.
+    /// Connects to the port, which is still to be greeted.
     ///
     /// # Errors
-    /// `fabric_unavailable`, `agent_unreachable`; why it is not bridged.
+    /// `fabric_unavailable` if the node or its bridge is on no network, `agent_unreachable` if no connection can be
+    /// made, and the error of a bridge that refuses.
     pub(super) fn dial(&self) -> Result<TcpStream, Error> {
         let none =
             |whom: &str| Error::new(Code::FabricUnavailable, format!("{whom} is on no network (listen)"));
@@ -97,22 +100,22 @@ impl Route {
     }
 }
 
-/// What this node passes on.
+/// The bridges that this node serves.
 #[derive(Default)]
 pub(crate) struct Bridges(Mutex<Inside>);
 
 #[derive(Default)]
 struct Inside {
-    /// Both ends of each, to end it.
+    /// Sockets of each bridge, with which it is ended.
     all: HashMap<u64, [TcpStream; 2]>,
     count: u64,
-    /// Of each neighbour by its processor, in which registration, which greetings it has used.
+    /// Registration of each neighbour, by its processor, and the counters of the greetings that it has used in it.
     used: HashMap<u32, (u64, Counters)>,
     is_closed: bool,
 }
 
 impl Bridges {
-    /// The agent stops.
+    /// Ends all bridges because the agent stops.
     pub(super) fn end(&self) {
         let mut inside = lock(&self.0);
         inside.is_closed = true;
@@ -164,7 +167,7 @@ pub(crate) fn carry(
     passed
 }
 
-/// The other side, if these two may be bridged.
+/// Connects to the other node, if these two may be bridged.
 fn connect(node: &Node, link: &BridgeLink, greeting: &Greeting) -> Result<TcpStream, Error> {
     let known = node.neighbours.current();
     let linked = |unit: u32| known.iter().find(|one| one.unit == unit && one.bridge.is_empty());
@@ -181,14 +184,14 @@ fn connect(node: &Node, link: &BridgeLink, greeting: &Greeting) -> Result<TcpStr
     Ok(onward)
 }
 
-/// Both ways.
+/// Passes bytes in both directions.
 fn pass(one: &TcpStream, other: &TcpStream) {
     std::thread::scope(|scope| {
         let back = std::thread::Builder::new().name("sublet-bridge".into());
         // Without a thread for the way back there is no bridge.
         if let Ok(back) = back.spawn_scoped(scope, || pass_on(other, one)) {
             pass_on(one, other);
-            // It panics at nothing, and whoever ends one way may still be answered.
+            // The thread never panics, and a peer that closes one direction may still receive in the other.
             let _ = back.join();
         }
         super::across::cut(one);
@@ -196,7 +199,8 @@ fn pass(one: &TcpStream, other: &TcpStream) {
     });
 }
 
-/// What one end says no more the other is told to be no more; what neither takes ends both.
+/// Passes bytes on in one direction. The end of a stream closes the other side's stream for this direction; an error
+/// ends both sockets.
 fn pass_on(mut from: &TcpStream, mut to: &TcpStream) {
     let mut piece = vec![0; PIECE_BYTES];
     loop {
@@ -244,14 +248,14 @@ mod tests {
     }
 
     #[test]
-    fn a_node_behind_a_neighbour_is_reached_by_it_and_nobody_else() {
+    fn routes_by_a_linked_neighbour_only() {
         let known = [neighbour("host", 2, ""), neighbour("b", 3, "host"), neighbour("c", 4, "b")];
         let route = Route::to(&known[1], &known, 7);
         let bridge = route.bridge.unwrap();
         assert_eq!((bridge.address.as_str(), bridge.secret), ("host:1", Some([2; 32])));
         assert_eq!((bridge.from, bridge.to), (7, 3));
         assert!(Route::to(&known[0], &known, 7).bridge.is_none());
-        // Who is bridged itself bridges nobody.
+        // A node that is reached by a bridge itself does not bridge.
         let error = Route::to(&known[2], &known, 7).dial().unwrap_err();
         assert!(
             error.code == Code::FabricUnavailable && error.message.contains("bridges to node c"),
@@ -260,7 +264,7 @@ mod tests {
     }
 
     #[test]
-    fn a_recorded_greeting_is_worth_nothing_until_its_node_has_another_secret() {
+    fn refuses_a_replayed_greeting_until_the_node_registers_again() {
         let bridges = Bridges::default();
         let mut by = neighbour("a", 1, "");
         assert!(bridges.is_first(&by, 1) && bridges.is_first(&by, 3) && bridges.is_first(&by, 2));
@@ -271,7 +275,7 @@ mod tests {
     }
 
     #[test]
-    fn bytes_pass_both_ways_and_an_end_that_is_closed_closes_the_other() {
+    fn passes_bytes_and_closed_ends_both_ways() {
         let ((mut a, near), (far, mut b)) = (pair(), pair());
         thread::scope(|scope| {
             let passing = scope.spawn(|| pass(&near, &far));
@@ -286,7 +290,7 @@ mod tests {
             let mut back = [0; 8];
             a.read_exact(&mut back).unwrap();
             assert_eq!(&back, b"and back");
-            // One says no more; the other may still answer.
+            // One node ends its direction; the other may still answer.
             a.shutdown(Shutdown::Write).unwrap();
             assert_eq!(b.read(&mut [0]).unwrap(), 0);
             b.write_all(b"x").unwrap();

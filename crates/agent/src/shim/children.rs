@@ -1,12 +1,13 @@
 //! Programs that processes spawn, on this node or on one that is linked with it (Molecule 3.4): each has a lease of its own.
 //!
-//! The parent's agent is the client of that lease. It asks the manager for it, shows the ticket to the agent of the processor, which
-//! says what id the child will have, and grants the child what the parent has said, as the parent could. Only then has it the program
-//! started. Its connection is the child's life line: when the parent is gone, or this agent, the lease ends.
+//! The parent's agent is the client of that lease. It requests the lease from the manager and shows the ticket to the
+//! agent of the processor, which returns the id that the child will have. It then grants the child the capabilities
+//! that the parent has named, within the parent's rights. Only then does it start the program. The connection is the
+//! child's life line: when the parent or this agent is gone, the lease ends.
 //!
 //! Invariants:
-//! - A child never runs without all the rights that were said, and never has others.
-//! - A child that cannot be had leaves nothing behind: no process, no lease, no rights.
+//! - A child never runs without all the rights that its parent has named, and never has others.
+//! - A child that cannot be started leaves nothing behind: no process, no lease, no rights.
 
 use std::collections::HashMap;
 use std::os::fd::AsFd;
@@ -36,43 +37,43 @@ use crate::listener::message::{FromClient, ToClient};
 use crate::signal::{Signal, wait_readable};
 use crate::threads::start_thread;
 
-/// Children of a process that live, or are being started.
+/// Children of a process that live or are being started.
 const MAX_CHILDREN: usize = 64;
-/// How long that agent may be silent, if it is another node's.
+/// How long the child's agent may be silent, if it is another node's.
 const SILENCE: Duration = Duration::from_millis(800);
 /// How long attaching may take, starting with the fetching of the package, and a grant.
 const ATTACHING: Duration = Duration::from_secs(10);
 const STARTING: Duration = Duration::from_secs(120);
 const GRANTING: Duration = Duration::from_secs(5);
-/// In place of a record, in the tag of a call that no process has made itself.
+/// Value in place of a record in the tag of a call that no process has made itself.
 const ASKED: u32 = u32::MAX;
 
-/// What there is of children beside what their agents have.
+/// State of children beside that of their agents.
 pub(super) struct Children {
     managers: Arc<Managers>,
     /// Whether this node insists on encryption.
     encrypt: bool,
-    /// Raised when a process is gone, for each of its children.
+    /// Signals of the children of each process, raised when that process is gone.
     of: HashMap<GlobalId, Vec<Arc<Signal>>>,
     /// Calls that are made for a process, by their tags.
     asked: HashMap<(GlobalId, Tag), SyncSender<Result<u64, Error>>>,
     count: u32,
 }
 
-/// One child, as the thread has it that looks after it.
+/// One child, as the thread that supervises it sees it.
 struct Child {
     state: Weak<Mutex<State>>,
     managers: Arc<Managers>,
     encrypt: bool,
     parent: GlobalId,
-    /// The parent's.
+    /// Lease of the parent.
     lease: String,
     spawn: Box<Spawn>,
-    /// The unit is this agent's own.
+    /// Whether the unit is this agent's own.
     is_here: bool,
-    /// To another one's agent, if that is linked.
+    /// Route to the agent of another node, if that is linked.
     route: Option<Route>,
-    /// The parent is.
+    /// Raised when the parent is gone.
     gone: Arc<Signal>,
 }
 
@@ -89,7 +90,7 @@ impl Children {
         Children { managers, encrypt, of: HashMap::new(), asked: HashMap::new(), count: 0 }
     }
 
-    /// A process is gone, and with it its children.
+    /// Ends the children of a process that is gone.
     pub(super) fn orphan(&mut self, parent: GlobalId) {
         for gone in self.of.remove(&parent).unwrap_or_default() {
             gone.raise();
@@ -112,7 +113,7 @@ impl Children {
             return Some(answer);
         }
         if let Some(asked) = self.asked.remove(&(by, tag)) {
-            // There is room for one, and nobody may want it any more.
+            // The channel has capacity for one answer, and its receiver may be gone.
             let _ = asked.try_send(answer);
         }
         None
@@ -132,7 +133,7 @@ impl Children {
 }
 
 impl State {
-    /// Has a program executed for a process, whose call is answered when it is.
+    /// Executes a program for a process, whose call is answered once the program runs.
     pub(super) fn spawn(&mut self, parent: GlobalId, tag: Tag, spawn: Box<Spawn>) {
         if let Err(error) = self.begin_child(parent, tag, spawn) {
             self.answer(parent, tag, Err(error));
@@ -151,7 +152,7 @@ impl State {
         start_thread("sublet-child", move || child.live(tag)).map(drop)
     }
 
-    /// Makes a call as if a process had.
+    /// Makes a call on behalf of a process.
     fn ask(&mut self, by: GlobalId, call: Call) -> Receiver<Result<u64, Error>> {
         self.children.count = self.children.count.wrapping_add(1);
         let tag = u64::from(self.children.count) << 32 | u64::from(ASKED);
@@ -163,7 +164,7 @@ impl State {
 }
 
 impl Child {
-    /// From the call to the end of the child, or of the parent.
+    /// Supervises the child from the call until the child or the parent has ended.
     fn live(self, tag: Tag) {
         match self.start() {
             Ok((line, pid)) => {
@@ -184,7 +185,7 @@ impl Child {
         }
     }
 
-    /// The connection closes if the child is not to be had, and then there is nothing of it.
+    /// Leases and starts the child. If that fails, the connection closes, which ends all of the child.
     fn start(&self) -> Result<(Line<'_>, GlobalId), Error> {
         let unit = self.spawn.unit;
         let grant = self.managers.connect()?.lease_for_process(&self.lease, unit, &self.spawn.package)?;
@@ -207,7 +208,7 @@ impl Child {
         Ok((line, pid))
     }
 
-    /// This node's own agent by its socket, another one by its port.
+    /// Connects to this node's own agent by its socket, or to another one by its port.
     fn reach(&self, grant: &LeaseGrant) -> Result<(Connection, Option<FabricChoice>), Error> {
         if self.is_here {
             let socket = PacketSocket::connect(&socket_path(&grant.agent)?)?;
@@ -222,7 +223,7 @@ impl Child {
         Ok((connection, Some(Fabric::Tcp.choice(encrypted))))
     }
 
-    /// What the parent could grant.
+    /// Grants the child a right that the parent can grant.
     fn grant(&self, to: GlobalId, object: GlobalId, rights: Rights) -> Result<(), Error> {
         let lost = || Error::new(Code::AgentUnreachable, "a right could not be granted: nobody answers");
         let state = self.state.upgrade().ok_or_else(lost)?;
@@ -237,7 +238,7 @@ impl Line<'_> {
         Ok(self.connection.send(&ClientToAgent { body: Some(body) }.encode_to_vec(), &[])?)
     }
 
-    /// Waits for what is wanted of what the agent says.
+    /// Waits for an expected message of the agent.
     fn wait<T>(
         &mut self,
         patience: Duration,
@@ -255,7 +256,7 @@ impl Line<'_> {
         }
     }
 
-    /// Until the child has ended, or its parent. Says why.
+    /// Waits until the child or its parent has ended, and returns the reason.
     fn last(mut self) -> Error {
         let end = loop {
             match self.hear(None).map(end_of) {
@@ -263,12 +264,12 @@ impl Line<'_> {
                 Ok(Some(error)) | Err(error) => break error,
             }
         };
-        // Whoever is gone has released it.
+        // If the child's agent is gone, its lease has ended already.
         let _ = self.tell(FromClient::Release(Release {}));
         end
     }
 
-    /// What the agent says next. Between nodes both say now and then that they are there.
+    /// Receives the agent's next message. Between nodes both sides send signs of life.
     fn hear(&mut self, until: Option<Instant>) -> Result<ToClient, Error> {
         loop {
             match self.connection.receive(Some(Duration::ZERO)) {
@@ -304,7 +305,7 @@ impl Line<'_> {
     }
 }
 
-/// Why there is no child any more, if an agent says that.
+/// Why the child has ended, if the agent's message says that.
 fn end_of(said: ToClient) -> Option<Error> {
     match said {
         ToClient::Failure(failure) => Some(Error::new(Code::from_number(failure.code), failure.message)),

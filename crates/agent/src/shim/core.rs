@@ -1,20 +1,22 @@
-//! Keeps the state of a shim and makes its decisions: processes, FIFOs, names, rights and connections. Pure:
-//! calls, messages and ends go in, effects come out, and who carries them out stands [beside](super).
+//! Keeps the state of a shim and makes its decisions: processes, FIFOs, names, rights and connections. Pure: calls,
+//! messages and ends go in, effects come out, and the [shim](super) carries them out.
 //!
-//! | state | kept | synchronised (Molecule 5) |
-//! |---|---|---|
-//! | processes | by their own agent | not at all: the ids are partitioned |
-//! | names of FIFOs | by the FIFO's agent; copies everywhere | at once: a name is claimed of all neighbours |
-//! | rights to a FIFO | by the FIFO's agent; a copy with the process's | at once: a change is answered when both have it |
-//! | connections | by the FIFO's agent, and the writer's | at once |
-//! | ends of processes, names that are free again | | lazily: a copy that is too old names what is refused when it is used |
+//! State is kept and synchronised in these ways (Molecule 5):
+//! - Processes are known to their own agent. They are not synchronised: the ids are partitioned.
+//! - Names of FIFOs are kept by the FIFO's agent, with copies everywhere. They are synchronised at once: a name is
+//!   claimed of all neighbours.
+//! - Rights to a FIFO are kept by the FIFO's agent, with a copy at the process's agent. They are synchronised at once:
+//!   a change is answered when both agents have it.
+//! - Connections are kept by the FIFO's agent and the writer's, and synchronised at once.
+//! - Ends of processes and freed names are synchronised lazily: the use of a name from a stale copy is refused.
 //!
 //! Invariants:
-//! - A FIFO's own agent decides who connects; a process's agent refuses what its copy does not allow without asking.
-//! - Of neighbours that can reach each other two never have a FIFO of the same name of a tenant. If they could not, the one with
-//!   the lower id has the name afterwards.
+//! - A FIFO's own agent decides which processes connect; a process's agent refuses what its copy does not allow without
+//!   asking.
+//! - Two neighbours that can reach each other never have a FIFO of the same name of a tenant. If they took the name
+//!   while apart, the FIFO with the lower id keeps it once they are linked.
 //! - A neighbour is believed about its own processes and FIFOs, and about nothing else.
-//! - What waits for a neighbour is answered when that is out of reach.
+//! - A call that waits for a neighbour is answered when that is out of reach.
 
 mod connections;
 mod names;
@@ -35,47 +37,47 @@ pub(crate) use peers::Violation;
 
 /// FIFOs of one process.
 const MAX_FIFOS: usize = 64;
-/// Who has a right to one FIFO.
+/// Processes with a right to one FIFO.
 const MAX_HOLDERS: usize = 1024;
-/// Who is connected to one FIFO.
+/// Processes that write to one FIFO.
 const MAX_WRITERS: usize = 128;
-/// What a neighbour's copies name, of each neighbour.
+/// Names of one neighbour's FIFOs in this agent's copies.
 const MAX_PEER_NAMES: usize = 65_536;
-/// Of what a neighbour is told there is in one message.
+/// Entries in one message to a neighbour.
 const MAX_TOLD: usize = 128;
 /// Devices of each kind that a node has.
 pub(super) const MAX_DEVICES: u32 = 16;
-/// What waits for an answer of neighbours.
+/// Calls that wait for answers of neighbours.
 const MAX_PENDING: usize = 65_536;
 
-/// By which a process knows the answer to its call.
+/// Number by which a process identifies the answer to its call.
 pub(crate) type Tag = u64;
 /// The agent of a neighbour, by the id of its processor.
 pub(crate) type Peer = u32;
 
 /// See the [module](self).
 pub(crate) struct Core {
-    /// Of this agent,
+    /// Name of this agent's node.
     node: String,
-    /// and of which kind its processor is.
+    /// Kind of this node's processor.
     kind: String,
-    /// Of its start.
+    /// Identifier of this start of the agent.
     instance: String,
-    /// Which it serves.
+    /// Processing units that the agent serves.
     units: BTreeSet<u32>,
     next_local: u32,
     next_token: u64,
     processes: HashMap<GlobalId, Process>,
     fifos: HashMap<GlobalId, Fifo>,
-    /// Of all FIFOs in the computer, as far as this agent was told.
+    /// Names of all FIFOs in the computer, as far as this agent knows them.
     names: Names,
     peers: BTreeMap<Peer, Neighbour>,
-    /// Of each neighbour that was ever linked the start of its agent.
+    /// Identifier of the agent's start of each neighbour that was ever linked.
     instances: BTreeMap<Peer, String>,
-    /// Which neighbour serves a unit.
+    /// Neighbour that serves each remote unit.
     routes: BTreeMap<u32, Peer>,
     pending: BTreeMap<u64, Pending>,
-    /// What neighbours are told when there is time.
+    /// Ends that neighbours learn lazily.
     gone: v1::ShimGone,
     out: VecDeque<Effect>,
 }
@@ -83,11 +85,11 @@ pub(crate) struct Core {
 /// The group of capabilities of a process (Molecule 3.2), with its descriptors.
 struct Process {
     tenant: Arc<str>,
-    /// To FIFOs of neighbours: copies.
+    /// Copies of the rights to FIFOs of neighbours.
     rights: HashMap<GlobalId, Rights>,
     descriptors: BTreeMap<u32, Descriptor>,
     fifos: BTreeSet<GlobalId>,
-    /// That the rings of its FIFOs may take, and take.
+    /// Most bytes that the rings of the process's FIFOs may use.
     room_bytes: u64,
     rings_bytes: u64,
 }
@@ -102,11 +104,11 @@ struct Fifo {
     name: Option<Name>,
     tenant: Arc<str>,
     shape: FifoShape,
-    /// Whose it is, and when it ends.
+    /// Process that created the FIFO. The FIFO ends with this process.
     creator: GlobalId,
     reader: Option<(GlobalId, u32)>,
     rights: BTreeMap<GlobalId, Rights>,
-    /// Its writers; of a process of this agent with the descriptor.
+    /// Writers by connection; those of this agent with their descriptors.
     writers: BTreeMap<u32, (GlobalId, Option<u32>)>,
     next_connection: u32,
 }
@@ -114,15 +116,15 @@ struct Fifo {
 #[derive(Default)]
 struct Neighbour {
     node: String,
-    /// Of its processor, as it says.
+    /// Kind of its processor, as the neighbour reports it.
     kind: String,
     units: Vec<u32>,
-    /// It has told what it knows.
+    /// Whether the neighbour has sent all that it knows.
     is_linked: bool,
     names: BTreeSet<(Name, GlobalId)>,
 }
 
-/// What waits for neighbours.
+/// A request that waits for neighbours.
 enum Pending {
     Claim(Claim),
     Change { by: GlobalId, tag: Tag, peer: Peer },
@@ -130,7 +132,7 @@ enum Pending {
     Connect { by: GlobalId, tag: Tag, peer: Peer, object: GlobalId, to: Target },
 }
 
-/// A name that a process of this agent wants.
+/// A name that a process of this agent requests.
 struct Claim {
     by: GlobalId,
     tag: Tag,
@@ -138,11 +140,11 @@ struct Claim {
     shape: FifoShape,
     object: GlobalId,
     awaits: BTreeSet<Peer>,
-    /// Somebody else gets it.
+    /// FIFO that gets the name instead.
     lost_to: Option<GlobalId>,
 }
 
-/// Who asked for a change of rights.
+/// Origin of a change of rights.
 #[derive(Clone, Copy, Debug)]
 enum Asked {
     Here {
@@ -153,11 +155,11 @@ enum Asked {
         peer: Peer,
         token: u64,
     },
-    /// Who waits for the answer no more.
+    /// The requester no longer waits for the answer.
     Gone,
 }
 
-/// What a process asks for.
+/// Request of a process.
 #[derive(Clone, Debug)]
 pub(crate) enum Call {
     Grant {
@@ -194,32 +196,32 @@ pub(crate) enum Call {
         connection: u32,
     },
     Spawn(Box<Spawn>),
-    /// The processor of this number.
+    /// Looks up the processor of this number.
     Unit {
         number: u64,
     },
-    /// The device of this name beside a processor.
+    /// Looks up the device of this name beside a processor.
     Device {
         processor: u32,
         name: String,
     },
-    /// A unit of this kind.
+    /// Looks up a unit of this kind.
     Find {
         kind: String,
     },
 }
 
-/// A program that is to be executed.
+/// A program to be executed.
 #[derive(Clone, Debug, PartialEq)]
 pub(crate) struct Spawn {
     pub(crate) unit: u32,
     pub(crate) program: v1::Program,
-    /// That it is of; empty: that of the process.
+    /// Digest of the program's package; empty for that of the calling process.
     pub(crate) package: String,
     pub(crate) capabilities: Vec<(GlobalId, Rights)>,
 }
 
-/// Which FIFO.
+/// Identification of a FIFO.
 #[derive(Clone, Debug)]
 pub(crate) enum Target {
     Object(GlobalId),
@@ -240,7 +242,7 @@ pub(crate) struct Way {
     pub(crate) connection: u32,
 }
 
-/// What is to be done, in order.
+/// Action for the shim to carry out, in order.
 #[derive(Clone, Debug, PartialEq)]
 pub(crate) enum Effect {
     /// Answers a call.
@@ -253,23 +255,23 @@ pub(crate) enum Effect {
     Invite { way: Way, shape: FifoShape, reader: At, writer: GlobalId, peer: Peer, token: u64 },
     /// Connects a process of this agent as a neighbour has said, and answers its call.
     Dial { at: At, tag: Tag, peer: Peer, object: GlobalId, invited: v1::FifoInvited },
-    /// A connection is over: its reader is told,
+    /// Informs the reader that a connection has ended.
     Part { reader: At, way: Way, at_once: bool },
-    /// and what either end holds of it beside is let go.
+    /// Releases all that the agent holds of a connection.
     Forget { way: Way },
-    /// A descriptor is over, for this reason, and whoever waits by it learns of it.
+    /// Ends a descriptor for this reason, and wakes each process that waits on it.
     End { at: At, way: Option<Way>, code: Code },
     /// A descriptor is closed.
     Closed { at: At },
-    /// A program is executed for a process, with rights that this one can grant, and its call is answered.
+    /// Executes a program for a process, with rights that this process can grant, and answers its call.
     Spawn { by: GlobalId, tag: Tag, spawn: Box<Spawn> },
-    /// A neighbour is told something.
+    /// Sends a message to a neighbour.
     Tell { peer: Peer, message: v1::ShimMessage },
 }
 
 impl Core {
-    /// Of an agent of this node, whose processor is of this kind, that serves these units. Local numbers begin where it is said, so that
-    /// those of an earlier start come again seldom.
+    /// Creates the state of an agent of this node, whose processor is of this kind, and which serves these units. Local
+    /// numbers begin at `first_local`, so that they seldom repeat those of an earlier start.
     pub(crate) fn new((node, kind): (&str, &str), instance: String, units: &[u32], first_local: u32) -> Core {
         Core {
             node: node.into(),
@@ -290,12 +292,12 @@ impl Core {
         }
     }
 
-    /// What is to be done next.
+    /// Returns the next effect to carry out.
     pub(crate) fn next_effect(&mut self) -> Option<Effect> {
         self.out.pop_front()
     }
 
-    /// A process enters, on a unit of this agent; the rings of its FIFOs may take so much.
+    /// Lets a process enter on a unit of this agent. `room_bytes` limits the rings of its FIFOs.
     pub(crate) fn enter(&mut self, tenant: &str, pu: u32, room_bytes: u64) -> Result<GlobalId, Error> {
         if !self.units.contains(&pu) {
             return Err(Error::new(Code::Internal, format!("there is no processing unit {pu:x} here")));
@@ -314,13 +316,13 @@ impl Core {
         Ok(pid)
     }
 
-    /// A process is gone: its FIFOs end, and so does what it was connected to.
+    /// Removes a process that is gone: its FIFOs end, and so do its connections.
     pub(crate) fn leave(&mut self, pid: GlobalId) {
         let Some(process) = self.processes.get(&pid) else { return };
         let descriptors: Vec<u32> = process.descriptors.keys().copied().collect();
         let fifos = process.fifos.clone();
         for descriptor in descriptors {
-            // It has it: it is the key of its table.
+            // The descriptor is a key of the table, so it can be closed.
             let _ = self.close(At { process: pid, descriptor });
         }
         for object in fifos {
@@ -342,7 +344,7 @@ impl Core {
         }
     }
 
-    /// A process calls. Some calls are answered at once, and others when neighbours have answered.
+    /// Handles a call of a process. Some calls are answered at once, others when neighbours have answered.
     pub(crate) fn call(&mut self, by: GlobalId, tag: Tag, call: Call) {
         let answered = match call {
             Call::Grant { to, object, rights } => self.change((by, tag), (to, object, rights), false),
@@ -370,7 +372,7 @@ impl Core {
         }
     }
 
-    /// Whether a program may be executed with these rights; where it may be is for the manager to say.
+    /// Checks whether a program may be executed with these rights. The manager decides whether it may run on the unit.
     fn spawn(&mut self, (by, tag): (GlobalId, Tag), spawn: Box<Spawn>) -> Result<Option<u64>, Error> {
         // Without a path it is an executor of the package's functions.
         if !spawn.program.path.is_empty() {
@@ -442,7 +444,7 @@ impl Core {
         })
     }
 
-    /// Now is time to tell neighbours what is gone.
+    /// Tells neighbours of ended processes and freed names.
     pub(crate) fn tick(&mut self) {
         #[cfg(debug_assertions)]
         self.assert_consistent();
@@ -457,7 +459,7 @@ impl Core {
         }
     }
 
-    /// What the calls of a process that is gone wait for is nobody's any more.
+    /// Abandons the pending calls of a process that is gone.
     fn abandon(&mut self, pid: GlobalId) {
         self.forget_asked(|asked| matches!(asked, Asked::Here { by, .. } if by == pid));
         let of = |pending: &Pending| match pending {
@@ -475,7 +477,7 @@ impl Core {
         }
     }
 
-    /// A change of rights that is under way goes on, and nobody is told how it ended.
+    /// Lets changes of rights that are under way continue without an answer to their requesters.
     fn forget_asked(&mut self, is_gone: impl Fn(Asked) -> bool) {
         for pending in self.pending.values_mut() {
             if let Pending::Update { asked, .. } = pending
@@ -589,7 +591,7 @@ impl Core {
     }
 }
 
-/// As much at once as a message has room for.
+/// Splits a message into parts that are small enough to send.
 fn parts(gone: &v1::ShimGone) -> Vec<v1::ShimGone> {
     let processes =
         gone.processes.chunks(MAX_TOLD).map(|some| v1::ShimGone { processes: some.into(), names: vec![] });

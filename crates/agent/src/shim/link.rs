@@ -1,12 +1,14 @@
-//! Links to the shims of neighbours: a control connection between two agents, for each two that the manager has told of each other.
+//! Links to the shims of neighbours: a control connection between each two agents that the manager has named to each
+//! other.
 //!
-//! The one whose processor has the lower id connects to the other's port, whose certificate the manager has told it, and shows the
-//! secret that the manager has told the two of them. Both then tell what they know, and from then on what changes.
+//! The agent whose processor has the lower id connects to the other's port, and checks the certificate that the manager
+//! has sent. It shows the secret that the manager has sent to both of them. Both agents then send what they know, and
+//! from then on what changes.
 //!
 //! Invariants:
-//! - What one says arrives in the order in which its core says it, or the link ends.
-//! - Nobody waits for a neighbour: what it is told waits for its link's own thread, up to a bound.
-//! - A neighbour that the manager tells of no more, or tells of anew, has no link any more.
+//! - Messages arrive in the order in which the sender's core emits them, or the link ends.
+//! - No thread waits for a neighbour: messages to it wait for its link's own thread, up to a bound.
+//! - A neighbour that the manager names no more, or names anew, has no link any more.
 
 use std::collections::BTreeMap;
 use std::os::fd::AsFd;
@@ -38,32 +40,32 @@ use crate::node::Node;
 use crate::signal::wait_readable;
 use crate::threads::start_thread;
 
-/// What a neighbour is told and has not been sent yet.
+/// Messages to a neighbour that are not sent yet.
 const MAX_WAITING: usize = 65_536;
-/// After so long without a word a neighbour is out of reach.
+/// A neighbour that is silent for this time is out of reach.
 const SILENCE: Duration = Duration::from_secs(2);
-/// How long connecting may take, and how long is waited before it is tried again.
+/// How long connecting may take, and the time between two attempts.
 pub(super) const DIAL: Duration = Duration::from_secs(2);
 const RETRY: Duration = Duration::from_millis(500);
-/// How often neighbours are told what is gone.
+/// How often neighbours learn of ended processes and freed names.
 const LAZILY: Duration = Duration::from_millis(100);
-/// Parts of what a neighbour says first.
+/// Parts of a neighbour's first message.
 const MAX_PARTS: usize = 4096;
 
-/// How a neighbour is told something.
+/// Sending side of the link to a neighbour.
 pub(super) struct Link {
-    /// How its port is reached, and whether what passes between processes is encrypted.
+    /// Route to its port, and whether connections between processes are encrypted.
     pub(super) route: Route,
     pub(super) encrypted: bool,
-    /// As the manager has told of it.
+    /// The neighbour as the manager has described it.
     told_of: Neighbour,
     outbox: SyncSender<ShimMessage>,
-    /// To end it.
+    /// The connection, with which the link is ended.
     connection: Arc<Connection>,
 }
 
 impl Link {
-    /// Tells it something, without waiting. One that is too slow has no link any more.
+    /// Sends a message without waiting. A neighbour that is too slow loses its link.
     pub(super) fn tell(&self, message: ShimMessage) {
         match self.outbox.try_send(message) {
             Ok(()) => {}
@@ -71,7 +73,7 @@ impl Link {
                 warn!(node = self.told_of.node, "a neighbour does not take what it is told");
                 self.end();
             }
-            // It is over, which its own thread finds.
+            // The link is over, which its own thread notices.
             Err(TrySendError::Disconnected(_)) => {}
         }
     }
@@ -114,12 +116,12 @@ pub(crate) fn run(node: &Arc<Node>) {
     node.shim.keep_linked(&[]);
     node.bridges.end();
     for (_, thread) in dialling {
-        // It has said why it failed.
+        // The thread has logged why it failed.
         let _ = thread.join();
     }
 }
 
-/// Connects to those whom this node connects to.
+/// Connects to the neighbours to which this node has to connect.
 fn begin(node: &Arc<Node>, known: &[Neighbour], dialling: &mut BTreeMap<Peer, JoinHandle<()>>) {
     for neighbour in known.iter().filter(|neighbour| node.processor < neighbour.unit) {
         if dialling.contains_key(&neighbour.unit) || node.shim.is_linked(neighbour.unit) {
@@ -156,7 +158,7 @@ fn dial(node: &Arc<Node>, told_of: &Neighbour) -> Result<(), Error> {
     }
 }
 
-/// A control connection to an agent by its node's port.
+/// Opens a control connection to an agent by its node's port.
 pub(super) fn reach(route: &Route, network: Option<&NodeNetwork>) -> Result<Connection, Error> {
     let socket = route.dial()?;
     greeting::greet(&socket, &Kind::Control, None)?;
@@ -164,7 +166,7 @@ pub(super) fn reach(route: &Route, network: Option<&NodeNetwork>) -> Result<Conn
     Ok(Connection::Remote(RemoteSocket::connect(socket, certificate)?))
 }
 
-/// A connection by which somebody says to be a neighbour. It is served until it ends.
+/// Serves a connection whose peer claims to be a neighbour, until it ends.
 pub(crate) fn welcome(
     node: &Arc<Node>,
     connection: &Arc<Connection>,
@@ -188,7 +190,7 @@ pub(crate) fn welcome(
     serve(node, connection, neighbour)
 }
 
-/// Until one of the two is gone.
+/// Serves a link until one of the two agents is gone.
 fn serve(node: &Arc<Node>, connection: &Arc<Connection>, told_of: &Neighbour) -> Result<(), Error> {
     connection.set_send_timeout(SILENCE)?;
     let (outbox, waiting) = sync_channel(MAX_WAITING);
@@ -210,7 +212,7 @@ fn serve(node: &Arc<Node>, connection: &Arc<Connection>, told_of: &Neighbour) ->
     let ended = sender.and_then(|sender| {
         let ended = hear_all(state, told_of, connection, &units);
         end_link(state, told_of.unit, number);
-        // Its outbox is gone.
+        // The thread's outbox is gone, so it ends.
         let _ = sender.join();
         ended
     });
@@ -219,7 +221,7 @@ fn serve(node: &Arc<Node>, connection: &Arc<Connection>, told_of: &Neighbour) ->
     ended
 }
 
-/// From now on it is told what changes, after what is known now.
+/// Registers a link. From now on the neighbour is sent what is known now, and then what changes.
 fn begin_link(state: &Arc<Mutex<State>>, peer: Peer, link: Link, units: &[u32]) -> u64 {
     let mut state = lock(state);
     state.link_count += 1;
@@ -284,7 +286,7 @@ fn hear_all(
     }
 }
 
-/// All that it says first.
+/// Receives all parts of a neighbour's first message.
 fn hear_first(connection: &Connection) -> Result<ShimSync, Error> {
     let mut all = ShimSync::default();
     for _ in 0..MAX_PARTS {
@@ -308,7 +310,7 @@ fn hear(connection: &Connection) -> Result<ShimMessage, Error> {
     }
 }
 
-/// The ids that its processing units may have.
+/// Ids that the processing units of a node may have.
 fn units(node: &str) -> Vec<u32> {
     let devices = [Package::OpenCl, Package::Cuda].into_iter();
     let devices =
@@ -321,7 +323,8 @@ fn gone() -> Error {
 }
 
 impl super::Shim {
-    /// Ends links to those that the manager tells of no more, or anew; and tells the others what is gone.
+    /// Ends links to neighbours that the manager names no more, or names anew. Tells the others of ended processes and
+    /// freed names.
     fn keep_linked(&self, known: &[Neighbour]) {
         let mut state = lock(&self.state);
         for (_, link) in state.links.values() {

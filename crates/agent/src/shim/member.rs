@@ -1,7 +1,7 @@
 //! A process that has entered: the page that it shares with the shim.
 //!
-//! The process can write to the page at any time. What is read of it is copied once and then checked; what is kept of it is kept
-//! here.
+//! The process can write to the page at any time. Each value that is read from it is copied once and then checked. The
+//! shim keeps its own copies of the states that it publishes there.
 
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::Arc;
@@ -24,11 +24,11 @@ use super::new_bell;
 /// See the [module](self).
 pub(super) struct Member {
     pub(super) pid: GlobalId,
-    /// Of which it is a process.
+    /// Lease to which the process belongs.
     pub(super) lease: String,
     socket: Arc<PacketSocket>,
     page: Region,
-    /// Rung by the process when it has called and nobody was looking.
+    /// Rung by the process when it has called while no thread polled its page.
     bell: OwnedFd,
     /// The states of its descriptors, as the shim has set them.
     states: Box<[AtomicU64]>,
@@ -44,13 +44,13 @@ impl Member {
         Ok(Member { pid, lease: lease.to_owned(), socket, page, bell: new_bell()?, states, waiting })
     }
 
-    /// Tells the process that it is in.
+    /// Informs the process that it has entered.
     pub(super) fn welcome(&self) -> Result<(), Error> {
         let entered = Entered { pid: self.pid.to_bits() };
         self.send(Body::Entered(entered), &[self.page.fd(), self.bell.as_fd()])
     }
 
-    /// Does not wait: a process takes what it has asked for.
+    /// Sends a packet without waiting: a process has to receive what it has requested.
     pub(super) fn send(&self, body: Body, fds: &[BorrowedFd<'_>]) -> Result<(), Error> {
         Ok(self.socket.try_send(&ShimToProcess { body: Some(body) }.encode_to_vec(), fds)?)
     }
@@ -64,7 +64,7 @@ impl Member {
         let _ = rustix::io::read(&self.bell, &mut [0u8; 8]);
     }
 
-    /// The call of this position, if it is there.
+    /// Returns the call at this position, if there is one.
     #[inline]
     pub(super) fn look(&self, count: u64) -> Option<Request> {
         let position = Position::new(count, RECORDS);
@@ -72,7 +72,7 @@ impl Member {
         line.is(position.turn).then(|| Request::decode(line.read()))
     }
 
-    /// Whether the process will ring its bell at this position; else the call is there.
+    /// Whether the process will ring its bell at this position. If not, the call is there already.
     pub(super) fn sleep(&self, count: u64) -> bool {
         let position = Position::new(count, RECORDS);
         let line: Option<&Line> = self.page.view(wire::request(position.line));
@@ -80,7 +80,7 @@ impl Member {
         line.zip(watch).is_some_and(|(line, watch)| line.ask_bell(watch, position.turn))
     }
 
-    /// What a call is, as the core knows it. More calls than a process has records are none.
+    /// Decodes a call for the core. More calls than a process has records are a protocol error.
     #[inline]
     pub(super) fn take(&self, request: &Request) -> Result<(Tag, Result<Call, Error>), Error> {
         let waiting = self.waiting.fetch_add(1, Ordering::Relaxed);
@@ -136,7 +136,7 @@ impl Member {
         Ok(Spawn { unit, program, package: said.package, capabilities })
     }
 
-    /// A copy, of which nobody changes anything any more.
+    /// Copies a payload, so that the process cannot change it afterwards.
     fn payload(&self, request: &Request) -> Result<Vec<u8>, Error> {
         let outside = || Error::new(Code::Protocol, "a payload outside of the page");
         if u64::from(request.len_bytes) > PAYLOAD_BYTES {
@@ -176,22 +176,23 @@ impl Member {
         self.page.write(wire::payload(record), message).map_or(0, |()| message.len() as u64)
     }
 
-    /// A descriptor is given out.
+    /// Marks a descriptor as open.
     pub(super) fn open(&self, descriptor: u32) {
         self.set(descriptor, |_| State(0));
     }
 
-    /// There is one packet more about it.
+    /// Notes that one more packet about a descriptor was sent.
     pub(super) fn count_packet(&self, descriptor: u32) {
         self.set(descriptor, State::with_packet);
     }
 
-    /// It is over.
+    /// Marks a descriptor as ended.
     pub(super) fn end(&self, descriptor: u32, code: Code) {
         self.set(descriptor, |state| state.with_end(code));
     }
 
-    /// What the process makes of the word is its own affair: the next one is made of what stands here.
+    /// Sets the state of a descriptor. The next state derives from the shim's own copy, whatever the process writes to
+    /// the word.
     fn set(&self, descriptor: u32, next: impl Fn(State) -> State) {
         let Some(kept) = self.states.get(descriptor as usize) else { return };
         let state = next(State(kept.load(Ordering::Relaxed)));

@@ -1,8 +1,8 @@
-//! A thread of the shim: it lets processes in, and serves their calls.
+//! A thread of the shim, which admits processes and serves their calls.
 //!
-//! It looks at the pages of those who have called lately; the others ring a bell. Looking costs the node a core, which the
-//! process does not pay for: so each may have it look for a tenth of the time, and then its calls are served by the millisecond,
-//! until the next second.
+//! It polls the pages of processes that have called lately; the others ring a bell. Polling uses a core of the node for
+//! which the process does not pay. So the thread polls for each process for at most a tenth of the time. The calls of a
+//! process beyond that share are then served once a millisecond until the next second.
 
 use std::collections::HashMap;
 use std::os::fd::{AsFd, OwnedFd};
@@ -27,18 +27,18 @@ use super::{Entrant, State};
 use crate::signal::Signal;
 use crate::threads::start_thread;
 
-/// How long a page is looked at after a call.
+/// How long a page is polled after a call.
 const LOOK: Duration = Duration::from_micros(100);
-/// How long the thread may look for one process, in each of these.
+/// How long the thread may poll for one process within each period of [`SHARED`].
 const SHARE: Duration = Duration::from_millis(100);
 const SHARED: Duration = Duration::from_secs(1);
-/// How often is looked for those whose share is used up.
+/// Period of polling for processes that have used up their share.
 const SLOW: Duration = Duration::from_millis(1);
-/// How often descriptors are looked at while pages are.
+/// Number of polls of the pages for each poll of the descriptors.
 const LOOKS_PER_POLL: u32 = 64;
-/// Descriptors that are told of at once.
+/// Most events that one poll of the descriptors returns.
 const MAX_EVENTS: usize = 64;
-/// The first number of a process. Below are the thread's own.
+/// The first number of a process. Lower numbers are the thread's own.
 const FIRST: u64 = 1;
 const WAKE: u64 = 0;
 
@@ -48,7 +48,7 @@ pub(super) struct Server {
     thread: Option<JoinHandle<()>>,
 }
 
-/// What others lay down for the thread.
+/// Orders of other threads for this one.
 struct Desk {
     wake: Signal,
     orders: Mutex<Orders>,
@@ -62,7 +62,7 @@ struct Orders {
     stop: bool,
 }
 
-/// How a process that was admitted is sent away.
+/// Handle that removes an admitted process.
 pub(super) struct Leave {
     desk: Arc<Desk>,
     number: u64,
@@ -73,13 +73,13 @@ struct Thread {
     state: Arc<Mutex<State>>,
     epoll: OwnedFd,
     visitors: HashMap<u64, Visitor>,
-    /// Who is looked at.
+    /// Processes whose pages are polled.
     hot: Vec<u64>,
-    /// Who has used up its share.
+    /// Processes that have used up their share.
     slow: Vec<u64>,
-    /// The latest look at the clock,
+    /// Time at the latest check of the clock.
     now: Instant,
-    /// and since when shares are counted.
+    /// Start of the current second of shares.
     since: Instant,
 }
 
@@ -88,7 +88,7 @@ struct Visitor {
     socket: Arc<PacketSocket>,
     who: Entrant,
     member: Option<Arc<Member>>,
-    /// Its next call.
+    /// Position of the process's next call.
     next: u64,
     latest: Instant,
     looked: Duration,
@@ -119,7 +119,7 @@ impl Server {
 }
 
 impl Leave {
-    /// It is gone.
+    /// Removes the process, which is gone.
     pub(super) fn now(&self) {
         lock(&self.desk.orders).leaving.push(self.number);
         self.desk.wake.raise();
@@ -131,7 +131,7 @@ impl Drop for Server {
         lock(&self.desk.orders).stop = true;
         self.desk.wake.raise();
         if let Some(thread) = self.thread.take() {
-            // It has said why it failed.
+            // The thread has logged why it failed.
             let _ = thread.join();
         }
     }
@@ -152,7 +152,7 @@ impl Thread {
         }
     }
 
-    /// Takes what descriptors tell, waiting for it if there is nothing to look at. Says whether to go on.
+    /// Handles events of the descriptors, and waits for one if there is nothing to poll. Returns whether to continue.
     fn poll(&mut self) -> bool {
         let timeout = match (self.hot.is_empty(), self.slow.is_empty()) {
             (false, _) => Some(Duration::ZERO),
@@ -203,7 +203,7 @@ impl Thread {
         !stop
     }
 
-    /// A process has sent a packet, or is gone.
+    /// Handles a packet of a process, or its end.
     fn hear(&mut self, number: u64) {
         let Some(visitor) = self.visitors.get_mut(&number) else { return };
         let outcome = match (visitor.socket.receive(Some(Duration::ZERO)), &visitor.member) {
@@ -235,7 +235,7 @@ impl Thread {
         }
     }
 
-    /// A process has called that was not looked at.
+    /// Handles the bell of a process whose page was not polled.
     fn wake(&mut self, number: u64) {
         let Some(visitor) = self.visitors.get_mut(&number) else { return };
         if let Some(member) = &visitor.member {
@@ -247,7 +247,7 @@ impl Thread {
         }
     }
 
-    /// One look at each page of those who call.
+    /// Polls each page of the processes that call, once.
     #[inline]
     fn look(&mut self) {
         let mut index = 0;
@@ -272,7 +272,7 @@ impl Thread {
         self.account();
     }
 
-    /// Everybody who was looked at has used of its share.
+    /// Charges each polled process its part of the time.
     #[inline]
     fn account(&mut self) {
         let now = Instant::now();
@@ -304,7 +304,7 @@ impl Thread {
         self.slow.extend(slow);
     }
 
-    /// One look for each of those who have used up their share, which begins anew each second.
+    /// Polls once for each process that has used up its share. The shares begin anew each second.
     fn look_slowly(&mut self) {
         if self.slow.is_empty() {
             return;
@@ -325,7 +325,7 @@ impl Thread {
     }
 }
 
-/// What a look has found.
+/// Outcome of polling one page.
 enum Served {
     Nothing,
     Call,
@@ -350,7 +350,7 @@ impl Visitor {
         }
         let member = lock(state).enter(&self.who, self.socket.clone())?;
         let watched = watch(epoll, member.bell(), number | 1 << 63);
-        // It rings from its first call on.
+        // The process rings its bell from its first call on.
         while !member.sleep(self.next) {
             match self.serve_of(&member, state) {
                 Served::Call => {}
@@ -362,7 +362,7 @@ impl Visitor {
         watched
     }
 
-    /// Serves the next call, if it is there.
+    /// Serves the next call, if there is one.
     #[inline]
     fn serve(&mut self, state: &Mutex<State>) -> Served {
         match self.member.clone() {
@@ -387,7 +387,7 @@ impl Visitor {
         self.looked >= SHARE
     }
 
-    /// Whether it is not looked at any more, because it has not called for long, until it rings.
+    /// Whether the process has not called for long, so that its page is not polled until it rings.
     fn goes_to_sleep(&self, now: Instant) -> bool {
         let is_idle = now.saturating_duration_since(self.latest) >= LOOK;
         is_idle && self.member.as_ref().is_none_or(|member| member.sleep(self.next))

@@ -14,7 +14,7 @@ fn shim() -> Shim {
     Shim::start(("here", "cpu", "0000001fffffffffffffffffffffffff"), &[UNIT], 2, nobody()).unwrap()
 }
 
-/// Managers that nobody reaches.
+/// Managers at an address without a listener.
 fn nobody() -> (Arc<Managers>, bool) {
     (Arc::new(Managers::new(Access::parse("unix:/nowhere").unwrap())), false)
 }
@@ -90,7 +90,7 @@ fn messages_of_every_size_arrive_in_their_order() {
 }
 
 #[test]
-fn a_full_fifo_makes_its_writer_wait_and_says_so_in_time() {
+fn a_full_fifo_blocks_its_writer_until_the_deadline() {
     let shim = shim();
     let shape = FifoShape { lines: 4, slot_bytes: 4096 };
     let ((_one, mut reader), (_two, mut writer), _held) = pair(&shim, shape);
@@ -98,7 +98,7 @@ fn a_full_fifo_makes_its_writer_wait_and_says_so_in_time() {
         writer.write(&[number], now()).unwrap();
     }
     assert_eq!(writer.write(&[9], now()).unwrap_err().code, Code::DeadlineExceeded);
-    // What needs two slots waits for both, and leaves nothing behind.
+    // A message that needs two slots waits for both, and leaves nothing behind.
     assert_eq!(writer.write(&[9; 5000], now()).unwrap_err().code, Code::DeadlineExceeded);
     std::thread::scope(|scope| {
         let waits = scope.spawn(|| writer.write(&[4], soon()));
@@ -125,7 +125,7 @@ fn a_message_that_is_too_long_for_its_reader_stays() {
 }
 
 #[test]
-fn writers_take_turns_and_come_while_it_is_waited_for_them() {
+fn reads_from_all_writers_including_ones_that_connect_later() {
     let shim = shim();
     let (one, _first) = enter(&shim, "t");
     let mut reader = one.init("fifo", FifoShape::default()).unwrap();
@@ -175,13 +175,13 @@ fn a_revoked_right_cuts_what_is_open_and_what_waits() {
     let object = reader.object();
     writer.write(b"unread", now()).unwrap();
     one.revoke(two.pid(), object, Rights::WRITE).unwrap();
-    // What was not read is not read any more, and nothing is written.
+    // Unread messages are not read any more, and nothing is written.
     assert_eq!(code(reader.read(&mut [0; 16], now()).unwrap_err()), Code::DeadlineExceeded);
     let error = writer.write(b"more", soon()).unwrap_err();
     assert!(error.code == Code::PermissionDenied && error.message.contains(&object.to_string()), "{error}");
     assert_eq!(two.connect("fifo", now()).err().unwrap().code, Code::PermissionDenied);
     drop(writer);
-    // One that waits for room learns of it.
+    // A writer that waits for free capacity learns of it.
     one.grant(two.pid(), object, Rights::WRITE).unwrap();
     let mut writer = two.connect("fifo", soon()).unwrap();
     (0..4).for_each(|_| writer.write(b"x", now()).unwrap());
@@ -191,7 +191,7 @@ fn a_revoked_right_cuts_what_is_open_and_what_waits() {
         one.revoke(two.pid(), object, Rights::WRITE).unwrap();
         assert_eq!(waits.join().unwrap().unwrap_err().code, Code::PermissionDenied);
     });
-    // So does one that waits to read.
+    // A reader that waits learns of it, too.
     std::thread::scope(|scope| {
         let waits = scope.spawn(|| code(reader.read(&mut [0; 16], None).unwrap_err()));
         std::thread::sleep(Duration::from_millis(20));
@@ -212,14 +212,14 @@ fn who_reads_no_more_ends_those_who_write() {
         drop(reader);
         assert_eq!(waits.join().unwrap().unwrap_err().code, Code::LeaseEnded);
     });
-    // Nobody else may read it.
+    // No other process may read it.
     assert_eq!(two.connect("fifo", soon()).err().unwrap().code, Code::InvalidArgument);
     drop(first);
     while shim.members() > 1 {
         std::thread::yield_now();
     }
     drop(second);
-    // Until the shim has seen that, it answers.
+    // The shim answers until it has noticed the end.
     while shim.members() > 0 {
         std::thread::yield_now();
     }
@@ -251,7 +251,7 @@ fn a_process_that_scribbles_over_what_it_shares_harms_itself() {
     let shim = shim();
     let ((one, mut reader), (two, mut good), _held) = pair(&shim, FifoShape::default());
     let object = reader.object();
-    // One whose ring says nonsense: its reader is told of it once, and the others go on.
+    // The reader of an invalid ring learns of it once, and the other writers continue.
     let (outside, inside) = PacketSocket::pair().unwrap();
     let _admission = shim.admit(outside, who("t"), None);
     let bad = Scribbler::enter(inside);
@@ -264,7 +264,7 @@ fn a_process_that_scribbles_over_what_it_shares_harms_itself() {
         good.write(b"good", now()).unwrap();
         assert_eq!(reader.read(&mut into, soon()).unwrap(), (4, two.pid()));
     }
-    // One whose page says nonsense is answered, or sent away.
+    // An invalid call is answered, or its process is removed.
     assert_eq!(bad.call(99, 0), Some(Code::Protocol.number()));
     assert_eq!(bad.call(INIT, u32::MAX), Some(Code::InvalidArgument.number()));
     bad.flood();
@@ -278,7 +278,7 @@ fn a_process_that_scribbles_over_what_it_shares_harms_itself() {
 const INIT: u16 = sublet_xpu::wire::Operation::Init as u16;
 const CONNECT: u16 = sublet_xpu::wire::Operation::Connect as u16;
 
-/// A process that keeps to nothing.
+/// A process that follows no protocol.
 struct Scribbler {
     pid: GlobalId,
     socket: PacketSocket,
@@ -356,7 +356,7 @@ impl Scribbler {
 }
 
 #[test]
-fn who_speaks_out_of_turn_or_another_version_is_not_let_in() {
+fn refuses_unexpected_packets_and_other_protocol_versions() {
     let shim = shim();
     for (said, code) in [
         (v1::EnterShim { version: 99 }.encode_to_vec(), Code::VersionMismatch),
@@ -387,7 +387,7 @@ fn who_speaks_out_of_turn_or_another_version_is_not_let_in() {
 }
 
 #[test]
-fn a_process_that_calls_all_the_time_is_served_slowly_and_the_others_are_not() {
+fn slows_a_process_that_calls_all_the_time_not_others() {
     let shim = Shim::start(("here", "cpu", "1f"), &[UNIT], 1, nobody()).unwrap();
     let ((greedy, _first), (modest, _second)) = (enter(&shim, "t"), enter(&shim, "t"));
     let stop = AtomicBool::new(false);

@@ -1,4 +1,4 @@
-//! A lease's worker process: stopped, ended by itself; and what its client on another node says to it.
+//! A lease's worker process: its stop, its end, and messages of a client on another node to it.
 
 use sublet_proto::{Code, Error};
 use tracing::{error, info};
@@ -10,8 +10,8 @@ use crate::leases::end::End;
 use crate::listener::message::{self, ToClient};
 
 impl Supervisor<'_> {
-    /// The client wants the worker dead, or not to be started any more. If it has just died by itself, that is what the
-    /// client is told, or knows already: a lost connection is often the first that is seen of it.
+    /// Stops the worker, or gives up its start, on the client's request. If the worker has just died by itself, the
+    /// client receives that reason, or has it already: a lost connection is often the first sign of a death.
     pub(super) fn stop(&mut self, reason: String) -> Result<Option<End>, Error> {
         if self.give_up_start() {
             return self.tell(message::failure(&Error::new(Code::WorkerDied, reason)));
@@ -36,7 +36,7 @@ impl Supervisor<'_> {
         let Some(worker) = &mut self.worker else { return Ok(None) };
         let Some(exit) = worker.exit()? else { return Ok(None) };
         let how = worker.describe(exit, &self.held.meter.executing(), self.held.lease.memory_bytes);
-        // What it had at most is known as long as its sandbox is.
+        // The peak of its memory can be read only while its sandbox exists.
         self.held.meter.settle()?;
         self.worker = None;
         let (answers, last_words) = self.relay.as_mut().map(Relay::end).unwrap_or_default();
@@ -75,7 +75,8 @@ impl Supervisor<'_> {
     }
 }
 
-/// Says whether the worker is dead. Its sandbox is there until it is dropped, with what the kernel has counted for it.
+/// Kills the worker. Returns whether it is dead. Its sandbox, with the kernel's counters, exists until the worker is
+/// dropped.
 pub(super) fn end_worker(worker: &mut WorkerProcess, lease: &str) -> bool {
     match worker.kill() {
         Ok(()) => true,

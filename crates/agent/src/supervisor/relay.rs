@@ -2,13 +2,13 @@
 //! connections.
 //!
 //! The client has no descriptor of the worker's control socket, so the supervisor keeps it. A worker answers each of
-//! its client's messages once; those answers are relayed. What it says without being asked is kept as its last words, in
-//! case it ends, and no more than one such message is taken from it.
+//! its client's messages once; those answers are relayed. An unrequested message is kept as the worker's last words, in
+//! case it ends, and only one such message is accepted.
 //!
 //! Invariants:
-//! - Nothing of a worker process is relayed after the client was told of its end.
-//! - A client that asks faster than its worker answers, and a worker that speaks unasked, lose the process or the lease;
-//!   neither makes the agent keep more than a few words.
+//! - Nothing of a worker process is relayed after the client was informed of its end.
+//! - A client that sends faster than its worker answers, or a worker that sends unrequested messages, loses the process
+//!   or the lease; neither makes the agent keep more than a few messages.
 
 use std::os::fd::{AsFd, BorrowedFd};
 use std::sync::Arc;
@@ -29,20 +29,20 @@ use crate::listener::links::{Arrival, Links, OpenDesk};
 use crate::node::Node;
 use crate::signal::wait_readable;
 
-/// How long a worker process may take to make room for a message.
+/// How long a worker process may take to free buffer space for a message.
 const SEND_PATIENCE: Duration = Duration::from_secs(1);
 /// Messages of a client that its worker has not answered yet.
 const MAX_UNANSWERED: u32 = 256;
-/// Longest message of a worker that is relayed, in bytes: as long as one may be, less what is around it.
+/// Longest message of a worker that is relayed, in bytes: the longest packet less what encloses the message.
 const MAX_RELAYED_BYTES: usize = MAX_PACKET_BYTES - 64;
 /// Longest last words, in characters.
 const MAX_LAST_WORDS: usize = 512;
 
 /// See the [module](self).
 pub(super) struct Relay {
-    /// Of tcp; a segment has none.
+    /// Arrival queue for connections over tcp; a segment has none.
     desk: Option<OpenDesk>,
-    /// Of the node, if it is on a network.
+    /// Arrival queues of the node, if it is on a network.
     links: Option<Arc<Links>>,
     next_alive: Instant,
     process: Option<Process>,
@@ -50,27 +50,27 @@ pub(super) struct Relay {
 
 /// The worker process that runs.
 struct Process {
-    /// Until either end closes it.
+    /// Control socket, until either end closes it.
     control: Option<PacketSocket>,
     unanswered: u32,
-    /// It has answered with its readiness.
+    /// Whether the process has answered that it is ready.
     is_ready: bool,
     last_words: Option<Error>,
-    /// While it executes a component that accesses memory.
+    /// Relay for requests of memory, while the process executes a component that accesses memory.
     usher: Option<Usher>,
 }
 
-/// What came out of a message.
+/// Outcome of a message.
 pub(super) enum Relayed {
     Nothing,
-    /// To be sent to the client.
+    /// An answer to send to the client.
     ToClient(Vec<u8>),
-    /// The worker process has to go, for this reason.
+    /// The worker process has to be stopped, for this reason.
     Stop(String),
 }
 
 impl Relay {
-    /// For the processes of a lease.
+    /// Creates the relay for the processes of a lease.
     pub(super) fn new(node: &Node, lease: &v1::Lease, carrier: &Carrier) -> Result<Relay, Error> {
         let desk = match (&node.gate, carrier.secret) {
             (Some(gate), Some(secret)) if !lease.is_segment() => {
@@ -82,7 +82,7 @@ impl Relay {
         Ok(Relay { desk, links, next_alive: Instant::now(), process: None })
     }
 
-    /// A worker process was started; this is the client's end of its control socket.
+    /// Begins to relay for a worker process. `control` is the client's end of its control socket.
     pub(super) fn begin(&mut self, control: PacketSocket) -> Result<(), Error> {
         control.set_send_timeout(SEND_PATIENCE)?;
         let control = Some(control);
@@ -91,10 +91,11 @@ impl Relay {
         Ok(())
     }
 
-    /// The worker process has ended. Gives what it had said last, and what is still to be told to the client.
+    /// Ends the relay of a worker process. Returns the answers that are still to be sent to the client, and the last
+    /// words.
     pub(super) fn end(&mut self) -> (Vec<Vec<u8>>, Option<Error>) {
         let mut left = Vec::new();
-        // It answers no more than it was asked, and what it says beside that ends the loop.
+        // The worker sends no more answers than there were questions, and any other message ends the loop.
         while let Some(Relayed::ToClient(answer)) = self.has_spoken().then(|| self.hear()) {
             left.push(answer);
         }
@@ -102,34 +103,34 @@ impl Relay {
         (left, process.and_then(|process| process.last_words))
     }
 
-    /// Readable when the worker has said something.
+    /// A descriptor that is readable when the worker has sent a message.
     pub(super) fn control(&self) -> Option<BorrowedFd<'_>> {
         self.process.as_ref()?.control.as_ref().map(PacketSocket::as_fd)
     }
 
-    /// Readable when the worker asks for memory.
+    /// A descriptor that is readable when the worker requests memory.
     pub(super) fn asks(&self) -> Option<BorrowedFd<'_>> {
         self.process.as_ref()?.usher.as_ref()?.asks()
     }
 
-    /// What it asks, for the client.
+    /// Takes the worker's request for memory, for the client.
     pub(super) fn question(&mut self) -> Option<v1::RunMessage> {
         self.process.as_mut()?.usher.as_mut()?.hear()
     }
 
-    /// Whether the client was asked for this.
+    /// Whether the relay waits for this answer of the client.
     pub(super) fn awaits(&self, message: &v1::RunMessage) -> bool {
         let usher = self.process.as_ref().and_then(|process| process.usher.as_ref());
         usher.is_some_and(|usher| usher.awaits(message))
     }
 
-    /// Passes on what the client says about memory. Of a process that is gone it needs no saying.
+    /// Passes on the client's answer about memory. Answers for a process that is gone are dropped.
     pub(super) fn answer(&mut self, message: &v1::RunMessage) -> Result<(), Error> {
         let usher = self.process.as_mut().and_then(|process| process.usher.as_mut());
         usher.map_or(Ok(()), |usher| usher.answer(message))
     }
 
-    /// Readable when connections have arrived.
+    /// A descriptor that is readable when connections have arrived.
     pub(super) fn arrived(&self) -> Option<BorrowedFd<'_>> {
         self.desk.as_ref().map(|open| open.desk.arrived.as_fd())
     }
@@ -142,7 +143,8 @@ impl Relay {
         self.next_alive = now + PULSE;
     }
 
-    /// Passes a client's message on. Without a process nobody answers: the client hears of its end, or has already.
+    /// Passes a client's message on. Without a process there is no answer: the client is informed of the end, or was
+    /// already.
     pub(super) fn ask(&mut self, message: &[u8]) -> Result<Relayed, Error> {
         let Some(process) = &mut self.process else { return Ok(Relayed::Nothing) };
         let Some(control) = &process.control else { return Ok(Relayed::Nothing) };
@@ -151,11 +153,11 @@ impl Relay {
             return Err(Error::new(Code::Protocol, message));
         }
         let mut socket = None;
-        // What makes no sense the worker refuses.
+        // The worker refuses messages that make no sense.
         if let Ok(ClientToWorker { body: Some(client_to_worker::Body::Run(run)) }) =
             decode("a client's message to its worker", message)
         {
-            // That of a run before ends here.
+            // The relay of an earlier run ends here.
             process.usher = None;
             if let Some(links) = self.links.as_ref().filter(|_| run.channels > 0) {
                 let (usher, theirs) = Usher::begin(run.number, links.clone())?;
@@ -165,7 +167,7 @@ impl Relay {
         let sockets: Vec<_> = socket.iter().map(AsFd::as_fd).collect();
         match control.send(message, &sockets) {
             Ok(()) => process.unanswered += 1,
-            // Its end will be noticed.
+            // The worker's end will be noticed.
             Err(PacketError::PeerGone) => {}
             Err(PacketError::TimedOut(_)) => return Ok(Relayed::Stop("it takes no messages".to_owned())),
             Err(error) => return Err(error.into()),
@@ -173,7 +175,7 @@ impl Relay {
         Ok(Relayed::Nothing)
     }
 
-    /// Takes what the worker has said.
+    /// Receives a message of the worker.
     pub(super) fn hear(&mut self) -> Relayed {
         let Some(process) = &mut self.process else { return Relayed::Nothing };
         let Some(control) = &process.control else { return Relayed::Nothing };
@@ -188,7 +190,7 @@ impl Relay {
         }
     }
 
-    /// Passes on the connections that have arrived, or turns them away.
+    /// Passes on the connections that have arrived, or refuses them.
     pub(super) fn pass_links(&self) {
         let Some(open) = &self.desk else { return };
         for arrival in open.desk.take() {
@@ -298,7 +300,7 @@ mod tests {
     }
 
     #[test]
-    fn last_words_say_why_a_worker_ends_and_answers_before_them_are_delivered() {
+    fn delivers_answers_and_reports_last_words_of_a_worker() {
         let (mut early, worker) = relay();
         say(&worker, failure(Code::InvalidPackage, "no such\n\x1b[2J\u{202e}symbol"));
         drop(worker);
@@ -317,7 +319,7 @@ mod tests {
     }
 
     #[test]
-    fn questions_without_answers_have_a_bound_and_go_nowhere_without_a_process() {
+    fn bounds_unanswered_questions_and_drops_them_without_a_process() {
         let (mut relay, _worker) = relay();
         for _ in 0..MAX_UNANSWERED {
             relay.ask(b"question").unwrap();
@@ -328,7 +330,7 @@ mod tests {
     }
 
     #[test]
-    fn a_worker_that_closes_its_end_is_not_listened_to_any_more() {
+    fn stops_listening_to_a_worker_that_closes_its_end() {
         let (mut relay, worker) = relay();
         drop(worker);
         assert!(matches!(relay.hear(), Relayed::Nothing));

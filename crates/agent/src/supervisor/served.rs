@@ -1,8 +1,9 @@
 //! A segment's memory for programs on other machines: the node's progress thread carries out what is asked of it.
 //!
-//! They know the memory by a key, which is good as long as the lease. The client has one connection, which it proves to be its own
-//! as it proves those of workers, and its [guests](crate::listener::guests) have one each; or they have one already, by which they reach
-//! another segment of this node, and this one [joins](crate::listener::trunk) it.
+//! Clients know the memory by a key, which is valid as long as the lease. The client has one connection, and proves
+//! that it is its own as it does for connections of workers. Each invited process (see [`Guests`]) has one connection
+//! as well. A process that already has a connection to another segment of this node uses that one, which this segment
+//! then joins (see [`Trunk`]).
 
 use std::os::fd::{AsFd, BorrowedFd};
 use std::sync::Arc;
@@ -22,18 +23,18 @@ use crate::listener::links::{Arrival, OpenDesk};
 use crate::listener::trunk::{Joined, Trunk};
 use crate::node::Node;
 
-/// Who reaches it at a time.
+/// Processes that reach the segment at a time.
 const MAX_GUESTS: usize = 1024;
 
-/// See the [module](self). When it is dropped, nobody reaches the memory any more.
+/// See the [module](self). Once this is dropped, no process reaches the memory any more.
 pub(super) struct Served {
     open: OpenDesk,
     to_write: Arc<Region>,
     to_read: Arc<Region>,
-    /// Of encrypted connections: the client's, and its guests'.
+    /// Identity for encrypted connections of the client.
     identity: Option<Identity>,
     guests_identity: Option<Identity>,
-    /// How a client of another machine reaches it.
+    /// Access of a client on another machine.
     client: Option<Client>,
     guests: Vec<Joined>,
 }
@@ -41,12 +42,13 @@ pub(super) struct Served {
 struct Client {
     key: RegionKey,
     joined: Joined,
-    /// By a connection that it had.
+    /// Whether the segment has joined a connection that the client had.
     has_joined: bool,
 }
 
 impl Served {
-    /// For a client on another machine, which may have a connection that this is to join, or the guests of one on this.
+    /// Serves the segment to a client on another machine, or to processes that a local client invites. The segment may
+    /// join an existing connection of its client.
     pub(super) fn open(
         node: &Node,
         lease: &v1::Lease,
@@ -56,7 +58,7 @@ impl Served {
         let gate = gate(node, lease)?;
         let secret = match carrier.and_then(|carrier| carrier.secret) {
             Some(secret) => secret,
-            // Nobody has it.
+            // No client has this secret.
             None => new_secret()?,
         };
         let file = memory.fd().try_clone_to_owned();
@@ -80,17 +82,17 @@ impl Served {
         })
     }
 
-    /// By which a client of another machine reaches it, and whether by a connection that it had.
+    /// Key by which a client on another machine reaches the segment, and whether by a connection that it had.
     pub(super) fn key(&self) -> Option<(RegionKey, bool)> {
         self.client.as_ref().map(|client| (client.key, client.has_joined))
     }
 
-    /// Readable when connections have arrived.
+    /// A descriptor that is readable when connections have arrived.
     pub(super) fn arrived(&self) -> BorrowedFd<'_> {
         self.open.desk.arrived.as_fd()
     }
 
-    /// Lets somebody else reach the memory.
+    /// Invites another process to reach the memory.
     pub(super) fn invite(
         &mut self,
         node: &Node,
@@ -172,7 +174,7 @@ impl Client {
     }
 }
 
-/// Has memory join a connection, if there is such a one, of the same tenant, that has room.
+/// Joins memory to a connection, if there is one of the same tenant with free capacity.
 fn join(
     gate: &Gate,
     lease: &v1::Lease,
@@ -187,7 +189,7 @@ fn join(
     }
 }
 
-/// Memory, and a connection that is to come for it.
+/// Creates a connection that is expected, with the memory as its first.
 fn begin(
     lease: &v1::Lease,
     encrypted: bool,
@@ -197,7 +199,7 @@ fn begin(
     lent.ok_or_else(|| Error::new(Code::Internal, "a new connection without room"))
 }
 
-/// Whose connection it is, is answered first: it goes on with TLS where that is meant.
+/// Begins a connection. The greeting is answered first, because an encrypted connection continues with TLS.
 fn begun(trunk: &Trunk, arrival: Arrival, identity: Option<&Identity>) -> Result<Arc<tcp::Endpoint>, Error> {
     let Arrival { socket, greeting, .. } = arrival;
     greeting.accept(&socket)?;

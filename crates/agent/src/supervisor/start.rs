@@ -1,9 +1,9 @@
-//! Starting a lease's worker process: at once if its package is here, and else when it has been fetched, and built if it is
-//! one of kernels.
+//! Starts a lease's worker process: at once if its package is here, otherwise when the package has been fetched and, if
+//! it is one of kernels, built.
 //!
-//! A package is fetched on a thread of its own, while the supervisor attends to all else: its client, who hears that there
-//! is somebody, and the end of the lease. A fetch that nobody waits for any more goes on, for whoever wants the package
-//! next. The process is started on the supervisor's thread.
+//! A package is fetched on a thread of its own, while the supervisor sends signs of life to the client and handles the
+//! end of the lease. A fetch continues after its lease has ended, for the next lease of the package. The process is
+//! started on the supervisor's thread.
 
 use std::os::fd::{AsFd, BorrowedFd};
 use std::time::Instant;
@@ -21,22 +21,22 @@ use crate::execution::worker::WorkerProcess;
 use crate::leases::end::End;
 use crate::listener::message;
 
-/// What a client is to be told: what was started, with the client's end of the worker's control socket for a client on
-/// the node.
+/// Outcome of a start for the client: the started process and, for a client on the node, the client's end of the
+/// worker's control socket.
 pub(super) type Outcome = Result<(Started, Option<PacketSocket>), Error>;
 
-/// How far a start is.
+/// State of a start.
 pub(super) enum Start {
-    /// There is none, or it was told.
+    /// No start is under way, or the client has its outcome.
     None,
-    /// It waits for the package since then.
+    /// The start waits for the package since this time.
     Fetching { package: Errand<Runnable>, requested_ns: u64 },
-    /// It is to be told.
+    /// The client has to be sent the outcome.
     Over(Outcome),
 }
 
 impl Supervisor<'_> {
-    /// The client wants a worker.
+    /// Starts a worker on the client's request.
     pub(super) fn start(&mut self) -> Result<Option<End>, Error> {
         if self.worker.is_some() || self.is_fetching() {
             let message = format!("the worker of lease {} runs already", self.held.lease.id);
@@ -68,7 +68,7 @@ impl Supervisor<'_> {
         self.start = begun.unwrap_or_else(|error| Start::Over(Err(error)));
     }
 
-    /// The package that was waited for is here, or is not to be had.
+    /// Continues a start once its package is fetched, or cannot be fetched.
     pub(super) fn go_on_starting(&mut self) {
         let Start::Fetching { package, requested_ns } = &self.start else { return };
         let (fetched, requested_ns) = (package.outcome(), *requested_ns);
@@ -78,7 +78,7 @@ impl Supervisor<'_> {
         }
     }
 
-    /// Tells the client what came of a start, if that is known.
+    /// Sends the client the outcome of a start, if it is known.
     pub(super) fn tell_start(&mut self) -> Result<Option<End>, Error> {
         match std::mem::replace(&mut self.start, Start::None) {
             Start::Over(outcome) => {
@@ -94,7 +94,7 @@ impl Supervisor<'_> {
         }
     }
 
-    /// Says whether a worker was still waiting for its package.
+    /// Gives up a start that waits for its package. Returns whether there was one.
     pub(super) fn give_up_start(&mut self) -> bool {
         let is_fetching = self.is_fetching();
         if is_fetching {
@@ -107,7 +107,7 @@ impl Supervisor<'_> {
         matches!(self.start, Start::Fetching { .. })
     }
 
-    /// Readable once the package that is waited for is here, or is not to be had.
+    /// A descriptor that is readable once the package of a start is fetched, or cannot be fetched.
     pub(super) fn fetched(&self) -> Option<BorrowedFd<'_>> {
         match &self.start {
             Start::Fetching { package, .. } => Some(package.as_fd()),

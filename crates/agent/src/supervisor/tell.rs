@@ -14,7 +14,8 @@ use crate::leases::end::End;
 use crate::listener::message::{self, ToClient};
 
 impl Supervisor<'_> {
-    /// A client on the node gets the inbox; one on another node what proves and protects its connections.
+    /// Sends the answer to the ticket. A client on the node gets the inbox, one on another node the secrets of its
+    /// connections.
     pub(super) fn tell_attached(&self) -> Result<Option<End>, Error> {
         let held = &self.held;
         let carrier = held.carrier.as_ref();
@@ -62,7 +63,7 @@ impl Supervisor<'_> {
         self.tell_with(body, &[])
     }
 
-    /// A client that cannot be told anything is gone.
+    /// Sends a message. A client that cannot receive it counts as gone.
     fn tell_with(&self, body: ToClient, fds: &[BorrowedFd<'_>]) -> Result<Option<End>, Error> {
         match message::send(self.socket, body, fds) {
             Ok(()) => Ok(None),

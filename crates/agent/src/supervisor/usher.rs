@@ -1,12 +1,13 @@
 //! Relays between a client on another machine and the socket on which its worker process asks for memory.
 //!
-//! Questions are passed on one at a time. Answers go through a thread of their own, which makes of the client's tickets what
-//! the process gets: the memory itself, if the segment is on this node, and else a connection to it. That may take a while, and
-//! the supervisor waits for nothing.
+//! Questions are passed on one at a time. A thread of its own passes the answers on. It turns the client's tickets into
+//! what the process gets: the memory itself if the segment is on this node, and otherwise a connection to the memory.
+//! That may take a while, and the supervisor waits for nothing.
 //!
 //! Invariants:
-//! - A question is taken from the process when the one before is answered.
-//! - What an answer's ticket cannot be made of is answered in its place, and the rest of that answer is dropped.
+//! - The next question is taken from the process once the one before is answered.
+//! - If a ticket in an answer cannot be used, the process gets the error instead, and the rest of that answer is
+//!   dropped.
 
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::Arc;
@@ -26,14 +27,14 @@ use tracing::info;
 use crate::listener::links::Links;
 use crate::threads::start_thread;
 
-/// How long a process may take to make room for an answer.
+/// How long a process may take to free buffer space for an answer.
 const SEND_PATIENCE: Duration = Duration::from_secs(1);
 /// Parts of answers that wait for the thread.
 const MAX_WAITING: usize = MAX_SEGMENTS as usize + 1;
-/// A question is short.
+/// Longest question, in bytes.
 const MAX_QUESTION_BYTES: usize = 4096;
 
-/// See the [module](self). Dropped, it ends what the process asks.
+/// See the [module](self). Dropping this ends the process's requests.
 pub(super) struct Usher {
     /// The client's number of the run.
     run: u32,
@@ -42,24 +43,24 @@ pub(super) struct Usher {
     state: State,
 }
 
-/// What the process may do.
+/// State of the questions.
 enum State {
-    /// It may ask.
+    /// The process may ask.
     Listening,
-    /// It waits for the answer to a question about this channel.
+    /// The process waits for the answer to a question about this channel.
     Answering(u32),
-    /// It has closed its end, or said what makes no sense.
+    /// The process has closed its end, or sent an invalid message.
     Deaf,
 }
 
 struct Answer {
-    /// Of the question.
+    /// Channel of the question.
     channel: usize,
     body: Body,
 }
 
 impl Usher {
-    /// With the process's end of the socket.
+    /// Starts a relay for a run. Returns the process's end of the socket, too.
     pub(super) fn begin(run: u32, links: Arc<Links>) -> Result<(Usher, PacketSocket), Error> {
         let (here, there) = PacketSocket::pair()?;
         here.set_send_timeout(SEND_PATIENCE)?;
@@ -70,12 +71,12 @@ impl Usher {
         Ok((Usher { run, socket, answers, state: State::Listening }, there))
     }
 
-    /// Readable when the process asks something; not while a question is being answered.
+    /// A descriptor that is readable when the process asks, unless a question is being answered.
     pub(super) fn asks(&self) -> Option<BorrowedFd<'_>> {
         matches!(self.state, State::Listening).then(|| self.socket.as_fd())
     }
 
-    /// Takes a question, for the client, if there is one that makes sense.
+    /// Takes a question for the client, if there is a valid one.
     pub(super) fn hear(&mut self) -> Option<v1::RunMessage> {
         let packet = match self.socket.receive(Some(Duration::ZERO)) {
             Ok(Some(packet)) if packet.bytes.len() <= MAX_QUESTION_BYTES => packet,
@@ -97,12 +98,12 @@ impl Usher {
         None
     }
 
-    /// Whether a message of the client is one that was asked for.
+    /// Whether a message of the client answers a question.
     pub(super) fn awaits(&self, message: &v1::RunMessage) -> bool {
         self.run == message.run && matches!(self.state, State::Answering(_))
     }
 
-    /// Passes on what the client says. An error is the client's fault.
+    /// Passes on the client's answer. An error is the client's fault.
     pub(super) fn answer(&mut self, message: &v1::RunMessage) -> Result<(), Error> {
         if self.run != message.run {
             return Ok(());
@@ -137,7 +138,7 @@ impl Drop for Usher {
 struct Thread {
     links: Arc<Links>,
     socket: Arc<PacketSocket>,
-    /// Of each channel the page by which the process learns that something is over that it has mapped.
+    /// Page of each channel by which the process learns of the end of memory that it has mapped.
     states: Vec<Arc<Region>>,
     /// The rest of this answer is dropped.
     is_refused: bool,
@@ -171,7 +172,7 @@ impl Thread {
         Ok(self.socket.send(&MemoryAnswer { body: Some(body) }.encode_to_vec(), &files)?)
     }
 
-    /// What the process gets.
+    /// Turns a part of an answer into what the process gets.
     fn made(&mut self, channel: usize, body: Body) -> Result<(Body, Option<OwnedFd>), Error> {
         match body {
             Body::Channel(told) => {
@@ -189,7 +190,7 @@ impl Thread {
         }
     }
 
-    /// The memory of a segment of this node, or a connection to that of another, which the process may have.
+    /// Opens the memory of a segment of this node, or a connection to that of another node, if the process may have it.
     fn reach(&self, channel: usize, piece: v1::Piece) -> Result<(v1::Piece, Option<OwnedFd>), Error> {
         let protocol = |message: &str| Error::new(Code::Protocol, message);
         let ticket = piece.ticket.as_ref().ok_or_else(|| protocol("memory without a ticket"))?;
@@ -246,7 +247,7 @@ mod tests {
         assert!(usher.asks().is_none());
         let of = |run| RunMessage { run, message: Vec::new() };
         assert!(usher.awaits(&of(RUN)) && !usher.awaits(&of(RUN - 1)));
-        // What is of an earlier run is not heard.
+        // An answer for an earlier run is ignored.
         answer(&mut usher, RUN - 1, there()).unwrap();
         assert!(usher.asks().is_none());
         answer(&mut usher, RUN, there()).unwrap();
@@ -256,7 +257,7 @@ mod tests {
     }
 
     #[test]
-    fn an_answer_to_no_question_is_the_clients_fault_and_nonsense_of_the_process_is_not_heard() {
+    fn rejects_unrequested_answers_and_ignores_invalid_questions() {
         let (mut usher, process) = usher();
         assert_eq!(answer(&mut usher, RUN, there()).unwrap_err().code, Code::Protocol);
         let nonsense = RunMessage { run: RUN, message: b"\xff".to_vec() };
@@ -268,7 +269,7 @@ mod tests {
     }
 
     #[test]
-    fn a_channel_has_a_page_of_its_own_that_the_process_reads() {
+    fn each_channel_has_a_page_that_the_process_reads() {
         let (mut usher, process) = usher();
         let told = Channel { component: "numbers".into(), writable: true, ..Channel::default() };
         answer(&mut usher, RUN, Body::Channel(told.clone())).unwrap();
@@ -281,7 +282,7 @@ mod tests {
     }
 
     #[test]
-    fn what_cannot_be_reached_is_answered_once_and_the_next_question_anew() {
+    fn reports_unreachable_memory_once_and_serves_the_next_question() {
         let (mut usher, process) = usher();
         answer(&mut usher, RUN, Body::Channel(Channel::default())).unwrap();
         hear(&process);

@@ -28,42 +28,42 @@ use tonic::{Request, Response, Status};
 
 pub const NODE: &str = "here";
 pub const MIB: u64 = 1 << 20;
-/// For what must happen; never asserted as a speed.
+/// Timeout for events that must happen; never asserted as a speed.
 pub const PATIENCE: Duration = Duration::from_secs(20);
 
-/// Of tickets: managers of one store have one.
+/// Seed of the key for tickets, which all managers of one store share.
 const SEED: [u8; 32] = [7; 32];
 
-/// What a manager has heard and shall answer.
+/// Messages that a manager has received, and its answers.
 #[derive(Default)]
 pub struct Book {
     pub registrations: Vec<Registration>,
-    /// The number of the latest one; 0: the manager does not know the node.
+    /// Number of the latest registration; 0 if the manager does not know the node.
     pub registration: u64,
     pub reports: Vec<NodeReport>,
     /// Reported ends, which are in its store by the next report.
     pub stored: BTreeSet<String>,
-    /// It acknowledges no end.
+    /// Whether the manager acknowledges no end.
     pub store_is_stuck: bool,
-    /// What it says to every report.
+    /// Orders in the answer to every report.
     pub end: Vec<EndOrder>,
-    /// What it says to every registration.
+    /// Answer to every registration.
     pub refusal: Option<Error>,
     pub confirming: Confirming,
     pub confirmations: Vec<String>,
     /// The managers that it names.
     pub managers: Vec<String>,
     pub packages: Vec<Vec<u8>>,
-    /// How far its clock is from this machine's.
+    /// Time by which its clock is ahead of this machine's, in milliseconds.
     pub clock_ahead_ms: u64,
-    /// With whom it says that the node is linked.
+    /// Neighbours of the node, as the manager names them.
     pub neighbours: Option<Neighbours>,
 }
 
-/// What a manager knows of the tokens behind provisional tickets.
+/// Answer of a manager about the tokens behind provisional tickets.
 #[derive(Clone, Debug)]
 pub enum Confirming {
-    /// With the ticket by which the lease is held from then on.
+    /// The token is valid; the lease is held by this ticket from then on.
     Good(Vec<u8>),
     Bad(Error),
     Silent,
@@ -84,12 +84,12 @@ impl Book {
         self.reports.iter().flat_map(|report| &report.leases)
     }
 
-    /// For an agent that knows another version.
+    /// The neighbours, if the agent knows another version of them.
     fn news_of_neighbours(&self, known: u64) -> Option<Neighbours> {
         self.neighbours.clone().filter(|neighbours| neighbours.version != known)
     }
 
-    /// Those of which the store knows already.
+    /// Acknowledges the ends that the store has already, and stores new ones.
     fn acknowledge(&mut self, report: &NodeReport) -> Vec<String> {
         let ended = report.leases.iter().filter(|lease| lease.state() == LeaseState::Ended);
         let ended: BTreeSet<String> = ended.map(|lease| lease.lease.clone()).collect();
@@ -212,7 +212,7 @@ impl FakeManager {
         format!("unix:{}", self.socket.display())
     }
 
-    /// It dies: what it did not store it does not know any more.
+    /// Stops the manager as if it had died: it forgets all that it did not store.
     pub fn stop(&mut self) {
         if let Some((stop, thread)) = self.server.take() {
             drop(stop);
@@ -263,7 +263,7 @@ impl FakeManager {
         self.signing.sign(ticket)
     }
 
-    /// Waits until the book says so.
+    /// Waits until the book fulfils a condition.
     pub fn wait_for(&self, what: &str, is_so: impl Fn(&Book) -> bool) {
         let start = Instant::now();
         while !is_so(&self.book()) {
@@ -272,7 +272,7 @@ impl FakeManager {
         }
     }
 
-    /// What was last reported of a lease.
+    /// The last report about a lease.
     pub fn last_report(&self, lease: &str) -> Option<LeaseReport> {
         self.book().lease_reports().rev().find(|report| report.lease == lease).cloned()
     }
@@ -284,7 +284,7 @@ impl FakeManager {
         self.last_report(lease).unwrap()
     }
 
-    /// Waits for another report, and gives it.
+    /// Waits for another report, and returns it.
     pub fn next_report(&self) -> NodeReport {
         let before = self.book().reports.len();
         self.wait_for("there is another report", |book| book.reports.len() > before + 1);

@@ -14,7 +14,7 @@ fn provisional(node: &Node, id: &str) -> Vec<u8> {
 }
 
 #[test]
-fn tickets_hold_for_the_current_registration_their_node_and_their_time() {
+fn accepts_tickets_only_for_current_registration_node_and_time() {
     let node = Node::with_worker(SLEEPS);
     let good = node.manager.ticket(node.lease("a"));
     let lease = |change: fn(&mut Lease)| {
@@ -73,7 +73,7 @@ fn an_expired_lease_ends() {
 }
 
 #[test]
-fn a_renewed_lease_outlives_its_first_end_and_is_held_by_its_latest_ticket() {
+fn a_renewed_lease_lasts_longer_and_keeps_its_latest_ticket() {
     let node = Node::with_worker(SLEEPS);
     let until = |id: &str, ms| Lease { expires_unix_ms: node.manager.now_unix_ms() + ms, ..node.lease(id) };
     let client = node.attach(until("a", 4_000));
@@ -103,7 +103,7 @@ fn a_renewed_lease_outlives_its_first_end_and_is_held_by_its_latest_ticket() {
 }
 
 #[test]
-fn a_worker_that_is_wanted_at_once_is_told_after_the_attachment() {
+fn reports_an_immediate_start_after_the_attachment() {
     let node = Node::with_worker(SLEEPS);
     let client = node.connect();
     client.say(ToAgent::Attach(Attach {
@@ -129,7 +129,7 @@ fn a_worker_that_is_wanted_at_once_is_told_after_the_attachment() {
 }
 
 #[test]
-fn a_provisional_lease_is_handed_over_when_the_token_is_verified() {
+fn hands_over_a_provisional_lease_after_token_verification() {
     let node = Node::with_worker(SLEEPS);
     let client = node.connect();
     let held_by = node.ticket(node.lease("a"));
@@ -172,7 +172,7 @@ fn a_refused_provisional_lease_is_undone_and_costs_nothing() {
 }
 
 #[test]
-fn a_provisional_lease_that_nobody_verifies_is_undone_and_was_never_billed() {
+fn undoes_an_unverified_provisional_lease_without_billing() {
     let node = Node::with_worker(SLEEPS);
     node.manager.book().confirming = Confirming::Silent;
     let client = node.connect();
@@ -193,7 +193,7 @@ fn a_provisional_lease_that_nobody_verifies_is_undone_and_was_never_billed() {
 }
 
 #[test]
-fn a_client_that_goes_while_its_token_is_verified_leaves_nothing_behind() {
+fn a_client_lost_during_token_verification_leaves_nothing() {
     let node = Node::with_worker(SLEEPS);
     node.manager.book().confirming = Confirming::Silent;
     let client = node.connect();
@@ -256,7 +256,7 @@ fn the_manager_ends_leases_after_an_announcement() {
 }
 
 #[test]
-fn a_lease_whose_right_has_gone_ends_at_once_with_the_managers_reason() {
+fn a_revoked_lease_ends_at_once_with_the_managers_reason() {
     let node = Node::with_worker(SLEEPS);
     let client = node.attach(node.lease("a"));
     let (code, reason) = (Code::Unauthenticated.number(), "the token was revoked".to_owned());

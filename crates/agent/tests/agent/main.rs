@@ -30,7 +30,7 @@ fn assert_dies(pid: u32) {
 }
 
 #[test]
-fn a_lease_runs_from_attachment_to_release_and_its_core_is_free_when_the_client_hears_of_it() {
+fn a_lease_frees_its_core_before_its_reported_end() {
     let node = Node::with_worker(SLEEPS);
     for id in ["a", "b"] {
         let client = node.attach(node.lease(id));
@@ -51,7 +51,7 @@ fn a_lease_runs_from_attachment_to_release_and_its_core_is_free_when_the_client_
 }
 
 #[test]
-fn the_worker_gets_its_set_up_and_the_package_is_unpacked_for_it() {
+fn starts_a_worker_with_set_up_and_unpacked_package() {
     // The set-up lies in the control socket; this worker leaves it there for the test to look at what is unpacked.
     let node = Node::with_worker(SLEEPS);
     let client = node.attach(node.lease("a"));
@@ -80,7 +80,7 @@ fn a_client_that_dies_loses_its_lease_and_its_worker() {
 }
 
 #[test]
-fn the_end_of_a_worker_is_told_and_another_can_be_started() {
+fn reports_the_end_of_a_worker_and_starts_another() {
     let node = Node::with_worker("return 3;");
     let client = node.attach(node.lease("a"));
     for _ in 0..2 {
@@ -102,7 +102,7 @@ fn a_killed_worker_is_told_by_its_signal() {
 }
 
 #[test]
-fn a_stopped_worker_ends_with_the_given_reason_and_stopping_none_says_nothing() {
+fn stops_a_worker_with_a_reason_and_ignores_needless_stops() {
     let node = Node::with_worker(SLEEPS);
     let client = node.attach(node.lease("a"));
     client.say(ToAgent::Stop(Stop { reason: "nothing runs".into() }));
@@ -161,7 +161,7 @@ fn what_the_node_cannot_take_up_is_refused() {
 }
 
 #[test]
-fn a_package_that_the_manager_does_not_have_fails_the_start_and_not_the_lease() {
+fn a_missing_package_fails_the_start_not_the_lease() {
     let node = Node::with_worker(SLEEPS);
     let package = format!("sha256:{}", "0".repeat(64));
     let client = node.attach(Lease { package, ..node.lease("a") });

@@ -17,7 +17,7 @@ fn is_listed(report: &NodeReport, lease: &str) -> bool {
 }
 
 #[test]
-fn a_registration_says_who_the_node_is_and_what_runs_there() {
+fn a_registration_describes_the_node_and_its_leases() {
     let node = Node::with_worker(SLEEPS);
     let ticket = node.ticket(node.lease("a"));
     let client = node.show_ticket(ticket.clone());
@@ -43,7 +43,7 @@ fn a_registration_says_who_the_node_is_and_what_runs_there() {
 }
 
 #[test]
-fn an_end_is_repeated_until_it_is_acknowledged_and_the_client_does_not_wait_for_that() {
+fn repeats_an_end_until_acknowledged_without_blocking_the_client() {
     let node = Node::with_worker(SLEEPS);
     node.manager.book().store_is_stuck = true;
     let client = node.attach(node.lease("a"));
@@ -61,7 +61,7 @@ fn an_end_is_repeated_until_it_is_acknowledged_and_the_client_does_not_wait_for_
 }
 
 #[test]
-fn leases_outlive_their_manager_and_their_ends_are_reported_to_the_next() {
+fn leases_outlive_their_manager_and_report_to_the_next() {
     let mut node = Node::with_worker(SLEEPS);
     let kept = node.ticket(node.lease("kept"));
     let client = node.attach(node.lease("released"));
@@ -80,10 +80,10 @@ fn leases_outlive_their_manager_and_their_ends_are_reported_to_the_next() {
 }
 
 #[test]
-fn a_node_whose_manager_dies_goes_to_another_with_its_leases_undisturbed() {
+fn a_node_moves_to_another_manager_with_its_leases() {
     let other = tempfile::tempdir().unwrap();
     let second = FakeManager::start(other.path().join("second.sock"), 2);
-    // The agent is told of the first only; that one names the second.
+    // The agent has only the first manager's address; that manager names the second.
     let mut node = Node::with(SLEEPS, |_, manager| {
         manager.book().managers = vec![manager.address(), second.address()];
     });
@@ -108,7 +108,7 @@ fn a_node_whose_manager_dies_goes_to_another_with_its_leases_undisturbed() {
 }
 
 #[test]
-fn an_agent_whose_first_manager_is_away_starts_with_the_second() {
+fn starts_with_the_second_manager_if_the_first_is_away() {
     let other = tempfile::tempdir().unwrap();
     let absent = format!("unix:{}", other.path().join("nobody.sock").display());
     let node = Node::with(SLEEPS, |options, manager| {
@@ -118,7 +118,7 @@ fn an_agent_whose_first_manager_is_away_starts_with_the_second() {
 }
 
 #[test]
-fn an_agent_that_is_refused_says_so_and_does_not_start() {
+fn a_refused_agent_reports_why_and_does_not_start() {
     let folder = tempfile::tempdir().unwrap();
     let manager = FakeManager::start(folder.path().join("manager.sock"), 1);
     let refusal = Error::new(Code::PermissionDenied, "the token is for node there, and this is here");
@@ -142,7 +142,7 @@ fn leases_go_on_when_the_node_is_refused_later() {
 }
 
 #[test]
-fn a_killed_agents_leases_are_reported_by_the_next_until_that_is_acknowledged() {
+fn the_next_agent_reports_leases_of_a_killed_one() {
     let mut node = Node::with_worker(SLEEPS);
     let journal = node.options.state.join("leases.journal");
     let ticket = node.ticket(node.lease("a"));
@@ -154,7 +154,7 @@ fn a_killed_agents_leases_are_reported_by_the_next_until_that_is_acknowledged() 
     let passed = start.elapsed();
     node.agent.take().unwrap().stop();
     assert!(!journal.exists(), "an agent that stops leaves nothing to be said");
-    // What a killed agent leaves is the journal alone.
+    // A killed agent leaves only the journal.
     fs::write(&journal, left).unwrap();
     *node.manager.book() = Book { store_is_stuck: true, ..Book::default() };
     node.agent = Some(Agent::start(node.options.clone()).unwrap());

@@ -40,7 +40,7 @@ fn node_with(does: &str, prepare: impl FnOnce(&mut sublet_agent::Network)) -> No
     })
 }
 
-/// What the node says of its network.
+/// The network as the node describes it to its manager.
 fn described(node: &Node) -> NodeNetwork {
     let book = node.manager.book();
     book.registrations[0].node.as_ref().unwrap().network.clone().unwrap()
@@ -172,7 +172,7 @@ fn the_node_says_where_it_is_reached_and_by_what() {
 }
 
 #[test]
-fn a_lease_of_another_machine_gets_secrets_in_place_of_descriptors_and_ends_with_its_connection() {
+fn a_remote_lease_gets_secrets_and_ends_with_its_connection() {
     let node = node();
     let (client, attached) = Remote::attach(&node);
     assert!(attached.inbox_bytes > 0 && attached.ticks_per_ns > 0.0);
@@ -199,7 +199,7 @@ fn both_sides_give_signs_of_life() {
 }
 
 #[test]
-fn what_a_client_wants_and_the_node_does_not_offer_is_refused_and_its_ticket_stays_good() {
+fn refuses_an_unoffered_fabric_and_keeps_the_ticket_valid() {
     let node = node_with(SLEEPS, |network| network.encrypt = true);
     let verbs = Fabric::Ofi("verbs".into()).choice(false);
     for choice in [None, Some(verbs), Some(Fabric::Tcp.choice(false))] {
@@ -232,7 +232,7 @@ fn no_command_is_taken_over_the_network() {
 }
 
 #[test]
-fn a_workers_connection_must_be_proven_and_no_proof_is_good_twice() {
+fn requires_a_fresh_proof_for_each_worker_connection() {
     let node = node();
     let (client, attached) = Remote::attach(&node);
     let secret = attached.link_secret.as_slice();
@@ -256,7 +256,7 @@ fn a_workers_connection_must_be_proven_and_no_proof_is_good_twice() {
 }
 
 #[test]
-fn a_worker_that_says_nothing_ends_with_its_reason_and_the_next_one_is_started() {
+fn reports_the_end_of_a_silent_worker_and_starts_another() {
     let node = node_with("usleep(200000); return 0;", |_| {});
     let (client, _) = Remote::attach(&node);
     for _ in 0..2 {
@@ -267,13 +267,13 @@ fn a_worker_that_says_nothing_ends_with_its_reason_and_the_next_one_is_started()
         assert_eq!(exited.code, Code::WorkerDied.number());
         assert!(exited.reason.contains("exited with status 0"), "{}", exited.reason);
     }
-    // To nobody.
+    // A message without a worker to receive it is dropped.
     client.say(ToAgent::ToWorker(b"?".to_vec()));
     client.release();
 }
 
 #[test]
-fn a_client_that_floods_its_agent_or_its_worker_loses_its_lease_and_nobody_else_does() {
+fn a_flooding_client_loses_only_its_own_lease() {
     for body in [ToAgent::Alive(Alive {}), ToAgent::ToWorker(vec![0; 16])] {
         let node = node();
         let (client, _) = Remote::attach(&node);
@@ -290,26 +290,26 @@ fn a_client_that_floods_its_agent_or_its_worker_loses_its_lease_and_nobody_else_
 }
 
 #[test]
-fn strangers_are_answered_nothing_or_the_reason_and_harm_nobody() {
+fn refuses_invalid_connections_and_still_serves() {
     let node = node();
     for said in [&b"GET / HTTP/1.1\r\nHost: node\r\n\r\n"[..], b"\0\0\0\0", &[0xff; 4096], b""] {
         let mut socket = dial(&node);
         socket.write_all(said).unwrap();
-        // The agent may have seen enough before.
+        // The agent may have closed the connection before.
         let _ = socket.shutdown(std::net::Shutdown::Write);
         socket.set_read_timeout(Some(PATIENCE)).unwrap();
         let mut answer = Vec::new();
-        // It may be reset, for what it has said was not read to the end.
+        // The connection may be reset, because not all bytes were read.
         let _ = socket.read_to_end(&mut answer);
         assert!(answer.is_empty(), "{answer:?} to {said:?}");
     }
-    // Somebody who greets and then does not speak TLS.
+    // A client that greets and then does not speak TLS.
     let mut socket = dial(&node);
     greeting::greet(&socket, &Kind::Control, None).unwrap();
     socket.write_all(&[0x55; 2048]).unwrap();
     socket.set_read_timeout(Some(PATIENCE)).unwrap();
     let _ = socket.read_to_end(&mut Vec::new());
-    // And one who does not trust the agent.
+    // A client that does not trust the agent.
     let socket = dial(&node);
     greeting::greet(&socket, &Kind::Control, None).unwrap();
     let other = sublet_fabric::tls::Identity::generate("another").unwrap();
@@ -318,7 +318,7 @@ fn strangers_are_answered_nothing_or_the_reason_and_harm_nobody() {
 }
 
 #[test]
-fn silent_connections_make_way_for_others_and_are_cut_off_when_the_agent_stops() {
+fn silent_connections_give_way_and_end_with_the_agent() {
     let mut node = node();
     let address = described(&node).address;
     let silent: Vec<_> = (0..64).map(|_| TcpStream::connect(&address).unwrap()).collect();
@@ -401,7 +401,7 @@ fn invite(client: &Client, invite: Invite) -> Invited {
     }
 }
 
-/// What a guest has of a segment.
+/// Connection of an invited process to a segment.
 fn guest(node: &Node, invited: &Invited) -> tcp::Endpoint {
     let (socket, answer) = link(node, LEASE, (invited.guest, 1), &invited.secret);
     answer.unwrap();
@@ -417,7 +417,7 @@ fn reach(end: &tcp::Endpoint, region: u32, key: Option<RegionKey>) {
 }
 
 #[test]
-fn a_segment_is_reached_by_who_was_invited_once_and_for_what_was_said() {
+fn an_invitation_admits_once_with_the_stated_rights() {
     let node = node();
     let client = segment(&node);
     let (reader, writer) =
@@ -505,7 +505,7 @@ fn a_connection_carries_so_many_segments_and_no_more() {
 }
 
 #[test]
-fn a_client_of_another_machine_has_one_connection_for_its_segments() {
+fn a_remote_client_shares_one_connection_between_its_segments() {
     let node = node();
     let attach = |id: &str, tenant: &str, joins: &str| {
         let ticket = node.ticket(memory(&node, id, tenant));
@@ -526,7 +526,7 @@ fn a_client_of_another_machine_has_one_connection_for_its_segments() {
     reach(&end, 1, second.memory);
     end.put(Address { region: 1, offset: 0 }, b"two").unwrap();
     end.get(Address { region: 1, offset: 0 }, &mut [0; 3]).unwrap();
-    // It has no other, and nobody joins that of another tenant.
+    // It has no other connection, and no client joins that of another tenant.
     let (_third, third) = attach("00000000000000000000000000000003", "", OTHER_LEASE);
     assert!(third.joined, "it is known by each of its segments");
     let (socket, answer) = link(&node, OTHER_LEASE, (0, 1), &second.link_secret);
@@ -536,7 +536,7 @@ fn a_client_of_another_machine_has_one_connection_for_its_segments() {
 }
 
 #[test]
-fn nobody_is_invited_to_workers_or_to_a_node_without_a_network() {
+fn refuses_invitations_to_workers_and_without_a_network() {
     let node = node();
     let (workers, _) = Remote::attach(&node);
     workers.say(ToAgent::Invite(Invite::default()));
@@ -549,7 +549,7 @@ fn nobody_is_invited_to_workers_or_to_a_node_without_a_network() {
 }
 
 #[test]
-fn where_the_node_insists_guests_are_encrypted() {
+fn encrypts_invited_connections_where_the_node_requires_it() {
     let node = node_with(SLEEPS, |network| network.encrypt = true);
     let client = segment(&node);
     assert!(!invite(&client, Invite::default()).certificate.is_empty());
@@ -560,7 +560,7 @@ fn where_the_node_insists_guests_are_encrypted() {
 }
 
 #[test]
-fn what_a_client_says_of_memory_that_nobody_asked_for_is_not_passed_on() {
+fn drops_unrequested_answers_about_memory() {
     let node = node();
     let (client, _) = Remote::attach(&node);
     // No process runs that could have asked, and then none that executes a component.

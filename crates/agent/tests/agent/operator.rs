@@ -23,7 +23,7 @@ fn give(node: &Node, state: NodeState, grace_ms: u64) -> Client {
 }
 
 #[test]
-fn a_drained_node_keeps_its_leases_takes_none_and_says_when_it_is_empty() {
+fn a_drained_node_keeps_leases_and_reports_when_empty() {
     let node = Node::with_worker(SLEEPS);
     let client = node.attach(node.lease("a"));
     let operator = give(&node, NodeState::Draining, 0);
@@ -45,7 +45,7 @@ fn a_drained_node_keeps_its_leases_takes_none_and_says_when_it_is_empty() {
 }
 
 #[test]
-fn a_reclaimed_node_ends_its_leases_by_force_after_the_grace() {
+fn a_reclaimed_node_ends_its_leases_after_the_grace() {
     let mut node = Node::with_worker(SLEEPS);
     let client = node.attach(node.lease("a"));
     let (started, _control) = client.start();
@@ -85,7 +85,7 @@ fn a_client_that_leaves_within_the_grace_leaves_in_peace() {
 }
 
 #[test]
-fn a_shorter_grace_takes_effect_and_what_was_announced_is_not_taken_back() {
+fn a_shorter_grace_takes_effect_and_announcements_stay() {
     let node = Node::with_worker(SLEEPS);
     let client = node.attach(node.lease("a"));
     let first = give(&node, NodeState::Reclaimed, 60_000);

@@ -24,7 +24,7 @@ fn described_by(does: &str) -> NodeDescription {
 }
 
 #[test]
-fn a_device_whose_driver_dies_hangs_or_talks_nonsense_is_offered_all_the_same() {
+fn offers_a_device_even_if_its_driver_fails() {
     for does in ["return 1;", SLEEPS, "write(0, \"\\377\\377\", 2); for (;;) pause();"] {
         let said = described_by(does);
         assert_eq!(said.devices, ["opencl"], "this machine has a driver of OpenCL");
@@ -33,7 +33,7 @@ fn a_device_whose_driver_dies_hangs_or_talks_nonsense_is_offered_all_the_same() 
 }
 
 #[test]
-fn an_agent_says_who_its_neighbours_are_and_which_version_of_them_it_knows() {
+fn reports_neighbours_and_their_known_version() {
     let node = Node::with(SLEEPS, |options, manager| {
         (options.pu, options.neighbours) = ("dpu".into(), vec!["host".into()]);
         manager.book().neighbours = Some(Neighbours { version: 3, all: Vec::new() });

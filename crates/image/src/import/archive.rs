@@ -1,4 +1,4 @@
-//! An archive whose members are read in any order: where each of them lies is looked up once.
+//! An archive whose members are read in any order, after the position of each was looked up once.
 
 use std::collections::BTreeMap;
 use std::fs::File;
@@ -11,11 +11,11 @@ use crate::error::{ImageError, Part};
 use crate::layer::{Kind, decompressed, for_each};
 use crate::limits::{Limits, MAX_ARCHIVE_MEMBERS};
 
-/// How many links may lead to one another.
+/// Most links that may lead to one another.
 const MAX_LINKS: usize = 8;
 const PIECE_BYTES: usize = 128 << 10;
 
-/// A tar, not compressed.
+/// An uncompressed tar with the positions of its members.
 pub(super) struct Archive {
     file: File,
     members: BTreeMap<Vec<u8>, Member>,
@@ -26,12 +26,12 @@ enum Member {
         position: u64,
         bytes: u64,
     },
-    /// To another member, by its name. Older versions of Docker link a layer that several images have.
+    /// A link to another member, by its name. Older versions of Docker link a layer that several images have.
     Link(Vec<u8>),
 }
 
 impl Archive {
-    /// Looks where everything is; what is compressed is unpacked into a file without a name first.
+    /// Looks up the positions of all members. A compressed archive is first unpacked into a file without a name.
     pub(super) fn open(mut file: File, scratch: &Path, limits: &Limits) -> Result<Archive, ImageError> {
         if is_compressed(&file)? {
             file = unpacked(file, scratch, limits)?;
@@ -58,7 +58,7 @@ impl Archive {
         Ok(Archive { file, members })
     }
 
-    /// A member's content and its length; `None`: there is none of that name.
+    /// Opens a member and returns its content and length; `None` if there is none of that name.
     pub(super) fn open_member<'a>(&'a self, name: &[u8]) -> Option<Opened<'a>> {
         let mut name = normal(b"", name);
         for _ in 0..MAX_LINKS {
@@ -76,7 +76,7 @@ impl Archive {
     }
 }
 
-/// A part of a file, read without moving in it.
+/// A part of a file, read without moving the file's position.
 struct Section<'a> {
     file: &'a File,
     position: u64,
@@ -114,7 +114,8 @@ fn unpacked(file: File, scratch: &Path, limits: &Limits) -> Result<File, ImageEr
     }
 }
 
-/// A member's name without what does not change where it leads. What would lead out of the archive stays in it.
+/// Normalizes a member's name: parts that do not change where it leads are removed. A name that leads out of the
+/// archive stays within it.
 fn normal(folder: &[u8], path: &[u8]) -> Vec<u8> {
     let mut names: Vec<&[u8]> = Vec::new();
     for name in folder.split(|&byte| byte == b'/').chain(path.split(|&byte| byte == b'/')) {

@@ -24,7 +24,7 @@ struct Item {
     layers: Vec<String>,
 }
 
-/// The images of the list, and where their blobs are.
+/// Returns the images of the list, and the paths of their blobs.
 pub(super) fn images(
     files: &Files,
     list: &[u8],
@@ -38,11 +38,11 @@ pub(super) fn images(
     Ok((images, known.paths))
 }
 
-/// What was looked up.
+/// Files that were looked up.
 struct Known<'a> {
     files: &'a Files,
     paths: BTreeMap<Digest, String>,
-    /// By path: images have layers in common.
+    /// Descriptors by path, because images have layers in common.
     described: BTreeMap<String, Descriptor>,
 }
 

@@ -21,10 +21,10 @@ pub(super) enum Files {
 }
 
 impl Files {
-    /// Those of a folder or of a tar.
+    /// Opens the files of a folder or of a tar.
     pub(super) fn open(path: &Path, scratch: &Path, limits: &Limits) -> Result<Files, ImageError> {
         let failed = |error: io::Error| ImageError::system("opening", path, error);
-        // Not to wait for whoever may write to a FIFO.
+        // Non-blocking, so that a FIFO does not make this wait for a writer.
         let flags = OFlags::RDONLY | OFlags::CLOEXEC | OFlags::NONBLOCK;
         let file = File::from(fs::open(path, flags, Mode::empty()).map_err(|errno| failed(errno.into()))?);
         let kind = file.metadata().map_err(failed)?.file_type();
@@ -35,7 +35,7 @@ impl Files {
         }
     }
 
-    /// A file and its length; `None`: there is none of that name.
+    /// Opens a file and returns its content and length; `None` if there is none of that name.
     pub(super) fn open_file<'a>(&'a self, name: &str) -> Result<Option<Opened<'a>>, ImageError> {
         match self {
             Files::Archive(archive) => Ok(archive.open_member(name.as_bytes())),
@@ -47,13 +47,13 @@ impl Files {
     }
 }
 
-/// A regular file of a folder, wherever links within the folder lead.
+/// Opens a regular file of a folder. Links are followed within the folder only.
 fn beneath(folder: &File, name: &str) -> Result<Option<(File, u64)>, ImageError> {
     let failed = |errno| ImageError::system("opening", name, errno);
     let flags = OFlags::RDONLY | OFlags::CLOEXEC | OFlags::NONBLOCK;
     let rules = ResolveFlags::BENEATH | ResolveFlags::NO_MAGICLINKS;
     let file = match fs::openat2(folder, name, flags, Mode::empty(), rules) {
-        // What a link leads to outside of the folder is none of its files.
+        // A target of a link outside of the folder does not belong to the folder's files.
         Err(Errno::NOENT | Errno::NOTDIR | Errno::XDEV | Errno::LOOP) => return Ok(None),
         opened => opened.map_err(failed)?,
     };

@@ -5,11 +5,11 @@ use crate::error::{ImageError, Part};
 use crate::manifest::{Annotations, Document, Entry, HERE, Platform};
 use crate::reference::Reference;
 
-/// The images of the list that are for this machine, or do not say for which they are.
+/// Returns the images of the list that are for this machine, or that do not state their machines.
 pub(super) fn images(index: &[u8]) -> Result<Vec<Named>, ImageError> {
     let entries = match Document::read(index)? {
         Document::Index(entries) => entries,
-        // Then the file is not what its name says.
+        // The file's name promises an index.
         Document::Manifest(_) => {
             let problem = "it is a manifest in place of an index";
             return Err(ImageError::Document { part: Part::Index, problem });
@@ -28,7 +28,7 @@ fn named(entry: &Entry) -> Named {
     Named::ByManifest { root: entry.descriptor.clone(), names }
 }
 
-/// A whole name; what is only a tag names nothing outside of its layout.
+/// Returns the whole name of an image, if it has one. A tag without a name means nothing outside of its layout.
 fn names(annotations: &Annotations) -> Vec<String> {
     let whole = annotations.name.as_ref();
     let is_whole = |name: &&String| name.contains(['/', ':']);
@@ -52,7 +52,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_for_other_machines_is_left_out_and_whole_names_are_kept() {
+    fn skips_images_for_other_machines_and_keeps_whole_names() {
         let other = entry(r#", "platform": {"os": "linux", "architecture": "s390x"}"#);
         let tag = entry(r#", "annotations": {"org.opencontainers.image.ref.name": "latest"}"#);
         let name = entry(r#", "annotations": {"io.containerd.image.name": "debian:12", "x": "y"}"#);

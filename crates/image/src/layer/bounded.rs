@@ -1,8 +1,8 @@
-//! A reader that gives no more than so many bytes, against archives that unpack to more than a disk holds.
+//! A reader with a limit on its bytes, against archives that unpack to more than a disk holds.
 
 use std::io::{self, Read};
 
-/// Fails once its bound is exceeded, and says so afterwards.
+/// A reader that fails once its limit is exceeded, and reports that afterwards.
 pub(crate) struct Bounded<R> {
     inner: R,
     left_bytes: u64,
@@ -10,12 +10,12 @@ pub(crate) struct Bounded<R> {
 }
 
 impl<R: Read> Bounded<R> {
-    /// At most so many bytes.
+    /// Creates a reader of at most `bytes` bytes.
     pub(crate) fn new(inner: R, bytes: u64) -> Bounded<R> {
         Bounded { inner, left_bytes: bytes, is_exceeded: false }
     }
 
-    /// Whether there was more.
+    /// Whether the inner reader had more bytes than the limit.
     pub(crate) fn is_exceeded(&self) -> bool {
         self.is_exceeded
     }
@@ -47,7 +47,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn as_much_as_is_allowed_passes_and_a_byte_more_does_not() {
+    fn passes_exactly_the_allowed_bytes() {
         for (bytes, passes) in [(9, false), (10, true), (11, true)] {
             let mut bounded = Bounded::new(&b"ten bytes."[..], bytes);
             assert_eq!(io::copy(&mut bounded, &mut io::sink()).is_ok(), passes, "{bytes}");

@@ -10,11 +10,11 @@ use crate::limits::MAX_ZSTD_WINDOW_BYTES;
 
 const GZIP: &[u8] = &[0x1f, 0x8b];
 const ZSTD: &[u8] = &[0x28, 0xb5, 0x2f, 0xfd];
-/// The first of sixteen frames of zstd that hold no content.
+/// End of the magic numbers of zstd's sixteen kinds of frames without content.
 const ZSTD_SKIPPED: &[u8] = &[0x2a, 0x4d, 0x18];
 const BUFFER_BYTES: usize = 128 << 10;
 
-/// The content: gzip of one or more members, zstd of one or more frames, or what is compressed by neither.
+/// Decompresses gzip of one or more members or zstd of one or more frames; anything else is passed on unchanged.
 pub(crate) fn decompressed<'a>(mut reader: impl Read + 'a) -> io::Result<Box<dyn Read + 'a>> {
     let mut first = Vec::new();
     reader.by_ref().take(ZSTD.len() as u64).read_to_end(&mut first)?;
@@ -42,7 +42,7 @@ impl<R: Read> Frames<R> {
         Frames { source, decoder, is_within: false }
     }
 
-    /// Begins the next frame; false: there is none.
+    /// Begins the next frame. Returns `false` if there is none.
     fn begin(&mut self) -> io::Result<bool> {
         while !self.source.fill_buf()?.is_empty() {
             match self.decoder.init(&mut self.source) {
@@ -123,7 +123,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_cut_off_or_followed_by_something_else_is_an_error() {
+    fn rejects_truncated_data_and_trailing_bytes() {
         let content: Vec<u8> =
             (0..300_000_u32).flat_map(|index| index.wrapping_mul(0x9e37_79b9).to_le_bytes()).collect();
         for whole in [gzip(&content), zstd(&content)] {

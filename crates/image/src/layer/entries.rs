@@ -1,7 +1,7 @@
-//! The entries of an archive, one after the other, with the headers that extend others put where they belong.
+//! The entries of an archive, one after the other, each with the extended headers that belong to it.
 //!
-//! The library reads extended headers of any length into memory. So it is asked for the headers as they stand, and
-//! those are read here, within a bound.
+//! The library reads extended headers of any length into memory. So the library only returns the raw headers, and this
+//! module reads the extended ones within a bound.
 
 use std::io::{self, Read};
 
@@ -11,10 +11,10 @@ use super::padded::Padded;
 use crate::error::{EntryProblem, ImageError, Part};
 use crate::limits::{MAX_EXTENSION_BYTES, MAX_PATH_BYTES, MAX_TARGET_BYTES};
 
-/// Where GNU's tar keeps what is too long for a header.
+/// Prefix of the keys by which GNU's tar describes sparse files.
 const GNU_SPARSE: &[u8] = b"GNU.sparse.";
 
-/// What an entry is.
+/// Kind of an entry.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Kind {
     File,
@@ -23,29 +23,29 @@ pub(crate) enum Kind {
     HardLink,
     /// A device node, a FIFO or a socket.
     Special,
-    /// What does not belong into a layer.
+    /// An entry that does not belong into a layer.
     Foreign,
 }
 
-/// What an archive says of one file.
+/// Description of one file in an archive.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Entry {
     pub(crate) kind: Kind,
-    /// As it stands there.
+    /// The path as the archive has it.
     pub(crate) path: Vec<u8>,
-    /// Where a link leads to.
+    /// The target of a link.
     pub(crate) target: Vec<u8>,
-    /// Permissions and more.
+    /// Permissions and other mode bits.
     pub(crate) mode: u32,
     /// When it was modified, in seconds of Unix time.
     pub(crate) modified_s: i64,
-    /// Length of its content.
+    /// Length of the content, in bytes.
     pub(crate) bytes: u64,
-    /// Where in the archive its content begins.
+    /// Position in the archive at which the content begins.
     pub(crate) position: u64,
 }
 
-/// What extended headers say of the entry after them.
+/// Fields of extended headers for the entry after them.
 #[derive(Default)]
 struct Extension {
     path: Option<Vec<u8>>,
@@ -55,7 +55,7 @@ struct Extension {
     is_sparse: bool,
 }
 
-/// Calls for each entry, with its content.
+/// Calls `take` for each entry, with its content.
 pub(crate) fn for_each(
     archive: impl Read,
     mut take: impl FnMut(&Entry, &mut dyn Read) -> Result<(), ImageError>,
@@ -69,7 +69,7 @@ pub(crate) fn for_each(
         if !extension.read(&mut raw)? {
             let entry = entry(&raw, std::mem::take(&mut extension))?;
             take(&entry, &mut raw)?;
-            // After a file's content zeros may be missing, within it nothing.
+            // Zeros may be missing after a file's content, but no bytes within it.
             if is_padding.get() {
                 return Err(damaged(io::ErrorKind::UnexpectedEof.into()));
             }
@@ -84,7 +84,7 @@ fn entry<R: Read>(raw: &tar::Entry<'_, R>, extension: Extension) -> Result<Entry
     if extension.is_sparse {
         return Err(ImageError::entry(&path, EntryProblem::Kind));
     }
-    // Another size than that of the header, from which the next header's place follows, would hide entries.
+    // A size other than that of the header would hide entries, because the position of the next header follows from it.
     if extension.bytes.is_some_and(|bytes| bytes != raw.size()) {
         return Err(ImageError::entry(&path, EntryProblem::Size));
     }
@@ -103,7 +103,7 @@ fn entry<R: Read>(raw: &tar::Entry<'_, R>, extension: Extension) -> Result<Entry
 
 fn kind(header: &Header, path: &[u8]) -> Kind {
     match header.entry_type() {
-        // As archives older than folders write them.
+        // Archives without an entry type for folders mark them with a slash.
         EntryType::Regular if path.ends_with(b"/") => Kind::Folder,
         EntryType::Regular | EntryType::Continuous => Kind::File,
         EntryType::Directory => Kind::Folder,
@@ -115,7 +115,7 @@ fn kind(header: &Header, path: &[u8]) -> Kind {
 }
 
 impl Extension {
-    /// Takes what a header says of the next one; false: this is an entry itself.
+    /// Reads an extended header for the next entry. Returns `false` if this is an entry itself.
     fn read<R: Read>(&mut self, raw: &mut tar::Entry<'_, R>) -> Result<bool, ImageError> {
         match raw.header().entry_type() {
             EntryType::GNULongName => self.path = Some(long(raw, MAX_PATH_BYTES)?),
@@ -127,7 +127,7 @@ impl Extension {
                     self.keep(record.key_bytes(), record.value_bytes())?;
                 }
             }
-            // What holds for all entries names none of them.
+            // A header for all entries names none of them.
             EntryType::XGlobalHeader => drop(content(raw)?),
             _ => return Ok(false),
         }
@@ -139,7 +139,7 @@ impl Extension {
             b"path" => self.path = Some(value.to_owned()),
             b"linkpath" => self.target = Some(value.to_owned()),
             b"size" => self.bytes = Some(number(value).ok_or_else(|| no_number(key))?),
-            // In whole seconds; a fraction and what is before 1970 may follow or precede.
+            // Only whole seconds count; a fraction may follow, and times before 1970 have a sign.
             b"mtime" => {
                 let whole = value.split(|&byte| byte == b'.').next().unwrap_or_default();
                 self.modified_s = Some(number(whole).ok_or_else(|| no_number(key))?);
@@ -159,7 +159,7 @@ fn no_number(key: &[u8]) -> ImageError {
     damaged(io::Error::new(io::ErrorKind::InvalidData, message))
 }
 
-/// A path or a target in an entry of its own; up to its final zero byte.
+/// Reads a path or target that is the content of an entry, without its final zero byte.
 fn long<R: Read>(raw: &mut tar::Entry<'_, R>, max_bytes: usize) -> Result<Vec<u8>, ImageError> {
     let mut bytes = content(raw)?;
     if bytes.last() == Some(&0) {

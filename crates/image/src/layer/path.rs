@@ -4,36 +4,36 @@ use crate::error::{EntryProblem, ImageError};
 use crate::limits::{MAX_NAME_BYTES, MAX_PATH_BYTES, MAX_PATH_NAMES};
 
 const WHITEOUT: &[u8] = b".wh.";
-/// Of aufs, whose whiteouts these are; but for one of them they mean nothing to others.
+/// Prefix of aufs's own files. aufs defined these whiteouts; only one of its own files has a meaning elsewhere.
 const WHITEOUT_OF_AUFS: &[u8] = b".wh..wh.";
 const OPAQUE: &[u8] = b".wh..wh..opq";
 
-/// What an entry's path means.
+/// Meaning of an entry's path.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum Meaning {
     /// The folder of the layer itself.
     Root,
     /// A file of this name in a folder.
     File(Place),
-    /// What layers below have of this name is not to be seen.
+    /// A whiteout: a file of this name in lower layers is hidden.
     Whiteout(Place),
-    /// Nothing that layers below have in this folder is to be seen.
+    /// An opaque folder: all that lower layers have in this folder is hidden.
     Opaque(Vec<u8>),
-    /// Nothing at all.
+    /// An entry that is ignored.
     Nothing,
 }
 
-/// A name in a folder, neither of which can lead anywhere else.
+/// A name in a folder of the layer. Neither part can lead out of the layer.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Place {
-    /// Names with a slash between them; empty: the layer's own folder.
+    /// Names with slashes between them; empty for the layer's own folder.
     pub(crate) folder: Vec<u8>,
-    /// Not empty, without a slash, neither `.` nor `..`.
+    /// The name: not empty, without a slash, neither `.` nor `..`.
     pub(crate) name: Vec<u8>,
 }
 
 impl Place {
-    /// Names with a slash between them.
+    /// The whole path, with slashes between the names.
     pub(crate) fn path(&self) -> Vec<u8> {
         match self.folder.is_empty() {
             true => self.name.clone(),
@@ -42,7 +42,7 @@ impl Place {
     }
 }
 
-/// Reads the path of an entry. One that is absolute is taken from the layer's folder on, as everywhere.
+/// Reads the path of an entry. An absolute path begins at the layer's folder, as in other tools.
 pub(crate) fn meaning(path: &[u8]) -> Result<Meaning, ImageError> {
     let Some(Place { folder, name }) = place(path)? else { return Ok(Meaning::Root) };
     let wrong = || Err(ImageError::entry(path, EntryProblem::Whiteout));
@@ -61,7 +61,7 @@ pub(crate) fn meaning(path: &[u8]) -> Result<Meaning, ImageError> {
     }
 }
 
-/// Where a path leads, by its names alone; `None`: to the layer's folder itself.
+/// Splits a path by its names alone; `None` if it is the layer's folder itself.
 pub(crate) fn place(path: &[u8]) -> Result<Option<Place>, ImageError> {
     let wrong = |problem| Err(ImageError::entry(path, problem));
     let names = || path.split(|&byte| byte == b'/').filter(|name| !matches!(*name, b"" | b"."));
@@ -94,7 +94,7 @@ mod tests {
     }
 
     #[test]
-    fn a_path_is_a_name_in_a_folder_of_the_layer() {
+    fn splits_a_path_into_folder_and_name() {
         for path in ["a/b/c", "./a/b/c", "/a/b/c", "a//b/./c/", "///a/b/c"] {
             assert_eq!(meaning(path.as_bytes()).unwrap(), Meaning::File(at("a/b", "c")), "{path}");
         }

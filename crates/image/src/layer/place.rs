@@ -1,4 +1,4 @@
-//! Puts one entry of an archive where it belongs.
+//! Unpacks one entry of an archive to its place in the tree.
 
 use std::io::Read;
 
@@ -9,7 +9,7 @@ use super::entries::{Entry, Kind};
 use super::path::{Meaning, Place, meaning, place as place_of};
 use super::tree::{Attributes, Tree};
 
-/// Makes what the entry says, or counts it.
+/// Creates the file of an entry, or counts an entry that is not created.
 pub(crate) fn place(tree: &mut Tree<'_>, entry: &Entry, content: &mut dyn Read) -> Result<(), ImageError> {
     match meaning(&entry.path)? {
         Meaning::Root => root(tree, entry),
@@ -43,7 +43,8 @@ fn file(tree: &mut Tree<'_>, entry: &Entry, place: &Place, content: &mut dyn Rea
     }
 }
 
-/// A symbolic link may lead anywhere: nobody follows it but the image's own programs, within their root.
+/// Checks the target of a symbolic link. It may lead anywhere, because only the image's own programs follow it, within
+/// their root.
 fn target(entry: &Entry) -> Result<&[u8], ImageError> {
     let wrong = |problem| Err(ImageError::entry(&entry.path, problem));
     match &entry.target {

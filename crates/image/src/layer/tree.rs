@@ -18,14 +18,14 @@ use crate::limits::MAX_FOLDER_PATHS_BYTES;
 use super::damaged;
 use super::path::Place;
 
-/// Everybody's permissions and the sticky bit; never set-user-ID or set-group-ID.
+/// Permissions of all users and the sticky bit; never set-user-ID or set-group-ID.
 const KEPT_MODE: u32 = 0o1777;
 const OWNER_READS: u32 = 0o400;
 const OWNER_ENTERS: u32 = 0o500;
 const FOLDER_MODE: u32 = 0o755;
 const BUFFER_BYTES: usize = 128 << 10;
 
-/// What is kept of an entry beside its name and content.
+/// Attributes that are kept of an entry beside its name and content.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Attributes {
     pub(crate) mode: u32,
@@ -44,14 +44,15 @@ impl Attributes {
     }
 }
 
-/// Who owns all files of all layers: user and group 1000 if this process can give files away, as root; else itself.
+/// Owner of all files of all layers: user and group 1000 if this process is root and can change owners, otherwise this
+/// process's own user.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Owner(Option<(Uid, Gid)>);
 
 impl Owner {
     const ID: u32 = 1000;
 
-    /// Gives the folder away, too.
+    /// Determines the owner by giving the folder away, if that is possible.
     fn of_files_in(folder: BorrowedFd<'_>) -> Result<Owner, Errno> {
         if !rustix::process::geteuid().is_root() {
             return Ok(Owner(None));
@@ -75,14 +76,15 @@ impl Owner {
     }
 }
 
-/// A layer's folder, and what is known of it until it is complete.
+/// A layer's folder, and the state of unpacking into it.
 pub(crate) struct Tree<'a> {
     root: BorrowedFd<'a>,
     owner: Owner,
-    /// Folders get their attributes at the end: who may not write to one cannot fill it, and filling changes its time.
+    /// Attributes of folders, which are set at the end: a folder without write permission cannot be filled, and filling
+    /// a folder changes its time.
     folders: BTreeMap<Vec<u8>, Attributes>,
     folder_paths_bytes: usize,
-    /// The folder in which the last entry was, for the next.
+    /// The folder of the last entry, kept open for the next.
     last: Option<(Vec<u8>, OwnedFd)>,
     files_left: u64,
     files_limit: u64,
@@ -91,7 +93,7 @@ pub(crate) struct Tree<'a> {
 }
 
 impl<'a> Tree<'a> {
-    /// Of an empty folder, for at most so many files.
+    /// Creates the tree of an empty folder, for at most `files` files.
     pub(crate) fn new(root: BorrowedFd<'a>, files: u64) -> Result<Tree<'a>, ImageError> {
         let owner = Owner::of_files_in(root).map_err(|errno| failed("giving away", b".", errno))?;
         let mut tree = Tree {
@@ -109,22 +111,22 @@ impl<'a> Tree<'a> {
         Ok(tree)
     }
 
-    /// How many files, folders, links and whiteouts were made.
+    /// Number of files, folders, links and whiteouts that were made.
     pub(crate) fn made(&self) -> u64 {
         self.files_limit - self.files_left
     }
 
-    /// How many device nodes and their like were not.
+    /// Number of device nodes, FIFOs and sockets that were not made.
     pub(crate) fn skipped(&self) -> u64 {
         self.skipped
     }
 
-    /// The attributes of the layer's own folder.
+    /// Sets the attributes of the layer's own folder.
     pub(crate) fn root(&mut self, attributes: Attributes) -> Result<(), ImageError> {
         self.remember_folder(Vec::new(), attributes)
     }
 
-    /// A file with its content.
+    /// Creates a file with its content.
     pub(crate) fn file(
         &mut self,
         place: &Place,
@@ -168,7 +170,7 @@ impl<'a> Tree<'a> {
         Ok(())
     }
 
-    /// A symbolic link, wherever it leads.
+    /// Creates a symbolic link with any target.
     pub(crate) fn symbolic_link(
         &mut self,
         place: &Place,
@@ -184,7 +186,7 @@ impl<'a> Tree<'a> {
         self.make(place, "making", make)
     }
 
-    /// A second name of a file that the layer has already; of a symbolic link itself, if it is one.
+    /// Creates a second name of a file or symbolic link that the layer has already.
     pub(crate) fn hard_link(&mut self, place: &Place, target: &Place) -> Result<(), ImageError> {
         if place == target {
             return Err(ImageError::entry(&place.path(), EntryProblem::MissingTarget));
@@ -209,10 +211,10 @@ impl<'a> Tree<'a> {
         self.make(place, "linking", make)
     }
 
-    /// What hides a file of layers below: what overlayfs takes for that. What this layer has itself is not hidden.
+    /// Creates a whiteout of overlayfs, which hides a file of lower layers. Files of this layer itself stay visible.
     pub(crate) fn whiteout(&mut self, place: &Place) -> Result<(), ImageError> {
         match self.kind_of(place)? {
-            // Whatever is there of layers below is hidden by the file anyway; a folder would be merged with theirs.
+            // A file of this layer hides those of lower layers anyway. A folder would be merged with theirs.
             Some(FileType::Directory) => return self.make_opaque(&place.path()),
             Some(_) => return Ok(()),
             None => {}
@@ -225,7 +227,7 @@ impl<'a> Tree<'a> {
         self.make(place, "making the whiteout", make)
     }
 
-    /// Counts what is not made.
+    /// Counts an entry that is not made.
     pub(crate) fn skip(&mut self) -> Result<(), ImageError> {
         self.skipped += 1;
         Ok(())
@@ -236,7 +238,7 @@ impl<'a> Tree<'a> {
         self.last = None;
         for (path, attributes) in std::mem::take(&mut self.folders).into_iter().rev() {
             let folder = match self.open_to_change(&path) {
-                // It was empty, and something else was put in its place.
+                // The folder was empty, and another entry was put in its place.
                 Err(Errno::NOENT | Errno::NOTDIR | Errno::LOOP) => continue,
                 opened => opened.map_err(|errno| failed("opening", &path, errno))?,
             };
@@ -247,7 +249,7 @@ impl<'a> Tree<'a> {
         Ok(())
     }
 
-    /// Makes something in its folder, in place of what has the name there.
+    /// Creates a file in its folder, in place of one of the same name.
     fn make<T>(
         &mut self,
         place: &Place,
@@ -264,7 +266,7 @@ impl<'a> Tree<'a> {
         make(self.entered(), name).map_err(|errno| failed(operation, &place.path(), errno))
     }
 
-    /// Removes what has the name: a file, a link or an empty folder.
+    /// Removes a file, a link or an empty folder of this name.
     fn replace(&mut self, place: &Place) -> Result<(), ImageError> {
         let name = OsStr::from_bytes(&place.name);
         let removed = match fs::unlinkat(self.entered(), name, AtFlags::empty()) {
@@ -277,7 +279,7 @@ impl<'a> Tree<'a> {
         }
     }
 
-    /// One file more.
+    /// Counts one more file.
     fn count(&mut self) -> Result<(), ImageError> {
         let limit = self.files_limit;
         let left = self.files_left.checked_sub(1);

@@ -1,23 +1,23 @@
-//! Parses what a registry demands in `WWW-Authenticate`.
+//! Parses the challenges of a registry in `WWW-Authenticate`.
 
-/// One way to prove who asks.
+/// A way to authenticate.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) enum Challenge {
     /// A name and a password.
     Basic,
-    /// A token, which somebody else gives.
+    /// A token, which another server issues.
     Bearer {
-        /// Where.
+        /// Address of that server.
         realm: String,
-        /// For whom.
+        /// Service for which the token is.
         service: Option<String>,
-        /// For what.
+        /// Access for which the token is.
         scope: Option<String>,
     },
 }
 
 impl Challenge {
-    /// One challenge of one header; `None`: it is of a kind that is not known here, or makes no sense.
+    /// Parses one challenge of one header; `None` if it is of an unknown kind or invalid.
     pub(super) fn parse(header: &str) -> Option<Challenge> {
         let (scheme, rest) = header.trim().split_once(' ').unwrap_or((header.trim(), ""));
         if scheme.eq_ignore_ascii_case("basic") {
@@ -39,7 +39,7 @@ impl Challenge {
     }
 }
 
-/// `name="value", name=value`: commas may stand within quotes.
+/// Splits `name="value", name=value`. Commas may stand within quotes.
 fn parameters(mut text: &str) -> Vec<(&str, String)> {
     let mut found = Vec::new();
     while let Some((name, rest)) = text.split_once('=') {
@@ -56,7 +56,7 @@ fn parameters(mut text: &str) -> Vec<(&str, String)> {
     found
 }
 
-/// The text up to the closing quote, and what comes after.
+/// Returns the text up to the closing quote, and the rest.
 fn unquote(text: &str) -> (String, &str) {
     let mut value = String::new();
     let mut characters = text.char_indices();

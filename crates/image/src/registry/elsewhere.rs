@@ -1,5 +1,5 @@
-//! Names that strangers choose, resolved to other machines only: neither the name of a registry nor where it sends one on may
-//! lead to doors of this machine.
+//! Resolves untrusted names to other machines only: neither the name of a registry nor its redirections may lead to
+//! services of this machine.
 
 use std::io;
 use std::net::{IpAddr, UdpSocket};
@@ -22,7 +22,7 @@ impl Resolver for Elsewhere {
         timeout: NextTimeout,
     ) -> Result<ResolvedSocketAddrs, Error> {
         let found = self.0.resolve(uri, config, timeout)?;
-        // A proxy is the operator's, wherever it is, and resolves names by itself.
+        // A proxy is set by the operator, wherever it is, and resolves names by itself.
         if config.proxy().is_none() && found.iter().any(|address| is_here(address.ip())) {
             return Err(Error::Io(io::Error::other("its name leads to this machine")));
         }
@@ -30,7 +30,7 @@ impl Resolver for Elsewhere {
     }
 }
 
-/// Whether an address is one of this machine's, or of what it alone reaches.
+/// Whether an address belongs to this machine, or is reachable from it alone.
 fn is_here(address: IpAddr) -> bool {
     let address = address.to_canonical();
     let is_link_local = match address {

@@ -11,7 +11,7 @@ use crate::error::ImageError;
 
 const MAX_TOKEN_BYTES: usize = 64 << 10;
 
-/// Both names are in use.
+/// Answer of a token server. Servers use either name for the token.
 #[derive(Deserialize)]
 struct Answer {
     token: Option<String>,
@@ -19,7 +19,7 @@ struct Answer {
 }
 
 impl Registry {
-    /// What to send for one of these challenges; nothing, if none can be met.
+    /// Creates the header's value for one of these challenges; `None` if none can be met.
     pub(super) fn authorize(&self, challenges: &[Challenge]) -> Result<Option<String>, ImageError> {
         if let Credentials::Token(token) = &self.credentials {
             return Ok(Some(format!("Bearer {token}")));
@@ -38,7 +38,7 @@ impl Registry {
     }
 
     fn token(&self, realm: &str, service: Option<&str>, scope: Option<&str>) -> Result<String, ImageError> {
-        // Over plain HTTP only where the registry is asked that way itself.
+        // Plain HTTP is used only if the registry itself is accessed that way.
         if !(realm.starts_with("https://") || (self.is_plain && realm.starts_with("http://"))) {
             return Err(self.nonsense("it sends credentials to where they are not safe"));
         }
@@ -78,7 +78,7 @@ impl Registry {
     }
 }
 
-/// What can stand in a header.
+/// Whether a token can stand in a header.
 fn is_token(token: &str) -> bool {
     !token.is_empty() && token.len() <= MAX_TOKEN_BYTES && token.bytes().all(|byte| byte.is_ascii_graphic())
 }

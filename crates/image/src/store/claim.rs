@@ -1,4 +1,4 @@
-//! A layer that is being unpacked: by one process at a time, under a name that nobody takes for the layer's.
+//! A layer that is being unpacked, by one process at a time, under a name that differs from that of a complete layer.
 
 use std::fs::{self, File};
 use std::io::ErrorKind;
@@ -15,9 +15,9 @@ use super::{LAYERS, Presence, Store, UNFINISHED};
 use crate::digest::Digest;
 use crate::error::ImageError;
 
-/// The right to make one layer; what was made of it is removed if it is dropped before it was finished.
+/// The right to create one layer. Dropping this before it is finished removes the created files.
 pub(crate) struct Claim {
-    /// Locked.
+    /// The layer's folder, locked.
     folder: File,
     path: PathBuf,
     complete: PathBuf,
@@ -25,12 +25,12 @@ pub(crate) struct Claim {
 }
 
 impl Claim {
-    /// The layer's folder, empty at first.
+    /// Returns the layer's folder, empty at first.
     pub(crate) fn folder(&self) -> BorrowedFd<'_> {
         self.folder.as_fd()
     }
 
-    /// Writes all of it to the disk and gives it its name.
+    /// Writes all of the layer to the disk and gives the folder its final name.
     pub(crate) fn finish(mut self) -> Result<(), ImageError> {
         let failed = |errno| ImageError::system("finishing", &self.complete, errno);
         // One call for all files: a layer has tens of thousands.
@@ -46,14 +46,14 @@ impl Claim {
 impl Drop for Claim {
     fn drop(&mut self) {
         if !self.is_finished {
-            // What cannot be removed now is removed by the next store that is alone.
+            // The next store that works alone removes what cannot be removed now.
             let _ = remove_tree(&self.path);
         }
     }
 }
 
 impl Store {
-    /// Waits until nobody makes this layer. `None`: it is there.
+    /// Waits until no process makes this layer. Returns `None` if the layer exists.
     pub(crate) fn claim(&self, diff_id: &Digest, _present: &Presence) -> Result<Option<Claim>, ImageError> {
         let complete = self.layer(diff_id);
         let path = self.folder.join(LAYERS).join(format!("{UNFINISHED}{}", diff_id.hex()));
@@ -61,7 +61,7 @@ impl Store {
             if exists(&complete)? {
                 return Ok(None);
             }
-            // Whoever has made it may have finished or given up since it was opened.
+            // Another process may have finished or given up since the folder was opened.
             if let Some(folder) = claim(&path)?.filter(|folder| is_still(folder, &path)) {
                 return match exists(&complete)? {
                     true => Ok(None),
@@ -72,7 +72,8 @@ impl Store {
     }
 }
 
-/// Opens and locks the folder, without what a killed process may have left there; `None`: it has just gone.
+/// Opens, locks and empties the folder, in which a killed process may have left files; `None` if the folder has just
+/// gone.
 fn claim(path: &Path) -> Result<Option<File>, ImageError> {
     let failed = |error: std::io::Error| ImageError::system("locking", path, error);
     match make_private(path) {

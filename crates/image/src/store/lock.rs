@@ -10,31 +10,32 @@ use rustix::io::Errno;
 use super::{Image, LOCK, Store};
 use crate::error::ImageError;
 
-/// While it is held nothing is removed from the store.
+/// A shared lock. While it is held, nothing is removed from the store.
 #[derive(Debug)]
 pub(crate) struct Presence {
     _lock: File,
 }
 
-/// While it is held nobody else adds or removes anything.
+/// An exclusive lock. While it is held, no other process adds or removes anything.
 #[derive(Debug)]
 pub(super) struct Alone {
     _lock: File,
 }
 
-/// An image whose layers are not removed while this is held, not even if the image is. Gone with its process.
+/// A lock on the layers of an image: they are not removed while it is held, even if the image is. It ends with its
+/// process.
 #[derive(Debug)]
 pub struct InUse {
     _layers: Vec<File>,
 }
 
 impl Image {
-    /// Keeps the layers where they are, for as long as something is made of them.
+    /// Locks the layers for as long as the image is in use.
     pub fn hold(&self) -> Result<InUse, ImageError> {
         let hold = |path: &std::path::PathBuf| {
             let layer = File::open(path).and_then(|layer| {
                 flock(&layer, FlockOperation::LockShared)?;
-                // It was removed before it was locked, if it is not there any more.
+                // A layer without a name was removed before it was locked.
                 std::fs::symlink_metadata(path).map(|_| layer)
             });
             layer.map_err(|error| match error.kind() {
@@ -47,17 +48,17 @@ impl Image {
 }
 
 impl Store {
-    /// Waits until nobody removes anything.
+    /// Waits until no process removes anything.
     pub(crate) fn be_present(&self) -> Result<Presence, ImageError> {
         self.lock(FlockOperation::LockShared).map(|_lock| Presence { _lock })
     }
 
-    /// Waits until nobody does anything.
+    /// Waits until no process adds or removes anything.
     pub(super) fn be_alone(&self) -> Result<Alone, ImageError> {
         self.lock(FlockOperation::LockExclusive).map(|_lock| Alone { _lock })
     }
 
-    /// `None`: somebody does something.
+    /// Locks the store exclusively; `None` if another process works in it.
     pub(super) fn try_alone(&self) -> Result<Option<Alone>, ImageError> {
         let lock = self.open_lock()?;
         match flock(&lock, FlockOperation::NonBlockingLockExclusive) {

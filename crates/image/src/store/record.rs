@@ -20,7 +20,7 @@ pub(crate) struct Record {
     pub(crate) config: Config,
 }
 
-/// What was counted of a layer.
+/// Numbers that were counted when a layer was unpacked.
 #[derive(Clone, Copy, Debug, Default, Serialize, Deserialize)]
 pub(crate) struct Facts {
     pub(crate) unpacked_bytes: u64,
@@ -38,7 +38,7 @@ struct Name {
 }
 
 impl Store {
-    /// Keeps an image whose layers are all here, and lets these names mean it from now on.
+    /// Keeps an image whose layers are all here. From now on these names mean the image.
     pub(crate) fn keep(
         &self,
         record: &Record,
@@ -61,7 +61,7 @@ impl Store {
         Ok(())
     }
 
-    /// Keeps what was counted of a layer, which gets its own name afterwards.
+    /// Keeps the numbers of a layer, which gets its final name afterwards.
     pub(crate) fn keep_facts(
         &self,
         diff_id: &Digest,
@@ -71,28 +71,28 @@ impl Store {
         self.write(FACTS, diff_id, &facts)
     }
 
-    /// What was counted of a layer.
+    /// Reads the numbers of a layer.
     pub(super) fn facts(&self, diff_id: &Digest) -> Result<Facts, ImageError> {
         self.read(FACTS, diff_id).map(Option::unwrap_or_default)
     }
 
-    /// Forgets it.
+    /// Removes the numbers of a layer.
     pub(super) fn remove_facts(&self, diff_id: &Digest) -> Result<(), ImageError> {
         self.remove_file(FACTS, diff_id).map(drop)
     }
 
-    /// What is known of an image with this digest.
+    /// Reads the record of an image with this digest.
     pub(crate) fn record(&self, digest: &Digest) -> Result<Option<Record>, ImageError> {
         self.read(IMAGES, digest)
     }
 
-    /// The digest that a name means.
+    /// Finds the digest that a name means.
     pub(super) fn meaning(&self, name: &str) -> Result<Option<Digest>, ImageError> {
         let known: Option<Name> = self.read(NAMES, &Digest::of(name.as_bytes()))?;
         Ok(known.map(|known| known.digest))
     }
 
-    /// The names of an image, sorted.
+    /// Lists the names of an image, sorted.
     pub(super) fn names(&self, digest: &Digest) -> Result<Vec<String>, ImageError> {
         let mut names = Vec::new();
         for key in self.digests(NAMES)? {
@@ -103,7 +103,7 @@ impl Store {
         Ok(names)
     }
 
-    /// False: there is none.
+    /// Removes the record of an image. Returns `false` if there is none.
     pub(super) fn remove_record(&self, digest: &Digest) -> Result<bool, ImageError> {
         self.remove_file(IMAGES, digest)
     }
@@ -119,7 +119,7 @@ impl Store {
         Ok(())
     }
 
-    /// The digests that are names of files in a folder of the store, sorted.
+    /// Lists the digests that are names of files in a folder of the store, sorted.
     pub(super) fn digests(&self, folder: &str) -> Result<Vec<Digest>, ImageError> {
         let folder = self.folder.join(folder);
         let failed = |error| ImageError::system("reading", &folder, error);
@@ -166,18 +166,18 @@ impl Store {
     }
 }
 
-/// Makes a folder that nobody else may enter, and those above it, if it is not there.
+/// Creates a folder with access for its owner only, and those above it, unless it exists.
 pub(super) fn make_folder(path: &Path) -> Result<(), ImageError> {
     let made = DirBuilder::new().recursive(true).mode(0o700).create(path);
     made.map_err(|error| ImageError::system("making the folder", path, error))
 }
 
-/// Makes a folder that nobody else may enter.
+/// Creates a folder with access for its owner only.
 pub(super) fn make_private(path: &Path) -> io::Result<()> {
     DirBuilder::new().mode(0o700).create(path)
 }
 
-/// Writes to the disk what a folder has.
+/// Writes the entries of a folder to the disk.
 pub(super) fn sync(folder: &Path) -> Result<(), ImageError> {
     let synced = File::open(folder).and_then(|folder| folder.sync_all());
     synced.map_err(|error| ImageError::system("writing", folder, error))

@@ -14,7 +14,7 @@ use crate::digest::Digest;
 use crate::error::ImageError;
 
 impl Store {
-    /// Removes what killed processes have left.
+    /// Removes the unfinished files of killed processes.
     pub(super) fn remove_unfinished(&self, _alone: &Alone) -> Result<(), ImageError> {
         for name in [IMAGES, NAMES, LAYERS, FACTS] {
             let folder = self.folder.join(name);
@@ -29,7 +29,8 @@ impl Store {
         Ok(())
     }
 
-    /// False: somebody uses it. It loses its name first, so that what is left of it is no layer.
+    /// Removes a layer. Returns `false` if a process uses it. The folder is renamed first, so that an interrupted
+    /// removal leaves no layer.
     pub(super) fn remove_layer(&self, diff_id: &Digest, _alone: &Alone) -> Result<bool, ImageError> {
         let path = self.layer(diff_id);
         let failed = |error: io::Error| ImageError::system("removing", &path, error);
@@ -65,7 +66,7 @@ pub(super) fn empty(folder: &File, path: &Path) -> Result<(), ImageError> {
 
 /// Folders are as deep as the paths of layers may be, so this needs neither a deep stack nor many descriptors.
 fn empty_within(folder: BorrowedFd<'_>) -> Result<(), Errno> {
-    // Whoever is not root needs the permission; who owns the folder may give it.
+    // Without root, removal needs the permission, which the owner of the folder may set.
     rustix::fs::fchmod(folder, Mode::RWXU)?;
     for entry in Dir::read_from(folder)? {
         let entry = entry?;

@@ -1,4 +1,4 @@
-//! Archives, layers and layouts made by hand, also such as no tool makes.
+//! Archives, layers and layouts made by hand, including ones that no tool makes.
 #![allow(dead_code, reason = "each test program uses a part of it")]
 
 pub mod tar;
@@ -14,7 +14,7 @@ use sublet_image::{Digest, Image, ImageError, Store};
 
 pub use tar::Tar;
 
-/// One layer of an image: what its blob holds, and the digest of what that unpacks to.
+/// One layer of an image: the content of its blob, and the digest of the unpacked blob.
 #[derive(Clone)]
 pub struct Layer {
     pub blob: Vec<u8>,
@@ -22,7 +22,7 @@ pub struct Layer {
 }
 
 impl Layer {
-    /// Not compressed.
+    /// Creates an uncompressed layer.
     pub fn plain(archive: Vec<u8>) -> Layer {
         Layer { diff_id: Digest::of(&archive), blob: archive }
     }
@@ -54,14 +54,14 @@ impl Layout {
         self.folder.join("blobs/sha256").join(digest.hex())
     }
 
-    /// A blob, as the descriptor says it.
+    /// Adds a blob and returns its descriptor.
     pub fn blob(&self, media_type: &str, bytes: &[u8]) -> String {
         let digest = Digest::of(bytes);
         fs::write(self.blob_path(&digest), bytes).unwrap();
         descriptor(media_type, &digest, bytes.len())
     }
 
-    /// A manifest of these layers for this machine; its descriptor.
+    /// Adds a manifest of these layers for this machine, and returns its descriptor.
     pub fn manifest(&self, layers: &[Layer]) -> String {
         let diff_ids: Vec<_> = layers.iter().map(|layer| layer.diff_id).collect();
         let config = self.blob(CONFIG, configuration(HERE, &diff_ids).as_bytes());
@@ -73,14 +73,14 @@ impl Layout {
         fs::write(self.folder.join("index.json"), index(entries)).unwrap();
     }
 
-    /// The layout of one image.
+    /// Creates the layout of one image.
     pub fn of(folder: &Path, layers: &[Layer]) -> Layout {
         let layout = Layout::new(folder);
         layout.index(&[layout.manifest(layers)]);
         layout
     }
 
-    /// As an archive.
+    /// Creates an archive of the layout.
     pub fn tar(&self) -> Vec<u8> {
         let mut tar = Tar::new().file("oci-layout", &fs::read(self.folder.join("oci-layout")).unwrap());
         tar = tar.file("index.json", &fs::read(self.folder.join("index.json")).unwrap());
@@ -120,14 +120,14 @@ pub fn configuration(architecture: &str, diff_ids: &[Digest]) -> String {
     )
 }
 
-/// Imports what must be exactly one image.
+/// Imports a file that must have exactly one image.
 pub fn import_one(store: &Store, path: &Path) -> Result<Image, ImageError> {
     let mut images = store.import(path, &mut |_| ())?;
     assert_eq!(images.len(), 1);
     Ok(images.remove(0))
 }
 
-/// What stands in the folders of a store, but for its lock: nothing, where an operation has failed as it should.
+/// Files in the folders of a store, except its lock. The list is empty after an operation that has failed correctly.
 pub fn left_in(store: &Path) -> Vec<String> {
     let folders = ["", "images", "names", "layers", "facts"].map(|name| store.join(name));
     let entries = folders.iter().flat_map(|folder| fs::read_dir(folder).unwrap());

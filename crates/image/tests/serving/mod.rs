@@ -1,4 +1,4 @@
-//! Registries for tests: Debian's, with what it needs, and one that answers whatever it is told to.
+//! Registries for tests: Debian's, with its configuration, and a fake one with answers of the test.
 #![allow(dead_code, reason = "each test program uses a part of it")]
 
 use std::collections::BTreeMap;
@@ -15,7 +15,7 @@ const START_PATIENCE: Duration = Duration::from_secs(30);
 /// `se:cret` by bcrypt, as the registry's file of users has it.
 const USERS: &str = "me:$2b$04$abcdefghijklmnopqrstuu17JYDSDnwCnbeRSI7wxymnD3SKI1vtG\n";
 
-/// Debian's docker-registry on a free port, gone with its folder when it is dropped.
+/// Debian's docker-registry on a free port. It ends with its folder when it is dropped.
 pub struct DebianRegistry {
     child: Child,
     pub port: u16,
@@ -23,17 +23,18 @@ pub struct DebianRegistry {
 }
 
 impl DebianRegistry {
-    /// One that lets everybody in.
+    /// Starts a registry that admits every user.
     pub fn start() -> DebianRegistry {
         DebianRegistry::start_with("")
     }
 
-    /// One that lets in whoever is `me` with the password `se:cret`.
+    /// Starts a registry that admits only the user `me` with the password `se:cret`.
     pub fn with_password() -> DebianRegistry {
         DebianRegistry::start_with("auth:\n  htpasswd:\n    realm: tests\n    path: users\n")
     }
 
-    /// What it has, over TLS at an address of this machine, with a certificate and its key as PEM.
+    /// Restarts the registry with its content over TLS at an address of this machine, with a certificate and its key as
+    /// PEM.
     pub fn over_tls(mut self, address: Ipv4Addr, certificate: &str, key: &str) -> DebianRegistry {
         self.end();
         let folder = std::mem::replace(&mut self.folder, tempfile::tempdir().unwrap());
@@ -68,7 +69,7 @@ impl DebianRegistry {
         registry
     }
 
-    /// Puts there what a layout has: its blobs, its manifests, and the last of the index's entries under a tag.
+    /// Uploads a layout: its blobs, its manifests, and the last of the index's entries under a tag.
     pub fn push(&self, layout: &Path, repository: &str, tag: &str) {
         for entry in fs::read_dir(layout.join("blobs/sha256")).unwrap() {
             let path = entry.unwrap().path();
@@ -91,7 +92,7 @@ impl DebianRegistry {
         assert_eq!(response.status(), 201, "{digest}");
     }
 
-    /// What an index leads to goes before it.
+    /// Uploads a manifest or an index; the manifests of an index go before it.
     fn push_manifest(&self, layout: &Path, repository: &str, entry: &serde_json::Value, tag: &str) {
         let digest = entry["digest"].as_str().unwrap();
         let bytes = fs::read(layout.join("blobs/sha256").join(&digest[7..])).unwrap();
@@ -107,7 +108,7 @@ impl DebianRegistry {
 
 impl DebianRegistry {
     fn end(&mut self) {
-        // If it has ended already, that is as well.
+        // The registry may have ended already.
         let _ = self.child.kill();
         let _ = self.child.wait();
     }
@@ -127,7 +128,7 @@ fn json(bytes: &[u8]) -> serde_json::Value {
     serde_json::from_slice(bytes).unwrap()
 }
 
-/// Installed, or as `scripts/setup.sh test` has unpacked it.
+/// Path of the registry's program: installed, or as `scripts/setup.sh test` has unpacked it.
 fn program() -> PathBuf {
     let above = Path::new(env!("CARGO_MANIFEST_DIR")).ancestors();
     let mut unpacked =
@@ -135,10 +136,10 @@ fn program() -> PathBuf {
     unpacked.find(|program| program.exists()).unwrap_or_else(|| PathBuf::from("docker-registry"))
 }
 
-/// An answer: everything that is sent for a path, the head of it included.
+/// An answer: everything that is sent for a path, including the head.
 pub type Answer = Arc<dyn Fn(&str, &mut TcpStream) + Send + Sync>;
 
-/// A server that answers each path as a test wants, and keeps the requests.
+/// A server that answers each path as a test requires, and keeps the requests.
 pub struct FakeRegistry {
     pub port: u16,
     requests: Arc<Mutex<Vec<String>>>,
@@ -159,13 +160,13 @@ impl FakeRegistry {
         FakeRegistry { port, requests }
     }
 
-    /// The heads of all requests so far.
+    /// Returns the heads of all requests so far.
     pub fn requests(&self) -> Vec<String> {
         self.requests.lock().unwrap().clone()
     }
 }
 
-/// One request of a connection, which is closed afterwards.
+/// Serves one request of a connection, which is closed afterwards.
 fn serve(mut stream: TcpStream, kept: &Mutex<Vec<String>>, answers: &BTreeMap<String, Answer>) {
     let mut head = String::new();
     let mut reader = BufReader::new(stream.try_clone().unwrap());
@@ -179,16 +180,16 @@ fn serve(mut stream: TcpStream, kept: &Mutex<Vec<String>>, answers: &BTreeMap<St
     }
 }
 
-/// A whole answer.
+/// Sends a whole answer.
 pub fn respond(stream: &mut TcpStream, status: &str, headers: &[&str], body: &[u8]) {
     let headers: String = headers.iter().map(|header| format!("{header}\r\n")).collect();
     let head =
         format!("HTTP/1.1 {status}\r\nConnection: close\r\nContent-Length: {}\r\n{headers}\r\n", body.len());
-    // A client that has heard enough is no failure of the server's.
+    // A client that closes the connection early is not a failure of the server.
     let _ = stream.write_all(head.as_bytes()).and_then(|()| stream.write_all(body));
 }
 
-/// An answer that is always the same.
+/// Creates an answer that is always the same.
 pub fn always(status: &'static str, headers: Vec<String>, body: Vec<u8>) -> Answer {
     Arc::new(move |_, stream| {
         let headers: Vec<_> = headers.iter().map(String::as_str).collect();

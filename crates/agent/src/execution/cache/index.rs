@@ -8,17 +8,17 @@ use sublet_image::Image;
 /// Most packages and images of a node.
 const MAX_ENTRIES: usize = 1024;
 
-/// What something has on the disk.
+/// Size of an entry or of several on the disk.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Size {
-    /// The lengths of its files, holes included.
+    /// Sum of the apparent lengths of the files, holes included.
     pub(crate) bytes: u64,
     /// Files, folders and links.
     pub(crate) files: u64,
 }
 
 impl Size {
-    /// What an image has in all of its layers, shared ones included.
+    /// Size of an image with all of its layers, shared ones included.
     pub(crate) fn of_image(image: &Image) -> Size {
         Size { bytes: image.unpacked_bytes, files: image.files }
     }
@@ -42,7 +42,7 @@ impl Size {
     }
 }
 
-/// What an entry is.
+/// Kind of an entry.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) enum Kind {
     Package,
@@ -69,7 +69,7 @@ pub(crate) struct Use(Arc<()>);
 #[derive(Debug)]
 pub(crate) enum Found {
     Here(Use),
-    /// It is being evicted.
+    /// The entry is being evicted.
     Leaving,
     Unknown,
 }
@@ -130,7 +130,8 @@ impl Index {
         packages.fold(images.plus(self.reserved), |sum, (_, entry)| sum.plus(entry.size))
     }
 
-    /// An entry, which is used now. It is charged to whichever of its users has less: nobody can charge others.
+    /// Finds an entry and marks it as used now. The entry is charged to its user with the fewest bytes, so that no
+    /// tenant can charge others.
     pub(super) fn find(&mut self, key: &Key, tenant: &str) -> Found {
         let used = self.next_use();
         let has = |tenant: &str| self.bytes_of(tenant);
@@ -271,7 +272,7 @@ mod tests {
     }
 
     #[test]
-    fn evicts_the_least_recently_used_entry_that_is_not_in_use() {
+    fn evicts_the_least_recently_used_unused_entry() {
         let mut index = index();
         for name in ["a", "b", "c"] {
             assert_eq!(add(&mut index, name, 30, "t").unwrap(), Vec::<String>::new());

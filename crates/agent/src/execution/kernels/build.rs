@@ -1,4 +1,4 @@
-//! One build: a sandbox with a package, what it answers, and its end.
+//! One build of kernels: a sandbox with a package, the builder's answer, and its end.
 
 use std::collections::BTreeSet;
 use std::path::Path;
@@ -17,13 +17,14 @@ use super::builder::{Builder, Order};
 
 /// How long a build may take, the start of its sandbox included.
 const LONGEST_BUILD: Duration = Duration::from_secs(90);
-/// What a build may take of the node's memory, beside all leases, in bytes. There is one at a time.
+/// Memory of the node that a build may use beside all leases, in bytes. Only one build runs at a time.
 const BUILD_MEMORY_BYTES: u64 = 2 << 30;
-/// Of that, what it may write to files.
+/// Bytes of a build's memory that it may write to files.
 const BUILD_SCRATCH_BYTES: u64 = 512 << 20;
 const BUILD_PROCESSES: u32 = 256;
 
-/// The image of a build of the package in a folder, made by a program on these cores; nothing if the one that is there is good.
+/// Builds the package in a folder with a builder program on these cores. Returns the image, or an empty one if the
+/// existing image is valid.
 pub(super) fn image(
     sandboxes: Arc<Sandboxes>,
     builder: &Path,
@@ -50,8 +51,8 @@ fn distinct(cores: &[u32]) -> Vec<u32> {
     cores.into_iter().collect()
 }
 
-/// What a build answers: an image, or nothing if the one that is there is good. It comes from a process that has executed
-/// what the package brought.
+/// Receives a build's answer: an image, or an empty one if the existing image is valid. The answer is not trusted: it
+/// comes from a process that has executed content of the package.
 fn hear(socket: &PacketSocket, until: Instant, how: impl Fn() -> Option<String>) -> Result<Vec<u8>, Error> {
     let mut image = Vec::new();
     loop {
@@ -69,7 +70,8 @@ fn hear(socket: &PacketSocket, until: Instant, how: impl Fn() -> Option<String>)
     }
 }
 
-/// An end without an answer is the package's fault, too, if it is known how it ended.
+/// Receives the next message. An end without an answer counts as the package's fault if it is known how the builder
+/// ended.
 fn next(
     socket: &PacketSocket,
     until: Instant,
@@ -105,7 +107,7 @@ mod tests {
     }
 
     #[test]
-    fn what_a_build_says_is_taken_whole_or_its_end_is_told() {
+    fn returns_the_whole_image_or_reports_the_builds_end() {
         let piece = |byte: u8| Body::Piece(vec![byte; 3]);
         assert_eq!(heard(vec![piece(1), piece(2), Body::IsAll(true)]).unwrap(), [1, 1, 1, 2, 2, 2]);
         assert!(heard(vec![Body::IsAll(true)]).unwrap().is_empty());

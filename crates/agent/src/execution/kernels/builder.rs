@@ -1,4 +1,4 @@
-//! The builder's process, in a sandbox of its own: what it is told to do, what it says, and its end.
+//! The builder's process in a sandbox of its own: its order, its answers, and its end.
 
 use std::ffi::OsString;
 use std::os::fd::AsFd;
@@ -17,24 +17,24 @@ use crate::signal::wait_readable;
 /// How long what was killed may take to end.
 const LONGEST_END: Duration = Duration::from_secs(10);
 
-/// What it is to do.
+/// Order for a builder.
 pub(super) struct Order<'a> {
-    /// The program.
+    /// The builder program.
     pub(super) program: &'a Path,
-    /// For which devices.
+    /// Kind of the devices.
     pub(super) kind: Kind,
-    /// What about them: its second argument.
+    /// The builder's second argument: what to do for the devices.
     pub(super) what: OsString,
-    /// The package that it sees.
+    /// The package that the builder sees.
     pub(super) folder: Option<&'a Path>,
     pub(super) limits: Limits,
 }
 
-/// A process that runs. Killed when it is dropped.
+/// A running builder process. It is killed when this is dropped.
 pub(super) struct Builder {
     sandboxes: Arc<Sandboxes>,
     sandbox: Made,
-    /// On which it answers.
+    /// The socket on which the builder answers.
     pub(super) socket: PacketSocket,
 }
 
@@ -60,7 +60,7 @@ impl Builder {
         Ok(Builder { sandboxes, sandbox, socket })
     }
 
-    /// How it ended, once it has said all that it says; nothing if nobody can tell.
+    /// How the builder ended, after its last message. Returns `None` if the end cannot be determined.
     pub(super) fn describe(&self) -> Option<String> {
         wait_readable([Some(self.sandbox.ended.as_fd())], Some(Instant::now() + LONGEST_END)).ok()?;
         let state = self.sandboxes.state(&[self.sandbox.id]).pop()?.ok()?;
@@ -73,7 +73,7 @@ impl Builder {
 
 impl Drop for Builder {
     fn drop(&mut self) {
-        // Should it live on, the spawner still has it, and ends it with the agent.
+        // If the process survives, the spawner still has it and ends it with the agent.
         let _ = self.sandboxes.kill(&[self.sandbox.id], Signal::KILL);
         let _ = wait_readable([Some(self.sandbox.ended.as_fd())], Some(Instant::now() + LONGEST_END));
         let _ = self.sandboxes.delete(&[self.sandbox.id]);

@@ -1,4 +1,4 @@
-//! Detects whether libraries for devices are installed on this machine. What they can do shows in the sandboxes
+//! Detects whether libraries for devices are installed on this machine. Their capabilities show only in the sandboxes
 //! that use them.
 
 use std::fs;
@@ -13,7 +13,7 @@ const CUDA_NODE: &str = "/dev/nvidiactl";
 /// Where hosts have shared libraries, as sandboxes see them.
 const LIBRARIES: [&str; 5] = ["/lib", "/lib64", "/usr/lib", "/usr/lib64", "/usr/local/lib"];
 
-/// Whether there are some for a kind of kernels.
+/// Whether this machine has drivers for a kind of kernels.
 pub(super) fn are_there(kind: Kind) -> bool {
     match kind {
         Kind::OpenCl => {

@@ -1,8 +1,9 @@
 //! Describes this node's devices. Their drivers are never loaded here, so the builder is asked, once for each
 //! kind when the agent starts, in a sandbox like those of workers.
 //!
-//! It may answer anything, late or never: of what it says the model is shown to people and the sizes are numbers, and without an
-//! answer in time the node offers the device all the same.
+//! The builder is not trusted to answer correctly or in time. The agent uses only two parts of its answer: the model,
+//! which is shown to people, and the sizes, which are numbers. Without an answer in time the node still offers the
+//! device.
 
 use std::path::Path;
 use std::sync::Arc;
@@ -19,23 +20,24 @@ use tracing::warn;
 
 use super::builder::{Builder, Order};
 
-/// How long a device may take to be described, the start of the sandbox included: by so much an agent starts later at the most.
+/// Longest time for the description of a device, including the start of the sandbox. An agent starts later by at most
+/// this time.
 const LONGEST_LOOK: Duration = Duration::from_secs(5);
-/// What that may take of the node's memory, in bytes, for as long as it takes.
+/// Memory of the node that the description may use while it runs, in bytes.
 const LOOK_MEMORY_BYTES: u64 = 1 << 30;
 const LOOK_SCRATCH_BYTES: u64 = 64 << 20;
 const LOOK_PROCESSES: u32 = 256;
-/// The builder's word for it.
+/// Argument with which the builder describes a device.
 const DEVICE: &str = "device";
 
-/// Devices that are being looked at.
+/// Devices whose descriptions are requested.
 pub(crate) struct Looking {
     until: Instant,
     asked: Vec<(Kind, Receiver<Result<DeviceUnit, Error>>)>,
 }
 
 impl Looking {
-    /// Begins to look at the device of each kind; none takes longer because of another.
+    /// Begins to query the device of each kind. The queries run at the same time and share one deadline.
     pub(super) fn begin(
         sandboxes: &Arc<Sandboxes>,
         builder: &Path,
@@ -47,14 +49,14 @@ impl Looking {
             let (tell, told) = sync_channel(1);
             let (sandboxes, builder, cores) = (sandboxes.clone(), builder.to_owned(), cores.to_vec());
             let look = move || tell.send(device(sandboxes, &builder, (kind, cores), until));
-            // A thread that cannot be started tells nothing, which is taken for that.
+            // A thread that cannot be started sends nothing, which counts as no answer.
             let _ = std::thread::Builder::new().name("sublet-look".to_owned()).spawn(look);
             (kind, told)
         };
         Looking { until, asked: kinds.iter().map(ask).collect() }
     }
 
-    /// What they are, as far as that is known in time.
+    /// Descriptions of the devices. A device without a description in time is reported as undescribed.
     pub(crate) fn found(self) -> Vec<DeviceUnit> {
         let Looking { until, asked } = self;
         let late = || Err(Error::new(Code::DeadlineExceeded, "its driver has not described it in time"));
@@ -131,7 +133,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_said_of_a_device_is_a_description_of_it_and_nothing_else() {
+    fn accepts_only_the_description_fields_of_a_device() {
         let said = DeviceUnit {
             unit: "cpu".into(),
             kind: "cuda".into(),

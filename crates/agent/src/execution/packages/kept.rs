@@ -20,7 +20,7 @@ use super::check;
 /// Most files and folders in an unpacked package: each file may have a folder of its own.
 const MAX_ENTRIES: usize = 2 * MAX_FILES + 64;
 
-/// What the file system says of a file or folder. A write, a replacement and a change of mode each change it.
+/// File system metadata of a file or folder. A write, a replacement and a change of mode each change the stamp.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Stamp {
     device: u64,
@@ -84,7 +84,7 @@ pub(super) fn verify(digest: &str, folder: &Path) -> Result<(PackageInfo, Stamps
     let checked = check(digest, &encode(&package))
         .map_err(|_| Damage("its files are not those of its digest".to_owned()))?;
     let info = checked.info();
-    // What workers read of it is not part of the package, and follows from it.
+    // The file that workers read is not part of the package: it follows from the package's files.
     let kept = fs::read(folder.join(INFO_FILE)).map_err(unreadable)?;
     if kept != info.encode_to_vec() {
         return Err(Damage(format!("{INFO_FILE} is not that of its files")));

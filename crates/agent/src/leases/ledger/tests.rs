@@ -67,7 +67,7 @@ fn released() -> End {
 }
 
 #[test]
-fn nothing_is_billed_before_it_is_to_be_and_what_has_ended_holds_no_meter() {
+fn bills_from_the_start_of_billing_and_releases_the_meter() {
     let ledger = ledger();
     let (enrolment, _end) = enrol(&ledger, "a").unwrap();
     assert_eq!(ledger.report().leases[0].usage, Some(Default::default()));
@@ -83,7 +83,7 @@ fn nothing_is_billed_before_it_is_to_be_and_what_has_ended_holds_no_meter() {
 }
 
 #[test]
-fn whose_a_provisional_lease_is_is_said_by_the_ticket_that_follows() {
+fn the_confirming_ticket_names_the_tenant() {
     let ledger = ledger();
     let end = Arc::new(EndRequest::new().unwrap());
     let enrolment = ledger.enrol(&ticket_of("a", "unverified", true), end).unwrap().enrolment;
@@ -94,7 +94,7 @@ fn whose_a_provisional_lease_is_is_said_by_the_ticket_that_follows() {
 }
 
 #[test]
-fn the_end_of_a_lease_wakes_the_reporter_and_the_answer_wakes_the_supervisor() {
+fn lease_end_wakes_the_reporter_and_its_answer_the_supervisor() {
     let ledger = ledger();
     let (enrolment, _end) = enrol(&ledger, "a").unwrap();
     let reporter = std::thread::spawn({
@@ -116,7 +116,7 @@ fn the_end_of_a_lease_wakes_the_reporter_and_the_answer_wakes_the_supervisor() {
 }
 
 #[test]
-fn a_lease_that_begins_is_written_down_at_once_and_reported_in_its_time() {
+fn journals_a_new_lease_at_once_and_reports_it_later() {
     let ledger = ledger();
     let (mut keepers, mut reporters) = (Seen::with_beginnings(), Seen::default());
     let (enrolment, _end) = enrol(&ledger, "a").unwrap();
@@ -130,7 +130,7 @@ fn a_lease_that_begins_is_written_down_at_once_and_reported_in_its_time() {
 }
 
 #[test]
-fn an_end_that_nobody_heard_of_is_waited_for_in_vain() {
+fn waiting_for_an_unreported_end_times_out() {
     let ledger = ledger();
     let (enrolment, _end) = enrol(&ledger, "a").unwrap();
     enrolment.finish(released());
@@ -157,7 +157,7 @@ fn a_supervisor_that_fails_leaves_its_lease_ended() {
 }
 
 #[test]
-fn leases_end_when_the_manager_the_operator_or_the_agent_says_so() {
+fn manager_operator_and_agent_can_end_leases() {
     let ledger = ledger();
     let (_a, end_a) = enrol(&ledger, "a").unwrap();
     let (_b, end_b) = enrol(&ledger, "b").unwrap();

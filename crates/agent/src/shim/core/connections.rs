@@ -10,7 +10,7 @@ use super::{
 };
 
 impl Core {
-    /// A process connects to write.
+    /// Connects a process to a FIFO as a writer.
     pub(super) fn connect(&mut self, (by, tag): (GlobalId, Tag), to: &Target) -> Result<Option<u64>, Error> {
         let object = self.find(by, to)?;
         if !self.is_here(object) {
@@ -50,7 +50,7 @@ impl Core {
         Ok(())
     }
 
-    /// Which FIFO is meant.
+    /// Finds the FIFO that a target identifies.
     fn find(&self, by: GlobalId, to: &Target) -> Result<GlobalId, Error> {
         match to {
             Target::Object(object) => Ok(*object),
@@ -62,7 +62,8 @@ impl Core {
         }
     }
 
-    /// A neighbour has refused to connect a process. What is not there any more had its name perhaps before another.
+    /// Handles a neighbour's refusal to connect a process. If the FIFO is gone, another one may have its name by now,
+    /// so the call is tried again.
     pub(super) fn refused(&mut self, (by, tag): (GlobalId, Tag), object: GlobalId, to: Target, error: Error) {
         let Target::Named(name) = &to else { return self.answer((by, tag), Err(error)) };
         if error.code == Code::InvalidArgument
@@ -74,7 +75,7 @@ impl Core {
         self.answer((by, tag), Err(error));
     }
 
-    /// Lets a writer in, wherever it is.
+    /// Admits a writer, on whichever unit it runs.
     fn admit(&mut self, writer: GlobalId, object: GlobalId) -> Result<(Way, FifoShape, At), Error> {
         if !self.fifo_for(writer, object)?.rights_of(writer).contains(Rights::WRITE) {
             return Err(denied(writer, "write to", object));
@@ -87,7 +88,7 @@ impl Core {
             return Err(Error::new(Code::TooManyInFlight, message));
         }
         let (shape, bytes) = (fifo.shape, fifo.shape.region_bytes());
-        // After so many connections that the numbers begin again, one may still be in use.
+        // After all numbers were used once, one of them may still be in use.
         while fifo.writers.contains_key(&fifo.next_connection) {
             fifo.next_connection = fifo.next_connection.wrapping_add(1).max(1);
         }
@@ -116,7 +117,7 @@ impl Core {
         })
     }
 
-    /// A process of a neighbour connects to write.
+    /// Handles the request of a neighbour's process to connect as a writer.
     pub(super) fn asked_to_connect(&mut self, peer: Peer, asked: &v1::FifoConnect) {
         let (object, writer) = (GlobalId::from_bits(asked.object), GlobalId::from_bits(asked.writer));
         match self.admit(writer, object) {
@@ -127,7 +128,7 @@ impl Core {
         }
     }
 
-    /// A neighbour lets a process of this agent connect.
+    /// Handles the invitation of a neighbour for a process of this agent.
     pub(super) fn invited(&mut self, peer: Peer, invited: v1::FifoInvited) {
         let token = invited.token;
         if !matches!(self.pending.get(&token), Some(Pending::Connect { peer: asked, .. }) if *asked == peer) {
@@ -144,7 +145,7 @@ impl Core {
         }
     }
 
-    /// A process connects to read a FIFO of its own processing unit that nobody reads.
+    /// Connects a process to a FIFO of its own processing unit as the reader, if the FIFO has none.
     pub(super) fn connect_to_read(
         &mut self,
         (by, tag): (GlobalId, Tag),
@@ -172,7 +173,7 @@ impl Core {
         Ok(None)
     }
 
-    /// A process lets go of a descriptor.
+    /// Closes a descriptor of a process.
     pub(super) fn close(&mut self, at: At) -> Result<(), Error> {
         let what = self.described(at)?;
         if let Some(process) = self.processes.get_mut(&at.process) {
@@ -198,7 +199,7 @@ impl Core {
         Ok(())
     }
 
-    /// A neighbour's process has closed its end.
+    /// Handles the end of a connection that a neighbour's process has closed.
     pub(super) fn closed_there(&mut self, peer: Peer, closed: &v1::FifoClosed) {
         let way = Way { object: GlobalId::from_bits(closed.object), connection: closed.connection };
         let writer = self.fifos.get(&way.object).and_then(|fifo| fifo.writers.get(&way.connection));
@@ -207,18 +208,18 @@ impl Core {
         }
     }
 
-    /// A writer of a neighbour has not come.
+    /// Gives up the connection of a neighbour's writer that has not come.
     pub(crate) fn give_up(&mut self, way: Way) {
         self.end_connection(way, Code::DeadlineExceeded);
     }
 
-    /// What was to be done with a descriptor could not be: it is as if it had been closed.
+    /// Closes a descriptor whose connection could not be completed.
     pub(crate) fn undo(&mut self, at: At) {
-        // It has just been given out.
+        // The descriptor was allocated just now, so it can be closed.
         let _ = self.close(at);
     }
 
-    /// The reader ends a connection.
+    /// Ends a connection on the reader's request.
     pub(super) fn cut(&mut self, at: At, connection: u32) -> Result<(), Error> {
         let Descriptor::Reader(object) = self.described(at)? else {
             let message = format!("descriptor {} is not one that is read", at.descriptor);
@@ -228,7 +229,7 @@ impl Core {
         Ok(())
     }
 
-    /// A writer's end: its process is told, and the reader.
+    /// Ends a writer's connection, and informs its process and the reader.
     fn end_connection(&mut self, way: Way, code: Code) {
         let Way { object, connection } = way;
         let Some(&(writer, descriptor)) =
@@ -248,11 +249,11 @@ impl Core {
                 }
             }
         }
-        // What a process has written before it died is read.
+        // The reader still reads all that a process has written before it died.
         self.part(way, code != Code::WorkerDied);
     }
 
-    /// All connections of a process to a FIFO.
+    /// Ends all connections of a process to a FIFO.
     pub(super) fn end_writer(&mut self, object: GlobalId, writer: GlobalId, code: Code) {
         let Some(fifo) = self.fifos.get(&object) else { return };
         let of = fifo.writers.iter().filter(|(_, (by, _))| *by == writer);
@@ -261,7 +262,7 @@ impl Core {
         }
     }
 
-    /// The FIFO's agent has ended a connection of a process of this one.
+    /// Handles the end of a connection of this agent's process, as the FIFO's agent reports it.
     pub(super) fn ended_there(&mut self, ended: &v1::FifoEnded) {
         let (object, writer) = (GlobalId::from_bits(ended.object), GlobalId::from_bits(ended.writer));
         let is_it = |what: &Descriptor| matches!(what, Descriptor::Writer { object: of, connection, .. } if (*of, *connection) == (object, ended.connection));
@@ -274,7 +275,7 @@ impl Core {
         }
     }
 
-    /// The descriptor stays until it is closed, and is good for nothing.
+    /// Ends a descriptor. It stays allocated, without any use, until it is closed.
     fn end_descriptor(&mut self, at: At, way: Option<Way>, code: Code) {
         let process = self.processes.get_mut(&at.process);
         if let Some(Descriptor::Writer { is_over, .. }) =
@@ -285,7 +286,7 @@ impl Core {
         self.out.push_back(Effect::End { at, way, code });
     }
 
-    /// The reader is told that a connection is over, which is forgotten.
+    /// Informs the reader that a connection has ended, and removes the connection.
     fn part(&mut self, way: Way, at_once: bool) {
         let reader = self.fifos.get(&way.object).and_then(|fifo| fifo.reader);
         if !self.drop_writer(way) {
@@ -312,7 +313,7 @@ impl Core {
         is_known
     }
 
-    /// The reader's right is revoked.
+    /// Ends the reading descriptor of a process whose right to read is revoked.
     pub(super) fn end_reader(&mut self, object: GlobalId, pid: GlobalId, code: Code) {
         let reader =
             self.fifos.get(&object).and_then(|fifo| fifo.reader).filter(|(reader, _)| *reader == pid);
@@ -323,7 +324,7 @@ impl Core {
         }
     }
 
-    /// Nobody reads any more: who writes learns it.
+    /// Removes the reader of a FIFO and ends the connections of its writers.
     fn stop_reading(&mut self, object: GlobalId, at: At) {
         let Some(fifo) = self.fifos.get(&object) else { return };
         if fifo.reader != Some((at.process, at.descriptor)) {
@@ -342,7 +343,7 @@ impl Core {
         }
     }
 
-    /// A FIFO that nobody reads ends, if nobody but its creator may read it.
+    /// Ends a FIFO without a reader if no process but its creator may read it.
     fn end_unread(&mut self, object: GlobalId) {
         let is_done = |fifo: &super::Fifo| {
             let mut others = fifo.rights.iter().filter(|(pid, _)| **pid != fifo.creator);
@@ -353,7 +354,7 @@ impl Core {
         }
     }
 
-    /// Its creator is gone, or nobody can read it any more.
+    /// Ends a FIFO whose creator is gone, or that no process can read any more.
     pub(super) fn end_fifo(&mut self, object: GlobalId) {
         if let Some((process, descriptor)) = self.fifos.get(&object).and_then(|fifo| fifo.reader) {
             let at = At { process, descriptor };

@@ -1,7 +1,8 @@
-//! Names of FIFOs: of a tenant, in a whole computer.
+//! Names of FIFOs: each is unique among the FIFOs of its tenant in the whole computer.
 //!
-//! Who wants a name asks all neighbours. One refuses that has a FIFO of that name, or wants the name itself and has the lower id;
-//! with the higher it gives up its own claim. So of two that want it at once exactly one gets it, whoever else is asked.
+//! A process that requests a name makes its agent ask all neighbours. A neighbour refuses if it has a FIFO of that
+//! name, or if it requests the name for a FIFO with the lower id. If its own FIFO has the higher id, it gives up its
+//! own claim. So of two concurrent claims exactly one succeeds, whichever other neighbours are asked.
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::sync::Arc;
@@ -20,7 +21,7 @@ pub(super) struct Name {
     pub(super) name: String,
 }
 
-/// Which FIFOs have a name, or claim it: one, but for what is under way.
+/// FIFOs that have or claim each name: one, except while claims are under way.
 #[derive(Default)]
 pub(super) struct Names(HashMap<Name, BTreeSet<GlobalId>>);
 
@@ -48,7 +49,7 @@ impl Names {
         }
     }
 
-    /// The lowest first.
+    /// FIFOs that have or claim a name, the lowest id first.
     pub(super) fn holders(&self, name: &Name) -> impl Iterator<Item = GlobalId> + '_ {
         self.0.get(name).into_iter().flatten().copied()
     }
@@ -63,7 +64,7 @@ impl Names {
 }
 
 impl Core {
-    /// A process makes a FIFO, which it reads.
+    /// Creates a FIFO, which the calling process reads.
     pub(super) fn init(
         &mut self,
         (by, tag): (GlobalId, Tag),
@@ -112,7 +113,7 @@ impl Core {
         })
     }
 
-    /// A neighbour claims a name.
+    /// Handles a neighbour's claim to a name.
     pub(super) fn claimed(&mut self, peer: Peer, token: u64, claimed: &v1::FifoName) {
         let (name, object) = (Name::of(claimed), GlobalId::from_bits(claimed.object));
         let claiming = || self.pending_claim(&name).filter(|own| *own < object);
@@ -125,7 +126,7 @@ impl Core {
         self.tell(peer, Body::Name(v1::NameAnswer { token, holder }));
     }
 
-    /// A claim of this agent yields to another.
+    /// Gives up a claim of this agent to another FIFO.
     pub(super) fn give_up_claim(&mut self, wanted: &Name, to: GlobalId) {
         for pending in self.pending.values_mut() {
             if let Pending::Claim(Claim { name, lost_to, .. }) = pending
@@ -136,7 +137,7 @@ impl Core {
         }
     }
 
-    /// A neighbour has answered a claim, or will not any more.
+    /// Handles a neighbour's answer to a claim; also called when that neighbour will not answer any more.
     pub(super) fn claim_answered(&mut self, peer: Peer, token: u64, holder: Option<GlobalId>) {
         let Some(Pending::Claim(Claim { awaits, lost_to, .. })) = self.pending.get_mut(&token) else {
             return;

@@ -1,4 +1,4 @@
-//! Neighbours: what they say, when they come and when they are out of reach.
+//! Neighbours: their messages, and what happens when one is linked or out of reach.
 
 use std::collections::BTreeSet;
 
@@ -9,12 +9,13 @@ use sublet_xpu::GlobalId;
 use super::rights::told_rights;
 use super::{Asked, Claim, Core, MAX_NAME_BYTES, MAX_PEER_NAMES, MAX_TOLD, Name, Neighbour, Peer, Pending};
 
-/// A neighbour has said what it may not: nothing that it says is heard any more.
+/// A neighbour has sent a message that it must not send: no further message of it is handled.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Violation(pub(crate) String);
 
 impl Core {
-    /// A neighbour is there, the agent of this node, which serves these units. What is told it first, and all that comes after it, tells it what is known here.
+    /// Greets a linked neighbour: the agent of `node`, which serves `units`. The first messages tell it what is known
+    /// here, and all later ones what changes.
     pub(crate) fn greet(&mut self, peer: Peer, node: &str, units: &[u32]) {
         self.unlinked(peer);
         let is_theirs = |pid: &GlobalId| units.contains(&pid.pu);
@@ -43,7 +44,7 @@ impl Core {
         all.into_iter().for_each(|body| self.tell(peer, body));
     }
 
-    /// What a neighbour has said first, the parts of it together.
+    /// Handles the first message of a neighbour, with its parts combined.
     pub(crate) fn linked(&mut self, peer: Peer, sync: &v1::ShimSync, units: &[u32]) -> Result<(), Violation> {
         if let Some(unit) = sync.units.iter().find(|unit| !units.contains(unit)) {
             return Err(Violation(format!(
@@ -64,7 +65,7 @@ impl Core {
         for &unit in &sync.units {
             self.routes.insert(unit, peer);
         }
-        // What it says now is all that holds.
+        // Only the rights that the neighbour states now are valid.
         for process in self.processes.values_mut() {
             process.rights.retain(|object, _| !units.contains(&object.pu));
         }
@@ -74,13 +75,13 @@ impl Core {
         }
         for update in &sync.rights {
             self.check_own(peer, update.object)?;
-            // Of a process that is gone the other will hear.
+            // An update for a process that has ended fails: the neighbour will learn of the end.
             let _ = self.update(update);
         }
         Ok(())
     }
 
-    /// A name that both may have: who has the lower id keeps it.
+    /// Resolves a name that both nodes may have: the FIFO with the lower id keeps it.
     fn meet(&mut self, peer: Peer, told: &v1::FifoName) {
         let (name, theirs) = (Name::of(told), GlobalId::from_bits(told.object));
         if let Some(ours) = self.held_here(&name).filter(|ours| theirs < *ours) {
@@ -92,7 +93,7 @@ impl Core {
         self.learn_name(peer, name, theirs);
     }
 
-    /// A neighbour's FIFO has this name, or claims it.
+    /// Notes that a neighbour's FIFO has this name or claims it.
     pub(super) fn learn_name(&mut self, peer: Peer, name: Name, object: GlobalId) {
         let Some(neighbour) = self.peers.get_mut(&peer) else { return };
         if neighbour.names.len() < MAX_PEER_NAMES {
@@ -101,8 +102,8 @@ impl Core {
         }
     }
 
-    /// A neighbour is out of reach: what waits for it is answered, and its names are free. Connections of its processes last as
-    /// long as they do by themselves, and so do their rights.
+    /// Removes a neighbour that is out of reach: calls that wait for it are answered, and its names are free.
+    /// Connections of its processes last as long as their sockets do, and so do its processes' rights.
     pub(crate) fn unlinked(&mut self, peer: Peer) {
         let Some(neighbour) = self.peers.remove(&peer) else { return };
         self.routes.retain(|_, of| *of != peer);
@@ -134,7 +135,7 @@ impl Core {
         }
     }
 
-    /// The agent of a neighbour has begun anew: its processes are gone.
+    /// Removes the processes of a neighbour whose agent was restarted.
     fn restarted(&mut self, units: &[u32]) {
         let is_theirs = |pid: &GlobalId| units.contains(&pid.pu);
         let holders = self.fifos.values().flat_map(|fifo| fifo.rights.keys().copied());
@@ -163,7 +164,7 @@ impl Core {
         }
     }
 
-    /// A neighbour says something.
+    /// Handles a message of a neighbour.
     pub(crate) fn heard(&mut self, peer: Peer, message: v1::ShimMessage) -> Result<(), Violation> {
         match self.peers.get(&peer) {
             None => return Ok(()),
@@ -252,7 +253,7 @@ impl Core {
         Ok(())
     }
 
-    /// A neighbour speaks of what is its own.
+    /// Checks that a neighbour sends messages only about its own processes and FIFOs.
     fn check_own(&self, peer: Peer, id: u64) -> Result<(), Violation> {
         let id = GlobalId::from_bits(id);
         if self.routes.get(&id.pu) == Some(&peer) {

@@ -1,4 +1,4 @@
-//! Capabilities: who may do what with a FIFO.
+//! Capabilities: the rights of processes to FIFOs.
 
 use sublet_proto::v1::{self, shim_message::Body};
 use sublet_proto::{Code, Error};
@@ -6,11 +6,11 @@ use sublet_xpu::{GlobalId, Rights};
 
 use super::{Asked, Core, Fifo, MAX_HOLDERS, Peer, Pending, Tag, denied, no_fifo, no_process};
 
-/// Who, to what, and which rights.
+/// Process, FIFO and rights of a change.
 type Change = (GlobalId, GlobalId, Rights);
 
 impl Core {
-    /// What a process of this agent may do, as far as is known here.
+    /// Rights of a process of this agent, as far as they are known here.
     pub(super) fn rights(&self, pid: GlobalId, object: GlobalId) -> Rights {
         if let Some(fifo) = self.fifos.get(&object) {
             return fifo.rights.get(&pid).copied().unwrap_or_default();
@@ -25,7 +25,7 @@ impl Core {
         fifo.ok_or_else(|| no_fifo(&object.to_string()))
     }
 
-    /// A process of this agent grants or revokes.
+    /// Handles a grant or revocation by a process of this agent.
     pub(super) fn change(
         &mut self,
         (by, tag): (GlobalId, Tag),
@@ -48,7 +48,8 @@ impl Core {
         Ok(None)
     }
 
-    /// A change of rights to a FIFO of this agent. Nothing is answered yet if the process's agent has to be told first.
+    /// Changes rights to a FIFO of this agent. Returns `None` if the process's agent has to be informed before the
+    /// answer.
     pub(super) fn change_here(
         &mut self,
         asked: Asked,
@@ -68,7 +69,7 @@ impl Core {
             return Err(Error::new(Code::TooManyInFlight, message));
         }
         if self.is_here(process) {
-            // Of another tenant's there is no more to be known than that there is none.
+            // A process of another tenant is reported as missing, so that its existence is not revealed.
             if self.processes.get(&process).is_none_or(|process| process.tenant != tenant) {
                 return Err(no_process(process));
             }
@@ -77,7 +78,8 @@ impl Core {
         }
         let peer = match self.route(process) {
             Ok(peer) => peer,
-            // Who is out of reach loses what is revoked all the same. To an agent that is about to be linked the right was told perhaps.
+            // A process out of reach loses revoked rights as well. An agent that is about to be linked may have
+            // received the right in its greeting.
             Err(_) if revoked => {
                 self.set_rights(process, object, after);
                 let greeted = self.peers.iter().find(|(_, neighbour)| neighbour.units.contains(&process.pu));
@@ -94,7 +96,7 @@ impl Core {
         Ok(None)
     }
 
-    /// Connections that were made by a right end with it.
+    /// Sets the rights of a process to a FIFO. Connections that depended on a lost right end with it.
     pub(super) fn set_rights(&mut self, process: GlobalId, object: GlobalId, rights: Rights) {
         let Some(fifo) = self.fifos.get_mut(&object) else { return };
         if rights == Rights::NONE {
@@ -114,7 +116,7 @@ impl Core {
         );
     }
 
-    /// A process's agent has taken note of its rights, or will not.
+    /// Handles the answer of a process's agent to a change of its rights.
     pub(super) fn updated(&mut self, token: u64, outcome: Result<(), Error>) {
         let Some(Pending::Update { asked, revoked, process, object, before, .. }) =
             self.pending.remove(&token)
@@ -136,7 +138,8 @@ impl Core {
         }
     }
 
-    /// It is as before, unless something later is under way, which is what it is as if this had not been.
+    /// Restores the rights before a failed change. If a later change is under way, it records them as the rights to
+    /// restore.
     fn undo_change(&mut self, token: u64, of: GlobalId, to: GlobalId, rights: Rights) {
         let later = self.pending.range_mut(token..).find_map(|(_, pending)| match pending {
             Pending::Update { process, object, before, .. } if (*process, *object) == (of, to) => {
@@ -150,7 +153,7 @@ impl Core {
         }
     }
 
-    /// A neighbour's process changes rights to a FIFO of this agent.
+    /// Handles a change of rights to a FIFO of this agent by a neighbour's process.
     pub(super) fn asked_to_change(&mut self, peer: Peer, change: &v1::RightsChange) {
         let token = change.token;
         let id = GlobalId::from_bits;
@@ -170,7 +173,7 @@ impl Core {
         }
     }
 
-    /// What a process of this agent may do with a FIFO of a neighbour.
+    /// Updates the copy of the rights of this agent's process to a FIFO of a neighbour.
     pub(super) fn update(&mut self, update: &v1::RightsUpdate) -> Result<(), Error> {
         let (pid, object) = (GlobalId::from_bits(update.process), GlobalId::from_bits(update.object));
         let rights = Rights::from_bits(update.rights)?;
@@ -193,7 +196,7 @@ impl Core {
         self.tell(peer, Body::Done(v1::ShimDone { token, code, message }));
     }
 
-    /// A process is gone, wherever it was: nobody has its rights.
+    /// Removes all rights of a process that has ended on whichever agent.
     pub(super) fn forget_process(&mut self, pid: GlobalId) {
         let held: Vec<GlobalId> = self
             .fifos
@@ -210,7 +213,7 @@ impl Core {
     }
 }
 
-/// As an agent hears it whose process this is.
+/// Creates the message that informs a process's agent of its rights.
 pub(super) fn told_rights(
     token: u64,
     process: GlobalId,

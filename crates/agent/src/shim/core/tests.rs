@@ -6,13 +6,13 @@ use proptest::prelude::*;
 
 use super::*;
 
-/// Agents whose messages travel when they are told to.
+/// Several agents whose messages are delivered only on demand.
 struct Computer {
     cores: Vec<Core>,
-    /// What is under way, from one agent to another.
+    /// Messages under way, from one agent to another.
     wires: BTreeMap<(usize, usize), VecDeque<v1::ShimMessage>>,
     up: BTreeSet<(usize, usize)>,
-    /// What was said first, and not wholly.
+    /// First messages of which not all parts have arrived.
     begun: BTreeMap<(usize, usize), v1::ShimSync>,
     answers: HashMap<(GlobalId, Tag), Result<u64, Error>>,
     others: Vec<Effect>,
@@ -41,7 +41,7 @@ impl Computer {
         computer
     }
 
-    /// Both tell the other all that they know; what is said is under way then.
+    /// Links two agents. Each sends the other all that it knows; these messages are under way afterwards.
     fn link(&mut self, one: usize, other: usize) {
         for (from, to) in [(one, other), (other, one)] {
             self.wires.insert((from, to), VecDeque::new());
@@ -61,7 +61,7 @@ impl Computer {
         self.settle();
     }
 
-    /// Takes what the cores want done; messages wait on their wires.
+    /// Carries out the effects of the cores; messages wait on their wires.
     fn settle(&mut self) {
         for index in 0..self.cores.len() {
             let effects: Vec<Effect> = std::iter::from_fn(|| self.cores[index].next_effect()).collect();
@@ -96,7 +96,7 @@ impl Computer {
         }
     }
 
-    /// One message arrives.
+    /// Delivers one message.
     fn deliver(&mut self, (from, to): (usize, usize)) {
         if let Some(message) = self.wires.get_mut(&(from, to)).and_then(VecDeque::pop_front) {
             match message.body {
@@ -135,7 +135,7 @@ impl Computer {
         &mut self.cores[id.pu as usize - 1]
     }
 
-    /// Calls, without waiting.
+    /// Makes a call, without waiting for its answer.
     fn begin(&mut self, by: GlobalId, call: Call) -> Tag {
         self.tag += 1;
         let tag = self.tag;
@@ -159,7 +159,7 @@ impl Computer {
     }
 }
 
-/// What one agent says to another.
+/// A message of one agent to another.
 fn said(body: shim_message::Body) -> v1::ShimMessage {
     v1::ShimMessage { body: Some(body) }
 }
@@ -177,7 +177,7 @@ fn grant(to: GlobalId, object: GlobalId, rights: Rights) -> Call {
 }
 
 #[test]
-fn who_has_the_right_connects_wherever_it_is_and_nobody_else() {
+fn only_processes_with_the_right_connect_from_any_unit() {
     let mut computer = Computer::new(2);
     let (reader, near, far) = (computer.enter(0, "t"), computer.enter(0, "t"), computer.enter(1, "t"));
     let object = computer.init(reader, "frames").unwrap();
@@ -185,7 +185,7 @@ fn who_has_the_right_connects_wherever_it_is_and_nobody_else() {
         let refused = computer.call(writer, connect("frames")).unwrap_err();
         assert_eq!(refused.code, Code::PermissionDenied);
         assert!(refused.message.contains(&writer.to_string()), "{refused}");
-        // A right that is not to write is not enough, and whoever does not own it grants nothing.
+        // A right other than to write is not enough, and a process without the right to own grants nothing.
         computer.call(reader, grant(writer, object, Rights::READ)).unwrap();
         assert_eq!(computer.call(writer, connect("frames")).unwrap_err().code, Code::PermissionDenied);
         let refused = computer.call(writer, grant(writer, object, Rights::WRITE)).unwrap_err();
@@ -194,7 +194,7 @@ fn who_has_the_right_connects_wherever_it_is_and_nobody_else() {
         assert_eq!(computer.rights_of(writer, object), Rights::READ | Rights::WRITE);
         computer.call(writer, connect("frames")).unwrap();
     }
-    // Who may own it grants from wherever it is, and takes from others.
+    // A process with the right to own grants from any unit, and revokes rights of others.
     computer.call(reader, grant(far, object, Rights::OWN)).unwrap();
     let another = computer.enter(1, "t");
     computer.call(far, grant(another, object, Rights::WRITE)).unwrap();
@@ -205,7 +205,7 @@ fn who_has_the_right_connects_wherever_it_is_and_nobody_else() {
 }
 
 #[test]
-fn a_program_is_not_begun_with_rights_that_its_parent_cannot_grant() {
+fn refuses_a_spawn_with_rights_the_parent_cannot_grant() {
     let mut computer = Computer::new(2);
     let (owner, parent) = (computer.enter(0, "t"), computer.enter(0, "t"));
     let object = computer.init(owner, "f").unwrap();
@@ -247,7 +247,7 @@ fn revoking_ends_connections_before_it_is_answered() {
         let descriptor = computer.call(writer, connect("f")).unwrap() as u32;
         computer.others.clear();
         let tag = computer.begin(reader, Call::Revoke { from: writer, object, rights: Rights::WRITE });
-        // At once where the FIFO is, whatever the other agent does.
+        // The connection ends at once where the FIFO is, whatever the other agent does.
         let parted = |effect: &Effect| matches!(effect, Effect::Part { at_once: true, .. });
         assert!(computer.others.iter().any(parted), "{:?}", computer.others);
         assert_eq!(computer.answers.contains_key(&(reader, tag)), writer == near);
@@ -264,7 +264,7 @@ fn revoking_ends_connections_before_it_is_answered() {
 }
 
 #[test]
-fn a_right_of_a_process_out_of_reach_is_revoked_at_once() {
+fn revokes_the_right_of_an_unreachable_process_at_once() {
     let mut computer = Computer::new(2);
     let (reader, far) = (computer.enter(0, "t"), computer.enter(1, "t"));
     let object = computer.init(reader, "f").unwrap();
@@ -287,7 +287,7 @@ fn a_right_of_a_process_out_of_reach_is_revoked_at_once() {
 }
 
 #[test]
-fn who_is_out_of_reach_is_told_nothing_of_what_it_has_asked() {
+fn sends_no_answer_to_an_unreachable_requester() {
     let mut computer = Computer::new(2);
     let (reader, far) = (computer.enter(0, "t"), computer.enter(1, "t"));
     let (another, object) = (computer.enter(1, "t"), computer.init(reader, "f").unwrap());
@@ -320,7 +320,7 @@ fn what_is_granted_twice_and_fails_twice_is_not_granted() {
 }
 
 #[test]
-fn a_right_is_revoked_that_an_agent_is_told_of_at_this_moment() {
+fn revokes_a_right_that_is_being_announced() {
     let mut computer = Computer::new(2);
     let (reader, far) = (computer.enter(0, "t"), computer.enter(1, "t"));
     let object = computer.init(reader, "f").unwrap();
@@ -334,7 +334,7 @@ fn a_right_is_revoked_that_an_agent_is_told_of_at_this_moment() {
 }
 
 #[test]
-fn tenants_have_names_of_their_own_and_grant_one_another_nothing() {
+fn tenants_have_separate_names_and_grant_each_other_nothing() {
     let mut computer = Computer::new(2);
     let (ours, theirs, far) = (computer.enter(0, "a"), computer.enter(0, "b"), computer.enter(1, "b"));
     let object = computer.init(ours, "name").unwrap();
@@ -372,7 +372,7 @@ fn a_fifo_of_another_tenant_does_not_exist() {
 }
 
 #[test]
-fn a_name_that_two_want_at_once_is_one_of_theirs() {
+fn one_of_two_concurrent_claims_gets_the_name() {
     for order in 0..6 {
         let mut computer = Computer::new(3);
         let (low, high) = (computer.enter(0, "t"), computer.enter(1, "t"));
@@ -393,7 +393,7 @@ fn a_name_that_two_want_at_once_is_one_of_theirs() {
 }
 
 #[test]
-fn a_name_that_was_taken_twice_while_apart_is_the_lower_ones() {
+fn the_lower_id_keeps_a_name_taken_twice_while_apart() {
     let mut computer = Computer::new(2);
     let (low, high, writer) = (computer.enter(0, "t"), computer.enter(1, "t"), computer.enter(1, "t"));
     computer.unlink(0, 1);
@@ -405,7 +405,7 @@ fn a_name_that_was_taken_twice_while_apart_is_the_lower_ones() {
     computer.cores.iter_mut().for_each(Core::tick);
     computer.settle();
     computer.deliver_all();
-    // The other goes on, and is reached by its id.
+    // The other FIFO continues, and is reached by its id.
     let refused = computer.call(writer, connect("n")).unwrap_err();
     assert!(
         refused.code == Code::PermissionDenied && refused.message.contains(&kept.to_string()),
@@ -440,7 +440,7 @@ fn an_agent_that_returns_anew_has_none_of_its_processes() {
 }
 
 #[test]
-fn a_process_that_ends_takes_its_fifos_and_its_rights_with_it() {
+fn an_ended_process_loses_its_fifos_and_rights() {
     let mut computer = Computer::new(2);
     let (reader, near, far) = (computer.enter(0, "t"), computer.enter(0, "t"), computer.enter(1, "t"));
     let object = computer.init(reader, "f").unwrap();
@@ -451,7 +451,7 @@ fn a_process_that_ends_takes_its_fifos_and_its_rights_with_it() {
     computer.others.clear();
     computer.cores[0].leave(near);
     computer.settle();
-    // What it has written before is read.
+    // The reader still reads what the process has written before.
     assert!(computer.others.iter().any(|effect| matches!(effect, Effect::Part { at_once: false, .. })));
     computer.cores[0].leave(reader);
     computer.settle();
@@ -595,7 +595,7 @@ fn who_was_not_asked_answers_and_ends_nothing() {
 }
 
 #[test]
-fn a_neighbour_that_has_not_said_what_it_knows_is_not_heard() {
+fn refuses_messages_before_the_first_sync() {
     let mut computer = Computer::new(2);
     computer.unlink(0, 1);
     computer.cores[0].greet(unit(1), NODES[1], &[unit(1)]);
@@ -605,7 +605,7 @@ fn a_neighbour_that_has_not_said_what_it_knows_is_not_heard() {
 }
 
 #[test]
-fn a_device_is_found_by_its_name_beside_its_processor_while_that_is_linked() {
+fn finds_devices_by_name_of_linked_processors_only() {
     let node = |name: &str| [pu::PROCESSOR, "opencl0"].map(|unit| pu::id(name, unit));
     let (here, there) = (node(NODES[0]), node(NODES[1]));
     let mut core = Core::new((NODES[0], pu::PROCESSOR), "start".into(), &here, 1);
@@ -627,7 +627,7 @@ fn a_device_is_found_by_its_name_beside_its_processor_while_that_is_linked() {
 }
 
 #[test]
-fn a_unit_of_a_kind_is_of_the_own_node_or_else_of_a_linked_one() {
+fn finds_a_unit_of_a_kind_locally_before_linked_nodes() {
     let node = |name: &str, units: &[&str]| units.iter().map(|unit| pu::id(name, unit)).collect::<Vec<_>>();
     let here = node(NODES[0], &[pu::PROCESSOR]);
     let there = node(NODES[1], &[pu::PROCESSOR, "opencl0"]);
@@ -691,7 +691,7 @@ fn everything_of_a_process_has_a_bound() {
     );
 }
 
-/// What may happen.
+/// A random event.
 #[derive(Clone, Debug)]
 enum Step {
     Enter(usize),
@@ -737,7 +737,7 @@ fn objects(computer: &Computer) -> Vec<GlobalId> {
     all
 }
 
-/// The names that FIFOs have where they are.
+/// Names that FIFOs have on their own agents.
 fn held(computer: &Computer) -> Vec<(Name, GlobalId)> {
     let of = |core: &Core| {
         let named = core.fifos.iter().filter_map(|(object, fifo)| Some((fifo.name.clone()?, *object)));
@@ -799,7 +799,7 @@ fn perform(computer: &mut Computer, step: &Step) {
     }
 }
 
-/// All are linked, and nothing is under way.
+/// Links all agents, and delivers all messages.
 fn come_to_rest(computer: &mut Computer) {
     for one in 0..3 {
         for other in one + 1..3 {
@@ -855,7 +855,7 @@ proptest! {
                 }
             }
         }
-        // Every call of whoever is still there was answered.
+        // Every call of a process that still exists was answered.
         let names: BTreeSet<_> = held.iter().map(|(name, _)| name).collect();
         prop_assert_eq!(names.len(), held.len());
     }

@@ -1,4 +1,4 @@
-//! The folders of a layer: opened by rules of the kernel's that no path can break, and made where they are missing.
+//! The folders of a layer: opened under rules of the kernel that no path can break, and created where they are missing.
 
 use std::ffi::OsStr;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
@@ -11,17 +11,17 @@ use super::{Attributes, FOLDER_MODE, Tree, failed};
 use crate::error::{EntryProblem, ImageError};
 use crate::layer::path::Place;
 
-/// Never above the layer's folder, through no link of whatever kind, onto no other file system.
+/// Rules for opening: never above the layer's folder, through no kind of link, onto no other file system.
 const RULES: ResolveFlags = ResolveFlags::BENEATH
     .union(ResolveFlags::NO_SYMLINKS)
     .union(ResolveFlags::NO_MAGICLINKS)
     .union(ResolveFlags::NO_XDEV);
 const AS_FOLDER: OFlags = OFlags::DIRECTORY.union(OFlags::CLOEXEC);
-/// By this attribute overlayfs knows, with `userxattr`, that a folder is not merged with those below.
+/// Attribute by which overlayfs, with `userxattr`, recognizes a folder that is not merged with those below.
 const OPAQUE: &str = "user.overlay.opaque";
 
 impl Tree<'_> {
-    /// A folder; one that is there is kept with its files.
+    /// Creates a folder; an existing one keeps its files.
     pub(crate) fn folder(&mut self, place: &Place, attributes: Attributes) -> Result<(), ImageError> {
         let found = self.kind_of(place)?;
         if found != Some(FileType::Directory) {
@@ -29,14 +29,14 @@ impl Tree<'_> {
             let owned = self.owner.own(self.entered(), OsStr::from_bytes(&place.name));
             owned.map_err(|errno| failed("giving away", &place.path(), errno))?;
         }
-        // A folder in place of one that this layer has hidden: the old one's files do not come back.
+        // If this layer has hidden a folder of this name before, the old folder's files stay hidden.
         if found == Some(FileType::CharacterDevice) {
             self.make_opaque(&place.path())?;
         }
         self.remember_folder(place.path(), attributes)
     }
 
-    /// Hides what layers below have in a folder.
+    /// Hides the files that lower layers have in a folder.
     pub(crate) fn make_opaque(&mut self, folder: &[u8]) -> Result<(), ImageError> {
         self.enter(folder)?;
         let set = self
@@ -45,7 +45,7 @@ impl Tree<'_> {
         set.map_err(|errno| failed("setting the attribute user.overlay.opaque of", folder, errno))
     }
 
-    /// What has the name in its folder now.
+    /// Kind of the file that has the name in its folder now.
     pub(super) fn kind_of(&mut self, place: &Place) -> Result<Option<FileType>, ImageError> {
         self.enter(&place.folder)?;
         match fs::statat(self.entered(), OsStr::from_bytes(&place.name), AtFlags::SYMLINK_NOFOLLOW) {
@@ -60,7 +60,7 @@ impl Tree<'_> {
         self.last.as_ref().map_or(self.root, |(_, folder)| folder.as_fd())
     }
 
-    /// Opens a folder, and makes what of it is missing.
+    /// Opens a folder, and creates its missing parts.
     pub(super) fn enter(&mut self, path: &[u8]) -> Result<(), ImageError> {
         if self.last.as_ref().is_some_and(|(last, _)| last == path) {
             return Ok(());
@@ -83,7 +83,7 @@ impl Tree<'_> {
         Ok(())
     }
 
-    /// Each folder of a path that is missing: archives need not name them.
+    /// Creates each missing folder of a path, because archives need not name them.
     fn make_folders(&mut self, path: &[u8]) -> Result<(), ImageError> {
         let mut folder = Vec::new();
         for name in path.split(|&byte| byte == b'/') {
@@ -96,12 +96,12 @@ impl Tree<'_> {
         Ok(())
     }
 
-    /// Only to find what is in it.
+    /// Opens a folder only to look up names in it.
     pub(super) fn open_folder(&self, path: &[u8]) -> Result<OwnedFd, Errno> {
         self.open(path, OFlags::PATH)
     }
 
-    /// To change it itself.
+    /// Opens a folder to change its attributes.
     pub(super) fn open_to_change(&self, path: &[u8]) -> Result<OwnedFd, Errno> {
         self.open(path, OFlags::RDONLY)
     }
