@@ -1,9 +1,9 @@
 //! Measures the lease requests that the core decides in a second, on one processor core, with 10,000 nodes.
 //!
 //! `cargo bench -p sublet-manager`. The promise is a million a second, and 200,000 of components, which have neighbours and
-//! keys, in pools and racks or not: SPECIFICATION.md, "The control plane". A grant here is
-//! the request alone; a whole life is the request, the report that says that the lease has come and gone, the store's
-//! answer, and the report after which it is forgotten.
+//! keys, in pools and racks or not: SPECIFICATION.md, "The control plane". A grant here is only the request. A whole
+//! life is the request, the report that the lease has run and ended, the store's answer, and the report after which the
+//! lease is forgotten.
 
 use std::collections::{HashMap, VecDeque};
 use std::hint::black_box;
@@ -22,19 +22,19 @@ const ARCHITECTURE: &str = "x86_64";
 const NODES: u32 = 10_000;
 const NODE_CORES: u32 = 16;
 const NODE_MEMORY_BYTES: u64 = 64 << 30;
-/// What is asked, in turn.
+/// Cores of the requests, in turn.
 const SIZES: [u32; 8] = [1, 1, 1, 2, 2, 4, 8, 16];
 /// Leases whose requests are timed together.
 const BATCH: u64 = 1_000;
-/// What is leased of a nearly full cluster, of a hundred.
+/// Percentage of a nearly full cluster that is leased.
 const NEARLY_FULL: u64 = 95;
 
-/// Nodes of a rack, where there are racks. There are pools then, too: two in five nodes are of the compute pool, one of the
-/// memory pool.
+/// Nodes of a rack, in a run with racks. Such a run has pools, too: two in five nodes are of the compute pool, one of
+/// the memory pool.
 const RACK_NODES: u32 = 40;
 const POOLS: [&str; 5] = ["compute", "balanced", "memory", "compute", "balanced"];
 
-/// Whether nodes say a pool and a rack.
+/// Whether nodes name a pool and a rack.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Nodes {
     Alike,
@@ -146,7 +146,7 @@ impl Cluster {
         }
     }
 
-    /// Has one request decided; what was decided lies in `out`.
+    /// Has the core decide one request; the actions are in `out`.
     fn request(&mut self) {
         self.requests += 1;
         let request = Request {
@@ -183,7 +183,7 @@ impl Cluster {
         self.keep();
     }
 
-    /// Takes note of what was granted.
+    /// Notes the granted leases.
     fn keep(&mut self) {
         for action in self.out.drain(..) {
             let leases = match action {
@@ -200,7 +200,7 @@ impl Cluster {
         }
     }
 
-    /// The oldest lease has come and gone, and everybody who must know does.
+    /// Ends the oldest lease, and has the end reported, stored and acknowledged.
     fn end_oldest(&mut self) {
         let id = self.leases.pop_front().expect("a lease was granted before");
         let lease = self.core.lease(id).expect("a lease that has not ended is not forgotten");
@@ -240,7 +240,7 @@ impl Cluster {
         self.core.on_event(self.now_ms, Event::Report(report), &mut self.out);
     }
 
-    /// The time that so many requests take; what they were granted is given back in between, unmeasured.
+    /// Returns the time that the requests take; their grants are given back in between, unmeasured.
     fn time_requests(&mut self, requests: u64) -> Duration {
         let mut took = Duration::ZERO;
         let mut left = requests;

@@ -1,8 +1,8 @@
 //! Authenticates and authorizes: every request passes here before its method is called.
 //!
-//! A caller is known by the access token that it shows, or, on the manager's own Unix socket, by its user, which the
-//! kernel says: this process's own and root are operators there. [`RIGHTS`] says which role may call which method; a
-//! method that is not in it cannot be called.
+//! A caller is known by the access token that it shows. On the manager's own Unix socket it may be known by its user,
+//! which the kernel reports: this process's own user and root are operators there. [`RIGHTS`] lists the roles that may
+//! call each method; a method that is not in it cannot be called.
 
 use std::convert::Infallible;
 use std::future::Future;
@@ -21,7 +21,7 @@ use crate::listen::{Busy, Peer};
 use crate::names::{UNVERIFIED, of_user};
 use crate::tokens::{Record, Shown, TokenId, Tokens, Verdict};
 
-/// Which role may call which method of the two services.
+/// Roles that may call each method of the two services.
 const RIGHTS: &[(&str, &[Role])] = &[
     ("/sublet.v1.Manager/Deploy", USERS),
     ("/sublet.v1.Manager/Resolve", USERS),
@@ -92,28 +92,28 @@ const REQUEST_LEASE: &str = "/sublet.v1.Manager/RequestLease";
 const HEADER: &str = "authorization";
 const SCHEME: &str = "Bearer ";
 
-/// Who calls.
+/// Identity of a caller.
 #[derive(Clone, Debug)]
 pub(crate) struct Identity {
-    /// Who pays.
+    /// Tenant that pays.
     pub(crate) tenant: Arc<str>,
     pub(crate) role: Role,
     /// The token that was shown, if one was needed.
     pub(crate) token: Option<TokenId>,
     pub(crate) standing: Standing,
-    /// What an agent may lend.
+    /// Limits on what an agent may lend.
     pub(crate) lending: Option<Arc<Lending>>,
 }
 
-/// How sure it is.
+/// State of a caller's verification.
 #[derive(Clone, Debug)]
 pub(crate) enum Standing {
     Verified,
-    /// The store has yet to be asked for this token.
+    /// The store has not yet looked this token up.
     Pending(Shown),
 }
 
-/// What an agent's token allows.
+/// Limits that an agent's token sets.
 #[derive(Clone, Debug)]
 pub(crate) struct Lending {
     pub(crate) node: String,
@@ -144,7 +144,7 @@ impl Identity {
         }
     }
 
-    /// Whom a verified token stands for.
+    /// Returns the identity of a verified token.
     pub(crate) fn of(id: TokenId, record: &Record) -> Identity {
         let Token { tenant, node, max_cores, max_memory_bytes, .. } = &record.token;
         let role = record.token.role();
@@ -161,12 +161,12 @@ impl Identity {
         self.role == Role::Operator
     }
 
-    /// Whether what belongs to this tenant is the caller's business.
+    /// Tells whether the caller may see data of this tenant.
     pub(crate) fn may_see(&self, tenant: &str) -> bool {
         self.is_operator() || *self.tenant == *tenant
     }
 
-    /// That an agent speaks for its own node.
+    /// Checks that an agent acts for its own node.
     pub(crate) fn check_node(&self, node: &str) -> Result<(), Error> {
         match &self.lending {
             Some(lending) if lending.node != node => {
@@ -197,7 +197,7 @@ fn role_name(role: Role) -> &'static str {
     }
 }
 
-/// Decides who comes in.
+/// Decides which requests are admitted.
 pub(crate) struct Gate {
     pub(crate) tokens: Arc<Tokens>,
     clock: Clock,
@@ -224,7 +224,7 @@ impl Gate {
         Err(Error::new(Code::StoreFull, message))
     }
 
-    /// Who calls, without waiting for the store.
+    /// Identifies the caller without waiting for the store.
     fn identify(&self, peer: Option<&Peer>, header: Option<&http::HeaderValue>) -> Result<Identity, Error> {
         let local = peer.and_then(|peer| peer.uid).map(|uid| self.users.get(uid)).transpose()?;
         let Some(header) = header else {
@@ -239,7 +239,7 @@ impl Gate {
         }
     }
 
-    /// As [`Gate::look_up`], for a request for a lease, by a connection if it is known by which.
+    /// Looks up the user that requests a lease, and counts its connection, if that is known, for the tenant.
     pub(crate) async fn look_up_user(&self, shown: &Shown, peer: Option<&Peer>) -> Result<Identity, Error> {
         let identity = self.look_up(shown).await?;
         identity.check_role(REQUEST_LEASE, USERS)?;
@@ -247,7 +247,7 @@ impl Gate {
         Ok(identity)
     }
 
-    /// Whom a token stands for that was not in memory.
+    /// Looks up in the store the identity of a token that is not in memory.
     async fn look_up(&self, shown: &Shown) -> Result<Identity, Error> {
         let record = self.tokens.look_up(shown, self.clock.now_ms()).await?;
         Ok(Identity::of(shown.id, &record))
@@ -355,7 +355,7 @@ where
     }
 }
 
-/// Counts a connection for whom it has proved to be of. A token that is still being verified proves nothing.
+/// Counts a connection for the tenant that it has proved. A token that is still being verified proves nothing.
 fn admit(busy: Option<&Busy>, identity: &Identity) -> Result<(), Error> {
     match (busy, &identity.standing) {
         (Some(busy), Standing::Verified) => busy.place().identify(identity),
@@ -381,7 +381,7 @@ fn refuse(error: Error) -> Replying {
     Box::pin(std::future::ready(Ok(error.into_status().into_http())))
 }
 
-/// Who calls a method that has been entered.
+/// Returns the caller of a method that has been entered.
 pub(crate) fn caller<T>(request: &tonic::Request<T>) -> Result<Identity, tonic::Status> {
     let unknown = || Error::new(Code::Internal, "a request came in without passing the gate").into_status();
     request.extensions().get::<Identity>().cloned().ok_or_else(unknown)

@@ -1,13 +1,14 @@
 //! Bills: what leases have cost, by lease, tenant, function, period or kind of processing unit, exact to the last
 //! nano-unit.
 //!
-//! What a lease has cost is a function of its cumulative usage, rounded down once for each term. What it cost between
-//! two points of time is the difference of two such costs. So the lines of any grouping are differences and sums of
-//! integers, and add up to the same total, whichever way they are cut; a lease's cost for computing is shared out to
-//! functions in proportion to their time, by prefix sums, so that nothing is lost or gained by rounding. In a bill of a part
-//! of time it is shared out day by day: what a function cost in several days is the sum of what it cost in each.
+//! A lease's cost is a function of its cumulative usage, rounded down once for each term. Its cost between two points
+//! of time is the difference of two such costs. The lines of any grouping are therefore differences and sums of
+//! integers, and add up to the same total, whichever way they are cut. A lease's cost for computing is shared out to
+//! functions in proportion to their time, by prefix sums, so that nothing is lost or gained by rounding. A bill of a
+//! part of time shares it out day by day: a function's cost over several days is the sum of its costs in each.
 //!
-//! Old leases are [folded](fold) into sums by day, and into sums of all time. A sum of a day counts at the day's beginning.
+//! Old leases are [folded](fold) into sums by day, and into sums of all time. A sum of a day counts at the day's
+//! beginning.
 
 pub(crate) mod fold;
 mod span;
@@ -39,7 +40,7 @@ pub const MAX_MINUTES: usize = 4_000_000;
 pub const MAX_LINES: usize = 262_144;
 const HOUR_MS: u64 = 60 * MINUTE_MS;
 const DAY_MINUTES: u64 = 24 * 60;
-/// How often a bill is begun anew because another manager folds leases meanwhile, and the pause before it.
+/// Most times that a bill is begun anew because another manager folds leases meanwhile, and the pause before it.
 const ATTEMPTS: u32 = 50;
 const RETRY: Duration = Duration::from_millis(100);
 
@@ -50,19 +51,19 @@ pub(crate) struct Bills {
     turns: Semaphore,
 }
 
-/// What a bill is to hold.
+/// Selection and grouping of a bill.
 #[derive(Clone, Debug)]
 struct Scope {
     lease: Option<String>,
     tenant: Option<String>,
-    /// In minutes since 1970; the second is not part of it.
+    /// In minutes since 1970; the second is exclusive.
     minutes: Option<(u64, u64)>,
     by: BillBy,
     period_minutes: u64,
 }
 
 impl Scope {
-    /// With `tenant` in place of what was asked if the caller may see no other.
+    /// Takes `tenant` in place of the requested one if the caller may see no other tenant.
     fn of(asked: BillRequest, tenant: Option<String>) -> Result<Scope, Error> {
         let by = asked.by();
         let some = |text: String| (!text.is_empty()).then_some(text);
@@ -91,7 +92,7 @@ impl Scope {
         self.minutes.is_none_or(|(from, to)| (from..to).contains(&minute))
     }
 
-    /// Where a minute is counted: the beginning of its period, or nowhere in particular.
+    /// Returns the beginning of the period, or of the day, in which a minute is counted; 0 if the bill has neither.
     fn period(&self, minute: u64) -> u64 {
         match self.by {
             BillBy::Period => minute / self.period_minutes * self.period_minutes,
@@ -106,10 +107,10 @@ fn day_of(minute: u64) -> u64 {
     minute / DAY_MINUTES * DAY_MINUTES
 }
 
-/// Reads what leases used in the scope, page by page.
+/// Reads the usage of leases in the scope, page by page.
 struct Reader {
     scope: Scope,
-    /// Nothing for leases that are not in the scope.
+    /// Spans of leases; `None` for leases that are not in the scope.
     spans: HashMap<String, Option<Span>>,
     after: String,
     end: u64,
@@ -169,7 +170,7 @@ impl Bills {
         Bills { database, clock, turns: Semaphore::new(MAX_BILLS as usize) }
     }
 
-    /// The bill that is asked for; of one tenant only if `tenant` says so.
+    /// Makes the requested bill; only of one tenant if `tenant` is set.
     pub(crate) async fn make(&self, asked: BillRequest, tenant: Option<String>) -> Result<BillReply, Error> {
         let scope = Scope::of(asked, tenant)?;
         let _turn =
@@ -188,10 +189,10 @@ impl Bills {
         Err(Error::new(Code::TryLater, "another manager is folding old leases of the ledger"))
     }
 
-    /// Folds leases that ended before this time; how many.
+    /// Folds leases that ended before this time, and returns their number.
     ///
     /// # Errors
-    /// `try_later` if another manager does so, and that of the store.
+    /// `try_later` if another manager folds, and errors of the store.
     pub(crate) async fn fold(&self, before_ms: u64) -> Result<u64, Error> {
         let (mut folded, mut after) = (0, None::<String>);
         loop {
@@ -231,7 +232,7 @@ impl Bills {
         Ok(lines.finish())
     }
 
-    /// What leases used that are folded.
+    /// Adds the usage of folded leases to the lines.
     async fn folded(&self, scope: &Scope, lines: &mut Lines) -> Result<(), Error> {
         let (prefix, after) = fold::sums_of(scope.minutes);
         let see = |page: &[store::Record]| {
@@ -325,7 +326,7 @@ fn cost_of(line: &BillLine) -> Cost {
     Cost { allocation_nano, compute_nano, polling_nano }
 }
 
-/// What a line stands for. Lines are sorted by it.
+/// Key of a line of a bill. Lines are sorted by it.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 enum Key {
     /// The latest first.
@@ -337,7 +338,7 @@ enum Key {
     Function(String, String, Option<u32>),
     /// A package's name and a function's.
     Named(String, String),
-    /// In minutes.
+    /// Beginning of the period, in minutes.
     Period(u64),
     Pu(String),
 }
@@ -370,7 +371,7 @@ impl Lines {
         Ok(())
     }
 
-    /// Adds what folded leases used, as [`Lines::add`] does for a lease.
+    /// Adds the usage of folded leases, as [`Lines::add`] does for a lease.
     fn add_sum(&mut self, period: u64, sum: &Sum) -> Result<(), Error> {
         let (usage, cost) = (sum.usage, sum.cost());
         match self.by {
@@ -417,7 +418,7 @@ impl Lines {
         self.sum(key, line, usage, cost)
     }
 
-    /// What each function used, and what is left, which is nobody's.
+    /// Adds each function's usage, and the rest, which belongs to no function.
     fn add_functions(&mut self, span: &Span, part: &Part) -> Result<(), Error> {
         let lease = &span.lease;
         for Share { function, usage, cost } in span.shares(part) {

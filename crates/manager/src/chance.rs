@@ -2,7 +2,7 @@
 
 use sublet_proto::{Code, Error};
 
-/// Bytes that nobody can guess, from the system.
+/// Returns unpredictable bytes from the system.
 pub(crate) fn secret<const N: usize>() -> Result<[u8; N], Error> {
     let mut bytes = [0; N];
     getrandom::fill(&mut bytes)
@@ -10,14 +10,14 @@ pub(crate) fn secret<const N: usize>() -> Result<[u8; N], Error> {
     Ok(bytes)
 }
 
-/// Numbers for names that have to be different and need not be secret: a counter, stirred.
+/// Numbers for names that must be unique but not secret: a counter, mixed.
 ///
-/// A lease's name opens nothing, its signed ticket does; so a system call for each would buy nothing.
+/// A lease's name grants no access, only its signed ticket does; so a system call for each name would gain nothing.
 #[derive(Debug)]
 pub(crate) struct Names(u128);
 
 impl Names {
-    /// Different from those of every other start.
+    /// Creates numbers that differ from those of every other start.
     pub(crate) fn new() -> Result<Names, Error> {
         secret().map(u128::from_le_bytes).map(Names)
     }

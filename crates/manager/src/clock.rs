@@ -1,7 +1,7 @@
-//! The manager's clock: the wall clock as it was at the start, and what a steady clock has counted since.
+//! The manager's clock: the wall clock's time at the start, advanced by a steady clock.
 //!
-//! Wall clocks jump when they are set. Leases, tickets and tokens are all measured by this one, so a jump moves
-//! nothing until the manager starts anew, and agents, which keep the time by its replies, do not see it at all.
+//! Wall clocks jump when they are set. Leases, tickets and tokens are all measured by this clock, so a jump has no
+//! effect until the manager restarts. Agents take the time from its replies, and are not affected at all.
 
 use std::time::{Instant, SystemTime, UNIX_EPOCH};
 
@@ -13,7 +13,7 @@ pub(crate) struct Clock {
 }
 
 impl Clock {
-    /// From now on.
+    /// Starts a clock at the current time.
     pub(crate) fn start() -> Clock {
         let since = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
         Clock { base_ms: u64::try_from(since.as_millis()).unwrap_or(u64::MAX), started: Instant::now() }

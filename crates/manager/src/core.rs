@@ -1,8 +1,8 @@
 //! The manager's decisions: a pure state machine of nodes, leases and tenants.
 //!
-//! Everything that happens is an [`Event`], everything to be done an [`Action`]. There is no clock, no randomness and
-//! no input or output in here: the shell says what time it is, brings a seed, and does what the actions say, so that
-//! the same core runs in a simulator, with thousands of nodes and every fault that a network has.
+//! Everything that happens is an [`Event`], everything to be done an [`Action`]. The core has no clock, no randomness
+//! and no input or output. The shell passes the time and a seed, and does what the actions say. The same core therefore
+//! runs in a simulator, with thousands of nodes and every fault that a network has.
 //!
 //! ```text
 //! grant.rs     requests, renewals, orders to end: what clients want
@@ -17,16 +17,17 @@
 //! ```
 //!
 //! Invariants:
-//! - What is leased of a node is the sum of its leases that have not ended; a grant never exceeds what is free.
+//! - The leased part of a node is the sum of its leases that have not ended; a grant never exceeds what is free.
 //! - The agent is the authority on its node. Its registration is the truth from which the view is made; a ticket
 //!   holds for one registration, so two managers never lease the same core, whatever each believes.
-//! - A grant to which nobody has attached is taken back only when its agent's own clock has passed the ticket's end
-//!   and its report does not list it: what has been cause, not what time has gone by, decides.
+//! - A grant to which no client has attached is taken back only when its agent's own clock has passed the ticket's end
+//!   and its report does not list it: the agent's report decides, not the time that has passed.
 //! - Usage is cumulative and only grows, held to wall time; a report that is repeated or late is counted once.
 //! - A lease that was attached is forgotten only when its last usage is in the store and its agent knows that, or is
 //!   gone, to another manager or for good.
-//! - A request is answered once: granted, refused, or after its wait one of the two. Waiting is bounded and fair.
-//! - Two nodes are linked if each names the other and both are here. Who names one that does not name it is told nothing.
+//! - A request is answered once: granted or refused, at once or after its wait. The wait is bounded and fair.
+//! - Two nodes are linked if each names the other and both are registered. A node that names one which does not name it
+//!   gets no report of that.
 //!
 //! Silence is counted in ticks, not in time: a manager that itself stood still does not blame its nodes for it.
 
@@ -83,39 +84,40 @@ use table::Table;
 use tenants::Tenants;
 use waiting::Waiting;
 
-/// How often the shell sends [`Event::Tick`], in milliseconds.
+/// Interval at which the shell sends [`Event::Tick`], in milliseconds.
 pub const TICK_MS: u64 = 500;
 /// Ticks without a report after which a node counts as lost: 3 s.
 pub const SILENCE_TICKS: u32 = 6;
-/// How long after a lease's expiry the manager ends it without its agent, or orders its agent to.
+/// Time after a lease's expiry at which the manager ends it without its agent, or orders the agent to end it.
 pub const EXPIRY_SLACK_MS: u64 = 1_000;
 const EPOCH_SHIFT: u32 = 32;
-/// How many events there are for each thing that a look at the whole looks at.
+/// Events for each item of a consistency check.
 #[cfg(debug_assertions)]
 const LOOK_STEPS: usize = 4;
 
-/// What a manager's nodes are.
+/// Kind of a manager's nodes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Level {
-    /// Computers, whose agents register with it.
+    /// Nodes are computers, whose agents register with it.
     Rack,
-    /// Those of the racks of other managers of its store, to one of which it hands each request.
+    /// Nodes of the racks of other managers of its store, to one of which it hands each request.
     Global,
 }
 
-/// What a core is told when it starts.
+/// Settings of a core, fixed at its start.
 #[derive(Clone, Debug)]
 pub struct Settings {
-    /// Unique among all managers of a store, and grows with each start of one; 32 bits.
+    /// Number that is unique among all managers of a store, and grows with each start of one; 32 bits.
     pub epoch: u64,
-    /// Of the choices among equals, and of lease names.
+    /// Seed of the choices among equals, and of lease names.
     pub seed: u64,
-    /// Of new leases.
+    /// Prices of new leases.
     pub prices: Prices,
-    /// Of the queue.
+    /// Limits of the queue.
     pub queue: QueueLimits,
-    /// Memory for each core that nodes of the balanced pool have left, if the pools of nodes that say none are virtual: those
-    /// with more than twice as much are in the memory pool, those with less than half in the compute pool (Scad, section 4).
+    /// Memory for each core that nodes of the balanced pool have left, if nodes without a named pool belong to virtual
+    /// pools. Nodes with more than twice as much are in the memory pool, those with less than half in the compute pool
+    /// (Scad, section 4).
     pub balanced_bytes: Option<u64>,
 }
 
@@ -128,9 +130,9 @@ pub struct Core {
     waiting: Waiting,
     queue: QueueLimits,
     chance: Chance,
-    /// The latest registration's number.
+    /// Number of the latest registration.
     registration: u64,
-    /// Of the level above racks.
+    /// State of the level above racks.
     global: Option<Box<Global>>,
     /// Events until the next look at the whole, which is amortized over as many events as there are things to look at.
     #[cfg(debug_assertions)]
@@ -138,16 +140,16 @@ pub struct Core {
 }
 
 impl Core {
-    /// Without nodes and leases.
+    /// Creates a core without nodes and leases.
     pub fn new(settings: Settings) -> Core {
         let balanced_bytes = settings.balanced_bytes;
         let nodes = Nodes::new(settings.prices.clone(), balanced_bytes, Level::Rack);
         Core::with(nodes, None, settings)
     }
 
-    /// Of the level above racks, without racks: it leases nothing, and hands what is asked to racks.
+    /// Creates a core of the level above racks, without racks: it leases nothing, and hands requests to racks.
     pub fn global(settings: Settings) -> Core {
-        // In which pool a node is its rack's manager says.
+        // The rack's manager reports the pool of each node.
         let nodes = Nodes::new(settings.prices.clone(), None, Level::Global);
         Core::with(nodes, Some(Box::default()), settings)
     }
@@ -168,7 +170,7 @@ impl Core {
         }
     }
 
-    /// Takes one event in; what is to be done is added to `out`.
+    /// Handles one event, and adds the resulting actions to `out`.
     pub fn on_event(&mut self, now_ms: u64, event: Event, out: &mut Vec<Action>) {
         match event {
             Event::Register(joining) => self.register(now_ms, *joining, out),
@@ -206,7 +208,7 @@ impl Core {
         }
     }
 
-    /// Panics unless each table agrees with its indexes, and what is leased of nodes is the sum of their leases.
+    /// Panics unless each table agrees with its indexes, and the leased part of each node is the sum of its leases.
     #[cfg(debug_assertions)]
     fn assert_consistent(&self) {
         self.nodes.assert_consistent();
@@ -234,17 +236,17 @@ impl Core {
         assert_eq!((node.attached, node.unattached), (attached, unattached), "leases of node {}", node.name);
     }
 
-    /// What its nodes are.
+    /// Returns the kind of its nodes.
     pub fn level(&self) -> Level {
         self.nodes.level
     }
 
-    /// The node of this name, if it has registered or has leases.
+    /// Returns the node of this name, if it has registered or has leases.
     pub fn node_key(&self, name: &str) -> Option<NodeKey> {
         self.nodes.find(name)
     }
 
-    /// The tenant of this name, from now on known.
+    /// Returns the key of the tenant of this name, and adds the tenant if it is new.
     pub fn tenant_key(&mut self, name: &str) -> TenantKey {
         self.tenants.key(name)
     }
@@ -269,12 +271,12 @@ impl Core {
         self.nodes.iter().map(|(_, node)| node)
     }
 
-    /// The node that has this unit, of a node itself and of those that it is linked with, and the unit's kind.
+    /// Returns the node that has this unit, out of a node itself and those that it is linked with, and the unit's kind.
     pub fn beside(&self, key: NodeKey, unit: u32) -> Option<(&Node, String)> {
         self.nodes.beside(key, unit)
     }
 
-    /// Notes the size of a node's cache of packages and images, for those who look; nothing is decided by it.
+    /// Notes the size of a node's cache of packages and images, only for display.
     pub fn note_cache(&mut self, node: NodeKey, cache: Option<v1::CacheUse>) {
         if let Some(node) = self.nodes.get_mut(node) {
             node.cache = cache;
@@ -301,7 +303,7 @@ impl Core {
         self.tenants.iter()
     }
 
-    /// How many requests wait.
+    /// Returns the number of waiting requests.
     pub fn waiting(&self) -> usize {
         self.waiting.len()
     }

@@ -1,8 +1,8 @@
 //! The store as tasks use it: on threads that may block, a bounded number at a time.
 //!
-//! No task waits for the disk on a thread that serves requests, and none waits for ever: who gets no turn in time is
-//! told that the store does not answer. Changes that have to outlive the machine are written through to the disk before
-//! they are acknowledged, many together, while others use the store.
+//! No task waits for the disk on a thread that serves requests, and none waits for ever: a task that gets no turn in
+//! time gets the error that the store does not answer. Changes that have to outlive the machine are written through to
+//! the disk before they are acknowledged, many together, while others use the store.
 
 use std::ops::ControlFlow;
 use std::sync::{Arc, Mutex};
@@ -15,7 +15,7 @@ use crate::store::{PAGE_RECORDS, Record, Reserve, Store};
 
 /// Uses of the store that hold a thread at the same time.
 const MAX_THREADS: usize = 8;
-/// How long a use waits for its turn.
+/// Time for which a use waits for its turn.
 const TURN: Duration = Duration::from_secs(10);
 
 /// A store that tasks share.
@@ -30,10 +30,10 @@ impl Database {
         Database { store: Arc::new(Mutex::new(store)), turns: Arc::new(Semaphore::new(MAX_THREADS)) }
     }
 
-    /// Does something with the store, on a thread that may block. Changes may use what is reserved of the disk.
+    /// Uses the store on a thread that may block. Changes may use the reserved part of the disk.
     ///
     /// # Errors
-    /// What `act` says, and `store_unreachable` if there was no turn for it in time.
+    /// Errors of `act`, and `store_unreachable` if it got no turn in time.
     pub(crate) async fn with<T: Send + 'static>(
         &self,
         act: impl FnOnce(&mut dyn Store) -> Result<T, Error> + Send + 'static,
@@ -41,7 +41,8 @@ impl Database {
         self.run(Reserve::Used, act).await
     }
 
-    /// As [`Database::with`], for what users may store as often as they like: changes leave the reserve free.
+    /// Uses the store as [`Database::with`] does, for data that users may store without limit: changes leave the
+    /// reserve free.
     ///
     /// # Errors
     /// As [`Database::with`], and `store_full` once only the reserve is left.
@@ -52,10 +53,11 @@ impl Database {
         self.run(Reserve::Kept, act).await
     }
 
-    /// Shows the records of a prefix behind a key, page by page: others have the store in between. Ends early where `see` says so.
+    /// Shows the records of a prefix behind a key, page by page: other tasks use the store in between. Ends early if
+    /// `see` says so.
     ///
     /// # Errors
-    /// As [`Database::with`], and what `see` says.
+    /// As [`Database::with`], and errors of `see`.
     pub(crate) async fn each_page(
         &self,
         prefix: &'static str,
@@ -100,7 +102,7 @@ impl Database {
     }
 }
 
-/// Does something that takes long, on a thread of its own.
+/// Runs a long operation on a thread of its own.
 pub(crate) async fn blocking<T: Send + 'static>(
     act: impl FnOnce() -> Result<T, Error> + Send + 'static,
 ) -> Result<T, Error> {

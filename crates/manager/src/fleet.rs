@@ -1,5 +1,5 @@
-//! This manager among the others of its store: who they are, what tenants have by them, and, if one of them stands above the
-//! others as the global one, what nodes these have.
+//! This manager among the others of its store: the living managers, what tenants use through them, and, for a global
+//! manager, the nodes that the others have.
 
 use std::sync::{Arc, Mutex, PoisonError, RwLock};
 use std::time::Duration;
@@ -18,15 +18,15 @@ pub(crate) struct Fleet {
     database: Database,
     peers: Arc<Mutex<Peers>>,
     epoch: u64,
-    /// Where clients and agents reach this manager.
+    /// Address at which clients and agents reach this manager.
     address: String,
-    /// Those that are alive, this one first.
+    /// Managers that are alive, this one first.
     managers: RwLock<Vec<ManagerInfo>>,
     /// Nodes that the others missed when they were heard of last.
     missing: Mutex<Vec<NodeGeneration>>,
 }
 
-/// What the others have said.
+/// Reports of the other managers.
 struct Heard {
     elsewhere: Vec<(String, TenantUse)>,
     managers: Vec<ManagerInfo>,
@@ -37,8 +37,8 @@ struct Heard {
 
 /// Nodes that are looked up at a time, while the core is locked.
 const LOOKED_UP: usize = 256;
-/// How often managers tell each other how they are, and how often while somebody waits with a global one for what becomes
-/// free with the others.
+/// Intervals at which managers report to each other: the usual one, and the one while a client waits with a global
+/// manager for resources that become free with the others.
 const PERIOD: Duration = Duration::from_secs(1);
 const PERIOD_IN_HASTE: Duration = Duration::from_millis(200);
 
@@ -48,12 +48,12 @@ impl Fleet {
         Fleet { database, peers: Arc::new(Mutex::new(peers)), epoch, address, managers, missing }
     }
 
-    /// Where clients and agents reach this manager.
+    /// Sets the address at which clients and agents reach this manager.
     pub(crate) fn at(self, address: String) -> Fleet {
         Fleet { address, ..self }
     }
 
-    /// Writes the ledger with what it counts for the others.
+    /// Creates the writer of the ledger, which counts spending for the others.
     pub(crate) fn writer(&self) -> Writer {
         Writer::new(Spending::new(self.epoch), Arc::clone(&self.peers))
     }
@@ -68,13 +68,13 @@ impl Fleet {
         self.epoch
     }
 
-    /// Where those are that have nodes.
+    /// Returns the addresses of the managers that have nodes.
     pub(crate) fn racks(&self) -> Vec<String> {
         let managers = self.managers.read().unwrap_or_else(PoisonError::into_inner);
         managers.iter().filter(|manager| !manager.global).map(|manager| manager.address.clone()).collect()
     }
 
-    /// How long it is until the others have to be heard of again.
+    /// Returns the time until the next exchange with the others.
     pub(crate) fn period(&self) -> Duration {
         let managers = self.managers.read().unwrap_or_else(PoisonError::into_inner);
         let somebody_waits = managers.iter().any(|manager| manager.global && manager.waiting > 0);
@@ -115,7 +115,7 @@ impl Fleet {
         if is_global {
             shell.tell([Event::Racks(racks)])?;
         }
-        // What they have taken over is counted by now.
+        // The reports above already count the nodes that other managers have taken over.
         shell.moved(&found)
     }
 
@@ -126,7 +126,7 @@ impl Fleet {
             waiting: u32::try_from(core.waiting()).unwrap_or(u32::MAX),
             ..Standing::default()
         };
-        // What it has handed to racks is told by those.
+        // The racks report the resources that this manager has handed to them.
         if core.level() == Level::Global {
             return Standing { global: true, ..standing };
         }

@@ -1,7 +1,7 @@
 //! The state folder: made private, locked for one process, and the socket in it.
 //!
-//! The lock is the kernel's (`flock`), so it is gone with its process however that ends; what a killed process
-//! leaves behind, its socket, is then cleared away by the next one.
+//! The lock is the kernel's (`flock`), so it ends with its process in any case. The socket that a killed process leaves
+//! is removed by the next one.
 
 use std::fs::{self, DirBuilder, File, OpenOptions, Permissions};
 use std::io::{self, Read, Seek, Write};
@@ -29,7 +29,7 @@ pub(crate) struct StateFolder {
 }
 
 impl StateFolder {
-    /// Makes the folder if it is not there, and locks it.
+    /// Makes the folder if it does not exist, and locks it.
     pub(crate) fn open(path: &Path) -> Result<StateFolder, Error> {
         let made = DirBuilder::new().recursive(true).mode(FOLDER_MODE).create(path);
         made.map_err(|error| failure(path, "make", &error))?;
@@ -40,7 +40,7 @@ impl StateFolder {
         Ok(StateFolder { path: path.to_owned(), _lock: lock(path)? })
     }
 
-    /// Where a file of the folder is.
+    /// Returns the path of a file of the folder.
     pub(crate) fn file(&self, name: &str) -> PathBuf {
         self.path.join(name)
     }
@@ -87,7 +87,7 @@ fn already_running(folder: &Path, lock: &mut File) -> Error {
     Error::new(Code::AlreadyRunning, format!("{holder} already uses the state folder {}", folder.display()))
 }
 
-/// Listens on a Unix socket that only this user can open, after clearing away what a killed process left.
+/// Listens on a Unix socket that only this user can open, after removing the socket of a killed process.
 pub(crate) fn listen(socket: &Path) -> Result<UnixListener, Error> {
     remove_stale(socket)?;
     let reached = SocketPath::of(socket).map_err(|error| failure(socket, "listen on", &error))?;

@@ -1,14 +1,14 @@
-//! Removes packages and documents that nothing refers to any more.
+//! Removes packages and documents without references.
 //!
 //! A blob is kept while a name, a version, an active lease or an unfinished run refers to it. Managers of one store collect
 //! and deploy at the same time, so both change one record, [`COLLECTION`], by compare-and-swap:
 //!
-//! 1. Who deploys writes its reference first, and then [notes](note) that there is a new one. A collector whose list of
-//!    references is older than that note does not get the record, and begins anew.
-//! 2. The collector writes into the record which blobs it is about to remove. Who deploys one of these waits until they are
-//!    removed, looks whether its own is still there, and stores it again if not.
+//! 1. A deployment writes its reference first, and then [notes](note) that there is a new one. A collector whose list
+//!    of references is older than that note does not get the record, and begins anew.
+//! 2. The collector writes into the record which blobs it is about to remove. A deployment of one of these waits until
+//!    they are removed, checks whether its own blob still exists, and stores it again if not.
 //!
-//! A collector that died leaves its list, which the next one works off after [`ABANDONED_MS`].
+//! If a collector dies, the next one completes its list after [`ABANDONED_MS`].
 
 use std::collections::HashSet;
 use std::ops::ControlFlow;
@@ -24,19 +24,19 @@ use crate::ledger::Record as LeaseRecord;
 use crate::store::{Batch, Blob, Record, Store, keys};
 use crate::{graphs, packages};
 
-/// What is being removed.
+/// Key of the record of a collection in progress.
 const COLLECTION: &str = "manager/collection";
 /// Blobs that are removed at a time.
 const BATCH_BLOBS: usize = 16;
-/// How long a collector goes on with a list that it has written.
+/// Longest time for which a collector works on a list that it has written.
 const BATCH_TIME: Duration = Duration::from_secs(20);
-/// Age at which a list counts as left by a collector that died. Nobody else removes what it names before.
+/// Age at which a list counts as left by a collector that died. No other process removes its blobs before that.
 const ABANDONED_MS: u64 = 60_000;
 const RETRY: Duration = Duration::from_millis(100);
 /// Deployments that may come in between before a collector gives up.
 const ATTEMPTS: u32 = 8;
 
-/// What a collection has removed.
+/// Blobs and bytes that a collection has removed.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Removed {
     pub(crate) blobs: u32,
@@ -91,10 +91,10 @@ fn try_note(store: &mut dyn Store, digest: &str, now_ms: u64) -> Result<bool, Er
     store.compare_and_swap(COLLECTION, version, &collection.encode_to_vec())
 }
 
-/// Removes every blob that nothing refers to. `active` are digests that leases of this manager use.
+/// Removes every blob without references. `active` are digests that leases of this manager use.
 ///
 /// # Errors
-/// `try_later` if another manager is collecting, or deployments keep coming in between.
+/// `try_later` if another manager is collecting, or deployments keep interrupting.
 pub(crate) async fn collect(
     database: &Database,
     clock: &Clock,
@@ -120,7 +120,7 @@ pub(crate) async fn collect(
     Err(Error::new(Code::TryLater, "packages are being deployed all the time: nothing could be collected"))
 }
 
-/// How many references are noted, once nothing is left of an earlier collection.
+/// Returns the number of noted references, once the rest of an earlier collection is removed.
 fn begin(store: &mut dyn Store, now_ms: u64) -> Result<u64, Error> {
     let (collection, _) = Collection::read(store)?;
     if collection.digests.is_empty() {
@@ -163,7 +163,7 @@ async fn remove(
     Ok(true)
 }
 
-/// Writes what is about to be removed, unless a reference was noted since the references were read.
+/// Writes the list of blobs to remove, unless a reference was noted since the references were read.
 fn claim(store: &mut dyn Store, claimed: &Collection) -> Result<bool, Error> {
     let (before, version) = Collection::read(store)?;
     if before.notes != claimed.notes || !before.digests.is_empty() {
@@ -172,7 +172,7 @@ fn claim(store: &mut dyn Store, claimed: &Collection) -> Result<bool, Error> {
     store.compare_and_swap(COLLECTION, version, &claimed.encode_to_vec())
 }
 
-/// Takes back what was about to be removed; references to other blobs may have been noted meanwhile.
+/// Clears the list of blobs to remove; references to other blobs may have been noted meanwhile.
 fn release(store: &mut dyn Store) -> Result<(), Error> {
     loop {
         let (before, version) = Collection::read(store)?;
@@ -183,7 +183,7 @@ fn release(store: &mut dyn Store) -> Result<(), Error> {
     }
 }
 
-/// Takes away the record of a package whose blob is gone.
+/// Removes the record of a package whose blob is gone.
 pub(crate) fn remove_record(store: &mut dyn Store, digest: &str) -> Result<(), Error> {
     let mut batch = Batch::default();
     batch.remove(format!("{}{digest}", keys::PACKAGE));
@@ -192,7 +192,7 @@ pub(crate) fn remove_record(store: &mut dyn Store, digest: &str) -> Result<(), E
 
 fn remove_all(store: &mut dyn Store, digests: &[String]) -> Result<(), Error> {
     for digest in digests {
-        // The record goes first: without it nobody takes the blob for a whole one.
+        // The record goes first: without it no reader takes the blob for a complete one.
         remove_record(store, digest)?;
         store.remove_blob(digest)?;
     }
@@ -235,14 +235,14 @@ async fn of_unfinished_runs(database: &Database) -> Result<HashSet<String>, Erro
     .await
 }
 
-/// What a run needs to go on: its graph, and its packages.
+/// Returns the digests that a run needs to continue: its graph, and its packages.
 pub(crate) fn digests_of_run(run: &RunInfo) -> impl Iterator<Item = &str> {
     let digest_of = |pinned: &str| pinned.rfind('@').map_or(0, |at| at + 1);
     let packages = run.packages.iter().map(move |package| &package.pinned[digest_of(&package.pinned)..]);
     packages.chain([run.digest.as_str()])
 }
 
-/// What `read` finds in the records of a kind, letting others have the store between pages.
+/// Collects the results of `read` over the records of a kind, and lets others use the store between pages.
 async fn read_all(
     database: &Database,
     prefix: &'static str,
@@ -303,7 +303,7 @@ mod tests {
         assert_eq!(begin(&mut store, NOW_MS).unwrap_err().code, Code::TryLater);
         release(&mut store).unwrap();
         assert!(try_note(&mut store, "d", NOW_MS).unwrap());
-        // Both notes count, though one was made while a list stood there.
+        // Both notes count, though one was made while a list existed.
         assert_eq!(begin(&mut store, NOW_MS).unwrap(), notes + 2);
     }
 

@@ -1,7 +1,7 @@
-//! Graphs: documents under their digests, and the names that a tenant's have.
+//! Graphs: documents under their digests, and the names of a tenant's graphs.
 //!
-//! A tenant has a record for each version, under its digest, and one for each name. Documents that no version refers to any
-//! more are [garbage](crate::garbage).
+//! A tenant has a record for each version, under its digest, and one for each name. Documents without a version are
+//! [garbage](crate::garbage).
 
 use std::collections::HashSet;
 use std::sync::Arc;
@@ -55,7 +55,7 @@ impl Graphs {
         Graphs { database, clock }
     }
 
-    /// What a tenant would keep more in the store if it deployed this graph.
+    /// Returns the further use of the store if the tenant deployed this graph.
     pub(crate) async fn more(&self, tenant: &str, graph: &Checked) -> Result<StoreUse, Error> {
         let (version, name) = (key(tenant, &graph.info.digest), key(tenant, &graph.info.name));
         let size_bytes = graph.info.size_bytes;
@@ -69,7 +69,7 @@ impl Graphs {
         self.database.with(look).await
     }
 
-    /// Stores a document, and points the tenant's name at it. The document is there before its name.
+    /// Stores a document, and points the tenant's name at it. The document is stored before its name.
     pub(crate) async fn deploy(&self, tenant: &str, graph: Checked) -> Result<GraphInfo, Error> {
         let Checked { info, document } = graph;
         let info = GraphInfo { deployed_unix_ms: self.clock.now_ms(), ..info };
@@ -93,8 +93,8 @@ impl Graphs {
         Ok(info)
     }
 
-    /// Removes one version of a graph by its digest, or a name and every version that it stood for. Versions that unfinished
-    /// runs need stay. Returns the versions that are removed, and how many stay.
+    /// Removes one version of a graph by its digest, or a name and every version that it referred to. Versions that
+    /// unfinished runs need stay. Returns the removed versions, and the number of those that stay.
     pub(crate) async fn remove(&self, tenant: &str, address: &str) -> Result<(Vec<GraphInfo>, u32), Error> {
         check_address(address)?;
         let (tenant, address) = (tenant.to_owned(), address.to_owned());
@@ -114,7 +114,7 @@ impl Graphs {
         found.await?.ok_or_else(|| unknown(address))
     }
 
-    /// What the tenant's names stand for.
+    /// Returns the graphs that the tenant's names refer to.
     pub(crate) async fn list(&self, tenant: &str) -> Result<Vec<GraphInfo>, Error> {
         let prefix = key(tenant, "");
         let read = move |store: &mut dyn Store| {
@@ -173,7 +173,7 @@ fn remove(store: &mut dyn Store, tenant: &str, address: &str) -> Result<(Vec<Gra
         store.get(&name)?.map(|found| decode::<GraphInfo>("a stored graph", &found.value)).transpose()?;
     let is_current = current.is_some_and(|current| removed.iter().any(|gone| gone.digest == current.digest));
     match newest {
-        // The name stands for the version before, as after a deployment that was undone.
+        // The name refers to the version before, as after a deployment that was undone.
         Some(newest) if is_current => batch.put(name, newest.encode_to_vec()),
         _ if is_current || !is_digest(address) => batch.remove(name),
         _ => {}
@@ -182,7 +182,7 @@ fn remove(store: &mut dyn Store, tenant: &str, address: &str) -> Result<(Vec<Gra
     Ok((removed, kept))
 }
 
-/// Bytes that a tenant's graphs take, and how many versions or names it has, whichever are more.
+/// Returns the bytes of a tenant's graphs, and the number of versions or names, whichever is larger.
 pub(crate) fn measure(store: &dyn Store, tenant: &str) -> Result<(u64, u32), Error> {
     let (mut bytes, mut versions, mut names) = (0u64, 0u32, 0u32);
     let prefix = key(tenant, "");

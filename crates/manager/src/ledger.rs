@@ -1,4 +1,4 @@
-//! The ledger: what leases have used, as the store has it.
+//! The ledger: the usage of leases in the store.
 //!
 //! ```text
 //! lease/<lease>            the lease with its cumulative usage: the truth of what it costs
@@ -8,11 +8,11 @@
 //! ```
 //!
 //! One task writes, in batches and beside everything else: no grant and no report waits for the disk. A lease's record
-//! is written by compare-and-swap, since a manager that has lost a node may still write what it knows of its leases
-//! while another writes what came after; usage is merged, so neither order loses or doubles any of it. The record is
-//! written before the minute, and holds what is needed to write that again: a crash in between loses nothing. When the
-//! store fails, what is to be written waits in the core, is tried again with growing pauses, and is acknowledged to
-//! nobody meanwhile.
+//! is written by compare-and-swap, since a manager that has lost a node may still write the usage it knows of its
+//! leases while another manager writes later usage; usage is merged, so neither order loses or doubles any of it. The
+//! record is written before the minute, and contains enough to write the minute again: a crash in between loses
+//! nothing. If the store fails, unwritten leases stay in the core, are tried again with growing pauses, and are not
+//! acknowledged meanwhile.
 
 use std::collections::{BTreeMap, HashMap, HashSet};
 use std::sync::{Arc, Mutex, PoisonError};
@@ -29,9 +29,10 @@ use crate::peers::{Peers, Spending};
 use crate::retention::LEAST_AGE_MS;
 use crate::store::{Batch, PAGE_RECORDS, Store, keys};
 
-/// Milliseconds of what the ledger counts as one piece of time.
+/// Unit of time of the ledger, in milliseconds.
 pub(crate) const MINUTE_MS: u64 = 60_000;
-/// How far the clocks of managers are apart, in minutes: a lease may be written by another than has granted it.
+/// Largest difference of managers' clocks, in minutes: the manager that writes a lease may differ from the one that
+/// granted it.
 const CLOCK_MINUTES: u64 = 5;
 /// Leases that are written at a time: the store is free for others in between.
 const BATCH_LEASES: usize = 256;
@@ -40,16 +41,16 @@ const SWAP_ATTEMPTS: u32 = 8;
 const FIRST_PAUSE: Duration = Duration::from_millis(500);
 const LONGEST_PAUSE: Duration = Duration::from_secs(8);
 
-/// What the store has of a lease.
+/// A lease's record in the store.
 #[derive(Clone, PartialEq, Message)]
 pub(crate) struct Record {
-    /// With its usage so far.
+    /// The lease with its usage so far.
     #[prost(message, required, tag = "1")]
     pub(crate) lease: Lease,
     /// The token with which it was taken; empty if none was needed.
     #[prost(string, tag = "2")]
     pub(crate) token: String,
-    /// The minute, counted since 1970, in which it was last written, and what it had used before that minute.
+    /// The minute, counted since 1970, in which it was last written, and its usage before that minute.
     #[prost(uint64, tag = "3")]
     pub(crate) minute: u64,
     #[prost(message, required, tag = "4")]
@@ -58,22 +59,22 @@ pub(crate) struct Record {
     base_functions: Vec<FunctionUsage>,
 }
 
-/// What a lease used in a minute.
+/// A lease's usage in a minute.
 #[derive(Clone, PartialEq, Message)]
 pub(crate) struct Minute {
-    /// Cumulative, before it.
+    /// Cumulative usage before it.
     #[prost(message, required, tag = "1")]
     pub(crate) base: Usage,
-    /// Cumulative, after it.
+    /// Cumulative usage after it.
     #[prost(message, required, tag = "2")]
     pub(crate) end: Usage,
-    /// What functions used within it.
+    /// Usage of functions within it.
     #[prost(message, repeated, tag = "3")]
     pub(crate) functions: Vec<FunctionUsage>,
 }
 
 impl Record {
-    /// Of a lease that the store has not.
+    /// Creates a record of a lease that is not in the store.
     pub(crate) fn new(minute: u64) -> Record {
         Record { minute, ..Record::default() }
     }
@@ -87,7 +88,8 @@ impl Record {
         price::cost(&price, &self.usage(), self.lease.memory_bytes).total_nano()
     }
 
-    /// Takes in what is known of the lease now. Usage never shrinks; the rest is of whoever has seen it run longest.
+    /// Merges the current state of the lease. Usage never shrinks; the other fields are those of the manager that has
+    /// seen it run longest.
     fn merge(&mut self, mut lease: Lease, token: &str, minute: u64) {
         if minute > self.minute {
             self.minute = minute;
@@ -119,7 +121,8 @@ impl Record {
         (minute_key(self.minute, &self.lease.id), minute)
     }
 
-    /// As others are to see it: a lease whose agent and manager are both gone has ended when its time was over.
+    /// Returns the lease as others see it: if both its agent and its manager are gone, it has ended when its time was
+    /// over.
     pub(crate) fn seen_at(mut self, now_ms: u64) -> Lease {
         let is_over = self.lease.expires_unix_ms.saturating_add(MINUTE_MS) < now_ms;
         if self.lease.state() != LeaseState::Ended && is_over {
@@ -132,33 +135,33 @@ impl Record {
     }
 }
 
-/// Sorts by time.
+/// Returns the key of a lease's minute; keys sort by time.
 fn minute_key(minute: u64, lease: &str) -> String {
     format!("{}{lease}", minute_prefix(minute))
 }
 
-/// What the keys of a minute begin with.
+/// Returns the prefix of the keys of a minute.
 pub(crate) fn minute_prefix(minute: u64) -> String {
     format!("{}{minute:012}/", keys::USAGE)
 }
 
-/// The minute and the lease of a key.
+/// Returns the minute and the lease of a key.
 pub(crate) fn parse_minute_key(key: &str) -> Option<(u64, &str)> {
     let (minute, lease) = key.strip_prefix(keys::USAGE)?.split_once('/')?;
     Some((minute.parse().ok()?, lease))
 }
 
-/// Minutes of the life of a lease that may have a record: from some before its grant on.
+/// Returns the minutes of a lease's life that may have a record, from shortly before its grant on.
 pub(crate) fn minutes_in_life(record: &Record) -> std::ops::Range<u64> {
     let first = (record.lease.granted_unix_ms / MINUTE_MS).saturating_sub(CLOCK_MINUTES);
     first..record.minute
 }
 
-/// The minutes in which a lease grew, with their keys, in order. Records of a lease are far apart in the store, among those of
-/// all others, so they are looked up by their keys, a page at a time.
+/// Returns the minutes in which a lease grew, with their keys, in order. Records of a lease are not adjacent in the
+/// store, so they are looked up by their keys, a page at a time.
 ///
 /// # Errors
-/// That of the store.
+/// Errors of the store.
 pub(crate) fn minutes_of(store: &dyn Store, record: &Record) -> Result<BTreeMap<String, Minute>, Error> {
     let mut minutes = BTreeMap::from([record.last_minute()]);
     let mut keys = minutes_in_life(record).map(|minute| minute_key(minute, &record.lease.id));
@@ -202,7 +205,7 @@ fn larger_functions(a: &[FunctionUsage], b: &[FunctionUsage]) -> Vec<FunctionUsa
     all
 }
 
-/// How much each has grown; those that have not are left out.
+/// Returns the growth of each function; functions without growth are left out.
 fn grown_functions(before: &[FunctionUsage], after: &[FunctionUsage]) -> Vec<FunctionUsage> {
     let before: HashMap<u32, &FunctionUsage> = before.iter().map(|usage| (usage.function, usage)).collect();
     let grown = after.iter().filter_map(|usage| {
@@ -218,7 +221,7 @@ fn grown_functions(before: &[FunctionUsage], after: &[FunctionUsage]) -> Vec<Fun
     grown.collect()
 }
 
-/// What is to be written of a lease.
+/// A lease that is to be written.
 #[derive(Clone, Debug)]
 pub(crate) struct Entry {
     pub(crate) id: LeaseId,
@@ -239,11 +242,11 @@ struct Versioned {
     version: u64,
 }
 
-/// Writes records, and beside them what tenants have spent by this manager.
+/// Writes records, and beside them the spending of tenants by this manager.
 pub(crate) struct Writer {
     spending: Spending,
     peers: Arc<Mutex<Peers>>,
-    /// What leases had cost when they were counted last.
+    /// Costs of leases when they were counted last.
     counted: HashMap<LeaseId, u64>,
 }
 
@@ -252,7 +255,7 @@ impl Writer {
         Writer { spending, peers, counted: HashMap::new() }
     }
 
-    /// Writes all of these, or says why the store could not take them; each of them may then have been written.
+    /// Writes all entries, or says why the store could not take them; each of them may then have been written.
     pub(crate) fn write(
         &mut self,
         store: &mut dyn Store,
@@ -301,7 +304,7 @@ impl Writer {
             let (id, stored_nano) = (&entry.lease.id, record.cost_nano());
             match self.counted.get(&entry.id) {
                 None => self.spending.take_over(id, peers.counted(id, stored_nano)),
-                // Another manager has had it meanwhile, and has counted that.
+                // Another manager has had the lease meanwhile, and has counted that cost.
                 Some(&counted_nano) if stored_nano > counted_nano => self.spending.take_over(id, stored_nano),
                 Some(_) => {}
             }
@@ -315,7 +318,7 @@ impl Writer {
 /// Whether a lease that has no record is folded: an agent that was away for long may still report it.
 fn is_folded(store: &dyn Store, entry: &Entry, now_ms: u64) -> Result<bool, Error> {
     let granted_ms = entry.id.granted_ms();
-    // Nothing younger is folded, and most leases are.
+    // Younger leases are never folded, and most leases are young.
     if granted_ms.saturating_add(LEAST_AGE_MS) > now_ms || granted_ms >= folded_before(store)? {
         return Ok(false);
     }
@@ -323,8 +326,8 @@ fn is_folded(store: &dyn Store, entry: &Entry, now_ms: u64) -> Result<bool, Erro
     Ok(true)
 }
 
-/// Writes a lease's record over whatever is there. Gives the minute that it changed, and the one before it, which is
-/// written again in case that its last writing was interrupted.
+/// Writes a lease's record over the stored one. Returns the minute that it changed, and the one before it, which is
+/// written again in case that its last write was interrupted.
 fn swap(
     store: &mut dyn Store,
     entry: &Entry,
@@ -357,12 +360,12 @@ fn read(store: &dyn Store, key: &str) -> Result<Option<Versioned>, Error> {
     Ok(Some(Versioned { record: decode("a stored lease", &found.value)?, version: found.version }))
 }
 
-/// What the store has of a lease.
+/// Returns a lease's record from the store.
 pub(crate) fn stored(store: &dyn Store, id: &str) -> Result<Option<Record>, Error> {
     Ok(read(store, &format!("{}{id}", keys::LEASE))?.map(|found| found.record))
 }
 
-/// What is to be written, and how far that has come.
+/// Leases that are to be written, and the progress of writing.
 pub(crate) struct Ledger {
     due: Mutex<Due>,
     wake: Notify,
@@ -372,11 +375,11 @@ pub(crate) struct Ledger {
 #[derive(Default)]
 struct Due {
     revisions: HashMap<LeaseId, u64>,
-    /// Grows with each thing that becomes due.
+    /// Grows with each lease that becomes due.
     marks: u64,
 }
 
-/// How many marks have been dealt with, and whether the store took the last of them.
+/// Number of marks that were handled, and whether the store took the last of them.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Done {
     marks: u64,
@@ -414,8 +417,8 @@ impl Ledger {
         }
     }
 
-    /// Writes for ever what becomes due. `write` writes these leases, the revisions of which it is told, and reports
-    /// to the core what became of them.
+    /// Writes due leases for ever. `write` writes the given leases with their revisions, and reports the result to the
+    /// core.
     pub(crate) async fn run<W>(&self, mut write: impl FnMut(Vec<(LeaseId, u64)>) -> W)
     where
         W: Future<Output = Result<(), Error>>,
@@ -429,7 +432,7 @@ impl Ledger {
                 let rest = due.split_off(due.len().min(BATCH_LEASES));
                 failure = write(std::mem::replace(&mut due, rest)).await.err();
             }
-            // What was not tried is due again.
+            // Leases that were not tried are due again.
             due.into_iter().for_each(|(lease, revision)| self.put_back(lease, revision));
             let was_failing =
                 self.done.send_replace(Done { marks, failure: failure.clone() }).failure.is_some();

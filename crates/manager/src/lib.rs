@@ -16,8 +16,8 @@
 //!       store.rs      what outlives the process
 //! ```
 //!
-//! The manager is never on the path of a call, and it keeps no connection to agents: they report to it, each
-//! second, and its answer tells them what to end. See [`core`] for what it promises about leases.
+//! The manager is never on the path of a call, and it keeps no connection to agents: they report to it each second, and
+//! its answer lists the leases to end. See [`core`] for its guarantees about leases.
 //!
 //! ```no_run
 //! # async fn example() -> Result<(), sublet_proto::Error> {
@@ -100,61 +100,63 @@ use crate::tls::Certificates;
 use crate::tokens::Tokens;
 use crate::uploads::Uploads;
 
-/// How long calls in progress may take when the manager stops.
+/// Longest time for calls in progress when the manager stops.
 const STOP_GRACE: Duration = Duration::from_millis(500);
-/// How long the ledger may take then.
+/// Longest time for the ledger when the manager stops.
 const LAST_ENTRIES: Duration = Duration::from_secs(5);
 /// Calls of one connection that run at the same time; further ones wait in the connection.
 const MAX_CALLS_PER_CONNECTION: u32 = 256;
-/// How often a silent connection is asked whether it is there, and how long it may take to answer.
+/// Interval at which a silent connection is probed, and the time limit for the answer.
 const KEEPALIVE: Duration = Duration::from_secs(20);
 const KEEPALIVE_ANSWER: Duration = Duration::from_secs(10);
 /// Longest metadata of a request, in bytes.
 const MAX_HEADER_BYTES: u32 = 16 << 10;
-/// The file of the state folder that says how far the streams of a store on NATS have come.
+/// The file of the state folder that has the last sequence number of each stream of a store on NATS.
 const STREAMS: &str = "streams";
-/// How often tokens and quotas are looked after.
+/// Interval at which tokens and quotas are refreshed.
 const REFRESH: Duration = Duration::from_secs(1);
-/// How often all of a store on NATS is read and compared.
+/// Interval at which all of a store on NATS is read and compared.
 const RECHECK: Duration = Duration::from_secs(6 * 60 * 60);
-/// How often what nothing refers to any more is removed from the store.
+/// Interval at which packages and graphs without references are removed from the store.
 const COLLECTION: Duration = Duration::from_secs(60 * 60);
 
-/// Where the manager keeps what must outlive it.
+/// Store for the data that must outlive the manager.
 #[derive(Clone, Debug)]
 pub enum StoreOptions {
-    /// In a file of the state folder: for one manager.
+    /// A file of the state folder: for one manager.
     Embedded,
-    /// On servers of NATS JetStream: for several managers.
+    /// Servers of NATS JetStream: for several managers.
     Nats(NatsOptions),
 }
 
-/// How to run a manager.
+/// Options of a manager.
 #[derive(Clone, Debug)]
 pub struct Options {
-    /// The folder of its state; made if it is not there.
+    /// The folder of its state; made if it does not exist.
     pub state: PathBuf,
     /// The Unix socket on which it listens.
     pub socket: PathBuf,
     /// The TCP addresses on which it listens as well.
     pub listen: Vec<SocketAddr>,
-    /// How those are protected.
+    /// Protection of the TCP addresses.
     pub tls: Tls,
-    /// The address by which clients and agents of other machines reach it, if that is not the first it listens on.
+    /// The address by which clients and agents of other machines reach it, if it is not the first one that it listens
+    /// on.
     pub advertise: Option<String>,
-    /// Where what must outlive it is kept.
+    /// Store for the data that must outlive the manager.
     pub store: StoreOptions,
-    /// What new leases cost.
+    /// Prices of new leases.
     pub prices: Prices,
-    /// How many requests may wait for capacity.
+    /// Limits of the queue of requests that wait for capacity.
     pub queue: QueueLimits,
-    /// How many connections there may be, and of whom.
+    /// Limits of connections, in all and by kind of peer.
     pub connections: ConnectionLimits,
-    /// Memory for each core of balanced nodes, if nodes that name no pool are to be told apart by what they have left.
+    /// Memory for each core of balanced nodes, if nodes that name no pool are assigned to one by the resources they
+    /// have left.
     pub balanced_bytes: Option<u64>,
-    /// How long it keeps what has ended.
+    /// Times after which ended leases, runs and names are removed.
     pub retention: Retention,
-    /// What its nodes are.
+    /// Kind of its nodes.
     pub level: Level,
 }
 
@@ -179,7 +181,7 @@ impl Options {
 }
 
 impl Options {
-    /// That there may be racks below a global manager.
+    /// Checks that a global manager's store allows racks below it.
     fn check_level(&self) -> Result<(), Error> {
         match (self.level, &self.store) {
             (Level::Global, StoreOptions::Embedded) => {
@@ -207,7 +209,7 @@ pub struct Manager {
     _folder: StateFolder,
 }
 
-/// What a manager has taken up before it serves.
+/// Parts that a manager has opened before it serves.
 struct Opened {
     folder: StateFolder,
     fleet: Fleet,
@@ -215,19 +217,22 @@ struct Opened {
     tokens: Tokens,
     shell: Shell,
     certificates: Option<Arc<Certificates>>,
-    /// The epoch is not written: the disk is full.
+    /// Whether the epoch is not written because the disk is full.
     is_read_only: bool,
 }
 
 impl Manager {
-    /// Takes the state folder up and serves its socket and addresses, on the current tokio runtime.
+    /// Opens the state folder and serves its socket and addresses, on the current tokio runtime.
     ///
     /// # Errors
     ///
-    /// [`Code::AlreadyRunning`] if another process has the folder, the socket or an address, [`Code::StoreFull`] if the
-    /// folder's disk is full, [`Code::StoreUnreachable`] if the store does not answer, [`Code::PermissionDenied`] if
-    /// the folder belongs to another user, [`Code::InvalidArgument`] if the socket's path, an address or a certificate
-    /// is not possible, or a global manager's store is one for a single manager, [`Code::System`] otherwise.
+    /// - [`Code::AlreadyRunning`] if another process has the folder, the socket or an address.
+    /// - [`Code::StoreFull`] if the folder's disk is full.
+    /// - [`Code::StoreUnreachable`] if the store does not answer.
+    /// - [`Code::PermissionDenied`] if the folder belongs to another user.
+    /// - [`Code::InvalidArgument`] if the socket's path, an address or a certificate is not possible, or a global
+    ///   manager's store is one for a single manager.
+    /// - [`Code::System`] otherwise.
     pub async fn start(options: Options) -> Result<Manager, Error> {
         let mut listeners = Vec::new();
         options.tls.check(&options.listen)?;
@@ -332,16 +337,16 @@ impl Manager {
         &self.socket
     }
 
-    /// The TCP addresses on which it listens, in the order of the options.
+    /// Returns the TCP addresses on which it listens, in the order of the options.
     pub fn addresses(&self) -> &[SocketAddr] {
         &self.addresses
     }
 
-    /// Lets calls in progress end, for a moment, and writes what is not yet stored.
+    /// Lets calls in progress end, for a moment, and writes data that is not stored yet.
     ///
     /// # Errors
     ///
-    /// What the store says if the usage of some leases could not be stored.
+    /// The store's error if the usage of some leases could not be stored.
     pub async fn stop(mut self) -> Result<(), Error> {
         self.intake.shutdown().await;
         drop(self.shutdown.take());
@@ -373,7 +378,7 @@ fn open(options: &Options) -> Result<Opened, Error> {
     };
     let clock = Clock::start();
     let (epoch, is_read_only) = match start::next_epoch(&mut *store) {
-        // The embedded store has one manager, so nobody else takes the number meanwhile.
+        // The embedded store has one manager, so no other takes the number meanwhile.
         Err(error) if error.code == Code::StoreFull && matches!(options.store, StoreOptions::Embedded) => {
             tracing::error!(%error, "the manager is read-only until there is room");
             (start::unwritten_epoch(&*store)?, true)
@@ -438,12 +443,12 @@ async fn serve(
     }
 }
 
-/// Makes a manager that has started on a full disk a usual one as soon as there is room.
+/// Makes a manager that has started on a full disk writable as soon as the disk has free space.
 async fn leave_read_only(database: Database, gate: Arc<Gate>) {
     let mut interval = every(REFRESH);
     loop {
         interval.tick().await;
-        // Where there is no more room than for this, users soon fill it.
+        // Keeps the reserve: if the disk has no more than it, users soon fill the disk again.
         let begun = database.keeping_reserve(|store| {
             start::next_epoch(store)?;
             packages::migrate(store)
@@ -470,7 +475,8 @@ async fn collect_garbage(shell: Arc<Shell>, database: Database) {
     }
 }
 
-/// Reads all of a store on NATS now and then, on a connection of its own: what its servers have damaged or dropped meanwhile is said.
+/// Reads all of a store on NATS at intervals, on a connection of its own, and logs records that its servers have
+/// damaged or dropped.
 async fn recheck(servers: NatsOptions) {
     let mut interval = every(RECHECK);
     loop {
@@ -527,7 +533,7 @@ async fn tick(shell: Arc<Shell>) {
     }
 }
 
-/// Takes over what other managers have changed of tokens and quotas, and ends the leases of tokens that are gone.
+/// Takes over other managers' changes of tokens and quotas, and ends the leases of removed tokens.
 async fn keep_fresh(shell: Arc<Shell>, gate: Arc<Gate>, tenants: Arc<Tenants>, quotas: Arc<Quotas>) {
     let mut interval = every(REFRESH);
     let mut is_failing = false;

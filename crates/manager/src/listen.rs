@@ -1,8 +1,8 @@
 //! Listeners: connections are accepted from the Unix socket and from TCP, admitted or refused, and encrypted.
 //!
-//! Each connection has a [place](places) until it is closed. Handshakes run beside each other: there are as many as there
-//! are places for unauthenticated connections, and none of them delays an authenticated one. What a connection sends
-//! beside its requests is [bounded](frames).
+//! Each connection has a [slot](places) until it is closed. Handshakes run beside each other: at most one for each slot
+//! for unauthenticated connections, and none of them delays an authenticated one. The other frames of a connection are
+//! [bounded](frames).
 
 mod frames;
 mod places;
@@ -28,7 +28,7 @@ use frames::{Flood, Frames};
 pub(crate) use places::{Busy, Place, Places};
 pub use places::{ConnectionLimits, MAX_CONNECTIONS};
 
-/// How long listening pauses when the system has no more descriptors.
+/// Pause of listening when the system has no more descriptors.
 const PAUSE: Duration = Duration::from_millis(100);
 /// Connections that are ready and not yet served.
 const READY_AHEAD: usize = 64;
@@ -84,7 +84,7 @@ impl Intake {
     pub(crate) async fn unix(self, listener: UnixListener) {
         loop {
             let Some((stream, _)) = self.accepted(listener.accept().await).await else { continue };
-            // Only a socket of this kernel has a peer; without one it is nobody's.
+            // Only a socket of this kernel has a peer; without credentials the connection is not served.
             let Ok(credentials) = stream.peer_cred() else { continue };
             let uid = credentials.uid();
             let is_operator = uid == 0 || uid == rustix::process::geteuid().as_raw();
@@ -103,7 +103,7 @@ impl Intake {
         }
     }
 
-    /// Encrypts a connection and serves it, unless its place is taken from it meanwhile.
+    /// Encrypts a connection and serves it, unless it loses its slot meanwhile.
     async fn greet(
         self,
         stream: TcpStream,
@@ -124,11 +124,11 @@ impl Intake {
     async fn serve(&self, stream: Box<dyn Duplex>, peer: Peer, closed: oneshot::Receiver<()>) {
         peer.place.shaken();
         let connection = Connection { stream, peer, frames: Frames::new(Instant::now()), closed };
-        // Whoever served them may have stopped.
+        // The server that takes the connections may have stopped.
         let _ = self.ready.send(Ok(connection)).await;
     }
 
-    /// What was accepted, if anything; where descriptors are short, after a while.
+    /// Returns the accepted connection, if any. After an error, as when descriptors are short, it first waits.
     async fn accepted<T>(&self, result: io::Result<T>) -> Option<T> {
         match result {
             Ok(accepted) => Some(accepted),

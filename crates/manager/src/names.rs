@@ -9,7 +9,7 @@ pub const MAX_NAME_BYTES: usize = pu::MAX_NODE_NAME_BYTES;
 /// The tenant of leases whose token is still being verified.
 pub(crate) const UNVERIFIED: &str = "unverified";
 
-/// That a tenant may be called so.
+/// Checks that a text is a valid name of a tenant.
 pub(crate) fn check_tenant(name: &str) -> Result<(), Error> {
     if name == UNVERIFIED {
         return Err(Error::new(
@@ -29,7 +29,7 @@ pub(crate) fn check_tenant(name: &str) -> Result<(), Error> {
     check("tenant", name)
 }
 
-/// That a node may be called so.
+/// Checks that a text is a valid name of a node.
 pub(crate) fn check_node(name: &str) -> Result<(), Error> {
     check("node", name)
 }

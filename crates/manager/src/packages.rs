@@ -1,8 +1,8 @@
 //! Packages: stored in parts, found by name or digest, remembered while they are used.
 //!
-//! A package is in the store with all its parts before its name is known. A digest stands for the same content for
-//! ever. A name belongs to a tenant (see [`names`]), and the store is asked again each second which package it stands
-//! for, since another manager may deploy.
+//! A package is in the store with all its parts before its name is known. A digest always has the same content. A name
+//! belongs to a tenant (see [`names`]), and is looked up in the store again each second, since another manager may
+//! deploy.
 
 mod names;
 
@@ -31,7 +31,7 @@ use names::{NameRecord, is_allowed, is_possible, name_key, shown};
 
 pub(crate) use names::{Asker, migrate};
 
-/// How long a name stands for what it stood for.
+/// Time for which a look-up of a name is used.
 const NAME_AGE: Duration = Duration::from_secs(1);
 /// Most names that are remembered; when there are more, all are forgotten and found anew.
 const MAX_REMEMBERED: usize = 4096;
@@ -45,17 +45,17 @@ pub(crate) struct Packages {
     remembered: Arc<RwLock<HashMap<String, Lookup>>>,
 }
 
-/// A package under one of the names, or the digest, by which its owner has it.
+/// A package under one of its owner's names, or under its digest.
 #[derive(Debug)]
 struct Named {
     record: NameRecord,
     info: Arc<PackageInfo>,
 }
 
-/// What the store had under a name, and when.
+/// Package that the store had under a name, and the time of the look-up.
 type Lookup = (Option<Arc<Named>>, Instant);
 
-/// Whether a name that was found missing within the last second is looked for in the store.
+/// Whether a name that was missing within the last second is looked up in the store again.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Missing {
     Remembered,
@@ -92,15 +92,15 @@ impl Packages {
         Err(unknown(address))
     }
 
-    /// The package of a digest, for agents, which execute what leases name by digest.
+    /// Returns the package of a digest, for agents, which execute packages by digest.
     pub(crate) async fn of_digest(&self, digest: &str) -> Result<Arc<PackageInfo>, Error> {
         let wanted = shown(digest);
         let found = self.database.with(move |store| known(store, &wanted)).await?;
         found.map(Arc::new).ok_or_else(|| unknown(digest))
     }
 
-    /// The package of a digest that some tenant has used a moment ago, without asking the store and for a caller whose
-    /// tenant is not known: [`Packages::check_digest`] says later whether it was the caller's.
+    /// Returns the package of a digest that some tenant has used a moment ago, without asking the store, for a caller
+    /// whose tenant is not known: [`Packages::check_digest`] checks later whether it was the caller's.
     pub(crate) fn remembered(&self, digest: &str) -> Option<Arc<PackageInfo>> {
         if !package::is_digest(digest) {
             return None;
@@ -123,7 +123,7 @@ impl Packages {
         self.resolve(Asker::tenant(tenant), &pinned(info), PackageRight::Execute).await.map(drop)
     }
 
-    /// What the packages of these components of a graph stand for now, each once.
+    /// Returns the pinned packages of a graph's components, each once.
     pub(crate) async fn pin<'a>(
         &self,
         asker: Asker<'_>,
@@ -142,8 +142,8 @@ impl Packages {
         Ok(all)
     }
 
-    /// A name's package, if it is there and the caller has this right to it. `name@digest` is a package of the name's
-    /// owner for those who have a right to the name.
+    /// Finds the package of a name, if it exists and the caller has this right to it. `name@digest` is a package of the
+    /// name's owner for callers with a right to the name.
     async fn find(
         &self,
         asker: Asker<'_>,
@@ -180,8 +180,8 @@ impl Packages {
             {
                 Ok(named)
             }
-            // A digest keeps its meaning, so its leases do not wait for the store. Whether its owner has removed it, the store
-            // is asked beside them, once a second.
+            // A digest keeps its meaning, so its leases do not wait for the store. Whether its owner has removed it is
+            // looked up beside them, once a second.
             Some((Some(named), _)) if package::is_digest(name) => {
                 remember(&self.remembered, key, Some(Arc::clone(&named)));
                 tokio::spawn(look_up());
@@ -214,7 +214,7 @@ impl Packages {
             .await
     }
 
-    /// What a tenant would keep more in the store if it deployed this package.
+    /// Returns the further use of the store if the tenant deployed this package.
     pub(crate) async fn more(&self, tenant: &str, package: &Checked) -> Result<StoreUse, Error> {
         let PackageInfo { name, digest, size_bytes, .. } = package.info();
         let tenant = tenant.to_owned();
@@ -227,7 +227,7 @@ impl Packages {
         self.database.with(look).await
     }
 
-    /// Stores a package's parts, letting others have the store between them, and then its name among the tenant's.
+    /// Stores a package's parts, letting others use the store between them, and then its name among the tenant's.
     pub(crate) async fn deploy(
         &self,
         tenant: &str,
@@ -274,17 +274,17 @@ impl Packages {
         reply.package.ok_or_else(|| Error::new(Code::Internal, "a package was published and is not there"))
     }
 
-    /// Points an owner's name at a package all parts of which are in the store.
+    /// Points an owner's name at a package whose parts are all in the store.
     async fn point(&self, owner: &str, info: PackageInfo) -> Result<DeployReply, Error> {
         let (of, stored) = (owner.to_owned(), info.clone());
         let before = self.database.keeping_reserve(move |store| point(store, &of, &stored)).await?;
         garbage::note(&self.database, &self.clock, &info.digest).await?;
         self.forget(owner, &info.name);
-        // It is remembered by its digest, too: the first leases of it find it.
+        // It is remembered by its digest, too, for its first leases.
         self.named(owner, &info.name, Missing::LookedFor).await?;
         let owned = |info: PackageInfo| PackageInfo { owner: owner.to_owned(), ..info };
         Ok(DeployReply {
-            // Not whether the content is stored: that would say what other tenants have.
+            // It does not tell whether the content is stored: that would reveal packages of other tenants.
             known: before.as_ref().is_some_and(|before| before.digest == info.digest),
             replaced: before.filter(|before| before.digest != info.digest).map(owned),
             package: Some(owned(info)),
@@ -310,8 +310,8 @@ impl Packages {
         Ok(info)
     }
 
-    /// Takes versions of a package away from its owner, and its name unless only old versions go. Returns what the name
-    /// stood for, and how many versions are gone.
+    /// Removes versions of a package from its owner, and its name unless only old versions are removed. Returns the
+    /// package of the name, and the number of removed versions.
     pub(crate) async fn remove(
         &self,
         asker: Asker<'_>,
@@ -329,7 +329,7 @@ impl Packages {
         Ok(RemovePackageReply { package: Some(info), versions: digests.len() as u32 })
     }
 
-    /// Removes the records of names that were removed before this time; how many.
+    /// Removes the records of names that were removed before this time, and returns their number.
     pub(crate) async fn expire_names(&self, before_ms: u64) -> Result<u64, Error> {
         let (mut expired, mut after) = (0, None::<String>);
         loop {
@@ -358,7 +358,7 @@ impl Packages {
         self.database.with(look).await
     }
 
-    /// Stores all parts, or none: those of a package that is known to the store stay.
+    /// Stores all parts. After an error it removes them again, unless another manager has stored the package.
     async fn store_parts(&self, encoded: &Arc<Vec<u8>>, digest: &str) -> Result<(), Error> {
         let stored = self.try_store_parts(encoded, digest).await;
         if stored.is_err() {
@@ -387,7 +387,7 @@ impl Packages {
         Ok(())
     }
 
-    /// Sends a package's parts until they are all sent or nobody listens.
+    /// Sends a package's parts until all are sent or the receiver is gone.
     pub(crate) async fn send(&self, digest: String, to: mpsc::Sender<Result<PackageChunk, Status>>) {
         for index in 0u32.. {
             let digest = digest.clone();
@@ -406,7 +406,7 @@ impl Packages {
     }
 }
 
-/// What the store has under an owner's name or digest.
+/// Looks up an owner's name or digest in the store, and remembers the result.
 fn look_up_and_remember(
     database: Database,
     remembered: Arc<RwLock<HashMap<String, Lookup>>>,
@@ -434,13 +434,13 @@ fn remember(remembered: &RwLock<HashMap<String, Lookup>>, key: String, named: Op
     remembered.insert(key, (named, Instant::now()));
 }
 
-/// The package of this digest, if all of it is in the store.
+/// Returns the package of this digest, if all of it is in the store.
 pub(crate) fn known(store: &dyn Store, digest: &str) -> Result<Option<PackageInfo>, Error> {
     let found = store.get(&format!("{}{digest}", keys::PACKAGE))?;
     found.map(|found| decode("a stored package", &found.value)).transpose()
 }
 
-/// What leases ask for of a package by which it stays the same: `owner/name@digest`.
+/// Returns the address by which leases name this package for good: `owner/name@digest`.
 fn pinned(info: &PackageInfo) -> String {
     match info.owner.as_str() {
         "" => info.digest.clone(),
@@ -487,7 +487,7 @@ fn list_granted(store: &dyn Store, asker: Asker<'_>) -> Result<Vec<PackageInfo>,
     Ok(list.items)
 }
 
-/// Points a name at a package, and lets its owner use the digest; returns what the name stood for.
+/// Points a name at a package, and lets its owner use the digest; returns the package that the name referred to before.
 fn point(store: &mut dyn Store, owner: &str, info: &PackageInfo) -> Result<Option<PackageInfo>, Error> {
     let (digest, deployed_unix_ms) = (&info.digest, info.deployed_unix_ms);
     let record =
@@ -514,7 +514,7 @@ fn grant(
         names::grant(owner, &mut record, granted)?;
         Ok(record)
     })?;
-    // Only lists read it: the right is in the name's record.
+    // This record is only for lists: the right is in the name's record.
     let key = names::granted_key(&granted.tenant, owner, name);
     let mut batch = Batch::default();
     match granted.right() {
@@ -526,20 +526,20 @@ fn grant(
     Ok(PackageInfo { grants: record.grants, ..info.as_ref().clone() })
 }
 
-/// Which versions of a package are removed.
+/// Versions of a package that are to be removed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Versions {
-    /// Those that the name does not stand for any more, and that no unfinished run of the owner needs.
+    /// Versions that the name does not refer to any more, and that no unfinished run of the owner needs.
     Old,
-    /// All, and the name.
+    /// All versions, and the name.
     All,
 }
 
-/// What was taken away from an owner.
+/// Versions that were removed from an owner's package.
 struct Removed {
-    /// What the name stands for, or stood for.
+    /// Package that the name refers to, or referred to.
     info: PackageInfo,
-    /// The versions.
+    /// Digests of the removed versions.
     digests: Vec<String>,
 }
 
@@ -583,7 +583,7 @@ fn versions(store: &dyn Store, owner: &str, name: &str) -> Result<Vec<String>, E
     Ok(digests)
 }
 
-/// Bytes that a tenant's packages take, and how many versions or names it has, whichever are more.
+/// Returns the bytes of a tenant's packages, and the number of versions or names, whichever is larger.
 pub(crate) fn measure(store: &dyn Store, tenant: &str) -> Result<(u64, u32), Error> {
     let (mut bytes, mut versions, mut names) = (0u64, 0u32, 0u32);
     let prefix = name_key(tenant, "");
@@ -594,14 +594,14 @@ pub(crate) fn measure(store: &dyn Store, tenant: &str) -> Result<(u64, u32), Err
         let info = if is_version { known(store, name)? } else { None };
         bytes = bytes.saturating_add(RECORD_BYTES).saturating_add(info.map_or(0, |info| info.size_bytes));
         versions += u32::from(is_version);
-        // A removed name keeps a record, which is none of the names.
+        // A removed name keeps a record, which does not count as a name.
         names += u32::from(!is_version && !record.digest.is_empty());
         Ok(())
     })?;
     Ok((bytes, versions.max(names)))
 }
 
-/// Digests that any name or version refers to.
+/// Returns the digests that any name or version refers to.
 pub(crate) fn digests(store: &dyn Store) -> Result<HashSet<String>, Error> {
     let mut digests = HashSet::new();
     each_record(store, keys::NAMED, |found| {

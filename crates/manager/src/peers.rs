@@ -1,15 +1,15 @@
-//! The other managers of one store: who is alive, and what tenants have by them.
+//! The other managers of one store: which are alive, and what tenants use through them.
 //!
-//! Each manager writes a record under its epoch each second, or more often, and reads those of the others. A manager whose record
-//! stands still is dead: only its own changes count, seen by this manager's clock while this manager could read the
-//! store, so neither clocks that differ nor a store that was away kill anybody.
+//! Each manager writes a record under its epoch each second, or more often, and reads those of the others. A manager
+//! whose record stands still is dead: only its own changes count, seen by this manager's clock while this manager could
+//! read the store. So neither clocks that differ nor an unreachable store make a living manager count as dead.
 //!
-//! What a tenant has at a time goes with its manager. What it has *spent* stays: each manager keeps its own sum for
-//! each tenant in the store ([`Spending`]), and all of the sums ever written are what the tenant has spent. Sums of managers
-//! that are gone are [merged](merge) later.
+//! A tenant's current use goes with its manager. Its *spending* stays: each manager keeps its own sum for each tenant
+//! in the store ([`Spending`]), and the tenant's spending is the total of all sums ever written. Sums of managers that
+//! are gone are [merged](merge) later.
 //!
-//! An agent that goes from one manager to another tells only the latter. So each says in its record which nodes it misses,
-//! and which of those that others miss it has by now: what is leased of a node counts once.
+//! An agent that goes from one manager to another tells only the latter. So each manager lists in its record the nodes
+//! that it misses, and those of the nodes that others miss which it has by now: leases of a node count once.
 //!
 //! [`Table`] decides without any I/O; [`Peers`] reads and writes for it.
 
@@ -28,52 +28,52 @@ pub use self::spending::Spending;
 pub use self::table::{SpentBy, Table};
 use crate::store::{Batch, MAX_VALUE_BYTES, Store, each_record, keys};
 
-/// Managers of one store.
+/// Most managers of one store.
 pub const MAX_PEERS: usize = 256;
-/// Tenants that a manager tells the others of in one record: those with most cores.
+/// Tenants that a manager lists in one record: those with most cores.
 pub const MAX_HOLDINGS: usize = 4096;
-/// What a message takes within another one, beside its own encoding: its tag and its length.
+/// Bytes of a message within another one beside its own encoding: its tag and its length.
 const FRAME_BYTES: usize = 4;
 
-/// How a manager is, as it tells the others.
+/// A manager's report to the others.
 #[derive(Clone, Debug, Default)]
 pub struct Standing {
-    /// Where clients and agents reach it.
+    /// Address at which clients and agents reach it.
     pub address: String,
-    /// Its own clock.
+    /// Time by its own clock.
     pub now_unix_ms: u64,
     /// Nodes that are registered with it.
     pub nodes: u32,
     /// Cores that it could lease now.
     pub cores_free: u32,
-    /// What tenants have and have spent by it, of those that have leases or had some within the last minute.
+    /// Use and spending through it, of tenants that have leases or had some within the last minute.
     pub holdings: Vec<Holding>,
-    /// Nodes that it has not heard of lately.
+    /// Nodes that have not reported to it lately.
     pub missing: Vec<NodeGeneration>,
-    /// Nodes that others miss and that it has.
+    /// Nodes that others miss and that are registered with it.
     pub found: Vec<NodeGeneration>,
-    /// Whether it stands above the others, and has no nodes.
+    /// Whether it is a global manager, which has no nodes.
     pub global: bool,
     /// Requests that wait with it.
     pub waiting: u32,
-    /// What its nodes have, for a global manager.
+    /// Groups of its nodes, for a global manager.
     pub groups: Vec<NodeGroup>,
 }
 
-/// A manager's place among the others.
+/// A manager's membership among the others.
 #[derive(Debug)]
 pub struct Peers {
     epoch: u64,
     beat: u64,
     table: Table,
-    /// How many missing nodes have been told of so far, those that are told of again included.
+    /// Number of missing nodes that were listed so far; nodes that are listed again count again.
     missed: usize,
-    /// How much of a lease others have counted, where its own record may not say so.
+    /// Cost of each lease that others have counted, where its own record may not say so.
     counted: HashMap<String, u64>,
 }
 
 impl Peers {
-    /// Takes this place, and reads what tenants have spent so far.
+    /// Joins under this epoch, and reads the tenants' spending so far.
     pub fn join(store: &dyn Store, epoch: u64) -> Result<Peers, Error> {
         let mut peers =
             Peers { epoch, beat: 0, table: Table::new(epoch), missed: 0, counted: HashMap::new() };
@@ -89,13 +89,13 @@ impl Peers {
         }
     }
 
-    /// Who is alive, and what tenants have by them.
+    /// Returns the living managers, and what tenants use through them.
     pub fn table(&self) -> &Table {
         &self.table
     }
 
-    /// Tells the others how this manager is, and learns how they are. To be called each second, or more
-    /// often, with a clock that only goes forward.
+    /// Reports on this manager to the others, and reads their reports. Call it each second, or more often, with a clock
+    /// that only goes forward.
     pub fn exchange(&mut self, store: &mut dyn Store, now_ms: u64, standing: Standing) -> Result<(), Error> {
         self.beat += 1;
         let mut batch = Batch::default();
@@ -110,8 +110,8 @@ impl Peers {
         Ok(())
     }
 
-    /// How much of a lease's cost has been counted as spent before this manager took the lease over, given the cost
-    /// by the lease's stored record.
+    /// Returns the part of a lease's cost that was counted as spent before this manager took the lease over, given the
+    /// cost by the lease's stored record.
     pub fn counted(&self, lease: &str, stored_cost_nano: u64) -> u64 {
         self.counted.get(lease).map_or(stored_cost_nano, |&counted| counted.max(stored_cost_nano))
     }
@@ -123,7 +123,8 @@ impl Peers {
         store.commit(&batch)
     }
 
-    /// What a dead manager has counted is what it has stored. If it lives after all it writes itself anew.
+    /// Replaces a dead manager's counts by its stored sums, and removes its record. A manager that lives after all
+    /// writes itself anew.
     fn bury(&mut self, store: &mut dyn Store, dead: u64) -> Result<(), Error> {
         let prefix = format!("{}{}/", keys::SPEND, keys::epoch(dead));
         let spent = self.read_spending(store, &prefix)?.remove(&dead).unwrap_or_default();
@@ -158,8 +159,8 @@ impl Peers {
         format!("{}{}", keys::PEER, keys::epoch(self.epoch))
     }
 
-    /// Of the nodes it holds as many as there is room for: nodes that are found are not missing any more, which makes
-    /// room for others, and those that stay missing take turns.
+    /// Builds the record, with no more nodes than its size allows. Nodes that are found are not missing any more, which
+    /// frees space for others; nodes that stay missing take turns.
     fn record(&mut self, mut standing: Standing) -> PeerRecord {
         let cores = |holding: &Holding| holding.r#use.map_or(0, |has| has.cores);
         standing.holdings.sort_by_key(|holding| std::cmp::Reverse(cores(holding)));
@@ -187,7 +188,7 @@ impl Peers {
     }
 }
 
-/// The first of the nodes, as many as so many bytes of a record hold.
+/// Returns the first nodes, up to `room_bytes` bytes of a record.
 fn fitting(mut nodes: Vec<NodeGeneration>, mut room_bytes: usize) -> Vec<NodeGeneration> {
     let count = nodes.iter().take_while(|node| {
         let left_bytes = room_bytes.checked_sub(node.encoded_len() + FRAME_BYTES);
@@ -224,7 +225,7 @@ mod tests {
     }
 
     #[test]
-    fn a_manager_that_stops_writing_is_dropped_and_its_spending_stays() {
+    fn silent_manager_is_dropped_and_its_spending_stays() {
         let (_folder, mut store) = store();
         let mut dying = Peers::join(&store, 1).unwrap();
         let mut spending = Spending::new(1);
@@ -263,7 +264,7 @@ mod tests {
     }
 
     #[test]
-    fn a_record_holds_as_many_nodes_as_there_is_room_for_and_all_in_turn() {
+    fn record_lists_the_nodes_that_fit_and_all_in_turn() {
         let (_folder, mut store) = store();
         let mut peers = Peers::join(&store, 1).unwrap();
         let node = |number: usize| NodeGeneration { node: format!("{number:0>64}"), generation: u64::MAX };

@@ -1,8 +1,8 @@
 //! Limits how much of the store each tenant may keep, and how many leases a day it may add to the ledger.
 //!
-//! What a tenant keeps is measured in the store, and from then on counted as it grows: the count is too high where
-//! something was replaced or removed, never too low but for what other managers have admitted since. So before a request
-//! is refused the tenant is measured again, at most once a second, and once a minute in any case.
+//! A tenant's use is measured in the store, and from then on counted as it grows. The count is too high if data was
+//! replaced or removed, and too low only by what other managers have admitted since. So before a request is refused the
+//! tenant is measured again, at most once a second, and once a minute in any case.
 
 use std::collections::HashMap;
 use std::sync::{Mutex, PoisonError};
@@ -33,12 +33,12 @@ pub(crate) const RECORD_BYTES: u64 = 512;
 
 /// Age at which a measurement is taken anew.
 const MAX_AGE: Duration = Duration::from_secs(60);
-/// Age that a measurement has at least before it is taken anew because a request exceeds a limit.
+/// Least age of a measurement before it is repeated because a request exceeds a limit.
 const MIN_AGE: Duration = Duration::from_secs(1);
 /// Part of a day's leases that may be granted at once.
 const BURST_PARTS: u32 = 4;
 
-/// What tenants keep in the store and may keep.
+/// Tenants' use of the store, and its limits.
 pub(crate) struct Quotas {
     database: Database,
     known: Mutex<Known>,
@@ -61,11 +61,11 @@ struct Account {
 struct Measured {
     used: StoreUse,
     at: Instant,
-    /// Something of the tenant was removed since.
+    /// Whether data of the tenant was removed since.
     is_stale: bool,
 }
 
-/// What holds for one tenant. No limit is the highest number.
+/// Limits of one tenant. The highest number means no limit.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct Limits {
     store: StoreUse,
@@ -102,7 +102,7 @@ impl Limits {
     }
 }
 
-/// What came of asking for more.
+/// Result of a request for more.
 enum Admission {
     Admitted,
     Refused(Error),
@@ -123,7 +123,7 @@ impl Quotas {
     /// Counts what a caller is about to store.
     ///
     /// # Errors
-    /// `quota_exceeded` if its tenant would have more than it may.
+    /// `quota_exceeded` if its tenant would exceed its quota.
     pub(crate) async fn admit(&self, caller: Asker<'_>, more: StoreUse) -> Result<(), Error> {
         let refusal = self.decide(caller.tenant, |known| known.admit(caller, more, Instant::now())).await?;
         refusal.map_or(Ok(()), Err)
@@ -156,14 +156,14 @@ impl Quotas {
         }
     }
 
-    /// Notes that something of a tenant was removed, so that it is measured before it is refused anything.
+    /// Notes that data of a tenant was removed, so that it is measured before a request of it is refused.
     pub(crate) fn removed(&self, tenant: &str) {
         if let Some(measured) = self.known().account(tenant).measured.as_mut() {
             measured.is_stale = true;
         }
     }
 
-    /// What a tenant keeps in the store.
+    /// Returns a tenant's use of the store.
     pub(crate) async fn used(&self, tenant: &str) -> Result<StoreUse, Error> {
         let measured = self.known().account(tenant).measured;
         match measured.filter(|measured| !measured.is_stale && measured.at.elapsed() < MAX_AGE) {
@@ -172,7 +172,7 @@ impl Quotas {
         }
     }
 
-    /// Refuses leases to a caller whose tenant has had those of its day.
+    /// Refuses leases to a caller whose tenant has used up those of its day.
     pub(crate) fn check_leases(&self, caller: Asker<'_>, now_ms: u64) -> Result<(), Error> {
         let mut known = self.known();
         let most = known.limits(caller).leases_per_day;
@@ -269,7 +269,7 @@ fn exceeded(tenant: &str, used: &StoreUse, more: &StoreUse, most: &StoreUse) -> 
     Some(Error::new(Code::QuotaExceeded, message))
 }
 
-/// What the store has of a tenant.
+/// Measures a tenant's use of the store.
 fn measure(store: &dyn Store, tenant: &str) -> Result<StoreUse, Error> {
     let (package_bytes, packages) = packages::measure(store, tenant)?;
     let (graph_bytes, graphs) = graphs::measure(store, tenant)?;
@@ -278,10 +278,10 @@ fn measure(store: &dyn Store, tenant: &str) -> Result<StoreUse, Error> {
     Ok(StoreUse { bytes, packages, graphs, runs })
 }
 
-/// Leases of a tenant: as many as its day has may be granted in a day, and a quarter of them at once.
+/// Rate of a tenant's leases: the day's number may be granted in a day, and a quarter of it at once.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 struct LeaseRate {
-    /// Leases that count, each [`DAY_MS`]; every millisecond takes away as many as a day has leases.
+    /// Leases that count, each [`DAY_MS`]; every millisecond takes away the number of leases of a day.
     level: u64,
     at_ms: u64,
 }
@@ -357,7 +357,7 @@ mod tests {
             };
             assert!(error.message.contains(option), "{error}");
         }
-        // What frees the store is not refused because of it.
+        // A request that takes no more bytes is not refused for them.
         assert!(matches!(known.admit(ALICE, StoreUse { graphs: 1, ..bytes(0) }, now), Admission::Admitted));
     }
 
@@ -399,7 +399,7 @@ mod tests {
         };
         let begin_ms = 1_700_000_000_000;
         assert_eq!(granted(&mut rate, begin_ms), 600);
-        // Time that runs backwards earns nothing.
+        // A clock that runs backwards adds no credit.
         assert_eq!(granted(&mut rate, begin_ms - 1_000), 0);
         assert_eq!(granted(&mut rate, begin_ms + DAY_MS / 24), 100);
         let error = rate.check("alice", per_day, begin_ms + DAY_MS / 24).unwrap_err();

@@ -2,9 +2,9 @@
 
 use prost::Message;
 
-/// Largest list in one reply, in bytes: what does not fit is left out.
+/// Largest list in one reply, in bytes; further items are left out.
 const MAX_REPLY_BYTES: usize = 3 << 20;
-/// What a field's key and length add to an item.
+/// Bytes that a field's key and length add to an item.
 const OVERHEAD_BYTES: usize = 8;
 
 /// Items that fit into one reply.
@@ -20,7 +20,7 @@ impl<T> Default for ReplyList<T> {
 }
 
 impl<T: Message> ReplyList<T> {
-    /// Adds items while they fit; whether there is still room.
+    /// Adds items while they fit, and tells whether all did.
     pub(crate) fn add_all(&mut self, items: impl IntoIterator<Item = T>) -> bool {
         for item in items {
             let Some(left) = self.left_bytes.checked_sub(item.encoded_len() + OVERHEAD_BYTES) else {
@@ -34,7 +34,7 @@ impl<T: Message> ReplyList<T> {
     }
 }
 
-/// The first of these, as many as fit.
+/// Returns the first items, up to the size of a reply.
 pub(crate) fn within_reply<T: Message>(items: impl IntoIterator<Item = T>) -> Vec<T> {
     let mut list = ReplyList::default();
     list.add_all(items);

@@ -18,11 +18,11 @@ use crate::runs::Runs;
 use crate::store::{Store, keys};
 
 pub(crate) const DAY_MS: u64 = 24 * 60 * 60 * 1000;
-/// Age below which nothing is folded, in milliseconds.
+/// Age below which no lease is folded, in milliseconds.
 pub(crate) const LEAST_AGE_MS: u64 = DAY_MS;
 const DAY: Duration = Duration::from_millis(DAY_MS);
 
-/// How long the manager keeps what has ended; nothing stands for ever.
+/// Times for which the manager keeps ended leases and runs; neither is kept for ever.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Retention {
     /// Each lease's own record in the ledger. Then its use and cost are part of sums.
@@ -34,7 +34,7 @@ pub struct Retention {
 }
 
 impl Retention {
-    /// Shorter than this it cannot be: a manager that was cut off from the store may still write what it knows.
+    /// Shortest time: a manager that was cut off from the store may still write its state within it.
     pub const LEAST: Duration = Duration::from_millis(LEAST_AGE_MS);
 }
 
@@ -44,7 +44,7 @@ impl Default for Retention {
     }
 }
 
-/// The beginning of the day, in UTC, that was so long ago.
+/// Returns the beginning of the day, in UTC, that was `age` ago.
 pub(crate) fn day_before(now_ms: u64, age: Duration) -> u64 {
     let age_ms = u64::try_from(age.as_millis()).unwrap_or(u64::MAX);
     now_ms.saturating_sub(age_ms) / DAY_MS * DAY_MS
@@ -90,7 +90,7 @@ impl Gone {
     }
 }
 
-/// What the chore needs.
+/// Parts that the retention task uses.
 pub(crate) struct Keeper {
     pub(crate) clock: Clock,
     pub(crate) database: Database,
@@ -104,7 +104,7 @@ pub(crate) struct Keeper {
 }
 
 impl Keeper {
-    /// Removes what has ended long ago, whenever the interval ticks.
+    /// Removes leases, runs and names that ended long ago, whenever the interval ticks.
     pub(crate) async fn keep(self, mut interval: tokio::time::Interval) {
         let mut gone = Gone::new(self.fleet.epoch(), self.sharing, Instant::now());
         loop {
@@ -137,7 +137,7 @@ impl Keeper {
         }
     }
 
-    /// Their tenants have room again.
+    /// Notes that the tenants of these runs use less of the store.
     fn note_runs(&self, changed: Result<BTreeMap<String, u32>, Error>, what: &str) {
         match changed {
             Ok(changed) if changed.is_empty() => {}
@@ -191,7 +191,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn manager_of_a_shared_store_is_gone_after_a_day_of_silence() {
+    fn manager_of_a_shared_store_expires_after_a_silent_day() {
         let begun = Instant::now();
         let mut gone = Gone::new(3, Sharing::Shared, begun);
         gone.hear([2, 3].into_iter(), begun + DAY / 2);

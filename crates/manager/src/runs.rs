@@ -1,8 +1,9 @@
 //! Runs of graphs, and the journal of what their components hand on (Scad 4.2.4).
 //!
-//! A client drives a run. What it would need if it, or a component, dies is here: the input, and each message, kept before
-//! anybody has it. When the run has ended the messages go, and a record of it stays, with what each component used, and how much
-//! memory there was over time. What a client says of a run that goes on is for those who watch, and replaced by what it says next.
+//! A client drives a run. The manager keeps what the client needs if it, or a component, dies: the input, and each
+//! message, stored before any component has it. When the run has ended the messages are removed, and a record of it
+//! stays, with the usage of each component, and the memory over time. Reports of a client on a running run are for
+//! observers, and each replaces the one before.
 
 use std::collections::{BTreeMap, HashSet};
 
@@ -24,9 +25,9 @@ use crate::store::{Batch, Record, Store, each_record, keys};
 
 /// Length of a run's identifier, in hexadecimal digits.
 const ID_DIGITS: usize = 32;
-/// How many records are read from the store, or taken away, at a time.
+/// Records that are read from the store, or removed, at a time.
 const PAGE_RECORDS: usize = 256;
-/// How many runs are listed if nothing is said, and at most.
+/// Runs that are listed by default, and at most.
 const DEFAULT_RUNS: u32 = 100;
 const MAX_RUNS: u32 = 10_000;
 
@@ -40,7 +41,7 @@ impl Runs {
         Runs { database }
     }
 
-    /// Begins a run of what `begun` says: the name and digest of its graph, and its packages.
+    /// Begins a run. `begun` has the name and digest of its graph, and its packages.
     pub(crate) async fn begin(
         &self,
         tenant: &str,
@@ -55,7 +56,7 @@ impl Runs {
         let begin = move |store: &mut dyn Store| {
             let key = run_key(&tenant, &run);
             if let Some(found) = store.get(&key)? {
-                // Asked again, because the answer was lost.
+                // The request is repeated, because the answer was lost.
                 return decode("a stored run", &found.value);
             }
             let info = RunInfo { run, tenant, began_unix_ms: now_ms, ..begun };
@@ -69,7 +70,7 @@ impl Runs {
         self.database.keeping_reserve(begin).await
     }
 
-    /// Keeps entries of a run that goes on.
+    /// Stores entries of a running run.
     pub(crate) async fn journal(&self, tenant: &str, request: JournalRequest) -> Result<(), Error> {
         let JournalRequest { run, entries } = request;
         check_id(&run)?;
@@ -86,7 +87,7 @@ impl Runs {
         self.database.keeping_reserve(keep).await
     }
 
-    /// How a run stands that goes on.
+    /// Stores a client's report on a running run.
     pub(crate) async fn report(
         &self,
         tenant: &str,
@@ -99,7 +100,7 @@ impl Runs {
         let tenant = tenant.to_owned();
         let keep = move |store: &mut dyn Store| {
             going_on(store, &tenant, &run)?;
-            // Not in the run's own record: what came late would undo its end.
+            // It is not in the run's own record: a late report would undo the run's end.
             let report = RunReport { components, points, reported_unix_ms: now_ms };
             let mut batch = Batch::default();
             batch.put(report_key(&tenant, &run), report.encode_to_vec());
@@ -149,7 +150,7 @@ impl Runs {
         }
     }
 
-    /// Removes runs that have ended: these, or all of the tenant's. Returns how many.
+    /// Removes runs that have ended: these, or all of the tenant's. Returns their number.
     pub(crate) async fn remove(&self, tenant: &str, runs: Vec<String>) -> Result<u32, Error> {
         runs.iter().try_for_each(|run| check_id(run))?;
         if runs.is_empty() {
@@ -182,13 +183,13 @@ impl Runs {
         }
     }
 
-    /// Removes some of a tenant's oldest runs that have ended; how many.
+    /// Removes some of a tenant's oldest runs that have ended, and returns their number.
     pub(crate) async fn remove_oldest(&self, tenant: &str) -> Result<u32, Error> {
         let tenant = tenant.to_owned();
         self.database.with(move |store| remove_oldest(store, &tenant)).await
     }
 
-    /// Removes runs of all tenants that ended before this time; how many of which tenant.
+    /// Removes runs of all tenants that ended before this time, and returns their number by tenant.
     pub(crate) async fn expire(&self, before_ms: u64) -> Result<BTreeMap<String, u32>, Error> {
         self.each_page(move |store, runs| {
             let ended = |run: &RunInfo| run.ended_unix_ms != 0 && run.ended_unix_ms < before_ms;
@@ -199,7 +200,7 @@ impl Runs {
         .await
     }
 
-    /// Ends runs of all tenants whose clients were last heard of before this time; how many of which tenant.
+    /// Ends runs of all tenants whose clients last reported before this time, and returns their number by tenant.
     pub(crate) async fn abandon(&self, before_ms: u64, now_ms: u64) -> Result<BTreeMap<String, u32>, Error> {
         self.each_page(move |store, runs| {
             let mut abandoned = Vec::new();
@@ -211,7 +212,7 @@ impl Runs {
         .await
     }
 
-    /// Shows all runs, a page at a time, to what changes some of them; how many of which tenant those were.
+    /// Passes all runs, a page at a time, to an action that changes some of them, and returns their number by tenant.
     async fn each_page(
         &self,
         change: impl Fn(&mut dyn Store, Vec<RunInfo>) -> Result<Vec<RunInfo>, Error> + Clone + Send + 'static,
@@ -236,7 +237,7 @@ impl Runs {
         }
     }
 
-    /// A run, and what is kept of it behind a number.
+    /// Returns a run, and its journal's entries after a number.
     pub(crate) async fn read(&self, tenant: &str, request: ReadRunRequest) -> Result<RunPage, Error> {
         let ReadRunRequest { run, after } = request;
         check_id(&run)?;
@@ -290,7 +291,7 @@ impl Runs {
     }
 }
 
-/// Removes the oldest of a tenant's runs that have ended, a page of them at most; how many those were.
+/// Removes the oldest of a tenant's runs that have ended, at most a page of them, and returns their number.
 fn remove_oldest(store: &mut dyn Store, tenant: &str) -> Result<u32, Error> {
     let prefix = format!("{}{tenant}/", keys::RUN);
     let mut after = None::<String>;
@@ -307,7 +308,7 @@ fn remove_oldest(store: &mut dyn Store, tenant: &str) -> Result<u32, Error> {
     }
 }
 
-/// Ends a run whose client was last heard of before this time; nothing if it was heard of since.
+/// Ends a run whose client last reported before this time; does nothing if it has reported since.
 fn abandon(
     store: &mut dyn Store,
     run: RunInfo,
@@ -338,7 +339,7 @@ fn abandon(
     Ok(Some(run))
 }
 
-/// Removes some entries of a journal; how many.
+/// Removes some entries of a journal, and returns their number.
 fn forget_page(store: &mut dyn Store, prefix: &str) -> Result<usize, Error> {
     let page = store.scan(prefix, None, PAGE_RECORDS)?;
     let mut batch = Batch::default();
@@ -347,11 +348,11 @@ fn forget_page(store: &mut dyn Store, prefix: &str) -> Result<usize, Error> {
     Ok(page.len())
 }
 
-/// Removes runs that have ended; how many.
+/// Removes runs that have ended, and returns their number.
 fn remove(store: &mut dyn Store, runs: &[RunInfo]) -> Result<u32, Error> {
     let mut batch = Batch::default();
     for info in runs {
-        // What an interrupted end has left.
+        // Removes what an interrupted end has left.
         while forget_page(store, &journal_key(&info.tenant, &info.run))? == PAGE_RECORDS {}
         batch.remove(report_key(&info.tenant, &info.run));
         batch.remove(run_key(&info.tenant, &info.run));
@@ -360,7 +361,7 @@ fn remove(store: &mut dyn Store, runs: &[RunInfo]) -> Result<u32, Error> {
     Ok(runs.len() as u32)
 }
 
-/// Bytes that a tenant's runs take, and how many there are.
+/// Returns the bytes and the number of a tenant's runs.
 pub(crate) fn measure(store: &dyn Store, tenant: &str) -> Result<(u64, u32), Error> {
     let size = |kind: &str| store.size(&format!("{kind}{tenant}/"));
     let runs = size(keys::RUN)?;
@@ -388,7 +389,7 @@ fn find(store: &dyn Store, tenant: &str, run: &str) -> Result<RunInfo, Error> {
     decode("a stored run", &found.value)
 }
 
-/// A run, if it goes on with what was last reported of it, and how much memory it had over time.
+/// Returns a run and its memory over time; a running run has the usage of its latest report.
 fn with_report(store: &dyn Store, info: RunInfo) -> Result<(RunInfo, Vec<UsagePoint>), Error> {
     let found = store.get(&report_key(&info.tenant, &info.run))?;
     let report = found.map(|found| decode("a run's report", &found.value)).transpose()?;
@@ -485,7 +486,7 @@ mod tests {
         let store = SqliteStore::open(&folder.path().join("store.sqlite")).unwrap();
         let database = Database::new(Box::new(store));
         let runs = Runs::new(database.clone());
-        // More than a page, of two tenants: those before the 600th end before the others, and the 300th goes on.
+        // More than a page, of two tenants: those before the 600th end before the others, and the 300th keeps running.
         let number = 2 * PAGE_RECORDS + 200;
         for of in 0..number {
             let tenant = if of % 2 == 0 { "alice" } else { "bob" };

@@ -1,7 +1,7 @@
-//! The gRPC services: what clients, operators and agents may say, and what it means to the parts behind.
+//! The gRPC services: requests of clients, operators and agents, and their effects on the other parts.
 //!
-//! Who calls has been decided by the [gate](crate::auth); here each method checks what it is asked, hands it to the
-//! part that knows, and answers.
+//! The [gate](crate::auth) has identified the caller; here each method checks its request, passes it to the part that
+//! handles it, and answers.
 
 mod manager;
 mod nodes;
@@ -27,11 +27,11 @@ use crate::shell::Shell;
 use crate::tenants::Tenants;
 use crate::uploads::Uploads;
 
-/// Both services, for as many connections as there are.
+/// The two services, shared by all connections.
 #[derive(Clone)]
 pub(crate) struct Service(Arc<Parts>);
 
-/// What the methods use.
+/// Parts that the methods use.
 pub(crate) struct Parts {
     pub(crate) shell: Arc<Shell>,
     pub(crate) gate: Arc<Gate>,

@@ -1,9 +1,9 @@
 //! The core among threads: one lock around it, held for microseconds, and never while anything is waited for.
 //!
-//! Whoever has an event locks, lets the core decide, and does what follows from it that costs nothing: wakes those
-//! whose answer has come, and notes in the [ledger](crate::ledger) what is to be stored. Signing, encoding and the
-//! store come after the lock. A request whose answer takes longer waits on a channel of its own; when its client goes
-//! away it is withdrawn.
+//! A thread with an event takes the lock, lets the core decide, and does the follow-up that costs nothing: it wakes the
+//! requests whose answers have come, and notes in the [ledger](crate::ledger) which leases are to be stored. Signing,
+//! encoding and the store come after the lock. A request whose answer takes longer waits on a channel of its own; when
+//! its client goes away it is withdrawn.
 
 mod ends;
 mod neighbours;
@@ -37,10 +37,10 @@ use crate::tenants::UNVERIFIED_QUOTA;
 use crate::tokens::TokenId;
 use neighbours::Secrets;
 
-/// Leases whose token turned out to be worthless, and that are remembered for agents that ask.
+/// Most leases with an invalid token that are remembered for agents that ask.
 const MAX_REJECTED: usize = 1024;
 
-/// The core, and what the shell notes beside it.
+/// The core, and the shell's notes beside it.
 pub(crate) struct Shell {
     state: Mutex<State>,
     signing: Signing,
@@ -52,7 +52,7 @@ pub(crate) struct Shell {
     database: Database,
     /// Grows whenever a provisional lease has been verified or rejected.
     decided: watch::Sender<u64>,
-    /// Grows, while somebody looks, whenever a lease may have ended.
+    /// Grows, while a receiver exists, whenever a lease may have ended.
     ended: watch::Sender<u64>,
 }
 
@@ -61,11 +61,11 @@ struct State {
     waiting: HashMap<RequestKey, Vec<Waiting>>,
     taken: Taken,
     rejected: VecDeque<(LeaseId, Error)>,
-    /// Nodes have gone to other managers: there may be leases that will never end here.
+    /// Nodes have gone to other managers: some leases may never end here.
     has_parted: bool,
     /// The connection by which each node's agent reported last.
     reporters: HashMap<NodeKey, ConnectionId>,
-    /// Of requests that have none.
+    /// Names for requests that have none.
     names: Names,
     /// Emptied after each event; kept for its memory.
     out: Vec<Action>,
@@ -75,14 +75,14 @@ struct State {
 type RequestKey = (TenantKey, RequestId);
 type Answer = Result<Given, Error>;
 
-/// What a request comes to.
+/// Result of a granted request.
 pub(crate) enum Given {
     Leases(Vec<Granted>),
-    /// The manager at this address is to be asked.
+    /// The client is to ask the manager at this address.
     Handed(Arc<str>),
 }
 
-/// What has become of a request.
+/// State of a submitted request.
 enum Submitted {
     Answered(Answer),
     Waits(RequestKey, oneshot::Receiver<Answer>),
@@ -94,7 +94,7 @@ struct Waiting {
     token: Option<TokenId>,
 }
 
-/// Which leases were taken with which token.
+/// Tokens with which leases were taken, in both directions.
 #[derive(Default)]
 struct Taken {
     by_lease: HashMap<LeaseId, TokenId>,
@@ -129,9 +129,9 @@ pub(crate) struct Granted {
     package: Arc<PackageInfo>,
 }
 
-/// What a client wants, after everything that needs no core.
+/// A client's request, after everything that needs no core.
 pub(crate) struct Wanted {
-    /// As the client calls it, if it does.
+    /// Name that the client gave the request, if any.
     pub(crate) request: Option<RequestId>,
     pub(crate) tenant: Arc<str>,
     pub(crate) token: Option<TokenId>,
@@ -185,12 +185,12 @@ impl Shell {
         self.look(|core| active_leases(core).map(|lease| lease.package).collect())
     }
 
-    /// The core's key of a tenant.
+    /// Returns the core's key of a tenant.
     pub(crate) fn tenant_key(&self, name: &str) -> Result<TenantKey, Error> {
         Ok(self.lock()?.core.tenant_key(name))
     }
 
-    /// Lets the core take events in that nobody waits for.
+    /// Passes events to the core that no client waits for.
     pub(crate) fn tell(&self, events: impl IntoIterator<Item = Event>) -> Result<(), Error> {
         let mut state = self.lock()?;
         for event in events {
@@ -199,7 +199,7 @@ impl Shell {
         Ok(())
     }
 
-    /// Lets the core let go of the nodes that others have by now.
+    /// Lets the core drop the nodes that other managers have by now.
     pub(crate) fn moved(&self, nodes: &[NodeGeneration]) -> Result<(), Error> {
         for NodeGeneration { node: name, generation } in nodes {
             let mut state = self.lock()?;
@@ -214,9 +214,9 @@ impl Shell {
         Ok(())
     }
 
-    /// Lets the core take one event in, does what follows, and gives back the answer to whoever brought it.
+    /// Passes one event to the core, does what follows, and returns the answer to the caller.
     fn handle(&self, state: &mut State, event: Event) -> Option<Action> {
-        // What a request is answered at once is for whoever brought it: nobody has waited for it before.
+        // An immediate answer to a request goes to the caller: no client has waited for it before.
         let is_request = matches!(event, Event::Request(_));
         let mut out = std::mem::take(&mut state.out);
         state.core.on_event(self.clock.now_ms(), event, &mut out);
@@ -290,7 +290,7 @@ impl Shell {
         }
     }
 
-    /// The tickets of leases that were granted, or who is to be asked for them.
+    /// Signs the tickets of granted leases, or returns the manager that is to be asked for them.
     pub(crate) fn sign(&self, given: Given) -> LeaseGrants {
         match given {
             Given::Leases(granted) => LeaseGrants {
@@ -317,7 +317,7 @@ impl Shell {
         }
     }
 
-    /// Gives a lease a later end. Whether the caller may is asked with its tenant.
+    /// Gives a lease a later end. `is_callers` decides by the lease's tenant whether the caller may.
     pub(crate) fn renew(
         &self,
         lease: LeaseId,
@@ -333,7 +333,7 @@ impl Shell {
         }
     }
 
-    /// Whose a lease is, and of which package.
+    /// Returns a lease's tenant and package.
     pub(crate) fn package_of(
         &self,
         lease: LeaseId,
@@ -345,7 +345,7 @@ impl Shell {
         Ok((Arc::clone(&state.core.tenant(lease.tenant).name), Arc::clone(&lease.package)))
     }
 
-    /// Says how the verification of these leases' token came out: whose they are, or why they are nobody's.
+    /// Applies the result of the verification of these leases' token: their tenant, or the error.
     pub(crate) fn decide(&self, leases: &[LeaseId], tenant: &Result<Arc<str>, Error>) -> Result<(), Error> {
         let mut state = self.lock()?;
         for &lease in leases {
@@ -376,13 +376,13 @@ impl Shell {
         Ok(())
     }
 
-    /// Ends the leases whose token is not good any more.
+    /// Ends the leases whose token is no longer valid.
     pub(crate) fn end_revoked(&self, is_valid: impl Fn(TokenId) -> bool) -> Result<(), Error> {
         let mut state = self.lock()?;
         let revoked = state.taken.by_token.iter().filter(|(token, _)| !is_valid(**token));
         let leases: Vec<LeaseId> = revoked.flat_map(|(_, leases)| leases.iter().copied()).collect();
         for lease in leases {
-            // One that is provisional has its own verification.
+            // A provisional lease has its own verification.
             if state.core.lease(lease).is_some_and(|lease| !lease.provisional) {
                 let message = "the access token that the lease was taken with has expired or been revoked";
                 self.handle(&mut state, Event::End(lease, Error::new(Code::Unauthenticated, message)));
@@ -391,7 +391,7 @@ impl Shell {
         Ok(())
     }
 
-    /// Tells the core what tenants may have: these, and all others without a limit.
+    /// Sets these quotas in the core, and removes the limits of all other tenants.
     pub(crate) fn set_quotas(&self, mut quotas: HashMap<String, Quota>) -> Result<(), Error> {
         quotas.insert(UNVERIFIED.into(), UNVERIFIED_QUOTA);
         let known: Vec<Arc<str>> =
@@ -402,7 +402,7 @@ impl Shell {
         quotas.into_iter().try_for_each(|(name, quota)| self.set_quota(&name, quota).map(drop))
     }
 
-    /// Tells the core what a tenant may have, and says what it has.
+    /// Sets a tenant's quota in the core, and returns its use.
     pub(crate) fn set_quota(&self, name: &str, quota: Quota) -> Result<TenantUse, Error> {
         let mut state = self.lock()?;
         let key = state.core.tenant_key(name);
@@ -410,7 +410,7 @@ impl Shell {
         Ok(state.core.tenant(key).used())
     }
 
-    /// Writes what the ledger says is due, for ever.
+    /// Writes the due entries of the ledger, for ever.
     pub(crate) async fn keep_ledger(&self, writer: Writer) {
         let writer = Arc::new(Mutex::new(writer));
         self.ledger.run(|due| self.write(due, Arc::clone(&writer))).await;
@@ -443,7 +443,7 @@ impl Shell {
 }
 
 impl State {
-    /// Answers all who wait for this request. The leases of a request whose clients are gone end by themselves.
+    /// Answers all clients that wait for this request. If the clients are gone, the leases end by themselves.
     fn granted(&mut self, tenant: TenantKey, request: RequestId, leases: &[LeaseId]) {
         for waiting in self.waiting.remove(&(tenant, request)).unwrap_or_default() {
             let granted = self.take(leases, waiting.token);
@@ -451,14 +451,14 @@ impl State {
         }
     }
 
-    /// As that, with whom they are to ask.
+    /// Sends the waiting clients the manager that they are to ask.
     fn handed(&mut self, tenant: TenantKey, request: RequestId, manager: &Arc<str>) {
         for waiting in self.waiting.remove(&(tenant, request)).unwrap_or_default() {
             let _ = waiting.reply.send(Ok(Given::Handed(Arc::clone(manager))));
         }
     }
 
-    /// Notes with which token leases were taken, and describes them.
+    /// Notes the token with which leases were taken, and describes them.
     fn take(&mut self, leases: &[LeaseId], token: Option<TokenId>) -> Vec<Granted> {
         if let Some(token) = token {
             leases.iter().for_each(|&lease| self.taken.insert(lease, token));
@@ -472,7 +472,7 @@ impl State {
         }
     }
 
-    /// What the ticket of a lease says now.
+    /// Returns the current content of a lease's ticket.
     fn describe(&self, id: LeaseId) -> Option<Granted> {
         let lease = self.core.lease(id)?;
         let node = self.core.node(lease.node)?;
@@ -486,14 +486,14 @@ impl State {
         Some(Granted { id, ticket, reach: Arc::clone(&node.reach), package: Arc::clone(&lease.package) })
     }
 
-    /// What is to be written of a lease.
+    /// Returns the ledger's entry of a lease.
     fn entry(&self, id: LeaseId) -> Option<Entry> {
         let lease = self.core.lease(id)?;
         let (described, token) = (self.core.describe(lease), self.taken.token(id));
         Some(Entry { id, revision: lease.revision, lease: described, token })
     }
 
-    /// That a lease is there and the caller's: those of others are not even there for it.
+    /// Checks that a lease exists and is the caller's: leases of others do not even exist for it.
     fn check_owner(&self, id: LeaseId, is_callers: impl FnOnce(&str) -> bool) -> Result<(), Error> {
         let lease = self.core.lease(id).ok_or_else(|| unknown_lease(id))?;
         let is_callers = is_callers(&self.core.tenant(lease.tenant).name);
@@ -534,8 +534,8 @@ pub(crate) fn active_leases(core: &Core) -> impl Iterator<Item = v1::Lease> + '_
     core.leases().filter(|lease| lease.is_active()).map(|lease| core.describe(lease))
 }
 
-/// How workers are reached that cannot connect by themselves, as copies of interpreters, by what they are handed; and memory,
-/// which agents serve over no other network.
+/// Reduces a node's network to TCP; `None` without TCP. Workers that cannot connect by themselves, as copies of
+/// interpreters, are handed their connections, and agents serve memory only over TCP.
 fn handed_connections(network: Option<&NodeNetwork>) -> Option<NodeNetwork> {
     let network = network?;
     let is_handed = |fabric: &&String| fabric.parse() == Ok(Fabric::Tcp);
@@ -548,7 +548,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn workers_that_cannot_connect_are_reached_by_what_they_are_handed() {
+    fn workers_that_cannot_connect_get_handed_connections_only() {
         let offered = |fabrics: &[&str]| NodeNetwork {
             address: "n:1".into(),
             fabrics: fabrics.iter().map(ToString::to_string).collect(),

@@ -1,4 +1,4 @@
-//! Reads what a manager needs from its store when it starts: an epoch of its own, and the secret of tickets.
+//! Reads a manager's parts of its store at the start: an epoch of its own, and the secret of tickets.
 
 use std::fs::{self, OpenOptions};
 use std::io::{self, Write};
@@ -73,7 +73,7 @@ pub(crate) fn signing(store: &mut dyn Store, state: &Path) -> Result<Signing, Er
     Ok(Signing::from_seed(&seed))
 }
 
-/// What the state folder calls its copy of the secret from which the key of tickets is made.
+/// Name of the state folder's copy of the secret from which the key of tickets is made.
 pub(crate) const SIGNING_FILE: &str = "signing.key";
 
 type Seed = [u8; SEED_BYTES];
@@ -101,7 +101,7 @@ impl Copy {
     }
 }
 
-/// Puts a seed into a store that has none; what is there then, which may be another manager's.
+/// Puts a seed into a store that has none, and returns the stored one, which may be another manager's.
 fn share(store: &mut dyn Store, seed: Seed) -> Result<Seed, Error> {
     store.compare_and_swap(keys::SIGNING_SEED, 0, &seed)?;
     let stored = store.get(keys::SIGNING_SEED)?.map(|stored| stored.value).unwrap_or_default();
@@ -122,7 +122,7 @@ fn write_copy(file: &Path, seed: &Seed) -> io::Result<()> {
     file.parent().map_or(Ok(()), |folder| fs::File::open(folder)?.sync_all())
 }
 
-/// Whether somebody may rely on the key of this store.
+/// Tells whether tokens or leases rely on the key of this store.
 fn is_in_use(store: &dyn Store) -> Result<bool, Error> {
     Ok(!store.scan(keys::TOKEN, None, 1)?.is_empty() || !store.scan(keys::LEASE, None, 1)?.is_empty())
 }
@@ -169,7 +169,7 @@ mod tests {
     use crate::store::{Batch, SqliteStore};
 
     #[test]
-    fn each_start_has_an_epoch_of_its_own_and_the_same_key() {
+    fn each_start_has_a_new_epoch_and_the_same_key() {
         let (folder, mut store) = store();
         assert_eq!((next_epoch(&mut store).unwrap(), next_epoch(&mut store).unwrap()), (1, 2));
         let key = |store: &mut SqliteStore| signing(store, folder.path()).unwrap().verifying_key();
@@ -189,7 +189,7 @@ mod tests {
     }
 
     #[test]
-    fn restores_the_signing_key_from_its_copy_and_its_copy_from_the_store() {
+    fn signing_key_and_its_copy_restore_each_other() {
         let (folder, mut store) = store();
         let file = folder.path().join(SIGNING_FILE);
         let key = signing(&mut store, folder.path()).unwrap().verifying_key();

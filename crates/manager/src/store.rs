@@ -1,12 +1,12 @@
 //! Defines the store of a manager: one small trait, with SQLite or NATS JetStream behind it.
 //!
-//! A store has two things: keys with compare-and-swap, and blobs in parts. What stands under which key is said in
-//! [`keys`]. One manager alone needs no server ([`SqliteStore`]); several managers share one
-//! store by a server of their own ([`NatsStore`]).
+//! A store has two kinds of content: keys with compare-and-swap, and blobs in parts. [`keys`] lists the keys. A single
+//! manager needs no server ([`SqliteStore`]); several managers share one store by a server of their own
+//! ([`NatsStore`]).
 //!
-//! Any operation may fail because there is no room ([`Code::StoreFull`] names the store), and on a server because it
-//! does not answer in time ([`Code::StoreUnreachable`]). The same call may then be made again. An operation that a
-//! server did not answer may nevertheless be made, even later: what two managers write by turns they write with
+//! Any operation may fail because no space is left ([`Code::StoreFull`] names the store), and on a server because the
+//! server does not answer in time ([`Code::StoreUnreachable`]). The same call may then be made again. An operation that
+//! a server did not answer may nevertheless be made, even later: records that managers write by turns are written with
 //! [`Store::compare_and_swap`].
 //!
 //! [`Code::StoreFull`]: sublet_proto::Code::StoreFull
@@ -29,24 +29,25 @@ pub(crate) use sqlite::listed;
 pub use sqlite::{Report, SqliteStore, check, repair};
 pub use sync::SyncGroup;
 
-/// Size of each part of a blob but the last, in bytes: also what travels in one message.
+/// Size of each part of a blob but the last, in bytes: also the size of one message's data.
 pub const BLOB_PART_BYTES: usize = 1 << 20;
 /// Longest key, in bytes.
 pub const MAX_KEY_BYTES: usize = 512;
 /// Largest value of a key, in bytes.
 pub const MAX_VALUE_BYTES: usize = 512 << 10;
 
-/// The keys that the manager uses. What stands before a key's first `/` is its kind.
+/// The keys that the manager uses. The part of a key before its first `/` is its kind.
 pub mod keys {
-    /// How often a manager has started on this store: eight bytes, little endian.
+    /// Number of starts of a manager on this store: eight bytes, little endian.
     pub const EPOCH: &str = "manager/epoch";
     /// The secret from which the key of tickets is made: 32 bytes.
     pub const SIGNING_SEED: &str = "manager/signing-seed";
     /// Before a lease's identifier: the encoded `Lease`. Identifiers sort by the time of the grant.
     pub const LEASE: &str = "lease/";
-    /// Before a minute, `/` and a lease's identifier: what the lease used in that minute of the ledger.
+    /// Before a minute, `/` and a lease's identifier: the lease's usage in that minute of the ledger.
     pub const USAGE: &str = "usage/";
-    /// Before `ever/` or `day/`, a day's first minute and `/`, and a digest: the encoded sum of what folded leases used.
+    /// Before `ever/` or `day/`, a day's first minute and `/`, and a digest: the encoded sum of the usage of folded
+    /// leases.
     pub const FOLDED: &str = "folded/";
     /// Before a digest: the encoded `PackageInfo`. It is written after the last part of the package's blob.
     pub const PACKAGE: &str = "package/";
@@ -54,7 +55,7 @@ pub mod keys {
     pub const NAMED: &str = "named/";
     /// Before a tenant's name, `/`, an owner's, `/` and a package's: the tenant may use that package. Empty.
     pub const GRANTED: &str = "granted/";
-    /// Before a package's name, in stores of versions in which names had no owners: the digest that it stood for.
+    /// Before a package's name, in stores of versions in which names had no owners: the package's digest.
     pub const UNOWNED_NAME: &str = "name/";
     /// Before a token's identifier: the token and the hash of its secret.
     pub const TOKEN: &str = "token/";
@@ -74,7 +75,7 @@ pub mod keys {
     /// Before a tenant's name, `/` and a run's identifier: the encoded `RunReport`.
     pub const REPORT: &str = "report/";
 
-    /// An epoch as it stands in keys, so that keys sort as epochs do.
+    /// Formats an epoch for keys, so that keys sort as epochs do.
     pub fn epoch(epoch: u64) -> String {
         format!("{epoch:016x}")
     }
@@ -85,7 +86,7 @@ pub mod keys {
 pub struct Versioned {
     /// The value.
     pub value: Vec<u8>,
-    /// Grows with each writing; 0 stands for a key that is not there.
+    /// Version of the value, which grows with each write; 0 stands for a key that does not exist.
     pub version: u64,
 }
 
@@ -103,7 +104,7 @@ pub struct Record {
 pub struct Batch {
     /// Keys that get a value, whatever they had.
     pub puts: Vec<Record>,
-    /// Keys that are taken away, if they are there.
+    /// Keys to remove, if they exist.
     pub removes: Vec<String>,
 }
 
@@ -118,66 +119,67 @@ impl Batch {
         self.removes.push(key);
     }
 
-    /// That every key and value is one that any store takes.
+    /// Checks that every store accepts each key and value.
     fn check(&self) -> Result<(), Error> {
         self.puts.iter().try_for_each(|put| check_key(&put.key).and(check_value(&put.key, &put.value)))?;
         self.removes.iter().try_for_each(|key| check_key(key))
     }
 }
 
-/// A place in a blob.
+/// Position of a part in a blob.
 #[derive(Clone, Copy, Debug)]
 pub struct BlobPart<'a> {
     /// The blob's digest.
     pub digest: &'a str,
-    /// Which part, from 0.
+    /// Index of the part, from 0.
     pub index: u32,
 }
 
-/// A blob, as far as a list of them says.
+/// A blob in a list.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Blob {
-    /// What it is stored under.
+    /// Digest under which it is stored.
     pub digest: String,
-    /// Parts of it that are there.
+    /// Number of its parts that are stored.
     pub parts: u32,
-    /// Bytes that these take, at most.
+    /// Upper bound of the bytes that these take.
     pub bytes: u64,
 }
 
-/// How much records take.
+/// Size of a group of records.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Size {
-    /// How many there are.
+    /// Number of records.
     pub records: u64,
     /// Bytes of their values.
     pub bytes: u64,
 }
 
-/// Whether changes leave free what is reserved of the disk.
+/// Whether changes leave the reserved part of the disk free.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Reserve {
-    /// They do: changes that users may make as often as they like.
+    /// Changes leave the reserve free: those that users may make without limit.
     Kept,
-    /// They may use it: revocations, quotas, the ledger, starts, and whatever makes room.
+    /// Changes may use the reserve: revocations, quotas, the ledger, starts, and changes that free space.
     Used,
 }
 
-/// What a manager needs of a store. Every method may block for seconds.
+/// A manager's store. Every method may block for seconds.
 pub trait Store: Send {
-    /// A key's value, if it is there: the last one that was written when the call began, or a later one.
+    /// Returns a key's value, if it has one: the last one that was written when the call began, or a later one.
     fn get(&self, key: &str) -> Result<Option<Versioned>, Error>;
 
-    /// Gives a key a value if its version is still this one (0: it is not there); whether it did. A key that is
-    /// changed by this method is removed only when nobody has changed it for a day: what a server did not answer is made by then.
+    /// Gives a key a value if its version is still this one (0: the key does not exist), and tells whether it did. A
+    /// key that is changed by this method may be removed only when it has not changed for a day: an operation that a
+    /// server did not answer is made by then.
     fn compare_and_swap(&mut self, key: &str, version: u64, value: &[u8]) -> Result<bool, Error>;
 
-    /// The values of keys, of those that are there, in the order of the keys.
+    /// Returns the values of keys, `None` for those that do not exist, in the order of the keys.
     fn get_each(&self, keys: &[String]) -> Result<Vec<Option<Vec<u8>>>, Error> {
         keys.iter().map(|key| Ok(self.get(key)?.map(|found| found.value))).collect()
     }
 
-    /// Removes a key if its version is still this one; whether it did.
+    /// Removes a key if its version is still this one, and tells whether it did.
     fn remove_if(&mut self, key: &str, version: u64) -> Result<bool, Error>;
 
     /// Makes these changes.
@@ -186,32 +188,33 @@ pub trait Store: Send {
     /// making the same batch again completes it, for every change may be repeated. Changes are made in this
     /// order, each step when the one before it is complete: the puts, those of one kind of key after those of another,
     /// the kind that comes first in the batch first; then the removals.
-    /// So a record that refers to another of a different kind is never there without it.
+    /// So a record that refers to one of a different kind never exists without it.
     fn commit(&mut self, batch: &Batch) -> Result<(), Error>;
 
-    /// At most `limit` records whose keys begin with `prefix` and stand behind `after`, the first first. The prefix
-    /// holds a `/`. What is there from before the first page until after the last is in one of the pages.
+    /// Returns at most `limit` records whose keys begin with `prefix` and come after `after`, in ascending order. The
+    /// prefix contains a `/`. A record that exists from before the first page until after the last is in one of the
+    /// pages.
     fn scan(&self, prefix: &str, after: Option<&str>, limit: usize) -> Result<Vec<Record>, Error>;
 
-    /// As [`Store::scan`], from the end: the records before `before`, the last first.
+    /// Scans as [`Store::scan`] does, from the end: the records before `before`, in descending order.
     fn scan_back(&self, prefix: &str, before: Option<&str>, limit: usize) -> Result<Vec<Record>, Error>;
 
     /// Writes one part of a blob: at most [`BLOB_PART_BYTES`].
     fn put_blob_part(&mut self, part: BlobPart<'_>, data: &[u8]) -> Result<(), Error>;
 
-    /// One part of a blob, if all of it is there.
+    /// Returns one part of a blob, if all of the part is stored.
     fn blob_part(&self, part: BlobPart<'_>) -> Result<Option<Vec<u8>>, Error>;
 
     /// Removes every part of a blob.
     fn remove_blob(&mut self, digest: &str) -> Result<(), Error>;
 
-    /// All blobs that have any part.
+    /// Returns all blobs that have any part.
     fn blobs(&self) -> Result<Vec<Blob>, Error>;
 
-    /// How many parts of a blob are there.
+    /// Returns the number of stored parts of a blob.
     fn blob_parts(&self, digest: &str) -> Result<u32, Error>;
 
-    /// How much the records take whose keys begin with `prefix`.
+    /// Returns the size of the records whose keys begin with `prefix`.
     fn size(&self, prefix: &str) -> Result<Size, Error> {
         let mut size = Size::default();
         let mut after = None;
@@ -230,13 +233,15 @@ pub trait Store: Send {
     /// `invalid_argument` of a store on a server, which has its own way to be backed up.
     fn copy_to(&self, file: &Path) -> Result<(), Error>;
 
-    /// What holds of the changes from now on. A server has its own limits, so only the embedded store has a reserve.
+    /// Sets whether the changes from now on leave the reserve free. A server has its own limits, so only the embedded
+    /// store has a reserve.
     fn set_reserve(&mut self, reserve: Reserve) {
         let _ = reserve;
     }
 
-    /// What has to be [written through](SyncGroup::sync) before the changes since the last call of this are acknowledged, if
-    /// any of them is to outlive the machine. Several callers do so together, and others use the store meanwhile.
+    /// Returns the group to [write through](SyncGroup::sync) before the changes since the last call of this are
+    /// acknowledged, if any of them is to outlive the machine. Several callers do so together, and others use the store
+    /// meanwhile.
     fn unsynced(&mut self) -> Option<Arc<SyncGroup>> {
         None
     }
@@ -248,7 +253,7 @@ pub(crate) const PAGE_RECORDS: usize = 1000;
 /// Shows every record whose key begins with `prefix`, in the order of their keys.
 ///
 /// # Errors
-/// That of the store, and what `visit` returns, which then sees no further record.
+/// Errors of the store, and the error of `visit`, which then sees no further record.
 pub(crate) fn each_record(
     store: &dyn Store,
     prefix: &str,

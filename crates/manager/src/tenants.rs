@@ -1,6 +1,6 @@
-//! Tenants and their quotas, as the store has them.
+//! Tenants and their quotas in the store.
 //!
-//! A tenant is there once an operator has set its quota, or a token or a lease names it; without a quota nothing is
+//! A tenant exists once an operator has set its quota, or a token or a lease names it; without a quota its use is not
 //! limited. Managers read the quotas again within a second of a change by any of them.
 
 use std::collections::HashMap;
@@ -16,11 +16,11 @@ use crate::database::Database;
 use crate::names;
 use crate::store::{Batch, Store, each_record, keys};
 
-/// Written with each change of a tenant: only that it is another writing is ever read.
+/// Written with each change of a tenant: readers only compare its version.
 const REVISION: &str = "auth/tenants-revision";
 const REVISION_BYTES: usize = 16;
 
-/// What tenants without a verified token have together: enough to start with, and no more than can be lost.
+/// Quota of all tenants without a verified token together: enough to start with, and bounded because it may be lost.
 pub(crate) const UNVERIFIED_QUOTA: Quota = Quota { cores: Some(64), leases: Some(64), ..NO_QUOTA };
 const NO_QUOTA: Quota = Quota {
     cores: None,
@@ -37,7 +37,7 @@ const NO_QUOTA: Quota = Quota {
 /// The tenants of a store.
 pub(crate) struct Tenants {
     database: Database,
-    /// As of which revision they were read; `None` before the first time.
+    /// Revision at which they were read; `None` before the first time.
     revision: Mutex<Option<u64>>,
 }
 
@@ -46,11 +46,11 @@ impl Tenants {
         Tenants { database, revision: Mutex::new(None) }
     }
 
-    /// All quotas, if any manager has changed one since the last time. To be called each second.
+    /// Returns all quotas, if any manager has changed one since the last time. Call it each second.
     pub(crate) async fn refresh(&self) -> Result<Option<HashMap<String, Quota>>, Error> {
         let last = *self.revision.lock().unwrap_or_else(PoisonError::into_inner);
         let read = self.database.with(move |store| {
-            // The revision first: what changes while the tenants are read is read again the next time.
+            // The revision is read first: a change while the tenants are read is read again the next time.
             let revision = store.get(REVISION)?.map_or(0, |found| found.version);
             if Some(revision) == last {
                 return Ok(None);
@@ -78,7 +78,7 @@ impl Tenants {
             .await
     }
 
-    /// Those that have a quota.
+    /// Returns the tenants that have a quota.
     pub(crate) async fn list(&self) -> Result<Vec<Tenant>, Error> {
         self.database.with(|store| all(store)).await
     }

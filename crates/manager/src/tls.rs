@@ -1,8 +1,8 @@
 //! Certificates: made here, or read from files, and renewed while the manager runs.
 //!
-//! Managers of one store share one authority, whose secret lies in the store as that of tickets does; so clients and
-//! agents trust one `ca.pem`, whichever manager they talk to. Server certificates are made anew at each start and
-//! live in memory only: a changed name needs nothing but a restart.
+//! Managers of one store share one authority, whose secret is in the store like that of tickets. So clients and agents
+//! trust one `ca.pem`, for every manager. Server certificates are made anew at each start and live only in memory: a
+//! changed name needs only a restart.
 
 use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
@@ -22,38 +22,38 @@ use tokio_rustls::rustls::{self, ServerConfig};
 
 use crate::store::Store;
 
-/// How often certificates are made or read anew.
+/// Interval at which certificates are made or read anew.
 pub(crate) const RENEWAL: Duration = Duration::from_secs(60 * 60);
 const DAY: Duration = Duration::from_secs(24 * 60 * 60);
-/// How long a server certificate that is made here is valid, in days.
+/// Validity of a server certificate that is made here, in days.
 const SERVER_DAYS: u32 = 90;
-/// How long the authority is valid, in days.
+/// Validity of the authority, in days.
 const AUTHORITY_DAYS: u32 = 20 * 365;
 const AUTHORITY_NAME: &str = "Sublet managers";
 const KEY: &str = "manager/authority";
 const CA_FILE: &str = "ca.pem";
 
-/// How the manager's TCP listeners are protected.
+/// Protection of the manager's TCP listeners.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Tls {
-    /// By certificates of the managers' own authority, which is written to `tls/ca.pem` in the state folder.
+    /// Certificates of the managers' own authority, which is written to `tls/ca.pem` in the state folder.
     Generated {
         /// Names and addresses by which clients reach this manager, beside its host's name and `localhost`.
         names: Vec<String>,
     },
-    /// By a certificate of the operator, in PEM. The files are read again each hour.
+    /// A certificate of the operator, in PEM. The files are read again each hour.
     Files {
         /// The certificate, and those between it and its authority.
         certificate: PathBuf,
-        /// Its private key.
+        /// Private key of the certificate.
         key: PathBuf,
     },
-    /// Not at all: loopback addresses only.
+    /// No protection: loopback addresses only.
     Plain,
 }
 
 impl Tls {
-    /// Refuses to listen in the clear where others listen, too.
+    /// Refuses to listen in the clear on an address that other machines can reach.
     pub(crate) fn check(&self, listen: &[SocketAddr]) -> Result<(), Error> {
         match listen.iter().find(|address| !address.ip().is_loopback()) {
             Some(address) if *self == Tls::Plain => Err(Error::new(
@@ -67,7 +67,7 @@ impl Tls {
     }
 }
 
-/// Where certificates come from, and the configuration that holds them now.
+/// Source of certificates, and the configuration that holds the current ones.
 pub(crate) struct Certificates {
     source: Source,
     current: RwLock<Arc<ServerConfig>>,
@@ -79,7 +79,8 @@ enum Source {
 }
 
 impl Certificates {
-    /// For the addresses that it listens at, and the one that it advertises; nothing if they are not protected.
+    /// Opens the certificates for the addresses that it listens on, and the one that it advertises; `None` without
+    /// protection.
     pub(crate) fn open(
         tls: &Tls,
         (listen, advertised): (&[SocketAddr], Option<&str>),
@@ -106,7 +107,7 @@ impl Certificates {
         Arc::clone(&self.current.read().unwrap_or_else(PoisonError::into_inner))
     }
 
-    /// Makes or reads them anew. Those of before stay if that fails.
+    /// Makes or reads them anew. The previous ones stay if that fails.
     pub(crate) fn renew(&self) -> Result<(), Error> {
         let renewed = self.source.configuration()?;
         *self.current.write().unwrap_or_else(PoisonError::into_inner) = renewed;
@@ -191,7 +192,7 @@ fn authority_params() -> Result<CertificateParams, rcgen::Error> {
     Ok(params)
 }
 
-/// From yesterday on: clocks differ.
+/// Sets the validity, from yesterday on because clocks differ.
 fn valid_for(params: &mut CertificateParams, days: u32) {
     let since_1970 = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
     let today = rcgen::date_time_ymd(1970, 1, 1) + since_1970;
@@ -199,8 +200,8 @@ fn valid_for(params: &mut CertificateParams, days: u32) {
     params.not_after = today + DAY * days;
 }
 
-/// What clients may call this manager: as the operator says, as its host is called, where it listens, and as it advertises
-/// itself to them.
+/// Returns the names by which clients may reach this manager: those of the operator, of its host, of the addresses it
+/// listens on, and of the address it advertises.
 fn server_names(names: &[String], listen: &[SocketAddr], advertised: Option<&str>) -> Vec<String> {
     let uname = rustix::system::uname();
     let host = uname.nodename().to_string_lossy();
@@ -209,7 +210,7 @@ fn server_names(names: &[String], listen: &[SocketAddr], advertised: Option<&str
     let mut all: Vec<String> =
         names.iter().cloned().chain(known).chain(addresses.map(|ip| ip.to_string())).collect();
     all.extend(advertised.and_then(host_of).map(str::to_owned));
-    // A host that was given no name is called `(none)`, which no certificate can be for.
+    // A host without a name is called `(none)`, which no certificate can be for.
     all.retain(|name| !name.is_empty() && !name.contains(['(', ')']));
     all.sort();
     all.dedup();

@@ -1,10 +1,10 @@
 //! Access tokens: made, verified, revoked.
 //!
-//! A token is `sublet_<id>_<secret>`. The store has, under its id, who it stands for and the SHA-256 of its secret,
-//! and nothing from which it could be made again. A manager keeps the tokens of the store in memory and reads them
-//! anew within a second of a change by any manager, so a request costs no access to the store, and a revocation takes
-//! effect everywhere within that second. A token that is not in memory may be a new one: it is looked up in the store,
-//! which is bounded in number and in rate, for anybody can make such tokens up.
+//! A token is `sublet_<id>_<secret>`. The store has, under its id, its tenant and rights and the SHA-256 of its secret,
+//! and nothing from which the token could be made again. A manager keeps the tokens of the store in memory and reads
+//! them anew within a second of a change by any manager, so a request costs no access to the store, and a revocation
+//! takes effect everywhere within that second. A token that is not in memory may be a new one: the manager looks it up
+//! in the store. These look-ups are bounded in number and in rate, for any client can invent such tokens.
 
 use std::collections::HashMap;
 use std::fmt;
@@ -25,22 +25,22 @@ use crate::database::Database;
 use crate::names;
 use crate::store::{Batch, Store, each_record, keys};
 
-/// Requests whose token is being looked up at the same time.
+/// Most requests whose token is being looked up at the same time.
 pub const MAX_UNVERIFIED: usize = 64;
 /// Tokens that are looked up in a second because they are not in memory.
 pub const MAX_LOOKUPS_PER_SECOND: u32 = 256;
 /// Tokens of one store that are neither revoked nor expired.
 pub const MAX_TOKENS: usize = 65_536;
-/// How long a token's lifetime may be, in milliseconds: a hundred years.
+/// Longest lifetime of a token, in milliseconds: a hundred years.
 const MAX_LIFETIME_MS: u64 = 100 * 365 * 24 * 60 * 60 * 1000;
 const MAX_NOTE_BYTES: usize = 256;
 
 const PREFIX: &str = "sublet_";
 const SECRET_BYTES: usize = 32;
-/// What base64 makes of a secret.
+/// Length of a secret in base64.
 const SECRET_DIGITS: usize = 43;
 const ID_DIGITS: usize = 16;
-/// Written with each change of a token or tenant: what it says is never read, only that it is another.
+/// Written with each change of a token or tenant: its content is never read, only its version.
 const REVISION: &str = "auth/revision";
 
 /// A token's name, which is no secret.
@@ -65,7 +65,7 @@ impl FromStr for TokenId {
     }
 }
 
-/// A token as somebody shows it: the hash of the secret, never the secret.
+/// A token as a caller shows it: the hash of the secret, never the secret.
 #[derive(Clone, Debug)]
 pub(crate) struct Shown {
     pub(crate) id: TokenId,
@@ -87,12 +87,12 @@ impl FromStr for Shown {
     }
 }
 
-/// One message for whatever is wrong with a token: it says nothing to somebody who tries.
+/// Returns one message for every fault of a token: it tells an attacker nothing.
 fn not_valid() -> Error {
     Error::new(Code::Unauthenticated, "the access token is not valid: unknown, expired or revoked")
 }
 
-/// What the store has of a token.
+/// A token's record in the store.
 #[derive(Clone, PartialEq, Message)]
 pub(crate) struct Record {
     #[prost(message, required, tag = "1")]
@@ -108,7 +108,7 @@ impl Record {
         revoked_unix_ms == 0 && (expires_unix_ms == 0 || expires_unix_ms > now_ms)
     }
 
-    /// That this is the token that was shown. The time it takes says nothing about the hash.
+    /// Checks that this is the shown token. Its running time does not depend on the hash.
     fn check(&self, shown: &Shown, now_ms: u64) -> Result<(), Error> {
         let differs =
             self.secret_sha256.iter().zip(shown.hash).fold(0, |all, (ours, theirs)| all | (ours ^ theirs));
@@ -117,11 +117,11 @@ impl Record {
     }
 }
 
-/// What is known of a token that somebody shows.
+/// Result of the verification of a shown token.
 pub(crate) enum Verdict {
-    /// It is what it says.
+    /// The token is valid.
     Verified(Arc<Record>),
-    /// It is not in memory: see [`Tokens::look_up`].
+    /// The token is not in memory: see [`Tokens::look_up`].
     Unknown,
 }
 
@@ -133,7 +133,7 @@ pub(crate) struct Tokens {
     lookups_left: AtomicU32,
 }
 
-/// The good tokens of a store, and as of which change.
+/// Valid tokens of a store, and the version of the revision at which they were read.
 #[derive(Default)]
 pub(crate) struct Known {
     records: HashMap<TokenId, Arc<Record>>,
@@ -141,7 +141,7 @@ pub(crate) struct Known {
 }
 
 impl Known {
-    /// The revision is read first: what changes while the tokens are read is read again with the next refresh.
+    /// The revision is read first: a change while the tokens are read is read again with the next refresh.
     pub(crate) fn read(store: &dyn Store, now_ms: u64) -> Result<Known, Error> {
         let mut known = Known { revision: revision(store)?, ..Known::default() };
         each(store, |id, record| {
@@ -154,7 +154,7 @@ impl Known {
 }
 
 impl Tokens {
-    /// With those that are known.
+    /// Creates the tokens of a store with the known ones.
     pub(crate) fn new(database: Database, known: Known) -> Tokens {
         Tokens {
             database,
@@ -164,10 +164,10 @@ impl Tokens {
         }
     }
 
-    /// Whether a shown token is good, as far as this manager knows.
+    /// Checks a shown token, as far as this manager knows it.
     ///
     /// # Errors
-    /// `unauthenticated` if it is not.
+    /// `unauthenticated` if the token is not valid.
     pub(crate) fn verify(&self, shown: &Shown, now_ms: u64) -> Result<Verdict, Error> {
         let known = self.known.read().unwrap_or_else(PoisonError::into_inner);
         match known.records.get(&shown.id) {
@@ -179,8 +179,8 @@ impl Tokens {
     /// Asks the store for a token that is not in memory.
     ///
     /// # Errors
-    /// `unauthenticated` if it is not there or not good, `try_later` if too many are looked up already, and what
-    /// the store says.
+    /// `unauthenticated` if it does not exist or is not valid, `try_later` if too many are looked up already, and the
+    /// store's errors.
     pub(crate) async fn look_up(&self, shown: &Shown, now_ms: u64) -> Result<Arc<Record>, Error> {
         let _place = self.unverified.try_acquire().map_err(|_| {
             too_many(format!("{MAX_UNVERIFIED} requests wait already for their access token to be verified"))
@@ -201,16 +201,16 @@ impl Tokens {
         Ok(record)
     }
 
-    /// Whether leases that were taken with this token go on.
+    /// Tells whether leases that were taken with this token continue.
     pub(crate) fn is_valid(&self, id: TokenId, now_ms: u64) -> bool {
         let known = self.known.read().unwrap_or_else(PoisonError::into_inner);
         known.records.get(&id).is_some_and(|record| record.is_valid(now_ms))
     }
 
-    /// Reads the tokens anew if any manager has changed one. To be called each second.
+    /// Reads the tokens anew if any manager has changed one. Call it each second.
     ///
     /// # Errors
-    /// What the store says: the tokens in memory stay as they are.
+    /// Errors of the store: the tokens in memory then stay as they are.
     pub(crate) async fn refresh(&self, now_ms: u64) -> Result<(), Error> {
         self.lookups_left.store(MAX_LOOKUPS_PER_SECOND, Ordering::Relaxed);
         let last = self.known.read().unwrap_or_else(PoisonError::into_inner).revision;
@@ -269,7 +269,7 @@ impl Tokens {
         Ok(record.token)
     }
 
-    /// Every token, the expired ones included, and on demand those that were revoked.
+    /// Lists every token, including expired ones, and on demand those that were revoked.
     pub(crate) async fn list(&self, revoked: Revoked) -> Result<Vec<Token>, Error> {
         let tokens = self.database.with(move |store| {
             let mut tokens = Vec::new();
@@ -302,7 +302,7 @@ impl Tokens {
     }
 }
 
-/// Whether a list holds what was revoked.
+/// Whether a list includes revoked tokens.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Revoked {
     Included,
@@ -341,7 +341,7 @@ fn read(store: &dyn Store, id: TokenId) -> Result<Option<Record>, Error> {
     found.map(|found| decode("a stored token", &found.value)).transpose()
 }
 
-/// Which writing of the revision it is.
+/// Returns the version of the revision.
 fn revision(store: &dyn Store) -> Result<u64, Error> {
     Ok(store.get(REVISION)?.map_or(0, |found| found.version))
 }

@@ -1,7 +1,7 @@
 //! Upkeep of the store by operators: check, repair, backup and restore.
 //!
-//! Those of the embedded store take the state folder as a manager does, so none of them meets a manager: a manager that runs
-//! makes a backup [itself](back_up). A store on NATS is checked and repaired while its managers use it.
+//! Operations on an embedded store lock the state folder as a manager does, so no manager runs meanwhile: a running
+//! manager makes a backup [itself](back_up). A store on NATS is checked and repaired while its managers use it.
 
 use std::fs::{self, OpenOptions};
 use std::os::unix::fs::OpenOptionsExt;
@@ -21,22 +21,22 @@ const WAL_FILE: &str = "store.sqlite-wal";
 /// Whether a lost signing key may be replaced by another.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum SigningKey {
-    /// The one that is there.
+    /// The existing key.
     Keep,
-    /// A new one, if there is none any more.
+    /// A new key, if the store has none any more.
     Replace,
 }
 
-/// Whether a store that is there may be replaced. It is kept beside in any case.
+/// Whether an existing store may be replaced. It is kept beside in any case.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Overwrite {
-    /// It may not.
+    /// An existing store may not be replaced.
     No,
-    /// It may.
+    /// An existing store may be replaced.
     Yes,
 }
 
-/// Opens the store for a manager, and says what had to be put back.
+/// Opens the store for a manager, and logs the records that had to be put back.
 pub(crate) fn open(folder: &StateFolder) -> Result<SqliteStore, Error> {
     let store = SqliteStore::open(&folder.file(STORE_FILE))?;
     let Report { restored, notes, .. } = store.report();
@@ -54,7 +54,7 @@ pub(crate) fn open(folder: &StateFolder) -> Result<SqliteStore, Error> {
     Ok(store)
 }
 
-/// Looks at everything in the store of a state folder.
+/// Checks everything in the store of a state folder.
 ///
 /// # Errors
 /// `invalid_argument` if there is no store, `already_running` if a manager uses it, `system` if it cannot be read at all.
@@ -63,10 +63,11 @@ pub fn check(state: &Path) -> Result<Report, Error> {
     store::check(&folder.file(STORE_FILE))
 }
 
-/// Puts back what the journal has, and goes on without the rest. Says where the files are kept as they were.
+/// Puts back the records that the journal has, and drops the others. Returns the path where the files are kept as they
+/// were.
 ///
 /// # Errors
-/// As [`check`], and `store_full` if there is no room.
+/// As [`check`], and `store_full` if no space is left.
 pub fn repair(state: &Path, key: SigningKey) -> Result<(Report, PathBuf), Error> {
     let folder = take(state)?;
     let repaired = store::repair(&folder.file(STORE_FILE))?;
@@ -77,17 +78,18 @@ pub fn repair(state: &Path, key: SigningKey) -> Result<(Report, PathBuf), Error>
     Ok(repaired)
 }
 
-/// Writes a consistent copy of the store to a file that is not there yet.
+/// Writes a consistent copy of the store to a file that does not exist yet.
 ///
 /// # Errors
-/// As [`check`], `invalid_argument` if the file is there, and `system` if the store is damaged.
+/// As [`check`], `invalid_argument` if the file exists, and `system` if the store is damaged.
 pub fn backup(state: &Path, to: &Path) -> Result<(), Error> {
     let folder = take(state)?;
     let mut store = SqliteStore::open(&folder.file(STORE_FILE))?;
     back_up(&mut store, to).map(drop)
 }
 
-/// Writes a copy of an open store, as it is now, to a file that is not there yet, and through to the disk. Returns its length.
+/// Writes a copy of an open store, as it is now, to a file that does not exist yet, and through to the disk. Returns
+/// its length.
 pub(crate) fn back_up(store: &mut dyn Store, to: &Path) -> Result<u64, Error> {
     if !to.is_absolute() {
         let message =
@@ -98,7 +100,7 @@ pub(crate) fn back_up(store: &mut dyn Store, to: &Path) -> Result<u64, Error> {
         let message = format!("{} exists already: a backup replaces no file", to.display());
         return Err(Error::new(Code::InvalidArgument, message));
     }
-    // For this user alone from the first byte on: it holds the key of tickets.
+    // The file is only for this user from the first byte on: it holds the key of tickets.
     let made = OpenOptions::new().write(true).create_new(true).mode(0o600).open(to);
     let made = made.map_err(|error| failed("write", to, &error))?;
     let copied = store.copy_to(to).and_then(|()| {
@@ -120,15 +122,16 @@ pub fn check_nats(servers: &NatsOptions) -> Result<Report, Error> {
     NatsStore::open(servers)?.check()
 }
 
-/// Puts back what a store on NATS has copies of, and goes on without the rest.
+/// Puts back the records that a store on NATS has copies of, and drops the others.
 ///
 /// # Errors
-/// As [`check_nats`], and `store_full` if there is no room.
+/// As [`check_nats`], and `store_full` if no space is left.
 pub fn repair_nats(servers: &NatsOptions) -> Result<Report, Error> {
     NatsStore::open(servers)?.repair()
 }
 
-/// Puts a backup in the place of the store. What was there is kept in a folder beside; its path is given.
+/// Puts a backup in the place of the store. The previous store is kept in a folder beside; the path of that is
+/// returned.
 ///
 /// # Errors
 /// `invalid_argument` if there is a store and it may not be replaced, `system` if the backup is damaged.
@@ -175,7 +178,7 @@ fn checked_copy(folder: &StateFolder, from: &Path) -> Result<PathBuf, Error> {
     Err(Error::new(Code::System, message))
 }
 
-/// The state folder, if it has a store or what is left of one.
+/// Opens the state folder, if it has a store or remains of one.
 fn take(state: &Path) -> Result<StateFolder, Error> {
     if !state.join(STORE_FILE).exists() && !state.join(JOURNAL_FILE).exists() {
         let message = format!("{} has no {STORE_FILE}: name a manager's state folder", state.display());

@@ -83,7 +83,7 @@ async fn a_token_that_is_not_good_opens_nothing() {
         assert_eq!(refused.code, Code::Unauthenticated, "{bad}: {refused}");
         assert!(bad.len() < 20 || !refused.message.contains(bad), "the token is repeated");
         let refused = lease(&mut house.as_token(bad).await, 1).await;
-        // One that nobody knows may get a provisional ticket, which no agent obeys.
+        // A token that the store does not know may get a provisional ticket, which no agent obeys.
         assert!(refused.is_err() || bad == unknown, "{bad}");
     }
     let refused =

@@ -148,7 +148,7 @@ async fn whoever_wants_to_know_hears_of_an_end_when_it_holds_nothing_any_more() 
         tokio::spawn(
             async move { done(ending.end_lease(EndLeaseRequest { leases, wait_ms: 60_000 }).await) },
         );
-    // The agent takes the ticket until it has been told, and says with its next report that it has.
+    // The agent accepts the ticket until it has the order to end it, and acknowledges the order with its next report.
     house.agent.report(Vec::new()).await.unwrap();
     assert!(!ended.is_finished() && lease(&mut house.client, 1).await.is_err(), "it holds its cores yet");
     while !ended.is_finished() {
@@ -396,7 +396,7 @@ async fn what_no_journal_has_is_refused_and_a_run_that_has_ended_takes_nothing_m
 async fn node_whose_connection_has_ended_is_taken_over_before_its_silence_is_long() {
     let House { folder: _folder, manager, agent: mut dying, .. } = house().await;
     dying.report(Vec::new()).await.unwrap();
-    // This one is as silent, and its connection stands.
+    // This agent is as silent, but its connection is open.
     let other = NodeDescription { name: "other".into(), ..node() };
     let mut silent = Node::register(&manager, other.clone(), Vec::new()).await;
     silent.report(Vec::new()).await.unwrap();

@@ -113,7 +113,7 @@ async fn own_packages_come_before_public_ones() {
     assert_eq!(deployed.hidden.unwrap().digest, hers);
     assert_eq!(resolve(&mut bob, "x").await.unwrap().owner, "bob");
     assert_eq!(resolve(&mut bob, "public/x").await.unwrap().digest, hers);
-    // The owner's next version is published by nobody yet.
+    // The owner's next version is not published yet.
     deploy(&mut alice, &encoded(3)).await.unwrap();
     assert_eq!(resolve(&mut bob, "public/x").await.unwrap().digest, hers);
     remove(&mut house.client, "public/x").await.unwrap();

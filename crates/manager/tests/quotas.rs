@@ -1,4 +1,4 @@
-//! Tests what tenants may keep in a running manager's store, and what frees it again.
+//! Tests the limits of tenants' data in a running manager's store, and how it is freed.
 
 #![allow(clippy::unwrap_used)]
 
@@ -58,7 +58,7 @@ async fn collect(house: &mut House) -> CollectGarbageReply {
     done(house.client.collect_garbage(CollectGarbageRequest {}).await).unwrap()
 }
 
-/// Ends a lease, and says so as its node.
+/// Ends a lease, and reports the end as its node.
 async fn end(house: &mut House, client: &mut Client, lease: String) {
     let asked = EndLeaseRequest { leases: vec![lease.clone()], ..EndLeaseRequest::default() };
     done(client.end_lease(asked).await).unwrap();
@@ -83,7 +83,7 @@ async fn packages_beyond_the_quota_are_refused_until_some_are_removed() {
     assert!(used.packages == 2 && used.bytes > 2 * MIB, "{used:?}");
     is_refused(deploy(&mut alice, &encoded(MIB as usize + 2)).await, "--store");
     is_refused(deploy(&mut alice, &encoded(1)).await, "--packages");
-    // The same content again takes nothing.
+    // The same content again takes no space.
     deploy(&mut alice, &second).await.unwrap();
     assert_eq!(remove(&mut alice, "x", true).await, 1);
     deploy(&mut alice, &encoded(1)).await.unwrap();
@@ -115,7 +115,7 @@ async fn graphs_and_journals_beyond_the_quota_are_refused() {
     done(alice.journal(journal(1)).await).unwrap();
     done(alice.journal(journal(2)).await).unwrap();
     is_refused(done(alice.journal(journal(3)).await), "--store");
-    // What a run has handed on goes with its end.
+    // The messages of a run are removed at its end.
     end_run(&mut alice, 1).await;
     begin(&mut alice, 3, 256 << 10).await.unwrap();
 }
@@ -187,7 +187,7 @@ async fn only_what_nothing_refers_to_is_collected() {
         collected = collect(&mut house).await;
     }
     assert!(collected.blobs == 1 && collected.bytes > MIB, "{collected:?}");
-    // Whoever deploys it again has it again.
+    // A tenant that deploys it again has it again.
     let again = deploy(&mut alice, &package).await.unwrap();
     assert!(!again.known);
     assert_eq!(collect(&mut house).await, CollectGarbageReply::default());

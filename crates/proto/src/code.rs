@@ -49,11 +49,11 @@ codes! {
     OutputTooLarge = 18, "output_too_large";
     /// Every invocation record of the worker holds a call or a result that was not collected.
     TooManyInFlight = 19, "too_many_in_flight";
-    /// There is no lease: allocate first.
+    /// No lease is held: allocate first.
     NotAllocated = 20, "not_allocated";
-    /// There is a lease already: deallocate first.
+    /// A lease is held already: deallocate first.
     AlreadyAllocated = 21, "already_allocated";
-    /// There is no image of that name or digest.
+    /// No image has that name or digest.
     UnknownImage = 22, "unknown_image";
     /// A document, a layer or a file of the image is malformed or malicious.
     InvalidImage = 23, "invalid_image";
@@ -142,7 +142,7 @@ const EMFILE: i32 = 24;
 /// The system's number of the error that a file would be larger than this process may write.
 const EFBIG: i32 = 27;
 
-/// An error as it crosses a process boundary: a stable code, and a message that says what failed with which values.
+/// An error as it crosses a process boundary: a stable code, and a message with the failed operation and its values.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("{message}")]
 pub struct Error {

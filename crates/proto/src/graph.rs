@@ -1,19 +1,19 @@
-//! Graphs: applications of more than one component, as they are written down and what makes them valid.
+//! Graphs: applications of more than one component, their form and their validity.
 //!
 //! A graph has compute components, which execute a function of a package, and memory components, which functions access.
-//! A compute component that has ended *triggers* others, each always or if its output says so: its output is their input. While it runs it *accesses* memory
-//! components and exchanges *messages* with other compute components that run at the same time. One component is the
-//! entry: the run's input is its input. Components are virtual: how many segments hold a memory component and which nodes
-//! execute a compute component is decided for each run.
+//! A compute component that has ended *triggers* others, each always or depending on its output: its output is their
+//! input. While it runs it *accesses* memory components and exchanges *messages* with other compute components that run
+//! at the same time. One component is the entry: the run's input is its input. Components are virtual: each run decides
+//! how many segments hold a memory component and which nodes execute a compute component.
 //!
-//! The form is JSON, which compilers write and people read; docs/graphs.md says what each field means and
-//! `docs/graph.schema.json` is its schema. [`Graph::parse`] is the gate that every document passes, and it trusts
-//! nothing. It tells all that is wrong at once, each with its place in the document. A [`Graph`] that it gives
+//! The form is JSON, which compilers write and people read; docs/graphs.md explains each field and
+//! `docs/graph.schema.json` is its schema. [`Graph::parse`] checks every document, and trusts nothing. It reports all
+//! faults at once, each with its position in the document. A [`Graph`] that it returns
 //!
 //! - has one entry, from which triggers lead to every other compute component, and triggers lead in no circle;
-//! - has no memory component that nobody accesses, and no message between components of which one starts when the other
+//! - has no memory component without an access, and no message between components of which one starts when the other
 //!   has ended;
-//! - has names that are unique and edges of which both ends are there, each once;
+//! - has names that are unique and edges with two existing ends, each once;
 //! - is bounded by the constants here.
 //!
 //! From: Scad, sections 3.1 and 3.2.
@@ -31,7 +31,7 @@ use crate::pool::Pool;
 use crate::{Code, Error};
 use document::Document;
 
-/// Of the form that is described here.
+/// Version of the form that is described here.
 pub const VERSION: u32 = 1;
 /// Largest document, in bytes.
 pub const MAX_DOCUMENT_BYTES: usize = 1 << 20;
@@ -47,41 +47,41 @@ pub const MAX_MEMORY_BYTES: u64 = 1 << 50;
 pub const MAX_SEGMENTS: u64 = 65_536;
 /// Most instances of a graph that swap.
 pub const MAX_SWAPPING: u32 = 256;
-/// How large a memory component is at first, and by how much it grows, if nothing is said and nothing is known.
+/// First size of a memory component, and size of its growth, if neither the graph nor earlier runs tell.
 pub const DEFAULT_SEGMENT_BYTES: u64 = 16 << 20;
 /// Longest text of a trigger's condition, in bytes.
 pub const MAX_CONDITION_BYTES: usize = 256;
-/// Most that is told of what is wrong with a document.
+/// Most problems of a document that are reported.
 pub const MAX_PROBLEMS: usize = 64;
 
 /// A valid graph.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Graph {
-    /// Of the application.
+    /// Name of the application.
     pub name: String,
-    /// In the order of the document.
+    /// Components in the order of the document.
     pub components: Vec<Component>,
-    /// In the order of the document.
+    /// Edges in the order of the document.
     pub edges: Vec<Edge>,
-    /// What one run may hold at a time.
+    /// Limits of one run's resources at a time.
     pub limits: Limits,
 }
 
 /// A vertex.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Component {
-    /// Unique in its graph.
+    /// Name, unique in its graph.
     pub name: String,
-    /// What it is.
+    /// Type of the component, with its own fields.
     pub role: Role,
 }
 
-/// What a component is.
+/// Type of a component.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Role {
-    /// It executes.
+    /// A component that executes a function.
     Compute(Compute),
-    /// It holds data.
+    /// A component that holds data.
     Memory(Memory),
 }
 
@@ -90,33 +90,34 @@ pub enum Role {
 pub struct Compute {
     /// Name or digest of a deployed package.
     pub package: String,
-    /// Which of its functions.
+    /// Name of the package's function.
     pub function: String,
     /// Whether a run begins with it.
     pub is_entry: bool,
-    /// How many instances execute it at the same time.
+    /// Number of instances that execute it at the same time.
     pub parallelism: u32,
-    /// Whether it changes anything outside of its run: if so, it is not executed again unasked when a component has died.
+    /// Whether it changes anything outside of its run: if so, it is not executed again unasked when a component has
+    /// died.
     pub has_external_effects: bool,
-    /// What is not said of memory is chosen by what earlier runs used.
+    /// Resources of each instance; memory that is left out is chosen from the usage of earlier runs.
     pub resources: Resources,
 }
 
-/// What each instance of a compute component will need.
+/// Resources that each instance of a compute component needs.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Hash, Deserialize, Serialize)]
 #[serde(deny_unknown_fields)]
 pub struct Resources {
-    /// Kind of processing unit; if there is none, the cheapest for which the package has a build.
+    /// Kind of processing unit; `None`: the cheapest for which the package has a build.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub pu: Option<String>,
     /// Memory of its own, in bytes.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub memory_bytes: Option<u64>,
-    /// In which pool of nodes it must be; if there is none, rather in that of what it needs. This is no hint.
+    /// Pool of nodes in which it must be; `None`: preferably the pool of its resources. A named pool is mandatory.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub pool: Option<Pool>,
-    /// How much it may allocate that is swapped, in bytes: what its own memory has no room for is in memory components. If
-    /// there is none, nothing is.
+    /// Memory that it may allocate and swap, in bytes: memory components hold what exceeds its own memory. `None`: no
+    /// memory is swapped.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub swap_bytes: Option<u64>,
 }
@@ -125,13 +126,13 @@ pub struct Resources {
 /// when it is released.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Memory {
-    /// Size of its first segment; nothing: chosen by what earlier runs used.
+    /// Size of its first segment; `None`: chosen from the usage of earlier runs.
     pub initial_bytes: Option<u64>,
-    /// Size of each segment that is added; nothing: as above.
+    /// Size of each segment that is added; `None`: chosen from the usage of earlier runs.
     pub increment_bytes: Option<u64>,
-    /// It grows no further.
+    /// Largest size, in bytes.
     pub limit_bytes: u64,
-    /// In which pool of nodes its segments must be; if there is none, rather in that of memory.
+    /// Pool of nodes in which its segments must be; `None`: preferably the memory pool.
     pub pool: Option<Pool>,
 }
 
@@ -142,43 +143,43 @@ pub struct Edge {
     pub from: usize,
     /// Index of another component.
     pub to: usize,
-    /// Which one.
+    /// Type of the relation.
     pub relation: Relation,
-    /// Of a trigger: in which case it does so; always, if there is none.
+    /// Condition of a trigger; `None`: it always triggers.
     pub condition: Option<Condition>,
 }
 
-/// In which case a component that has ended triggers another one.
+/// Condition on which a component that has ended triggers another one.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub enum Condition {
-    /// Its output begins so.
+    /// The output begins with this text.
     When(String),
-    /// None of its other triggers' texts is what its output begins with.
+    /// The output begins with none of the texts of the component's other triggers.
     Otherwise,
 }
 
-/// How two components are related.
+/// Type of a relation of two components.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Relation {
     /// When the first has ended, the second begins with its output.
     Trigger,
     /// The first reads, or reads and writes, the memory of the second.
     Access(Rights),
-    /// They send each other messages, either way.
+    /// The two components send each other messages, either way.
     Message,
 }
 
-/// What may be done with memory.
+/// Right to access memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Deserialize, Serialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Rights {
-    /// It may be read.
+    /// The memory may be read.
     Read,
-    /// It may be read and written.
+    /// The memory may be read and written.
     Write,
 }
 
-/// The most that one run of a graph holds at a time; what is over it waits.
+/// The most that one run of a graph holds at a time; requests beyond it wait.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Deserialize, Serialize)]
 #[serde(deny_unknown_fields)]
 pub struct Limits {
@@ -190,31 +191,32 @@ pub struct Limits {
     pub memory_bytes: Option<u64>,
 }
 
-/// Something that is wrong with a document.
+/// A problem in a document.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct Problem {
-    /// Where, as `components[2].parallelism`; empty for the document as a whole.
+    /// Position, as `components[2].parallelism`; empty for the document as a whole.
     pub at: String,
-    /// What.
+    /// Description of the problem.
     pub message: String,
 }
 
 impl Graph {
-    /// The graph of a document.
+    /// Parses the graph of a document.
     ///
     /// # Errors
-    /// All that is wrong with it, but no more than [`MAX_PROBLEMS`]; if it is not of the form at all, the first of that.
+    /// All problems of the document, but no more than [`MAX_PROBLEMS`]; if it is not of the form at all, the first of
+    /// these.
     pub fn parse(json: &[u8]) -> Result<Graph, Vec<Problem>> {
         let document = Document::parse(json).map_err(|problem| vec![problem])?;
         check::graph(document)
     }
 
-    /// The document in one line, with what was left out filled in.
+    /// Writes the document in one line, with defaults filled in.
     pub fn to_json(&self) -> String {
         serde_json::to_string(&Document::of(self)).expect("strings and numbers are JSON")
     }
 
-    /// Index of the component with which a run begins.
+    /// Returns the index of the component with which a run begins.
     pub fn entry(&self) -> usize {
         self.components.iter().position(Component::is_entry).unwrap_or_default()
     }
@@ -243,12 +245,12 @@ impl Graph {
 }
 
 impl Component {
-    /// Whether a run begins with it.
+    /// Tells whether a run begins with it.
     pub fn is_entry(&self) -> bool {
         self.compute().is_some_and(|compute| compute.is_entry)
     }
 
-    /// What it executes, if it does.
+    /// Returns its compute part, if it is a compute component.
     pub fn compute(&self) -> Option<&Compute> {
         match &self.role {
             Role::Compute(compute) => Some(compute),
@@ -256,7 +258,7 @@ impl Component {
         }
     }
 
-    /// What it holds, if it does.
+    /// Returns its memory part, if it is a memory component.
     pub fn memory(&self) -> Option<&Memory> {
         match &self.role {
             Role::Memory(memory) => Some(memory),
@@ -274,7 +276,7 @@ impl fmt::Display for Problem {
     }
 }
 
-/// One error of all that is wrong with the document of this name, a line for each.
+/// Returns one error with all problems of the document of this name, a line for each.
 pub fn error(document: impl fmt::Display, problems: &[Problem]) -> Error {
     let lines: Vec<String> = problems.iter().map(|problem| format!("\n  {problem}")).collect();
     Error::new(Code::InvalidGraph, format!("{document} is no graph:{}", lines.concat()))

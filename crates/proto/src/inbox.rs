@@ -22,7 +22,7 @@ pub struct InboxShape {
 }
 
 impl InboxShape {
-    /// Of so many workers with these options.
+    /// Computes the shape for this many workers with these options.
     ///
     /// # Errors
     /// `invalid_argument` for a number outside of [`limits`], or slots that are not a power of two.
@@ -33,7 +33,7 @@ impl InboxShape {
         if !slots.is_power_of_two() {
             return Err(Error::new(Code::InvalidArgument, format!("slots: {slots} is not a power of two")));
         }
-        // Within the limits nothing here comes near 64 bits.
+        // Within the limits these numbers are far below 64 bits.
         let ring_bytes = whole_pages((u64::from(slots) + 1) * LINE_BYTES);
         let slot_stride = whole_pages(slot_bytes);
         let worker_stride = ring_bytes + slot_stride * u64::from(slots);
@@ -45,7 +45,7 @@ impl InboxShape {
         })
     }
 
-    /// As [`InboxShape::new`], from a lease's options.
+    /// Computes the shape as [`InboxShape::new`] does, from a lease's options.
     pub fn of(workers: u32, options: &WorkerOptions) -> Result<InboxShape, Error> {
         InboxShape::new(workers, options.slots, options.slot_bytes)
     }

@@ -1,16 +1,16 @@
 //! Defines everything that crosses a process boundary in Sublet: control messages, packages, tickets, error
 //! codes.
 //!
-//! The schema in `proto/sublet/v1` is the documentation of the messages; [`v1`] is generated from it. Beside it
-//! stand the things that a schema cannot say: what makes a package valid ([`package`]) or an application of several
-//! components ([`graph`]), how a ticket is signed and checked ([`ticket`]), how a node is reached ([`network`]), what it
-//! computes with ([`pu`]), what usage costs ([`price`]), which errors there are ([`Code`]), and how text of strangers is shown
-//! ([`text`]).
+//! The schema in `proto/sublet/v1` is the documentation of the messages; [`v1`] is generated from it. The modules
+//! define the rules that a schema cannot express. They cover what makes a package valid ([`package`]) or an application
+//! of several components ([`graph`]), how a ticket is signed and checked ([`ticket`]), how a node is reached
+//! ([`network`]), and what it computes with ([`pu`]). They also define what usage costs ([`price`]), the errors
+//! ([`Code`]), and how untrusted text is shown ([`text`]).
 //!
-//! Nothing here opens a file or a socket, and every decoder takes bytes from a stranger: it must answer any input
-//! with a value or an error, never with a panic. They are fuzzed (`fuzz/`).
+//! Nothing here opens a file or a socket, and every decoder takes untrusted bytes: it must answer any input with a
+//! value or an error, never with a panic. The decoders are fuzzed (`fuzz/`).
 
-// A cast that may lose something says why it does not. Tests cast numbers that they have chosen.
+// A lossy-looking cast says why it loses nothing. Tests cast numbers that they have chosen.
 #![cfg_attr(
     not(test),
     warn(clippy::cast_possible_truncation, clippy::cast_possible_wrap, clippy::cast_sign_loss)
@@ -44,7 +44,7 @@ pub const ALWAYS_HOT_NS: u64 = u64::MAX;
 /// `hot_timeout_ns` of a worker that sleeps after every call.
 pub const ALWAYS_WARM_NS: u64 = 0;
 
-/// Limits of what a lease may ask for, apart from what nodes have.
+/// Limits of a lease request, apart from the resources of nodes.
 pub mod limits {
     /// Leases that one request ends.
     pub const MAX_ENDS: usize = 1024;
@@ -52,11 +52,11 @@ pub mod limits {
     pub const MAX_CORES: u32 = 1024;
     /// Inbox slots of one worker.
     pub const MAX_SLOTS: u32 = 256;
-    /// Bytes of one inbox slot: what a call's 32-bit size can say.
+    /// Largest inbox slot, in bytes: the largest 32-bit size of a call.
     pub const MAX_SLOT_BYTES: u64 = u32::MAX as u64;
-    /// Memory of a lease for each core if nothing is said, in bytes, beside its inbox.
+    /// Memory of a lease for each core if the request names none, in bytes, beside its inbox.
     pub const MEMORY_PER_CORE_BYTES: u64 = 128 << 20;
-    /// Least memory of a segment, in bytes: a page, of which all are whole multiples.
+    /// Least memory of a segment, in bytes: a page, of which each segment is a whole multiple.
     pub const MIN_SEGMENT_BYTES: u64 = 4096;
     /// Most memory of a segment, in bytes: a tebibyte.
     pub const MAX_SEGMENT_BYTES: u64 = 1 << 40;
@@ -64,7 +64,7 @@ pub mod limits {
     pub const MIN_SWAP_BYTES: u64 = 16 << 20;
     /// Most that the workers of a lease on one node may, in bytes: a tebibyte.
     pub const MAX_SWAP_BYTES: u64 = 1 << 40;
-    /// Least memory of a worker that swaps, in bytes: what is on its way has to be somewhere.
+    /// Least memory of a worker that swaps, in bytes: pages in transfer need memory of their own.
     pub const MIN_SWAPPING_BYTES: u64 = 32 << 20;
     /// Lease time, in milliseconds: a day.
     pub const MAX_TIMEOUT_MS: u64 = 24 * 60 * 60 * 1000;
@@ -78,7 +78,7 @@ impl v1::Lease {
 }
 
 impl v1::LeaseRequest {
-    /// Whether memory alone is asked.
+    /// Tells whether only memory is requested.
     pub fn is_segment(&self) -> bool {
         self.cores == 0 && self.package.is_empty()
     }

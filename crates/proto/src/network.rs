@@ -1,4 +1,4 @@
-//! Describes how clients on other machines reach a node; agent, manager and client read it alike.
+//! Describes how clients on other machines reach a node; agent, manager and client use the same description.
 
 use std::fmt;
 use std::str::FromStr;
@@ -17,7 +17,7 @@ pub const MAX_PROVIDER_BYTES: usize = 60;
 
 const OFI_PREFIX: &str = "ofi:";
 
-/// What carries calls between nodes.
+/// Fabric that carries calls between nodes.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Fabric {
     /// `tcp`
@@ -27,7 +27,7 @@ pub enum Fabric {
 }
 
 impl Fabric {
-    /// As a client asks for it.
+    /// Returns the choice by which a client asks for this fabric.
     pub fn choice(&self, encrypted: bool) -> FabricChoice {
         let (name, provider) = match self {
             Fabric::Tcp => ("tcp", ""),
@@ -36,10 +36,10 @@ impl Fabric {
         FabricChoice { name: name.to_owned(), provider: provider.to_owned(), encrypted }
     }
 
-    /// What a client has asked for; `None` is shared memory.
+    /// Returns the fabric that a client has asked for; `None` is shared memory.
     ///
     /// # Errors
-    /// [`Code::FabricUnavailable`] for what is no fabric of this build.
+    /// [`Code::FabricUnavailable`] if this build has no such fabric.
     pub fn chosen(choice: Option<&FabricChoice>) -> Result<Option<Fabric>, Error> {
         let Some(choice) = choice else { return Ok(None) };
         match (choice.name.as_str(), choice.provider.as_str()) {
@@ -83,10 +83,10 @@ fn is_provider(name: &str) -> bool {
     (1..=MAX_PROVIDER_BYTES).contains(&name.len()) && name.bytes().all(is_part)
 }
 
-/// The host and the port of `host:port`; the host may be a name, or an address, of version 6 in brackets.
+/// Splits `host:port` into host and port; the host may be a name, or an address, of version 6 in brackets.
 ///
 /// # Errors
-/// [`Code::InvalidArgument`] if it is anything else, as an address with a scheme.
+/// [`Code::InvalidArgument`] for any other form, as an address with a scheme.
 pub fn host_and_port(address: &str) -> Result<(&str, u16), Error> {
     let shown: String = address.chars().take(MAX_ADDRESS_BYTES).collect();
     let refused = |why: &str| invalid(format!("{shown:?} is no address as HOST:PORT: {why}"));
@@ -108,10 +108,10 @@ pub fn host_and_port(address: &str) -> Result<(&str, u16), Error> {
     Ok((bare, port))
 }
 
-/// Refuses what no node's network can be.
+/// Refuses descriptions that no node's network can have.
 ///
 /// # Errors
-/// [`Code::InvalidArgument`], naming what is wrong.
+/// [`Code::InvalidArgument`] with the fault.
 pub fn check_network(network: &NodeNetwork) -> Result<(), Error> {
     if host_and_port(&network.address)?.1 == 0 {
         return Err(invalid(format!("{:?} has no port that can be reached", network.address)));
@@ -135,7 +135,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn an_address_is_a_host_and_a_port_and_nothing_else() {
+    fn address_is_exactly_a_host_and_a_port() {
         for (address, parts) in [
             ("node1.example.org:7441", ("node1.example.org", 7441)),
             ("192.0.2.7:1", ("192.0.2.7", 1)),

@@ -1,15 +1,15 @@
-//! Packages: what is deployed, how it is addressed, and what makes it valid.
+//! Packages: their content, their addresses, and their validity.
 //!
-//! A package is a manifest (`sublet.toml`) and files, one of which is the library with the functions: a shared object, a
-//! WebAssembly module, a module of Python or a program of kernels ([`Kind`]). It may have several such builds of the same functions, for
-//! several kinds of processing units; what they are called and which index each has is the package's. It is stored and sent
-//! as the canonical encoding of [`v1::Package`] and is known by the SHA-256 of those bytes, so that the same content is the
-//! same package wherever it is deployed.
+//! A package is a manifest (`sublet.toml`) and files, one of which is the library with the functions: a shared object,
+//! a WebAssembly module, a module of Python or a program of kernels ([`Kind`]). It may have several such builds of the
+//! same functions, for several kinds of processing units; the functions' names and indexes are those of the package. It
+//! is stored and sent as the canonical encoding of [`v1::Package`] and is identified by the SHA-256 of those bytes, so
+//! that the same content is the same package wherever it is deployed.
 //!
-//! Building one ([`from_library`], [`from_files`], [`encode`]) checks only what it needs to; [`validate`] is the
-//! gate that every encoded package passes before it is stored or unpacked, and it trusts nothing:
+//! Building one ([`from_library`], [`from_files`], [`encode`]) makes only the checks that it needs; [`validate`] checks
+//! every encoded package before it is stored or unpacked, and trusts nothing:
 //!
-//! - every path is relative and stays inside of the package's folder, none stands twice or inside of another file;
+//! - every path is relative and stays inside of the package's folder, none occurs twice or inside of another file;
 //! - each build's library is complete, for a known processor or for all, and exports every function that the package
 //!   offers, and no two builds are for the same;
 //! - everything is bounded by the constants here.
@@ -51,9 +51,9 @@ pub use python::{PythonNeeds, is_python, python_architecture};
 
 /// The manifest's name in a package's folder; no file of the package may have it.
 pub const MANIFEST_FILE: &str = "sublet.toml";
-/// The name under which a node keeps what it knows of an unpacked package: an encoded `PackageInfo`.
+/// The file in which a node keeps its description of an unpacked package: an encoded `PackageInfo`.
 pub const INFO_FILE: &str = "manifest.pb";
-/// The folder in which a node keeps what it has built of an unpacked package's kernels: [`built_file`].
+/// The folder in which a node keeps the built kernels of an unpacked package: [`built_file`].
 pub const BUILT_FOLDER: &str = ".built";
 /// Largest encoded package, in bytes.
 pub const MAX_PACKAGE_BYTES: u64 = 256 << 20;
@@ -76,9 +76,9 @@ pub struct Checked {
     pub digest: String,
     /// The names of its functions, in the order of their indexes.
     pub functions: Vec<String>,
-    /// Its builds, in the order of the manifest.
+    /// The package's builds, in the order of the manifest.
     pub builds: Vec<PackageBuild>,
-    /// Its profiles.
+    /// The package's profiles.
     pub profiles: Vec<v1::Profile>,
     /// Size of the encoded package.
     pub size_bytes: u64,
@@ -87,7 +87,7 @@ pub struct Checked {
 }
 
 impl Checked {
-    /// What a manager says about the package; it adds the time of deployment and the owner.
+    /// Returns a manager's description of the package, without the time of deployment and the owner, which it adds.
     pub fn info(&self) -> v1::PackageInfo {
         let function = |name: &String| FunctionInfo { name: name.clone() };
         v1::PackageInfo {
@@ -105,10 +105,10 @@ impl Checked {
 }
 
 impl v1::PackageInfo {
-    /// The build of this index, as a lease names it.
+    /// Returns the build of this index, as a lease names it.
     ///
     /// # Errors
-    /// [`Code::InvalidPackage`] without one: what is known of the package is of another version of this program.
+    /// [`Code::InvalidPackage`] without one: the description is of another version of this program.
     pub fn build(&self, index: u32) -> Result<&PackageBuild, Error> {
         let missing = || {
             invalid(format!(
@@ -126,18 +126,18 @@ impl v1::PackageInfo {
     }
 }
 
-/// Where in an unpacked package a node keeps what it has built of the kernels of a build.
+/// Returns the path, in an unpacked package, of the built kernels of a build.
 pub fn built_file(build: u32) -> String {
     format!("{BUILT_FOLDER}/{build}")
 }
 
-/// A package of one library. Its name is the file's name without `.so` and what follows, or `.wasm`: `libx` of `libx.so`,
+/// Makes a package of one library. Its name is the file's name up to `.so`, or without `.wasm`: `libx` for `libx.so`,
 /// `libx.so.1`, `libx.wasm` or `libx`. Every exported function becomes callable: `f` as `libx/f`.
 pub fn from_library(file_name: &str, bytes: Vec<u8>) -> Result<v1::Package, Error> {
     kernels::check_bare(file_name)?;
     let (name, suffix) = match Kind::of(&bytes) {
         Kind::Wasm => (file_name.strip_suffix(".wasm").unwrap_or(file_name), "wasm"),
-        // Of kernels nothing can be told without a manifest.
+        // A package of kernels needs a manifest.
         _ => (library_stem(file_name), "so"),
     };
     check_name("package", name)?;
@@ -146,7 +146,7 @@ pub fn from_library(file_name: &str, bytes: Vec<u8>) -> Result<v1::Package, Erro
     from_files(&manifest, vec![PackageFile { path: library, data: bytes, executable: true }])
 }
 
-/// A package of a manifest and files; the manifest is not among the files.
+/// Makes a package of a manifest and files; the manifest is not among the files.
 pub fn from_files(manifest: &str, files: Vec<PackageFile>) -> Result<v1::Package, Error> {
     let builds = Manifest::parse(manifest)?.builds;
     let mut package = v1::Package { manifest: manifest.to_owned(), files };
@@ -156,7 +156,7 @@ pub fn from_files(manifest: &str, files: Vec<PackageFile>) -> Result<v1::Package
     Ok(package)
 }
 
-/// The canonical encoding: files in the order of their paths.
+/// Returns the canonical encoding: files in the order of their paths.
 pub fn encode(package: &v1::Package) -> Vec<u8> {
     if package.files.is_sorted_by(|a, b| a.path <= b.path) {
         return package.encode_to_vec();
@@ -166,7 +166,7 @@ pub fn encode(package: &v1::Package) -> Vec<u8> {
     sorted.encode_to_vec()
 }
 
-/// What an encoded package is known by: "sha256:" and 64 hexadecimal digits.
+/// Returns the digest of an encoded package: "sha256:" and 64 hexadecimal digits.
 pub fn digest(encoded: &[u8]) -> String {
     let hash = Sha256::digest(encoded);
     let mut text = String::with_capacity(DIGEST_PREFIX.len() + DIGEST_HEX_DIGITS);
@@ -179,7 +179,7 @@ pub fn digest(encoded: &[u8]) -> String {
     text
 }
 
-/// Whether this is a digest as [`digest`] writes it, which also makes it safe as the name of a file.
+/// Tells whether this is a digest as [`digest`] writes it, which also makes it safe as the name of a file.
 pub fn is_digest(text: &str) -> bool {
     text.strip_prefix(DIGEST_PREFIX).is_some_and(|hex| {
         hex.len() == DIGEST_HEX_DIGITS && hex.bytes().all(|b| matches!(b, b'0'..=b'9' | b'a'..=b'f'))
@@ -227,7 +227,7 @@ fn read_builds(
     Ok((functions, builds))
 }
 
-/// What Python callers call, only interpreters have.
+/// Refuses builds of Python beside others: only interpreters have the function that Python callers call.
 fn check_kinds(builds: &[Build]) -> Result<(), Error> {
     let is_python = |build: &Build| build.kind.as_deref() == Some(Kind::Python.name());
     if builds.iter().any(is_python) && !builds.iter().all(is_python) {
@@ -236,7 +236,7 @@ fn check_kinds(builds: &[Build]) -> Result<(), Error> {
     Ok(())
 }
 
-/// Refuses a package of more than [`MAX_PACKAGE_BYTES`], for those who gather one piece by piece.
+/// Refuses a package of more than [`MAX_PACKAGE_BYTES`], for callers that collect one piece by piece.
 pub fn check_size(size_bytes: u64) -> Result<(), Error> {
     if size_bytes <= MAX_PACKAGE_BYTES {
         return Ok(());
@@ -270,7 +270,7 @@ fn check_name(what: &str, name: &str) -> Result<(), Error> {
     Err(invalid(format!("{name:?} is no {what} name: {}", name_form())))
 }
 
-/// What a name is made of.
+/// Describes the form of a name.
 pub(crate) fn name_form() -> String {
     format!("1 to {MAX_NAME_BYTES} of A-Z a-z 0-9 _ . - and no . or - in front")
 }

@@ -1,4 +1,4 @@
-//! Pools of nodes (Scad, section 4): what a node has most of to lend.
+//! Pools of nodes (Scad, section 4), by the resource that a node mainly lends.
 
 use std::fmt;
 use std::str::FromStr;
@@ -7,15 +7,15 @@ use serde::{Deserialize, Serialize};
 
 use crate::{Code, Error};
 
-/// Which pool a node belongs to, or a lease has to be in.
+/// Pool that a node belongs to, or that a lease has to be in.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Deserialize, Serialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Pool {
-    /// Of cores, with little memory.
+    /// Nodes of cores, with little memory.
     Compute,
-    /// Of memory, with few cores.
+    /// Nodes of memory, with few cores.
     Memory,
-    /// Of both.
+    /// Nodes of cores and memory.
     Balanced,
 }
 
@@ -23,7 +23,7 @@ impl Pool {
     /// Every pool.
     pub const ALL: [Pool; 3] = [Pool::Compute, Pool::Memory, Pool::Balanced];
 
-    /// As it travels and is shown.
+    /// Returns the name under which it is sent and shown.
     pub fn name(self) -> &'static str {
         match self {
             Pool::Compute => "compute",
@@ -32,10 +32,10 @@ impl Pool {
         }
     }
 
-    /// What a message says: an empty text is no pool.
+    /// Parses the pool of a message: an empty text is no pool.
     ///
     /// # Errors
-    /// `invalid_argument` if there is no such pool.
+    /// `invalid_argument` if no such pool exists.
     pub fn said(text: &str) -> Result<Option<Pool>, Error> {
         if text.is_empty() { Ok(None) } else { text.parse().map(Some) }
     }

@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 
 use crate::v1::{BillLine, Lease, Price, Usage};
 
-/// What a manager asks if its operator says nothing: in nano-units per GiB-second, core-second and core-second.
+/// Prices of a manager without an operator's prices: in nano-units per GiB-second, core-second and core-second.
 /// Polling costs more than computing, so that callers prefer to wait warm (rFaaS-preprint 4.4).
 pub const DEFAULT_PRICE: Price = Price {
     allocation_nano_per_gib_s: 1_000,
@@ -13,15 +13,15 @@ pub const DEFAULT_PRICE: Price = Price {
 };
 
 const NANOS_PER_SECOND: u128 = 1_000_000_000;
-/// In bytes times nanoseconds.
+/// One GiB-second, in bytes times nanoseconds.
 const GIB_SECOND: u128 = (1 << 30) * NANOS_PER_SECOND;
 
-/// What leases cost, by the kind of processing unit.
+/// Prices of leases, by the kind of processing unit.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Prices {
-    /// Where nothing else is said.
+    /// Price of all other kinds.
     pub default: Price,
-    /// For some kinds.
+    /// Prices of some kinds.
     pub by_pu: BTreeMap<String, Price>,
 }
 
@@ -32,7 +32,7 @@ impl Default for Prices {
 }
 
 impl Prices {
-    /// Of a kind of processing unit.
+    /// Returns the price of a kind of processing unit.
     pub fn of(&self, pu: &str) -> Price {
         self.by_pu.get(pu).copied().unwrap_or(self.default)
     }
@@ -56,7 +56,7 @@ impl Cost {
     }
 }
 
-/// What this usage costs a lease with so much memory.
+/// Computes the cost of this usage of a lease with `memory_bytes` bytes of memory.
 pub fn cost(price: &Price, usage: &Usage, memory_bytes: u64) -> Cost {
     Cost {
         allocation_nano: allocation(price, usage, memory_bytes),
@@ -65,7 +65,7 @@ pub fn cost(price: &Price, usage: &Usage, memory_bytes: u64) -> Cost {
     }
 }
 
-/// The bill of one lease. Each component is rounded down once, from exact products.
+/// Makes the bill of one lease. Each component is rounded down once, from exact products.
 pub fn bill(lease: &Lease) -> BillLine {
     let usage = lease.usage.unwrap_or_default();
     let price = lease.price.unwrap_or_default();
@@ -96,7 +96,7 @@ pub fn total(lines: &[BillLine]) -> BillLine {
     sum
 }
 
-/// Adds what a bill says of usage and cost to another.
+/// Adds the usage and cost of one line to another.
 pub fn add(sum: &mut BillLine, line: &BillLine) {
     add_usage(sum.usage.get_or_insert_default(), &line.usage.unwrap_or_default());
     sum.allocation_nano = sum.allocation_nano.saturating_add(line.allocation_nano);
@@ -105,7 +105,8 @@ pub fn add(sum: &mut BillLine, line: &BillLine) {
     sum.total_nano = sum.total_nano.saturating_add(line.total_nano);
 }
 
-/// Adds the usage of one lease to another usage. Sums saturate, since agents say what is added; the peak is the larger one.
+/// Adds the usage of one lease to another usage. Sums saturate, since the numbers come from agents; the peak is the
+/// larger one.
 pub fn add_usage(sum: &mut Usage, usage: &Usage) {
     sum.allocated_ns = sum.allocated_ns.saturating_add(usage.allocated_ns);
     sum.executing_ns = sum.executing_ns.saturating_add(usage.executing_ns);
@@ -205,7 +206,7 @@ mod tests {
             let usage = Usage { allocated_ns, ..Usage::default() };
             cost(&price, &usage, memory_bytes).allocation_nano
         };
-        // A byte for a second is less than a GiB times a nanosecond, and still costs what it costs.
+        // A byte for a second is less than a GiB times a nanosecond, and still has a cost.
         assert_eq!(of(1 << 40, 1_000_000_000, 1), 1 << 10);
         assert_eq!(of(3, 1_500_000_000, 1 << 30), 4);
         assert_eq!(of(u64::MAX, 1_000_000_000, 1 << 30), u64::MAX);

@@ -1,8 +1,7 @@
-//! Processing units, as the platform sees them (Molecule, sections 3.1 and 4.1): what they are called, and what is said of
-//! them.
+//! Processing units of the platform (Molecule, sections 3.1 and 4.1): their names and their descriptions.
 //!
-//! A *unit* is the processor of a node, whatever its kind, or a device of one, and is called `NODE/UNIT`. Whose links are
-//! marked is the manager's to decide; here stands what a node may say.
+//! A *unit* is the processor of a node, whatever its kind, or a device of one, and is called `NODE/UNIT`. The manager
+//! decides which links are marked; this module has the rules for a node's own statements.
 
 use sha2::{Digest, Sha256};
 
@@ -21,31 +20,31 @@ pub const MAX_NODE_NAME_BYTES: usize = 64;
 pub const MAX_DEVICE_UNITS: usize = 64;
 /// Longest name of a kind of processor, in bytes.
 pub const MAX_KIND_BYTES: usize = 32;
-/// Longest description of what a unit is, in bytes.
+/// Longest description of a unit, in bytes.
 pub const MAX_MODEL_BYTES: usize = 128;
 
 const ID_BYTES: usize = size_of::<u32>();
 
-/// The number of a node's unit: the first four bytes of the digest of its name that are not 0. It is the same after every
-/// start, and whoever knows the name knows it.
+/// Returns the number of a node's unit: the first four bytes of the digest of its name that are not 0. It is the same
+/// after every start, and follows from the name alone.
 pub fn id(node: &str, unit: &str) -> u32 {
     let digest = Sha256::new().chain_update(node).chain_update("/").chain_update(unit).finalize();
     let mut words = digest.as_chunks::<ID_BYTES>().0.iter().map(|bytes| u32::from_be_bytes(*bytes));
     words.find(|&word| word != 0).unwrap_or(u32::MAX)
 }
 
-/// The node and the unit that a user means: `NODE/UNIT`, or a node alone for its processor.
+/// Splits a user's name of a unit into node and unit: `NODE/UNIT`, or only a node for its processor.
 pub fn parse(name: &str) -> (&str, &str) {
     name.split_once('/').unwrap_or((name, PROCESSOR))
 }
 
-/// Whether a node may be called so.
+/// Tells whether a node may have this name.
 pub fn is_node_name(name: &str) -> bool {
     let is_plain = |byte: u8| byte.is_ascii_alphanumeric() || b".:_-@".contains(&byte);
     (1..=MAX_NODE_NAME_BYTES).contains(&name.len()) && name.bytes().all(is_plain)
 }
 
-/// Whether a processor may be of this kind: lower-case letters, digits and `-`, and no device.
+/// Tells whether a processor may be of this kind: lower-case letters, digits and `-`, and no device.
 pub fn is_processor_kind(kind: &str) -> bool {
     let is_plain = |byte: u8| byte.is_ascii_lowercase() || byte.is_ascii_digit() || byte == b'-';
     (1..=MAX_KIND_BYTES).contains(&kind.len())
@@ -54,15 +53,16 @@ pub fn is_processor_kind(kind: &str) -> bool {
         && kind != PORTABLE
 }
 
-/// Of which kind a processor is that is said to be of this one, or of none.
+/// Returns the kind of a processor, with the default for an empty one.
 pub fn kind(said: &str) -> &str {
     if said.is_empty() { PROCESSOR } else { said }
 }
 
-/// Whom a node may name as its neighbours.
+/// Checks the names of a node's neighbours.
 ///
 /// # Errors
-/// `invalid_argument` for too many, for what is no name of a node, for its own, and for one that is named twice.
+/// `invalid_argument` for too many, for a text that is no name of a node, for its own name, and for one that occurs
+/// twice.
 pub fn check_neighbours(node: &str, named: &[String]) -> Result<(), Error> {
     let invalid = |message: String| Err(Error::new(Code::InvalidArgument, message));
     if named.len() > MAX_NEIGHBOURS {
@@ -87,10 +87,11 @@ pub fn check_neighbours(node: &str, named: &[String]) -> Result<(), Error> {
     Ok(())
 }
 
-/// What a node may say of its devices: each is of a kind that it has, is named after that, and is there once.
+/// Checks a node's description of its devices: each is of a kind that the node has, is named after that, and occurs
+/// once.
 ///
 /// # Errors
-/// `invalid_argument` for the first that is not so.
+/// `invalid_argument` for the first violation.
 pub fn check_devices(node: &NodeDescription) -> Result<(), Error> {
     let name = &node.name;
     let units = &node.device_units;
@@ -116,7 +117,8 @@ pub fn check_devices(node: &NodeDescription) -> Result<(), Error> {
     Ok(())
 }
 
-/// What somebody calls a unit, as far as it is shown: short, and without what would disturb a terminal.
+/// Returns a device's or processor's name in a form to show: short, and without characters that would disturb a
+/// terminal.
 pub fn cleaned(model: &str) -> String {
     let mut text = String::new();
     let words =
@@ -131,7 +133,7 @@ pub fn cleaned(model: &str) -> String {
     text
 }
 
-/// The units of a node, whose links with these others are marked: its processor first.
+/// Returns the units of a node, its processor first. `neighbours` are the nodes whose links with it are marked.
 pub fn units(node: &NodeDescription, prices: &Prices, neighbours: &[String]) -> Vec<ProcessingUnit> {
     let unit = |unit: &str, kind: &str| ProcessingUnit {
         id: id(&node.name, unit),
@@ -163,7 +165,7 @@ pub fn units(node: &NodeDescription, prices: &Prices, neighbours: &[String]) -> 
     std::iter::once(processor).chain(devices).collect()
 }
 
-/// Of which kinds a node has devices that this release knows, described or not.
+/// Lists the devices of a node, of the kinds that this release knows, described or not.
 fn devices(node: &NodeDescription) -> impl Iterator<Item = DeviceUnit> {
     let known = node.devices.iter().enumerate();
     let known = known.filter(|(at, kind)| is_device(kind) && !node.devices[..*at].contains(kind));
@@ -173,7 +175,7 @@ fn devices(node: &NodeDescription) -> impl Iterator<Item = DeviceUnit> {
     })
 }
 
-/// A device of which only its kind is known.
+/// Returns a device of which only the kind is known.
 pub fn undescribed(kind: &str) -> DeviceUnit {
     DeviceUnit { unit: format!("{kind}0"), kind: kind.to_owned(), ..DeviceUnit::default() }
 }
@@ -184,7 +186,7 @@ mod tests {
     use crate::v1::Price;
 
     #[test]
-    fn a_unit_has_the_same_number_after_every_start_and_none_has_0() {
+    fn unit_number_is_stable_and_never_zero() {
         // printf 'n/cpu' | sha256sum
         assert_eq!(id("n", PROCESSOR), 0xbe15_6258);
         assert_ne!(id("n", "opencl0"), id("n", PROCESSOR));
@@ -193,7 +195,7 @@ mod tests {
     }
 
     #[test]
-    fn a_kind_of_processor_is_a_plain_word_and_no_device() {
+    fn kind_of_processor_is_a_plain_word() {
         for kind in ["cpu", "dpu", "bluefield-3"] {
             assert!(is_processor_kind(kind), "{kind}");
         }
@@ -241,7 +243,7 @@ mod tests {
     }
 
     #[test]
-    fn the_units_of_a_node_have_what_it_said_and_the_prices_of_their_kinds() {
+    fn units_of_a_node_have_their_description_and_price() {
         let dear = Price { compute_nano_per_core_s: 5, ..Price::default() };
         let prices = Prices { by_pu: [("cuda".into(), dear)].into(), ..Prices::default() };
         let units = units(&node(), &prices, &["m".into()]);

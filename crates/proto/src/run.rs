@@ -1,17 +1,17 @@
 //! A graph's run: its bounds, and how one component's outputs become another's input.
 
-/// Largest input of a run, and largest output of one instance of a component, in bytes: what is kept in a journal until the
-/// next have it. Larger data belongs into memory components.
+/// Largest input of a run, and largest output of one instance of a component, in bytes: the journal stores both until
+/// the next components have them. Larger data belongs into memory components.
 pub const MAX_OUTPUT_BYTES: usize = 256 << 10;
 /// Numbers of a journal's entries end before this.
 pub const MAX_ENTRIES: u64 = 1 << 20;
 /// Most points of a run's memory over time.
 pub const MAX_POINTS: usize = 256;
-/// Most nodes that are told of a component.
+/// Most nodes that are reported of a component.
 pub const MAX_NODES: usize = 4;
 
-/// What these outputs are as the input of a component: one as it is, of several each behind its length in 8 bytes, little
-/// endian, and followed by zeros up to a multiple of 8.
+/// Combines outputs into the input of a component: a single output as it is, several ones each behind its length in 8
+/// bytes, little endian, and followed by zeros up to a multiple of 8.
 pub fn message(outputs: &[&[u8]]) -> Vec<u8> {
     if let [output] = outputs {
         return output.to_vec();
@@ -21,7 +21,7 @@ pub fn message(outputs: &[&[u8]]) -> Vec<u8> {
     message
 }
 
-/// Puts one of several behind those before it.
+/// Appends one of several outputs to those before it.
 pub fn push(message: &mut Vec<u8>, output: &[u8]) {
     message.extend((output.len() as u64).to_le_bytes());
     message.extend_from_slice(output);

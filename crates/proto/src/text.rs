@@ -1,22 +1,23 @@
-//! Text of strangers as it is shown on a terminal or written to a log: output of functions, error messages, names.
+//! Untrusted text as it is shown on a terminal or written to a log: output of functions, error messages, names.
 //!
-//! A terminal obeys control characters, and shows text after a bidirectional control in another order than it has. Either can
-//! hide or forge what an operator reads. The functions replace such characters by escapes, as `\x1b` and `\u{202e}`, and
-//! leave everything else as it is. They do not limit the length.
+//! A terminal obeys control characters, and a bidirectional control changes the displayed order of the text after it.
+//! Either can hide or forge text that an operator reads. The functions replace such characters by escapes, as `\x1b`
+//! and `\u{202e}`, and leave all others unchanged. They do not limit the length.
 
 use std::borrow::Cow;
 
-/// Text with visible escapes in place of all control characters but tabs: one line whatever it holds.
+/// Replaces all control characters but tabs by visible escapes: the result is always one line.
 pub fn printable_line(text: &str) -> Cow<'_, str> {
     escape(text, |character| character == '\t', in_text)
 }
 
-/// Text of several lines with visible escapes in place of all control characters but tabs and line feeds.
+/// Replaces all control characters but tabs and line feeds by visible escapes, in text of several lines.
 pub fn printable_text(text: &str) -> Cow<'_, str> {
     escape(text, |character| matches!(character, '\t' | '\n'), in_text)
 }
 
-/// JSON of the same value, with JSON's own escapes in place of control characters. Outside of strings it has only line feeds.
+/// Returns JSON of the same value, with JSON's own escapes in place of control characters. Outside of strings it has
+/// only line feeds.
 pub fn printable_json(json: &str) -> Cow<'_, str> {
     escape(json, |character| character == '\n', |number| format!("\\u{number:04x}"))
 }

@@ -1,7 +1,7 @@
-//! Lease tickets: signed by a manager, verified by an agent without asking anyone (R11).
+//! Lease tickets: signed by a manager, verified by an agent without a request to others (R11).
 //!
-//! The ticket is the whole authority to attach to an agent: whoever holds it may use the lease, so it travels only
-//! where the connection keeps it secret. Its signature covers the encoded bytes as they travel; nothing is encoded
+//! The ticket is the whole authority to attach to an agent: every holder of it may use the lease, so it travels only
+//! where the connection keeps it secret. Its signature covers the encoded bytes as they travel; they are not encoded
 //! anew to be verified.
 
 use ed25519_dalek::{Signature, Signer, SigningKey, Verifier, VerifyingKey};
@@ -10,25 +10,25 @@ use prost::Message;
 use crate::v1::{SignedTicket, Ticket};
 use crate::{Code, Error, decode};
 
-/// How long after its issue a ticket may still be shown to an agent for the first time, in milliseconds.
-/// The manager takes back what nobody has attached to after this time.
+/// Time after its issue at which a ticket may still be shown to an agent for the first time, in milliseconds. After
+/// this time the manager takes back leases without an attached client.
 pub const ATTACH_GRACE_MS: u64 = 5_000;
 
 /// Signs tickets. Its seed is the manager's secret.
 pub struct Signing(SigningKey);
 
 impl Signing {
-    /// From the 32 secret bytes that the manager keeps.
+    /// Creates the signer from the 32 secret bytes that the manager keeps.
     pub fn from_seed(seed: &[u8; 32]) -> Signing {
         Signing(SigningKey::from_bytes(seed))
     }
 
-    /// What agents need to verify.
+    /// Returns the public key with which agents verify tickets.
     pub fn verifying_key(&self) -> [u8; 32] {
         self.0.verifying_key().to_bytes()
     }
 
-    /// The encoded [`SignedTicket`].
+    /// Returns the encoded [`SignedTicket`].
     pub fn sign(&self, ticket: &Ticket) -> Vec<u8> {
         let ticket = ticket.encode_to_vec();
         let signature = self.0.sign(&ticket).to_bytes().to_vec();
@@ -41,7 +41,7 @@ impl Signing {
 pub struct Verifying(VerifyingKey);
 
 impl Verifying {
-    /// From the public key that the manager gave.
+    /// Creates the verifier from the public key that the manager gave.
     pub fn from_bytes(key: &[u8]) -> Result<Verifying, Error> {
         let key: [u8; 32] = key.try_into().map_err(|_| {
             Error::new(Code::Protocol, format!("a verifying key has 32 bytes, not {}", key.len()))
@@ -51,7 +51,8 @@ impl Verifying {
             .map_err(|_| Error::new(Code::Protocol, "the verifying key is not a point of the curve"))
     }
 
-    /// The ticket, if it is this manager's and names a lease. Whether it still holds is for the agent's book to say.
+    /// Returns the ticket, if this manager signed it and it names a lease. The agent's book decides whether it is still
+    /// valid.
     pub fn open(&self, encoded: &[u8]) -> Result<Ticket, Error> {
         let signed: SignedTicket = decode("a ticket", encoded)?;
         let signature = Signature::from_slice(&signed.signature)

@@ -52,7 +52,7 @@ fn with(old: &[u8], new: &[u8]) -> Vec<u8> {
 }
 
 #[test]
-fn a_bare_module_offers_every_exported_function_of_the_two_forms() {
+fn bare_module_offers_exported_functions_of_both_forms() {
     let checked = bare(MODULE).unwrap();
     assert_eq!(checked.functions, ["long", "short"]);
     let [build] = &checked.builds[..] else { panic!("{checked:?}") };
@@ -113,7 +113,7 @@ fn what_is_no_module_that_could_run_says_why() {
     assert_refused(&[&none[..at + 2], b"\x7e", &none[at + 3..]].concat(), "exports no function of the type");
 }
 
-/// Sections that only tools read may be missing at the end; nothing else may.
+/// Sections that only tools read may be missing at the end; all others are required.
 #[test]
 fn a_module_cut_anywhere_is_refused() {
     let whole = MODULE.len() - 8;

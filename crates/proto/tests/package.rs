@@ -71,7 +71,7 @@ fn a_manifest_chooses_functions_and_their_order() {
 }
 
 #[test]
-fn a_symbol_that_is_not_exported_is_named_beside_those_that_are() {
+fn error_names_the_missing_symbol_and_the_exported_ones() {
     for symbol in ["delta", "hidden", "local", "data"] {
         let error = with_manifest(&format!("[[function]]\nname='f'\nsymbol='{symbol}'\n")).unwrap_err();
         assert_eq!(error.code, Code::MissingSymbol);
@@ -210,7 +210,7 @@ fn a_package_without_its_library_is_refused() {
 }
 
 #[test]
-fn a_package_that_is_too_large_is_refused_by_its_size() {
+fn rejects_too_large_packages_by_size() {
     assert!(package::check_size(package::MAX_PACKAGE_BYTES).is_ok());
     let error = package::check_size(package::MAX_PACKAGE_BYTES + 1).unwrap_err();
     assert_eq!(error.code, Code::InvalidPackage);

@@ -5,15 +5,16 @@
 //! folded/ever/<digest>           the same of all time
 //! ```
 //!
-//! A sum of a day is what a bill of that day says, and the sum of all time what a bill says that is of no part of time:
-//! bills of whole days are the same before and after, to the last unit. What is no longer known is which lease, and at which
-//! time of the day. Records of a lease and of its minutes go when the sums have them.
+//! A sum of a day equals a bill of that day, and the sum of all time equals a bill without limits of time: bills of
+//! whole days are the same before and after, to the last unit. A sum no longer tells which lease used it, nor at which
+//! time of the day. Records of a lease and of its minutes are removed when the sums include them.
 //!
 //! Managers of one store take turns by a record, [`STEP`], which is changed by compare-and-swap. It names the leases of
-//! the step that is being made. Each sum says which step added to it last, so a step that was interrupted is made again from
-//! its beginning, whoever makes it: sums that have it are left alone. Leases are removed when all sums have them, and a
-//! lease's minutes before its record, so that what is left of a step always leads to the same sums. A manager that wakes up
-//! late finds newer versions of the sums than it has read, and changes nothing. Who makes a bill waits for the end of a step.
+//! the step in progress. Each sum names the step that added to it last. If a step was interrupted, any manager repeats
+//! it from its beginning and leaves alone the sums that already include it. Leases are removed when all sums include
+//! them, and a lease's minutes are removed before its record, so that the remains of a step always lead to the same
+//! sums. A manager that wakes up late finds newer versions of the sums than it has read, and changes nothing. A manager
+//! that makes a bill waits for the end of the step.
 
 use std::collections::BTreeMap;
 
@@ -43,7 +44,7 @@ const EVER: &str = "folded/ever/";
 /// Length of a digest, in bytes.
 const DIGEST_BYTES: usize = 16;
 
-/// What folded leases used that have all of these in common.
+/// Usage of the folded leases that have all of these in common.
 #[derive(Clone, PartialEq, Message)]
 pub(super) struct Sum {
     /// The day's first minute; 0 in a sum of all time.
@@ -57,7 +58,7 @@ pub(super) struct Sum {
     pub(super) package_name: String,
     #[prost(string, tag = "5")]
     pub(super) package: String,
-    /// A function's index; none for what is no function's.
+    /// A function's index; absent for usage that belongs to no function.
     #[prost(uint32, optional, tag = "6")]
     pub(super) function: Option<u32>,
     #[prost(message, required, tag = "7")]
@@ -73,7 +74,7 @@ pub(super) struct Sum {
     step: u64,
 }
 
-/// Which step is the last, and the leases that it folds; none when it is complete.
+/// Number of the last step, and the leases that it folds; the list is empty when the step is complete.
 #[derive(Clone, PartialEq, Message)]
 struct Step {
     #[prost(uint64, tag = "1")]
@@ -87,7 +88,7 @@ struct Step {
     before_unix_ms: u64,
 }
 
-/// How far folding has come.
+/// Progress of folding.
 #[derive(Debug, Default)]
 pub(super) struct Progress {
     pub(super) folded: u64,
@@ -119,7 +120,7 @@ impl Sum {
         }
     }
 
-    /// A digest of what its leases have in common, and before it the day.
+    /// Returns the key of a sum: the day, if any, and a digest of the fields that its leases have in common.
     fn key(&self, day: Option<u64>) -> String {
         let mut hash = Sha256::new();
         for part in [&self.tenant, &self.pu, &self.package_name, &self.package] {
@@ -166,7 +167,7 @@ impl Step {
         Ok(Some(Step::read(store)?))
     }
 
-    /// Makes the step, unless somebody else has changed the record since this version.
+    /// Makes the step, unless another manager has changed the record since this version.
     fn make(mut self, store: &mut dyn Store, version: u64) -> Result<(), Error> {
         self.write(store, version)?;
         let (written, version) = Step::read(store)?;
@@ -192,17 +193,17 @@ pub(super) fn settle(store: &mut dyn Store, now_ms: u64) -> Result<Option<u64>, 
     Ok(Step::settle(store, now_ms)?.map(|(_, version)| version))
 }
 
-/// Which writing of the record the last is: it is the same while nothing is folded.
+/// Returns the version of the record; it does not change while nothing is folded.
 pub(super) fn version(store: &dyn Store) -> Result<u64, Error> {
     Ok(Step::read(store)?.1)
 }
 
-/// Time before which leases ended that may be folded.
+/// Returns the time before which leases that ended may be folded.
 pub(crate) fn folded_before(store: &dyn Store) -> Result<u64, Error> {
     Ok(Step::read(store)?.0.before_unix_ms)
 }
 
-/// What the keys of sums begin with, of minutes or of all time, and the key behind which they stand.
+/// Returns the prefix of the keys of sums, by day or of all time, and the key after which the listing begins.
 pub(super) fn sums_of(minutes: Option<(u64, u64)>) -> (&'static str, Option<String>) {
     match minutes {
         Some((from, _)) => (DAY, Some(format!("{DAY}{from:012}"))),
@@ -210,10 +211,10 @@ pub(super) fn sums_of(minutes: Option<(u64, u64)>) -> (&'static str, Option<Stri
     }
 }
 
-/// Folds the next leases behind `after` of those that ended before this time.
+/// Folds the next leases after `after`, out of those that ended before this time.
 ///
 /// # Errors
-/// `try_later` if another manager folds, and that of the store: what is then left of the step is made up for later.
+/// `try_later` if another manager folds, and errors of the store: the rest of the step is then completed later.
 pub(super) fn step(
     store: &mut dyn Store,
     after: Option<&str>,
@@ -252,7 +253,7 @@ pub(super) fn step(
     Ok(progress)
 }
 
-/// Whether a lease has ended before this time, and nothing was written of it since.
+/// Tells whether a lease has ended before this time, and its record was not written since.
 fn is_old(record: &Record, before_ms: u64, now_ms: u64) -> bool {
     let lease = record.clone().seen_at(now_ms);
     lease.state() == LeaseState::Ended
@@ -276,7 +277,7 @@ fn fold(store: &mut dyn Store, step: &Step) -> Result<(), Error> {
     store.commit(&records)
 }
 
-/// Adds what a lease used to sums of days and of all time.
+/// Adds a lease's usage to sums of days and of all time.
 fn sum_up(sums: &mut BTreeMap<String, Sum>, record: Record, minutes: &BTreeMap<String, Minute>) {
     let mut add = |span: &Span, is_of_day: bool| {
         for part in span.parts() {
@@ -300,7 +301,7 @@ fn sum_up(sums: &mut BTreeMap<String, Sum>, record: Record, minutes: &BTreeMap<S
     add(&Span::whole(record), false);
 }
 
-/// Nothing, of what this sum is of.
+/// Returns an empty sum with the key fields of this one.
 fn zero(sum: &Sum) -> Sum {
     let usage = Usage::default();
     Sum { usage, allocation_nano: 0, compute_nano: 0, polling_nano: 0, ..sum.clone() }

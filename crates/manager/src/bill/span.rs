@@ -14,13 +14,13 @@ use crate::ledger::{Minute, Record, larger};
 pub(crate) struct Span {
     pub(crate) lease: Lease,
     base: Usage,
-    /// Cumulative, at the end of each period in which it grew.
+    /// Cumulative usage at the end of each period in which it grew.
     ends: BTreeMap<u64, Usage>,
     /// Within each period.
     functions: BTreeMap<u64, BTreeMap<u32, FunctionUsage>>,
 }
 
-/// What was used in a period, and its cost.
+/// Usage in a period, and its cost.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(crate) struct Part {
     pub(crate) period: u64,
@@ -28,7 +28,7 @@ pub(crate) struct Part {
     pub(crate) cost: Cost,
 }
 
-/// A function's share of a part, or the rest: holding memory, polling, and computing of no function.
+/// A function's share of a part, or the rest: holding memory, polling, and computing outside of functions.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(crate) struct Share {
     pub(crate) function: Option<u32>,
@@ -45,8 +45,8 @@ impl Span {
         Span { lease: record.lease, base: Usage::default(), ends, functions }
     }
 
-    /// What a lease used from `base` on. `last` is the period of the minute in which its record was written, if that
-    /// counts.
+    /// Takes a lease's usage from `base` on. `last` is the period of the minute in which its record was written, if
+    /// that counts.
     pub(crate) fn from(record: Record, base: Usage, last: Option<u64>) -> Span {
         let usage = record.lease.usage.unwrap_or_default();
         let ends = last.map(|period| (period, usage)).into_iter().collect();
@@ -68,7 +68,7 @@ impl Span {
         }
     }
 
-    /// What was used in each period, in their order.
+    /// Returns the usage of each period, in their order.
     pub(crate) fn parts(&self) -> impl Iterator<Item = Part> {
         let price = self.lease.price.unwrap_or_default();
         let mut before = self.base;
@@ -116,7 +116,7 @@ fn usage_between(before: &Usage, after: &Usage) -> Usage {
         calls: after.calls.saturating_sub(before.calls),
         failed_calls: after.failed_calls.saturating_sub(before.failed_calls),
         memory_byte_us: after.memory_byte_us.saturating_sub(before.memory_byte_us),
-        // Of the lease until then: a peak is no sum.
+        // The peak of the lease up to here: a peak cannot be summed.
         memory_peak_bytes: after.memory_peak_bytes,
     }
 }

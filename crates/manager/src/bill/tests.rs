@@ -36,7 +36,7 @@ fn writer(store: &dyn Store, epoch: u64) -> Writer {
     Writer::new(Spending::new(epoch), Arc::new(Mutex::new(Peers::join(store, epoch).unwrap())))
 }
 
-/// What a lease is reported to have used after some time.
+/// A lease's reported usage after some time.
 #[derive(Clone, Debug)]
 pub(super) struct Step {
     pub(super) lease: u8,
@@ -46,7 +46,7 @@ pub(super) struct Step {
     pub(super) restarts: bool,
 }
 
-/// With so many seconds between them at most.
+/// Generates steps with fewer than `seconds` seconds between them.
 pub(super) fn steps(seconds: u64) -> impl Strategy<Value = Vec<Step>> {
     let step = (0u8..4, 0..seconds, 0u64..3_000_000_000, 0u32..3, any::<bool>());
     let step = step.prop_map(|(lease, seconds, executing_ns, function, restarts)| Step {
@@ -179,7 +179,7 @@ fn a_late_writer_neither_loses_nor_doubles_usage() {
     let mut other = writer(&books.store, 2);
     std::mem::swap(&mut books.writer, &mut other);
     books.write(&with(9, LeaseState::Ended), START_MS + MINUTE_MS);
-    // The first one, which was cut off, writes what it believes.
+    // The first manager, which was cut off, writes its outdated state.
     std::mem::swap(&mut books.writer, &mut other);
     books.write(&with(7, LeaseState::Attached), START_MS + 2 * MINUTE_MS);
     let record = ledger::stored(&books.store, &lease(0).id).unwrap().unwrap();

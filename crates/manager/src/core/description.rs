@@ -1,4 +1,4 @@
-//! Checks the description of a node. All of it is handed to clients, who act on it.
+//! Checks the description of a node. All of it is passed to clients, which act on it.
 
 use sublet_proto::network::check_network;
 use sublet_proto::package::{PORTABLE, is_processor};
@@ -15,12 +15,12 @@ const MAX_HOST_BYTES: usize = 64;
 /// Most devices, and runtimes, that a node names, and the longest name of one, in bytes.
 const MAX_DEVICES: usize = 16;
 const MAX_DEVICE_BYTES: usize = 32;
-/// How the address of a Unix socket begins.
+/// Prefix of the address of a Unix socket.
 const UNIX_SCHEME: &str = "unix:/";
 /// Longest address of a Unix socket, in bytes: more than its path may have.
 const MAX_AGENT_BYTES: usize = 256;
 
-/// Refuses what no node can be.
+/// Refuses descriptions that no node can have.
 pub(super) fn check(node: &NodeDescription) -> Result<(), Error> {
     let name = &node.name;
     let invalid = |message: String| Err(Error::new(Code::InvalidArgument, message));

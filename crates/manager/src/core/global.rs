@@ -1,18 +1,18 @@
 //! The level above racks (Scad 4.1): the same decisions, with the racks of other managers in the place of nodes.
 //!
-//! A rack's manager says how its nodes stand, those together that run the same packages in one pool. Here such a group is a
-//! node, with what is free of all together and of one, and the manager is its rack: so classes, pools, ranks, turns, waits
-//! and quotas are those of [`super`]. What differs is what follows from a decision. Nothing is leased here: the request is
-//! *handed* to the manager of the rack, which its client asks by itself, and what it takes counts as gone until the rack
-//! stands anew.
+//! A rack's manager reports the state of its nodes in groups: nodes of one pool that run the same packages. Here such a
+//! group is a node, with the free resources of the whole group and the most free on one node, and the manager is its
+//! rack. So classes, pools, ranks, turns, waits and quotas are those of [`super`]; only the consequence of a decision
+//! differs. Nothing is leased here: the request is *handed* to the manager of the rack, which its client then asks by
+//! itself. Its resources count as used until the rack reports again.
 //!
 //! Invariants:
-//! - All of a request is handed to one rack, and never more to a rack than it had free as it stood last.
+//! - All of a request is handed to one rack, and a rack never gets more than it had free in its last report.
 //! - A request that its rack refuses takes its turn again, before all others, and is not handed there again until the
-//!   rack stands otherwise. What it was to take stays counted as gone: the rack knows better.
-//! - A request that is repeated gets the same answer. Only what has been handed can be refused by a rack.
-//! - A rack counts until its manager is dead to the others. How long it is silent before is not asked: when the store is
-//!   away nobody is heard of.
+//!   rack's groups change. Its resources still count as used: the rack knows better.
+//! - A request that is repeated gets the same answer. A rack can refuse only requests that were handed to it.
+//! - A rack counts until the other managers hold its manager for dead. How long it has been silent does not matter:
+//!   while the store is unreachable no manager hears of another.
 
 use std::collections::{BTreeMap, HashMap, HashSet, VecDeque};
 use std::sync::Arc;
@@ -30,58 +30,58 @@ use super::placement::{Part, Search};
 use super::seats::MAX_SEATS;
 use super::terms::Terms;
 
-/// How long a request that was handed to a rack may come back to its turn, in milliseconds.
+/// Time in milliseconds within which a request that was handed to a rack may take its turn again.
 const HANDED_MS: u64 = 30_000;
-/// Most requests that are remembered for that: of more, those that were handed first are new when they come back.
+/// Most handed requests that are remembered; beyond that, the oldest ones count as new when they come back.
 const MAX_HANDED: usize = 65_536;
 /// Most refusals of racks that are remembered of one request: of more, the first.
 const MAX_REFUSALS: usize = 256;
-/// Most groups of nodes by which a rack is described: those with most cores.
+/// Most groups of nodes in a rack's report: those with most cores.
 const MAX_GROUPS: usize = 64;
 
-/// A rack's manager, and how its nodes stand.
+/// Report of a rack's manager on its nodes.
 #[derive(Clone, Debug)]
 pub struct RackStanding {
-    /// The address by which clients reach it.
+    /// Address at which clients reach the manager.
     pub manager: String,
-    /// Its epoch, and how often it has said how it stands.
+    /// Epoch of the rack's manager, and the number of its reports so far.
     pub said: (u64, u64),
-    /// Its nodes.
+    /// Groups of its nodes.
     pub groups: Vec<NodeGroup>,
 }
 
 /// Racks that have refused a request.
 #[derive(Clone, Debug, Default)]
 pub struct Refusals {
-    /// The address of the rack's manager that has refused it now, as its client says.
+    /// Address of the rack's manager that has refused it now, as its client reports.
     by: Option<String>,
-    /// How those racks stood that have: by the registration of their groups.
+    /// Registrations of the groups of racks that have refused it.
     standings: Vec<u64>,
 }
 
 impl Refusals {
-    /// By the manager at this address, or, if it is empty, by none.
+    /// Notes a refusal by the manager at this address, or none if it is empty.
     pub fn by(manager: &str) -> Refusals {
         Refusals { by: (!manager.is_empty()).then(|| manager.to_owned()), standings: Vec::new() }
     }
 
-    /// Whether there are any.
+    /// Tells whether a rack has refused the request.
     pub(super) fn are_any(&self) -> bool {
         !self.standings.is_empty()
     }
 }
 
-/// What of a rack's nodes one has: a node of this core that stands for several.
+/// Largest single node of a rack's group: belongs to a node of this core that stands for several.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct OfRack {
-    /// At most,
+    /// The most that one node of the group has.
     pub(super) largest: Room,
-    /// and at most of what is free.
+    /// The most that is free on one node of the group.
     pub(super) most_free: Room,
 }
 
 impl OfRack {
-    /// Whether one of the nodes may have what has to be on one.
+    /// Tells whether one of the nodes can hold the part of a request that must be on one node.
     fn may_take(&self, terms: &Terms) -> bool {
         let (workers, memory_bytes) = match terms.max_nodes {
             1 => (terms.workers, terms.memory_bytes),
@@ -92,42 +92,42 @@ impl OfRack {
 }
 
 impl Node {
-    /// Whether a request may be placed here, or a part of it, beside there being room for it: on a node always, on a group
-    /// of a rack's as far as its manager has said.
+    /// Tells whether a request, or a part of it, may be placed here, free capacity aside. A node always allows it; a
+    /// group of a rack's allows it as far as its manager has reported.
     pub(super) fn may_take(&self, request: &Request) -> bool {
         self.of_rack.as_ref().is_none_or(|of_rack| {
             of_rack.may_take(&request.terms) && !request.refusals.standings.contains(&self.registration)
         })
     }
 
-    /// The most that one node has of what it stands for.
+    /// The most that one of the nodes it stands for has.
     pub(super) fn largest(&self) -> Room {
         self.of_rack.map_or(self.capacity, |of_rack| of_rack.largest)
     }
 
-    /// The most that is free of one.
+    /// The most that is free on one of the nodes it stands for.
     pub(super) fn most_free(&self) -> Room {
         self.of_rack.map_or_else(|| self.free(), |of_rack| of_rack.most_free)
     }
 }
 
-/// What a core of the level above racks knows beside its nodes.
+/// State that a core of the level above racks keeps beside its nodes.
 #[derive(Debug, Default)]
 pub(super) struct Global {
     racks: HashMap<Arc<str>, Rack>,
     handed: HashMap<(TenantKey, RequestId), Handed>,
-    /// Those, and some that were handed anew since, in the order in which they were.
+    /// Requests that were handed, in the order of their handing; some occur again because they were handed anew.
     in_order: VecDeque<(u64, TenantKey, RequestId)>,
 }
 
-/// A rack as it stood last.
+/// A rack by its last report.
 #[derive(Debug, Default)]
 struct Rack {
     said: (u64, u64),
     groups: Vec<NodeGroup>,
-    /// Of its groups, in the same order.
+    /// Node of each of its groups, in the same order.
     nodes: Vec<NodeKey>,
-    /// What was handed to it since.
+    /// Amounts that were handed to it since its last report.
     handed: Vec<(TenantKey, Amount)>,
 }
 
@@ -135,9 +135,9 @@ struct Rack {
 #[derive(Debug)]
 struct Handed {
     manager: Arc<str>,
-    /// How the rack stood,
+    /// Registration of the rack's groups when the request was handed.
     standing: u64,
-    /// and how those stood that had refused it before.
+    /// Registrations of the groups of racks that had refused the request before.
     refused: Vec<u64>,
     until_ms: u64,
 }
@@ -160,7 +160,7 @@ impl Global {
         }
     }
 
-    /// Forgets what was handed so long ago that nobody comes back with it.
+    /// Forgets requests that were handed so long ago that no client repeats them.
     pub(super) fn tick(&mut self, now_ms: u64) {
         while self.in_order.front().is_some_and(|(until_ms, ..)| *until_ms <= now_ms) {
             self.forget_first();
@@ -169,7 +169,7 @@ impl Global {
 }
 
 impl Core {
-    /// All racks whose managers live stand so.
+    /// Takes the reports of all racks whose managers live.
     pub(super) fn racks_stand(&mut self, now_ms: u64, standings: Vec<RackStanding>, out: &mut Vec<Action>) {
         let Some(global) = &self.global else { return };
         let living: HashSet<&str> = standings.iter().map(|standing| standing.manager.as_str()).collect();
@@ -191,7 +191,7 @@ impl Core {
         rack.nodes.into_iter().for_each(|node| self.nodes.remove(node));
     }
 
-    /// What was handed to a rack is in what it says now, or on its way, or refused.
+    /// Stops counting amounts that were handed to a rack: its report includes them, or they are under way or refused.
     fn count_no_more(&mut self, handed: Vec<(TenantKey, Amount)>) {
         for (tenant, amount) in handed {
             self.tenants.get_mut(tenant).remove(amount);
@@ -208,7 +208,7 @@ impl Core {
         }
         let Rack { groups: before, nodes, handed, .. } = global.racks.remove(&manager).unwrap_or_default();
         self.count_no_more(handed);
-        // Whom it has refused may ask it again if it stands otherwise.
+        // A request that the rack has refused may ask it again if its groups have changed.
         let known = nodes.first().and_then(|&node| self.nodes.get(node)).map(|node| node.registration);
         let registration = known.filter(|_| before == groups).unwrap_or_else(|| {
             self.registration += 1;
@@ -228,7 +228,7 @@ impl Core {
         }
     }
 
-    /// A group that there cannot be, or of which there are too many, is none.
+    /// Adds a group as a node. Ignores a group that is not valid, or that exceeds the number of kinds of nodes.
     fn group_stands(
         &mut self,
         now_ms: u64,
@@ -283,8 +283,8 @@ impl Core {
         Some(Action::Handed { tenant, request: id, manager })
     }
 
-    /// What is known of a request that was handed before: the same answer if it is only repeated. Where it has been refused
-    /// is noted in it, and what its client says of that and cannot be is not.
+    /// Returns the answer to a request that was handed before: the same one if it is only repeated. If the rack refused
+    /// it, the request notes that; a refusal by a rack to which it was not handed is ignored.
     pub(super) fn handed_before(&mut self, request: &mut Request) -> Option<Action> {
         let refused_by = request.refusals.by.take();
         let global = self.global.as_deref_mut()?;
@@ -307,7 +307,7 @@ impl Core {
         }
     }
 
-    /// How the nodes that take leases stand, for the manager above.
+    /// Returns the groups of the nodes that take leases, for the manager above.
     pub fn groups(&self) -> Vec<NodeGroup> {
         let mut groups = BTreeMap::new();
         for node in self.nodes().filter(|node| node.takes_leases()) {
@@ -354,7 +354,7 @@ impl Sum<'_> {
     fn group(self) -> NodeGroup {
         let Sum { node, all, free, largest, most_free } = self;
         let NodeDescription { pu, architecture, devices, runtimes, .. } = (*node.description).clone();
-        // No more than a node stands in lists for, whatever it says.
+        // A node's position in lists depends only on known names.
         let known = |names: Vec<String>, is_known: fn(&str) -> bool| {
             names.into_iter().filter(|name| is_known(name)).take(MAX_SEATS).collect()
         };
@@ -372,13 +372,14 @@ impl Sum<'_> {
     }
 }
 
-/// Of what is said. A group has no more cores than a node may: lists are as long as a node is large, and a request is not larger.
+/// Reads reported resources. A group has no more cores than a node may have: lists are as long as a node is large, and
+/// no request is larger.
 fn room(said: Option<NodeRoom>) -> Room {
     let NodeRoom { cores, places, memory_bytes } = said.unwrap_or_default();
     Room { cores: cores.min(MAX_NODE_CORES), places: places.min(MAX_NODE_CORES), memory_bytes }
 }
 
-/// A group as the node for which it is taken: its name is the same as long as it is the same group.
+/// Describes a group as the node that stands for it: its name stays the same as long as the group does.
 fn description(manager: &str, group: &NodeGroup, all: Room) -> NodeDescription {
     let NodeGroup { pu, architecture, devices, runtimes, pool, .. } = group.clone();
     let words = [&pu, &architecture].into_iter().chain(&devices).chain(&runtimes).chain([&pool]);
@@ -399,14 +400,14 @@ fn description(manager: &str, group: &NodeGroup, all: Room) -> NodeDescription {
     }
 }
 
-/// What the nodes of a class have in one rack.
+/// Resources of the nodes of a class in one rack.
 #[derive(Clone, Copy, Default)]
 struct InRack {
     all: u64,
     free: u64,
 }
 
-/// Why no rack takes the workers, with what would fit.
+/// Builds the refusal when no rack takes the workers, with the amounts that exist and are free.
 #[cold]
 pub(super) fn refusal(search: &Search<'_>, class: ClassKey) -> Error {
     let Search { nodes, request: Request { terms, .. }, pools } = *search;

@@ -27,10 +27,10 @@ impl Core {
         if !self.waiting.is_empty() && self.waiting.contains(tenant, id) {
             return;
         }
-        // One that was handed to a rack in vain had its turn, and has it still.
+        // A request that was handed to a rack in vain keeps its turn.
         let turn = if request.refusals.are_any() { Turn::First } else { Turn::Last };
         self.postpone(now_ms);
-        // A request whose token is yet to be verified may be of a tenant that is held back.
+        // The tenant of a request with an unverified token may be held back.
         let may_be_held_back =
             request.standing == Standing::Provisional && self.tenants.is_any_held_back(now_ms);
         let granted = match (self.tenants.held_back_until(tenant, now_ms), turn) {
@@ -49,8 +49,8 @@ impl Core {
             }
             Err(error) => error,
         };
-        // Where there is no node at all, of a manager that has just started or whose nodes are being drained, one may come; and
-        // again what was there when it was handed to a rack.
+        // Without any node, as after a manager's start or while its nodes are being drained, a request may wait for
+        // one; so may a request that a rack has refused, for the capacity that was there when it was handed on.
         let was_there = turn == Turn::First && is_for_want(refused.code);
         let may_come = refused.code == Code::NoCapacity || was_there || !self.nodes.has_any_for(&request);
         let may_wait = may_come && request.wait_ms > 0;
@@ -142,7 +142,7 @@ impl Core {
         Ok((Action::Granted { tenant: request.tenant, request: request.id, leases }, pools))
     }
 
-    /// Capacity has become free: those who wait get it, in turn.
+    /// Grants free capacity to waiting requests, in turn.
     pub(super) fn serve_waiting(&mut self, now_ms: u64, out: &mut Vec<Action>) {
         if self.waiting.is_empty() {
             return;
@@ -153,7 +153,7 @@ impl Core {
         self.waiting = waiting;
     }
 
-    /// Tenants that let their grants lapse come after those that do not.
+    /// Puts tenants that let their grants lapse after those that do not.
     fn postpone(&mut self, now_ms: u64) {
         if !self.waiting.is_empty() {
             self.waiting.postpone(|tenant| self.tenants.held_back_until(tenant, now_ms).is_some());
@@ -179,12 +179,13 @@ impl Core {
         }
     }
 
-    /// Nobody waits for the answer any more. Leases that were granted meanwhile end when nobody attaches to them.
+    /// Withdraws a request whose client waits no more. Leases that were granted meanwhile end because no client
+    /// attaches.
     pub(super) fn withdraw(&mut self, tenant: TenantKey, request: RequestId) {
         self.waiting.take_out(|waiting, _| waiting.tenant == tenant && waiting.id == request);
     }
 
-    /// Refuses those who have waited long enough.
+    /// Refuses the requests whose wait is over.
     pub(super) fn end_waits(&mut self, now_ms: u64, out: &mut Vec<Action>) {
         for request in self.waiting.take_out(|_, until_ms| until_ms <= now_ms) {
             let message = format!("{} did not become free within {} ms", request.asks(), request.wait_ms);
@@ -193,7 +194,7 @@ impl Core {
         }
     }
 
-    /// A provisional lease becomes its tenant's, if that may have it.
+    /// Gives a provisional lease to its tenant, if that tenant's quota allows it.
     pub(super) fn verified(&mut self, id: LeaseId, tenant: TenantKey) {
         let Some(key) = self.leases.find(id) else { return };
         let Some(lease) = self.leases.get(key).filter(|lease| lease.is_active() && lease.provisional) else {
@@ -223,7 +224,7 @@ impl Core {
 
     pub(super) fn rejected(&mut self, id: LeaseId, error: Error) {
         let Some(key) = self.leases.find(id) else { return };
-        // Whoever showed a worthless token is nobody's customer: what the sandbox has cost meanwhile is not billed.
+        // A caller with an invalid token has no tenant: its use of the sandbox so far is not billed.
         if let Some(lease) = self.leases.get_mut(key).filter(|lease| lease.provisional) {
             lease.price = Price::default();
             self.account(key);
@@ -265,8 +266,8 @@ impl Core {
         Ok(())
     }
 
-    /// Ends a lease, by its agent, with the answer to its next report. One to which nobody has attached holds its
-    /// resources until the agent has said that it knows: until then it would still take the ticket.
+    /// Ends a lease, by its agent, with the answer to its next report. A lease without an attached client holds its
+    /// resources until the agent has acknowledged the order: until then it would still accept the ticket.
     pub(super) fn order_end(&mut self, id: LeaseId, error: Error) {
         let key = self.leases.find(id);
         if let Some(lease) = key.and_then(|key| self.leases.get_mut(key)).filter(|lease| lease.is_active()) {
@@ -274,7 +275,7 @@ impl Core {
         }
     }
 
-    /// A lease begins: it holds its resources from now on.
+    /// Adds a lease, which holds its resources from now on.
     pub(super) fn begin(&mut self, mut lease: Lease) -> u32 {
         let node = lease.node;
         lease.marks.node_slot = self.nodes.get(node).map_or(0, |node| node.leases.len() as u32);
@@ -287,7 +288,7 @@ impl Core {
         key
     }
 
-    /// A lease that stands with its node holds its resources.
+    /// Adds a lease's resources to those leased on its node.
     pub(super) fn hold(&mut self, key: u32) {
         let Some(lease) = self.leases.get(key) else { return };
         debug_assert!(lease.is_active(), "lease {} holds resources, and is {:?}", lease.id, lease.state);
@@ -336,7 +337,7 @@ impl Core {
         }
     }
 
-    /// Forgets a lease that holds nothing, and its node with the last one of a node that is not registered.
+    /// Forgets a lease that holds nothing, and with the last lease of an unregistered node also the node.
     pub(super) fn forget(&mut self, key: u32, out: &mut Vec<Action>) {
         let Some(lease) = self.leases.remove(key) else { return };
         debug_assert!(!lease.is_active(), "lease {} is forgotten, and is {:?}", lease.id, lease.state);
@@ -362,7 +363,7 @@ impl Core {
         }
     }
 
-    /// Brings the tenant's spending up to what the lease has cost.
+    /// Brings the tenant's spending up to the lease's cost.
     pub(super) fn account(&mut self, key: u32) {
         let Some(lease) = self.leases.get_mut(key) else { return };
         let cost_nano = lease.cost_nano();
@@ -378,7 +379,7 @@ impl Core {
     }
 }
 
-/// Whether it is refused for what there is, and not for what may be.
+/// Tells whether a refusal is for lack of resources, and not for a quota or an invalid request.
 fn is_for_want(code: Code) -> bool {
     matches!(code, Code::NoCapacity | Code::InsufficientResources)
 }
@@ -393,7 +394,7 @@ fn check_lending(lending: Lending, lease: LeaseId, left_ms: u64) -> Result<(), E
     Err(Error::new(code, format!("lease {lease} ends in {left_ms} ms and cannot be renewed: its node {why}")))
 }
 
-/// Why a tenant waits although there may be room.
+/// Says why a tenant waits although enough may be free.
 #[cold]
 fn held_back(tenant: &str, left_ms: u64) -> Error {
     let message = format!(

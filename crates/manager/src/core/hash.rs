@@ -1,12 +1,13 @@
 //! A hash of names that the managers themselves made by chance.
 //!
-//! [`LeaseId`](super::LeaseId)s come from a generator, or with a ticket that a manager of the store has signed; nobody
-//! can choose some that collide. So mixing their bits by one multiplication is enough, where the standard library's
-//! hash defends against a stranger's choice. What clients name, [`RequestId`](super::RequestId)s, stays with that.
+//! [`LeaseId`](super::LeaseId)s come from a generator, or with a ticket that a manager of the store has signed; no
+//! client can choose colliding ones. So mixing their bits by one multiplication is enough, where the standard library's
+//! hash defends against keys that an attacker chooses. Clients choose [`RequestId`](super::RequestId)s, which keep that
+//! hash.
 
 use std::hash::{BuildHasherDefault, Hasher};
 
-/// For maps whose keys are such names.
+/// Hasher of maps whose keys are such names.
 pub(super) type ByChance = BuildHasherDefault<Folded>;
 
 /// See the [module](self).

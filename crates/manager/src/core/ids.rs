@@ -54,12 +54,12 @@ const TIME_BITS: u32 = 48;
 const CHANCE_BITS: u32 = u128::BITS - TIME_BITS;
 
 impl LeaseId {
-    /// Of a lease that is granted now; the lower bits are chance.
+    /// Creates the ID of a lease that is granted now; the lower bits are random.
     pub fn new(now_ms: u64, chance: u128) -> LeaseId {
         LeaseId(u128::from(now_ms) << CHANCE_BITS | chance & ((1 << CHANCE_BITS) - 1))
     }
 
-    /// When it was granted, in milliseconds since 1970.
+    /// Returns the time of the grant, in milliseconds since 1970.
     pub fn granted_ms(self) -> u64 {
         (self.0 >> CHANCE_BITS) as u64
     }
@@ -69,7 +69,7 @@ impl LeaseId {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct NodeKey(pub(super) u32);
 
-/// A rack of this core. Nodes that name none are together in one that is none.
+/// A rack of this core. Nodes that name no rack share the key `RackKey::NONE`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct RackKey(pub(super) u16);
 

@@ -10,7 +10,7 @@
 //!    +------------------------------ forgotten: its node went to another manager
 //! ```
 //!
-//! Only leases that were attached are ever stored or billed: what nobody attached to has used nothing.
+//! Only leases that were attached are ever stored or billed: a lease without an attached client has used nothing.
 
 use std::borrow::Cow;
 use std::sync::Arc;
@@ -22,16 +22,16 @@ use sublet_proto::{Code, Error};
 use super::ids::{ClassKey, LeaseId, NodeKey, RequestId, TenantKey};
 use super::nodes::Amount;
 
-/// How far a lease has come.
+/// State of a lease's life.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum State {
-    /// Its ticket is on the way to the agent.
+    /// The ticket is on the way to the agent.
     Granted,
-    /// Its agent has it.
+    /// The agent has the lease.
     Attached,
     /// Over; its resources are free.
     Ended,
-    /// Its node is with another manager, and so is it: here it holds nothing.
+    /// The lease and its node are with another manager: here the lease holds nothing.
     Moved,
 }
 
@@ -40,7 +40,7 @@ pub enum State {
 pub struct End {
     /// `None` after a release by the client.
     pub code: Option<Code>,
-    /// For people.
+    /// Reason in words.
     pub reason: Cow<'static, str>,
     /// The manager's clock.
     pub at_ms: u64,
@@ -55,93 +55,94 @@ impl End {
 /// See the [module](self).
 #[derive(Clone, Debug)]
 pub struct Lease {
-    /// Its name.
+    /// Name of the lease.
     pub id: LeaseId,
     /// The request that it answers, if that had a name.
     pub request: Option<RequestId>,
-    /// Who pays.
+    /// Tenant that pays.
     pub tenant: TenantKey,
-    /// Where it is.
+    /// Node on which the lease runs.
     pub node: NodeKey,
-    /// What it runs.
+    /// Package that the workers run.
     pub package: Arc<PackageInfo>,
-    /// On what kind of processing unit,
+    /// Kind of processing unit.
     pub class: ClassKey,
-    /// and therefore by which build of the package.
+    /// Index of the package's build, which follows from the class.
     pub build: u32,
-    /// Why there, where there was a choice.
+    /// Reason for the choice of package build and node, where there was a choice.
     pub choice: Arc<str>,
-    /// What it holds of the node.
+    /// Resources that the lease holds of the node.
     pub amount: Amount,
-    /// When it was granted,
+    /// Time of the grant.
     pub granted_ms: u64,
-    /// when its latest ticket was issued,
+    /// Time at which the latest ticket was issued.
     pub issued_ms: u64,
-    /// and when it ends by itself.
+    /// Time at which the lease expires.
     pub expires_ms: u64,
-    /// 0: as the node says.
+    /// Idle timeout; 0: the node's default.
     pub idle_timeout_ms: u64,
-    /// How its workers wait.
+    /// Options of its workers.
     pub options: WorkerOptions,
-    /// As of the grant.
+    /// Price as of the grant.
     pub price: Price,
-    /// How far it has come.
+    /// State of its life.
     pub state: State,
     /// The token behind it is still being verified.
     pub provisional: bool,
-    /// Cumulative.
+    /// Cumulative usage.
     pub usage: Usage,
-    /// Cumulative, by function; those that were never called may be missing.
+    /// Cumulative usage by function; functions that were never called may be missing.
     pub functions: Vec<FunctionUsage>,
-    /// Modules that its node cannot keep warm for it. Of most leases there are none.
+    /// Modules that its node cannot keep warm for it. Most leases have none.
     pub cold_imports: Option<Box<ColdImports>>,
-    /// Once it has ended.
+    /// Why and when it ended; `None` before that.
     pub end: Option<End>,
-    /// Grows with each change that the store must have. No two changes of any leases have the same one; 0 before the first.
+    /// Grows with each change that the store must have. No two changes of any leases have the same revision; 0 before
+    /// the first.
     pub revision: u64,
-    /// What the core notes about it.
+    /// Notes of the core.
     pub(super) marks: Marks,
 }
 
-/// What the core notes about a lease, and nobody else needs to know.
+/// Notes of the core on a lease, for its own use.
 #[derive(Clone, Debug, Default)]
 pub(super) struct Marks {
-    /// What of `spent` of its tenant is its own.
+    /// The lease's part of its tenant's `spent`.
     pub(super) billed_nano: u64,
     pub(super) saved_revision: u64,
-    /// When its agent said that it has ended.
+    /// Time at which its agent reported its end.
     pub(super) over_ms: Option<u64>,
     /// The latest report of its registration that listed it.
     pub(super) heard: u64,
-    /// Its index in its node's list.
+    /// Index in its node's list.
     pub(super) node_slot: u32,
-    /// Its agent has brought it along when it registered.
+    /// Whether its agent has brought it along in a registration.
     pub(super) has_come: bool,
-    /// It stands in the list of what is to be saved.
+    /// Whether it is in the list of leases to save.
     pub(super) is_dirty: bool,
-    /// Why its agent is to end it, until the agent says that it has.
+    /// Why its agent is to end it, until the agent reports the end.
     pub(super) ordered: Option<Error>,
-    /// The report in whose answer the agent was told of `ordered` while nothing was attached; 0 before that.
+    /// Report whose answer carried `ordered` to the agent while no client was attached; 0 before that.
     pub(super) voided_by: u64,
-    /// Nobody will report it again: the agent has been told that its end is known, or is not there any more.
+    /// Whether no further report will list it: the agent has the acknowledgement of its end, or is gone.
     pub(super) is_settled: bool,
 }
 
 impl Lease {
-    /// Whether it holds resources.
+    /// Tells whether it holds resources.
     pub fn is_active(&self) -> bool {
         matches!(self.state, State::Granted | State::Attached)
     }
 
-    /// Its end and all that it used are in the store.
+    /// Tells whether its end and all that it used are in the store.
     pub(super) fn is_stored(&self) -> bool {
         self.marks.saved_revision >= self.revision
     }
 
-    /// Merges cumulative usage, which never shrinks, held to what wall time allows. Says whether anything grew.
+    /// Merges cumulative usage, which never shrinks, up to the limit of wall time. Tells whether any of it grew.
     pub(super) fn grow(&mut self, now_ms: u64, usage: &Usage, functions: Vec<FunctionUsage>) -> bool {
         let before = self.usage;
-        // What its agent says of it after it has said that it ended grows no more.
+        // Usage stops growing at the end that its agent has reported.
         let until_ms = self.marks.over_ms.unwrap_or(now_ms).min(now_ms);
         let slack_ms = CLOCK_SLACK_MS + if self.marks.has_come { UNDER_WAY_MS } else { 0 };
         let wall_ms = until_ms.saturating_sub(self.granted_ms).saturating_add(slack_ms);
@@ -172,20 +173,20 @@ impl Lease {
         grew
     }
 
-    /// As one that comes from another manager, or an earlier one: what it has cost so far was spent there.
+    /// Marks the cost so far as spent with another manager, or with an earlier one, from which the lease comes.
     pub(super) fn paid_so_far(mut self) -> Lease {
         self.marks.billed_nano = self.cost_nano();
         self
     }
 
-    /// What it has cost so far.
+    /// Returns the cost so far.
     pub fn cost_nano(&self) -> u64 {
         price::cost(&self.price, &self.usage, self.amount.memory_bytes).total_nano()
     }
 }
 
-/// How much more than the time since its grant a lease may have been allocated: clocks of two machines run apart.
+/// Slack of a lease's allocated time over the time since its grant: clocks of two machines differ.
 const CLOCK_SLACK_MS: u64 = 1_000;
-/// And how much more if since when it runs is only known from a registration: for so long agents wait for the answer, so
-/// what they say there of a lease may be as old.
+/// Further slack if its start is only known from a registration: agents wait for its answer as long, so the usage that
+/// it lists may be as old.
 const UNDER_WAY_MS: u64 = 2_000;

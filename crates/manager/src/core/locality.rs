@@ -1,8 +1,8 @@
-//! Prefers nodes for a lease among those where it fits: beside what it communicates with, or where others like it
-//! have been (Scad 4.1.1, steps 1 to 4). Where neither has room the lists by rank decide (step 5). A pool that a
-//! request names is where it must be, and so is a node, if it is for a program that a process spawns there.
+//! Prefers nodes for a lease among those where it fits: beside the nodes it communicates with, or where leases with the
+//! same key have run (Scad 4.1.1, steps 1 to 4). If none of these has enough free, the lists by rank decide (step 5). A
+//! pool that a request names is mandatory, and so is a node, for a program that a process spawns there.
 //!
-//! Leases with the same key begin to look at the same place of a ring of nodes, so the same nodes have their environment
+//! Leases with the same key begin to look at the same slot of a ring of nodes, so the same nodes have their environment
 //! warm, and a node that comes or goes moves few of them.
 
 use std::hash::{DefaultHasher, Hash, Hasher};
@@ -20,20 +20,20 @@ pub const MAX_NEAR: usize = 16;
 const MAX_NODE_NAME_BYTES: usize = 64;
 /// Longest key, in bytes: an application's name and a component's.
 const MAX_KEY_BYTES: usize = 192;
-/// How many nodes of the ring are looked at, and how many are passed over at most to find those of a pool.
+/// Most nodes of the ring that are examined, and most that are passed over to find those of a pool.
 const LOOKS: usize = 8;
 const PASSED_OVER: usize = 64;
 
-/// What a request says of that.
+/// A request's preferences and limits for its nodes.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Locality {
     /// Names of nodes, the best first.
     near: Vec<String>,
-    /// The one node where it must be, if it is said.
+    /// The one node where the lease must be, if the request names it.
     pub(super) only: Option<Arc<str>>,
-    /// Where in the ring it begins to look.
+    /// Position in the ring at which the search begins.
     warm: Option<u64>,
-    /// Where it may be.
+    /// Pools in which the lease may be.
     pub(super) pools: Pools,
 }
 
@@ -44,15 +44,15 @@ impl Default for Locality {
 }
 
 impl Locality {
-    /// On this node.
+    /// Requires this node.
     pub fn on(node: Arc<str>) -> Locality {
         Locality { only: Some(node), ..Locality::default() }
     }
 
-    /// What a request says.
+    /// Reads the preferences of a request.
     ///
     /// # Errors
-    /// `invalid_argument` with the limit, or for a pool that there is not.
+    /// `invalid_argument` with the limit, or for a pool that does not exist.
     pub fn of(asked: &LeaseRequest) -> Result<Locality, Error> {
         let invalid = |message: String| Err(Error::new(Code::InvalidArgument, message));
         let LeaseRequest { near, warm, pool, .. } = asked;
@@ -77,7 +77,7 @@ impl Locality {
         self.near.iter().map(String::as_str)
     }
 
-    /// Those nodes of a ring, and of a pool, where its like has been, if it says what that is.
+    /// Nodes of a ring and a pool where leases with the same key have run, if the request has a key.
     pub(super) fn warm<'ring>(
         &self,
         ring: &'ring Ring,
@@ -93,7 +93,7 @@ impl Locality {
 pub(super) struct Ring(Vec<(u64, NodeKey)>);
 
 impl Ring {
-    /// One that is there already stays.
+    /// Inserts a node, unless it is in the ring.
     pub(super) fn insert(&mut self, name: &str, node: NodeKey) {
         let place = place_of(name);
         if let Err(at) = self.find(place, node) {
@@ -166,7 +166,7 @@ mod tests {
     }
 
     #[test]
-    fn a_node_that_goes_moves_the_keys_that_it_had_and_no_others() {
+    fn removing_a_node_moves_only_its_own_keys() {
         let mut ring = ring(0..100);
         let keys: Vec<String> = (0..1000).map(|key| format!("app/{key}")).collect();
         let before: Vec<u32> = keys.iter().map(|key| first(&ring, key)).collect();

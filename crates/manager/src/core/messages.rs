@@ -12,34 +12,34 @@ use super::neighbours::Neighbourhood;
 use super::nodes::Lending;
 use super::terms::Terms;
 
-/// What happens to the manager.
+/// An event that the core handles.
 #[derive(Clone, Debug)]
 pub enum Event {
     /// An agent adds its node, or takes it up again.
     Register(Box<Joining>),
-    /// An agent says what its leases have used, and which have ended.
+    /// An agent reports the usage of its leases, and their ends.
     Report(Report),
     /// The connection by which an agent reported has ended: the agent is dead, or reports soon by another one.
     Disconnected(NodeKey),
     /// A client asks for leases.
     Request(Box<Request>),
-    /// Nobody waits for this request's answer any more.
+    /// The client no longer waits for this request's answer.
     Withdraw(TenantKey, RequestId),
-    /// The token behind a provisional lease is a good one, and this tenant's.
+    /// The token behind a provisional lease is valid, and belongs to this tenant.
     Verified(LeaseId, TenantKey),
-    /// The token behind a lease is worth nothing: not known, or revoked.
+    /// The token behind a lease is invalid: unknown, or revoked.
     Rejected(LeaseId, Error),
     /// A client wants a later end.
     Renew(Renewal),
-    /// A lease is to end. Whether the caller may say so is the shell's to check.
+    /// A lease is to end. The shell checks whether the caller may order that.
     End(LeaseId, Error),
-    /// A tenant may have this much.
+    /// A tenant's quota.
     Quota(TenantKey, Quota),
-    /// A tenant has this much by other managers, and had spent as much before this one started.
+    /// A tenant's use by other managers, and its spending before this manager started.
     Elsewhere(TenantKey, TenantUse),
     /// Another living manager has this node, by a registration of this generation.
     Moved(NodeKey, u64),
-    /// So stand all racks whose managers live: for the level above them alone.
+    /// Reports of all racks whose managers live: only for the level above racks.
     Racks(Vec<RackStanding>),
     /// The store had this lease, which had not ended, when the manager started.
     Restored(Box<v1::Lease>),
@@ -67,56 +67,56 @@ pub struct Joining {
 /// A lease as its agent has it.
 #[derive(Clone, Debug)]
 pub struct Running {
-    /// From its ticket.
+    /// The lease, from its ticket.
     pub lease: Box<v1::Lease>,
-    /// How it is now.
+    /// Current report on the lease.
     pub report: LeaseReport,
-    /// Until it expires.
+    /// Time until it expires.
     pub remaining_ms: u64,
 }
 
-/// All that an agent has to say at a time.
+/// All reports of an agent at one time.
 #[derive(Clone, Debug)]
 pub struct Report {
-    /// Its node.
+    /// Node of the agent.
     pub node: NodeKey,
-    /// Under which it sends.
+    /// Registration under which the agent reports.
     pub registration: u64,
     /// Grows with each report of a registration.
     pub sequence: u64,
     /// The latest report of the registration whose answer has come.
     pub answered: u64,
-    /// What the manager's clock said at least when it was put together.
+    /// Lower bound of the manager's clock at the time the report was put together.
     pub clock_ms: u64,
     /// Whether new leases may come.
     pub lending: Lending,
     /// Every lease that is attached, or has ended without being acknowledged.
     pub leases: Vec<LeaseReport>,
-    /// Which version of its neighbours it knows.
+    /// Version of its neighbours that the agent knows.
     pub neighbours: u64,
 }
 
 /// One lease of a report.
 #[derive(Clone, Debug)]
 pub struct LeaseReport {
-    /// Which.
+    /// Name of the lease.
     pub lease: LeaseId,
-    /// Cumulative.
+    /// Cumulative usage.
     pub usage: Usage,
-    /// Cumulative.
+    /// Cumulative usage by function.
     pub functions: Vec<FunctionUsage>,
     /// Modules that its node cannot keep warm for it.
     pub cold_imports: Option<v1::ColdImports>,
-    /// With why, once it has ended.
+    /// Why the lease ended, once it has.
     pub ended: Option<Ended>,
 }
 
-/// Why a lease ended, as its agent says it.
+/// Why a lease ended, as its agent reports it.
 #[derive(Clone, Debug)]
 pub struct Ended {
     /// A stable error code, or 0 after a release.
     pub code: u32,
-    /// For people.
+    /// Reason in words.
     pub reason: String,
 }
 
@@ -125,42 +125,42 @@ pub struct Ended {
 pub enum Standing {
     /// Yes.
     Verified,
-    /// Not yet: its leases are provisional until [`Event::Verified`] or [`Event::Rejected`].
+    /// Not verified yet: its leases are provisional until [`Event::Verified`] or [`Event::Rejected`].
     Provisional,
 }
 
-/// A client's request, with what only the shell can know.
+/// A client's request, with the facts that only the shell can know.
 #[derive(Clone, Debug)]
 pub struct Request {
-    /// As its client calls it; for one without a name, one that the shell has made.
+    /// Name that its client gave it, or that the shell made for one without a name.
     pub id: RequestId,
-    /// Who asks.
+    /// Tenant that asks.
     pub tenant: TenantKey,
-    /// Whether that is certain.
+    /// Whether the tenant is verified.
     pub standing: Standing,
-    /// The kind of processing unit; if it is empty, of those that the package has builds for the cheapest that is free.
+    /// Kind of processing unit; if empty, the cheapest free one of those for which the package has builds.
     pub pu: String,
-    /// What its workers run.
+    /// Package that its workers run.
     pub package: Arc<PackageInfo>,
-    /// What its leases have.
+    /// Resources and options of its leases.
     pub terms: Terms,
-    /// Where they had better be.
+    /// Preferences and limits for its nodes.
     pub locality: Locality,
-    /// How long it may wait.
+    /// Longest time that it may wait.
     pub wait_ms: u64,
-    /// By racks to which it was handed.
+    /// Refusals by racks to which it was handed.
     pub refusals: Refusals,
 }
 
 impl Request {
-    /// What it has by a profile of its package, if that says something else.
+    /// Returns the terms by a profile of its package, if they differ.
     pub(super) fn terms_by(&self, profile: Option<&v1::Profile>) -> Option<Terms> {
         let memory_bytes = profile.map_or(0, |profile| profile.memory_bytes);
         let counts = memory_bytes > 0 && !self.terms.says_memory;
         counts.then(|| self.terms.with_memory_of_each(memory_bytes))
     }
 
-    /// What it waits for, as whoever waited in vain is told.
+    /// Describes the resources it waits for, for the error of a request that waited in vain.
     pub(super) fn asks(&self) -> String {
         let Terms { workers, shared, memory_bytes, .. } = self.terms;
         let (on, place) = (if self.pu.is_empty() { "" } else { " of " }, self.locality.pools.place());
@@ -175,55 +175,55 @@ impl Request {
 /// A client wants a lease to end later.
 #[derive(Clone, Copy, Debug)]
 pub struct Renewal {
-    /// Which.
+    /// Name of the lease.
     pub lease: LeaseId,
-    /// From now on.
+    /// New timeout, from now on.
     pub timeout_ms: u64,
 }
 
-/// What the shell has to do.
+/// An action that the shell has to carry out.
 #[derive(Clone, Debug)]
 pub enum Action {
     /// Answer a registration.
     Registered {
         /// The node.
         node: NodeKey,
-        /// From now on the only one whose tickets its agent takes.
+        /// The only registration whose tickets the agent accepts from now on.
         registration: u64,
-        /// With whom it is linked.
+        /// Nodes that it is linked with.
         neighbours: Neighbourhood,
     },
     /// Answer a registration with an error.
     NotRegistered(Error),
     /// Answer a report.
     Reported(Reported),
-    /// Answer a report of a node that is not registered, or not so.
+    /// Answer a report of a node that is not registered, or not under this registration.
     RegisterAgain,
     /// Answer a request.
     Granted {
-        /// Whose.
+        /// Tenant of the request.
         tenant: TenantKey,
-        /// Which.
+        /// Name of the request.
         request: RequestId,
-        /// The one with most workers first.
+        /// Names of the leases, the one with most workers first.
         leases: Vec<LeaseId>,
     },
-    /// Answer a request: the manager of a rack shall have it.
+    /// Answer a request: its client is to ask the manager of a rack.
     Handed {
-        /// Whose.
+        /// Tenant of the request.
         tenant: TenantKey,
-        /// Which.
+        /// Name of the request.
         request: RequestId,
         /// The manager's address.
         manager: Arc<str>,
     },
     /// Answer a request.
     Refused {
-        /// Whose.
+        /// Tenant of the request.
         tenant: TenantKey,
-        /// Which.
+        /// Name of the request.
         request: RequestId,
-        /// Why.
+        /// Reason.
         error: Error,
     },
     /// Answer a renewal: the lease has its new end.
@@ -233,24 +233,24 @@ pub enum Action {
     /// Put the lease's state into the store, as of this revision or a later one, and answer with
     /// [`Event::Saved`] or [`Event::SaveFailed`].
     Save {
-        /// Which.
+        /// Name of the lease.
         lease: LeaseId,
-        /// As of which revision.
+        /// Revision to save.
         revision: u64,
     },
-    /// Forget what the shell notes about a lease: it is over and stored.
+    /// Forget the shell's notes on a lease: it has ended and is stored.
     Forgotten(LeaseId),
 }
 
 /// The answer to a report.
 #[derive(Clone, Debug, Default)]
 pub struct Reported {
-    /// Of the report that this answers; 0 if that was ignored.
+    /// Sequence number of the report that this answers; 0 if the core ignored the report.
     pub sequence: u64,
     /// Leases that the node has to end, and why.
     pub end: Vec<(LeaseId, Error)>,
     /// Ended leases that the agent may forget.
     pub acknowledged: Vec<LeaseId>,
-    /// With whom its node is linked, if it knows something else.
+    /// Nodes that its node is linked with, if the agent knows another version.
     pub neighbours: Option<Neighbourhood>,
 }

@@ -1,14 +1,14 @@
-//! Nodes that go to another manager: which may have gone, which have come, and letting go of those that are gone.
+//! Nodes that go to another manager: nodes that may have gone, nodes that have come, and letting go of the gone ones.
 //!
-//! An agent that loses its manager registers with another one, which takes over what runs there. The manager before
-//! hears nothing of that: what it believes to be leased of the node would count for its tenants, beside what the other
-//! one counts. So a manager says which nodes it misses, and whoever has one of them by a later registration says so.
-//! Which of two registrations is the later is told by their generations, which the agent itself has numbered, not by
-//! who has heard of it last: silence only decides what is asked.
+//! An agent that loses its manager registers with another one, which takes over the node's leases. The previous manager
+//! hears nothing of that: the leases that it still counts on the node would count for its tenants, beside those that
+//! the new manager counts. So a manager publishes which nodes it misses, and a manager that has one of them by a later
+//! registration answers. Generations, which the agent itself has numbered, decide which of two registrations is the
+//! later, not the time of the last report: silence only decides which nodes to ask about.
 //!
 //! A node that is let go of takes its leases along. They have not ended and are not billed here: their agent has listed
-//! them to the other manager. What is known of them and not stored yet is kept until it is, should the agent have died
-//! meanwhile and nobody else know it; if the node comes back before, they are what they were.
+//! them to the other manager. Usage that is not stored yet is kept until it is, in case the agent has died meanwhile
+//! and no other manager knows it. If the node comes back before that, its leases continue.
 
 use sublet_proto::v1::NodeGeneration;
 
@@ -22,7 +22,7 @@ use super::{Core, SILENCE_TICKS};
 const MISSING_TICKS: u32 = 3;
 
 impl Core {
-    /// The nodes that have not been heard of lately.
+    /// Returns the nodes that have not reported lately.
     pub fn missing(&self) -> impl Iterator<Item = NodeGeneration> {
         let missing = |node: &&Node| {
             let counts = node.registration != 0 || node.attached + node.unattached > 0;
@@ -31,7 +31,7 @@ impl Core {
         self.nodes().filter(missing).map(generation)
     }
 
-    /// Those of the nodes that others miss that are registered here by a later registration.
+    /// Returns the nodes, out of those that others miss, that have a later registration here.
     pub fn found(&self, missing: &[NodeGeneration]) -> Vec<NodeGeneration> {
         let found = missing.iter().filter_map(|missing| {
             let node = self.nodes.get(self.nodes.find(&missing.node)?)?;

@@ -1,15 +1,15 @@
-//! Nodes that are each other's neighbours, as a host and its DPU (Molecule, section 3.1): with whom a node's agent may be
-//! linked.
+//! Nodes that are each other's neighbours, as a host and its DPU (Molecule, section 3.1): the nodes that a node's agent
+//! may be linked with.
 //!
-//! A link is *marked* if both nodes name each other, and both are registered here and not lost. So an agent that names a node
-//! which does not name it is told nothing of that, and its own operator sees that the link is not marked.
+//! A link is *marked* if both nodes name each other, and both are registered here and not lost. An agent that names a
+//! node which does not name it gets no error; its operator sees that the link is not marked.
 //!
-//! Two nodes that are both linked with a third, and not with each other, as two DPUs of one host, are of one computer all the same: the third
-//! *bridges* them (section 5), and each is told so.
+//! Two nodes that are both linked with a third, and not with each other, as two DPUs of one host, are still of one
+//! computer: the third *bridges* them (section 5), and the manager reports that to each.
 //!
-//! Nothing is kept of links: each node keeps whom it names, at most [`sublet_proto::pu::MAX_NEIGHBOURS`], and that is looked up.
-//! What is kept is a version for each node. It grows when something happens to the node itself or to one that it is linked
-//! or bridged with, so that a report tells news by one comparison.
+//! Links are not stored: each node keeps the names of its neighbours, at most [`sublet_proto::pu::MAX_NEIGHBOURS`], and
+//! links are looked up from these. Each node also keeps a version. It grows when something happens to the node itself
+//! or to one that it is linked or bridged with, so that one comparison shows whether a report needs an update.
 
 use std::collections::{BTreeSet, HashSet};
 use std::sync::Arc;
@@ -20,43 +20,43 @@ use sublet_proto::v1::ProcessingUnit;
 use super::ids::NodeKey;
 use super::nodes::{Node, Nodes, Reach};
 
-/// Most that a node's agent is told of: whom it names, and as many again that these bridge.
+/// Most nodes that an agent is linked or bridged with: those it names, and as many again that these bridge.
 const MAX_AROUND: usize = 2 * pu::MAX_NEIGHBOURS;
 
-/// The nodes with whom one is linked or bridged, as its agent is told.
+/// Nodes that a node is linked or bridged with, as reported to its agent.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Neighbourhood {
     /// The node itself, and its registration.
     pub own: (Arc<str>, u64),
-    /// Grows with each change.
+    /// Version, which grows with each change.
     pub version: u64,
-    /// In the order in which the node names them; those that are bridged behind the others.
+    /// Linked nodes in the order in which the node names them, then bridged ones.
     pub all: Vec<Marked>,
 }
 
-/// One of them.
+/// A node of a neighbourhood.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Marked {
-    /// Its name.
+    /// Name of the node.
     pub node: Arc<str>,
-    /// The latest.
+    /// Latest registration.
     pub registration: u64,
-    /// How its agent is reached,
+    /// Addresses of its agent.
     pub reach: Arc<Reach>,
-    /// and by which neighbour, if not directly.
+    /// Neighbour that bridges the node, if the link is not direct.
     pub bridge: Option<Arc<str>>,
 }
 
-/// What is kept of a node's links.
+/// State of a node's links.
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct Links {
     version: u64,
-    /// The registration that its neighbours know it by; 0 while it is not here.
+    /// The registration that its neighbours know it by; 0 while it is not registered here.
     known: u64,
 }
 
 impl Node {
-    /// By which registration neighbours know it, if it is here.
+    /// Registration that neighbours know it by; 0 if it is lost or not registered.
     fn standing(&self) -> u64 {
         if self.is_lost() { 0 } else { self.registration }
     }
@@ -67,13 +67,13 @@ impl Node {
 }
 
 impl Nodes {
-    /// To be called when a node may have come or gone: those that it is linked with have news then.
+    /// Tells linked nodes of a change. Call it when a node may have come or gone.
     pub(super) fn renew_links(&mut self, key: NodeKey) {
         let standing = self.get(key).map_or(0, Node::standing);
         self.stand(key, standing);
     }
 
-    /// To be called before a node says anew whom it names.
+    /// Cuts a node's links. Call it before the node's list of neighbours changes.
     pub(super) fn cut_links(&mut self, key: NodeKey) {
         self.stand(key, 0);
     }
@@ -101,20 +101,20 @@ impl Nodes {
         }
     }
 
-    /// Those of these that name this one.
+    /// Nodes of this list that name the given node.
     fn naming(&self, named: &[String], name: &str) -> Vec<NodeKey> {
         let found = named.iter().filter_map(|other| self.find(other));
         found.filter(|other| self.get(*other).is_some_and(|other| other.names(name))).collect()
     }
 
-    /// Those that a node is linked with now.
+    /// Nodes that a node is linked with now.
     fn marked<'nodes>(&'nodes self, node: &'nodes Node) -> impl Iterator<Item = &'nodes Node> {
         let named = node.description.neighbours.iter().filter(|_| node.standing() != 0);
         let named = named.filter_map(|name| self.get(self.find(name)?));
         named.filter(|other| other.standing() != 0 && other.names(&node.name))
     }
 
-    /// What a node's agent is told.
+    /// Returns the neighbourhood for a node's agent.
     pub(super) fn neighbourhood(&self, key: NodeKey) -> Neighbourhood {
         let Some(node) = self.get(key) else { return Neighbourhood::default() };
         let marked = |(other, bridge): (&Node, Option<&Node>)| Marked {
@@ -130,7 +130,7 @@ impl Nodes {
         }
     }
 
-    /// Those that a node is linked with, and those that one of these bridges: the first that does.
+    /// Nodes that a node is linked with, and those that one of these bridges: the first that does.
     fn around<'nodes>(&'nodes self, node: &'nodes Node) -> Vec<(&'nodes Node, Option<&'nodes Node>)> {
         let mut all: Vec<(&Node, Option<&Node>)> = self.marked(node).map(|other| (other, None)).collect();
         let mut known: HashSet<&str> =
@@ -146,8 +146,8 @@ impl Nodes {
         all
     }
 
-    /// The node that has this unit, of a node itself and of those that it is linked or bridged with, and of what kind the unit is:
-    /// the processor, or a device, which belongs to the same agent (Molecule 3.1: a virtual shim).
+    /// Returns the node that has this unit, out of a node itself and those that it is linked or bridged with, and the
+    /// unit's kind: the processor, or a device, which belongs to the same agent (Molecule 3.1: a virtual shim).
     pub(super) fn beside(&self, key: NodeKey, unit: u32) -> Option<(&Node, String)> {
         let node = self.get(key)?;
         [node].into_iter().chain(self.around(node).into_iter().map(|(other, _)| other)).find_map(|node| {

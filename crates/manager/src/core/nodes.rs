@@ -1,4 +1,4 @@
-//! The nodes, and what is leased of them.
+//! The nodes, and their leased resources.
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -26,14 +26,14 @@ const FORGET_TICKS: u32 = (60 * 60 * 1000 / TICK_MS) as u32;
 /// Ticks without a report after which a node's name is free even for an agent that seems to be older: a minute.
 const LATE_TICKS: u32 = (60 * 1000 / TICK_MS) as u32;
 
-/// What a lease holds of a node.
+/// Resources that a lease holds of a node.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Amount {
-    /// Workers,
+    /// Number of workers.
     pub workers: u32,
-    /// on shared cores, or each on its own.
+    /// Whether they are on shared cores, instead of each on its own.
     pub shared: bool,
-    /// For all of them.
+    /// Memory of all workers together.
     pub memory_bytes: u64,
 }
 
@@ -44,7 +44,7 @@ pub struct Room {
     pub cores: u32,
     /// Workers on shared cores.
     pub places: u32,
-    /// In bytes.
+    /// Memory, in bytes.
     pub memory_bytes: u64,
 }
 
@@ -79,7 +79,7 @@ impl Room {
         }
     }
 
-    /// For workers of one kind.
+    /// Returns the number of workers of one kind.
     pub(super) fn workers(&self, shared: bool) -> u32 {
         if shared { self.places } else { self.cores }
     }
@@ -89,14 +89,14 @@ fn split(amount: Amount) -> (u32, u32) {
     if amount.shared { (0, amount.workers) } else { (amount.workers, 0) }
 }
 
-/// How clients reach a node's agent; handed on with each grant.
+/// Addresses of a node's agent for clients; sent with each grant.
 #[derive(Debug, Default, PartialEq)]
 pub struct Reach {
-    /// On its own machine: `unix:/path`.
+    /// Address on its own machine: `unix:/path`.
     pub agent: String,
-    /// Which machine that is.
+    /// Machine of the agent.
     pub host: String,
-    /// From others, if it can be.
+    /// Network addresses, if other machines can reach it.
     pub network: Option<NodeNetwork>,
 }
 
@@ -107,100 +107,100 @@ impl Reach {
     }
 }
 
-/// What an agent wants of its node's leases.
+/// Whether an agent takes leases on its node.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Lending {
-    /// New ones may come.
+    /// New leases may come.
     Open,
-    /// None may come.
+    /// No new lease may come.
     Draining,
-    /// None may come, and those that run are being ended.
+    /// No new lease may come, and running ones are being ended.
     Reclaimed,
 }
 
 /// A node as its manager sees it.
 #[derive(Debug)]
 pub struct Node {
-    /// Unique among the managers of a store.
+    /// Name of the node, unique among the managers of a store.
     pub name: Arc<str>,
-    /// How clients reach the agent.
+    /// Addresses of the agent.
     pub reach: Arc<Reach>,
-    /// As the agent described it.
+    /// Description by the agent.
     pub description: Box<NodeDescription>,
-    /// All that it lends,
+    /// All that it lends.
     pub capacity: Room,
-    /// and what of that is leased.
+    /// The leased part of the capacity.
     pub leased: Room,
     /// Whether it takes leases.
     pub lending: Lending,
     /// The latest registration; 0 if it has not registered, or has left for another manager.
     pub registration: u64,
-    /// When it was last heard of.
+    /// Time of its last report.
     pub last_report_ms: u64,
-    /// Of that registration, or of a later one with another manager.
+    /// Generation of that registration, or of a later one with another manager.
     pub generation: u64,
     pub(super) instance: InstanceId,
     pub(super) sequence: u64,
     pub(super) silent_ticks: u32,
-    /// The connection by which its agent reported has ended, and no report has come since.
+    /// Whether the connection by which its agent reported has ended, without a report since.
     pub(super) is_missed: bool,
-    /// Keys of all its leases that are not forgotten; a lease knows its index in here.
+    /// Keys of all its leases that are not forgotten; a lease knows its index in this list.
     pub(super) leases: Vec<u32>,
-    /// How many of them are attached, and how many are granted and not attached.
+    /// Number of attached leases, and number of granted ones that are not attached.
     pub(super) attached: u32,
     pub(super) unattached: u32,
-    /// The pool that it belongs to now,
+    /// The pool that it belongs to now.
     pub pool: Pool,
-    /// and which one its agent has said, if any.
+    /// The pool that its agent has named, if any.
     said_pool: Option<Pool>,
     pub(super) rack: RackKey,
-    /// What is counted of it in its rack.
+    /// Contribution to its rack's free resources.
     counted: Free,
-    /// Where it stands among the others: by its cores,
+    /// Position among the other nodes, by its cores.
     pub(super) seats: Seats,
-    /// and by its memory.
+    /// Position among the other nodes, by its memory.
     pub(super) by_memory: Option<Spot>,
-    /// If it stands for several nodes of a rack.
+    /// Set if it stands for several nodes of a rack.
     pub(super) of_rack: Option<OfRack>,
     pub(super) links: Links,
-    /// What it keeps of packages and images, by its latest report.
+    /// Use of its cache of packages and images, by its latest report.
     pub(super) cache: Option<v1::CacheUse>,
 }
 
 impl Node {
-    /// What is not leased.
+    /// Returns the part that is not leased.
     pub fn free(&self) -> Room {
         self.capacity.without(self.leased)
     }
 
-    /// No report has come for too long.
+    /// Tells whether no report has come for too long.
     pub fn is_lost(&self) -> bool {
         self.silent_ticks > SILENCE_TICKS
     }
 
-    /// Of a generation that is not said nothing is known.
+    /// Generation 0 means that the agent reports none: nothing is known of its order.
     fn is_later_than(&self, generation: u64) -> bool {
         (1..=self.generation).contains(&generation)
     }
 
-    /// Another agent may not take it. One that says that it comes from before this node's agent is either dead, and its
-    /// registration late, or its clock was set back: the latter has to wait.
+    /// Tells whether another agent may not take the name. An agent with an older generation than this node's is either
+    /// dead, and its registration late, or its clock was set back: the latter has to wait.
     fn is_anothers(&self, generation: u64) -> bool {
         let ticks = if self.is_later_than(generation) { LATE_TICKS } else { SILENCE_TICKS };
         self.registration != 0 && self.silent_ticks <= ticks && !self.is_missed
     }
 
-    /// Whether a lease may be granted on it now.
+    /// Tells whether a lease may be granted on it now.
     pub(super) fn takes_leases(&self) -> bool {
         self.is_there() && !self.is_missed
     }
 
-    /// Whether a request that it could serve may wait for it.
+    /// Tells whether a request that it could serve may wait for it.
     pub(super) fn is_there(&self) -> bool {
         !self.is_lost() && self.lending == Lending::Open
     }
 
-    /// Its rank among the nodes that take segments.
+    /// Rank among the nodes that take segments.
     fn memory_rank(&self) -> Option<u32> {
         self.takes_leases().then(|| segments::rank(self.free().memory_bytes)).flatten()
     }
@@ -209,7 +209,7 @@ impl Node {
         Group { rack: self.rack, pool: self.pool }
     }
 
-    /// What its rack has free by it.
+    /// Resources that it adds to its rack's free ones.
     fn free_for_rack(&self) -> Free {
         let Room { cores, places, memory_bytes } = self.free();
         let free =
@@ -226,7 +226,7 @@ impl Node {
         }
     }
 
-    /// Of what users see that which it knows by itself.
+    /// Returns the part of the users' view that the node knows by itself.
     pub(super) fn info(&self) -> NodeInfo {
         NodeInfo {
             description: Some(NodeDescription::clone(&self.description)),
@@ -242,7 +242,7 @@ impl Node {
     }
 }
 
-/// Every node. A key is used again only when nothing refers to its node any more.
+/// Every node. A key is used again only when no reference to its node is left.
 #[derive(Debug)]
 pub(super) struct Nodes {
     slots: Vec<Option<Node>>,
@@ -250,11 +250,11 @@ pub(super) struct Nodes {
     by_name: HashMap<Arc<str>, NodeKey>,
     pub(super) classes: Classes,
     pub(super) racks: Racks,
-    /// Those that take leases, by the memory that is free.
+    /// Nodes that take leases, by their free memory.
     pub(super) by_memory: Grouped,
     /// Memory for each core of nodes of the balanced pool, if the pools of nodes that say none are virtual.
     usual_bytes: Option<u64>,
-    /// What they are.
+    /// Kind of its nodes.
     pub(super) level: Level,
 }
 
@@ -309,7 +309,8 @@ impl Nodes {
         }
     }
 
-    /// Whether there may be such nodes, and such a rack: an agent that names one architecture after the other fills no table.
+    /// Checks that such a node, and such a rack, may be added: an agent that names one architecture after the other
+    /// fills no table.
     pub(super) fn check_class(&self, description: &NodeDescription) -> Result<(), Error> {
         let NodeDescription { name, pu, architecture, rack, .. } = description;
         if self.classes.may_add(pu, architecture) {
@@ -321,13 +322,13 @@ impl Nodes {
         Err(Error::new(Code::InvalidArgument, message))
     }
 
-    /// The node of this name as it is described now, with what is known of its leases kept.
+    /// Describes the node of this name anew, and keeps its leases.
     pub(super) fn describe(&mut self, description: NodeDescription) -> NodeKey {
         let seats = Seats::of(&description, &mut self.classes);
         let key = self.find(&description.name).unwrap_or_else(|| self.add(&description.name));
         self.take_out(key);
         self.cut_links(key);
-        // A pool that is none has been refused.
+        // A pool that does not exist has been refused.
         let said_pool = Pool::said(&description.pool).unwrap_or_default();
         let rack = self.racks.join(&description.rack);
         for class in seats.classes() {
@@ -347,7 +348,7 @@ impl Nodes {
         key
     }
 
-    /// A node of which only the name is known: it has not registered, and takes no leases.
+    /// Adds a node of which only the name is known: it has not registered, and takes no leases.
     pub(super) fn add(&mut self, name: &str) -> NodeKey {
         let name: Arc<str> = name.into();
         let rack = self.racks.join("");
@@ -389,7 +390,7 @@ impl Nodes {
         NodeKey(key)
     }
 
-    /// Changes a node, where it stands among the others, and what its neighbours know of it.
+    /// Changes a node, its position among the others, and its neighbours' versions.
     pub(super) fn change(&mut self, key: NodeKey, change: impl FnOnce(&mut Node)) {
         let Some(node) = self.slots.get_mut(key.0 as usize).and_then(Option::as_mut) else { return };
         change(node);
@@ -405,7 +406,7 @@ impl Nodes {
         debug_assert!(self.is_ranked(key), "{:?} is not where its free memory places it", self.get(key));
     }
 
-    /// Whether a node stands in the list of its free memory.
+    /// Tells whether a node is in the list of free memory.
     fn is_ranked(&self, key: NodeKey) -> bool {
         let Some(node) = self.get(key) else { return false };
         let to = node.memory_rank().map(|rank| (node.group(), rank));
@@ -413,17 +414,17 @@ impl Nodes {
         node.by_memory.map(|spot| (spot.group(), spot.rank())) == to && node.by_memory.is_none_or(is_listed)
     }
 
-    /// Whether a node is in one of these pools, or may come into one by what it has left.
+    /// Tells whether a node is in one of these pools, or may come into one by the resources it has left.
     pub(super) fn may_be_in(&self, node: &Node, pools: Pools) -> bool {
         pools.has(node.pool) || (node.said_pool.is_none() && self.has_virtual_pools())
     }
 
-    /// Whether nodes that say no pool are told apart by what they have left.
+    /// Tells whether nodes that name no pool are assigned to one by the resources they have left.
     pub(super) fn has_virtual_pools(&self) -> bool {
         self.usual_bytes.is_some()
     }
 
-    /// Whether any node takes leases of such a kind, full or not.
+    /// Tells whether any node takes leases of such a kind, full or not.
     pub(super) fn has_any_for(&self, request: &Request) -> bool {
         let is_for = |node: &Node| {
             node.is_there() && node.capacity.memory_bytes > 0 && request.locality.pools.has(node.pool)
@@ -519,7 +520,7 @@ impl Nodes {
         self.change(key, |node| node.is_missed = true);
     }
 
-    /// Counts the silence of all nodes; those that are lost take no leases any more. Gives the ones to be forgotten.
+    /// Counts the silence of all nodes; lost ones no longer take leases. Returns the nodes that are to be forgotten.
     pub(super) fn tick(&mut self) -> Vec<NodeKey> {
         let (mut lost, mut forgotten) = (Vec::new(), Vec::new());
         for (key, slot) in (0u32..).zip(&mut self.slots) {
@@ -537,7 +538,7 @@ impl Nodes {
         forgotten
     }
 
-    /// Panics unless every node stands where it belongs and nowhere else, and racks and classes have what their nodes have.
+    /// Panics unless every node is only at its right position, and racks and classes match their nodes.
     #[cfg(any(test, debug_assertions))]
     pub(super) fn assert_consistent(&self) {
         let (mut count, mut named) = (0, 0);

@@ -1,17 +1,17 @@
 //! Places leases: ranked lists of nodes for each class, with random choice among the best (rFaaS-preprint 3.1),
 //! by rack and by pool (Scad 4.1.1).
 //!
-//! Where a package has several builds, or a build runs on nodes of several classes, the class is taken that has room and
-//! where the work is cheapest, or soonest done, as who asks weighs the two ([`weighing`](super::weighing)); of several
-//! that are alike the one whose build stands first in the package, and then the one with most room.
+//! If a package has several builds, or a build runs on nodes of several classes, the chosen class has enough free and
+//! is where the work is cheapest, or soonest done, as the request weighs the two ([`weighing`](super::weighing)). Among
+//! equal classes the one whose build comes first in the package is chosen, and then the one with the most free.
 //!
-//! Nodes of a class are ranked by the room that they have. A lease goes to a node of the lowest rank where it fits, so
-//! that large leases still find room; which one of that rank is chance, so that the leases of many clients, and of
-//! many managers, spread.
+//! Nodes of a class are ranked by their free resources. A lease goes to a node of the lowest rank where it fits, so
+//! that large leases still fit somewhere; the choice within that rank is random, so that the leases of many clients,
+//! and of many managers, spread.
 //!
-//! A lease is beside what it communicates with; else in the same rack, as far as that has room; else anywhere. In a rack, or
-//! anywhere, the pools are looked through in the lease's order ([`pools`]), and in each pool first where leases like it have
-//! been, then by rank. Anywhere begins with the rack that has most room.
+//! A lease is placed beside the nodes it communicates with; else in the same rack, as far as that has enough free; else
+//! in any rack, beginning with the one that has the most free. The pools are searched in the lease's order ([`pools`]),
+//! and in each pool first the nodes where leases with the same key have run, then the others by rank.
 
 use std::cmp::{Ordering, Reverse};
 use std::collections::HashMap;
@@ -41,29 +41,29 @@ pub const MAX_CLASSES: usize = 64;
 /// Most nodes of one request.
 pub const MAX_PARTS: usize = 1024;
 
-/// Nodes by how many workers they have room for.
+/// Nodes by the number of workers that they have free.
 #[derive(Debug, Default)]
 pub(super) struct Ranks {
     nodes: Grouped,
-    /// Of each pool.
+    /// Totals of each pool.
     totals: [Totals; pools::COUNT],
 }
 
-/// What nodes of a class have together.
+/// Totals over the nodes of a class.
 #[derive(Clone, Copy, Debug, Default)]
 struct Totals {
-    /// Room for so many workers,
+    /// Workers that these nodes have free.
     free: u64,
-    /// of so many that those nodes, and the full ones, have.
+    /// Workers that these nodes, and the full ones, have in all.
     capacity: u64,
     /// The largest node that was ever among them, and the most memory of one.
     largest: u32,
     most_memory_bytes: u64,
-    /// Whether one that was as large as either has gone, and no other has come since.
+    /// Whether a node as large as either has gone, and no other has come since.
     has_shrunk: bool,
 }
 
-/// What of a node is counted, and in which pool.
+/// Counted resources of a node, and the pool that counts them.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Counted {
     pub(super) pool: Pool,
@@ -72,7 +72,7 @@ pub(super) struct Counted {
 }
 
 impl Ranks {
-    /// As [`Grouped::shift`].
+    /// Moves a node as [`Grouped::shift`] does, and keeps the totals.
     pub(super) fn shift(&mut self, node: NodeKey, from: Option<Spot>, to: Option<(Group, u32)>) -> Shifted {
         if let Some(spot) = from {
             let free = self.totals[spot.group().pool as usize].free;
@@ -85,7 +85,7 @@ impl Ranks {
         self.nodes.shift(node, from, to)
     }
 
-    /// A node that counted so far now counts so.
+    /// Replaces the counted resources of a node.
     pub(super) fn count(&mut self, before: Option<Counted>, now: Option<Counted>) {
         if let Some(Counted { pool, workers, memory_bytes }) = before {
             let totals = &mut self.totals[pool as usize];
@@ -105,7 +105,7 @@ impl Ranks {
         }
     }
 
-    /// Of some pools.
+    /// Sums up the totals of some pools.
     fn totals(&self, pools: Pools) -> Totals {
         let of = Pool::ALL.into_iter().filter(|&pool| pools.has(pool)).map(|pool| self.totals[pool as usize]);
         of.fold(Totals::default(), |sum, one| Totals {
@@ -123,7 +123,8 @@ impl Ranks {
 }
 
 impl Totals {
-    /// Whether a request is refused only because of what is leased now, for all that need not be looked at.
+    /// Tells whether a request is refused only because of current leases, as far as the totals show without a look at
+    /// nodes.
     fn are_merely_leased(&self, terms: &Terms) -> bool {
         let asked = u64::from(terms.workers);
         let one_node = terms.max_nodes != 1 || terms.workers <= self.largest;
@@ -133,7 +134,8 @@ impl Totals {
             && terms.memory_of(1) <= self.most_memory_bytes
     }
 
-    /// Whether it has to be one node, and there is one that is large enough, or one for its workers and one for its memory.
+    /// Tells whether the request has to be on one node, and the totals do not exclude one: a node is large enough, or
+    /// one for its workers and one for its memory.
     fn may_be_on_one_node(&self, terms: &Terms) -> bool {
         terms.max_nodes == 1
             && !self.has_shrunk
@@ -148,11 +150,11 @@ struct Class {
     pu: String,
     architecture: String,
     price: Price,
-    /// For exclusive and for shared workers.
+    /// Lists for exclusive and for shared workers.
     ranks: [Ranks; 2],
-    /// All of its nodes, those that take no leases among them,
+    /// All nodes of the class, including those that take no leases.
     ring: Ring,
-    /// and those of each rack that has a name.
+    /// Nodes of each rack that has a name.
     rings: HashMap<RackKey, Ring>,
 }
 
@@ -170,12 +172,12 @@ pub(super) struct Choice {
     pub(super) build: u32,
 }
 
-/// Where a request is placed.
+/// Placement of a request.
 #[derive(Debug)]
 pub(super) struct Placed {
     pub(super) choice: Choice,
     pub(super) parts: Vec<Part>,
-    /// Why on this kind of processing unit, if there were several.
+    /// Reason for this kind of processing unit, if there were several.
     pub(super) why: String,
 }
 
@@ -212,15 +214,15 @@ impl Classes {
         self.known.len() < MAX_CLASSES || self.find(pu, architecture).is_some()
     }
 
-    /// Where a package can be executed, on processing units of this kind or, if none is said, of all of which it has
-    /// profiles, in no order.
+    /// Returns the choices for a package on processing units of this kind or, if it is empty, on all for which the
+    /// package has profiles, in no order.
     fn fitting(&self, package: &PackageInfo, pu: &str) -> impl Iterator<Item = Choice> {
         let is_any = package.profiles.is_empty();
         let fits = move |class: &Class| match pu {
             "" => is_any || package.profile(&class.pu).is_some(),
             pu => class.pu == pu,
         };
-        // Of a restored lease only the kind of processing unit is known; nothing is placed there.
+        // A restored lease shows only the kind of processing unit; nothing is placed in such a class.
         let wanted = move |class: &Class| !class.architecture.is_empty() && fits(class);
         let build_for = move |class: &Class| {
             package.builds.iter().position(|build| runs_on(&build.architecture, &class.architecture))
@@ -231,7 +233,7 @@ impl Classes {
         })
     }
 
-    /// The best first.
+    /// Sorts the choices, the best first.
     fn rank(&self, choices: &mut [Choice], request: &Request, pools: Pools) {
         let Terms { shared, time_weight_permille, .. } = request.terms;
         choices.sort_by_cached_key(|choice| {
@@ -242,7 +244,7 @@ impl Classes {
         });
     }
 
-    /// What a request does in a second on this kind of processing unit.
+    /// Returns the work that a request does in a second on this kind of processing unit.
     fn work(&self, request: &Request, class: ClassKey) -> Work {
         let class = &self.known[usize::from(class.0)];
         let profile = request.package.profile(&class.pu);
@@ -250,7 +252,7 @@ impl Classes {
         Work::of(&terms, &class.price, profile.map(|profile| profile.speed_permille))
     }
 
-    /// Of those at which was looked in this order, the one that was taken is the one of this number.
+    /// Explains the choice; `taken` is the index of the chosen class among `choices`, which were tried in this order.
     fn explain(&self, choices: &[Choice], request: &Request, taken: usize) -> String {
         let kinds = choices.iter().enumerate().map(|(number, choice)| {
             let fate = match number.cmp(&taken) {
@@ -271,7 +273,7 @@ impl Classes {
         self.get(class).map_or("", |class| &class.pu)
     }
 
-    /// What leases cost, by the kind of processing unit.
+    /// Returns the prices of leases, by the kind of processing unit.
     pub(super) fn prices(&self) -> &Prices {
         &self.prices
     }
@@ -280,7 +282,7 @@ impl Classes {
         self.get(class).map_or(self.prices.default, |class| class.price)
     }
 
-    /// Whether any node takes leases for such workers, full or not.
+    /// Tells whether any node takes leases for such workers, full or not.
     pub(super) fn has_nodes(&self, request: &Request) -> bool {
         let Request { package, pu, terms, locality, .. } = request;
         let totals = |choice: Choice| self.ranked(choice.class, terms.shared).totals(locality.pools);
@@ -295,7 +297,7 @@ impl Classes {
         &mut self.known[usize::from(class.0)].ranks[usize::from(shared)]
     }
 
-    /// Where leases of the same key begin to look: in a rack, or everywhere.
+    /// Returns the ring in which leases of the same key begin their search: of a rack, or of the class.
     fn ring(&self, class: ClassKey, rack: Option<RackKey>) -> Option<&Ring> {
         let class = &self.known[usize::from(class.0)];
         rack.map_or(Some(&class.ring), |rack| class.rings.get(&rack))
@@ -310,7 +312,7 @@ impl Classes {
         }
     }
 
-    /// A node is not among them any more.
+    /// Removes a node from the class.
     pub(super) fn part(&mut self, class: ClassKey, rack: RackKey, name: &str, node: NodeKey) {
         let class = &mut self.known[usize::from(class.0)];
         class.ring.remove(name, node);
@@ -326,7 +328,7 @@ impl Classes {
         &self.known[usize::from(class.0)].ranks[usize::from(shared)]
     }
 
-    /// Panics unless every class has the nodes that stand in it, by what they have left, and no others.
+    /// Panics unless every class has exactly its nodes, at the ranks of their free resources.
     #[cfg(any(test, debug_assertions))]
     pub(super) fn assert_consistent(&self, nodes: &Nodes) {
         for (at, class) in self.known.iter().enumerate() {
@@ -363,7 +365,7 @@ fn unit_of<'name>(pu: &'name str, architecture: &'name str) -> &'name str {
     if is_device(architecture) { architecture } else { kind(pu) }
 }
 
-/// Whether there may be processing units of this kind, or of any if none is said, for what is built for this architecture.
+/// Tells whether processing units of this kind, or of any if it is empty, can run builds for this architecture.
 pub(crate) fn may_run_on(pu: &str, architecture: &str) -> bool {
     match is_device(pu) {
         true => architecture == pu,
@@ -371,10 +373,10 @@ pub(crate) fn may_run_on(pu: &str, architecture: &str) -> bool {
     }
 }
 
-/// The kind of processing unit of a node that says nothing of it.
+/// The kind of processing unit of a node that names none.
 pub const DEFAULT_PU: &str = sublet_proto::pu::PROCESSOR;
 
-/// So many workers of a request on one node.
+/// Workers of a request that are on one node.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Part {
     pub(super) node: NodeKey,
@@ -417,29 +419,30 @@ pub(super) fn place(
     Ok(Placed { parts: placed.parts.into_iter().flat_map(alone).collect(), ..placed })
 }
 
-/// What is looked for, among what.
+/// A search: the nodes, the request, and the allowed pools.
 pub(super) struct Search<'all> {
     pub(super) nodes: &'all Nodes,
     pub(super) request: &'all Request,
-    /// In which pools it may be.
+    /// Pools in which the request may be placed.
     pub(super) pools: Pools,
 }
 
-/// How one node is found by the steps of [`Search::one`].
+/// Criteria by which [`Search::one`] finds a node.
 pub(super) struct Steps<Fits, Warm, Any> {
-    /// Whether a node has the room.
+    /// Whether a node has enough free.
     pub(super) fits: Fits,
-    /// One that has been used for the like, in a rack or anywhere, and in a pool.
+    /// Finds a node that has run leases with the same key, in a rack or anywhere, and in a pool.
     pub(super) warm: Warm,
-    /// Any one of a group.
+    /// Finds any node of a group.
     pub(super) any: Any,
-    /// By what racks are told from each other.
+    /// Measure by which racks are compared.
     pub(super) measure: Measure,
 }
 
 impl Search<'_> {
-    /// One node for all (Scad 4.1.1): beside a neighbour (step 3); in a neighbour's rack (step 2), and then in any, pool by
-    /// pool, one that is warm (steps 1 and 4) or has room (step 5).
+    /// Finds one node for all workers (Scad 4.1.1). It is a neighbour (step 3), else a node of a neighbour's rack (step
+    /// 2), else a node of any rack. Each rack is searched pool by pool, first for a warm node (steps 1 and 4), then for
+    /// one with enough free (step 5).
     pub(super) fn one<Fits, Warm, Any>(
         &self,
         steps: &Steps<Fits, Warm, Any>,
@@ -479,7 +482,7 @@ impl Search<'_> {
         None
     }
 
-    /// The racks of what it communicates with, each once.
+    /// Returns the racks of the neighbours, each once.
     fn racks(&self) -> Vec<RackKey> {
         let mut racks = Vec::new();
         for name in self.request.locality.near() {
@@ -492,7 +495,7 @@ impl Search<'_> {
         racks
     }
 
-    /// With as few parts as there can be.
+    /// Places a request in as few parts as possible.
     fn place_together(&self, chance: &mut Chance) -> Result<Placed, Error> {
         let Search { nodes, request, pools } = *self;
         let Request { package, pu, locality, .. } = request;
@@ -515,7 +518,7 @@ impl Search<'_> {
         }
     }
 
-    /// On this node and no other.
+    /// Places a request on this node only.
     fn place_on(&self, name: &str) -> Result<(Choice, Vec<Part>), Error> {
         let Search { nodes, request: Request { package, pu, terms, .. }, .. } = *self;
         let gone = || Error::new(Code::InsufficientResources, format!("there is no node {name}"));
@@ -539,7 +542,7 @@ impl Search<'_> {
         Err(Error::new(Code::NoCapacity, message))
     }
 
-    /// Whether a node of this class has room for it.
+    /// Tells whether a node of this class has enough free for the request.
     fn fits(&self, node: &Node, class: ClassKey, amount: Amount) -> bool {
         let free = node.free();
         node.takes_leases()
@@ -549,7 +552,7 @@ impl Search<'_> {
             && node.may_take(self.request)
     }
 
-    /// In the first of several classes that has room for all.
+    /// Places a request in the first of several classes that has enough free for all of it.
     fn place_in_first(&self, choices: &[Choice], chance: &mut Chance) -> Result<Placed, Error> {
         let mut refusals = Vec::new();
         for (number, &choice) in choices.iter().enumerate() {
@@ -564,7 +567,7 @@ impl Search<'_> {
         Err(every_class(self.nodes, choices, &refusals))
     }
 
-    /// With the memory that the package's profile says, unless the request says its own.
+    /// Places a request with the memory of the package's profile, unless the request names its own.
     fn place_by(&self, choice: Choice, chance: &mut Chance) -> Result<Vec<Part>, Error> {
         let Search { nodes, request, pools } = *self;
         let profile = request.package.profile(nodes.classes.pu(choice.class));
@@ -620,8 +623,8 @@ impl Search<'_> {
         Some(Part { node, amount })
     }
 
-    /// In the neighbours' racks, or in all; in the first pool, or in that and the next, and so on: in whatever has room first.
-    /// What goes to a rack's manager goes to one, that with most room first.
+    /// Searches the neighbours' racks and then all racks, in the first pool, then in the first two, and so on, until
+    /// enough is free. On the level above racks all parts go to one rack, the one with the most free first.
     fn on_several_nodes(&self, class: ClassKey, chance: &mut Chance) -> Option<Vec<Part>> {
         let Search { nodes, request: Request { terms, .. }, pools } = *self;
         let together: Vec<Vec<RackKey>> = match nodes.level {
@@ -643,7 +646,7 @@ impl Search<'_> {
         None
     }
 
-    /// The fewest nodes of these groups: those with most room first.
+    /// Finds the fewest nodes of these groups, beginning with those that have the most free.
     fn on_several_of(&self, class: ClassKey, groups: &[Group]) -> Option<Vec<Part>> {
         let Search { nodes, request: Request { terms, .. }, .. } = *self;
         let most = if terms.max_nodes == 0 { MAX_PARTS } else { terms.max_nodes as usize };
@@ -674,7 +677,7 @@ impl Search<'_> {
         (left == 0).then_some(parts)
     }
 
-    /// Why no node takes the workers, with what would fit.
+    /// Builds the refusal when no node takes the workers, with the amounts that exist and are free.
     #[cold]
     fn refusal(&self, class: ClassKey) -> Error {
         let Search { nodes, request: Request { terms, .. }, pools } = *self;
@@ -732,15 +735,15 @@ impl Search<'_> {
     }
 }
 
-/// What nodes have, all together or the largest.
+/// Resources of nodes: totals, and maxima over one node.
 #[derive(Default)]
 struct There {
     nodes: u32,
-    /// Workers of all,
+    /// Workers of all nodes.
     all: u64,
-    /// of the largest,
+    /// Workers of the largest node.
     largest: u32,
-    /// and memory of the largest, and of the one with most free.
+    /// Memory of the largest node, and of the node with the most free.
     most_memory: u64,
     free_memory: u64,
 }
@@ -758,7 +761,7 @@ impl There {
     }
 }
 
-/// There has never been a node for any of a package's builds.
+/// Builds the refusal when there has never been a node for any of a package's builds.
 #[cold]
 fn no_class(package: &PackageInfo, pu: &str) -> Error {
     let architectures = package.builds.iter().map(|build| build.architecture.as_str());
@@ -769,7 +772,7 @@ fn no_class(package: &PackageInfo, pu: &str) -> Error {
     Error::new(Code::InsufficientResources, message)
 }
 
-/// None of several classes takes the workers; one that could at another time decides what kind of refusal that is.
+/// Refusal when none of several classes takes the workers; its code says whether one of them could at another time.
 #[cold]
 fn every_class(nodes: &Nodes, choices: &[Choice], refusals: &[Error]) -> Error {
     let may_at_another_time = refusals.iter().any(|error| error.code == Code::NoCapacity);

@@ -1,7 +1,7 @@
 //! Determines the pool of a node, and the pools in which a lease is placed (Scad, sections 4 and 4.1.1, step 5).
 //!
-//! A node says its pool, or the manager says it by what the node has left: then pools are virtual, and nodes go from one
-//! to another as leases come and end. A lease says in which pool it must be, or goes by what it holds:
+//! A node names its pool, or the manager assigns one by the node's free resources: then pools are virtual, and nodes
+//! move between them as leases begin and end. A lease names its pool, or is placed by its resources:
 //!
 //! ```text
 //! a segment                                 memory, then balanced, then compute
@@ -14,12 +14,11 @@ use sublet_proto::pool::Pool;
 use super::nodes::Room;
 use super::terms::Terms;
 
-/// How many pools there are.
+/// Number of pools.
 pub(super) const COUNT: usize = Pool::ALL.len();
 /// Most memory of each worker of a lease that is one of cores alone (Scad 4.3.1).
 const LITTLE_MEMORY_BYTES: u64 = 256 << 20;
-/// How many times as much memory for each core as is usual makes a node one of the memory pool, and how many times less
-/// one of the compute pool.
+/// Factor over the usual memory for each core that puts a node into the memory pool, or under it into the compute pool.
 const FAR_FROM_USUAL: u128 = 2;
 
 /// The pool of a node that has this left. `usual_bytes` is the memory for each core that nodes of the balanced pool have, if
@@ -47,7 +46,7 @@ impl Pools {
     pub(super) const NONE: Pools = Pools(0);
     pub(super) const ALL: Pools = Pools((1 << COUNT) - 1);
 
-    /// The one that is said, or all.
+    /// Returns the named pool, or all.
     pub(super) fn said(pool: Option<Pool>) -> Pools {
         pool.map_or(Pools::ALL, |pool| Pools::NONE.with(pool))
     }
@@ -72,7 +71,7 @@ impl Pools {
         self == Pools::NONE
     }
 
-    /// In the order in which they are looked through for a lease of these terms.
+    /// Returns the pools in the order of the search for a lease of these terms.
     pub(super) fn in_order(self, terms: &Terms) -> impl Iterator<Item = Pool> + Clone + use<> {
         let order = if terms.is_segment() {
             [Pool::Memory, Pool::Balanced, Pool::Compute]
@@ -84,7 +83,7 @@ impl Pools {
         order.into_iter().filter(move |&pool| self.has(pool))
     }
 
-    /// As a refusal says where it was looked.
+    /// Returns the searched pools as a refusal names them.
     pub(super) fn place(self) -> String {
         let names: Vec<&str> = Pool::ALL.into_iter().filter(|&pool| self.has(pool)).map(Pool::name).collect();
         match names.as_slice() {
@@ -121,7 +120,7 @@ mod tests {
     }
 
     #[test]
-    fn a_node_is_in_the_pool_that_it_says_or_in_that_of_what_it_has_left() {
+    fn node_is_in_its_named_pool_or_its_virtual_one() {
         let room = |cores, gib| Room { cores, places: 0, memory_bytes: gib * GIB };
         let usual = Some(4 * GIB);
         for (left, pool) in [
@@ -142,7 +141,7 @@ mod tests {
     }
 
     #[test]
-    fn a_refusal_says_where_it_was_looked_unless_that_is_everywhere() {
+    fn refusal_names_the_searched_pools_unless_all() {
         assert_eq!(Pools::ALL.place(), "");
         assert_eq!(Pools::said(Some(Pool::Memory)).place(), " in the memory pool");
     }

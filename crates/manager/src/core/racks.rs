@@ -1,7 +1,8 @@
-//! Racks: nodes that are near each other (Scad 4.1.1, step 2), and which of them has most room.
+//! Racks: nodes that are near each other (Scad 4.1.1, step 2), and which of them has the most free.
 //!
-//! A rack is to the racks what a node is to the nodes: it has a name, and a rank by what is free of it. Where nothing says
-//! which rack, the one with most room is looked through first, and which one of a rank is chance: that balances them.
+//! A rack relates to other racks as a node to other nodes: it has a name, and a rank by its free resources. If a
+//! request names no rack, the one with the most free is searched first, and the choice within a rank is random: that
+//! balances them.
 
 use std::collections::HashMap;
 
@@ -16,14 +17,14 @@ use super::ranked::{Place, Ranked};
 /// Most racks of one manager.
 pub const MAX_RACKS: usize = 1024;
 
-/// By what room is measured.
+/// Measure of free capacity.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Measure {
     Workers,
     MemoryBytes,
 }
 
-/// What is free of a node that takes leases, and together of those of a rack.
+/// Free resources of a node that takes leases, or of all such nodes of a rack.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(super) struct Free {
     pub(super) workers: u64,
@@ -34,10 +35,10 @@ pub(super) struct Free {
 #[derive(Debug, Default)]
 struct Rack {
     name: String,
-    /// How many name it. One that nobody names is used for another name.
+    /// Number of nodes that name it. A rack without nodes is used for another name.
     nodes: u32,
     free: Free,
-    /// Its place by each measure.
+    /// Position in the ranked list of each measure.
     places: [Option<Place>; 2],
 }
 
@@ -47,7 +48,7 @@ pub(super) struct Racks {
     known: Vec<Rack>,
     unused: Vec<RackKey>,
     by_name: HashMap<String, RackKey>,
-    /// By the magnitude of what is free, by each measure.
+    /// Racks by the magnitude of their free resources, for each measure.
     ranks: [Ranked<RackKey>; 2],
 }
 
@@ -65,7 +66,7 @@ impl Default for Racks {
 impl Racks {
     /// Whether a node may name this one: an agent that names one rack after the other fills no table.
     pub(super) fn check(&self, name: &str) -> Result<(), Error> {
-        // The first one is that of nodes that name none.
+        // The first rack is that of nodes that name none.
         let is_room = self.known.len() - self.unused.len() <= MAX_RACKS;
         if is_room || self.by_name.contains_key(name) {
             return Ok(());
@@ -91,7 +92,7 @@ impl Racks {
         key
     }
 
-    /// A node of which nothing is counted any more does not name it any more.
+    /// Removes a node from its rack. Its resources must not be counted any more.
     pub(super) fn leave(&mut self, key: RackKey) {
         let rack = &mut self.known[usize::from(key.0)];
         debug_assert!(rack.nodes > 0, "a node left rack {:?}, which has none", rack.name);
@@ -108,7 +109,7 @@ impl Racks {
         }
     }
 
-    /// Of one of its nodes this was free, and now that is.
+    /// Replaces the free resources of one of a rack's nodes.
     pub(super) fn count(&mut self, key: RackKey, before: Free, now: Free) {
         let rack = &mut self.known[usize::from(key.0)];
         debug_assert!(
@@ -135,7 +136,7 @@ impl Racks {
         }
     }
 
-    /// Those that have any room, the ones with most first.
+    /// Racks that have anything free, those with the most first.
     pub(super) fn with_most_room(
         &self,
         measure: Measure,
@@ -145,7 +146,7 @@ impl Racks {
         self.ranks[measure as usize].downwards(first).map(|(_, key)| key)
     }
 
-    /// All of them, those that nobody names among them.
+    /// Keys of all racks, including those that no node names.
     pub(super) fn keys(&self) -> impl Iterator<Item = RackKey> + use<> {
         (0..self.known.len() as u16).map(RackKey)
     }
@@ -156,14 +157,14 @@ impl Racks {
     }
 }
 
-/// Which nodes belong together: those of a rack and a pool.
+/// Nodes of one rack and one pool.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Group {
     pub(super) rack: RackKey,
     pub(super) pool: Pool,
 }
 
-/// Where a node stands among others.
+/// Position of a node among others.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Spot {
     group: Group,
@@ -180,7 +181,7 @@ impl Spot {
     }
 }
 
-/// Nodes that stand somewhere else than before, and where.
+/// Nodes whose positions have changed, with their new positions.
 pub(super) type Shifted = [Option<(NodeKey, Option<Spot>)>; 2];
 
 /// Nodes by their group, and in it by rank.
@@ -195,7 +196,7 @@ impl Grouped {
         self.racks.get(usize::from(group.rack.0)).map(|pools| &pools[group.pool as usize])
     }
 
-    /// Takes a node from where it stands to a rank of a group, if it stood somewhere and is to stand anywhere.
+    /// Moves a node from its position, if it has one, to a rank of a group, if given.
     pub(super) fn shift(&mut self, node: NodeKey, from: Option<Spot>, to: Option<(Group, u32)>) -> Shifted {
         debug_assert!(
             from.is_none_or(|spot| self.at(spot) == Some(node)),

@@ -1,4 +1,4 @@
-//! Keys by a rank that each of them has: nodes by their room, and racks by theirs. Finding a rank is a scan of bits, so a
+//! Keys ordered by rank: nodes by their free resources, and racks by theirs. Finding a rank is a scan of bits, so a
 //! decision costs the same with ten keys or ten thousand.
 
 use std::cmp::Reverse;
@@ -6,11 +6,11 @@ use std::collections::BinaryHeap;
 
 use super::chance::Chance;
 
-/// How many keys of a rank are looked at where something else than the rank decides, before the next rank's are.
+/// Most keys of a rank that are examined for a further criterion before the search goes to the next rank.
 const LOOKS_PER_RANK: usize = 64;
 const WORD_BITS: usize = u64::BITS as usize;
 
-/// Where a key stands: in which rank, and at which index there.
+/// Position of a key: its rank, and the index there.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Place {
     pub(super) rank: u32,
@@ -43,7 +43,7 @@ impl<K: Copy> Ranked<K> {
         Place { rank, index: (self.keys[at].len() - 1) as u32 }
     }
 
-    /// Takes a key out. Gives the one that has come to its place, if one has.
+    /// Takes a key out. Returns the key that has moved to its index, if any.
     pub(super) fn remove(&mut self, place: Place) -> Option<K> {
         let rank = place.rank as usize;
         let keys = self.keys.get_mut(rank)?;
@@ -94,7 +94,8 @@ impl<K: Copy> Ranked<K> {
         })
     }
 
-    /// Keys from the highest rank downwards, each with its rank. Those of one rank begin at any of them, which this number says.
+    /// Returns keys from the highest rank downwards, each with its rank. Those of one rank begin at an index that
+    /// follows from `first`.
     pub(super) fn downwards(&self, first: usize) -> impl Iterator<Item = (u32, K)> + '_ {
         self.keys.iter().enumerate().rev().flat_map(move |(rank, keys)| {
             let (before, after) = keys.split_at(first % keys.len().max(1));
@@ -103,7 +104,7 @@ impl<K: Copy> Ranked<K> {
     }
 }
 
-/// The keys of several lists from the highest rank downwards; of one rank those of the first list first.
+/// Merges several lists from the highest rank downwards; within a rank the keys of the first list come first.
 pub(super) fn merged<'keys, K: Copy + Ord + 'keys>(
     lists: impl Iterator<Item = &'keys Ranked<K>>,
 ) -> impl Iterator<Item = K> + 'keys {
@@ -146,7 +147,7 @@ mod tests {
     }
 
     #[test]
-    fn a_key_that_goes_leaves_its_place_to_the_last_of_its_rank() {
+    fn last_key_of_a_rank_fills_a_removed_keys_index() {
         let mut list = list(&[(3, 1), (3, 2), (200, 4)]);
         let place = list.insert(3, 3);
         assert_eq!(list.at(place), Some(3));
@@ -161,7 +162,7 @@ mod tests {
     }
 
     #[test]
-    fn several_lists_are_one_from_the_highest_rank_down_and_the_first_goes_before() {
+    fn merges_lists_by_descending_rank_with_the_first_list_first() {
         let lists = [list(&[(2, 20), (7, 70)]), list(&[(7, 71), (1, 11), (9, 91)])];
         assert_eq!(merged(lists.iter()).collect::<Vec<_>>(), [91, 70, 71, 20, 11]);
         assert_eq!(merged(lists.iter().take(0)).next(), None);

@@ -16,12 +16,13 @@ use super::tenants::CONTENTION_MS;
 use super::terms::DEFAULT_OPTIONS;
 use super::{Core, EXPIRY_SLACK_MS, description};
 
-/// A grant that held its resources for so long, and to which nobody attached, has lapsed, even if it was given back then.
+/// Time for which a grant without an attached client holds its resources until it has lapsed, even if it was given back
+/// then.
 const LAPSE_MS: u64 = 3_000;
 
 impl Core {
-    /// Takes a node up, with exactly the leases that its agent says it has. What was granted there and is not among
-    /// them is void, since its tickets are of an earlier registration.
+    /// Registers a node, with exactly the leases that its agent lists. Other grants on the node are void, since their
+    /// tickets are of an earlier registration.
     pub(super) fn register(&mut self, now_ms: u64, joining: Joining, out: &mut Vec<Action>) {
         let Joining { description, instance, generation, leases } = joining;
         let checked = description::check(&description)
@@ -79,7 +80,7 @@ impl Core {
     fn take_over(&mut self, now_ms: u64, node: NodeKey, running: Running, out: &mut Vec<Action>) {
         let Running { lease: from_ticket, report, remaining_ms } = running;
         let expires_ms = now_ms.saturating_add(remaining_ms);
-        // By another manager's clock it was granted at another time; what it has used says since when at least.
+        // Another manager's clock may differ, so the time of the grant is at least as long ago as the usage shows.
         let granted_ms = now_ms.saturating_sub(report.usage.allocated_ns / 1_000_000);
         match self.leases.find(report.lease) {
             Some(key) => {
@@ -97,13 +98,13 @@ impl Core {
                 (lease.granted_ms, lease.issued_ms) = (granted_ms, granted_ms);
                 lease.expires_ms = expires_ms;
                 lease.marks.has_come = true;
-                // What the store had of it was spent with the manager that it comes from.
+                // Its cost in the store was spent with the manager that it comes from.
                 self.begin(lease.paid_so_far());
             }
         }
         let mut reply = Reported::default();
         self.report_lease(now_ms, node, 0, report, &mut reply, out);
-        // What is to be said about it is said in the answer to its next report, which comes within a second.
+        // Further answers about it go out with the answer to its next report, which comes within a second.
     }
 
     fn lease_from(&mut self, lease: &v1::Lease, id: LeaseId, node: NodeKey) -> Lease {
@@ -141,9 +142,9 @@ impl Core {
         }
     }
 
-    /// Leases come back before their nodes do. Those whose node does not come are ended when their time is over.
-    /// When they were granted and expire was said by a clock that may have jumped since; what they had used when they
-    /// were stored says how much of their time was left.
+    /// Restores a stored lease. Leases are restored before their nodes register; a lease whose node does not register
+    /// ends when its time is over. The clock that set its grant and expiry may have jumped since, so the rest of its
+    /// time follows from the usage that was stored.
     pub(super) fn restore(&mut self, now_ms: u64, stored: &v1::Lease) {
         let Ok(id) = stored.id.parse::<LeaseId>() else { return };
         if self.leases.find(id).is_some() {
@@ -189,7 +190,7 @@ impl Core {
         }
     }
 
-    /// Says whether anything became free.
+    /// Handles the leases of a report, and tells whether any resources became free.
     fn report_leases(
         &mut self,
         now_ms: u64,
@@ -222,8 +223,9 @@ impl Core {
         self.nodes.get(key).is_some_and(|node| node.leased != leased)
     }
 
-    /// Ended leases that the agent does not list nobody will report again: it has forgotten them, or never had them. The
-    /// latter is certain only when their tickets were too old as the report was put together.
+    /// Settles ended leases that the agent does not list, as no report will list them again: the agent has forgotten
+    /// them, or never had them. The latter is certain only when their tickets were too old when the report was put
+    /// together.
     fn settle_unlisted(&mut self, node: NodeKey, sequence: u64, clock_ms: u64, out: &mut Vec<Action>) {
         for key in self.leases_of(node) {
             let Some(lease) = self.leases.get_mut(key) else { continue };
@@ -253,7 +255,7 @@ impl Core {
         let found = self.leases.find(id).and_then(|key| Some((key, self.leases.get_mut(key)?)));
         let Some((key, lease)) = found.filter(|(_, lease)| lease.node == node) else {
             match ended {
-                // It was forgotten when its end was stored.
+                // The lease was forgotten when its end was stored.
                 Some(_) => reply.acknowledged.push(id),
                 None => reply
                     .end
@@ -306,7 +308,7 @@ impl Core {
         }
     }
 
-    /// Tells the agent if the lease should not run any more. Says whether it is active.
+    /// Orders the agent to end the lease if it should not run any more. Tells whether the lease is active.
     fn still_runs(&mut self, now_ms: u64, key: u32, reply: &mut Reported) -> bool {
         let Some(lease) = self.leases.get_mut(key) else { return false };
         let id = lease.id;
@@ -330,7 +332,7 @@ impl Core {
         true
     }
 
-    /// What an agent does not list, it does not have.
+    /// Ends leases that the agent does not list: it does not have them.
     fn end_missing(&mut self, now_ms: u64, node: NodeKey, sequence: u64, out: &mut Vec<Action>) {
         for key in self.leases_of(node) {
             let missing =
@@ -341,8 +343,8 @@ impl Core {
         }
     }
 
-    /// Takes back the grants to which nobody can attach any more: their tickets were too old when the report was put
-    /// together, or the agent had been told of their end, and it does not list them.
+    /// Takes back the grants to which no client can attach any more: the agent does not list them, and either their
+    /// tickets were too old when the report was put together, or the agent had received the order to end them.
     fn end_unattached(
         &mut self,
         now_ms: u64,
@@ -356,7 +358,7 @@ impl Core {
             let Some(lease) = self.leases.get_mut(key).filter(granted) else { continue };
             let is_void = lease.marks.voided_by != 0 && lease.marks.voided_by <= told.answered;
             let has_lapsed = now_ms.saturating_sub(lease.granted_ms) >= LAPSE_MS;
-            // Whose a provisional lease is has yet to be seen.
+            // The tenant of a provisional lease is not verified yet.
             let costs_turn = has_lapsed && !lease.provisional;
             if is_void || lease.issued_ms.saturating_add(ATTACH_GRACE_MS) < told.clock_ms {
                 let end = match lease.marks.ordered.take() {
@@ -405,8 +407,8 @@ impl Core {
         for node in forgotten {
             self.forget_node(node, out);
         }
-        // From one virtual pool to another nodes go by what is leased of them, too.
-        // And tenants that are held back may have their turn again.
+        // Nodes move between virtual pools also by their leased resources. Tenants that are held back may have their
+        // turn again.
         if self.nodes.has_virtual_pools()
             || self.tenants.are_any_held_back(now_ms.saturating_sub(CONTENTION_MS))
         {
@@ -422,14 +424,15 @@ impl Core {
         }
     }
 
-    /// A lost node's agent, if it runs, ends its leases by itself, and says so when it is back.
+    /// Ends leases on lost nodes when their time is over. A lost node's agent, if it runs, also ends them, and reports
+    /// that later.
     fn end_on_lost_nodes(&mut self, now_ms: u64, out: &mut Vec<Action>) {
         let lost = self.nodes.iter().filter(|(_, node)| node.is_lost());
         let keys: Vec<u32> = lost.flat_map(|(_, node)| node.leases.iter().copied()).collect();
         for key in keys {
             let Some(lease) = self.leases.get_mut(key) else { continue };
             if lease.is_active() && lease.expires_ms.saturating_add(EXPIRY_SLACK_MS) <= now_ms {
-                // For all that is known it was attached, and its usage will be told when the node is back.
+                // It counts as attached, as far as is known; its usage will be reported when the node is back.
                 let was_granted = std::mem::replace(&mut lease.state, State::Attached) == State::Granted;
                 if was_granted && let Some(node) = self.nodes.get_mut(lease.node) {
                     debug_assert!(node.unattached > 0, "an unattached lease is not counted on {}", node.name);
@@ -441,7 +444,8 @@ impl Core {
         }
     }
 
-    /// Nobody will report its leases any more; should its agent come back, it brings them with their tickets.
+    /// Settles the leases of a node that will report no more; if its agent comes back, it brings them with their
+    /// tickets.
     fn forget_node(&mut self, node: NodeKey, out: &mut Vec<Action>) {
         for key in self.leases_of(node) {
             let Some(lease) = self.leases.get_mut(key).filter(|lease| !lease.is_active()) else { continue };
@@ -456,7 +460,7 @@ impl Core {
     }
 }
 
-/// What a report says about itself.
+/// Fields of a report that concern the report itself.
 struct Told {
     sequence: u64,
     answered: u64,

@@ -1,6 +1,6 @@
-//! Keeps one node in the ranked lists: of its architecture, and of each device and interpreter that it has. So a
-//! lease of kernels, or of functions in Python, is placed like any other, and what it takes is gone from all of
-//! the node's lists.
+//! Keeps one node in the ranked lists: of its architecture, and of each of its devices and interpreters. So a lease of
+//! kernels, or of functions in Python, is placed like any other, and its resources are taken from all of the node's
+//! lists.
 
 use sublet_proto::package::{is_device, is_python};
 use sublet_proto::v1::NodeDescription;
@@ -9,26 +9,26 @@ use super::ids::ClassKey;
 use super::placement::{Classes, Counted};
 use super::racks::Spot;
 
-/// Most classes of one node: its architecture's, and those of the devices that there are and of an interpreter.
+/// Most classes of one node: its architecture's, and those of the devices and of an interpreter.
 pub(super) const MAX_SEATS: usize = 4;
 
-/// A node's place in one class.
+/// A node's position in one class.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Seat {
     pub(super) class: ClassKey,
-    /// Among the nodes with as much room: for exclusive and for shared workers.
+    /// Position among the nodes with as much free: for exclusive and for shared workers.
     pub(super) spots: [Option<Spot>; 2],
-    /// What of the node is counted in the class's capacity.
+    /// The part of the node that is counted in the class's capacity.
     pub(super) counted: [Option<Counted>; 2],
 }
 
-/// All of one node.
+/// All seats of one node.
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct Seats([Option<Seat>; MAX_SEATS]);
 
 impl Seats {
-    /// As a node describes itself, that of its architecture first. Devices that this manager does not know are as if they
-    /// were not there.
+    /// Returns the seats of a node by its description, the one of its architecture first. Devices that this manager
+    /// does not know are ignored.
     pub(super) fn of(node: &NodeDescription, classes: &mut Classes) -> Seats {
         let mut seats = Seats::default();
         seats.add(classes.key(&node.pu, &node.architecture));
@@ -57,7 +57,7 @@ impl Seats {
         self.0.iter().flatten().map(|seat| seat.class)
     }
 
-    /// Its classes as one key: nodes with the same run the same packages.
+    /// Returns its classes as one key: nodes with the same key run the same packages.
     pub(super) fn keys(&self) -> [Option<ClassKey>; MAX_SEATS] {
         self.0.map(|seat| seat.map(|seat| seat.class))
     }

@@ -2,8 +2,8 @@
 //! (Scad 4.1.1, step 5), preferably on one that the request names, as that of a component that accesses them (step 3), or one
 //! of its rack (step 2).
 //!
-//! Nodes are ranked by the magnitude of what is free. A segment goes to a node of the lowest rank where it fits, so that
-//! large ones still find room.
+//! Nodes are ranked by the magnitude of their free memory. A segment goes to a node of the lowest rank where it fits,
+//! so that large ones still fit somewhere.
 
 use sublet_proto::{Code, Error};
 
@@ -13,12 +13,12 @@ use super::nodes::{Amount, Node};
 use super::placement::{Choice, Part, Search, Steps};
 use super::racks::{Group, Measure};
 
-/// The rank of a node with so much free. One without any has none.
+/// Returns the rank of a node with this much free. A node without free memory has none.
 pub(super) fn rank(free_bytes: u64) -> Option<u32> {
     free_bytes.checked_ilog2()
 }
 
-/// Finds a node for a segment, or says why there is none.
+/// Finds a node for a segment, or returns why none fits.
 pub(super) fn place(search: &Search<'_>, chance: &mut Chance) -> Result<(Choice, Part), Error> {
     let Search { nodes, request: Request { terms, .. }, .. } = *search;
     let memory_bytes = terms.memory_bytes;
@@ -42,7 +42,7 @@ pub(super) fn place(search: &Search<'_>, chance: &mut Chance) -> Result<(Choice,
     Ok((Choice { class, build: 0 }, Part { node, amount }))
 }
 
-/// Why no node takes it.
+/// Builds the refusal when no node takes the segment.
 #[cold]
 fn refusal(search: &Search<'_>, asked: u64) -> Error {
     let Search { nodes, pools, .. } = *search;

@@ -7,14 +7,14 @@ use super::hash::ByChance;
 use super::ids::{LeaseId, RequestId, TenantKey};
 use super::lease::{Lease, State};
 
-/// Keys are used again; whoever keeps one makes sure that its lease is still there.
+/// Keys are used again; a caller that keeps one checks that its lease still exists.
 #[derive(Debug, Default)]
 pub(super) struct Table {
     slots: Vec<Option<Lease>>,
     unused: Vec<u32>,
     by_id: HashMap<LeaseId, u32, ByChance>,
     by_request: HashMap<(TenantKey, RequestId), Leases>,
-    /// Leases that the store does not have as they are, and was not asked to take since they changed.
+    /// Leases whose changes the store has not been asked to write.
     dirty: Vec<LeaseId>,
     /// The revision of the latest change to any lease. The leases share this count: a lease that was forgotten can come back
     /// while the store still writes its earlier state, and must not use the same revisions again.
@@ -139,7 +139,7 @@ impl Table {
         self.mark(key);
     }
 
-    /// The store has to be asked, again.
+    /// Marks a lease for the store to write.
     pub(super) fn mark(&mut self, key: u32) {
         let Some(lease) = self.slots.get_mut(key as usize).and_then(Option::as_mut) else { return };
         if !std::mem::replace(&mut lease.marks.is_dirty, true) {
@@ -168,7 +168,7 @@ impl Table {
         assert_eq!(indexed, of_requests, "leases that answer requests");
     }
 
-    /// What the store has to be asked for; it has then been.
+    /// Takes the list of leases that the store has to be asked to write, with their revisions.
     pub(super) fn take_dirty(&mut self) -> Vec<(LeaseId, u64)> {
         let dirty = std::mem::take(&mut self.dirty);
         let mut changed = Vec::with_capacity(dirty.len());
@@ -181,7 +181,7 @@ impl Table {
         changed
     }
 
-    /// As [`Table::take_dirty`], of one lease.
+    /// Takes one lease out of the list, as [`Table::take_dirty`] does for all.
     pub(super) fn take_one(&mut self, key: u32) -> Option<(LeaseId, u64)> {
         let lease = self.get_mut(key)?;
         let was_dirty = std::mem::replace(&mut lease.marks.is_dirty, false);

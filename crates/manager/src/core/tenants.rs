@@ -1,4 +1,4 @@
-//! Tenants: what each has now, has spent in all, and may have.
+//! Tenants: their use, their spending, and their quotas.
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -9,35 +9,35 @@ use sublet_proto::{Code, Error};
 use super::ids::TenantKey;
 use super::nodes::Amount;
 
-/// How long a tenant's requests are held back after the first grant that it let lapse, in milliseconds; twice as long
-/// after each further one in a row.
+/// Time for which a tenant's requests are held back after the first grant that it let lapse, in milliseconds; twice as
+/// long after each further one in a row.
 const HELD_BACK_MS: u64 = 10_000;
 /// Grants in a row that lapsed and count: 160 s at most.
 const MAX_LAPSES: u32 = 5;
-/// How long after another tenant had to wait such a tenant is held back for its sake, in milliseconds.
+/// Time for which a tenant is held back for the sake of another one that had to wait, in milliseconds.
 pub(super) const CONTENTION_MS: u64 = 60_000;
 
 /// A tenant as its manager sees it.
 #[derive(Debug)]
 pub struct Tenant {
-    /// Unique.
+    /// Name of the tenant.
     pub name: Arc<str>,
-    /// What it may have at a time, and spend.
+    /// Limits of its use at a time, and of its spending.
     pub quota: Quota,
-    /// What it has by leases of this manager; `spent_nano` is what those have cost since this manager started.
+    /// Use by leases of this manager; `spent_nano` is the cost of those since this manager started.
     pub own: TenantUse,
-    /// What it has by other managers, and had spent before this one started.
+    /// Use by other managers, and its spending before this manager started.
     pub elsewhere: TenantUse,
     /// Grants to which it did not attach in time, less those to which it did.
     lapses: u32,
-    /// Until when its requests are held back for that.
+    /// Time until which its requests are held back for that.
     held_back_until_ms: u64,
-    /// When a request of it had to wait last; 0: never.
+    /// Time at which one of its requests last had to wait; 0: never.
     waited_ms: u64,
 }
 
 impl Tenant {
-    /// By all managers.
+    /// Returns its use by all managers.
     pub fn used(&self) -> TenantUse {
         TenantUse {
             cores: self.own.cores.saturating_add(self.elsewhere.cores),
@@ -47,12 +47,12 @@ impl Tenant {
         }
     }
 
-    /// It has spent what it may.
+    /// Tells whether it has spent its limit.
     pub(super) fn is_spent(&self) -> bool {
         self.quota.spend_nano.is_some_and(|limit| self.used().spent_nano >= limit)
     }
 
-    /// It has not attached to a grant in time. Grants that lapse together count once.
+    /// Notes that it has not attached to a grant in time. Grants that lapse together count once.
     pub(super) fn lapse(&mut self, now_ms: u64) {
         if self.held_back_until_ms <= now_ms {
             debug_assert!(self.lapses < MAX_LAPSES, "tenant {} has {} lapses", self.name, self.lapses);
@@ -61,17 +61,17 @@ impl Tenant {
         }
     }
 
-    /// It has attached to a grant.
+    /// Notes that it has attached to a grant.
     pub(super) fn attach(&mut self) {
         self.lapses = self.lapses.saturating_sub(1);
     }
 
-    /// One of its requests has to wait.
+    /// Notes that one of its requests has to wait.
     pub(super) fn wait(&mut self, now_ms: u64) {
         self.waited_ms = now_ms;
     }
 
-    /// Why it may not have these leases as well.
+    /// Checks whether it may have these leases as well.
     pub(super) fn check(&self, amounts: impl IntoIterator<Item = Amount>) -> Result<(), Error> {
         if self.is_spent() {
             let message = format!(
@@ -154,7 +154,8 @@ impl Tenants {
         &mut self.all[key.0 as usize]
     }
 
-    /// Until when the requests of a tenant are held back, if they are: it lets grants lapse, and others have to wait.
+    /// Time until which the requests of a tenant are held back, if they are: it lets grants lapse, and others have to
+    /// wait.
     pub(super) fn held_back_until(&self, key: TenantKey, now_ms: u64) -> Option<u64> {
         let until_ms = Some(self.get(key).held_back_until_ms).filter(|until_ms| *until_ms > now_ms)?;
         let waits = |other: &Tenant| {

@@ -12,7 +12,7 @@ use super::weighing::MAX_WEIGHT_PERMILLE;
 
 /// Lease time if the client does not say: ten minutes.
 pub const DEFAULT_TIMEOUT_MS: u64 = 10 * 60 * 1000;
-/// How workers wait and what they take in, if the client does not say.
+/// Options of workers if the client names none.
 pub const DEFAULT_OPTIONS: WorkerOptions =
     WorkerOptions { slots: 8, slot_bytes: 64 << 10, hot_timeout_ns: 100_000_000, swap_bytes: 0 };
 /// Most workers of one request, over all of its nodes.
@@ -20,44 +20,44 @@ pub const MAX_WORKERS: u32 = 65_536;
 /// Longest time that a request may wait for capacity, in milliseconds.
 pub const MAX_WAIT_MS: u64 = 10 * 60 * 1000;
 
-/// What the leases of a request will have, all of them together.
+/// Resources and options of a request's leases, all of them together.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Terms {
-    /// Workers, each on a core of its own or on a place of a shared one. None: a segment, which is memory alone.
+    /// Workers, each on a core of its own or on a slot of a shared one. 0: a segment, which is only memory.
     pub workers: u32,
     /// Whether the workers share cores with those of other leases.
     pub shared: bool,
     /// Memory of all workers.
     pub memory_bytes: u64,
-    /// From the grant on.
+    /// Lease time, from the grant on.
     pub timeout_ms: u64,
-    /// 0: as the node says.
+    /// Idle timeout; 0: the node's default.
     pub idle_timeout_ms: u64,
-    /// How the workers wait and what they take in.
+    /// How the workers wait, and the size of their inboxes.
     pub options: WorkerOptions,
-    /// Most nodes; 0: as many as needed.
+    /// Most nodes; 0: no limit.
     pub max_nodes: u32,
-    /// How much time counts beside price where there is a choice of processing units.
+    /// Weight of time beside price where there is a choice of processing units, in thousandths.
     pub time_weight_permille: u32,
-    /// The memory is the request's own wish, and not a default.
+    /// Whether the request itself names the memory; otherwise it is a default.
     pub(super) says_memory: bool,
-    /// What the inboxes take of it.
+    /// Part of the memory that the inboxes take.
     inbox_bytes: u64,
 }
 
 impl Terms {
-    /// What a second costs in which all workers execute, by which processing units are compared; in nano-units times the
-    /// bytes of a GiB, so that nothing is rounded.
+    /// Returns the cost of a second in which all workers execute, by which processing units are compared; in nano-units
+    /// times the bytes of a GiB, so that nothing is rounded.
     pub(super) fn busy_second(&self, price: &Price) -> u128 {
         let allocation = u128::from(price.allocation_nano_per_gib_s) * u128::from(self.memory_bytes);
         let compute = u128::from(price.compute_nano_per_core_s) * u128::from(self.workers);
         allocation.saturating_add(compute << 30)
     }
 
-    /// What a request asks.
+    /// Reads the terms of a request.
     ///
     /// # Errors
-    /// `invalid_argument` with the limit for what no lease can have.
+    /// `invalid_argument` with the limit if the request exceeds it.
     pub fn of(asked: &LeaseRequest) -> Result<Terms, Error> {
         if asked.is_segment() {
             return Terms::of_segment(asked);
@@ -117,18 +117,18 @@ impl Terms {
         })
     }
 
-    /// With as much memory for each worker, and at least what their inboxes take.
+    /// Returns the terms with this much memory for each worker, and at least the memory of their inboxes.
     pub(super) fn with_memory_of_each(&self, memory_bytes: u64) -> Terms {
         let memory_bytes = memory_bytes.saturating_mul(self.workers.into()).max(self.inbox_bytes);
         Terms { memory_bytes, ..*self }
     }
 
-    /// Whether it is memory alone.
+    /// Tells whether it is a segment, which is only memory.
     pub(super) fn is_segment(&self) -> bool {
         self.workers == 0
     }
 
-    /// The share of so many of the workers in the memory, rounded up.
+    /// Returns the share of `workers` workers in the memory, rounded up.
     pub(super) fn memory_of(&self, workers: u32) -> u64 {
         debug_assert!(workers <= self.workers.max(1), "the memory of {workers} of {} workers", self.workers);
         let share = u128::from(self.memory_bytes) * u128::from(workers);
@@ -142,7 +142,7 @@ fn check_times(asked: &LeaseRequest) -> Result<(), Error> {
     within("ms of waiting", asked.wait_ms, 0, MAX_WAIT_MS)
 }
 
-/// The lease time that a client asks for, within its limits.
+/// Reads the lease time that a client asks for, within its limits.
 pub(super) fn timeout_ms(asked_ms: u64) -> u64 {
     if asked_ms == 0 { DEFAULT_TIMEOUT_MS } else { asked_ms.min(MAX_TIMEOUT_MS) }
 }
@@ -208,7 +208,7 @@ mod tests {
     }
 
     #[test]
-    fn a_segment_is_whole_pages_and_has_nothing_that_workers_have() {
+    fn segment_is_whole_pages_and_refuses_options_of_workers() {
         let segment = |memory_bytes| LeaseRequest { memory_bytes, ..LeaseRequest::default() };
         let terms = Terms::of(&segment(5000)).unwrap();
         assert_eq!((terms.workers, terms.memory_bytes, terms.max_nodes), (0, 8192, 1));

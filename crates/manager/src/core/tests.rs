@@ -64,16 +64,16 @@ fn runs(lease: LeaseId, executing_ns: u64) -> LeaseReport {
     LeaseReport { lease, usage: usage(executing_ns), functions: Vec::new(), cold_imports: None, ended: None }
 }
 
-/// A core with a clock, and a store that works unless it is told not to.
+/// A core with a clock, and a store that works unless it is full.
 struct House {
     core: Core,
     now_ms: u64,
     sequence: u64,
     /// The latest report whose answer the agent has.
     answered: u64,
-    /// Of the latest registration.
+    /// Generation of the latest registration.
     generation: u64,
-    /// Of the tenants' requests.
+    /// Standing of the tenants' requests.
     standing: Standing,
     requests: u128,
     is_store_full: bool,
@@ -107,7 +107,7 @@ impl House {
         }
     }
 
-    /// Of which nodes that say no pool are told apart by what they have left.
+    /// Creates a house in which nodes without a named pool are assigned to one by the resources they have left.
     fn with_virtual_pools(balanced_bytes: u64) -> House {
         let settings = Settings {
             epoch: 1,
@@ -125,7 +125,7 @@ impl House {
         house
     }
 
-    /// What the event leads to, without saves and what is forgotten, in order.
+    /// Returns the actions that follow from the event, without saves and forgotten leases, in order.
     fn event(&mut self, event: Event) -> Vec<Action> {
         let (mut out, mut done) = (Vec::new(), Vec::new());
         self.core.on_event(self.now_ms, event, &mut out);
@@ -171,7 +171,7 @@ impl House {
         self.request_for(tenant, "x86_64", asked)
     }
 
-    /// Of a package with a build for this architecture or device.
+    /// Requests leases of a package with a build for this architecture or device.
     fn request_for(&mut self, tenant: &str, architecture: &str, asked: &LeaseRequest) -> Vec<Action> {
         self.request_of_builds(tenant, &[architecture], asked)
     }
@@ -231,7 +231,7 @@ impl House {
         }
     }
 
-    /// A report of node "n", whose clock is as the manager's, and the answer; the rest is what else happens.
+    /// Reports for node "n", with the manager's clock; returns the answer and the other actions.
     fn report(&mut self, leases: Vec<LeaseReport>) -> (Reported, Vec<Action>) {
         self.report_as(Lending::Open, leases)
     }
@@ -311,7 +311,7 @@ fn refusals_say_what_was_asked_and_what_there_is() {
 }
 
 #[test]
-fn the_fullest_node_that_fits_is_taken_and_which_of_equals_is_chance() {
+fn chooses_the_fullest_fitting_node_and_randomly_among_equals() {
     let mut house = House::new();
     house.register(node("large", 8), 1, Vec::new()).unwrap();
     for small in 0..8 {
@@ -343,7 +343,7 @@ fn the_fullest_node_that_fits_is_taken_and_which_of_equals_is_chance() {
 }
 
 #[test]
-fn workers_go_to_as_few_nodes_as_needed_all_of_them_or_none() {
+fn all_workers_go_to_the_fewest_nodes_or_none() {
     let mut house = House::new();
     for (name, cores) in [("a", 4), ("b", 2), ("c", 1)] {
         house.register(node(name, cores), 1, Vec::new()).unwrap();
@@ -370,7 +370,7 @@ fn places_on_shared_cores_are_apart_from_cores() {
 }
 
 #[test]
-fn a_grant_is_taken_back_when_its_agent_cannot_take_the_ticket_any_more() {
+fn grant_is_taken_back_once_its_ticket_is_too_old() {
     let mut house = House::with_node(1);
     let lease = house.grant(&asked(1))[0];
     house.now_ms += ATTACH_GRACE_MS;
@@ -383,7 +383,7 @@ fn a_grant_is_taken_back_when_its_agent_cannot_take_the_ticket_any_more() {
 }
 
 #[test]
-fn a_lease_ends_when_its_agent_says_so_and_is_forgotten_when_that_is_stored() {
+fn lease_ends_by_report_and_is_forgotten_once_stored() {
     let mut house = House::with_node(1);
     let lease = house.grant(&asked(1))[0];
     house.report(vec![runs(lease, 5)]);
@@ -477,7 +477,7 @@ fn what_an_agent_does_not_list_it_does_not_have() {
 }
 
 #[test]
-fn a_silent_node_takes_no_leases_and_keeps_those_it_has() {
+fn silent_node_takes_no_leases_and_keeps_its_own() {
     let mut house = House::with_node(2);
     let lease = house.grant(&asked(1))[0];
     house.report(vec![runs(lease, 1)]);
@@ -486,7 +486,8 @@ fn a_silent_node_takes_no_leases_and_keeps_those_it_has() {
     assert_eq!(house.state(lease), Some(State::Attached));
     house.report(vec![runs(lease, 2)]);
     house.grant(&asked(1));
-    // For good this time: its time passes, and what it used since is still counted when it is back.
+    // The node is now silent for good: its lease's time passes, and usage since then is still counted when the node is
+    // back.
     house.ticks((60_000 + 2 * EXPIRY_SLACK_MS) as u32 / TICK_MS as u32);
     assert_eq!(house.state(lease), Some(State::Ended));
     house.is_store_full = true;
@@ -495,7 +496,7 @@ fn a_silent_node_takes_no_leases_and_keeps_those_it_has() {
 }
 
 #[test]
-fn node_whose_connection_has_ended_is_granted_nothing_until_it_reports() {
+fn disconnected_node_gets_no_leases_until_it_reports() {
     let mut house = House::with_node(2);
     let lease = house.grant(&asked(1))[0];
     house.report(vec![runs(lease, 1)]);
@@ -505,7 +506,7 @@ fn node_whose_connection_has_ended_is_granted_nothing_until_it_reports() {
     assert_eq!(house.state(lease), Some(State::Attached));
     house.report(vec![runs(lease, 2)]);
     house.grant(&asked(1));
-    // An agent that is started anew there is taken up at once.
+    // An agent that is started anew there registers at once.
     house.event(Event::Disconnected(node));
     house.register(self::node("n", 2), 2, Vec::new()).unwrap();
     assert_eq!(house.state(lease), None, "its end is stored");
@@ -523,7 +524,7 @@ fn an_agent_that_forgets_a_leases_end_is_told() {
 }
 
 #[test]
-fn leases_on_a_node_that_is_on_its_way_out_are_not_renewed() {
+fn leases_on_a_draining_or_reclaimed_node_are_not_renewed() {
     let mut house = House::with_node(1);
     let lease = house.grant(&asked(1))[0];
     let renewal = Renewal { lease, timeout_ms: 120_000 };
@@ -579,7 +580,7 @@ fn a_registration_that_was_slow_loses_no_usage() {
     let lease = before.grant(&asked(1))[0];
     let used = |ms: u64| LeaseReport { usage: usage(ms * 1_000_000 / 2), ..runs(lease, 0) };
     let mut house = House::of_epoch(2);
-    // What the agent lists is nearly two seconds old when it is there.
+    // The agent's list is nearly two seconds old when it arrives.
     let running = vec![before.running(lease, used(allocated_ms))];
     house.now_ms += 20_000;
     house.register(node("n", 1), 1, running).unwrap();
@@ -688,7 +689,7 @@ fn a_lease_is_renewed_while_it_runs() {
 }
 
 #[test]
-fn a_provisional_lease_ends_unbilled_if_its_token_is_worth_nothing() {
+fn provisional_lease_with_an_invalid_token_ends_unbilled() {
     let mut house = House::with_node(2);
     let (good, bad) = (house.grant(&asked(1))[0], house.grant(&asked(1))[0]);
     for id in [good, bad] {
@@ -732,7 +733,7 @@ fn quotas_hold_for_everything_that_a_tenant_has_anywhere() {
 }
 
 #[test]
-fn a_tenant_that_has_spent_its_money_gets_nothing_and_loses_what_it_has() {
+fn tenant_over_its_spending_limit_loses_its_leases() {
     let mut house = House::with_node(2);
     let tenant = house.core.tenant_key("t");
     house.event(Event::Quota(tenant, Quota { spend_nano: Some(10_000), ..Quota::default() }));
@@ -746,7 +747,7 @@ fn a_tenant_that_has_spent_its_money_gets_nothing_and_loses_what_it_has() {
 }
 
 #[test]
-fn a_tenant_that_may_not_wait_leaves_nothing_in_the_queue() {
+fn tenant_that_may_not_wait_is_not_queued() {
     let mut house = House::with_node(1);
     let queue = QueueLimits { total: 1, per_tenant: 0 };
     (house.core.queue, house.core.waiting) = (queue, Waiting::new(queue));
@@ -792,7 +793,7 @@ fn requests_wait_in_turn_within_bounds_and_for_their_time() {
 }
 
 #[test]
-fn where_there_are_no_nodes_a_request_waits_for_one_to_come() {
+fn request_without_any_node_waits_for_one() {
     let mut house = House::new();
     assert_eq!(house.refusal(&asked(1)).code, Code::InsufficientResources);
     assert!(house.request_of("t", &LeaseRequest { wait_ms: 5_000, ..asked(1) }).is_empty());

@@ -1,8 +1,9 @@
 //! Requests that wait for capacity: bounded, first come first served for a tenant, tenants in turn.
 //!
-//! A tenant whose request is too large for what is free now is passed over, but only [`MAX_OVERTAKES`] times: then
-//! nobody is served before it, until it is, or gives up. So no tenant starves another, neither by many requests nor
-//! by small ones. A tenant that lets its grants lapse [loses its turn](Waiting::postpone). Where it waits for one pool, only what is granted in that counts, and the others stay open.
+//! A tenant whose request is too large for the free resources is passed over, but only [`MAX_OVERTAKES`] times: then no
+//! other request is served until this one is granted or gives up. So no tenant starves another, neither by many
+//! requests nor by small ones. A tenant that lets its grants lapse [loses its turn](Waiting::postpone). If the
+//! passed-over request waits for one pool, only grants in that pool count, and the other pools stay open.
 
 use std::collections::{BTreeMap, VecDeque};
 
@@ -12,15 +13,15 @@ use super::Request;
 use super::ids::{RequestId, TenantKey};
 use super::pools::Pools;
 
-/// How many grants may overtake a request whose turn it is.
+/// Most grants that may overtake a request whose turn it is.
 pub const MAX_OVERTAKES: u32 = 64;
 
-/// How many requests may wait.
+/// Limits of the queue, in requests.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct QueueLimits {
-    /// Of all tenants.
+    /// Most requests of all tenants.
     pub total: usize,
-    /// Of one.
+    /// Most requests of one tenant.
     pub per_tenant: usize,
 }
 
@@ -41,12 +42,12 @@ struct Waiter {
 pub(super) struct Waiting {
     limits: QueueLimits,
     of_tenants: BTreeMap<TenantKey, VecDeque<Waiter>>,
-    /// Tenants with waiting requests, whose turn it is first.
+    /// Tenants with waiting requests, in the order of their turns.
     turns: VecDeque<TenantKey>,
     len: usize,
-    /// Grants since the request whose turn it is could have been served, had there been room.
+    /// Grants that overtook the request whose turn it is, in pools where it may be placed.
     overtakes: u32,
-    /// The tenant whose turn it is is held back: all that wait are. It bars nobody.
+    /// Whether the tenant whose turn it is is held back, because all waiting tenants are. It then bars no other.
     is_first_held_back: bool,
 }
 
@@ -70,23 +71,23 @@ impl Waiting {
         self.len == 0
     }
 
-    /// Where the request may be whose turn it is.
+    /// Returns the pools in which the request may be placed whose turn it is.
     fn first(&self) -> Pools {
         let queue = self.turns.front().and_then(|tenant| self.of_tenants.get(tenant));
         queue.and_then(VecDeque::front).map_or(Pools::NONE, |first| first.request.locality.pools)
     }
 
-    /// Where nobody may be served before the one whose turn it is.
+    /// Returns the pools in which no request may be served before the one whose turn it is.
     pub(super) fn barred(&self) -> Pools {
         if self.overtakes >= MAX_OVERTAKES && !self.is_first_held_back { self.first() } else { Pools::NONE }
     }
 
-    /// Somebody has got something in these pools who came later.
+    /// Counts a grant in these pools to a request that came later than the first.
     pub(super) fn overtaken(&mut self, pools: Pools) {
         self.overtakes = self.overtakes.saturating_add(u32::from(self.first().meets(pools)));
     }
 
-    /// The turns of tenants that are held back come after those of all others.
+    /// Puts the turns of tenants that are held back after those of all others.
     pub(super) fn postpone(&mut self, is_held_back: impl Fn(TenantKey) -> bool) {
         let first = self.turns.front().copied();
         let (held_back, mut turns): (VecDeque<_>, VecDeque<_>) =
@@ -173,7 +174,7 @@ impl Waiting {
         }
     }
 
-    /// Takes out every request for which `is_over` says so.
+    /// Takes out every request for which `is_over` returns true.
     pub(super) fn take_out(&mut self, mut is_over: impl FnMut(&Request, u64) -> bool) -> Vec<Request> {
         let first = self.turns.front().copied();
         let mut out = Vec::new();
@@ -211,18 +212,18 @@ impl Waiting {
     }
 }
 
-/// When it is the turn of a request that is to wait.
+/// Turn of a request that is to wait.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Turn {
-    /// Now, as it was before.
+    /// The next turn, as before.
     First,
-    /// After its tenant's others, and that tenant's after those of others.
+    /// A turn after its tenant's other requests, and its tenant's turn after those of others.
     Last,
 }
 
-/// What came of a waiting request's turn.
+/// Result of a waiting request's turn.
 pub(super) enum Served {
-    /// In these pools.
+    /// Leases were granted in these pools.
     Granted(Pools),
     Refused,
     NoRoom,

@@ -1,33 +1,33 @@
-//! On which of several kinds of processing units a request had better be: what the work costs there, and how long it takes
-//! (Molecule 4.1). Who asks says how much either counts.
+//! Chooses among several kinds of processing units for a request, by the cost of the work there and its time (Molecule
+//! 4.1). The request sets the weight of each.
 
 use std::fmt::Write;
 
 use super::terms::Terms;
 
-/// What counts of time beside price, at most.
+/// Largest weight of time beside price.
 pub(super) const MAX_WEIGHT_PERMILLE: u32 = 1000;
-/// The speed of a kind of which nothing is said.
+/// The speed of a kind for which a package states none.
 const PLAIN_PERMILLE: u32 = 1000;
-/// Into how many steps a factor of e is divided: costs that are closer to each other are compared exactly.
+/// Number of steps into which a factor of e is divided: costs that are closer to each other are compared exactly.
 const STEPS: f64 = 1e9;
 
-/// What a request does in a second, on some kind of processing unit.
+/// Work that a request does in a second, on some kind of processing unit.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Work {
-    /// What the second costs, as [`Terms::busy_second`] says it.
+    /// Cost of the second, by [`Terms::busy_second`].
     pub(super) second: u128,
-    /// Beside others.
+    /// Speed relative to other kinds.
     pub(super) speed_permille: u32,
 }
 
-/// What has become of a kind that was looked at.
+/// Outcome for a kind of processing unit that was examined.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Fate {
-    /// It had no room.
+    /// The kind has not enough free.
     Full,
     Taken,
-    /// It would have been next.
+    /// The kind would have been next.
     Left,
 }
 
@@ -37,7 +37,7 @@ impl Work {
         Work { second: terms.busy_second(price), speed_permille }
     }
 
-    /// The product of cost and time, each to the power of what it counts; of that the logarithm. The less the better.
+    /// Returns the logarithm of the product of cost and time, each to the power of its weight. Less is better.
     pub(super) fn score(self, time_weight_permille: u32) -> i64 {
         let time_weight =
             f64::from(time_weight_permille.min(MAX_WEIGHT_PERMILLE)) / f64::from(MAX_WEIGHT_PERMILLE);
@@ -47,13 +47,13 @@ impl Work {
         (STEPS * ((1.0 - time_weight) * cost.ln() + time_weight * time.ln())) as i64
     }
 
-    /// Nano-units for what takes a second at plain speed.
+    /// Returns the nano-units for work that takes a second at plain speed.
     fn cost_nano(self) -> u128 {
         (self.second.saturating_mul(PLAIN_PERMILLE.into()) / u128::from(self.speed_permille)) >> 30
     }
 }
 
-/// What was weighed, for who asked: kinds in the order in which they were looked at.
+/// Explains the weighing to the client: kinds in the order in which they were tried.
 pub(super) fn explain<'name>(
     kinds: impl Iterator<Item = (&'name str, Work, Fate)>,
     time_weight_permille: u32,
@@ -87,7 +87,7 @@ mod tests {
     }
 
     #[test]
-    fn the_cheaper_work_is_better_by_price_and_the_faster_by_time() {
+    fn price_prefers_the_cheaper_work_and_time_the_faster() {
         let (cpu, dpu, gpu) = (work(20_000, 1000), work(6_000, 400), work(200_000, 8000));
         let best = |weight| {
             let mut kinds = [("cpu", cpu), ("dpu", dpu), ("gpu", gpu)];

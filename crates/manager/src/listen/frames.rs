@@ -1,12 +1,12 @@
-//! A bound on what HTTP/2 lets a peer ask for nothing: PING, SETTINGS, PRIORITY, RST_STREAM and WINDOW_UPDATE frames, and
-//! empty ones. Each costs processor time, and the library answers as many as come.
+//! A bound on HTTP/2 frames that cost a peer nothing: PING, SETTINGS, PRIORITY, RST_STREAM and WINDOW_UPDATE frames,
+//! and empty ones. Each costs processor time, and the library answers all of them.
 //!
-//! A connection has credit. Every frame costs one, a request and transferred bytes earn some, and so does time. So what
-//! a client does beside its requests is free, and a connection that sends only such frames is cut.
+//! A connection has credit. Every frame costs one; a request, transferred bytes and time earn some. So the usual frames
+//! of a client beside its requests are free, and a connection that sends only such frames is cut.
 
 use std::time::{Duration, Instant};
 
-/// Most credit of a connection, and what it begins with, in frames.
+/// Most credit of a connection, and its credit at the start, in frames.
 const MOST_CREDIT: u32 = 512;
 /// Credit that time earns, in frames per second.
 const FRAMES_PER_SECOND: u32 = 100;
@@ -14,7 +14,7 @@ const FRAMES_PER_SECOND: u32 = 100;
 const FRAMES_PER_REQUEST: u32 = 8;
 /// Transferred bytes that earn one frame.
 const BYTES_PER_FRAME: u32 = 512;
-/// Length of what a client sends first, in bytes.
+/// Length of a client's connection preface, in bytes.
 const PREFACE_BYTES: usize = 24;
 /// Length of a frame's header, in bytes.
 const HEADER_BYTES: usize = 9;
@@ -48,7 +48,7 @@ impl Frames {
         Frames { at: At::Skip(PREFACE_BYTES), credit: MOST_CREDIT, earned: now, bytes: 0 }
     }
 
-    /// Counts received bytes. The clock is asked only when the credit is used up.
+    /// Counts received bytes. The clock is read only when the credit is used up.
     pub(crate) fn received(&mut self, mut bytes: &[u8], now: impl Fn() -> Instant) -> Result<(), Flood> {
         while let Some(&first) = bytes.first() {
             match &mut self.at {
@@ -79,7 +79,7 @@ impl Frames {
         Ok(())
     }
 
-    /// Counts bytes that were sent: whoever receives them may acknowledge them.
+    /// Counts bytes that were sent: the receiver may acknowledge them.
     pub(crate) fn sent(&mut self, bytes: usize) {
         self.transferred(u32::try_from(bytes).unwrap_or(u32::MAX));
     }

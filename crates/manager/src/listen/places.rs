@@ -14,31 +14,31 @@ use tokio::sync::oneshot;
 use crate::auth::Identity;
 use crate::core::NodeKey;
 
-/// Connections of one manager at the same time, if it may have so many files open.
+/// Most connections of one manager at the same time, if its limit of open files allows them.
 pub const MAX_CONNECTIONS: usize = 16_384;
-/// File descriptors that are not connections': listeners, the store, the runtime's own.
+/// File descriptors that are not for connections: listeners, the store, the runtime's own.
 const OTHER_FILES: u64 = 128;
-/// Least number of connections, however few files there may be.
+/// Least number of connections, whatever the limit of open files.
 const LEAST_CONNECTIONS: usize = 64;
 /// Connections of one agent at the same time.
 const MAX_CONNECTIONS_OF_AN_AGENT: usize = 64;
-/// How often it is checked whose time is over.
+/// Interval at which connections are checked for timeouts.
 const SWEEP: Duration = Duration::from_millis(250);
 
-/// How many connections a manager has at the same time, and how long they may be silent.
+/// Limits of a manager's connections: their number at a time, and how long they may be silent.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ConnectionLimits {
-    /// Of all; if nothing is said, [`MAX_CONNECTIONS`], or what the limit of open files allows.
+    /// Most connections in all; if unset, [`MAX_CONNECTIONS`], or the number that the limit of open files allows.
     pub total: Option<usize>,
-    /// Those that have shown no token yet; if nothing is said, an eighth of all, and at most 1024.
+    /// Most connections that have shown no token yet; if unset, an eighth of all, and at most 1024.
     pub unauthenticated: Option<usize>,
-    /// Those of one address among them; if nothing is said, a quarter of them.
+    /// Most of these that come from one address; if unset, a quarter of them.
     pub per_address: Option<usize>,
-    /// Those of one tenant; if nothing is said, a quarter of all.
+    /// Most connections of one tenant; if unset, a quarter of all.
     pub per_tenant: Option<usize>,
     /// Time until a connection is encrypted.
     pub handshake: Duration,
-    /// Time until it has shown a valid token, from then on.
+    /// Time from the end of the handshake until it has shown a valid token.
     pub first_request: Duration,
     /// Time without a request after which it is closed.
     pub idle: Duration,
@@ -59,7 +59,7 @@ impl Default for ConnectionLimits {
 }
 
 impl ConnectionLimits {
-    /// As budgets, where this process may have so many files open.
+    /// Returns the limits as budgets, for a process that may open this many files.
     fn budgets(&self, files: u64) -> Limits {
         let possible = usize::try_from(files.saturating_sub(OTHER_FILES)).unwrap_or(usize::MAX);
         let total = self.total.unwrap_or(MAX_CONNECTIONS).min(possible).max(LEAST_CONNECTIONS);
@@ -103,7 +103,7 @@ type AtEnd = Box<dyn FnOnce() + Send>;
 pub(crate) struct Busy(Arc<Place>);
 
 impl Places {
-    /// Raises this process's limit of open files as far as it may.
+    /// Creates the slots, and raises this process's limit of open files as far as allowed.
     pub(crate) fn new(limits: &ConnectionLimits) -> Arc<Places> {
         let budgets = limits.budgets(raise_files());
         Arc::new(Places {
@@ -121,7 +121,7 @@ impl Places {
         u64::try_from(self.begun.elapsed().as_millis()).unwrap_or(u64::MAX)
     }
 
-    /// A place for a connection that was accepted, and what completes when it is to be closed.
+    /// Returns a slot for an accepted connection, and a receiver that completes when the connection is to be closed.
     pub(crate) fn enter(self: &Arc<Places>, party: Party) -> Option<(Arc<Place>, oneshot::Receiver<()>)> {
         let (close, closed) = oneshot::channel();
         match self.admission().enter(self.now_ms(), party, close) {
@@ -156,7 +156,7 @@ impl Places {
         }
     }
 
-    /// Closes connections whose time is over, until it is aborted.
+    /// Closes connections that have timed out, until it is aborted.
     pub(crate) async fn sweep(self: Arc<Places>) {
         loop {
             tokio::time::sleep(SWEEP).await;
@@ -179,7 +179,7 @@ impl Place {
         self.places.admission().shaken(self.id, self.places.now_ms());
     }
 
-    /// The connection has shown who it is.
+    /// Notes the connection's identity.
     ///
     /// # Errors
     /// [`Code::TryLater`] if its tenant, or its class, has all the connections that it may have.
@@ -210,7 +210,7 @@ impl Place {
         self.id
     }
 
-    /// Does something for a node when the connection has ended, in place of what was to be done for it before.
+    /// Sets the action for a node when the connection has ended, in place of an earlier one.
     pub(crate) fn at_end(&self, node: NodeKey, act: impl FnOnce() + Send + 'static) {
         self.at_end.lock().unwrap_or_else(PoisonError::into_inner).insert(node, Box::new(act));
     }
@@ -249,7 +249,7 @@ impl Drop for Place {
     }
 }
 
-/// How many files this process may have open, from now on.
+/// Raises the limit of open files, and returns it.
 fn raise_files() -> u64 {
     let limit = getrlimit(Resource::Nofile);
     let raised = rustix::process::Rlimit { current: limit.maximum, maximum: limit.maximum };

@@ -1,4 +1,4 @@
-//! Names of packages: whose they are, and who may use them.
+//! Names of packages: their owners, and the tenants that may use them.
 //!
 //! A name belongs to a tenant, or to [`PUBLIC`] if an operator has published it. Under `named/` the store has a
 //! [`NameRecord`] for each name, and one for each digest that the owner may use without a name. Only compare-and-swap
@@ -15,10 +15,10 @@ use crate::store::{Batch, PAGE_RECORDS, Record, Store, keys};
 
 /// Most tenants that are granted the use of one name.
 pub(crate) const MAX_GRANTS: usize = 1024;
-/// Changes of one name by several managers that may race.
+/// Most attempts to change one name while other managers change it.
 const ATTEMPTS: u32 = 16;
 
-/// What a name stands for.
+/// Record of a name.
 #[derive(Clone, PartialEq, Message)]
 pub(crate) struct NameRecord {
     /// Digest of the package; empty once the name is removed.
@@ -29,13 +29,13 @@ pub(crate) struct NameRecord {
     /// Tenants other than the owner, each at most once.
     #[prost(message, repeated, tag = "3")]
     pub(crate) grants: Vec<PackageGrant>,
-    /// When the name was removed; 0 if it was not, or by a version that did not note it.
+    /// Time at which the name was removed; 0 if it was not, or by a version that did not note it.
     #[prost(uint64, tag = "4")]
     pub(crate) removed_unix_ms: u64,
 }
 
 impl NameRecord {
-    /// What is left of a name that is removed.
+    /// Creates the record that is left of a removed name.
     pub(crate) fn removed(now_ms: u64) -> NameRecord {
         NameRecord { removed_unix_ms: now_ms, ..NameRecord::default() }
     }
@@ -82,7 +82,7 @@ pub(crate) fn owned<'a>(asker: Asker<'a>, name: &'a str) -> Result<(&'a str, &'a
     Err(Error::new(Code::PermissionDenied, message))
 }
 
-/// Changes what a tenant may do with a name; an unspecified right takes away what it could.
+/// Changes a tenant's right to a name; an unspecified right revokes it.
 pub(crate) fn grant(owner: &str, record: &mut NameRecord, granted: &PackageGrant) -> Result<(), Error> {
     let invalid = |message: String| Err(Error::new(Code::InvalidArgument, message));
     if !is_owner(&granted.tenant) {
@@ -110,12 +110,12 @@ pub(crate) fn grant(owner: &str, record: &mut NameRecord, granted: &PackageGrant
     Ok(())
 }
 
-/// Whether a record can have this owner and name; nothing else is looked for in the store.
+/// Tells whether a record can have this owner and name; other names are not looked up in the store.
 pub(crate) fn is_possible(owner: &str, name: &str) -> bool {
     is_owner(owner) && (is_name(name) || is_digest(name))
 }
 
-/// At most as many characters of a caller's text as a message shows.
+/// Returns the part of a caller's text that a message shows.
 pub(crate) fn shown(text: &str) -> String {
     const SHOWN: usize = 128;
     text.chars().take(SHOWN).collect()
@@ -125,7 +125,7 @@ pub(crate) fn name_key(owner: &str, name: &str) -> String {
     format!("{}{owner}/{name}", keys::NAMED)
 }
 
-/// Under which the store has that a tenant may use another one's name, for lists.
+/// Returns the key of the record that a tenant may use another one's name, for lists.
 pub(crate) fn granted_key(tenant: &str, owner: &str, name: &str) -> String {
     format!("{}{tenant}/{owner}/{name}", keys::GRANTED)
 }
@@ -137,7 +137,7 @@ pub(crate) fn read(store: &dyn Store, owner: &str, name: &str) -> Result<(Option
     Ok(((!record.digest.is_empty()).then_some(record), found.version))
 }
 
-/// Changes the record of a name, which may race with other managers; returns what it was before.
+/// Changes the record of a name, which may race with other managers; returns the record before.
 pub(crate) fn change(
     store: &mut dyn Store,
     (owner, name): (&str, &str),
@@ -153,7 +153,7 @@ pub(crate) fn change(
     Err(Error::new(Code::TryLater, format!("other managers keep changing package {owner}/{name}")))
 }
 
-/// Of a page of records, removes those of names that were removed before this time; how many.
+/// Removes the records, out of a page, of names that were removed before this time, and returns their number.
 pub(crate) fn expire_page(
     store: &mut dyn Store,
     page: &[Record],
@@ -180,10 +180,10 @@ pub(crate) fn expire_page(
     Ok(expired)
 }
 
-/// Gives each name of a store in which names had no owners to [`PUBLIC`]; returns how many there were.
+/// Gives each name of a store in which names had no owners to [`PUBLIC`]; returns their number.
 ///
-/// Such a store does not say who deployed a package. A public name keeps meaning what it meant to every tenant, and no
-/// tenant can change it; a tenant that deploys the name again gets one of its own.
+/// Such a store does not record who deployed a package. A public name keeps its meaning for every tenant, and no tenant
+/// can change it; a tenant that deploys the name again gets one of its own.
 pub(crate) fn migrate(store: &mut dyn Store) -> Result<usize, Error> {
     let mut migrated = 0;
     loop {
@@ -274,7 +274,7 @@ mod tests {
     }
 
     #[test]
-    fn record_of_a_removed_name_goes_a_day_later_unless_it_is_deployed_again() {
+    fn record_of_a_removed_name_expires_unless_deployed_again() {
         let folder = tempfile::tempdir().unwrap();
         let mut store = SqliteStore::open(&folder.path().join("store.sqlite")).unwrap();
         let deployed = NameRecord { digest: "d".into(), deployed_unix_ms: 1, ..NameRecord::default() };

@@ -1,8 +1,10 @@
-//! Merges what tenants have spent by managers that are gone, so that the store does not keep a record of each start for ever.
+//! Merges the spending of tenants through managers that are gone, so that the store does not keep a record of each
+//! start for ever.
 //!
-//! The record of [`MERGED`], the epoch of no manager, has what a tenant spent by all managers up to
-//! `through_epoch`. It is changed by compare-and-swap before the records that it replaces are removed: one that is still there,
-//! because a manager died in between or has lived after all, is part of the sum and counts no more.
+//! The record of [`MERGED`], the epoch of no manager, has a tenant's spending through all managers up to
+//! `through_epoch`. It is changed by compare-and-swap before the records that it replaces are removed. A replaced
+//! record may still exist, because a manager died in between or has lived after all; it is part of the sum and does not
+//! count again.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -22,7 +24,7 @@ pub(super) const MERGED: u64 = 0;
 /// Epochs of managers that have spending records, by tenant.
 pub(crate) type Spenders = BTreeMap<String, BTreeSet<u64>>;
 
-/// Notes whose spending a record is.
+/// Notes the tenant and the epoch of a record of spending.
 pub(crate) fn note(spenders: &mut Spenders, key: &str) {
     if let Some((epoch, tenant)) = epoch_and_tenant(key)
         && epoch != MERGED
@@ -31,8 +33,8 @@ pub(crate) fn note(spenders: &mut Spenders, key: &str) {
     }
 }
 
-/// Merges the records of a tenant from the first of these epochs to the last before one that is not gone. Returns how many
-/// records are removed; none if another manager merges at the same time.
+/// Merges the records of a tenant from the first of these epochs to the last before a manager that is not gone. Returns
+/// the number of removed records; 0 if another manager merges at the same time.
 pub(crate) fn merge(
     store: &mut dyn Store,
     tenant: &str,
@@ -66,7 +68,8 @@ pub(crate) fn merge(
     Ok(removals.removes.len() as u64)
 }
 
-/// Leases whose own records say less than has been counted of them. One that has none may be reported yet while it is young.
+/// Returns the leases whose own records have less cost than was counted. A young lease without a record may still be
+/// reported.
 fn still_needed(
     store: &dyn Store,
     counted: Vec<CountedLease>,
@@ -126,7 +129,7 @@ mod tests {
     }
 
     #[test]
-    fn sums_stay_as_they_were_and_records_of_managers_that_are_gone_go() {
+    fn merging_keeps_sums_and_removes_records_of_gone_managers() {
         let (_folder, mut store) = store();
         assert_eq!(spent(&store), [100, 4]);
         for (tenant, epochs) in spenders(&store) {
@@ -147,7 +150,7 @@ mod tests {
         let (_folder, mut store) = store();
         let page = store.scan(keys::SPEND, None, 99).unwrap();
         merge(&mut store, "t", [1, 2].into_iter(), 0).unwrap();
-        // As if its manager had died before it removed them, or their writer had lived after all.
+        // This is the state after its manager died before it removed them, or after their writer lived after all.
         let mut batch = Batch::default();
         page.into_iter().for_each(|found| batch.put(found.key, found.value));
         store.commit(&batch).unwrap();
@@ -158,7 +161,7 @@ mod tests {
     }
 
     #[test]
-    fn counted_cost_of_a_lease_stays_while_its_own_record_says_less() {
+    fn merging_keeps_counted_costs_above_a_leases_own_record() {
         let (_folder, mut store) = store();
         let price = Price { compute_nano_per_core_s: 5, ..Price::default() };
         let usage = Usage { executing_ns: 1_000_000_000, ..Usage::default() };
@@ -180,7 +183,7 @@ mod tests {
         }
         let peers = Peers::join(&store, 9).unwrap();
         assert_eq!(peers.counted("l", 5), 40);
-        // Of leases without a record, those may still be reported that are young.
+        // Leases without a record may still be reported if they are young.
         assert_eq!(leases.map(|lease| peers.counted(&lease, 0)), [3, 0]);
     }
 }

@@ -1,8 +1,8 @@
 //! Publishes what tenants spend through this manager, so that it stays exact when managers die.
 //!
 //! A lease's cost only grows. Each growth is added to the tenant's sum once, by the manager that has the lease then.
-//! The sum is stored in the same batch as the lease's own record, and before it: a manager that dies between the two
-//! has said in the sum's record how much of the lease is counted, and whoever takes the lease over goes on from there.
+//! The sum is stored in the same batch as the lease's own record, and before it. If a manager dies between the two, the
+//! sum's record says how much of the lease is counted, and the manager that takes the lease over counts from there.
 
 use std::collections::{BTreeMap, HashMap};
 
@@ -16,7 +16,7 @@ use crate::store::{Batch, Record, keys};
 pub struct Spending {
     epoch: u64,
     tenants: BTreeMap<String, Spent>,
-    /// How much of each lease is counted.
+    /// Counted cost of each lease.
     counted: HashMap<String, u64>,
 }
 
@@ -29,18 +29,18 @@ struct Spent {
 }
 
 impl Spending {
-    /// Nothing has been spent by the manager of this epoch.
+    /// Creates the sums of the manager of this epoch, without any spending.
     pub fn new(epoch: u64) -> Spending {
         Spending { epoch, tenants: BTreeMap::new(), counted: HashMap::new() }
     }
 
-    /// Takes a lease over of whose cost so much has been counted by others: see
+    /// Takes over a lease whose cost others have counted up to `counted_nano`: see
     /// [`Peers::counted`](super::Peers::counted).
     pub fn take_over(&mut self, lease: &str, counted_nano: u64) {
         self.counted.insert(lease.to_owned(), counted_nano);
     }
 
-    /// Counts what a lease has cost since it was counted last, given what it has cost in all.
+    /// Counts the growth of a lease's cost since the last count, given its total cost.
     pub fn count(&mut self, tenant: &str, lease: &str, cost_nano: u64) {
         let counted = self.counted.entry(lease.to_owned()).or_default();
         let growth_nano = cost_nano.saturating_sub(*counted);
@@ -53,12 +53,12 @@ impl Spending {
         spent.fresh.insert(lease.to_owned(), cost_nano);
     }
 
-    /// Forgets a lease that will cost nothing more.
+    /// Forgets a lease whose cost will not grow any more.
     pub fn forget(&mut self, lease: &str) {
         self.counted.remove(lease);
     }
 
-    /// What a tenant has spent by this manager.
+    /// Returns a tenant's spending through this manager.
     pub fn spent_nano(&self, tenant: &str) -> u64 {
         self.tenants.get(tenant).map_or(0, |spent| spent.nano)
     }
@@ -116,7 +116,7 @@ mod tests {
     }
 
     #[test]
-    fn a_sum_stands_before_the_leases_and_says_how_much_of_each_it_counts() {
+    fn sum_precedes_the_leases_and_lists_their_counted_costs() {
         let mut spending = Spending::new(255);
         spending.count("t", "l", 10);
         let mut batch = Batch::default();

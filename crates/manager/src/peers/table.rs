@@ -1,16 +1,16 @@
-//! Decides who is alive, and sums up what tenants have by the others. No I/O and no clock.
+//! Decides which managers are alive, and sums up tenants' use through the others. No I/O and no clock.
 
 use std::collections::BTreeMap;
 
 use sublet_proto::v1::{ManagerInfo, NodeGeneration, PeerRecord, TenantUse};
 
-/// A manager whose record did not change for so long is dead, in milliseconds.
+/// Time in milliseconds after which a manager whose record did not change is dead.
 const SILENCE_MS: u64 = 5000;
-/// The most that one look at the records adds to a manager's silence, in milliseconds: of a longer time between two
-/// looks nobody knows whether the others could write.
+/// The most that one look at the records adds to a manager's silence, in milliseconds: during a longer time between two
+/// looks the other managers may have been unable to write.
 const MAX_STEP_MS: u64 = 2000;
 
-/// What each tenant has spent by one manager, in nano-units.
+/// Spending of each tenant through one manager, in nano-units.
 pub type SpentBy = BTreeMap<String, u64>;
 
 /// The managers of one store, seen by one of them.
@@ -18,9 +18,9 @@ pub type SpentBy = BTreeMap<String, u64>;
 pub struct Table {
     own_epoch: u64,
     observed_ms: Option<u64>,
-    /// This manager is among them.
+    /// Living managers, including this one.
     living: BTreeMap<u64, Living>,
-    /// By the epochs of all managers but this one, dead ones included.
+    /// Spending by the epochs of all managers but this one, including dead ones.
     spent: BTreeMap<u64, SpentBy>,
 }
 
@@ -31,13 +31,13 @@ struct Living {
 }
 
 impl Table {
-    /// The table of the manager of this epoch.
+    /// Creates the table of the manager of this epoch.
     pub fn new(own_epoch: u64) -> Table {
         Table { own_epoch, observed_ms: None, living: BTreeMap::new(), spent: BTreeMap::new() }
     }
 
-    /// Takes in all of the records that there are. Gives the epochs of those that died, whose spending the caller
-    /// is to settle by [`Table::spent_for_good`].
+    /// Takes in all existing records. Returns the epochs of managers that died, whose spending the caller is to settle
+    /// by [`Table::spent_for_good`].
     pub fn observe(&mut self, now_ms: u64, records: Vec<PeerRecord>) -> Vec<u64> {
         let step_ms = self.observed_ms.map_or(0, |last_ms| now_ms.saturating_sub(last_ms).min(MAX_STEP_MS));
         self.observed_ms = Some(now_ms);
@@ -60,14 +60,14 @@ impl Table {
         dead
     }
 
-    /// Says what tenants have spent by a manager, as the store has it.
+    /// Sets the spending of tenants through a manager, from the store.
     pub fn spent_for_good(&mut self, epoch: u64, spent: SpentBy) {
         if epoch != self.own_epoch {
             self.spent.insert(epoch, spent);
         }
     }
 
-    /// What a tenant has by the other living managers, and has spent by all others that there ever were.
+    /// Returns a tenant's use through the other living managers, and its spending through all other managers ever.
     pub fn elsewhere(&self, tenant: &str) -> TenantUse {
         let mut sum = TenantUse::default();
         for has in
@@ -83,7 +83,7 @@ impl Table {
         sum
     }
 
-    /// The tenants that have or have spent something by others.
+    /// Returns the tenants with any use or spending through others.
     pub fn tenants(&self) -> impl Iterator<Item = &str> {
         let has = self.others().flat_map(|record| &record.holdings).map(|holding| holding.tenant.as_str());
         let spent = self.spent.values().flat_map(BTreeMap::keys).map(String::as_str);
@@ -91,8 +91,8 @@ impl Table {
         all.into_iter()
     }
 
-    /// The nodes that other living managers miss, each once, by the earliest of their registrations: who has a later
-    /// one has an answer.
+    /// Returns the nodes that other living managers miss, each once, by the earliest of their registrations: a manager
+    /// with a later one has an answer.
     pub fn missing(&self) -> Vec<NodeGeneration> {
         each_once(self.others().flat_map(|record| &record.missing), u64::min)
     }
@@ -102,7 +102,7 @@ impl Table {
         each_once(self.others().flat_map(|record| &record.found), u64::max)
     }
 
-    /// The living managers, this one among them as soon as it has told the others.
+    /// Returns the living managers, including this one as soon as it has reported to the others.
     pub fn managers(&self) -> impl Iterator<Item = ManagerInfo> {
         self.living.values().map(|living| &living.record).map(|record| ManagerInfo {
             address: record.address.clone(),
@@ -115,7 +115,7 @@ impl Table {
         })
     }
 
-    /// What the other living managers say that have nodes, or may have.
+    /// Returns the records of the other living managers that have nodes, or may have some.
     pub fn racks(&self) -> impl Iterator<Item = &PeerRecord> {
         self.others().filter(|record| !record.global)
     }
@@ -125,7 +125,7 @@ impl Table {
         others.map(|(_, living)| &living.record)
     }
 
-    /// Spending only grows, so the largest sum that was ever said is the latest.
+    /// Takes a record's spending in. Spending only grows, so the largest sum reported so far is the latest.
     fn take_in_spending(&mut self, record: &PeerRecord) {
         if record.epoch == self.own_epoch {
             return;
@@ -165,7 +165,7 @@ mod tests {
     }
 
     #[test]
-    fn what_tenants_have_elsewhere_is_summed_without_what_they_have_here() {
+    fn sums_tenants_use_through_other_managers_only() {
         let mut table = Table::new(1);
         assert!(
             table.observe(0, vec![record(1, 1, 50, 50), record(2, 1, 3, 30), record(3, 1, 4, 40)]).is_empty()
@@ -178,7 +178,7 @@ mod tests {
     }
 
     #[test]
-    fn a_node_is_asked_for_and_answered_once_whoever_misses_and_whoever_has_it() {
+    fn each_missing_node_is_listed_once_and_found_once() {
         let node = |generation| vec![NodeGeneration { node: "n".into(), generation }];
         let missing = |epoch, generation| PeerRecord { missing: node(generation), ..record(epoch, 1, 0, 0) };
         let found = |epoch, generation| PeerRecord { found: node(generation), ..record(epoch, 1, 0, 0) };
@@ -218,7 +218,7 @@ mod tests {
     }
 
     #[test]
-    fn spending_stays_when_its_manager_dies_and_is_what_the_store_says() {
+    fn dead_managers_spending_is_its_sum_in_the_store() {
         let mut table = Table::new(1);
         table.spent_for_good(7, SpentBy::from([("t".to_owned(), 5)]));
         table.spent_for_good(1, SpentBy::from([("t".to_owned(), 1000)]));

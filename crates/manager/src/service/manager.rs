@@ -1,4 +1,4 @@
-//! For clients and operators.
+//! The service for clients and operators.
 
 use std::collections::HashSet;
 use std::path::PathBuf;
@@ -40,7 +40,7 @@ use crate::store::{PAGE_RECORDS, keys};
 use crate::tokens::{Revoked, Shown};
 use crate::upkeep;
 
-/// How long a bill waits for the usage that has just been reported to be stored.
+/// Time for which a bill waits for recently reported usage to be stored.
 const SETTLE: Duration = Duration::from_secs(2);
 
 #[tonic::async_trait]
@@ -103,7 +103,7 @@ impl Manager for Service {
         let asked = request.into_inner();
         let granted = match &caller.standing {
             Known::Verified => self.0.request(&caller, asked).await,
-            // Rare and large: the common request's future has no room for it.
+            // This branch is rare and large: its future would enlarge the common request's future.
             Known::Pending(shown) => {
                 Box::pin(Arc::clone(&self.0).request_pending(&caller, (shown.clone(), peer), asked)).await
             }
@@ -307,7 +307,7 @@ impl Parts {
         self.graphs.deploy(&caller.tenant, graph).await
     }
 
-    /// Admits a run to those of its tenant. Its oldest ones make way for it, if they have ended.
+    /// Admits a run to those of its tenant. The oldest ended runs are removed to make space.
     async fn admit_run(&self, caller: &Identity, input_bytes: usize) -> Result<(), Error> {
         let asker = Asker::of(caller);
         while self.quotas.is_full_of_runs(asker).await? {
@@ -356,7 +356,7 @@ impl Parts {
         Err(Error::new(Code::WrongArchitecture, message))
     }
 
-    /// Begins a run, of what the names of its graph's packages stand for now.
+    /// Begins a run, with the versions to which the names of its graph's packages now refer.
     async fn begin_run(&self, caller: &Identity, asked: BeginRunRequest) -> Result<RunInfo, Error> {
         let GraphDocument { info, document } = self.graphs.find(&caller.tenant, &asked.graph).await?;
         let GraphInfo { name, digest, .. } = info.unwrap_or_default();
@@ -393,8 +393,9 @@ impl Parts {
         Ok(given)
     }
 
-    /// Leases for a caller whose token has yet to be verified: they are granted at once, and its agent asks whether
-    /// the token was good before it releases anything. Who cannot have them at once waits as somebody known.
+    /// Grants leases to a caller whose token is not verified yet: they are granted at once, and their agent asks
+    /// whether the token was valid before it releases anything. A request that cannot be granted at once waits until
+    /// its caller is verified.
     async fn request_pending(
         self: Arc<Parts>,
         caller: &Identity,
@@ -407,8 +408,8 @@ impl Parts {
             let failed = |error| Error::new(Code::Internal, format!("the manager failed: {error}"));
             verification.await.map_err(failed).flatten()
         };
-        // Strangers do not make the store look for packages, a name means something only for a known tenant, and no
-        // sandbox is made meanwhile where nothing is leased.
+        // Unverified callers do not make the store look for packages, a name means something only for a known tenant,
+        // and no sandbox is made meanwhile where nothing is leased.
         let package = match asked.is_segment() {
             _ if self.shell.level == Level::Global => None,
             true => Some(Arc::default()),
@@ -418,7 +419,7 @@ impl Parts {
             return self.request(&verified(verification).await?, asked).await;
         };
         let digest = package.digest.clone();
-        // It is not the tenant's own unless that is known.
+        // The package counts as the tenant's own only when the tenant is known.
         let package = Arc::new(PackageInfo { owner: String::new(), ..package.as_ref().clone() });
         let at_once = LeaseRequest { wait_ms: 0, ..asked.clone() };
         let provisional = wanted(caller, Standing::Provisional, package, at_once)?;
@@ -453,7 +454,7 @@ impl Parts {
         Ok(within_reply(leases))
     }
 
-    /// Those that are active, and then those of the ledger, each the newest first.
+    /// Returns the active leases, and then those of the ledger, each group with the newest first.
     async fn all_leases(&self, caller: &Identity) -> Result<Vec<v1::Lease>, Error> {
         let active = self.active_leases(caller)?;
         let shown: HashSet<String> = active.iter().map(|lease| lease.id.clone()).collect();
@@ -486,7 +487,7 @@ impl Parts {
                 format!("this access token is for tenant {}, not for {:?}", caller.tenant, asked.tenant);
             return Err(Error::new(Code::PermissionDenied, message));
         }
-        // A store that fails says so when the bill is read.
+        // An error of the store is reported when the bill is read.
         let _ = self.shell.ledger.settle(SETTLE).await;
         self.bills.make(asked, only).await
     }
@@ -521,7 +522,7 @@ impl Parts {
     }
 }
 
-/// What a client's request means.
+/// Converts a client's request for the core.
 fn wanted(
     caller: &Identity,
     standing: Standing,

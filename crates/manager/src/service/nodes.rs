@@ -1,4 +1,4 @@
-//! For agents.
+//! The service for agents.
 
 use std::sync::Arc;
 
@@ -56,7 +56,8 @@ impl Nodes for Service {
         let package = match asked.package.as_str() {
             "" => None,
             named => {
-                // By the rights of the tenant whose process asks for it, and only of a lease of the agent's own node.
+                // The package is resolved by the rights of the tenant whose process asks, and only for a lease of the
+                // agent's own node.
                 let tenant = self.0.shell.tenant_of(&asked.lease, &caller).map_err(Error::into_status)?;
                 let asker = Asker::tenant(&tenant);
                 let found = self.0.packages.resolve(asker, named, PackageRight::Execute).await;

@@ -1,4 +1,4 @@
-//! Leases whose token is verified while they are used: what is granted, confirmed and taken back.
+//! Leases whose token is verified while they are used: grants, confirmations and revocations.
 
 use std::sync::Arc;
 
@@ -138,7 +138,7 @@ impl House {
         Verifying::from_bytes(&self.signing.verifying_key())?.open(ticket)
     }
 
-    /// Two reports of the agent: the answer to the first says what has ended, the second that it has come.
+    /// Sends two reports of the agent: the first's answer lists the ended leases, the second acknowledges it.
     async fn report_twice(&self) {
         let registration =
             self.service.0.shell.look(|core| core.nodes().next().map(|node| node.registration));

@@ -1,4 +1,4 @@
-//! Ends of leases that clients want, and those who wait for them.
+//! Ends of leases that clients request, and the clients that wait for them.
 
 use std::time::Duration;
 
@@ -7,14 +7,14 @@ use sublet_proto::{Code, Error};
 use super::{Shell, parse_lease};
 use crate::core::{Core, Event, LeaseId};
 
-/// How long an answer waits at most for the ends of leases.
+/// Longest time for which an answer waits for the ends of leases.
 const LONGEST_WAIT: Duration = Duration::from_secs(10);
 
 impl Shell {
-    /// Ends leases before their time. Whether the caller may is asked with their tenants.
+    /// Ends leases before their time. `is_callers` decides by their tenants whether the caller may.
     ///
     /// # Errors
-    /// Of the first that is not there or not the caller's; the others are ended.
+    /// Error of the first lease that does not exist or is not the caller's; the others are ended.
     pub(crate) fn end(&self, leases: &[String], is_callers: impl Fn(&str) -> bool) -> Result<(), Error> {
         let mut ended = Ok(());
         let mut state = self.lock()?;
@@ -31,7 +31,7 @@ impl Shell {
         ended
     }
 
-    /// Waits until none of these leases that are the caller's holds anything any more, but no longer than this.
+    /// Waits until none of these leases of the caller's holds resources any more, but no longer than `wait`.
     pub(crate) async fn await_ends(
         &self,
         leases: &[String],
@@ -50,11 +50,11 @@ impl Shell {
                 ended.changed().await.map_err(stops)?;
             }
         };
-        // Those that have not ended by then end all the same.
+        // Leases that have not ended by then end all the same.
         tokio::time::timeout(wait.min(LONGEST_WAIT), all_ended).await.unwrap_or(Ok(()))
     }
 
-    /// Has those look who wait for ends. To be called with the core's lock, which they take before they look.
+    /// Wakes the tasks that wait for ends. Call it with the core's lock, which they take before they look.
     pub(super) fn may_have_ended(&self) {
         if self.ended.receiver_count() > 0 {
             self.ended.send_modify(|count| *count += 1);
@@ -62,7 +62,8 @@ impl Shell {
     }
 }
 
-/// Whether a lease of the caller's holds something of its node. Of others nothing is told, not even by waiting.
+/// Tells whether a lease of the caller's holds resources of its node. Leases of others count as unknown, even for a
+/// wait.
 fn is_held(core: &Core, lease: LeaseId, is_callers: impl Fn(&str) -> bool) -> bool {
     let lease = core.lease(lease).filter(|lease| lease.is_active());
     lease.is_some_and(|lease| is_callers(&core.tenant(lease.tenant).name))

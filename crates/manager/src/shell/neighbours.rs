@@ -11,8 +11,8 @@ use crate::core::{Marked, Neighbourhood};
 
 const KEY_BYTES: usize = 32;
 
-/// Where the secrets of links come from: a key that is this start of the manager's alone. A link's secret is the same for both of
-/// its ends, and is another one when either has registered anew.
+/// Source of the links' secrets: a key that only this start of the manager has. A link's secret is the same for both of
+/// its ends, and changes when either registers anew.
 pub(super) struct Secrets([u8; KEY_BYTES]);
 
 /// One end of a link: a node and its registration.
@@ -23,7 +23,7 @@ impl Secrets {
         Ok(Secrets(chance::secret()?))
     }
 
-    /// All that a node's agent is told of its neighbours.
+    /// Returns the neighbours of a node, for its agent.
     pub(super) fn tell(&self, neighbourhood: &Neighbourhood) -> Neighbours {
         let Neighbourhood { own: (own, registration), version, all } = neighbourhood;
         let neighbour = |marked: &Marked| Neighbour {
@@ -55,7 +55,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_secret_is_that_of_two_registrations_and_of_one_manager() {
+    fn secret_depends_on_both_registrations_and_on_the_manager() {
         let secrets = Secrets([7; KEY_BYTES]);
         let secret = secrets.of(("a", 1), ("b", 2));
         assert_eq!(secrets.of(("b", 2), ("a", 1)), secret, "both ends have the same");

@@ -23,7 +23,7 @@ use crate::tokens::TokenId;
 const MAX_RUNNING: usize = 65_536;
 /// Longest reason for a lease's end that is kept, in characters.
 const MAX_REASON_CHARS: usize = 512;
-/// How long an agent waits for a token to be verified.
+/// Time for which an agent waits for a token to be verified.
 const CONFIRMATION: Duration = Duration::from_secs(5);
 
 /// A lease that an agent brings, and the token behind it.
@@ -33,7 +33,7 @@ struct Brought {
 }
 
 impl Shell {
-    /// Takes a node up with what runs on it.
+    /// Registers a node with the leases that run on it.
     pub(crate) async fn register(
         self: &Arc<Shell>,
         registration: Registration,
@@ -87,7 +87,7 @@ impl Shell {
         })
     }
 
-    /// The leases that managers of this store have granted on the node; the agent is told to end the others.
+    /// Returns the leases that managers of this store have granted on the node; the agent has to end the others.
     async fn verify(
         self: &Arc<Shell>,
         node: String,
@@ -101,7 +101,7 @@ impl Shell {
             let brought = leases.into_iter().filter_map(|running| match shell.bring(&node, running) {
                 Ok(brought) => Some(brought),
                 Err(error) => {
-                    tracing::warn!(%node, %error, "an agent brings a lease that is none");
+                    tracing::warn!(%node, %error, "an agent lists a lease that is not valid");
                     None
                 }
             });
@@ -123,8 +123,8 @@ impl Shell {
         Ok(Brought { running: Running { lease: Box::new(lease), report, remaining_ms }, token })
     }
 
-    /// What the store has of leases that are new to this manager: what they have cost is not counted twice, and whose
-    /// they are is known of those whose ticket is from before that was verified.
+    /// Reads the stored records of leases that are new to this manager, so that their cost is not counted twice, and so
+    /// that leases get their tenant whose tickets are from before its verification.
     async fn with_records(&self, mut brought: Vec<Brought>) -> Result<(Vec<Brought>, Vec<Record>), Error> {
         let new: Vec<LeaseId> = self.look(|core| {
             let leases = brought.iter().map(|brought| brought.running.report.lease);
@@ -153,7 +153,7 @@ impl Shell {
             }
             known.token = known.token.or_else(|| record.token.parse().ok());
         }
-        // What is still nobody's was never verified.
+        // Leases that still have no tenant were never verified.
         brought.retain(|brought| brought.running.lease.tenant != UNVERIFIED);
         let records = records.into_iter().filter(|record| record.lease.tenant != UNVERIFIED).collect();
         Ok((brought, records))
@@ -224,7 +224,7 @@ impl Shell {
         })
     }
 
-    /// Nothing while it is not decided.
+    /// Returns the confirmation of a lease; `None` while its token is not verified.
     fn confirmed(&self, id: LeaseId, caller: &Identity) -> Result<Option<ConfirmReply>, Error> {
         let state = self.lock()?;
         if let Some((_, error)) = state.rejected.iter().find(|(rejected, _)| *rejected == id) {
@@ -257,7 +257,7 @@ impl State {
     }
 }
 
-/// That an agent may lend the node as it describes it.
+/// Checks that an agent may lend the node with this description.
 fn check_lending(node: &NodeDescription, caller: &Identity) -> Result<(), Error> {
     names::check_node(&node.name)?;
     caller.check_node(&node.name)?;

@@ -1,4 +1,4 @@
-//! Leases for programs that processes spawn (Molecule, section 3.4): what their agents ask for on their behalf.
+//! Leases for programs that processes spawn (Molecule, section 3.4): their agents request them on their behalf.
 
 use std::sync::Arc;
 
@@ -10,12 +10,12 @@ use super::{Given, Shell, Wanted, parse_lease, unknown_lease};
 use crate::auth::Identity;
 use crate::core::{Locality, Refusals, Standing, Terms};
 
-/// Of workers that nobody calls: the smallest inbox that there is.
+/// Options of workers without callers: the smallest inbox.
 const UNCALLED: WorkerOptions = WorkerOptions { slots: 1, slot_bytes: 64, hot_timeout_ns: 0, swap_bytes: 0 };
 
 impl Shell {
-    /// Grants a core for a program of a lease's tenant, and of its package unless another is said, on the node of the lease or on
-    /// one that is linked with it.
+    /// Grants a core for a program of a lease's tenant, on the node of the lease or on one that is linked with it. The
+    /// program runs the lease's package unless the request names another.
     pub(crate) async fn lease_for_process(
         &self,
         request: &ProcessLeaseRequest,
@@ -32,7 +32,7 @@ impl Shell {
         }
     }
 
-    /// Whose lease a process is of that an agent asks for.
+    /// Returns the tenant of the lease for whose process an agent asks.
     pub(crate) fn tenant_of(&self, lease: &str, caller: &Identity) -> Result<Arc<str>, Error> {
         let id = parse_lease(lease)?;
         let state = self.lock()?;
@@ -55,11 +55,11 @@ impl Shell {
         let node = state.core.node(lease.node).map(|node| node.name.clone()).unwrap_or_default();
         caller.check_node(&node)?;
         if !lease.is_active() || lease.provisional {
-            return Err(Error::new(Code::LeaseEnded, format!("lease {id} is over, or nobody's yet")));
+            return Err(Error::new(Code::LeaseEnded, format!("lease {id} is over, or not verified yet")));
         }
         let (beside, kind) = state.core.beside(lease.node, *unit).ok_or_else(|| {
             let message = format!(
-                "processing unit {unit:x} is none of node {node} or of a node that is linked with it"
+                "processing unit {unit:x} is neither of node {node} nor of a node that is linked with it"
             );
             Error::new(Code::InvalidArgument, message)
         })?;
@@ -67,7 +67,7 @@ impl Shell {
         Ok(Wanted {
             request: None,
             tenant: state.core.tenant(lease.tenant).name.clone(),
-            // Revoked, it ends this one, too.
+            // If the token is revoked, this lease ends, too.
             token: state.taken.token(id).parse().ok(),
             standing: Standing::Verified,
             pu: kind,
@@ -75,7 +75,7 @@ impl Shell {
             terms: Terms::of(&LeaseRequest {
                 cores: 1,
                 memory_bytes: lease.amount.memory_bytes / workers,
-                // It ends with the process that spawns it.
+                // The lease ends with the spawning process.
                 timeout_ms: MAX_TIMEOUT_MS,
                 options: Some(UNCALLED),
                 max_nodes: 1,

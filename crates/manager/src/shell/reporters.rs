@@ -1,5 +1,6 @@
-//! Connections by which agents report. The end of one says sooner than silence that an agent may be dead: nothing is granted on
-//! its node until it reports again, requests wait for it, and an agent that is started anew there is taken up at once.
+//! Connections by which agents report. Their end indicates a dead agent earlier than silence does. No lease is then
+//! granted on the node until the agent reports again; requests wait for it, and an agent that is started anew there
+//! registers at once.
 
 use std::sync::Arc;
 

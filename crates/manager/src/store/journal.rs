@@ -1,17 +1,17 @@
-//! The store's journal: a second file, with a copy of what matters most and the latest changes.
+//! The store's journal: a second file, with a copy of the most important records and the latest changes.
 //!
-//! SQLite takes a damaged write-ahead log for one that ends before the damage: every change behind is gone without a
-//! word. So each change is written here as well, right after it is committed. When the store is opened, changes that it
-//! does not have are made again, and records that it has lost are put back.
+//! SQLite takes a damaged write-ahead log for one that ends before the damage: all later changes are lost without an
+//! error. So each change is written here as well, right after it is committed. When the store is opened, changes that
+//! it lacks are made again, and records that it has lost are put back.
 //!
 //! ```text
 //! magic, then frames: length (4 bytes, little endian), seal (16 bytes), encoded Frame
 //! ```
 //!
-//! The first frames are the base: as of which change they are, the tallies of all kinds then, and a copy of every record of a
-//! kind that is [kept whole](is_copied). The others are one change each. A journal that has grown is replaced by a new one, whose
-//! base is on the disk, and so is the store as of that base, before the old one goes. Values above [`MAX_VALUE`] are left out: of
-//! those the journal knows that they were written.
+//! The first frames are the base: the number of its last change, the tallies of all kinds at that time, and a copy of
+//! every record of a kind that is [kept whole](is_copied). The others are one change each. A journal that has grown is
+//! replaced by a new one. The new base, and the store as of that base, are on the disk before the old journal is
+//! removed. Values above [`MAX_VALUE`] are left out: the journal only knows that they were written.
 
 use std::fs::{File, OpenOptions};
 use std::io::{self, BufWriter, Write};
@@ -25,8 +25,8 @@ use super::seal::{SEAL_BYTES, Seal, Tallies, Tally, shorten};
 
 const MAGIC: &[u8; 8] = b"SUBLETJ1";
 const HEAD_BYTES: usize = 4 + SEAL_BYTES;
-/// Largest value that the journal has, in bytes: what the records of tokens, packages and leases need, and not what runs
-/// hand on.
+/// Largest value in the journal, in bytes: enough for the records of tokens, packages and leases, but not for messages
+/// of runs.
 const MAX_VALUE: usize = 64 << 10;
 /// Largest frame, in bytes.
 const MAX_FRAME_BYTES: usize = 16 << 20;
@@ -35,7 +35,7 @@ const MAX_CHANGES_BYTES: u64 = 1 << 20;
 /// Operations of one frame of the base.
 const BASE_OPERATIONS: usize = 256;
 
-/// Kinds of keys that are written so often, and worth so little, that the journal leaves them out.
+/// Kinds of keys that the journal leaves out, because they are written often and are worth little.
 const LEFT_OUT: [&str; 2] = ["peer", "report"];
 /// Kinds of keys that grow with use. The journal has their latest changes, and no copy of all of them.
 const GROWING: [&str; 6] = ["lease", "usage", "folded", "spend", "run", "journal"];
@@ -59,24 +59,24 @@ pub(crate) struct Operation {
     /// The version that it got.
     #[prost(uint64, tag = "2")]
     pub(crate) version: u64,
-    /// A record of an append-only log of an earlier version, which nothing reads any more.
+    /// Whether it is a record of an append-only log of an earlier version, which is not read any more.
     #[prost(bool, tag = "3")]
     is_log: bool,
     /// The key was removed.
     #[prost(bool, tag = "4")]
     pub(crate) is_removal: bool,
-    /// None if it was removed, or is too large.
+    /// Value of the key; absent if it was removed, or is too large.
     #[prost(bytes = "vec", optional, tag = "5")]
     pub(crate) value: Option<Vec<u8>>,
 }
 
 impl Operation {
-    /// A key was given a value.
+    /// Creates the operation that gives a key a value.
     pub(crate) fn put(key: &str, version: u64, value: &[u8]) -> Operation {
         Operation { key: key.to_owned(), version, value: short(value), ..Operation::default() }
     }
 
-    /// A key was removed.
+    /// Creates the operation that removes a key.
     pub(crate) fn remove(key: &str) -> Operation {
         Operation { key: key.to_owned(), is_removal: true, ..Operation::default() }
     }
@@ -88,7 +88,7 @@ fn short(value: &[u8]) -> Option<Vec<u8>> {
 
 #[derive(Clone, PartialEq, Message)]
 struct Frame {
-    /// The number of the change. Of the base: of the last change before it.
+    /// The number of the change. In the base: number of the last change before it.
     #[prost(uint64, tag = "1")]
     change: u64,
     #[prost(message, repeated, tag = "2")]
@@ -97,7 +97,7 @@ struct Frame {
     base: Option<Base>,
 }
 
-/// What the first frame of a base says of all of them.
+/// Header of a base, in its first frame.
 #[derive(Clone, PartialEq, Message)]
 struct Base {
     /// Copied records.
@@ -117,7 +117,7 @@ struct KindTally {
     sum: Vec<u8>,
 }
 
-/// What a journal says, as far as it can be read.
+/// Content of a journal, as far as it can be read.
 #[derive(Debug, Default, PartialEq)]
 pub(crate) struct Content {
     /// The last change before the base.
@@ -140,17 +140,17 @@ impl Content {
         self.changes.last().map_or(self.base_change, |(number, _)| *number)
     }
 
-    /// Whether a part of it is lost.
+    /// Tells whether a part of it is lost.
     pub(crate) fn is_damaged(&self) -> bool {
         self.damaged_frames > 0 || self.lacks_base
     }
 }
 
-/// What a journal begins with.
+/// Header of a new journal.
 pub(crate) struct NewBase<'a> {
     pub(crate) change: u64,
     pub(crate) tallies: &'a Tallies,
-    /// How many copies follow.
+    /// Number of copies that follow.
     pub(crate) copies: u64,
 }
 
@@ -161,12 +161,12 @@ pub(crate) struct Journal {
     len_bytes: u64,
     base_bytes: u64,
     frames: u64,
-    /// It lacks a change, because the disk was full or failed.
+    /// Whether it lacks a change, because the disk was full or failed.
     is_behind: bool,
 }
 
 impl Journal {
-    /// What the journal at this path says; `None` if there is none.
+    /// Reads the journal at this path; `None` if there is none.
     pub(crate) fn read(path: &Path) -> io::Result<Option<Content>> {
         match std::fs::read(path) {
             Ok(bytes) => Ok(Some(parse(&bytes))),
@@ -175,7 +175,7 @@ impl Journal {
         }
     }
 
-    /// Replaces the journal at this path by one with this base. What it begins with is on the disk when this returns.
+    /// Replaces the journal at this path by one with this base. The base is on the disk when this returns.
     pub(crate) fn begin(
         path: &Path,
         base: &NewBase<'_>,
@@ -247,7 +247,7 @@ impl Journal {
         self.is_behind
     }
 
-    /// Where it is.
+    /// Returns the path of the journal.
     pub(crate) fn path(&self) -> &Path {
         &self.path
     }
@@ -295,7 +295,7 @@ fn frame_seal(number: u64, payload: &[u8]) -> Seal {
     shorten(hash)
 }
 
-/// Reads as much as can be read. A frame at the end that is incomplete was being written when the manager died.
+/// Reads the valid part. An incomplete frame at the end was being written when the manager died.
 fn parse(bytes: &[u8]) -> Content {
     let mut content = Content { lacks_base: true, ..Content::default() };
     let Some(mut rest) = bytes.strip_prefix(MAGIC) else {
@@ -337,7 +337,7 @@ fn take(content: &mut Content, mut frame: Frame, copies: &mut Option<u64>) {
     }
 }
 
-/// A frame's payload and seal, and what is behind it.
+/// Returns a frame's payload and seal, and the bytes after it.
 fn split(bytes: &[u8]) -> Option<(&[u8], Seal, &[u8])> {
     let (head, rest) = bytes.split_at_checked(HEAD_BYTES)?;
     let (len, sealed) = head.split_at(4);

@@ -1,25 +1,26 @@
 //! The store of several managers: streams of a NATS server with JetStream.
 //!
 //! Each kind of key is one stream, in which a key is a subject with its last value, and its version that message's
-//! sequence number. All blobs together are one stream. The server keeps them in files; with
-//! [`NatsOptions::replicas`] above 1 a cluster keeps so many copies, and acknowledges what most of them have. What one
-//! server alone has acknowledged outlives its death but not that of its machine, unless it is told to write at once
+//! sequence number. All blobs together are one stream. The server keeps them in files. With [`NatsOptions::replicas`]
+//! above 1 a cluster keeps that many copies, and acknowledges messages that most of them have. Messages that a single
+//! server has acknowledged outlive its death but not that of its machine, unless the server is set to write at once
 //! (`sync_interval`).
 //!
-//! The server makes each change whole but not several together: [`Store::commit`] says what follows. A commit sends
+//! The server makes each change whole but not several together: see [`Store::commit`] for the consequences. A commit
+//! sends
 //! all changes of a step before it waits for the first answer, so a thousand cost little more than one.
 //!
 //! A scan asks for the keys first and then for the values of its page: the server has no order of its own. Its cost
 //! grows with the keys of the prefix, and several pages in a row share the first step.
 //!
-//! How much is stored is to be limited for the server (`max_file_store`), not for an account (`max_disk`): nats-server
-//! 2.9.10 looks at the limit of an account after it has written, and a key whose new value is refused has lost its
-//! old one.
+//! Limit the stored bytes for the server (`max_file_store`), not for an account (`max_disk`): nats-server 2.9.10 looks
+//! at the limit of an account after it has written, and a key whose new value is refused has lost its old one.
 //!
-//! Each value has a checksum in a header of its message. A message whose own checksum the server finds wrong it lists, and says that it
-//! is not there: that is told apart from one that was removed. Records that matter most have [second copies](copies), by which
-//! those are noticed and put back that a server has dropped from the middle of a stream. How far each stream has come is noted in the
-//! manager's state folder, so that a server that has lost messages is not taken for one that never had them.
+//! Each value has a checksum in a header of its message. If the server finds its own checksum of a message wrong, it
+//! lists the message but reports it as missing: this distinguishes it from a removed one. The most important records
+//! have [second copies](copies). By these, records that a server has dropped from the middle of a stream are noticed
+//! and put back. The manager notes the last sequence number of each stream in its state folder, so that a server that
+//! has lost messages is not taken for one that never had them.
 //!
 //! Nothing here leaves a mark where a key was removed, so removing works on a full server.
 
@@ -52,23 +53,24 @@ use super::{
     Batch, Blob, BlobPart, Record, Report, Store, Versioned, check_key, check_part, check_value, kind, listed,
 };
 
-/// How many records are asked for at a time before the first answer has come.
+/// Records that are requested at a time before the first answer has come.
 const WINDOW_RECORDS: usize = 256;
 
-/// Which store on which servers.
+/// Servers and name of a store.
 #[derive(Clone)]
 pub struct NatsOptions {
     /// The servers: `nats://[user:password@]host[:port]`, or `tls://`; several are separated by commas.
     pub url: String,
     /// The store's name on them: 1 to 32 letters, digits, `-` or `_`.
     pub name: String,
-    /// How many servers keep a copy: 1, or 3 or 5 in a cluster. Of a stream that is there already it is not changed.
+    /// Number of servers that keep a copy: 1, or 3 or 5 in a cluster. It does not change for a stream that already
+    /// exists.
     pub replicas: usize,
-    /// The authorities to trust for `tls://`, in PEM; else those of the system.
+    /// The authorities to trust for `tls://`, in PEM; `None`: those of the system.
     pub ca_file: Option<PathBuf>,
 }
 
-/// Without the address, which may hold what is secret.
+/// Omits the address, which may contain a secret.
 impl fmt::Debug for NatsOptions {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("NatsOptions").field("name", &self.name).finish_non_exhaustive()
@@ -80,11 +82,11 @@ pub struct NatsStore {
     link: Link,
     names: Names,
     replicas: usize,
-    /// The streams that are known to be there.
+    /// Streams that are known to exist.
     known: RefCell<HashSet<String>>,
-    /// What the last page of a scan has left.
+    /// Keys that the last page of a scan has left.
     listing: RefCell<Option<Listing>>,
-    /// Where it is noted how far streams have come, if it is.
+    /// Notes of the last sequence number of each stream, if they are kept.
     reached: RefCell<Option<Reached>>,
 }
 
@@ -96,7 +98,7 @@ struct Listing {
     reached: Option<String>,
 }
 
-/// Where a page of a scan begins, and which way it goes.
+/// Where a page of a scan begins, and its direction.
 #[derive(Clone, Copy)]
 enum Side<'a> {
     After(Option<&'a str>),
@@ -104,11 +106,11 @@ enum Side<'a> {
 }
 
 impl NatsStore {
-    /// Connects to the store, which is made if it is not there.
+    /// Connects to the store, and makes it if it does not exist.
     ///
     /// # Errors
-    /// `invalid_argument` if the address or the name makes no sense, `store_unreachable` if no server
-    /// answers or it refuses.
+    /// `invalid_argument` if the address or the name is not valid, `store_unreachable` if no server answers or it
+    /// refuses.
     pub fn open(options: &NatsOptions) -> Result<NatsStore, Error> {
         let names = Names::new(&options.name)?;
         let link = Link::open(options)?;
@@ -123,7 +125,7 @@ impl NatsStore {
         })
     }
 
-    /// As [`NatsStore::open`], and notes in a file how far each stream has come.
+    /// Opens the store as [`NatsStore::open`] does, and notes in a file the last sequence number of each stream.
     ///
     /// # Errors
     /// `store_damaged` if a stream ends before a message that the file knows of.
@@ -151,8 +153,8 @@ impl NatsStore {
         Ok(store)
     }
 
-    /// Compares how far streams have come with what is noted. Streams whose records have copies may have lost some, if the stream
-    /// of the copies has not.
+    /// Compares the last sequence numbers of streams with the notes. Streams whose records have copies may have lost
+    /// some, if the stream of the copies has not.
     fn check_reached(&self, reached: &mut Reached) -> Result<(), Error> {
         let streams = reached.streams();
         let found = self.link.run_long(|jetstream| operations::last_sequences(jetstream, streams))?;
@@ -179,7 +181,7 @@ impl NatsStore {
         Error::new(Code::StoreDamaged, message)
     }
 
-    /// Reads every record and package, and says what is damaged or lost.
+    /// Reads every record and package, and reports damaged and lost ones.
     ///
     /// # Errors
     /// `store_unreachable` if the server does not answer.
@@ -189,10 +191,10 @@ impl NatsStore {
         Ok(report)
     }
 
-    /// Puts back records that have copies, and goes on without those that are lost.
+    /// Puts back records that have copies, and drops those that are lost.
     ///
     /// # Errors
-    /// `store_unreachable` and `store_full` if the server does not answer or takes nothing.
+    /// `store_unreachable` if the server does not answer, and `store_full` if it takes no data.
     pub fn repair(&mut self) -> Result<Report, Error> {
         let comparison = self.compare(|_| true)?;
         self.mend(&comparison)?;
@@ -218,7 +220,7 @@ impl NatsStore {
         Err(Error::new(Code::StoreDamaged, message))
     }
 
-    /// Makes sure that a stream is there; its name.
+    /// Makes a stream if it does not exist, and returns its name.
     fn ensure(&self, series: Series) -> Result<String, Error> {
         let name = series.name.clone();
         if !self.known.borrow().contains(&name) {
@@ -244,7 +246,7 @@ impl NatsStore {
         Ok(places.into_iter().map(|(_, sequence)| sequence).collect())
     }
 
-    /// The puts of a batch, those of one kind of key together.
+    /// Groups the puts of a batch by the kind of key.
     fn puts_by_kind<'a>(&self, batch: &'a Batch) -> Result<Vec<Vec<&'a Record>>, Error> {
         let mut kinds: Vec<(&str, Vec<&Record>)> = Vec::new();
         for put in &batch.puts {
@@ -297,7 +299,7 @@ impl NatsStore {
         Ok(())
     }
 
-    /// The keys of a prefix in order: those of the page before, if this one goes on from it.
+    /// Returns the keys of a prefix in order: those of the page before, if this page continues it.
     fn list(&self, prefix: &str, side: Side<'_>) -> Result<Listing, Error> {
         let (Side::After(from) | Side::Before(from)) = side;
         let goes_on =
@@ -341,7 +343,7 @@ impl NatsStore {
         Ok(records)
     }
 
-    /// The records of keys, of those that are still there.
+    /// Reads the records of keys, omitting those that no longer exist.
     fn read(&self, keys: Vec<String>) -> Result<Vec<Record>, Error> {
         let Some(first) = keys.first() else { return Ok(Vec::new()) };
         let stream = self.ensure(self.names.keys(first)?)?;
@@ -351,7 +353,7 @@ impl NatsStore {
         let mut records = Vec::with_capacity(keys.len());
         for (key, mut message) in keys.into_iter().zip(values) {
             if message.is_none() {
-                // It was listed.
+                // The key was listed.
                 let (of, subject) = (stream.clone(), self.names.key(&key));
                 message =
                     self.link.run(|jetstream| operations::last_or_lost(jetstream, of, subject, None))?;
@@ -392,7 +394,7 @@ impl Store for NatsStore {
                 let copy = Some((self.ensure(self.names.copies())?, self.names.copy(key)));
                 self.link.run(|jetstream| operations::last_or_lost(jetstream, stream, subject, copy))?
             }
-            // There are too many of these for a second look whenever one is not there.
+            // There are too many of these for a second look whenever one is missing.
             false => self.link.run(|jetstream| operations::last(jetstream, stream, subject))?,
         };
         let versioned = |found: StreamMessage| {
@@ -459,7 +461,7 @@ impl Store for NatsStore {
         check_part(data)?;
         self.ensure(self.names.blobs())?;
         let (first, rest) = operations::pieces(data, |piece| self.names.piece(part, piece));
-        // The first piece says how long the part is: while it is not there, nothing of the part is.
+        // The first piece has the length of the part: as long as it is missing, the part does not exist.
         self.change(rest)?;
         self.change(vec![first]).map(drop)
     }

@@ -1,10 +1,11 @@
 //! Checksums of records, and the sums of them by which a missing record is noticed.
 //!
-//! A [`Seal`] is bound to the record's key and version, so that a record under another key, or an older one, does not pass
-//! for the right one. Seals are against faulty disks, not against somebody who may write to the store: they have no key.
+//! A [`Seal`] is bound to the record's key and version, so that a record under another key, or an older one, does not
+//! pass for the right one. Seals are against faulty disks, not against attackers who can write to the store: they have
+//! no key.
 //!
-//! A [`Tally`] counts the records of a kind and adds up their seals. It is changed together with the records, so records
-//! that do not add up to it are missing some, or have some too many: which of them, only a copy can say.
+//! A [`Tally`] counts the records of a kind and adds up their seals. It is changed together with the records, so if the
+//! records do not add up to it, some are missing or superfluous. Only a copy can say which.
 
 use std::collections::BTreeMap;
 
@@ -16,7 +17,7 @@ pub(crate) const SEAL_BYTES: usize = 16;
 /// A checksum of a record.
 pub(crate) type Seal = [u8; SEAL_BYTES];
 
-/// The seal of a value under its key. The version is 0 where the store counts versions by itself.
+/// Returns the seal of a value under its key. The version is 0 where the store counts versions by itself.
 pub(crate) fn seal(key: &str, version: u64, value: &[u8]) -> Seal {
     let mut hash = Sha256::new();
     hash.update(version.to_le_bytes());
@@ -33,7 +34,7 @@ pub(crate) fn shorten(hash: Sha256) -> Seal {
     seal
 }
 
-/// How many records of a kind there are, and the sum of their seals.
+/// Number of records of a kind, and the sum of their seals.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Tally {
     pub(crate) count: u64,
@@ -70,7 +71,7 @@ mod tests {
     }
 
     #[test]
-    fn tallies_do_not_depend_on_order_and_notice_a_missing_record() {
+    fn tallies_ignore_order_and_detect_a_missing_record() {
         let seals = [seal("t/a", 1, b""), seal("t/b", 1, b""), seal("t/c", 1, b"")];
         let (mut forth, mut back) = (Tally::default(), Tally::default());
         seals.iter().for_each(|seal| forth.add(seal));

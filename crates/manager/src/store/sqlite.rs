@@ -3,11 +3,12 @@
 //! The manager alone has the file open, so it is locked exclusively; the index of the write-ahead log then lives
 //! on the heap, and a full disk is an error of a write, never a fault of a mapping.
 //!
-//! Each record has a [seal](super::seal), each kind of records a tally, and each change a number. Opening compares them,
-//! with one another and with the journal ([`audit`]): what the file has lost is put back from the journal, and what cannot be
-//! put back is said and refused. A record that is damaged later is an error when it is read.
+//! Each record has a [seal](super::seal), each kind of records a tally, and each change a number. Opening compares
+//! them, with one another and with the journal ([`audit`]): records that the file has lost are put back from the
+//! journal. If one cannot be put back, opening reports it and refuses the store. A record that is damaged later causes
+//! an error when it is read.
 //!
-//! A change of a kind that the journal keeps whole, which tokens and their revocations are, is acknowledged when it is on the
+//! A change of a kind that the journal keeps whole, as tokens and their revocations, is acknowledged when it is on the
 //! disk: see [`Store::unsynced`]. Other changes reach the disk with the next such change or checkpoint: a crash of the
 //! machine may lose the last ones, but never half of one.
 
@@ -32,14 +33,14 @@ use super::{
     Batch, Blob, BlobPart, Record, Reserve, Size, Store, Versioned, check_key, check_part, check_value,
 };
 
-/// Part of the disk that is reserved, within bounds in bytes. What users store leaves it free. Revocations, the ledger and
-/// starts need it when the disk is nearly full, and so does the log: its pages must find room in the file before anything,
-/// even the removal of a package, can shrink it.
+/// Part of the disk that is reserved, within bounds in bytes. Users' data leaves it free. Revocations, the ledger and
+/// starts need it when the disk is nearly full, and so does the log: its pages must fit into the file before any
+/// change, even the removal of a package, can shrink it.
 const RESERVE_PARTS: u64 = 64;
 const MIN_RESERVE_BYTES: u64 = 8 << 20;
 const MAX_RESERVE_BYTES: u64 = 256 << 20;
 
-/// How many restored or lost records a message names.
+/// Most restored or lost records that a message names.
 const SHOWN: usize = 8;
 
 /// A [`Store`] in one file.
@@ -56,10 +57,10 @@ pub struct SqliteStore {
 }
 
 impl SqliteStore {
-    /// Opens the store in this file, which is made if it is not there.
+    /// Opens the store in this file, which is made if it does not exist.
     ///
     /// # Errors
-    /// `system` if the store has lost something that its journal cannot give back: the message says what.
+    /// `system` if the store has lost records that its journal cannot restore: the message names them.
     pub fn open(file: &Path) -> Result<SqliteStore, Error> {
         let folder = file.parent().unwrap_or(file).to_owned();
         let (connection, account, report) = audit_file(file, audit::Losses::Refused)?;
@@ -67,7 +68,7 @@ impl SqliteStore {
             return Err(damaged(file, &report));
         }
         let journal = match begin_journal(&connection, &folder, file, &account) {
-            // What is in the store can be read nevertheless, and the first change begins a journal.
+            // The content of the store can be read nevertheless, and the first change begins a journal.
             Err(error) if error.code == Code::StoreFull => {
                 Journal::behind(&file.with_extension("journal")).map_err(|_| error)?
             }
@@ -79,12 +80,12 @@ impl SqliteStore {
         Ok(SqliteStore { connection, folder, account, journal, sync, is_unsynced: false, report, reserve })
     }
 
-    /// What opening has found and put back.
+    /// Returns the damage that opening has found, and the records that it has put back.
     pub fn report(&self) -> &Report {
         &self.report
     }
 
-    /// Makes changes, and tells the journal.
+    /// Makes changes, and adds them to the journal.
     fn make(
         &mut self,
         change: impl FnOnce(&mut Changes<'_>) -> rusqlite::Result<bool>,
@@ -110,7 +111,7 @@ impl SqliteStore {
         Ok(changed)
     }
 
-    /// Begins a new journal, whose base is what the store has now. If there is no room the old one stays.
+    /// Begins a new journal, whose base is the current content of the store. If no space is left the old one stays.
     fn renew_journal(&mut self) {
         let file = self.journal.path().with_extension("sqlite");
         match begin_journal(&self.connection, &self.folder, &file, &self.account) {
@@ -158,7 +159,7 @@ impl SqliteStore {
         run().map_err(|error| self.failure("read", &error))
     }
 
-    /// That so many bytes more leave the reserve free, if they have to.
+    /// Checks that `len_bytes` more bytes leave the reserve free, if they have to.
     fn check_reserve(&self, len_bytes: u64) -> Result<(), Error> {
         if self.reserve == Reserve::Used {
             return Ok(());
@@ -294,7 +295,7 @@ impl Store for SqliteStore {
     }
 }
 
-/// How much of a disk is reserved.
+/// Returns the number of reserved bytes of a disk.
 fn reserved_bytes(disk_bytes: u64) -> u64 {
     (disk_bytes / RESERVE_PARTS).clamp(MIN_RESERVE_BYTES, MAX_RESERVE_BYTES)
 }
@@ -336,7 +337,7 @@ fn audit_file(file: &Path, losses: audit::Losses) -> Result<(Connection, Account
     Ok((connection, account, report))
 }
 
-/// Begins a journal with a copy of what matters, when all of the store up to now is on the disk.
+/// Begins a journal with a copy of the important records, when all of the store up to now is on the disk.
 fn begin_journal(
     connection: &Connection,
     folder: &Path,
@@ -362,7 +363,7 @@ fn checkpoint(connection: &Connection) -> rusqlite::Result<()> {
     run_pragma(connection, "PRAGMA wal_checkpoint(TRUNCATE)")
 }
 
-/// Does what a pragma says, to the last of the rows in which it answers.
+/// Runs a pragma, to the last of its rows.
 fn run_pragma(connection: &Connection, pragma: &str) -> rusqlite::Result<()> {
     let mut statement = connection.prepare_cached(pragma)?;
     let mut rows = statement.query([])?;
@@ -380,7 +381,7 @@ fn damaged(file: &Path, report: &Report) -> Error {
     Error::new(Code::StoreDamaged, message)
 }
 
-/// The first of several names, and how many more there are.
+/// Lists the first of several names, and the number of the others.
 pub(crate) fn listed(names: &[String]) -> String {
     let shown = names.iter().take(SHOWN).cloned().collect::<Vec<_>>().join("; ");
     match names.len().saturating_sub(SHOWN) {
@@ -397,7 +398,7 @@ fn damaged_record(folder: &Path, key: &str) -> Error {
     Error::new(Code::StoreDamaged, message)
 }
 
-/// What stands behind every key of this prefix: no key goes on with the last of all characters.
+/// Returns a key behind every key of this prefix: no key continues with the last of all characters.
 fn end_of(prefix: &str) -> String {
     format!("{prefix}{}", char::MAX)
 }
@@ -472,7 +473,7 @@ mod tests {
     }
 
     #[test]
-    fn a_record_damaged_under_a_running_store_is_an_error_and_not_absent() {
+    fn record_damaged_under_a_running_store_is_an_error() {
         let (_folder, mut store) = store();
         put(&mut store, "token/a", b"revoked").unwrap();
         put(&mut store, "token/b", b"good").unwrap();

@@ -6,8 +6,8 @@ use std::sync::{Condvar, Mutex, PoisonError};
 
 use sublet_proto::{Code, Error};
 
-/// Files whose changes are to reach the disk before they are acknowledged. Of many that wait at the same time, one writes
-/// through for all.
+/// Files whose changes are to reach the disk before they are acknowledged. One of the threads that wait at the same
+/// time writes through for all.
 #[derive(Debug)]
 pub struct SyncGroup {
     files: Vec<PathBuf>,
@@ -17,11 +17,11 @@ pub struct SyncGroup {
 
 #[derive(Debug, Default)]
 struct State {
-    /// How many have asked, and how many of those have been served.
+    /// Number of requests so far, and number of those that have been served.
     asked: u64,
     served: u64,
     is_syncing: bool,
-    /// How often the files were written through.
+    /// Number of times that the files were written through.
     syncs: u64,
 }
 
@@ -31,10 +31,10 @@ impl SyncGroup {
         SyncGroup { files, state: Mutex::default(), ended: Condvar::new() }
     }
 
-    /// Returns when everything that was written to the files before is on the disk.
+    /// Returns when all earlier writes to the files are on the disk.
     ///
     /// # Errors
-    /// `system`, with the file: what was written may not outlive the machine.
+    /// `system`, with the file: the writes may not outlive the machine.
     pub fn sync(&self) -> Result<(), Error> {
         let mut state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
         state.asked += 1;
@@ -62,7 +62,7 @@ impl SyncGroup {
         }
     }
 
-    /// How often the files were written through so far.
+    /// Returns the number of times that the files were written through so far.
     pub fn syncs(&self) -> u64 {
         self.state.lock().unwrap_or_else(PoisonError::into_inner).syncs
     }
@@ -80,7 +80,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn many_that_wait_share_a_sync_and_a_failure_is_said() {
+    fn concurrent_callers_share_a_sync_and_failures_are_returned() {
         let folder = tempfile::tempdir().unwrap();
         let file = folder.path().join("f");
         std::fs::write(&file, "x").unwrap();

@@ -1,4 +1,4 @@
-//! A manager, and what clients, operators and agents do to it over its sockets.
+//! A manager, with clients, operators and agents that use its sockets.
 
 #![allow(clippy::unwrap_used, dead_code, missing_docs)]
 
@@ -19,7 +19,7 @@ use tonic::service::interceptor::InterceptedService;
 use tonic::transport::{Certificate, Channel, ClientTlsConfig, Endpoint};
 use tonic::{Request, Status};
 
-/// Nothing here takes so long, however slow the machine is.
+/// Time that no step of a test needs, even on a slow machine.
 pub const PATIENCE: Duration = Duration::from_secs(30);
 
 pub type Client = ManagerClient<InterceptedService<Channel, Bearer>>;
@@ -73,7 +73,7 @@ pub async fn house_with(change: impl FnOnce(&mut Options)) -> House {
     House { folder, manager, client, agent }
 }
 
-/// With TLS on a loopback address.
+/// Creates a house with TLS on a loopback address.
 pub async fn house_on_tcp() -> House {
     house_with(|options| options.listen = vec!["127.0.0.1:0".parse().unwrap()]).await
 }
@@ -83,7 +83,7 @@ impl House {
         std::fs::read_to_string(self.folder.path().join("state/tls/ca.pem")).unwrap()
     }
 
-    /// As somebody with this token, over TLS.
+    /// Connects over TLS with this token.
     pub async fn as_token(&self, token: &str) -> Client {
         ManagerClient::with_interceptor(self.channel().await, Bearer::of(token))
     }
@@ -123,7 +123,7 @@ pub fn plain(options: &mut Options) {
     options.tls = Tls::Plain;
 }
 
-/// An agent, as far as its manager knows.
+/// An agent from its manager's point of view.
 pub struct Node {
     pub client: Agent,
     pub registered: NodeRegistration,
@@ -211,7 +211,7 @@ pub fn asked(cores: u32) -> LeaseRequest {
     LeaseRequest { package: "x".into(), cores, ..LeaseRequest::default() }
 }
 
-/// One lease with so many cores.
+/// Requests one lease with this many cores.
 pub async fn lease(client: &mut Client, cores: u32) -> Result<LeaseGrant, Error> {
     let mut grants = done(client.request_lease(asked(cores)).await)?.grants;
     assert_eq!(grants.len(), 1);
@@ -222,7 +222,7 @@ pub fn id(grant: &LeaseGrant) -> String {
     grant.lease.as_ref().unwrap().id.clone()
 }
 
-/// What an agent says of a lease that has computed for so many milliseconds.
+/// Returns an agent's report of a lease that has computed for this many milliseconds.
 pub fn used(lease: &str, state: LeaseState, executing_ms: u64) -> LeaseReport {
     let executing_ns = executing_ms * 1_000_000;
     let usage = Usage { allocated_ns: executing_ns, executing_ns, calls: executing_ms, ..Usage::default() };

@@ -250,7 +250,7 @@ fn a_scan_of_many_pages_gives_every_key_once(place: &Place) {
         let page = keys(store.scan("t/", after.as_deref(), 300).unwrap());
         let Some(last) = page.last() else { break };
         after = Some(last.clone());
-        // A key that goes away meanwhile makes no page shorter, and one that comes does not disturb.
+        // A key that is removed meanwhile makes no page shorter, and a new one has no effect.
         remove(&mut *store, "t/00450");
         put(&mut *store, "t/00000a", b"").unwrap();
         seen.extend(page);

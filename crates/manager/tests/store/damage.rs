@@ -14,13 +14,13 @@ const FILES: [&str; 3] = ["store.sqlite", "store.sqlite-wal", "store.journal"];
 /// Trials for each file. Each has a bit of its own.
 const FLIPS: u64 = 60;
 
-/// A store as a killed manager leaves it, with what is in it.
+/// A store as a killed manager leaves it, with its records.
 struct Killed {
     folder: TempDir,
     records: BTreeMap<String, Vec<u8>>,
 }
 
-/// A generator with a seed: what fails can be tried again.
+/// A random generator with a seed, so that a failure can be repeated.
 struct Chance(u64);
 
 impl Chance {
@@ -80,7 +80,7 @@ impl Killed {
         folder
     }
 
-    /// That everything is there.
+    /// Asserts that every record exists.
     fn assert_whole(&self, store: &SqliteStore, what: &str) {
         for (key, expected) in &self.records {
             assert_eq!(value(store, key).as_ref(), Some(expected), "{what}: {key}");
@@ -88,7 +88,8 @@ impl Killed {
         assert_eq!(store.scan("token/", None, 99).unwrap().len(), 40, "{what}");
     }
 
-    /// That a repaired store has nothing wrong, all tokens if it can have them, and says which kinds have lost records.
+    /// Asserts that a repaired store has no faults, has all tokens if possible, and reports the kinds with lost
+    /// records.
     fn assert_repaired(&self, folder: &Path, what: &str) {
         let (report, kept) = repair(&file(folder)).unwrap_or_else(|error| panic!("{what}: {error}"));
         assert!(kept.is_dir());
@@ -169,7 +170,7 @@ fn puts_back_a_torn_or_missing_write_ahead_log() {
 }
 
 #[test]
-fn refuses_a_missing_file_and_an_older_copy_and_repairs_them_from_the_journal() {
+fn detects_a_missing_or_old_file_and_repairs_it() {
     let killed = killed();
     let without = || {
         killed
@@ -299,7 +300,7 @@ fn drops_the_logs_of_earlier_versions() {
 }
 
 #[test]
-fn changes_of_tokens_are_to_be_written_through_and_those_of_leases_are_not() {
+fn token_changes_need_a_sync_and_lease_changes_do_not() {
     let folder = tempfile::tempdir().unwrap();
     let mut store = SqliteStore::open(&file(folder.path())).unwrap();
     put(&mut store, "lease/a", b"1").unwrap();

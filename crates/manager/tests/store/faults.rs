@@ -17,7 +17,7 @@ use sublet_proto::{Code, Error};
 use super::nats::{NatsServer, Settings};
 use super::{open, options, put, value};
 
-/// How long a store may take to work again before the test gives up.
+/// Longest time for which a test waits for a store to work again.
 const PATIENCE: Duration = Duration::from_secs(60);
 
 /// Repeats an operation until it succeeds; it may only fail because the server does not answer.
@@ -58,7 +58,7 @@ fn a_server_that_is_not_there_is_named() {
 }
 
 #[test]
-fn a_killed_server_fails_every_operation_and_has_everything_when_it_is_back() {
+fn killed_server_fails_every_operation_and_keeps_its_data() {
     let mut server = NatsServer::start();
     let mut store = open(&server);
     put(&mut store, "t/a", b"1").unwrap();
@@ -78,7 +78,7 @@ fn a_killed_server_fails_every_operation_and_has_everything_when_it_is_back() {
 }
 
 #[test]
-fn a_batch_that_failed_halfway_is_completed_by_making_it_again() {
+fn repeating_a_half_failed_batch_completes_it() {
     let mut server = NatsServer::start();
     let mut store = open(&server);
     let mut batch = Batch::default();
@@ -122,7 +122,7 @@ fn a_long_scan_during_writes_gives_every_key_once() {
 }
 
 #[test]
-fn a_server_that_is_silent_for_a_moment_is_waited_for() {
+fn waits_for_a_server_that_is_silent_briefly() {
     let server = NatsServer::start();
     let mut store = open(&server);
     put(&mut store, "t/a", b"1").unwrap();
@@ -137,7 +137,7 @@ fn a_server_that_is_silent_for_a_moment_is_waited_for() {
 }
 
 #[test]
-fn a_server_that_stays_silent_fails_an_operation_at_its_deadline() {
+fn silent_server_fails_an_operation_at_its_deadline() {
     let server = NatsServer::start();
     let mut store = open(&server);
     put(&mut store, "t/a", b"1").unwrap();
@@ -149,11 +149,11 @@ fn a_server_that_stays_silent_fails_an_operation_at_its_deadline() {
     assert_eq!(value(&store, "t/a").unwrap(), b"3");
 }
 
-/// How much a server or an account takes that is to be filled.
+/// Capacity of a server or an account in a test that fills it.
 const STORAGE_BYTES: u64 = 8 << 20;
 
 #[test]
-fn a_full_server_says_so_and_takes_more_after_something_was_removed() {
+fn full_server_returns_store_full_and_accepts_data_after_removal() {
     let settings = Settings { storage_bytes: Some(STORAGE_BYTES), ..Settings::default() };
     let server = NatsServer::start_with(&settings);
     fill_and_empty(&server, open(&server));
@@ -171,7 +171,7 @@ fn fill_and_empty(server: &NatsServer, mut store: NatsStore) {
     let (parts, error) = fill(&mut store, "sha256:d").unwrap();
     assert_eq!(error.code, Code::StoreFull, "{error}");
     assert!(error.message.contains(&server.url()), "{error}");
-    // The server looks before it writes, so the last one may reach beyond the limit.
+    // The server looks before it writes, so the last part may reach beyond the limit.
     assert!(parts > 0 && u64::from(parts) <= STORAGE_BYTES >> 20, "{parts} parts of a megabyte");
     let part = BlobPart { digest: "sha256:d", index: parts };
     assert_eq!(store.blob_part(part).unwrap(), None, "a part that found no room is not there");
@@ -188,7 +188,7 @@ fn fill_and_empty(server: &NatsServer, mut store: NatsStore) {
 }
 
 #[test]
-fn a_server_that_asks_who_it_is_gets_an_answer_from_the_address() {
+fn takes_credentials_for_the_server_from_the_address() {
     let lines = "authorization { user: \"me\", password: \"p@ss\" }\n".to_owned();
     let server = NatsServer::start_with(&Settings { lines, ..Settings::default() });
     let with = |url: String| NatsStore::open(&NatsOptions { url, ..options(&server) });
@@ -286,12 +286,12 @@ fn streams_that_are_older_than_what_was_acknowledged_are_refused() {
         assert!(error.message.contains(word), "{error}");
     }
     assert!(!error.message.contains("key-tenant"), "{error}");
-    // Whoever accepts that removes the file.
+    // An operator that accepts the loss removes the file.
     std::fs::remove_file(&noted).unwrap();
     let store = reopen(&server).unwrap();
     assert_eq!(value(&store, "token/a").unwrap(), b"valid");
     drop(store);
-    // A stream that is gone is a lost one, too.
+    // A stream that is gone is lost, too.
     server.kill();
     std::fs::remove_dir_all(server.folder().join("jetstream")).unwrap();
     std::fs::write(&noted, "sublet-test-key-token 1\n").unwrap();
@@ -304,7 +304,7 @@ fn streams_that_are_older_than_what_was_acknowledged_are_refused() {
     assert!(error.message.contains("ends with 0 of 1"), "{error}");
 }
 
-/// Does something by JetStream itself, beside the store.
+/// Uses JetStream directly, beside the store.
 fn with_jetstream<T>(server: &NatsServer, act: impl AsyncFnOnce(jetstream::Context) -> T) -> T {
     let runtime = tokio::runtime::Runtime::new().unwrap();
     runtime.block_on(async {
@@ -349,12 +349,12 @@ fn removes_the_log_of_earlier_versions() {
 }
 
 #[test]
-fn value_that_is_not_the_written_one_is_refused_by_name() {
+fn rejects_a_value_that_differs_from_the_written_one() {
     let server = NatsServer::start();
     let mut store = open(&server);
     put(&mut store, "token/a", b"good").unwrap();
     put(&mut store, "token/b", b"good").unwrap();
-    // As a faulty server would: the value of another key, with its checksum.
+    // A faulty server would do the same: the value of another key, with its checksum.
     with_jetstream(&server, async |jetstream| {
         let stream = jetstream.get_stream("sublet-test-key-token").await.unwrap();
         let other = stream.get_last_raw_message_by_subject("sublet.test.key.token.b").await.unwrap();
@@ -384,7 +384,7 @@ fn flip(server: &NatsServer, bytes: &[u8]) {
     flip_in(server, "", bytes);
 }
 
-/// As [`flip`], in the files of streams whose names hold this.
+/// Flips a bit as [`flip`] does, in the files of streams whose names contain `stream`.
 fn flip_in(server: &NatsServer, stream: &str, bytes: &[u8]) {
     let mut flipped = 0;
     let blocks = blocks(&server.folder().join("jetstream"));
@@ -400,7 +400,7 @@ fn flip_in(server: &NatsServer, stream: &str, bytes: &[u8]) {
 }
 
 #[test]
-fn record_that_the_servers_disk_has_damaged_is_not_taken_for_absent() {
+fn record_damaged_on_the_servers_disk_is_not_absent() {
     let mut server = NatsServer::start();
     let mut store = open(&server);
     for key in ["token/a", "token/b", "token/c", "tenant/a", "tenant/gone"] {
@@ -431,7 +431,7 @@ fn drop_message(server: &NatsServer, stream: &str, subject: &str) {
 }
 
 #[test]
-fn records_that_a_killed_server_drops_from_a_damaged_file_are_put_back() {
+fn restores_records_that_a_server_drops_from_a_damaged_file() {
     let mut server = NatsServer::start();
     let folder = tempfile::tempdir().unwrap();
     let noted = folder.path().join("streams");
@@ -441,11 +441,11 @@ fn records_that_a_killed_server_drops_from_a_damaged_file_are_put_back() {
         put(&mut store, key, format!("value of {key}").as_bytes()).unwrap();
     }
     assert!(store.compare_and_swap("token/07", 8, b"revoked 07").unwrap());
-    // What comes later in the stream goes with what is damaged.
+    // Later messages of the stream are lost with the damaged one.
     put(&mut store, "token/19", b"value of token/19").unwrap();
     drop(store);
     server.kill();
-    // In the stream itself: its copy is in another file.
+    // The damage is in the stream itself: its copy is in another file.
     flip_in(&server, "key-token", b"revoked 07");
     server.restart();
     let store = until_answered(|| NatsStore::open_noting(&options(&server), &noted));
@@ -458,7 +458,7 @@ fn records_that_a_killed_server_drops_from_a_damaged_file_are_put_back() {
 }
 
 #[test]
-fn record_that_a_server_has_dropped_is_not_taken_for_absent() {
+fn dropped_record_is_not_taken_for_absent() {
     let server = NatsServer::start();
     let mut store = open(&server);
     for key in ["token/a", "token/b", "token/gone", "lease/a"] {
@@ -540,7 +540,7 @@ fn older_copy_does_not_replace_a_damaged_record() {
     put(&mut store, "token/b", b"valid too").unwrap();
     with_jetstream(&server, async |jetstream| {
         let stream = jetstream.get_stream("sublet-test-key-token").await.unwrap();
-        // A later value, of which the manager that wrote it could write no copy, and which does not match its checksum.
+        // This is a later value that does not match its checksum, and of which its manager could write no copy.
         let other = stream.get_last_raw_message_by_subject("sublet.test.key.token.b").await.unwrap();
         publish(&jetstream, "sublet.test.key.token.a", other.headers, b"revoked").await;
     });
@@ -575,7 +575,7 @@ fn older_record_does_not_replace_its_later_copy() {
     assert_eq!(value(&store, "token/b").unwrap(), b"valid too");
 }
 
-/// Passes connections to a server on, and what clients send only until it has passed on a number of bytes.
+/// Forwards connections to a server, and the data of clients only up to a number of bytes.
 struct Line {
     port: u16,
     left: Arc<AtomicI64>,
@@ -650,7 +650,7 @@ fn interrupted_repair_is_completed_by_the_next() {
         let repair = std::thread::spawn(move || _ = dying.repair());
         wait_until(|| repair.is_finished() || line.is_cut());
         whole_bytes.get_or_insert_with(|| i64::MAX - line.left.load(Relaxed));
-        // A manager that starts now completes the repair, or says what is lost.
+        // A manager that starts now completes the repair, or reports the lost records.
         let noted = tempfile::tempdir().unwrap();
         match NatsStore::open_noting(&options(&server), &noted.path().join("streams")) {
             Err(error) => assert!(error.message.contains("lost records: lease/07: "), "{error}"),

@@ -1,4 +1,4 @@
-//! The stores: what each does, and what NATS does when its server fails.
+//! The conformance of all stores, and the behaviour of NATS when its server fails.
 
 #![allow(clippy::unwrap_used)]
 

@@ -14,7 +14,7 @@ use crate::limits::{
 };
 use crate::package::{is_name, is_package, name_form};
 
-/// All that is wrong so far.
+/// Problems that were found so far.
 #[derive(Default)]
 struct Problems(Vec<Problem>);
 
@@ -38,7 +38,7 @@ impl Problems {
     }
 }
 
-/// The graph of a document, or all that is wrong with it. What the whole must be is looked at when the parts are good.
+/// Returns the graph of a document, or all problems of it. The whole is checked only when the parts are valid.
 pub(super) fn graph(document: Document) -> Result<Graph, Vec<Problem>> {
     let mut problems = Problems::default();
     if document.version != VERSION {
@@ -209,7 +209,7 @@ fn memory(index: usize, component: &ComponentDocument, problems: &mut Problems) 
     Memory { initial_bytes, increment_bytes, limit_bytes, pool: component.pool }
 }
 
-/// The edges of which both ends are there and of the right type.
+/// Returns the edges with two existing ends of the right type.
 fn edges_of(
     documents: &[EdgeDocument],
     names: &HashMap<&str, usize>,
@@ -298,10 +298,10 @@ fn condition(index: usize, document: &EdgeDocument, problems: &mut Problems) -> 
     }
 }
 
-/// The graph as a whole, of which every part is good.
+/// The graph as a whole, with valid parts.
 struct Whole<'graph> {
     graph: &'graph Graph,
-    /// For each component those that it triggers.
+    /// For each component, the components that it triggers.
     triggers: Vec<Vec<usize>>,
 }
 
@@ -412,7 +412,7 @@ impl<'graph> Whole<'graph> {
     fn check_swapping(&self, problems: &mut Problems) {
         let computes = self.graph.components.iter().filter_map(|component| component.compute());
         let swapping = computes.filter(|compute| compute.resources.swap_bytes.is_some());
-        // Each of them may be more than it may be, which is another problem.
+        // Each of them may exceed its own limit, which is another problem.
         let instances = swapping.map(|compute| u64::from(compute.parallelism)).fold(0, u64::saturating_add);
         if instances > u64::from(MAX_SWAPPING) {
             let message = format!("{instances} instances have swap_bytes, and at most {MAX_SWAPPING} may");
@@ -420,7 +420,7 @@ impl<'graph> Whole<'graph> {
         }
     }
 
-    /// Of two components that exchange messages, neither may start only when the other has ended.
+    /// Checks that of two components that exchange messages, neither starts only when the other has ended.
     fn check_messages(&self, problems: &mut Problems) {
         let is_message = |(_, edge): &(usize, &Edge)| edge.relation == Relation::Message;
         let mut reached: HashMap<usize, Vec<bool>> = HashMap::new();
@@ -438,8 +438,8 @@ impl<'graph> Whole<'graph> {
         }
     }
 
-    /// A condition is of one output, and of those that are triggered otherwise there is another case; who may be left out has
-    /// nobody who waits for its messages.
+    /// Checks that a condition is of one output, that `otherwise` has another case beside it, and that a component that
+    /// may be left out exchanges no messages.
     fn check_conditions(&self, problems: &mut Problems) {
         for (index, edge) in self.graph.edges.iter().enumerate() {
             let Some(condition) = &edge.condition else { continue };
@@ -468,7 +468,7 @@ impl<'graph> Whole<'graph> {
         }
     }
 
-    /// Which components are executed in each run: the entry, and what they trigger without a condition.
+    /// Returns the components that are executed in each run: the entry, and those that it triggers without a condition.
     fn certain(&self) -> Vec<bool> {
         let mut certain = vec![false; self.triggers.len()];
         let mut next = vec![self.graph.entry()];
@@ -483,7 +483,7 @@ impl<'graph> Whole<'graph> {
         certain
     }
 
-    /// Those that run because this one does, itself among them.
+    /// Returns the components that run because this one does, including itself.
     fn reached_from(&self, component: usize) -> Vec<bool> {
         let mut reached = vec![false; self.triggers.len()];
         let mut next = vec![component];

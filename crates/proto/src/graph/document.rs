@@ -1,7 +1,7 @@
-//! The JSON form of a graph: which fields there are, and of which type.
+//! The JSON form of a graph: its fields and their types.
 //!
-//! A structure that serde derives is read from an array of its fields, too, where nothing says which is which: here every
-//! structure is an object.
+//! A structure with serde's derived code could also be read from an array of its fields, without their names: here
+//! every structure is an object.
 
 use std::fmt;
 use std::marker::PhantomData;
@@ -16,7 +16,7 @@ use super::{
 };
 use crate::pool::Pool;
 
-/// As it is written.
+/// A document as it is written.
 #[derive(Deserialize, Serialize)]
 #[serde(deny_unknown_fields)]
 pub(super) struct Document {
@@ -30,7 +30,7 @@ pub(super) struct Document {
     pub(super) limits: Limits,
 }
 
-/// A component of either type. A field of the other type is told as that, so there is one structure for both.
+/// A component of either type. One structure for both allows to report a field of the other type as such.
 #[derive(Default, Deserialize, Serialize)]
 #[serde(deny_unknown_fields)]
 pub(super) struct ComponentDocument {
@@ -89,7 +89,7 @@ pub(super) enum EdgeType {
 }
 
 impl Document {
-    /// The first thing that is not of the form is told with its place, line and column.
+    /// Parses a document. The first part that is not of the form is reported with its position, line and column.
     pub(super) fn parse(json: &[u8]) -> Result<Document, Problem> {
         let whole = |message| Problem { at: String::new(), message };
         if json.len() > MAX_DOCUMENT_BYTES {
@@ -109,7 +109,7 @@ impl Document {
         Ok(document)
     }
 
-    /// What would be read as this graph.
+    /// Returns the document that parses as this graph.
     pub(super) fn of(graph: &Graph) -> Document {
         let name = |index: usize| graph.components[index].name.clone();
         Document {

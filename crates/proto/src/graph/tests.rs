@@ -36,7 +36,7 @@ fn parse(document: &Value) -> Result<Graph, Vec<Problem>> {
     Graph::parse(document.to_string().as_bytes())
 }
 
-/// The document with one change, as a JSON pointer and what stands there then; nothing takes it away.
+/// Returns the document with one change, as a JSON pointer and its new value; null removes it.
 fn changed(at: &str, value: Value) -> Value {
     let mut document = document();
     let (parent, field) = at.rsplit_once('/').unwrap();
@@ -56,7 +56,7 @@ fn edge(r#type: &str, from: &str, to: &str) -> Value {
 }
 
 #[test]
-fn a_document_says_what_a_graph_is_and_what_it_leaves_out_has_defaults() {
+fn parses_a_document_with_defaults_for_missing_fields() {
     let graph = parse(&document()).unwrap();
     assert_eq!((graph.name.as_str(), graph.entry()), ("regression", 0));
     let load = graph.components[0].compute().unwrap();
@@ -80,12 +80,12 @@ fn a_function_alone_is_a_graph() {
 }
 
 #[test]
-fn what_is_written_of_a_graph_is_read_as_the_same() {
+fn written_graph_parses_to_the_same_graph() {
     let graph = parse(&document()).unwrap();
     assert_eq!(Graph::parse(graph.to_json().as_bytes()).unwrap(), graph);
 }
 
-/// Each with where it is, and a part of what is said.
+/// Each case has the position of the problem, and a part of its message.
 #[test]
 fn what_is_wrong_is_told_with_its_place() {
     let small = json!({ "name": "m", "type": "memory", "initial_bytes": 8192, "limit_bytes": 4096 });
@@ -201,7 +201,7 @@ fn what_is_wrong_is_told_with_its_place() {
     }
 }
 
-/// What is left out of these, of one component and what it triggers in which case.
+/// Builds a graph of four components, of which one triggers others by these edges, as ends and condition.
 fn choosing(edges: &[(&str, Value)]) -> Value {
     let compute = |name: &str| json!({ "name": name, "type": "compute", "package": "p", "function": "f" });
     let mut components: Vec<Value> = ["a", "b", "c", "d"].map(compute).into();
@@ -274,7 +274,7 @@ fn a_condition_that_makes_no_sense_is_told() {
 }
 
 #[test]
-fn an_entry_that_is_triggered_by_what_never_runs_is_refused() {
+fn rejects_entry_triggered_by_a_component_that_never_runs() {
     let mut document = changed("/edges/-", edge("trigger", "idle", "load"));
     let idle = json!({ "name": "idle", "type": "compute", "package": "p", "function": "f" });
     document["components"].as_array_mut().unwrap().push(idle);
@@ -283,7 +283,7 @@ fn an_entry_that_is_triggered_by_what_never_runs_is_refused() {
 }
 
 #[test]
-fn all_that_is_wrong_is_told_at_once_and_within_bounds() {
+fn reports_all_problems_at_once_up_to_the_limit() {
     let mut document = changed("/components/1/parallelism", json!(0));
     document["limits"]["cores"] = json!(0);
     document["edges"][0]["to"] = json!("nobody");
@@ -294,7 +294,7 @@ fn all_that_is_wrong_is_told_at_once_and_within_bounds() {
 }
 
 #[test]
-fn what_is_too_large_is_refused_before_it_is_looked_at() {
+fn rejects_too_large_documents_before_checking_them() {
     let problems = Graph::parse(&vec![b' '; MAX_DOCUMENT_BYTES + 1]).unwrap_err();
     assert!(problems[0].message.contains("at most 1048576"), "{problems:?}");
     let mut document = document();
@@ -323,7 +323,7 @@ fn what_is_no_json_is_told_with_line_and_column() {
 }
 
 #[test]
-fn a_long_circle_and_a_wide_graph_are_looked_at_in_time_that_grows_with_them() {
+fn checks_the_largest_circles_and_layered_graphs() {
     let name = |n: usize| format!("c{n}");
     let component = |n: usize| json!({ "name": name(n), "type": "compute", "entry": n == 0, "package": "p", "function": "f" });
     let components: Vec<Value> = (0..MAX_COMPONENTS).map(component).collect();

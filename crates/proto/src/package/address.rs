@@ -33,8 +33,8 @@ pub fn is_package(address: &str) -> bool {
         .any(|read| read.function.is_none() && read.owner.is_none_or(is_owner) && is_named(read.package))
 }
 
-/// The meanings of an address in the order in which they are tried. The caller's own and public packages come first:
-/// `a/b` is function `b` of package `a`, and package `b` of tenant `a` only if there is no such package `a`.
+/// Returns the meanings of an address in the order in which they are tried. The caller's own and public packages come
+/// first: `a/b` is function `b` of package `a`, and package `b` of tenant `a` only if no package `a` exists.
 pub fn readings(address: &str) -> impl Iterator<Item = Address<'_>> {
     let mut parts = address.splitn(3, '/');
     let first = parts.next().unwrap_or_default();

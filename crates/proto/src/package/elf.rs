@@ -1,7 +1,7 @@
-//! Reads what a package needs to know of a shared object: its processor and the functions it exports.
+//! Reads a shared object for a package: its processor and the functions that it exports.
 //!
-//! Every read is checked against the file's length, and nothing is copied. A file whose headers point behind its
-//! end is reported as truncated here, so that it is never handed to the dynamic loader, which would crash.
+//! Every read is checked against the file's length, and no bytes are copied. A file whose headers point behind its end
+//! is reported as truncated here, so that it never reaches the dynamic loader, which would crash.
 
 use std::collections::BTreeSet;
 
@@ -11,13 +11,13 @@ use object::read::elf::{FileHeader, ProgramHeader, SectionHeader, SectionTable, 
 
 use super::{Kind, Library, MAX_SYMBOL_BYTES};
 
-/// Most dynamic symbols that are looked at.
+/// Most dynamic symbols that are read.
 const MAX_SYMBOLS: usize = 1 << 18;
 
 const ENDIAN: LittleEndian = LittleEndian;
 type Header = FileHeader64<LittleEndian>;
 
-/// Reads a shared object, or says why it is none that can be run.
+/// Reads a shared object, or says why it cannot be run.
 pub(super) fn read(data: &[u8]) -> Result<Library<'_>, String> {
     check_identity(data)?;
     let header = Header::parse(data).map_err(truncated)?;
@@ -130,7 +130,8 @@ fn is_exported_function(symbol: &Sym64<LittleEndian>) -> bool {
         && matches!(symbol.st_visibility(), elf::STV_DEFAULT | elf::STV_PROTECTED)
 }
 
-/// Looks no further than the longest name, so that overlapping strings of a hostile file cost nothing.
+/// Returns a name. It reads no further than the longest name, so that overlapping strings of a hostile file cost
+/// nothing.
 fn name(strings: &[u8], offset: u32) -> Option<&str> {
     let rest = strings.get(usize::try_from(offset).ok()?..)?;
     let window = &rest[..rest.len().min(MAX_SYMBOL_BYTES + 1)];

@@ -1,4 +1,4 @@
-//! A package's files: their paths, which may neither leave the package's folder nor stand in each other's way.
+//! A package's files: their paths, which may neither leave the package's folder nor conflict with each other.
 
 use std::collections::BTreeSet;
 
@@ -9,7 +9,7 @@ use crate::v1::PackageFile;
 
 /// Longest path of a file, in bytes.
 pub const MAX_PATH_BYTES: usize = 1024;
-/// Longest component of a path, in bytes: what Linux file systems take.
+/// Longest component of a path, in bytes: the limit of Linux file systems.
 pub const MAX_COMPONENT_BYTES: usize = 255;
 
 /// Whether a path is one of a file in a package, and leads nowhere else.
@@ -62,7 +62,7 @@ pub(super) fn check_files(files: &[PackageFile]) -> Result<(), Error> {
     seen.iter().try_for_each(|path| check_ancestors(path, &seen))
 }
 
-/// A file cannot stand inside of another file.
+/// Refuses a path inside of another file.
 fn check_ancestors(path: &str, files: &BTreeSet<&str>) -> Result<(), Error> {
     let inside = path.match_indices('/').map(|(end, _)| &path[..end]);
     match inside.into_iter().find(|folder| *folder == MANIFEST_FILE || files.contains(folder)) {

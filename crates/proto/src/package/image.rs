@@ -18,7 +18,7 @@ pub fn unpinned_image(package: &v1::Package) -> Result<Option<String>, Error> {
     Ok(builds.into_iter().filter_map(|build| build.image).find(|image| !is_pinned(image)))
 }
 
-/// Pins that image: adds the digest to what stands in the manifest.
+/// Pins that image: adds the digest to its name in the manifest.
 pub fn pin_image(package: &mut v1::Package, digest: &str) -> Result<(), Error> {
     let Some(image) = unpinned_image(package)? else { return Ok(()) };
     let pinned = format!("{image}@{digest}");
@@ -33,7 +33,7 @@ pub fn pin_image(package: &mut v1::Package, digest: &str) -> Result<(), Error> {
             &format!("{quote}{pinned}{quote}"),
             1,
         );
-        // Another place where the same words stand would be changed in vain.
+        // A change of another occurrence of the same text has no effect.
         if are_pinned(&changed) > before {
             package.manifest = changed;
             return Ok(());
@@ -42,7 +42,7 @@ pub fn pin_image(package: &mut v1::Package, digest: &str) -> Result<(), Error> {
     Err(invalid(format!("{MANIFEST_FILE}: pin the image by hand, as image = {pinned:?}")))
 }
 
-/// What every manifest has to keep to.
+/// Checks an image's name, in every manifest.
 pub(super) fn check_image(image: &str) -> Result<(), Error> {
     let is_text = image.bytes().all(|byte| byte.is_ascii_graphic());
     if is_text && !matches!(image, "" | "@") && image.len() <= MAX_IMAGE_BYTES {
@@ -53,7 +53,7 @@ pub(super) fn check_image(image: &str) -> Result<(), Error> {
     )))
 }
 
-/// What every stored package has to keep to.
+/// Checks that an image is pinned, in every stored package.
 pub(super) fn check_pinned(image: Option<&str>) -> Result<(), Error> {
     match image {
         Some(image) if !is_pinned(image) => Err(invalid(format!(
@@ -75,13 +75,13 @@ mod tests {
     }
 
     #[test]
-    fn an_image_is_pinned_where_it_stands_and_nothing_else_is_changed() {
+    fn pins_an_image_and_changes_nothing_else() {
         for image in ["\"host:5000/a/b:1\"", "'host:5000/a/b:1'", "\"x\""] {
             let mut package = package(image);
             let before = package.manifest.clone();
             assert_eq!(unpinned_image(&package).unwrap().as_deref(), Some(image.trim_matches(['"', '\''])));
             if image == "\"x\"" {
-                // The name of the package is the same, and stands before it.
+                // The name of the package is the same text, and comes before it.
                 assert!(pin_image(&mut package, DIGEST).unwrap_err().message.contains("by hand"));
                 continue;
             }

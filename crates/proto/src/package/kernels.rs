@@ -1,11 +1,12 @@
 //! Packages of kernels: functions on accelerators, by OpenCL or CUDA.
 //!
-//! Such a build says what it is (`kind`), and names each of its functions: which kernel of which program, and how many
-//! work-items execute it. A program is a text (OpenCL C, PTX) or a binary that the device's own tools have made. Neither
-//! is looked at more closely here than by its first bytes: what reads strangers' programs is a process with nothing to
-//! lose, on the node that executes them.
+//! Such a build names its kind (`kind`), and each of its functions: the kernel, its program, and the number of
+//! work-items that execute it. A program is a text (OpenCL C, PTX) or a binary that the device's own tools have made.
+//! This module examines only its first bytes: untrusted programs are read by a process with nothing to lose, on the
+//! node that executes them.
 //!
-//! What is refused of a kernel's name, options and sizes is decided here for whoever deploys and whoever executes.
+//! The rules for a kernel's name, options and sizes are here, for the manager that stores a package and the node that
+//! executes it.
 
 use serde::Deserialize;
 
@@ -33,25 +34,25 @@ const SPIR_V: [[u8; 4]; 2] = [0x0723_0203_u32.to_le_bytes(), 0x0723_0203_u32.to_
 const ELF: &[u8] = b"\x7fELF";
 const FATBIN: [u8; 4] = 0xba55_ed50_u32.to_le_bytes();
 
-/// The `[kernels]` of a manifest: how its sources are compiled, and what one call may take.
+/// The `[kernels]` of a manifest: how its sources are compiled, and the limits of one call.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct KernelLimits {
-    /// What OpenCL's compiler is told: `-DNAME[=VALUE]` and `-cl-*`.
+    /// Options for OpenCL's compiler: `-DNAME[=VALUE]` and `-cl-*`.
     pub options: Option<String>,
-    /// How long a call may run, in milliseconds; [`super::DEFAULT_DEADLINE_MS`] if it is left out.
+    /// Longest time of a call, in milliseconds; [`super::DEFAULT_DEADLINE_MS`] if it is left out.
     pub deadline_ms: Option<u64>,
 }
 
-/// How many work-items execute a launch, in one dimension. A kernel may be executed by more than was asked for, up to a
-/// whole work-group, and must look at its place.
+/// Number of work-items that execute a launch, in one dimension. More may execute a kernel than were asked for, up to a
+/// whole work-group, so a kernel must check its index.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct WorkSize {
-    /// Input bytes for each work-item; none: `items` of them whatever the input.
+    /// Input bytes for each work-item; `None`: `items` work-items for any input.
     pub bytes_per_item: Option<u32>,
     /// The least number of work-items, at least 1.
     pub items: u32,
-    /// Work-items of a group; none: the driver chooses.
+    /// Work-items of a group; `None`: the driver chooses.
     pub group: Option<u32>,
 }
 
@@ -59,18 +60,18 @@ impl WorkSize {
     /// One work-item.
     pub const ONE: WorkSize = WorkSize { bytes_per_item: None, items: 1, group: None };
 
-    /// One for each so many bytes of input.
+    /// One work-item for each `bytes` bytes of input.
     pub const fn per_bytes(bytes: u32) -> WorkSize {
         WorkSize { bytes_per_item: Some(bytes), ..WorkSize::ONE }
     }
 
-    /// How many for an input of this size: whole groups.
+    /// Returns the number of work-items for an input of this size: whole groups.
     pub fn items_for(self, input_bytes: u32) -> u64 {
         let by_input = self.bytes_per_item.map_or(0, |bytes| input_bytes.div_ceil(bytes.max(1)));
         u64::from(by_input.max(self.items)).next_multiple_of(u64::from(self.group.unwrap_or(1)))
     }
 
-    /// Refuses what nothing can execute.
+    /// Refuses a size that cannot be executed.
     ///
     /// # Errors
     /// The reason.
@@ -114,28 +115,28 @@ fn is_option(word: &str) -> bool {
     word.strip_prefix("-cl-").is_some_and(|rest| rest.chars().all(|c| is_plain(c) || c == '='))
 }
 
-/// A program's text, if it is one; otherwise it is a binary.
+/// Returns a program's text, if it is one; otherwise it is a binary.
 pub fn source(program: &[u8]) -> Option<&str> {
     std::str::from_utf8(program).ok().filter(|text| !text.contains('\0'))
 }
 
 impl Build {
-    /// What it says that it is, if that is one of kernels.
+    /// Returns its named kind, if that is one of kernels.
     ///
     /// # Errors
-    /// [`Code::InvalidPackage`] if it says what need not, or cannot, be said.
+    /// [`Code::InvalidPackage`] if it names a kind that need not, or cannot, be named.
     pub fn kernel_kind(&self) -> Result<Option<Kind>, Error> {
         Ok(self.said_kind()?.filter(|kind| kind.is_of_kernels()))
     }
 
-    /// A function's program.
+    /// Returns the path of a function's program.
     pub fn program_of<'a>(&'a self, function: &'a ManifestFunction) -> &'a str {
         function.program.as_deref().unwrap_or(&self.library)
     }
 }
 
 impl ManifestFunction {
-    /// How many work-items execute it.
+    /// Returns the number of work-items that execute it.
     pub fn work(&self) -> WorkSize {
         WorkSize { bytes_per_item: self.bytes_per_item, items: self.items.unwrap_or(1), group: self.group }
     }
@@ -152,7 +153,7 @@ impl ManifestFunction {
     }
 }
 
-/// What a build says of kernels, and all that it must say.
+/// Checks the fields of a build that concern kernels, and that the required ones are set.
 pub(super) fn check_build(build: &Build) -> Result<(), Error> {
     let Some(kind) = build.kernel_kind()? else {
         return if build.kernels.is_some() { Err(needs_kind("[kernels]")) } else { Ok(()) };
@@ -188,7 +189,7 @@ fn check_function(function: &ManifestFunction) -> Result<(), Error> {
     function.work().check().map_err(|reason| invalid(format!("of function {name}: {reason}")))
 }
 
-/// That functions say nothing that means something of kernels only, unless there are some.
+/// Refuses fields that concern only kernels, unless the package has kernels.
 pub(super) fn check_words(functions: &[ManifestFunction], has_kernels: bool) -> Result<(), Error> {
     let said = functions.iter().find_map(ManifestFunction::says_of_kernels);
     said.filter(|_| !has_kernels).map_or(Ok(()), |what| Err(needs_kind(what)))
@@ -198,7 +199,7 @@ fn needs_kind(what: &str) -> Error {
     invalid(format!("{MANIFEST_FILE} has {what}, which is of kernels: kind = \"opencl\" or \"cuda\""))
 }
 
-/// The kernels of a build whose manifest was checked, each with its program.
+/// Returns the kernels of a build with a checked manifest, each with its program.
 pub(super) fn read<'a>(kind: Kind, build: &'a Build, files: &[PackageFile]) -> Result<Library<'a>, Error> {
     for function in &build.functions {
         let path = build.program_of(function);
@@ -209,7 +210,7 @@ pub(super) fn read<'a>(kind: Kind, build: &'a Build, files: &[PackageFile]) -> R
     Ok(Library { kind, architecture: kind.name().into(), functions })
 }
 
-/// That a program is of a form that is taken.
+/// Checks that a program has an accepted form.
 fn check_program(kind: Kind, program: &[u8]) -> Result<(), String> {
     if !(1..=MAX_PROGRAM_BYTES).contains(&program.len()) {
         return Err(format!("has {} bytes, and a program has 1 to {MAX_PROGRAM_BYTES}", program.len()));
@@ -229,7 +230,7 @@ fn check_program(kind: Kind, program: &[u8]) -> Result<(), String> {
     }
 }
 
-/// That a bare file is no program of kernels, as its name has it: of those a manifest names the functions.
+/// Refuses a bare file that is a program of kernels by its name: kernels need a manifest that names the functions.
 pub(super) fn check_bare(file_name: &str) -> Result<(), Error> {
     if [".cl", ".ptx", ".cubin", ".fatbin"].iter().any(|ending| file_name.ends_with(ending)) {
         let message =
@@ -239,7 +240,7 @@ pub(super) fn check_bare(file_name: &str) -> Result<(), Error> {
     Ok(())
 }
 
-/// What a build of kernels is without: an image, a network, limits of WebAssembly.
+/// Refuses fields that a build of kernels cannot have: an image, a network, limits of WebAssembly.
 pub(super) fn check_alone(build: &Build) -> Result<(), Error> {
     let others = [
         (build.image.is_some(), "an image"),
@@ -293,7 +294,7 @@ mod tests {
     }
 
     #[test]
-    fn what_no_kernel_can_be_is_refused_when_it_is_deployed() {
+    fn rejects_invalid_kernels_at_deployment() {
         let function = |more: &str| message(&manifest(&format!("[[function]]\nname='f'\n{more}")));
         assert!(message(&manifest("")).contains("names 0 functions"));
         assert!(function("symbol='f g'").contains("\"f g\""));
@@ -315,7 +316,7 @@ mod tests {
     }
 
     #[test]
-    fn a_program_that_is_missing_or_of_no_form_that_is_taken_is_refused() {
+    fn rejects_missing_programs_and_unknown_forms() {
         let refused = |text: &str, program: &[u8]| {
             let error = deployed(text, program).unwrap_err();
             assert_eq!(error.code, Code::InvalidPackage);

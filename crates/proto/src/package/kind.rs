@@ -1,35 +1,36 @@
-//! The kinds of packages: what their library is made of, and therefore what executes it.
+//! The kinds of packages: the type of their library, and therefore its executor.
 
 use super::python::{ANY_PYTHON, is_python};
 use crate::{Code, Error};
 
-/// What a package's library is, told from its first bytes.
+/// Type of a package's library.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Kind {
     /// A shared object for one kind of processor, called directly.
     Native,
     /// A WebAssembly module, for every processor.
     Wasm,
-    /// A module of Python, said by the manifest.
+    /// A module of Python, named by the manifest.
     Python,
-    /// Kernels for whatever has a driver of OpenCL, said by the manifest.
+    /// Kernels for every device with a driver of OpenCL, named by the manifest.
     OpenCl,
-    /// Kernels for NVIDIA's graphics processors, said by the manifest.
+    /// Kernels for NVIDIA's graphics processors, named by the manifest.
     Cuda,
 }
 
-/// The architecture of what runs on every node.
+/// The architecture of builds that run on every node.
 pub const PORTABLE: &str = "wasm32";
 
 const WASM_MAGIC: &[u8] = b"\0asm";
 
 impl Kind {
-    /// What a file is. Whatever is not known by its first bytes is read as a shared object, which says what is wrong.
+    /// Returns the kind of a file by its first bytes. An unknown file is read as a shared object, which then reports
+    /// the fault.
     pub fn of(library: &[u8]) -> Kind {
         if library.starts_with(WASM_MAGIC) { Kind::Wasm } else { Kind::Native }
     }
 
-    /// As it is stored and shown.
+    /// Returns the name under which it is stored and shown.
     pub fn name(self) -> &'static str {
         match self {
             Kind::Native => "native",
@@ -40,17 +41,17 @@ impl Kind {
         }
     }
 
-    /// Whether its functions are kernels, executed by nodes that have a device for them, whatever their processor is.
+    /// Tells whether its functions are kernels, executed by nodes that have a device for them, with any processor.
     pub fn is_of_kernels(self) -> bool {
         matches!(self, Kind::OpenCl | Kind::Cuda)
     }
 
-    /// Whether a manifest has to say it, because the library's first bytes do not.
+    /// Tells whether a manifest has to name the kind, because the library's first bytes do not show it.
     pub fn is_said(self) -> bool {
         self == Kind::Python || self.is_of_kernels()
     }
 
-    /// From its name.
+    /// Parses the name of a kind.
     pub fn parse(name: &str) -> Result<Kind, Error> {
         match name {
             "native" => Ok(Kind::Native),
@@ -63,17 +64,18 @@ impl Kind {
     }
 }
 
-/// Whether an architecture is none of processors but a device that some nodes have.
+/// Tells whether an architecture is that of a device, which only some nodes have.
 pub fn is_device(architecture: &str) -> bool {
     [Kind::OpenCl, Kind::Cuda].iter().any(|device| device.name() == architecture)
 }
 
-/// Whether an architecture is one of processors, as each node has them: neither a device nor an interpreter.
+/// Tells whether an architecture is that of a processor, which every node has: neither a device nor an interpreter.
 pub fn is_processor(architecture: &str) -> bool {
     !is_device(architecture) && !is_python(architecture)
 }
 
-/// Whether what is for that architecture is executed by this one: of a node, or of a device or an interpreter that it has.
+/// Tells whether a build for `architecture` runs on `node`: a node's architecture, or that of one of its devices or
+/// interpreters.
 pub fn runs_on(architecture: &str, node: &str) -> bool {
     match architecture {
         PORTABLE => is_processor(node),

@@ -14,12 +14,12 @@ use crate::{Code, Error};
 pub(super) struct Library<'data> {
     pub(super) kind: Kind,
     pub(super) architecture: Cow<'static, str>,
-    /// What it exports that can be called, with names of at most [`super::MAX_SYMBOL_BYTES`].
+    /// Exported functions that can be called, with names of at most [`super::MAX_SYMBOL_BYTES`].
     pub(super) functions: BTreeSet<&'data str>,
 }
 
 impl<'data> Library<'data> {
-    /// That of a build among a package's files, if the build can be run.
+    /// Reads the library of a build among a package's files, if the build can be run.
     pub(super) fn read(build: &'data Build, files: &'data [PackageFile]) -> Result<Library<'data>, Error> {
         let file = find_file(files, &build.library)?;
         let library = match build.said_kind()? {
@@ -43,8 +43,8 @@ impl<'data> Library<'data> {
         Ok(library)
     }
 
-    /// The names of the functions that a build offers: those that it names, or every exported one that C code would call by
-    /// its name, none of the compiler's or of C++.
+    /// Returns the names of the functions that a build offers: those that it names, or every exported one that C code
+    /// would call by its name, without those of the compiler or of C++.
     pub(super) fn offered(&self, build: &Build) -> Result<Vec<String>, Error> {
         let named = build.functions.iter().map(|function| function.name.clone());
         if self.kind == Kind::Python {
@@ -65,7 +65,7 @@ impl<'data> Library<'data> {
         Ok(callable)
     }
 
-    /// What a manager and nodes know of the build that this is the library of, in a package of these functions.
+    /// Returns the description for managers and nodes of this library's build, in a package of these functions.
     pub(super) fn info(&self, build: &Build, functions: &[String]) -> Result<PackageBuild, Error> {
         Ok(PackageBuild {
             kind: self.kind.name().to_owned(),
@@ -78,7 +78,7 @@ impl<'data> Library<'data> {
         })
     }
 
-    /// Under which symbol it exports a function.
+    /// Returns the symbol under which it exports a function.
     fn symbol(&self, build: &Build, function: &str) -> Result<String, Error> {
         let named = build.functions.iter().find(|named| named.name == function);
         let symbol = named.map_or(function, |named| named.symbol());

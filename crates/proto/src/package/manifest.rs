@@ -1,5 +1,5 @@
-//! `sublet.toml`: what a package says of itself. It is one build, or several of the same functions, each for another kind
-//! of processing unit.
+//! `sublet.toml`: a package's description of itself. It is one build, or several of the same functions, each for
+//! another kind of processing unit.
 
 use std::collections::BTreeSet;
 
@@ -17,76 +17,77 @@ pub const MAX_MANIFEST_BYTES: usize = 1 << 20;
 pub const MAX_BUILDS: usize = 16;
 /// Longest symbol that a manifest may name, in bytes.
 pub const MAX_SYMBOL_BYTES: usize = 255;
-/// How long a call of a WebAssembly function may run if its package does not say, in milliseconds.
+/// Longest time of a call of a WebAssembly function if its package names none, in milliseconds.
 pub const DEFAULT_DEADLINE_MS: u64 = 60_000;
 /// The longest time that a package may give its calls, in milliseconds: a day.
 pub const MAX_DEADLINE_MS: u64 = 24 * 60 * 60 * 1000;
 
-/// What `sublet.toml` says.
+/// Content of `sublet.toml`.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Manifest {
     /// The package's name.
     pub name: String,
-    /// At least one. If any functions are named, all builds name the same ones in the same order: that of their indexes.
+    /// At least one build. If any functions are named, all builds name the same ones in the same order: that of their
+    /// indexes.
     pub builds: Vec<Build>,
-    /// On which kinds of processing units its functions are executed; none: wherever there is a build for.
+    /// Kinds of processing units on which its functions are executed; empty: all for which there is a build.
     pub profiles: Vec<Profile>,
 }
 
-/// A `[[build]]` of a manifest: the functions for one kind of processing unit. A manifest of one build has all this at its
-/// top.
+/// A `[[build]]` of a manifest: the functions for one kind of processing unit. A manifest of one build has all these
+/// fields at its top.
 #[derive(Clone, Debug, PartialEq, Eq, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Build {
     /// The path of the library in the package.
     pub library: String,
-    /// What the library is, where its first bytes do not say it: `python`, `opencl` or `cuda`.
+    /// Kind of the library, if its first bytes do not show it: `python`, `opencl` or `cuda`.
     pub kind: Option<String>,
-    /// Whether the functions open connections by themselves. Only nodes that lend their network execute them then.
+    /// Whether the functions open connections by themselves. Only nodes that lend their network then execute them.
     #[serde(default)]
     pub network: bool,
     /// The OCI image in whose file system the functions run, as `REGISTRY/NAME:TAG@sha256:...`. Without a digest it can
     /// neither be stored nor run: [`super::pin_image`].
     pub image: Option<String>,
-    /// The functions that are offered. None: every exported C function.
+    /// The functions that are offered. Empty: every exported C function.
     #[serde(default, rename = "function")]
     pub functions: Vec<ManifestFunction>,
-    /// What calls of a WebAssembly module may take.
+    /// Limits of calls of a WebAssembly module.
     pub wasm: Option<WasmLimits>,
-    /// How kernels are compiled, and what calls of them may take.
+    /// How kernels are compiled, and the limits of their calls.
     pub kernels: Option<KernelLimits>,
-    /// What the interpreter is to be like.
+    /// Requirements for the interpreter.
     pub python: Option<PythonNeeds>,
 }
 
-/// The `[wasm]` of a manifest: what one call of a WebAssembly function may take.
+/// The `[wasm]` of a manifest: the limits of one call of a WebAssembly function.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct WasmLimits {
-    /// How long it may run, in milliseconds; [`DEFAULT_DEADLINE_MS`] if it is left out.
+    /// Longest time of the call, in milliseconds; [`DEFAULT_DEADLINE_MS`] if it is left out.
     pub deadline_ms: Option<u64>,
-    /// The largest size of its linear memory, in bytes, input and output included; its part of the lease's memory if it is
-    /// left out, and never more.
+    /// The largest size of its linear memory, in bytes, including input and output. If it is left out, its part of the
+    /// lease's memory, which is never exceeded.
     pub memory_bytes: Option<u64>,
-    /// How many units of fuel it may burn, about one for each instruction; any number if it is left out.
+    /// Units of fuel that it may burn, about one for each instruction; no limit if it is left out.
     pub fuel: Option<u64>,
 }
 
-/// One `[[function]]` of a manifest, or what a `[[build.function]]` says otherwise for its build.
+/// One `[[function]]` of a manifest, or the fields in which a `[[build.function]]` differs for its build.
 #[derive(Clone, Debug, PartialEq, Eq, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct ManifestFunction {
-    /// What callers say.
+    /// Name by which callers call it.
     pub name: String,
-    /// What the library exports; the same as the name if it is left out. The kernel, of a package of kernels.
+    /// Symbol that the library exports, or a package's kernel; the same as the name if it is left out.
     pub symbol: Option<String>,
-    /// Of a kernel: the path of its program; the build's library if it is left out.
+    /// Path of a kernel's program; the build's library if it is left out.
     pub program: Option<String>,
-    /// Of a kernel: the least number of work-items that execute it; 1 if it is left out.
+    /// Least number of work-items that execute a kernel; 1 if it is left out.
     pub items: Option<u32>,
-    /// Of a kernel: as many bytes of input have one work-item; any if it is left out.
+    /// Bytes of input for each work-item of a kernel; any number if it is left out.
     pub bytes_per_item: Option<u32>,
-    /// Of a kernel: work-items of a group; the driver chooses if it is left out.
+    /// Work-items of a kernel's group; the driver chooses if it is left out.
     pub group: Option<u32>,
 }
 
@@ -111,10 +112,10 @@ struct Written {
 }
 
 impl Manifest {
-    /// From the text of a `sublet.toml`; names, paths and limits are checked, the libraries are not.
+    /// Parses the text of a `sublet.toml`. It checks names, paths and limits, but not the libraries.
     ///
     /// # Errors
-    /// `invalid_package` with what is wrong.
+    /// `invalid_package` with the fault.
     pub fn parse(text: &str) -> Result<Manifest, Error> {
         if text.len() > MAX_MANIFEST_BYTES {
             return Err(wrong(format!("has {} bytes, at most {MAX_MANIFEST_BYTES} are taken", text.len())));
@@ -130,7 +131,7 @@ impl Manifest {
         Ok(manifest)
     }
 
-    /// The build of this index.
+    /// Returns the build of this index.
     ///
     /// # Errors
     /// `invalid_package` without one.
@@ -172,7 +173,7 @@ impl Written {
         })
     }
 
-    /// Beside builds there is nothing that each of them says for itself.
+    /// Refuses fields of a build at the top beside `[[build]]`s.
     fn check_top(&self) -> Result<(), Error> {
         let said = [
             (self.library.is_some(), "library"),
@@ -193,21 +194,21 @@ impl Written {
 }
 
 impl Build {
-    /// What it says that it is, where that has to be said.
+    /// Returns its named kind, if it has to name one.
     ///
     /// # Errors
-    /// `invalid_package` if it says what need not, or cannot, be said.
+    /// `invalid_package` if it names a kind that need not, or cannot, be named.
     pub fn said_kind(&self) -> Result<Option<Kind>, Error> {
         let Some(name) = &self.kind else { return Ok(None) };
         let kind = Kind::parse(name).ok().filter(|kind| kind.is_said());
         kind.map(Some).ok_or_else(|| {
             wrong(format!(
-                "says the kind {name:?}, which is none of python, opencl and cuda; others are not said"
+                "says the kind {name:?}, which is not python, opencl or cuda: only these are named"
             ))
         })
     }
 
-    /// With all of the package's functions: what it says of some goes before what is said of them for all builds.
+    /// Adds all of the package's functions; the build's own fields take precedence over those for all builds.
     fn with_functions(mut self, functions: &[ManifestFunction]) -> Result<Build, Error> {
         check_functions(&self.functions)?;
         kernels::check_words(&self.functions, is_of_kernels(self.kind.as_deref()))?;
@@ -249,12 +250,12 @@ impl Build {
 }
 
 impl ManifestFunction {
-    /// What the library calls it.
+    /// Returns the library's symbol of the function.
     pub fn symbol(&self) -> &str {
         self.symbol.as_deref().unwrap_or(&self.name)
     }
 
-    /// What this says, and the other where this says nothing.
+    /// Merges two descriptions; the fields of this one take precedence.
     fn before(&self, other: &ManifestFunction) -> ManifestFunction {
         ManifestFunction {
             name: self.name.clone(),
@@ -335,7 +336,7 @@ mod tests {
         ";
 
     #[test]
-    fn what_a_build_says_of_a_function_goes_before_what_is_said_for_all() {
+    fn function_of_a_build_overrides_the_one_for_all() {
         let manifest = Manifest::parse(BUILDS).unwrap();
         let Manifest { name, builds, .. } = &manifest;
         let [native, kernels] = &builds[..] else { panic!("{builds:?}") };

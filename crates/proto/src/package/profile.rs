@@ -1,5 +1,5 @@
-//! The `[[profile]]`s of a manifest (Molecule 4.1: a function has several profiles, and the platform chooses): on which kinds of
-//! processing units its functions are executed, what they need there, and how fast they are.
+//! The `[[profile]]`s of a manifest (Molecule 4.1: a function has several profiles, and the platform chooses): the
+//! kinds of processing units on which its functions are executed, with their needs and their speed there.
 
 use std::collections::BTreeSet;
 
@@ -14,7 +14,7 @@ use crate::v1;
 
 /// Most profiles of a package.
 pub const MAX_PROFILES: usize = 16;
-/// How much faster, and slower, than others a profile may be.
+/// Largest ratio of a profile's speed to that of others, in either direction.
 pub const MAX_SPEED: f64 = 1000.0;
 /// The speed of a profile that says none, in thousandths.
 const PLAIN_PERMILLE: u32 = 1000;
@@ -25,16 +25,16 @@ const PLAIN_PERMILLE: u32 = 1000;
 pub struct Profile {
     /// The kind of processing unit, as leases ask for it: `cpu`, or as nodes call theirs, or a device.
     pub pu: String,
-    /// Memory of each worker, unless who leases says otherwise; the manager's default if it is left out.
+    /// Memory of each worker, unless the lease request names its own; the manager's default if it is left out.
     pub memory_bytes: Option<u64>,
-    /// How fast the functions are there, beside the other profiles; 1 if it is left out.
+    /// Speed of the functions there, relative to the other profiles; 1 if it is left out.
     pub speed: Option<f64>,
 }
 
 /// Checks the profiles of a package.
 ///
 /// # Errors
-/// `invalid_package` with what is wrong.
+/// `invalid_package` with the fault.
 pub(super) fn check(profiles: &[Profile]) -> Result<(), Error> {
     if profiles.len() > MAX_PROFILES {
         return Err(wrong(format!("has {} profiles, at most {MAX_PROFILES} are taken", profiles.len())));
@@ -60,7 +60,7 @@ pub(super) fn check(profiles: &[Profile]) -> Result<(), Error> {
 }
 
 impl Profile {
-    /// As a manager knows it.
+    /// Converts the profile to a manager's form.
     pub(super) fn info(&self) -> v1::Profile {
         #[expect(
             clippy::cast_possible_truncation,
@@ -77,7 +77,7 @@ impl Profile {
 }
 
 impl v1::PackageInfo {
-    /// What it says of a kind of processing unit, if it says of any.
+    /// Returns the profile of a kind of processing unit, if it has one.
     pub fn profile(&self, pu: &str) -> Option<&v1::Profile> {
         self.profiles.iter().find(|profile| profile.pu == pu)
     }

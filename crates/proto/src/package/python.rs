@@ -1,10 +1,10 @@
 //! Packages of Python: functions of a module, executed by an interpreter of the node.
 //!
-//! Such a build says what it is (`kind = "python"`), the file of its module, and names the functions that callers of any
+//! Such a build names its kind (`kind = "python"`), the file of its module, and the functions that callers of any
 //! language may call with bytes. Python callers call every function of every module by one more, [`CALL`], with any
-//! arguments. Which Python it is for is its architecture: `python3.11`, or `python` for any.
+//! arguments. Its architecture is the version of Python: `python3.11`, or `python` for any.
 //!
-//! Nothing of a module is looked at here: what reads strangers' programs is a process with nothing to lose.
+//! Modules are not examined here: untrusted programs are read by a process with nothing to lose.
 
 use std::collections::BTreeSet;
 
@@ -14,7 +14,7 @@ use super::library::Library;
 use super::{Build, Kind, MANIFEST_FILE, ManifestFunction, invalid};
 use crate::Error;
 
-/// The architecture of what runs on every Python.
+/// The architecture of builds that run on every Python.
 pub const ANY_PYTHON: &str = "python";
 /// The function by which Python callers call any other: the last one of each package of Python.
 pub const CALL: &str = "sublet.call";
@@ -23,13 +23,13 @@ pub const MAX_IMPORTS: usize = 64;
 /// Longest name of a module, in bytes.
 pub const MAX_MODULE_BYTES: usize = 128;
 
-/// The `[python]` of a manifest: what its interpreter is to be like.
+/// The `[python]` of a manifest: requirements for its interpreter.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct PythonNeeds {
     /// The version without its last number, as `3.11`; any if it is left out.
     pub version: Option<String>,
-    /// Modules that are imported before a worker is asked for, if its node has them warm.
+    /// Modules that are imported before a worker is requested, if its node has them warm.
     #[serde(default)]
     pub imports: Vec<String>,
 }
@@ -42,13 +42,13 @@ pub fn python_architecture(version: &str) -> Option<String> {
     (is_number(major) && is_number(minor)).then(|| format!("{ANY_PYTHON}{major}.{minor}"))
 }
 
-/// Whether an architecture is that of an interpreter, which nodes have beside their processors.
+/// Tells whether an architecture is that of an interpreter, which nodes have beside their processors.
 pub fn is_python(architecture: &str) -> bool {
     let version = architecture.strip_prefix(ANY_PYTHON);
     version.is_some_and(|version| version.is_empty() || python_architecture(version).is_some())
 }
 
-/// What is known of a build of Python.
+/// Describes the library of a build of Python.
 pub(super) fn read(build: &Build) -> Result<Library<'_>, Error> {
     let needs = build.python.clone().unwrap_or_default();
     let architecture = match &needs.version {
@@ -62,7 +62,7 @@ pub(super) fn read(build: &Build) -> Result<Library<'_>, Error> {
     Ok(Library { kind: Kind::Python, architecture: architecture.into(), functions })
 }
 
-/// What a build says of Python, and all that it must say.
+/// Checks the fields of a build that concern Python, and that the required ones are set.
 pub(super) fn check_build(build: &Build) -> Result<(), Error> {
     let is_python = build.kind.as_deref() == Some(Kind::Python.name());
     match (&build.python, is_python) {
@@ -139,7 +139,7 @@ mod tests {
     const MODULE: &str = "name='p'\nkind='python'\nlibrary='m.py'\n";
 
     #[test]
-    fn a_package_of_python_has_its_functions_and_the_one_for_python() {
+    fn python_package_has_its_functions_and_the_call_function() {
         let functions = "[[function]]\nname='f'\n[[function]]\nname='g'\nsymbol='C.g'\n";
         let package =
             checked(&format!("{MODULE}{functions}[python]\nversion='3.11'\nimports=['numpy', 'os.path']"))

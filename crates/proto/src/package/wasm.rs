@@ -1,16 +1,16 @@
-//! Reads what a package needs to know of a WebAssembly module: the functions that it exports and what it imports.
+//! Reads a WebAssembly module for a package: the functions that it exports and its imports.
 //!
-//! Every read is checked against the bytes that are there, every count against what could follow it, and nothing is
-//! copied. What the functions consist of is not looked at: the engine that compiles a module validates all of it, inside
-//! of a sandbox.
+//! Every read is checked against the remaining bytes, every count against the possible content, and no bytes are
+//! copied. The bodies of functions are not examined: the engine that compiles a module validates all of it, inside of a
+//! sandbox.
 
 use std::collections::BTreeSet;
 
 use super::{Kind, Library, MAX_SYMBOL_BYTES, PORTABLE};
 
-/// The modules whose functions a module may import: Sublet's own, and what there is of WASI.
+/// The modules whose functions a module may import: Sublet's own, and the supported part of WASI.
 const OFFERED: [&str; 2] = ["sublet", "wasi_snapshot_preview1"];
-/// Under which name a module exports the memory that inputs are placed in.
+/// Name under which a module exports the memory that inputs are placed in.
 const MEMORY: &str = "memory";
 
 const HEADER: &[u8] = b"\0asm\x01\0\0\0";
@@ -19,7 +19,7 @@ const I32: u8 = 0x7f;
 /// Numbers, vectors, and references to functions and to the host's values.
 const VALUE_TYPES: [u8; 7] = [I32, 0x7e, 0x7d, 0x7c, 0x7b, 0x70, 0x6f];
 
-/// The sections that are looked at.
+/// The sections that are read.
 mod section {
     pub(super) const CUSTOM: u8 = 0;
     pub(super) const TYPES: u8 = 1;
@@ -29,13 +29,13 @@ mod section {
     pub(super) const LAST: u8 = 13;
 }
 
-/// What imports and exports are.
+/// Kinds of imports and exports.
 mod external {
     pub(super) const FUNCTION: u8 = 0;
     pub(super) const MEMORY: u8 = 2;
 }
 
-/// Reads a module, or says why it is none that can be run.
+/// Reads a module, or says why it cannot be run.
 pub(super) fn read(data: &[u8]) -> Result<Library<'_>, String> {
     let Some(body) = data.strip_prefix(HEADER) else {
         return Err("is not a WebAssembly module of version 1 (components are not taken)".to_owned());
@@ -54,12 +54,12 @@ pub(super) fn read(data: &[u8]) -> Result<Library<'_>, String> {
     Ok(Library { kind: Kind::Wasm, architecture: PORTABLE.into(), functions: module.callable })
 }
 
-/// What has been read of a module.
+/// The parts of a module that have been read.
 #[derive(Default)]
 struct Module<'data> {
     /// Bits of the sections that were there.
     seen: u32,
-    /// For each type, whether a function of it can be called.
+    /// For each type, whether a function of the type can be called.
     types: Vec<bool>,
     /// For each function, the imported ones first, whether it can be called.
     functions: Vec<bool>,
@@ -68,7 +68,7 @@ struct Module<'data> {
 }
 
 impl<'data> Module<'data> {
-    /// Every section but those of tools stands in a module once.
+    /// Notes a section. Every section but those of tools occurs once in a module.
     fn enter(&mut self, id: u8) -> Result<(), String> {
         if id == section::CUSTOM {
             return Ok(());
@@ -130,13 +130,13 @@ impl<'data> Module<'data> {
     }
 }
 
-/// As much of a name as fits a message.
+/// Returns the part of a name that fits a message.
 fn shown(name: &str) -> String {
     const SHOWN: usize = 64;
     name.chars().take(SHOWN).flat_map(char::escape_debug).collect()
 }
 
-/// What has not been read yet.
+/// The bytes that have not been read yet.
 struct Cursor<'data> {
     rest: &'data [u8],
 }
@@ -154,7 +154,7 @@ impl<'data> Cursor<'data> {
         Ok(self.bytes(1)?[0])
     }
 
-    /// An unsigned number of 32 bits in groups of 7, the lowest first.
+    /// Reads an unsigned number of 32 bits in groups of 7, the lowest first.
     fn number(&mut self) -> Result<usize, String> {
         let mut number = 0u64;
         for shift in [0, 7, 14, 21, 28] {
@@ -183,7 +183,7 @@ impl<'data> Cursor<'data> {
         }
     }
 
-    /// Reads as many entries as a count says, which have a byte each at least, and nothing is left then.
+    /// Reads as many entries as a count names, of at least a byte each, and checks that no bytes are left.
     fn each(&mut self, mut read: impl FnMut(&mut Self) -> Result<(), String>) -> Result<(), String> {
         for _ in 0..self.number()? {
             read(self)?;

@@ -17,7 +17,7 @@ use crate::database::Database;
 use crate::store::{Blob, BlobPart, NatsOptions, NatsStore, Record as Stored, SqliteStore, Versioned};
 
 const DAY_MS: u64 = DAY_MINUTES * MINUTE_MS;
-/// After everything that the ledger has.
+/// Time after all entries of the ledger.
 const LATER_MS: u64 = START_MS + 1000 * DAY_MS;
 
 /// A store that fails after some changes. As on a server, each change of a batch is made by itself.
@@ -112,7 +112,7 @@ impl<S: Store> Store for Shared<S> {
     }
 }
 
-/// Lets leases live as the steps say, and end so many days later each.
+/// Lets leases live as the steps say, and end `later_days` days later each.
 fn live<S: Store>(books: &mut Books<S>, steps: &[ledger_tests::Step], later_days: [u64; 4]) -> u64 {
     let (mut leases, now_ms) = books.live(steps);
     for (lease, later_days) in leases.iter_mut().zip(later_days) {
@@ -147,7 +147,7 @@ async fn all_bills(bills: &Bills, now_ms: u64) -> Vec<(Vec<BillLine>, BillLine)>
                     ..BillRequest::default()
                 };
                 let reply = bill(bills, asked).await;
-                // Which lease it was is no longer known.
+                // The bill no longer tells the leases apart.
                 let lines = if by == BillBy::Lease { Vec::new() } else { reply.lines };
                 all.push((lines, reply.total.unwrap()));
             }
@@ -201,7 +201,7 @@ fn fixed_steps() -> Vec<ledger_tests::Step> {
     (0..14).map(step).collect()
 }
 
-/// Folds with an interruption after a number of changes: each that there is, or every so many.
+/// Folds with an interruption after each `every`th number of changes, until none interrupts.
 fn interrupt_everywhere<S: Store + 'static>(every: usize, mut open: impl FnMut() -> Books<S>) {
     for changes in (0..).step_by(every) {
         let mut books = open();
@@ -210,7 +210,7 @@ fn interrupt_everywhere<S: Store + 'static>(every: usize, mut open: impl FnMut()
         let bills = || block_on(all_bills(&store.bills(), now_ms));
         let before = bills();
         store.allow(changes);
-        // Long ago, so that others take the step for abandoned.
+        // The step began long ago, so that others take it for abandoned.
         let was_interrupted = step(&mut store.clone(), None, LATER_MS, START_MS).is_err();
         store.allow(u32::MAX);
         assert_eq!(bills(), before, "after {changes} changes");
@@ -226,12 +226,12 @@ fn interrupt_everywhere<S: Store + 'static>(every: usize, mut open: impl FnMut()
 }
 
 #[test]
-fn folding_that_is_interrupted_after_any_change_is_made_up_for() {
+fn folding_interrupted_after_any_change_is_completed() {
     interrupt_everywhere(1, books);
 }
 
 #[test]
-fn folding_is_made_up_for_on_a_server_too() {
+fn interrupted_folding_is_completed_on_a_server_too() {
     let server = nats::NatsServer::start();
     let mut number = 0;
     interrupt_everywhere(9, || {
@@ -243,7 +243,7 @@ fn folding_is_made_up_for_on_a_server_too() {
 }
 
 #[test]
-fn one_manager_folds_at_a_time_and_bills_wait_for_it() {
+fn one_manager_folds_at_a_time_and_bills_wait() {
     let mut books = books();
     live(&mut books, &fixed_steps(), [0; 4]);
     let leases: Vec<String> =
@@ -278,7 +278,7 @@ fn a_manager_that_wakes_up_late_adds_nothing() {
 }
 
 #[test]
-fn lease_that_is_folded_is_not_counted_again_when_it_is_reported_late() {
+fn late_report_of_a_folded_lease_is_not_counted_again() {
     let mut books = books();
     let granted_ms = START_MS;
     let id = crate::core::LeaseId::new(granted_ms, 7);
@@ -293,7 +293,7 @@ fn lease_that_is_folded_is_not_counted_again_when_it_is_reported_late() {
     books.write(&lease, granted_ms);
     let later_ms = START_MS + 3 * DAY_MS;
     assert_eq!(step(&mut books.store, None, later_ms, later_ms).unwrap().folded, 1);
-    // Its agent was away, and reports it as if it had ended just now.
+    // The agent was disconnected, and reports the lease as if it had ended just now.
     let late = Lease { ended_unix_ms: later_ms, expires_unix_ms: later_ms, ..lease };
     books.write(&late, later_ms);
     assert_eq!(leases_of(&books.store), []);
@@ -329,7 +329,7 @@ fn leases_that_go_on_or_ended_later_stay() {
     };
     books.write(&end(&leases[0], now_ms), now_ms);
     books.write(&end(&leases[1], next_day_ms), now_ms);
-    // What is written of it later may be news.
+    // A lease that was written later may change again.
     books.write(&end(&leases[2], now_ms), next_day_ms);
     assert_eq!(step(&mut books.store, None, next_day_ms, LATER_MS).unwrap().folded, 1);
     let left: Vec<String> = leases_of(&books.store).into_iter().map(|found| found.key).collect();

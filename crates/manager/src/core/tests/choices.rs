@@ -1,4 +1,4 @@
-//! On which kind of processing unit, and by which build of its package, a request is placed.
+//! Choices of the kind of processing unit, and of the build of a package, for a request.
 
 use sublet_proto::v1::{self, Price};
 
@@ -76,7 +76,7 @@ fn of_several_builds_the_cheapest_that_is_free_is_taken() {
     for class in ["opencl: 1 cores asked, 0 of 1 free", "dpu/aarch64: ", "cpu/x86_64: "] {
         assert!(error.message.contains(class), "{error}");
     }
-    // For what no class ever has there is no other time.
+    // A request that exceeds every class is refused for good.
     assert_eq!(house.choice(&BUILDS, &asked(9)).unwrap_err().code, Code::InsufficientResources);
 }
 
@@ -91,7 +91,7 @@ fn what_is_cheap_depends_on_what_is_asked() {
 }
 
 #[test]
-fn of_builds_at_one_price_the_first_is_taken_and_whoever_says_a_kind_gets_it() {
+fn first_equally_priced_build_wins_unless_a_kind_is_named() {
     let mut house = priced();
     let devices = vec!["opencl".into()];
     house.register(NodeDescription { devices, ..node("o", 9) }, 1, Vec::new()).unwrap();
@@ -121,8 +121,8 @@ fn profiled() -> (House, [v1::Profile; 3]) {
 }
 
 #[test]
-fn of_several_profiles_the_cheapest_or_the_fastest_is_taken_as_who_asks_weighs_them() {
-    // It says nothing of memory.
+fn chooses_the_cheapest_or_fastest_profile_by_the_requests_weight() {
+    // It names no memory.
     let asked = |cores| LeaseRequest { memory_bytes: 0, ..asked(cores) };
     let (_, profiles) = profiled();
     let taken = |profiles: &[v1::Profile], asked: &LeaseRequest| {
@@ -147,12 +147,12 @@ fn of_several_profiles_the_cheapest_or_the_fastest_is_taken_as_who_asks_weighs_t
         choice.starts_with("by time: opencl (313 nano-units for a second's work, speed 8) is taken"),
         "{choice}"
     );
-    // Without its profile a kind is not chosen, but who names it has it.
+    // A kind without a profile is not chosen, but a request that names it gets it.
     let (pu, memory_bytes, choice) = taken(&profiles[1..2], &weighed(1000)).unwrap();
     assert_eq!((pu.as_str(), memory_bytes, choice.as_str()), ("dpu", 64 << 20, ""));
     let on_host = LeaseRequest { pu: "cpu".into(), ..asked(1) };
     assert_eq!(taken(&profiles[1..2], &on_host).unwrap().0, "cpu");
-    // What the request says of memory holds, whatever the profile does.
+    // The request's own memory counts, whatever the profile says.
     let much = LeaseRequest { memory_bytes: GIB / 2, time_weight_permille: 1000, ..asked(1) };
     assert_eq!(taken(&profiles, &much).unwrap().1, GIB / 2);
     // Memory is for each worker.
@@ -161,7 +161,7 @@ fn of_several_profiles_the_cheapest_or_the_fastest_is_taken_as_who_asks_weighs_t
 }
 
 #[test]
-fn a_kind_that_is_full_is_named_and_the_next_one_taken() {
+fn full_kind_is_named_and_the_next_one_chosen() {
     let (mut house, profiles) = profiled();
     let nine = LeaseRequest { cores: 9, time_weight_permille: 1000, memory_bytes: GIB / 8, ..asked(1) };
     granted(house.request_with_profiles("t", &BUILDS, &profiles, &nine)).unwrap();
@@ -201,7 +201,7 @@ fn who_waits_is_served_by_whatever_comes_first() {
 }
 
 #[test]
-fn an_agent_that_names_one_architecture_after_the_other_is_stopped() {
+fn agent_cannot_register_an_unlimited_number_of_architectures() {
     let mut house = priced();
     let mut register = |architecture: String| {
         let description = NodeDescription { architecture, ..node("n", 1) };
@@ -217,7 +217,7 @@ fn an_agent_that_names_one_architecture_after_the_other_is_stopped() {
 }
 
 #[test]
-fn a_manager_that_starts_anew_knows_what_a_lease_runs_on() {
+fn restarted_manager_knows_the_kind_and_build_of_a_lease() {
     let mut house = priced();
     let devices = vec!["opencl".into()];
     house.register(NodeDescription { devices, ..node("o", 1) }, 1, Vec::new()).unwrap();
@@ -232,7 +232,7 @@ fn a_manager_that_starts_anew_knows_what_a_lease_runs_on() {
 }
 
 #[test]
-fn kernels_go_where_their_device_is_and_what_they_take_is_gone_for_all() {
+fn kernels_go_to_their_device_and_use_the_nodes_cores() {
     let mut house = House::with_node(4);
     let devices = ["opencl", "opencl", "abacus"].map(str::to_owned).to_vec();
     let (with_device, _) =
@@ -244,17 +244,17 @@ fn kernels_go_where_their_device_is_and_what_they_take_is_gone_for_all() {
     let error = granted(house.request_for("t", "cuda", &asked(1))).unwrap_err();
     assert_eq!(error.code, Code::InsufficientResources);
     assert!(error.message.contains("no node of cuda is"), "{error}");
-    // What runs everywhere goes to either, and sees what is left of both.
+    // A package that runs everywhere goes to either, and takes what is left on both.
     assert_eq!(house.grant(&LeaseRequest { max_nodes: 0, ..asked(5) }).len(), 2);
     assert!(granted(house.request_for("t", "wasm32", &asked(1))).is_err());
     assert_eq!(granted(house.request_for("t", "opencl", &asked(1))).unwrap_err().code, Code::NoCapacity);
-    // A device that is there no more takes no leases.
+    // A device that no longer exists takes no leases.
     house.register(node("d", 9), 2, Vec::new()).unwrap();
     assert!(granted(house.request_for("t", "opencl", &asked(1))).unwrap_err().message.contains("no node of"));
 }
 
 #[test]
-fn each_worker_in_python_is_a_lease_of_its_own_where_there_is_such_an_interpreter() {
+fn each_python_worker_is_a_lease_at_a_matching_interpreter() {
     let mut house = priced();
     let with = |name: &str, cores, runtime: &str| NodeDescription {
         runtimes: vec![runtime.into()],

@@ -1,5 +1,5 @@
-//! The level above racks: which rack a request is handed to, what follows when that refuses, and that no rack is handed more than
-//! it said that it had.
+//! The level above racks: the rack that a request is handed to, the effects of a refusal, and that no rack is handed
+//! more than it had reported.
 
 use std::collections::{BTreeMap, VecDeque};
 
@@ -40,7 +40,7 @@ impl House {
         House { core: Core::global(settings), ..House::new() }
     }
 
-    /// All racks that there are stand so, each for the first time or anew.
+    /// Reports these racks as all that exist, each for the first time or anew.
     fn stand(&mut self, racks: &[(&str, NodeGroup)]) -> Vec<Action> {
         self.stand_in_groups(racks.iter().map(|(name, group)| (*name, vec![group.clone()])).collect())
     }
@@ -57,7 +57,7 @@ impl House {
         actions
     }
 
-    /// The request of this number, of which a rack has refused the latest handing, if it has.
+    /// Repeats the request of this number; `refused` names the rack that has refused it, if any.
     fn ask_again(&mut self, number: u128, tenant: &str, asked: &LeaseRequest, refused: &str) -> Vec<Action> {
         let build = PackageBuild { architecture: "x86_64".into(), ..PackageBuild::default() };
         let request = Request {
@@ -86,7 +86,7 @@ impl House {
     }
 }
 
-/// The only request that was handed on, and to whom.
+/// Returns the only request that was handed on, and its rack's manager.
 #[track_caller]
 fn only(actions: &[Action]) -> (u128, String) {
     match actions {
@@ -104,7 +104,7 @@ fn refused(actions: &[Action]) -> Error {
 }
 
 #[test]
-fn requests_go_to_the_rack_with_most_room_and_spill_when_it_is_full() {
+fn requests_go_to_the_freest_rack_and_spill_when_full() {
     let mut house = House::above_racks();
     house.stand(&[("large", group(&[(8, 8); 2])), ("small", group(&[(2, 2)]))]);
     assert_eq!(house.handed(&asked(12)), "large");
@@ -115,7 +115,7 @@ fn requests_go_to_the_rack_with_most_room_and_spill_when_it_is_full() {
     let error = house.refusal(&asked(1));
     assert_eq!(error.code, Code::NoCapacity);
     assert_eq!(house.core.tenants().map(|tenant| tenant.own.cores).sum::<u32>(), 18);
-    // What the racks say is what there is, whoever has it.
+    // The reports of the racks count, whichever client has the cores.
     house.stand(&[("large", group(&[(0, 8); 2])), ("small", group(&[(1, 2)]))]);
     assert_eq!(house.core.tenants().map(|tenant| tenant.own.cores).sum::<u32>(), 0);
     assert_eq!(house.handed(&asked(1)), "small");
@@ -163,13 +163,13 @@ fn what_no_rack_has_is_refused_with_the_amount() {
 }
 
 #[test]
-fn a_request_is_for_one_rack_and_may_be_for_several_groups_of_it() {
+fn request_goes_to_one_rack_and_possibly_several_groups() {
     let mut house = House::above_racks();
     let (plain, mut with_python, mut compute) = (group(&[(4, 4)]), group(&[(4, 4)]), group(&[(4, 4)]));
     with_python.runtimes = vec!["python3.11".into()];
     compute.pool = "compute".into();
     let (a, b) = (vec![plain.clone(), with_python, compute], vec![plain.clone(), plain]);
-    // Groups that are described alike are one: the last that is said.
+    // Groups with the same description are one: the last reported.
     house.stand_in_groups(vec![("a", a), ("b", b)]);
     assert_eq!(house.handed(&asked(12)), "a");
     let error = house.refusal(&asked(5));
@@ -180,7 +180,7 @@ fn a_request_is_for_one_rack_and_may_be_for_several_groups_of_it() {
 }
 
 #[test]
-fn a_refused_request_goes_elsewhere_and_not_back_until_the_rack_stands_otherwise() {
+fn refused_request_avoids_the_rack_until_its_groups_change() {
     let mut house = House::above_racks();
     let racks = [("a", group(&[(8, 8)])), ("b", group(&[(2, 2)]))];
     house.stand(&racks);
@@ -190,7 +190,7 @@ fn a_refused_request_goes_elsewhere_and_not_back_until_the_rack_stands_otherwise
     assert_eq!(only(&house.again(first.0, &wants, "a")).1, "b");
     assert!(house.again(first.0, &wants, "b").is_empty(), "it waits: neither is to be asked again");
     assert!(house.stand(&racks).is_empty(), "they stand as they stood");
-    // For others there is room.
+    // Other requests still fit.
     assert_eq!(house.handed(&asked(2)), "a");
     let changed = [racks[0].clone(), ("b", group(&[(2, 3)]))];
     assert_eq!(only(&house.stand(&changed)), (first.0, "b".into()));
@@ -199,7 +199,7 @@ fn a_refused_request_goes_elsewhere_and_not_back_until_the_rack_stands_otherwise
 }
 
 #[test]
-fn what_a_rack_has_refused_stays_counted_until_it_stands_anew() {
+fn refused_amount_stays_counted_until_the_rack_reports_again() {
     let mut house = House::above_racks();
     house.stand(&[("a", group(&[(2, 8)]))]);
     let wants = one_node(2);
@@ -215,7 +215,7 @@ fn what_a_rack_has_refused_stays_counted_until_it_stands_anew() {
 }
 
 #[test]
-fn a_repeated_request_gets_the_same_answer_and_a_refusal_that_cannot_be_is_none() {
+fn repeated_request_gets_the_same_answer_despite_false_refusals() {
     let mut house = House::above_racks();
     house.stand(&[("a", group(&[(4, 4)]))]);
     let wants = asked(1);
@@ -224,17 +224,17 @@ fn a_repeated_request_gets_the_same_answer_and_a_refusal_that_cannot_be_is_none(
         assert_eq!(only(&house.again(first.0, &wants, said)), first, "{said}");
     }
     assert_eq!(house.core.tenants().map(|tenant| tenant.own.cores).sum::<u32>(), 1, "it was counted once");
-    // Somebody else's, or one that was never handed, is a new request.
+    // A request of another tenant, or one that was never handed, is a new request.
     assert_eq!(only(&house.ask_again(first.0, "u", &wants, "a")).1, "a");
     assert_eq!(only(&house.again(99, &wants, "a")), (99, "a".into()));
     assert_eq!(house.core.tenants().map(|tenant| tenant.own.cores).sum::<u32>(), 3);
-    // One that was handed too long ago, too.
+    // A request that was handed too long ago is a new one, too.
     house.ticks(61);
     assert_eq!(only(&house.again(first.0, &wants, "a")).1, "a");
 }
 
 #[test]
-fn a_refused_request_keeps_its_turn_before_those_that_came_later() {
+fn refused_request_keeps_its_turn_before_later_ones() {
     let mut house = House::above_racks();
     house.stand(&[("a", group(&[(2, 4)]))]);
     let wants = waiting(asked(2));
@@ -244,33 +244,33 @@ fn a_refused_request_keeps_its_turn_before_those_that_came_later() {
     }
     assert!(house.again(first, &wants, "a").is_empty());
     assert_eq!(only(&house.stand(&[("a", group(&[(3, 4)]))])).0, first);
-    // Those of others take turns, as with the manager of a rack.
+    // Requests of other tenants take turns, as with the manager of a rack.
     let numbers = [(2, 4), (3, 4), (2, 4)].map(|cores| only(&house.stand(&[("a", group(&[cores]))])).0);
     assert_eq!(numbers, [1, 3, 2].map(|later| first + later));
 }
 
 #[test]
-fn a_rack_whose_manager_is_dead_is_no_choice_and_comes_back_as_it_is() {
+fn dead_managers_rack_is_skipped_and_returns_with_fresh_groups() {
     let mut house = House::above_racks();
     house.stand(&[("a", group(&[(8, 8)])), ("b", group(&[(1, 1)]))]);
     assert_eq!(house.handed(&asked(4)), "a");
     assert!(house.stand(&[("b", group(&[(1, 1)]))]).is_empty());
     assert_eq!(house.core.tenants().map(|tenant| tenant.own.cores).sum::<u32>(), 0);
     assert_eq!(house.refusal(&asked(4)).code, Code::InsufficientResources);
-    // What is silent and not dead stays: the store may be away.
+    // A manager that is silent and not dead stays: the store may be unreachable.
     house.ticks(1000);
     assert_eq!(house.handed(&asked(1)), "b");
     let now = [("a", group(&[(4, 8)])), ("b", group(&[(1, 1)]))];
     house.stand(&now);
     assert_eq!(house.handed(&asked(4)), "a");
-    // What was handed to it waits for it, if it may wait.
+    // A request that was handed to it waits for it, if it may wait.
     house.stand(&[("a", group(&[(8, 8)])), ("b", group(&[(1, 1)]))]);
     let wants = waiting(asked(4));
     let first = only(&house.request_of("t", &wants)).0;
     house.stand(&[("b", group(&[(1, 1)]))]);
     assert!(house.again(first, &wants, "a").is_empty());
     assert_eq!(only(&house.stand(&now)), (first, "a".into()));
-    // An older start of its manager says nothing more.
+    // An older start of its manager is ignored.
     let late = RackStanding { manager: "a".into(), said: (0, 99), groups: vec![group(&[(8, 8)])] };
     let b = RackStanding { manager: "b".into(), said: (1, 0), groups: Vec::new() };
     house.event(Event::Racks(vec![late, b]));
@@ -292,7 +292,7 @@ fn a_tenant_is_handed_no_more_than_its_quota() {
 }
 
 #[test]
-fn a_rack_is_described_by_what_its_nodes_have_and_have_left() {
+fn rack_reports_capacity_and_free_resources_of_its_nodes() {
     let mut rack = House::new();
     let pools = [("n1", 4, "compute"), ("n2", 8, "compute"), ("n3", 2, "memory"), ("n4", 16, "compute")];
     for (number, (name, cores, pool)) in pools.into_iter().enumerate() {
@@ -301,7 +301,7 @@ fn a_rack_is_described_by_what_its_nodes_have_and_have_left() {
     }
     let on = |node: &str, asked| LeaseRequest { near: vec![node.into()], ..asked };
     rack.grant(&on("n2", one_node(7)));
-    // One that takes no leases is not offered.
+    // A node that takes no leases is not offered.
     let n4 = rack.core.node_key("n4").unwrap();
     rack.core.nodes.change(n4, |node| node.lending = Lending::Draining);
     let groups = rack.core.groups();
@@ -334,13 +334,13 @@ enum Step {
         mib: u64,
         wait_ms: u64,
     },
-    /// So many cores of a rack's node are taken or given back by others.
+    /// Others take or give back this many cores of a rack's node.
     Taken {
         rack: u8,
         node: u8,
         cores: u32,
     },
-    /// The racks say how they stand, but for one whose manager is dead.
+    /// All racks report, except one whose manager is dead.
     Stand {
         dead: u8,
     },
@@ -376,20 +376,20 @@ struct Open {
     until_ms: u64,
 }
 
-/// Plays a story and keeps what the invariants are about.
+/// Plays a story and records the state for the invariants.
 struct Story {
     house: House,
-    /// The free cores of each rack's two nodes, of eight; as they are, and as they were said to be last.
+    /// The free cores of each rack's two nodes, of eight; the current ones, and those of the last report.
     free: [[u32; 2]; 3],
     said: [Option<[u32; 2]>; 3],
-    /// How often each has said something else than before.
+    /// Number of reports of each rack that differ from the one before.
     changes: [u32; 3],
-    /// What was handed to each since: cores and bytes.
+    /// Cores and bytes that were handed to each rack since its last report.
     handed: [(u32, u64); 3],
     open: BTreeMap<u128, Open>,
-    /// Those whose clients are to ask a rack, and how often that had changed when they were handed to it.
+    /// Requests whose clients are to ask a rack, and the rack's number of changes when they were handed to it.
     on_their_way: Vec<(u128, usize, u32)>,
-    /// By their tenants, in the order in which they are to be served.
+    /// Waiting requests by tenant, in the order in which they are to be served.
     queues: BTreeMap<String, VecDeque<u128>>,
 }
 
@@ -410,7 +410,7 @@ impl Story {
             Step::Stand { dead } => self.stand(dead.into()),
             Step::Ask => self.ask(),
             Step::Ticks { count } => {
-                // Who comes back late is new.
+                // A request that comes back late is new.
                 self.ask();
                 let actions = self.house.ticks(count.into());
                 self.note(actions, None);
@@ -446,7 +446,7 @@ impl Story {
         self.note(actions, None);
     }
 
-    /// A rack grants what one of its nodes has, or all of them, and else refuses.
+    /// Lets each rack grant what one of its nodes, or all of them, have free, and else refuse.
     fn ask(&mut self) {
         for (number, rack, changes) in std::mem::take(&mut self.on_their_way) {
             let Some(Open { tenant, mut asked, until_ms }) = self.open.get(&number).cloned() else {
@@ -481,7 +481,7 @@ impl Story {
         }
     }
 
-    /// `asked` is answered at once, and has waited for nothing.
+    /// Notes actions. `asked` is a request that was answered at once.
     fn note(&mut self, actions: Vec<Action>, asked: Option<u128>) {
         for action in actions {
             let (number, manager) = match action {
@@ -538,7 +538,7 @@ proptest! {
         for step in steps {
             story.play(step);
         }
-        // With room and time each is answered.
+        // With enough free and enough time each is answered.
         for _ in 0..200 {
             story.free = [[8; 2]; 3];
             story.play(Step::Stand { dead: 9 });

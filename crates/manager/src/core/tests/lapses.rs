@@ -1,4 +1,4 @@
-//! Grants to which nobody attaches cost their tenant its turn, as long as others have to wait.
+//! Grants without an attached client cost their tenant its turn, as long as others have to wait.
 
 use super::*;
 
@@ -6,7 +6,7 @@ fn waits(cores: u32) -> LeaseRequest {
     LeaseRequest { wait_ms: 600_000, ..asked(cores) }
 }
 
-/// The tenants of the grants among actions.
+/// Returns the tenants of the grants among actions.
 fn granted(house: &House, actions: &[Action]) -> Vec<String> {
     let tenants = actions.iter().filter_map(|action| match action {
         Action::Granted { tenant, .. } => Some(house.core.tenant(*tenant).name.to_string()),
@@ -15,14 +15,15 @@ fn granted(house: &House, actions: &[Action]) -> Vec<String> {
     tenants.collect()
 }
 
-/// Time passes until grants lapse, and the node reports these leases. Gives the tenants that are granted something.
+/// Lets time pass until grants lapse, while the node reports these leases. Returns the tenants of the grants that
+/// follow.
 fn lapse(house: &mut House, leases: Vec<LeaseReport>) -> Vec<String> {
     house.now_ms += ATTACH_GRACE_MS + 1;
     let (_, actions) = house.report(leases);
     granted(house, &actions)
 }
 
-/// The newest lease, which has to be of this tenant.
+/// Returns the newest lease, and asserts that it is of this tenant.
 fn newest(house: &House, tenant: &str) -> LeaseId {
     let active = house.core.leases().filter(|lease| lease.is_active());
     let lease = active.max_by_key(|lease| lease.granted_ms).unwrap();
@@ -40,8 +41,8 @@ fn tenant_that_lets_grants_lapse_waits_behind_others() {
     }
     assert!(house.request_of("modest", &waits(1)).is_empty());
     assert_eq!(lapse(&mut house, vec![]), ["modest"]);
-    // Between the leases of the modest tenant the greedy one gets nothing, though its requests have waited for longer. Nor is the
-    // modest one refused for having overtaken them too often.
+    // The greedy tenant gets no lease between those of the modest one, though its requests have waited for longer. The modest
+    // tenant is not refused for having overtaken them too often.
     for _ in 0..=MAX_OVERTAKES {
         let lease = newest(&house, "modest");
         house.report(vec![runs(lease, 1)]);
@@ -58,14 +59,14 @@ fn tenant_that_lets_grants_lapse_waits_behind_others() {
 }
 
 #[test]
-fn tenant_is_held_back_for_longer_each_time_and_then_served() {
+fn tenant_is_held_back_longer_each_time_then_served() {
     let mut house = House::with_node(2);
     let kept = house.grant(&asked(1))[0];
     house.report(vec![runs(kept, 1)]);
     for _ in 0..3 {
         house.request_of("greedy", &waits(1));
     }
-    // Another tenant wants both cores, in vain.
+    // Another tenant requests both cores, in vain.
     assert!(matches!(&house.request_of("modest", &asked(2))[..], [Action::Refused { .. }]));
     assert_eq!(lapse(&mut house, vec![runs(kept, 1)]), [""; 0]);
     let mut pauses = Vec::new();
@@ -96,7 +97,7 @@ fn lapsed_grants_cost_nothing_where_nobody_else_waits() {
 }
 
 #[test]
-fn tokens_are_verified_before_leases_are_granted_while_a_tenant_is_held_back() {
+fn no_provisional_leases_while_a_tenant_is_held_back() {
     let mut house = House::with_node(2);
     house.request_of("greedy", &asked(2));
     assert!(matches!(&house.request_of("modest", &asked(1))[..], [Action::Refused { .. }]));

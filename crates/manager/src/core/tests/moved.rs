@@ -26,7 +26,7 @@ fn tell_found(house: &mut House, found: &[NodeGeneration]) -> Vec<Action> {
 }
 
 #[test]
-fn what_another_manager_has_taken_over_counts_there_and_neither_ends_nor_is_billed_here() {
+fn leases_taken_over_by_another_manager_count_only_there() {
     let (mut before, mut after, lease) = moved();
     assert!(before.core.missing().next().is_none(), "it was heard of a moment ago");
     before.ticks(4);
@@ -77,7 +77,7 @@ fn grants_that_nobody_has_attached_to_go_with_their_node() {
 }
 
 #[test]
-fn what_is_not_stored_of_a_lease_is_before_it_is_forgotten() {
+fn moved_lease_is_stored_before_it_is_forgotten() {
     let (mut before, after, lease) = moved();
     before.is_store_full = true;
     before.report(vec![runs(lease, 7)]);
@@ -110,7 +110,7 @@ fn late_write_of_earlier_state_does_not_store_later_usage() {
     let missing: Vec<NodeGeneration> = before.core.missing().collect();
     tell_found(&mut before, &after.core.found(&missing));
     assert_eq!(before.state(lease), None);
-    // The node comes back, and what the lease uses now cannot be stored.
+    // The node comes back, and the lease's current usage cannot be stored.
     before.generation = after.generation;
     before.is_store_full = true;
     let running = vec![after.running(lease, runs(lease, 20))];
@@ -125,7 +125,7 @@ fn late_write_of_earlier_state_does_not_store_later_usage() {
 }
 
 #[test]
-fn a_lease_that_comes_back_before_it_is_forgotten_is_what_it_was() {
+fn moved_lease_that_returns_early_is_unchanged() {
     let (mut before, after, lease) = moved();
     before.is_store_full = true;
     before.report(vec![runs(lease, 7)]);
@@ -148,7 +148,7 @@ fn a_lease_that_comes_back_before_it_is_forgotten_is_what_it_was() {
 }
 
 #[test]
-fn a_registration_that_comes_late_takes_nothing_from_the_one_after_it() {
+fn late_registration_does_not_affect_the_newer_one() {
     let mut house = House::with_node(2);
     house.register(node("n", 2), 1, Vec::new()).unwrap();
     let lease = house.grant(&asked(1))[0];

@@ -27,7 +27,7 @@ impl House {
 }
 
 #[test]
-fn a_lease_is_beside_its_neighbours_as_long_as_they_have_room() {
+fn lease_is_beside_its_neighbours_while_they_have_capacity() {
     let mut house = with_nodes(20, 2);
     for _ in 0..2 {
         assert_eq!(house.granted_on(&near(&["gone", "n7", "n3"], asked(1))), "n7");
@@ -67,13 +67,13 @@ fn leases_of_one_key_meet_on_the_same_nodes() {
 }
 
 #[test]
-fn a_neighbour_goes_before_warmth_and_neither_before_what_is_possible() {
+fn prefers_neighbours_to_warm_nodes_within_what_is_possible() {
     let mut house = with_nodes(10, 1);
     let key = "app/f";
     let home = house.granted_on(&warm(key, asked(1)));
     let other = if home == "n1" { "n2" } else { "n1" };
     assert_eq!(house.granted_on(&near(&[other], warm(key, asked(1)))), other);
-    // Two cores are on two nodes, wherever they had better be.
+    // Two cores are on two nodes, whatever nodes the request prefers.
     let two = LeaseRequest { near: vec!["n3".into()], warm: key.into(), ..asked(2) };
     assert_eq!(house.grant(&two).len(), 2);
     let draining = house

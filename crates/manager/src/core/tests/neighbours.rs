@@ -1,4 +1,4 @@
-//! Whose links are marked, and who is told: single stories, and random ones against a look at all nodes.
+//! Links between nodes, and their reports to agents: single stories, and random ones against a look at all nodes.
 
 use proptest::prelude::*;
 
@@ -10,7 +10,7 @@ fn naming(name: &str, neighbours: &[&str]) -> NodeDescription {
     NodeDescription { neighbours, ..node(name, 1) }
 }
 
-/// Agents, and what each was told last.
+/// Agents, and the neighbourhood that each was sent last.
 struct Street {
     house: House,
     agents: Vec<Agent>,
@@ -45,7 +45,7 @@ impl Street {
         self.agents.push(Agent { name, registration, sequence: 0, told, is_silent: false });
     }
 
-    /// All who are not silent report; says who was told something.
+    /// All agents that are not silent report; returns those that were sent a new neighbourhood.
     fn reports(&mut self) -> Vec<&'static str> {
         let mut told = Vec::new();
         for agent in self.agents.iter_mut().filter(|agent| !agent.is_silent) {
@@ -71,7 +71,7 @@ impl Street {
         told
     }
 
-    /// So many ticks pass, and whoever is not silent reports in time.
+    /// Lets `count` ticks pass, with reports of the agents that are not silent.
     fn ticks(&mut self, count: u32) {
         for _ in 0..count {
             self.house.ticks(1);
@@ -90,7 +90,7 @@ impl Street {
         linked.map(|marked| (&*marked.node, marked.registration)).collect()
     }
 
-    /// Whom it reaches by whom.
+    /// Returns the nodes that it reaches by a bridge, each with its bridge.
     fn bridged(&self, name: &str) -> Vec<(&str, &str)> {
         let agent = self.agents.iter().find(|agent| agent.name == name).unwrap();
         let all = agent.told.all.iter();
@@ -101,7 +101,8 @@ impl Street {
         self.agents.iter().find(|agent| agent.name == name).unwrap().registration
     }
 
-    /// That whoever is here and has just reported knows exactly those that it names, that name it and that are here.
+    /// Asserts that each registered agent that has just reported knows exactly the nodes that it names, that name it
+    /// and that are registered.
     fn check(&self) {
         let node = |name: &str| self.house.core.node(self.house.core.node_key(name)?);
         let is_here = |name: &str| node(name).filter(|node| node.registration != 0 && !node.is_lost());
@@ -137,7 +138,7 @@ impl Street {
 }
 
 #[test]
-fn two_nodes_that_name_each_other_are_linked_and_both_are_told() {
+fn nodes_that_name_each_other_are_linked_and_notified() {
     let mut street = Street::new();
     street.register("host", &["dpu"]);
     assert_eq!(street.told("host"), []);
@@ -153,7 +154,7 @@ fn two_nodes_that_name_each_other_are_linked_and_both_are_told() {
 }
 
 #[test]
-fn who_names_a_node_that_does_not_name_it_is_told_nothing_of_it_and_costs_it_nothing() {
+fn one_sided_neighbour_gets_no_links_and_no_news() {
     let mut street = Street::new();
     street.register("victim", &["friend"]);
     street.register("friend", &["victim"]);
@@ -166,7 +167,7 @@ fn who_names_a_node_that_does_not_name_it_is_told_nothing_of_it_and_costs_it_not
     assert_eq!(street.told("victim"), [("friend", street.registration("friend"))]);
     let liar = street.house.core.node(street.house.core.node_key("liar").unwrap()).unwrap();
     assert!(street.house.core.info(liar).units[0].neighbours.is_empty());
-    // Its links are cut as soon as it is named no more.
+    // Its links are cut as soon as it is not named any more.
     street.register("victim", &["liar", "friend"]);
     assert_eq!(street.reports(), ["friend", "liar"]);
     street.register("victim", &["friend"]);
@@ -176,7 +177,7 @@ fn who_names_a_node_that_does_not_name_it_is_told_nothing_of_it_and_costs_it_not
 }
 
 #[test]
-fn a_lost_node_and_one_that_goes_to_another_manager_are_linked_with_nobody_until_they_are_back() {
+fn lost_and_moved_nodes_have_no_links_until_they_return() {
     let mut street = Street::new();
     street.register("a", &["b"]);
     street.register("b", &["a"]);
@@ -201,7 +202,7 @@ fn a_lost_node_and_one_that_goes_to_another_manager_are_linked_with_nobody_until
 }
 
 #[test]
-fn two_nodes_are_bridged_by_one_that_both_are_linked_with() {
+fn node_bridges_two_nodes_that_are_linked_with_it() {
     let mut street = Street::new();
     street.register("host", &["a", "b", "stranger"]);
     street.register("a", &["host"]);
@@ -213,15 +214,15 @@ fn two_nodes_are_bridged_by_one_that_both_are_linked_with() {
     let key = street.house.core.node_key("a").unwrap();
     let there = sublet_proto::pu::id("b", sublet_proto::pu::PROCESSOR);
     assert_eq!(street.house.core.beside(key, there).map(|(node, _)| &*node.name), Some("b"));
-    // Who is not named by the host is nobody's.
+    // A node that the host does not name is bridged with none.
     street.register("stranger", &["a", "b"]);
     assert_eq!(street.bridged("stranger"), []);
-    // Those that are linked need no bridge.
+    // Linked nodes need no bridge.
     street.register("b", &["host", "a"]);
     street.register("a", &["host", "b"]);
     street.reports();
     assert_eq!((street.bridged("a"), street.told("a").len()), (vec![], 2));
-    // A bridge that is gone bridges nobody.
+    // A bridge that is gone bridges no nodes.
     street.register("a", &["host"]);
     street.reports();
     assert_eq!(street.bridged("b"), [("a", "host")]);
@@ -232,8 +233,8 @@ fn two_nodes_are_bridged_by_one_that_both_are_linked_with() {
 
 const NAMES: [&str; 5] = ["a", "b", "c", "d", "e"];
 
-/// What happens to one of five nodes: it registers with these names, falls silent, speaks again, goes to another manager, or time
-/// passes.
+/// An event for one of five nodes: it registers with these names, falls silent, speaks again, goes to another manager,
+/// or time passes.
 #[derive(Clone, Debug)]
 enum Step {
     Register(usize, u8),
@@ -253,7 +254,7 @@ fn step() -> impl Strategy<Value = Step> {
 
 proptest! {
     #[test]
-    fn whatever_happens_all_who_report_know_with_whom_they_are_linked(steps in prop::collection::vec(step(), 1..60)) {
+    fn reporting_agents_always_know_their_current_links(steps in prop::collection::vec(step(), 1..60)) {
         let mut street = Street::new();
         for step in steps {
             match step {
@@ -274,7 +275,7 @@ proptest! {
                 }
                 Step::Ticks(count) => street.ticks(count),
             }
-            // One who is back is told by its report, and the others by theirs.
+            // The nodes learn of the change with their reports.
             street.reports();
             street.reports();
             street.check();

@@ -53,7 +53,7 @@ impl House {
 }
 
 #[test]
-fn each_kind_of_lease_goes_to_its_pool_and_then_where_it_spills() {
+fn each_kind_of_lease_goes_to_its_pool_then_spills() {
     let pools = ["compute", "memory", "balanced"];
     let nodes = pools.map(|pool| NodeDescription { memory_bytes: 4 * GIB, ..placed(pool, 2, pool, "") });
     let little = asked(2);
@@ -71,13 +71,13 @@ fn each_kind_of_lease_goes_to_its_pool_and_then_where_it_spills() {
 }
 
 #[test]
-fn a_pool_that_is_named_is_kept_to_and_a_refusal_names_it() {
+fn named_pool_is_mandatory_and_refusals_name_it() {
     let mut house = house_of(&[placed("c", 4, "compute", ""), placed("m", 1, "memory", "")]);
     assert_eq!(house.on(&in_pool("memory", asked(1))), "m");
     let refused = house.refusal(&in_pool("memory", asked(1)));
     assert_eq!(refused.code, Code::NoCapacity);
     assert_eq!(refused.message, "1 cores asked, 0 of 1 free in the memory pool");
-    // Beside a neighbour, too, and over several nodes.
+    // The pool holds beside a neighbour, too, and over several nodes.
     assert_eq!(house.refusal(&beside("c", in_pool("memory", asked(1)))).code, Code::NoCapacity);
     let refused = house.refusal(&in_pool("memory", asked(2)));
     assert_eq!(refused.code, Code::InsufficientResources);
@@ -101,9 +101,9 @@ fn what_communicates_stays_in_its_rack_until_that_is_full() {
         placed("none", 20, "compute", ""),
     ]);
     let near = |asked| beside("a1", asked);
-    // Beside it, then in its rack whatever the pool is, then where most is free.
+    // The leases go beside it, then into its rack in any pool, then where most is free.
     assert_eq!([(); 4].map(|()| house.on(&near(asked(1)))), ["a1", "a1", "a2", "none"]);
-    // Nodes that name no rack are near nobody, not even each other.
+    // Nodes that name no rack are near no others, not even each other.
     let refused = house.refusal(&LeaseRequest { max_nodes: 1, ..asked(21) });
     assert_eq!(refused.code, Code::InsufficientResources);
     assert_eq!(house.on(&beside("none", asked(19))), "none");
@@ -125,7 +125,7 @@ fn without_a_neighbour_the_rack_with_most_room_is_taken() {
 }
 
 #[test]
-fn cores_of_several_nodes_are_of_one_rack_and_one_pool_if_those_have_them() {
+fn multi_node_request_prefers_one_rack_and_one_pool() {
     let nodes = [
         placed("a1", 2, "compute", "a"),
         placed("a2", 2, "compute", "a"),
@@ -149,7 +149,7 @@ fn cores_of_several_nodes_are_of_one_rack_and_one_pool_if_those_have_them() {
 }
 
 #[test]
-fn warmth_is_looked_for_in_the_pool_and_in_the_rack() {
+fn warm_nodes_are_sought_in_the_pool_and_rack() {
     let racks = ["a", "b", "c", "d"];
     let nodes: Vec<_> = (0..40)
         .map(|number| {
@@ -161,7 +161,7 @@ fn warmth_is_looked_for_in_the_pool_and_in_the_rack() {
     let warm = |asked| LeaseRequest { warm: "app/f".into(), max_nodes: 1, ..asked };
     let home = house.on(&warm(asked(1)));
     assert_eq!((house.on(&warm(asked(1))), house.pool_of(&home)), (home.clone(), "compute".into()));
-    // Of a rack, all of which is busy but for two nodes, always the same one.
+    // All of the rack is busy but for two nodes: the same one is chosen each time.
     let in_rack: BTreeSet<String> = (0..2)
         .map(|_| house.on(&LeaseRequest { near: vec!["n11".into(), "gone".into()], ..warm(asked(1)) }))
         .collect();
@@ -173,12 +173,12 @@ fn warmth_is_looked_for_in_the_pool_and_in_the_rack() {
 }
 
 #[test]
-fn a_node_that_says_no_pool_is_in_that_of_what_it_has_left() {
+fn node_without_a_named_pool_moves_between_virtual_pools() {
     let mut house = House::with_virtual_pools(GIB / 4);
     house.register(placed("n", 4, "", ""), 1, Vec::new()).unwrap();
     house.register(placed("said", 4, "compute", ""), 2, Vec::new()).unwrap();
     assert_eq!((house.pool_of("n"), house.pool_of("said")), ("balanced".into(), "compute".into()));
-    // For what it may come to be it is worth waiting.
+    // A request may wait for the pool that the node may come into.
     let refused = house.refusal(&in_pool("memory", segment(600)));
     assert_eq!(refused.code, Code::NoCapacity, "{refused}");
     let waits = LeaseRequest { wait_ms: 5_000, ..in_pool("memory", segment(600)) };
@@ -194,7 +194,7 @@ fn a_node_that_says_no_pool_is_in_that_of_what_it_has_left() {
 }
 
 #[test]
-fn who_waits_for_a_pool_is_told_in_the_end_for_what() {
+fn refusal_after_a_wait_names_the_pool() {
     let mut house = house_of(&[placed("n", 1, "compute", ""), placed("m", 1, "memory", "")]);
     house.grant(&in_pool("compute", asked(1)));
     let (cores, memory) = (in_pool("compute", asked(1)), in_pool("compute", segment(1024)));
@@ -214,7 +214,7 @@ fn who_waits_for_a_pool_is_told_in_the_end_for_what() {
 }
 
 #[test]
-fn who_waits_for_one_pool_is_overtaken_only_so_often_there_and_holds_up_nobody_elsewhere() {
+fn waiting_for_one_pool_bounds_overtakes_only_in_that_pool() {
     let mut house = house_of(&[placed("n", 2, "compute", ""), placed("m", 1000, "memory", "")]);
     let small = |pool: &str| in_pool(pool, asked(1));
     let mut held: Vec<LeaseId> = (0..2).map(|_| house.grant(&small("compute"))[0]).collect();
@@ -234,7 +234,7 @@ fn who_waits_for_one_pool_is_overtaken_only_so_often_there_and_holds_up_nobody_e
     assert!(refused.message.ends_with("it is the turn of another in the compute pool"), "{refused}");
     let refused = house.refusal(&in_pool("memory", asked(1001)));
     assert_eq!(refused.code, Code::InsufficientResources, "it is nobody's turn there: {refused}");
-    // Others are served, those that could be anywhere outside of the pool, and those that wait as well.
+    // Other requests are served: those that may go outside of the pool, and those that wait as well.
     assert_eq!(house.on(&small("memory")), "m");
     assert_eq!(house.on(&asked(1)), "m");
     let whole = LeaseRequest { max_nodes: 1, ..asked(1000) };
@@ -252,7 +252,7 @@ fn who_waits_for_one_pool_is_overtaken_only_so_often_there_and_holds_up_nobody_e
 }
 
 #[test]
-fn an_agent_that_names_one_rack_after_the_other_fills_no_table() {
+fn agent_cannot_register_an_unlimited_number_of_racks() {
     let mut house = House::new();
     for number in 0..MAX_RACKS {
         let rack = format!("r{number}");
@@ -261,7 +261,7 @@ fn an_agent_that_names_one_rack_after_the_other_fills_no_table() {
     let error = house.register(placed("one", 1, "", "more"), 9_999, Vec::new()).unwrap_err();
     assert!(error.code == Code::InvalidArgument && error.message.contains("more"), "{error}");
     house.register(placed("one", 1, "", "r7"), 9_999, Vec::new()).unwrap();
-    // A rack that nobody names any more makes room for another.
+    // A rack that no node names any more frees a slot for another.
     house.register(placed("r3", 1, "", "r7"), 4, Vec::new()).unwrap();
     house.register(placed("one", 1, "", "more"), 9_999, Vec::new()).unwrap();
     house.core.nodes.assert_consistent();
@@ -272,7 +272,7 @@ fn an_agent_that_names_one_rack_after_the_other_fills_no_table() {
 
 const RACKS: [&str; 4] = ["", "a", "b", "c"];
 
-/// In which pools a lease may be, the best first: said once more, in as many words as it takes.
+/// Returns the pools in which a lease may be, the best first: stated a second time, independently of the code.
 fn expected_order(asked: &LeaseRequest) -> Vec<Pool> {
     let order = match (asked.cores, asked.memory_bytes) {
         (0, _) => [Memory, Balanced, Compute],
@@ -282,7 +282,7 @@ fn expected_order(asked: &LeaseRequest) -> Vec<Pool> {
     order.into_iter().filter(|pool| asked.pool.is_empty() || asked.pool == pool.name()).collect()
 }
 
-/// The nodes of which one is to be taken, by looking at all of them.
+/// Returns the nodes that may be chosen, by a look at all of them.
 fn expected(core: &Core, asked: &LeaseRequest) -> Vec<String> {
     let order = expected_order(asked);
     let fits = |node: &&Node| {
@@ -323,9 +323,9 @@ fn expected(core: &Core, asked: &LeaseRequest) -> Vec<String> {
 }
 
 proptest! {
-    /// A lease goes to a node of the best step that has one with the room, and is refused only if none has.
+    /// A lease goes to a node of the best step that has one with enough free, and is refused only if none has.
     #[test]
-    fn the_steps_are_kept_to_and_nothing_that_fits_is_missed(
+    fn placement_follows_the_steps_and_finds_every_fit(
         nodes in proptest::collection::vec((1u32..9, 1u64..9, 0usize..4, 0usize..4), 1..12),
         requests in proptest::collection::vec(
             (0u32..9, 1u64..5_000, 0usize..6, 0usize..14, any::<bool>()), 1..40

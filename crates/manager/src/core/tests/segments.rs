@@ -24,7 +24,7 @@ impl House {
 }
 
 #[test]
-fn a_segment_goes_where_it_fits_and_leaves_large_nodes_to_large_ones() {
+fn segment_takes_the_smallest_fitting_node() {
     let mut house = House::new();
     house.register(with_memory("large", 64 * MIB), 1, Vec::new()).unwrap();
     house.register(with_memory("small", 4 * MIB), 2, Vec::new()).unwrap();
@@ -74,7 +74,7 @@ fn a_segment_waits_for_memory_and_has_its_turn() {
 }
 
 #[test]
-fn without_a_node_a_segment_waits_for_one_or_is_refused() {
+fn segment_without_a_node_waits_or_is_refused() {
     let mut house = House::new();
     assert_eq!(house.refusal(&segment(MIB)).code, Code::InsufficientResources);
     assert!(house.request_of("t", &LeaseRequest { wait_ms: 10_000, ..segment(MIB) }).is_empty());

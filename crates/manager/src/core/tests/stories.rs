@@ -52,7 +52,7 @@ fn pool(number: u8) -> String {
     Pool::ALL.get(usize::from(number)).map(Pool::to_string).unwrap_or_default()
 }
 
-/// Plays a story and keeps what the invariants are about.
+/// Plays a story and records the state for the invariants.
 struct Story {
     house: House,
     leases: Vec<LeaseId>,
@@ -140,7 +140,7 @@ impl Story {
         actions
     }
 
-    /// All leases of the node but one are said to run on.
+    /// Reports all leases of the node except one.
     fn report(&mut self, name: u8, lease: u8, ended: bool, executing_ns: u64) -> Vec<Action> {
         let Some(node) = self.house.core.node_key(&format!("n{name}")) else { return Vec::new() };
         let one = self.lease(lease);
@@ -178,7 +178,7 @@ impl Story {
         }
     }
 
-    /// Of a virtual pool its node may have gone by what the lease has taken.
+    /// Checks the pool of a granted lease. A node may have left a virtual pool because of the lease's resources.
     fn check_pool(&self, lease: LeaseId, pool: &str) {
         let core = &self.house.core;
         let node = core.lease(lease).and_then(|lease| core.node(lease.node)).unwrap();
@@ -230,7 +230,7 @@ proptest! {
         for step in steps {
             story.play(step);
         }
-        // Without faults, and with time, all of it comes back.
+        // Without faults, and with time, everything becomes free again.
         story.house.is_store_full = false;
         let actions = story.house.ticks(30 * 60 * 2);
         story.note(actions);

@@ -1,10 +1,10 @@
-//! Keeps second copies of the records that matter most, and compares records with them.
+//! Keeps second copies of the most important records, and compares records with them.
 //!
-//! A server that finds damage in the middle of a stream's file, when it reads it anew after it was killed, drops messages, and then
-//! says that there are none. So each record of a kind that [matters](super::is_copied) is in a second stream as well,
-//! whose message says of which message it is the copy. It is written after the record and removed before it: a
-//! copy of a message that the record's stream does not have, nor a later one, is of a record that was lost. A record without
-//! its copy was being written when its manager died, or is of a version that made no copies.
+//! If a server finds damage in the middle of a stream's file, when it reads it again after it was killed, it drops
+//! messages, and then reports that they do not exist. So each record of a kind that [matters](super::is_copied) is in a
+//! second stream as well, whose message names the sequence number of the original. The copy is written after the record
+//! and removed before it. If the record's stream has neither the original message nor a later one, the record was lost.
+//! A record without its copy was being written when its manager died, or is of a version that made no copies.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -21,7 +21,7 @@ use sublet_proto::package::is_digest;
 /// Result of a comparison of records with their copies.
 #[derive(Debug, Default)]
 pub(super) struct Comparison {
-    /// Records that are lost, and those of which copies are left.
+    /// Lost records, and those of which copies are left.
     pub report: Report,
     /// Records that have no copy, or an older one.
     uncopied: Vec<String>,
@@ -64,8 +64,8 @@ impl NatsStore {
         self.remove(copied.map(|key| (stream.clone(), self.names.copy(key))).collect())
     }
 
-    /// Reads every record of these kinds, and looks for those that are missing by their copies. Other kinds are examined as
-    /// well if they have copies, since [`NatsStore::rebuild`] was interrupted, or if the server lists too few of their records.
+    /// Reads every record of these kinds, and finds missing ones by their copies. Other kinds are examined as well if
+    /// they have copies, since [`NatsStore::rebuild`] was interrupted, or if the server lists too few of their records.
     pub(super) fn compare(&self, which: impl Fn(&str) -> bool) -> Result<Comparison, Error> {
         let mut comparison = Comparison::default();
         let report = &mut comparison.report;
@@ -110,7 +110,7 @@ impl NatsStore {
         self.copy_again(&comparison.uncopied)
     }
 
-    /// Which message each copy is of.
+    /// Returns the sequence number of the message that each copy is of.
     pub(super) fn copied_messages(&self) -> Result<SequenceNumbers, Error> {
         let series = self.names.copies();
         let all = series.subjects.clone();
@@ -137,7 +137,7 @@ impl NatsStore {
         Ok(streams.iter().filter_map(|name| name.strip_prefix(&prefix)).map(str::to_owned).collect())
     }
 
-    /// Returns those of these kinds whose streams have more messages than the server's index has subjects.
+    /// Returns the kinds whose streams have more messages than the server's index has subjects.
     fn unindexed(&self, kinds: &[String]) -> Result<BTreeSet<String>, Error> {
         let prefix = self.names.keys_prefix();
         let streams = kinds.iter().map(|kind| format!("{prefix}{kind}")).collect();
@@ -242,8 +242,8 @@ impl NatsStore {
         }
     }
 
-    /// Looks again for a record that seemed to be missing, and reports it if it is: as one that can be put back, if its
-    /// copy is whole. Others may have changed it meanwhile.
+    /// Looks again for a record that seemed to be missing, and reports it if it is: as restorable, if its copy is
+    /// whole. Other managers may have changed it meanwhile.
     fn look_after(&self, key: &str, report: &mut Report) -> Result<(), Error> {
         let Some((copy, of)) = self.copy_of(key)? else { return Ok(()) };
         let (stream, subject) = (self.ensure(self.names.keys(key)?)?, self.names.key(key));
@@ -264,7 +264,7 @@ impl NatsStore {
         Ok(())
     }
 
-    /// The copy of a record, and of which message it is.
+    /// Returns the copy of a record, and the sequence number of its original.
     pub(super) fn copy_of(&self, key: &str) -> Result<Option<(StreamMessage, u64)>, Error> {
         let (stream, subject) = (self.ensure(self.names.copies())?, self.names.copy(key));
         let copy = self.link.run(|jetstream| operations::last(jetstream, stream, subject))?;
@@ -281,7 +281,7 @@ impl NatsStore {
         Ok(())
     }
 
-    /// Packages and documents whose content is not that of their digests.
+    /// Reports packages and documents whose content does not match their digests.
     pub(super) fn examine_blobs(&self, report: &mut Report) -> Result<(), Error> {
         let blobs = self.blobs()?;
         for Blob { digest, parts, .. } in blobs.iter().filter(|blob| is_digest(&blob.digest)) {

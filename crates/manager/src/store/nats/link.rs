@@ -1,8 +1,8 @@
 //! The connection to a server of NATS: blocking calls on the outside, one thread of its own with an async runtime
 //! inside.
 //!
-//! It reconnects by itself. While it is not connected every operation fails at once instead of waiting in line: what
-//! is sent minutes late may undo what another manager has written since. An operation that is under way when the
+//! It reconnects by itself. While it is not connected every operation fails at once instead of waiting in line: a
+//! request that is sent minutes late might undo another manager's later write. An operation that is under way when the
 //! server falls silent fails at its deadline, and may still be carried out.
 
 use std::future::Future;
@@ -18,13 +18,13 @@ use tokio::runtime::Runtime;
 use super::NatsOptions;
 use super::servers::Servers;
 
-/// How long a server may take to answer one request.
+/// Longest time for a server's answer to one request.
 const DEADLINE: Duration = Duration::from_secs(5);
-/// How long an operation of many requests may take, each within its own deadline.
+/// Longest time of an operation of many requests, each within its own deadline.
 const LONG_DEADLINE: Duration = Duration::from_secs(60);
-/// How long a server may take to answer that it is there. Two of these without an answer, and it is left.
+/// Longest time for a server's answer to a ping. After two pings without an answer the connection is closed.
 const PING_INTERVAL: Duration = Duration::from_secs(2);
-/// How long one attempt to connect may take.
+/// Longest time of one attempt to connect.
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(2);
 /// Longest pause between two attempts to connect.
 const RECONNECT_PAUSE: Duration = Duration::from_millis(500);
@@ -40,12 +40,12 @@ pub(super) struct Link {
     servers: String,
 }
 
-/// Why an operation failed.
+/// Failure of an operation.
 #[derive(Debug)]
 pub(super) enum Failure {
     /// The server answered that it will not.
     Refused(jetstream::Error),
-    /// No server answered, or not with anything that could be understood.
+    /// No server answered, or its answer could not be understood.
     Silent(String),
     /// The server has a message of this subject that it cannot read.
     Lost(String),
@@ -86,7 +86,7 @@ impl Link {
         Ok(link)
     }
 
-    /// The servers, without what is secret in their addresses.
+    /// Returns the servers, without the secrets in their addresses.
     pub(super) fn servers(&self) -> &str {
         &self.servers
     }
@@ -100,7 +100,7 @@ impl Link {
         self.run_within(DEADLINE, operation)
     }
 
-    /// Runs an operation whose length depends on what is stored: each of its requests has the usual deadline.
+    /// Runs an operation whose length depends on the stored records: each of its requests has the usual deadline.
     pub(super) fn run_long<T, F>(&self, operation: impl FnOnce(Context) -> F) -> Result<T, Error>
     where
         T: Send + 'static,
@@ -135,7 +135,7 @@ impl Link {
 
 impl Drop for Link {
     fn drop(&mut self) {
-        // Whoever drops it may itself run in an async runtime, which is not to be blocked.
+        // The thread that drops it may itself run in an async runtime, which is not to be blocked.
         if let Some(runtime) = self.runtime.take() {
             runtime.shutdown_background();
         }
@@ -152,7 +152,7 @@ where
     runtime.spawn(async move {
         let late = |_| Err(Failure::Silent(format!("no answer within {} s", deadline.as_secs())));
         let result = tokio::time::timeout(deadline, operation).await.unwrap_or_else(late);
-        // Nobody is left to hear it only if the waiting thread is gone.
+        // The send fails only if the waiting thread is gone.
         let _ = sender.send(result);
     });
     outcome.recv().unwrap_or_else(|_| Err(Failure::Silent("the store is closed".to_owned())))

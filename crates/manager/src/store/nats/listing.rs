@@ -1,8 +1,8 @@
 //! Lists the subjects of a stream.
 //!
-//! The server answers one request with all of the subjects, which it takes the longer for the more there are: beyond
-//! some ten thousand, longer than an answer may take. A long list is therefore read as the stream's messages, without
-//! what they hold, by a consumer that the server forgets soon after.
+//! The server answers one request with all of the subjects, and takes the longer the more there are: beyond some ten
+//! thousand, longer than an answer may take. A long list is therefore read as the stream's messages, only their
+//! headers, by a consumer that the server forgets soon after.
 
 use std::time::Duration;
 
@@ -15,18 +15,18 @@ use tokio_stream::StreamExt;
 use super::link::Failure;
 use super::operations::silent;
 
-/// Subjects that a stream may have to be asked for all of them at once.
+/// Most subjects of a stream that are requested at once.
 const MAX_AT_ONCE: u64 = 10_000;
-/// Messages that are asked for at a time.
+/// Messages that are requested at a time.
 const WINDOW_MESSAGES: usize = 10_000;
-/// After so long without a message a list is read from its beginning again.
+/// Time without a message after which a list is read from its beginning again.
 const SILENCE: Duration = Duration::from_secs(5);
 /// Times that a list is begun anew before the server counts as silent.
 const ATTEMPTS: u32 = 3;
-/// How long the server remembers a consumer that nobody uses.
+/// Time for which the server remembers an unused consumer.
 const CONSUMER_IDLE: Duration = Duration::from_secs(30);
 
-/// The subjects that a stream has messages of, among these. One may stand there twice.
+/// Returns the subjects, among these, that a stream has messages of. A subject may occur twice.
 pub(super) async fn subjects(
     jetstream: Context,
     stream: String,
@@ -61,7 +61,8 @@ async fn one_by_one(stream: &Stream<()>, filter: String) -> Result<Vec<String>, 
     Err(Failure::Silent(format!("it does not list {filter} to its end")))
 }
 
-/// All of them; none if the server fell silent on the way. What it sends then may be lost, so nothing of it is complete.
+/// Returns all subjects; `None` if the server fell silent on the way. Messages that it sends then may be lost, so the
+/// list would be incomplete.
 async fn read_through(stream: &Stream<()>, filter: &str) -> Result<Option<Vec<String>>, Failure> {
     let config = pull::Config {
         filter_subject: filter.to_owned(),
@@ -74,13 +75,13 @@ async fn read_through(stream: &Stream<()>, filter: &str) -> Result<Option<Vec<St
     };
     let consumer: PullConsumer = stream.create_consumer(config).await.map_err(silent)?;
     let mut found = Vec::new();
-    // A key that is written meanwhile moves to the end: all are known once the end was reached, be it for a moment.
+    // A key that is written meanwhile moves to the end: all are known once the end was reached, even for a moment.
     let mut left = consumer.cached_info().num_pending;
     while left > 0 {
         let known = found.len();
         let mut window = consumer.fetch().max_messages(WINDOW_MESSAGES).messages().await.map_err(silent)?;
         while left > 0 {
-            // The end of a window is not always told where messages are replaced meanwhile.
+            // The server does not always announce the end of a window while messages are replaced.
             let Ok(next) = timeout(SILENCE, window.next()).await else { return Ok(None) };
             let Some(message) = next else { break };
             let message = message.map_err(silent)?;

@@ -1,9 +1,8 @@
 //! Names keys and blobs on a NATS server.
 //!
-//! A subject is tokens with dots between them, and a token may not hold everything that a key may. So each segment of
-//! a key becomes one token: what is no plain character is written as `=` and two hexadecimal digits for each of its
-//! bytes, and a segment without any characters as a lone `=`. Every key has one subject, and every subject of a
-//! stream of keys one key.
+//! A subject is tokens with dots between them, and a token may not contain every character of a key. So each segment of
+//! a key becomes one token: special characters are written as `=` and two hexadecimal digits for each of their bytes,
+//! and an empty segment as a single `=`. Every key has one subject, and every subject of a stream of keys one key.
 
 use sublet_proto::{Code, Error};
 
@@ -46,17 +45,17 @@ impl Names {
         Ok(Series { name, subjects: format!("{}.>", self.key(kind)) })
     }
 
-    /// What the names of the streams of keys begin with, before the kind.
+    /// Returns the prefix of the names of the streams of keys, before the kind.
     pub(super) fn keys_prefix(&self) -> String {
         format!("sublet-{}-key-", self.store)
     }
 
-    /// The subject of a key.
+    /// Returns the subject of a key.
     pub(super) fn key(&self, key: &str) -> String {
         format!("sublet.{}.key.{}", self.store, tokens(key))
     }
 
-    /// The key of a subject.
+    /// Returns the key of a subject.
     pub(super) fn key_of(&self, subject: &str) -> Option<String> {
         let rest = subject.strip_prefix("sublet.")?.strip_prefix(&self.store)?;
         segments(rest.strip_prefix(".key.")?)
@@ -85,7 +84,7 @@ impl Names {
         format!("{}.>", self.key(whole))
     }
 
-    /// The stream in which earlier versions noted deployments, and which nothing reads any more.
+    /// Returns the stream in which earlier versions noted deployments, and which is not read any more.
     pub(super) fn unread_log(&self) -> String {
         format!("sublet-{}-log-deployments", self.store)
     }
@@ -144,7 +143,7 @@ mod tests {
     }
 
     #[test]
-    fn a_key_of_plain_segments_reads_the_same_as_a_subject() {
+    fn plain_keys_are_readable_in_subjects() {
         assert_eq!(names().key("lease/0a-1"), "sublet.main.key.lease.0a-1");
         assert_eq!(names().keys("lease/0a-1").unwrap().subjects, "sublet.main.key.lease.>");
         assert_eq!(names().below("usage/17/ab"), "sublet.main.key.usage.17.>");

@@ -1,4 +1,4 @@
-//! Sends requests to JetStream. Nothing here keeps state or knows what the subjects stand for.
+//! Sends requests to JetStream, without any state and without knowledge of the subjects' meaning.
 
 use std::collections::VecDeque;
 use std::time::{Duration, Instant};
@@ -21,24 +21,24 @@ use super::reached::Sequences;
 use crate::store::seal::seal;
 use crate::store::{BLOB_PART_BYTES, Versioned, hex};
 
-/// Largest piece of a blob's part, in bytes: well below what one message may hold when the server sends it in JSON.
+/// Largest piece of a blob's part, in bytes: well below the limit of one message when the server sends it in JSON.
 pub(super) const PIECE_BYTES: usize = 512 << 10;
 /// Pieces of a part.
 pub(super) const MAX_PIECES: usize = BLOB_PART_BYTES.div_ceil(PIECE_BYTES);
 /// The header with the checksum of a key's value. Values of earlier versions have none.
 const SEAL_HEADER: &str = "Sublet-Seal";
-/// The header in which a copy says of which message it is one.
+/// The header in which a copy has the sequence number of its original.
 const COPY_HEADER: &str = "Sublet-Copy-Of";
-/// The header in which a part's first piece says how many bytes the part has.
+/// The header in which a part's first piece has the length of the part.
 const PART_BYTES_HEADER: &str = "Sublet-Part-Bytes";
 /// Messages that are sent and not yet acknowledged.
 const MAX_UNACKNOWLEDGED: usize = 1024;
 
-/// How long a stream that somebody is making may take until it takes messages.
+/// Longest time that a stream in the making takes until it accepts messages.
 const MAKING: Duration = Duration::from_secs(1);
-/// Times that a message is looked for which is listed and not found.
+/// Times that a message is looked up which is listed and not found.
 const LOOKS: u32 = 3;
-/// Between two tries.
+/// Pause between two tries.
 const NAP: Duration = Duration::from_millis(20);
 
 /// A message to be published.
@@ -68,23 +68,23 @@ impl Change {
     }
 }
 
-/// Whether a message has the value that was written under a key, as far as its checksum says.
+/// Tells whether a message has the value that was written under a key, by its checksum.
 pub(super) fn is_whole(key: &str, message: &StreamMessage) -> bool {
     let written = message.headers.get(SEAL_HEADER);
     written.is_none_or(|written| written.as_str() == hex(&seal(key, 0, &message.payload)))
 }
 
-/// The value of a message, with its sequence number as the version.
+/// Returns the value of a message, with its sequence number as the version.
 pub(super) fn versioned(message: &StreamMessage) -> Versioned {
     Versioned { value: message.payload.to_vec(), version: message.sequence }
 }
 
-/// Of which message a copy is one.
+/// Returns the sequence number of the message that a copy is of.
 pub(super) fn copied_sequence(copy: &StreamMessage) -> Option<u64> {
     copy.headers.get(COPY_HEADER)?.as_str().parse().ok()
 }
 
-/// The names of all streams of the account.
+/// Returns the names of all streams of the account.
 pub(super) async fn stream_names(jetstream: Context) -> Result<Vec<String>, Failure> {
     let mut pages = jetstream.stream_names();
     let mut names = Vec::new();
@@ -94,7 +94,7 @@ pub(super) async fn stream_names(jetstream: Context) -> Result<Vec<String>, Fail
     Ok(names)
 }
 
-/// Makes a stream unless it is there.
+/// Makes a stream unless it exists.
 pub(super) async fn ensure(jetstream: Context, series: Series, replicas: usize) -> Result<(), Failure> {
     let config = Config {
         name: series.name,
@@ -106,7 +106,7 @@ pub(super) async fn ensure(jetstream: Context, series: Series, replicas: usize) 
     };
     let name = config.name.clone();
     let Err(error) = jetstream.get_or_create_stream(config).await else { return Ok(()) };
-    // Of managers that start at the same time all but one may be told that the stream's subjects are another's.
+    // If several managers start at the same time, all but one may get the error that another stream has the subjects.
     match jetstream.get_stream(name).await {
         Ok(_) => Ok(()),
         Err(_) => Err(Failure::from(error)),
@@ -121,15 +121,15 @@ pub(super) async fn publish_all(
     let begun = Instant::now();
     loop {
         match publish_each(&jetstream, &changes).await {
-            // What of them is stored already may be so once more: a put is the same.
+            // Messages that are stored already may be stored once more: a repeated put has the same effect.
             Err(error) if is_being_made(&error, begun) => tokio::time::sleep(NAP).await,
             ended => return Ok(ended?),
         }
     }
 }
 
-/// Whether there seems to be no stream, but not for long: another manager may be making it, and it is known of before it takes
-/// messages.
+/// Tells whether the stream seems to be missing, but not for long: another manager may be making it, and the stream is
+/// known before it accepts messages.
 fn is_being_made(error: &PublishError, begun: Instant) -> bool {
     error.kind() == PublishErrorKind::StreamNotFound && begun.elapsed() < MAKING
 }
@@ -156,7 +156,7 @@ fn place(PublishAck { stream, sequence, .. }: PublishAck) -> (String, u64) {
     (stream, sequence)
 }
 
-/// Publishes a message if the last one of its subject has this sequence number; nothing if it has not.
+/// Publishes a message if the last one of its subject has this sequence number; otherwise does nothing.
 pub(super) async fn publish_if(
     jetstream: Context,
     change: Change,
@@ -177,26 +177,26 @@ pub(super) async fn publish_if(
     }
 }
 
-/// Removes the last messages of these subjects, those that are there: a stream and a subject each.
+/// Removes the last messages of these subjects, if they exist: a stream and a subject each.
 pub(super) async fn remove_all(jetstream: Context, places: Vec<(String, String)>) -> Result<(), Failure> {
     let remove = |(stream, subject)| tokio::spawn(remove(jetstream.clone(), stream, subject));
     together(places.into_iter().map(remove)).await.map(drop)
 }
 
-/// By its sequence number. A purge by subject searches all of the stream, and nats-server 2.9.10 goes on counting what
-/// was purged as storage in use.
+/// Removes a message by its sequence number. A purge by subject searches all of the stream, and nats-server 2.9.10
+/// keeps counting purged messages as storage in use.
 async fn remove(jetstream: Context, stream: String, subject: String) -> Result<(), Failure> {
     let Some(last) = last(jetstream.clone(), stream.clone(), subject).await? else { return Ok(()) };
     delete(jetstream, stream, last.sequence).await.map(drop)
 }
 
-/// Deletes a message; whether it was there.
+/// Deletes a message, and tells whether it existed.
 pub(super) async fn delete(jetstream: Context, stream: String, sequence: u64) -> Result<bool, Failure> {
     let stream = jetstream.get_stream_no_info(stream).await.map_err(silent)?;
     match stream.delete_message(sequence).await {
         Ok(_) => Ok(true),
         Err(error) => match error.kind() {
-            // Somebody else has removed or replaced it.
+            // Another manager has removed or replaced it.
             DeleteMessageErrorKind::JetStream(refused)
                 if refused.error_code() == ErrorCode::NO_MESSAGE_FOUND =>
             {
@@ -224,9 +224,9 @@ pub(super) async fn last(
     found(stream.get_last_raw_message_by_subject(&subject).await)
 }
 
-/// As [`last`], and a failure if the server knows of a message and cannot read it, or there is a copy of it: a stream and a
-/// subject. A server that finds its own checksum of a message wrong says that there is none, but lists its subject. It takes the
-/// longer for that, the more subjects there are.
+/// Returns the message as [`last`] does, or a failure if the server lists a message that it cannot read, or if a copy
+/// of it exists. `copy` is the stream and the subject of the copy. If a server finds its own checksum of a message
+/// wrong, it reports no message, but lists its subject. This takes the longer, the more subjects there are.
 pub(super) async fn last_or_lost(
     jetstream: Context,
     stream: String,
@@ -274,7 +274,7 @@ pub(super) async fn last_of_each(
     together(subjects.into_iter().map(ask)).await
 }
 
-/// Removes a stream, if it is there.
+/// Removes a stream, if it exists.
 pub(super) async fn remove_stream(jetstream: Context, name: String) -> Result<(), Failure> {
     match jetstream.delete_stream(name).await {
         Ok(_) => Ok(()),
@@ -290,7 +290,8 @@ pub(super) async fn remove_stream(jetstream: Context, name: String) -> Result<()
     }
 }
 
-/// Returns those of these streams that have more messages than subjects. Each subject has one message, so the server's index is incomplete.
+/// Returns the streams that have more messages than subjects. Each subject has one message, so the server's index is
+/// incomplete.
 pub(super) async fn unindexed(jetstream: Context, streams: Vec<String>) -> Result<Vec<String>, Failure> {
     let mut unindexed = Vec::new();
     for name in streams {
@@ -303,7 +304,7 @@ pub(super) async fn unindexed(jetstream: Context, streams: Vec<String>) -> Resul
     Ok(unindexed)
 }
 
-/// The sequence numbers of the last messages of streams; 0 of one that is not there.
+/// Returns the sequence numbers of the last messages of streams; 0 for a stream that does not exist.
 pub(super) async fn last_sequences(jetstream: Context, streams: Vec<String>) -> Result<Sequences, Failure> {
     let mut sequences = Sequences::new();
     for name in streams {
@@ -324,7 +325,7 @@ pub(super) async fn last_sequences(jetstream: Context, streams: Vec<String>) -> 
     Ok(sequences)
 }
 
-/// A part in pieces: the first, which says how long the part is, and the others.
+/// Splits a part into pieces: the first, which has the length of the part, and the others.
 pub(super) fn pieces(data: &[u8], subject: impl Fn(usize) -> String) -> (Change, Vec<Change>) {
     let (head, tail) = data.split_at(data.len().min(PIECE_BYTES));
     let mut first = Change::put(subject(0), head);
@@ -333,7 +334,7 @@ pub(super) fn pieces(data: &[u8], subject: impl Fn(usize) -> String) -> (Change,
     (first, rest.map(|(index, piece)| Change::put(subject(index + 1), piece)).collect())
 }
 
-/// A part of its pieces, if all of them are there.
+/// Joins a part of its pieces, if none is missing.
 pub(super) fn join(pieces: &[Option<StreamMessage>]) -> Option<Vec<u8>> {
     let first = pieces.first()?.as_ref()?;
     let len_bytes = part_bytes(&first.headers)?;

@@ -1,6 +1,6 @@
-//! Records the last position of each stream of a store, in a file of the manager's state folder. A server whose
-//! disk has lost messages, or that was started with an older copy of its files, serves what it has without a
-//! word; its streams then end before a message that it had acknowledged.
+//! Records the last position of each stream of a store, in a file of the manager's state folder. A server whose disk
+//! has lost messages, or that was started with an older copy of its files, does not report that; its streams then end
+//! before a message that it had acknowledged.
 
 use std::collections::BTreeMap;
 use std::fmt::Write as _;
@@ -11,13 +11,13 @@ use std::time::{Duration, Instant};
 
 use sublet_proto::{Code, Error};
 
-/// How often the file is written at most.
+/// Shortest interval at which the file is written.
 const PERIOD: Duration = Duration::from_secs(1);
 
 /// Sequence numbers of the last messages by stream.
 pub(super) type Sequences = BTreeMap<String, u64>;
 
-/// The file and what it is to say.
+/// The file and its content.
 pub(super) struct Reached {
     file: PathBuf,
     sequences: Sequences,
@@ -25,7 +25,7 @@ pub(super) struct Reached {
 }
 
 impl Reached {
-    /// What a file says; nothing if it is not there.
+    /// Reads a file of notes; empty if the file does not exist.
     pub(super) fn read(file: PathBuf) -> Result<Reached, Error> {
         let text = match fs::read_to_string(&file) {
             Ok(text) => text,
@@ -38,12 +38,12 @@ impl Reached {
             let (stream, sequence) = line.split_once(' ')?;
             Some((stream.to_owned(), sequence.parse().ok()?))
         };
-        // A line that was damaged says nothing of its stream.
+        // A damaged line is ignored: it says nothing of its stream.
         let sequences = text.lines().filter_map(sequence).collect();
         Ok(Reached { file, sequences, written: None })
     }
 
-    /// Whether something is noted of a stream.
+    /// Tells whether a sequence number of a stream is noted.
     pub(super) fn knows(&self, stream: &str) -> bool {
         self.sequences.contains_key(stream)
     }
@@ -54,7 +54,7 @@ impl Reached {
         found.get(stream).copied().unwrap_or_default() < reached
     }
 
-    /// Forgets how far a stream has come.
+    /// Forgets the sequence number of a stream.
     pub(super) fn forget(&mut self, stream: &str) {
         self.sequences.remove(stream);
     }
@@ -64,7 +64,7 @@ impl Reached {
         self.sequences.keys().cloned().collect()
     }
 
-    /// Compares with what the server has.
+    /// Compares the notes with the streams of the server.
     ///
     /// # Errors
     /// [`Code::StoreDamaged`] if a stream ends before a message that was acknowledged.
@@ -86,7 +86,7 @@ impl Reached {
         Err(Error::new(Code::StoreDamaged, message))
     }
 
-    /// Notes messages that were acknowledged, and writes the file if that is long ago.
+    /// Notes messages that were acknowledged, and writes the file if the last write is long ago.
     pub(super) fn note(&mut self, acknowledged: Sequences) {
         for (stream, sequence) in acknowledged {
             let known = self.sequences.entry(stream).or_default();

@@ -1,9 +1,9 @@
 //! Writes a damaged stream anew.
 //!
-//! A server still lists a message that it cannot read after its subject has received and lost another one. After a
-//! kill it may not even read what is published next to the damage (nats-server 2.9.10). A purge of the stream removes
-//! the damage for good, and sequence numbers continue. So the records that can be read, and the copies of those that
-//! cannot, are first all in the stream of copies; then the stream is purged and the records are published again. A
+//! A server still lists a message that it cannot read after its subject has received and lost another one. After a kill
+//! it may not even read messages that are published next to the damage (nats-server 2.9.10). A purge of the stream
+//! removes the damage for good, and sequence numbers continue. So the readable records, and the copies of the others,
+//! are first all put into the stream of copies; then the stream is purged and the records are published again. A
 //! process that dies in between leaves copies without records, which the next [comparison](NatsStore::compare) finds.
 
 use std::collections::BTreeSet;
@@ -15,9 +15,9 @@ use super::operations;
 use super::{NatsStore, is_copied};
 
 impl NatsStore {
-    /// Rewrites the stream of a kind with the records that can be read and the copies of others. Messages that other
-    /// managers publish meanwhile stay. They do not find the records between purge and publication.
-    /// Copies of lost records are older than what was lost, and are dropped.
+    /// Rewrites the stream of a kind with the readable records and the copies of the others. Messages that other
+    /// managers publish meanwhile stay. They do not find the records between purge and publication. Copies of lost
+    /// records are older than the lost versions, and are dropped.
     pub(super) fn rebuild(&self, kind_of_keys: &str, lost: &BTreeSet<&str>) -> Result<(), Error> {
         let stream = self.ensure(self.names.keys(&format!("{kind_of_keys}/"))?)?;
         let of = vec![stream.clone()];
@@ -49,7 +49,7 @@ impl NatsStore {
         let end = records.values().map(|record| record.version).fold(end, u64::max);
         self.link.run_long(|jetstream| operations::purge_to(jetstream, stream, end))?;
         for (key, record) in &records {
-            // Nothing is stored over a later value that another manager has published meanwhile.
+            // A later value that another manager has published meanwhile is not overwritten.
             self.swap(key, 0, &record.value)?;
         }
         let unused = copies.keys().filter(|key| !is_copied(kind_of_keys) || !records.contains_key(*key));

@@ -9,20 +9,20 @@ use sublet_proto::{Code, Error};
 use super::text;
 
 /// The servers of one address: `nats://` or `tls://`, several separated by commas, each perhaps with `user:password@`
-/// or `token@` before its host. Shown without what is secret.
+/// or `token@` before its host. They are shown without secrets.
 pub(super) struct Servers {
     pub(super) addresses: Vec<ServerAddr>,
     identity: Option<Identity>,
 }
 
-/// Who asks.
+/// Credentials of the manager.
 enum Identity {
     Token(String),
     User { name: String, password: String },
 }
 
 impl Servers {
-    /// The servers of an address; who asks is said with the first that says it.
+    /// Parses the servers of an address; the credentials are those of the first server that has some.
     pub(super) fn parse(url: &str) -> Result<Servers, Error> {
         let mut servers = Servers { addresses: Vec::new(), identity: None };
         for (place, url) in url.split(',').enumerate() {
@@ -39,7 +39,7 @@ impl Servers {
         Ok(servers)
     }
 
-    /// The options of a connection by whoever asks.
+    /// Adds the manager's credentials to the options of a connection.
     pub(super) fn authorize(&self, options: ConnectOptions) -> ConnectOptions {
         match &self.identity {
             None => options,
@@ -114,7 +114,7 @@ mod tests {
     }
 
     #[test]
-    fn an_address_that_makes_no_sense_is_refused_without_showing_it() {
+    fn rejects_invalid_addresses_without_showing_them() {
         for url in ["", "a:1", "http://a", "nats://", "nats://s3cret%zz@a", "nats://a:99999", "nats://a,"] {
             let error = Servers::parse(url).err().unwrap_or_else(|| panic!("{url:?} was taken"));
             assert_eq!(error.code, Code::InvalidArgument);

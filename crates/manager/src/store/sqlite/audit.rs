@@ -1,8 +1,8 @@
-//! Looks for damage in an opened store, and mends what the journal has a copy of.
+//! Looks for damage in an opened store, and restores records from their copies in the journal.
 //!
-//! Records are compared with their seals, the records of each kind with the tally of the kind, and the number of the last
-//! change with the journal's. What is damaged or missing and stands in the journal is put back. What remains is lost, and
-//! nothing of the store is changed unless the loss is accepted.
+//! Records are compared with their seals, the records of each kind with the tally of the kind, and the number of the
+//! last change with the journal's. Damaged or missing records that the journal has are put back. The others are lost,
+//! and the store is not changed unless the loss is accepted.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -13,23 +13,23 @@ use super::super::journal::{Content, Operation, is_copied};
 use super::super::seal::{SEAL_BYTES, Tallies, seal};
 use super::changes::{Account, Changes, kind_of};
 
-/// Lines that SQLite may say of one table.
+/// Most lines of SQLite's check for one table.
 const MAX_COMPLAINTS: u32 = 8;
 
-/// What an examination of a store has found.
+/// Result of an examination of a store.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Report {
     /// Records that were damaged or missing, and put back from the journal.
     pub restored: Vec<String>,
-    /// What is lost.
+    /// Records and contents that are lost.
     pub lost: Vec<String>,
-    /// What is to be known and is no loss.
+    /// Notes that are no losses.
     pub notes: Vec<String>,
-    /// Records that were read, by kind.
+    /// Number of records that were read, by kind.
     pub records: BTreeMap<String, u64>,
 }
 
-/// Whether what is lost may stay so, or nothing is changed at all.
+/// Whether losses are accepted, refused without any change, or only reported.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Losses {
     Refused,
@@ -37,7 +37,7 @@ pub(super) enum Losses {
     OnlySaid,
 }
 
-/// What a scan has seen.
+/// Result of a scan.
 #[derive(Default)]
 struct Scan {
     tallies: Tallies,
@@ -47,11 +47,12 @@ struct Scan {
 
 struct Damaged {
     shown: String,
-    /// As SQLite knows it: the row can be removed by this.
+    /// The key as SQLite knows it: the row can be removed by this.
     key: rusqlite::types::Value,
 }
 
-/// Examines the store, and mends it in one transaction. The account is as the file says, and afterwards as it is.
+/// Examines the store, and mends it in one transaction. The account is read from the file, and afterwards matches the
+/// records.
 pub(super) fn examine(
     connection: &mut Connection,
     account: &mut Account,
@@ -122,7 +123,7 @@ fn note_journal(journal: Option<&Content>, report: &mut Report) {
     }
 }
 
-/// What SQLite says about the pages of a table.
+/// Returns SQLite's complaints about the pages of a table.
 fn complaints(connection: &Connection, table: &str) -> rusqlite::Result<Vec<String>> {
     let mut statement = connection.prepare(&format!("PRAGMA quick_check({table})"))?;
     let mut rows = statement.query([])?;
@@ -136,7 +137,8 @@ fn complaints(connection: &Connection, table: &str) -> rusqlite::Result<Vec<Stri
     Ok(complaints)
 }
 
-/// Puts back what is damaged or missing as of the last change that the store has; the records as they are then.
+/// Puts back damaged or missing records as of the last change that the store has, and returns the records as they are
+/// then.
 fn mend(
     connection: &Connection,
     (account, journal): (&Account, &Content),
@@ -203,7 +205,7 @@ fn state_at(journal: &Content, change: u64) -> BTreeMap<&str, &Operation> {
     state
 }
 
-/// Writes a record that is not there as it should be; whether it had to.
+/// Writes a record unless the stored one is right, and tells whether it wrote.
 fn put_back(connection: &Connection, operation: &Operation) -> rusqlite::Result<bool> {
     const PUT: &str = "INSERT INTO entries (key, value, version, seal) VALUES (?1, ?2, ?3, ?4)
         ON CONFLICT DO UPDATE SET value = excluded.value, version = excluded.version, seal = excluded.seal
@@ -261,7 +263,7 @@ fn scan(connection: &Connection) -> rusqlite::Result<Scan> {
     Ok(found)
 }
 
-/// Kind and seal of a row whose seal is right.
+/// Returns kind and seal of a row whose seal is right.
 fn sealed(row: &Row<'_>) -> Option<(String, [u8; SEAL_BYTES])> {
     let key = row.get_ref(0).ok()?.as_str().ok()?;
     let version = row.get_ref(1).ok()?.as_i64().ok()?.cast_unsigned();

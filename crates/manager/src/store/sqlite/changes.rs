@@ -1,4 +1,5 @@
-//! Changes of records in one transaction, with their seals, the tallies of their kinds, and what the journal is to hear.
+//! Changes of records in one transaction, with their seals, the tallies of their kinds, and the operations for the
+//! journal.
 
 use rusqlite::{Connection, OptionalExtension, Transaction, TransactionBehavior, params};
 
@@ -6,7 +7,7 @@ use super::super::journal::Operation;
 use super::super::kind;
 use super::super::seal::{Seal, Tallies, seal};
 
-/// What stands in the file beside its records: as of which change, and the tallies of all kinds.
+/// Summary in the file beside its records: the number of the last change, and the tallies of all kinds.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(super) struct Account {
     pub(super) change: u64,
@@ -14,7 +15,7 @@ pub(super) struct Account {
 }
 
 impl Account {
-    /// What a file says.
+    /// Reads the account of a file.
     pub(super) fn read(connection: &Connection) -> rusqlite::Result<Account> {
         let mut account = Account::default();
         let mut statement =
@@ -106,7 +107,7 @@ impl<'a> Changes<'a> {
         Ok(())
     }
 
-    /// Takes a key away, if it is there.
+    /// Removes a key, if it exists.
     pub(super) fn remove(&mut self, key: &str) -> rusqlite::Result<()> {
         let Some((_, before)) = self.known(key)? else { return Ok(()) };
         self.transaction.prepare_cached("DELETE FROM entries WHERE key = ?1")?.execute(params![key])?;
@@ -123,7 +124,7 @@ impl<'a> Changes<'a> {
         self.remove(key).map(|()| true)
     }
 
-    /// Whether nothing was changed so far.
+    /// Tells whether no record was changed so far.
     pub(super) fn is_empty(&self) -> bool {
         self.operations.is_empty()
     }

@@ -14,7 +14,7 @@ use super::audit::{self, Losses, Report};
 use super::changes::{Account, Changes};
 use super::{audit_file, begin_journal, failure, schema};
 
-/// Looks at every record and every package of a store, and changes nothing of them.
+/// Reads every record and every package of a store, and changes none.
 ///
 /// # Errors
 /// `system` if the file cannot be read as a store at all.
@@ -26,7 +26,7 @@ pub fn check(file: &Path) -> Result<Report, Error> {
     Ok(report)
 }
 
-/// Puts back what the journal has, and goes on without the rest. A copy of the files as they were is kept.
+/// Puts back the records that the journal has, and drops the others. A copy of the files as they were is kept.
 ///
 /// # Errors
 /// `system` and `store_full` if the store cannot be read or written.
@@ -52,7 +52,7 @@ pub fn repair(file: &Path) -> Result<(Report, PathBuf), Error> {
             .map_err(failed)?;
     }
     for (digest, why) in damaged_blobs(&connection).map_err(failed)? {
-        // Without its record it can be deployed again.
+        // A package without its record can be deployed again.
         let mut changes = Changes::begin(&mut connection, &account).map_err(failed)?;
         changes.remove(&format!("{}{digest}", keys::PACKAGE)).map_err(failed)?;
         account = changes.commit().map_err(failed)?.account;
@@ -63,8 +63,8 @@ pub fn repair(file: &Path) -> Result<(Report, PathBuf), Error> {
     Ok((report, kept))
 }
 
-/// Opens the file, whatever it says that its format is. One that is no store at all makes way for a new one: the journal
-/// has a copy of what matters.
+/// Opens the file, whatever its format mark says. A file that is no store at all is replaced by a new one: the journal
+/// has a copy of the important records.
 fn open_or_begin(file: &Path) -> Result<Connection, Error> {
     let Err(error) = schema::open(file, None) else { return schema::open(file, None) };
     if schema::restore_mark(file).unwrap_or(false) {
@@ -104,7 +104,7 @@ fn keep_copy(file: &Path) -> Result<PathBuf, Error> {
     Ok(kept)
 }
 
-/// A new file with all rows that can still be read of a file whose pages are damaged.
+/// Makes a new file with all readable rows of a file whose pages are damaged.
 fn rebuild(damaged: Connection, file: &Path, account: &Account) -> Result<Connection, Error> {
     let folder = file.parent().unwrap_or(file);
     let failed = |error: rusqlite::Error| failure(folder, "repair", &error);
@@ -156,7 +156,7 @@ fn salvage(
     Ok(())
 }
 
-/// Blobs whose content is not that of their digest, and packages without any.
+/// Returns blobs whose content does not match their digest, and packages without content.
 fn damaged_blobs(connection: &Connection) -> rusqlite::Result<Vec<(String, &'static str)>> {
     let mut damaged = Vec::new();
     let mut digests = connection.prepare("SELECT DISTINCT digest FROM blobs")?;

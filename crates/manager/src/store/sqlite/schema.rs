@@ -17,7 +17,8 @@ const FORMAT: i64 = 2;
 /// Records that are sealed at a time.
 const PAGE_RECORDS: i64 = 256;
 
-/// Exclusive before anything is read: then the index of the write-ahead log is no file, and a full disk can be opened.
+/// Exclusive before the first read: then the index of the write-ahead log is no file, and a store on a full disk can be
+/// opened.
 const LOCK: &str = "PRAGMA locking_mode = EXCLUSIVE";
 const SETTINGS: &str = "
 PRAGMA journal_mode = WAL;
@@ -38,7 +39,7 @@ CREATE TABLE tallies (kind TEXT PRIMARY KEY, count INTEGER NOT NULL, sum BLOB NO
 PRAGMA user_version = 2;
 ";
 
-/// Opens a file, which is made if it is not there, and brings it to this format.
+/// Opens a file, which is made if it does not exist, and brings it to this format.
 pub(super) fn open(file: &Path, journal: Option<&Content>) -> Result<Connection, Error> {
     let folder = file.parent().unwrap_or(file);
     make_private(file)?;
@@ -83,7 +84,7 @@ pub(super) fn open(file: &Path, journal: Option<&Content>) -> Result<Connection,
     Ok(connection)
 }
 
-/// Makes the settings that a connection needs. Of a file that has them already nothing is written.
+/// Makes the settings that a connection needs. If a file has them already, nothing is written.
 fn set_up(connection: &Connection) -> rusqlite::Result<()> {
     const INCREMENTAL: i64 = 2;
     connection.execute_batch(LOCK)?;
@@ -94,7 +95,7 @@ fn set_up(connection: &Connection) -> rusqlite::Result<()> {
     connection.execute_batch(SETTINGS)
 }
 
-/// Gives a file that has checksums the mark of its format, if that was altered; whether it has checksums.
+/// Restores the format mark of a file that has checksums, if it was altered, and tells whether the file has checksums.
 pub(super) fn restore_mark(file: &Path) -> rusqlite::Result<bool> {
     let connection = Connection::open(file)?;
     let is_sealed = has_table(&connection, "tallies")?;
@@ -109,7 +110,7 @@ fn has_table(connection: &Connection, name: &str) -> rusqlite::Result<bool> {
     connection.query_row(COUNT, params![name], |row| row.get::<_, i64>(0)).map(|count| count > 0)
 }
 
-/// Drops the append-only logs of earlier versions, which nothing reads any more.
+/// Drops the append-only logs of earlier versions, which are not read any more.
 fn drop_logs(connection: &mut Connection) -> rusqlite::Result<()> {
     const DROP: &str = "DROP TABLE logs; DELETE FROM tallies WHERE kind LIKE 'log %'";
     if !has_table(connection, "logs")? {
@@ -120,7 +121,7 @@ fn drop_logs(connection: &mut Connection) -> rusqlite::Result<()> {
     transaction.commit()
 }
 
-/// Makes the tables, and seals the records that are there.
+/// Makes the tables, and seals the existing records.
 pub(super) fn upgrade(connection: &mut Connection) -> rusqlite::Result<()> {
     let transaction = connection.transaction()?;
     transaction.execute_batch(TABLES)?;
