@@ -1,10 +1,10 @@
-//! Builds the functions of `sublet bench` into shared objects, and a server into a program, that the command carries in itself.
+//! Builds the functions of `sublet bench` as shared objects, and a server as a program. The command contains both.
 
 use std::path::{Path, PathBuf};
 
 use cc::Tool;
 
-/// Of functions, and of a server.
+/// Shared objects of functions, and the program of a server.
 const LIBRARIES: [&str; 3] = ["bench", "chain", "neighbours"];
 const PROGRAM: &str = "http_chain";
 

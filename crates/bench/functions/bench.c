@@ -95,7 +95,7 @@ struct tcp_parameters {
   uint8_t address[16];
 };
 
-/* What is kept from one call to the next: a connection that is new has a small window. */
+/* Kept from one call to the next: a new connection has a small window. */
 static int tcp_socket = -1;
 static uint32_t tcp_connection;
 

@@ -17,7 +17,7 @@ enum { ROOM = 65536 };
 
 typedef struct message {
   char bytes[ROOM];
-  size_t filled, body, size; /* of what was received; where the body begins, and how long it is */
+  size_t filled, body, size; /* bytes received; offset and size of the body */
 } message;
 
 static void stop(const char* what) {

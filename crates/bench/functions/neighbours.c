@@ -30,7 +30,7 @@ SUBLET_FUNCTION uint32_t self(void* in, uint32_t size, void* out, sublet_context
   return sublet_get_xpupid(&pid) ? failed(context) : answer(out, &pid, 1);
 }
 
-/* Makes a FIFO with slots of so many bytes, and returns its descriptor and its id. */
+/* Makes a FIFO with slots of the given size, and returns its descriptor and its id. */
 SUBLET_FUNCTION uint32_t make(void* in, uint32_t size, void* out, sublet_context* context) {
   sublet_xfifo_shape shape = {16, (uint32_t)*(uint64_t*)in};
   uint64_t made[2];
@@ -75,12 +75,12 @@ struct rounds {
   uint64_t from, to; /* descriptors */
   uint64_t rounds, bytes;
   uint64_t begins;   /* this side writes first, and measures */
-  uint64_t think_ns; /* and waits before each round, so that the other sleeps */
+  uint64_t think_ns; /* pause before each round, so that the other sleeps */
 };
 
-/* Messages to and fro; returns how long all of them took, without the waiting. */
+/* Sends messages back and forth; returns the time of all of them, without the pauses. */
 SUBLET_FUNCTION uint32_t rounds(void* in, uint32_t size, void* out, sublet_context* context) {
-  /* From the beginning of a page on, as what it is measured beside. */
+  /* Begins at a page, like the message of the baseline. */
   static _Alignas(4096) _Thread_local char message[MAX_BYTES];
   const struct rounds how = *(const struct rounds*)in;
   uint64_t took = 0, got;
@@ -102,7 +102,7 @@ SUBLET_FUNCTION uint32_t rounds(void* in, uint32_t size, void* out, sublet_conte
   return answer(out, &took, 1);
 }
 
-/* Calls of the shim, which are answered without anybody else: a FIFO, and how many; returns how long all of them took. */
+/* Calls the shim, which answers alone. Input: a FIFO, and the number of calls. Returns the time of all calls. */
 SUBLET_FUNCTION uint32_t calls(void* in, uint32_t size, void* out, sublet_context* context) {
   const uint64_t* words = in;
   uint32_t rights;

@@ -1,8 +1,8 @@
 //! Measures the transfer of large payloads in both directions, beside the same bytes without Sublet.
 //!
-//! A call carries its payload to the worker, which returns as many bytes: one call after the other, as the raw side does.
-//! The function copies nothing, for no network does it for the raw side either. In shared memory nothing moves but by a
-//! copy: there it is `echo`, and the raw side copies, too.
+//! A call sends its payload to the worker, which returns the same number of bytes: one call after the other, as on the
+//! raw side. The function copies nothing, since the network copies nothing for the raw side either. In shared memory
+//! bytes move only by a copy: there the function is `echo`, and the raw side copies, too.
 
 use serde::Serialize;
 use sublet_fabric::Provider;
@@ -12,16 +12,16 @@ use super::pairs::{Called, Mode, Plan, measure};
 use super::subject::Subject;
 use super::transport::{Transport, Where};
 
-/// The sizes that are measured if none is given, in bytes.
+/// Sizes that are measured by default, in bytes.
 pub const SIZES: &[u32] = &[1_000_000, 5_000_000];
 
-/// One size's figures.
+/// Results for one size.
 #[derive(Clone, Debug, Serialize)]
 pub struct Figure {
     #[serde(flatten)]
     subject: Subject,
     n: usize,
-    /// Payload that was moved, both ways together, in the time of the median call.
+    /// Payload in both directions together, divided by the time of the median call.
     bytes_per_s: f64,
     raw_bytes_per_s: f64,
     ratio: f64,
@@ -31,7 +31,7 @@ pub struct Figure {
 pub const HEADINGS: [&str; 7] = ["FABRIC", "MODE", "BYTES", "N", "MB/S", "RAW MB/S", "RATIO"];
 
 impl Figure {
-    /// For a table.
+    /// Formats the results for a table.
     pub fn cells(&self) -> [String; 7] {
         let [fabric, mode, _, bytes] = self.subject.cells();
         [
@@ -46,7 +46,7 @@ impl Figure {
     }
 }
 
-/// Measures every size in turn, in one lease. `progress` is told after each.
+/// Measures every size in turn, in one lease. Calls `progress` after each.
 pub fn run(
     place: &Where,
     transport: &Transport,

@@ -1,8 +1,8 @@
 //! `sublet bench xpucall`: a call of the shim and its answer, beside a flag's round trip through shared memory.
 //!
-//! The call asks which rights the caller has to a FIFO: the shim looks it up, and nobody else takes part. It is made by a function in
-//! a worker process, on one core; the shim's thread is another process's, and runs where the system puts it. The flag goes between
-//! the same worker's core and this process's.
+//! The call requests the caller's rights to a FIFO: the shim looks them up, and no other process takes part. A function
+//! in a worker process makes it, on one core; the shim's thread belongs to another process, and runs where the system
+//! puts it. The flag goes between the core of the same worker and the core of this process.
 
 use serde::Serialize;
 use sublet_fabric::clock::Calibration;
@@ -16,12 +16,12 @@ use super::pairs::{Called, Mode, Plan, Rounds};
 use super::raw::Raw;
 use super::{PACKAGE, Samples, human_ns, pin_client};
 
-/// Calls of a block, and rounds of the flag.
+/// Calls of a block, and round trips of the flag.
 const CALLS: u32 = 256;
-/// Blocks that come first and are not counted.
+/// Blocks before the counted ones.
 const UNCOUNTED: u32 = 2;
 
-/// The figures: medians of blocks.
+/// Results: medians of blocks.
 #[derive(Clone, Debug, Serialize)]
 pub struct Figure {
     bench: &'static str,
@@ -29,7 +29,7 @@ pub struct Figure {
     median_ns: f64,
     p99_ns: f64,
     raw_median_ns: f64,
-    /// Over the flag's round trip.
+    /// Ratio of a call to the flag's round trip.
     ratio: f64,
 }
 
@@ -37,7 +37,7 @@ pub struct Figure {
 pub const HEADINGS: [&str; 4] = ["CALL", "P99", "FLAG", "RATIO"];
 
 impl Figure {
-    /// For a table.
+    /// Formats the results for a table.
     pub fn cells(&self) -> [String; 4] {
         [
             human_ns(self.median_ns),
@@ -48,7 +48,7 @@ impl Figure {
     }
 }
 
-/// Measures so many blocks. Without a manager it has a Sublet of its own.
+/// Measures `blocks` blocks. Without a manager it starts a private Sublet.
 pub fn run(access: Option<Access>, blocks: u32, mut done: impl FnMut()) -> Result<Figure, Error> {
     let calibration = Calibration::start();
     let (access, _own) = measured(access, || Ok(vec![Own::up(&["--cores", "2"])?]))?;
@@ -56,7 +56,7 @@ pub fn run(access: Option<Access>, blocks: u32, mut done: impl FnMut()) -> Resul
     kin::deploy(&manager)?;
     super::deploy(&manager)?;
     pin_client()?;
-    // The flag's worker has the last core, and sleeps while calls are measured on the first.
+    // The flag's worker has the last core, and sleeps during calls on the first core.
     let mut flags = Flags::start(&access)?;
     let caller = Kin::start(&access)?;
     let fifo = caller.make(1)?;
@@ -86,7 +86,7 @@ pub fn run(access: Option<Access>, blocks: u32, mut done: impl FnMut()) -> Resul
     })
 }
 
-/// The other side: a flag between this thread and a worker's.
+/// The raw side: a flag between this thread and a worker's.
 struct Flags {
     invoker: Invoker,
     raw: Raw,

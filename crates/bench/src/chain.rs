@@ -34,13 +34,13 @@ const PAYLOAD_BYTES: usize = 64;
 /// Calls of a block in place, and of a block between processes or over HTTP.
 const CALLS: u32 = 200;
 const REQUESTS: u32 = 20;
-/// Blocks that come first and are not counted.
+/// Blocks before the counted ones.
 const UNCOUNTED: u32 = 2;
-/// Bytes of an answer over HTTP that are read at once; an answer has fewer.
+/// Most bytes of an HTTP answer that are read at once; an answer has fewer.
 const ANSWER_BYTES: usize = 4096;
 /// Longest chain.
 pub const MAX_FUNCTIONS: u32 = 16;
-/// How long a server may take to answer.
+/// Longest time for a server to answer.
 const PATIENCE: Duration = Duration::from_secs(10);
 
 const PACKAGE: &str = "sublet-bench-chain";
@@ -49,7 +49,7 @@ const MODULE: &str = include_str!("../functions/chain.py");
 const SERVER: &[u8] = include_bytes!(concat!(env!("OUT_DIR"), "/http_chain"));
 const SERVER_MODULE: &str = include_str!("../functions/http_chain.py");
 
-/// What the functions, and the servers, are written in.
+/// Language of the functions and of the servers.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, clap::ValueEnum)]
 #[serde(rename_all = "lowercase")]
 pub enum Language {
@@ -140,16 +140,16 @@ impl Figure {
     }
 }
 
-/// What is measured.
+/// Parameters of the measurement.
 #[derive(Clone, Debug)]
 pub struct Plan {
-    /// Of how many functions the chain is, 2 to [`MAX_FUNCTIONS`].
+    /// Number of functions of the chain, 2 to [`MAX_FUNCTIONS`].
     pub functions: u32,
-    /// Theirs and the servers'.
+    /// Language of the functions and the servers.
     pub language: Language,
-    /// Blocks of calls, on each side.
+    /// Number of blocks of calls, on each side.
     pub blocks: u32,
-    /// Of the servers, if it is Python.
+    /// Python interpreter of the servers, if the language is Python.
     pub interpreter: PathBuf,
 }
 
@@ -184,7 +184,7 @@ impl Chain {
     }
 }
 
-/// Measures the three chains. Without a manager it starts a Sublet of its own.
+/// Measures the three chains. Without a manager it starts a private Sublet.
 pub fn run(access: Option<Access>, plan: &Plan, mut done: impl FnMut()) -> Result<Figure, Error> {
     let in_place = in_place(access.clone(), plan)?;
     let (process, http) = between_processes(access, plan, &mut done)?;
@@ -249,7 +249,8 @@ fn worker(access: Access) -> Result<Invoker, Error> {
     Ok(invoker)
 }
 
-/// Executes a chain of so many functions. The message is input and output: each function counts itself in it.
+/// Executes a chain of the given number of functions. The message is input and output: each function counts itself in
+/// it.
 type Call<'servers> = dyn FnMut(u32, &mut Message) -> Result<(), Error> + 'servers;
 
 /// The payload: the length of the chain that one process executes, the number of functions that were executed, and other bytes.
@@ -379,7 +380,7 @@ fn body(answer: &[u8]) -> Option<&[u8]> {
 impl Drop for Servers {
     fn drop(&mut self) {
         for process in &mut self.processes {
-            // One that has ended is as good as killed.
+            // Killing a server that has ended changes nothing.
             let _ = process.kill();
             let _ = process.wait();
         }

@@ -1,5 +1,6 @@
-//! A cold start: from the request to the first result, step by step, beside a floor. Of processes: from the request for a
-//! lease, beside what the system takes at least to start a program that does nothing and to hear of its end.
+//! Measures cold starts, from the request to the first result, step by step, beside a floor. A process starts with the
+//! request for a lease. Its floor is the least time in which the system starts a program that does nothing, and reports
+//! its end.
 
 use std::process::{Command, Stdio};
 use std::time::Instant;
@@ -32,7 +33,7 @@ pub enum Sandbox {
 }
 
 impl Sandbox {
-    /// How many starts there are if nothing is said: more where they take microseconds.
+    /// Default number of starts: more where they take microseconds.
     pub fn usual_starts(self) -> u32 {
         match self {
             Sandbox::Process | Sandbox::Container | Sandbox::Template | Sandbox::OpenCl => 50,
@@ -40,7 +41,7 @@ impl Sandbox {
         }
     }
 
-    /// What the floor is.
+    /// Name of the floor.
     fn floor(self) -> &'static str {
         match self {
             Sandbox::Process | Sandbox::Container | Sandbox::OpenCl => "fork and exec of nothing",
@@ -50,13 +51,13 @@ impl Sandbox {
     }
 }
 
-/// What the floor of processes is measured with: `fork` and `exec` of a program that does nothing.
+/// Program of the floor of processes: `fork` and `exec` of a program that does nothing.
 const NOTHING: &str = "true";
 
 /// The steps in their order; each ends where the next begins.
 const STEPS: &[&str] = &["lease", "ask_agent", "package", "sandbox", "load", "connect", "first_call"];
 
-/// The figures of all starts.
+/// Results of all starts.
 #[derive(Clone, Debug, Serialize)]
 pub struct Figure {
     pub(super) bench: &'static str,
@@ -64,7 +65,7 @@ pub struct Figure {
     pub(super) n: u32,
     pub(super) median_us: f64,
     pub(super) p99_us: f64,
-    /// The median of what is measured in turn with the starts.
+    /// Median of the floor, which is measured in turn with the starts.
     pub(super) floor_us: f64,
     pub(super) steps: Vec<Step>,
 }
@@ -83,7 +84,7 @@ pub(super) const NS_PER_US: f64 = 1e3;
 pub const HEADINGS: [&str; 3] = ["STEP", "MEDIAN", "P99"];
 
 impl Figure {
-    /// For a table: the steps, the whole, and the floor.
+    /// Formats the results for a table: the steps, the whole, and the floor.
     pub fn rows(&self) -> Vec<[String; 3]> {
         let human_us = |us: f64| human_ns(us * NS_PER_US);
         let row = |step: &str, median_us, p99_us| [step.to_owned(), human_us(median_us), human_us(p99_us)];
@@ -97,20 +98,20 @@ impl Figure {
     }
 }
 
-/// What is started.
+/// Parameters of the measurement.
 #[derive(Clone, Debug)]
 pub struct Plan {
-    /// In which kind of sandbox.
+    /// Kind of the sandbox.
     pub sandbox: Sandbox,
-    /// How often.
+    /// Number of starts.
     pub n: u32,
-    /// In which image, which is pinned: of containers.
+    /// The pinned image of a container.
     pub image: Option<String>,
-    /// Of templates.
+    /// The warm interpreter of a template.
     pub warm: template::Warm,
 }
 
-/// Starts, and reports each.
+/// Executes the starts, and reports each.
 pub fn run(access: &Access, plan: &Plan, progress: impl FnMut()) -> Result<Figure, Error> {
     let n = plan.n;
     match plan.sandbox {
@@ -122,7 +123,7 @@ pub fn run(access: &Access, plan: &Plan, progress: impl FnMut()) -> Result<Figur
     }
 }
 
-/// Deploys what is started in a sandbox, in an image if one is named.
+/// Deploys the package for a sandbox, in an image if one is named.
 fn prepare(invoker: &Invoker, sandbox: Sandbox, image: Option<&str>) -> Result<&'static str, Error> {
     let manager = invoker.manager();
     match (sandbox, image) {
@@ -144,7 +145,7 @@ fn processes(
     let package = prepare(&invoker, sandbox, image)?;
     let (mut total, mut floor) = (Samples::with_capacity(n as usize), Samples::with_capacity(n as usize));
     let mut steps: Vec<_> = STEPS.iter().map(|_| Samples::with_capacity(n as usize)).collect();
-    // One more, not counted: it unpacks the package on the node, and builds its kernels.
+    // The first start is not counted: it unpacks the package on the node, and builds its kernels.
     for start in 0..=n {
         let times = start_once(&mut invoker, package)?;
         if start > 0 {
@@ -182,7 +183,7 @@ fn start_nothing(mut command: Command) -> Result<u64, Error> {
     }
 }
 
-/// The moments between the steps, in nanoseconds.
+/// Times between the steps, in nanoseconds.
 fn start_once(invoker: &mut Invoker, package: &str) -> Result<Vec<u64>, Error> {
     let begun = monotonic_ns();
     invoker.allocate(&Allocation::new(package).policy(Policy::AlwaysWarm))?;

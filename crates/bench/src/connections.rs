@@ -1,7 +1,7 @@
 //! Measures a call of a client that is connected to more and more workers.
 //!
-//! The workers share one core and sleep. Calls go to the first of them; the others are there, connected and idle. So
-//! what grows is what a client and a node have to look at, and nothing else. Leases of one worker and of several
+//! The workers share one core and sleep. Calls go to the first of them; the others are connected and idle. Thus only
+//! the number of connections that a client and a node have to check grows. Leases of one worker and of several
 //! alternate in short blocks, each a lease of its own.
 
 use serde::Serialize;
@@ -18,24 +18,24 @@ use super::{Samples, human_ns, pin_client};
 pub const MOST: u32 = 32;
 /// Counted calls of a block.
 const BLOCK: u32 = 100;
-/// Memory of a lease, and more for each worker, in bytes.
+/// Memory of a lease, and additional memory for each worker, in bytes.
 const MEMORY_BYTES: u64 = 32 << 20;
 const MEMORY_OF_A_WORKER: u64 = 4 << 20;
 
-/// What to measure.
+/// Parameters of the measurement.
 #[derive(Clone, Copy, Debug)]
 pub struct Plan {
-    /// What is called.
+    /// The called function.
     pub function: Called,
     /// Bytes of input and output.
     pub size: u32,
     /// Calls for each number of connections.
     pub calls: u32,
-    /// Connections at the most.
+    /// Most connections.
     pub connections: u32,
 }
 
-/// The figures of one number of connections.
+/// Results for one number of connections.
 #[derive(Clone, Debug, Serialize)]
 pub struct Figure {
     #[serde(flatten)]
@@ -44,7 +44,7 @@ pub struct Figure {
     n: usize,
     median_ns: f64,
     p99_ns: f64,
-    /// Of medians, to that with one connection.
+    /// Ratio of the median to the median with one connection.
     ratio: f64,
 }
 
@@ -52,7 +52,7 @@ pub struct Figure {
 pub const HEADINGS: [&str; 7] = ["FABRIC", "CONNECTIONS", "BYTES", "N", "MEDIAN", "P99", "RATIO"];
 
 impl Figure {
-    /// For a table.
+    /// Formats the results for a table.
     pub fn cells(&self) -> [String; 7] {
         let [fabric, _, _, bytes] = self.subject.cells();
         [
@@ -67,7 +67,7 @@ impl Figure {
     }
 }
 
-/// Measures 1, 2, 4 and so on up to the plan's connections. `progress` is told after each round of blocks.
+/// Measures 1, 2, 4 and so on up to the plan's connections. Calls `progress` after each round of blocks.
 pub fn run(
     place: &Where,
     transport: &Transport,
@@ -94,18 +94,18 @@ pub fn run(
     Ok(figures(transport, plan, measured, calibration.ticks_per_ns()))
 }
 
-/// How many rounds of blocks so many calls are: steps of the progress.
+/// Number of rounds of blocks for this number of calls, which is the number of progress steps.
 pub fn blocks(calls: u32) -> u32 {
     calls.div_ceil(BLOCK).max(1)
 }
 
-/// Powers of two, and the most.
+/// Powers of two below `most`, and `most`.
 fn counts(most: u32) -> impl Iterator<Item = u32> {
     let powers = (0..u32::BITS).map(|power| 1 << power).take_while(move |&count| count < most);
     powers.chain([most])
 }
 
-/// Calls in a lease of so many workers, which is this block's alone.
+/// Executes the calls of a block, in a separate lease with this number of workers.
 fn block(
     invoker: &mut Invoker,
     (transport, plan): (&Transport, Plan),

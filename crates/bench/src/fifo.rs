@@ -1,12 +1,13 @@
-//! A message from one process to another through a FIFO of the shim, beside the same through a Linux FIFO; or of one node to another
-//! on the same machine, beside the same over a plain TCP connection.
+//! Measures a message from one process to another through a FIFO of the shim, beside the same through a Linux FIFO; or
+//! from one node to another on the same machine, beside the same over a plain TCP connection.
 //!
-//! Ours goes between two worker processes in sandboxes of their own. A Linux FIFO needs a file system that both see, so the other
-//! side are two threads of this process on the same two cores: a pipe costs them no more than two processes. Both sides go to and
-//! fro in blocks that alternate; a message takes half of a round. *Awake*, whoever waits looks for the message all the time (the
-//! Linux FIFO is read without blocking); *asleep*, the writer pauses before each round, so that its peer sleeps.
+//! Sublet's side goes between two worker processes in sandboxes of their own. A Linux FIFO needs a file system that
+//! both processes see, so the other side consists of two threads of this process on the same two cores: a pipe costs
+//! them no more than it costs two processes. Both sides send back and forth in blocks that alternate; a message takes
+//! half of a round. In the state *awake* the receiver polls for the message (the Linux FIFO is read without blocking).
+//! In the state *asleep* the writer pauses before each round, so that its peer sleeps.
 //!
-//! Within a node a third side does nothing but copy: what a FIFO takes at least that copies a message in and out.
+//! Within a node a third side only copies: the least time of a FIFO that copies a message in and out.
 
 mod beside;
 
@@ -25,33 +26,33 @@ use beside::{Beside, Carrier};
 /// Rounds of a block.
 const AWAKE_ROUNDS: u32 = 256;
 const ASLEEP_ROUNDS: u32 = 16;
-/// How long the writer pauses, so that its peer sleeps.
+/// Pause of the writer, so that its peer sleeps.
 const THINK: Duration = Duration::from_micros(200);
-/// How long it may take until two nodes are linked, and what is said until then.
+/// Longest time until two nodes are linked, and part of the error before that.
 const LINKING: Duration = Duration::from_secs(10);
 const UNLINKED: &str = "no neighbour, or is out of reach";
-/// Blocks that come first and are not counted.
+/// Blocks before the counted ones.
 const UNCOUNTED: u32 = 2;
 
 /// Largest message that is measured.
 pub const MAX_BYTES: u32 = 512 << 10;
-/// What is measured if nothing is said, in bytes.
+/// Sizes that are measured by default, in bytes.
 pub const SIZES: &[u32] = &[64, 1 << 10, 4 << 10, 64 << 10];
 
-/// One size's figures: one way, medians of blocks.
+/// Results for one size: medians of blocks, one way.
 #[derive(Clone, Debug, Serialize)]
 pub struct Figure {
     bench: &'static str,
-    /// Between two nodes, and so over TCP.
+    /// Whether the message goes between two nodes, over TCP.
     across: bool,
     size_bytes: u32,
     blocks: u32,
     median_ns: f64,
-    /// Through a Linux FIFO; between nodes over a plain TCP connection.
+    /// Time through a Linux FIFO, or, between nodes, over a plain TCP connection.
     raw_ns: f64,
-    /// Over that, both awake.
+    /// Ratio of both, with both peers awake.
     ratio: f64,
-    /// Within a node: copying in and out alone, and that over the Linux FIFO.
+    /// Within a node: time of the copies only, and its ratio to the Linux FIFO.
     copies_ns: Option<f64>,
     copies_ratio: Option<f64>,
     asleep_ns: f64,
@@ -64,7 +65,7 @@ pub const HEADINGS: [&str; 9] =
     ["BYTES", "AWAKE", "RAW", "RATIO", "COPIES", "RATIO", "ASLEEP", "RAW", "RATIO"];
 
 impl Figure {
-    /// For a table.
+    /// Formats the results for a table.
     pub fn cells(&self) -> [String; 9] {
         let or_none = |shown: Option<String>| shown.unwrap_or_else(|| "-".into());
         [
@@ -81,14 +82,15 @@ impl Figure {
     }
 }
 
-/// How a block goes.
+/// Parameters of a block.
 #[derive(Clone, Copy)]
 struct Block {
     rounds: u32,
     think: Duration,
 }
 
-/// Measures every size, so many blocks each. Without a manager it has a Sublet of its own, or between nodes one of two of them.
+/// Measures `blocks` blocks of every size. Without a manager it starts a private Sublet, or, between nodes, a private
+/// one of two nodes.
 pub fn run(
     access: Option<Access>,
     across: bool,
@@ -143,7 +145,7 @@ pub fn run(
     Ok(figures)
 }
 
-/// A host and a DPU that name each other, each with a core, and their manager first.
+/// Starts a manager, and a host and a DPU that name each other, each with a core.
 fn computer() -> Result<Vec<Own>, Error> {
     let manager = Own::manager(&["--listen", ""])?;
     let agent = |core: Core, name: &str, pu: &str, neighbour: &str| {
@@ -156,7 +158,7 @@ fn computer() -> Result<Vec<Own>, Error> {
     Ok(vec![manager, host, dpu])
 }
 
-/// Nodes that have just come are linked a moment later.
+/// Repeats an operation until two new nodes are linked.
 fn linked<T>(make: impl Fn() -> Result<T, Error>) -> Result<T, Error> {
     let until = Instant::now() + LINKING;
     loop {
@@ -169,10 +171,10 @@ fn linked<T>(make: impl Fn() -> Result<T, Error>) -> Result<T, Error> {
     }
 }
 
-/// Who goes through a block, and says how long its rounds took, in nanoseconds.
+/// One side: executes a block, and returns the time of its rounds, in nanoseconds.
 type Side<'sides> = Box<dyn Fn(Block) -> Result<u64, Error> + 'sides>;
 
-/// A block of each side after one of the one before; a message of each, in nanoseconds.
+/// Executes blocks of all sides in turn. Returns each side's median time of a message, in nanoseconds.
 fn medians(sides: &[Side<'_>], blocks: u32, block: Block) -> Result<Vec<f64>, Error> {
     let mut samples: Vec<_> = sides.iter().map(|_| Samples::with_capacity(blocks as usize)).collect();
     for number in 0..UNCOUNTED + blocks {
@@ -193,7 +195,7 @@ struct Ours<'kin> {
     one: &'kin Kin,
     two: &'kin Kin,
     size: u64,
-    /// What each reads, and what it writes to.
+    /// For each end, the descriptor that it reads and the one that it writes.
     ends: [[u64; 2]; 2],
 }
 
@@ -201,7 +203,7 @@ impl<'kin> Ours<'kin> {
     fn new(one: &'kin Kin, two: &'kin Kin, size: u32) -> Result<Ours<'kin>, Error> {
         let size = u64::from(size);
         let (first, second) = (one.make(size)?, two.make(size)?);
-        // As a server does, the second connects back when it has been written to.
+        // The second connects back once it has been written to, as a server does.
         let forth = linked(|| one.join(two, second))?;
         let [] = one.call("say", &[forth])?;
         let [_] = two.call("hear", &[second.descriptor])?;
@@ -210,7 +212,7 @@ impl<'kin> Ours<'kin> {
         Ok(Ours { one, two, size, ends })
     }
 
-    /// How long its rounds take, in nanoseconds.
+    /// Executes a block. Returns the time of its rounds, in nanoseconds.
     fn block(&self, Block { rounds, think }: Block) -> Result<u64, Error> {
         let words = |[from, to]: [u64; 2], begins: bool| {
             let think_ns = if begins { think.as_nanos() as u64 } else { 0 };

@@ -1,7 +1,7 @@
-//! Nodes that lend nothing real: they register and report to a manager as agents do, and have no workers.
+//! Simulated nodes: they register and report to a manager like agents, and have no workers.
 //!
-//! Each reports every second, evenly over it, as a thousand agents would that were started at any time. Leases are not
-//! attached to them, so every report says truly that the node has none.
+//! Each node reports every second, spread evenly over it, like a thousand agents that were started at random times. No
+//! client attaches to their leases, so a report without leases is true.
 
 use std::time::Duration;
 
@@ -13,16 +13,16 @@ use tokio::task::JoinSet;
 use tokio::time::{MissedTickBehavior, interval};
 use tonic::transport::Channel;
 
-/// Reports of a node come so far apart.
+/// Time between two reports of a node.
 const PERIOD: Duration = Duration::from_secs(1);
 const MEMORY_OF_A_CORE: u64 = 4 << 30;
 
-/// How many nodes of which size.
+/// Number and size of the nodes.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Size {
     pub(super) nodes: u32,
     pub(super) cores: u32,
-    /// Connections that they share.
+    /// Connections that the nodes share.
     pub(super) connections: u32,
 }
 
@@ -32,7 +32,7 @@ pub(super) struct Fleet {
 }
 
 impl Fleet {
-    /// Registers all of them.
+    /// Registers all nodes.
     pub(super) async fn register(access: &Access, size: Size) -> Result<Fleet, Error> {
         let mut registering = JoinSet::new();
         for connection in 0..size.connections {
@@ -50,7 +50,7 @@ impl Fleet {
         Ok(Fleet { reporters })
     }
 
-    /// Whether every node has been heard until now.
+    /// Checks that every node's reports have succeeded until now.
     pub(super) fn check(&mut self) -> Result<(), Error> {
         match self.reporters.try_join_next() {
             None => Ok(()),
@@ -64,7 +64,7 @@ struct Node {
     name: String,
     registration: u64,
     sequence: u64,
-    /// The manager's clock, as it last said.
+    /// The manager's clock in its last answer.
     clock_unix_ms: u64,
 }
 
@@ -102,7 +102,7 @@ impl Reporter {
         Ok(self)
     }
 
-    /// Reports for each of the nodes in turn, for ever; the error says why it could not.
+    /// Reports for each of the nodes in turn, without end. Returns the error of a report.
     async fn report(mut self) -> Error {
         let mut turn = interval(PERIOD / self.nodes.len() as u32);
         turn.set_missed_tick_behavior(MissedTickBehavior::Burst);
@@ -117,7 +117,7 @@ impl Reporter {
                     sequence: node.sequence,
                     clock_unix_ms: node.clock_unix_ms,
                     state: NodeState::Lending.into(),
-                    // One report at a time is under way: the one before was answered.
+                    // One report at a time is pending: the previous one was answered.
                     answered: node.sequence - 1,
                     ..NodeReport::default()
                 };

@@ -1,6 +1,9 @@
-//! Measures the run of a graph beside its components: the start of the last of three warm ones, and the
-//! remaining cost of cold starts in a chain whose next environments are prepared ahead. There no component can have the workers of the one before it. What handing on costs in
-//! any case is seen in a chain whose components all have the same workers.
+//! Measures the run of a graph relative to its components.
+//!
+//! The first part is the start of the last of three warm components. The second part is the remaining cost of cold
+//! starts in a chain whose next environments are prepared ahead; there no component can use the workers of the previous
+//! one. A third chain, whose components all use the same workers, shows the cost of a
+//! transition without a cold start.
 
 use std::time::{Duration, Instant};
 
@@ -17,27 +20,27 @@ use super::{PACKAGE, Samples, deploy, human_ns};
 
 /// Components of the graph that is started warm.
 const WARM_COMPONENTS: usize = 3;
-/// Components of the chain, and how long each takes.
+/// Components of the chain, and the time of each.
 const CHAIN_COMPONENTS: usize = 10;
 const CHAIN_STEP: Duration = Duration::from_millis(100);
-/// How long workers are kept between two runs.
+/// Time for which workers are kept between two runs.
 const KEEP_ALIVE: Duration = Duration::from_secs(60);
 
-/// The figures of all runs.
+/// Results of all runs.
 #[derive(Clone, Debug, Serialize)]
 pub struct Figure {
     bench: &'static str,
     n: u32,
-    /// From the request to the first instruction of the last of three components, with warm workers.
+    /// Time from the request to the first instruction of the last of three components, with warm workers.
     start_us: f64,
     start_p99_us: f64,
-    /// Of a chain of ten steps of 100 ms, for each of them: what a run takes beyond the steps themselves, with environments
-    /// that are made ready ahead, with none, and with the workers of the component before. The first has none before it.
+    /// Time of each of ten steps of a chain beyond its 100 ms: with environments that are prepared ahead, without, and
+    /// with the workers of the previous component. The first step has no previous one.
     left_us: f64,
     cold_us: f64,
     kept_us: f64,
-    /// How much of the cold starts, which is what cold components take beyond those that have the workers of the one before, is
-    /// hidden, from 0 to 1: of all but the first component.
+    /// Share of the cold starts that is hidden, from 0 to 1, for all but the first component. The cold starts are the
+    /// additional time of cold components over components that use the previous one's workers.
     hidden: f64,
 }
 
@@ -45,7 +48,7 @@ pub struct Figure {
 pub const HEADINGS: [&str; 3] = ["WHAT", "MEDIAN", "P99"];
 
 impl Figure {
-    /// For a table.
+    /// Formats the results for a table.
     pub fn rows(&self) -> Vec<[String; 3]> {
         let us = |us: f64| human_ns(us * NS_PER_US);
         let row = |what: &str, median: String, p99: String| [what.to_owned(), median, p99];
@@ -59,7 +62,7 @@ impl Figure {
     }
 }
 
-/// Runs `n` of each.
+/// Executes `n` runs of each kind.
 pub fn run(access: &Access, n: u32, mut progress: impl FnMut()) -> Result<Figure, Error> {
     deploy(&ManagerClient::connect_with(access.clone())?)?;
     let options = RunOptions { keep_alive: KEEP_ALIVE, hot_timeout: Duration::ZERO, ..RunOptions::default() };
@@ -71,7 +74,7 @@ pub fn run(access: &Access, n: u32, mut progress: impl FnMut()) -> Result<Figure
     );
     let same = open(access, "bench-same", CHAIN_COMPONENTS, "nap", Workers::OfTheOneBefore, with(None))?;
     let (mut left, mut cold, mut kept) = (Vec::new(), Vec::new(), Vec::new());
-    // By turns, so that all have the same machine. A chain takes a second.
+    // In turn, so that all have the same conditions. A chain takes a second.
     for _ in 0..n.div_ceil(10) {
         left.push(chain_us(&ahead)?);
         cold.push(chain_us(&never)?);
@@ -79,13 +82,13 @@ pub fn run(access: &Access, n: u32, mut progress: impl FnMut()) -> Result<Figure
         progress();
     }
     let (left_us, cold_us, kept_us) = (median(&mut left), median(&mut cold), median(&mut kept));
-    // The first is cold in all of them.
+    // The first step is cold in all of them.
     let rest = |us: f64| us * CHAIN_COMPONENTS as f64 - cold_us;
     let hidden = 1.0 - (rest(left_us) - rest(kept_us)) / (rest(cold_us) - rest(kept_us));
     Ok(Figure { bench: "graph", n, start_us, start_p99_us, left_us, cold_us, kept_us, hidden })
 }
 
-/// How many steps of progress `n` are.
+/// Number of progress steps for `n` runs.
 pub fn steps(n: u32) -> u64 {
     u64::from(n) + u64::from(n.div_ceil(10))
 }
@@ -99,7 +102,7 @@ fn start(
     let application =
         open(access, "bench-warm", WARM_COMPONENTS, "moment", Workers::OfTheOneBefore, options)?;
     let mut samples = Samples::with_capacity(n as usize);
-    // One more, not counted: it starts the workers.
+    // The first run is not counted: it starts the workers.
     for number in 0..=n {
         let asked_ns = monotonic_ns();
         let began_ns = number_of(&application.run(&[])?)?;
@@ -111,7 +114,7 @@ fn start(
     Ok(micros(&mut samples))
 }
 
-/// What a chain takes for each of its steps beyond them.
+/// Time of each of a chain's steps beyond the steps themselves, in microseconds.
 fn chain_us(application: &Application) -> Result<f64, Error> {
     let step_ns = u64::try_from(CHAIN_STEP.as_nanos()).unwrap_or(u64::MAX);
     let begun = Instant::now();
@@ -120,10 +123,10 @@ fn chain_us(application: &Application) -> Result<f64, Error> {
     Ok(beyond.as_nanos() as f64 / NS_PER_US / CHAIN_COMPONENTS as f64)
 }
 
-/// What executes the components of a chain.
+/// Workers of the components of a chain.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Workers {
-    /// None can have those of another.
+    /// No component can use the workers of another.
     Own,
     OfTheOneBefore,
 }
@@ -155,7 +158,7 @@ fn open(
     Application::deploy(access.clone(), document.to_string().as_bytes(), options)
 }
 
-/// What the last component says.
+/// The number that the last component returned.
 fn number_of(outcome: &Outcome) -> Result<u64, Error> {
     let said = outcome.outputs.first().and_then(|(_, outputs)| outputs.first());
     let number = said.and_then(|said| <[u8; 8]>::try_from(said.as_slice()).ok()).map(u64::from_le_bytes);

@@ -1,5 +1,5 @@
-//! A start in WebAssembly: from a request to a warm engine to the first result of a fresh instance, beside the same call
-//! of native code, which has no instances. The two take turns, a lease each, on the same core.
+//! Measures a start in WebAssembly: from a request to a warm engine to the first result of a fresh instance, beside the
+//! same call of native code, which has no instances. The two alternate, each in a lease of its own, on the same core.
 
 use sublet_fabric::clock::{Calibration, ticks, ticks_ordered};
 use sublet_proto::package::{self, encode};
@@ -10,9 +10,9 @@ use sublet_runtime::{Access, Allocation, CallOptions, Invoker, Policy};
 use super::cold::{Figure, NS_PER_US, Sandbox, Step, micros};
 use super::{PACKAGE, Samples, deploy, pin_client};
 
-/// The package of the module.
+/// Package of the module.
 const MODULE_PACKAGE: &str = "sublet-bench-wasm";
-/// `echo`, in WebAssembly:
+/// The function `echo` in WebAssembly:
 ///
 /// ```wat
 /// (module
@@ -27,12 +27,12 @@ const MODULE: &[u8] = b"\0asm\x01\0\0\0\
     \x07\x11\x02\x06memory\x02\0\x04echo\0\0\
     \x0a\x10\x01\x0e\0\x20\x02\x20\0\x20\x01\xfc\x0a\0\0\x20\x01\x0b";
 const INPUT_BYTES: usize = 64;
-/// How often the two take turns.
+/// Number of turns of each side.
 const TURNS: u32 = 10;
-/// Calls of a turn that are not counted.
+/// Calls of a turn before the counted ones.
 const UNCOUNTED: u32 = 100;
 
-/// What was measured of one side.
+/// Samples of one side.
 struct Side {
     total: Samples,
     executing: Samples,
@@ -45,7 +45,7 @@ impl Side {
     }
 }
 
-/// Calls `n` times, each in an instance of its own.
+/// Calls `n` times, each time in a new instance.
 pub(super) fn run(access: &Access, n: u32, mut progress: impl FnMut()) -> Result<Figure, Error> {
     let calibration = Calibration::start();
     pin_client()?;
@@ -64,7 +64,7 @@ pub(super) fn run(access: &Access, n: u32, mut progress: impl FnMut()) -> Result
     Ok(figure(wasm, native, calibration.ticks_per_ns()))
 }
 
-/// Calls a hot worker of a package.
+/// Calls a hot worker of a package for one turn.
 fn turn(invoker: &mut Invoker, package: &str, calls: u32, side: &mut Side) -> Result<(), Error> {
     invoker.allocate(&Allocation::new(package).policy(Policy::AlwaysHot))?;
     let echo = invoker.function("echo")?;
@@ -96,7 +96,7 @@ fn figure(mut wasm: Side, mut native: Side, ticks_per_ns: f64) -> Figure {
         median_us: total.median_ns / NS_PER_US,
         p99_us: total.p99_ns / NS_PER_US,
         floor_us: native.total.summary(ticks_per_ns).median_ns / NS_PER_US,
-        // All that the worker does, the end of the instance before included; what is missing is the way there and back.
+        // All work of the worker, including the end of the previous instance; the rest is the way there and back.
         steps: vec![Step { step: "execute", median_us, p99_us }],
     }
 }

@@ -1,4 +1,4 @@
-//! Worker processes that know each other by the shim, for measurements: each of a lease with one core.
+//! Worker processes that communicate by the shim, for measurements: each has a lease of one core.
 
 use std::time::Duration;
 
@@ -16,14 +16,14 @@ pub(super) struct Kin {
     pub(super) invoker: Invoker,
 }
 
-/// A FIFO as its reader has it.
+/// A FIFO, as its reader sees it.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Fifo {
     pub(super) descriptor: u64,
     pub(super) object: u64,
 }
 
-/// Deploys the functions that are measured.
+/// Deploys the measured functions.
 pub(super) fn deploy(manager: &ManagerClient) -> Result<(), Error> {
     let manifest = format!("name = \"{PACKAGE}\"\nlibrary = \"neighbours.so\"\n");
     let file = PackageFile { path: "neighbours.so".to_owned(), data: FUNCTIONS.to_vec(), executable: true };
@@ -35,23 +35,23 @@ impl Kin {
         Kin::start_on(access, "")
     }
 
-    /// On a kind of processing unit, if one is said.
+    /// Starts a process on a kind of processing unit, if one is named.
     pub(super) fn start_on(access: &Access, pu: &str) -> Result<Kin, Error> {
         let mut invoker = Invoker::connect_with(access.clone())?;
-        // Who waits for the functions sleeps: they need all cores.
+        // The thread that waits for the functions sleeps: they need all cores.
         let allocation = Allocation::new(PACKAGE).policy(Policy::AlwaysWarm).spin(Duration::ZERO);
         invoker.allocate(&if pu.is_empty() { allocation } else { allocation.pu(pu) })?;
         Ok(Kin { invoker })
     }
 
-    /// Calls a function with some words, and returns those that it answers.
+    /// Calls a function with some words, and returns the words of its answer.
     pub(super) fn call<const N: usize>(&self, function: &str, words: &[u64]) -> Result<[u64; N], Error> {
         let mut answer = [0; N];
         self.begin(function, words, &mut answer)?.wait()?;
         Ok(answer)
     }
 
-    /// The same, without waiting.
+    /// Begins a call like [`Kin::call`] without waiting for it.
     pub(super) fn begin<'call>(
         &'call self,
         function: &str,
@@ -61,14 +61,14 @@ impl Kin {
         self.invoker.submit(function, words, answer)
     }
 
-    /// Makes a FIFO that this process reads, with slots for such messages.
+    /// Makes a FIFO that this process reads, with slots for messages of this size.
     pub(super) fn make(&self, message_bytes: u64) -> Result<Fifo, Error> {
         let slot_bytes = message_bytes.max(1).next_multiple_of(4096);
         let [descriptor, object] = self.call("make", &[slot_bytes])?;
         Ok(Fifo { descriptor, object })
     }
 
-    /// Connects to a FIFO of another, who lets it, and says by which descriptor.
+    /// Connects to a FIFO of another process, which permits it, and returns the descriptor.
     pub(super) fn join(&self, other: &Kin, fifo: Fifo) -> Result<u64, Error> {
         let [own] = self.call("self", &[])?;
         let [] = other.call("allow", &[own, fifo.object])?;
@@ -77,7 +77,7 @@ impl Kin {
     }
 }
 
-/// What went wrong with a thread of a measurement.
+/// Error of a thread of a measurement.
 pub(super) fn lost() -> Error {
     Error::new(Code::Internal, "a thread of the measurement has failed")
 }

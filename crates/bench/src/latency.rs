@@ -1,4 +1,4 @@
-//! The round trip of one call, beside the raw round trip.
+//! Measures the round trip of one call, beside the raw round trip.
 
 use serde::Serialize;
 use sublet_proto::Error;
@@ -13,7 +13,7 @@ use super::transport::{Transport, Where};
 /// The sizes of `--sweep`, in bytes.
 pub const SWEEP: &[u32] = &[0, 64, 1 << 10, 4 << 10, 64 << 10, 1 << 20, 5 << 20];
 
-/// One size's figures.
+/// Results for one size.
 #[derive(Clone, Debug, Serialize)]
 pub struct Figure {
     #[serde(flatten)]
@@ -31,7 +31,7 @@ pub const HEADINGS: [&str; 10] =
     ["FABRIC", "MODE", "FUNCTION", "BYTES", "N", "MEDIAN", "P99", "RAW MEDIAN", "RAW P99", "RATIO"];
 
 impl Figure {
-    /// For a table.
+    /// Formats the results for a table.
     pub fn cells(&self) -> [String; 10] {
         let [fabric, mode, function, bytes] = self.subject.cells();
         [
@@ -49,7 +49,7 @@ impl Figure {
     }
 }
 
-/// Measures every size in turn, in one lease. `progress` is told after each.
+/// Measures every size in turn, in one lease. Calls `progress` after each.
 pub fn run(
     place: &Where,
     transport: &Transport,

@@ -1,15 +1,17 @@
-//! Measures leases that a manager grants and takes back in a second, over the wire, and the latency of a grant.
+//! Measures the number of leases that a manager grants and takes back in a second, over the wire, and the latency of a
+//! grant.
 //!
-//! The manager is a process of its own, and so are, as far as it can tell, a thousand nodes that report each second.
-//! First some connections with some requests in flight at each ask for leases as fast as the answers come: one request
-//! for each lease. They are given back in calls that name [`RELEASED_PER_CALL`] of them. Then leases are asked for at
-//! half of that rate, at times that are fixed beforehand (an open loop), and each grant is timed from when it was due:
-//! what waits behind a slow answer counts as slow, too.
+//! The manager is a separate process. A thousand simulated nodes report each second as separate processes would.
 //!
-//! Nobody attaches to the leases. One that is given back keeps its core until its node has said that it knows, which
+//! In the first part several connections with several requests in flight each request leases as fast as the answers
+//! arrive, one request for each lease. They are released in calls that name [`RELEASED_PER_CALL`] of them. In the
+//! second part leases are requested at half of that rate, at times that are fixed beforehand (an open loop). Each grant
+//! is timed from the time when it was due: a request that waits behind a slow answer counts as slow, too.
+//!
+//! No client attaches to the leases. A released lease keeps its core until its node has confirmed the release, which
 //! takes one to two seconds; so the nodes together need cores for the leases of two seconds.
 //!
-//! All of the clients are one thread, so that on two cores the manager has one of its own.
+//! One thread executes all clients, so that on two cores the manager has a core of its own.
 
 use std::num::NonZeroU64;
 use std::sync::Arc;
@@ -29,18 +31,18 @@ use super::fleet::{Fleet, Size};
 use super::own::{Own, free_port};
 use super::{PACKAGE, Samples, Summary, deploy, human_ns};
 
-/// What is not counted at the beginning of each part.
+/// Time at the beginning of each part that is not counted.
 const WARM_UP: Duration = Duration::from_millis(500);
 const MEMORY_BYTES: u64 = 64 << 20;
 const TENANT: &str = "bench";
-/// Leases that one call gives back; at half load, at most.
+/// Leases that one call releases; at half load, the most.
 const RELEASED_PER_CALL: usize = 16;
-/// How late the kernel may end a pause, in nanoseconds.
+/// Latest end of a pause that the kernel may choose, in nanoseconds.
 const TIMER_SLACK_NS: NonZeroU64 = NonZeroU64::MIN;
-/// Requests of the open loop that may be unanswered: beyond that, the manager cannot keep up at all.
+/// Most unanswered requests of the open loop: beyond that, the manager cannot keep up at all.
 const MAX_UNANSWERED: usize = 16_384;
 
-/// What carries the requests.
+/// Transport of the requests.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, clap::ValueEnum)]
 #[serde(rename_all = "lowercase")]
 pub enum Transport {
@@ -50,24 +52,24 @@ pub enum Transport {
     Tls,
 }
 
-/// What to measure.
+/// Parameters of the measurement.
 #[derive(Clone, Copy, Debug)]
 pub struct Plan {
-    /// What carries the requests.
+    /// Transport of the requests.
     pub transport: Transport,
-    /// Nodes, and cores of each.
+    /// Number of nodes.
     pub nodes: u32,
     /// Cores of each node.
     pub cores: u32,
     /// Connections of clients.
     pub connections: u32,
-    /// Requests in flight at each.
+    /// Requests in flight at each connection.
     pub in_flight: u32,
-    /// For how long, each of the two parts.
+    /// Duration of each of the two parts.
     pub time: Duration,
 }
 
-/// The figures.
+/// Results of the measurement.
 #[derive(Clone, Debug, Serialize)]
 pub struct Figure {
     bench: &'static str,
@@ -83,7 +85,7 @@ pub struct Figure {
     at_half_load: HalfLoad,
 }
 
-/// The second part's.
+/// Results of the second part.
 #[derive(Clone, Debug, Serialize)]
 pub struct HalfLoad {
     offered_per_second: f64,
@@ -106,7 +108,7 @@ pub const HEADINGS: [&str; 8] = [
 ];
 
 impl Figure {
-    /// For a table.
+    /// Formats the results for a table.
     pub fn cells(&self) -> [String; 8] {
         [
             format!("{:?}", self.transport).to_lowercase(),
@@ -121,7 +123,7 @@ impl Figure {
     }
 }
 
-/// Starts a manager, fills it with nodes, and measures.
+/// Starts a manager, registers nodes, and measures.
 pub fn run(plan: Plan) -> Result<Figure, Error> {
     let (own, access) = start(plan.transport)?;
     let runtime = tokio::runtime::Builder::new_current_thread()
@@ -131,7 +133,7 @@ pub fn run(plan: Plan) -> Result<Figure, Error> {
     runtime.block_on(measure(&own.access(), &access, plan))
 }
 
-/// A manager, and how its clients reach it.
+/// Starts a manager, and returns the clients' access to it.
 fn start(transport: Transport) -> Result<(Own, Access), Error> {
     if transport == Transport::Unix {
         let own = Own::manager(&["--listen", ""])?;
@@ -153,7 +155,7 @@ fn start(transport: Transport) -> Result<(Own, Access), Error> {
 async fn measure(nodes: &Access, clients: &Access, plan: Plan) -> Result<Figure, Error> {
     let size = Size { nodes: plan.nodes, cores: plan.cores, connections: plan.connections };
     let mut fleet = Fleet::register(nodes, size).await?;
-    // A manager without nodes would not know what the package could run on.
+    // A manager without nodes could not choose a build of the package.
     let operator = nodes.clone();
     let deployed = tokio::task::spawn_blocking(move || deploy(&ManagerClient::connect_with(operator)?)).await;
     deployed.map_err(|error| failed(&error))??;
@@ -179,7 +181,7 @@ async fn measure(nodes: &Access, clients: &Access, plan: Plan) -> Result<Figure,
     })
 }
 
-/// A client on a connection of its own, or one more user of the same.
+/// A client on a connection of its own, or another user of that connection.
 #[derive(Clone)]
 struct Client {
     access: Arc<Access>,
@@ -191,7 +193,7 @@ impl Client {
         Ok(Client { access: Arc::new(access.clone()), stub: Stub::new(access.channel(0)?) })
     }
 
-    /// Asks for a lease; its id.
+    /// Requests a lease, and returns its id.
     async fn request(&mut self) -> Result<String, Error> {
         let request = LeaseRequest {
             package: PACKAGE.to_owned(),
@@ -212,14 +214,14 @@ impl Client {
         lease.map(|lease| lease.id).ok_or_else(none)
     }
 
-    /// Gives leases back.
+    /// Releases leases.
     async fn end(&mut self, leases: Vec<String>) -> Result<(), Error> {
         let request = self.access.authorize(tonic::Request::new(EndLeaseRequest { leases, wait_ms: 0 }));
         self.stub.end_lease(request).await.map(drop).map_err(|status| Error::from_status(&status))
     }
 }
 
-/// Leases granted and given back, and the seconds that took.
+/// Number of leases granted and released, and the time in seconds.
 async fn as_fast_as_it_goes(clients: &[Client], plan: Plan) -> Result<(u64, f64), Error> {
     let counted_from = Instant::now() + WARM_UP;
     let until = counted_from + plan.time;
@@ -252,15 +254,15 @@ async fn again_and_again(mut client: Client, counted_from: Instant, until: Insta
     }
 }
 
-/// Asks for leases at their times.
+/// Requests leases at fixed times.
 async fn at_rate(clients: &[Client], per_second: f64, time: Duration) -> Result<HalfLoad, Error> {
     let counted_from = Instant::now() + WARM_UP;
     let until = counted_from + time;
     let (due, mut dues) = unbounded_channel();
     let gap = Duration::from_secs_f64(1.0 / per_second);
-    // A thread, because a runtime's timer is coarser than the gap between two requests.
+    // A thread, since a runtime's timer is coarser than the gap between two requests.
     let pacer = std::thread::spawn(move || {
-        // Without it, what is due is said a little later.
+        // If this fails, requests become due slightly later.
         let _ = rustix::thread::set_current_timer_slack(Some(TIMER_SLACK_NS));
         let mut next = Instant::now();
         while next < until && due.send(next).is_ok() {
@@ -274,7 +276,7 @@ async fn at_rate(clients: &[Client], per_second: f64, time: Duration) -> Result<
     let ending = tokio::spawn(give_back(client.clone(), given_back));
     let answered = ask_when_due(clients, &mut dues, counted_from, &mut samples, granted).await;
     let ended = ending.await.map_err(|error| failed(&error))?;
-    // It stops where nobody listens any more.
+    // The pacer stops once the receiver is dropped.
     drop(dues);
     pacer.join().map_err(|_| Error::new(Code::Internal, "the pace of the measurement was lost"))?;
     answered.and(ended)?;
@@ -314,7 +316,7 @@ async fn ask_when_due(
     Ok(())
 }
 
-/// Gives back what comes until nothing does any more.
+/// Releases leases until no more are granted.
 async fn give_back(mut client: Client, mut granted: UnboundedReceiver<String>) -> Result<(), Error> {
     let mut leases = Vec::new();
     while granted.recv_many(&mut leases, RELEASED_PER_CALL).await > 0 {
@@ -323,13 +325,13 @@ async fn give_back(mut client: Client, mut granted: UnboundedReceiver<String>) -
     Ok(())
 }
 
-/// When a lease was due, and how long after that it was granted, in nanoseconds.
+/// The time when a lease was due, and the time from then to its grant, in nanoseconds.
 type Granted = Result<(Instant, u64), Error>;
 
 async fn timed(mut client: Client, due: Instant, leases: UnboundedSender<String>) -> Granted {
     let lease = client.request().await?;
     let grant_ns = u64::try_from(due.elapsed().as_nanos()).unwrap_or(u64::MAX);
-    // Nobody takes it any more where giving back has failed, and that is told then.
+    // The receiver is missing only if releasing has failed, and that error is reported.
     let _ = leases.send(lease);
     Ok((due, grant_ns))
 }

@@ -1,9 +1,9 @@
-//! `sublet bench`: what calls cost, beside what the machine itself costs, in one run.
+//! `sublet bench`: the cost of calls beside the cost of the machine itself, in one run.
 //!
-//! Absolute times drift with the machine; ratios within one interleaved run hold. So every latency is measured in
-//! short blocks, a block of calls after a block of raw round trips, between the same two pinned threads in the same
-//! two processes: the raw side is a function as well. `raw` in `functions/bench.c` answers a flag in shared memory with
-//! a flag, `raw_tcp` bytes of a TCP connection with bytes.
+//! Absolute times drift with the machine; ratios within one interleaved run are stable. For that reason every latency
+//! is measured in short blocks, a block of calls after a block of raw round trips, between the same two pinned threads
+//! in the same two processes: the raw side is a function as well. `raw` in `functions/bench.c` answers a flag in shared
+//! memory with a flag, `raw_tcp` answers bytes of a TCP connection with bytes.
 
 use std::sync::OnceLock;
 
@@ -46,29 +46,29 @@ pub use raw::connect_ofi;
 
 const FUNCTIONS: &[u8] = include_bytes!(concat!(env!("OUT_DIR"), "/bench.so"));
 
-/// The package of the functions that are measured.
+/// Package of the measured functions.
 pub(crate) const PACKAGE: &str = "sublet-bench";
-/// The same functions where the raw side opens a connection.
+/// Package of the same functions for a raw side that opens a connection.
 pub(crate) const DIALLING_PACKAGE: &str = "sublet-bench-network";
 
-/// The same functions in an image.
+/// Package of the same functions in an image.
 pub(crate) const CONTAINED_PACKAGE: &str = "sublet-bench-container";
-/// One of them as a kernel.
+/// Package of a function as a kernel.
 pub(crate) const KERNELS_PACKAGE: &str = "sublet-bench-opencl";
 const KERNELS: &[u8] = include_bytes!("../functions/bench.cl");
 
-/// Deploys the functions that are measured.
+/// Deploys the measured functions.
 pub(crate) fn deploy(manager: &ManagerClient) -> Result<(), Error> {
     deploy_as(manager, PACKAGE, "")?;
     deploy_as(manager, DIALLING_PACKAGE, "network = true\n")
 }
 
-/// Deploys them to be executed in an image, which is pinned.
+/// Deploys the functions for a pinned image.
 pub(crate) fn deploy_in_image(manager: &ManagerClient, image: &str) -> Result<(), Error> {
     deploy_as(manager, CONTAINED_PACKAGE, &format!("image = \"{image}\"\n"))
 }
 
-/// Deploys the one that is a kernel.
+/// Deploys the function that is a kernel.
 pub(crate) fn deploy_kernels(manager: &ManagerClient) -> Result<(), Error> {
     let manifest = format!(
         "name = \"{KERNELS_PACKAGE}\"\nkind = \"opencl\"\nlibrary = \"bench.cl\"\n\
@@ -85,13 +85,13 @@ fn deploy_as(manager: &ManagerClient, name: &str, more: &str) -> Result<(), Erro
     manager.deploy(package::encode(&package::from_files(&manifest, vec![file])?)).map(drop)
 }
 
-/// A lease of the measured functions.
+/// Allocates a lease of the measured functions.
 pub(crate) fn allocate(invoker: &mut Invoker, allocation: &Allocation) -> Result<(), Error> {
     deploy(invoker.manager())?;
     invoker.allocate(allocation)
 }
 
-/// Times in ticks, to be summed up in nanoseconds.
+/// Times in ticks, which are summarized in nanoseconds.
 pub(crate) struct Samples {
     ticks: Vec<u64>,
 }
@@ -110,12 +110,12 @@ impl Samples {
         Samples { ticks: Vec::with_capacity(samples) }
     }
 
-    /// How many there are.
+    /// Number of samples.
     pub(crate) fn len(&self) -> usize {
         self.ticks.len()
     }
 
-    /// Adds those of another.
+    /// Adds another's samples.
     pub(crate) fn extend(&mut self, other: Samples) {
         self.ticks.extend(other.ticks);
     }
@@ -130,7 +130,7 @@ impl Samples {
         self.ticks.push(sample);
     }
 
-    /// `per_ns` is 1 where the samples are nanoseconds.
+    /// Summarizes the samples, each divided by `per_ns`, which is 1 where the samples are nanoseconds.
     pub(crate) fn summary(&mut self, per_ns: f64) -> Summary {
         self.ticks.sort_unstable();
         let at = |share: f64| {
@@ -144,18 +144,18 @@ impl Samples {
 /// A core that the calling thread is pinned to.
 #[derive(Clone, Copy, Debug)]
 pub enum Core {
-    /// The first that it may use.
+    /// The first core that the process may use.
     First,
-    /// The last.
+    /// The last core.
     Last,
 }
 
-/// Pins the client: workers are given cores from the last one down.
+/// Pins the client to the first core: workers get cores from the last one down.
 pub(crate) fn pin_client() -> Result<(), Error> {
     pin(Core::First)
 }
 
-/// Pins the calling thread to a core of this process, whatever the thread that started it is pinned to.
+/// Pins the calling thread to a core of this process, even if its parent thread is pinned to another.
 ///
 /// # Errors
 /// `system`: the kernel refuses it.
@@ -198,7 +198,7 @@ fn cores() -> Result<&'static [usize], Errno> {
     CORES.get_or_init(look).as_deref().map_err(|error| *error)
 }
 
-/// Nanoseconds as a person reads them.
+/// Formats nanoseconds for display.
 pub fn human_ns(ns: f64) -> String {
     match ns {
         ns if ns < 10_000.0 => format!("{ns:.0} ns"),
@@ -214,7 +214,7 @@ mod tests {
     use std::thread;
 
     #[test]
-    fn a_thread_of_a_pinned_one_reaches_the_other_end_of_the_cores() {
+    fn thread_of_a_pinned_one_can_use_the_last_core() {
         let of_process = sched_getaffinity(None).unwrap();
         let last = (0..CpuSet::MAX_CPU).rev().find(|&core| of_process.is_set(core)).unwrap();
         let pinned = || {

@@ -1,11 +1,11 @@
 //! Measures reads and writes of memory components, beside the same bytes without Sublet.
 //!
-//! Both sides walk through as many bytes, in accesses of one size, a block of the one after a block of the other. In shared
-//! memory the limit is a copy out of, or into, memory of the process's own. Over TCP it is a plain connection to a thread
-//! that sends what it is asked for: one access after the other, or several asked for ahead. Writes over TCP are all sent,
-//! and then it is waited once until they are there.
+//! Both sides access the same number of bytes, in accesses of one size, with alternating blocks. In shared memory the
+//! raw side is a copy from or to memory of this process. Over TCP it is a plain connection to a thread that sends the
+//! requested bytes: one access after the other, or several requested ahead. Writes over TCP are sent without waiting,
+//! and followed by one wait until all have arrived.
 //!
-//! A last figure is of a cache's lines that are here, beside copying as much.
+//! The last result is that of cached lines, beside a copy of the same size.
 
 use std::collections::VecDeque;
 use std::time::Instant;
@@ -18,20 +18,21 @@ use sublet_runtime::{Invoker, Memory, MemoryPlan, Reading};
 use super::raw::plain::Plain;
 use super::transport::{Carried, Site, Transport, Where};
 
-/// The sizes of accesses that are measured if none is given, in bytes.
+/// Sizes of accesses that are measured by default, in bytes.
 pub const SIZES: &[u32] = &[4 << 10, 64 << 10, 1 << 20, 16 << 20];
-/// How much both sides walk through, unless an access is larger than a quarter of it.
+/// Bytes of the memory that both sides access, unless an access is larger than a quarter of it.
 const WALK_BYTES: usize = 64 << 20;
-/// How much each moves in a block, and accesses of a block at most.
+/// Bytes that each side moves in a block, and the most accesses of a block.
 const BLOCK_BYTES: usize = 32 << 20;
 const MAX_ACCESSES: usize = 4096;
-/// Accesses that are asked for before the first of them is waited for.
+/// Accesses that are requested before the first of them is waited for.
 const AHEAD: usize = 8;
 const LINE_BYTES: usize = 4 << 10;
-/// Lines that are read again and again: more than a core's own caches hold, and less than a component's.
+/// Lines that are read repeatedly: more than fit into a core's own caches, and fewer than fit into the component's
+/// cache.
 const LINES: usize = 2048;
 
-/// One way of access, with one size.
+/// Results for one kind and size of access.
 #[derive(Clone, Debug, Serialize)]
 pub struct Figure {
     bench: &'static str,
@@ -40,25 +41,25 @@ pub struct Figure {
     access: Access,
     size_bytes: u32,
     n: u32,
-    /// Of the median block.
+    /// Rate of the median block.
     bytes_per_s: f64,
     raw_bytes_per_s: f64,
     ratio: f64,
-    /// Of one access of the median block.
+    /// Time of one access of the median block.
     median_ns: f64,
 }
 
-/// A way of access.
+/// Kind of access.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Access {
-    /// One after the other.
+    /// Reads one after the other.
     Read,
-    /// Several asked for ahead.
+    /// Reads, several of them requested ahead.
     ReadAsync,
-    /// All sent, then waited for.
+    /// Writes, all sent before a wait.
     Write,
-    /// Of lines that a cache has.
+    /// Reads of lines that are in the cache.
     CachedRead,
 }
 
@@ -66,7 +67,7 @@ pub enum Access {
 pub const HEADINGS: [&str; 8] = ["FABRIC", "ACCESS", "BYTES", "BLOCKS", "MB/S", "RAW MB/S", "RATIO", "NS"];
 
 impl Figure {
-    /// For a table.
+    /// Formats the results for a table.
     pub fn cells(&self) -> [String; 8] {
         let access = match self.access {
             Access::Read => "read",
@@ -87,20 +88,20 @@ impl Figure {
     }
 }
 
-/// A size of access, and the places of a block's.
+/// Size and number of a block's accesses, and the length of the memory.
 struct Walk {
     size: usize,
     len: usize,
     accesses: usize,
 }
 
-/// The raw side: memory of this process's own, or a connection.
+/// The raw side: memory of this process, or a connection.
 enum Raw {
     Here(Vec<u8>),
     There(Plain),
 }
 
-/// Measures every size in turn, with so many blocks on each side. `progress` is told after each.
+/// Measures every size in turn, with `blocks` blocks on each side. Calls `progress` after each.
 pub fn run(
     place: &Where,
     transport: &Transport,
@@ -139,7 +140,7 @@ pub fn run(
     Ok(figures)
 }
 
-/// The figure of lines that are here.
+/// Measures reads of cached lines.
 fn cached(transport: &Transport, blocks: u32, client: &Invoker) -> Result<Figure, Error> {
     let walk = Walk { size: LINE_BYTES, len: LINES * LINE_BYTES, accesses: MAX_ACCESSES };
     let memory = filled(client, plan(transport), walk.len)?;
@@ -153,7 +154,7 @@ fn plan(transport: &Transport) -> MemoryPlan {
     MemoryPlan::new().initial_bytes(WALK_BYTES as u64).fabric(transport.choice())
 }
 
-/// With all of its pages there.
+/// Makes memory whose pages all exist.
 fn filled(client: &Invoker, plan: MemoryPlan, len: usize) -> Result<Memory, Error> {
     let memory = client.memory(plan)?;
     let bytes = vec![1; 1 << 20];
@@ -168,7 +169,8 @@ impl Walk {
         Walk { size, len, accesses: (BLOCK_BYTES / size.max(1)).clamp(2, MAX_ACCESSES) }
     }
 
-    /// Where each access of a block begins: one after the other, and each block where the one before has ended.
+    /// Offset of each access of a block. The accesses are consecutive, and each block begins where the previous one has
+    /// ended.
     fn places(&self, block: usize) -> impl Iterator<Item = usize> {
         let (size, fit) = (self.size, self.len / self.size.max(1));
         let first = block * self.accesses;
@@ -182,10 +184,10 @@ impl Walk {
         memory: &Memory,
         raw: &mut Raw,
     ) -> Result<Figure, Error> {
-        // Used again, as programs do: fresh memory costs more than what is measured.
+        // Buffers are reused, as programs do: fresh memory costs more than the measured access.
         let (mut buffer, mut spare) = (vec![1; self.size], Vec::new());
         let (mut ours, mut limit) = (Vec::new(), Vec::new());
-        // The first block of each warms up.
+        // The first block of each side warms up.
         for block in 0..=blocks as usize {
             let begun = Instant::now();
             self.block((access, block), memory, &mut buffer, &mut spare)?;

@@ -1,5 +1,5 @@
-//! A Sublet of a measurement's own: a child process of this program that does not outlive it, with a state folder that is
-//! gone afterwards.
+//! A private Sublet of a measurement: a child process of this program that does not outlive it, with a temporary state
+//! folder.
 
 use std::fs::{self, DirBuilder};
 use std::io::{BufRead, BufReader};
@@ -14,18 +14,18 @@ use rustix::process::{Pid, Signal, kill_process};
 use sublet_proto::{Code, Error};
 use sublet_runtime::{Access, Address};
 
-/// How long it may take to stop in order.
+/// Longest time for an orderly stop.
 const STOP: Duration = Duration::from_secs(10);
-/// Between two looks whether it has stopped.
+/// Time between two checks whether it has stopped.
 const LOOK_AGAIN: Duration = Duration::from_millis(10);
 
-/// A running child, stopped when it is dropped.
+/// A running child, which is stopped when this is dropped.
 pub(super) struct Own {
     process: Child,
     state: PathBuf,
 }
 
-/// The Sublet that is measured: the one that was named, or the first of these of the measurement's own, which live as long as they are kept.
+/// The measured Sublet: the named one, or the first of the private ones, which live as long as the returned value.
 pub(super) fn measured(
     named: Option<Access>,
     start: impl FnOnce() -> Result<Vec<Own>, Error>,
@@ -57,7 +57,8 @@ impl Own {
         )
     }
 
-    /// Starts an agent of this one with these flags, and waits until it serves. Where it runs is inherited from the calling thread.
+    /// Starts an agent of this manager with these flags, and waits until it serves. It inherits the cores of the
+    /// calling thread.
     pub(super) fn agent(&self, name: &str, flags: &[&str]) -> Result<Own, Error> {
         let state = make_state()?;
         let config = state.join("agent.toml");
@@ -90,7 +91,7 @@ impl Own {
         Ok(own)
     }
 
-    /// It prints one line when it does; what is wrong it has said on standard error.
+    /// Waits until the child serves: then it prints one line. It reports errors on standard error.
     fn wait_until_it_serves(&mut self) -> Result<(), Error> {
         let mut line = String::new();
         let said = self.process.stdout.take().map(|stdout| BufReader::new(stdout).read_line(&mut line));
@@ -100,12 +101,12 @@ impl Own {
         }
     }
 
-    /// To its Unix socket.
+    /// Access to its Unix socket.
     pub(super) fn access(&self) -> Access {
         Access { managers: vec![Address::Unix(self.state.join("manager.sock"))], ca_pem: None, token: None }
     }
 
-    /// To a port of it by TLS, with the authority that it has made.
+    /// Access to one of its ports by TLS, with its own certificate authority.
     pub(super) fn access_by_tls(&self, port: u16, token: String) -> Result<Access, Error> {
         let access = Access::parse(&format!("https://{}:{port}", Ipv4Addr::LOCALHOST))?;
         access.with_ca_file(&self.state.join("tls/ca.pem"))?.with_token(token)
@@ -121,7 +122,7 @@ impl Own {
                 }
             }
         }
-        // It did not stop, or is gone already.
+        // The child did not stop, or has ended already.
         let _ = self.process.kill();
         let _ = self.process.wait();
     }
@@ -136,7 +137,7 @@ impl Drop for Own {
     }
 }
 
-/// A port that nobody listens on now.
+/// A port on which no process listens now.
 pub(super) fn free_port() -> Result<u16, Error> {
     let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).and_then(|listener| listener.local_addr());
     let port = listener.map(|address| address.port());

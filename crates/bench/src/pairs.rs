@@ -1,4 +1,4 @@
-//! Calls beside raw round trips: a block of one after a block of the other, so that both see the machine's every mood.
+//! Measures calls beside raw round trips: blocks of both alternate, so that both see the same states of the machine.
 
 use std::time::Duration;
 
@@ -11,13 +11,13 @@ use super::raw::Raw;
 use super::transport::{Site, Transport, Where};
 use super::{Samples, Summary, allocate, pin_client};
 
-/// What lies before the payload in both buffers; in the input's: what the raw side of shared memory needs.
+/// Bytes before the payload in both buffers. In the input's they contain parameters of the raw side in shared memory.
 pub(super) const HEAD_BYTES: usize = 4096;
-/// Rounds of a block that are not counted: caches and branch predictors change over.
+/// Rounds of a block before the counted ones, in which caches and branch predictors adapt.
 pub(super) const UNCOUNTED: u32 = 8;
-/// Between two calls to a sleeping worker: long enough that it sleeps.
+/// Pause between two calls to a sleeping worker: long enough that it sleeps.
 pub(super) const THINK: Duration = Duration::from_micros(100);
-/// A payload above this takes so long that few calls say enough.
+/// Size above which fewer calls suffice, since each takes long.
 const LARGE_BYTES: u32 = 64 << 10;
 const LARGE_CALLS: u32 = 2_000;
 
@@ -25,14 +25,14 @@ const LARGE_CALLS: u32 = 2_000;
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, clap::ValueEnum)]
 #[serde(rename_all = "lowercase")]
 pub enum Mode {
-    /// It polls.
+    /// The worker polls.
     Hot,
-    /// It sleeps.
+    /// The worker sleeps.
     Warm,
 }
 
 impl Mode {
-    /// As the command and its output say it.
+    /// Name of the mode in the command and its output.
     pub(super) fn name(self) -> &'static str {
         match self {
             Mode::Hot => "hot",
@@ -41,7 +41,7 @@ impl Mode {
     }
 }
 
-/// What is called.
+/// The called function.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, clap::ValueEnum)]
 #[serde(rename_all = "lowercase")]
 pub enum Called {
@@ -54,7 +54,7 @@ pub enum Called {
 }
 
 impl Called {
-    /// As the package names it, and the output.
+    /// Name of the function in the package and the output.
     pub(super) fn name(self) -> &'static str {
         match self {
             Called::Noop => "noop",
@@ -64,25 +64,25 @@ impl Called {
     }
 }
 
-/// What to measure.
+/// Parameters of the measurement.
 #[derive(Clone, Copy, Debug)]
 pub struct Plan {
     /// How the worker waits.
     pub mode: Mode,
-    /// What is called.
+    /// The called function.
     pub function: Called,
     /// Calls for each size; fewer where a call takes long.
     pub calls: u32,
 }
 
-/// What was measured of one size.
+/// Results for one size.
 pub(super) struct Measured {
     pub(super) n: usize,
     pub(super) ours: Summary,
     pub(super) raw: Summary,
 }
 
-/// Measures every size in turn, in one lease; `done` is given the figures of each.
+/// Measures every size in turn, in one lease. Calls `done` with the results of each.
 pub(super) fn measure(
     place: &Where,
     transport: &Transport,
@@ -105,14 +105,14 @@ pub(super) fn measure(
     invoker.deallocate().map(drop)
 }
 
-/// The memory of both sides' rounds, and what each of them does.
+/// Memory and parameters of both sides' rounds.
 pub(super) struct Rounds {
     pub(super) mode: Mode,
     pub(super) function: Called,
     pub(super) size: u32,
     pub(super) input: Buffer<u32>,
     pub(super) output: Buffer<u8>,
-    /// How long the client waits before each.
+    /// Time that the client waits before each round.
     pub(super) think_ticks: u64,
 }
 
@@ -159,7 +159,7 @@ impl<'run> Pairs<'run> {
         Ok(Measured { n, ours: self.ours.summary(ticks_per_ns), raw: self.raw.summary(ticks_per_ns) })
     }
 
-    /// How many blocks of how many counted rounds.
+    /// Number of blocks, and of counted rounds in each.
     fn blocks(&self) -> (u32, u32) {
         let moves = self.rounds.function == Called::Echo || !self.limit.is_shared_memory();
         let large = moves && self.rounds.size > LARGE_BYTES;
@@ -172,7 +172,7 @@ impl<'run> Pairs<'run> {
 
 impl Rounds {
     pub(super) fn new(invoker: &Invoker, plan: Plan, size: u32) -> Result<Rounds, Error> {
-        // The raw side over a network moves a byte at least.
+        // The raw side over a network moves at least one byte.
         let bytes = HEAD_BYTES + size.max(1) as usize;
         let (mut input, mut output) =
             (invoker.buffer::<u32>(bytes.div_ceil(4))?, invoker.buffer::<u8>(bytes)?);
@@ -181,12 +181,12 @@ impl Rounds {
         Ok(Rounds { mode: plan.mode, function: plan.function, size, input, output, think_ticks: 0 })
     }
 
-    /// What a round moves to the worker over a network: a byte is the least that says anything.
+    /// Bytes of a request over a network: at least one.
     pub(super) fn request_bytes(&self) -> u32 {
         self.size.max(1)
     }
 
-    /// What it moves back.
+    /// Bytes of a response.
     pub(super) fn response_bytes(&self) -> u32 {
         match self.function {
             Called::Noop => 1,
@@ -195,7 +195,7 @@ impl Rounds {
     }
 }
 
-/// Lets time go by, awake.
+/// Waits by spinning.
 pub(super) fn think(for_ticks: u64) {
     let since = ticks();
     while ticks().saturating_sub(since) < for_ticks {

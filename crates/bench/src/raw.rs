@@ -1,4 +1,4 @@
-//! The raw round trip: the least that a call can take on what carries it, between the same two cores.
+//! The raw round trip: the least time of a call over a transport, between the same two cores.
 
 mod ofi;
 pub(super) mod plain;
@@ -16,7 +16,7 @@ use super::pairs::Rounds;
 use super::transport::Transport;
 pub use ofi::connect as connect_ofi;
 
-/// The raw side of a measurement. What it keeps between blocks, as connections, it keeps as a call's does.
+/// The raw side of a measurement. It keeps its connections between blocks, like calls do.
 pub(super) enum Raw {
     Shm,
     Tcp(tcp::Raw),
@@ -24,7 +24,8 @@ pub(super) enum Raw {
 }
 
 impl Raw {
-    /// `local` is the address by which the worker reaches this process; payloads have at most so many bytes.
+    /// Makes the raw side. `local` is the address by which the worker reaches this process; payloads have at most
+    /// `max_bytes` bytes.
     pub(super) fn new(transport: &Transport, local: IpAddr, max_bytes: u32) -> Result<Raw, Error> {
         Ok(match (transport.fabric, &transport.provider) {
             (Provider::Tcp, _) => Raw::Tcp(tcp::Raw::listen(local)?),
@@ -37,7 +38,7 @@ impl Raw {
         matches!(self, Raw::Shm)
     }
 
-    /// A block of so many counted round trips.
+    /// Executes a block of `counted` counted round trips.
     pub(super) fn block(
         &mut self,
         invoker: &Invoker,

@@ -1,14 +1,14 @@
-//! Measures a call that a busy shared core rejects, and one that is sent on to a free core, beside a plain warm
+//! Measures a call that a busy shared core rejects, and one that is redirected to a free core, beside a plain warm
 //! call.
 //!
-//! A node of its own shares two cores. One of them is held: a function sleeps there, so that its core is taken and yet
-//! idle. A client has a worker on each. Three kinds of calls alternate in short blocks:
+//! A private node shares two cores. A function sleeps on one of them, so that this core is occupied and yet idle. A
+//! client has a worker on each. Three kinds of calls alternate in short blocks:
 //! - *plain*: to the worker on the free core;
-//! - *rejected*: to the worker on the held core, with a deadline that has passed, so that the answer is final;
-//! - *redirected*: to no worker by name. An answer that nobody collects makes the free worker look busy, so that the
-//!   library tries the other one first, is turned away, and goes on to the free one.
+//! - *rejected*: to the worker on the occupied core, with a deadline that has passed, so that the answer is final;
+//! - *redirected*: to no particular worker. An uncollected answer makes the free worker look busy, so that the library
+//!   tries the other one first, is rejected, and continues with the free one.
 //!
-//! The client polls for its results on a core of its own. On a machine with two cores there is none: it sleeps.
+//! The client polls for its results on a core of its own. On a machine with two cores it has none, and sleeps.
 
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
@@ -22,18 +22,19 @@ use sublet_runtime::{Access, Allocation, CallOptions, Function, Invocation, Invo
 use super::own::Own;
 use super::{PACKAGE, Samples, Summary, allocate, human_ns, pin_client};
 
-/// Calls of each kind in a block that count, and before them some that do not.
+/// Counted calls of each kind in a block, and uncounted calls before them.
 const BLOCK: u32 = 16;
 const UNCOUNTED: u32 = 4;
-/// Between two calls: long enough that the workers sleep.
+/// Pause between two calls: long enough that the workers sleep.
 const THINK: Duration = Duration::from_micros(100);
-/// How often a core is looked for that is held, and how long in between.
+/// Number of searches for the occupied core, and the time between them.
 const LOOKS: u32 = 100;
 const LOOK_AGAIN: Duration = Duration::from_millis(10);
-/// After this long an answer will not come.
+/// Time after which an answer will not come.
 const PATIENCE: Duration = Duration::from_secs(30);
 const BYTES: usize = 64;
-/// Words of the input of `raw`: rounds (two), bytes to copy, whether it sleeps; and the flag that ends it.
+/// Words of the input of `raw`: rounds (two), bytes to copy, whether it sleeps; and the offset of the flag that ends
+/// it.
 const PARAMETERS: [u32; 4] = [1, 0, 0, 1];
 const FLAG: usize = 128 / 4;
 const HEAD_WORDS: usize = 4096 / 4;
@@ -42,13 +43,13 @@ const HEAD_WORDS: usize = 4096 / 4;
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "lowercase")]
 enum Client {
-    /// On a core of its own.
+    /// Polls, on a core of its own.
     Polls,
-    /// Where there is no such core.
+    /// Sleeps, where there is no such core.
     Sleeps,
 }
 
-/// The figures.
+/// Results of the measurement.
 #[derive(Clone, Debug, Serialize)]
 pub struct Figure {
     bench: &'static str,
@@ -58,7 +59,7 @@ pub struct Figure {
     plain: Summary,
     rejected: Summary,
     redirected: Summary,
-    /// Of medians, to that of plain calls.
+    /// Ratio of the median to the median of plain calls.
     rejected_ratio: f64,
     redirected_ratio: f64,
 }
@@ -67,7 +68,7 @@ pub struct Figure {
 pub const HEADINGS: [&str; 4] = ["CALL", "MEDIAN", "P99", "RATIO"];
 
 impl Figure {
-    /// For a table.
+    /// Formats the results for a table.
     pub fn rows(&self) -> Vec<[String; 4]> {
         let row = |name: &str, summary: &Summary, ratio: f64| {
             [name.to_owned(), human_ns(summary.median_ns), human_ns(summary.p99_ns), format!("{ratio:.2}")]
@@ -80,7 +81,7 @@ impl Figure {
     }
 }
 
-/// Starts a node with two shared cores and measures so many calls of each kind.
+/// Starts a node with two shared cores and measures `calls` calls of each kind.
 pub fn run(calls: u32, mut progress: impl FnMut()) -> Result<Figure, Error> {
     let calibration = Calibration::start();
     let cores = std::thread::available_parallelism().map_or(1, usize::from);
@@ -106,7 +107,7 @@ pub fn run(calls: u32, mut progress: impl FnMut()) -> Result<Figure, Error> {
     Ok(bench.figure(per_ns))
 }
 
-/// How many blocks so many calls are: steps of the progress.
+/// Number of blocks for this number of calls, which is the number of progress steps.
 pub fn blocks(calls: u32) -> u32 {
     calls.div_ceil(BLOCK).max(1)
 }
@@ -117,14 +118,14 @@ fn connect(access: &Access, allocation: &Allocation) -> Result<Invoker, Error> {
     Ok(invoker)
 }
 
-/// Does something while a function of the holder sleeps on its core.
+/// Executes `act` while a function of the holder sleeps on its core.
 fn held(holder: &Invoker, act: impl FnOnce() -> Result<(), Error>) -> Result<(), Error> {
     let (mut input, mut output) = (holder.buffer::<u32>(HEAD_WORDS)?, holder.buffer::<u32>(HEAD_WORDS)?);
     input.fill(0);
     input[..PARAMETERS.len()].copy_from_slice(&PARAMETERS);
     let holding = holder.submit("raw", &input, &mut output)?;
     let done = act();
-    // Also where that failed: an invocation that is dropped waits for its end.
+    // Also after an error: dropping an invocation waits for its end.
     let flag = input.atomic(FLAG);
     flag.store(1, Ordering::Release);
     let _ = futex::wake(flag, futex::Flags::empty(), 1);
@@ -140,9 +141,9 @@ impl Client {
         }
     }
 
-    /// The end of a call.
+    /// Waits for the result of a call.
     fn collect(self, mut call: Invocation<'_>) -> Result<(), Error> {
-        // Whoever sleeps must not sleep towards a deadline that has passed.
+        // A sleeping client must not wait with a deadline that has passed.
         if self == Client::Sleeps && !call.wait_timeout(PATIENCE) {
             let message = format!("a call had no answer in {} s", PATIENCE.as_secs());
             return Err(Error::new(Code::Internal, message));
@@ -156,7 +157,7 @@ struct Bench<'invoker> {
     invoker: &'invoker Invoker,
     client: Client,
     noop: Function,
-    /// The client's workers: on the free core and on the held one.
+    /// The client's workers: on the free core and on the occupied one.
     free: u32,
     held: u32,
     passed: Instant,
@@ -188,7 +189,7 @@ impl<'invoker> Bench<'invoker> {
         })
     }
 
-    /// Waits until one of the cores is held, and finds out which.
+    /// Waits until one of the cores is occupied, and records which.
     fn find_the_held_core(&mut self) -> Result<(), Error> {
         for _ in 0..LOOKS {
             for (held, free) in [(0, 1), (1, 0)] {
@@ -238,7 +239,7 @@ impl<'invoker> Bench<'invoker> {
         self.client.collect(self.invoker.submit_with(self.noop, &input, &mut output, options)?)
     }
 
-    /// Whether a worker turns a call away that is not to go anywhere else.
+    /// Whether a worker rejects a call that may not be redirected.
     fn is_rejected(&self, worker: u32) -> Result<bool, Error> {
         let options =
             CallOptions { worker: Some(worker), deadline: Some(self.passed), ..CallOptions::default() };

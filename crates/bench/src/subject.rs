@@ -1,11 +1,11 @@
-//! Describes the subject of a measurement: the fields that every figure of calls begins with.
+//! Describes the subject of a measurement: the fields with which every result of calls begins.
 
 use serde::Serialize;
 
 use super::pairs::{Called, Mode};
 use super::transport::Carried;
 
-/// In the order of the JSON output.
+/// Fields in the order of the JSON output.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub(super) struct Subject {
     pub(super) bench: &'static str,
@@ -17,7 +17,7 @@ pub(super) struct Subject {
 }
 
 impl Subject {
-    /// For a table: what carries, how the worker waits, what is called, and the bytes.
+    /// Formats the fields for a table: transport, mode, function and size.
     pub(super) fn cells(&self) -> [String; 4] {
         [
             self.carried.cell(),
@@ -32,7 +32,7 @@ impl Subject {
 mod tests {
     use super::*;
 
-    /// Programs may read fields in order, and people do.
+    /// Programs and people may read the fields in order.
     #[test]
     fn figures_begin_with_what_they_are_of() {
         let carried = Carried { fabric: "tcp", provider: None, encrypted: Some(false) };

@@ -1,9 +1,8 @@
 //! Measures a program whose array is larger than its memory, beside the same program with all of it local.
 //!
-//! Both arrays are the same, one of ordinary memory in huge pages, one [`Swapped`] with its swap space on the same
-//! node. A round goes through the one and then through the other, page by page, in the same order, and does the same
-//! work on each page: it mixes the page's content for as long as was asked. What it makes of it has to be the same on
-//! both sides.
+//! Both arrays are equal: one is ordinary memory in huge pages, one is [`Swapped`] with its swap space on the same
+//! node. A round goes through the first and then through the second, page by page, in the same order, and does the same
+//! work on each page: it mixes the page's content for the requested time. The results of both must be equal.
 
 use std::time::Instant;
 
@@ -15,16 +14,16 @@ use sublet_runtime::{Access, Invoker, MemoryPlan, SwapPlan, SwapStatistics, Swap
 
 const PAGE_BYTES: usize = 4096;
 const BLOCK_PAGES: usize = 16;
-/// What swap space grows by.
+/// Increment of the swap space.
 const INCREMENT_BYTES: u64 = 64 << 20;
-/// Steps that the speed of mixing is measured by.
+/// Steps by which the speed of mixing is measured.
 const CALIBRATION: u32 = 4 << 20;
 
-/// In which order a program goes through its array.
+/// Order in which a program goes through its array.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, ValueEnum)]
 #[serde(rename_all = "kebab-case")]
 pub enum Pattern {
-    /// From the first page to the last
+    /// Pages from the first to the last
     Sequential,
     /// Blocks of 64 KiB here and there, each from its first page to its last
     RandomBlock,
@@ -32,22 +31,22 @@ pub enum Pattern {
     RandomPage,
 }
 
-/// What is measured.
+/// Parameters of the measurement.
 #[derive(Clone, Debug)]
 pub struct Plan {
-    /// The order.
+    /// Order of the accesses.
     pub pattern: Pattern,
     /// Work on each page, in microseconds; 0: each of its words is added up.
     pub work_us: f64,
-    /// How much of the array is resident.
+    /// Resident share of the array.
     pub local: f64,
-    /// How much memory that is.
+    /// Resident memory, in bytes.
     pub local_bytes: u64,
-    /// How many rounds.
+    /// Number of rounds.
     pub rounds: u32,
 }
 
-/// What came of it.
+/// Results of the measurement.
 #[derive(Clone, Debug, Serialize)]
 pub struct Figure {
     bench: &'static str,
@@ -57,10 +56,10 @@ pub struct Figure {
     len_bytes: u64,
     local_bytes: u64,
     n: u32,
-    /// Of a page, in the median round.
+    /// Time of a page in the median round.
     median_ns: f64,
     local_median_ns: f64,
-    /// Of the two.
+    /// Ratio of the two medians.
     ratio: f64,
     faults: u64,
     read_ahead_hits: u64,
@@ -74,7 +73,7 @@ pub const HEADINGS: [&str; 9] =
     ["PATTERN", "WORK US", "MIB", "LOCAL MIB", "ROUNDS", "NS A PAGE", "ALL LOCAL", "RATIO", "FAULTS"];
 
 impl Figure {
-    /// For a table.
+    /// Formats the results for a table.
     pub fn cells(&self) -> [String; 9] {
         let pattern = self.pattern.to_possible_value().map(|value| value.get_name().to_owned());
         [
@@ -91,10 +90,10 @@ impl Figure {
     }
 }
 
-/// Measures; `progress` is told after each round.
+/// Measures the rounds. Calls `progress` after each.
 pub fn run(access: &Access, plan: &Plan, mut progress: impl FnMut()) -> Result<Figure, Error> {
     let len_bytes = plan.len_bytes()?;
-    // As a worker's threads are.
+    // A worker's threads are pinned, too.
     super::pin_client()?;
     let client = Invoker::connect_with(access.clone())?;
     let space = MemoryPlan::new().initial_bytes(INCREMENT_BYTES).increment_bytes(INCREMENT_BYTES);
@@ -105,7 +104,7 @@ pub fn run(access: &Access, plan: &Plan, mut progress: impl FnMut()) -> Result<F
     write(local.as_mut_slice(), random.clone());
     let work = Work::calibrated(plan.work_us);
     let (mut ours, mut limit, mut before) = (Vec::new(), Vec::new(), SwapStatistics::default());
-    // The first round warms both up.
+    // The first round warms both arrays up.
     for round in 0..=plan.rounds {
         let order = random.clone();
         let (took, limit_of_it) = (
@@ -141,7 +140,7 @@ impl Plan {
         Ok(len as u64 / (1 << 20) * (1 << 20))
     }
 
-    /// Nanoseconds for each page, and what came of the work.
+    /// Time of each page in nanoseconds, and the result of the work.
     fn pass(&self, array: &[u8], work: &Work, random: &mut Random) -> (f64, u64) {
         let pages = array.len() / PAGE_BYTES;
         let (mut result, unit) = (0, self.unit_pages());
@@ -185,9 +184,9 @@ impl Plan {
     }
 }
 
-/// What is done to a page.
+/// Work on a page.
 struct Work {
-    /// 0: its words are added up.
+    /// Steps of mixing; 0: the page's words are added up.
     steps: u32,
 }
 
@@ -199,7 +198,7 @@ impl Work {
             std::hint::black_box(Work { steps }.on(std::hint::black_box(&page), 1));
             begun.elapsed().as_nanos() as f64 / f64::from(steps)
         };
-        // The fastest of some: what else the machine does makes none faster.
+        // The fastest of several: other work on the machine makes none faster.
         let step_ns = (0..5).map(|_| of(CALIBRATION)).fold(f64::INFINITY, f64::min);
         Work { steps: (work_us * 1e3 / step_ns) as u32 }
     }
@@ -258,7 +257,7 @@ mod tests {
     }
 
     #[test]
-    fn each_pattern_goes_through_as_many_pages_as_there_are_and_sees_their_content() {
+    fn each_pattern_reads_all_pages_and_their_content() {
         let mut array = vec![0; 2 << 20];
         write(&mut array, Random(1));
         for pattern in [Pattern::Sequential, Pattern::RandomBlock, Pattern::RandomPage] {

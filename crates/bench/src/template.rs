@@ -1,6 +1,6 @@
-//! A start of Python or Node.js: from the request for a sandbox to the first line of a function, in a copy of a warm interpreter,
-//! beside an interpreter that starts and imports by itself, without a sandbox. The two take turns. It needs no running
-//! Sublet.
+//! Measures a start of Python or Node.js: from the request for a sandbox to the first line of a function, in a copy of
+//! a warm interpreter, beside an interpreter that starts and imports by itself, without a sandbox. The two alternate.
+//! No running Sublet is needed.
 
 use std::fs;
 use std::io::Read;
@@ -19,23 +19,23 @@ use sublet_sandbox::{
 use super::Samples;
 use super::cold::{Figure, Sandbox, Step, micros};
 
-/// Between two starts: what the next one needs is made ready.
+/// Pause between two starts, in which the next copy is prepared.
 const PAUSE: Duration = Duration::from_millis(20);
-/// After this long a template that should have become warm never will.
+/// Time after which a template that is not warm never becomes so.
 const PATIENCE: Duration = Duration::from_secs(60);
-/// What a function may write, in bytes.
+/// Most bytes that a function may write.
 const SCRATCH_BYTES: u64 = 16 << 20;
 
-/// What is kept warm.
+/// The warm interpreter.
 #[derive(Clone, Debug)]
 pub struct Warm {
     /// The program that makes sandboxes.
     pub spawner: PathBuf,
-    /// What it is the runtime of.
+    /// Language of the interpreter.
     pub language: Language,
     /// The interpreter, by its path or name.
     pub interpreter: PathBuf,
-    /// The folder of its modules, of Node.js.
+    /// The folder of its modules, for Node.js.
     pub node_modules: Option<PathBuf>,
     /// The modules that the function uses.
     pub imports: Vec<String>,
@@ -44,12 +44,12 @@ pub struct Warm {
 /// One start.
 struct Start {
     total_ns: u64,
-    /// Until the sandbox was there.
+    /// Time until the sandbox existed.
     sandbox_ns: u64,
     was_warm: bool,
 }
 
-/// Starts `n` times each.
+/// Executes `n` starts of each kind.
 pub(super) fn run(warm: &Warm, n: u32, mut progress: impl FnMut()) -> Result<Figure, Error> {
     let place = tempfile::tempdir().map_err(|error| failed("making a folder", &error))?;
     let (interpreter, source) = warm.of_language()?;
@@ -93,7 +93,7 @@ pub(super) fn run(warm: &Warm, n: u32, mut progress: impl FnMut()) -> Result<Fig
 }
 
 impl Warm {
-    /// The interpreter, and a program for it.
+    /// Finds the interpreter, and makes a program for it.
     fn of_language(&self) -> Result<(Interpreter, String), Error> {
         match self.language {
             Language::Python => {
@@ -110,7 +110,7 @@ impl Warm {
     }
 }
 
-/// A program that says when its function was entered, and whether its modules were there before.
+/// Makes a program that reports when its function was entered, and whether its modules were loaded before.
 fn in_javascript(imports: &[String]) -> String {
     let names = imports.iter().map(|name| format!("{name:?}")).collect::<Vec<_>>().join(", ");
     format!(
@@ -121,7 +121,7 @@ fn in_javascript(imports: &[String]) -> String {
     )
 }
 
-/// The same.
+/// Makes the same program for Python.
 fn in_python(imports: &[String]) -> String {
     let names = imports.iter().map(|name| format!("{name:?}")).collect::<Vec<_>>().join(", ");
     let imported: String = imports.iter().map(|name| format!("import {name}\n")).collect();
@@ -155,7 +155,7 @@ fn start(sandboxes: &Sandboxes, template: &Template, script: &Path) -> Result<St
     let made = sandboxes.launch(vec![spec]).remove(0)?;
     let sandbox_ns = monotonic_ns().saturating_sub(begun);
     let (entered, was_warm) = told(&mut outside)?;
-    // Its end is the end of its socket, or nearly so; it is not measured.
+    // The sandbox ends at about the time at which its socket closes; this is not measured.
     let deadline = Instant::now() + PATIENCE;
     while sandboxes.delete(&[made.id]).remove(0).is_err() && Instant::now() < deadline {
         std::thread::sleep(Duration::from_millis(1));
@@ -163,23 +163,23 @@ fn start(sandboxes: &Sandboxes, template: &Template, script: &Path) -> Result<St
     Ok(Start { total_ns: entered.saturating_sub(begun), sandbox_ns, was_warm })
 }
 
-/// The same by an interpreter of its own, in nanoseconds.
+/// Starts an interpreter without a sandbox. Returns the time until its function was entered, in nanoseconds.
 fn start_cold(interpreter: &Path, modules: Option<&Path>, script: &Path) -> Result<u64, Error> {
     let (mut outside, inside) = UnixStream::pair().map_err(|error| failed("making a socket", &error))?;
     let begun = monotonic_ns();
     let mut command = Command::new(interpreter);
     command.arg(script).env_clear().stdin(OwnedFd::from(inside)).stdout(Stdio::null());
-    // Where it finds them without a sandbox.
+    // Folder of the modules without a sandbox.
     command.envs(modules.map(|folder| ("NODE_PATH", folder)));
     let mut child = command.spawn().map_err(|error| failed("starting an interpreter", &error))?;
-    // With it goes this process's copy of the socket.
+    // This also closes this process's copy of the socket.
     drop(command);
     let told = told(&mut outside);
     let _ = child.wait();
     Ok(told?.0.saturating_sub(begun))
 }
 
-/// When a function was entered, and whether its modules were there.
+/// Receives the time at which a function was entered, and whether its modules were loaded.
 fn told(outside: &mut UnixStream) -> Result<(u64, bool), Error> {
     let mut text = String::new();
     outside.read_to_string(&mut text).map_err(|error| failed("hearing of a function", &error))?;

@@ -9,7 +9,7 @@ use sublet_runtime::{Access, Allocation, CallOptions, Invoker, Policy};
 
 use super::{PACKAGE, allocate, human_ns, pin_client};
 
-/// What to measure.
+/// Parameters of the measurement.
 #[derive(Clone, Copy, Debug)]
 pub struct Plan {
     /// Workers, each on its own core.
@@ -18,11 +18,11 @@ pub struct Plan {
     pub in_flight: u32,
     /// Bytes of each call's input, which are copied into the worker's inbox while it executes other calls.
     pub size: u32,
-    /// For how long.
+    /// Duration of the measurement.
     pub time: Duration,
 }
 
-/// The figures.
+/// Results of the measurement.
 #[derive(Clone, Debug, Serialize)]
 pub struct Figure {
     bench: &'static str,
@@ -40,7 +40,7 @@ pub struct Figure {
 pub const HEADINGS: [&str; 7] = ["WORKERS", "IN FLIGHT", "BYTES", "CALLS", "CALLS/S", "PER CALL", "MB/S"];
 
 impl Figure {
-    /// For a table.
+    /// Formats the results for a table.
     pub fn cells(&self) -> [String; 7] {
         [
             self.workers.to_string(),
@@ -54,7 +54,7 @@ impl Figure {
     }
 }
 
-/// One client thread keeps every worker's calls in flight and collects them in their order.
+/// Measures with one client thread, which keeps every worker's calls in flight and collects them in order.
 pub fn run(access: &Access, plan: Plan) -> Result<Figure, Error> {
     if plan.in_flight == 0 {
         return Err(Error::new(Code::InvalidArgument, "calls in flight: 0 is not at least 1"));

@@ -13,27 +13,27 @@ use super::own::Own;
 use super::pairs::Mode;
 use super::{DIALLING_PACKAGE, PACKAGE};
 
-/// What carries the calls.
+/// Transport of the calls.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Transport {
-    /// As `--fabric` names it.
+    /// Fabric, as `--fabric` names it.
     pub fabric: Provider,
-    /// Of libfabric's; without it the best that there is.
+    /// Provider of libfabric. `None`: the best one available.
     pub provider: Option<String>,
-    /// Calls over TCP by TLS; the raw side is never encrypted.
+    /// Whether calls over TCP use TLS. The raw side is never encrypted.
     pub encrypted: bool,
 }
 
-/// Whose Sublet executes the calls.
+/// The Sublet that executes the calls.
 #[derive(Clone, Debug)]
 pub enum Where {
-    /// One that is there.
+    /// An existing Sublet.
     Given(Box<Access>),
-    /// One of the measurement's own, whose agent listens on this address.
+    /// A private Sublet, whose agent listens on this address.
     Own(IpAddr),
 }
 
-/// What a figure says of its transport.
+/// Fields of a result that describe its transport.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct Carried {
     pub(super) fabric: &'static str,
@@ -44,7 +44,7 @@ pub struct Carried {
 }
 
 impl Carried {
-    /// For a table.
+    /// Formats the fields for a table.
     pub(super) fn cell(&self) -> String {
         let how = if self.encrypted == Some(true) { " encrypted" } else { "" };
         match &self.provider {
@@ -55,8 +55,8 @@ impl Carried {
 }
 
 impl Transport {
-    /// A lease of one worker that waits like this. A client waits as the raw side's does: it polls; but a warm call
-    /// over a network, like a blocking ping-pong, blocks at both ends.
+    /// A lease of one worker in this mode. The client polls, as on the raw side. Over a network a warm call blocks at
+    /// both ends, like a blocking ping-pong.
     pub(super) fn allocation(&self, mode: Mode) -> Allocation {
         let (policy, spin) = match mode {
             Mode::Hot => (Policy::AlwaysHot, Duration::MAX),
@@ -67,7 +67,7 @@ impl Transport {
         Allocation::new(package).policy(policy).spin(spin).fabric(self.choice())
     }
 
-    /// With a provider of libfabric's where there must be one: the best that this machine can use.
+    /// Returns the transport with a provider of libfabric where it needs one: the best that this machine can use.
     pub(super) fn resolved(&self) -> Result<Transport, Error> {
         if self.fabric != Provider::Ofi || self.provider.is_some() {
             return Ok(self.clone());
@@ -90,7 +90,7 @@ impl Transport {
         }
     }
 
-    /// As an agent offers it.
+    /// Name of the transport in an agent's offer, for libfabric.
     fn offer(&self) -> Option<String> {
         match (self.fabric, &self.provider) {
             (Provider::Ofi, Some(provider)) => Some(format!("ofi:{provider}")),
@@ -107,7 +107,7 @@ impl Transport {
     }
 }
 
-/// A Sublet to measure at, and how it is reached.
+/// A Sublet to measure, and the access to it.
 pub(super) struct Site {
     pub(super) access: Access,
     /// The address of this machine by which workers reach this process.
@@ -116,7 +116,7 @@ pub(super) struct Site {
 }
 
 impl Site {
-    /// Starts it with these flags if it is to be the measurement's own.
+    /// Opens the Sublet. Starts a private one with these flags if `place` requires it.
     pub(super) fn open(place: &Where, transport: &Transport, flags: &[&str]) -> Result<Site, Error> {
         match place {
             Where::Given(access) => {
@@ -134,8 +134,8 @@ impl Site {
     }
 }
 
-/// This machine's address on the way to the manager's nodes. One that is for its own machine only has no other: then
-/// the loopback's.
+/// This machine's address on the route to the manager's nodes. The loopback address, if the node serves its own machine
+/// only.
 fn local_address(access: &Access) -> Result<IpAddr, Error> {
     let nodes = ManagerClient::connect_with(access.clone())?.nodes()?;
     let networks = nodes.into_iter().filter_map(|node| node.description?.network);
@@ -148,7 +148,7 @@ fn local_address(access: &Access) -> Result<IpAddr, Error> {
     towards(node).map_err(failed)
 }
 
-/// Sends nothing: connecting a datagram socket only looks for the way.
+/// Finds the local address on the route to a node. Sends nothing: connecting a datagram socket only looks up the route.
 fn towards(node: SocketAddr) -> std::io::Result<IpAddr> {
     let any: SocketAddr = if node.is_ipv4() { ([0, 0, 0, 0], 0).into() } else { ([0u16; 8], 0).into() };
     let socket = UdpSocket::bind(any)?;

@@ -1,18 +1,18 @@
-//! A process of its own that reads strangers' programs: it compiles their sources and tries their binaries.
+//! A separate process that reads untrusted programs: it compiles their sources and tries their binaries.
 //!
-//! A compiler is a large program that was not written to withstand its input: a source can name the machine's files
-//! (`#include "/etc/hostname"` puts them into the error's text; an assembler's `.incbin` into the program), expand for ever,
-//! or find a bug; and PoCL dies of some binaries that are none. So this is done by the program `sublet-device-builder`,
-//! once for each image, which
+//! A compiler is a large program that was not written to withstand its input. A source can name the machine's files
+//! (`#include "/etc/hostname"` puts them into the error's text; an assembler's `.incbin` into the program), expand
+//! without end, or trigger a defect. PoCL crashes on some invalid binaries. For that reason the program
+//! `sublet-device-builder` does this work, once for each image. This program
 //!
-//! - can read the compiler, the machine's libraries and its own folder, and nothing else; write its own folder; and reach
-//!   no network (Landlock: see [`Confinement`]);
-//! - has a limit of memory, processor time, wall-clock time and of what it writes;
-//! - answers by a pipe, with as much as is taken, or is killed with all that it started.
+//! - can read the compiler, the machine's libraries and its own folder, and nothing else; write its own folder; and
+//!   reach no network (Landlock: see [`Confinement`]);
+//! - has limits of memory, processor time, wall-clock time and written bytes;
+//! - answers by a pipe, up to a limit, or is killed with all processes that it started.
 //!
-//! Whoever of a vector kills it fails alone: the others are built once more without.
+//! If a program of a vector kills the builder, only that program fails: the others are built again without it.
 //!
-//! What comes back is machine code that the tenant could have sent as such: it runs in the tenant's own process.
+//! The result is machine code that the tenant could have sent as such: it runs in the tenant's own process.
 
 mod confine;
 pub(crate) mod wire;
@@ -31,41 +31,42 @@ use crate::{DeviceError, opencl};
 
 /// Largest answer, in bytes: an image and its objects.
 const MAX_ANSWER_BYTES: u64 = 512 << 20;
-/// What of the environment decides which devices there are.
+/// Environment variables that determine which devices exist.
 const PASSED_ON: &[&str] =
     &["OCL_ICD_VENDORS", "OCL_ICD_FILENAMES", "LD_LIBRARY_PATH", "POCL_DEVICES", "PATH"];
 
-/// How builders are started.
+/// Program and limits with which builders are started.
 #[derive(Clone, Debug)]
 pub struct Builder {
     /// The program `sublet-device-builder`.
     pub program: PathBuf,
-    /// What stands between its compiler and the machine.
+    /// Isolation of the compiler from the machine.
     pub confinement: Confinement,
-    /// How long it may take, in wall-clock time; each of its processes may use as much of a processor.
+    /// Time limit in wall-clock time. Each process of the builder may use the same amount of processor time.
     pub time: Duration,
-    /// How much memory it may map, in bytes.
+    /// Most memory that a process may map, in bytes.
     pub memory_bytes: u64,
 }
 
-/// What keeps a compiler from the machine's files.
+/// Mechanism that keeps a compiler from the machine's files.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum Confinement {
-    /// Landlock, of its own making; where the kernel has none nothing is built.
+    /// Landlock, applied by the builder itself. Without Landlock in the kernel nothing is built.
     Own,
-    /// Where it is started: a sandbox in which there is nothing to be read.
+    /// The sandbox in which the builder is started, which contains nothing secret.
     Surroundings,
 }
 
 impl Builder {
-    /// With the usual limits.
+    /// Makes a builder with the default limits.
     pub fn new(program: PathBuf) -> Builder {
         let (time, memory_bytes) = (Duration::from_secs(120), 8 << 30);
         Builder { program, confinement: Confinement::Own, time, memory_bytes }
     }
 
-    /// Builds. If that ends the builder, each part is built for itself, and those that can be become the image.
+    /// Builds an image. If that kills the builder, builds each part separately; the parts that succeed become the
+    /// image.
     pub(crate) fn build(&self, identity: &str, parts: &[Part<'_>]) -> Result<Build, DeviceError> {
         match (self.run(identity, parts)?, parts.len()) {
             (Ok(build), _) => Ok(build),
@@ -90,7 +91,7 @@ impl Builder {
         Ok(build)
     }
 
-    /// One builder's answer, or how it died of its work.
+    /// One builder's answer, or the way in which it died of its work.
     fn run(&self, identity: &str, parts: &[Part<'_>]) -> Result<Result<Build, String>, DeviceError> {
         let folder = tempfile::tempdir().map_err(|error| failed("has no folder to work in", &error))?;
         let mut child = self.start(folder.path())?;
@@ -101,7 +102,7 @@ impl Builder {
         let reader = std::thread::spawn(move || {
             let mut bytes = Vec::new();
             let read = stdout.map(|stdout| stdout.take(MAX_ANSWER_BYTES).read_to_end(&mut bytes));
-            // Nobody waits for it any more if it comes too late.
+            // If the answer comes too late, no thread receives it.
             let _ = answered.send(read.and_then(Result::ok).map(|_| bytes));
         });
         let bytes = answer.recv_timeout(self.time);
@@ -139,7 +140,7 @@ impl Builder {
     }
 }
 
-/// Ends what is left of a builder and of all that it started.
+/// Kills what is left of a builder and all processes that it started.
 fn end(child: &Child) {
     if let Some(group) = i32::try_from(child.id()).ok().and_then(Pid::from_raw) {
         let _ = kill_process_group(group, Signal::KILL);
@@ -157,7 +158,7 @@ fn failed(what: &str, error: &std::io::Error) -> DeviceError {
     DeviceError::Builder(format!("{what}: {error}"))
 }
 
-/// The builder's own end: the whole of `sublet-device-builder`.
+/// Executes the builder's own side: the whole of `sublet-device-builder`.
 pub fn serve() -> ExitCode {
     match answer() {
         Ok(()) => ExitCode::SUCCESS,
@@ -170,7 +171,7 @@ pub fn serve() -> ExitCode {
 
 fn answer() -> std::io::Result<()> {
     let limits = confine::Limits::of(std::env::args_os().skip(1))?;
-    // What a compiler prints must not be taken for the answer.
+    // Output of a compiler must not be taken for the answer.
     let mut channel = std::fs::File::from(rustix::io::dup(rustix::stdio::stdout())?);
     rustix::stdio::dup2_stdout(std::fs::File::options().write(true).open("/dev/null")?)?;
     let built = match confine::apply(&limits) {
@@ -184,7 +185,7 @@ fn answer() -> std::io::Result<()> {
     };
     channel.write_all(&wire::encode_answer(&built))?;
     drop(channel);
-    // Drivers have threads that may hang when they are told to end; nobody needs their end.
+    // Drivers have threads that may hang at a regular exit, and no work remains for them.
     rustix::process::kill_process(rustix::process::getpid(), Signal::KILL)?;
     Ok(())
 }

@@ -1,5 +1,5 @@
-//! Fields one after the other, each with its length before it: what images, cache files and the builder's messages are
-//! made of. Whoever reads trusts no length.
+//! Encodes fields one after the other, each behind its length: the format of images, cache files and the builder's
+//! messages. The reader trusts no length.
 
 /// Writes fields.
 #[derive(Default)]
@@ -37,19 +37,19 @@ impl<'a> Reader<'a> {
         String::from_utf8(self.field()?.to_vec()).ok()
     }
 
-    /// A count of things that follow, each of at least one number.
+    /// Reads a count of the items that follow, each of at least one number.
     pub fn count(&mut self) -> Option<usize> {
         let count = usize::try_from(self.number()?).ok()?;
         (count <= self.0.len() / size_of::<u64>()).then_some(count)
     }
 
-    /// That nothing is left over.
+    /// Checks that no bytes are left.
     pub fn end(&self) -> Option<()> {
         self.0.is_empty().then_some(())
     }
 }
 
-/// What somebody else's program said, as text that a log can take: bounded, without control characters but line ends.
+/// Output of an untrusted program, as text for a log: bounded, without control characters except line ends.
 pub(crate) fn told(bytes: &[u8], most_bytes: usize) -> String {
     let kept = &bytes[..bytes.len().min(most_bytes)];
     let kept = kept.split(|byte| *byte == 0).next().unwrap_or_default();
@@ -78,7 +78,7 @@ mod tests {
     }
 
     #[test]
-    fn what_others_say_is_bounded_and_cannot_play_with_a_terminal() {
+    fn untrusted_text_is_bounded_and_has_no_control_characters() {
         assert_eq!(told(b"error:\n\x1b[2J bad\xff\0rest", 100), "error:\n [2J bad\u{fffd}");
         assert_eq!(told(&[b'x'; 100], 10), "x".repeat(10));
     }

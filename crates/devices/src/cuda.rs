@@ -1,16 +1,17 @@
 //! `runG`: kernels by CUDA's driver interface, on NVIDIA's graphics processors.
 //!
-//! Every program is a module of its own in one context, so names need not be unique. PTX is compiled by the driver, once:
-//! what the driver made of it, a cubin, is kept like every image. Several functions run at once on several streams.
+//! Every program is a module of its own in one context, so names need not be unique. The driver compiles PTX once: its
+//! result, a cubin, is kept like every image. Several functions run at once on several streams.
 //!
 //! ```c
 //! extern "C" __global__ void f(const uint8_t *input, uint32_t size, uint8_t *output, uint32_t capacity, uint32_t *written)
 //! ```
 //!
-//! What the kernel does with `*written` is as in [`crate::opencl`].
+//! The kernel uses `*written` as in [`crate::opencl`].
 //!
-//! A kernel that reads or writes outside of its memory ends its context, which is this process's and this tenant's: the
-//! hardware keeps other processes' memory apart. After that every operation fails, and the process has to be replaced.
+//! A kernel that reads or writes outside of its memory ends its context, which belongs to this process and this tenant:
+//! the hardware keeps other processes' memory apart. After that every operation fails, and the process has to be
+//! replaced.
 
 mod ffi;
 pub(crate) mod formats;
@@ -24,7 +25,7 @@ use crate::{DeviceError, Kind, MAX_LANES, Patience};
 use formats::Format;
 pub use live::{DeviceInfo, discover, first};
 
-/// Work-items of a group, if a specification says nothing.
+/// Work-items of a group, if the specification does not define them.
 const USUAL_GROUP: u32 = 128;
 
 /// An open GPU.
@@ -36,7 +37,7 @@ pub struct Cuda {
 }
 
 impl Cuda {
-    /// Opens a GPU that was discovered, for so many launches at once.
+    /// Opens a discovered GPU, for `streams` launches at once.
     pub fn open(info: &DeviceInfo, streams: u32) -> Result<Cuda, DeviceError> {
         let lanes = streams as usize;
         if lanes == 0 || lanes > MAX_LANES {
@@ -47,17 +48,17 @@ impl Cuda {
         Ok(Cuda { context: live::Context::new(&info)?, info, identity, lanes })
     }
 
-    /// Opens the GPU that a node's packages are executed by: the first, for so many launches at once.
+    /// Opens the GPU that executes a node's packages: the first, for `streams` launches at once.
     pub fn first(streams: u32) -> Result<Cuda, DeviceError> {
         Cuda::open(&first()?, streams)
     }
 
-    /// What it can do and how much.
+    /// Capabilities and sizes of the GPU.
     pub fn info(&self) -> &DeviceInfo {
         &self.info
     }
 
-    /// What the driver can load, of one part.
+    /// Makes a program of one part that the driver can load, and its object if the part was compiled.
     fn translate(&self, part: &Part<'_>) -> Result<(Vec<u8>, Option<Vec<u8>>), String> {
         match part {
             Part::Binary(bytes) => formats::check(bytes).map(|_| (bytes.to_vec(), None)),

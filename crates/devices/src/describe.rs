@@ -1,7 +1,8 @@
-//! This node's device, described: what `sublet-device-builder KIND device` does when an agent starts it in a sandbox.
+//! Describes this node's device: the work of `sublet-device-builder KIND device` when an agent starts it in a sandbox.
 //!
-//! A driver is never loaded into an agent, and what it says of a device depends on what its process sees of the machine. So it
-//! is asked in a sandbox like those of workers. The agent believes of the answer what it can show to people.
+//! A driver is never loaded into an agent, and its description of a device depends on the parts of the machine that its
+//! process sees. For that reason it is queried in a sandbox like those of workers. The agent uses the answer only for
+//! display.
 
 use std::process::ExitCode;
 use std::thread::available_parallelism;
@@ -14,7 +15,7 @@ use sublet_proto::{Code, Error};
 
 use crate::{Kind, control, cuda, opencl};
 
-/// Describes the device by which a node's packages of a kind are executed, to the agent at the other end of standard input.
+/// Describes the device that executes a node's packages of a kind, to the agent at the other end of standard input.
 pub fn serve(kind: Kind) -> ExitCode {
     control::leave(answer(kind))
 }
@@ -28,7 +29,7 @@ fn answer(kind: Kind) -> Result<(), Error> {
     Ok(socket.send(&DeviceLook { body: Some(body) }.encode_to_vec(), &[])?)
 }
 
-/// The first of its kind that can be used.
+/// The first device of its kind that can be used.
 fn device(kind: Kind) -> Result<DeviceUnit, Error> {
     let (model, compute_units, memory_bytes) = match kind {
         Kind::OpenCl => {

@@ -1,60 +1,61 @@
 //! Defines the operations of a driver for devices, without anything that all drivers share.
 //!
-//! A driver has one open device, with a number of lanes: what is in one lane goes in order, and lanes go at once. Its
-//! handles keep what they need alive, and may be dropped in any order.
+//! A driver has one open device, with a number of lanes: launches in one lane execute in order, and lanes execute in
+//! parallel. Its handles keep all objects that they need alive, and may be dropped in any order.
 //!
-//! A caller writes, wipes and releases memory only while nothing that uses it is in a lane: where host and device share
-//! memory it is the host that does it, at once. Who launches therefore reads, or gives the device up for good.
+//! A caller writes, wipes and releases memory only while no lane contains work that uses it: where host and device
+//! share memory the host does this itself, at once. A caller that launches therefore reads the result, or gives the
+//! device up for good.
 
 use crate::{DeviceError, Kind, Patience};
 
 /// One open device.
 pub trait Driver: Sized + Send + Sync + 'static {
-    /// By which library.
+    /// The library by which the driver uses devices.
     const KIND: Kind;
-    /// A device program, loaded.
+    /// A loaded device program.
     type Module: Send + Sync;
     /// One kernel, with the arguments of one launch at a time.
     type Kernel: Send;
     /// Memory of the device.
     type Memory: Send + Sync;
-    /// Where launches go in order.
+    /// A queue in which launches execute in order.
     type Lane: Send;
 
-    /// Device and driver with their versions: where this is the same, a program that was built is still good.
+    /// Names device and driver with their versions: a program that was built stays valid while this is the same.
     fn identity(&self) -> &str;
 
     /// Largest piece of memory, in bytes.
     fn most_bytes(&self) -> u64;
 
-    /// How many launches run at once.
+    /// Number of launches that run at once.
     fn lanes(&self) -> usize;
 
-    /// Makes device programs of several parts: one if that can be.
+    /// Makes device programs of several parts: one program if possible.
     fn build(&self, parts: &[Part<'_>]) -> Result<Build, DeviceError>;
 
-    /// Loads what was built.
+    /// Loads a program that was built.
     fn load(&self, program: &[u8]) -> Result<Self::Module, DeviceError>;
 
-    /// Finds a kernel of the form that functions have.
+    /// Finds a kernel with the signature of functions.
     fn kernel(&self, module: &Self::Module, name: &str) -> Result<Self::Kernel, DeviceError>;
 
-    /// Takes memory, whose content is whatever it was.
+    /// Allocates memory. Its content is undefined.
     fn memory(&self, len_bytes: u64) -> Result<Self::Memory, DeviceError>;
 
-    /// Makes the lane of this number, of [`Driver::lanes`] and one more for what is not a launch.
+    /// Makes the lane of this number: one of [`Driver::lanes`], or one more for operations other than launches.
     fn lane(&self, number: usize) -> Result<Self::Lane, DeviceError>;
 
-    /// Copies to the device, and returns when it is done.
+    /// Copies to the device, and returns when the copy is complete.
     fn write(&self, lane: &Self::Lane, memory: &Self::Memory, bytes: &[u8]) -> Result<(), DeviceError>;
 
-    /// Copies from the device when all that is before it in the lane has ended.
+    /// Copies from the device once all earlier work of the lane has ended.
     fn read(&self, lane: &Self::Lane, memory: &Self::Memory, bytes: &mut [u8]) -> Result<(), DeviceError>;
 
-    /// Sets the first bytes of a piece to zero, before what follows in the lane begins.
+    /// Sets the first bytes of a piece to zero before later work of the lane begins.
     fn wipe(&self, lane: &Self::Lane, memory: &Self::Memory, len_bytes: u64) -> Result<(), DeviceError>;
 
-    /// Waits for all that is in the lane.
+    /// Waits for all work of the lane.
     fn finish(&self, lane: &Self::Lane) -> Result<(), DeviceError>;
 
     /// Launches a kernel, and waits for its end if patience has one.
@@ -68,79 +69,79 @@ pub trait Driver: Sized + Send + Sync + 'static {
     ) -> Result<Progress, DeviceError>;
 }
 
-/// What a kernel is called with.
+/// Arguments of a kernel.
 pub struct Arguments<'a, D: Driver> {
-    /// What it reads.
+    /// Memory that the kernel reads.
     pub input: &'a D::Memory,
-    /// How much of that is its input, in bytes.
+    /// Size of the kernel's input, in bytes.
     pub size: u32,
-    /// What it writes.
+    /// Memory that the kernel writes.
     pub output: &'a D::Memory,
-    /// How much it may write, in bytes.
+    /// Most bytes that the kernel may write.
     pub capacity: u32,
-    /// Where it says how much it wrote: four bytes.
+    /// Memory of four bytes into which the kernel writes the size of its output.
     pub written: &'a D::Memory,
 }
 
-/// How many work-items.
+/// Number of work-items.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Grid {
-    /// Altogether: whole groups.
+    /// Number of work-items in all: whole groups.
     pub items: u64,
-    /// Of a group, if that is said.
+    /// Number of work-items of a group, if the specification defines it.
     pub group: Option<u32>,
 }
 
-/// What is known when a launch returns.
+/// State of a launch when the call returns.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Progress {
-    /// It was given to the device; what follows in the lane waits for it.
+    /// The launch was given to the device; later work of the lane waits for it.
     Launched,
-    /// Patience has ended, and it has not.
+    /// Patience has ended before the launch has.
     RunsOn,
 }
 
-/// What an image is made of.
+/// One part of an image.
 #[derive(Clone, Debug)]
 pub enum Part<'a> {
     /// A source.
     Source {
-        /// Its text.
+        /// The source text.
         text: &'a str,
-        /// What the compiler is told.
+        /// Options for the compiler.
         options: &'a str,
-        /// Its kernels that are wanted.
+        /// The kernels that are needed.
         kernels: &'a [String],
-        /// What is to stand before their names, where several sources become one program.
+        /// Prefix of the kernels' names, where several sources become one program.
         prefix: &'a str,
     },
-    /// What an earlier build made of such a source.
+    /// The object that an earlier build made of a source.
     Object {
-        /// What it returned.
+        /// Content of the object.
         bytes: Vec<u8>,
-        /// With which prefix.
+        /// The prefix with which the object was built.
         prefix: &'a str,
     },
-    /// A stranger's binary, complete.
+    /// An untrusted binary, complete.
     Binary(&'a [u8]),
 }
 
-/// What a build made.
+/// Result of a build.
 #[derive(Clone, Debug, Default)]
 pub struct Build {
     /// The programs of the image.
     pub programs: Vec<Vec<u8>>,
-    /// For each part where it is, or what the compiler said.
+    /// The location of each part, or the compiler's log.
     pub parts: Vec<Result<BuiltPart, String>>,
 }
 
-/// Where a part of an image is.
+/// Location of a part in an image.
 #[derive(Clone, Debug, Default)]
 pub struct BuiltPart {
-    /// What saves compiling the next time, if it is new.
+    /// Object that makes compiling unnecessary the next time, if it is new.
     pub object: Option<Vec<u8>>,
-    /// In which of the programs its kernels are.
+    /// Index of the program that contains the part's kernels.
     pub program: usize,
-    /// Whether the prefix stands before their names.
+    /// Whether the kernels' names have the prefix.
     pub is_prefixed: bool,
 }

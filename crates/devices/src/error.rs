@@ -1,4 +1,4 @@
-//! Defines the errors of devices and of what runs on them.
+//! Defines the errors of devices and of functions on them.
 
 use std::io;
 
@@ -6,16 +6,16 @@ use sublet_proto::{Code, Error};
 
 use crate::{Id, Kind, MAX_SANDBOXES, MAX_VECTOR, Status, Tenant};
 
-/// Why something failed. Of a vector each sandbox has its own.
+/// Error of an operation on a device. Each sandbox of a vector has its own.
 #[derive(Clone, Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum DeviceError {
     /// The library, a platform or a device is missing or cannot be used.
     #[error("{kind} cannot be used: {reason}")]
     Unusable {
-        /// By which library.
+        /// The library that uses the device.
         kind: Kind,
-        /// What it lacks.
+        /// The missing property.
         reason: String,
     },
     /// The table has no such sandbox.
@@ -27,19 +27,19 @@ pub enum DeviceError {
     /// The verb does not apply to a sandbox in this state.
     #[error("cannot {verb} sandbox {id}, which is {status:?}")]
     WrongStatus {
-        /// Which one.
+        /// The sandbox.
         id: Id,
-        /// What it is.
+        /// The sandbox's state.
         status: Status,
-        /// What was asked.
+        /// The requested verb.
         verb: &'static str,
     },
-    /// The specification says what cannot be.
+    /// The specification is invalid.
     #[error("the kernel {name:?} cannot be made: {reason}")]
     Spec {
         /// The kernel's name, shortened if it is long.
         name: String,
-        /// What is wrong.
+        /// The error in the specification.
         reason: String,
     },
     /// The source does not compile, or a binary is not one for this device.
@@ -47,54 +47,54 @@ pub enum DeviceError {
     Build {
         /// The kernel's name.
         name: String,
-        /// What the compiler or the driver said, bounded.
+        /// Log of the compiler or the driver, bounded.
         log: String,
     },
-    /// The program has no kernel of this name, or not one of the form that is asked for.
+    /// The program has no kernel of this name, or its signature is not that of functions.
     #[error("the program has no kernel {name:?} of the form that functions have: {reason}")]
     NoKernel {
         /// The kernel's name.
         name: String,
-        /// What the driver said.
+        /// The driver's reason.
         reason: String,
     },
-    /// The process that reads strangers' programs cannot be started or does not answer.
+    /// The process that reads untrusted programs cannot be started or does not answer.
     #[error("the builder {0}")]
     Builder(String),
     /// An input, an output or a buffer is too large.
     #[error("{len_bytes} bytes are more than the {most_bytes} that the device takes at once")]
     TooLarge {
-        /// What was asked for.
+        /// The requested size.
         len_bytes: u64,
-        /// What there is.
+        /// The available size.
         most_bytes: u64,
     },
     /// A buffer of one tenant was given to a kernel of another.
     #[error("the buffer is tenant {}'s and the kernel tenant {}'s", owner.0, user.0)]
     Foreign {
-        /// Whose buffer it is.
+        /// Owner of the buffer.
         owner: Tenant,
-        /// Whose kernel it is.
+        /// Owner of the kernel.
         user: Tenant,
     },
-    /// The kernel says that it failed.
+    /// The kernel reports that it failed.
     #[error("{0}")]
     Failed(String),
-    /// The kernel says that it wrote more than there was room for.
+    /// The kernel reports more written bytes than its output has.
     #[error("the kernel says that it wrote {written} bytes, and its output has {capacity_bytes}")]
     WroteTooMuch {
-        /// What it says.
+        /// The reported number of bytes.
         written: u32,
-        /// What there was.
+        /// Size of the output.
         capacity_bytes: u32,
     },
-    /// A kernel did not end in time. It runs on, and only the end of this process ends it.
+    /// A kernel did not end in time. It continues until this process ends.
     #[error("the kernel has not ended and cannot be stopped: it ends with the process that uses the device")]
     RunsOn,
     /// The driver refused an operation.
     #[error("{operation} failed: {reason}")]
     Driver {
-        /// What.
+        /// The operation.
         operation: &'static str,
         /// The driver's own name for the reason.
         reason: String,
@@ -102,9 +102,9 @@ pub enum DeviceError {
     /// The cache on disk cannot be used.
     #[error("the cache of programs in {path} cannot be used: {reason}")]
     Store {
-        /// Where.
+        /// The cache's folder or file.
         path: String,
-        /// Why.
+        /// The reason.
         reason: String,
     },
 }

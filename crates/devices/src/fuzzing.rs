@@ -1,18 +1,18 @@
-//! Gives the fuzz target `devices` access to every decoder of bytes that another process has written. Compiled
-//! for it alone.
+//! Gives the fuzz target `devices` access to every decoder of bytes that another process has written. Compiled for that
+//! target only.
 
 use crate::builder::wire;
 use crate::cuda::formats;
 use crate::image::Image;
 use crate::store::record;
 
-/// Parts of an image or an answer that are expected; any number does.
+/// Expected number of parts of an image or an answer; any number will do.
 const PARTS: usize = 2;
 
-/// Reads bytes as the kind says. What is read holds together.
+/// Decodes bytes of a kind, and checks that the result is consistent.
 ///
 /// # Panics
-/// If it does not.
+/// If the result is not consistent.
 pub fn read(kind: u8, bytes: &[u8]) {
     match kind % 5 {
         0 => {

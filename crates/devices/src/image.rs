@@ -1,28 +1,29 @@
-//! A program image: what one `create` made of several functions' programs, as it is kept on disk and loaded.
+//! A program image: the programs that one `create` made of several functions, in the form that is kept on disk and
+//! loaded.
 //!
-//! Usually it is one device program, in which every kernel has a name of its own. What cannot be linked into one (two
-//! functions with helpers of one name, binaries that are complete) lies in further programs of the same image.
+//! Usually it is one device program, in which every kernel has a unique name. Parts that cannot be linked into one (two
+//! functions with helpers of one name, complete binaries) are in further programs of the same image.
 
 use crate::bytes::{Reader, Writer};
 
-/// Most device programs of one image: one for each sandbox of a vector would be the most.
+/// Most device programs of one image: one for each sandbox of a vector.
 const MAX_PROGRAMS: usize = crate::MAX_VECTOR;
 
-/// Device programs, and where the kernels of each part are.
+/// Device programs, and the location of each part's kernels.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Image {
-    /// What the driver loads.
+    /// Programs for the driver to load.
     pub programs: Vec<Vec<u8>>,
-    /// For each part of which it was made.
+    /// Location of each part of the image.
     pub places: Vec<Place>,
 }
 
-/// Where the kernels of one part are.
+/// Location of one part's kernels.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Place {
-    /// Which of the image's programs.
+    /// Index of the image's program.
     pub program: usize,
-    /// What stands before each kernel's name there.
+    /// Prefix of each kernel's name in that program.
     pub prefix: String,
 }
 
@@ -43,7 +44,7 @@ impl Image {
         writer.0
     }
 
-    /// What was encoded for so many parts; nothing if these bytes are not that.
+    /// Decodes an image of `parts` parts; `None` if the bytes are not one.
     pub fn decode(bytes: &[u8], parts: usize) -> Option<Image> {
         let mut reader = Reader(bytes);
         let count = reader.count().filter(|count| *count <= MAX_PROGRAMS)?;

@@ -6,28 +6,28 @@
 //! clock when it was last used  +  uses x cost of loading / size
 //! ```
 //!
-//! and the entry of the lowest priority goes first; the clock then becomes that priority. So the clock runs as fast as
-//! room is needed: what was dear to load, is small or used often lives through more evictions, and whatever is not used
-//! goes in the end, which plain cost per byte would not do, and plain recency would let one large cheap image drive out
-//! twenty small dear ones. Device programs make the difference large: a source takes a second to build and an image
-//! milliseconds to load, for sizes that differ by as much. A fixed time to live, as most platforms have, knows
-//! neither.
+//! The entry of the lowest priority is evicted first; the clock then becomes that priority. Thus the clock advances as
+//! fast as space is needed. An entry that is expensive to load, small or used often survives more evictions, and an
+//! unused entry is evicted in the end. Plain cost per byte would never evict such an entry, and plain recency would let
+//! one large cheap image evict twenty small expensive ones. Device programs make the difference large: a source takes a
+//! second to build and an image milliseconds to load, and their sizes differ by similar factors. A fixed time to live,
+//! as most platforms have, considers neither.
 //!
-//! What is in use is pinned and never chosen. Equal priorities go by age, so that decisions are the same everywhere.
+//! Entries in use are pinned and never evicted. Equal priorities are ordered by age, so that decisions are the same
+//! everywhere.
 
 use std::collections::HashMap;
 use std::hash::Hash;
 
-/// Uses of one entry that count: beyond these, being used once more says nothing new, and without a bound an entry of a
-/// busy hour would stay for days.
+/// Most uses of one entry that count: without a bound an entry of a busy hour would stay for days.
 const MOST_USES: u32 = 1000;
 
-/// What an entry costs.
+/// Costs of an entry.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Cost {
-    /// To have it again if it is not kept, in microseconds.
+    /// Time to load the entry again if it is not kept, in microseconds.
     pub load_us: u64,
-    /// To keep it, in bytes.
+    /// Size of the entry, in bytes.
     pub size_bytes: u64,
 }
 
@@ -37,11 +37,11 @@ struct Entry {
     uses: u32,
     pins: u32,
     priority: f64,
-    /// When it was last used, counted in uses of anything.
+    /// Time of the last use, counted in uses of any entry.
     turn: u64,
 }
 
-/// What is kept, within so many bytes.
+/// The entries that are kept, within a number of bytes.
 #[derive(Clone, Debug)]
 pub struct KeepAlive<K> {
     entries: HashMap<K, Entry>,
@@ -52,13 +52,13 @@ pub struct KeepAlive<K> {
 }
 
 impl<K: Clone + Eq + Hash> KeepAlive<K> {
-    /// Keeps nothing yet.
+    /// Makes an empty policy.
     pub fn new(capacity_bytes: u64) -> KeepAlive<K> {
         KeepAlive { entries: HashMap::new(), capacity_bytes, used_bytes: 0, clock: 0.0, turn: 0 }
     }
 
-    /// Takes a new entry, used once now, and says which have to go for it: the caller drops them. What is pinned stays
-    /// even if that is more than there is room for; an entry that is too large for all the room goes itself at once.
+    /// Takes a new entry, used once now, and returns the entries to evict for it, which the caller drops. Pinned
+    /// entries stay even if they exceed the capacity; an entry larger than the whole capacity is returned itself.
     pub fn insert(&mut self, key: K, cost: Cost) -> Vec<K> {
         self.remove(&key);
         self.used_bytes += cost.size_bytes;
@@ -71,7 +71,7 @@ impl<K: Clone + Eq + Hash> KeepAlive<K> {
         self.make_room(Some(&key))
     }
 
-    /// Notes a use. Whether the entry is kept.
+    /// Records a use. Returns whether the entry is kept.
     pub fn touch(&mut self, key: &K) -> bool {
         let Some(entry) = self.entries.get_mut(key) else { return false };
         self.turn += 1;
@@ -82,14 +82,14 @@ impl<K: Clone + Eq + Hash> KeepAlive<K> {
         true
     }
 
-    /// Keeps an entry whatever comes, until it is unpinned as often.
+    /// Keeps an entry in any case, until it is unpinned the same number of times.
     pub fn pin(&mut self, key: &K) {
         if let Some(entry) = self.entries.get_mut(key) {
             entry.pins += 1;
         }
     }
 
-    /// Ends a pin, and says which entries have to go now that they may.
+    /// Ends a pin, and returns the entries that are evicted now.
     pub fn unpin(&mut self, key: &K) -> Vec<K> {
         if let Some(entry) = self.entries.get_mut(key) {
             entry.pins = entry.pins.saturating_sub(1);
@@ -97,29 +97,29 @@ impl<K: Clone + Eq + Hash> KeepAlive<K> {
         self.make_room(None)
     }
 
-    /// Forgets an entry without its being chosen.
+    /// Removes an entry without an eviction.
     pub fn remove(&mut self, key: &K) -> bool {
         let Some(entry) = self.entries.remove(key) else { return false };
         self.used_bytes -= entry.cost.size_bytes;
         true
     }
 
-    /// Whether it is kept.
+    /// Whether the entry is kept.
     pub fn contains(&self, key: &K) -> bool {
         self.entries.contains_key(key)
     }
 
-    /// What is kept.
+    /// The entries that are kept.
     pub fn keys(&self) -> impl Iterator<Item = &K> {
         self.entries.keys()
     }
 
-    /// What is kept, in bytes.
+    /// Size of all entries, in bytes.
     pub fn used_bytes(&self) -> u64 {
         self.used_bytes
     }
 
-    /// Chooses until the rest fits; the newest is not chosen for its own sake.
+    /// Evicts entries until the rest fits. The newest is not evicted for its own insertion.
     fn make_room(&mut self, newest: Option<&K>) -> Vec<K> {
         let mut gone = Vec::new();
         while self.used_bytes > self.capacity_bytes {

@@ -1,7 +1,8 @@
-//! Executes launches one after the other: a driver's lane, with memory for inputs and outputs of the host.
+//! Executes launches one after the other: a driver's lane, with memory for inputs from the host and outputs to the
+//! host.
 //!
-//! The word in which a kernel says how much it wrote is zero before each launch; it is made so right after it was read,
-//! which the host need not wait for.
+//! The word into which a kernel writes the size of its output is zero before each launch. It is cleared right after it
+//! was read, which the host need not wait for.
 
 use std::sync::Arc;
 
@@ -9,17 +10,17 @@ use crate::memory::{Piece, Pool};
 use crate::{Arguments, DeviceBuffer, DeviceError, Driver, FAILED, Grid, MAX_MESSAGE_BYTES, Patience};
 use crate::{Progress, Tenant, bytes};
 
-/// What a launch reads.
+/// Input of a launch.
 pub enum Input<'a, D: Driver> {
     /// Bytes that are copied to the device first.
     Host(&'a [u8]),
-    /// What a launch before has left on the device.
+    /// Data that an earlier launch has left on the device.
     Device(&'a DeviceBuffer<D>),
 }
 
-/// Where a launch writes.
+/// Destination of a launch's output.
 pub enum Output<'a, D: Driver> {
-    /// Bytes that are copied from the device in the end: as many as were written.
+    /// Host memory, to which the written bytes are copied after the launch.
     Host(&'a mut [u8]),
     /// A buffer that stays on the device.
     Device(&'a mut DeviceBuffer<D>),
@@ -43,14 +44,14 @@ pub(crate) struct Lane<D: Driver> {
     is_word_zero: bool,
 }
 
-/// One tenant's memory for what comes from the host and goes there.
+/// One tenant's device memory for inputs from the host and outputs to it.
 struct Staging<D: Driver> {
     tenant: Tenant,
     input: Piece<D>,
     output: Piece<D>,
 }
 
-/// What is launched, and for how long it is waited for.
+/// A kernel to launch, and the patience of its caller.
 pub(crate) struct Launch<'a, D: Driver> {
     pub tenant: Tenant,
     pub kernel: &'a mut D::Kernel,
@@ -65,7 +66,7 @@ impl<D: Driver> Lane<D> {
         Ok(Lane { queue, pool: Arc::clone(pool), staging: None, word, is_word_zero: true })
     }
 
-    /// Launches, waits, and says how many bytes were written.
+    /// Launches, waits, and returns the number of bytes written.
     pub fn run(
         &mut self,
         launch: Launch<'_, D>,
@@ -113,7 +114,7 @@ impl<D: Driver> Lane<D> {
         ended
     }
 
-    /// Checks sizes and buffers, and has memory for what is on the host.
+    /// Checks sizes and buffers, and reserves device memory for inputs and outputs on the host.
     fn prepare(
         &mut self,
         tenant: Tenant,
@@ -132,7 +133,7 @@ impl<D: Driver> Lane<D> {
             Output::Host(_) => output_bytes = Some(capacity),
             Output::Device(buffer) => buffer.check(tenant, &self.pool)?,
         }
-        // The largest number says that a kernel failed.
+        // The largest number means that a kernel failed.
         let most_bytes = u64::from(FAILED - 1);
         let narrow = |len_bytes: u64| {
             u32::try_from(len_bytes)
@@ -147,7 +148,7 @@ impl<D: Driver> Lane<D> {
         Ok(sizes)
     }
 
-    /// Has memory of this tenant, at least so large.
+    /// Reserves memory of this tenant, of at least these sizes.
     fn stage(&mut self, tenant: Tenant, input_bytes: u64, output_bytes: u64) -> Result<(), DeviceError> {
         let is_enough = self.staging.as_ref().is_some_and(|staging| {
             let Staging { tenant: owner, input, output } = staging;
@@ -191,7 +192,7 @@ impl<D: Driver> Drop for Lane<D> {
     }
 }
 
-/// What a launch that has ended has to show.
+/// Collects the result of a launch that has ended.
 fn collect<D: Driver>(
     pool: &Pool<D>,
     queue: &D::Lane,

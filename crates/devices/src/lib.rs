@@ -7,24 +7,26 @@
 //! create -> Created -> start -> Running -> kill -> Stopped -> delete
 //! ```
 //!
-//! [`Sandboxes`] is generic over a [`Driver`], which is [`opencl::OpenCl`] or [`cuda::Cuda`]: both are libraries that are
-//! loaded at run time, so that one binary runs with and without. What is above the driver is the same for both: what is
-//! kept ready ([`keep_alive`]), what is on disk ([`store`]), whose memory is whose ([`memory`]).
+//! [`Sandboxes`] is generic over a [`Driver`], which is [`opencl::OpenCl`] or [`cuda::Cuda`]: both use libraries that
+//! are loaded at run time, so that one binary runs with and without them. The layers above the driver are the same for
+//! both: programs kept ready ([`keep_alive`]), programs on disk ([`store`]), ownership of memory ([`memory`]).
 //!
-//! A [`package`] of kernels is built by [`prepare`] once on a node, and called by the engine of a [`worker`]. What the node's
-//! device is says [`describe`].
+//! [`prepare`] builds a [`package`] of kernels once on a node, and the engine of a [`worker`] calls it. [`describe`]
+//! describes the node's device.
 //!
-//! **What isolates.** A device's driver lives in the process that uses it. A kernel that never ends cannot be stopped, one
-//! that writes outside of its buffers writes, on a device that is the processor itself, anywhere in that process. So the
-//! process is the unit of isolation: one for each tenant and device, inside of a process sandbox, and whoever holds it can
-//! kill it. What this crate adds is that nothing of one tenant is found by the next: device memory is wiped when it
-//! changes hands, no program image holds functions of two tenants, and strangers' sources and binaries are first read by a
-//! [`builder`], a process of its own that can do hardly anything.
+//! **Isolation.** A device's driver lives in the process that uses it. A kernel that never ends cannot be stopped. A
+//! kernel that writes outside of its buffers writes, on a device that is the processor itself, anywhere in that
+//! process. For that reason the process is the unit of isolation: one for each tenant and device, inside of a process
+//! sandbox, which its owner can kill.
+//!
+//! This crate adds that no data of one tenant is found by the next. Device memory is wiped when its owner changes, and
+//! no program image contains functions of two tenants. Untrusted sources and binaries are first read by a [`builder`],
+//! a separate process with almost no privileges.
 //!
 //! Invariants:
-//! - A kernel that has not ended keeps all that it uses: nothing of it is released or handed on, ever.
+//! - A kernel that has not ended keeps all objects that it uses: none of them is ever released or passed on.
 //! - No device memory is readable by a tenant before it was wiped or written for that tenant.
-//! - Unsafe code stands in the two folders that bind libraries, [`opencl`] and [`cuda`], and nowhere else.
+//! - Unsafe code is only in the two folders that bind libraries, [`opencl`] and [`cuda`].
 
 pub mod builder;
 mod bytes;
@@ -66,9 +68,10 @@ pub const MAX_SANDBOXES: usize = 4096;
 pub const MAX_VECTOR: usize = sublet_proto::package::kernels::MAX_KERNELS;
 /// Most launches that run at once on one device.
 pub const MAX_LANES: usize = 16;
-/// What a kernel puts into `*written` to say that it failed; its output then begins with a message that ends in zero.
+/// Value that a kernel writes into `*written` to report that it failed; its output then begins with a message that ends
+/// in zero.
 pub const FAILED: u32 = u32::MAX;
-/// Most bytes that are taken of a kernel's message or a compiler's log.
+/// Most bytes that are kept of a kernel's message or a compiler's log.
 pub const MAX_MESSAGE_BYTES: usize = 4096;
 
 /// One sandbox of one [`Sandboxes`].
@@ -81,11 +84,11 @@ impl fmt::Display for Id {
     }
 }
 
-/// Whose a kernel and its memory are. Strangers should not even share a process.
+/// Owner of a kernel and its memory. Tenants that do not trust each other should not share a process either.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Tenant(pub u64);
 
-/// By which library a device is used.
+/// Library by which a device is used.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum Kind {
@@ -104,32 +107,32 @@ impl fmt::Display for Kind {
     }
 }
 
-/// Where a sandbox stands in its life.
+/// State of a sandbox.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Status {
-    /// Its program is on the device.
+    /// The sandbox's program is on the device.
     Created,
-    /// It can be launched.
+    /// The sandbox can be launched.
     Running,
-    /// It was killed.
+    /// The sandbox was killed.
     Stopped,
 }
 
-/// What `state` tells about one sandbox.
+/// Result of the verb `state` for one sandbox.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct State {
-    /// Where it stands.
+    /// The sandbox's state.
     pub status: Status,
     /// Launches that have not ended.
     pub launches: u32,
 }
 
-/// How long a launch is waited for.
+/// Time limit for a launch.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Patience {
-    /// Until it ends, which may be never.
+    /// Waits until the launch ends, which may be never.
     Forever,
-    /// Until then. A kernel that runs on after that makes its device lost to this process: see
+    /// Waits until this time. A kernel that continues after it makes its device unusable for this process: see
     /// [`DeviceError::RunsOn`].
     Until(Instant),
 }

@@ -1,8 +1,8 @@
-//! The functions that are on the device, whether a sandbox has them or not: what makes the next `create` of one a matter
-//! of microseconds.
+//! The functions that are on the device, with or without a sandbox. They make the next `create` of one a matter of
+//! microseconds.
 //!
-//! `delete` takes nothing from the device. What has to go is chosen by [`KeepAlive`] when the next `create` needs the
-//! room; what a sandbox still has is pinned. A program goes with the last of its functions.
+//! `delete` removes nothing from the device. When the next `create` needs space, [`KeepAlive`] chooses the functions to
+//! remove; functions of a sandbox are pinned. A program is removed with the last of its functions.
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -11,14 +11,14 @@ use crate::Driver;
 use crate::keep_alive::{Cost, KeepAlive};
 use crate::spec::Digest;
 
-/// A kernel of a program that is loaded.
+/// A kernel of a loaded program.
 pub(crate) struct Function<D: Driver> {
     pub module: Arc<D::Module>,
-    /// Its name there.
+    /// The kernel's name in the program.
     pub name: String,
 }
 
-/// All of them.
+/// All functions on the device.
 pub(crate) struct Loaded<D: Driver> {
     functions: HashMap<Digest, Arc<Function<D>>>,
     kept: KeepAlive<Digest>,
@@ -29,7 +29,7 @@ impl<D: Driver> Loaded<D> {
         Loaded { functions: HashMap::new(), kept: KeepAlive::new(capacity_bytes) }
     }
 
-    /// One that is there, from now on used once more.
+    /// Finds a function that is on the device, and records a use of it.
     pub fn find(&mut self, digest: &Digest) -> Option<Arc<Function<D>>> {
         let function = self.functions.get(digest)?;
         self.kept.touch(digest);
@@ -42,12 +42,12 @@ impl<D: Driver> Loaded<D> {
         self.forget(&gone);
     }
 
-    /// A sandbox has it.
+    /// Records that a sandbox has the function.
     pub fn pin(&mut self, digest: &Digest) {
         self.kept.pin(digest);
     }
 
-    /// A sandbox has it no more.
+    /// Records that a sandbox no longer has the function.
     pub fn unpin(&mut self, digest: &Digest) {
         let gone = self.kept.unpin(digest);
         self.forget(&gone);

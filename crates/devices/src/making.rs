@@ -1,7 +1,7 @@
-//! From specifications to loaded functions, by the shortest way there is: an image that was made ahead, or lies on the disk;
-//! else one that is linked of parts, each compiled before or now.
+//! Makes loaded functions of specifications by the shortest way: from an image that was made ahead or is on the disk,
+//! otherwise from one that is linked of parts, each compiled before or now.
 //!
-//! All of one call are one tenant's: a program has variables and names that its functions share.
+//! All functions of one call belong to one tenant: a program has variables and names that its functions share.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -14,28 +14,28 @@ use crate::spec::{Digest, image_digest};
 use crate::store::{Store, record};
 use crate::{Build, DeviceError, Driver, KernelSpec, Part, Program};
 
-/// A function and what it cost to have it.
+/// A function and the cost of making it.
 pub(crate) type Made<D> = (Arc<Function<D>>, Cost);
 
-/// One program of those that are wanted, with the kernels that are wanted of it.
+/// One of the needed programs, with the kernels that are needed of it.
 struct Wanted<'a> {
     program: &'a Program,
     digest: Digest,
     kernels: Vec<String>,
-    /// What tells its kernels from others' of the same name.
+    /// Prefix that distinguishes its kernels from others of the same name.
     prefix: String,
 }
 
-/// Where the functions come from.
+/// Sources of functions.
 pub(crate) struct Maker<'a, D> {
     pub driver: &'a D,
     pub store: Option<&'a Store>,
-    /// What [`Maker::prepare`] has made.
+    /// An image that [`Maker::prepare`] has made.
     pub image: Option<&'a [u8]>,
 }
 
 impl<D: Driver> Maker<'_, D> {
-    /// One tenant's functions, each on its own.
+    /// Makes one tenant's functions, each with its own result.
     pub fn make(&self, specs: &[&KernelSpec]) -> Vec<Result<Made<D>, DeviceError>> {
         let begun = Instant::now();
         let wanted = wanted(specs);
@@ -49,7 +49,7 @@ impl<D: Driver> Maker<'_, D> {
         functions.map(|function| function.map(|function| (function, Cost { load_us, size_bytes }))).collect()
     }
 
-    /// One tenant's functions as an image for processes that only load it; nothing if the one that is there is good.
+    /// Makes an image of one tenant's functions for processes that only load it; `None` if the existing one is valid.
     pub fn prepare(&self, specs: &[&KernelSpec]) -> Result<Option<Vec<u8>>, DeviceError> {
         let (begun, wanted) = (Instant::now(), wanted(specs));
         let before = self.before(&wanted);
@@ -75,14 +75,14 @@ impl<D: Driver> Maker<'_, D> {
                 .map_err(|log| DeviceError::Build { name: spec.kernel.clone(), log: log.clone() })?;
             let module = modules[place.program].clone().map_err(|error| named(error, &spec.kernel))?;
             let name = place.prefix.clone() + &spec.kernel;
-            // Whether there is one shows now and not when it is called.
+            // A missing kernel is detected now, and not when it is called.
             self.driver.kernel(&module, &name).map_err(|error| named(error, &spec.kernel))?;
             Ok(Arc::new(Function { module, name }))
         };
         specs.iter().map(function).collect()
     }
 
-    /// An image that was made before.
+    /// Loads an image that was made before.
     fn before(&self, wanted: &[Wanted<'_>]) -> Option<Found<D>> {
         let digest = self.digest(wanted.iter());
         let ahead = self.image.and_then(|image| record::decode(image.to_vec(), &digest));
@@ -93,11 +93,11 @@ impl<D: Driver> Maker<'_, D> {
         let image = Image::decode(&payload, wanted.len())?;
         let modules = self.load(&image);
         let parts = image.places.iter().cloned().map(Ok).collect();
-        // What is on disk may be refused in spite of its digest; then it is as if it were not there.
+        // The driver may refuse a program on disk in spite of its digest; then it counts as missing.
         modules.iter().all(Result::is_ok).then_some((image, parts, modules))
     }
 
-    /// One that is made now.
+    /// Builds and loads a new image.
     fn now(&self, wanted: &[Wanted<'_>]) -> Result<Found<D>, DeviceError> {
         let (image, parts) = self.build(wanted)?;
         let modules = self.load(&image);
@@ -108,7 +108,7 @@ impl<D: Driver> Maker<'_, D> {
         image.programs.iter().map(|program| self.driver.load(program).map(Arc::new)).collect()
     }
 
-    /// Builds, and keeps what was built: the objects, and the image of those parts that did build.
+    /// Builds an image, and stores the objects and the image of those parts that did build.
     fn build(&self, wanted: &[Wanted<'_>]) -> Result<(Image, Vec<Result<Place, String>>), DeviceError> {
         let begun = Instant::now();
         let parts: Vec<_> = wanted.iter().map(|wanted| self.part(wanted)).collect();
@@ -117,7 +117,7 @@ impl<D: Driver> Maker<'_, D> {
         let place = |wanted: &Wanted<'_>, part: Result<crate::driver::BuiltPart, String>| {
             let part = part?;
             if let (Some(store), Some(object)) = (self.store, &part.object) {
-                // What cannot be kept is built again.
+                // An object that cannot be stored is built again.
                 let _ = store.put(&self.object_digest(wanted), build_us / parts_of(wanted), object);
             }
             let prefix = if part.is_prefixed { wanted.prefix.clone() } else { String::new() };
@@ -167,7 +167,7 @@ fn parts_of(wanted: &Wanted<'_>) -> u64 {
     wanted.kernels.len().max(1) as u64
 }
 
-/// The different programs, in an order that does not depend on that of the specifications.
+/// The different programs, in an order that does not depend on the order of the specifications.
 fn wanted<'a>(specs: &[&'a KernelSpec]) -> Vec<Wanted<'a>> {
     let mut programs: BTreeMap<Digest, Wanted<'a>> = BTreeMap::new();
     for spec in specs {
@@ -186,7 +186,7 @@ fn wanted<'a>(specs: &[&'a KernelSpec]) -> Vec<Wanted<'a>> {
     wanted
 }
 
-/// The same error, of this kernel.
+/// Adds this kernel's name to an error.
 fn named(error: DeviceError, kernel: &str) -> DeviceError {
     let name = kernel.to_owned();
     match error {

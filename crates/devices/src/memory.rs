@@ -1,10 +1,11 @@
-//! Device memory, and whose it is.
+//! Device memory and its owners.
 //!
-//! Pieces are kept and handed out again, since taking memory from a driver is dear. A piece that was another tenant's, or
-//! comes from the driver, which does not say whose it was, is wiped before it is handed out; it is wiped again before it
-//! goes back to the driver, whose next owner may not know that it must. A tenant's own pieces come back as they were.
+//! Pieces are kept and handed out again, since allocating memory from a driver is expensive. A piece is wiped before it
+//! is handed out if it was another tenant's, or comes from the driver, which does not say whose it was. It is wiped
+//! again before it returns to the driver, whose next user may not wipe it. A tenant gets its own pieces back unchanged.
 //!
-//! A [`DeviceBuffer`] is a piece that a caller holds: the output of one launch and the input of the next, without a copy.
+//! A [`DeviceBuffer`] is a piece that a caller owns: the output of one launch and the input of the next, without a
+//! copy.
 
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
 use std::sync::{Arc, Mutex};
@@ -15,15 +16,15 @@ use crate::{DeviceError, Driver, Tenant};
 
 /// Smallest piece, in bytes.
 const LEAST_BYTES: u64 = 4096;
-/// Pieces beyond this are no longer powers of two but multiples of it, in bytes.
+/// Size from which pieces are multiples of it instead of powers of two, in bytes.
 const STEP_BYTES: u64 = 1 << 20;
 
-/// What went between host and device.
+/// Counts of transfers between host and device.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Transfers {
     /// Copies of inputs to the device.
     pub to_device: u64,
-    /// Copies of outputs to the host. The four bytes that say how much was written are none.
+    /// Copies of outputs to the host. The four bytes with the size of an output are not counted.
     pub to_host: u64,
     /// Pieces that were handed out again.
     pub reused: u64,
@@ -47,7 +48,7 @@ pub(crate) struct Piece<D: Driver> {
 pub(crate) struct Pool<D: Driver> {
     pub driver: D,
     free: Mutex<Vec<Piece<D>>>,
-    /// For wiping, and copies that belong to no launch: a lane of launches may be busy.
+    /// Lane for wiping, and for copies that belong to no launch: a lane of launches may be busy.
     service: Mutex<D::Lane>,
     most_free_bytes: u64,
     counters: Counters,
@@ -62,7 +63,7 @@ impl<D: Driver> Pool<D> {
         Ok(Pool { driver, free, service, most_free_bytes, counters, is_lost })
     }
 
-    /// A piece of at least so many bytes, in which nothing of another is.
+    /// Takes a piece of at least `len_bytes` bytes, which contains no data of another tenant.
     pub fn take(&self, tenant: Tenant, len_bytes: u64) -> Result<Piece<D>, DeviceError> {
         self.check()?;
         let len_bytes = size_class(len_bytes);
@@ -85,7 +86,7 @@ impl<D: Driver> Pool<D> {
         Ok(piece)
     }
 
-    /// Takes a piece back. What a lost kernel may still write is never handed on.
+    /// Takes a piece back. Memory that a lost kernel may still write is never passed on.
     pub fn give(&self, piece: Piece<D>) {
         if self.is_lost() {
             return std::mem::forget(piece);
@@ -96,7 +97,7 @@ impl<D: Driver> Pool<D> {
             return free.push(piece);
         }
         drop(free);
-        // If it cannot be wiped the device is beyond use; whoever takes memory of it wipes first.
+        // If the piece cannot be wiped the device is unusable; each later owner of its memory wipes it first.
         let _ = self.wipe(&piece);
     }
 
@@ -116,7 +117,7 @@ impl<D: Driver> Pool<D> {
         Transfers { to_device, to_host, reused }
     }
 
-    /// Gives the device up: from now on nothing of it is released or handed on, since a kernel may still use it.
+    /// Gives the device up: none of its objects is released or passed on any more, since a kernel may still use it.
     pub fn lose(&self) {
         self.is_lost.store(true, Relaxed);
     }
@@ -146,7 +147,7 @@ impl<D: Driver> Pool<D> {
         Ok(Piece { memory, len_bytes, owner: tenant })
     }
 
-    /// Gives back all that nobody holds, so that there is room.
+    /// Releases all free pieces, to make space.
     fn release(&self) -> Result<(), DeviceError> {
         let free = std::mem::take(&mut *lock(&self.free));
         free.iter().try_for_each(|piece| self.wipe(piece))
@@ -165,7 +166,7 @@ impl<D: Driver> Drop for Pool<D> {
     }
 }
 
-/// So large is a piece for so many bytes.
+/// Size of a piece for `len_bytes` bytes.
 fn size_class(len_bytes: u64) -> u64 {
     if len_bytes <= STEP_BYTES {
         len_bytes.max(LEAST_BYTES).next_power_of_two()
@@ -174,9 +175,9 @@ fn size_class(len_bytes: u64) -> u64 {
     }
 }
 
-/// Bytes that stay on the device from one launch to the next: one tenant's.
+/// Data of one tenant that stays on the device from one launch to the next.
 pub struct DeviceBuffer<D: Driver> {
-    /// There until it is dropped.
+    /// Present until the buffer is dropped.
     piece: Option<Piece<D>>,
     pool: Arc<Pool<D>>,
     tenant: Tenant,
@@ -190,25 +191,26 @@ impl<D: Driver> DeviceBuffer<D> {
         Ok(DeviceBuffer { piece, pool: Arc::clone(pool), tenant, capacity_bytes, len_bytes: 0 })
     }
 
-    /// Whose it is.
+    /// Owner of the buffer.
     pub fn tenant(&self) -> Tenant {
         self.tenant
     }
 
-    /// How much can be in it, in bytes.
+    /// Most bytes that the buffer can contain.
     pub fn capacity_bytes(&self) -> u32 {
         self.capacity_bytes
     }
 
-    /// How much is in it, in bytes.
+    /// Number of bytes that the buffer contains.
     pub fn len_bytes(&self) -> u32 {
         self.len_bytes
     }
 
-    /// Puts these bytes there, instead of what a launch wrote.
+    /// Writes these bytes, in place of those that a launch wrote.
     ///
     /// # Errors
-    /// [`DeviceError::TooLarge`] for more than its capacity; what the driver says; [`DeviceError::RunsOn`] of a device that is lost.
+    /// [`DeviceError::TooLarge`] for more than its capacity; the driver's errors; [`DeviceError::RunsOn`] for a lost
+    /// device.
     pub fn write(&mut self, bytes: &[u8]) -> Result<(), DeviceError> {
         self.pool.check()?;
         let (len_bytes, most_bytes) = (bytes.len() as u64, u64::from(self.capacity_bytes));
@@ -222,7 +224,7 @@ impl<D: Driver> DeviceBuffer<D> {
         Ok(())
     }
 
-    /// Copies its first bytes, which are at most as many as are there.
+    /// Copies the buffer's first bytes, at most [`DeviceBuffer::len_bytes()`].
     ///
     /// # Errors
     /// As for [`DeviceBuffer::write`].
@@ -242,7 +244,7 @@ impl<D: Driver> DeviceBuffer<D> {
         &self.piece.as_ref().expect("it goes when the buffer is dropped").memory
     }
 
-    /// That a kernel of this tenant may have it, on this device.
+    /// Checks that a kernel of this tenant may use the buffer, on this device.
     pub(crate) fn check(&self, user: Tenant, pool: &Arc<Pool<D>>) -> Result<(), DeviceError> {
         if !Arc::ptr_eq(&self.pool, pool) {
             let reason = "the buffer is of another device".into();

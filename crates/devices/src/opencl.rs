@@ -1,24 +1,25 @@
 //! `runf`: kernels by OpenCL, on processors (PoCL), graphics processors and FPGAs.
 //!
-//! A vector of functions becomes one program: each source is compiled for itself, by a [`Builder`], with its kernels
-//! renamed by definitions (`-Dmain_kernel=f0123_main_kernel`), so that two may be called the same; then all are linked.
-//! Where two cannot be linked (helpers of the same name) each program of the image takes what it can. Complete binaries,
-//! which is all that an FPGA takes, are programs of their own, in which one binary may hold many kernels.
+//! A vector of functions becomes one program: a [`Builder`] compiles each source separately, with its kernels renamed
+//! by definitions (`-Dmain_kernel=f0123_main_kernel`), so that two may have the same name; then all are linked. Where
+//! two cannot be linked (helpers of the same name) each program of the image takes the parts that fit together.
+//! Complete binaries, the only programs that an FPGA takes, are programs of their own, in which one binary may contain
+//! many kernels.
 //!
 //! ```c
 //! kernel void f(global const uchar *input, uint size, global uchar *output, uint capacity, global uint *written)
 //! ```
 //!
-//! `*written` is zero before. One work-item sets it: to the number of bytes of output, or to `0xffffffff`, and then the
+//! `*written` is zero at first. One work-item sets it to the number of bytes of output, or to `0xffffffff`; then the
 //! output begins with a message that ends in zero.
 //!
-//! **Two at once.** A queue is in order, so a device that is to run two functions at once has two [`Partition`]s: queues,
-//! among which the driver shares the device as it likes, or sub-devices, each with compute units of its own. All are of
-//! one context, so buffers and programs are everybody's.
+//! **Two at once.** A queue executes in order, so a device that is to run two functions at once has two lanes of a
+//! [`Partition`]: queues, among which the driver shares the device, or sub-devices, each with compute units of its own.
+//! All belong to one context, so all of them can use all buffers and programs.
 //!
-//! **PoCL** compiles a kernel anew for each new group size unless it is told not to, which takes a fifth of a second in the
-//! middle of a call, and a compiler and a linker in the tenant's sandbox: whoever starts a process that uses devices puts
-//! [`ENVIRONMENT`] into its environment. The builder has it.
+//! **PoCL** by default compiles a kernel again for each new group size. That takes a fifth of a second in the middle of
+//! a call, and needs a compiler and a linker in the tenant's sandbox. A program that starts a process that uses devices
+//! puts [`ENVIRONMENT`] into its environment to prevent this. The builder has it.
 
 pub mod bare;
 mod compile;
@@ -38,16 +39,16 @@ pub(crate) use compile::serve;
 pub use discover::{DeviceInfo, DeviceKind, discover, first};
 pub use environment::enter_environment;
 
-/// What belongs into the environment of every process that uses a device.
+/// Environment variables of every process that uses a device.
 pub const ENVIRONMENT: &[(&str, &str)] = &[("POCL_WORK_GROUP_SPECIALIZATION", "0")];
 
 /// How several launches share a device.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum Partition {
-    /// So many queues on the whole device.
+    /// This number of queues on the whole device.
     Queues(u32),
-    /// So many equal parts, each with compute units of its own.
+    /// This number of equal parts, each with compute units of its own.
     Parts(u32),
 }
 
@@ -61,8 +62,8 @@ pub struct OpenCl {
 }
 
 impl OpenCl {
-    /// Opens a device that was discovered. Without a builder it takes no sources, and a stranger's binary is first read in
-    /// this process.
+    /// Opens a discovered device. Without a builder the device takes no sources, and an untrusted binary is first read
+    /// in this process.
     pub fn open(
         info: &DeviceInfo,
         partition: Partition,
@@ -88,13 +89,13 @@ impl OpenCl {
         Ok(OpenCl { info, identity, context, lanes: count as usize, builder })
     }
 
-    /// Opens the device that a node's packages are executed by: the first that can be used, whole, for so many launches at
+    /// Opens the device that executes a node's packages: the first that can be used, whole, for `lanes` launches at
     /// once.
     pub fn first(lanes: u32, builder: Option<Builder>) -> Result<OpenCl, DeviceError> {
         OpenCl::open(&first()?, Partition::Queues(lanes), builder)
     }
 
-    /// What it can do and how much.
+    /// Capabilities and sizes of the device.
     pub fn info(&self) -> &DeviceInfo {
         &self.info
     }

@@ -1,4 +1,4 @@
-//! A build of kernels in a package as a node has unpacked it: what its functions are made of, and how long they may run.
+//! A build of kernels in an unpacked package: the specifications of its functions, and their time limit.
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -10,15 +10,15 @@ use sublet_proto::{Code, Error};
 
 use crate::{KernelSpec, Program, Tenant};
 
-/// Whose the kernels of a process are that has one package: nobody else's are there.
+/// Tenant of all kernels in a process that has one package: it contains no other tenant's kernels.
 pub(crate) const ONLY: Tenant = Tenant(1);
 
-/// What a build says of its package's functions, in their order.
+/// The functions of a package's build, in their order.
 #[derive(Clone, Debug)]
 pub struct Kernels {
-    /// One for each function.
+    /// One specification for each function.
     pub specs: Vec<KernelSpec>,
-    /// How long a call may run.
+    /// Longest time of a call.
     pub deadline: Duration,
 }
 
@@ -26,7 +26,7 @@ impl Kernels {
     /// Reads a package's manifest and the programs of one of its builds.
     ///
     /// # Errors
-    /// [`Code::System`] if a file cannot be read, and what is wrong with the manifest.
+    /// [`Code::System`] if a file cannot be read, and the errors of the manifest.
     pub fn read(folder: &Path, build: u32) -> Result<Kernels, Error> {
         let manifest = Manifest::parse(&String::from_utf8_lossy(&read(folder, MANIFEST_FILE)?))?;
         let build = manifest.build(build)?;

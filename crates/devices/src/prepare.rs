@@ -1,11 +1,11 @@
-//! Packages of kernels, built for this node's device: what `sublet-device-builder KIND BUILD` does when an agent starts it in a
-//! sandbox with an unpacked package.
+//! Builds packages of kernels for this node's device: the work of `sublet-device-builder KIND BUILD` when an agent
+//! starts it in a sandbox with an unpacked package.
 //!
-//! It finds the device as the package's workers will, in a sandbox of the same kind, so an image that is good here is
-//! good there. Sources are compiled, and binaries tried, by a [`Builder`] of its own, the same program once more; then all
-//! is loaded and each kernel looked for, so that whatever is wrong shows now and not in a call. Loading executes what the
-//! package has brought: that is why this has a sandbox, and why the agent believes nothing of what it answers but that it
-//! belongs to this package.
+//! The process finds the device as the package's workers will, in a sandbox of the same kind, so an image that is valid
+//! here is valid there. A [`Builder`] of its own, the same program started again, compiles the sources and tries the
+//! binaries. Then all programs are loaded and each kernel is looked up, so that errors show now and not in a call.
+//! Loading executes the package's code. For that reason this process has a sandbox, and the agent trusts its answer
+//! only for this package.
 
 use std::path::Path;
 use std::process::ExitCode;
@@ -24,14 +24,14 @@ use crate::opencl::{self, OpenCl};
 use crate::package::Kernels;
 use crate::{DeviceError, Driver, Kind, control, store};
 
-/// Where the sandbox has the package.
+/// Folder of the package in the sandbox.
 const FOLDER: &str = "/package";
-/// How long a compiler may take.
+/// Longest time of a compiler.
 const LONGEST_BUILD: Duration = Duration::from_secs(60);
-/// Of an image in one packet, in bytes: what is around it takes a few more.
+/// Most bytes of an image in one packet: the encoding adds a few more.
 const PIECE_BYTES: usize = MAX_PACKET_BYTES / 2;
 
-/// Builds the package's build of this index, and tells the agent at the other end of standard input.
+/// Builds the package's build of this index, and reports to the agent at the other end of standard input.
 pub fn serve(kind: Kind, build: u32) -> ExitCode {
     control::leave(answer(kind, build))
 }
@@ -61,10 +61,10 @@ fn built(kind: Kind, folder: &Path, build: u32) -> Result<Option<Vec<u8>>, Error
     }
 }
 
-/// The image of a package's build for a device; nothing if the one that stands beside it is good.
+/// Makes the image of a package's build for a device; `None` if the existing one is valid.
 ///
 /// # Errors
-/// [`Code::InvalidPackage`] and [`Code::MissingSymbol`] for what is wrong with the first kernel that cannot be had.
+/// [`Code::InvalidPackage`] and [`Code::MissingSymbol`] for the first kernel that cannot be made.
 pub fn image<D: Driver>(driver: &D, folder: &Path, build: u32) -> Result<Option<Vec<u8>>, Error> {
     let kernels = Kernels::read(folder, build)?;
     let specs: Vec<_> = kernels.specs.iter().collect();
@@ -73,7 +73,7 @@ pub fn image<D: Driver>(driver: &D, folder: &Path, build: u32) -> Result<Option<
     Ok(maker.prepare(&specs)?)
 }
 
-/// This program once more, in the same sandbox.
+/// Starts this program again, in the same sandbox.
 fn builder() -> Result<Builder, DeviceError> {
     let program = std::env::current_exe()
         .map_err(|error| DeviceError::Builder(format!("does not find its own program: {error}")))?;

@@ -18,18 +18,18 @@ use crate::{Patience, State, Status, Tenant, Transfers, WorkSize};
 
 pub use crate::lane::{Input, Output};
 
-/// What is kept for later.
+/// Settings for caches.
 #[derive(Clone, Debug)]
 pub struct Settings {
-    /// The folder of programs on disk; none: nothing outlives the process.
+    /// The folder of programs on disk. `None`: programs do not outlive the process.
     pub store: Option<PathBuf>,
-    /// Most bytes there.
+    /// Most bytes in that folder.
     pub store_bytes: u64,
-    /// A file with an image that [`prepare`](crate::prepare) has made: what is in it needs no builder.
+    /// A file with an image that [`prepare`](crate::prepare) has made: its functions need no builder.
     pub image: Option<PathBuf>,
-    /// Most bytes of programs that are kept loaded while no sandbox has them.
+    /// Most bytes of programs that stay loaded without a sandbox.
     pub loaded_bytes: u64,
-    /// Most bytes of device memory that are kept while nobody holds them.
+    /// Most bytes of free device memory that are kept.
     pub free_bytes: u64,
 }
 
@@ -44,12 +44,12 @@ impl Default for Settings {
 pub struct Sandboxes<D: Driver> {
     pool: Arc<Pool<D>>,
     lanes: Vec<Mutex<Lane<D>>>,
-    /// Where the next who finds every lane busy waits.
+    /// Number of the lane on which the next launch waits if all are busy.
     next_lane: AtomicUsize,
     store: Option<Store>,
     image: Option<Vec<u8>>,
     loaded: Mutex<Loaded<D>>,
-    /// Held while something is built: two at once would build the same.
+    /// Locked during a build: two at once would build the same functions.
     making: Mutex<()>,
     table: Mutex<Table<D>>,
 }
@@ -64,17 +64,17 @@ struct Instance<D: Driver> {
     work: WorkSize,
     digest: Digest,
     function: Arc<Function<D>>,
-    /// One for each lane, from its start on.
+    /// A kernel for each lane, from the sandbox's start on.
     kernels: OnceLock<Vec<Mutex<D::Kernel>>>,
     state: Mutex<State>,
 }
 
 impl<D: Driver> Sandboxes<D> {
-    /// Takes the device.
+    /// Opens the sandboxes of a device.
     pub fn open(driver: D, settings: &Settings) -> Result<Sandboxes<D>, DeviceError> {
         let open = |folder: &PathBuf| Store::open(folder, settings.store_bytes);
         let store = settings.store.as_ref().map(open).transpose()?;
-        // One that cannot be read is as one that is not there: what is missing then is told of each function.
+        // An image that cannot be read counts as missing; errors are then reported for each function.
         let image = settings.image.as_ref().and_then(|file| store::read(file));
         let lanes = driver.lanes().clamp(1, MAX_LANES);
         let pool = Arc::new(Pool::new(driver, settings.free_bytes)?);
@@ -92,12 +92,12 @@ impl<D: Driver> Sandboxes<D> {
         })
     }
 
-    /// The device.
+    /// The driver of the device.
     pub fn driver(&self) -> &D {
         &self.pool.driver
     }
 
-    /// Makes sandboxes: those of one tenant become one program image, as far as they are not on the device yet.
+    /// Makes sandboxes: the functions of one tenant that are not on the device yet become one program image.
     pub fn create(&self, specs: &[KernelSpec]) -> Vec<Result<Id, DeviceError>> {
         let room = MAX_SANDBOXES - lock(&self.table).instances.len();
         if specs.len() > MAX_VECTOR.min(room) {
@@ -135,13 +135,13 @@ impl<D: Driver> Sandboxes<D> {
         })
     }
 
-    /// Where sandboxes stand.
+    /// Returns the states of sandboxes.
     pub fn state(&self, ids: &[Id]) -> Vec<Result<State, DeviceError>> {
         self.each(ids, |_, instance| Ok(*lock(&instance.state)))
     }
 
-    /// Ends sandboxes: they are launched no more. A launch that has not ended is told of in the answer; neither OpenCL nor
-    /// CUDA can stop it, so whoever wants it to end ends this process.
+    /// Kills sandboxes: they are launched no more. The returned state includes a launch that has not ended. Neither
+    /// OpenCL nor CUDA can stop such a launch; to end it, the caller must end this process.
     pub fn kill(&self, ids: &[Id]) -> Vec<Result<State, DeviceError>> {
         self.each(ids, |_, instance| {
             let mut state = lock(&instance.state);
@@ -150,7 +150,7 @@ impl<D: Driver> Sandboxes<D> {
         })
     }
 
-    /// Forgets sandboxes. Their programs stay on the device until others need the room.
+    /// Removes sandboxes. Their programs stay on the device until other programs need the space.
     pub fn delete(&self, ids: &[Id]) -> Vec<Result<(), DeviceError>> {
         self.each(ids, |id, instance| {
             self.pool.check()?;
@@ -168,7 +168,7 @@ impl<D: Driver> Sandboxes<D> {
         })
     }
 
-    /// Calls a function: launches its kernel on the first lane that is free, waits, and says how many bytes it wrote.
+    /// Calls a function: launches its kernel on the first free lane, waits, and returns the number of bytes written.
     pub fn launch(
         &self,
         id: Id,
@@ -191,23 +191,23 @@ impl<D: Driver> Sandboxes<D> {
             lane.run(launch, input, output)
         });
         if matches!(ended, Err(DeviceError::RunsOn)) {
-            // It counts as long as this process lives.
+            // The launch counts as long as this process lives.
             std::mem::forget(entered);
         }
         ended
     }
 
-    /// A buffer on the device for one tenant's functions.
+    /// Makes a buffer on the device for one tenant's functions.
     pub fn buffer(&self, tenant: Tenant, capacity_bytes: u32) -> Result<DeviceBuffer<D>, DeviceError> {
         DeviceBuffer::new(&self.pool, tenant, capacity_bytes)
     }
 
-    /// What went between host and device so far.
+    /// Counts of transfers between host and device so far.
     pub fn transfers(&self) -> Transfers {
         self.pool.transfers()
     }
 
-    /// The functions of specifications, those that are not there made now.
+    /// The functions of specifications. Makes those that are missing.
     fn functions<'a>(
         &self,
         specs: impl Iterator<Item = &'a KernelSpec>,
@@ -280,7 +280,8 @@ impl<D: Driver> Sandboxes<D> {
 }
 
 impl<D: Driver> Drop for Sandboxes<D> {
-    /// A kernel that has not ended keeps all that it may use: even asking a driver to release it could wait for ever.
+    /// Leaks all objects that a kernel may use if it has not ended: even a request to release them could block for
+    /// good.
     fn drop(&mut self) {
         if self.pool.is_lost() {
             std::mem::forget(Arc::clone(&self.pool));

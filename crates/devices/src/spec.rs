@@ -10,36 +10,36 @@ pub use sublet_proto::package::kernels::{MAX_OPTIONS_BYTES, MAX_PROGRAM_BYTES, W
 /// A digest of SHA-256.
 pub(crate) type Digest = [u8; 32];
 
-/// One function: a kernel of a program, and how many work-items execute it.
+/// One function: a kernel of a program, and the number of work-items that execute it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct KernelSpec {
-    /// Whose it is.
+    /// Owner of the function.
     pub tenant: Tenant,
-    /// What the kernel is called in its program. Kernels of several programs may be called the same.
+    /// Name of the kernel in its program. Kernels of several programs may have the same name.
     pub kernel: String,
-    /// Where it comes from.
+    /// Program of the kernel.
     pub program: Program,
-    /// How many work-items a launch has.
+    /// Number of work-items of a launch.
     pub work: WorkSize,
 }
 
-/// Where a kernel comes from.
+/// Program of a kernel.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub enum Program {
     /// OpenCL C, or PTX for CUDA, in UTF-8.
     Source {
         /// The text.
         text: String,
-        /// Definitions (`-DNAME`, `-DNAME=value`) and the compiler's `-cl-` switches: nothing that names a file. CUDA
-        /// takes none.
+        /// Definitions (`-DNAME`, `-DNAME=value`) and the compiler's `-cl-` switches; no option may name a file. CUDA
+        /// takes no options.
         options: String,
     },
-    /// What the device's own tools made: an OpenCL program binary; a cubin or fatbin.
+    /// Result of the device's own tools: an OpenCL program binary; a cubin or fatbin.
     Binary(Vec<u8>),
 }
 
 impl KernelSpec {
-    /// Refuses what no driver should see.
+    /// Refuses specifications that no driver should receive.
     pub(crate) fn check(&self) -> Result<(), DeviceError> {
         let refuse = |reason: String| {
             let name = self.kernel.chars().take(MAX_KERNEL_NAME_BYTES).collect();
@@ -53,7 +53,8 @@ impl KernelSpec {
         self.program.check().and_then(|()| self.work.check()).or_else(refuse)
     }
 
-    /// What the function is, for the cache in memory: never the same for two tenants, since a program may have variables.
+    /// Digest of the function, for the cache in memory: never the same for two tenants, since a program may have
+    /// variables.
     pub(crate) fn digest(&self) -> Digest {
         let mut hash = Sha256::new();
         hash.update(self.tenant.0.to_le_bytes());
@@ -97,7 +98,7 @@ impl Program {
     }
 }
 
-/// The digest of a program image: what it is made of, for which device and driver, and by whom it was formatted.
+/// The digest of a program image: of its parts, its device and driver, and the version of the image's format.
 pub(crate) fn image_digest<'a>(
     kind: Kind,
     identity: &str,
@@ -123,7 +124,7 @@ mod tests {
     }
 
     #[test]
-    fn programs_of_no_size_or_too_large_and_empty_work_are_refused() {
+    fn refuses_empty_or_too_large_programs_and_empty_work() {
         let mut large = spec("f", "");
         large.program = Program::Binary(vec![0; MAX_PROGRAM_BYTES + 1]);
         assert!(large.check().is_err());

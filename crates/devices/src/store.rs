@@ -1,12 +1,12 @@
-//! Device programs on disk, found by what they were made of.
+//! Device programs on disk, found by a digest of their sources.
 //!
-//! A file's name is the digest of the sources, the options, the device and its driver's version. It is written to another
-//! name and renamed when it is complete, so that a reader finds all of it or nothing; what it says is checked against its
-//! own digest and its name, and whatever fails is removed and made anew. The folder belongs to one user, whom alone it
-//! lets in: what is loaded from it runs as that user.
+//! A file's name is the digest of the sources, the options, the device and its driver's version. It is written under
+//! another name and renamed when it is complete, so that a reader finds the whole file or none. Its content is checked
+//! against its own digest and its name; an invalid file is removed and made again. The folder belongs to one user, and
+//! only that user has access: programs loaded from it run as that user.
 //!
-//! Its size is bounded. What goes first is decided by [`KeepAlive`], which learns of files that others have written when it
-//! next makes room.
+//! The folder's size is bounded. [`KeepAlive`] chooses the files to remove, and learns of other processes' files at its
+//! next eviction.
 
 pub(crate) mod record;
 
@@ -22,13 +22,13 @@ use crate::keep_alive::{Cost, KeepAlive};
 use crate::spec::Digest;
 use record::{HEADER_BYTES, Header};
 
-/// What a file of a program is called after its digest.
+/// Ending of a program's file name, behind the digest.
 const ENDING: &str = ".program";
-/// What one is called while it is written: by whoever died of it, in the end.
+/// Prefix of a file's name while it is written. Such a file remains if its writer dies.
 const UNFINISHED: &str = ".unfinished-";
-/// After this long nobody is still writing one.
+/// Age from which an unfinished file has no living writer.
 const UNFINISHED_AGE: Duration = Duration::from_secs(3600);
-/// Most files that are looked at: more than fit were not all written by this.
+/// Most files that are read: this store does not write more.
 const MAX_FILES: usize = 65536;
 /// Largest file that is read, in bytes.
 const MAX_FILE_BYTES: u64 = 1 << 30;
@@ -41,7 +41,8 @@ pub struct Store {
 }
 
 impl Store {
-    /// Opens or makes the folder, and bounds it. One that others can write to, or that is another user's, is refused.
+    /// Opens or makes the folder, and bounds its size. Refuses a folder that other users can write to, or that belongs
+    /// to another user.
     pub fn open(folder: &Path, capacity_bytes: u64) -> Result<Store, DeviceError> {
         let made = DirBuilder::new().recursive(true).mode(0o700).create(folder);
         made.map_err(|error| DeviceError::store(folder, error))?;
@@ -56,7 +57,7 @@ impl Store {
         Ok(store)
     }
 
-    /// What was kept by this digest and how long it took to make, in microseconds.
+    /// Returns the program of this digest and the time to make it, in microseconds.
     pub(crate) fn get(&self, digest: &Digest) -> Option<(Vec<u8>, u64)> {
         let path = self.path(digest);
         let bytes = read(&path)?;
@@ -66,7 +67,7 @@ impl Store {
                 Some((payload, header.load_us))
             }
             None => {
-                // Damaged, or never written by this: it is made anew.
+                // Damaged, or not written by this store: the caller makes it again.
                 let _ = fs::remove_file(&path);
                 self.lock().remove(digest);
                 None
@@ -74,7 +75,7 @@ impl Store {
         }
     }
 
-    /// Keeps what took so long to make. That it could not be kept changes nothing but the time that it takes once more.
+    /// Stores a program that took `load_us` to make. A failure only costs the time to make it again.
     pub(crate) fn put(&self, digest: &Digest, load_us: u64, payload: &[u8]) -> Result<(), DeviceError> {
         let bytes = record::encode(digest, load_us, payload);
         self.write(digest, &bytes).map_err(|error| DeviceError::store(&self.folder, error))?;
@@ -85,7 +86,7 @@ impl Store {
         Ok(())
     }
 
-    /// What a digest's file is called.
+    /// Path of a digest's file.
     fn path(&self, digest: &Digest) -> PathBuf {
         self.folder.join(digest.iter().map(|byte| format!("{byte:02x}")).collect::<String>() + ENDING)
     }
@@ -98,8 +99,8 @@ impl Store {
         Ok(())
     }
 
-    /// Takes note of files that others have written or removed, the longest unused first, and clears away what nobody
-    /// will finish.
+    /// Takes note of files that other processes have written or removed, the least recently used first, and removes
+    /// unfinished files of dead writers.
     fn learn(&self, kept: &mut KeepAlive<Digest>) {
         let mut files = self.files();
         files.sort_by_key(|(_, _, modified)| *modified);
@@ -141,15 +142,15 @@ impl Store {
     }
 
     fn lock(&self) -> MutexGuard<'_, KeepAlive<Digest>> {
-        // The policy is whole after each of its methods, whoever panicked in between.
+        // The policy is consistent after each of its methods, even if a thread panicked in between.
         self.kept.lock().unwrap_or_else(|poisoned| poisoned.into_inner())
     }
 }
 
-/// The bytes of a regular file, not through a link, and not more than is sane.
+/// Reads a regular file, not through a link, up to a size limit.
 pub(crate) fn read(path: &Path) -> Option<Vec<u8>> {
     let file = open(path)?;
-    // For the next process: what was used last stays longest.
+    // For the next process: the file used last stays longest.
     let _ = file.set_modified(SystemTime::now());
     let found = file.metadata().ok().filter(|found| found.is_file() && found.len() <= MAX_FILE_BYTES)?;
     let mut bytes = Vec::with_capacity(usize::try_from(found.len()).ok()?);

@@ -1,15 +1,16 @@
-//! Waiting for what a driver can only be asked about: eagerly at first, since most launches are short, then with pauses.
+//! Waits for an event that a driver can only be polled for: eagerly at first, since most launches are short, then with
+//! pauses.
 
 use std::time::{Duration, Instant};
 
 use crate::{DeviceError, Progress};
 
-/// Longest pause between two looks.
+/// Longest pause between two polls.
 const LONGEST_PAUSE: Duration = Duration::from_millis(1);
-/// For so long a look follows the last at once: a pause takes longer than most launches.
+/// Time for which polls follow each other at once: a pause takes longer than most launches.
 const EAGER: Duration = Duration::from_micros(100);
 
-/// Looks whether a launch has ended until it has, or the time is over.
+/// Polls until a launch has ended or the time is over.
 pub(crate) fn until(
     end: Instant,
     mut has_ended: impl FnMut() -> Result<bool, DeviceError>,

@@ -1,13 +1,13 @@
-//! The engine of packages of kernels: the worker programs `sublet-worker-opencl` and `sublet-worker-cuda` are a worker's
-//! loop with it.
+//! The engine of packages of kernels. The worker programs `sublet-worker-opencl` and `sublet-worker-cuda` combine it
+//! with a worker's loop.
 //!
-//! The process has the device for itself. All kernels of the package are made and started as one vector when it begins, of
-//! an image that was built before in another sandbox; a call is a launch. Input and output are copied through this
-//! process's own memory: what a client may write to at any time is never given to a driver. What a function leaves in a
-//! place stays on the device, for the functions that read it there (Molecule 4.3).
+//! The process has the device for itself. At its start it makes and starts all kernels of the package as one vector,
+//! from an image that was built before in another sandbox; a call is a launch. Input and output are copied through this
+//! process's own memory: memory that a client may write at any time is never passed to a driver. The output that a
+//! function leaves in a named buffer stays on the device, for the functions that read it there (Molecule 4.3).
 //!
-//! A kernel that runs on after its deadline can be ended by nothing but the end of this process. Its call is told so, and
-//! when its client has been told the process ends itself; the next call begins another.
+//! A kernel that continues after its deadline ends only with this process. Its call gets an error, and after the client
+//! has received it the process kills itself; the next call starts another.
 
 use std::time::{Duration, Instant};
 
@@ -18,7 +18,7 @@ use sublet_runtime::worker::engine::{self, Caller, Engine, Load, Message, Place,
 use crate::package::{Kernels, ONLY};
 use crate::{DeviceBuffer, DeviceError, Driver, Id, Input, MAX_LANES, Output, Patience, Sandboxes, Settings};
 
-/// What a thread keeps of its own memory between calls, in bytes each way.
+/// Most bytes of its own memory that a thread keeps between calls, in each direction.
 const KEPT_BYTES: usize = 4 << 20;
 
 /// A loaded package.
@@ -29,10 +29,10 @@ pub struct KernelEngine<D: Driver> {
 }
 
 impl<D: Driver> KernelEngine<D> {
-    /// Opens the device for as many launches at once as there are threads, and puts the package's kernels on it.
+    /// Opens the device with one lane for each thread, and loads the package's kernels.
     ///
     /// # Errors
-    /// Whatever keeps the device or a kernel from it.
+    /// The errors of the device and of the kernels.
     pub fn load(
         load: &Load<'_>,
         open: impl FnOnce(u32) -> Result<D, DeviceError>,
@@ -49,7 +49,7 @@ impl<D: Driver> KernelEngine<D> {
     }
 }
 
-/// Every package was built for this node's device before its worker starts, and then by the same driver.
+/// Explains a build error: every package was built for this node's device before its worker starts, by the same driver.
 fn not_built(error: DeviceError) -> Error {
     let is_of_image = matches!(error, DeviceError::Build { .. });
     let Error { code, message } = error.into();
@@ -72,15 +72,15 @@ impl<D: Driver> Engine for KernelEngine<D> {
     }
 }
 
-/// What one worker thread launches kernels with.
+/// State with which one worker thread launches kernels.
 pub struct KernelCaller<'engine, D: Driver> {
     engine: &'engine KernelEngine<D>,
     input: Vec<u8>,
     output: Vec<u8>,
-    /// Memory of the device.
+    /// Named buffers in the memory of the device.
     places: [Option<DeviceBuffer<D>>; Place::COUNT],
     message: Message,
-    /// A kernel runs on.
+    /// A kernel has not ended.
     is_lost: bool,
 }
 
@@ -106,7 +106,7 @@ impl<D: Driver> Caller for KernelCaller<'_, D> {
             return Err(Code::UnknownFunction);
         };
         let patience = Patience::Until(Instant::now() + self.engine.deadline);
-        // Taken before another is looked at, and put back however it ends.
+        // Taken before another buffer is looked up, and put back in any case.
         let mut written = match to {
             Sink::Kept(place, most_bytes) => Some((place, self.take(place, most_bytes)?)),
             Sink::Given(_) => None,
@@ -135,7 +135,7 @@ impl<D: Driver> Caller for KernelCaller<'_, D> {
             self.places[place.index()] = Some(buffer);
         }
         match launched {
-            // The worker tells it as it tells all that say so.
+            // The worker reports this error in the same way for all engines.
             Err(DeviceError::WroteTooMuch { written, .. }) => Ok(written),
             launched => launched.map_err(|error| self.failed(&error)),
         }
@@ -182,7 +182,7 @@ impl<D: Driver> Caller for KernelCaller<'_, D> {
 }
 
 impl<D: Driver> KernelCaller<'_, D> {
-    /// A place's memory of so many bytes, with whatever is in it.
+    /// Takes the memory of a named buffer, of `bytes` bytes, with its content.
     fn take(&mut self, place: Place, bytes: u32) -> Result<DeviceBuffer<D>, Code> {
         let place = self.places.get_mut(place.index()).ok_or(Code::Internal)?;
         let there = place.take().filter(|buffer| buffer.capacity_bytes() == bytes);
@@ -190,7 +190,7 @@ impl<D: Driver> KernelCaller<'_, D> {
         taken.map_err(|error| self.failed(&error))
     }
 
-    /// The code and the message of a call's error.
+    /// Code and message of a call's error.
     #[cold]
     fn failed(&mut self, error: &DeviceError) -> Code {
         let (code, message) = match error {
@@ -208,7 +208,7 @@ impl<D: Driver> KernelCaller<'_, D> {
     }
 }
 
-/// So many bytes of a buffer that grows with what is asked.
+/// The first `len` bytes of a buffer that grows as needed.
 fn room(buffer: &mut Vec<u8>, len: u32) -> &mut [u8] {
     let len = len as usize;
     if buffer.len() < len {
@@ -217,11 +217,11 @@ fn room(buffer: &mut Vec<u8>, len: u32) -> &mut [u8] {
     &mut buffer[..len]
 }
 
-/// Ends the process at once: a driver that is told to clean up would wait for the kernel.
+/// Ends the process at once: a driver's clean-up would wait for the kernel.
 #[cold]
 fn end() -> ! {
     eprintln!("sublet-worker: a kernel has not ended in time, and ends with this process");
-    // Whatever this answers, nothing but an end follows.
+    // Only the end of the process follows, whatever this returns.
     let _ = rustix::process::kill_process(rustix::process::getpid(), rustix::process::Signal::KILL);
     std::process::abort()
 }

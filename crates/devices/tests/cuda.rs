@@ -1,4 +1,5 @@
-//! The suite of all devices, on CUDA: where there is a GPU (`cargo xtask gpu-check`). What needs none is tested everywhere.
+//! The suite of all devices, on CUDA, where there is a GPU (`cargo xtask gpu-check`). Tests without a GPU run
+//! everywhere.
 
 #![allow(clippy::unwrap_used)]
 
@@ -34,8 +35,9 @@ impl House for CudaHouse {
     }
 }
 
-/// A module of kernels of the form that functions have. Of a kernel's registers `%rd1` to `%rd3` are input, output and
-/// written, `%r1` and `%r2` size and capacity, `%r6` its place, `%rd5` and `%rd6` its bytes of input and output.
+/// A module of kernels with the signature of functions. A kernel's registers `%rd1` to `%rd3` are input, output and
+/// written, `%r1` and `%r2` size and capacity, `%r6` its index, `%rd5` and `%rd6` the addresses of its bytes of input
+/// and output.
 fn ptx(kernels: &[(&str, &str)]) -> String {
     let kernel = |(name, body): &(&str, &str)| {
         format!(
@@ -71,12 +73,12 @@ END:
     )
 }
 
-/// What the first work-item alone does.
+/// Restricts a body to the first work-item.
 fn first(body: &str) -> String {
     format!("setp.ne.u32 %p1, %r6, 0; @%p1 bra END;\n {body}\nEND:\n ret;")
 }
 
-/// Copies as much of what lies at its input as its output takes.
+/// Copies memory from its input on, up to the size of its output.
 const LEAK: &str = "mov.u32 %r8, 0;
 LOOP:
  setp.ge.u32 %p2, %r8, %r2; @%p2 bra DONE;
@@ -103,7 +105,7 @@ fn fails() -> String {
 
 conformance!(CudaHouse, #[ignore = "needs a GPU: cargo xtask gpu-check"]);
 
-/// By what this prints `cargo xtask gpu-check` knows whether to go on.
+/// Prints whether there is a GPU. `cargo xtask gpu-check` decides by it whether to continue.
 #[test]
 #[ignore = "cargo xtask gpu-check asks"]
 fn what_gpu_is_there() {
@@ -159,7 +161,7 @@ fn the_kernels_of_the_suite_are_whole_ptx() {
     }
 }
 
-/// Everything above, against a driver of the tests' own: what CUDA's binding does can go wrong without a GPU, too.
+/// All tests above, against a driver of the tests' own: errors of the CUDA binding show without a GPU, too.
 #[test]
 fn the_suite_holds_on_a_driver_that_has_no_gpu() {
     use std::process::Command;

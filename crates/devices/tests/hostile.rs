@@ -1,4 +1,4 @@
-//! Strangers' kernels, and what they cannot do. Each test really tries.
+//! Untrusted kernels, and the operations that they are denied. Each test attempts its attack.
 
 #![allow(clippy::unwrap_used)]
 
@@ -18,7 +18,7 @@ use sublet_devices::{
 use suite::{House, ONE, call, open, spec, started};
 use support::{OpenClHouse, builder, device};
 
-/// A source with a kernel of the form that functions have.
+/// A source with a kernel of the signature of functions.
 fn source(before: &str, body: &str) -> String {
     format!(
         "{before}\nkernel void main_kernel(global const uchar *input, uint size, global uchar *output, uint capacity, \
@@ -35,7 +35,7 @@ fn of_binary(bytes: Vec<u8>) -> KernelSpec {
     KernelSpec { program: Program::Binary(bytes), ..of_source(String::new()) }
 }
 
-/// Beside what is hostile there is always one that is not, and that is made.
+/// Creates a valid function beside each hostile one, which must succeed.
 #[track_caller]
 fn refused_alone(sandboxes: &Sandboxes<OpenCl>, hostile: KernelSpec) -> String {
     let mut created = sandboxes.create(&[hostile, spec::<OpenClHouse>(ONE, "echo", "main_kernel")]);
@@ -124,7 +124,7 @@ fn huge_sources_and_odd_names_never_reach_a_compiler() {
 }
 
 #[test]
-fn a_source_that_expands_for_ever_ends_at_a_limit_and_the_others_are_made() {
+fn endlessly_expanding_source_ends_at_a_limit_without_others() {
     let doubled: String = (1..64).map(|n| format!("#define M{n} M{} M{}\n", n - 1, n - 1)).collect();
     let bomb = of_source(source(&format!("#define M0 x\n{doubled}int a[] = {{ M63 }};"), ""));
     let mut limited = Builder { time: Duration::from_secs(20), memory_bytes: 3 << 30, ..builder() };
@@ -140,7 +140,7 @@ fn a_source_that_expands_for_ever_ends_at_a_limit_and_the_others_are_made() {
 }
 
 #[test]
-fn garbage_binaries_are_refused_alone_even_if_the_driver_dies_of_them() {
+fn garbage_binaries_fail_alone_even_if_they_crash_the_driver() {
     let sandboxes = open::<OpenClHouse>(1);
     let build = builder_output();
     let mut garbled = build.clone();
@@ -177,7 +177,7 @@ fn a_good_binary_is_taken() {
     assert_eq!(call(&sandboxes, ids[0], b"some bytes").unwrap(), b"some bytes");
 }
 
-/// What the tests below run in a process of its own, as each tenant has one.
+/// The code that the tests below run in a process of its own, as each tenant has one.
 #[test]
 #[ignore = "started by the tests that need a tenant's process"]
 fn tenants_process() {
@@ -213,7 +213,7 @@ fn tenant(name: &str) -> Command {
 }
 
 #[test]
-fn a_kernel_that_never_ends_is_told_and_ends_with_its_process() {
+fn endless_kernel_is_reported_and_ends_with_its_process() {
     use std::io::BufRead;
     let mut child = tenant("endless").spawn().unwrap();
     let lines = std::io::BufReader::new(child.stdout.take().unwrap()).lines();
@@ -222,7 +222,7 @@ fn a_kernel_that_never_ends_is_told_and_ends_with_its_process() {
     assert!(child.try_wait().unwrap().is_none(), "it ended by itself: {said:?}");
     child.kill().unwrap();
     assert_eq!(child.wait().unwrap().signal(), Some(9));
-    // The device is there for the next.
+    // The device is available to the next process.
     let sandboxes = open::<OpenClHouse>(1);
     let ids = started(&sandboxes, &[spec::<OpenClHouse>(ONE, "echo", "main_kernel")]);
     assert_eq!(call(&sandboxes, ids[0], b"x").unwrap(), b"x");
@@ -244,7 +244,7 @@ fn a_kernel_that_writes_outside_ends_its_own_process_alone() {
 }
 
 #[test]
-fn the_document_ties_each_threat_to_a_test_that_is_here() {
+fn document_ties_each_threat_to_an_existing_test() {
     let folder = std::path::Path::new(env!("CARGO_MANIFEST_DIR"));
     let document = std::fs::read_to_string(folder.join("../../docs/isolation.md")).unwrap();
     let tests: String = ["tests/hostile.rs", "tests/suite/mod.rs", "../../tests/tests/kernels.rs"]

@@ -1,4 +1,4 @@
-//! The suite of all devices, on OpenCL; and what only OpenCL has.
+//! The suite of all devices, on OpenCL, and tests of features that only OpenCL has.
 
 #![allow(clippy::unwrap_used)]
 
@@ -26,7 +26,7 @@ fn a_device_says_what_it_is_and_has() {
 }
 
 #[test]
-fn a_device_that_is_cut_into_parts_runs_programs_that_were_built_for_the_whole() {
+fn divided_device_runs_programs_built_for_the_whole() {
     let device = device();
     let settings = Settings { store: Some(suite::store()), ..Settings::default() };
     let function = [spec::<OpenClHouse>(ONE, "double", "main_kernel")];
@@ -63,7 +63,7 @@ fn a_partition_that_cannot_be_is_refused() {
 }
 
 #[test]
-fn without_a_builder_sources_are_refused_and_the_reason_is_said() {
+fn sources_without_a_builder_are_refused_with_a_reason() {
     let driver = OpenCl::open(&device(), Partition::Queues(1), None).unwrap();
     let sandboxes = Sandboxes::open(driver, &Settings::default()).unwrap();
     let error = sandboxes.create(&[spec::<OpenClHouse>(ONE, "echo", "main_kernel")]).remove(0).unwrap_err();
@@ -79,7 +79,7 @@ fn a_builder_that_is_not_there_is_named() {
     assert!(error.to_string().contains("/no/such/builder"), "{error}");
 }
 
-/// How many programs an image of these has.
+/// Number of programs of an image with these functions.
 fn programs(names: &[&str]) -> usize {
     let kernels = ["main_kernel".to_owned()];
     let texts: Vec<String> = names.iter().map(|name| OpenClHouse::source(name)).collect();
@@ -98,6 +98,6 @@ fn functions_whose_kernels_are_called_the_same_become_one_program() {
 }
 
 #[test]
-fn functions_whose_helpers_clash_become_as_few_programs_as_can_be() {
+fn functions_with_clashing_helpers_become_few_programs() {
     assert_eq!(programs(&["add", "double", "echo"]), 2);
 }

@@ -21,7 +21,7 @@ type Result<T> = std::result::Result<T, Box<dyn std::error::Error + Send + Sync>
 const REGION_BYTES: u64 = 16 << 20;
 const DATA: u64 = 4096;
 const WATCH: u64 = 64;
-/// Looks between two looks at the clock, as a hot worker makes them.
+/// Number of loads of memory between two readings of the clock, as a hot worker makes them.
 const LOOKS: u32 = 128;
 
 #[derive(Clone, Copy, PartialEq)]
@@ -86,7 +86,7 @@ impl Carrier for Ours {
     fn send(&mut self, load: Load) -> Result<()> {
         let from = self.own.pointer(DATA, load.len_bytes as u64).ok_or("too large")?;
         let to = Address { region: OWN, offset: DATA };
-        // SAFETY: within a region of this side that nobody writes while this side has the turn.
+        // SAFETY: within a region of this side that no thread writes while this side has the turn.
         unsafe { self.end.push(to, from, load.len_bytes as u64) }?;
         let line = LineAddress { region: OWN, line: 0, watch: WATCH };
         self.end.put_imm(line, Turn::of_use(self.sent), 7, &[1, 2, 3])?;

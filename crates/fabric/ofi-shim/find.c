@@ -31,7 +31,7 @@ static struct fi_info *hints_of(const struct ofi_query *query, int atomics) {
         FI_MR_LOCAL | FI_MR_ALLOCATED | FI_MR_PROV_KEY | FI_MR_VIRT_ADDR | FI_MR_ENDPOINT;
     hints->domain_attr->threading = FI_THREAD_DOMAIN;
     hints->domain_attr->resource_mgmt = FI_RM_ENABLED;
-    /* No thread of the provider's own, even if it offers one: whoever waits makes progress. */
+    /* No progress thread of the provider, even if it offers one: the waiting threads make progress. */
     hints->domain_attr->control_progress = FI_PROGRESS_MANUAL;
     hints->domain_attr->data_progress = FI_PROGRESS_MANUAL;
     hints->fabric_attr->prov_name = strdup(query->provider);
@@ -40,8 +40,8 @@ static struct fi_info *hints_of(const struct ofi_query *query, int atomics) {
     return hints;
 }
 
-/* Another layer over the provider that was asked for is not it, nor is another kind of endpoint, nor another interface:
- * some providers do not look at what the hints say of it. */
+/* Checks the kind of endpoint, the full name of the provider (no further layer) and the domain: some providers ignore
+ * these hints. */
 int ofi_matches(const struct ofi_query *query, const struct fi_info *info) {
     enum fi_ep_type type = query->kind == OFI_MSG ? FI_EP_MSG : FI_EP_RDM;
     return info->ep_attr->type == type && !strcmp(info->fabric_attr->prov_name, query->provider) &&

@@ -12,11 +12,11 @@
 
 #include "shim.h"
 
-/* More than both sides can have under way at a time: see the slots and operations of the Rust side. */
+/* More completions than both sides can have pending at a time: see the slots and operations of the Rust side. */
 #define COMPLETIONS 1024
 #define TOKEN_BYTES 16
-/* Operations and messages of one direction that can be under way, with room to spare. Some providers take memory for as
- * many as they may be asked for, tens of megabytes. */
+/* Operations and messages of one direction that can be in progress, with a reserve. Some providers allocate memory for
+ * the whole queue, tens of megabytes. */
 #define QUEUE 256
 
 static int open_completions(struct ofi_link *link, int want_descriptor, int32_t *fd) {
@@ -44,7 +44,7 @@ static int open_endpoint(struct ofi_link *link, struct fi_info *info) {
     int rc = fi_endpoint(link->domain, info, &link->ep, NULL);
     if (!rc)
         rc = fi_ep_bind(link->ep, link->kind == OFI_MSG ? &link->eq->fid : &link->av->fid, 0);
-    /* A completion that nobody needs costs some providers system calls. */
+    /* A completion that is not needed costs some providers system calls. */
     if (!rc)
         rc = fi_ep_bind(link->ep, &link->cq->fid, FI_TRANSMIT | FI_SELECTIVE_COMPLETION);
     if (!rc)
@@ -106,7 +106,7 @@ static void close_one(struct fid *object) {
         (void)fi_close(object);
 }
 
-/* What was registered must have been dismissed before, or closing the domain leaks it. */
+/* All registrations must have been dismissed before, or closing the domain leaks them. */
 void ofi_close(struct ofi_link *link) {
     close_one(link->ep ? &link->ep->fid : NULL);
     close_one(link->pep ? &link->pep->fid : NULL);

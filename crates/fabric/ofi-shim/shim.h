@@ -1,5 +1,5 @@
-/* Declares what the Rust side of the ofi provider uses of libfabric: flat structures and a table of functions, so that no
- * layout of libfabric's own is written down twice.
+/* Declares the part of libfabric that the Rust side of the ofi provider uses: flat structures and a table of functions,
+ * so that no layout of libfabric's own is written down twice.
  *
  * libfabric is not linked. Its few exported functions come in `struct ofi_exports`, looked up in the loaded library; all
  * others are inline calls through tables that its objects carry. One thread at a time may be inside of a link's
@@ -29,16 +29,17 @@ struct ofi_exports {
 
 enum ofi_kind { OFI_RDM = 0, OFI_MSG = 1 };
 
-/* What to look for. `provider` must be the provider's whole name; `domain` and `source` (an IP address) may be null. */
+/* A search for interfaces. `provider` must be the provider's full name; `domain` and `source` (an IP address) may be
+ * null. */
 struct ofi_query {
     const char *provider;
     const char *domain;
     const char *source;
     uint32_t kind;
-    uint32_t want_descriptor; /* whether the completion queue is to be waited for, too */
+    uint32_t want_descriptor; /* whether the completion queue needs a descriptor to wait on */
 };
 
-/* What a provider's interface is and does. Names are cut where they are longer. */
+/* Properties of a provider's interface. Longer names are cut. */
 struct ofi_facts {
     char provider[64];
     char fabric[64];
@@ -52,7 +53,7 @@ struct ofi_facts {
     uint64_t max_message_bytes;
     uint64_t key_bytes;
     uint32_t local_registration; /* this side's buffers must be registered */
-    uint32_t virtual_addresses;  /* places are addresses in the owner's process, not offsets */
+    uint32_t virtual_addresses;  /* remote addresses are addresses in the owner's process, not offsets */
     uint32_t provider_keys;      /* the provider chooses the keys */
     uint32_t writes_in_order;    /* a write lands after all writes before it */
     uint32_t reads_in_order;     /* a read sees all writes before it */
@@ -88,7 +89,7 @@ struct ofi_completion {
 };
 
 struct ofi_failure {
-    void *context; /* null: of no operation that can be named */
+    void *context; /* null: the operation is unknown */
     int32_t error;
     char text[160];
 };
@@ -98,7 +99,7 @@ enum ofi_event_kind { OFI_NOTHING = 0, OFI_REQUEST = 1, OFI_CONNECTED = 2, OFI_S
 struct ofi_event {
     uint32_t kind;
     int32_t error;
-    uint8_t token[16]; /* of a request: what the other side shows */
+    uint8_t token[16]; /* for a request: the token that the other side shows */
     uint32_t token_bytes;
 };
 
@@ -137,17 +138,17 @@ struct ofi_table {
     int (*inject)(struct ofi_link *link, const struct ofi_transfer *transfer);
     int (*inject_data)(struct ofi_link *link, const struct ofi_transfer *transfer);
     int (*read)(struct ofi_link *link, const struct ofi_transfer *transfer);
-    /* `local` has three words: the operand, the expected value, and room for the result. */
+    /* `local` has three words: the operand, the expected value, and the result. */
     int (*fetch_add)(struct ofi_link *link, const struct ofi_transfer *transfer);
     int (*compare_swap)(struct ofi_link *link, const struct ofi_transfer *transfer);
 
     int (*poll)(struct ofi_link *link, struct ofi_completion *completions, size_t count);
     int (*failure)(struct ofi_link *link, struct ofi_failure *failure);
-    int (*try_wait)(struct ofi_link *link); /* 0: waiting for the descriptors is right */
+    int (*try_wait)(struct ofi_link *link); /* 0: the caller may wait on the descriptors */
     const char *(*error_text)(int error);
 };
 
-/* The one exported function. Null: the library is older than the oldest that is known to do. */
+/* The one exported function. Null: the library is older than the oldest supported version. */
 const struct ofi_table *sublet_ofi_bind(const struct ofi_exports *exports);
 
 /* Shared by the shim's files. */
@@ -156,7 +157,7 @@ extern struct ofi_exports ofi_library;
 /* Everything that a connection has open. */
 struct ofi_link {
     struct fi_info *info;
-    struct fi_info *request; /* of who wants to connect, until answered */
+    struct fi_info *request; /* the pending connection request, until it is answered */
     struct fid_fabric *fabric;
     struct fid_domain *domain;
     struct fid_cq *cq;

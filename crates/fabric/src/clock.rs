@@ -1,7 +1,7 @@
 //! Time without the kernel: the processor's time-stamp counter, and its rate against CLOCK_MONOTONIC.
 //!
-//! A call is stamped twice by its worker. Reading the counter costs a few nanoseconds where even the vDSO's clock
-//! costs tens, so the hot path counts ticks, and whoever reads the count converts it.
+//! The worker takes two time stamps for each call. Reading the counter costs a few nanoseconds, and the vDSO's clock
+//! costs tens. Therefore the hot path counts ticks, and the reader of the count converts it.
 
 use rustix::time::{ClockId, clock_gettime};
 use std::time::Duration;
@@ -26,8 +26,8 @@ pub fn ticks() -> u64 {
     monotonic_ns()
 }
 
-/// As [`ticks`], but read only after everything before it in the program has happened. Without this a processor may
-/// read the counter while it still waits for a flag, and measure a round trip that it has not made.
+/// Reads [`ticks`] only after everything before it in the program has happened. Without this order a processor may read
+/// the counter while it still waits for a flag, and measure a round trip that it has not made.
 #[inline(always)]
 pub fn ticks_ordered() -> u64 {
     #[cfg(target_arch = "x86_64")]
@@ -56,27 +56,27 @@ pub fn unix_ms() -> u64 {
         .map_or(0, |since| u64::try_from(since.as_millis()).unwrap_or(u64::MAX))
 }
 
-/// Measures the counter's rate over its own lifetime: the longer it lives, the better it knows.
+/// Measures the counter's rate over its own lifetime: a longer lifetime gives a more precise rate.
 #[derive(Clone, Copy, Debug)]
 pub struct Calibration {
     start_ticks: u64,
     start_ns: u64,
 }
 
-/// Below this the jitter of the two readings would show.
+/// Shortest measurement. Below it the jitter of the two readings would show.
 const SHORTEST: Duration = Duration::from_millis(20);
-/// How often both clocks are read for one reading.
+/// Number of times that both clocks are read for one reading.
 const TRIES: usize = 5;
 
 impl Calibration {
-    /// Begins to measure.
+    /// Begins the measurement.
     pub fn start() -> Calibration {
         let (start_ticks, start_ns) = Calibration::read();
         Calibration { start_ticks, start_ns }
     }
 
-    /// Both clocks at one moment: of several tries the one in which least time passed between the two, so that a thread that is
-    /// interrupted there does not measure that.
+    /// Reads both clocks at one moment. Makes several tries and returns the one in which the least time passed between
+    /// the two readings, so that a preemption between them does not distort the result.
     fn read() -> (u64, u64) {
         let read = |_| {
             let (before, now_ns, after) = (ticks_ordered(), monotonic_ns(), ticks_ordered());

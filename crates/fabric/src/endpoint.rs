@@ -1,4 +1,4 @@
-//! The fabric's interface: one end of a connection, whatever carries it.
+//! The fabric's interface: one end of a connection, whichever provider implements it.
 
 use std::ptr::NonNull;
 use std::time::Instant;
@@ -8,7 +8,7 @@ use crate::shared::{SharedBytes, SharedBytesMut};
 use crate::window::{Address, LineAddress};
 use crate::{FabricError, ofi, shm, tcp};
 
-/// What carries a connection.
+/// The transport of a connection.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum Provider {
@@ -16,9 +16,9 @@ pub enum Provider {
     Shm,
     /// TCP, between any two nodes.
     Tcp,
-    /// Whatever libfabric reaches: InfiniBand, RoCE, EFA, Slingshot.
+    /// Any network that libfabric supports: InfiniBand, RoCE, EFA, Slingshot.
     Ofi,
-    /// The stream engine of TCP over a simulated stream: for tests, and offered to nobody.
+    /// TCP's stream engine over a simulated stream. Only tests use it; no peer can select it.
     #[doc(hidden)]
     Sim,
 }
@@ -27,7 +27,7 @@ impl Provider {
     /// Every provider that can be chosen.
     pub const ALL: &'static [Provider] = &[Provider::Shm, Provider::Tcp, Provider::Ofi];
 
-    /// As `--fabric` names it.
+    /// Name of the provider, as `--fabric` takes it.
     pub fn name(self) -> &'static str {
         match self {
             Provider::Shm => "shm",
@@ -64,8 +64,8 @@ macro_rules! forward {
 }
 
 impl Endpoint {
-    /// Fills and publishes a line of the peer, and wakes whoever sleeps on it. Everything put before is visible to
-    /// whoever sees the line's turn.
+    /// Fills and publishes a line of the peer, and wakes the threads that sleep on it. A reader that sees the line's
+    /// turn also sees every earlier put.
     #[inline(always)]
     pub fn put_imm<const WORDS: usize>(
         &self,
@@ -93,28 +93,29 @@ impl Endpoint {
         forward!(self.get(from, into))
     }
 
-    /// Adds to a 64-bit word of the peer, wrapping; returns what it was.
+    /// Adds to a 64-bit word of the peer, wrapping, and returns its previous value.
     pub fn fetch_add(&self, at: Address, value: u64) -> Result<u64, FabricError> {
         forward!(self.fetch_add(at, value))
     }
 
-    /// Replaces a 64-bit word of the peer if it is `expected`; returns what it was.
+    /// Replaces a 64-bit word of the peer if it equals `expected`, and returns its previous value.
     pub fn compare_swap(&self, at: Address, expected: u64, new: u64) -> Result<u64, FabricError> {
         forward!(self.compare_swap(at, expected, new))
     }
 
-    /// Where the bytes of a region of both sides lie in this process: memory that they share, or, over a network, this
-    /// side's copy of it.
+    /// Address in this process of bytes of a region that both sides have: shared memory, or, over a network, this
+    /// side's copy.
     #[inline(always)]
     pub fn mapped(&self, at: Address, len_bytes: u64) -> Option<NonNull<u8>> {
         forward!(self.mapped(at, len_bytes))
     }
 
-    /// Makes the peer's bytes of a region of both sides those of this side's, which lie at `from`. Memory that they
-    /// share needs nothing. The bytes may be read until the next line is published.
+    /// Copies this side's bytes of a region that both sides have, which lie at `from`, to the peer. Does nothing in
+    /// shared memory. The bytes may be read until the next line is published.
     ///
     /// # Safety
-    /// `len_bytes` bytes at `from` must be readable for that long. If others write them meanwhile, the peer gets any bytes.
+    /// `len_bytes` bytes at `from` must be readable for that long. If other threads write them meanwhile, the peer gets
+    /// any bytes.
     #[inline(always)]
     pub unsafe fn push(&self, to: Address, from: NonNull<u8>, len_bytes: u64) -> Result<(), FabricError> {
         match self {
@@ -126,8 +127,8 @@ impl Endpoint {
         }
     }
 
-    /// Looks for the turn of a line of ours, about as long as `looks` looks at memory take. A network's end also takes
-    /// what has arrived. Says whether the turn is there.
+    /// Polls a local line for the turn, for about as long as `looks` loads of memory take. A network endpoint also
+    /// processes messages that have arrived. Returns whether the turn has been published.
     #[inline(always)]
     pub fn spin(&self, line: (&Line, &Watch), turn: Turn, looks: u32) -> bool {
         match self {
@@ -137,7 +138,7 @@ impl Endpoint {
         }
     }
 
-    /// Takes what has arrived, without waiting. In shared memory nothing has to be taken.
+    /// Processes messages that have arrived, without waiting. Does nothing in shared memory.
     #[inline(always)]
     pub fn progress(&self) -> Result<(), FabricError> {
         match self {
@@ -147,7 +148,7 @@ impl Endpoint {
         }
     }
 
-    /// Why there is no connection, if there is none. Shared memory always has one.
+    /// Reason why the connection is down, or `None` while it is up. A shared-memory connection is always up.
     #[inline(always)]
     pub fn down(&self) -> Option<String> {
         match self {
@@ -157,9 +158,9 @@ impl Endpoint {
         }
     }
 
-    /// Sleeps until the peer publishes this turn of a line of ours; see [`Line::wait`]. Over a network it
-    /// also ends, without the turn, when the connection does. Whoever makes `give_up` true must [`poke`](Endpoint::poke)
-    /// the watch, which may be noticed late if it is poked without this end's knowledge.
+    /// Sleeps until the peer publishes this turn of a local line; see [`Line::wait`]. Over a network the wait also
+    /// ends, without the turn, when the connection goes down. The thread that makes `give_up` true must
+    /// [`poke`](Endpoint::poke) the watch; a poke of the watch that bypasses this endpoint may be noticed late.
     pub fn wait(
         &self,
         line: (&Line, &Watch),
@@ -170,7 +171,7 @@ impl Endpoint {
         forward!(self.wait(line, turn, deadline, give_up))
     }
 
-    /// Makes whoever waits with this watch look again at whether to give up.
+    /// Makes the threads that wait with this watch check again whether to give up.
     pub fn poke(&self, watch: &Watch) {
         match self {
             Endpoint::Tcp(endpoint) => endpoint.poke(watch),
@@ -179,7 +180,7 @@ impl Endpoint {
         }
     }
 
-    /// What carries it.
+    /// The provider that carries the connection.
     pub fn provider(&self) -> Provider {
         match self {
             Endpoint::Shm(_) => Provider::Shm,

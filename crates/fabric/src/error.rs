@@ -11,19 +11,19 @@ pub enum FabricError {
     /// A system call failed.
     #[error("{operation}: {source}")]
     System {
-        /// What was being done, with its values.
+        /// The operation that failed, with its values.
         operation: String,
-        /// Why it failed.
+        /// The error of the system call.
         source: std::io::Error,
     },
-    /// An access outside of a region, or to a region that is not there.
+    /// An access outside of a region, or to a region that does not exist.
     #[error("{len_bytes} bytes at offset {offset} are outside of region {region}")]
     OutOfBounds {
         /// The region's number in its connection.
         region: u32,
-        /// Where the access begins.
+        /// Offset at which the access begins.
         offset: u64,
-        /// How long it is.
+        /// Length of the access.
         len_bytes: u64,
     },
     /// An atomic or a line at an address that is not aligned for it.
@@ -33,15 +33,15 @@ pub enum FabricError {
         region: u32,
         /// The offset.
         offset: u64,
-        /// What it must be a multiple of.
+        /// The alignment that the offset must have.
         alignment: u64,
     },
     /// A descriptor that a peer passed is not a sealed memory file of the announced size.
     #[error("the descriptor of a region of {expected_bytes} bytes is not one: {reason}")]
     NotARegion {
-        /// What the peer announced.
+        /// The size that the peer announced.
         expected_bytes: u64,
-        /// What it is instead.
+        /// The property that the descriptor lacks.
         reason: String,
     },
     /// A region number or size that a window cannot hold.
@@ -51,39 +51,39 @@ pub enum FabricError {
     DoesNotFit {
         /// The region's number.
         region: u32,
-        /// Its size.
+        /// The region's size.
         len_bytes: u64,
-        /// How many the window holds.
+        /// Number of regions that the window holds.
         regions: u32,
     },
-    /// There is no connection, or not any more.
+    /// There is no connection, or it has ended.
     #[error("the connection is down: {reason}")]
     Disconnected {
-        /// What ended it.
+        /// The event that ended the connection.
         reason: String,
     },
-    /// A key that was good once, and was withdrawn, as at the end of a lease.
+    /// A key that was valid, and was withdrawn, as at the end of a lease.
     #[error("the key of region {region} has expired")]
     KeyExpired {
         /// The region's number.
         region: u32,
     },
-    /// A key that never was one.
+    /// A key that was never valid.
     #[error("the key is of no region")]
     KeyUnknown,
-    /// A key that is good for reading alone.
+    /// A key that allows reading only.
     #[error("the key is good for reading, and not for writing")]
     ReadOnly,
-    /// A peer that says what makes no sense.
+    /// A message of a peer that violates the protocol.
     #[error("{0}")]
     Protocol(String),
-    /// What this machine, its library or the provider cannot do.
+    /// A function that this machine, its library or the provider lacks.
     #[error("{0}")]
     Unsupported(String),
     /// A limit of this machine that must be raised first; the message says which and how.
     #[error("{0}")]
     Limit(String),
-    /// Nothing came in time.
+    /// The time limit passed before anything arrived.
     #[error("nothing came within {} ms", .0.as_millis())]
     TimedOut(std::time::Duration),
 }
@@ -94,13 +94,13 @@ impl FabricError {
         FabricError::System { operation: operation.into(), source: source.into() }
     }
 
-    /// An access of that many bytes from there is not inside of a region.
+    /// Makes the error of an access of `len_bytes` bytes at `at` that is not inside of a region.
     #[cold]
     pub(crate) fn out_of_bounds(at: Address, len_bytes: u64) -> FabricError {
         FabricError::OutOfBounds { region: at.region, offset: at.offset, len_bytes }
     }
 
-    /// The offset is no multiple.
+    /// Makes the error of an offset that is not a multiple of `alignment`.
     #[cold]
     pub(crate) fn unaligned(at: Address, alignment: u64) -> FabricError {
         FabricError::Unaligned { region: at.region, offset: at.offset, alignment }

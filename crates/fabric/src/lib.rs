@@ -1,9 +1,9 @@
 //! Registered regions, one-sided operations and their completions: the data plane's unsafe wall.
 //!
-//! Everything that two processes share is a [`Region`](region::Region). What one process tells another about it
-//! is a [`Line`](line::Line): one cache line that its writer fills and publishes with plain stores, and that its
-//! reader polls, or sleeps beside. Requests travel in a [`ring`] of lines, results in lines of
-//! their own. An [`Endpoint`] is one end of a connection: it writes into the peer's regions and lines.
+//! Processes share memory as [`Region`](region::Region)s. One process notifies another through a [`Line`](line::Line):
+//! one cache line that its writer fills and publishes with plain stores, and that its reader polls or sleeps on.
+//! Requests travel in a [`ring`] of lines, results in lines of their own. An [`Endpoint`] is one end of a connection:
+//! it writes into the peer's regions and lines.
 //!
 //! Invariants:
 //! - Memory that a peer can write is never behind `&` or `&mut`, except as atomics. Bulk bytes move by raw copy.

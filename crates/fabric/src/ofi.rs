@@ -1,26 +1,26 @@
 //! The libfabric provider: RDMA networks, through a library that is loaded at run time.
 //!
 //! A line and the small puts before it travel together, as one write with immediate data into a slot of the peer's
-//! memory; whoever makes progress there carries it out. Large transfers, reads and atomics go to the peer's regions
-//! directly. The same code serves endpoints that send to any other (efa, cxi, tcp;ofi_rxm) and those that are connected
-//! to one (verbs); then the side that accepts does so within its progress.
+//! memory. A thread that makes progress there executes the message. Large transfers, reads and atomics access the
+//! peer's regions directly. The same code serves endpoints that send to any other (efa, cxi, tcp;ofi_rxm) and endpoints
+//! that are connected to one (verbs); in the second case the accepting side accepts within its progress.
 //!
-//! What a provider promises differs, and this evens it out:
-//! - Where writes may overtake each other, the line waits until what was pushed before it has arrived.
-//! - Where a provider has no atomics (or, as libfabric's verbs, none that work: it takes an operand's address for its
-//!   value) they go as messages, which the target's progress carries out. The software
-//!   providers (tcp, tcp;ofi_rxm) take everything by the target's progress: there a target must wait, spin or call
-//!   [`Endpoint::progress`].
-//! - Buffers that lie in no registered region go through registered memory of the endpoint, or are registered for the
-//!   time, where the provider cannot read them otherwise.
+//! Providers give different guarantees. This module provides the same behaviour over all:
+//! - Where writes may overtake each other, the line waits until earlier pushes have arrived.
+//! - Where a provider has no atomics, they go as messages, which the target's progress executes. The same holds for
+//!   libfabric's verbs provider, whose atomics do not work: it takes an operand's address for its value.
+//! - The software providers (tcp, tcp;ofi_rxm) process everything by the target's progress: there a target must wait,
+//!   spin or call [`Endpoint::progress`].
+//! - Buffers outside of the registered regions are copied through registered memory of the endpoint, or are registered
+//!   for the duration of a transfer, where the provider cannot read them otherwise.
 //!
-//! What follows a line directly (a read, a large put, an atomic) waits until the peer has taken it. A large push does not:
-//! the peer may be busy with a call while the next one's input is on its way. So a push may overtake puts to the same
-//! place that went with an earlier line.
+//! An operation directly after a line (a read, a large put, an atomic) waits until the peer has taken the line. A large
+//! push does not wait: the peer may execute a call while the input of the next one is sent. For that reason a push may
+//! overtake puts to the same address that went with an earlier line.
 //!
-//! Of connected endpoints the network says when the peer is gone. Of the others it may say nothing while nothing is
-//! sent: there whoever knows of the peer's end must say so by [`Endpoint::disconnect`]. Every connection has a domain of
-//! its own: a key of one is worth nothing on another.
+//! For connected endpoints the network reports that the peer is gone. For others it may report nothing while nothing is
+//! sent: there a caller that learns of the peer's end must call [`Endpoint::disconnect`]. Every connection has a domain
+//! of its own: the key of one connection is invalid on another.
 
 mod connecting;
 mod contact;
@@ -63,29 +63,29 @@ use message::{LineMessage, Tail};
 use operations::PUSHES;
 use sleep::Sleep;
 
-/// One end of a connection between nodes. It outlives what carries it: when the peer's process has ended, the next one
-/// is connected in its place.
+/// One end of a connection between nodes. It outlives its connections: when the peer's process has ended, the endpoint
+/// is connected to the next process.
 pub struct Endpoint {
     exposed: Arc<Exposed>,
     bell: Bell,
     state: Mutex<State>,
-    /// 1 while there is a peer, so that whoever spins need not lock to learn that there is none.
+    /// 1 while there is a peer, so that a spinning thread learns without a lock that there is none.
     up: AtomicU32,
     waiters: Waiters,
-    /// Where the one of them that reads sleeps.
+    /// Blocks the one waiter that reads.
     sleep: Sleep,
-    /// Held by whoever uses the bounce bytes. Taken before `state`, never after it.
+    /// Locked by the thread that uses the bounce bytes. Taken before `state`, never after it.
     bounce: Mutex<()>,
 }
 
 struct State {
-    /// Counts connections, so that nobody takes another's operations for its own.
+    /// Number of the connection, so that no thread takes another connection's operations for its own.
     generation: u64,
     live: Result<Box<Live>, String>,
 }
 
 impl State {
-    /// Why there is no connection, of an end that is not up.
+    /// Reason why a connection that is not up is down.
     fn why_down(&self) -> String {
         match &self.live {
             Ok(_) => "it is not connected yet".into(),
@@ -102,7 +102,7 @@ impl State {
 }
 
 impl Endpoint {
-    /// An end without a connection yet. `bell` (an eventfd) is rung where a line asks for it.
+    /// Makes an endpoint without a connection. `bell` (an eventfd) is rung where a line asks for it.
     pub fn new(exposed: Arc<Exposed>, bell: Option<OwnedFd>) -> Endpoint {
         Endpoint {
             exposed,
@@ -153,14 +153,14 @@ impl Endpoint {
         self.exposed.pointer(at, len_bytes)
     }
 
-    /// Makes a region of this side reachable. The key is good for the connection that is open.
+    /// Makes a region of this side reachable. The key is valid for the open connection.
     pub fn expose(&self, region: u32) -> Result<RemoteRegion, FabricError> {
         let mut state = self.lock();
         let live = state.live()?;
         live.regions.expose(&mut live.link, region)
     }
 
-    /// Ends what a region's key is good for.
+    /// Withdraws the key of a region.
     pub fn withdraw(&self, region: u32) {
         match &mut self.lock().live {
             Ok(live) => live.regions.withdraw(&mut live.link, region),
@@ -168,13 +168,13 @@ impl Endpoint {
         }
     }
 
-    /// Learns how the peer's region of a number is reached.
+    /// Records how to access the peer's region of a number.
     pub fn reach(&self, region: u32, remote: RemoteRegion) -> Result<(), FabricError> {
         self.lock().live()?.regions.reach(region, remote)
     }
 
     fn lock(&self) -> MutexGuard<'_, State> {
-        // A panic in here would be a bug of this module; the connection is as it was before the step that panicked.
+        // A panic here would be a defect of this module; the connection is in its state before the step that panicked.
         self.state.lock().unwrap_or_else(|poisoned| poisoned.into_inner())
     }
 }

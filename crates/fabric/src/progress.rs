@@ -1,7 +1,8 @@
-//! One thread that takes what arrives for ends whose owner runs nothing of its own: a memory component's.
+//! One thread that makes progress for endpoints whose owner runs no thread of its own: those of memory components.
 //!
-//! Over TCP all that a peer asks for is done by the target's progress. Over libfabric that depends on the provider: the
-//! software ones are as TCP, a card does most by itself, and what is left (messages, atomics where it has none) is little.
+//! Over TCP the target's progress executes every request of a peer. Over libfabric that depends on the provider: the
+//! software providers work like TCP. A network card executes most requests by itself and leaves only messages, and
+//! atomics where it has none.
 
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::Arc;
@@ -12,20 +13,20 @@ use rustix::event::{EventfdFlags, epoll, eventfd};
 use crate::sync::{AtomicU32, Mutex, Ordering, lock};
 use crate::{FabricError, ofi, tcp};
 
-/// Ends that are asked about with one system call.
+/// Most endpoints that one system call reports.
 const EVENTS_AT_ONCE: usize = 32;
-/// What the epoll calls the thread's own alarm; ends are called by their place in the table.
+/// The epoll's data value for the thread's own alarm. An endpoint's value is its index in the table.
 const ALARM: u64 = u64::MAX;
 
-/// One thread that serves many ends. Each has a bounded turn when something has arrived for it or
-/// there is room again for what it has to send, so that no peer, slow or busy, keeps it from the others. An end that
-/// goes down is let go. The thread ends when this is dropped.
+/// One thread that serves many endpoints. Each gets a bounded time slice when something has arrived for it or when it
+/// can send again, so that no slow or busy peer keeps the thread from the other endpoints. An endpoint that goes down
+/// is removed. The thread ends when this is dropped.
 pub struct Progress {
     shared: Arc<Shared>,
     thread: Option<JoinHandle<()>>,
 }
 
-/// An end that can be served.
+/// An endpoint that the thread can serve.
 #[derive(Clone)]
 pub enum Served {
     /// See [`tcp`].
@@ -60,8 +61,9 @@ impl Progress {
         Ok(Progress { shared, thread: Some(thread) })
     }
 
-    /// Serves this end until its connection goes down. What has come already is taken here: a stream that has it in a buffer of
-    /// its own, as one whose handshake read on, is not readable for it.
+    /// Serves this endpoint until its connection goes down. Processes at once the bytes that have arrived already: a
+    /// stream that holds them in its own buffer, such as one whose handshake read further, does not become readable for
+    /// them.
     pub fn serve(&self, endpoint: impl Into<Served>) -> Result<(), FabricError> {
         let endpoint = endpoint.into();
         let not_served = |error| FabricError::system("epoll_ctl for an end to be served", error);
@@ -79,7 +81,7 @@ impl Progress {
         Ok(())
     }
 
-    /// How many ends are served.
+    /// Number of endpoints that are served.
     pub fn serving(&self) -> usize {
         lock(&self.shared.served).iter().flatten().count()
     }
@@ -101,7 +103,8 @@ impl Shared {
         }
     }
 
-    /// What has arrived over libfabric makes a descriptor readable only if that is asked for before each wait.
+    /// Arms the descriptors of libfabric endpoints: each becomes readable on an arrival only if that is requested
+    /// before each wait.
     fn look_out(&self) {
         for endpoint in lock(&self.served).iter().flatten() {
             if let Served::Ofi(endpoint) = endpoint {

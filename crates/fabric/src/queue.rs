@@ -1,4 +1,5 @@
-//! Words between two sides: lines, rings of lines, core slots, and how their readers poll or sleep.
+//! Words that one side writes and the other reads: lines, rings of lines, core slots, and how their readers poll or
+//! sleep.
 
 pub(crate) mod awaited;
 pub mod bell;

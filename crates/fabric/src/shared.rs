@@ -1,4 +1,4 @@
-//! Views of memory that others may read and write at any time: the only way to its bytes, by copies alone.
+//! Views of memory that other threads and processes may read and write at any time. They give access by copies only.
 //!
 //! A reference promises the compiler that its bytes do not change (`&`) or that nothing else touches them (`&mut`). Memory
 //! that another process has mapped, memory of an interpreter's object, or memory that a caller in C shares between its
@@ -6,17 +6,17 @@
 //! private memory and from there, and never becomes a slice. A slice converts into a view, so that one function serves
 //! private and shared memory alike, at the cost of a slice.
 //!
-//! What holds:
+//! Guarantees:
 //! - Every access lies within the length that the view was made with, whatever others write.
 //! - No reference to the memory exists, so the compiler draws no conclusion from its contents. Each copy is one call of
 //!   `memmove`: a byte is read once, into private memory, and only the private copy is checked and used.
 //! - A copy that races with a writer has any bytes, old and new mixed. All types that are copied this way are plain bytes,
 //!   of which every value is valid.
 //!
-//! What does not hold: the copies are neither atomic nor ordered. A reader learns from an atomic (a line's turn, a word of a
-//! ring) when bytes are whole. Rust's memory model has no name for a byte-wise copy that races with another process (RFC
-//! 3301 would add one); this module is the one place that relies on the compiler's treating such a copy as a call that reads
-//! or writes memory it knows nothing of, as the Linux kernel and vm-memory do.
+//! The copies are neither atomic nor ordered. A reader learns from an atomic (a line's turn, a word of a ring) when
+//! bytes are complete. Rust's memory model does not define a byte-wise copy that races with another process (RFC 3301
+//! would add one). This module is the only one that relies on the compiler to treat such a copy as a call that reads or
+//! writes unknown memory, as the Linux kernel and vm-memory do.
 
 use std::marker::PhantomData;
 use std::ops::Range;
@@ -95,7 +95,8 @@ impl<'memory> SharedBytes<'memory> {
         unsafe { SharedBytes::new(self.start.add(range.start), range.end - range.start) }
     }
 
-    /// Copies bytes to the front of `into`, as many as both have, and returns how many.
+    /// Copies bytes to the front of `into`, up to the length of the shorter side, and returns the number of bytes
+    /// copied.
     #[inline(always)]
     pub fn copy_to(self, into: &mut [u8]) -> usize {
         let len = self.len.min(into.len());
@@ -168,7 +169,8 @@ impl<'memory> SharedBytesMut<'memory> {
         unsafe { SharedBytesMut::new(self.start.add(range.start), range.end - range.start) }
     }
 
-    /// Copies bytes of `from` to the front, as many as both have, and returns how many.
+    /// Copies bytes of `from` to the front, up to the length of the shorter side, and returns the number of bytes
+    /// copied.
     #[inline(always)]
     pub fn copy_from<'from>(&mut self, from: impl Into<SharedBytes<'from>>) -> usize {
         let from = from.into();

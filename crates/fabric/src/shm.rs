@@ -1,10 +1,11 @@
 //! The shared-memory provider: both ends of a connection map the same regions.
 //!
-//! A put is a copy, an atomic is an atomic, and a line is published where its reader polls it; an idle target takes
-//! part in nothing. What a function reads and writes in place needs no operation at all ([`Endpoint::mapped`]).
+//! A put is a copy, an atomic operation acts directly on the shared word, and a line is published where its reader
+//! polls it. An idle target's processor does nothing. A function that reads and writes its buffers in place needs no
+//! operation at all ([`Endpoint::mapped`]).
 //!
-//! The peer's memory is what the peer passed as descriptors when the connection was made. A peer that scribbles over
-//! it changes values, never addresses: every access is checked against the sizes that this side mapped.
+//! The peer's memory consists of the regions that the peer passed as descriptors when the connection was made. A peer
+//! that overwrites it changes values, never addresses: every access is checked against the sizes that this side mapped.
 
 use std::os::fd::{BorrowedFd, OwnedFd};
 use std::ptr::NonNull;
@@ -25,7 +26,8 @@ pub struct Endpoint {
 }
 
 impl Endpoint {
-    /// An end that reaches what is mapped into `window`, and rings `bell` (an eventfd) where a line asks for it.
+    /// Makes an endpoint that reaches the regions mapped into `window`, and rings `bell` (an eventfd) where a line asks
+    /// for it.
     pub fn new(window: Window, bell: Option<OwnedFd>) -> Endpoint {
         Endpoint { window, bell: Bell(bell) }
     }
@@ -47,7 +49,7 @@ impl Endpoint {
         Ok(())
     }
 
-    /// Whether a line of the peer still holds this turn, with which it was published.
+    /// Whether a line of the peer still holds the turn with which it was published.
     #[inline]
     pub fn holds(&self, line: LineAddress, turn: Turn) -> bool {
         let line = self.view::<Line>(Address { region: line.region, offset: line.line });

@@ -1,8 +1,9 @@
-//! A stream between two ends in one process, in virtual time: what TCP may do and seldom does, from a seed.
+//! A stream between two ends in one process, in virtual time. A seed decides the delays and errors that TCP permits and
+//! rarely shows.
 //!
-//! It delays bytes, cuts them into pieces at any place, takes fewer than it is given, keeps a reader waiting that could
-//! read, and breaks at a chosen byte or step. Everything follows from the seed: as long as one thread drives both ends
-//! (see [`Sim::on_wait`]), a failure comes again with its seed. It is for tests, and nobody is offered it.
+//! The stream delays bytes, splits them at any place, accepts fewer than offered, reports nothing to a reader that
+//! could read, and breaks at a chosen byte or step. Everything follows from the seed: as long as one thread drives both
+//! ends (see [`Sim::on_wait`]), the same seed reproduces a failure. Only tests use it.
 
 use std::collections::VecDeque;
 use std::io::{self, ErrorKind};
@@ -13,32 +14,33 @@ use std::time::Duration;
 use crate::shared::copy_bytes;
 use crate::sync::lock;
 
-/// How long a waiting end really sleeps when nothing can happen in virtual time: another thread may make it happen.
+/// Real time that a waiting end sleeps when nothing can happen in virtual time, since another thread may make it
+/// happen.
 const IDLE_NAP: Duration = Duration::from_micros(200);
 
-/// What the stream does to its bytes.
+/// Faults that the stream injects.
 #[derive(Clone, Copy, Debug)]
 pub struct Faults {
-    /// Everything else follows from it.
+    /// Seed of all random decisions.
     pub seed: u64,
-    /// Steps that bytes are under way, at most.
+    /// Longest delay of bytes, in steps.
     pub max_delay_steps: u64,
-    /// Bytes that one send or receive moves, at most; usually it is far fewer.
+    /// Most bytes that one send or receive moves; it usually moves far fewer.
     pub max_piece_bytes: u64,
-    /// Bytes under way in one direction, at most.
+    /// Most bytes in transit in one direction.
     pub window_bytes: u64,
-    /// Of 100 times that a reader could read, how often it is told that there is nothing.
+    /// Percentage of receives that could read bytes and report that there are none.
     pub stalls_percent: u64,
-    /// Where it breaks.
+    /// The place where the stream breaks, if it does.
     pub breaks: Option<Break>,
 }
 
-/// Where a stream breaks.
+/// The place where a stream breaks.
 #[derive(Clone, Copy, Debug)]
 pub enum Break {
-    /// After so many bytes from this side.
+    /// Breaks once this side has sent this number of bytes.
     AfterBytes(Side, u64),
-    /// After so many sends and receives of both sides.
+    /// Breaks after this number of sends and receives, of both sides together.
     AfterSteps(u64),
 }
 
@@ -52,7 +54,7 @@ pub enum Side {
 }
 
 impl Faults {
-    /// A seed's usual mischief, without a break.
+    /// Returns the faults that follow from a seed, without a break.
     pub fn of_seed(seed: u64) -> Faults {
         let mut random = Random(seed);
         Faults {
@@ -89,26 +91,26 @@ struct Net {
     now: u64,
     steps: u64,
     broken: bool,
-    /// By sending side.
+    /// Pipes, indexed by the sending side.
     pipes: [Pipe; 2],
 }
 
 #[derive(Default)]
 struct Pipe {
-    /// Bytes under way, and when they arrive.
+    /// Bytes in transit, each piece with the step at which it arrives.
     pieces: VecDeque<(u64, Vec<u8>)>,
     /// Bytes that have arrived and were not read.
     arrived: VecDeque<u8>,
-    /// Both together.
+    /// Number of bytes in `pieces` and `arrived` together.
     unread: u64,
     sent: u64,
     ended: bool,
-    /// The reader wants no more.
+    /// The reader has shut down its direction: sends fail.
     refused: bool,
 }
 
 impl Sim {
-    /// A stream and its two ends.
+    /// Makes a stream and its two ends.
     pub fn pair(faults: Faults) -> (Sim, SimStream, SimStream) {
         let net = Net {
             faults,
@@ -125,23 +127,23 @@ impl Sim {
         (Sim(shared), left, right)
     }
 
-    /// What this side does when the other one waits: its part of the conversation, a step at a time.
+    /// Sets the step that this side executes whenever the other side waits.
     pub fn on_wait(&self, side: Side, turn: impl FnMut() + Send + 'static) {
         *lock(&self.0.turns[side as usize]) = Some(Box::new(turn));
     }
 
-    /// Breaks the stream here and now.
+    /// Breaks the stream now.
     pub fn break_now(&self) {
         lock(&self.0.net).broken = true;
         self.0.moved.notify_all();
     }
 
-    /// Sends and receives so far.
+    /// Number of sends and receives so far.
     pub fn steps(&self) -> u64 {
         lock(&self.0.net).steps
     }
 
-    /// Bytes that a side has sent.
+    /// Number of bytes that a side has sent.
     pub fn sent_bytes(&self, side: Side) -> u64 {
         lock(&self.0.net).pipes[side as usize].sent
     }
@@ -156,7 +158,7 @@ impl Net {
         }
     }
 
-    /// How many bytes move at once, of so many that could.
+    /// Number of bytes to move at once, at most `possible`.
     fn piece(&mut self, possible: u64) -> u64 {
         let most = self.faults.max_piece_bytes.max(1);
         // Usually much, sometimes little.
@@ -190,7 +192,7 @@ impl Net {
         }
     }
 
-    /// Bytes that a side can read now.
+    /// Moves the pieces that are due to `arrived`. Returns the number of bytes that can be read now from this side.
     fn arrived(&mut self, from: Side) -> u64 {
         let pipe = &mut self.pipes[from as usize];
         while pipe.pieces.front().is_some_and(|piece| piece.0 <= self.now) {
@@ -199,7 +201,7 @@ impl Net {
         pipe.arrived.len() as u64
     }
 
-    /// Lets time pass until something arrives. False if there is nothing under way and nothing to read.
+    /// Advances virtual time until something arrives. False if nothing is in transit and nothing can be read.
     fn skip(&mut self) -> bool {
         if self.pipes.iter().any(|pipe| !pipe.arrived.is_empty()) {
             return true;
@@ -220,14 +222,14 @@ impl SimStream {
         }
     }
 
-    /// Sends these bytes as they are, as far as there is room: for a peer that is no endpoint.
+    /// Sends these bytes unframed, as far as the window has free space: for a peer that is not an endpoint.
     pub fn write(&self, bytes: &[u8]) -> io::Result<usize> {
         let part = libc::iovec { iov_base: bytes.as_ptr().cast_mut().cast(), iov_len: bytes.len() };
         // SAFETY: a slice is readable.
         unsafe { self.send(&[part]) }
     }
 
-    /// As `recvmsg` without waiting.
+    /// Receives like `recvmsg` with `MSG_DONTWAIT`.
     ///
     /// # Safety
     /// Both parts must be writable.
@@ -260,7 +262,7 @@ impl SimStream {
         Ok(len)
     }
 
-    /// As `sendmsg` without waiting.
+    /// Sends like `sendmsg` with `MSG_DONTWAIT`.
     ///
     /// # Safety
     /// All parts must be readable.
@@ -288,7 +290,7 @@ impl SimStream {
         Ok(len)
     }
 
-    /// Lets time pass until something may have happened: the other side has its turn, bytes arrive.
+    /// Lets virtual time pass until something may have happened: the other side executes its step, or bytes arrive.
     pub(crate) fn wait(&self, timeout: Option<Duration>) {
         if let Ok(mut turn) = self.shared.turns[self.other() as usize].try_lock()
             && let Some(turn) = turn.as_mut()
@@ -305,7 +307,7 @@ impl SimStream {
         }
     }
 
-    /// As `shutdown`.
+    /// Shuts down one or both directions, like `shutdown`.
     pub(crate) fn shutdown(&self, how: Shutdown) {
         let mut net = lock(&self.shared.net);
         if how != Shutdown::Read {

@@ -1,7 +1,8 @@
 //! Detects whether this process was started with its standard output open.
 //!
-//! Before `main` the standard library opens `/dev/null` in place of standard descriptors that are closed, so that no other
-//! file takes their numbers. What is written there is lost without an error. So this looks earlier, when the program is loaded.
+//! Before `main` the standard library opens `/dev/null` in place of closed standard descriptors, so that no other file
+//! takes their numbers. Output written there is lost without an error. For that reason this module looks earlier, when
+//! the program is loaded.
 
 use std::sync::atomic::{AtomicBool, Ordering};
 

@@ -10,7 +10,7 @@ pub use loom::sync::atomic::{AtomicU32, AtomicU64, Ordering, fence};
 #[cfg(loom)]
 pub use loom::sync::{Mutex, MutexGuard};
 
-/// Locks. What a lock here guards is whole between any two statements, so that a holder's panic spoils nothing.
+/// Locks a mutex, even after a panic of its holder: data behind these locks is consistent between any two statements.
 #[inline]
 pub fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(|poisoned| poisoned.into_inner())

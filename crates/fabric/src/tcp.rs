@@ -1,19 +1,20 @@
-//! The TCP provider: frames on a stream, applied to this side's memory by whoever waits.
+//! The TCP provider: frames on a stream, which the waiting threads apply to this side's memory.
 //!
-//! - [`frame`]: what travels.
-//! - *Sending*: small puts are gathered and large ones sent from where they lie; a line sends all of it with one system
-//!   call. A sender that waits for room takes what arrives meanwhile, so that two ends that send to each other at the
-//!   same time cannot wait for each other for ever.
-//! - *Receiving*: one system call brings many small frames, or the stretch of a large payload straight into its region.
-//!   One thread at a time reads, for everybody who waits.
-//! - *Ends*: a peer that says what makes no sense, or names memory that is not its to reach, is told why, and the
-//!   connection ends. The end of a connection wakes all who wait on it; its reason stays until the next one begins.
+//! - [`frame`]: the format on the stream.
+//! - *Sending*: small puts are gathered, and large ones sent from the caller's memory; publishing a line sends all of
+//!   it with one system call. A sender that waits until the socket accepts more processes arriving frames meanwhile, so
+//!   that two ends that send to each other at the same time do not deadlock.
+//! - *Receiving*: one system call receives many small frames, or a part of a large payload directly into its region.
+//!   One thread at a time reads, for all waiting threads.
+//! - *Ends*: a peer that violates the protocol, or names memory that it may not access, is sent the reason, and the
+//!   connection ends. The end of a connection wakes all threads that wait on it; its reason stays until the next
+//!   connection begins.
 //!
-//! A hot call makes one system call to send and those that look for its result; a warm one sleeps in one more. Neither
-//! allocates, and a lock that they take is contended only if threads share the endpoint.
+//! A hot call makes one system call to send a line, and further ones to poll for its result; a warm call makes one
+//! more, to sleep. Neither allocates, and a lock that they take is contended only if threads share the endpoint.
 //!
 //! Locks are taken in this order: sending, receiving, then any of the small ones (link, replies, requests, waiters),
-//! which are never held together. Who holds receiving only tries sending.
+//! which are never held together. A thread that holds receiving only tries to lock sending.
 
 use std::io;
 use std::net::Shutdown;
@@ -59,14 +60,14 @@ use crate::{FabricError, Provider};
 
 /// Bytes of a word that atomics work on.
 const WORD_BYTES: u64 = 8;
-/// How long an answer out of a region that is withdrawn may take to be sent, and how long it is waited for at a time.
+/// Time in which a partly sent answer out of a withdrawn region may be completed, and the sleep between two attempts.
 const LAST_ANSWER_PATIENCE: Duration = Duration::from_millis(100);
 const LAST_ANSWER_NAP: Duration = Duration::from_millis(1);
-/// How long a thread that has asked for something looks for the reply before it sleeps, in looks at memory.
+/// Number of loads of memory for which a requesting thread polls for the reply before it sleeps.
 const LOOKS_FOR_REPLY: u32 = 1 << 15;
 
-/// One end of a connection between nodes. It outlives the streams that carry it: when the peer's process has ended, the
-/// next one is connected in its place.
+/// One end of a connection between nodes. It outlives its streams: when the peer's process has ended, the endpoint is
+/// connected to the next process by a new stream.
 pub struct Endpoint {
     exposed: Arc<Exposed>,
     bell: Bell,
@@ -77,14 +78,14 @@ pub struct Endpoint {
     requests: Arc<Requests>,
     replies: Replies,
     waiters: Waiters,
-    /// 1 if something is gathered or could not be sent yet. Written under the lock of `sending`; a hint.
+    /// 1 if bytes are gathered or could not be sent yet. Written under the lock of `sending`; a hint.
     unsent: AtomicU32,
-    /// 1 if the present stream is a simulated one.
+    /// 1 if the current stream is a simulated one.
     simulated: AtomicU32,
 }
 
 impl Endpoint {
-    /// An end without a connection yet. `bell` (an eventfd) is rung where a line asks for it.
+    /// Makes an endpoint without a connection. `bell` (an eventfd) is rung where a line asks for it.
     pub fn new(exposed: Arc<Exposed>, bell: Option<OwnedFd>) -> Endpoint {
         Endpoint {
             regions: Regions::new(exposed.regions()),
@@ -101,7 +102,8 @@ impl Endpoint {
         }
     }
 
-    /// Goes on with this stream, on which the peer has proven who it is. What was under way on another is lost.
+    /// Connects the endpoint by this stream, on which the peer has authenticated itself. Unsent data of an earlier
+    /// stream is lost.
     pub fn connect(&self, stream: Stream) -> Result<(), FabricError> {
         self.link.prepare()?;
         self.end_stream("another connection takes its place");
@@ -113,31 +115,30 @@ impl Endpoint {
         Ok(())
     }
 
-    /// Ends the connection: from now on operations fail. When this returns, nothing that was claimed earlier is still
-    /// being sent.
+    /// Ends the connection: later operations fail. When this returns, no operation claimed earlier is still being sent.
     pub fn disconnect(&self, reason: &str) {
         self.end_stream(reason);
         self.regions.clear();
     }
 
-    /// Why there is no connection, if there is none.
+    /// Reason why the connection is down, or `None` while it is up.
     #[inline]
     pub fn down(&self) -> Option<String> {
         self.link.reason()
     }
 
-    /// Readable when there is something to take; to be polled beside other descriptors. When it has become readable,
-    /// [`Endpoint::progress`] is due, until that fails.
+    /// A descriptor that is readable when something has arrived, for polling beside other descriptors. Once it is
+    /// readable, call [`Endpoint::progress`] until that fails.
     pub fn readable(&self) -> Option<BorrowedFd<'_>> {
         self.link.readable()
     }
 
-    /// Rung where a line asks for it, if there is one.
+    /// The bell, which is rung where a line asks for it.
     pub fn bell(&self) -> &Bell {
         &self.bell
     }
 
-    /// What of this side the peer may reach.
+    /// The memory of this side that the peer may access.
     pub fn exposed(&self) -> &Arc<Exposed> {
         &self.exposed
     }
@@ -147,21 +148,21 @@ impl Endpoint {
         self.exposed.expose(region)
     }
 
-    /// Learns how the peer's region of a number is reached.
+    /// Records how to access the peer's region of a number.
     pub fn reach(&self, region: u32, remote: RemoteRegion) -> Result<(), FabricError> {
         self.regions.set(region, remote)
     }
 
-    /// The peer's region of a number is not reached any more: who waits for something of it stops to.
+    /// Forgets the peer's region of a number. Threads that wait for a reply about it stop waiting.
     pub fn forget(&self, region: u32) {
         self.regions.forget(region);
         self.waiters.poke_all();
         self.link.wake();
     }
 
-    /// Ends what a region's key is good for. When this returns, nothing of it is read or written any more by what the peer has
-    /// asked for: what is late is refused. An answer that is sent in part has a moment to be sent wholly; else it ends the
-    /// connection, for this reason.
+    /// Withdraws the key of a region. When this returns, no request of the peer reads or writes the region any more:
+    /// later requests are refused. A partly sent answer may be completed within 100 ms; otherwise the
+    /// connection ends with `reason`.
     pub fn withdraw(&self, region: u32, reason: &str) {
         let bytes = self.exposed.bytes(region);
         self.exposed.withdraw(region);
@@ -192,8 +193,8 @@ impl Endpoint {
         Ok(())
     }
 
-    /// As [`Endpoint::put_imm`], of what may come a little later: with what this side sends next, when it waits, or [is in a
-    /// hurry](Endpoint::hurry).
+    /// Publishes a line like [`Endpoint::put_imm`], and may send it later: with the next data that this side sends,
+    /// when it waits, or at a call of [`hurry`](Endpoint::hurry).
     #[inline]
     pub fn put_imm_soon<const WORDS: usize>(
         &self,
@@ -207,7 +208,7 @@ impl Endpoint {
         Ok(())
     }
 
-    /// Sends what was left to come soon.
+    /// Sends the lines that [`Endpoint::put_imm_soon`] left.
     #[inline]
     pub fn hurry(&self) {
         if self.is_unsent() {
@@ -229,13 +230,13 @@ impl Endpoint {
         Ok(LineFrame { key: place.key, line, watch, turn, immediate, body })
     }
 
-    /// See [`crate::Endpoint::put`]. What is small leaves with what follows it, or when this side waits.
+    /// See [`crate::Endpoint::put`]. Small payloads are sent with the next data, or when this side waits.
     #[inline]
     pub fn put<'bytes>(&self, to: Address, bytes: impl Into<SharedBytes<'bytes>>) -> Result<(), FabricError> {
         let bytes = bytes.into();
         let frame = self.put_frame(to, bytes.len() as u64)?;
         let mut sending = self.sending()?;
-        // SAFETY: what is small is copied, and what is large sent, before the view's borrow ends.
+        // SAFETY: a small payload is copied, and a large one sent, before the view's borrow ends.
         unsafe { self.add(&mut sending, frame, (bytes.start(), bytes.len())) }?;
         if bytes.len() > SMALL_BYTES {
             self.send_all(&mut sending)?;
@@ -249,7 +250,7 @@ impl Endpoint {
     /// See [`crate::Endpoint::push`].
     ///
     /// # Safety
-    /// As there.
+    /// See [`crate::Endpoint::push`].
     #[inline]
     pub unsafe fn push(&self, to: Address, from: NonNull<u8>, len_bytes: u64) -> Result<(), FabricError> {
         let frame = self.put_frame(to, len_bytes)?;
@@ -270,20 +271,20 @@ impl Endpoint {
         let into = into.into();
         let len_bytes = into.len() as u64;
         let place = self.place(from, len_bytes)?;
-        // SAFETY: `into` is borrowed for this call, which lets the request go when nobody receives; see `ask`.
+        // SAFETY: `into` is borrowed for this call, which abandons the request if no reply arrives; see `ask`.
         let request = unsafe { self.requests.bytes(into.start(), len_bytes) };
         let (key, offset) = (place.key, place.base.wrapping_add(from.offset));
         self.ask(from.region, request, |request| Frame::Get { request, key, offset, len_bytes }).map(|_| ())
     }
 
-    /// Asks for bytes and does not wait for them. None: there are too many already that nobody has waited for.
+    /// Requests bytes without waiting for them. `None` if too many earlier requests have not been waited for.
     ///
     /// # Errors
     /// As for [`crate::Endpoint::get`].
     ///
     /// # Safety
-    /// The place is writable, and no reference to it is used, until what this returns is waited for or dropped. It is not
-    /// forgotten.
+    /// The memory at `into` must be writable, and no reference to it be used, until the returned value has been waited
+    /// for or dropped. The value must not be forgotten.
     pub unsafe fn begin_get(
         self: &Arc<Endpoint>,
         from: Address,
@@ -291,7 +292,7 @@ impl Endpoint {
         len_bytes: u64,
     ) -> Result<Option<Getting>, FabricError> {
         let place = self.place(from, len_bytes)?;
-        // SAFETY: as the caller vouches; the end of what it holds then waits for the reply.
+        // SAFETY: by the caller's promise; dropping the returned value waits for the reply.
         let Some(request) = (unsafe { self.requests.bytes_ahead(into, len_bytes) }) else {
             return Ok(None);
         };
@@ -334,7 +335,7 @@ impl Endpoint {
         self.exposed.pointer(at, len_bytes)
     }
 
-    /// What carries it.
+    /// The provider of the current stream.
     pub fn provider(&self) -> Provider {
         if self.simulated.load(Ordering::Relaxed) == 1 { Provider::Sim } else { Provider::Tcp }
     }
@@ -345,7 +346,7 @@ impl Endpoint {
         Ok(Frame::Put { key: place.key, offset: place.base.wrapping_add(to.offset), len_bytes })
     }
 
-    /// Where bytes of the peer's are. Without a connection they are nowhere, whatever is known of them.
+    /// Finds the address of the peer's bytes. Without a connection this is an error, whatever is known of the region.
     #[inline]
     fn place(&self, at: Address, len_bytes: u64) -> Result<Place, FabricError> {
         self.regions.find(at, len_bytes).map_err(|error| self.explain(error))
@@ -361,7 +362,7 @@ impl Endpoint {
         if self.link.is_up() { error } else { self.link.error() }
     }
 
-    /// Sends a request about a region of the peer's and waits for its reply.
+    /// Sends a request about a region of the peer and waits for its reply.
     fn ask(
         &self,
         region: u32,
@@ -377,14 +378,14 @@ impl Endpoint {
         }
     }
 
-    /// Sends a request. The reply comes by the connection whose number this returns.
+    /// Sends a request. Returns the number of the connection by which the reply comes.
     fn send_request(&self, request: &Request, frame: impl FnOnce(u32) -> Frame) -> Result<u32, FabricError> {
         let mut sending = self.sending()?;
         let connection = self.link.connection();
         if !request.is_open() {
             return Err(FabricError::Disconnected { reason: "another has taken its place".into() });
         }
-        // SAFETY: it has no payload.
+        // SAFETY: the frame has no payload.
         unsafe { self.add(&mut sending, frame(request.number()), (NonNull::dangling(), 0)) }?;
         self.send_all(&mut sending)?;
         self.leave(sending);
@@ -402,8 +403,8 @@ impl Endpoint {
         Err(if self.link.is_up() { FabricError::KeyExpired { region } } else { self.link.error() })
     }
 
-    /// Ends a request that has no reply. That may be on its way all the same, and this is what ends it: under the lock
-    /// nobody writes to its place, and once this returns nobody will.
+    /// Ends a request that has no reply yet. If the reply is being received, this stops it: no thread writes to the
+    /// request's memory while the lock is held, and none will after this returns.
     fn let_go(&self, request: Request) {
         let mut receiving = lock(&self.receiving);
         let is_coming = receiving.inbox.abandon(request.number());
@@ -412,13 +413,13 @@ impl Endpoint {
             return;
         }
         request.abandon();
-        // It may have gone down before the request was abandoned, and then nobody answers it.
+        // The connection may have gone down before the request was abandoned, and then no reply will come.
         if !self.link.is_up() {
             self.requests.void_unwanted();
         }
     }
 
-    /// The peer has ended the stream without a reason.
+    /// Handles the end of the stream by the peer, without a reason.
     #[cold]
     fn ended_by_peer(&self, amid_frame: bool) -> Received {
         let amid = if amid_frame { " amid a frame" } else { "" };
@@ -426,14 +427,14 @@ impl Endpoint {
         Received::Down
     }
 
-    /// The stream itself has failed.
+    /// Handles a failure of the stream itself.
     #[cold]
     fn lost(&self, error: &io::Error) -> Received {
         self.fail(&format!("the peer is lost: {error}"));
         Received::Down
     }
 
-    /// Ends a connection that carries nothing any more.
+    /// Ends a connection on which nothing is acknowledged any more.
     #[cold]
     fn end_if_stalled(&self, stream: &Stream) {
         if let Some(why) = stream.stalled() {
@@ -441,7 +442,7 @@ impl Endpoint {
         }
     }
 
-    /// The peer is told what it did wrong, and the connection ends. What it has still to be told, it can still read.
+    /// Sends the peer the error, and ends the connection. The peer can still read data sent before.
     #[cold]
     fn cut(&self, error: &FabricError) -> Received {
         self.end(&format!("cut off, because the peer broke the rules: {error}"), || {
@@ -451,13 +452,13 @@ impl Endpoint {
         Received::Down
     }
 
-    /// The connection ends, and the peer is not told why.
+    /// Ends the connection without sending the peer a reason.
     #[cold]
     fn fail(&self, reason: &str) {
         self.end(reason, || self.link.shutdown(Shutdown::Write));
     }
 
-    /// The connection ends, for the first reason that is given, and all who wait on it learn of it.
+    /// Ends the connection, and wakes all threads that wait on it. The first reason stays.
     fn end(&self, reason: &str, shut_down: impl FnOnce()) {
         if self.link.end(reason) {
             shut_down();
@@ -490,16 +491,16 @@ impl Endpoint {
     }
 }
 
-/// Bytes that have been asked for. Dropped, it waits for them.
+/// Bytes that were requested. Dropping this waits for them.
 pub struct Getting {
     end: Arc<Endpoint>,
     region: u32,
-    /// Until the reply was waited for: with the connection by which it comes.
+    /// The request and the number of the connection by which its reply comes, until the reply was waited for.
     request: Option<(Request, u32)>,
 }
 
 impl Getting {
-    /// Waits for them.
+    /// Waits for the bytes.
     ///
     /// # Errors
     /// As for [`crate::Endpoint::get`].
@@ -515,7 +516,7 @@ impl Getting {
 
 impl Drop for Getting {
     fn drop(&mut self) {
-        // Nobody is left to be told.
+        // No caller is left to receive the error.
         let _ = self.finish();
     }
 }

@@ -1,5 +1,5 @@
-//! Tests that a stream allocates nothing once it has started, whether its ends poll or sleep. That the count
-//! counts is shown, too.
+//! Tests that a stream allocates nothing once it has started, whether its ends poll or sleep. Also shows that the
+//! allocation counter works.
 
 #![allow(clippy::unwrap_used, unsafe_code)]
 
@@ -38,7 +38,7 @@ static ALLOCATOR: Counting = Counting;
 const LEN: u64 = 1 << 20;
 const DATA: u64 = 4096;
 const LINE: LineAddress = LineAddress { region: OWN, line: 0, watch: 64 };
-/// Turns that are counted, and those before and after, when threads begin and end.
+/// Number of counted turns, and of turns before and after, in which threads begin and end.
 const TURNS: u64 = 300;
 const MARGIN: u64 = 50;
 
@@ -59,7 +59,7 @@ impl Side {
     fn send(&self, n: u64) {
         for (place, len) in [(0, 64), (64, 4096), (8192, 100_000)] {
             let from = self.own.pointer(DATA + place, len).unwrap();
-            // SAFETY: nobody writes there while this side has the turn.
+            // SAFETY: no thread writes there while this side has the turn.
             unsafe { self.end.push(Address { region: OWN, offset: DATA + place }, from, len) }.unwrap();
         }
         self.end.put(Address { region: OWN, offset: 512 }, &n.to_ne_bytes()).unwrap();

@@ -1,4 +1,4 @@
-//! Tests of the ofi provider; conformance.rs has the tests of all providers.
+//! Tests of the ofi provider only; tests/conformance has the tests of all providers.
 
 #![allow(clippy::unwrap_used, unsafe_code)]
 
@@ -25,7 +25,7 @@ const SHARED: u32 = 1;
 const SHARED_BYTES: u64 = 64 << 20;
 const WATCH: u64 = OWN_BYTES - 4096;
 
-/// One side: its memory and its end.
+/// One side: its memory and its endpoint.
 struct Side {
     own: Region,
     exposed: Arc<Exposed>,
@@ -59,7 +59,7 @@ impl Side {
     }
 }
 
-/// The providers that are tried: two kinds of endpoints without hardware, or the one that is named.
+/// The tested providers: two kinds of endpoints without hardware, or the provider that the environment names.
 fn networks() -> Vec<Network> {
     let named = std::env::var("SUBLET_CONFORMANCE_OFI").ok();
     let names: Vec<&str> = named.as_deref().map_or(vec!["tcp;ofi_rxm", "tcp"], |name| vec![name]);
@@ -95,9 +95,9 @@ fn connect(network: &Network, one: &Side, other: &Side) {
     }
 }
 
-/// Makes progress at a side while something is done at the other.
+/// Makes progress at a side while `act` runs at the other.
 fn served<T>(side: &Side, act: impl FnOnce() -> T) -> T {
-    /// Even where `act` panics.
+    /// Ends the progress, even if `act` panics.
     struct Done<'a>(&'a AtomicBool);
     impl Drop for Done<'_> {
         fn drop(&mut self) {
@@ -128,7 +128,7 @@ fn spin_until(side: &Side, line: (&Line, &Watch), turn: Turn) {
 }
 
 #[test]
-fn lines_go_both_ways_hot_with_what_was_put_before_them() {
+fn lines_go_both_ways_hot_with_earlier_puts() {
     over_all(|client, worker| {
         const CALLS: u64 = 1_000;
         std::thread::scope(|scope| {
@@ -152,14 +152,14 @@ fn lines_go_both_ways_hot_with_what_was_put_before_them() {
 }
 
 #[test]
-fn many_lines_one_way_wait_for_room_and_none_is_lost() {
+fn many_lines_one_way_wait_for_free_slots() {
     over_all(|client, worker| {
         const LINES: u64 = 5_000;
         std::thread::scope(|scope| {
             scope.spawn(|| {
                 for n in 0..LINES {
                     client.end.put_imm(line_at((n % 8) * 64), Turn::of_use(n), n as u32, &[n]).unwrap();
-                    // A reader that has seen a line lets the place be used again, by a word of the writer's.
+                    // The writer reuses a line once the reader has counted it in a word of the reader's memory.
                     while n + 1 >= worker.own.view::<AtomicU64>(4096).unwrap().load(Ordering::Acquire) + 8 {
                         std::hint::spin_loop();
                     }
@@ -188,7 +188,7 @@ fn pushes_of_any_size_are_there_when_the_line_is() {
                 std::thread::scope(|scope| {
                     scope.spawn(|| {
                         let to = Address { region: SHARED, offset: 3 };
-                        // SAFETY: readable, and nobody writes there until the line was taken.
+                        // SAFETY: readable, and no thread writes there until the line was taken.
                         unsafe { from.end.push(to, from.shared(3, len), len).unwrap() };
                         from.end.put_imm(line_at(0), turn, 0, &[len]).unwrap();
                     });
@@ -293,7 +293,7 @@ fn a_withdrawn_key_is_told_from_a_wrong_one() {
 }
 
 #[test]
-fn a_large_access_with_a_wrong_key_fails_and_harms_nobody() {
+fn access_with_a_wrong_key_fails_and_changes_nothing() {
     over_all(|client, worker| {
         let good = worker.end.expose(SHARED).unwrap();
         let wrong = RemoteRegion { key: good.key ^ 1 << 20, ..good };
@@ -307,7 +307,7 @@ fn a_large_access_with_a_wrong_key_fails_and_harms_nobody() {
 }
 
 #[test]
-fn an_end_that_leaves_says_why_and_another_can_take_its_place() {
+fn leaving_end_gives_a_reason_and_can_be_replaced() {
     if let Err(error) = ofi::providers() {
         skip(Means::Libfabric, error);
         return;
@@ -334,7 +334,7 @@ fn an_end_that_leaves_says_why_and_another_can_take_its_place() {
     }
 }
 
-/// The child of the next test: waits at an end that its parent connects, until it is killed.
+/// The child of the next test: waits at an endpoint that its parent connects to, until it is killed.
 #[test]
 fn helper_that_waits_until_it_is_killed() {
     let Ok(told) = std::env::var("OFI_HELPER_WAITS") else { return };
@@ -373,10 +373,10 @@ fn connected_to_a_process(number: usize, network: &Network, side: &Side) -> Chil
     child
 }
 
-/// A network says that a peer it has connected is gone. One that sends to any other may be silent about it, or try to
-/// reach it for ever: then whoever is told otherwise ends it.
+/// A network reports that a connected peer is gone. For endpoints that send to any other, the network may report
+/// nothing, or try to reach the peer without end: then the caller must end the connection.
 #[test]
-fn whoever_waits_for_a_killed_peer_or_sends_to_it_goes_on_at_the_latest_when_it_is_told() {
+fn waits_and_sends_to_a_killed_peer_end_at_disconnect() {
     if let Err(error) = ofi::providers() {
         skip(Means::Libfabric, error);
         return;
@@ -396,7 +396,7 @@ fn whoever_waits_for_a_killed_peer_or_sends_to_it_goes_on_at_the_latest_when_it_
                 child.kill().unwrap();
                 child.wait().unwrap();
                 if network.provider == "tcp" {
-                    // Connected: nobody has to say it.
+                    // A connected endpoint needs no report of the end.
                     assert!(!waiter.join().unwrap());
                 } else {
                     std::thread::sleep(Duration::from_millis(100));
@@ -411,10 +411,10 @@ fn whoever_waits_for_a_killed_peer_or_sends_to_it_goes_on_at_the_latest_when_it_
     }
 }
 
-/// Relays TCP connections to a port of this machine, and can stop in the middle of what the target sends.
+/// Relays TCP connections to a port of this machine, and can stop in the middle of the target's data.
 struct Relay {
     port: u16,
-    /// Bytes of the target's that are still relayed.
+    /// Number of bytes of the target that are still relayed.
     left: Arc<AtomicU64>,
 }
 
@@ -449,7 +449,7 @@ fn relay_bytes(mut from: TcpStream, mut to: TcpStream, left: &AtomicU64) {
     }
 }
 
-/// The machine of the peer may lose its power: the message that it was sending stays half received.
+/// The machine of the peer may lose power: the message that it was sending stays half received.
 #[test]
 fn survives_a_peer_that_stops_within_a_message() {
     if let Err(error) = ofi::providers() {
@@ -462,7 +462,7 @@ fn survives_a_peer_that_stops_within_a_message() {
         let network = Network::of(provider).toward(toward);
         let contact = client.end.open(&network).unwrap();
         let mut answer = worker.end.accept(&network, &contact).unwrap();
-        // The contact has the worker's address in it: a `struct sockaddr_in`.
+        // The contact contains the worker's address: a `struct sockaddr_in`.
         let address =
             answer.windows(8).position(|bytes| bytes[..2] == [2, 0] && bytes[4..] == [127, 0, 0, 1]);
         let port = address.unwrap() + 2..address.unwrap() + 4;
@@ -500,7 +500,7 @@ fn what_is_not_there_is_named() {
     assert!(matches!(side.end.progress(), Err(FabricError::Disconnected { .. })));
 }
 
-/// Loads libfabric in a process that had not, and says which signals have handlers before and after.
+/// Loads libfabric in a process without it, and reports which signals have handlers before and after.
 #[test]
 fn helper_that_loads_libfabric() {
     if std::env::var_os("OFI_HELPER_LOADS").is_none() {
@@ -528,12 +528,12 @@ fn libraries_that_are_loaded_leave_the_programs_signal_handlers_alone() {
 }
 
 #[test]
-fn a_plain_ping_pong_comes_to_its_end_or_says_what_did_not_come() {
+fn plain_ping_pong_completes_or_reports_what_is_late() {
     if let Err(error) = ofi::providers() {
         skip(Means::Libfabric, error);
         return;
     }
-    // The last of the large messages is more than a socket takes: whoever sends it goes on until it has left.
+    // The last of the large messages is more than a socket accepts: its sender continues until it has left.
     for (network, (rounds, answer_bytes)) in
         networks().iter().flat_map(|network| [(network, (100, 64)), (network, (2, 64 << 20))])
     {

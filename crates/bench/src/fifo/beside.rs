@@ -1,5 +1,5 @@
-//! Measures the baselines of a FIFO: two threads on the same cores, by pipes, by a plain TCP connection, or by
-//! copying alone.
+//! Measures the baselines of a FIFO: two threads on the same cores, by pipes, by a plain TCP connection, or by copies
+//! only.
 
 use std::io::{ErrorKind, Read, Write};
 use std::net::{Ipv4Addr, TcpListener, TcpStream};
@@ -18,32 +18,32 @@ use super::Block;
 use crate::kin::lost;
 use crate::{Core, pin};
 
-/// By which the two threads reach each other.
+/// Connection between the two threads.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Carrier {
-    /// A FIFO of the kernel's each way.
+    /// A FIFO of the kernel in each direction.
     Pipe,
     Tcp,
-    /// [`Slots`] each way.
+    /// [`Slots`] in each direction.
     Copies,
 }
 
-/// Memory that both see, into which one copies a message, and out of which the other does when a number says that it is there.
-/// There is nothing else: no FIFO whose messages are copied in and out takes less.
+/// Shared memory into which one thread copies a message, and out of which the other copies it once a number announces
+/// it. It does nothing else: no FIFO whose messages are copied in and out takes less time.
 struct Slots {
     region: Arc<Region>,
     slot_bytes: u64,
     count: u64,
 }
 
-/// One direction of a way, as one of its ends has it.
+/// One direction of a connection, as one of its ends uses it.
 enum Half {
-    /// A pipe's, or a connection's.
+    /// An end of a pipe or of a connection.
     File(std::fs::File),
     Slots(Slots),
 }
 
-/// Two threads on the same cores, with a way each way.
+/// Two threads on the same cores, with a connection in each direction.
 pub(super) struct Beside {
     orders: [SyncSender<Block>; 2],
     took: Receiver<Result<u64, Error>>,
@@ -93,7 +93,7 @@ struct End {
     from: Half,
     to: Half,
     memory: Vec<u8>,
-    /// Where the message is in it: from the beginning of a page on, as on our side.
+    /// Position of the message in the memory: from the beginning of a page on, as on Sublet's side.
     message: Range<usize>,
     begins: bool,
 }
@@ -170,10 +170,10 @@ fn read_all(from: &mut std::fs::File, mut rest: &mut [u8]) -> std::io::Result<()
 }
 
 impl Slots {
-    /// As many as a ring has if nothing is said, and as much as is copied at a time there.
+    /// Default number of slots of a ring, and the size of its copies.
     const COUNT: u64 = 16;
     const PIECE_BYTES: usize = 1024;
-    /// The numbers, each in a cache line of its own, come first.
+    /// Bytes of a number. The numbers come first, each in a cache line of its own.
     const NUMBER_BYTES: u64 = 64;
 
     fn put(&mut self, message: &[u8]) -> Option<()> {
@@ -197,7 +197,7 @@ impl Slots {
         Some(())
     }
 
-    /// Where the number of the next slot is, and the slot.
+    /// Offsets of the number of the next slot, and of the slot.
     fn next(&mut self) -> (u64, u64) {
         let slot = self.count % Slots::COUNT;
         self.count += 1;
@@ -205,7 +205,7 @@ impl Slots {
     }
 }
 
-/// What each of two ends reads from and writes to.
+/// For each of two ends, the half that it reads and the half that it writes.
 type Ends = [(Half, Half); 2];
 
 fn file(descriptor: impl Into<OwnedFd>) -> Half {

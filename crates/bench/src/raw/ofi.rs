@@ -1,6 +1,6 @@
-//! A plain `fi_writedata` ping-pong on the same provider of libfabric, between the client's core and the worker's, on
-//! which the worker sleeps meanwhile. Both ends poll, whatever the calls do: what providers have to wait by differs. On
-//! one core they would take turns of a scheduler's tick; an end that waits for longer than seconds says so.
+//! A plain `fi_writedata` ping-pong on the same provider of libfabric, between the client's core and the worker's,
+//! while the worker sleeps. Both ends poll in every mode, since providers differ in their means of waiting. On one core
+//! the ends would alternate once in a scheduler's tick; an end that waits for several seconds fails.
 
 use std::any::Any;
 use std::net::IpAddr;
@@ -16,7 +16,7 @@ use super::tcp;
 use crate::pairs::{Rounds, UNCOUNTED, think};
 use crate::{Core, Samples, pin};
 
-/// Both ends, which are in this process.
+/// The two ends, which are in this process.
 pub(crate) struct Raw {
     near: PingPong,
     far: PingPong,
@@ -24,7 +24,7 @@ pub(crate) struct Raw {
 }
 
 impl Raw {
-    /// For messages of up to so many bytes.
+    /// Makes the ends, for messages of up to `max_bytes` bytes.
     pub(super) fn new(provider: &str, local: IpAddr, max_bytes: u32) -> Result<Raw, Error> {
         let network = Network::of(provider).toward(local);
         let (near, far) = connect(&network, u64::from(max_bytes.max(1)))?;
@@ -65,7 +65,7 @@ impl Raw {
             thread::scope(|scope| {
                 let answering = scope.spawn(answer);
                 let asked = ask();
-                // An end that fails leaves the other waiting for its patience: the first reason counts.
+                // An end that fails leaves the other waiting until its patience ends: the first error counts.
                 asked.and(answering.join().map_err(failed)?)
             })
         })
@@ -75,7 +75,7 @@ impl Raw {
 /// Connects two endpoints of this process.
 ///
 /// # Errors
-/// That of the network.
+/// The errors of the network.
 pub fn connect(network: &Network, max_bytes: u64) -> Result<(PingPong, PingPong), Error> {
     let (mut near, contact) = PingPong::open(network, max_bytes)?;
     let (mut far, contact) = PingPong::accept(network, max_bytes, &contact)?;

@@ -1,16 +1,16 @@
-//! A TCP connection to a thread of this process that sends what it is asked for, and drops what it is sent.
+//! A TCP connection to a thread of this process that sends the requested bytes, and discards received ones.
 
 use std::io::{self, Read, Write};
 use std::net::{IpAddr, TcpListener, TcpStream};
 
 use sublet_proto::{Code, Error};
 
-/// What is asked for: that so many bytes are sent, or taken; or one byte, as a sign that all before was seen to.
+/// Requests to the thread: send bytes, receive bytes, or confirm by one byte that all earlier requests are complete.
 const ASK: u64 = 0;
 const TAKE: u64 = 1;
 const SIGN: u64 = 2;
 const HEAD_BYTES: usize = 16;
-/// What it holds of its own, through which it walks.
+/// Size of the thread's own memory, through which it moves.
 const WALK_BYTES: usize = 64 << 20;
 
 /// The client's end. The thread ends with it.
@@ -22,12 +22,12 @@ impl Plain {
         connect(address).map(Plain).map_err(failed)
     }
 
-    /// Asks for so many bytes.
+    /// Requests `len` bytes.
     pub(crate) fn ask(&mut self, len: usize) -> Result<(), Error> {
         self.0.write_all(&head(ASK, len)).map_err(failed)
     }
 
-    /// Takes what was asked for.
+    /// Receives requested bytes.
     pub(crate) fn receive(&mut self, into: &mut [u8]) -> Result<(), Error> {
         self.0.read_exact(into).map_err(failed)
     }
@@ -44,7 +44,7 @@ impl Plain {
         Ok(())
     }
 
-    /// Waits until what was sent is there.
+    /// Waits until all sent bytes have arrived.
     pub(crate) fn settle(&mut self) -> Result<(), Error> {
         self.0.write_all(&head(SIGN, 0)).and_then(|()| self.0.read_exact(&mut [0])).map_err(failed)
     }
@@ -57,7 +57,7 @@ fn connect(address: IpAddr) -> io::Result<TcpStream> {
     stream.set_nodelay(true)?;
     served.set_nodelay(true)?;
     std::thread::Builder::new().name("raw connection".into()).spawn(move || {
-        // The end of the client's side.
+        // Fails once the client closes its side.
         let _ = serve(served);
     })?;
     Ok(stream)

@@ -1,9 +1,9 @@
-//! A TCP connection that carries nothing but the payload: the same bytes forth and back, without delay, and both ends
+//! A TCP connection that transfers only the payload: the same bytes in both directions, without delay, and both ends
 //! spin or both block. Nothing is copied, and nothing encrypted.
 //!
-//! The bytes lie where those of calls lie, at both ends. That is more than thrift: some processors copy many times as
-//! slowly where target and source lie within a few bytes of the same place of a page, as those of the kernel and of
-//! `malloc` do.
+//! The bytes are in the same memory as those of calls, at both ends. The reason is not only economy: some processors
+//! copy many times more slowly if target and source have nearly the same offset in a page, as memory of the kernel and
+//! of `malloc` does.
 
 use std::io::{Error as IoError, ErrorKind};
 use std::net::{IpAddr, SocketAddr, TcpListener, TcpStream};
@@ -17,22 +17,22 @@ use crate::Samples;
 use crate::pairs::{HEAD_BYTES, Mode, Rounds, UNCOUNTED, think};
 use crate::spinning::{receive, send};
 
-/// How long the worker may take to connect.
+/// Longest time for the worker to connect.
 const PATIENCE: Duration = Duration::from_secs(5);
 const LOOK_AGAIN: Duration = Duration::from_millis(1);
 /// Words of the input of `raw_tcp` in `functions/bench.c`.
 const PARAMETER_WORDS: usize = 14;
 
-/// The client's end; the other is the function `raw_tcp`, in the worker.
+/// The client's end; the other end is the function `raw_tcp` in the worker.
 pub(crate) struct Raw {
     listener: TcpListener,
     address: SocketAddr,
     stream: Option<TcpStream>,
-    /// The number of the connection, the first is 1.
+    /// Number of the connection, from 1 on.
     connection: u32,
 }
 
-/// What the worker's side of a block does.
+/// Parameters of the worker's side of a block.
 #[derive(Clone, Copy)]
 struct Block {
     rounds: u32,
@@ -48,7 +48,7 @@ struct Memory<'rounds> {
 }
 
 impl Raw {
-    /// The worker will come to this address.
+    /// Listens on this address for the worker.
     pub(super) fn listen(local: IpAddr) -> Result<Raw, Error> {
         let failed = |error| system("listening for the raw connection", &error);
         let listener = TcpListener::bind((local, 0)).map_err(failed)?;
@@ -73,7 +73,7 @@ impl Raw {
         })
     }
 
-    /// Does something while the worker is here and sleeps, so that its core is free.
+    /// Executes `act` while the worker's function sleeps, so that its core is free.
     pub(super) fn while_the_worker_sleeps(
         &mut self,
         invoker: &Invoker,
@@ -87,7 +87,7 @@ impl Raw {
         })
     }
 
-    /// Has the worker do its side of a block while this one acts.
+    /// Makes the worker execute its side of a block, and executes `act` meanwhile.
     fn beside(
         &mut self,
         invoker: &Invoker,
@@ -111,14 +111,14 @@ impl Raw {
         let mut responder = invoker.submit_with(raw, told, said, CallOptions::default())?;
         let acted = self.connect(&mut responder).and_then(|()| act(self, memory));
         if acted.is_err() {
-            // The worker waits for no more of it.
+            // The worker stops waiting when the connection closes.
             self.stream = None;
         }
         responder.wait()?;
         acted
     }
 
-    /// Takes the worker's connection, if there is none yet.
+    /// Accepts the worker's connection, if there is none yet.
     fn connect(&mut self, responder: &mut Invocation<'_>) -> Result<(), Error> {
         let begun = Instant::now();
         while self.stream.is_none() {

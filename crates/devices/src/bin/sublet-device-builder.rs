@@ -1,6 +1,6 @@
-//! The process that reads strangers' programs for devices: with the name of a kind and the index of a build it builds that
-//! of the package of its sandbox for an agent, see `sublet_devices::prepare`; with a kind and `device` it describes the
-//! device, see `sublet_devices::describe`; otherwise it is a part of building, see `sublet_devices::builder`.
+//! The process that reads untrusted programs for devices. With the name of a kind and the index of a build it builds
+//! that build of the package in its sandbox for an agent, see `sublet_devices::prepare`. With a kind and `device` it
+//! describes the device, see `sublet_devices::describe`. Otherwise it compiles one job, see `sublet_devices::builder`.
 
 use std::process::ExitCode;
 

@@ -10,18 +10,18 @@ use landlock::{
 };
 use rustix::process::{Resource, Rlimit, Signal, set_parent_process_death_signal, setrlimit};
 
-/// The newest of Landlock's interfaces of which everything is used.
+/// The newest version of Landlock whose features are all used.
 const NEWEST: ABI = ABI::V6;
 /// Largest file, in bytes.
 const MAX_FILE_BYTES: u64 = 512 << 20;
 /// Most open files.
 const MAX_FILES: u64 = 1024;
 
-/// Where compilers, drivers, their headers and libraries are.
+/// Paths of compilers, drivers, their headers and libraries.
 const PROGRAMS: &[&str] = &["/usr", "/lib", "/lib64", "/bin", "/etc/OpenCL", "/etc/ld.so.cache", "/opt"];
-/// What drivers look at to learn what machine this is: nothing of it is anybody's.
+/// Files by which drivers identify the machine. None contains data of a user.
 const FACTS: &[&str] = &["/proc/cpuinfo", "/proc/meminfo", "/sys/devices", "/sys/class", "/sys/bus"];
-/// The devices themselves, for drivers that compile by them.
+/// The devices themselves, for drivers that use them to compile.
 const DEVICES: &[&str] = &[
     "/dev/null",
     "/dev/zero",
@@ -33,7 +33,7 @@ const DEVICES: &[&str] = &[
     "/dev/nvidia-uvm",
 ];
 
-/// What a builder is started with.
+/// Arguments with which a builder is started.
 pub(super) struct Limits {
     folder: PathBuf,
     has_own: bool,
@@ -42,7 +42,7 @@ pub(super) struct Limits {
 }
 
 impl Limits {
-    /// Of the command line: folder, confinement, seconds, bytes.
+    /// Reads the command line: folder, confinement, seconds, bytes.
     pub fn of(mut words: impl Iterator<Item = OsString>) -> io::Result<Limits> {
         let usage =
             || io::Error::other("it is started by Sublet, with FOLDER own|surroundings SECONDS BYTES");
@@ -57,7 +57,7 @@ impl Limits {
     }
 }
 
-/// Gives up what is not needed, for good, or says why that cannot be done.
+/// Gives up all unnecessary privileges for good, or returns the reason why that is not possible.
 pub(super) fn apply(limits: &Limits) -> Result<(), String> {
     let bound =
         |resource, most: u64| setrlimit(resource, Rlimit { current: Some(most), maximum: Some(most) });

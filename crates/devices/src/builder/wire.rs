@@ -8,7 +8,7 @@ const SOURCE: u64 = 1;
 const OBJECT: u64 = 2;
 const BINARY: u64 = 3;
 
-/// Parts that own what they were read from.
+/// Decoded parts, which own their content.
 pub(crate) struct Parts(Vec<Owned>);
 
 enum Owned {
@@ -84,7 +84,7 @@ fn decode_part(reader: &mut Reader<'_>) -> Option<Owned> {
     })
 }
 
-/// A whole build, or why nothing could be built.
+/// Encodes a whole build, or the reason why nothing could be built.
 pub(crate) fn encode_answer(built: &Result<Build, String>) -> Vec<u8> {
     let mut writer = Writer::default();
     let build = match built {
@@ -115,7 +115,7 @@ pub(crate) fn encode_answer(built: &Result<Build, String>) -> Vec<u8> {
     writer.0
 }
 
-/// What [`encode_answer`] wrote for so many parts; nothing if it is not that.
+/// Decodes the answer of [`encode_answer`] for `parts` parts; `None` if it is not one.
 pub(crate) fn decode_answer(bytes: &[u8], parts: usize) -> Option<Result<Build, String>> {
     let mut reader = Reader(bytes);
     if reader.number()? == 0 {

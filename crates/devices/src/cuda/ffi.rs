@@ -15,7 +15,7 @@ pub type Handle = *mut c_void;
 pub type Address = u64;
 
 functions! {
-    /// What is used of CUDA's driver: interfaces that are there since version 6.
+    /// The functions of CUDA's driver interface that are used. All exist since version 6.
     Table {
         init = b"cuInit\0" (c_uint) -> c_int;
         driver_version = b"cuDriverGetVersion\0" (*mut c_int) -> c_int;
@@ -52,18 +52,18 @@ pub const MULTIPROCESSORS: c_int = 16;
 pub const MAX_THREADS_PER_BLOCK: c_int = 1;
 pub const CAPABILITY_MAJOR: c_int = 75;
 pub const CAPABILITY_MINOR: c_int = 76;
-/// Streams that do not wait for the one that every context has.
+/// Flag of streams that do not wait for the default stream of their context.
 pub const STREAM_NON_BLOCKING: c_uint = 1;
 pub const NOT_READY: c_int = 600;
 pub const JIT_ERROR_LOG: c_int = 5;
 pub const JIT_ERROR_LOG_BYTES: c_int = 6;
 pub const JIT_INPUT_PTX: c_int = 1;
-/// Marks of the list by which arguments are given as a block of bytes, whose size the driver then knows.
+/// Marks of the list by which arguments are passed as a block of bytes, whose size the driver then knows.
 pub const LAUNCH_END: *mut c_void = std::ptr::null_mut();
 pub const LAUNCH_BUFFER: usize = 1;
 pub const LAUNCH_BUFFER_SIZE: usize = 2;
 
-/// The functions; the driver is never unloaded.
+/// The functions. The driver is never unloaded.
 pub fn table() -> Result<&'static Table, DeviceError> {
     static LOADED: OnceLock<Result<Table, String>> = OnceLock::new();
     let unusable = |reason: &String| DeviceError::Unusable { kind: Kind::Cuda, reason: reason.clone() };
@@ -71,13 +71,13 @@ pub fn table() -> Result<&'static Table, DeviceError> {
 }
 
 fn load() -> Result<Table, String> {
-    // SAFETY: loading runs the library's own initialization, which asks nothing of its callers.
+    // SAFETY: loading runs the library's own initialization, which has no preconditions.
     let library = unsafe { libloading::Library::new("libcuda.so.1") };
     let library = library
         .map_err(|error| format!("libcuda.so.1, which comes with NVIDIA's driver, is needed: {error}"))?;
     let table = Table::find(&library).map_err(|error| format!("NVIDIA's driver is too old: {error}"))?;
     std::mem::forget(library);
-    // SAFETY: it takes no flags, and may be called at any time.
+    // SAFETY: the function takes no flags, and may be called at any time.
     match unsafe { (table.init)(0) } {
         0 => Ok(table),
         code => Err(format!("NVIDIA's driver does not start: {}", table.name(code))),
@@ -85,10 +85,10 @@ fn load() -> Result<Table, String> {
 }
 
 impl Table {
-    /// A number that means an error, by the driver's own name for it.
+    /// Text for an error number, with the driver's own name for it.
     pub fn name(&self, code: c_int) -> String {
         let mut name = null();
-        // SAFETY: it takes any number, and room for a pointer.
+        // SAFETY: the function takes any number, and `name` is writable.
         let known = unsafe { (self.error_name)(code, &mut name) } == 0 && !name.is_null();
         if !known {
             return format!("CUDA error {code}");
@@ -98,7 +98,7 @@ impl Table {
         format!("{} ({code})", name.to_string_lossy())
     }
 
-    /// That a call went well.
+    /// Converts the result of a call to an error unless it succeeded.
     pub fn check(&self, operation: &'static str, code: c_int) -> Result<(), DeviceError> {
         if code == 0 { Ok(()) } else { Err(DeviceError::Driver { operation, reason: self.name(code) }) }
     }

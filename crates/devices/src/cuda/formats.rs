@@ -1,19 +1,19 @@
 //! Checks that a program for CUDA has a known format and is complete.
 //!
-//! The driver is given a cubin or a fatbin by its address alone, and believes the sizes in it: so they are checked here,
-//! before it reads past the end of what a stranger sent.
+//! The driver receives only the address of a cubin or fatbin, and trusts the sizes in it. They are checked here, so
+//! that the driver does not read past the end of an untrusted program.
 
-/// What a program is.
+/// Format of a program.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Format {
     /// Machine code for one kind of GPU: an ELF file.
     Cubin,
-    /// Several of those, and PTX.
+    /// Several cubins and PTX.
     Fatbin,
 }
 
 const FATBIN: u32 = 0xBA55_ED50;
-/// A structure with a pointer in it, which compilers put around a fatbin.
+/// Magic number of a structure that compilers put around a fatbin, and that contains a pointer.
 const WRAPPER: u32 = 0x4662_43B1;
 const FATBIN_HEADER_BYTES: usize = 16;
 const ENTRY_HEADER_BYTES: usize = 24;
@@ -21,10 +21,10 @@ const MACHINE_CUDA: u16 = 190;
 const ELF_HEADER_BYTES: usize = 64;
 const SECTION_BYTES: usize = 64;
 const SEGMENT_BYTES: usize = 56;
-/// A section that takes no room in the file.
+/// Type of a section that takes no space in the file.
 const NO_BITS: u32 = 8;
 
-/// What these bytes are; or in what they are not whole.
+/// Format of these bytes, or the part of them that is incomplete.
 pub(crate) fn check(bytes: &[u8]) -> Result<Format, String> {
     match number::<4>(bytes, 0).map(|magic| magic as u32) {
         Some(0x464C_457F) => check_cubin(bytes).map(|()| Format::Cubin),
@@ -34,7 +34,7 @@ pub(crate) fn check(bytes: &[u8]) -> Result<Format, String> {
     }
 }
 
-/// That a text may be PTX for a kernel: the driver's compiler says the rest.
+/// Checks that a text may be PTX for these kernels. The driver's compiler checks the rest.
 pub(super) fn check_ptx(text: &str, kernels: &[String]) -> Result<(), String> {
     for directive in [".version", ".target", ".address_size"] {
         if !text.contains(directive) {
@@ -92,8 +92,8 @@ fn check_cubin(bytes: &[u8]) -> Result<(), String> {
         .ok_or_else(|| broken("table of segments"))
 }
 
-/// That a table, and whatever its entries say that the file has, lie in the file. The header has the table's offset at
-/// one place, and the size and number of entries at another.
+/// Checks that a table, and the ranges that its entries name, lie in the file. The header has the table's offset at
+/// `offset_at`, and the size and number of entries at `size_at`.
 fn check_table(
     bytes: &[u8],
     offset_at: usize,
@@ -116,7 +116,7 @@ fn check_table(
     })
 }
 
-/// A number of so many bytes.
+/// Reads a number of `BYTES` bytes.
 fn number<const BYTES: usize>(bytes: &[u8], at: usize) -> Option<u64> {
     let field = bytes.get(at..at.checked_add(BYTES)?)?;
     Some(field.iter().rev().fold(0, |number, byte| number << 8 | u64::from(*byte)))
@@ -179,7 +179,7 @@ mod tests {
         for at in [8, 16 + 8] {
             assert!(broken(fatbin(), at).is_err(), "{at}");
         }
-        // By a byte; and entries of no size.
+        // A size that is one byte too large; and entries of size 0.
         for (mut bytes, at, value) in [(fatbin(), 16 + 8, 9), (cubin(), 58, 0)] {
             bytes[at] = value;
             assert!(check(&bytes).is_err(), "{at}");
@@ -187,7 +187,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_for_another_machine_or_nothing_at_all_is_refused() {
+    fn refuses_programs_for_another_machine_and_garbage() {
         let mut other = cubin();
         other[18] = 62;
         assert!(check(&other).unwrap_err().contains("not for a GPU"));

@@ -1,7 +1,7 @@
 //! CUDA's objects with owners: each is released once, when its last user drops it, and keeps its context.
 //!
-//! CUDA does not count references: what releases memory or a module waits for what still uses it, or takes it away. So
-//! nothing is released while a launch has not ended; whoever gives one up never releases anything again.
+//! CUDA does not count references: releasing memory or a module either waits for its users or breaks them. For that
+//! reason nothing is released while a launch has not ended; after a launch was given up, nothing is ever released.
 
 #![allow(unsafe_code)]
 
@@ -16,18 +16,18 @@ use crate::{Arguments, DeviceError, Kind, MAX_MESSAGE_BYTES, Patience, Progress,
 /// Bytes of a GPU's name.
 const NAME_BYTES: usize = 256;
 
-/// A GPU and what it can do.
+/// A GPU and its capabilities.
 #[derive(Clone, Debug)]
 pub struct DeviceInfo {
-    /// What it calls itself.
+    /// The GPU's own name.
     pub name: String,
-    /// Which of the driver's GPUs.
+    /// Number of the GPU in the driver.
     pub number: u32,
-    /// What code it executes: `8.0` for instance.
+    /// Compute capability, for instance `8.0`.
     pub capability: (u32, u32),
-    /// The newest CUDA that the driver knows, times 1000.
+    /// The newest CUDA version that the driver supports, times 1000.
     pub driver_version: u32,
-    /// Units that compute at the same time.
+    /// Units that compute in parallel.
     pub compute_units: u32,
     /// Memory, in bytes.
     pub memory_bytes: u64,
@@ -36,18 +36,18 @@ pub struct DeviceInfo {
 }
 
 impl DeviceInfo {
-    /// GPU and driver with their versions. Programs that were built for this are good for nothing else.
+    /// Names GPU and driver with their versions. A program that was built for one identity is valid for no other.
     pub(super) fn identity(&self) -> String {
         let DeviceInfo { name, capability: (major, minor), driver_version, .. } = self;
         format!("{name}; {major}.{minor}; driver {driver_version}")
     }
 }
 
-/// All GPUs of the driver. That there is no driver, or no GPU, is an error that says so.
+/// Lists all GPUs of the driver. A missing driver or GPU is an error that names it.
 pub fn discover() -> Result<Vec<DeviceInfo>, DeviceError> {
     let table = ffi::table()?;
     let (mut count, mut version) = (0, 0);
-    // SAFETY: room for a number each.
+    // SAFETY: each result is a writable number.
     let codes = unsafe { [(table.device_count)(&mut count), (table.driver_version)(&mut version)] };
     codes.iter().try_for_each(|code| table.check("counting GPUs", *code))?;
     if count <= 0 {
@@ -57,17 +57,17 @@ pub fn discover() -> Result<Vec<DeviceInfo>, DeviceError> {
     (0..count).map(|number| device_info(table, number, version as u32)).collect()
 }
 
-/// The GPU that a node's packages are executed by: the first.
+/// The GPU that executes a node's packages: the first.
 pub fn first() -> Result<DeviceInfo, DeviceError> {
-    // There is one, or the driver's word that there is none.
+    // The list is not empty, or `discover` returned an error.
     Ok(discover()?.swap_remove(0))
 }
 
 fn device_info(table: &Table, number: c_int, driver_version: u32) -> Result<DeviceInfo, DeviceError> {
     let (mut device, mut memory_bytes, mut name) = (0, 0usize, [0 as c_char; NAME_BYTES]);
-    // SAFETY: room for a number.
+    // SAFETY: the result is a writable number.
     table.check("opening a GPU", unsafe { (table.device)(&mut device, number) })?;
-    // SAFETY: room for a name of as many bytes as is said, and for a number.
+    // SAFETY: the name has the passed number of bytes, and the other result is a writable number.
     let codes = unsafe {
         [
             (table.device_name)(name.as_mut_ptr(), NAME_BYTES as c_int, device),
@@ -77,7 +77,7 @@ fn device_info(table: &Table, number: c_int, driver_version: u32) -> Result<Devi
     codes.iter().try_for_each(|code| table.check("asking a GPU", *code))?;
     let attribute = |which: c_int| {
         let mut value = 0;
-        // SAFETY: room for a number.
+        // SAFETY: the result is a writable number.
         let code = unsafe { (table.device_attribute)(&mut value, which, device) };
         table.check("asking a GPU", code).map(|()| value as u32)
     };
@@ -92,7 +92,7 @@ fn device_info(table: &Table, number: c_int, driver_version: u32) -> Result<Devi
     })
 }
 
-/// What all other objects are in. A thread's calls are about the context that it has entered last.
+/// A context, to which all other objects belong. A thread's calls apply to the context that it has entered last.
 pub struct Context {
     table: &'static Table,
     handle: Handle,
@@ -106,9 +106,9 @@ unsafe impl Sync for Context {}
 impl Context {
     pub fn new(info: &DeviceInfo) -> Result<Arc<Context>, DeviceError> {
         let (table, mut handle, mut device) = (ffi::table()?, null_mut(), 0);
-        // SAFETY: room for a number.
+        // SAFETY: the result is a writable number.
         table.check("opening a GPU", unsafe { (table.device)(&mut device, info.number as c_int) })?;
-        // SAFETY: room for a handle.
+        // SAFETY: the result is a writable handle.
         table.check("making a context", unsafe { (table.create_context)(&mut handle, 0, device) })?;
         Ok(Arc::new(Context { table, handle }))
     }
@@ -119,19 +119,19 @@ impl Context {
         self.table.check("entering a context", code).map(|()| self.table)
     }
 
-    /// Has the driver compile PTX to a cubin.
+    /// Makes the driver compile PTX to a cubin.
     pub fn compile(&self, text: &str) -> Result<Vec<u8>, DeviceError> {
         let table = self.enter()?;
         let mut log = vec![0u8; MAX_MESSAGE_BYTES];
         let options = [ffi::JIT_ERROR_LOG, ffi::JIT_ERROR_LOG_BYTES];
-        // Numbers are given in the place of pointers.
+        // Options pass numbers in place of pointers.
         let values = [log.as_mut_ptr().cast::<c_void>(), log.len() as *mut c_void];
         let mut link = null_mut();
-        // SAFETY: two options with their values; the log has as many bytes as is said, and outlives the link.
+        // SAFETY: two options with their values; the log has the passed number of bytes, and outlives the link.
         let code = unsafe { (table.link_create)(2, options.as_ptr(), values.as_ptr(), &mut link) };
         table.check("starting the compiler", code)?;
         let made = link_one(table, link, text);
-        // SAFETY: the link was made above, and what came of it was copied.
+        // SAFETY: the link was made above, and its result was copied.
         unsafe { (table.link_destroy)(link) };
         made.map_err(|error| {
             let said = bytes::told(&log, MAX_MESSAGE_BYTES);
@@ -144,30 +144,30 @@ impl Context {
 fn link_one(table: &Table, link: Handle, text: &str) -> Result<Vec<u8>, DeviceError> {
     let mut text = text.as_bytes().to_vec();
     text.push(0);
-    // SAFETY: a text that ends in zero, of as many bytes; no options.
+    // SAFETY: a text that ends in zero, of the passed length; no options.
     let code = unsafe {
         let (data, len) = (text.as_mut_ptr().cast(), text.len());
         (table.link_add)(link, ffi::JIT_INPUT_PTX, data, len, c"function".as_ptr(), 0, null(), null())
     };
     table.check("compiling", code)?;
     let (mut cubin, mut len) = (null_mut(), 0);
-    // SAFETY: room for a pointer and a size.
+    // SAFETY: the results are a writable pointer and a writable size.
     table.check("compiling", unsafe { (table.link_complete)(link, &mut cubin, &mut len) })?;
     if cubin.is_null() {
         return Err(DeviceError::Driver { operation: "compiling", reason: "nothing came of it".into() });
     }
-    // SAFETY: the driver says that there are so many bytes, until the link is destroyed.
+    // SAFETY: the driver returns `len` bytes, which exist until the link is destroyed.
     Ok(unsafe { std::slice::from_raw_parts(cubin.cast::<u8>(), len) }.to_vec())
 }
 
 impl Drop for Context {
     fn drop(&mut self) {
-        // SAFETY: whatever is in it keeps it, so nothing is in it any more.
+        // SAFETY: every object of the context keeps the context, so none is left.
         unsafe { (self.table.destroy_context)(self.handle) };
     }
 }
 
-/// A program, loaded.
+/// A loaded program.
 pub struct Module {
     inner: Arc<LoadedModule>,
 }
@@ -183,10 +183,10 @@ unsafe impl Send for LoadedModule {}
 unsafe impl Sync for LoadedModule {}
 
 impl Module {
-    /// Of a cubin or fatbin whose sizes were checked.
+    /// Loads a cubin or fatbin whose sizes were checked.
     pub fn new(context: &Arc<Context>, program: &[u8]) -> Result<Module, DeviceError> {
         let (table, mut handle) = (context.enter()?, null_mut());
-        // The driver wants its words aligned.
+        // The driver needs aligned words.
         let mut words = vec![0u64; program.len().div_ceil(8) + 1];
         for (word, bytes) in words.iter_mut().zip(program.chunks(8)) {
             let mut full = [0; 8];
@@ -212,7 +212,7 @@ impl Module {
 impl Drop for LoadedModule {
     fn drop(&mut self) {
         if let Ok(table) = self.context.enter() {
-            // SAFETY: every kernel of it keeps it, so there is none any more.
+            // SAFETY: every kernel of the module keeps the module, so none is left.
             unsafe { (table.unload)(self.handle) };
         }
     }
@@ -237,7 +237,7 @@ pub struct Memory {
 impl Memory {
     pub fn new(context: &Arc<Context>, len_bytes: u64) -> Result<Memory, DeviceError> {
         let (table, mut address) = (context.enter()?, 0);
-        // SAFETY: room for an address.
+        // SAFETY: the result is a writable address.
         let code = unsafe { (table.allocate)(&mut address, len_bytes as usize) };
         table.check("taking device memory", code)?;
         Ok(Memory { address, len_bytes, context: Arc::clone(context) })
@@ -252,13 +252,13 @@ impl Memory {
 impl Drop for Memory {
     fn drop(&mut self) {
         if let Ok(table) = self.context.enter() {
-            // SAFETY: it was taken for this owner, and no launch that uses it has not ended.
+            // SAFETY: the memory was allocated for this owner, and every launch that used it has ended.
             unsafe { (table.free)(self.address) };
         }
     }
 }
 
-/// A kernel's arguments as they lie in memory.
+/// A kernel's arguments in their layout in memory.
 #[repr(C)]
 #[derive(Clone, Copy)]
 pub struct Block {
@@ -281,14 +281,14 @@ impl Block {
     }
 }
 
-/// How many groups, and work-items of each.
+/// Number of groups, and number of work-items of each.
 #[derive(Clone, Copy)]
 pub struct Size {
     pub groups: u32,
     pub group: u32,
 }
 
-/// Commands in order.
+/// A stream of commands, executed in order.
 pub struct Stream {
     handle: Handle,
     context: Arc<Context>,
@@ -300,7 +300,7 @@ unsafe impl Send for Stream {}
 impl Stream {
     pub fn new(context: &Arc<Context>) -> Result<Stream, DeviceError> {
         let (table, mut handle) = (context.enter()?, null_mut());
-        // SAFETY: room for a handle.
+        // SAFETY: the result is a writable handle.
         let code = unsafe { (table.create_stream)(&mut handle, ffi::STREAM_NON_BLOCKING) };
         table.check("making a stream", code)?;
         Ok(Stream { handle, context: Arc::clone(context) })
@@ -309,7 +309,8 @@ impl Stream {
     pub fn write(&self, memory: &Memory, bytes: &[u8]) -> Result<(), DeviceError> {
         memory.check(bytes.len() as u64)?;
         let table = self.context.enter()?;
-        // SAFETY: the piece has as many bytes, and the host's are there until the stream is done, right below.
+        // SAFETY: the piece has at least that many bytes, and the host's bytes exist until the stream is done, right
+        // below.
         let code = unsafe { (table.write)(memory.address, bytes.as_ptr().cast(), bytes.len(), self.handle) };
         let begun = table.check("writing to the device", code);
         begun.and(self.finish())
@@ -318,29 +319,31 @@ impl Stream {
     pub fn read(&self, memory: &Memory, bytes: &mut [u8]) -> Result<(), DeviceError> {
         memory.check(bytes.len() as u64)?;
         let table = self.context.enter()?;
-        // SAFETY: the piece has as many bytes, and the host's are there until the stream is done, right below.
+        // SAFETY: the piece has at least that many bytes, and the host's bytes exist until the stream is done, right
+        // below.
         let code =
             unsafe { (table.read)(bytes.as_mut_ptr().cast(), memory.address, bytes.len(), self.handle) };
         let begun = table.check("reading from the device", code);
         begun.and(self.finish())
     }
 
-    /// Zeros, some time before what follows.
+    /// Sets bytes to zero before later commands of the stream execute.
     pub fn wipe(&self, memory: &Memory, len_bytes: u64) -> Result<(), DeviceError> {
         memory.check(len_bytes)?;
         let table = self.context.enter()?;
-        // SAFETY: the piece has as many bytes, in whole words, since pieces and the word both are.
+        // SAFETY: the piece has at least that many bytes, in whole words, since the sizes of pieces and of the written
+        // word are.
         let code = unsafe { (table.fill)(memory.address, 0, len_bytes as usize / 4, self.handle) };
         table.check("wiping memory", code)
     }
 
     pub fn finish(&self) -> Result<(), DeviceError> {
         let table = self.context.enter()?;
-        // SAFETY: it takes any stream.
+        // SAFETY: the function takes any stream.
         table.check("waiting for the device", unsafe { (table.synchronize)(self.handle) })
     }
 
-    /// Launches, and waits if patience has an end.
+    /// Launches a kernel, and waits if patience has an end.
     pub fn launch(
         &self,
         kernel: &mut Kernel,
@@ -350,7 +353,7 @@ impl Stream {
     ) -> Result<Progress, DeviceError> {
         let table = self.context.enter()?;
         let mut len = size_of::<Block>();
-        // With the size of the block the driver sees whether the kernel takes something else.
+        // The driver compares the size of the block with the kernel's parameters.
         let extra = [
             ffi::LAUNCH_BUFFER as *mut c_void,
             (&raw mut block).cast(),
@@ -359,7 +362,7 @@ impl Stream {
             ffi::LAUNCH_END,
         ];
         let (groups, group): (c_uint, c_uint) = (size.groups, size.group);
-        // SAFETY: one dimension; the block has as many bytes as is said, and is copied before the call returns.
+        // SAFETY: one dimension; the block has the passed number of bytes, and is copied before the call returns.
         let code = unsafe {
             (table.launch)(kernel.handle, groups, 1, 1, group, 1, 1, 0, self.handle, null(), extra.as_ptr())
         };
@@ -367,7 +370,7 @@ impl Stream {
         match patience {
             Patience::Forever => Ok(Progress::Launched),
             Patience::Until(end) => waiting::until(end, || {
-                // SAFETY: it takes any stream.
+                // SAFETY: the function takes any stream.
                 let code = unsafe { (table.query)(self.handle) };
                 Ok(code != ffi::NOT_READY && table.check("executing the kernel", code).map(|()| true)?)
             }),
@@ -378,7 +381,7 @@ impl Stream {
 impl Drop for Stream {
     fn drop(&mut self) {
         if let Ok(table) = self.context.enter() {
-            // SAFETY: it was made for this owner, and nothing is in it that was not waited for.
+            // SAFETY: the stream was made for this owner, and all its commands were waited for.
             unsafe { (table.destroy_stream)(self.handle) };
         }
     }

@@ -13,14 +13,14 @@ fn filled(costs: &[Cost], capacity_bytes: u64) -> KeepAlive<usize> {
 }
 
 #[test]
-fn of_equals_the_one_that_was_not_used_for_longest_goes() {
+fn evicts_the_least_recently_used_of_equals() {
     let mut kept = filled(&[SAME; 3], 30);
     kept.touch(&0);
     assert_eq!(kept.insert(3, SAME), [1]);
 }
 
 #[test]
-fn what_is_dear_to_load_outlives_what_is_cheap_and_small_outlives_large() {
+fn expensive_outlives_cheap_and_small_outlives_large() {
     let dear = Cost { load_us: 100_000, ..SAME };
     assert_eq!(filled(&[dear, SAME], 20).insert(2, SAME), [1]);
     let large = Cost { size_bytes: 100, ..SAME };
@@ -78,8 +78,8 @@ fn step() -> impl Strategy<Value = Step> {
 }
 
 proptest! {
-    /// Whatever happens: the bytes are those of what is kept, they fit unless what is pinned does not, whoever is chosen
-    /// was not pinned and had no higher priority than anything that could have been chosen instead.
+    /// Checks after any steps: the size is that of the entries; it fits, unless the pinned entries alone exceed the
+    /// capacity; an evicted entry was not pinned, and had no higher priority than any other candidate.
     #[test]
     fn it_fits_and_chooses_the_least(steps in prop::collection::vec(step(), 1..200)) {
         let mut kept = KeepAlive::new(1000);
@@ -107,7 +107,7 @@ proptest! {
         }
     }
 
-    /// Nothing stays for ever because it was once dear: others' coming and going ages it.
+    /// An entry does not stay for good because it was expensive once: insertions of others age it.
     #[test]
     fn what_is_never_used_again_goes_in_the_end(dear in cost(), uses in 1..50u32) {
         let mut kept = KeepAlive::new(1000);

@@ -1,4 +1,4 @@
-//! A launch as plain as OpenCL allows: what a call is measured against.
+//! A launch with the least work that OpenCL allows: the reference for measurements of calls.
 
 use super::{OpenCl, live};
 use crate::driver::{Driver, Part};
@@ -13,7 +13,7 @@ pub struct Launcher {
 }
 
 impl Launcher {
-    /// Of a source, with an input of so many bytes.
+    /// Makes a launcher of a kernel, with an input of `input_bytes` bytes.
     pub fn new(device: &OpenCl, spec: &KernelSpec, input_bytes: u32) -> Result<Launcher, DeviceError> {
         let kernels = [spec.kernel.clone()];
         let part = match &spec.program {
@@ -36,7 +36,7 @@ impl Launcher {
         Ok(Launcher { queue: device.lane(0)?, kernel, _memory: memory, items })
     }
 
-    /// `clEnqueueNDRangeKernel`, `clFinish`.
+    /// Executes `clEnqueueNDRangeKernel` and `clFinish`.
     pub fn launch(&mut self) -> Result<(), DeviceError> {
         self.queue.launch(&mut self.kernel, self.items, None, Patience::Forever)?;
         self.queue.finish()

@@ -1,4 +1,4 @@
-//! From sources to one program: what a builder does.
+//! Makes one program of several sources: the work of a builder.
 
 use std::ffi::CString;
 use std::fmt::Write;
@@ -33,7 +33,7 @@ pub(crate) fn serve(identity: &str, parts: &[Part<'_>]) -> Result<Build, DeviceE
     Ok(build)
 }
 
-/// What can be had without a builder.
+/// The build without a builder, which accepts binaries only.
 pub(super) fn binaries_only(parts: &[Part<'_>]) -> Build {
     let mut build = Build::default();
     for part in parts {
@@ -47,19 +47,19 @@ pub(super) fn binaries_only(parts: &[Part<'_>]) -> Build {
 }
 
 impl Build {
-    /// Adds a program that is one part.
+    /// Adds a program that consists of one part.
     fn take(&mut self, program: Vec<u8>, is_prefixed: bool) -> BuiltPart {
         self.programs.push(program);
         BuiltPart { object: None, program: self.programs.len() - 1, is_prefixed }
     }
 }
 
-/// That a binary can be loaded, at least here.
+/// Checks that a binary can be loaded here.
 fn whole(context: &Arc<Context>, binary: &[u8]) -> Result<(), DeviceError> {
     Module::of_binary(context, binary)?.build()
 }
 
-/// What can be linked, and its object if that is new.
+/// A module that can be linked, and its object if that is new.
 fn compiled(
     context: &Arc<Context>,
     info: &DeviceInfo,
@@ -82,7 +82,7 @@ fn compiled(
     Ok((module, Some(object)))
 }
 
-/// Links all into one program if that can be; otherwise into as many as it takes.
+/// Links all modules into one program if possible, otherwise into several.
 fn link(context: &Arc<Context>, mut rest: Vec<(usize, Module)>, build: &mut Build) {
     while !rest.is_empty() {
         let all: Vec<_> = (0..rest.len()).collect();
@@ -105,7 +105,8 @@ fn link(context: &Arc<Context>, mut rest: Vec<(usize, Module)>, build: &mut Buil
     }
 }
 
-/// The first that can be linked, with all that can be linked with it and each other; or the first with its error.
+/// Links the first module with all modules that can be linked with it and each other. Returns its error if it cannot be
+/// linked at all.
 fn largest(
     context: &Arc<Context>,
     modules: &[(usize, Module)],
@@ -138,7 +139,7 @@ fn split<T>(all: Vec<T>, chosen: &[usize]) -> (Vec<T>, Vec<T>) {
     (items(taken), items(left))
 }
 
-/// What is told of a failure: of a compiler's its log.
+/// Text for a failure: the log of a compiler, or the error.
 fn said(error: DeviceError) -> String {
     match error {
         DeviceError::Build { log, .. } => log,

@@ -11,10 +11,10 @@ use sublet_fabric::sync::lock;
 use super::ffi::{self, Handle, Table, answer, number, text};
 use crate::{DeviceError, Kind};
 
-/// Most platforms, and most devices of one, that are looked at.
+/// Most platforms, and most devices of one, that are listed.
 const MOST: c_uint = 64;
 
-/// What computes on a device.
+/// Type of a device.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum DeviceKind {
@@ -26,20 +26,20 @@ pub enum DeviceKind {
     Accelerator,
 }
 
-/// A device, what it can do and how much.
+/// A device, its capabilities and sizes.
 #[derive(Clone, Debug)]
 pub struct DeviceInfo {
-    /// What it calls itself.
+    /// The device's own name.
     pub name: String,
-    /// Who made it.
+    /// The device's manufacturer.
     pub vendor: String,
-    /// The platform (the driver) that has it, with its version.
+    /// The platform (the driver) of the device, with its version.
     pub platform: String,
     /// Versions of the device's OpenCL and of its driver.
     pub version: String,
-    /// What computes.
+    /// Type of the device.
     pub kind: DeviceKind,
-    /// Units that compute at the same time.
+    /// Units that compute in parallel.
     pub compute_units: u32,
     /// Memory, in bytes.
     pub memory_bytes: u64,
@@ -47,18 +47,18 @@ pub struct DeviceInfo {
     pub most_bytes: u64,
     /// Most work-items of one group.
     pub most_group_items: u64,
-    /// Whether it takes sources; otherwise binaries that its vendor's tools have made.
+    /// Whether the device takes sources. Otherwise it takes binaries of its vendor's tools.
     pub has_compiler: bool,
-    /// Into how many parts it can be cut that share nothing but memory.
+    /// Most parts into which the device can be divided that share only memory.
     pub most_parts: u32,
-    /// Whether host and device use the same memory: then nothing is copied by commands.
+    /// Whether host and device use the same memory: then commands copy nothing.
     pub shares_memory: bool,
-    /// Why it cannot be used, if it cannot.
+    /// Reason why the device cannot be used, if it cannot.
     pub unusable: Option<String>,
     pub(super) device: Device,
 }
 
-/// A device of the loader, which is there as long as the process.
+/// A device of the loader, which exists as long as the process.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Device(pub Handle);
 
@@ -68,23 +68,23 @@ unsafe impl Send for Device {}
 unsafe impl Sync for Device {}
 
 impl DeviceInfo {
-    /// Device and driver with their versions. Programs that were built for this are good for nothing else.
+    /// Names device and driver with their versions. A program that was built for one identity is valid for no other.
     pub(super) fn identity(&self) -> String {
         let DeviceInfo { name, vendor, platform, version, .. } = self;
         format!("{platform}; {vendor}; {name}; {version}")
     }
 }
 
-/// All devices of all platforms, always in the same order, also those that cannot be used. That there are none is an
-/// error that says what is missing.
+/// Lists all devices of all platforms, always in the same order, including those that cannot be used. An empty list is
+/// an error that names the missing component.
 pub fn discover() -> Result<Vec<DeviceInfo>, DeviceError> {
     let table = ffi::table()?;
-    // PoCL's first answers are wrong if two threads ask at once.
+    // PoCL's first answers are wrong if two threads query it at once.
     static ASKING: Mutex<()> = Mutex::new(());
     let _asking = lock(&ASKING);
     let mut platforms = [null_mut(); MOST as usize];
     let mut count = 0;
-    // SAFETY: there is room for as many as is said.
+    // SAFETY: the array has the passed number of entries.
     let code = unsafe { (table.platforms)(MOST, platforms.as_mut_ptr(), &mut count) };
     let unusable = |reason: &str| DeviceError::Unusable { kind: Kind::OpenCl, reason: reason.into() };
     if code == ffi::NO_PLATFORM || (code == 0 && count == 0) {
@@ -96,7 +96,7 @@ pub fn discover() -> Result<Vec<DeviceInfo>, DeviceError> {
     if found.is_empty() { Err(unusable("no driver has a device")) } else { Ok(found) }
 }
 
-/// The device that a node's packages are executed by: the first that can be used. Should none be, the first, which says why.
+/// The device that executes a node's packages: the first that can be used. If none can, the first, with its reason.
 pub fn first() -> Result<DeviceInfo, DeviceError> {
     let mut devices = discover()?;
     let usable = devices.iter().position(|info| info.unusable.is_none());
@@ -106,12 +106,12 @@ pub fn first() -> Result<DeviceInfo, DeviceError> {
 fn devices(table: &Table, platform: Handle) -> Vec<DeviceInfo> {
     let mut devices = [null_mut(); MOST as usize];
     let mut count = 0;
-    // SAFETY: the platform is the loader's, and there is room for as many devices as is said.
+    // SAFETY: the platform is the loader's, and the array has the passed number of entries.
     let code =
         unsafe { (table.devices)(platform, ffi::DEVICE_TYPE_ALL, MOST, devices.as_mut_ptr(), &mut count) };
     let count = if code == 0 { count.min(MOST) as usize } else { 0 };
     let describe = |what| {
-        // SAFETY: `answer` gives room for as many bytes as it says.
+        // SAFETY: `answer` passes a buffer of the size that it names.
         let said = answer("asking a platform", |len, to, out| unsafe {
             (table.platform_info)(platform, what, len, to, out)
         });
@@ -123,7 +123,7 @@ fn devices(table: &Table, platform: Handle) -> Vec<DeviceInfo> {
 
 fn device_info(table: &Table, device: Device, platform: String) -> DeviceInfo {
     let ask = |what: c_uint| {
-        // SAFETY: the device is the loader's; `answer` gives room for as many bytes as it says.
+        // SAFETY: the device is the loader's; `answer` passes a buffer of the size that it names.
         let said = answer("asking a device", |len, to, out| unsafe {
             (table.device_info)(device.0, what, len, to, out)
         });
@@ -158,7 +158,7 @@ fn device_info(table: &Table, device: Device, platform: String) -> DeviceInfo {
     }
 }
 
-/// Cuts a device into parts, each with as many of its units as is said.
+/// Divides a device into parts with these numbers of compute units.
 pub(super) fn cut(info: &DeviceInfo, counts: &[u32]) -> Result<Vec<Device>, DeviceError> {
     let table = ffi::table()?;
     let mut properties = vec![ffi::PARTITION_BY_COUNTS];
@@ -166,8 +166,8 @@ pub(super) fn cut(info: &DeviceInfo, counts: &[u32]) -> Result<Vec<Device>, Devi
     properties.extend([0, 0]);
     let mut parts = vec![null_mut(); counts.len()];
     let mut made = 0;
-    // SAFETY: the list of properties ends in zero; there is room for as many parts as is said. They are never released:
-    // the loader has them as it has devices, as long as the process.
+    // SAFETY: the list of properties ends in zero; the array has the passed number of entries. The parts are never
+    // released: the loader keeps them, like devices, as long as the process.
     let code = unsafe {
         (table.sub_devices)(
             info.device.0,
@@ -185,5 +185,5 @@ pub(super) fn cut(info: &DeviceInfo, counts: &[u32]) -> Result<Vec<Device>, Devi
     Ok(parts.into_iter().map(Device).collect())
 }
 
-/// No list of properties.
+/// Marks an absent list of properties.
 pub(super) const NO_PROPERTIES: *const isize = null();

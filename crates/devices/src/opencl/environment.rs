@@ -4,11 +4,11 @@
 
 use super::ENVIRONMENT;
 
-/// With how many threads PoCL computes, as its versions call it.
+/// Variables for the number of PoCL's threads, by the names of its versions.
 const THREADS: [&str; 2] = ["POCL_MAX_PTHREAD_COUNT", "POCL_CPU_MAX_CU_COUNT"];
 
-/// Has drivers compute with so many threads, and do nothing at the time of a call that can be done before. To be called by
-/// a process that has no other threads yet, before it uses a device.
+/// Makes drivers compute with `threads` threads, and do all possible work before the time of a call. The process must
+/// have no other threads yet, and must not have used a device.
 ///
 /// # Panics
 /// If there are other threads: they could read the environment while it is changed.
@@ -18,8 +18,8 @@ pub fn enter_environment(threads: u32) {
     let threads = threads.to_string();
     let counts = THREADS.iter().map(|name| (*name, threads.as_str()));
     for (name, value) in ENVIRONMENT.iter().copied().chain(counts) {
-        // SAFETY: nobody reads or changes the environment meanwhile, for there is no other thread: looked at above, and
-        // required where that cannot be looked at.
+        // SAFETY: no other thread reads or changes the environment meanwhile, since there is none: checked above, and
+        // required where it cannot be checked.
         unsafe { std::env::set_var(name, value) };
     }
 }

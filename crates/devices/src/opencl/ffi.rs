@@ -17,7 +17,7 @@ type Waits = *const Handle;
 type Notify = *const c_void;
 
 functions! {
-    /// What is used of OpenCL 1.2.
+    /// The functions of OpenCL 1.2 that are used.
     Table {
         platforms = b"clGetPlatformIDs\0" (c_uint, *mut Handle, *mut c_uint) -> c_int;
         platform_info = b"clGetPlatformInfo\0" (Handle, c_uint, Size, Answer, *mut Size) -> c_int;
@@ -54,7 +54,7 @@ functions! {
 }
 
 functions! {
-    /// What OpenCL 2 adds: memory that host and device share.
+    /// Functions of OpenCL 2 for memory that host and device share.
     Shared {
         allocate = b"clSVMAlloc\0" (Handle, u64, Size, c_uint) -> *mut c_void;
         free = b"clSVMFree\0" (Handle, *mut c_void) -> ();
@@ -79,7 +79,7 @@ pub const DEVICE_VERSION: c_uint = 0x102F;
 pub const DEVICE_LINKER: c_uint = 0x103E;
 pub const DEVICE_MOST_SUB_DEVICES: c_uint = 0x1043;
 pub const DEVICE_SHARED_MEMORY: c_uint = 0x1053;
-/// Host and device may both use a piece, without a word to each other, while no kernel does.
+/// Capability: host and device may both use a piece, without synchronization, while no kernel uses it.
 pub const SHARED_FINE: u64 = 1 << 1;
 pub const MEMORY_SHARED_FINE: u64 = 1 << 10;
 pub const PARTITION_BY_COUNTS: isize = 0x1087;
@@ -99,12 +99,12 @@ struct Loaded {
     shared: Option<Shared>,
 }
 
-/// The functions; the library is never unloaded, since its drivers start threads.
+/// The functions. The library is never unloaded, since its drivers start threads.
 pub fn table() -> Result<&'static Table, DeviceError> {
     loaded().map(|loaded| &loaded.table)
 }
 
-/// Those of OpenCL 2, where the loader has them.
+/// The functions of OpenCL 2, where the loader has them.
 pub fn shared() -> Option<&'static Shared> {
     loaded().ok().and_then(|loaded| loaded.shared.as_ref())
 }
@@ -117,7 +117,7 @@ fn loaded() -> Result<&'static Loaded, DeviceError> {
 
 fn load() -> Result<Loaded, String> {
     let needed = "libOpenCL.so.1 (Debian: ocl-icd-libopencl1, Fedora: ocl-icd) is needed";
-    // SAFETY: loading runs the library's own initialization, which asks nothing of its callers.
+    // SAFETY: loading runs the library's own initialization, which has no preconditions.
     let library = unsafe { libloading::Library::new("libOpenCL.so.1") };
     let library = library.map_err(|error| format!("{needed}: {error}"))?;
     let table = Table::find(&library).map_err(|error| format!("{needed}, for OpenCL 1.2: {error}"))?;
@@ -126,7 +126,7 @@ fn load() -> Result<Loaded, String> {
     Ok(Loaded { table, shared })
 }
 
-/// A number that means an error, by the name that `CL/cl.h` gives it.
+/// Name of an error number in `CL/cl.h`.
 pub fn error_name(code: c_int) -> String {
     let name = match code {
         -1 => "CL_DEVICE_NOT_FOUND",
@@ -165,12 +165,12 @@ pub fn error_name(code: c_int) -> String {
     format!("{name} ({code})")
 }
 
-/// That a call went well.
+/// Converts the result of a call to an error unless it succeeded.
 pub fn check(operation: &'static str, code: c_int) -> Result<(), DeviceError> {
     if code >= 0 { Ok(()) } else { Err(DeviceError::Driver { operation, reason: error_name(code) }) }
 }
 
-/// What a call that answers with bytes says: it is asked for their number first.
+/// The answer of a call that returns bytes. The call is asked for their number first.
 pub fn answer(
     operation: &'static str,
     mut ask: impl FnMut(usize, *mut c_void, *mut usize) -> c_int,
@@ -185,12 +185,12 @@ pub fn answer(
     Ok(bytes)
 }
 
-/// A number that was answered, of 4 or 8 bytes.
+/// A number of 4 or 8 bytes in an answer.
 pub fn number(bytes: &[u8]) -> u64 {
     bytes.iter().take(8).rev().fold(0, |number, byte| number << 8 | u64::from(*byte))
 }
 
-/// A text that was answered.
+/// A text in an answer.
 pub fn text(bytes: &[u8]) -> String {
     let text = CStr::from_bytes_until_nul(bytes).map(CStr::to_bytes).unwrap_or(bytes);
     String::from_utf8_lossy(text).trim().to_owned()

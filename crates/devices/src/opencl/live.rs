@@ -1,7 +1,8 @@
 //! OpenCL's objects with owners: each is released once, when its last user drops it, and keeps its context.
 //!
-//! OpenCL counts references itself: what a command that has not ended uses stays until it has. All its functions may be
-//! called from any thread, but the one that sets a kernel's arguments; a [`Kernel`] is therefore not shared.
+//! OpenCL counts references itself: an object that an unfinished command uses stays until the command has ended. All
+//! its functions may be called from any thread, except the one that sets a kernel's arguments; a [`Kernel`] is
+//! therefore not shared.
 
 #![allow(unsafe_code)]
 
@@ -13,7 +14,7 @@ use super::discover::{Device, NO_PROPERTIES};
 use super::ffi::{self, Handle, Shared, Table, answer, check};
 use crate::{DeviceError, MAX_MESSAGE_BYTES, Patience, Progress, bytes, waiting};
 
-/// Every kernel's arguments.
+/// Number of every kernel's arguments.
 const ARGUMENTS: u64 = 5;
 
 type Release = unsafe extern "C" fn(Handle) -> c_int;
@@ -26,7 +27,7 @@ struct Owned {
 
 // SAFETY: OpenCL's objects belong to no thread.
 unsafe impl Send for Owned {}
-// SAFETY: OpenCL's functions may be called with the same object at once, but for a kernel's arguments; see `Kernel`.
+// SAFETY: OpenCL's functions may be called with the same object at once, except for a kernel's arguments; see `Kernel`.
 unsafe impl Sync for Owned {}
 
 impl Owned {
@@ -46,7 +47,7 @@ impl Owned {
 
 impl Drop for Owned {
     fn drop(&mut self) {
-        // SAFETY: the object was made for this owner and is released this once.
+        // SAFETY: the object was made for this owner and is released only here.
         unsafe { (self.release)(self.handle) };
     }
 }
@@ -56,7 +57,7 @@ pub struct Context {
     table: &'static Table,
     context: Owned,
     pub devices: Vec<Device>,
-    /// By which memory is taken that the host has, too; none: memory is the device's, and bytes go by commands.
+    /// Functions for memory that the host shares. `None`: memory is the device's only, and commands copy bytes.
     shared: Option<&'static Shared>,
 }
 
@@ -64,7 +65,7 @@ impl Context {
     pub fn new(devices: Vec<Device>, shares_memory: bool) -> Result<Arc<Context>, DeviceError> {
         let (table, mut code) = (ffi::table()?, 0);
         let handles: Vec<Handle> = devices.iter().map(|device| device.0).collect();
-        // SAFETY: as many devices as is said; nobody is to be notified.
+        // SAFETY: the array has the passed number of devices; there is no callback.
         let handle = unsafe {
             (table.create_context)(
                 NO_PROPERTIES,
@@ -85,7 +86,7 @@ impl Context {
     }
 }
 
-/// Commands in order.
+/// A queue of commands, executed in order.
 pub struct Queue {
     queue: Owned,
     context: Arc<Context>,
@@ -105,12 +106,13 @@ impl Queue {
         let buffer = match &memory.place {
             Place::Device(buffer) => buffer,
             Place::Shared(at) => {
-                // SAFETY: the piece has as many bytes, and nothing that uses it is in a queue: see `Driver`.
+                // SAFETY: the piece has at least that many bytes, and no queue contains work that uses it: see
+                // `Driver`.
                 unsafe { at.copy_from_nonoverlapping(NonNull::from(bytes).cast(), bytes.len()) };
                 return Ok(());
             }
         };
-        // SAFETY: the piece has as many bytes, and the copy is complete when the blocking call returns.
+        // SAFETY: the piece has at least that many bytes, and the copy is complete when the blocking call returns.
         let code = unsafe {
             (self.context.table.write)(
                 self.queue.handle,
@@ -134,12 +136,12 @@ impl Queue {
             Place::Shared(at) => {
                 self.finish()?;
                 let len = bytes.len();
-                // SAFETY: the piece has as many bytes, and what wrote them has ended.
+                // SAFETY: the piece has at least that many bytes, and the work that wrote them has ended.
                 unsafe { at.copy_to_nonoverlapping(NonNull::from(bytes).cast(), len) };
                 return Ok(());
             }
         };
-        // SAFETY: the piece has as many bytes, and the copy is complete when the blocking call returns.
+        // SAFETY: the piece has at least that many bytes, and the copy is complete when the blocking call returns.
         let code = unsafe {
             (self.context.table.read)(
                 self.queue.handle,
@@ -156,20 +158,21 @@ impl Queue {
         check("reading from the device", code)
     }
 
-    /// Zeros, some time before what follows.
+    /// Sets bytes to zero before later commands of the queue execute.
     pub fn wipe(&self, memory: &Memory, len_bytes: u64) -> Result<(), DeviceError> {
         memory.check(len_bytes)?;
         let buffer = match &memory.place {
             Place::Device(buffer) => buffer,
             Place::Shared(at) => {
-                // SAFETY: the piece has as many bytes, and nothing that uses it is in a queue: see `Driver`.
+                // SAFETY: the piece has at least that many bytes, and no queue contains work that uses it: see
+                // `Driver`.
                 unsafe { at.write_bytes(0, len_bytes as usize) };
                 return Ok(());
             }
         };
         let pattern = 0u32;
-        // SAFETY: the pattern is copied before the call returns; the piece has as many bytes, in whole patterns, since
-        // pieces and the word both are.
+        // SAFETY: the pattern is copied before the call returns; the piece has at least that many bytes, in whole
+        // patterns, since the sizes of pieces and of the written word are.
         let code = unsafe {
             (self.context.table.fill)(
                 self.queue.handle,
@@ -187,11 +190,11 @@ impl Queue {
     }
 
     pub fn finish(&self) -> Result<(), DeviceError> {
-        // SAFETY: it takes any queue.
+        // SAFETY: the function takes any queue.
         check("waiting for the device", unsafe { (self.context.table.finish)(self.queue.handle) })
     }
 
-    /// Launches, and waits if patience has an end.
+    /// Launches a kernel, and waits if patience has an end.
     pub fn launch(
         &self,
         kernel: &mut Kernel,
@@ -203,7 +206,7 @@ impl Queue {
         let (items, group, mut event) = (items as usize, group.map(|group| group as usize), null_mut());
         let group = group.as_ref().map_or(null(), |group| group as *const usize);
         let wanted = if patience == Patience::Forever { null_mut() } else { &raw mut event };
-        // SAFETY: one dimension, of which both sizes are there during the call; the kernel's arguments are set.
+        // SAFETY: one dimension, whose two sizes exist during the call; the kernel's arguments are set.
         let code = unsafe {
             (table.launch)(
                 self.queue.handle,
@@ -220,11 +223,11 @@ impl Queue {
         check("launching", code)?;
         let Patience::Until(end) = patience else { return Ok(Progress::Launched) };
         let event = Owned::new("launching", event, 0, table.release_event)?;
-        // SAFETY: it takes any queue.
+        // SAFETY: the function takes any queue.
         check("launching", unsafe { (table.flush)(self.queue.handle) })?;
         let progress = waiting::until(end, || {
             let mut status: c_int = 0;
-            // SAFETY: there is room for the number that is asked for.
+            // SAFETY: the buffer has the size of the requested number.
             let code = unsafe {
                 let (to, len) = ((&raw mut status).cast::<c_void>(), size_of::<c_int>());
                 (table.event_info)(event.handle, ffi::EVENT_STATUS, len, to, null_mut())
@@ -247,16 +250,16 @@ pub struct Memory {
 }
 
 enum Place {
-    /// The device's: only commands reach it.
+    /// Memory of the device: only commands access it.
     Device(Owned),
-    /// The host's, too.
+    /// Memory that the host accesses, too.
     Shared(NonNull<u8>),
 }
 
 // SAFETY: the bytes belong to no thread; they are copied in and out, and never lent.
 unsafe impl Send for Memory {}
-// SAFETY: who reads or writes them at the same time is the caller's to decide, as for the device's own: a kernel can
-// write anywhere. No reference to them is ever made.
+// SAFETY: the caller decides about concurrent reads and writes, as for the device's own memory: a kernel can write
+// anywhere. No reference to the bytes is ever made.
 unsafe impl Sync for Memory {}
 
 impl Memory {
@@ -280,7 +283,7 @@ impl Memory {
 
     fn share(context: &Context, shared: &Shared, len_bytes: u64) -> Result<Place, DeviceError> {
         let flags = ffi::MEMORY_READ_WRITE | ffi::MEMORY_SHARED_FINE;
-        // SAFETY: the context's devices can; the alignment is that of the largest type.
+        // SAFETY: the context's devices support this; the alignment is that of the largest type.
         let at = unsafe { (shared.allocate)(context.context.handle, flags, len_bytes as usize, 0) };
         let none =
             DeviceError::Driver { operation: "taking shared memory", reason: "there is no more".into() };
@@ -296,13 +299,13 @@ impl Memory {
 impl Drop for Memory {
     fn drop(&mut self) {
         if let (Place::Shared(at), Some(shared)) = (&self.place, self.context.shared) {
-            // SAFETY: it was taken for this owner, and no launch that uses it has not ended: see `Driver`.
+            // SAFETY: the memory was allocated for this owner, and every launch that used it has ended: see `Driver`.
             unsafe { (shared.free)(self.context.context.handle, at.as_ptr().cast()) };
         }
     }
 }
 
-/// A program, at some stage of its making.
+/// A program, at any stage of its build.
 pub struct Module {
     program: Owned,
     context: Arc<Context>,
@@ -312,19 +315,19 @@ impl Module {
     pub fn of_source(context: &Arc<Context>, source: &str) -> Result<Module, DeviceError> {
         let (table, mut code) = (context.table, 0);
         let (text, len) = (source.as_ptr().cast(), source.len());
-        // SAFETY: one text of as many bytes, which is copied before the call returns.
+        // SAFETY: one text of the passed length, which is copied before the call returns.
         let handle = unsafe { (table.program_of_source)(context.context.handle, 1, &text, &len, &mut code) };
         let program = Owned::new("taking a source", handle, code, table.release_program)?;
         Ok(Module { program, context: Arc::clone(context) })
     }
 
-    /// The same binary for each device of the context.
+    /// Makes a program of the same binary for each device of the context.
     pub fn of_binary(context: &Arc<Context>, binary: &[u8]) -> Result<Module, DeviceError> {
         let (table, mut code, handles) = (context.table, 0, context.handles());
         let count = handles.len();
         let (lens, binaries) = (vec![binary.len(); count], vec![binary.as_ptr(); count]);
         let mut each = vec![0; count];
-        // SAFETY: for each device a binary of as many bytes, copied before the call returns, and room for a number.
+        // SAFETY: for each device a binary of the passed length, copied before the call returns, and a writable number.
         let handle = unsafe {
             (table.program_of_binary)(
                 context.context.handle,
@@ -341,10 +344,10 @@ impl Module {
         Ok(Module { program, context: Arc::clone(context) })
     }
 
-    /// Compiles a source to what can be linked.
+    /// Compiles a source to a program that can be linked.
     pub fn compile(&self, options: &CStr) -> Result<(), DeviceError> {
         let (table, handles) = (self.context.table, self.context.handles());
-        // SAFETY: as many devices as is said, no headers, nobody to notify.
+        // SAFETY: the array has the passed number of devices; there are no headers and no callback.
         let code = unsafe {
             (table.compile)(
                 self.program.handle,
@@ -361,11 +364,11 @@ impl Module {
         self.built(code, "compiling")
     }
 
-    /// One program of several that are compiled.
+    /// Links several compiled programs into one.
     pub fn link(context: &Arc<Context>, modules: &[&Module]) -> Result<Module, DeviceError> {
         let (table, mut code, handles) = (context.table, 0, context.handles());
         let programs: Vec<Handle> = modules.iter().map(|module| module.program.handle).collect();
-        // SAFETY: as many devices and programs as is said, no options, nobody to notify.
+        // SAFETY: the arrays have the passed numbers of devices and programs; there are no options and no callback.
         let handle = unsafe {
             (table.link)(
                 context.context.handle,
@@ -388,7 +391,7 @@ impl Module {
     /// Makes a complete binary executable.
     pub fn build(&self) -> Result<(), DeviceError> {
         let (table, handles) = (self.context.table, self.context.handles());
-        // SAFETY: as many devices as is said, no options, nobody to notify.
+        // SAFETY: the array has the passed number of devices; there are no options and no callback.
         let code = unsafe {
             (table.build)(
                 self.program.handle,
@@ -402,12 +405,12 @@ impl Module {
         self.built(code, "building")
     }
 
-    /// What was made, for the first device: all of a context are of one kind.
+    /// The binary for the first device: all devices of a context are of one kind.
     pub fn binary(&self) -> Result<Vec<u8>, DeviceError> {
         let operation = "taking the program";
         let table = self.context.table;
         let program = self.program.handle;
-        // SAFETY: `answer` gives room for as many bytes as it says.
+        // SAFETY: `answer` passes a buffer of the size that it names.
         let sizes = answer(operation, |len, to, out| unsafe {
             (table.program_info)(program, ffi::PROGRAM_BINARY_SIZES, len, to, out)
         })?;
@@ -415,7 +418,7 @@ impl Module {
         let mut binaries: Vec<Vec<u8>> =
             sizes.chunks_exact(size_of::<usize>()).map(|bytes| vec![0; size(bytes)]).collect();
         let mut pointers: Vec<*mut u8> = binaries.iter_mut().map(|binary| binary.as_mut_ptr()).collect();
-        // SAFETY: a pointer for each device, each to as many bytes as the driver has just asked for.
+        // SAFETY: a pointer for each device, each to a buffer of the size that the driver has just named.
         let code = unsafe {
             let (to, len) = (pointers.as_mut_ptr().cast(), pointers.len() * size_of::<*mut u8>());
             (table.program_info)(program, ffi::PROGRAM_BINARIES, len, to, null_mut())
@@ -425,11 +428,11 @@ impl Module {
         first.ok_or_else(|| DeviceError::Driver { operation, reason: "the driver gives none".into() })
     }
 
-    /// A compiler's failure with what it said.
+    /// Converts a compiler's failure to an error with its log.
     fn built(&self, code: c_int, operation: &'static str) -> Result<(), DeviceError> {
         let Err(error) = check(operation, code) else { return Ok(()) };
         let (table, device) = (self.context.table, self.context.devices[0].0);
-        // SAFETY: `answer` gives room for as many bytes as it says.
+        // SAFETY: `answer` passes a buffer of the size that it names.
         let log = answer(operation, |len, to, out| unsafe {
             (table.build_info)(self.program.handle, device, ffi::PROGRAM_BUILD_LOG, len, to, out)
         });
@@ -439,7 +442,7 @@ impl Module {
     }
 }
 
-/// A kernel. Setting its arguments needs it alone, and so does a launch.
+/// A kernel. Setting its arguments and launching it need exclusive access.
 pub struct Kernel {
     kernel: Owned,
     table: &'static Table,
@@ -461,8 +464,8 @@ impl Kernel {
     }
 
     pub fn set_memory(&mut self, number: c_uint, memory: &Memory) -> Result<(), DeviceError> {
-        // SAFETY: the driver reads the handle, or takes the address, during the call; a kernel's argument of another size
-        // is refused.
+        // SAFETY: the driver reads the handle, or takes the address, during the call; it refuses an argument of another
+        // size.
         let code = unsafe {
             match (&memory.place, memory.context.shared) {
                 (Place::Shared(at), Some(shared)) => {
@@ -479,7 +482,7 @@ impl Kernel {
     }
 
     pub fn set_number(&mut self, number: c_uint, value: u32) -> Result<(), DeviceError> {
-        // SAFETY: the driver reads the number during the call; a kernel's argument of another size is refused.
+        // SAFETY: the driver reads the number during the call; it refuses an argument of another size.
         let code = unsafe {
             let value = (&raw const value).cast();
             (self.table.set_argument)(self.kernel.handle, number, size_of::<u32>(), value)
@@ -488,7 +491,7 @@ impl Kernel {
     }
 
     fn arguments(&self) -> Result<u64, DeviceError> {
-        // SAFETY: `answer` gives room for as many bytes as it says.
+        // SAFETY: `answer` passes a buffer of the size that it names.
         let said = answer("asking a kernel", |len, to, out| unsafe {
             (self.table.kernel_info)(self.kernel.handle, ffi::KERNEL_NUMBER_OF_ARGUMENTS, len, to, out)
         })?;

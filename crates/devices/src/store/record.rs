@@ -13,7 +13,7 @@ pub const HEADER_BYTES: usize = 88;
 const MAGIC: &[u8; 8] = b"sublet\x00\x01";
 const SEALED: usize = 56;
 
-/// What the header says.
+/// Content of the header.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Header {
     pub made_of: Digest,
@@ -44,7 +44,7 @@ pub fn encode(made_of: &Digest, load_us: u64, payload: &[u8]) -> Vec<u8> {
     bytes
 }
 
-/// The header and the payload, if this is a whole file that was made of that.
+/// The header and the payload, if this is a complete file with this digest.
 pub fn decode(mut bytes: Vec<u8>, made_of: &Digest) -> Option<(Header, Vec<u8>)> {
     let header = Header::decode(bytes.first_chunk()?)?;
     let payload = &bytes[HEADER_BYTES..];

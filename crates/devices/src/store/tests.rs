@@ -26,7 +26,7 @@ fn what_is_kept_is_found_by_the_next_process() {
 }
 
 #[test]
-fn whatever_byte_is_damaged_or_missing_the_file_is_refused_and_gone() {
+fn refuses_and_removes_a_damaged_or_cut_file() {
     let folder = tempfile::tempdir().unwrap();
     let store = store(folder.path());
     store.put(&KEY, 42, b"program").unwrap();
@@ -84,7 +84,7 @@ fn a_folder_that_others_can_write_to_is_refused() {
 }
 
 #[test]
-fn it_has_a_bound_and_what_is_dear_stays_longer_over_restarts() {
+fn size_is_bounded_and_expensive_programs_stay_over_restarts() {
     let folder = tempfile::tempdir().unwrap();
     let payload = [0; 200];
     store(folder.path()).put(&[1; 32], 1_000_000, &payload).unwrap();

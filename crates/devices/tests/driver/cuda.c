@@ -1,7 +1,7 @@
-/* A driver that takes CUDA's calls and has no GPU: the host is the device. It executes nothing of a program; it knows the
- * kernels of the tests by what is written in them. What it shows is that the binding calls what there is, with what
- * belongs there, and releases each object once and nothing that is in use: it aborts otherwise. Types and names are those
- * of NVIDIA's documentation of the driver interface. */
+/* A driver that accepts CUDA's calls without a GPU: the host is the device. It executes no program; it recognizes the
+ * tests' kernels by their text. It checks that the binding calls existing functions with valid arguments, releases each
+ * object once, and releases no object in use: it aborts otherwise. Types and names are those of NVIDIA's documentation of
+ * the driver interface. */
 
 #include <stdint.h>
 #include <stdio.h>

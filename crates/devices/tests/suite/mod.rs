@@ -1,5 +1,5 @@
-//! Tests that every kind of device must pass, written once. A kind says how it is opened and how its kernels are
-//! spelled.
+//! Tests that every kind of device must pass, written once. Each kind defines how its device is opened and how its
+//! kernels are written.
 
 // Each of the tests' programs uses what it needs.
 #![allow(dead_code, clippy::unwrap_used)]
@@ -25,7 +25,7 @@ pub const TWO: Tenant = Tenant(2);
 pub trait House {
     type Driver: Driver;
 
-    /// Opens it for so many launches at once.
+    /// Opens the device for `lanes` launches at once.
     fn driver(lanes: u32) -> Self::Driver;
 
     /// A program by its name.
@@ -33,8 +33,9 @@ pub trait House {
     /// - `echo`: `main_kernel` copies input to output, a byte for each work-item.
     /// - `add`: `main_kernel` adds one to each byte, by a helper called `helper`.
     /// - `double`: `main_kernel` doubles each byte, by another helper of the same name.
-    /// - `leak`: `main_kernel` copies as much of what lies at its input as its output takes, whatever its size.
-    /// - `answers`: `fails` with the message `no luck`, `lies` about what it wrote, `is_silent`.
+    /// - `leak`: `main_kernel` copies memory from its input on, up to the size of its output, whatever the input's
+    ///   size.
+    /// - `answers`: `fails` with the message `no luck`, `lies` about the size of its output, `is_silent`.
     /// - `slow`: `main_kernel` computes for a while in one work-item, and then echoes one byte.
     /// - `broken`: does not compile.
     fn source(name: &str) -> String;
@@ -44,7 +45,7 @@ pub fn open<H: House>(lanes: u32) -> Sandboxes<H::Driver> {
     Sandboxes::open(H::driver(lanes), &Settings { store: Some(store()), ..Settings::default() }).unwrap()
 }
 
-/// One folder for all tests of a process: what is built once need not be built again.
+/// One folder for all tests of a process: each function is built only once.
 pub fn store() -> PathBuf {
     static FOLDER: std::sync::OnceLock<tempfile::TempDir> = std::sync::OnceLock::new();
     FOLDER.get_or_init(|| tempfile::tempdir().unwrap()).path().join("programs")

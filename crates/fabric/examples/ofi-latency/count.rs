@@ -1,8 +1,8 @@
-//! The instructions of sending and of receiving, counted by single steps: exact, without a processor that counts them,
-//! and in emulation. Those of the kernel are not among them.
+//! Counts the instructions of sending and of receiving by single steps: exactly, without a performance counter of the
+//! processor, and also in emulation. Instructions of the kernel are not counted.
 //!
-//! The child marks what is to be counted by a signal to itself before and after; its parent steps it from one to the
-//! other. An empty pair of marks gives what the marks themselves take.
+//! The child marks the counted code by a signal to itself before and after; its parent steps it from one mark to the
+//! other. An empty pair of marks gives the instructions of the marks themselves.
 
 #![allow(unsafe_code)]
 
@@ -14,13 +14,13 @@ use sublet_fabric::FabricError;
 
 use super::{Ends, Run, connect};
 
-/// What is counted in each round, in this order, after the empty pair.
+/// The counted operations of each round, in this order, after the empty pair.
 const COUNTED: [&str; 4] = ["endpoint_send", "endpoint_receive", "raw_send", "raw_receive"];
 const ROUNDS: usize = 3;
-/// Rounds before those: first times are dearer.
+/// Number of rounds before the counted ones: first executions take more instructions.
 const WARM_UP: usize = 2;
 const MARK: i32 = libc::SIGUSR1;
-/// Until a message has come to where only its receiver must look.
+/// Time in which a message arrives, so that only its receiver still has work to do.
 const ARRIVAL: Duration = Duration::from_millis(20);
 
 /// Runs this program again as a child with `--counted`, and prints the medians as JSON.
@@ -90,7 +90,7 @@ fn print(mut counts: Vec<Vec<u64>>) -> Result<(), FabricError> {
     Ok(())
 }
 
-/// The child's part.
+/// Executes the child's part.
 pub fn be_traced(run: &Run) -> Result<(), FabricError> {
     let Ends { client, worker, mut ping, mut pong } = connect(run)?;
     let payload = vec![1; run.len_bytes];

@@ -1,6 +1,7 @@
-//! The round trip of a line with a payload over a provider of libfabric, beside a plain `fi_writedata` ping-pong over the
-//! same provider, in one interleaved run: `ofi-latency [PROVIDER [ADDRESS [BYTES [BLOCKS]]]]`. Prints JSON. With `--count`
-//! before the others: the instructions of sending and of receiving instead.
+//! Measures the round trip of a line with a payload over a provider of libfabric, beside a plain `fi_writedata`
+//! ping-pong over the same provider, in one interleaved run: `ofi-latency [PROVIDER [ADDRESS [BYTES [BLOCKS]]]]`.
+//! Prints JSON. With `--count` before the other arguments it counts the instructions of sending and of receiving
+//! instead.
 //!
 //! `cargo xtask verbs-vm` runs it over verbs; `sublet bench` measures whole calls.
 
@@ -22,9 +23,9 @@ use sublet_fabric::window::{Address, LineAddress, Window};
 const OWN_BYTES: u64 = 1 << 20;
 const PAYLOAD: Address = Address { region: OWN, offset: 8192 };
 const LINE: LineAddress = LineAddress { region: OWN, line: 0, watch: 4096 };
-/// Round trips of one kind before those of the other.
+/// Number of round trips of one kind before those of the other.
 const BLOCK: usize = 200;
-/// Blocks that are not counted.
+/// Number of blocks before the measured ones.
 const WARM_UP: usize = 5;
 
 struct Side {
@@ -102,7 +103,7 @@ fn at(sorted: &[u64], share: f64) -> u64 {
     sorted[((sorted.len() - 1) as f64 * share) as usize]
 }
 
-/// Both ends of both kinds.
+/// The two ends of the endpoint's connection and of the ping-pong.
 struct Ends {
     client: Side,
     worker: Side,
@@ -110,7 +111,7 @@ struct Ends {
     pong: PingPong,
 }
 
-/// Connects everything, one side of it in a thread of its own.
+/// Connects all ends, one side of each connection in a thread of its own.
 fn connect(run: &Run) -> Result<Ends, FabricError> {
     let (client, worker) = (Side::new()?, Side::new()?);
     let max_bytes = run.len_bytes as u64;
@@ -158,7 +159,7 @@ fn ask_all(run: &Run, client: &Side, ping: &mut PingPong) -> Result<[Vec<u64>; 2
     let payload = vec![1; run.len_bytes];
     let mut all = [Vec::new(), Vec::new()];
     for block in 0..WARM_UP + run.blocks {
-        // The other side changes from one to the other, too.
+        // The other side changes from the endpoint to the ping-pong, too.
         std::thread::sleep(Duration::from_micros(200));
         for n in 0..BLOCK {
             let n = (block * BLOCK + n) as u64;
@@ -190,7 +191,7 @@ fn answer_all(run: &Run, worker: &Side, pong: &mut PingPong) -> Result<(), Fabri
             pong.receive()?;
             pong.send(run.len_bytes as u64)?;
         }
-        // While calls are made nobody polls it.
+        // No thread polls the ping-pong while calls are made.
         pong.finish()?;
     }
     Ok(())
@@ -203,10 +204,10 @@ fn note(times: &mut Vec<u64>, began: Instant, block: usize) {
     }
 }
 
-/// A thread that moves between cores measures the move.
+/// Pins this thread to a core, since a move between cores would be measured.
 fn pin(cpu: usize) {
     let mut set = CpuSet::new();
     set.set(cpu);
-    // Where it may not be pinned it is measured as it is.
+    // Where pinning is not permitted, the measurement runs without it.
     let _ = sched_setaffinity(None, &set);
 }

@@ -1,4 +1,4 @@
-//! A control connection, whether the other end is on this machine or on another.
+//! A control connection to an end on this machine or on another.
 
 use std::os::fd::{AsFd, BorrowedFd};
 use std::time::Duration;
@@ -6,7 +6,7 @@ use std::time::Duration;
 use crate::packet::{Packet, PacketError, PacketSocket};
 use crate::remote::RemoteSocket;
 
-/// One end of a connection that carries messages. What is within one machine also carries descriptors.
+/// One end of a connection that carries messages. A connection within one machine also carries descriptors.
 #[derive(Debug)]
 pub enum Connection {
     /// Over a Unix socket.
@@ -16,8 +16,8 @@ pub enum Connection {
 }
 
 impl Connection {
-    /// See [`PacketSocket::send`] and [`RemoteSocket::send`]. Descriptors do not leave a machine: with some for a remote
-    /// end it is a [`PacketError::Protocol`].
+    /// Sends a message; see [`PacketSocket::send`] and [`RemoteSocket::send`]. Descriptors do not leave a machine:
+    /// sending some to a remote end is a [`PacketError::Protocol`].
     pub fn send(&self, bytes: &[u8], fds: &[BorrowedFd<'_>]) -> Result<(), PacketError> {
         match self {
             Connection::Local(socket) => socket.send(bytes, fds),
@@ -29,8 +29,8 @@ impl Connection {
         }
     }
 
-    /// See [`PacketSocket::receive`] and [`RemoteSocket::receive`]. After poll(2) says that there is something, receive
-    /// with a timeout of zero until that times out.
+    /// Receives a message; see [`PacketSocket::receive`] and [`RemoteSocket::receive`]. After poll(2) reports the
+    /// descriptor as readable, receive with a timeout of zero until that times out.
     pub fn receive(&self, timeout: Option<Duration>) -> Result<Option<Packet>, PacketError> {
         match self {
             Connection::Local(socket) => socket.receive(timeout),
@@ -38,7 +38,7 @@ impl Connection {
         }
     }
 
-    /// Lets [`Connection::send`] wait at most so long for a peer that does not receive.
+    /// Sets the longest time that [`Connection::send`] waits for a peer that does not receive.
     pub fn set_send_timeout(&self, timeout: Duration) -> Result<(), PacketError> {
         match self {
             Connection::Local(socket) => socket.set_send_timeout(timeout),
@@ -49,7 +49,7 @@ impl Connection {
         }
     }
 
-    /// The user of the process that made the other end. Of another machine's users nothing is known.
+    /// The user of the process that made the other end. `None` if that process runs on another machine.
     pub fn peer_uid(&self) -> Result<Option<u32>, PacketError> {
         match self {
             Connection::Local(socket) => socket.peer_uid().map(Some),
@@ -62,7 +62,7 @@ impl Connection {
         matches!(self, Connection::Remote(_))
     }
 
-    /// Why the peer is gone, if it is and more is known of it than that.
+    /// Reason why the peer is gone, if the connection knows one.
     pub fn gone(&self) -> Option<String> {
         match self {
             Connection::Local(_) => None,

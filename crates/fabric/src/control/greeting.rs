@@ -1,17 +1,21 @@
-//! Starts a connection between nodes: in the clear, with a greeting of fixed size and its answer.
+//! Starts a connection between nodes with a greeting of fixed size and its answer, both unencrypted.
 //!
-//! The one who connects says what the connection is for, and the agent answers whether it may be. Control connections go
-//! on with TLS and prove themselves there. A data connection proves that it belongs to a lease: its greeting is signed
-//! (HMAC-SHA-256) with the secret that the lease's control connection gave out, and it carries a counter, so that a
-//! recorded greeting is worth nothing ([`Counters`]). One for a bridge proves in the same way, with the secret of two neighbours,
-//! that the one may ask the other to pass on what it says to a third; what it says then begins with a greeting again. The rest of a data connection over plain TCP is not protected
-//! from whoever can change what is under way; see docs/security.md.
+//! The client states the purpose of the connection, and the agent answers whether it is permitted. Control connections
+//! continue with TLS and authenticate there.
+//!
+//! A data connection proves that it belongs to a lease: its greeting is signed (HMAC-SHA-256) with the secret that the
+//! lease's control connection delivered. The greeting carries a counter, so that a recorded greeting cannot be used
+//! again ([`Counters`]). The rest of a data connection over plain TCP is not protected from an attacker who can change
+//! its packets; see docs/security.md.
+//!
+//! A bridge connection proves in the same way, with the secret of two neighbours, that the one may ask the other to
+//! forward its bytes to a third node. The forwarded bytes begin with a greeting again.
 //!
 //! Invariants:
 //! - A greeting has [`HELLO_BYTES`] bytes and its answer [`ANSWER_BYTES`]; nothing is read beyond them. Both begin with
 //!   the magic and the version in every version of this protocol, so that each end can name both versions.
-//! - What is not Sublet's is seen by its first wrong byte, and is answered nothing.
-//! - All of it takes at most [`PATIENCE`], however slowly the other end speaks.
+//! - Input that is not Sublet's is detected by its first wrong byte, and gets no answer.
+//! - Greeting and answer take at most [`PATIENCE`] each, however slowly the other end sends.
 
 use std::io::IoSlice;
 use std::net::{Shutdown, TcpStream};
@@ -34,12 +38,13 @@ pub use wire::{ANSWER_BYTES, Answer, BridgeLink, DataLink, Greeting, HELLO_BYTES
 
 /// How long a greeting and its answer may take, each.
 pub const PATIENCE: Duration = Duration::from_secs(5);
-/// After so long without an acknowledgement by the other end's kernel a control connection is given up.
+/// Time without an acknowledgement by the other end's kernel after which a control connection is given up.
 pub const SILENCE: Duration = Duration::from_millis(800);
-/// From one sign of life on a control connection to the next, of each end: so the other end's kernel always has something
-/// to acknowledge, and the other end's process something to hear, several times within [`SILENCE`].
+/// Interval in which each end of a control connection sends a sign of life. Thus the other end's kernel has something
+/// to acknowledge, and its process something to receive, several times within [`SILENCE`].
 pub const PULSE: Duration = Duration::from_millis(250);
-/// Of a longer greeting of another version: what is read away, so that the answer is not lost with the connection.
+/// Most bytes to read and discard from a longer greeting of another version, so that the answer is not lost when the
+/// connection closes.
 const REST_BYTES: usize = 1024;
 
 /// Greets the agent at the other end, and waits for its answer. `secret` is the lease's, for data.
@@ -66,7 +71,7 @@ fn greet_until(
 }
 
 impl Greeting {
-    /// The greeting of whoever has connected. One of another version is told so.
+    /// Receives the greeting of a client. A client of another version gets an answer that names both versions.
     pub fn receive(socket: &TcpStream) -> Result<Greeting, Error> {
         let peer = Peer { socket, who: Who::Client };
         let mut hello = [0; HELLO_BYTES];
@@ -80,21 +85,21 @@ impl Greeting {
         received
     }
 
-    /// Lets the other end go on.
+    /// Accepts the connection, and tells the other end that it may continue.
     pub fn accept(&self, socket: &TcpStream) -> Result<(), Error> {
         settle(socket, &self.kind)?;
         let answer = Answer { refusal: None }.encode();
         Peer { socket, who: Who::Client }.write(&answer, Instant::now() + PATIENCE)
     }
 
-    /// Tells the other end why it may not go on. The connection is to be dropped then.
+    /// Tells the other end why the connection is refused. The caller must drop the connection then.
     pub fn refuse(&self, socket: &TcpStream, error: &Error) {
         turn_away(socket, error);
     }
 }
 
-/// Makes a socket one of Sublet's: what is sent goes out at once, an other end that is out of reach is noticed within
-/// about a second ([`SILENCE`]), and programs that are started do not inherit it.
+/// Prepares a socket for Sublet: data is sent at once, an unreachable other end is noticed within about a second
+/// ([`SILENCE`]), and started programs do not inherit the socket.
 pub fn prepare(socket: &TcpStream) -> Result<(), FabricError> {
     let failed = |errno| FabricError::system("preparing a TCP connection", errno);
     sockopt::set_tcp_nodelay(socket, true).map_err(failed)?;
@@ -103,14 +108,14 @@ pub fn prepare(socket: &TcpStream) -> Result<(), FabricError> {
     fcntl_setfd(socket, flags | FdFlags::CLOEXEC).map_err(failed)
 }
 
-/// The kernel's limit on silence also ends a connection whose peer acknowledges, but has no room: a worker that computes
-/// for a second while its client sends much. So it holds for control connections only, and these watch over the data
-/// connections beside them.
+/// Removes the kernel's limit on silence from sockets that are not control connections. The limit also ends a
+/// connection whose peer acknowledges but cannot buffer more: a worker that computes for a second while its client
+/// sends much. Control connections keep the limit, and detect a lost peer for the data connections beside them.
 fn settle(socket: &TcpStream, kind: &Kind) -> Result<(), Error> {
     if let Kind::Control = kind { Ok(()) } else { prepare_for_data(socket) }
 }
 
-/// See [`settle`].
+/// Removes the kernel's limit on silence from a data connection; see [`settle`].
 ///
 /// # Errors
 /// `system_error`.
@@ -119,8 +124,8 @@ pub fn prepare_for_data(socket: &TcpStream) -> Result<(), Error> {
     Ok(set.map_err(|errno| FabricError::system("preparing a TCP connection for data", errno))?)
 }
 
-/// Tells whoever has connected why it may not, heard or unheard, and waits for nothing: whoever does not listen has had
-/// its answer. The connection is to be dropped then.
+/// Tells a client why the connection is refused, whether its greeting was received or not. Waits for nothing: a client
+/// that does not read loses the answer. The caller must drop the connection then.
 pub fn turn_away(socket: &TcpStream, error: &Error) {
     let answer = Answer { refusal: Some(error.clone()) }.encode();
     let _ = socket::send(socket, &[IoSlice::new(&answer)]);
@@ -128,7 +133,7 @@ pub fn turn_away(socket: &TcpStream, error: &Error) {
     let _ = socket::receive(socket, &mut [0; REST_BYTES]);
 }
 
-/// The other end, as messages name it.
+/// The other end, with the name that messages use.
 struct Peer<'a> {
     socket: &'a TcpStream,
     who: Who,
@@ -173,7 +178,7 @@ impl Peer<'_> {
         Ok(())
     }
 
-    /// Fills `bytes`, and looks at their beginning with each piece that comes.
+    /// Fills `bytes`, and checks their beginning after each received piece.
     fn read(&self, bytes: &mut [u8], deadline: Instant) -> Result<(), Error> {
         let mut filled = 0;
         while filled < bytes.len() {

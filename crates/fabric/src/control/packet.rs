@@ -1,16 +1,16 @@
-//! Sequenced-packet Unix sockets: how the processes of one node hand each other messages and descriptors.
+//! Sequenced-packet Unix sockets, by which processes of one node exchange messages and descriptors.
 //!
-//! One packet is one message: it arrives whole or not at all, with the descriptors that were sent beside it. They
-//! set calls up (capabilities to regions, a worker's control connection); no call ever waits for one.
+//! One packet is one message: it arrives whole or not at all, with the descriptors that were sent beside it. Packets
+//! set up calls (capabilities to regions, a worker's control connection); no call ever waits for one.
 //!
 //! Invariants:
-//! - A packet has 1 to [`MAX_PACKET_BYTES`] bytes and at most [`MAX_PACKET_FDS`] descriptors, on both ends. What is
-//!   larger is a [`PacketError::Protocol`], and the descriptors that came with it are closed.
+//! - A packet has 1 to [`MAX_PACKET_BYTES`] bytes and at most [`MAX_PACKET_FDS`] descriptors, on both ends. A larger
+//!   packet is a [`PacketError::Protocol`], and the descriptors that came with it are closed.
 //! - Every descriptor made or received here is closed on exec.
 //! - A peer that is gone never raises SIGPIPE, and a signal never ends an operation early.
 //! - A listening socket is only ever open to its owner (mode 0600), also in the instant of its making.
 //!
-//! What the bytes mean is the business of the two ends.
+//! The two ends define the meaning of the bytes.
 
 use std::io::{IoSlice, IoSliceMut};
 use std::mem::MaybeUninit;
@@ -30,31 +30,32 @@ use sublet_proto::{Code, Error, MAX_PACKET_BYTES};
 
 use crate::socket_path::SocketPath;
 
-/// Descriptors of one packet: nearly as many as the kernel takes, for the core slots of a large node are one each.
+/// Most descriptors of one packet. It is close to the kernel's limit, since the core slots of a large node need one
+/// each.
 pub const MAX_PACKET_FDS: usize = 250;
 
 /// Connections that the kernel keeps until the owner of a [`PacketListener`] accepts them.
 const BACKLOG: i32 = 64;
 
-/// Why a packet could not be sent or received, or a socket not be made.
+/// Error of sending or receiving a packet, or of making a socket.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum PacketError {
     /// A system call failed.
     #[error("{operation} failed: {source}")]
     System {
-        /// What was tried, with its values.
+        /// The operation that failed, with its values.
         operation: String,
-        /// What the system said.
+        /// The error of the system.
         source: std::io::Error,
     },
-    /// A packet outside the bounds, to be sent or received.
+    /// A packet outside of the bounds, in either direction.
     #[error("{0}")]
     Protocol(String),
     /// The peer has closed its end.
     #[error("the peer has closed the connection")]
     PeerGone,
-    /// Nothing came, or nothing could be sent, in time.
+    /// The time limit passed before a packet was received or sent.
     #[error("no packet passed within {} ms", .0.as_millis())]
     TimedOut(Duration),
 }
@@ -83,7 +84,7 @@ impl From<PacketError> for Error {
 pub struct Packet {
     /// 1 to [`MAX_PACKET_BYTES`] bytes.
     pub bytes: Vec<u8>,
-    /// The descriptors sent beside them, in the sender's order; at most [`MAX_PACKET_FDS`].
+    /// The descriptors sent beside the bytes, in the sender's order; at most [`MAX_PACKET_FDS`].
     pub fds: Vec<OwnedFd>,
 }
 
@@ -122,26 +123,26 @@ impl PacketSocket {
         Ok(PacketSocket { fd })
     }
 
-    /// Ends the connection, for whoever waits on it here and there.
+    /// Ends the connection, and wakes every thread that waits on it at either end.
     pub fn shutdown(&self) {
-        // One that is ended already is ended.
+        // A connection that has ended already stays so.
         let _ = rustix::net::shutdown(&self.fd, rustix::net::Shutdown::Both);
     }
 
-    /// Whether the peer is gone. What it has sent before may still be there.
+    /// Whether the peer is gone. Packets that it sent before may still be unread.
     pub fn is_closed(&self) -> bool {
         let mut polled = [PollFd::new(&self.fd, PollFlags::empty())];
         matches!(poll(&mut polled, Some(&Timespec::default())), Ok(1..))
     }
 
-    /// Sends one packet; waits while the peer's queue is full, at most for the [send timeout].
+    /// Sends one packet. While the peer's queue is full, waits for up to the [send timeout].
     ///
     /// [send timeout]: PacketSocket::set_send_timeout
     pub fn send(&self, bytes: &[u8], fds: &[BorrowedFd<'_>]) -> Result<(), PacketError> {
         self.send_with(bytes, fds, SendFlags::NOSIGNAL)
     }
 
-    /// As [`PacketSocket::send`], and does not wait: a full queue is [`PacketError::TimedOut`] at once.
+    /// Sends a packet like [`PacketSocket::send`] without waiting: a full queue is [`PacketError::TimedOut`] at once.
     pub fn try_send(&self, bytes: &[u8], fds: &[BorrowedFd<'_>]) -> Result<(), PacketError> {
         match self.send_with(bytes, fds, SendFlags::NOSIGNAL | SendFlags::DONTWAIT) {
             Err(PacketError::TimedOut(_)) => Err(PacketError::TimedOut(Duration::ZERO)),
@@ -165,9 +166,9 @@ impl PacketSocket {
         }
     }
 
-    /// The next packet; `None` once the peer is gone and everything it sent has been received.
+    /// Receives the next packet; `None` once the peer is gone and everything it sent has been received.
     ///
-    /// Waits for ever, or until `timeout` has passed ([`PacketError::TimedOut`]).
+    /// Waits without limit, or until `timeout` has passed ([`PacketError::TimedOut`]).
     pub fn receive(&self, timeout: Option<Duration>) -> Result<Option<Packet>, PacketError> {
         let deadline = timeout.and_then(|timeout| Instant::now().checked_add(timeout));
         while self.readable_until(deadline)? {
@@ -178,7 +179,7 @@ impl PacketSocket {
         Err(PacketError::TimedOut(timeout.unwrap_or(Duration::MAX)))
     }
 
-    /// Lets [`PacketSocket::send`] wait at most so long for a peer that does not receive.
+    /// Sets the longest time that [`PacketSocket::send`] waits for a peer that does not receive.
     pub fn set_send_timeout(&self, timeout: Duration) -> Result<(), PacketError> {
         sockopt::set_socket_timeout(&self.fd, sockopt::Timeout::Send, Some(timeout))
             .map_err(|errno| PacketError::system(format!("setting a send timeout of {timeout:?}"), errno))
@@ -186,7 +187,8 @@ impl PacketSocket {
 
     /// The user of the process that made the other end.
     pub fn peer_uid(&self) -> Result<u32, PacketError> {
-        // Of a process in a PID namespace that this one does not see, the number is 0, which is no process to rustix.
+        // A process in a PID namespace that this one does not see has the number 0, which rustix does not accept as a
+        // process.
         let mut peer = libc::ucred { pid: 0, uid: 0, gid: 0 };
         let mut len = size_of::<libc::ucred>() as libc::socklen_t;
         // SAFETY: the descriptor is open; `peer` has the `len` bytes that the kernel may write, any of which make a `ucred`, and both
@@ -214,7 +216,7 @@ impl PacketSocket {
     /// Whether something can be received, or the peer is gone, before the deadline.
     fn readable_until(&self, deadline: Option<Instant>) -> Result<bool, PacketError> {
         loop {
-            // A time beyond what the kernel can say is as good as for ever.
+            // A time that the kernel cannot represent means no limit.
             let left = deadline.and_then(|deadline| {
                 Timespec::try_from(deadline.saturating_duration_since(Instant::now())).ok()
             });
@@ -226,8 +228,8 @@ impl PacketSocket {
         }
     }
 
-    /// Receives without waiting; `None` if another look is needed: another holder of this socket was faster, or
-    /// the peer's end was reset.
+    /// Receives without waiting. `None` if the caller must try again: another holder of this socket was faster, or the
+    /// peer's end was reset.
     fn receive_once(&self) -> Option<Result<Option<Packet>, PacketError>> {
         let mut bytes = vec![0; MAX_PACKET_BYTES];
         let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(MAX_PACKET_FDS))];
@@ -239,8 +241,8 @@ impl PacketSocket {
         let fds = take_fds(&mut control);
         match received {
             Ok(message) => Some(packet(message, bytes, fds)),
-            // The peer closed its end while a packet of ours was still unread there. That is said once, and before
-            // what the peer has sent: the next look finds that, or the end.
+            // The peer closed its end while one of our packets was still unread there. The kernel reports this once,
+            // before the peer's last packets: the next call finds those, or the end.
             Err(Errno::AGAIN | Errno::CONNRESET) => None,
             Err(errno) => Some(Err(PacketError::system("receiving a packet", errno))),
         }
@@ -266,7 +268,7 @@ impl AsFd for PacketSocket {
     }
 }
 
-/// A socket in the file system to which others connect. The path is removed when it is dropped.
+/// A socket in the file system to which other processes connect. The path is removed when this is dropped.
 #[derive(Debug)]
 pub struct PacketListener {
     fd: OwnedFd,
@@ -274,8 +276,8 @@ pub struct PacketListener {
 }
 
 impl PacketListener {
-    /// Listens at `path`, which only this user may use. A socket that a dead process left there is replaced; one
-    /// that answers is not.
+    /// Listens at `path`, which only this user may use. Replaces a socket that a dead process left there, and keeps one
+    /// that answers.
     pub fn listen(path: impl Into<PathBuf>) -> Result<PacketListener, PacketError> {
         let path = path.into();
         let failed = |errno| PacketError::system(format!("listening at {}", path.display()), errno);
@@ -288,13 +290,13 @@ impl PacketListener {
             }
             bound => bound.map_err(failed)?,
         }
-        // Nobody can connect before `listen`, so the mode holds from the first connection on.
+        // No process can connect before `listen`, so the mode holds from the first connection on.
         chmod(&path, Mode::RUSR | Mode::WUSR).map_err(failed)?;
         rustix::net::listen(&fd, BACKLOG).map_err(failed)?;
         Ok(PacketListener { fd, path })
     }
 
-    /// The next connection.
+    /// Accepts the next connection.
     pub fn accept(&self) -> Result<PacketSocket, PacketError> {
         retry_on_intr(|| rustix::net::accept_with(&self.fd, SocketFlags::CLOEXEC))
             .map(|fd| PacketSocket { fd })
@@ -310,12 +312,12 @@ impl AsFd for PacketListener {
 
 impl Drop for PacketListener {
     fn drop(&mut self) {
-        // Somebody may have removed it already.
+        // Another process may have removed the path already.
         let _ = unlink(&self.path);
     }
 }
 
-/// The address of a path, good while what is beside it lives.
+/// Makes a socket address of a path. The address is valid while the [`SocketPath`] lives.
 fn unix_address(path: &Path) -> Result<(SocketPath, SocketAddrUnix), PacketError> {
     let failed = |source| PacketError::System {
         operation: format!("using {} as a socket's path", path.display()),
@@ -331,9 +333,9 @@ fn unix_socket() -> Result<OwnedFd, PacketError> {
         .map_err(|errno| PacketError::system("making a socket", errno))
 }
 
-/// Whether `path` is a socket that no process listens to any more.
+/// Whether `path` is a socket on which no process listens.
 fn is_abandoned(path: &Path) -> bool {
-    // Connecting to a plain file is refused, too.
+    // The system refuses a connection to a plain file as well.
     if !lstat(path).is_ok_and(|stat| FileType::from_raw_mode(stat.st_mode) == FileType::Socket) {
         return false;
     }
@@ -365,7 +367,8 @@ fn take_fds(control: &mut RecvAncillaryBuffer<'_>) -> Vec<OwnedFd> {
     fds
 }
 
-/// No bytes: the peer is gone, as no packet is empty.
+/// Makes a packet of a received message. `None` if it has no bytes, which means that the peer is gone, as no packet is
+/// empty.
 fn packet(message: RecvMsg, mut bytes: Vec<u8>, fds: Vec<OwnedFd>) -> Result<Option<Packet>, PacketError> {
     if message.flags.contains(ReturnFlags::TRUNC) {
         return Err(PacketError::Protocol(format!(
@@ -398,7 +401,7 @@ mod tests {
     use std::io::{Read, Seek, Write};
     use std::os::unix::fs::PermissionsExt;
 
-    /// A folder that goes with the test.
+    /// A folder that is removed with the test.
     struct Folder(PathBuf);
 
     impl Folder {
@@ -422,7 +425,7 @@ mod tests {
         file
     }
 
-    /// Sends past this module's checks.
+    /// Sends a packet without this module's checks.
     fn send_raw(socket: &PacketSocket, bytes: &[u8], fds: &[BorrowedFd<'_>]) {
         let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(MAX_PACKET_FDS + 1))];
         let mut control = SendAncillaryBuffer::new(&mut space);
@@ -470,7 +473,7 @@ mod tests {
     }
 
     #[test]
-    fn a_received_packet_outside_the_bounds_is_refused_and_the_next_one_is_whole() {
+    fn refuses_packet_outside_the_bounds_and_receives_the_next() {
         let (here, there) = PacketSocket::pair().unwrap();
         let file = memory_file(b"");
         send_raw(&here, &vec![0; MAX_PACKET_BYTES + 1], &[file.as_fd()]);
@@ -484,7 +487,7 @@ mod tests {
     }
 
     #[test]
-    fn a_peer_that_is_gone_is_an_end_and_no_signal() {
+    fn lost_peer_is_an_end_and_raises_no_signal() {
         let (here, there) = PacketSocket::pair().unwrap();
         here.send(b"unread", &[]).unwrap();
         drop(there);
@@ -493,7 +496,7 @@ mod tests {
     }
 
     #[test]
-    fn the_last_words_of_a_peer_that_did_not_listen_are_heard() {
+    fn receives_last_packets_of_a_peer_that_did_not_read() {
         let (here, there) = PacketSocket::pair().unwrap();
         here.send(b"unread", &[]).unwrap();
         there.send(b"no", &[]).unwrap();
@@ -512,7 +515,7 @@ mod tests {
     }
 
     #[test]
-    fn sending_to_a_peer_that_does_not_receive_ends_at_its_timeout() {
+    fn send_to_a_peer_that_does_not_receive_times_out() {
         let (here, _there) = PacketSocket::pair().unwrap();
         here.set_send_timeout(Duration::from_millis(20)).unwrap();
         let filled = (0..10_000).find_map(|_| here.send(&[0; MAX_PACKET_BYTES], &[]).err());
@@ -523,7 +526,7 @@ mod tests {
     }
 
     #[test]
-    fn a_listener_is_private_names_its_peers_and_removes_its_path() {
+    fn listener_is_private_names_peers_and_removes_its_path() {
         let folder = Folder::new("private");
         let path = folder.0.join("agent.sock");
         let listener = PacketListener::listen(&path).unwrap();
@@ -538,7 +541,7 @@ mod tests {
     }
 
     #[test]
-    fn an_abandoned_socket_is_replaced_and_a_living_one_is_not() {
+    fn replaces_an_abandoned_socket_and_keeps_a_living_one() {
         let folder = Folder::new("abandoned");
         let path = folder.0.join("agent.sock");
         let first = PacketListener::listen(&path).unwrap();
@@ -554,7 +557,7 @@ mod tests {
     }
 
     #[test]
-    fn a_file_in_the_way_is_kept_and_a_path_too_long_is_named() {
+    fn keeps_an_existing_file_and_names_too_long_a_path() {
         let folder = Folder::new("way");
         let path = folder.0.join("file");
         std::fs::write(&path, "precious").unwrap();

@@ -1,12 +1,13 @@
-//! Messages over TLS: how a client and an agent on different machines hand each other what packets carry within one.
+//! Messages over TLS: the equivalent of packets for a client and an agent on different machines.
 //!
-//! A message is its length (a `u32`, little-endian) and 1 to [`MAX_PACKET_BYTES`] bytes, without descriptors. All else
-//! means the same as for a [`PacketSocket`](crate::packet::PacketSocket): a message arrives whole or not at all, and a
-//! peer that is gone, however it went, is the end after its last words.
+//! A message is its length (a `u32`, little-endian) and 1 to [`MAX_PACKET_BYTES`] bytes, without descriptors. Otherwise
+//! the behaviour is that of a [`PacketSocket`](crate::packet::PacketSocket): a message arrives whole or not at all, and
+//! a peer that is gone, for whatever reason, is reported as the end after its last messages.
 //!
 //! Invariants:
-//! - One thread may receive while others send. Nobody holds the session's lock while asleep.
-//! - A send waits at most for the send timeout, and nothing of a message is under way unless all of it was taken.
+//! - One thread may receive while others send. No thread holds the session's lock while it sleeps.
+//! - A send waits at most for the send timeout, and sends no part of a message before it has accepted the whole
+//!   message.
 //! - After a message outside of the bounds, or bytes that TLS refuses, nothing more is received.
 
 use std::io::{self, ErrorKind, IoSlice};
@@ -25,16 +26,16 @@ use crate::tls::{Identity, TlsStream};
 use crate::{FabricError, socket};
 
 const LENGTH_BYTES: usize = size_of::<u32>();
-/// How much is taken out of TLS at once.
+/// Number of bytes taken out of TLS at once.
 const PIECE_BYTES: usize = 4096;
 
 /// One end of a connection between nodes that carries messages.
 ///
-/// A message may lie in here already: after poll(2) says that the descriptor is readable, receive with a timeout of zero
-/// until that says [`PacketError::TimedOut`].
+/// A message may be buffered inside: after poll(2) reports the descriptor as readable, receive with a timeout of zero
+/// until that returns [`PacketError::TimedOut`].
 pub struct RemoteSocket {
     tcp: Arc<TcpStream>,
-    /// Held by whoever sends, from the first byte to the last.
+    /// Locked by the sending thread, from the first byte of a message to the last.
     sending: Mutex<()>,
     state: Box<Mutex<State>>,
     send_timeout: Mutex<Option<Duration>>,
@@ -43,9 +44,9 @@ pub struct RemoteSocket {
 struct State {
     tls: TlsStream,
     frames: Frames,
-    /// Why nothing more will be received.
+    /// Reason why nothing more will be received.
     end: Option<End>,
-    /// Why nothing more can be sent, if that was found before the end: the system says it once only.
+    /// Reason why nothing more can be sent, if that was found before the end: the system reports it only once.
     unsendable: Option<String>,
 }
 
@@ -56,19 +57,19 @@ enum End {
 }
 
 impl RemoteSocket {
-    /// As a client: TLS with the owner of this certificate (DER), after the greeting.
+    /// Opens the connection as a client: TLS with the owner of this certificate (DER), after the greeting.
     pub fn connect(tcp: TcpStream, certificate: &[u8]) -> Result<RemoteSocket, FabricError> {
         prepare(&tcp)?;
         Ok(RemoteSocket::new(TlsStream::client(tcp, certificate)?))
     }
 
-    /// As an agent: TLS with a client, after its greeting.
+    /// Opens the connection as an agent: TLS with a client, after its greeting.
     pub fn accept(tcp: TcpStream, identity: &Identity) -> Result<RemoteSocket, FabricError> {
         prepare(&tcp)?;
         Ok(RemoteSocket::new(TlsStream::server(tcp, identity)?))
     }
 
-    /// Sends one message; waits while the connection is full, at most for the [send timeout]. After
+    /// Sends one message. While the connection is full, waits for up to the [send timeout]. After
     /// [`PacketError::TimedOut`] the message may still arrive, whole.
     ///
     /// [send timeout]: RemoteSocket::set_send_timeout
@@ -93,9 +94,10 @@ impl RemoteSocket {
         Ok(())
     }
 
-    /// The next message; `None` once the peer is gone and everything it sent has been received.
+    /// Receives the next message; `None` once the peer is gone and everything it sent has been received.
     ///
-    /// Waits for ever, or until `timeout` has passed ([`PacketError::TimedOut`]). One thread at a time may receive.
+    /// Waits without limit, or until `timeout` has passed ([`PacketError::TimedOut`]). One thread at a time may
+    /// receive.
     pub fn receive(&self, timeout: Option<Duration>) -> Result<Option<Packet>, PacketError> {
         let deadline = timeout.and_then(|timeout| Instant::now().checked_add(timeout));
         loop {
@@ -115,18 +117,18 @@ impl RemoteSocket {
         }
     }
 
-    /// Lets [`RemoteSocket::send`] wait at most so long for a peer that does not receive.
+    /// Sets the longest time that [`RemoteSocket::send`] waits for a peer that does not receive.
     pub fn set_send_timeout(&self, timeout: Duration) {
         *lock(&self.send_timeout) = Some(timeout);
     }
 
-    /// Ends the connection, for whoever waits on it here and there.
+    /// Ends the connection, and wakes every thread that waits on it at either end.
     pub fn end(&self) {
-        // One that is ended already is ended.
+        // A connection that has ended already stays so.
         let _ = self.tcp.shutdown(std::net::Shutdown::Both);
     }
 
-    /// Where the other end is.
+    /// Address of the other end.
     pub fn peer_address(&self) -> Result<SocketAddr, PacketError> {
         self.tcp.peer_addr().map_err(|source| PacketError::System {
             operation: "asking for the peer's address".into(),
@@ -134,7 +136,7 @@ impl RemoteSocket {
         })
     }
 
-    /// Why the peer is gone, if it is: to be said beside [`PacketError::PeerGone`] and the end.
+    /// Reason why the peer is gone, if it is, for a message about [`PacketError::PeerGone`] and the end.
     pub fn gone(&self) -> Option<String> {
         let state = lock(&self.state);
         match (&state.end, &state.unsendable) {
@@ -176,7 +178,7 @@ impl std::fmt::Debug for RemoteSocket {
 }
 
 impl State {
-    /// Takes the message when there is room for all of it. Says whether it and all before it are on their way.
+    /// Accepts the message if it fits as a whole. Returns whether it and all earlier bytes were passed to the socket.
     fn try_send(&mut self, message: &mut Option<&[u8]>) -> Result<bool, PacketError> {
         if self.end.is_some() || self.unsendable.is_some() {
             return Err(PacketError::PeerGone);
@@ -201,9 +203,9 @@ impl State {
         self.tls.flush()
     }
 
-    /// Without waiting; `None` if there is no message now.
+    /// Receives without waiting; `None` if there is no message now.
     fn try_receive(&mut self) -> Option<Result<Option<Packet>, PacketError>> {
-        // What earlier sends left behind goes on when there is room. If it cannot, the next send says so.
+        // Bytes left by earlier sends are sent when the socket accepts more. If that fails, the next send reports it.
         if self.unsendable.is_none()
             && self.end.is_none()
             && let Err(error) = self.tls.flush()
@@ -244,14 +246,15 @@ pub struct Frames {
 }
 
 impl Frames {
-    /// Adds what has arrived. Take the messages out before more is added: so it holds less than one message beside this.
+    /// Adds bytes that have arrived. The caller takes the messages out before it adds more, so that less than one
+    /// message stays here beside them.
     pub fn push(&mut self, bytes: &[u8]) {
         self.bytes.drain(..self.taken);
         self.taken = 0;
         self.bytes.extend_from_slice(bytes);
     }
 
-    /// The next message, if all of it is there. An error stays.
+    /// Returns the next message, if it is complete. An error is returned again by each later call.
     #[allow(clippy::should_implement_trait)]
     pub fn next(&mut self) -> Result<Option<Vec<u8>>, String> {
         let Some((length, rest)) = self.bytes[self.taken..].split_first_chunk::<LENGTH_BYTES>() else {
@@ -278,7 +281,7 @@ impl Frames {
     }
 }
 
-/// Why the peer is gone.
+/// Text for the reason why the peer is gone.
 fn reason(error: &io::Error) -> String {
     match error.kind() {
         ErrorKind::TimedOut => {

@@ -43,7 +43,7 @@ impl SocketPath {
         Ok(SocketPath { path, _folder: Some(folder) })
     }
 
-    /// To be bound or connected to.
+    /// The path to bind or to connect to.
     pub fn as_path(&self) -> &Path {
         &self.path
     }

@@ -1,8 +1,8 @@
 //! TLS between nodes: TLS 1.3 only, each side by rustls and *ring*.
 //!
-//! There is no authority: agents make certificates for themselves ([`Identity`]), and a client trusts exactly the one
-//! that it was told of over a connection which it trusts already ([`Trust`]). So neither names nor dates nor other
-//! certificates mean anything here. Sessions are not resumed: each connection verifies anew.
+//! There is no certificate authority. Agents make certificates for themselves ([`Identity`]), and a client trusts
+//! exactly the certificate that it received over a connection which it trusts already ([`Trust`]). For that reason
+//! names, dates and other certificates are ignored. Sessions are not resumed: each connection verifies again.
 
 use std::sync::Arc;
 
@@ -38,14 +38,14 @@ pub use stream::TlsStream;
 /// ```
 #[derive(Clone)]
 pub struct Identity {
-    /// DER.
+    /// The certificate, as DER.
     pub certificate: Vec<u8>,
-    /// PKCS #8, DER.
+    /// The private key, as PKCS #8 in DER.
     pub private_key: Vec<u8>,
 }
 
 impl Identity {
-    /// A new one. The name is for people who look at it.
+    /// Makes a new identity. The name is only for people who inspect the certificate.
     pub fn generate(name: &str) -> Result<Identity, Error> {
         let made = || {
             let key = KeyPair::generate_for(&PKCS_ED25519)?;
@@ -72,24 +72,24 @@ impl Identity {
 }
 
 impl std::fmt::Debug for Identity {
-    /// Without the key.
+    /// Formats the identity without its key.
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.debug_struct("Identity").field("certificate_bytes", &self.certificate.len()).finish_non_exhaustive()
     }
 }
 
-/// The one certificate that a client takes.
+/// The one certificate that a client accepts.
 #[derive(Clone, Debug)]
 pub struct Trust(CertificateDer<'static>);
 
 impl Trust {
-    /// In this certificate (DER), byte for byte.
+    /// Trusts this certificate (DER), byte for byte.
     pub fn pinned(certificate: &[u8]) -> Result<Trust, FabricError> {
         let pinned = CertificateDer::from(certificate.to_vec());
         match ParsedCertificate::try_from(&pinned) {
             Ok(_) => Ok(Trust(pinned)),
             Err(error) => Err(FabricError::Protocol(format!(
-                "the {} bytes of the certificate to trust are none: {error}",
+                "the {} bytes of the certificate to trust are not a certificate: {error}",
                 certificate.len()
             ))),
         }
@@ -110,14 +110,14 @@ impl Trust {
     }
 }
 
-/// The fastest cipher first, where the processor has instructions for it.
+/// Cryptography of *ring*, with the cipher first that is the fastest where the processor has instructions for it.
 fn provider() -> Arc<CryptoProvider> {
     let cipher_suites =
         vec![TLS13_AES_128_GCM_SHA256, TLS13_AES_256_GCM_SHA384, TLS13_CHACHA20_POLY1305_SHA256];
     Arc::new(CryptoProvider { cipher_suites, ..rustls::crypto::ring::default_provider() })
 }
 
-/// Takes one certificate, and has its owner prove the key in each handshake.
+/// Accepts one certificate, and requires that its owner proves possession of the key in each handshake.
 #[derive(Debug)]
 struct Pinned {
     certificate: CertificateDer<'static>,

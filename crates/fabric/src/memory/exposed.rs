@@ -1,16 +1,16 @@
 //! Decides which of this side's memory the peer of a connection between nodes may reach, and under which keys.
 //!
-//! Region 0 is a side's own: a worker's inbox, a client's results. The others have the same numbers and sizes on both
-//! sides: the client's are its buffers, the worker's are copies of them, so that a place means the same bytes on
-//! either side and a request says the same whatever carries it.
+//! Region 0 is a side's own: a worker's inbox, a client's results. All other regions have the same numbers and sizes on
+//! both sides: the client's are its buffers, and the worker's are copies of them. Thus an address means the same bytes
+//! on either side, and a request is the same with every provider.
 //!
-//! Where memory is all that a connection is for, the regions are what was lent to the peer, of one lease or of several, one after
-//! the other, and end one by one.
+//! Where a connection only gives access to memory, the regions are those lent to the peer, by one lease or by several
+//! in sequence. Each of them ends separately.
 //!
 //! A peer names a region by its *key* and nothing else. A key is 16 bits of region number and 48 random bits, new for
-//! each connection's exposure. A wrong key, or a place outside of the region, ends the connection: it cannot be
-//! probed for. A key that was withdrawn is told from one that never was: a late access after a lease's end has done no wrong, has
-//! a clear error, and leaves the connection to the others.
+//! each connection's exposure. A wrong key, or an address outside of the region, ends the connection, so that a peer
+//! cannot probe for keys. A withdrawn key differs from an unknown one: an access after the end of a lease is not a
+//! violation. It gets a clear error, and the connection continues for the other regions.
 
 use std::ops::Range;
 use std::os::fd::AsFd;
@@ -28,44 +28,44 @@ use crate::window::{Address, Window};
 pub const OWN: u32 = 0;
 
 const INDEX_BITS: u32 = 16;
-/// In the table: no key yet. A key is never 0, since its random part is not.
+/// Marks an entry of the table that has no key yet. A key is never 0, since its random part is not 0.
 const NONE: u64 = 0;
 
-/// A region as its owner tells it to the peer.
+/// A region as its owner describes it to the peer.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct RemoteRegion {
-    /// What the owner knows it by.
+    /// The key by which the owner finds the region.
     pub key: u64,
-    /// What an offset is added to.
+    /// The start address to which the peer adds an offset.
     pub base: u64,
-    /// Its size.
+    /// The region's size.
     pub len_bytes: u64,
 }
 
 /// See the [module](self).
 pub struct Exposed {
     memory: Memory,
-    /// For each region its key, and in the second half those withdrawn.
+    /// Current key of each region, or [`NONE`].
     keys: Box<[AtomicU64]>,
     withdrawn: Box<[AtomicU64]>,
 }
 
-/// Where the regions are.
+/// Location of the regions.
 enum Memory {
-    /// This side's own, and those that have the same number on both sides.
+    /// This side's own region, and the regions that have the same number on both sides.
     Shared { own: Region, others: Arc<Window> },
-    /// What was lent, by its number; and how many numbers are taken.
+    /// The lent regions by number, and the count of numbers in use.
     Lent(Box<[OnceLock<Lent>]>, AtomicU32),
 }
 
-/// Lent memory stays mapped as long as the connection, so that nothing has to be waited for when it is withdrawn.
+/// Lent memory. It stays mapped as long as the connection exists, so that a withdrawal does not wait.
 struct Lent {
     region: Arc<Region>,
     rights: Rights,
 }
 
 impl Exposed {
-    /// Nothing is reachable before its key has been asked for. `own` is mapped a second time.
+    /// Makes a table in which no region is reachable before its key has been requested. `own` is mapped a second time.
     pub fn new(own: &Region, others: Arc<Window>, regions: u32) -> Result<Exposed, FabricError> {
         let file = own
             .fd()
@@ -76,15 +76,15 @@ impl Exposed {
         Ok(Exposed { memory: Memory::Shared { own, others }, keys: keys(regions), withdrawn: keys(regions) })
     }
 
-    /// Of a side that lends memory, so many times at most; or that only uses the peer's, of which it knows as many regions. Over
-    /// TCP.
+    /// Makes the table of a TCP connection that lends up to `regions` regions, or that only uses the peer's and knows
+    /// up to `regions` of them.
     pub fn lending(regions: u32) -> Exposed {
         let (keys, withdrawn) = (keys(regions), keys(regions));
         let places = keys.iter().map(|_| OnceLock::new()).collect();
         Exposed { memory: Memory::Lent(places, AtomicU32::new(0)), keys, withdrawn }
     }
 
-    /// Lends memory, for reading or for writing, and says under which number and key. None: there were as many before.
+    /// Lends memory, for reading or for writing, and returns its number and key. `None` if all numbers are in use.
     pub fn lend(
         &self,
         region: Arc<Region>,
@@ -100,8 +100,8 @@ impl Exposed {
         Ok(Some((number, self.expose(number)?)))
     }
 
-    /// Lends memory for writing by a key that both sides were told by somebody else, who [made](new_key) it, under the number in it:
-    /// for sides that lend all that they lend in this way.
+    /// Lends memory for writing by a key that both sides received from a third process, which [made](new_key) it and
+    /// chose the number in it. A side that uses this lends all its memory in this way.
     pub fn lend_by(&self, key: u64, region: Arc<Region>) -> Result<(), FabricError> {
         let number = region_of(key) as usize;
         let Memory::Lent(places, _) = &self.memory else { return Err(FabricError::KeyUnknown) };
@@ -116,7 +116,7 @@ impl Exposed {
         Ok(())
     }
 
-    /// Makes a region reachable; the same answer each time.
+    /// Makes a region reachable. Returns the same key for each call.
     pub fn expose(&self, region: u32) -> Result<RemoteRegion, FabricError> {
         let len_bytes = self.region_bytes(region);
         let Some(place) = self.keys.get(region as usize).filter(|_| len_bytes > 0) else {
@@ -130,7 +130,7 @@ impl Exposed {
         Ok(RemoteRegion { key, base: 0, len_bytes })
     }
 
-    /// Ends what a region's key is good for.
+    /// Withdraws a region's key.
     pub fn withdraw(&self, region: u32) {
         if let (Some(key), Some(withdrawn)) =
             (self.keys.get(region as usize), self.withdrawn.get(region as usize))
@@ -143,7 +143,7 @@ impl Exposed {
         }
     }
 
-    /// Where a peer's access goes in this process.
+    /// Returns the address in this process that a peer's access refers to.
     #[inline]
     pub fn find(&self, key: u64, offset: u64, len_bytes: u64) -> Result<NonNull<u8>, FabricError> {
         let region = region_of(key);
@@ -156,7 +156,7 @@ impl Exposed {
         self.pointer(at, len_bytes).ok_or_else(|| FabricError::out_of_bounds(at, len_bytes))
     }
 
-    /// As [`Exposed::find`], of an access that writes.
+    /// Returns the same as [`Exposed::find`], for an access that writes.
     #[inline]
     pub fn find_to_write(&self, key: u64, offset: u64, len_bytes: u64) -> Result<NonNull<u8>, FabricError> {
         let found = self.find(key, offset, len_bytes)?;
@@ -171,7 +171,7 @@ impl Exposed {
         }
     }
 
-    /// Where bytes of a region lie in this process.
+    /// Address of bytes of a region in this process.
     #[inline]
     pub fn pointer(&self, at: Address, len_bytes: u64) -> Option<NonNull<u8>> {
         match &self.memory {
@@ -181,7 +181,7 @@ impl Exposed {
         }
     }
 
-    /// Where a region is in this process; nowhere if it is not there.
+    /// Addresses of a region in this process. Empty if the region does not exist.
     pub(crate) fn bytes(&self, region: u32) -> Range<*const u8> {
         let len_bytes = self.region_bytes(region);
         let begin = self.pointer(Address { region, offset: 0 }, len_bytes);
@@ -189,7 +189,7 @@ impl Exposed {
         begin..begin.wrapping_add(if begin.is_null() { 0 } else { len_bytes as usize })
     }
 
-    /// The regions that have the same number on both sides, if there are such.
+    /// The regions that have the same number on both sides, if this connection has such regions.
     pub fn others(&self) -> Option<&Arc<Window>> {
         match &self.memory {
             Memory::Shared { others, .. } => Some(others),
@@ -197,12 +197,12 @@ impl Exposed {
         }
     }
 
-    /// How many regions there can be.
+    /// Most regions that the table can hold.
     pub fn regions(&self) -> usize {
         self.keys.len()
     }
 
-    /// The size of a region, 0 if there is none.
+    /// The size of a region, 0 if it does not exist.
     pub fn region_bytes(&self, region: u32) -> u64 {
         match &self.memory {
             Memory::Shared { own, .. } if region == OWN => own.len_bytes(),
@@ -229,18 +229,18 @@ impl Exposed {
     }
 }
 
-/// The number in a key.
+/// The region number in a key.
 #[inline]
 fn region_of(key: u64) -> u32 {
     (key & ((1 << INDEX_BITS) - 1)) as u32
 }
 
-/// None, of so many regions.
+/// Makes an array without keys, one entry for each of `regions` regions.
 fn keys(regions: u32) -> Box<[AtomicU64]> {
     (0..regions.min(1 << INDEX_BITS)).map(|_| AtomicU64::new(NONE)).collect()
 }
 
-/// A key that nobody guesses.
+/// Makes a key that a peer cannot guess.
 pub fn new_key(region: u32) -> Result<u64, FabricError> {
     let mut bytes = [0; 8];
     loop {
@@ -268,7 +268,7 @@ mod tests {
     }
 
     #[test]
-    fn a_region_is_reached_by_its_key_and_within_its_bounds() {
+    fn region_is_reached_by_its_key_within_its_bounds() {
         let exposed = exposed();
         for (region, len) in [(OWN, 4096), (2, 8192)] {
             let remote = exposed.expose(region).unwrap();
@@ -282,7 +282,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_lent_to_be_read_is_not_written_and_ends_by_itself() {
+    fn region_lent_for_reading_is_read_only_and_ends_separately() {
         let region = Arc::new(Region::create("lent", 4096).unwrap());
         let exposed = Exposed::lending(2);
         let (_, to_read) = exposed.lend(region.clone(), Rights::Read).unwrap().unwrap();
@@ -290,7 +290,7 @@ mod tests {
         assert!(exposed.find(to_read.key, 0, 5).is_ok() && exposed.find_to_write(to_write.key, 0, 5).is_ok());
         assert!(matches!(exposed.find_to_write(to_read.key, 0, 5), Err(FabricError::ReadOnly)));
         assert!(matches!(exposed.find_to_write(to_read.key ^ 1 << 20, 0, 5), Err(FabricError::KeyUnknown)));
-        // A number is not taken twice: who knew the one before would reach the other.
+        // A number is not used twice: a peer with the earlier key would otherwise reach the new region.
         exposed.withdraw(number);
         assert!(matches!(exposed.find(to_write.key, 0, 5), Err(FabricError::KeyExpired { region: 1 })));
         assert!(exposed.lend(region, Rights::Write).unwrap().is_none());
@@ -298,7 +298,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_lent_by_a_key_of_somebody_else_is_reached_by_it_and_lent_once() {
+    fn third_partys_key_lends_a_region_once() {
         let region = Arc::new(Region::create("lent", 4096).unwrap());
         let exposed = Exposed::lending(2);
         let key = new_key(1).unwrap();
@@ -314,7 +314,7 @@ mod tests {
     }
 
     #[test]
-    fn what_was_not_exposed_has_no_key_and_what_was_withdrawn_says_so() {
+    fn unexposed_region_has_no_key_and_withdrawn_one_is_expired() {
         let exposed = exposed();
         assert!(matches!(exposed.find(0, 0, 1), Err(FabricError::KeyUnknown)));
         assert!(matches!(exposed.find(2, 0, 1), Err(FabricError::KeyUnknown)));

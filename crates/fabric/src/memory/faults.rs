@@ -1,13 +1,13 @@
-//! Faults of this process that it sees to itself (userfaultfd): who touches a page of a watched [`Stretch`] that is not
-//! there, or writes one that is protected, sleeps until another thread has put it there.
+//! Page faults that this process handles itself (userfaultfd). A thread that touches a missing page of a watched
+//! [`Stretch`], or writes a protected one, sleeps until another thread has supplied the page.
 //!
-//! It is transparent: instructions and system calls alike wait. That needs a right, for who holds up the kernel in the
-//! middle of a copy may be up to something: `CAP_SYS_PTRACE`, the sysctl `vm.unprivileged_userfaultfd`, or
-//! `/dev/userfaultfd`.
+//! The handling is transparent: both instructions and system calls wait. It needs a privilege, since a process that
+//! delays the kernel in the middle of a copy may be an attacker: `CAP_SYS_PTRACE`, the sysctl
+//! `vm.unprivileged_userfaultfd`, or access to `/dev/userfaultfd`.
 //!
 //! Invariants:
-//! - Of two stretches a page is in one at a time: [`Faults::shift`] moves it without a copy.
-//! - A page that is put in protected is not writable for a moment.
+//! - A page belongs to one stretch at a time: [`Faults::shift`] moves it between two without a copy.
+//! - A page that is inserted as protected is never writable in between.
 
 use std::os::fd::{BorrowedFd, OwnedFd};
 
@@ -19,9 +19,9 @@ use kernel::{Call, Copy, Features, Message, Move, Poison, Protect, Range, Regist
 
 mod kernel;
 
-/// How often a page that somebody holds for a moment is tried again.
+/// Most attempts for a page that the kernel or a device holds for a moment.
 const MAX_TRIES: u32 = 1 << 16;
-/// Ranges that are given back at once, at most.
+/// Most ranges that one system call gives back.
 pub const MAX_RANGES: usize = 64;
 
 /// See the [module](self).
@@ -29,52 +29,52 @@ pub const MAX_RANGES: usize = 64;
 pub struct Faults {
     file: OwnedFd,
     features: Features,
-    /// This process, where the kernel takes several ranges of it at a time.
+    /// This process, where the kernel gives back several ranges in one call.
     process: Option<OwnedFd>,
 }
 
-/// Somebody waits.
+/// A page fault of a thread, which waits.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Fault {
-    /// What was touched.
+    /// The address that the thread touched.
     pub address: u64,
-    /// How.
+    /// The kind of access.
     pub touch: Touch,
-    /// The thread, as the kernel numbers it.
+    /// The thread's number in the kernel.
     pub thread: u32,
 }
 
-/// What a thread did that waits.
+/// Access by which a thread caused a fault.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Touch {
-    /// It read a page that is not there.
+    /// The thread read a missing page.
     Read,
-    /// It wrote one that is not there.
+    /// The thread wrote a missing page.
     Write,
-    /// It wrote one that is protected.
+    /// The thread wrote a protected page.
     Protected,
 }
 
-/// Whether who writes a page faults.
+/// Whether a write to a page faults.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Writing {
-    /// It may be written.
+    /// The page may be written.
     Allowed,
-    /// Who writes it faults.
+    /// A write to the page faults.
     Faults,
 }
 
 /// Bytes of a stretch, in whole pages.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Extent {
-    /// Where they begin.
+    /// Offset of the first byte.
     pub offset: u64,
-    /// How many.
+    /// Length of the extent.
     pub len_bytes: u64,
 }
 
 impl Faults {
-    /// Of this process.
+    /// Opens fault handling for this process.
     ///
     /// # Errors
     /// [`FabricError::Limit`] where the machine refuses it; the message says what would allow it.
@@ -82,7 +82,7 @@ impl Faults {
         Faults::made(kernel::open)
     }
 
-    /// Of this process, which may not open the [`device`] itself.
+    /// Opens fault handling for this process through a [`device`] that it may not open itself.
     ///
     /// # Errors
     /// [`FabricError::Limit`] if this is not that device, or the machine refuses it.
@@ -91,7 +91,7 @@ impl Faults {
     }
 
     fn made(make: impl Fn() -> Result<OwnedFd, FabricError>) -> Result<Faults, FabricError> {
-        // What there is can be asked for once, before anything is chosen.
+        // The available features can be requested once, before any is chosen.
         let offered = kernel::negotiate(&make()?, Features::empty())?;
         let needed = Features::PROTECTED | Features::THREAD;
         if !offered.contains(needed) {
@@ -105,17 +105,18 @@ impl Faults {
         Ok(Faults { file, features, process })
     }
 
-    /// Whether [`Faults::shift`] can be had.
+    /// Whether the kernel supports [`Faults::shift`].
     pub fn can_shift(&self) -> bool {
         self.features.contains(Features::MOVE)
     }
 
-    /// From now on pages of this stretch that are not there are waited for, and protection is heeded.
+    /// Starts to report faults on missing pages of this stretch, and to enforce write protection.
     pub fn watch(&self, stretch: &Stretch) -> Result<(), FabricError> {
         self.register(stretch, kernel::REGISTER_MISSING | kernel::REGISTER_PROTECTED)
     }
 
-    /// From now on pages can be shifted to this stretch. Who touches one that is not there is given a new one.
+    /// Allows pages to be shifted to this stretch from now on. A thread that touches a missing page of it gets a new
+    /// one.
     pub fn accept(&self, stretch: &Stretch) -> Result<(), FabricError> {
         self.register(stretch, kernel::REGISTER_PROTECTED)
     }
@@ -127,7 +128,7 @@ impl Faults {
             .map_err(|error| FabricError::system(format!("watching {} bytes", all.len_bytes), error))
     }
 
-    /// The next who waits. Sleeps until there is one.
+    /// Returns the next fault of a waiting thread. Sleeps until there is one.
     pub fn next(&self) -> Result<Fault, FabricError> {
         loop {
             match Message::read(&self.file) {
@@ -138,7 +139,7 @@ impl Faults {
         }
     }
 
-    /// Puts new pages with these bytes where none are, and wakes who waits for them.
+    /// Inserts new pages with these bytes where pages are missing, and wakes the threads that wait for them.
     pub fn fill(
         &self,
         stretch: &Stretch,
@@ -167,8 +168,8 @@ impl Faults {
         Err(FabricError::system(format!("filling {into:?}"), Errno::AGAIN))
     }
 
-    /// Moves those pages of a range that are there to another stretch where none are: all of them or none. Nobody is
-    /// woken.
+    /// Moves the existing pages of a range to another stretch, where the pages are missing. Moves all of them or none,
+    /// and wakes no thread.
     ///
     /// # Errors
     /// `EBUSY`, as a system error, if a device or the kernel holds one of them.
@@ -184,14 +185,14 @@ impl Faults {
         );
         self.move_pages(into.start, out.start, len_bytes).map_err(|(done, error)| {
             if done > 0 {
-                // They were there before, so they can go back; if not, what comes next says so.
+                // The pages were there before, so they can go back; if that fails, the next access reports it.
                 let _ = self.move_pages(out.start, into.start, done);
             }
             FabricError::system(format!("moving {out:?} to {into:?}"), error)
         })
     }
 
-    /// How many bytes were moved when it failed, and why.
+    /// Moves pages. An error contains the number of bytes moved before it.
     fn move_pages(&self, into: u64, from: u64, len_bytes: u64) -> Result<(), (u64, Errno)> {
         let mut done = 0;
         for _ in 0..MAX_TRIES {
@@ -214,7 +215,7 @@ impl Faults {
         Err((done, Errno::AGAIN))
     }
 
-    /// Lets writes to pages that are there fault, or no longer, and wakes who waits to write.
+    /// Sets whether writes to existing pages fault, and wakes the threads that wait to write.
     pub fn protect(&self, stretch: &Stretch, extent: Extent, writing: Writing) -> Result<(), FabricError> {
         let mode = if writing == Writing::Faults { kernel::PROTECT } else { 0 };
         let range = range(stretch, extent)?;
@@ -227,15 +228,15 @@ impl Faults {
         }
     }
 
-    /// Wakes who waits for these pages: it looks anew.
+    /// Wakes the threads that wait for these pages. Each repeats its access.
     pub fn wake(&self, stretch: &Stretch, extent: Extent) -> Result<(), FabricError> {
         let range = range(stretch, extent)?;
         self.call(&mut kernel::Wake(range))
             .map_err(|error| FabricError::system(format!("waking for {range:?}"), error))
     }
 
-    /// Makes pages that are not there be lost: who touches them is sent SIGBUS, and who waits for them is woken to it.
-    /// Says whether the kernel can do so.
+    /// Marks missing pages as lost: a thread that touches one gets SIGBUS, also if it waits for the page already.
+    /// Returns whether the kernel supports this.
     pub fn poison(&self, stretch: &Stretch, extent: Extent) -> Result<bool, FabricError> {
         let range = range(stretch, extent)?;
         if !self.features.contains(Features::POISON) {
@@ -247,14 +248,15 @@ impl Faults {
         }
     }
 
-    /// Gives pages of a stretch back to the machine, as many ranges at a time as the kernel takes.
+    /// Gives pages of a stretch back to the machine, up to [`MAX_RANGES`] ranges in one system call where the kernel
+    /// can.
     ///
     /// # Safety
     /// As for [`Stretch::discard`].
     pub unsafe fn discard(&self, stretch: &Stretch, extents: &[Extent]) -> Result<(), FabricError> {
         for some in extents.chunks(MAX_RANGES) {
             let ranges = some.iter().map(|extent| range(stretch, *extent)).collect::<Result<Vec<_>, _>>()?;
-            // SAFETY: the ranges are of the stretch, and nobody's by the caller's word.
+            // SAFETY: the ranges are of the stretch, and by the caller's promise no thread uses them.
             let at_once = self.process.as_ref().is_some_and(|own| unsafe { kernel::discard(own, &ranges) });
             if !at_once {
                 for extent in some {
@@ -278,7 +280,7 @@ fn range(stretch: &Stretch, extent: Extent) -> Result<Range, FabricError> {
     Ok(Range { start: start.as_ptr() as u64, len_bytes })
 }
 
-/// What a process needs that may not open it itself: for [`Faults::of_device`].
+/// Opens the device for a process that may not open it itself, for [`Faults::of_device`].
 ///
 /// # Errors
 /// [`FabricError::Limit`] where the machine refuses it; the message says what would allow it.
@@ -286,7 +288,7 @@ pub fn device() -> Result<OwnedFd, FabricError> {
     kernel::device()
 }
 
-/// Whether this process may see to its faults.
+/// Whether this process may handle its own page faults.
 pub fn is_permitted() -> bool {
     kernel::open().is_ok()
 }

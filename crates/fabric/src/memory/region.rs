@@ -1,7 +1,7 @@
 //! Registered memory: a sealed memory file that several processes map.
 //!
-//! A region lives as long as somebody holds it open or mapped, and has no name in any file system: when the last
-//! process of a connection dies, however it dies, the kernel frees it.
+//! A region lives as long as any process has it open or mapped, and has no name in any file system: when the last
+//! process of a connection dies, for whatever reason, the kernel frees it.
 
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 use std::ptr::NonNull;
@@ -21,17 +21,17 @@ use crate::sync::AtomicU64;
 /// The page size that regions and buffers are multiples of, in bytes.
 pub const PAGE_BYTES: u64 = 4096;
 
-/// `len_bytes` rounded up to whole pages, if that can be said in 64 bits.
+/// Rounds `len_bytes` up to whole pages. `None` if the result exceeds 64 bits.
 pub fn page_align(len_bytes: u64) -> Option<u64> {
     Some(len_bytes.checked_add(PAGE_BYTES - 1)? & !(PAGE_BYTES - 1))
 }
 
-/// Makes the memory file of a region: of fixed size, so that no peer can take pages away under a reader.
+/// Makes the memory file of a region. Its size is fixed, so that no peer can remove pages under a reader.
 pub fn create_file(name: &str, len_bytes: u64) -> Result<OwnedFd, FabricError> {
     let failed = |call: &str, error: Errno| {
         FabricError::system(format!("{call} for region {name} of {len_bytes} bytes"), error)
     };
-    // The kernel would end the process for it, unless it ignores SIGXFSZ.
+    // The kernel would kill the process for exceeding the limit, unless it ignores SIGXFSZ.
     if let Some(limit) = getrlimit(Resource::Fsize).current.filter(|&limit| limit < len_bytes) {
         return Err(FabricError::Limit(format!(
             "cannot make region {name} of {len_bytes} bytes: this process may write files of {limit} bytes (raise it with \
@@ -46,7 +46,7 @@ pub fn create_file(name: &str, len_bytes: u64) -> Result<OwnedFd, FabricError> {
     Ok(file)
 }
 
-/// Checks that what a peer passed is a memory file of this size which nobody can shrink.
+/// Checks that a descriptor from a peer is a memory file of this size that no process can shrink.
 pub fn check_file(file: BorrowedFd<'_>, expected_bytes: u64) -> Result<(), FabricError> {
     let not = |reason: String| FabricError::NotARegion { expected_bytes, reason };
     let seals = rustix::fs::fcntl_get_seals(file).map_err(|_| not("it cannot be sealed".into()))?;
@@ -61,14 +61,14 @@ pub fn check_file(file: BorrowedFd<'_>, expected_bytes: u64) -> Result<(), Fabri
     Ok(())
 }
 
-/// Lets other users than the file's own read a region that they are given to read, and no more: they cannot open it anew to
-/// write.
+/// Lets users other than the file's owner read a region that is lent to them for reading, and only read: they cannot
+/// open it again for writing.
 pub fn bar_writers(file: BorrowedFd<'_>) -> Result<(), FabricError> {
     rustix::fs::fchmod(file, Mode::from_raw_mode(0o644))
         .map_err(|error| FabricError::system("fchmod of a region", error))
 }
 
-/// The same region, opened for reading: who is given this descriptor cannot map it to write.
+/// Opens the same region for reading: a process with this descriptor cannot map it for writing.
 pub fn read_only(file: BorrowedFd<'_>) -> Result<OwnedFd, FabricError> {
     let path = format!("/proc/self/fd/{}", file.as_raw_fd());
     rustix::fs::open(path, OFlags::RDONLY | OFlags::CLOEXEC, Mode::empty())
@@ -82,7 +82,7 @@ pub(crate) fn protection(rights: Rights) -> ProtFlags {
     }
 }
 
-/// What may be looked at in memory that a peer writes at the same time.
+/// A type that can be read in place in memory that a peer writes at the same time.
 ///
 /// # Safety
 /// Every field is an atomic, so that there is no data race, and every bit pattern is a value.
@@ -94,7 +94,7 @@ unsafe impl Shared for Line {}
 unsafe impl Shared for Watch {}
 // SAFETY: an atomic integer.
 unsafe impl Shared for AtomicU64 {}
-// SAFETY: an atomic integer, and bytes that nobody touches.
+// SAFETY: an atomic integer, and padding that no code accesses.
 unsafe impl Shared for CoreSlot {}
 // SAFETY: as its elements.
 unsafe impl<T: Shared, const N: usize> Shared for [T; N] {}
@@ -124,7 +124,8 @@ impl Region {
         Region::map(file, expected_bytes, Rights::Write)
     }
 
-    /// As [`Region::attach`], of one that was opened [for reading](read_only) alone: what writes to it ends the process.
+    /// Maps a region like [`Region::attach`], from a descriptor that is [open for reading](read_only) only: a write to
+    /// it kills the process.
     pub fn attach_to_read(file: OwnedFd, expected_bytes: u64) -> Result<Region, FabricError> {
         check_file(file.as_fd(), expected_bytes)?;
         Region::map(file, expected_bytes, Rights::Read)
@@ -153,7 +154,7 @@ impl Region {
         self.file.as_fd()
     }
 
-    /// Where `len_bytes` bytes at `offset` lie in this process, if they are inside.
+    /// Address of `len_bytes` bytes at `offset` in this process, if they are inside.
     #[inline(always)]
     pub fn pointer(&self, offset: u64, len_bytes: u64) -> Option<NonNull<u8>> {
         let end = offset.checked_add(len_bytes)?;
@@ -172,7 +173,7 @@ impl Region {
         pointer.is_aligned().then_some(pointer).map(|pointer| unsafe { pointer.as_ref() })
     }
 
-    /// So many of them in a row from `offset` on, if they are inside and aligned.
+    /// Returns the `count` values in a row from `offset` on, if they are inside and aligned.
     pub fn views<T: Shared>(&self, offset: u64, count: usize) -> Option<&[T]> {
         let len_bytes = count.checked_mul(size_of::<T>())?;
         let pointer = self.pointer(offset, len_bytes as u64)?.cast::<T>();
@@ -181,7 +182,7 @@ impl Region {
         pointer.is_aligned().then(all)
     }
 
-    /// Copies bytes out of the region. A peer that writes them at the same time makes them any bytes, no worse.
+    /// Copies bytes out of the region. A concurrent write by a peer can make them any bytes, and has no other effect.
     pub fn read<'into>(&self, offset: u64, into: impl Into<SharedBytesMut<'into>>) -> Option<()> {
         let mut into = into.into();
         into.copy_from(self.bytes(offset, into.len())?);
@@ -213,7 +214,7 @@ impl Drop for Region {
     }
 }
 
-/// Takes the pages of a range of a region from the machine. They count as this process's, whoever writes them.
+/// Allocates the pages of a range of a region. They are charged to this process, whichever process writes them.
 pub fn take_pages(file: BorrowedFd<'_>, offset: u64, len_bytes: u64) -> Result<(), FabricError> {
     rustix::fs::fallocate(file, rustix::fs::FallocateFlags::empty(), offset, len_bytes)
         .map_err(|error| FabricError::system(format!("fallocate of {len_bytes} bytes"), error))
@@ -273,7 +274,7 @@ mod tests {
     }
 
     #[test]
-    fn a_descriptor_that_could_shrink_or_has_another_size_is_not_a_region() {
+    fn rejects_descriptor_that_can_shrink_or_has_another_size() {
         let plain = rustix::fs::memfd_create("x", MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING).unwrap();
         rustix::fs::ftruncate(&plain, 4096).unwrap();
         assert!(matches!(Region::attach(plain, 4096), Err(FabricError::NotARegion { .. })));

@@ -1,6 +1,6 @@
-//! A stretch of address space into which regions are put one after the other, so that they are one piece of memory.
+//! A range of address space into which regions are mapped one after the other, so that they form contiguous memory.
 //!
-//! What is not mapped is reserved without access rights: it takes no memory, and an access there faults.
+//! Unmapped parts are reserved without access rights: they take no memory, and an access there faults.
 
 use std::os::fd::BorrowedFd;
 use std::ptr::NonNull;
@@ -26,7 +26,7 @@ unsafe impl Send for Space {}
 unsafe impl Sync for Space {}
 
 impl Space {
-    /// Reserves so much, in whole pages. Takes address space, no memory.
+    /// Reserves `len_bytes` bytes, in whole pages. Takes address space, no memory.
     pub fn reserve(len_bytes: u64) -> Result<Space, FabricError> {
         let refused = |error| refused(len_bytes, error);
         let len = usize::try_from(len_bytes).map_err(|_| refused(rustix::io::Errno::NOMEM))?;
@@ -37,10 +37,10 @@ impl Space {
         Ok(Space { base: base.ok_or_else(|| refused(rustix::io::Errno::NOMEM))?, len_bytes })
     }
 
-    /// Puts a region's file here, in place of whatever was there.
+    /// Maps a region's file here, in place of anything mapped before.
     ///
     /// # Safety
-    /// Nobody may access this range meanwhile, and nobody write to it later if it is mapped for reading.
+    /// No thread may access this range meanwhile, and no thread may write to it later if it is mapped for reading.
     pub unsafe fn map(
         &self,
         offset: u64,
@@ -51,7 +51,8 @@ impl Space {
         check_file(file, len_bytes)?;
         let at = self.range(offset, len_bytes)?;
         let rights = protection(rights);
-        // SAFETY: the range lies within this space's own reservation, and nobody accesses it; the file's size is sealed.
+        // SAFETY: the range lies within this space's own reservation, and no thread accesses it; the file's size is
+        // sealed.
         let mapped = unsafe {
             rustix::mm::mmap(
                 at.as_ptr().cast(),
@@ -67,16 +68,16 @@ impl Space {
             .map_err(|error| FabricError::system(format!("mmap of {len_bytes} bytes at {offset}"), error))
     }
 
-    /// Takes away what is here. The range stays reserved.
+    /// Unmaps a range, which stays reserved.
     ///
     /// # Safety
-    /// Nobody may access this range meanwhile or afterwards.
+    /// No thread may access this range meanwhile or afterwards.
     pub unsafe fn unmap(&self, offset: u64, len_bytes: u64) -> Result<(), FabricError> {
         if !len_bytes.is_multiple_of(PAGE_BYTES) {
             return Err(FabricError::OutOfBounds { region: 0, offset, len_bytes });
         }
         let at = self.range(offset, len_bytes)?;
-        // SAFETY: the range lies within this space's own reservation, and nobody accesses it.
+        // SAFETY: the range lies within this space's own reservation, and no thread accesses it.
         let cleared = unsafe {
             let flags = reserved() | MapFlags::FIXED;
             rustix::mm::mmap_anonymous(at.as_ptr().cast(), len_bytes as usize, ProtFlags::empty(), flags)
@@ -86,8 +87,8 @@ impl Space {
             .map_err(|error| FabricError::system(format!("unmapping {len_bytes} bytes at {offset}"), error))
     }
 
-    /// Where `len_bytes` bytes at `offset` lie in this process, if they are inside. Whether something is mapped there is the
-    /// caller's to know.
+    /// Address of `len_bytes` bytes at `offset` in this process, if they are inside. The caller must know whether a
+    /// region is mapped there.
     #[inline(always)]
     pub fn pointer(&self, offset: u64, len_bytes: u64) -> Option<NonNull<u8>> {
         let end = offset.checked_add(len_bytes)?;
@@ -95,7 +96,7 @@ impl Space {
         (end <= self.len_bytes).then(|| unsafe { self.base.add(offset as usize) })
     }
 
-    /// Copies bytes out. Who writes them at the same time makes them any bytes, no worse.
+    /// Copies bytes out. A concurrent write can make them any bytes, and has no other effect.
     ///
     /// # Safety
     /// Regions must be mapped in all of the range.
@@ -103,7 +104,7 @@ impl Space {
     pub unsafe fn read<'into>(&self, offset: u64, into: impl Into<SharedBytesMut<'into>>) -> Option<()> {
         let mut into = into.into();
         let from = self.pointer(offset, into.len() as u64)?;
-        // SAFETY: the range is mapped by the caller's word, and no reference to it is made.
+        // SAFETY: the range is mapped by the caller's promise, and no reference to it is made.
         into.copy_from(unsafe { SharedBytes::new(from, into.len()) });
         Some(())
     }
@@ -135,7 +136,7 @@ impl Drop for Space {
     }
 }
 
-/// Why address space could not be reserved: a limit of this process, where there is one.
+/// Explains why address space could not be reserved: by a limit of this process, where it has one.
 fn refused(len_bytes: u64, error: rustix::io::Errno) -> FabricError {
     match getrlimit(Resource::As).current {
         Some(limit) if error == rustix::io::Errno::NOMEM => FabricError::Limit(format!(
@@ -161,7 +162,7 @@ mod tests {
     fn regions_beside_each_other_are_one_piece_of_memory() {
         let space = Space::reserve(1 << 40).unwrap();
         let files = [8192, 4096].map(|len| create_file("space", len).unwrap());
-        // SAFETY: nobody else has the space, and what is accessed is mapped.
+        // SAFETY: no other thread has the space, and every accessed byte is mapped.
         unsafe {
             space.map(0, files[0].as_fd(), 8192, Rights::Write).unwrap();
             space.map(8192, files[1].as_fd(), 4096, Rights::Write).unwrap();

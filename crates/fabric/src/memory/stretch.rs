@@ -1,7 +1,8 @@
-//! Memory of this process alone whose pages its owner puts in and takes out: what [`faults`](crate::faults) watches.
+//! Memory private to this process whose owner inserts and removes the pages: the memory that [`faults`](crate::faults)
+//! watches.
 //!
-//! It begins at a multiple of 2 MiB, so that whole huge pages fit. A child process does not have it: nobody would bring
-//! its pages there.
+//! A stretch begins at a multiple of 2 MiB, so that whole huge pages fit. A child process does not inherit it, since no
+//! thread there would supply its pages.
 
 use std::ptr::NonNull;
 
@@ -10,15 +11,15 @@ use rustix::mm::{Advice, MapFlags, ProtFlags};
 use crate::FabricError;
 use crate::region::PAGE_BYTES;
 
-/// A huge page of this processor.
+/// Size of a huge page of this processor, in bytes.
 pub const HUGE_BYTES: u64 = 2 << 20;
 
-/// What the kernel makes pages of when it makes them.
+/// Size of the pages that the kernel makes on a first touch.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum PageSize {
     /// 4 KiB each.
     Small,
-    /// 2 MiB each, where it has such.
+    /// 2 MiB each, where the kernel supports them.
     Huge,
 }
 
@@ -31,13 +32,13 @@ pub struct Stretch {
     len_bytes: u64,
 }
 
-// SAFETY: a stretch of the process's address space; what is in it is reached by raw pointers alone.
+// SAFETY: a stretch of the process's address space; its bytes are accessed by raw pointers only.
 unsafe impl Send for Stretch {}
 // SAFETY: as above.
 unsafe impl Sync for Stretch {}
 
 impl Stretch {
-    /// Reserves so much, in whole pages. It takes memory as it is written.
+    /// Reserves `len_bytes` bytes, in whole pages. Takes memory only as pages are written.
     pub fn reserve(len_bytes: u64, pages: PageSize) -> Result<Stretch, FabricError> {
         let refused = |error| FabricError::system(format!("reserving {len_bytes} bytes of memory"), error);
         let whole =
@@ -61,7 +62,7 @@ impl Stretch {
             "{len_bytes} bytes at {base:?} of {mapped_bytes} at {mapped:?}"
         );
         let stretch = Stretch { mapped, mapped_bytes, base, len_bytes };
-        // A kernel without huge pages refuses to be told about them.
+        // A kernel without huge pages refuses advice about them.
         let _ = match pages {
             PageSize::Small => stretch.advise(Advice::LinuxNoHugepage),
             PageSize::Huge => stretch.advise(Advice::LinuxHugepage),
@@ -70,17 +71,17 @@ impl Stretch {
         Ok(stretch)
     }
 
-    /// How long it is.
+    /// Length in bytes.
     pub fn len_bytes(&self) -> u64 {
         self.len_bytes
     }
 
-    /// Its first byte.
+    /// Address of the first byte.
     pub fn base(&self) -> NonNull<u8> {
         self.base
     }
 
-    /// Where `len_bytes` bytes at `offset` lie, if they are inside.
+    /// Address of `len_bytes` bytes at `offset`, if they are inside.
     #[inline]
     pub fn pointer(&self, offset: u64, len_bytes: u64) -> Option<NonNull<u8>> {
         let end = offset.checked_add(len_bytes)?;
@@ -88,13 +89,13 @@ impl Stretch {
         (end <= self.len_bytes).then(|| unsafe { self.base.add(offset as usize) })
     }
 
-    /// All of it.
+    /// All bytes of the stretch.
     pub fn as_mut_slice(&mut self) -> &mut [u8] {
-        // SAFETY: the bytes are this mapping's, zero until they are written; nobody else has the stretch meanwhile.
+        // SAFETY: the bytes are this mapping's, zero until they are written; no other code has the stretch meanwhile.
         unsafe { std::slice::from_raw_parts_mut(self.base.as_ptr(), self.len_bytes as usize) }
     }
 
-    /// How far inside an address is, if it is.
+    /// Offset of an address in the stretch, if it is inside.
     #[inline]
     pub fn offset_of(&self, address: u64) -> Option<u64> {
         let offset = address.checked_sub(self.base.as_ptr() as u64)?;
@@ -104,14 +105,14 @@ impl Stretch {
     /// Gives pages back to the machine.
     ///
     /// # Safety
-    /// What is there is lost, so nobody may rely on it.
+    /// The contents of the pages are lost, so no code may rely on them.
     pub unsafe fn discard(&self, offset: u64, len_bytes: u64) -> Result<(), FabricError> {
         let at = self.pointer(offset, len_bytes).ok_or(FabricError::OutOfBounds {
             region: 0,
             offset,
             len_bytes,
         })?;
-        // SAFETY: the range is within this mapping, and its bytes are nobody's by the caller's word.
+        // SAFETY: the range is within this mapping, and by the caller's promise no code relies on its bytes.
         let done =
             unsafe { rustix::mm::madvise(at.as_ptr().cast(), len_bytes as usize, Advice::LinuxDontNeed) };
         done.map_err(|error| FabricError::system(format!("giving back {len_bytes} bytes at {offset}"), error))
@@ -137,7 +138,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_stretch_begins_where_a_huge_page_does_and_ends_where_it_says() {
+    fn stretch_starts_at_a_huge_page_and_keeps_its_length() {
         let stretch = Stretch::reserve(3 << 20, PageSize::Huge).unwrap();
         let base = stretch.pointer(0, 3 << 20).unwrap();
         assert_eq!(base.as_ptr() as u64 % HUGE_BYTES, 0);
@@ -152,7 +153,7 @@ mod tests {
     fn what_is_discarded_is_zero_again() {
         let stretch = Stretch::reserve(8192, PageSize::Small).unwrap();
         let second = stretch.pointer(4096, 1).unwrap();
-        // SAFETY: the byte is inside, and nobody else has the stretch.
+        // SAFETY: the byte is inside, and no other thread has the stretch.
         unsafe {
             second.write(7);
             stretch.discard(4096, 4096).unwrap();

@@ -18,7 +18,7 @@ use crate::space::Space;
 /// The hole behind each region, in bytes.
 const HOLE_BYTES: u64 = 1 << 20;
 
-/// Somewhere in a region of a connection.
+/// An offset in a region of a connection.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Address {
     /// The region's number in its connection.
@@ -32,9 +32,9 @@ pub struct Address {
 pub struct LineAddress {
     /// The region's number in its connection.
     pub region: u32,
-    /// Where the line begins.
+    /// Offset of the line.
     pub line: u64,
-    /// Where its watch is.
+    /// Offset of the line's watch.
     pub watch: u64,
 }
 
@@ -45,11 +45,11 @@ pub struct Window {
     /// pairs with the Acquire load of `locate`.
     end: AtomicU32,
     max_region_bytes: u64,
-    /// What was reserved for each region that is mapped.
+    /// Address space reserved for each mapped region.
     spaces: Mutex<Vec<Space>>,
 }
 
-/// Where a region is mapped.
+/// Address and size of a mapped region.
 struct Place {
     /// Written once, before `len_bytes`; read after it.
     base: AtomicPtr<u8>,
@@ -71,7 +71,8 @@ impl Place {
 }
 
 impl Window {
-    /// A window for so many regions, each at most so large, rounded up to a power of two. Reserves nothing yet.
+    /// Makes a window for up to `regions` regions of up to `max_region_bytes` bytes each, rounded up to a power of two.
+    /// Reserves no address space yet.
     pub fn new(regions: u32, max_region_bytes: u64) -> Result<Window, FabricError> {
         let max_region_bytes = max_region_bytes.max(PAGE_BYTES).checked_next_power_of_two();
         let max_region_bytes =
@@ -85,7 +86,7 @@ impl Window {
         })
     }
 
-    /// Maps a region's file. A number that is taken is refused.
+    /// Maps a region's file. Refuses a number that is in use.
     pub fn map(&self, region: u32, file: BorrowedFd<'_>, len_bytes: u64) -> Result<(), FabricError> {
         let does_not_fit =
             || FabricError::DoesNotFit { region, len_bytes, regions: self.places.len() as u32 };
@@ -95,7 +96,8 @@ impl Window {
             return Err(does_not_fit());
         }
         let space = Space::reserve(len_bytes + HOLE_BYTES)?;
-        // SAFETY: nothing is mapped there yet, and nobody is told of what lies there before its size is stored.
+        // SAFETY: nothing is mapped there yet, and no other thread learns the address before the region's size is
+        // stored.
         unsafe { space.map(0, file, len_bytes, Rights::Write) }?;
         place.base.store(space.base.as_ptr(), Ordering::Relaxed);
         place.len_bytes.store(len_bytes, Ordering::Release);
@@ -111,7 +113,7 @@ impl Window {
         self.places.get(region as usize).map_or(0, |place| place.len_bytes.load(Ordering::Acquire))
     }
 
-    /// Where `len_bytes` bytes at `at` lie in this process, if they are inside of a mapped region.
+    /// Address of `len_bytes` bytes at `at` in this process, if they are inside of a mapped region.
     #[inline(always)]
     pub fn pointer(&self, at: Address, len_bytes: u64) -> Option<NonNull<u8>> {
         let end = at.offset.checked_add(len_bytes)?;
@@ -153,7 +155,7 @@ mod tests {
     }
 
     #[test]
-    fn a_region_of_4_gib_fits_and_a_larger_one_does_not() {
+    fn region_of_4_gib_fits_and_larger_does_not() {
         let window = Window::new(2, u64::from(u32::MAX)).unwrap();
         window.map(0, create_file("large", 1 << 32).unwrap().as_fd(), 1 << 32).unwrap();
         let larger = create_file("larger", (1 << 32) + 4096).unwrap();

@@ -9,12 +9,12 @@ use super::{Endpoint, Network, State};
 use crate::FabricError;
 use crate::sync::Ordering;
 
-/// How long a peer that was called may take to answer.
+/// Longest time for a peer to answer.
 const CONNECT_LIMIT: Duration = Duration::from_secs(10);
-/// How long the last message may take to leave.
+/// Longest time for the last message to leave.
 const GOODBYE_LIMIT: Duration = Duration::from_secs(1);
 
-/// How far the first message is.
+/// State of the first message.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Greeting {
     ToSend,
@@ -23,7 +23,7 @@ enum Greeting {
 }
 
 impl Endpoint {
-    /// Opens a network, for the side that connects. Regions can be exposed from now on. Returns this end's contact, for
+    /// Opens a network on the connecting side. Regions can be exposed from now on. Returns this endpoint's contact, for
     /// the peer's [`accept`](Endpoint::accept).
     pub fn open(&self, network: &Network) -> Result<Vec<u8>, FabricError> {
         self.disconnect("connected anew");
@@ -33,8 +33,8 @@ impl Endpoint {
         Ok(contact.encode())
     }
 
-    /// Opens a network, for the side that is connected to by the peer whose contact is there. Returns this end's contact,
-    /// for the peer's [`connect`](Endpoint::connect). Of a connected kind this end accepts the peer within its progress.
+    /// Opens a network on the accepting side, for the peer with this contact. Returns this endpoint's contact, for the
+    /// peer's [`connect`](Endpoint::connect). A connected endpoint accepts the peer within its progress.
     pub fn accept(&self, network: &Network, contact: &[u8]) -> Result<Vec<u8>, FabricError> {
         self.disconnect("connected anew");
         let peer = Contact::decode(contact)?;
@@ -47,8 +47,8 @@ impl Endpoint {
         Ok(contact.encode())
     }
 
-    /// Goes on with the peer whose contact is there, after [`open`](Endpoint::open). Waits until a first message has
-    /// left, for which most providers need the peer's progress.
+    /// Connects to the peer with this contact, after [`open`](Endpoint::open). Waits until a first message has left,
+    /// for which most providers need the peer's progress.
     pub fn connect(&self, contact: &[u8]) -> Result<(), FabricError> {
         let peer = Contact::decode(contact)?;
         let met = self.lock().live()?.meet(&peer);
@@ -69,14 +69,13 @@ impl Endpoint {
         Ok(())
     }
 
-    /// Ends the connection: from now on operations fail. When this returns, nothing that was claimed earlier is still
-    /// being sent.
+    /// Ends the connection: later operations fail. When this returns, no operation claimed earlier is still being sent.
     pub fn disconnect(&self, reason: &str) {
         let mut state = self.lock();
         self.cut(&mut state, reason, true);
     }
 
-    /// Why there is no connection, if there is none.
+    /// Reason why the connection is down, or `None` while it is up.
     pub fn down(&self) -> Option<String> {
         self.is_down().then(|| self.lock().why_down())
     }
@@ -85,7 +84,7 @@ impl Endpoint {
         self.up.load(Ordering::SeqCst) == 0
     }
 
-    /// The connection cannot go on. The peer is told why, unless it is the one that ended it.
+    /// Ends the connection after an error. Sends the peer the reason, unless the peer ended the connection.
     #[cold]
     pub(super) fn end(&self, state: &mut State, error: FabricError) -> FabricError {
         let (reason, tell) = match error {
@@ -96,7 +95,7 @@ impl Endpoint {
         FabricError::Disconnected { reason }
     }
 
-    /// Closes everything that the connection had open, and wakes all who wait.
+    /// Closes everything that the connection had open, and wakes all waiting threads.
     #[cold]
     fn cut(&self, state: &mut State, reason: &str, tell: bool) {
         self.up.store(0, Ordering::SeqCst);
@@ -110,7 +109,7 @@ impl Endpoint {
         self.waiters.poke_all();
     }
 
-    /// A step towards the first message, which makes the provider connect.
+    /// Executes a step towards the first message, which makes the provider connect.
     fn greet(&self, greeting: Greeting) -> Result<Greeting, FabricError> {
         let mut state = self.lock();
         self.look(&mut state, true)?;

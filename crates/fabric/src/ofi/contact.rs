@@ -1,4 +1,4 @@
-//! Encodes an endpoint's address for its peer: opaque bytes for all others.
+//! Encodes an endpoint's address for its peer. For all other code it is opaque bytes.
 
 use super::ffi::TOKEN_BYTES;
 use crate::FabricError;
@@ -12,20 +12,20 @@ const MAX_PROVIDER_BYTES: usize = 64;
 pub struct Contact {
     /// libfabric's name of the provider: both ends must use the same.
     pub provider: String,
-    /// Which kind of its endpoints, as the shim numbers them: the same, too.
+    /// Kind of the endpoint, as the shim numbers the kinds. Both ends must use the same.
     pub kind: u8,
-    /// Where the end is, in the provider's own form.
+    /// Address of the endpoint, in the provider's own form.
     pub name: Vec<u8>,
-    /// What whoever connects must show, of an end that listens.
+    /// Token that a connecting peer must show to an endpoint that listens.
     pub token: [u8; TOKEN_BYTES],
-    /// The key of the memory in which messages for this end land,
+    /// Key of the memory in which messages for this endpoint land.
     pub landing_key: u64,
-    /// and where it begins.
+    /// Start of that memory.
     pub landing_base: u64,
 }
 
 impl Contact {
-    /// As bytes.
+    /// Encodes the contact.
     pub fn encode(&self) -> Vec<u8> {
         let mut bytes = vec![VERSION, self.kind, self.provider.len() as u8];
         bytes.extend_from_slice(self.provider.as_bytes());
@@ -37,7 +37,7 @@ impl Contact {
         bytes
     }
 
-    /// From bytes that a peer sent.
+    /// Decodes a contact that a peer sent.
     pub fn decode(bytes: &[u8]) -> Result<Contact, FabricError> {
         let broken =
             || FabricError::Protocol(format!("{} bytes are not a contact of an ofi end", bytes.len()));
@@ -61,7 +61,7 @@ impl Contact {
         Ok(Contact { provider, kind, name, token, landing_key, landing_base })
     }
 
-    /// The IP address of the end, where the provider's names are such.
+    /// The IP address of the endpoint, where the provider uses IP addresses as names.
     pub fn ip(&self) -> Option<std::net::IpAddr> {
         let family = u16::from_ne_bytes(self.name.get(..2)?.try_into().ok()?);
         const INET: u16 = 2;

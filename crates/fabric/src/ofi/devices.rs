@@ -1,24 +1,24 @@
 //! Detects a network device for which loading libfabric is worthwhile.
 //!
-//! Loading it and asking each of its providers takes from a tenth of a second to seconds, most of it in libraries that
-//! calibrate clocks for cards that are not there. The kernel lists every device that a provider could use which is
-//! [chosen by itself](super::ProviderInfo::is_automatic), and looking there takes microseconds. Whoever names a provider
-//! has it asked, whatever is listed.
+//! Loading libfabric and querying each of its providers takes from a tenth of a second to several seconds, most of it
+//! in libraries that calibrate clocks for absent cards. The kernel lists every device that an [automatically
+//! chosen](super::ProviderInfo::is_automatic) provider could use, and reading that list takes microseconds. A provider
+//! that the user names is queried in any case.
 
 use std::path::Path;
 
-/// Where the kernel lists devices, by class: InfiniBand, RoCE, iWARP, EFA and Omni-Path in the first, Slingshot in the
-/// others.
+/// Directories in which the kernel lists devices, by class: InfiniBand, RoCE, iWARP, EFA and Omni-Path in the first,
+/// Slingshot in the others.
 const CLASSES: [&str; 3] = ["infiniband", "cxi", "cxi_user"];
 
-/// Whether there is any.
+/// Whether the kernel lists any such device.
 pub fn has_devices() -> bool {
     has_devices_in(Path::new("/sys/class"))
 }
 
 fn has_devices_in(classes: &Path) -> bool {
     CLASSES.iter().any(|class| {
-        // What is not there, or may not be seen, has nothing.
+        // A directory that is missing or unreadable has no devices.
         std::fs::read_dir(classes.join(class)).is_ok_and(|mut devices| devices.next().is_some())
     })
 }
@@ -29,7 +29,7 @@ mod tests {
     use std::fs::create_dir_all;
 
     #[test]
-    fn a_device_of_any_class_is_found_and_a_class_without_devices_is_none() {
+    fn finds_devices_of_any_class_and_ignores_empty_classes() {
         let classes = std::env::temp_dir().join(format!("sublet-classes-{}", std::process::id()));
         assert!(!has_devices_in(&classes));
         for class in ["net/eth0", "infiniband"] {

@@ -1,4 +1,4 @@
-//! The shim's table and structures as `ofi-shim/shim.h` has them, and the library, loaded when first needed.
+//! Declares the shim's table and structures like `ofi-shim/shim.h`, and loads the library at the first use.
 
 use std::ffi::{CStr, c_char, c_int, c_void};
 use std::sync::OnceLock;
@@ -7,9 +7,9 @@ use std::sync::OnceLock;
 use super::signals::Handlers;
 use crate::FabricError;
 
-/// Bytes of what a connecting side shows to the listening one.
+/// Bytes of the token that a connecting side shows to the listening one.
 pub const TOKEN_BYTES: usize = 16;
-/// The largest transfer that is made in one operation: `OFI_ORDERED_BYTES`.
+/// Most bytes of one operation: `OFI_ORDERED_BYTES`.
 pub const MAX_TRANSFER_BYTES: u64 = 16 << 20;
 
 /// libfabric's "try again".
@@ -18,9 +18,9 @@ pub const EAGAIN: c_int = 11;
 pub const EAVAIL: c_int = 259;
 /// "No such thing here".
 pub const ENODATA: c_int = 61;
-/// Where memory cannot be locked, among others.
+/// "Out of memory": among other cases, memory cannot be locked.
 pub const ENOMEM: c_int = 12;
-/// "This key is taken", or not one that the provider takes.
+/// "This key is in use", or the provider does not accept it.
 pub const ENOKEY: c_int = 126;
 
 #[repr(C)]
@@ -79,7 +79,7 @@ impl Facts {
     }
 }
 
-/// What a C array of characters says, up to its first zero.
+/// The text of a C array of characters, up to its first zero.
 fn text_of(array: &[c_char]) -> String {
     let bytes: Vec<u8> = array.iter().map(|byte| *byte as u8).take_while(|byte| *byte != 0).collect();
     String::from_utf8_lossy(&bytes).into_owned()
@@ -137,7 +137,7 @@ impl Failure {
         Failure { context: std::ptr::null_mut(), error: 0, text: [0; 160] }
     }
 
-    /// What the provider adds to the error's own text.
+    /// Text of the provider in addition to the error's own.
     pub fn text(&self) -> String {
         text_of(&self.text)
     }
@@ -158,7 +158,7 @@ pub struct Event {
     pub token_bytes: u32,
 }
 
-/// `struct ofi_link`: never looked into.
+/// `struct ofi_link`, opaque here.
 #[repr(C)]
 pub struct RawLink {
     _private: [u8; 0],
@@ -221,7 +221,7 @@ unsafe extern "C" {
 
 const NEEDED: &str = "the ofi provider needs libfabric.so.1 (Debian: libfabric1, Fedora: libfabric)";
 
-/// libfabric, loaded at the first call and never unloaded: its providers start what cannot be stopped.
+/// Returns libfabric, loaded at the first call and never unloaded: its providers start threads that cannot be stopped.
 pub fn table() -> Result<&'static Table, FabricError> {
     static LOADED: OnceLock<Result<&'static Table, String>> = OnceLock::new();
     LOADED.get_or_init(load).clone().map_err(FabricError::Unsupported)
@@ -246,13 +246,13 @@ fn load() -> Result<&'static Table, String> {
 #[cfg(libfabric)]
 fn bind_and_begin() -> Result<&'static Table, String> {
     let exports = bind()?;
-    // SAFETY: `exports` has the functions that the shim's header names, of the library that it was built for or one
-    // that is compatible; nobody else calls this.
+    // SAFETY: `exports` has the functions that the shim's header names, of the library that it was built for or a
+    // compatible one; no other code calls this.
     let table = unsafe { sublet_ofi_bind(&exports) };
     // SAFETY: null, or the shim's table, which is never freed or changed again.
     let table = unsafe { table.as_ref() }.ok_or_else(|| format!("{NEEDED}, version 1.9 or later"))?;
-    // The first question makes libfabric load its providers, with all that these load.
-    // SAFETY: the visitor looks at nothing.
+    // The first query makes libfabric load its providers, with all that these load.
+    // SAFETY: the visitor reads nothing.
     unsafe { (table.providers)(ignore, std::ptr::null_mut()) };
     Ok(table)
 }
@@ -261,7 +261,7 @@ fn bind_and_begin() -> Result<&'static Table, String> {
 unsafe extern "C" fn ignore(_context: *mut c_void, _facts: *const Facts) {}
 
 fn bind() -> Result<Exports, String> {
-    // SAFETY: loading runs the library's own initialization, which asks nothing of its callers.
+    // SAFETY: loading runs the library's own initialization, which has no preconditions.
     let library = unsafe { libloading::Library::new("libfabric.so.1") }
         .map_err(|error| format!("{NEEDED}: {error}"))?;
     let find = |name: &str| {
@@ -282,14 +282,14 @@ fn bind() -> Result<Exports, String> {
 }
 
 impl Table {
-    /// What libfabric says of an error number, whatever its sign.
+    /// Text of libfabric for an error number of either sign.
     pub fn text(&self, error: c_int) -> String {
         // SAFETY: the function takes any number.
         let text = unsafe { (self.error_text)(error.abs()) };
         if text.is_null() {
             return format!("error {}", error.abs());
         }
-        // SAFETY: not null, so a string that ends in zero, good until the next such call of this thread.
+        // SAFETY: not null, so a string that ends in zero, valid until the next such call of this thread.
         let said = unsafe { CStr::from_ptr(text) };
         format!("{} ({})", said.to_string_lossy(), error.abs())
     }

@@ -1,16 +1,16 @@
 //! Limits the messages in flight: counts the free slots of both endpoints. Pure.
 //!
-//! Each end has [`SLOTS`] slots in its own memory that the other fills in turn. A slot may be filled again when its
-//! reader has said that it is done with it: it counts what it has consumed, and the count travels in its own messages,
-//! and by itself where it sends none. Networks may complete writes in another order than they were posted; messages
-//! are taken in theirs.
+//! Each end has [`SLOTS`] slots in its own memory that the other end fills in turn. A slot may be filled again once its
+//! reader has reported that it has taken the message. The reader counts the messages that it has taken. The count
+//! travels in the reader's own messages, or in a write of its own if it sends none. Networks may complete writes in
+//! another order than they were posted; messages are taken in the order of their slots.
 
 use super::message::SLOT_BYTES;
 use crate::FabricError;
 
-/// Messages under way in one direction, at most.
+/// Most messages in flight in one direction.
 pub const SLOTS: usize = 64;
-/// After so many messages the reader tells the writer, even if it has nothing else to say.
+/// Number of taken messages after which the reader reports its count, even if it sends no messages.
 const TELL_AFTER: u32 = SLOTS as u32 / 4;
 
 const SLOT_BITS: u32 = SLOTS.trailing_zeros();
@@ -19,17 +19,17 @@ const _: () = assert!(SLOTS.is_power_of_two() && SLOT_BYTES < 1 << 16);
 /// See the [module](self).
 #[derive(Debug)]
 pub struct Flow {
-    /// Messages that were sent, in all, modulo 2^32.
+    /// Number of messages sent, modulo 2^32.
     sent: u32,
-    /// Of those, how many the peer has taken.
+    /// Number of messages that the peer has reported as taken, modulo 2^32.
     acknowledged: u32,
-    /// Messages that were taken, in all, modulo 2^32.
+    /// Number of messages taken, modulo 2^32.
     taken: u32,
-    /// How many of those the peer knows of.
+    /// Number of taken messages that was last reported to the peer.
     told: u32,
-    /// The peer waits to know.
+    /// The peer waits for a report.
     must_tell: bool,
-    /// The length of what has arrived in a slot and was not taken yet, or 0.
+    /// Length of the message that has arrived in each slot and was not taken yet, or 0.
     arrived: [u16; SLOTS],
     /// Whether a slot's message is still being read out of this side's memory.
     sending: [bool; SLOTS],
@@ -50,7 +50,7 @@ impl Default for Flow {
 }
 
 impl Flow {
-    /// The slot that the next message goes to, if it is free.
+    /// The slot for the next message, if it is free.
     #[inline]
     pub fn next_slot(&self) -> Option<usize> {
         let slot = self.sent as usize % SLOTS;
@@ -58,7 +58,8 @@ impl Flow {
         free.then_some(slot)
     }
 
-    /// The next slot has been filled; `sending` if it will be told by [`Flow::left`] when its message has left.
+    /// Records that the next slot has been filled. With `sending`, the slot stays in use until [`Flow::left`] reports
+    /// that its message has left.
     #[inline]
     pub fn filled(&mut self, sending: bool) {
         debug_assert!(self.next_slot().is_some(), "a slot is filled that is not free: {self:?}");
@@ -67,28 +68,28 @@ impl Flow {
         self.told(self.taken);
     }
 
-    /// How many were sent, in all.
+    /// Number of messages sent.
     pub fn sent(&self) -> u32 {
         self.sent
     }
 
-    /// Whether the peer has taken the first so many.
+    /// Whether the peer has taken the first `count` messages.
     pub fn are_taken(&self, count: u32) -> bool {
         count.wrapping_sub(self.acknowledged) as i32 <= 0
     }
 
-    /// The peer waits to hear what was taken.
+    /// Records that the peer waits for a report.
     pub fn is_probed(&mut self) {
         self.must_tell = true;
     }
 
-    /// Messages that the peer has not taken, as far as is known.
+    /// Number of messages that the peer has not reported as taken.
     #[inline]
     pub fn under_way(&self) -> u32 {
         self.sent.wrapping_sub(self.acknowledged)
     }
 
-    /// A slot's message has left.
+    /// Records that a slot's message has left.
     pub fn left(&mut self, slot: usize) {
         self.sending[slot] = false;
     }
@@ -98,7 +99,7 @@ impl Flow {
         !self.sending[slot]
     }
 
-    /// The peer says how many it has taken. What is older than known is nothing new.
+    /// Records the peer's count of taken messages. An outdated count changes nothing.
     #[inline]
     pub fn acknowledge(&mut self, taken: u32) -> Result<(), FabricError> {
         let more = taken.wrapping_sub(self.acknowledged);
@@ -114,13 +115,13 @@ impl Flow {
         Ok(())
     }
 
-    /// What a message's immediate data says: its slot and length.
+    /// Immediate data of a message: its slot and length.
     #[inline]
     pub fn data(slot: usize, len: usize) -> u64 {
         (len as u64) << SLOT_BITS | slot as u64
     }
 
-    /// A message has arrived.
+    /// Records that a message has arrived.
     #[inline]
     pub fn arrive(&mut self, data: u64) -> Result<(), FabricError> {
         let (slot, len) = (data as usize % SLOTS, data >> SLOT_BITS);
@@ -133,7 +134,7 @@ impl Flow {
         Ok(())
     }
 
-    /// Takes the next message in order, if it is there: its slot and length. The slot counts as free from now on.
+    /// Takes the next message in order, if it has arrived: its slot and length. The slot counts as free from now on.
     #[inline]
     pub fn take(&mut self) -> Option<(usize, usize)> {
         let slot = self.taken as usize % SLOTS;
@@ -146,20 +147,20 @@ impl Flow {
         Some((slot, usize::from(len)))
     }
 
-    /// How many were taken: for the header of a message.
+    /// Number of messages taken, for the header of a message.
     #[inline]
     pub fn taken(&self) -> u32 {
         self.taken
     }
 
-    /// What the peer should be told now, if anything.
+    /// The count to report to the peer now, if a report is due.
     #[inline]
     pub fn to_tell(&self) -> Option<u32> {
         let is_time = self.must_tell || self.taken.wrapping_sub(self.told) >= TELL_AFTER;
         is_time.then_some(self.taken)
     }
 
-    /// The peer has been told so.
+    /// Records that this count has been reported to the peer.
     pub fn told(&mut self, taken: u32) {
         debug_assert!(self.taken.wrapping_sub(taken) <= u32::MAX / 2, "{taken} of {} are told", self.taken);
         self.told = taken;
@@ -190,7 +191,7 @@ mod tests {
     }
 
     #[test]
-    fn messages_are_taken_in_order_and_none_that_was_not_to_come() {
+    fn takes_messages_in_order_and_rejects_unexpected_ones() {
         let mut flow = Flow::default();
         flow.arrive(Flow::data(1, 20)).unwrap();
         assert_eq!(flow.take(), None);
@@ -217,7 +218,7 @@ mod tests {
     }
 
     proptest! {
-        /// Two ends over a network that keeps messages and counts back as it likes lose nothing and never stand still.
+        /// Two ends over a network that delays messages and counts arbitrarily lose nothing and never stall.
         #[test]
         fn two_ends_keep_in_step(steps in prop::collection::vec(0u8..4, 0..2000)) {
             let (mut writer, mut reader) = (Flow::default(), Flow::default());

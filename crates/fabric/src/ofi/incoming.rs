@@ -1,4 +1,4 @@
-//! Processes the messages of the peer. Each is checked as if a stranger had sent it.
+//! Processes the messages of the peer. None is trusted: each is checked before it is executed.
 
 use super::live::{Asked, Effects, Live, SLOTS_OFFSET};
 use super::message::{self, LineMessage, Place, SLOT_BYTES, Tail};
@@ -8,11 +8,11 @@ use crate::line::{Line, Turn, Watch};
 use crate::shared::copy_bytes;
 use crate::sync::{AtomicU64, Ordering};
 
-/// Answers that a peer may wait for at a time.
+/// Most answers that a peer may wait for at a time.
 const MAX_OWED: usize = 64;
 
 impl Live {
-    /// Takes what has landed, in its order.
+    /// Processes the messages that have landed, in their order.
     #[inline]
     pub(super) fn take_messages(&mut self) -> Result<(), FabricError> {
         while let Some((slot, len)) = self.flow.take() {
@@ -31,7 +31,8 @@ impl Live {
         flow.acknowledge(incoming.consumed)?;
         for (place, bytes) in incoming.puts {
             let into = regions.ours(place, bytes.len() as u64)?;
-            // SAFETY: `into` has as many bytes inside of a region of this side, and `bytes` is private memory.
+            // SAFETY: `into` has the same number of bytes inside of a region of this side, and `bytes` is private
+            // memory.
             unsafe { copy_bytes(bytes.as_ptr(), into.as_ptr(), bytes.len()) };
         }
         match incoming.tail {

@@ -1,6 +1,6 @@
-//! A connection's objects in libfabric, with their errors in this project's words.
+//! A connection's objects in libfabric, with their errors in this project's terms.
 //!
-//! One thread at a time: `Link` is `Send` and not `Sync`, and the endpoint keeps it behind a lock.
+//! Only one thread at a time uses a link: `Link` is `Send` and not `Sync`, and the endpoint keeps it behind a lock.
 
 mod memory;
 mod opening;
@@ -17,9 +17,9 @@ use super::contact::Contact;
 use super::ffi::{self, Event, Facts, RawLink, RawRegistration, Table};
 use crate::FabricError;
 
-/// The shim's `OFI_RDM`: endpoints that send to any other.
+/// The shim's `OFI_RDM`: endpoints that send to any other endpoint.
 pub const RDM: u32 = 0;
-/// The shim's `OFI_MSG`: endpoints that are connected to one other.
+/// The shim's `OFI_MSG`: endpoints that are connected to one other endpoint.
 pub const MSG: u32 = 1;
 
 /// See the [module](self).
@@ -29,7 +29,7 @@ pub struct Link {
     registrations: Vec<RawRegistration>,
     /// Immediate data goes in a write of its own, after the bytes.
     separates_data: bool,
-    /// What the provider does.
+    /// Properties of the provider's interface.
     pub facts: Facts,
 }
 
@@ -38,11 +38,11 @@ pub struct Link {
 unsafe impl Send for Link {}
 
 impl Link {
-    /// What this end's contact says of itself.
+    /// Makes this endpoint's contact.
     pub fn contact(&mut self, landing: &RawRegistration, base: u64) -> Result<Contact, FabricError> {
         let mut name = [0u8; 256];
         let mut len_bytes = name.len();
-        // SAFETY: `name` has as many bytes as `len_bytes` says, and the link is open.
+        // SAFETY: `name` has `len_bytes` bytes, and the link is open.
         let rc =
             unsafe { (self.table.name)(self.raw.as_ptr(), name.as_mut_ptr().cast(), &raw mut len_bytes) };
         self.check("asking for the end's name", rc)?;
@@ -58,30 +58,31 @@ impl Link {
         })
     }
 
-    /// Of a connected kind: waits for the peer, which [`Link::event`] tells.
+    /// Listens for the peer, on a connected endpoint. [`Link::event`] reports the peer's request.
     pub fn listen(&mut self) -> Result<(), FabricError> {
         // SAFETY: the link is open.
         let rc = unsafe { (self.table.listen)(self.raw.as_ptr()) };
         self.check("listening", rc)
     }
 
-    /// Of an unconnected kind: learns where the peer is.
+    /// Records the peer's address, on an unconnected endpoint.
     pub fn insert(&mut self, peer: &Contact) -> Result<(), FabricError> {
-        // SAFETY: the name has as many bytes as is said, and the link is open.
+        // SAFETY: the name has the passed number of bytes, and the link is open.
         let rc =
             unsafe { (self.table.insert)(self.raw.as_ptr(), peer.name.as_ptr().cast(), peer.name.len()) };
         self.check("learning the peer's address", rc)
     }
 
-    /// Of a connected kind: begins to connect to the peer, which is told by [`Link::event`].
+    /// Begins to connect to the peer, on a connected endpoint. [`Link::event`] reports the outcome.
     pub fn dial(&mut self, peer: &Contact) -> Result<(), FabricError> {
         let (name, token) = (peer.name.as_ptr().cast(), peer.token.as_ptr());
-        // SAFETY: the name has as many bytes as is said, the token as many as the shim takes; the link is open.
+        // SAFETY: the name has the passed number of bytes, the token has the size that the shim reads; the link is
+        // open.
         let rc = unsafe { (self.table.dial)(self.raw.as_ptr(), name, peer.name.len(), token) };
         self.check("connecting", rc)
     }
 
-    /// What has become of connecting, if anything new.
+    /// Returns the next event of the connection, if there is one.
     pub fn event(&mut self) -> Result<Event, FabricError> {
         let mut event = Event::default();
         // SAFETY: `event` is writable, and the link is open with an event queue.
@@ -90,39 +91,39 @@ impl Link {
         Ok(event)
     }
 
-    /// Makes the end for who asked last.
+    /// Makes the endpoint for the peer of the last request.
     pub fn admit(&mut self) -> Result<(), FabricError> {
         // SAFETY: the link is open.
         let rc = unsafe { (self.table.admit)(self.raw.as_ptr()) };
         self.check("making an end for the peer", rc)
     }
 
-    /// Accepts whom [`Link::admit`] made an end for.
+    /// Accepts the peer for which [`Link::admit`] made an endpoint.
     pub fn accept(&mut self) -> Result<(), FabricError> {
         // SAFETY: the link is open and was admitted to.
         let rc = unsafe { (self.table.accept)(self.raw.as_ptr()) };
         self.check("accepting the peer", rc)
     }
 
-    /// Refuses who asked last.
+    /// Refuses the peer of the last request.
     pub fn refuse(&mut self) {
         // SAFETY: the link is open.
         unsafe { (self.table.refuse)(self.raw.as_ptr()) }
     }
 
-    /// Of a connected kind: tells the peer that it is over.
+    /// Tells the peer that the connection has ended, on a connected endpoint.
     pub fn shutdown(&mut self) {
         // SAFETY: the link is open.
         unsafe { (self.table.shutdown)(self.raw.as_ptr()) }
     }
 
-    /// Whether the provider adds and swaps words in the peer's memory.
+    /// Whether the provider adds to and swaps words in the peer's memory.
     pub fn has_atomics(&mut self) -> bool {
         // SAFETY: the link is open.
         unsafe { (self.table.has_atomics)(self.raw.as_ptr()) != 0 }
     }
 
-    /// What libfabric says of an error.
+    /// Text of libfabric for an error.
     pub fn error_text(&self, error: c_int) -> String {
         format!("{}: {}", self.facts.provider(), self.table.text(error))
     }

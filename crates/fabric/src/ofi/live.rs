@@ -1,7 +1,8 @@
-//! One connection while it lives: what it has open, how it is made, and how it makes progress.
+//! An open connection: its objects, how it is made, and how it makes progress.
 //!
-//! Messages land in slots of this side's memory, each by one write with immediate data. Taking one means: copy it out of
-//! the slot, since the peer can change it there; check what it says; carry it out; count the slot as free.
+//! Messages land in slots of this side's memory, each by one write with immediate data. A message is processed in four
+//! steps: copy it out of the slot, since the peer can change it there; check its contents; execute it; count the slot
+//! as free.
 
 use std::collections::VecDeque;
 use std::ffi::c_void;
@@ -20,58 +21,59 @@ use crate::FabricError;
 use crate::exposed::Exposed;
 use crate::region::{PAGE_BYTES, Region};
 
-/// Memory for bytes that are on their way and lie in no registered region.
+/// Bytes of registered memory through which unregistered buffers are copied.
 pub const BOUNCE_BYTES: u64 = 256 << 10;
-/// Words of an atomic's group, far enough apart for any alignment.
+/// Bytes reserved for an atomic's group, large enough for any alignment.
 const WORDS_BYTES: u64 = 64;
 
-/// In the landing memory: the page that holds the peer's count of what it has taken, then the slots.
+/// Offset of the slots in the landing memory, behind the page with the peer's count of taken messages.
 pub const SLOTS_OFFSET: u64 = PAGE_BYTES;
 pub const LANDING_BYTES: u64 = SLOTS_OFFSET + (SLOTS * SLOT_BYTES) as u64;
-/// In the outgoing memory: the slots' messages, the atomics' words, the count of taken messages, the bounce bytes.
+/// Offsets in the outgoing memory: the slots' messages, the atomics' words, the count of taken messages, the bounce
+/// bytes.
 const WORDS_OFFSET: u64 = (SLOTS * SLOT_BYTES) as u64;
 const COUNT_OFFSET: u64 = WORDS_OFFSET + GROUPS as u64 * WORDS_BYTES;
 const BOUNCE_OFFSET: u64 = COUNT_OFFSET + WORDS_BYTES;
 const OUTGOING_BYTES: u64 = BOUNCE_OFFSET + BOUNCE_BYTES;
 
-/// Which contexts are whose.
+/// Ranges of the contexts: one for each slot, each receive and each operation, and one for the count.
 const RECEIVES: usize = SLOTS;
 const FIRST_OPERATION: usize = SLOTS + RECEIVES;
 const COUNT: usize = FIRST_OPERATION + OPERATIONS;
 const CONTEXTS: usize = COUNT + 1;
 
-/// Completions are taken in such lots.
+/// Most completions that one poll takes.
 const LOT: usize = 16;
-/// Events of the connection are looked for each so many polls; a descriptor tells of them, too.
+/// Number of polls between two checks for events of the connection; a descriptor reports them, too.
 const POLLS_PER_EVENT: u32 = 64;
 
-/// What libfabric uses while an operation is under way.
+/// Memory that libfabric uses while an operation is in progress.
 #[repr(C, align(64))]
 #[derive(Clone, Copy)]
 struct Context([u64; 8]);
 
-/// How far the connection is.
+/// State of the connection.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Stage {
     /// There is no peer.
     Alone,
-    /// The peer will connect, and show this.
+    /// The peer will connect, and show this token.
     Listening([u8; ffi::TOKEN_BYTES]),
-    /// The peer was called or accepted, and it is not done yet.
+    /// The peer was called or accepted, and is not connected yet.
     Connecting,
     Up,
 }
 
-/// What progress did that others may wait for.
+/// Effects of progress that other threads may wait for.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Effects {
     /// A line was published.
     pub published: bool,
-    /// One of them asked for the bell.
+    /// A published line asked for the bell.
     pub bell: bool,
 }
 
-/// What the peer was asked by message, and has not answered or whose answer nobody has taken.
+/// State of a request to the peer by message.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Asked {
     Nothing,
@@ -81,25 +83,25 @@ pub enum Asked {
 
 /// See the [module](self).
 pub struct Live {
-    /// First: what is registered ends before what it lies in is unmapped.
+    /// The first field, so that registrations end before their memory is unmapped.
     pub(super) link: Link,
     pub(super) regions: Regions,
     pub(super) flow: Flow,
     pub(super) operations: Operations,
     pub(super) batch: Batch,
-    /// Whether a put is in the batch, which takes effect by itself. Pushes wait for a line.
+    /// Whether the batch contains a put, which takes effect without a line. Pushes wait for a line.
     pub(super) has_puts: bool,
-    /// A thread is sending what was in the batch without a line. Until it is done, nobody's next operation may overtake
-    /// what that thread sends for all.
+    /// A thread is sending the content of the batch without a line. Until it has finished, no other operation may
+    /// overtake it.
     pub(super) is_flushing: bool,
     pub(super) atomics: bool,
     pub(super) asked: [Asked; GROUPS],
     /// Answers that the peer waits for.
     pub(super) owed: VecDeque<(u32, u64)>,
     pub(super) effects: Effects,
-    /// A message is carried out of a private copy.
+    /// Private copy of the message that is executed.
     pub(super) scratch: Box<[u8; SLOT_BYTES]>,
-    /// Where messages for the peer land: key and place of the landing memory.
+    /// Key and start of the landing memory of the peer, for this side's messages.
     pub(super) peer_key: u64,
     pub(super) peer_base: u64,
     pub(super) outgoing_descriptor: *mut c_void,
@@ -110,11 +112,11 @@ pub struct Live {
     /// Receives that could not be posted again yet.
     unposted: Vec<usize>,
     completions: [Completion; LOT],
-    /// Somebody polls the descriptors.
+    /// The descriptors are being polled.
     pub(super) is_watched: bool,
-    /// The provider sends by this process's own progress.
+    /// The provider sends only during this process's own progress.
     pub(super) is_software: bool,
-    /// The count in the outgoing memory is on its way to the peer, and must not be changed before it has left.
+    /// The count in the outgoing memory is being sent to the peer, and must not be changed before it has left.
     pub(super) is_telling: bool,
     stage: Stage,
     polls: u32,
@@ -124,7 +126,7 @@ pub struct Live {
 unsafe impl Send for Live {}
 
 impl Live {
-    /// Opens an interface; there is no peer yet. The peer may write into so many bytes of landing memory.
+    /// Opens an interface, without a peer. The peer may write into `landing_bytes` bytes of landing memory.
     pub fn open(network: &Network, exposed: Arc<Exposed>, landing_bytes: u64) -> Result<Live, FabricError> {
         let mut link = Link::open(network)?;
         let landing = Region::create("sublet-landing", landing_bytes.max(LANDING_BYTES))?;
@@ -165,7 +167,7 @@ impl Live {
         })
     }
 
-    /// What the peer must know of this end. Of a connected kind the side that listens does so from now on.
+    /// Makes the contact of this endpoint for the peer. With `listens`, a connected endpoint listens from now on.
     pub fn contact(&mut self, listens: bool) -> Result<Contact, FabricError> {
         if listens && self.link.facts.kind == MSG {
             self.link.listen()?;
@@ -179,7 +181,7 @@ impl Live {
         Ok(contact)
     }
 
-    /// Learns who the peer is. Of a connected kind the side that does not listen begins to connect.
+    /// Records the peer's contact. A connected endpoint that does not listen begins to connect.
     pub fn meet(&mut self, peer: &Contact) -> Result<(), FabricError> {
         let (ours, theirs) = (self.link.facts.provider(), &peer.provider);
         if (&ours, self.link.facts.kind) != (theirs, u32::from(peer.kind)) {
@@ -208,30 +210,31 @@ impl Live {
         self.stage == Stage::Up
     }
 
-    /// Whether a message in a slot goes its way, and nothing is read any more that was pushed before it, even if nobody
-    /// makes progress here.
+    /// Whether a slot's message has left and all pushes before it have been read, so that both arrive without further
+    /// progress here.
     #[inline]
     pub fn may_be_left(&self, slot: usize) -> bool {
         self.operations.is_done(PUSHES) && self.flow.has_left(slot)
     }
 
-    /// Descriptors that tell of arrivals; -1 where there is none.
+    /// Descriptors that report arrivals; -1 where there is none.
     pub fn descriptors(&self) -> [i32; 2] {
         [self.link.facts.completion_fd, self.link.facts.event_fd]
     }
 
-    /// Whether there is a descriptor that tells of what arrives and completes. Not every provider has one.
+    /// Whether a descriptor reports arrivals and completions. Not every provider has one.
     pub fn has_descriptor(&self) -> bool {
         self.link.facts.completion_fd >= 0
     }
 
-    /// Whether nothing is there and nothing is owed; what comes next, the descriptor tells.
+    /// Whether nothing has arrived and no answer is due, so that the descriptor will report the next arrival.
     pub fn may_sleep(&mut self) -> bool {
         let is_idle = self.unposted.is_empty() && self.owed.is_empty() && self.flow.to_tell().is_none();
         is_idle && (!self.has_descriptor() || self.link.try_wait())
     }
 
-    /// Takes what has arrived and completed. To be followed by [`Live::settle`], after what the effects ask for.
+    /// Processes arrivals and completions. [`Live::settle`] must follow, after the bells and wake-ups that the effects
+    /// request.
     pub fn progress(&mut self) -> Result<(), FabricError> {
         let mut taken = LOT;
         for _ in 0..SLOTS / LOT {
@@ -249,13 +252,13 @@ impl Live {
         if connects { self.take_events() } else { Ok(()) }
     }
 
-    /// Looks for events of the connection, too.
+    /// Makes progress, and processes events of the connection.
     pub fn progress_all(&mut self) -> Result<(), FabricError> {
         self.progress()?;
         self.take_events()
     }
 
-    /// Tells the peer why this end leaves, as far as that is possible at once, and that it does.
+    /// Sends the peer the reason of the end, as far as that is possible within `limit`, and shuts the connection down.
     pub fn say_goodbye(&mut self, reason: &str, limit: Duration) {
         self.batch.clear();
         let tail = Tail::Goodbye(reason.as_bytes());
@@ -264,7 +267,7 @@ impl Live {
             let began = Instant::now();
             while !self.flow.has_left(slot) && began.elapsed() < limit {
                 let Ok(taken) = self.link.poll(&mut self.completions) else { break };
-                // What arrives now comes too late.
+                // Messages that arrive now are too late.
                 (0..taken).for_each(|index| drop(self.complete(index)));
             }
         }
@@ -273,22 +276,22 @@ impl Live {
         }
     }
 
-    /// Where a context of an operation lies.
+    /// Address of an operation's context.
     pub(super) fn operation_context(&mut self, operation: usize) -> *mut c_void {
         (&raw mut self.contexts[FIRST_OPERATION + operation]).cast()
     }
 
-    /// Where a context of a slot's message lies.
+    /// Address of the context of a slot's message.
     pub(super) fn slot_context(&mut self, slot: usize) -> *mut c_void {
         (&raw mut self.contexts[slot]).cast()
     }
 
-    /// Where the context of the count lies.
+    /// Address of the count's context.
     pub(super) fn count_context(&mut self) -> *mut c_void {
         (&raw mut self.contexts[COUNT]).cast()
     }
 
-    /// The count of taken messages, on its way to the peer.
+    /// The count of taken messages that is sent to the peer.
     pub(super) fn count(&self) -> NonNull<u64> {
         inside(&self.outgoing, COUNT_OFFSET).cast()
     }
@@ -319,7 +322,7 @@ impl Live {
         Ok(())
     }
 
-    /// Gives what this side owes: receives, answers, counts. Whoever has an answer may rely on the bells before it.
+    /// Posts receives, and sends due answers and counts. A peer with an answer may rely on the bells before it.
     pub fn settle(&mut self) -> Result<(), FabricError> {
         while let Some(index) = self.unposted.pop() {
             let context = (&raw mut self.contexts[index]).cast();
@@ -348,7 +351,7 @@ impl Live {
         Ok(())
     }
 
-    /// What has become of connecting, and whether the connection still is.
+    /// Processes an event of the connection: a request, its completion, or its end.
     pub(super) fn take_events(&mut self) -> Result<(), FabricError> {
         if self.link.facts.kind != MSG {
             return Ok(());
@@ -384,7 +387,7 @@ impl Live {
 }
 
 impl Live {
-    /// What had arrived before the peer ended the connection, its reason among it.
+    /// Processes messages that arrived before the peer ended the connection, its reason among them.
     fn take_last(&mut self) -> Result<(), FabricError> {
         while let Ok(taken @ 1..) = self.link.poll(&mut self.completions) {
             for index in 0..taken {

@@ -8,8 +8,9 @@
 //! answer   value u64, number u32, 0 u32
 //! goodbye  text
 //! ```
-//! All little-endian. `consumed` counts the messages that the sender has taken from its own slots: the receiver may
-//! fill as many again. Nothing that is decoded here is trusted; places and keys are checked where they are used.
+//! All fields are little-endian. `consumed` counts the messages that the sender has taken from its own slots: the
+//! receiver may fill that number of slots again. Decoded values are not trusted; addresses and keys are checked where
+//! they are used.
 
 use crate::FabricError;
 use crate::line::BODY_WORDS;
@@ -19,32 +20,32 @@ use crate::shared::copy_bytes;
 pub const SLOT_BYTES: usize = 8192;
 /// Bytes before the puts.
 const HEADER_BYTES: usize = 8;
-/// Bytes of a put beside its own.
+/// Bytes of a put in addition to its payload.
 pub const PUT_BYTES: usize = 24;
-/// The longest of what follows the puts, texts excepted.
+/// Longest tail behind the puts, except for texts.
 const TAIL_BYTES: usize = 40 + 8 * BODY_WORDS;
-/// How many bytes of puts a message has room for.
+/// Most bytes of the puts of a message.
 pub const BATCH_BYTES: usize = SLOT_BYTES - HEADER_BYTES - TAIL_BYTES;
-/// A goodbye is cut after so many bytes.
+/// Most bytes of the reason in a goodbye; a longer one is cut.
 const TEXT_BYTES: usize = 256;
 
-/// Where something goes, as its owner told it.
+/// Destination in a region, as the region's owner named it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Place {
     /// The region's key.
     pub key: u64,
     /// The region's number.
     pub region: u32,
-    /// Bytes from its beginning.
+    /// Offset from the region's beginning.
     pub offset: u64,
 }
 
 /// A line to publish.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct LineMessage {
-    /// Where the line is,
+    /// Address of the line.
     pub line: Place,
-    /// and its watch, in the same region.
+    /// Offset of the line's watch, in the same region.
     pub watch: u64,
     pub turn: u32,
     pub immediate: u32,
@@ -52,7 +53,7 @@ pub struct LineMessage {
     pub body: [u64; BODY_WORDS],
 }
 
-/// What follows the puts.
+/// Content behind the puts.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Tail<'a> {
     Nothing,
@@ -73,7 +74,7 @@ pub enum Tail<'a> {
         value: u64,
     },
     Goodbye(&'a [u8]),
-    /// The sender waits to hear that this was taken, and all before it.
+    /// The sender waits for a report that this message and all before it were taken.
     Probe,
 }
 
@@ -85,7 +86,7 @@ const ANSWER: u8 = 4;
 const GOODBYE: u8 = 5;
 const PROBE: u8 = 6;
 
-/// Puts that wait for a line to travel with.
+/// Puts that wait for the next line.
 #[derive(Debug, Default)]
 pub struct Batch {
     bytes: Vec<u8>,
@@ -97,7 +98,7 @@ impl Batch {
         self.puts == 0
     }
 
-    /// Whether so many bytes more fit.
+    /// Whether a put of `len` bytes fits.
     pub fn has_room(&self, len: usize) -> bool {
         self.bytes.len() + PUT_BYTES + len.next_multiple_of(8) <= BATCH_BYTES
     }
@@ -114,7 +115,7 @@ impl Batch {
         self.bytes.extend_from_slice(&(len as u32).to_le_bytes());
         let at = self.bytes.len();
         self.bytes.resize(at + len.next_multiple_of(8), 0);
-        // SAFETY: the caller's duty, and as many bytes were just made room for.
+        // SAFETY: the caller's duty, and the vector was extended by at least `len` bytes just now.
         unsafe { copy_bytes(from, self.bytes[at..].as_mut_ptr(), len) };
         self.puts += 1;
     }
@@ -138,7 +139,7 @@ pub struct Puts<'a> {
 }
 
 impl<'a> Puts<'a> {
-    /// The next put, if all of it is there.
+    /// The next put, if it is complete.
     fn take_one(&mut self) -> Option<(Place, &'a [u8])> {
         let mut rest = Rest(self.bytes);
         let (key, offset, region, len) = (rest.u64()?, rest.u64()?, rest.u32()?, rest.u32()? as usize);
@@ -157,7 +158,7 @@ impl<'a> Iterator for Puts<'a> {
     }
 }
 
-/// Writes a message into a slot. Says how long it is.
+/// Writes a message into a slot. Returns its length.
 pub fn encode(into: &mut [u8; SLOT_BYTES], consumed: u32, batch: &Batch, tail: &Tail<'_>) -> usize {
     let (kind, words) = match tail {
         Tail::Nothing => (NOTHING, 0),
@@ -225,7 +226,7 @@ impl Writer<'_> {
     }
 }
 
-/// A message as it was read.
+/// A decoded message.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Incoming<'a> {
     pub consumed: u32,
@@ -233,7 +234,7 @@ pub struct Incoming<'a> {
     pub tail: Tail<'a>,
 }
 
-/// Reads a message from a private copy of a slot.
+/// Decodes a message from a private copy of a slot.
 pub fn decode(bytes: &[u8]) -> Result<Incoming<'_>, FabricError> {
     decode_whole(bytes).ok_or_else(|| {
         FabricError::Protocol(format!("{} bytes that the peer sent are not a message", bytes.len()))
@@ -355,7 +356,7 @@ mod tests {
     }
 
     #[test]
-    fn a_batch_takes_what_fits_into_a_slot_with_a_line() {
+    fn batch_takes_puts_that_fit_beside_a_line() {
         let mut batch = Batch::default();
         while batch.has_room(100) {
             // SAFETY: a slice is readable.

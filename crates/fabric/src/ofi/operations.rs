@@ -1,14 +1,14 @@
 //! Tracks the operations in progress and the threads that wait for them. Pure.
 //!
-//! An operation belongs to a group; whoever began the group waits until nothing of it is under way. A connection that
-//! ends takes all of them with it, so that none has to fail by itself.
+//! An operation belongs to a group; the thread that began the group waits until none of its operations is in progress.
+//! The end of a connection ends all of them, so that none has to fail by itself.
 
-/// Operations under way at a time, at most.
+/// Most operations in progress at a time.
 pub const OPERATIONS: usize = 64;
-/// Groups at a time, at most.
+/// Most groups at a time.
 pub const GROUPS: usize = 32;
 
-/// The group of writes that somebody has begun and that the next line waits for.
+/// The group of writes that any thread has begun and that the next line waits for.
 pub const PUSHES: Group = Group(0);
 
 /// See the [module](self).
@@ -16,7 +16,7 @@ pub const PUSHES: Group = Group(0);
 pub struct Group(u8);
 
 impl Group {
-    /// From 0 to `GROUPS` - 1.
+    /// Index of the group, from 0 to `GROUPS` - 1.
     pub fn index(self) -> usize {
         usize::from(self.0)
     }
@@ -25,7 +25,7 @@ impl Group {
 /// See the [module](self).
 #[derive(Debug)]
 pub struct Operations {
-    /// A bit for each operation under way.
+    /// A bit for each operation in progress.
     busy: u64,
     group_of: [Group; OPERATIONS],
     /// A bit for each group in use.
@@ -42,7 +42,7 @@ impl Default for Operations {
 }
 
 impl Operations {
-    /// A group of the caller's own, if there is one left.
+    /// Begins a group of the caller's own, if one is free.
     pub fn begin_group(&mut self) -> Option<Group> {
         let index = (!self.groups).trailing_zeros();
         if index as usize >= GROUPS {
@@ -52,26 +52,26 @@ impl Operations {
         Some(Group(index as u8))
     }
 
-    /// Gives the group back. Nothing of it may be under way.
+    /// Frees the group. None of its operations may be in progress.
     pub fn end_group(&mut self, group: Group) {
         debug_assert!(group != PUSHES && self.is_done(group));
         self.groups &= !(1 << group.index());
     }
 
-    /// The number that an operation would have, if there is one left.
+    /// The number of the next operation, if one is free.
     pub fn next(&self) -> Option<usize> {
         let index = (!self.busy).trailing_zeros() as usize;
         (index < OPERATIONS).then_some(index)
     }
 
-    /// The operation of that number has been posted.
+    /// Records that the operation of that number has been posted.
     pub fn begin(&mut self, operation: usize, group: Group) {
         self.busy |= 1 << operation;
         self.group_of[operation] = group;
         self.under_way[group.index()] += 1;
     }
 
-    /// An operation has completed. What was not under way is ignored.
+    /// Records that an operation has completed. Ignores one that was not in progress.
     pub fn complete(&mut self, operation: usize) {
         if self.busy & 1 << operation != 0 {
             self.busy &= !(1 << operation);
@@ -79,7 +79,7 @@ impl Operations {
         }
     }
 
-    /// Whether nothing of a group is under way.
+    /// Whether no operation of a group is in progress.
     #[inline]
     pub fn is_done(&self, group: Group) -> bool {
         self.under_way[group.index()] == 0

@@ -1,4 +1,5 @@
-//! Posts operations to the peer. Each function says whether it could be: if not, something must complete first.
+//! Posts operations to the peer. Each function reports whether the operation was posted; if not, another must complete
+//! first.
 
 use std::ptr::NonNull;
 
@@ -11,23 +12,23 @@ use super::operations::{Group, PUSHES};
 use crate::FabricError;
 use crate::sync::{AtomicU64, Ordering};
 
-/// So many messages fit into what a software provider's socket takes at once.
+/// Number of messages that a software provider's socket accepts at once.
 const UNTRACED: u32 = 4;
 
-/// Bytes to be moved in one operation, between this process and the peer's memory.
+/// Bytes that one operation moves between this process and the peer's memory.
 #[derive(Clone, Copy, Debug)]
 pub struct Piece {
     pub local: NonNull<u8>,
     pub len_bytes: usize,
-    /// libfabric's, of the registration that the local bytes lie in, or null where it needs none.
+    /// libfabric's descriptor of the registration of the local bytes, or null where it needs none.
     pub descriptor: *mut std::ffi::c_void,
     pub key: u64,
     pub remote: u64,
 }
 
 impl Live {
-    /// Sends a message: the batch and what follows it. Says in which slot it goes. If it is `traced` or a software
-    /// provider might keep it back, [`Flow::has_left`] tells when it has left; all others are on their way.
+    /// Sends a message: the batch and its tail. Returns the slot. If the message is `traced`, or a software provider
+    /// may keep it back, [`Flow::has_left`] reports when it has left; all others leave at once.
     #[inline]
     pub(super) fn send(&mut self, tail: &Tail<'_>, traced: bool) -> Result<Option<usize>, FabricError> {
         if self.flow.next_slot().is_none() {
@@ -68,11 +69,11 @@ impl Live {
         Ok(Some(slot))
     }
 
-    /// Posts an operation on bytes, for a group.
+    /// Posts an operation on bytes, as part of a group.
     ///
     /// # Safety
-    /// The local bytes must stay in place until the group is done or the link is closed; nobody may write them
-    /// meanwhile or, of a read, touch them.
+    /// The local bytes must stay in place until the group is done or the link is closed. No other code may write them
+    /// in that time, or access them at all for a read.
     pub(super) unsafe fn move_bytes(
         &mut self,
         what: Post,
@@ -97,12 +98,12 @@ impl Live {
         Ok(posted)
     }
 
-    /// How a write is posted: where the network keeps no order, it completes only when it has landed.
+    /// The kind of write that keeps the order: where the network does not, a write completes only when it has landed.
     pub(super) fn write(&self) -> Post {
         if self.is_ordered() { Post::Write } else { Post::WriteDelivered }
     }
 
-    /// Whether what is posted later lands later.
+    /// Whether operations land in the order in which they are posted.
     pub(super) fn is_ordered(&self) -> bool {
         self.link.facts.writes_in_order != 0 && self.link.facts.reads_in_order != 0
     }
@@ -127,7 +128,7 @@ impl Live {
         unsafe { self.move_bytes(what, &piece, group) }
     }
 
-    /// Answers what the peer has asked, as far as there is room.
+    /// Sends the answers that the peer waits for, as far as slots are free.
     #[inline]
     pub(super) fn answer(&mut self) -> Result<(), FabricError> {
         while let Some((number, value)) = self.owed.pop_front() {
@@ -139,7 +140,8 @@ impl Live {
         Ok(())
     }
 
-    /// Tells the peer by a write of its own how many messages were taken, if it must know and nothing else told it.
+    /// Reports the number of taken messages to the peer by a write of its own, if that is due and no message reported
+    /// it.
     #[inline]
     pub(super) fn tell(&mut self) -> Result<(), FabricError> {
         let Some(taken) = self.flow.to_tell() else { return Ok(()) };
@@ -169,7 +171,7 @@ impl Live {
         Ok(())
     }
 
-    /// What the peer has written about how many it has taken.
+    /// Reads the peer's count of taken messages, which the peer has written into the landing memory.
     #[cold]
     pub(super) fn look_for_counts(&mut self) -> Result<(), FabricError> {
         let count: &AtomicU64 = self.landing.view(0).expect("the landing memory begins with the count");

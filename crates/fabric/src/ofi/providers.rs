@@ -6,12 +6,12 @@ use super::ffi::{self, Facts, Query, Table};
 use super::link::{MSG, RDM};
 use crate::FabricError;
 
-/// How a provider's endpoints address each other.
+/// How the endpoints of a provider address each other.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Kind {
-    /// Each is connected to one other.
+    /// Each endpoint is connected to one other.
     Msg,
-    /// Each sends to any other.
+    /// Each endpoint sends to any other.
     Rdm,
 }
 
@@ -19,38 +19,38 @@ pub enum Kind {
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct ProviderInfo {
-    /// libfabric's name of it.
+    /// libfabric's name of the provider.
     pub name: String,
-    /// The network, as the provider names it. Empty: none.
+    /// The network, as the provider names it. Empty if there is none.
     pub fabric: String,
-    /// The interface, as the provider names it. Empty: none.
+    /// The interface, as the provider names it. Empty if there is none.
     pub domain: String,
     /// How its endpoints address each other.
     pub kind: Kind,
     /// The interface's IP address, where it has one.
     pub address: Option<String>,
-    /// As the interface says.
+    /// Speed of the link, as the interface reports it.
     pub link_bits_per_second: Option<u64>,
-    /// The largest packet of the interface's port, as the port says.
+    /// The largest packet of the interface's port, as the port reports it.
     pub mtu_bytes: Option<u64>,
-    /// Why it cannot be used.
+    /// Reason why the provider cannot be used, if it cannot.
     pub usable: Result<(), String>,
 }
 
-/// Providers that are worth looking for, best first. What libfabric has beside them carries nothing between nodes, is a
-/// part of another, or is slower than the tcp provider of Sublet's own.
+/// Providers that are worth looking for, best first. libfabric's other providers do not connect nodes, are a part of
+/// another provider, or are slower than Sublet's own tcp provider.
 const BETTER: &[&str] = &["verbs", "efa", "cxi", "opx", "psm3", "psm2"];
-/// Those that are only used by name.
+/// Providers that are used only if the user names them.
 const ON_REQUEST: &[&str] = &["tcp;ofi_rxm", "tcp"];
 
 impl ProviderInfo {
-    /// Whether it may be chosen without being named.
+    /// Whether the provider may be chosen without being named.
     pub fn is_automatic(&self) -> bool {
         self.usable.is_ok() && BETTER.contains(&self.name.as_str())
     }
 }
 
-/// What there is, best first. An error says that there is no library.
+/// Lists the providers, best first. An error means that the library is missing.
 pub fn providers() -> Result<Vec<ProviderInfo>, FabricError> {
     let table = ffi::table()?;
     let known = collect(|visit, context| {
@@ -116,11 +116,12 @@ fn describe(facts: &Facts) -> ProviderInfo {
     }
 }
 
-/// Everything that a function of the shim shows. What it fails with means that there is nothing.
+/// Collects all facts that a function of the shim passes to its visitor. A failure of the function means that there are
+/// none.
 fn collect(show: impl FnOnce(ffi::Visitor, *mut c_void) -> i32) -> Vec<Facts> {
     unsafe extern "C" fn visit(context: *mut c_void, facts: *const Facts) {
-        // SAFETY: the context is the vector below, which nobody else touches during the call; the facts are the
-        // shim's for the call.
+        // SAFETY: the context is the vector below, which no other code uses during the call; the facts are the shim's
+        // for the call.
         unsafe { (*context.cast::<Vec<Facts>>()).push((*facts).clone()) };
     }
     let mut all: Vec<Facts> = Vec::new();

@@ -1,8 +1,8 @@
-//! A ping-pong as plain as libfabric allows: what the endpoint is measured against.
+//! A ping-pong with the least work that libfabric allows: the reference for measurements of the endpoint.
 //!
-//! Each message is one `fi_writedata` to the same place of the peer, who spins on its completion queue and looks at
-//! nothing else. Over ofi_rxm on tcp, each is two writes, as the endpoint's messages are. An end whose peer does
-//! nothing for longer than its patience fails.
+//! Each message is one `fi_writedata` to the same address of the peer, which spins on its completion queue and reads
+//! nothing else. Over ofi_rxm on tcp each message is two writes, as the endpoint's messages are. An end fails if its
+//! peer does nothing for longer than the end's patience.
 
 use std::ptr::NonNull;
 use std::sync::Arc;
@@ -18,9 +18,9 @@ use crate::exposed::Exposed;
 use crate::region::{PAGE_BYTES, Region};
 use crate::window::{Address, Window};
 
-/// How long the peer may take for its part, if nothing else is said.
+/// Default time limit for the peer's part.
 const PATIENCE: Duration = Duration::from_secs(10);
-/// Polls between two looks at the clock, which would cost a part of what is measured.
+/// Number of polls between two readings of the clock, which would add to the measured time.
 const POLLS_PER_CLOCK: u32 = 1024;
 
 /// One end of a ping-pong.
@@ -30,7 +30,7 @@ pub struct PingPong {
     patience: Duration,
     descriptor: *mut std::ffi::c_void,
     context: Box<[u64; 8]>,
-    /// After `live`, whose link has it registered.
+    /// Behind `live`, whose link has this memory registered.
     outgoing: Region,
 }
 
@@ -44,12 +44,12 @@ struct Counts {
 }
 
 impl PingPong {
-    /// The end that connects, and its contact. Messages have at most so many bytes.
+    /// Opens the end that connects, and returns its contact. Messages have at most `max_bytes` bytes.
     pub fn open(network: &Network, max_bytes: u64) -> Result<(PingPong, Vec<u8>), FabricError> {
         PingPong::new(network, max_bytes, None)
     }
 
-    /// The end that is connected to, and its contact.
+    /// Opens the end that is connected to, and returns its contact.
     pub fn accept(
         network: &Network,
         max_bytes: u64,
@@ -60,22 +60,22 @@ impl PingPong {
         PingPong::new(&network, max_bytes, Some(&peer))
     }
 
-    /// Gives the peer so long for its part.
+    /// Sets the time limit for the peer's part.
     pub fn patience(self, patience: Duration) -> PingPong {
         PingPong { patience, ..self }
     }
 
-    /// Goes on with the peer whose contact is there, who must [be met](PingPong::meet) meanwhile.
+    /// Connects to the peer with this contact, which must [meet](PingPong::meet) this end meanwhile.
     pub fn connect(&mut self, contact: &[u8]) -> Result<(), FabricError> {
         self.live.meet(&Contact::decode(contact)?)?;
         self.meet()
     }
 
-    /// Spins until the peer is connected; lets it be.
+    /// Spins until the peer is connected.
     pub fn meet(&mut self) -> Result<(), FabricError> {
         self.until("the peer is not connected", |end| {
             if !end.live.is_up() {
-                // What has arrived already is a message for `receive`.
+                // A message that has arrived already is for `receive`.
                 end.live.take_events()?;
             }
             Ok(end.live.is_up())
@@ -109,7 +109,7 @@ impl PingPong {
         Ok(())
     }
 
-    /// Spins until the next message is here.
+    /// Spins until the next message has arrived.
     pub fn receive(&mut self) -> Result<(), FabricError> {
         self.until("no message came", |end| {
             Ok(end.counts.arrived != end.counts.taken || end.polled()?.arrived != end.counts.taken)
@@ -118,8 +118,8 @@ impl PingPong {
         Ok(())
     }
 
-    /// Spins until the last message has left. A provider may send by this end's polls alone, so an end that is not
-    /// polled any more must have finished.
+    /// Spins until the last message has left. A provider may send only during this end's polls, so call this before the
+    /// polls stop.
     pub fn finish(&mut self) -> Result<(), FabricError> {
         self.until("the last message has not left", |end| {
             Ok(end.counts.left == end.counts.sent || end.polled()?.left == end.counts.sent)
@@ -150,7 +150,7 @@ impl PingPong {
         Ok((end, contact))
     }
 
-    /// Tries a step until it is done, or the peer has had its time.
+    /// Repeats a step until it is done, or the peer's time limit has passed.
     #[inline]
     fn until(
         &mut self,
@@ -172,7 +172,7 @@ impl PingPong {
         }
     }
 
-    /// The counts after a look.
+    /// Returns the counts after one poll.
     #[inline]
     fn polled(&mut self) -> Result<Counts, FabricError> {
         let mut completions = [Completion::EMPTY; 4];
@@ -180,7 +180,7 @@ impl PingPong {
         let taken = link.poll(&mut completions)?;
         for completion in &completions[..taken] {
             if completion.flags & link.remote_data() == 0 {
-                // A null context is of the bytes whose data completes with the message's.
+                // A null context belongs to the bytes of a message whose data complete separately.
                 self.counts.left += u64::from(!completion.context.is_null());
                 continue;
             }

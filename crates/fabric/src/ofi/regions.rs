@@ -1,4 +1,4 @@
-//! The regions of both sides as one connection knows them: this side's registrations, and the peer's keys.
+//! The regions of both sides in one connection: this side's registrations, and the peer's keys.
 
 use std::ptr::NonNull;
 use std::sync::Arc;
@@ -12,15 +12,15 @@ use crate::line::{LINE_BYTES, WATCH_BYTES};
 use crate::region::Shared;
 use crate::window::{Address, LineAddress};
 
-/// Numbers of regions that a peer may name.
+/// Most regions that a peer may name.
 const MAX_REGIONS: u32 = 1 << 16;
 
-/// A region of this side that the peer may reach.
+/// A region of this side that the peer may access.
 struct Ours {
     registration: Option<RawRegistration>,
-    /// The provider's key, which the peer shows,
+    /// The provider's key, which the peer shows.
     key: u64,
-    /// and the one under which [`Exposed`] knows it: says whether it is still good.
+    /// The key under which [`Exposed`] has the region; it determines whether the provider's key is still valid.
     exposed_key: u64,
 }
 
@@ -36,7 +36,7 @@ impl Regions {
         Regions { exposed, ours: Vec::new(), theirs: Vec::new() }
     }
 
-    /// Registers a region, so that the peer can reach it; the same answer each time.
+    /// Registers a region, so that the peer can access it. Returns the same key for each call.
     pub fn expose(&mut self, link: &mut Link, region: u32) -> Result<RemoteRegion, FabricError> {
         let exposed = self.exposed.expose(region)?;
         let start = Address { region, offset: 0 };
@@ -57,7 +57,7 @@ impl Regions {
         Ok(RemoteRegion { key, base, len_bytes: exposed.len_bytes })
     }
 
-    /// Ends what a region's key is good for. The number is remembered, to tell an expired key from a wrong one.
+    /// Withdraws the key of a region. The number is kept, to distinguish an expired key from a wrong one.
     pub fn withdraw(&mut self, link: &mut Link, region: u32) {
         self.exposed.withdraw(region);
         let ours = self.ours.get_mut(region as usize).and_then(Option::as_mut);
@@ -66,13 +66,13 @@ impl Regions {
         }
     }
 
-    /// Learns how the peer's region is reached.
+    /// Records how to access the peer's region.
     pub fn reach(&mut self, region: u32, remote: RemoteRegion) -> Result<(), FabricError> {
         *place_for(&mut self.theirs, region)? = Some(remote);
         Ok(())
     }
 
-    /// Where bytes of the peer are, as a message names them, and as an operation does.
+    /// Finds bytes of the peer: their address in messages, and their address in direct operations.
     #[inline]
     pub fn theirs(&self, at: Address, len_bytes: u64) -> Result<(Place, u64), FabricError> {
         let known = self.theirs.get(at.region as usize).and_then(Option::as_ref);
@@ -87,7 +87,7 @@ impl Regions {
         }
     }
 
-    /// A line of the peer's and its watch.
+    /// Finds a line of the peer and its watch.
     #[inline]
     pub fn their_line(&self, to: LineAddress) -> Result<Place, FabricError> {
         aligned(Address { region: to.region, offset: to.line }, LINE_BYTES)?;
@@ -96,7 +96,7 @@ impl Regions {
         Ok(self.theirs(Address { region: to.region, offset: to.line }, LINE_BYTES)?.0)
     }
 
-    /// Where bytes that the peer names lie in this process.
+    /// Address in this process of bytes that the peer names.
     #[inline]
     pub fn ours(&self, at: Place, len_bytes: u64) -> Result<NonNull<u8>, FabricError> {
         match self.ours.get(at.region as usize).and_then(Option::as_ref) {
@@ -117,7 +117,7 @@ impl Regions {
         Ok(unsafe { pointer.as_ref() })
     }
 
-    /// The registration of memory of this process that lies in one of the regions that were exposed.
+    /// Finds the registration of memory of this process that lies in an exposed region.
     pub fn registration_of(&self, memory: *const u8, len_bytes: u64) -> Option<RawRegistration> {
         let own = self.exposed.pointer(Address { region: OWN, offset: 0 }, 0)?;
         let own_bytes = self.exposed.region_bytes(OWN);
@@ -130,7 +130,7 @@ impl Regions {
     }
 }
 
-/// The place of a region's number in a table that grows as needed.
+/// The entry of a region's number in a table that grows as needed.
 fn place_for<T>(table: &mut Vec<Option<T>>, region: u32) -> Result<&mut Option<T>, FabricError> {
     if region >= MAX_REGIONS {
         return Err(FabricError::DoesNotFit { region, len_bytes: 0, regions: MAX_REGIONS });
@@ -141,7 +141,7 @@ fn place_for<T>(table: &mut Vec<Option<T>>, region: u32) -> Result<&mut Option<T
     Ok(&mut table[region as usize])
 }
 
-/// Whether an offset is a multiple.
+/// Checks that an offset is a multiple of `alignment`.
 pub fn aligned(at: Address, alignment: u64) -> Result<(), FabricError> {
     match at.offset.is_multiple_of(alignment) {
         true => Ok(()),

@@ -1,8 +1,8 @@
-//! The program's handlers of fatal signals, kept while libraries are loaded.
+//! Preserves the program's handlers of fatal signals while libraries are loaded.
 //!
-//! Libraries of some cards (psm, psm2) take these signals when they are loaded, print a trace and leave with a status of
-//! their own. How a process dies is its owner's to say: an agent tells a client that its function was killed by SIGSEGV,
-//! and a client has handlers of its own.
+//! Libraries of some cards (psm, psm2) install handlers for these signals when they are loaded; the handlers print a
+//! trace and exit with a status of their own. The owner of a process decides how it dies: an agent reports to a client
+//! that its function was killed by SIGSEGV, and a client has handlers of its own.
 
 use std::mem::MaybeUninit;
 
@@ -10,22 +10,22 @@ use libc::{SIGABRT, SIGBUS, SIGFPE, SIGILL, SIGINT, SIGSEGV, SIGTERM, c_int, sig
 
 const FATAL: [c_int; 7] = [SIGILL, SIGABRT, SIGBUS, SIGFPE, SIGSEGV, SIGINT, SIGTERM];
 
-/// What becomes of each fatal signal.
+/// Action of each fatal signal.
 pub struct Handlers([Option<sigaction>; FATAL.len()]);
 
 impl Handlers {
-    /// As it is now.
+    /// Reads the current actions.
     pub fn now() -> Handlers {
         Handlers(FATAL.map(|signal| {
             let mut action = MaybeUninit::uninit();
-            // SAFETY: nothing is changed, and `action` has room for what is told.
+            // SAFETY: the call changes nothing, and `action` has space for its result.
             let told = unsafe { sigaction(signal, std::ptr::null(), action.as_mut_ptr()) } == 0;
-            // SAFETY: it was filled if the call says so.
+            // SAFETY: the call has filled it if it succeeded.
             told.then(|| unsafe { action.assume_init() })
         }))
     }
 
-    /// Makes it what it was.
+    /// Restores the actions that were read.
     pub fn restore(&self) {
         for (signal, action) in FATAL.into_iter().zip(&self.0) {
             if let Some(action) = action {

@@ -1,8 +1,8 @@
 //! Blocks the reading thread on the network's descriptors and on one of its own.
 //!
-//! What others of this process do for it must reach it there: whoever publishes a line while it sleeps, and whoever ends
-//! the connection, writes to an eventfd. As with a line's watch, the reader says that it is asleep and then looks once
-//! more, the other does its work and then looks whether the reader is asleep.
+//! Other threads of this process must be able to wake it there: a thread that publishes a line for it, or ends the
+//! connection, writes to an eventfd. The protocol is that of a line's watch: the reader announces its sleep and then
+//! checks once more; the other thread does its work and then checks whether the reader sleeps.
 
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd, RawFd};
 use std::time::Duration;
@@ -14,10 +14,10 @@ use crate::sync::{AtomicU32, Ordering, fence};
 
 /// See the [module](self).
 pub struct Sleep {
-    /// 1 while the reader sleeps or is about to. Written by it, SeqCst: it says so before it looks once more, and others
-    /// look after what they have done.
+    /// 1 while the reader sleeps or is about to. The reader writes it, SeqCst, before it checks once more; other
+    /// threads check it after their work.
     asleep: AtomicU32,
-    /// 1 since the last poke that was not taken.
+    /// 1 if there was a poke that was not taken.
     poked: AtomicU32,
     descriptors: Option<Descriptors>,
 }
@@ -28,17 +28,19 @@ struct Descriptors {
 }
 
 impl Sleep {
-    /// Nobody sleeps. Without descriptors (the process has too many) readers look every millisecond.
+    /// Makes a state in which no thread sleeps. Without descriptors (the process has too many) readers poll every
+    /// millisecond.
     pub fn new() -> Sleep {
         Sleep { asleep: AtomicU32::new(0), poked: AtomicU32::new(0), descriptors: Descriptors::new().ok() }
     }
 
-    /// What is readable when somebody should look, after [`Sleep::watch`].
+    /// A descriptor that is readable when a thread should check for arrivals, after [`Sleep::watch`].
     pub fn readable(&self) -> Option<BorrowedFd<'_>> {
         self.descriptors.as_ref().map(|descriptors| descriptors.all.as_fd())
     }
 
-    /// Adds descriptors that tell of arrivals, for as long as they are open. Being watched makes arrivals dearer.
+    /// Adds descriptors that report arrivals, for as long as they are open. A watched descriptor makes each arrival
+    /// more expensive.
     pub fn watch(&self, fds: [RawFd; 2]) -> Result<(), FabricError> {
         let Some(descriptors) = &self.descriptors else { return Ok(()) };
         for fd in fds.into_iter().filter(|fd| *fd >= 0) {
@@ -50,14 +52,14 @@ impl Sleep {
         Ok(())
     }
 
-    /// The reader says that it will sleep; it must look once more before it does.
+    /// Announces the reader's sleep; the reader must check once more before it sleeps.
     pub fn fall_asleep(&self) {
         self.asleep.store(1, Ordering::SeqCst);
         fence(Ordering::SeqCst);
     }
 
-    /// The reader sleeps until a descriptor tells of arrivals or somebody pokes it, at most for so long. Without a
-    /// descriptor for completions (the first) that is a millisecond.
+    /// Sleeps until a descriptor reports an arrival or a thread pokes the reader, at most for `limit`. Without a
+    /// descriptor for completions (the first), for at most a millisecond.
     pub fn sleep(&self, fds: [RawFd; 2], limit: Duration) {
         let limit = if fds[0] < 0 { limit.min(Duration::from_millis(1)) } else { limit };
         match &self.descriptors {
@@ -66,12 +68,12 @@ impl Sleep {
         }
     }
 
-    /// The reader is awake.
+    /// Records that the reader is awake.
     pub fn awake(&self) {
         self.asleep.store(0, Ordering::SeqCst);
     }
 
-    /// After something was done that the reader may wait for.
+    /// Wakes a sleeping reader after an event that it may wait for.
     #[inline]
     pub fn notify(&self) {
         fence(Ordering::SeqCst);
@@ -84,10 +86,11 @@ impl Sleep {
     #[cold]
     pub fn poke(&self) {
         if let Some(descriptors) = &self.descriptors {
-            // A full counter means that it is readable already.
+            // A full counter means that the descriptor is readable already.
             let _ = rustix::io::write(&descriptors.poke, &1u64.to_ne_bytes());
         }
-        // Afterwards: whoever took the note before the poke would leave the descriptor readable for ever.
+        // Set after the write: a reader that took the note before the write would leave the descriptor readable for
+        // good.
         self.poked.store(1, Ordering::SeqCst);
     }
 
@@ -125,7 +128,7 @@ impl Descriptors {
         };
         let other = |fd: RawFd| poll_of(if fd >= 0 { fd } else { self.poke.as_raw_fd() });
         let mut polled = [PollFd::new(&self.poke, PollFlags::IN), other(fds[0]), other(fds[1])];
-        // Every outcome means: look again.
+        // Every outcome means: check again.
         let _ = poll(&mut polled, Some(&limit));
     }
 }
@@ -135,7 +138,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_poke_that_is_taken_while_it_is_made_leaves_nothing_behind() {
+    fn poke_taken_while_it_is_made_leaves_nothing() {
         const ROUNDS: u32 = 20_000;
         let (sleep, begun, made) = (Sleep::new(), AtomicU32::new(0), AtomicU32::new(0));
         let at = |count: &AtomicU32, round| count.load(Ordering::SeqCst) == round;

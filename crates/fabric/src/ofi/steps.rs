@@ -1,4 +1,5 @@
-//! Steps at the connection, under its lock: what arrives is taken, and what was to be done is tried until it can be.
+//! Steps on the connection, under its lock: arrivals are processed, and pending operations are tried until they
+//! succeed.
 
 use std::time::Duration;
 
@@ -7,7 +8,7 @@ use super::{Endpoint, State};
 use crate::FabricError;
 
 impl Endpoint {
-    /// Takes what has arrived, and does for others what follows from it. An error has ended the connection.
+    /// Processes arrivals, rings the bell and wakes the reader as they require. An error has ended the connection.
     #[inline]
     pub(super) fn look(&self, state: &mut State, events: bool) -> Result<(), FabricError> {
         let live = state.live()?;
@@ -22,8 +23,8 @@ impl Endpoint {
         looked.and_then(|()| live.settle()).map_err(|error| self.end(state, error))
     }
 
-    /// Tries a step until it says that it is done, taking what arrives in between. Without a peer, or with another than
-    /// `generation` says, it fails. Says of which generation the connection was.
+    /// Repeats a step until it is done, and processes arrivals in between. Fails without a peer, or if the connection
+    /// is not the one of `generation`. Returns the generation of the connection.
     #[inline]
     pub(super) fn attempt<T>(
         &self,
@@ -54,13 +55,13 @@ impl Endpoint {
     }
 }
 
-/// Whether an operation was wrong, and not the connection.
+/// Whether an error is the caller's, and not the connection's.
 fn is_the_callers(error: &FabricError) -> bool {
     use FabricError::{DoesNotFit, Limit, OutOfBounds, Unaligned, Unsupported};
     matches!(error, OutOfBounds { .. } | Unaligned { .. } | DoesNotFit { .. } | Limit(_) | Unsupported(_))
 }
 
-/// Between two attempts: the longer it takes, the more is left to others.
+/// Pauses between two attempts; later pauses leave more time to other threads.
 #[inline]
 fn pause(rounds: u32) {
     const ALONE: u32 = 1 << 14;

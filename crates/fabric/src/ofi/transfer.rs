@@ -1,4 +1,4 @@
-//! Bytes and words between this process and the peer's regions.
+//! Transfers of bytes and words between this process and the peer's regions.
 
 mod moving;
 mod words;
@@ -17,8 +17,8 @@ use crate::window::Address;
 use writing::Effect;
 
 impl Endpoint {
-    /// See [`crate::Endpoint::put`]. A small put travels with what follows it: it takes effect with the next operation
-    /// of this end, or its next [`progress`](Endpoint::progress) or [`wait`](Endpoint::wait).
+    /// See [`crate::Endpoint::put`]. A small put travels with the operation that follows: it takes effect with the next
+    /// operation of this endpoint, or its next [`progress`](Endpoint::progress) or [`wait`](Endpoint::wait).
     pub fn put<'bytes>(&self, to: Address, bytes: impl Into<SharedBytes<'bytes>>) -> Result<(), FabricError> {
         let bytes = bytes.into();
         // SAFETY: a view is readable, and stays so during the call; a put does not outlive it.
@@ -58,19 +58,19 @@ impl Endpoint {
         self.change_word(at, Post::CompareSwap, [new, expected])
     }
 
-    /// Lets the peer's progress carry out atomics, as with a provider that has none. For tests.
+    /// Makes the peer's progress execute atomics, as with a provider that has none. For tests.
     #[doc(hidden)]
     pub fn without_native_atomics(&self) -> Result<(), FabricError> {
         self.lock().live()?.atomics = false;
         Ok(())
     }
 
-    /// Waits until nothing of a group is under way.
+    /// Waits until no operation of a group is in progress.
     fn finish(&self, generation: u64, group: Group) -> Result<(), FabricError> {
         self.attempt(Some(generation), |live| Ok(live.operations.is_done(group).then_some(()))).map(drop)
     }
 
-    /// Waits for a group and gives it back.
+    /// Waits for a group and frees it.
     fn end_group(&self, generation: u64, group: Group) -> Result<(), FabricError> {
         self.attempt(Some(generation), |live| {
             let is_done = live.operations.is_done(group);
@@ -82,8 +82,8 @@ impl Endpoint {
         .map(drop)
     }
 
-    /// Waits until the peer has carried out all messages that were sent. What goes to its memory directly would overtake
-    /// those that it has not taken yet.
+    /// Waits until the peer has executed all messages that were sent. A direct access to its memory would overtake
+    /// messages that it has not taken yet.
     fn let_messages_be_taken(&self) -> Result<(), FabricError> {
         let (generation, sent) = self.attempt(None, |live| {
             live.look_for_counts()?;

@@ -1,4 +1,4 @@
-//! Implements waiting: the waiting thread receives what has arrived, one thread for all.
+//! Implements waiting: one waiting thread processes arrivals for all.
 
 use std::os::fd::BorrowedFd;
 use std::sync::TryLockError;
@@ -11,9 +11,9 @@ use crate::awaited::Awaited;
 use crate::line::{Line, Turn, Watch};
 use crate::sync::Ordering;
 
-/// A sleeping reader looks at least so often whether it should give up, should who makes it so wake the watch alone.
+/// Interval in which a sleeping reader checks whether it should give up, in case only its watch is woken.
 const LOOK_AGAIN: Duration = Duration::from_millis(20);
-/// Looks at memory that take about as long as a look at the network.
+/// Number of loads of memory that take about as long as a poll of the network.
 const LOOKS_PER_POLL: u32 = 128;
 
 impl Endpoint {
@@ -56,7 +56,7 @@ impl Endpoint {
         deadline: Option<Instant>,
         give_up: impl FnMut() -> bool,
     ) -> bool {
-        // What was put takes effect, whoever reads. That there is no connection ends the wait below.
+        // Puts take effect, whichever thread reads. A missing connection ends the wait below.
         let _ = self.progress();
         let awaited = Awaited { line, watch, turn, deadline, give_up };
         self.waiters.wait(awaited, || !self.is_down(), |awaited| self.read_until(awaited))
@@ -68,8 +68,8 @@ impl Endpoint {
         self.sleep.notify();
     }
 
-    /// Readable when there is something to take; to be polled beside other descriptors. To be asked for before each
-    /// poll: what has arrived already makes it readable.
+    /// A descriptor that is readable when something has arrived, for polling beside other descriptors. Request it
+    /// before each poll: earlier arrivals make it readable.
     pub fn readable(&self) -> Option<BorrowedFd<'_>> {
         let mut state = self.lock();
         let can_sleep = match &mut state.live {
@@ -88,7 +88,7 @@ impl Endpoint {
         is_watched
     }
 
-    /// As the one thread that reads: takes what arrives for all, and sleeps in between.
+    /// Reads as the one reading thread: processes arrivals for all, and sleeps in between.
     fn read_until(&self, awaited: &mut Awaited<'_, impl FnMut() -> bool>) {
         loop {
             // An error ends the connection, and with it the wait.
@@ -99,12 +99,12 @@ impl Endpoint {
                 self.sleep.sleep(fds, left.min(LOOK_AGAIN));
             }
             self.sleep.awake();
-            // Only before a look: a poke may say that something has to be taken.
+            // Only before a check: a poke may announce something to process.
             self.sleep.take_pokes();
         }
     }
 
-    /// What tells of arrivals, if nothing has arrived yet.
+    /// The descriptors that report arrivals, if nothing has arrived yet.
     fn descriptors_to_sleep_on(&self) -> Option<[i32; 2]> {
         let mut state = self.lock();
         let live = state.live.as_mut().ok()?;

@@ -16,13 +16,13 @@ pub(crate) struct Awaited<'line, G> {
 }
 
 impl<G: FnMut() -> bool> Awaited<'_, G> {
-    /// Whether it has come.
+    /// Whether the turn has been published.
     #[inline]
     pub(crate) fn is_here(&self) -> bool {
         self.line.is(self.turn)
     }
 
-    /// How long it may still sleep; none if the wait is over.
+    /// Time that the wait may still sleep. `None` if the wait is over.
     pub(crate) fn left(&mut self, is_up: impl FnOnce() -> bool) -> Option<Duration> {
         if self.is_here() || !is_up() || (self.give_up)() {
             return None;
@@ -31,7 +31,7 @@ impl<G: FnMut() -> bool> Awaited<'_, G> {
         (!left.is_zero()).then_some(left)
     }
 
-    /// Sleeps on the line's own watch while another thread reads.
+    /// Sleeps on the line's own watch while another thread reads the connection.
     pub(crate) fn sleep_beside(&mut self, waiters: &Waiters, is_up: impl Fn() -> bool) {
         let Awaited { line, watch, turn, deadline, give_up } = self;
         let _sleeper = waiters.sleep(watch);

@@ -3,11 +3,11 @@
 
 use std::os::fd::OwnedFd;
 
-/// Without a descriptor nobody hears it.
+/// The eventfd of a connection's bell. If there is no descriptor, ringing does nothing.
 pub struct Bell(pub Option<OwnedFd>);
 
 impl Bell {
-    /// Enters the kernel.
+    /// Rings the bell, with a system call.
     #[cold]
     pub fn ring(&self) {
         if let Some(bell) = &self.0 {
@@ -16,11 +16,11 @@ impl Bell {
         }
     }
 
-    /// It is not ringing any more.
+    /// Clears the bell.
     #[cold]
     pub fn hush(&self) {
         if let Some(bell) = &self.0 {
-            // Fails only if it was not rung.
+            // Fails only if the bell was not rung.
             let _ = rustix::io::read(bell, &mut [0u8; 8]);
         }
     }

@@ -1,34 +1,34 @@
-//! The line: one cache line that one process writes and another waits for. The only completion there is.
+//! The line: one cache line that one process writes and another waits for. It is the only kind of completion.
 //!
-//! A line holds a *turn*, a 32-bit immediate value and up to 56 bytes; both sides touch only as many as they agree
-//! on. Its writer fills the immediate and the bytes and then the turn, all with plain stores; a reader that sees the
-//! turn it expects sees everything written before. One cache line moves, once, and only one side ever writes it: that
-//! is what a network can do with a single write, too.
+//! A line holds a *turn*, a 32-bit immediate value and up to 56 bytes. Both sides access only the bytes that they agree
+//! on. The writer fills the immediate and the bytes and then the turn, all with plain stores; a reader that sees the
+//! turn that it expects sees everything written before. One cache line moves, once, and only one side ever writes it: a
+//! network can do the same with a single write.
 //!
 //! A reader that does not poll sleeps on the line's [`Watch`], a word on another cache line. Reader and writer meet
-//! there as in Dekker's algorithm: the reader sets its flag and then looks at the turn, the writer sets the turn and
-//! then looks for flags, each with a full fence between the two, so one of them sees the other. loom checks this.
-//! While nobody sleeps, the watch stays in both caches and costs nothing.
+//! there as in Dekker's algorithm. The reader sets its flag and then looks at the turn. The writer sets the turn and
+//! then looks for flags. Each executes a full fence between the two, so one of them sees the other. loom checks this.
+//! While no reader sleeps, the watch stays in both caches and costs nothing.
 //!
 //! | field | written by | ordering |
 //! |---|---|---|
-//! | `turn` | the writer | Release; pairs with the Acquire load in [`Line::is`] |
-//! | `immediate`, `body` | the writer, before the turn | Relaxed; published by the turn |
-//! | `Watch` | readers set flags by fetch-or; the writer clears them and counts, by compare-and-swap | both sides fence SeqCst between it and the turn |
+//! | `turn` | the writer | Release. Pairs with the Acquire load in [`Line::is`] |
+//! | `immediate`, `body` | the writer, before the turn | Relaxed. Published by the turn |
+//! | `Watch` | Readers set flags by fetch-or. The writer clears them and counts, by compare-and-swap | Both sides fence SeqCst between it and the turn |
 
 use std::time::{Duration, Instant};
 
 use crate::sync::{AtomicU32, AtomicU64, Ordering, fence, futex};
 
-/// 64-bit words of a line's body, at most. Every word that is written and read costs time.
+/// Most 64-bit words of a line's body. Every word that is written and read costs time.
 pub const BODY_WORDS: usize = 7;
 /// Bytes of a line: one cache line.
 pub const LINE_BYTES: u64 = 64;
 /// Bytes of a watch.
 pub const WATCH_BYTES: u64 = 4;
 
-/// Which use of a line this is. Two uses that follow each other never have the same turn; a turn comes again after
-/// 2^32 uses, when nobody can still be waiting for the old one.
+/// Sequence number of a use of a line, modulo 2^32. Two successive uses never have the same turn. A turn repeats after
+/// 2^32 uses, when no reader can still be waiting for the old one.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Turn(u32);
 
@@ -40,28 +40,29 @@ impl Turn {
         Turn((n as u32).wrapping_add(1))
     }
 
-    /// As a number that can travel in a message.
+    /// The turn as a number, which can travel in a message.
     #[inline(always)]
     pub fn to_bits(self) -> u32 {
         self.0
     }
 
-    /// From a number that a peer sent.
+    /// Makes a turn of a number that a peer sent.
     #[inline(always)]
     pub fn from_bits(bits: u32) -> Turn {
         Turn(bits)
     }
 
-    /// Whether a line that waits for this turn can hold `found`, if it was used `uses` times before: the turn itself, that of
-    /// an earlier use, or that of a line never written. A use that was lost leaves the turn of one before.
+    /// Whether a line that waits for this turn can hold `found`, if it was used `uses` times before: the turn itself,
+    /// the turn of an earlier use, or the turn of a line that was never written. After a use whose write was lost, the
+    /// line still holds an earlier turn.
     #[inline(always)]
     pub fn may_follow(self, found: Turn, uses: u64) -> bool {
         u64::from(self.0.wrapping_sub(found.0)) <= uses.saturating_add(1)
     }
 }
 
-/// Where the readers of a line that do not poll say so: two flags, and a count of the times they were cleared. The
-/// count keeps a reader from falling asleep on flags that a second reader has set again.
+/// Flags by which the readers of a line that do not poll announce themselves, and a count of the times the flags were
+/// cleared. The count keeps a reader from falling asleep on flags that a second reader has set again.
 #[repr(transparent)]
 #[derive(Debug)]
 pub struct Watch {
@@ -81,7 +82,7 @@ impl Default for Watch {
 }
 
 impl Watch {
-    /// After a publication: wakes whoever sleeps. Says whether the connection's bell must be rung.
+    /// Wakes the sleepers after a publication. Returns whether the connection's bell must be rung.
     #[inline(always)]
     fn notify(&self) -> bool {
         fence(Ordering::SeqCst);
@@ -104,17 +105,18 @@ impl Watch {
         flags & BELL != 0
     }
 
-    /// Makes every sleeper look again at whatever it waits for. What they are to see must have been stored before.
+    /// Makes every sleeper check again whether its wait is over. The caller must have stored before what the sleepers
+    /// are to see.
     ///
-    /// Does not ask the flags, which the peer may have cleared, and changes the count by one instruction, which no peer can
-    /// delay by changing it at the same time.
+    /// Does not read the flags, which the peer may have cleared. It changes the count by one instruction, which no peer
+    /// can delay by a concurrent change.
     pub fn poke(&self) {
         fence(Ordering::SeqCst);
         self.flags.fetch_add(FLAGS + 1, Ordering::AcqRel);
         futex::wake_all(&self.flags);
     }
 
-    /// Sets a flag, and orders that before everything the caller looks at next.
+    /// Sets a flag, and orders that before everything that the caller reads next.
     fn ask(&self, flag: u32) -> u32 {
         let flags = self.flags.fetch_or(flag, Ordering::AcqRel) | flag;
         fence(Ordering::SeqCst);
@@ -151,7 +153,7 @@ impl Default for Line {
 }
 
 impl Line {
-    /// Fills the line, publishes it, and wakes its sleepers. Says whether the connection's bell must be rung.
+    /// Fills the line, publishes it, and wakes its sleepers. Returns whether the connection's bell must be rung.
     #[inline(always)]
     pub fn publish<const WORDS: usize>(
         &self,
@@ -175,13 +177,14 @@ impl Line {
         self.turn.load(Ordering::Acquire) == turn.0
     }
 
-    /// The turn that was published last, or whatever a peer has written in its place.
+    /// The turn that was published last, or any value that a peer has written in its place.
     #[inline(always)]
     pub fn turn(&self) -> Turn {
         Turn(self.turn.load(Ordering::Acquire))
     }
 
-    /// Makes it a line that was never written. Nobody else may write it at this time.
+    /// Resets the line to the state of a line that was never written. No other thread or process may write it at this
+    /// time.
     pub fn clear(&self) {
         self.turn.store(0, Ordering::Release);
     }
@@ -194,7 +197,7 @@ impl Line {
         (self.immediate.load(Ordering::Relaxed), body)
     }
 
-    /// Looks `looks` times for the turn.
+    /// Polls the line `looks` times for the turn.
     #[inline(always)]
     pub fn spin(&self, turn: Turn, looks: u32) -> bool {
         for _ in 0..looks {
@@ -205,8 +208,8 @@ impl Line {
         false
     }
 
-    /// Sleeps until the turn is published, `give_up` says so, or the deadline passes. Says whether the turn was
-    /// published. Without a deadline it sleeps for as long as it takes. Whoever makes `give_up` true must
+    /// Sleeps until the turn is published, `give_up` returns true, or the deadline passes. Returns whether the turn was
+    /// published. Without a deadline the wait is not limited. The thread that makes `give_up` true must
     /// [`poke`](Watch::poke) the watch.
     pub fn wait(
         &self,
@@ -232,10 +235,11 @@ impl Line {
         true
     }
 
-    /// Asks for the bell at the publication of the turn. False if it is published already: then it may not ring.
+    /// Requests the bell at the publication of the turn. False if the turn is published already: then the bell may not
+    /// ring.
     ///
-    /// The writer may take the request for one of the turn before, and ring too early: whoever hears the bell before
-    /// the turn is published must ask again.
+    /// The writer may mistake the request for one of the turn before, and ring too early: a reader that hears the bell
+    /// before the turn is published must ask again.
     pub fn ask_bell(&self, watch: &Watch, turn: Turn) -> bool {
         watch.ask(BELL);
         !self.is(turn)
@@ -295,7 +299,7 @@ mod tests {
     }
 
     #[test]
-    fn a_poke_wakes_a_sleeper_whose_flag_the_peer_has_cleared() {
+    fn poke_wakes_sleeper_whose_flag_the_peer_has_cleared() {
         let (line, watch) = (Line::default(), Watch::default());
         let stop = std::sync::atomic::AtomicBool::new(false);
         let (ended, has_ended) = std::sync::mpsc::channel();
@@ -308,20 +312,20 @@ mod tests {
             while watch.flags.load(Ordering::SeqCst) != SLEEPING {
                 std::thread::yield_now();
             }
-            // What lies between the flag and the sleep is short.
+            // The reader needs only a short time between the flag and the sleep.
             std::thread::sleep(Duration::from_millis(50));
             watch.flags.store(0, Ordering::SeqCst);
             stop.store(true, std::sync::atomic::Ordering::SeqCst);
             watch.poke();
             let came = has_ended.recv_timeout(Duration::from_secs(10));
-            // Without this a failure would wait for the sleeper.
+            // Without this call a failure would wait for the sleeper.
             futex::wake_all(&watch.flags);
             assert_eq!(came, Ok(false), "the sleeper still sleeps");
         });
     }
 
     #[test]
-    fn a_line_may_hold_turns_of_earlier_uses_and_no_others() {
+    fn line_may_hold_only_turns_of_earlier_uses() {
         let turn = Turn::of_use;
         for (uses, found) in
             [(0, Turn(0)), (0, turn(0)), (5, turn(4)), (5, turn(0)), (5, Turn(0)), (1 << 33, turn(7))]
@@ -336,7 +340,7 @@ mod tests {
     }
 
     #[test]
-    fn the_bell_is_asked_for_once_and_told_to_the_writer() {
+    fn bell_request_reaches_the_writer_once() {
         let (line, watch) = (Line::default(), Watch::default());
         assert!(line.ask_bell(&watch, Turn::of_use(0)));
         assert!(line.publish(&watch, Turn::of_use(0), 0, &[0; BODY_WORDS]));
@@ -390,7 +394,7 @@ mod tests {
     }
 
     #[test]
-    fn whoever_asks_for_the_bell_hears_it_or_is_told_that_it_is_too_late() {
+    fn bell_request_rings_or_reports_that_it_is_too_late() {
         loom::model(|| {
             let line = Arc::new((Line::default(), Watch::default()));
             let asker = {
@@ -404,7 +408,7 @@ mod tests {
     }
 
     #[test]
-    fn a_poke_that_follows_a_reason_to_give_up_is_never_missed() {
+    fn poke_after_a_reason_to_give_up_is_never_missed() {
         loom::model(|| {
             let line = Arc::new((Line::default(), Watch::default()));
             let dead = Arc::new(AtomicU32::new(0));

@@ -19,7 +19,7 @@ use crate::sync::{AtomicU64, Ordering};
 #[repr(align(128))]
 struct Apart<T>(T);
 
-/// For whom a position was claimed: the sender's own record number, and the turn that its answer will have.
+/// The message that a position was claimed for: the sender's own record number, and the turn that the answer will have.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Occupant {
     /// The number of the sender's record of this message, below 2^15.
@@ -36,19 +36,19 @@ pub struct Sender {
     occupants: Box<[AtomicU64]>,
 }
 
-/// Where and in which turn a position is sent.
+/// Place and turn of a message in a ring.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Position {
     /// The count of messages before this one.
     pub count: u64,
-    /// Which line of the ring.
+    /// Index of the line in the ring.
     pub line: u32,
     /// The line's turn.
     pub turn: Turn,
 }
 
 impl Position {
-    /// The position with this count in a ring of so many lines, a power of two.
+    /// Returns the position with this count in a ring of `lines` lines, a power of two.
     #[inline(always)]
     pub fn new(count: u64, lines: u32) -> Position {
         debug_assert!(lines.is_power_of_two(), "a ring of {lines} lines");
@@ -57,14 +57,14 @@ impl Position {
     }
 }
 
-/// How often the line of a position was used before.
+/// Number of earlier uses of the line of a position.
 #[inline(always)]
 fn lap(count: u64, lines: u32) -> u64 {
     count >> lines.trailing_zeros()
 }
 
 impl Sender {
-    /// For a ring of so many lines.
+    /// Makes the sender of a ring of `lines` lines.
     ///
     /// # Panics
     /// If `lines` is not a power of two.
@@ -74,7 +74,7 @@ impl Sender {
         Sender { tail: Apart(AtomicU64::new(0)), occupants }
     }
 
-    /// How many positions have been claimed.
+    /// Number of positions that have been claimed.
     #[inline(always)]
     pub fn tail(&self) -> u64 {
         self.tail.0.load(Ordering::Acquire)
@@ -94,7 +94,7 @@ impl Sender {
             if lap > 0 {
                 let (last_lap, sent, last) = unpack(slot.load(Ordering::Acquire));
                 if last_lap != (lap - 1) as u16 || !sent || !answered(count - u64::from(lines), last) {
-                    // Full, unless somebody else has claimed this position meanwhile: then look at the next one.
+                    // Full, unless another thread has claimed this position meanwhile: then look at the next one.
                     if self.tail.0.load(Ordering::Acquire) == count {
                         return None;
                     }
@@ -123,7 +123,7 @@ impl Sender {
         }
     }
 
-    /// The claimant has published the line of this position.
+    /// Records that the claimant has published the line of this position.
     #[inline(always)]
     pub fn sent(&self, position: Position, by: Occupant) {
         let lap = lap(position.count, self.occupants.len() as u32);
@@ -180,7 +180,7 @@ mod tests {
     }
 
     #[test]
-    fn the_occupant_of_the_line_is_asked_for_by_its_own_record_and_turn() {
+    fn claim_asks_for_the_occupants_own_record_and_turn() {
         let sender = Sender::new(1);
         let first = sender.claim(occupant(3), |_, _| false).unwrap();
         assert_eq!(sender.claim(occupant(4), |_, _| true), None, "claimed, but not yet sent");

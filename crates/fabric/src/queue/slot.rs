@@ -1,19 +1,20 @@
-//! The core slot: who executes on a core that several workers share (rFaaS III-D).
+//! The core slot: records which of the workers that share a core executes on it (rFaaS III-D).
 //!
-//! One word says it: 0, or the [`Holder`] that took the slot. A worker takes the slot of its core before it executes
-//! and is refused at once if another has it; nobody waits for a slot. Each shared core has a slot in a region of its
-//! own, which only the workers on that core and their agent have mapped: a worker that scribbles over it harms only
-//! those who share its core.
+//! The slot is one word: 0, or the [`Holder`] that took the slot. A worker takes the slot of its core before it
+//! executes, and is refused at once if another worker has it; no worker waits for a slot. Each shared core has a slot
+//! in a region of its own, which only the workers on that core and their agent have mapped: a worker that overwrites it
+//! harms only the workers that share its core.
 //!
 //! | change | by | ordering |
 //! |---|---|---|
-//! | 0 to a holder | that worker | Acquire; pairs with the Release of whoever freed the slot |
+//! | 0 to a holder | that worker | Acquire; pairs with the Release of the process that freed the slot |
 //! | the holder to 0 | that worker, or the agent once its process is dead | Release |
 //!
 //! Invariants:
 //! - No two holders have the slot at a time.
-//! - Only what holds the slot is ever taken out of it: giving back late, or twice, frees nobody else's.
-//! - Every process has another number than all before it, so that nothing of the dead is taken for the living's.
+//! - A holder is removed only by its own number: a late or second release frees no other holder's slot.
+//! - Every process has a number that no earlier process had, so that no word of a dead process is taken for that of a
+//!   living one.
 
 use std::num::NonZeroU32;
 
@@ -23,12 +24,12 @@ use crate::sync::{AtomicU64, Ordering};
 /// Size of the region in which a core's slot lies, at its beginning.
 pub const SLOT_REGION_BYTES: u64 = PAGE_BYTES;
 
-/// A worker that may hold a slot: the number of its process, and which worker of the process it is.
+/// A worker that may hold a slot: the number of its process, and its number within the process.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Holder {
     /// The process's number, given by its agent.
     pub process: NonZeroU32,
-    /// Counted within the process.
+    /// The worker's number within the process.
     pub worker: u32,
 }
 
@@ -49,7 +50,7 @@ pub struct CoreSlot {
 const _: () = assert!(size_of::<CoreSlot>() == 64);
 
 impl CoreSlot {
-    /// Takes the slot if it is free, or the holder's already.
+    /// Takes the slot if it is free or already belongs to the holder.
     #[inline]
     pub fn take(&self, holder: Holder) -> bool {
         let taken =
@@ -63,8 +64,8 @@ impl CoreSlot {
         self.free(holder.to_bits());
     }
 
-    /// Frees the slot unless its holder is one of the living. Returns the number of the process that held it: one that
-    /// no process has was scribbled. For the agent, once a process on this core is dead.
+    /// Frees the slot unless its holder is alive. Returns the number of the process that held it; a number of no
+    /// process means that the word was overwritten. The agent calls this once a process on this core is dead.
     pub fn clear_dead(&self, lives: impl FnOnce(Holder) -> bool) -> Option<u32> {
         let bits = self.holder.load(Ordering::Relaxed);
         let process = (bits >> 32) as u32;
@@ -75,7 +76,7 @@ impl CoreSlot {
         self.free(bits).then_some(process)
     }
 
-    /// The number of the process that holds the slot: for showing.
+    /// The number of the process that holds the slot, for display.
     pub fn process(&self) -> Option<NonZeroU32> {
         NonZeroU32::new((self.holder.load(Ordering::Relaxed) >> 32) as u32)
     }
@@ -110,7 +111,7 @@ mod tests {
     }
 
     #[test]
-    fn the_dead_and_what_was_scribbled_are_cleared_and_the_living_are_not() {
+    fn clears_dead_and_invalid_holders_and_keeps_living_ones() {
         let slot = CoreSlot::default();
         assert_eq!(slot.clear_dead(|_| false), None, "free");
         assert!(slot.take(holder(7, 3)));
@@ -178,7 +179,7 @@ mod tests {
     /// A process dies with the slot. Its agent clears it while a neighbour takes and gives back as it likes, and
     /// while the dead process's successor does the same.
     #[test]
-    fn what_the_dead_held_is_freed_once_and_nobody_elses_is() {
+    fn slot_of_a_dead_process_is_freed_exactly_once() {
         loom::model(|| {
             let core = Arc::new(Core::default());
             assert!(core.slot.take(holder(1)));

@@ -1,9 +1,10 @@
 //! Chooses the thread that reads a connection when several threads wait for it.
 //!
-//! What arrives for all of them comes through one stream. One waiter is the *reader*: it sleeps in the kernel beside
-//! the stream, and takes what arrives, for everybody. The others sleep on the watches of their lines. A reader that
-//! leaves pokes one sleeper, which becomes the next; a sleeper that leaves for a reason of its own while nobody reads
-//! passes the poke on. So as long as anybody waits, somebody reads or is on the way to. loom checks this.
+//! Messages for all waiters come through one stream. One waiter is the *reader*: it sleeps in the kernel on the stream,
+//! and processes the messages for all waiters. The others sleep on the watches of their lines. A reader that leaves
+//! pokes one sleeper, which becomes the next reader; a sleeper that leaves for a reason of its own while there is no
+//! reader passes the poke on. Thus, as long as any thread waits, there is a reader, or a poked sleeper is about to
+//! become it. loom checks this.
 
 use std::ptr::NonNull;
 
@@ -17,8 +18,9 @@ const USUAL_SLEEPERS: usize = 64;
 /// The waiters of one connection.
 pub(crate) struct Waiters {
     sleepers: Mutex<Vec<Place>>,
-    /// 1 while there is a reader. Set by whoever becomes it, by compare-and-swap; cleared by it. SeqCst both: a reader
-    /// says that it is one before it looks at what might have happened, and others look after something has.
+    /// 1 while there is a reader. The thread that becomes the reader sets it, by compare-and-swap, and clears it. Both
+    /// are SeqCst: a reader announces itself before it looks for events, and other threads check for a reader after an
+    /// event.
     reading: AtomicU32,
 }
 
@@ -43,8 +45,8 @@ impl Waiters {
         Waiters { sleepers: Mutex::new(Vec::with_capacity(USUAL_SLEEPERS)), reading: AtomicU32::new(0) }
     }
 
-    /// Waits, with others or alone, as long as the connection is up. Whoever of them is the reader `read`s for all, until
-    /// its own wait is over. Says whether what it waits for has come.
+    /// Waits, alone or with other threads, as long as the connection is up. The waiter that is the reader calls `read`
+    /// for all of them until its own wait is over. Returns whether the awaited turn has been published.
     pub(crate) fn wait<G: FnMut() -> bool>(
         &self,
         mut awaited: Awaited<'_, G>,
@@ -74,12 +76,12 @@ impl Waiters {
         Sleeper { waiters: self, watch }
     }
 
-    /// Whether somebody reads.
+    /// Whether a thread reads the connection.
     pub(crate) fn has_reader(&self) -> bool {
         self.reading.load(Ordering::SeqCst) == 1
     }
 
-    /// Makes every sleeper look again.
+    /// Makes every sleeper check again whether its wait is over.
     pub(crate) fn poke_all(&self) {
         for place in lock(&self.sleepers).iter() {
             // SAFETY: the sleeper takes its place out under the lock before its watch can go.
@@ -124,7 +126,7 @@ mod tests {
     use loom::sync::Arc;
     use loom::thread;
 
-    /// What two threads wait for, and the count of what has arrived: the reader's stream.
+    /// The lines of two waiting threads, and the count of messages that have arrived, in place of the reader's stream.
     struct Model {
         lines: [(Line, Watch); 2],
         arrived: AtomicU32,

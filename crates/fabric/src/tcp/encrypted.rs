@@ -1,5 +1,5 @@
-//! A stream's bytes through TLS. Regions are memory that the peer can write, so plaintext moves between them and TLS's own
-//! memory by raw copies: one on its way in, and one on its way out.
+//! Passes a stream's bytes through TLS. Regions are memory that the peer can write, so plaintext moves between them and
+//! TLS's own memory by raw copies: one for each received byte, and one for each sent byte.
 
 use std::io;
 use std::net::TcpStream;
@@ -10,7 +10,8 @@ use crate::shared::copy_bytes;
 use crate::sync::{Mutex, lock};
 use crate::tls::{Plaintext, TlsStream};
 
-/// Shared by the thread that sends and the one that receives, who hold the lock for one buffer's worth at a time.
+/// A TLS stream that the sending thread and the receiving thread share. Each holds the lock for one buffer's worth at a
+/// time.
 pub(super) struct Encrypted {
     pub(super) socket: Arc<TcpStream>,
     tls: Mutex<TlsStream>,
@@ -28,7 +29,7 @@ impl Encrypted {
         let mut places = Places::new(into);
         lock(&self.tls).recv_with(most, &mut |mut bytes| {
             while let Some((at, len)) = places.next(bytes.len()) {
-                // SAFETY: a place lies within a part, which the caller answers for; `bytes` is TLS's own memory.
+                // SAFETY: a place lies within a part, which the caller keeps writable; `bytes` is TLS's own memory.
                 unsafe { copy_bytes(bytes.as_ptr(), at, len) };
                 bytes = &bytes[len..];
             }
@@ -49,18 +50,18 @@ impl Encrypted {
         lock(&self.tls).wants_write()
     }
 
-    /// Whether there is something that poll(2) on the socket does not know of.
+    /// Whether there is received data that poll(2) on the socket does not report.
     pub(super) fn is_buffered(&self) -> bool {
         lock(&self.tls).buffered()
     }
 
-    /// Says goodbye, without waiting.
+    /// Sends TLS's closing message, without waiting.
     pub(super) fn close(&self) {
         lock(&self.tls).close();
     }
 }
 
-/// Stretches of memory, one after the other.
+/// Ranges of memory, one after the other.
 struct Places<'a> {
     parts: &'a [Part],
     offset: usize,
@@ -72,7 +73,7 @@ impl<'a> Places<'a> {
         Places { parts, offset: 0, left: parts.iter().map(|part| part.iov_len).sum() }
     }
 
-    /// The next one, of at least one byte and at most so many.
+    /// Returns the next range, of at least one byte and at most `most` bytes.
     fn next(&mut self, most: usize) -> Option<(*mut u8, usize)> {
         while let Some((part, rest)) = self.parts.split_first() {
             let len = (part.iov_len - self.offset).min(most);
@@ -91,7 +92,7 @@ impl<'a> Places<'a> {
     }
 }
 
-/// What a peer may be writing: it is copied before anybody looks at it.
+/// Memory that a peer may be writing: it is copied before it is read.
 struct Shared<'a>(Places<'a>);
 
 impl Plaintext for Shared<'_> {
@@ -103,7 +104,7 @@ impl Plaintext for Shared<'_> {
         gathered.resize(most.min(self.0.left), 0);
         let mut filled = 0;
         while let Some((from, len)) = self.0.next(gathered.len() - filled) {
-            // SAFETY: whoever sends answers for the parts being readable, and `len` bytes are left in the vector.
+            // SAFETY: the caller of `send` keeps the parts readable, and `len` bytes are left in the vector.
             unsafe { copy_bytes(from, gathered[filled..].as_mut_ptr(), len) };
             filled += len;
         }

@@ -1,113 +1,113 @@
 //! Encodes the frames of a stream: a fixed header, little endian, with its payload behind it.
 //!
-//! | bytes | |
-//! |---|---|
-//! | 0 | kind |
-//! | 1 | words of a line's body |
-//! | 2..4 | 0 |
-//! | 4..8 | a line's immediate; the number of a request; the length of a reason |
-//! | 8..16 | the region's key |
-//! | 16..24 | offset: of the bytes, the word, or the line |
-//! | 24..32 | length; a line's watch; the value added or expected; the value that was |
-//! | 32..40 | a line's turn; the new value |
-//! | 40..64 | 0 |
+//! Fields, by their bytes in the header:
+//! - 0: kind
+//! - 1: number of words of a line's body
+//! - 2..4: 0
+//! - 4..8: a line's immediate; the number of a request; the length of a reason
+//! - 8..16: the region's key
+//! - 16..24: offset of the bytes, the word, or the line
+//! - 24..32: length; a line's watch; the value added or expected; the previous value
+//! - 32..40: a line's turn; the new value
+//! - 40..64: 0
 //!
-//! What a kind does not use is 0, so that a frame has one form only. A decoder is given any 64 bytes and answers with a
-//! frame or an error; whether its places exist is not the frame's affair.
+//! Fields that a kind does not use are 0, so that each frame has exactly one encoding. A decoder accepts any 64 bytes
+//! and returns a frame or an error; it does not check that the addresses of the frame exist.
 
 use crate::FabricError;
 use crate::line::{BODY_WORDS, Turn};
 
-/// Bytes of a header: a cache line, so that a payload that is aligned to lines lies aligned to them in the kernel, too.
-/// Some processors copy many times as slowly to a place that is a few bytes further into its page than the source.
+/// Bytes of a header: a cache line, so that a payload that is aligned to cache lines stays aligned to them in the
+/// kernel. Some processors copy many times more slowly if the destination's offset in its page is a few bytes larger
+/// than the source's.
 pub const HEADER_BYTES: usize = 64;
-/// Bytes of the longest reason of a [`Frame::Cut`]; the rest of a longer one is left out.
+/// Most bytes of the reason of a [`Frame::Cut`]; a longer one is cut.
 pub const MAX_REASON_BYTES: usize = 512;
 
 /// A frame without the bytes that follow it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Frame {
-    /// Bytes, which follow, for a region.
+    /// Bytes for a region, which follow the header.
     Put {
         /// The region's key.
         key: u64,
-        /// Where they go.
+        /// Offset of the destination in the region.
         offset: u64,
-        /// How many they are.
+        /// Number of bytes.
         len_bytes: u64,
     },
-    /// A line to be published; its body follows.
+    /// A line to publish; its body follows.
     Line {
         /// The region's key.
         key: u64,
-        /// Where the line is.
+        /// Offset of the line.
         line: u64,
-        /// Where its watch is.
+        /// Offset of the line's watch.
         watch: u64,
-        /// Its turn.
+        /// Turn of the line.
         turn: Turn,
-        /// Its immediate value.
+        /// Immediate value of the line.
         immediate: u32,
-        /// 64-bit words of its body.
+        /// Number of 64-bit words of the line's body.
         words: u8,
     },
-    /// Bytes of a region are asked for.
+    /// A request for bytes of a region.
     Get {
         /// The number that the reply has.
         request: u32,
         /// The region's key.
         key: u64,
-        /// Where they are.
+        /// Offset of the bytes.
         offset: u64,
-        /// How many they are.
+        /// Number of bytes.
         len_bytes: u64,
     },
-    /// The bytes that a [`Frame::Get`] asked for follow.
+    /// The bytes that a [`Frame::Get`] requested follow.
     GetReply {
         /// The request.
         request: u32,
-        /// How many they are.
+        /// Number of bytes.
         len_bytes: u64,
     },
-    /// A word is to be added to.
+    /// A request to add to a word.
     FetchAdd {
         /// The number that the reply has.
         request: u32,
         /// The region's key.
         key: u64,
-        /// Where the word is.
+        /// Offset of the word.
         offset: u64,
-        /// What is added.
+        /// The addend.
         value: u64,
     },
-    /// A word is to be replaced if it is what is expected.
+    /// A request to replace a word if it has the expected value.
     CompareSwap {
         /// The number that the reply has.
         request: u32,
         /// The region's key.
         key: u64,
-        /// Where the word is.
+        /// Offset of the word.
         offset: u64,
-        /// What it must be.
+        /// The value that the word must have.
         expected: u64,
-        /// What it becomes then.
+        /// The value that replaces it.
         new: u64,
     },
-    /// What a word was before it was added to or replaced.
+    /// The previous value of a word that was added to or replaced.
     AtomicReply {
         /// The request.
         request: u32,
-        /// What it was.
+        /// The previous value.
         before: u64,
     },
-    /// What was asked for is of a region that is not reached any more.
+    /// The refusal of a request, since its region's key has expired.
     Refused {
         /// The request.
         request: u32,
     },
     /// The connection ends here. The reason follows, as text.
     Cut {
-        /// Its length.
+        /// Length of the reason in bytes.
         len_bytes: u32,
     },
 }
@@ -122,7 +122,7 @@ const ATOMIC_REPLY: u8 = 7;
 const CUT: u8 = 8;
 const REFUSED: u8 = 9;
 
-/// The fields of a header, by place.
+/// The fields of a header, in the order of their offsets.
 #[derive(Default, PartialEq, Eq)]
 struct Fields {
     kind: u8,
@@ -135,18 +135,18 @@ struct Fields {
 }
 
 impl Frame {
-    /// As bytes.
+    /// Encodes the header of the frame.
     #[inline]
     pub fn encode(&self) -> [u8; HEADER_BYTES] {
         self.fields().encode()
     }
 
-    /// From bytes.
+    /// Decodes a header.
     #[inline]
     pub fn decode(bytes: &[u8; HEADER_BYTES]) -> Result<Frame, FabricError> {
         let fields = Fields::decode(bytes);
         let frame = fields.frame().ok_or_else(|| malformed(bytes))?;
-        // The form that it has is the only one: nothing stands where nothing belongs.
+        // Each frame has one encoding only: unused fields are 0.
         if frame.encode() == *bytes { Ok(frame) } else { Err(malformed(bytes)) }
     }
 
@@ -253,7 +253,7 @@ fn malformed(bytes: &[u8; HEADER_BYTES]) -> FabricError {
     FabricError::Protocol(format!("{hex} is not the header of a frame"))
 }
 
-/// A reason as it travels: of bounded length, cut between characters.
+/// Cuts a reason between characters to at most [`MAX_REASON_BYTES`].
 pub fn shorten(reason: &str) -> &str {
     let mut end = reason.len().min(MAX_REASON_BYTES);
     while !reason.is_char_boundary(end) {
@@ -294,7 +294,7 @@ mod tests {
         }
 
         #[test]
-        fn any_bytes_are_one_frame_in_its_only_form_or_an_error(mut bytes: [u8; HEADER_BYTES], kind in 0u8..11) {
+        fn any_bytes_are_an_error_or_one_frames_only_encoding(mut bytes: [u8; HEADER_BYTES], kind in 0u8..11) {
             bytes[0] = kind;
             for zeroed in [false, true] {
                 if zeroed {

@@ -12,13 +12,13 @@ use crate::FabricError;
 use crate::line::BODY_WORDS;
 use crate::shared::copy_bytes;
 
-/// Bytes of the buffer: so many small frames are taken with one system call.
+/// Bytes of the buffer: one system call receives at most that many bytes of small frames.
 const BUFFER_BYTES: usize = 16 << 10;
-/// Bytes of a payload that are taken with one system call, at most, so that no payload keeps a thread from its others.
+/// Most bytes of a payload that one system call receives, so that no payload keeps a thread from its other connections.
 const MAX_STRETCH_BYTES: u64 = 4 << 20;
-/// The same of one that goes nowhere.
+/// Most bytes of a discarded payload that one system call receives.
 const SCRAP_BYTES: usize = 64 << 10;
-/// Bytes that must be in the buffer together, at most: a header with a line's body or a reason.
+/// Most bytes that must be in the buffer together: a header with a line's body or a reason.
 const MAX_WHOLE_BYTES: usize = HEADER_BYTES + MAX_REASON_BYTES;
 const _: () = assert!(BODY_WORDS * 8 <= MAX_REASON_BYTES && MAX_WHOLE_BYTES * 2 < BUFFER_BYTES);
 
@@ -28,26 +28,26 @@ pub(super) struct Inbox {
     start: usize,
     end: usize,
     payload: Option<Payload>,
-    /// For what goes nowhere. There when it was needed.
+    /// Buffer for discarded payloads. Allocated at the first use.
     scrap: Box<[u8]>,
 }
 
-/// Bytes that are still to come. While there are some, the buffer is empty.
+/// The rest of a payload. While some is missing, the buffer is empty.
 struct Payload {
-    /// Nowhere: what it was for is over.
+    /// Destination of the next byte. `None` if the payload is discarded, as its request or region has ended.
     into: Option<NonNull<u8>>,
     left: u64,
-    /// The request that is complete with them.
+    /// The request that is complete with the last byte.
     request: Option<u32>,
 }
 
 // SAFETY: the payload goes into a region, which lives as long as the endpoint, or to a request whose owner waits.
 unsafe impl Send for Inbox {}
 
-/// Where a payload goes.
+/// The destination of a payload.
 #[derive(Clone, Copy)]
 pub(super) struct Destination {
-    /// Nowhere: the bytes are only taken off the stream.
+    /// The address. `None` if the bytes are only removed from the stream.
     pub(super) into: Option<NonNull<u8>>,
     pub(super) len_bytes: u64,
     pub(super) request: Option<u32>,
@@ -63,17 +63,18 @@ impl Inbox {
         (self.start, self.end, self.payload) = (0, 0, None);
     }
 
-    /// Stops to deliver the reply to this request. Says whether it was on its way; then nothing more comes of it.
+    /// Stops delivering the reply to this request. Returns whether the reply was being received; then the request gets
+    /// no other reply.
     pub(super) fn abandon(&mut self, request: u32) -> bool {
         self.divert(|payload| payload.request == Some(request))
     }
 
-    /// Stops to deliver what goes to these bytes.
+    /// Stops delivering a payload to these bytes.
     pub(super) fn spare(&mut self, bytes: &Range<*const u8>) {
         self.divert(|payload| payload.into.is_some_and(|into| bytes.contains(&into.as_ptr().cast_const())));
     }
 
-    /// The payload under way goes nowhere, if it is such a one.
+    /// Discards the rest of the current payload if `is_it` accepts it.
     fn divert(&mut self, is_it: impl FnOnce(&Payload) -> bool) -> bool {
         match self.payload.as_mut().filter(|payload| is_it(payload)) {
             Some(payload) => {
@@ -84,12 +85,12 @@ impl Inbox {
         }
     }
 
-    /// Whether the last frame has not yet come wholly.
+    /// Whether the last frame is incomplete.
     pub(super) fn is_amid_frame(&self) -> bool {
         self.start != self.end || self.payload.is_some()
     }
 
-    /// Takes what the stream has. `Ok(0)`: it has ended.
+    /// Receives from the stream. `Ok(0)`: the stream has ended.
     #[inline]
     pub(super) fn fill(&mut self, stream: &Stream) -> io::Result<usize> {
         debug_assert!(
@@ -116,7 +117,7 @@ impl Inbox {
             None => (std::ptr::null_mut(), 0),
         };
         let rest = &mut self.buffer[self.end..];
-        // A payload that is not asked for wholly must be followed by nothing else.
+        // Nothing else may follow a payload of which only a part is requested.
         let rest_len = match &self.payload {
             Some(payload) if payload.left > first.1 as u64 => 0,
             _ => rest.len(),
@@ -125,11 +126,11 @@ impl Inbox {
             Part { iov_base: first.0.cast(), iov_len: first.1 },
             Part { iov_base: rest.as_mut_ptr().cast(), iov_len: rest_len },
         ];
-        // SAFETY: the payload's place is writable for what is left of it, and `rest` is a slice of this buffer.
+        // SAFETY: the payload's memory is writable for what is left of it, and `rest` is a slice of this buffer.
         let received = unsafe { stream.recv(&parts) }?;
         let of_payload = received.min(first.1);
         if let Some(payload) = &mut self.payload {
-            // SAFETY: within the payload's place.
+            // SAFETY: within the payload's memory.
             payload.into = payload.into.map(|into| unsafe { into.add(of_payload) });
             payload.left -= of_payload as u64;
         }
@@ -138,7 +139,7 @@ impl Inbox {
         Ok(received)
     }
 
-    /// Whether a payload is still on its way; if it has come, the request that it completes is said once.
+    /// State of the current payload. Once it is complete, the request that it completes is reported once.
     #[inline]
     pub(super) fn payload(&mut self) -> Arrival {
         match &self.payload {
@@ -152,7 +153,7 @@ impl Inbox {
         }
     }
 
-    /// The next frame, if its header is there, and wholly what must be there with it.
+    /// The next frame, if its header has arrived together with the line's body or the reason that must follow.
     #[inline]
     pub(super) fn frame(&mut self) -> Result<Option<Frame>, FabricError> {
         let waiting = &self.buffer[self.start..self.end];
@@ -170,7 +171,7 @@ impl Inbox {
         Ok(Some(frame))
     }
 
-    /// The body of a line, whose frame has just been taken.
+    /// The body of a line whose frame has just been taken.
     #[inline]
     pub(super) fn body(&mut self, words: u8) -> [u64; BODY_WORDS] {
         let bytes = &self.buffer[self.start..self.end];
@@ -184,15 +185,15 @@ impl Inbox {
         body
     }
 
-    /// The reason of a cut, whose frame has just been taken.
+    /// The reason of a cut whose frame has just been taken.
     pub(super) fn reason(&mut self, len_bytes: u32) -> String {
         let bytes = &self.buffer[self.start..self.start + len_bytes as usize];
         self.start += len_bytes as usize;
-        // A peer's words go into messages and logs: on one line, as text.
+        // A peer's text goes into messages and logs: on one line, without control characters.
         printable_line(&String::from_utf8_lossy(bytes)).into_owned()
     }
 
-    /// The payload of a frame, which has just been taken, goes there.
+    /// Delivers the payload of the frame that has just been taken to this destination.
     #[inline]
     pub(super) fn deliver(&mut self, to: Destination) {
         debug_assert!(self.payload.is_none(), "a payload follows one that has not come");
@@ -209,14 +210,14 @@ impl Inbox {
     }
 }
 
-/// What has become of a payload.
+/// State of a payload.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Arrival {
-    /// There is none.
+    /// There is no payload.
     Nothing,
-    /// It is still coming.
+    /// The payload is incomplete.
     Under,
-    /// It is there, and with it the reply to this request.
+    /// The payload is complete, and with it the reply to this request.
     Complete(Option<u32>),
 }
 

@@ -1,4 +1,4 @@
-//! Holds the state of a connection: open, or closed with a reason, of which waiting threads learn.
+//! Holds the state of a connection: open, or closed with a reason, which waiting threads report.
 
 use std::net::Shutdown;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
@@ -12,14 +12,14 @@ use crate::sync::{AtomicU32, Mutex, Ordering, lock};
 
 /// See the [module](self).
 pub(super) struct Link {
-    /// 1 while there is a connection. Written under the lock of `state`, Release, after it; read by everybody.
+    /// 1 while there is a connection. Written under the lock of `state`, Release, after it; read by all threads.
     up: AtomicU32,
-    /// Counts the connections. Written under the lock of `state`, before `up`.
+    /// Number of connections so far. Written under the lock of `state`, before `up`.
     connection: AtomicU32,
-    /// 1 while `readable` looks out for room to send, too. Written under the lock of `state`.
+    /// 1 while `readable` also reports that the socket accepts data. Written under the lock of `state`.
     wants_room: AtomicU32,
     state: Mutex<State>,
-    /// Wakes the reader from its sleep beside the stream.
+    /// Wakes the reader that sleeps on the stream.
     wake: OnceLock<OwnedFd>,
     readable: OnceLock<Option<OwnedFd>>,
 }
@@ -47,7 +47,7 @@ impl Link {
         self.up.load(Ordering::Acquire) == 1
     }
 
-    /// Which connection it is, or was last.
+    /// Number of the current connection, or of the last one.
     pub(super) fn connection(&self) -> u32 {
         self.connection.load(Ordering::Acquire)
     }
@@ -62,7 +62,7 @@ impl Link {
         if self.is_up() { None } else { Some(lock(&self.state).reason.clone()) }
     }
 
-    /// Makes what the first connection needs and the later ones use again.
+    /// Makes the descriptor that the first connection needs and later ones reuse.
     pub(super) fn prepare(&self) -> Result<(), FabricError> {
         if self.wake.get().is_none() {
             let made = eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK);
@@ -71,7 +71,7 @@ impl Link {
         Ok(())
     }
 
-    /// There is a connection.
+    /// Begins a connection.
     pub(super) fn begin(&self, stream: Arc<Stream>) {
         let mut state = lock(&self.state);
         self.wants_room.store(0, Ordering::Relaxed);
@@ -83,7 +83,7 @@ impl Link {
         self.up.store(1, Ordering::Release);
     }
 
-    /// There is none any more. False if there was none already: the first reason stays.
+    /// Ends the connection. False if there was none: the first reason stays.
     pub(super) fn end(&self, reason: &str) -> bool {
         let mut state = lock(&self.state);
         if self.up.swap(0, Ordering::AcqRel) == 0 {
@@ -93,14 +93,14 @@ impl Link {
         true
     }
 
-    /// Ends the stream; what sleeps on it wakes.
+    /// Shuts down the stream, which wakes threads that sleep on it.
     pub(super) fn shutdown(&self, how: Shutdown) {
         if let Some(stream) = &lock(&self.state).stream {
             stream.shutdown(how);
         }
     }
 
-    /// Lets go of the stream.
+    /// Releases the stream.
     pub(super) fn forget(&self) {
         let stream = lock(&self.state).stream.take();
         if let Some(stream) = stream {
@@ -109,7 +109,7 @@ impl Link {
         }
     }
 
-    /// Makes the reader look again.
+    /// Wakes the reader, which checks again whether its wait is over.
     #[cold]
     pub(super) fn wake(&self) {
         if let Some(wake) = self.wake.get() {
@@ -122,16 +122,16 @@ impl Link {
         self.wake.get().map(AsFd::as_fd)
     }
 
-    /// The reader has looked.
+    /// Clears the wake-up after the reader has checked.
     #[cold]
     pub(super) fn clear_wake(&self) {
         if let Some(wake) = self.wake.get() {
-            // Empty already: another has cleared it.
+            // An empty counter means that another thread has cleared it.
             let _ = rustix::io::read(wake, &mut [0; 8]);
         }
     }
 
-    /// A descriptor that outlives the streams and is readable when the present one is, or has ended.
+    /// A descriptor that outlives the streams, and is readable when the current one is readable or has ended.
     pub(super) fn readable(&self) -> Option<BorrowedFd<'_>> {
         let made = self.readable.get_or_init(|| {
             let readable = epoll::create(epoll::CreateFlags::CLOEXEC).ok()?;
@@ -143,7 +143,7 @@ impl Link {
         made.as_ref().map(AsFd::as_fd)
     }
 
-    /// Whether [`Link::readable`] is to look out for room to send, too.
+    /// Sets whether [`Link::readable`] also reports that the socket accepts data.
     pub(super) fn want_room(&self, wanted: bool) {
         let Some(Some(readable)) = self.readable.get() else { return };
         if self.wants_room.load(Ordering::Acquire) == u32::from(wanted) {
@@ -154,13 +154,13 @@ impl Link {
             && let Some(fd) = state.stream.as_ref().and_then(|stream| stream.fd())
         {
             let room = if wanted { epoll::EventFlags::OUT } else { epoll::EventFlags::empty() };
-            // It fails if the stream has been taken out since its end was seen: then there is nothing to look out for.
+            // Fails if the stream has been removed since its end was seen: then there is nothing to report.
             let _ = epoll::modify(readable, fd, epoll::EventData::new_u64(0), epoll::EventFlags::IN | room);
             self.wants_room.store(u32::from(wanted), Ordering::Release);
         }
     }
 
-    /// Its end has been seen: it need not be readable any longer.
+    /// Stops [`Link::readable`] from reporting a stream whose end has been seen.
     pub(super) fn end_seen(&self) {
         if let Some(stream) = &lock(&self.state).stream {
             self.unregister(stream);
@@ -169,7 +169,7 @@ impl Link {
 
     fn unregister(&self, stream: &Stream) {
         if let (Some(Some(readable)), Some(fd)) = (self.readable.get(), stream.fd()) {
-            // It may have been taken out before.
+            // The stream may have been removed before.
             let _ = epoll::delete(readable, fd);
         }
     }
@@ -177,7 +177,7 @@ impl Link {
 
 fn register(readable: &OwnedFd, stream: &Stream) {
     if let Some(fd) = stream.fd() {
-        // Refused only for want of memory; then whoever waits takes what arrives, and nobody else.
+        // Refused only for lack of memory; then only waiting threads receive what arrives.
         let _ = epoll::add(readable, fd, epoll::EventData::new_u64(0), epoll::EventFlags::IN);
     }
 }

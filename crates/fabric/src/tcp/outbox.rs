@@ -5,25 +5,25 @@ use std::io;
 use std::ops::Range;
 use std::ptr::NonNull;
 
-/// Bytes that are gathered, at most.
+/// Most bytes that are gathered.
 const GATHERED_BYTES: usize = 32 << 10;
-/// Stretches of memory that wait, at most.
+/// Most parts that wait.
 const MAX_PARTS: usize = 64;
-/// Payloads up to this size are copied: that costs less than one more stretch of memory.
+/// Most bytes of a payload that is copied: copying costs less than one more part.
 pub(super) const SMALL_BYTES: usize = 4 << 10;
 
 /// See the [module](self).
 pub(super) struct Outbox {
     gathered: Box<[u8]>,
     gathered_len: usize,
-    /// Those before `first` have been sent.
+    /// Waiting parts. Those before `first` have been sent.
     parts: Box<[Queued; MAX_PARTS]>,
     first: usize,
     count: usize,
-    /// Bytes that were ever added, and sent.
+    /// Bytes added and bytes sent so far.
     added: u64,
     sent: u64,
-    /// Something was forgotten that may have been sent in part: nothing can follow it.
+    /// A frame was discarded that may have been sent in part: nothing can follow it on the stream.
     broken: bool,
 }
 
@@ -33,7 +33,7 @@ enum Queued {
     Elsewhere { at: *const u8, len: usize },
 }
 
-// SAFETY: whoever adds a stretch of memory answers for its being readable, from any thread, until it has been sent.
+// SAFETY: the caller that adds memory by reference keeps it readable, from any thread, until it has been sent.
 unsafe impl Send for Outbox {}
 
 impl Outbox {
@@ -50,14 +50,14 @@ impl Outbox {
         }
     }
 
-    /// Forgets what has not been sent.
+    /// Discards all bytes that have not been sent.
     pub(super) fn clear(&mut self) {
         self.broken |= !self.is_empty();
         (self.gathered_len, self.first, self.count) = (0, 0, 0);
         self.sent = self.added;
     }
 
-    /// Whether the next byte would be a frame's first.
+    /// Whether the next byte would be the first of a frame.
     pub(super) fn is_between_frames(&self) -> bool {
         self.is_empty() && !self.broken
     }
@@ -66,18 +66,18 @@ impl Outbox {
         self.first == self.count
     }
 
-    /// Whether something is still to be sent from these bytes.
+    /// Whether bytes in this range are still to be sent.
     pub(super) fn refers_to(&self, bytes: &Range<*const u8>) -> bool {
         let is_of = |part: &Queued| matches!(part, Queued::Elsewhere { at, .. } if bytes.contains(at));
         self.parts[self.first..self.count].iter().any(is_of)
     }
 
-    /// Whether there is room for so many gathered bytes and a stretch of memory.
+    /// Whether `gathered_bytes` more bytes and one more part fit.
     pub(super) fn has_room(&self, gathered_bytes: usize) -> bool {
         self.gathered_len + gathered_bytes <= GATHERED_BYTES && self.count + 2 <= MAX_PARTS
     }
 
-    /// How far it reaches: what is added now has been sent when [`Outbox::has_sent`] says so of this.
+    /// The number of bytes added so far: those are sent when [`Outbox::has_sent`] returns true for it.
     pub(super) fn mark(&self) -> u64 {
         self.added
     }
@@ -86,17 +86,17 @@ impl Outbox {
         self.sent >= mark
     }
 
-    /// Adds bytes by copy. There must be room.
+    /// Adds bytes by copying them. They must fit.
     #[inline]
     pub(super) fn copy(&mut self, bytes: &[u8]) {
         // SAFETY: a slice is readable.
         unsafe { self.copy_raw(bytes.as_ptr(), bytes.len()) }
     }
 
-    /// As [`Outbox::copy`], from memory that others may write.
+    /// Adds bytes like [`Outbox::copy`], from memory that other threads and processes may write.
     ///
     /// # Safety
-    /// It must be readable.
+    /// `len` bytes at `from` must be readable.
     #[inline]
     pub(super) unsafe fn copy_raw(&mut self, from: *const u8, len: usize) {
         let at = self.gathered_len;
@@ -112,10 +112,10 @@ impl Outbox {
         }
     }
 
-    /// Adds a stretch of memory by its place. There must be room.
+    /// Adds memory by reference. It must fit.
     ///
     /// # Safety
-    /// It must be readable until it has been sent, or [`Outbox::clear`] has been called.
+    /// The memory must be readable until it has been sent, or [`Outbox::clear`] has been called.
     pub(super) unsafe fn refer(&mut self, at: NonNull<u8>, len: usize) {
         self.added += len as u64;
         self.push(Queued::Elsewhere { at: at.as_ptr(), len });
@@ -127,12 +127,12 @@ impl Outbox {
         self.count += 1;
     }
 
-    /// Gives the stream as much as it takes at once.
+    /// Passes to the stream as much as it accepts at once.
     #[inline]
     pub(super) fn send(&mut self, stream: &Stream) -> io::Result<()> {
         let waiting = &self.parts[self.first..self.count];
         let sent = match waiting {
-            // SAFETY: gathered bytes are this side's own, and whoever added the others answers for them.
+            // SAFETY: gathered bytes are this side's own, and the callers of `refer` keep the others readable.
             [only] => unsafe { stream.send(&[self.part(only)]) },
             waiting => {
                 let mut parts = [Part { iov_base: std::ptr::null_mut(), iov_len: 0 }; MAX_PARTS];

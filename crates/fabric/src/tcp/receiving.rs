@@ -1,4 +1,4 @@
-//! The receiving half: takes frames and does in this side's memory what they say.
+//! The receiving half: takes frames and executes them on this side's memory.
 
 use std::io::ErrorKind;
 use std::ptr::NonNull;
@@ -15,22 +15,22 @@ use crate::region::Shared;
 use crate::sync::{AtomicU64, MutexGuard, Ordering, lock};
 use crate::window::Address;
 
-/// System calls of one turn, at most: then others have theirs.
+/// Most system calls of one turn at receiving, so that other threads get theirs.
 pub(super) const MAX_TAKES: u32 = 16;
-/// A thread that polls looks every so often whether anything is acknowledged at all: about once a second.
+/// Number of polls without a result between two checks for missing acknowledgements: about one second.
 const LOOKS_UNTIL_STALLED: u32 = 1 << 20;
-/// Bits of a key that say the region's number.
+/// Bits of a key that contain the region's number.
 const REGION_BITS: u32 = 16;
 
-/// What the reading thread holds.
+/// State of the receiving half, under its lock.
 pub(super) struct Receiving {
     pub(super) stream: Option<Arc<Stream>>,
     pub(super) inbox: Inbox,
-    /// Looks that brought nothing.
+    /// Number of polls without a result.
     pub(super) idle: u32,
 }
 
-/// What a look at the stream has brought.
+/// Result of one attempt to receive.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Received {
     Nothing,
@@ -40,8 +40,8 @@ pub(super) enum Received {
 }
 
 impl Endpoint {
-    /// Takes what one system call brings: all of it, for nobody would come back for what the stream keeps in its own buffer,
-    /// which is small.
+    /// Receives and processes the bytes of one system call, including those that the stream keeps in its own small
+    /// buffer: no event would announce them again.
     #[inline]
     pub(super) fn take(&self, receiving: &mut Receiving) -> Received {
         loop {
@@ -76,7 +76,7 @@ impl Endpoint {
         }
     }
 
-    /// The right to read, if nobody else is reading at this moment.
+    /// Locks the receiving half, unless another thread is receiving at this moment.
     #[inline]
     pub(super) fn try_receiving(&self) -> Option<MutexGuard<'_, Receiving>> {
         match self.receiving.try_lock() {
@@ -86,8 +86,8 @@ impl Endpoint {
         }
     }
 
-    /// Takes what is there, within a bound, and sends the replies that it asks for. Not for the thread that the others
-    /// rely on to read: that one is woken here, because its line may have come.
+    /// Processes arrived frames, up to a bound, and sends the replies that they request. Not for the reader: this wakes
+    /// the reader, because the frames may have published its line.
     pub(super) fn take_turn(&self, mut receiving: MutexGuard<'_, Receiving>) {
         let mut some = false;
         for _ in 0..MAX_TAKES {
@@ -102,7 +102,7 @@ impl Endpoint {
         }
     }
 
-    /// What follows when frames have been taken by a thread that is not the reader.
+    /// Finishes after a thread that is not the reader has processed frames.
     #[inline]
     pub(super) fn after_taking(&self) {
         if !self.replies.is_empty() {
@@ -113,7 +113,7 @@ impl Endpoint {
         }
     }
 
-    /// What the peer said last: it tells more than the error of a send.
+    /// Processes the peer's last frames, whose reason is more precise than the error of a send.
     pub(super) fn take_last_words(&self) {
         self.take_turn(lock(&self.receiving));
     }
@@ -137,7 +137,8 @@ impl Endpoint {
     fn apply(&self, frame: Frame, inbox: &mut Inbox) -> Result<(), FabricError> {
         match frame {
             Frame::Put { key, offset, len_bytes } => {
-                // What was put to a region that is over goes nowhere: whoever wants to know asks for something of it.
+                // A put to a region whose key has expired is discarded: a peer that needs to know sends a request about
+                // the region.
                 let into = unless_over(self.exposed.find_to_write(key, offset, len_bytes))?;
                 inbox.deliver(Destination { into, len_bytes, request: None });
                 Ok(())
@@ -179,7 +180,7 @@ impl Endpoint {
         }
     }
 
-    /// Does something to a word, and replies what it was.
+    /// Applies an operation to a word, and queues a reply with the previous value.
     #[inline]
     fn answer(
         &self,
@@ -202,7 +203,7 @@ impl Endpoint {
         }
     }
 
-    /// A line, a watch or a word that the peer names, to write there.
+    /// A line, a watch or a word that the peer names, for writing.
     #[inline]
     fn shared<T: Shared>(&self, key: u64, offset: u64) -> Result<&T, FabricError> {
         let pointer: NonNull<T> = self.exposed.find_to_write(key, offset, size_of::<T>() as u64)?.cast();
@@ -216,7 +217,7 @@ impl Endpoint {
     }
 }
 
-/// What was found; nothing in a region whose key was good once. A peer cannot know yet that it is not, and has done no wrong.
+/// Maps an expired key to `None`. A peer may not know yet that its key has expired, so its use is not a violation.
 #[inline]
 fn unless_over<T>(found: Result<T, FabricError>) -> Result<Option<T>, FabricError> {
     match found {

@@ -1,15 +1,16 @@
-//! The peer's regions, as the peer told of them.
+//! The peer's regions, as the peer announced them.
 
 use crate::FabricError;
 use crate::exposed::RemoteRegion;
 use crate::sync::{AtomicU64, Ordering};
 use crate::window::Address;
 
-/// A table by region number.
+/// The peer's regions by number.
 pub(super) struct Regions(Box<[Entry]>);
 
-/// Written by `reach`; `len_bytes` last, Release, and 0 first, so that who reads a length has the key that belongs to it
-/// unless the region changes at that moment: then the peer refuses a mixture.
+/// A region of the peer. `set` writes `len_bytes` first as 0 and last as its value, Release, so that a reader of a
+/// length sees the key that belongs to it. If the region changes at that moment, a reader may mix both; the peer
+/// refuses the mixture.
 #[derive(Default)]
 struct Entry {
     key: AtomicU64,
@@ -17,7 +18,7 @@ struct Entry {
     len_bytes: AtomicU64,
 }
 
-/// Where an access goes, as frames say it.
+/// Destination of an access, in the terms of frames.
 #[derive(Clone, Copy)]
 pub(super) struct Place {
     pub(super) key: u64,
@@ -43,26 +44,26 @@ impl Regions {
         Ok(())
     }
 
-    /// No region is reachable.
+    /// Makes all regions unreachable.
     pub(super) fn clear(&self) {
         for entry in &self.0 {
             entry.len_bytes.store(0, Ordering::Release);
         }
     }
 
-    /// A region is not reachable.
+    /// Makes a region unreachable.
     pub(super) fn forget(&self, region: u32) {
         if let Some(entry) = self.0.get(region as usize) {
             entry.len_bytes.store(0, Ordering::Release);
         }
     }
 
-    /// Whether there is a way to it.
+    /// Whether a region is reachable.
     pub(super) fn is_known(&self, region: u32) -> bool {
         self.0.get(region as usize).is_some_and(|entry| entry.len_bytes.load(Ordering::Acquire) > 0)
     }
 
-    /// Where bytes of the peer's are.
+    /// Finds the address of the peer's bytes.
     #[inline]
     pub(super) fn find(&self, at: Address, len_bytes: u64) -> Result<Place, FabricError> {
         let outside = || FabricError::out_of_bounds(at, len_bytes);
@@ -76,7 +77,7 @@ impl Regions {
         }
     }
 
-    /// As [`Regions::find`], for something that must be aligned to its own size.
+    /// Finds an address like [`Regions::find`], for a value that must be aligned to its own size.
     #[inline]
     pub(super) fn find_aligned(&self, at: Address, len_bytes: u64) -> Result<Place, FabricError> {
         let place = self.find(at, len_bytes)?;

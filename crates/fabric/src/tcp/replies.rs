@@ -1,4 +1,4 @@
-//! Queues the replies that the peer has requested. Whoever reads puts it here; whoever sends takes it out.
+//! Queues the replies that the peer has requested. The receiving thread adds them, and the sending thread removes them.
 
 use std::collections::VecDeque;
 
@@ -6,10 +6,10 @@ use super::requests::MAX_REQUESTS;
 use crate::FabricError;
 use crate::sync::{AtomicU32, Mutex, Ordering, fence, lock};
 
-/// A reply to be made.
+/// A reply to be sent.
 #[derive(Clone, Copy, Debug)]
 pub(super) enum Reply {
-    /// Bytes of a region. They are looked up when they are sent: the key may have expired by then.
+    /// Bytes of a region. Its key is checked when they are sent, since it may have expired by then.
     Bytes {
         request: u32,
         key: u64,
@@ -20,16 +20,16 @@ pub(super) enum Reply {
         request: u32,
         before: u64,
     },
-    /// The region is not reached any more.
+    /// The region's key has expired.
     Refused {
         request: u32,
     },
 }
 
-/// The queue of one end.
+/// The queue of replies of one endpoint.
 pub(super) struct Replies {
     waiting: Mutex<VecDeque<Reply>>,
-    /// How many there are. Written under the lock.
+    /// Number of queued replies. Written under the lock.
     count: AtomicU32,
 }
 
@@ -64,8 +64,9 @@ impl Replies {
         self.count.load(Ordering::Acquire) == 0
     }
 
-    /// As [`Replies::is_empty`], after whatever the caller did before: who adds a reply and then finds the sender busy,
-    /// and a sender that has finished and then looks for replies, never miss each other.
+    /// Whether the queue is empty, ordered after everything that the caller did before. A thread adds a reply and then
+    /// finds the sender busy; the sender finishes and then checks for replies. With this order one of the two sees the
+    /// reply.
     #[inline]
     pub(super) fn is_empty_now(&self) -> bool {
         fence(Ordering::SeqCst);

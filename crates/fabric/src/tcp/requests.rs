@@ -1,5 +1,5 @@
-//! Tracks the requests of this side that have no reply yet, each with a line that the
-//! reply publishes, so that a thread waits for a reply as for any line.
+//! Tracks the requests of this side that have no reply yet. The reply to each publishes a line, so that a thread waits
+//! for a reply as for any other line.
 
 use std::ptr::NonNull;
 use std::sync::{Arc, Condvar, Mutex};
@@ -8,13 +8,14 @@ use crate::FabricError;
 use crate::line::{Line, Turn, Watch};
 use crate::sync::lock;
 
-/// Requests of one end that are under way at the same time, at most; further ones wait on this side. The peer keeps as
-/// many and cuts off who sends more.
+/// Most concurrent requests of one endpoint; further ones wait on this side. The peer keeps the same number, and ends
+/// the connection of a side that sends more.
 pub(super) const MAX_REQUESTS: usize = 64;
-/// Places that are kept for requests that are waited for at once, so that who has asked for much ahead can still ask.
+/// Slots that are kept for requests whose caller waits at once, so that a caller with many asynchronous requests can
+/// still make them.
 const KEPT_PLACES: usize = MAX_REQUESTS / 2;
 
-/// The places of one end.
+/// The request slots of one endpoint.
 pub(super) struct Requests {
     places: Box<[Place]>,
     free: Mutex<Vec<u32>>,
@@ -27,41 +28,41 @@ struct Place {
     asked: Mutex<Asked>,
 }
 
-/// What the reply of a place must be.
+/// The reply that a slot expects.
 #[derive(Clone, Copy, Default)]
 struct Asked {
-    /// Counts the uses of the place.
+    /// Number of uses of the slot.
     uses: u64,
     expected: Option<Expected>,
 }
 
 #[derive(Clone, Copy)]
 enum Expected {
-    /// So many bytes for this place, which is writable until the reply has come or been given up.
+    /// Exactly `len_bytes` bytes for `into`, which stays writable until the reply has come or the request is given up.
     Bytes {
         into: NonNull<u8>,
         len_bytes: u64,
     },
     Word,
-    /// Nobody waits for the reply any more, which comes all the same: so many bytes, or a word.
+    /// A reply without a waiting thread, which still arrives: a number of bytes, or a word.
     Unwanted {
         len_bytes: Option<u64>,
     },
 }
 
-// SAFETY: the place belongs to a thread that waits until nobody writes there any more.
+// SAFETY: the memory belongs to a thread that waits until no other thread writes there any more.
 unsafe impl Send for Expected {}
 
-/// A request under way.
+/// A request without a reply yet.
 pub(super) struct Request {
     requests: Arc<Requests>,
     number: u32,
     turn: Turn,
-    /// Whoever ends this frees its place.
+    /// Whether dropping this frees the slot.
     is_owner: bool,
 }
 
-/// In the line of a request that the peer has refused.
+/// Immediate value of the line of a request that the peer has refused.
 const REFUSED: u32 = 1;
 
 impl Requests {
@@ -74,15 +75,16 @@ impl Requests {
         }
     }
 
-    /// A request for bytes.
+    /// Makes a request for bytes.
     ///
     /// # Safety
-    /// They must be writable until the request is dropped, and it must not be dropped while frames are being received.
+    /// The bytes must be writable until the request is dropped, and it must not be dropped while frames are being
+    /// received.
     pub(super) unsafe fn bytes(self: &Arc<Requests>, into: NonNull<u8>, len_bytes: u64) -> Request {
         self.begin(Expected::Bytes { into, len_bytes })
     }
 
-    /// A request for bytes that nobody waits for yet, if there is a place for one.
+    /// Makes a request for bytes that no thread waits for yet. `None` if no slot is available for it.
     ///
     /// # Safety
     /// As for [`Requests::bytes`].
@@ -97,12 +99,12 @@ impl Requests {
         number.map(|number| self.occupy(number, Expected::Bytes { into, len_bytes }))
     }
 
-    /// A request for a word.
+    /// Makes a request for a word.
     pub(super) fn word(self: &Arc<Requests>) -> Request {
         self.begin(Expected::Word)
     }
 
-    /// Waits for a free place; those who hold one see to it that it becomes free.
+    /// Waits for a free slot, and occupies it. Each thread that holds a slot frees it in the end.
     fn begin(self: &Arc<Requests>, expected: Expected) -> Request {
         let mut free = lock(&self.free);
         let number = loop {
@@ -122,7 +124,7 @@ impl Requests {
         Request { requests: self.clone(), number, turn, is_owner: true }
     }
 
-    /// The connection that they were for is gone: a reply to any of them makes no sense.
+    /// Voids all requests after the end of their connection: a reply to any of them is an error.
     pub(super) fn void_all(&self) {
         self.void_unwanted();
         for place in &self.places {
@@ -130,7 +132,7 @@ impl Requests {
         }
     }
 
-    /// The same, for those that nobody waits for.
+    /// Voids the requests without a waiting thread, and frees their slots.
     pub(super) fn void_unwanted(&self) {
         for (number, place) in (0..).zip(&self.places) {
             let mut asked = lock(&place.asked);
@@ -142,7 +144,7 @@ impl Requests {
         }
     }
 
-    /// Where the bytes of a reply go; nowhere if nobody waits for them any more.
+    /// Destination of the bytes of a reply; `None` if no thread waits for them any more.
     pub(super) fn place(&self, number: u32, len_bytes: u64) -> Result<Option<NonNull<u8>>, FabricError> {
         let place = self.places.get(number as usize).ok_or_else(|| unasked(number))?;
         let mut asked = lock(&place.asked);
@@ -158,7 +160,7 @@ impl Requests {
         }
     }
 
-    /// The peer does not do what was asked for: its region is not reached any more.
+    /// Records that the peer has refused a request, since the key of its region has expired.
     pub(super) fn refuse(&self, number: u32) -> Result<(), FabricError> {
         let place = self.places.get(number as usize).ok_or_else(|| unasked(number))?;
         let mut asked = lock(&place.asked);
@@ -181,7 +183,7 @@ impl Requests {
         self.freed.notify_one();
     }
 
-    /// The bytes are there.
+    /// Publishes the line of a request whose bytes are complete.
     pub(super) fn complete(&self, number: u32) {
         let Some(place) = self.places.get(number as usize) else { return };
         let mut asked = lock(&place.asked);
@@ -190,7 +192,7 @@ impl Requests {
         }
     }
 
-    /// A word has come.
+    /// Publishes the line of a request with the received word.
     pub(super) fn answer(&self, number: u32, word: u64) -> Result<(), FabricError> {
         let place = self.places.get(number as usize).ok_or_else(|| unasked(number))?;
         let mut asked = lock(&place.asked);
@@ -222,30 +224,30 @@ impl Request {
         self.number
     }
 
-    /// Whether its connection is still the one that it was made for.
+    /// Whether the request's connection is still the one that it was made for.
     pub(super) fn is_open(&self) -> bool {
         lock(&self.requests.places[self.number as usize].asked).expected.is_some()
     }
 
-    /// What the reply publishes.
+    /// The line that the reply publishes, and the turn.
     pub(super) fn line(&self) -> ((&Line, &Watch), Turn) {
         let place = &self.requests.places[self.number as usize];
         ((&place.line, &place.watch), self.turn)
     }
 
-    /// The word that came; nothing if the request was refused.
+    /// The received word; `None` if the request was refused.
     pub(super) fn word(&self) -> Option<u64> {
         let (immediate, [word]) = self.line().0.0.read();
         (immediate != REFUSED).then_some(word)
     }
 
-    /// Its place stays taken until the reply comes, or the connection ends.
+    /// Gives up a request. Its slot stays occupied until the reply comes or the connection ends.
     pub(super) fn abandon(mut self) {
         let mut asked = lock(&self.requests.places[self.number as usize].asked);
         let len_bytes = match asked.expected {
             Some(Expected::Bytes { len_bytes, .. }) => Some(len_bytes),
             Some(Expected::Word) => None,
-            // It has come.
+            // The reply has come.
             Some(Expected::Unwanted { .. }) | None => return,
         };
         asked.expected = Some(Expected::Unwanted { len_bytes });

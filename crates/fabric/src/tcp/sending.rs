@@ -1,5 +1,5 @@
-//! The sending half: what is small is gathered, a line sends everything with one system call, and a sender that has to
-//! wait for room takes what arrives meanwhile.
+//! The sending half: small payloads are gathered, publishing a line sends everything with one system call, and a sender
+//! that waits until the socket accepts more processes arriving frames meanwhile.
 
 use std::io::{self, ErrorKind};
 use std::ptr::NonNull;
@@ -15,14 +15,14 @@ use crate::FabricError;
 use crate::line::{BODY_WORDS, Turn};
 use crate::sync::{MutexGuard, Ordering, fence, lock};
 
-/// How long a sender waits for room before it looks whether anything is acknowledged at all.
+/// Longest wait of a sender before it checks for missing acknowledgements.
 const LOOK_AROUND: Duration = Duration::from_millis(250);
-/// How often, and how long each time, an end tries to tell its peer why it cuts it off.
+/// Number of attempts to send the peer the reason of the connection's end, and the wait of each.
 const FAREWELL_TRIES: u32 = 64;
 const FAREWELL_NAP: Duration = Duration::from_micros(200);
 
-/// What the sending thread holds. The outbox refers to borrowed memory only while its borrower is sending, or as
-/// [`Endpoint::push`](super::Endpoint::push) allows.
+/// State of the sending half, under its lock. The outbox refers to borrowed memory only while its borrower is sending,
+/// or as [`Endpoint::push`](super::Endpoint::push) allows.
 pub(super) struct Sending {
     pub(super) stream: Option<Arc<Stream>>,
     pub(super) outbox: Outbox,
@@ -39,14 +39,14 @@ pub(super) struct LineFrame<'body, const WORDS: usize> {
 }
 
 impl Endpoint {
-    /// The right to add to what is sent, while there is a connection.
+    /// Locks the sending half, while there is a connection.
     #[inline]
     pub(super) fn sending(&self) -> Result<MutexGuard<'_, Sending>, FabricError> {
         let sending = lock(&self.sending);
         if self.link.is_up() { Ok(sending) } else { Err(self.link.error()) }
     }
 
-    /// Adds a frame and its payload; what is large is not copied.
+    /// Adds a frame and its payload; a large payload is not copied.
     ///
     /// # Safety
     /// The payload must be readable until it has been sent or the outbox cleared.
@@ -71,7 +71,7 @@ impl Endpoint {
         Ok(())
     }
 
-    /// Adds a line, and says where: what follows there goes with it.
+    /// Adds a line. Returns the lock, under which the caller can add data to be sent with it.
     #[inline]
     pub(super) fn add_line<const WORDS: usize>(
         &self,
@@ -101,7 +101,7 @@ impl Endpoint {
                 Err(error) => self.send_failed(&error),
             }
             if !self.link.is_up() {
-                // What others have borrowed to it must not be looked at any more.
+                // The outbox must not refer any longer to memory that other threads have lent to it.
                 sending.outbox.clear();
                 return Err(self.link.error());
             }
@@ -109,7 +109,7 @@ impl Endpoint {
         Ok(())
     }
 
-    /// Ends a turn of sending: sends the replies that have been asked for meanwhile.
+    /// Finishes an operation that has sent: sends the replies that were requested meanwhile.
     #[inline]
     pub(super) fn leave(&self, sending: MutexGuard<'_, Sending>) {
         let rest = !sending.outbox.is_empty() || has_unsent(&sending);
@@ -123,7 +123,7 @@ impl Endpoint {
         }
     }
 
-    /// Ends a turn that has only gathered.
+    /// Finishes an operation that has only gathered.
     #[inline]
     pub(super) fn leave_gathered(&self, sending: MutexGuard<'_, Sending>) {
         self.note_unsent(true);
@@ -133,8 +133,8 @@ impl Endpoint {
         }
     }
 
-    /// Sends what there is, replies included, as far as there is room. Says whether everything went. A sender at work
-    /// does it in its own time.
+    /// Sends all that is queued, replies included, as far as the socket accepts it. Returns whether all was sent. Also
+    /// returns true if another thread is sending, which then sends all.
     pub(super) fn flush(&self) -> bool {
         loop {
             fence(Ordering::SeqCst);
@@ -153,19 +153,19 @@ impl Endpoint {
         }
     }
 
-    /// Whether there is something that [`Endpoint::flush`] would send.
+    /// Whether [`Endpoint::flush`] would send something.
     #[inline]
     pub(super) fn is_unsent(&self) -> bool {
         self.unsent.load(Ordering::Relaxed) == 1 || !self.replies.is_empty()
     }
 
-    /// Notes whether something is gathered or on its way.
+    /// Records whether bytes are gathered or not fully sent.
     #[inline]
     pub(super) fn note_unsent(&self, unsent: bool) {
         self.unsent.store(u32::from(unsent), Ordering::Relaxed);
     }
 
-    /// The last thing that the peer is told, after the connection's end, if a frame can begin now.
+    /// Sends the peer a last frame with the reason, after the connection's end, if a frame can begin now.
     pub(super) fn say_why(&self, reason: &str) {
         let Ok(mut sending) = self.sending.try_lock() else { return };
         if !sending.outbox.is_between_frames() {
@@ -184,7 +184,7 @@ impl Endpoint {
                     stream.poll(Until::Writable, None, Some(FAREWELL_NAP));
                 }
                 (Ok(()), _) => {}
-                // A peer that does not take it will find the stream ended.
+                // A peer that does not accept it will find the stream ended.
                 _ => break,
             }
         }
@@ -194,7 +194,7 @@ impl Endpoint {
     fn flush_locked(&self, sending: &mut Sending) -> bool {
         loop {
             if !self.link.is_up() {
-                // Nobody is left to answer, and who sees replies waiting would come back for them for ever.
+                // No peer is left to reply to, and a thread that sees waiting replies would return to them without end.
                 sending.outbox.clear();
                 self.replies.clear();
                 return true;
@@ -211,7 +211,7 @@ impl Endpoint {
                 Ok(()) => {}
                 Err(error) if error.kind() == ErrorKind::WouldBlock => return false,
                 Err(error) if error.kind() == ErrorKind::Interrupted => {}
-                // The reader sees the end, and what the peer said before it.
+                // The reader sees the end, and the peer's frames before it.
                 Err(error) => {
                     self.lost(&error);
                 }
@@ -219,7 +219,7 @@ impl Endpoint {
         }
     }
 
-    /// There is room for it.
+    /// Adds a reply. It must fit.
     fn add_reply(&self, sending: &mut Sending, reply: Reply) {
         match reply {
             Reply::Word { request, before } => {
@@ -249,13 +249,14 @@ impl Endpoint {
         if sending.outbox.has_room(gathered_bytes) { Ok(()) } else { self.send_all(sending) }
     }
 
-    /// Waits for room, and takes what arrives until there is some: the peer may be waiting for just that.
+    /// Waits until the socket accepts more or something arrives. Processes what arrives, since the peer may be waiting
+    /// for that.
     #[cold]
     fn take_meanwhile(&self, sending: &Sending) {
         let Some(stream) = &sending.stream else { return };
         let polled = stream.poll(Until::ReadableOrWritable, None, Some(LOOK_AROUND));
         if polled.readable {
-            // The replies that it asks for are sent when this thread leaves.
+            // The replies that the frames request are sent when this thread leaves.
             self.take_turn(lock(&self.receiving));
         } else {
             self.end_if_stalled(stream);

@@ -1,23 +1,23 @@
-//! Notices a connection on which what was sent is never acknowledged, though its host may well be there: a switch that
-//! drops packets for their size lets small ones pass and no large one.
+//! Detects a connection on which sent data is never acknowledged, although its host may be alive: a switch that drops
+//! packets by size lets small ones pass and no large one.
 //!
-//! The kernel would go on for a quarter of an hour. Its own limit (TCP_USER_TIMEOUT) cannot be used here: that also ends a
-//! connection whose peer has no room, as a worker that computes has none.
+//! The kernel would continue for a quarter of an hour. Its own limit (TCP_USER_TIMEOUT) cannot be used here: that also
+//! ends a connection whose peer cannot buffer more, such as a worker that computes.
 
 use std::net::TcpStream;
 use std::os::fd::AsRawFd;
 use std::time::Duration;
 
-/// After so long without an acknowledgement of what is under way it is given up.
+/// Time without an acknowledgement of sent data after which the connection counts as stalled.
 const SILENCE: Duration = Duration::from_secs(1);
-/// And so often sent again.
+/// Number of retransmissions after which the connection counts as stalled, if that time has passed as well.
 const REPEATS: u8 = 2;
 
-/// Why nothing will be acknowledged, if that is so.
+/// Reason why sent data will not be acknowledged, if that is so.
 #[cold]
 pub(super) fn stalled(socket: &TcpStream) -> Option<String> {
     let info = info(socket)?;
-    // A peer without room is probed, and answers that.
+    // A peer with a full buffer is probed, and answers the probe.
     let is_stalled = info.tcpi_unacked > 0
         && info.tcpi_probes == 0
         && info.tcpi_retransmits >= REPEATS
@@ -58,7 +58,7 @@ mod tests {
     use std::net::TcpListener;
 
     #[test]
-    fn a_peer_that_acknowledges_or_has_no_room_is_not_stalled() {
+    fn acknowledging_peer_and_one_with_full_buffer_are_not_stalled() {
         let listener = TcpListener::bind("127.0.0.1:0").unwrap();
         let mut socket = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
         let (_peer, _) = listener.accept().unwrap();

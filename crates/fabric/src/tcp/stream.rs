@@ -1,5 +1,5 @@
-//! Transports the bytes of a connection: a TCP socket, in the clear or encrypted, or a simulated one in tests.
-//! Nothing here ever waits except [`Stream::poll`] and a handshake.
+//! Transports the bytes of a connection: a TCP socket, in the clear or encrypted, or a simulated one in tests. No
+//! function waits, except [`Stream::poll`] and a handshake.
 
 use std::io;
 use std::net::{Shutdown, TcpStream};
@@ -14,7 +14,7 @@ use crate::FabricError;
 use crate::sim::SimStream;
 use crate::tls::{Identity, TlsStream};
 
-/// What carries the bytes of a connection.
+/// The transport of a connection's bytes.
 pub struct Stream(Kind);
 
 enum Kind {
@@ -23,17 +23,17 @@ enum Kind {
     Sim(SimStream),
 }
 
-/// A stretch of memory, to be read or to be written.
+/// A range of memory, to be read or to be written.
 pub(super) type Part = libc::iovec;
 
-/// What a [`Stream::poll`] has seen.
+/// Result of a [`Stream::poll`].
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct Polled {
     pub(super) readable: bool,
     pub(super) woken: bool,
 }
 
-/// What a [`Stream::poll`] looks out for.
+/// Events that a [`Stream::poll`] waits for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Until {
     Readable,
@@ -42,37 +42,39 @@ pub(super) enum Until {
 }
 
 impl Stream {
-    /// Frames in the clear. The caller has [prepared](crate::tcp) the socket and knows who is at its other end.
+    /// Makes a stream of unencrypted frames. The caller has prepared the socket (see [`crate::greeting`]) and
+    /// authenticated the peer.
     pub fn plain(socket: TcpStream) -> Result<Stream, FabricError> {
         socket.set_nodelay(true).map_err(|error| FabricError::system("TCP_NODELAY", error))?;
         Ok(Stream(Kind::Plain(socket)))
     }
 
-    /// Encrypted frames, after a handshake with the owner of this certificate (DER), within seconds.
+    /// Makes a stream of encrypted frames, after a handshake with the owner of this certificate (DER), within seconds.
     pub fn encrypted_client(socket: TcpStream, certificate: &[u8]) -> Result<Stream, FabricError> {
         Ok(Stream(Kind::Encrypted(Box::new(Encrypted::new(TlsStream::client(socket, certificate)?)))))
     }
 
-    /// Encrypted frames, after a handshake with a client that knows this identity's certificate, within seconds.
+    /// Makes a stream of encrypted frames, after a handshake with a client that knows this identity's certificate,
+    /// within seconds.
     pub fn encrypted_server(socket: TcpStream, identity: &Identity) -> Result<Stream, FabricError> {
         Ok(Stream(Kind::Encrypted(Box::new(Encrypted::new(TlsStream::server(socket, identity)?)))))
     }
 
-    /// One end of a simulated stream.
+    /// Makes a stream of one end of a simulated one.
     #[doc(hidden)]
     pub fn sim(end: SimStream) -> Stream {
         Stream(Kind::Sim(end))
     }
 
-    /// Whether it is a simulated one.
+    /// Whether the stream is a simulated one.
     pub(super) fn is_sim(&self) -> bool {
         matches!(self.0, Kind::Sim(_))
     }
 
-    /// Reads what is there into two stretches of memory, one after the other. `Ok(0)`: the peer has ended the stream.
+    /// Receives available bytes into two ranges of memory, one after the other. `Ok(0)`: the peer has ended the stream.
     ///
     /// # Safety
-    /// Both must be writable.
+    /// Both parts must be writable.
     #[inline]
     pub(super) unsafe fn recv(&self, into: &[Part; 2]) -> io::Result<usize> {
         match &self.0 {
@@ -85,10 +87,10 @@ impl Stream {
         }
     }
 
-    /// Takes as much of these stretches of memory as there is room for.
+    /// Accepts as much of these ranges of memory as possible without waiting.
     ///
     /// # Safety
-    /// All must be readable.
+    /// All parts must be readable.
     #[inline]
     pub(super) unsafe fn send(&self, parts: &[Part]) -> io::Result<usize> {
         match &self.0 {
@@ -101,7 +103,7 @@ impl Stream {
         }
     }
 
-    /// Sends what was taken and is still on this side of the kernel.
+    /// Sends accepted bytes that have not been passed to the kernel yet.
     #[inline]
     pub(super) fn flush(&self) -> io::Result<()> {
         match &self.0 {
@@ -110,19 +112,19 @@ impl Stream {
         }
     }
 
-    /// Whether [`Stream::flush`] has something to do.
+    /// Whether [`Stream::flush`] has bytes to send.
     #[inline]
     pub(super) fn has_unsent(&self) -> bool {
         matches!(&self.0, Kind::Encrypted(session) if session.has_unsent())
     }
 
-    /// Whether something has arrived that no poll of its descriptor tells of.
+    /// Whether bytes have arrived that a poll of the descriptor does not report.
     #[inline]
     pub(super) fn is_buffered(&self) -> bool {
         matches!(&self.0, Kind::Encrypted(session) if session.is_buffered())
     }
 
-    /// Sleeps until there is something to do, `wake` is readable, or the time is over. May return early.
+    /// Sleeps until one of the events occurs, `wake` is readable, or the time has passed. May return early.
     pub(super) fn poll(
         &self,
         until: Until,
@@ -140,7 +142,7 @@ impl Stream {
         }
     }
 
-    /// Why what was sent will not arrive, if that is so.
+    /// Reason why sent data will not arrive, if that is so.
     #[cold]
     pub(super) fn stalled(&self) -> Option<String> {
         match &self.0 {
@@ -150,17 +152,17 @@ impl Stream {
         }
     }
 
-    /// Ends the stream in one direction or in both. What sleeps on it wakes.
+    /// Ends the stream in one direction or in both, and wakes the threads that sleep on it.
     pub(super) fn shutdown(&self, how: Shutdown) {
         match &self.0 {
-            // A socket that the peer has ended already needs no more.
+            // A socket that the peer has ended already needs no shutdown.
             Kind::Plain(socket) => drop(socket.shutdown(how)),
             Kind::Encrypted(session) => drop(session.socket.shutdown(how)),
             Kind::Sim(end) => end.shutdown(how),
         }
     }
 
-    /// What to poll for its readiness, if it has a descriptor.
+    /// The descriptor to poll, if there is one.
     pub(super) fn fd(&self) -> Option<BorrowedFd<'_>> {
         match &self.0 {
             Kind::Plain(socket) => Some(socket.as_fd()),
@@ -170,8 +172,8 @@ impl Stream {
     }
 }
 
-/// Bytes that are read and thrown away at the end of a stream, at most. A socket that is closed before it has been read
-/// tells its peer so at once, and what was sent last, the reason of the end, is lost on the way.
+/// Most bytes that are read and discarded at the end of a stream. A socket that is closed with unread bytes resets the
+/// connection at once, and the bytes sent last, such as the reason of the end, are lost.
 const MAX_DISCARDED_BYTES: usize = 4 << 20;
 
 impl Drop for Stream {

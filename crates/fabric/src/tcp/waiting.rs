@@ -10,12 +10,12 @@ use crate::awaited::Awaited;
 use crate::line::{Line, Turn, Watch};
 use crate::sync::{Ordering, fence, lock};
 
-/// Looks at memory that take about as long as one look at a stream.
+/// Number of loads of memory that take about as long as one attempt to receive.
 const LOOKS_PER_TAKE: u32 = 256;
-/// Looks at memory while another thread looks at the stream.
+/// Number of loads of memory while another thread receives.
 const LOOKS_MEANWHILE: u32 = 64;
-/// How long the reader sleeps at most before it looks whether its wait is over for a reason of its own. Those who end a
-/// wait [wake](Endpoint::poke) the reader; this is for a watch that is poked by somebody who knows of no endpoint.
+/// Longest sleep of the reader before it checks whether its wait is over for a reason of its own. A thread that ends a
+/// wait [wakes](Endpoint::poke) the reader; this limit is for a watch that is poked without the endpoint.
 const MAX_SLEEP: Duration = Duration::from_millis(50);
 
 impl Endpoint {
@@ -89,7 +89,7 @@ impl Endpoint {
         }
     }
 
-    /// Reads for everybody until this wait is over.
+    /// Reads for all waiting threads until this wait is over.
     fn read_until(&self, awaited: &mut Awaited<'_, impl FnMut() -> bool>) {
         while let Some(left) = awaited.left(|| self.link.is_up()) {
             let until =
@@ -107,8 +107,9 @@ impl Endpoint {
         }
     }
 
-    /// Takes what one look brings, and more while a payload is on its way that the reader must have; within a bound, since a
-    /// peer that never stops sending must not keep the reader beyond its deadline.
+    /// Processes the bytes of one system call, and of further ones while a payload is incomplete that the reader needs.
+    /// The number of calls is bounded, since a peer that never stops sending must not keep the reader beyond its
+    /// deadline.
     fn read(&self, done: impl Fn() -> bool) {
         let mut receiving = lock(&self.receiving);
         for _ in 0..MAX_TAKES {

@@ -1,4 +1,4 @@
-//! Ends of connections: peers that die at every step, and what comes after.
+//! Ends of connections: peers that die at every step, and the operations after that.
 
 use std::io::Write;
 use std::net::{Shutdown, TcpListener, TcpStream};
@@ -17,10 +17,10 @@ use crate::pairs::{
     LEN, Node, STREAMS, at, connect, introduce, meet, over, own_at, own_line, plain, sockets,
 };
 
-/// A short conversation: everything once. The other side answers the line.
+/// A short conversation with each operation once. The other side answers the line.
 fn converse(end: &tcp::Endpoint, node: &Node, large: &[u8]) -> Result<(), FabricError> {
     end.put(own_at(512), b"first")?;
-    // SAFETY: nobody writes there.
+    // SAFETY: no thread writes there.
     unsafe { end.push(own_at(1024), NonNull::from(large).cast(), large.len() as u64)? };
     end.put_imm(own_line(0), Turn::of_use(0), 1, &[2, 3])?;
     end.fetch_add(own_at(256), 1)?;
@@ -34,7 +34,7 @@ fn converse(end: &tcp::Endpoint, node: &Node, large: &[u8]) -> Result<(), Fabric
     }
 }
 
-/// Runs the conversation on a stream with these faults. Says whether it came to its end, and after how many bytes and
+/// Runs the conversation on a stream with these faults. Returns whether it completed, and the numbers of bytes and
 /// steps.
 fn run(faults: Faults, large: &[u8]) -> (bool, [u64; 2], u64) {
     let nodes = [Node::new(LEN), Node::new(LEN)];
@@ -45,7 +45,7 @@ fn run(faults: Faults, large: &[u8]) -> (bool, [u64; 2], u64) {
     let [ours, theirs] = nodes;
     let (server, mut answered) = (ends.1.clone(), false);
     sim.on_wait(Side::Right, move || {
-        // That it is down is seen below.
+        // A connection that is down is detected below.
         let _ = server.progress();
         if !answered && theirs.line(0).0.is(Turn::of_use(0)) {
             answered = true;
@@ -56,7 +56,7 @@ fn run(faults: Faults, large: &[u8]) -> (bool, [u64; 2], u64) {
     if let Err(error) = &ended {
         assert!(matches!(error, FabricError::Disconnected { .. }), "{faults:?}: {error}");
         assert!(ends.0.down().is_some());
-        // The other side learns of it as soon as it looks.
+        // The other side learns of the end at its next progress.
         while ends.1.progress().is_ok() {}
         assert!(ends.1.put(own_at(0), &[1]).is_err());
     }
@@ -64,7 +64,7 @@ fn run(faults: Faults, large: &[u8]) -> (bool, [u64; 2], u64) {
 }
 
 #[test]
-fn a_stream_that_breaks_after_any_byte_or_step_is_noticed_by_both_sides() {
+fn both_sides_notice_a_break_after_any_byte_or_step() {
     let faults = Faults::of_seed(11);
     let (whole, sent, steps) = run(faults, &[7; 100]);
     assert!(whole);
@@ -80,7 +80,7 @@ fn a_stream_that_breaks_after_any_byte_or_step_is_noticed_by_both_sides() {
 }
 
 #[test]
-fn a_stream_that_breaks_anywhere_in_a_large_payload_is_noticed_by_both_sides() {
+fn both_sides_notice_a_break_within_a_large_payload() {
     for seed in 0..200 {
         let faults = Faults::of_seed(seed);
         let large = vec![3; 100_000];
@@ -100,7 +100,7 @@ fn the_same_seed_is_the_same_conversation() {
 }
 
 #[test]
-fn a_socket_that_is_shut_down_at_any_moment_ends_what_waits_on_it() {
+fn shutdown_of_a_socket_at_any_moment_ends_its_waits() {
     for round in 0..60u32 {
         let (left, right) = sockets();
         let saboteur = left.try_clone().unwrap();
@@ -125,8 +125,8 @@ fn a_socket_that_is_shut_down_at_any_moment_ends_what_waits_on_it() {
             std::thread::sleep(Duration::from_micros(u64::from(round * 53)));
             saboteur.shutdown([Shutdown::Both, Shutdown::Read, Shutdown::Write][round as usize % 3]).unwrap();
             if round % 3 == 1 {
-                // Who only stops to read is seen when the other side has something to say. By now both may have
-                // ended it.
+                // A side that only stops reading is detected once the other side sends. By now both may have ended the
+                // connection.
                 let _ = saboteur.shutdown(Shutdown::Both);
             }
             assert!(!waiter.join().unwrap() && !beside.join().unwrap());
@@ -174,7 +174,7 @@ fn a_peer_whose_process_is_killed_is_noticed_at_once() {
 }
 
 #[test]
-fn a_disconnect_wakes_all_who_wait_and_fails_what_comes_after() {
+fn disconnect_wakes_all_waiters_and_fails_later_operations() {
     over(STREAMS, |pair| {
         let Endpoint::Tcp(ours) = &pair.end else { panic!("a network's end") };
         let node = Node::new(LEN);
@@ -218,7 +218,7 @@ fn an_end_goes_on_with_another_stream() {
 }
 
 #[test]
-fn what_was_asked_of_one_connection_is_not_answered_by_the_next() {
+fn next_connection_does_not_answer_requests_of_the_last() {
     let (left, _silent) = sockets();
     let node = Node::new(LEN);
     let end = node.end(None);
@@ -233,7 +233,7 @@ fn what_was_asked_of_one_connection_is_not_answered_by_the_next() {
         for asker in askers {
             assert!(asker.join().unwrap().is_err());
         }
-        // The new peer answers what it was never asked.
+        // The new peer replies to a request that was never made to it.
         let frame = tcp::frame::Frame::AtomicReply { request: 0, before: 1 };
         peer.write_all(&frame.encode()).unwrap();
         assert!(!end.wait(node.line(0), Turn::of_use(0), None, || false));
@@ -242,7 +242,7 @@ fn what_was_asked_of_one_connection_is_not_answered_by_the_next() {
 }
 
 #[test]
-fn a_descriptor_tells_when_there_is_something_to_take_and_outlives_the_stream() {
+fn descriptor_reports_arrivals_and_outlives_the_stream() {
     let nodes = [Node::new(LEN), Node::new(LEN)];
     let streams = plain();
     let (ours, theirs) = meet((&nodes[0], streams.0), (&nodes[1], streams.1));

@@ -1,9 +1,9 @@
-//! More than 4 GiB at once, over every carrier.
+//! Transfers of more than 4 GiB at once, over every transport.
 //!
-//! No memory is so large here: the middle of what is sent, of where it goes and of what comes back is one small file that
-//! is mapped again and again. Beginning and end are memory of their own. A place or size that loses its upper bits leaves
-//! the end as it was, or writes over the beginning; the file's size is no power of two, so that bytes which go astray in
-//! the middle come to the wrong place of it, too.
+//! The tests do not need that much memory: the middle of the sent bytes, of their destination and of the received bytes
+//! is one small file that is mapped many times. Beginning and end are memory of their own. An address or size that
+//! loses its upper bits leaves the end unchanged, or overwrites the beginning. The file's size is not a power of two,
+//! so that misdirected bytes in the middle land at a wrong offset of the file, too.
 
 use std::os::fd::AsFd;
 use std::ptr::NonNull;
@@ -15,25 +15,25 @@ use sublet_means::{Means, skip};
 use crate::pairs::{Carrier, for_each, own_at, pattern};
 use crate::sides::{Side, join, sides};
 
-/// What is sent once, and what again and again.
+/// Size of a part. The beginning and the end are one part each; the middle is one part, repeated.
 const PART_BYTES: u64 = (16 << 20) + PAGE_BYTES;
 const REPEATS: u64 = 256;
 const END: u64 = (1 + REPEATS) * PART_BYTES;
 const PUT_BYTES: u64 = END + PART_BYTES - 1234;
 const _: () = assert!(PUT_BYTES > 4 << 30);
 
-/// Where it goes in the target's own region.
+/// Offset of the destination in the target's own region.
 const DATA: u64 = 2 * PAGE_BYTES;
 const OWN_BYTES: u64 = DATA + END + PART_BYTES;
-/// What the tests take together: a dozen parts, and what the kernel has to note where the repeated pages are.
+/// Memory that the tests need together: a dozen parts, and the kernel's page tables for the repeated pages.
 const NEEDED_BYTES: u64 = 1 << 30;
 
-/// The simulation's seed is one that cuts large pieces.
+/// The simulation's seed makes large pieces.
 const CARRIERS: &[Carrier] = &[Carrier::Shm, Carrier::Tcp, Carrier::Tls, Carrier::Sim(81), Carrier::Ofi];
-/// Those whose way to get has something to it that a put has not.
+/// Transports whose get works differently from a put.
 const GETS: &[Carrier] = &[Carrier::Tcp, Carrier::Ofi];
 
-/// So many bytes of which the middle is folded: the first part, the repeated one, the last.
+/// More than 4 GiB of memory whose middle is folded: the first part, the repeated one, the last.
 struct Folded<'a> {
     mapping: NonNull<u8>,
     whole: &'a Region,
@@ -67,24 +67,24 @@ impl Folded<'_> {
         [(self.whole, self.from), (&self.middle, 0), (self.whole, self.from + END)].map(|(region, from)| {
             let mut bytes = vec![0; PART_BYTES as usize];
             region.read(from, &mut bytes).unwrap();
-            // What lies behind what is sent is no part of it.
+            // The last part ends where the sent bytes end.
             bytes.truncate((PUT_BYTES - END) as usize);
             bytes
         })
     }
 
     fn bytes(&self) -> &[u8] {
-        // SAFETY: mapped as long as the region; nobody writes it while this is used.
+        // SAFETY: mapped as long as the region; no thread writes it while this is used.
         unsafe { std::slice::from_raw_parts(self.mapping.as_ptr(), PUT_BYTES as usize) }
     }
 
     fn bytes_mut(&mut self) -> &mut [u8] {
-        // SAFETY: as above, and nobody else reads it.
+        // SAFETY: as above, and no other thread reads it.
         unsafe { std::slice::from_raw_parts_mut(self.mapping.as_ptr(), PUT_BYTES as usize) }
     }
 }
 
-/// Why this machine should not try, if it should not.
+/// Reason why this machine cannot run the tests, if there is one.
 fn too_little_memory() -> Option<String> {
     let meminfo = std::fs::read_to_string("/proc/meminfo").ok()?;
     let line = meminfo.lines().find_map(|line| line.strip_prefix("MemAvailable:"))?;
@@ -94,7 +94,7 @@ fn too_little_memory() -> Option<String> {
     })
 }
 
-/// Runs a test with a target whose memory is folded as it is written and read by the other side.
+/// Runs a test with a target whose memory is folded in the mapping that the other side reads and writes.
 fn over(carriers: &[Carrier], test: impl Fn(&[Side; 2], &Folded<'_>)) {
     if let Some(reason) = too_little_memory() {
         skip(Means::Memory(NEEDED_BYTES), reason);
@@ -103,7 +103,7 @@ fn over(carriers: &[Carrier], test: impl Fn(&[Side; 2], &Folded<'_>)) {
     for_each(carriers, |carrier| {
         let sides = sides(carrier, [DATA, OWN_BYTES]);
         let [client, target] = &sides;
-        // Over a network that is the target itself, or its card.
+        // Over a network that is the target's own mapping, which the target or its card uses.
         let user = if carrier == Carrier::Shm { client } else { target };
         let memory = Folded::new(&target.node.own, DATA, user.end.mapped(own_at(DATA), PUT_BYTES));
         join(carrier, &sides);
@@ -119,7 +119,7 @@ fn one_put_of_more_than_4_gib_arrives() {
     over(CARRIERS, |[client, target], memory| {
         target.serving(|| {
             client.end.put(own_at(DATA), sent.bytes()).unwrap();
-            // Whoever has read what was put last has waited for it.
+            // Reading the last bytes of the put waits for all of it.
             client.end.get(own_at(DATA + PUT_BYTES - 8), &mut [0; 8]).unwrap();
         });
         assert!(memory.parts() == sent.parts());

@@ -1,4 +1,5 @@
-//! Regions that end one by one, while their connection goes on: for the side that lent them, and for the side that used them.
+//! Regions that end separately while their connection continues: for the side that lent them, and for the side that
+//! used them.
 
 use std::io::{Read, Write};
 use std::net::TcpStream;
@@ -17,9 +18,9 @@ use sublet_proto::graph::Rights;
 use crate::pairs::{LEN, REGION, STREAMS, at, over, own_at, pattern, sockets};
 use crate::refusals::with_bare_peer;
 
-/// Another of the regions that a pair has.
+/// Another region of a pair.
 const OTHER: u32 = REGION + 1;
-/// More than a socket takes that nobody reads.
+/// More bytes than a socket accepts while its peer does not read.
 const LARGE: u64 = 64 << 20;
 
 fn is_expired<T>(result: Result<T, FabricError>) -> bool {
@@ -34,7 +35,7 @@ fn what_has_expired_is_refused_and_the_rest_goes_on() {
         pair.end.fetch_add(at(0), 1).unwrap();
         pair.passive.stream().withdraw(REGION, "over");
         for len in [8, 5000, 100_000] {
-            // Nobody says that it was not put, until something is asked for.
+            // A refused put is not reported until a request is made.
             pair.end.put(at(0), &pattern(len, 1)).unwrap();
             assert!(is_expired(pair.end.get(at(0), &mut vec![0; len])));
         }
@@ -51,7 +52,7 @@ fn what_has_expired_is_refused_and_the_rest_goes_on() {
     });
 }
 
-/// An end that lends two regions, their keys, and the bare socket of its peer.
+/// Makes an endpoint that lends two regions. Returns it with their keys and the bare socket of its peer.
 fn lender(len_bytes: u64) -> (tcp::Endpoint, [(Arc<Region>, u64); 2], TcpStream) {
     let (left, right) = sockets();
     right.set_read_timeout(Some(Duration::from_secs(20))).unwrap();
@@ -66,14 +67,14 @@ fn lender(len_bytes: u64) -> (tcp::Endpoint, [(Arc<Region>, u64); 2], TcpStream)
     (end, lent, right)
 }
 
-/// Has an end do what its peer has said, until something is so.
+/// Makes an endpoint execute its peer's frames until a condition holds.
 fn progress_until(end: &tcp::Endpoint, is_so: impl Fn() -> bool) {
     while !is_so() {
         let _ = end.progress();
     }
 }
 
-/// The next frame that a peer hears.
+/// The next frame that a peer receives.
 fn hear(peer: &mut TcpStream) -> Frame {
     let mut header = [0; HEADER_BYTES];
     peer.read_exact(&mut header).unwrap();
@@ -81,7 +82,7 @@ fn hear(peer: &mut TcpStream) -> Frame {
 }
 
 #[test]
-fn what_is_on_its_way_to_a_region_that_is_withdrawn_goes_nowhere() {
+fn arriving_put_to_a_withdrawn_region_is_discarded() {
     let (end, [(one, key), (two, other)], mut peer) = lender(LEN);
     let first = |region: &Region| {
         let mut bytes = [0; 1];
@@ -104,7 +105,7 @@ fn what_is_on_its_way_to_a_region_that_is_withdrawn_goes_nowhere() {
 }
 
 #[test]
-fn an_answer_that_is_sent_in_part_is_not_finished_with_what_is_not_there_any_more() {
+fn withdrawal_completes_a_partly_sent_answer_or_disconnects() {
     let (end, [(_, key), (_, other)], mut peer) = lender(LARGE);
     let get = |request, key, len_bytes| Frame::Get { request, key, offset: 0, len_bytes }.encode();
     peer.write_all(&get(0, other, LARGE)).unwrap();
@@ -132,13 +133,13 @@ fn an_answer_that_is_sent_in_part_is_not_finished_with_what_is_not_there_any_mor
 }
 
 #[test]
-fn whoever_waits_for_a_region_that_is_forgotten_stops_to_and_what_comes_late_hurts_nobody() {
+fn wait_for_a_forgotten_region_ends_and_discards_late_replies() {
     let (_node, end, mut peer) = with_bare_peer();
     let end = Arc::new(end);
     end.reach(REGION, RemoteRegion { key: 2 << 16, base: 0, len_bytes: LEN }).unwrap();
     let mut ahead = vec![0; 4096];
     let mut ask_ahead = || {
-        // SAFETY: the bytes outlive what is asked for, which is waited for, and nobody else has them.
+        // SAFETY: the bytes outlive the request, which is waited for, and no other code uses them.
         unsafe { end.begin_get(at(0), NonNull::new(ahead.as_mut_ptr()).unwrap(), 4096) }.unwrap().unwrap()
     };
     let getting = ask_ahead();
@@ -180,7 +181,7 @@ fn whoever_waits_for_a_region_that_is_forgotten_stops_to_and_what_comes_late_hur
         (bytes, ahead) == ([0; 8], vec![0; 4096]) && halved[5000..] == [0; 5000],
         "nobody waits for them"
     );
-    // All places are free again, and the rest of the connection is as it was.
+    // All slots are free again, and the rest of the connection is unchanged.
     std::thread::scope(|scope| {
         let rounds = scope.spawn(|| (0..200).map(|_| end.fetch_add(own_at(0), 1).unwrap()).sum::<u64>());
         for _ in 0..200 {
@@ -209,7 +210,7 @@ fn requests_that_nobody_waits_for_are_over_with_their_connection() {
     };
     ask();
     end.disconnect("enough");
-    // All are free again: this does not wait for one.
+    // All slots are free again: this does not wait for one.
     assert!((0..100).all(|_| end.fetch_add(own_at(0), 1).is_err()));
     let (next, _other) = sockets();
     end.connect(Stream::plain(next).unwrap()).unwrap();

@@ -1,6 +1,6 @@
-//! Two ends over a provider of libfabric that needs no hardware (tcp;ofi_rxm), or the one that the environment names:
-//! `SUBLET_CONFORMANCE_OFI`, and an address of its interface in `SUBLET_CONFORMANCE_OFI_TOWARD`. A run with a named one
-//! is about that one alone.
+//! Two ends over a provider of libfabric that needs no hardware (tcp;ofi_rxm), or over the provider that the
+//! environment names: `SUBLET_CONFORMANCE_OFI`, and an address of its interface in `SUBLET_CONFORMANCE_OFI_TOWARD`. A
+//! run with a named provider tests only that provider.
 
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
@@ -17,7 +17,7 @@ use crate::pairs::{LEN, Node, Passive};
 const PROVIDER: &str = "SUBLET_CONFORMANCE_OFI";
 const TOWARD: &str = "SUBLET_CONFORMANCE_OFI_TOWARD";
 
-/// A thread that waits on an end for ever, as a worker does: it makes progress.
+/// A thread that waits on an endpoint without a limit, as a worker does, and so makes progress.
 pub struct Waiter {
     done: Arc<AtomicBool>,
     end: Arc<Endpoint>,

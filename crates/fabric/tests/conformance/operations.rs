@@ -1,4 +1,4 @@
-//! Each operation by itself, and in its order.
+//! Each operation alone, and in its order.
 
 use std::os::fd::AsFd;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -113,7 +113,7 @@ fn a_line_of_any_length_arrives_as_it_was() {
 }
 
 #[test]
-fn a_sleeping_reader_is_woken_and_an_early_deadline_ends_its_sleep() {
+fn sleeping_reader_wakes_at_a_line_or_its_deadline() {
     over_all(|pair| {
         let (line, watch) = pair.line(LINE_BYTES);
         let soon = Instant::now() + Duration::from_millis(5);
@@ -128,13 +128,13 @@ fn a_sleeping_reader_is_woken_and_an_early_deadline_ends_its_sleep() {
 }
 
 #[test]
-fn the_bell_rings_for_lines_that_ask_for_it_and_for_no_others() {
+fn bell_rings_only_for_lines_that_ask_for_it() {
     over_all(|pair| {
         let rung = || rustix::io::read(&pair.bell, &mut [0; 8]).is_ok();
         let (line, watch) = pair.line(0);
         let publish = |n| {
             pair.end.put_imm(line_at(0), Turn::of_use(n), 0, &[0; 7]).unwrap();
-            // What follows it has been done, so it has.
+            // The later operation has been executed, so the line has been published.
             pair.end.fetch_add(at(4096), 1).unwrap();
         };
         publish(0);
@@ -146,7 +146,7 @@ fn the_bell_rings_for_lines_that_ask_for_it_and_for_no_others() {
 }
 
 #[test]
-fn nothing_outside_of_a_region_is_touched_and_the_error_says_where() {
+fn access_outside_of_a_region_is_refused_with_its_address() {
     over_all(|pair| {
         let outside = [
             at(LEN),
@@ -176,7 +176,7 @@ fn nothing_outside_of_a_region_is_touched_and_the_error_says_where() {
 }
 
 #[test]
-fn a_region_can_be_registered_while_the_connection_is_in_use() {
+fn region_can_be_registered_while_the_connection_is_used() {
     over_all(|pair| {
         let more = Region::create("more", 8192).unwrap();
         pair.register(4, &more).unwrap();
@@ -191,7 +191,7 @@ fn a_region_can_be_registered_while_the_connection_is_in_use() {
 }
 
 #[test]
-fn memory_outlives_whoever_made_it_as_long_as_somebody_maps_it() {
+fn memory_outlives_its_creator_while_it_is_mapped() {
     over_all(|pair| {
         let Pair { end, target, passive: _passive, .. } = pair;
         end.put(at(0), b"kept").unwrap();

@@ -1,4 +1,4 @@
-//! Two ends of a connection, for each provider. A new provider gets one function here.
+//! Two ends of a connection, for each provider. A new provider needs one function here.
 
 use std::net::{TcpListener, TcpStream};
 use std::os::fd::{AsFd, OwnedFd};
@@ -21,12 +21,12 @@ use crate::libfabric::{self, Waiter};
 /// The region that tests write to.
 pub const REGION: u32 = 3;
 pub const LEN: u64 = 1 << 20;
-/// Where the watch of all lines is: in the region's last page.
+/// Offset of the watch of all lines: in the region's last page.
 pub const WATCH: u64 = LEN - 4096;
-/// Numbers of regions, and the size of the largest.
+/// Most regions of a connection.
 const REGIONS: u32 = 8;
 
-/// What carries a pair.
+/// The transport of a pair.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Carrier {
     Shm,
@@ -34,13 +34,13 @@ pub enum Carrier {
     Tcp,
     /// Encrypted frames on a loopback socket.
     Tls,
-    /// The same on a simulated stream, with the mischief of a seed.
+    /// Frames on a simulated stream, with the faults of a seed.
     Sim(u64),
     /// A provider of libfabric: see [`crate::libfabric`].
     Ofi,
 }
 
-/// All that there are.
+/// All transports.
 pub const CARRIERS: &[Carrier] = &[
     Carrier::Shm,
     Carrier::Tcp,
@@ -50,26 +50,26 @@ pub const CARRIERS: &[Carrier] = &[
     Carrier::Sim(3),
     Carrier::Ofi,
 ];
-/// Those between nodes.
+/// Transports between nodes.
 pub const NETWORKS: &[Carrier] =
     &[Carrier::Tcp, Carrier::Tls, Carrier::Sim(4), Carrier::Sim(5), Carrier::Ofi];
-/// Those of frames on a stream, which a test can break or write to.
+/// Transports of frames on a stream, which a test can break or write to.
 pub const STREAMS: &[Carrier] = &[Carrier::Tcp, Carrier::Tls, Carrier::Sim(4), Carrier::Sim(5)];
 
-/// An end, and the memory of the other side, which it reaches as region 3.
+/// An endpoint, and the memory of the other side, which it reaches as region 3.
 pub struct Pair {
     pub end: Endpoint,
     pub passive: Passive,
     pub target: Region,
     pub bell: OwnedFd,
-    /// Serves the passive end, where something must. Dropped after it.
+    /// Serves the passive end, where that is needed. Dropped after it.
     _progress: Option<Progress>,
     _waiter: Option<Waiter>,
 }
 
 /// The other end, whose owner may wait on it or do nothing at all.
 pub enum Passive {
-    /// It only waits; what it waits for is written by the other side.
+    /// The owner only waits; the other side writes the awaited lines.
     Shm,
     Stream(Arc<tcp::Endpoint>),
     Ofi(Arc<ofi::Endpoint>, Arc<Exposed>),
@@ -145,7 +145,7 @@ pub fn stream_ends(bell: Option<OwnedFd>) -> (tcp::Endpoint, Arc<tcp::Endpoint>)
     (Node::new(LEN).end(None), Arc::new(Node::new(LEN).end(bell)))
 }
 
-/// One side of a connection: its own region, and what may be reached of it.
+/// One side of a connection: its own region, and the memory that the peer may access.
 pub struct Node {
     pub own: Region,
     pub exposed: Arc<Exposed>,
@@ -187,13 +187,13 @@ pub fn meet(left: (&Node, Stream), right: (&Node, Stream)) -> (tcp::Endpoint, tc
     ends
 }
 
-/// Each learns how the other's own region is reached.
+/// Tells each side how to access the other's own region.
 pub fn introduce(left: &tcp::Endpoint, right: &tcp::Endpoint) {
     left.reach(OWN, right.expose(OWN).unwrap()).unwrap();
     right.reach(OWN, left.expose(OWN).unwrap()).unwrap();
 }
 
-/// Two ends of a simulated stream; the second does its part whenever the first waits.
+/// Two ends of a simulated stream; the second makes progress whenever the first waits.
 pub fn simulated(faults: Faults, bell: Option<OwnedFd>) -> (tcp::Endpoint, Arc<tcp::Endpoint>) {
     let (ours, theirs) = stream_ends(bell);
     let (sim, left, right) = Sim::pair(faults);
@@ -201,7 +201,7 @@ pub fn simulated(faults: Faults, bell: Option<OwnedFd>) -> (tcp::Endpoint, Arc<t
     let weak = Arc::downgrade(&theirs);
     sim.on_wait(Side::Right, move || {
         if let Some(theirs) = weak.upgrade() {
-            // That it is down is for the test to find.
+            // The test detects a connection that is down.
             let _ = theirs.progress();
         }
     });
@@ -255,7 +255,7 @@ impl Pair {
         self.register_as(number, memory, memory.len_bytes())
     }
 
-    /// The same, with a size that may not be the memory's.
+    /// Registers memory with a size that may not be the memory's.
     pub fn register_as(&self, number: u32, memory: &Region, len_bytes: u64) -> Result<(), FabricError> {
         match (&self.end, &self.passive) {
             (Endpoint::Shm(end), _) => end.register(number, memory.fd(), len_bytes),
@@ -284,12 +284,13 @@ pub fn line_at(offset: u64) -> LineAddress {
     LineAddress { region: REGION, line: offset, watch: WATCH }
 }
 
-/// Runs a test with a pair for each of these.
+/// Runs a test with a pair over each of these transports.
 pub fn over(carriers: &[Carrier], test: impl Fn(Pair)) {
     for_each(carriers, |carrier| test(pair(carrier)));
 }
 
-/// Runs a test for each of these. Where the environment names a provider of libfabric, that is all that is tried.
+/// Runs a test for each of these transports. Where the environment names a provider of libfabric, only that one is
+/// tested.
 pub fn for_each(carriers: &[Carrier], test: impl Fn(Carrier)) {
     for &carrier in carriers.iter().filter(|carrier| **carrier == Carrier::Ofi || !libfabric::is_named()) {
         if let Some(reason) = unavailable(carrier) {
@@ -301,12 +302,12 @@ pub fn for_each(carriers: &[Carrier], test: impl Fn(Carrier)) {
     }
 }
 
-/// Bytes that no other place and no other seed has.
+/// Bytes that differ for each seed and position.
 pub fn pattern(len: usize, seed: usize) -> Vec<u8> {
     (0..len).map(|index| (index.wrapping_mul(31) >> 3) as u8 ^ (index + seed) as u8).collect()
 }
 
-/// Why this machine cannot try a carrier, if it cannot.
+/// Reason why this machine cannot test a transport, if there is one.
 pub fn unavailable(carrier: Carrier) -> Option<String> {
     match carrier {
         Carrier::Ofi => ofi::providers().err().map(|error| error.to_string()),

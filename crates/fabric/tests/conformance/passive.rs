@@ -1,4 +1,4 @@
-//! A side that runs nothing of its own: one thread serves all its ends.
+//! A side that runs no thread of its own: one thread serves all its endpoints.
 
 use std::io::{IoSlice, Read, Write};
 use std::net::TcpStream;
@@ -16,11 +16,11 @@ use sublet_fabric::{Endpoint, ofi};
 use crate::libfabric;
 use crate::pairs::{Carrier, LEN, Node, for_each, own_at, sockets, streams};
 
-/// Those over which a target's progress has a part in what others do with its memory.
+/// Transports over which the target's progress takes part in the peers' operations on its memory.
 const SERVED: &[Carrier] = &[Carrier::Tcp, Carrier::Tls, Carrier::Ofi];
 const CLIENTS: usize = 4;
 
-/// A memory component: one region, one thread, an end for each client.
+/// A memory component: one region, one thread, and an endpoint for each client.
 struct Component {
     carrier: Carrier,
     node: Node,
@@ -44,7 +44,7 @@ impl Component {
         client
     }
 
-    /// Also returns how the component's memory is reached.
+    /// Makes a client without access to the component's memory. Also returns how to access that memory.
     fn client_without_memory(&self) -> (Endpoint, RemoteRegion) {
         let node = Node::new(4096);
         if self.carrier == Carrier::Ofi {
@@ -61,7 +61,7 @@ impl Component {
         (Endpoint::Tcp(client), self.serve(theirs).expose(OWN).unwrap())
     }
 
-    /// A client of which there is no more than its connection.
+    /// A client that consists only of its connection.
     fn bare_client(&self) -> (BareClient, RemoteRegion) {
         let (left, right) = sockets();
         if self.carrier == Carrier::Tcp {
@@ -97,7 +97,7 @@ enum BareClient {
 }
 
 impl BareClient {
-    /// A few frames, for which there is room.
+    /// Sends a frame. It must fit into the socket's buffer.
     fn send(&mut self, frame: Frame) {
         let bytes = frame.encode();
         match self {
@@ -130,7 +130,7 @@ fn use_memory(client: &Endpoint, number: usize) {
     }
 }
 
-/// All at once, each in its own place, and together in one word.
+/// Uses the memory by all clients at once: each in its own area, and all in one word.
 fn use_memory_at_once(clients: &[Endpoint]) {
     std::thread::scope(|scope| {
         for (number, client) in clients.iter().enumerate() {
@@ -168,13 +168,13 @@ fn several_clients_are_served_while_one_floods_and_one_leaves() {
 }
 
 #[test]
-fn several_clients_are_served_while_one_does_not_read_and_one_dies_amid_a_frame() {
+fn serves_clients_while_one_does_not_read_and_one_dies() {
     for_each(&[Carrier::Tcp, Carrier::Tls], |carrier| {
         let component = Component::new(carrier);
         let clients: Vec<_> = (0..CLIENTS).map(|_| component.client()).collect();
         let (mut half_dead, RemoteRegion { key, .. }) = component.bare_client();
         half_dead.send(Frame::Put { key, offset: 0, len_bytes: 1000 });
-        // Asks for as much as it may, again and again, and reads none of it.
+        // Requests the largest replies that it may, repeatedly, and reads none of them.
         let (mut deaf, RemoteRegion { key, .. }) = component.bare_client();
         for request in 0..32 {
             deaf.send(Frame::Get { request, key, offset: 0, len_bytes: LEN });
@@ -187,7 +187,7 @@ fn several_clients_are_served_while_one_does_not_read_and_one_dies_amid_a_frame(
 }
 
 #[test]
-fn a_client_that_is_cut_off_is_let_go_and_the_others_stay() {
+fn client_that_is_cut_off_is_removed_without_others() {
     for_each(&[Carrier::Tcp, Carrier::Tls], |carrier| {
         let component = Component::new(carrier);
         let (good, bad) = (component.client(), component.client_with_wrong_key());
@@ -200,9 +200,9 @@ fn a_client_that_is_cut_off_is_let_go_and_the_others_stay() {
     });
 }
 
-/// Over libfabric the target may never hear of it.
+/// Over libfabric the target may never learn of the wrong key.
 #[test]
-fn a_client_with_a_wrong_key_gets_nothing_and_the_others_stay() {
+fn client_with_a_wrong_key_gets_nothing_and_others_continue() {
     for_each(SERVED, |carrier| {
         let component = Component::new(carrier);
         let (good, bad) = (component.client(), component.client_with_wrong_key());
@@ -214,7 +214,8 @@ fn a_client_with_a_wrong_key_gets_nothing_and_the_others_stay() {
     });
 }
 
-/// Between two sockets, so that what the first says after its first words comes to the second in one piece.
+/// Relays between two sockets, so that all bytes that the first sends after its first message reach the second in one
+/// piece.
 fn pass_on(client: TcpStream, server: TcpStream) {
     let copy = |mut from: TcpStream, mut to: TcpStream, pause: Duration| {
         let mut bytes = vec![0; 1 << 16];
@@ -234,7 +235,7 @@ fn pass_on(client: TcpStream, server: TcpStream) {
 }
 
 #[test]
-fn what_a_client_sends_with_the_end_of_its_handshake_is_served() {
+fn serves_a_request_sent_with_the_end_of_the_handshake() {
     let component = Component::new(Carrier::Tls);
     let RemoteRegion { key, .. } = component.node.end(None).expose(OWN).unwrap();
     let identity = Identity::generate("conformance").unwrap();

@@ -1,4 +1,4 @@
-//! Peers that break the rules: they are told why, both sides know, and nothing outside is touched.
+//! Peers that violate the protocol: they receive the reason, both sides report it, and no memory outside is touched.
 
 use std::io::{Read, Write};
 use std::net::TcpStream;
@@ -12,7 +12,7 @@ use sublet_fabric::{Endpoint, FabricError};
 
 use crate::pairs::{LEN, Node, Pair, REGION, STREAMS, at, line_at, over, sockets};
 
-/// Waits until the passive side is down, and says why.
+/// Waits until the passive side is down, and returns the reason.
 fn their_reason(pair: &Pair) -> String {
     loop {
         let _ = pair.passive.stream().progress();
@@ -23,7 +23,7 @@ fn their_reason(pair: &Pair) -> String {
     }
 }
 
-/// What this side believes of the peer's region is wrong; the first use of it ends the connection.
+/// Gives this side a wrong description of the peer's region; its first use ends the connection.
 fn misled(remote: impl Fn(RemoteRegion) -> RemoteRegion, expected: &str) {
     over(STREAMS, |pair| {
         let theirs = pair.passive.stream();
@@ -41,19 +41,19 @@ fn misled(remote: impl Fn(RemoteRegion) -> RemoteRegion, expected: &str) {
 }
 
 #[test]
-fn a_wrong_key_ends_the_connection_and_both_sides_say_why() {
+fn wrong_key_ends_the_connection_with_a_reason() {
     let wrong = |right: RemoteRegion| RemoteRegion { key: right.key ^ 1 << 40, len_bytes: 2 * LEN, ..right };
     misled(wrong, "the key is of no region");
 }
 
 #[test]
-fn a_place_outside_ends_the_connection_and_both_sides_say_why() {
+fn address_outside_ends_the_connection_with_a_reason() {
     let larger = |right: RemoteRegion| RemoteRegion { len_bytes: 2 * LEN, ..right };
     misled(larger, "outside of region 3");
 }
 
 #[test]
-fn an_unaligned_word_ends_the_connection_and_both_sides_say_why() {
+fn unaligned_word_ends_the_connection_with_a_reason() {
     over(STREAMS, |pair| {
         let theirs = pair.passive.stream();
         let Endpoint::Tcp(ours) = &pair.end else { panic!("a network's end") };
@@ -64,7 +64,7 @@ fn an_unaligned_word_ends_the_connection_and_both_sides_say_why() {
     });
 }
 
-/// An end, and the bare socket of its peer.
+/// Makes an endpoint, and returns it with the bare socket of its peer.
 pub fn with_bare_peer() -> (Node, tcp::Endpoint, TcpStream) {
     let (left, right) = sockets();
     right.set_read_timeout(Some(Duration::from_secs(20))).unwrap();
@@ -75,7 +75,7 @@ pub fn with_bare_peer() -> (Node, tcp::Endpoint, TcpStream) {
     (node, end, right)
 }
 
-/// Takes what arrives until the connection is down.
+/// Processes arrivals until the connection is down, and returns the reason.
 fn wait_for_end(end: &tcp::Endpoint, node: &Node) -> String {
     assert!(
         !end.wait(node.line(0), Turn::of_use(7), Some(Instant::now() + Duration::from_secs(20)), || false)
@@ -83,7 +83,7 @@ fn wait_for_end(end: &tcp::Endpoint, node: &Node) -> String {
     end.down().expect("the connection is down")
 }
 
-/// The reason in the last frame of what the peer received.
+/// The reason in the last frame that the peer received.
 fn told(peer: &mut TcpStream) -> String {
     let mut bytes = Vec::new();
     peer.read_to_end(&mut bytes).unwrap();
@@ -98,7 +98,7 @@ fn told(peer: &mut TcpStream) -> String {
 }
 
 #[test]
-fn garbage_of_any_kind_ends_the_connection_and_the_peer_is_told() {
+fn garbage_ends_the_connection_and_the_peer_gets_the_reason() {
     let mut seed = 1u64;
     for round in 0..50 {
         let (node, end, mut peer) = with_bare_peer();
@@ -108,7 +108,7 @@ fn garbage_of_any_kind_ends_the_connection_and_the_peer_is_told() {
                 (seed >> 56) as u8
             })
             .collect();
-        // Every kind gets its share.
+        // Each kind is tested.
         bytes[0] = round % 10;
         if round < 30 {
             bytes[1..4].fill(0);
@@ -124,7 +124,7 @@ fn garbage_of_any_kind_ends_the_connection_and_the_peer_is_told() {
 }
 
 #[test]
-fn a_reply_that_was_not_asked_for_or_comes_twice_ends_the_connection() {
+fn unrequested_or_repeated_reply_ends_the_connection() {
     for replies in [1, 2] {
         let (_node, end, mut peer) = with_bare_peer();
         std::thread::scope(|scope| {
@@ -149,7 +149,7 @@ fn a_reply_that_was_not_asked_for_or_comes_twice_ends_the_connection() {
 }
 
 #[test]
-fn a_flood_of_requests_whose_replies_nobody_reads_is_cut_off() {
+fn flood_of_requests_with_unread_replies_is_cut_off() {
     let (node, end, mut peer) = with_bare_peer();
     let key = end.expose(OWN).unwrap().key;
     std::thread::scope(|scope| {

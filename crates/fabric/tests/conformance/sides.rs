@@ -10,7 +10,7 @@ use sublet_fabric::{Endpoint, ofi, shm};
 use crate::libfabric;
 use crate::pairs::{Carrier, Node, connect, introduce, streams};
 
-/// One of them.
+/// One of two sides.
 pub struct Side {
     pub node: Node,
     pub end: Endpoint,
@@ -33,7 +33,7 @@ pub fn sides(carrier: Carrier, own_bytes: [u64; 2]) -> [Side; 2] {
     nodes.map(|node| Side { node, end: ends.next().unwrap() })
 }
 
-/// Connects them.
+/// Connects the two sides.
 pub fn join(carrier: Carrier, [left, right]: &[Side; 2]) {
     match (&left.end, &right.end) {
         (Endpoint::Tcp(ours), Endpoint::Tcp(theirs)) => {
@@ -42,7 +42,7 @@ pub fn join(carrier: Carrier, [left, right]: &[Side; 2]) {
             introduce(ours, theirs);
         }
         (Endpoint::Ofi(ours), Endpoint::Ofi(theirs)) => libfabric::meet(ours, theirs),
-        // Who shares memory is connected.
+        // Sides that share memory are connected already.
         _ => {}
     }
 }
@@ -57,9 +57,9 @@ impl Side {
         assert!(self.end.wait(self.line(offset), turn, None, || false), "{:?}", self.end.down());
     }
 
-    /// Waits, as a worker does, while something is done at the other side.
+    /// Waits, as a worker does, while `act` runs at the other side.
     pub fn serving<T>(&self, act: impl FnOnce() -> T) -> T {
-        /// Also where `act` panics.
+        /// Ends the wait, even if `act` panics.
         struct Stop<'a>(&'a AtomicBool, &'a Side);
         impl Drop for Stop<'_> {
             fn drop(&mut self) {

@@ -9,7 +9,7 @@ use crate::pairs::{CARRIERS, NETWORKS, Pair, REGION, WATCH, at, over};
 
 const THREADS: u64 = 4;
 const ROUNDS: u64 = 60;
-/// What each thread has for itself.
+/// Size of each thread's own area.
 const AREA: u64 = 64 << 10;
 
 /// Each thread has a line and a watch of its own: sleepers must not wake each other.
@@ -79,7 +79,7 @@ fn more_requests_than_there_are_places_wait_their_turn() {
 }
 
 #[test]
-fn a_poke_ends_the_wait_of_the_reader_and_of_those_beside_it() {
+fn poke_ends_waits_of_the_reader_and_other_waiters() {
     over(CARRIERS, |pair| {
         let stop = AtomicU64::new(0);
         std::thread::scope(|scope| {

@@ -1,4 +1,4 @@
-//! Sizes and places: around every internal limit, in both directions at once, and to who is slow.
+//! Sizes and addresses: around every internal limit, in both directions at once, and to a slow receiver.
 
 use std::ptr::NonNull;
 use std::time::Duration;
@@ -10,15 +10,15 @@ use crate::pairs::{
 };
 use crate::sides::{Side, join, sides};
 
-/// Sizes at which something changes inside: a header, what is copied, the buffers.
+/// Sizes at which the implementation changes: a header, the largest copied payload, the buffers.
 const LIMITS: &[usize] = &[1, 8, 40, 64, 4 << 10, 16 << 10, 32 << 10, 64 << 10];
 
-/// Over which two sides send at once.
+/// Transports over which two sides send at once.
 const BOTH_WAYS: &[Carrier] =
     &[Carrier::Shm, Carrier::Tcp, Carrier::Tls, Carrier::Sim(7), Carrier::Sim(8), Carrier::Ofi];
 
 #[test]
-fn every_length_near_a_limit_arrives_at_odd_places_and_hurts_nothing_beside_it() {
+fn lengths_near_limits_arrive_whole_at_odd_addresses() {
     over(CARRIERS, |pair| {
         for (seed, limit) in LIMITS.iter().enumerate() {
             for len in limit - 1..=limit + 1 {
@@ -40,7 +40,7 @@ fn what_is_pushed_is_there_when_the_line_is() {
     over(NETWORKS, |pair| {
         let (line, watch) = pair.line(0);
         for (n, len) in [1, 100, 4096, 4097, 9000].into_iter().enumerate() {
-            // Many in a row, so that what waits for the line is more than what may wait.
+            // More pushes in a row than may wait for a line.
             let parts: Vec<Vec<u8>> = (0..40).map(|part| pattern(len, n + part)).collect();
             for (place, part) in parts.iter().enumerate() {
                 let from = NonNull::from(part.as_slice()).cast();
@@ -59,7 +59,7 @@ fn what_is_pushed_is_there_when_the_line_is() {
 }
 
 #[test]
-fn two_ends_that_send_to_each_other_at_once_both_arrive() {
+fn two_ends_can_send_to_each_other_at_once() {
     const DATA: u64 = 4096;
     for_each(BOTH_WAYS, |carrier| {
         let len: usize = if matches!(carrier, Carrier::Sim(_)) { 1 << 20 } else { 64 << 20 };

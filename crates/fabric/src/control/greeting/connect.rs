@@ -1,4 +1,4 @@
-//! Finding the agent at an address.
+//! Connects to the agent at an address.
 
 use std::io::ErrorKind;
 use std::net::{IpAddr, Ipv4Addr, SocketAddr, TcpStream, ToSocketAddrs};
@@ -11,12 +11,12 @@ use sublet_proto::{Code, Error};
 use super::prepare;
 use crate::FabricError;
 
-/// Of a name that has more addresses, the first ones are tried.
+/// Most addresses of a name that are tried.
 const MAX_ADDRESSES: usize = 8;
 
-/// Connects to the agent at "host:port"; the greeting is the next step. The host is a name, an IPv4 address, or an
-/// IPv6 address in brackets. The way out may be given by an interface: its name, or one of its addresses. Each
-/// address of a name gets its part of the time that is left.
+/// Connects to the agent at "host:port"; the greeting is the next step. The host is a name, an IPv4 address, or an IPv6
+/// address in brackets. `interface` selects the outgoing interface: its name, or one of its addresses. The remaining
+/// time is divided among the addresses of a name.
 pub fn dial(address: &str, interface: Option<&str>, deadline: Instant) -> Result<TcpStream, Error> {
     let addresses = look_up(address, deadline)?;
     let mut failures = Vec::new();
@@ -50,7 +50,8 @@ fn socket_at(address: &SocketAddr, interface: Option<&str>) -> Result<Socket, Er
     })
 }
 
-/// Whether connections can go out by an interface: its name or one of its addresses. It need not lead anywhere.
+/// Checks that connections can go out by an interface: its name or one of its addresses. No host need be reachable by
+/// it.
 pub fn check_interface(interface: &str) -> Result<(), Error> {
     let own = interface.parse().unwrap_or(IpAddr::V4(Ipv4Addr::UNSPECIFIED));
     socket_at(&SocketAddr::new(own, 0), Some(interface)).map(drop)
@@ -69,8 +70,8 @@ fn unreachable(address: &str, why: impl std::fmt::Display) -> Error {
     Error::new(Code::AgentUnreachable, format!("no connection to the agent at {address}: {why}"))
 }
 
-/// The addresses of a host. The system's look-up of names knows no deadline, so it has a thread of its own, which is left
-/// behind if it is too slow.
+/// Resolves the addresses of a host. The system's resolver has no deadline, so it runs in a thread of its own, which is
+/// abandoned if it is too slow.
 fn look_up(address: &str, deadline: Instant) -> Result<Vec<SocketAddr>, Error> {
     if let Ok(literal) = address.parse() {
         return Ok(vec![literal]);

@@ -1,11 +1,11 @@
 //! Remembers which counters of a lease's greetings have been used.
 
-/// How far behind the largest one a counter may come: connections of several workers overtake each other.
+/// Largest distance of a counter from the largest one seen: connections of several workers overtake each other.
 const WINDOW: u64 = 1024;
 const WORDS: usize = (WINDOW / 64) as usize;
 
-/// Accepts each counter once, so that a recorded greeting cannot be used again. Ask it about greetings only that are
-/// proven ([`Greeting::is_by`](super::Greeting::is_by)): others could move the window.
+/// Accepts each counter once, so that a recorded greeting cannot be used again. Pass it only the counters of
+/// authenticated greetings ([`Greeting::is_by`](super::Greeting::is_by)): others could move the window.
 ///
 /// ```
 /// use sublet_fabric::greeting::Counters;
@@ -17,12 +17,12 @@ const WORDS: usize = (WINDOW / 64) as usize;
 #[derive(Debug, Default)]
 pub struct Counters {
     largest: u64,
-    /// A bit for each of the last [`WINDOW`] counters, at its remainder.
+    /// A bit for each of the last [`WINDOW`] counters, at the counter modulo [`WINDOW`].
     used: [u64; WORDS],
 }
 
 impl Counters {
-    /// Whether this counter is used for the first time. 0 never is, nor one that is too far behind.
+    /// Whether this counter is used for the first time. False for 0 and for a counter that is too old.
     pub fn accept(&mut self, counter: u64) -> bool {
         if counter > self.largest {
             self.advance(counter);
@@ -60,7 +60,7 @@ mod tests {
     use std::collections::HashSet;
 
     #[test]
-    fn a_counter_far_behind_or_at_the_end_of_numbers_is_handled() {
+    fn handles_counters_far_behind_and_the_largest_one() {
         let mut counters = Counters::default();
         assert!(counters.accept(u64::MAX) && !counters.accept(u64::MAX) && !counters.accept(1));
         assert!(counters.accept(u64::MAX - WINDOW + 1) && !counters.accept(u64::MAX - WINDOW));
@@ -68,7 +68,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn no_counter_is_accepted_twice_and_none_in_reach_is_refused(
+        fn accepts_each_counter_in_reach_exactly_once(
             all in prop::collection::vec(prop_oneof![1u64..3000, any::<u64>()], 0..400)
         ) {
             let (mut counters, mut seen, mut largest) = (Counters::default(), HashSet::new(), 0u64);

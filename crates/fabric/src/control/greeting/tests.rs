@@ -40,7 +40,7 @@ fn both_ends_agree_on_what_a_connection_is_for() {
             client.join().unwrap().unwrap();
         });
         for end in [&here, &there] {
-            // Of data a peer that computes for long is no peer that is lost.
+            // A data connection allows silence: a peer that computes for long is not lost.
             let silence = if secret.is_some() { 0 } else { 800 };
             assert_eq!(sockopt::tcp_user_timeout(end).unwrap(), silence);
             assert!(sockopt::tcp_nodelay(end).unwrap());
@@ -50,7 +50,7 @@ fn both_ends_agree_on_what_a_connection_is_for() {
 }
 
 #[test]
-fn a_refusal_has_its_code_and_reason_also_if_that_is_long() {
+fn refusal_carries_its_code_and_even_a_long_reason() {
     let (here, there) = pair();
     let long = format!("the lease is over: {}", "ü".repeat(300));
     thread::scope(|scope| {
@@ -101,7 +101,7 @@ fn what_is_not_sublet_is_refused_by_its_first_bytes() {
         let error = Greeting::receive(&there).unwrap_err();
         assert!(error.code == Code::Protocol && error.message.contains("does not speak Sublet"), "{error}");
         drop(there);
-        // It is told nothing.
+        // The client gets no answer.
         let mut answer = Vec::new();
         let _ = here.read_to_end(&mut answer);
         assert_eq!(answer, b"");
@@ -142,7 +142,7 @@ fn half_a_greeting_is_none_however_it_goes_on() {
 }
 
 #[test]
-fn a_greeting_is_good_with_its_own_secret_and_unaltered_only() {
+fn greeting_is_valid_only_unaltered_with_its_own_secret() {
     let hello = wire::hello(&Kind::Data(LINK), Some(&SECRET)).unwrap();
     assert!(Greeting::decode(&hello).unwrap().is_by(&SECRET));
     assert!(!Greeting::decode(&hello).unwrap().is_by(&[8; 32]));
@@ -171,7 +171,7 @@ fn a_recorded_greeting_is_good_once() {
 }
 
 #[test]
-fn an_agent_is_found_by_name_and_both_kinds_of_address() {
+fn finds_agent_by_name_and_both_kinds_of_address() {
     for (bind, host) in [("127.0.0.1:0", "127.0.0.1"), ("[::1]:0", "[::1]"), ("127.0.0.1:0", "localhost")] {
         // A machine may have no IPv6.
         let Ok(listener) = TcpListener::bind(bind) else { continue };
@@ -189,7 +189,7 @@ fn an_agent_is_found_by_name_and_both_kinds_of_address() {
 }
 
 #[test]
-fn an_agent_that_cannot_be_reached_is_named_with_the_reason() {
+fn unreachable_agent_is_named_with_the_reason() {
     let soon = || Instant::now() + Duration::from_millis(300);
     let port = TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port();
     let refused = dial(&format!("127.0.0.1:{port}"), None, soon()).unwrap_err();
@@ -201,7 +201,7 @@ fn an_agent_that_cannot_be_reached_is_named_with_the_reason() {
         let error = dial(malformed, None, soon()).unwrap_err();
         assert!(error.code == Code::InvalidArgument || malformed == "::1", "{malformed}: {error}");
     }
-    // Who listens and does not answer.
+    // An agent that listens and does not answer.
     let silent = TcpListener::bind("127.0.0.1:0").unwrap();
     let socket = dial(&silent.local_addr().unwrap().to_string(), None, soon()).unwrap();
     let error = greet_until(&socket, &Kind::Control, None, soon()).unwrap_err();

@@ -1,18 +1,19 @@
-//! The bytes of a greeting and of its answer. Numbers are little-endian.
+//! Encoding of a greeting and of its answer. Numbers are little-endian.
 
 use hmac::{Hmac, Mac};
 use sha2::Sha256;
 use sublet_proto::text::printable_line;
 use sublet_proto::{Code, Error};
 
-/// Of this protocol: the greeting, the control messages and the frames after it. Ends of different versions do not talk.
+/// Version of this protocol: the greeting, the control messages and the frames after it. Ends of different versions
+/// refuse each other.
 pub const VERSION: u32 = 1;
 
-/// No text and no TLS record begins so.
+/// Bytes that begin every greeting and answer. No text and no TLS record begins with them.
 const MAGIC: [u8; 8] = *b"\x89Sublet\n";
 
 const VERSION_AT: usize = 8;
-/// The magic and the version.
+/// Size of the magic and the version together.
 const BEGINNING: usize = 12;
 const KIND_AT: usize = 12;
 const LEASE_AT: usize = 16;
@@ -20,71 +21,71 @@ const WORKER_AT: usize = 32;
 const ZERO_AT: usize = 36;
 const COUNTER_AT: usize = 40;
 const PROOF_AT: usize = 48;
-/// The size of a greeting.
+/// Size of a greeting.
 pub const HELLO_BYTES: usize = 80;
 
 const CODE_AT: usize = 12;
 const REASON_AT: usize = 16;
-/// The size of its answer.
+/// Size of an answer.
 pub const ANSWER_BYTES: usize = 256;
 
 const CONTROL: u32 = 1;
 const DATA: u32 = 2;
 const BRIDGE: u32 = 3;
 
-/// Of a bridge, in place of the lease.
+/// Offset of a bridge's first node, in place of the lease.
 const FROM_AT: usize = LEASE_AT;
 const TO_AT: usize = FROM_AT + 4;
 
 const _: () = assert!(KIND_AT == BEGINNING && CODE_AT == BEGINNING && VERSION_AT == MAGIC.len());
 const _: () = assert!(HELLO_BYTES == PROOF_AT + 32 && PROOF_AT == COUNTER_AT + 8);
 
-/// What client and agent alone know of a lease.
+/// Secret of a lease, known only to its client and its agent.
 pub type Secret = [u8; 32];
 
-/// What a connection is for.
+/// Purpose of a connection.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Kind {
     /// The messages between a client and its lease's agent. TLS follows.
     Control,
     /// The calls of one worker.
     Data(DataLink),
-    /// A connection to another node, whose greeting follows: this one passes on what comes.
+    /// A bridge to another node: the receiver forwards the bytes that follow, which begin with a greeting.
     Bridge(BridgeLink),
 }
 
-/// Which nodes are to be connected.
+/// The nodes that a bridge connects.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct BridgeLink {
-    /// The id of the processor of whoever connects,
+    /// Node that connects, by the id of its processor.
     pub from: u32,
-    /// and of the node to which it wants to be connected.
+    /// Node to which the bridge leads.
     pub to: u32,
-    /// From 1 on, and larger with each bridge that it asks for.
+    /// Counter of the connecting node's bridges, from 1 on, strictly increasing.
     pub counter: u64,
 }
 
-/// Which worker a data connection is for.
+/// The worker that a data connection is for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct DataLink {
     /// The lease's id.
     pub lease: [u8; 16],
     /// The worker's number in its lease.
     pub worker: u32,
-    /// From 1 on, and larger with each connection that a client makes for this lease.
+    /// Counter of the connections that a client makes for this lease, from 1 on, strictly increasing.
     pub counter: u64,
 }
 
 /// A greeting as the agent has received it.
 #[derive(Debug)]
 pub struct Greeting {
-    /// What it says. Of data and of bridges this is a claim until [`Greeting::is_by`] has confirmed it.
+    /// Purpose of the connection. For data and bridges it is a claim until [`Greeting::is_by`] has confirmed it.
     pub kind: Kind,
     bytes: [u8; HELLO_BYTES],
 }
 
 impl Greeting {
-    /// What these bytes say; see [`Greeting::receive`].
+    /// Decodes a greeting; see [`Greeting::receive`].
     pub fn decode(bytes: &[u8; HELLO_BYTES]) -> Result<Greeting, Error> {
         check_beginning(bytes, &|| "a client".into())?;
         let kind = match word(bytes, KIND_AT) {
@@ -108,8 +109,8 @@ impl Greeting {
         Ok(Greeting { kind, bytes: *bytes })
     }
 
-    /// Whether who made it knows this secret. Takes as long for a wrong one as for the right one. A greeting for control
-    /// is by nobody: TLS says who that is.
+    /// Whether the sender of the greeting knows this secret. Takes the same time for a wrong secret as for the right
+    /// one. Always false for a control connection, which TLS authenticates.
     pub fn is_by(&self, secret: &Secret) -> bool {
         let (signed, proof) = self.bytes.split_at(PROOF_AT);
         !matches!(self.kind, Kind::Control) && mac(secret, signed).verify_slice(proof).is_ok()
@@ -154,15 +155,15 @@ fn sign(bytes: &mut [u8; HELLO_BYTES], secret: &Secret) {
     put(bytes, PROOF_AT, &proof);
 }
 
-/// What the agent says to a greeting.
+/// The agent's answer to a greeting.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Answer {
-    /// Why the connection is refused, if it is.
+    /// Reason why the connection is refused, if it is.
     pub refusal: Option<Error>,
 }
 
 impl Answer {
-    /// A reason that is too long is cut.
+    /// Encodes the answer. A reason that is too long is cut.
     pub fn encode(&self) -> [u8; ANSWER_BYTES] {
         let mut bytes = [0; ANSWER_BYTES];
         begin(&mut bytes);
@@ -173,7 +174,7 @@ impl Answer {
         bytes
     }
 
-    /// What these bytes say. Control characters in the reason are escaped.
+    /// Decodes an answer. Control characters in the reason are escaped.
     pub fn decode(bytes: &[u8; ANSWER_BYTES]) -> Result<Answer, Error> {
         check_beginning(bytes, &|| "the agent".into())?;
         let number = word(bytes, CODE_AT);
@@ -183,7 +184,7 @@ impl Answer {
     }
 }
 
-/// Refuses what cannot become a greeting of this version or its answer, as soon as that can be seen.
+/// Refuses bytes that cannot become a greeting of this version or its answer, as soon as that is certain.
 pub(super) fn check_beginning(bytes: &[u8], peer: &dyn Fn() -> String) -> Result<(), Error> {
     let known = bytes.len().min(MAGIC.len());
     if bytes[..known] != MAGIC[..known] {
@@ -206,7 +207,7 @@ pub(super) fn check_beginning(bytes: &[u8], peer: &dyn Fn() -> String) -> Result
     }
 }
 
-/// As much of the text as fits, in whole characters.
+/// Cuts a text to whole characters of at most `most_bytes` bytes in all.
 fn cut(text: &str, most_bytes: usize) -> &str {
     let end =
         (0..=text.len().min(most_bytes)).rev().find(|&end| text.is_char_boundary(end)).unwrap_or_default();

@@ -26,7 +26,7 @@ fn over(here: TcpStream, there: TcpStream) -> (RemoteSocket, RemoteSocket) {
     })
 }
 
-/// A client whose messages pass through the returned function's hands: both TCP connections of a wire between them.
+/// A client and an agent whose messages pass over a wire of two TCP connections, and the two inner ends of that wire.
 fn through_a_wire() -> (RemoteSocket, RemoteSocket, TcpStream, TcpStream) {
     let ((here, left), (right, there)) = (tcp_pair(), tcp_pair());
     let carry = |mut from: TcpStream, mut to: TcpStream| {
@@ -90,9 +90,9 @@ fn a_received_message_outside_of_the_bounds_ends_the_connection() {
 }
 
 #[test]
-fn a_peer_that_is_gone_is_an_end_after_its_last_words() {
+fn lost_peer_is_an_end_after_its_last_messages() {
     let (here, there) = pair();
-    // What it has not read does not take back what it said.
+    // Messages that the peer has not read do not remove its own last message.
     here.send(b"unread").unwrap();
     there.send(b"last").unwrap();
     drop(there);
@@ -126,11 +126,11 @@ fn a_peer_that_was_killed_is_an_end() {
     }
 }
 
-/// Closes the socket as the kernel does for who was killed, without what would still be said.
+/// Closes the socket as the kernel does for a killed process, without the closing messages of TLS.
 fn kill(socket: RemoteSocket) {
     let fd = socket.tcp.as_raw_fd();
     std::mem::forget(socket);
-    // SAFETY: the descriptor is open, and its owner was forgotten: nobody else closes it.
+    // SAFETY: the descriptor is open, and its owner was forgotten: no other code closes it.
     drop(unsafe { OwnedFd::from_raw_fd(fd) });
 }
 
@@ -165,9 +165,9 @@ fn receiving_ends_at_its_timeout() {
 }
 
 #[test]
-fn sending_to_a_peer_that_does_not_receive_ends_at_its_timeout_and_nothing_is_torn() {
+fn send_timeout_leaves_no_torn_message() {
     let (here, there) = pair();
-    // Longer than the kernel's patience would be shorter than this test's.
+    // The kernel's limit on silence is shorter than this test.
     sockopt::set_tcp_user_timeout(&*here.tcp, 0).unwrap();
     here.set_send_timeout(Duration::from_millis(20));
     let message = |number: u32| [&number.to_le_bytes()[..], &[7; 60_000]].concat();
@@ -175,7 +175,7 @@ fn sending_to_a_peer_that_does_not_receive_ends_at_its_timeout_and_nothing_is_to
         (0..10_000).find_map(|number| Some((number, here.send(&message(number)).err()?))).unwrap();
     assert!(matches!(error, PacketError::TimedOut(timeout) if timeout.as_millis() == 20), "{error}");
     thread::scope(|scope| {
-        // Whoever receives also sends what was left behind.
+        // The thread that receives also sends the bytes that were left.
         scope.spawn(|| assert_eq!(here.receive(None).unwrap().unwrap().bytes, b"enough"));
         for number in 0..timed_out {
             assert!(there.receive(None).unwrap().unwrap().bytes == message(number), "message {number}");
@@ -185,7 +185,7 @@ fn sending_to_a_peer_that_does_not_receive_ends_at_its_timeout_and_nothing_is_to
 }
 
 #[test]
-fn who_sleeps_for_a_message_does_not_keep_others_from_sending() {
+fn sleeping_receiver_does_not_keep_others_from_sending() {
     let (here, there) = pair();
     thread::scope(|scope| {
         let receiver = scope.spawn(|| here.receive(None));
@@ -211,7 +211,7 @@ fn who_sleeps_for_a_message_does_not_keep_others_from_sending() {
 }
 
 #[test]
-fn two_ends_that_send_much_at_once_do_not_wait_for_each_other() {
+fn two_ends_sending_much_at_once_do_not_deadlock() {
     let (here, there) = pair();
     thread::scope(|scope| {
         for end in [&here, &there] {
@@ -233,7 +233,7 @@ fn a_silent_host_is_noticed_by_the_kernel() {
 }
 
 #[test]
-fn a_stranger_gets_no_connection() {
+fn rejects_a_client_that_does_not_speak_tls() {
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();
     let mut stranger = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
     stranger.write_all(b"GET / HTTP/1.1\r\n\r\n").unwrap();

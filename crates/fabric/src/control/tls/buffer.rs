@@ -1,6 +1,6 @@
-//! The bytes of a TLS connection that are on their way in or out.
+//! The bytes of a TLS connection that are about to be sent or to be processed.
 
-/// Bytes in the order of their coming, without an allocation for each.
+/// A byte queue in one allocation.
 pub(super) struct Buffer {
     bytes: Box<[u8]>,
     start: usize,
@@ -27,8 +27,8 @@ impl Buffer {
         }
     }
 
-    /// What is free behind them. They are moved to the front when as many have been taken, so that this costs no more than
-    /// their coming did; so a buffer twice as large as what lies in it always has room.
+    /// Free space behind the bytes. The bytes move to the front when at least as many have been taken, so that moving
+    /// costs no more than receiving them did. Thus a buffer twice as large as its content always has free space.
     pub(super) fn space(&mut self) -> &mut [u8] {
         if self.start >= self.end - self.start || self.end == self.bytes.len() {
             self.bytes.copy_within(self.start..self.end, 0);

@@ -1,20 +1,20 @@
-//! Plaintext that is to be sent, wherever it lies.
+//! Plaintext that is to be sent, from any memory.
 
 use std::io::IoSlice;
 
 /// Bytes to be sent.
 pub(crate) trait Plaintext {
-    /// How many are left.
+    /// Number of bytes left.
     fn left(&self) -> usize;
 
-    /// The next ones, at most so many and at least one if there are some; `gathered` may be used for them.
+    /// Returns the next bytes: at most `most`, and at least one if any are left. May use `gathered` for them.
     fn next<'a>(&'a mut self, most: usize, gathered: &'a mut Vec<u8>) -> &'a [u8];
 }
 
 /// Bytes in several places, one after the other.
 pub(super) struct Parts<'a> {
     parts: &'a [IoSlice<'a>],
-    /// How much of the first is gone.
+    /// Number of bytes of the first part that were taken.
     offset: usize,
     left: usize,
 }
@@ -24,7 +24,7 @@ impl<'a> Parts<'a> {
         Parts { parts, offset: 0, left: parts.iter().map(|part| part.len()).sum() }
     }
 
-    /// As many of the next bytes as lie together. There must be some.
+    /// Returns the next contiguous bytes, at most `most`. At least one byte must be left.
     fn piece(&mut self, most: usize) -> &'a [u8] {
         while self.offset == self.parts[0].len() {
             self.parts = &self.parts[1..];
@@ -43,7 +43,7 @@ impl Plaintext for Parts<'_> {
         self.left
     }
 
-    /// Where they lie, if that is in one piece, or gathered.
+    /// Returns the next bytes in place if they are contiguous, otherwise gathered.
     fn next<'a>(&'a mut self, most: usize, gathered: &'a mut Vec<u8>) -> &'a [u8] {
         let wanted = most.min(self.left);
         let first = self.piece(wanted);

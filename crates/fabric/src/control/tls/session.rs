@@ -1,4 +1,4 @@
-//! One step of a TLS session: what rustls says is to be done, done.
+//! One step of a TLS session: executes the work that rustls asks for.
 
 use rustls::Error as TlsError;
 use rustls::client::UnbufferedClientConnection;
@@ -8,35 +8,35 @@ use rustls::unbuffered::{ConnectionState, UnbufferedStatus, WriteTraffic};
 use super::buffer::Buffer;
 use super::parts::Plaintext;
 
-/// Of one record.
+/// Most plaintext bytes of one record.
 pub(super) const PLAIN_BYTES: usize = 16 * 1024;
-/// What a record has beside its plaintext: its header, type and tag, and a change of keys before it.
+/// Bytes of a record beside its plaintext: its header, type and tag, and a change of keys before it.
 pub(super) const RECORD_OVERHEAD_BYTES: usize = 64;
-/// Room for less than this is none: many small records cost more than waiting.
+/// Least free space for which a record is made: many small records cost more than waiting.
 pub(super) const LEAST_ROOM_BYTES: usize = 1024;
-/// Ciphertext that has not been sent: little enough for a core's own cache.
+/// Most ciphertext that has not been sent: small enough for a core's own cache.
 pub(super) const OUTGOING_BYTES: usize = 128 * 1024;
 
-/// Either end's.
+/// The session of either end.
 pub(super) enum Session {
     Client(Box<UnbufferedClientConnection>),
     Server(Box<UnbufferedServerConnection>),
 }
 
-/// What the TLS session is at.
+/// Outcome of a step of the TLS session.
 pub(super) enum Step {
     /// There may be more to do.
     Again,
-    /// Nothing more without bytes of the peer; not even sending.
+    /// The session needs bytes of the peer to continue, even to send.
     Blocked,
-    /// Nothing more without bytes of the peer.
+    /// The session needs bytes of the peer to continue, and can send.
     Open,
-    /// The peer has said its last.
+    /// The peer has ended the session.
     Ended,
 }
 
 impl Session {
-    /// Says how much ciphertext was used, and what follows.
+    /// Executes one step. Returns how much ciphertext was used, and the outcome.
     pub(super) fn step(
         &mut self,
         ciphertext: &mut [u8],
@@ -56,21 +56,21 @@ impl Session {
     }
 }
 
-/// What is to be done where the session can send.
+/// Work to do as soon as the session can send.
 pub(super) enum Job<'a, 'p> {
     None,
     Encrypt(&'a mut (dyn Plaintext + 'p)),
     Close,
 }
 
-/// Where plaintext goes first.
+/// Destination that takes plaintext first.
 pub(super) struct Sink<'a> {
     pub(super) left: usize,
     pub(super) put: &'a mut dyn FnMut(&[u8]),
 }
 
 impl Sink<'_> {
-    /// Says how much of them it has taken.
+    /// Takes bytes up to the sink's remaining capacity, and returns how many.
     pub(super) fn take(&mut self, bytes: &[u8]) -> usize {
         let taken = bytes.len().min(self.left);
         if taken > 0 {
@@ -81,7 +81,7 @@ impl Sink<'_> {
     }
 }
 
-/// What a step of the session works on.
+/// Buffers and job of one step of the session.
 pub(super) struct Work<'a, 'b, 'p> {
     pub(super) sink: &'a mut Sink<'b>,
     pub(super) plain: &'a mut Vec<u8>,

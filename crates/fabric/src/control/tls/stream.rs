@@ -1,8 +1,8 @@
 //! A TLS connection as a stream of bytes that never waits.
 //!
-//! Records are decrypted where they were received and encrypted from where they lie; each is copied once more on its way
-//! through rustls. Both buffers are bounded, and what the peer sends without being asked (alerts, new keys) has its
-//! bounds in rustls.
+//! Records are decrypted in the receive buffer and encrypted directly from the caller's memory; rustls copies each once
+//! more. Both buffers are bounded, and rustls bounds its own handling of unsolicited messages of the peer (alerts, new
+//! keys).
 
 use std::io::{self, ErrorKind, IoSlice};
 use std::net::{Shutdown, TcpStream};
@@ -21,45 +21,45 @@ use super::session::{
 use super::{Identity, Trust};
 use crate::{FabricError, socket};
 
-/// How long a handshake may take.
+/// Longest time of a handshake.
 const PATIENCE: Duration = Duration::from_secs(5);
-/// Ciphertext that has been received: some records at once, and the beginning of another.
+/// Capacity for received ciphertext: several records at once, and the beginning of another.
 const INCOMING_BYTES: usize = 128 * 1024;
-/// Behind it, for what rustls says on its own.
+/// Additional capacity for messages that rustls sends on its own.
 const RESERVE_BYTES: usize = 32 * 1024;
-/// What a closing end reads away of what it will not hear any more; see [`TlsStream::close`].
+/// Most unread bytes that a closing end discards; see [`TlsStream::close`].
 const LAST_BYTES: usize = 64 * 1024;
 
-/// One end of an encrypted connection. Nothing but the handshake waits, whatever mode the socket is in.
+/// One end of an encrypted connection. Only the handshake waits, whatever mode the socket is in.
 pub struct TlsStream {
     socket: Arc<TcpStream>,
     session: Session,
     incoming: Buffer,
     outgoing: Buffer,
-    /// Decrypted, not yet taken.
+    /// Plaintext that is decrypted and not yet taken.
     plain: Vec<u8>,
     plain_taken: usize,
-    /// Where the parts of one record are gathered.
+    /// Buffer in which the parts of one record are gathered.
     record: Vec<u8>,
-    /// The peer has ended it: by TLS, or by closing the socket.
+    /// The peer has ended the connection: by TLS, or by closing the socket.
     ended: bool,
     failed: Option<TlsError>,
 }
 
 impl TlsStream {
-    /// Makes the handshake with the owner of this certificate (DER), within seconds.
+    /// Performs the handshake with the owner of this certificate (DER), within seconds.
     pub fn client(socket: TcpStream, certificate: &[u8]) -> Result<TlsStream, FabricError> {
         TlsStream::new_client(socket, Trust::pinned(certificate)?)?.shake_hands(Instant::now() + PATIENCE)
     }
 
-    /// Makes the handshake with a client that knows this identity's certificate, within seconds.
+    /// Performs the handshake with a client that knows this identity's certificate, within seconds.
     pub fn server(socket: TcpStream, identity: &Identity) -> Result<TlsStream, FabricError> {
         let session = identity.session().map_err(explain)?;
         TlsStream::new(socket, Session::Server(session.into())).shake_hands(Instant::now() + PATIENCE)
     }
 
-    /// Plaintext that is there. 0: the peer has ended it; `WouldBlock`: there is nothing now, neither here nor in the
-    /// socket.
+    /// Receives available plaintext. 0: the peer has ended the connection; `WouldBlock`: there is nothing now, neither
+    /// here nor in the socket.
     pub fn recv(&mut self, into: &mut [u8]) -> io::Result<usize> {
         let (len, mut taken) = (into.len(), 0);
         self.recv_with(len, &mut |bytes| {
@@ -68,7 +68,8 @@ impl TlsStream {
         })
     }
 
-    /// The same, for memory that may be no slice: gives out the plaintext piece by piece, at most so much in all.
+    /// Receives like [`TlsStream::recv`] into memory that may not be a slice: passes the plaintext to `put` piece by
+    /// piece, at most `most` bytes in all.
     pub(crate) fn recv_with(&mut self, most: usize, put: &mut dyn FnMut(&[u8])) -> io::Result<usize> {
         let mut sink = Sink { left: most, put };
         self.give_plain(&mut sink);
@@ -77,7 +78,7 @@ impl TlsStream {
                 match self.step(&mut sink, Job::None) {
                     Ok(Step::Again) => {}
                     Ok(Step::Blocked | Step::Open | Step::Ended) => break,
-                    // What came before it is given out first; the failure stays.
+                    // Plaintext from before the error is returned first; the error stays.
                     Err(_) if sink.left < most => break,
                     Err(error) => return Err(error),
                 }
@@ -89,13 +90,13 @@ impl TlsStream {
         }
     }
 
-    /// Takes plaintext until the buffer is full, and sends what the socket takes. Says how much was taken, which may not be
-    /// on its way yet ([`TlsStream::wants_write`]); `WouldBlock`: nothing could be taken.
+    /// Takes plaintext until the buffer is full, and sends as much as the socket accepts. Returns how much was taken,
+    /// which may not have been sent yet ([`TlsStream::wants_write`]); `WouldBlock`: nothing could be taken.
     pub fn send(&mut self, parts: &[IoSlice<'_>]) -> io::Result<usize> {
         self.send_from(&mut Parts::new(parts))
     }
 
-    /// The same, for memory that may be no slice.
+    /// Sends like [`TlsStream::send`] from memory that may not be a slice.
     pub(crate) fn send_from(&mut self, source: &mut dyn Plaintext) -> io::Result<usize> {
         let whole = source.left();
         loop {
@@ -109,7 +110,7 @@ impl TlsStream {
         }
     }
 
-    /// Sends what was taken; `WouldBlock` if that is not all on its way then.
+    /// Sends the ciphertext of all taken plaintext; `WouldBlock` if some of it remains unsent.
     pub fn flush(&mut self) -> io::Result<()> {
         while !self.outgoing.filled().is_empty() {
             let sent = socket::send(&self.socket, &[IoSlice::new(self.outgoing.filled())])?;
@@ -118,12 +119,12 @@ impl TlsStream {
         Ok(())
     }
 
-    /// Whether something was taken that is not on its way.
+    /// Whether taken plaintext has not been sent yet.
     pub fn wants_write(&self) -> bool {
         !self.outgoing.filled().is_empty()
     }
 
-    /// Whether [`TlsStream::recv`] has something to give without looking at the socket.
+    /// Whether [`TlsStream::recv`] can return something without reading the socket.
     pub fn buffered(&self) -> bool {
         let ciphertext = self.incoming.filled();
         let is_record = |length: &[u8; 2]| ciphertext.len() >= 5 + usize::from(u16::from_be_bytes(*length));
@@ -131,7 +132,7 @@ impl TlsStream {
             || ciphertext.get(3..).and_then(|rest| rest.first_chunk()).is_some_and(is_record)
     }
 
-    /// Whether there is room for so much plaintext at once.
+    /// Whether `len_bytes` bytes of plaintext fit at once.
     pub(crate) fn has_room_for(&self, len_bytes: usize) -> bool {
         let records = len_bytes / PLAIN_BYTES + 1;
         let needed = len_bytes + records * RECORD_OVERHEAD_BYTES + LEAST_ROOM_BYTES;
@@ -142,14 +143,14 @@ impl TlsStream {
         &self.socket
     }
 
-    /// Says goodbye, as far as that goes without waiting, and ends the connection.
+    /// Sends TLS's closing message, as far as that is possible without waiting, and ends the connection.
     pub(crate) fn close(&mut self) {
         if self.failed.is_none() {
             while let Ok(Step::Again) = self.step_plain(Job::Close) {}
         }
         let _ = self.flush();
         let _ = self.socket.shutdown(Shutdown::Write);
-        // A socket that is closed with something unread takes back what it has sent.
+        // A socket that is closed with unread bytes discards what it has sent.
         for _ in 0..LAST_BYTES / PLAIN_BYTES {
             match socket::receive(&self.socket, &mut [0; PLAIN_BYTES]) {
                 Ok(received) if received > 0 => {}
@@ -231,7 +232,7 @@ impl TlsStream {
         }
     }
 
-    /// Takes ciphertext from the socket; 0 at its end.
+    /// Receives ciphertext from the socket; 0 at its end.
     fn receive(&mut self) -> io::Result<usize> {
         let space = self.incoming.space();
         if space.is_empty() {
@@ -242,7 +243,7 @@ impl TlsStream {
         Ok(received)
     }
 
-    /// Takes of the parts what there is room for.
+    /// Encrypts as much of the plaintext as fits.
     fn encrypt(&mut self, source: &mut dyn Plaintext) -> io::Result<()> {
         if self.ended {
             return Err(ErrorKind::BrokenPipe.into());
@@ -265,12 +266,12 @@ impl TlsStream {
         }
     }
 
-    /// As [`TlsStream::step`]; plaintext is kept.
+    /// Executes [`TlsStream::step`] and keeps the plaintext for later.
     fn step_plain(&mut self, job: Job<'_, '_>) -> io::Result<Step> {
         self.step(&mut Sink { left: 0, put: &mut |_| {} }, job)
     }
 
-    /// One step of the session, with the bytes that there are.
+    /// Executes one step of the session, with the available bytes.
     fn step(&mut self, sink: &mut Sink<'_>, job: Job<'_, '_>) -> io::Result<Step> {
         if let Some(error) = &self.failed {
             return Err(io::Error::new(ErrorKind::InvalidData, error.clone()));
@@ -283,14 +284,14 @@ impl TlsStream {
         step.map_err(|error| self.fail(error))
     }
 
-    /// From now on nothing goes; the peer is told why.
+    /// Fails the connection for good, and sends the peer an alert with the reason.
     #[cold]
     fn fail(&mut self, error: TlsError) -> io::Error {
         self.failed = Some(error.clone());
         let TlsStream { session, incoming, outgoing, plain, record, .. } = self;
         let sink = &mut Sink { left: 0, put: &mut |_| {} };
         let mut work = Work { sink, plain, outgoing, record, job: Job::None };
-        // It comes before anything else that the session has to say.
+        // The alert precedes anything else that the session has to send.
         let _ = session.step(incoming.filled_mut(), &mut work);
         let _ = self.flush();
         io::Error::new(ErrorKind::InvalidData, error)

@@ -15,7 +15,7 @@ fn agent() -> Identity {
     Identity::generate("agent of a test").unwrap()
 }
 
-/// A client and a server that have shaken hands.
+/// A client and a server after their handshake.
 fn streams() -> (TlsStream, TlsStream) {
     let (here, there) = pair();
     let identity = agent();
@@ -26,7 +26,7 @@ fn streams() -> (TlsStream, TlsStream) {
     })
 }
 
-/// What the two ends say of a handshake in which the client trusts `certificate`.
+/// Results of both ends of a handshake in which the client trusts `certificate`.
 fn handshake(
     certificate: &[u8],
     identity: &Identity,
@@ -89,7 +89,7 @@ fn pattern(len: usize) -> Vec<u8> {
 }
 
 #[test]
-fn bytes_arrive_as_they_were_sent_in_both_directions_at_once() {
+fn bytes_arrive_unchanged_in_both_directions_at_once() {
     let (mut client, mut server) = streams();
     for len in [1, 100, 16 * 1024, 16 * 1024 + 1, 300_000, 5_000_000] {
         let bytes = pattern(len);
@@ -105,7 +105,7 @@ fn bytes_arrive_as_they_were_sent_in_both_directions_at_once() {
 }
 
 #[test]
-fn what_a_small_read_leaves_is_there_for_the_next_one() {
+fn small_read_leaves_the_rest_for_the_next_one() {
     let (mut client, mut server) = streams();
     let bytes = pattern(50_000);
     send_all(&mut client, &bytes).unwrap();
@@ -149,7 +149,7 @@ fn another_certificate_than_the_pinned_one_is_refused() {
     assert!(said.contains("another certificate"), "{said}");
     let said = failure(server);
     assert!(said.contains("ended the TLS handshake"), "{said}");
-    // To know the certificate is not to have the key.
+    // Knowing the certificate is not enough without its key.
     let thief = Identity { certificate: pinned.certificate.clone(), ..other };
     let (client, server) = handshake(&pinned.certificate, &thief);
     assert!(client.is_err() && server.is_err());
@@ -174,7 +174,7 @@ fn who_does_not_speak_tls_gets_no_connection() {
 }
 
 #[test]
-fn a_peer_that_stops_in_the_handshake_does_not_hold_the_other() {
+fn peer_that_stops_in_the_handshake_is_given_up() {
     let (here, _there) = pair();
     let trust = Trust::pinned(&agent().certificate).unwrap();
     let deadline = std::time::Instant::now() + std::time::Duration::from_millis(50);
@@ -183,11 +183,11 @@ fn a_peer_that_stops_in_the_handshake_does_not_hold_the_other() {
 }
 
 #[test]
-fn what_was_changed_on_the_way_is_refused_and_nothing_follows() {
+fn refuses_an_altered_record_and_everything_after_it() {
     let (mut client, mut server) = streams();
     let _ = client.send(&[IoSlice::new(b"good")]).unwrap();
     assert_eq!(receive_all(&mut server, 4), b"good");
-    // A record that nobody has encrypted.
+    // A record that neither end has encrypted.
     let mut forged = vec![23, 3, 3, 0, 32];
     forged.extend([9; 32]);
     (&**client.socket()).write_all(&forged).unwrap();
@@ -200,7 +200,7 @@ fn what_was_changed_on_the_way_is_refused_and_nothing_follows() {
 }
 
 #[test]
-fn an_end_that_was_said_and_one_that_was_not_are_ends() {
+fn announced_and_unannounced_ends_are_both_ends() {
     for close in [|mut stream: TlsStream| stream.close(), |stream: TlsStream| drop(stream)] {
         let (mut client, mut server) = streams();
         send_all(&mut client, b"last words").unwrap();

@@ -19,10 +19,10 @@ const EVENT_FAULT: u8 = 0x12;
 const FAULT_WRITE: u64 = 1;
 const FAULT_PROTECTED: u64 = 1 << 1;
 const DEVICE: &str = "/dev/userfaultfd";
-/// Makes one of the device.
+/// Number of the `ioctl` by which the device makes a descriptor of userfaultfd.
 const NEW: u32 = 0xaa00;
 
-/// What a kernel can do.
+/// Features of the kernel's userfaultfd, as a bit set.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Features(u64);
 
@@ -57,8 +57,8 @@ impl BitAnd for Features {
     }
 }
 
-/// An argument of `ioctl` with its number: bits 0 to 7 say which, 8 to 15 whose, 16 to 29 how long, 30 and 31 which
-/// way.
+/// An argument of `ioctl` with its number: bits 0 to 7 are the command, 8 to 15 the subsystem, 16 to 29 the size, 30
+/// and 31 the direction.
 ///
 /// # Safety
 /// The type's layout is that of the kernel's argument for the number.
@@ -125,7 +125,7 @@ pub(super) struct Poison {
     pub(super) updated: i64,
 }
 
-/// What is read: an event, and for a fault how, where and by whom.
+/// `struct uffd_msg`: an event, and for a fault its flags, address and thread.
 #[derive(Clone, Copy, Default)]
 #[repr(C)]
 pub(super) struct Message {
@@ -173,8 +173,8 @@ unsafe impl Call for Poison {
 }
 
 pub(super) fn call<C: Call>(file: &OwnedFd, call: &mut C) -> Result<(), Errno> {
-    // SAFETY: the number fits the type, which lives longer than the call. What the calls do to memory, they do to pages
-    // of watched stretches: those that are there are not changed, but moved where their owner says.
+    // SAFETY: the number fits the type, which lives longer than the call. The calls act on pages of watched stretches
+    // only: existing pages are not changed, but moved to the address that their owner names.
     let done = unsafe { libc::ioctl(file.as_raw_fd(), C::NUMBER.into(), std::ptr::from_mut(call)) };
     if done < 0 { Err(last_error()) } else { Ok(()) }
 }
@@ -183,12 +183,13 @@ fn last_error() -> Errno {
     Errno::from_io_error(&std::io::Error::last_os_error()).unwrap_or(Errno::IO)
 }
 
-/// A descriptor that nothing is chosen for. Reading it sleeps, and no child process inherits it by `exec`.
+/// Makes a descriptor for which no features are chosen yet. Reading it sleeps, and no child process inherits it by
+/// `exec`.
 pub(super) fn open() -> Result<OwnedFd, FabricError> {
     // SAFETY: the call makes a descriptor and touches no memory.
     let made = unsafe { libc::syscall(libc::SYS_userfaultfd, libc::O_CLOEXEC) };
     if made >= 0 {
-        // SAFETY: it was made just now, and is nobody else's.
+        // SAFETY: the descriptor was made just now, and has no other owner.
         return Ok(unsafe { OwnedFd::from_raw_fd(made as i32) });
     }
     match last_error() {
@@ -197,7 +198,7 @@ pub(super) fn open() -> Result<OwnedFd, FabricError> {
     }
 }
 
-/// The device.
+/// Opens the device.
 pub(super) fn device() -> Result<OwnedFd, FabricError> {
     let device =
         std::fs::File::options().read(true).write(true).open(DEVICE).map_err(|error| refused(&error))?;
@@ -211,18 +212,18 @@ fn refused(error: &std::io::Error) -> FabricError {
     ))
 }
 
-/// A descriptor as of [`open`], by the device.
+/// Makes the same descriptor as [`open`], by the device.
 pub(super) fn made_of(device: BorrowedFd<'_>) -> Result<OwnedFd, FabricError> {
     // SAFETY: the call makes a descriptor and touches no memory.
     let made = unsafe { libc::ioctl(device.as_raw_fd(), NEW.into(), libc::O_CLOEXEC) };
     if made < 0 {
         return Err(refused(&last_error().into()));
     }
-    // SAFETY: it was made just now, and is nobody else's.
+    // SAFETY: the descriptor was made just now, and has no other owner.
     Ok(unsafe { OwnedFd::from_raw_fd(made) })
 }
 
-/// Chooses features, and says which there are. Once for a descriptor.
+/// Chooses features, and returns those that exist. May be called once for a descriptor.
 pub(super) fn negotiate(file: &OwnedFd, features: Features) -> Result<Features, FabricError> {
     let mut api = Api { version: VERSION, features: features.0, ioctls: 0 };
     call(file, &mut api)
@@ -230,13 +231,14 @@ pub(super) fn negotiate(file: &OwnedFd, features: Features) -> Result<Features, 
     Ok(Features(api.features))
 }
 
-/// Gives ranges of this process back to the machine. Whether all of them were.
+/// Gives ranges of this process back to the machine. Returns whether all of them were given back.
 ///
 /// # Safety
-/// They are nobody's.
+/// No thread uses these ranges.
 pub(super) unsafe fn discard(own: &OwnedFd, ranges: &[Range]) -> bool {
     const { assert!(size_of::<Range>() == size_of::<libc::iovec>()) };
-    // SAFETY: a range has the layout of an iovec: an address, and a length. What is in them is nobody's.
+    // SAFETY: a range has the layout of an iovec: an address, and a length. By the caller's promise no thread uses
+    // their bytes.
     let done = unsafe {
         let (advice, flags) = (libc::MADV_DONTNEED, 0);
         libc::syscall(
@@ -252,10 +254,10 @@ pub(super) unsafe fn discard(own: &OwnedFd, ranges: &[Range]) -> bool {
 }
 
 impl Message {
-    /// None: something else than a fault.
+    /// Reads the next message. `None` if it is not a fault.
     pub(super) fn read(file: &OwnedFd) -> Result<Option<Message>, Errno> {
         let mut message = Message::default();
-        // SAFETY: the kernel writes whole messages, of this layout and size, any bytes of which are one.
+        // SAFETY: the kernel writes whole messages, of this layout and size, and any bytes are a valid message.
         let bytes = unsafe {
             std::slice::from_raw_parts_mut(
                 std::ptr::from_mut(&mut message).cast::<u8>(),

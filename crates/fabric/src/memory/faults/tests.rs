@@ -6,7 +6,7 @@ use super::*;
 use crate::stretch::{HUGE_BYTES, PageSize};
 use sublet_means::{Means, skip};
 
-/// Not permitted here: nothing to be shown.
+/// Opens fault handling, or skips the test where this process may not.
 fn open() -> Option<Faults> {
     let faults = Faults::open();
     if let Err(error) = &faults {
@@ -16,7 +16,7 @@ fn open() -> Option<Faults> {
 }
 
 #[test]
-fn who_touches_a_page_gets_what_is_put_there_and_who_writes_a_protected_one_waits() {
+fn touch_gets_filled_page_and_write_to_protected_page_waits() {
     let Some(faults) = open() else { return };
     let stretch = Stretch::reserve(1 << 20, PageSize::Small).unwrap();
     faults.watch(&stretch).unwrap();
@@ -24,7 +24,7 @@ fn who_touches_a_page_gets_what_is_put_there_and_who_writes_a_protected_one_wait
     std::thread::scope(|scope| {
         let touches = scope.spawn(move || {
             let byte = byte as *mut u8;
-            // SAFETY: it is inside of the stretch, which outlives this thread; nobody else touches it.
+            // SAFETY: the byte is inside of the stretch, which outlives this thread; no other thread touches it.
             unsafe {
                 let was = byte.read_volatile();
                 byte.write_volatile(9);
@@ -50,7 +50,7 @@ fn pages_move_between_stretches_and_back() {
     faults.watch(&array).unwrap();
     faults.accept(&slots).unwrap();
     let at = |stretch: &Stretch, offset| stretch.pointer(offset, 1).unwrap();
-    // SAFETY: both are this test's alone, and what is read of the array is there.
+    // SAFETY: both stretches belong to this test only, and the pages of the array that it reads exist.
     unsafe {
         at(&slots, 0).write_bytes(7, HUGE_BYTES as usize);
         faults.shift((&array, HUGE_BYTES), (&slots, 0), HUGE_BYTES).unwrap();

@@ -1,4 +1,4 @@
-//! Memory that the provider knows, and the keys by which a peer reaches it.
+//! Memory that is registered with the provider, and the keys by which a peer accesses it.
 
 use std::ffi::c_int;
 use std::ptr::NonNull;
@@ -10,8 +10,8 @@ use crate::FabricError;
 use crate::ofi::ffi::{self, RawRegistration};
 
 impl Link {
-    /// Makes memory known to the provider, and reachable for the peer if `remote`. Dismissed with the link, at the
-    /// latest.
+    /// Registers memory with the provider, and makes it accessible to the peer if `remote`. The registration ends with
+    /// the link at the latest.
     ///
     /// # Safety
     /// The memory must stay mapped until then.
@@ -86,7 +86,7 @@ fn lock_limit(provider: &str, len_bytes: u64, limit: u64) -> String {
     )
 }
 
-/// Bytes that nobody guesses.
+/// Fills `bytes` with random bytes that a peer cannot guess.
 pub fn random(bytes: &mut [u8]) -> Result<(), FabricError> {
     getrandom::fill(bytes)
         .map_err(|error| FabricError::system("getrandom for a key", std::io::Error::other(error.to_string())))
@@ -97,7 +97,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_lock_limit_that_is_too_low_is_named_with_its_value_and_its_remedy() {
+    fn too_low_a_lock_limit_is_named_with_a_remedy() {
         let said = lock_limit("verbs", 1 << 20, 65536);
         for part in ["verbs", "1048576", "65536", "RLIMIT_MEMLOCK", "ulimit -l", "LimitMEMLOCK=infinity"] {
             assert!(said.contains(part), "{part} in {said}");

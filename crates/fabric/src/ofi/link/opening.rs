@@ -8,25 +8,25 @@ use super::{Link, MSG, RDM};
 use crate::FabricError;
 use crate::ofi::ffi::{self, Facts, Query, Table};
 
-/// Which network a connection goes over.
+/// The network of a connection.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Network {
-    /// libfabric's name of the provider, whole: "verbs", "efa", "tcp;ofi_rxm".
+    /// libfabric's full name of the provider: "verbs", "efa", "tcp;ofi_rxm".
     pub provider: String,
-    /// The interface, as the provider names its domain, or its IP address. None: the one that leads to the peer, or the
-    /// first.
+    /// The interface, as the provider names its domain, or its IP address. `None`: the interface that leads to the
+    /// peer, or the first.
     pub interface: Option<String>,
-    /// Where the peer is, as far as is known: chooses among the interfaces.
+    /// Address of the peer, if known. It selects among the interfaces.
     pub toward: Option<IpAddr>,
 }
 
 impl Network {
-    /// The provider's interface that leads to the peer.
+    /// Selects the provider's interface that leads to the peer.
     pub fn of(provider: &str) -> Network {
         Network { provider: provider.into(), ..Network::default() }
     }
 
-    /// The same, toward a peer.
+    /// Selects the interface that leads to this peer.
     pub fn toward(mut self, peer: IpAddr) -> Network {
         self.toward = Some(peer);
         self
@@ -34,14 +34,14 @@ impl Network {
 }
 
 impl Link {
-    /// Opens an interface of the provider; connects to nobody.
+    /// Opens an interface of the provider, without a connection.
     pub fn open(network: &Network) -> Result<Link, FabricError> {
         let table = ffi::table()?;
         let named = network.interface.as_deref().filter(|name| name.parse::<IpAddr>().is_ok());
         let toward = network.toward.and_then(source_toward).map(|address| address.to_string());
         let sources: &[Option<&str>] = match (named, &toward) {
             (Some(_), _) => &[named],
-            // The way to the peer may lead over an interface that is not the provider's; then its first is taken.
+            // The route to the peer may use an interface that is not the provider's; then its first one is used.
             (None, Some(toward)) => &[Some(toward), None],
             (None, None) => &[None],
         };
@@ -50,7 +50,7 @@ impl Link {
         for (kind, source) in tries {
             match open_one(table, network, kind, source)? {
                 Ok(link) => return Ok(link),
-                // What was found and failed says more than what was not found.
+                // The error of an interface that failed is more useful than the one of an interface that was not found.
                 Err(rc) if last == -ffi::ENODATA => last = rc,
                 Err(_) => {}
             }
@@ -59,7 +59,7 @@ impl Link {
     }
 }
 
-/// The outer error ends the search, the inner lets it go on.
+/// Opens an interface. The outer error ends the search, the inner one lets it continue.
 fn open_one(
     table: &'static Table,
     network: &Network,
@@ -96,10 +96,10 @@ fn open_one(
     }
 }
 
-/// Whether the provider dies of a failed operation that has no context: ofi_rxm over tcp does.
+/// Whether the provider crashes on a failed operation that has no context: ofi_rxm over tcp does.
 ///
 /// `rxm_handle_comp_error` (prov/rxm/src/rxm_cq.c) reads the state of a failed operation through its context without a
-/// check. The tcp provider below reports failures whose context is null in two cases, and then the process dies of
+/// check. The tcp provider below reports failures whose context is null in two cases, and then the process is killed by
 /// SIGSEGV inside of `fi_cq_read` or `fi_close`:
 /// - A connection breaks while a write is queued that was injected (`fi_inject_write`, `fi_inject_writedata`):
 ///   `tcpx_rma_inject_common` (prov/tcp/src/tcpx_rma.c) does not mark it with `TCPX_INJECT_OP`, as the functions that
@@ -128,7 +128,7 @@ fn open_error(table: &Table, network: &Network, rc: c_int) -> FabricError {
     FabricError::system(format!("opening {provider}{on}"), std::io::Error::other(table.text(rc)))
 }
 
-/// The address of this machine from which packets to the peer go. Sends nothing.
+/// The address of this machine from which packets to the peer are sent. Sends nothing.
 fn source_toward(peer: IpAddr) -> Option<IpAddr> {
     const ANY_PORT: u16 = 9;
     let any: IpAddr = if peer.is_ipv4() { [0u8; 4].into() } else { [0u8; 16].into() };

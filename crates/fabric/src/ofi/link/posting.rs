@@ -13,30 +13,31 @@ pub enum Post {
     Write,
     /// Completes when the bytes are in the peer's memory.
     WriteDelivered,
-    /// As `Write`, and the peer gets a completion with data.
+    /// Completes like `Write`; the peer gets a completion with data.
     WriteData,
-    /// As `WriteData`, without a completion here.
+    /// Works like `WriteData`, without a completion here.
     WriteDataSilently,
     /// The local bytes may be reused at once; there is no completion.
     Inject,
-    /// As `Inject`, and the peer gets a completion with data.
+    /// Works like `Inject`; the peer gets a completion with data.
     InjectData,
     /// Completes when the peer's bytes are here.
     Read,
-    /// On words: operand, expected, result.
+    /// Adds to a word. The local words are operand, expected, result.
     FetchAdd,
-    /// As `FetchAdd`.
+    /// Replaces a word. The local words are the same as for `FetchAdd`.
     CompareSwap,
 }
 
 impl Link {
-    /// Posts an operation. False: not now, something must complete first. An operation that was not posted may be tried
-    /// again, with other bytes, too. Some of its bytes may have been sent by then, but no immediate data.
+    /// Posts an operation. False: another operation must complete first. An operation that was not posted may be tried
+    /// again, also with other bytes. Some of its bytes may have been sent by then, but no immediate data.
     ///
     /// # Safety
-    /// The local bytes must stay in place and unchanged until it has completed or the link is closed (for `Inject*`:
-    /// during the call), those of a read or an atomic must not be touched by others meanwhile, and the context must
-    /// stay in place as long. If it could not be posted, the local bytes must stay in place until the link is closed.
+    /// The local bytes must stay in place and unchanged until the operation has completed or the link is closed; for
+    /// `Inject*`, during the call. Other code must not access the bytes of a read or an atomic in that time. The
+    /// context must stay in place for the same time. If the operation could not be posted, the local bytes must stay in
+    /// place until the link is closed.
     #[inline]
     pub unsafe fn post(&mut self, what: Post, transfer: &Transfer) -> Result<bool, FabricError> {
         let table = self.table;
@@ -61,10 +62,10 @@ impl Link {
     }
 
     /// Posts the bytes of a write with immediate data, and then the data. The provider keeps their order. The bytes
-    /// complete with a null context, which is nobody's.
+    /// complete with a null context, which no operation has.
     ///
     /// # Safety
-    /// As of [`Link::post`].
+    /// The same as for [`Link::post`].
     unsafe fn post_separately(
         &mut self,
         post_data: unsafe extern "C" fn(*mut RawLink, *const Transfer) -> c_int,
@@ -82,17 +83,17 @@ impl Link {
         self.posted("posting an operation", rc)
     }
 
-    /// Posts room for a remote completion. False: not now.
+    /// Posts a receive for a remote completion. False: another operation must complete first.
     pub fn receive(&mut self, context: *mut c_void) -> Result<bool, FabricError> {
         // SAFETY: the link is open, and the context stays in place by the engine's duty.
         let rc = unsafe { (self.table.receive)(self.raw.as_ptr(), context) };
         self.posted("posting a receive", rc)
     }
 
-    /// Takes completions. Says how many.
+    /// Takes completions, and returns how many.
     #[inline]
     pub fn poll(&mut self, completions: &mut [Completion]) -> Result<usize, FabricError> {
-        // SAFETY: there is room for as many as is said, and the link is open.
+        // SAFETY: the slice has space for the passed number of completions, and the link is open.
         let rc = unsafe { (self.table.poll)(self.raw.as_ptr(), completions.as_mut_ptr(), completions.len()) };
         match rc {
             0.. => Ok(rc as usize),
@@ -101,13 +102,13 @@ impl Link {
         }
     }
 
-    /// Whether the descriptors will tell of what comes next. False: something is there already.
+    /// Whether the descriptors will report the next arrival. False: something has arrived already.
     pub fn try_wait(&mut self) -> bool {
         // SAFETY: the link is open.
         unsafe { (self.table.try_wait)(self.raw.as_ptr()) == 0 }
     }
 
-    /// Which flag a completion with the peer's data has.
+    /// The flag of a completion with the peer's data.
     pub fn remote_data(&self) -> u64 {
         self.table.remote_data
     }

@@ -1,4 +1,4 @@
-//! Moves bytes directly, in the pieces and by the way that the provider takes.
+//! Moves bytes directly, in pieces of the provider's size and by the access that the provider needs.
 
 use std::ffi::c_void;
 use std::ptr::NonNull;
@@ -13,26 +13,26 @@ use crate::ofi::operations::{Group, PUSHES};
 use crate::ofi::outgoing::Piece;
 use crate::shared::copy_bytes;
 
-/// From here on, memory that the provider does not know is registered for the time instead of being copied.
+/// Size from which unregistered memory is registered for a transfer instead of being copied.
 const WORTH_REGISTERING_BYTES: u64 = 1 << 20;
 
-/// How the provider gets at bytes of this process.
+/// How the provider accesses bytes of this process.
 #[derive(Clone, Copy)]
 enum Access {
-    /// By the descriptor of a registration, or null.
+    /// Directly, by the descriptor of a registration, or null.
     Direct(*mut c_void),
-    /// By a registration that is made for the time.
+    /// Through a registration that is made for this transfer.
     Registered(RawRegistration),
-    /// By the bounce bytes.
+    /// Through a copy in the bounce bytes.
     Copied,
 }
 
 impl Endpoint {
-    /// Writes from memory that stays as it is until the next line is published: waits for nothing where the provider
-    /// can read it there.
+    /// Writes from memory that stays unchanged until the next line is published. Does not wait where the provider can
+    /// read the memory directly.
     ///
     /// # Safety
-    /// As said.
+    /// The memory must stay readable and unchanged until the next line is published.
     pub(super) unsafe fn push_all(
         &self,
         from: NonNull<u8>,
@@ -51,10 +51,10 @@ impl Endpoint {
         }
     }
 
-    /// Moves bytes and waits until they have left or come.
+    /// Moves bytes and waits until they have left or arrived.
     ///
     /// # Safety
-    /// The local bytes must be readable, of a read writable, and nobody may touch them meanwhile.
+    /// The local bytes must be readable, and for a read writable. No other code may access them meanwhile.
     pub(super) unsafe fn move_all(
         &self,
         what: Post,
@@ -74,7 +74,7 @@ impl Endpoint {
             }
             access.map(|access| Some((access, group)))
         })?;
-        // SAFETY: the caller's duty, and what is waited for below.
+        // SAFETY: the caller's duty, and the waits below.
         unsafe {
             match access {
                 Access::Direct(descriptor) => {
@@ -95,10 +95,10 @@ impl Endpoint {
         self.end_group(generation, group)
     }
 
-    /// Posts bytes in pieces that the provider takes. Waits for none of them to complete.
+    /// Posts bytes in pieces of at most the provider's size. Waits for none of them to complete.
     ///
     /// # Safety
-    /// The local bytes must be valid for what is done until the group is done.
+    /// The local bytes must be valid for the operation until the group is done.
     unsafe fn move_pieces(
         &self,
         generation: u64,
@@ -130,10 +130,10 @@ impl Endpoint {
         Ok(())
     }
 
-    /// Moves bytes by way of the bounce bytes, as many at a time as these are.
+    /// Moves bytes through the bounce bytes, in pieces of their size.
     ///
     /// # Safety
-    /// The local bytes must be valid for what is done during the call.
+    /// The local bytes must be valid for the operation during the call.
     unsafe fn move_copies(
         &self,
         generation: u64,
@@ -173,7 +173,7 @@ impl Endpoint {
     }
 }
 
-/// How the provider gets at bytes of this process.
+/// Chooses how the provider accesses bytes of this process.
 fn access(
     live: &mut Live,
     local: NonNull<u8>,
@@ -191,6 +191,6 @@ fn access(
     }
     // SAFETY: dismissed before the call for which it is made returns, or with the link, which an error has closed.
     let registered = unsafe { live.link.enroll(local, len_bytes, false) };
-    // What cannot be registered, as memory that is not writable, can still be copied.
+    // Memory that cannot be registered, such as read-only memory, can still be copied.
     Ok(registered.map_or(Access::Copied, Access::Registered))
 }

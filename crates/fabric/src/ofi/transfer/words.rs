@@ -1,4 +1,4 @@
-//! Atomics on words of the peer: by the provider where it has them, by the peer's progress where it has none.
+//! Atomics on words of the peer: by the provider where it has them, otherwise by the peer's progress.
 
 use crate::FabricError;
 use crate::ofi::Endpoint;
@@ -48,7 +48,7 @@ impl Endpoint {
         Ok(before)
     }
 
-    /// Has the peer's progress change the word.
+    /// Makes the peer's progress change the word.
     fn ask(
         &self,
         generation: u64,

@@ -1,4 +1,4 @@
-//! Writes: small ones travel with the next line, others go by themselves, and none overtakes one to the same place.
+//! Writes: small ones travel with the next line, others go separately, and none overtakes another to the same address.
 
 use std::ptr::NonNull;
 
@@ -11,12 +11,12 @@ use crate::ofi::outgoing::Piece;
 use crate::shared::copy_bytes;
 use crate::window::Address;
 
-/// When a write may take effect.
+/// The time at which a write may take effect.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Effect {
-    /// When it likes, before everything that follows.
+    /// Takes effect at any time before the operations that follow.
     Put,
-    /// Before the next line.
+    /// Takes effect before the next line.
     Push,
 }
 
@@ -58,7 +58,7 @@ impl Endpoint {
         }
     }
 
-    /// Adds bytes to what travels with the next line, if there is room.
+    /// Adds bytes to the batch that travels with the next line. Returns false if they do not fit.
     ///
     /// # Safety
     /// The bytes must be readable.
@@ -82,7 +82,7 @@ impl Endpoint {
         Ok(added)
     }
 
-    /// Whether bytes that go to the same place wait for a line: what comes later must not be overwritten by them.
+    /// Whether bytes for the same address wait for a line: they must not overwrite a later write.
     fn is_batched(&self, to: Address, len_bytes: u64) -> Result<bool, FabricError> {
         let end = to.offset.saturating_add(len_bytes);
         let overlaps = |place: Place, bytes: &[u8]| {
@@ -93,7 +93,7 @@ impl Endpoint {
         Ok(live.is_flushing || live.batch.puts().any(|(place, bytes)| overlaps(place, bytes)))
     }
 
-    /// Sends puts that wait for a line without it, or waits until another thread has.
+    /// Sends puts that wait for a line without it, or waits until another thread has done so.
     pub(in crate::ofi) fn flush(&self) -> Result<(), FabricError> {
         let has_left = |live: &mut Live| live.batch.is_empty() && !live.is_flushing;
         if has_left(self.lock().live()?) {
@@ -137,7 +137,7 @@ fn take_batch(live: &mut Live) -> Vec<Piece> {
         unsafe { copy_bytes(bytes.as_ptr(), local.as_ptr(), bytes.len()) };
         used += bytes.len();
         let at = Address { region: place.region, offset: place.offset };
-        // It was inside when it was put, and regions do not shrink.
+        // The bytes were inside when they were put, and regions do not shrink.
         if let Ok((place, remote)) = live.regions.theirs(at, bytes.len() as u64) {
             pieces.push(Piece { local, len_bytes: bytes.len(), descriptor, key: place.key, remote });
         }
