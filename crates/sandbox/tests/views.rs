@@ -43,8 +43,7 @@ fn sees_its_own_cores_and_memory(sort: Sort) {
     let allowed = allowed_cores();
     let [first, last] = [allowed[0], allowed[allowed.len() - 1]];
     let siblings = format!("/sys/devices/system/cpu/cpu{first}/topology/core_cpus_list");
-    let [online, possible] =
-        ["online", "possible"].map(|file| format!("/sys/devices/system/cpu/{file}"));
+    let [online, possible] = ["online", "possible"].map(|file| format!("/sys/devices/system/cpu/{file}"));
     let words = ["view", &online, &siblings, &possible];
     let cases = [
         (vec![first], 100 * MIB, None),
