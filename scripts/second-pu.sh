@@ -16,7 +16,7 @@ readonly RUST_TARGET=aarch64-unknown-linux-gnu
 readonly COMPILERS=(aarch64-linux-gnu-gcc:gcc-aarch64-linux-gnu aarch64-linux-gnu-g++:g++-aarch64-linux-gnu mke2fs:e2fsprogs)
 readonly HEADERS=/usr/aarch64-linux-gnu/include/stdio.h
 readonly HEADERS_PACKAGE=libc6-dev-arm64-cross
-# What emulates, for this machine's own architecture.
+# Packages of the emulator, for this machine's own architecture.
 readonly EMULATOR_PACKAGES=(qemu-system-arm qemu-system-common qemu-system-data busybox-static)
 # The root file system: what an agent and functions in Python use, and what its first program calls.
 readonly ROOT_PACKAGES=(base-files bash coreutils tar util-linux mount iproute2 procps grep sed libc6 libstdc++6 python3)
@@ -127,7 +127,8 @@ make_root() {
     mv "$FOLDER/root.new" "$FOLDER/root"
 }
 
-# What its Python would compile at each start, by this machine's if that is of the same version: emulated it takes long.
+# Compiles what the emulated Python would compile at each start, by this machine's Python if that is of the same
+# version: emulated it takes long.
 compile_python() {
     local root=$1 library
     library=$(python3 -c 'import sys; print("usr/lib/python%d.%d" % sys.version_info[:2])' 2>/dev/null) || return 0
@@ -190,8 +191,8 @@ prepare() {
     make_disk
 }
 
-# The emulator with its own libraries, whatever this machine has. It takes this process's place; when what it is told has an
-# end, or whoever tells it, it is killed.
+# Starts the emulator with its own libraries, whatever this machine has. It takes this process's place, and is killed
+# when its standard input or its caller ends.
 boot() {
     local files=$1 port=$2 usr=$FOLDER/emulator/usr loader libraries
     loader=$(compgen -G "$usr/lib*/ld-linux*.so.*" | head -n 1)

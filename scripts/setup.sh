@@ -20,7 +20,7 @@ readonly LIBFABRIC_PACKAGE=libfabric-dev
 readonly REDIS_PACKAGE=libhiredis-dev
 # A C library for WebAssembly, with which tests and examples are compiled.
 readonly WASI_PACKAGE=wasi-libc
-# What Rust compiles WebAssembly for.
+# Target for which Rust compiles WebAssembly.
 readonly WASM_TARGET=wasm32-unknown-unknown
 # The registry of the tests. Its package would start a server here, now and at each boot, so it is only unpacked.
 readonly REGISTRY_PACKAGE=docker-registry
@@ -28,10 +28,10 @@ readonly REGISTRY_FOLDER=target/tools/docker-registry
 # A Python of the tests' own, with modules that many use.
 readonly PYTHON_FOLDER=target/tools/python
 readonly PYTHON_MODULES=(numpy==2.2.6 pandas==2.3.3 pillow==12.0.0)
-# What makes wheels.
+# The program that makes wheels.
 readonly MATURIN_FOLDER=target/tools/maturin
 readonly MATURIN_MODULES=(maturin==1.16.0)
-# What builds the documentation site.
+# The programs that build the documentation site.
 readonly MKDOCS_FOLDER=target/tools/mkdocs
 readonly MKDOCS_MODULES=(mkdocs==1.6.1 mkdocs-material==9.8.2 mkdocstrings==1.0.8 mkdocstrings-python==2.0.11 ruff==0.17.6)
 # OpenCL's loader and PoCL, by which the processor is a device: what kernels are tested on.

@@ -132,7 +132,7 @@ def prefix(lines, mark):
 
 
 def name_of(code):
-    """What a declaration declares."""
+    """Returns the name that a declaration declares."""
     patterns = [
         r"^typedef (?:struct|enum) (\w+)",
         r"^(?:template <[^\n]*>\n)?(?:class|struct|enum class|enum) (\w+)",

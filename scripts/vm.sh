@@ -114,7 +114,7 @@ boot() {
     follow "$share"
 }
 
-# Shows what the guest says, until it is done or its time is over.
+# Shows the progress of the virtual machine, until it is done or its time is over.
 follow() {
     local share=$1
     tail -n +1 -s 0.2 --pid="$machine" -f "$share/progress" &

@@ -15,7 +15,7 @@ pub struct Application(Kept<sublet::Application>);
 /// A run's identifier, of each last component its name and what its instances returned, and what each component had.
 type Ran<'py> = (String, Vec<(String, Vec<Bound<'py, PyBytes>>)>, Vec<Bound<'py, PyDict>>);
 
-/// How it is to be run: the options are the fields, with times in seconds.
+/// Reads the options of a run: their names are the fields, with times in seconds.
 pub fn chosen(py: Python<'_>, options: Option<&Bound<'_, PyDict>>) -> PyResult<RunOptions> {
     let mut chosen = RunOptions::default();
     for (name, value) in options.into_iter().flatten() {
@@ -40,7 +40,7 @@ pub fn chosen(py: Python<'_>, options: Option<&Bound<'_, PyDict>>) -> PyResult<R
 }
 
 impl Application {
-    /// One that is deployed.
+    /// Wraps a deployed application.
     pub fn new(application: sublet::Application) -> Application {
         Application(Kept::new(application))
     }
@@ -54,7 +54,7 @@ impl Application {
         self.0.digest().to_owned()
     }
 
-    /// Its document, with what was left out filled in.
+    /// Returns the graph's document, with the defaults filled in.
     #[getter]
     fn document(&self) -> String {
         self.0.graph().to_json()
@@ -73,7 +73,7 @@ impl Application {
         ran(py, watch, |news, goes_on| self.0.run_while(input, news, goes_on))
     }
 
-    /// Goes on with a run whose client is gone.
+    /// Continues a run whose client has ended.
     #[pyo3(signature = (run, news=None))]
     fn resume<'py>(
         &self,
@@ -86,10 +86,10 @@ impl Application {
     }
 }
 
-/// Whoever waits for a run in Python.
+/// A Python thread that waits for a run.
 struct Watch {
     news: Option<Py<PyAny>>,
-    /// Why nobody waits for it any more.
+    /// Exception that ended the wait.
     raised: Option<PyErr>,
 }
 

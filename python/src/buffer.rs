@@ -13,10 +13,10 @@ use crate::error::raised;
 use crate::kept::Kept;
 use crate::pool::{Paper, Pool};
 
-/// How NumPy calls bytes.
+/// NumPy's name for the type of bytes.
 const BYTES: &str = "|u1";
 
-/// A piece of memory, and who keeps it.
+/// A piece of memory, and the owner that keeps it.
 #[pyclass(frozen, module = "sublet._native")]
 pub struct Buffer {
     at: NonNull<u8>,
@@ -26,26 +26,26 @@ pub struct Buffer {
     _owner: Owner,
 }
 
-/// Who keeps memory where it is.
+/// Owner of a piece of memory, which keeps it at its address.
 #[derive(Clone)]
 pub enum Owner {
     /// Registered memory of a message.
     Message(Paper),
     /// Registered memory of its own.
     Array(Arc<Kept<sublet::Buffer<u8>>>),
-    /// A memory component's, which is not made shorter meanwhile.
+    /// Memory of a component, which is not made shorter meanwhile.
     Component(Arc<Lent>),
-    /// An object's, by a view of it.
+    /// Memory of a Python object, kept by a view of it.
     Object(Arc<View>),
 }
 
-// SAFETY: it is an address and whoever keeps what is there, who may be kept and given up by any thread.
+// SAFETY: a buffer is an address and the owner of the memory there; any thread may keep and drop the owner.
 unsafe impl Send for Buffer {}
 // SAFETY: as above; nothing is read or written through it.
 unsafe impl Sync for Buffer {}
 
 impl Buffer {
-    /// So many bytes there, which the owner keeps.
+    /// Makes a buffer of `len_bytes` bytes at an address, which the owner keeps.
     pub fn new(at: NonNull<u8>, len_bytes: u64, read_only: bool, owner: Owner) -> Buffer {
         Buffer { at, len_bytes, read_only, _owner: owner }
     }
@@ -59,13 +59,13 @@ impl Buffer {
         self.at.as_ptr() as usize
     }
 
-    /// How many bytes there are.
+    /// Number of bytes.
     #[getter]
     fn nbytes(&self) -> u64 {
         self.len_bytes
     }
 
-    /// Whether nobody is to write there.
+    /// Whether the memory must not be written.
     #[getter]
     fn readonly(&self) -> bool {
         self.read_only
@@ -99,7 +99,7 @@ pub fn is_registered(py: Python<'_>, object: &Bound<'_, PyAny>) -> PyResult<bool
     Ok(pool.memory().locate(view.pointer().as_ptr(), view.len_bytes()).is_some())
 }
 
-/// Registered memory of so many bytes, which workers on this machine reach without copying.
+/// Allocates `nbytes` bytes of registered memory, which workers on this machine reach without copying.
 #[pyfunction]
 pub fn allocate(py: Python<'_>, nbytes: usize) -> PyResult<Buffer> {
     let made = py.detach(|| Pool::shared()?.memory().buffer::<u8>(nbytes));

@@ -19,31 +19,31 @@ use crate::message::{Opened, Reply, Request};
 use crate::pool::Paper;
 use crate::queue::Queue;
 
-/// How long a result is looked for before others get the interpreter,
+/// Number of checks for a result before this thread lets others have the interpreter.
 const ATTACHED_LOOKS: u32 = 400;
-/// and then before this thread sleeps.
+/// Time of checks for a result without the interpreter, before this thread sleeps.
 const SPIN: Duration = Duration::from_micros(60);
-/// How often a thread that sleeps looks whether it was interrupted.
+/// Interval at which a sleeping thread checks whether it was interrupted.
 const TICK: Duration = Duration::from_millis(50);
 
 /// See the [module](self).
 #[pyclass(frozen, module = "sublet._native")]
 pub struct Call(Mutex<State>);
 
-/// What was sent, and where the result comes.
+/// A request, and the memory for its result.
 pub enum Sent {
     /// Objects, to a function in Python.
     Objects {
-        /// What was written.
+        /// The request.
         request: Arc<Request>,
-        /// Where the reply comes.
+        /// Memory for the reply.
         output: Paper,
     },
-    /// Bytes, to any other.
+    /// Bytes, to a function that is not in Python.
     Bytes(Held),
 }
 
-/// Who keeps input and output of a call with bytes where they are.
+/// Owners of the input and output of a call with bytes, which keep both at their addresses.
 #[derive(Default)]
 pub struct Held {
     /// The caller's own memory.
@@ -60,15 +60,15 @@ struct State {
     finished: Option<Result<Completion, Error>>,
     deadline: Option<Instant>,
     sent: Sent,
-    /// By which more is asked of the same worker.
+    /// Options of the call, with which further requests go to the same worker.
     asked: Asked,
-    /// What asks, until there is an answer.
+    /// Request for the rest of a reply, until the answer has come.
     fetching: Option<Paper>,
     leased: Arc<Leased>,
 }
 
 impl Call {
-    /// One that was just sent.
+    /// Wraps a call that was just sent.
     pub fn new(invocation: Invocation<'static>, asked: Asked, sent: Sent, leased: Arc<Leased>) -> Call {
         let deadline = asked.deadline;
         let invocation = Some(Kept::new(invocation));
@@ -79,7 +79,7 @@ impl Call {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Without waiting for a thread that waits for the call.
+    /// Locks the state, or returns nothing if another thread waits for the call.
     fn try_lock(&self) -> Option<MutexGuard<'_, State>> {
         match self.0.try_lock() {
             Ok(state) => Some(state),
@@ -94,7 +94,7 @@ impl Drop for State {
         if is_forked() {
             return;
         }
-        // Nobody has read the reply, which may say that the worker still uses memory of the call.
+        // No thread has read the reply, which may say that the worker still uses memory of the call.
         if self.finished.is_none()
             && let Some(invocation) = &mut self.invocation
         {
@@ -179,7 +179,7 @@ impl State {
         let asked = Asked { worker: Some(worker), retries: 0, ..self.asked };
         let sent = self.leased.send(&asked, (&fetching.paper, fetching.len_bytes), (output, output.len()));
         self.invocation = Some(Kept::new(sent.map_err(failed)?));
-        // What asks is small, and has been read when the answer is there.
+        // The request for the rest is small, and the worker has read it when the answer has come.
         self.fetching = Some(fetching.paper);
         self.finished = None;
         Ok(())
@@ -188,7 +188,7 @@ impl State {
 
 #[pymethods]
 impl Call {
-    /// Waits for the end, at most so many seconds; says whether it has come.
+    /// Waits for the end of the call, at most `timeout` seconds, and returns whether it has ended.
     #[pyo3(signature = (timeout=None))]
     fn wait(&self, py: Python<'_>, timeout: Option<f64>) -> PyResult<bool> {
         if let Some(mut state) = self.try_lock() {
@@ -214,12 +214,12 @@ impl Call {
         Ok(false)
     }
 
-    /// Whether it has ended, as far as that can be told at once.
+    /// Whether the call has ended, as far as this can be found without waiting.
     fn done(&self) -> bool {
         self.try_lock().is_some_and(|mut state| state.look())
     }
 
-    /// Has its number put into the queue when it may have ended; says whether it has already.
+    /// Puts the call's number into the queue when the call may have ended. Returns whether it has ended already.
     fn watch(&self, py: Python<'_>, queue: &Queue, number: u64) -> bool {
         let waker = queue.waker(number);
         py.detach(|| {
@@ -243,8 +243,9 @@ impl Call {
         self.lock().invocation.as_ref().map(|invocation| invocation.worker())
     }
 
-    /// What a function in Python answered: what kind of answer it is, and its parts. Nothing if that is still to come, because
-    /// there is more of it than was expected.
+    /// Returns the reply of a Python function: its kind, and its parts. Returns nothing if the reply is larger than
+    /// expected and the
+    /// rest is still to come.
     fn reply<'py>(&self, py: Python<'py>) -> PyResult<Option<Reply<'py>>> {
         let mut state = self.lock();
         let Some(finished) = state.finished.take() else {
@@ -268,7 +269,7 @@ impl Call {
         }
     }
 
-    /// What any other function answered: how many bytes, and those if the caller had no place for them.
+    /// Returns the size of another function's output, and the output if the caller passed no memory for it.
     fn bytes(&self, py: Python<'_>) -> PyResult<(usize, Option<Buffer>)> {
         let mut state = self.lock();
         let Some(finished) = state.finished.take() else {

@@ -15,22 +15,22 @@ use crate::error::{invalid, raised};
 use crate::invoker::{described, number, seconds};
 use crate::kept::Kept;
 
-/// How much is copied at a time: it stays in a core's cache.
+/// Size of the pieces in which bytes are copied: a piece stays in a core's cache.
 const COPY_BYTES: u64 = 256 << 10;
 
 /// Memory that is leased by the segment.
 #[pyclass(frozen, module = "sublet._native")]
 pub struct Memory(Arc<Component>);
 
-/// A component, and which of its memory is somebody's array.
+/// A component, and the parts of it that arrays use.
 pub struct Component {
-    /// Until it is released.
+    /// The memory, until it is released.
     memory: RwLock<Option<Kept<sublet::Memory>>>,
-    /// The ends of what is lent, by number.
+    /// Ends of the parts that arrays use, by number.
     lent: Mutex<BTreeMap<u64, u64>>,
 }
 
-/// A piece of a component that lies where it is as long as this is there.
+/// A piece of a component that keeps its address as long as this object exists.
 pub struct Lent {
     component: Arc<Component>,
     number: u64,
@@ -60,7 +60,7 @@ impl Component {
         }
     }
 
-    /// Nothing beyond so many bytes is anybody's array.
+    /// Fails if an array lies beyond the first `len_bytes` bytes.
     fn check_lent(&self, len_bytes: u64) -> Result<(), Error> {
         let beyond = self.lent().values().filter(|end| **end > len_bytes).count();
         if beyond == 0 {
@@ -82,7 +82,7 @@ fn released() -> Error {
     Error::new(Code::LeaseEnded, "the memory component was released")
 }
 
-/// What a component is to be: the options are the methods of a plan, with times in seconds.
+/// Reads the plan of a component: the options are the methods of a plan, with times in seconds.
 pub fn planned(py: Python<'_>, options: Option<&Bound<'_, PyDict>>) -> PyResult<MemoryPlan> {
     let mut plan = MemoryPlan::new();
     for (name, value) in options.into_iter().flatten().filter(|(_, value)| !value.is_none()) {
@@ -112,7 +112,7 @@ pub fn planned(py: Python<'_>, options: Option<&Bound<'_, PyDict>>) -> PyResult<
 }
 
 impl Memory {
-    /// One that is not released yet.
+    /// Wraps a component that is not released yet.
     pub fn new(memory: sublet::Memory) -> Memory {
         Memory(Arc::new(Component { memory: RwLock::new(Some(Kept::new(memory))), lent: Mutex::default() }))
     }
@@ -128,7 +128,7 @@ impl Memory {
 
 #[pymethods]
 impl Memory {
-    /// How many bytes there are to be read, and how many are leased.
+    /// Returns the number of readable bytes, and of leased bytes.
     fn sizes(&self, py: Python<'_>) -> PyResult<(u64, u64)> {
         self.with(py, |memory| Ok((memory.len_bytes(), memory.capacity_bytes())))
     }
@@ -198,7 +198,7 @@ impl Memory {
         Ok(Buffer::new(at, nbytes, false, owner))
     }
 
-    /// Makes it so many bytes long.
+    /// Sets the size in bytes.
     fn resize(&self, py: Python<'_>, nbytes: u64) -> PyResult<()> {
         let resized = py.detach(|| {
             let mut memory = self.0.write();
@@ -208,7 +208,7 @@ impl Memory {
         resized.map_err(|error| raised(py, &error))
     }
 
-    /// Lets all segments end so many seconds from now.
+    /// Sets the end of all segments' leases to `timeout` seconds from now.
     fn renew(&self, py: Python<'_>, timeout: f64) -> PyResult<()> {
         let timeout = seconds(py, "timeout", timeout)?;
         self.with(py, |memory| memory.renew(timeout))
@@ -220,7 +220,7 @@ impl Memory {
         leases.iter().map(|lease| described(py, lease)).collect()
     }
 
-    /// Gives all of it back; tells each lease, with what it used.
+    /// Releases all of it. Returns each lease, with its use.
     fn release<'py>(&self, py: Python<'py>) -> PyResult<Vec<Bound<'py, PyDict>>> {
         let leases = py.detach(|| {
             let mut memory = self.0.write();
@@ -232,7 +232,7 @@ impl Memory {
 }
 
 impl Memory {
-    /// What cannot be read need not be made room for.
+    /// Fails if bytes do not exist, before memory for a copy of them is allocated.
     fn check_readable(&self, py: Python<'_>, offset: u64, nbytes: usize) -> PyResult<()> {
         let (len_bytes, _) = self.sizes(py)?;
         if offset.checked_add(nbytes as u64).is_some_and(|end| end <= len_bytes) {
@@ -251,7 +251,7 @@ impl Memory {
     ) -> PyResult<()> {
         let view = View::of(from, Use::Reading)?;
         let mut bytes = Vec::new();
-        // The end first: if there is no room for it, nothing is written.
+        // Starts at the end: if the component cannot grow that far, nothing is written.
         let mut end = view.len_bytes();
         while end > 0 {
             bytes.resize(((end - 1) % COPY_BYTES + 1) as usize, 0);

@@ -12,7 +12,7 @@ pub fn raised(py: Python<'_>, error: &Error) -> PyErr {
     made.map_or_else(|failed| failed, PyErr::from_value)
 }
 
-/// What is wrong with an argument.
+/// Makes the exception for an invalid argument.
 #[cold]
 pub fn invalid(py: Python<'_>, message: impl Into<String>) -> PyErr {
     raised(py, &Error::new(Code::InvalidArgument, message.into()))

@@ -29,7 +29,7 @@ const COPIED_BYTES: u32 = 16 << 10;
 /// The kind of package whose functions are in Python.
 const PYTHON: &str = "python";
 
-/// What [`Invoker::package`] returns, in that order.
+/// Results of [`Invoker::package`], in that order.
 type PackageFields = (String, String, Vec<String>, bool, bool, String);
 
 /// Whether a package is given by the path of its folder or library, and not by its address.
@@ -45,22 +45,22 @@ pub struct Invoker(Arc<Leased>);
 /// An invoker, and what is known of its leases once they are held.
 pub struct Leased {
     invoker: RwLock<Kept<sublet::Invoker>>,
-    /// Of the memory that its workers reach.
+    /// Memory that the lease's workers reach.
     pub pool: Arc<Pool>,
-    /// Messages that they use beyond their calls.
+    /// Messages whose memory the workers use after their calls.
     pub lent: Lent,
 }
 
-/// How a call is made.
+/// Options of a call.
 #[derive(Clone, Copy)]
 pub struct Asked {
-    /// Of the leased package.
+    /// Function of the leased package.
     pub function: Function,
-    /// Which worker is to execute it, if not any.
+    /// Number of the worker that must execute the call; any worker if not set.
     pub worker: Option<u32>,
-    /// How often it may be repeated on another if its own ends.
+    /// Number of times that it may be repeated on another worker if its own ends.
     pub retries: u32,
-    /// By when it must have ended.
+    /// Latest time for the call's end.
     pub deadline: Option<Instant>,
 }
 
@@ -80,7 +80,8 @@ impl Leased {
         Invoker(Arc::new(Leased { invoker: RwLock::new(Kept::new(invoker)), pool, lent: Lent::default() }))
     }
 
-    /// Sends a call with memory that stays where it is until the call has ended: whoever has the invocation keeps it.
+    /// Sends a call with memory that stays at its address until the call has ended; the owner of the invocation keeps
+    /// it.
     pub fn send(
         &self,
         asked: &Asked,
@@ -91,7 +92,7 @@ impl Leased {
         self.send_raw(asked, (input.start().as_ptr(), input_len), (output.start().as_ptr(), output_len))
     }
 
-    /// Where workers find an input: where it is, or, if it is too much for an inbox, in a copy.
+    /// Returns the address at which workers find an input: its own, or that of a copy if it is too large for an inbox.
     fn within_reach(&self, input: &View, len_bytes: u32) -> Result<((*const u8, u32), Held), Error> {
         let at = input.pointer().as_ptr().cast_const();
         if len_bytes <= COPIED_BYTES || self.pool.memory().locate(at, u64::from(len_bytes)).is_some() {
@@ -153,8 +154,9 @@ impl Invoker {
         connected.map_err(|error| raised(py, &error))
     }
 
-    /// Another one with the same connection, which holds nothing yet: for workers on this machine, who reach all registered
-    /// arrays, or for others, who have copies of what they reach within their memory, and reach only the messages of their calls.
+    /// Makes another invoker with the same connection, without leases. It is either for workers on this machine, which
+    /// reach all registered arrays, or for others, which have copies in their memory, and reach only the messages of
+    /// their calls.
     fn another(&self, py: Python<'_>, is_near: bool) -> PyResult<Invoker> {
         let made = py.detach(|| {
             let pool = if is_near { Pool::shared()?.clone() } else { Pool::of(RegisteredMemory::new()?) };
@@ -225,18 +227,18 @@ impl Invoker {
         py.detach(|| self.write().allocate(&allocation)).map_err(|error| raised(py, &error))
     }
 
-    /// Leases so many cores more on the same terms.
+    /// Leases `cores` more cores on the same terms.
     fn grow(&self, py: Python<'_>, cores: u32) -> PyResult<()> {
         py.detach(|| self.write().grow(cores)).map_err(|error| raised(py, &error))
     }
 
-    /// Lets all leases end so many seconds from now.
+    /// Sets the end of all leases to `timeout` seconds from now.
     fn renew(&self, py: Python<'_>, timeout: f64) -> PyResult<()> {
         let timeout = seconds(py, "timeout", timeout)?;
         py.detach(|| self.read().renew(timeout)).map_err(|error| raised(py, &error))
     }
 
-    /// Gives everything back; tells each lease, with what it used.
+    /// Releases everything. Returns each lease, with its use.
     fn deallocate<'py>(&self, py: Python<'py>) -> PyResult<Vec<Bound<'py, PyDict>>> {
         let leases = py.detach(|| self.write().deallocate_each());
         self.0.lent.clear();
@@ -250,18 +252,19 @@ impl Invoker {
         leases.iter().map(|lease| described(py, lease)).collect()
     }
 
-    /// What the agents have announced: a lease's id, when it will end in Unix seconds, and why.
+    /// Returns announcements of the agents: the lease, and a message that says when it will end in Unix seconds, and
+    /// why.
     fn notices(&self, py: Python<'_>) -> Vec<(String, String)> {
         let notices = py.detach(|| self.read().notices());
         notices.into_iter().map(|notice| (notice.lease, notice.error.message)).collect()
     }
 
-    /// What carries the calls of each lease.
+    /// Returns the fabric that carries the calls of each lease.
     fn fabrics(&self, py: Python<'_>) -> Vec<String> {
         py.detach(|| self.read().fabrics()).iter().map(ToString::to_string).collect()
     }
 
-    /// What has been used and what it costs, of one lease or of all that the caller may see: a dict for each lease, the newest first.
+    /// Returns use and cost of one lease, or of all that the caller may see: a dict for each lease, the newest first.
     #[pyo3(signature = (lease=None))]
     fn bill<'py>(&self, py: Python<'py>, lease: Option<String>) -> PyResult<Vec<Bound<'py, PyDict>>> {
         let request = BillRequest { lease: lease.unwrap_or_default(), ..BillRequest::default() };
@@ -269,7 +272,7 @@ impl Invoker {
         bill.lines.iter().map(|line| billed(py, line)).collect()
     }
 
-    /// Every processing unit of the managers: a dict each.
+    /// Returns every processing unit of the managers, a dict for each.
     fn pus<'py>(&self, py: Python<'py>) -> PyResult<Vec<Bound<'py, PyDict>>> {
         let units = py.detach(|| self.read().manager().units()).map_err(|error| raised(py, &error))?;
         units.iter().map(|unit| computing(py, unit)).collect()
@@ -281,12 +284,12 @@ impl Invoker {
         Some((cold.module, cold.reason, cold.import_ms))
     }
 
-    /// How many messages of calls workers use that have ended.
+    /// Returns the number of messages of ended calls that workers still use.
     fn lent(&self) -> usize {
         self.0.lent.count()
     }
 
-    /// How many workers there are.
+    /// Returns the number of workers.
     fn workers(&self, py: Python<'_>) -> u32 {
         py.detach(|| self.read().workers())
     }
@@ -337,7 +340,9 @@ impl Invoker {
         Ok(Call::new(invocation.map_err(failed)?, asked, sent, self.0.clone()))
     }
 
-    /// Calls any other function, whose input is an object's memory. The output is another's, or so many bytes of its own.
+    /// Calls a function that is not in Python. Its input is an object's memory. Its output is another object's memory,
+    /// or new memory of
+    /// the given size.
     #[pyo3(signature = (function, input, output, *, worker=None, retries=0, timeout=None))]
     #[expect(clippy::too_many_arguments, reason = "they have names where they are said")]
     fn call_bytes(
@@ -435,7 +440,7 @@ fn choose(
     })
 }
 
-/// `hot`, `warm`, or so many seconds of polling after each call.
+/// Parses a policy: `hot`, `warm`, or a number of seconds to poll after each call.
 fn policy(py: Python<'_>, value: &Bound<'_, PyAny>) -> PyResult<Policy> {
     if let Ok(time) = value.extract::<f64>() {
         return Ok(Policy::HotFor(seconds(py, "policy", time)?));
@@ -450,7 +455,7 @@ fn policy(py: Python<'_>, value: &Bound<'_, PyAny>) -> PyResult<Policy> {
     }
 }
 
-/// A number of a kind; one that the kind does not have is told with its name.
+/// Reads a number. The exception for a number out of range has the option's name.
 pub fn number<'py, T: for<'a> FromPyObject<'a, 'py, Error = PyErr>>(
     py: Python<'py>,
     name: &str,

@@ -33,7 +33,7 @@ impl<T> Kept<T> {
         Kept(ManuallyDrop::new(value))
     }
 
-    /// Gives it to somebody who will give it up, or use it up.
+    /// Returns the object, which the caller must drop or use up.
     pub fn into_inner(self) -> T {
         let mut kept = ManuallyDrop::new(self);
         // SAFETY: its holder is forgotten, so this is the only one.

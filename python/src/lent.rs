@@ -24,7 +24,7 @@ pub struct Lent {
 
 #[derive(Default)]
 struct Table {
-    /// By the tokens of their calls.
+    /// Messages, by the tokens of their calls.
     messages: HashMap<u64, Message>,
     /// Tokens whose memory was said to be free before the reply was read that says that it is used.
     freed: HashSet<u64>,
@@ -36,13 +36,13 @@ struct Table {
 
 struct Message {
     worker: u32,
-    /// Of a call that failed it is not known at first.
+    /// Process of the worker; not known at first for a call that failed.
     process: Option<u64>,
     /// Kept, and never looked at.
     _memory: (Arc<Request>, Paper),
 }
 
-/// Which process of which worker has replied.
+/// Worker and process that have replied.
 #[derive(Clone, Copy)]
 pub struct By {
     /// The worker's number among those of all leases.
@@ -100,7 +100,7 @@ impl Lent {
         drop(self.change(|table| std::mem::take(&mut table.messages)));
     }
 
-    /// How many messages workers use.
+    /// Returns the number of messages that workers use.
     pub fn count(&self) -> usize {
         self.change(|table| table.messages.len())
     }

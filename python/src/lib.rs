@@ -1,7 +1,8 @@
 //! Implements the module `sublet._native`: the part of the Python package `sublet` that is not in Python.
 //!
-//! It is thin: leases, calls and registered memory as the library has them, and messages of several pieces
-//! ([`sublet::frames`]). What a call means to Python is the package's: see `sublet/_lease.py`.
+//! This module is thin: it has leases, calls and registered memory as the library has them, and messages of several
+//! pieces
+//! ([`sublet::frames`]). The Python package defines how Python calls use these: see `sublet/_lease.py`.
 
 #![allow(unsafe_code)]
 

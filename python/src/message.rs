@@ -24,9 +24,9 @@ const OWN_PIECES: usize = 2;
 pub struct Request {
     /// The message.
     pub paper: Paper,
-    /// Of so many bytes.
+    /// Length of the message.
     pub len_bytes: u32,
-    /// Which call it belongs to.
+    /// Token of the call that the message belongs to.
     pub token: u64,
     parts: Vec<Part>,
 }
@@ -37,7 +37,7 @@ struct Part {
     place: PartPlace,
 }
 
-/// Where workers find a part.
+/// Place where workers find a part.
 enum PartPlace {
     /// In the message, at this offset.
     Message(u64),
@@ -45,11 +45,11 @@ enum PartPlace {
     Object(Arc<View>),
 }
 
-/// What a worker answered: what kind of answer it is, and its parts.
+/// Reply of a worker: its kind, and its parts.
 #[derive(IntoPyObject)]
 pub struct Reply<'py>(u32, Bound<'py, PyList>);
 
-/// What stands at the front of a worker's reply, and where its pieces are.
+/// Head of a worker's reply, and the places of its pieces.
 pub struct Opened {
     head: Head,
     places: Vec<Place>,
@@ -58,7 +58,7 @@ pub struct Opened {
 }
 
 impl Opened {
-    /// Reads a reply of so many bytes on that paper.
+    /// Reads a reply of `len_bytes` bytes from a page.
     pub fn of(paper: &Paper, len_bytes: usize) -> Result<Opened, Error> {
         let at = paper.start();
         let copy = |from: u64, into: &mut [u8]| {
@@ -93,7 +93,8 @@ impl Opened {
 }
 
 impl Request {
-    /// Writes one on a page of this pool. What is registered there is not copied if the workers share it with this process.
+    /// Writes a request on a page of this pool. Registered memory is not copied if the workers share it with this
+    /// process.
     pub fn new(
         py: Python<'_>,
         head: Head,
@@ -125,12 +126,13 @@ impl Request {
             raised(py, &Error::new(Code::InputTooLarge, message))
         })?;
         let paper = pool.take(len).map_err(failed)?;
-        // SAFETY: the paper has room for it, and nobody else has it; the views keep the pieces where they are.
+        // SAFETY: the paper is large enough, and only this request has it; the views keep the pieces at their
+        // addresses.
         let offsets = unsafe { frames::write(head, &pieces, paper.start()) };
         let part = |(view, (piece, offset)): (View, (&Piece, u64))| {
             let place = match piece.source {
                 Source::Shared(_) => PartPlace::Object(Arc::new(view)),
-                // What was copied need not be kept.
+                // A piece that was copied need not be kept.
                 _ => PartPlace::Message(offset),
             };
             Part { len_bytes: piece.len_bytes, place }
@@ -139,7 +141,7 @@ impl Request {
         Ok(Request { paper, len_bytes, token: head.token, parts })
     }
 
-    /// The parts of a reply on that paper.
+    /// Returns the parts of a reply from a page.
     pub fn reply<'py>(&self, py: Python<'py>, paper: &Paper, opened: &Opened) -> PyResult<Reply<'py>> {
         let at = paper.start();
         let Opened { head, places, .. } = opened;
@@ -167,7 +169,7 @@ impl Request {
         Ok(Reply(head.operation & !(IN_USE | FREES), parts))
     }
 
-    /// Where a part of the reply is, and who keeps it there.
+    /// Returns the address of a part of the reply, and the owner that keeps it there.
     fn find(
         &self,
         py: Python<'_>,

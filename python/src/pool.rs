@@ -1,4 +1,5 @@
-//! Registered memory for the messages of calls. It is used again: pages that are there already are worth more than any copy.
+//! Registered memory for the messages of calls, which is used again: memory that is mapped already is much faster than
+//! new memory.
 
 use std::mem::ManuallyDrop;
 use std::ptr::NonNull;
@@ -8,18 +9,18 @@ use sublet::{Buffer, Error, RegisteredMemory};
 
 use crate::kept::Kept;
 
-/// What the smallest piece has, in bytes: most messages are smaller.
+/// Size of the smallest piece in bytes; most messages are smaller.
 const SMALLEST_BYTES: u64 = 64 << 10;
 /// Most bytes that wait to be used again.
 const MOST_IDLE_BYTES: u64 = 256 << 20;
 
-/// A piece of registered memory for one message. It goes back to its pool when nobody has it any more.
+/// A piece of registered memory for one message. Dropping it gives the memory back to the pool.
 pub struct Page {
     buffer: ManuallyDrop<Kept<Buffer<u8>>>,
     pool: Arc<Pool>,
 }
 
-/// A page, for as long as somebody has it.
+/// A shared page, which goes back to its pool with the last reference.
 pub type Paper = Arc<Page>;
 
 /// The memory of some invokers, and pieces of it that wait to be used again.
@@ -30,18 +31,18 @@ pub struct Pool {
 
 #[derive(Default)]
 struct Idle {
-    /// The one that was used last is the last.
+    /// Unused pieces; the one that was used last is the last.
     buffers: Vec<Kept<Buffer<u8>>>,
     bytes: u64,
 }
 
 impl Pool {
-    /// One of this memory.
+    /// Makes a pool of this memory.
     pub fn of(memory: RegisteredMemory) -> Arc<Pool> {
         Arc::new(Pool { memory, idle: Mutex::default() })
     }
 
-    /// That of the memory in which arrays are, for workers on this machine.
+    /// Returns the pool of the memory that arrays are in, for workers on this machine.
     pub fn shared() -> Result<&'static Arc<Pool>, Error> {
         static SHARED: OnceLock<Arc<Pool>> = OnceLock::new();
         if let Some(pool) = SHARED.get() {
@@ -51,12 +52,12 @@ impl Pool {
         Ok(SHARED.get_or_init(|| made))
     }
 
-    /// Its memory.
+    /// The registered memory of the pool.
     pub fn memory(&self) -> &RegisteredMemory {
         &self.memory
     }
 
-    /// A piece of at least so many bytes.
+    /// Takes a piece of at least `len_bytes` bytes.
     pub fn take(self: &Arc<Pool>, len_bytes: u64) -> Result<Paper, Error> {
         let wanted = len_bytes.max(SMALLEST_BYTES);
         let buffer = match self.take_idle(wanted) {
@@ -93,7 +94,7 @@ impl Page {
         self.buffer.start()
     }
 
-    /// How many bytes the page has.
+    /// Returns the size of the page in bytes.
     pub fn len(&self) -> usize {
         self.buffer.len()
     }
@@ -101,7 +102,7 @@ impl Page {
 
 impl Drop for Page {
     fn drop(&mut self) {
-        // SAFETY: this is the one place where it is taken, and nobody sees it again.
+        // SAFETY: only this function takes the buffer, and the page is not used afterwards.
         let buffer = unsafe { ManuallyDrop::take(&mut self.buffer) };
         let mut idle = self.pool.lock();
         if idle.bytes + buffer.len() as u64 <= MOST_IDLE_BYTES {

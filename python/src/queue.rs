@@ -1,4 +1,4 @@
-//! Calls that may have ended, for the one thread that completes futures which nobody waits for.
+//! Calls that may have ended, for the one thread that completes futures that no other thread waits for.
 
 use std::collections::VecDeque;
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
@@ -37,7 +37,7 @@ impl Shared {
 }
 
 impl Queue {
-    /// What wakes by putting this number into the queue.
+    /// Returns a waker that puts this number into the queue.
     pub fn waker(&self, number: u64) -> Waker {
         Waker::from(Arc::new(Bell { queue: self.0.clone(), number }))
     }
@@ -55,7 +55,7 @@ impl Queue {
         self.waker(number).wake();
     }
 
-    /// All numbers that are there; waits at most so many seconds for the first one.
+    /// Takes all numbers from the queue; waits at most `timeout` seconds for the first one.
     fn take(&self, py: Python<'_>, timeout: f64) -> Vec<u64> {
         let timeout = Duration::try_from_secs_f64(timeout).unwrap_or_default();
         py.detach(|| {

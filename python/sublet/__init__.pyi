@@ -113,7 +113,8 @@ class _LeaseOptions(_ExecutorOptions, total=False):
     initargs: Iterable[Any]
 
 _Graph: TypeAlias = Mapping[str, Any] | str | bytes | PathLike[str]
-# What happens to a run: "began" with the attempt's number, "ended" with seconds, "waits", "lost" and "failed" with an exception.
+# Callback for events of a run: "began" with the number of the attempt, "ended" with seconds, "waits", and "lost" and
+# "failed" with an exception.
 _News: TypeAlias = Callable[[str, str, Any], object]
 
 class _RunOptions(TypedDict, total=False):
@@ -297,7 +298,7 @@ def receive(component: str, timeout: float | None = None) -> tuple[bytes, int]: 
 def instance() -> int: ...
 def instances() -> int: ...
 
-# What `app` makes of a function.
+# Application that the decorator `app` makes of a function.
 class App(Generic[_P, _T]):
     def __init__(self, name: str, write: Any, graph: dict[str, Any], source: Any, function: Callable[_P, _T] | None = None) -> None: ...
     @property
@@ -351,7 +352,7 @@ def memory(
     pool: str | None = None,
 ) -> Memory: ...
 
-# What calls functions: a lease, and a lease with options.
+# Methods that call functions: of a lease, and of a lease with options.
 class _Calling:
     @overload
     def call(self, function: Callable[_P, _T], /, *args: _P.args, **kwargs: _P.kwargs) -> _T: ...
@@ -398,7 +399,7 @@ class _Calling:
         buffersize: int | None = None,
     ) -> _Results[Any]: ...
 
-# What a map returns: read by `for` or by `async for`.
+# Results of a map, for `for` or `async for`.
 class _Results(Iterator[_T], AsyncIterator[_T]):
     def __iter__(self) -> Self: ...
     def __next__(self) -> _T: ...
@@ -560,7 +561,7 @@ remote: Remote
 
 _Axis: TypeAlias = SupportsIndex | tuple[SupportsIndex, ...] | None
 
-# What NumPy's functions return of it is, to type checkers, what they return of any array-like.
+# Type checkers see the results of NumPy's functions for a remote array as those for any array-like.
 class RemoteArray(numpy.lib.mixins.NDArrayOperatorsMixin):
     place: Remote
     real: RemoteArray

@@ -117,7 +117,7 @@ class Session:
         self._globals = {}
         # The constants that were sent, by module and name, and how often that was another value: see `_constants.changed`.
         self._constants, self._changes = {}, 0
-        # Its pickle, and the classes that this has by value.
+        # The function's pickle, and the classes that it has by value.
         self.definition, self.classes = self.pickle(said, _constants.own_modules())
         self.is_sent = False
 
@@ -140,9 +140,9 @@ class Definition:
 
     def __init__(self, session, key, pickled, classes=()):
         self.key = key
-        # Those that the pickle has by value, which are not to be deleted before instances of them have come back.
+        # Classes that the pickle has by value. They are kept until instances of them have come back.
         self.classes = classes
-        # What says which function is called, where it is known.
+        # Header of a call to a worker that already has the function.
         self.header = pickle.dumps((session, key, None), 5)
         self.pickled = pickled
         self.is_sent = False
@@ -335,7 +335,7 @@ class Sent:
             try:
                 outcome = self._outcome()
             except BaseException as error:
-                # Whatever it is, there is no second result to be had.
+                # Whatever the error is, there is no second result.
                 outcome = (None, _errors.from_outside(error))
             if outcome is None:
                 return self._watch_again()
@@ -366,7 +366,7 @@ class Sent:
 
 
 class Order(NamedTuple):
-    """A call that is to be sent."""
+    """A call that waits to be sent."""
 
     known: Known
     operation: int
@@ -383,7 +383,7 @@ class Begun(NamedTuple):
     call: object
     # The reply; None before it has arrived.
     reply: Optional[tuple]
-    # When it must have ended, by the monotonic clock; None if there is no limit.
+    # Latest time for its end, by the monotonic clock; None if there is no limit.
     deadline: Optional[float]
 
 
@@ -442,7 +442,7 @@ class SentObjects(Sent):
         if reply is None:
             worker, reply = self.call.worker(), self.call.reply()
         if reply is None:
-            # There was no room for all of it.
+            # The reply was larger than the space for it.
             return None
         kind, parts = reply
         if kind & PRINTED:

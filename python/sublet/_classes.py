@@ -17,14 +17,14 @@ from cloudpickle import cloudpickle
 
 from ._contents import version_of
 
-# What cloudpickle makes and fills classes with. The identifier is the last argument but one of the makers.
+# Functions with which cloudpickle makes and fills classes. The identifier is the last argument but one of the makers.
 _MAKERS = (cloudpickle._make_skeleton_class, cloudpickle._make_skeleton_enum)
 _FILL = cloudpickle._class_setstate
-# How each pickle that has a class by value names the function that fills it.
+# Name of the function that fills a class, as each pickle that has a class by value contains it.
 _FILL_NAME = _FILL.__name__.encode()
-# A pickle of fewer bytes has no class by value. To search it takes longer than to load it.
+# A pickle of fewer bytes has no class by value. Searching it takes longer than loading it.
 _SHORTEST = 64
-# What classes contained when they were sent.
+# Contents of each class when it was last sent.
 _versions = weakref.WeakKeyDictionary()
 
 
@@ -47,7 +47,7 @@ def of_identifier(identifier, name):
 
 
 def loads(body, buffers=()):
-    """What was pickled, with the classes of this program."""
+    """Loads a pickle, with the classes of this program where they exist."""
     if len(body) < _SHORTEST or _FILL_NAME not in body:
         return pickle.loads(body, buffers=buffers)
     unpickler = _Unpickler(io.BytesIO(body), buffers=buffers)

@@ -71,13 +71,14 @@ class Client:
         """Leases cores and starts a worker on each; returns a context manager.
 
         Args:
-            package: Package whose functions are called: the name of a deployed one (the caller's own, or otherwise a public one),
-                `"tenant/name"` of one that another tenant has granted, or the path of a folder or shared object, which begins with
-                `/` or `.` or ends with `.so` or `.wasm`. Without it, calls send callables of this program.
+            package: Package whose functions are called. The name of a deployed package finds the caller's own, or
+                otherwise a public one; `"tenant/name"` names one that another tenant has granted. The path of a folder
+                or shared object begins with `/` or `.`, or ends with `.so` or `.wasm`. Without a package, calls send
+                callables of this program.
             cores: Number of cores, each with a worker, on one or more nodes.
             memory: Memory for all cores together, in bytes or as `"2GiB"`.
-            timeout: Duration of the lease in seconds; `renew` extends it.
-            wait: Maximum time to wait for capacity, in seconds; by default 0.
+            timeout: Duration of the lease in seconds. `renew` extends it.
+            wait: Maximum time to wait for capacity, in seconds. The default is 0.
             policy: How workers wait for calls: `"hot"` always polls, `"warm"` always sleeps, a number polls for that many seconds
                 after each call. By default 1 ms.
             imports: Modules that workers import ahead of time. Nodes keep modules warm that are requested often; a
@@ -136,17 +137,18 @@ class Client:
         """Creates a memory component, whose first access leases its first segment; returns a `Memory`.
 
         Args:
-            initial: Size of the first segment, in bytes or as `"64MiB"`; by default 16 MiB.
-            increment: Size of each further segment; by default 16 MiB.
-            limit: Maximum size; by default 1 TiB.
-            timeout: Duration of a segment's lease in seconds; `renew` extends it.
-            wait: Maximum time to wait for capacity for each segment, in seconds; by default 0.
-            cache: Size of the cache for other machines; by default 64 MiB. With 0 there is no cache, and `write` returns when the
-                other machine has the bytes.
-            line: Size of a cache line, a power of two; by default 4 KiB.
+            initial: Size of the first segment, in bytes or as `"64MiB"`. The default is 16 MiB.
+            increment: Size of each further segment. The default is 16 MiB.
+            limit: Maximum size. The default is 1 TiB.
+            timeout: Duration of a segment's lease in seconds. `renew` extends it.
+            wait: Maximum time to wait for capacity for each segment, in seconds. The default is 0.
+            cache: Size of the cache for other machines. The default is 64 MiB. Without a cache (0), `write` returns
+                when the other machine has the bytes.
+            line: Size of a cache line, a power of two. The default is 4 KiB.
             near: Names of preferred nodes, in this order.
-            fabric: `"shm"`, `"tcp"` or `"tcp+tls"`; by default shared memory on this machine, and TCP elsewhere.
-            pool: Use only nodes of this pool: `"compute"`, `"memory"` or `"balanced"`; by default the memory pool is preferred.
+            fabric: `"shm"`, `"tcp"` or `"tcp+tls"`. The default is shared memory on this machine, and TCP elsewhere.
+            pool: Use only nodes of this pool: `"compute"`, `"memory"` or `"balanced"`. By default the memory pool is
+                preferred.
         """
         _process.check()
         sizes = {"initial": initial, "increment": increment, "limit": limit, "cache": cache, "line": line}
@@ -170,19 +172,19 @@ class Client:
         """Deploys a graph of compute and memory components; returns an `Application`.
 
         Args:
-            graph: Document of the graph: a dict, JSON, or the path of a file. In a dict, a component's `function` may be a callable
-                of this program, which needs no `package`, gets a `memoryview`, and returns bytes or None.
+            graph: Document of the graph: a dict, JSON, or the path of a file. In a dict, a component's `function` may
+                be a callable of this program. It needs no `package`, gets a `memoryview`, and returns bytes or None.
             imports: Modules that the workers of such functions import ahead of time.
-            path: Files and folders of modules to send along with them; see `lease`.
-            patience: Maximum time that a component waits for cores or memory, in seconds; by default 30.
-            retries: Maximum number of restarts of a lost component; by default 3.
-            prewarm: Time in seconds after the start of a component until the environments of its successors are prepared. `None`:
-                prepare them when they start.
-            keep_alive: Time that idle workers are kept for the next run, in seconds; by default 0.
-            hot_timeout: Time that workers poll after a call, in seconds; by default 0.
-            lease_timeout: Maximum duration of a run's leases, in seconds; by default an hour.
-            fabric: Fabric for calls, and for memory of other machines: `"shm"`, `"tcp"`, `"tcp+tls"` or another one of the nodes; by
-                default the best.
+            path: Files and folders of modules to send along with them. See `lease`.
+            patience: Maximum time that a component waits for cores or memory, in seconds. The default is 30.
+            retries: Maximum number of restarts of a lost component. The default is 3.
+            prewarm: Time in seconds after the start of a component until the environments of its successors are
+                prepared. With `None` they are prepared when the successors start.
+            keep_alive: Time that idle workers are kept for the next run, in seconds. The default is 0.
+            hot_timeout: Time that workers poll after a call, in seconds. The default is 0.
+            lease_timeout: Maximum duration of a run's leases, in seconds. The default is an hour.
+            fabric: Fabric for calls, and for memory of other machines: `"shm"`, `"tcp"`, `"tcp+tls"` or another one of
+                the nodes. The default is the best one.
         """
         _process.check()
         options = _run_options(patience, retries, prewarm, keep_alive, hot_timeout, lease_timeout, fabric)

@@ -1,11 +1,12 @@
-"""From the function of an application to its graph and the source of its components (Scad 3.2).
+"""Compiles the function of an application to its graph and the source of its components (Scad 3.2).
 
-The body is cut at its calls of `sublet.split`. Each part becomes a function: its parameters are the variables that it reads and
-earlier parts have set, and it returns those that later ones will read. A variable that is handed on gets a memory component of its
-name, which those access who get or leave the variable; one that is annotated as a plain number needs none.
+The body is cut at its calls of `sublet.split`. Each part becomes a function. Its parameters are the variables that it
+reads and that earlier parts have set; it returns the variables that later parts read. A variable that is handed on gets
+a memory component of its name, which the parts that get or return the variable access. A variable that is annotated as
+a plain number needs no memory component.
 
-Statements stay as they are written, with their comments; only `return` is another one. What a cut could not go through without
-changing what the program means is refused, with its place.
+Statements stay as they are written, with their comments; only `return` is replaced. The compiler refuses, with its
+place in the source, any cut that would change what the program means.
 """
 
 import __future__
@@ -29,25 +30,25 @@ _BLOCKS = (ast.If, ast.For, ast.While, ast.With, ast.Try)
 
 
 class Part:
-    """What stands between two splits."""
+    """The statements between two splits."""
 
     def __init__(self, statements, options, node):
         self.statements = statements
-        #: What `split` said.
+        #: Options of the call of `split`.
         self.options = options
-        #: Where it begins.
+        #: Syntax node at which the part begins.
         self.node = node
         self.flow = Flow(statements)
-        #: Of the function.
+        #: Name of the function that the part becomes.
         self.name = None
-        #: The variables that it gets, those of them that may have no value, and those that it leaves.
+        #: Variables that the part gets, those of them that may have no value, and those that it returns.
         self.gets = ()
         self.perhaps = frozenset()
         self.leaves = ()
 
 
 class Function:
-    """A function, and its source with the places where it stands."""
+    """A function and its source, with file and lines."""
 
     def __init__(self, function):
         self.function = function
@@ -71,7 +72,7 @@ class Function:
         return SyntaxError(why, (self.file, self.first + line - 1, node.col_offset + 1, text))
 
     def value(self, name):
-        """What a name is for the function, if it is no variable of its own."""
+        """Returns the value of a name that the function reads and that is not one of its local variables."""
         code = self.function.__code__
         if name in code.co_freevars:
             try:
@@ -144,7 +145,7 @@ class Compiled:
                 raise Refused(node, "a split has to be a statement of the function's own body")
 
     def _options(self, call):
-        """What is said of the component that begins: it has to be known now."""
+        """Returns the options of a split, whose values must be known when the application is compiled."""
         found = {}
         if len(call.args) > 1 or any(isinstance(argument, ast.Starred) for argument in call.args):
             raise Refused(call, "a split has one positional argument, the component's name")
@@ -177,7 +178,7 @@ class Compiled:
         annotated = [found for found in ast.walk(node) if isinstance(found, ast.AnnAssign) and isinstance(found.target, ast.Name)]
         self.plain |= {found.target.id for found in annotated if _is_plain(found.annotation)}
         self._name_parts(node)
-        # What may have a value, and what has one in any case, before each part.
+        # Variables that may have a value, and variables that surely have one, before each part.
         maybe, surely = [set(parameters)], [set(parameters)]
         for part in parts:
             flow = part.flow
@@ -190,7 +191,7 @@ class Compiled:
         for number, part in enumerate(parts):
             flow, out = part.flow, live[number + 1]
             gets = flow.read & maybe[number]
-            # What may be set here goes on as it was if it is not.
+            # A part that sets a variable only in some cases also gets it, and otherwise hands it on unchanged.
             gets |= {name for name in out & flow.changed - flow.set if name in maybe[number]}
             part.gets = tuple(sorted(gets))
             part.perhaps = frozenset(gets - surely[number])
@@ -225,7 +226,7 @@ class Compiled:
             if said in (before.component for before in self.parts[: number - 1]):
                 raise Refused(part.node, f"two components are called {said}")
             part.component = said
-        # What the source has itself must be called otherwise than what it names.
+        # The functions of the generated source need names that differ from all names that the source uses.
         named = set(_parameters(node.args)).union(*(part.flow.named | part.flow.changed for part in self.parts))
         for part in self.parts:
             part.name = _package.identifier(part.component, named)
@@ -233,7 +234,7 @@ class Compiled:
         self.helpers = {helper: _package.identifier(helper, named) for helper in ("component", "result", "unbound")}
 
     def _check_captured(self, number):
-        """A function sees the latest value of a variable around it; one that was handed on has its own."""
+        """Refuses functions that refer to a variable set behind a split: they would see an old value."""
         later = set().union(*(part.flow.changed for part in self.parts[number + 1 :]))
         for captured in self.parts[number].flow.captured:
             both = captured.names & later
@@ -260,7 +261,7 @@ class Compiled:
             place = next((found for statement in part.statements for found in ast.walk(statement) if _sets(found, name)), part.node)
             raise Refused(place, f"each of the {parallelism} instances sets {name}, which is read behind the next split: let them write to the elements of an array")
 
-    # What comes of it.
+    # Results of the compilation.
 
     def graph(self, package):
         """The graph's document."""

@@ -23,35 +23,38 @@ class Memory:
     def __init__(self, native):
         self._native = native
         self._leases = None
-        # What remote arrays that lie in it have in common.
+        # State that all remote arrays in this component share.
         self._remote = None
 
     @property
     def nbytes(self):
-        """How many bytes there are to be read: up to the last that was written, or as it was resized."""
+        """Number of bytes that can be read: up to the last byte written, or the size set by `resize`."""
         return self._checked().sizes()[0]
 
     @property
     def capacity(self):
-        """How many bytes are leased."""
+        """Number of leased bytes."""
         return self._checked().sizes()[1]
 
     @property
     def leases(self):
-        """What is leased of which node, in the order of the bytes, each a dict: `id`, `node`, `memory_bytes`, `expires_unix_ms`."""
+        """Leases of the segments in order, each a dict of `id`, `node`, `memory_bytes` and `expires_unix_ms`."""
         return self._leases if self._leases is not None else self._native.leases()
 
     def read(self, offset=0, nbytes=None):
-        """Bytes from there on, copied; without a number all that there are."""
+        """Returns a copy of `nbytes` bytes from `offset` on; by default of all bytes up to the end."""
         native = self._checked()
         return native.read(offset, max(0, native.sizes()[0] - offset) if nbytes is None else nbytes)
 
     def read_into(self, offset, buffer):
-        """Copies as many bytes as a writable buffer has, such as an array, into it."""
+        """Fills a writable buffer, such as an array, with the bytes from `offset` on."""
         self._checked().read_into(offset, buffer)
 
     def write(self, offset, data):
-        """Copies the bytes of any buffer in: `bytes`, a contiguous array. What is beyond the end makes it grow."""
+        """Copies the bytes of any buffer in: `bytes`, a contiguous array.
+
+        The component grows if they exceed its end.
+        """
         self._checked().write(offset, data)
 
     def read_async(self, offset, nbytes):
@@ -59,19 +62,23 @@ class Memory:
         return self._checked().read_async(offset, nbytes)
 
     def write_async(self, offset, data):
-        """As `write`, and does not wait until others can read it, which `sync` does. `data` may be changed at once."""
+        """Writes as `write`, without waiting until others can read the bytes; `sync` waits for that.
+
+        `data` may be changed at once.
+        """
         self._checked().write_async(offset, data)
 
     def sync(self):
-        """Makes what was written be where others read it, and what others have synced before be read here."""
+        """Makes the bytes written here visible to other readers, and what others have synced visible here."""
         self._checked().sync()
 
     def prefetch(self, offset, nbytes):
-        """Asks for bytes that will be read soon, and does not wait for them."""
+        """Requests bytes that will be read soon, without waiting for them."""
         self._checked().prefetch(offset, nbytes)
 
     def array(self, shape, dtype=float, offset=0):
-        """A NumPy array that lies in it, from that byte on: what is written to it is in the component, without copying.
+        """Returns a NumPy array in the component's memory, from byte `offset` on: writing to the array writes to the
+        component.
 
         The component grows to hold it. It must be on this machine, and is neither released nor made so short as to end before the
         array, or another array or view of it, as long as there are any.
@@ -84,11 +91,11 @@ class Memory:
         return numpy.ndarray(shape, dtype, buffer=numpy.asarray(native.mapped(offset, nbytes)))
 
     def resize(self, nbytes):
-        """Makes it so many bytes long. New bytes are 0; segments of which no byte is left are given back."""
+        """Sets the size in bytes. New bytes are 0. Segments beyond the new end are given back."""
         self._checked().resize(nbytes)
 
     def renew(self, timeout):
-        """Lets all segments end so many seconds from now, as far as the managers allow."""
+        """Sets the end of all segments' leases to `timeout` seconds from now, as far as the managers allow."""
         self._checked().renew(timeout)
 
     def release(self):
@@ -99,7 +106,7 @@ class Memory:
         try:
             self._leases = self._native.release()
         except _errors.InvalidArgument:
-            # Arrays lie in it.
+            # Arrays are in the component.
             raise
         except _errors.Error:
             # It was over before, and only the bill says what it used.

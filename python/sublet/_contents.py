@@ -24,17 +24,18 @@ _MOST_KEPT = 4096
 _HEAP_TYPE = 1 << 9
 # The memo with which pickles begin: the function that stands for all others in them.
 _MEMO = {id(id): (0, id)}
-# How cloudpickle pickles what pickle cannot.
+# Reducers of cloudpickle, for objects that pickle cannot pickle.
 _REDUCERS = cloudpickle.Pickler._dispatch_table
 
 _numbers = itertools.count(1)
 
 
 class Contents:
-    """What a value contains: its pickle, or a digest of that, and checksums of memory.
+    """The contents of a value: its pickle, or a digest of that, and checksums of memory.
 
-    Of functions and classes that are sent by value there is the identity. With `expands` there is also what the value itself contains, if
-    it is a class, and what functions contain, but for their globals; then nothing is kept alive.
+    For functions and classes that are sent by value, the contents are their identity. With `expands`, the contents also
+    include what the value itself contains, if it is a class, and what functions contain, except their globals. Nothing
+    is kept alive then.
     """
 
     __slots__ = ("found", "_pickled", "_sums", "_references", "_kept")
@@ -64,7 +65,7 @@ class _Pickler(pickle.Pickler):
 
     def __init__(self, file, root, expands):
         self.found, self.sums, self.kept = [], [], []
-        # Of nothing that refers to this, which would then be left to the garbage collection.
+        # The callback must not refer to this pickler: a cycle would keep the pickler until the next garbage collection.
         super().__init__(file, 5, buffer_callback=functools.partial(_leave_out, self.sums, self.kept if not expands else None))
         self.memo = _MEMO
         self._root, self._expands = root, expands
@@ -102,7 +103,10 @@ def _leave_out(sums, kept, buffer):
 
 
 def _sum(memory, kept):
-    """What tells whether memory is the same; with a list for what is kept, constant memory is told by its owner."""
+    """Returns a value that changes when the memory does.
+
+    With a list `kept`, constant memory is identified by its owner.
+    """
     if kept is not None and _is_constant(memory):
         kept.append(memory)
         return memory.nbytes, id(memory.obj)

@@ -39,7 +39,7 @@ _OF_ENUMS = frozenset(["_member_map_", "_member_names_", "_value2member_map_"])
 _LONG_SECONDS = 0.005
 
 _ABSENT = object()
-# In place of the watched function, which is not kept alive by its watch.
+# Placeholder for the watched function, which its watch must not keep alive.
 _ITSELF = object()
 
 
@@ -48,7 +48,7 @@ class Unwatchable(Exception):
 
 
 class Watch:
-    """What a function refers to, as it was when the watch was made."""
+    """The objects that a function refers to, as they were when the watch was made."""
 
     __slots__ = ("_names", "_counts", "_parts", "_contents", "_known", "_function", "_seen")
 
@@ -62,7 +62,7 @@ class Watch:
             self._look(function, "its state")
             self._known = self._look_at_contents()
         except Exception as error:
-            # What the pickling of values raises may be anything, and values may refer to each other too deeply.
+            # Pickling a value may raise any exception, and values may be nested too deeply.
             raise Unwatchable from error
         finally:
             self._function = self._seen = None

@@ -1,7 +1,8 @@
 """Assigns calls to workers, and queues calls that wait to be sent.
 
-There are few more with the workers than they have cores, so that others can still be cancelled, and go to whoever is idle. Nobody
-need look for the next one to be sent: whoever collects a result sends it; and while any wait, the background thread collects.
+Workers hold only a few more calls than they have cores, so that the other calls can still be cancelled, or go to an
+idle worker. The thread that collects a result sends the next call. While calls wait, the background thread also
+collects results.
 """
 
 import collections
@@ -18,7 +19,7 @@ from ._calls import CALL, Order, SentObjects
 from ._future import Future
 from ._map import EACH, Job
 
-# Most calls that wait to be sent. Who submits more waits until there are fewer.
+# Maximum number of calls that wait to be sent. A thread that submits more waits until there are fewer.
 MOST_WAITING = 100_000
 
 
@@ -31,41 +32,45 @@ class Dispatch:
 
     def __init__(self, calls, workers):
         self._calls = calls
-        #: By which calls are sent.
+        #: Sends a call.
         self.send = calls.send
-        #: The thread that collects calls which nobody waits for.
+        #: The background thread, which collects calls that no other thread waits for.
         self.completer = calls.completer
-        #: How many workers there are.
+        #: Number of workers.
         self.workers = workers
         self._flying = {}
-        # How many are just being sent.
+        # Number of calls that are being sent now.
         self._sending = 0
         self._kept = []
-        # Futures that wait for others.
+        # Futures whose calls wait for other futures.
         self._after = set()
         self._waiting = collections.deque()
-        # Of one thread, which may come again: what pickles a value may call anything.
+        # Reentrant: pickling a value may call any function, also one that submits a call.
         self._lock = threading.RLock()
         self.refusal = None
-        #: Makes of a call's error what its caller is to see, if it is to be another: is given this dispatch and the error.
+        #: Converts a call's error to the one that its caller sees; called with this dispatch and the error. None: no
+        #: conversion.
         self.translate = None
         # Whether the lease was dropped with calls under way: then the background thread completes them.
         self._is_left = False
         self._is_released = False
 
     def resize(self, workers):
-        """There are so many workers now."""
+        """Sets the number of workers."""
         self.workers = workers
         self.pump()
 
     def submit(self, known, arguments, options):
-        """A future of one call."""
+        """Submits one call and returns its future."""
         future = Future()
         self.add(_Single(known, arguments, options, future))
         return future
 
     def submit_after(self, known, arguments, options):
-        """The same, when the futures among its arguments have ended: with their results. If one has failed, so has this."""
+        """Submits one call when the futures among its arguments have ended, with their results.
+
+        If one has failed, so has this call.
+        """
         future = Future()
         future._is_owned = True
         with self._lock:
@@ -92,7 +97,7 @@ class Dispatch:
         return Job(known, chunksize, options, self)
 
     def add(self, job, is_late=False):
-        """Takes a job whose calls are to be sent."""
+        """Accepts a job, whose calls are then sent."""
         while len(self._waiting) >= MOST_WAITING and not is_late:
             self.advance(None)
         with self._lock:
@@ -134,7 +139,7 @@ class Dispatch:
         with self._lock:
             self._flying[sent] = None
             if sent.is_ended:
-                # By somebody who waited for the future.
+                # Another thread waited for the future and has ended the call.
                 self._flying.pop(sent, None)
                 return
         if may_be_sent_again:
@@ -142,7 +147,7 @@ class Dispatch:
             sent.watch()
 
     def ended(self, sent):
-        """A call has ended: there is room for another."""
+        """Removes a call that has ended, and sends the next one."""
         with self._lock:
             self._flying.pop(sent, None)
         if self._waiting:
@@ -157,11 +162,11 @@ class Dispatch:
         return all(future._state != PENDING for future in list(self._after))
 
     def has_kept(self):
-        """Whether a call goes on that was interrupted."""
+        """Whether an interrupted call is still running."""
         return any(not kept.done() for kept in list(self._kept))
 
     def leave(self):
-        """The lease was dropped: calls that were submitted are executed still, and then the cores go back."""
+        """Marks the lease as dropped: calls that were submitted are still executed, and then the cores are released."""
         self._is_left = True
         self.pump()
         self._release_if_idle()
@@ -193,13 +198,16 @@ class Dispatch:
         return True
 
     def keep(self, call):
-        """Nobody waits for it any more, because of an interrupt. It is given up when it has ended: giving it up waits for that."""
+        """Keeps a call that no thread waits for after an interrupt.
+
+        Freeing it before it has ended would wait for its end.
+        """
         with self._lock:
             self._kept = [kept for kept in self._kept if not kept.done()]
             self._kept.append(call)
 
     def take_out(self, future):
-        """It is to be cancelled."""
+        """Removes the job of a future that is about to be cancelled."""
         with self._lock:
             for job in self._waiting:
                 if job.is_of(future):
@@ -226,7 +234,7 @@ class Dispatch:
             if flying is None and self._sending:
                 time.sleep(0.001)
             elif flying is None and not self._waiting:
-                # What it waits for may be another lease's.
+                # The future waits for another future, which may belong to another lease.
                 concurrent.futures.wait([after])
                 self._after.discard(after)
             elif flying is None:
@@ -235,7 +243,7 @@ class Dispatch:
                 flying.collect(None)
 
     def refuse(self, refusal):
-        """From now on nothing is taken."""
+        """Refuses all further calls with this error."""
         with self._lock:
             if self.refusal is None:
                 self.refusal = refusal
@@ -264,12 +272,13 @@ class Dispatch:
         self.refuse(make_error)
         for job in jobs:
             job.fail(make_error)
-        # Those that are with workers learn it when they end: somebody has to look.
+        # Workers still execute some calls. Their errors are found when the calls end, so the background thread collects
+        # them.
         for sent in flying:
             sent.watch()
 
     def counts(self):
-        """How many calls are with workers, and how many jobs wait."""
+        """Returns the number of calls that workers have, and of jobs that wait."""
         return len(self._flying), len(self._waiting)
 
 
@@ -329,7 +338,7 @@ class _Single:
     def take(self, waiting):
         waiting.popleft()
         self._future._queued_at = None
-        # Without its condition, which nobody may have asked for.
+        # Not through the future's condition, which is made only when it is needed.
         return self._order if self._future._state == PENDING else None
 
     def is_of(self, future):

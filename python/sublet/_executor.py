@@ -66,10 +66,10 @@ class Executor(concurrent.futures.Executor):
         Args:
             fn: Function that is called with the items.
             *iterables: Iterables, as for the builtin `map`.
-            timeout: Seconds from now after which the iterator raises `TimeoutError`; by default no limit.
-            chunksize: Number of items per call; by default enough for about 2 ms.
-            buffersize: Maximum number of items, or of chunks if `chunksize` is set, whose results were not read yet. By default all
-                items are taken at once, except from asynchronous iterables.
+            timeout: Seconds from now after which the iterator raises `TimeoutError`. The default is no limit.
+            chunksize: Number of items per call. By default, a call gets items for about 2 ms.
+            buffersize: Maximum number of items, or of chunks if `chunksize` is set, whose results were not read yet. By
+                default all items are taken at once, except from asynchronous iterables.
         """
         self._check()
         lease = self._lease
@@ -104,7 +104,7 @@ class Executor(concurrent.futures.Executor):
         self._lease.close(cancel=True)
 
     def kill_workers(self):
-        """The same as `terminate_workers`."""
+        """Does the same as `terminate_workers`."""
         self.terminate_workers()
 
     @property

@@ -24,7 +24,7 @@ class News:
             self._called(event, component, detail)
 
     def raised_for(self, error):
-        """What is raised in place of the error of a run."""
+        """Returns the exception to raise for a run that has failed with this error."""
         return error if self._failed is None else self._failed
 
 

@@ -11,7 +11,7 @@ import ast
 
 _SCOPES = (ast.FunctionDef, ast.AsyncFunctionDef, ast.Lambda)
 _COMPREHENSIONS = (ast.ListComp, ast.SetComp, ast.DictComp, ast.GeneratorExp)
-# What reads or sets variables by other ways than their names: always, or without arguments.
+# Functions that read or set variables other than by name: with any arguments, or only without arguments.
 _BY_NAME = frozenset(["locals", "eval", "exec"])
 _BY_NAME_ALONE = frozenset(["vars", "dir", "super"])
 
@@ -34,16 +34,16 @@ class Captured:
 
 
 class Flow:
-    """What some statements do, one after the other."""
+    """The effects of consecutive statements on variables."""
 
     def __init__(self, statements):
         self.read = set()
         self.changed = set()
-        #: Those that may have no value any more.
+        #: Variables that may have no value any more.
         self.deleted = set()
-        #: Every name that is read, wherever: those that are no variables are globals.
+        #: Every name that is read anywhere. A name that is no variable is a global.
         self.named = set()
-        #: Functions within that refer to names from around them.
+        #: Nested functions that refer to variables of the function around them.
         self.captured = []
         # The names that comprehensions around an expression have for themselves.
         self._own = frozenset()
@@ -110,7 +110,9 @@ class Flow:
         return known if ends is None else known & ends
 
     def _apart(self, statements, known):
-        """What is set behind statements that may be executed in part, or not at all; and what may have no value any more."""
+        """Returns the variables set after statements that may not all be executed, and those that may have lost their
+        value.
+        """
         around, self.deleted = self.deleted, set()
         ends = self._block(statements, known)
         gone = self.deleted
@@ -126,7 +128,7 @@ class Flow:
             self._expression(item.context_expr, known)
             if item.optional_vars is not None:
                 known = self._target(item.optional_vars, known)
-        # It may go on behind an exception.
+        # Execution may continue after the block if its context manager suppresses an exception.
         _, gone = self._apart(node.body, known)
         return known - gone
 
@@ -309,7 +311,7 @@ class Flow:
 
 
 def _both(one, other):
-    """What is set on both ways, of which one may lead nowhere."""
+    """Returns the variables set on both paths. None stands for a path that execution never leaves at its end."""
     if one is None or other is None:
         return other if one is None else one
     return one & other
@@ -320,7 +322,7 @@ def _defaults(arguments):
 
 
 def _annotations(node):
-    """They are evaluated when the function is made, or not at all."""
+    """Returns the annotations of a function, which are evaluated when the function is defined, or not at all."""
     arguments = node.args
     own = [*arguments.posonlyargs, *arguments.args, *arguments.kwonlyargs, arguments.vararg, arguments.kwarg]
     found = [argument.annotation for argument in own if argument is not None] + [node.returns]

@@ -15,7 +15,7 @@ from . import _errors, _rebuild, _restricted
 MOST_TEXT = 1 << 20
 # Most entries of what one call has printed, and most exceptions of one description.
 MOST_ENTRIES, MOST_ERRORS = 1 << 16, 4096
-# What a log record of such a package is logged by. Its own logger's name is only text.
+# Name of the logger for all log records of such a package. The record's own logger name is only text.
 LOGGER = "sublet.foreign"
 DROPPED = f"\n[sublet: the rest of this call's output, after {MOST_TEXT} characters, is dropped]\n"
 
@@ -42,7 +42,7 @@ class Foreign:
         self._described = escaped(described)
 
     def load(self, body, buffers=()):
-        """What was returned. Raises `UntrustedResult`."""
+        """Returns the result of a call. Raises `UntrustedResult`."""
         return self._load(body, buffers, "its result")
 
     def failure(self, body):
@@ -50,18 +50,18 @@ class Foreign:
         return self.rebuilt(self._load(body, (), "the description of its exception"))
 
     def rebuilt(self, description):
-        """The exception of a description, or one that says that this is none."""
+        """Returns the exception of a description, or an exception that says that the description is invalid."""
         try:
             return rebuilt(description)
         except Exception:
             return self._invalid("the description of its exception")
 
     def show(self, body):
-        """Shows what was printed and logged."""
+        """Prints and logs what the call has printed and logged."""
         self.show_entries(self._load(body, (), "what it has printed"))
 
     def show_entries(self, entries):
-        """The same of entries that were loaded."""
+        """Prints and logs entries that were loaded already."""
         try:
             show(entries)
         except (TypeError, ValueError, KeyError, AttributeError, OverflowError):

@@ -137,12 +137,12 @@ class Lease:
 
         The result is also an asynchronous iterator, for `async for`, with which the iterables may be asynchronous.
 
-        Items of an iterable with a length, as a list, are taken at once. Of an iterable without a length, which may be endless, a few
-        more items are taken than the workers execute, and further ones as results are read.
+        Items of an iterable with a length, such as a list, are taken at once. From an iterable without a length, which
+        may be endless, the map takes a few more items than the workers execute, and further ones as results are read.
 
         Args:
-            timeout: Seconds from now after which reading a result raises `TimeoutError`; by default no limit.
-            chunksize: Number of items per call; by default enough for about 2 ms.
+            timeout: Seconds from now after which reading a result raises `TimeoutError`. The default is no limit.
+            chunksize: Number of items per call. By default, a call gets items for about 2 ms.
             buffersize: Maximum number of items, or of chunks if `chunksize` is set, whose results were not read yet.
         """
         return self._map(self._plain, function, Source(iterables), timeout, chunksize, buffersize)

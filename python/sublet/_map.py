@@ -15,13 +15,13 @@ from . import _errors
 from ._calls import MAP, Order
 from ._future import Future
 
-# How many calls a worker is given: one that it executes, and one that it finds when that has ended.
+# Number of calls that each worker has: one that it executes, and the next one.
 EACH = 2
-# What a chunk of a map is to take, in seconds: long beside a call, and short beside what one waits for.
+# Intended duration of a chunk of a map, in seconds: long compared with a call, and too short for a caller to notice.
 CHUNK_SECONDS = 0.002
 # A source that takes longer for an item, in seconds, is not asked for more while there are results to be read.
 SLOW_SECONDS = 0.01
-# Most waits for a call of somebody else's, in seconds, before a map on an event loop looks again.
+# Maximum wait for a call that another thread collects, in seconds, before a map on an event loop checks again.
 TICK = 0.1
 
 
@@ -68,10 +68,10 @@ class Job:
         # Whether no items come after those that are here.
         self.is_complete = False
 
-    # What results do.
+    # Methods that the results call.
 
     def offer(self, items):
-        """Takes items that are to be sent."""
+        """Takes further items to be sent."""
         self._items.extend(items)
         self._dispatch.add(self)
 
@@ -85,7 +85,7 @@ class Job:
         return results, None if raised is None else self._known.origin.rebuilt(raised)
 
     def ahead(self):
-        """How many items keep all workers busy."""
+        """Returns how many items keep all workers busy."""
         return 2 * EACH * self._dispatch.workers * self._wanted()
 
     def stop(self):
@@ -93,7 +93,7 @@ class Job:
         self._items.clear()
         self.chunks.clear()
 
-    # What the dispatch does.
+    # Methods that the dispatch calls.
 
     def wait_in(self, dispatch):
         """The dispatch is to send it: says whether it must be put among those that wait."""
@@ -188,7 +188,7 @@ class Source:
         self.is_exhausted = False
         #: Whether the items that were taken last took long.
         self.is_slow = False
-        #: How long a result is waited for before a slow source is asked for more, which may block, in seconds.
+        #: Time to wait for a result before a slow source, which may block, is asked for more, in seconds.
         self.patience = 0.0
         if self.is_async:
             self._iterators = [each.__aiter__() if hasattr(each, "__aiter__") else iter(each) for each in iterables]
@@ -220,7 +220,7 @@ class Source:
         self.patience = elapsed / 4
 
     async def take_async(self, count):
-        """As `take`, for iterables of which some are asynchronous. A caller that stops waiting loses none that were taken."""
+        """Takes items as `take`, also from asynchronous iterables. A caller that stops waiting loses no items."""
         begun, elapsed = time.monotonic(), 0.0
         while len(self._taken) < count and elapsed <= SLOW_SECONDS:
             arguments = await self._next_async()
@@ -249,19 +249,19 @@ class _Reading:
     def __init__(self, source, job, limit, until):
         self.source = source
         self.job = job
-        # At most this many items are taken whose results were not read; None if the job says how many.
+        # Maximum number of items that are taken and whose results were not read; None if the job decides.
         self._limit = limit
-        # When results must have come, by the monotonic clock; None if there is no limit.
+        # Latest time for results, by the monotonic clock; None if there is no limit.
         self._until = until
         self._taken = self._given = 0
-        # Of the chunk that is being read, the last one first.
+        # Results of the chunk that is being read, in reverse order.
         self._results = []
-        # What is raised after the results that are still to come.
+        # Exception that is raised after the remaining results.
         self._error = None
         # Whether a result was waited for since items were taken last.
         self._has_waited = False
         self._is_closed = False
-        #: Keeps the lease open as long as items are to be taken.
+        #: The lease, which stays open until all items were taken.
         self.lease = None
 
     def begin(self, lease, is_eager):
@@ -291,11 +291,11 @@ class _Reading:
             self.lease = None
 
     def _may_take(self):
-        # Not one by one, if there may be many: a chunk is cut of those that are there.
+        # If there may be many items, a chunk is cut of those that were taken, so they are not taken one by one.
         return not self.source.is_exhausted and self._room() >= max(1, self._most() // 4)
 
     def _wants_items(self):
-        # A slow source would keep from the reader what is there already, or soon is.
+        # A slow source would delay results that exist already, or soon.
         is_patient = self.source.is_slow and self._given < self._taken and not self._has_waited
         return self._may_take() and not is_patient
 
@@ -340,7 +340,10 @@ class _Reading:
         return self._results.pop()
 
     def _left(self):
-        """How long to wait for a result, in seconds; None if there is no limit. Raises `TimeoutError` if there is no time left."""
+        """Returns the time to wait for a result, in seconds; None if there is no limit.
+
+        Raises `TimeoutError` if no time is left.
+        """
         left = None if self._until is None else self._until - time.monotonic()
         if left is not None and left <= 0:
             raise TimeoutError()
@@ -358,7 +361,7 @@ class _Reading:
             self.job.advance(left)
 
     async def _wait_async(self):
-        """The same for an event loop, which does its other work meanwhile."""
+        """Waits as the blocking method does, while the event loop does its other work."""
         left, chunks = self._left(), self.job.chunks
         loop = asyncio.get_running_loop()
         if not chunks:
@@ -370,7 +373,7 @@ class _Reading:
         await asyncio.wait([ended], timeout=left)
 
     def results(self):
-        """One result after the other, in the order of the items."""
+        """Iterator over the results, in the order of the items."""
         try:
             while True:
                 if self._wants_items():
@@ -390,7 +393,7 @@ class _Reading:
             self.close()
 
     async def next_async(self):
-        """The next result. Whoever gives up waiting for it may ask again."""
+        """Returns the next result. A task that is cancelled while it waits may ask again."""
         try:
             while True:
                 if self._wants_items():
@@ -464,14 +467,15 @@ class Results:
 
 
 def results_of(source, job, limit=None, timeout=None, lease=None, is_eager=False):
-    """The results of a map, whose first items are taken at once.
+    """Returns the results of a map, whose first items are taken at once.
 
     Args:
-        source: Gives the items.
-        job: Sends them.
-        limit: How many items are taken whose results were not read; None if as many as keep the workers busy.
-        timeout: Seconds from now on after which reading raises `TimeoutError`.
-        lease: Is kept open until all items were taken.
+        source: Source of the items.
+        job: Job that sends the items.
+        limit: Maximum number of items that are taken and whose results were not read. With None the map takes enough
+            items to keep the workers busy.
+        timeout: Seconds from now after which reading raises `TimeoutError`.
+        lease: Lease to keep open until all items were taken.
         is_eager: Whether all items are taken now.
     """
     reading = _Reading(source, job, limit, None if timeout is None else time.monotonic() + timeout)
@@ -487,5 +491,5 @@ def _wake(loop, ended):
     try:
         loop.call_soon_threadsafe(wake)
     except RuntimeError:
-        # The loop was closed: nobody waits any more.
+        # The loop was closed, so no task waits any more.
         pass

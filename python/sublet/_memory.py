@@ -22,8 +22,9 @@ def empty(shape, dtype=float, order="C"):
     on the same machine: what the function writes there is seen here. Between machines the bytes are sent. The largest array has
     4 GiB less one byte. Its memory is given up with the last array that is made of it.
 
-    A function that is executed on a worker gets one in its caller's memory, if there is room: returned, it is not copied. From then on
-    it is the caller's, so a function that keeps an array for its next call makes that with NumPy.
+    In a function that a worker executes, the array is in its caller's memory if there is enough space there, and is not
+    copied when it is returned. From then on it is the caller's, so a function that keeps an array for its next call
+    makes that with NumPy.
 
     Examples:
         >>> a = sublet.empty((1000, 1000), dtype="f4")
@@ -38,17 +39,17 @@ def empty(shape, dtype=float, order="C"):
 
 
 def zeros(shape, dtype=float, order="C"):
-    """As `empty`, filled with zeros."""
+    """Makes an array as `empty`, filled with zeros."""
     return full(shape, 0, dtype, order)
 
 
 def ones(shape, dtype=float, order="C"):
-    """As `empty`, filled with ones."""
+    """Makes an array as `empty`, filled with ones."""
     return full(shape, 1, dtype, order)
 
 
 def full(shape, fill_value, dtype=None, order="C"):
-    """As `empty`, filled with a value."""
+    """Makes an array as `empty`, filled with a value."""
     numpy = _numpy()
     made = empty(shape, numpy.asarray(fill_value).dtype if dtype is None else dtype, order)
     made[...] = fill_value
@@ -56,7 +57,7 @@ def full(shape, fill_value, dtype=None, order="C"):
 
 
 def empty_like(prototype, dtype=None, shape=None):
-    """As `empty`, with the shape and dtype of another array."""
+    """Makes an array as `empty`, with the shape and dtype of another array."""
     return empty(prototype.shape if shape is None else shape, prototype.dtype if dtype is None else dtype)
 
 

@@ -28,7 +28,7 @@ MOST_DEPTH = 24
 MOST_PATH_BYTES = 1000
 # Characters that no path in a package may have: backslashes, control characters, and characters that change the direction of text.
 _REFUSED = re.compile(r"[\\\x00-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069]")
-# What no function needs, of modules and of the folders that they are.
+# Modules and folders that no function needs.
 UNNEEDED = {"sitecustomize", "usercustomize", "__pycache__", ".git", ".hg", ".venv", "node_modules", ".mypy_cache", ".pytest_cache", ".tox"}
 # Files that Python imports.
 _SUFFIXES = (*SOURCE_SUFFIXES, *EXTENSION_SUFFIXES, *BYTECODE_SUFFIXES)
@@ -37,7 +37,7 @@ _ALWAYS = frozenset(("__main__", "__mp_main__", *sys.builtin_module_names))
 
 
 class Unsendable(Exception):
-    """Why a module cannot be sent."""
+    """A module that cannot be sent, with the reason."""
 
 
 class Selection:
@@ -126,7 +126,7 @@ class _Tree:
         self.skipped.append(f"{path!s}: {why}")
 
     def add_path(self, path, place):
-        """Adds a file, or whatever of a folder is to be sent."""
+        """Adds a file, or the files of a folder that functions may need."""
         if os.path.isdir(path):
             self._add_folder(path, place, os.path.realpath(path), ())
         else:
@@ -194,7 +194,7 @@ def _has_source(name, names):
 
 
 def _bad_path(place):
-    """Why a package cannot have such a path; None if it can."""
+    """Returns the reason why a package cannot have such a path; None if it can."""
     try:
         encoded = place.encode()
     except UnicodeEncodeError:
@@ -262,7 +262,7 @@ def _own():
 
 
 def _environment_folders():
-    """Where modules are that belong to an environment, and not to the caller."""
+    """Returns the folders of modules that belong to an environment, and not to the caller."""
     paths = [sysconfig.get_paths()[key] for key in ("stdlib", "platstdlib", "purelib", "platlib")]
     paths += site.getsitepackages() if hasattr(site, "getsitepackages") else []
     paths.append(str(Path(__file__).resolve().parent))
@@ -289,7 +289,7 @@ def _tree_of(name, module, environment, imported):
         raise Unsendable(f"it is of this user only, in {paths[0]}")
     tree = _Tree(paths[0], imported)
     for path in paths:
-        # Of a package that has an `__init__`, or of one of a namespace, the folder; of any other module the file.
+        # A package, with or without `__init__`, is added as a folder, and any other module as a file.
         place = name if folders else os.path.basename(path)
         if os.path.exists(path):
             tree.add_path(os.path.realpath(path), place)
@@ -298,7 +298,7 @@ def _tree_of(name, module, environment, imported):
         else:
             raise Unsendable(f"there is no {path}, or not any more")
         if folders and os.path.isdir(f"{path}.libs"):
-            # Of a wheel: the shared objects that its extensions load.
+            # Shared objects of a wheel, which its extensions load.
             tree.add_path(f"{path}.libs", f"{name}.libs")
     return tree
 

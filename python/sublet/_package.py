@@ -21,7 +21,7 @@ FALLBACK = "fallback"
 # The modules of the caller that are left out, each with the reason.
 LEFT_OUT = "sublet_left_out.json"
 MAIN = "sublet_main.py"
-# Of a package for graphs: the module of its functions, and the one of values that they name and no module has.
+# Modules of a package for graphs: its functions, and the values that these name and no other module has.
 COMPONENTS = "sublet_components.py"
 VALUES = "sublet_values"
 VALUES_SOURCE = f'''"""Values that the components name: from {VALUES}.pickle."""
@@ -31,7 +31,7 @@ import pickle
 
 globals().update(pickle.loads(pathlib.Path(__file__).with_suffix(".pickle").read_bytes()))
 '''
-# What of this package goes along, and how it is called there.
+# Files of this package that are sent along, with their names there.
 INSIDE = {
     "_inside.py": "__init__.py",
     **{name: name for name in ("_chain.py", "_channel.py", "_classes.py", "_errors.py", "_rebuild.py", "_shapes.py", "_split.py")},
@@ -92,21 +92,24 @@ def write_values(folder, values):
 
 
 class Named(NamedTuple):
-    """How a module comes to names that another one has."""
+    """Lines that give a module the names that another module has."""
 
     imports: list
     constants: list
-    #: Those that only `VALUES` can have.
+    #: Values that only the module `VALUES` can have.
     values: dict
 
     def lines(self, more=()):
-        """What stands at the module's beginning."""
+        """Returns the lines for the beginning of the module."""
         imports = sorted([*self.imports, *more], key=lambda line: (line.startswith("from"), line))
         return [*imports, "", *self.constants] if self.constants else imports
 
 
 def globals_of(names, value_of):
-    """Of these names; one that has no value is a builtin, or nothing, as where it stands now."""
+    """Returns how a module gets these globals.
+
+    A name without a value is a builtin, or undefined as in the original module.
+    """
     found = Named([], [], {})
     for name in names:
         try:

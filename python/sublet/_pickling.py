@@ -73,7 +73,8 @@ _MAKE_CLASS, _FILL_CLASS = _OfWorker("make", "sublet_classes"), _OfWorker("fill"
 
 
 class _ArgumentPickler(cloudpickle.Pickler):
-    """As cloudpickle's, but for the code of functions, which keeps its file and lines, and for classes, which come back as they are here.
+    """Pickles as cloudpickle does, except that the code of functions keeps its file and lines, and classes come back as
+    they are here.
 
     `classes` are those that were sent by value.
     """
@@ -102,7 +103,7 @@ class _ArgumentPickler(cloudpickle.Pickler):
 
 
 class _Pickler(_ArgumentPickler):
-    """Also for the globals of functions: those that are sent apart share them, too.
+    """Pickles functions with their globals: functions that are sent separately share these.
 
     `versions` are those of the globals that come along, by module and name. `known` is a mapping that remembers their contents. `modules`
     are modules of the program whose constants the functions use.

@@ -149,7 +149,7 @@ def _kind(known):
 
 
 def _reduce(error):
-    """How a `RemoteError` that is also of another class is pickled."""
+    """Returns how pickle makes a `RemoteError` that is also of another class."""
     arguments, members = _builtin_base(type(error)).__reduce__(error)[1], None
     if hasattr(error, "exceptions"):
         *arguments, members = arguments
@@ -169,7 +169,7 @@ def _is_exception(kind):
 
 
 def _loaded(pickled):
-    """What was pickled; None if there is nothing, or if it cannot be loaded here."""
+    """Loads a pickle. Returns None if there is no pickle, or if it cannot be loaded here."""
     try:
         return None if pickled is None else _classes.loads(pickled)
     except (Exception, SystemExit):

@@ -6,7 +6,8 @@ attribute is looked up.
 
 The objects that a name stands for never reach the pickle. It gets an `Allowed` in place of a class or function, and an `_Unfinished` in
 place of an object whose state is still to come: neither has attributes that the pickle could set, and neither may be in a result.
-What is made of a name's arguments is made by this module or `_restricted_arrays`, after their types and sizes were checked.
+This module or `_restricted_arrays` makes each object from a name's arguments, after it has checked their types and
+sizes.
 
 Memory is bounded by the length of the pickle and its buffers, times a constant. The time for building a dict or set whose keys were
 chosen to collide is not.
@@ -24,7 +25,8 @@ from . import _restricted_arrays as _arrays
 
 # A dict's key or a set's member is nested no deeper: hashing recurses in C without a check.
 MOST_KEY_DEPTH = 16
-# How many parts of keys may be hashed for each byte of a pickle: tuples that refer to others many times would take for ever.
+# Maximum number of parts of keys that may be hashed for each byte of a pickle: tuples that refer to others many times
+# would take for ever.
 KEY_PARTS_PER_BYTE = 16
 # Fractions whose numerator or denominator has more bits are refused: reducing them takes quadratic time.
 MOST_FRACTION_BITS = 1 << 15
@@ -106,7 +108,8 @@ def _exact(value, *kinds):
     return value
 
 
-# What the names of the table make. Each checks its arguments: their number by its parameters, their types itself.
+# Constructors for the names in the table. Each checks its arguments: their number by its parameters, their types
+# itself.
 
 
 def _complex(real, imaginary):
@@ -224,7 +227,7 @@ _TABLE = {
     ("numpy", "ndarray"): Allowed(None, _arrays.ARRAY),
     ("numpy", "dtype"): Allowed(lambda *arguments: _Unfinished(_arrays.dtype(*arguments))),
 }
-# Of NumPy 1 and of NumPy 2.
+# Modules of NumPy 1 and of NumPy 2.
 for _core in ("numpy.core", "numpy._core"):
     _TABLE[f"{_core}.multiarray", "_reconstruct"] = Allowed(lambda *arguments: _Unfinished(_reconstructed(*arguments)))
     _TABLE[f"{_core}.multiarray", "scalar"] = Allowed(_arrays.scalar)
@@ -243,7 +246,7 @@ class _Unpickler(pickle._Unpickler):
     """The standard library's unpickler in Python, of which only the opcodes in `dispatch` are left."""
 
     dispatch = {}
-    #: How many parts of keys may still be hashed.
+    #: Number of parts of keys that may still be hashed.
     left = 0
 
     def find_class(self, module, name):

@@ -10,7 +10,7 @@ import sys
 
 from ._shapes import _numpy
 
-# In place of the class `numpy.ndarray`.
+# Placeholder for the class `numpy.ndarray`.
 ARRAY = "ndarray"
 # Codes of plain dtypes, without an order of bytes: `f8`, `U10`, `M8`.
 _CODE = re.compile(r"(?:[biufcmMO]\d{1,2}|[SUV]\d{1,9}|[?bBhHiIlLqQefdgFDGO])")
@@ -102,7 +102,7 @@ def array(state):
 
 
 def scalar(kind, data):
-    """Makes a scalar. Of a dtype with objects NumPy would load the data as a pickle."""
+    """Makes a scalar. Refuses dtypes with objects, for which NumPy would load the data as a pickle."""
     kind = _plain_dtype(kind)
     _check(type(data) is bytes and len(data) == kind.itemsize, "length")
     return _numpy().ndarray((), kind, bytearray(data))[()]

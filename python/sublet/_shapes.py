@@ -1,4 +1,4 @@
-"""Shapes of arrays, in NumPy's terms: NumPy is there for those who want it."""
+"""Shapes of arrays, in NumPy's terms. NumPy is optional."""
 
 
 def _numpy():

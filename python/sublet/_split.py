@@ -8,11 +8,11 @@ def split(name=None, *, parallelism=1, memory=None, pu=None, external_effects=Fa
 
     Args:
         name: Name of the component that starts here.
-        parallelism: Number of concurrent instances. All execute the same code, and use `instance` and `instances` to choose their
-            part of the work. They share arrays, and must not change other variables.
+        parallelism: Number of concurrent instances. All execute the same code, and use `instance` and `instances` to
+            choose their part of the work. They share arrays, and must not change other variables.
         memory: Memory of each instance, in bytes or as `"2GiB"`.
         pu: Kind of processing unit.
-        external_effects: Whether the component has effects outside of the run: it is then not repeated after a failure.
+        external_effects: Whether the component has effects outside of the run. It is then not repeated after a failure.
         swap: Swapped memory that each instance may allocate, in bytes or as `"8GiB"`: parts that do not fit into `memory` are in
             memory components. It requires `memory`, of at least 32 MiB.
     """

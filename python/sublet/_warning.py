@@ -7,7 +7,7 @@ from . import _foreign
 
 
 class ColdImportWarning(UserWarning):
-    """Modules that are named in `imports` cannot be kept warm on the nodes: each lease imports them anew."""
+    """Modules in `imports` cannot be kept warm on the nodes: each lease imports them again."""
 
 
 # For which imports or packages this process was warned.

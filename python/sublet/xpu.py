@@ -264,7 +264,8 @@ class Executor(_Closable):
         unit: A processor, one of `units()`, or a `device()`.
         max_bytes: Maximum size of an input or an output, up to 32 MiB.
         timeout: Maximum time for the start, in seconds.
-        package: Another deployed package, by its name or digest; by default this function's own, if it names functions.
+        package: Another deployed package, by its name or digest. The default is this function's own package, if it
+            names functions.
 
     Raises the errors of `spawn`; `WorkerDied` if it ends before it is ready, and `DeadlineExceeded`.
 

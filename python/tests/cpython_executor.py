@@ -27,7 +27,7 @@ from pathlib import Path
 import sublet
 
 MODULE = "test_concurrent_futures"
-# What the cases import from another package of cases since Python 3.14.
+# Modules that the cases import from another package of cases since Python 3.14.
 HELPERS = "test_importlib/metadata"
 # The modules of the package that it is from Python 3.12 on.
 PARTS = [
@@ -258,7 +258,10 @@ def suites(module, leased):
 
 
 def own_cases(case):
-    """What a class has beside the cases that it inherits, which are executed with another class already."""
+    """Returns a class with the cases that are not inherited.
+
+    Inherited cases are executed with another class already.
+    """
     return type(case.__name__, (), {name: value for name, value in vars(case).items() if name.startswith("test")})
 
 
@@ -451,7 +454,7 @@ def run(client, others, folder, testsuite, wanted):
 
 def report(cases, result):
     """Says how many cases passed, which failed, and which do not apply and why."""
-    # What failed within `subTest` or `parameterize` counts as its case.
+    # A failure within `subTest` or `parameterize` counts as its case's.
     failed = dict.fromkeys(getattr(case, "test_case", case) for case, _ in result.failures + result.errors)
     passed = set(cases) - {*failed, *(case for case, _ in result.skipped)}
     ours = sum(type(case).__name__ in OURS for case in passed)

@@ -40,7 +40,7 @@ BLOCK = re.compile(
 PATIENCE = 60
 # How long all blocks of a document may take together, in seconds.
 LIMIT = 300
-# What ends the output of a block in the shell.
+# Line that ends the output of a block in the shell.
 END = "-- end of block --"
 
 
@@ -151,7 +151,7 @@ class Page:
         failed, _ = doctest.DocTestRunner(optionflags=doctest.ELLIPSIS).run(session, out=said.append, clear_globs=False)
         if failed:
             raise Failed("".join(said))
-        # What is defined after the session.
+        # Names that the block has defined.
         self._names.update(session.globs)
 
     def _console(self, text):

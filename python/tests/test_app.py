@@ -27,12 +27,12 @@ def default(platform):
 
 
 def made(function, **options):
-    """It with time to wait for the cores of other tests."""
+    """Makes an application that waits for the cores of other tests."""
     return sublet.app(function, **options).options(patience=60)
 
 
 def check(function, *args, **kwargs):
-    """Both ways come to the same."""
+    """Checks that the application returns the same locally and when it is run."""
     application = made(function)
     expected = application.local(*args, **kwargs)
     found = application(*args, **kwargs)
@@ -109,7 +109,7 @@ def test_memory_holds_what_its_variables_hold(platform):
     outcome = made(two).run(10_000)
     assert outcome.value == (80_000.0, "as it is")
     used = {part["component"]: part["used_bytes"] for part in outcome.components}
-    # Nobody accessed what a small text would have had.
+    # No component accessed the memory of the small text.
     assert used["table"] == 640_000 and used["label"] == 0
 
 
@@ -735,7 +735,7 @@ def ended(call, *args):
     try:
         return call(*args)
     except NameError:
-        # Of a variable that has no value, or, in a part that never sets it, of no variable.
+        # The message names a variable without a value or, in a part that never sets the variable, an undefined name.
         return "NameError"
     except Exception as error:
         return type(error).__name__

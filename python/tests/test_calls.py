@@ -154,7 +154,7 @@ def test_calls_of_new_function_run_on_all_workers_at_once(platform):
             ran = sublet.zeros(2)
             futures = [lease.submit(function, ran, n) for n in range(2)]
             assert [future.result() for future in futures] == [True, True]
-        # Of a function that all workers have executed, the caller collects the results.
+        # The caller collects the results of a function that all workers have executed.
         future = lease.submit(meets, ran, 0)
         assert future._sent is not None and future._sent.number is None
         assert future.result()
@@ -264,7 +264,7 @@ def test_what_cannot_be_pickled_is_named(lease):
 
 
 class LoadsToNone:
-    """Can be called, and is None where it is unpickled."""
+    """A callable that is None where it is unpickled."""
 
     def __call__(self, *arguments):
         return arguments
@@ -372,7 +372,7 @@ def test_a_recursion_without_end_is_an_exception(lease):
 
 @pytest.mark.parametrize("is_known", [False, True])
 def test_an_interrupt_does_not_wait_for_the_call(lease, is_known):
-    # Of a process that a shell has started in the background it is ignored.
+    # A process that a shell has started in the background ignores the signal.
     before = signal.signal(signal.SIGINT, signal.default_int_handler)
     if is_known:
         lease.call(time.sleep, 0)

@@ -93,7 +93,7 @@ def test_an_error_in_the_middle_names_the_function_where_it_was_raised(words):
     assert raised.value.__notes__[0] == "in function compress"
     with pytest.raises(LookupError, match="no function nobody"):
         words.call("lost")
-    # As callers of other languages are told.
+    # Callers in other languages see this message.
     sent = words._invoker.call_bytes("shout", b"quiet", 64)
     sent.wait()
     with pytest.raises(sublet.FunctionFailed, match=r"RuntimeError: not now \(in function upper\)"):

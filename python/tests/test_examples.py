@@ -20,7 +20,7 @@ def run(name, *options, launcher=(sys.executable,), **environment):
 
 
 def figures(platform, name, *options, **more):
-    """What an example prints for programs, on the platform of all tests."""
+    """Returns what an example prints with `--json`, on the platform of all tests."""
     ended = run(name, *options, "--json", SUBLET_MANAGER=platform.managers, **more)
     assert ended.returncode == 0, ended.stderr
     found = json.loads(ended.stdout)
@@ -109,7 +109,7 @@ def test_mpi_offload(platform):
     mpiexec = str(beside) if beside.is_file() else shutil.which("mpiexec")
     if mpiexec is None:
         pytest.skip("there is no mpiexec")
-    # Open MPI runs nothing as root unless it is told so.
+    # By default, Open MPI refuses to run as root.
     names = ("OMPI_ALLOW_RUN_AS_ROOT", "PRTE_ALLOW_RUN_AS_ROOT")
     as_root = {name + suffix: "1" for name in names for suffix in ("", "_CONFIRM")}
     launcher = [mpiexec, "-n", "2", "--bind-to", "none", sys.executable, "-m", "mpi4py"]

@@ -283,7 +283,7 @@ def test_errors_while_a_function_is_loaded_change_no_global(lease, script):
 
     assert lease.call(script["fill"], "a", 1) == {"a": 1}
     script["broken"] = Unloadable()
-    # What is loaded before the error sets globals, too.
+    # Values that are loaded before the error set globals, too.
     f = defined(script, "def helper():\n    return cache\ndef f():\n    return helper(), broken")
     with pytest.raises(ValueError, match="no number"):
         lease.call(f)

@@ -231,7 +231,7 @@ def let_go(data):
             what()
         except sublet.LeaseEnded as error:
             found.append(str(error))
-    # What it had is the run's again.
+    # The run has the memory again.
     sublet.channel("others").grow(3 * MIB)
     return json.dumps(found).encode()
 
@@ -402,7 +402,7 @@ def test_failures_that_are_too_large_come_back_in_words(platform):
 
 
 class Loaded(ValueError):
-    """One that does something to whoever loads it."""
+    """An exception that has an effect where it is unpickled."""
 
     def __reduce__(self):
         return make_loaded, (self.args[0],)
@@ -496,7 +496,7 @@ def test_an_interrupt_gives_the_run_up(platform, table):
             application.run(news=interrupt)
     finally:
         signal.signal(signal.SIGUSR1, before)
-    # What it had is free again.
+    # The memory of the run is free again.
     assert table.run(b"10").output == b"120"
 
 

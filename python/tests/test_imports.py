@@ -1,4 +1,4 @@
-"""Modules that are named in `imports`: those that nodes cannot keep warm are told of, with the reason."""
+"""Tests of modules in `imports`: a warning names those that nodes cannot keep warm, with the reason."""
 
 import json
 import os
@@ -74,7 +74,7 @@ def environment(tmp_path_factory):
 
 
 def leases(environment, interpreter, *modules):
-    """What a program is told that leases with these modules, and what `sublet ps` shows then."""
+    """Returns the warnings of a program that leases with these modules, and what `sublet ps` shows then."""
     words = [interpreter, environment / "program.py", *modules]
     clean = {name: value for name, value in os.environ.items() if name != "SUBLET_MANAGER"}
     run = subprocess.run(words, stdout=subprocess.PIPE, text=True, check=True, env=clean, timeout=600)

@@ -37,7 +37,7 @@ def no_garbage_collection():
 
 
 def raises(error, function, *arguments):
-    """Without keeping the exception, whose traceback refers to the lease."""
+    """Whether a function raises an error. Does not keep the exception, whose traceback refers to the lease."""
     try:
         function(*arguments)
     except error:

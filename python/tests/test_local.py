@@ -76,7 +76,7 @@ def test_a_platform_ends_with_its_program_and_leaves_no_folder(folder, where, en
 @pytest.mark.parametrize("where", ["start()\n", IN_THREAD], ids=["main thread", "another thread"])
 def test_a_platform_ends_with_a_program_that_is_killed(folder, where):
     program, managers, pid = begin(folder, STARTED + where + "time.sleep(600)")
-    # A platform that was told to stop has stopped by then.
+    # After this time a platform with a request to stop would have stopped.
     time.sleep(2)
     assert is_alive(pid), "the platform has ended with the thread that has started it"
     with sublet.Client(managers).lease(wait=30) as lease:

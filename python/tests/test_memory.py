@@ -72,7 +72,7 @@ def test_what_is_begun_comes(memory):
     assert b"".join(reading.result() for reading in begun) == data[:1_000_000]
     with pytest.raises(sublet.InvalidArgument, match="taken"):
         begun[0].result()
-    # Nobody waits for this one.
+    # This one is dropped without a wait.
     memory.read_async(0, MIB)
 
 
@@ -119,7 +119,7 @@ def test_what_makes_no_sense_is_named(platform, memory):
                 use(offset, nbytes)
     with pytest.raises(sublet.Error, match=str(8 * MIB)):
         memory.write(8 * MIB - 1, b"ab")
-    # What has no room as a whole is not written in part.
+    # A write that does not fit as a whole is not done in part.
     with pytest.raises(sublet.Error, match=str(8 * MIB)):
         memory.write(8 * MIB - 600_000, bytes(700_000))
     assert memory.nbytes == 3

@@ -88,7 +88,7 @@ def test_callables_are_not_called_there(native):
 
 
 def test_an_interrupt_does_not_wait_for_the_function(native):
-    # Of a process that a shell has started in the background it is ignored.
+    # A process that a shell has started in the background ignores the signal.
     before = signal.signal(signal.SIGINT, signal.default_int_handler)
     try:
         threading.Timer(0.3, os.kill, (os.getpid(), signal.SIGINT)).start()

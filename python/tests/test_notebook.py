@@ -36,7 +36,7 @@ class Table(html.parser.HTMLParser):
 
 
 def lease_of(nodes, *, ended=False, seconds=90.9, package="python"):
-    """As a lease, of one core and 64 MiB for each node that is named."""
+    """Makes an object like a lease, of one core and 64 MiB for each node that is named."""
     at = int((time.time() + seconds) * 1000)
     usage = {"calls": 3, "executing_ns": 1_500_000_000, "polling_ns": 0, "allocated_ns": 2_000_000_000}
     parts = [dict(node=node, cores=1, memory_bytes=64 << 20, expires_unix_ms=at, usage=usage) for node in nodes]

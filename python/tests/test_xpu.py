@@ -15,12 +15,12 @@ import sublet
 from sublet import _modules, _package, xpu
 
 ROOT = Path(__file__).resolve().parent.parent.parent
-# Of a message: what a line carries, a slot, several, and all that a ring takes.
+# Sizes of messages: for a line, for a slot, for several slots, and for a whole ring.
 SIZES = (0, 1, 40, 41, 4096, 4097, 8184, 49_152)
 
 
 def ends():
-    """What this worker keeps from call to call."""
+    """Returns the ends that this worker keeps from call to call."""
     import builtins
 
     return builtins.__dict__.setdefault("kept_ends", {})
@@ -359,7 +359,7 @@ def close_twice():
         except sublet.InvalidArgument as error:
             told.append(str(error))
     assert told == [f"this end of FIFO {reader.object} was closed"] * 3
-    # The name is free; and what nobody keeps is closed.
+    # The name is free, and a FIFO without references is closed.
     for _ in range(300):
         xpu.fifo("closed")
 
@@ -457,7 +457,7 @@ def fork(begun):
             os._exit(100)
     status = os.waitpid(child, 0)[1]
     if begun:
-        # It is there still, and nobody else's.
+        # The end still exists, and belongs to this process only.
         xpu.grant(xpu.pid(), reader, xpu.WRITE)
         with xpu.connect("forked", timeout=10) as writer:
             writer.write(b"x")

@@ -1,5 +1,5 @@
 #!/bin/busybox sh
-# The first program of the emulated machine: mounts its disk, and goes on with enter.sh there.
+# The first program of the emulated machine: mounts its disk, and continues with enter.sh there.
 b=/bin/busybox
 $b mkdir -p /proc /sys /dev /new
 $b mount -t proc proc /proc

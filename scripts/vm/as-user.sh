@@ -1,6 +1,6 @@
 #!/bin/bash
-# In the guest: as-user.sh PROGRAM ARGUMENT... runs a program as nobody, in a control group that is nobody's own, as a service
-# manager hands it over (Delegate=yes).
+# In the virtual machine: as-user.sh PROGRAM ARGUMENT... runs a program as the user `nobody`, in a control group that
+# this user owns, as a service manager delegates it (Delegate=yes).
 set -euo pipefail
 readonly GROUP=/sys/fs/cgroup/user-$$.service
 mkdir -p "$GROUP"

@@ -1,4 +1,4 @@
-# The guest's second program: what every machine has, then what the caller wants (guest.sh).
+# The second program of the virtual machine: sets up what every machine has, then runs the caller's commands (guest.sh).
 export PATH=/usr/sbin:/usr/bin:/sbin:/bin HOME=/root
 ulimit -l unlimited
 mkdir -p /dev/shm /dev/pts
@@ -11,7 +11,8 @@ ip link set lo up
 
 cd /share
 say() { echo "$*" >>progress; }
-# Runs a command as part NAME, at most so many seconds: NAME.log has its output, NAME.status how it ended and after how long.
+# Runs a command as part NAME, for a limited number of seconds: NAME.log has its output, NAME.status how it ended and
+# after how long.
 part() {
     local name=$1 limit_s=$2 began_s=$SECONDS status=0
     shift 2

@@ -1,5 +1,6 @@
 #!/bin/busybox sh
-# The guest's first program: mounts the file systems of the machine that emulates it, and goes on with enter.sh there.
+# The first program of the virtual machine: mounts the file systems of the machine that emulates it, and continues with
+# enter.sh there.
 b=/bin/busybox
 $b mkdir -p /proc /sys /dev /lower /upper /new
 $b mount -t proc proc /proc

@@ -1,5 +1,5 @@
-# In the guest: the round trip of 64 bytes by perftest's ib_write_lat and by the fabric, in turn, so that both see every mood
-# of the machine beneath. latency.sh ROUNDS prints what each says.
+# In the virtual machine: the round trip of 64 bytes by perftest's ib_write_lat and by the fabric, in turn, so that both
+# see every state of the machine beneath. latency.sh ROUNDS prints both results.
 set -euo pipefail
 readonly PORT=18515 TOWARD=10.0.0.1 BYTES=64
 

@@ -1,6 +1,6 @@
-# In the guest: an interface, and a card in software on it.
+# In the virtual machine: an interface, and a card in software on it.
 for module in rdma_rxe ib_uverbs rdma_ucm veth; do modprobe $module; done
-# Room for the largest packet that there is in RDMA (4096 bytes), so that large messages need fewer.
+# Large enough for the largest packet in RDMA (4096 bytes), so that large messages need fewer packets.
 ip link add veth0 mtu 4500 type veth peer name veth1 mtu 4500
 ip addr add 10.0.0.1/24 dev veth0
 ip link set veth0 up

@@ -1,4 +1,4 @@
-//! The side of whoever wants sandboxes: starts the spawner and asks it.
+//! Client of the spawner: starts it and sends requests for sandboxes to it.
 
 use std::io;
 use std::os::fd::{AsFd, OwnedFd};
@@ -30,23 +30,23 @@ pub struct Sandboxes {
 /// A sandbox that was made.
 #[derive(Debug)]
 pub struct Made {
-    /// By which the verbs name it.
+    /// Identifier of the sandbox for the verbs.
     pub id: Id,
-    /// As it is now: its pid, if it was started.
+    /// Present state; it has a pid if the sandbox was started.
     pub state: State,
     /// Becomes readable when nothing of the sandbox runs any more, and stays so.
     pub ended: OwnedFd,
-    /// Of a copy: why it has not the modules of its template, if they cannot be kept warm.
+    /// Reason why a copy lacks the modules of its template, if these cannot be kept warm.
     pub cold_imports: Option<ColdImports>,
 }
 
 impl Sandboxes {
-    /// Starts a spawner: the program, with an existing folder over which it mounts what sandboxes see, in a namespace
-    /// of its own, so that nobody else ever finds anything in there. Beside the host's shared libraries they see these
-    /// paths of the host, read-only, as interpreters need them.
+    /// Starts a spawner from its program. Over the existing folder it mounts the files that sandboxes see, in a
+    /// namespace of its own, so that no other process ever finds anything there. Beside the host's shared libraries,
+    /// sandboxes see these paths of the host, read-only, as interpreters need them.
     ///
     /// # Errors
-    /// If it cannot be started. What it itself cannot do is told when a sandbox is made.
+    /// If the spawner cannot be started. Its own failures are reported when a sandbox is made.
     pub fn open(program: &Path, folder: &Path, shown: &[PathBuf]) -> Result<Sandboxes, SandboxError> {
         let failed = |source| SandboxError::system(format!("starting {}", program.display()), source);
         let kind = (AddressFamily::UNIX, SocketType::SEQPACKET, SocketFlags::CLOEXEC);
@@ -57,7 +57,7 @@ impl Sandboxes {
             .arg(folder)
             .args(shown)
             .env_clear()
-            // What is typed at the agent's terminal is the agent's business.
+            // Keys that are pressed at the agent's terminal concern only the agent.
             .process_group(0)
             .stdin(inside)
             .stdout(output)
@@ -88,7 +88,7 @@ impl Sandboxes {
         self.ask("start", ids, |ids| Body::Start(SandboxIds { ids }))
     }
 
-    /// Where the sandboxes stand now.
+    /// Returns the present states of sandboxes.
     pub fn state(&self, ids: &[Id]) -> Vec<Result<State, SandboxError>> {
         self.ask("look at", ids, |ids| Body::State(SandboxIds { ids }))
     }
@@ -104,8 +104,8 @@ impl Sandboxes {
         self.ask("delete", ids, |ids| Body::Delete(SandboxIds { ids }))
     }
 
-    /// Passes on a request as it is, for whoever has no sandboxes of its own. Of a sandbox that it creates only the state is
-    /// known here.
+    /// Passes on a request unchanged, for a client that has no sandboxes of its own. The client knows only the state of
+    /// a sandbox that the request creates.
     pub fn relay(
         &self,
         request: &SandboxRequest,
@@ -181,7 +181,7 @@ impl Drop for Sandboxes {
     }
 }
 
-/// That a reply has not as many answers or descriptors as there were sandboxes in the request.
+/// Error of a reply that has not one answer, or not one descriptor, for each sandbox in the request.
 fn incomplete() -> SandboxError {
     SandboxError::SpawnerGone(io::ErrorKind::InvalidData.into())
 }

@@ -1,8 +1,8 @@
 //! Reads the processor time of a sandbox: the kernel's count, which no function can write.
 //!
-//! The count is that of the sandbox's control group: all of its processes, those that have ended included, from the time they
-//! came into it. Without such groups it is the sum over the processes that are there now, with what they have waited for; then
-//! processes that came and ended unseen, or whose parent ignores their end, are missing.
+//! The count is that of the sandbox's control group: all of its processes, including those that have ended, from the
+//! time they joined it. Without such groups it is the sum over the present processes, with the children that they have
+//! waited for. Then processes that began and ended unseen, or whose parent ignores their end, are missing.
 
 use std::collections::BTreeSet;
 use std::fs::{self, File};
@@ -31,7 +31,7 @@ enum Source {
 }
 
 impl ComputeGauge {
-    /// That of the sandbox in which this process is the program. None if there is no such process.
+    /// Returns the gauge of the sandbox in which this process is the program. None if there is no such process.
     pub fn of(pid: u32) -> Option<ComputeGauge> {
         let groups = fs::read_to_string(format!("/proc/{pid}/cgroup")).ok()?;
         let open = |kind: &str, controller: &str, file: &str| {
@@ -77,7 +77,8 @@ fn status_word(pid: u32, word: &str) -> Option<String> {
     status.lines().find_map(|line| Some(line.strip_prefix(word)?.to_owned()))
 }
 
-/// What a process and all that come from it have used, in nanoseconds, with what those have waited for that have ended.
+/// Returns the time that a process and its descendants have used, in nanoseconds, with that of descendants that were
+/// waited for.
 fn times_from(first: u32) -> Option<u64> {
     let (mut all, mut waiting) = (BTreeSet::from([first]), vec![first]);
     let mut ticks = 0_u64;
@@ -134,7 +135,7 @@ mod tests {
     }
 
     #[test]
-    fn without_groups_the_times_of_a_process_and_its_children_count() {
+    fn counts_times_of_process_and_children_without_groups() {
         let spin = "i=0; while [ $i -lt 200000 ]; do i=$((i+1)); done";
         // One child has ended and was waited for, then another one lives.
         let script = format!("({spin}); echo ended; sh -c '{spin}; echo spun; read -r _'; :");

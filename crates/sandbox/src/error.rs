@@ -7,7 +7,7 @@ use sublet_proto::{Code, Error};
 
 use crate::{Id, MAX_SANDBOXES, MAX_VECTOR, Status};
 
-/// Why a verb failed for one sandbox.
+/// Reason why a verb failed for one sandbox.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum SandboxError {
@@ -20,19 +20,19 @@ pub enum SandboxError {
     /// The verb does not apply to a sandbox in this state.
     #[error("cannot {verb} sandbox {id}, which is {status:?}")]
     WrongStatus {
-        /// Which one.
+        /// Sandbox that the verb names.
         id: Id,
-        /// What it is.
+        /// Present status of the sandbox.
         status: Status,
-        /// What was asked.
+        /// Requested verb.
         verb: &'static str,
     },
     /// Something that a sandbox needs could not be done.
     #[error("{operation} failed: {source}")]
     System {
-        /// What.
+        /// Operation that failed.
         operation: Cow<'static, str>,
-        /// What the system said.
+        /// Error of the system.
         source: io::Error,
     },
     /// The spawner is gone, and every sandbox with it.
@@ -41,7 +41,7 @@ pub enum SandboxError {
 }
 
 impl SandboxError {
-    /// That an operation failed in the system.
+    /// Makes the error of an operation that failed in the system.
     pub(crate) fn system(
         operation: impl Into<Cow<'static, str>>,
         source: impl Into<io::Error>,

@@ -1,8 +1,9 @@
 //! Reads the memory use of a sandbox where the kernel counts it.
 //!
-//! That is the sandbox's control group: what its processes have for themselves, what they have written to their files in
-//! memory, and what the kernel has on their behalf. What is only a copy of files on a disk is left out; the kernel takes it
-//! back when it wants. Without control groups it is the private memory of the program's own process.
+//! The kernel counts in the sandbox's control group: the private memory of its processes, the files that they have
+//! written in memory, and the kernel's own memory on their behalf. Copies of files on a disk are left out; the kernel
+//! takes their memory back when it needs it. Without control groups the memory use is the private memory of the
+//! program's own process.
 
 use std::fs::File;
 use std::io;
@@ -15,7 +16,7 @@ use crate::spawner::cgroups::PREFIX;
 /// Most that is read of one of the kernel's files: `memory.stat` is the longest.
 const FILE_BYTES: usize = 16 << 10;
 
-/// What tells the memory of one sandbox.
+/// Reader of the memory use of one sandbox.
 #[derive(Debug)]
 pub struct Gauge(Source);
 
@@ -23,7 +24,7 @@ pub struct Gauge(Source);
 enum Source {
     Group {
         now: File,
-        /// Since the group was made, copies of files with it. Older kernels have none.
+        /// Peak since the group was made, copies of files included. Older kernels do not count it.
         peak: Option<File>,
         stat: File,
         words: Words,
@@ -41,17 +42,17 @@ struct Words {
     shared: &'static str,
 }
 
-/// What a [`Gauge`] reads.
+/// Memory use that a [`Gauge`] reads.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct MemoryUse {
-    /// What is used now.
+    /// Present use.
     pub now_bytes: u64,
-    /// The most that was, as far as it was seen.
+    /// Largest use that was seen.
     pub peak_bytes: u64,
 }
 
 impl Gauge {
-    /// That of the sandbox in which this process is the program. Nothing if there is no such process.
+    /// Returns the gauge of the sandbox in which this process is the program. Nothing if there is no such process.
     pub fn of(pid: u32) -> Option<Gauge> {
         let process = PathBuf::from(format!("/proc/{pid}"));
         let groups = std::fs::read_to_string(process.join("cgroup")).ok()?;
@@ -63,7 +64,7 @@ impl Gauge {
         source.or_else(status).map(Gauge)
     }
 
-    /// What is used now; nothing once there is no such sandbox any more.
+    /// Reads the present use. Returns nothing if the sandbox does not exist any more.
     pub fn read(&mut self) -> Option<MemoryUse> {
         match &mut self.0 {
             Source::Group { now, peak, stat, words } => {
@@ -86,7 +87,7 @@ impl Gauge {
     }
 }
 
-/// What the files of a version are called.
+/// Names of the files of one version of control groups.
 #[derive(Clone, Copy)]
 struct Files {
     now: &'static str,
@@ -121,7 +122,7 @@ pub(crate) fn sandbox_group(groups: &str, kind: &str, controller: &str) -> Optio
     is_made.then_some(folder)
 }
 
-/// What a file of the kernel's says now.
+/// Reads the present text of a file of the kernel.
 pub(crate) fn text(file: &File) -> io::Result<String> {
     let mut bytes = vec![0; FILE_BYTES];
     let len = file.read_at(&mut bytes, 0)?;
@@ -145,7 +146,7 @@ mod tests {
     }
 
     #[test]
-    fn copies_of_files_are_not_counted_and_files_in_memory_are() {
+    fn counts_files_in_memory_but_not_copies_of_files() {
         let folder = tempfile::tempdir().unwrap();
         let at = folder.path();
         let stat = "cache 1\nrss 2\ntotal_cache 3000\ntotal_rss 5000\ntotal_shmem 1000\n";
@@ -162,7 +163,7 @@ mod tests {
     }
 
     #[test]
-    fn a_process_without_a_group_is_asked_itself_and_nobody_has_nothing() {
+    fn reads_private_memory_of_process_without_group() {
         let mut gauge = Gauge::of(std::process::id()).unwrap();
         let before = gauge.read().unwrap();
         let held = vec![1_u8; 64 << 20];

@@ -8,7 +8,7 @@ use std::fs;
 use std::path::{Path, PathBuf};
 use std::sync::OnceLock;
 
-/// What the control groups that this process is in allow it, those above them included.
+/// Limits of the control groups that this process is in, including the groups above them.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct Allowance {
     /// Bytes of memory; nothing: no limit.
@@ -18,7 +18,7 @@ pub struct Allowance {
 }
 
 impl Allowance {
-    /// That of this process.
+    /// Returns the allowance of this process.
     pub fn own() -> Allowance {
         let read = |path: &Path| fs::read_to_string(path).ok();
         let text = |path: &str| read(Path::new(path)).unwrap_or_default();
@@ -57,9 +57,9 @@ fn ratio(quota: &str, period: &str) -> Option<f64> {
 /// A group in a hierarchy.
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) struct Place {
-    /// Where the hierarchy is mounted.
+    /// Mount point of the hierarchy.
     pub(crate) mount: PathBuf,
-    /// The group's folder: that, or below it.
+    /// The group's folder: the mount point, or a folder below it.
     pub(crate) folder: PathBuf,
 }
 
@@ -78,7 +78,7 @@ pub(crate) fn own_place(kind: &str, controller: &str) -> Option<Place> {
 
 /// The group of the process whose `/proc/PID/cgroup` says this.
 pub(crate) fn place_of(groups: &str, kind: &str, controller: &str) -> Option<Place> {
-    // Where hierarchies are mounted does not change; the list of all mounts is long where there are many.
+    // Mount points of hierarchies do not change; the list of all mounts is long where there are many.
     static MOUNTS: OnceLock<String> = OnceLock::new();
     let mounts = MOUNTS.get_or_init(|| fs::read_to_string("/proc/self/mountinfo").unwrap_or_default());
     place(kind, controller, groups, mounts)
@@ -161,7 +161,7 @@ mod tests {
     }
 
     #[test]
-    fn finds_groups_where_a_container_mounts_a_part_of_the_hierarchy() {
+    fn finds_groups_where_container_mounts_part_of_hierarchy() {
         let mounts = "35 31 0:32 /docker/abc /sys/fs/cgroup/memory ro - cgroup cgroup rw,memory\n";
         let at = |groups: &str| {
             place("cgroup", "memory", groups, mounts).unwrap().folder.to_str().unwrap().to_owned()

@@ -20,11 +20,12 @@
 //! time, too, since both have much memory; that then restricts itself, and says itself that it runs, as nothing is executed
 //! ([`ahead`]).
 //!
-//! What comes before the plan is the same for all, and happens before anybody asks: it is what takes long, above all
-//! entering a control group of version 1, for which the kernel waits until all processors have taken note.
+//! The steps before the plan are the same for all sandboxes, and are done before a request comes. They take the
+//! longest, above all entering a control group of version 1, for which the kernel waits until all processors have taken
+//! note.
 //!
-//! Init has all restrictions before the program is there, so both have the same; it differs in that it cannot be traced
-//! by the program, and that the kernel ends everything in the sandbox when it ends.
+//! Init has all restrictions before the program starts, so both have the same. Init differs in that the program cannot
+//! trace it, and that the kernel ends everything in the sandbox when init ends.
 //!
 //! All of this runs in a process forked from one with a single thread, the spawner or a template: it may allocate and fail
 //! like any other. It never returns into the spawner's code.
@@ -58,22 +59,22 @@ pub(crate) use report::{Order, Report, Step};
 pub(crate) use root::{DRIVER_FOLDERS, GPU_NODES, MountPoint, PROGRAM, SHARED_POINT, SYSTEM_FOLDERS, VIEWS};
 use seccomp::Filters;
 
-/// The status of a process that did not become the program. Nobody sees it: it has said why.
+/// Status of a process that did not become the program. It is never read: the process has reported the reason.
 const NOT_EXECUTED: i32 = 127;
-/// What every sandbox has for itself. Of the network it may have the host's.
+/// Namespaces that every sandbox has for itself. A sandbox may use the host's network.
 pub(crate) const NAMESPACES: i32 =
     libc::CLONE_NEWUSER | libc::CLONE_NEWNS | libc::CLONE_NEWPID | libc::CLONE_NEWIPC | libc::CLONE_NEWUTS;
 
-/// What a process is made with, before anybody knows what it will be.
+/// Resources of a first process that is made before its plan is known.
 pub(crate) struct Blank {
-    /// To the spawner.
+    /// Connection to the spawner.
     pub(crate) link: OwnedFd,
-    /// As whom it will appear to itself: the sandbox's user, or root for an OCI runtime.
+    /// User that the process sees itself as: the sandbox's user, or root for an OCI runtime.
     pub(crate) user: u32,
     /// Whether the groups of the spawner's user can be left: not without privileges.
     pub(crate) leaves_groups: bool,
     pub(crate) filters: Rc<Filters>,
-    /// What it keeps of the process that it was forked from: what a language runtime holds for itself.
+    /// Descriptors to keep of the process that it was forked from: those that a language runtime holds for itself.
     pub(crate) kept: Vec<RawFd>,
 }
 
@@ -93,7 +94,7 @@ pub(crate) fn run(blank: &Blank) -> ! {
     }
 }
 
-/// Says that all but the program is there, and comes back when that shall run.
+/// Reports that everything but the program exists, and returns at the order to start the program.
 fn await_start(link: BorrowedFd<'_>) {
     if Report::Made.send(link).is_err() || Order::receive(link) != Some(Order::Start) {
         // The spawner is gone, or does not want it any more.
@@ -102,12 +103,12 @@ fn await_start(link: BorrowedFd<'_>) {
 }
 
 fn give_up(link: BorrowedFd<'_>, step: Step, error: &io::Error) -> ! {
-    // If it cannot be told, the end of this process tells enough.
+    // If the report cannot be sent, the end of this process shows the failure.
     let _ = Report::failed(step, error).send(link);
     system::leave(1)
 }
 
-/// All that does not depend on what it will be.
+/// Does all steps that do not depend on the plan.
 fn make_ready(blank: &Blank) -> Result<(), (Step, io::Error)> {
     let at = |step: Step| move |error: io::Error| (step, error);
     forget_spawner(blank).map_err(at(Step::Root))?;
@@ -122,7 +123,8 @@ fn make_ready(blank: &Blank) -> Result<(), (Step, io::Error)> {
 
 fn become_sandbox(blank: &Blank, plan: &mut Plan) -> Result<(), (Step, io::Error)> {
     let at = |step: Step| move |error: io::Error| (step, error);
-    // Before it makes files, which are to be its own. It has its rights over its namespaces still.
+    // The user must be set before files are made, so that it owns them. The process still has its rights over its
+    // namespaces.
     privileges::become_user(blank).map_err(at(Step::Identity))?;
     // A change of user has cleared it.
     die_with_spawner().map_err(at(Step::Identity))?;
@@ -135,10 +137,10 @@ fn become_sandbox(blank: &Blank, plan: &mut Plan) -> Result<(), (Step, io::Error
     restrict(blank, plan)
 }
 
-/// What a process does to itself when its root is as it shall be. What it forks after that has the same.
+/// Applies the restrictions of a process whose root is complete. Processes that it forks afterwards inherit them.
 fn restrict(blank: &Blank, plan: &Plan) -> Result<(), (Step, io::Error)> {
     let at = |step: Step| move |error: io::Error| (step, error);
-    // A program that is executed is again what a program is; a copy says so.
+    // The kernel makes a program dumpable again when it is executed; a copy of a template does so itself.
     set_dumpable_behavior(DumpableBehavior::NotDumpable).map_err(|errno| (Step::Identity, errno.into()))?;
     privileges::drop_capabilities().map_err(at(Step::Capabilities))?;
     landlock::restrict(plan).map_err(at(Step::Landlock))?;
@@ -150,7 +152,8 @@ fn forget_spawner(blank: &Blank) -> io::Result<()> {
     let mut kept = blank.kept.clone();
     kept.extend([libc::STDOUT_FILENO, libc::STDERR_FILENO, blank.link.as_raw_fd()]);
     system::keep_only(&mut kept)?;
-    // Until the program has its own: else the next descriptor would be what it will be taken for.
+    // Keeps descriptor 0 in use until the program has its own: otherwise the next descriptor would become standard
+    // input.
     Ok(rustix::stdio::dup2_stdin(&blank.link)?)
 }
 

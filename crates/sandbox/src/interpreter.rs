@@ -9,33 +9,33 @@ use std::process::{Command, Stdio};
 
 use crate::SandboxError;
 
-/// Has a Python tell where it is, its version, and where its modules are.
+/// Code with which a Python prints its path, its version, and the folders of its modules.
 const ASK_PYTHON: &str = "import sys; print(sys.executable, '%d.%d' % sys.version_info[:2], sys.prefix, sys.base_prefix, sep='\\0', end='')";
-/// Has a Node.js tell where it is, and its version.
+/// Code with which a Node.js prints its path and its version.
 const ASK_NODE: &str = "process.stdout.write(process.execPath + '\\0' + process.versions.node)";
 /// Links that lead to a program; a loop has more.
 const MAX_LINKS: usize = 16;
-/// Folders of which sandboxes see the libraries, and shall not see the rest.
+/// Folders that sandboxes must not see as a whole. They see the libraries in them.
 const OF_ALL: [&str; 3] = ["/", "/usr", "/usr/local"];
 
 /// An interpreter of this host.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Interpreter {
-    /// Its program: where the host has it, and sandboxes.
+    /// Path of the program, on the host and in sandboxes.
     pub program: PathBuf,
-    /// As it is told: of a Python without its last number.
+    /// Version as the interpreter reports it; for a Python without its last number.
     pub version: String,
-    /// What sandboxes have to be shown of the host beside its libraries.
+    /// Paths of the host that sandboxes must see beside its libraries.
     pub shown: Vec<PathBuf>,
 }
 
 impl Interpreter {
-    /// That of this program, which is executed to say where its modules are: those of a virtual environment, too. A shim, as
-    /// pyenv, asdf and others have in place of interpreters, leads to the interpreter that it starts in this process's
-    /// environment.
+    /// Finds the interpreter of this program, which is executed to report where its modules are, those of a virtual
+    /// environment included. A shim, as pyenv, asdf and others have in place of interpreters, leads to the interpreter
+    /// that it starts in this process's environment.
     ///
     /// # Errors
-    /// If it is no Python, or a file is not where it says.
+    /// If it is not a Python, or a file is not at the reported path.
     pub fn python(program: &Path) -> Result<Interpreter, SandboxError> {
         let ask = ["-I", "-c", ASK_PYTHON];
         let find = |program: &Path| Interpreter::find(program, &ask, 2);
@@ -46,10 +46,11 @@ impl Interpreter {
         })
     }
 
-    /// That of this program, which is executed to say where it is. Sandboxes are shown these folders of modules, too.
+    /// Finds the interpreter of this program, which is executed to report its path. Sandboxes also see these folders of
+    /// modules.
     ///
     /// # Errors
-    /// If it is no Node.js, or a file is not where it says.
+    /// If it is not a Node.js, or a file is not at the reported path.
     pub fn node(program: &Path, modules: &[PathBuf]) -> Result<Interpreter, SandboxError> {
         let failed =
             |source| SandboxError::system(format!("asking the Node.js {}", program.display()), source);
@@ -60,9 +61,9 @@ impl Interpreter {
         Ok(found)
     }
 
-    /// What it tells of itself, with zeros in between: its path, and so many folders of its modules.
+    /// Finds an interpreter from its own report, separated by zeros: its path, and `folders` folders of its modules.
     fn find(program: &Path, ask: &[&str], folders: usize) -> io::Result<Interpreter> {
-        // As in a sandbox, which has nothing of this process's environment.
+        // The environment is empty, as in a sandbox.
         let Told { program, version, folders } =
             told_by(Command::new(program).args(ask).env_clear(), folders)?;
         let (program, mut shown) = links(&program)?;
@@ -76,14 +77,14 @@ impl Interpreter {
     }
 }
 
-/// What an interpreter says of itself.
+/// Report of an interpreter about itself.
 struct Told {
     program: PathBuf,
     version: String,
     folders: Vec<PathBuf>,
 }
 
-/// Executes an interpreter that is to say, with zeros in between, its path, its version and so many folders.
+/// Executes an interpreter that must report, separated by zeros, its path, its version and `folders` folders.
 fn told_by(command: &mut Command, folders: usize) -> io::Result<Told> {
     let output = command.stdin(Stdio::null()).output()?;
     let none = || {
@@ -167,7 +168,7 @@ mod tests {
             fs::write(&shim, text).unwrap();
             fs::set_permissions(&shim, fs::Permissions::from_mode(0o755)).unwrap();
         };
-        // As those of pyenv do: found by what the environment says, which an interpreter in a sandbox has not.
+        // Like a shim of pyenv, this one uses an environment variable, which an interpreter in a sandbox does not have.
         write("#!/bin/sh\nexec \"${HOME:+/usr}/bin/python3\" \"$@\"\n");
         assert_eq!(Interpreter::python(&shim).unwrap(), real);
         write("#!/bin/sh\necho 'pyenv: python3: command not found' >&2\nexit 127\n");

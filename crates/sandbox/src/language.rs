@@ -13,7 +13,8 @@ pub enum Language {
 /// Most bytes of a module's name.
 const MAX_MODULE_BYTES: usize = 256;
 
-/// What a Python executes to load its adapter, which is where programs are. What it executes is none of that.
+/// Code that a Python executes to load its adapter, which is at the path of programs. The adapter is not executed as a
+/// program.
 const LOAD_IN_PYTHON: &str = "\
 import os
 os.environ.pop('LD_PRELOAD', None)
@@ -30,7 +31,8 @@ process.dlopen(adapter, '/program');
 new Function('adapter', 'require', adapter.exports.SOURCE)(adapter.exports, require);";
 
 impl Language {
-    /// The library that its interpreter loads to be forked, by its name: it stands beside the program that makes sandboxes.
+    /// Returns the name of the library that the interpreter loads to be forked. It is beside the program that makes
+    /// sandboxes.
     pub fn adapter(self) -> &'static str {
         match self {
             Language::Python => "libsublet_template_python.so",
@@ -38,18 +40,20 @@ impl Language {
         }
     }
 
-    /// What its interpreter is told, before the names of modules.
+    /// Arguments of the interpreter, before the names of modules.
     pub(crate) fn arguments(self) -> &'static [&'static str] {
         match self {
-            // Isolated: nothing in its folder or environment changes what it does. It has nowhere to write what it compiles.
+            // Isolated: nothing in its folder or environment changes its behaviour. It has no folder to write compiled
+            // modules to.
             Language::Python => &["-I", "-B", "-c", LOAD_IN_PYTHON],
             // The collector of garbage and the compiler have no threads of their own, which a copy would not have.
             Language::Node => &["--single-threaded", "--v8-pool-size=0", "--eval", LOAD_IN_NODE, "--"],
         }
     }
 
-    /// Its interpreter's environment, NAME=VALUE. Libraries that compute keep no threads until a program is there, which has
-    /// as many as it has cores. A Python allocates by its adapter, as every worker does that may swap.
+    /// Returns the environment of the interpreter, NAME=VALUE. Libraries that compute keep no threads until a program
+    /// starts, which has a thread for each of its cores. A Python allocates by its adapter, as every worker does that
+    /// may swap.
     pub(crate) fn environment(self) -> &'static [&'static str] {
         match self {
             Language::Python => &[
@@ -61,7 +65,7 @@ impl Language {
                 "BLIS_NUM_THREADS=1",
                 "NUMEXPR_NUM_THREADS=1",
             ],
-            // Not what sandboxes refuse.
+            // Sandboxes refuse io_uring.
             Language::Node => &["LANG=C.UTF-8", "UV_USE_IO_URING=0"],
         }
     }

@@ -1,25 +1,26 @@
 //! Isolated places to execute, by the five verbs of the OCI runtime: create, start, state, kill, delete.
 //!
-//! Every verb takes a vector, since some kinds have one cost for many (processes that are made side by side, a program
-//! image that holds several kernels, a warm template that forks several times); the answers come in the order of what
-//! was asked, each on its own.
+//! Every verb takes a vector, because some kinds have one cost for many sandboxes: processes that are made side by
+//! side, a program image that holds several kernels, a warm template that forks several times. The answers come in the
+//! order of the requests, one for each sandbox.
 //!
 //! ```text
 //! create -> Created -> start -> Running -> (it ends, or kill) -> Stopped -> delete
 //! ```
 //!
-//! Two processes have a part in it. Whoever wants sandboxes has [`Sandboxes`], the [`client`]; it starts the
-//! [`spawner`], a small program with a single thread, which makes all of them: forking a process is dear if it holds
-//! much memory, and unsafe if it has other threads. What the new process does to itself before it becomes the program
-//! is in `inside`.
+//! Two processes take part. A client of sandboxes has [`Sandboxes`], the [`client`], which starts the [`spawner`]. This
+//! small program with a single thread makes all sandboxes: forking a process is expensive if it holds much memory, and
+//! unsafe if it has other threads. The module `inside` has the code that the new process runs before it becomes the
+//! program.
 //!
-//! A sandbox gets one connection to the outside, its control socket, and knows nothing else of its surroundings.
-//! Three kinds are made here: the isolated process, the container, and the copy of a warm language runtime, which is forked
-//! by that itself ([`template`]). Another program, an OCI runtime, makes a fourth. Kinds are an enum, not plug-ins.
+//! A sandbox gets one connection to the outside, its control socket, and knows nothing else of its surroundings. This
+//! crate makes three kinds: the isolated process, the container, and the copy of a warm language runtime, which the
+//! runtime itself forks ([`template`]). Another program, an OCI runtime, makes a fourth. Kinds are an enum, not
+//! plug-ins.
 //!
 //! Invariants:
-//! - Whoever drops its [`Sandboxes`], or dies, leaves no process behind: the spawner dies with its connection, and every
-//!   sandbox with the spawner.
+//! - A process that drops its [`Sandboxes`], or dies, leaves no process behind: the spawner dies with its connection,
+//!   and every sandbox with the spawner.
 //! - A sandbox whose end is known has nothing left that runs: its first process is its namespace's init.
 //! - A sandbox that runs is never forgotten: `delete` refuses it.
 
@@ -69,18 +70,19 @@ pub const MAX_VECTOR: usize = 32;
 pub const MAX_LAYERS: usize = 128;
 /// Most modules of a template.
 pub const MAX_IMPORTS: usize = 32;
-/// The user as whom a sandbox sees itself. Files of an image belong to it, on the disk, too, if the spawner is root.
+/// Number of the user that a sandbox sees itself as. Files of an image belong to it, on the disk, too, if the spawner
+/// is root.
 pub const USER: u32 = 1000;
-/// Where a sandbox finds the folder that its specification names, read-only.
+/// Path of the folder that the specification names, in the sandbox, read-only.
 pub const FOLDER: &str = "/package";
-/// Where a sandbox can write files: a process nowhere else.
+/// Folder in which a sandbox can write files; a process can write nowhere else.
 pub const SCRATCH: &str = "/tmp";
 /// Folder of named shared memory and semaphores, which the processes of one sandbox share.
 pub const SHARED_MEMORY: &str = "/dev/shm";
 /// A sandbox's [`SHARED_MEMORY`] has the size of its memory divided by this, as Linux has it by default.
 const SHARED_PART: u64 = 2;
 
-/// One sandbox of one [`Sandboxes`] table.
+/// Identifier of one sandbox in one [`Sandboxes`] table.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Id(u64);
 
@@ -90,23 +92,23 @@ impl fmt::Display for Id {
     }
 }
 
-/// How a sandbox isolates.
+/// Kind of a sandbox's isolation.
 ///
 /// All kinds have the same walls around them. They differ in the files inside.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum Kind {
-    /// A process in namespaces and a control group of its own, with few system calls and no privileges. Of the host's files
-    /// it has the shared libraries, and can change none.
+    /// A process in namespaces and a control group of its own, with few system calls and no privileges. It sees the
+    /// host's shared libraries, and can change none of the host's files.
     Process,
-    /// The same in the file system of an image. It may change all of that; the changes are its own, and end with it.
+    /// A process in the file system of an image. It may change all of that; the changes are its own, and end with it.
     Container(Image),
-    /// The file system of an image, in what this OCI runtime makes of it: the program of crun, runc and their like, which has
-    /// walls of its own. The same limits hold, and with its end everything in it has ended, too.
+    /// The file system of an image, in a container made by this OCI runtime: the program of crun, runc and their like,
+    /// which isolates by itself. The same limits hold, and when it ends everything in it has ended, too.
     Delegated {
         /// The program.
         runtime: PathBuf,
-        /// What it is given.
+        /// Image of the container.
         image: Image,
     },
     /// A process whose memory begins as a copy of a warm language runtime, in walls like [`Kind::Process`]. Its program is a
@@ -128,11 +130,11 @@ impl Kind {
 /// A file system to begin with.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Image {
-    /// Folders, each over those before it, as overlayfs has them: a file that is none any more is a device 0/0, a folder
-    /// that hides what is below it has the attribute `user.overlay.opaque`. Every file belongs to [`USER`], or to the
-    /// spawner's user if that is not root.
+    /// Folders, each over those before it, as overlayfs has them. A file that was removed is a device 0/0; a folder
+    /// that hides the folders below it has the attribute `user.overlay.opaque`. Every file belongs to [`USER`], or to
+    /// the spawner's user if that is not root.
     pub layers: Vec<PathBuf>,
-    /// In which folder of it the program begins.
+    /// Folder of the image in which the program starts.
     pub working_folder: PathBuf,
 }
 
@@ -140,17 +142,17 @@ pub struct Image {
 /// stands in for it until it is warm.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Template {
-    /// What it is the runtime of.
+    /// Language of the runtime.
     pub language: Language,
     /// The interpreter, with a path as sandboxes are shown it: see [`Interpreter::shown`].
     pub interpreter: PathBuf,
     /// The library that it loads to be forked, which calls [`template::serve`].
     pub adapter: PathBuf,
-    /// What it imports before: names of modules, not more than [`MAX_IMPORTS`].
+    /// Modules that it imports ahead of time, at most [`MAX_IMPORTS`].
     pub imports: Vec<String>,
 }
 
-/// What a sandbox executes.
+/// Program that a sandbox executes.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Program {
     /// A file of the host, not looked up: the sandbox is shown it.
@@ -160,7 +162,7 @@ pub enum Program {
 }
 
 impl Program {
-    /// Its path, wherever that leads.
+    /// Returns the path, on the host or in the sandbox.
     pub fn path(&self) -> &Path {
         match self {
             Program::Outside(path) | Program::Inside(path) => path,
@@ -168,58 +170,58 @@ impl Program {
     }
 }
 
-/// What a sandbox is made of.
+/// Specification of a sandbox.
 #[derive(Debug)]
 pub struct Spec {
-    /// How it isolates.
+    /// Kind of isolation.
     pub kind: Kind,
-    /// What it executes.
+    /// Program that it executes.
     pub program: Program,
-    /// Its arguments, without its name.
+    /// Arguments of the program, without its name.
     pub args: Vec<OsString>,
-    /// Its whole environment.
+    /// Whole environment of the program.
     pub env: Vec<(OsString, OsString)>,
-    /// A folder that it finds, read-only, as [`FOLDER`].
+    /// Folder that the sandbox sees, read-only, as [`FOLDER`].
     pub folder: Option<PathBuf>,
-    /// Its connection to the outside: the program finds it as descriptor 0.
+    /// Connection to the outside: the program finds it as descriptor 0.
     pub control: OwnedFd,
-    /// A file for what its program prints, open for reading and writing; the program does not get it. Without one the
-    /// output goes to the spawner's standard error, each line labelled with the sandbox's id.
+    /// File for the output of the program, open for reading and writing; the program does not get it. Without a file
+    /// the output goes to the spawner's standard error, each line labelled with the sandbox's id.
     pub log: Option<OwnedFd>,
-    /// What it reaches by the network.
+    /// Networks that it can reach.
     pub network: Network,
-    /// What it has of the host's devices.
+    /// Devices of the host that it can use.
     pub devices: Devices,
-    /// What it may use.
+    /// Resources that it may use.
     pub limits: Limits,
 }
 
-/// What a sandbox reaches by the network. A connected socket that it is handed works in either case.
+/// Networks that a sandbox can reach. A connected socket that is passed to it works in either case.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Network {
     /// Nothing: it can make no socket, and there is no interface.
     None,
-    /// What its host reaches: for programs that dial by themselves, as RDMA libraries do. It can make sockets of the
-    /// internet's protocols, and use the host's RDMA devices.
+    /// The networks of its host: for programs that connect by themselves, as RDMA libraries do. It can make sockets of
+    /// the internet's protocols, and use the host's RDMA devices.
     Host,
 }
 
-/// What a process has of the host to use devices by; a container has nothing of it.
+/// Files of the host by which a process uses devices; a container has none of them.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Devices {
     /// Nothing.
     #[default]
     None,
-    /// The files of drivers, and the programs by which they compile: what computes on the processors themselves needs no
-    /// more. Drivers load libraries of kernels, so it can load and execute what it writes to [`SCRATCH`].
+    /// The files of drivers, and the programs by which they compile: devices that compute on the processors themselves
+    /// need no more. Drivers load libraries of kernels, so it can load and execute files that it writes to [`SCRATCH`].
     Drivers,
-    /// That, and NVIDIA's first GPU: its nodes, whatever they can be asked for (ioctl), and `/sys`.
+    /// The files of drivers, and NVIDIA's first GPU: its nodes with all of their ioctls, and `/sys`.
     Gpu,
     /// Nothing; but of `/dev/userfaultfd`, if it is handed that, it can ask to see to its own page faults.
     Faults,
 }
 
-/// What a sandbox may use. What the machine cannot enforce is told by [`strengths`].
+/// Resources that a sandbox may use. [`strengths`] reports limits that the machine cannot enforce.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Limits {
     /// The core of each of its workers; workers may share one. It may run on these; none: all that the spawner has. Beside others
@@ -262,7 +264,7 @@ impl Limits {
     }
 }
 
-/// Where a sandbox stands in its life.
+/// Status of a sandbox in its life.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Status {
     /// Being made. A kind whose `create` is complete when it returns never shows it.
@@ -275,14 +277,14 @@ pub enum Status {
     Stopped,
 }
 
-/// How a sandbox's program ended.
+/// End of a sandbox's program.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Exit {
-    /// It left with this status.
+    /// The program left with this status.
     Status(i32),
-    /// This signal killed it.
+    /// This signal killed the program.
     Signal(i32),
-    /// It was killed because its sandbox wanted more than this many bytes of memory.
+    /// The kernel killed it because its sandbox exceeded this many bytes of memory.
     OutOfMemory(u64),
 }
 
@@ -299,14 +301,14 @@ impl fmt::Display for Exit {
     }
 }
 
-/// What `state` tells about one sandbox.
+/// State of one sandbox, as the verb `state` reports it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct State {
-    /// Where it stands.
+    /// Status in the life of a sandbox.
     pub status: Status,
-    /// The program's process, as this machine numbers it, from its start on.
+    /// Number of the program's process on this machine, from its start on.
     pub pid: Option<u32>,
-    /// How it ended, once it is stopped.
+    /// End of the program, once the sandbox is stopped.
     pub exit: Option<Exit>,
 }
 
@@ -315,7 +317,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn shared_memory_is_half_of_the_shown_memory_or_as_large_as_scratch_space() {
+    fn shared_memory_is_half_of_shown_memory_or_scratch_size() {
         let limits = |memory_bytes, shown_memory_bytes| Limits {
             cores: Vec::new(),
             memory_bytes,

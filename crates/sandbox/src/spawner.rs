@@ -1,11 +1,11 @@
 //! The spawner: a process with a single thread that makes all sandboxes of one agent, and ends with it.
 //!
-//! It answers one request after the other and does nothing by itself, but for making ready, while nobody asks, the first
-//! processes of the next sandboxes, which wait in their namespaces and control groups for what they are to become. Its
-//! only connection is its standard input; when the other end is closed it ends, and with it everything that it has started.
+//! It answers one request after the other. Without requests it only prepares the first processes of the next sandboxes,
+//! which wait in their namespaces and control groups for their plans. Its only connection is its standard input; when
+//! the other end is closed the spawner ends, and with it everything that it has started.
 //!
-//! What it needs and cannot have, it does without, as `strengths` tells: control groups, users of their own. What is left
-//! then is always namespaces, a root of their own, no capabilities, and few system calls.
+//! If the machine lacks control groups or users of their own for sandboxes, the spawner does without, as `strengths`
+//! reports. Every sandbox always has namespaces, a root of its own, no capabilities, and few system calls.
 
 mod birth;
 pub(crate) mod cgroups;
@@ -41,28 +41,28 @@ use templates::Templates;
 use users::Users;
 use view::Views;
 
-/// How many first processes are kept ready.
+/// Number of first processes that are kept ready.
 const READY: usize = 8;
 /// Umask of the spawner and of every sandbox, whichever umask the agent has: other users may read new files.
 const UMASK: Mode = Mode::WGRP.union(Mode::WOTH);
 const NOW: Timespec = Timespec { tv_sec: 0, tv_nsec: 0 };
 
-/// What every sandbox is made with.
+/// State from which every sandbox is made.
 struct Workshop {
-    /// Without a network. Dropped, and dead, before what they were made with.
+    /// First processes without a network. They are dropped, and dead, before the means that they were made with.
     ready: Vec<Sandbox>,
     templates: Templates,
     means: Means,
 }
 
-/// What every first process is made with.
+/// Means by which every first process is made.
 struct Means {
     cgroups: Cgroups,
     users: Users,
     filters: Rc<Filters>,
     views: Views,
     opened: Opened,
-    /// What is shown of the host beneath [`crate::SCRATCH`], without the first slash.
+    /// Paths of the host that are shown beneath [`crate::SCRATCH`], without the first slash.
     kept: Vec<CString>,
 }
 
@@ -73,7 +73,7 @@ pub fn look(folder: &Path) {
     }
 }
 
-/// If this process is in the sandbox that [`look`] has made, the status to end with.
+/// Returns the status to end with, if this process is in the sandbox that [`look`] has made.
 pub fn trial() -> Option<i32> {
     std::env::args_os().nth(1).is_some_and(|word| word == look::INSIDE).then(look::inside)
 }
@@ -112,7 +112,7 @@ impl Workshop {
         let failed = |what: &'static str| move |error: std::io::Error| SandboxError::system(what, error);
         // Sandboxes are other users, and have to read the files that this process makes.
         rustix::process::umask(UMASK);
-        // Before the namespaces: there what this process's control group is called would no longer be true.
+        // Control groups are opened before the namespaces, in which the name of this process's group would be another.
         let cgroups = Cgroups::open();
         let users = Users::enter().map_err(failed("entering a user namespace"))?;
         let shown = root::outermost(shown);
@@ -147,19 +147,19 @@ impl Workshop {
         }
         let made = birth::blank(&mut self.means, Network::None, false);
         let is_made = made.is_ok();
-        // Whoever needs one is told what is in the way.
+        // The request that needs one gets the error.
         self.ready.extend(made);
         is_made
     }
 
-    /// A first process that waits for what it is to become. Those that are ready have no network, and no root beside the
+    /// Takes a first process that waits for its plan. The prepared ones have no network, and no root beside the
     /// sandbox's user.
     fn take(&mut self, network: Network, has_root: bool) -> Result<Sandbox, SandboxError> {
         if has_root {
             return birth::blank(&mut self.means, network, true);
         }
         while let (Network::None, Some(mut sandbox)) = (network, self.ready.pop()) {
-            // Somebody may have killed it.
+            // It may have been killed meanwhile.
             if sandbox.state().status == Status::Created {
                 return Ok(sandbox);
             }

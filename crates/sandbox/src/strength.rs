@@ -10,24 +10,24 @@ use std::process::{Command, Stdio};
 
 use crate::SandboxError;
 
-/// How the spawner is told to look around instead of serving.
+/// Argument with which the spawner reports the strength of sandboxes instead of serving.
 pub const LOOK: &str = "--look";
 
-/// How much there is of one of the walls.
+/// Strength of one of the walls around a sandbox.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Strength {
-    /// It is whole.
+    /// The wall is whole.
     Full,
     /// Some of it is missing.
     Weaker,
-    /// It is not there.
+    /// The wall is missing.
     Missing,
 }
 
 impl Strength {
     const ALL: [Strength; 3] = [Strength::Full, Strength::Weaker, Strength::Missing];
 
-    /// In a word.
+    /// Name of the strength, in one word.
     pub fn name(self) -> &'static str {
         match self {
             Strength::Full => "full",
@@ -37,14 +37,14 @@ impl Strength {
     }
 }
 
-/// What is so about one of the walls.
+/// Finding about one of the walls.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Finding {
-    /// Which wall.
+    /// Name of the wall.
     pub wall: String,
-    /// How much of it there is.
+    /// Strength of the wall.
     pub strength: Strength,
-    /// What is there, or what follows from what is not.
+    /// Means by which the wall exists, or consequences of their lack.
     pub why: String,
 }
 
@@ -53,7 +53,7 @@ impl Finding {
         Finding { wall: wall.to_owned(), strength, why: why.into() }
     }
 
-    /// As the spawner prints it: one line, without tabs in its parts.
+    /// Formats the finding as the spawner prints it: one line, without tabs in its parts.
     pub(crate) fn line(&self) -> String {
         format!("{}\t{}\t{}", self.wall, self.strength.name(), self.why.replace(['\t', '\n'], " "))
     }
@@ -66,7 +66,8 @@ impl Finding {
     }
 }
 
-/// What sandboxes of this process's user would be like, made by this spawner program; the folder is an existing one.
+/// Finds how strong sandboxes of this process's user would be, made by this spawner program; the folder is an existing
+/// one.
 ///
 /// # Errors
 /// If the program cannot be run. That it can make no sandboxes is a finding.

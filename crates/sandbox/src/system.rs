@@ -12,10 +12,10 @@ use std::os::fd::{AsRawFd, BorrowedFd, FromRawFd, OwnedFd, RawFd};
 use rustix::fs::OFlags;
 use rustix::process::{Pid, Signal};
 
-/// As the kernel has it: the library's own does not fit its type.
+/// Flag as the kernel defines it: the library's constant does not fit its type.
 const CLONE_INTO_CGROUP: u64 = 1 << 33;
 
-/// Which side of a fork this is.
+/// Side of a fork.
 pub(crate) enum Fork {
     /// The new process.
     Child,
@@ -23,7 +23,7 @@ pub(crate) enum Fork {
     Parent(Pid, OwnedFd),
 }
 
-/// Of a process that is to be made.
+/// Options of a new process.
 #[derive(Clone, Copy, Default)]
 pub(crate) struct Clone<'fd> {
     /// `CLONE_NEW...`, or `CLONE_VFORK` to wait until it has ended or become another program.
@@ -47,7 +47,7 @@ pub(crate) fn clone(how: Clone<'_>) -> io::Result<Fork> {
         true => arguments.flags |= flags(libc::CLONE_PARENT),
         false => arguments.exit_signal = flags(libc::SIGCHLD),
     }
-    // The C library keeps a thread's number in its memory: the child's is to be the child's.
+    // The C library keeps a thread's number in its memory: the kernel must write the child's number there.
     if let Some(number) = thread_number() {
         arguments.flags |= flags(libc::CLONE_CHILD_SETTID | libc::CLONE_CHILD_CLEARTID);
         arguments.child_tid = number;
@@ -70,8 +70,8 @@ pub(crate) fn clone(how: Clone<'_>) -> io::Result<Fork> {
     }
 }
 
-/// Forks this process, which must have a single thread, by the older call, and goes on when the child has become another
-/// program or has ended. Gives the child's number, and nothing to the child.
+/// Forks this process, which must have a single thread, by the older call, and continues when the child has become
+/// another program or has ended. Returns the child's number to the parent, and nothing to the child.
 pub(crate) fn fork_until_exec() -> io::Result<Option<Pid>> {
     let none = std::ptr::null::<libc::c_void>();
     let flags = libc::CLONE_VFORK | libc::SIGCHLD;
@@ -82,10 +82,10 @@ pub(crate) fn fork_until_exec() -> io::Result<Option<Pid>> {
     Ok(i32::try_from(pid).ok().and_then(Pid::from_raw))
 }
 
-/// Where the C library keeps the number of this thread, if the kernel tells that.
+/// Address at which the C library keeps the number of this thread, if the kernel reports it.
 fn thread_number() -> Option<u64> {
     let mut address: u64 = 0;
-    // SAFETY: the kernel writes an address into memory that is there for one.
+    // SAFETY: the kernel writes an address into `address`, which has the size of one.
     let told = unsafe { libc::prctl(libc::PR_GET_TID_ADDRESS, &raw mut address) };
     (told == 0 && address != 0).then_some(address)
 }
@@ -126,8 +126,8 @@ pub(crate) fn restrict_mount(mount: BorrowedFd<'_>, attributes: u64) -> io::Resu
     change_mount(mount, &change)
 }
 
-/// Shows the files of a mount that is not anywhere yet, and of all beneath it, as belonging to those whom their owners' numbers
-/// mean in a namespace of users.
+/// Maps the owners of the files of a detached mount, and of all mounts beneath it, to the users that have the same
+/// numbers in a namespace of users.
 pub(crate) fn map_owners(mount: BorrowedFd<'_>, users: BorrowedFd<'_>) -> io::Result<()> {
     let change = libc::mount_attr {
         attr_set: libc::MOUNT_ATTR_IDMAP,
@@ -182,26 +182,26 @@ fn close_range(first: libc::c_uint, last: libc::c_uint, flags: libc::c_uint) -> 
     checked(unsafe { libc::syscall(libc::SYS_close_range, first, last, flags) })
 }
 
-/// Has a number stand for another descriptor. What it stood for is closed; it is the duty of the caller that nobody has
-/// counted on that.
+/// Makes a number refer to another descriptor. The descriptor that it referred to is closed; the caller must ensure
+/// that no other code uses that one.
 pub(crate) fn replace(number: RawFd, descriptor: OwnedFd) -> io::Result<()> {
     // SAFETY: no memory is passed.
     checked(unsafe { libc::dup3(descriptor.as_raw_fd(), number, libc::O_CLOEXEC) }.into())
 }
 
-/// How a descriptor was opened, if it is one.
+/// Returns the flags of an open descriptor. Fails if the number is not one.
 pub(crate) fn status_flags(number: RawFd) -> io::Result<OFlags> {
-    // SAFETY: no memory is passed; of a number that is no descriptor the kernel says so.
+    // SAFETY: no memory is passed; the kernel reports a number that is not a descriptor.
     let flags = unsafe { libc::fcntl(number, libc::F_GETFL) };
     checked(flags.into())?;
     Ok(OFlags::from_bits_retain(flags.cast_unsigned()))
 }
 
-/// A descriptor that is readable while a child's end has not been looked at. The signal that tells of it is blocked
-/// from now on.
+/// Makes a descriptor that is readable while the end of a child was not waited for. Blocks the signal of such ends from
+/// now on.
 pub(crate) fn child_ends() -> io::Result<OwnedFd> {
     let set = child_signal();
-    // SAFETY: the set lives throughout the calls; the descriptor is new and nobody else's.
+    // SAFETY: the set lives throughout the calls; the descriptor is new and has no other owner.
     unsafe {
         checked(libc::sigprocmask(libc::SIG_BLOCK, &raw const set, std::ptr::null_mut()).into())?;
         let fd = libc::signalfd(-1, &raw const set, libc::SFD_CLOEXEC | libc::SFD_NONBLOCK);
@@ -210,7 +210,7 @@ pub(crate) fn child_ends() -> io::Result<OwnedFd> {
     }
 }
 
-/// What [`child_ends`] has blocked reaches this process again.
+/// Unblocks the signal that [`child_ends`] has blocked.
 pub(crate) fn hear_child_ends() -> io::Result<()> {
     let set = child_signal();
     // SAFETY: the set lives throughout the call.
@@ -251,7 +251,7 @@ pub(crate) fn filter_calls(program: &[libc::sock_filter]) -> io::Result<()> {
     let len = libc::c_ushort::try_from(program.len()).map_err(io::Error::other)?;
     let program = libc::sock_fprog { len, filter: program.as_ptr().cast_mut() };
     let none: libc::c_ulong = 0;
-    // SAFETY: the program has so many instructions, which the kernel copies and does not change.
+    // SAFETY: `len` is the number of the program's instructions, which the kernel copies and does not change.
     checked(unsafe {
         libc::syscall(libc::SYS_seccomp, libc::SECCOMP_SET_MODE_FILTER, none, &raw const program)
     })

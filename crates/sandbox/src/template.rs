@@ -10,8 +10,8 @@
 //!    │◄── started, running ───────────────────────────────────────────────────────────┤ and becomes the program
 //! ```
 //!
-//! Of a runtime's threads only the one that forks is there in a copy ([`Threads`]), and of what it holds open only what can be
-//! made again, so that no two copies have anything in common.
+//! A copy has only the one thread of a runtime that forks ([`Threads`]), and only the open files that can be made
+//! again, so that no two copies share anything.
 
 mod descriptors;
 mod threads;
@@ -35,42 +35,42 @@ use descriptors::Descriptors;
 
 pub use threads::Threads;
 
-/// What a language runtime does about being forked.
+/// Actions of a language runtime before and after a fork.
 pub trait Runtime {
-    /// Which threads it may have.
+    /// Threads that the runtime may have.
     const THREADS: Threads;
 
-    /// In the template, before each fork.
+    /// Called in the template before each fork.
     fn before_fork(&mut self);
-    /// In the template, after it.
+    /// Called in the template after each fork.
     fn after_fork(&mut self);
 }
 
-/// This process is a copy of the template, in a sandbox of its own, and waits for what it is to be.
+/// Copy of the template, in a sandbox of its own, that waits for its program. The present process is this copy.
 pub struct Waiting {
     ahead: Ahead,
     descriptors: Descriptors,
 }
 
-/// What this process is to be from now on. It has its control socket as standard input, and no other descriptor than the standard
-/// ones and those that were made again.
+/// Program that this process becomes. The process has its control socket as standard input, and no other descriptors
+/// than the standard ones and those that were made again.
 #[derive(Debug)]
 pub struct Program {
-    /// Its source file.
+    /// Source file of the program.
     pub path: PathBuf,
-    /// Its arguments, without its name.
+    /// Arguments of the program, without its name.
     pub args: Vec<OsString>,
-    /// Its whole environment, NAME=VALUE.
+    /// Whole environment of the program, NAME=VALUE.
     pub env: Vec<OsString>,
 }
 
-/// Tells the spawner, at the other end of standard input, that the runtime is warm, and forks it whenever the spawner says so.
-/// The template never comes back from here; each copy of it does. There what the runtime does in a new process is still to be
-/// done.
+/// Reports to the spawner, at the other end of standard input, that the runtime is warm, and forks the runtime at each
+/// order of the spawner. The template never returns from here; each copy of it does. A copy must still do what the
+/// runtime does in a new process.
 ///
 /// # Errors
-/// If this process has threads or open files that a copy cannot have, or the spawner cannot be told. Why a copy cannot be made
-/// is told to the spawner.
+/// If this process has threads or open files that a copy cannot have, or if the spawner cannot be reached. The spawner
+/// gets the reason why a copy cannot be made.
 pub fn serve<R: Runtime>(runtime: &mut R) -> io::Result<Waiting> {
     let descriptors = Descriptors::of_this_process()?;
     R::THREADS.await_them()?;
@@ -101,8 +101,8 @@ pub fn serve<R: Runtime>(runtime: &mut R) -> io::Result<Waiting> {
     }
 }
 
-/// What keeps this process from being a template as it is now, as a verb and its object: `starts 2 threads`. Nothing if
-/// [`serve`] would succeed.
+/// Returns the reason why this process cannot be a template now, as a verb and its object: `starts 2 threads`. Nothing
+/// if [`serve`] would succeed.
 pub fn obstacle<R: Runtime>() -> Option<String> {
     let checked = Descriptors::of_this_process().and_then(|_| R::THREADS.await_them());
     checked.err().map(|error| error.to_string())
@@ -112,7 +112,7 @@ pub fn obstacle<R: Runtime>() -> Option<String> {
 /// kills it.
 ///
 /// # Errors
-/// If the spawner cannot be told.
+/// If the spawner cannot be reached.
 pub fn refuse(cold_imports: ColdImports) -> io::Result<()> {
     let state = TemplateState { warm: true, cold_imports: Some(cold_imports), ..TemplateState::default() };
     wire::send(stdin(), &state, &[])
@@ -128,7 +128,7 @@ fn tell(number: u32, outcome: io::Result<Option<OwnedFd>>) -> io::Result<()> {
 }
 
 impl Waiting {
-    /// Waits until it is to be the program. Ends the process if it is not wanted any more.
+    /// Waits for the program and the order to start it. Ends the process if it is not wanted any more.
     pub fn become_program(self) -> Program {
         let Waiting { ahead, descriptors } = self;
         let plan = ahead.become_program(|| descriptors.make_again());

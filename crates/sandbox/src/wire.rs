@@ -29,7 +29,7 @@ use crate::{
 pub const PROCESS: u32 = 1;
 /// The container.
 pub const CONTAINER: u32 = 2;
-/// What an OCI runtime makes.
+/// The container that an OCI runtime makes.
 pub const DELEGATED: u32 = 3;
 /// The copy of a warm language runtime.
 pub const TEMPLATE: u32 = 4;
@@ -102,7 +102,7 @@ pub(crate) fn count(request: &SandboxRequest) -> usize {
     }
 }
 
-/// The same failure for each of so many sandboxes.
+/// Returns the same failure for each of `count` sandboxes.
 pub(crate) fn each<T>(count: usize, error: &SandboxError) -> Vec<Result<T, SandboxError>> {
     (0..count).map(|_| Err(error.again())).collect()
 }
@@ -112,8 +112,8 @@ pub(crate) fn variable(name: &OsStr, value: &OsStr) -> Vec<u8> {
     [name.as_bytes(), b"=", value.as_bytes()].concat()
 }
 
-/// What the spawner is told of a specification, and the descriptors that go beside it: the control socket, and the log if it
-/// has one.
+/// Encodes a specification for the spawner. Returns also the descriptors that go with it: the control socket, and the
+/// log if the specification has one.
 pub(crate) fn encode_spec(spec: Spec) -> (SandboxSpec, Vec<OwnedFd>) {
     let Spec { kind, program, args, env, folder, control, log, network, devices, limits } = spec;
     let program_inside = matches!(program, Program::Inside(_));
@@ -222,7 +222,7 @@ fn decode_template(message: SandboxTemplate) -> Result<Template, &'static str> {
     Ok(Template { language, interpreter: path(interpreter), adapter: path(adapter), imports })
 }
 
-/// As `sandbox.proto` numbers it.
+/// Returns the number of a language in `sandbox.proto`.
 pub fn encode_language(language: Language) -> u32 {
     match language {
         Language::Python => 1,
@@ -230,7 +230,7 @@ pub fn encode_language(language: Language) -> u32 {
     }
 }
 
-/// The language of a number.
+/// Returns the language with a number in `sandbox.proto`.
 pub fn decode_language(number: u32) -> Option<Language> {
     [Language::Python, Language::Node].into_iter().find(|language| encode_language(*language) == number)
 }
@@ -269,7 +269,7 @@ pub(crate) fn encode_answer(id: Id, outcome: Result<State, SandboxError>) -> San
     }
 }
 
-/// What an answer to a verb means.
+/// Decodes an answer to a verb.
 pub fn decode_answer(answer: SandboxAnswer, verb: &'static str) -> Result<(Id, State), SandboxError> {
     let id = Id(answer.id);
     if let Some(failure) = answer.failure {
@@ -320,7 +320,7 @@ fn encode_failure(error: SandboxError) -> SandboxFailure {
         SandboxError::TooMany => sandbox_failure::Why::TooMany(true),
         SandboxError::WrongStatus { status, .. } => sandbox_failure::Why::WrongStatus(encode_status(status)),
         SandboxError::System { operation, source } => {
-            // What has no number is a message of this crate, and is told as such.
+            // An error without a number is a message of this crate, and is sent as part of the operation.
             let (operation, errno) = match source.raw_os_error() {
                 Some(errno) => (operation.into_owned(), errno),
                 None => (format!("{operation}: {source}"), libc::EINVAL),

@@ -27,5 +27,6 @@ __all__ = ["Remote", "RemoteArray", "remote"]
 Remote.__module__ = RemoteArray.__module__ = "sublet"
 
 remote = Remote()
-"""The place for remote arrays of whoever wants no other, of the default client: a namespace that makes them, a decorator for functions,
-and a function that makes other places. See `Remote`."""
+"""The place for remote arrays of the default client: a namespace that makes them, a decorator for functions, and a
+function that makes other places. See `Remote`.
+"""

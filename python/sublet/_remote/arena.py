@@ -1,8 +1,9 @@
 """Allocates arrays in memory components: the pieces of one that arrays take and give back.
 
-The bytes of an array are in a component, which may be anywhere. What can be said of it without its bytes (the shape, strides and
-place of a slice, whether two slices overlap) NumPy itself says of a *shadow*: an ndarray in a stretch of addresses that is as
-long as the component and has no memory behind it. Nobody reads or writes a shadow.
+The bytes of an array are in a component, which may be on any machine. NumPy itself computes everything that does not
+need the bytes (the shape, strides and offset of a slice, whether two slices overlap) on a *shadow*. A shadow is an
+ndarray in a range of addresses that is as long as the component and has no memory behind it. Its elements are never
+read or written.
 
 An `Arena` leases one component for all arrays of a place. A lease takes milliseconds, and memory that is new to the machine is
 many times slower than memory that was used before, so what an array gives up serves the next one.
@@ -21,7 +22,7 @@ from .. import _errors, _process
 
 # Arrays begin at lines of the processor's cache.
 ALIGNMENT_BYTES = 64
-# How large a component may become for which nobody says so.
+# Default limit of a component's size.
 SPACE_BYTES = 1 << 40
 
 
@@ -38,11 +39,11 @@ class Component:
         return self._space[offset : offset + nbytes]
 
     def offset_of(self, shadow):
-        """Where in the component an array begins."""
+        """Returns the offset of an array in the component."""
         return address_of(shadow) - self._address
 
     def lent(self, offset, nbytes):
-        """Its bytes in their place, as an array; None if they are on another machine."""
+        """Returns the bytes in the component's memory as an array, or None if they are on another machine."""
         try:
             return self.memory.array(nbytes, "u1", offset)
         except _errors.Error as error:
@@ -52,7 +53,9 @@ class Component:
 
 
 def component_of(memory):
-    """That of a `sublet.Memory` of somebody else's: one, so that arrays that overlap have shadows that do."""
+    """Returns the component of a caller's `sublet.Memory`, one for each, so that overlapping arrays have overlapping
+    shadows.
+    """
     if memory._remote is None:
         memory._remote = Component(memory)
     return memory._remote
@@ -65,8 +68,8 @@ def address_of(array):
 class Stretch:
     """Bytes of a component that arrays lie in, given back with the last of them.
 
-    `lent` are the bytes themselves where they are on this machine. Whoever works on them holds that, so that the component is not
-    released meanwhile.
+    `lent` are the bytes themselves where they are on this machine. An operation holds `lent` while it works on the
+    bytes, so that the component is not released meanwhile.
     """
 
     __slots__ = ("__weakref__", "_arena", "component", "lent", "nbytes", "offset")
@@ -101,11 +104,12 @@ class Arena:
         self._stretches = weakref.WeakSet()
         self._free = []
         self._end = self._taken = 0
-        # What was given back while somebody held the lock, maybe this very thread: stretches go whenever Python collects them.
+        # Stretches that were given back while a thread held the lock, possibly this one: Python may collect a stretch
+        # at any time.
         self._given = collections.deque()
 
     def take(self, nbytes):
-        """A stretch of so many bytes of any value."""
+        """Returns a stretch of `nbytes` bytes of any value."""
         nbytes = max(-(-nbytes // ALIGNMENT_BYTES), 1) * ALIGNMENT_BYTES
         try:
             with self._lock:
@@ -126,7 +130,7 @@ class Arena:
         self._settle()
 
     def release(self):
-        """Gives all back, whatever lies there."""
+        """Releases all memory, also that of existing arrays."""
         with self._lock:
             for stretch in list(self._stretches):
                 stretch.lent = None
@@ -186,7 +190,7 @@ class Arena:
         self._free[first:last] = [(offset, nbytes)]
 
     def _tail(self):
-        """From where on nothing is taken."""
+        """Returns the offset behind which all bytes are free."""
         return self._free[-1][0] if self._free and sum(self._free[-1]) == self._end else self._end
 
     def _segment_end(self, offset):
@@ -200,6 +204,6 @@ class Arena:
                 self.memory.resize(end)
                 return True
         except _errors.Error:
-            # Somebody still works on an array that lay there, or the component is over, which whoever uses it next is told.
+            # An operation still works on an array that was there, or the lease has ended, which its next use reports.
             pass
         return False

@@ -14,10 +14,11 @@ from .arena import Stretch
 class RemoteArray(numpy.lib.mixins.NDArrayOperatorsMixin):
     """A NumPy array whose elements are in a memory component, here or on other machines, and not in this process.
 
-    NumPy's functions and operators take it. They work through it tile by tile, with at most the working set of its place in this
-    process. What they make is remote again, with two exceptions: what has no dimensions is a scalar of NumPy's, and what a reduction
-    leaves is an ndarray if it has at most a sixteenth of the working set. What cannot be done tile by tile raises a TypeError that
-    says so. `numpy.asarray` copies all of it into this process.
+    NumPy's functions and operators take it. They work through it tile by tile, with at most the working set of its
+    place in this process. Their results are remote again, with two exceptions: a result without dimensions is a scalar
+    of NumPy's, and the result of a reduction is an ndarray if it has at most a sixteenth of the working set. An
+    operation that cannot be done tile by tile raises a TypeError that says so. `numpy.asarray` copies all of it into
+    this process.
 
     Slices are views, as NumPy's, and have the same memory; it is given back with the last of them. Made by `sublet.remote` and other
     places, see `sublet.Remote`, and by operations.
@@ -44,7 +45,7 @@ class RemoteArray(numpy.lib.mixins.NDArrayOperatorsMixin):
 
     @property
     def shape(self):
-        """Its length in each dimension."""
+        """Length in each dimension."""
         return self._shadow.shape
 
     @property
@@ -54,27 +55,27 @@ class RemoteArray(numpy.lib.mixins.NDArrayOperatorsMixin):
 
     @property
     def ndim(self):
-        """How many dimensions it has."""
+        """Number of dimensions."""
         return self._shadow.ndim
 
     @property
     def size(self):
-        """How many elements it has."""
+        """Number of elements."""
         return self._shadow.size
 
     @property
     def itemsize(self):
-        """How many bytes an element has."""
+        """Size of an element in bytes."""
         return self._shadow.itemsize
 
     @property
     def nbytes(self):
-        """How many bytes its elements have."""
+        """Size of all elements in bytes."""
         return self._shadow.nbytes
 
     @property
     def strides(self):
-        """How many bytes it is from one element to the next, in each dimension."""
+        """Distance in bytes from one element to the next, in each dimension."""
         return self._shadow.strides
 
     @property
@@ -185,7 +186,7 @@ class RemoteArray(numpy.lib.mixins.NDArrayOperatorsMixin):
         return f"<remote array of shape {self.shape}, {self.dtype}>"
 
     def item(self, *index):
-        """One element, as an object of Python's; without an index, the only one."""
+        """Returns one element, as an object of Python's; without an index, the only one."""
         return self[index[0] if len(index) == 1 and isinstance(index[0], tuple) else index].item() if index else self._scalar()
 
     def tolist(self):
@@ -238,7 +239,7 @@ class RemoteArray(numpy.lib.mixins.NDArrayOperatorsMixin):
         return numpy.transpose(self, axes)
 
     def clip(self, min=None, max=None, out=None):
-        """With what is less than one bound, or greater than the other, as these are."""
+        """Returns the elements limited to the range from `min` to `max`."""
         return numpy.clip(self, min, max, out=out)
 
     def conj(self):

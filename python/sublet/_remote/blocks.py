@@ -2,17 +2,20 @@
 
 import itertools
 
-# A tile of whole rows has at most so many bytes of one array: larger ones are no faster, and leave the processor's caches.
+# Maximum size of one array's part in a tile of whole rows: larger tiles are no faster, and exceed the processor's
+# caches.
 TILE_BYTES = 1 << 20
-# A tile is there while it is used and its successor is awaited, of which parts are on their way and others put together.
+# Number of tiles in memory per array: the one in use and the next one, parts of which are in transfer or being
+# assembled.
 TILES_HELD = 4
-# So many bytes are asked for at once, and at most this share of the working set: what is larger the system allocates each time.
+# Maximum size of one request, which is also at most this share of the working set: the system allocates larger buffers
+# anew each time.
 READ_BYTES = 1 << 18
 READ_SHARE = 16
-# Bytes between two that are wanted are read along, or read before and written again, if there are at most so many: that costs less
-# than one more request.
+# Maximum gap between two requested ranges that is read along, or read before and written again: that costs less than
+# one more request.
 GAP_BYTES = 1024
-# What one request takes beside its bytes.
+# Memory that one request takes in addition to its bytes.
 REQUEST_BYTES = 512
 
 
@@ -45,7 +48,7 @@ def tiles(shape, tile):
 
 
 def pieces(length, step):
-    """Slices of so many, one behind the other."""
+    """Returns consecutive slices of `step` elements each."""
     return [slice(begin, min(begin + step, length)) for begin in range(0, length, step)]
 
 
@@ -80,7 +83,7 @@ def runs(core, most_bytes):
 
 
 def _own_bytes(array):
-    """Of the elements that differ in their place."""
+    """Returns the size of the distinct elements, which excludes broadcast axes."""
     return array.dtype.itemsize * product(length for length, stride in zip(array.shape, array.strides) if stride)
 
 
@@ -90,7 +93,7 @@ def _is_ordered(array):
 
 
 def slab(shape, elements):
-    """A tile of whole rows, of at most so many elements: its elements are one behind the other in the order of C."""
+    """Returns the shape of a tile of whole rows with at most `elements` elements, which are contiguous in C order."""
     tile = []
     for length in reversed(shape):
         tile.append(max(1, min(length, elements)))

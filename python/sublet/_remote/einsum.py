@@ -12,10 +12,11 @@ from .functions import implements
 from .products import Factor, matmul
 from .ufuncs import apart
 
-# Of each operand the tile that is used and the next are there, of the result its total, a product, and what adds them.
+# Tiles in memory at a time: for each operand the current and the next one; for the result its total, a product and
+# their sum.
 OPERAND_TILES = 2
 RESULT_TILES = 3
-# The share of the working set that these have: NumPy's own loops and the bytes on their way need the rest.
+# The share of the working set for these tiles: NumPy's own loops and the bytes in transfer need the rest.
 TILES_SHARE = 2
 
 
@@ -98,14 +99,14 @@ def _labels(term):
 
 
 def _spread(term, rest):
-    """With an ellipsis replaced by as many labels, that are counted from the last one."""
+    """Returns a term with its ellipsis replaced by the same number of labels, counted from the last one."""
     at = term.index(Ellipsis) if Ellipsis in term else 0
     made = [*term[:at], *range(-rest, 0), *term[at + 1 :]] if Ellipsis in term else term
     return [operator.index(label) for label in made]
 
 
 def _numbered(terms, output):
-    """With labels that NumPy takes as numbers, in the same order."""
+    """Returns terms with their labels replaced by numbers that NumPy accepts, in the same order."""
     known = sorted({label for term in terms for label in term})
     return [[known.index(label) for label in term] for term in terms], [known.index(label) for label in output]
 
@@ -130,7 +131,7 @@ def _once(array, term, dtype):
 
 
 def _lengths(arrays, terms):
-    """How long each label's axis is: lengths of 1 are broadcast."""
+    """Returns the length of each label's axis: lengths of 1 are broadcast."""
     lengths = {}
     for array, term in zip(arrays, terms):
         for label, length in zip(term, array.shape):
@@ -142,7 +143,7 @@ def _lengths(arrays, terms):
 
 
 def _pairs(arrays, terms, output, optimize):
-    """Which operands are multiplied first: the positions of two at a time, all but the last two."""
+    """Returns which operands are multiplied first: the positions of two at a time, all but the last two."""
     if len(terms) < 3 or optimize is False:
         return []
     shapes = [numpy.broadcast_to(numpy.zeros((), array.dtype), array.shape) for array in arrays]
@@ -179,7 +180,7 @@ def _contracted(operands, output, lengths, dtype, place, optimize):
 
 
 def _tile(labels, lengths, items, room_bytes):
-    """The lengths of tiles by label: about as long in all directions, and together in a room."""
+    """Returns the lengths of tiles by label: about equal in all directions, and together at most `room_bytes`."""
     tile = {label: lengths[label] for label in labels}
 
     def needed():

@@ -8,7 +8,9 @@ from .ufuncs import pointwise, with_out
 
 
 def _streamed(function, arrays):
-    """A function of so many arrays, whose other arguments are the same for each tile, and local."""
+    """Returns a function whose first `arrays` arguments are arrays; its other arguments are local, and the same for
+    each tile.
+    """
     inner = with_out(function)
 
     def call(*args, out=None, **kwargs):

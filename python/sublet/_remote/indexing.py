@@ -11,7 +11,7 @@ from .functions import implements
 from .keys import Selection, Selector, is_of_fields, parts_of, selection_of, tiles_of, view_of
 from .ufuncs import apart, overlap
 
-# Rows that are wanted are read together if at most so many bytes are between them.
+# Selected rows are read together if the gap between them is at most this size.
 ROW_GAP_BYTES = 1 << 16
 # The bytes that an index takes in each axis: itself, and what finding its row needs.
 INDEX_BYTES = 24

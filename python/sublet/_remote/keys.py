@@ -70,7 +70,9 @@ class Selection:
 
 
 def view_of(array, key):
-    """What slices, integers and names of fields say; never an element, which a shadow has none of."""
+    """Returns the view that slices, integers and names of fields select; never an element, because a shadow has no
+    elements.
+    """
     if isinstance(key, tuple) and not any(part is Ellipsis for part in key):
         key = (*key, ...)
     return array._viewed(array._shadow[key])
@@ -139,7 +141,7 @@ def selection_of(array, parts, flat_nonzero):
 
 
 def _spread(array, parts):
-    """With an ellipsis followed by the slices that it stands for."""
+    """Returns the parts of a key with the slices that its ellipsis stands for."""
     used = sum(0 if part is None or part is Ellipsis else part.ndim if is_array(part) and part.dtype == bool else 1 for part in parts)
     ellipses = [place for place, part in enumerate(parts) if part is Ellipsis]
     if used > array.ndim:

@@ -51,7 +51,7 @@ def pad(array, pad_width, mode="constant", **options):
 
 
 def _pairs(values, ndim, is_positive=False):
-    """Two values for each axis, of as many as can be broadcast to that."""
+    """Returns two values for each axis, from any values that can be broadcast to that shape."""
     if is_positive and (values < 0).any():
         raise ValueError("index can't contain negative values")
     return numpy.broadcast_to(values, (ndim, 2)).tolist() if ndim else []

@@ -14,33 +14,32 @@ from .array import RemoteArray
 
 # The least working set that goes with tiles of some use.
 LEAST_WORKING_BYTES = 1024
-# What a reduction leaves is local if it has at most this share of the working set.
+# Maximum share of the working set for a result of a reduction that is local.
 LOCAL_SHARE = 16
 
 
 class Remote:
     """A place for arrays in remote memory: one memory component, and how much of its arrays is in this process at a time.
 
-    `sublet.remote` is one, of the default client, and makes others: `sublet.remote(working_set="1GiB", near=["node-3"])`. A place
-    leases nothing before its first array. What arrays give up is used again by the next ones, and given back when more is free at
-    the component's end than is used. At the end of a `with` block all is given back, whatever arrays there are;
-    the next array leases anew.
+    `sublet.remote` is the place of the default client. It makes other places: `sublet.remote(near=["node-3"])`. A place
+    leases nothing before its first array. Later arrays use the memory that earlier ones give back; the lease shrinks
+    when more is free at the component's end than is used. The end of a `with` block releases all memory, even if arrays
+    exist; the next array starts a new lease.
 
     A place is three things: a namespace of functions that make arrays; for a function, a decorator; for an ndarray, a function that
     copies it there.
 
     Args:
-        working_set: How much memory of this process an operation uses for elements, in bytes or as `"64MiB"`.
-        threshold: How many bytes an ndarray has at least that a decorated function is given, or returns, as a remote one.
-        client: Whose memory it is; without it the default client's.
-        initial: As of `Client.memory`: how much is leased first, and by `increment` how much at a time then.
-        increment: 64 MiB if nothing is said.
-        limit: How many bytes all arrays together have at most; 1 TiB.
-        timeout: Seconds after which the memory, and all arrays with it, ends by itself; `renew` puts it off.
-        wait: Seconds that are waited for capacity.
-        near: Names of nodes: rather there than elsewhere.
-        fabric: `"shm"`, `"tcp"` or `"tcp+tls"`; without it shared memory on this machine, and TCP elsewhere.
-
+        working_set: Maximum memory of this process that an operation uses for elements, in bytes or as `"64MiB"`.
+        threshold: Minimum size of an ndarray that a decorated function gets, or returns, as a remote array.
+        client: Client that leases the memory. The default is the default client.
+        initial: Size of the first segment, as for `Client.memory`.
+        increment: Size of each further segment. The default is 64 MiB.
+        limit: Maximum size of all arrays together. The default is 1 TiB.
+        timeout: Duration of the lease in seconds, after which the memory and all its arrays end. `renew` extends it.
+        wait: Maximum time to wait for capacity, in seconds.
+        near: Names of preferred nodes.
+        fabric: `"shm"`, `"tcp"` or `"tcp+tls"`. The default is shared memory on this machine, and TCP elsewhere.
     Examples:
         >>> with sublet.remote(working_set="16MiB") as far:
         ...     table = far.ones((1_000_000, 4))
@@ -71,15 +70,15 @@ class Remote:
         self._arena = self._of = None
 
     def __call__(self, what=None, /, **options):
-        """A function with its large arrays in this place, a copy of an ndarray there, or another place.
+        """Returns a function with its large arrays in this place, a copy of an ndarray there, or another place.
 
-        - A function: one that does the same with remote arrays. Each ndarray it is given that has at least `threshold` bytes, also
-          within tuples, lists and dicts, is copied to this place before, and the function sees a `RemoteArray`; what it writes there
-          the caller's array does not have. Such ndarrays in what it returns are copied there afterwards. What the function
-          itself makes with `numpy.zeros` and the like stays local: `numpy.zeros(shape, like=array)` and the place's own functions
-          make remote arrays.
-        - An ndarray: as `asarray`.
-        - Options alone: another place, with these and otherwise the options of this one.
+        - A function: one that does the same with remote arrays. Each ndarray argument of at least `threshold` bytes,
+          also within tuples, lists and dicts, is copied to this place first, and the function sees a `RemoteArray`.
+          Changes of this copy do not reach the caller's array. Such ndarrays in the result are copied to this place,
+          too. Arrays that the function itself makes with `numpy.zeros` and the like stay local, unless it passes
+          `like=array` or calls the place's own functions.
+        - An ndarray: a copy, as by `asarray`.
+        - Only options: another place, with these and otherwise the options of this one.
         """
         if what is None:
             return Remote(**{**self._options, **options})
@@ -103,7 +102,7 @@ class Remote:
         return with_remote_arrays
 
     def _exchanged(self, what):
-        """With the large arrays here."""
+        """Returns a value with its large arrays copied to this place."""
         if isinstance(what, numpy.ndarray) and what.nbytes >= self._threshold_bytes and not what.dtype.hasobject:
             return self.asarray(what)
         if type(what) in (tuple, list):
@@ -144,13 +143,13 @@ class Remote:
         if dtype.kind not in "iuf":
             raise TypeError(f"remote arange makes integers and floating-point numbers, not {dtype}")
         length = max(0, math.ceil((stop - start) / step))
-        # As NumPy: from the difference of the first two as they are rounded.
+        # NumPy computes the step from the rounded difference of the first two elements.
         wide = numpy.promote_types(dtype, "f4") if dtype.kind == "f" else dtype
         first, second = numpy.array([start, start + step]).astype(dtype).astype(wide)
         return self._by_position(length, dtype, lambda at: first + at.astype(wide) * (second - first))
 
     def linspace(self, start, stop, num=50, endpoint=True, dtype=None):
-        """So many evenly spaced numbers from one to another, as `numpy.linspace`."""
+        """Makes `num` evenly spaced numbers from `start` to `stop`, as `numpy.linspace`."""
         intervals = max(1, num - 1 if endpoint else num)
         step = (stop - start) / intervals
         made = self._by_position(num, numpy.dtype(float if dtype is None else dtype), lambda at: at * step + start)
@@ -159,7 +158,7 @@ class Remote:
         return made
 
     def array(self, values, dtype=None):
-        """A copy of values."""
+        """Makes a copy of values."""
         if isinstance(values, RemoteArray):
             values = values.astype(values.dtype if dtype is None else dtype)
             return values if values.place is self else self.copied(values)
@@ -173,9 +172,10 @@ class Remote:
         return self.array(values, dtype)
 
     def frombuffer(self, memory, dtype=float, count=-1, offset=0):
-        """The bytes of a `sublet.Memory` as an array of one dimension, without copying: from one byte on, so many elements or all.
+        """Returns the bytes of a `sublet.Memory` from `offset` on as a flat array, without copying: `count` elements,
+        or all.
 
-        The component is the caller's: it stays when the array goes, and what it keeps in its cache is beside the working set.
+        The component is the caller's: it stays when the array goes, and its cache is not part of the working set.
         """
         dtype = self.checked(dtype)
         count = (memory.nbytes - offset) // dtype.itemsize if count < 0 else count
@@ -186,21 +186,24 @@ class Remote:
 
     @property
     def nbytes(self):
-        """How much memory is leased."""
+        """Number of leased bytes."""
         return 0 if self._arena is None else self._arena.memory.capacity
 
     @property
     def leases(self):
-        """What is leased of which node, as of `Memory`."""
+        """Leases of the segments, as of `Memory`."""
         return [] if self._arena is None else self._arena.memory.leases
 
     def renew(self, timeout):
-        """Lets the memory end so many seconds from now, as far as the managers allow."""
+        """Sets the end of the memory's lease to `timeout` seconds from now, as far as the managers allow."""
         if self._arena is not None:
             self._arena.memory.renew(timeout)
 
     def release(self):
-        """Gives all memory back; the arrays that there are here are over. Not while another thread uses one."""
+        """Releases all memory, which ends the arrays in this place.
+
+        Must not be called while another thread uses one.
+        """
         if self._arena is not None:
             self._arena.release()
             self._arena = None
@@ -229,7 +232,7 @@ class Remote:
         return dtype
 
     def laid_out(self, shape, dtype, like):
-        """A new array whose axes lie in memory in the order of those of arrays that are broadcast to its shape."""
+        """Makes a new array with the order of axes in memory of arrays that are broadcast to its shape."""
         order = stream.blocks.axes_order([numpy.broadcast_to(getattr(array, "_shadow", array), shape) for array in like])
         order = order or tuple(range(len(shape)))
         made = self.empty([shape[axis] for axis in order], dtype)
@@ -277,5 +280,5 @@ class Remote:
         # Leased in whole pages.
         sizes = [-(-size // 4096) * 4096 for size in sizes]
         more = {name: self._options[name] for name in ("timeout", "wait", "near", "fabric")}
-        # What is kept here is the working set, and no cache beside it.
+        # The working set takes the place of a cache, so the component has none.
         return Arena(client.memory(*sizes, cache=0, **more), *sizes)

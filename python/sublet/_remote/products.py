@@ -110,7 +110,7 @@ class Factor:
 
 
 class _Once:
-    """What is begun, finished when it is first asked for."""
+    """An operation that was begun, and is finished when its values are first read."""
 
     def __init__(self, finish):
         self._finish, self._values = finish, None

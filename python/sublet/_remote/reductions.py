@@ -14,7 +14,7 @@ from .array import place_among
 from .functions import implements
 from .ufuncs import check_remote
 
-# Those by which the results of parts can be combined in any order.
+# Functions by which the results of parts can be combined in any order.
 ASSOCIATIVE = frozenset(
     (
         *(numpy.add, numpy.multiply, numpy.minimum, numpy.maximum, numpy.fmin, numpy.fmax, numpy.hypot, numpy.gcd, numpy.lcm),
@@ -22,9 +22,10 @@ ASSOCIATIVE = frozenset(
         *(numpy.bitwise_and, numpy.bitwise_or, numpy.bitwise_xor),
     )
 )
-# The results of so many tiles at most wait to be added pairwise, so they are kept only if they are so much smaller than a tile.
+# Pairwise sums keep at most this number of tiles' results, and are used only where a tile is larger than a result by
+# this factor.
 PAIRWISE_DEPTH = 64
-# What NumPy's functions say for what nobody said.
+# NumPy's value for an argument that was not passed.
 UNSET = numpy._NoValue
 
 AxisError = getattr(numpy, "exceptions", numpy).AxisError
@@ -72,7 +73,7 @@ def _wide(ufunc, made_dtype, dtype):
 
 
 def _fold_tiles(ufunc, operands, result, axes, reduced, room_bytes):
-    """For each tile of the axes that are kept, those of the others, one after the other."""
+    """Combines, for each tile of the kept axes, the tiles of the reduced axes one after the other."""
     shape = numpy.broadcast_shapes(*(operand.shape for operand in operands))
     parts, order, tile = stream.arranged(operands, shape, room_bytes)
     target = stream.part_of(result)
@@ -137,13 +138,15 @@ def is_said(keepdims):
 
 
 def sample_of(function, array, *args, **options):
-    """What a function of NumPy's makes of one element in as many dimensions: of the same dtype as of the array, or the same error."""
+    """Returns what a function of NumPy's makes of one element in equally many dimensions: the array's dtype, or the
+    same error.
+    """
     with numpy.errstate(all="ignore"):
         return function(numpy.ones((1,) * array.ndim, array.dtype), *args, **options)
 
 
 def normal_axes(axis, ndim):
-    """The axes that are meant, as numbers from 0 on."""
+    """Returns axes as numbers from 0 on."""
     if axis is None:
         return tuple(range(ndim))
     axes = []
@@ -158,7 +161,10 @@ def normal_axes(axis, ndim):
 
 
 def with_axis(array, axis):
-    """An array and one of its axes, counted from 0. The array is flattened if it has no dimensions or the axis is None, as in NumPy."""
+    """Returns an array and one of its axes, counted from 0.
+
+    Flattens arrays without dimensions, and all for axis None, as NumPy does.
+    """
     if axis is None or array.ndim == 0:
         array = numpy.ravel(array)
     (axis,) = normal_axes(0 if axis is None else axis, array.ndim)
@@ -176,7 +182,7 @@ def computing_dtype(dtype):
 
 
 def finished(result, axes, out, keepdims):
-    """What a reduction returns: without the axes that it left at a length of 1, and in `out` if that is given."""
+    """Returns the result of a reduction: without the axes of length 1 that it left, and in `out` if that is given."""
     if not keepdims and axes:
         result = numpy.squeeze(result, axes)
     if out is not None:
@@ -186,7 +192,7 @@ def finished(result, axes, out, keepdims):
 
 
 def room_for(place, shape, dtype):
-    """A new array for what a reduction leaves."""
+    """Makes a new array for the result of a reduction."""
     if place.is_small(blocks.product(shape) * dtype.itemsize):
         return numpy.empty(shape, dtype)
     return place.empty(shape, dtype)

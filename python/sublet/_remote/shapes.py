@@ -17,7 +17,7 @@ def _viewing(function):
 
     def view(array, *args, **kwargs):
         made = function(array._shadow, *args, **kwargs)
-        # Of no dimensions some make a scalar.
+        # Some functions make a scalar of an array without dimensions.
         return array._viewed(made) if isinstance(made, numpy.ndarray) else array[()]
 
     return view
@@ -68,7 +68,8 @@ def ndim_of(array):
 
 @implements(numpy.size)
 def size_of(array, axis=None):
-    # Of an array of that shape without memory: which axes may be named, and how, depends on NumPy's version.
+    # NumPy's version decides which axes may be named, and how, so NumPy computes the size of an array of that shape
+    # without memory.
     return array.size if axis is None else numpy.size(numpy.broadcast_to(0, array.shape), axis)
 
 

@@ -1,7 +1,7 @@
 """Sorting: runs that fit the working set are sorted by NumPy, and merged block by block.
 
-A sort of n elements of which r fit takes one pass of n for the runs and log_16(n / r) for merging them, each of which reads and
-writes all once. What it needs of remote memory beside the array and its result is as much again.
+A sort of n elements of which r fit takes one pass of n for the runs and log_16(n / r) for merging them. Each pass reads
+and writes all elements once. Beside the array and its result, sorting needs as much remote memory again.
 """
 
 import numpy
@@ -11,9 +11,11 @@ from .array import RemoteArray, is_array, place_among
 from .functions import implements
 from .reductions import normal_axes, with_axis
 
-# A run has at most this share of the working set: it is there with the next one, its copy, its order, and what sorting itself needs.
+# Maximum share of a run in the working set, which also has the next run, its copy, its order, and memory for sorting
+# itself.
 RUN_SHARE = 8
-# So many runs are merged at a time, each with a block of at most this share of the working set, and the next one.
+# Number of runs that are merged at a time, each with a block of at most this share of the working set, and the next
+# block.
 MERGED_RUNS = 16
 BLOCK_SHARE = 128
 _UNSTABLE = (None, "quicksort", "heapsort")
@@ -35,7 +37,7 @@ def sort_in_place(array, axis=-1, kind=None, stable=None):
     array.check_writeable()
     part, (axis,) = stream.part_of(array), normal_axes(axis, array.ndim)
     if not part.is_far and part.array.strides[axis] == array.itemsize and array.dtype.isnative and kind in _UNSTABLE and not stable:
-        # NumPy needs no room for these.
+        # NumPy sorts these in place, without further memory.
         part.array.sort(axis)
         part.check()
         return
@@ -58,7 +60,10 @@ def _check_order(order):
 
 
 def _sort_lanes(array, outs, axis, kind, stable):
-    """Sorts each lane along an axis; `outs` are where the elements and their indices are to be, None if nowhere."""
+    """Sorts each lane along an axis.
+
+    `outs` are the arrays for the elements and their indices; None for one that is not needed.
+    """
     if kind not in (None, "quicksort", "heapsort", "mergesort", "stable"):
         raise ValueError(f"kind must be one of 'quicksort', 'heapsort', 'mergesort' and 'stable', not {kind!r}")
     (axis,) = normal_axes(axis, array.ndim)
@@ -85,9 +90,10 @@ def _sorted(values, targets):
 
 
 def _sort_lane(lane, outs):
-    """Sorts one lane that does not fit: runs first, that are merged until there is one.
+    """Sorts one lane that does not fit: makes sorted runs, and merges them until one is left.
 
-    Its columns, the elements and maybe their indices, go from one room to another and back with each pass, and end in `outs`.
+    Each pass copies its columns, the elements and maybe their indices, from one buffer to another; the last pass ends
+    in `outs`.
     """
     place, length = lane.place, len(lane)
     spare = [place.empty(length, column) for column in (lane.dtype, numpy.intp)[: len(outs)]]
@@ -151,8 +157,9 @@ class _Run:
 def _merge(source, target, bounds):
     """Merges runs that are one behind the other into one; returns where that begins and ends.
 
-    In each round those elements are taken of all runs that come before whatever is not yet here: up to the first of the blocks' last
-    ones. Of elements that are equal to that, those of later runs wait, so that all keep their order.
+    Each round takes from all runs the elements that come before any element not yet read, up to the smallest of the
+    blocks' last elements. Elements equal to that one wait if they are of later runs, so that equal elements keep their
+    order.
     """
     parts, targets = [stream.part_of(column) for column in source], [stream.part_of(column) for column in target]
     row_bytes = sum(column.dtype.itemsize for column in source)
@@ -176,7 +183,7 @@ def _merge(source, target, bounds):
 
 
 def _counts(runs):
-    """How many elements of each run's block are taken now."""
+    """Returns how many elements of each run's block are merged now."""
     lasts = [(index, run.columns[0][-1:]) for index, run in enumerate(runs) if run.has_more]
     if not lasts:
         return [len(run.columns[0]) for run in runs]
@@ -249,7 +256,7 @@ _by_name("unique_all", return_index=True, return_inverse=True, return_counts=Tru
 
 @implements(numpy.searchsorted)
 def searchsorted(array, values, side="left", sorter=None):
-    """Where values would be among sorted elements. Of remote elements every so-many-th is looked at first, then what is between two."""
+    """Finds where values would be among sorted elements. If these are remote, compares samples first."""
     if sorter is not None:
         raise TypeError("sorter= is not there for remote arrays: array[sorter] is sorted")
     place, is_scalar = place_among([array, values]), not is_array(values)

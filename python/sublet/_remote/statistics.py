@@ -95,7 +95,7 @@ def ptp(array, axis=None, out=None, keepdims=UNSET):
 
 
 def _count(array, axis, keepdims, where):
-    """How many elements each result is made of."""
+    """Returns the number of elements for each result."""
     if where is True:
         axes = reduced_axes(axis, array.ndim)
         return numpy.intp(numpy.prod([array.shape[one] for one in axes], dtype=numpy.intp))
@@ -103,13 +103,16 @@ def _count(array, axis, keepdims, where):
 
 
 def _sample(function, array, axis, dtype, where):
-    """What a function makes of one element. With a mask NumPy lets an axis be named of an array that has no dimensions."""
+    """Returns what a function makes of one element.
+
+    With a mask, NumPy accepts an axis also for an array without dimensions.
+    """
     options = {} if where is True else {"where": numpy.ones((1,) * array.ndim, bool)}
     return sample_of(function, array, axis, dtype, **options)
 
 
 def _sum_dtype(array, dtype):
-    """In which dtype NumPy sums for a mean."""
+    """Returns the dtype in which NumPy sums for a mean."""
     if dtype is not None:
         return numpy.dtype(dtype)
     if array.dtype.kind in "biu":

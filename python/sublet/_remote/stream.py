@@ -132,7 +132,7 @@ def part_of(operand):
     lent = stretch.lent
     if lent is None:
         return Far(stretch.component, shadow, min(blocks.READ_BYTES, operand.place.working_bytes // blocks.READ_SHARE))
-    # Of an array without elements the place does not matter.
+    # The offset of an array without elements does not matter.
     offset = stretch.component.offset_of(shadow) - stretch.offset if shadow.size else 0
     part = Near(numpy.ndarray(shadow.shape, shadow.dtype, lent, offset, shadow.strides), stretch.component)
     part.check()

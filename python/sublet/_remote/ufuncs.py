@@ -99,7 +99,7 @@ def pointwise(function, inputs, out=None, where=True, results=1, **options):
     if shape == () and all(target is None for target in out) and not conditions:
         return function(*(operand if _is_scalar(operand) else numpy.asarray(operand)[()] for operand in inputs), **options)
     outs = _outs(place_among([*arrays, *(target for target in out if target is not None), *conditions]), out, shape, dtypes, arrays)
-    # What the condition leaves as it was has to be in the tile.
+    # The tile must have the old elements where the condition leaves them unchanged.
     before = outs if conditions else []
     tiles = apart([*arrays, *conditions, *before], outs)
     fill = _filling(function, inputs, len(conditions), options)
@@ -142,7 +142,7 @@ def _clash(operand, out):
 
 
 def _is_scalar(operand):
-    """What NumPy promotes by its value or its kind, and what has no elements to be streamed."""
+    """Whether NumPy promotes an operand by its value or kind, so that it has no elements to be streamed."""
     return isinstance(operand, (bool, int, float, complex, numpy.generic))
 
 
@@ -160,7 +160,7 @@ def _shape(arrays, out):
 
 
 def _samples(function, inputs, out, options):
-    """What the function makes of nothing: the dtypes, or the error that NumPy raises for these."""
+    """Returns what the function makes of empty arrays: the dtypes, or the error that NumPy raises for these."""
     ones = [operand if _is_scalar(operand) else numpy.ones((0,) * min(operand.ndim, 1), operand.dtype) for operand in inputs]
     if any(target is not None for target in out):
         ones = [numpy.empty(0, one.dtype) if isinstance(one, numpy.ndarray) else one for one in ones]
@@ -180,7 +180,7 @@ def _outs(place, out, shape, dtypes, arrays):
 
 
 def _filling(function, inputs, conditions, options):
-    """What computes a tile: the function, with scalars where they were."""
+    """Returns a function that computes a tile: the ufunc, with scalars where they were."""
     streamed = [index for index, operand in enumerate(inputs) if is_array(operand)]
 
     def fill(targets, values):

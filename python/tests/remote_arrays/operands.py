@@ -141,7 +141,7 @@ class Draw:
         return ndim if ndim == 0 or (self.rarely() and self.rarely()) else self.number(-ndim, ndim - 1)
 
     def axes(self, ndim):
-        """None, an axis, or several axes."""
+        """Draws no axis, one axis, or several axes."""
         return self.of(None, self.axis(ndim), tuple(self._data.draw(st.permutations(range(ndim))))[: self.number(0, ndim)])
 
     def partner(self, shape):

@@ -81,7 +81,7 @@ def covariances(draw, function):
 
 @case(numpy.gradient)
 def gradients(draw, function):
-    # Of big-endian dates NumPy's gradient takes the bytes in the wrong order.
+    # NumPy's gradient takes the bytes of big-endian dates in the wrong order.
     f = draw.array(dtype=draw.of(*(numpy.dtype(name) for kind in SIMPLE for name in DTYPES[kind] if not name.startswith(">M8"))), least=1)
     shape = f.local().shape
     axis = draw.of(None, draw.axis(len(shape)))

@@ -142,10 +142,10 @@ def test_memory_that_ended_is_told_and_the_next_array_is_elsewhere(platform):
     with pytest.raises(sublet.LeaseEnded):
         while True:
             (a + a).sum()
-    # Whoever first asks for more hears of it: that may have been above.
+    # The first request for more memory reports the lost lease: that may have been the one above.
     with contextlib.suppress(sublet.LeaseEnded):
         far.zeros(10_000_000)
-    # What is leased so shortly may be over on a busy machine before it is used.
+    # On a busy machine such a short lease may have ended before its first use.
     found = None
     while found is None:
         with contextlib.suppress(sublet.LeaseEnded):
@@ -175,7 +175,7 @@ def test_a_function_with_remote_arrays(platform):
 
     @far
     def spread(table, more, factor=1):
-        """Of a table."""
+        """Changes a table."""
         kinds = type(table), type(more["big"]), type(more["few"][0])
         table *= factor
         return kinds, (table.max() - table.min(), table), numpy.zeros(100_000)

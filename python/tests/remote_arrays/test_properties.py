@@ -67,5 +67,5 @@ def test_operation_agrees_with_numpy(places, operation, data):
 
 
 def test_every_operation_is_compared():
-    # What `numpy.save` writes is tested with files.
+    # `numpy.save` is tested with files.
     assert set(_remote.functions.TABLE) - set(CASES) == {numpy.ufunc, numpy.save}

@@ -1,6 +1,5 @@
-//! The process that makes sandboxes: started by an agent, with a folder, paths of the host that sandboxes are shown beside its
-//! libraries, and a socket to it as standard input. With
-//! `--look FOLDER` it prints how strong sandboxes are here instead.
+//! The process that makes sandboxes. An agent starts it with a folder, paths of the host that sandboxes see beside its
+//! libraries, and a socket as standard input. With `--look FOLDER` it prints how strong sandboxes are here instead.
 
 use std::ffi::OsString;
 use std::process::ExitCode;

@@ -1,5 +1,6 @@
-//! The program's process of a copy of a template: forked before anybody knows what it will be, by the first process of the sandbox,
-//! when that is in its control group. It does to itself what the first process does, but for the mounts, which both have.
+//! The program's process of a copy of a template. The first process of the sandbox forks it ahead of time, before the
+//! plan is known, when the first process is in its control group. The new process applies the same restrictions to
+//! itself as the first process, except for the mounts, which both share.
 //!
 //! ```text
 //! spawner           first process                          program's process
@@ -24,7 +25,7 @@ use super::{Blank, Order, Plan, Report, Step, await_start, become_sandbox, give_
 use super::{privileges, restrict};
 use crate::system;
 
-/// A process that is to be the program.
+/// A process that waits to become the program.
 pub(crate) struct Ahead {
     blank: Blank,
     /// The first process of its sandbox.
@@ -42,7 +43,7 @@ pub(crate) fn live(blank: Blank) -> Ahead {
     }
 }
 
-/// With either side goes a connection to the other.
+/// Forks the program's process. Each side gets a connection to the other.
 fn fork(blank: &Blank) -> Result<(Side, OwnedFd), (Step, io::Error)> {
     let pair = socketpair(AddressFamily::UNIX, SocketType::SEQPACKET, SocketFlags::CLOEXEC, None);
     let (own, theirs) = pair.map_err(|errno| (Step::Fork, errno.into()))?;
@@ -56,7 +57,7 @@ fn fork(blank: &Blank) -> Result<(Side, OwnedFd), (Step, io::Error)> {
     }
 }
 
-/// What the first process does from then on.
+/// Continues as the first process: receives the plan, applies it, passes it on, and waits for the start.
 fn lead(blank: &Blank, program: &OwnedFd, started: Started, pipe: OwnedFd) -> ! {
     let link = blank.link.as_fd();
     let prepared = plan::receive(link).map_err(|error| (Step::Plan, error)).and_then(|mut plan| {
@@ -86,8 +87,8 @@ fn pass_on(mut plan: Plan, program: BorrowedFd<'_>) -> Result<(), (Step, io::Err
 }
 
 impl Ahead {
-    /// Waits until it is to be the program, and is all but that, with these things done last. Ends the process if it is not
-    /// wanted, or cannot be what it should.
+    /// Waits for the plan, prepares everything with `last` as the last step, and waits for the start. Ends the process
+    /// if it is not wanted, or cannot be prepared.
     pub(crate) fn become_program(self, last: impl FnOnce() -> io::Result<()>) -> Plan {
         let first = self.first.as_fd();
         let prepared = plan::receive(first).map_err(|error| (Step::Plan, error));
@@ -117,7 +118,7 @@ impl Ahead {
     fn begin(&self, plan: &Plan) -> Result<(), (Step, io::Error)> {
         Report::Started.send(self.blank.link.as_fd()).map_err(|error| (Step::Fork, error))?;
         init::prepare_program(plan, &self.output)?;
-        // What is executed becomes that by itself: a process that can look at itself.
+        // A program that is executed becomes dumpable by itself, so that the process can inspect itself.
         set_dumpable_behavior(DumpableBehavior::Dumpable).map_err(|errno| (Step::Identity, errno.into()))
     }
 }

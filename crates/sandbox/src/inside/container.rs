@@ -1,7 +1,8 @@
 //! A container's root: the layers of an image, and over them what the sandbox writes.
 //!
-//! Nothing in an image is trusted. A link in it leads nowhere but to the image: the places for what is put into it are made in
-//! a layer of our own over it, and it is put there only when that is the root already and nothing else can be reached.
+//! Nothing in an image is trusted. A link in an image leads only to the image. The mount points for files from outside
+//! are made in a separate layer over it. The files are mounted only when the image is the root already, and nothing
+//! else can be reached.
 
 use std::ffi::CString;
 use std::fs::{self, DirBuilder, Permissions};
@@ -20,14 +21,14 @@ use super::root::{
 };
 use crate::MAX_LAYERS;
 
-/// Of the common root, shown in every container.
+/// Folders of the common root that every container sees.
 const SHOWN: [&str; 2] = ["proc", "dev"];
 
-/// Room for what is made here: a folder for each layer, and places to mount things.
+/// Number of files that are made here: a folder for each layer, and mount points.
 const OWN_FILES: u64 = MAX_LAYERS as u64 + 32;
-/// Where the layers are mounted over each other.
+/// Folder over which the layers are mounted.
 pub(super) const ROOT: &str = "root";
-/// What is written over them.
+/// Folder of the files that are written over the layers.
 pub(super) const UPPER: &str = "upper";
 
 /// Makes the image the root, with what only this sandbox has mounted in there.

@@ -1,8 +1,9 @@
 //! A container that another program makes: an OCI runtime, which is given a bundle.
 //!
-//! It runs where a sandbox's program otherwise would, in the sandbox's namespaces, control group and limits. There it is root,
-//! which outside is a user that nobody else is; what it starts is the sandbox's user, as ever. So whichever runtime it
-//! is, and wherever it puts its own processes, everything ends with the sandbox's first process.
+//! The runtime runs in the place of a sandbox's program, in the sandbox's namespaces, control group and limits. There
+//! it is root, which outside is a user that no other process has; the program that it starts has the sandbox's user, as
+//! always. So with any runtime, which may put its own processes anywhere, everything ends with the sandbox's first
+//! process.
 
 mod config;
 
@@ -22,16 +23,17 @@ use super::container::{UPPER, prepare};
 use super::root::{MountPoint, attach, copy, make_place};
 use crate::USER;
 
-/// Where the bundle is made, in mounts that nobody else has: whoever the runtime is on this machine, it gets there, as it would
-/// not to the folder of the agent.
+/// Folder of the bundle, in mounts of this sandbox only. The runtime can reach it with any user of this machine, which
+/// is not so for the agent's folder.
 const BUNDLE: &str = "/tmp";
-/// What the runtime calls the only container that it sees.
+/// Name of the only container that the runtime sees.
 const NAME: &CStr = c"sandbox";
-/// What the runtime notes, in a mount of its own: while it still does so the container may fill all that it can write.
+/// Folder for the runtime's records, in a mount of its own: the container may fill all that it can write before they
+/// are complete.
 const NOTES: &str = "notes";
-/// Where it notes the containers that there are,
+/// Folder of the runtime's records of containers.
 const STATE: &CStr = c"notes/state";
-/// and the number of the container's process.
+/// File for the number of the container's process.
 const PID_FILE: &CStr = c"notes/container.pid";
 /// Files of `/proc` about the machine that are the same in every sandbox. These are the ones that OCI runtimes let a bundle mount over.
 const IDLE: [MountPoint; 4] = [
@@ -40,9 +42,9 @@ const IDLE: [MountPoint; 4] = [
     MountPoint("proc/swaps"),
     MountPoint("proc/uptime"),
 ];
-/// How its own mounts are.
+/// Options of the sandbox's own mounts.
 const OWN: MountFlags = MountFlags::NOSUID.union(MountFlags::NODEV).union(MountFlags::NOEXEC);
-/// Where runtimes look for programs that they need.
+/// Folders in which runtimes look for programs that they need.
 const PATH: &CStr = c"PATH=/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin";
 
 /// Makes the bundle, and the plan one of running the runtime with it.
@@ -65,8 +67,8 @@ pub(super) fn enter(plan: &mut Plan) -> io::Result<()> {
     Ok(())
 }
 
-/// What the runtime sees of processes: its own. Where both versions of control groups are mounted, crun takes neither: it is shown
-/// the first.
+/// Mounts `/proc` with the runtime's own processes. Where both versions of control groups are mounted, crun uses
+/// neither, so it sees only the first.
 fn mount_own_view() -> io::Result<()> {
     mount("proc", "/proc", "proc", OWN, None)?;
     match mount("tmpfs", "/sys/fs/cgroup/unified", "tmpfs", OWN.union(MountFlags::RDONLY), None) {
@@ -91,7 +93,7 @@ fn attach_shown(plan: &Plan) -> io::Result<Vec<(PathBuf, PathBuf)>> {
 fn command(runtime: &CStr) -> Vec<CString> {
     let name = Path::new(OsStr::from_bytes(runtime.to_bytes())).file_name().unwrap_or_default();
     let mut words = vec![runtime, c"--root", STATE];
-    // These insist on control groups unless they are told not to. What bounds the sandbox bounds them already.
+    // These insist on control groups unless an option says otherwise. The limits of the sandbox hold for them already.
     match name.as_bytes() {
         name if name.starts_with(b"crun") => words.push(c"--cgroup-manager=disabled"),
         name if name.starts_with(b"runc") => words.push(c"--rootless=true"),

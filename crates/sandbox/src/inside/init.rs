@@ -1,5 +1,6 @@
-//! The sandbox's first process, once the program shall run: starts it, passes on what it prints, reaps what it leaves
-//! behind, and tells how it ended. With its own end the kernel ends all that is left.
+//! The first process of the sandbox, from the order to start on: starts the program, passes on its output, reaps the
+//! remaining processes, and reports how the program ended. When the first process ends, the kernel ends all other
+//! processes.
 
 use std::io;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
@@ -27,15 +28,15 @@ pub(super) fn run(mut plan: Plan, blank: &Blank) -> ! {
     system::leave(0)
 }
 
-/// After a fork, what either process has.
+/// Side of the fork of the program's process.
 pub(super) enum Side {
-    /// With the end of a pipe from which what the program prints is read.
+    /// The first process, with the reading end of the pipe for the program's output.
     First(Started, OwnedFd),
-    /// Where what the program prints goes.
+    /// The program's process, with the writing end of the pipe.
     Program(OwnedFd),
 }
 
-/// The program's process, and what becomes readable when a process here has ended.
+/// The program's process, and a descriptor that becomes readable when a process here has ended.
 pub(super) struct Started {
     program: Pid,
     ends: OwnedFd,
@@ -53,14 +54,14 @@ impl Started {
             let mut watched = output.watched();
             watched.push(PollFd::new(&ends, PollFlags::IN));
             let _ = poll(&mut watched, None);
-            // What it says does not matter: it was readable, and is not any more.
+            // The content does not matter: reading it only clears the descriptor.
             let _ = rustix::io::read(&ends, &mut [0; 128]);
             output.pass_on();
         }
     }
 }
 
-/// Forks the program's process in some way. Of its descriptors the first process keeps only these.
+/// Forks the program's process with `how`. The first process keeps only these of its descriptors.
 pub(super) fn fork(
     how: fn() -> io::Result<Option<Pid>>,
     kept: &[BorrowedFd<'_>],
@@ -74,12 +75,12 @@ pub(super) fn fork(
         return Ok(Side::Program(write));
     };
     rustix::io::ioctl_fionbio(&read, true).map_err(|errno| at_fork(errno.into()))?;
-    // What is the program's alone, its control socket above all, ends with it.
+    // Descriptors of the program alone, above all its control socket, close when the program ends.
     let mut all: Vec<_> = kept.iter().map(AsRawFd::as_raw_fd).collect();
     all.extend([STDERR_FILENO, ends.as_raw_fd(), read.as_raw_fd()]);
     system::keep_only(&mut all).map_err(at_fork)?;
     std::mem::forget(write);
-    // A limit of file sizes that it has inherited is to cost what exceeds it, and not this process.
+    // Exceeding an inherited limit of file sizes then loses only the output, and does not kill this process.
     system::ignore_file_size_signal().map_err(at_fork)?;
     Ok(Side::First(Started { program, ends }, read))
 }
@@ -99,7 +100,7 @@ fn start(plan: &Plan, target: Option<Target>, blank: &Blank) -> Result<(Started,
     let mut output = Output::new(pipe, target, plan.id);
     if plan.is_delegated() {
         let made = delegate::container(started.program);
-        // Why there is none it has said.
+        // If there is no container, the runtime's output has the reason.
         while output.pass_on() {}
         started.program = made.map_err(|error| (Step::Runtime, error))?;
         let told = Report::Started.send_for(link.as_fd(), started.program);
@@ -130,7 +131,7 @@ pub(super) fn prepare_program(plan: &Plan, output: &OwnedFd) -> Result<(), (Step
     system::close_on_exec().map_err(|error| (Step::Exec, error))
 }
 
-/// What each process by itself may do. The kernel counts processes for each user namespace, so that is a second bound of
+/// Sets the limits of each process. The kernel counts processes for each user namespace, so that is a second limit of
 /// them, and the only one without a control group.
 fn limit(plan: &Plan) -> Result<(), Errno> {
     let at_most = |most| Rlimit { current: Some(most), maximum: Some(most) };

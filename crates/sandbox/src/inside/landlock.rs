@@ -59,7 +59,7 @@ mod tests {
 
     /// Inside of a sandbox other walls stop the same. The rules hold for the thread that takes them alone.
     #[test]
-    fn files_stay_as_they_are_but_for_ones_own_and_nothing_connects() {
+    fn refuses_writes_to_other_files_and_connections() {
         if system::landlock_abi() < 4 {
             skip(Means::LandlockNetworks, "this kernel's Landlock knows no networks");
             return;

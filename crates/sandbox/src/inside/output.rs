@@ -22,7 +22,7 @@ use sublet_proto::text::printable_line;
 
 /// Largest log of a sandbox.
 const LOG_BYTES: u64 = 1 << 20;
-/// What stays of a log that has become that long.
+/// Part of a log that is kept when the log reaches its largest size.
 const KEPT_BYTES: u64 = LOG_BYTES / 2;
 /// Output that is kept each second.
 const RATE_BYTES: u64 = 256 << 10;
@@ -36,23 +36,24 @@ const CHUNK_BYTES: usize = 64 << 10;
 const LINE_BYTES: usize = 1024;
 /// Bytes that wait for a standard error that takes none.
 const PENDING_BYTES: usize = 256 << 10;
-/// Reads after the program's end, for what it had printed. What other processes of the sandbox print then is lost with them.
+/// Reads after the program's end, for output that it had printed. Later output of other processes of the sandbox is
+/// lost with them.
 const LAST_READS: usize = 16;
 
 /// The output of one program.
 pub(super) struct Output {
-    /// Until no process has its other end.
+    /// Reading end of the pipe, until no process has its other end.
     pipe: Option<OwnedFd>,
     sink: Sink,
     allowance: Allowance,
     dropped: u64,
 }
 
-/// Where output goes.
+/// Destination of output.
 pub(crate) enum Target {
-    /// To a file of this sandbox's own, as it is.
+    /// A file of this sandbox only, which gets the output unchanged.
     Log(OwnedFd),
-    /// To what others write to as well, in labelled lines.
+    /// A file that others write to as well, which gets labelled lines.
     Common(OwnedFd),
 }
 
@@ -71,7 +72,7 @@ enum Sink {
 }
 
 impl Output {
-    /// What is read from the pipe goes to the target, where it is shared with the sandbox's id.
+    /// Passes output from the pipe to the target, which labels it with the sandbox's id if it is shared.
     pub(super) fn new(pipe: OwnedFd, target: Option<Target>, id: u64) -> Output {
         let sink = match target {
             Some(Target::Log(log)) => Sink::Log(log),
@@ -79,13 +80,13 @@ impl Output {
             None => Sink::Nowhere,
         };
         if let Sink::Log(log) = &sink {
-            // A log that cannot be positioned is one that cannot be written, which costs the output alone.
+            // A log that cannot be positioned cannot be written, which loses only the output.
             let _ = rustix::fs::seek(log, SeekFrom::End(0));
         }
         Output { pipe: Some(pipe), sink, allowance: Allowance::new(Instant::now()), dropped: 0 }
     }
 
-    /// What to wait for until something can be done.
+    /// Returns the descriptors to wait for until there is something to do.
     pub(super) fn watched(&self) -> Vec<PollFd<'_>> {
         let mut watched: Vec<_> = self.pipe.iter().map(|pipe| PollFd::new(pipe, PollFlags::IN)).collect();
         if let Sink::Labelled(labelled) = &self.sink
@@ -96,7 +97,7 @@ impl Output {
         watched
     }
 
-    /// Moves what is there, without waiting; says whether something was read.
+    /// Moves the output that is available, without waiting. Returns whether something was read.
     pub(super) fn pass_on(&mut self) -> bool {
         let mut bytes = vec![0; CHUNK_BYTES];
         let count = match self.pipe.as_ref().map(|pipe| retry_on_intr(|| rustix::io::read(pipe, &mut bytes)))
@@ -122,7 +123,7 @@ impl Output {
         count > 0
     }
 
-    /// What the program had printed when it ended.
+    /// Passes on the output that the program had printed when it ended.
     pub(super) fn finish(&mut self) {
         for _ in 0..LAST_READS {
             if !self.pass_on() {
@@ -181,7 +182,7 @@ impl Allowance {
         Allowance { bytes: BURST_BYTES, debt: 0, at: now }
     }
 
-    /// How many of `wanted` bytes may be written. After some were dropped, none until there are [`RESUME_BYTES`].
+    /// Returns how many of `wanted` bytes may be written. After a drop, that is 0 until [`RESUME_BYTES`] are allowed.
     fn take(&mut self, wanted: u64, has_dropped: bool, now: Instant) -> u64 {
         let earned = now.saturating_duration_since(self.at).as_micros() * u128::from(RATE_BYTES) / 1_000_000;
         let earned = u64::try_from(earned).unwrap_or(u64::MAX);
@@ -286,7 +287,7 @@ impl Labelled {
             let chunk = &self.pending[..self.pending.len().min(rustix::pipe::PIPE_BUF)];
             match retry_on_intr(|| rustix::io::write(&self.common, chunk)) {
                 Ok(written) => drop(self.pending.drain(..written)),
-                // Nobody is there to read it.
+                // The output has no reader any more.
                 Err(_) => self.pending.clear(),
             }
         }
@@ -339,7 +340,7 @@ mod tests {
     }
 
     #[test]
-    fn a_log_keeps_its_newest_part_and_never_exceeds_its_limit() {
+    fn log_keeps_newest_part_within_its_limit() {
         let file = tempfile::tempfile().unwrap();
         for number in 0..400_000u32 {
             append(file.as_fd(), format!("{number}\n").as_bytes()).unwrap();

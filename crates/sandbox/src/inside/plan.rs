@@ -11,26 +11,26 @@ use sublet_proto::v1::SandboxPlan;
 use super::{MountPoint, PROGRAM, Target};
 use crate::{Devices, Id, Kind, Network, Program, Spec, wire};
 
-/// How a plan says where output goes.
+/// Codes of a plan for the destination of output.
 const LOG: u32 = 1;
 const COMMON: u32 = 2;
 
-/// All that it has to know.
+/// Everything that a first process must know to become the sandbox.
 pub(crate) struct Plan {
-    /// Detached mounts, and where they belong.
+    /// Detached mounts, and their mount points.
     pub(super) mounts: Vec<(MountPoint, OwnedFd)>,
-    /// Of a container.
+    /// Layers of the image, for a container.
     pub(super) image: Option<LayerMounts>,
-    /// As the sandbox finds it.
+    /// Path of the program in the sandbox.
     pub(super) program: CString,
     pub(super) args: Vec<CString>,
     pub(super) env: Vec<CString>,
     pub(super) control: OwnedFd,
-    /// Where what the program prints goes. The first process alone has it.
+    /// File for the program's output. Only the first process has it.
     pub(super) output: Option<Target>,
-    /// The sandbox's id, by which output is labelled where it is not the only one's.
+    /// Id of the sandbox, which labels its output in a shared file.
     pub(super) id: u64,
-    /// What it is shown of the host beneath [`crate::SCRATCH`], which is the sandbox's own, without the first slash.
+    /// Paths of the host beneath [`crate::SCRATCH`], which is the sandbox's own, without the first slash.
     pub(super) kept: Vec<CString>,
     pub(super) network: Network,
     pub(super) devices: Devices,
@@ -48,7 +48,7 @@ pub(crate) struct LayerMounts {
 }
 
 impl Plan {
-    /// Of a sandbox with these mounts, those of its image's layers among them.
+    /// Makes the plan of a sandbox with these mounts, those of its image's layers among them.
     pub(crate) fn new(
         Id(id): Id,
         spec: Spec,

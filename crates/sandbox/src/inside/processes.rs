@@ -14,7 +14,8 @@ use rustix::mount::{MountFlags, MoveMountFlags, OpenTreeFlags, mount, mount_remo
 
 use super::root::{SHARED_POINT, attach_copy};
 
-/// Files that a sandbox's `/proc` has beside processes. Over the first three each sandbox gets files about its own cores and memory.
+/// Files of a sandbox's `/proc` other than processes. Over the first three each sandbox gets files about its own cores
+/// and memory.
 const PROCESS_FILES: [&str; 13] = [
     "proc/meminfo",
     "proc/cpuinfo",

@@ -12,7 +12,7 @@ use rustix::net::{
 };
 use rustix::process::{Pid, getgid, getuid};
 
-/// Where making a sandbox can fail.
+/// Step in making a sandbox, for reports of failures.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Step {
     Root,
@@ -54,12 +54,12 @@ impl Step {
     }
 }
 
-/// What the spawner tells a sandbox.
+/// Order of the spawner to a sandbox.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Order {
-    /// Its users are mapped, and it is in its control group. What it is to become follows.
+    /// The sandbox's users are mapped, and it is in its control group. Its plan follows.
     Go = 1,
-    /// The program shall run.
+    /// The program must start.
     Start = 2,
 }
 
@@ -81,14 +81,14 @@ impl Order {
     }
 }
 
-/// What a sandbox tells the spawner.
+/// Report of a sandbox to the spawner.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Report {
-    /// All but the program is there.
+    /// Everything but the program exists.
     Made,
-    /// The program's process is there; it says so itself.
+    /// The program's process exists; it reports this itself.
     Started,
-    /// It has become the program.
+    /// The process has become the program.
     Running,
     /// The sandbox cannot be made, or its program cannot be started.
     Failed { step: Step, errno: i32 },
@@ -110,7 +110,8 @@ impl Report {
         self.send_with(link, &mut SendAncillaryBuffer::default())
     }
 
-    /// In the name of another process of the sandbox's: the kernel tells the spawner which one that is there.
+    /// Sends the report in the name of another process of the sandbox: the kernel translates that process's number for
+    /// the spawner.
     pub(super) fn send_for(self, link: BorrowedFd<'_>, process: Pid) -> io::Result<()> {
         let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmCredentials(1))];
         let mut control = SendAncillaryBuffer::new(&mut space);
@@ -190,7 +191,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_a_sandbox_has_said_is_heard_though_it_ended_without_reading_its_orders() {
+    fn receives_report_of_sandbox_that_ended_with_unread_orders() {
         let (own, theirs) =
             socketpair(AddressFamily::UNIX, SocketType::SEQPACKET, SocketFlags::CLOEXEC, None).unwrap();
         let failed = Report::Failed { step: Step::Container, errno: libc::ENOENT };

@@ -1,9 +1,9 @@
 //! A sandbox's root: the host's shared libraries, a few devices, the program and its folder, all read-only; its own
 //! processes as `/proc`; and `/tmp` and `/dev/shm` in memory, of limited sizes.
 //!
-//! What all sandboxes have in common the spawner mounts once, as the common root; its working directory is there. A new
-//! process has a copy of the spawner's mounts, in which everything is locked: what was read-only there stays so even
-//! for whoever had all rights in the sandbox.
+//! The spawner mounts the common parts of all sandboxes once, as the common root, which is its working directory. A new
+//! process has a copy of the spawner's mounts, in which everything is locked: read-only mounts stay so even for a
+//! process with all rights in the sandbox.
 
 use std::ffi::{CStr, CString, OsStr};
 use std::fs::{self, DirBuilder, File};
@@ -21,20 +21,20 @@ use rustix::mount::{
 use super::{Plan, processes};
 use crate::Devices;
 
-/// The program, as the sandbox finds it.
+/// Path of the program in the sandbox.
 pub(crate) const PROGRAM: &CStr = c"/program";
-/// Of the host, shown to sandboxes with the host's network, where they are: what RDMA libraries look for.
+/// Folders of the host that RDMA libraries need, shown at the same paths to sandboxes with the host's network.
 pub(crate) const SYSTEM_FOLDERS: [MountPoint; 3] =
     [MountPoint("sys"), MountPoint("dev/infiniband"), MountPoint("etc/libibverbs.d")];
-/// Of the host, shown to sandboxes that use devices, where they are: which drivers of OpenCL there are, what they compile
-/// with, the headers of PoCL's, and which processors it finds.
+/// Folders of the host that OpenCL needs, shown at the same paths to sandboxes that use devices: the list of drivers,
+/// their compilers, the headers of PoCL's, and the list of processors.
 pub(crate) const DRIVER_FOLDERS: [MountPoint; 4] = [
     MountPoint("etc/OpenCL"),
     MountPoint("usr/bin"),
     MountPoint("usr/share/pocl"),
     MountPoint("sys/devices/system"),
 ];
-/// Of the host, shown to sandboxes with NVIDIA's first GPU, where they are.
+/// Nodes of the host that are shown at the same paths to sandboxes with NVIDIA's first GPU.
 pub(crate) const GPU_NODES: [MountPoint; 4] = [
     MountPoint("dev/nvidiactl"),
     MountPoint("dev/nvidia-uvm"),
@@ -64,13 +64,13 @@ const PLACES: [MountPoint; 16] = [
     VIEWS[2],
 ];
 
-/// Where the common root has room for [`crate::SCRATCH`].
+/// Mount point of [`crate::SCRATCH`] in the common root.
 pub(super) const SCRATCH_POINT: &str = "tmp";
 /// Mount point of [`crate::SHARED_MEMORY`] in the common root.
 pub(crate) const SHARED_POINT: &str = "dev/shm";
 
 const PAGE_BYTES: u64 = 4096;
-/// Room for the folders above each thing that is shown beneath [`crate::SCRATCH`].
+/// Number of files for the folders above each thing that is shown beneath [`crate::SCRATCH`].
 const FILES_OF_KEPT: u64 = 16;
 
 /// A place in the common root where something can be mounted, relative to the root.
@@ -100,7 +100,8 @@ pub(super) fn begin() -> io::Result<()> {
 /// Makes a copy of the common root this process's root, in the namespace of the spawner's processes.
 pub(super) fn enter_template() -> io::Result<()> {
     copy_common()?;
-    // No namespace of users may mount one where none is to be seen. Each sandbox mounts its own over this.
+    // The kernel allows a new `/proc` in a user namespace only if one is visible there. Each sandbox mounts its own
+    // over this one.
     processes::mount_for_template()?;
     make_root()
 }
@@ -159,7 +160,7 @@ fn is_folder(mount: &OwnedFd) -> io::Result<bool> {
     Ok(rustix::fs::fstat(mount)?.st_mode & libc::S_IFMT == libc::S_IFDIR)
 }
 
-/// What is mounted at a path and all beneath it, as a mount that is not anywhere yet.
+/// Returns a detached copy of the mount at a path and of all mounts beneath it.
 pub(super) fn copy(path: impl rustix::path::Arg) -> io::Result<OwnedFd> {
     let flags =
         OpenTreeFlags::OPEN_TREE_CLONE | OpenTreeFlags::OPEN_TREE_CLOEXEC | OpenTreeFlags::AT_RECURSIVE;
@@ -178,7 +179,8 @@ pub(super) fn mount_shared(plan: &Plan) -> io::Result<()> {
     mount_scratch(SHARED_POINT, plan.shared_bytes, 2, "1777", MountFlags::NOEXEC)
 }
 
-/// What the sandbox writes, at a folder, with room for so many files beside the sandbox's.
+/// Mounts memory for the files that the sandbox writes, at a folder, with `own_files` files beside those of the
+/// sandbox.
 pub(super) fn mount_scratch(
     folder: &str,
     len_bytes: u64,
@@ -186,7 +188,7 @@ pub(super) fn mount_scratch(
     mode: &str,
     flags: MountFlags,
 ) -> io::Result<()> {
-    // Of a size of nothing the kernel makes one without a bound.
+    // The kernel takes a size of 0 as no limit.
     let len_bytes = len_bytes.max(PAGE_BYTES);
     // A file takes a page at least, so no more inodes are of use.
     let inodes = len_bytes / PAGE_BYTES + own_files;

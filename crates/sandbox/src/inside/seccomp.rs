@@ -1,10 +1,11 @@
 //! Restricts the system calls of a sandbox to a list, some only with harmless arguments. All others fail with
 //! EPERM, as if the caller had not the right.
 //!
-//! What is not on the list is, above all: what traces or reads other processes, mounts, namespaces, keys, modules,
-//! programs for the kernel (bpf), io_uring (which would do what is forbidden here), userfaultfd (but by the device, for who is
-//! handed that to swap), performance events, handles of files, clocks, and sockets. A sandbox without a network can use a socket that it is given and neither
-//! make nor connect one: it is of the host's network, and could be connected anew.
+//! The list leaves out, above all, calls that trace or read other processes, and calls for mounts, namespaces, keys,
+//! modules, programs for the kernel (bpf), performance events, handles of files, clocks, and sockets. It also leaves
+//! out io_uring, which would do the forbidden operations here, and userfaultfd, which is allowed only by the device,
+//! for a process that gets it to swap. A sandbox without a network can use a socket that is passed to it, and neither
+//! make nor connect one: such a socket is of the host's network, and could be connected anew.
 //!
 //! `clone3` is said not to exist, since a filter cannot see its flags; the C libraries then use `clone`, whose flags it
 //! can see.
@@ -204,7 +205,7 @@ const ALLOWED: &[i64] = &[
     libc::SYS_seccomp,
 ];
 
-/// What x86-64 has beside those, from before there were calls relative to a folder.
+/// Calls of x86-64 that are older than the calls relative to a folder, allowed as well.
 #[cfg(target_arch = "x86_64")]
 const ALLOWED_OF_OLD: &[i64] = &[
     libc::SYS_open,
@@ -244,11 +245,11 @@ const ALLOWED_OF_OLD: &[i64] = &[
 #[cfg(not(target_arch = "x86_64"))]
 const ALLOWED_OF_OLD: &[i64] = &[];
 
-/// Of a sandbox with the host's network, beside those.
+/// Further calls of a sandbox with the host's network.
 const DIALLING: &[i64] =
     &[libc::SYS_connect, libc::SYS_bind, libc::SYS_listen, libc::SYS_accept, libc::SYS_accept4];
 
-/// Every way to be in a namespace that is not the sandbox's.
+/// Flags of all ways into a namespace that is not the sandbox's.
 const NEW_NAMESPACES: u32 = (libc::CLONE_NEWNS
     | libc::CLONE_NEWUSER
     | libc::CLONE_NEWPID
@@ -260,14 +261,17 @@ const FAST_OPEN: u32 = libc::MSG_FASTOPEN as u32;
 /// Asks of descriptors that concern the descriptor alone.
 const HARMLESS_IOCTLS: [u64; 6] =
     [libc::FIONREAD, libc::FIONBIO, libc::FIOCLEX, libc::FIONCLEX, libc::TCGETS, libc::TIOCGWINSZ];
-/// What is asked of `/dev/userfaultfd` and of what it makes (linux/userfaultfd.h), by who is handed it: a new one; which
-/// features it has; to watch a range; to put pages there, move, protect and lose them, and wake who waits.
+/// Requests to `/dev/userfaultfd`, and to the descriptor that it makes (linux/userfaultfd.h), of a process that gets
+/// the device: make a descriptor; get its features; watch a range; put pages there, move, protect and discard them, and
+/// wake waiting threads.
 const FAULT_IOCTLS: [u64; 8] =
     [0xaa00, 0xc018_aa3f, 0xc020_aa00, 0xc028_aa03, 0xc028_aa05, 0xc018_aa06, 0xc020_aa08, 0x8010_aa02];
-/// What [`Network::Host`] may make sockets of: the internet's protocols, and the kernel's word on interfaces.
+/// Families of which [`Network::Host`] may make sockets: the internet's protocols, and the kernel's information on
+/// interfaces.
 const HOST_FAMILIES: [libc::c_int; 3] = [libc::AF_INET, libc::AF_INET6, libc::AF_NETLINK];
 
-/// The compiled filters, one for each kind of network, one for a GPU without any, and one for who swaps without any.
+/// The compiled filters: one for each kind of network, one for a GPU without a network, and one for swapping without a
+/// network.
 pub(crate) struct Filters {
     without_network: Vec<libc::sock_filter>,
     host_network: Vec<libc::sock_filter>,
@@ -289,7 +293,7 @@ impl Filters {
     /// Restricts this process and all that it will start, for ever.
     pub(super) fn apply(&self, network: Network, devices: Devices) -> io::Result<()> {
         system::filter_calls(match (network, devices) {
-            // That has all that a GPU needs, or who swaps.
+            // This filter allows everything that a GPU or swapping needs as well.
             (Network::Host, _) => &self.host_network,
             (Network::None, Devices::Gpu) => &self.gpu,
             (Network::None, Devices::Faults) => &self.faults,
@@ -321,7 +325,7 @@ fn rules(network: Network, devices: Devices) -> Rules {
     allowed.chain(tested).chain(missing).chain(by_network).map(numbered).collect()
 }
 
-/// What may be asked of descriptors. RDMA's and GPUs' libraries ask their devices in as many ways as there are devices.
+/// Returns the verdict on ioctls. Libraries of RDMA devices and GPUs use a different set of requests for each device.
 fn asking(network: Network, devices: Devices) -> Verdict {
     if network == Network::Host || devices == Devices::Gpu {
         return Verdict::Allow;
@@ -349,7 +353,7 @@ fn by_network(network: Network) -> Vec<(i64, Verdict)> {
 mod tests {
     use super::*;
 
-    /// The kernel refuses most of these to whoever has no rights, so that trying them says little of the filter.
+    /// The kernel refuses most of these to a process without rights, so that trying them would not test the filter.
     const DANGEROUS: &[i64] = &[
         libc::SYS_bpf,
         libc::SYS_perf_event_open,
@@ -421,7 +425,7 @@ mod tests {
     ];
 
     #[test]
-    fn what_is_dangerous_has_no_rule_or_one_that_looks_at_its_arguments() {
+    fn dangerous_calls_are_refused_or_tested_by_arguments() {
         for (network, devices) in [
             (Network::None, Devices::None),
             (Network::None, Devices::Gpu),

@@ -1,9 +1,9 @@
 //! Prepares a process before it becomes a template: a language runtime that is kept warm.
 //!
-//! Nothing of a tenant's ever runs in it, only modules of the operator's interpreter. It has no rights, no network, and of
-//! the host's files what sandboxes have. But it must be able to make sandboxes' first processes: it has no Landlock, which
-//! forbids mounting for ever, and no filter of system calls; and it is in the spawner's namespace of users, from which
-//! alone the spawner can say who those processes are.
+//! A template runs only modules of the operator's interpreter, and no code of a tenant. It has no rights, no network,
+//! and only the host's files that sandboxes have. But it must be able to make first processes of sandboxes. So it has
+//! no Landlock, which forbids mounting for ever, and no filter of system calls. It is also in the spawner's user
+//! namespace: only from there can the spawner map the users of those processes.
 
 use std::ffi::{CString, OsStr};
 use std::io;
@@ -21,16 +21,17 @@ use rustix::thread::{
 use super::{NOT_EXECUTED, privileges, root};
 use crate::{Template, system};
 
-/// What it is made with.
+/// Resources from which a template is made.
 pub(crate) struct Seed<'seed> {
     pub(crate) template: &'seed Template,
-    /// To the spawner: its standard input.
+    /// Connection to the spawner, its standard input.
     pub(crate) socket: OwnedFd,
-    /// Where it prints: a memory file, of which the spawner reads the end if it fails.
+    /// Memory file for its output, the end of which the spawner reads if it fails.
     pub(crate) output: OwnedFd,
-    /// The adapter, as a mount that is not anywhere yet.
+    /// Detached mount of the adapter.
     pub(crate) adapter: OwnedFd,
-    /// As whom it runs, if not as the spawner's user, whose groups it then can leave.
+    /// User of the template, if not the spawner's user; only such a template can leave the groups of the spawner's
+    /// user.
     pub(crate) user: Option<u32>,
 }
 
@@ -61,7 +62,7 @@ fn become_interpreter(seed: &Seed<'_>) -> io::Result<std::convert::Infallible> {
 
 fn become_user(user: Option<u32>) -> io::Result<()> {
     let Some(user) = user else { return Ok(()) };
-    // What it may do is to be given up for ever, which it must still be allowed to.
+    // The process gives up its capabilities for ever later, and must keep the right to do so.
     set_capabilities_secure_bits(CapabilitiesSecureBits::NO_SETUID_FIXUP)?;
     set_thread_groups(&[])?;
     let (user, group) = (Uid::from_raw(user), Gid::from_raw(user));
@@ -69,7 +70,7 @@ fn become_user(user: Option<u32>) -> io::Result<()> {
     Ok(set_thread_res_uid(user, user, user)?)
 }
 
-/// What is executed, with its arguments, and its environment.
+/// Returns the program to execute, its arguments, and its environment.
 fn command(template: &Template) -> io::Result<[Vec<CString>; 3]> {
     let text = |word: &OsStr| CString::new(word.as_bytes());
     let program = text(template.interpreter.as_os_str())?;

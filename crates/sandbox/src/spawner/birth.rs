@@ -1,6 +1,7 @@
-//! Creates a sandbox: forked into its namespaces ahead of time, told what to become, and awaited.
+//! Creates a sandbox: forks it into its namespaces ahead of time, sends its plan, and waits for it.
 //!
-//! The steps are apart so that those of a vector run side by side: all are told before the first is awaited.
+//! The steps are separate so that those of a vector run side by side: all plans are sent before the first sandbox is
+//! awaited.
 
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
@@ -17,7 +18,7 @@ use crate::inside::{self, Blank, NAMESPACES, Order, Plan, Report};
 use crate::system::{Clone, Fork, clone};
 use crate::{Id, Kind, Network, SandboxError, Spec, USER};
 
-/// How long a new process may take for one step. It does what takes less than a millisecond.
+/// Maximum time of a new process for one step. A step takes less than a millisecond.
 pub(super) const PATIENCE: Duration = Duration::from_secs(20);
 
 /// Makes the first process of a sandbox, of which nothing is decided but whether it has the host's network, and whether it is
@@ -102,7 +103,7 @@ pub(super) fn await_made(sandbox: &Sandbox) -> Result<(), SandboxError> {
     expect(sandbox.link(), Report::Made).map(drop)
 }
 
-/// What went wrong, if it has said so.
+/// Returns the error that a sandbox has reported, if any.
 fn reported(sandbox: &Sandbox) -> Option<SandboxError> {
     match Report::receive(sandbox.link(), RecvFlags::DONTWAIT) {
         Ok(Some((Report::Failed { step, errno }, _))) => {
@@ -134,12 +135,13 @@ fn expect(link: BorrowedFd<'_>, expected: Report) -> Result<i32, SandboxError> {
         Some((Report::Failed { step, errno }, _)) => {
             Err(SandboxError::system(step.describe(), io::Error::from_raw_os_error(errno)))
         }
-        // Killed while it was made, as by who is out of memory.
+        // The process was killed while it was made, for example because memory ran out.
         _ => Err(lost(io::ErrorKind::UnexpectedEof.into())),
     }
 }
 
-/// The spawner's end, which gives up after a time and learns who sends; and the sandbox's.
+/// Makes the connection of the spawner and a sandbox: the spawner's end, which has a timeout and gets the sender, and
+/// the other end.
 pub(super) fn link() -> io::Result<(OwnedFd, OwnedFd)> {
     let (own, theirs) = socketpair(AddressFamily::UNIX, SocketType::SEQPACKET, SocketFlags::CLOEXEC, None)?;
     sockopt::set_socket_passcred(&own, true)?;

@@ -1,9 +1,9 @@
-//! Control groups, one for each sandbox: what bounds its memory, processes, cores and share of them, all of its processes together,
-//! and what counts its processor time.
+//! Control groups, one for each sandbox. A group limits memory, processes, cores and share of the cores of all
+//! processes of a sandbox together, and counts their processor time.
 //!
-//! Version 2 is used where its controllers are to be had, otherwise version 1, otherwise none: a spawner without the
-//! right to make groups still makes sandboxes. None is used twice, since memory of a dead sandbox that others still share
-//! stays charged to its group.
+//! Version 2 is used if its controllers are available, otherwise version 1, otherwise no control groups: a spawner
+//! without the right to make groups still makes sandboxes. No group is used twice, since memory of a dead sandbox that
+//! others still share stays charged to its group.
 
 mod claim;
 mod share;
@@ -21,7 +21,7 @@ use crate::Limits;
 use v1::V1;
 use v2::V2;
 
-/// How the group of a spawner is called, with numbers after it.
+/// Prefix of the name of a spawner's group; numbers follow.
 pub(crate) const PREFIX: &str = "sublet-";
 
 /// The groups of one spawner.
@@ -48,7 +48,7 @@ impl Cgroups {
         Cgroups { version, made: 0 }
     }
 
-    /// The version that is used, if one is, and which controllers are there.
+    /// Returns the version in use, if any, and its available controllers.
     pub(super) fn describe(&self) -> Option<(u32, Vec<&'static str>)> {
         match self.version.as_ref()? {
             Version::One(v1) => Some((1, v1.controllers())),
@@ -93,7 +93,7 @@ impl Cgroup {
         }
     }
 
-    /// How many of its processes were killed because they wanted more memory than it has.
+    /// Returns how many processes of the group were killed because they exceeded its memory.
     pub(super) fn out_of_memory_kills(&self) -> u64 {
         match self {
             Cgroup::One(group) => group.out_of_memory_kills(),
@@ -102,7 +102,7 @@ impl Cgroup {
     }
 }
 
-/// The number after a word in a file of "word number" lines.
+/// Returns the number after a word in a file of "word number" lines.
 fn counter(path: &Path, word: &str) -> u64 {
     let text = fs::read_to_string(path).unwrap_or_default();
     let mut numbers = text.lines().filter_map(|line| line.strip_prefix(word)?.trim().parse().ok());

@@ -12,28 +12,28 @@ use crate::strength::{Finding, Strength};
 use crate::wire::{decode_answer, encode_spec};
 use crate::{Devices, Exit, Kind, Limits, Network, Program, SandboxError, Spec, system};
 
-/// With which the program tells, in the sandbox that is made for it, that it is in there.
+/// Argument with which the program reports, in the sandbox that is made for it, that it runs there.
 pub(super) const INSIDE: &str = "--inside";
-/// The statuses with which it says whether it finds its processes.
+/// Statuses with which it reports whether it finds its processes.
 const WITH_PROCESSES: i32 = 10;
 const WITHOUT_PROCESSES: i32 = 11;
-/// From this one of Landlock's interfaces on, everything that is asked of it is there.
+/// Version of Landlock's interface from which on all rules that sandboxes use are enforced.
 const WHOLE_LANDLOCK: u32 = 6;
 
-/// Which counts processor time.
+/// Controller that counts processor time.
 const COUNT: &str = "cpuacct";
-/// What follows without shares of processor time.
+/// Consequence of missing shares of processor time.
 const NO_SHARES: &str =
     "leases on a shared core have no shares of it: one with many processes slows the others there";
 
-/// What whoever starts the spawner is to know about a missing controller of processor time.
+/// Warns the user who starts the spawner of a missing controller of processor time.
 pub(super) fn warn_of_missing_shares(found: Option<(u32, Vec<&'static str>)>) {
     if !found.is_some_and(|(_, controllers)| controllers.contains(&"cpu")) {
         eprintln!("sublet-spawner: the control groups have no cpu controller: {NO_SHARES}");
     }
 }
 
-/// In the sandbox: the status to end with.
+/// Returns the status to end with, in the sandbox.
 pub(super) fn inside() -> i32 {
     if Path::new("/proc/self").exists() { WITH_PROCESSES } else { WITHOUT_PROCESSES }
 }
@@ -81,7 +81,7 @@ fn landlock(abi: u32) -> Finding {
     }
 }
 
-/// What is bounded by control groups, and what follows where it is not.
+/// Returns findings on the limits by control groups, with the consequences of missing ones.
 fn cgroups(found: Option<(u32, Vec<&'static str>)>) -> Vec<Finding> {
     let (version, controllers) = found.unwrap_or_default();
     let walls = [

@@ -1,8 +1,8 @@
 //! Closed files: files that only their owner may read, as under a strict umask, shown to sandboxes, which run as other users.
 //!
-//! Two kinds of files are opened: single files that are named as programs (Sublet's own, interpreters, and what they load), and the
-//! folder of a Python environment that the operator has named. [`check_environment`] refuses every other folder: opening one shows
-//! all of its files to every function on the node.
+//! Two kinds of files are opened. One kind are single files that are named as programs: Sublet's own, interpreters, and
+//! the files that these load. The other is the folder of a Python environment that the operator has named.
+//! [`check_environment`] refuses every other folder: opening one shows all of its files to every function on the node.
 //!
 //! A closed environment is shown through an overlay that has other modes: the overlay keeps modes in memory and reads contents from
 //! the files themselves (`metacopy`). Nothing changes on the disk. Files that are installed there later are shown after the next
@@ -34,8 +34,8 @@ const HOME_ENTRIES: [&str; 4] = [".ssh", ".gnupg", ".profile", ".bash_history"];
 
 /// See the [module](self).
 pub(super) struct Opened {
-    /// Root of the file system of copies and modes. No path leads there. None where sandboxes run as the spawner's user, who owns
-    /// the files.
+    /// Root of the file system of copies and modes, which is not at any path. None where sandboxes run as the spawner's
+    /// user, which owns the files.
     folder: Option<File>,
     /// Number of files and folders opened so far.
     made: u64,
@@ -320,7 +320,7 @@ mod tests {
         std::os::unix::fs::symlink(root.join("real"), root.join("ann")).unwrap();
         let linked = format!("ann:x:1:1::{}:/bin/sh\n", root.join("ann").display());
         assert!(is_home(&root.join("real"), linked.as_bytes()), "the home directory is a link to it");
-        // What is no path from the root would be looked up in the spawner's own folder.
+        // A relative path would be looked up in the spawner's own folder.
         let own = std::env::current_dir().unwrap();
         assert!(!is_home(&own, b"ann:x:1:1::.:/bin/sh\n"));
     }

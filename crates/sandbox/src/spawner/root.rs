@@ -24,7 +24,8 @@ use crate::inside::{
 use crate::system::{self, restrict_mount};
 use crate::{Devices, Network, Program, SCRATCH, SandboxError, Spec, USER};
 
-/// Where hosts have shared libraries, which of several they prefer, and what the dynamic loader knows about them.
+/// Folders and files of hosts with shared libraries, the choice among several libraries, and the dynamic loader's list
+/// of them.
 const LIBRARIES: [&str; 8] = [
     "lib",
     "lib64",
@@ -41,7 +42,7 @@ const ZONES: [&str; 4] = ["usr/share/zoneinfo", "usr/lib/zoneinfo", "usr/share/l
 const LOCAL_ZONE: &str = "etc/localtime";
 /// Name of the host's time zone, on hosts that have this file.
 const LOCAL_ZONE_NAME: &str = "etc/timezone";
-/// What folders of modules are called by Node.js.
+/// Name of folders of modules in Node.js.
 const NODE_MODULES: &str = "node_modules";
 /// The devices that a sandbox has.
 const DEVICES: [&str; 5] = ["null", "zero", "full", "random", "urandom"];
@@ -49,7 +50,7 @@ const DEVICES: [&str; 5] = ["null", "zero", "full", "random", "urandom"];
 /// Enters a mount namespace of this process's own.
 pub(super) fn unshare_mounts() -> io::Result<()> {
     system::unshare(libc::CLONE_NEWNS)?;
-    // What the host mounts later is seen here; nothing that is mounted here is seen there.
+    // Later mounts of the host are visible here; mounts that are made here are not visible there.
     Ok(mount_change("/", MountPropagationFlags::REC | MountPropagationFlags::DOWNSTREAM)?)
 }
 
@@ -81,7 +82,7 @@ pub(super) fn mount_common(
         let inside = path.strip_prefix("/").map_err(|_| io::ErrorKind::InvalidInput)?;
         show_from(inside, libc::MOUNT_ATTR_NODEV, |outside| opened.path_of(outside))?;
         if path.ends_with(NODE_MODULES) {
-            // Where Node.js looks from wherever a program is.
+            // Node.js looks for modules at this path from any program.
             symlink(path, NODE_MODULES)?;
         }
     }
@@ -114,7 +115,7 @@ fn show_zones() -> io::Result<()> {
     Ok(move_mount(&mount, "", CWD, LOCAL_ZONE, MoveMountFlags::MOVE_MOUNT_F_EMPTY_PATH)?)
 }
 
-/// These paths without those that are shown as a part of another.
+/// Returns these paths without those that are within another one of them.
 pub(super) fn outermost(shown: &[PathBuf]) -> Vec<PathBuf> {
     let mut shown = shown.to_vec();
     shown.sort();
@@ -122,7 +123,7 @@ pub(super) fn outermost(shown: &[PathBuf]) -> Vec<PathBuf> {
     shown
 }
 
-/// Those of these paths that what a sandbox writes would cover, without the first slash.
+/// Returns those of these paths that the sandbox's scratch space would cover, without the first slash.
 pub(super) fn beneath_scratch(shown: &[PathBuf]) -> Vec<CString> {
     let beneath = shown.iter().filter(|path| path.starts_with(SCRATCH) && *path != Path::new(SCRATCH));
     beneath
@@ -130,7 +131,7 @@ pub(super) fn beneath_scratch(shown: &[PathBuf]) -> Vec<CString> {
         .collect()
 }
 
-/// What a sandbox has for itself.
+/// Returns the mounts of one sandbox.
 pub(super) fn mounts_of(spec: &Spec, opened: &mut Opened) -> io::Result<Vec<(MountPoint, OwnedFd)>> {
     let mut mounts = Vec::new();
     if let Program::Outside(program) = &spec.program {
@@ -172,7 +173,7 @@ pub(super) fn adapter(path: &Path, opened: &mut Opened) -> io::Result<OwnedFd> {
     detached(&opened.path_of(path)?, libc::MOUNT_ATTR_NODEV)
 }
 
-/// Shows one sandbox those of some folders of the host that are there, where they are.
+/// Shows folders of the host to one sandbox, at the same paths, as far as they exist.
 fn show_to(
     mounts: &mut Vec<(MountPoint, OwnedFd)>,
     places: &[MountPoint],
@@ -197,19 +198,19 @@ pub(super) fn layers_of(spec: &Spec) -> Result<Vec<OwnedFd>, SandboxError> {
     image.layers.iter().map(layer).collect()
 }
 
-/// Shows a path of the host, if it is there, at the same place of the common root.
+/// Shows a path of the host, if it exists, at the same path in the common root.
 fn show(path: &Path, attributes: u64) -> io::Result<()> {
     show_from(path, attributes, |outside| Ok(outside.to_owned()))
 }
 
-/// The same, mounted from the path that `source` gives for the path of the host.
+/// Shows a path of the host as [`show`] does, mounted from the path that `source` returns for it.
 fn show_from(
     path: &Path,
     attributes: u64,
     source: impl FnOnce(&Path) -> io::Result<PathBuf>,
 ) -> io::Result<()> {
     if fs::symlink_metadata(path).is_ok() {
-        // As a part of what is shown already.
+        // The path is a part of another one that is shown already.
         return Ok(());
     }
     let outside = Path::new("/").join(path);
@@ -231,7 +232,7 @@ fn show_from(
 fn detached(path: &Path, attributes: u64) -> io::Result<OwnedFd> {
     let flags = OpenTreeFlags::OPEN_TREE_CLONE | OpenTreeFlags::OPEN_TREE_CLOEXEC;
     let tree = match open_tree(CWD, path, flags | OpenTreeFlags::AT_RECURSIVE) {
-        // What is mounted beneath cannot be had.
+        // Mounts beneath this one cannot be copied.
         Err(Errno::INVAL) => open_tree(CWD, path, flags)?,
         tree => tree?,
     };

@@ -21,24 +21,24 @@ use crate::inside::Report;
 use crate::system::map_owners;
 use crate::{Exit, Limits, SandboxError, State, Status};
 
-/// How long the end of what was killed is awaited.
+/// Maximum time to wait for the end of a killed process.
 const LONGEST_END: Duration = Duration::from_secs(10);
-/// How long a first process may take to tell how its program has ended. It has nothing else to do.
+/// Maximum time for a first process to report how its program has ended. It has nothing else to do.
 const LONGEST_TELLING: Duration = Duration::from_secs(1);
 
-/// With which a program ends that says of another that it was killed.
+/// Status with which a program ends that reports that another one was killed.
 const STATUS_OF_KILLED: i32 = 128 + libc::SIGKILL;
 
 /// A sandbox. Killed when it is dropped.
 pub(super) struct Sandbox {
-    /// Of its first process.
+    /// First process of the sandbox.
     pid: Pid,
     pidfd: OwnedFd,
     link: OwnedFd,
     memory_bytes: Option<u64>,
     phase: Phase,
     cold_imports: Option<ColdImports>,
-    // What it has of the spawner's while it lives: dropped after it is dead.
+    // Resources of the spawner that the sandbox uses while it lives: dropped after it is dead.
     cgroup: Option<Cgroup>,
     users: Vec<User>,
     view: Option<View>,
@@ -46,7 +46,7 @@ pub(super) struct Sandbox {
 
 enum Phase {
     Created,
-    /// With the program's process, and a descriptor of it, unless it ended before that could be had.
+    /// The program's process, and a descriptor of it, unless it ended before that could be opened.
     Running {
         pid: u32,
         program: Option<OwnedFd>,
@@ -77,8 +77,8 @@ impl Sandbox {
         &self.users
     }
 
-    /// Makes it the owner of the files of a mount that belong to [`crate::USER`] on the disk. Nothing is to be done if it is
-    /// no user of its own: then they are its already.
+    /// Makes its user the owner of the files of a mount that belong to [`crate::USER`] on the disk. Does nothing if the
+    /// sandbox has no user of its own: then the spawner's user owns them already.
     pub(super) fn make_owner(&self, mount: BorrowedFd<'_>) -> io::Result<()> {
         if self.users.is_empty() {
             return Ok(());
@@ -118,7 +118,7 @@ impl Sandbox {
         self.pidfd.as_fd()
     }
 
-    /// The program's process is there.
+    /// Records that the program's process exists.
     pub(super) fn set_running(&mut self, pid: u32) {
         debug_assert!(
             matches!(self.phase, Phase::Created),
@@ -129,7 +129,7 @@ impl Sandbox {
         self.phase = Phase::Running { pid, program };
     }
 
-    /// As it is now: takes note of its end.
+    /// Returns the present state, and records the end of the sandbox.
     pub(super) fn state(&mut self) -> State {
         if !matches!(self.phase, Phase::Stopped { .. }) && self.has_ended() {
             let (pid, exit) = match &self.phase {
@@ -159,14 +159,15 @@ impl Sandbox {
 
     /// Kills it and waits for its end.
     pub(super) fn end(&mut self) {
-        // Nobody is left to hear of an error; a process that cannot be killed is the kernel's.
+        // An error cannot be reported any more; only the kernel can end a process that cannot be killed.
         let _ = self.kill(Signal::KILL);
         is_readable(&self.pidfd, LONGEST_END);
         self.state();
     }
 
-    /// Reaps the first process, if it has ended; with it everything in the sandbox has. If the program has, it is awaited:
-    /// it is about to tell how, and to end what is left.
+    /// Reaps the first process, if it has ended, and with it everything in the sandbox. If only the program has ended,
+    /// waits for the first process, which is about to report the end of the program, and to end the remaining
+    /// processes.
     fn has_ended(&self) -> bool {
         if self.has_program_ended() && !is_readable(&self.pidfd, LONGEST_TELLING) {
             let _ = pidfd_send_signal(&self.pidfd, Signal::KILL);
@@ -185,7 +186,7 @@ impl Sandbox {
         }
     }
 
-    /// What its first process has said last; if nothing, it was killed.
+    /// Returns the end that the first process has reported last; without a report it was killed.
     fn exit(&self) -> Exit {
         let said = std::iter::from_fn(|| Report::receive(self.link(), RecvFlags::DONTWAIT).ok().flatten());
         let exit = said.fold(Exit::Signal(libc::SIGKILL), |exit, (report, _)| match report {
@@ -195,7 +196,7 @@ impl Sandbox {
         });
         let kills = self.cgroup.as_ref().map_or(0, Cgroup::out_of_memory_kills);
         match (exit, self.memory_bytes) {
-            // As whoever started what was killed tells of it: shells, and OCI runtimes.
+            // Shells and OCI runtimes report the death of a killed program with this status.
             (Exit::Signal(libc::SIGKILL) | Exit::Status(STATUS_OF_KILLED), Some(limit)) if kills > 0 => {
                 Exit::OutOfMemory(limit)
             }

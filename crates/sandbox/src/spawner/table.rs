@@ -29,7 +29,7 @@ impl Table {
         Table { entries: BTreeMap::new(), created: 0, workshop }
     }
 
-    /// Does what is asked. Of sandboxes that were made there is a descriptor each, in the answers' order.
+    /// Serves a request. Returns the answers, and a descriptor for each sandbox that was made, in the answers' order.
     pub(super) fn serve(
         &mut self,
         request: SandboxRequest,

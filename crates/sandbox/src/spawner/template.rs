@@ -20,24 +20,24 @@ use crate::inside::template::{Seed, run};
 use crate::system::{Clone, Fork, clone};
 use crate::{Limits, Template, wire};
 
-/// What it and what its modules allocate may have, in bytes: it is no tenant's, but tenants name the modules.
+/// Memory limit of a template and its modules, in bytes: it belongs to no tenant, but tenants name the modules.
 pub(super) const MEMORY_BYTES: u64 = 4 << 30;
-/// The end of what it has printed that is told, in bytes.
+/// Length of the end of its output that is reported, in bytes.
 const LAST_WORDS_BYTES: usize = 2048;
-/// The most characters of a module's name and of a reason that are passed on.
+/// Maximum length of a module's name, and of a reason, that is passed on, in characters.
 const MAX_TOLD_CHARS: usize = 256;
 const NAMESPACES: i32 = libc::CLONE_NEWNS | libc::CLONE_NEWNET | libc::CLONE_NEWIPC | libc::CLONE_NEWUTS;
 
-/// A template. Killed when it is dropped; its copies go on.
+/// A template. Killed when it is dropped; its copies continue to run.
 pub(super) struct Warm {
     pidfd: OwnedFd,
     socket: OwnedFd,
-    /// What it has printed, until it is warm. Tenants choose the modules, so it never goes to the operator's log as it is.
+    /// Output until it is warm. Tenants choose the modules, so the output never goes to the operator's log unchanged.
     printed: Option<OwnedFd>,
     state: State,
-    /// Why it never becomes warm, once it has told that.
+    /// Reason why it never becomes warm, once it has reported one.
     refusal: Option<ColdImports>,
-    // What it has of the spawner's while it lives: dropped after it is dead.
+    // Resources of the spawner that the template uses while it lives: dropped after it is dead.
     _cgroup: Option<Cgroup>,
     _users: Vec<User>,
 }
@@ -45,12 +45,12 @@ pub(super) struct Warm {
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum State {
     Starting,
-    /// So often it was told to fork.
+    /// Warm, with the number of forks that were ordered.
     Ready(u32),
 }
 
 impl Warm {
-    /// Starts one, and does not wait for it.
+    /// Starts a template, without waiting for it.
     pub(super) fn start(means: &mut Means, template: &Template) -> io::Result<Warm> {
         let (socket, theirs) = birth::link()?;
         let adapter = root::adapter(&template.adapter, &mut means.opened)?;
@@ -100,7 +100,7 @@ impl Warm {
         Ok(true)
     }
 
-    /// What is to be told of its modules if it was given up before it was warm.
+    /// Returns the report on its modules if it was given up before it was warm.
     pub(super) fn cold_imports(&mut self, template: &Template) -> Option<ColdImports> {
         let ended = || ColdImports {
             module: template.imports.join(", "),
@@ -110,7 +110,7 @@ impl Warm {
         (self.state == State::Starting).then(|| self.refusal.take().unwrap_or_else(|| bounded(ended())))
     }
 
-    /// Why it ended before it was warm, as it has printed.
+    /// Returns the end of its output, which says why it ended before it was warm.
     fn last_words(&self) -> String {
         let mut bytes = vec![0; LAST_WORDS_BYTES];
         let read = self.printed.as_ref().map(|printed| {
@@ -148,13 +148,13 @@ impl Warm {
 
 impl Drop for Warm {
     fn drop(&mut self) {
-        // Nobody is left to hear of an error; a process that cannot be killed is the kernel's.
+        // An error cannot be reported any more; only the kernel can end a process that cannot be killed.
         let _ = pidfd_send_signal(&self.pidfd, Signal::KILL);
         let _ = retry_on_intr(|| waitid(WaitId::PidFd(self.pidfd.as_fd()), WaitIdOptions::EXITED));
     }
 }
 
-/// What a template says of its modules, which tenants have chosen, as it can be shown to others.
+/// Limits the report of a template on its modules, which tenants have chosen, so that it can be shown to others.
 fn bounded(cold: ColdImports) -> ColdImports {
     let text = |text: &str| printable_line(text).chars().take(MAX_TOLD_CHARS).collect();
     ColdImports { module: text(&cold.module), reason: text(&cold.reason), import_ms: cold.import_ms }

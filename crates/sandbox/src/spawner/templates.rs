@@ -16,17 +16,17 @@ use super::template::Warm;
 use super::{Means, birth};
 use crate::{SandboxError, Status, Template};
 
-/// Most templates with modules; and most interpreters.
+/// Maximum number of templates with modules, and of interpreters.
 const MAX_WARM: usize = 4;
-/// Most templates that are remembered, warm or not.
+/// Maximum number of templates that are remembered, warm or not.
 const MAX_KNOWN: usize = 64;
-/// How many first processes of each are kept ready.
+/// Number of first processes of each template that are kept ready.
 const READY: usize = 2;
-/// In this time what was asked for counts half.
+/// Time after which a request counts half.
 const HALF_LIFE: Duration = Duration::from_secs(60);
-/// Asked for so often a template is made: a second time within the minute.
+/// Heat at which a template is made: that of a second request within a minute.
 const WORTHWHILE: f64 = 1.4;
-/// How long one that could not be made is not tried again.
+/// Time after a failure in which a template is not started again.
 const PAUSE: Duration = Duration::from_secs(60);
 
 /// See the [module](self).
@@ -35,18 +35,18 @@ pub(super) struct Templates {
     known: BTreeMap<Template, Known>,
 }
 
-/// One that was asked for.
+/// A template that was requested.
 struct Known {
     heat: Heat,
-    /// Copies that wait for what they are to become. Dropped, and dead, before the template.
+    /// Copies that wait for their plans. They are dropped, and dead, before the template.
     ready: Vec<Sandbox>,
     warm: Option<Warm>,
     failed: Option<Instant>,
-    /// Why its modules cannot be kept warm, as it was when that was tried last.
+    /// Reason why its modules could not be kept warm in the last attempt.
     cold_imports: Option<ColdImports>,
 }
 
-/// How often something was asked for, and recently.
+/// Number of requests, in which recent ones count more.
 #[derive(Clone, Copy)]
 struct Heat {
     count: f64,
@@ -104,7 +104,7 @@ impl Templates {
         false
     }
 
-    /// What becomes readable when one of those that are starting is warm.
+    /// Returns descriptors that become readable when a template that is starting becomes warm.
     pub(super) fn expected(&self) -> Vec<BorrowedFd<'_>> {
         self.known.values().filter_map(|known| known.warm.as_ref()?.socket()).collect()
     }
@@ -126,7 +126,8 @@ impl Templates {
         }
     }
 
-    /// One that waits, or a new one; nothing if the template is not warm. One without modules is started and waited for.
+    /// Returns a waiting or a new copy; nothing if the template is not warm. Starts a template without modules, and
+    /// waits for it.
     fn copy(
         &mut self,
         means: &mut Means,
@@ -135,12 +136,12 @@ impl Templates {
     ) -> Result<Option<Sandbox>, SandboxError> {
         let Some(known) = self.known.get_mut(template) else { return Ok(None) };
         while let Some(mut sandbox) = known.ready.pop() {
-            // Somebody may have killed it.
+            // It may have been killed meanwhile.
             if sandbox.state().status == Status::Created {
                 return Ok(Some(sandbox));
             }
         }
-        // One that has died is started once more.
+        // A template that has died is started once more.
         for _ in 0..if is_needed { 2 } else { 1 } {
             if is_needed && known.warm.is_none() {
                 let started = Warm::start(means, template).map_err(|error| failed(template, error));

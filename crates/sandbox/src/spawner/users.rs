@@ -1,7 +1,7 @@
-//! As whom sandboxes run: each as a user of its own that nobody else on the machine is, where the spawner has the right
-//! to that; otherwise as the spawner's own user.
+//! Users of sandboxes. Where the spawner has the right, each sandbox runs as a user of its own, which no other process
+//! on the machine has. Otherwise it runs as the spawner's own user.
 //!
-//! Inside, each sees itself as the same user, and nobody else.
+//! Inside, each sandbox sees itself as the same user, and sees no other user.
 
 use std::cell::RefCell;
 use std::collections::BTreeSet;
@@ -19,10 +19,10 @@ use crate::{MAX_SANDBOXES, USER, system};
 /// The first of the users that sandboxes are, on the machine: above those that systems give to people, services,
 /// containers and virtual machines, below those that are no valid number somewhere.
 const FIRST: u32 = 1_900_000_000;
-/// How many users a spawner has: those of what it makes ready are taken already.
+/// Number of users of a spawner: the prepared first processes have users already.
 #[expect(clippy::cast_possible_truncation, reason = "both are constants, which are asserted to be few below")]
 const USERS: u32 = (MAX_SANDBOXES + READY) as u32;
-/// How many spawners have users that no other has, by their process numbers.
+/// Number of spawners with separate users, by their process numbers.
 const SPAWNERS: u32 = 1 << 14;
 
 const _: () = assert!((u32::MAX - FIRST) / SPAWNERS >= USERS, "a spawner's users are no valid numbers");
@@ -58,7 +58,7 @@ impl Drop for User {
 impl Users {
     /// Enters a namespace in which this process has all rights, unless it has them already.
     pub(super) fn enter() -> io::Result<Users> {
-        // Sandboxes are told who they are by the numbers of their processes in `/proc`.
+        // The spawner maps the users of a sandbox by the number of its process in `/proc`.
         let own_number = std::process::id().to_string();
         if fs::read_link("/proc/self").ok().is_none_or(|link| link != Path::new(&own_number)) {
             let message = "the /proc that is mounted here is not of this process's namespace";
@@ -86,12 +86,12 @@ impl Users {
         self.first.is_some()
     }
 
-    /// A user that no living sandbox of this spawner is; none if it may be nobody else than itself.
+    /// Takes a user that no living sandbox of this spawner has; none if sandboxes can only run as the spawner's user.
     pub(super) fn take(&self) -> io::Result<Vec<User>> {
         self.first.map(|first| self.take_from(first)).into_iter().collect()
     }
 
-    /// Another one as well, to be root of the sandbox's namespace.
+    /// Takes a second user as well, which is root of the sandbox's namespace.
     pub(super) fn take_with_root(&self) -> io::Result<Vec<User>> {
         let first = self.first.ok_or_else(|| {
             io::Error::new(
@@ -111,7 +111,7 @@ impl Users {
         Ok(User { number, taken: self.taken.clone() })
     }
 
-    /// Says who a new process is that is in a user namespace of its own: the sandbox's user, and perhaps root.
+    /// Maps the users of a new process that is in a user namespace of its own: the sandbox's user, and perhaps root.
     pub(super) fn map(&self, process: Pid, users: &[User]) -> io::Result<()> {
         let folder = format!("/proc/{}", process.as_raw_nonzero());
         debug_assert!(users.len() <= 2, "a sandbox has {} users", users.len());
@@ -142,7 +142,7 @@ fn is_mapped(line: &str, first: u32) -> bool {
 
 fn enter_own_namespace((uid, gid): (u32, u32)) -> io::Result<()> {
     system::unshare(libc::CLONE_NEWUSER)?;
-    // Entering has made `/proc/self` root's, whom this process is not.
+    // Entering has made root the owner of `/proc/self`, and this process is not root.
     set_dumpable_behavior(DumpableBehavior::Dumpable)?;
     fs::write("/proc/self/setgroups", "deny")?;
     fs::write("/proc/self/uid_map", format!("{uid} {uid} 1"))?;

@@ -10,8 +10,8 @@
 //! no files. Their content does not change: all memory is free, and no core has computed. (A server that computes current values,
 //! as lxcfs is, would be one more process that hostile functions can talk to.)
 //!
-//! About the machine they tell what every process also learns from the processor and by system calls: model and numbers of the
-//! cores, the kernel's release and limits, and the time of the machine's start.
+//! About the machine these files say only what every process also learns from the processor and by system calls: model
+//! and numbers of the cores, the kernel's release and limits, and the time of the machine's start.
 
 mod text;
 

@@ -12,7 +12,7 @@ use rustix::pipe::{PipeFlags, pipe_with};
 
 use crate::system;
 
-/// Of descriptors that are not the standard ones: those that hold nothing, so that new ones are as good.
+/// Descriptors beside the standard ones that hold no state, so that new ones can replace them.
 #[derive(Debug, Default)]
 pub(super) struct Descriptors {
     events: Vec<RawFd>,
@@ -31,7 +31,7 @@ struct Pipe {
 }
 
 impl Descriptors {
-    /// Those of this process. An error names the first that cannot be made again.
+    /// Collects the descriptors of this process. An error names the first one that cannot be made again.
     pub(super) fn of_this_process() -> io::Result<Descriptors> {
         let mut found = Descriptors::default();
         let numbers: Vec<RawFd> = fs::read_dir("/proc/self/fd")?
@@ -75,14 +75,14 @@ impl Descriptors {
         Ok(())
     }
 
-    /// Their numbers.
+    /// Returns the numbers of the descriptors.
     pub(super) fn numbers(&self) -> Vec<RawFd> {
         let pipes = self.pipes.iter().flat_map(|pipe| pipe.reading.iter().chain(&pipe.writing));
         let single = [&self.events, &self.polls, &self.nulls, &self.libraries];
         single.into_iter().flatten().chain(pipes).copied().collect()
     }
 
-    /// Puts new ones in their places.
+    /// Puts new descriptors in their places.
     pub(super) fn make_again(&self) -> io::Result<()> {
         for &number in &self.events {
             system::replace(number, eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?)?;

@@ -1,13 +1,14 @@
-//! The threads of a language runtime. None but the one that forks is there in a copy, whatever it was in the middle of.
+//! The threads of a language runtime. A copy has only the thread that forks; the others are gone in the middle of their
+//! work.
 
 use std::fs;
 use std::io;
 use std::time::{Duration, Instant};
 
-/// How long threads may take until they wait. They have nothing to do.
+/// Maximum time until the threads wait. They have nothing to do.
 const PATIENCE: Duration = Duration::from_secs(5);
 const PAUSE: Duration = Duration::from_millis(1);
-/// System calls in which a thread waits to be given something to do: it has let go of what it needs for doing it.
+/// System calls in which a thread waits for work. A waiting thread has released what it needs for the work.
 const WAITS: &[libc::c_long] = &[
     libc::SYS_futex,
     #[cfg(target_arch = "x86_64")]
@@ -16,12 +17,12 @@ const WAITS: &[libc::c_long] = &[
     libc::SYS_ppoll,
 ];
 
-/// Which threads a runtime may have when it is forked.
+/// Threads that a runtime may have when it is forked.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Threads {
-    /// Only the one that forks.
+    /// Only the thread that forks.
     One,
-    /// Others that wait for something to do, and do nothing that a copy needs.
+    /// Further threads that wait for work, and do nothing that a copy needs.
     Waiting,
 }
 

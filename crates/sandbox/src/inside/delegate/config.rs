@@ -11,9 +11,9 @@ use crate::inside::container::ROOT;
 use crate::inside::plan::LayerMounts;
 use crate::{SHARED_MEMORY, USER};
 
-/// The version of the specification of which this makes use.
+/// The version of the specification that this module uses.
 const VERSION: &str = "1.0.2";
-/// Of `/proc`, what tells of the machine or changes it.
+/// Files of `/proc` that show or change the state of the machine.
 const MASKED: [&str; 9] = [
     "/proc/acpi",
     "/proc/asound",

@@ -1,4 +1,4 @@
-//! From rules to a program for the kernel's packet filter: numbers of calls are looked for in a search tree.
+//! Compiles rules to a program for the kernel's packet filter: a search tree finds the number of a call.
 //!
 //! Libraries make a list that is compared entry by entry. That is expensive here: when a process attaches a filter, the
 //! kernel executes it once for every system call number, to learn which numbers it may always allow. A tree makes
@@ -11,17 +11,17 @@ use libc::{
     SECCOMP_RET_ERRNO, seccomp_data, sock_filter,
 };
 
-/// What becomes of a call.
+/// Verdict on a call.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) enum Verdict {
     Allow,
-    /// It fails with this error's number.
+    /// The call fails with this error's number.
     Fail(i32),
-    /// It is allowed if one of these holds, and else fails as calls without a rule do.
+    /// The call is allowed if one of these tests holds, and otherwise fails as calls without a rule do.
     AllowIf(Vec<Test>),
 }
 
-/// Of the low 32 bits of an argument: the kernel takes no more of those that are looked at.
+/// Test of the low 32 bits of an argument: the kernel uses no more of the arguments that are tested.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Test {
     Equal { argument: usize, value: u32 },
@@ -31,13 +31,13 @@ pub(super) enum Test {
 /// The numbers of calls, as this architecture has them, with their verdicts.
 pub(super) type Rules = BTreeMap<u32, Verdict>;
 
-/// As `AUDIT_ARCH_...` names it: numbers mean other calls where a process asks as one of another architecture.
+/// Architecture as `AUDIT_ARCH_...` names it: a process of another architecture means other calls by the same numbers.
 #[cfg(target_arch = "x86_64")]
 const ARCHITECTURE: u32 = 0xc000_003e;
 #[cfg(target_arch = "aarch64")]
 const ARCHITECTURE: u32 = 0xc000_00b7;
 
-/// Instructions of a filter, as the kernel takes it at most (`BPF_MAXINSNS`).
+/// Largest number of instructions in a filter (`BPF_MAXINSNS`).
 const MAX_INSTRUCTIONS: usize = 4096;
 /// The largest error number that a filter can give (`MAX_ERRNO`).
 const MAX_ERRNO: i32 = 4095;
@@ -56,7 +56,7 @@ pub(super) fn compile(rules: &Rules, otherwise: i32) -> Vec<sock_filter> {
     program
 }
 
-/// From 0 on, each up to the next: the first number, and what becomes of all.
+/// Returns ranges of numbers from 0 on, each up to the next: the first number, and the verdict on all of the range.
 fn ranges<'rules>(rules: &'rules Rules, refused: &'rules Verdict) -> Vec<(u32, &'rules Verdict)> {
     let mut ranges: Vec<(u32, &Verdict)> = Vec::new();
     let mut add = |first, verdict| {
@@ -145,7 +145,7 @@ fn code_of(constants: u32) -> u16 {
     constants as u16
 }
 
-/// Skips so many instructions if it is so, and so many if not.
+/// Makes a branch, which skips `if_so` instructions if the condition holds, and `if_not` instructions otherwise.
 fn branch(condition: u32, operand: u32, if_so: u8, if_not: u8) -> sock_filter {
     sock_filter { code: code_of(BPF_JMP | condition | BPF_K), jt: if_so, jf: if_not, k: operand }
 }
@@ -188,7 +188,7 @@ mod tests {
     const REFUSED: u32 = SECCOMP_RET_ERRNO | OTHERWISE as u32;
 
     #[test]
-    fn each_number_is_judged_by_its_rule_and_all_others_are_refused() {
+    fn applies_rule_of_each_number_and_refuses_all_others() {
         // Every third number, so that nothing merges and branches become long.
         for count in [0, 1, 2, 3, 7, 300] {
             let rules: Rules = (0..count).map(|number| (number * 3 + 1, Verdict::Allow)).collect();
@@ -227,7 +227,7 @@ mod tests {
     }
 
     #[test]
-    fn a_number_is_found_in_a_few_steps_even_across_long_branches() {
+    fn finds_number_in_few_steps_across_long_branches() {
         let rules: Rules = (0..1000).map(|number| (number * 2, Verdict::Allow)).collect();
         let program = compile(&rules, OTHERWISE);
         // More than a branch can skip.

@@ -60,14 +60,14 @@ pub(super) fn remove_left(parent: &Path) {
         let Some(numbers) = name.to_str().and_then(|name| name.strip_prefix(PREFIX)) else { continue };
         let is_name = numbers.starts_with(|first: char| first.is_ascii_digit())
             && numbers.bytes().all(|byte| byte.is_ascii_digit() || byte == b'-');
-        // Held until it is removed: nobody claims it meanwhile.
+        // The lock is held until the group is removed, so that no other spawner claims the group meanwhile.
         if is_name && let Some(_lock) = lock(&entry.path()) {
             remove(&entry.path());
         }
     }
 }
 
-/// Its lock, if no living spawner has it.
+/// Locks a group, if no living spawner has its lock.
 fn lock(folder: &Path) -> Option<File> {
     let opened = File::open(folder).ok()?;
     flock(&opened, FlockOperation::NonBlockingLockExclusive).ok()?;
@@ -81,11 +81,11 @@ fn is_at(opened: &File, folder: &Path) -> bool {
     opened.is_some() && opened == number(fs::metadata(folder))
 }
 
-/// Removes a group and those in it. What still has processes stays.
+/// Removes a group and those in it. A group that still has processes stays.
 fn remove(group: &Path) {
     let folders = fs::read_dir(group).into_iter().flatten().flatten().map(|entry| entry.path());
     folders.filter(|path| path.is_dir()).for_each(|path| drop(fs::remove_dir(path)));
-    // Whoever comes next tries again.
+    // The next spawner tries again.
     let _ = fs::remove_dir(group);
 }
 
@@ -94,7 +94,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn groups_of_a_dead_spawner_are_removed_though_its_number_is_a_living_process_here() {
+    fn removes_groups_of_dead_spawner_whose_number_is_reused() {
         let parent = tempfile::tempdir().unwrap();
         let left = parent.path().join(format!("{PREFIX}{}-0", std::process::id()));
         fs::create_dir_all(left.join("7")).unwrap();
@@ -103,7 +103,7 @@ mod tests {
     }
 
     #[test]
-    fn groups_of_a_living_spawner_stay_though_its_number_is_no_process_here() {
+    fn keeps_groups_of_living_spawner_of_another_process_namespace() {
         let parent = tempfile::tempdir().unwrap();
         let foreign = parent.path().join(format!("{PREFIX}4294967295-0"));
         fs::create_dir(&foreign).unwrap();

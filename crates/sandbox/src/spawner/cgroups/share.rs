@@ -17,23 +17,24 @@ const KERNEL_WEIGHTS: RangeInclusive<u64> = 1..=10_000;
 /// The time in which a quota is counted, in microseconds.
 pub(super) const PERIOD_US: u64 = 100_000;
 
-/// `cpu.shares` of a group with so many workers, version 1.
+/// Returns `cpu.shares` of a group with this number of workers, version 1.
 pub(super) fn shares(workers: usize) -> u64 {
     proportional(workers, SHARES, &KERNEL_SHARES)
 }
 
-/// `cpu.weight` of a group with so many workers, version 2.
+/// Returns `cpu.weight` of a group with this number of workers, version 2.
 pub(super) fn weight(workers: usize) -> u64 {
     proportional(workers, WEIGHT, &KERNEL_WEIGHTS)
 }
 
-/// Processor time of a sandbox in a period, in microseconds, if a quota is to bound it.
+/// Returns the processor time of a sandbox in a period, in microseconds, if a quota must limit it.
 pub(super) fn quota_us(limits: &Limits, has_cpuset: bool) -> Option<u64> {
     let cores = limits.distinct_cores().len() as u64;
     (cores > 0 && !has_cpuset).then(|| PERIOD_US.saturating_mul(cores))
 }
 
-/// The weight of all sandboxes together beside the machine's other programs: as if each core had one of these.
+/// Returns the number of workers for the weight of all sandboxes together, as against the machine's other programs: one
+/// per core.
 pub(super) fn machine_cores() -> usize {
     std::thread::available_parallelism().map_or(1, usize::from)
 }
@@ -66,7 +67,7 @@ mod tests {
     }
 
     #[test]
-    fn workers_on_one_shared_core_count_each_for_the_weight_and_once_for_the_quota() {
+    fn workers_on_shared_core_add_weight_but_no_quota() {
         let crowded = limits(&[3, 1, 3, 3]);
         assert_eq!((crowded.workers(), crowded.distinct_cores()), (4, vec![1, 3]));
         assert_eq!(quota_us(&crowded, false), Some(2 * PERIOD_US));

@@ -16,7 +16,7 @@ const PIDS: &str = "pids";
 const CPUSET: &str = "cpuset";
 const CPU: &str = "cpu";
 const CPUACCT: &str = "cpuacct";
-/// The first has a folder that is to be prepared before it takes processes.
+/// Controllers; the folder of the first one must be prepared before it takes processes.
 const CONTROLLERS: [&str; 5] = [CPUSET, MEMORY, PIDS, CPU, CPUACCT];
 
 pub(super) struct V1 {
@@ -51,7 +51,7 @@ impl V1 {
         (!v1.hierarchies.is_empty()).then_some(v1)
     }
 
-    /// Sandboxes keep beside the machine's other programs what they had as so many processes.
+    /// Gives all sandboxes together the share of one process for each core, as against the machine's other programs.
     fn weigh(&self) {
         let mut hierarchies = self.hierarchies.iter();
         if let Some(hierarchy) = hierarchies.find(|hierarchy| hierarchy.controllers.contains(&CPU)) {
@@ -138,7 +138,8 @@ fn bound(controller: &str, folder: &Path, limits: &Limits, has_cpuset: bool) -> 
     }
 }
 
-/// A new group has neither cores nor memory until it is told which, and takes no process before.
+/// Copies the cores and memory nodes of the parent group. A new group has neither, and takes no process before it has
+/// both.
 fn inherit_cores(parent: &Path, folder: &Path) -> io::Result<()> {
     ["cpuset.cpus", "cpuset.mems"]
         .iter()

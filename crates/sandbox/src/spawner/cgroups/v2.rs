@@ -17,7 +17,7 @@ const CPU: &str = "cpu";
 /// The first two have to be there.
 const CONTROLLERS: [&str; 4] = ["memory", "pids", CPUSET, CPU];
 const NEEDED: usize = 2;
-/// Where the agent and its spawner go if their own group is to be shared out.
+/// Group to which the agent and its spawner move so that their own group can have groups with controllers.
 const LEAF: &str = "agent";
 
 pub(super) struct V2 {
@@ -36,8 +36,9 @@ impl V2 {
     /// Nothing if memory and processes cannot be limited.
     pub(super) fn open() -> Option<V2> {
         let Place { mount, folder: own } = own_place("cgroup2", "")?;
-        // In its own group, if nothing but groups is in there; beside it, as where a service has a group of its own in one
-        // that was handed to it; else, with the right to, beside everybody's.
+        // The first choice is this process's own group, if it has only groups. The second is the group's parent, as
+        // where a service has a group of its own in one that was delegated to it. The last is the root of the
+        // hierarchy, with the right to that.
         make_room(&own);
         let beside = own.parent().filter(|_| own != mount).map(Path::to_owned);
         [Some(own), beside, Some(mount)].iter().flatten().find_map(|parent| V2::open_in(parent))
@@ -48,7 +49,8 @@ impl V2 {
         let claim = Claim::take(parent)?;
         let v2 = V2 { controllers: enable(parent, &claim.folder), claim };
         if v2.controllers.contains(&CPU) {
-            // Sandboxes keep beside the machine's other programs what they had as so many processes.
+            // All sandboxes together keep the share of one process for each core, as against the machine's other
+            // programs.
             let weight = share::weight(share::machine_cores()).to_string();
             let _ = fs::write(v2.claim.folder.join("cpu.weight"), weight);
         }
@@ -79,7 +81,7 @@ fn make_room(own: &Path) {
     let are_ours = processes.lines().all(|process| ours.iter().any(|own| own == process));
     let leaf = own.join(LEAF);
     if CONTROLLERS[..NEEDED].iter().all(has) && are_ours && fs::create_dir(&leaf).is_ok() {
-        // One that stays behind leaves things as they were: no controllers.
+        // If a process stays in the group, it stays without controllers for its groups, as before.
         processes.lines().for_each(|process| drop(fs::write(leaf.join("cgroup.procs"), process)));
     }
 }
@@ -98,7 +100,7 @@ impl Group {
         if let Some(bytes) = limits.memory_bytes {
             self.write("memory.max", &bytes.to_string())?;
             self.write("memory.oom.group", "1")?;
-            // Not there without swap.
+            // The file is missing without swap.
             let _ = self.write("memory.swap.max", "0");
         }
         if let Some(count) = limits.processes {
@@ -140,8 +142,8 @@ fn enable(parent: &Path, folder: &Path) -> Vec<&'static str> {
         let all = words.join(" ");
         [parent, folder].iter().all(|group| fs::write(group.join("cgroup.subtree_control"), &all).is_ok())
     };
-    // All that is needed at once, or nothing: a group with processes in it would take some of them, and none of the others
-    // ever after.
+    // The needed controllers are enabled all at once, or none: a group with processes would accept some of them, and
+    // then never the others.
     let (needed, more) = CONTROLLERS.split_at(NEEDED);
     if !turn_on(needed) {
         return Vec::new();

@@ -142,14 +142,14 @@ mod tests {
     }
 
     #[test]
-    fn meminfo_has_the_memory_of_the_sandbox_in_the_columns_of_the_kernel() {
+    fn meminfo_has_memory_of_sandbox_in_columns_of_kernel() {
         let text = meminfo(256 << 20);
         assert!(text.starts_with("MemTotal:         262144 kB\nMemFree:          262144 kB\n"), "{text}");
         assert!(text.contains("\nSwapTotal:             0 kB\n"), "{text}");
     }
 
     #[test]
-    fn stat_has_a_line_for_each_core_and_the_start_of_the_machine() {
+    fn stat_has_line_for_each_core_and_boot_time() {
         let text = stat(&cores(&[3, 7]), 1_700_000_000);
         let names: Vec<_> = text.lines().map(|line| line.split(' ').next().unwrap()).take(3).collect();
         assert_eq!(names, ["cpu", "cpu3", "cpu7"]);
