@@ -4,11 +4,14 @@ Each program of the command line that serves or makes files is started: `up`, `m
 templates), `token`, `deploy`, `call`, `sandbox`, `image`, `store`, `doctor` and `bench`.
 """
 
+import hashlib
+import io
 import json
 import os
 import stat
 import subprocess
 import sys
+import tarfile
 import time
 
 import pytest
@@ -56,6 +59,12 @@ def writable_by_others(folder):
                 yield f"{path} {mode:o}"
 
 
+def wait_for_node(manager):
+    ended = time.monotonic() + 60
+    while json.loads(run(0o022, "--json", "ps", manager=manager))["nodes"] == [] and time.monotonic() < ended:
+        time.sleep(0.05)
+
+
 def wait_for_socket(manager):
     ended = time.monotonic() + 60
     while not (manager / "manager.sock").exists() and time.monotonic() < ended:
@@ -72,7 +81,6 @@ def test_manager_and_agent_serve_under_any_umask(mask, start, tmp_path):
     tmp_path.chmod(0o755)
     manager, agent, socket = tmp_path / "m", tmp_path / "a", "unix:" + str(tmp_path / "m" / "manager.sock")
     start(mask, "manager", "--state", str(manager), "--listen", "127.0.0.1:0")
-    ended = time.monotonic() + 60
     wait_for_socket(manager)
     run(mask, "token", "create", "--role", "agent", "--node", "a", manager=socket)
     words = ["--state", str(agent), "--name", "a", "--cores", "1", "--memory", "1GiB", "--listen", "", "--manager", socket]
@@ -82,8 +90,7 @@ def test_manager_and_agent_serve_under_any_umask(mask, start, tmp_path):
     (package / "sublet.toml").write_text("name = 'own'\nkind = 'python'\nlibrary = 'own.py'\n[[function]]\nname = 'shout'\n")
     (package / "own.py").write_text("def shout(input):\n    return bytes(input).upper()\n")
     run(mask, "deploy", str(package), manager=socket)
-    while json.loads(run(mask, "--json", "ps", manager=socket))["nodes"] == [] and time.monotonic() < ended:
-        time.sleep(0.05)
+    wait_for_node(socket)
     (tmp_path / "input").write_text("loud")
     called = run(mask, "call", "own/shout", "--input", str(tmp_path / "input"), "--output", "-", manager=socket)
     assert called == "LOUD"
@@ -94,9 +101,41 @@ def test_manager_and_agent_serve_under_any_umask(mask, start, tmp_path):
 
 
 @pytest.mark.parametrize("mask", MASKS, ids="{:03o}".format)
+def test_up_makes_no_file_that_others_may_write(mask, start, tmp_path):
+    state = tmp_path / "up"
+    start(mask, "up", "--state", str(state), "--cores", "1", "--memory", "1GiB", "--python", sys.executable)
+    wait_for_socket(state)
+    socket = f"unix:{state}/manager.sock"
+    wait_for_node(socket)
+    run(mask, "bench", "cold", "--n", "3", manager=socket)
+    assert list(writable_by_others(state)) == []
+
+
+def write_image(path):
+    """Writes an image of one layer, as `docker save` does."""
+    def add(archive, name, content):
+        member = tarfile.TarInfo(name)
+        member.size = len(content)
+        archive.addfile(member, io.BytesIO(content))
+
+    layer = io.BytesIO()
+    with tarfile.open(fileobj=layer, mode="w") as archive:
+        add(archive, "greeting", b"hello")
+    layer = layer.getvalue()
+    config = {"architecture": "amd64", "os": "linux", "rootfs": {"type": "layers", "diff_ids": ["sha256:" + hashlib.sha256(layer).hexdigest()]}}
+    with tarfile.open(path, "w") as archive:
+        add(archive, "layer.tar", layer)
+        add(archive, "config.json", json.dumps(config).encode())
+        add(archive, "manifest.json", json.dumps([{"Config": "config.json", "RepoTags": ["own:1"], "Layers": ["layer.tar"]}]).encode())
+
+
+@pytest.mark.parametrize("mask", MASKS, ids="{:03o}".format)
 def test_images_doctor_and_bench_work_under_any_umask(mask, tmp_path):
     assert "namespace" in run(mask, "doctor")
-    run(mask, "image", "--state", str(tmp_path / "state"), "list")
+    write_image(tmp_path / "image.tar")
+    (tmp_path / "image.tar").chmod(0o600)
+    run(mask, "image", "--state", str(tmp_path / "state"), "import", str(tmp_path / "image.tar"))
+    assert "own:1" in run(mask, "image", "--state", str(tmp_path / "state"), "list")
     assert list(writable_by_others(tmp_path)) == []
     run(mask, "bench", "cold", "--sandbox", "template", "--python", sys.executable, "--n", "3")
 

@@ -138,7 +138,8 @@ fn digest_of_another_tenants_package_is_refused() {
     for _ in 0..3 {
         assert_eq!(alice.who(digest), ('a', "alice".into()));
         // The manager remembers this package for a second, and grants leases of it before it has verified the token.
-        bob.refused(&["call", &format!("{digest}/who")], Code::UnknownPackage);
+        let refused = connect(&bob.access).allocate(&Allocation::new(digest)).unwrap_err();
+        assert_eq!(refused.code, Code::UnknownPackage, "{refused}");
     }
 }
 

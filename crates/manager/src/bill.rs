@@ -451,11 +451,14 @@ impl Lines {
         Ok(())
     }
 
-    /// The total is of all lines, however many fit.
+    /// Returns the lines that fit into a reply, and the total of all lines.
     fn finish(self) -> BillReply {
         let mut total = BillLine { usage: Some(Usage::default()), ..BillLine::default() };
         self.of.values().for_each(|line| price::add(&mut total, line));
-        BillReply { lines: within_reply(self.of.into_values()), total: Some(total) }
+        let count = self.of.len();
+        let lines = within_reply(self.of.into_values());
+        let left_out = (count - lines.len()) as u64;
+        BillReply { lines, total: Some(total), left_out }
     }
 }
 

@@ -366,7 +366,7 @@ fn names_module_that_cannot_be_kept_warm() {
         ),
         ("keeps_file", "file = open('/dev/zero')"),
         ("fails", "raise RuntimeError('it\\nfails')"),
-        ("fails_at_length", "raise RuntimeError('x' * 10_000)"),
+        ("fails_at_length", "raise RuntimeError('x' * 1_000_000)"),
         ("ends", "import os; os._exit(0)"),
         ("closes_file", "import keeps_file; keeps_file.file.close()"),
         ("is_fine", ""),

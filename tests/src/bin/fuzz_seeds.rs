@@ -259,7 +259,7 @@ fn control_messages() -> Vec<Vec<u8>> {
         v1::LeaseList { leases: vec![lease(), lease()] }.encode_to_vec(),
         v1::NodeList { nodes: vec![info] }.encode_to_vec(),
         v1::BillRequest { lease: lease().id, ..Default::default() }.encode_to_vec(),
-        v1::BillReply { lines: vec![bill.clone()], total: Some(bill) }.encode_to_vec(),
+        v1::BillReply { lines: vec![bill.clone()], total: Some(bill), left_out: 1 }.encode_to_vec(),
         node().encode_to_vec(),
         v1::NodeRegistration {
             verifying_key: vec![7; 32],

@@ -26,7 +26,8 @@ Examples:
 A lease is charged for its memory (GiB-seconds), and for executing and polling (core-seconds), at the prices of its
 grant. A warm worker sleeps while it waits, which costs less than polling. Times are in UTC, to the minute; the lines of every kind of bill
 add up to exactly the same total. Leases that ended long ago (the manager's retention, 90 days by default) are
-one line per tenant, (older), and count by whole days.";
+one line per tenant, (older), and count by whole days. A bill has at most 3 MiB of lines; below it stands how many
+more there are.";
 
 /// Show the usage and costs of leases
 #[derive(Debug, Args)]
@@ -92,6 +93,9 @@ struct Bill {
     #[serde(flatten)]
     lines: Lines,
     total: Total,
+    /// Number of further lines, which are part of the total and do not fit into the manager's reply.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    left_out: Option<u64>,
 }
 
 #[derive(Debug, Serialize)]
@@ -146,10 +150,22 @@ pub(crate) fn run(arguments: &Arguments, output: &Output) -> Result<(), Error> {
         BillBy::Pu => Lines::Pus(lines),
     };
     let total = Total { cost: CostView::from(&total), usage: total.usage.into() };
-    output.show(&Bill { lines, total }, text)
+    let left_out = (reply.left_out > 0).then_some(reply.left_out);
+    output.show(&Bill { lines, total, left_out }, text)
 }
 
 fn text(bill: &Bill) -> String {
+    let mut text = sums_of(bill);
+    if let Some(left_out) = bill.left_out {
+        text += &format!(
+            "{left_out} more lines do not fit into one bill, and the total includes them: bill a shorter time, one \
+             tenant or one lease\n"
+        );
+    }
+    text
+}
+
+fn sums_of(bill: &Bill) -> String {
     match &bill.lines {
         Lines::Leases(lines) => sums(["LEASE", "TENANT", "PACKAGE", "STATE"], lines, lease, &bill.total),
         Lines::Tenants(lines) => sums(["TENANT"], lines, |line| [line.tenant.clone()], &bill.total),

@@ -128,6 +128,18 @@ pub(super) async fn bill(bills: &Bills, asked: BillRequest) -> BillReply {
     bill
 }
 
+#[test]
+fn bill_counts_the_lines_that_it_leaves_out() {
+    let mut lines = Lines::new(BillBy::Tenant);
+    let usage = Usage { calls: 1, ..Usage::default() };
+    for number in 0..5 {
+        lines.sum_tenant(&format!("{number}{}", "x".repeat(1 << 20)), usage, Cost::default()).unwrap();
+    }
+    let BillReply { lines, total, left_out } = lines.finish();
+    assert_eq!((lines.len(), left_out), (2, 3));
+    assert_eq!(total.unwrap().usage.unwrap().calls, 5);
+}
+
 async fn check(steps: Vec<Step>) {
     let mut books = books();
     let (leases, now_ms) = books.live(&steps);
