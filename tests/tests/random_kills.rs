@@ -170,7 +170,7 @@ fn assert_billed(cluster: &Cluster, served: &BTreeMap<String, Usage>) {
     for manager in &cluster.managers {
         let operator = manager.operator();
         for (lease, said) in served {
-            // One lease each: the lines of so many would not fit into one bill.
+            // A bill of one lease has one line. The lines of all leases would not fit into one bill.
             let bill =
                 || operator.manager().bill(BillRequest { lease: lease.clone(), ..BillRequest::default() });
             let line = || bill().unwrap().lines.remove(0);
