@@ -9,7 +9,7 @@
 #include "check.h"
 
 #define MS UINT64_C(1000000)
-#define CALLS_IN_FLIGHT 1024 /* of one worker, at most */
+#define CALLS_IN_FLIGHT 1024 /* most of one worker */
 
 unsigned long count_allocations(void);
 
@@ -374,7 +374,7 @@ static void giving_the_lease_back_ends_its_calls(void) {
     sublet_invoker_free(invoker);
 }
 
-/* What a callback was called with. */
+/* Arguments with which a callback was called. */
 typedef struct told {
     pthread_mutex_t lock;
     pthread_cond_t changed;
@@ -441,7 +441,7 @@ static void a_callback_is_called_for_every_end(void) {
     sublet_invoker_free(invoker);
 }
 
-/* Callbacks race with the calls that they are for: each is told, once. */
+/* Callbacks race with the calls that they are for: each callback is called once. */
 static void callbacks_of_quick_calls_are_never_lost(void) {
     enum { ROUNDS = 20000 };
     sublet_invoker *invoker = leased(SUBLET_ALWAYS_HOT);

@@ -43,7 +43,7 @@ SUBLET_FUNCTION uint32_t capacity(void *in, uint32_t size, void *out, sublet_con
     return sizeof bytes;
 }
 
-/* Says that it has written one byte more than there is room for. */
+/* Returns one byte more than the output's capacity. */
 SUBLET_FUNCTION uint32_t boast(void *in, uint32_t size, void *out, sublet_context *context) {
     (void)in, (void)size, (void)out;
     return sublet_capacity(context) + 1;

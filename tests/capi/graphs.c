@@ -27,7 +27,7 @@ static sublet_application *deployed(const char *document, const sublet_run_optio
     return application;
 }
 
-/* What a listener has heard, and when it has enough. */
+/* Events that a listener has counted, and the count at which it stops waiting. */
 typedef struct heard {
     unsigned began, ended, lost;
     unsigned enough;

@@ -17,7 +17,7 @@ SUBLET_FUNCTION uint32_t fill_and_echo(void *in, uint32_t size, void *out, suble
     return size;
 }
 
-/* As text, and once more to the log. */
+/* Answers the square root as text, and writes it to the log as well. */
 SUBLET_FUNCTION uint32_t square_root_of(void *in, uint32_t size, void *out, sublet_context *context) {
     char text[32] = {0};
     memcpy(text, in, size < sizeof text ? size : sizeof text - 1);

@@ -23,7 +23,7 @@ SUBLET_FUNCTION uint32_t relay(void *in, uint32_t size, void *out, sublet_contex
     return written;
 }
 
-/* Both halves in upper case, the second first. */
+/* Answers both halves in upper case, the second first. */
 SUBLET_FUNCTION uint32_t swap_halves(void *in, uint32_t size, void *out, sublet_context *context) {
     const uint32_t half = size / 2, capacity = sublet_capacity(context);
     uint32_t second, first;
@@ -32,7 +32,7 @@ SUBLET_FUNCTION uint32_t swap_halves(void *in, uint32_t size, void *out, sublet_
     return second + first;
 }
 
-/* Calls itself for as long as it can; then says how deep it was. What has failed within is no failure of the outer call. */
+/* Calls itself as deep as it can, and answers the depth. A failed inner call does not fail the outer call. */
 SUBLET_FUNCTION uint32_t deep(void *in, uint32_t size, void *out, sublet_context *context) {
     uint32_t depth = *(uint32_t *)in + 1;
     (void)size;

@@ -46,7 +46,7 @@ SUBLET_FUNCTION uint32_t fill(void *in, uint32_t size, void *out, sublet_context
     return answer(out, count);
 }
 
-/* As "fill", and waits for none of them. */
+/* Writes like "fill", without waiting for the writes. */
 SUBLET_FUNCTION uint32_t pour(void *in, uint32_t size, void *out, sublet_context *context) {
     uint64_t count;
     sublet_channel numbers;
@@ -58,7 +58,8 @@ SUBLET_FUNCTION uint32_t pour(void *in, uint32_t size, void *out, sublet_context
     return answer(out, count);
 }
 
-/* As "pour"; then makes "numbers" half as long, and as long as before. Hands on the sum of what is there then, with half a number. */
+/* Writes like "pour"; then makes "numbers" half as long, and as long as before. Hands on the sum of the numbers that
+ * are left, with half a number. */
 SUBLET_FUNCTION uint32_t halve(void *in, uint32_t size, void *out, sublet_context *context) {
     uint64_t count, half, bytes, sum = 0, page[512];
     sublet_channel numbers;
@@ -79,7 +80,7 @@ SUBLET_FUNCTION uint32_t halve(void *in, uint32_t size, void *out, sublet_contex
     return answer(out, sum);
 }
 
-/* What a call has come to: its number, and what is said of it. */
+/* Writes the result of a call: its code, and the error's text. */
 static uint32_t told(void *out, uint32_t code, sublet_context *context) {
     uint32_t len = code ? (uint32_t)strlen(sublet_why(context)) : 0;
     memcpy(out, &code, sizeof code);
@@ -119,7 +120,7 @@ SUBLET_FUNCTION uint32_t share(void *in, uint32_t size, void *out, sublet_contex
     return answer(out, sum);
 }
 
-/* As "share", of numbers that may be anywhere: two parts are on their way while one is added up. */
+/* Adds like "share" numbers that may be anywhere: two parts are on their way while one is added up. */
 SUBLET_FUNCTION uint32_t gather(void *in, uint32_t size, void *out, sublet_context *context) {
     enum { PART = 1 << 14 };
     static _Thread_local uint64_t part[2][PART];
@@ -166,7 +167,7 @@ SUBLET_FUNCTION uint32_t total(void *in, uint32_t size, void *out, sublet_contex
 
 enum { PATIENCE_MS = 60000, WINDOW = 32, LEASE_ENDED = 33 };
 
-/* What "ask" sends: a number, and as many bytes more as it says, of which each is the same. */
+/* Message that "ask" sends: a number, and a number of equal bytes that depends on it. */
 static uint64_t letter(uint64_t number, uint8_t *to) {
     uint64_t more = number * 37 % 3000;
     memcpy(to, &number, sizeof number);
@@ -243,7 +244,7 @@ SUBLET_FUNCTION uint32_t greet(void *in, uint32_t size, void *out, sublet_contex
     return (void)out, 0;
 }
 
-/* Hands on what it has got, after so many milliseconds as its first byte says. */
+/* Hands on its input, after a delay in milliseconds that is the input's first byte. */
 SUBLET_FUNCTION uint32_t later(void *in, uint32_t size, void *out) {
     if (size) nap(*(uint8_t *)in);
     memcpy(out, in, size);
@@ -358,7 +359,7 @@ SUBLET_FUNCTION uint32_t trim(void *in, uint32_t size, void *out, sublet_context
     return number == 7 ? len : sublet_fail(context, "what was left is another number");
 }
 
-/* Waits until somebody has written this byte of "flags". */
+/* Waits until another instance has written this byte of "flags". */
 static uint32_t await_flag(uint64_t at, sublet_channel flags, sublet_context *context) {
     for (uint8_t flag = 0; flag != 1; nap(1)) {
         uint64_t bytes;
@@ -392,7 +393,7 @@ SUBLET_FUNCTION uint32_t both(void *in, uint32_t size, void *out, sublet_context
     return answer(out, number);
 }
 
-/* Takes so many MiB for itself as its first byte says, has them for 600 ms, and hands on its input. */
+/* Takes memory for itself, in MiB the first byte of its input, has it for 600 ms, and hands on its input. */
 SUBLET_FUNCTION uint32_t hoard(void *in, uint32_t size, void *out, sublet_context *context) {
     uint64_t bytes = size ? (uint64_t)*(uint8_t *)in << 20 : 0;
     uint8_t *memory = bytes ? mmap(NULL, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0) : NULL;

@@ -23,7 +23,8 @@ SUBLET_FUNCTION uint32_t work(void *in, uint32_t size, void *out) {
     return 0;
 }
 
-/* Leaves behind as many processes as its input says, each of which keeps the processor busy for so many milliseconds. */
+/* Leaves as many processes behind as its input says, each of which keeps the processor busy for the given
+ * milliseconds. */
 SUBLET_FUNCTION uint32_t leave_spinning(void *in, uint32_t size, void *out) {
     uint32_t words[2], born = 0;
     (void)size;

@@ -6,7 +6,7 @@
 /* No process has this number: asking for its group fails, and is seen in a trace. */
 enum { MARKER = 5943783 };
 
-/* What counting.c has counted on this thread, or all ones if it is not there. */
+/* Count that counting.c keeps for this thread, or all ones if counting.c is not loaded. */
 static inline uint64_t counted(void) {
     uint64_t (*count)(void) = (uint64_t(*)(void))dlsym(RTLD_DEFAULT, "counted_allocations");
     return count ? count() : UINT64_MAX;

@@ -84,7 +84,7 @@ SUBLET_FUNCTION uint32_t echo(void *in, uint32_t size, void *out, sublet_context
     return size;
 }
 
-/* Which process it is. */
+/* Answers the id of its process. */
 SUBLET_FUNCTION uint32_t which(void *in, uint32_t size, void *out, sublet_context *context) {
     sublet_xpu_pid pid;
     (void)in, (void)size;

@@ -29,7 +29,7 @@ static uint32_t put(void *out, uint32_t value) {
 
 static uint32_t first(void *in, uint32_t size) { return size < sizeof(uint32_t) ? 0 : *(uint32_t *)in; }
 
-/* A variable before it was counted up, and how many bytes that are not 0 lie in memory that nobody has written. */
+/* Answers a variable before it was counted up, and how many bytes of memory that was never written are not 0. */
 SUBLET_FUNCTION uint32_t traces(void *in, uint32_t size, void *out) {
     uint32_t *found = out, pages = first(in, size);
     found[0] = counter++;
@@ -70,7 +70,7 @@ SUBLET_FUNCTION uint32_t recurse(void *in, uint32_t size, void *out) {
 
 static uint32_t fall(uint32_t depth) { return depth == UINT32_MAX ? 0 : fall(depth + 1) + counter; }
 
-/* As deep, without memory of its own: the stack is the worker's. */
+/* Recurses without memory of its own: the stack is the worker's. */
 SUBLET_FUNCTION uint32_t fall_down(void *in, uint32_t size, void *out) {
     (void)in, (void)size;
     return put(out, fall(0));
@@ -93,7 +93,7 @@ SUBLET_FUNCTION uint32_t leap(void *in, uint32_t size, void *out) {
     return put(out, ((uint32_t(*)(uint32_t))(uintptr_t)(first(in, size) + 1000000))(0));
 }
 
-/* Writes far more than there is room for, and says that it wrote nothing. */
+/* Writes far beyond the output's capacity, and returns that it wrote nothing. */
 SUBLET_FUNCTION uint32_t overflow(void *in, uint32_t size, void *out) {
     const uint32_t end = __builtin_wasm_memory_size(0) * PAGE_BYTES;
     (void)in, (void)size;
@@ -133,7 +133,7 @@ SUBLET_FUNCTION uint32_t print(void *in, uint32_t size, void *out) {
     return fd_write(2, piece, 1, &written) != 0 ? 0 : put(out, written);
 }
 
-/* What there is of the world: each answer of WASI in a word of its own. */
+/* Answers each result of WASI in a word of its own. */
 SUBLET_FUNCTION uint32_t look_around(void *in, uint32_t size, void *out) {
     uint32_t *found = out, unused[8], count = 1, bytes = 1;
     uint64_t time = 0, random[2] = {0, 0};

@@ -91,7 +91,7 @@ def delegate(input):
 
 
 def shout(input):
-    """What is said, louder, and on which processor."""
+    """Returns its input in upper case, and the processor that executed it."""
     text = bytes(input).decode().strip()
     if not text:
         raise ValueError("nothing to shout")

@@ -30,7 +30,7 @@ SUBLET_FUNCTION uint32_t refuse(void *in, uint32_t size, void *out, sublet_conte
     return 1;
 }
 
-/* Says that it has written more than there is room for. */
+/* Returns more than the output's capacity. */
 SUBLET_FUNCTION uint32_t boast(void *in, uint32_t size, void *out, sublet_context *context) {
     (void)in, (void)size, (void)out;
     return sublet_capacity(context) + 1;

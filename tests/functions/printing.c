@@ -5,7 +5,7 @@
 
 #include "echo.h"
 
-/* Its input, as it is. */
+/* Prints its input, as it is. */
 SUBLET_FUNCTION uint32_t print(void *in, uint32_t size, void *out) {
     (void)out;
     fwrite(in, 1, size, stdout);
@@ -13,7 +13,7 @@ SUBLET_FUNCTION uint32_t print(void *in, uint32_t size, void *out) {
     return 0;
 }
 
-/* As many MiB as its input says, in lines that look like an agent's. */
+/* Prints as many MiB as its input says, in lines that look like an agent's. */
 SUBLET_FUNCTION uint32_t flood(void *in, uint32_t size, void *out) {
     static const char line[] = "\x1b[2K2026-01-01T00:00:00Z ERROR sublet_agent: forged: the node is reclaimed\n";
     char block[1 << 16];

@@ -6,7 +6,7 @@
 
 #include "echo.h"
 
-/* What is written over which region how: the input of `scribble`. */
+/* Input of `scribble`: the pattern to write, how to write it, and the region to write it over. */
 struct order {
     uint8_t pattern;
     /* 0: once, then it sleeps; 1: again and again; 2: once, then it returns; 3: as 0, when its caller sleeps. */
@@ -14,7 +14,7 @@ struct order {
     char region[62];
 };
 
-/* Where the process has mapped a region to write there. */
+/* Address at which the process has mapped a region for writing. */
 static volatile uint8_t *mapped(const char *name, size_t *len) {
     char line[512];
     volatile uint8_t *found = NULL;

@@ -13,7 +13,7 @@ kernel void look(global const uchar *input, uint size, global uchar *output, uin
     *written = 2;
 }
 
-// Says that it has written more than there is room for.
+// Reports one byte more than the output's capacity.
 kernel void exceed(global const uchar *input, uint size, global uchar *output, uint capacity, global uint *written) {
     if (get_global_id(0) == 0) *written = capacity + 1;
 }

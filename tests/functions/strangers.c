@@ -14,7 +14,7 @@
 
 enum { EVERY_RIGHT = 7, NEARBY = 256 };
 
-/* What was tried and what was done, counted. */
+/* Answers the number of attempts and the number of successes. */
 static uint32_t report(void *out, uint32_t tried, uint32_t done) {
     const uint32_t words[2] = {tried, done};
     return put(out, words, sizeof words);
@@ -91,7 +91,7 @@ static volatile uint64_t *slot;
 static uint64_t slot_bits;
 static uint32_t own_process;
 
-/* Where the process has mapped a region to write there. */
+/* Address at which the process has mapped a region for writing. */
 static void *mapped(const char *name) {
     char line[512];
     void *found = NULL;
@@ -105,7 +105,8 @@ static void *mapped(const char *name) {
     return found;
 }
 
-/* Waits until a neighbour executes, unless it is not to name one, and then keeps the core's slot for a worker that nobody has. */
+/* Waits until a neighbour executes, unless it is not to name one, and then keeps the core's slot for a worker that
+ * does not exist. */
 static void *squat_for_ever(void *names_a_neighbour) {
     uint64_t process = UINT32_MAX;
     while (names_a_neighbour && (process == UINT32_MAX || process == 0 || process == own_process)) process = *slot >> 32;
@@ -117,8 +118,8 @@ static void *squat_for_ever(void *names_a_neighbour) {
     return NULL;
 }
 
-/* Has a thread hold the slot of this worker's shared core, whoever executes: as a process that nobody is, or if the input is 1, as the
- * next neighbour that executes. Answers 1. */
+/* Has a thread hold the slot of this worker's shared core, whichever worker executes: in the name of a process that
+ * does not exist, or if the input is 1, of the next neighbour that executes. Answers 1. */
 SUBLET_FUNCTION uint32_t squat(void *in, uint32_t size, void *out, sublet_context *context) {
     const uint32_t names_a_neighbour = size >= 4 ? *(uint32_t *)in : 0;
     const uint32_t begun = 1;

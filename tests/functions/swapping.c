@@ -81,7 +81,8 @@ SUBLET_FUNCTION uint32_t large(void *in, uint32_t size, void *out, sublet_contex
     return sizeof result;
 }
 
-/* Takes pieces of so many MiB until there are no more, gives them back, and does so again. Answers with how many there were. */
+/* Takes pieces of the given size in MiB until there are no more, gives them back, and does so again. Answers with
+ * the number of pieces. */
 SUBLET_FUNCTION uint32_t exhaust(void *in, uint32_t size, void *out, sublet_context *context) {
     enum { MOST = 4096 };
     static void *pieces[MOST];
@@ -126,7 +127,7 @@ SUBLET_FUNCTION uint32_t family(void *in, uint32_t size, void *out, sublet_conte
     unsigned char *behind = malloc(3 * MIB);
     SHOULD(behind);
     memset(behind, 3, 3 * MIB);
-    /* Now there is no room behind it. */
+    /* Now there is no free memory behind it. */
     SHOULD(bytes = reallocarray(bytes, 20, MIB));
     SHOULD(is_all(bytes, 2, 5 * MIB) && is_all(behind, 3, 3 * MIB));
     SHOULD(bytes = realloc(bytes, 3 * MIB));
@@ -142,7 +143,7 @@ SUBLET_FUNCTION uint32_t family(void *in, uint32_t size, void *out, sublet_conte
     none = malloc(all >> 1);
     SHOULD(!none && errno == ENOMEM);
     free(bytes);
-    /* What was used by others is zero. */
+    /* Memory that was used before is zero. */
     free(behind);
     SHOULD(bytes = calloc(3, 4 * MIB));
     SHOULD(is_all(bytes, 0, 12 * MIB));
@@ -184,7 +185,8 @@ SUBLET_FUNCTION uint32_t family(void *in, uint32_t size, void *out, sublet_conte
     return answer(out, 1);
 }
 
-/* What its program has open. Answers with what it can ask of that to see to its page faults: 1 if of the kernel, 2 if of a device. */
+/* Looks for open descriptors of its program that handle page faults. Answers with 1 for one of the kernel, 2 for one
+ * of a device. */
 SUBLET_FUNCTION uint32_t reach(void *in, uint32_t size, void *out, sublet_context *context) {
     (void)in, (void)size, (void)context;
     uint64_t found = 0;

@@ -1,4 +1,4 @@
-// Functions that throw. What they throw ends the call, not the worker.
+// Functions that throw. The exception ends the call, not the worker.
 #include <cstddef>
 #include <new>
 #include <stdexcept>

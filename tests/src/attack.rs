@@ -26,7 +26,7 @@ pub struct Attack {
     threads: Vec<JoinHandle<()>>,
 }
 
-/// What the threads of one attack share.
+/// State that the threads of one attack share.
 #[derive(Default)]
 struct Running {
     is_over: AtomicBool,

@@ -39,21 +39,21 @@ pub const FIRST_AGENT_HOST: u8 = 2;
 /// Whose tokens users have if a test does not care.
 pub const TENANT: &str = "somebody";
 
-/// What a cluster is made of, beside its agents.
+/// Parts of a cluster, other than its agents.
 pub struct Plan {
-    /// How many.
+    /// Number of managers.
     pub managers: u8,
-    /// What they share.
+    /// Store that the managers share.
     pub store: Store,
-    /// If it is to run on hosts of its own.
+    /// Network of the cluster, if it is to run on hosts of its own.
     pub network: Option<Network>,
-    /// If a manager's state is to be on a small disk, its size.
+    /// Size of the small disk for a manager's state, if there is to be one.
     pub disk_bytes: Option<u64>,
-    /// More of the managers' command lines.
+    /// Further command-line arguments of the managers.
     pub arguments: Vec<String>,
 }
 
-/// What managers share.
+/// Store that managers share.
 pub enum Store {
     /// A file: for one manager.
     Embedded,
@@ -61,24 +61,24 @@ pub enum Store {
     Nats(nats::Settings),
 }
 
-/// What an agent lends.
+/// Cores that an agent lends.
 #[derive(Clone, Copy, Debug)]
 pub struct Lent {
-    /// To one lease each.
+    /// Cores that are leased whole, each to one lease.
     pub cores: u32,
-    /// To several, and how many workers.
+    /// Cores that several leases share, and the number of workers that they take.
     pub shared: Option<(u32, u32)>,
 }
 
 /// Running managers and agents; gone when it is dropped.
 pub struct Cluster {
-    /// In the order of their starts.
+    /// Agents, in the order of their starts.
     pub agents: Vec<Agent>,
-    /// In the order of their starts.
+    /// Managers, in the order of their starts.
     pub managers: Vec<Manager>,
-    /// Their store, if it is a server.
+    /// The store of the managers, if it is a server.
     pub nats: Option<NatsServer>,
-    /// Their hosts.
+    /// The hosts of the managers and agents.
     pub network: Option<Network>,
     /// The first manager's disk, if it is a small one.
     pub disk: Option<SmallDisk>,
@@ -101,9 +101,9 @@ pub struct Manager {
 pub struct Agent {
     program: Program,
     state: PathBuf,
-    /// Of its node.
+    /// Name of the agent's node.
     pub name: String,
-    /// Where it is.
+    /// Host on which the agent runs.
     pub host: Option<Host>,
 }
 
@@ -121,19 +121,19 @@ impl Plan {
 }
 
 impl Lent {
-    /// So many cores, and no shared ones.
+    /// Lends `cores` cores and no shared ones.
     pub fn cores(cores: u32) -> Lent {
         Lent { cores, shared: None }
     }
 
-    /// So many shared cores that take so many workers, and no others.
+    /// Lends `cores` shared cores that take `places` workers, and no others.
     pub fn shared(cores: u32, places: u32) -> Lent {
         Lent { cores: 0, shared: Some((cores, places)) }
     }
 }
 
 impl Cluster {
-    /// One manager and so many agents, which lend a core each.
+    /// Starts one manager and `agents` agents, which lend a core each.
     pub fn with_agents(agents: usize) -> Cluster {
         let mut cluster = Cluster::start(Plan::default());
         for _ in 0..agents {
@@ -210,12 +210,12 @@ impl Cluster {
         self.add_agent_with(lent, &[])
     }
 
-    /// As [`Cluster::add_agent`], with more on its command line.
+    /// Does what [`Cluster::add_agent`] does, with further command-line arguments.
     pub fn add_agent_with(&mut self, lent: Lent, more: &[&str]) -> usize {
         self.add_agent_to(&self.addresses(), lent, more)
     }
 
-    /// As [`Cluster::add_agent`], with an agent that is told of these managers alone.
+    /// Does what [`Cluster::add_agent`] does, with an agent that knows only these managers.
     pub fn add_agent_to(&mut self, managers: &str, lent: Lent, more: &[&str]) -> usize {
         let number = self.agents.len();
         let name = format!("node-{number}");
@@ -235,7 +235,7 @@ impl Cluster {
         self.begin_agent_to(&self.addresses(), name, token, lent, more)
     }
 
-    /// As [`Cluster::begin_agent`], with an agent that is told of these managers alone.
+    /// Does what [`Cluster::begin_agent`] does, with an agent that knows only these managers.
     pub fn begin_agent_to(
         &self,
         managers: &str,
@@ -280,7 +280,7 @@ impl Cluster {
         addresses.join(",")
     }
 
-    /// Whom to trust.
+    /// Path of the certificate authority to trust.
     pub fn ca_file(&self) -> PathBuf {
         self.folder.path().join("ca.pem")
     }
@@ -358,7 +358,7 @@ impl Cluster {
         inside(&host.entry(), &command)
     }
 
-    /// What the command answers in JSON.
+    /// Runs the command with `--json` and returns the JSON that it prints.
     #[track_caller]
     pub fn json(&self, arguments: &[&str]) -> Value {
         self.managers[0].json(arguments)
@@ -452,7 +452,7 @@ impl Manager {
         command
     }
 
-    /// What the command answers in JSON.
+    /// Runs the command with `--json` and returns the JSON that it prints.
     #[track_caller]
     pub fn json(&self, arguments: &[&str]) -> Value {
         let output = self.command().args(arguments).arg("--json").output().expect("sublet can be executed");
@@ -467,12 +467,12 @@ impl Manager {
         self.json(&["package", "publish", deployed["name"].as_str().expect("a package has a name")]);
     }
 
-    /// Its state folder.
+    /// Path of the manager's state folder.
     pub fn state(&self) -> &Path {
         &self.state
     }
 
-    /// What its nodes are.
+    /// Nodes that the manager lists.
     pub fn nodes(&self) -> Vec<NodeInfo> {
         self.operator().manager().nodes().unwrap_or_else(|error| panic!("{error}"))
     }
@@ -487,7 +487,7 @@ impl Manager {
         self.node(name).is_some_and(|node| node.state() != NodeState::Lost)
     }
 
-    /// Its TCP address.
+    /// The manager's TCP address.
     ///
     /// # Panics
     /// If it is not one of version 4.
@@ -503,7 +503,7 @@ impl Manager {
 }
 
 impl Agent {
-    /// Its state folder.
+    /// Path of the agent's state folder.
     pub fn state(&self) -> &Path {
         &self.state
     }
@@ -521,7 +521,7 @@ impl Agent {
         workers[0]
     }
 
-    /// What its operator tells it: `--drain`, `--reclaim`, `--lend`.
+    /// Command with which an operator changes the running agent: `--drain`, `--reclaim`, `--lend`.
     pub fn told<A: AsRef<OsStr>>(&self, arguments: &[A]) -> Command {
         let mut command = sublet();
         command.args(["agent", "--json", "--state"]).arg(&self.state).args(arguments);
@@ -580,8 +580,8 @@ fn maker(arguments: Vec<String>, entry: Option<Vec<String>>) -> impl Fn() -> Com
     }
 }
 
-/// A loopback address that no other test has, and a port on it. Nobody connects from there, so it stays free while a
-/// manager is dead.
+/// Returns a loopback address that no other test has, and a port on it. No connection starts at that address, so the
+/// port stays free while a manager is dead.
 pub fn free_address() -> (Ipv4Addr, u16) {
     static TAKEN: AtomicU32 = AtomicU32::new(1);
     let [.., high, low] = std::process::id().to_be_bytes();

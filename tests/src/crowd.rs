@@ -15,12 +15,12 @@ use crate::process::wait_until;
 
 /// Calls on each lease.
 const CALLS: u64 = 3;
-/// After a request that failed.
+/// Pause after a request that failed.
 const NAP: Duration = Duration::from_millis(20);
 /// How long a request waits for capacity.
 const WAIT: Duration = Duration::from_secs(2);
 
-/// Clients at work. What they had is told by [`Crowd::stop`].
+/// Clients at work. [`Crowd::stop`] returns the leases that they had.
 pub struct Crowd {
     shared: Arc<Shared>,
     clients: Vec<JoinHandle<Vec<Served>>>,
@@ -29,11 +29,11 @@ pub struct Crowd {
 /// A lease that was taken, used and given back.
 #[derive(Clone, Debug)]
 pub struct Served {
-    /// Its name.
+    /// Name of the lease.
     pub lease: String,
     /// Calls that were answered.
     pub calls: u64,
-    /// What the agent said at its end.
+    /// Usage that the agent reported when the lease ended.
     pub usage: Usage,
 }
 
@@ -47,8 +47,8 @@ struct Shared {
 }
 
 impl Crowd {
-    /// So many clients with one access, who tolerate that a request fails with some codes. Each holds one core at a
-    /// time, and no node lends more than `cores`: if more are held at a time, a core was leased twice.
+    /// Starts `clients` clients with one access, which tolerate that a request fails with some codes. Each client holds
+    /// one core at a time, and no node lends more than `cores`: if more are held at a time, a core was leased twice.
     pub fn start(access: &Access, clients: u32, cores: u32, tolerated: fn(Code) -> bool) -> Crowd {
         let shared = Arc::new(Shared {
             stop: AtomicBool::new(false),
@@ -69,7 +69,7 @@ impl Crowd {
         self.shared.served.load(Ordering::Relaxed)
     }
 
-    /// Waits until so many leases more have been served.
+    /// Waits until `more` further leases have been served.
     #[track_caller]
     pub fn wait_for(&self, more: u64) {
         let enough = self.served() + more;

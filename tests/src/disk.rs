@@ -1,4 +1,4 @@
-//! A small disk of a test's own, which can be filled and emptied: memory, in a mount namespace that nobody else sees.
+//! A small disk of a test's own, which can be filled and emptied: memory, in a mount namespace of its own.
 
 use std::fs::{self, File};
 use std::io::{BufRead, BufReader, Write};
@@ -7,7 +7,7 @@ use std::process::{Child, Command, Stdio};
 
 use sublet_means::{Means, skip};
 
-/// What keeps the disk mounted, until its standard input ends.
+/// Shell command that keeps the disk mounted until its standard input ends.
 const HOLD: &str = r#"mount -t tmpfs -o "size=$2" tmpfs "$1" && echo mounted && cat"#;
 const FILLER: &str = "filler";
 
@@ -18,8 +18,8 @@ pub struct SmallDisk {
 }
 
 impl SmallDisk {
-    /// One of so many bytes, seen in a folder by programs that are started by its [`SmallDisk::entry`]. `None`, said on
-    /// standard output, where this user may not mount anything.
+    /// Mounts a disk of `bytes` bytes, seen in a folder by programs that are started by its [`SmallDisk::entry`].
+    /// Returns `None`, and says so on standard output, where this user may not mount anything.
     pub fn mount(folder: &Path, bytes: u64) -> Option<SmallDisk> {
         let mut holder = Command::new("unshare")
             .args(["--mount", "sh", "-c", HOLD, "hold"])

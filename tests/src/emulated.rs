@@ -1,8 +1,8 @@
 //! A machine of another architecture, emulated: what `scripts/second-pu.sh` boots, and an agent in it.
 //!
-//! It is on a host of the test's own network: whoever connects to the agent's port of that host reaches the machine, and what
-//! the machine connects to, it does from that host. Its file system is forgotten with it, and it ends with this process,
-//! however that ends.
+//! The machine is on a host of the test's own network: a connection to the agent's port of that host reaches the
+//! machine, and the machine's own connections come from that host. Its file system is discarded with it, and it ends
+//! with this process, however that ends.
 
 use std::fs;
 use std::io::{BufRead, BufReader, Write};
@@ -20,17 +20,17 @@ use crate::root;
 
 /// The architecture, as packages name it.
 pub const ARCHITECTURE: &str = "aarch64";
-/// What compiles for it.
+/// Compiler of C for the emulated machine.
 pub const COMPILER: &str = "aarch64-linux-gnu-gcc";
-/// The port of its agent, on its host as in itself.
+/// Port of the machine's agent, on its host and in the machine itself.
 pub const AGENT_PORT: u16 = 7441;
 
 const SCRIPT: &str = "scripts/second-pu.sh";
-/// Where the chore leaves the programs for it.
+/// Folder in which the chore leaves the programs for the machine.
 const PROGRAMS: &str = "target/second-pu/programs";
-/// What the chore has built for programs in C.
+/// Library for programs in C, built by the chore of the second processing unit.
 const LIBRARY: &str = "target/second-pu/build/aarch64-unknown-linux-gnu/release/libsublet_c.a";
-/// Where it finds the files that it is given.
+/// Folder in which the machine finds the files that it is given.
 const FILES: &str = "/sublet";
 /// How long a boot or a command may take where every instruction is emulated, and others want the processor, too.
 const PATIENCE: Duration = Duration::from_secs(240);
@@ -54,7 +54,7 @@ pub struct Machine {
     said: Receiver<String>,
     /// How its agent is started.
     agent: String,
-    /// Where its second disk is.
+    /// Folder of the machine's second disk.
     _folder: TempDir,
 }
 
@@ -77,7 +77,7 @@ impl Machine {
         let (say, said) = channel();
         std::thread::spawn(move || {
             let lines = BufReader::new(stdout).split(b'\n').map_while(Result::ok);
-            // Nobody listens any more when the machine is dropped.
+            // The receiver is closed when the machine is dropped.
             lines
                 .map_while(|line| say.send(String::from_utf8_lossy(&line).trim_end().to_owned()).ok())
                 .count()
@@ -91,7 +91,7 @@ impl Machine {
         machine
     }
 
-    /// What a command of its shell prints. What it left in the background goes on.
+    /// Returns what a shell command on the machine prints. A process that it left in the background keeps running.
     ///
     /// # Panics
     /// If it fails, or takes very long.

@@ -38,7 +38,7 @@ pub fn kernels(source: &str, limits: &str, functions: &[&str]) -> TempDir {
     folder
 }
 
-/// As [`library`], as text: what an allocation takes.
+/// Does what [`library`] does, and returns the path as text, which an allocation takes.
 pub fn package(source: &'static str) -> String {
     library(source).to_string_lossy().into_owned()
 }
@@ -50,7 +50,7 @@ pub fn program(source: &'static str) -> PathBuf {
     link(compiler(&source), &source, &name, &platform::programs().join("libsublet_c.a"))
 }
 
-/// As [`program`], of a source in C, by a compiler for another architecture and with the library for that.
+/// Does what [`program`] does for a source in C, with a compiler for another architecture and the library for that.
 ///
 /// # Panics
 /// If it cannot be compiled.
@@ -78,7 +78,7 @@ pub fn module(source: &'static str) -> PathBuf {
     build(clang, &source, &format!("{name}.wasm"))
 }
 
-/// As [`library`], of a source in C and by a compiler for another architecture.
+/// Does what [`library`] does for a source in C, with a compiler for another architecture.
 ///
 /// # Panics
 /// If it cannot be compiled.

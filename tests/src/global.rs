@@ -16,14 +16,14 @@ pub const WRITE: u64 = 2;
 /// See [`READ`].
 pub const OWN: u64 = 4;
 
-/// Room for what a function answers, in bytes.
+/// Capacity for the answer of a function, in bytes.
 const ANSWER_BYTES: usize = 8192;
 
-/// A worker process, by whose functions a global process does what is wanted.
+/// A worker process whose functions make a global process do what a test wants.
 pub struct Process(pub Invoker);
 
 impl Process {
-    /// That of a lease.
+    /// The process of a new lease.
     ///
     /// # Panics
     /// If it cannot be had.
@@ -47,7 +47,7 @@ impl Process {
         self.call(function, &bytes)
     }
 
-    /// Its id.
+    /// Id of the global process.
     ///
     /// # Panics
     /// If it has none.
@@ -81,7 +81,7 @@ impl Process {
         self.call("shut", &fd.to_le_bytes()).map(drop)
     }
 
-    /// Its rights to a FIFO.
+    /// Rights of the global process to a FIFO.
     ///
     /// # Panics
     /// If it cannot ask.
@@ -145,7 +145,7 @@ pub fn linked_unit(process: &Process) -> u64 {
     unit
 }
 
-/// That something failed with a message that has this in it.
+/// Checks that a result is an error whose message has this in it.
 ///
 /// # Panics
 /// If it did not.
@@ -182,7 +182,8 @@ pub fn exchange(reader: (&Process, u32), writer: (&Process, u32)) {
     }
 }
 
-/// Where connections are encrypted the reader's part in the handshake is done when it reads.
+/// Connects a writer to a FIFO while its reader reads: where connections are encrypted, the reader does its part of the
+/// handshake when it reads.
 ///
 /// # Panics
 /// If it cannot connect.

@@ -44,7 +44,7 @@ pub fn sums() -> Vec<u8> {
     sums_by("share")
 }
 
-/// As [`sums`], with instances that execute this function.
+/// Does what [`sums`] does, with instances that execute this function.
 pub fn sums_by(share: &str) -> Vec<u8> {
     let components = [
         compute_with("fill", "fill", &json!({ "entry": true })),
@@ -64,7 +64,7 @@ pub fn sums_by(share: &str) -> Vec<u8> {
     document("sums", &components, &edges)
 }
 
-/// What a run of [`sums`] has come to.
+/// Sum that a run of [`sums`] returned.
 #[track_caller]
 pub fn total(outcome: &Outcome) -> u64 {
     let [(name, outputs)] = outcome.outputs.as_slice() else { panic!("{outcome:?}") };
@@ -72,7 +72,7 @@ pub fn total(outcome: &Outcome) -> u64 {
     u64::from_le_bytes(outputs[0].as_slice().try_into().expect("it is a number of eight bytes"))
 }
 
-/// What it should come to.
+/// Sum that the run should return.
 pub fn sum_to(count: u64) -> u64 {
     count * (count + 1) / 2
 }

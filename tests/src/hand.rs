@@ -36,13 +36,13 @@ pub fn ask(access: &Access, package: &str) -> Result<LeaseGrant, Error> {
 pub struct ByHand(Connection);
 
 impl ByHand {
-    /// To the agent of a grant's node, on its machine.
+    /// Connects to the agent of a grant's node, on its machine.
     pub fn to(grant: &LeaseGrant) -> ByHand {
         let path = grant.agent.strip_prefix("unix:").expect("an agent has a Unix socket");
         ByHand(PacketSocket::connect(path).unwrap_or_else(|error| panic!("{path}: {error}")).into())
     }
 
-    /// To the agent of a grant's node, as from another machine.
+    /// Connects to the agent of a grant's node, as from another machine.
     pub fn from_afar(grant: &LeaseGrant) -> ByHand {
         let network = grant.network.as_ref().expect("the node is on a network");
         let socket = TcpStream::connect(&network.address).expect("the agent listens");

@@ -67,7 +67,7 @@ fn collect(folder: &Path, endings: &[&str], found: &mut Vec<PathBuf>) {
     }
 }
 
-/// That something failed with this code and a message that has each of these in it. Gives the message.
+/// Checks that a result is an error with this code, whose message has each of these names in it. Returns the message.
 ///
 /// # Panics
 /// If it did not.

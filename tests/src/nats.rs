@@ -1,6 +1,6 @@
 //! A real NATS server with JetStream for tests: on a free port, with a folder of its own, gone when it is dropped.
 //!
-//! It can be killed and started again, and stopped and let go on. Tests of other packages take this file by its path.
+//! It can be killed and started again, and stopped and resumed. Tests of other packages take this file by its path.
 
 use std::fmt::Write as _;
 use std::io::Read;
@@ -15,7 +15,7 @@ use tempfile::TempDir;
 /// How long a server may take to start before the test gives up.
 const START_PATIENCE: Duration = Duration::from_secs(30);
 
-/// What is not as usual.
+/// Settings of the server that differ from the usual ones.
 #[derive(Clone, Debug, Default)]
 pub struct Settings {
     /// How many bytes the server stores; `None`: as much as the disk has.
@@ -47,12 +47,12 @@ impl NatsServer {
         NatsServer { child, folder, port }
     }
 
-    /// Its address.
+    /// Address of the server.
     pub fn url(&self) -> String {
         format!("nats://127.0.0.1:{}", self.port)
     }
 
-    /// Its port.
+    /// Port of the server.
     pub fn port(&self) -> u16 {
         self.port
     }
@@ -62,7 +62,7 @@ impl NatsServer {
         self.folder.path()
     }
 
-    /// Kills it as a crash does. What it has stored stays.
+    /// Kills the server as a crash does. Its stored data stays.
     pub fn kill(&mut self) {
         self.child.kill().expect("the server can be killed");
         self.child.wait().expect("the server can be waited for");
@@ -87,7 +87,7 @@ impl NatsServer {
         stopped.expect("the server is a child of this process");
     }
 
-    /// Lets it go on.
+    /// Resumes the stopped server.
     pub fn resume(&self) {
         self.signal(Signal::CONT);
     }

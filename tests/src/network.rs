@@ -1,13 +1,14 @@
 //! Hosts of a test's own: network namespaces, each with a cable to one switch, on which links can be cut.
 //!
 //! A program is started on a host by its [`Host::entry`], and [`Host::run`] lets a thread of the test itself talk from
-//! there. Files are everybody's, so a client and an agent on two hosts of [`Network::make`] still reach each other by a
-//! Unix socket. Those of [`Network::of_machines`] are machines to Sublet: what is started on one sees a boot id of its
-//! own, and shares memory with nobody elsewhere.
+//! there. All hosts see the same files, so a client and an agent on two hosts of [`Network::make`] still reach each
+//! other by a Unix socket. Hosts of [`Network::of_machines`] are machines to Sublet: a program that is started on one
+//! sees a boot id of its own, and shares memory with no program elsewhere.
 //!
-//! A link is cut in one direction: what comes from one address to another is dropped where it arrives, and nobody is
-//! told. Everything is in namespaces that are named for the test's process, so tests run beside each other; they are
-//! removed when the [`Network`] is dropped, and what a killed test has left behind by the next one.
+//! A link is cut in one direction: a packet from one address to another is dropped where it arrives, and neither side
+//! is notified. All hosts are in namespaces that are named for the test's process, so tests run beside each other. The
+//! namespaces are removed when the [`Network`] is dropped; those that a killed test has left behind are removed by the
+//! next test.
 
 use std::collections::BTreeSet;
 use std::fs::{self, File};
@@ -31,7 +32,7 @@ pub const ADDRESSES: u8 = 4;
 /// The rule by which the kernel knows its own addresses, moved behind those that drop.
 const LOCAL_RULE: &str = "100";
 const DROPPING_RULES: &str = "50";
-/// What gives a host a boot id of its own, until its standard input ends.
+/// Shell command that gives a host a boot id of its own until its standard input ends.
 const HOLD: &str = r#"mount --bind "$1" /proc/sys/kernel/random/boot_id && echo held && cat"#;
 
 /// Hosts on one switch.
@@ -48,7 +49,7 @@ pub struct Host {
     machine: Option<Arc<Machine>>,
 }
 
-/// What makes a host a machine: a process that holds its mounts.
+/// Process that holds the mounts of a host, which make the host a machine.
 #[derive(Debug)]
 struct Machine {
     holder: Child,
@@ -56,7 +57,7 @@ struct Machine {
 }
 
 impl Network {
-    /// As many hosts. `None`, said on standard output, where this user may not make any.
+    /// Makes `hosts` hosts. Returns `None`, and says so on standard output, where this user may not make any.
     ///
     /// # Panics
     /// If one could be made and the rest cannot.
@@ -84,7 +85,7 @@ impl Network {
         Some(network)
     }
 
-    /// As [`Network::make`], of machines.
+    /// Does what [`Network::make`] does, with hosts that are machines.
     pub fn of_machines(hosts: u8) -> Option<Network> {
         let mut network = Network::make(hosts)?;
         for host in &mut network.hosts {
@@ -108,7 +109,7 @@ impl Network {
         self.rule("del", from, to);
     }
 
-    /// Lets a host send and receive only so many bits a second.
+    /// Limits the rate at which a host sends and receives, in Mbit/s.
     pub fn shape(&self, host: u8, mbit: u32) {
         let (switch, port, rate) = (self.switch(), port(host), format!("{mbit}mbit"));
         let limits = ["root", "tbf", "rate", &rate, "burst", "256kb", "latency", "50ms"];
@@ -126,7 +127,8 @@ impl Network {
         must(&["-n", self.namespace(host), "link", "set", "eth0", "mtu", &bytes, "gso_max_segs", "1"]);
     }
 
-    /// Sets the largest packet that the switch takes from and gives to a host. It drops larger ones and tells nobody.
+    /// Sets the largest packet that the switch takes from and gives to a host. The switch drops larger packets without
+    /// an error.
     pub fn set_port_mtu(&self, host: u8, bytes: u32) {
         must(&["-n", &self.switch(), "link", "set", &port(host), "mtu", &bytes.to_string()]);
     }
@@ -179,7 +181,7 @@ impl Network {
 impl Drop for Network {
     fn drop(&mut self) {
         for namespace in self.hosts.iter().map(|host| host.namespace.clone()).chain([self.switch()]) {
-            // What cannot be removed now is removed by the next test.
+            // The next test removes a namespace that cannot be removed now.
             let _ = ip(&["netns", "del", &namespace]);
         }
     }

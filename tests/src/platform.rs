@@ -19,7 +19,7 @@ use crate::process::{self, is_alive, wait_until};
 pub struct Platform {
     process: Child,
     state: PathBuf,
-    /// What it said when it was up.
+    /// JSON line that the platform printed when it was up.
     pub said: Value,
     _folder: Option<TempDir>,
 }
@@ -30,14 +30,14 @@ impl Platform {
         Platform::start_with(|_| {})
     }
 
-    /// As [`Platform::start`], with a changed command.
+    /// Does what [`Platform::start`] does, with a changed command.
     pub fn start_with(change: impl FnOnce(&mut Command)) -> Platform {
         let folder = tempfile::tempdir().expect("a folder for temporary files is there");
         let state = folder.path().join("state");
         Platform::launch(&state, Some(folder), change)
     }
 
-    /// As [`Platform::start`], by a command that executes the one that it is given.
+    /// Does what [`Platform::start`] does, by a command that executes the one that it is given.
     pub fn start_by(wrap: impl FnOnce(&Command) -> Command) -> Platform {
         Platform::start_with(|up| {
             let wrapped = wrap(up);
@@ -46,7 +46,7 @@ impl Platform {
         })
     }
 
-    /// As [`Platform::start`], in a folder that may have been used before and stays.
+    /// Does what [`Platform::start`] does, in a folder that may have been used before and stays.
     pub fn start_in(state: &Path) -> Platform {
         Platform::launch(state, None, |_| {})
     }
@@ -63,12 +63,12 @@ impl Platform {
         Platform { process, state: state.to_owned(), said, _folder: folder }
     }
 
-    /// Its state folder.
+    /// Path of the platform's state folder.
     pub fn state(&self) -> &Path {
         &self.state
     }
 
-    /// Its process.
+    /// Id of the platform's process.
     pub fn pid(&self) -> u32 {
         self.process.id()
     }
@@ -78,7 +78,7 @@ impl Platform {
         format!("unix:{}", self.state.join("manager.sock").display())
     }
 
-    /// Where its agent is for other machines, if it is on a network.
+    /// Address of the platform's agent for other machines.
     ///
     /// # Panics
     /// If it is not.
@@ -158,7 +158,7 @@ impl Platform {
         process.wait_with_output().expect("it ends")
     }
 
-    /// What the command answers in JSON.
+    /// Runs the command with `--json` and returns the JSON that it prints.
     ///
     /// # Panics
     /// If it fails.
@@ -169,7 +169,7 @@ impl Platform {
         serde_json::from_slice(&output.stdout).expect("--json prints JSON")
     }
 
-    /// That the command fails with a code, as its exit status and in JSON; gives the message.
+    /// Checks that the command fails with a code, as its exit status and in JSON. Returns the message.
     ///
     /// # Panics
     /// If it does not.
@@ -245,7 +245,7 @@ pub fn assert_echoes(client: &Invoker) {
     assert_eq!((done.output_bytes, &output), (5, b"hello"));
 }
 
-/// Which process executes a lease's calls, as its function `process` says.
+/// Returns the id of the process that executes a lease's calls, as its function `process` says.
 #[track_caller]
 pub fn executing_process(client: &Invoker) -> u32 {
     let mut pid = [0u32];
@@ -253,8 +253,9 @@ pub fn executing_process(client: &Invoker) -> u32 {
     done.map(|_| pid[0]).unwrap_or_else(|error| panic!("{error}"))
 }
 
-/// A worker that takes more than its sandbox has is killed alone: its caller is told so and has another one for its next
-/// call, and a neighbour's goes on. The package is that of `faults.c`, with 64 MiB.
+/// Checks that a worker that takes more memory than its sandbox has is killed alone: its caller gets an error that says
+/// so and another worker for its next call, and a neighbour's worker keeps running. The package is that of `faults.c`,
+/// with 64 MiB.
 #[track_caller]
 pub fn assert_memory_bomb_ends_alone(platform: &Platform, bomb: &Allocation) {
     let neighbour = platform.client("calls.c");
@@ -269,7 +270,7 @@ pub fn assert_memory_bomb_ends_alone(platform: &Platform, bomb: &Allocation) {
     assert!(is_alive(platform.pid()), "the agent has ended");
 }
 
-/// 200 calls of `add_index` that are submitted before any is waited for end well, each with its own result.
+/// Checks that 200 calls of `add_index`, all submitted before the first wait, succeed, each with its own result.
 #[track_caller]
 pub fn assert_more_calls_than_slots(client: &Invoker) {
     let inputs: Vec<[u32; 3]> = (0..200).map(|n| [n, n + 1, n + 2]).collect();

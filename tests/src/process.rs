@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 use rustix::process::Uid;
 use rustix::thread::{CpuSet, sched_getaffinity, sched_setaffinity, set_thread_res_uid};
 
-/// After this long something that should have happened never will.
+/// Time after which an event that has not happened never will.
 pub const PATIENCE: Duration = Duration::from_secs(30);
 /// A Unix user that is neither a test's own nor root.
 pub const NOBODY: u32 = 65_534;
@@ -99,7 +99,7 @@ pub fn thread_states(pid: u32, name: &str) -> Vec<char> {
     states.collect()
 }
 
-/// What [`cpu_ticks`] counts in: the kernel shows this many a second to programs of x86-64 and aarch64.
+/// Unit of [`cpu_ticks`]: the kernel shows this many ticks a second to programs of x86-64 and aarch64.
 pub const TICKS_PER_SECOND: u64 = 100;
 
 /// Processor time of a process, in user and kernel mode, in ticks.
@@ -166,7 +166,7 @@ pub fn stay_on_lowest_core() {
     sched_setaffinity(None, &lowest).expect("a thread may give up cores");
 }
 
-/// What is used of a `stat` file.
+/// Used fields of a `stat` file.
 struct Stat {
     state: char,
     parent: u32,

@@ -1,4 +1,4 @@
-//! A program of a test's own: started with a log, killed, stopped, let go on, started again, and gone at the end.
+//! A program of a test's own: started with a log, killed, stopped, resumed, started again, and gone at the end.
 
 use std::fs::{self, File, OpenOptions};
 use std::io::{BufRead, BufReader};
@@ -27,21 +27,22 @@ pub struct Program {
 }
 
 impl Program {
-    /// Starts what `make` makes, and waits until it serves. What it logs goes to the file of its name in the folder.
+    /// Starts the command that `make` makes, and waits until it serves. Its log goes to the file of its name in the
+    /// folder.
     pub fn start(name: &str, folder: &Path, make: impl Fn() -> Command + Send + Sync + 'static) -> Program {
         let mut program = Program::begin(name, folder, make);
         program.wait_until_it_serves();
         program
     }
 
-    /// As [`Program::start`], and does not wait.
+    /// Does what [`Program::start`] does, and does not wait.
     pub fn begin(name: &str, folder: &Path, make: impl Fn() -> Command + Send + Sync + 'static) -> Program {
         let log = folder.join(format!("{name}.log"));
         let (child, stdout) = spawn(make(), &log);
         Program { name: name.to_owned(), make: Box::new(make), log, child, stdout }
     }
 
-    /// Its process.
+    /// Id of the program's process.
     pub fn pid(&self) -> u32 {
         self.child.id()
     }
@@ -57,7 +58,7 @@ impl Program {
         std::thread::spawn(move || {
             let mut line = String::new();
             let read = BufReader::new(stdout).read_line(&mut line);
-            // Nobody listens any more if the test has given up.
+            // The receiver is closed if the test has given up.
             let _ = tell.send(read.map(|_| line));
         });
         let line = told.recv_timeout(PATIENCE).map(|line| line.expect("a pipe can be read"));
@@ -96,7 +97,7 @@ impl Program {
         wait_until("it has stopped", || is_stopped(self.pid()));
     }
 
-    /// Lets it go on.
+    /// Resumes the stopped program.
     pub fn resume(&self) {
         kill(self.pid(), Signal::CONT);
     }
@@ -107,7 +108,7 @@ impl Program {
         self.restart_with(|_| {});
     }
 
-    /// As [`Program::restart`], with a changed command.
+    /// Does what [`Program::restart`] does, with a changed command.
     #[track_caller]
     pub fn restart_with(&mut self, change: impl FnOnce(&mut Command)) {
         self.kill();
@@ -117,7 +118,7 @@ impl Program {
         self.wait_until_it_serves();
     }
 
-    /// What it has logged in all its lives.
+    /// Log of all processes of this program, the restarted ones included.
     pub fn log(&self) -> String {
         fs::read_to_string(&self.log).unwrap_or_default()
     }

@@ -42,10 +42,10 @@ pub use truth::{Invariant, Violation};
 use scene::Scene;
 use world::World;
 
-/// What a run has come to.
+/// Outcome of a run.
 #[derive(Clone, Debug)]
 pub struct Outcome {
-    /// What was run.
+    /// Options of the run.
     pub options: Options,
     /// How many events there were.
     pub events: u64,
@@ -55,14 +55,14 @@ pub struct Outcome {
     pub simulated_us: u64,
     /// Equal for equal runs.
     pub fingerprint: u64,
-    /// What did not hold.
+    /// The first violation of an invariant, if there was one.
     pub failure: Option<Failure>,
 }
 
 /// A violation, and what led there.
 #[derive(Clone, Debug)]
 pub struct Failure {
-    /// What did not hold.
+    /// The invariant that was violated, and how.
     pub violation: Violation,
     /// The last events, one a line.
     pub trace: String,
@@ -95,7 +95,7 @@ fn last(scene: &Scene) -> String {
 }
 
 impl Failure {
-    /// For whoever has to find the cause: what did not hold, when, after what, and how to get there again.
+    /// Describes the failure for a developer: what did not hold, when, after what, and how to reproduce it.
     pub fn describe(&self, outcome: &Outcome) -> String {
         let Options { seed, nodes, duration_us, .. } = outcome.options;
         let (number, at_s, minutes) =

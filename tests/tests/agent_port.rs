@@ -1,5 +1,5 @@
-//! The agent's port, as real programs have it: calls over TCP within one machine, and strangers who want anything else.
-//! More of what clients who know the protocol may not do is tested beside the agent.
+//! The agent's port, as real programs have it: calls over TCP within one machine, and unauthenticated peers that send
+//! anything else. Further attempts of clients that know the protocol are tested beside the agent.
 
 #![allow(clippy::unwrap_used)]
 
@@ -40,7 +40,7 @@ fn address(platform: &Platform) -> String {
     platform.said["node"]["network"]["address"].as_str().unwrap().to_owned()
 }
 
-/// As the manager tells it to clients.
+/// Certificate of the node, as the manager reports it to clients.
 fn certificate(platform: &Platform) -> Vec<u8> {
     let node = platform.invoker().manager().nodes().unwrap().remove(0);
     node.description.unwrap().network.unwrap().certificate
@@ -61,7 +61,7 @@ fn echo_in_place(client: &Invoker, len: usize) {
 }
 
 #[test]
-fn calls_of_all_sizes_travel_over_tcp_and_the_arena_grows_meanwhile() {
+fn calls_of_all_sizes_work_over_tcp_as_arenas_grow() {
     let platform = platform(&[]);
     for encrypted in [false, true] {
         let client = platform.client_with(&over_tcp(encrypted).memory_bytes(256 << 20));
@@ -74,7 +74,7 @@ fn calls_of_all_sizes_travel_over_tcp_and_the_arena_grows_meanwhile() {
 }
 
 #[test]
-fn a_worker_that_dies_is_replaced_and_its_client_is_told_why() {
+fn a_dead_worker_is_replaced_and_reported_with_the_cause() {
     let platform = platform(&[]);
     let client = platform.client_with(&over_tcp(false));
     assert_echoes(&client);
@@ -90,7 +90,7 @@ fn a_worker_that_dies_is_replaced_and_its_client_is_told_why() {
 }
 
 #[test]
-fn buffers_beyond_the_leases_memory_are_refused_with_both_sizes_and_calls_go_on() {
+fn buffers_beyond_the_leases_memory_are_refused_with_both_sizes() {
     let platform = platform(&[]);
     let client = platform.client_with(&over_tcp(false).memory_bytes(32 << 20));
     let error = client.buffer::<u8>(64 * MIB).err().unwrap();
@@ -101,7 +101,7 @@ fn buffers_beyond_the_leases_memory_are_refused_with_both_sizes_and_calls_go_on(
 }
 
 #[test]
-fn a_node_that_wants_calls_encrypted_says_so_and_gets_no_others() {
+fn a_node_that_requires_encryption_gets_only_encrypted_calls() {
     let platform = platform(&["--encrypt"]);
     let nodes = platform.json(&["ps", "--nodes"]);
     let network = &nodes["nodes"][0]["network"];
@@ -173,7 +173,7 @@ impl ByHand {
     }
 }
 
-/// A lease of the functions, to which nobody has attached.
+/// A lease of the functions, to which no client has attached.
 fn granted(platform: &Platform) -> LeaseGrant {
     let client = platform.client("calls.c");
     let digest = client.package().unwrap().digest.clone();
@@ -201,7 +201,7 @@ fn link(address: &str, lease: [u8; 16], counter: u64, secret: &Secret) -> Result
     greeting::greet(&socket, &kind, Some(secret)).map(|()| socket)
 }
 
-/// What the agent says beside that it is alive.
+/// Next message of the agent that is not a sign of life.
 fn heard(agent: &hand::ByHand) -> Result<Heard, Error> {
     let since = Instant::now();
     loop {
@@ -219,7 +219,7 @@ fn hear(agent: &hand::ByHand) -> Heard {
 }
 
 #[test]
-fn a_worker_whose_connection_ends_says_so_and_the_lease_can_start_another() {
+fn a_lease_starts_another_worker_when_a_connection_ends() {
     let platform = platform(&[]);
     let client = ByHand::start(&platform);
     assert!(client.connect().inbox.is_some_and(|inbox| inbox.key != 0));
@@ -243,7 +243,7 @@ fn a_worker_whose_connection_ends_says_so_and_the_lease_can_start_another() {
 }
 
 #[test]
-fn a_client_that_puts_frames_where_nothing_is_its_own_loses_the_process_and_nobody_else_does() {
+fn invalid_frames_end_only_the_clients_own_worker() {
     let platform = platform(&[]);
     let client = ByHand::start(&platform);
     client.connect();
@@ -255,7 +255,7 @@ fn a_client_that_puts_frames_where_nothing_is_its_own_loses_the_process_and_nobo
 }
 
 #[test]
-fn a_key_of_nobody_and_one_of_the_process_before_cut_the_connection() {
+fn unknown_and_old_keys_cut_the_connection() {
     let platform = platform(&[]);
     let mut client = ByHand::start(&platform);
     let before = client.connect().inbox.unwrap().key;
@@ -274,7 +274,7 @@ fn a_key_of_nobody_and_one_of_the_process_before_cut_the_connection() {
 }
 
 #[test]
-fn a_workers_connection_is_its_clients_who_proves_it_anew_each_time() {
+fn a_workers_connection_requires_its_clients_proof_each_time() {
     let platform = platform(&[]);
     let client = ByHand::start(&platform);
     let (address, lease, secret) = (client.address.as_str(), client.lease, &client.secret);
@@ -285,7 +285,7 @@ fn a_workers_connection_is_its_clients_who_proves_it_anew_each_time() {
 }
 
 #[test]
-fn who_asks_a_node_for_what_it_does_not_offer_is_refused() {
+fn requests_for_what_a_node_does_not_offer_are_refused() {
     let platform = platform(&["--encrypt"]);
     let grant = granted(&platform);
     let verbs = Fabric::Ofi("verbs".into()).choice(false);
@@ -296,7 +296,7 @@ fn who_asks_a_node_for_what_it_does_not_offer_is_refused() {
 }
 
 #[test]
-fn an_agent_of_another_version_is_told_from_one_of_this() {
+fn an_agent_of_another_version_is_recognized() {
     let newer = TcpListener::bind(ANY_PORT).unwrap();
     let address = newer.local_addr().unwrap().to_string();
     let mut cluster = Cluster::start(Plan::default());
@@ -341,7 +341,7 @@ fn copies_have_one_bound_together_and_regions_their_keys() {
 }
 
 #[test]
-fn strangers_are_refused_and_others_are_served_beside_them() {
+fn invalid_peers_are_refused_and_clients_are_served_beside_them() {
     let platform = platform(&[]);
     let address = address(&platform);
     let dial = || {
@@ -354,7 +354,7 @@ fn strangers_are_refused_and_others_are_served_beside_them() {
     let mut answer = Vec::new();
     let _ = browser.read_to_end(&mut answer);
     assert!(answer.is_empty(), "{answer:?}");
-    // Of another version; its greeting may be longer than ours.
+    // A peer of another version; its greeting may be longer than ours.
     let mut newer = dial();
     let mut hello = [0u8; 2 * HELLO_BYTES];
     hello[..8].copy_from_slice(b"\x89Sublet\n");
@@ -370,7 +370,7 @@ fn strangers_are_refused_and_others_are_served_beside_them() {
     // As many silent connections as one address may have, and one more.
     let silent: Vec<_> = (0..64).map(|_| dial()).collect();
     greeting::greet(&dial(), &Kind::Control, None).unwrap();
-    // From another address there is room for some that do not go on.
+    // Connections from another address are accepted, also those that stop after the greeting.
     let elsewhere = || {
         let socket = greeting::dial(&address, Some("127.0.0.2"), Instant::now() + PATIENCE).unwrap();
         greeting::greet(&socket, &Kind::Control, None).unwrap();
@@ -392,13 +392,13 @@ fn strangers_are_refused_and_others_are_served_beside_them() {
     assert_echoes(&client);
 }
 
-/// That the agent waits no longer for what never comes.
+/// Checks that the agent has closed the connection of a peer that sends nothing.
 fn assert_cut_off(mut socket: TcpStream) {
     let waits = |error: std::io::Error| matches!(error.kind(), ErrorKind::WouldBlock | ErrorKind::TimedOut);
     assert!(!socket.read(&mut [0; 1]).is_err_and(waits), "who says nothing is let be");
 }
 
-/// A client over TCP, as soon as there is room for its connection.
+/// Connects a client over TCP, as soon as the agent has a free connection for it.
 fn wait_for_client(platform: &Platform) -> Invoker {
     let mut client = platform.invoker();
     wait_until("a client over TCP is let in", || client.allocate(&over_tcp(false)).is_ok());
@@ -406,7 +406,7 @@ fn wait_for_client(platform: &Platform) -> Invoker {
 }
 
 #[test]
-fn an_agent_that_cannot_listen_says_what_is_in_its_way() {
+fn an_agent_that_cannot_listen_names_the_reason() {
     let taken = TcpListener::bind(ANY_PORT).unwrap();
     let port = taken.local_addr().unwrap().port().to_string();
     let refuses = |listen: &str, more: &[&str], code: Code, named: &[&str]| {

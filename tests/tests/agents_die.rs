@@ -1,5 +1,5 @@
-//! Agents that are killed or stand still with leases running: their workers die with them, clients are told why, calls
-//! that may be repeated go on elsewhere, and what was used until then is billed.
+//! Agents that are killed or stopped with leases running: their workers die with them, clients get an error with the
+//! cause, calls that may be repeated continue elsewhere, and usage until then is billed.
 
 #![allow(clippy::unwrap_used)]
 
@@ -15,8 +15,8 @@ use sublet_tests::functions::package;
 use sublet_tests::platform::assert_echoes;
 use sublet_tests::process::{PATIENCE, is_alive, wait_until};
 
-/// What the bill of a killed agent's lease may lack: a second between two entries of its journal, and as much again
-/// for a machine that is busy.
+/// Most time that the bill of a killed agent's lease may lack: a second between two entries of its journal, and as much
+/// again for a machine that is busy.
 const LOST_AT_MOST: Duration = Duration::from_secs(2);
 
 fn busy(client: &Invoker, ms: u32) -> Result<(), sublet::Error> {
@@ -28,7 +28,7 @@ fn allocation() -> Allocation {
 }
 
 #[test]
-fn a_killed_agents_workers_die_its_clients_are_told_and_its_bill_lacks_a_second_at_most() {
+fn killing_an_agent_ends_its_workers_and_loses_little_usage() {
     let mut cluster = Cluster::with_agents(1);
     let mut client = cluster.invoker();
     client.allocate(&allocation()).unwrap();
@@ -64,7 +64,7 @@ fn a_killed_agents_workers_die_its_clients_are_told_and_its_bill_lacks_a_second_
 }
 
 #[test]
-fn what_a_killed_agent_could_tell_no_manager_the_next_one_finds_and_tells() {
+fn the_next_agent_reports_usage_of_a_killed_one() {
     let mut cluster = Cluster::with_agents(1);
     let mut client = cluster.invoker();
     client.allocate(&allocation()).unwrap();
@@ -83,7 +83,7 @@ fn what_a_killed_agent_could_tell_no_manager_the_next_one_finds_and_tells() {
 }
 
 #[test]
-fn calls_that_may_be_repeated_go_on_at_another_node_when_an_agent_is_killed() {
+fn repeatable_calls_continue_elsewhere_when_an_agent_is_killed() {
     let mut cluster = Cluster::with_agents(2);
     let mut client = cluster.invoker();
     client.allocate(&allocation().cores(2)).unwrap();
@@ -109,7 +109,7 @@ fn calls_that_may_be_repeated_go_on_at_another_node_when_an_agent_is_killed() {
     for _ in 0..5 {
         assert_echoes(&client);
     }
-    // Its agent may have been killed before anybody had heard that it had begun.
+    // The agent may have been killed before the manager had heard that the lease had begun.
     cluster.agents[number].restart();
     wait_until("the lease of the killed agent is over", || {
         cluster.lease(&dying.id).is_none_or(|lease| lease.state() == LeaseState::Ended)
@@ -117,7 +117,7 @@ fn calls_that_may_be_repeated_go_on_at_another_node_when_an_agent_is_killed() {
 }
 
 #[test]
-fn requests_wait_for_the_next_agent_of_a_killed_ones_node() {
+fn requests_wait_for_the_next_agent_of_the_node() {
     let mut cluster = Cluster::with_agents(1);
     let mut client = cluster.invoker();
     client.allocate(&allocation()).unwrap();
@@ -137,7 +137,7 @@ fn requests_wait_for_the_next_agent_of_a_killed_ones_node() {
 }
 
 #[test]
-fn an_agent_that_stands_still_is_lost_and_found_with_its_leases_running() {
+fn a_stopped_agent_is_lost_and_found_with_its_leases() {
     // For a client, this is a cut from its agent: the two share a machine, and no network lies between.
     let cluster = Cluster::with_agents(1);
     let mut client = cluster.invoker();
@@ -161,7 +161,7 @@ fn an_agent_that_stands_still_is_lost_and_found_with_its_leases_running() {
 }
 
 #[test]
-fn a_lease_whose_agent_stands_still_beyond_its_end_ends_when_it_goes_on() {
+fn an_expired_lease_of_a_stopped_agent_ends_on_resume() {
     let cluster = Cluster::with_agents(1);
     let mut client = cluster.invoker();
     client.allocate(&allocation().timeout(Duration::from_secs(2))).unwrap();
@@ -179,7 +179,7 @@ fn a_lease_whose_agent_stands_still_beyond_its_end_ends_when_it_goes_on() {
 }
 
 #[test]
-fn a_killed_client_of_an_agent_elsewhere_holds_nothing_any_longer() {
+fn a_killed_client_of_a_remote_agent_holds_nothing() {
     let cluster = Cluster::with_agents(1);
     let mut client = Command::new(env!("CARGO_BIN_EXE_holding-client"))
         .args([cluster.addresses(), package("faults.c")])

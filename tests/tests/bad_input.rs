@@ -120,7 +120,7 @@ fn a_folder_with_a_symbolic_link_is_refused() {
 }
 
 #[test]
-fn a_package_with_a_path_that_escapes_is_refused_by_the_manager() {
+fn the_manager_refuses_a_package_with_an_escaping_path() {
     let platform = Platform::start();
     let client = platform.invoker();
     let file = |path: &str| PackageFile {
@@ -130,7 +130,7 @@ fn a_package_with_a_path_that_escapes_is_refused_by_the_manager() {
     };
     for path in ["../x", "/etc/x", "a/../../x", "a//x", "./x"] {
         let manifest = "name = 'p'\nlibrary = 'libcalls.so'\n".to_owned();
-        // As a client of somebody else's would send it: this one's own library makes no such package.
+        // Another client library could send this package: this client's own library makes no such package.
         let encoded = package::encode(&Package { manifest, files: vec![file("libcalls.so"), file(path)] });
         assert_fails(client.manager().deploy(encoded), Code::InvalidPackage, &[path]);
     }
@@ -143,7 +143,7 @@ fn a_package_with_a_path_that_escapes_is_refused_by_the_manager() {
 }
 
 #[test]
-fn a_symbol_that_nothing_provides_is_named_when_the_package_is_loaded() {
+fn loading_a_package_names_a_missing_symbol() {
     let platform = Platform::start();
     let missing = &["libunresolved.so", "nobody_provides_this"];
     assert_fails(allocate(&platform, &library("unresolved.c")), Code::InvalidPackage, missing);
@@ -153,7 +153,7 @@ fn a_symbol_that_nothing_provides_is_named_when_the_package_is_loaded() {
 }
 
 #[test]
-fn an_input_larger_than_the_slot_is_refused_unless_it_is_the_allocators() {
+fn an_input_larger_than_the_slot_needs_the_allocator() {
     let platform = Platform::start();
     let client = platform.client_with(&Allocation::new(package("calls.c")).slot_bytes(1000));
     let (input, mut output) = (vec![7u8; 1001], vec![0u8; 1001]);
@@ -197,10 +197,10 @@ fn calls_of_size_0_are_calls() {
 }
 
 #[test]
-fn calls_of_4_gib_less_a_byte_are_calls_and_larger_ones_are_refused() {
+fn calls_may_be_one_byte_below_4_gib() {
     let platform = Platform::start();
     let client = platform.client("calls.c");
-    // Pages that nobody touches take no memory.
+    // Pages that no process touches take no memory.
     let input = client.buffer::<u8>(u32::MAX as usize).unwrap();
     let mut output = client.buffer::<u8>(u32::MAX as usize).unwrap();
     client.submit("measure", &input, &mut output).unwrap().wait().unwrap();
@@ -215,7 +215,7 @@ fn calls_of_4_gib_less_a_byte_are_calls_and_larger_ones_are_refused() {
 }
 
 #[test]
-fn a_lease_for_more_than_the_node_has_is_refused_with_what_it_has() {
+fn a_lease_larger_than_the_node_names_its_size() {
     let platform = Platform::start();
     let cores = platform.cores();
     let memory_bytes = platform.said["node"]["memory_bytes"].as_u64().unwrap();
@@ -233,7 +233,7 @@ fn a_lease_for_more_than_the_node_has_is_refused_with_what_it_has() {
 }
 
 #[test]
-fn a_lease_for_what_others_hold_is_refused_and_granted_later() {
+fn a_lease_of_used_cores_is_refused_and_granted_later() {
     let platform = Platform::start();
     let all = Allocation::new(package("calls.c")).cores(platform.cores());
     let mut holder = platform.client_with(&all);

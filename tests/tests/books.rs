@@ -22,15 +22,15 @@ const CHAOS: Duration = Duration::from_secs(20);
 const PEACE: Duration = Duration::from_millis(1_200);
 const NODES: usize = 3;
 const CLIENTS: usize = 3;
-/// A client gives a lease back after so many calls.
+/// Number of calls after which a client gives a lease back.
 const CALLS: u32 = 12;
-/// What the bill of a killed agent's lease may lack: a second between two entries of its journal, and as much again
-/// for a machine that is busy.
+/// Most time that the bill of a killed agent's lease may lack: a second between two entries of its journal, and as much
+/// again for a machine that is busy.
 const LOST_AT_MOST: Duration = Duration::from_secs(2);
-/// What a worker may lose to others on its core between the end of a call and its look at the clock: all nodes of this
-/// test, and the clients, share the cores of one machine, and every worker is busy.
+/// Most time that a worker may lose to others on its core between the end of a call and its look at the clock: all
+/// nodes of this test, and the clients, share the cores of one machine, and every worker is busy.
 const PREEMPTED: Duration = Duration::from_millis(50);
-/// What a call of `busy` may be shorter than it says.
+/// Most time by which a call of `busy` may be shorter than requested.
 const ROUNDING: Duration = Duration::from_millis(1);
 
 /// Numbers that look random, and are the same for a seed.
@@ -48,25 +48,25 @@ impl Chance {
 enum End {
     /// Given back: its agent has said what it used.
     GivenBack(Usage),
-    /// Its agent was killed.
+    /// The lease's agent was killed.
     Lost,
 }
 
-/// What a client knows of a lease that it had.
+/// Observations of a client about a lease that it had.
 #[derive(Debug)]
 struct Truth {
     lease: String,
     tenant: String,
-    /// What its calls took that were answered, at least.
+    /// Least time that the answered calls took.
     answered: Duration,
     calls: u64,
-    /// What its calls took at most, those included that were lost with their worker.
+    /// Most time that the calls took, those included that were lost with their worker.
     spent: Duration,
     held: Duration,
     end: End,
 }
 
-/// Leases and calls until it is told to stop.
+/// Leases and calls until `stop` is set.
 fn work(access: &Access, tenant: &str, seed: u64, stop: &AtomicBool) -> Vec<Truth> {
     let (mut chance, mut client, mut truths) = (Chance(seed), connect(access), Vec::new());
     let allocation = Allocation::new(package("calls.c")).wait(Duration::from_secs(2));
@@ -118,7 +118,7 @@ fn use_up(client: &mut Invoker, tenant: &str, asked: Instant, chance: &mut Chanc
     Truth { lease, tenant: tenant.to_owned(), answered, calls, spent, held: asked.elapsed(), end }
 }
 
-/// Kills something, and starts it again if nobody else does.
+/// Kills a process at random, and starts it again if no other program does.
 fn kill_something(cluster: &mut Cluster, chance: &mut Chance) -> &'static str {
     match chance.below(5) {
         0 => {
@@ -176,7 +176,7 @@ fn sum(lines: &Value, field: &str) -> u64 {
     lines.as_array().unwrap().iter().map(|line| line[field].as_u64().unwrap()).sum()
 }
 
-/// That the lines of every kind of bill add up to the same total, in each of its parts.
+/// Checks that the lines of every kind of bill add up to the same total, in each of its parts.
 fn assert_bills_agree(cluster: &Cluster) {
     let all = cluster.json(&["bill"]);
     assert!(all["total"]["total_nano"].as_u64() > Some(0), "{}", all["total"]);
@@ -230,7 +230,7 @@ fn the_bill_is_what_was_used_whatever_was_killed_meanwhile() {
     }
     let lost = truths.iter().filter(|truth| truth.end == End::Lost).count();
     println!("{} leases, {lost} of them with their agents: {lacking:?} not billed", truths.len());
-    // Nobody pays for what no client had.
+    // A lease that no client had is billed without calls.
     let known = |lease: &&String| truths.iter().any(|truth| truth.lease == **lease);
     let strange: Vec<_> = bill.keys().filter(|lease| !known(lease)).collect();
     for lease in strange {

@@ -49,7 +49,7 @@ fn number_of(process: &Process, unit: u64) -> u32 {
 }
 
 #[test]
-fn processes_of_two_dpus_without_a_path_between_them_share_fifos_by_way_of_the_host() {
+fn unconnected_dpus_share_fifos_through_the_host() {
     for encryption in [&[][..], &["--encrypt", "true"]] {
         let Some(mut cluster) = computer(encryption) else { return };
         client_of(&cluster).run(|| {
@@ -75,7 +75,7 @@ fn processes_of_two_dpus_without_a_path_between_them_share_fifos_by_way_of_the_h
 }
 
 #[test]
-fn functions_are_executed_on_a_dpu_that_only_the_host_reaches() {
+fn functions_execute_on_a_dpu_that_only_the_host_reaches() {
     let Some(cluster) = computer(&[]) else { return };
     client_of(&cluster).run(|| {
         let (caller, other) = (on(&cluster, "node-1", "executors.c"), on(&cluster, "node-2", "neighbours.c"));

@@ -21,7 +21,7 @@ const WASM: &str = "[[build]]\nlibrary = 'portable.wasm'\n";
 const OPENCL: &str = "[[build]]\nkind = 'opencl'\nlibrary = 'kernels.cl'\n";
 const ON_PROCESSORS: &str = "[[profile]]\npu = 'cpu'\n";
 const ON_DEVICES: &str = "[[profile]]\npu = 'opencl'\nspeed = 4\nmemory_bytes = 33554432\n";
-/// For leases before to be over.
+/// Time in which earlier leases end.
 const PATIENCE: Duration = Duration::from_secs(20);
 /// Memory that costs little beside a core, at the default prices.
 const MIB: u64 = 1 << 20;
@@ -54,7 +54,7 @@ fn allocation(package: &TempDir) -> Allocation {
     Allocation::new(package.path().to_str().unwrap()).memory_bytes(64 * MIB)
 }
 
-/// On what a client's calls run, and by which build. They are answered.
+/// Checks that calls are answered, and returns the processing unit and the build that execute a client's calls.
 fn ran_on(client: &Invoker) -> (String, u32) {
     assert_echoes(client);
     let lease = client.lease().unwrap();
@@ -66,7 +66,7 @@ fn is(pu: &str, build: u32) -> (String, u32) {
 }
 
 #[test]
-fn each_build_is_called_by_the_name_of_its_processing_unit() {
+fn each_build_is_called_by_its_processing_units_name() {
     let platform = Platform::start();
     let many = package(&[WASM, NATIVE, OPENCL]);
     let path = many.path().to_str().unwrap();
@@ -109,7 +109,7 @@ fn a_build_for_another_processor_is_passed_over() {
 }
 
 #[test]
-fn what_is_wrong_with_any_build_is_told_when_it_is_deployed() {
+fn deploying_reports_what_is_wrong_with_any_build() {
     let platform = Platform::start();
     let refused = |builds: &[&str], damaged: Option<&str>, code: Code, said: &str| {
         let package = package(builds);
@@ -140,7 +140,7 @@ fn priced(compute_nano: u32) -> (Cluster, TempDir) {
 }
 
 #[test]
-fn of_profiles_the_cheaper_or_the_faster_is_taken_as_who_asks_weighs_them() {
+fn the_requests_weights_choose_the_cheaper_or_faster_profile() {
     let (mut cluster, folder) = priced(100_000);
     cluster.add_agent_with(Lent::cores(2), &["--devices", "opencl"]);
     let both = package(&[NATIVE, OPENCL, ON_PROCESSORS, ON_DEVICES]);
@@ -165,7 +165,7 @@ fn of_profiles_the_cheaper_or_the_faster_is_taken_as_who_asks_weighs_them() {
     for wrong in [-0.1, 1.1, f64::NAN] {
         assert_fails(lease(&both, wrong), Code::InvalidArgument, &["thousandths that time counts"]);
     }
-    // Where there is no profile nobody is sent who does not ask for it.
+    // Without a profile, a lease goes to a processing unit of another kind only when the client asks for it.
     let one = lease(&package(&[NATIVE, OPENCL, ON_DEVICES]), 0.0).unwrap();
     assert_eq!((one.pu.as_str(), one.choice.as_str()), ("opencl", ""));
 
@@ -203,7 +203,7 @@ fn of_profiles_the_cheaper_or_the_faster_is_taken_as_who_asks_weighs_them() {
 }
 
 #[test]
-fn the_cheapest_that_is_free_is_taken_and_then_the_next() {
+fn the_cheapest_free_unit_is_taken_first() {
     let (mut cluster, _folder) = priced(1_000);
     cluster.add_agent_with(Lent::cores(1), &["--devices", "opencl"]);
     cluster.add_agent_with(Lent::cores(1), &["--devices", "none"]);

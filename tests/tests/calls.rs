@@ -31,7 +31,7 @@ fn patient() -> CallOptions {
     CallOptions { deadline: Some(Instant::now() + PATIENCE), ..CallOptions::default() }
 }
 
-/// What the manager knows of the usage of the only lease, once a report has told it.
+/// Usage of the only lease as the manager knows it, once a report has arrived.
 fn bill(platform: &Platform) -> Value {
     let mut bill = Value::Null;
     wait_until("the lease is on the bill", || {
@@ -57,7 +57,7 @@ fn a_worker_starts_cold_and_says_when_it_reached_what() {
     assert!(platform.workers().is_empty());
     let client = platform.client("calls.c");
     let cold = client.cold_start().unwrap();
-    // The new process may run before its agent is told that it was spawned.
+    // The new process may run before its agent learns that it was spawned.
     for step in [cold.spawned_ns, cold.entered_ns] {
         let steps = [cold.asked_ns, cold.requested_ns, cold.package_ready_ns, step, cold.ready_ns];
         assert!(steps[0] > 0 && steps.is_sorted(), "{cold:?}");
@@ -68,7 +68,7 @@ fn a_worker_starts_cold_and_says_when_it_reached_what() {
 }
 
 #[test]
-fn a_hot_worker_polls_and_a_warm_one_sleeps_between_calls() {
+fn a_hot_worker_polls_and_a_warm_worker_sleeps() {
     let platform = Platform::start();
     let mut client = platform.invoker();
     for (policy, state) in [(Policy::AlwaysHot, 'R'), (Policy::AlwaysWarm, 'S')] {
@@ -83,7 +83,7 @@ fn a_hot_worker_polls_and_a_warm_one_sleeps_between_calls() {
 }
 
 #[test]
-fn a_hot_worker_rolls_back_to_warm_and_polls_again_after_a_call() {
+fn a_hot_worker_becomes_warm_and_polls_after_a_call() {
     let platform = Platform::start();
     let client = platform.client_with(&calls().policy(Policy::HotFor(Duration::from_millis(20))));
     let worker = platform.worker();
@@ -181,7 +181,7 @@ fn call_numbers_wrap_without_a_wrong_result() {
 }
 
 #[test]
-fn more_calls_than_slots_wait_for_room() {
+fn more_calls_than_slots_wait_for_a_slot() {
     let platform = Platform::start();
     let mut client = platform.client_with(&calls().slots(4));
     assert_more_calls_than_slots(&client);
@@ -189,7 +189,7 @@ fn more_calls_than_slots_wait_for_room() {
 }
 
 #[test]
-fn results_that_nobody_collects_fill_up_and_are_refused_by_number() {
+fn results_that_are_not_collected_are_bounded_in_number() {
     let platform = Platform::start();
     let client = platform.client("calls.c");
     let mut calls: Vec<_> =
@@ -342,7 +342,7 @@ fn threads_submit_at_once_and_each_gets_its_own_results() {
 }
 
 #[test]
-fn a_call_can_be_asked_whether_it_has_ended_and_waited_for_in_part() {
+fn a_call_can_be_polled_and_waited_for_in_part() {
     let platform = Platform::start();
     let client = platform.client("calls.c");
     let mut words = client.buffer::<u32>(3).unwrap();

@@ -26,7 +26,7 @@ fn fails(client: &Invoker, function: &str, input: &[u8], code: Code, what: &str)
 }
 
 #[test]
-fn a_function_calls_others_by_their_names_and_gets_what_they_answer() {
+fn a_function_calls_others_by_name_and_gets_their_answers() {
     let platform = Platform::start();
     let client = platform.client("chain.c");
     assert_eq!(call(&client, "relay", b"upper\0chain").unwrap(), b"CHAIN");
@@ -64,7 +64,7 @@ fn an_error_in_the_middle_says_which_function_failed() {
 }
 
 #[test]
-fn what_a_function_in_cpp_throws_ends_at_the_function_that_has_called_it() {
+fn a_cpp_exception_ends_at_the_calling_function() {
     let platform = Platform::start();
     let client = platform.client_with(&Allocation::new(package("chain_cpp.cpp")));
     assert_eq!(call(&client, "survives", b"").unwrap(), [1]);
@@ -75,7 +75,7 @@ fn what_a_function_in_cpp_throws_ends_at_the_function_that_has_called_it() {
 }
 
 #[test]
-fn the_example_says_the_same_on_one_processor_on_two_on_a_device_and_by_http() {
+fn the_example_answers_the_same_everywhere_and_by_http() {
     let python = root().join("target/tools/python/bin/python3");
     let mut cluster = Cluster::start(Plan::default());
     for (pu, neighbour, device) in [("cpu", "node-1", "none"), ("dpu", "node-0", "opencl")] {

@@ -1,5 +1,5 @@
 //! Wall clocks that jump by an hour, on a manager or an agent, forward and backward, while leases run and across
-//! restarts: no lease ends early or late, no ticket is refused, nothing is charged for an hour that nobody had.
+//! restarts: no lease ends early or late, no ticket is refused, no lease is charged for an hour that did not pass.
 //!
 //! libfaketime is loaded into the program whose clock jumps; the monotonic clock stays as it is, as it does when an
 //! operator or a time server sets a clock.
@@ -44,7 +44,7 @@ impl Clock {
         Some(clock)
     }
 
-    /// Lets it go wrong by so many seconds.
+    /// Sets the clock's error, in seconds.
     fn jump(&self, seconds: i64) {
         // In one step: the program may look at any time.
         let new = self.file.with_extension("new");
@@ -143,7 +143,7 @@ fn an_agents_clock_that_jumps_by_an_hour_changes_nothing() {
 }
 
 #[test]
-fn a_manager_that_comes_back_with_another_clock_takes_leases_up_as_they_are() {
+fn a_restarted_manager_with_another_clock_keeps_leases() {
     let mut cluster = Cluster::with_agents(1);
     let Some(clock) = Clock::new(cluster.folder(), "clock") else { return };
     let mut holder = client(&cluster, Duration::from_secs(600));
@@ -167,7 +167,7 @@ fn a_manager_that_comes_back_with_another_clock_takes_leases_up_as_they_are() {
 }
 
 #[test]
-fn an_agent_that_comes_back_with_another_clock_reports_what_was_used() {
+fn a_restarted_agent_with_another_clock_reports_usage() {
     let mut cluster = Cluster::with_agents(1);
     let Some(clock) = Clock::new(cluster.folder(), "clock") else { return };
     for seconds in [HOUR, -HOUR] {

@@ -23,7 +23,7 @@ fn number(code: Code) -> Option<i32> {
 }
 
 #[test]
-fn a_deployed_library_is_called_by_name_from_file_to_file() {
+fn a_deployed_library_is_called_by_name_with_files() {
     let (platform, folder) = (Platform::start(), tempfile::tempdir().unwrap());
     let deployed = platform.json(&["deploy", &package("calls.c")]);
     assert_eq!((&deployed["name"], &deployed["known"]), (&"libcalls".into(), &false.into()));
@@ -72,7 +72,7 @@ fn a_folder_with_a_manifest_names_its_functions() {
     for name in ["mirror/reflect".to_owned(), format!("{digest}/reflect"), format!("{path}/reflect")] {
         assert_eq!(platform.pipe(&["call", &name], b"face").stdout, b"face");
     }
-    // What the manifest does not name is not to be called.
+    // A function that the manifest does not name cannot be called.
     platform.assert_refuses(&["call", "mirror/echo", "-o", "/dev/null"], Code::UnknownFunction);
 }
 
@@ -96,7 +96,7 @@ fn ps_shows_what_is_leased_while_it_is() {
 }
 
 #[test]
-fn a_call_that_fails_says_so_by_its_exit_status_and_writes_nothing() {
+fn a_failed_call_exits_with_its_code_and_writes_nothing() {
     let (platform, folder) = (Platform::start(), tempfile::tempdir().unwrap());
     platform.json(&["deploy", &package("faults.c")]);
     let output = folder.path().join("out");
@@ -236,7 +236,7 @@ fn a_host_without_a_name_is_localhost() {
         own
     });
     assert_eq!(platform.said["node"]["name"], "localhost");
-    // Of several nodes each needs a name of its own.
+    // Each of several nodes needs a name of its own.
     let mut agent = Command::new("unshare");
     agent.args(["--uts", "sh", "-c", script, "sh"]).arg(sublet().get_program()).arg("agent");
     let refused = agent.args(["--state"]).arg(platform.state().join("other")).output().unwrap();
@@ -265,7 +265,7 @@ fn a_token_file_that_others_may_change_is_warned_of() {
 }
 
 #[test]
-fn a_manager_that_does_not_answer_is_told_with_what_to_do() {
+fn an_unreachable_manager_is_reported_with_advice() {
     let folder = tempfile::tempdir().unwrap();
     let ps = |manager: &str, state: &Path| {
         let mut ps = sublet();

@@ -23,7 +23,7 @@ use sublet_tests::functions::library;
 use sublet_tests::platform::{Platform, assert_memory_bomb_ends_alone, programs, sublet};
 use sublet_tests::process::wait_until;
 
-/// What stands in the file of the image that functions read.
+/// Text of the image's file that functions read.
 const ISSUE: &str = "of the image";
 
 /// A registry with an image that has the host's C library, and a folder to work in.
@@ -96,7 +96,7 @@ fn write_file(client: &Invoker, path: &str) -> Result<(), sublet::Error> {
     client.submit("write_file", path.as_bytes(), &mut [0u8; 0]).and_then(sublet::Invocation::wait).map(drop)
 }
 
-/// That a function finds its image, and changes it for nobody but itself.
+/// Checks that a function finds its image, and that its changes to the image are visible only to itself.
 fn assert_runs_in_image(platform: &Platform, package: &str) {
     for _ in 0..2 {
         let mut client = platform.client_with(&Allocation::new(package));
@@ -116,7 +116,7 @@ fn assert_runs_in_image(platform: &Platform, package: &str) {
 }
 
 #[test]
-fn functions_run_in_the_image_that_their_package_has_pinned_also_when_the_registry_is_gone() {
+fn functions_run_in_the_pinned_image_without_its_registry() {
     let scene = Scene::new();
     let platform = scene.platform(&[]);
     let folder = scene.package("app", &scene.name("with:1"));
@@ -135,7 +135,7 @@ fn functions_run_in_the_image_that_their_package_has_pinned_also_when_the_regist
         &scene.name("with:1"),
     ]);
     assert!(cold["sandbox"] == "container" && cold["steps"].as_array().unwrap().len() == 7, "{cold}");
-    // What the tag means later does not matter any more.
+    // A later change of the tag has no effect.
     scene.push("with", &[Layer::gzip(&Tar::new().file("etc/issue", b"another").finish())]);
     assert_runs_in_image(&platform, "app");
     let other = scene.package("other", &scene.name("without:1"));
@@ -151,7 +151,7 @@ fn functions_run_in_the_image_that_their_package_has_pinned_also_when_the_regist
 }
 
 #[test]
-fn an_image_is_pulled_by_tls_if_the_registry_s_certificate_is_trusted_and_its_own() {
+fn an_image_is_pulled_over_tls_from_a_trusted_registry() {
     const ADDRESS: Ipv4Addr = Ipv4Addr::new(127, 0, 0, 2);
     let of = |address: Ipv4Addr| rcgen::generate_simple_self_signed([address.to_string()]).unwrap();
     let (own, other) = (of(ADDRESS), of(Ipv4Addr::new(127, 0, 0, 3)));
@@ -177,7 +177,7 @@ fn an_image_is_pulled_by_tls_if_the_registry_s_certificate_is_trusted_and_its_ow
 }
 
 #[test]
-fn a_memory_bomb_in_an_image_is_killed_alone_and_its_caller_is_told() {
+fn a_memory_bomb_in_an_image_is_killed_alone() {
     if !rustix::process::getuid().is_root() {
         skip(Means::Root, "without control groups there is no limit of a sandbox's memory");
         return;
@@ -193,7 +193,7 @@ fn a_memory_bomb_in_an_image_is_killed_alone_and_its_caller_is_told() {
 }
 
 #[test]
-fn a_node_asks_only_registries_that_its_operator_has_named_or_that_are_elsewhere() {
+fn a_node_uses_only_remote_or_named_registries() {
     let scene = Scene::new();
     let elsewhere = Platform::start_with(|up| {
         up.args(["--registries", "registry.example.org"]);
@@ -207,7 +207,7 @@ fn a_node_asks_only_registries_that_its_operator_has_named_or_that_are_elsewhere
 }
 
 #[test]
-fn a_node_keeps_no_more_of_images_than_its_cache_holds() {
+fn a_node_keeps_images_within_its_cache_limit() {
     const LIMIT: u64 = 64 << 20;
     let scene = Scene::new();
     let zeros = Tar::new().file("zeros", &vec![0; 2 * LIMIT as usize]).finish();

@@ -28,12 +28,12 @@ const ROUNDS: usize = 3;
 const FAIR: f64 = 0.5;
 /// Only one of these tests keeps cores busy at a time.
 static BUSY: Mutex<()> = Mutex::new(());
-/// Of its fair share of a core, what a lease keeps beside a hostile one.
+/// Part of its fair share of a core that a lease keeps beside a hostile one.
 const KEPT: f64 = 0.8;
 /// How much a bill may differ from the kernel's count.
 const TOLERANCE: f64 = 0.01;
 
-/// Whether control groups do this here, as the operator is told.
+/// Whether control groups provide this here, as `sublet doctor` reports.
 fn has_wall(name: &str) -> bool {
     let doctor = sublet().args(["doctor", "--json"]).output().unwrap();
     let doctor: serde_json::Value = serde_json::from_slice(&doctor.stdout).unwrap();
@@ -108,8 +108,8 @@ fn rounds(client: &Invoker) -> u32 {
     (f64::from(rounds) * 0.001 / quickest) as u32
 }
 
-/// Gives the lease back. What it has used by the kernel's count, where there is one, is at least what was read before, and at most
-/// what was possible until its end.
+/// Gives the lease back. Its bill is at least the kernel's count that was read before, where there is one, and at most
+/// that count and the time until the lease's end.
 #[track_caller]
 fn assert_billed_by_the_kernels_count(client: &mut Invoker, file: Option<&Path>) -> Usage {
     let Some(file) = file else { return client.deallocate().unwrap() };
@@ -124,7 +124,7 @@ fn assert_billed_by_the_kernels_count(client: &mut Invoker, file: Option<&Path>)
 }
 
 #[test]
-fn spinning_processes_leave_a_neighbour_on_a_shared_core_its_share() {
+fn spinning_processes_leave_a_neighbour_its_share_of_a_core() {
     let _alone = BUSY.lock().unwrap_or_else(PoisonError::into_inner);
     if !has_wall("cpu") {
         skip(Means::Controller("cpu"), "without a cpu controller leases have no shares of a shared core");
@@ -194,7 +194,7 @@ fn processes_that_go_on_between_calls_are_billed() {
 }
 
 #[test]
-fn what_a_worker_used_before_it_died_stays_on_the_bill() {
+fn usage_of_a_dead_worker_stays_on_the_bill() {
     let _alone = BUSY.lock().unwrap_or_else(PoisonError::into_inner);
     if !has_wall("cpuacct") {
         skip(Means::Controller("cpuacct"), "the kernel does not count the processor time of sandboxes");

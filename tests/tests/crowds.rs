@@ -1,5 +1,6 @@
-//! More requests at once than can be granted: each is answered, waiting is bounded and fair among tenants, what is
-//! beyond is told to try later, and the manager serves afterwards with as much memory as before.
+//! More requests at once than can be granted: each is answered, waiting is bounded and fair among tenants, requests
+//! beyond the bounds get an error that says to try later, and the manager serves afterwards with as much memory as
+//! before.
 
 #![allow(clippy::unwrap_used)]
 
@@ -26,7 +27,7 @@ const TENANTS: usize = 4;
 const CHANNELS: usize = 8;
 /// How long each may wait.
 const WAIT_MS: u64 = 4_000;
-/// What the manager's memory may grow by: a kibibyte for each request that may wait, and what its allocator keeps.
+/// Most growth of the manager's memory: a kibibyte for each request that may wait, and what its allocator keeps.
 const MAY_GROW_KIB: u64 = 128 << 10;
 
 /// Memory of a process that is really there, in KiB.
@@ -86,7 +87,7 @@ async fn ask_all(users: Vec<Access>, package: &str) -> (Counts, BTreeSet<String>
 }
 
 #[test]
-fn ten_thousand_requests_at_once_are_answered_within_bounds_and_fairly() {
+fn ten_thousand_requests_are_answered_within_bounds_and_fairly() {
     let mut cluster = Cluster::start(Plan {
         arguments: ["--queue-total", "2000", "--queue-per-tenant", "600"].map(str::to_owned).to_vec(),
         ..Plan::default()
@@ -108,7 +109,7 @@ fn ten_thousand_requests_at_once_are_answered_within_bounds_and_fairly() {
         let known = [None, Some(Code::TryLater.name()), Some(Code::NoCapacity.name())];
         assert!(known.contains(code), "{counts:?}");
     }
-    // Three tenants leave some room to the fourth, and all four together want more than there is.
+    // Three tenants leave some capacity to the fourth, and all four together want more than there is.
     for bound in ["600 requests of this tenant", "2000 requests are waiting"] {
         assert!(too_many.iter().any(|message| message.contains(bound)), "{bound}: {too_many:?}, {counts:?}");
     }

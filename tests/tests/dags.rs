@@ -116,7 +116,7 @@ fn leases(cluster: &Cluster) -> usize {
 }
 
 #[test]
-fn a_chain_goes_over_the_processors_that_it_names_and_stays_on_one_where_it_names_none() {
+fn a_chain_changes_processors_only_where_it_names_them() {
     let cluster = computer(&[]);
     let caller = Caller::of(&cluster);
     let dpu = linked_unit(&caller.0);
@@ -137,7 +137,7 @@ fn a_chain_goes_over_the_processors_that_it_names_and_stays_on_one_where_it_name
 }
 
 #[test]
-fn what_may_be_executed_at_once_is_as_far_as_there_are_cores() {
+fn components_execute_at_once_on_free_cores() {
     let cluster = computer(&[]);
     let caller = Caller::of(&cluster);
     let dpu = linked_unit(&caller.0);
@@ -178,7 +178,7 @@ fn whom_an_output_triggers_is_what_its_conditions_say() {
         assert_eq!(chosen.text(input), output);
     }
     drop(chosen);
-    // What was left out leaves out what comes after it.
+    // A component that is left out leaves out its successors.
     let edges = ["echo>a?x", "a>b", "echo>c?y", "b>last", "c>last"];
     let chosen = caller.start(&graph(&["echo", "a", "b@dpu", "c", "last=echo"], &edges)).unwrap();
     assert_eq!(
@@ -223,7 +223,7 @@ fn what_goes_wrong_ends_the_call_and_no_other() {
 }
 
 #[test]
-fn a_unit_that_is_gone_in_the_middle_of_a_call_ends_it_and_what_is_elsewhere_goes_on() {
+fn a_lost_unit_ends_its_call_and_others_continue() {
     let mut cluster = computer(&[]);
     let caller = Caller::of(&cluster);
     linked_unit(&caller.0);
@@ -249,7 +249,7 @@ fn a_unit_that_is_gone_in_the_middle_of_a_call_ends_it_and_what_is_elsewhere_goe
 }
 
 #[test]
-fn components_that_follow_each_other_on_a_device_leave_their_data_there() {
+fn successive_components_leave_their_data_on_the_device() {
     let mut cluster = Cluster::start(Plan::default());
     cluster.add_agent_with(Lent::cores(2), &["--devices", "opencl"]);
     let folder = kernels("staying.cl", "", &["mark", "look"]);

@@ -138,7 +138,7 @@ fn is_revoked(cluster: &Cluster, id: &str) -> bool {
     !token["revoked_unix_ms"].is_null()
 }
 
-/// What `sublet store` says of the manager's state, or its error.
+/// Runs `sublet store` on the manager's state, and returns its JSON or its error output.
 fn store(cluster: &Cluster, arguments: &[&str]) -> Result<Value, String> {
     store_by(sublet(), cluster, arguments)
 }
@@ -157,7 +157,7 @@ fn store_by(mut command: Command, cluster: &Cluster, arguments: &[&str]) -> Resu
     Err(String::from_utf8_lossy(&output.stderr).into_owned())
 }
 
-/// What a manager says that does not start on this state.
+/// Error output of a manager that does not start on this state.
 fn refusal(cluster: &Cluster) -> String {
     let state = cluster.managers[0].state();
     let output = sublet().args(["manager", "--json", "--state"]).arg(state).output().unwrap();
@@ -166,7 +166,7 @@ fn refusal(cluster: &Cluster) -> String {
 }
 
 #[test]
-fn revocations_outlive_a_killed_manager_with_a_damaged_write_ahead_log() {
+fn revocations_survive_a_damaged_write_ahead_log() {
     let (mut cluster, good, revoked) = with_tokens();
     let state = cluster.managers[0].state().to_owned();
     let damages: [&dyn Fn(); 3] = [
@@ -241,7 +241,7 @@ fn store_of_a_running_manager_is_backed_up_and_restored() {
     let nowhere = cluster.folder().join("nowhere/live.sqlite");
     let error = live_backup(&cluster, nowhere.to_str().unwrap()).unwrap_err();
     assert!(error.contains("nowhere"), "{error}");
-    // The manager goes on, and what comes later is not in the copy.
+    // The manager keeps running, and later changes are not in the copy.
     cluster.json(&["token", "revoke", &good]);
     assert!(is_revoked(&cluster, &good));
     cluster.managers[0].kill();

@@ -31,7 +31,7 @@ use tonic::transport::Channel;
 
 type Tls = StreamOwned<ClientConnection, TcpStream>;
 
-/// What an HTTP/2 client sends first: the preface, and settings without any.
+/// First bytes of an HTTP/2 client: the preface, and settings without any entry.
 const PREFACE: &[u8] = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n\0\0\0\x04\0\0\0\0\0";
 
 /// Finishes TLS with a manager, and begins HTTP/2 there.
@@ -90,7 +90,7 @@ fn silent_connections_do_not_delay_handshakes_of_users() {
 }
 
 #[test]
-fn operator_and_agents_are_served_while_strangers_fill_all_places() {
+fn operator_and_agents_are_served_beside_unauthenticated_connections() {
     let mut cluster = Cluster::with_agents(1);
     let user = cluster.user("somebody");
     cluster.managers[0].restart_with(|command| *command = with_files(400, command));
@@ -149,7 +149,7 @@ fn connections_without_a_token_are_closed_in_time() {
     assert!(is_logged(&cluster, "no valid token or ticket was shown in time"));
 }
 
-/// How many connections a test opens: so many, unless the environment says otherwise.
+/// Number of connections that a test opens: `otherwise`, unless the environment names another number.
 fn connections(otherwise: usize) -> usize {
     std::env::var("SUBLET_TEST_CONNECTIONS").map_or(otherwise, |number| number.parse().unwrap())
 }
@@ -360,7 +360,7 @@ fn grants_that_lapse_cost_their_tenant_its_turn() {
 }
 
 #[test]
-fn idle_connections_of_a_user_lock_no_other_out_of_the_agents_socket() {
+fn idle_connections_of_one_user_do_not_lock_out_others() {
     if !rustix::process::geteuid().is_root() {
         skip(Means::Root, "only root can become other users");
         return;
@@ -451,7 +451,7 @@ async fn fill(access: Access) -> Vec<ManagerClient<Channel>> {
 }
 
 #[test]
-fn tenants_that_fill_a_manager_leave_operator_and_agents_their_places() {
+fn tenants_that_fill_a_manager_leave_operator_and_agents_connections() {
     const TENANTS: [&str; 5] = ["one", "two", "three", "four", "five"];
     let total = connections(1_024);
     let mut cluster = Cluster::with_agents(1);

@@ -21,12 +21,12 @@ impl Caller {
         Caller(Process::of(cluster, Allocation::new(package("executors.c")).pu("cpu")))
     }
 
-    /// On the processor of this number.
+    /// Starts an executor on the processor of this number.
     fn begin(&self, number: u32, max_bytes: u32) -> Result<u32, Error> {
         Caller::when_it_can(|| self.0.call("begin", &words(&[number, max_bytes])))
     }
 
-    /// By an executor, an executor of its own.
+    /// Starts an executor on the processor of this number from within another executor.
     fn begin_there(&self, executor: u32, number: u32) -> Result<u32, Error> {
         Caller::when_it_can(|| self.ask(executor, "begin", &words(&[number, 0])))
     }
@@ -56,7 +56,7 @@ impl Caller {
     }
 }
 
-/// What `ask` takes.
+/// Encodes the input of the function `ask`.
 fn asked(ms: u32, executor: u32, function: &str, input: &[u8]) -> Vec<u8> {
     let mut name = [0; 24];
     name[..function.len()].copy_from_slice(function.as_bytes());
@@ -76,7 +76,7 @@ fn leases(cluster: &Cluster) -> usize {
 }
 
 #[test]
-fn functions_of_the_package_are_executed_on_this_processor_and_on_another() {
+fn functions_execute_on_this_processor_and_on_another() {
     let cluster = computer(&[]);
     let caller = Caller::of(&cluster);
     let (near, far) = (caller.begin(0, 0).unwrap(), caller.begin(1, 0).unwrap());
@@ -122,7 +122,7 @@ fn functions_of_the_package_are_executed_on_this_processor_and_on_another() {
 }
 
 #[test]
-fn what_goes_wrong_comes_back_with_the_name_of_the_function() {
+fn errors_come_back_with_the_functions_name() {
     let cluster = computer(&[]);
     let caller = Caller::of(&cluster);
     refused(caller.begin(1, u32::MAX), "4294967295");
@@ -143,25 +143,25 @@ fn what_goes_wrong_comes_back_with_the_name_of_the_function() {
     refused(caller.ask(far, "echo", &[0; 4097]), "echo: 4097 bytes of input");
     refused(caller.ask(far, "", &[]), "a function's name");
     refused(caller.ask(63, "echo", &[]), "executor 63 is not started");
-    // A call that takes too long goes on, and its answer is nobody's.
+    // A call past its deadline continues, and its answer is discarded.
     for _ in 0..9 {
         refused(caller.ask_within(1, far, "nap", &20u64.to_le_bytes()), "nap: executor");
         std::thread::sleep(Duration::from_millis(25));
     }
     assert_eq!(caller.square(far, 12), 144);
-    // One that kills its process is told, and so is all that comes after it.
+    // A call that kills its process fails, and so does every later call of that executor.
     refused(caller.ask(far, "die", &[]), "die: executor");
     refused(caller.ask(far, "square", &[0; 8]), "square: executor");
     caller.0.call("stop", &words(&[far])).unwrap();
     let again = caller.begin(1, 0).unwrap();
     assert_eq!(caller.square(again, 5), 25);
-    // What there is no room for is refused, and not waited for.
+    // A call that exceeds the free space is refused at once.
     let long = [&words(&[again]), vec![7; 60_000].as_slice()].concat();
     refused(caller.0.call("pile", &long), "1 calls of executor");
 }
 
 #[test]
-fn a_processor_that_is_gone_in_the_middle_of_a_call_ends_it() {
+fn a_lost_processor_ends_its_call() {
     let mut cluster = computer(&[]);
     let caller = Caller::of(&cluster);
     let far = caller.begin(1, 0).unwrap();
@@ -175,13 +175,13 @@ fn a_processor_that_is_gone_in_the_middle_of_a_call_ends_it() {
         assert!(begun.elapsed() < Duration::from_secs(20), "{:?}", begun.elapsed());
     });
     refused(caller.ask(far, "square", &4u64.to_le_bytes()), "has ended");
-    // What is left goes on.
+    // The remaining processor still executes calls.
     caller.0.call("stop", &words(&[far])).unwrap();
     assert_eq!(caller.begin(0, 0).map(|near| caller.square(near, 4)).unwrap(), 16);
 }
 
 #[test]
-fn a_kernel_is_executed_on_a_device_of_this_node_and_of_another() {
+fn a_kernel_executes_on_local_and_remote_devices() {
     let mut cluster = Cluster::start(Plan::default());
     for neighbour in ["node-1", "node-0"] {
         cluster.add_agent_with(Lent::cores(2), &["--neighbour", neighbour, "--listen", "127.0.0.1:0"]);
@@ -219,7 +219,7 @@ impl Elsewhere {
         Elsewhere(Process::of(cluster, Allocation::new(package("delegating.c")).pu("cpu")))
     }
 
-    /// On a device, or on the processor.
+    /// Calls functions on a device, or on the processor.
     fn call(&self, names: [&str; 3], input: &[u8]) -> Result<Vec<u8>, Error> {
         self.when_there_is_a_core("elsewhere", &[names.join("\0").as_bytes(), b"\0", input].concat())
     }
@@ -248,7 +248,7 @@ fn functions_of_another_package_are_executed_too() {
 }
 
 #[test]
-fn what_is_between_kernels_that_follow_each_other_stays_on_the_device() {
+fn data_between_successive_kernels_stays_on_the_device() {
     let mut cluster = Cluster::start(Plan::default());
     cluster.add_agent_with(Lent::cores(2), &["--devices", "opencl"]);
     let folder =
@@ -273,7 +273,7 @@ fn what_is_between_kernels_that_follow_each_other_stays_on_the_device() {
     assert_eq!(call("mark|look", &[7]).unwrap(), [7, 77]);
 }
 
-/// What calls of one executor answer, line by line.
+/// Answers of one executor to several calls, one a line.
 fn several(host: &Elsewhere, names: [&str; 2], calls: &[(&str, &str)]) -> Vec<String> {
     let calls: Vec<String> = calls.iter().map(|(function, input)| format!("{function}\0{input}\0")).collect();
     let input = format!("{}\0{}", names.join("\0"), calls.concat());
@@ -294,7 +294,7 @@ fn keeps_what_has_a_name(host: &Elsewhere, names: [&str; 2]) {
         ("|@a", "put"),
         ("@a|twice", ""),
         ("|@a|twice", "put"),
-        // What goes wrong leaves what was there.
+        // A call that fails leaves the named buffers as they were.
         ("nothing|@a", "x"),
         ("@a|echo|nothing|@a", ""),
         ("@a", "x"),
@@ -343,7 +343,7 @@ fn keeps_what_has_a_name(host: &Elsewhere, names: [&str; 2]) {
 }
 
 #[test]
-fn what_is_left_under_a_name_stays_with_the_executor_and_in_the_memory_of_the_device() {
+fn named_buffers_stay_with_the_executor_on_the_device() {
     let mut cluster = Cluster::start(Plan::default());
     cluster.add_agent_with(Lent::cores(2), &["--devices", "opencl"]);
     let folder = kernels("staying.cl", "", &["mark", "look", "echo", "twice"]);
@@ -358,7 +358,7 @@ fn what_is_left_under_a_name_stays_with_the_executor_and_in_the_memory_of_the_de
 }
 
 #[test]
-fn functions_in_python_are_executed_by_a_copy_of_a_warm_interpreter_of_the_other_processor() {
+fn python_functions_execute_in_a_copy_of_the_warm_interpreter() {
     let python = root().join("target/tools/python/bin/python3");
     let package = package_in_python().unwrap();
     let cluster = computer(&["--python", python.to_str().unwrap()]);

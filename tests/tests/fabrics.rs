@@ -34,7 +34,7 @@ fn assert_measured(figure: &Value, fields: &[&str]) {
 }
 
 #[test]
-fn the_fabrics_of_this_machine_are_listed_without_a_running_sublet() {
+fn the_machines_fabrics_are_listed_without_a_running_sublet() {
     let said = answer(&["fabrics"]);
     let fabrics = said["fabrics"].as_array().unwrap();
     let shared_memory = &fabrics[0];
@@ -88,7 +88,7 @@ fn calls_over_tcp_are_measured_beside_a_raw_connection() {
 }
 
 #[test]
-fn calls_over_libfabric_are_measured_beside_a_plain_ping_pong_of_its() {
+fn calls_over_libfabric_are_measured_beside_its_ping_pong() {
     if let Err(error) = ofi::providers() {
         skip(Means::Libfabric, error);
         return;
@@ -155,7 +155,7 @@ fn what_cannot_be_measured_is_refused_with_the_reason() {
 }
 
 #[test]
-fn the_sublet_of_a_measurement_ends_with_it_even_if_it_is_killed() {
+fn the_sublet_of_a_killed_measurement_ends_with_it() {
     let state = tempfile::tempdir().unwrap();
     let mut bench = sublet()
         .args(["bench", "latency", "--fabric", "tcp", "--mode", "warm", "--n", "10000000"])
@@ -175,7 +175,7 @@ fn the_sublet_of_a_measurement_ends_with_it_even_if_it_is_killed() {
 }
 
 #[test]
-fn what_is_to_end_with_its_parent_says_if_that_is_another() {
+fn a_wrong_process_in_with_parent_is_refused() {
     let state = tempfile::tempdir().unwrap();
     let output = sublet().args(["up", "--with-parent", "1", "--state"]).arg(state.path()).output().unwrap();
     let said = String::from_utf8_lossy(&output.stderr);
@@ -187,7 +187,7 @@ fn over(fabric: &str) -> Allocation {
     Allocation::new(package("calls.c")).fabric(fabric.parse().unwrap())
 }
 
-/// A node of one core, which is free whenever its only client is told that it has nothing.
+/// Checks that a node of one core is free whenever its only client is refused.
 fn assert_refused_and_free(platform: &Platform, bad: &Allocation, good: &Allocation, named: &str) {
     let mut client = platform.invoker();
     for _ in 0..2 {
@@ -201,7 +201,7 @@ fn assert_refused_and_free(platform: &Platform, bad: &Allocation, good: &Allocat
 }
 
 #[test]
-fn what_cannot_carry_calls_holds_no_core_when_that_is_said() {
+fn an_unusable_fabric_holds_no_core_after_the_refusal() {
     let one_core = |more: &[&str]| {
         Platform::start_with(|up| {
             up.args(["--cores", "1"]).args(more);
@@ -222,7 +222,7 @@ fn what_cannot_carry_calls_holds_no_core_when_that_is_said() {
 }
 
 #[test]
-fn a_choice_that_is_none_is_refused_with_those_that_there_are() {
+fn an_unknown_choice_is_refused_with_the_existing_ones() {
     for (text, named) in [("smoke", "tcp+tls"), ("ofi+tls", "tcp alone"), ("shm+tls", "tcp+tls")] {
         assert_fails(text.parse::<FabricChoice>(), Code::InvalidArgument, &[text, named]);
     }

@@ -40,7 +40,7 @@ fn wait_for_flag(flag: &Buffer<u32>) {
 }
 
 #[test]
-fn a_function_that_breaks_its_process_is_named_with_the_cause_and_the_next_call_works() {
+fn a_crash_names_the_function_and_the_next_call_works() {
     let platform = Platform::start();
     let client = platform.client("faults.c");
     let lease = client.lease().unwrap().id.clone();
@@ -88,7 +88,7 @@ fn a_function_that_returns_before_its_deadline_is_not_disturbed() {
 }
 
 #[test]
-fn exceptions_end_the_call_with_their_words_and_not_the_worker() {
+fn exceptions_end_the_call_and_not_the_worker() {
     let platform = Platform::start();
     let client = platform.client("throws.cpp");
     let worker = process(&client);
@@ -100,7 +100,7 @@ fn exceptions_end_the_call_with_their_words_and_not_the_worker() {
 }
 
 #[test]
-fn memory_beyond_the_lease_ends_the_call_in_cpp_and_not_the_worker() {
+fn cpp_out_of_memory_ends_only_the_call() {
     let platform = Platform::start();
     let allocation = Allocation::new(package("throws.cpp")).memory_bytes(64 * MIB);
     let client = platform.client_with(&allocation);
@@ -112,7 +112,7 @@ fn memory_beyond_the_lease_ends_the_call_in_cpp_and_not_the_worker() {
 }
 
 #[test]
-fn memory_beyond_the_lease_that_a_function_does_not_miss_ends_the_worker_and_is_hinted_at() {
+fn unchecked_out_of_memory_ends_the_worker_with_a_hint() {
     let platform = Platform::start();
     let client = platform.client_with(&Allocation::new(package("faults.c")).memory_bytes(64 * MIB));
     assert_fails(call(&client, "devour"), Code::WorkerDied, &["libfaults/devour", "SIGSEGV", "64 MiB"]);
@@ -120,7 +120,7 @@ fn memory_beyond_the_lease_that_a_function_does_not_miss_ends_the_worker_and_is_
 }
 
 #[test]
-fn a_memory_bomb_is_killed_alone_and_its_caller_is_told() {
+fn a_memory_bomb_is_killed_alone_with_an_error() {
     if !rustix::process::getuid().is_root() {
         skip(Means::Root, "without control groups there is no limit of a sandbox's memory");
         return;
@@ -145,7 +145,7 @@ fn a_function_says_itself_why_it_failed() {
 }
 
 #[test]
-fn a_worker_killed_in_mid_call_is_replaced_in_the_same_lease() {
+fn a_worker_killed_during_a_call_is_replaced() {
     let platform = Platform::start();
     let client = platform.client("faults.c");
     let lease = client.lease().unwrap().id.clone();
@@ -161,14 +161,14 @@ fn a_worker_killed_in_mid_call_is_replaced_in_the_same_lease() {
 }
 
 #[test]
-fn a_worker_killed_between_calls_is_replaced_by_the_next_call() {
+fn the_next_call_replaces_a_killed_worker() {
     let platform = Platform::start();
     let client = platform.client("faults.c");
     for _ in 0..3 {
         assert_echoes(&client);
         let worker = platform.worker();
         kill(worker, Signal::KILL);
-        // Whoever calls before its end is known is told of it; whoever calls after does not notice.
+        // A call fails while the worker's end is not known yet; a later call goes to the new worker.
         wait_until("calls work again", || client.submit("echo", &[1u8], &mut [0u8]).unwrap().wait().is_ok());
         assert_ne!(platform.worker(), worker);
     }
@@ -324,7 +324,7 @@ fn garbage_on_the_managers_socket_hurts_nobody_but_its_sender() {
 }
 
 #[test]
-fn a_warm_client_survives_the_death_of_its_worker_while_it_sleeps() {
+fn a_sleeping_warm_client_survives_its_workers_death() {
     let platform = Platform::start();
     let client = platform.client_with(&Allocation::new(package("faults.c")).policy(Policy::AlwaysWarm));
     let (flag, mut output) = (flag(&client), [0u8; 8]);

@@ -42,7 +42,7 @@ fn the_documented_graph_is_good() {
 }
 
 #[test]
-fn what_is_wrong_is_told_with_its_place_and_a_stable_code() {
+fn errors_have_their_place_and_a_stable_code() {
     let document = documented().replace("\"to\": \"train\"", "\"to\": \"trian\"").replace(": 2 }", ": 0 }");
     let output = graph(&["check", "-"], &document);
     let text = String::from_utf8(output.stderr).unwrap();
@@ -60,7 +60,7 @@ fn what_is_wrong_is_told_with_its_place_and_a_stable_code() {
 }
 
 #[test]
-fn what_is_shown_as_json_has_all_defaults_and_is_the_same_graph() {
+fn a_graph_as_json_has_all_defaults() {
     let shown = said(&["show", "-", "--json"], &documented());
     let value: Value = serde_json::from_str(&shown).unwrap();
     assert_eq!(value["components"][0]["parallelism"], 1);
@@ -69,7 +69,7 @@ fn what_is_shown_as_json_has_all_defaults_and_is_the_same_graph() {
 }
 
 #[test]
-fn a_drawing_has_every_component_and_an_arrow_for_every_edge() {
+fn a_drawing_has_every_component_and_every_edge() {
     let drawn = said(&["show", "-"], &documented());
     println!("{drawn}");
     for name in ["* load", "train x2", "validate", "lr/train", "samples", "16 MiB + 4 MiB", "weights"] {
@@ -86,7 +86,7 @@ fn a_drawing_has_every_component_and_an_arrow_for_every_edge() {
     assert_eq!(std::fs::read_to_string(&file).unwrap().trim_end(), svg.trim_end());
 }
 
-/// A graph of so many compute components, of which the first is the entry, with these triggers.
+/// A graph of `components` compute components, of which the first is the entry, with these triggers.
 fn of_triggers(components: usize, triggers: impl Iterator<Item = (usize, usize)>) -> String {
     let name = |n: usize| format!("c{n}");
     let component = |n: usize| json!({ "name": name(n), "type": "compute", "entry": n == 0, "package": "p", "function": "f" });
@@ -124,7 +124,7 @@ fn conditions_are_drawn() {
 }
 
 #[test]
-fn what_has_too_many_edges_to_be_drawn_says_so_and_is_shown_as_json() {
+fn a_graph_with_too_many_edges_is_shown_as_json() {
     let document = of_triggers(50, (0..50).flat_map(|from| (from + 1..50).map(move |to| (from, to))));
     for arguments in [&["show", "-"][..], &["show", "-", "--svg", "-"]] {
         let output = graph(arguments, &document);
@@ -134,7 +134,7 @@ fn what_has_too_many_edges_to_be_drawn_says_so_and_is_shown_as_json() {
     assert!(said(&["show", "-", "--json"], &document).contains("c49"));
 }
 
-/// What a schema can say it says as `check` does.
+/// Tests that the schema agrees with `check` wherever a schema can express the rule.
 #[test]
 fn the_schema_takes_and_refuses_what_check_does() {
     let schema: Value = serde_json::from_str(&said(&["schema"], "")).unwrap();

@@ -39,7 +39,7 @@ fn up(state: &Path) -> Command {
     up
 }
 
-/// Why a command failed: its code and message.
+/// Code and message of a failed command.
 #[track_caller]
 fn refused(output: &Output) -> (String, String) {
     let said = String::from_utf8_lossy(&output.stderr);
@@ -76,7 +76,7 @@ fn refuses_to_start_without_user_namespaces() {
 struct Group(PathBuf);
 
 impl Group {
-    /// With these files written; nothing where this process may make none.
+    /// Makes a group and writes these files; returns `None` where this process may not make one.
     fn make(controller: &str, files: &[(&str, &str)]) -> Option<Group> {
         let groups = fs::read_to_string("/proc/self/cgroup").ok()?;
         let is_it = |line: &&str| {
@@ -93,7 +93,7 @@ impl Group {
         Some(group)
     }
 
-    /// What a shell does to be in it.
+    /// Shell command that moves the shell into the group.
     fn enter(&self) -> String {
         format!("echo $$ > {}/cgroup.procs", self.0.display())
     }
@@ -101,7 +101,7 @@ impl Group {
 
 impl Drop for Group {
     fn drop(&mut self) {
-        // The agent's own groups may be in there still, for which nobody waits.
+        // The agent's own groups may still be in the group, because the agent does not wait for their removal.
         sublet_tests::process::wait_until("the group is empty", || {
             let below = fs::read_dir(&self.0).into_iter().flatten().flatten();
             below.filter(|entry| entry.path().is_dir()).for_each(|entry| drop(fs::remove_dir(entry.path())));
@@ -169,7 +169,7 @@ fn address_space_is_reserved_by_need() {
     let called = wrapped("prlimit", &["--as=1073741824"], &call).output().unwrap();
     assert!(called.status.success(), "{}", String::from_utf8_lossy(&called.stderr));
     assert!(fs::read(&output).unwrap() == bytes, "the output is another");
-    // What does not fit is told with the limit.
+    // A call that does not fit fails with an error that names the limit.
     let called = wrapped("prlimit", &["--as=134217728"], call.arg("--json")).output().unwrap();
     if !called.status.success() {
         let (code, message) = refused(&called);
@@ -200,7 +200,7 @@ fn a_node_with_too_low_limits_does_not_start() {
 }
 
 #[test]
-fn a_client_with_a_too_low_limit_of_file_sizes_is_told() {
+fn a_too_low_file_size_limit_is_reported() {
     let platform = Platform::start();
     assert!(platform.run(&["deploy", &package("calls.c")]).status.success());
     let mut call = platform.command();

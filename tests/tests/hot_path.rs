@@ -26,7 +26,8 @@ const CALLS: u32 = 10_000;
 const WARM_UP: u32 = 1000;
 /// How often messages are sent and counted: what else runs on the machine disturbs some.
 const ATTEMPTS: u32 = 50;
-/// As `observer.c` and `hot_client.rs` say it. What follows in the trace may be on a line of its own.
+/// System call that marks the counted calls, as in `observer.c` and `hot_client.rs`. The rest of it may be on another
+/// line of the trace.
 const MARKER: &str = "getpgid(5943783";
 /// How a trace begins the second half of a call that it has shown the first half of.
 const SECOND_HALF: &str = "<... ";
@@ -36,7 +37,8 @@ fn turn() -> MutexGuard<'static, ()> {
     TURN.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// What a sandbox executes in place of the worker program: that program, from the package, with a library before others.
+/// Program that a sandbox executes in place of the worker program: it starts that program, from the package, with a
+/// library before others.
 const LAUNCHER: &str = r#"
 #include <stdlib.h>
 #include <unistd.h>
@@ -231,7 +233,7 @@ fn a_message_allocates_nothing() {
 }
 
 #[test]
-fn a_message_makes_no_system_call_while_both_ends_are_awake() {
+fn a_message_makes_no_system_call_between_awake_ends() {
     let (_turn, folder) = (turn(), tempfile::tempdir().unwrap());
     if !can_trace() {
         return;
@@ -299,7 +301,7 @@ fn a_call_of_a_chain_allocates_nothing_in_its_caller() {
 }
 
 #[test]
-fn a_call_of_a_chain_makes_no_system_call_while_all_are_awake() {
+fn a_call_of_an_awake_chain_makes_no_system_call() {
     let (_turn, folder) = (turn(), tempfile::tempdir().unwrap());
     if !can_trace() {
         return;

@@ -21,7 +21,7 @@ fn percent_of_a_core(pids: [u32; 2]) -> f64 {
 }
 
 #[test]
-fn an_idle_platform_and_a_warm_worker_use_less_than_1_percent_of_a_core() {
+fn an_idle_platform_uses_under_1_percent_of_a_core() {
     let platform = Platform::start();
     let allocation = Allocation::new(package("calls.c"));
     let mut client =

@@ -47,7 +47,7 @@ fn layout(folder: &Path) -> String {
 }
 
 #[test]
-fn an_operator_imports_looks_at_and_removes_images_of_the_node() {
+fn an_operator_imports_lists_and_removes_images() {
     let folder = tempfile::tempdir().unwrap();
     let (state, layout) = (folder.path().join("state"), layout(folder.path()));
     let imported = done(&state, &["import", &layout]);
@@ -69,7 +69,7 @@ fn an_operator_imports_looks_at_and_removes_images_of_the_node() {
 }
 
 #[test]
-fn what_is_no_image_or_not_there_is_told_by_its_code() {
+fn invalid_and_missing_images_have_their_codes() {
     let folder = tempfile::tempdir().unwrap();
     let state = folder.path().join("state");
     fs::write(folder.path().join("text"), "no image").unwrap();

@@ -38,7 +38,7 @@ fn package(folder: &TempDir) -> String {
 }
 
 #[test]
-fn a_named_python_that_does_not_work_keeps_the_node_from_starting() {
+fn a_broken_named_python_keeps_the_node_from_starting() {
     let (folder, shim, _) = shim(BROKEN);
     let mut up = sublet();
     let output = up.args(["up", "--python"]).arg(&shim).arg("--state").arg(folder.path()).output().unwrap();
@@ -48,7 +48,7 @@ fn a_named_python_that_does_not_work_keeps_the_node_from_starting() {
 }
 
 #[test]
-fn a_node_starts_without_a_found_python_that_does_not_work() {
+fn a_node_starts_without_a_broken_python_on_the_path() {
     let (folder, _, path) = shim(BROKEN);
     let platform = Platform::start_with(|up| {
         up.env_remove("SUBLET_PYTHON").env("PATH", &path);

@@ -17,7 +17,7 @@ use tempfile::TempDir;
 /// A package of kernels in a folder of its own.
 struct Package(TempDir);
 
-/// What the functions of `kernels.cl` and `doubling.cl` are.
+/// Manifest entries of the functions in `kernels.cl` and `doubling.cl`.
 const FUNCTIONS: &str = "
 [[function]]
 name = 'echo'
@@ -45,7 +45,7 @@ group = 8
 ";
 
 impl Package {
-    /// With a manifest that says more.
+    /// Makes a package with further lines in its manifest.
     fn of(name: &str, more: &str, files: &[(&str, &str)]) -> Package {
         let folder = tempfile::tempdir().unwrap();
         let manifest = format!("name = '{name}'\nkind = 'opencl'\nlibrary = 'kernels.cl'\n{more}");
@@ -66,7 +66,7 @@ impl Package {
         Package::of(name, &format!("{limits}{FUNCTIONS}"), &files)
     }
 
-    /// Of one source, with one function.
+    /// Makes a package of one source, with one function.
     fn source(name: &str, text: &str) -> Package {
         Package::of(name, "[[function]]\nname = 'f'\n", &[("kernels.cl", text)])
     }
@@ -122,7 +122,7 @@ fn kernels_are_called_like_any_function_over_memory_and_networks() {
 }
 
 #[test]
-fn threads_of_a_worker_launch_at_once_and_get_their_own_answers() {
+fn threads_launch_at_once_and_get_their_own_answers() {
     let platform = Platform::start();
     let cores = platform.cores().min(4);
     let allocation = Package::whole("kernels", "");
@@ -142,7 +142,7 @@ fn threads_of_a_worker_launch_at_once_and_get_their_own_answers() {
 }
 
 #[test]
-fn a_kernel_that_never_ends_is_told_and_the_next_call_has_another_worker() {
+fn an_endless_kernel_is_reported_and_its_worker_replaced() {
     let platform = Platform::start();
     let client =
         platform.client_with(&Package::whole("hurried", "[kernels]\ndeadline_ms = 300\n").allocation());
@@ -198,7 +198,7 @@ fn what_the_compiler_says_is_told_to_whoever_leases() {
 }
 
 #[test]
-fn a_binary_that_is_none_is_refused_and_the_node_goes_on() {
+fn an_invalid_binary_is_refused_and_the_node_continues() {
     let platform = Platform::start();
     for (name, bytes) in [("zeros", [0; 5000]), ("odd", std::array::from_fn(|at| (at * 7 % 256) as u8))] {
         let package = Package::source(name, "");
@@ -233,7 +233,7 @@ fn a_kernel_that_writes_outside_ends_its_own_worker_alone() {
     assert_echoes(&neighbour);
 }
 
-/// What the node has built, and when.
+/// File that the node has built, and the time at which it was built.
 fn built(state: &Path) -> (PathBuf, SystemTime) {
     let packages = fs::read_dir(state.join("packages")).unwrap();
     let mut files =
@@ -245,7 +245,7 @@ fn built(state: &Path) -> (PathBuf, SystemTime) {
 }
 
 #[test]
-fn a_package_is_built_once_and_once_more_only_if_its_image_is_not_good() {
+fn a_package_is_rebuilt_only_without_a_valid_image() {
     let folder = tempfile::tempdir().unwrap();
     let package = Package::source("once", &kernel("*written = 0;"));
     let serve = || {
@@ -274,7 +274,7 @@ fn a_package_is_built_once_and_once_more_only_if_its_image_is_not_good() {
 }
 
 #[test]
-fn a_node_executes_kernels_only_for_the_devices_that_it_offers() {
+fn a_node_executes_kernels_only_on_offered_devices() {
     let platform = Platform::start_with(|up| {
         up.args(["--devices", "opencl"]);
     });
@@ -294,7 +294,7 @@ fn a_node_executes_kernels_only_for_the_devices_that_it_offers() {
 }
 
 #[test]
-fn a_package_whose_manifest_cannot_be_is_refused_when_it_is_deployed() {
+fn deploying_refuses_an_impossible_manifest() {
     let platform = Platform::start();
     let refused = |more: &str, said: &str| {
         let package = Package::of("odd", more, &[("kernels.cl", &kernel(""))]);

@@ -57,7 +57,7 @@ fn lend_again(cluster: &Cluster) {
 }
 
 #[test]
-fn a_lease_ends_when_its_time_is_over_and_its_core_is_leased_again() {
+fn a_lease_expires_and_its_core_is_leased_again() {
     let cluster = Cluster::with_agents(1);
     let mut client = cluster.invoker();
     client.allocate(&waiting("calls.c").timeout(Duration::from_secs(2))).unwrap();
@@ -74,7 +74,7 @@ fn a_lease_ends_when_its_time_is_over_and_its_core_is_leased_again() {
 }
 
 #[test]
-fn a_renewed_lease_outlives_its_first_end_with_a_call_in_flight() {
+fn a_renewed_lease_keeps_its_call_in_flight() {
     let cluster = Cluster::with_agents(1);
     let mut client = cluster.invoker();
     client.allocate(&waiting("calls.c").timeout(Duration::from_secs(2))).unwrap();
@@ -113,7 +113,7 @@ fn what_is_released_early_is_leased_again() {
 }
 
 #[test]
-fn an_idle_lease_is_reaped_and_one_that_works_is_not() {
+fn only_an_idle_lease_is_reaped() {
     let mut cluster = Cluster::with_agents(1);
     cluster.add_agent(Lent::cores(1));
     let idle_after = waiting("calls.c").idle_timeout(Duration::from_secs(1));
@@ -166,7 +166,7 @@ fn one_allocation_grows_over_several_nodes_or_takes_nothing() {
     other.allocate(&waiting("calls.c")).unwrap();
     let two = Allocation::new(package("calls.c")).cores(2);
     assert_fails(client.allocate(&two), Code::NoCapacity, &["2"]);
-    // What could not be had in full was not taken in part: there is a core for one more.
+    // A request that cannot be met in full takes nothing: there is a core for one more.
     let at_once = Allocation::new(package("calls.c"));
     wait_until("its core is free", || client.allocate(&at_once).is_ok());
     assert_fails(client.grow(1), Code::NoCapacity, &["1"]);
@@ -183,7 +183,7 @@ fn one_allocation_grows_over_several_nodes_or_takes_nothing() {
 }
 
 #[test]
-fn a_drained_node_takes_no_lease_and_lets_those_that_run_go_on() {
+fn a_drained_node_keeps_leases_and_takes_no_new_ones() {
     let cluster = Cluster::with_agents(1);
     let mut client = cluster.client("calls.c");
     let draining = begin(cluster.agents[0].told(&["--drain"]));
@@ -203,7 +203,7 @@ fn a_drained_node_takes_no_lease_and_lets_those_that_run_go_on() {
 }
 
 #[test]
-fn a_reclaimed_node_says_so_in_advance_and_then_takes_its_cores_by_force() {
+fn a_reclaimed_node_gives_notice_and_then_takes_its_cores() {
     let cluster = Cluster::with_agents(1);
     let client = cluster.client("faults.c");
     let lease = client.lease().unwrap().id.clone();
@@ -215,7 +215,7 @@ fn a_reclaimed_node_says_so_in_advance_and_then_takes_its_cores_by_force() {
     wait_until("the client is told", || !client.notices().is_empty());
     let notice = client.notices().remove(0);
     assert_eq!((&notice.lease, notice.error.code), (&lease, Code::NodeReclaimed), "{}", notice.error);
-    // Calls go on until then.
+    // Calls succeed until then.
     assert_echoes(&client);
     let spinning = client.submit("spin", &flag, &mut output).unwrap();
     assert_fails(spinning.wait(), Code::NodeReclaimed, &["node-0"]);
@@ -234,7 +234,7 @@ fn a_reclaimed_node_says_so_in_advance_and_then_takes_its_cores_by_force() {
 }
 
 #[test]
-fn calls_that_may_be_repeated_move_away_from_a_reclaimed_node_and_others_do_not() {
+fn only_repeatable_calls_move_away_from_a_reclaimed_node() {
     let cluster = Cluster::with_agents(2);
     let mut client = cluster.invoker();
     client.allocate(&waiting("calls.c").cores(2)).unwrap();
@@ -254,7 +254,7 @@ fn calls_that_may_be_repeated_move_away_from_a_reclaimed_node_and_others_do_not(
         assert_eq!(error.code, Code::NodeReclaimed, "{error}");
     }
     json(reclaiming.wait_with_output().unwrap());
-    // New ones go where a lease goes on.
+    // New calls go to the lease that remains.
     for _ in 0..10 {
         assert_echoes(&client);
     }

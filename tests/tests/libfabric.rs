@@ -78,7 +78,7 @@ fn every_size_comes_back_whether_the_worker_polls_or_sleeps() {
 }
 
 #[test]
-fn a_client_whose_worker_is_killed_learns_it_and_has_another() {
+fn a_client_gets_another_worker_for_a_killed_one() {
     let Some(platform) = platform() else { return };
     for policy in [Policy::AlwaysHot, Policy::AlwaysWarm] {
         let client = platform.client_with(&allocation("faults.c", policy));
@@ -116,7 +116,7 @@ fn a_killed_client_holds_nothing_any_longer() {
 }
 
 #[test]
-fn a_function_that_breaks_its_process_is_told_by_the_signal() {
+fn a_crash_is_reported_with_its_signal() {
     let Some(platform) = platform() else { return };
     let client = platform.client_with(&allocation("faults.c", Policy::AlwaysWarm));
     for (function, signal) in [("segfault", "SIGSEGV"), ("divide", "SIGFPE")] {
@@ -126,7 +126,7 @@ fn a_function_that_breaks_its_process_is_told_by_the_signal() {
 }
 
 #[test]
-fn a_node_without_such_devices_does_not_load_libfabric_to_find_that_out() {
+fn a_node_without_such_devices_does_not_load_libfabric() {
     if ofi::has_devices() {
         skip(Means::NoRdmaDevices, "this machine has devices for it");
         return;

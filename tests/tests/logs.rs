@@ -76,7 +76,7 @@ fn a_flood_is_bounded_and_never_enters_the_nodes_log() {
     call(&client, "print", b"the end\n");
     assert_echoes(&client);
     let log = platform.state().join(format!("logs/{lease}.log"));
-    // What came last may have been dropped as well. How much was is said once output is kept again.
+    // The last output may have been dropped as well. The log says how much was dropped once output is kept again.
     wait_until("output is kept again", || {
         call(&client, "print", b"later\n");
         let text = String::from_utf8_lossy(&fs::read(&log).unwrap()).into_owned();
@@ -130,7 +130,7 @@ fn an_operator_passes_no_log_with_a_sandbox() {
 }
 
 #[test]
-fn modules_that_print_when_imported_say_nothing_in_the_nodes_log() {
+fn output_of_imported_modules_stays_out_of_the_nodes_log() {
     let folder = tempfile::tempdir().unwrap();
     let log = File::create(folder.path().join("log")).unwrap();
     let platform = Platform::start_with(|up| {

@@ -25,7 +25,7 @@ use sublet_tests::network::{Host, Network, connections_to};
 use sublet_tests::platform::{assert_echoes, kill};
 use sublet_tests::process::{PATIENCE, is_alive, wait_until};
 
-/// What agents offer that are to be reached by libfabric without a card, too.
+/// Arguments of agents that are also reached by libfabric without a network card for it.
 const LIBFABRIC: &[&str] = &["--fabrics", "tcp,ofi:tcp;ofi_rxm"];
 
 /// A client's machine, one of a manager, and one for each agent, which lends a core. `None` where this user may not.
@@ -33,7 +33,7 @@ fn cluster(agents: u8) -> Option<Cluster> {
     cluster_with(agents, &[])
 }
 
-/// As [`cluster`], with more on the agents' command lines.
+/// Does what [`cluster`] does, with further arguments of the agents.
 fn cluster_with(agents: u8, more: &[&str]) -> Option<Cluster> {
     let network = Network::of_machines(FIRST_AGENT_HOST + agents)?;
     let mut cluster = Cluster::start(Plan { network: Some(network), ..Plan::default() });
@@ -51,7 +51,7 @@ fn allocation() -> Allocation {
     Allocation::new(package("calls.c")).wait(Duration::from_secs(20))
 }
 
-/// By what the calls of each lease travel.
+/// Fabrics over which the calls of each lease travel.
 fn fabrics(client: &Invoker) -> Vec<String> {
     client.fabrics().iter().map(ToString::to_string).collect()
 }
@@ -60,7 +60,7 @@ fn is_free(cluster: &Cluster, node: &str) -> bool {
     cluster.node(node).unwrap().cores_leased == 0
 }
 
-/// What becomes of a call that ends in any case.
+/// Result of a call that ends in any case.
 fn end_of(call: Invocation) -> Result<Completion, Error> {
     call.wait_deadline(Instant::now() + PATIENCE)
 }
@@ -77,7 +77,7 @@ fn echoes(client: &Invoker, len: usize) -> Result<(), Error> {
 }
 
 #[test]
-fn a_client_elsewhere_calls_over_tcp_and_one_beside_the_worker_through_memory() {
+fn remote_clients_use_tcp_and_local_ones_shared_memory() {
     let Some(cluster) = cluster(1) else { return };
     host(&cluster, CLIENT_HOST).run(|| {
         let mut client = cluster.invoker();
@@ -141,7 +141,7 @@ fn the_link_is_cut_under(cluster: &Cluster, allocation: &Allocation, (to_client,
         assert_echoes(&client);
         let mut nothing = [0u8; 0];
         let in_flight = client.submit("busy", &[60_000u32], &mut nothing).unwrap();
-        // What it has sent is acknowledged by now.
+        // All data that the client has sent is acknowledged by now.
         sleep(Duration::from_secs(1));
         for (_, (from, to)) in &pairs {
             network.cut(*from, *to);
@@ -159,23 +159,23 @@ fn the_link_is_cut_under(cluster: &Cluster, allocation: &Allocation, (to_client,
 }
 
 #[test]
-fn a_link_that_is_cut_ends_the_lease_on_both_sides() {
+fn a_cut_link_ends_the_lease_on_both_sides() {
     the_link_is_cut(true, true);
 }
 
 #[test]
-fn a_link_that_carries_nothing_to_the_client_ends_the_lease_on_both_sides() {
+fn a_link_cut_to_the_client_ends_the_lease() {
     the_link_is_cut(true, false);
 }
 
 #[test]
-fn a_link_that_carries_nothing_to_the_agent_ends_the_lease_on_both_sides() {
+fn a_link_cut_to_the_agent_ends_the_lease() {
     the_link_is_cut(false, true);
 }
 
 /// The provider's ends send to any other, and nothing of it says that the peer is out of reach: the control connections do.
 #[test]
-fn a_link_that_is_cut_ends_the_lease_on_both_sides_under_libfabric_too() {
+fn a_cut_link_ends_the_lease_under_libfabric_too() {
     if let Err(error) = ofi::providers() {
         skip(Means::Libfabric, error);
         return;
@@ -186,7 +186,7 @@ fn a_link_that_is_cut_ends_the_lease_on_both_sides_under_libfabric_too() {
 }
 
 #[test]
-fn a_node_out_of_reach_is_free_when_its_client_is_told_so() {
+fn an_unreachable_node_is_free_once_its_client_knows() {
     let Some(cluster) = cluster(1) else { return };
     let network = cluster.network.as_ref().unwrap();
     let [here, there] = [CLIENT_HOST, FIRST_AGENT_HOST].map(|number| network.host(number).address(0));
@@ -203,7 +203,7 @@ fn a_node_out_of_reach_is_free_when_its_client_is_told_so() {
 }
 
 #[test]
-fn a_lease_that_nobody_uses_ends_when_its_client_is_out_of_reach_in_either_direction() {
+fn an_idle_lease_of_an_unreachable_client_ends() {
     let Some(cluster) = cluster(1) else { return };
     let network = cluster.network.as_ref().unwrap();
     let [here, there] = [CLIENT_HOST, FIRST_AGENT_HOST].map(|number| network.host(number).address(0));
@@ -213,7 +213,7 @@ fn a_lease_that_nobody_uses_ends_when_its_client_is_out_of_reach_in_either_direc
             client.allocate(&allocation()).unwrap();
             let lease = client.lease().unwrap().id;
             assert_echoes(&client);
-            // What that has sent is acknowledged by now, and nothing is under way but signs of life.
+            // All data that the client has sent is acknowledged by now, and only signs of life are under way.
             sleep(Duration::from_secs(1));
             network.cut(from, to);
             wait_until("the agent frees what its client had", || is_free(&cluster, "node-0"));
@@ -227,7 +227,7 @@ fn a_lease_that_nobody_uses_ends_when_its_client_is_out_of_reach_in_either_direc
 }
 
 #[test]
-fn calls_that_may_be_repeated_go_on_at_the_other_node_when_a_link_is_cut() {
+fn repeatable_calls_continue_at_the_other_node_after_a_cut() {
     let Some(cluster) = cluster(2) else { return };
     let network = cluster.network.as_ref().unwrap();
     host(&cluster, CLIENT_HOST).run(|| {
@@ -273,7 +273,7 @@ fn a_slow_link_carries_large_calls_whole() {
 }
 
 #[test]
-fn an_interface_that_vanishes_ends_the_lease_and_frees_the_node() {
+fn a_removed_interface_ends_the_lease_and_frees_the_node() {
     let Some(cluster) = cluster(2) else { return };
     let network = cluster.network.as_ref().unwrap();
     host(&cluster, CLIENT_HOST).run(|| {
@@ -294,7 +294,7 @@ fn an_interface_that_vanishes_ends_the_lease_and_frees_the_node() {
 }
 
 #[test]
-fn packets_that_a_switch_drops_for_their_size_are_an_error_and_no_hang() {
+fn packets_too_large_for_a_switch_are_an_error() {
     let Some(cluster) = cluster(1) else { return };
     let network = cluster.network.as_ref().unwrap();
     for number in [CLIENT_HOST, FIRST_AGENT_HOST] {
@@ -338,7 +338,7 @@ fn a_client_that_stands_still_keeps_its_lease() {
 }
 
 #[test]
-fn memory_of_other_machines_is_had_over_the_network_where_its_plan_says() {
+fn remote_memory_is_reached_over_the_fabric_of_its_plan() {
     let Some(cluster) = cluster(2) else { return };
     let plan = || MemoryPlan::new().initial_bytes(1 << 20).increment_bytes(1 << 20);
     host(&cluster, CLIENT_HOST).run(|| {
@@ -433,7 +433,7 @@ fn assert_sums(cluster: &Cluster, from: &Host, count: u64) {
 }
 
 #[test]
-fn components_of_two_machines_share_memory_that_is_larger_than_either_lends() {
+fn components_share_memory_larger_than_either_machine_lends() {
     let Some(cluster) = cluster_with(2, &["--memory", "64MiB"]) else { return };
     cluster.publish(library("components.c"));
     // 72 MiB of numbers: on both machines, and the workers are on both.
@@ -521,7 +521,7 @@ fn where_a_node_insists_memory_travels_encrypted() {
 }
 
 #[test]
-fn memory_out_of_reach_ends_with_an_error_and_is_free_for_others() {
+fn unreachable_memory_ends_with_an_error_and_is_freed() {
     let Some(cluster) = cluster(1) else { return };
     let network = cluster.network.as_ref().unwrap();
     host(&cluster, CLIENT_HOST).run(|| {

@@ -1,4 +1,4 @@
-//! Managers that are killed, stopped and started again while clients lease and call: leases and calls go on, no core
+//! Managers that are killed, stopped and started again while clients lease and call: leases and calls continue, no core
 //! is leased twice, and every lease is billed as its agent has measured it.
 
 #![allow(clippy::unwrap_used)]
@@ -16,7 +16,7 @@ use sublet_tests::hand::{ByHand, ask};
 use sublet_tests::platform::assert_echoes;
 use sublet_tests::process::wait_until;
 
-/// What may befall a request while managers die, and is over soon.
+/// Whether a request may fail with this code while managers die; such failures are temporary.
 fn passes(code: Code) -> bool {
     // A manager that has just started knows of no node until agents come back to it.
     matches!(
@@ -25,7 +25,7 @@ fn passes(code: Code) -> bool {
     )
 }
 
-/// Calls on a lease as long as something goes on. Says how many there were.
+/// Calls on a lease while `act` runs. Prints the number of calls.
 fn while_calling<T>(client: &Invoker, act: impl FnOnce() -> T) -> T {
     let over = AtomicBool::new(false);
     std::thread::scope(|scope| {
@@ -45,7 +45,7 @@ fn while_calling<T>(client: &Invoker, act: impl FnOnce() -> T) -> T {
     })
 }
 
-/// That each lease is on the bill with exactly what its agent has said at its end.
+/// Checks that each lease is on the bill with exactly the usage that its agent reported at its end.
 fn assert_billed(manager: &Manager, served: &[Served]) {
     assert!(!served.is_empty());
     let agent_said: HashMap<_, _> = served.iter().map(|lease| (&lease.lease, lease)).collect();
@@ -74,7 +74,7 @@ fn owner(cluster: &Cluster, node: &str) -> usize {
 }
 
 #[test]
-fn a_manager_killed_in_mid_grant_leaves_leases_and_calls_and_bills_as_they_are() {
+fn a_manager_killed_during_grants_leaves_leases_intact() {
     let mut cluster = Cluster::with_agents(3);
     let mut holder = cluster.client("calls.c");
     let held = holder.lease().unwrap().id.clone();
@@ -98,7 +98,7 @@ fn a_manager_killed_in_mid_grant_leaves_leases_and_calls_and_bills_as_they_are()
 }
 
 #[test]
-fn the_agents_of_a_dead_manager_go_to_another_and_it_comes_back() {
+fn agents_of_a_dead_manager_move_to_another() {
     let mut cluster = Cluster::start(Plan::of_managers(2));
     for _ in 0..3 {
         cluster.add_agent(Lent::cores(1));
@@ -142,7 +142,7 @@ fn the_agents_of_a_dead_manager_go_to_another_and_it_comes_back() {
 }
 
 #[test]
-fn tickets_of_a_manager_that_has_lost_its_agent_and_does_not_know_it_are_worth_nothing() {
+fn tickets_of_an_outdated_manager_are_invalid() {
     let mut cluster = Cluster::start(Plan::of_managers(2));
     cluster.add_agent(Lent::cores(2));
     let user = cluster.user_token(TENANT).secret;

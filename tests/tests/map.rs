@@ -26,7 +26,7 @@ const PLACES: &[(&str, &str)] = &[
 /// Longest file on that path, in lines: one sitting.
 const ONE_SITTING: usize = 600;
 
-/// Longest text that a stranger reads in 40 minutes, in lines.
+/// Most lines of a text that a new reader reads in 40 minutes.
 const MAX_LINES: usize = 600;
 
 /// The targets of a document's relative links, without their anchors.
@@ -46,7 +46,7 @@ fn the_code_map_names_every_crate() {
 }
 
 #[test]
-fn the_readers_path_is_there_and_each_file_is_read_in_one_sitting() {
+fn the_readers_path_exists_with_files_of_limited_length() {
     let architecture = read("ARCHITECTURE.md");
     for (path, mark) in READERS_PATH {
         let source = read(path);

@@ -22,7 +22,7 @@ fn plan() -> MemoryPlan {
     MemoryPlan::new().initial_bytes(MIB).increment_bytes(2 * MIB).limit_bytes(64 * MIB)
 }
 
-/// What its bytes are to be: another at each place, so that none is taken for another.
+/// Expected bytes of the memory: they depend on the offset, so that bytes of another place are noticed.
 fn pattern(offset: u64, len: usize) -> Vec<u8> {
     (offset..).take(len).map(|at| (at.wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 56) as u8).collect()
 }
@@ -98,7 +98,7 @@ fn grows_and_is_given_back(platform: &Platform, way: Way) {
     let segments = memory.segments();
     assert_eq!(segments.iter().map(|lease| lease.memory_bytes / MIB).collect::<Vec<_>>(), [1, 2, 2, 2]);
     wait_until("all of it is leased", || leased_bytes(platform) == 7 * MIB);
-    // What is given back is free for others, and what comes anew is 0.
+    // Freed memory is available to others, and new memory is 0.
     memory.resize(MIB + 10).unwrap();
     assert_eq!((memory.len_bytes(), memory.capacity_bytes()), (MIB + 10, 3 * MIB));
     wait_until("the rest is free", || leased_bytes(platform) == 3 * MIB);
@@ -114,7 +114,7 @@ fn grows_and_is_given_back(platform: &Platform, way: Way) {
 }
 
 #[test]
-fn memory_is_billed_by_the_byte_and_the_second_and_nothing_else() {
+fn memory_is_billed_by_bytes_and_seconds_only() {
     let platform = Platform::start();
     let memory = platform.invoker().memory(plan()).unwrap();
     memory.write(0, &[1]).unwrap();
@@ -164,7 +164,7 @@ fn what_lies_beyond_the_end_or_the_limit_is_refused() {
 }
 
 #[test]
-fn memory_that_no_node_has_is_refused_and_what_others_hold_is_waited_for() {
+fn impossible_memory_is_refused_and_used_memory_waited_for() {
     let platform = Platform::start_with(|command| {
         command.args(["--memory", "8MiB"]);
     });
@@ -188,7 +188,7 @@ fn memory_that_no_node_has_is_refused_and_what_others_hold_is_waited_for() {
 }
 
 #[test]
-fn small_accesses_here_and_there_are_what_one_array_would_be() {
+fn small_scattered_accesses_equal_those_of_an_array() {
     let platform = open_platform();
     for way in WAYS {
         let memory = platform.invoker().memory(way.plan()).unwrap();
@@ -230,7 +230,7 @@ fn small_accesses_here_and_there_are_what_one_array_would_be() {
 }
 
 #[test]
-fn more_than_can_be_under_way_may_be_asked_for_at_once_and_read_later() {
+fn more_reads_than_fit_can_be_submitted_at_once() {
     let platform = open_platform();
     for way in WAYS {
         let memory = platform.invoker().memory(way.plan()).unwrap();
@@ -247,7 +247,7 @@ fn more_than_can_be_under_way_may_be_asked_for_at_once_and_read_later() {
             let (offset, len) = stretches(number);
             assert!(reading.wait().unwrap() == pattern(offset, len), "reading {number}");
         }
-        // Nobody waits for these.
+        // The test does not wait for these.
         drop(memory.read_async(0, vec![0; 1 << 20]).unwrap());
         let late = memory.read_async(0, vec![0; 1 << 20]).unwrap();
         drop(memory);
@@ -255,19 +255,19 @@ fn more_than_can_be_under_way_may_be_asked_for_at_once_and_read_later() {
     }
 }
 
-/// From now on it answers nothing.
+/// Stops the platform, which then answers nothing.
 fn stop(platform: &Platform) {
     kill(platform.pid(), Signal::STOP);
     wait_until("it stands still", || is_stopped(platform.pid()));
 }
 
 #[test]
-fn what_was_asked_for_of_a_killed_node_is_an_error_and_nothing_hangs() {
+fn reads_of_a_killed_node_fail_without_hanging() {
     for way in WAYS.into_iter().filter(|way| way.fabric != FabricChoice::Shm) {
         let mut platform = open_platform();
         let memory = platform.invoker().memory(way.plan()).unwrap();
         memory.write(0, &pattern(0, 8 * MIB as usize)).unwrap();
-        // What is not there yet would be sent first, and wait for the node.
+        // Writes that have not arrived yet would be sent first, and wait for the node.
         memory.sync().unwrap();
         stop(&platform);
         let asked: Vec<_> =
@@ -284,14 +284,14 @@ fn what_was_asked_for_of_a_killed_node_is_an_error_and_nothing_hangs() {
 }
 
 #[test]
-fn a_component_goes_though_its_agent_stands_still_and_owes_it_something() {
+fn a_component_closes_though_its_agent_is_stopped() {
     for way in WAYS.into_iter().filter(|way| way.fabric != FabricChoice::Shm) {
         let mut platform = open_platform();
         let memory = platform.invoker().memory(way.plan()).unwrap();
         memory.write(0, &pattern(0, 8 * MIB as usize)).unwrap();
         memory.sync().unwrap();
         stop(&platform);
-        // First, for those that are asked for ahead may take all places for questions that nobody waits for.
+        // The read comes first, because prefetches may take all places for reads that no caller waits for.
         let asked = memory.read_async(0, vec![0; MIB as usize]).unwrap();
         memory.prefetch(0, MIB);
         drop(memory);
@@ -330,7 +330,7 @@ fn a_quota_of_memory_bounds_segments() {
 }
 
 #[test]
-fn an_end_that_the_client_did_not_ask_for_is_told_by_every_access() {
+fn every_access_reports_an_end_that_was_not_requested() {
     let platform = open_platform();
     let client = platform.invoker();
     let mut byte = [0];
@@ -351,7 +351,7 @@ fn an_end_that_the_client_did_not_ask_for_is_told_by_every_access() {
 }
 
 #[test]
-fn one_connection_carries_all_segments_of_a_node_and_each_ends_by_itself() {
+fn one_connection_carries_a_nodes_segments_which_end_separately() {
     const SMALL: u64 = 64 << 10;
     for fabric in [TCP, TLS] {
         let platform = open_platform();
@@ -370,7 +370,7 @@ fn one_connection_carries_all_segments_of_a_node_and_each_ends_by_itself() {
         assert_fails(one.read(0, &mut [0]), Code::LeaseExpired, &[]);
         assert_holds(&other, 0, 6 * MIB as usize);
         wait_until("the connection is the other's alone", || connections_to(agent) - before == 4 + 1);
-        // What comes later joins it as well, until it has carried as many as it may.
+        // A later component joins the connection as well, until the connection carries the most segments that it may.
         let many = client.memory(plan().initial_bytes(SMALL).increment_bytes(SMALL)).unwrap();
         many.write(0, &pattern(0, 130 * SMALL as usize)).unwrap();
         assert_holds(&many, 0, 130 * SMALL as usize);
@@ -381,7 +381,7 @@ fn one_connection_carries_all_segments_of_a_node_and_each_ends_by_itself() {
 }
 
 #[test]
-fn what_is_read_while_memory_ends_is_what_was_written_or_an_error() {
+fn reads_of_ending_memory_are_right_or_fail() {
     let platform = open_platform();
     let client = platform.invoker();
     for _ in 0..8 {
@@ -413,7 +413,7 @@ fn renewed_memory_outlives_its_first_end() {
 }
 
 #[test]
-fn a_memory_node_killed_in_mid_write_ends_its_components_and_nothing_hangs() {
+fn a_memory_node_killed_during_writes_ends_its_components() {
     WAYS.into_iter().for_each(is_killed_in_mid_write);
 }
 
@@ -449,7 +449,7 @@ fn helper_that_holds_memory_until_it_is_killed() {
 }
 
 #[test]
-fn a_client_that_is_killed_or_goes_holds_no_memory_any_longer() {
+fn a_killed_or_gone_client_holds_no_memory() {
     let platform = Platform::start();
     let mut holder = Command::new(std::env::current_exe().unwrap())
         .args(["helper_that_holds_memory_until_it_is_killed", "--exact"])

@@ -50,7 +50,7 @@ impl Tenant {
         command.args(arguments).output().unwrap()
     }
 
-    /// What the command prints.
+    /// Standard output of the command, which succeeds.
     #[track_caller]
     fn text(&self, arguments: &[&str]) -> String {
         let output = self.run(arguments);
@@ -70,7 +70,7 @@ impl Tenant {
         self.text(&["deploy", path(&library.path().join("libname.so"))])
     }
 
-    /// What the function of a package says; and whose the lease says that the package is.
+    /// Answer of the package's function, and the owner of the package according to the lease.
     fn who(&self, package: &str) -> (char, String) {
         let mut client = connect(&self.access);
         client.allocate(&Allocation::new(package.to_owned())).unwrap_or_else(|error| panic!("{error}"));
@@ -88,7 +88,7 @@ fn path(path: &Path) -> &str {
     path.to_str().unwrap()
 }
 
-/// With an agent. Managers of one store learn of each other's changes within a second.
+/// Starts managers and an agent. Managers of one store learn of each other's changes within a second.
 fn cluster(managers: u8) -> Cluster {
     let mut cluster = Cluster::start(Plan::of_managers(managers));
     cluster.add_agent(Lent::cores(2));

@@ -19,7 +19,7 @@ fn of(platform: &Platform) -> Process {
     Process(platform.client_with(&Allocation::new(package("neighbours.c"))))
 }
 
-/// On a kind of processing unit.
+/// Starts a process on a kind of processing unit.
 fn on(cluster: &Cluster, kind: &str) -> Process {
     Process::of(cluster, Allocation::new(package("neighbours.c")).pu(kind))
 }
@@ -87,7 +87,7 @@ fn capabilities_are_granted_and_revoked_by_who_owns_a_fifo() {
 }
 
 #[test]
-fn names_are_a_tenants_own_and_free_again_when_a_fifo_ends() {
+fn names_belong_to_a_tenant_until_the_fifo_ends() {
     let platform = Platform::start();
     let (one, two) = (of(&platform), of(&platform));
     let (first, fd) = one.make("name").unwrap();
@@ -103,7 +103,7 @@ fn names_are_a_tenants_own_and_free_again_when_a_fifo_ends() {
 }
 
 #[test]
-fn a_worker_that_dies_takes_its_fifos_with_it_and_what_it_wrote_is_read() {
+fn fifos_of_a_dead_worker_end_after_their_data() {
     let platform = Platform::start();
     let (one, two) = (of(&platform), of(&platform));
     let (object, fd) = one.make("f").unwrap();
@@ -160,7 +160,7 @@ fn processes_of_two_units_send_each_other_messages() {
     refused(host.hear(from_dpu, 0), "nobody has written");
     refused(dpu.say(to_host, b"late"), "was revoked");
     refused(dpu.join("to the host"), "no right to write");
-    // And what goes the other way along the same connection goes on.
+    // And messages in the other direction of the same connection still arrive.
     exchange((&dpu, from_host), (&host, to_dpu));
     dpu.shut(to_host).unwrap();
     exchange((&dpu, from_host), (&host, to_dpu));
@@ -173,7 +173,7 @@ fn processes_of_two_units_send_each_other_messages() {
 }
 
 #[test]
-fn processes_in_python_exchange_messages_with_those_in_c_of_another_unit() {
+fn python_and_c_processes_of_two_units_exchange_messages() {
     let python = root().join("target/tools/python/bin/python3");
     let python = ["--python", python.to_str().unwrap()];
     let package = package_in_python().unwrap();
@@ -193,7 +193,7 @@ fn processes_in_python_exchange_messages_with_those_in_c_of_another_unit() {
         host.words("forbid", &[dpu.pid(), forth, WRITE]).unwrap();
         refused(dpu.say(to_host, b"late"), "was revoked");
         refused(host.hear(from_dpu, 0), "DeadlineExceeded: nobody has written");
-        // What a worker in Python had ends with it.
+        // The FIFOs of a worker in Python end with it.
         host.call("die", &[]).unwrap_err();
         wait_until("the name is free", || dpu.make("to python").is_ok());
         refused(dpu.hear(from_host, 100), "nobody has written");
@@ -201,7 +201,7 @@ fn processes_in_python_exchange_messages_with_those_in_c_of_another_unit() {
 }
 
 #[test]
-fn what_passes_between_units_is_encrypted_where_one_of_them_insists() {
+fn traffic_between_units_is_encrypted_if_either_requires_it() {
     let cluster = computer(&["--encrypt", "true"]);
     let (host, dpu) = (on(&cluster, "cpu"), on(&cluster, "dpu"));
     let (object, fd) = host.make("f").unwrap();
@@ -211,7 +211,7 @@ fn what_passes_between_units_is_encrypted_where_one_of_them_insists() {
 }
 
 #[test]
-fn a_unit_that_dies_and_returns_has_none_of_its_processes() {
+fn a_restarted_unit_has_none_of_its_processes() {
     let mut cluster = computer(&[]);
     let (host, dpu) = (on(&cluster, "cpu"), on(&cluster, "dpu"));
     let (object, fd) = host.make("f").unwrap();
@@ -238,7 +238,7 @@ fn a_unit_that_dies_and_returns_has_none_of_its_processes() {
 }
 
 #[test]
-fn a_program_in_python_is_a_copy_of_a_warm_interpreter_of_its_unit() {
+fn a_python_program_is_a_copy_of_a_warm_interpreter() {
     let python = root().join("target/tools/python/bin/python3");
     let package = package_in_python().unwrap();
     let cluster = computer(&["--python", python.to_str().unwrap()]);

@@ -38,7 +38,7 @@ fn allocation() -> Allocation {
     Allocation::new(package("calls.c")).wait(Duration::from_secs(20))
 }
 
-/// In which direction a link is cut.
+/// Direction in which a link is cut.
 #[derive(Clone, Copy)]
 enum Cut {
     Both,
@@ -100,22 +100,22 @@ fn the_agent_is_cut_off(cut: Cut) {
 }
 
 #[test]
-fn an_agent_that_is_cut_off_is_lost_and_found_and_its_lease_goes_on() {
+fn a_disconnected_agent_is_lost_and_found_with_its_lease() {
     the_agent_is_cut_off(Cut::Both);
 }
 
 #[test]
-fn an_agent_that_is_not_heard_is_lost_and_found_and_its_lease_goes_on() {
+fn an_unheard_agent_is_lost_and_found_with_its_lease() {
     the_agent_is_cut_off(Cut::ToManager);
 }
 
 #[test]
-fn an_agent_that_hears_nothing_is_lost_and_found_and_its_lease_goes_on() {
+fn a_deaf_agent_is_lost_and_found_with_its_lease() {
     the_agent_is_cut_off(Cut::FromManager);
 }
 
 #[test]
-fn a_lease_that_ends_while_its_agent_is_cut_off_is_billed_when_it_is_back() {
+fn a_lease_that_ends_during_a_cut_is_billed_later() {
     let Some(cluster) = cluster(Plan::default(), 1) else { return };
     let (manager, agent) = (address(&cluster, MANAGER_HOST), address(&cluster, FIRST_AGENT_HOST));
     cluster.network.as_ref().unwrap().host(CLIENT_HOST).run(|| {
@@ -136,7 +136,7 @@ fn a_lease_that_ends_while_its_agent_is_cut_off_is_billed_when_it_is_back() {
 }
 
 #[test]
-fn a_client_that_is_cut_off_from_the_manager_calls_on_and_leases_again_later() {
+fn a_client_cut_off_from_the_manager_can_still_call() {
     let Some(cluster) = cluster(Plan::default(), 2) else { return };
     let (manager, client_host) = (address(&cluster, MANAGER_HOST), address(&cluster, CLIENT_HOST));
     cluster.network.as_ref().unwrap().host(CLIENT_HOST).run(|| {
@@ -150,7 +150,7 @@ fn a_client_that_is_cut_off_from_the_manager_calls_on_and_leases_again_later() {
                 assert_fails(refused, Code::ManagerUnreachable, &[&manager.to_string()]);
                 assert_echoes(&holder);
             });
-            // What was granted and could not be told is leased again.
+            // A lease whose grant could not be delivered is leased again.
             asking.allocate(&allocation()).unwrap();
             assert_echoes(&asking);
             asking.deallocate().unwrap();
@@ -162,7 +162,7 @@ fn a_client_that_is_cut_off_from_the_manager_calls_on_and_leases_again_later() {
 }
 
 #[test]
-fn an_agent_between_two_managers_leases_each_core_once_and_is_billed_once() {
+fn an_agent_between_two_managers_leases_each_core_once() {
     let Some(cluster) = cluster(Plan::of_managers(2), 1) else { return };
     let agent = address(&cluster, FIRST_AGENT_HOST);
     let network = cluster.network.as_ref().unwrap();

@@ -39,7 +39,7 @@ fn lease(cluster: &Cluster, allocation: &Allocation) -> (Invoker, String) {
     (client, node)
 }
 
-/// What `sublet ps` says of each node: its name, pool and rack.
+/// Name, pool and rack of each node, as `sublet ps` lists them.
 fn shown(cluster: &Cluster) -> Vec<(String, String, Value)> {
     let text = |value: &Value| value.as_str().unwrap().to_owned();
     let nodes = cluster.json(&["ps"])["nodes"].take();
@@ -48,7 +48,7 @@ fn shown(cluster: &Cluster) -> Vec<(String, String, Value)> {
 }
 
 #[test]
-fn leases_go_to_the_pool_of_what_they_hold_and_spill_and_one_that_is_named_is_kept_to() {
+fn leases_prefer_their_pool_and_keep_to_a_named_one() {
     let cluster = cluster();
     let said = [("node-0", "compute", "a"), ("node-1", "memory", "a"), ("node-2", "balanced", "b")];
     let said = said.map(|(node, pool, rack)| (node.to_owned(), pool.to_owned(), json!(rack)));
@@ -82,7 +82,7 @@ fn plan() -> MemoryPlan {
 }
 
 #[test]
-fn what_communicates_is_in_one_rack_as_long_as_that_has_room() {
+fn communicating_components_share_a_rack_with_free_capacity() {
     let cluster = cluster();
     let near = || allocation().near(["node-0"]);
     let (_first, first) = lease(&cluster, &near());
@@ -93,7 +93,7 @@ fn what_communicates_is_in_one_rack_as_long_as_that_has_room() {
 }
 
 #[test]
-fn nodes_that_say_no_pool_are_told_apart_by_what_they_have_left() {
+fn nodes_without_a_pool_are_distinguished_by_free_capacity() {
     let arguments = ["--pools-balanced", "512MiB"].map(str::to_owned).into();
     let mut cluster = Cluster::start(Plan { arguments, ..Plan::default() });
     for memory in ["2GiB", "512MiB", "128MiB"] {
@@ -129,7 +129,7 @@ fn graph() -> Vec<u8> {
 }
 
 #[test]
-fn a_component_waits_for_its_pool_says_so_and_is_executed_there() {
+fn a_component_waits_for_its_pool_and_executes_there() {
     let cluster = cluster();
     cluster.publish(library("components.c"));
     let (held, node) = lease(&cluster, &allocation().pool(Pool::Memory));
@@ -163,7 +163,7 @@ fn refused(command: &mut Command, named: &[&str]) {
 }
 
 #[test]
-fn a_pool_that_there_is_not_is_refused_with_those_that_there_are() {
+fn an_unknown_pool_is_refused_with_the_existing_ones() {
     let there_are = "compute, memory and balanced";
     let agent = |value: &str| {
         let mut command = sublet();

@@ -29,12 +29,12 @@ struct AgentByHand {
     stub: NodesClient<Channel>,
     registered: NodeRegistration,
     sequence: u64,
-    /// Which version of its neighbours it says that it knows.
+    /// Version of its neighbours that the agent reports to know.
     known: u64,
 }
 
 impl AgentByHand {
-    /// With a token for its node.
+    /// Makes an agent with a token for its node.
     fn new(cluster: &Cluster, name: &'static str) -> AgentByHand {
         let token = cluster.token(&CreateTokenRequest {
             role: Role::Agent.into(),
@@ -61,7 +61,7 @@ impl AgentByHand {
         }
     }
 
-    /// Registers; what it is told of its neighbours.
+    /// Registers the node, and returns the neighbours that the manager sends.
     fn registers(&mut self, node: NodeDescription) -> Result<Neighbours, Error> {
         let (node, instance) = (Some(node), format!("{:032x}", 7));
         let registration = Registration { node, instance, ..Registration::default() };
@@ -78,7 +78,7 @@ impl AgentByHand {
         self.registers(self.node(neighbours)).unwrap().all
     }
 
-    /// Reports; what it is told of its neighbours, if anything.
+    /// Sends a report, and returns the neighbours if the manager sends them.
     fn reports(&mut self) -> Option<Vec<Neighbour>> {
         self.sequence += 1;
         let report = NodeReport {
@@ -99,7 +99,7 @@ impl AgentByHand {
 }
 
 #[test]
-fn who_name_each_other_share_a_secret_that_nobody_else_has_and_that_each_registration_renews() {
+fn neighbours_share_a_secret_that_each_registration_renews() {
     let cluster = Cluster::start(Plan::default());
     let [mut host, mut dpu, mut other, mut liar] =
         ["host", "dpu", "other", "liar"].map(|name| AgentByHand::new(&cluster, name));
@@ -130,7 +130,7 @@ fn who_name_each_other_share_a_secret_that_nobody_else_has_and_that_each_registr
     assert_eq!((bridged.node.as_str(), bridged.bridge.as_str()), ("other", "host"));
     assert!(![&of_other.secret, &of_dpu.secret].contains(&&bridged.secret), "and the host does not know it");
 
-    // Whoever lies about its neighbours learns nothing, and changes nothing for them.
+    // An agent that lies about its neighbours learns nothing, and changes nothing for them.
     assert_eq!(liar.names(&["host", "dpu", "nobody"]), []);
     assert_eq!((liar.reports(), host.reports(), dpu.reports()), (None, None, None));
     let in_anothers_name = NodeDescription { name: "dpu".into(), ..liar.node(&["host"]) };
@@ -195,7 +195,7 @@ fn unit<'shown>(shown: &'shown Value, node: &str, unit: &str) -> &'shown Value {
 }
 
 #[test]
-fn the_processor_and_the_device_of_a_node_are_units_with_abilities_capacity_and_the_price_of_their_kind() {
+fn processors_and_devices_are_units_with_capacity_and_price() {
     let folder = tempfile::tempdir().unwrap();
     let prices = folder.path().join("manager.toml");
     let text = "[price.pu.opencl]\ncompute = 1000\n[price.pu.dpu]\ncompute = 500\npolling = 600\n";
@@ -245,7 +245,7 @@ fn the_processor_and_the_device_of_a_node_are_units_with_abilities_capacity_and_
     assert!(table.contains("node-0/opencl0") && table.contains("1000/500/600"), "{table}");
 }
 
-/// With whom a node is linked, as its processor shows.
+/// Neighbours with which a node is linked, as its processor shows.
 fn neighbours(cluster: &Cluster, node: &str) -> Value {
     unit(&cluster.json(&["pus"]), node, "cpu")["neighbours"].clone()
 }
@@ -257,7 +257,7 @@ fn linked(cluster: &Cluster, agent: usize, neighbour: &str) -> Vec<String> {
     lines.map(|line| line.rsplit_once("registration=").unwrap().1.to_owned()).collect()
 }
 
-/// Without a terminal's colours.
+/// Removes a terminal's colours from a log.
 fn plain(log: &str) -> String {
     let mut parts = log.split('\x1b');
     let first = parts.next().unwrap_or_default().to_owned();
@@ -265,7 +265,7 @@ fn plain(log: &str) -> String {
 }
 
 #[test]
-fn agents_that_name_each_other_are_linked_anew_when_one_is_started_again_and_not_with_who_is_silent() {
+fn neighbours_are_linked_again_after_a_restart() {
     let mut cluster = Cluster::start(Plan::default());
     cluster.add_agent_with(Lent::cores(1), &["--devices", "none", "--neighbour", "node-1"]);
     cluster.add_agent_with(Lent::cores(1), &["--devices", "none", "--neighbour", "node-0"]);
@@ -295,7 +295,7 @@ fn agents_that_name_each_other_are_linked_anew_when_one_is_started_again_and_not
 }
 
 #[test]
-fn an_operator_whose_node_names_another_in_vain_is_told_so_by_the_command_and_once_in_the_log() {
+fn an_unanswered_neighbour_is_reported_by_command_and_log() {
     let mut cluster = Cluster::start(Plan::default());
     cluster.add_agent_with(
         Lent::cores(1),

@@ -1,4 +1,5 @@
-//! Packages of Python, as callers of any language and operators see them. What Python callers see is tested in `python/tests`.
+//! Packages of Python, as callers of any language and operators see them. The tests of Python callers are in
+//! `python/tests`.
 
 #![allow(clippy::unwrap_used)]
 

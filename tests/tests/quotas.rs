@@ -1,5 +1,5 @@
-//! Tests the quotas of a tenant: cores, memory, leases, money. What is beyond is refused by name, and nobody else
-//! is hurt.
+//! Tests the quotas of a tenant: cores, memory, leases, money. A request beyond a quota is refused with the quota's
+//! name, and other tenants are not affected.
 
 #![allow(clippy::unwrap_used)]
 
@@ -24,7 +24,7 @@ fn busy(client: &Invoker, ms: u32) {
 }
 
 #[test]
-fn what_a_quota_does_not_allow_is_refused_by_name_and_the_rest_is_granted() {
+fn requests_beyond_a_quota_are_refused_by_its_name() {
     let cluster = Cluster::with_agents(2);
     let access = cluster.user("bounded");
     for (quota, two_are, named) in [
@@ -93,7 +93,7 @@ fn a_lease_whose_node_goes_to_another_manager_counts_once() {
 }
 
 #[test]
-fn who_has_spent_its_quota_gets_no_lease_until_it_is_raised() {
+fn a_spent_quota_allows_no_lease_until_it_is_raised() {
     let cluster = Cluster::with_agents(1);
     let access = cluster.user("thrifty");
     let price = 20_000;

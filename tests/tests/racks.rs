@@ -1,5 +1,5 @@
-//! A global manager above the managers of racks: leases spill from a full rack to another, runs stay in theirs, and what dies is
-//! missed by nobody who need not miss it.
+//! A global manager above the managers of racks: leases spill from a full rack to another, runs stay in their rack, and
+//! the death of a process affects only those that depend on it.
 
 #![allow(clippy::unwrap_used)]
 
@@ -23,7 +23,7 @@ struct Racks {
 }
 
 impl Racks {
-    /// So many agents in each of two racks, which lend so many cores each.
+    /// Starts two racks of `agents` agents each, which lend `cores` cores each.
     fn start(agents: usize, cores: u32) -> Racks {
         let mut cluster = Cluster::start(Plan::of_managers(2));
         for rack in 0..2 {
@@ -38,7 +38,7 @@ impl Racks {
         racks
     }
 
-    /// Waits until the global manager knows each rack to have so many cores free.
+    /// Waits until the global manager knows each rack to have this number of cores free.
     #[track_caller]
     fn wait_until_free(&self, cores: &[u32]) {
         let free = |manager: &Manager| {
@@ -52,12 +52,12 @@ impl Racks {
         });
     }
 
-    /// The way of a user who was told of the global manager alone.
+    /// Access of a user who knows only the global manager.
     fn user(&self) -> Access {
         self.cluster.access(&self.global.address, &self.cluster.user_token(TENANT).secret)
     }
 
-    /// A client with so many cores.
+    /// Leases `cores` cores for a new client.
     fn leases(&self, access: &Access, cores: u32) -> Result<Invoker, sublet::Error> {
         let mut client = connect(access);
         client.allocate(&Allocation::new(package("calls.c")).cores(cores))?;
@@ -65,14 +65,14 @@ impl Racks {
         Ok(client)
     }
 
-    /// In which of the racks a client's first lease is.
+    /// Number of the rack of a client's first lease.
     fn rack(&self, client: &Invoker) -> usize {
         let node = client.lease().unwrap().node.clone();
         let agent = self.cluster.agents.iter().position(|agent| agent.name == node).unwrap();
         agent / (self.cluster.agents.len() / 2)
     }
 
-    /// What the global manager says of itself.
+    /// The global manager's description of itself.
     fn own(&self) -> ManagerInfo {
         let managers = self.cluster.operator().manager().managers().unwrap();
         let global = managers.into_iter().filter(|manager| manager.global);
@@ -82,7 +82,7 @@ impl Racks {
 }
 
 #[test]
-fn leases_spill_from_a_full_rack_to_another_and_what_no_rack_has_is_refused_with_the_amount() {
+fn full_racks_spill_leases_and_refuse_impossible_amounts() {
     let racks = Racks::start(1, 2);
     let user = racks.user();
     let clients: Vec<_> = (0..4).map(|_| racks.leases(&user, 1).unwrap()).collect();
@@ -93,7 +93,7 @@ fn leases_spill_from_a_full_rack_to_another_and_what_no_rack_has_is_refused_with
     let error = racks.leases(&user, 3).err().unwrap();
     assert_eq!(error.code, Code::InsufficientResources, "{error}");
     assert!(error.message.contains("3 cores asked, the largest rack has 2"), "{error}");
-    // Who was told of a rack's manager comes to the same: it is told of the global one.
+    // A user who knows only a rack's manager gets the same error: the client learns of the global manager.
     let other = racks.cluster.user(TENANT);
     assert_eq!(racks.leases(&other, 3).err().unwrap().message, error.message);
     // Leases are renewed and ended with the racks' managers.
@@ -107,7 +107,7 @@ fn leases_spill_from_a_full_rack_to_another_and_what_no_rack_has_is_refused_with
 }
 
 #[test]
-fn the_global_manager_is_seen_for_what_it_is_and_takes_no_nodes() {
+fn the_global_manager_is_listed_and_takes_no_nodes() {
     let racks = Racks::start(1, 1);
     let shown = |manager: &Manager| {
         let output = manager.command().args(["ps", "--json"]).output().unwrap();
@@ -144,7 +144,7 @@ fn the_global_manager_is_seen_for_what_it_is_and_takes_no_nodes() {
 }
 
 #[test]
-fn who_waits_gets_what_any_rack_gives_back_and_waits_on_when_the_global_manager_dies() {
+fn waiting_requests_survive_the_global_managers_death() {
     let mut racks = Racks::start(1, 1);
     let user = racks.user();
     let mut holders: Vec<_> = (0..2).map(|_| racks.leases(&user, 1).unwrap()).collect();
@@ -175,7 +175,7 @@ fn who_waits_gets_what_any_rack_gives_back_and_waits_on_when_the_global_manager_
 }
 
 #[test]
-fn a_racks_manager_that_is_killed_takes_no_lease_along_and_its_nodes_are_known_again() {
+fn killing_a_racks_manager_ends_no_lease() {
     let mut racks = Racks::start(1, 2);
     let user = racks.user();
     let mut holders: Vec<_> = (0..2).map(|_| racks.leases(&user, 1).unwrap()).collect();

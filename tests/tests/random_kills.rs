@@ -84,7 +84,7 @@ fn may_happen(code: Code) -> bool {
 }
 
 impl Served {
-    /// Leases, calls and gives back until it is told to stop.
+    /// Leases, calls and gives back until `stop` is set.
     fn work(&self, access: &Access) {
         while !self.stop.load(Ordering::Relaxed) {
             let worked = Invoker::connect_with(access.clone()).and_then(|mut client| {
@@ -158,14 +158,14 @@ fn strike(cluster: &mut Cluster, client: &mut Child, chance: &mut Chance) -> &'s
     }
 }
 
-/// It may have ended by itself.
+/// Kills a process, unless it has ended by itself.
 fn kill_if_there(pid: u32) {
     if is_alive(pid) {
         let _ = kill_process(Pid::from_raw(pid.cast_signed()).unwrap(), Signal::KILL);
     }
 }
 
-/// That each lease that was given back is billed with what its agent said.
+/// Checks that each lease that was given back is billed with the usage that its agent reported.
 fn assert_billed(cluster: &Cluster, served: &BTreeMap<String, Usage>) {
     for manager in &cluster.managers {
         let operator = manager.operator();
@@ -232,7 +232,7 @@ fn random_kills_lose_nothing_and_leave_nothing() {
     wait_until("no worker is left", || cluster.agents.iter().all(|agent| agent.workers().is_empty()));
     cluster.assert_serves();
     assert_billed(&cluster, &leases);
-    // What a process holds after its last start, and after so many leases of others, does not grow with them.
+    // The resources that a process holds after its last start, and after the leases of others, do not grow with them.
     for agent in &cluster.agents {
         let before = open_descriptors(agent.pid());
         cluster.assert_serves();

@@ -28,7 +28,7 @@ fn said(command: &mut Command) -> Vec<u8> {
 }
 
 #[test]
-fn the_example_comes_to_the_same_model_and_says_what_it_used() {
+fn the_example_computes_the_same_model_and_its_usage() {
     let platform = Platform::start();
     let mut command = Command::new(folder().join("run"));
     command.args(["--mb", "2", "--steps", "50", "--rounds", "1", "--redis", "--json"]);
@@ -88,7 +88,7 @@ fn kill_something(platform: &Platform, client: &Invoker, dice: u64) {
 }
 
 #[test]
-fn whatever_component_is_killed_the_model_is_the_same_to_the_last_bit() {
+fn killing_any_component_leaves_the_model_identical() {
     let platform = Platform::start();
     let build = build();
     said(platform.command().arg("deploy").arg(build.join("libregression.so")));

@@ -46,7 +46,7 @@ fn wait_until_it_executes(worker: u32) {
 }
 
 #[test]
-fn every_size_comes_back_from_any_memory_in_the_clear_and_encrypted() {
+fn every_size_returns_from_any_memory_plain_and_encrypted() {
     let platform = open_platform();
     for fabric in [TCP, TLS] {
         let allocation = over(fabric.clone(), "calls.c").memory_bytes(512 * MIB).slot_bytes(300_000);
@@ -90,7 +90,7 @@ fn what_functions_say_of_their_errors_arrives() {
 }
 
 #[test]
-fn a_buffer_that_the_lease_has_no_memory_for_is_refused_and_others_are_not() {
+fn only_buffers_beyond_the_leases_memory_are_refused() {
     let platform = open_platform();
     let client = platform.client_with(&over(TCP, "calls.c").memory_bytes(64 * MIB));
     for _ in 0..3 {
@@ -121,7 +121,7 @@ fn buffers_may_be_older_than_the_lease_and_change_networks() {
 }
 
 #[test]
-fn more_calls_than_slots_and_threads_at_once_get_their_own_results() {
+fn many_calls_and_threads_get_their_own_results() {
     let platform = open_platform();
     for fabric in [TCP, TLS] {
         let mut client = platform.client_with(&over(fabric, "calls.c").slots(4));
@@ -193,7 +193,7 @@ fn awaited_calls_that_lose_their_worker_wake_with_the_reason() {
 }
 
 #[test]
-fn a_worker_killed_in_mid_call_is_replaced_in_the_same_lease_and_every_call_ends() {
+fn a_killed_worker_is_replaced_and_every_call_ends() {
     let platform = open_platform();
     for fabric in [TCP, TLS] {
         let allocation = over(fabric, "faults.c").slots(16).policy(Policy::AlwaysWarm);
@@ -227,7 +227,7 @@ fn a_worker_killed_in_mid_call_is_replaced_in_the_same_lease_and_every_call_ends
 }
 
 #[test]
-fn calls_go_on_while_workers_are_killed_again_and_again_and_are_repeated_if_they_may() {
+fn calls_continue_while_workers_are_killed_repeatedly() {
     let platform = open_platform();
     let client = platform.client_with(&over(TCP, "calls.c").slots(4));
     let stop = std::sync::atomic::AtomicBool::new(false);
@@ -255,12 +255,12 @@ fn calls_go_on_while_workers_are_killed_again_and_again_and_are_repeated_if_they
         }
         stop.store(true, std::sync::atomic::Ordering::Relaxed);
     });
-    // Whoever calls before the last end is known is told of it.
+    // A call fails while the last worker's end is not known yet.
     wait_until("calls work again", || client.submit("echo", &[1u8], &mut [0u8]).unwrap().wait().is_ok());
 }
 
 #[test]
-fn a_deadline_stops_the_worker_and_the_next_call_has_another() {
+fn a_deadline_replaces_the_worker() {
     let platform = open_platform();
     let client = platform.client_with(&over(TCP, "faults.c"));
     let (worker, mut output) = (platform.worker(), [0u8; 8]);
@@ -324,7 +324,7 @@ fn a_killed_client_holds_nothing_any_longer() {
 }
 
 #[test]
-fn an_agent_that_is_stopped_for_a_while_is_not_lost() {
+fn an_agent_stopped_for_a_while_is_not_lost() {
     let platform = open_platform();
     let mut client = platform.client_with(&over(TCP, "calls.c"));
     // From now on it has nothing to ask of the agent.
@@ -339,7 +339,7 @@ fn an_agent_that_is_stopped_for_a_while_is_not_lost() {
 }
 
 #[test]
-fn a_buffer_that_a_stopped_agent_does_not_hand_on_is_refused_by_its_silence_and_had_later() {
+fn a_buffer_of_a_stopped_agent_is_refused_until_resumed() {
     let platform = open_platform();
     let client = platform.client_with(&over(TCP, "calls.c").memory_bytes(512 * MIB));
     assert_echoes(&client);
@@ -364,7 +364,7 @@ fn a_buffer_that_a_stopped_agent_does_not_hand_on_is_refused_by_its_silence_and_
 }
 
 #[test]
-fn an_agent_that_is_gone_ends_the_lease_and_says_so() {
+fn a_dead_agent_ends_the_lease_with_an_error() {
     let mut platform = open_platform();
     let client = platform.client_with(&over(TCP, "calls.c"));
     assert_echoes(&client);
@@ -375,7 +375,7 @@ fn an_agent_that_is_gone_ends_the_lease_and_says_so() {
 }
 
 #[test]
-fn memory_is_shared_where_it_can_be_unless_something_else_is_asked_for() {
+fn memory_is_shared_where_possible_by_default() {
     let platform = open_platform();
     let client = platform.client_with(&Allocation::new(package("calls.c")));
     assert_eq!(client.fabrics(), [FabricChoice::Shm]);

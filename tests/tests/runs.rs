@@ -20,7 +20,8 @@ use sublet_tests::process::wait_until;
 
 const MIB: u64 = 1 << 20;
 
-/// `count` components that hand on what they get, after so many milliseconds each as the first byte of that says.
+/// A graph of `count` components that hand on their input, each after a delay in milliseconds that is the first byte of
+/// it.
 fn chain(count: usize, more: &Value) -> Vec<u8> {
     let name = |at: usize| format!("step{at}");
     let components: Vec<Value> = (0..count)
@@ -159,7 +160,7 @@ fn what_cannot_be_sent_or_received_is_said_so() {
     }
 }
 
-/// As programs of other machines reach nodes.
+/// Fabric by which programs of other machines reach nodes.
 fn tcp(encrypted: bool) -> Option<FabricChoice> {
     Some(FabricChoice::Tcp { encrypted })
 }
@@ -191,7 +192,7 @@ fn a_function_alone_is_a_graph_of_one_component() {
 }
 
 #[test]
-fn what_an_output_does_not_trigger_is_skipped_and_leases_nothing() {
+fn components_that_are_not_triggered_lease_nothing() {
     let platform = platform();
     let components = [
         compute_with("start", "later", &json!({ "entry": true })),
@@ -234,7 +235,7 @@ fn workers_that_are_kept_have_nothing_of_the_run_before() {
     let platform = platform();
     let options = RunOptions { keep_alive: Duration::from_secs(60), ..RunOptions::default() };
     let application = application_with(&platform, &sums(), options);
-    // The first has more: whoever had its memory would find too many numbers.
+    // The first run has more numbers: a run that got its memory would find too many.
     for count in [10_000, 10, 5_000] {
         assert_eq!(total(&application.run(&u64::to_le_bytes(count)).unwrap()), sum_to(count));
         let memory = platform.json(&["ps"])["leases"].as_array().unwrap().clone();
@@ -245,7 +246,7 @@ fn workers_that_are_kept_have_nothing_of_the_run_before() {
     assert_idle(&platform);
 }
 
-/// What the function `abuse` meets when it does this: an error's number and words, or nothing.
+/// Error of the function `abuse` when it does this, as its code and text, if there is one.
 fn abuse(
     (platform, fabric): (&Platform, &Option<FabricChoice>),
     rights: &str,
@@ -301,7 +302,7 @@ fn a_function_does_with_memory_what_its_edge_allows() {
     assert_idle(&platform);
 }
 
-/// What the first instance of a component tells of a call: its number, and words.
+/// Code and text that the first instance of a component reports of a call.
 fn told(outcome: &Outcome, component: &str) -> (u32, String) {
     let (_, outputs) = outcome.outputs.iter().find(|(name, _)| name == component).unwrap();
     let (code, words) = outputs[0].split_first_chunk::<4>().unwrap();
@@ -327,7 +328,7 @@ fn memory_is_made_shorter_and_longer_with_zeros() {
 }
 
 #[test]
-fn what_a_function_gives_back_others_of_the_run_can_have() {
+fn memory_that_a_function_frees_is_available_to_others() {
     let platform = platform();
     let resources = json!({ "entry": true, "resources": { "memory_bytes": 64 * MIB } });
     let components = [compute_with("cede", "cede", &resources), memory("numbers"), memory("spare")];
@@ -393,7 +394,7 @@ fn instances_of_one_process_release_memory_each_for_itself() {
     assert_idle(&platform);
 }
 
-/// What a function makes of "numbers" after others have written there, with these rights.
+/// Runs a function on "numbers" with these rights, after others have written there.
 fn after_fill(
     platform: &Platform,
     function: &str,
@@ -463,7 +464,7 @@ fn a_function_that_fails_is_named_and_ends_its_run() {
 }
 
 #[test]
-fn what_is_too_large_to_be_handed_on_is_said_so() {
+fn an_output_too_large_to_hand_on_is_reported() {
     let platform = platform();
     let application = application(&platform, &chain(2, &json!({})));
     let most = vec![0; 256 << 10];
@@ -503,7 +504,7 @@ fn run_under_fire(
 }
 
 #[test]
-fn a_component_that_is_killed_begins_again_and_the_run_comes_to_the_same() {
+fn a_killed_component_restarts_with_the_same_result() {
     let platform = platform();
     let options = RunOptions { retries: 100, ..RunOptions::default() };
     let slow = application_with(&platform, &chain(3, &json!({})), options.clone());
@@ -534,7 +535,7 @@ fn who_exchanges_messages_begins_again_together() {
 }
 
 #[test]
-fn a_component_that_always_dies_ends_its_run_with_the_reason() {
+fn a_component_that_always_dies_fails_its_run() {
     let platform = platform();
     let document = document("crash", &[compute_with("a", "crash", &json!({ "entry": true }))], &[]);
     let options = RunOptions { retries: 2, ..RunOptions::default() };
@@ -563,7 +564,7 @@ fn a_run_survives_the_node_of_its_components_and_memory() {
 }
 
 #[test]
-fn a_run_of_a_client_elsewhere_survives_the_node_of_its_components_and_memory() {
+fn a_remote_clients_run_survives_a_lost_node() {
     a_run_survives_a_node("gather", tcp(false));
 }
 
@@ -623,7 +624,7 @@ fn a_run_survives_a_node(share: &str, fabric: Option<FabricChoice>) {
 }
 
 #[test]
-fn who_finds_no_room_says_what_it_waits_for() {
+fn a_run_without_capacity_reports_what_it_waits_for() {
     let platform = platform();
     let cores = platform.cores();
     let options = RunOptions { patience: Duration::from_millis(200), ..RunOptions::default() };
@@ -652,7 +653,7 @@ fn begin(platform: &Platform, input: &[u8]) -> Child {
 }
 
 #[test]
-fn a_run_whose_client_is_killed_goes_on_from_what_was_recorded() {
+fn a_killed_clients_run_resumes_from_its_records() {
     let platform = platform();
     drop(application(&platform, &chain(3, &json!({}))));
     let mut client = begin(&platform, b"\xc8xyz");

@@ -28,7 +28,7 @@ fn dialling(folder: &Path) -> Allocation {
     Allocation::new(folder.to_str().unwrap())
 }
 
-/// What comes of connecting to a port of this machine.
+/// Result of connecting to a port of this machine.
 fn dial(platform: &Platform, allocation: &Allocation) -> i32 {
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();
     let (client, mut error) = (platform.client_with(allocation), [-1i32]);
@@ -38,7 +38,7 @@ fn dial(platform: &Platform, allocation: &Allocation) -> i32 {
 }
 
 #[test]
-fn functions_have_the_network_if_their_package_asks_for_it_and_the_node_lends_it() {
+fn functions_have_the_network_if_requested_and_lent() {
     let folder = tempfile::tempdir().unwrap();
     let asking = dialling(folder.path());
     let lending = Platform::start_with(|up| {
@@ -51,13 +51,13 @@ fn functions_have_the_network_if_their_package_asks_for_it_and_the_node_lends_it
     assert_eq!(dial(&keeping, &Allocation::new(package("network.c"))), refused);
     let mut client = keeping.invoker();
     assert_fails(client.allocate(&asking), Code::PermissionDenied, &["dials", "lend_network"]);
-    // It holds nothing, and the node goes on.
+    // The refused allocation holds nothing, and the node keeps running.
     assert_eq!(keeping.json(&["ps"])["leases"], json!([]));
     assert_eq!(dial(&keeping, &Allocation::new(package("network.c"))), refused);
 }
 
 #[test]
-fn if_what_makes_sandboxes_dies_its_workers_do_and_the_next_lease_has_new_ones() {
+fn workers_end_with_the_sandbox_maker_and_are_replaced() {
     let platform = Platform::start();
     let mut client = platform.client("calls.c");
     assert_echoes(&client);
@@ -76,7 +76,7 @@ fn if_what_makes_sandboxes_dies_its_workers_do_and_the_next_lease_has_new_ones()
 }
 
 #[test]
-fn an_operator_makes_starts_kills_and_deletes_sandboxes_of_the_node() {
+fn an_operator_makes_starts_kills_and_deletes_sandboxes() {
     let platform = Platform::start();
     let agent = platform.state().join("agent.sock");
     let sandbox = |words: &[&str]| {

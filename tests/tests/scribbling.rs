@@ -72,7 +72,7 @@ fn abort(why: &str) -> ! {
     std::process::abort()
 }
 
-/// By this deadline.
+/// Options of a call with a deadline `time` from now.
 fn within(time: Duration) -> CallOptions {
     CallOptions { deadline: Some(Instant::now() + time), ..CallOptions::default() }
 }
@@ -99,7 +99,7 @@ fn deadlines_hold_while_a_worker_writes_over_its_results() {
 }
 
 #[test]
-fn deadlines_hold_when_a_worker_has_cleared_what_its_client_sleeps_on() {
+fn deadlines_hold_when_a_worker_clears_its_clients_watches() {
     let platform = platform();
     let client = platform.client("scribbling.c");
     let order = order(ZEROS, How::OnceLater, RESULTS);
@@ -125,7 +125,7 @@ fn assert_fails_whole(end: Result<Completion, Error>, code: Code) {
 }
 
 #[test]
-fn calls_without_a_deadline_end_when_results_or_requests_are_written_over() {
+fn overwritten_results_or_requests_end_calls_without_a_deadline() {
     let platform = platform();
     let words = ["the worker process was stopped: it wrote"];
     for region in [RESULTS, INBOX] {
@@ -194,7 +194,7 @@ fn calls_queued_behind_corrupted_calls_end() {
 }
 
 #[test]
-fn a_worker_that_clears_its_clients_watches_and_dies_leaves_no_call_waiting() {
+fn a_dying_worker_that_clears_watches_leaves_no_call_waiting() {
     let platform = platform();
     let client = platform.client("scribbling.c");
     let order = order(ZEROS, How::OnceLater, RESULTS);
@@ -240,7 +240,7 @@ fn results_that_no_worker_can_have_are_refused() {
 }
 
 #[test]
-fn futures_end_by_their_deadline_and_when_their_results_are_written_over() {
+fn futures_end_by_deadline_and_with_overwritten_results() {
     let platform = platform();
     let client = platform.client("scribbling.c");
     let mut output = [0u8; 64];
@@ -287,7 +287,7 @@ fn a_full_ring_keeps_no_call_beyond_its_deadline() {
 }
 
 #[test]
-fn a_worker_on_another_machine_that_writes_over_its_requests_ends() {
+fn a_remote_worker_that_overwrites_its_requests_ends() {
     let platform = platform();
     for encrypted in [false, true] {
         let allocation = Allocation::new(package("scribbling.c")).fabric(FabricChoice::Tcp { encrypted });

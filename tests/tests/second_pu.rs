@@ -52,7 +52,7 @@ def fails(input):
 
 type Act = fn(&mut Computer);
 
-/// What there is to see, by its name.
+/// Parts of the test, by their names.
 const PARTS: &[(&str, Act)] = &[
     ("units", units_are_shown_as_neighbours_with_their_architectures),
     ("walls", sandboxes_have_their_walls_there),
@@ -67,10 +67,10 @@ const PARTS: &[(&str, Act)] = &[
     ("graphs", graphs_go_over_both_units),
     ("death", calls_fail_with_what_happened_when_the_agent_there_is_killed_and_it_comes_back),
 ];
-/// By which the chore names parts, separated by commas; without it all are done.
+/// Environment variable in which the chore names parts, separated by commas; without it all are done.
 const ONLY: &str = "SUBLET_SECOND_PU_ONLY";
 
-/// What all of them have in common.
+/// State that all parts share.
 struct Computer {
     machine: Machine,
     cluster: Cluster,
@@ -221,7 +221,7 @@ fn sandboxes_have_their_walls_there(computer: &mut Computer) {
     let told: Value = serde_json::from_str(told).unwrap();
     for wall in told["walls"].as_array().unwrap() {
         println!("{}: {} ({})", wall["wall"], wall["strength"], wall["why"]);
-        // What the kernel of the machine does not know yet is weaker.
+        // A wall that the machine's kernel does not fully support is weaker.
         assert_ne!(wall["strength"], "missing");
     }
     let client = computer.client(&python(), "dpu");

@@ -1,5 +1,5 @@
-//! Cores that workers of several leases share: whoever finds its core taken is turned away at once and goes elsewhere;
-//! a hot worker keeps its core; one that dies gives it back.
+//! Cores that workers of several leases share: a call that finds its core taken is rejected at once and goes elsewhere;
+//! a hot worker keeps its core; a worker that dies gives it back.
 
 #![allow(clippy::unwrap_used)]
 
@@ -56,7 +56,7 @@ fn while_executing(client: &Invoker, act: impl FnOnce()) {
 }
 
 #[test]
-fn a_call_whose_core_is_taken_is_rejected_and_one_after_it_is_not() {
+fn only_a_call_whose_core_is_taken_is_rejected() {
     let cluster = cluster(Lent::shared(1, 2));
     let (one, other) = (client(&cluster, &shared("calls.c")), client(&cluster, &shared("calls.c")));
     assert_eq!(cluster.node("node-0").unwrap().shared_leased, 2);
@@ -72,7 +72,7 @@ fn a_call_whose_core_is_taken_is_rejected_and_one_after_it_is_not() {
 }
 
 #[test]
-fn a_rejected_call_is_redirected_to_a_worker_on_another_core() {
+fn a_rejected_call_is_redirected_to_another_core() {
     let cluster = cluster(Lent::shared(2, 4));
     let two = client(&cluster, &shared("calls.c").cores(2));
     let one = client(&cluster, &shared("calls.c"));
@@ -83,7 +83,7 @@ fn a_rejected_call_is_redirected_to_a_worker_on_another_core() {
     });
     let mut two = two;
     let usage = two.deallocate().unwrap();
-    // What was turned away was not executed, and not a call.
+    // A rejected call was not executed, and does not count as a call.
     assert_eq!((usage.calls, usage.failed_calls), (20, 0));
 }
 

@@ -25,7 +25,7 @@ fn invariants_hold_on_small_clusters_whatever_fails() {
 }
 
 #[test]
-fn the_same_seed_gives_the_same_run_and_another_one_another() {
+fn only_the_same_seed_gives_the_same_run() {
     let (first, again, other) = (run(7, 30, None), run(7, 30, None), run(8, 30, None));
     assert_eq!((first.fingerprint, first.events), (again.fingerprint, again.events));
     assert_ne!(first.fingerprint, other.fingerprint);
@@ -58,7 +58,7 @@ fn what_is_made_wrong_on_purpose_is_found() {
 }
 
 #[test]
-fn a_failure_names_its_event_its_cause_and_the_way_back() {
+fn a_failure_names_event_cause_and_reproduction() {
     let outcome = run(1, 30, Some(Sabotage::DropAnswers));
     let failure = outcome.failure.as_ref().expect("unanswered requests are found");
     let text = failure.describe(&outcome);

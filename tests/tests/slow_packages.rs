@@ -1,5 +1,5 @@
-//! Packages that take long to come to a node: its clients hear all the while that there is somebody, and the node is its
-//! owner's.
+//! Packages that take long to come to a node: clients receive signs of life from the node all the while, and the owner
+//! can still reclaim the node.
 
 #![allow(clippy::unwrap_used)]
 
@@ -46,7 +46,7 @@ fn attach(grant: &LeaseGrant) -> ByHand {
     client
 }
 
-/// What is said beside signs of life.
+/// Next message that is not a sign of life.
 fn hear_more(client: &ByHand) -> Result<Heard, sublet::Error> {
     loop {
         match client.hear() {
@@ -57,7 +57,7 @@ fn hear_more(client: &ByHand) -> Result<Heard, sublet::Error> {
 }
 
 #[test]
-fn a_client_elsewhere_hears_signs_of_life_until_the_package_is_there() {
+fn a_remote_client_gets_signs_of_life_during_package_transfer() {
     let cluster = Cluster::with_agents(1);
     let grant = granted(&cluster, "calls.c");
     cluster.managers[0].pause();
@@ -73,7 +73,7 @@ fn a_client_elsewhere_hears_signs_of_life_until_the_package_is_there() {
 }
 
 #[test]
-fn a_lease_that_waits_for_its_package_is_given_back_or_reclaimed_at_once() {
+fn a_lease_waiting_for_its_package_is_released_at_once() {
     let cluster = Cluster::with_agents(1);
     let given_back = granted(&cluster, "calls.c");
     cluster.managers[0].pause();
@@ -91,7 +91,7 @@ fn a_lease_that_waits_for_its_package_is_given_back_or_reclaimed_at_once() {
 }
 
 #[test]
-fn a_client_elsewhere_waits_for_a_package_as_long_as_it_takes() {
+fn a_remote_client_waits_for_a_slow_package() {
     let Some(network) = Network::of_machines(FIRST_AGENT_HOST + 1) else { return };
     let mut cluster = Cluster::start(Plan { network: Some(network), ..Plan::default() });
     cluster.add_agent(Lent::cores(1));

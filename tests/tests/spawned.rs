@@ -13,7 +13,7 @@ use sublet_tests::platform::Platform;
 use sublet_tests::process::wait_until;
 use tempfile::TempDir;
 
-/// A package of functions with a program, and what is none.
+/// A package of functions with a program, and a file that is not a program.
 fn package() -> (TempDir, String) {
     let folder = tempfile::tempdir().unwrap();
     let own = folder.path().join("family");
@@ -34,12 +34,12 @@ fn spawn(parent: &Process, unit: u64, (object, rights): (u64, u64), words: &[&st
     Ok(u64::from_le_bytes(pid.try_into().unwrap()))
 }
 
-/// On which unit it is.
+/// Id of the unit on which a process runs.
 fn own_unit(parent: &Process) -> u64 {
     parent.pid() >> 32
 }
 
-/// Who has said what.
+/// Id of the sender of a message, and the message.
 fn hear(parent: &Process, fd: u32) -> (u64, String) {
     let (from, said) = parent.hear(fd, 5000).unwrap();
     (from, String::from_utf8(said).unwrap())
@@ -133,7 +133,7 @@ fn what_cannot_be_spawned_is_refused_and_takes_no_lease() {
 }
 
 #[test]
-fn a_program_on_another_unit_ends_with_its_parent_or_its_parents_agent() {
+fn a_remote_program_ends_with_its_parent_or_that_agent() {
     let (_folder, package) = package();
     let mut cluster = computer(&[]);
     let parent = || Process::of(&cluster, Allocation::new(package.clone()).pu("cpu"));

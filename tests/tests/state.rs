@@ -30,7 +30,7 @@ fn up_fails(state: &Path, code: Code) -> String {
 }
 
 #[test]
-fn a_second_up_on_the_same_folder_is_refused_and_the_first_goes_on() {
+fn a_second_up_on_the_same_folder_is_refused() {
     let platform = Platform::start();
     let client = platform.client("calls.c");
     let said = up_fails(platform.state(), Code::AlreadyRunning);
@@ -42,7 +42,7 @@ fn a_second_up_on_the_same_folder_is_refused_and_the_first_goes_on() {
 }
 
 #[test]
-fn what_a_killed_up_leaves_behind_is_cleared_away_and_its_bills_are_kept() {
+fn remains_of_a_killed_up_are_removed_except_its_bills() {
     let folder = tempfile::tempdir().unwrap();
     let state = folder.path().join("state");
     let mut platform = Platform::start_in(&state);
@@ -50,7 +50,7 @@ fn what_a_killed_up_leaves_behind_is_cleared_away_and_its_bills_are_kept() {
     let lease = client.lease().unwrap().id.clone();
     let spinning = client.submit("spin", &[0u8; 0], &mut output).unwrap();
     let worker = platform.worker();
-    // What is killed within the first second of a lease may leave it off the bill.
+    // A lease that is killed within its first second may be missing from the bill.
     wait_until("the lease is on the bill", || {
         !platform.json(&["bill"])["leases"].as_array().unwrap().is_empty()
     });
@@ -256,7 +256,7 @@ fn a_full_disk_is_reported_and_everything_else_goes_on() {
         assert_eq!(Some(status), exit_status(Code::StoreFull), "{full}: {words}");
         assert!(words.contains("full"), "{full}: {words}");
     }
-    // What needs no room may work; what does not work says why.
+    // A command that needs no free space may work; a command that fails names the reason.
     let (status, words) = step("full-call");
     assert!([Some(0), exit_status(Code::StoreFull)].contains(&Some(status)), "full-call: {status} {words}");
 }

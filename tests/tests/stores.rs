@@ -1,5 +1,5 @@
-//! The store away, slow, or full: leases are granted and calls go on, what needs the store says so, and what was used
-//! meanwhile is billed afterwards.
+//! The store unreachable, slow, or full: leases are granted and calls continue, a command that needs the store reports
+//! the failure, and usage meanwhile is billed afterwards.
 
 #![allow(clippy::unwrap_used)]
 
@@ -61,7 +61,7 @@ fn large_package(cluster: &Cluster, name: &str, bytes: u64) -> String {
     folder.display().to_string()
 }
 
-/// What `sublet deploy` says, and whether it could.
+/// Deploys a package; on failure returns the exit status and the error output of `sublet deploy`.
 fn deploy(cluster: &Cluster, path: &str) -> Result<(), (Option<i32>, String)> {
     let output = cluster.command().args(["deploy", path, "--json"]).output().unwrap();
     let said = String::from_utf8_lossy(&output.stderr).into_owned();
@@ -89,7 +89,7 @@ fn leases_are_granted_and_billed_while_the_store_is_dead() {
     wait_until("packages can be deployed again", || deploy(&cluster, &package("faults.c")).is_ok());
     leases.push(lease_and_call(&mut client).unwrap());
     assert_billed(&cluster, &leases);
-    // What is billed is stored, too.
+    // The billed usage is also stored.
     cluster.managers[0].kill();
     cluster.managers[0].restart();
     assert_billed(&cluster, &leases);
@@ -111,7 +111,7 @@ fn leases_are_granted_and_billed_while_the_store_is_slow() {
     nats.pause();
     sleep(SLOW);
     leases.push(lease_and_call(&mut client).unwrap());
-    // What cannot do without it says so, and does not wait for as long as it may take.
+    // A command that needs the store fails with that reason, before its own time limit.
     let (status, said) = deploy(&cluster, &package("faults.c")).unwrap_err();
     assert_eq!(status, exit_status(Code::StoreUnreachable), "{said}");
     nats.resume();
@@ -120,7 +120,7 @@ fn leases_are_granted_and_billed_while_the_store_is_slow() {
 }
 
 #[test]
-fn a_manager_killed_while_its_store_is_dead_hears_from_agents_what_was_used() {
+fn a_manager_killed_without_store_learns_usage_from_agents() {
     let (mut cluster, mut client) = in_use(Plan::of_managers(1));
     cluster.nats.as_mut().unwrap().kill();
     let leases: Vec<_> = (0..3).map(|_| lease_and_call(&mut client).unwrap()).collect();
@@ -133,7 +133,7 @@ fn a_manager_killed_while_its_store_is_dead_hears_from_agents_what_was_used() {
 }
 
 #[test]
-fn a_full_server_takes_no_package_and_leases_are_granted_and_billed() {
+fn a_full_server_refuses_packages_and_still_bills_leases() {
     let settings = nats::Settings { storage_bytes: Some(24 * MIB), ..nats::Settings::default() };
     let (cluster, mut client) = in_use(Plan { store: Store::Nats(settings), ..Plan::default() });
     let mut refused = None;
@@ -154,10 +154,10 @@ fn a_full_server_takes_no_package_and_leases_are_granted_and_billed() {
 }
 
 #[test]
-fn a_full_disk_takes_no_package_and_what_was_used_meanwhile_is_billed_when_there_is_room() {
+fn a_full_disk_refuses_packages_and_delays_bills() {
     let (mut cluster, mut client) = in_use(Plan { disk_bytes: Some(16 * MIB), ..Plan::default() });
     let Some(disk) = &cluster.disk else { return };
-    // There is room for it, but it would leave too little to the ledger.
+    // The disk has enough free space for it, but it would leave too little to the ledger.
     let (status, said) = deploy(&cluster, &large_package(&cluster, "nearly", 7 * MIB)).unwrap_err();
     assert_eq!(status, exit_status(Code::StoreFull), "{said}");
     disk.fill();

@@ -33,7 +33,7 @@ fn words(client: &Invoker, function: &str, input: &[u8]) -> Result<[u32; 2], Err
     Ok(output)
 }
 
-/// That a function has tried at least so much, and that nothing of it succeeded.
+/// Checks that a function has tried at least this often, and that no try succeeded.
 #[track_caller]
 fn assert_blocked(client: &Invoker, function: &str, input: &[u8], least_tries: u32) {
     let [tried, done] = words(client, function, input).unwrap_or_else(|error| panic!("{function}: {error}"));

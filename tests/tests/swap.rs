@@ -24,7 +24,7 @@ fn open_platform() -> Platform {
     })
 }
 
-/// None: not permitted here, so there is nothing to be shown.
+/// Makes swapped memory. Returns `None` where it is not permitted, so there is nothing to test.
 fn swapped(client: &Invoker, fabric: FabricChoice, plan: SwapPlan) -> Option<Swapped> {
     let space = MemoryPlan::new().initial_bytes(8 * MIB).increment_bytes(8 * MIB).fabric(fabric);
     match client.swapped(plan, space) {
@@ -63,7 +63,7 @@ fn resident_bytes(array: &Swapped) -> u64 {
 }
 
 #[test]
-fn an_array_larger_than_local_memory_lies_in_a_component_that_grows_with_it_and_goes_with_it() {
+fn an_array_larger_than_local_memory_uses_a_component() {
     let platform = open_platform();
     for fabric in [FabricChoice::Shm, FabricChoice::Tcp { encrypted: false }] {
         for touching in [Touching::AnyThreads, Touching::OneAtATime] {
@@ -151,7 +151,7 @@ fn assert_told(helper: Child, expected: &[&str]) {
 }
 
 #[test]
-fn who_touches_what_a_killed_agent_had_is_told_why_and_does_not_hang() {
+fn touching_memory_of_a_killed_agent_names_the_reason() {
     let mut platform = Platform::start();
     let mut helper = helper(&platform);
     let mut first = [0; 4096];
@@ -172,7 +172,7 @@ fn who_touches_what_a_killed_agent_had_is_told_why_and_does_not_hang() {
 }
 
 #[test]
-fn who_needs_more_swap_space_than_there_is_is_told_so() {
+fn exhausted_swap_space_is_reported() {
     let platform = Platform::start_with(|command| {
         command.args(["--memory", "32MiB"]);
     });

@@ -1,4 +1,5 @@
-//! Components whose functions allocate more than their lease has: what has no room is in memory of the run.
+//! Components whose functions allocate more than their lease has: allocations beyond the lease are in memory of the
+//! run.
 
 #![allow(clippy::unwrap_used)]
 
@@ -15,11 +16,11 @@ use sublet_tests::platform::{Platform, kill};
 use sublet_tests::process::wait_until;
 
 const MIB: u64 = 1 << 20;
-/// What each instance has of its own.
+/// Memory that each instance leases for itself.
 const OWN_BYTES: u64 = 64 * MIB;
-/// What it may allocate beside that.
+/// Memory that an instance may allocate beyond its own.
 const SWAP_BYTES: u64 = 320 * MIB;
-/// What it does allocate.
+/// Memory that an instance allocates.
 const LARGE_MIB: u64 = 256;
 
 fn component(function: &str, parallelism: u32, resources: &Value) -> Value {
@@ -43,7 +44,7 @@ fn may_see_to_faults() -> bool {
     may.inspect_err(|error| skip(Means::Userfaultfd, format_args!("/dev/userfaultfd: {error}"))).is_ok()
 }
 
-/// None: not permitted here, so there is nothing to be shown.
+/// Starts a platform. Returns `None` where it may not handle page faults, so there is nothing to test.
 fn platform() -> Option<Platform> {
     if !may_see_to_faults() {
         return None;
@@ -91,7 +92,7 @@ fn assert_idle(platform: &Platform) {
 }
 
 #[test]
-fn a_function_goes_on_in_memory_components_when_its_lease_is_full() {
+fn a_function_continues_in_memory_components_beyond_its_lease() {
     let Some(platform) = platform() else { return };
     let large = application(&platform, &component("large", 1, &swapping()));
     for threads in [1, 4] {
@@ -100,7 +101,7 @@ fn a_function_goes_on_in_memory_components_when_its_lease_is_full() {
         let of = |name: &str| outcome.components.iter().find(|of| of.component == name).unwrap();
         let (own, swap) = (of("large"), of("large/swap"));
         assert_eq!((own.attempts, swap.attempts, own.allocated_bytes), (1, 1, OWN_BYTES));
-        // What is not resident is there, and no more than may be allocated.
+        // All pages that are not resident are in the swap space, and it has no more than may be allocated.
         let gone = (LARGE_MIB * MIB - OWN_BYTES..=SWAP_BYTES).contains(&swap.used_bytes);
         assert!(gone && swap.allocated_bytes <= SWAP_BYTES, "{swap:?}");
         assert_idle(&platform);
@@ -135,7 +136,7 @@ fn several_instances_have_their_own() {
 }
 
 #[test]
-fn who_has_no_room_left_is_told_as_everywhere() {
+fn exhausted_swap_space_fails_with_enomem_and_is_reusable() {
     let Some(platform) = platform() else { return };
     let exhaust = application(&platform, &component("exhaust", 1, &swapping()));
     assert_eq!(answer(exhaust.run(&4u64.to_le_bytes())), SWAP_BYTES / (4 * MIB));
@@ -163,7 +164,7 @@ fn who_does_not_swap_sees_to_no_page_faults() {
 }
 
 #[test]
-fn what_may_not_hold_all_of_it_ends_with_the_reason() {
+fn swap_space_beyond_the_limits_ends_with_the_reason() {
     let Some(platform) = platform() else { return };
     let mut document: Value = serde_json::from_slice(&document(&component("large", 1, &swapping()))).unwrap();
     document["limits"] = json!({ "memory_bytes": OWN_BYTES + 64 * MIB });
@@ -175,7 +176,7 @@ fn what_may_not_hold_all_of_it_ends_with_the_reason() {
 }
 
 #[test]
-fn a_worker_that_is_killed_begins_again_with_new_swap_space() {
+fn a_killed_worker_restarts_with_new_swap_space() {
     let Some(platform) = platform() else { return };
     let large = application(&platform, &component("large", 1, &swapping()));
     let outcome = scope(|scope| {
@@ -198,7 +199,8 @@ fn a_component_whose_swap_space_is_lost_begins_again() {
         return;
     }
     let mut cluster = Cluster::start(Plan::default());
-    // Each node has room for a worker and some of the rest. Until it is known that one is gone, that is met again and again.
+    // Each node has memory for a worker and some of the rest. Until a dead node is known to be gone, an attempt may
+    // fail there again and again.
     for _ in 0..3 {
         cluster.add_agent_with(Lent::cores(1), &["--memory", "224MiB"]);
     }

@@ -9,12 +9,12 @@ use serde_json::{Value, json};
 use sublet_tests::platform::{Platform, sublet};
 use sublet_tests::process::wait_until;
 
-/// What `scripts/setup.sh test` has made.
+/// Interpreter that `scripts/setup.sh test` has made.
 fn python() -> PathBuf {
     sublet_tests::root().join("target/tools/python/bin/python3")
 }
 
-/// What the command says of sandboxes, or how it complains.
+/// List of sandboxes that the command prints, or its error output.
 fn sandbox(platform: &Platform, words: &[&str]) -> Result<Value, String> {
     let agent = platform.state().join("agent.sock");
     let output = sublet()

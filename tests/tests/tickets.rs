@@ -31,7 +31,7 @@ fn request(client: &Invoker, package: &str) -> LeaseGrant {
     client.manager().request_lease(request).unwrap().grants.remove(0)
 }
 
-/// What the agent says to a ticket, if it does not take it.
+/// Error with which the agent refuses a ticket.
 #[track_caller]
 fn refused(grant: &LeaseGrant, ticket: &[u8]) -> Error {
     let (_, answer) = ByHand::show(grant, ticket);
@@ -46,7 +46,7 @@ fn taken(grant: &LeaseGrant) -> ByHand {
 }
 
 #[test]
-fn a_forged_ticket_is_refused_and_the_true_one_is_not() {
+fn only_a_forged_ticket_is_refused() {
     let cluster = Cluster::with_agents(1);
     let access = cluster.user(TENANT);
     let package = deploy(&access);
@@ -63,7 +63,7 @@ fn a_forged_ticket_is_refused_and_the_true_one_is_not() {
         let error = refused(&grant, &grant.ticket[..cut]);
         assert!(matches!(error.code, Code::PermissionDenied | Code::Protocol), "{cut} bytes: {error}");
     }
-    // The same words, and more of them, signed by somebody else.
+    // The same ticket with more cores, signed by another key.
     let signed = SignedTicket::decode(grant.ticket.as_slice()).unwrap();
     let mut ticket = Ticket::decode(signed.ticket.as_slice()).unwrap();
     ticket.lease.as_mut().unwrap().cores += 1;
@@ -103,7 +103,7 @@ fn a_ticket_is_good_for_one_attachment() {
 }
 
 #[test]
-fn a_ticket_that_is_shown_too_late_is_refused_and_its_core_is_leased_again() {
+fn a_late_ticket_is_refused_and_its_core_freed() {
     let cluster = Cluster::with_agents(1);
     let access = cluster.user(TENANT);
     let package = deploy(&access);

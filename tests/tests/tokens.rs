@@ -15,12 +15,12 @@ use sublet_tests::hand::{ByHand, ask};
 use sublet_tests::platform::assert_echoes;
 use sublet_tests::process::wait_until;
 
-/// A token of the right form that nobody has made.
+/// A token of the right form that no manager has issued.
 fn made_up() -> String {
     format!("sublet_{}_{}", "0123456789abcdef", "A".repeat(43))
 }
 
-/// What becomes of a client with this access.
+/// Tries to lease with this access.
 fn try_to_lease(access: &Access) -> Result<(), Error> {
     let mut client = sublet::Invoker::connect_with(access.clone())?;
     client.allocate(&Allocation::new(package("calls.c")).wait(Duration::from_secs(20)))?;
@@ -115,7 +115,7 @@ fn a_token_is_good_for_its_role_alone() {
     let agent = cluster.token(&role(Role::Agent, "node-7"));
     let access = cluster.access(&cluster.addresses(), &agent.secret);
     assert_fails(try_to_lease(&access), denied, &[]);
-    // Nor does it lend another node, and nobody but an agent's token lends any.
+    // Nor does it lend another node, and only an agent's token lends any.
     let user = cluster.user_token(TENANT);
     for (name, token) in [("node-8", agent.secret.as_str()), ("node-7", user.secret.as_str())] {
         let mut refused = cluster.begin_agent(name, token, Lent::cores(1), &[]);
@@ -131,7 +131,7 @@ fn a_token_is_good_for_its_role_alone() {
 }
 
 #[test]
-fn an_agents_revoked_token_takes_its_node_out_and_lets_its_calls_go_on() {
+fn revoking_an_agents_token_removes_its_node_without_ending_calls() {
     let cluster = Cluster::with_agents(1);
     let client = cluster.client("calls.c");
     let tokens = cluster.operator().manager().list_tokens(Default::default()).unwrap();
@@ -152,7 +152,7 @@ fn two_managers() -> Cluster {
 }
 
 #[test]
-fn nothing_is_released_to_a_token_that_is_still_being_looked_up() {
+fn nothing_is_released_before_the_token_is_verified() {
     let cluster = two_managers();
     try_to_lease(&cluster.user(TENANT)).unwrap();
     let mut client = cluster.invoker();
@@ -162,7 +162,7 @@ fn nothing_is_released_to_a_token_that_is_still_being_looked_up() {
     cluster.wait_until_idle();
     let nats = cluster.nats.as_ref().unwrap();
     nats.pause();
-    // Nobody can say yet that this token is worth nothing.
+    // No manager can tell yet that this token is invalid.
     let owner = cluster.managers.iter().find(|manager| manager.hears_of("node-0")).unwrap();
     let grant = ask(&cluster.access(&owner.address, &made_up()), &digest).unwrap();
     let agent = ByHand::to(&grant);
@@ -178,7 +178,7 @@ fn nothing_is_released_to_a_token_that_is_still_being_looked_up() {
 }
 
 #[test]
-fn a_token_that_another_manager_has_made_a_moment_ago_is_good() {
+fn a_token_just_issued_by_another_manager_is_valid() {
     let cluster = two_managers();
     for _ in 0..5 {
         for manager in &cluster.managers {

@@ -16,7 +16,7 @@ use sublet_tests::nats::NatsServer;
 use sublet_tests::platform::{Platform, kill};
 use sublet_tests::process::wait_until;
 
-/// More than a run takes.
+/// Input that is larger than a run takes, in bytes.
 const TOO_MUCH: usize = (256 << 10) + 1;
 
 /// A platform, and the document of a graph that returns what it gets, after as many milliseconds as that's first byte says.
@@ -44,7 +44,7 @@ fn trigger(platform: &Platform, graph: &Path) -> Command {
     command
 }
 
-/// What is said of each event.
+/// Reports of the events, one for each line of standard output.
 fn said(stdout: &[u8]) -> Vec<Value> {
     String::from_utf8_lossy(stdout).lines().map(|line| serde_json::from_str(line).unwrap()).collect()
 }
@@ -57,7 +57,7 @@ fn stop(process: Child) -> (Vec<Value>, i32) {
 }
 
 #[test]
-fn each_line_is_an_event_and_its_output_is_in_a_file() {
+fn each_line_is_an_event_with_an_output_file() {
     let (platform, graph) = platform();
     let results = platform.state().join("results");
     let mut command = trigger(&platform, &graph);
@@ -121,7 +121,7 @@ fn each_file_is_run_and_put_away() {
     is_done("early", b"\x01again");
     fs::write(inbox.join("large"), vec![b'x'; TOO_MUCH]).unwrap();
     wait_until("it has failed", || inbox.join("failed/large").exists());
-    // What is written while its run goes on is run once more, and nothing of it is lost.
+    // A file that is written while its run is in progress is run once more, and no byte of it is lost.
     fs::write(inbox.join("twice"), b"\xffold").unwrap();
     wait_until("its run has begun", || platform.json(&["ps"])["leases"].as_array().unwrap().len() == 1);
     std::thread::sleep(std::time::Duration::from_millis(50));
@@ -138,7 +138,7 @@ fn each_file_is_run_and_put_away() {
 }
 
 #[test]
-fn a_file_whose_run_was_interrupted_is_run_by_the_next() {
+fn a_file_of_an_interrupted_run_is_run_again() {
     let (platform, graph) = platform();
     let inbox = folder(&platform, "inbox");
     fs::write(inbox.join("file"), b"\xffbytes").unwrap();
@@ -155,7 +155,7 @@ fn a_file_whose_run_was_interrupted_is_run_by_the_next() {
 }
 
 #[test]
-fn the_clock_runs_it_again_and_again_until_it_is_stopped() {
+fn the_clock_runs_the_graph_until_it_is_stopped() {
     let (platform, graph) = platform();
     let mut process = trigger(&platform, &graph).args(["--every", "50ms"]).spawn().unwrap();
     let mut lines = BufReader::new(process.stdout.take().unwrap()).lines();
@@ -175,7 +175,7 @@ fn whoever_is_stopped_finishes_what_has_begun() {
     input.write_all(b"\xffslow\n").unwrap();
     let runs = || platform.json(&["graph", "history"])["runs"].as_array().map_or(0, Vec::len);
     wait_until("its run has begun", || runs() == 1);
-    // Standard input stays open: nobody waits for its end.
+    // Standard input stays open: the command does not wait for its end.
     let (told, status) = stop(process);
     assert_eq!((told.len(), told[0]["output_bytes"].as_u64(), status), (1, Some(5), 0));
     drop(input);
@@ -196,7 +196,7 @@ fn each_message_is_an_event_and_who_asks_is_answered() {
         let ask = |payload: Vec<u8>| {
             let client = client.clone();
             async move {
-                // Until somebody listens.
+                // Repeats until the service listens.
                 loop {
                     match client.request("jobs.echo", payload.clone().into()).await {
                         Ok(answer) => break answer,

@@ -41,7 +41,7 @@ struct Liar {
 }
 
 impl Liar {
-    /// With a token for so many cores of its node, and as many GiB of its memory.
+    /// Makes an agent with a token for `max_cores` cores of its node, and as many GiB of its memory.
     fn new(cluster: &Cluster, max_cores: u32) -> Liar {
         let token = cluster.token(&CreateTokenRequest {
             role: Role::Agent.into(),
@@ -98,7 +98,7 @@ fn said<T>(runtime: &Runtime, answer: impl Future<Output = Result<Response<T>, S
     answer.map(Response::into_inner).map_err(|status| Error::from_status(&status))
 }
 
-/// A lease on the liar's node, to which nobody will ever attach.
+/// A lease on the liar's node, to which no client will ever attach.
 fn granted(cluster: &Cluster) -> LeaseGrant {
     let mut client = connect(&cluster.user(TENANT));
     // Its functions are deployed on the way to a lease that cannot be had.
@@ -178,7 +178,7 @@ fn descriptions_that_make_no_sense_are_refused() {
 }
 
 #[test]
-fn a_node_that_does_not_give_what_it_claims_costs_clients_an_error_or_another_node_and_no_money() {
+fn a_lying_node_costs_clients_no_money() {
     let cluster = Cluster::with_agents(1);
     cluster.assert_serves();
     cluster.wait_until_idle();
@@ -203,7 +203,7 @@ fn a_node_that_does_not_give_what_it_claims_costs_clients_an_error_or_another_no
     let bill = cluster.json(&["bill"]);
     let leases = bill["leases"].as_array().unwrap().len();
     assert_eq!(leases, served + 1, "{bill}");
-    // Once it is silent, nobody is sent there any more.
+    // Once the node is silent, no request is sent there any more.
     wait_until("the liar is lost", || cluster.node(LIAR).unwrap().state() == NodeState::Lost);
     cluster.assert_serves();
 }
@@ -220,7 +220,7 @@ fn usage_beyond_wall_time_is_cut() {
     liar.report(vec![report_of(&lease, LeaseState::Attached, boast())]).unwrap();
     // Less than before is no usage given back.
     liar.report(vec![report_of(&lease, LeaseState::Attached, Usage::default())]).unwrap();
-    // What changes is stored within a second.
+    // A change is stored within a second.
     std::thread::sleep(Duration::from_secs(1));
     assert!(cluster.billed(&lease).usage.unwrap().allocated_ns >= 1_000_000_000);
     liar.report(vec![report_of(&lease, LeaseState::Ended, boast())]).unwrap();
@@ -237,7 +237,7 @@ fn usage_beyond_wall_time_is_cut() {
 }
 
 #[test]
-fn leases_that_an_agent_makes_up_or_that_are_anothers_are_not_its_to_report() {
+fn agents_cannot_report_invented_or_foreign_leases() {
     let cluster = Cluster::with_agents(2);
     let mut client = cluster.client("calls.c");
     let theirs = client.lease().unwrap();
@@ -290,7 +290,7 @@ fn leases_that_an_agent_makes_up_or_that_are_anothers_are_not_its_to_report() {
 }
 
 #[test]
-fn an_agent_gets_leases_for_processes_of_its_own_leases_alone() {
+fn an_agent_gets_leases_only_for_its_own_leases_processes() {
     let cluster = Cluster::with_agents(1);
     let victim = cluster.client("calls.c");
     let mut liar = Liar::new(&cluster, 1);

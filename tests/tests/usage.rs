@@ -57,7 +57,7 @@ fn of<'outcome>(outcome: &'outcome Outcome, name: &str) -> &'outcome ComponentUs
     outcome.components.iter().find(|used| used.component == name).unwrap()
 }
 
-/// What was said to wait, and for what.
+/// Runs the application, and lists the components that waited, each with the reason.
 fn waited(
     application: &Application,
     input: &[u8],
@@ -72,7 +72,7 @@ fn waited(
 }
 
 #[test]
-fn what_workers_take_for_themselves_is_on_the_record_of_the_run_that_took_it() {
+fn workers_own_memory_is_recorded_with_their_run() {
     let platform = platform();
     let components = [entry("hoard", "hoard", 256 * MIB), compute("after", "linger", 256 * MIB)];
     let graph = document(&components, &[trigger("hoard", "after")], &json!({}));
@@ -107,7 +107,7 @@ fn what_workers_take_for_themselves_is_on_the_record_of_the_run_that_took_it() {
 }
 
 #[test]
-fn sizes_that_a_graph_does_not_say_follow_what_runs_used() {
+fn unspecified_sizes_of_a_graph_follow_measured_usage() {
     let platform = platform();
     let numbers = json!({ "name": "numbers", "type": "memory", "limit_bytes": 1u64 << 30 });
     let fixed =
@@ -144,7 +144,7 @@ fn sizes_that_a_graph_does_not_say_follow_what_runs_used() {
 }
 
 #[test]
-fn a_worker_that_had_hardly_enough_memory_has_more_in_the_next_run() {
+fn a_worker_short_of_memory_gets_more_next_run() {
     let platform = platform();
     let mut hoard = entry("hoard", "hoard", 0);
     hoard.as_object_mut().unwrap().remove("resources");
@@ -173,7 +173,7 @@ fn overlap(outcome: &Outcome) -> bool {
 }
 
 #[test]
-fn a_run_holds_no_more_cores_or_memory_than_its_graph_says_and_says_what_waits() {
+fn a_run_stays_within_the_limits_of_its_graph() {
     let platform = Platform::start_with(|command| {
         command.args(["--cores", "2"]);
     });
@@ -195,7 +195,7 @@ fn a_run_holds_no_more_cores_or_memory_than_its_graph_says_and_says_what_waits()
 }
 
 #[test]
-fn what_can_never_fit_into_the_limits_ends_its_run_at_once() {
+fn a_component_beyond_the_limits_fails_its_run_at_once() {
     let platform = platform();
     let wide = |limits: Value| {
         let mut only = entry("only", "later", 8 * MIB);
@@ -210,7 +210,7 @@ fn what_can_never_fit_into_the_limits_ends_its_run_at_once() {
 }
 
 #[test]
-fn memory_that_grows_waits_for_others_of_its_run_and_fails_when_there_are_none() {
+fn growing_memory_waits_for_others_of_its_run() {
     let platform = platform();
     let numbers =
         json!({ "name": "numbers", "type": "memory", "initial_bytes": MIB, "increment_bytes": MIB });

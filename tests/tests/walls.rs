@@ -175,7 +175,7 @@ const NEVER_IMPORT: &[(&str, &[&str], &str)] = &[
     ),
 ];
 
-/// What makes a slice of a pointer, or copies by pointers: forbidden but in [`RAW_MEMORY`].
+/// Functions that make a slice from a pointer, or copy by pointers: forbidden except in [`RAW_MEMORY`].
 const RAW_WORDS: &[&str] = &[
     "from_raw_parts",
     "from_raw_parts_mut",
@@ -186,8 +186,8 @@ const RAW_WORDS: &[&str] = &[
     "copy_from_nonoverlapping",
 ];
 
-/// The files that use one of [`RAW_WORDS`]: how often, and why the memory is nobody else's. Memory that others may write is
-/// reached by `sublet_fabric::SharedBytes` alone.
+/// The files that use one of [`RAW_WORDS`]: how often, and why no other process writes the memory. Memory that others
+/// may write is reached only by `sublet_fabric::SharedBytes`.
 const RAW_MEMORY: &[(&str, usize, &str)] = &[
     ("crates/fabric/src/memory/region.rs", 1, "a slice of atomics, which others may write"),
     ("crates/fabric/src/memory/stretch.rs", 1, "a private mapping, borrowed exclusively"),
@@ -266,7 +266,7 @@ fn each_crate_stands_below_what_it_may_import() {
 }
 
 #[test]
-fn the_code_map_lists_the_crates_in_the_order_of_their_imports() {
+fn the_code_map_lists_crates_in_import_order() {
     let architecture = read("ARCHITECTURE.md");
     let row = |rules: &Rules| architecture.find(&format!("\n| `{}` | ", rules.folder));
     let rows: Vec<_> = CRATES
@@ -303,7 +303,7 @@ fn walls_keep_foreign_dependencies_out() {
 }
 
 #[test]
-fn every_crate_of_the_house_is_known_by_a_name_that_says_what_it_is() {
+fn every_crate_has_a_name_that_describes_it() {
     for (name, (manifest, _)) in members() {
         if manifest.contains("/crates/") {
             let known = CRATES.iter().any(|rules| {

@@ -1,5 +1,5 @@
-//! WebAssembly packages as clients and operators see them: deployed, called and refused like any other, and a call that
-//! goes wrong is that call's error and nobody else's.
+//! WebAssembly packages as clients and operators see them: deployed, called and refused like any other. A call that
+//! fails does not affect other calls.
 
 #![allow(clippy::unwrap_used)]
 
@@ -33,7 +33,7 @@ fn hurried(folder: &Path) -> Allocation {
 }
 
 #[test]
-fn one_source_answers_alike_as_native_code_and_as_a_module() {
+fn one_source_answers_alike_natively_and_as_a_module() {
     let platform = Platform::start_with(|up| {
         up.args(["--listen", "127.0.0.1:0"]);
     });
@@ -54,7 +54,7 @@ fn one_source_answers_alike_as_native_code_and_as_a_module() {
 }
 
 #[test]
-fn a_call_that_goes_wrong_ends_alone_and_its_worker_lives_on() {
+fn a_failed_call_ends_alone_and_its_worker_survives() {
     let platform = Platform::start();
     let folder = tempfile::tempdir().unwrap();
     let client = platform.client_with(&hurried(folder.path()));
@@ -77,7 +77,7 @@ fn a_call_that_goes_wrong_ends_alone_and_its_worker_lives_on() {
 }
 
 #[test]
-fn memory_is_that_of_the_lease_and_its_end_is_no_end_of_the_worker() {
+fn the_lease_limits_memory_and_the_worker_survives() {
     let platform = Platform::start();
     let client = platform.client_with(&allocation("modules.c"));
     let worker = platform.worker();
@@ -121,7 +121,7 @@ fn a_module_is_deployed_listed_and_called_by_the_command() {
 }
 
 #[test]
-fn a_module_that_is_none_is_refused_when_it_is_deployed_or_leased() {
+fn an_invalid_module_is_refused_at_deployment_or_lease() {
     let platform = Platform::start();
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("broken.wasm");
@@ -140,7 +140,7 @@ fn a_module_that_is_none_is_refused_when_it_is_deployed_or_leased() {
 }
 
 #[test]
-fn a_node_without_the_worker_program_of_a_kind_says_so() {
+fn a_node_names_the_missing_worker_program() {
     let folder = tempfile::tempdir().unwrap();
     let worker = folder.path().join("sublet-worker");
     let original =

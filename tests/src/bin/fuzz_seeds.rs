@@ -126,7 +126,7 @@ fn usage() -> v1::Usage {
     }
 }
 
-/// What listeners are sent: the door, how it is cut, and the bytes.
+/// Seeds for the listeners: the door, how the bytes are cut, and the bytes.
 fn at_listeners() -> Vec<Vec<u8>> {
     const WHOLE: u8 = 255;
     let requests = [
@@ -232,7 +232,7 @@ fn neighbours() -> v1::Neighbours {
     v1::Neighbours { version: 1, all: vec![neighbour] }
 }
 
-/// In the order in which the target numbers them.
+/// Seeds of control messages, in the order in which the target numbers them.
 fn control_messages() -> Vec<Vec<u8>> {
     let bill = sublet_proto::price::bill(&lease());
     let grant = v1::LeaseGrant {
@@ -361,7 +361,7 @@ fn program() -> v1::Program {
     v1::Program { path: "bin/p".into(), args: vec![b"p".to_vec()], env: vec![b"A=b".to_vec()] }
 }
 
-/// What shims say to processes and to each other, and what a process says that spawns.
+/// Messages from shims to processes and to other shims, and messages of a process that spawns.
 fn shim_messages() -> Vec<Vec<u8>> {
     use v1::shim_message::Body as Said;
     use v1::shim_to_process::Body as Told;

@@ -11,7 +11,7 @@ use sublet::{Allocation, Error, Invocation, Invoker, Policy};
 const CALLS: usize = 3;
 /// Words of memory that is really there.
 const BUFFER_WORDS: usize = 4 << 20;
-/// What `spin` writes into its input's first word.
+/// Value that `spin` writes into the first word of its input.
 const BEGUN: u32 = 1;
 
 fn main() -> ExitCode {
@@ -42,7 +42,7 @@ fn hold(manager: &str, package: &str) -> Result<(), Error> {
         std::hint::spin_loop();
     }
     println!("{} calls", calls.iter_mut().map(Invocation::is_ready).filter(|ready| !ready).count());
-    // Whoever reads this may be gone already.
+    // The reader of standard output may have exited already.
     let _ = std::io::stdout().flush();
     loop {
         std::thread::park();

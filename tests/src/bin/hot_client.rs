@@ -1,7 +1,7 @@
 //! A client that counts what hot calls cost it: `hot-client MANAGER PACKAGE CALLS` prints how often memory was
 //! allocated or freed by the thread that made that many calls, and how often while it did so on purpose.
 //!
-//! Before and after the calls it asks for the group of process 5943783, which there is not: whoever traces its system
+//! Before and after the calls it asks for the group of process 5943783, which does not exist: a tracer of its system
 //! calls finds the calls between the two.
 #![allow(unsafe_code)]
 
@@ -92,7 +92,7 @@ fn count(manager: &str, package: &str, calls: u32) -> Result<[u64; 2], Error> {
     Ok([after - before, deliberate])
 }
 
-/// By name and by handle, in place and copied into the inbox, one at a time and two at a time.
+/// Makes calls by name and by handle, in place and copied into the inbox, one at a time and two at a time.
 fn call(invoker: &Invoker, input: &mut [u8], output: &mut [u8], calls: u32) -> Result<(), Error> {
     let echo = invoker.function("echo")?;
     let (first, second) = output.split_at_mut(32);

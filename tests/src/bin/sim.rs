@@ -132,7 +132,7 @@ impl Sum {
             node_hours_per_s,
             seconds
         );
-        // As cargo says it, so that whoever counts tests counts these.
+        // The line has cargo's format, so that a script that counts tests counts these.
         let verdict = if self.failed == 0 { "ok" } else { "FAILED" };
         println!("test result: {verdict}. {} passed; {} failed", self.passed, self.failed);
     }

@@ -21,7 +21,7 @@ use super::scene::{Answer, Ask, Call, Caller, Event, FromAgent, FromClient, Mess
 use super::truth::Invariant;
 use super::worker::Worker;
 
-/// From one report to the next, and from one journal to the next.
+/// Time between two reports, and between two journals.
 const PERIOD_US: u64 = 1_000_000;
 /// How long a manager may take to answer.
 const PATIENCE_US: u64 = 2_000_000;
@@ -34,7 +34,7 @@ const MAX_FAILURES: u32 = 3;
 /// sockets what was asked by connections that were given up since.
 const LATE_PPM: u32 = 200_000;
 const LATEST_US: u64 = 10_000_000;
-/// From the announcement of a reclaim to the end of the node's leases.
+/// Time from the announcement of a reclaim to the end of the node's leases.
 const RECLAIM_GRACE_US: u64 = 5_000_000;
 
 /// A machine that lends, and its agent, if that runs.
@@ -66,11 +66,11 @@ struct Process {
     failures: u32,
     report_at_us: u64,
     journal_at_us: u64,
-    /// When a reclaim ends its leases by force.
+    /// Time at which a reclaim ends the node's leases by force.
     reclaim_at_us: Option<u64>,
     /// Provisional leases, by the call that asks for them.
     confirming: BTreeMap<u32, LeaseId>,
-    /// When the scene wakes it next.
+    /// Time at which the scene wakes the agent next.
     wakes_at_us: u64,
 }
 
@@ -80,7 +80,7 @@ struct Outstanding {
     asked_ms: u64,
 }
 
-/// What the agent keeps with a lease.
+/// State that the agent keeps with a lease.
 #[derive(Debug)]
 struct Held {
     id: LeaseId,
@@ -107,12 +107,12 @@ struct Journaled {
     used: Usage,
 }
 
-/// What becomes of a dead agent's journal.
+/// Fate of a dead agent's journal.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Journal {
-    /// It is there at the next start.
+    /// The journal exists at the next start.
     Kept,
-    /// Its disk is gone.
+    /// The journal's disk is gone.
     Lost,
 }
 
@@ -196,7 +196,7 @@ impl Agent {
         self.wake_at(scene.now_us, scene);
     }
 
-    /// It is time to look what there is to do.
+    /// Does the work that is due at this wake-up.
     pub fn wake(&mut self, wake: u32, scene: &mut Scene) {
         if wake != self.wakes {
             return;
@@ -448,7 +448,7 @@ impl Agent {
     fn renew(&mut self, ticket: &v1::Ticket, scene: &mut Scene) {
         let Some(process) = &mut self.process else { return };
         let now_ms = self.clock.read_ns(scene.now_us) / 1_000_000;
-        // What is refused stays as it was; the client sees its lease end.
+        // A refused ticket changes nothing; the client sees its lease end.
         let _ = process.book.renew(ticket, encode(ticket), now_ms);
     }
 
@@ -492,7 +492,7 @@ fn description(agent: u32, capacity: Room) -> v1::NodeDescription {
     }
 }
 
-/// Nobody forges signatures here, so none is made.
+/// No party of a run forges signatures, so tickets are not signed.
 fn encode(ticket: &v1::Ticket) -> Vec<u8> {
     v1::SignedTicket { ticket: ticket.encode_to_vec(), signature: Vec::new() }.encode_to_vec()
 }

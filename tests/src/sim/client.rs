@@ -17,7 +17,7 @@ const PATIENCE_US: u64 = 5_000_000;
 /// How often a request is repeated that was not answered.
 const MAX_TRIES: u32 = 3;
 
-/// What the clients of a run are like.
+/// Behaviour of the clients of a run.
 #[derive(Clone, Copy, Debug)]
 pub struct Manners {
     /// The usual time between two requests of a client, and for which it holds.
@@ -73,7 +73,7 @@ struct Held {
     attach: Attach,
 }
 
-/// When a client shows its ticket.
+/// Time at which a client shows its ticket.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Attach {
     Now,
@@ -108,7 +108,7 @@ impl Client {
         matches!(self.phase, Phase::Idle)
     }
 
-    /// It is time for what it wanted to do next. In a calm run nobody asks any more.
+    /// Does what the client planned for this wake-up. In a calm run no client sends further requests.
     pub fn wake(&mut self, wake: u32, manners: &Manners, is_calm: bool, scene: &mut Scene) {
         if wake != self.wakes {
             return;
@@ -311,7 +311,7 @@ impl Client {
     }
 }
 
-/// What a client asks: mostly little, now and then a node, or more than one has.
+/// Terms that a client requests: mostly little, now and then a whole node, or more than one node has.
 fn terms(manners: &Manners, random: &mut Random) -> Terms {
     let node = manners.node_cores;
     let most = random.pick(&[1, 1, 2, 4, node, node, 3 * node, 10 * node]);

@@ -1,5 +1,5 @@
-//! The clocks of the simulated machines. True time is the run's own, in microseconds from its beginning; nobody in the
-//! run sees it.
+//! The clocks of the simulated machines. True time is the run's own, in microseconds from its beginning; no party of
+//! the run sees it.
 
 /// Most that a machine's clock is fast or slow, in parts of a million: that of ordinary quartz.
 pub const MAX_DRIFT_PPM: i64 = 100;
@@ -18,7 +18,7 @@ impl Clock {
         Clock { started_us: now_us, drift_ppm }
     }
 
-    /// What it shows, in nanoseconds since its start.
+    /// Reading of the clock, in nanoseconds since its start.
     pub fn read_ns(&self, now_us: u64) -> u64 {
         let elapsed_us = now_us.saturating_sub(self.started_us) as i64;
         (elapsed_us * 1_000 + elapsed_us * self.drift_ppm / 1_000) as u64
@@ -48,7 +48,7 @@ impl ManagerClock {
         ManagerClock { base_ms: wall_ms, clock: Clock::start(now_us, drift_ppm) }
     }
 
-    /// What it shows, in milliseconds of Unix time.
+    /// Reading of the clock, in milliseconds of Unix time.
     pub fn read_ms(&self, now_us: u64) -> u64 {
         self.base_ms + self.clock.read_ns(now_us) / 1_000_000
     }

@@ -36,7 +36,7 @@ const ANSWER_SLACK_US: u64 = 2_000_000;
 const LONGEST_WRITE_US: u64 = 10_000_000;
 /// How long a token's verification takes, usually.
 const VERIFY_US: u64 = 3_000;
-/// What every node of the run is.
+/// Architecture of every node of the run.
 pub const ARCHITECTURE: &str = "x86_64";
 
 /// The name of a node.
@@ -53,36 +53,36 @@ pub(super) fn agent_of(name: &str) -> u32 {
     name.trim_start_matches('n').parse().expect("all nodes of the run are named by node_name")
 }
 
-/// What all managers of a run have in common.
+/// Settings that all managers of a run have in common.
 #[derive(Clone, Debug)]
 pub struct Common {
-    /// Of the queue.
+    /// Limits of the queue.
     pub queue: QueueLimits,
-    /// Of each tenant, by its number.
+    /// Quota of each tenant, by the tenant's number.
     pub quotas: Vec<Quota>,
 }
 
 /// A token on its way to be verified.
 #[derive(Clone, Copy, Debug)]
 pub struct Verification {
-    /// By which manager.
+    /// Number of the manager that verifies the token.
     pub manager: u8,
-    /// In which life of it.
+    /// Epoch of that manager's life.
     pub epoch: u64,
-    /// For which request.
+    /// Request that shows the token.
     pub request: RequestId,
-    /// Of which tenant, by its number.
+    /// Number of the tenant that shows the token.
     pub tenant: u32,
-    /// What will come of it.
+    /// Whether the verification will succeed.
     pub is_good: bool,
 }
 
-/// What managers do that takes time.
+/// Operations of managers that take time.
 #[derive(Debug, Default)]
 pub struct Errands {
-    /// On their way to the store.
+    /// Writes on their way to the store.
     pub writes: Slab<Write>,
-    /// Being verified.
+    /// Tokens that are being verified.
     pub verifications: Slab<Verification>,
     /// How long the store usually takes.
     pub store_delay_us: u64,
@@ -92,7 +92,7 @@ pub struct Errands {
 #[derive(Debug)]
 pub struct Manager {
     number: u8,
-    /// Of this life.
+    /// Epoch of this life.
     pub epoch: u64,
     started_us: u64,
     clock: ManagerClock,
@@ -105,9 +105,9 @@ pub struct Manager {
     fairness: Fairness,
     /// Requests by tokens that were not known, and the leases granted meanwhile.
     unverified: BTreeMap<RequestId, Unverified>,
-    /// Agents that ask whether a token is good.
+    /// Agents that ask whether a token is valid.
     confirming: Vec<(LeaseId, Call)>,
-    /// What the registration that is being decided lists, and its generation.
+    /// Leases in the registration that is being decided, with their usage; `generation` is that of the registration.
     listed: Vec<(LeaseId, Usage)>,
     generation: u64,
     /// The other managers, as it knows them.
@@ -443,7 +443,7 @@ impl Manager {
         active.map(|lease| (lease, self.core.node(lease.node)))
     }
 
-    /// What each tenant has, as far as this manager knows, by its number.
+    /// Usage of each tenant, as far as this manager knows, by the tenant's number.
     pub fn used(&self) -> impl Iterator<Item = TenantUse> {
         self.tenants.iter().map(|&tenant| self.core.tenant(tenant).used())
     }
@@ -594,7 +594,7 @@ impl Manager {
         }
     }
 
-    /// What must hold of a core once faults have stopped and all leases are over.
+    /// Checks the invariants of a core that hold once faults have stopped and all leases are over.
     pub fn check_final(&mut self, scene: &mut Scene) {
         let mut found = Vec::new();
         for node in self.core.nodes() {
@@ -682,7 +682,7 @@ fn lease_report(report: v1::LeaseReport) -> LeaseReport {
     }
 }
 
-/// Nobody forges signatures here, so none is looked at.
+/// No party of a run forges signatures, so signatures are not checked.
 fn running(running: v1::RunningLease) -> Running {
     let signed =
         v1::SignedTicket::decode(&running.ticket[..]).expect("agents of the run keep tickets as they are");

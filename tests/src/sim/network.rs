@@ -1,14 +1,14 @@
 //! Simulates the delivery of a message: when it arrives, how often, whether at all.
 //!
 //! Delays have a long tail and are drawn for each message, so messages overtake each other. Links are cut one way or
-//! both ways, and slowed, by whoever holds the [`Network`]; the rest is the [`Weather`].
+//! both ways, and slowed, by the owner of the [`Network`]; the rest is the [`Weather`].
 
 use super::random::Random;
 
 /// Hosts on which clients live: what a partition can cut off.
 pub const CLIENT_HOSTS: usize = 16;
 
-/// What holds for all links at a time.
+/// Conditions of all links at a time.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Weather {
     /// Messages lost, of a million.
@@ -27,29 +27,29 @@ impl Weather {
 /// One end of a link.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Party {
-    /// By its number.
+    /// A manager, by its number.
     Manager(u8),
-    /// By its number.
+    /// An agent, by its number.
     Agent(u32),
     /// A host of clients.
     Host(u8),
 }
 
-/// When a message arrives, if it does, in microseconds from now.
+/// Fate of a message: the times at which it arrives, in microseconds from now.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Fate {
-    /// Never.
+    /// The message never arrives.
     Lost,
-    /// After this time.
+    /// The message arrives once, after this time.
     Once(u64),
-    /// After each of these times.
+    /// The message arrives twice, after these times.
     Twice(u64, u64),
 }
 
-/// How a link is, in one direction.
+/// State of a link, in one direction.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Link {
-    /// As the weather is.
+    /// The link is as the weather is.
     #[default]
     Open,
     /// Messages take up to seconds.
@@ -60,18 +60,18 @@ pub enum Link {
 
 /// Longest time that a message is on its way: then its connection is given up.
 const LONGEST_DELAY_US: u64 = 30_000_000;
-/// What a slow link's delay is multiplied by.
+/// Factor by which a slow link multiplies the delay.
 const SLOWNESS: u64 = 2_000;
 
 /// All links.
 #[derive(Debug)]
 pub struct Network {
-    /// What holds for all links.
+    /// Conditions of all links.
     pub weather: Weather,
     random: Random,
     agents: usize,
     managers: usize,
-    /// From each party to each party; see [`Network::index`].
+    /// Links from each party to each party; see [`Network::index`].
     links: Vec<Link>,
 }
 
@@ -119,8 +119,8 @@ impl Network {
         self.links.fill(Link::Open);
     }
 
-    /// Where the direction of a link stands. Managers talk to each other through their store only, and agents and
-    /// clients among themselves not at all.
+    /// Index of a link's direction. Managers talk to each other only through their store, and agents and clients do not
+    /// talk among themselves.
     fn index(&self, from: Party, to: Party) -> usize {
         let hosts_at = 2 * self.managers * self.agents;
         let parties = self.managers + self.agents;

@@ -15,26 +15,26 @@ const SECOND_US: u64 = 1_000_000;
 /// Share of a run that is without faults and new clients, at its end, and its most.
 const CALM_PARTS: u64 = 3;
 const MAX_CALM_US: u64 = 400 * SECOND_US;
-/// What a calm needs beyond the longest lease: managers come back, agents find them, the last reports are stored.
+/// Time of calm beyond the longest lease: managers come back, agents find them, the last reports are stored.
 const SETTLING_US: u64 = 60 * SECOND_US;
 
 /// Most clients: idle nodes are what there is most of, and what takes most of the time.
 const MAX_CLIENTS: u32 = 128;
 
-/// What to run.
+/// Options of a run.
 #[derive(Clone, Copy, Debug)]
 pub struct Options {
-    /// From which all is drawn.
+    /// Seed of all random draws.
     pub seed: u64,
     /// Agents.
     pub nodes: u32,
     /// Simulated time.
     pub duration_us: u64,
-    /// What is made wrong on purpose.
+    /// Error that is introduced on purpose.
     pub sabotage: Option<Sabotage>,
 }
 
-/// What goes wrong.
+/// Faults of a run.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Fault {
     /// A manager dies and is started anew.
@@ -51,7 +51,7 @@ pub enum Fault {
     Reclaim,
     /// An agent and a manager do not hear each other, one way or both.
     CutAgent,
-    /// A manager hears nobody, or nobody hears it.
+    /// All messages to a manager are lost, or all messages from it.
     CutManager,
     /// Clients of a host do not reach a manager.
     CutHost,
@@ -96,32 +96,32 @@ const FAULTS: &[Fault] = &[
 /// See the [module](self).
 #[derive(Clone, Debug)]
 pub struct Plan {
-    /// On one store.
+    /// Number of managers on one store.
     pub managers: u8,
-    /// What each node lends.
+    /// Capacity that each node lends.
     pub capacities: Vec<Room>,
-    /// What each tenant may have.
+    /// Quota of each tenant.
     pub quotas: Vec<Quota>,
-    /// How many requests may wait.
+    /// Limits of the queue of requests.
     pub queue: QueueLimits,
-    /// Clients, in all.
+    /// Number of clients, in all.
     pub clients: u32,
-    /// What they are like.
+    /// Behaviour of the clients.
     pub manners: Manners,
     /// The network without faults.
     pub weather: Weather,
-    /// What may go wrong.
+    /// Faults that may happen.
     pub faults: Vec<Fault>,
     /// The usual time between two faults.
     pub fault_every_us: u64,
-    /// From when on nothing goes wrong any more, and nobody asks.
+    /// Time after which no fault happens and no client sends further requests.
     pub calm_at_us: u64,
     /// The end of the run.
     pub end_at_us: u64,
 }
 
 impl Plan {
-    /// Of a seed.
+    /// Draws the plan of a run from a seed.
     pub fn draw(options: &Options, random: &mut Random) -> Plan {
         let Options { nodes, duration_us, sabotage, .. } = *options;
         let calm_us = (duration_us / CALM_PARTS).min(MAX_CALM_US);

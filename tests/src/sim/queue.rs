@@ -1,7 +1,7 @@
 //! Queues future events in the order of their time: a calendar queue.
 //!
-//! Most events are a few milliseconds or a second ahead. They go into one of [`DAYS`] days of a millisecond each, a list
-//! that is sorted when its day comes. What is further ahead waits in a heap. So an event costs a few nanoseconds,
+//! Most events are a few milliseconds or a second ahead. They go into one of [`DAYS`] days of a millisecond each, a
+//! list that is sorted when its day comes. Events further ahead wait in a heap. So an event costs a few nanoseconds,
 //! however many wait, and nothing is allocated for it.
 //!
 //! Events of the same time happen in the order in which they were added: a run is a function of its seed.
@@ -19,7 +19,7 @@ const DAYS: usize = 4096;
 pub struct Queue<E> {
     /// Each day's events, unsorted; [`Queue::today`] has been taken out.
     days: Vec<Vec<Entry<E>>>,
-    /// Of the current day, the next one last.
+    /// Events of the current day, the next one last.
     today: Vec<Entry<E>>,
     /// Number of the current day since the beginning.
     day: u64,
@@ -135,7 +135,7 @@ mod tests {
     use crate::sim::random::Random;
 
     #[test]
-    fn events_come_in_the_order_of_their_time_and_equal_ones_as_added() {
+    fn events_come_by_time_and_equal_ones_as_added() {
         let mut random = Random::from_seed(3);
         let mut queue = Queue::default();
         let mut model: Vec<(u64, u64)> = Vec::new();

@@ -37,17 +37,17 @@ impl Random {
         u128::from(self.bits()) << 64 | u128::from(self.bits())
     }
 
-    /// From 0 to below `bound`, which is not 0. The bias is below `bound / 2^64`.
+    /// Draws a number from 0 to below `bound`, which is not 0. The bias is below `bound / 2^64`.
     pub fn below(&mut self, bound: u64) -> u64 {
         ((u128::from(self.bits()) * u128::from(bound)) >> 64) as u64
     }
 
-    /// From `least` to `most`, both included.
+    /// Draws a number from `least` to `most`, both included.
     pub fn between(&mut self, least: u64, most: u64) -> u64 {
         least + self.below(most - least + 1)
     }
 
-    /// True with so many chances in a million.
+    /// Returns true with a probability of `ppm` in a million.
     pub fn chance_ppm(&mut self, ppm: u32) -> bool {
         self.below(1_000_000) < u64::from(ppm)
     }

@@ -3,12 +3,12 @@
 
 use sublet_proto::v1::{LeaseState, NodeReport, PeerRecord, Registration};
 
-/// What is made wrong.
+/// Errors that can be introduced on purpose.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Sabotage {
     /// Reports lack attached leases: their cores are leased again.
     HideLeases,
-    /// Reports say that ended leases go on.
+    /// Reports list ended leases as running.
     HideEnds,
     /// Reports say twice what was used.
     DoubleUsage,
@@ -22,9 +22,9 @@ pub enum Sabotage {
     AnswerTwice,
     /// Clients' calls are not answered.
     DropAnswers,
-    /// Managers are told of no quota.
+    /// Managers do not know any quota.
     IgnoreQuotas,
-    /// Managers are told of no limit to their queues.
+    /// Managers do not know the limits of their queues.
     IgnoreLimits,
     /// A tenant's first waiting request is kept from the core.
     HoldBack,

@@ -12,16 +12,16 @@ use super::slab::Slab;
 use super::trace::Trace;
 use super::truth::Truth;
 
-/// What happens, in a few bytes.
+/// Event of a run, in a few bytes.
 #[derive(Clone, Copy, Debug)]
 pub enum Event {
     /// A message of this kind arrives, to or from this agent or client; it lies at this place of the slab.
     Arrival(u32, Topic, u32),
     /// A call's answer has not come in time, or never will.
     Unanswered(Caller, u32),
-    /// It is time for an agent to look what there is to do; void if it has set another time since.
+    /// An agent wakes to do the work that is due; void if the agent has set another time since.
     AgentWakes(u32, u32),
-    /// As above, of a client.
+    /// A client wakes to do the work that is due; void if the client has set another time since.
     ClientWakes(u32, u32),
     /// A tick of a manager's; void if it has been started anew since.
     ManagerTicks(u8, u64),
@@ -42,7 +42,7 @@ pub enum Event {
 }
 
 impl Event {
-    /// What tells it from others, for the run's fingerprint.
+    /// Word that distinguishes the event from others, for the run's fingerprint.
     pub fn word(&self) -> u64 {
         match *self {
             Event::Arrival(place, topic, who) => {
@@ -68,12 +68,12 @@ impl Event {
     }
 }
 
-/// Who waits for a manager's answer.
+/// Party that waits for a manager's answer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Caller {
-    /// By its number.
+    /// An agent, by its number.
     Agent(u32),
-    /// By its number.
+    /// A client, by its number.
     Client(u32),
 }
 
@@ -84,7 +84,7 @@ impl Caller {
         }
     }
 
-    /// Where it is.
+    /// Party of the network to which the caller belongs.
     pub fn party(self) -> Party {
         match self {
             Caller::Agent(agent) => Party::Agent(agent),
@@ -93,7 +93,7 @@ impl Caller {
     }
 }
 
-/// Where a client lives.
+/// Host on which a client lives.
 pub fn host_of(client: u32) -> Party {
     Party::Host((client as usize % CLIENT_HOSTS) as u8)
 }
@@ -101,9 +101,9 @@ pub fn host_of(client: u32) -> Party {
 /// A call on its way: the answer goes to its caller, under its number, until its deadline.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Call {
-    /// Who waits.
+    /// Party that waits for the answer.
     pub caller: Caller,
-    /// Different from the caller's other ones.
+    /// Number of the call, different from those of the caller's other calls.
     pub number: u32,
     /// True time at which the caller gives up.
     pub deadline_us: u64,
@@ -119,31 +119,31 @@ impl Call {
     }
 }
 
-/// What a manager is asked.
+/// Request to a manager.
 #[derive(Clone, Debug)]
 pub enum Ask {
-    /// By an agent.
+    /// Registration of an agent.
     Register(Box<v1::Registration>),
-    /// By an agent.
+    /// Report of an agent.
     Report(v1::NodeReport),
-    /// By an agent that has a provisional ticket.
+    /// Question of an agent that has a provisional ticket.
     Confirm(LeaseId),
-    /// By a client.
+    /// Lease request of a client.
     Lease(Box<LeaseAsk>),
-    /// By a client.
+    /// Renewal requested by a client.
     Renew {
-        /// Which.
+        /// The lease to renew.
         lease: LeaseId,
-        /// From now on.
+        /// Time to the end of the lease, from now on.
         timeout_ms: u64,
     },
-    /// By a client.
+    /// End of a lease, requested by a client.
     End(LeaseId),
-    /// By a client's connection, which has closed: nobody waits for this request's answer.
+    /// Withdrawal of a request whose client's connection has closed: no client waits for the answer.
     Withdraw {
-        /// Its tenant's number.
+        /// Number of the tenant.
         tenant: u32,
-        /// Which.
+        /// The request that is withdrawn.
         request: RequestId,
     },
 }
@@ -151,11 +151,11 @@ pub enum Ask {
 /// A client's request.
 #[derive(Clone, Debug)]
 pub struct LeaseAsk {
-    /// Which; the same again if it is repeated.
+    /// Id of the request; a repeated request has the same id.
     pub request: RequestId,
-    /// Its tenant's number.
+    /// Number of the tenant.
     pub tenant: u32,
-    /// What it asks.
+    /// Terms of the requested lease.
     pub terms: Terms,
     /// How long it may wait.
     pub wait_ms: u64,
@@ -163,52 +163,52 @@ pub struct LeaseAsk {
     pub token: Token,
 }
 
-/// What a client shows of who it is.
+/// Token that a client shows as its identity.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Token {
-    /// The manager knows it already.
+    /// The manager knows the token already.
     Known,
-    /// It has to be verified, and is good.
+    /// The token has to be verified, and is valid.
     New,
-    /// It has to be verified, and is worth nothing.
+    /// The token has to be verified, and is invalid.
     Worthless,
 }
 
-/// What a manager answers.
+/// Answer of a manager.
 #[derive(Clone, Debug)]
 pub enum Answer {
-    /// To a registration.
+    /// Answer to a registration.
     Registered(v1::NodeRegistration),
-    /// To a report.
+    /// Answer to a report.
     Reported(v1::NodeReportReply),
-    /// To a report: the node has to register.
+    /// Answer to a report: the node has to register.
     RegisterAgain,
-    /// To the agent of a provisional lease.
+    /// Answer to the agent of a provisional lease.
     Confirmed,
-    /// To a request: a ticket for each lease.
+    /// Answer to a request: a ticket for each lease.
     Granted(Vec<v1::Ticket>),
-    /// To a renewal.
+    /// Answer to a renewal.
     Renewed(Box<v1::Ticket>),
-    /// To an order to end.
+    /// Answer to an order to end.
     Ended,
-    /// To anything.
+    /// Error answer to any request.
     Failed(Error),
 }
 
-/// What travels.
+/// Message between parties of a run.
 #[derive(Clone, Debug)]
 pub enum Message {
-    /// To a manager.
+    /// Request to a manager.
     Asked(u8, Call, Ask),
-    /// From a manager, with the agent's or client's call that it answers.
+    /// Answer of a manager, with the call of the agent or client that it answers.
     Answered(Call, Answer),
-    /// To an agent, from a client.
+    /// Message from a client to an agent.
     ToAgent(u32, FromClient),
-    /// To a client, in the round of its life in which it attached.
+    /// Message from an agent to a client, with the round of the client's life in which it attached.
     ToClient(u32, u32, FromAgent),
 }
 
-/// What a message is about: for people who read a trace.
+/// Topic of a message, for readers of a trace.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Topic {
     Register,
@@ -262,32 +262,32 @@ impl FromClient {
     }
 }
 
-/// What a client says to an agent.
+/// Message of a client to an agent.
 #[derive(Clone, Debug)]
 pub enum FromClient {
-    /// First of all.
+    /// The client attaches to its lease, before any other message.
     Attach {
-        /// Who.
+        /// Number of the client.
         client: u32,
-        /// In which round of its life.
+        /// Round of the client's life.
         round: u32,
-        /// Why it may.
+        /// Ticket that entitles the client to attach.
         ticket: Box<v1::Ticket>,
     },
-    /// A later end.
+    /// The client shows a ticket with a later end.
     Renew(Box<v1::Ticket>),
-    /// It needs the lease no more.
+    /// The client no longer needs the lease.
     Release(LeaseId),
     /// The connection has closed.
     Gone(LeaseId),
 }
 
-/// What an agent says to a client.
+/// Message of an agent to a client.
 #[derive(Clone, Debug)]
 pub enum FromAgent {
-    /// It has the lease.
+    /// The agent has attached the client to its lease.
     Attached,
-    /// It does not.
+    /// The agent has refused the client's ticket.
     Refused(LeaseId, Error),
     /// The lease has ended.
     Ended(LeaseId),
@@ -298,23 +298,23 @@ pub enum FromAgent {
 pub struct Scene {
     /// True time.
     pub now_us: u64,
-    /// What will happen.
+    /// Future events.
     pub queue: Queue<Event>,
-    /// What travels.
+    /// Messages on their way.
     pub messages: Slab<Message>,
-    /// How it travels.
+    /// Network on which they travel.
     pub network: Network,
-    /// What is the case.
+    /// True state of the run.
     pub truth: Truth,
-    /// What has happened.
+    /// Events that have happened.
     pub trace: Trace<Event>,
-    /// For what no other stream is for.
+    /// Random numbers for everything that has no stream of its own.
     pub random: Random,
-    /// What is made wrong on purpose, to see it found.
+    /// Error that is introduced on purpose, to check that it is found.
     pub sabotage: Option<Sabotage>,
 }
 
-/// How long it takes to learn that nobody listens at an address.
+/// Time after which a party learns that no process listens at an address.
 const REFUSAL_US: u64 = 500;
 
 impl Scene {
@@ -332,8 +332,8 @@ impl Scene {
         }
     }
 
-    /// What a caller asks arrives so much later, too, unless the manager has been started anew by then. Nobody waits for
-    /// an answer.
+    /// Sends a caller's request to a manager with an additional delay, unless the manager has been started anew by
+    /// then. No caller waits for the answer.
     pub fn ask_late(&mut self, manager: u8, caller: Caller, ask: Ask, late_us: u64) {
         let call = Call { caller, number: NOBODYS, deadline_us: self.now_us };
         self.deliver(self.now_us + late_us, Message::Asked(manager, call, ask));

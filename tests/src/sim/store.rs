@@ -8,11 +8,11 @@ use sublet_proto::v1::{self, LeaseState, PeerRecord, Usage};
 /// How the store is at a time.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Health {
-    /// It takes what it gets, after so many microseconds.
+    /// The store accepts writes, after this many microseconds.
     Up(u64),
-    /// It takes no more.
+    /// The store accepts no more writes.
     Full,
-    /// It does not answer.
+    /// The store does not answer.
     Unreachable,
 }
 
@@ -38,15 +38,15 @@ pub struct Store {
 /// A manager's write on its way.
 #[derive(Clone, Debug)]
 pub struct Write {
-    /// Whose.
+    /// Number of the manager that writes.
     pub manager: u8,
-    /// In which life of it.
+    /// Epoch of that manager.
     pub epoch: u64,
-    /// What.
+    /// The lease to write.
     pub lease: v1::Lease,
-    /// Its name.
+    /// Id of the lease.
     pub id: LeaseId,
-    /// As of which revision.
+    /// Revision of the lease that is written.
     pub revision: u64,
 }
 
@@ -62,8 +62,8 @@ impl Store {
         self.epochs
     }
 
-    /// Takes a lease. Usage only grows, whoever writes: of two managers that believe they have a node, one knows less.
-    /// Gives what is now kept.
+    /// Writes a lease. Usage only grows, whichever manager writes: of two managers that believe they have a node, one
+    /// knows less. Returns the usage that is now stored.
     pub fn take(&mut self, write: Write) -> Usage {
         let Write { manager, lease, id, .. } = write;
         let mut record = Record { lease, manager };

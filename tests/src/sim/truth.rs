@@ -8,7 +8,7 @@
 //! - a ticket is taken once, under the registration it was issued for, and never after its agent has said that it
 //!   takes it no more;
 //! - no lease outlives its time by more than [`GRACE_US`] and what the drift of two clocks makes of it;
-//! - the store never has more usage than there was, and in the end has all of it that anybody could tell;
+//! - the store never has more usage than there was, and in the end has all of it that any agent could report;
 //! - no lease ends because its agent is thought to be gone, and is not;
 //! - no tenant gets more than its quota;
 //! - once messages have arrived, no manager counts more for a tenant than what agents have and what has been granted
@@ -34,9 +34,9 @@ const EPOCH_SHIFT: u32 = 32;
 /// An invariant that does not hold.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Violation {
-    /// Which.
+    /// The invariant that was violated.
     pub of: Invariant,
-    /// With what was found.
+    /// Description of what was found.
     pub found: String,
 }
 
@@ -46,32 +46,32 @@ impl fmt::Display for Violation {
     }
 }
 
-/// What must hold.
+/// Invariants of a run.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Invariant {
-    /// Of cores, places and bytes.
+    /// Invariant of cores, shared places and bytes.
     NothingIsLeasedTwice,
-    /// Of tickets.
+    /// Invariant of tickets.
     TicketsAreTakenOnce,
-    /// Of leases.
+    /// Invariant of leases.
     LeasesEndInTime,
-    /// Of resources.
+    /// Invariant of resources.
     NothingLeaks,
-    /// Of usage, upwards.
+    /// Invariant of usage: its upper bound.
     NothingIsBilledTwice,
-    /// Of usage, downwards.
+    /// Invariant of usage: its lower bound.
     NoUsageIsLost,
-    /// Of requests.
+    /// Invariant of requests.
     RequestsAreAnsweredOnce,
-    /// Of requests that wait.
+    /// Invariant of requests that wait.
     QueuesAreBounded,
-    /// Of tenants whose requests wait.
+    /// Invariant of tenants whose requests wait.
     NobodyStarves,
-    /// Of tenants.
+    /// Invariant of tenants.
     QuotasHold,
-    /// Of leases, by all managers together.
+    /// Invariant of the leases of all managers together.
     LeasesCountOnce,
-    /// Of leases whose agent lives.
+    /// Invariant of leases whose agent is alive.
     NothingEndsWithoutCause,
 }
 
@@ -100,14 +100,14 @@ pub struct Truth {
     nodes: Vec<Node>,
     leases: Vec<Lease>,
     by_id: HashMap<LeaseId, u32>,
-    /// Of which generation registrations are.
+    /// Generation of each registration.
     generations: HashMap<u64, u64>,
     /// Leases that managers may count, by their index; those that are over for long are left out by and by.
     counted: Vec<u32>,
     tenants: Vec<Tenant>,
-    /// Of the managers that live.
+    /// Epochs of the managers that are alive.
     epochs: Vec<u64>,
-    /// Until when managers may not know of each other.
+    /// True time until which managers may not know of each other.
     hearsay_until_us: u64,
     violation: Option<Violation>,
 }
@@ -120,11 +120,11 @@ struct Node {
     held: Held,
     registration: u64,
     registered_us: u64,
-    /// Of the registration that its agent has asked for last.
+    /// Generation of the registration that the agent has requested last.
     generation: u64,
     /// Leases that are open or attached, by their index.
     live: Vec<u32>,
-    /// Its agent does not come back.
+    /// Whether the agent does not come back.
     is_lost: bool,
 }
 
@@ -168,19 +168,19 @@ struct Tenant {
 /// A lease as it is granted.
 #[derive(Clone, Copy, Debug)]
 pub struct Granted {
-    /// Its name.
+    /// Id of the lease.
     pub id: LeaseId,
-    /// Its agent's number.
+    /// Number of the lease's agent.
     pub agent: u32,
-    /// Its tenant's number.
+    /// Number of the lease's tenant.
     pub tenant: u32,
-    /// What it holds.
+    /// Resources that the lease holds.
     pub amount: Amount,
-    /// From its ticket.
+    /// Registration that the ticket names.
     pub registration: u64,
-    /// From its ticket: the clock of the manager that signed it.
+    /// Time of issue in the ticket: the clock of the manager that signed it.
     pub issued_ms: u64,
-    /// From the grant to the end.
+    /// Time from the grant to the end.
     pub timeout_ms: u64,
 }
 
@@ -191,41 +191,41 @@ struct Lease {
     life: Life,
     /// True time by which it is over.
     ends_by_us: u64,
-    /// When it was seen to be over.
+    /// True time at which the lease was seen to be over.
     over_us: Option<u64>,
-    /// What the store has.
+    /// Usage that the store has.
     stored: Usage,
-    /// What a manager has heard, in which of its lives.
+    /// Usage that a manager has heard, and the epoch of that manager.
     heard: Option<(Usage, u64)>,
-    /// What of its usage can be known.
+    /// Part of the usage that can be known.
     known: Known,
 }
 
-/// What of a lease's usage the store must have in the end.
+/// Part of a lease's usage that the store must have in the end.
 #[derive(Clone, Copy, Debug, PartialEq)]
 enum Known {
     /// All of it: its agent lives.
     All,
-    /// What a dead agent's journal says.
+    /// The usage that a dead agent's journal says.
     Journal(Usage),
-    /// What its manager has heard, if that lives: nobody else knows anything.
+    /// The usage that its manager has heard, if that manager is alive: no other party knows anything.
     Hearsay,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq)]
 enum Life {
-    /// Its agent would take its ticket, now or once it takes up the ticket's registration.
+    /// The agent would take the lease's ticket, now or once it takes up the ticket's registration.
     Open,
-    /// Its ticket is worth nothing, and nobody ever showed it.
+    /// The ticket is invalid, and no client ever showed it.
     Void,
-    /// With its node's clock, and what that showed.
+    /// The lease is attached, with its node's clock and the reading of that clock.
     Attached(Clock, u64),
-    /// With all that it used.
+    /// The lease has ended, with all that it used.
     Ended(Usage),
 }
 
 impl Truth {
-    /// Before anything has happened.
+    /// Makes the state before the first event.
     pub fn new(capacities: impl Iterator<Item = Room>, tenants: usize) -> Truth {
         let node = |capacity| Node {
             capacity,
@@ -254,13 +254,13 @@ impl Truth {
         self.violation.as_ref()
     }
 
-    /// Notes a violation that somebody else has found.
+    /// Notes a violation that another checker has found.
     #[cold]
     pub fn violated(&mut self, of: Invariant, found: String) {
         self.violation.get_or_insert(Violation { of, found });
     }
 
-    /// What a tenant may have from now on.
+    /// Sets the quota that a tenant has from now on.
     pub fn set_quota(&mut self, tenant: u32, quota: Quota) {
         self.tenants[tenant as usize].quota = quota;
     }
@@ -280,7 +280,7 @@ impl Truth {
         self.hearsay_until_us = self.hearsay_until_us.max(until_us + HEARSAY_US);
     }
 
-    /// Under which an agent takes tickets now.
+    /// Registration under which an agent takes tickets now.
     pub fn registration(&self, agent: u32) -> u64 {
         self.nodes[agent as usize].registration
     }
@@ -322,7 +322,7 @@ impl Truth {
     }
 
     /// Whether the agent has asked for a later registration than the ticket's, and will not take that one up any more.
-    /// Of a registration whose generation was not said nothing is known.
+    /// False if the generation of the ticket's registration is not known.
     fn is_outdated(&self, granted: &Granted) -> bool {
         let latest = self.nodes[granted.agent as usize].generation;
         self.generations.get(&granted.registration).is_some_and(|generation| (1..latest).contains(generation))
@@ -338,7 +338,8 @@ impl Truth {
         let Some(&index) = self.by_id.get(&id) else { return };
         let lease = &mut self.leases[index as usize];
         lease.ends_by_us = lease.ends_by_us.max(ends_by_us(now_us, timeout_ms));
-        // With a new ticket whoever has not come yet may come again for a while, and managers have to count that.
+        // With a new ticket a client that has not attached yet may still attach for a while, and managers have to count
+        // that.
         lease.over_us = None;
         if !self.counted.contains(&index) {
             self.counted.push(index);
@@ -433,7 +434,7 @@ impl Truth {
         }
     }
 
-    /// A manager, in the life with this epoch, has been told what a lease has used.
+    /// Notes that a manager, in the life with this epoch, has heard what a lease has used.
     pub fn heard(&mut self, id: LeaseId, usage: Usage, epoch: u64) {
         if let Some(lease) = self.lease_mut(id)
             && lease.heard.is_none_or(|(known, _)| worker::is_within(&known, &usage))
@@ -442,13 +443,13 @@ impl Truth {
         }
     }
 
-    /// An agent is gone, and its leases have been ended one by one: nobody takes its tickets.
+    /// Notes that an agent is gone, and its leases have been ended one by one: no agent takes its tickets.
     pub fn agent_gone(&mut self, agent: u32) {
         self.close_all(agent, |lease| lease.life == Life::Open);
     }
 
-    /// As [`Truth::agent_gone`], and it does not come back: nobody will tell the managers what has become of any lease
-    /// that it ever had, not even one that starts anew and finds it in the store.
+    /// Does what [`Truth::agent_gone`] does for an agent that does not come back: managers never learn what has become
+    /// of any lease that it ever had, not even from an agent that starts anew and finds the lease in the store.
     pub fn agent_lost(&mut self, agent: u32) {
         self.nodes[agent as usize].is_lost = true;
         let all = (0..).zip(&self.leases).filter(|(_, lease)| lease.granted.agent == agent);
@@ -496,7 +497,8 @@ impl Truth {
     }
 
     /// Checks what the manager of an epoch believes that tenants have, by their numbers. To be called when messages
-    /// arrive and have done so for long enough. Of agents that are gone for good nobody knows anything.
+    /// arrive and have done so for long enough. The usage of agents that are gone for good is not checked, because no
+    /// party knows it.
     pub fn check_counted(
         &self,
         now_us: u64,
@@ -622,7 +624,7 @@ impl Truth {
         }
     }
 
-    /// What a tenant has by all that a manager can know: leases of its own nodes, and those that have been on nodes of
+    /// Usage of a tenant by all that a manager can know: leases of its own nodes, and those that have been on nodes of
     /// other living managers for long enough.
     fn known_to(&self, now_us: u64, number: u32, epoch: u64) -> Tenant {
         let mut known = Tenant { quota: self.tenants[number as usize].quota, ..Tenant::default() };
@@ -660,7 +662,7 @@ impl Lease {
         matches!(self.life, Life::Attached(..))
     }
 
-    /// What it has really used until now.
+    /// Usage of the lease until now.
     fn used(&self, now_us: u64) -> Usage {
         match self.life {
             Life::Open | Life::Void => Usage::default(),
@@ -672,7 +674,7 @@ impl Lease {
         }
     }
 
-    /// What the store must have of it.
+    /// Least usage of the lease that the store must have.
     fn least(&self, used: Usage, epochs: &[u64]) -> Usage {
         match (self.known, self.heard) {
             (Known::All, _) => used,
@@ -683,7 +685,7 @@ impl Lease {
     }
 }
 
-/// When a lease that ends in so long by a manager's clock and then by its agent's is over, at the latest.
+/// Latest true time at which a lease is over that times out by a manager's clock and then by its agent's.
 fn ends_by_us(now_us: u64, timeout_ms: u64) -> u64 {
     let drift_us = timeout_ms * 2 * MAX_DRIFT_PPM as u64 / 1_000;
     now_us + timeout_ms * 1_000 + drift_us + GRACE_US

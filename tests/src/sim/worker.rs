@@ -18,7 +18,7 @@ pub struct Worker {
 }
 
 impl Worker {
-    /// Of a lease with so many workers: its name decides what share of their time they execute and poll.
+    /// Makes the workers of a lease: the lease's name decides what share of their time they execute and poll.
     pub fn of(lease: LeaseId, workers: u32) -> Worker {
         let random = &mut Random::from_seed(lease.0 as u64);
         let executing_parts = random.below(PARTS + 1);
@@ -27,7 +27,7 @@ impl Worker {
         Worker { workers: workers.into(), executing_parts, polling_parts, call_ns }
     }
 
-    /// What they have used so long after their start, by their node's clock.
+    /// Usage of the workers this long after their start, by their node's clock.
     pub fn used(&self, elapsed_ns: u64) -> Usage {
         let all_ns = elapsed_ns * self.workers;
         let share_ns = |parts: u64| all_ns / PARTS * parts;

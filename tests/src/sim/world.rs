@@ -1,4 +1,4 @@
-//! All models of a run together: time goes from event to event, and whom an event is for acts on it.
+//! All models of a run together: time goes from event to event, and the party that an event is for acts on it.
 
 use sublet_proto::v1::NodeState;
 
@@ -20,12 +20,12 @@ use super::truth::{Invariant, Truth};
 const SECOND_US: u64 = 1_000_000;
 /// Between two checks of everything.
 const CHECK_US: u64 = 10 * SECOND_US;
-/// How long after the last fault everybody has found everybody and said everything: what was on its way arrives, agents
-/// go to another manager after three attempts, and managers miss and find what had gone.
+/// Time after the last fault until every party has found every other and sent all it had: messages on their way arrive,
+/// agents go to another manager after three attempts, and managers miss and find what had gone.
 const SETTLING_US: u64 = 60 * SECOND_US;
 /// Longest time that something stays broken.
 const LONGEST_FAULT_US: u64 = 120 * SECOND_US;
-/// What wall clocks show when a run begins, in milliseconds of Unix time.
+/// Reading of wall clocks when a run begins, in milliseconds of Unix time.
 const WALL_MS: u64 = 1_800_000_000_000;
 /// How far wall clocks jump at most, in milliseconds: an hour.
 const JUMP_MS: u64 = 3_600_000;
@@ -54,7 +54,7 @@ pub struct World {
 #[derive(Debug)]
 struct Host {
     manager: Option<Manager>,
-    /// What its wall clock showed when the run began.
+    /// Reading of the machine's wall clock when the run began.
     wall_ms: u64,
     drift_ppm: i64,
 }
@@ -148,7 +148,7 @@ impl World {
         self.scene.truth.violation().is_none()
     }
 
-    /// What it has come to.
+    /// State of the run.
     pub fn scene(&self) -> &Scene {
         &self.scene
     }
@@ -209,8 +209,8 @@ impl World {
         }
     }
 
-    /// What several managers count, if they have had the time to hear of all that they should know. That a single one
-    /// does not count what is over is checked at the end.
+    /// Checks what several managers count, if they have had the time to hear of all that they should know. The check
+    /// that a single manager does not count what is over is done at the end.
     fn check_counted(&mut self) {
         let World { scene, hosts, mended_at_us, .. } = self;
         let now_us = scene.now_us;
@@ -414,7 +414,7 @@ impl World {
         }
     }
 
-    /// From now on nothing goes wrong, and nobody asks.
+    /// Ends the faults and the clients' requests.
     fn calm(&mut self) {
         self.is_calm = true;
         self.mended_at_us = self.scene.now_us;
@@ -428,7 +428,7 @@ impl World {
         }
     }
 
-    /// What was lent is back, and can be lent again.
+    /// Checks that all lent resources are back and can be lent again.
     fn end(&mut self) {
         self.is_over = true;
         let World { scene, hosts, .. } = self;

@@ -79,7 +79,7 @@ fn another_unix_user_reaches_neither_sockets_nor_state() {
 }
 
 #[test]
-fn another_unix_user_gives_no_commands_where_all_users_are_clients() {
+fn a_client_of_another_unix_user_cannot_give_commands() {
     if !is_root() {
         return;
     }
@@ -126,7 +126,7 @@ fn pretend_to_be_a_manager() -> (u16, std::sync::mpsc::Receiver<Vec<u8>>) {
 }
 
 #[test]
-fn tokens_are_shown_to_no_manager_that_the_authority_has_not_signed() {
+fn tokens_are_sent_only_to_managers_with_signed_certificates() {
     let cluster = Cluster::with_agents(0);
     let token = cluster.token(&CreateTokenRequest {
         role: Role::Agent.into(),

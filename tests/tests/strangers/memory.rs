@@ -77,8 +77,8 @@ fn while_executing(client: &Invoker, act: impl FnOnce()) {
 }
 
 #[test]
-fn a_slot_that_a_neighbour_has_written_over_is_free_when_its_lease_ends() {
-    // As a process that nobody is, and as a worker that a living neighbour does not have.
+fn an_overwritten_slot_is_free_when_the_lease_ends() {
+    // The slot names a process that does not exist, or a worker that a living neighbour does not have.
     for names_a_neighbour in [0u32, 1] {
         let cluster = cluster(Lent::shared(1, 3));
         let shared = |source| Allocation::new(package(source)).shared().policy(Policy::AlwaysWarm);

@@ -93,7 +93,7 @@ fn garbage_at_the_ports_of_libfabric_ends_no_lease() {
 }
 
 #[test]
-fn managers_of_one_store_serve_and_revoke_while_all_are_attacked() {
+fn managers_of_one_store_serve_and_revoke_under_attack() {
     let mut cluster = Cluster::start(Plan::of_managers(2));
     cluster.add_agent(Lent::cores(1));
     let attacks: Vec<_> =

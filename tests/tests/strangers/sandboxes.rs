@@ -61,7 +61,7 @@ fn hostile_modules_leave_another_tenants_calls_alone() {
         "print_nowhere",
         "traces",
     ] {
-        // Some end well: what counts is what else they did.
+        // Some calls succeed: the other effects of the call are what counts.
         if let Err(error) = call(&mallory, function, &[16]) {
             let code = error.code;
             assert!(
@@ -132,7 +132,7 @@ fn without_rights(more: &[&str]) -> Platform {
 }
 
 #[test]
-fn functions_of_an_agent_without_rights_reach_neither_each_other_nor_its_files() {
+fn functions_of_an_unprivileged_agent_are_isolated() {
     if !rustix::process::geteuid().is_root() {
         skip(Means::Root, "only root can start an agent as another user");
         return;
