@@ -137,7 +137,6 @@ fn digest_of_another_tenants_package_is_refused() {
     let digest = deployed.split_whitespace().find(|word| word.starts_with("sha256:")).unwrap();
     for _ in 0..3 {
         assert_eq!(alice.who(digest), ('a', "alice".into()));
-        // The manager remembers this package for a second, and grants leases of it before it has verified the token.
         let refused = connect(&bob.access).allocate(&Allocation::new(digest)).unwrap_err();
         assert_eq!(refused.code, Code::UnknownPackage, "{refused}");
     }
