@@ -179,7 +179,7 @@ std::vector<way> measure(const pricing &work, const sublet::invoker &invoker, st
     return ways;
 }
 
-// What the program has to tell.
+// The results that the program prints.
 struct report {
     sublet::lease lease;
     sublet::bill bill;

@@ -27,7 +27,7 @@ class local_function {
 public:
     explicit local_function(const std::string &library);
 
-    // Prices so many options.
+    // Prices `count` options.
     void operator()(const bs_option *options, std::size_t count, double *prices) const;
 
 private:
@@ -35,19 +35,19 @@ private:
     std::uint32_t (*function_)(void *in, std::uint32_t size, void *out);
 };
 
-// What is to be done: each option is priced `runs` times, as PARSEC's NUM_RUNS.
+// The work: each option is priced `runs` times, as PARSEC's NUM_RUNS.
 class pricing {
 public:
     pricing(const local_function &local, const sublet::invoker &invoker, const bs_option *options, std::size_t runs)
         : local_(local), invoker_(invoker), price_(invoker.find("price")), options_(options), runs_(runs) {}
 
-    // The options of `which` on so many threads.
+    // Prices the options of `which` on `threads` threads.
     void on_threads(range which, std::size_t threads, double *prices) const;
 
-    // The options of `which` on the first so many workers. The thread that says so sleeps meanwhile.
+    // Prices the options of `which` on the first `workers` workers. The calling thread sleeps meanwhile.
     void on_workers(range which, std::size_t workers, double *prices) const;
 
-    // Some options here and the others there, at once, in proportion to the numbers of threads and workers.
+    // Prices some options on threads and the others on workers, at once, in proportion to the numbers of both.
     void on_both(range which, std::size_t threads, std::size_t workers, double *prices) const;
 
 private:

@@ -12,7 +12,7 @@
 
 enum { PATIENCE_MS = 20000 };
 
-/* Stages, and how many bytes one makes at most. */
+/* A chain: its stages, and the most bytes that a stage writes. */
 struct chain {
     const char *name;
     uint32_t stage_bytes;
@@ -31,8 +31,8 @@ static const struct chain *find(const char *name) {
     return NULL;
 }
 
-/* Starts what executes every second stage: on the processor that is linked with this one, or on a device, rather on one of that processor's
- * node than on one of this node. */
+/* Starts the executor of every second stage, on the processor that is linked with this one or on a device. A device of
+ * that processor's node is preferred to one of this node. */
 static uint32_t begin(const struct chain *chain, const char *where, uint32_t *executor) {
     uint32_t unit, device;
     uint32_t failed = sublet_xpu_unit(1, &unit);
@@ -49,8 +49,8 @@ static double now_ns(void) {
     return (double)now.tv_sec * 1e9 + (double)now.tv_nsec;
 }
 
-/* Once through a chain, and whether that has failed. Stages with an odd number are executed by the executor, if there is one. Each
- * writes to the other buffer: the output is in the first after an even number of them. */
+/* Executes a chain once, and returns whether it failed. The executor, if there is one, executes the stages with an odd
+ * number. Each stage writes to the other buffer: after an even number of stages the output is in the first buffer. */
 static int pass(const struct chain *chain, const uint32_t *executor, char buffers[2][PICTURE_BYTES], uint32_t *size,
                 sublet_context *context) {
     for (int at = 0; chain->stages[at]; at++) {
@@ -72,8 +72,8 @@ static int pass(const struct chain *chain, const uint32_t *executor, char buffer
     return 0;
 }
 
-/* The input is a line, "assistant|words|picture here|across|device ROUNDS", and the text or the picture. Answers the mean of a round, in
- * nanoseconds, and the output. */
+/* Executes the rounds of a chain. The input is a line, "assistant|words|picture here|across|device ROUNDS", and the
+ * text or the picture. The output is the mean time of a round, in nanoseconds, and the output of the chain. */
 SUBLET_FUNCTION uint32_t run(void *in, uint32_t size, void *out, sublet_context *context) {
     static _Alignas(8) char buffers[2][PICTURE_BYTES];
     const char *given = memchr(in, '\n', size);
@@ -89,7 +89,7 @@ SUBLET_FUNCTION uint32_t run(void *in, uint32_t size, void *out, sublet_context 
     if (is_elsewhere && begin(chain, where, &executor)) return sublet_fail(context, sublet_xpu_why());
     double begun = now_ns();
     int failed = 0;
-    /* The first is not counted. */
+    /* The first round is not counted. */
     for (unsigned round = 0; round <= rounds && !failed; round++) {
         if (round == 1) begun = now_ns();
         written = given_bytes;

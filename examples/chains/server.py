@@ -13,7 +13,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 import stages
 
-# Of what a stage in C makes, as stages.h says.
+# The most bytes that a stage in C writes: PICTURE_BYTES of stages.h.
 ROOM = (1 << 18) + 8
 
 

@@ -1,4 +1,4 @@
-/* The stages of the chains: each takes text and makes text of it, or a picture.
+/* The stages of the chains: each transforms text to text, or a picture to a picture.
  *
  * The assistant (after the Alexa skill of ServerlessBench, which Molecule chains): front end, dialogue, home, door, light. Words (a
  * map-reduce of three): split, map, reduce. A picture: resize, compress. */
@@ -10,7 +10,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-/* Where text is written, as long as there is room. */
+/* A buffer that text is appended to; text beyond STAGE_BYTES is cut. */
 struct text {
     char *at;
     size_t len;
@@ -24,7 +24,7 @@ static void append(struct text *text, const char *from, size_t len) {
 
 static void say(struct text *text, const char *what) { append(text, what, strlen(what)); }
 
-/* The next word, which is not longer than this. */
+/* Returns the next word and its length, or NULL at the end of the text. */
 static const char *next_word(const char **at, const char *end, size_t *len) {
     while (*at < end && !isalnum((unsigned char)**at)) ++*at;
     const char *begin = *at;
@@ -33,7 +33,7 @@ static const char *next_word(const char **at, const char *end, size_t *len) {
     return *len ? begin : NULL;
 }
 
-/* Words in lower case between single spaces, without the one that wakes the assistant. */
+/* Writes the words in lower case between single spaces, without the word that wakes the assistant. */
 uint32_t frontend(void *in, uint32_t size, void *out) {
     struct text text = {out, 0};
     const char *at = in, *end = at + size, *word;
@@ -48,7 +48,7 @@ uint32_t frontend(void *in, uint32_t size, void *out) {
 
 static int is(const char *word, size_t len, const char *what) { return len == strlen(what) && !memcmp(word, what, len); }
 
-/* What is wanted: lines of a thing and what becomes of it. */
+/* Writes the requests: each line has a device and the state that it is to take. */
 uint32_t dialogue(void *in, uint32_t size, void *out) {
     struct text text = {out, 0};
     const char *at = in, *end = at + size, *word, *becomes = NULL;
@@ -66,7 +66,7 @@ uint32_t dialogue(void *in, uint32_t size, void *out) {
     return (uint32_t)text.len;
 }
 
-/* To whom it is sent. */
+/* Prefixes each line with the location of the device. */
 uint32_t home(void *in, uint32_t size, void *out) {
     struct text text = {out, 0};
     const char *at = in, *end = at + size;
@@ -80,7 +80,7 @@ uint32_t home(void *in, uint32_t size, void *out) {
     return (uint32_t)text.len;
 }
 
-/* A device does what is meant for it, and says so. */
+/* Executes the requests for one device, and writes its new state in their place. */
 static uint32_t device(void *in, uint32_t size, void *out, const char *name) {
     struct text text = {out, 0};
     const char *at = in, *end = at + size;
@@ -106,7 +106,7 @@ uint32_t door(void *in, uint32_t size, void *out) { return device(in, size, out,
 
 uint32_t light(void *in, uint32_t size, void *out) { return device(in, size, out, "light"); }
 
-/* A word to a line, in lower case. */
+/* Writes one word in each line, in lower case. */
 uint32_t split(void *in, uint32_t size, void *out) {
     struct text text = {out, 0};
     const char *at = in, *end = at + size, *word;
@@ -131,7 +131,7 @@ static int by_text(const void *one, const void *other) {
     return order ? order : (a->len > b->len) - (a->len < b->len);
 }
 
-/* Each word once, with its count, in the order of words. */
+/* Writes each word once, with its count, in the order of words. */
 uint32_t map(void *in, uint32_t size, void *out) {
     static struct word words[MOST_WORDS];
     struct text text = {out, 0};
@@ -150,7 +150,7 @@ uint32_t map(void *in, uint32_t size, void *out) {
     return (uint32_t)text.len;
 }
 
-/* The word that is there most often, the first of several, and how often. */
+/* Writes the most frequent word, the first one of several, and its count. */
 uint32_t reduce(void *in, uint32_t size, void *out) {
     struct text text = {out, 0};
     const char *at = in, *end = at + size, *word, *number;
@@ -183,7 +183,7 @@ static int is_picture(const struct picture *picture, uint32_t size) {
            && size == sizeof *picture + pixels;
 }
 
-/* Half as wide and half as high: the mean of each four pixels. Nothing for what is no picture. */
+/* Halves a picture's width and height by the mean of each four pixels. Writes nothing if the input is not a picture. */
 uint32_t resize(void *in, uint32_t size, void *out) {
     const struct picture *from = in;
     struct picture *to = out;
@@ -198,8 +198,9 @@ uint32_t resize(void *in, uint32_t size, void *out) {
     return (uint32_t)sizeof *to + to->width * to->height;
 }
 
-/* By block truncation (Delp and Mitchell, 1979): of each 4 by 4 pixels the mean of those below their mean, that of the others, and
- * which are which, a quarter of the bytes. As kernels/compress.cl does it. */
+/* Compresses a picture to a quarter of its bytes by block truncation (Delp and Mitchell, 1979), as kernels/compress.cl
+ * does. For each block of 4 by 4 pixels it writes the mean of the pixels below the block's mean, the mean of the
+ * others, and a bit for each pixel. */
 uint32_t compress(void *in, uint32_t size, void *out) {
     const struct picture *from = in;
     struct picture *to = out;

@@ -1,4 +1,4 @@
-"""Implements the stages of stages.c in Python: each takes text and makes text of it, as bytes."""
+"""Implements the stages of stages.c in Python: each transforms text to text, as bytes."""
 
 import collections
 import re
@@ -10,13 +10,13 @@ STAGE_BYTES = 16384
 
 
 def frontend(text):
-    """Words in lower case between single spaces, without the one that wakes the assistant."""
+    """Returns the words in lower case between single spaces, without the word that wakes the assistant."""
     words = re.findall("[A-Za-z0-9]+", bytes(text).decode())
     return " ".join(word.lower() for word in words if word != "Alexa").encode()
 
 
 def dialogue(text):
-    """What is wanted: lines of a thing and what becomes of it."""
+    """Returns the requests: each line has a device and the state that it is to take."""
     states = {"open": "open", "on": "on", "close": "closed", "off": "off"}
     becomes, wanted = None, []
     for word in bytes(text).decode().split():
@@ -27,13 +27,13 @@ def dialogue(text):
 
 
 def home(text):
-    """To whom it is sent."""
+    """Prefixes each line with the location of the device."""
     lines = bytes(text).decode().splitlines()
     return "".join(f"{'hall' if line[0] == 'd' else 'kitchen'}/{line}\n" for line in lines).encode()
 
 
 def device(text, name):
-    """A device does what is meant for it, and says so."""
+    """Executes the requests for one device, and writes its new state in their place."""
     return re.sub(f"^[a-z]+/{name} (.*)$", rf"the {name} is \1", bytes(text).decode(), flags=re.MULTILINE).encode()
 
 
@@ -46,18 +46,18 @@ def light(text):
 
 
 def split(text):
-    """A word to a line, in lower case."""
+    """Returns one word in each line, in lower case."""
     return "".join(f"{word.lower()}\n" for word in re.findall("[A-Za-z0-9]+", bytes(text).decode())).encode()
 
 
 def map(text):
-    """Each word once, with its count, in the order of words."""
+    """Returns each word once, with its count, in the order of words."""
     counts = collections.Counter(bytes(text).decode().split())
     return "".join(f"{word} {counts[word]}\n" for word in sorted(counts)).encode()
 
 
 def reduce(text):
-    """The word that is there most often, the first of several, and how often."""
+    """Returns the most frequent word, the first one of several, and its count."""
     words = [line.split() for line in bytes(text).decode().splitlines()]
     word, times = max(words, key=lambda word: int(word[1]), default=("", 0))
     return f"{word} {times}\n".encode()

@@ -11,7 +11,7 @@
 
 #include <sublet_function.h>
 
-/* Turns text into capitals. The short form of a function: whoever calls it makes the output as large as the input. */
+/* Turns text into capitals. The short form of a function: the caller makes the output as large as the input. */
 SUBLET_FUNCTION uint32_t shout(void *in, uint32_t size, void *out) {
     const unsigned char *text = in;
     unsigned char *loud = out;

@@ -4,7 +4,7 @@
 //!     sublet deploy reverse.wasm
 //!     printf 'drei Äpfel' | sublet call reverse/reverse --input - --output -
 
-/// What a call tells its function: `struct sublet_context` of `sublet_function.h`.
+/// The context of a call: `struct sublet_context` of `sublet_function.h`.
 #[repr(C)]
 pub struct Context {
     size_bytes: u32,
@@ -20,10 +20,11 @@ unsafe extern "C" {
 /// Turns text around, letter by letter.
 ///
 /// # Safety
-/// Sublet calls it, with `size` bytes of input, room for the context's capacity of output, and the call's context.
+/// Sublet calls it with `size` bytes of input, as many bytes of output as the context's capacity, and the call's
+/// context.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn reverse(input: *const u8, size: u32, output: *mut u8, context: *const Context) -> u32 {
-    // SAFETY: the promise of whoever calls.
+    // SAFETY: the caller promises it.
     let (input, output) = unsafe {
         let capacity = (*context).capacity as usize;
         (std::slice::from_raw_parts(input, size as usize), std::slice::from_raw_parts_mut(output, capacity))

@@ -4,13 +4,13 @@
 
 #include "regression.h"
 
-/* What one component hands to the next. */
+/* The message that one component hands to the next. */
 typedef struct message {
     uint64_t samples;
     uint64_t steps;
 } message;
 
-/* How many lines are made between two looks at how much memory there is. */
+/* Lines that are generated before the memory component grows again. */
 #define PIECE_LINES 900
 
 static uint32_t failed(sublet_context *context) { return sublet_fail(context, sublet_why(context)); }
@@ -26,14 +26,14 @@ static uint32_t hand_on(void *out, const message *said) {
     return sizeof *said;
 }
 
-/* Where so many bytes of a component lie, which is made so large. */
+/* Grows a component to a size in bytes, and maps it. */
 static int made(sublet_context *context, const char *component, uint64_t bytes, void **at) {
     sublet_channel channel;
     return sublet_channel_open(context, component, &channel) == 0 && sublet_channel_grow(context, channel, bytes) == 0 &&
            sublet_channel_map(context, channel, 0, bytes, at) == 0;
 }
 
-/* And of one that others have made. */
+/* Maps a component that another one has grown. */
 static int there(sublet_context *context, const char *component, uint64_t bytes, void **at) {
     sublet_channel channel;
     return sublet_channel_open(context, component, &channel) == 0 &&
@@ -75,7 +75,7 @@ SUBLET_FUNCTION uint32_t regression_train(void *in, uint32_t size, void *out, su
     return hand_on(out, &said);
 }
 
-/* Its output is the model, and behind it how many samples it tells right. */
+/* Validates the model. The output is the model, and after it the number of samples that it classifies correctly. */
 SUBLET_FUNCTION uint32_t regression_validate(void *in, uint32_t size, void *out, sublet_context *context) {
     message said;
     void *validation, *fitted;

@@ -7,13 +7,13 @@
 /* Seconds since some moment. */
 double now(void);
 
-/* An argument that is a number of samples or steps; if it is none the process ends and says so. */
+/* Parses an argument that is a number of samples or steps. Prints an error and ends the process if it is not valid. */
 uint64_t number(const char *text);
 
-/* Memory, which counts; if there is none the process ends and says so. */
+/* Allocates memory and adds its size to the peak. Prints an error and ends the process if there is not enough. */
 void *memory(uint64_t bytes, uint64_t *peak);
 
-/* Says how long it took and how much memory it had, as JSON, on standard error. */
+/* Prints the seconds and the peak memory, as JSON, on standard error. */
 void said(double seconds, uint64_t peak);
 
 #endif

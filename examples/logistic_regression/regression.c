@@ -5,14 +5,14 @@
 #include <math.h>
 #include <string.h>
 
-/* What a feature is written as is a whole number of these. */
+/* The unit of a feature in text: a feature is written as a whole number of units. */
 static const float UNIT = 1e-5f;
 static const float RATE = 0.5f;
 
 uint64_t validation_samples(uint64_t samples) { return samples / FOLDS; }
 uint64_t training_samples(uint64_t samples) { return samples - validation_samples(samples); }
 
-/* A number that looks random, of each number another (the finalizer of SplitMix64). */
+/* Maps each number to another one that looks random (the finalizer of SplitMix64). */
 static uint64_t mixed(uint64_t number) {
     number += 0x9e3779b97f4a7c15u;
     number = (number ^ (number >> 30)) * 0xbf58476d1ce4e5b9u;
@@ -35,7 +35,7 @@ void load(char *text, uint64_t from, uint64_t samples) {
         for (int feature = 0; feature < FEATURES; feature++) {
             int32_t value = (int32_t)(mixed(i * FEATURES + (uint64_t)feature) % 199999) - 99999;
             write_feature(text + feature * FEATURE_BYTES, value);
-            /* Later features say less, and every second one the opposite. */
+            /* Later features have less weight, and every second one a negative weight. */
             score += (feature % 2 ? -1 : 1) * value / (1 + feature / 4);
         }
         text[LINE_BYTES - 2] = score > 0 ? '1' : '0';

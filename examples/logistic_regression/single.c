@@ -1,5 +1,5 @@
-/* The same as one process: single SAMPLES STEPS writes the model, and behind it how many samples it tells right, to standard
- * output; its times and memory, as JSON, to standard error. */
+/* The regression as one process: single SAMPLES STEPS writes the model, and after it the number of samples that the
+ * model classifies correctly, to standard output; its times and memory, as JSON, to standard error. */
 #include <inttypes.h>
 #include <stdio.h>
 #include <stdlib.h>

@@ -1,7 +1,7 @@
-/* The same steps as functions of which each begins with nothing, and hands on through Redis: stage STEP SAMPLES STEPS SOCKET,
- * where STEP is load, split, train or validate. The last one writes what single writes. Each fetches what it needs as a whole
- * before it begins and stores what it has made as a whole before it ends, as such functions do (Scad, section 5.1). Its memory
- * counts without what the connection's library copies it through. */
+/* The steps of the regression as stateless functions that exchange data through Redis: stage STEP SAMPLES STEPS SOCKET,
+ * where STEP is load, split, train or validate. The last one has the output of single. Each step fetches its whole
+ * input before it begins, and stores its whole output before it ends, as such functions do (Scad, section 5.1). Its
+ * memory does not include the copies in the connection's library. */
 #include <hiredis/hiredis.h>
 #include <inttypes.h>
 #include <stdio.h>
@@ -14,7 +14,7 @@
 
 static uint64_t peak;
 
-/* The reply, if it is of the type that it should be; if not the process ends and says so. */
+/* Returns a reply of the expected type. Prints an error and ends the process if the reply has another type. */
 static redisReply *checked(redisContext *redis, void *answer, int type, const char *what) {
     redisReply *reply = answer;
     if (reply && reply->type == type) return reply;
@@ -22,7 +22,7 @@ static redisReply *checked(redisContext *redis, void *answer, int type, const ch
     exit(1);
 }
 
-/* Bytes of a key, of which there must be so many. They stay until the process ends. */
+/* Returns the value of a key, which must have this number of bytes. The bytes stay until the process ends. */
 static const void *fetch(redisContext *redis, const char *key, uint64_t bytes) {
     redisReply *reply = checked(redis, redisCommand(redis, "GET %s", key), REDIS_REPLY_STRING, key);
     if (reply->len != bytes) {

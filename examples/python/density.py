@@ -2,9 +2,10 @@
 
     python examples/python/density.py [--units cpu,dpu] [--rate 1]
 
-An instance is a worker of its own, in a sandbox of its own, on the one core of its node, which it shares with others. Each is called --rate
-times a second, at its own moments. Instances are doubled until the 95th percentile of a call is more than twice that of the first few, or
-until no more are lent; between the last that fit and the first that do not it is halved, twice. The platform of $SUBLET_MANAGER has to
+An instance is a worker in its own sandbox, on the one core of its node, which it shares with other instances. Each
+instance is called --rate times a second, at its own moments. The program doubles the number of instances until the 95th
+percentile of a call is more than twice that of the first few, or until no more can be leased. It then halves the
+interval between the last number that fits and the first that does not, twice. The platform of $SUBLET_MANAGER has to
 lend shared cores (`--shared-cores`, `--shared-places`); without one this program starts its own, which lends one.
 
 With several kinds of processing units each gets as many instances as the others (Molecule, figure 2-a).
@@ -24,19 +25,19 @@ from thumbnailer import SIZES, photograph, thumbnail
 
 import sublet
 
-# Of a worker, as far as it uses it.
+# Memory limit of a worker, in bytes; the worker occupies only what it uses.
 MEMORY_BYTES = 48 << 20
 NOT_LENT = (sublet.NoCapacity, sublet.InsufficientResources)
 
 
 def own_bytes():
-    """What this process has in memory, its part of what it shares with others included."""
+    """Memory of this process in bytes, including its share of the memory that other processes use, too."""
     with open("/proc/self/smaps_rollup", encoding="ascii") as told:
         return next(int(line.split()[1]) * 1024 for line in told if line.startswith("Pss:"))
 
 
 def platform(options):
-    """The one of $SUBLET_MANAGER, or one of this program's own."""
+    """Returns the platform of $SUBLET_MANAGER, or starts one for this program."""
     if "SUBLET_MANAGER" in os.environ:
         return contextlib.nullcontext()
     return sublet.local(cores=0, shared_cores=1, shared_places=options.most, devices="none")
@@ -44,7 +45,7 @@ def platform(options):
 
 @contextlib.contextmanager
 def leased(count, units):
-    """So many instances, in equal parts on each kind of unit."""
+    """Leases `count` instances, in equal parts on each kind of unit."""
     with contextlib.ExitStack() as stack:
         instances = []
         for unit in units:
@@ -66,7 +67,7 @@ def leased(count, units):
 
 
 class Instance:
-    """A worker, and the turn of those that share its core: only one of them executes at a time."""
+    """A worker, and the lock of the workers on its core: only one of them executes at a time."""
 
     def __init__(self, worker, turn):
         self.worker, self.turn = worker, turn
@@ -77,7 +78,7 @@ class Instance:
 
 
 def latencies(instances, jpeg, rate, seconds):
-    """Seconds of calls, each from the moment when it is due: of each instance at its own moments, all over the second."""
+    """Returns the seconds of all calls, each from its due moment. The instances' calls are spread over each second."""
     took, changing = [], threading.Lock()
     begin = time.perf_counter() + 0.1
 
@@ -100,7 +101,7 @@ def latencies(instances, jpeg, rate, seconds):
 
 
 def measure(count, units, jpeg, options):
-    """The tail latency of so many instances, and their memory."""
+    """Measures the tail latency of `count` instances, and their memory."""
     with leased(count, units) as instances:
         equal = all(instance.call(thumbnail, jpeg) == thumbnail(jpeg) for instance in instances)
         took = latencies(instances, jpeg, options.rate, options.seconds)
@@ -110,7 +111,7 @@ def measure(count, units, jpeg, options):
 
 
 def density(units, jpeg, options):
-    """What the first few instances had, and what the most had that fit."""
+    """Measures the first few instances, and the largest number of instances that fits."""
     try:
         first = most = measure(options.first, units, jpeg, options)
     except NOT_LENT as error:

@@ -20,7 +20,7 @@ def greet(name):
 
 
 def collatz(number):
-    """How many steps it takes from a number down to 1."""
+    """Counts the steps from a number down to 1."""
     steps = 0
     while number != 1:
         number = 3 * number + 1 if number % 2 else number // 2
@@ -29,7 +29,7 @@ def collatz(number):
 
 
 def platform():
-    """The one of $SUBLET_MANAGER, or one of this program's own."""
+    """Returns the platform of $SUBLET_MANAGER, or starts one for this program."""
     return contextlib.nullcontext() if "SUBLET_MANAGER" in os.environ else sublet.local()
 
 

@@ -17,7 +17,7 @@ import numpy
 
 import sublet
 
-# What this worker keeps from one call to the next.
+# State that this worker keeps from one call to the next.
 matrix = right = diagonal = None
 
 
@@ -54,7 +54,7 @@ def solve_leased(lease, unknowns, iterations):
 
 
 def platform():
-    """The one of $SUBLET_MANAGER, or one of this program's own."""
+    """Returns the platform of $SUBLET_MANAGER, or starts one for this program."""
     return contextlib.nullcontext() if "SUBLET_MANAGER" in os.environ else sublet.local()
 
 
@@ -81,7 +81,7 @@ def main():
     solve_here(1)
     local, local_s = timed(solve_here, options.iterations)
 
-    # Each worker has room for the matrix twice: as it comes, and as it is kept.
+    # Each worker has memory for the matrix twice: in the request, and in the copy that it keeps.
     memory = options.cores * (2 * a.nbytes + (256 << 20))
     begun = time.perf_counter()
     with platform(), sublet.lease(

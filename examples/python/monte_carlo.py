@@ -19,20 +19,20 @@ import sublet
 
 
 def points_within(seed, points):
-    """How many of so many random points of the unit square are at most 1 from its corner."""
+    """Counts the random points of the unit square that are at most 1 from its corner."""
     x, y = numpy.random.default_rng(seed).random((2, points))
     return int(numpy.count_nonzero(x * x + y * y <= 1.0))
 
 
 def estimate(executor, chunks, points):
-    """Pi, and the seconds that it took."""
+    """Returns pi, and the seconds that the estimate took."""
     begun = time.perf_counter()
     within = sum(executor.map(points_within, range(chunks), [points] * chunks))
     return 4 * within / (chunks * points), time.perf_counter() - begun
 
 
 def platform():
-    """The one of $SUBLET_MANAGER, or one of this program's own."""
+    """Returns the platform of $SUBLET_MANAGER, or starts one for this program."""
     return contextlib.nullcontext() if "SUBLET_MANAGER" in os.environ else sublet.local()
 
 
@@ -44,7 +44,7 @@ def main():
     parser.add_argument("--json", action="store_true", help="print the figures as JSON")
     options = parser.parse_args()
 
-    # Either has its workers started by a first chunk for each, which is not measured.
+    # A first chunk for each worker starts the workers on both sides; it is not measured.
     with concurrent.futures.ProcessPoolExecutor(options.cores) as processes:
         estimate(processes, options.cores, 1000)
         local, local_s = estimate(processes, options.chunks, options.points)

@@ -58,7 +58,7 @@ def platform(world):
 
 
 def medians(world, repeat, function, *args):
-    """What the function returns, and the median of the ranks' median seconds."""
+    """Returns the result of the function, and the median of the ranks' median seconds."""
     result = function(*args)
     seconds = []
     for _ in range(repeat):

@@ -19,13 +19,13 @@ import sublet
 
 
 def ranked(table):
-    """Each column less its mean and by its standard deviation; and all of that, sorted."""
+    """Standardizes each column to mean 0 and deviation 1. Returns the table, and all of its values sorted."""
     table = (table - table.mean(axis=0)) / table.std(axis=0)
     return table, numpy.sort(table, axis=None)
 
 
 def measured(function, table):
-    """What it returns, the seconds that it took, and the most memory that it had of Python's."""
+    """Returns the result of the function, its seconds, and its peak memory, as Python counts it."""
     tracemalloc.start()
     begun = time.perf_counter()
     made = function(table)
@@ -36,7 +36,7 @@ def measured(function, table):
 
 
 def platform():
-    """The one of $SUBLET_MANAGER, or one of this program's own."""
+    """Returns the platform of $SUBLET_MANAGER, or starts one for this program."""
     return contextlib.nullcontext() if "SUBLET_MANAGER" in os.environ else sublet.local()
 
 

@@ -28,10 +28,10 @@ except ImportError:
 
 # Wheels without CUDA: those of PyPI bring its libraries along, some 3 GB.
 CPU_ONLY = "https://download.pytorch.org/whl/cpu"
-# What a worker needs, torch with CUDA's libraries included.
+# Memory of a worker: enough for torch, with CUDA's libraries, too.
 WORKER_BYTES = 2 << 30
 
-# What this worker keeps from one call to the next.
+# State that this worker keeps from one call to the next.
 model = None
 
 
@@ -48,7 +48,7 @@ def classify(images):
 
 
 def platform():
-    """The one of $SUBLET_MANAGER, or one of this program's own."""
+    """Returns the platform of $SUBLET_MANAGER, or starts one for this program."""
     return contextlib.nullcontext() if "SUBLET_MANAGER" in os.environ else sublet.local()
 
 

@@ -18,7 +18,7 @@ import sublet
 
 
 def made(rows, columns):
-    """Samples, and to which of two classes each belongs."""
+    """Generates samples, and the class of each, one of two."""
     random = numpy.random.default_rng(1)
     samples = random.normal(size=(rows, columns))
     noise = random.normal(size=rows)
@@ -26,7 +26,7 @@ def made(rows, columns):
 
 
 def step(samples, labels, weights, rate=0.5):
-    """One step downhill."""
+    """Takes one step of gradient descent."""
     wrong = 1 / (1 + numpy.exp(-samples @ weights)) - labels
     weights -= rate / len(labels) * (wrong @ samples)
 
@@ -52,7 +52,7 @@ def regression(rows: int, columns: int, steps: int):
 
 
 def platform():
-    """The one of $SUBLET_MANAGER, or one of this program's own."""
+    """Returns the platform of $SUBLET_MANAGER, or starts one for this program."""
     return contextlib.nullcontext() if "SUBLET_MANAGER" in os.environ else sublet.local()
 
 
@@ -81,7 +81,7 @@ def main():
         figures = {"local_s": local_s, "graph_s": graph_s, "accuracy": accuracy, "components": outcome.components, "equal": equal}
         print(json.dumps(figures))
     else:
-        print(f"{accuracy:.1%} of {options.rows // 5} are told right, by either")
+        print(f"{accuracy:.1%} of {options.rows // 5} are classified correctly, by either")
         print(f"one function: {local_s:.3f} s\na graph:      {graph_s:.3f} s")
         for used in outcome.components:
             took_s, leased = (used["end_us"] - used["begin_us"]) / 1e6, used["allocated_bytes"] / 2**20

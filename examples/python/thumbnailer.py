@@ -20,13 +20,13 @@ from PIL import Image
 
 import sublet
 
-# What is generated: width and height in pixels, and how strong the grain is.
+# Sizes of the generated photographs: width and height in pixels, and the strength of the grain.
 SIZES = {"97 kB": (800, 600, 5.0), "3.6 MB": (4000, 3000, 9.1)}
 THUMBNAIL_PIXELS = (200, 200)
 
 
 def photograph(width, height, grain, seed):
-    """The bytes of a JPEG file."""
+    """Generates a photograph, and returns it as a JPEG file."""
     random = numpy.random.default_rng(seed)
     clouds = Image.fromarray(random.integers(0, 256, (height // 50, width // 50, 3), dtype="u1"))
     pixels = numpy.asarray(clouds.resize((width, height), Image.Resampling.BICUBIC))
@@ -41,14 +41,14 @@ def encoded(image, **options):
 
 
 def thumbnail(jpeg):
-    """The bytes of a smaller JPEG file."""
+    """Returns a smaller JPEG file of the image."""
     image = Image.open(io.BytesIO(jpeg))
     image.thumbnail(THUMBNAIL_PIXELS)
     return encoded(image)
 
 
 def platform():
-    """The one of $SUBLET_MANAGER, or one of this program's own."""
+    """Returns the platform of $SUBLET_MANAGER, or starts one for this program."""
     return contextlib.nullcontext() if "SUBLET_MANAGER" in os.environ else sublet.local()
 
 
@@ -59,7 +59,7 @@ def timed(function, *args):
 
 
 def compare(lease, jpeg, count):
-    """So many thumbnails of an image, made here, by one call after the other, and by all workers at once."""
+    """Measures `count` thumbnails of an image, made here, by one call after the other, and by all workers at once."""
     # In memory that workers share: a call hands over where the image is.
     shared = sublet.array(numpy.frombuffer(jpeg, dtype="u1"))
     for worker in range(lease.workers):

@@ -1,4 +1,4 @@
-//! Control messages, as managers, agents and clients decode them, and what is computed from them: a bill, a node's units.
+//! Control messages as managers, agents and clients decode them, and values computed from them: a bill, a node's units.
 #![no_main]
 
 use libfuzzer_sys::fuzz_target;
@@ -36,7 +36,7 @@ fn round_trip<M: Message + Default + PartialEq>(bytes: &[u8]) {
     }
 }
 
-/// What a node says of its units is refused, or is listed with a name of its own each.
+/// A node's description of its units is refused, or each unit is listed under a name of its own.
 fn node(bytes: &[u8]) {
     round_trip::<v1::NodeDescription>(bytes);
     let Ok(node) = decode::<v1::NodeDescription>("a node", bytes) else { return };
@@ -51,7 +51,7 @@ fn node(bytes: &[u8]) {
     }
 }
 
-/// A bill neither overflows nor depends on how often it is drawn.
+/// A bill does not overflow, and its total is at least each line.
 fn leases(bytes: &[u8]) {
     let Ok(list) = decode::<v1::LeaseList>("leases", bytes) else { return };
     let lines: Vec<_> = list.leases.iter().map(price::bill).collect();

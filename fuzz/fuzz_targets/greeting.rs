@@ -7,7 +7,7 @@ use sublet_fabric::greeting::{ANSWER_BYTES, Answer, Counters, Greeting, HELLO_BY
 use sublet_fabric::remote::Frames;
 use sublet_proto::MAX_PACKET_BYTES;
 
-/// What is checked first: a random input hardly begins so.
+/// The beginning that is checked first: a random input hardly begins with it.
 const BEGINNING: &[u8; 12] = b"\x89Sublet\n\x01\0\0\0";
 
 fuzz_target!(|input: (bool, &[u8])| {
@@ -30,7 +30,7 @@ fn padded<const N: usize>(begin: bool, bytes: &[u8]) -> [u8; N] {
 
 fn greeting(bytes: &[u8; HELLO_BYTES]) {
     if let Ok(greeting) = Greeting::decode(bytes) {
-        assert!(!greeting.is_by(&[7; 32]), "nobody has signed it");
+        assert!(!greeting.is_by(&[7; 32]), "no key has signed it");
         if greeting.kind == Kind::Control {
             assert!(bytes[16..].iter().all(|&byte| byte == 0));
         }
@@ -39,7 +39,7 @@ fn greeting(bytes: &[u8; HELLO_BYTES]) {
 
 fn answer(bytes: &[u8; ANSWER_BYTES]) {
     if let Ok(answer) = Answer::decode(bytes) {
-        // What is cut or replaced stays so.
+        // Decoding may cut or replace text: decoding its result again changes nothing more.
         let again = Answer::decode(&answer.encode()).expect("what was encoded can be decoded");
         let once_more = Answer::decode(&again.encode()).expect("what was encoded can be decoded");
         assert_eq!(again, once_more);

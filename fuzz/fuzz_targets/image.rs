@@ -10,7 +10,7 @@ use libfuzzer_sys::fuzz_target;
 use sublet_image::manifest::{Config, Document, choose};
 use sublet_image::{Digest, Limits, Reference, layer};
 
-/// So little that a thousand inputs in a second do not fill a disk.
+/// Limits of an image, so low that a thousand inputs in a second do not fill a disk.
 const LIMITS: Limits = Limits { unpacked_bytes: 1 << 20, files: 64 };
 
 fuzz_target!(|input: (u8, &[u8])| {
@@ -33,7 +33,7 @@ fn document(bytes: &[u8]) {
     }
 }
 
-/// What is written is read as the same.
+/// A reference that is formatted and parsed again is the same.
 fn reference(bytes: &[u8]) {
     let Ok(text) = std::str::from_utf8(bytes) else { return };
     if let Ok(reference) = text.parse::<Reference>() {

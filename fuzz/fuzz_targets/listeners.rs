@@ -23,9 +23,9 @@ use sublet_manager::{Manager, Options, Tls};
 use sublet_runtime::access::Access;
 use tokio::runtime::{Builder, Runtime};
 
-/// How long an answer is waited for. Some inputs get none.
+/// Longest wait for an answer. Some inputs get none.
 const ANSWER: Duration = Duration::from_millis(5);
-/// How long a listener may take to serve another client.
+/// Longest time in which a listener serves another client.
 const PATIENCE: Duration = Duration::from_secs(5);
 /// Most bytes that are sent at once.
 const MOST_AT_ONCE: usize = 4096;
@@ -62,11 +62,11 @@ struct House {
 
 impl House {
     fn start() -> House {
-        // Programs in Rust begin so; this one's `main` is libFuzzer's.
+        // A Rust program ignores SIGPIPE from its start; the `main` of this one is libFuzzer's.
         // SAFETY: no handler runs, and no other thread does yet.
         unsafe { libc::signal(libc::SIGPIPE, libc::SIG_IGN) };
         let folder = std::env::temp_dir().join(format!("sublet-fuzz-{}", std::process::id()));
-        std::fs::create_dir_all(&folder).expect("there is room for temporary files");
+        std::fs::create_dir_all(&folder).expect("there is space for temporary files");
         let runtime = Builder::new_multi_thread().worker_threads(2).enable_all().build().expect("a runtime");
         let any = "127.0.0.1:0".parse().expect("an address");
         let options = Options {
@@ -101,7 +101,7 @@ impl House {
         }
     }
 
-    /// Bytes within a manager's TLS: HTTP/2 of whoever has no token.
+    /// Sends bytes within a manager's TLS: HTTP/2 of a client without a token.
     fn within_tls(&self, parts: &[&[u8]]) {
         let Some(socket) = dial(self.manager_port) else { return };
         let name = ServerName::from(std::net::IpAddr::from([127, 0, 0, 1]));
@@ -109,7 +109,7 @@ impl House {
         exchange(StreamOwned::new(client, socket), parts);
     }
 
-    /// Messages within an agent's TLS.
+    /// Sends messages within an agent's TLS.
     fn within_agents_tls(&self, parts: &[&[u8]]) {
         let Some(socket) = dial(self.agent_port) else { return };
         if greeting::greet(&socket, &Kind::Control, None).is_err() {
@@ -121,7 +121,7 @@ impl House {
         }
     }
 
-    /// The manager answers at both doors, and the agent at its port.
+    /// Asserts that the manager answers at both listeners, and the agent at its port.
     fn assert_serves(&self) {
         let mut unix = UnixStream::connect(&self.manager_socket).expect("the manager listens");
         unix.set_read_timeout(Some(PATIENCE)).expect("a timeout can be set");
@@ -179,7 +179,7 @@ fn trusting(authority: &Path) -> ClientConfig {
 
 fn dial(port: u16) -> Option<TcpStream> {
     let socket = TcpStream::connect(("127.0.0.1", port)).ok()?;
-    // Without waiting for the last packets: there are only so many ports.
+    // Closes without waiting for the last packets: the number of ports is limited.
     let socket = socket2::Socket::from(socket);
     socket.set_linger(Some(Duration::ZERO)).ok()?;
     socket.set_read_timeout(Some(ANSWER)).ok()?;

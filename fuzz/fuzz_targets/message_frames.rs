@@ -28,7 +28,7 @@ fuzz_target!(|bytes: &[u8]| {
     }
     let mut again = vec![0; len as usize];
     let to = NonNull::from(again.as_mut_slice()).cast();
-    // SAFETY: it has the room that was asked for, and the pieces lie in the input.
+    // SAFETY: the memory has the length that was computed for the frame, and the pieces lie in the input.
     unsafe { write(head, &pieces, to) };
     let copy = |at: u64, into: &mut [u8]| into.copy_from_slice(&again[at as usize..at as usize + into.len()]);
     let (head_again, places_again) = read(len, copy).expect("what was written can be read");

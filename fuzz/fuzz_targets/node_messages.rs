@@ -33,7 +33,7 @@ fn round_trip<M: Message + Default>(bytes: &[u8]) {
     }
 }
 
-/// Codes come as numbers: one that nobody knows has a meaning too.
+/// Codes are numbers: an unknown number also decodes to a valid code.
 fn agent_to_client(bytes: &[u8]) {
     round_trip::<v1::AgentToClient>(bytes);
     let Ok(packet) = decode::<v1::AgentToClient>("a packet", bytes) else { return };

@@ -1,5 +1,5 @@
-//! A package from a stranger: no bytes may panic the gate, and what it lets through must be safe to unpack and known
-//! by one digest only.
+//! A package from an untrusted user: no bytes may panic its validation, and a valid package must be safe to unpack and
+//! have only one digest.
 //!
 //! The first byte chooses whether the rest is an encoded package, a shared object alone, or a manifest for a shared
 //! object.

@@ -29,7 +29,7 @@ fuzz_target!(|input: (u64, u8, Vec<Input<'_>>)| {
     end.connect(Stream::sim(ours)).expect("an eventfd is to be had");
     let key = exposed.expose(OWN).expect("it is there").key;
     for (index, (known, mut header, payload)) in frames.into_iter().enumerate() {
-        // What is late for a region that is over is refused, and goes nowhere.
+        // A frame for a region that was withdrawn is refused, and its bytes are written nowhere.
         if index == usize::from(withdrawn_at) {
             end.withdraw(OWN, "over");
         }
@@ -41,7 +41,7 @@ fuzz_target!(|input: (u64, u8, Vec<Input<'_>>)| {
         if let Ok(frame) = Frame::decode(&header) {
             assert_eq!(frame.encode(), header);
         }
-        // What there is no room for is left out: then the next bytes are taken for something else.
+        // Bytes that do not fit into the window are dropped: the endpoint then misreads the bytes after them.
         let _ = peer.write(&header);
         let _ = peer.write(payload);
         let _ = end.progress();
@@ -54,7 +54,7 @@ fuzz_target!(|input: (u64, u8, Vec<Input<'_>>)| {
     }
     let mut bytes = [0; HIDDEN_BYTES as usize];
     hidden.read(0, &mut bytes).expect("it is as long");
-    assert!(bytes.iter().all(|&byte| byte == 0), "memory was reached that nobody may reach");
+    assert!(bytes.iter().all(|&byte| byte == 0), "memory was written that the peer must not reach");
 });
 
 /// One region that the peer may reach, and one that it may not. They stay for all inputs.

@@ -1,8 +1,8 @@
 //! `cargo xtask asan`: the C and C++ tests with AddressSanitizer, in their programs and in the library that they use.
 //!
-//! The library is compiled by a nightly compiler, with the flag that makes it report accesses outside of memory and after its
-//! end. A library has no runtime of the sanitizer: the programs bring it, which the C compiler instruments. Workers and the
-//! command stay as they are, since functions are loaded into them that know nothing of the sanitizer.
+//! A nightly compiler compiles the library with the flag that reports accesses outside of memory and after its release.
+//! A library has no runtime of the sanitizer: the test programs have it, which the C compiler instruments. Workers and
+//! the command are not instrumented, since they load functions that were compiled without the sanitizer.
 
 use std::io;
 use std::path::{Path, PathBuf};
@@ -15,7 +15,7 @@ use crate::{PROFILE, install, miri, root};
 /// Instrumented builds have a folder of their own.
 const TARGET: &str = "target/asan";
 
-/// The check, with all of its output.
+/// Runs the check, and shows all of its output.
 pub fn chore(options: Options) -> io::Result<ExitCode> {
     options.end()?;
     if !install::build()? {

@@ -1,9 +1,10 @@
-//! `cargo xtask bench`: runs every measuring command of the documents, and writes the figures into docs/performance.md.
+//! `cargo xtask bench`: runs every measuring command of the documents, and writes the measurements into
+//! docs/performance.md.
 //!
 //! The commands are read from SPECIFICATION.md, where each stands beside its promise, and from docs/performance.md, so a
 //! promise and its measurement cannot drift apart. A sweep over payloads for each fabric makes the plot. The reader judges
-//! the figures: a limit that fails the run would measure the other programs of this machine. A fabric that this machine
-//! cannot use is left out, and the output says so. No other document has figures; a test asserts that.
+//! the measurements: a limit that fails the run would measure the other programs of this machine. A fabric that this
+//! machine cannot use is left out, and the output says so. No other document has measurements; a test asserts that.
 
 mod criterion;
 mod json;
@@ -20,13 +21,13 @@ use crate::step::{Outcome, Show, Step};
 use crate::{cargo, root};
 use json::Figure;
 
-/// What the plot shows.
+/// The commands whose measurements the plot shows.
 const SWEEPS: [&str; 3] = [
     "sublet bench latency --fabric shm --mode hot --sweep --json",
     "sublet bench latency --fabric tcp --mode hot --sweep --json",
     "sublet bench latency --fabric ofi --mode hot --sweep --json",
 ];
-/// Measures over a link of a known rate.
+/// The script that measures over a link of a known rate.
 const LINK: &str = "scripts/bench-link.sh";
 const PLOT: &str = "docs/latency.svg";
 const DOCUMENT: &str = "docs/performance.md";
@@ -73,23 +74,24 @@ fn measure(step: &mut Step) -> io::Result<Outcome> {
     Ok(Outcome::from(all_passed))
 }
 
-/// A command that measures, as a document has it.
+/// A measuring command of a document.
 #[derive(Clone, Debug, PartialEq)]
 struct Bench<'text> {
     words: Vec<&'text str>,
-    /// The rate of the link that it is measured over, if there is one.
+    /// Rate of the link that the measurement uses, if it uses one.
     link: Option<&'text str>,
 }
 
 impl<'text> Bench<'text> {
-    /// As a shell would take it, as far as the documents need that: a word in quotes has no spaces inside.
+    /// Splits a command into words as a shell would. Simplified to what the documents need: a quoted word has no
+    /// spaces.
     fn new(command: &'text str) -> Bench<'text> {
         let words: Vec<_> = command.split_whitespace().map(|word| word.trim_matches('\'')).collect();
         let link = (words[0] == LINK).then(|| words[1]);
         Bench { words, link }
     }
 
-    /// The figures; none if it failed.
+    /// Runs the command and returns its measurements, or `None` if the command failed.
     fn run(&self, step: &mut Step) -> io::Result<Option<Vec<Figure>>> {
         if self.link.is_some() && fs::metadata("/proc/self")?.uid() != 0 {
             println!("not measured, because only root makes network namespaces: {}", self.words.join(" "));
@@ -112,7 +114,7 @@ impl<'text> Bench<'text> {
     }
 }
 
-/// Where and when it was measured.
+/// Describes the machine and the date of the measurements.
 fn machine() -> String {
     let said = |program: &str, arguments: &[&str]| {
         let output = Command::new(program).args(arguments).current_dir(root()).output().ok();
@@ -131,7 +133,7 @@ fn machine() -> String {
     )
 }
 
-/// Each code span that is a command that measures, once, in the document's order.
+/// Returns each measuring command among the document's code spans, once, in their order.
 fn commands(markdown: &str) -> Vec<&str> {
     let code_spans = markdown.split('`').skip(1).step_by(2);
     let mut commands = Vec::new();

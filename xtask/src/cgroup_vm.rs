@@ -1,8 +1,9 @@
-//! `cargo xtask cgroup-vm`: sandboxes with control groups of version 2, in an emulated machine whatever this one has.
+//! `cargo xtask cgroup-vm`: tests sandboxes with control groups of version 2 in an emulated machine, whatever version
+//! this machine has.
 //!
-//! Which version a machine has is decided when it boots. Most have the second now; where the tests run at home it may be the
-//! first. So the sandboxes' own tests run once more in a guest that has the second and nothing else: as root, and as an
-//! ordinary user to whom a group was handed, as systemd does it.
+//! The version of the control groups is fixed when a machine boots. Most machines have version 2; the machine that runs
+//! the tests may have version 1. So the tests of the sandboxes run once more in an emulated machine that has version 2
+//! only: as root, and as an ordinary user that owns a delegated group, as systemd delegates it.
 
 use std::io;
 use std::path::Path;
@@ -22,7 +23,7 @@ const GUEST: Guest = Guest {
     more: |_| Default::default(),
 };
 
-/// The sandboxes' tests that have to do with limits and ends.
+/// The tests of the sandboxes for limits and ends.
 const PROGRAMS: [&str; 3] = ["conformance", "attacks", "containers"];
 
 const fn tests(name: &'static str, program: &'static str, arguments: &'static str, limit_s: u64) -> Part {
@@ -31,14 +32,14 @@ const fn tests(name: &'static str, program: &'static str, arguments: &'static st
 
 const PARTS: &[Part] = &[
     tests("conformance", "conformance", "", 1800),
-    // What the attacks can do outside of a sandbox would be done to the guest.
+    // The attacks that are skipped run outside of a sandbox, and would damage the emulated machine.
     tests("attacks", "attacks", "--skip outside_of_a_sandbox", 1800),
     tests("containers", "containers", "", 1800),
     tests("user", "as-user.sh", "./conformance", 1800),
     tests("user-attacks", "as-user.sh", "./attacks --skip outside_of_a_sandbox", 1800),
 ];
 
-/// Runs it.
+/// Runs the tests.
 pub fn chore(options: Options) -> io::Result<ExitCode> {
     GUEST.chore(options)
 }

@@ -1,7 +1,7 @@
 //! `cargo xtask coverage`: runs the Rust tests with LLVM's counters, and prints which share of each crate's lines they reach.
 //!
 //! Programs that a test starts are counted, too. A process that is killed, and one in a sandbox, writes no counts, so the
-//! figures are a lower bound. Counters change the code of every crate, so these builds have a folder of their own.
+//! results are a lower bound. Counters change the code of every crate, so these builds have a folder of their own.
 
 use std::collections::BTreeMap;
 use std::ffi::OsString;

@@ -15,7 +15,7 @@ use crate::{cargo, root};
 /// Longest wait for the advisory database, in seconds.
 const FETCH_SECONDS: u32 = 60;
 
-/// Both workspaces.
+/// The manifests of the two workspaces.
 const MANIFESTS: [&str; 2] = ["Cargo.toml", "fuzz/Cargo.toml"];
 /// The pinned copy of the database: its advisories, their licences, and which commit it is.
 const PINNED: &str = "xtask/advisories.tar.gz";
@@ -33,7 +33,7 @@ const COMMIT: &[&str] = &[
     "pinned",
 ];
 
-/// Both checks, with all of their output.
+/// Runs the check of the rules and that of the advisories, and shows all of their output.
 pub fn chore(options: Options) -> io::Result<ExitCode> {
     options.end()?;
     let mut failed = 0;
@@ -46,7 +46,7 @@ pub fn chore(options: Options) -> io::Result<ExitCode> {
     Ok(if failed == 0 { ExitCode::SUCCESS } else { ExitCode::FAILURE })
 }
 
-/// Licences, bans and sources.
+/// Checks licences, bans and sources.
 pub fn rules(step: &mut Step) -> io::Result<Outcome> {
     let mut passed = true;
     for manifest in MANIFESTS {
@@ -58,7 +58,7 @@ pub fn rules(step: &mut Step) -> io::Result<Outcome> {
     Ok(Outcome::from(passed))
 }
 
-/// Known vulnerabilities: by the database as it is now where that can be fetched, otherwise by the pinned copy.
+/// Checks known vulnerabilities: with the current database if it can be fetched, otherwise with the pinned copy.
 pub fn advisories(step: &mut Step) -> io::Result<Outcome> {
     let config = match step.run(fetch())? {
         true => root().join("deny.toml"),
@@ -77,7 +77,8 @@ pub fn advisories(step: &mut Step) -> io::Result<Outcome> {
     Ok(Outcome::from(passed))
 }
 
-/// Makes the pinned copy a database as cargo-deny keeps them, and a configuration that names it; nothing if that fails.
+/// Unpacks the pinned copy as a database of cargo-deny, and writes a configuration that names it. Returns `None` on
+/// failure.
 fn unpack_pinned(step: &mut Step) -> io::Result<Option<PathBuf>> {
     let folder = root().join("target/advisories");
     if folder.exists() {

@@ -86,7 +86,7 @@ fn every_row_names_tests_that_exist() {
 }
 
 #[test]
-fn every_attack_by_another_tenant_is_in_the_table_of_threats() {
+fn table_of_threats_names_every_attack_test() {
     let table = &TABLES[1];
     let text = read(Path::new(table.document));
     let named: BTreeSet<Test> =

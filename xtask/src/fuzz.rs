@@ -22,7 +22,7 @@ const HANG_SECONDS: u64 = 10;
 /// An input that makes a decoder take more memory is a finding, in MiB.
 const MEMORY_MIB: u64 = 1024;
 
-// What `cargo fuzz build --sanitizer none` passes.
+// Compiler flags that `cargo fuzz build --sanitizer none` passes.
 const COVERAGE_FLAGS: &[&str] = &[
     "--cfg=fuzzing",
     "-Ccodegen-units=1",
@@ -34,7 +34,7 @@ const COVERAGE_FLAGS: &[&str] = &[
     "-Cllvm-args=-simplifycfg-branch-fold-threshold=0",
 ];
 
-/// The check, with all of its output.
+/// Runs the check, and shows all of its output.
 pub fn chore(mut options: Options) -> io::Result<ExitCode> {
     let seconds = match options.take("seconds") {
         Some(text) => {
@@ -52,8 +52,8 @@ pub fn chore(mut options: Options) -> io::Result<ExitCode> {
     Ok(if tally.failed == 0 { ExitCode::SUCCESS } else { ExitCode::FAILURE })
 }
 
-/// Builds all targets and runs each for so many seconds. Each target is one check. The programs that an agent starts are there
-/// already: the tests need them, too.
+/// Builds all targets and runs each for `seconds`. Each target is one check. The programs that an agent starts are
+/// there already: the tests need them, too.
 pub fn check(step: &mut Step, seconds: u64) -> io::Result<Outcome> {
     let triple = host_triple()?;
     if !prepare(step, &triple)? {

@@ -1,7 +1,7 @@
-//! `cargo xtask gpu-check`: the suite of all devices, on a GPU by CUDA, and the figures of a launch.
+//! `cargo xtask gpu-check`: runs the suite of all devices on a GPU by CUDA, and measures a launch.
 //!
-//! Everything of CUDA is compiled and its decisions are tested everywhere; what only a GPU can show is shown here, where
-//! there is one. Where there is none this says so, with the driver's reason, and that is no failure.
+//! The code for CUDA is compiled, and its decisions are tested, on every machine. This chore tests the behaviour that
+//! needs a GPU. On a machine without one it prints the driver's reason, and does not fail.
 
 use std::io;
 use std::process::{Command, ExitCode};
@@ -10,7 +10,7 @@ use crate::cargo;
 use crate::options::Options;
 use crate::step::{Outcome, Show, Step};
 
-/// How a test tells of a GPU, and how of none.
+/// Beginnings of the lines in which a test reports a GPU, and that there is none.
 const HAS: &str = "gpu: ";
 const HAS_NOT: &str = "no gpu: ";
 

@@ -10,7 +10,7 @@ use crate::options::Options;
 use crate::step::{Outcome, Show, Step};
 use crate::{PROFILE, cargo};
 
-/// The check, with all of its output.
+/// Runs the check, and shows all of its output.
 pub fn chore(options: Options) -> io::Result<ExitCode> {
     options.end()?;
     let mut step = Step::start("loom", Show::Everything)?;
@@ -19,8 +19,8 @@ pub fn chore(options: Options) -> io::Result<ExitCode> {
     Ok(if tally.failed == 0 { ExitCode::SUCCESS } else { ExitCode::FAILURE })
 }
 
-/// The fabric's tests under loom; its other tests are not compiled then. That there are none is a failure: a check of
-/// nothing would pass for ever.
+/// Runs the fabric's tests under loom; its other tests are not compiled then. A run without tests fails: otherwise it
+/// would pass for ever.
 pub fn check(step: &mut Step) -> io::Result<Outcome> {
     let mut command = cargo();
     // Loom executes each model many times: it takes ten times as long with little optimization.

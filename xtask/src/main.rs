@@ -1,4 +1,4 @@
-//! The one door for chores: `cargo xtask CHORE`. The Makefile and CI come through it too.
+//! The entry point of all chores: `cargo xtask CHORE`. The Makefile and CI use it, too.
 //!
 //! Each chore is a module with one public function. They start other programs and read their output; they link
 //! nothing of Sublet and depend on no crate, so that this compiles in a second on a fresh clone.
@@ -158,15 +158,15 @@ fn root() -> PathBuf {
     here.parent().expect("xtask/ stands inside the repository").to_path_buf()
 }
 
-/// A program that a build with [`PROFILE`] has made.
+/// Path of a program that was built with [`PROFILE`].
 fn built(program: &str) -> PathBuf {
     let target = std::env::var_os("CARGO_TARGET_DIR").map_or_else(|| "target".into(), PathBuf::from);
     root().join(target).join(PROFILE).join(program)
 }
 
-/// The cargo that runs this, in the repository's top folder, without colours: its output goes to logs. What it has told
-/// this program about itself is taken away again: some build scripts (ring's) run anew if that changes, and half of the
-/// workspace with them.
+/// The cargo that runs this, in the repository's top folder, without colours: its output goes to logs. Removes the
+/// variables about this package that cargo set for this program: some build scripts (ring's) run again if one of them
+/// changes, and half of the workspace is then compiled again.
 fn cargo() -> Command {
     let mut command = Command::new(std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into()));
     let told = |name: &str| name.starts_with("CARGO_PKG_") || name.starts_with("CARGO_MANIFEST_");

@@ -1,8 +1,8 @@
 //! `cargo xtask miri`: interprets unit tests under Miri, which reports undefined behaviour that no other run shows.
 //!
-//! Miri knows no memory files, sockets, processes or foreign code. So it gets the modules that decide and encode, and the views
-//! of shared memory; what they are part of is tested by the other chores. It needs a nightly compiler with the components
-//! `miri` and `rust-src`.
+//! Miri supports no memory files, sockets, processes or foreign code. So it runs the modules that decide and encode,
+//! and the views of shared memory; other chores test the parts around them. It needs a nightly compiler with the
+//! components `miri` and `rust-src`.
 
 use std::io;
 use std::process::{Command, ExitCode};
@@ -53,7 +53,7 @@ const PARTS: &[(&str, &[&str])] = &[
 /// Cases of each property test: Miri is some hundred times slower than a processor.
 const CASES: &str = "3";
 
-/// The check, with all of its output.
+/// Runs the check, and shows all of its output.
 pub fn chore(options: Options) -> io::Result<ExitCode> {
     options.end()?;
     let mut step = Step::start("miri", Show::Everything)?;

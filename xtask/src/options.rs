@@ -1,8 +1,8 @@
-//! `--name value` pairs: all that a chore's command line has.
+//! Options of a chore's command line: pairs of `--name value` only.
 
 use std::io;
 
-/// What followed the chore's name.
+/// The options after the chore's name: pairs of a name and its value.
 pub struct Options(Vec<(String, String)>);
 
 impl Options {
@@ -26,7 +26,7 @@ impl Options {
         Some(self.0.swap_remove(at).1)
     }
 
-    /// Refuses what nobody took: a misspelt option is not silently ignored.
+    /// Fails if an option is left that the chore did not take: a misspelt option is not silently ignored.
     pub fn end(self) -> io::Result<()> {
         match self.0.first() {
             Some((name, _)) => Err(io::Error::other(format!("there is no option --{name}"))),

@@ -9,7 +9,7 @@ use crate::options::Options;
 use crate::step::{Outcome, Show, Step};
 use crate::{PROFILE, install, root};
 
-/// What the tests use beside the wheel.
+/// The Python packages that the tests use beside the wheel.
 const MODULES: &[&str] = &[
     "pytest==9.2.0",
     "hypothesis==6.170.17",
@@ -90,7 +90,7 @@ fn check_with(step: &mut Step, trial: Trial<'_>) -> io::Result<Outcome> {
     try_wheel(step, trial, &modules, &root().join("python/tests"))
 }
 
-/// What a wheel is tried with.
+/// The conditions of a wheel's trial.
 #[derive(Clone, Copy)]
 struct Trial<'a> {
     /// Program of the interpreter that the virtual environment is of.
@@ -122,7 +122,7 @@ fn try_wheel(step: &mut Step, trial: Trial<'_>, modules: &[&OsStr], tests: &Path
     Ok(Outcome::from(step.run(create)? && step.run(install)? && step.run(test)?))
 }
 
-/// Where the virtual environment of this name is.
+/// Returns the folder of the virtual environment of this name.
 fn environment(name: &str) -> PathBuf {
     root().join("target/xtask").join(name)
 }

@@ -1,9 +1,10 @@
 //! `cargo xtask second-pu`: a processing unit of another architecture, as a DPU has it, beside this machine's.
 //!
-//! Sublet is compiled for aarch64, and its agent runs in an emulated machine with Debian's kernel and Python, as this machine's
-//! neighbour. QEMU emulates the whole machine and not programs alone: that leaves out what sandboxes are made of (clone3, mounts by
-//! descriptors, Landlock, the filter of system calls), by which a test of them would test nothing. What is looked at stands in
-//! `tests/tests/second_pu.rs`. Emulated, times mean nothing, and memory is as strongly ordered as this machine's.
+//! Sublet is compiled for aarch64, and its agent runs in an emulated machine with Debian's kernel and Python, as this
+//! machine's neighbour. QEMU emulates the whole machine and not single programs: its emulation of programs lacks the
+//! system calls that sandboxes need (clone3, mounts by descriptors, Landlock, the filter of system calls), so a test of
+//! sandboxes would test nothing. The tests are in `tests/tests/second_pu.rs`. In emulation times mean nothing, and
+//! memory is as strongly ordered as this machine's.
 
 mod outcome;
 
@@ -19,24 +20,24 @@ use crate::{cargo, root};
 use outcome::PartOutcome;
 
 const SCRIPT: &str = "scripts/second-pu.sh";
-/// Installs what is needed beside that: what Sublet is built with, and this machine's Python.
+/// The script that installs the tools that build Sublet, and this machine's Python.
 const SETUP: &str = "scripts/setup.sh";
-/// How the script says that it cannot.
+/// Prefix of the line in which the script says that it cannot run.
 const SKIPPED: &str = "skipped: ";
 const ARCHITECTURE: &str = "aarch64";
 const TARGET: &str = "aarch64-unknown-linux-gnu";
-/// Where all is that is kept between runs.
+/// Folder of the files that are kept between runs.
 const FOLDER: &str = "target/second-pu";
-/// What an agent with Python needs, and by the last what programs in C are linked with.
+/// The packages that an agent with Python needs, and last the C interface, which C programs are linked with.
 const PACKAGES: [&str; 5] =
     ["sublet-cli", "sublet-runtime", "sublet-sandbox", "sublet-template-python", "sublet-capi"];
-/// What of that is built.
+/// The files that are built from [`PACKAGES`] and copied.
 const PROGRAMS: [&str; 4] = ["sublet", "sublet-worker", "sublet-spawner", "libsublet_template_python.so"];
 const STRIP: &str = "aarch64-linux-gnu-strip";
-/// By which the tests are told which parts to do.
+/// The environment variable that tells the tests which parts to run.
 const ONLY: &str = "SUBLET_SECOND_PU_ONLY";
 
-/// Makes all ready, boots, looks, and prints what came of each part.
+/// Builds the programs, boots the emulated machine, runs the tests, and prints the outcome of each part.
 pub fn chore(mut options: Options) -> io::Result<ExitCode> {
     let only = options.take("only");
     let json = options.take("json").map(PathBuf::from);
@@ -79,7 +80,7 @@ fn run(step: &mut Step, only: Option<&str>, json: Option<&Path>) -> io::Result<O
     Ok(Outcome::from(is_done && !outcomes.is_empty() && outcomes.iter().all(PartOutcome::is_good)))
 }
 
-/// Beside this machine's own build, which can go on.
+/// Returns the command that compiles for the other architecture, in a folder of its own beside this machine's build.
 fn cross_build() -> Command {
     let mut command = cargo();
     command.args(["build", "--release", "--target", TARGET, "--target-dir"]).arg(build_folder());
@@ -92,7 +93,8 @@ fn build_folder() -> PathBuf {
     root().join(FOLDER).join("build")
 }
 
-/// Puts what was built where the emulated machine's disk is made of, without what debuggers want.
+/// Copies the built programs, without debug information, into the folder from which the emulated machine's disk is
+/// made.
 fn install_programs(step: &mut Step) -> io::Result<bool> {
     let programs = root().join(FOLDER).join("programs");
     std::fs::create_dir_all(&programs)?;

@@ -7,9 +7,9 @@ use crate::options::Options;
 use crate::step::{Outcome, Show, Step};
 use crate::{PROFILE, built, cargo, root};
 
-/// What the chore runs if it is told nothing: a night's work.
+/// The size of a run without options: it takes a night.
 const DEFAULT: Size = Size { seeds: 1_000, first_seed: 1, nodes: 1_000, hours: 1 };
-/// What `cargo xtask test` runs.
+/// The size of the run in `cargo xtask test`.
 const IN_TESTS: Size = Size { seeds: 20, ..DEFAULT };
 
 struct Size {
@@ -19,7 +19,7 @@ struct Size {
     hours: u64,
 }
 
-/// The runs, with all of their output.
+/// Runs the simulator, and shows all of its output.
 pub fn chore(mut options: Options) -> io::Result<ExitCode> {
     let mut number = |name: &str, default: u64| match options.take(name) {
         Some(text) => text.parse().map_err(|_| io::Error::other(format!("--{name} {text} is not a number"))),
@@ -33,7 +33,7 @@ pub fn chore(mut options: Options) -> io::Result<ExitCode> {
     };
     options.end()?;
     let mut step = Step::start("sim", Show::Everything)?;
-    // Of the whole workspace, as `make test` builds it: with other features, its dependencies would be compiled again.
+    // Builds the whole workspace, as `make test` does: with other features, its dependencies would be compiled again.
     let mut build = cargo();
     build.args(["build", "--profile", PROFILE, "--workspace", "--lib", "--bins", "--examples", "--tests"]);
     let passed = step.run(build)? && step.run(command(&size))?;
@@ -41,7 +41,7 @@ pub fn chore(mut options: Options) -> io::Result<ExitCode> {
     Ok(if tally.failed == 0 { ExitCode::SUCCESS } else { ExitCode::FAILURE })
 }
 
-/// As many seeds as a test run has time for. Each is one check; that there are none is a failure.
+/// Simulates as many seeds as a test run has time for. Each seed is one check; a run without a check fails.
 pub fn check(step: &mut Step) -> io::Result<Outcome> {
     let passed = step.run(command(&IN_TESTS))?;
     Ok(Outcome::from(passed && step.has_counted()))

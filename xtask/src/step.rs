@@ -14,18 +14,18 @@ use crate::root;
 
 /// Lines of a failed step's log that are shown: enough for the failures, bounded for a runaway test.
 const SHOWN_LINES: usize = 400;
-/// Lines that say once more, after them, which tests failed: those lines may be of tests that passed.
+/// Lines after the shown log that name the failed tests again: the shown lines may be of tests that passed.
 const SHOWN_FAILURES: usize = 40;
 /// Lines read and not yet logged.
 const QUEUED_LINES: usize = 1024;
-/// Lines of one command that are kept for who asked for them.
+/// Lines of one command's output that are kept for the caller.
 const KEPT_LINES: usize = 1000;
-/// Longest run of one command of a test run: none takes so long unless it hangs.
+/// Longest time of one command in a test run: a command that takes longer hangs.
 const LIMIT: Duration = Duration::from_secs(30 * 60);
-/// How long no line comes before it is looked whether any can come.
+/// Longest wait for a line of output before the step checks whether the command still runs.
 const TICK: Duration = Duration::from_millis(200);
 
-/// Where a step's output goes beside its log.
+/// Output of a step beside its log.
 #[derive(Clone, Copy, PartialEq)]
 pub enum Show {
     /// One line for the step; on a terminal, meanwhile, the latest line of output.
@@ -34,7 +34,8 @@ pub enum Show {
     Everything,
 }
 
-/// How a line begins by which a test in Rust, C or C++ says that it checks nothing on this machine: then its name and why.
+/// Beginning of the line in which a test in Rust, C or C++ reports that it is skipped on this machine: its name and the
+/// reason follow.
 const SKIPPED: &str = "skipped: ";
 
 /// The outcomes of checks.
@@ -65,7 +66,7 @@ impl Tally {
 pub enum Outcome {
     Passed,
     Failed,
-    /// Not done, and why.
+    /// The step was not done, for this reason.
     Skipped(String),
 }
 
@@ -81,7 +82,7 @@ pub struct Step {
     show: Show,
     log: File,
     log_path: PathBuf,
-    /// Lines that somebody wants to read.
+    /// The last lines of output, for a caller that reads them: see [`Step::run_and_keep`].
     kept: Option<Vec<String>>,
     tally: Tally,
     /// Skipped tests that their harness counts among those that passed.
@@ -112,7 +113,7 @@ impl Step {
         run_within(command, limit, |line| self.line(line))
     }
 
-    /// As [`Step::run`]; also gives the last lines of output, at most [`KEPT_LINES`].
+    /// Runs a command like [`Step::run`], and also returns its last lines of output, at most [`KEPT_LINES`].
     pub fn run_and_keep(&mut self, command: Command) -> io::Result<(bool, Vec<String>)> {
         self.kept = Some(Vec::new());
         let succeeded = self.run(command);
@@ -199,7 +200,7 @@ impl Step {
         if self.show == Show::Summary && io::stdout().is_terminal() {
             let line: String = line.trim().chars().filter(|c| !c.is_control()).take(60).collect();
             print!("\r\x1b[K{:<12} {:>6.1} s  {line}", self.name, self.started.elapsed().as_secs_f32());
-            // Progress that is not shown is no reason to stop.
+            // A failure to show the progress does not stop the step.
             let _ = io::stdout().flush();
         }
     }
@@ -300,7 +301,7 @@ fn summary(name: &str, verdict: &str, took: Duration, detail: &str) -> String {
     format!("{name:<12} {verdict:<8} {:>6.1} s  {detail}", took.as_secs_f32())
 }
 
-/// Of a log, the lines of cargo and pytest that name a test that failed, and with which words it did.
+/// Finds the lines of a log in which cargo or pytest names a failed test, and the message of its panic.
 fn failures<'a>(lines: &'a [&'a str]) -> impl Iterator<Item = &'a str> {
     let is_named = |line: &str| {
         line.starts_with("test ") && line.ends_with(" ... FAILED")

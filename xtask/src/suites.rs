@@ -39,7 +39,7 @@ struct Report {
     passed: bool,
 }
 
-/// Environment variables that a build and its tests get, beside those that there are.
+/// Environment variables that a build and its tests get in addition to this process's.
 pub type Environment<'a> = &'a [(&'a str, OsString)];
 
 /// Runs the tests of the whole workspace, documentation included. Returns whether all passed.

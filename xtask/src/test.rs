@@ -10,7 +10,7 @@ use crate::options::Options;
 use crate::step::{Outcome, Show, Step, Tally};
 use crate::{PROFILE, cargo, deny, docs, fuzz, loom, python, root, sim, suites};
 
-/// What each fuzz target gets in a test run, in seconds; `make fuzz` gives more.
+/// Running time of each fuzz target in a test run, in seconds; `make fuzz` gives more.
 const FUZZ_SECONDS: u64 = 5;
 
 type Check = fn(&mut Step) -> io::Result<Outcome>;
@@ -31,7 +31,7 @@ const STEPS: &[(&str, Check)] = &[
     ("python", python::check),
 ];
 
-/// The part that takes minutes where little has changed: for the time before a commit.
+/// The quick steps, which take minutes if little has changed: for use before a commit.
 const QUICK_STEPS: &[(&str, Check)] = &[("format", format), ("clippy", clippy), ("unit tests", unit_tests)];
 
 /// `cargo xtask test [--only STEP,...]`: every step, or those named.
@@ -92,9 +92,8 @@ fn format(step: &mut Step) -> io::Result<Outcome> {
     Ok(Outcome::from(step.run(workspace)? && step.run(fuzz)?))
 }
 
-/// Also what the black-box tests start: they run the real binaries. The tests themselves are built along, since what
-/// they need of dependencies is then built once; without them cargo would choose other features, and build all of it
-/// again for the tests.
+/// Builds the workspace with the binaries that the black-box tests start. The tests are built in the same command:
+/// without them cargo would choose other features of the dependencies, and compile all of them again for the tests.
 fn build(step: &mut Step) -> io::Result<Outcome> {
     let mut command = cargo();
     command.args(["build", "--profile", PROFILE, "--workspace", "--lib", "--bins", "--examples", "--tests"]);
@@ -107,7 +106,7 @@ fn clippy(step: &mut Step) -> io::Result<Outcome> {
     Ok(Outcome::from(step.run(command)?))
 }
 
-/// Those beside the code, of all packages: a change in one may break another.
+/// Runs the unit tests of all packages: a change in one package may break another.
 fn unit_tests(step: &mut Step) -> io::Result<Outcome> {
     let mut command = cargo();
     command.args(["test", "--profile", PROFILE, "--workspace", "--lib", "--bins", "--no-fail-fast"]);

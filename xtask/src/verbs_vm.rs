@@ -1,7 +1,8 @@
 //! `cargo xtask verbs-vm`: the fabric over real verbs without a card, in an emulated machine.
 //!
-//! Debian's kernel has a network card in software (rdma_rxe). What counts is that the suite passes over it, and the latency
-//! beside that of perftest's `ib_write_lat` and of a plain `fi_writedata` ping-pong in the same guest.
+//! Debian's kernel has a network card in software (rdma_rxe). The results that count are that the suite passes over it,
+//! and the latency beside that of perftest's `ib_write_lat` and of a plain `fi_writedata` ping-pong in the same
+//! machine.
 
 mod latency;
 
@@ -24,7 +25,7 @@ const GUEST: Guest = Guest {
     more,
 };
 
-/// A module of the conformance suite, over verbs alone.
+/// A module of the conformance suite, over verbs only.
 const fn module(name: &'static str, arguments: &'static str, limit_s: u64) -> Part {
     Part::new(name, Kind::Tests { program: "conformance", arguments, limit_s })
 }
@@ -56,7 +57,7 @@ const PARTS: &[Part] = &[
     ),
 ];
 
-/// Runs it.
+/// Runs the tests.
 pub fn chore(options: Options) -> io::Result<ExitCode> {
     GUEST.chore(options)
 }

@@ -1,8 +1,9 @@
-//! An emulated machine with Debian's kernel, for what the one at hand has not.
+//! An emulated machine with Debian's kernel, for tests that need what this machine lacks.
 //!
-//! [`scripts/vm.sh`](../../scripts/vm.sh) boots it in QEMU, which emulates the processor: times mean nothing by themselves.
-//! The guest runs one [part](parts) after the other and leaves a log and a status for each in the folder that it shares with
-//! this machine, so that what was done by then is known even if the rest never is.
+//! [`scripts/vm.sh`](../../scripts/vm.sh) boots it in QEMU, which emulates the processor: times mean nothing by
+//! themselves. The emulated machine runs one [part](parts) after the other, and leaves a log and a status for each in
+//! the folder that it shares with this machine. So the results of the parts that ended are known even if the machine
+//! stops early.
 
 pub mod outcome;
 pub mod parts;
@@ -17,36 +18,36 @@ use crate::{cargo, root};
 use outcome::{Ended, PartOutcome};
 use parts::Part;
 
-/// How long the emulated machine may run, in seconds, if nobody says anything.
+/// Default limit of the emulated machine's running time, in seconds.
 const LIMIT_S: u64 = 3600;
 const SCRIPT: &str = "scripts/vm.sh";
-/// Where the folder is that a guest shares.
+/// The parent of the folders that emulated machines share.
 const SHARES: &str = "target/xtask";
-/// How the script says that it cannot.
+/// Prefix of the line in which the script says that it cannot run.
 const SKIPPED: &str = "skipped: ";
 /// Lines of a failed part's log that are shown.
 const SHOWN_LINES: usize = 40;
 
-/// What one chore does in an emulated machine.
+/// The work of one chore in an emulated machine.
 pub struct Guest {
     /// The chore's name, and its shared folder's.
     pub name: &'static str,
-    /// What stands over the table of its parts.
+    /// Heading of the table of the parts.
     pub title: &'static str,
-    /// Debian's packages that the guest uses.
+    /// Debian's packages that the emulated machine uses.
     pub packages: &'static [&'static str],
-    /// What it does, what is short first.
+    /// The parts in their order of execution: short ones come first.
     pub parts: &'static [Part],
-    /// What its script begins with.
+    /// The first lines of its script.
     pub begin: &'static str,
-    /// Puts what it needs into the shared folder.
+    /// Puts the files that the parts need into the shared folder.
     pub furnish: fn(&Path) -> io::Result<()>,
-    /// More of what it found, for people and as a field of JSON with a comma before it.
+    /// Further results, as text for people and as a JSON field with a comma before it.
     pub more: fn(&Path) -> (String, String),
 }
 
 impl Guest {
-    /// Builds, boots, prints what the guest found.
+    /// Builds the programs, boots the emulated machine, and prints its results.
     pub fn chore(&self, mut options: Options) -> io::Result<ExitCode> {
         let parts = parts::chosen(self.parts, options.take("only").as_deref())?;
         let limit_s = match options.take("limit") {
@@ -83,14 +84,14 @@ impl Guest {
         Ok(Outcome::from(is_done && outcomes.iter().all(PartOutcome::is_good)))
     }
 
-    /// Has the script install and fetch what is missing.
+    /// Makes the script install and fetch missing tools.
     fn prepare(&self) -> Command {
         let mut command = Command::new(root().join(SCRIPT));
         command.arg("prepare").args(self.packages).current_dir(root());
         command
     }
 
-    /// A folder with programs, and with what is to be done.
+    /// Creates the shared folder, with the programs and the script of the parts.
     fn make_share(&self, parts: &[Part]) -> io::Result<PathBuf> {
         let share = root().join(SHARES).join(self.name);
         if share.exists() {
@@ -103,7 +104,8 @@ impl Guest {
     }
 }
 
-/// Has the script boot. It ends with this process, however that ends: the emulated machine must not outlive it.
+/// Makes the script boot the machine. The script ends with this process, however it ends: the emulated machine must not
+/// outlive this process.
 fn boot(share: &Path, limit_s: u64) -> Command {
     let mut command = Command::new("setpriv");
     command.args(["--pdeathsig", "TERM", "--"]).arg(root().join(SCRIPT)).arg("boot").arg(share);
@@ -127,7 +129,7 @@ pub fn build(package: &str, target: [&str; 2]) -> io::Result<PathBuf> {
     }
 }
 
-/// What the parts that failed wrote last.
+/// Prints the last lines in the logs of the parts that failed.
 fn show_failed(outcomes: &[PartOutcome], share: &Path) {
     for PartOutcome { name, .. } in outcomes.iter().filter(|outcome| outcome.ended == Ended::Failed) {
         let log = read(share, &format!("{name}.log"));
@@ -139,7 +141,7 @@ fn show_failed(outcomes: &[PartOutcome], share: &Path) {
     }
 }
 
-/// A file that the guest may have left.
+/// Reads a file that the emulated machine may have left; empty if there is none.
 pub fn read(share: &Path, name: &str) -> String {
     let bytes = std::fs::read(share.join(name)).unwrap_or_default();
     String::from_utf8_lossy(&bytes).into_owned()

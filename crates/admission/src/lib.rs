@@ -17,7 +17,7 @@
 //! - No class has more connections than [`Budget::most`], no [`Party`] more than [`Budget::each`], and all classes together
 //!   no more than [`Limits::total`].
 //! - An identified connection is never shed for another one. An unidentified one is shed only for another connection of
-//!   its party, or while its party has as many as any other of its class.
+//!   its party, or while no other party of its class has more connections than its own.
 //! - A connection that does not identify itself in time expires, whatever it sends meanwhile.
 
 // A cast that may lose something says why it does not. Tests cast numbers that they have chosen.

@@ -262,7 +262,7 @@ SUBLET_API sublet_status sublet_invoker_connect(const char *manager, sublet_invo
 
 /* Access to the managers; initialize it with sublet_access_default. Fields that are NULL come from the environment. */
 typedef struct sublet_access {
-    uint32_t size_bytes;     /* of this structure */
+    uint32_t size_bytes;     /* size of this structure */
     const char *managers;    /* addresses, as for sublet_invoker_connect */
     const char *ca_file;     /* PEM file of the only certificate authority that is trusted for managers */
     const char *token;       /* access token; not needed at a manager's own Unix socket */

@@ -1,7 +1,7 @@
-//! `sublet fabrics`: what could carry calls here, why something cannot, and what would be taken.
+//! `sublet fabrics`: lists the fabrics that could carry calls here, why others cannot, and which one would be chosen.
 //!
-//! Everything is read from the kernel and from libfabric, where there is one; nothing is kept. What carries the calls of
-//! a lease is chosen for each lease anew, by its client and its node together: see `sublet_runtime`.
+//! Everything is read from the kernel and from libfabric, where there is one; nothing is kept. The client
+//! and the node choose the fabric together, anew for each lease: see `sublet_runtime`.
 
 mod addresses;
 mod choice;
@@ -23,39 +23,39 @@ pub(crate) use measure::Measured;
 use providers::Machine;
 use rdma::{memory_lock, ports};
 
-/// All that there is.
+/// The fabrics of this machine, and the chosen ones.
 #[derive(Debug, Serialize)]
 pub(crate) struct Fabrics {
     pub(crate) fabrics: Vec<Fabric>,
     pub(crate) chosen: Vec<Chosen>,
-    /// How much memory this process may lock for RDMA; null: as much as there is.
+    /// Memory that this process may lock for RDMA, in bytes; null: without a limit.
     pub(crate) memory_lock_bytes: Option<u64>,
 }
 
 /// One way to carry calls.
 #[derive(Clone, Debug, Default, PartialEq, Serialize)]
 pub(crate) struct Fabric {
-    /// As `--fabric` names it.
+    /// The fabric's name in `--fabric`.
     pub(crate) fabric: &'static str,
-    /// Of libfabric.
+    /// The provider of libfabric.
     pub(crate) provider: Option<String>,
     /// The network interface, or the RDMA device where there is none.
     pub(crate) interface: Option<String>,
     pub(crate) address: Option<String>,
     #[serde(skip)]
     pub(crate) is_loopback: bool,
-    /// As far as the kernel or the library knows.
+    /// The rate of the link, if the kernel or the library knows it.
     pub(crate) bits_per_s: Option<u64>,
     pub(crate) mtu_bytes: Option<u64>,
     pub(crate) usable: bool,
-    /// Why it is not usable.
+    /// Reason why the fabric is not usable.
     pub(crate) reason: Option<String>,
-    /// What is not as it should be, though it is usable.
+    /// Problem of a fabric that is usable nevertheless.
     pub(crate) warning: Option<String>,
     pub(crate) measured: Option<Measured>,
 }
 
-/// What is taken if nobody says anything.
+/// The fabric that is chosen by default for one kind of clients.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub(crate) struct Chosen {
     pub(crate) clients: Clients,
@@ -65,7 +65,7 @@ pub(crate) struct Chosen {
     pub(crate) why: String,
 }
 
-/// Whose calls they are.
+/// The clients of a chosen fabric.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "snake_case")]
 pub(crate) enum Clients {
@@ -73,7 +73,7 @@ pub(crate) enum Clients {
     OtherMachines,
 }
 
-/// Looks.
+/// Lists the fabrics of this machine, and chooses among them.
 pub(crate) fn look() -> Result<Fabrics, Error> {
     let failed =
         |error| Error::new(Code::System, format!("the network interfaces cannot be listed: {error}"));
@@ -87,7 +87,8 @@ pub(crate) fn look() -> Result<Fabrics, Error> {
     Ok(Fabrics { fabrics, chosen, memory_lock_bytes: machine.memory_lock.bytes() })
 }
 
-/// Measures each that is usable, in turn; what cannot be measured says so. `progress` is told after each.
+/// Measures each usable fabric in turn, and calls `progress` after each. A failed measurement becomes the fabric's
+/// warning.
 pub(crate) fn measure(fabrics: &mut Fabrics, mut progress: impl FnMut()) {
     for fabric in fabrics.fabrics.iter_mut().filter(|fabric| fabric.usable) {
         match fabric.measure() {
@@ -115,7 +116,7 @@ fn shared_memory() -> Fabric {
     Fabric { fabric: Provider::Shm.name(), usable: true, ..Fabric::default() }
 }
 
-/// A way for each address. A link-local one is none: it means something only together with an interface.
+/// Returns a fabric for each address. A link-local address is not usable: it is valid only together with an interface.
 fn tcp(interface: &Interface) -> Vec<Fabric> {
     let fabric = |address: Option<&IpAddr>, reason: Option<&str>| Fabric {
         fabric: Provider::Tcp.name(),
@@ -137,7 +138,7 @@ fn tcp(interface: &Interface) -> Vec<Fabric> {
     }
 }
 
-/// Whether it is an address that means something only together with an interface.
+/// Whether an address is link-local, and so valid only together with an interface.
 fn is_link_local(address: &str) -> bool {
     match address.parse() {
         Ok(IpAddr::V4(address)) => address.is_link_local(),
@@ -162,7 +163,7 @@ mod tests {
     }
 
     #[test]
-    fn an_address_that_can_be_used_is_a_way_and_another_says_why_not() {
+    fn unusable_address_has_a_reason() {
         let ways =
             |interface: &Interface| tcp(interface).into_iter().map(|way| way.reason).collect::<Vec<_>>();
         assert_eq!(ways(&interface("eth0", None, "192.0.2.1")), [None]);

@@ -76,7 +76,7 @@ fn library(folder: &TempDir) -> String {
 }
 
 #[test]
-fn a_second_terminal_sees_what_is_up_and_deploys_to_it() {
+fn second_terminal_lists_the_node_and_deploys_to_it() {
     let folder = tempfile::tempdir().unwrap();
     let state = folder.path().join("state");
     let mut up = Up::start(&state);
@@ -99,7 +99,7 @@ fn a_second_terminal_sees_what_is_up_and_deploys_to_it() {
 }
 
 #[test]
-fn a_second_up_on_the_same_folder_is_told_who_has_it() {
+fn second_up_on_one_folder_reports_the_owners_process() {
     let folder = tempfile::tempdir().unwrap();
     let mut up = Up::start(folder.path());
     let error = fails(folder.path(), &["up"], Code::AlreadyRunning);
@@ -118,7 +118,7 @@ fn what_a_killed_up_leaves_behind_is_cleared_away() {
 }
 
 #[test]
-fn errors_have_a_code_for_people_scripts_and_the_exit_status() {
+fn errors_have_a_code_in_text_json_and_exit_status() {
     let folder = tempfile::tempdir().unwrap();
     let error = fails(folder.path(), &["ps"], Code::ManagerUnreachable);
     assert!(error.starts_with("error[manager_unreachable]: ") && error.contains("sublet up"), "{error}");
@@ -136,7 +136,7 @@ fn errors_have_a_code_for_people_scripts_and_the_exit_status() {
 }
 
 #[test]
-fn an_operator_lets_somebody_in_and_out_and_bounds_what_they_have() {
+fn operator_creates_and_revokes_tokens_and_sets_quotas() {
     let folder = tempfile::tempdir().unwrap();
     let mut up = Up::start(folder.path());
     let state = folder.path();

@@ -70,7 +70,7 @@ fn examples() -> PathBuf {
 }
 
 #[test]
-fn a_flag_beats_the_environment_which_beats_the_file_which_beats_the_default() {
+fn flag_overrides_environment_overrides_file_overrides_default() {
     let case = Case::new("log = 'debug'\n[price]\ncompute = 1\npolling = 1\nallocation = 1\n");
     let environment =
         [("SUBLET_PRICE_POLLING", "2"), ("SUBLET_PRICE_ALLOCATION", "2"), ("SUBLET_LISTEN", "")];
@@ -85,7 +85,7 @@ fn a_flag_beats_the_environment_which_beats_the_file_which_beats_the_default() {
 }
 
 #[test]
-fn lists_are_lists_in_the_file_and_commas_or_repetitions_elsewhere() {
+fn lists_may_be_arrays_commas_or_repeated_flags() {
     let case = Case::new("listen = ['127.0.0.1:1', '[::1]:2']\n");
     assert_eq!(case.holds("manager", &[], &[]).of("listen").0, "127.0.0.1:1,[::1]:2");
     let environment = [("SUBLET_LISTEN", "127.0.0.1:3, 127.0.0.1:4")];

@@ -75,7 +75,7 @@ impl Drop for Running {
 }
 
 #[test]
-fn a_service_manager_is_told_of_the_beginning_and_the_end() {
+fn service_manager_is_notified_of_start_and_stop() {
     let folder = tempfile::tempdir().unwrap();
     let told = UnixDatagram::bind(folder.path().join("notify")).unwrap();
     told.set_read_timeout(Some(PATIENCE)).unwrap();

@@ -1,4 +1,5 @@
-//! An exporter of memory that belongs to somebody else, and that knows whether any Python object still refers to that memory.
+//! An exporter of memory that Python does not own. The exporter knows whether any Python object still refers to the
+//! memory.
 //!
 //! A memoryview of an [`Exporter`], and every array or view made of that memoryview, holds a reference to the exporter's object. So
 //! the object's reference count answers the question exactly, and its deallocation is the moment from which the memory is free.

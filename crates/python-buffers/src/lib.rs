@@ -1,7 +1,7 @@
 //! Memory of Python's objects, and Python's objects over memory.
 //!
 //! - [`View`] is an object's memory, by the buffer protocol (PEP 3118);
-//! - [`memoryview`] is an object whose memory is somebody else's;
+//! - [`memoryview`] creates an object over memory that Python does not own;
 //! - [`Exporter`] makes such objects, and knows whether any of them still exists.
 //!
 //! The buffer protocol belongs to Python's stable interface only from 3.11 on, and so PyO3 has it only there. Its functions and
@@ -50,9 +50,9 @@ unsafe extern "C" {
 /// How an object's memory is to be used.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Use {
-    /// It is read.
+    /// Reading only.
     Reading,
-    /// It is written, too: it has to allow that.
+    /// Reading and writing: the object must allow writes.
     Writing,
 }
 
@@ -103,30 +103,32 @@ impl View {
         }
     }
 
-    /// Where it begins; never null.
+    /// The start of the memory; never null.
     pub fn pointer(&self) -> NonNull<u8> {
         NonNull::new(self.raw.buf.cast()).unwrap_or(NonNull::<u128>::dangling().cast())
     }
 
-    /// How many bytes it has.
+    /// Length of the memory, in bytes.
     pub fn len_bytes(&self) -> u64 {
         self.raw.len.max(0) as u64
     }
 
-    /// Copies bytes from there on, as far as there are any. Others may write meanwhile, and make them any bytes.
+    /// Copies bytes from `offset` on, up to the end of the memory. The bytes have any value if others write them
+    /// meanwhile.
     pub fn copy_to(&self, offset: u64, into: &mut [u8]) {
         let len = self.within(offset, into.len());
-        // SAFETY: so many bytes are the object's from there on; `into` is other memory, and has as many.
+        // SAFETY: `len` bytes from `offset` on are within the object's memory; `into` is other memory, and has `len`
+        // bytes.
         unsafe {
             self.pointer().add(offset as usize).copy_to_nonoverlapping(NonNull::from(into).cast(), len)
         };
     }
 
-    /// Copies bytes there, as far as there is room. It has to be a view for [`Use::Writing`].
+    /// Copies bytes to `offset` on, up to the end of the memory. Copies nothing into a read-only view.
     pub fn copy_from(&self, offset: u64, from: &[u8]) {
         let len = if self.is_read_only() { 0 } else { self.within(offset, from.len()) };
-        // SAFETY: so many bytes are the object's from there on, to be written; `from` is other memory, and has as many. Others
-        // may look at them meanwhile, so there is no slice of them.
+        // SAFETY: `len` bytes from `offset` on are within the object's memory, which is writable; `from` is other
+        // memory, and has `len` bytes. Others may read the object's memory meanwhile, so there is no slice of it.
         unsafe {
             self.pointer().add(offset as usize).copy_from_nonoverlapping(NonNull::from(from).cast(), len)
         };
@@ -136,7 +138,7 @@ impl View {
         len.min(usize::try_from(self.len_bytes().saturating_sub(offset)).unwrap_or(usize::MAX))
     }
 
-    /// Whether nobody is to write there.
+    /// Whether the memory must not be written.
     pub fn is_read_only(&self) -> bool {
         self.raw.readonly != 0
     }
@@ -151,10 +153,10 @@ impl Drop for View {
     }
 }
 
-/// A memoryview of so many bytes that lie there.
+/// Creates a memoryview of `len_bytes` bytes at `at`.
 ///
 /// # Safety
-/// They are mapped for as long as the process lives, or until nobody has the object or anything made of it.
+/// The bytes stay mapped while the process lives, or until the object and all objects made of it have been freed.
 pub unsafe fn memoryview<'py>(
     py: Python<'py>,
     at: NonNull<u8>,

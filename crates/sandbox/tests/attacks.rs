@@ -1,5 +1,5 @@
-//! Strangers' code, and what it cannot do. Each test really tries; that the tries are good ones is shown by the last
-//! tests, in which they succeed outside of a sandbox.
+//! Attacks by untrusted code. Each test executes real attacks; in the last tests the same attacks succeed outside of a
+//! sandbox, which shows that they are valid.
 
 #![allow(clippy::unwrap_used)]
 
@@ -34,7 +34,7 @@ for_every_kind! {
     each_wall_stands_though_others_would_do
 }
 
-/// That there were tries, and none of them succeeded.
+/// Asserts that the probe made at least `tries` attempts, and that none succeeded.
 #[track_caller]
 fn assert_blocked(said: &str, tries: usize) {
     let breaches: Vec<_> = said.lines().filter(|line| line.starts_with("BREACH")).collect();
@@ -44,7 +44,7 @@ fn assert_blocked(said: &str, tries: usize) {
     assert!(said.ends_with("said done\n"), "it did not come to its end: {said}");
 }
 
-/// A file that nobody inside shall see.
+/// Creates a file that a program in a sandbox must not see.
 fn secret(house: &House) -> String {
     let path = house.folder.path().join("secret");
     fs::write(&path, "secret").unwrap();
@@ -88,7 +88,7 @@ fn the_hosts_files_are_not_there(sort: Sort) {
     ];
     let words: Vec<_> = ["files"].into_iter().chain(paths).collect();
     let (said, _) = house.run(&words);
-    // What /proc/mounts says is of the sandbox's own.
+    // The sandbox may read /proc/mounts, which lists its own mounts only.
     let said: String =
         said.lines().filter(|line| !line.contains("/proc/mounts")).map(|line| format!("{line}\n")).collect();
     assert_blocked(&said, 6 * (paths.len() - 1));
@@ -133,7 +133,7 @@ fn no_socket_can_be_made(sort: Sort) {
 
 fn each_wall_stands_though_others_would_do(sort: Sort) {
     if is_root() {
-        // Of this thread alone: what it starts has them.
+        // Sets the groups of this thread only; the processes that it starts inherit them.
         rustix::thread::set_thread_groups(&[rustix::process::Gid::from_raw(4)]).unwrap();
     }
     let house = House::open(sort);
@@ -147,7 +147,7 @@ fn each_wall_stands_though_others_would_do(sort: Sort) {
     }
     assert!(said.contains("said host sandbox\n"), "{said}");
     assert!(said.contains("said core 0\n"), "{said}");
-    // Without the right to leave its user's groups it keeps them.
+    // A spawner without the right to leave its user's groups keeps them.
     assert!(!is_root() || !said.contains("said Groups"), "{said}");
     let mut groups = said.lines().filter(|line| line.starts_with("said group"));
     assert!(groups.all(|group| group.ends_with(":/")), "{said}");
@@ -197,7 +197,7 @@ fn a_fork_bomb_ends_at_its_limit_and_others_go_on(sort: Sort) {
 }
 
 #[test]
-fn a_crowd_of_processes_gets_no_more_of_a_core_than_its_workers_have() {
+fn many_processes_get_only_their_workers_share_of_a_core() {
     if !is_bounded("cpu") || !is_bounded("cpuset") {
         skip(Means::Controller("cpu"), "without a cpu controller sandboxes have no shares of a core");
         return;
@@ -261,7 +261,7 @@ fn what_is_written_has_a_bound_and_a_place() {
 }
 
 #[test]
-fn drivers_find_their_files_and_what_they_wrote_and_nothing_else() {
+fn drivers_find_only_their_files_and_their_own_writes() {
     let house = House::open(Sort::Process);
     let shell = |script: &str, devices: Devices| {
         let (mut spec, _outside) = house.probe(&["-c", script]);
@@ -275,7 +275,7 @@ fn drivers_find_their_files_and_what_they_wrote_and_nothing_else() {
         let exit = shell(script, Devices::Drivers);
         assert!(matches!(exit, Some(Exit::Status(1..))), "{script}: {exit:?}");
     }
-    // Who may ask a GPU for anything, or see to its page faults, has no other call beside.
+    // A sandbox that may use a GPU or handle page faults gets no system calls beside those for that.
     for devices in [Devices::Gpu, Devices::Faults] {
         let (said, _) = house.run_with(&["calls"], |spec| spec.devices = devices);
         assert_blocked(&said, 30);
@@ -293,7 +293,7 @@ fn nothing_outlives_its_sandbox(sort: Sort) {
     }
     house.kill(&tenant, Signal::KILL);
     assert_eq!(house.wait(&tenant.made).exit, Some(Exit::Signal(9)));
-    assert_eq!(tenant.read_all(), "", "whoever lived on would have the socket");
+    assert_eq!(tenant.read_all(), "", "a surviving process would have the socket");
     let mut tenant = house.start(&["orphan", "6"]);
     assert!(tenant.read_all().contains("hidden"));
     assert_eq!(house.wait(&tenant.made).exit, Some(Exit::Status(6)));
@@ -312,11 +312,11 @@ fn links_and_devices_in_a_folder_lead_nowhere(sort: Sort) {
     symlink("/proc/1/root/etc/shadow", folder.join("process")).unwrap();
     let mut names = vec!["absolute", "relative", "secret", "process"];
     if is_root() {
-        // Of one's own files there is no wall against oneself, and only root makes devices.
+        // Only as root: no wall protects a user's files from the same user, and only root can create devices.
         fs::hard_link(&secret, folder.join("hard")).unwrap();
         let made = Command::new("mknod")
             .arg(folder.join("disk"))
-            // Of zeros: what nothing but the mount keeps anybody from.
+            // A device of zeros: only the options of the mount prevent access.
             .args(["--mode=666", "c", "1", "5"])
             .status()
             .unwrap();
@@ -339,7 +339,7 @@ fn a_program_of_another_user_gives_no_rights(sort: Sort) {
     fs::create_dir(&folder).unwrap();
     fs::set_permissions(&folder, fs::Permissions::from_mode(0o755)).unwrap();
     let path = folder.join("suid");
-    // It needs no libraries, which an image may lack.
+    // The program needs no libraries, which an image may lack.
     fs::copy(image()[0].join("bin/probe"), &path).unwrap();
     fs::set_permissions(&path, fs::Permissions::from_mode(0o4755)).unwrap();
     let (said, _) = house.run_with(&["show"], |spec| match sort {
@@ -354,7 +354,7 @@ fn a_program_of_another_user_gives_no_rights(sort: Sort) {
     assert!(said.contains("said user 1000 "), "{said}");
 }
 
-/// The kinds of the document's table: how many threats it names at least, and where their tests are.
+/// The kinds in the document's table: a lower bound of the number of threats, and the files of their tests.
 const THREATS: &[(&str, usize, &[&str])] = &[
     (
         "process",
@@ -406,7 +406,7 @@ fn outside_of_a_sandbox_the_same_tries_succeed() {
 }
 
 #[test]
-fn the_document_ties_each_threat_to_a_test_that_is_here() {
+fn document_names_an_existing_test_for_each_threat() {
     let root = Path::new(env!("CARGO_MANIFEST_DIR"));
     let document = fs::read_to_string(root.join("../../docs/isolation.md")).unwrap();
     let (document, _) = document.split_once("\n## What it costs\n").unwrap();

@@ -1,4 +1,4 @@
-//! The five verbs, on every kind of sandbox that there is.
+//! The five verbs, on every kind of sandbox.
 
 #![allow(clippy::unwrap_used)]
 
@@ -31,14 +31,14 @@ for_every_kind! {
     a_program_gets_its_environment_its_control_socket_and_nothing_else
 }
 
-/// The first word of a line of what the machine says of a process.
+/// Returns the number in a line of a process's status file.
 fn status_of(pid: u32, line: &str) -> u32 {
     let status = std::fs::read_to_string(format!("/proc/{pid}/status")).unwrap();
     let rest = status.lines().find_map(|found| found.strip_prefix(line)).unwrap();
     rest.split_whitespace().next().unwrap().parse().unwrap()
 }
 
-/// Not even as remains that wait to be reaped.
+/// Whether a process exists, even as a zombie.
 fn is_there(pid: u32) -> bool {
     Path::new("/proc").join(pid.to_string()).exists()
 }
@@ -89,11 +89,11 @@ fn a_request_that_is_too_large_is_refused_and_harms_nobody(sort: Sort) {
     let tenant = house.start(&["wait"]);
     let asked = house.sandboxes.state(&[tenant.made.id; MAX_VECTOR + 1]);
     assert!(asked.iter().all(|state| matches!(state, Err(SandboxError::TooMany))), "{asked:?}");
-    // Those are the words of an operator; the answers would not fit into a packet.
+    // A request of an operator with too many numbers: the answers would not fit into a packet.
     let request = SandboxRequest { body: Some(Body::State(SandboxIds { ids: vec![0; 10_000] })) };
     let relayed = house.sandboxes.relay(&request, &[]);
     assert!(matches!(relayed, Err(SandboxError::TooMany)), "{relayed:?}");
-    // As of an operator with a later version, who asks for what is not known here.
+    // A request of an operator with a later version, which this version does not know.
     let unknown = house.sandboxes.relay(&SandboxRequest::default(), &[]);
     assert!(unknown.is_err(), "{unknown:?}");
     let (spec, _outside) = house.probe(&[&"long".repeat(MAX_PACKET_BYTES)]);
@@ -110,7 +110,7 @@ fn what_is_no_program_is_refused_when_it_is_started_and_leaves_nothing(sort: Sor
     spec.program = Program::Outside(file);
     let launched = house.sandboxes.launch(vec![spec]).remove(0);
     if sort == Sort::Template {
-        // Its interpreter runs already, and is what finds that out.
+        // The copy of the interpreter runs already: it fails to read the program.
         assert_eq!(house.wait(&launched.unwrap()).exit, Some(Exit::Status(1)));
         return;
     }
@@ -126,7 +126,8 @@ fn an_end_says_its_status_or_its_signal(sort: Sort) {
     assert_eq!(house.run(&["raise", "34"]).1.to_string(), "killed by signal 34");
 }
 
-/// Whoever looks after the end of the program, and before its first process has told of it, must not be told that it runs.
+/// A sandbox whose program has ended must not be reported as running, even before its first process has reported the
+/// end.
 fn a_program_that_has_ended_is_stopped_and_what_it_ended_of_is_awaited(sort: Sort) {
     let house = House::open(sort);
     for (goes_on, expected) in [(true, Signal::SEGV), (false, Signal::KILL)] {
@@ -138,7 +139,7 @@ fn a_program_that_has_ended_is_stopped_and_what_it_ended_of_is_awaited(sort: Sor
         let init = Pid::from_raw(parent.trim().parse().unwrap()).unwrap();
         kill_process(init, Signal::STOP).unwrap();
         kill_process(program, Signal::SEGV).unwrap();
-        // Nobody else has its socket, which is closed a little before the end.
+        // No other process has the program's socket, which is closed a little before the program ends.
         assert_eq!(tenant.read_all(), "");
         while !std::fs::read_to_string(format!("/proc/{program}/status")).unwrap().contains("State:\tZ") {
             std::thread::yield_now();
@@ -200,7 +201,7 @@ fn sandboxes_die_with_the_process_that_makes_them(sort: Sort) {
     let first = status_of(tenant.made.state.pid.unwrap(), "PPid:");
     let spawner = status_of(first, "PPid:");
     kill_process(Pid::from_raw(spawner.cast_signed()).unwrap(), Signal::KILL).unwrap();
-    assert_eq!(tenant.read_all(), "", "whoever lived on would have the socket");
+    assert_eq!(tenant.read_all(), "", "a surviving process would have the socket");
 }
 
 fn each_sandbox_is_a_user_that_no_other_is(sort: Sort) {

@@ -1,4 +1,4 @@
-//! Tests what only containers have: the files of an image. What it has in common with every kind is in
+//! Tests that only containers need: the files of an image. Tests for every kind of sandbox are in
 //! `conformance.rs` and `attacks.rs`.
 
 #![allow(clippy::unwrap_used)]
@@ -14,7 +14,7 @@ use sublet_means::{Means, skip};
 use sublet_sandbox::{Exit, Kind, MAX_LAYERS, Program, Spec};
 use support::{House, MIB, Sort, image, is_root, own};
 
-/// The layers of a specification.
+/// Returns the layers of a specification's image.
 fn layers(spec: &mut Spec) -> &mut Vec<PathBuf> {
     match &mut spec.kind {
         Kind::Container(image) => &mut image.layers,
@@ -22,7 +22,7 @@ fn layers(spec: &mut Spec) -> &mut Vec<PathBuf> {
     }
 }
 
-/// Puts what this makes over the image.
+/// Adds a layer over the image, whose files a function creates.
 fn add_layer(house: &House, spec: &mut Spec, make: impl FnOnce(&Path)) {
     let layer = house.folder.path().join("layer");
     fs::create_dir(&layer).unwrap();
@@ -33,13 +33,13 @@ fn add_layer(house: &House, spec: &mut Spec, make: impl FnOnce(&Path)) {
 }
 
 #[test]
-fn a_container_has_its_image_and_its_changes_end_with_it() {
+fn container_has_its_image_and_loses_its_changes() {
     let house = House::open(Sort::Container);
     let words = ["change", "/etc/issue", "/etc/gone", "/etc/new", "/bin/probe"];
     for _ in 0..2 {
         let (said, exit) = house.run(&words);
         let lines: Vec<_> = said.lines().collect();
-        // Each before and after it was written, and after it was removed.
+        // The content of each file: at first, after a write, and after its removal.
         let expected = [
             "said /etc/issue upper, changed, ENOENT",
             "said /etc/gone ENOENT, changed, ENOENT",
@@ -142,7 +142,7 @@ fn links_and_devices_in_an_image_lead_nowhere() {
             symlink(&secret, layer.join("absolute")).unwrap();
             symlink("../../../../../../../../../../../etc/shadow", layer.join("relative")).unwrap();
             symlink("/proc/1/root/etc/shadow", layer.join("process")).unwrap();
-            // Where something is mounted.
+            // Links in the places of mount points.
             symlink(&outside, layer.join("package")).unwrap();
             symlink(&outside, layer.join("tmp")).unwrap();
             symlink("../../../../../../../../etc", layer.join("dev")).unwrap();
@@ -160,7 +160,7 @@ fn links_and_devices_in_an_image_lead_nowhere() {
 }
 
 #[test]
-fn a_program_of_another_user_in_an_image_gives_no_rights() {
+fn set_user_id_program_in_an_image_gives_no_rights() {
     if !is_root() {
         skip(Means::Root, "only root can make such a program");
         return;

@@ -1,4 +1,4 @@
-//! Containers that OCI runtimes make: crun, which the set-up of the tests installs, and runc if it is here.
+//! Containers that OCI runtimes create: crun, which the set-up of the tests installs, and runc if this machine has it.
 
 #![allow(clippy::unwrap_used)]
 
@@ -11,7 +11,7 @@ use sublet_means::{Means, skip};
 use sublet_sandbox::{Exit, Image, Kind, Program, SandboxError, Signal, Spec, Status};
 use support::{House, MIB, Sort, image, is_root};
 
-/// Those that are here, if this test may use them.
+/// Returns the OCI runtimes of this machine, or none if this test may not use them.
 fn runtimes() -> Vec<PathBuf> {
     if !is_root() {
         skip(Means::Root, "handing a container to an OCI runtime needs root");
@@ -55,7 +55,7 @@ fn a_runtimes_container_goes_through_the_states_of_its_life() {
         let name = std::fs::read_to_string(format!("/proc/{pid}/comm")).unwrap();
         assert_eq!(name.trim(), "probe", "it is the container's process");
         house.kill(&tenant, Signal::USR1);
-        // A first process of a namespace hears only the signals that it asks for.
+        // The first process of a namespace receives only signals that it handles.
         assert_eq!(house.sandboxes.state(&[tenant.made.id]).remove(0).unwrap().status, Status::Running);
         house.kill(&tenant, Signal::KILL);
         assert_eq!(house.wait(&tenant.made).exit, Some(Exit::Signal(9)));
@@ -63,7 +63,7 @@ fn a_runtimes_container_goes_through_the_states_of_its_life() {
 }
 
 #[test]
-fn a_runtimes_container_has_its_image_what_it_is_shown_and_nothing_else() {
+fn delegated_container_has_only_its_image_and_shown_files() {
     let house = House::open(Sort::Container);
     let folder = house.folder.path().join("package");
     std::fs::create_dir(&folder).unwrap();
@@ -97,7 +97,7 @@ fn a_runtimes_container_has_its_image_what_it_is_shown_and_nothing_else() {
 }
 
 #[test]
-fn a_runtimes_container_has_shared_memory_and_sees_an_idle_machine() {
+fn delegated_container_has_shared_memory_and_sees_an_idle_machine() {
     let house = House::open(Sort::Container);
     for runtime in runtimes() {
         let (said, exit) = house.run_with(&["share"], |spec| hand_over(spec, &runtime));
@@ -137,7 +137,7 @@ fn what_a_runtimes_container_may_not_do_it_cannot() {
 }
 
 #[test]
-fn limits_hold_in_a_runtimes_container_and_its_end_is_the_end_of_all() {
+fn delegated_container_obeys_limits_and_ends_with_all_processes() {
     let house = House::open(Sort::Container);
     for runtime in runtimes() {
         let (_, exit) = house.run_with(&["memory", "private"], |spec| {
@@ -146,7 +146,8 @@ fn limits_hold_in_a_runtimes_container_and_its_end_is_the_end_of_all() {
         });
         assert_eq!(exit, Exit::OutOfMemory(48 * MIB), "{runtime:?}");
         let (said, exit) = house.run_with(&["flood"], |spec| hand_over(spec, &runtime));
-        // The bundle is there, too; what the runtime notes is not, which does so when the container has filled it.
+        // The bundle is in the same file system. The runtime's own files are not: it writes them after the container
+        // has filled it.
         let written = said
             .lines()
             .find_map(|line| line.strip_prefix("said ")?.strip_suffix(" ENOSPC")?.parse::<u64>().ok());
@@ -158,12 +159,12 @@ fn limits_hold_in_a_runtimes_container_and_its_end_is_the_end_of_all() {
         }
         house.kill(&tenant, Signal::KILL);
         assert_eq!(house.wait(&tenant.made).exit, Some(Exit::Signal(9)));
-        assert_eq!(tenant.read_all(), "", "whoever lived on would have the socket");
+        assert_eq!(tenant.read_all(), "", "a surviving process would have the socket");
     }
 }
 
 #[test]
-fn a_runtime_that_is_none_is_an_error_or_an_end() {
+fn invalid_runtime_is_an_error() {
     if !is_root() {
         skip(Means::Root, "handing a container to an OCI runtime needs root");
         return;

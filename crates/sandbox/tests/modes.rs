@@ -1,5 +1,5 @@
-//! Files that only their owner may read, as programs and environments are that were installed under a strict umask: sandboxes run as
-//! other users and are shown those that the operator has named, and no others.
+//! Files that only their owner may read, such as programs and environments that were installed under a strict umask.
+//! Sandboxes run as other users, and see those files that the operator has named, and no others.
 
 #![allow(clippy::unwrap_used)]
 
@@ -18,7 +18,7 @@ fn set_mode(path: &Path, mode: u32) {
     fs::set_permissions(path, fs::Permissions::from_mode(mode)).unwrap();
 }
 
-/// Makes a virtual environment under a umask, with a package `own` that has a module in a folder of its own.
+/// Creates a virtual environment under a umask, with a package `own` that has a module in a folder of its own.
 fn environment(folder: &Path, umask: &str) -> PathBuf {
     let venv = folder.join("venv");
     let script = "umask $0; python3 -m venv --without-pip \"$1\" && cd \"$1\"/lib/python3*/site-packages \
@@ -37,7 +37,7 @@ fn house_of(python: &Path, source: &str) -> (House, impl FnOnce(&mut Spec) + use
     let mut template = template_of(Language::Python, &interpreter, &[]);
     let adapter = house.folder.path().join("adapter.so");
     fs::copy(&template.adapter, &adapter).unwrap();
-    // As both are if they are installed and written under a strict umask.
+    // The modes that a strict umask gives to files.
     set_mode(&file, 0o600);
     set_mode(&adapter, 0o700);
     template.adapter = adapter;
@@ -77,7 +77,7 @@ fn refusal(house: &House, spec: impl FnOnce(&mut Spec)) -> String {
 }
 
 #[test]
-fn a_home_directory_is_not_opened_and_the_error_names_it() {
+fn home_directory_is_not_opened_and_named_in_error() {
     if !is_root() {
         println!("the sandboxes of this user are its own: they may read what it may");
         return;
@@ -97,7 +97,7 @@ fn a_home_directory_is_not_opened_and_the_error_names_it() {
 }
 
 #[test]
-fn a_folder_that_is_no_environment_is_not_opened_and_the_error_names_it() {
+fn folder_without_environment_is_not_opened_and_named_in_error() {
     if !is_root() {
         println!("the sandboxes of this user are its own: they may read what it may");
         return;

@@ -1,4 +1,4 @@
-//! Templates of Node.js, which was not made to be forked: what its copies do is tried under load of its collector of garbage,
+//! Templates of Node.js, which was not made to be forked: its copies are tested under load of its garbage collector,
 //! its compiler, its timers and its threads for files.
 
 #![allow(clippy::unwrap_used)]
@@ -12,9 +12,9 @@ use std::time::{Duration, Instant};
 use sublet_sandbox::{Exit, Interpreter, Kind, Language, Program, Spec};
 use support::{House, MIB, Sort, template_of};
 
-/// After this long a template that should have become warm never will.
+/// Longest wait for a template to become warm.
 const PATIENCE: Duration = Duration::from_secs(60);
-/// In front of each program: says a line to the outside.
+/// First lines of each program: they define the function that writes a line to the control socket.
 const SAY: &str =
     "const fs = require('fs');\nconst say = (...words) => fs.writeSync(0, words.join(' ') + '\\n');\n";
 
@@ -28,13 +28,13 @@ fn open() -> House {
     House::showing(Sort::Template, &node().shown)
 }
 
-/// What a program says, and how it ends.
+/// Runs a program, and returns its output and its exit status.
 #[track_caller]
 fn run(house: &House, text: &str, imports: &[&str]) -> (String, Exit) {
     run_with(house, text, imports, |_| {})
 }
 
-/// As [`run`], with a changed specification.
+/// Runs a program like [`run`], with a changed specification.
 #[track_caller]
 fn run_with(house: &House, text: &str, imports: &[&str], change: impl FnOnce(&mut Spec)) -> (String, Exit) {
     let path = house.folder.path().join(format!("{}.js", fs::read_dir(house.folder.path()).unwrap().count()));
@@ -49,7 +49,7 @@ fn run_with(house: &House, text: &str, imports: &[&str], change: impl FnOnce(&mu
 }
 
 #[test]
-fn a_program_finds_what_it_would_in_a_node_of_its_own() {
+fn program_runs_as_in_its_own_node() {
     let house = open();
     let text = "\
 say(require.main === module, process.argv.slice(2), __filename === process.argv[1]);

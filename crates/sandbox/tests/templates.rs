@@ -1,5 +1,5 @@
-//! Tests what only templates have: a warm interpreter, its modules, and copies that are independent of each
-//! other. What copies have in common with every kind is in `conformance.rs` and `attacks.rs`.
+//! Tests that only templates need: a warm interpreter, its modules, and copies that are independent of each
+//! other. Tests for every kind of sandbox are in `conformance.rs` and `attacks.rs`.
 
 #![allow(clippy::unwrap_used)]
 
@@ -19,13 +19,13 @@ use support::{House, MIB, Sort, Tenant, python, template};
 
 /// Modules that take long to import.
 const MODULES: [&str; 3] = ["numpy", "pandas", "PIL.Image"];
-/// After this long a template that should have become warm never will.
+/// Longest wait for a template to become warm.
 const PATIENCE: Duration = Duration::from_secs(60);
-/// In front of each program: says a line to the outside.
+/// First lines of each program: they define the function that writes a line to the control socket.
 const SAY: &str =
     "import os, sys\ndef say(*words): os.write(0, (' '.join(map(str, words)) + '\\n').encode())\n";
 
-/// Has a specification execute this text instead of the probe.
+/// Makes a specification execute this text instead of the probe.
 fn of_text(house: &House, text: &str, imports: &[&str]) -> impl FnOnce(&mut Spec) {
     let path = house.folder.path().join(format!("{}.py", fs::read_dir(house.folder.path()).unwrap().count()));
     fs::write(&path, format!("{SAY}{text}")).unwrap();
@@ -42,13 +42,13 @@ fn start(house: &House, text: &str, imports: &[&str]) -> Tenant {
     house.start_with(&["one", "two"], of_text(house, text, imports))
 }
 
-/// What a program says, and how it ends.
+/// Runs a program, and returns its output and its exit status.
 #[track_caller]
 fn run(house: &House, text: &str, imports: &[&str]) -> (String, Exit) {
     house.run_with(&["one", "two"], of_text(house, text, imports))
 }
 
-/// Asks for modules until a program finds them there when it begins.
+/// Requests modules until a program finds them loaded when it begins.
 #[track_caller]
 fn warm(house: &House, modules: &[&str]) {
     let begun = Instant::now();
@@ -59,7 +59,7 @@ fn warm(house: &House, modules: &[&str]) {
     }
 }
 
-/// The template of a sandbox's spawner: a sibling of its first process.
+/// Returns the templates of a sandbox's spawner: the siblings of its first process.
 fn templates_of(tenant: &Tenant) -> Vec<Pid> {
     let parent = |pid: u32| -> Option<u32> {
         let status = fs::read_to_string(format!("/proc/{pid}/status")).ok()?;
@@ -79,7 +79,7 @@ fn templates_of(tenant: &Tenant) -> Vec<Pid> {
 }
 
 #[test]
-fn a_program_finds_what_it_would_in_an_interpreter_of_its_own() {
+fn program_runs_as_in_its_own_interpreter() {
     let house = House::open(Sort::Template);
     let text = "\
 say(__name__, sys.modules['__main__'].__dict__ is globals(), sys.argv[1:], sys.argv[0] == __file__)
@@ -122,7 +122,7 @@ fn a_program_ends_as_in_an_interpreter_of_its_own() {
 }
 
 #[test]
-fn modules_that_are_asked_for_again_are_there_when_a_program_begins() {
+fn modules_requested_again_are_loaded_when_a_program_begins() {
     let house = House::open(Sort::Template);
     let (said, _) =
         run(&house, "say('numpy' in sys.modules); import numpy; say(numpy.arange(3).sum())", &["numpy"]);
@@ -130,7 +130,7 @@ fn modules_that_are_asked_for_again_are_there_when_a_program_begins() {
     warm(&house, &["numpy"]);
     let (said, _) = run(&house, "say('numpy' in sys.modules)", &[]);
     assert_eq!(said, "False\n", "others have a template of their own");
-    // More of them than are kept warm: those that are asked for have their turn.
+    // More templates than are kept warm: a new request replaces an older template.
     for module in ["json", "csv", "decimal", "sqlite3", "xml.dom", "ctypes.util"] {
         warm(&house, &[module]);
     }
@@ -153,7 +153,7 @@ fn no_two_copies_have_the_same_random_numbers() {
 }
 
 #[test]
-fn libraries_compute_with_as_many_threads_as_a_program_has_cores() {
+fn libraries_compute_with_one_thread_for_each_core() {
     let house = House::open(Sort::Template);
     warm(&house, &["numpy"]);
     let text = "\
@@ -162,7 +162,7 @@ matrix = numpy.random.random((300, 300))
 say(abs(numpy.linalg.inv(matrix) @ matrix - numpy.eye(300)).max() < 1e-6, len(os.listdir('/proc/self/task')))";
     let cores = std::thread::available_parallelism().unwrap().get();
     for (limited, expected) in [(Vec::new(), cores), (vec![0], 1)] {
-        // Without the right to bound cores it has all.
+        // Without the right to limit cores the program has all of them.
         let expected = if support::is_bounded("cpuset") { expected } else { cores };
         let (said, exit) = house.run_with(&[], |spec| {
             of_text(&house, text, &["numpy"])(spec);
@@ -216,7 +216,7 @@ fn several_are_copied_at_once() {
 }
 
 #[test]
-fn a_template_that_has_died_is_started_again_and_its_copies_go_on() {
+fn dead_template_is_restarted_and_its_copies_continue() {
     let house = House::open(Sort::Template);
     let mut tenant = start(&house, "say('here'); os.read(0, 1); say('still')", &[]);
     assert_eq!(tenant.read_line(), "here");
@@ -233,7 +233,7 @@ fn a_template_that_has_died_is_started_again_and_its_copies_go_on() {
 }
 
 #[test]
-fn a_template_itself_has_no_rights_no_network_and_a_limit() {
+fn template_has_no_rights_no_network_and_a_limit() {
     if !support::is_root() {
         skip(Means::Root, "only root can look at a template");
         return;
@@ -271,7 +271,7 @@ fn a_template_itself_has_no_rights_no_network_and_a_limit() {
     }
 }
 
-/// A Python with modules of a test's own.
+/// Creates a Python environment with the modules of a test.
 fn python_with(folder: &Path, modules: &[(&str, &str)]) -> Interpreter {
     let made = Command::new(&python().program).args(["-m", "venv", "--without-pip"]).arg(folder).status();
     assert!(made.unwrap().success());
@@ -282,9 +282,9 @@ fn python_with(folder: &Path, modules: &[(&str, &str)]) -> Interpreter {
     Interpreter::python(&folder.join("bin/python3")).unwrap()
 }
 
-/// Threads are not copied, and an open file's position would be everybody's.
+/// A fork does not copy threads, and all copies would share the position in an open file.
 #[test]
-fn modules_that_start_threads_or_keep_files_are_in_no_template() {
+fn modules_with_threads_or_open_files_are_in_no_template() {
     let threads = "import threading\nthreading.Thread(target=threading.Event().wait, daemon=True).start()";
     let modules = [
         ("starts_thread", threads),
@@ -317,10 +317,10 @@ fn modules_that_start_threads_or_keep_files_are_in_no_template() {
     }
 }
 
-/// As libffi keeps itself open, on most systems: the copies read the library, and none moves another's position in it, even when
-/// the file has been replaced since.
+/// Some libraries keep their own file open, as libffi does on most systems. Each copy reads the library at a position
+/// of its own, even if the file has been replaced since.
 #[test]
-fn library_that_is_kept_open_is_opened_anew_in_each_copy() {
+fn open_library_is_reopened_in_each_copy() {
     let folder = tempfile::tempdir().unwrap();
     let library = folder.path().canonicalize().unwrap().join("environment/library.so");
     let text =
@@ -349,14 +349,14 @@ fn library_that_is_kept_open_is_opened_anew_in_each_copy() {
     assert_eq!(ask(reads), ("0 b'\\x7fELF'\n".to_owned(), Exit::Status(0)));
 }
 
-/// Where a library is that this process has loaded.
+/// Returns the path of a library that this process has loaded.
 fn own_library(name: &str) -> PathBuf {
     let maps = fs::read_to_string("/proc/self/maps").unwrap();
     let mut paths = maps.lines().filter_map(|line| line.split_ascii_whitespace().nth(5));
     paths.find(|path| path.contains(name)).unwrap().into()
 }
 
-/// One of its modules prevents that a template is kept: the copies without modules say which, and why.
+/// If a module prevents a template from being kept, copies without modules name that module and the reason.
 #[test]
 fn names_module_that_cannot_be_kept_warm() {
     let modules = [
@@ -397,13 +397,13 @@ fn names_module_that_cannot_be_kept_warm() {
         assert_eq!(ask(modules), ("False\n".to_owned(), None), "nothing is known of {modules} at first");
         let begun = Instant::now();
         let cold = loop {
-            assert!(begun.elapsed() < PATIENCE, "nothing is told of {modules}");
+            assert!(begun.elapsed() < PATIENCE, "no reason is reported for {modules}");
             if let (_, Some(cold)) = ask(modules) {
                 break cold;
             }
         };
         assert_eq!((cold.module.as_str(), cold.reason.as_str()), (named, reason));
-        assert_eq!(ask(modules).1, Some(cold), "it is told of each copy");
+        assert_eq!(ask(modules).1, Some(cold), "the reason is reported for each copy");
     }
     let warm = "is_fine, json, is_fine_too";
     let begun = Instant::now();
@@ -451,7 +451,8 @@ fn what_makes_no_template_is_named_and_harms_nobody() {
     assert_eq!(run(&house, "say(1)", &[]).0, "1\n");
 }
 
-/// In bytes, of a program and the first process of its sandbox: what they have alone, and their part of what they share.
+/// Returns the memory of a program and of its sandbox's first process in bytes: their own, and their share of common
+/// memory.
 fn proportional_bytes(tenant: &Tenant) -> u64 {
     let program = tenant.made.state.pid.unwrap();
     let status = fs::read_to_string(format!("/proc/{program}/status")).unwrap();

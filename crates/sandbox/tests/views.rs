@@ -25,7 +25,7 @@ for_every_kind! {
     finds_its_processes_by_their_numbers
 }
 
-/// What follows `word` in the lines of the probe.
+/// Returns the text after `word` in the lines of the probe.
 fn said<'said>(said: &'said str, word: &str) -> Vec<&'said str> {
     said.lines()
         .filter_map(|line| line.strip_prefix("said ")?.strip_prefix(word)?.strip_prefix(' '))
@@ -109,7 +109,7 @@ fn sees_nothing_else_of_the_machine_in_proc_and_sys(sort: Sort) {
     for path in &hidden {
         assert_eq!(said(&text, path), ["ENOENT"], "{path}");
     }
-    // The files in the places of the kernel's describe an idle machine.
+    // The files that replace the kernel's describe an idle machine.
     let words = ["view", "/proc/uptime", "/proc/loadavg", "/proc/swaps", "/proc/sys/kernel/hostname"];
     let (text, _) = house.run(&words);
     assert_eq!(said(&text, "/proc/uptime"), ["0.00 0.00"]);
@@ -122,7 +122,7 @@ fn sees_nothing_else_of_the_machine_in_proc_and_sys(sort: Sort) {
 /// The spawner writes files for more sizes than it keeps. A sandbox keeps its own.
 fn keeps_its_files_until_it_ends(sort: Sort) {
     if sort == Sort::Template {
-        // Its probe prints everything when it ends.
+        // The probe prints all of its output when it ends.
         return;
     }
     let house = House::open(sort);
@@ -158,7 +158,7 @@ fn shared_memory_has_a_bound_of_its_own(sort: Sort) {
     });
     assert!(text.contains(&format!("said {} ENOSPC", 8 * MIB)), "{text}");
     assert!(text.contains("files ENOSPC"), "{text}");
-    // The kernel takes a size of nothing for no bound.
+    // For the kernel, a size of 0 means no limit.
     let (text, _) = house.run_with(&["fill"], |spec| {
         spec.limits.memory_bytes = Some(64 * MIB);
         spec.limits.shown_memory_bytes = Some(1);
@@ -190,7 +190,7 @@ fn finds_its_processes_by_their_numbers(sort: Sort) {
 }
 
 #[test]
-fn devices_that_see_the_hosts_processors_still_have_their_own_memory() {
+fn sandbox_with_drivers_sees_host_processors_and_its_own_memory() {
     let house = House::open(Sort::Process);
     let online = "/sys/devices/system/cpu/online";
     let (text, _) = house.run_with(&["view", online], |spec| {
@@ -224,7 +224,7 @@ fn local_time(house: &House, zone: Option<&str>) -> String {
 }
 
 #[test]
-fn local_time_is_the_hosts_unless_a_variable_names_a_zone() {
+fn local_time_is_the_hosts_without_a_zone_variable() {
     assert!(Path::new("/usr/share/zoneinfo").exists(), "this machine has no time zones (install tzdata)");
     for sort in [Sort::Process, Sort::Template] {
         let house = House::open(sort);

@@ -1,4 +1,4 @@
-//! Sublet: run functions on leased cores at the speed of memory. What a user of the library imports.
+//! Sublet: run functions on leased cores at the speed of memory. Users of the library import this crate.
 //!
 //! An [`Invoker`] takes a lease, hands out [`Buffer`]s that the leased workers reach without copying, and submits
 //! calls; an [`Invocation`] is the future of one call's result. `sublet up` starts what it needs.

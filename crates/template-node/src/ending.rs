@@ -1,5 +1,5 @@
-//! The end of a copy. When nothing is left to do, Node.js waits for its threads to finish what they were given, which a copy does
-//! not have: it would wait for ever. So a copy's event loop never finds that nothing is left; this does.
+//! The end of a copy. When no work is left, Node.js waits for its threads, which a copy does not have: it would wait
+//! for ever. So a copy's event loop never runs out of work: this module detects the end in its place.
 
 use std::alloc::{Layout, alloc_zeroed};
 use std::ffi::{c_int, c_uint, c_void};
@@ -8,13 +8,13 @@ use std::ptr;
 
 use napi_sys::{napi_env, napi_ref, napi_value, uv_loop_s};
 
-/// `UV_PREPARE`, a kind of handle: what it is for is done before the loop waits.
+/// `UV_PREPARE`, the kind of a handle whose callback runs before the loop waits.
 const PREPARE: c_uint = 9;
 
-/// Of libuv, which is a part of Node.js.
+/// A handle of libuv, which is a part of Node.js.
 #[repr(C)]
 struct Handle {
-    /// What whoever made it has put there: the first field of every handle.
+    /// A pointer for the creator of the handle: the first field of every handle.
     data: *mut c_void,
 }
 
@@ -27,14 +27,14 @@ unsafe extern "C" {
     fn uv_loop_alive(of: *const uv_loop_s) -> c_int;
 }
 
-/// What is called when nothing is left to do.
+/// The function that is called when no work is left.
 struct Ending {
     env: napi_env,
     event_loop: *mut uv_loop_s,
     function: napi_ref,
 }
 
-/// Has a function called whenever nothing is left to do. It ends the process, or finds something.
+/// Registers a function that is called whenever no work is left. The function ends the process, or adds work.
 ///
 /// # Safety
 /// On Node.js's main thread, with its environment and its loop.
@@ -49,7 +49,7 @@ pub(crate) unsafe fn call_at_end(
     // SAFETY: no memory is passed.
     let size = unsafe { uv_handle_size(PREPARE) }.max(size_of::<Handle>());
     let layout = Layout::from_size_align(size, align_of::<u128>()).map_err(io::Error::other)?;
-    // It lives as long as the process.
+    // The handle lives as long as the process.
     // SAFETY: the size is not zero.
     let handle: *mut Handle = unsafe { alloc_zeroed(layout) }.cast();
     let ending = Box::leak(Box::new(Ending { env, event_loop, function: kept }));
@@ -65,9 +65,9 @@ pub(crate) unsafe fn call_at_end(
 /// # Safety
 /// The event loop calls it, with what [`call_at_end`] has made.
 unsafe extern "C" fn before_waiting(handle: *mut Handle) {
-    // SAFETY: `call_at_end` has put it there, for ever.
+    // SAFETY: `call_at_end` has set the pointer, to memory that is never freed.
     let ending = unsafe { &*(*handle).data.cast::<Ending>() };
-    // The event loop counts this handle only while that is of use.
+    // The handle is not counted while the loop is asked whether other work is left.
     // SAFETY: handle and loop are alive, and this is their thread, in no call of JavaScript.
     unsafe {
         uv_unref(handle);
@@ -78,7 +78,7 @@ unsafe extern "C" fn before_waiting(handle: *mut Handle) {
     }
 }
 
-/// Whether something is left to do, for the function that is called at the end.
+/// Whether work is left, for the function that is called at the end.
 ///
 /// # Safety
 /// On the loop's thread.

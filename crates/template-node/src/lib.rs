@@ -1,9 +1,12 @@
 //! Makes a Node.js process a template: a warm process that is forked into sandboxes.
 //!
-//! The spawner starts Node.js, which loads this library and executes its [`SOURCE`]. Node.js was not made to be forked. What
-//! makes it possible: V8 has no threads of its own (`--single-threaded`), the few others of Node.js wait and are not
-//! needed by a copy, all memory is copied, also what V8 marks as not to be, the event loop is begun again, and a
-//! copy ends without taking down what it does not have.
+//! The spawner starts Node.js, which loads this library and executes its [`SOURCE`]. Node.js was not made to be forked.
+//! These conditions make it possible:
+//! - V8 has no threads of its own (`--single-threaded`).
+//! - The few other threads of Node.js wait, and a copy does not need them.
+//! - All memory is copied, even the memory that V8 excludes from forks.
+//! - The event loop is begun again.
+//! - A copy ends without releasing objects that it does not have.
 
 #![allow(unsafe_code)]
 
@@ -17,25 +20,25 @@ use sublet_sandbox::template::{self, Program, Runtime, Threads};
 
 use values::{argument, boolean, define, number, text, throw};
 
-/// What Node.js executes.
+/// The program of the template, in JavaScript: Node.js executes it.
 const SOURCE: &str = include_str!("template.js");
 
-/// The Node.js that has loaded this.
+/// The Node.js process that has loaded this library.
 struct Node;
 
 impl Runtime for Node {
     const THREADS: Threads = Threads::Waiting;
 
     fn before_fork(&mut self) {
-        // What it cannot do shows in the copy alone, which then ends.
+        // A failure shows in the copy only, which then ends.
         let _ = memory::copy_all();
     }
 
     fn after_fork(&mut self) {}
 }
 
-/// `serve()`: waits to be forked, and returns in each copy, when that is to be the program, what that is, as JSON. See
-/// [`template::serve`].
+/// `serve()`: waits to be forked. Returns in each copy, when the copy is to become its program: the program, as JSON.
+/// See [`template::serve`].
 ///
 /// # Safety
 /// Node.js calls it, on its main thread.
@@ -54,7 +57,7 @@ unsafe extern "C" fn serve(env: napi_env, _: napi_callback_info) -> napi_value {
     }
 }
 
-/// `exit(status)`: ends the process, and nothing else.
+/// `exit(status)`: ends the process without any cleanup.
 ///
 /// # Safety
 /// Node.js calls it, on its main thread.
@@ -65,7 +68,7 @@ unsafe extern "C" fn exit(env: napi_env, info: napi_callback_info) -> napi_value
     unsafe { libc::_exit(status) }
 }
 
-/// `atEnd(function)`: has it called whenever nothing is left to do. See [`ending`].
+/// `atEnd(function)`: registers a function that is called whenever no work is left. See [`ending`].
 ///
 /// # Safety
 /// Node.js calls it, on its main thread.
@@ -79,7 +82,7 @@ unsafe extern "C" fn at_end(env: napi_env, info: napi_callback_info) -> napi_val
     }
 }
 
-/// `isAlive()`: whether something is left to do, for the function of `atEnd`.
+/// `isAlive()`: whether work is left, for the function of `atEnd`.
 ///
 /// # Safety
 /// Node.js calls it, on its main thread.
@@ -98,7 +101,7 @@ fn described(program: &Program) -> String {
     serde_json::json!({ "path": path, "args": lossy(&program.args), "env": lossy(&program.env) }).to_string()
 }
 
-/// What Node.js calls when it loads the library.
+/// Entry point of the library: Node.js calls it when it loads the library.
 ///
 /// # Safety
 /// Node.js calls it, on its main thread.

@@ -7,11 +7,11 @@ use std::ptr;
 use napi_sys::{napi_env, uv_loop_s};
 
 unsafe extern "C" {
-    /// Of libuv, which is a part of Node.js.
+    /// Function of libuv, which is a part of Node.js.
     fn uv_loop_fork(of: *mut uv_loop_s) -> c_int;
 }
 
-/// That of this thread.
+/// Returns the event loop of this thread.
 ///
 /// # Safety
 /// On Node.js's main thread, with its environment.
@@ -25,7 +25,7 @@ pub(crate) unsafe fn of(env: napi_env) -> io::Result<*mut uv_loop_s> {
     Ok(event_loop)
 }
 
-/// Begins it again, with what watches files and signals.
+/// Begins the event loop again after a fork, with the descriptors that watch files and signals.
 ///
 /// # Safety
 /// It is this thread's and not running, in a process that was just forked.

@@ -1,9 +1,9 @@
-//! The memory of Node.js: V8 marks some of it as not to be copied when a process is forked.
+//! The memory of Node.js: V8 excludes some of it from being copied when a process is forked.
 
 use std::fs;
 use std::io;
 
-/// Has all anonymous memory copied.
+/// Advises the kernel to copy all anonymous memory in a fork.
 pub(crate) fn copy_all() -> io::Result<()> {
     for line in fs::read_to_string("/proc/self/maps")?.lines() {
         let Some((begin, end)) = anonymous(line) else { continue };

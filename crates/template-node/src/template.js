@@ -1,11 +1,11 @@
-// A warm Node.js: it loads what it is told, waits to be forked, and is the program in each copy.
+// A warm Node.js: it loads the modules in its arguments, waits to be forked, and is the program in each copy.
 //
-// Executed with `adapter`, the library that forks, `require`, and the names of modules as arguments. What follows `serve`
-// happens in a copy, in a sandbox.
+// The template executes this file with `adapter`, the library that forks, `require`, and the names of modules as
+// arguments. The statements after `serve` run in a copy, in a sandbox.
 'use strict';
 const Module = require('module');
 const crypto = require('crypto');
-// What the first program would have to load.
+// Modules that the first program would otherwise have to load.
 for (const name of ['fs', 'path', 'util', 'events', 'stream', 'timers', 'url', 'vm']) require(name);
 for (const name of process.argv.slice(1)) require(name);
 if (globalThis.gc) gc();
@@ -35,7 +35,8 @@ const status = (name) => Number(new RegExp(`^${name}:\\s+(\\d+)`, 'm').exec(requ
 Object.defineProperty(process, 'pid', { value: 2, enumerable: true, configurable: true });
 Object.defineProperty(process, 'ppid', { get: () => status('PPid'), enumerable: true, configurable: true });
 
-// Node.js would wait for threads that a copy does not have: it ends when its listeners have been told. Its own loop never ends.
+// Node.js would wait for threads that a copy does not have, and its own loop never ends: the copy ends after its exit
+// listeners.
 process.reallyExit = (code) => adapter.exit(code || 0);
 process.abort = () => process.kill(process.pid, 'SIGABRT');
 process.on('uncaughtExceptionMonitor', (error) => {
@@ -49,7 +50,7 @@ process.emit = function (event, ...words) {
   return told;
 };
 adapter.atEnd(() => {
-  // Who then has more to do is told again when that is done.
+  // A listener may start more work: the event is emitted again when that work is done.
   process.emit('beforeExit', process.exitCode ?? 0);
   if (!adapter.isAlive()) process.emit('exit', process.exitCode ?? 0);
 });

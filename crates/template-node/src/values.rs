@@ -19,7 +19,7 @@ pub(crate) unsafe fn define(
 ) {
     let mut value = ptr::null_mut();
     let len = name.to_bytes().len().cast_signed();
-    // SAFETY: the name has so many bytes, and the value is written before it is read, or stays null, which is refused.
+    // SAFETY: the length is the name's, and the value is written before it is read, or stays null, which is refused.
     unsafe {
         napi_sys::napi_create_function(
             env,
@@ -33,13 +33,13 @@ pub(crate) unsafe fn define(
     }
 }
 
-/// A string.
+/// Creates a string.
 ///
 /// # Safety
 /// As the module's.
 pub(crate) unsafe fn text(env: napi_env, text: &str) -> napi_value {
     let mut value = ptr::null_mut();
-    // SAFETY: the text has so many bytes; null is what no value is.
+    // SAFETY: the length is the text's; no valid value is null.
     unsafe {
         napi_sys::napi_create_string_utf8(
             env,
@@ -51,18 +51,18 @@ pub(crate) unsafe fn text(env: napi_env, text: &str) -> napi_value {
     value
 }
 
-/// True or false.
+/// Returns the value true or false.
 ///
 /// # Safety
 /// As the module's.
 pub(crate) unsafe fn boolean(env: napi_env, is_it: bool) -> napi_value {
     let mut value = ptr::null_mut();
-    // SAFETY: null is what no value is.
+    // SAFETY: no valid value is null.
     unsafe { napi_sys::napi_get_boolean(env, is_it, &raw mut value) };
     value
 }
 
-/// Has the function that called this throw an error.
+/// Makes the calling JavaScript function throw an error.
 ///
 /// # Safety
 /// As the module's.
@@ -73,13 +73,13 @@ pub(crate) unsafe fn throw(env: napi_env, message: &str) -> napi_value {
     ptr::null_mut()
 }
 
-/// The first argument of a function that was called.
+/// Returns the first argument of the called function.
 ///
 /// # Safety
 /// As the module's.
 pub(crate) unsafe fn argument(env: napi_env, info: napi_callback_info) -> napi_value {
     let (mut value, mut count) = (ptr::null_mut(), 1);
-    // SAFETY: there is room for so many arguments as are asked for.
+    // SAFETY: one argument is requested, and there is memory for one.
     unsafe {
         napi_sys::napi_get_cb_info(
             env,
@@ -93,7 +93,7 @@ pub(crate) unsafe fn argument(env: napi_env, info: napi_callback_info) -> napi_v
     value
 }
 
-/// What a value is as a number; 0 if it is none.
+/// Returns a value as an integer; 0 if the value is not a number.
 ///
 /// # Safety
 /// As the module's.

@@ -20,7 +20,7 @@ def make(maker, arguments):
 
 
 def fill(kind, state):
-    """Gives a class the attributes that it has where it comes from, unless it came before in this version: functions may have changed it."""
+    """Sets a class's attributes, unless it came before in this version: functions may have changed it since."""
     from cloudpickle import cloudpickle
 
     version, attributes = state
@@ -38,7 +38,7 @@ def is_received(kind):
 
 
 class _OfCaller:
-    """In place of the caller's function that finds a class by its identifier."""
+    """Stands for the caller's function that finds a class by its identifier."""
 
     def __call__(self, identifier, name):
         raise NotImplementedError("only a pickle refers to it")
@@ -52,7 +52,7 @@ _of_caller = _OfCaller()
 
 @functools.lru_cache(maxsize=None)
 def pickler():
-    """The class of picklers for what goes to the caller. cloudpickle is imported by those only who need it."""
+    """The class of picklers for what goes to the caller. cloudpickle is imported only if it is needed."""
     from cloudpickle import cloudpickle
 
     class Pickler(cloudpickle.Pickler):

@@ -1,12 +1,12 @@
-//! The memory components that a component of a graph accesses, and the messages that it exchanges, as its functions in Python have
-//! them.
+//! The memory components and the messages of a graph's component, for functions in Python.
 //!
-//! `sublet/_channel.py` is what they see of it. An interpreter has one worker, so that there is one instance in a process.
+//! `sublet/_channel.py` is the functions' interface to this module. An interpreter has one worker, so a process has one
+//! instance.
 //!
 //! Invariants:
-//! - What is mapped stays mapped for as long as there is an array in it, and is the run's no longer than that lasts.
-//! - Where there is an array a component is neither made shorter nor released.
-//! - The interpreter's lock is not held while a component grows, or a message is waited for.
+//! - A mapping lasts for as long as an array refers to it, and belongs to the run only until the run ends.
+//! - A component that an array refers to is neither released nor shortened to less than that array's end.
+//! - A thread does not hold the interpreter's lock while a component grows, or while it waits for a message.
 
 use std::collections::BTreeMap;
 use std::ptr::NonNull;
@@ -25,26 +25,26 @@ use crate::shared::{bytes_of, bytes_of_mut};
 
 /// The worker of an interpreter.
 const WORKER: u32 = 0;
-/// How NumPy calls bytes.
+/// NumPy's name of the type of a byte.
 const BYTES: &str = "|u1";
 
-/// The way to a memory component, for as long as the run for which it was opened.
+/// Access to a memory component, which ends with the run for which it was opened.
 #[pyclass(frozen, module = "sublet_template")]
 pub(crate) struct Channel {
     run: Arc<Run>,
-    /// Which of the run's.
+    /// Index of the memory component among the run's channels.
     number: usize,
 }
 
-/// Bytes of a memory component where they lie.
+/// A view of a memory component's bytes, without a copy.
 #[pyclass(frozen, module = "sublet_template")]
 pub(crate) struct Piece {
     at: NonNull<u8>,
     len_bytes: u64,
     is_writable: bool,
-    /// Keeps them mapped.
+    /// Keeps the bytes mapped.
     _run: Arc<Run>,
-    /// By which it stands among those that are [lent](LENT).
+    /// Key of the piece in [`LENT`].
     lent: u64,
 }
 
@@ -52,7 +52,7 @@ pub(crate) struct Piece {
 #[pyclass(frozen, module = "sublet_template")]
 pub(crate) struct Reading(Mutex<Option<sublet_runtime::Reading>>);
 
-/// Where arrays lie in a memory component.
+/// Position of an array in a memory component.
 struct Lent {
     /// The address of the run, which a piece keeps.
     run: usize,
@@ -60,7 +60,7 @@ struct Lent {
     end: u64,
 }
 
-/// By their numbers.
+/// The positions of all arrays in memory components, by the number of their [`Piece`].
 static LENT: Mutex<BTreeMap<u64, Lent>> = Mutex::new(BTreeMap::new());
 
 fn lent() -> MutexGuard<'static, BTreeMap<u64, Lent>> {
@@ -73,18 +73,18 @@ impl Drop for Piece {
     }
 }
 
-// SAFETY: it is an address and what keeps the memory there, which any thread may keep and give up.
+// SAFETY: it is an address and the run that keeps the memory mapped; any thread may keep and drop the two.
 unsafe impl Send for Piece {}
 // SAFETY: as above; nothing is read or written through it.
 unsafe impl Sync for Piece {}
 
-/// Which instance of its component this is, and of how many; of a call that is not of a run, 0 of 1.
+/// Returns the index of this instance of its component, and the number of instances. Outside of a run, returns 0 and 1.
 #[pyfunction]
 pub(crate) fn instance() -> (u32, u32) {
     channel::run().map_or((0, 1), |run| (run.instance(WORKER), run.instances))
 }
 
-/// The run of which the call is.
+/// Returns the run that the current call belongs to.
 fn present() -> Result<Arc<Run>, Error> {
     channel::run().ok_or_else(|| {
         let message = "this call is not of a graph's run, and has no memory components";
@@ -92,7 +92,7 @@ fn present() -> Result<Arc<Run>, Error> {
     })
 }
 
-/// So long from now, in seconds; never, if nothing is said.
+/// Returns the point in time that is `timeout` seconds from now, or `None` for a wait without a limit.
 pub(crate) fn deadline(timeout: Option<f64>) -> Result<Option<Instant>, Error> {
     let Some(seconds) = timeout else { return Ok(None) };
     let timeout = Duration::try_from_secs_f64(seconds).map_err(|_| {
@@ -120,7 +120,7 @@ pub(crate) fn send(
     sent.map_err(|error| raised(py, &error))
 }
 
-/// Takes the next message of another component: its bytes, and which instance has sent it.
+/// Receives the next message of another component: its bytes, and the instance that sent it.
 #[pyfunction]
 pub(crate) fn receive<'py>(
     py: Python<'py>,
@@ -142,7 +142,7 @@ pub(crate) fn receive<'py>(
     Ok((PyBytes::new(py, &room[..len as usize]), from))
 }
 
-/// Opens the way to a component.
+/// Opens a memory component.
 #[pyfunction]
 pub(crate) fn open_channel(py: Python<'_>, component: &str) -> PyResult<Channel> {
     let open = || {
@@ -154,17 +154,17 @@ pub(crate) fn open_channel(py: Python<'_>, component: &str) -> PyResult<Channel>
     open().map_err(|error| raised(py, &error))
 }
 
-/// After a function: what it has written is where the next components read it.
+/// Publishes the writes of a function that has returned, for the components that run next.
 ///
 /// # Errors
-/// Why it is not.
+/// If the writes could not be published.
 pub(crate) fn settle(py: Python<'_>) -> Result<(), Error> {
     let Some(run) = channel::run() else { return Ok(()) };
     py.detach(|| run.sync(WORKER))
 }
 
 impl Channel {
-    /// Does something with it, if its run is the present one.
+    /// Calls a function with the component, if its run is the current one.
     fn with<T: Send>(
         &self,
         py: Python<'_>,
@@ -179,7 +179,7 @@ impl Channel {
         done.map_err(|error| raised(py, &error))
     }
 
-    /// Nothing beyond so many bytes is an array.
+    /// Fails if an array ends beyond the first `len_bytes` bytes of the component.
     fn check_lent(&self, len_bytes: u64) -> Result<(), Error> {
         let (run, channel) = (Arc::as_ptr(&self.run).addr(), self.number);
         let is_beyond = |lent: &&Lent| (lent.run, lent.channel) == (run, channel) && lent.end > len_bytes;
@@ -192,7 +192,7 @@ impl Channel {
         }
     }
 
-    /// What cannot be read need not be made room for.
+    /// Fails if the range is not within the component, before any memory is allocated for its bytes.
     fn check_readable(&self, py: Python<'_>, offset: u64, nbytes: usize) -> PyResult<()> {
         self.with(py, |channel| {
             let is = channel.len_bytes()?;
@@ -219,17 +219,17 @@ impl Channel {
 
 #[pymethods]
 impl Channel {
-    /// How many bytes there are to be read.
+    /// Length of the component, in bytes.
     fn nbytes(&self, py: Python<'_>) -> PyResult<u64> {
         self.with(py, channel::Channel::len_bytes)
     }
 
-    /// Whether its edge is for writing.
+    /// Whether the graph's edge to the component allows writes.
     fn is_writable(&self) -> bool {
         self.run.channels()[self.number].is_writable()
     }
 
-    /// A copy of bytes.
+    /// Copies bytes out, and returns the copy.
     fn read<'py>(&self, py: Python<'py>, offset: u64, nbytes: usize) -> PyResult<Bound<'py, PyBytes>> {
         self.check_readable(py, offset, nbytes)?;
         PyBytes::new_with(py, nbytes, |bytes| self.with(py, |channel| channel.read(offset, bytes.into())))
@@ -251,14 +251,14 @@ impl Channel {
         self.copy_in(py, offset, data, channel::Channel::write_async)
     }
 
-    /// Begins to copy bytes out.
+    /// Begins to copy bytes out, and does not wait for them.
     fn read_async(&self, py: Python<'_>, offset: u64, nbytes: usize) -> PyResult<Reading> {
         self.check_readable(py, offset, nbytes)?;
         let reading = self.with(py, |channel| channel.read_async(offset, vec![0; nbytes]))?;
         Ok(Reading(Mutex::new(Some(reading))))
     }
 
-    /// Makes it so many bytes long.
+    /// Sets the length of the component, in bytes.
     fn resize(&self, py: Python<'_>, nbytes: u64) -> PyResult<()> {
         self.with(py, |channel| {
             self.check_lent(nbytes)?;
@@ -266,7 +266,7 @@ impl Channel {
         })
     }
 
-    /// Accesses it no more.
+    /// Ends this instance's access to the component.
     fn release(&self, py: Python<'_>) -> PyResult<()> {
         self.with(py, |channel| {
             self.check_lent(0)?;
@@ -274,17 +274,17 @@ impl Channel {
         })
     }
 
-    /// Makes it so many bytes long, if it is shorter.
+    /// Grows the component to `nbytes` bytes if it is shorter.
     fn grow(&self, py: Python<'_>, nbytes: u64) -> PyResult<()> {
         self.with(py, |channel| channel.grow(nbytes))
     }
 
-    /// Makes what was written be where others read it, and what they synced be read here.
+    /// Publishes this instance's writes to the other readers, and makes the writes that others synced visible here.
     fn sync(&self, py: Python<'_>) -> PyResult<()> {
         self.with(py, channel::Channel::sync)
     }
 
-    /// Asks for bytes of other machines that will be read soon.
+    /// Requests bytes from other machines that will be read soon.
     fn prefetch(&self, py: Python<'_>, offset: u64, nbytes: u64) -> PyResult<()> {
         self.with(py, |channel| {
             channel.prefetch(offset, nbytes);
@@ -292,7 +292,7 @@ impl Channel {
         })
     }
 
-    /// Bytes where they lie.
+    /// Returns a view of bytes of the component, without a copy.
     fn mapped(&self, py: Python<'_>, offset: u64, nbytes: u64) -> PyResult<Piece> {
         let Address(at) = self.with(py, |channel| channel.mapped(offset, nbytes).map(Address))?;
         let place = Lent {
@@ -311,7 +311,7 @@ impl Channel {
 
 #[pymethods]
 impl Reading {
-    /// Waits for them. Once.
+    /// Waits for the bytes and returns them. A second call fails.
     fn result<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyBytes>> {
         let reading = self.0.lock().unwrap_or_else(PoisonError::into_inner).take();
         let waited = py.detach(|| match reading {
@@ -336,13 +336,13 @@ impl Piece {
     }
 }
 
-/// An address that is nobody's to be used here.
+/// An address that is passed between threads, and not used by them.
 struct Address(NonNull<u8>);
 
-// SAFETY: nothing is done with it but passing it on.
+// SAFETY: the address is only passed on, and never dereferenced through this type.
 unsafe impl Send for Address {}
 
-/// The exception of an error: the package's, which has asked for what failed.
+/// Returns the exception of an error: a class of the Python package `sublet`.
 #[cold]
 pub(crate) fn raised(py: Python<'_>, error: &Error) -> PyErr {
     let made = py.import("sublet._errors").and_then(|module| {

@@ -1,17 +1,18 @@
-"""Constants of the caller's modules that have other values there than the modules' sources say.
+"""Constants of the caller's modules whose values differ from those in the modules' sources.
 
 They are set when a module has been imported here, and at once in one that is here already. The other end is `sublet/_constants.py`.
 """
 
 import sys
 
-# By module: the values that the caller has, and those of them that are set here, where functions may have changed them since.
+# By module: the values of the caller, and the values that were set here. Functions may have changed the constants
+# since.
 wanted = {}
 done = {}
 
 
 def take(constants):
-    """Sets constants, by module and name, whose values are others than before."""
+    """Sets the constants, by module and name, whose values have changed."""
     if constants and finder not in sys.meta_path:
         sys.meta_path.insert(0, finder)
     for name, values in constants.items():
@@ -31,7 +32,7 @@ def _is_same(one, other):
 
 
 class _Finder:
-    """Finds what others find, and has constants set in a module that it finds."""
+    """Finds modules by the other finders, and sets constants in the module that is loaded."""
 
     def find_spec(self, name, path=None, target=None):
         if name not in wanted:
@@ -46,7 +47,7 @@ class _Finder:
 
 
 class _Loader:
-    """Loads as another loader, and then sets constants."""
+    """Loads a module by another loader, and then sets its constants."""
 
     def __init__(self, loader):
         self._loader = loader

@@ -1,22 +1,22 @@
-"""Reports why a component of a graph failed: what was raised and what was printed, as JSON, in the place of the component's output.
+"""Reports why a component of a graph failed: the exception and the printed output, as JSON, in place of its output.
 
-It is JSON so that those can read it who do not trust the package, since loading a pickle executes what it says. What
-`exceptions.py` has pickled stands in it by base64. The other end is `sublet/_failure.py`.
+The report is JSON so that a client that does not trust the package can read it: loading a pickle executes the code that
+the pickle names. The pickles of `exceptions.py` are encoded in base64. `sublet/_failure.py` reads the report.
 """
 
 import base64
 import json
 
-# Most characters of what was printed, and how many a log record has beside its text.
+# Most characters of printed output, and the characters that a log record counts beside its text.
 MOST_PRINTED = 16 << 10
 LOG_CHARACTERS = 512
 DROPPED = ("stderr", f"\n[sublet: the rest of the output, after {MOST_PRINTED} characters, is dropped]\n")
-# What is left of the traceback of a report that would be too large, in characters: its end.
+# Characters at the end of a traceback that are kept if the report would be too large.
 LEAST_TEXT = 8 << 10
 
 
 def report(description, printed, capacity):
-    """A report of at most so many bytes; empty if there is not even room for the smallest."""
+    """Returns a report of at most `capacity` bytes; empty if even the smallest report does not fit."""
     printed = bounded(printed)
     words = [dict(fields, whole=None, arguments=None, state=None) for fields in description["errors"]]
     first = dict(words[0], cause=None, context=None, members=None, message=words[0]["message"][:LEAST_TEXT], notes=[])
@@ -34,7 +34,7 @@ def report(description, printed, capacity):
 
 
 def bounded(entries):
-    """What was printed, as far as it is reported."""
+    """Cuts the printed output to the most that a report has."""
     found, left = [], MOST_PRINTED
     for kind, what in entries:
         left -= len(what["msg"]) + LOG_CHARACTERS if kind == "log" else len(what)

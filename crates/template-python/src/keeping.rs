@@ -5,21 +5,22 @@ use std::collections::VecDeque;
 use sublet_python_buffers::View;
 use sublet_runtime::frames::{Head, Piece};
 
-/// Most replies that are kept. A client asks for one at once, so that more are those of callers who have gone.
+/// Most replies that are kept. A client fetches its reply at once, so further replies are those of callers that are
+/// gone.
 const MOST: usize = 64;
 
-/// A reply, and the objects of whose memory it consists.
+/// A reply, and the objects that own its memory.
 pub(crate) struct Reply {
     pub(crate) head: Head,
     pub(crate) pieces: Vec<Piece>,
-    /// Keeps the memory of each piece, but for pieces that are where the client has them.
+    /// Keeps the memory of each piece, except of pieces in the client's own memory.
     pub(crate) views: Vec<Option<View>>,
 }
 
 // SAFETY: the pieces point into memory that the views keep, which may be used and given up by any thread that is attached.
 unsafe impl Send for Reply {}
 
-/// See the [module](self).
+/// Replies that wait for their client; see the [module](self).
 #[derive(Default)]
 pub(crate) struct Keeping(VecDeque<Reply>);
 
@@ -31,7 +32,7 @@ impl Keeping {
         self.0.push_back(reply);
     }
 
-    /// That of a call, if it is still there.
+    /// Removes and returns the reply of a call, if it is still kept.
     pub(crate) fn take(&mut self, token: u64) -> Option<Reply> {
         let at = self.0.iter().position(|reply| reply.head.token == token)?;
         self.0.remove(at)

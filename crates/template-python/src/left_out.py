@@ -1,4 +1,4 @@
-"""Modules of the caller that could not be sent: who imports one learns why, or that the worker's Python has another one of the name."""
+"""Modules of the caller that could not be sent: an import says why, or warns that the worker has another one."""
 
 import json
 import logging
@@ -12,7 +12,7 @@ reasons = {}
 
 
 def read(folder):
-    """Takes over what the package in this folder says. From now on such modules are watched."""
+    """Reads the list in the package's folder. From now on imports of its modules are watched."""
     path = os.path.join(folder, FILE)
     if os.path.exists(path):
         with open(path, encoding="utf-8") as file:
@@ -21,7 +21,7 @@ def read(folder):
 
 
 class Finder:
-    """Finds what the other finders find; of a module that the caller has another one of, it says so."""
+    """Finds modules by the other finders; warns if the found module is not the caller's."""
 
     def __init__(self):
         self.seen = set()
@@ -39,7 +39,7 @@ class Finder:
 
 
 def explain(error):
-    """Adds to an exception that says that a module is not there why it was not sent."""
+    """Adds the reason why a module was not sent to the exception that reports it as missing."""
     if isinstance(error, ModuleNotFoundError) and isinstance(error.name, str) and isinstance(error.msg, str):
         reason = reasons.get(error.name.partition(".")[0])
         if reason is not None and reason not in error.msg:

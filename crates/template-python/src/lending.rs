@@ -1,9 +1,9 @@
-//! The memory of a call, as objects of its function use it, and what becomes of it if they outlive the call.
+//! The memory of a call while objects of its function use it, during the call and after it.
 //!
 //! Arrays among the arguments lie in the request where the client wrote them, and `sublet.empty` gives arrays in the call's output.
 //! A function may keep any of them. So every object that uses such memory refers to the call's [`Exporter`]; if that is still
 //! in use when the function has returned, the reply says so, and the client uses the memory for nothing else. A later reply tells the
-//! client when the last object is gone. What is not kept costs one look at a reference count.
+//! client when the last object is gone. A call whose memory no object keeps costs one look at a reference count.
 
 use std::cell::RefCell;
 use std::ptr::NonNull;
@@ -23,24 +23,24 @@ static FREED: Mutex<Vec<u64>> = Mutex::new(Vec::new());
 static FREED_COUNT: AtomicUsize = AtomicUsize::new(0);
 
 thread_local! {
-    /// Of the call that this thread executes.
+    /// The memory of the call that this thread executes.
     static CURRENT: RefCell<Option<Lending>> = const { RefCell::new(None) };
 }
 
 /// The memory of one call.
 pub(crate) struct Lending {
     token: u64,
-    /// Made with the first object that uses the memory.
+    /// The exporter, created with the first object that uses the memory.
     exporter: Option<Exporter>,
 }
 
 impl Lending {
-    /// A call begins.
+    /// Begins a call on this thread.
     pub(crate) fn begin(token: u64) {
         CURRENT.set(Some(Lending { token, exporter: None }));
     }
 
-    /// The call has ended.
+    /// Ends the call of this thread, and returns its memory.
     pub(crate) fn end() -> Option<Lending> {
         CURRENT.take()
     }
@@ -50,12 +50,12 @@ impl Lending {
         self.exporter.is_some()
     }
 
-    /// Whether any of them still exists.
+    /// Whether an object that uses the memory still exists.
     pub(crate) fn is_in_use(&self, py: Python<'_>) -> bool {
         self.exporter.as_ref().is_some_and(|exporter| exporter.is_in_use(py))
     }
 
-    /// Has the client told when nothing refers to the memory any more.
+    /// Reports the memory as free to the client once no object refers to it.
     pub(crate) fn report_when_free(self, py: Python<'_>) {
         match self.exporter {
             Some(exporter) => exporter.notify_when_free(py, report, self.token),
@@ -64,7 +64,7 @@ impl Lending {
     }
 }
 
-/// A memoryview of memory of the current call.
+/// Creates a memoryview of memory of the current call.
 ///
 /// # Safety
 /// The bytes belong to the call's request or output, or to memory that the client shares, and stay mapped for as long as the
@@ -78,7 +78,7 @@ pub(crate) unsafe fn lend<'py>(
     let known = CURRENT.with_borrow(|lending| {
         lending.as_ref().map(|lending| lending.exporter.as_ref().map(|exporter| exporter.clone_ref(py)))
     });
-    // Nothing is borrowed meanwhile: what is allocated may collect garbage, and that may call any function.
+    // No cell is borrowed meanwhile: an allocation may collect garbage, and that may call any function.
     let exporter = match known {
         None => return Ok(None),
         Some(Some(exporter)) => exporter,
@@ -113,7 +113,7 @@ pub(crate) fn take_freed() -> Option<Vec<u8>> {
     Some(bytes)
 }
 
-/// Keeps tokens that a reply had no room for.
+/// Takes back tokens that did not fit into a reply.
 pub(crate) fn put_back(bytes: &[u8]) {
     let mut freed = freed();
     freed.extend(bytes.chunks_exact(8).map(|token| {
@@ -128,7 +128,8 @@ fn freed() -> MutexGuard<'static, Vec<u64>> {
     FREED.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// Tells this process from another one that was the same worker before: when it was first asked.
+/// Returns a number that distinguishes this process from an earlier process of the same worker: the time of the first
+/// call.
 pub(crate) fn process() -> u64 {
     static BEGUN: OnceLock<u64> = OnceLock::new();
     *BEGUN.get_or_init(|| {

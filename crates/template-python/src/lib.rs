@@ -27,7 +27,7 @@ use sublet_sandbox::template::{self, Program, Runtime, Threads, Waiting};
 
 sublet_runtime::interpose_malloc!();
 
-/// What the interpreter executes.
+/// The program of the template, in Python: the interpreter executes it.
 const SOURCE: &str = include_str!("template.py");
 
 /// The interpreter that has loaded this.
@@ -59,13 +59,13 @@ thread_local! {
 #[pyfunction]
 fn serve() -> PyResult<()> {
     let copy = template::serve(&mut Interpreter)?;
-    // SAFETY: this process was forked after `before_fork` by the thread that goes on here, which holds the lock.
+    // SAFETY: this process was forked after `before_fork` by the thread that runs here, which holds the lock.
     unsafe { pyo3::ffi::PyOS_AfterFork_Child() };
     COPY.set(Some(copy));
     Ok(())
 }
 
-/// What keeps this process from being forked now, if anything does: see [`template::obstacle`].
+/// Returns the reason why this process cannot be forked now, if there is one: see [`template::obstacle`].
 #[pyfunction]
 fn obstacle() -> Option<String> {
     template::obstacle::<Interpreter>()

@@ -22,7 +22,7 @@ const OWN_PIECES: usize = 2;
 
 /// A request, as it lies in this process.
 pub(crate) struct Request {
-    /// What is asked, without [`SHARES_MEMORY`].
+    /// The requested operation, without [`SHARES_MEMORY`].
     pub(crate) head: Head,
     /// Whether the client sees what is written in the request's memory. Over a network that is a copy.
     shares_memory: bool,
@@ -90,7 +90,7 @@ impl Stretch {
                 .ok_or_else(|| pyo3::exceptions::PyRuntimeError::new_err("no call is being executed"));
         }
         if number == OWN_PIECES - 1 {
-            // Nobody keeps it: what is unpickled consists of copies.
+            // No object keeps this memory: unpickling copies it.
             // SAFETY: as above.
             return unsafe { memoryview(py, at, len_bytes, Use::Reading) };
         }
@@ -148,7 +148,8 @@ pub(crate) struct Draft {
 }
 
 impl Draft {
-    /// A reply of these objects. What is returned of the request's own memory is not copied if the client shares that.
+    /// Creates a reply of these objects. Objects in the request's own memory are not copied if the client shares that
+    /// memory.
     pub(crate) fn of((operation, parts): (u32, &[Bound<'_, PyAny>]), request: &Request) -> PyResult<Draft> {
         let views = parts.iter().map(|part| View::of(part, Use::Reading)).collect::<PyResult<Vec<_>>>()?;
         // Most replies are a pickle alone, which lies nowhere else.

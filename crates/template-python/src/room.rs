@@ -1,6 +1,7 @@
-//! Room for results in the output of the call that is being executed: what a function makes there need not be copied.
+//! Free space for results in the output of the current call: a result that a function creates there is not copied.
 //!
-//! It is taken from the output's end. The message of the reply grows from the beginning, and has to fit before it.
+//! Space is reserved from the output's end. The message of the reply grows from the beginning, and has to fit before
+//! it.
 
 use std::cell::Cell;
 use std::ptr::NonNull;
@@ -12,41 +13,41 @@ use sublet_runtime::worker::engine::Output;
 
 use crate::lending::lend;
 
-/// What is left for the message of a reply, in bytes: its head and a pickle that describes arrays.
+/// Bytes that stay free for the message of a reply: its head and a pickle that describes arrays.
 const FRONT_BYTES: u64 = 4096;
 
-/// An output, and how much of it was taken.
+/// The output of a call, and its reserved part.
 #[derive(Clone, Copy)]
 pub(crate) struct Room {
     at: NonNull<u8>,
     capacity: u64,
-    /// From here on it is taken.
+    /// Offset of the reserved part, which reaches to the end of the output, in bytes.
     taken_from: u64,
 }
 
 thread_local! {
-    /// Of the call that this thread executes.
+    /// The output of the call that this thread executes.
     static ROOM: Cell<Option<Room>> = const { Cell::new(None) };
 }
 
 impl Room {
-    /// A call begins.
+    /// Begins a call: none of its output is reserved.
     pub(crate) fn open(output: &mut Output<'_>) {
         let capacity = u64::from(output.capacity());
         ROOM.set(Some(Room { at: output.address(), capacity, taken_from: capacity }));
     }
 
-    /// It has ended: what was taken.
+    /// Ends the call, and returns its output and the reserved part.
     pub(crate) fn close() -> Option<Room> {
         ROOM.take()
     }
 
-    /// How many bytes at the beginning are free.
+    /// Bytes at the beginning of the output that are not reserved.
     pub(crate) fn front_bytes(&self) -> u64 {
         self.taken_from
     }
 
-    /// Where these bytes stand in the output, if they are in what was taken of it.
+    /// Returns the offset of these bytes in the output, if they are within its reserved part.
     pub(crate) fn offset_of(&self, at: NonNull<u8>, len_bytes: u64) -> Option<u64> {
         let offset = (at.as_ptr() as u64).checked_sub(self.at.as_ptr() as u64)?;
         let is_within = offset >= self.taken_from && offset.checked_add(len_bytes)? <= self.capacity;
@@ -54,8 +55,8 @@ impl Room {
     }
 }
 
-/// A memoryview of the caller's own memory, of `nbytes` bytes, or nothing if there is no room or no call. What the function returns
-/// of it is not copied, unless the function keeps it, too.
+/// Reserves `nbytes` bytes of the current call's output, and returns a memoryview of them. Returns `None` if they do
+/// not fit, or outside of a call. A result in this memory is not copied unless the function also keeps it.
 #[pyfunction]
 pub(crate) fn room(py: Python<'_>, nbytes: u64) -> PyResult<Option<Bound<'_, PyAny>>> {
     let Some(mut room) = ROOM.get() else { return Ok(None) };

@@ -1,7 +1,8 @@
-"""A warm interpreter: it imports what it is told, waits to be forked, and is the program in each copy.
+"""A warm interpreter: it imports the modules in its arguments, waits to be forked, and is the program in each copy.
 
-Executed with `adapter`, the module that forks, and the names of modules as arguments. What follows `serve` happens in
-a copy, and what follows `program` in its sandbox: it has one thread, no open files, and nothing of other copies but what the template had.
+The template executes this file with `adapter`, the module that forks, and the names of modules as arguments. The
+statements after `serve` run in a copy, and those after `program` in the copy's sandbox. A copy has one thread and no
+open files, and shares with other copies only the memory that the template had.
 """
 
 import ctypes
@@ -12,7 +13,7 @@ import sys
 import time
 import types
 
-# Of libraries that compute with several threads: what says with how many.
+# Functions that set the number of threads in libraries that compute with several threads.
 SETTERS = (
     "openblas_set_num_threads",
     "openblas_set_num_threads64_",
@@ -22,12 +23,12 @@ SETTERS = (
     "bli_thread_set_num_threads",
     "omp_set_num_threads",
 )
-# In whose names the libraries are known.
+# Parts of the file names of these libraries.
 LIBRARIES = ("blas", "mkl", "blis", "gomp", "iomp", "libomp")
 
 
 def thread_setters():
-    """The functions of the libraries that are loaded: they began with one thread."""
+    """Returns the functions of the loaded libraries, which began with one thread."""
     with open("/proc/self/maps") as maps:
         paths = {line.split(maxsplit=5)[5].strip() for line in maps if ".so" in line}
     found = []
@@ -39,23 +40,24 @@ def thread_setters():
 
 
 def cores():
-    """How many threads are to compute: as many as the program's environment says, or as it has cores."""
+    """Returns the number of computing threads: OMP_NUM_THREADS in the environment, or the number of cores."""
     said = os.environ.get("OMP_NUM_THREADS", "")
     return int(said) if said.isdecimal() and int(said) > 0 else len(os.sched_getaffinity(0))
 
 
 def renew():
-    """What a copy does before anybody knows what it will be."""
-    # Python's own generator sees to that itself.
+    """Prepares a copy before its program is known."""
+    # Python's own generator seeds itself again after a fork.
     if "numpy.random" in sys.modules:
         sys.modules["numpy.random"].seed()
-    # What is written to is no longer shared: better now than when somebody waits.
+    # A write ends the sharing of a page with the template: these pages are written now, before a client waits for the
+    # program.
     os.environ.clear()
     execute(os.devnull)
 
 
 def begin(path, arguments, environment, setters):
-    """Makes this process what it would be, had it just been started."""
+    """Sets arguments, environment and threads as if this process had just been started."""
     sys.argv = [path, *arguments]
     sys.path.insert(0, os.path.dirname(path))
     os.environ.update(variable.split("=", 1) for variable in environment)
@@ -79,7 +81,7 @@ def execute(path):
 
 
 def run(path):
-    """Runs a file; an error in it looks as if there were nothing around it."""
+    """Runs a file. The traceback of an error in it has only the file's own frames."""
     try:
         execute(path)
     except SystemExit:
@@ -94,7 +96,7 @@ def run(path):
 
 def refuse(module, reason, took):
     """Ends this process, which never becomes a template, and tells the spawner why."""
-    # A longer one would not fit into a packet.
+    # A longer reason would not fit into a packet.
     adapter.refuse(module, reason[:1000], round(took * 1000))
     # Threads of the modules may never end.
     os._exit(1)
@@ -105,12 +107,12 @@ def let_fork():
     if sys.version_info >= (3, 14):
         from multiprocessing import context
 
-        # As if it had been so from the beginning: a program may still set another method, once.
+        # Sets the default and not the method: a program may still set another method, once.
         context._default_context._default_context = context._concrete_contexts["fork"]
 
 
 def warm():
-    """Everything that does not depend on the program. Does not return if a copy could not have what the modules have."""
+    """Imports the modules, and prepares all that no program changes. Does not return if the modules prevent a fork."""
     begun, culprit = time.monotonic(), ""
     for module in sys.argv[1:]:
         try:
@@ -122,12 +124,13 @@ def warm():
         elif not culprit:
             culprit = module
     took = time.monotonic() - begun
-    # What the first program would have to find.
+    # Runs an empty program, so that the first real one need not load the modules and files that running a program
+    # takes.
     execute(os.devnull)
     let_fork()
     setters = thread_setters()
     gc.collect()
-    # Collections in copies leave these alone: they would write to their memory, and share it no more.
+    # Collections in copies skip these objects: they would write to their memory, which then is no longer shared.
     gc.freeze()
     obstacle = adapter.obstacle()
     if obstacle:

@@ -1,11 +1,12 @@
 """Executes what Python callers ask for.
 
-A request is two pickles and the memory that was left out of the second (protocol 5, PEP 574): which function in which session, and
-its arguments.
-A function that was sent is known by its digest, and kept; one that this process does not know is asked for (UNKNOWN), so that
-callers need not know which worker has seen what, and a worker that takes another's place is told all it needs.
+A request is two pickles and the memory that was left out of the second (protocol 5, PEP 574). The first names the
+function and the session, the second has the arguments.
+The worker keeps each function that was sent, by its digest. The worker answers UNKNOWN if it does not have the
+function, and the caller then sends it. So a caller does not track which worker has which function, and a replacement
+worker receives all functions that it needs.
 
-A session is what the caller said once for all of its calls: see `begin_session`.
+A session is the state that the caller sends once for all of its calls: see `begin_session`.
 """
 
 import functools
@@ -29,11 +30,11 @@ import sublet_exceptions
 import sublet_failures
 import sublet_left_out
 
-# What both ends mean by the rest: changed with anything of it.
+# Version of the messages between the caller and the worker: changed with any of the constants below.
 VERSION = 3
-# What is asked.
+# The operations of requests.
 CALL, MAP = VERSION << 8, VERSION << 8 | 1
-# What is answered; PRINTED is added if the last part is what was printed and logged.
+# The kinds of answers; PRINTED is added if the last part is the output that was printed and logged.
 DONE, RAISED, UNKNOWN, BROKEN = 0, 1, 2, 3
 PRINTED = 16
 
@@ -69,12 +70,12 @@ sources = {}
 
 
 class Printed:
-    """What was printed and logged by the current call, in its order."""
+    """The printed output and log records of the current call, in order."""
 
     def __init__(self):
         self.entries = []
         self.left = MOST_PRINTED
-        # Of a component of an application: what those before it have printed. A failure's report has it, too.
+        # The printed output of the preceding components of the application. A failure's report includes it.
         self.earlier = []
 
     def add(self, kind, what, size):
@@ -189,7 +190,7 @@ def execute(folder, path, arguments, environment):
 
 
 def call(name, /, *positional, **named_ones):
-    """Another function of the package, in place. What it raises says in which function it was raised first."""
+    """Calls another function of the package here. A note on an exception names the function that raised it first."""
     function = packaged.get(name)
     if function is None:
         raise LookupError(f"the package has no function {name}")
@@ -230,9 +231,9 @@ def write(entries):
 
 
 def report(error, capacity):
-    """Of a function that exchanges bytes: writes what was printed, and the traceback, to the lease's log.
+    """Writes the printed output and the traceback of a failed function that exchanges bytes to the lease's log.
 
-    Returns a report of the failure, with at most so many bytes: see `failures.py`.
+    Returns a report of the failure, of at most `capacity` bytes: see `failures.py`.
     """
     entries = printed.take()
     write(entries)
@@ -294,7 +295,7 @@ def _from_file(compiled, path):
 
 
 def load(definition):
-    """What was sent, with its globals. One that came before in the same version stays as functions here have left it."""
+    """Loads a function that was sent, with its globals. A global that is here in the same version keeps its value."""
     sent, (_, constants), body = pickle.loads(definition)
     # Before modules are imported.
     sublet_constants.take(constants)
@@ -342,7 +343,7 @@ def function_of(key, definition):
 
 
 def checked(function):
-    """What was loaded as a function. A pickle may load to anything, as to None."""
+    """Returns the loaded function. Raises TypeError if it cannot be called: a pickle may load to any object."""
     if not callable(function):
         raise TypeError(f"the function or initializer that was sent is {function!r} where it was loaded, which cannot be called")
     return function
@@ -383,7 +384,10 @@ def serve(operation, parts):
 
 
 def each(function, arguments):
-    """As far as it goes: the results, what was raised after them, and the seconds that it took."""
+    """Calls the function with each of the arguments until one call fails.
+
+    Returns the results, the exception that was raised after them, and the seconds that the calls took.
+    """
     results, raised, begun = [], None, time.perf_counter()
     try:
         for positional in arguments:
@@ -409,7 +413,7 @@ def first_sendable(results):
 
 
 def dump_result(value):
-    """As `dump`, with an error that says that it is the result that cannot be sent."""
+    """Pickles a result with `dump`. An error says that the result cannot be sent."""
     try:
         return dump(value)
     except (TypeError, pickle.PicklingError, AttributeError, RecursionError) as error:
@@ -467,7 +471,7 @@ def described(error):
     within = error.__traceback__
     while within and within.tb_frame.f_globals is globals():
         within = within.tb_next
-    # What calls the function of an application's component.
+    # Skips the frames that call the function of an application's component.
     while within and within.tb_next and within.tb_frame.f_globals.get("__name__") == COMPONENTS:
         within = within.tb_next
     for one in sublet_exceptions.related(error):

@@ -1,11 +1,11 @@
 //! A worker whose functions are Python's: the [`Engine`] of the interpreter that has loaded this.
 //!
-//! Functions that a package names get and return bytes, from callers of any language. What Python callers call is one more,
-//! [`CALL`]: its input and output are messages of [`frames`], which [`SOURCE`] makes sense of. Their first piece is a pickle, and
-//! the others are the memory of what was pickled, which functions use where it is.
+//! Functions that a package names get and return bytes, from callers of any language. Python callers call one more
+//! function, [`CALL`]: its input and output are messages of [`frames`], which [`SOURCE`] interprets. The first piece of
+//! a message is a pickle; the others are the memory of the pickled objects, which functions use in place.
 //!
-//! The worker is the interpreter's main thread, and has its lock only while it executes a function: what that has started goes
-//! on in between.
+//! The worker is the interpreter's main thread, and holds the interpreter's lock only while it executes a function:
+//! threads that a function has started run in between.
 
 use std::ffi::CStr;
 use std::ptr::NonNull;
@@ -90,7 +90,7 @@ struct Interpreter {
     serve: Py<PyAny>,
     /// Reports why a function failed that exchanges bytes.
     report: Py<PyAny>,
-    /// Of each index the function, but of the last, which is [`CALL`].
+    /// The function at each index, except the last index, which is [`CALL`].
     functions: Vec<Py<PyAny>>,
 }
 
@@ -133,7 +133,7 @@ impl Engine for Interpreter {
     }
 }
 
-/// What the worker thread calls functions with.
+/// The state with which the worker thread calls functions.
 struct PythonCaller<'engine> {
     interpreter: &'engine Interpreter,
     kept: Keeping,
@@ -202,8 +202,8 @@ impl PythonCaller<'_> {
         Ok(len)
     }
 
-    /// Writes what has been printed, and the traceback, to the lease's log. Of a graph's component, also writes the failure report into
-    /// the output, and returns its length.
+    /// Writes the printed output and the traceback to the lease's log. For a component of a graph, also writes the
+    /// failure report into the output, and returns the report's length in bytes.
     #[cold]
     fn report(&self, py: Python<'_>, error: &PyErr, output: &mut Output<'_>) -> u32 {
         let capacity = channel::run().map_or(0, |_| output.capacity());
@@ -242,7 +242,7 @@ impl PythonCaller<'_> {
         let settled = replied.and_then(|draft| draft.placed(py, room)?.parted(py, &lending));
         match settled {
             Ok(reply) => {
-                // Below the room, if that stays in use.
+                // The message stays below the reserved part of the output if that part is still in use.
                 let room = room.filter(|_| reply.1).map(|room| room.front_bytes());
                 let limit = room.unwrap_or_else(|| u64::from(output.capacity()));
                 Ok(self.answer(py, reply, Some(lending), (&mut output, limit)))
@@ -290,7 +290,7 @@ impl PythonCaller<'_> {
             }
         }
         let len = frames::len_bytes(&reply.pieces);
-        // SAFETY: there is room for it, and the pieces are alive: they are the reply's, and what is freed is alive here.
+        // SAFETY: the reply fits into the output, and the pieces are alive: they are the reply's, or lie in `freed`.
         unsafe { frames::write(reply.head, &reply.pieces, output.address()) };
         len as u32
     }
@@ -332,7 +332,7 @@ fn take_back(exporter: &Exporter, input: Bound<'_, PyAny>) -> PyResult<()> {
     if !exporter.is_in_use(py) {
         return Ok(());
     }
-    // What uses it may be garbage that waits to be collected.
+    // The object that uses the input may be garbage that waits to be collected.
     py.import("gc")?.call_method0("collect")?;
     if exporter.is_in_use(py) {
         let message = "it still uses its input, which lasts only for the call: keep a copy, as bytes(input)";

@@ -1,13 +1,13 @@
-//! The XPU interface, as functions in Python have it: this worker process as a global process.
+//! The XPU interface for functions in Python: this worker process as a global process.
 //!
-//! `sublet/xpu.py` is what they see of it.
+//! `sublet/xpu.py` is the functions' interface to this module.
 //!
 //! Invariants:
-//! - Neither the interpreter's lock nor an end's own is held while anything is waited for, and whoever waits looks every so often
-//!   whether it was interrupted.
-//! - An end is one thread's at a time; another one waits for it, to its own deadline. When it is closed meanwhile, the thread that has
-//!   it gives it up.
-//! - A process that was forked of this one uses nothing of it and gives nothing up.
+//! - A waiting thread holds neither the interpreter's lock nor an end's own, and checks every [`TICK`] whether it was
+//!   interrupted.
+//! - One thread uses an end at a time; another thread waits for the end until its own deadline. If the end is closed
+//!   meanwhile, the thread that uses the end releases it.
+//! - A process that was forked from this one uses none of these objects, and releases none.
 
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
@@ -22,22 +22,22 @@ use sublet_xpu::{FifoShape, GlobalId, Process, Rights, SharedBytes, SharedBytesM
 use crate::component::{deadline, raised};
 use crate::shared::{bytes_of, bytes_of_mut};
 
-/// How often a thread that waits looks whether it was interrupted.
+/// Interval at which a waiting thread checks whether it was interrupted.
 const TICK: Duration = Duration::from_millis(50);
-/// What is as short is read into memory of this library first: its size is not known before.
+/// Longest message that is read into this library's memory first, in bytes: its size is not known before.
 const SHORT_BYTES: usize = 4096;
 
-/// What an end of a FIFO is called.
+/// The words for an end of a FIFO in messages.
 const END: &str = "this end of FIFO";
 
-/// Whether this process was forked of a worker. Written by its only thread.
+/// Whether this process was forked from a worker. Written by its only thread.
 static FORKED: AtomicBool = AtomicBool::new(false);
 
 /// The reading end of a FIFO.
 #[pyclass(frozen, module = "sublet_template")]
 pub(crate) struct Reader(End<sublet_xpu::Reader>);
 
-/// The writing end of one.
+/// The writing end of a FIFO.
 #[pyclass(frozen, module = "sublet_template")]
 pub(crate) struct Writer(End<sublet_xpu::Writer>);
 
@@ -51,16 +51,16 @@ pub(crate) struct Chain(End<sublet_xpu::Chain>);
 
 /// An end of a FIFO, an executor or a chain of them, until it is closed.
 struct End<T> {
-    /// What it is, in words,
+    /// The kind of the end, in words for messages.
     what: &'static str,
-    /// and of which FIFO, or which process: of a chain that of its entry.
+    /// The FIFO or the process that the end belongs to; for a chain, the process of its entry.
     object: GlobalId,
     place: Mutex<Place<T>>,
-    /// It is here again, or closed.
+    /// Signals that the end is here again, or closed.
     changed: Condvar,
 }
 
-/// Where an end is.
+/// Owner of an end: none, a thread, or none any more because it was closed.
 enum Place<T> {
     Here(T),
     /// A thread has taken it.
@@ -71,21 +71,21 @@ enum Place<T> {
 /// An end that a thread has taken, which it puts back.
 struct Taken<'end, T> {
     from: &'end End<T>,
-    /// Until it is put back.
+    /// The end, until it is put back.
     end: Option<T>,
 }
 
-/// What reading has come to.
+/// Result of reading a message.
 enum Read {
     Message {
         len_bytes: usize,
         writer: GlobalId,
     },
-    /// There is not as much room.
+    /// The message's length in bytes, which the reader's memory is too short for.
     TooLong(u64),
 }
 
-/// What `sublet_template` has of it.
+/// Adds the functions and types of this module to `sublet_template`.
 pub(crate) fn add(module: &Bound<'_, PyModule>) -> PyResult<()> {
     let xpu = PyModule::new(module.py(), "sublet_template.xpu")?;
     xpu.add_function(wrap_pyfunction!(pid, &xpu)?)?;
@@ -105,7 +105,7 @@ pub(crate) fn add(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add("xpu", xpu)
 }
 
-/// Has the children of this worker know what they are.
+/// Makes each forked child of this worker set [`FORKED`].
 pub(crate) fn watch_forks(py: Python<'_>) -> PyResult<()> {
     let how = PyDict::new(py);
     how.set_item("after_in_child", wrap_pyfunction!(forked, py)?)?;
@@ -117,7 +117,7 @@ fn forked() {
     FORKED.store(true, Ordering::Relaxed);
 }
 
-/// This process, unless it was forked of another one.
+/// Returns this process as a global process. Fails if it was forked from a worker.
 fn process() -> Result<&'static Process, Error> {
     check_not_forked()?;
     sublet_xpu::process()
@@ -131,12 +131,12 @@ fn check_not_forked() -> Result<(), Error> {
     Ok(())
 }
 
-/// Calls the shim, which answers at once.
+/// Calls the shim for an operation that does not wait.
 fn call<T: Send>(py: Python<'_>, what: impl FnOnce(&Process) -> Result<T, Error> + Send) -> PyResult<T> {
     py.detach(|| what(process()?)).map_err(|error| raised(py, &error))
 }
 
-/// Tries until then, in turns between which this thread looks whether it was interrupted.
+/// Repeats an attempt of at most [`TICK`] until it succeeds or the deadline passes. Checks for signals in between.
 fn wait<T: Send>(
     py: Python<'_>,
     until: Option<Instant>,
@@ -152,7 +152,7 @@ fn wait<T: Send>(
     }
 }
 
-/// As [`deadline`], as Python raises it.
+/// Returns the [`deadline`] of a timeout, or the exception that Python raises for a timeout that is not valid.
 fn until(py: Python<'_>, timeout: Option<f64>) -> PyResult<Option<Instant>> {
     deadline(timeout).map_err(|error| raised(py, &error))
 }
@@ -175,7 +175,7 @@ fn revoke(py: Python<'_>, from: u64, object: u64, rights: u32) -> PyResult<()> {
     call(py, |process| process.revoke(from, object, Rights::from_bits(rights)?))
 }
 
-/// What this process may do with a FIFO.
+/// Returns the rights of this process on a FIFO.
 #[pyfunction]
 fn rights(py: Python<'_>, object: u64) -> PyResult<u32> {
     call(py, |process| process.rights(GlobalId::from_bits(object)).map(Rights::to_bits))
@@ -187,20 +187,20 @@ fn fifo(py: Python<'_>, name: &str, slots: u32, slot_bytes: u32) -> PyResult<Rea
     call(py, |process| process.init(name, FifoShape { lines: slots, slot_bytes })).map(Reader::of)
 }
 
-/// Connects to write, by a name
+/// Connects to a FIFO by its name, to write.
 #[pyfunction]
 fn connect(py: Python<'_>, name: &str, timeout: Option<f64>) -> PyResult<Writer> {
     wait(py, until(py, timeout)?, |tick| process()?.connect(name, tick)).map(Writer::of)
 }
 
-/// or by an id.
+/// Connects to a FIFO by its id, to write.
 #[pyfunction]
 fn connect_to(py: Python<'_>, object: u64, timeout: Option<f64>) -> PyResult<Writer> {
     let object = GlobalId::from_bits(object);
     wait(py, until(py, timeout)?, |tick| process()?.connect_to(object, tick)).map(Writer::of)
 }
 
-/// Connects to read what nobody reads.
+/// Connects to a FIFO that has no reader, to read.
 #[pyfunction]
 fn connect_to_read(py: Python<'_>, name: &str, timeout: Option<f64>) -> PyResult<Reader> {
     wait(py, until(py, timeout)?, |tick| process()?.connect_to_read(name, tick)).map(Reader::of)
@@ -284,7 +284,7 @@ impl<T: Send> End<T> {
         End { what, object, place, changed }
     }
 
-    /// Held for moments, by nobody who waits for anything else.
+    /// Locks the place of the end. The lock is held for moments, and never while its holder waits for anything else.
     fn lock(&self) -> MutexGuard<'_, Place<T>> {
         self.place.lock().unwrap_or_else(PoisonError::into_inner)
     }
@@ -315,7 +315,7 @@ impl<T: Send> End<T> {
         }
     }
 
-    /// Not closed by another thread.
+    /// Fails if another thread has closed the end.
     fn check_open(&self) -> Result<(), Error> {
         if self.is_closed() { Err(self.closed()) } else { Ok(()) }
     }
@@ -324,10 +324,10 @@ impl<T: Send> End<T> {
         matches!(*self.lock(), Place::Closed)
     }
 
-    /// A second time it is nothing.
+    /// Closes the end. A second call does nothing.
     fn close(&self, py: Python<'_>) -> PyResult<()> {
         check_not_forked().map_err(|error| raised(py, &error))?;
-        // The shim is told when the lock is given back.
+        // The value is dropped, which informs the shim, after the lock has been released.
         py.detach(|| {
             let before = std::mem::replace(&mut *self.lock(), Place::Closed);
             self.changed.notify_all();
@@ -352,7 +352,7 @@ impl<T> Drop for End<T> {
 }
 
 impl<T: Send> Taken<'_, T> {
-    /// Tries with the end, as [`wait`], until it is closed.
+    /// Repeats an attempt with the end like [`wait`]. Fails if the end is closed meanwhile.
     fn wait<R: Send>(
         &mut self,
         py: Python<'_>,
@@ -370,12 +370,12 @@ impl<T: Send> Taken<'_, T> {
 
 impl<T> Drop for Taken<'_, T> {
     fn drop(&mut self) {
-        // A child that was forked by a signal's handler meanwhile gives nothing up.
+        // A child that was forked by a signal handler meanwhile releases nothing.
         if FORKED.load(Ordering::Relaxed) {
             return std::mem::forget(self.end.take());
         }
         let mut place = self.from.place.lock().unwrap_or_else(PoisonError::into_inner);
-        // One that was closed meanwhile is given up after the lock.
+        // An end that was closed meanwhile is released after the lock.
         if let Place::Taken = *place
             && let Some(end) = self.end.take()
         {
@@ -425,7 +425,7 @@ impl Taken<'_, sublet_xpu::Reader> {
 
 #[pymethods]
 impl Reader {
-    /// The FIFO.
+    /// The global id of the FIFO.
     #[getter]
     fn object(&self) -> u64 {
         self.0.object.to_bits()
@@ -436,7 +436,7 @@ impl Reader {
         self.0.is_closed()
     }
 
-    /// The next message, and whose it is.
+    /// Reads the next message, and returns it with its writer.
     fn read<'py>(&self, py: Python<'py>, timeout: Option<f64>) -> PyResult<(Bound<'py, PyBytes>, u64)> {
         let until = until(py, timeout)?;
         let mut taken = self.0.take(py, until)?;
@@ -457,7 +457,7 @@ impl Reader {
                 Read::Message { len_bytes, writer } if len_bytes as u64 == wanted => {
                     return Ok((bytes, writer.to_bits()));
                 }
-                // Another writer's came between.
+                // Another writer's message came first.
                 Read::Message { len_bytes, writer } => {
                     return Ok((PyBytes::new(py, &bytes.as_bytes()[..len_bytes]), writer.to_bits()));
                 }
@@ -466,7 +466,7 @@ impl Reader {
         }
     }
 
-    /// The same, into an object's memory: how many bytes, and whose.
+    /// Reads the next message into an object's memory. Returns its length in bytes and its writer.
     fn read_into(
         &self,
         py: Python<'_>,
@@ -493,7 +493,7 @@ impl Reader {
 
 #[pymethods]
 impl Executor {
-    /// The process that it is.
+    /// The global id of the executor's process.
     #[getter]
     fn pid(&self) -> u64 {
         self.0.object.to_bits()
@@ -535,7 +535,7 @@ impl Executor {
         taken.send(py, until, input, |executor, input, tick| executor.submit(function, input, tick))
     }
 
-    /// The output of the oldest call that was submitted.
+    /// Waits for the output of the oldest call that was submitted.
     fn result<'py>(&self, py: Python<'py>, timeout: Option<f64>) -> PyResult<Bound<'py, PyBytes>> {
         let until = until(py, timeout)?;
         self.0.take(py, until)?.answer(py, until)
@@ -548,7 +548,7 @@ impl Executor {
 
 #[pymethods]
 impl Chain {
-    /// The processes that execute it.
+    /// The global ids of the processes that execute the chain.
     #[getter]
     fn pids(&self, py: Python<'_>) -> PyResult<Vec<u64>> {
         let mut taken = self.0.take(py, Some(Instant::now()))?;
@@ -560,7 +560,7 @@ impl Chain {
         self.0.is_closed()
     }
 
-    /// Calls it, and waits for its output.
+    /// Calls the chain, and waits for its output.
     fn call<'py>(
         &self,
         py: Python<'py>,
@@ -588,7 +588,7 @@ impl Chain {
 
 #[pymethods]
 impl Writer {
-    /// The FIFO.
+    /// The global id of the FIFO.
     #[getter]
     fn object(&self) -> u64 {
         self.0.object.to_bits()

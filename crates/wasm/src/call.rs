@@ -152,7 +152,7 @@ impl Live {
         let memory = instance
             .get_module_export(&mut *store, &engine.exports.memory)
             .and_then(wasmtime::Extern::into_memory)
-            .ok_or_else(|| wasmtime::Error::msg("the module's memory is none"))?;
+            .ok_or_else(|| wasmtime::Error::msg("the module's memory export is not a memory"))?;
         let live = Live { instance, memory };
         if let Some(initialize) = &engine.exports.initialize {
             live.function::<(), ()>(store, initialize)?.call(&mut *store, ())?;
@@ -169,7 +169,7 @@ impl Live {
             .instance
             .get_module_export(&mut *store, export)
             .and_then(wasmtime::Extern::into_func)
-            .ok_or_else(|| wasmtime::Error::msg("the module's function is none"))?;
+            .ok_or_else(|| wasmtime::Error::msg("the module's function export is not a function"))?;
         function.typed(&*store)
     }
 

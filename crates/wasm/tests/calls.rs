@@ -1,5 +1,5 @@
-//! Functions of WebAssembly, called as workers call them: they mean what they mean as native code, and nothing of a call
-//! is there for the next.
+//! Functions of WebAssembly, called as workers call them: they have the same results as native code, and no state of a
+//! call remains for the next one.
 
 #![allow(clippy::unwrap_used)]
 
@@ -102,7 +102,7 @@ fn a_call_whose_bytes_do_not_fit_says_so() {
     let input = vec![1; MIB as usize];
     assert_fails(thread.call("echo", &input, MIB as usize), Code::MemoryExceeded, &["2097", "1966080"]);
     assert_eq!(thread.call("echo", &input[..1000], 1000).unwrap(), input[..1000]);
-    // A module that says itself how large its memory may be.
+    // The module states the maximum of its memory.
     let fixed = Module::with_memory(1, Some(1)).function(Some("f"), SHORT, code::SIZE);
     let module = load(&fixed.encode(), "").unwrap();
     assert_fails(module.call("f", b"", 0), Code::MemoryExceeded, &["65536"]);

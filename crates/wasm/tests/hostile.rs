@@ -1,4 +1,4 @@
-//! Modules of strangers, and what they cannot do: each test really tries, and afterwards the engine serves the next call.
+//! Attacks by untrusted modules: each test executes a real attack, and afterwards the engine serves the next call.
 
 #![allow(clippy::unwrap_used)]
 
@@ -13,7 +13,7 @@ use support::{
     load_function,
 };
 
-/// Quick to reach, and long enough for whatever is not endless.
+/// Deadline that is short to wait for, and long enough for every function that ends.
 const DEADLINE: &str = "[wasm]\ndeadline_ms = 200";
 
 fn hostile() -> LoadedModule {
@@ -25,7 +25,7 @@ fn assert_serves(thread: &mut Thread<'_>) {
     assert_eq!(thread.words("divide", &[7], 1).unwrap(), [1]);
 }
 
-/// That a call fails so, and the next one does not.
+/// Asserts that a call fails with this code and these words, and that the next call succeeds.
 #[track_caller]
 fn assert_ends(function: &str, input: &[u32], code: Code, words: &[&str]) {
     let module = hostile();
@@ -67,7 +67,7 @@ fn endless_or_lying_allocator_is_an_error_of_the_call() {
     for lie in [&[0x41, 0x7f][..], &[0x41, 0xff, 0xff, 3]] {
         assert_fails(module(lie).call("f", b"in", 64), Code::MemoryExceeded, &["65536"]);
     }
-    // In the midst of its own memory is its own affair.
+    // A module may overwrite its own memory.
     assert_eq!(module(&[0x41, 1]).call("f", b"in", 64).unwrap().len(), 2);
 }
 
@@ -163,10 +163,10 @@ fn imports_that_there_are_not_are_refused() {
     };
     assert_refused(importing("env", "system"), &["env.system", "not offered"]);
     assert_refused(importing("e\nv", &"x".repeat(1000)), &["e\\nv.xxx"]);
-    // Of a module that is offered: told when it is loaded, before the first call.
+    // A missing function of an offered module is refused when the module is loaded, before the first call.
     assert_refused(importing("wasi_snapshot_preview1", "fork"), &["fork"]);
     assert_refused(importing("sublet", "lease"), &["lease"]);
-    // Of another type than it has.
+    // An import with another type than the function's is refused.
     assert_refused(importing("sublet", "fail"), &["fail"]);
     assert!(importing("wasi_snapshot_preview1", "fd_read").is_ok());
 }
@@ -197,7 +197,7 @@ fn a_module_of_very_many_functions_is_served() {
 fn garbage_is_refused_wherever_it_begins() {
     let whole = compile("modules.c", Libraries::None);
     for end in (0..whole.len()).step_by(13) {
-        // Sections of tools at the end are not missed; what stands before them is.
+        // The module stays valid only if the cut removes nothing but the sections of tools at its end.
         if let Ok(module) = load_function(&whole[..end], "divide") {
             assert_eq!(module.thread().words("divide", &[7], 1).unwrap(), [1]);
         }
@@ -213,7 +213,7 @@ fn garbage_is_refused_wherever_it_begins() {
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(64))]
 
-    /// Whatever is done to a module's bytes: it is refused, or its calls end.
+    /// A module with any changed bytes is refused, or its calls end.
     #[test]
     fn a_damaged_module_is_refused_or_its_calls_end(at in any::<prop::sample::Index>(), with in any::<u8>(), cut in any::<prop::sample::Index>()) {
         let mut bytes = with_function(code::GROW_TABLE).table(1).encode();

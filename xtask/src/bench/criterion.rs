@@ -7,7 +7,7 @@ use super::json::Figure;
 /// The label of a measurement's times.
 const TIME: &str = "time:";
 
-/// The estimates in the output of `cargo bench`, in their order.
+/// Returns the estimates in the output of `cargo bench`, in their order.
 pub fn figures(lines: &[String]) -> Vec<Figure> {
     let mut name = "";
     let mut figures = Vec::new();

@@ -1,11 +1,11 @@
-//! Reads the output of `sublet bench --json`: an object, or a list of objects, whose values are texts, numbers or
-//! truths.
+//! Reads the output of `sublet bench --json`: an object, or a list of objects, whose values are strings, numbers or
+//! booleans.
 //!
-//! Objects inside of objects are skipped: nothing that is shown here lies in one.
+//! Objects inside of objects are skipped: no value that is shown here lies in one.
 
 use std::collections::BTreeMap;
 
-/// The fields of one figure.
+/// One measurement: a flat JSON object's fields by name.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Figure {
     fields: BTreeMap<String, Value>,
@@ -19,14 +19,14 @@ enum Value {
     Nothing,
 }
 
-/// Fields that no figure has by itself.
+/// Fields that the benchmarks do not print: [`Figure::by`] and [`Figure::over`] add them.
 const LINK: &str = "link";
 const COMMAND: &str = "command";
 /// Deepest nesting that is read.
 const MAX_DEPTH: usize = 16;
 
 impl Figure {
-    /// The figures of a line of output; none if it is no JSON.
+    /// Parses the measurements in a line of output. Returns an empty list if the line is not valid JSON.
     pub fn all_of(line: &str) -> Vec<Figure> {
         let mut reader = Reader { rest: line.trim(), figures: Vec::new() };
         match reader.value(0) {
@@ -35,19 +35,19 @@ impl Figure {
         }
     }
 
-    /// A figure with the name of its benchmark and one number.
+    /// Creates a measurement from its benchmark's name and one numeric field.
     pub fn of(bench: &str, field: &str, number: f64) -> Figure {
         let bench = ("bench".to_owned(), Value::Text(bench.to_owned()));
         Figure { fields: [bench, (field.to_owned(), Value::Number(number))].into() }
     }
 
-    /// The same, measured by this command.
+    /// Adds the command that took the measurement.
     pub fn by(mut self, command: &str) -> Figure {
         self.fields.insert(COMMAND.to_owned(), Value::Text(command.to_owned()));
         self
     }
 
-    /// The command that measured it.
+    /// The command that took the measurement.
     pub fn command(&self) -> Option<&str> {
         self.text(COMMAND)
     }
@@ -60,7 +60,7 @@ impl Figure {
         })
     }
 
-    /// The texts that tell what was measured, without the command.
+    /// The string fields, which describe the subject of the measurement, without the command.
     pub fn labels(&self) -> impl Iterator<Item = &str> {
         self.fields.iter().filter_map(|(name, value)| match value {
             Value::Text(text) if name != COMMAND => Some(text.as_str()),
@@ -68,7 +68,7 @@ impl Figure {
         })
     }
 
-    /// The same, measured over a link of this rate.
+    /// Adds the rate of the link that the measurement used, if it used one.
     pub fn over(mut self, link: Option<&str>) -> Figure {
         if let Some(rate) = link {
             self.fields.insert(LINK.to_owned(), Value::Text(rate.to_owned()));
@@ -76,7 +76,7 @@ impl Figure {
         self
     }
 
-    /// The rate of the link that it was measured over.
+    /// The rate of the link that the measurement used.
     pub fn link(&self) -> Option<&str> {
         self.text(LINK)
     }
@@ -100,8 +100,8 @@ impl Figure {
     }
 }
 
-/// Reads from the front of what is left. Only objects at the top, or in a list there, are kept: a list is one deeper
-/// than what it is in, an object two.
+/// Reads from the front of the rest of the text. Only objects at the top, or in a list there, are kept: a list adds one
+/// level of nesting, an object two.
 struct Reader<'text> {
     rest: &'text str,
     figures: Vec<Figure>,
@@ -166,7 +166,7 @@ impl Reader<'_> {
                     self.rest = self.rest[at + 2..].trim_start();
                     return Some(text);
                 }
-                // What is shown has no control characters; another one is itself.
+                // The tables show no control characters, so every escaped character stands for itself.
                 '\\' => text.push(characters.next()?.1),
                 other => text.push(other),
             }

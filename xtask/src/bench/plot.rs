@@ -1,18 +1,18 @@
 //! A plot of latency over payload, both by their logarithm, as SVG: a solid line for calls, a dashed one for the raw
 //! round trip, in one colour for each fabric.
 //!
-//! The text says its colours once for light and once for dark surroundings, and needs no script.
+//! The SVG has colours for light and for dark surroundings, and needs no script.
 
 use std::fmt::Write;
 
-/// What is shown of one fabric.
+/// The curve of one fabric: its name and its points.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Series {
     pub name: String,
     pub points: Vec<Point>,
 }
 
-/// One payload's medians.
+/// The medians of one payload size.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Point {
     pub bytes: f64,
@@ -26,13 +26,13 @@ const LEFT: f64 = 80.0;
 const RIGHT: f64 = 780.0;
 const TOP: f64 = 70.0;
 const BOTTOM: f64 = 440.0;
-/// Width of a fabric's place in the legend.
+/// Width of a fabric's entry in the legend.
 const LEGEND_STEP: f64 = 175.0;
-/// Colours of fabrics, of which there are not more: for light surroundings and for dark ones.
+/// Colours of the fabrics, for light surroundings and for dark ones. A plot has at most as many fabrics.
 const COLOURS: [(&str, &str); 4] =
     [("#1f5fbf", "#74a9ff"), ("#b8500a", "#ff9d57"), ("#0f7a4d", "#4cc38a"), ("#7a3fb5", "#c09bf0")];
 
-/// A value's place on an axis, by its logarithm.
+/// A logarithmic axis: maps a value to a position.
 #[derive(Clone, Copy, Debug)]
 struct Scale {
     from: f64,
@@ -48,9 +48,9 @@ impl Scale {
     }
 }
 
-/// The plot; without a point that can be shown, an empty one.
+/// Draws the plot; an empty one if there is no point to show.
 pub fn svg(title: &str, series: &[Series]) -> String {
-    // Neither a payload nor a time of nothing has a logarithm.
+    // A payload or a time of 0 has no logarithm.
     let shown: Vec<Series> = series.iter().take(COLOURS.len()).map(positive).collect();
     let points = || shown.iter().flat_map(|series| &series.points);
     let (bytes, times) =
@@ -175,7 +175,7 @@ fn line(number: usize, series: &Series, x: Scale, y: Scale) -> String {
     text
 }
 
-/// A payload as it is called: sizes of a sweep are powers of 1024, or a few of them.
+/// Formats a payload size: the sizes of a sweep are multiples of powers of 1024.
 pub fn human_bytes(bytes: f64) -> String {
     let shown = |value: f64, unit: &str| format!("{} {unit}", (value * 10.0).round() / 10.0);
     match bytes {
@@ -191,7 +191,7 @@ pub fn human_bytes(bytes: f64) -> String {
     }
 }
 
-/// Three digits that matter.
+/// Formats a time with three significant digits.
 pub fn human_ns(ns: f64) -> String {
     let (value, unit) = match ns {
         ns if ns < 999.5 => (ns, "ns"),
@@ -223,7 +223,7 @@ mod tests {
     }
 
     #[test]
-    fn an_axis_is_as_long_as_its_range_and_equal_factors_are_equal_ways() {
+    fn logarithmic_axis_spans_range_and_spaces_powers_evenly() {
         let scale = Scale { from: 100.0, to: 1e6, start: 500.0, end: 100.0 };
         assert!(is_near(scale.at(100.0), 500.0) && is_near(scale.at(1e6), 100.0));
         for (power, place) in [(1e3, 400.0), (1e4, 300.0), (1e5, 200.0)] {

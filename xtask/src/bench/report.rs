@@ -1,4 +1,4 @@
-//! The tables of docs/performance.md, made of figures.
+//! Formats measurements as the tables of docs/performance.md.
 
 use super::json::Figure;
 use super::plot::{Point, Series, human_bytes, human_ns};
@@ -6,23 +6,23 @@ use super::plot::{Point, Series, human_bytes, human_ns};
 const BEGIN: &str = "<!-- Written by `cargo xtask bench` from here -->";
 const END: &str = "<!-- to here -->";
 
-/// The document with these figures in the place of those before; none without that place.
+/// Replaces the text between the two marks of the document. Returns `None` if the document lacks a mark.
 pub fn insert(document: &str, figures: &str) -> Option<String> {
     let (before, rest) = document.split_once(BEGIN)?;
     let (_, after) = rest.split_once(END)?;
     Some(format!("{before}{BEGIN}\n\n{figures}\n{END}{after}"))
 }
 
-/// The document without the part that is written here.
+/// Removes the text between the two marks from the document.
 pub fn without_figures(document: &str) -> String {
     insert(document, "").unwrap_or_else(|| document.to_owned())
 }
 
-/// The kinds of figures that have a table of their own.
+/// The benchmarks that have a table of their own.
 const KINDS: [&str; 8] =
     ["latency", "bandwidth", "memory", "swap", "connections", "fifo", "xpucall", "chain"];
 
-/// A table for each kind of figure that is there, and one for all others.
+/// Formats one table for each benchmark of [`KINDS`] that has measurements, and one for all other benchmarks.
 pub fn tables(figures: &[Figure]) -> String {
     let of =
         |bench: &str| figures.iter().filter(|figure| figure.text("bench") == Some(bench)).collect::<Vec<_>>();
@@ -178,7 +178,7 @@ fn chains_row(figure: &Figure) -> Option<Vec<String>> {
     ])
 }
 
-/// A row for each number of each figure.
+/// Formats the table of the benchmarks that have no table of their own: a row for each number of each measurement.
 fn others(figures: &[&Figure]) -> Option<String> {
     let row = |figure: &&Figure| {
         let labels = figure.labels().collect::<Vec<_>>().join(", ");
@@ -194,7 +194,7 @@ fn others(figures: &[&Figure]) -> Option<String> {
     (!rows.is_empty()).then(|| format!("| command | measured | field | value |\n|---|---|---|---|\n{rows}"))
 }
 
-/// A field's name, and its number with the unit in which the name ends.
+/// Returns a field's name without its unit, and its number with that unit.
 fn human(name: &str, number: f64) -> (String, String) {
     let (field, unit) = name.rsplit_once('_').unwrap_or((name, ""));
     let value = match unit {
@@ -215,7 +215,7 @@ fn plain(number: f64) -> String {
     }
 }
 
-/// With its provider, whether it encrypts, and the rate of its link.
+/// Names the fabric of a measurement with its provider, whether it encrypts, and the rate of its link.
 fn fabric(figure: &Figure) -> Option<String> {
     let provider = figure.text("provider").map(|provider| format!(", {provider}")).unwrap_or_default();
     let how = if figure.is("encrypted") { ", encrypted" } else { "" };
@@ -223,7 +223,7 @@ fn fabric(figure: &Figure) -> Option<String> {
     Some(format!("{}{provider}{how}{link}", figure.text("fabric")?))
 }
 
-/// The latencies of a sweep, for the plot.
+/// Returns the latencies of a sweep, for the plot.
 pub fn series(figures: &[Figure]) -> Option<Series> {
     let point = |figure: &Figure| {
         let [bytes, call_ns, raw_ns] =

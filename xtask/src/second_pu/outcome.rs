@@ -32,12 +32,12 @@ impl PartOutcome {
     }
 }
 
-/// Of what the tests print.
+/// Parses the outcomes of the parts from the lines that the tests print.
 pub fn read(lines: &[String]) -> Vec<PartOutcome> {
     lines.iter().filter_map(|line| PartOutcome::of(line)).collect()
 }
 
-/// For people.
+/// Formats the outcomes as a table, for people.
 pub fn table(outcomes: &[PartOutcome]) -> String {
     outcomes.iter().fold(String::new(), |mut table, outcome| {
         // Writing to a string cannot fail.
@@ -46,7 +46,7 @@ pub fn table(outcomes: &[PartOutcome]) -> String {
     })
 }
 
-/// For programs.
+/// Formats the outcomes as JSON, for programs.
 pub fn json(outcomes: &[PartOutcome]) -> String {
     let object = |outcome: &PartOutcome| {
         let PartOutcome { name, seconds, .. } = outcome;
@@ -61,7 +61,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn parts_are_read_from_the_lines_that_tell_of_them_and_nothing_else_is() {
+    fn outcomes_are_parsed_from_well_formed_lines_only() {
         let said =
             "running 1 test\npart fifos ok 12\npart of something\npart death FAILED 3\npart x good 1\n";
         let lines: Vec<_> = said.lines().map(str::to_owned).collect();

@@ -1,11 +1,12 @@
-//! The round trip of a line with 64 bytes beside `ib_write_lat`'s, and the instructions of one: what the guest measured.
+//! Latency that the emulated machine measured: the round trip of a line with 64 bytes, that of `ib_write_lat`, and the
+//! instructions of a line.
 
 use std::fmt::Write;
 use std::path::Path;
 
 use crate::vm::read;
 
-/// What is shown, and the fields in which the fabric's measurement has it.
+/// The counts that are shown: a label, and the field of the fabric's measurement.
 const COUNTED: [(&str, &str); 4] = [
     ("a line with 64 B, sent", "endpoint_send"),
     ("plain fi_writedata, sent", "raw_send"),
@@ -13,20 +14,20 @@ const COUNTED: [(&str, &str); 4] = [
     ("plain fi_writedata, received", "raw_receive"),
 ];
 
-/// Medians, each over the rounds' medians. Nothing that was not measured.
+/// Medians, each over the medians of the rounds. `None` was not measured.
 #[derive(Debug, Default, PartialEq)]
 pub struct Latency {
     fabric_ns: Option<u64>,
     raw_ns: Option<u64>,
     perftest_ns: Option<u64>,
-    /// The fabric's over `ib_write_lat`'s, of the rounds that have both.
+    /// Ratio of the fabric's latency to that of `ib_write_lat`, in the rounds that have both.
     ratio: Option<f64>,
     rounds: usize,
     instructions: [Option<u64>; COUNTED.len()],
 }
 
 impl Latency {
-    /// From what the guest left.
+    /// Reads the measurements from the logs that the emulated machine left in the shared folder.
     pub fn read(share: &Path) -> Latency {
         Latency::of(&read(share, "latency.log"), &read(share, "instructions.log"))
     }
@@ -45,7 +46,7 @@ impl Latency {
         }
     }
 
-    /// For people.
+    /// Formats the measurements for people.
     pub fn table(&self) -> String {
         let mut table = format!(
             "round trip of 64 B over verbs, medians of {} rounds in turn (emulated: only ratios mean something)\n",
@@ -71,7 +72,7 @@ impl Latency {
         table
     }
 
-    /// For programs.
+    /// Formats the measurements as JSON, for programs.
     pub fn json(&self) -> String {
         let number = |number: Option<u64>| number.map_or("null".to_owned(), |number| number.to_string());
         let ratio = self.ratio.map_or("null".to_owned(), |ratio| format!("{ratio:.3}"));
@@ -90,7 +91,7 @@ impl Latency {
     }
 }
 
-/// A round trip from a row of figures as perftest prints it: twice the typical latency.
+/// Parses a row of numbers as perftest prints it. Returns the round trip in ns: twice the typical latency.
 fn perftest_ns(line: &str) -> Option<u64> {
     let half_us: f64 = line.trim_start().strip_prefix("64 ")?.split_whitespace().nth(3)?.parse().ok()?;
     Some((half_us * 2000.0) as u64)

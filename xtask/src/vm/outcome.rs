@@ -7,7 +7,7 @@ use super::parts::{Kind, Part};
 use super::read;
 use crate::step::{Tally, test_result};
 
-/// How `timeout` says that it had to end a command: by asking, and by killing it.
+/// Exit status of `timeout` after it ended a command by a signal, and after it had to kill the command.
 const TIMED_OUT: [i32; 2] = [124, 137];
 
 /// How a part ended.
@@ -23,7 +23,7 @@ pub enum Ended {
 pub struct PartOutcome {
     pub name: &'static str,
     pub ended: Ended,
-    /// Tests that passed and that failed; none of a measurement.
+    /// Tests that passed and that failed; `None` for a measurement.
     tests: Option<(u64, u64)>,
     seconds: Option<u64>,
     /// Why it failed or what was left out.
@@ -31,7 +31,7 @@ pub struct PartOutcome {
 }
 
 impl PartOutcome {
-    /// From what the guest left.
+    /// Reads the outcome of a part from the files that the emulated machine left in the shared folder.
     pub fn read(part: &Part, share: &Path) -> PartOutcome {
         let log = read(share, &format!("{}.log", part.name));
         let status = read(share, &format!("{}.status", part.name));
@@ -97,7 +97,7 @@ impl PartOutcome {
     }
 }
 
-/// For people.
+/// Formats the outcomes as a table, for people.
 pub fn table(title: &str, outcomes: &[PartOutcome]) -> String {
     let mut table = format!("{title:<14}{:<10}{:>8}{:>8}{:>8}  \n", "", "passed", "failed", "time");
     for outcome in outcomes {
@@ -119,7 +119,7 @@ pub fn table(title: &str, outcomes: &[PartOutcome]) -> String {
     table.lines().map(|line| format!("{}\n", line.trim_end())).collect()
 }
 
-/// For programs.
+/// Formats the outcomes as JSON, for programs.
 pub fn json(outcomes: &[PartOutcome]) -> String {
     let number = |number: Option<u64>| number.map_or("null".to_owned(), |number| number.to_string());
     let objects = outcomes.iter().map(|outcome| {
@@ -137,7 +137,7 @@ pub fn json(outcomes: &[PartOutcome]) -> String {
     format!("[{}]", objects.collect::<Vec<_>>().join(", "))
 }
 
-/// Exit status and seconds.
+/// Parses the exit status and the seconds of a part.
 fn numbers(status: &str) -> Option<(i32, u64)> {
     let (status, seconds) = status.trim().split_once(' ')?;
     Some((status.parse().ok()?, seconds.parse().ok()?))
@@ -149,7 +149,7 @@ fn tally(log: &str) -> Tally {
     sum
 }
 
-/// What tests say that they left out, each once.
+/// Returns the lines in which tests say that they were skipped, each once.
 fn left_out(log: &str) -> Vec<String> {
     let mut reasons: Vec<String> = Vec::new();
     for line in log.lines().filter(|line| line.starts_with("skipped")) {
@@ -160,7 +160,7 @@ fn left_out(log: &str) -> Vec<String> {
     reasons
 }
 
-/// Of a part without an end.
+/// Says why a part has no status: it had not begun or not ended when the emulated machine stopped.
 fn unfinished(log: &str) -> String {
     match log {
         "" => "not begun when the emulated machine ended".to_owned(),
@@ -168,13 +168,13 @@ fn unfinished(log: &str) -> String {
     }
 }
 
-/// The test that had begun and not ended.
+/// Returns the test that had begun and not ended.
 fn running(log: &str) -> String {
     let test = log.lines().rev().find_map(|line| line.strip_prefix("test ")?.strip_suffix(" ... "));
     test.map_or(String::new(), |test| format!(", in {test}"))
 }
 
-/// The tests that failed.
+/// Returns the tests that failed.
 fn failed(log: &str) -> Option<String> {
     let names = log.lines().filter_map(|line| line.strip_prefix("test ")?.strip_suffix(" ... FAILED"));
     let names: Vec<_> = names.collect();
@@ -194,7 +194,7 @@ mod tests {
     }
 
     #[test]
-    fn tests_that_pass_are_counted_and_those_that_fail_or_hang_are_named() {
+    fn passing_tests_are_counted_and_failing_or_hanging_ones_named() {
         let passed = of("0 12\n", OK);
         assert_eq!((passed.ended, passed.tests, passed.seconds), (Ended::Passed, Some((2, 0)), Some(12)));
         let hangs = of("124 7\n", LOG);

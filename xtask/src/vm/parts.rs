@@ -1,4 +1,4 @@
-//! Lists the parts that a guest executes and those that it leaves out.
+//! The parts of a run in an emulated machine: those that are executed and those that are left out.
 
 use std::fmt::Write;
 use std::io;
@@ -8,29 +8,30 @@ use std::io;
 pub struct Part {
     pub name: &'static str,
     pub kind: Kind,
-    /// Done only if it is named, for this reason.
+    /// The reason why the part runs only if it is named; `None` if it runs by default.
     pub unless_named: Option<&'static str>,
 }
 
-/// What there is to do for it.
+/// The work of a part.
 #[derive(Clone, Copy)]
 pub enum Kind {
-    /// Tests: the program, and which of them.
+    /// Tests: the program, and the arguments that choose among them.
     Tests { program: &'static str, arguments: &'static str, limit_s: u64 },
-    /// A command that measures.
+    /// A measuring command.
     Measurement { command: &'static str, limit_s: u64 },
-    /// Nothing, and why.
+    /// No work: the part is left out for this reason.
     LeftOut(&'static str),
 }
 
 impl Part {
-    /// One that is done if nobody says otherwise.
+    /// Creates a part that runs by default.
     pub const fn new(name: &'static str, kind: Kind) -> Part {
         Part { name, kind, unless_named: None }
     }
 }
 
-/// All parts, or those that are named, separated by commas.
+/// Returns all parts, where those that run only by name are left out, or the parts that `only` names, separated by
+/// commas.
 pub fn chosen(parts: &[Part], only: Option<&str>) -> io::Result<Vec<Part>> {
     let Some(only) = only else {
         let unless_named = |part: &Part| match part.unless_named {
@@ -47,7 +48,7 @@ pub fn chosen(parts: &[Part], only: Option<&str>) -> io::Result<Vec<Part>> {
     only.split(',').map(|name| named(name).ok_or_else(|| unknown(name))).collect()
 }
 
-/// The guest's script: see `part` in `scripts/vm/enter.sh`.
+/// Writes the script of the emulated machine: see `part` in `scripts/vm/enter.sh`.
 pub fn guest(begin: &str, parts: &[Part]) -> String {
     let mut script = format!("{begin}\n");
     for Part { name, kind, .. } in parts {

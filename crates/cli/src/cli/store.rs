@@ -211,7 +211,7 @@ pub(crate) fn run(arguments: &Arguments, output: &Output) -> Result<(), Error> {
     }
 }
 
-/// What a check has found, and of which store.
+/// Checks a store, and returns the report and the words that name the store.
 fn examine(check: &Check) -> Result<(CheckReport, String), Error> {
     let Some(servers) = check.servers.options() else {
         let state = check.state.path();

@@ -1,6 +1,6 @@
 //! The addresses of this machine's interfaces, as the kernel lists them over a netlink socket.
 //!
-//! What the kernel answers is a sequence of messages, each with attributes; the numbers are those of
+//! The kernel's answer is a sequence of messages, each with attributes; the numbers are those of
 //! `linux/netlink.h`, `linux/rtnetlink.h` and `linux/if_addr.h`.
 
 use std::io;
@@ -18,11 +18,11 @@ const NLM_F_REQUEST: u16 = 1;
 const NLM_F_DUMP: u16 = 0x300;
 const IFA_ADDRESS: u16 = 1;
 const IFA_LOCAL: u16 = 2;
-/// Bytes of a message's head, and of what stands before an address's attributes.
+/// Size of a message's head, in bytes; the sizes after it are those of an address's head and of an attribute's.
 const HEAD: usize = 16;
 const ADDRESS_HEAD: usize = 8;
 const ATTRIBUTE_HEAD: usize = 4;
-/// The kernel's answers come in parts of at most so many bytes.
+/// Largest part of the kernel's answer, in bytes.
 const PART_BYTES: usize = 64 << 10;
 /// Parts of one answer: more addresses than any machine has.
 const MAX_PARTS: usize = 4096;
@@ -36,9 +36,9 @@ pub(super) struct Assigned {
     pub(super) address: IpAddr,
 }
 
-/// All of them.
+/// Returns all addresses of this machine's interfaces.
 pub(super) fn addresses() -> io::Result<Vec<Assigned>> {
-    // No protocol is the first one: routes, and what belongs to them.
+    // Without a protocol, netlink uses protocol 0: routes, addresses and interfaces.
     let socket = socket_with(AddressFamily::NETLINK, SocketType::RAW, SocketFlags::CLOEXEC, None)?;
     set_socket_timeout(&socket, Timeout::Recv, Some(PATIENCE))?;
     send(&socket, &request(), SendFlags::empty())?;
@@ -62,7 +62,7 @@ fn request() -> Vec<u8> {
     message
 }
 
-/// Takes what a part says; whether it was the last.
+/// Adds the addresses in a part of the answer. Returns whether it was the last part.
 fn take(mut part: &[u8], found: &mut Vec<Assigned>) -> io::Result<bool> {
     while !part.is_empty() {
         let cut = || io::Error::other("the kernel's list of addresses ends in the middle of a message");
@@ -83,7 +83,7 @@ fn take(mut part: &[u8], found: &mut Vec<Assigned>) -> io::Result<bool> {
     Ok(false)
 }
 
-/// What one message says, if it is of an address that is known here.
+/// Parses a message. Returns the address that it assigns, if its kind is known here.
 fn assigned(body: &[u8]) -> Option<Assigned> {
     let interface = u32_at(body, 4)?;
     let mut attributes = body.get(ADDRESS_HEAD..)?;

@@ -5,8 +5,8 @@ use sublet_proto::network;
 
 use super::{Chosen, Clients, Fabric};
 
-/// For clients of this machine, and for others, if they can come at all. `offered` is what an agent here would offer, best
-/// first.
+/// Chooses a fabric for clients of this machine, and one for clients of other machines, if they can connect at all.
+/// `offered` is the list that an agent here would offer, best first.
 pub(super) fn choose(
     offered: &[network::Fabric],
     fabrics: &[Fabric],
@@ -83,7 +83,7 @@ mod tests {
     }
 
     #[test]
-    fn other_machines_come_by_the_default_route_or_the_fastest_interface_and_never_by_the_loopback() {
+    fn other_machines_use_default_route_or_fastest_interface_never_loopback() {
         let fabrics = [tcp("eth0", None), tcp("eth1", Some(1)), tcp("lo", Some(2))];
         assert_eq!(elsewhere(&["tcp"], &fabrics, Some("eth0")).as_deref(), Some("eth0"));
         assert_eq!(elsewhere(&["tcp"], &fabrics, None).as_deref(), Some("eth1"));

@@ -8,29 +8,29 @@ use std::path::Path;
 use super::addresses::{Assigned, addresses};
 
 const INTERFACES: &str = "/sys/class/net";
-/// The file says so where the kernel does not know a speed.
+/// Content of the file `speed` if the kernel does not know the speed.
 const UNKNOWN_SPEED: i64 = -1;
 const IFF_UP: u32 = 1;
 const IFF_LOOPBACK: u32 = 8;
 
-/// One of them.
+/// A network interface.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Interface {
     pub(super) name: String,
     pub(super) is_loopback: bool,
-    /// What keeps it from being used.
+    /// Reason why the interface cannot be used.
     pub(super) down: Option<&'static str>,
     pub(super) mtu_bytes: Option<u64>,
     pub(super) bits_per_s: Option<u64>,
     pub(super) addresses: Vec<IpAddr>,
 }
 
-/// All of them, by name.
+/// Returns all network interfaces, sorted by name.
 pub(super) fn interfaces() -> io::Result<Vec<Interface>> {
     let assigned = addresses()?;
     let mut found = Vec::new();
     for entry in fs::read_dir(INTERFACES)? {
-        // One that vanishes meanwhile is not there.
+        // An interface that vanishes meanwhile is left out.
         found.extend(interface(&entry?.path(), &assigned));
     }
     found.sort_by(|a, b| a.name.cmp(&b.name));
@@ -71,7 +71,7 @@ fn bits_per_s(speed: &str) -> Option<u64> {
     u64::try_from(speed).ok()?.checked_mul(1_000_000)
 }
 
-/// The interface that packets take which no other route is for, if there is one.
+/// Returns the interface of the default route, if there is one.
 pub(super) fn default_route() -> Option<String> {
     default_in(&fs::read_to_string("/proc/net/route").unwrap_or_default())
 }

@@ -18,24 +18,24 @@ use sublet_proto::{Code, Error};
 
 use sublet_bench::{Core, connect_ofi, pin, spinning};
 
-/// What is sent to find the time of a round trip.
+/// Size of the messages that measure the round trip, in bytes.
 const SMALL_BYTES: usize = 64;
-/// What is sent to find how many bytes go there and back.
+/// Size of the messages that measure the bandwidth, in bytes.
 const LARGE_BYTES: usize = 1 << 20;
-/// How long each of the two lasts at least, and how many rounds at most.
+/// Minimum time of each of the two measurements.
 const LONG_ENOUGH: Duration = Duration::from_millis(200);
 const MAX_ROUNDS: usize = 20_000;
 
-/// What was found.
+/// The measurements of one fabric.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize)]
 pub(crate) struct Measured {
-    /// The median, of 64 bytes.
+    /// The median round trip of 64 bytes.
     pub(crate) round_trip_ns: f64,
-    /// Of 1 MiB, both ways together, at the median.
+    /// The bandwidth of 1 MiB messages, both ways together, at the median round trip.
     pub(crate) bytes_per_s: f64,
 }
 
-/// One end of a ping-pong. What it sends and receives has the size that both ends were made for.
+/// One end of a ping-pong. All messages have the size that both ends were made for.
 pub(super) trait End: Send {
     fn send(&mut self) -> Result<(), Error>;
     /// Spins; says `false` when the other end has finished.
@@ -44,7 +44,7 @@ pub(super) trait End: Send {
     fn finish(&mut self) -> Result<(), Error>;
 }
 
-/// Both figures, with two new ends for each.
+/// Measures the round trip and the bandwidth, with two new ends for each.
 pub(super) fn measure<E: End>(
     mut connect: impl FnMut(usize) -> Result<(E, E), Error>,
 ) -> Result<Measured, Error> {
@@ -89,7 +89,7 @@ fn ask(near: &mut impl End) -> Result<f64, Error> {
     Ok(times_ns[times_ns.len() / 2] as f64)
 }
 
-/// Shared memory: a copy, and a flag that says how many there were.
+/// Shared memory: a copy, and a flag that counts the messages.
 pub(super) struct Flags {
     shared: Arc<[Flag; 2]>,
     own: usize,
@@ -98,7 +98,7 @@ pub(super) struct Flags {
     to: Vec<u8>,
 }
 
-/// On cache lines of its own.
+/// A flag on cache lines of its own.
 #[repr(align(128))]
 struct Flag(AtomicU32);
 
@@ -184,7 +184,7 @@ impl End for Tcp {
 pub(super) struct Ofi {
     end: PingPong,
     bytes: u64,
-    /// Whether the near end has sent its last. Written by that end, before the message.
+    /// Whether the local end sends its last message. Written by that end, before the message.
     over: Arc<AtomicBool>,
 }
 
@@ -212,7 +212,7 @@ impl End for Ofi {
         Ok(false)
     }
 
-    /// Not every provider tells a peer of the end. A last message does, and its answer says that it is there.
+    /// Sends a last message and waits for its answer: not every provider reports the end of a connection to the peer.
     fn finish(&mut self) -> Result<(), Error> {
         self.over.store(true, Ordering::Release);
         self.end.send(1)?;

@@ -10,7 +10,7 @@ use super::{Fabric, is_link_local};
 /// The provider of RDMA devices as the kernel knows them.
 const VERBS: &str = "verbs";
 
-/// What libfabric's providers are looked at beside.
+/// The interfaces, ports and limits of this machine, which libfabric's providers are compared with.
 pub(super) struct Machine<'a> {
     pub(super) interfaces: &'a [Interface],
     pub(super) ports: &'a [Port],
@@ -83,7 +83,7 @@ fn is_rdma(provider: &str) -> bool {
     !provider.starts_with(Provider::Tcp.name())
 }
 
-/// Of the interface and of the port, where both are known.
+/// Returns the MTUs of the interface and of the port, in bytes, where both are known.
 fn mtus(found: &ProviderInfo, interface: Option<&Interface>) -> Option<(u64, u64)> {
     Some((interface?.mtu_bytes?, found.mtu_bytes?))
 }

@@ -10,9 +10,9 @@ const DEVICES: &str = "/sys/class/infiniband";
 const ACTIVE: &str = "4:";
 /// Bytes of headers and checks that a packet of RDMA over Ethernet has beside its payload, as the kernel counts them.
 const ROCE_HEADERS_BYTES: u64 = 96;
-/// What a packet's payload may have.
+/// The sizes that a packet's payload may have, in bytes.
 const RDMA_MTUS_BYTES: [u64; 5] = [256, 512, 1024, 2048, 4096];
-/// Of the capabilities of a process: to lock memory without a limit.
+/// The capability of a process to lock memory without a limit.
 const CAP_IPC_LOCK: u32 = 14;
 /// A lease of one worker with a few buffers registers about as much.
 const MEMORY_LOCK_NEEDED_BYTES: u64 = 64 << 20;
@@ -22,7 +22,7 @@ const MEMORY_LOCK_NEEDED_BYTES: u64 = 64 << 20;
 pub(super) struct Port {
     pub(super) device: String,
     pub(super) port: String,
-    /// `ACTIVE`, or what it is instead.
+    /// State of the port; `ACTIVE` if it is usable.
     pub(super) state: String,
     pub(super) is_active: bool,
     pub(super) bits_per_s: Option<u64>,
@@ -32,7 +32,7 @@ pub(super) struct Port {
     pub(super) interface: Option<String>,
 }
 
-/// All of them, by device.
+/// Returns all ports, by device.
 pub(super) fn ports() -> Vec<Port> {
     let mut found = ports_in(Path::new(DEVICES));
     found.sort_by(|a, b| (&a.device, &a.port).cmp(&(&b.device, &b.port)));
@@ -63,13 +63,13 @@ fn port(folder: &Path) -> Option<Port> {
     })
 }
 
-/// Of a rate as `100 Gb/sec (4X EDR)`.
+/// Parses a rate such as `100 Gb/sec (4X EDR)`.
 fn bits_per_s(rate: &str) -> Option<u64> {
     let (gigabits, _) = rate.split_once(" Gb/sec")?;
     gigabits.parse().ok().filter(|gigabits: &f64| *gigabits > 0.0).map(|gigabits| (gigabits * 1e9) as u64)
 }
 
-/// What is to be said of a port whose packets are not as large as its interface can carry, or larger.
+/// Returns a warning if the port's packets are smaller than the interface can carry, or larger.
 pub(super) fn mtu_warning(interface_bytes: u64, port_bytes: u64) -> Option<String> {
     let room = interface_bytes.saturating_sub(ROCE_HEADERS_BYTES);
     let fits = RDMA_MTUS_BYTES.into_iter().rev().find(|&mtu| mtu <= room)?;
@@ -87,14 +87,14 @@ pub(super) fn mtu_warning(interface_bytes: u64, port_bytes: u64) -> Option<Strin
     }
 }
 
-/// How much memory this process may lock.
+/// Memory that this process may lock.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum MemoryLock {
     Unlimited,
     Bytes(u64),
 }
 
-/// As the kernel says.
+/// Reads this process's limit of locked memory from the kernel.
 pub(super) fn memory_lock() -> MemoryLock {
     let status = fs::read_to_string("/proc/self/status").unwrap_or_default();
     match getrlimit(Resource::Memlock).current {
@@ -110,7 +110,7 @@ fn is_capable(status: &str) -> bool {
 }
 
 impl MemoryLock {
-    /// Why memory cannot be registered, if that is so.
+    /// Returns why memory cannot be registered, if the limit is too low.
     pub(super) fn too_low(self) -> Option<String> {
         match self {
             MemoryLock::Bytes(bytes) if bytes < MEMORY_LOCK_NEEDED_BYTES => Some(format!(
@@ -124,7 +124,7 @@ impl MemoryLock {
         }
     }
 
-    /// `None`: without a limit.
+    /// Returns the limit in bytes; `None` without a limit.
     pub(super) fn bytes(self) -> Option<u64> {
         match self {
             MemoryLock::Unlimited => None,
@@ -171,7 +171,7 @@ mod tests {
     }
 
     #[test]
-    fn a_port_and_an_interface_that_do_not_fit_are_warned_of() {
+    fn warns_if_mtus_of_port_and_interface_differ() {
         assert_eq!(
             (mtu_warning(1500, 1024), mtu_warning(4200, 4096), mtu_warning(9000, 4096)),
             (None, None, None)
@@ -181,7 +181,7 @@ mod tests {
     }
 
     #[test]
-    fn a_low_limit_of_locked_memory_says_which_it_is_and_how_to_raise_it() {
+    fn low_limit_of_locked_memory_is_explained_with_a_remedy() {
         let message = MemoryLock::Bytes(8 << 20).too_low().unwrap();
         for part in ["RLIMIT_MEMLOCK", "8192 KiB", "ulimit -l unlimited", "limits.conf", "LimitMEMLOCK"] {
             assert!(message.contains(part), "{message}");

@@ -44,7 +44,7 @@ static void line(const char *form, ...) {
     if (write(0, text, length) != length) _exit(99);
 }
 
-// Of a call that must fail.
+// Prints the result of a call that must fail.
 static void tell(const char *what, long result) {
     if (result < 0) line("blocked %s %s", what, strerrorname_np(errno));
     else line("BREACH %s", what);
@@ -163,7 +163,7 @@ static void namespaces(void) {
     tell("sethostname", sethostname("x", 1));
 }
 
-// What makes a way out of a root.
+// Tries to mount and unmount: a mount could lead out of the root folder.
 static void mounts(void) {
     tell("mount", mount("none", "/etc", "tmpfs", 0, NULL));
     tell("remount", mount(NULL, "/", NULL, MS_REMOUNT | MS_BIND, NULL));
@@ -237,7 +237,7 @@ static void forks(void) {
     line("said %d %s", count, strerrorname_np(errno));
 }
 
-// So many processes that never rest.
+// Starts processes, `count` with this one, that never sleep.
 static void spin(int count) {
     for (int i = 1; i < count; i++) {
         pid_t child = fork();
@@ -265,7 +265,7 @@ static void memory(const char *how) {
     }
 }
 
-// Fills a file, and then its file system with empty ones in a folder, and says how much there was room for.
+// Fills a file, and then its file system with empty files in a folder. Prints how many bytes and files fitted.
 static void fill(const char *file, const char *folder) {
     static char block[65536];
     long written = 0, count = 0;
@@ -291,7 +291,7 @@ static void disk(void) {
     tell("executing what was written", (fd = open("/tmp/0", O_RDONLY), mmap(NULL, 4096, PROT_READ | PROT_EXEC, MAP_PRIVATE, fd, 0)) == MAP_FAILED ? -1 : 0);
 }
 
-// The first bytes of a file, or why there are none.
+// Returns the first bytes of a file, or the name of the error.
 static const char *beginning(const char *path) {
     static char text[64];
     int fd = open(path, O_RDONLY);
@@ -299,12 +299,12 @@ static const char *beginning(const char *path) {
     ssize_t length = read(fd, text, sizeof text - 1);
     text[length > 0 ? length : 0] = 0;
     close(fd);
-    // Of a program only what says that it is one.
+    // For a program, keeps only the four bytes that identify the format.
     if (text[0] == 0x7f) text[4] = 0;
     return text;
 }
 
-// Each file before and after it was written anew, and after it was removed.
+// Prints each file's content at first, after a write, and after its removal.
 static void change(int count, char **paths) {
     for (int i = 0; i < count; i++) {
         char before[64], written[64];
@@ -319,7 +319,7 @@ static void change(int count, char **paths) {
     }
 }
 
-// Fills what can be written of a container.
+// Fills the writable file system of a container.
 static void flood(void) {
     const char *elsewhere[] = {"/package/x", "/dev/x", "/proc/x", "/proc/self/oom_score_adj"};
     for (unsigned i = 0; i < sizeof elsewhere / sizeof *elsewhere; i++)
@@ -329,7 +329,7 @@ static void flood(void) {
     fill("/fill", "/etc");
 }
 
-// Processes that try hard not to die, and hold descriptor 0.
+// Starts processes that try to survive, and hold descriptor 0.
 static void survive(void) {
     for (int i = 0; i < 3; i++)
         if (!fork()) {
@@ -424,7 +424,7 @@ static void share(void) {
     tell("executing what is shared", mmap(NULL, 4096, PROT_READ | PROT_EXEC, MAP_PRIVATE, fd, 0) == MAP_FAILED ? -1 : 0);
 }
 
-/* What each wall says of itself, where others would stop what it stops. */
+/* Prints the state of each wall: a call could not show it where another wall stops the call as well. */
 static void walls(void) {
     char text[256], word[32], value[32];
     struct stat first = {0};

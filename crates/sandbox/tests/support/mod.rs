@@ -22,10 +22,10 @@ use tempfile::TempDir;
 
 pub const MIB: u64 = 1 << 20;
 const SPAWNER: &str = env!("CARGO_BIN_EXE_sublet-spawner");
-/// After this long something that should have happened never will.
+/// Longest wait for an event.
 const PATIENCE: Duration = Duration::from_secs(60);
 
-/// A kind of sandbox, without what one of it needs.
+/// A kind of sandbox, without the parameters of a single one.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Sort {
     Process,
@@ -33,7 +33,7 @@ pub enum Sort {
     Template,
 }
 
-/// Makes a test of each function that takes a kind of sandbox, for every kind.
+/// Defines a test for every kind of sandbox, of each function that takes a kind.
 #[macro_export]
 macro_rules! for_every_kind {
     ($($test:ident)*) => {
@@ -49,7 +49,7 @@ macro_rules! for_every_kind {
     };
 }
 
-/// A spawner of a test's own.
+/// The spawner of one test, with a folder.
 pub struct House {
     sort: Sort,
     pub sandboxes: Sandboxes,
@@ -63,17 +63,17 @@ pub struct Tenant {
 }
 
 impl House {
-    /// For sandboxes of a kind.
+    /// Starts a spawner for sandboxes of a kind.
     pub fn open(sort: Sort) -> House {
         House::open_with(sort, Path::new(SPAWNER))
     }
 
-    /// A spawner whose sandboxes see these paths of the host, too.
+    /// Starts a spawner whose sandboxes also see these paths of the host.
     pub fn showing(sort: Sort, shown: &[PathBuf]) -> House {
         House::made_by(sort, Path::new(SPAWNER), shown)
     }
 
-    /// As [`House::open`], with this program as the spawner.
+    /// Opens a house like [`House::open`], with another program as the spawner.
     pub fn open_with(sort: Sort, spawner: &Path) -> House {
         let mut shown = Vec::new();
         if sort == Sort::Template {
@@ -85,7 +85,7 @@ impl House {
 
     fn made_by(sort: Sort, spawner: &Path, shown: &[PathBuf]) -> House {
         let folder = tempfile::tempdir().unwrap();
-        // As an agent's folder.
+        // The mode of an agent's folder.
         fs::set_permissions(folder.path(), fs::Permissions::from_mode(0o700)).unwrap();
         let root = folder.path().join("root");
         fs::create_dir(&root).unwrap();
@@ -93,7 +93,7 @@ impl House {
         House { sort, sandboxes, folder }
     }
 
-    /// A specification of the probe with these words, and the outside of its control socket.
+    /// Returns a specification of the probe with these arguments, and the outside of its control socket.
     pub fn probe(&self, words: &[&str]) -> (Spec, UnixStream) {
         match self.sort {
             Sort::Process => probe(words),
@@ -102,13 +102,13 @@ impl House {
         }
     }
 
-    /// Starts the probe with these words.
+    /// Starts the probe with these arguments.
     #[track_caller]
     pub fn start(&self, words: &[&str]) -> Tenant {
         self.start_with(words, |_| {})
     }
 
-    /// As [`House::start`], with a changed specification.
+    /// Starts a sandbox like [`House::start`], with a changed specification.
     #[track_caller]
     pub fn start_with(&self, words: &[&str], change: impl FnOnce(&mut Spec)) -> Tenant {
         let (mut spec, outside) = self.probe(words);
@@ -126,13 +126,13 @@ impl House {
         self.sandboxes.state(&[made.id]).remove(0).unwrap()
     }
 
-    /// What the probe says with these words, and how it ends.
+    /// Runs the probe with these arguments, and returns its output and its exit status.
     #[track_caller]
     pub fn run(&self, words: &[&str]) -> (String, Exit) {
         self.run_with(words, |_| {})
     }
 
-    /// As [`House::run`], with a changed specification.
+    /// Runs the probe like [`House::run`], with a changed specification.
     #[track_caller]
     pub fn run_with(&self, words: &[&str], change: impl FnOnce(&mut Spec)) -> (String, Exit) {
         let mut tenant = self.start_with(words, change);
@@ -146,7 +146,7 @@ impl House {
 }
 
 impl Tenant {
-    /// What is said until nobody inside has the socket any more.
+    /// Reads the output until no process in the sandbox has the socket any more.
     pub fn read_all(&mut self) -> String {
         self.outside.set_read_timeout(Some(PATIENCE)).unwrap();
         let mut said = Vec::new();
@@ -154,7 +154,7 @@ impl Tenant {
         String::from_utf8_lossy(&said).into_owned()
     }
 
-    /// The next line.
+    /// Reads the next line.
     pub fn read_line(&mut self) -> String {
         self.outside.set_read_timeout(Some(PATIENCE)).unwrap();
         let (mut line, mut byte) = (Vec::new(), [0]);
@@ -189,7 +189,7 @@ pub fn probe(words: &[&str]) -> (Spec, UnixStream) {
     (spec, outside)
 }
 
-/// The same in a container: the probe is in its image.
+/// Returns a specification like [`probe`], in a container whose image has the probe.
 pub fn contained_probe(words: &[&str]) -> (Spec, UnixStream) {
     let (mut spec, outside) = probe(words);
     spec.kind = Kind::Container(Image { layers: image().to_vec(), working_folder: "/".into() });
@@ -197,7 +197,7 @@ pub fn contained_probe(words: &[&str]) -> (Spec, UnixStream) {
     (spec, outside)
 }
 
-/// The same in a copy of a template, whose program is Python: it calls the probe, which is a library here.
+/// Returns a specification like [`probe`], in a copy of a template: a Python program that calls the probe as a library.
 pub fn copied_probe(words: &[&str]) -> (Spec, UnixStream) {
     static SOURCE: OnceLock<(PathBuf, TempDir)> = OnceLock::new();
     let (source, _) = SOURCE.get_or_init(|| {
@@ -213,12 +213,12 @@ pub fn copied_probe(words: &[&str]) -> (Spec, UnixStream) {
     (spec, outside)
 }
 
-/// A template of the tests' Python.
+/// Returns a template of the tests' Python.
 pub fn template(imports: &[&str]) -> Template {
     template_of(Language::Python, python(), imports)
 }
 
-/// A template of this interpreter.
+/// Returns a template of an interpreter.
 pub fn template_of(language: Language, interpreter: &Interpreter, imports: &[&str]) -> Template {
     Template {
         language,
@@ -228,7 +228,7 @@ pub fn template_of(language: Language, interpreter: &Interpreter, imports: &[&st
     }
 }
 
-/// The Python that `scripts/setup.sh` has made, with the modules that people use.
+/// Returns the Python that `scripts/setup.sh` has installed, with widely used modules.
 pub fn python() -> &'static Interpreter {
     static PYTHON: OnceLock<Interpreter> = OnceLock::new();
     PYTHON.get_or_init(|| {
@@ -250,7 +250,7 @@ pub fn image() -> &'static [PathBuf] {
             fs::write(layer.join("etc/issue"), text).unwrap();
         }
         fs::write(lower.join("etc/gone"), "lower").unwrap();
-        // A device 0/0, which anybody may make.
+        // A device 0/0, which every user may create.
         let (mode, none) = (rustix::fs::Mode::empty(), rustix::fs::makedev(0, 0));
         let gone = upper.join("etc/gone");
         rustix::fs::mknodat(rustix::fs::CWD, gone, rustix::fs::FileType::CharacterDevice, mode, none)
@@ -263,7 +263,7 @@ pub fn image() -> &'static [PathBuf] {
     layers
 }
 
-/// Makes all files of a layer those of the user that sandboxes are to themselves, if that can be.
+/// Gives all files of a layer to the user of the sandboxes, if this test is root.
 pub fn own(path: &Path) {
     if !is_root() {
         return;
@@ -274,7 +274,7 @@ pub fn own(path: &Path) {
     }
 }
 
-/// The probe, compiled when it is first asked for.
+/// Returns the probe, which is compiled at the first call.
 pub fn program() -> &'static Path {
     static PROGRAM: OnceLock<(PathBuf, TempDir)> = OnceLock::new();
     let (path, _) = PROGRAM.get_or_init(|| {
@@ -286,7 +286,7 @@ pub fn program() -> &'static Path {
     path
 }
 
-/// The same as a library.
+/// Returns the probe as a library, which is compiled at the first call.
 fn library() -> &'static Path {
     static LIBRARY: OnceLock<(PathBuf, TempDir)> = OnceLock::new();
     let (path, _) = LIBRARY.get_or_init(|| {
@@ -316,7 +316,8 @@ fn compile(flags: &[&str], to: &Path) {
     assert!(compiled.success());
 }
 
-/// Whether control groups bound this here: `memory`, `pids` or `cpuset`. Root may make groups, and whoever was handed one.
+/// Whether a control group limits sandboxes here by this controller. Root can create groups, and so can a user with a
+/// delegated group.
 pub fn is_bounded(controller: &str) -> bool {
     static FOUND: OnceLock<Vec<Finding>> = OnceLock::new();
     let found = FOUND.get_or_init(|| strengths(Path::new(SPAWNER), Path::new("/usr")).unwrap());

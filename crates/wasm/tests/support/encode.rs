@@ -1,17 +1,17 @@
-//! Writes modules byte by byte, for what no compiler would make.
+//! Writes modules byte by byte, for modules that no compiler would create.
 
 /// The types of a function of either form, and of one without parameters and results.
 pub const SHORT: u32 = 0;
 pub const LONG: u32 = 1;
 pub const NOTHING: u32 = 2;
-/// Of an allocator: an i32 for an i32.
+/// Type of an allocator: takes an i32 and returns an i32.
 pub const ALLOCATOR: u32 = 3;
 
 const I32: u8 = 0x7f;
 /// The start of a module.
 pub const HEADER: &[u8] = b"\0asm\x01\0\0\0";
 
-/// An unsigned number as modules have it.
+/// Encodes an unsigned number as modules have it, in groups of 7 bits.
 pub fn number(mut value: u32) -> Vec<u8> {
     let mut bytes = Vec::new();
     while value >= 0x80 {
@@ -26,12 +26,12 @@ fn name(name: &str) -> Vec<u8> {
     [number(name.len() as u32), name.into()].concat()
 }
 
-/// Entries and how many they are.
+/// Encodes the number of entries, and the entries.
 fn vector(entries: &[Vec<u8>]) -> Vec<u8> {
     [number(entries.len() as u32), entries.concat()].concat()
 }
 
-/// A section of a module.
+/// Encodes a section of a module.
 pub fn section(id: u8, content: &[u8]) -> Vec<u8> {
     [&[id][..], &number(content.len() as u32), content].concat()
 }
@@ -57,14 +57,14 @@ pub struct Module {
 }
 
 impl Module {
-    /// One with an exported memory of so many pages.
+    /// Creates a module with an exported memory of `pages` pages.
     pub fn with_memory(pages: u32, most: Option<u32>) -> Module {
         let mut module = Module { memory: Some((pages, most)), ..Module::default() };
         module.exports.push([name("memory"), vec![2, 0]].concat());
         module
     }
 
-    /// Imports a function. Before the first function of its own.
+    /// Imports a function. Imports come before the module's own functions.
     pub fn import(mut self, module: &str, function: &str, of_type: u32) -> Module {
         self.imports.push([name(module), name(function), vec![0], number(of_type)].concat());
         self
@@ -83,19 +83,19 @@ impl Module {
         self
     }
 
-    /// A table of references to functions.
+    /// Adds a table of references to functions.
     pub fn table(mut self, elements: u32) -> Module {
         self.tables.push([vec![0x70, 0], number(elements)].concat());
         self
     }
 
-    /// The function that is called when an instance is made.
+    /// Sets the function that is called when an instance is created.
     pub fn start(mut self, function: u32) -> Module {
         self.start = Some(function);
         self
     }
 
-    /// The whole.
+    /// Encodes the module.
     pub fn encode(&self) -> Vec<u8> {
         let mut bytes = [HEADER, &section(1, &vector(&types()))].concat();
         let memory = self.memory.map(|(pages, most)| match most {
@@ -126,7 +126,7 @@ pub mod code {
     pub const SIZE: &[u8] = &[0x20, 1];
     /// Runs for ever.
     pub const LOOP: &[u8] = &[0x03, 0x40, 0x0c, 0, 0x0b];
-    /// The same in a function that should return a number.
+    /// Runs for ever, in a function that should return a number.
     pub const LOOP_AND_ZERO: &[u8] = &[0x03, 0x40, 0x0c, 0, 0x0b, 0x41, 0];
     /// Grows the table by a million references to nothing, and answers with what that says.
     pub const GROW_TABLE: &[u8] = &[0xd0, 0x70, 0x41, 0xc0, 0x84, 0x3d, 0xfc, 0x0f, 0, 0x41, 1, 0x6a];

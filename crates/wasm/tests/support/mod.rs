@@ -15,11 +15,11 @@ use sublet_runtime::worker::engine::{Caller, Engine, Input, Load, Output};
 use sublet_wasm::{WasmCaller, WasmEngine};
 
 pub const MIB: u64 = 1 << 20;
-/// What the leases of these tests have.
+/// Memory of the leases in these tests, in bytes.
 pub const LEASE_BYTES: u64 = 64 * MIB;
 pub const PAGE_BYTES: u64 = 1 << 16;
 
-/// What a module is linked with.
+/// The libraries that a module is linked with.
 #[derive(Clone, Copy, Debug)]
 pub enum Libraries {
     None,
@@ -53,7 +53,7 @@ pub fn load(module: &[u8], manifest: &str) -> Result<LoadedModule, Error> {
     load_unchecked(module, &manifest, &checked.info())
 }
 
-/// As the worker of a node that has been deceived: nothing was checked.
+/// Loads a module without any check, like the worker of a node that has been deceived.
 pub fn load_function(module: &[u8], symbol: &str) -> Result<LoadedModule, Error> {
     let build =
         PackageBuild { library: "m.wasm".into(), symbols: vec![symbol.into()], ..PackageBuild::default() };
@@ -85,12 +85,12 @@ pub struct LoadedModule {
 }
 
 impl LoadedModule {
-    /// What a worker thread has.
+    /// Creates the state of a worker thread.
     pub fn thread(&self) -> Thread<'_> {
         Thread { caller: self.engine.caller(0).unwrap(), names: &self.names }
     }
 
-    /// One call on a thread of its own.
+    /// Calls a function once, on a new thread state.
     pub fn call(&self, function: &str, input: &[u8], capacity: usize) -> Result<Vec<u8>, (Code, String)> {
         self.thread().call(function, input, capacity)
     }
@@ -103,7 +103,7 @@ pub struct Thread<'engine> {
 }
 
 impl Thread<'_> {
-    /// The output, or the code and the message.
+    /// Calls a function. Returns its output, or the code and the message of the error.
     pub fn call(&mut self, name: &str, input: &[u8], capacity: usize) -> Result<Vec<u8>, (Code, String)> {
         let index = self.names.iter().position(|known| known == name).expect("the module has the function");
         let mut output = vec![0; capacity];
@@ -115,7 +115,7 @@ impl Thread<'_> {
         Ok(output)
     }
 
-    /// As [`call`](Thread::call), with words.
+    /// Calls a function like [`call`](Thread::call), with 32-bit words as input and output.
     pub fn words(&mut self, name: &str, input: &[u32], capacity: usize) -> Result<Vec<u32>, (Code, String)> {
         let input: Vec<u8> = input.iter().flat_map(|word| word.to_le_bytes()).collect();
         let output = self.call(name, &input, capacity * 4)?;
@@ -123,7 +123,7 @@ impl Thread<'_> {
     }
 }
 
-/// That a call failed so, with all of these words.
+/// Asserts that a call failed with this code, and that the message has all of these words.
 #[track_caller]
 pub fn assert_fails<T: std::fmt::Debug>(called: Result<T, (Code, String)>, code: Code, words: &[&str]) {
     let (actual, message) = called.expect_err("the call should have failed");
@@ -133,7 +133,7 @@ pub fn assert_fails<T: std::fmt::Debug>(called: Result<T, (Code, String)>, code:
     }
 }
 
-/// That a module is refused, with all of these words.
+/// Asserts that a module was refused, and that the message has all of these words.
 #[track_caller]
 pub fn assert_refused(loaded: Result<LoadedModule, Error>, words: &[&str]) {
     let error = loaded.err().expect("the module should have been refused");
