@@ -102,24 +102,6 @@ async fn rejects_packages_of_other_tenants_by_name_and_digest() {
 }
 
 #[tokio::test]
-async fn lease_by_a_foreign_digest_ends_once_its_token_is_verified() {
-    let Tenants { mut house, mut alice, .. } = tenants().await;
-    let hers = digest(deploy(&mut alice, &encoded(1)).await.unwrap());
-    let lease = lease_of(&mut alice, &hers).await.unwrap();
-    end(&mut alice, &lease).await;
-    // The manager remembers the package, and grants the first request of a token before it knows the tenant.
-    let mut carol = house.user("carol").await.1;
-    let lease = lease_of(&mut carol, &hers).await.unwrap();
-    let ended = until("the lease has ended", async || {
-        let asked = ListLeasesRequest { include_ended: true };
-        let listed = done(house.client.clone().list_leases(asked).await).unwrap().leases;
-        listed.into_iter().find(|listed| listed.id == lease.id && listed.state() == LeaseState::Ended)
-    })
-    .await;
-    assert_eq!(Code::from_number(ended.end_code), Code::UnknownPackage, "{}", ended.end_reason);
-}
-
-#[tokio::test]
 async fn own_packages_come_before_public_ones() {
     let Tenants { mut house, mut alice, mut bob } = tenants().await;
     let hers = digest(deploy(&mut alice, &encoded(1)).await.unwrap());
