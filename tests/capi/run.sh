@@ -1,5 +1,4 @@
 #!/usr/bin/env bash
-#
 # Tests the C and C++ interfaces and the examples, as a user has them: installed in a folder of their own, found by CMake
 # and by pkg-config, run against a `sublet up` of their own. cargo has built everything, with the profile SUBLET_PROFILE
 # (release). With SUBLET_SANITIZE (address) the programs are compiled with that sanitizer.
