@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
-# Tests the C and C++ interfaces and the examples, as a user has them: installed in a folder of their own, found by CMake
-# and by pkg-config, run against a `sublet up` of their own. cargo has built everything, with the profile SUBLET_PROFILE
-# (release). With SUBLET_SANITIZE (address) the programs are compiled with that sanitizer.
+# Tests the C and C++ interfaces and the examples, as a user has them. They are installed in a folder of their own, found
+# by CMake and by pkg-config, and run against a `sublet up` of their own. Cargo has built everything, with the profile
+# SUBLET_PROFILE (release). With SUBLET_SANITIZE (address) the programs are compiled with that sanitizer.
 # SUBLET_SANITIZED_LIBRARY names a libsublet.so with the same sanitizer that replaces the installed one.
 set -euo pipefail
 cd "$(dirname "$0")/../.."

@@ -131,7 +131,7 @@ fn programs_run_their_own_tenants_package_whatever_others_deploy() {
 }
 
 #[test]
-fn lease_by_a_foreign_digest_is_refused_once_its_token_is_verified() {
+fn a_foreign_digest_is_refused_at_each_manager() {
     let cluster = cluster(2);
     let alice = Tenant::of(&cluster, "alice");
     let deployed = alice.deploy(&library('a'));
@@ -140,7 +140,6 @@ fn lease_by_a_foreign_digest_is_refused_once_its_token_is_verified() {
     connect(&cluster.access(first, &cluster.user_token("alice").secret))
         .allocate(&Allocation::new(digest))
         .unwrap();
-    // The first manager knows the package, but not this token: it grants a lease before it knows the tenant.
     let asked = CreateTokenRequest { tenant: "bob".into(), role: Role::User.into(), ..Default::default() };
     let secret = cluster.managers[1].operator().manager().create_token(asked).unwrap().secret;
     let his = cluster.access(first, &secret);
