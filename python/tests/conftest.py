@@ -4,11 +4,15 @@ import importlib.util
 import os
 import re
 import shutil
+import signal
 import sys
 
 import pytest
 
 import sublet
+
+# A shell that runs the tests in the background lets them ignore this signal, and their programs would inherit that.
+signal.signal(signal.SIGINT, signal.default_int_handler)
 
 # Patterns of the reasons for which tests skip, and whether this machine lacks what they need.
 _LACKS = [

@@ -180,7 +180,7 @@ def test_a_function_with_remote_arrays(platform):
         table *= factor
         return kinds, (table.max() - table.min(), table), numpy.zeros(100_000)
 
-    assert spread.__name__ == "spread" and spread.__doc__ == "Of a table."
+    assert spread.__name__ == "spread" and spread.__doc__ == "Changes a table."
     big, few = numpy.arange(50_000.0), numpy.arange(5)
     kinds, (width, table), made = spread(big, {"big": big, "few": [few]}, factor=2)
     assert kinds == (sublet.RemoteArray, sublet.RemoteArray, numpy.ndarray)
