@@ -64,7 +64,7 @@ fn built(kind: Kind, folder: &Path, build: u32) -> Result<Option<Vec<u8>>, Error
 /// Makes the image of a package's build for a device; `None` if the existing one is valid.
 ///
 /// # Errors
-/// [`Code::InvalidPackage`] and [`Code::MissingSymbol`] for the first kernel that cannot be made.
+/// `Code::InvalidPackage` and `Code::MissingSymbol` for the first kernel that cannot be made.
 pub fn image<D: Driver>(driver: &D, folder: &Path, build: u32) -> Result<Option<Vec<u8>>, Error> {
     let kernels = Kernels::read(folder, build)?;
     let specs: Vec<_> = kernels.specs.iter().collect();

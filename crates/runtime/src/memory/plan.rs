@@ -82,8 +82,8 @@ impl MemoryPlan {
         self
     }
 
-    /// Sets the duration of each segment's lease. The default is the manager's. [`Memory::renew`] gives them a later
-    /// end.
+    /// Sets the duration of each segment's lease. The default is the manager's. [`Memory::renew`](super::Memory::renew)
+    /// gives them a later end.
     pub fn timeout(mut self, timeout: Duration) -> MemoryPlan {
         self.timeout = timeout;
         self
