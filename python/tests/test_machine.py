@@ -79,17 +79,6 @@ def test_folders_of_devices_are_empty(lease):
         assert lease.call(os.listdir, f"/sys/{folder}") == []
 
 
-def test_possible_cores_end_with_the_last_own_core(platform):
-    def seen():
-        return [open(f"/sys/devices/system/cpu/{name}").read().strip() for name in ("online", "possible")]
-
-    count = min(2, len(os.sched_getaffinity(0)))
-    with platform.lease(count, wait=60) as lease:
-        for worker in range(count):
-            own, possible = lease.options(worker=worker).call(seen)
-            assert possible == ("0" if own == "0" else f"0-{own}")
-
-
 def test_a_function_has_a_user_with_a_name(lease):
     assert lease.call(getpass.getuser) == "sandbox"
     assert lease.call(os.path.expanduser, "~sandbox") == "/tmp"

@@ -8,10 +8,14 @@ use std::process::{Command, Output};
 
 use serde_json::Value;
 use sublet::{Access, Allocation, Code, Invoker};
-use sublet_proto::v1::{CreateTokenRequest, Role};
+use sublet_proto::Error;
+use sublet_proto::v1::manager_client::ManagerClient;
+use sublet_proto::v1::nodes_client::NodesClient;
+use sublet_proto::v1::{ConfirmRequest, CreateTokenRequest, LeaseRequest, Role};
 use sublet_tests::cluster::{Cluster, Lent, Plan, connect};
 use sublet_tests::platform::sublet;
 use tempfile::TempDir;
+use tonic::Request;
 
 /// A package `libname` whose function `who` writes one letter.
 fn library(letter: char) -> TempDir {
@@ -131,19 +135,31 @@ fn programs_run_their_own_tenants_package_whatever_others_deploy() {
 }
 
 #[test]
-fn a_foreign_digest_is_refused_at_each_manager() {
+fn lease_by_a_foreign_digest_is_not_confirmed() {
     let cluster = cluster(2);
     let alice = Tenant::of(&cluster, "alice");
     let deployed = alice.deploy(&library('a'));
     let digest = deployed.split_whitespace().find(|word| word.starts_with("sha256:")).unwrap();
     let first = &cluster.managers[0].address;
-    connect(&cluster.access(first, &cluster.user_token("alice").secret))
-        .allocate(&Allocation::new(digest))
-        .unwrap();
+    let hers = cluster.access(first, &cluster.user_token("alice").secret);
+    connect(&hers).allocate(&Allocation::new(digest)).unwrap();
+    // The first manager knows the package, and not the token. It grants a lease before it knows the tenant.
     let asked = CreateTokenRequest { tenant: "bob".into(), role: Role::User.into(), ..Default::default() };
     let secret = cluster.managers[1].operator().manager().create_token(asked).unwrap().secret;
     let his = cluster.access(first, &secret);
-    let refused = connect(&his).allocate(&Allocation::new(digest)).unwrap_err();
+    let of_node =
+        CreateTokenRequest { role: Role::Agent.into(), node: "node-0".into(), ..Default::default() };
+    let agent = cluster.access(first, &cluster.token(&of_node).secret);
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
+    let confirmed = runtime.block_on(async {
+        let asked = LeaseRequest { package: digest.into(), cores: 1, ..LeaseRequest::default() };
+        let mut manager = ManagerClient::new(his.channel(0).unwrap());
+        let granted = manager.request_lease(his.authorize(Request::new(asked))).await.unwrap();
+        let lease = granted.into_inner().grants.remove(0).lease.unwrap().id;
+        let mut nodes = NodesClient::new(agent.channel(0).unwrap());
+        nodes.confirm_lease(agent.authorize(Request::new(ConfirmRequest { lease }))).await
+    });
+    let refused = Error::from_status(&confirmed.unwrap_err());
     assert_eq!(refused.code, Code::UnknownPackage, "{refused}");
 }
 

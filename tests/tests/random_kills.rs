@@ -14,7 +14,7 @@ use std::time::{Duration, SystemTime};
 
 use rustix::process::{Pid, Signal, kill_process};
 use sublet::{Access, Allocation, Code, Error, Invoker, Usage};
-use sublet_proto::v1::{BillRequest, LeaseState};
+use sublet_proto::v1::{BillLine, BillRequest, LeaseState};
 use sublet_tests::cluster::{Cluster, Lent, Plan, TENANT};
 use sublet_tests::functions::package;
 use sublet_tests::platform::sublet;
@@ -173,9 +173,12 @@ fn assert_billed(cluster: &Cluster, served: &BTreeMap<String, Usage>) {
             // A bill of one lease has one line. The lines of all leases would not fit into one bill.
             let bill =
                 || operator.manager().bill(BillRequest { lease: lease.clone(), ..BillRequest::default() });
-            let line = || bill().unwrap().lines.remove(0);
-            wait_until("the end is known", || line().state() == LeaseState::Ended);
-            assert_eq!(line().usage.as_ref(), Some(said), "lease {lease}");
+            let mut line = BillLine::default();
+            wait_until("the end is known", || {
+                line = bill().unwrap().lines.remove(0);
+                line.state() == LeaseState::Ended
+            });
+            assert_eq!(line.usage.as_ref(), Some(said), "lease {lease}");
         }
     }
 }

@@ -77,7 +77,7 @@ fn refusal(house: &House, spec: impl FnOnce(&mut Spec)) -> String {
 }
 
 #[test]
-fn home_directory_is_not_opened_and_named_in_error() {
+fn home_directory_is_refused_by_name() {
     if !is_root() {
         println!("the sandboxes of this user are its own: they may read what it may");
         return;
@@ -97,7 +97,7 @@ fn home_directory_is_not_opened_and_named_in_error() {
 }
 
 #[test]
-fn folder_without_environment_is_not_opened_and_named_in_error() {
+fn folder_without_environment_is_refused_by_name() {
     if !is_root() {
         println!("the sandboxes of this user are its own: they may read what it may");
         return;
