@@ -3,8 +3,6 @@
 It is sent with the caller's modules, which may also use `@sublet.app` and `sublet.split()`.
 """
 
-import sys
-
 from . import xpu
 from ._chain import call
 from ._channel import Channel, channel, instance, instances, receive, send
@@ -22,5 +20,5 @@ def __getattr__(name):
     raise AttributeError(
         f"module {__name__!r} has no attribute {name!r} on a worker, which only has {', '.join(__all__)}: "
         "lease from the program that calls the function",
-        **({"name": name} if sys.version_info >= (3, 10) else {}),
+        name=name,
     )

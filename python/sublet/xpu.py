@@ -33,9 +33,9 @@ from . import _errors
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
+    from typing import Self
 
     from _typeshed import ReadableBuffer, WriteableBuffer
-    from typing_extensions import Self
 
 __all__ = [
     "OWN",

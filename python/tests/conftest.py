@@ -21,7 +21,6 @@ _LACKS = [
     (r"no mpiexec", lambda: shutil.which("mpiexec") is None),
     (r"(/dev/userfaultfd)", lambda path: not os.access(path, os.R_OK | os.W_OK)),
     (r"it forks", lambda: sys.platform != "linux"),
-    (r"no exception groups", lambda: sys.version_info < (3, 11)),
 ]
 
 

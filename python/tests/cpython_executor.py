@@ -3,7 +3,7 @@
     python cpython_executor.py [--testsuite FOLDER] [CLASS.CASE ...]
 
 FOLDER holds the package `test` of this Python, where the interpreter comes without it: on Debian that of libpython3.11-testsuite,
-unpacked, as usr/lib/python3.11. The cases are those of Python 3.9 to 3.14: one module until 3.11, and a package from 3.12 on.
+unpacked, as usr/lib/python3.11. The cases are those of Python 3.11 to 3.14: one module until 3.11, and a package from 3.12 on.
 """
 
 import argparse

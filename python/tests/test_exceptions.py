@@ -105,7 +105,6 @@ def fails_in_a_ring():
 exec(SOURCE, PROGRAM)
 Retry, Repeated, NoFile, Locked, fails = (PROGRAM[name] for name in ("Retry", "Repeated", "NoFile", "Locked", "fails"))
 LockedFile = PROGRAM["LockedFile"]
-has_groups = pytest.mark.skipif(sys.version_info < (3, 11), reason="this Python has no exception groups")
 
 
 def caught(lease, function, *args, **kwargs):
@@ -203,7 +202,6 @@ def test_long_chains_and_rings_of_causes_end(lease):
     assert isinstance(error.__cause__.__cause__, sublet.RemoteTraceback)
 
 
-@has_groups
 def test_keeps_members_of_groups(lease):
     class Failures(ExceptionGroup):
         def __new__(cls, errors, code):

@@ -107,7 +107,7 @@ fn a_token_is_good_for_its_role_alone() {
         ..CreateTokenRequest::default()
     };
     assert_fails(user.manager().create_token(role(Role::User, "")), denied, &[]);
-    assert_fails(user.manager().list_tokens(Default::default()), denied, &[]);
+    assert_fails(user.manager().list_tokens(false), denied, &[]);
     assert_fails(user.manager().list_tenants(), denied, &[]);
     assert_fails(user.manager().set_tenant(Default::default()), denied, &[]);
     assert_fails(user.manager().revoke_token("0123456789abcdef"), denied, &[]);
@@ -125,7 +125,7 @@ fn a_token_is_good_for_its_role_alone() {
     }
     let operator = cluster.token(&role(Role::Operator, ""));
     let operator = connect(&cluster.access(&cluster.addresses(), &operator.secret));
-    operator.manager().list_tokens(Default::default()).unwrap();
+    operator.manager().list_tokens(false).unwrap();
     cluster.add_agent(Lent::cores(1));
     cluster.assert_serves();
 }
@@ -134,7 +134,7 @@ fn a_token_is_good_for_its_role_alone() {
 fn revoking_an_agents_token_removes_its_node_without_ending_calls() {
     let cluster = Cluster::with_agents(1);
     let client = cluster.client("calls.c");
-    let tokens = cluster.operator().manager().list_tokens(Default::default()).unwrap();
+    let tokens = cluster.operator().manager().list_tokens(false).unwrap();
     let agents: Vec<_> = tokens.iter().filter(|token| token.role() == Role::Agent).collect();
     cluster.operator().manager().revoke_token(&agents[0].id).unwrap();
     wait_until("the node is lost", || {

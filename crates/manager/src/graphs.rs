@@ -9,14 +9,14 @@ use std::sync::Arc;
 use prost::Message;
 use sublet_proto::graph::{self, Graph};
 use sublet_proto::package::is_digest;
-use sublet_proto::v1::{GraphDocument, GraphInfo, StoreUse};
+use sublet_proto::v1::{GraphDocument, GraphInfo, GraphList, StoreUse};
 use sublet_proto::{Code, Error, decode};
 
 use crate::clock::Clock;
 use crate::database::Database;
 use crate::garbage;
 use crate::quotas::RECORD_BYTES;
-use crate::reply::ReplyList;
+use crate::reply::ReplyPage;
 use crate::runs;
 use crate::store::{Batch, BlobPart, Store, each_record, keys};
 
@@ -114,18 +114,19 @@ impl Graphs {
         found.await?.ok_or_else(|| unknown(address))
     }
 
-    /// Returns the graphs that the tenant's names refer to.
-    pub(crate) async fn list(&self, tenant: &str) -> Result<Vec<GraphInfo>, Error> {
-        let prefix = key(tenant, "");
+    /// Returns a page of the graphs that the tenant's names refer to.
+    pub(crate) async fn list(&self, tenant: &str, after: &str) -> Result<GraphList, Error> {
+        let (prefix, after) = (key(tenant, ""), after.to_owned());
         let read = move |store: &mut dyn Store| {
-            let mut list = ReplyList::default();
+            let mut list = ReplyPage::default();
             each_record(store, &prefix, |record| {
-                if !is_digest(record.key.trim_start_matches(&prefix)) {
-                    list.add_all([decode::<GraphInfo>("a stored graph", &record.value)?]);
+                let name = record.key.trim_start_matches(&prefix);
+                if !is_digest(name) && name > after.as_str() && !list.is_full() {
+                    list.add(name, decode::<GraphInfo>("a stored graph", &record.value)?);
                 }
                 Ok(())
             })?;
-            Ok(list.items)
+            Ok(GraphList { graphs: list.items, next: list.next })
         };
         self.database.with(read).await
     }

@@ -14,8 +14,8 @@ use std::time::{Duration, Instant};
 use prost::Message;
 use sublet_proto::package::{self, Checked, PUBLIC};
 use sublet_proto::v1::{
-    DeployReply, PackageChunk, PackageGrant, PackageInfo, PackageRight, PinnedPackage, RemovePackageReply,
-    StoreUse,
+    DeployReply, PackageChunk, PackageGrant, PackageInfo, PackageList, PackageRight, PinnedPackage,
+    RemovePackageReply, StoreUse,
 };
 use sublet_proto::{Code, Error, decode};
 use tokio::sync::{Semaphore, mpsc};
@@ -24,7 +24,7 @@ use tonic::Status;
 use crate::clock::Clock;
 use crate::database::Database;
 use crate::quotas::RECORD_BYTES;
-use crate::reply::ReplyList;
+use crate::reply::ReplyPage;
 use crate::store::{BLOB_PART_BYTES, Batch, BlobPart, PAGE_RECORDS, Store, each_record, keys};
 use crate::{garbage, runs};
 use names::{NameRecord, is_allowed, is_possible, name_key, shown};
@@ -196,20 +196,22 @@ impl Packages {
         remembered.remove(&format!("{owner}/{name}"));
     }
 
-    /// The packages that the caller may resolve by their names: its own, public ones, those granted to it; all of them
-    /// for operators.
-    pub(crate) async fn list(&self, asker: Asker<'_>) -> Result<Vec<PackageInfo>, Error> {
-        let (tenant, is_operator) = (asker.tenant.to_owned(), asker.is_operator);
+    /// Returns a page of the packages that the caller may resolve by their names: its own, public ones and those granted
+    /// to it; all of them for operators.
+    pub(crate) async fn list(&self, asker: Asker<'_>, after: &str) -> Result<PackageList, Error> {
+        let (tenant, is_operator, after) = (asker.tenant.to_owned(), asker.is_operator, after.to_owned());
         self.database
             .with(move |store| {
                 let asker = Asker { tenant: &tenant, is_operator };
+                let mut list = List { asker, after: &after, page: ReplyPage::default() };
                 if is_operator {
-                    return list_below(store, keys::NAMED, asker);
+                    list.add_below(store, "", keys::NAMED)?;
+                } else {
+                    list.add_below(store, "1/", &name_key(&tenant, ""))?;
+                    list.add_below(store, "2/", &name_key(PUBLIC, ""))?;
+                    list.add_granted(store, "3/")?;
                 }
-                let mut packages = list_below(store, &name_key(&tenant, ""), asker)?;
-                packages.extend(list_below(store, &name_key(PUBLIC, ""), asker)?);
-                packages.extend(list_granted(store, asker)?);
-                Ok(crate::reply::within_reply(packages))
+                Ok(PackageList { packages: list.page.items, next: list.page.next })
             })
             .await
     }
@@ -458,33 +460,51 @@ fn info_of(info: PackageInfo, owner: &str, record: &NameRecord) -> PackageInfo {
     PackageInfo { owner: owner.to_owned(), deployed_unix_ms: record.deployed_unix_ms, ..info }
 }
 
-/// The names below a key, with their grants where the caller may know them.
-fn list_below(store: &dyn Store, prefix: &str, asker: Asker<'_>) -> Result<Vec<PackageInfo>, Error> {
-    let mut list = ReplyList::default();
-    each_record(store, prefix, |found| {
-        let owned = found.key.strip_prefix(keys::NAMED).and_then(|key| key.split_once('/'));
-        let Some((owner, name)) = owned.filter(|(_, name)| !package::is_digest(name)) else { return Ok(()) };
-        if let Some(named) = look_up(store, owner, name)? {
-            let is_shown = owner == asker.tenant || asker.is_operator;
-            let grants = if is_shown { named.record.grants } else { Vec::new() };
-            list.add_all([PackageInfo { grants, ..named.info.as_ref().clone() }]);
-        }
-        Ok(())
-    })?;
-    Ok(list.items)
+/// A page of packages. Their keys are `GROUP/OWNER/NAME`, and ascend.
+struct List<'a> {
+    asker: Asker<'a>,
+    after: &'a str,
+    page: ReplyPage<PackageInfo>,
 }
 
-fn list_granted(store: &dyn Store, asker: Asker<'_>) -> Result<Vec<PackageInfo>, Error> {
-    let prefix = format!("{}{}/", keys::GRANTED, asker.tenant);
-    let mut list = ReplyList::default();
-    each_record(store, &prefix, |found| {
-        let Some((owner, name)) = found.key[prefix.len()..].split_once('/') else { return Ok(()) };
-        let named = look_up(store, owner, name)?;
-        let allowed = named.filter(|named| is_allowed(asker, owner, &named.record, PackageRight::Read));
-        list.add_all(allowed.map(|named| named.info.as_ref().clone()));
-        Ok(())
-    })?;
-    Ok(list.items)
+impl List<'_> {
+    /// Adds the names below a key, with their grants where the caller may know them.
+    fn add_below(&mut self, store: &dyn Store, group: &str, prefix: &str) -> Result<(), Error> {
+        each_record(store, prefix, |found| {
+            let owned = found.key.strip_prefix(keys::NAMED).and_then(|key| key.split_once('/'));
+            let Some((owner, name)) = owned.filter(|(_, name)| !package::is_digest(name)) else {
+                return Ok(());
+            };
+            let Some(key) = self.key(group, owner, name) else { return Ok(()) };
+            if let Some(named) = look_up(store, owner, name)? {
+                let is_shown = owner == self.asker.tenant || self.asker.is_operator;
+                let grants = if is_shown { named.record.grants } else { Vec::new() };
+                self.page.add(&key, PackageInfo { grants, ..named.info.as_ref().clone() });
+            }
+            Ok(())
+        })
+    }
+
+    fn add_granted(&mut self, store: &dyn Store, group: &str) -> Result<(), Error> {
+        let prefix = format!("{}{}/", keys::GRANTED, self.asker.tenant);
+        each_record(store, &prefix, |found| {
+            let Some((owner, name)) = found.key[prefix.len()..].split_once('/') else { return Ok(()) };
+            let Some(key) = self.key(group, owner, name) else { return Ok(()) };
+            let named = look_up(store, owner, name)?;
+            let allowed =
+                named.filter(|named| is_allowed(self.asker, owner, &named.record, PackageRight::Read));
+            if let Some(named) = allowed {
+                self.page.add(&key, named.info.as_ref().clone());
+            }
+            Ok(())
+        })
+    }
+
+    /// Returns a package's key if it belongs to this page or to a later one, and this page has space.
+    fn key(&self, group: &str, owner: &str, name: &str) -> Option<String> {
+        let key = format!("{group}{owner}/{name}");
+        (key.as_str() > self.after && !self.page.is_full()).then_some(key)
+    }
 }
 
 /// Points a name at a package, and lets its owner use the digest; returns the package that the name referred to before.

@@ -12,14 +12,14 @@ use sublet_proto::graph::MAX_COMPONENTS;
 use sublet_proto::run::{MAX_ENTRIES, MAX_NODES, MAX_OUTPUT_BYTES, MAX_POINTS};
 use sublet_proto::v1::{
     BeginRunRequest, ComponentUse, EndRunRequest, JournalEntry, JournalRequest, ListRunsRequest,
-    ReadRunRequest, ReportRunRequest, RunInfo, RunPage, RunReport, UsagePoint,
+    ReadRunRequest, ReportRunRequest, RunInfo, RunList, RunPage, RunReport, UsagePoint,
 };
 use sublet_proto::{Code, Error, decode};
 
 use crate::database::Database;
 use crate::garbage::digests_of_run;
 use crate::quotas::RECORD_BYTES;
-use crate::reply::ReplyList;
+use crate::reply::ReplyPage;
 use crate::retention::DAY_MS;
 use crate::store::{Batch, Record, Store, each_record, keys};
 
@@ -252,9 +252,9 @@ impl Runs {
                 input.map(|input| decode::<JournalEntry>("a run's input", &input.value)).transpose()?;
             let behind = entry_key(&tenant, &run, after);
             let page = store.scan(&journal_key(&tenant, &run), Some(&behind), PAGE_RECORDS)?;
-            let mut entries = ReplyList::default();
-            for Record { value, .. } in &page {
-                if !entries.add_all([decode::<JournalEntry>("a run's journal", value)?]) {
+            let mut entries = ReplyPage::default();
+            for Record { key, value, .. } in &page {
+                if !entries.add(key, decode::<JournalEntry>("a run's journal", value)?) {
                     break;
                 }
             }
@@ -265,27 +265,34 @@ impl Runs {
         self.database.with(read).await
     }
 
-    /// The tenant's runs, the newest first.
-    pub(crate) async fn list(&self, tenant: &str, request: ListRunsRequest) -> Result<Vec<RunInfo>, Error> {
+    /// Returns a page of the tenant's runs, the newest first.
+    pub(crate) async fn list(&self, tenant: &str, request: ListRunsRequest) -> Result<RunList, Error> {
         let limit = if request.limit == 0 { DEFAULT_RUNS } else { request.limit.min(MAX_RUNS) } as usize;
         let prefix = format!("{}{tenant}/", keys::RUN);
         let read = move |store: &mut dyn Store| {
-            let (mut list, mut before) = (ReplyList::default(), None::<String>);
-            loop {
+            let mut list = ReplyPage::default();
+            let mut before = (!request.after.is_empty()).then(|| format!("{prefix}{}", request.after));
+            while !list.is_full() {
                 let page = store.scan_back(&prefix, before.as_deref(), PAGE_RECORDS)?;
-                let Some(last) = page.last() else { return Ok(list.items) };
+                let Some(last) = page.last() else { break };
                 before = Some(last.key.clone());
                 for record in &page {
                     let info: RunInfo = decode("a stored run", &record.value)?;
                     let is_asked = (request.graph.is_empty() || request.graph == info.graph)
                         && !(request.going_on && info.ended_unix_ms != 0);
-                    let info =
-                        if is_asked && info.ended_unix_ms == 0 { with_report(store, info)?.0 } else { info };
-                    if is_asked && (!list.add_all([info]) || list.items.len() == limit) {
-                        return Ok(list.items);
+                    if !is_asked {
+                        continue;
+                    }
+                    let info = if info.ended_unix_ms == 0 { with_report(store, info)?.0 } else { info };
+                    if list.items.len() == limit {
+                        list.end();
+                    }
+                    if !list.add(&record.key[prefix.len()..], info) {
+                        break;
                     }
                 }
             }
+            Ok(RunList { runs: list.items, next: list.next })
         };
         self.database.with(read).await
     }
@@ -535,6 +542,6 @@ mod tests {
         assert!(runs.report("alice", report(&gone, Vec::new()), now_ms).await.is_err());
         let listed =
             runs.list("alice", ListRunsRequest { going_on: true, ..Default::default() }).await.unwrap();
-        assert_eq!(listed.into_iter().map(|run| run.run).collect::<Vec<_>>(), [young, reporting]);
+        assert_eq!(listed.runs.into_iter().map(|run| run.run).collect::<Vec<_>>(), [young, reporting]);
     }
 }

@@ -23,7 +23,7 @@ fn agent_token(node: &str, max_cores: u32) -> CreateTokenRequest {
 }
 
 async fn packages(client: &mut Client) -> Result<PackageList, Error> {
-    done(client.list_packages(ListPackagesRequest {}).await)
+    done(client.list_packages(ListPackagesRequest::default()).await)
 }
 
 #[tokio::test]
@@ -95,7 +95,7 @@ async fn a_token_that_is_not_good_opens_nothing() {
     let revoked = done(house.client.revoke_token(RevokeTokenRequest { id: token.id.clone() }).await).unwrap();
     assert!(revoked.revoked_unix_ms > 0);
     assert_eq!(packages(&mut user).await.unwrap_err().code, Code::Unauthenticated);
-    let list = |include_revoked| ListTokensRequest { include_revoked };
+    let list = |include_revoked| ListTokensRequest { include_revoked, ..Default::default() };
     let tokens = done(house.client.list_tokens(list(true)).await).unwrap().tokens;
     assert!(tokens.iter().any(|listed| listed.id == token.id));
     let tokens = done(house.client.list_tokens(list(false)).await).unwrap().tokens;
@@ -113,13 +113,13 @@ async fn each_role_may_do_its_own() {
     let denied = done(user.create_token(user_token("t")).await).unwrap_err();
     assert!(denied.code == Code::PermissionDenied && denied.message.contains("an operator"), "{denied}");
     assert_eq!(
-        done(user.list_tenants(ListTenantsRequest {}).await).unwrap_err().code,
+        done(user.list_tenants(ListTenantsRequest::default()).await).unwrap_err().code,
         Code::PermissionDenied
     );
     let denied = lease(&mut house.as_token(&agent).await, 1).await.unwrap_err();
     assert_eq!(denied.code, Code::PermissionDenied, "{denied}");
     let mut operator = house.as_token(&operator).await;
-    done(operator.list_tenants(ListTenantsRequest {}).await).unwrap();
+    done(operator.list_tenants(ListTenantsRequest::default()).await).unwrap();
 
     let described = NodeDescription { name: "m".into(), ..node() };
     let agent = NodesClient::with_interceptor(house.channel().await, Bearer::of(&agent));
@@ -164,8 +164,7 @@ async fn the_leases_of_a_revoked_token_end() {
     let both = [id(&attached), id(&unattached)].map(|lease| (lease, Code::Unauthenticated.number()));
     assert_eq!(ended, both);
     house.agent.report(vec![used(&id(&attached), LeaseState::Attached, 3)]).await.unwrap();
-    let left =
-        done(house.client.list_leases(ListLeasesRequest { include_ended: false }).await).unwrap().leases;
+    let left = done(house.client.list_leases(ListLeasesRequest::default()).await).unwrap().leases;
     assert!(!left.iter().any(|lease| lease.id == id(&unattached)), "it goes on");
 }
 
@@ -181,7 +180,9 @@ async fn what_is_another_tenants_is_not_there() {
     let end = EndLeaseRequest { leases: vec![lease.clone()], wait_ms: 0 };
     assert_eq!(done(other.end_lease(end).await).unwrap_err().code, Code::UnknownLease);
     for include_ended in [false, true] {
-        let listed = done(other.list_leases(ListLeasesRequest { include_ended }).await).unwrap().leases;
+        let listed = done(other.list_leases(ListLeasesRequest { include_ended, ..Default::default() }).await)
+            .unwrap()
+            .leases;
         assert!(listed.is_empty(), "{listed:?}");
     }
     let of_lease = BillRequest { lease: lease.clone(), ..BillRequest::default() };
@@ -241,7 +242,7 @@ async fn tokens_quotas_and_spending_outlive_the_manager() {
     let mut user = ManagerClient::with_interceptor(channel, Bearer::of(&secret));
     assert_eq!(lease(&mut user, 2).await.unwrap_err().code, Code::QuotaExceeded);
     let mut operator = ManagerClient::with_interceptor(local(&manager).await, Bearer::default());
-    let tenants = done(operator.list_tenants(ListTenantsRequest {}).await).unwrap().tenants;
+    let tenants = done(operator.list_tenants(ListTenantsRequest::default()).await).unwrap().tenants;
     let tenant = tenants.iter().find(|tenant| tenant.name == "t").unwrap();
     assert_eq!(tenant.quota, Some(quota));
     // Half a second of computing, and the memory meanwhile.

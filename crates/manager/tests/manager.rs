@@ -46,7 +46,7 @@ async fn a_package_goes_in_and_comes_out_as_it_was() {
         let missing = done(house.client.resolve(ResolveRequest { name: name.into() }).await).unwrap_err();
         assert_eq!(missing.code, code, "{missing}");
     }
-    let list = done(house.client.list_packages(ListPackagesRequest {}).await).unwrap();
+    let list = done(house.client.list_packages(ListPackagesRequest::default()).await).unwrap();
     let owners: Vec<_> = list.packages.iter().map(|package| package.owner.as_str()).collect();
     assert_eq!(owners, ["public", "uid:0"]);
 }
@@ -102,7 +102,7 @@ async fn a_lease_is_granted_used_ended_and_billed() {
     let bill = done(house.client.bill(asked).await).unwrap();
     assert_eq!(bill.lines[0].usage.unwrap().calls, 300);
     assert_eq!(bill.total.unwrap().compute_nano, 6_000);
-    let nodes = done(house.client.list_nodes(ListNodesRequest {}).await).unwrap().nodes;
+    let nodes = done(house.client.list_nodes(ListNodesRequest::default()).await).unwrap().nodes;
     assert_eq!(nodes[0].cores_leased, 0);
     let late = house.agent.report(vec![used(&granted.id, LeaseState::Attached, 400)]).await.unwrap();
     assert_eq!(
@@ -238,10 +238,12 @@ async fn a_killed_manager_loses_nothing_that_was_acknowledged_and_leases_go_on()
 
     let forged = RunningLease { ticket: ended.ticket.clone(), ..bring(&running, 90) };
     let mut agent = Node::register(&manager, node(), vec![bring(&running, 90), forged]).await;
-    let leases = done(client.list_leases(ListLeasesRequest { include_ended: false }).await).unwrap().leases;
+    let leases = done(client.list_leases(ListLeasesRequest::default()).await).unwrap().leases;
     assert_eq!((leases.len(), leases[0].id.clone()), (1, id(&running)));
     assert_eq!(leases[0].usage.unwrap().calls, 90);
-    let all = done(client.list_leases(ListLeasesRequest { include_ended: true }).await).unwrap().leases;
+    let all = done(client.list_leases(ListLeasesRequest { include_ended: true, ..Default::default() }).await)
+        .unwrap()
+        .leases;
     assert_eq!(all.len(), 2);
 
     let known = agent.report(vec![used(&id(&running), LeaseState::Attached, 95)]).await.unwrap();

@@ -96,7 +96,7 @@ async fn rejects_packages_of_other_tenants_by_name_and_digest() {
         assert_eq!(granted.unwrap_err().code, Code::PermissionDenied);
     }
     assert_eq!(publish(&mut bob, "x").await.unwrap_err().code, Code::PermissionDenied);
-    let listed = done(bob.list_packages(ListPackagesRequest {}).await).unwrap();
+    let listed = done(bob.list_packages(ListPackagesRequest::default()).await).unwrap();
     assert!(listed.packages.is_empty(), "{listed:?}");
     assert_eq!(resolve(&mut house.client, "alice/x").await.unwrap().digest, hers, "an operator sees it");
 }
@@ -138,7 +138,7 @@ async fn granted_packages_are_leased_until_the_right_is_revoked() {
     );
     let lease = lease_of(&mut bob, "alice/x").await.unwrap();
     assert_eq!((lease.package_owner.as_str(), lease.tenant.as_str()), ("alice", "bob"));
-    let listed = done(bob.list_packages(ListPackagesRequest {}).await).unwrap();
+    let listed = done(bob.list_packages(ListPackagesRequest::default()).await).unwrap();
     assert_eq!(listed.packages.len(), 1);
 
     let renew = RenewRequest { lease: lease.id.clone(), timeout_ms: 60_000 };
@@ -146,7 +146,7 @@ async fn granted_packages_are_leased_until_the_right_is_revoked() {
     grant(&mut alice, "x", "bob", PackageRight::Unspecified).await.unwrap();
     assert_eq!(done(bob.renew_lease(renew).await).unwrap_err().code, Code::UnknownPackage);
     assert_eq!(lease_of(&mut bob, "alice/x").await.unwrap_err().code, Code::UnknownPackage);
-    let listed = done(bob.list_packages(ListPackagesRequest {}).await).unwrap();
+    let listed = done(bob.list_packages(ListPackagesRequest::default()).await).unwrap();
     assert!(listed.packages.is_empty());
 }
 

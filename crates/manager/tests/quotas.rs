@@ -22,7 +22,7 @@ async fn set_quota(house: &mut House, tenant: &str, quota: Quota) {
 }
 
 async fn stored(house: &mut House, tenant: &str) -> StoreUse {
-    let tenants = done(house.client.list_tenants(ListTenantsRequest {}).await).unwrap().tenants;
+    let tenants = done(house.client.list_tenants(ListTenantsRequest::default()).await).unwrap().tenants;
     tenants.into_iter().find(|known| known.name == tenant).and_then(|tenant| tenant.stored).unwrap()
 }
 

@@ -13,25 +13,10 @@ use pyo3::prelude::*;
 use pyo3::sync::PyOnceLock;
 use pyo3::types::PyType;
 
-use crate::{RawBuffer, Use};
+use crate::Use;
 
 /// The type's name, as a function sees it in `memoryview.obj`.
 const NAME: &CStr = c"sublet.Exporter";
-/// `Py_bf_getbuffer`: from Python 3.9 on types are made with it, and 3.11 made it a part of the stable interface.
-const GET_BUFFER: c_int = 1;
-/// `Py_tp_dealloc`.
-const DEALLOCATE: c_int = 52;
-
-unsafe extern "C" {
-    fn PyBuffer_FillInfo(
-        view: *mut RawBuffer,
-        object: *mut PyObject,
-        memory: *mut c_void,
-        len: isize,
-        readonly: c_int,
-        flags: c_int,
-    ) -> c_int;
-}
 
 /// Called with a number when an exporter's object is deallocated, by a thread that is attached to the interpreter.
 pub type Notify = fn(u64);
@@ -125,8 +110,8 @@ impl Exporter {
 /// The type of exporters' objects.
 fn make_type(py: Python<'_>) -> PyResult<Py<PyType>> {
     let slots = [
-        ffi::PyType_Slot { slot: GET_BUFFER, pfunc: get_buffer as *mut c_void },
-        ffi::PyType_Slot { slot: DEALLOCATE, pfunc: deallocate as *mut c_void },
+        ffi::PyType_Slot { slot: ffi::Py_bf_getbuffer, pfunc: get_buffer as *mut c_void },
+        ffi::PyType_Slot { slot: ffi::Py_tp_dealloc, pfunc: deallocate as *mut c_void },
         ffi::PyType_Slot { slot: 0, pfunc: ptr::null_mut() },
     ];
     // The interpreter keeps the slots of the buffer protocol by value, but some versions keep the specification's name.
@@ -147,7 +132,7 @@ fn make_type(py: Python<'_>) -> PyResult<Py<PyType>> {
 ///
 /// # Safety
 /// The interpreter calls it, with an object of the type and a structure to fill.
-unsafe extern "C" fn get_buffer(object: *mut PyObject, view: *mut RawBuffer, flags: c_int) -> c_int {
+unsafe extern "C" fn get_buffer(object: *mut PyObject, view: *mut ffi::Py_buffer, flags: c_int) -> c_int {
     let own = object.cast::<Object>();
     // SAFETY: as this function's; the object is used only by threads that are attached, and this one is.
     let Stretch { at, len, readonly } = unsafe { (*own).next };
@@ -161,7 +146,7 @@ unsafe extern "C" fn get_buffer(object: *mut PyObject, view: *mut RawBuffer, fla
     }
     // SAFETY: as this function's; `memoryview` promises that the memory stays mapped for as long as the object lives, which the
     // structure refers to from now on.
-    unsafe { PyBuffer_FillInfo(view, object, at, len, readonly, flags) }
+    unsafe { ffi::PyBuffer_FillInfo(view, object, at, len, readonly, flags) }
 }
 
 /// `tp_dealloc`.

@@ -4,48 +4,19 @@
 //! - [`memoryview`] creates an object over memory that Python does not own;
 //! - [`Exporter`] makes such objects, and knows whether any of them still exists.
 //!
-//! The buffer protocol belongs to Python's stable interface only from 3.11 on, and so PyO3 has it only there. Its functions and
-//! the structure that they fill are the same in every Python from 3.9 on, and are declared here.
+//! PyO3's `PyBuffer` gives out slices of the memory, which Python code may change at any time. A [`View`] only copies
+//! into the memory and out of it.
 
 #![allow(unsafe_code)]
 
-use std::ffi::{c_char, c_int, c_void};
 use std::ptr::{self, NonNull};
 
-use pyo3::ffi::PyObject;
+use pyo3::ffi;
 use pyo3::prelude::*;
 
 mod exporter;
 
 pub use exporter::{Exporter, Notify};
-
-/// `Py_buffer`.
-#[repr(C)]
-struct RawBuffer {
-    buf: *mut c_void,
-    obj: *mut PyObject,
-    len: isize,
-    itemsize: isize,
-    readonly: c_int,
-    ndim: c_int,
-    format: *mut c_char,
-    shape: *mut isize,
-    strides: *mut isize,
-    suboffsets: *mut isize,
-    internal: *mut c_void,
-}
-
-/// One stretch of bytes, which need not be writable.
-const PYBUF_SIMPLE: c_int = 0;
-const PYBUF_WRITABLE: c_int = 1;
-const READ: c_int = 0x100;
-const WRITE: c_int = 0x200;
-
-unsafe extern "C" {
-    fn PyObject_GetBuffer(object: *mut PyObject, view: *mut RawBuffer, flags: c_int) -> c_int;
-    fn PyBuffer_Release(view: *mut RawBuffer);
-    fn PyMemoryView_FromMemory(memory: *mut c_char, size: isize, flags: c_int) -> *mut PyObject;
-}
 
 /// How an object's memory is to be used.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -61,7 +32,7 @@ pub enum Use {
 /// It is never a slice: Python code may write there at any time.
 pub struct View {
     // In a box: the interpreter refers to it.
-    raw: Box<RawBuffer>,
+    raw: Box<ffi::Py_buffer>,
 }
 
 // SAFETY: what it holds is used and given back only by threads that are attached to the interpreter.
@@ -75,25 +46,13 @@ impl View {
     /// # Errors
     /// What the object raises: `TypeError` if it has no memory to show, `BufferError` if that has gaps or is not writable.
     pub fn of(object: &Bound<'_, PyAny>, how: Use) -> PyResult<View> {
-        let mut raw = Box::new(RawBuffer {
-            buf: ptr::null_mut(),
-            obj: ptr::null_mut(),
-            len: 0,
-            itemsize: 0,
-            readonly: 0,
-            ndim: 0,
-            format: ptr::null_mut(),
-            shape: ptr::null_mut(),
-            strides: ptr::null_mut(),
-            suboffsets: ptr::null_mut(),
-            internal: ptr::null_mut(),
-        });
+        let mut raw = Box::new(ffi::Py_buffer::new());
         let flags = match how {
-            Use::Reading => PYBUF_SIMPLE,
-            Use::Writing => PYBUF_WRITABLE,
+            Use::Reading => ffi::PyBUF_SIMPLE,
+            Use::Writing => ffi::PyBUF_WRITABLE,
         };
         // SAFETY: this thread is attached; the object is alive, and the structure is the interpreter's own, which stays where it is.
-        match unsafe { PyObject_GetBuffer(object.as_ptr(), &mut *raw, flags) } {
+        match unsafe { ffi::PyObject_GetBuffer(object.as_ptr(), &mut *raw, flags) } {
             0 => Ok(View { raw }),
             _ => {
                 // There is nothing to give back.
@@ -148,7 +107,7 @@ impl Drop for View {
     fn drop(&mut self) {
         if !self.raw.obj.is_null() {
             // SAFETY: it was filled by `PyObject_GetBuffer` and is given back once, by a thread that is attached.
-            Python::attach(|_| unsafe { PyBuffer_Release(&mut *self.raw) });
+            Python::attach(|_| unsafe { ffi::PyBuffer_Release(&mut *self.raw) });
         }
     }
 }
@@ -165,9 +124,9 @@ pub unsafe fn memoryview<'py>(
 ) -> PyResult<Bound<'py, PyAny>> {
     let len = isize::try_from(len_bytes)?;
     let flags = match how {
-        Use::Reading => READ,
-        Use::Writing => WRITE,
+        Use::Reading => ffi::PyBUF_READ,
+        Use::Writing => ffi::PyBUF_WRITE,
     };
     // SAFETY: this thread is attached, and the caller vouches for the memory.
-    unsafe { Bound::from_owned_ptr_or_err(py, PyMemoryView_FromMemory(at.as_ptr().cast(), len, flags)) }
+    unsafe { Bound::from_owned_ptr_or_err(py, ffi::PyMemoryView_FromMemory(at.as_ptr().cast(), len, flags)) }
 }

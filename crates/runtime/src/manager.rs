@@ -35,6 +35,8 @@ const BILL_DEADLINE: Duration = Duration::from_secs(120);
 const BACKUP_DEADLINE: Duration = Duration::from_secs(600);
 /// Bytes of a package in one message.
 const CHUNK_BYTES: usize = 256 * 1024;
+/// Number of runs in a list without a limit.
+const DEFAULT_RUNS: u32 = 100;
 
 /// A blocking client of the managers of one store.
 pub struct ManagerClient {
@@ -105,8 +107,11 @@ impl ManagerClient {
     /// The packages that the caller may resolve: its own, public ones and those granted to it; all of them for
     /// operators.
     pub fn packages(&self) -> Result<Vec<v1::PackageInfo>, Error> {
-        let request = v1::ListPackagesRequest {};
-        Ok(self.ask(request, async |mut stub, request| stub.list_packages(request).await)?.packages)
+        pages(|after| {
+            let request = v1::ListPackagesRequest { after };
+            let page = self.ask(request, async |mut stub, request| stub.list_packages(request).await)?;
+            Ok((page.packages, page.next))
+        })
     }
 
     /// Lets another tenant use the caller's package of this name. An unspecified right revokes the tenant's present
@@ -251,22 +256,29 @@ impl ManagerClient {
 
     /// Leases that are not ended.
     pub fn leases(&self) -> Result<Vec<v1::Lease>, Error> {
-        self.list_leases(v1::ListLeasesRequest { include_ended: false })
+        self.list_leases(false)
     }
 
     /// All leases that the manager remembers, the newest first.
     pub fn leases_with_ended(&self) -> Result<Vec<v1::Lease>, Error> {
-        self.list_leases(v1::ListLeasesRequest { include_ended: true })
+        self.list_leases(true)
     }
 
-    fn list_leases(&self, request: v1::ListLeasesRequest) -> Result<Vec<v1::Lease>, Error> {
-        Ok(self.ask(request, async |mut stub, request| stub.list_leases(request).await)?.leases)
+    fn list_leases(&self, include_ended: bool) -> Result<Vec<v1::Lease>, Error> {
+        pages(|after| {
+            let request = v1::ListLeasesRequest { include_ended, after };
+            let page = self.ask(request, async |mut stub, request| stub.list_leases(request).await)?;
+            Ok((page.leases, page.next))
+        })
     }
 
     /// Lists every node, with its leased resources.
     pub fn nodes(&self) -> Result<Vec<v1::NodeInfo>, Error> {
-        let request = v1::ListNodesRequest {};
-        Ok(self.ask(request, async |mut stub, request| stub.list_nodes(request).await)?.nodes)
+        pages(|after| {
+            let request = v1::ListNodesRequest { after };
+            let page = self.ask(request, async |mut stub, request| stub.list_nodes(request).await)?;
+            Ok((page.nodes, page.next))
+        })
     }
 
     /// Every processing unit: the processors of all nodes, and their devices.
@@ -294,21 +306,32 @@ impl ManagerClient {
 
     /// Every deployed graph.
     pub fn graphs(&self) -> Result<Vec<v1::GraphInfo>, Error> {
-        let request = v1::ListGraphsRequest {};
-        Ok(self.ask(request, async |mut stub, request| stub.list_graphs(request).await)?.graphs)
+        pages(|after| {
+            let request = v1::ListGraphsRequest { after };
+            let page = self.ask(request, async |mut stub, request| stub.list_graphs(request).await)?;
+            Ok((page.graphs, page.next))
+        })
     }
 
-    /// Lists the runs of a graph, or of all, the newest first: at most `limit`, or 100 if that is 0.
+    /// Lists the runs of a graph, or of all, the newest first: at most `limit`, or 100 if `limit` is 0.
     pub fn runs(&self, graph: &str, limit: u32) -> Result<Vec<v1::RunInfo>, Error> {
-        let request = v1::ListRunsRequest { graph: graph.to_owned(), limit, going_on: false };
-        Ok(self.ask(request, async |mut stub, request| stub.list_runs(request).await)?.runs)
+        self.list_runs(graph, limit, false)
     }
 
     /// Lists runs like [`ManagerClient::runs`], but only those that have not ended: they are running, or their client
     /// is gone.
     pub fn runs_going_on(&self, graph: &str, limit: u32) -> Result<Vec<v1::RunInfo>, Error> {
-        let request = v1::ListRunsRequest { graph: graph.to_owned(), limit, going_on: true };
-        Ok(self.ask(request, async |mut stub, request| stub.list_runs(request).await)?.runs)
+        self.list_runs(graph, limit, true)
+    }
+
+    fn list_runs(&self, graph: &str, limit: u32, going_on: bool) -> Result<Vec<v1::RunInfo>, Error> {
+        let mut left = if limit == 0 { DEFAULT_RUNS } else { limit };
+        pages(|after| {
+            let request = v1::ListRunsRequest { graph: graph.to_owned(), limit: left, going_on, after };
+            let page = self.ask(request, async |mut stub, request| stub.list_runs(request).await)?;
+            left = left.saturating_sub(u32::try_from(page.runs.len()).unwrap_or(u32::MAX));
+            Ok((page.runs, if left == 0 { String::new() } else { page.next }))
+        })
     }
 
     /// A run, and its recorded output behind a number.
@@ -340,8 +363,12 @@ impl ManagerClient {
     }
 
     /// Lists the valid tokens, or all that ever existed. For operators.
-    pub fn list_tokens(&self, request: v1::ListTokensRequest) -> Result<Vec<v1::Token>, Error> {
-        Ok(self.ask(request, async |mut stub, request| stub.list_tokens(request).await)?.tokens)
+    pub fn list_tokens(&self, include_revoked: bool) -> Result<Vec<v1::Token>, Error> {
+        pages(|after| {
+            let request = v1::ListTokensRequest { include_revoked, after };
+            let page = self.ask(request, async |mut stub, request| stub.list_tokens(request).await)?;
+            Ok((page.tokens, page.next))
+        })
     }
 
     /// Revokes a token. For operators.
@@ -357,8 +384,11 @@ impl ManagerClient {
 
     /// Lists every tenant, with its usage and its limits. For operators.
     pub fn list_tenants(&self) -> Result<Vec<v1::Tenant>, Error> {
-        let request = v1::ListTenantsRequest {};
-        Ok(self.ask(request, async |mut stub, request| stub.list_tenants(request).await)?.tenants)
+        pages(|after| {
+            let request = v1::ListTenantsRequest { after };
+            let page = self.ask(request, async |mut stub, request| stub.list_tenants(request).await)?;
+            Ok((page.tenants, page.next))
+        })
     }
 
     /// Asks whichever manager answers.
@@ -394,6 +424,21 @@ pub(crate) fn random_bits() -> Result<u128, Error> {
     getrandom::fill(&mut bytes)
         .map_err(|error| Error::new(Code::System, format!("no random numbers: {error}")))?;
     Ok(u128::from_le_bytes(bytes))
+}
+
+/// Returns the items of all pages of a list. `ask` gets the start of a page, and returns its items and the start of the
+/// next page, which is empty after the last one.
+fn pages<T>(mut ask: impl FnMut(String) -> Result<(Vec<T>, String), Error>) -> Result<Vec<T>, Error> {
+    let (mut all, mut after) = (Vec::new(), String::new());
+    loop {
+        let (items, next) = ask(after)?;
+        let is_last = next.is_empty() || items.is_empty();
+        all.extend(items);
+        if is_last {
+            return Ok(all);
+        }
+        after = next;
+    }
 }
 
 /// An encoded package as it is sent.

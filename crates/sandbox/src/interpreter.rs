@@ -13,6 +13,8 @@ use crate::SandboxError;
 const ASK_PYTHON: &str = "import sys; print(sys.executable, '%d.%d' % sys.version_info[:2], sys.prefix, sys.base_prefix, sep='\\0', end='')";
 /// Code with which a Node.js prints its path and its version.
 const ASK_NODE: &str = "process.stdout.write(process.execPath + '\\0' + process.versions.node)";
+/// Minor version of the oldest Python 3 that the adapter of templates can be loaded into.
+const OLDEST_PYTHON_3: u32 = 11;
 /// Links that lead to a program; a loop has more.
 const MAX_LINKS: usize = 16;
 /// Folders that sandboxes must not see as a whole. They see the libraries in them.
@@ -35,12 +37,19 @@ impl Interpreter {
     /// that it starts in this process's environment.
     ///
     /// # Errors
-    /// If it is not a Python, or a file is not at the reported path.
+    /// If it is not a Python from 3.11 on, or a file is not at the reported path.
     pub fn python(program: &Path) -> Result<Interpreter, SandboxError> {
         let ask = ["-I", "-c", ASK_PYTHON];
         let find = |program: &Path| Interpreter::find(program, &ask, 2);
         let shim = |_| find(&told_by(Command::new(program).args(ask), 2)?.program);
-        let found = find(program).or_else(shim);
+        let found = find(program).or_else(shim).and_then(|found| match minor_of_python_3(&found.version) {
+            Some(OLDEST_PYTHON_3..) => Ok(found),
+            _ => {
+                let message =
+                    format!("it is Python {}, and 3.{OLDEST_PYTHON_3} or later is needed", found.version);
+                Err(io::Error::new(io::ErrorKind::Unsupported, message))
+            }
+        });
         found.map_err(|source| {
             SandboxError::system(format!("asking the Python {}", program.display()), source)
         })
@@ -75,6 +84,11 @@ impl Interpreter {
         }
         Ok(Interpreter { program, version, shown })
     }
+}
+
+/// Returns the minor version of a Python 3, whose version is `3.MINOR`.
+fn minor_of_python_3(version: &str) -> Option<u32> {
+    version.strip_prefix("3.")?.parse().ok()
 }
 
 /// Report of an interpreter about itself.
@@ -157,6 +171,26 @@ mod tests {
             error.contains("the Python /bin/true") && error.contains("it is not an interpreter"),
             "{error}"
         );
+    }
+
+    #[test]
+    fn rejects_a_python_that_is_too_old() {
+        let folder = tempfile::tempdir().unwrap();
+        let program = folder.path().join("python3");
+        for (version, is_new_enough) in
+            [("2.7", false), ("3.10", false), ("3.11", true), ("3.14", true), ("4.0", false)]
+        {
+            let report = format!("{}\\000{version}\\000/\\000/", program.display());
+            fs::write(&program, format!("#!/bin/sh\nprintf '{report}'\n")).unwrap();
+            fs::set_permissions(&program, fs::Permissions::from_mode(0o755)).unwrap();
+            match Interpreter::python(&program) {
+                Ok(found) => assert!(is_new_enough && found.version == version, "{found:?}"),
+                Err(error) => {
+                    let message = format!("it is Python {version}, and 3.11 or later is needed");
+                    assert!(!is_new_enough && error.to_string().contains(&message), "{error}");
+                }
+            }
+        }
     }
 
     #[test]

@@ -4,7 +4,7 @@
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 #[non_exhaustive]
 pub enum Language {
-    /// Python, from 3.9 on.
+    /// Python, from 3.11 on.
     Python,
     /// JavaScript by Node.js, from 20 on.
     Node,

@@ -2,7 +2,7 @@
 //! there.
 //!
 //! The spawner starts the interpreter, which loads this library as the module `sublet_template` and executes its
-//! [`SOURCE`]. A copy that is to execute functions calls [`worker`]. It is for every Python from 3.9 on.
+//! [`SOURCE`]. A copy that is to execute functions calls [`worker`]. It is for every Python from 3.11 on.
 //!
 //! It is loaded before the C library, too (`LD_PRELOAD`), for copies that swap what they allocate.
 

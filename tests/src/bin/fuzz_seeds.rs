@@ -131,7 +131,10 @@ fn at_listeners() -> Vec<Vec<u8>> {
     const WHOLE: u8 = 255;
     let requests = [
         ("v1.Manager/ListNodes", Vec::new()),
-        ("v1.Manager/ListLeases", v1::ListLeasesRequest { include_ended: true }.encode_to_vec()),
+        (
+            "v1.Manager/ListLeases",
+            v1::ListLeasesRequest { include_ended: true, ..Default::default() }.encode_to_vec(),
+        ),
         ("v1.Manager/Resolve", v1::ResolveRequest { name: "seed/noop".into() }.encode_to_vec()),
         (
             "v1.Manager/RequestLease",
@@ -252,12 +255,12 @@ fn control_messages() -> Vec<Vec<u8>> {
         v1::DeployReply { package: Some(package_info()), known: true, ..Default::default() }.encode_to_vec(),
         v1::ResolveRequest { name: "seed/noop".into() }.encode_to_vec(),
         package_info().encode_to_vec(),
-        v1::PackageList { packages: vec![package_info()] }.encode_to_vec(),
+        v1::PackageList { packages: vec![package_info()], next: "1/a/b".into() }.encode_to_vec(),
         request.encode_to_vec(),
         grant.encode_to_vec(),
-        v1::ListLeasesRequest { include_ended: true }.encode_to_vec(),
-        v1::LeaseList { leases: vec![lease(), lease()] }.encode_to_vec(),
-        v1::NodeList { nodes: vec![info] }.encode_to_vec(),
+        v1::ListLeasesRequest { include_ended: true, ..Default::default() }.encode_to_vec(),
+        v1::LeaseList { leases: vec![lease(), lease()], next: String::new() }.encode_to_vec(),
+        v1::NodeList { nodes: vec![info], next: "a".into() }.encode_to_vec(),
         v1::BillRequest { lease: lease().id, ..Default::default() }.encode_to_vec(),
         v1::BillReply { lines: vec![bill.clone()], total: Some(bill), left_out: 1 }.encode_to_vec(),
         node().encode_to_vec(),

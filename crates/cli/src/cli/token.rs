@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use clap::{Args, Subcommand, ValueEnum};
 use serde::Serialize;
-use sublet_proto::v1::{CreateTokenRequest, ListTokensRequest, Role, Token};
+use sublet_proto::v1::{CreateTokenRequest, Role, Token};
 use sublet_proto::{Code, Error};
 
 use super::Connection;
@@ -196,8 +196,7 @@ pub(crate) fn run(arguments: &Arguments, output: &Output) -> Result<(), Error> {
     match &arguments.action {
         Action::Create(create) => run_create(create, output),
         Action::List(list) => {
-            let request = ListTokensRequest { include_revoked: list.all };
-            let tokens = list.connection.open()?.list_tokens(request)?;
+            let tokens = list.connection.open()?.list_tokens(list.all)?;
             let tokens = Tokens { tokens: tokens.into_iter().map(TokenView::from).collect() };
             output.show(&tokens, |shown| text(&shown.tokens))
         }

@@ -1,6 +1,5 @@
 //! The service for clients and operators.
 
-use std::collections::HashSet;
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
@@ -34,7 +33,7 @@ use crate::ledger::Record;
 use crate::listen::Peer;
 use crate::packages::{Asker, Versions};
 use crate::quotas::RECORD_BYTES;
-use crate::reply::{ReplyList, within_reply};
+use crate::reply::ReplyPage;
 use crate::shell::{Given, Granted, Wanted, active_leases, parse_lease};
 use crate::store::{PAGE_RECORDS, keys};
 use crate::tokens::{Revoked, Shown};
@@ -66,7 +65,7 @@ impl Manager for Service {
         request: Request<ListPackagesRequest>,
     ) -> Result<Response<PackageList>, Status> {
         let caller = caller(&request)?;
-        answer(self.0.packages.list(Asker::of(&caller)).await.map(|packages| PackageList { packages }))
+        answer(self.0.packages.list(Asker::of(&caller), &request.get_ref().after).await)
     }
 
     async fn grant_package(
@@ -135,19 +134,16 @@ impl Manager for Service {
 
     async fn list_leases(&self, request: Request<ListLeasesRequest>) -> Result<Response<LeaseList>, Status> {
         let caller = caller(&request)?;
-        let leases = if request.into_inner().include_ended {
-            self.0.all_leases(&caller).await
-        } else {
-            self.0.active_leases(&caller)
-        };
-        answer(leases.map(|leases| LeaseList { leases }))
+        answer(self.0.list_leases(&caller, request.into_inner()).await)
     }
 
-    async fn list_nodes(&self, _: Request<ListNodesRequest>) -> Result<Response<NodeList>, Status> {
+    async fn list_nodes(&self, request: Request<ListNodesRequest>) -> Result<Response<NodeList>, Status> {
         let nodes = self.0.shell.look(|core| core.nodes().map(|node| core.info(node)).collect::<Vec<_>>());
         answer(nodes.map(|mut nodes| {
             nodes.sort_by(|a, b| name_of(a).cmp(name_of(b)));
-            NodeList { nodes: within_reply(nodes) }
+            let named = nodes.into_iter().map(|node| (name_of(&node).to_owned(), node));
+            let page = ReplyPage::after(&request.get_ref().after, named);
+            NodeList { nodes: page.items, next: page.next }
         }))
     }
 
@@ -221,7 +217,7 @@ impl Manager for Service {
 
     async fn list_graphs(&self, request: Request<ListGraphsRequest>) -> Result<Response<GraphList>, Status> {
         let tenant = caller(&request)?.tenant;
-        answer(self.0.graphs.list(&tenant).await.map(|graphs| GraphList { graphs }))
+        answer(self.0.graphs.list(&tenant, &request.get_ref().after).await)
     }
 
     async fn begin_run(&self, request: Request<BeginRunRequest>) -> Result<Response<RunInfo>, Status> {
@@ -256,7 +252,7 @@ impl Manager for Service {
 
     async fn list_runs(&self, request: Request<ListRunsRequest>) -> Result<Response<RunList>, Status> {
         let tenant = caller(&request)?.tenant;
-        answer(self.0.runs.list(&tenant, request.into_inner()).await.map(|runs| RunList { runs }))
+        answer(self.0.runs.list(&tenant, request.into_inner()).await)
     }
 
     async fn create_token(
@@ -268,9 +264,14 @@ impl Manager for Service {
     }
 
     async fn list_tokens(&self, request: Request<ListTokensRequest>) -> Result<Response<TokenList>, Status> {
-        let revoked = if request.into_inner().include_revoked { Revoked::Included } else { Revoked::LeftOut };
+        let ListTokensRequest { include_revoked, after } = request.into_inner();
+        let revoked = if include_revoked { Revoked::Included } else { Revoked::LeftOut };
         let tokens = self.0.gate.tokens.list(revoked).await;
-        answer(tokens.map(|tokens| TokenList { tokens: within_reply(tokens) }))
+        answer(tokens.map(|tokens| {
+            let dated = |token: &Token| format!("{:020} {}", token.created_unix_ms, token.id);
+            let page = ReplyPage::after(&after, tokens.into_iter().map(|token| (dated(&token), token)));
+            TokenList { tokens: page.items, next: page.next }
+        }))
     }
 
     async fn revoke_token(&self, request: Request<RevokeTokenRequest>) -> Result<Response<Token>, Status> {
@@ -285,8 +286,11 @@ impl Manager for Service {
         answer(self.0.set_tenant(name, quota.unwrap_or_default()).await)
     }
 
-    async fn list_tenants(&self, _: Request<ListTenantsRequest>) -> Result<Response<TenantList>, Status> {
-        answer(self.0.tenants().await.map(|tenants| TenantList { tenants: within_reply(tenants) }))
+    async fn list_tenants(
+        &self,
+        request: Request<ListTenantsRequest>,
+    ) -> Result<Response<TenantList>, Status> {
+        answer(self.0.list_tenants(&request.get_ref().after).await)
     }
 }
 
@@ -446,22 +450,18 @@ impl Parts {
         Ok(Given::Leases(granted))
     }
 
-    fn active_leases(&self, caller: &Identity) -> Result<Vec<v1::Lease>, Error> {
-        let mut leases: Vec<_> = self
-            .shell
-            .look(|core| active_leases(core).filter(|lease| caller.may_see(&lease.tenant)).collect())?;
-        leases.sort_by(|a, b| b.id.cmp(&a.id));
-        Ok(within_reply(leases))
-    }
-
-    /// Returns the active leases, and then those of the ledger, each group with the newest first.
-    async fn all_leases(&self, caller: &Identity) -> Result<Vec<v1::Lease>, Error> {
-        let active = self.active_leases(caller)?;
-        let shown: HashSet<String> = active.iter().map(|lease| lease.id.clone()).collect();
-        let mut list = ReplyList::default();
-        let mut has_room = list.add_all(active);
-        let mut before: Option<String> = None;
-        while has_room {
+    /// Returns a page of the active leases, and on demand of those in the ledger, with the newest first.
+    async fn list_leases(&self, caller: &Identity, request: ListLeasesRequest) -> Result<LeaseList, Error> {
+        let ListLeasesRequest { include_ended, after } = request;
+        let is_asked = |lease: &v1::Lease| {
+            caller.may_see(&lease.tenant) && (after.is_empty() || lease.id.as_str() < after.as_str())
+        };
+        let mut active: Vec<_> = self.shell.look(|core| active_leases(core).filter(is_asked).collect())?;
+        active.sort_by(|a, b| b.id.cmp(&a.id));
+        let mut active = active.into_iter().peekable();
+        let mut list = ReplyPage::default();
+        let mut before = (!after.is_empty()).then(|| format!("{}{after}", keys::LEASE));
+        while include_ended && !list.is_full() {
             let from = before.take();
             let page = self
                 .database
@@ -472,12 +472,19 @@ impl Parts {
             let now_ms = self.shell.clock.now_ms();
             for found in &page {
                 let lease = decode::<Record>("a stored lease", &found.value)?.seen_at(now_ms);
-                if caller.may_see(&lease.tenant) && !shown.contains(&lease.id) {
-                    has_room &= list.add_all([lease]);
+                while let Some(newer) = active.next_if(|newer| newer.id > lease.id) {
+                    list.add(&newer.id.clone(), newer);
+                }
+                let lease = active.next_if(|same| same.id == lease.id).unwrap_or(lease);
+                if is_asked(&lease) {
+                    list.add(&lease.id.clone(), lease);
                 }
             }
         }
-        Ok(list.items)
+        for lease in active {
+            list.add(&lease.id.clone(), lease);
+        }
+        Ok(LeaseList { leases: list.items, next: list.next })
     }
 
     async fn bill(&self, caller: &Identity, asked: BillRequest) -> Result<BillReply, Error> {
@@ -499,7 +506,7 @@ impl Parts {
         Ok(Tenant { name, quota: Some(quota), r#use: Some(r#use), stored: Some(stored) })
     }
 
-    async fn tenants(&self) -> Result<Vec<Tenant>, Error> {
+    async fn list_tenants(&self, after: &str) -> Result<TenantList, Error> {
         let mut tenants: Vec<Tenant> = self.shell.look(|core| {
             let known = core.tenants().map(|tenant| Tenant {
                 name: tenant.name.to_string(),
@@ -515,10 +522,14 @@ impl Parts {
             }
         }
         tenants.sort_by(|a, b| a.name.cmp(&b.name));
-        for tenant in &mut tenants {
+        let mut list = ReplyPage::default();
+        for mut tenant in tenants.into_iter().filter(|tenant| tenant.name.as_str() > after) {
             tenant.stored = Some(self.quotas.used(&tenant.name).await?);
+            if !list.add(&tenant.name.clone(), tenant) {
+                break;
+            }
         }
-        Ok(tenants)
+        Ok(TenantList { tenants: list.items, next: list.next })
     }
 }
 

@@ -1,5 +1,7 @@
 //! Leases whose token is verified while they are used: grants, confirmations and revocations.
 
+mod lists;
+
 use std::sync::Arc;
 
 use sublet_proto::package::{self, Checked, PUBLIC};

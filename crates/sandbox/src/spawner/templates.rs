@@ -150,10 +150,7 @@ impl Templates {
             let Some(warm) = &mut known.warm else { return Ok(None) };
             let made = match warm.is_ready(is_needed) {
                 Ok(false) => return Ok(None),
-                Ok(true) => {
-                    known.cold_imports = None;
-                    birth::copy(means, warm)
-                }
+                Ok(true) => birth::copy(means, warm),
                 Err(error) => Err(failed(template, error)),
             };
             match made {
@@ -204,12 +201,7 @@ impl Known {
     /// Whether it can be forked; takes note if it never can.
     fn look(&mut self, template: &Template) -> bool {
         match self.warm.as_mut().map(|warm| warm.is_ready(false)) {
-            Some(Ok(is_ready)) => {
-                if is_ready {
-                    self.cold_imports = None;
-                }
-                is_ready
-            }
+            Some(Ok(is_ready)) => is_ready,
             Some(Err(error)) => {
                 self.give_up(template, &failed(template, error));
                 false
@@ -224,17 +216,40 @@ impl Known {
             template.interpreter.display(),
             template.imports
         );
-        self.cold_imports = self.warm.as_mut().and_then(|warm| warm.cold_imports(template));
+        let cold_imports = self.warm.as_mut().and_then(|warm| warm.cold_imports(template));
         self.cool();
+        self.cold_imports = cold_imports;
         self.failed = Some(Instant::now());
     }
 
+    /// Ends the template. The reason of an attempt before the one that ends here is no longer true.
     fn cool(&mut self) {
         self.ready.clear();
         self.warm = None;
+        self.cold_imports = None;
     }
 }
 
 fn failed(template: &Template, error: io::Error) -> SandboxError {
     SandboxError::system(format!("keeping {} warm", template.interpreter.display()), error)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn evicted_template_has_no_reason_of_an_earlier_attempt() {
+        let now = Instant::now();
+        let reason = "fails with OSError".to_owned();
+        let mut known = Known {
+            heat: Heat { count: 1.0, at: now },
+            ready: Vec::new(),
+            warm: None,
+            failed: Some(now),
+            cold_imports: Some(ColdImports { module: "a".to_owned(), reason, import_ms: 0 }),
+        };
+        known.cool();
+        assert_eq!(known.cold_imports, None);
+    }
 }
