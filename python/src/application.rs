@@ -5,12 +5,12 @@ use pyo3::types::{PyBytes, PyDict};
 use sublet::{ComponentUse, Error, News, Outcome, RunOptions};
 
 use crate::error::{invalid, raised};
+use crate::fork_cell::ForkCell;
 use crate::invoker::{number, seconds};
-use crate::kept::Kept;
 
 /// A deployed graph.
-#[pyclass(frozen, module = "sublet._native")]
-pub struct Application(Kept<sublet::Application>);
+#[pyclass(name = "Application", frozen, module = "sublet._native")]
+pub struct PyApplication(ForkCell<sublet::Application>);
 
 /// A run's identifier, of each last component its name and what its instances returned, and what each component had.
 type Ran<'py> = (String, Vec<(String, Vec<Bound<'py, PyBytes>>)>, Vec<Bound<'py, PyDict>>);
@@ -39,15 +39,15 @@ pub fn chosen(py: Python<'_>, options: Option<&Bound<'_, PyDict>>) -> PyResult<R
     Ok(chosen)
 }
 
-impl Application {
+impl PyApplication {
     /// Wraps a deployed application.
-    pub fn new(application: sublet::Application) -> Application {
-        Application(Kept::new(application))
+    pub fn new(application: sublet::Application) -> PyApplication {
+        PyApplication(ForkCell::new(application))
     }
 }
 
 #[pymethods]
-impl Application {
+impl PyApplication {
     /// The digest of its document.
     #[getter]
     fn digest(&self) -> String {

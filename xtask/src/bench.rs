@@ -16,10 +16,10 @@ use std::io;
 use std::os::unix::fs::MetadataExt;
 use std::process::{Command, ExitCode};
 
-use crate::options::Options;
-use crate::step::{Outcome, Show, Step};
+use crate::options::ChoreOptions;
+use crate::step::{Show, Step, StepOutcome};
 use crate::{cargo, root};
-use json::Figure;
+use json::Measurement;
 
 /// The commands whose measurements the plot shows.
 const SWEEPS: [&str; 3] = [
@@ -37,7 +37,7 @@ const MEASURING: [&str; 4] = ["sublet bench ", LINK, "cargo bench ", "examples/"
 const UNAVAILABLE: &str = "\"fabric_unavailable\"";
 
 /// Builds, then runs the commands one after the other.
-pub fn chore(options: Options) -> io::Result<ExitCode> {
+pub fn chore(options: ChoreOptions) -> io::Result<ExitCode> {
     options.end()?;
     let mut step = Step::start("bench", Show::Everything)?;
     let outcome = measure(&mut step)?;
@@ -45,11 +45,11 @@ pub fn chore(options: Options) -> io::Result<ExitCode> {
     Ok(if tally.failed == 0 { ExitCode::SUCCESS } else { ExitCode::FAILURE })
 }
 
-fn measure(step: &mut Step) -> io::Result<Outcome> {
+fn measure(step: &mut Step) -> io::Result<StepOutcome> {
     let mut build = cargo();
     build.args(["build", "--release", "--workspace"]);
     if !step.run(build)? {
-        return Ok(Outcome::Failed);
+        return Ok(StepOutcome::Failed);
     }
     let promises = fs::read_to_string(root().join("SPECIFICATION.md"))?;
     let document = fs::read_to_string(root().join(DOCUMENT))?;
@@ -71,7 +71,7 @@ fn measure(step: &mut Step) -> io::Result<Outcome> {
         Some(document) => fs::write(root().join(DOCUMENT), document)?,
         None => return Err(io::Error::other(format!("{DOCUMENT} has no place for figures"))),
     }
-    Ok(Outcome::from(all_passed))
+    Ok(StepOutcome::from(all_passed))
 }
 
 /// A measuring command of a document.
@@ -92,7 +92,7 @@ impl<'text> Bench<'text> {
     }
 
     /// Runs the command and returns its measurements, or `None` if the command failed.
-    fn run(&self, step: &mut Step) -> io::Result<Option<Vec<Figure>>> {
+    fn run(&self, step: &mut Step) -> io::Result<Option<Vec<Measurement>>> {
         if self.link.is_some() && fs::metadata("/proc/self")?.uid() != 0 {
             println!("not measured, because only root makes network namespaces: {}", self.words.join(" "));
             return Ok(Some(Vec::new()));
@@ -108,7 +108,8 @@ impl<'text> Bench<'text> {
         let unavailable = lines.iter().any(|line| line.contains(UNAVAILABLE));
         let passed = succeeded || unavailable;
         step.count(passed);
-        let figures = lines.iter().flat_map(|line| Figure::all_of(line)).chain(criterion::figures(&lines));
+        let figures =
+            lines.iter().flat_map(|line| Measurement::all_of(line)).chain(criterion::figures(&lines));
         let command = self.words.join(" ");
         Ok(passed.then(|| figures.map(|figure| figure.over(self.link).by(&command)).collect()))
     }

@@ -11,8 +11,8 @@ use std::io;
 use std::path::{Path, PathBuf};
 use std::process::{Command, ExitCode};
 
-use crate::options::Options;
-use crate::step::{Outcome, Show, Step};
+use crate::options::ChoreOptions;
+use crate::step::{Show, Step, StepOutcome};
 use crate::suites::{self, Suite};
 use crate::{PROFILE, cargo, root};
 
@@ -31,7 +31,7 @@ struct Lines {
 }
 
 /// Builds, runs the tests, merges their counts and prints the share of each crate.
-pub fn chore(options: Options) -> io::Result<ExitCode> {
+pub fn chore(options: ChoreOptions) -> io::Result<ExitCode> {
     options.end()?;
     let mut step = Step::start("coverage", Show::Everything)?;
     let outcome = measure(&mut step)?;
@@ -39,7 +39,7 @@ pub fn chore(options: Options) -> io::Result<ExitCode> {
     Ok(if tally.failed == 0 { ExitCode::SUCCESS } else { ExitCode::FAILURE })
 }
 
-fn measure(step: &mut Step) -> io::Result<Outcome> {
+fn measure(step: &mut Step) -> io::Result<StepOutcome> {
     let folder = root().join(FOLDER);
     let counts = folder.join("counts");
     let environment = [
@@ -53,9 +53,9 @@ fn measure(step: &mut Step) -> io::Result<Outcome> {
     let mut component = Command::new("rustup");
     component.args(["component", "add", "llvm-tools"]);
     if !(step.run(component)? && step.run(build)?) {
-        return Ok(Outcome::Failed);
+        return Ok(StepOutcome::Failed);
     }
-    let Some(tests) = suites::list(step, &environment)? else { return Ok(Outcome::Failed) };
+    let Some(tests) = suites::list(step, &environment)? else { return Ok(StepOutcome::Failed) };
     // Build scripts have written counts as well.
     if counts.exists() {
         fs::remove_dir_all(&counts)?;
@@ -67,7 +67,7 @@ fn measure(step: &mut Step) -> io::Result<Outcome> {
     let mut merge = Command::new(tools.join("llvm-profdata"));
     merge.args(["merge", "--sparse", "--failure-mode=all", "-o"]).arg(&merged).arg(&counts);
     if !step.run(merge)? {
-        return Ok(Outcome::Failed);
+        return Ok(StepOutcome::Failed);
     }
     let mut export = Command::new(tools.join("llvm-cov"));
     export
@@ -77,7 +77,7 @@ fn measure(step: &mut Step) -> io::Result<Outcome> {
     let exported = export.output()?;
     let crates = by_crate(&String::from_utf8_lossy(&exported.stdout));
     print!("\n{}", table(&crates));
-    Ok(Outcome::from(passed && exported.status.success() && !crates.is_empty()))
+    Ok(StepOutcome::from(passed && exported.status.success() && !crates.is_empty()))
 }
 
 /// The arguments that name the programs to llvm-cov.

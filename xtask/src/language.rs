@@ -14,7 +14,7 @@ use std::path::Path;
 use std::process::ExitCode;
 
 use crate::map::files;
-use crate::options::Options;
+use crate::options::ChoreOptions;
 use crate::root;
 use rules::{RULES, repeated_types};
 use text::Text;
@@ -44,7 +44,7 @@ struct Finding {
 }
 
 /// Prints the findings, all or those of one `--area` and `--rule`, and their sums; `--write yes` lowers the table.
-pub fn chore(mut options: Options) -> io::Result<ExitCode> {
+pub fn chore(mut options: ChoreOptions) -> io::Result<ExitCode> {
     let (area, rule, write) = (options.take("area"), options.take("rule"), options.take("write"));
     options.end()?;
     let found = findings()?;

@@ -11,7 +11,7 @@ use sublet_fabric::region::Region;
 use sublet_fabric::ring::Position;
 use sublet_proto::v1::EnterShim;
 use sublet_runtime::access::Access;
-use sublet_xpu::wire::{self, Request};
+use sublet_xpu::wire::{self, CallRequest};
 
 use crate::leases::managers::Managers;
 use crate::shim::{Shim, Who};
@@ -88,7 +88,7 @@ fn act(page: &Page, bytes: &[u8]) {
         let record = u16::from(chunk[1] & 0x1f);
         // A request may name a record that does not exist; the page has no bytes for it.
         page.region.write(wire::payload(u32::from(record) % wire::RECORDS), bytes);
-        let request = Request {
+        let request = CallRequest {
             operation: u16::from(chunk[0] & 0x1f),
             record,
             turn: position.turn,

@@ -28,7 +28,7 @@ const KEEP_ALIVE: Duration = Duration::from_secs(60);
 
 /// Results of all runs.
 #[derive(Clone, Debug, Serialize)]
-pub struct Figure {
+pub struct GraphResult {
     bench: &'static str,
     n: u32,
     /// Time from the request to the first instruction of the last of three components, with warm workers.
@@ -44,10 +44,10 @@ pub struct Figure {
     hidden: f64,
 }
 
-/// The headings of [`Figure::rows`].
+/// The headings of [`GraphResult::rows`].
 pub const HEADINGS: [&str; 3] = ["WHAT", "MEDIAN", "P99"];
 
-impl Figure {
+impl GraphResult {
     /// Formats the results for a table.
     pub fn rows(&self) -> Vec<[String; 3]> {
         let us = |us: f64| human_ns(us * NS_PER_US);
@@ -63,7 +63,7 @@ impl Figure {
 }
 
 /// Executes `n` runs of each kind.
-pub fn run(access: &Access, n: u32, mut progress: impl FnMut()) -> Result<Figure, Error> {
+pub fn run(access: &Access, n: u32, mut progress: impl FnMut()) -> Result<GraphResult, Error> {
     deploy(&ManagerClient::connect_with(access.clone())?)?;
     let options = RunOptions { keep_alive: KEEP_ALIVE, hot_timeout: Duration::ZERO, ..RunOptions::default() };
     let (start_us, start_p99_us) = start(access, options, n, &mut progress)?;
@@ -85,7 +85,7 @@ pub fn run(access: &Access, n: u32, mut progress: impl FnMut()) -> Result<Figure
     // The first step is cold in all of them.
     let rest = |us: f64| us * CHAIN_COMPONENTS as f64 - cold_us;
     let hidden = 1.0 - (rest(left_us) - rest(kept_us)) / (rest(cold_us) - rest(kept_us));
-    Ok(Figure { bench: "graph", n, start_us, start_p99_us, left_us, cold_us, kept_us, hidden })
+    Ok(GraphResult { bench: "graph", n, start_us, start_p99_us, left_us, cold_us, kept_us, hidden })
 }
 
 /// Number of progress steps for `n` runs.

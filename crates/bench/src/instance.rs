@@ -7,7 +7,7 @@ use sublet_proto::v1::PackageFile;
 use sublet_proto::{Code, Error};
 use sublet_runtime::{Access, Allocation, CallOptions, Invoker, Policy};
 
-use super::cold::{Figure, NS_PER_US, Sandbox, Step, micros};
+use super::cold::{ColdStartResult, ColdStartStep, NS_PER_US, SandboxChoice, micros};
 use super::{PACKAGE, Samples, deploy, pin_client};
 
 /// Package of the module.
@@ -46,7 +46,7 @@ impl Side {
 }
 
 /// Calls `n` times, each time in a new instance.
-pub(super) fn run(access: &Access, n: u32, mut progress: impl FnMut()) -> Result<Figure, Error> {
+pub(super) fn run(access: &Access, n: u32, mut progress: impl FnMut()) -> Result<ColdStartResult, Error> {
     let calibration = Calibration::start();
     pin_client()?;
     let mut invoker = Invoker::connect_with(access.clone())?;
@@ -86,17 +86,17 @@ fn turn(invoker: &mut Invoker, package: &str, calls: u32, side: &mut Side) -> Re
     invoker.deallocate().map(drop)
 }
 
-fn figure(mut wasm: Side, mut native: Side, ticks_per_ns: f64) -> Figure {
+fn figure(mut wasm: Side, mut native: Side, ticks_per_ns: f64) -> ColdStartResult {
     let total = wasm.total.summary(ticks_per_ns);
     let (median_us, p99_us) = micros(&mut wasm.executing);
-    Figure {
+    ColdStartResult {
         bench: "cold",
-        sandbox: Sandbox::Wasm,
+        sandbox: SandboxChoice::Wasm,
         n: wasm.total.len() as u32,
         median_us: total.median_ns / NS_PER_US,
         p99_us: total.p99_ns / NS_PER_US,
         floor_us: native.total.summary(ticks_per_ns).median_ns / NS_PER_US,
         // All work of the worker, including the end of the previous instance; the rest is the way there and back.
-        steps: vec![Step { step: "execute", median_us, p99_us }],
+        steps: vec![ColdStartStep { step: "execute", median_us, p99_us }],
     }
 }

@@ -27,8 +27,8 @@ use tokio::sync::mpsc::{UnboundedReceiver, UnboundedSender, unbounded_channel};
 use tokio::task::JoinSet;
 use tonic::transport::Channel;
 
-use super::fleet::{Fleet, Size};
-use super::own::{Own, free_port};
+use super::private_instance::{PrivateInstance, free_port};
+use super::simulated_nodes::{SimulatedNodes, SimulationSize};
 use super::{PACKAGE, Samples, Summary, deploy, human_ns};
 
 /// Time at the beginning of each part that is not counted.
@@ -45,7 +45,7 @@ const MAX_UNANSWERED: usize = 16_384;
 /// Transport of the requests.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, clap::ValueEnum)]
 #[serde(rename_all = "lowercase")]
-pub enum Transport {
+pub enum LeaseTransport {
     /// The manager's Unix socket.
     Unix,
     /// A loopback port, with TLS and tokens.
@@ -54,9 +54,9 @@ pub enum Transport {
 
 /// Parameters of the measurement.
 #[derive(Clone, Copy, Debug)]
-pub struct Plan {
+pub struct LeasePlan {
     /// Transport of the requests.
-    pub transport: Transport,
+    pub transport: LeaseTransport,
     /// Number of nodes.
     pub nodes: u32,
     /// Cores of each node.
@@ -71,9 +71,9 @@ pub struct Plan {
 
 /// Results of the measurement.
 #[derive(Clone, Debug, Serialize)]
-pub struct Figure {
+pub struct LeaseResult {
     bench: &'static str,
-    transport: Transport,
+    transport: LeaseTransport,
     nodes: u32,
     cores_per_node: u32,
     connections: u32,
@@ -95,7 +95,7 @@ pub struct HalfLoad {
     grant: Summary,
 }
 
-/// The headings of [`Figure::cells`].
+/// The headings of [`LeaseResult::cells`].
 pub const HEADINGS: [&str; 8] = [
     "TRANSPORT",
     "NODES",
@@ -107,7 +107,7 @@ pub const HEADINGS: [&str; 8] = [
     "P99",
 ];
 
-impl Figure {
+impl LeaseResult {
     /// Formats the results for a table.
     pub fn cells(&self) -> [String; 8] {
         [
@@ -124,7 +124,7 @@ impl Figure {
 }
 
 /// Starts a manager, registers nodes, and measures.
-pub fn run(plan: Plan) -> Result<Figure, Error> {
+pub fn run(plan: LeasePlan) -> Result<LeaseResult, Error> {
     let (own, access) = start(plan.transport)?;
     let runtime = tokio::runtime::Builder::new_current_thread()
         .enable_all()
@@ -134,14 +134,15 @@ pub fn run(plan: Plan) -> Result<Figure, Error> {
 }
 
 /// Starts a manager, and returns the clients' access to it.
-fn start(transport: Transport) -> Result<(Own, Access), Error> {
-    if transport == Transport::Unix {
-        let own = Own::manager(&["--listen", ""])?;
+fn start(transport: LeaseTransport) -> Result<(PrivateInstance, Access), Error> {
+    if transport == LeaseTransport::Unix {
+        let own = PrivateInstance::manager(&["--listen", ""])?;
         let access = own.access();
         return Ok((own, access));
     }
     let port = free_port()?;
-    let own = Own::manager(&["--listen", &format!("127.0.0.1:{port}"), "--tls-names", "127.0.0.1"])?;
+    let own =
+        PrivateInstance::manager(&["--listen", &format!("127.0.0.1:{port}"), "--tls-names", "127.0.0.1"])?;
     let request = CreateTokenRequest {
         tenant: TENANT.into(),
         role: Role::User.into(),
@@ -152,9 +153,9 @@ fn start(transport: Transport) -> Result<(Own, Access), Error> {
     Ok((own, access))
 }
 
-async fn measure(nodes: &Access, clients: &Access, plan: Plan) -> Result<Figure, Error> {
-    let size = Size { nodes: plan.nodes, cores: plan.cores, connections: plan.connections };
-    let mut fleet = Fleet::register(nodes, size).await?;
+async fn measure(nodes: &Access, clients: &Access, plan: LeasePlan) -> Result<LeaseResult, Error> {
+    let size = SimulationSize { nodes: plan.nodes, cores: plan.cores, connections: plan.connections };
+    let mut fleet = SimulatedNodes::register(nodes, size).await?;
     // A manager without nodes could not choose a build of the package.
     let operator = nodes.clone();
     let deployed = tokio::task::spawn_blocking(move || deploy(&ManagerClient::connect_with(operator)?)).await;
@@ -166,7 +167,7 @@ async fn measure(nodes: &Access, clients: &Access, plan: Plan) -> Result<Figure,
     let leases_per_second = leases as f64 / seconds;
     let at_half_load = at_rate(&clients, leases_per_second / 2.0, plan.time).await?;
     fleet.check()?;
-    Ok(Figure {
+    Ok(LeaseResult {
         bench: "lease",
         transport: plan.transport,
         nodes: plan.nodes,
@@ -222,7 +223,7 @@ impl Client {
 }
 
 /// Number of leases granted and released, and the time in seconds.
-async fn as_fast_as_it_goes(clients: &[Client], plan: Plan) -> Result<(u64, f64), Error> {
+async fn as_fast_as_it_goes(clients: &[Client], plan: LeasePlan) -> Result<(u64, f64), Error> {
     let counted_from = Instant::now() + WARM_UP;
     let until = counted_from + plan.time;
     let mut loops = JoinSet::new();

@@ -19,7 +19,7 @@ use sublet_fabric::clock::{Calibration, ticks, ticks_ordered};
 use sublet_proto::{Code, Error};
 use sublet_runtime::{Access, Allocation, CallOptions, Function, Invocation, Invoker, Policy};
 
-use super::own::Own;
+use super::private_instance::PrivateInstance;
 use super::{PACKAGE, Samples, Summary, allocate, human_ns, pin_client};
 
 /// Counted calls of each kind in a block, and uncounted calls before them.
@@ -51,7 +51,7 @@ enum Client {
 
 /// Results of the measurement.
 #[derive(Clone, Debug, Serialize)]
-pub struct Figure {
+pub struct RejectionResult {
     bench: &'static str,
     fabric: &'static str,
     client: Client,
@@ -64,10 +64,10 @@ pub struct Figure {
     redirected_ratio: f64,
 }
 
-/// The headings of [`Figure::rows`].
+/// The headings of [`RejectionResult::rows`].
 pub const HEADINGS: [&str; 4] = ["CALL", "MEDIAN", "P99", "RATIO"];
 
-impl Figure {
+impl RejectionResult {
     /// Formats the results for a table.
     pub fn rows(&self) -> Vec<[String; 4]> {
         let row = |name: &str, summary: &Summary, ratio: f64| {
@@ -82,15 +82,23 @@ impl Figure {
 }
 
 /// Starts a node with two shared cores and measures `calls` calls of each kind.
-pub fn run(calls: u32, mut progress: impl FnMut()) -> Result<Figure, Error> {
+pub fn run(calls: u32, mut progress: impl FnMut()) -> Result<RejectionResult, Error> {
     let calibration = Calibration::start();
     let cores = std::thread::available_parallelism().map_or(1, usize::from);
     let client = if cores > 2 { Client::Polls } else { Client::Sleeps };
     if client == Client::Polls {
         pin_client()?;
     }
-    let own =
-        Own::up(&["--cores", "0", "--shared-cores", "2", "--shared-places", "8", "--memory", "512MiB"])?;
+    let own = PrivateInstance::up(&[
+        "--cores",
+        "0",
+        "--shared-cores",
+        "2",
+        "--shared-places",
+        "8",
+        "--memory",
+        "512MiB",
+    ])?;
     let shared = Allocation::new(PACKAGE).policy(Policy::AlwaysWarm).memory_bytes(64 << 20).shared();
     let holder = connect(&own.access(), &shared)?;
     let invoker = connect(&own.access(), &shared.clone().cores(2).spin(client.spin()))?;
@@ -262,11 +270,11 @@ impl<'invoker> Bench<'invoker> {
         }
     }
 
-    fn figure(mut self, per_ns: f64) -> Figure {
+    fn figure(mut self, per_ns: f64) -> RejectionResult {
         let n = self.plain.len();
         let (plain, rejected, redirected) =
             (self.plain.summary(per_ns), self.rejected.summary(per_ns), self.redirected.summary(per_ns));
-        Figure {
+        RejectionResult {
             bench: "reject",
             fabric: "shm",
             client: self.client,

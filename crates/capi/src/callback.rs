@@ -20,7 +20,7 @@ use std::sync::atomic::{AtomicU8, Ordering};
 use std::task::{Poll, Wake, Waker};
 
 use crate::boundary::{guarded, invalid, sublet_status};
-use crate::invocation::{Slot, slot, sublet_invocation};
+use crate::invocation::{CallSlot, slot, sublet_invocation};
 
 /// Type of `sublet_callback`.
 pub type sublet_callback = unsafe extern "C" fn(*mut sublet_invocation, *mut c_void);
@@ -52,7 +52,7 @@ unsafe impl Sync for Watch {}
 impl Watch {
     /// # Safety
     /// The caller owns the invocation: it has set the state to `POLLING`.
-    unsafe fn call<'a>(&self) -> Option<&'a mut Slot> {
+    unsafe fn call<'a>(&self) -> Option<&'a mut CallSlot> {
         // SAFETY: the invocation is alive until the callback, and only the caller uses it.
         unsafe { slot(self.invocation) }.ok()
     }

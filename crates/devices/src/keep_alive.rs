@@ -24,7 +24,7 @@ const MOST_USES: u32 = 1000;
 
 /// Costs of an entry.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Cost {
+pub struct EntryCost {
     /// Time to load the entry again if it is not kept, in microseconds.
     pub load_us: u64,
     /// Size of the entry, in bytes.
@@ -33,7 +33,7 @@ pub struct Cost {
 
 #[derive(Clone, Debug)]
 struct Entry {
-    cost: Cost,
+    cost: EntryCost,
     uses: u32,
     pins: u32,
     priority: f64,
@@ -59,7 +59,7 @@ impl<K: Clone + Eq + Hash> KeepAlive<K> {
 
     /// Takes a new entry, used once now, and returns the entries to evict for it, which the caller drops. Pinned
     /// entries stay even if they exceed the capacity; an entry larger than the whole capacity is returned itself.
-    pub fn insert(&mut self, key: K, cost: Cost) -> Vec<K> {
+    pub fn insert(&mut self, key: K, cost: EntryCost) -> Vec<K> {
         self.remove(&key);
         self.used_bytes += cost.size_bytes;
         self.entries.insert(key.clone(), Entry { cost, uses: 0, pins: 0, priority: 0.0, turn: 0 });

@@ -24,10 +24,10 @@ use sublet_proto::{Code, Error, decode};
 use tokio::sync::Semaphore;
 
 use self::fold::Sum;
-use self::span::{Part, Share, Span};
+use self::span::{FunctionShare, PeriodUsage, UsageSpan};
 use crate::clock::Clock;
 use crate::database::Database;
-use crate::ledger::{self, MINUTE_MS, Minute, Record, minute_prefix, parse_minute_key};
+use crate::ledger::{self, LeaseRecord, MINUTE_MS, Minute, minute_prefix, parse_minute_key};
 use crate::packages;
 use crate::reply::within_reply;
 use crate::store::{self, PAGE_RECORDS, Store, keys};
@@ -111,7 +111,7 @@ fn day_of(minute: u64) -> u64 {
 struct Reader {
     scope: Scope,
     /// Spans of leases; `None` for leases that are not in the scope.
-    spans: HashMap<String, Option<Span>>,
+    spans: HashMap<String, Option<UsageSpan>>,
     after: String,
     end: u64,
     read: usize,
@@ -146,7 +146,7 @@ impl Reader {
             let record = ledger::stored(store, id)?.filter(|record| self.scope.has(&record.lease));
             let span = record.map(|record| {
                 let last = self.scope.has_minute(record.minute).then(|| self.scope.period(record.minute));
-                Span::from(record, usage.base, last)
+                UsageSpan::from(record, usage.base, last)
             });
             self.spans.insert(id.to_owned(), span);
         }
@@ -235,7 +235,7 @@ impl Bills {
     /// Adds the usage of folded leases to the lines.
     async fn folded(&self, scope: &Scope, lines: &mut Lines) -> Result<(), Error> {
         let (prefix, after) = fold::sums_of(scope.minutes);
-        let see = |page: &[store::Record]| {
+        let see = |page: &[store::StoreRecord]| {
             for found in page {
                 let sum: Sum = decode("a sum of folded leases", &found.value)?;
                 if scope.minutes.is_some_and(|(_, end)| sum.day >= end) {
@@ -250,12 +250,12 @@ impl Bills {
         self.database.each_page(prefix, after, see).await
     }
 
-    async fn one(&self, scope: &Scope, id: String) -> Result<Span, Error> {
+    async fn one(&self, scope: &Scope, id: String) -> Result<UsageSpan, Error> {
         let wanted = id.clone();
         let record = self.database.with(move |store| ledger::stored(store, &wanted)).await?;
         let record = record.filter(|record| scope.has(&record.lease));
         record
-            .map(Span::whole)
+            .map(UsageSpan::whole)
             .ok_or_else(|| Error::new(Code::UnknownLease, format!("the ledger has no lease {id:?}")))
     }
 
@@ -271,15 +271,15 @@ impl Bills {
             let Some(last) = page.last() else { return Ok(()) };
             before = Some(last.key.clone());
             for found in &page {
-                let record: Record = decode("a stored lease", &found.value)?;
+                let record: LeaseRecord = decode("a stored lease", &found.value)?;
                 if scope.has(&record.lease) {
-                    lines.add(&Span::whole(record))?;
+                    lines.add(&UsageSpan::whole(record))?;
                 }
             }
         }
     }
 
-    async fn timed(&self, mut reader: Reader) -> Result<Vec<Span>, Error> {
+    async fn timed(&self, mut reader: Reader) -> Result<Vec<UsageSpan>, Error> {
         loop {
             let read = self.database.with(move |store| {
                 let goes_on = reader.read_page(store)?;
@@ -354,10 +354,10 @@ impl Lines {
         Lines { by, of: BTreeMap::new() }
     }
 
-    fn add(&mut self, span: &Span) -> Result<(), Error> {
+    fn add(&mut self, span: &UsageSpan) -> Result<(), Error> {
         let lease = &span.lease;
         for part in span.parts() {
-            let Part { period, usage, cost } = part;
+            let PeriodUsage { period, usage, cost } = part;
             match self.by {
                 BillBy::Lease => {
                     self.sum(Key::Lease(Reverse(lease.id.clone())), || lease_line(lease), usage, cost)?;
@@ -419,9 +419,9 @@ impl Lines {
     }
 
     /// Adds each function's usage, and the rest, which belongs to no function.
-    fn add_functions(&mut self, span: &Span, part: &Part) -> Result<(), Error> {
+    fn add_functions(&mut self, span: &UsageSpan, part: &PeriodUsage) -> Result<(), Error> {
         let lease = &span.lease;
-        for Share { function, usage, cost } in span.shares(part) {
+        for FunctionShare { function, usage, cost } in span.shares(part) {
             self.sum_function((&lease.package_name, &lease.package, function), usage, cost)?;
         }
         Ok(())

@@ -41,11 +41,11 @@ const BURST_PARTS: u32 = 4;
 /// Tenants' use of the store, and its limits.
 pub(crate) struct Quotas {
     database: Database,
-    known: Mutex<Known>,
+    known: Mutex<QuotaTable>,
 }
 
 #[derive(Default)]
-struct Known {
+struct QuotaTable {
     quotas: HashMap<String, Quota>,
     accounts: HashMap<String, Account>,
 }
@@ -53,12 +53,12 @@ struct Known {
 /// A tenant's use of the store and of its day's leases.
 #[derive(Debug, Default)]
 struct Account {
-    measured: Option<Measured>,
+    measured: Option<MeasuredUse>,
     leases: LeaseRate,
 }
 
 #[derive(Clone, Copy, Debug)]
-struct Measured {
+struct MeasuredUse {
     used: StoreUse,
     at: Instant,
     /// Whether data of the tenant was removed since.
@@ -132,7 +132,7 @@ impl Quotas {
     /// Whether one run more would be more runs than the caller's tenant may have.
     pub(crate) async fn is_full_of_runs(&self, caller: Asker<'_>) -> Result<bool, Error> {
         let one = StoreUse { runs: 1, ..StoreUse::default() };
-        let check = |known: &mut Known| {
+        let check = |known: &mut QuotaTable| {
             let limits = known.limits(caller);
             let store = StoreUse { runs: limits.store.runs, ..UNLIMITED.store };
             known.check(caller.tenant, Limits { store, ..limits }, one, Instant::now())
@@ -144,7 +144,7 @@ impl Quotas {
     async fn decide(
         &self,
         tenant: &str,
-        decide: impl Fn(&mut Known) -> Admission,
+        decide: impl Fn(&mut QuotaTable) -> Admission,
     ) -> Result<Option<Error>, Error> {
         loop {
             let admission = decide(&mut self.known());
@@ -194,16 +194,17 @@ impl Quotas {
     async fn measure(&self, tenant: &str) -> Result<StoreUse, Error> {
         let of = tenant.to_owned();
         let used = self.database.with(move |store| measure(store, &of)).await?;
-        self.known().account(tenant).measured = Some(Measured { used, at: Instant::now(), is_stale: false });
+        self.known().account(tenant).measured =
+            Some(MeasuredUse { used, at: Instant::now(), is_stale: false });
         Ok(used)
     }
 
-    fn known(&self) -> std::sync::MutexGuard<'_, Known> {
+    fn known(&self) -> std::sync::MutexGuard<'_, QuotaTable> {
         self.known.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
-impl Known {
+impl QuotaTable {
     fn limits(&self, caller: Asker<'_>) -> Limits {
         Limits::of(self.quotas.get(caller.tenant), caller.is_operator)
     }
@@ -327,9 +328,9 @@ mod tests {
         StoreUse { bytes, ..StoreUse::default() }
     }
 
-    fn known(used: StoreUse, at: Instant) -> Known {
-        let mut known = Known::default();
-        known.account("alice").measured = Some(Measured { used, at, is_stale: false });
+    fn known(used: StoreUse, at: Instant) -> QuotaTable {
+        let mut known = QuotaTable::default();
+        known.account("alice").measured = Some(MeasuredUse { used, at, is_stale: false });
         known
     }
 
@@ -375,7 +376,7 @@ mod tests {
     #[test]
     fn operators_have_no_defaults_and_quotas_hold_for_all() {
         let operator = Asker { tenant: "ops", is_operator: true };
-        let mut known = Known::default();
+        let mut known = QuotaTable::default();
         assert!(matches!(known.admit(operator, bytes(u64::MAX), Instant::now()), Admission::Admitted));
         let quota = Quota { store_bytes: Some(7), leases_per_day: Some(u32::MAX), ..Quota::default() };
         known.quotas.insert("ops".into(), quota);

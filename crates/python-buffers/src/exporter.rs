@@ -13,7 +13,7 @@ use pyo3::prelude::*;
 use pyo3::sync::PyOnceLock;
 use pyo3::types::PyType;
 
-use crate::{RawBuffer, Use};
+use crate::{BufferUse, RawBuffer};
 
 /// The type's name, as a function sees it in `memoryview.obj`.
 const NAME: &CStr = c"sublet.Exporter";
@@ -83,12 +83,12 @@ impl Exporter {
         py: Python<'py>,
         at: NonNull<u8>,
         len_bytes: u64,
-        how: Use,
+        how: BufferUse,
     ) -> PyResult<Bound<'py, PyAny>> {
         let next = Stretch {
             at: at.as_ptr().cast(),
             len: isize::try_from(len_bytes)?,
-            readonly: c_int::from(how == Use::Reading),
+            readonly: c_int::from(how == BufferUse::Reading),
         };
         let object = self.0.as_ptr();
         let own = object.cast::<Object>();

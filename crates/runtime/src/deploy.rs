@@ -30,7 +30,7 @@ const ANY_EXECUTE: u32 = 0o111;
 /// assert!(!is_path("words") && !is_path("alice/words"));
 /// ```
 pub fn is_path(package: &str) -> bool {
-    let is_address = |reading: package::Address<'_>| {
+    let is_address = |reading: package::PackageAddress<'_>| {
         reading.function.is_none() && is_plain(reading.package) && reading.owner.is_none_or(is_plain)
     };
     let is_library = [".so", ".wasm"].iter().any(|suffix| package.ends_with(suffix));

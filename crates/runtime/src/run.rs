@@ -33,10 +33,10 @@ use crate::fabrics::FabricChoice;
 use crate::invocation::is_repeatable;
 use crate::lease::link::lock;
 use crate::manager::ManagerClient;
-use driver::{Driven, Driver};
+use driver::{Driven, RunDriver};
 use execute::{Environment, Workers};
-use history::History;
-use journal::Journal;
+use history::RunHistory;
+use journal::RunJournal;
 
 mod budget;
 mod driver;
@@ -100,7 +100,7 @@ pub struct Application {
     /// Workers of earlier runs.
     kept: Mutex<HashMap<Environment, Vec<Workers>>>,
     /// The usage of earlier runs, once it was needed.
-    history: OnceLock<Mutex<History>>,
+    history: OnceLock<Mutex<RunHistory>>,
 }
 
 /// Result of a run that succeeded.
@@ -235,9 +235,9 @@ impl Application {
         mut news: impl FnMut(&News),
         mut goes_on: impl FnMut() -> bool,
     ) -> Result<Outcome, Error> {
-        let journal = Journal::begin(&self.manager, (&self.graph, &self.digest), input)?;
+        let journal = RunJournal::begin(&self.manager, (&self.graph, &self.digest), input)?;
         let run = journal.run().to_owned();
-        let driver = Driver::new(self, journal, input.to_vec(), &mut news);
+        let driver = RunDriver::new(self, journal, input.to_vec(), &mut news);
         self.outcome(run, driver.for_as_long_as(&mut goes_on).run(None))
     }
 
@@ -260,8 +260,8 @@ impl Application {
         mut news: impl FnMut(&News),
         mut goes_on: impl FnMut() -> bool,
     ) -> Result<Outcome, Error> {
-        let (journal, input, records) = Journal::open(&self.manager, &self.graph, run)?;
-        let driver = Driver::new(self, journal, input, &mut news).for_as_long_as(&mut goes_on);
+        let (journal, input, records) = RunJournal::open(&self.manager, &self.graph, run)?;
+        let driver = RunDriver::new(self, journal, input, &mut news).for_as_long_as(&mut goes_on);
         self.outcome(run.to_owned(), driver.run(Some(&records)))
     }
 
@@ -277,8 +277,8 @@ impl Application {
     }
 
     /// A value that is derived from earlier runs.
-    fn past<T>(&self, ask: impl FnOnce(&History) -> T) -> T {
-        let read = || Mutex::new(History::read(&self.manager, &self.graph));
+    fn past<T>(&self, ask: impl FnOnce(&RunHistory) -> T) -> T {
+        let read = || Mutex::new(RunHistory::read(&self.manager, &self.graph));
         ask(&lock(self.history.get_or_init(read)))
     }
 

@@ -16,7 +16,7 @@ mod memory;
 mod values;
 
 use napi_sys::{napi_callback_info, napi_env, napi_value};
-use sublet_sandbox::template::{self, Program, Runtime, Threads};
+use sublet_sandbox::template::{self, Runtime, TemplateProgram, Threads};
 
 use values::{argument, boolean, define, number, text, throw};
 
@@ -93,7 +93,7 @@ unsafe extern "C" fn is_alive(env: napi_env, _: napi_callback_info) -> napi_valu
     unsafe { boolean(env, is_alive) }
 }
 
-fn described(program: &Program) -> String {
+fn described(program: &TemplateProgram) -> String {
     let lossy = |words: &[std::ffi::OsString]| -> Vec<String> {
         words.iter().map(|word| word.to_string_lossy().into_owned()).collect()
     };

@@ -6,12 +6,12 @@
 //! first call, therefore `sublet_function.h` exports them. Others, as Rust's, only use memory by which they have grown it.
 
 use sublet_proto::Code;
-use sublet_runtime::worker::engine::{Caller, Input, Message, Output};
+use sublet_runtime::worker::engine::{CallInput, CallOutput, ErrorMessage, FunctionCaller};
 use wasmtime::{Instance, Memory, Result, Store, TypedFunc};
 
-use crate::engine::{Function, WasmEngine};
-use crate::failure::Failure;
-use crate::host::State;
+use crate::engine::{WasmEngine, WasmFunction};
+use crate::failure::CallFailure;
+use crate::host::HostState;
 use crate::limits::PAGE_BYTES;
 use crate::reserve::RESERVED_BYTES;
 
@@ -23,19 +23,19 @@ const ALIGN_BYTES: u64 = 16;
 /// Caller of a module's functions on one worker thread.
 pub struct WasmCaller<'engine> {
     engine: &'engine WasmEngine,
-    message: Message,
+    message: ErrorMessage,
     /// Instance of the latest call, which is dropped after the reply.
-    used: Option<Store<State>>,
+    used: Option<Store<HostState>>,
 }
 
 impl<'engine> WasmCaller<'engine> {
     pub(crate) fn new(engine: &'engine WasmEngine) -> WasmCaller<'engine> {
-        WasmCaller { engine, message: Message::new(), used: None }
+        WasmCaller { engine, message: ErrorMessage::new(), used: None }
     }
 }
 
-impl Caller for WasmCaller<'_> {
-    fn call(&mut self, function: u16, input: Input<'_>, mut output: Output<'_>) -> Result<u32, Code> {
+impl FunctionCaller for WasmCaller<'_> {
+    fn call(&mut self, function: u16, input: CallInput<'_>, mut output: CallOutput<'_>) -> Result<u32, Code> {
         let Some(&function) = self.engine.functions.get(usize::from(function)) else {
             return Err(Code::UnknownFunction);
         };
@@ -62,8 +62,8 @@ impl Caller for WasmCaller<'_> {
 }
 
 impl WasmEngine {
-    fn store(&self) -> Store<State> {
-        let mut store = Store::new(self.instances.module().engine(), State::default());
+    fn store(&self) -> Store<HostState> {
+        let mut store = Store::new(self.instances.module().engine(), HostState::default());
         store.set_epoch_deadline(self.ticker.deadline_ticks());
         store
     }
@@ -71,11 +71,11 @@ impl WasmEngine {
 
 fn call(
     engine: &WasmEngine,
-    store: &mut Store<State>,
-    function: Function,
-    input: Input<'_>,
-    output: &mut Output<'_>,
-) -> Result<u32, Failure> {
+    store: &mut Store<HostState>,
+    function: WasmFunction,
+    input: CallInput<'_>,
+    output: &mut CallOutput<'_>,
+) -> Result<u32, CallFailure> {
     if let Some(fuel) = engine.limits.fuel {
         store.set_fuel(fuel)?;
     }
@@ -99,7 +99,7 @@ fn call(
         }
     };
     if let Some(said) = store.data_mut().failure.take() {
-        return Err(Failure::Said(said));
+        return Err(CallFailure::Said(said));
     }
     let written = written?;
     if written <= output.capacity() {
@@ -147,7 +147,7 @@ struct Live {
 }
 
 impl Live {
-    fn start(engine: &WasmEngine, store: &mut Store<State>) -> Result<Live> {
+    fn start(engine: &WasmEngine, store: &mut Store<HostState>) -> Result<Live> {
         let instance = engine.instances.instantiate(&mut *store)?;
         let memory = instance
             .get_module_export(&mut *store, &engine.exports.memory)
@@ -162,7 +162,7 @@ impl Live {
 
     fn function<P: wasmtime::WasmParams, R: wasmtime::WasmResults>(
         &self,
-        store: &mut Store<State>,
+        store: &mut Store<HostState>,
         export: &wasmtime::ModuleExport,
     ) -> Result<TypedFunc<P, R>> {
         let function = self
@@ -177,9 +177,9 @@ impl Live {
     fn place(
         &self,
         engine: &WasmEngine,
-        store: &mut Store<State>,
+        store: &mut Store<HostState>,
         layout: Layout,
-    ) -> Result<Layout, Failure> {
+    ) -> Result<Layout, CallFailure> {
         let start = match (&engine.exports.allocate, engine.reserved) {
             (Some(allocate), _) => self.allocate(store, allocate, layout.end)?,
             (None, Some(reserved)) if layout.end <= RESERVED_BYTES => Some(reserved),
@@ -188,12 +188,12 @@ impl Live {
         let memory_bytes = self.memory.data_size(&*store) as u64;
         // The result of a module's allocator is untrusted.
         let placed = start.map(|start| layout.at(start)).filter(|placed| placed.end <= memory_bytes);
-        placed.ok_or(Failure::NoSpace { wanted_bytes: layout.end, memory_bytes })
+        placed.ok_or(CallFailure::NoSpace { wanted_bytes: layout.end, memory_bytes })
     }
 
     fn allocate(
         &self,
-        store: &mut Store<State>,
+        store: &mut Store<HostState>,
         allocate: &wasmtime::ModuleExport,
         bytes: u64,
     ) -> Result<Option<u64>> {
@@ -203,7 +203,7 @@ impl Live {
         Ok((at != 0).then_some(u64::from(at)))
     }
 
-    fn grow(&self, store: &mut Store<State>, bytes: u64) -> Option<u64> {
+    fn grow(&self, store: &mut Store<HostState>, bytes: u64) -> Option<u64> {
         let pages = self.memory.grow(&mut *store, bytes.div_ceil(PAGE_BYTES)).ok()?;
         Some(pages * PAGE_BYTES)
     }

@@ -18,7 +18,7 @@ use sublet_fabric::{SharedBytes, SharedBytesMut};
 use sublet_proto::{Code, Error};
 
 use crate::wire::DESCRIPTORS;
-use crate::{FifoShape, GlobalId, Reader, Rights, Spawn, Unread, Writer, process};
+use crate::{FifoRights, FifoShape, GlobalId, Reader, Spawn, Unread, Writer, process};
 
 /// Timeout that stands for no limit.
 const FOR_EVER: u64 = u64::MAX;
@@ -155,14 +155,14 @@ pub unsafe fn get_xpupid(pid: *mut u64) -> u32 {
 /// None.
 pub unsafe fn grant_cap(to: u64, object: u64, rights: u32) -> u32 {
     let id = GlobalId::from_bits;
-    guarded(|| process()?.grant(id(to), id(object), Rights::from_bits(rights)?))
+    guarded(|| process()?.grant(id(to), id(object), FifoRights::from_bits(rights)?))
 }
 
 /// # Safety
 /// None.
 pub unsafe fn revoke_cap(from: u64, object: u64, rights: u32) -> u32 {
     let id = GlobalId::from_bits;
-    guarded(|| process()?.revoke(id(from), id(object), Rights::from_bits(rights)?))
+    guarded(|| process()?.revoke(id(from), id(object), FifoRights::from_bits(rights)?))
 }
 
 /// # Safety
@@ -322,7 +322,7 @@ pub unsafe fn xspawn(
             (false, count) => unsafe { std::slice::from_raw_parts(capv, count) },
         };
         let capability =
-            |said: &Capability| Ok((GlobalId::from_bits(said.object), Rights::from_bits(said.rights)?));
+            |said: &Capability| Ok((GlobalId::from_bits(said.object), FifoRights::from_bits(said.rights)?));
         // SAFETY: as the caller vouches.
         let (path, args, env) = unsafe { (text(path)?, words(argv), words(envp)) };
         let capabilities = capabilities.iter().map(capability).collect::<Result<_, Error>>()?;

@@ -41,7 +41,7 @@ pub struct Chain {
     /// Index of the executor of each stage.
     by: Vec<usize>,
     /// State of each stage in the current call.
-    stages: Vec<Standing>,
+    stages: Vec<StageState>,
     /// Stages that can be submitted.
     ready: VecDeque<usize>,
     /// Stages that were submitted to each executor and not answered, the oldest first.
@@ -83,7 +83,7 @@ enum Halt {
 
 /// State of a stage in a call.
 #[derive(Default)]
-struct Standing {
+struct StageState {
     /// Number of triggering components that are not settled.
     awaits: usize,
     is_triggered: bool,
@@ -135,7 +135,7 @@ impl Process {
             }
         }
         let given = executors.iter().map(|_| VecDeque::with_capacity(by.len())).collect();
-        let stages: Vec<Standing> = by.iter().map(|_| Standing::default()).collect();
+        let stages: Vec<StageState> = by.iter().map(|_| StageState::default()).collect();
         let (ready, input, joined) = (VecDeque::with_capacity(by.len()), Vec::new(), Vec::new());
         Ok(Chain { plan, executors, by, stages, ready, given, is_begun: false, outcome: None, input, joined })
     }
@@ -338,7 +338,7 @@ impl Halt {
 }
 
 /// The output that a trigger passes on. `None` if the condition is not met.
-fn handed<'stages>(plan: &Plan, stages: &'stages [Standing], edge: &Edge) -> Option<&'stages [u8]> {
+fn handed<'stages>(plan: &Plan, stages: &'stages [StageState], edge: &Edge) -> Option<&'stages [u8]> {
     let standing = &stages[plan.of[edge.from]];
     let does_trigger = standing.has_output && plan.graph.does_trigger(edge, &standing.output);
     does_trigger.then_some(standing.output.as_slice())
@@ -385,7 +385,7 @@ fn check(graph: &Graph) -> Result<(), Vec<Problem>> {
             add(format!("edges[{index}].type"), "components of a chain of executors exchange no messages");
         }
     }
-    if graph.limits != graph::Limits::default() {
+    if graph.limits != graph::RunLimits::default() {
         add("limits".into(), "a chain of executors has none");
     }
     if problems.is_empty() { Ok(()) } else { Err(problems) }

@@ -25,19 +25,19 @@
 //! - A submission does not wait until an answer is taken: it fails if the ring has not enough space.
 //! - Submitting a call and taking its answer have neither system calls, allocations nor locks while both ends are awake.
 
-mod places;
-mod served;
+mod named_buffers;
+mod served_executor;
 
 use std::collections::VecDeque;
 use std::time::{Duration, Instant};
 
-pub use places::{MAX_PLACES, Place};
-pub use served::{Execute, Served, Sink, Source};
+pub use named_buffers::{BufferName, MAX_PLACES};
+pub use served_executor::{Execute, InputSource, OutputSink, ServedExecutor};
 
 use sublet_fabric::SharedBytes;
 use sublet_proto::{Code, Error};
 
-use crate::capability::{GlobalId, Rights};
+use crate::capability::{FifoRights, GlobalId};
 use crate::fifo::{FifoShape, Reader, Unread, Writer};
 use crate::process::{Process, Spawn};
 
@@ -128,13 +128,14 @@ impl Process {
         let shape = shape(max_bytes)?;
         let answers = self.init("", shape)?;
         let order = Order { caller: self.pid(), answers: answers.object(), max_bytes };
-        let capabilities = vec![(answers.object(), Rights::WRITE)];
+        let capabilities = vec![(answers.object(), FifoRights::WRITE)];
         let spawn =
             Spawn { args: order.words(), capabilities, package: package.to_owned(), ..Spawn::default() };
         let pid = self.start(unit, &spawn)?;
-        let mut begun = Begun { process: self, pid, answers, message: Buffer::for_messages(shape) };
+        let mut begun =
+            StartingExecutor { process: self, pid, answers, message: Buffer::for_messages(shape) };
         let calls = self.connect_to(begun.calls(deadline)?, deadline)?;
-        let Begun { answers, message: answer, .. } = begun;
+        let StartingExecutor { answers, message: answer, .. } = begun;
         let message = Buffer::for_messages(shape);
         let (functions, waiting) = (Vec::new(), VecDeque::with_capacity(MAX_CALLS));
         Ok(Executor { pid, max_bytes, calls, answers, functions, waiting, message, answer, ready: None })
@@ -142,14 +143,14 @@ impl Process {
 }
 
 /// An executor that has not reported its FIFO for calls yet.
-struct Begun<'process> {
+struct StartingExecutor<'process> {
     process: &'process Process,
     pid: GlobalId,
     answers: Reader,
     message: Buffer,
 }
 
-impl Begun<'_> {
+impl StartingExecutor<'_> {
     /// Waits until the executor has sent the id of its FIFO for calls.
     fn calls(&mut self, deadline: Option<Instant>) -> Result<GlobalId, Error> {
         let object = self.answers.object();
@@ -163,7 +164,7 @@ impl Begun<'_> {
                 Err(unread) => check_waiting(unread, self.pid, deadline)?,
             }
             // Granting rights to a process that is gone fails.
-            if self.process.grant(self.pid, object, Rights::WRITE).is_err() {
+            if self.process.grant(self.pid, object, FifoRights::WRITE).is_err() {
                 return Err(died(self.pid));
             }
         }
@@ -485,7 +486,7 @@ impl Buffer {
 
 #[cfg(test)]
 mod tests {
-    use super::served::parts;
+    use super::served_executor::parts;
     use super::*;
 
     #[test]

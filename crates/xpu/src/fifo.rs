@@ -25,7 +25,7 @@ mod end;
 mod reader;
 mod writer;
 
-pub(crate) use end::{End, Spares};
+pub(crate) use end::{FifoEnd, Spares};
 
 pub use end::BACK;
 pub use reader::{Reader, Unread};

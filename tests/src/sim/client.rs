@@ -1,15 +1,16 @@
 //! A client: it asks, holds, lets go, and asks again. Some never come for what they were granted, come late or twice,
 //! die without a word, or hold until they are thrown out.
 
-use sublet_manager::core::{LeaseId, RequestId, Terms};
+use sublet_manager::core::{LeaseId, LeaseTerms, RequestId};
 use sublet_proto::Code;
 use sublet_proto::v1::{LeaseRequest, Ticket};
 
 use super::manager::{agent_of, lease_id};
-use super::network::Party;
+use super::network::LinkEnd;
 use super::random::Random;
 use super::scene::{
-    Answer, Ask, Call, Caller, Event, FromAgent, FromClient, LeaseAsk, Message, Scene, Token, host_of,
+    Ask, FromAgent, FromClient, LeaseAsk, ManagerAnswer, Scene, SimCall, SimCaller, SimEvent, SimMessage,
+    Token, host_of,
 };
 
 /// How long an answer may take beyond what the request may wait.
@@ -36,7 +37,7 @@ pub struct Manners {
 
 /// See the [module](self).
 #[derive(Debug)]
-pub struct Client {
+pub struct SimClient {
     number: u32,
     tenant: u32,
     /// Counts its requests.
@@ -56,7 +57,7 @@ enum Phase {
         tries: u32,
     },
     Holding {
-        leases: Vec<Held>,
+        leases: Vec<HeldTicket>,
         manager: u8,
         timeout_ms: u64,
         until_us: u64,
@@ -66,7 +67,7 @@ enum Phase {
 }
 
 #[derive(Clone, Debug)]
-struct Held {
+struct HeldTicket {
     id: LeaseId,
     agent: u32,
     ticket: Ticket,
@@ -91,16 +92,16 @@ enum End {
     ByManager,
 }
 
-impl Client {
+impl SimClient {
     /// One that will ask.
-    pub fn new(number: u32, tenant: u32) -> Client {
-        Client { number, tenant, round: 0, wakes: 0, calls: 0, phase: Phase::Idle }
+    pub fn new(number: u32, tenant: u32) -> SimClient {
+        SimClient { number, tenant, round: 0, wakes: 0, calls: 0, phase: Phase::Idle }
     }
 
     /// Does nothing until then; whatever else it would have woken for is void.
     pub fn wake_at(&mut self, at_us: u64, scene: &mut Scene) {
         self.wakes += 1;
-        scene.queue.add(at_us, Event::ClientWakes(self.number, self.wakes));
+        scene.queue.add(at_us, SimEvent::ClientWakes(self.number, self.wakes));
     }
 
     /// Whether it waits for the time of its next request.
@@ -142,21 +143,23 @@ impl Client {
         self.phase = Phase::Asking { ask, manager, call: call.number, tries };
     }
 
-    fn call(&mut self, patience_us: u64, scene: &Scene) -> Call {
+    fn call(&mut self, patience_us: u64, scene: &Scene) -> SimCall {
         self.calls += 1;
-        Call {
-            caller: Caller::Client(self.number),
+        SimCall {
+            caller: SimCaller::Client(self.number),
             number: self.calls,
             deadline_us: scene.now_us + patience_us,
         }
     }
 
     /// A manager has answered.
-    pub fn answered(&mut self, call: Call, answer: Answer, manners: &Manners, scene: &mut Scene) {
+    pub fn answered(&mut self, call: SimCall, answer: ManagerAnswer, manners: &Manners, scene: &mut Scene) {
         match &mut self.phase {
             Phase::Asking { call: number, .. } if *number == call.number => match answer {
-                Answer::Granted(tickets) if !tickets.is_empty() => self.granted(tickets, manners, scene),
-                Answer::Failed(error) if error.code == Code::TryLater => {
+                ManagerAnswer::Granted(tickets) if !tickets.is_empty() => {
+                    self.granted(tickets, manners, scene)
+                }
+                ManagerAnswer::Failed(error) if error.code == Code::TryLater => {
                     let later = Manners { pace_us: 4 * manners.pace_us, ..*manners };
                     self.rest(&later, scene);
                 }
@@ -165,7 +168,7 @@ impl Client {
             Phase::Holding { leases, renewing, .. } => {
                 let asked = renewing.iter().find(|(number, _)| *number == call.number);
                 let held = asked.and_then(|(_, lease)| leases.iter().find(|held| held.id == *lease));
-                if let (Some(held), Answer::Renewed(ticket)) = (held, answer) {
+                if let (Some(held), ManagerAnswer::Renewed(ticket)) = (held, answer) {
                     let agent = held.agent;
                     self.tell(agent, FromClient::Renew(ticket), scene);
                 }
@@ -184,8 +187,8 @@ impl Client {
         if scene.random.chance_ppm(300_000) {
             let withdrawal = Ask::Withdraw { tenant: ask.tenant, request: ask.request };
             let call = self.call(PATIENCE_US, scene);
-            let message = Message::Asked(manager, call, withdrawal);
-            scene.send(host_of(self.number), Party::Manager(manager), message);
+            let message = SimMessage::Asked(manager, call, withdrawal);
+            scene.send(host_of(self.number), LinkEnd::Manager(manager), message);
         }
         if tries < MAX_TRIES {
             let other = scene.random.chance_ppm(500_000);
@@ -209,9 +212,9 @@ impl Client {
         };
         let held = tickets.into_iter().filter_map(|ticket| {
             let lease = ticket.lease.as_ref()?;
-            Some(Held { id: lease_id(&lease.id), agent: agent_of(&lease.node), attach, ticket })
+            Some(HeldTicket { id: lease_id(&lease.id), agent: agent_of(&lease.node), attach, ticket })
         });
-        let leases: Vec<Held> = held.collect();
+        let leases: Vec<HeldTicket> = held.collect();
         if attach != Attach::Late {
             leases.iter().for_each(|held| self.attach(held, scene));
         }
@@ -224,7 +227,7 @@ impl Client {
         self.wake_at(until_us.min(scene.now_us + first_us), scene);
     }
 
-    fn attach(&mut self, held: &Held, scene: &mut Scene) {
+    fn attach(&mut self, held: &HeldTicket, scene: &mut Scene) {
         let shows = match held.attach {
             Attach::Never => 0,
             Attach::Now | Attach::Late => 1,
@@ -242,7 +245,7 @@ impl Client {
     }
 
     fn tell(&self, agent: u32, message: FromClient, scene: &mut Scene) {
-        scene.send(host_of(self.number), Party::Agent(agent), Message::ToAgent(agent, message));
+        scene.send(host_of(self.number), LinkEnd::Agent(agent), SimMessage::ToAgent(agent, message));
     }
 
     /// Attaches late, renews, or lets go.
@@ -254,7 +257,8 @@ impl Client {
         if scene.now_us >= until_us || is_calm {
             return self.let_go(end, manager, manners, scene);
         }
-        let late: Vec<Held> = leases.iter().filter(|held| held.attach == Attach::Late).cloned().collect();
+        let late: Vec<HeldTicket> =
+            leases.iter().filter(|held| held.attach == Attach::Late).cloned().collect();
         leases.iter_mut().for_each(|held| held.attach = Attach::Now);
         let ids: Vec<LeaseId> = leases.iter().map(|held| held.id).collect();
         if !late.is_empty() {
@@ -312,7 +316,7 @@ impl Client {
 }
 
 /// Terms that a client requests: mostly little, now and then a whole node, or more than one node has.
-fn terms(manners: &Manners, random: &mut Random) -> Terms {
+fn terms(manners: &Manners, random: &mut Random) -> LeaseTerms {
     let node = manners.node_cores;
     let most = random.pick(&[1, 1, 2, 4, node, node, 3 * node, 10 * node]);
     let cores = random.between(1, most.into()) as u32;
@@ -325,5 +329,5 @@ fn terms(manners: &Manners, random: &mut Random) -> Terms {
         shared: random.chance_ppm(250_000),
         ..LeaseRequest::default()
     };
-    Terms::of(&asked).expect("clients of the run ask for what a lease may have")
+    LeaseTerms::of(&asked).expect("clients of the run ask for what a lease may have")
 }

@@ -16,8 +16,8 @@ const DAYS: usize = 4096;
 
 /// Events yet to happen.
 #[derive(Debug)]
-pub struct Queue<E> {
-    /// Each day's events, unsorted; [`Queue::today`] has been taken out.
+pub struct EventQueue<E> {
+    /// Each day's events, unsorted; [`EventQueue::today`] has been taken out.
     days: Vec<Vec<Entry<E>>>,
     /// Events of the current day, the next one last.
     today: Vec<Entry<E>>,
@@ -63,9 +63,9 @@ impl<E> Ord for Entry<E> {
     }
 }
 
-impl<E: Copy> Default for Queue<E> {
-    fn default() -> Queue<E> {
-        Queue {
+impl<E: Copy> Default for EventQueue<E> {
+    fn default() -> EventQueue<E> {
+        EventQueue {
             days: (0..DAYS).map(|_| Vec::new()).collect(),
             today: Vec::new(),
             day: 0,
@@ -76,7 +76,7 @@ impl<E: Copy> Default for Queue<E> {
     }
 }
 
-impl<E: Copy> Queue<E> {
+impl<E: Copy> EventQueue<E> {
     /// Adds an event; one whose time has passed happens next.
     pub fn add(&mut self, at_us: u64, event: E) {
         let entry = Entry { at_us, number: self.added, event };
@@ -137,7 +137,7 @@ mod tests {
     #[test]
     fn events_come_by_time_and_equal_ones_as_added() {
         let mut random = Random::from_seed(3);
-        let mut queue = Queue::default();
+        let mut queue = EventQueue::default();
         let mut model: Vec<(u64, u64)> = Vec::new();
         let mut now = 0;
         for number in 0..20_000_u64 {
@@ -160,7 +160,7 @@ mod tests {
 
     #[test]
     fn what_is_late_happens_next() {
-        let mut queue = Queue::default();
+        let mut queue = EventQueue::default();
         queue.add(10_000_000, 'b');
         assert_eq!(queue.next(), Some((10_000_000, 'b')));
         queue.add(10_000_001, 'd');

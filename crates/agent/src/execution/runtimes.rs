@@ -22,7 +22,7 @@ const WORKER_FILE: &str = "worker.py";
 
 /// Interpreters to keep warm.
 #[derive(Clone, Debug, Default)]
-pub struct Warm {
+pub struct WarmInterpreters {
     /// A Python.
     pub python: Python,
     /// A Node.js, by its path or name.
@@ -61,7 +61,7 @@ struct Runtime {
 
 impl Runtimes {
     /// Finds the interpreters. The modules that they load stand beside the program that makes sandboxes.
-    pub(crate) fn find(warm: &Warm, spawner: &Path, state: &Path) -> Result<Runtimes, Error> {
+    pub(crate) fn find(warm: &WarmInterpreters, spawner: &Path, state: &Path) -> Result<Runtimes, Error> {
         let mut known = Vec::new();
         let mut add = |language: Language, found: Result<Interpreter, sublet_sandbox::SandboxError>| {
             let interpreter = found.map_err(|error| Error::new(Code::InvalidArgument, error.to_string()))?;

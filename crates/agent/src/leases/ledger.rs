@@ -1,4 +1,4 @@
-//! The [`Book`] of the node's leases, shared by the agent's threads.
+//! The [`LeaseBook`] of the node's leases, shared by the agent's threads.
 //!
 //! The book decides about leases, purely. The ledger adds the lock around the book, what each lease holds on this
 //! machine, and the threads that wait for changes. Supervisors enrol leases and end them, the reporter and the
@@ -24,12 +24,12 @@ use sublet_proto::v1::{
 use sublet_proto::{Code, Error, decode};
 use tracing::warn;
 
-use crate::leases::book::{Book, End, Exchange, MonotonicMs, Used};
-use crate::leases::usage::Meter;
+use crate::leases::book::{BookedEnd, Exchange, LeaseBook, MeasuredUsage, MonotonicMs};
+use crate::leases::usage::LeaseMeter;
 use crate::signal::{EndRequest, WantedEnd};
 
 /// The leases of one agent.
-pub(crate) struct Ledger {
+pub(crate) struct LeaseLedger {
     /// The zero of the book's clock.
     start: Instant,
     state: Mutex<State>,
@@ -37,7 +37,7 @@ pub(crate) struct Ledger {
 }
 
 struct State {
-    book: Book<Holder>,
+    book: LeaseBook<Holder>,
     /// The key of the manager that has taken the node up.
     verifying: Option<Verifying>,
     /// Ended leases of which no manager has answered a report.
@@ -56,45 +56,45 @@ struct State {
 /// State of a lease of the book on this machine.
 enum Holder {
     /// The lease holds resources of the node. There is no meter until something is to be billed.
-    Runs { end: Arc<EndRequest>, meter: Option<Arc<Meter>> },
+    Runs { end: Arc<EndRequest>, meter: Option<Arc<LeaseMeter>> },
     /// The lease holds no resources any more.
-    Ended(Used),
+    Ended(MeasuredUsage),
 }
 
 /// How far a thread that acts each second has seen the news.
 #[derive(Debug, Default)]
-pub(crate) struct Seen {
+pub(crate) struct NewsCursor {
     news: u64,
     /// Number of beginnings seen, for a thread that also acts at once when a lease begins to be billed.
     begun: Option<u64>,
 }
 
-impl Seen {
+impl NewsCursor {
     /// State of a thread that also acts at once when a lease begins.
-    pub(crate) fn with_beginnings() -> Seen {
-        Seen { news: 0, begun: Some(0) }
+    pub(crate) fn with_beginnings() -> NewsCursor {
+        NewsCursor { news: 0, begun: Some(0) }
     }
 }
 
 /// Next step of a thread that acts each second.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Turn {
+pub(crate) enum ThreadStep {
     Act,
     /// Act for the last time: all leases have ended.
     Finish,
 }
 
 /// A lease that was taken up.
-pub(crate) struct Enrolled {
+pub(crate) struct EnrolledLease {
     pub(crate) enrolment: Enrolment,
     pub(crate) ticket: Ticket,
     pub(crate) expires: Instant,
 }
 
-impl Ledger {
-    pub(crate) fn new(node: &str) -> Ledger {
+impl LeaseLedger {
+    pub(crate) fn new(node: &str) -> LeaseLedger {
         let state = State {
-            book: Book::new(node),
+            book: LeaseBook::new(node),
             verifying: None,
             untold: BTreeSet::new(),
             reclaim_at: None,
@@ -103,7 +103,7 @@ impl Ledger {
             closed: None,
             finished: false,
         };
-        Ledger { start: Instant::now(), state: Mutex::new(state), changed: Condvar::new() }
+        LeaseLedger { start: Instant::now(), state: Mutex::new(state), changed: Condvar::new() }
     }
 
     /// The book's clock.
@@ -116,7 +116,11 @@ impl Ledger {
     }
 
     /// Takes up the lease of a ticket.
-    pub(crate) fn enrol(self: &Arc<Ledger>, encoded: &[u8], end: Arc<EndRequest>) -> Result<Enrolled, Error> {
+    pub(crate) fn enrol(
+        self: &Arc<LeaseLedger>,
+        encoded: &[u8],
+        end: Arc<EndRequest>,
+    ) -> Result<EnrolledLease, Error> {
         let mut state = lock(&self.state);
         if let Some(reason) = &state.closed {
             return Err(reason.clone());
@@ -130,7 +134,7 @@ impl Ledger {
             "lease {lease} was taken up, and is not in the book"
         );
         let enrolment = Enrolment { ledger: self.clone(), lease };
-        Ok(Enrolled { enrolment, ticket, expires: self.instant(expires) })
+        Ok(EnrolledLease { enrolment, ticket, expires: self.instant(expires) })
     }
 
     /// Takes over what an agent that was killed has left to be reported.
@@ -260,7 +264,7 @@ impl Ledger {
     }
 
     /// The accounts of the leases that run.
-    pub(crate) fn meters(&self) -> Vec<Arc<Meter>> {
+    pub(crate) fn meters(&self) -> Vec<Arc<LeaseMeter>> {
         let state = lock(&self.state);
         let running = state.book.entries().filter_map(|(_, entry)| match &entry.holder {
             Holder::Runs { meter, .. } => meter.clone(),
@@ -270,7 +274,7 @@ impl Ledger {
     }
 
     /// Waits for the time to act: `period` from now, or as soon as there is news.
-    pub(crate) fn wait_turn(&self, seen: &mut Seen, period: Duration) -> Turn {
+    pub(crate) fn wait_turn(&self, seen: &mut NewsCursor, period: Duration) -> ThreadStep {
         let is_quiet = |state: &mut State| {
             let has_begun = seen.begun.is_some_and(|begun| begun != state.begun);
             state.news == seen.news && !has_begun && !state.finished
@@ -279,7 +283,7 @@ impl Ledger {
         let (state, _) = waited.unwrap_or_else(PoisonError::into_inner);
         seen.news = state.news;
         seen.begun = seen.begun.map(|_| state.begun);
-        if state.finished { Turn::Finish } else { Turn::Act }
+        if state.finished { ThreadStep::Finish } else { ThreadStep::Act }
     }
 
     /// Waits until a manager has heard of the end of a lease; says whether it has.
@@ -310,10 +314,10 @@ impl State {
 }
 
 impl Holder {
-    fn used(&self) -> Used {
+    fn used(&self) -> MeasuredUsage {
         match self {
             Holder::Runs { meter: Some(meter), .. } => meter.read(),
-            Holder::Runs { meter: None, .. } => Used::default(),
+            Holder::Runs { meter: None, .. } => MeasuredUsage::default(),
             Holder::Ended(used) => used.clone(),
         }
     }
@@ -321,13 +325,13 @@ impl Holder {
 
 /// A supervisor's hold on its lease's entry.
 pub(crate) struct Enrolment {
-    ledger: Arc<Ledger>,
+    ledger: Arc<LeaseLedger>,
     lease: String,
 }
 
 impl Enrolment {
     /// Begins to bill the lease's usage: all that the meter has counted and will count.
-    pub(crate) fn bill(&self, metered: Arc<Meter>) {
+    pub(crate) fn bill(&self, metered: Arc<LeaseMeter>) {
         let mut state = lock(&self.ledger.state);
         if let Some(Holder::Runs { meter, .. }) = state.book.holder_mut(&self.lease) {
             debug_assert!(
@@ -371,11 +375,11 @@ impl Enrolment {
     }
 
     /// Ends the lease, whose resources are free. Its usage so far is final. Wakes the reporter.
-    pub(crate) fn finish(self, end: End) {
+    pub(crate) fn finish(self, end: BookedEnd) {
         self.end(end);
     }
 
-    fn end(&self, end: End) {
+    fn end(&self, end: BookedEnd) {
         let mut state = lock(&self.ledger.state);
         if !state.book.end(&self.lease, end) {
             return;
@@ -393,7 +397,7 @@ impl Enrolment {
 impl Drop for Enrolment {
     fn drop(&mut self) {
         // Without effect after `finish`: the first end counts.
-        self.end(End {
+        self.end(BookedEnd {
             code: Code::Internal.number(),
             reason: "the agent failed to supervise the lease".to_owned(),
         });
@@ -413,12 +417,12 @@ fn signed_lease(encoded: &[u8]) -> Result<Lease, Error> {
 }
 
 /// Usage of a killed agent's lease and how it ended: with its agent, if not before.
-fn left_behind(report: LeaseReport) -> (Used, End) {
+fn left_behind(report: LeaseReport) -> (MeasuredUsage, BookedEnd) {
     let end = match report.state() {
-        LeaseState::Ended => End { code: report.end_code, reason: report.end_reason },
-        _ => End { code: Code::AgentUnreachable.number(), reason: "the agent was killed".to_owned() },
+        LeaseState::Ended => BookedEnd { code: report.end_code, reason: report.end_reason },
+        _ => BookedEnd { code: Code::AgentUnreachable.number(), reason: "the agent was killed".to_owned() },
     };
-    let used = Used {
+    let used = MeasuredUsage {
         usage: report.usage.unwrap_or_default(),
         functions: report.functions,
         cold_imports: report.cold_imports,

@@ -17,8 +17,8 @@ use sublet_proto::{Code, Error};
 use tracing::{info, warn};
 
 use crate::leases::book::Exchange;
-use crate::leases::ledger::{Seen, Turn};
-use crate::leases::manager::Manager;
+use crate::leases::ledger::{NewsCursor, ThreadStep};
+use crate::leases::manager::ManagerLink;
 use crate::node::Node;
 use crate::signal::WantedEnd;
 
@@ -59,7 +59,7 @@ pub(crate) fn run(node: &Node, registered: &SyncSender<Result<(), Error>>) {
 
 struct Reporter<'node> {
     node: &'node Node,
-    manager: Manager,
+    manager: ManagerLink,
     /// The manager has taken the node up, and has not said since that it does not know it.
     registered: bool,
     /// Generation of the latest registration.
@@ -91,8 +91,8 @@ impl Reporter<'_> {
     }
 
     fn report_until_finished(&mut self) {
-        let (mut seen, mut period) = (Seen::default(), PERIOD);
-        while self.node.ledger.wait_turn(&mut seen, period) == Turn::Act {
+        let (mut seen, mut period) = (NewsCursor::default(), PERIOD);
+        while self.node.ledger.wait_turn(&mut seen, period) == ThreadStep::Act {
             period = match self.report() {
                 Ok(()) => self.answered(),
                 Err(error) => self.failed(&error),

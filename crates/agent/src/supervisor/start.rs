@@ -15,10 +15,10 @@ use sublet_proto::{Code, Error};
 use tracing::{debug, error};
 
 use super::Supervisor;
-use crate::execution::errand::Errand;
+use crate::execution::background_task::BackgroundTask;
 use crate::execution::packages::Runnable;
 use crate::execution::worker::WorkerProcess;
-use crate::leases::end::End;
+use crate::leases::end::EndReason;
 use crate::listener::message;
 
 /// Outcome of a start for the client: the started process and, for a client on the node, the client's end of the
@@ -30,14 +30,14 @@ pub(super) enum Start {
     /// No start is under way, or the client has its outcome.
     None,
     /// The start waits for the package since this time.
-    Fetching { package: Errand<Runnable>, requested_ns: u64 },
+    Fetching { package: BackgroundTask<Runnable>, requested_ns: u64 },
     /// The client has to be sent the outcome.
     Over(Outcome),
 }
 
 impl Supervisor<'_> {
     /// Starts a worker on the client's request.
-    pub(super) fn start(&mut self) -> Result<Option<End>, Error> {
+    pub(super) fn start(&mut self) -> Result<Option<EndReason>, Error> {
         if self.worker.is_some() || self.is_fetching() {
             let message = format!("the worker of lease {} runs already", self.held.lease.id);
             return self.tell(message::failure(&Error::new(Code::AlreadyAllocated, message)));
@@ -79,7 +79,7 @@ impl Supervisor<'_> {
     }
 
     /// Sends the client the outcome of a start, if it is known.
-    pub(super) fn tell_start(&mut self) -> Result<Option<End>, Error> {
+    pub(super) fn tell_start(&mut self) -> Result<Option<EndReason>, Error> {
         match std::mem::replace(&mut self.start, Start::None) {
             Start::Over(outcome) => {
                 if let Err(error) = &outcome {
@@ -115,7 +115,7 @@ impl Supervisor<'_> {
         }
     }
 
-    fn fetch(&self) -> Result<Errand<Runnable>, Error> {
+    fn fetch(&self) -> Result<BackgroundTask<Runnable>, Error> {
         let (packages, digest) = (self.node.packages.clone(), self.held.lease.package.clone());
         let (build, tenant) = (self.held.lease.build, self.held.lease.tenant.clone());
         let (kernels, cores) = (self.node.kernels.clone(), self.held.reservation.cores.clone());
@@ -126,7 +126,7 @@ impl Supervisor<'_> {
             packages.measure(&runnable);
             Ok(runnable)
         };
-        Errand::begin("sublet-fetch", fetch).map(|(package, _)| package)
+        BackgroundTask::begin("sublet-fetch", fetch).map(|(package, _)| package)
     }
 
     fn start_worker(&mut self, runnable: Runnable, requested_ns: u64) -> Outcome {

@@ -24,7 +24,7 @@ const LOOK_AGAIN: Duration = Duration::from_millis(1);
 const PARAMETER_WORDS: usize = 14;
 
 /// The client's end; the other end is the function `raw_tcp` in the worker.
-pub(crate) struct Raw {
+pub(crate) struct RawTcp {
     listener: TcpListener,
     address: SocketAddr,
     stream: Option<TcpStream>,
@@ -47,14 +47,14 @@ struct Memory<'rounds> {
     response: &'rounds mut [u8],
 }
 
-impl Raw {
+impl RawTcp {
     /// Listens on this address for the worker.
-    pub(super) fn listen(local: IpAddr) -> Result<Raw, Error> {
+    pub(super) fn listen(local: IpAddr) -> Result<RawTcp, Error> {
         let failed = |error| system("listening for the raw connection", &error);
         let listener = TcpListener::bind((local, 0)).map_err(failed)?;
         listener.set_nonblocking(true).map_err(failed)?;
         let address = listener.local_addr().map_err(failed)?;
-        Ok(Raw { listener, address, stream: None, connection: 0 })
+        Ok(RawTcp { listener, address, stream: None, connection: 0 })
     }
 
     pub(super) fn block(
@@ -93,7 +93,7 @@ impl Raw {
         invoker: &Invoker,
         rounds: &mut Rounds,
         block: Block,
-        act: impl FnOnce(&mut Raw, Memory<'_>) -> Result<(), Error>,
+        act: impl FnOnce(&mut RawTcp, Memory<'_>) -> Result<(), Error>,
     ) -> Result<(), Error> {
         if self.stream.is_none() {
             self.connection += 1;

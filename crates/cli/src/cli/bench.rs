@@ -16,10 +16,10 @@ use sublet_sandbox::Language;
 use super::Connection;
 use super::daemon::find_spawner;
 use super::deploy::digest_of_image;
-use super::output::{Output, table};
+use super::output::{CommandOutput, table};
 use super::parse::{duration, node_modules, size};
-use sublet_bench::latency::{Called, Mode};
-use sublet_bench::transport::{Transport, Where};
+use sublet_bench::latency::{CalledFunction, Mode};
+use sublet_bench::transport::{CallTransport, Where};
 use sublet_bench::{
     bandwidth, calls, chain, cold, connections, fifo, graph, latency, lease, memory, reject, swap, template,
     throughput,
@@ -106,7 +106,7 @@ enum Fabric {
 }
 
 impl TransportArguments {
-    fn transport(&self) -> Result<Transport, Error> {
+    fn transport(&self) -> Result<CallTransport, Error> {
         let fabric = match self.fabric {
             Fabric::Shm => Provider::Shm,
             Fabric::Tcp => Provider::Tcp,
@@ -118,7 +118,7 @@ impl TransportArguments {
         match self.fabric {
             Fabric::Tcp | Fabric::Shm if self.provider.is_some() => unfit("provider", "ofi"),
             Fabric::Shm | Fabric::Ofi if self.encrypted => unfit("encrypted", "tcp"),
-            _ => Ok(Transport { fabric, provider: self.provider.clone(), encrypted: self.encrypted }),
+            _ => Ok(CallTransport { fabric, provider: self.provider.clone(), encrypted: self.encrypted }),
         }
     }
 
@@ -145,8 +145,8 @@ struct Latency {
     #[arg(long, value_enum)]
     mode: Option<Mode>,
     /// Function to call
-    #[arg(long, value_enum, default_value_t = Called::Echo)]
-    function: Called,
+    #[arg(long, value_enum, default_value_t = CalledFunction::Echo)]
+    function: CalledFunction,
     /// Size of input and output
     #[arg(long, value_name = "SIZE", value_parser = size_32, default_value = "64", conflicts_with = "sweep")]
     size: u32,
@@ -196,8 +196,8 @@ struct Memory {
 #[derive(Debug, Args)]
 struct Swap {
     /// Order in which the program accesses the array
-    #[arg(long, value_enum, default_value_t = swap::Pattern::Sequential)]
-    pattern: swap::Pattern,
+    #[arg(long, value_enum, default_value_t = swap::AccessOrder::Sequential)]
+    pattern: swap::AccessOrder,
     /// Work on each page of 4 KiB, in microseconds; 0: sum its words
     #[arg(long, value_name = "W", default_value_t = 10.0)]
     work_us: f64,
@@ -228,8 +228,8 @@ struct Graph {
 #[derive(Debug, Args)]
 struct Cold {
     /// Sandbox in which workers start
-    #[arg(long, value_enum, default_value_t = cold::Sandbox::Process)]
-    sandbox: cold::Sandbox,
+    #[arg(long, value_enum, default_value_t = cold::SandboxChoice::Process)]
+    sandbox: cold::SandboxChoice,
     /// Image for containers, which must contain the C library of the worker program
     #[arg(long, value_name = "IMAGE", required_if_eq("sandbox", "container"))]
     image: Option<String>,
@@ -279,8 +279,8 @@ struct Throughput {
 #[derive(Debug, Args)]
 struct Lease {
     /// Transport of the requests
-    #[arg(long, value_enum, default_value_t = lease::Transport::Unix)]
-    transport: lease::Transport,
+    #[arg(long, value_enum, default_value_t = lease::LeaseTransport::Unix)]
+    transport: lease::LeaseTransport,
     /// Number of nodes that register and report, without workers
     #[arg(long, value_name = "NODES", default_value_t = 1000, value_parser = clap::value_parser!(u32).range(1..=100_000))]
     nodes: u32,
@@ -336,8 +336,8 @@ struct Chain {
     #[arg(long, value_name = "COUNT", default_value_t = 5, value_parser = clap::value_parser!(u32).range(2..=i64::from(chain::MAX_FUNCTIONS)))]
     functions: u32,
     /// Language of the functions and the servers
-    #[arg(long, value_enum, default_value_t = chain::Language::Python)]
-    language: chain::Language,
+    #[arg(long, value_enum, default_value_t = chain::FunctionLanguage::Python)]
+    language: chain::FunctionLanguage,
     /// Python for the servers, which the node also keeps warm
     #[arg(long, value_name = "PROGRAM", default_value = "python3")]
     interpreter: PathBuf,
@@ -373,7 +373,7 @@ fn size_32(text: &str) -> Result<u32, String> {
 }
 
 /// Runs the measurement.
-pub(crate) fn run(arguments: &Arguments, output: &Output) -> Result<(), Error> {
+pub(crate) fn run(arguments: &Arguments, output: &CommandOutput) -> Result<(), Error> {
     match &arguments.bench {
         Bench::Latency(latency) => run_latency(latency, output),
         Bench::Bandwidth(bandwidth) => run_bandwidth(bandwidth, output),
@@ -390,20 +390,20 @@ pub(crate) fn run(arguments: &Arguments, output: &Output) -> Result<(), Error> {
     }
 }
 
-fn run_latency(arguments: &Latency, output: &Output) -> Result<(), Error> {
+fn run_latency(arguments: &Latency, output: &CommandOutput) -> Result<(), Error> {
     if let Some(connections) = arguments.connections {
         return run_connections(arguments, connections, output);
     }
     let (transport, place) = (arguments.transport.transport()?, arguments.transport.place()?);
     let mode = arguments.mode.unwrap_or(Mode::Hot);
-    let plan = latency::Plan { mode, function: arguments.function, calls: arguments.n };
+    let plan = latency::PairPlan { mode, function: arguments.function, calls: arguments.n };
     let one = [arguments.size];
     let sizes = if arguments.sweep { latency::SWEEP } else { &one };
     let bar = progress(sizes.len() as u64, output);
     let figures = latency::run(&place, &transport, plan, sizes, |_| bar.inc(1))?;
     bar.finish_and_clear();
-    let text = |figures: &[latency::Figure]| {
-        table(&latency::HEADINGS, &figures.iter().map(latency::Figure::cells).collect::<Vec<_>>())
+    let text = |figures: &[latency::LatencyResult]| {
+        table(&latency::HEADINGS, &figures.iter().map(latency::LatencyResult::cells).collect::<Vec<_>>())
     };
     match figures.as_slice() {
         [one] if !arguments.sweep => output.show(one, |one| text(std::slice::from_ref(one))),
@@ -411,23 +411,26 @@ fn run_latency(arguments: &Latency, output: &Output) -> Result<(), Error> {
     }
 }
 
-fn run_connections(arguments: &Latency, connections: u32, output: &Output) -> Result<(), Error> {
+fn run_connections(arguments: &Latency, connections: u32, output: &CommandOutput) -> Result<(), Error> {
     if arguments.mode == Some(Mode::Hot) {
         let message = "--connections requires --mode warm: workers that poll cannot share a core";
         return Err(Error::new(Code::InvalidArgument, message));
     }
     let Latency { function, size, n: calls, .. } = *arguments;
-    let plan = connections::Plan { function, size, calls, connections };
+    let plan = connections::ConnectionsPlan { function, size, calls, connections };
     let bar = progress(u64::from(connections::blocks(calls)), output);
     let place = Where::Own(arguments.transport.listen_on);
     let figures = connections::run(&place, &arguments.transport.transport()?, plan, || bar.inc(1))?;
     bar.finish_and_clear();
     output.show(&figures, |figures| {
-        table(&connections::HEADINGS, &figures.iter().map(connections::Figure::cells).collect::<Vec<_>>())
+        table(
+            &connections::HEADINGS,
+            &figures.iter().map(connections::ConnectionsResult::cells).collect::<Vec<_>>(),
+        )
     })
 }
 
-fn run_bandwidth(arguments: &Bandwidth, output: &Output) -> Result<(), Error> {
+fn run_bandwidth(arguments: &Bandwidth, output: &CommandOutput) -> Result<(), Error> {
     let (transport, place) = (arguments.transport.transport()?, arguments.transport.place()?);
     let sizes = arguments.size.map_or(bandwidth::SIZES.to_vec(), |size| vec![size]);
     let bar = progress(sizes.len() as u64, output);
@@ -435,11 +438,14 @@ fn run_bandwidth(arguments: &Bandwidth, output: &Output) -> Result<(), Error> {
     let figures = bandwidth::run(&place, &transport, of, &sizes, |_| bar.inc(1))?;
     bar.finish_and_clear();
     output.show(&figures, |figures| {
-        table(&bandwidth::HEADINGS, &figures.iter().map(bandwidth::Figure::cells).collect::<Vec<_>>())
+        table(
+            &bandwidth::HEADINGS,
+            &figures.iter().map(bandwidth::BandwidthResult::cells).collect::<Vec<_>>(),
+        )
     })
 }
 
-fn run_memory(arguments: &Memory, output: &Output) -> Result<(), Error> {
+fn run_memory(arguments: &Memory, output: &CommandOutput) -> Result<(), Error> {
     let transport = &arguments.transport;
     let named = transport.connection.manager.as_ref().is_some_and(|manager| !manager.is_empty());
     let place = if named { transport.place()? } else { Where::Own(transport.listen_on) };
@@ -448,12 +454,12 @@ fn run_memory(arguments: &Memory, output: &Output) -> Result<(), Error> {
     let figures = memory::run(&place, &transport.transport()?, arguments.n, &sizes, || bar.inc(1))?;
     bar.finish_and_clear();
     output.show(&figures, |figures| {
-        table(&memory::HEADINGS, &figures.iter().map(memory::Figure::cells).collect::<Vec<_>>())
+        table(&memory::HEADINGS, &figures.iter().map(memory::MemoryResult::cells).collect::<Vec<_>>())
     })
 }
 
-fn run_swap(arguments: &Swap, output: &Output) -> Result<(), Error> {
-    let plan = swap::Plan {
+fn run_swap(arguments: &Swap, output: &CommandOutput) -> Result<(), Error> {
+    let plan = swap::SwapBenchPlan {
         pattern: arguments.pattern,
         work_us: arguments.work_us,
         local: arguments.local,
@@ -466,36 +472,36 @@ fn run_swap(arguments: &Swap, output: &Output) -> Result<(), Error> {
     output.show(&figure, |figure| table(&swap::HEADINGS, &[figure.cells()]))
 }
 
-fn run_graph(arguments: &Graph, output: &Output) -> Result<(), Error> {
+fn run_graph(arguments: &Graph, output: &CommandOutput) -> Result<(), Error> {
     let bar = progress(graph::steps(arguments.n), output);
     let figure = graph::run(&arguments.connection.access()?, arguments.n, || bar.inc(1))?;
     bar.finish_and_clear();
     output.show(&figure, |figure| table(&graph::HEADINGS, &figure.rows()))
 }
 
-fn run_cold(arguments: &Cold, output: &Output) -> Result<(), Error> {
+fn run_cold(arguments: &Cold, output: &CommandOutput) -> Result<(), Error> {
     let n = arguments.n.unwrap_or(arguments.sandbox.usual_starts());
     let bar = progress(u64::from(n), output);
-    let named = arguments.image.as_deref().filter(|_| arguments.sandbox == cold::Sandbox::Container);
+    let named = arguments.image.as_deref().filter(|_| arguments.sandbox == cold::SandboxChoice::Container);
     let image = match named {
         Some(name) if !is_pinned(name) => Some(format!("{name}@{}", digest_of_image(name)?)),
         named => named.map(str::to_owned),
     };
-    let warm = template::Warm {
+    let warm = template::WarmTemplate {
         spawner: find_spawner()?,
         language: if arguments.node.is_some() { Language::Node } else { Language::Python },
         interpreter: arguments.node.clone().unwrap_or_else(|| arguments.python.clone()),
         node_modules: arguments.node_modules.clone(),
         imports: arguments.imports.clone(),
     };
-    let plan = cold::Plan { sandbox: arguments.sandbox, n, image, warm };
+    let plan = cold::ColdStartPlan { sandbox: arguments.sandbox, n, image, warm };
     let figure = cold::run(&arguments.connection.access()?, &plan, || bar.inc(1))?;
     bar.finish_and_clear();
     output.show(&figure, |figure| table(&cold::HEADINGS, &figure.rows()))
 }
 
-fn run_throughput(arguments: &Throughput, output: &Output) -> Result<(), Error> {
-    let plan = throughput::Plan {
+fn run_throughput(arguments: &Throughput, output: &CommandOutput) -> Result<(), Error> {
+    let plan = throughput::ThroughputPlan {
         workers: arguments.workers,
         in_flight: arguments.in_flight,
         size: arguments.size,
@@ -505,8 +511,8 @@ fn run_throughput(arguments: &Throughput, output: &Output) -> Result<(), Error> 
     output.show(&figure, |figure| table(&throughput::HEADINGS, &[figure.cells()]))
 }
 
-fn run_lease(arguments: &Lease, output: &Output) -> Result<(), Error> {
-    let plan = lease::Plan {
+fn run_lease(arguments: &Lease, output: &CommandOutput) -> Result<(), Error> {
+    let plan = lease::LeasePlan {
         transport: arguments.transport,
         nodes: arguments.nodes,
         cores: arguments.cores,
@@ -517,21 +523,21 @@ fn run_lease(arguments: &Lease, output: &Output) -> Result<(), Error> {
     output.show(&lease::run(plan)?, |figure| table(&lease::HEADINGS, &[figure.cells()]))
 }
 
-fn run_reject(arguments: &Reject, output: &Output) -> Result<(), Error> {
+fn run_reject(arguments: &Reject, output: &CommandOutput) -> Result<(), Error> {
     let bar = progress(u64::from(reject::blocks(arguments.n)), output);
     let figure = reject::run(arguments.n, || bar.inc(1))?;
     bar.finish_and_clear();
     output.show(&figure, |figure| table(&reject::HEADINGS, &figure.rows()))
 }
 
-fn run_fifo(arguments: &Fifo, output: &Output) -> Result<(), Error> {
+fn run_fifo(arguments: &Fifo, output: &CommandOutput) -> Result<(), Error> {
     let sizes = arguments.size.map_or(fifo::SIZES.to_vec(), |size| vec![size]);
     let bar = progress(sizes.len() as u64, output);
     let figures =
         fifo::run(named(&arguments.connection)?, arguments.across, arguments.n, &sizes, || bar.inc(1))?;
     bar.finish_and_clear();
-    let text = |figures: &[fifo::Figure]| {
-        table(&fifo::HEADINGS, &figures.iter().map(fifo::Figure::cells).collect::<Vec<_>>())
+    let text = |figures: &[fifo::FifoResult]| {
+        table(&fifo::HEADINGS, &figures.iter().map(fifo::FifoResult::cells).collect::<Vec<_>>())
     };
     match figures.as_slice() {
         [one] if arguments.size.is_some() => output.show(one, |one| text(std::slice::from_ref(one))),
@@ -539,9 +545,9 @@ fn run_fifo(arguments: &Fifo, output: &Output) -> Result<(), Error> {
     }
 }
 
-fn run_chain(arguments: &Chain, output: &Output) -> Result<(), Error> {
+fn run_chain(arguments: &Chain, output: &CommandOutput) -> Result<(), Error> {
     let bar = progress(u64::from(arguments.n), output);
-    let plan = chain::Plan {
+    let plan = chain::ChainPlan {
         functions: arguments.functions,
         language: arguments.language,
         blocks: arguments.n,
@@ -552,7 +558,7 @@ fn run_chain(arguments: &Chain, output: &Output) -> Result<(), Error> {
     output.show(&figure, |figure| table(&chain::HEADINGS, &[figure.cells()]))
 }
 
-fn run_xpucall(arguments: &Xpucall, output: &Output) -> Result<(), Error> {
+fn run_xpucall(arguments: &Xpucall, output: &CommandOutput) -> Result<(), Error> {
     let bar = progress(u64::from(arguments.n), output);
     let figure = calls::run(named(&arguments.connection)?, arguments.n, || bar.inc(1))?;
     bar.finish_and_clear();
@@ -565,7 +571,7 @@ fn named(connection: &Connection) -> Result<Option<Access>, Error> {
     named.then(|| connection.access()).transpose()
 }
 
-fn progress(steps: u64, output: &Output) -> ProgressBar {
+fn progress(steps: u64, output: &CommandOutput) -> ProgressBar {
     if output.is_for_people() && std::io::stderr().is_terminal() {
         ProgressBar::new(steps)
     } else {

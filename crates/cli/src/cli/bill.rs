@@ -8,7 +8,7 @@ use sublet_proto::v1::{BillBy, BillRequest};
 use sublet_proto::{Code, Error};
 
 use super::Connection;
-use super::output::{Output, table};
+use super::output::{CommandOutput, table};
 use super::parse::{as_ms, duration, show_nano, show_ns};
 use super::time::{moment, show_moment};
 use super::view::{BillLineView, CostView, UsageView, shown_package};
@@ -136,7 +136,7 @@ impl Arguments {
 }
 
 /// Shows the bill.
-pub(crate) fn run(arguments: &Arguments, output: &Output) -> Result<(), Error> {
+pub(crate) fn run(arguments: &Arguments, output: &CommandOutput) -> Result<(), Error> {
     let request = arguments.request()?;
     let reply = arguments.connection.open()?.bill(request)?;
     let total = reply.total.ok_or_else(|| Error::new(Code::Protocol, "the manager's bill has no total"))?;

@@ -14,7 +14,7 @@ use sublet_runtime::{
 
 use super::Connection;
 use super::files::{is_dash, read_up_to, write_output};
-use super::output::Output;
+use super::output::CommandOutput;
 use super::parse::{duration, fabric, pool, show_bytes, show_ns, size, weight};
 
 const EXAMPLES: &str = "\
@@ -143,7 +143,7 @@ struct CallReport {
 }
 
 /// Calls the function, again after failures that allow it.
-pub(crate) fn run(arguments: &Arguments, output: &Output) -> Result<(), Error> {
+pub(crate) fn run(arguments: &Arguments, output: &CommandOutput) -> Result<(), Error> {
     let (package, function) = split(&arguments.name)?;
     let to_stdout = is_dash(&arguments.output);
     if to_stdout && !output.is_for_people() {

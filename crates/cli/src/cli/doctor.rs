@@ -6,7 +6,7 @@ use sublet_proto::{Code, Error};
 use sublet_sandbox::{Finding, strengths};
 
 use super::daemon::find_spawner;
-use super::output::{Output, table};
+use super::output::{CommandOutput, table};
 
 const EXAMPLES: &str = "\
 Examples:
@@ -35,7 +35,7 @@ struct Wall {
 }
 
 /// Probes a sandbox and shows the strength of each of its walls.
-pub(crate) fn run(output: &Output) -> Result<(), Error> {
+pub(crate) fn run(output: &CommandOutput) -> Result<(), Error> {
     let folder = std::env::temp_dir().join(format!("sublet-doctor-{}", std::process::id()));
     let failed =
         |error| Error::new(Code::System, format!("making the folder {} failed: {error}", folder.display()));

@@ -5,7 +5,7 @@ use serde::Serialize;
 use sublet_proto::Error;
 
 use super::Connection;
-use super::output::Output;
+use super::output::CommandOutput;
 
 const EXAMPLES: &str = "\
 Examples:
@@ -45,7 +45,7 @@ struct EndedLease<'lease> {
 }
 
 /// Ends the lease.
-pub(crate) fn run(arguments: &Arguments, output: &Output) -> Result<(), Error> {
+pub(crate) fn run(arguments: &Arguments, output: &CommandOutput) -> Result<(), Error> {
     let Action::End(End { lease, connection }) = &arguments.action;
     connection.open()?.end_lease(lease)?;
     output.show(&EndedLease { lease }, |ended| format!("lease {} ends\n", ended.lease))

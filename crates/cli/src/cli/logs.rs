@@ -8,7 +8,7 @@ use serde::Serialize;
 use sublet_proto::Error;
 use sublet_runtime::access::default_state;
 
-use super::output::{Output, check_standard_output};
+use super::output::{CommandOutput, check_standard_output};
 
 const EXAMPLES: &str = "\
 Examples:
@@ -39,7 +39,7 @@ struct Log<'lease> {
 }
 
 /// Prints the log.
-pub(crate) fn run(arguments: &Arguments, output: &Output) -> Result<(), Error> {
+pub(crate) fn run(arguments: &Arguments, output: &CommandOutput) -> Result<(), Error> {
     let state = arguments.state.clone().filter(|path| !path.as_os_str().is_empty());
     let bytes = sublet_agent::read_log(&state.unwrap_or_else(default_state), &arguments.lease)?;
     if output.is_for_people() && !std::io::stdout().is_terminal() {

@@ -4,14 +4,14 @@ use std::path::PathBuf;
 
 use clap::Args;
 use serde::Serialize;
-use sublet_manager::{Manager, Options, Tls};
+use sublet_manager::{Manager, ManagerOptions, Tls};
 use sublet_proto::Error;
 
 use super::daemon::{ForWhom, Phase, Signals, notify, stop_in_order};
 use super::limits;
-use super::output::Output;
+use super::output::CommandOutput;
 use super::settings;
-use crate::config::{self, Flags, Settings};
+use crate::config::{self, ConfigFlags, EffectiveSettings};
 
 const EXAMPLES: &str = "\
 Examples:
@@ -38,7 +38,7 @@ pub(crate) struct Arguments {
     for_whom: ForWhom,
 
     #[command(flatten)]
-    flags: Flags<config::manager::Program>,
+    flags: ConfigFlags<config::manager::ManagerProgram>,
 }
 
 /// Report that the manager is serving.
@@ -54,8 +54,8 @@ struct Serving {
 }
 
 /// Runs until a signal.
-pub(crate) fn run(arguments: Arguments, output: &Output) -> Result<(), Error> {
-    let settings = Settings::read(arguments.flags)?;
+pub(crate) fn run(arguments: Arguments, output: &CommandOutput) -> Result<(), Error> {
+    let settings = EffectiveSettings::read(arguments.flags)?;
     if arguments.print_config {
         config::manager::options(&settings)?;
         return settings::show(&settings, output);
@@ -69,7 +69,7 @@ pub(crate) fn run(arguments: Arguments, output: &Output) -> Result<(), Error> {
     runtime.block_on(serve(options, &arguments.for_whom, output))
 }
 
-async fn serve(options: Options, for_whom: &ForWhom, output: &Output) -> Result<(), Error> {
+async fn serve(options: ManagerOptions, for_whom: &ForWhom, output: &CommandOutput) -> Result<(), Error> {
     let mut signals = Signals::listen_for(for_whom)?;
     limits::warn_of_file_sizes();
     let ca = matches!(options.tls, Tls::Generated { .. }) && !options.listen.is_empty();

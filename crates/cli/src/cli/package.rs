@@ -6,7 +6,7 @@ use sublet_proto::Error;
 use sublet_proto::v1::{PackageGrant, PackageRight};
 
 use super::Connection;
-use super::output::{Output, table};
+use super::output::{CommandOutput, table};
 use super::parse::{show_bytes, show_count};
 use super::time::show_moment;
 use super::view::PackageView;
@@ -156,7 +156,7 @@ impl Right {
 }
 
 /// Lists packages or changes one.
-pub(crate) fn run(arguments: &Arguments, output: &Output) -> Result<(), Error> {
+pub(crate) fn run(arguments: &Arguments, output: &CommandOutput) -> Result<(), Error> {
     match &arguments.action {
         Action::List(list) => {
             let packages = list.connection.open()?.packages()?;

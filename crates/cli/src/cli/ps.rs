@@ -8,7 +8,7 @@ use sublet_proto::Error;
 use sublet_proto::text::printable_line;
 
 use super::Connection;
-use super::output::{Output, table};
+use super::output::{CommandOutput, table};
 use super::parse::{show_bytes, show_ns};
 use super::time::now_ms;
 use super::view::{CacheView, ColdImportsView, LeaseView, ManagerView, NetworkView, NodeView, PackageView};
@@ -58,7 +58,7 @@ struct Nodes {
 }
 
 /// Prints the state of the managers as tables or JSON.
-pub(crate) fn run(arguments: &Arguments, output: &Output) -> Result<(), Error> {
+pub(crate) fn run(arguments: &Arguments, output: &CommandOutput) -> Result<(), Error> {
     let manager = arguments.connection.open()?;
     if arguments.nodes {
         let nodes = Nodes { nodes: manager.nodes()?.into_iter().map(NodeView::from).collect() };

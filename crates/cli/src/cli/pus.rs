@@ -6,7 +6,7 @@ use sublet_proto::Error;
 use sublet_proto::v1::{NodeDescription, NodeInfo, NodeState, Price, ProcessingUnit};
 
 use super::Connection;
-use super::output::{Output, table};
+use super::output::{CommandOutput, table};
 use super::parse::show_bytes;
 use super::view::node_state;
 
@@ -77,7 +77,7 @@ struct MissingLink {
 }
 
 /// Shows the processing units.
-pub(crate) fn run(arguments: &Arguments, output: &Output) -> Result<(), Error> {
+pub(crate) fn run(arguments: &Arguments, output: &CommandOutput) -> Result<(), Error> {
     let nodes = arguments.connection.open()?.nodes()?;
     let unlinked = unlinked(&nodes);
     let units = nodes.into_iter().flat_map(|node| {

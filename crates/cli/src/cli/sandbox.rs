@@ -6,18 +6,18 @@ use std::path::{Path, PathBuf};
 
 use clap::{Args, Subcommand};
 use serde::Serialize;
-use sublet_image::{Digest, Image, Reference, Store};
+use sublet_image::{Digest, Image, ImageStore, Reference};
 use sublet_proto::v1::sandbox_request::Body;
 use sublet_proto::v1::{SandboxAnswer, SandboxCreate, SandboxIds, SandboxKill, SandboxList};
 use sublet_proto::v1::{SandboxRequest, SandboxSpec, SandboxTemplate};
 use sublet_proto::{Code, Error};
 use sublet_runtime::access::default_state;
 use sublet_sandbox::{
-    CONTAINER, DELEGATED, MAX_VECTOR, PROCESS, Signal, State, Status, TEMPLATE, decode_answer,
+    CONTAINER, DELEGATED, MAX_VECTOR, PROCESS, SandboxState, SandboxStatus, Signal, TEMPLATE, decode_answer,
     encode_language,
 };
 
-use super::output::{Output, table};
+use super::output::{CommandOutput, table};
 use super::parse::{absolute, size};
 
 const EXAMPLES: &str = "\
@@ -175,7 +175,7 @@ struct Sandbox {
 }
 
 /// Sends the request to the agent and shows the state of each sandbox. Fails if the verb failed for one of them.
-pub(crate) fn run(arguments: Arguments, output: &Output) -> Result<(), Error> {
+pub(crate) fn run(arguments: Arguments, output: &CommandOutput) -> Result<(), Error> {
     let socket =
         super::given(&arguments.agent, "SUBLET_AGENT").unwrap_or_else(|| default_state().join("agent.sock"));
     let ask = |body| sublet_agent::sandboxes(&socket, SandboxRequest { body: Some(body) });
@@ -195,7 +195,7 @@ pub(crate) fn run(arguments: Arguments, output: &Output) -> Result<(), Error> {
     let told: Vec<_> = answers.into_iter().map(|answer| (answer.id, decode_answer(answer, verb))).collect();
     let mut failed = None;
     let sandboxes = told.into_iter().map(|(id, outcome)| match outcome {
-        Ok((_, State { status, pid, exit })) => Sandbox {
+        Ok((_, SandboxState { status, pid, exit })) => Sandbox {
             id,
             status: Some(name(status)),
             pid,
@@ -297,7 +297,7 @@ fn find_image(folder: &Path, name: &str) -> Result<Image, Error> {
     if !folder.is_dir() {
         return Err(none());
     }
-    let store = Store::open(folder)?;
+    let store = ImageStore::open(folder)?;
     let found = match name.parse::<Digest>() {
         Ok(digest) => store.find(&digest)?,
         Err(_) => store.named(&name.parse::<Reference>()?.to_string())?,
@@ -327,12 +327,12 @@ fn signal(text: &str) -> Result<i32, String> {
     known.ok_or_else(|| format!("{text:?} is not a signal: write it as TERM or 15"))
 }
 
-fn name(status: Status) -> &'static str {
+fn name(status: SandboxStatus) -> &'static str {
     match status {
-        Status::Creating => "creating",
-        Status::Created => "created",
-        Status::Running => "running",
-        Status::Stopped => "stopped",
+        SandboxStatus::Creating => "creating",
+        SandboxStatus::Created => "created",
+        SandboxStatus::Running => "running",
+        SandboxStatus::Stopped => "stopped",
     }
 }
 

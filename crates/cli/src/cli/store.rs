@@ -5,13 +5,13 @@ use std::path::{Path, PathBuf};
 
 use clap::{Args, Subcommand};
 use serde::Serialize;
-use sublet_manager::store::{NatsOptions, Report};
+use sublet_manager::store::{AuditReport, NatsOptions};
 use sublet_manager::upkeep::{self, Overwrite, SigningKey};
 use sublet_proto::{Code, Error};
 use sublet_runtime::access::{Access, default_address, default_state, manager_address, socket_path};
 use sublet_runtime::manager::ManagerClient;
 
-use super::output::Output;
+use super::output::CommandOutput;
 
 const EXAMPLES: &str = "\
 Examples:
@@ -159,15 +159,15 @@ struct CopyReport {
 }
 
 impl CheckReport {
-    fn of(report: Report) -> CheckReport {
-        let Report { restored, lost, notes, records, .. } = report;
+    fn of(report: AuditReport) -> CheckReport {
+        let AuditReport { restored, lost, notes, records, .. } = report;
         let (state, store, kept) = Default::default();
         CheckReport { state, store, whole: lost.is_empty(), lost, restored, notes, records, kept }
     }
 }
 
 /// Checks, repairs, backs up or restores.
-pub(crate) fn run(arguments: &Arguments, output: &Output) -> Result<(), Error> {
+pub(crate) fn run(arguments: &Arguments, output: &CommandOutput) -> Result<(), Error> {
     match &arguments.action {
         Action::Check(check) => {
             let (examined, of) = examine(check)?;

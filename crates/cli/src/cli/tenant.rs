@@ -6,7 +6,7 @@ use sublet_proto::Error;
 use sublet_proto::v1::{Quota, Tenant};
 
 use super::Connection;
-use super::output::{Output, table};
+use super::output::{CommandOutput, table};
 use super::parse::{amount, show_bytes, show_nano, size, whole};
 
 const EXAMPLES: &str = "\
@@ -219,7 +219,7 @@ fn spend(text: &str) -> Result<Limit<u64>, String> {
 }
 
 /// Sets limits or lists tenants.
-pub(crate) fn run(arguments: &Arguments, output: &Output) -> Result<(), Error> {
+pub(crate) fn run(arguments: &Arguments, output: &CommandOutput) -> Result<(), Error> {
     match &arguments.action {
         Action::Set(set) => run_set(set, output),
         Action::List(list) => {
@@ -230,7 +230,7 @@ pub(crate) fn run(arguments: &Arguments, output: &Output) -> Result<(), Error> {
     }
 }
 
-fn run_set(set: &Set, output: &Output) -> Result<(), Error> {
+fn run_set(set: &Set, output: &CommandOutput) -> Result<(), Error> {
     let manager = set.connection.open()?;
     let known = manager.list_tenants()?.into_iter().find(|tenant| tenant.name == set.name);
     let held = known.and_then(|tenant| tenant.quota).unwrap_or_default();

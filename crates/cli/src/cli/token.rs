@@ -8,7 +8,7 @@ use sublet_proto::v1::{CreateTokenRequest, ListTokensRequest, Role, Token};
 use sublet_proto::{Code, Error};
 
 use super::Connection;
-use super::output::{Output, table};
+use super::output::{CommandOutput, table};
 use super::parse::{as_ms, duration, show_bytes, size};
 use super::time::{now_ms, show_moment};
 
@@ -192,7 +192,7 @@ impl Create {
 }
 
 /// Creates, lists or revokes tokens.
-pub(crate) fn run(arguments: &Arguments, output: &Output) -> Result<(), Error> {
+pub(crate) fn run(arguments: &Arguments, output: &CommandOutput) -> Result<(), Error> {
     match &arguments.action {
         Action::Create(create) => run_create(create, output),
         Action::List(list) => {
@@ -208,7 +208,7 @@ pub(crate) fn run(arguments: &Arguments, output: &Output) -> Result<(), Error> {
     }
 }
 
-fn run_create(create: &Create, output: &Output) -> Result<(), Error> {
+fn run_create(create: &Create, output: &CommandOutput) -> Result<(), Error> {
     let request = create.request()?;
     let reply = create.connection.open()?.create_token(request)?;
     let token = reply.token.ok_or_else(|| Error::new(Code::Protocol, "the manager names no token"))?;

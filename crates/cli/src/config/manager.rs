@@ -6,19 +6,19 @@ use std::time::Duration;
 
 use sublet_manager::core::{Level, QueueLimits};
 use sublet_manager::store::NatsOptions;
-use sublet_manager::{ConnectionLimits, MAX_CONNECTIONS, Options, Retention, StoreOptions, Tls};
+use sublet_manager::{ConnectionLimits, MAX_CONNECTIONS, ManagerOptions, Retention, StoreOptions, Tls};
 use sublet_proto::Error;
 use sublet_proto::price::Prices;
 use sublet_proto::v1::Price;
 use sublet_runtime::access::default_state;
 
-use super::{ConfiguredProgram, Key, Kind, Otherwise, Schema, Settings, Visibility};
+use super::{ConfiguredProgram, EffectiveSettings, Key, Otherwise, Schema, ValueKind, Visibility};
 use crate::cli::parse::{absolute, duration, size, switch, whole};
 
 /// The program `sublet manager`.
-pub(crate) struct Program;
+pub(crate) struct ManagerProgram;
 
-impl ConfiguredProgram for Program {
+impl ConfiguredProgram for ManagerProgram {
     const SCHEMA: &'static Schema = &SCHEMA;
 }
 
@@ -28,7 +28,7 @@ pub(crate) const SCHEMA: Schema = Schema {
     keys: &[
         Key {
             name: "state",
-            kind: Kind::Text,
+            kind: ValueKind::Text,
             environment: "SUBLET_STATE",
             flag: "state",
             value: "FOLDER",
@@ -38,7 +38,7 @@ pub(crate) const SCHEMA: Schema = Schema {
         },
         Key {
             name: "socket",
-            kind: Kind::Text,
+            kind: ValueKind::Text,
             environment: "",
             flag: "socket",
             value: "PATH",
@@ -48,7 +48,7 @@ pub(crate) const SCHEMA: Schema = Schema {
         },
         Key {
             name: "listen",
-            kind: Kind::List,
+            kind: ValueKind::List,
             environment: "SUBLET_LISTEN",
             flag: "listen",
             value: "ADDRESS:PORT",
@@ -58,7 +58,7 @@ pub(crate) const SCHEMA: Schema = Schema {
         },
         Key {
             name: "advertise",
-            kind: Kind::Text,
+            kind: ValueKind::Text,
             environment: "SUBLET_ADVERTISE",
             flag: "advertise",
             value: "ADDRESS",
@@ -68,7 +68,7 @@ pub(crate) const SCHEMA: Schema = Schema {
         },
         Key {
             name: "global",
-            kind: Kind::Switch,
+            kind: ValueKind::Switch,
             environment: "SUBLET_GLOBAL",
             flag: "global",
             value: "BOOL",
@@ -78,7 +78,7 @@ pub(crate) const SCHEMA: Schema = Schema {
         },
         Key {
             name: "tls.mode",
-            kind: Kind::Text,
+            kind: ValueKind::Text,
             environment: "SUBLET_TLS_MODE",
             flag: "tls-mode",
             value: "MODE",
@@ -88,7 +88,7 @@ pub(crate) const SCHEMA: Schema = Schema {
         },
         Key {
             name: "tls.certificate",
-            kind: Kind::Text,
+            kind: ValueKind::Text,
             environment: "SUBLET_TLS_CERTIFICATE",
             flag: "tls-certificate",
             value: "FILE",
@@ -98,7 +98,7 @@ pub(crate) const SCHEMA: Schema = Schema {
         },
         Key {
             name: "tls.key",
-            kind: Kind::Text,
+            kind: ValueKind::Text,
             environment: "SUBLET_TLS_KEY",
             flag: "tls-key",
             value: "FILE",
@@ -108,7 +108,7 @@ pub(crate) const SCHEMA: Schema = Schema {
         },
         Key {
             name: "tls.names",
-            kind: Kind::List,
+            kind: ValueKind::List,
             environment: "SUBLET_TLS_NAMES",
             flag: "tls-names",
             value: "NAME",
@@ -118,7 +118,7 @@ pub(crate) const SCHEMA: Schema = Schema {
         },
         Key {
             name: "store.kind",
-            kind: Kind::Text,
+            kind: ValueKind::Text,
             environment: "SUBLET_STORE",
             flag: "store",
             value: "KIND",
@@ -128,7 +128,7 @@ pub(crate) const SCHEMA: Schema = Schema {
         },
         Key {
             name: "store.url",
-            kind: Kind::Text,
+            kind: ValueKind::Text,
             environment: "SUBLET_STORE_URL",
             flag: "store-url",
             value: "URL",
@@ -138,7 +138,7 @@ pub(crate) const SCHEMA: Schema = Schema {
         },
         Key {
             name: "store.ca",
-            kind: Kind::Text,
+            kind: ValueKind::Text,
             environment: "SUBLET_STORE_CA",
             flag: "store-ca",
             value: "FILE",
@@ -148,7 +148,7 @@ pub(crate) const SCHEMA: Schema = Schema {
         },
         Key {
             name: "store.name",
-            kind: Kind::Text,
+            kind: ValueKind::Text,
             environment: "SUBLET_STORE_NAME",
             flag: "store-name",
             value: "NAME",
@@ -158,7 +158,7 @@ pub(crate) const SCHEMA: Schema = Schema {
         },
         Key {
             name: "store.replicas",
-            kind: Kind::Whole,
+            kind: ValueKind::Whole,
             environment: "SUBLET_STORE_REPLICAS",
             flag: "store-replicas",
             value: "N",
@@ -168,7 +168,7 @@ pub(crate) const SCHEMA: Schema = Schema {
         },
         Key {
             name: "price.allocation",
-            kind: Kind::Whole,
+            kind: ValueKind::Whole,
             environment: "SUBLET_PRICE_ALLOCATION",
             flag: "price-allocation",
             value: "NANO",
@@ -178,7 +178,7 @@ pub(crate) const SCHEMA: Schema = Schema {
         },
         Key {
             name: "price.compute",
-            kind: Kind::Whole,
+            kind: ValueKind::Whole,
             environment: "SUBLET_PRICE_COMPUTE",
             flag: "price-compute",
             value: "NANO",
@@ -188,7 +188,7 @@ pub(crate) const SCHEMA: Schema = Schema {
         },
         Key {
             name: "price.polling",
-            kind: Kind::Whole,
+            kind: ValueKind::Whole,
             environment: "SUBLET_PRICE_POLLING",
             flag: "price-polling",
             value: "NANO",
@@ -201,7 +201,7 @@ pub(crate) const SCHEMA: Schema = Schema {
         pu_price("price.pu.*.polling"),
         Key {
             name: "queue.total",
-            kind: Kind::Whole,
+            kind: ValueKind::Whole,
             environment: "SUBLET_QUEUE_TOTAL",
             flag: "queue-total",
             value: "N",
@@ -211,7 +211,7 @@ pub(crate) const SCHEMA: Schema = Schema {
         },
         Key {
             name: "queue.per_tenant",
-            kind: Kind::Whole,
+            kind: ValueKind::Whole,
             environment: "SUBLET_QUEUE_PER_TENANT",
             flag: "queue-per-tenant",
             value: "N",
@@ -221,7 +221,7 @@ pub(crate) const SCHEMA: Schema = Schema {
         },
         Key {
             name: "connections.total",
-            kind: Kind::Whole,
+            kind: ValueKind::Whole,
             environment: "SUBLET_CONNECTIONS_TOTAL",
             flag: "connections-total",
             value: "N",
@@ -231,7 +231,7 @@ pub(crate) const SCHEMA: Schema = Schema {
         },
         Key {
             name: "connections.unauthenticated",
-            kind: Kind::Whole,
+            kind: ValueKind::Whole,
             environment: "SUBLET_CONNECTIONS_UNAUTHENTICATED",
             flag: "connections-unauthenticated",
             value: "N",
@@ -241,7 +241,7 @@ pub(crate) const SCHEMA: Schema = Schema {
         },
         Key {
             name: "connections.per_address",
-            kind: Kind::Whole,
+            kind: ValueKind::Whole,
             environment: "SUBLET_CONNECTIONS_PER_ADDRESS",
             flag: "connections-per-address",
             value: "N",
@@ -251,7 +251,7 @@ pub(crate) const SCHEMA: Schema = Schema {
         },
         Key {
             name: "connections.per_tenant",
-            kind: Kind::Whole,
+            kind: ValueKind::Whole,
             environment: "SUBLET_CONNECTIONS_PER_TENANT",
             flag: "connections-per-tenant",
             value: "N",
@@ -261,7 +261,7 @@ pub(crate) const SCHEMA: Schema = Schema {
         },
         Key {
             name: "connections.handshake",
-            kind: Kind::Text,
+            kind: ValueKind::Text,
             environment: "SUBLET_CONNECTIONS_HANDSHAKE",
             flag: "connections-handshake",
             value: "TIME",
@@ -271,7 +271,7 @@ pub(crate) const SCHEMA: Schema = Schema {
         },
         Key {
             name: "connections.first_request",
-            kind: Kind::Text,
+            kind: ValueKind::Text,
             environment: "SUBLET_CONNECTIONS_FIRST_REQUEST",
             flag: "connections-first-request",
             value: "TIME",
@@ -281,7 +281,7 @@ pub(crate) const SCHEMA: Schema = Schema {
         },
         Key {
             name: "connections.idle",
-            kind: Kind::Text,
+            kind: ValueKind::Text,
             environment: "SUBLET_CONNECTIONS_IDLE",
             flag: "connections-idle",
             value: "TIME",
@@ -291,7 +291,7 @@ pub(crate) const SCHEMA: Schema = Schema {
         },
         Key {
             name: "pools.balanced",
-            kind: Kind::Size,
+            kind: ValueKind::Size,
             environment: "SUBLET_POOLS_BALANCED",
             flag: "pools-balanced",
             value: "SIZE",
@@ -301,7 +301,7 @@ pub(crate) const SCHEMA: Schema = Schema {
         },
         Key {
             name: "retention.ledger",
-            kind: Kind::Text,
+            kind: ValueKind::Text,
             environment: "SUBLET_RETENTION_LEDGER",
             flag: "retention-ledger",
             value: "TIME",
@@ -311,7 +311,7 @@ pub(crate) const SCHEMA: Schema = Schema {
         },
         Key {
             name: "retention.runs",
-            kind: Kind::Text,
+            kind: ValueKind::Text,
             environment: "SUBLET_RETENTION_RUNS",
             flag: "retention-runs",
             value: "TIME",
@@ -321,7 +321,7 @@ pub(crate) const SCHEMA: Schema = Schema {
         },
         Key {
             name: "retention.unfinished_runs",
-            kind: Kind::Text,
+            kind: ValueKind::Text,
             environment: "SUBLET_RETENTION_UNFINISHED_RUNS",
             flag: "retention-unfinished-runs",
             value: "TIME",
@@ -336,7 +336,7 @@ pub(crate) const SCHEMA: Schema = Schema {
 const fn pu_price(name: &'static str) -> Key {
     Key {
         name,
-        kind: Kind::Whole,
+        kind: ValueKind::Whole,
         environment: "",
         flag: "",
         value: "NANO",
@@ -350,11 +350,11 @@ const fn pu_price(name: &'static str) -> Key {
 const MAX_NATS_NAME_BYTES: usize = 32;
 
 /// Converts the settings to the manager's options.
-pub(crate) fn options(settings: &Settings) -> Result<Options, Error> {
+pub(crate) fn options(settings: &EffectiveSettings) -> Result<ManagerOptions, Error> {
     let state = settings.needed("state", absolute)?;
     let socket = settings.value("socket", absolute)?.unwrap_or_else(|| state.join("manager.sock"));
     let listen = settings.list("listen", address)?;
-    Ok(Options {
+    Ok(ManagerOptions {
         socket,
         tls: tls(settings, &listen)?,
         advertise: settings.value("advertise", advertised)?,
@@ -389,7 +389,7 @@ fn advertised(text: &str) -> Result<String, String> {
 }
 
 /// Returns the manager's level. A global manager shares its store with those of the racks.
-fn level(settings: &Settings) -> Result<Level, Error> {
+fn level(settings: &EffectiveSettings) -> Result<Level, Error> {
     let shares_store = matches!(store(settings)?, StoreOptions::Nats(_));
     match settings.needed("global", switch)? {
         true if !shares_store => Err(settings.invalid("global", "it requires store.kind nats")),
@@ -398,7 +398,7 @@ fn level(settings: &Settings) -> Result<Level, Error> {
     }
 }
 
-fn tls(settings: &Settings, listen: &[SocketAddr]) -> Result<Tls, Error> {
+fn tls(settings: &EffectiveSettings, listen: &[SocketAddr]) -> Result<Tls, Error> {
     let given = settings.is_set("tls.certificate") || settings.is_set("tls.key");
     let mode = settings.value("tls.mode", |text| match text {
         "generated" | "files" | "off" => Ok(text.to_owned()),
@@ -427,7 +427,7 @@ fn tls(settings: &Settings, listen: &[SocketAddr]) -> Result<Tls, Error> {
     }
 }
 
-fn store(settings: &Settings) -> Result<StoreOptions, Error> {
+fn store(settings: &EffectiveSettings) -> Result<StoreOptions, Error> {
     let kind = settings.needed("store.kind", |text| match text {
         "embedded" | "nats" => Ok(text.to_owned()),
         _ => Err(format!("{text:?} is not valid: use embedded or nats")),
@@ -466,7 +466,7 @@ fn replicas(text: &str) -> Result<usize, String> {
     }
 }
 
-fn prices(settings: &Settings) -> Result<Prices, Error> {
+fn prices(settings: &EffectiveSettings) -> Result<Prices, Error> {
     let default = Price {
         allocation_nano_per_gib_s: settings.needed("price.allocation", nano)?,
         compute_nano_per_core_s: settings.needed("price.compute", nano)?,
@@ -492,7 +492,7 @@ fn nano(text: &str) -> Result<u64, String> {
     whole(text, 0..=u64::MAX)
 }
 
-fn queue(settings: &Settings) -> Result<QueueLimits, Error> {
+fn queue(settings: &EffectiveSettings) -> Result<QueueLimits, Error> {
     let requests = |text: &str| whole(text, 0..=1 << 20).map(|number| number as usize);
     let total = settings.needed("queue.total", requests)?;
     let per_tenant = settings.needed("queue.per_tenant", requests)?;
@@ -506,7 +506,7 @@ fn queue(settings: &Settings) -> Result<QueueLimits, Error> {
 /// Minimum number of connections.
 const LEAST_CONNECTIONS: u64 = 64;
 
-fn connections(settings: &Settings) -> Result<ConnectionLimits, Error> {
+fn connections(settings: &EffectiveSettings) -> Result<ConnectionLimits, Error> {
     let number = |text: &str| whole(text, 1..=1 << 20).map(|number| number as usize);
     let total = |text: &str| whole(text, LEAST_CONNECTIONS..=1 << 20).map(|number| number as usize);
     let limits = ConnectionLimits {
@@ -570,8 +570,9 @@ mod tests {
 
     use super::*;
 
-    fn defaults() -> Settings {
-        let mut settings = Settings { schema: &SCHEMA, settings: BTreeMap::new(), replaced: Vec::new() };
+    fn defaults() -> EffectiveSettings {
+        let mut settings =
+            EffectiveSettings { schema: &SCHEMA, settings: BTreeMap::new(), replaced: Vec::new() };
         settings.add_defaults();
         settings
     }

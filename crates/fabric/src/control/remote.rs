@@ -43,7 +43,7 @@ pub struct RemoteSocket {
 
 struct State {
     tls: TlsStream,
-    frames: Frames,
+    frames: FrameSplitter,
     /// Reason why nothing more will be received.
     end: Option<End>,
     /// Reason why nothing more can be sent, if that was found before the end: the system reports it only once.
@@ -149,7 +149,7 @@ impl RemoteSocket {
 
     fn new(tls: TlsStream) -> RemoteSocket {
         let tcp = Arc::clone(tls.socket());
-        let state = State { tls, frames: Frames::default(), end: None, unsendable: None };
+        let state = State { tls, frames: FrameSplitter::default(), end: None, unsendable: None };
         RemoteSocket {
             tcp,
             sending: Mutex::new(()),
@@ -240,12 +240,12 @@ impl State {
 
 /// Cuts a stream of bytes into messages.
 #[derive(Debug, Default)]
-pub struct Frames {
+pub struct FrameSplitter {
     bytes: Vec<u8>,
     taken: usize,
 }
 
-impl Frames {
+impl FrameSplitter {
     /// Adds bytes that have arrived. The caller takes the messages out before it adds more, so that less than one
     /// message stays here beside them.
     pub fn push(&mut self, bytes: &[u8]) {

@@ -11,14 +11,14 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use super::contact::Contact;
-use super::ffi::{self, Completion, RawRegistration};
+use super::ffi::{self, FfiCompletion, RawRegistration};
 use super::flow::{Flow, SLOTS};
-use super::link::{Link, MSG, Network};
-use super::message::{Batch, SLOT_BYTES, Tail};
+use super::link::{MSG, OfiLink, OfiNetwork};
+use super::message::{PutBatch, SLOT_BYTES, Tail};
 use super::operations::{GROUPS, OPERATIONS, Operations, PUSHES};
-use super::regions::Regions;
+use super::regions::OfiRegions;
 use crate::FabricError;
-use crate::exposed::Exposed;
+use crate::exposed::ExposedMemory;
 use crate::region::{PAGE_BYTES, Region};
 
 /// Bytes of registered memory through which unregistered buffers are copied.
@@ -75,7 +75,7 @@ pub struct Effects {
 
 /// State of a request to the peer by message.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Asked {
+pub enum PeerRequest {
     Nothing,
     Waiting,
     Answered(u64),
@@ -84,18 +84,18 @@ pub enum Asked {
 /// See the [module](self).
 pub struct Live {
     /// The first field, so that registrations end before their memory is unmapped.
-    pub(super) link: Link,
-    pub(super) regions: Regions,
+    pub(super) link: OfiLink,
+    pub(super) regions: OfiRegions,
     pub(super) flow: Flow,
     pub(super) operations: Operations,
-    pub(super) batch: Batch,
+    pub(super) batch: PutBatch,
     /// Whether the batch contains a put, which takes effect without a line. Pushes wait for a line.
     pub(super) has_puts: bool,
     /// A thread is sending the content of the batch without a line. Until it has finished, no other operation may
     /// overtake it.
     pub(super) is_flushing: bool,
     pub(super) atomics: bool,
-    pub(super) asked: [Asked; GROUPS],
+    pub(super) asked: [PeerRequest; GROUPS],
     /// Answers that the peer waits for.
     pub(super) owed: VecDeque<(u32, u64)>,
     pub(super) effects: Effects,
@@ -111,7 +111,7 @@ pub struct Live {
     contexts: Box<[Context; CONTEXTS]>,
     /// Receives that could not be posted again yet.
     unposted: Vec<usize>,
-    completions: [Completion; LOT],
+    completions: [FfiCompletion; LOT],
     /// The descriptors are being polled.
     pub(super) is_watched: bool,
     /// The provider sends only during this process's own progress.
@@ -127,8 +127,12 @@ unsafe impl Send for Live {}
 
 impl Live {
     /// Opens an interface, without a peer. The peer may write into `landing_bytes` bytes of landing memory.
-    pub fn open(network: &Network, exposed: Arc<Exposed>, landing_bytes: u64) -> Result<Live, FabricError> {
-        let mut link = Link::open(network)?;
+    pub fn open(
+        network: &OfiNetwork,
+        exposed: Arc<ExposedMemory>,
+        landing_bytes: u64,
+    ) -> Result<Live, FabricError> {
+        let mut link = OfiLink::open(network)?;
         let landing = Region::create("sublet-landing", landing_bytes.max(LANDING_BYTES))?;
         let outgoing = Region::create("sublet-outgoing", OUTGOING_BYTES)?;
         // SAFETY: `Live` keeps both mapped for longer than the link.
@@ -136,14 +140,14 @@ impl Live {
         // SAFETY: as above.
         let outgoing_descriptor = unsafe { link.enroll(start(&outgoing), OUTGOING_BYTES, false)? }.descriptor;
         Ok(Live {
-            regions: Regions::new(exposed),
+            regions: OfiRegions::new(exposed),
             flow: Flow::default(),
             operations: Operations::default(),
-            batch: Batch::default(),
+            batch: PutBatch::default(),
             has_puts: false,
             is_flushing: false,
             atomics: false,
-            asked: [Asked::Nothing; GROUPS],
+            asked: [PeerRequest::Nothing; GROUPS],
             owed: VecDeque::new(),
             effects: Effects::default(),
             scratch: Box::new([0; SLOT_BYTES]),
@@ -155,7 +159,7 @@ impl Live {
             landing_registration,
             contexts: Box::new([Context([0; 8]); CONTEXTS]),
             unposted: Vec::new(),
-            completions: [Completion::EMPTY; LOT],
+            completions: [FfiCompletion::EMPTY; LOT],
             is_watched: false,
             is_software: ["tcp", "net", "udp", "sockets"]
                 .iter()

@@ -7,7 +7,7 @@ use std::ptr::NonNull;
 use sublet_proto::text::printable_line;
 
 use super::frame::{Frame, HEADER_BYTES, MAX_REASON_BYTES};
-use super::stream::{Part, Stream};
+use super::stream::{ByteStream, Part};
 use crate::FabricError;
 use crate::line::BODY_WORDS;
 use crate::shared::copy_bytes;
@@ -92,7 +92,7 @@ impl Inbox {
 
     /// Receives from the stream. `Ok(0)`: the stream has ended.
     #[inline]
-    pub(super) fn fill(&mut self, stream: &Stream) -> io::Result<usize> {
+    pub(super) fn fill(&mut self, stream: &ByteStream) -> io::Result<usize> {
         debug_assert!(
             self.start == self.end || self.payload.as_ref().is_none_or(|payload| payload.left == 0),
             "{} bytes wait in the buffer before a payload",
@@ -141,14 +141,14 @@ impl Inbox {
 
     /// State of the current payload. Once it is complete, the request that it completes is reported once.
     #[inline]
-    pub(super) fn payload(&mut self) -> Arrival {
+    pub(super) fn payload(&mut self) -> PayloadState {
         match &self.payload {
-            None => Arrival::Nothing,
-            Some(payload) if payload.left > 0 => Arrival::Under,
+            None => PayloadState::Nothing,
+            Some(payload) if payload.left > 0 => PayloadState::Under,
             Some(payload) => {
                 let request = payload.request;
                 self.payload = None;
-                Arrival::Complete(request)
+                PayloadState::Complete(request)
             }
         }
     }
@@ -212,7 +212,7 @@ impl Inbox {
 
 /// State of a payload.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Arrival {
+pub(super) enum PayloadState {
     /// There is no payload.
     Nothing,
     /// The payload is incomplete.

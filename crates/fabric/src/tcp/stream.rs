@@ -1,5 +1,5 @@
 //! Transports the bytes of a connection: a TCP socket, in the clear or encrypted, or a simulated one in tests. No
-//! function waits, except [`Stream::poll`] and a handshake.
+//! function waits, except [`ByteStream::poll`] and a handshake.
 
 use std::io;
 use std::net::{Shutdown, TcpStream};
@@ -8,32 +8,32 @@ use std::time::Duration;
 
 use rustix::event::{PollFd, PollFlags, Timespec};
 
-use super::encrypted::Encrypted;
+use super::encrypted::EncryptedStream;
 use super::stalled::stalled;
 use crate::FabricError;
 use crate::sim::SimStream;
 use crate::tls::{Identity, TlsStream};
 
 /// The transport of a connection's bytes.
-pub struct Stream(Kind);
+pub struct ByteStream(Kind);
 
 enum Kind {
     Plain(TcpStream),
-    Encrypted(Box<Encrypted>),
+    Encrypted(Box<EncryptedStream>),
     Sim(SimStream),
 }
 
 /// A range of memory, to be read or to be written.
 pub(super) type Part = libc::iovec;
 
-/// Result of a [`Stream::poll`].
+/// Result of a [`ByteStream::poll`].
 #[derive(Clone, Copy, Debug, Default)]
-pub(super) struct Polled {
+pub(super) struct StreamReadiness {
     pub(super) readable: bool,
     pub(super) woken: bool,
 }
 
-/// Events that a [`Stream::poll`] waits for.
+/// Events that a [`ByteStream::poll`] waits for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Until {
     Readable,
@@ -41,29 +41,32 @@ pub(super) enum Until {
     ReadableOrWritable,
 }
 
-impl Stream {
+impl ByteStream {
     /// Makes a stream of unencrypted frames. The caller has prepared the socket (see [`crate::greeting`]) and
     /// authenticated the peer.
-    pub fn plain(socket: TcpStream) -> Result<Stream, FabricError> {
+    pub fn plain(socket: TcpStream) -> Result<ByteStream, FabricError> {
         socket.set_nodelay(true).map_err(|error| FabricError::system("TCP_NODELAY", error))?;
-        Ok(Stream(Kind::Plain(socket)))
+        Ok(ByteStream(Kind::Plain(socket)))
     }
 
     /// Makes a stream of encrypted frames, after a handshake with the owner of this certificate (DER), within seconds.
-    pub fn encrypted_client(socket: TcpStream, certificate: &[u8]) -> Result<Stream, FabricError> {
-        Ok(Stream(Kind::Encrypted(Box::new(Encrypted::new(TlsStream::client(socket, certificate)?)))))
+    pub fn encrypted_client(socket: TcpStream, certificate: &[u8]) -> Result<ByteStream, FabricError> {
+        Ok(ByteStream(Kind::Encrypted(Box::new(EncryptedStream::new(TlsStream::client(
+            socket,
+            certificate,
+        )?)))))
     }
 
     /// Makes a stream of encrypted frames, after a handshake with a client that knows this identity's certificate,
     /// within seconds.
-    pub fn encrypted_server(socket: TcpStream, identity: &Identity) -> Result<Stream, FabricError> {
-        Ok(Stream(Kind::Encrypted(Box::new(Encrypted::new(TlsStream::server(socket, identity)?)))))
+    pub fn encrypted_server(socket: TcpStream, identity: &Identity) -> Result<ByteStream, FabricError> {
+        Ok(ByteStream(Kind::Encrypted(Box::new(EncryptedStream::new(TlsStream::server(socket, identity)?)))))
     }
 
     /// Makes a stream of one end of a simulated one.
     #[doc(hidden)]
-    pub fn sim(end: SimStream) -> Stream {
-        Stream(Kind::Sim(end))
+    pub fn sim(end: SimStream) -> ByteStream {
+        ByteStream(Kind::Sim(end))
     }
 
     /// Whether the stream is a simulated one.
@@ -112,7 +115,7 @@ impl Stream {
         }
     }
 
-    /// Whether [`Stream::flush`] has bytes to send.
+    /// Whether [`ByteStream::flush`] has bytes to send.
     #[inline]
     pub(super) fn has_unsent(&self) -> bool {
         matches!(&self.0, Kind::Encrypted(session) if session.has_unsent())
@@ -130,14 +133,16 @@ impl Stream {
         until: Until,
         wake: Option<BorrowedFd<'_>>,
         timeout: Option<Duration>,
-    ) -> Polled {
+    ) -> StreamReadiness {
         match &self.0 {
-            Kind::Encrypted(session) if session.is_buffered() => Polled { readable: true, woken: false },
+            Kind::Encrypted(session) if session.is_buffered() => {
+                StreamReadiness { readable: true, woken: false }
+            }
             Kind::Encrypted(session) => poll(session.socket.as_fd(), until, wake, timeout),
             Kind::Plain(socket) => poll(socket.as_fd(), until, wake, timeout),
             Kind::Sim(end) => {
                 end.wait(timeout);
-                Polled { readable: true, woken: true }
+                StreamReadiness { readable: true, woken: true }
             }
         }
     }
@@ -176,7 +181,7 @@ impl Stream {
 /// connection at once, and the bytes sent last, such as the reason of the end, are lost.
 const MAX_DISCARDED_BYTES: usize = 4 << 20;
 
-impl Drop for Stream {
+impl Drop for ByteStream {
     fn drop(&mut self) {
         let socket = match &self.0 {
             Kind::Plain(socket) => socket,
@@ -247,7 +252,7 @@ fn poll(
     until: Until,
     wake: Option<BorrowedFd<'_>>,
     timeout: Option<Duration>,
-) -> Polled {
+) -> StreamReadiness {
     let events = match until {
         Until::Readable => PollFlags::IN,
         Until::Writable => PollFlags::OUT,
@@ -262,10 +267,10 @@ fn poll(
     });
     // A signal is an early return.
     match rustix::event::poll(&mut fds[..count], timeout.as_ref()) {
-        Ok(_) => Polled {
+        Ok(_) => StreamReadiness {
             readable: fds[0].revents().intersects(PollFlags::IN | PollFlags::HUP | PollFlags::ERR),
             woken: wake.is_some() && !fds[1].revents().is_empty(),
         },
-        Err(_) => Polled::default(),
+        Err(_) => StreamReadiness::default(),
     }
 }

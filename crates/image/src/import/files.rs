@@ -9,7 +9,7 @@ use rustix::io::Errno;
 
 use super::archive::Archive;
 use crate::error::ImageError;
-use crate::limits::Limits;
+use crate::limits::ImageLimits;
 
 /// A file's content and its length.
 pub(super) type Opened<'a> = (Box<dyn Read + 'a>, u64);
@@ -22,7 +22,7 @@ pub(super) enum Files {
 
 impl Files {
     /// Opens the files of a folder or of a tar.
-    pub(super) fn open(path: &Path, scratch: &Path, limits: &Limits) -> Result<Files, ImageError> {
+    pub(super) fn open(path: &Path, scratch: &Path, limits: &ImageLimits) -> Result<Files, ImageError> {
         let failed = |error: io::Error| ImageError::system("opening", path, error);
         // Non-blocking, so that a FIFO does not make this wait for a writer.
         let flags = OFlags::RDONLY | OFlags::CLOEXEC | OFlags::NONBLOCK;

@@ -8,21 +8,21 @@ use std::path::Path;
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 
-use super::{FACTS, IMAGES, NAMES, Presence, Store, UNFINISHED};
+use super::{FACTS, IMAGES, ImageStore, NAMES, Presence, UNFINISHED};
 use crate::digest::Digest;
-use crate::error::{ImageError, Part};
+use crate::error::{DocumentPart, ImageError};
 use crate::manifest::{Config, json};
 
 /// An image as the store keeps it.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub(crate) struct Record {
+pub(crate) struct ImageRecord {
     pub(crate) digest: Digest,
     pub(crate) config: Config,
 }
 
 /// Numbers that were counted when a layer was unpacked.
 #[derive(Clone, Copy, Debug, Default, Serialize, Deserialize)]
-pub(crate) struct Facts {
+pub(crate) struct LayerFacts {
     pub(crate) unpacked_bytes: u64,
     /// Files, folders and links; not counted by earlier versions.
     #[serde(default)]
@@ -37,11 +37,11 @@ struct Name {
     digest: Digest,
 }
 
-impl Store {
+impl ImageStore {
     /// Keeps an image whose layers are all here. From now on these names mean the image.
     pub(crate) fn keep(
         &self,
-        record: &Record,
+        record: &ImageRecord,
         names: &[String],
         _present: &Presence,
     ) -> Result<(), ImageError> {
@@ -65,14 +65,14 @@ impl Store {
     pub(crate) fn keep_facts(
         &self,
         diff_id: &Digest,
-        facts: Facts,
+        facts: LayerFacts,
         _present: &Presence,
     ) -> Result<(), ImageError> {
         self.write(FACTS, diff_id, &facts)
     }
 
     /// Reads the numbers of a layer.
-    pub(super) fn facts(&self, diff_id: &Digest) -> Result<Facts, ImageError> {
+    pub(super) fn facts(&self, diff_id: &Digest) -> Result<LayerFacts, ImageError> {
         self.read(FACTS, diff_id).map(Option::unwrap_or_default)
     }
 
@@ -82,7 +82,7 @@ impl Store {
     }
 
     /// Reads the record of an image with this digest.
-    pub(crate) fn record(&self, digest: &Digest) -> Result<Option<Record>, ImageError> {
+    pub(crate) fn record(&self, digest: &Digest) -> Result<Option<ImageRecord>, ImageError> {
         self.read(IMAGES, digest)
     }
 
@@ -146,7 +146,7 @@ impl Store {
     fn read<T: DeserializeOwned>(&self, folder: &str, key: &Digest) -> Result<Option<T>, ImageError> {
         let path = self.folder.join(folder).join(key.hex());
         match fs::read(&path) {
-            Ok(bytes) => json(Part::Config, &bytes).map(Some),
+            Ok(bytes) => json(DocumentPart::Config, &bytes).map(Some),
             Err(error) if error.kind() == ErrorKind::NotFound => Ok(None),
             Err(error) => Err(ImageError::system("reading", path, error)),
         }

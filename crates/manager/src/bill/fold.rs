@@ -24,8 +24,8 @@ use sublet_proto::price::{self, Cost};
 use sublet_proto::v1::{BillLine, LeaseState, Usage};
 use sublet_proto::{Code, Error, decode};
 
-use super::span::{Share, Span};
-use super::{MINUTE_MS, Record, day_of};
+use super::span::{FunctionShare, UsageSpan};
+use super::{LeaseRecord, MINUTE_MS, day_of};
 use crate::ledger::{self, Minute, minutes_in_life, minutes_of, parse_minute_key};
 use crate::store::{Batch, Store, hex, keys};
 
@@ -90,7 +90,7 @@ struct Step {
 
 /// Progress of folding.
 #[derive(Debug, Default)]
-pub(super) struct Progress {
+pub(super) struct FoldProgress {
     pub(super) folded: u64,
     /// The record that was looked at last, if there may be more to fold behind it.
     pub(super) reached: Option<String>,
@@ -103,7 +103,7 @@ impl Sum {
     }
 
     /// The sum of one share.
-    fn of(span: &Span, day: Option<u64>, share: &Share) -> Sum {
+    fn of(span: &UsageSpan, day: Option<u64>, share: &FunctionShare) -> Sum {
         let lease = &span.lease;
         Sum {
             day: day.unwrap_or_default(),
@@ -220,14 +220,14 @@ pub(super) fn step(
     after: Option<&str>,
     before_ms: u64,
     now_ms: u64,
-) -> Result<Progress, Error> {
+) -> Result<FoldProgress, Error> {
     let (last, version) = Step::settle(store, now_ms)?.ok_or_else(is_folding)?;
     let page = store.scan(keys::LEASE, after, STEP_LEASES)?;
     let mut progress =
-        Progress { reached: page.last().map(|found| found.key.clone()), ..Progress::default() };
+        FoldProgress { reached: page.last().map(|found| found.key.clone()), ..FoldProgress::default() };
     let (mut leases, mut minutes, mut behind) = (Vec::new(), 0u64, None);
     for found in &page {
-        let record: Record = decode("a stored lease", &found.value)?;
+        let record: LeaseRecord = decode("a stored lease", &found.value)?;
         if record.lease.granted_unix_ms >= before_ms {
             // Records sort by the time of the grant.
             progress.reached = None;
@@ -254,7 +254,7 @@ pub(super) fn step(
 }
 
 /// Tells whether a lease has ended before this time, and its record was not written since.
-fn is_old(record: &Record, before_ms: u64, now_ms: u64) -> bool {
+fn is_old(record: &LeaseRecord, before_ms: u64, now_ms: u64) -> bool {
     let lease = record.clone().seen_at(now_ms);
     lease.state() == LeaseState::Ended
         && lease.ended_unix_ms < before_ms
@@ -278,8 +278,8 @@ fn fold(store: &mut dyn Store, step: &Step) -> Result<(), Error> {
 }
 
 /// Adds a lease's usage to sums of days and of all time.
-fn sum_up(sums: &mut BTreeMap<String, Sum>, record: Record, minutes: &BTreeMap<String, Minute>) {
-    let mut add = |span: &Span, is_of_day: bool| {
+fn sum_up(sums: &mut BTreeMap<String, Sum>, record: LeaseRecord, minutes: &BTreeMap<String, Minute>) {
+    let mut add = |span: &UsageSpan, is_of_day: bool| {
         for part in span.parts() {
             let day = is_of_day.then_some(part.period);
             for share in span.shares(&part) {
@@ -291,14 +291,14 @@ fn sum_up(sums: &mut BTreeMap<String, Sum>, record: Record, minutes: &BTreeMap<S
         }
     };
     let base = minutes.values().next().map(|first| first.base).unwrap_or_default();
-    let mut days = Span::from(record.clone(), base, Some(day_of(record.minute)));
+    let mut days = UsageSpan::from(record.clone(), base, Some(day_of(record.minute)));
     for (key, minute) in minutes {
         if let Some((number, _)) = parse_minute_key(key) {
             days.add(day_of(number), minute);
         }
     }
     add(&days, true);
-    add(&Span::whole(record), false);
+    add(&UsageSpan::whole(record), false);
 }
 
 /// Returns an empty sum with the key fields of this one.

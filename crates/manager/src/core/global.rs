@@ -24,11 +24,11 @@ use sublet_proto::{Code, Error};
 use super::Core;
 use super::description::MAX_NODE_CORES;
 use super::ids::{ClassKey, NodeKey, RackKey, RequestId, TenantKey};
-use super::messages::{Action, Request};
-use super::nodes::{Amount, Lending, Node, Room};
-use super::placement::{Part, Search};
+use super::messages::{Action, ClientRequest};
+use super::nodes::{LeaseResources, LendingState, ManagedNode, NodeCapacity};
+use super::placement::{PlacementPart, Search};
 use super::seats::MAX_SEATS;
-use super::terms::Terms;
+use super::terms::LeaseTerms;
 
 /// Time in milliseconds within which a request that was handed to a rack may take its turn again.
 const HANDED_MS: u64 = 30_000;
@@ -75,14 +75,14 @@ impl Refusals {
 #[derive(Clone, Copy, Debug)]
 pub(super) struct OfRack {
     /// The most that one node of the group has.
-    pub(super) largest: Room,
+    pub(super) largest: NodeCapacity,
     /// The most that is free on one node of the group.
-    pub(super) most_free: Room,
+    pub(super) most_free: NodeCapacity,
 }
 
 impl OfRack {
     /// Tells whether one of the nodes can hold the part of a request that must be on one node.
-    fn may_take(&self, terms: &Terms) -> bool {
+    fn may_take(&self, terms: &LeaseTerms) -> bool {
         let (workers, memory_bytes) = match terms.max_nodes {
             1 => (terms.workers, terms.memory_bytes),
             _ => (1, terms.memory_of(1)),
@@ -91,22 +91,22 @@ impl OfRack {
     }
 }
 
-impl Node {
+impl ManagedNode {
     /// Tells whether a request, or a part of it, may be placed here, free capacity aside. A node always allows it; a
     /// group of a rack's allows it as far as its manager has reported.
-    pub(super) fn may_take(&self, request: &Request) -> bool {
+    pub(super) fn may_take(&self, request: &ClientRequest) -> bool {
         self.of_rack.as_ref().is_none_or(|of_rack| {
             of_rack.may_take(&request.terms) && !request.refusals.standings.contains(&self.registration)
         })
     }
 
     /// The most that one of the nodes it stands for has.
-    pub(super) fn largest(&self) -> Room {
+    pub(super) fn largest(&self) -> NodeCapacity {
         self.of_rack.map_or(self.capacity, |of_rack| of_rack.largest)
     }
 
     /// The most that is free on one of the nodes it stands for.
-    pub(super) fn most_free(&self) -> Room {
+    pub(super) fn most_free(&self) -> NodeCapacity {
         self.of_rack.map_or_else(|| self.free(), |of_rack| of_rack.most_free)
     }
 }
@@ -115,7 +115,7 @@ impl Node {
 #[derive(Debug, Default)]
 pub(super) struct Global {
     racks: HashMap<Arc<str>, Rack>,
-    handed: HashMap<(TenantKey, RequestId), Handed>,
+    handed: HashMap<(TenantKey, RequestId), HandedRequest>,
     /// Requests that were handed, in the order of their handing; some occur again because they were handed anew.
     in_order: VecDeque<(u64, TenantKey, RequestId)>,
 }
@@ -128,12 +128,12 @@ struct Rack {
     /// Node of each of its groups, in the same order.
     nodes: Vec<NodeKey>,
     /// Amounts that were handed to it since its last report.
-    handed: Vec<(TenantKey, Amount)>,
+    handed: Vec<(TenantKey, LeaseResources)>,
 }
 
 /// A request that was handed to a rack.
 #[derive(Debug)]
-struct Handed {
+struct HandedRequest {
     manager: Arc<str>,
     /// Registration of the rack's groups when the request was handed.
     standing: u64,
@@ -143,7 +143,7 @@ struct Handed {
 }
 
 impl Global {
-    fn hand(&mut self, key: (TenantKey, RequestId), handed: Handed) {
+    fn hand(&mut self, key: (TenantKey, RequestId), handed: HandedRequest) {
         while self.in_order.len() >= MAX_HANDED {
             self.forget_first();
         }
@@ -192,7 +192,7 @@ impl Core {
     }
 
     /// Stops counting amounts that were handed to a rack: its report includes them, or they are under way or refused.
-    fn count_no_more(&mut self, handed: Vec<(TenantKey, Amount)>) {
+    fn count_no_more(&mut self, handed: Vec<(TenantKey, LeaseResources)>) {
         for (tenant, amount) in handed {
             self.tenants.get_mut(tenant).remove(amount);
         }
@@ -242,7 +242,7 @@ impl Core {
         let key = self.nodes.describe(description);
         self.nodes.change(key, |node| {
             node.registration = registration;
-            node.lending = Lending::Open;
+            node.lending = LendingState::Open;
             (node.silent_ticks, node.last_report_ms) = (0, now_ms);
             node.leased = all.without(free);
             let (largest, most_free) = (room(group.largest), room(group.most_free));
@@ -252,7 +252,12 @@ impl Core {
     }
 
     /// Hands a request to the manager of the rack in which its parts are.
-    pub(super) fn hand(&mut self, now_ms: u64, request: &Request, parts: &[Part]) -> Option<Action> {
+    pub(super) fn hand(
+        &mut self,
+        now_ms: u64,
+        request: &ClientRequest,
+        parts: &[PlacementPart],
+    ) -> Option<Action> {
         self.global.as_ref()?;
         let (tenant, id) = (request.tenant, request.id);
         let node = self.nodes.get(parts.first()?.node)?;
@@ -279,13 +284,13 @@ impl Core {
         let rack = global.racks.get_mut(&manager)?;
         rack.handed.extend(parts.iter().map(|part| (tenant, part.amount)));
         let (refused, until_ms) = (request.refusals.standings.clone(), now_ms.saturating_add(HANDED_MS));
-        global.hand((tenant, id), Handed { manager: manager.clone(), standing, refused, until_ms });
+        global.hand((tenant, id), HandedRequest { manager: manager.clone(), standing, refused, until_ms });
         Some(Action::Handed { tenant, request: id, manager })
     }
 
     /// Returns the answer to a request that was handed before: the same one if it is only repeated. If the rack refused
     /// it, the request notes that; a refusal by a rack to which it was not handed is ignored.
-    pub(super) fn handed_before(&mut self, request: &mut Request) -> Option<Action> {
+    pub(super) fn handed_before(&mut self, request: &mut ClientRequest) -> Option<Action> {
         let refused_by = request.refusals.by.take();
         let global = self.global.as_deref_mut()?;
         let key = (request.tenant, request.id);
@@ -324,7 +329,7 @@ impl Core {
 
 /// Nodes that are described together, by the first of them.
 struct Sum<'core> {
-    node: &'core Node,
+    node: &'core ManagedNode,
     all: NodeRoom,
     free: NodeRoom,
     largest: NodeRoom,
@@ -332,12 +337,12 @@ struct Sum<'core> {
 }
 
 impl Sum<'_> {
-    fn of(node: &Node) -> Sum<'_> {
+    fn of(node: &ManagedNode) -> Sum<'_> {
         let [all, free, largest, most_free] = [NodeRoom::default(); 4];
         Sum { node, all, free, largest, most_free }
     }
 
-    fn add(&mut self, node: &Node) {
+    fn add(&mut self, node: &ManagedNode) {
         let (all, free) = (node.capacity, node.free());
         for (sum, most, one) in
             [(&mut self.all, &mut self.largest, all), (&mut self.free, &mut self.most_free, free)]
@@ -374,13 +379,13 @@ impl Sum<'_> {
 
 /// Reads reported resources. A group has no more cores than a node may have: lists are as long as a node is large, and
 /// no request is larger.
-fn room(said: Option<NodeRoom>) -> Room {
+fn room(said: Option<NodeRoom>) -> NodeCapacity {
     let NodeRoom { cores, places, memory_bytes } = said.unwrap_or_default();
-    Room { cores: cores.min(MAX_NODE_CORES), places: places.min(MAX_NODE_CORES), memory_bytes }
+    NodeCapacity { cores: cores.min(MAX_NODE_CORES), places: places.min(MAX_NODE_CORES), memory_bytes }
 }
 
 /// Describes a group as the node that stands for it: its name stays the same as long as the group does.
-fn description(manager: &str, group: &NodeGroup, all: Room) -> NodeDescription {
+fn description(manager: &str, group: &NodeGroup, all: NodeCapacity) -> NodeDescription {
     let NodeGroup { pu, architecture, devices, runtimes, pool, .. } = group.clone();
     let words = [&pu, &architecture].into_iter().chain(&devices).chain(&runtimes).chain([&pool]);
     let words: Vec<&str> = words.map(String::as_str).filter(|word| !word.is_empty()).collect();
@@ -410,12 +415,12 @@ struct InRack {
 /// Builds the refusal when no rack takes the workers, with the amounts that exist and are free.
 #[cold]
 pub(super) fn refusal(search: &Search<'_>, class: ClassKey) -> Error {
-    let Search { nodes, request: Request { terms, .. }, pools } = *search;
+    let Search { nodes, request: ClientRequest { terms, .. }, pools } = *search;
     let (asked, place) = (terms.workers, pools.place());
     let kind = if terms.shared { "shared places" } else { "cores" };
     let mut racks = HashMap::<RackKey, InRack>::new();
     let (mut largest, mut most_memory) = (0, 0);
-    let is_there = |node: &&Node| node.seats.has(class) && node.takes_leases() && pools.has(node.pool);
+    let is_there = |node: &&ManagedNode| node.seats.has(class) && node.takes_leases() && pools.has(node.pool);
     for node in nodes.iter().map(|(_, node)| node).filter(is_there) {
         let rack = racks.entry(node.rack).or_default();
         rack.all += u64::from(node.capacity.workers(terms.shared));

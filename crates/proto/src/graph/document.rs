@@ -11,15 +11,15 @@ use serde::de::{MapAccess, Visitor};
 use serde::{Deserialize, Deserializer, Serialize};
 
 use super::{
-    Component, Compute, Condition, Edge, Graph, Limits, MAX_DOCUMENT_BYTES, Memory, Problem, Relation,
-    Resources, Rights, Role, VERSION,
+    Component, Compute, Condition, Edge, Graph, MAX_DOCUMENT_BYTES, MemoryNeed, MemoryRights, Problem,
+    Relation, Resources, Role, RunLimits, VERSION,
 };
 use crate::pool::Pool;
 
 /// A document as it is written.
 #[derive(Deserialize, Serialize)]
 #[serde(deny_unknown_fields)]
-pub(super) struct Document {
+pub(super) struct GraphSource {
     pub(super) version: u32,
     pub(super) name: String,
     #[serde(deserialize_with = "objects")]
@@ -27,7 +27,7 @@ pub(super) struct Document {
     #[serde(default, deserialize_with = "objects")]
     pub(super) edges: Vec<EdgeDocument>,
     #[serde(default, deserialize_with = "object")]
-    pub(super) limits: Limits,
+    pub(super) limits: RunLimits,
 }
 
 /// A component of either type. One structure for both allows to report a field of the other type as such.
@@ -73,7 +73,7 @@ pub(super) struct EdgeDocument {
     pub(super) from: String,
     pub(super) to: String,
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub(super) rights: Option<Rights>,
+    pub(super) rights: Option<MemoryRights>,
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub(super) when: Option<String>,
     #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -88,9 +88,9 @@ pub(super) enum EdgeType {
     Message,
 }
 
-impl Document {
+impl GraphSource {
     /// Parses a document. The first part that is not of the form is reported with its position, line and column.
-    pub(super) fn parse(json: &[u8]) -> Result<Document, Problem> {
+    pub(super) fn parse(json: &[u8]) -> Result<GraphSource, Problem> {
         let whole = |message| Problem { at: String::new(), message };
         if json.len() > MAX_DOCUMENT_BYTES {
             let message =
@@ -110,9 +110,9 @@ impl Document {
     }
 
     /// Returns the document that parses as this graph.
-    pub(super) fn of(graph: &Graph) -> Document {
+    pub(super) fn of(graph: &Graph) -> GraphSource {
         let name = |index: usize| graph.components[index].name.clone();
-        Document {
+        GraphSource {
             version: VERSION,
             name: graph.name.clone(),
             components: graph.components.iter().map(ComponentDocument::of).collect(),
@@ -142,14 +142,16 @@ impl ComponentDocument {
                 resources: Some(resources),
                 ..named
             },
-            Role::Memory(Memory { initial_bytes, increment_bytes, limit_bytes, pool }) => ComponentDocument {
-                r#type: ComponentType::Memory,
-                initial_bytes,
-                increment_bytes,
-                limit_bytes: Some(limit_bytes),
-                pool,
-                ..named
-            },
+            Role::Memory(MemoryNeed { initial_bytes, increment_bytes, limit_bytes, pool }) => {
+                ComponentDocument {
+                    r#type: ComponentType::Memory,
+                    initial_bytes,
+                    increment_bytes,
+                    limit_bytes: Some(limit_bytes),
+                    pool,
+                    ..named
+                }
+            }
         }
     }
 

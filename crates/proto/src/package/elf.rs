@@ -9,7 +9,7 @@ use object::LittleEndian;
 use object::elf::{self, FileHeader64, Sym64};
 use object::read::elf::{FileHeader, ProgramHeader, SectionHeader, SectionTable, Sym};
 
-use super::{Kind, Library, MAX_SYMBOL_BYTES};
+use super::{LibraryFile, MAX_SYMBOL_BYTES, PackageKind};
 
 /// Most dynamic symbols that are read.
 const MAX_SYMBOLS: usize = 1 << 18;
@@ -18,7 +18,7 @@ const ENDIAN: LittleEndian = LittleEndian;
 type Header = FileHeader64<LittleEndian>;
 
 /// Reads a shared object, or says why it cannot be run.
-pub(super) fn read(data: &[u8]) -> Result<Library<'_>, String> {
+pub(super) fn read(data: &[u8]) -> Result<LibraryFile<'_>, String> {
     check_identity(data)?;
     let header = Header::parse(data).map_err(truncated)?;
     let kind = header.e_type.get(ENDIAN);
@@ -29,8 +29,8 @@ pub(super) fn read(data: &[u8]) -> Result<Library<'_>, String> {
     check_segments(header, data)?;
     let sections = header.sections(ENDIAN, data).map_err(truncated)?;
     check_sections(&sections, data)?;
-    Ok(Library {
-        kind: Kind::Native,
+    Ok(LibraryFile {
+        kind: PackageKind::Native,
         architecture: architecture.into(),
         functions: exported_functions(&sections, data)?,
     })

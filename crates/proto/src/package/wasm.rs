@@ -6,7 +6,7 @@
 
 use std::collections::BTreeSet;
 
-use super::{Kind, Library, MAX_SYMBOL_BYTES, PORTABLE};
+use super::{LibraryFile, MAX_SYMBOL_BYTES, PORTABLE, PackageKind};
 
 /// The modules whose functions a module may import: Sublet's own, and the supported part of WASI.
 const OFFERED: [&str; 2] = ["sublet", "wasi_snapshot_preview1"];
@@ -36,7 +36,7 @@ mod external {
 }
 
 /// Reads a module, or says why it cannot be run.
-pub(super) fn read(data: &[u8]) -> Result<Library<'_>, String> {
+pub(super) fn read(data: &[u8]) -> Result<LibraryFile<'_>, String> {
     let Some(body) = data.strip_prefix(HEADER) else {
         return Err("is not a WebAssembly module of version 1 (components are not taken)".to_owned());
     };
@@ -51,7 +51,7 @@ pub(super) fn read(data: &[u8]) -> Result<Library<'_>, String> {
     if !module.has_memory {
         return Err(format!("exports no memory named {MEMORY:?}, in which inputs could be placed"));
     }
-    Ok(Library { kind: Kind::Wasm, architecture: PORTABLE.into(), functions: module.callable })
+    Ok(LibraryFile { kind: PackageKind::Wasm, architecture: PORTABLE.into(), functions: module.callable })
 }
 
 /// The parts of a module that have been read.

@@ -10,13 +10,13 @@ use std::os::fd::{AsFd, BorrowedFd};
 use sublet_proto::v1::{self, client_to_worker, worker_to_client};
 use sublet_proto::{Code, Error};
 
-use super::Lease;
-use super::carrier::Keys;
+use super::ClientLease;
 use super::link::{Control, Untold, lock, protocol};
 use super::start::read_worker;
+use super::transport::Keys;
 use crate::arena::MapsRegions;
 
-impl MapsRegions for Lease {
+impl MapsRegions for ClientLease {
     fn publish_regions(&self) -> Result<(), Error> {
         let mut control = lock(&self.link.control);
         if control.worker.is_none() || self.is_over() {
@@ -30,7 +30,7 @@ impl MapsRegions for Lease {
     }
 }
 
-impl Lease {
+impl ClientLease {
     pub(super) fn send_regions(&self, control: &mut Control) -> Result<(), Error> {
         self.take_late_answer(control)?;
         let known = std::mem::take(&mut control.regions);

@@ -53,7 +53,7 @@ pub(super) enum Whom {
 
 /// Way in which a request is made.
 #[derive(Clone, Copy)]
-pub(super) struct Terms {
+pub(super) struct RequestTerms {
     /// Longest wait for one manager's answer.
     pub(super) deadline: Duration,
     pub(super) repeat: Repeat,
@@ -62,7 +62,7 @@ pub(super) struct Terms {
     pub(super) whom: Whom,
 }
 
-pub(super) struct Connection {
+pub(super) struct ManagerConnection {
     managers: Mutex<Managers>,
     /// Taken only when dropped, because a runtime may not be dropped in the ordinary way inside of another.
     runtime: Option<Runtime>,
@@ -104,9 +104,9 @@ impl Failure {
     }
 }
 
-impl Connection {
+impl ManagerConnection {
     /// Begins with a manager at random, so that many clients do not all ask the same.
-    pub(super) fn new(access: Access) -> Result<Connection, Error> {
+    pub(super) fn new(access: Access) -> Result<ManagerConnection, Error> {
         let managers = access.managers.len();
         if managers == 0 {
             return Err(Error::new(Code::InvalidArgument, "no address of a manager was given"));
@@ -117,7 +117,7 @@ impl Connection {
             .map_err(|error| Error::of_system("cannot make a tokio runtime", &error))?;
         let current = (super::random_bits()? % managers as u128) as usize;
         let managers = Mutex::new(Managers::new(access, current));
-        Ok(Connection { managers, runtime: Some(runtime) })
+        Ok(ManagerConnection { managers, runtime: Some(runtime) })
     }
 
     /// The manager that is asked next.
@@ -132,7 +132,7 @@ impl Connection {
     }
 
     /// Makes a request of one manager after another until one does it.
-    pub(super) fn ask<M, T, F, Fut>(&self, terms: Terms, message: M, call: F) -> Result<T, Error>
+    pub(super) fn ask<M, T, F, Fut>(&self, terms: RequestTerms, message: M, call: F) -> Result<T, Error>
     where
         M: Clone + Send + Sync,
         T: Send,
@@ -280,7 +280,7 @@ impl Connection {
     }
 }
 
-impl Drop for Connection {
+impl Drop for ManagerConnection {
     fn drop(&mut self) {
         if let Some(runtime) = self.runtime.take() {
             runtime.shutdown_background();

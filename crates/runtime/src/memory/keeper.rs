@@ -13,8 +13,8 @@ use sublet_fabric::sync::{AtomicU32, Ordering};
 use sublet_proto::v1::{self, agent_to_client, client_to_agent};
 use sublet_proto::{Code, Error, decode};
 
-use super::piece::Piece;
-use super::pieces::Owner;
+use super::piece::MemoryPiece;
+use super::pieces::PieceOwner;
 use super::segment::Segment;
 use crate::lease::link::{AGENT_TIMEOUT, error_of, lock, protocol};
 
@@ -24,9 +24,9 @@ const WORD_GRACE: Duration = Duration::from_millis(2_500);
 
 /// Watches over the segments of one component, until it is closed.
 #[derive(Clone)]
-pub(super) struct Keeper(Arc<Shared>);
+pub(super) struct SegmentKeeper(Arc<KeeperState>);
 
-struct Shared {
+struct KeeperState {
     /// Rung when there is a segment more or one fewer.
     bell: OwnedFd,
     /// Held by the thread that sends an agent a request: one at a time.
@@ -58,18 +58,18 @@ enum Answer {
     Invited(v1::Invited),
 }
 
-impl Keeper {
-    pub(super) fn start() -> Result<Keeper, Error> {
+impl SegmentKeeper {
+    pub(super) fn start() -> Result<SegmentKeeper, Error> {
         let bell = eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)
             .map_err(|error| Error::of_system("eventfd", &error.into()))?;
         let (inside, changed, ended) = (Mutex::default(), Condvar::new(), AtomicU32::new(0));
-        let shared = Arc::new(Shared { bell, asking: Mutex::default(), inside, changed, ended });
+        let shared = Arc::new(KeeperState { bell, asking: Mutex::default(), inside, changed, ended });
         let thread = shared.clone();
         std::thread::Builder::new()
             .name("sublet memory".into())
             .spawn(move || thread.run())
             .map_err(|error| Error::of_system("starting the thread of a memory component", &error))?;
-        Ok(Keeper(shared))
+        Ok(SegmentKeeper(shared))
     }
 
     /// Ends its thread, and lets go of the segments.
@@ -106,7 +106,7 @@ impl Keeper {
     }
 
     /// The owner that the component's pieces report to.
-    pub(super) fn owner(&self) -> Arc<dyn Owner> {
+    pub(super) fn owner(&self) -> Arc<dyn PieceOwner> {
         self.0.clone()
     }
 
@@ -158,7 +158,7 @@ impl Keeper {
     }
 }
 
-impl Owner for Shared {
+impl PieceOwner for KeeperState {
     #[inline]
     fn check(&self) -> Result<(), Error> {
         if self.ended.load(Ordering::Acquire) == 0 { Ok(()) } else { Err(self.why_ended()) }
@@ -167,7 +167,7 @@ impl Owner for Shared {
     /// Records that a piece is out of reach, which ends the component: the result of the access is not known. The agent
     /// reports the reason, if it still runs.
     #[cold]
-    fn failed(&self, piece: &Piece, error: Error) -> Error {
+    fn failed(&self, piece: &MemoryPiece, error: Error) -> Error {
         if error.code == Code::AgentUnreachable {
             let mut inside = self.wait_until(WORD_GRACE, |inside| inside.why_ended.is_some());
             inside.why_ended.get_or_insert_with(|| error.clone());
@@ -187,7 +187,7 @@ impl Owner for Shared {
     }
 }
 
-impl Shared {
+impl KeeperState {
     #[cold]
     fn why_ended(&self) -> Error {
         let why = lock(&self.inside).why_ended.clone();

@@ -11,12 +11,12 @@ use crate::manager::ManagerClient;
 /// Reports the state of one run. It reports nothing more once it is dropped.
 pub(super) struct Reporter {
     manager: Arc<ManagerClient>,
-    desk: Arc<Desk>,
+    desk: Arc<ReportState>,
     is_started: bool,
 }
 
 #[derive(Default)]
-struct Desk {
+struct ReportState {
     state: Mutex<State>,
     changed: Condvar,
 }
@@ -53,7 +53,7 @@ impl Drop for Reporter {
     }
 }
 
-impl Desk {
+impl ReportState {
     fn serve(&self, manager: &ManagerClient) {
         while let Some(report) = self.next() {
             // Observers of the run detect a missing report by the time of the last one.

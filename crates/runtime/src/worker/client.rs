@@ -14,16 +14,16 @@ use sublet_proto::v1::{self, client_to_worker, worker_to_client};
 use sublet_proto::{Code, Error, decode};
 
 use super::channel;
-use super::process::Process;
-use super::remote::Remote;
+use super::process::WorkerProcessState;
+use super::remote::RemoteClient;
 use crate::wire::{MAX_REGIONS, OWN_REGION, ResultsLayout};
 
 /// A worker process's answer, if it gives one.
 pub(super) type Answer = Result<Option<worker_to_client::Body>, Error>;
 
 /// See the [module](self).
-pub(super) struct Client {
-    process: &'static Process,
+pub(super) struct WorkerClient {
+    process: &'static WorkerProcessState,
     control: &'static PacketSocket,
     way: Way,
 }
@@ -33,18 +33,21 @@ enum Way {
     Connecting(Window),
     Connected(&'static Endpoint),
     Broken,
-    Remote(Remote),
+    Remote(RemoteClient),
 }
 
-impl Client {
+impl WorkerClient {
     /// Creates the state for a client that has sent nothing yet.
-    pub(super) fn new(process: &'static Process, control: &'static PacketSocket) -> Result<Client, Error> {
+    pub(super) fn new(
+        process: &'static WorkerProcessState,
+        control: &'static PacketSocket,
+    ) -> Result<WorkerClient, Error> {
         let window = Window::new(MAX_REGIONS, u64::from(u32::MAX))?;
         let way = match Fabric::chosen(process.setup.fabric.as_ref())? {
             None => Way::Connecting(window),
-            Some(fabric) => Way::Remote(Remote::new(process, window, fabric)?),
+            Some(fabric) => Way::Remote(RemoteClient::new(process, window, fabric)?),
         };
-        Ok(Client { process, control, way })
+        Ok(WorkerClient { process, control, way })
     }
 
     /// Handles a message of the client. An error ends the process.
@@ -77,11 +80,11 @@ impl Client {
         let results_bytes = check_results(self.process, connect)?;
         window.map(OWN_REGION, results.as_fd(), results_bytes)?;
         let endpoint: &'static Endpoint =
-            Box::leak(Box::new(Endpoint::Shm(shm::Endpoint::new(window, Some(bell)))));
+            Box::leak(Box::new(Endpoint::Shm(shm::ShmEndpoint::new(window, Some(bell)))));
         let clients = std::iter::repeat_n(endpoint, self.process.workers());
         self.process.start(self.control, clients, &connect.start_positions)?;
         self.way = Way::Connected(endpoint);
-        Ok(Some(ready(self.process, Reached::default())))
+        Ok(Some(ready(self.process, ConnectionData::default())))
     }
 }
 
@@ -103,16 +106,16 @@ fn map(way: &Way, region: &v1::MapRegion, fds: Vec<OwnedFd>) -> Answer {
 
 /// Connection data by which a client on another node reaches the workers.
 #[derive(Default)]
-pub(super) struct Reached {
+pub(super) struct ConnectionData {
     pub(super) inbox: Option<v1::RegionKey>,
     pub(super) inbox_keys: Vec<v1::RegionKey>,
     pub(super) contacts: Vec<Vec<u8>>,
 }
 
 /// The message that all worker threads wait for calls.
-pub(super) fn ready(process: &Process, reached: Reached) -> worker_to_client::Body {
-    let Process { entered_ns, loaded_ns, .. } = *process;
-    let Reached { inbox, inbox_keys, contacts } = reached;
+pub(super) fn ready(process: &WorkerProcessState, reached: ConnectionData) -> worker_to_client::Body {
+    let WorkerProcessState { entered_ns, loaded_ns, .. } = *process;
+    let ConnectionData { inbox, inbox_keys, contacts } = reached;
     let ready_ns = monotonic_ns();
     worker_to_client::Body::Ready(v1::Ready { entered_ns, loaded_ns, ready_ns, inbox, contacts, inbox_keys })
 }
@@ -129,7 +132,7 @@ pub(super) fn check_number(region: &v1::MapRegion) -> Result<(), Error> {
 }
 
 /// The size of the results region, which both sides know.
-pub(super) fn check_results(process: &Process, connect: &v1::Connect) -> Result<u64, Error> {
+pub(super) fn check_results(process: &WorkerProcessState, connect: &v1::Connect) -> Result<u64, Error> {
     let expected = ResultsLayout::new(process.workers() as u32).len_bytes();
     if connect.results_bytes != expected {
         let message = format!("a results region of {} bytes instead of {expected}", connect.results_bytes);

@@ -17,7 +17,7 @@ use std::path::Path;
 
 use rustix::process::Pid;
 
-use crate::Limits;
+use crate::SandboxLimits;
 use v1::V1;
 use v2::V2;
 
@@ -70,7 +70,7 @@ impl Cgroups {
 
 impl Cgroup {
     /// Bounds what is in it, or will be.
-    pub(super) fn limit(&self, limits: &Limits) -> io::Result<()> {
+    pub(super) fn limit(&self, limits: &SandboxLimits) -> io::Result<()> {
         match self {
             Cgroup::One(group) => group.limit(limits),
             Cgroup::Two(group) => group.limit(limits),

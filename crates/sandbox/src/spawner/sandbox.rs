@@ -16,10 +16,10 @@ use sublet_proto::v1::ColdImports;
 
 use super::cgroups::Cgroup;
 use super::users::User;
-use super::view::View;
-use crate::inside::Report;
+use super::view::ResourceView;
+use crate::inside::SandboxReport;
 use crate::system::map_owners;
-use crate::{Exit, Limits, SandboxError, State, Status};
+use crate::{ProgramEnd, SandboxError, SandboxLimits, SandboxState, SandboxStatus};
 
 /// Maximum time to wait for the end of a killed process.
 const LONGEST_END: Duration = Duration::from_secs(10);
@@ -41,7 +41,7 @@ pub(super) struct Sandbox {
     // Resources of the spawner that the sandbox uses while it lives: dropped after it is dead.
     cgroup: Option<Cgroup>,
     users: Vec<User>,
-    view: Option<View>,
+    view: Option<ResourceView>,
 }
 
 enum Phase {
@@ -53,7 +53,7 @@ enum Phase {
     },
     Stopped {
         pid: Option<u32>,
-        exit: Option<Exit>,
+        exit: Option<ProgramEnd>,
     },
 }
 
@@ -88,14 +88,14 @@ impl Sandbox {
     }
 
     /// Bounds what its control group bounds.
-    pub(super) fn limit(&mut self, limits: &Limits) -> io::Result<()> {
+    pub(super) fn limit(&mut self, limits: &SandboxLimits) -> io::Result<()> {
         debug_assert!(matches!(self.phase, Phase::Created), "limits come after the program has started");
         self.memory_bytes = limits.memory_bytes;
         self.cgroup.as_ref().map_or(Ok(()), |cgroup| cgroup.limit(limits))
     }
 
     /// Keeps the files about its cores and memory until the sandbox is dropped.
-    pub(super) fn keep(&mut self, view: View) {
+    pub(super) fn keep(&mut self, view: ResourceView) {
         debug_assert!(self.view.is_none(), "a sandbox has two views of its cores and memory");
         self.view = Some(view);
     }
@@ -130,7 +130,7 @@ impl Sandbox {
     }
 
     /// Returns the present state, and records the end of the sandbox.
-    pub(super) fn state(&mut self) -> State {
+    pub(super) fn state(&mut self) -> SandboxState {
         if !matches!(self.phase, Phase::Stopped { .. }) && self.has_ended() {
             let (pid, exit) = match &self.phase {
                 Phase::Running { pid, .. } => (Some(*pid), Some(self.exit())),
@@ -139,9 +139,11 @@ impl Sandbox {
             self.phase = Phase::Stopped { pid, exit };
         }
         match self.phase {
-            Phase::Created => State { status: Status::Created, pid: None, exit: None },
-            Phase::Running { pid, .. } => State { status: Status::Running, pid: Some(pid), exit: None },
-            Phase::Stopped { pid, exit } => State { status: Status::Stopped, pid, exit },
+            Phase::Created => SandboxState { status: SandboxStatus::Created, pid: None, exit: None },
+            Phase::Running { pid, .. } => {
+                SandboxState { status: SandboxStatus::Running, pid: Some(pid), exit: None }
+            }
+            Phase::Stopped { pid, exit } => SandboxState { status: SandboxStatus::Stopped, pid, exit },
         }
     }
 
@@ -187,18 +189,21 @@ impl Sandbox {
     }
 
     /// Returns the end that the first process has reported last; without a report it was killed.
-    fn exit(&self) -> Exit {
-        let said = std::iter::from_fn(|| Report::receive(self.link(), RecvFlags::DONTWAIT).ok().flatten());
-        let exit = said.fold(Exit::Signal(libc::SIGKILL), |exit, (report, _)| match report {
-            Report::Exited(status) => Exit::Status(status),
-            Report::Killed(signal) => Exit::Signal(signal),
+    fn exit(&self) -> ProgramEnd {
+        let said =
+            std::iter::from_fn(|| SandboxReport::receive(self.link(), RecvFlags::DONTWAIT).ok().flatten());
+        let exit = said.fold(ProgramEnd::Signal(libc::SIGKILL), |exit, (report, _)| match report {
+            SandboxReport::Exited(status) => ProgramEnd::Status(status),
+            SandboxReport::Killed(signal) => ProgramEnd::Signal(signal),
             _ => exit,
         });
         let kills = self.cgroup.as_ref().map_or(0, Cgroup::out_of_memory_kills);
         match (exit, self.memory_bytes) {
             // Shells and OCI runtimes report the death of a killed program with this status.
-            (Exit::Signal(libc::SIGKILL) | Exit::Status(STATUS_OF_KILLED), Some(limit)) if kills > 0 => {
-                Exit::OutOfMemory(limit)
+            (ProgramEnd::Signal(libc::SIGKILL) | ProgramEnd::Status(STATUS_OF_KILLED), Some(limit))
+                if kills > 0 =>
+            {
+                ProgramEnd::OutOfMemory(limit)
             }
             _ => exit,
         }

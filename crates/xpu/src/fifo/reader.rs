@@ -15,16 +15,16 @@ use sublet_proto::v1::shim_to_process::Body;
 use sublet_proto::v1::{FifoJoined, FifoParted, ShimToProcess};
 use sublet_proto::{Code, Error, decode};
 
-use super::{End, FifoShape, INLINE_BYTES, Kind, LOOKS, PIECE_BYTES, Part, from_words};
+use super::{FifoEnd, FifoShape, INLINE_BYTES, Kind, LOOKS, PIECE_BYTES, Part, from_words};
 use crate::capability::GlobalId;
-use crate::process::{Descriptor, shim_gone};
+use crate::process::{ObjectDescriptor, shim_gone};
 
 /// Number of polls of one ring before the next.
 const LOOKS_AT_ONE: u32 = 64;
 
 /// See the [module](super). When it is dropped, its writers learn that the FIFO has no reader.
 pub struct Reader {
-    descriptor: Arc<Descriptor>,
+    descriptor: Arc<ObjectDescriptor>,
     object: GlobalId,
     /// Socket on which the shim reports writers.
     socket: PacketSocket,
@@ -40,7 +40,7 @@ pub struct Reader {
 struct Ring {
     number: u32,
     writer: GlobalId,
-    end: End,
+    end: FifoEnd,
     next: u64,
     /// Set if the writer is gone, and only the messages in its ring remain.
     is_last: bool,
@@ -70,7 +70,7 @@ enum Next {
 
 impl Reader {
     pub(crate) fn new(
-        descriptor: Arc<Descriptor>,
+        descriptor: Arc<ObjectDescriptor>,
         object: GlobalId,
         socket: PacketSocket,
         shape: FifoShape,

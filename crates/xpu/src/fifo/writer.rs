@@ -5,20 +5,20 @@ use std::time::Instant;
 
 use sublet_fabric::line::{Line, Turn, Watch};
 use sublet_fabric::ring::Position;
-use sublet_fabric::window::{Address, LineAddress};
+use sublet_fabric::window::{LineAddress, RegionAddress};
 use sublet_fabric::{Endpoint, FabricError, SharedBytes};
 use sublet_proto::{Code, Error};
 
-use super::{End, FifoShape, INLINE_BYTES, Kind, LOOKS, PIECE_BYTES, Part, to_words};
+use super::{FifoEnd, FifoShape, INLINE_BYTES, Kind, LOOKS, PIECE_BYTES, Part, to_words};
 use crate::capability::GlobalId;
-use crate::process::Descriptor;
+use crate::process::ObjectDescriptor;
 
 /// See the [module](super). When it is dropped, the reader gets what was written, and then the writer's end.
 pub struct Writer {
-    descriptor: Arc<Descriptor>,
+    descriptor: Arc<ObjectDescriptor>,
     object: GlobalId,
     /// The end whose region has the reader's acknowledgements.
-    end: End,
+    end: FifoEnd,
     shape: FifoShape,
     next: u64,
     /// Number of positions that are known to be taken.
@@ -26,7 +26,12 @@ pub struct Writer {
 }
 
 impl Writer {
-    pub(crate) fn new(descriptor: Arc<Descriptor>, object: GlobalId, end: End, shape: FifoShape) -> Writer {
+    pub(crate) fn new(
+        descriptor: Arc<ObjectDescriptor>,
+        object: GlobalId,
+        end: FifoEnd,
+        shape: FifoShape,
+    ) -> Writer {
         Writer { descriptor, object, end, shape, next: 0, taken: 0 }
     }
 
@@ -96,7 +101,7 @@ impl Writer {
                     let (mut offset, mut rest) = (to.offset, part);
                     while !rest.is_empty() {
                         let (piece, more) = rest.split_at(PIECE_BYTES);
-                        end.put(Address { offset, ..to }, piece)?;
+                        end.put(RegionAddress { offset, ..to }, piece)?;
                         (offset, rest) = (offset + PIECE_BYTES as u64, more);
                     }
                 }

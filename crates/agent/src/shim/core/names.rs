@@ -10,9 +10,9 @@ use std::sync::Arc;
 use sublet_proto::v1::{self, shim_message::Body};
 use sublet_proto::{Code, Error};
 use sublet_xpu::wire::check_name_len;
-use sublet_xpu::{FifoShape, GlobalId, Rights};
+use sublet_xpu::{FifoRights, FifoShape, GlobalId};
 
-use super::{Claim, Core, Descriptor, Effect, Fifo, MAX_FIFOS, Peer, Pending, Tag};
+use super::{Claim, Descriptor, Fifo, MAX_FIFOS, Peer, Pending, ShimCore, ShimEffect, Tag};
 
 /// A tenant's name of a FIFO.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -23,7 +23,7 @@ pub(super) struct Name {
 
 /// FIFOs that have or claim each name: one, except while claims are under way.
 #[derive(Default)]
-pub(super) struct Names(HashMap<Name, BTreeSet<GlobalId>>);
+pub(super) struct FifoNames(HashMap<Name, BTreeSet<GlobalId>>);
 
 impl Name {
     pub(super) fn of(told: &v1::FifoName) -> Name {
@@ -35,7 +35,7 @@ impl Name {
     }
 }
 
-impl Names {
+impl FifoNames {
     pub(super) fn insert(&mut self, name: Name, object: GlobalId) {
         self.0.entry(name).or_default().insert(object);
     }
@@ -63,7 +63,7 @@ impl Names {
     }
 }
 
-impl Core {
+impl ShimCore {
     /// Creates a FIFO, which the calling process reads.
     pub(super) fn init(
         &mut self,
@@ -185,7 +185,7 @@ impl Core {
             shape,
             creator: by,
             reader: Some((by, at.descriptor)),
-            rights: BTreeMap::from([(by, Rights::ALL)]),
+            rights: BTreeMap::from([(by, FifoRights::ALL)]),
             writers: BTreeMap::new(),
             next_connection: 1,
         };
@@ -199,7 +199,7 @@ impl Core {
         if let Some(process) = self.processes.get_mut(&by) {
             process.fifos.insert(object);
         }
-        self.out.push_back(Effect::Read { at, tag, object, shape });
+        self.out.push_back(ShimEffect::Read { at, tag, object, shape });
         Ok(())
     }
 }

@@ -7,13 +7,16 @@ use sublet_proto::{Code, Error, pu};
 use sublet_xpu::GlobalId;
 
 use super::rights::told_rights;
-use super::{Asked, Claim, Core, MAX_NAME_BYTES, MAX_PEER_NAMES, MAX_TOLD, Name, Neighbour, Peer, Pending};
+use super::{
+    Claim, MAX_NAME_BYTES, MAX_PEER_NAMES, MAX_TOLD, Name, Neighbour, Peer, Pending, RightsChangeOrigin,
+    ShimCore,
+};
 
 /// A neighbour has sent a message that it must not send: no further message of it is handled.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) struct Violation(pub(crate) String);
+pub(crate) struct ProtocolViolation(pub(crate) String);
 
-impl Core {
+impl ShimCore {
     /// Greets a linked neighbour: the agent of `node`, which serves `units`. The first messages tell it what is known
     /// here, and all later ones what changes.
     pub(crate) fn greet(&mut self, peer: Peer, node: &str, units: &[u32]) {
@@ -45,15 +48,20 @@ impl Core {
     }
 
     /// Handles the first message of a neighbour, with its parts combined.
-    pub(crate) fn linked(&mut self, peer: Peer, sync: &v1::ShimSync, units: &[u32]) -> Result<(), Violation> {
+    pub(crate) fn linked(
+        &mut self,
+        peer: Peer,
+        sync: &v1::ShimSync,
+        units: &[u32],
+    ) -> Result<(), ProtocolViolation> {
         if let Some(unit) = sync.units.iter().find(|unit| !units.contains(unit)) {
-            return Err(Violation(format!(
+            return Err(ProtocolViolation(format!(
                 "it says that it serves processing unit {unit:x}, which is not its own"
             )));
         }
         let kind = pu::kind(&sync.kind);
         if !pu::is_processor_kind(kind) {
-            return Err(Violation(format!("it says that its processor is of kind {kind:.40?}")));
+            return Err(ProtocolViolation(format!("it says that its processor is of kind {kind:.40?}")));
         }
         let known = self.instances.insert(peer, sync.instance.clone());
         if known.is_some_and(|known| known != sync.instance) {
@@ -115,7 +123,7 @@ impl Core {
         for (name, object) in neighbour.names {
             self.names.remove(&name, object);
         }
-        self.forget_asked(|asked| matches!(asked, Asked::There { peer: by, .. } if by == peer));
+        self.forget_asked(|asked| matches!(asked, RightsChangeOrigin::There { peer: by, .. } if by == peer));
         let lost = || Error::new(Code::AgentUnreachable, format!("processing unit {peer:x} is out of reach"));
         for token in self.pending.keys().copied().collect::<Vec<_>>() {
             match self.pending.get(&token) {
@@ -165,11 +173,11 @@ impl Core {
     }
 
     /// Handles a message of a neighbour.
-    pub(crate) fn heard(&mut self, peer: Peer, message: v1::ShimMessage) -> Result<(), Violation> {
+    pub(crate) fn heard(&mut self, peer: Peer, message: v1::ShimMessage) -> Result<(), ProtocolViolation> {
         match self.peers.get(&peer) {
             None => return Ok(()),
             Some(neighbour) if !neighbour.is_linked => {
-                return Err(Violation("it does not begin with what it knows".into()));
+                return Err(ProtocolViolation("it does not begin with what it knows".into()));
             }
             Some(_) => {}
         }
@@ -205,7 +213,7 @@ impl Core {
             Some(Body::Gone(gone)) => self.gone_there(peer, &gone)?,
             Some(Body::Alive(_)) => {}
             Some(Body::Sync(_)) | None => {
-                return Err(Violation("it says what makes no sense once it is linked".into()));
+                return Err(ProtocolViolation("it says what makes no sense once it is linked".into()));
             }
         }
         Ok(())
@@ -237,7 +245,7 @@ impl Core {
         }
     }
 
-    fn gone_there(&mut self, peer: Peer, gone: &v1::ShimGone) -> Result<(), Violation> {
+    fn gone_there(&mut self, peer: Peer, gone: &v1::ShimGone) -> Result<(), ProtocolViolation> {
         for &pid in &gone.processes {
             self.check_own(peer, pid)?;
             self.forget_process(GlobalId::from_bits(pid));
@@ -254,18 +262,18 @@ impl Core {
     }
 
     /// Checks that a neighbour sends messages only about its own processes and FIFOs.
-    fn check_own(&self, peer: Peer, id: u64) -> Result<(), Violation> {
+    fn check_own(&self, peer: Peer, id: u64) -> Result<(), ProtocolViolation> {
         let id = GlobalId::from_bits(id);
         if self.routes.get(&id.pu) == Some(&peer) {
             return Ok(());
         }
-        Err(Violation(format!("it speaks for {id}, which is not its own")))
+        Err(ProtocolViolation(format!("it speaks for {id}, which is not its own")))
     }
 
-    fn check_name(&self, peer: Peer, told: Option<&v1::FifoName>) -> Result<(), Violation> {
-        let told = told.ok_or_else(|| Violation("it speaks of a name without saying it".into()))?;
+    fn check_name(&self, peer: Peer, told: Option<&v1::FifoName>) -> Result<(), ProtocolViolation> {
+        let told = told.ok_or_else(|| ProtocolViolation("it speaks of a name without saying it".into()))?;
         if told.name.is_empty() || told.name.len() > MAX_NAME_BYTES {
-            return Err(Violation(format!("it speaks of a name of {} bytes", told.name.len())));
+            return Err(ProtocolViolation(format!("it speaks of a name of {} bytes", told.name.len())));
         }
         self.check_own(peer, told.object)
     }

@@ -2,16 +2,18 @@
 
 use sublet_proto::v1::{self, shim_message::Body};
 use sublet_proto::{Code, Error};
-use sublet_xpu::{GlobalId, Rights};
+use sublet_xpu::{FifoRights, GlobalId};
 
-use super::{Asked, Core, Fifo, MAX_HOLDERS, Peer, Pending, Tag, denied, no_fifo, no_process};
+use super::{
+    Fifo, MAX_HOLDERS, Peer, Pending, RightsChangeOrigin, ShimCore, Tag, denied, no_fifo, no_process,
+};
 
 /// Process, FIFO and rights of a change.
-type Change = (GlobalId, GlobalId, Rights);
+type Change = (GlobalId, GlobalId, FifoRights);
 
-impl Core {
+impl ShimCore {
     /// Rights of a process of this agent, as far as they are known here.
-    pub(super) fn rights(&self, pid: GlobalId, object: GlobalId) -> Rights {
+    pub(super) fn rights(&self, pid: GlobalId, object: GlobalId) -> FifoRights {
         if let Some(fifo) = self.fifos.get(&object) {
             return fifo.rights.get(&pid).copied().unwrap_or_default();
         }
@@ -33,10 +35,15 @@ impl Core {
         revoked: bool,
     ) -> Result<Option<u64>, Error> {
         if self.is_here(object) {
-            return self.change_here(Asked::Here { by, tag }, by, (process, object, rights), revoked);
+            return self.change_here(
+                RightsChangeOrigin::Here { by, tag },
+                by,
+                (process, object, rights),
+                revoked,
+            );
         }
         let peer = self.route(object)?;
-        if !self.rights(by, object).contains(Rights::OWN) {
+        if !self.rights(by, object).contains(FifoRights::OWN) {
             return Err(denied(by, "own", object));
         }
         let token = self.await_peers(Pending::Change { by, tag, peer })?;
@@ -52,19 +59,19 @@ impl Core {
     /// answer.
     pub(super) fn change_here(
         &mut self,
-        asked: Asked,
+        asked: RightsChangeOrigin,
         by: GlobalId,
         (process, object, rights): Change,
         revoked: bool,
     ) -> Result<Option<u64>, Error> {
         let fifo = self.fifo_for(by, object)?;
-        if !fifo.rights_of(by).contains(Rights::OWN) {
+        if !fifo.rights_of(by).contains(FifoRights::OWN) {
             return Err(denied(by, "own", object));
         }
         let tenant = fifo.tenant.clone();
         let before = fifo.rights_of(process);
         let after = if revoked { before.without(rights) } else { before | rights };
-        if !revoked && before == Rights::NONE && fifo.rights.len() >= MAX_HOLDERS {
+        if !revoked && before == FifoRights::NONE && fifo.rights.len() >= MAX_HOLDERS {
             let message = format!("{MAX_HOLDERS} processes have rights to FIFO {object} already");
             return Err(Error::new(Code::TooManyInFlight, message));
         }
@@ -97,17 +104,17 @@ impl Core {
     }
 
     /// Sets the rights of a process to a FIFO. Connections that depended on a lost right end with it.
-    pub(super) fn set_rights(&mut self, process: GlobalId, object: GlobalId, rights: Rights) {
+    pub(super) fn set_rights(&mut self, process: GlobalId, object: GlobalId, rights: FifoRights) {
         let Some(fifo) = self.fifos.get_mut(&object) else { return };
-        if rights == Rights::NONE {
+        if rights == FifoRights::NONE {
             fifo.rights.remove(&process);
         } else {
             fifo.rights.insert(process, rights);
         }
-        if !rights.contains(Rights::WRITE) {
+        if !rights.contains(FifoRights::WRITE) {
             self.end_writer(object, process, Code::PermissionDenied);
         }
-        if !rights.contains(Rights::READ) {
+        if !rights.contains(FifoRights::READ) {
             self.end_reader(object, process, Code::PermissionDenied);
         }
         debug_assert!(
@@ -132,15 +139,15 @@ impl Core {
             Ok(()) => Ok(()),
         };
         match asked {
-            Asked::Here { by, tag } => self.answer((by, tag), outcome.map(|()| 0)),
-            Asked::There { peer, token } => self.done(peer, token, outcome),
-            Asked::Gone => {}
+            RightsChangeOrigin::Here { by, tag } => self.answer((by, tag), outcome.map(|()| 0)),
+            RightsChangeOrigin::There { peer, token } => self.done(peer, token, outcome),
+            RightsChangeOrigin::Gone => {}
         }
     }
 
     /// Restores the rights before a failed change. If a later change is under way, it records them as the rights to
     /// restore.
-    fn undo_change(&mut self, token: u64, of: GlobalId, to: GlobalId, rights: Rights) {
+    fn undo_change(&mut self, token: u64, of: GlobalId, to: GlobalId, rights: FifoRights) {
         let later = self.pending.range_mut(token..).find_map(|(_, pending)| match pending {
             Pending::Update { process, object, before, .. } if (*process, *object) == (of, to) => {
                 Some(before)
@@ -157,8 +164,8 @@ impl Core {
     pub(super) fn asked_to_change(&mut self, peer: Peer, change: &v1::RightsChange) {
         let token = change.token;
         let id = GlobalId::from_bits;
-        let asked = Asked::There { peer, token };
-        let changed = Rights::from_bits(change.rights).and_then(|rights| {
+        let asked = RightsChangeOrigin::There { peer, token };
+        let changed = FifoRights::from_bits(change.rights).and_then(|rights| {
             self.change_here(
                 asked,
                 id(change.by),
@@ -176,10 +183,10 @@ impl Core {
     /// Updates the copy of the rights of this agent's process to a FIFO of a neighbour.
     pub(super) fn update(&mut self, update: &v1::RightsUpdate) -> Result<(), Error> {
         let (pid, object) = (GlobalId::from_bits(update.process), GlobalId::from_bits(update.object));
-        let rights = Rights::from_bits(update.rights)?;
+        let rights = FifoRights::from_bits(update.rights)?;
         let process = self.processes.get_mut(&pid).filter(|process| *process.tenant == *update.tenant);
         let process = process.ok_or_else(|| no_process(pid))?;
-        if rights == Rights::NONE {
+        if rights == FifoRights::NONE {
             process.rights.remove(&object);
         } else if process.rights.len() < MAX_HOLDERS || process.rights.contains_key(&object) {
             process.rights.insert(object, rights);
@@ -219,14 +226,14 @@ pub(super) fn told_rights(
     process: GlobalId,
     object: GlobalId,
     tenant: &str,
-    rights: Rights,
+    rights: FifoRights,
 ) -> v1::RightsUpdate {
     let (process, object) = (process.to_bits(), object.to_bits());
     v1::RightsUpdate { token, process, object, tenant: tenant.to_owned(), rights: rights.to_bits() }
 }
 
 impl Fifo {
-    pub(super) fn rights_of(&self, pid: GlobalId) -> Rights {
+    pub(super) fn rights_of(&self, pid: GlobalId) -> FifoRights {
         self.rights.get(&pid).copied().unwrap_or_default()
     }
 }

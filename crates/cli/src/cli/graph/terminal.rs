@@ -3,7 +3,7 @@
 
 use sublet_proto::graph::{Component, Edge, Graph, Relation};
 
-use super::layout::{Layout, Measures, Point, flow, lay_out};
+use super::layout::{DrawingPoint, GraphLayout, Measures, flow, lay_out};
 use super::{condition, label};
 
 /// Height of a box: two lines of text and a frame.
@@ -72,7 +72,7 @@ struct Wire {
 }
 
 impl Plan {
-    fn new(graph: &Graph, widths: &[usize], layout: &Layout) -> Plan {
+    fn new(graph: &Graph, widths: &[usize], layout: &GraphLayout) -> Plan {
         let mut heights: Vec<f64> = layout.boxes.iter().map(|centre| centre.y).collect();
         heights.sort_by(f64::total_cmp);
         heights.dedup_by(|a, b| (*a - *b).abs() < 0.5);
@@ -160,7 +160,7 @@ fn framed(corners: [char; 2], width: usize) -> String {
 }
 
 impl Wire {
-    fn new((from, to): (usize, usize), line: &[Point], boxes: &[Frame], heights: &[f64]) -> Wire {
+    fn new((from, to): (usize, usize), line: &[DrawingPoint], boxes: &[Frame], heights: &[f64]) -> Wire {
         let is_upward = boxes[from].layer > boxes[to].layer;
         let (upper, lower) = if is_upward { (to, from) } else { (from, to) };
         let (first_layer, last_layer) = (boxes[upper].layer, boxes[lower].layer);
@@ -179,7 +179,7 @@ impl Wire {
 }
 
 /// Column of a line at this height.
-fn at(line: &[Point], y: f64) -> f64 {
+fn at(line: &[DrawingPoint], y: f64) -> f64 {
     let (Some(first), Some(last)) = (line.first(), line.last()) else { return 0.0 };
     for pair in line.windows(2) {
         let ([a, b], (low, high)) =

@@ -4,13 +4,13 @@ use std::ffi::c_void;
 use std::ptr::NonNull;
 
 use crate::FabricError;
-use crate::ofi::Endpoint;
+use crate::ofi::OfiEndpoint;
 use crate::ofi::ffi::{MAX_TRANSFER_BYTES, RawRegistration};
 use crate::ofi::link::Post;
 use crate::ofi::live::{BOUNCE_BYTES, Live};
-use crate::ofi::message::Place;
-use crate::ofi::operations::{Group, PUSHES};
-use crate::ofi::outgoing::Piece;
+use crate::ofi::message::PutDestination;
+use crate::ofi::operations::{OperationGroup, PUSHES};
+use crate::ofi::outgoing::TransferPiece;
 use crate::shared::copy_bytes;
 
 /// Size from which unregistered memory is registered for a transfer instead of being copied.
@@ -27,7 +27,7 @@ enum Access {
     Copied,
 }
 
-impl Endpoint {
+impl OfiEndpoint {
     /// Writes from memory that stays unchanged until the next line is published. Does not wait where the provider can
     /// read the memory directly.
     ///
@@ -37,7 +37,7 @@ impl Endpoint {
         &self,
         from: NonNull<u8>,
         len_bytes: u64,
-        to: (Place, u64),
+        to: (PutDestination, u64),
     ) -> Result<(), FabricError> {
         let (generation, access) =
             self.attempt(None, |live| access(live, from, len_bytes, false).map(Some))?;
@@ -60,7 +60,7 @@ impl Endpoint {
         what: Post,
         local: NonNull<u8>,
         len_bytes: u64,
-        at: (Place, u64),
+        at: (PutDestination, u64),
     ) -> Result<(), FabricError> {
         if len_bytes == 0 {
             return Ok(());
@@ -105,14 +105,14 @@ impl Endpoint {
         what: Post,
         (local, len_bytes): (NonNull<u8>, u64),
         descriptor: *mut c_void,
-        (at, remote): (Place, u64),
-        group: Group,
+        (at, remote): (PutDestination, u64),
+        group: OperationGroup,
     ) -> Result<(), FabricError> {
         let mut done = 0;
         while done < len_bytes {
             let (_, posted) = self.attempt(Some(generation), |live| {
                 let most = live.link.facts.max_message_bytes.clamp(1, MAX_TRANSFER_BYTES);
-                let piece = Piece {
+                let piece = TransferPiece {
                     // SAFETY: `done` is less than the length of the bytes.
                     local: unsafe { local.add(done as usize) },
                     len_bytes: most.min(len_bytes - done) as usize,
@@ -139,8 +139,8 @@ impl Endpoint {
         generation: u64,
         what: Post,
         (local, len_bytes): (NonNull<u8>, u64),
-        (at, remote): (Place, u64),
-        group: Group,
+        (at, remote): (PutDestination, u64),
+        group: OperationGroup,
     ) -> Result<(), FabricError> {
         let _bounce = self.bounce();
         let (_, (bounce, descriptor)) =

@@ -6,9 +6,9 @@ use std::path::{Path, PathBuf};
 
 use rustix::process::Pid;
 
-use super::claim::{Claim, remove_left};
+use super::claim::{SpawnerGroup, remove_left};
 use super::{core_list, counter, share};
-use crate::Limits;
+use crate::SandboxLimits;
 use crate::groups::own_place;
 
 const MEMORY: &str = "memory";
@@ -26,7 +26,7 @@ pub(super) struct V1 {
 /// The spawner's folder in a hierarchy, which may be that of several controllers, as of `cpu` and `cpuacct`.
 struct Hierarchy {
     controllers: Vec<&'static str>,
-    claim: Claim,
+    claim: SpawnerGroup,
 }
 
 #[derive(Debug)]
@@ -81,7 +81,7 @@ impl V1 {
 impl Hierarchy {
     fn open(controller: &'static str, parent: &Path) -> Option<Hierarchy> {
         remove_left(parent);
-        let claim = Claim::take(parent)?;
+        let claim = SpawnerGroup::take(parent)?;
         if controller == CPUSET {
             inherit_cores(parent, &claim.folder).ok()?;
         }
@@ -90,7 +90,7 @@ impl Hierarchy {
 }
 
 impl Group {
-    pub(super) fn limit(&self, limits: &Limits) -> io::Result<()> {
+    pub(super) fn limit(&self, limits: &SandboxLimits) -> io::Result<()> {
         let has_cpuset = self.folder(CPUSET).is_some();
         for (controllers, folder) in &self.folders {
             controllers.iter().try_for_each(|controller| bound(controller, folder, limits, has_cpuset))?;
@@ -120,12 +120,12 @@ impl Drop for Group {
 }
 
 /// Writes what a controller bounds of a sandbox.
-fn bound(controller: &str, folder: &Path, limits: &Limits, has_cpuset: bool) -> io::Result<()> {
+fn bound(controller: &str, folder: &Path, limits: &SandboxLimits, has_cpuset: bool) -> io::Result<()> {
     let write = |file: &str, text: String| fs::write(folder.join(file), text);
     match (controller, limits) {
-        (MEMORY, Limits { memory_bytes: Some(bytes), .. }) => limit_memory(folder, *bytes),
-        (PIDS, Limits { processes: Some(count), .. }) => write("pids.max", count.to_string()),
-        (CPUSET, Limits { cores, .. }) if !cores.is_empty() => {
+        (MEMORY, SandboxLimits { memory_bytes: Some(bytes), .. }) => limit_memory(folder, *bytes),
+        (PIDS, SandboxLimits { processes: Some(count), .. }) => write("pids.max", count.to_string()),
+        (CPUSET, SandboxLimits { cores, .. }) if !cores.is_empty() => {
             write("cpuset.cpus", core_list(&limits.distinct_cores()))
         }
         (CPU, limits) => {

@@ -17,7 +17,7 @@ use crate::cli::parse::duration;
 
 /// Source of the events.
 #[derive(Debug, Args)]
-pub(super) struct Kind {
+pub(super) struct TriggerKind {
     #[command(flatten)]
     of: Of,
 
@@ -51,7 +51,7 @@ struct Of {
 }
 
 /// An event.
-pub(super) struct Event {
+pub(super) struct TriggerEvent {
     /// Name that is unique among the events.
     pub(super) name: String,
     pub(super) what: What,
@@ -67,12 +67,12 @@ pub(super) enum What {
 /// Stream of events.
 pub(super) enum Events {
     /// Events from a thread that waits for them.
-    Thread(Receiver<Result<Event, Error>>),
+    Thread(Receiver<Result<TriggerEvent, Error>>),
     Clock(Interval, u64),
     Messages(async_nats::Client, async_nats::Subscriber, u64),
 }
 
-impl Kind {
+impl TriggerKind {
     /// Opens the source of events for the graph of this name.
     pub(super) async fn open(&self, graph: &str) -> Result<Events, Error> {
         let Of { files, every, nats, .. } = &self.of;
@@ -110,13 +110,13 @@ impl Kind {
 
 impl Events {
     /// Waits for the next event; `None` after the last one.
-    pub(super) async fn next(&mut self) -> Result<Option<Event>, Error> {
+    pub(super) async fn next(&mut self) -> Result<Option<TriggerEvent>, Error> {
         match self {
             Events::Thread(events) => events.recv().await.transpose(),
             Events::Clock(clock, count) => {
                 clock.tick().await;
                 *count += 1;
-                Ok(Some(Event::numbered(*count, What::Bytes(Vec::new()))))
+                Ok(Some(TriggerEvent::numbered(*count, What::Bytes(Vec::new()))))
             }
             Events::Messages(client, messages, count) => {
                 let Some(message) = messages.next().await else {
@@ -124,7 +124,7 @@ impl Events {
                 };
                 *count += 1;
                 let bytes = message.payload.to_vec();
-                Ok(Some(Event::numbered(
+                Ok(Some(TriggerEvent::numbered(
                     *count,
                     match message.reply {
                         None => What::Bytes(bytes),
@@ -136,9 +136,9 @@ impl Events {
     }
 }
 
-impl Event {
-    fn numbered(number: u64, what: What) -> Event {
-        Event { name: number.to_string(), what }
+impl TriggerEvent {
+    fn numbered(number: u64, what: What) -> TriggerEvent {
+        TriggerEvent { name: number.to_string(), what }
     }
 
     /// Reads the run's input: one byte more than the limit, if it is larger than that.
@@ -185,14 +185,14 @@ fn unreachable(error: &dyn std::fmt::Display) -> Error {
 }
 
 /// Reads lines of standard input on demand.
-fn lines() -> Result<Receiver<Result<Event, Error>>, Error> {
+fn lines() -> Result<Receiver<Result<TriggerEvent, Error>>, Error> {
     let (tell, events) = channel(1);
     let read = move || {
         let mut input = stdin().lock();
         for number in 1.. {
             let event = match line(&mut input) {
                 Ok(None) => break,
-                Ok(Some(bytes)) => Ok(Event::numbered(number, What::Bytes(bytes))),
+                Ok(Some(bytes)) => Ok(TriggerEvent::numbered(number, What::Bytes(bytes))),
                 Err(error) => Err(Error::new(Code::System, format!("reading standard input: {error}"))),
             };
             let is_last = event.is_err();

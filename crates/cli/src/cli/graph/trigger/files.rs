@@ -19,7 +19,7 @@ use sublet_fabric::sync::lock;
 use sublet_proto::{Code, Error};
 use tokio::sync::mpsc::{Receiver, Sender, channel};
 
-use super::events::{Event, What, thread};
+use super::events::{TriggerEvent, What, thread};
 
 /// Folders for files whose run has succeeded or failed.
 const DONE: &str = "done";
@@ -60,7 +60,7 @@ impl Stamp {
 }
 
 /// Watches a folder and returns a stream of its files.
-pub(super) fn watch(folder: &Path) -> Result<Receiver<Result<Event, Error>>, Error> {
+pub(super) fn watch(folder: &Path) -> Result<Receiver<Result<TriggerEvent, Error>>, Error> {
     let failed = |what: &str, error: &dyn std::fmt::Display| {
         Error::new(Code::InvalidArgument, format!("cannot {what} {}: {error}", folder.display()))
     };
@@ -85,7 +85,7 @@ pub(super) fn watch(folder: &Path) -> Result<Receiver<Result<Event, Error>>, Err
 struct Watcher {
     folder: PathBuf,
     under_way: UnderWay,
-    tell: Sender<Result<Event, Error>>,
+    tell: Sender<Result<TriggerEvent, Error>>,
 }
 
 impl Watcher {
@@ -147,7 +147,7 @@ impl Watcher {
         }
         let (folder, under_way) = (self.folder.clone(), self.under_way.clone());
         let taken = PendingFile { folder, name: name.to_owned(), under_way, read: Mutex::default() };
-        let event = Event { name: name.to_string_lossy().into_owned(), what: What::File(taken) };
+        let event = TriggerEvent { name: name.to_string_lossy().into_owned(), what: What::File(taken) };
         self.tell.blocking_send(Ok(event)).is_ok()
     }
 }
