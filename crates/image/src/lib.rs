@@ -1,6 +1,6 @@
 //! OCI images on a node: their sources, their verification, and the folders from which overlays are made.
 //!
-//! A [`ImageStore`] is one folder of one node. An image gets there from a registry ([`ImageStore::pull`]) or from a file or
+//! An [`ImageStore`] is one folder of one node. An image gets there from a registry ([`ImageStore::pull`]) or from a file or
 //! folder ([`ImageStore::import`]). Both are a [`source`] of blobs, named by their digests, and the same steps follow for
 //! both:
 //!

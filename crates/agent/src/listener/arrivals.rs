@@ -2,7 +2,7 @@
 //! its own.
 //!
 //! A connection names a lease, a worker and a counter, with a proof that requires the lease's secret. The thread that
-//! accepted the connection verifies the proof and puts the connection into the lease's arrival queue, a [`ArrivalQueue`]. The
+//! accepted the connection verifies the proof and puts the connection into the lease's arrival queue, an [`ArrivalQueue`]. The
 //! lease's supervisor takes it from there, passes it to the worker process, and answers the client. Processes that a
 //! segment's client has invited connect in the same way.
 //!

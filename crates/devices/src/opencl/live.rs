@@ -1,7 +1,7 @@
 //! OpenCL's objects with owners: each is released once, when its last user drops it, and keeps its context.
 //!
 //! OpenCL counts references itself: an object that an unfinished command uses stays until the command has ended. All
-//! its functions may be called from any thread, except the one that sets a kernel's arguments; a [`OpenClKernel`] is
+//! its functions may be called from any thread, except the one that sets a kernel's arguments; an [`OpenClKernel`] is
 //! therefore not shared.
 
 #![allow(unsafe_code)]

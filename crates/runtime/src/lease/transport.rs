@@ -1,7 +1,7 @@
 //! Sends a lease's requests to its workers: through shared memory, or over a connection to each.
 //!
 //! In shared memory a request stays in the ring until a worker process takes it, whichever that is. Over a network each
-//! worker has a connection, which ends with its process ([`end`](super::worker_connection)).
+//! worker has a connection, which ends with its process ([`worker_connection`](super::worker_connection)).
 
 use std::net::IpAddr;
 use std::os::fd::{BorrowedFd, OwnedFd};

@@ -1,6 +1,6 @@
 //! Records the state of each page: resident, written, or in the swap space.
 //!
-//! No system call is made here. [`judge`](super::fault_handling) decides how a fault is handled, [`victims`](super::eviction)
+//! No system call is made here. [`fault_handling`](super::fault_handling) decides how a fault is handled, [`eviction`](super::eviction)
 //! which units are evicted. The threads that execute the decisions report here when they are done.
 
 use std::collections::VecDeque;
