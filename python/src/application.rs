@@ -69,7 +69,7 @@ impl PyApplication {
         input: &[u8],
         news: Option<&Bound<'py, PyAny>>,
     ) -> PyResult<Ran<'py>> {
-        let watch = Watch::new(news);
+        let watch = RunWatch::new(news);
         ran(py, watch, |news, goes_on| self.0.run_while(input, news, goes_on))
     }
 
@@ -81,21 +81,21 @@ impl PyApplication {
         run: &str,
         news: Option<&Bound<'py, PyAny>>,
     ) -> PyResult<Ran<'py>> {
-        let watch = Watch::new(news);
+        let watch = RunWatch::new(news);
         ran(py, watch, |news, goes_on| self.0.resume_while(run, news, goes_on))
     }
 }
 
 /// A Python thread that waits for a run.
-struct Watch {
+struct RunWatch {
     news: Option<Py<PyAny>>,
     /// Exception that ended the wait.
     raised: Option<PyErr>,
 }
 
-impl Watch {
-    fn new(news: Option<&Bound<'_, PyAny>>) -> Watch {
-        Watch { news: news.map(|news| news.clone().unbind()), raised: None }
+impl RunWatch {
+    fn new(news: Option<&Bound<'_, PyAny>>) -> RunWatch {
+        RunWatch { news: news.map(|news| news.clone().unbind()), raised: None }
     }
 
     fn hear(&mut self, news: &News) {
@@ -131,7 +131,7 @@ impl Watch {
 /// Runs without the interpreter's lock, until it has ended, the callback raises, or a signal's handler does.
 fn ran<'py>(
     py: Python<'py>,
-    watch: Watch,
+    watch: RunWatch,
     run: impl FnOnce(&mut dyn FnMut(&News), &mut dyn FnMut() -> bool) -> Result<Outcome, Error> + Send,
 ) -> PyResult<Ran<'py>> {
     let (outcome, watch) = py.detach(|| {

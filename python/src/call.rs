@@ -14,7 +14,7 @@ use crate::buffer::{BufferOwner, OwnedBuffer};
 use crate::error::{invalid, raised};
 use crate::fork_cell::{ForkCell, is_forked};
 use crate::invoker::{LeasedInvoker, RequestedCall};
-use crate::lent_messages::By;
+use crate::lent_messages::ReplySource;
 use crate::message::{OpenedReply, WorkerReply, WrittenRequest};
 use crate::pool::Paper;
 use crate::queue::PyQueue;
@@ -136,7 +136,7 @@ impl State {
             Err(error) => {
                 // Without a reply, the worker says later that the memory is free.
                 if matches!(error.code, Code::FunctionFailed | Code::MemoryExceeded | Code::OutputTooLarge) {
-                    lent.lend(By { worker, process: None }, (request.clone(), output.clone()));
+                    lent.lend(ReplySource { worker, process: None }, (request.clone(), output.clone()));
                 }
                 Err(error)
             }

@@ -194,9 +194,9 @@ impl PyMemory {
             let number = NUMBERS.fetch_add(1, Ordering::Relaxed);
             // While the component is borrowed it is not made shorter.
             self.0.lent().insert(number, offset + nbytes);
-            Ok((Address(at), number))
+            Ok((ThreadAddress(at), number))
         })?;
-        let (Address(at), number) = at;
+        let (ThreadAddress(at), number) = at;
         let owner = BufferOwner::Component(Arc::new(LentPiece { component: self.0.clone(), number }));
         Ok(OwnedBuffer::new(at, nbytes, false, owner))
     }
@@ -278,7 +278,7 @@ impl PyMemoryReading {
 }
 
 /// An address that is nobody's to be used here.
-struct Address(NonNull<u8>);
+struct ThreadAddress(NonNull<u8>);
 
 // SAFETY: nothing is done with it but passing it on.
-unsafe impl Send for Address {}
+unsafe impl Send for ThreadAddress {}

@@ -19,11 +19,11 @@ const MOST_REMEMBERED: usize = 1 << 16;
 pub struct LentMessages {
     /// Whether there is anything in the table: read without its lock.
     has_any: AtomicBool,
-    table: Mutex<Table>,
+    table: Mutex<LentTable>,
 }
 
 #[derive(Default)]
-struct Table {
+struct LentTable {
     /// Messages, by the tokens of their calls.
     messages: HashMap<u64, Message>,
     /// Tokens whose memory was said to be free before the reply was read that says that it is used.
@@ -44,7 +44,7 @@ struct Message {
 
 /// Worker and process that have replied.
 #[derive(Clone, Copy)]
-pub struct By {
+pub struct ReplySource {
     /// The worker's number among those of all leases.
     pub worker: u32,
     /// The process, if it has said which it is.
@@ -54,11 +54,11 @@ pub struct By {
 impl LentMessages {
     /// A worker uses the memory of this call's request and output from now on.
     #[cold]
-    pub fn lend(&self, By { worker, process }: By, memory: (Arc<WrittenRequest>, Paper)) {
+    pub fn lend(&self, ReplySource { worker, process }: ReplySource, memory: (Arc<WrittenRequest>, Paper)) {
         let token = memory.0.token;
         let message = Message { worker, process, _memory: memory };
         let dropped = self.change(|table| {
-            let mut dropped = table.know(By { worker, process });
+            let mut dropped = table.know(ReplySource { worker, process });
             let is_free = table.freed.remove(&token);
             if is_free || process.is_some_and(|process| table.ended.contains(&process)) {
                 dropped.push(message);
@@ -72,7 +72,7 @@ impl LentMessages {
 
     /// A worker uses memory of these calls no more.
     #[cold]
-    pub fn free(&self, by: By, tokens: impl Iterator<Item = u64>) {
+    pub fn free(&self, by: ReplySource, tokens: impl Iterator<Item = u64>) {
         let dropped = self.change(|table| {
             let mut dropped = table.know(by);
             for token in tokens {
@@ -89,7 +89,7 @@ impl LentMessages {
 
     /// A worker has replied.
     #[inline(always)]
-    pub fn heard(&self, by: By) {
+    pub fn heard(&self, by: ReplySource) {
         if self.has_any.load(Ordering::Relaxed) {
             self.free(by, std::iter::empty());
         }
@@ -105,7 +105,7 @@ impl LentMessages {
         self.change(|table| table.messages.len())
     }
 
-    fn change<R>(&self, change: impl FnOnce(&mut Table) -> R) -> R {
+    fn change<R>(&self, change: impl FnOnce(&mut LentTable) -> R) -> R {
         let mut table = self.table.lock().unwrap_or_else(PoisonError::into_inner);
         let changed = change(&mut table);
         self.has_any.store(!table.messages.is_empty() || !table.freed.is_empty(), Ordering::Relaxed);
@@ -113,10 +113,10 @@ impl LentMessages {
     }
 }
 
-impl Table {
+impl LentTable {
     /// Takes the messages of a process that another one has replaced. They are dropped without the lock: that may wait for the
     /// interpreter.
-    fn know(&mut self, By { worker, process }: By) -> Vec<Message> {
+    fn know(&mut self, ReplySource { worker, process }: ReplySource) -> Vec<Message> {
         let Some(process) = process.filter(|process| !self.ended.contains(process)) else {
             return Vec::new();
         };

@@ -13,7 +13,7 @@ use sublet_python_buffers::{BufferUse, BufferView};
 
 use crate::buffer::{BufferOwner, OwnedBuffer};
 use crate::error::raised;
-use crate::lent_messages::{By, LentMessages};
+use crate::lent_messages::{LentMessages, ReplySource};
 use crate::pool::{MemoryPool, Paper};
 
 /// A part that is no larger is copied out of its message, so that the message's memory can be used again, in bytes.
@@ -30,11 +30,11 @@ pub struct WrittenRequest {
     pub len_bytes: u32,
     /// Token of the call that the message belongs to.
     pub token: u64,
-    parts: Vec<Part>,
+    parts: Vec<RequestPart>,
 }
 
 /// One part of a request.
-struct Part {
+struct RequestPart {
     len_bytes: u64,
     place: PartPlace,
 }
@@ -83,7 +83,7 @@ impl OpenedReply {
 
     /// Notes which memory the worker uses, and which it uses no more.
     pub fn note(&self, lent: &LentMessages, worker: u32, memory: (&Arc<WrittenRequest>, &Paper)) {
-        let by = By { worker, process: Some(self.head.token) };
+        let by = ReplySource { worker, process: Some(self.head.token) };
         if self.head.operation & IN_USE != 0 {
             lent.lend(by, (memory.0.clone(), memory.1.clone()));
         }
@@ -137,7 +137,7 @@ impl WrittenRequest {
                 // A piece that was copied need not be kept.
                 _ => PartPlace::Message(offset),
             };
-            Part { len_bytes: piece.len_bytes, place }
+            RequestPart { len_bytes: piece.len_bytes, place }
         };
         let parts = views.into_iter().zip(pieces.iter().zip(offsets)).map(part).collect();
         Ok(WrittenRequest { paper, len_bytes, token: head.token, parts })

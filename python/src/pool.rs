@@ -15,13 +15,13 @@ const SMALLEST_BYTES: u64 = 64 << 10;
 const MOST_IDLE_BYTES: u64 = 256 << 20;
 
 /// A piece of registered memory for one message. Dropping it gives the memory back to the pool.
-pub struct Page {
+pub struct MessageMemory {
     buffer: ManuallyDrop<ForkCell<Buffer<u8>>>,
     pool: Arc<MemoryPool>,
 }
 
 /// A shared page, which goes back to its pool with the last reference.
-pub type Paper = Arc<Page>;
+pub type Paper = Arc<MessageMemory>;
 
 /// The memory of some invokers, and pieces of it that wait to be used again.
 pub struct MemoryPool {
@@ -69,7 +69,7 @@ impl MemoryPool {
                 ForkCell::new(self.memory.buffer::<u8>(whole as usize)?)
             }
         };
-        Ok(Arc::new(Page { buffer: ManuallyDrop::new(buffer), pool: self.clone() }))
+        Ok(Arc::new(MessageMemory { buffer: ManuallyDrop::new(buffer), pool: self.clone() }))
     }
 
     fn take_idle(&self, wanted: u64) -> Option<ForkCell<Buffer<u8>>> {
@@ -89,7 +89,7 @@ impl MemoryPool {
     }
 }
 
-impl Page {
+impl MessageMemory {
     /// Address of the first byte. There is no slice: workers may write to a page at any time.
     pub fn start(&self) -> NonNull<u8> {
         self.buffer.start()
@@ -101,7 +101,7 @@ impl Page {
     }
 }
 
-impl Drop for Page {
+impl Drop for MessageMemory {
     fn drop(&mut self) {
         // SAFETY: only this function takes the buffer, and the page is not used afterwards.
         let buffer = unsafe { ManuallyDrop::take(&mut self.buffer) };

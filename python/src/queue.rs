@@ -18,13 +18,13 @@ struct QueueState {
 }
 
 /// Puts one call's number into the queue.
-struct Bell {
+struct QueueBell {
     queue: Arc<QueueState>,
     number: u64,
 }
 
-impl Wake for Bell {
-    fn wake(self: Arc<Bell>) {
+impl Wake for QueueBell {
+    fn wake(self: Arc<QueueBell>) {
         self.queue.lock().push_back(self.number);
         self.queue.more.notify_one();
     }
@@ -39,7 +39,7 @@ impl QueueState {
 impl PyQueue {
     /// Returns a waker that puts this number into the queue.
     pub fn waker(&self, number: u64) -> Waker {
-        Waker::from(Arc::new(Bell { queue: self.0.clone(), number }))
+        Waker::from(Arc::new(QueueBell { queue: self.0.clone(), number }))
     }
 }
 

@@ -46,12 +46,12 @@ pub struct SwitchedNetwork {
 pub struct Host {
     namespace: String,
     number: u8,
-    machine: Option<Arc<Machine>>,
+    machine: Option<Arc<HostMachine>>,
 }
 
 /// Process that holds the mounts of a host, which make the host a machine.
 #[derive(Debug)]
-struct Machine {
+struct HostMachine {
     holder: Child,
     _boot_id: NamedTempFile,
 }
@@ -89,7 +89,7 @@ impl SwitchedNetwork {
     pub fn of_machines(hosts: u8) -> Option<SwitchedNetwork> {
         let mut network = SwitchedNetwork::make(hosts)?;
         for host in &mut network.hosts {
-            host.machine = Some(Arc::new(Machine::start(host)));
+            host.machine = Some(Arc::new(HostMachine::start(host)));
         }
         Some(network)
     }
@@ -235,8 +235,8 @@ impl Host {
     }
 }
 
-impl Machine {
-    fn start(host: &Host) -> Machine {
+impl HostMachine {
+    fn start(host: &Host) -> HostMachine {
         let mut boot_id = NamedTempFile::new().expect("a folder for temporary files is there");
         let [.., low] = host.number.to_be_bytes();
         writeln!(boot_id, "{:08x}-0000-4000-8000-0000000000{low:02x}", std::process::id())
@@ -253,11 +253,11 @@ impl Machine {
         let stdout = holder.stdout.take().expect("its standard output is a pipe");
         BufReader::new(stdout).read_line(&mut said).expect("a pipe can be read");
         assert_eq!(said.trim(), "held", "whoever may make a network namespace may mount");
-        Machine { holder, _boot_id: boot_id }
+        HostMachine { holder, _boot_id: boot_id }
     }
 }
 
-impl Drop for Machine {
+impl Drop for HostMachine {
     fn drop(&mut self) {
         // If it has ended already, that is as well.
         let _ = self.holder.kill();

@@ -55,12 +55,12 @@ fn measure(step: &mut Step) -> io::Result<StepOutcome> {
     let document = fs::read_to_string(root().join(DOCUMENT))?;
     let named = format!("{promises}\n{}", report::without_figures(&document));
     let (mut all_passed, mut figures, mut series) = (true, Vec::new(), Vec::new());
-    for command in commands(&named).into_iter().map(Bench::new) {
+    for command in commands(&named).into_iter().map(MeasuringCommand::new) {
         let measured = command.run(step)?;
         all_passed &= measured.is_some();
         figures.extend(measured.unwrap_or_default());
     }
-    for sweep in SWEEPS.map(Bench::new) {
+    for sweep in SWEEPS.map(MeasuringCommand::new) {
         let measured = sweep.run(step)?;
         all_passed &= measured.is_some();
         series.extend(report::series(&measured.unwrap_or_default()));
@@ -76,19 +76,19 @@ fn measure(step: &mut Step) -> io::Result<StepOutcome> {
 
 /// A measuring command of a document.
 #[derive(Clone, Debug, PartialEq)]
-struct Bench<'text> {
+struct MeasuringCommand<'text> {
     words: Vec<&'text str>,
     /// Rate of the link that the measurement uses, if it uses one.
     link: Option<&'text str>,
 }
 
-impl<'text> Bench<'text> {
+impl<'text> MeasuringCommand<'text> {
     /// Splits a command into words as a shell would. Simplified to what the documents need: a quoted word has no
     /// spaces.
-    fn new(command: &'text str) -> Bench<'text> {
+    fn new(command: &'text str) -> MeasuringCommand<'text> {
         let words: Vec<_> = command.split_whitespace().map(|word| word.trim_matches('\'')).collect();
         let link = (words[0] == LINK).then(|| words[1]);
-        Bench { words, link }
+        MeasuringCommand { words, link }
     }
 
     /// Runs the command and returns its measurements, or `None` if the command failed.
@@ -160,7 +160,7 @@ mod tests {
                         | c | `scripts/bench-link.sh 1gbit bandwidth --json` | `sublet ps --json`, `sublet bench fifo` |";
         let commands = commands(markdown);
         assert_eq!(commands, ["sublet bench swap --json", "scripts/bench-link.sh 1gbit bandwidth --json"]);
-        let of = |command| Bench::new(command);
+        let of = |command| MeasuringCommand::new(command);
         assert_eq!((of(commands[0]).link, of(commands[1]).link), (None, Some("1gbit")));
         let quoted = of("sublet bench latency --provider 'tcp;ofi_rxm'").words;
         assert_eq!(quoted, ["sublet", "bench", "latency", "--provider", "tcp;ofi_rxm"]);

@@ -25,7 +25,7 @@ const PROGRAMS: &[&str] =
 
 /// Number of lines of a crate that can be reached, and of those that a test reached.
 #[derive(Debug, Default, PartialEq)]
-struct Lines {
+struct LineCoverage {
     all: u64,
     reached: u64,
 }
@@ -96,8 +96,8 @@ fn tools() -> io::Result<PathBuf> {
 }
 
 /// Adds up the lines of a report in lcov's form: `SF:file`, then `LF:lines` and `LH:lines reached`.
-fn by_crate(report: &str) -> BTreeMap<String, Lines> {
-    let mut crates: BTreeMap<String, Lines> = BTreeMap::new();
+fn by_crate(report: &str) -> BTreeMap<String, LineCoverage> {
+    let mut crates: BTreeMap<String, LineCoverage> = BTreeMap::new();
     let mut name = None;
     for line in report.lines() {
         if let Some(file) = line.strip_prefix("SF:") {
@@ -120,7 +120,7 @@ fn crate_of(file: &str) -> Option<String> {
     is_source.then(|| name.to_owned())
 }
 
-fn table(crates: &BTreeMap<String, Lines>) -> String {
+fn table(crates: &BTreeMap<String, LineCoverage>) -> String {
     let mut text = String::from("CRATE             LINES   REACHED\n");
     let (mut all, mut reached) = (0, 0);
     for (name, lines) in crates {
@@ -148,7 +148,7 @@ mod tests {
                       SF:/a/crates/proto/src/code/tests.rs\nLF:9\nLH:9\nend_of_record\n\
                       SF:/registry/src/tokio/src/lib.rs\nLF:7\nLH:0\nend_of_record\n";
         let crates = by_crate(report);
-        assert_eq!(crates, BTreeMap::from([("proto".to_owned(), Lines { all: 20, reached: 15 })]));
+        assert_eq!(crates, BTreeMap::from([("proto".to_owned(), LineCoverage { all: 20, reached: 15 })]));
         assert!(table(&crates).contains("75.0%"), "{}", table(&crates));
     }
 }

@@ -14,7 +14,7 @@
 //! Invariants:
 //! - Each [`Class`] has connections reserved that no other class can use, so unauthenticated connections and tenants cannot
 //!   lock out the operator or agents.
-//! - No class has more connections than [`Budget::most`], no [`Party`] more than [`Budget::each`], and all classes together
+//! - No class has more connections than [`ClassBudget::most`], no [`Party`] more than [`ClassBudget::each`], and all classes together
 //!   no more than [`AdmissionLimits::total`].
 //! - An identified connection is never shed for another one. An unidentified one is shed only for another connection of
 //!   its party, or while no other party of its class has more connections than its own.
@@ -105,7 +105,7 @@ impl Class {
 
 /// Limits on the connections of a class.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Budget {
+pub struct ClassBudget {
     /// Connections that only this class may use.
     pub reserved: usize,
     /// Maximum number of connections of the class.
@@ -120,13 +120,13 @@ pub struct AdmissionLimits {
     /// Maximum number of connections of all classes together; at least the sum of the reserved ones.
     pub total: usize,
     /// Budget of [`Class::Unidentified`].
-    pub unidentified: Budget,
+    pub unidentified: ClassBudget,
     /// Budget of [`Class::Operator`].
-    pub operator: Budget,
+    pub operator: ClassBudget,
     /// Budget of [`Class::Peers`].
-    pub peers: Budget,
+    pub peers: ClassBudget,
     /// Budget of [`Class::Tenants`].
-    pub tenants: Budget,
+    pub tenants: ClassBudget,
     /// Time from the acceptance of a connection to the end of its handshake, in milliseconds.
     pub handshake_ms: u64,
     /// Time from the end of the handshake until the connection is identified, in milliseconds.
@@ -137,7 +137,7 @@ pub struct AdmissionLimits {
 
 impl AdmissionLimits {
     /// Returns the budget of a class.
-    pub fn of(&self, class: Class) -> Budget {
+    pub fn of(&self, class: Class) -> ClassBudget {
         match class {
             Class::Unidentified => self.unidentified,
             Class::Operator => self.operator,
@@ -203,7 +203,7 @@ impl fmt::Display for Overdue {
 pub struct ConnectionId(u64);
 
 #[derive(Debug)]
-struct Connection<T> {
+struct ConnectionState<T> {
     party: Party,
     is_identified: bool,
     is_shaken: bool,
@@ -226,7 +226,7 @@ struct Members {
 pub struct Admission<T> {
     limits: AdmissionLimits,
     next: u64,
-    connections: BTreeMap<ConnectionId, Connection<T>>,
+    connections: BTreeMap<ConnectionId, ConnectionState<T>>,
     parties: HashMap<Party, Members>,
     used: [usize; Class::ALL.len()],
 }
@@ -274,7 +274,7 @@ impl<T> Admission<T> {
         let id = ConnectionId(self.next);
         self.next += 1;
         self.count(&party).unidentified.insert(id);
-        let connection = Connection {
+        let connection = ConnectionState {
             party,
             is_identified: false,
             is_shaken: false,
@@ -351,7 +351,7 @@ impl<T> Admission<T> {
 
     /// Removes a closed connection. Returns its handle, if it was present.
     pub fn leave(&mut self, id: ConnectionId) -> Option<T> {
-        let Connection { party, handle, .. } = self.connections.remove(&id)?;
+        let ConnectionState { party, handle, .. } = self.connections.remove(&id)?;
         self.uncount(&party, id);
         self.assert_consistent();
         Some(handle)
@@ -360,7 +360,7 @@ impl<T> Admission<T> {
     /// Removes the connections that have exceeded a time limit, which the caller must close.
     pub fn expire(&mut self, now_ms: u64) -> Vec<(Party, Overdue, T)> {
         let limits = self.limits;
-        let overdue = |(&id, connection): (&ConnectionId, &Connection<T>)| {
+        let overdue = |(&id, connection): (&ConnectionId, &ConnectionState<T>)| {
             let (limit_ms, why) = match (connection.is_identified, connection.is_shaken) {
                 (true, _) if connection.requests > 0 => return None,
                 (true, _) => (limits.idle_ms, Overdue::Idle),

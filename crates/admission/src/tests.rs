@@ -6,10 +6,10 @@ use super::*;
 
 const LIMITS: AdmissionLimits = AdmissionLimits {
     total: 24,
-    unidentified: Budget { reserved: 6, most: 6, each: 3 },
-    operator: Budget { reserved: 2, most: 24, each: 24 },
-    peers: Budget { reserved: 4, most: 10, each: 2 },
-    tenants: Budget { reserved: 0, most: 24, each: 5 },
+    unidentified: ClassBudget { reserved: 6, most: 6, each: 3 },
+    operator: ClassBudget { reserved: 2, most: 24, each: 24 },
+    peers: ClassBudget { reserved: 4, most: 10, each: 2 },
+    tenants: ClassBudget { reserved: 0, most: 24, each: 5 },
     handshake_ms: 10,
     first_request_ms: 20,
     idle_ms: 100,

@@ -14,7 +14,7 @@ use sublet_runtime::access::Access;
 use sublet_xpu::wire::{self, CallRequest};
 
 use crate::leases::managers::Managers;
-use crate::shim::{Shim, Who};
+use crate::shim::{ProcessIdentity, Shim};
 
 /// The unit of the shim's processes.
 const UNIT: u32 = 7;
@@ -53,8 +53,8 @@ fn pair() -> (PacketSocket, PacketSocket) {
     PacketSocket::pair().expect("sockets can be made")
 }
 
-fn who(tenant: &str) -> Who {
-    Who { lease: "l".into(), tenant: tenant.to_owned(), pu: UNIT, room_bytes: 1 << 20 }
+fn who(tenant: &str) -> ProcessIdentity {
+    ProcessIdentity { lease: "l".into(), tenant: tenant.to_owned(), pu: UNIT, room_bytes: 1 << 20 }
 }
 
 /// The page of a process that is in, and its bell.

@@ -38,7 +38,7 @@ use sublet_proto::{Code, Error};
 use sublet_xpu::{FifoShape, GlobalId};
 use tracing::debug;
 
-use self::core::{Peer, ProcessDescriptor, ShimCall, ShimCore, ShimEffect, Tag, Way};
+use self::core::{FifoConnectionId, Peer, ProcessDescriptor, ShimCall, ShimCore, ShimEffect, Tag};
 use children::Children;
 use link::NeighbourLink;
 use member::Member;
@@ -49,7 +49,7 @@ use crate::leases::managers::Managers;
 
 /// Identity of a process that may enter.
 #[derive(Clone, Debug)]
-pub(crate) struct Who {
+pub(crate) struct ProcessIdentity {
     /// Lease to which the process belongs.
     pub(crate) lease: String,
     pub(crate) tenant: String,
@@ -62,7 +62,7 @@ pub(crate) struct Who {
 /// A process that may enter, and the id that was reserved for it, if any.
 #[derive(Clone, Debug)]
 struct Entrant {
-    who: Who,
+    who: ProcessIdentity,
     reserved: Option<GlobalId>,
 }
 
@@ -90,7 +90,7 @@ struct State {
     /// Sockets on which readers learn of their writers.
     readers: HashMap<ProcessDescriptor, PacketSocket>,
     /// State of each connection beside that of its processes.
-    ways: HashMap<Way, FifoConnection>,
+    ways: HashMap<FifoConnectionId, FifoConnection>,
     invited: Invitations,
     /// Neighbours, each with the number of its link.
     links: HashMap<Peer, (u64, NeighbourLink)>,
@@ -138,7 +138,7 @@ impl Shim {
     }
 
     /// Reserves an id for a process that may enter later.
-    pub(crate) fn reserve(&self, who: &Who) -> Result<ReservedPid, Error> {
+    pub(crate) fn reserve(&self, who: &ProcessIdentity) -> Result<ReservedPid, Error> {
         let pid = lock(&self.state).core.enter(&who.tenant, who.pu, who.room_bytes)?;
         Ok(ReservedPid { pid, state: Arc::downgrade(&self.state) })
     }
@@ -147,7 +147,7 @@ impl Shim {
     pub(crate) fn admit(
         &self,
         socket: PacketSocket,
-        who: Who,
+        who: ProcessIdentity,
         reserved: Option<GlobalId>,
     ) -> ProcessAdmission {
         let entrant = Entrant { who, reserved };
@@ -305,7 +305,7 @@ impl State {
     /// Connects two processes by a region, and a bell that the writer rings.
     fn join(
         &mut self,
-        way: Way,
+        way: FifoConnectionId,
         shape: FifoShape,
         (reader, writer): (ProcessDescriptor, ProcessDescriptor),
     ) -> Result<(), Error> {
@@ -346,7 +346,7 @@ impl State {
     }
 
     /// Ends a descriptor and wakes each process that sleeps on it.
-    fn end(&self, at: ProcessDescriptor, way: Option<Way>, code: Code) {
+    fn end(&self, at: ProcessDescriptor, way: Option<FifoConnectionId>, code: Code) {
         if let Some(member) = self.members.get(&at.process) {
             member.end(at.descriptor, code);
         }
@@ -371,7 +371,7 @@ impl State {
 }
 
 /// Message that describes a connection and the peer to either of its processes.
-fn joined(way: Way, shape: FifoShape, peer: GlobalId, across: Option<v1::FifoAcross>) -> Body {
+fn joined(way: FifoConnectionId, shape: FifoShape, peer: GlobalId, across: Option<v1::FifoAcross>) -> Body {
     Body::Joined(v1::FifoJoined {
         connection: way.connection,
         peer: peer.to_bits(),

@@ -42,9 +42,9 @@ use crate::listener::pace::{MAX_MESSAGES_PER_SECOND, Pace};
 use crate::node::Node;
 use crate::signal::{DescriptorWatch, WantedEnd, wait_for, wait_readable};
 use process::end_worker;
-use relay::Relay;
+use relay::WorkerRelay;
 use remote_segment::RemoteSegment;
-use start::Start;
+use start::StartState;
 
 mod memory_proxy;
 mod process;
@@ -72,7 +72,7 @@ pub(crate) fn supervise(node: &Node, socket: &Connection, held: AttachedLease) {
         worker: None,
         relay: None,
         served: None,
-        start: Start::None,
+        start: StartState::None,
         held,
         ending: None,
         idle,
@@ -89,10 +89,10 @@ pub(crate) fn supervise(node: &Node, socket: &Connection, held: AttachedLease) {
 struct Supervisor<'node> {
     worker: Option<WorkerProcess>,
     /// Relay to a client on another node.
-    relay: Option<Relay>,
+    relay: Option<WorkerRelay>,
     /// Access to a segment from other machines.
     served: Option<RemoteSegment>,
-    start: Start,
+    start: StartState,
     held: AttachedLease,
     /// End that was announced to the client.
     ending: Option<WantedEnd>,
@@ -144,7 +144,7 @@ impl Supervisor<'_> {
     /// Supervises until the lease ends. An error ends it, too.
     fn supervise(&mut self) -> Result<EndReason, Error> {
         if let Some(carrier) = &self.held.carrier {
-            self.relay = Some(Relay::new(self.node, &self.held.lease, carrier)?);
+            self.relay = Some(WorkerRelay::new(self.node, &self.held.lease, carrier)?);
         }
         // A worker that is requested at once starts while the manager verifies the token.
         if self.held.start {
@@ -231,10 +231,10 @@ impl Supervisor<'_> {
                 worker,
                 Some(self.held.end.signal.as_fd()),
                 Some(self.socket.as_fd()),
-                relay.and_then(Relay::control),
-                relay.and_then(Relay::arrived).or(self.served.as_ref().map(RemoteSegment::arrived)),
+                relay.and_then(WorkerRelay::control),
+                relay.and_then(WorkerRelay::arrived).or(self.served.as_ref().map(RemoteSegment::arrived)),
                 self.fetched(),
-                relay.and_then(Relay::asks),
+                relay.and_then(WorkerRelay::asks),
             ];
             let deadline = if self.has_more { Instant::now() } else { self.next_deadline() };
             let [worker_ended, end_wanted, readable, said, arrived, fetched, asks] =
@@ -276,7 +276,7 @@ impl Supervisor<'_> {
 
     /// Time of the next sign of life to the client, or of the lease's expiry if that is earlier.
     fn until_alive(&self) -> Instant {
-        let alive = self.relay.as_ref().map(Relay::next_alive);
+        let alive = self.relay.as_ref().map(WorkerRelay::next_alive);
         alive.map_or(self.held.expires, |alive| alive.min(self.held.expires))
     }
 
@@ -338,12 +338,12 @@ impl Supervisor<'_> {
                 self.tell_start()
             }
             Event::FromWorker => self.hear_worker(),
-            Event::Question => match self.relay.as_mut().and_then(Relay::question) {
+            Event::Question => match self.relay.as_mut().and_then(WorkerRelay::question) {
                 Some(question) => self.tell(ToClient::Memory(question)),
                 None => Ok(None),
             },
             Event::Links => {
-                self.relay.iter().for_each(Relay::pass_links);
+                self.relay.iter().for_each(WorkerRelay::pass_links);
                 self.served.iter_mut().for_each(|served| served.take_links(self.node));
                 Ok(None)
             }

@@ -154,15 +154,15 @@ pub struct ChainPlan {
 }
 
 /// The samples of a chain of one function and of a chain of all.
-struct Chain {
+struct ChainSamples {
     one: Samples,
     all: Samples,
 }
 
-impl Chain {
-    fn new(plan: &ChainPlan, calls: u32) -> Chain {
+impl ChainSamples {
+    fn new(plan: &ChainPlan, calls: u32) -> ChainSamples {
         let samples = || Samples::with_capacity((plan.blocks * calls) as usize);
-        Chain { one: samples(), all: samples() }
+        ChainSamples { one: samples(), all: samples() }
     }
 
     /// Measures a block of calls of each length. The first blocks are not counted.
@@ -213,7 +213,7 @@ fn in_place(access: Option<Access>, plan: &ChainPlan) -> Result<Times, Error> {
     let mut invoker = Invoker::connect_with(access)?;
     invoker.allocate(&Allocation::new(PACKAGE).policy(Policy::AlwaysHot))?;
     pin_client()?;
-    let mut chain = Chain::new(plan, CALLS);
+    let mut chain = ChainSamples::new(plan, CALLS);
     for number in 0..UNCOUNTED + plan.blocks {
         chain.block(plan, number, CALLS, &mut |length, answer| call(&invoker, length, answer))?;
     }
@@ -233,9 +233,9 @@ fn between_processes(
         open(access, plan, &["--cores", "0", "--shared-cores", "1", "--shared-places", &places])?;
     let workers = (0..plan.functions).map(|_| worker(access.clone())).collect::<Result<Vec<_>, _>>()?;
     let folder = tempfile::tempdir().map_err(|error| failed("making a folder", &error))?;
-    let mut servers = Servers::start(plan, folder.path())?;
+    let mut servers = ServerProcesses::start(plan, folder.path())?;
     pin_client()?;
-    let (mut process, mut http) = (Chain::new(plan, REQUESTS), Chain::new(plan, REQUESTS));
+    let (mut process, mut http) = (ChainSamples::new(plan, REQUESTS), ChainSamples::new(plan, REQUESTS));
     for number in 0..UNCOUNTED + plan.blocks {
         process.block(plan, number, REQUESTS, &mut |length, answer| {
             workers.iter().take(length as usize).try_for_each(|worker| call(worker, 1, answer))
@@ -300,13 +300,13 @@ fn deploy(manager: &ManagerClient, plan: &ChainPlan) -> Result<(), Error> {
 }
 
 /// A server process for each function, on the core of the workers, and the client's connections to them.
-struct Servers {
+struct ServerProcesses {
     processes: Vec<Child>,
     connections: Vec<TcpStream>,
 }
 
-impl Servers {
-    fn start(plan: &ChainPlan, folder: &Path) -> Result<Servers, Error> {
+impl ServerProcesses {
+    fn start(plan: &ChainPlan, folder: &Path) -> Result<ServerProcesses, Error> {
         let (program, mut command) = match plan.language {
             FunctionLanguage::C => {
                 let program = written(&folder.join("http_chain"), SERVER)?;
@@ -320,7 +320,7 @@ impl Servers {
         if plan.language == FunctionLanguage::Python {
             command.arg(program);
         }
-        let mut servers = Servers { processes: Vec::new(), connections: Vec::new() };
+        let mut servers = ServerProcesses { processes: Vec::new(), connections: Vec::new() };
         for _ in 0..plan.functions {
             let process = command.stdin(Stdio::piped()).stdout(Stdio::piped()).spawn();
             let mut process = process.map_err(|error| failed("starting a server", &error))?;
@@ -381,7 +381,7 @@ fn body(answer: &[u8]) -> Option<&[u8]> {
     answer[head + END.len()..].get(..PAYLOAD_BYTES)
 }
 
-impl Drop for Servers {
+impl Drop for ServerProcesses {
     fn drop(&mut self) {
         for process in &mut self.processes {
             // Killing a server that has ended changes nothing.

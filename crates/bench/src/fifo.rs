@@ -84,7 +84,7 @@ impl FifoResult {
 
 /// Parameters of a block.
 #[derive(Clone, Copy)]
-struct Block {
+struct FifoBlock {
     rounds: u32,
     think: Duration,
 }
@@ -114,7 +114,7 @@ pub fn run(
     };
     let mut figures = Vec::new();
     for &size in sizes {
-        let ours = Ours::new(&one, &two, size)?;
+        let ours = SubletFifos::new(&one, &two, size)?;
         let raw = Beside::start(carrier, size)?;
         let mut sides: Vec<Side<'_>> =
             vec![Box::new(|block| ours.block(block)), Box::new(|block| raw.block(block))];
@@ -122,8 +122,8 @@ pub fn run(
             let copies = Beside::start(FifoTransport::Copies, size)?;
             sides.push(Box::new(move |block| copies.block(block)));
         }
-        let awake = Block { rounds: AWAKE_ROUNDS, think: Duration::ZERO };
-        let asleep = Block { rounds: ASLEEP_ROUNDS, think: THINK };
+        let awake = FifoBlock { rounds: AWAKE_ROUNDS, think: Duration::ZERO };
+        let asleep = FifoBlock { rounds: ASLEEP_ROUNDS, think: THINK };
         let (awake, asleep) = (medians(&sides, blocks, awake)?, medians(&sides[..2], blocks, asleep)?);
         let copies_ns = awake.get(2).copied();
         figures.push(FifoResult {
@@ -172,10 +172,10 @@ fn linked<T>(make: impl Fn() -> Result<T, Error>) -> Result<T, Error> {
 }
 
 /// One side: executes a block, and returns the time of its rounds, in nanoseconds.
-type Side<'sides> = Box<dyn Fn(Block) -> Result<u64, Error> + 'sides>;
+type Side<'sides> = Box<dyn Fn(FifoBlock) -> Result<u64, Error> + 'sides>;
 
 /// Executes blocks of all sides in turn. Returns each side's median time of a message, in nanoseconds.
-fn medians(sides: &[Side<'_>], blocks: u32, block: Block) -> Result<Vec<f64>, Error> {
+fn medians(sides: &[Side<'_>], blocks: u32, block: FifoBlock) -> Result<Vec<f64>, Error> {
     let mut samples: Vec<_> = sides.iter().map(|_| Samples::with_capacity(blocks as usize)).collect();
     for number in 0..UNCOUNTED + blocks {
         for (side, samples) in sides.iter().zip(&mut samples) {
@@ -191,7 +191,7 @@ fn medians(sides: &[Side<'_>], blocks: u32, block: Block) -> Result<Vec<f64>, Er
 }
 
 /// Two worker processes, with a FIFO each way.
-struct Ours<'kin> {
+struct SubletFifos<'kin> {
     one: &'kin PeerProcess,
     two: &'kin PeerProcess,
     size: u64,
@@ -199,8 +199,8 @@ struct Ours<'kin> {
     ends: [[u64; 2]; 2],
 }
 
-impl<'kin> Ours<'kin> {
-    fn new(one: &'kin PeerProcess, two: &'kin PeerProcess, size: u32) -> Result<Ours<'kin>, Error> {
+impl<'kin> SubletFifos<'kin> {
+    fn new(one: &'kin PeerProcess, two: &'kin PeerProcess, size: u32) -> Result<SubletFifos<'kin>, Error> {
         let size = u64::from(size);
         let (first, second) = (one.make(size)?, two.make(size)?);
         // The second connects back once it has been written to, as a server does.
@@ -209,11 +209,11 @@ impl<'kin> Ours<'kin> {
         let [_] = two.call("hear", &[second.descriptor])?;
         let back = linked(|| two.join(one, first))?;
         let ends = [[first.descriptor, forth], [second.descriptor, back]];
-        Ok(Ours { one, two, size, ends })
+        Ok(SubletFifos { one, two, size, ends })
     }
 
     /// Executes a block. Returns the time of its rounds, in nanoseconds.
-    fn block(&self, Block { rounds, think }: Block) -> Result<u64, Error> {
+    fn block(&self, FifoBlock { rounds, think }: FifoBlock) -> Result<u64, Error> {
         let words = |[from, to]: [u64; 2], begins: bool| {
             let think_ns = if begins { think.as_nanos() as u64 } else { 0 };
             [from, to, u64::from(rounds), self.size, u64::from(begins), think_ns]

@@ -69,10 +69,10 @@ pub fn run(access: &Access, n: u32, mut progress: impl FnMut()) -> Result<GraphR
     let (start_us, start_p99_us) = start(access, options, n, &mut progress)?;
     let with = |prewarm| RunOptions { prewarm, ..RunOptions::default() };
     let (ahead, never) = (
-        open(access, "bench-ahead", CHAIN_COMPONENTS, "nap", Workers::Own, with(Some(Duration::ZERO)))?,
-        open(access, "bench-cold", CHAIN_COMPONENTS, "nap", Workers::Own, with(None))?,
+        open(access, "bench-ahead", CHAIN_COMPONENTS, "nap", WorkerReuse::Own, with(Some(Duration::ZERO)))?,
+        open(access, "bench-cold", CHAIN_COMPONENTS, "nap", WorkerReuse::Own, with(None))?,
     );
-    let same = open(access, "bench-same", CHAIN_COMPONENTS, "nap", Workers::OfTheOneBefore, with(None))?;
+    let same = open(access, "bench-same", CHAIN_COMPONENTS, "nap", WorkerReuse::OfTheOneBefore, with(None))?;
     let (mut left, mut cold, mut kept) = (Vec::new(), Vec::new(), Vec::new());
     // In turn, so that all have the same conditions. A chain takes a second.
     for _ in 0..n.div_ceil(10) {
@@ -100,7 +100,7 @@ fn start(
     progress: &mut impl FnMut(),
 ) -> Result<(f64, f64), Error> {
     let application =
-        open(access, "bench-warm", WARM_COMPONENTS, "moment", Workers::OfTheOneBefore, options)?;
+        open(access, "bench-warm", WARM_COMPONENTS, "moment", WorkerReuse::OfTheOneBefore, options)?;
     let mut samples = Samples::with_capacity(n as usize);
     // The first run is not counted: it starts the workers.
     for number in 0..=n {
@@ -125,7 +125,7 @@ fn chain_us(application: &Application) -> Result<f64, Error> {
 
 /// Workers of the components of a chain.
 #[derive(Clone, Copy, PartialEq, Eq)]
-enum Workers {
+enum WorkerReuse {
     /// No component can use the workers of another.
     Own,
     OfTheOneBefore,
@@ -136,13 +136,13 @@ fn open(
     name: &str,
     count: usize,
     function: &str,
-    workers: Workers,
+    workers: WorkerReuse,
     options: RunOptions,
 ) -> Result<Application, Error> {
     let component = |at: usize| {
         let mut component =
             json!({ "name": format!("c{at}"), "type": "compute", "package": PACKAGE, "function": function });
-        if workers == Workers::Own {
+        if workers == WorkerReuse::Own {
             component["resources"] = json!({ "memory_bytes": (1 << 20) + at * 4096 });
         }
         if at == 0 {

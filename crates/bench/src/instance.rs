@@ -33,15 +33,15 @@ const TURNS: u32 = 10;
 const UNCOUNTED: u32 = 100;
 
 /// Samples of one side.
-struct Side {
+struct SideSamples {
     total: Samples,
     executing: Samples,
 }
 
-impl Side {
-    fn with_capacity(samples: u32) -> Side {
+impl SideSamples {
+    fn with_capacity(samples: u32) -> SideSamples {
         let samples = || Samples::with_capacity(samples as usize);
-        Side { total: samples(), executing: samples() }
+        SideSamples { total: samples(), executing: samples() }
     }
 }
 
@@ -54,7 +54,7 @@ pub(super) fn run(access: &Access, n: u32, mut progress: impl FnMut()) -> Result
     let file = PackageFile { path: "echo.wasm".to_owned(), data: MODULE.to_vec(), executable: false };
     let manifest = format!("name = \"{MODULE_PACKAGE}\"\nlibrary = \"echo.wasm\"\n");
     invoker.manager().deploy(encode(&package::from_files(&manifest, vec![file])?))?;
-    let (mut wasm, mut native) = (Side::with_capacity(n), Side::with_capacity(n));
+    let (mut wasm, mut native) = (SideSamples::with_capacity(n), SideSamples::with_capacity(n));
     let calls = n.div_ceil(TURNS);
     for _ in 0..TURNS {
         turn(&mut invoker, MODULE_PACKAGE, calls, &mut wasm)?;
@@ -65,7 +65,7 @@ pub(super) fn run(access: &Access, n: u32, mut progress: impl FnMut()) -> Result
 }
 
 /// Calls a hot worker of a package for one turn.
-fn turn(invoker: &mut Invoker, package: &str, calls: u32, side: &mut Side) -> Result<(), Error> {
+fn turn(invoker: &mut Invoker, package: &str, calls: u32, side: &mut SideSamples) -> Result<(), Error> {
     invoker.allocate(&Allocation::new(package).policy(Policy::AlwaysHot))?;
     let echo = invoker.function("echo")?;
     let (input, mut output) = (invoker.buffer::<u8>(INPUT_BYTES)?, invoker.buffer::<u8>(INPUT_BYTES)?);
@@ -86,7 +86,7 @@ fn turn(invoker: &mut Invoker, package: &str, calls: u32, side: &mut Side) -> Re
     invoker.deallocate().map(drop)
 }
 
-fn figure(mut wasm: Side, mut native: Side, ticks_per_ns: f64) -> ColdStartResult {
+fn figure(mut wasm: SideSamples, mut native: SideSamples, ticks_per_ns: f64) -> ColdStartResult {
     let total = wasm.total.summary(ticks_per_ns);
     let (median_us, p99_us) = micros(&mut wasm.executing);
     ColdStartResult {

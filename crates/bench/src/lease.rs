@@ -161,7 +161,7 @@ async fn measure(nodes: &Access, clients: &Access, plan: LeasePlan) -> Result<Le
     let deployed = tokio::task::spawn_blocking(move || deploy(&ManagerClient::connect_with(operator)?)).await;
     deployed.map_err(|error| failed(&error))??;
     let clients: Vec<_> =
-        (0..plan.connections).map(|_| Client::new(clients)).collect::<Result<_, Error>>()?;
+        (0..plan.connections).map(|_| LeaseClient::new(clients)).collect::<Result<_, Error>>()?;
     let (leases, seconds) = as_fast_as_it_goes(&clients, plan).await?;
     fleet.check()?;
     let leases_per_second = leases as f64 / seconds;
@@ -184,14 +184,14 @@ async fn measure(nodes: &Access, clients: &Access, plan: LeasePlan) -> Result<Le
 
 /// A client on a connection of its own, or another user of that connection.
 #[derive(Clone)]
-struct Client {
+struct LeaseClient {
     access: Arc<Access>,
     stub: Stub<Channel>,
 }
 
-impl Client {
-    fn new(access: &Access) -> Result<Client, Error> {
-        Ok(Client { access: Arc::new(access.clone()), stub: Stub::new(access.channel(0)?) })
+impl LeaseClient {
+    fn new(access: &Access) -> Result<LeaseClient, Error> {
+        Ok(LeaseClient { access: Arc::new(access.clone()), stub: Stub::new(access.channel(0)?) })
     }
 
     /// Requests a lease, and returns its id.
@@ -223,7 +223,7 @@ impl Client {
 }
 
 /// Number of leases granted and released, and the time in seconds.
-async fn as_fast_as_it_goes(clients: &[Client], plan: LeasePlan) -> Result<(u64, f64), Error> {
+async fn as_fast_as_it_goes(clients: &[LeaseClient], plan: LeasePlan) -> Result<(u64, f64), Error> {
     let counted_from = Instant::now() + WARM_UP;
     let until = counted_from + plan.time;
     let mut loops = JoinSet::new();
@@ -239,7 +239,11 @@ async fn as_fast_as_it_goes(clients: &[Client], plan: LeasePlan) -> Result<(u64,
     Ok((leases, counted_from.elapsed().as_secs_f64()))
 }
 
-async fn again_and_again(mut client: Client, counted_from: Instant, until: Instant) -> Result<u64, Error> {
+async fn again_and_again(
+    mut client: LeaseClient,
+    counted_from: Instant,
+    until: Instant,
+) -> Result<u64, Error> {
     let mut counted = 0;
     loop {
         let began = Instant::now();
@@ -256,7 +260,7 @@ async fn again_and_again(mut client: Client, counted_from: Instant, until: Insta
 }
 
 /// Requests leases at fixed times.
-async fn at_rate(clients: &[Client], per_second: f64, time: Duration) -> Result<HalfLoad, Error> {
+async fn at_rate(clients: &[LeaseClient], per_second: f64, time: Duration) -> Result<HalfLoad, Error> {
     let counted_from = Instant::now() + WARM_UP;
     let until = counted_from + time;
     let (due, mut dues) = unbounded_channel();
@@ -290,7 +294,7 @@ async fn at_rate(clients: &[Client], per_second: f64, time: Duration) -> Result<
 }
 
 async fn ask_when_due(
-    clients: &[Client],
+    clients: &[LeaseClient],
     dues: &mut UnboundedReceiver<Instant>,
     counted_from: Instant,
     samples: &mut Samples,
@@ -318,7 +322,7 @@ async fn ask_when_due(
 }
 
 /// Releases leases until no more are granted.
-async fn give_back(mut client: Client, mut granted: UnboundedReceiver<String>) -> Result<(), Error> {
+async fn give_back(mut client: LeaseClient, mut granted: UnboundedReceiver<String>) -> Result<(), Error> {
     let mut leases = Vec::new();
     while granted.recv_many(&mut leases, RELEASED_PER_CALL).await > 0 {
         client.end(std::mem::take(&mut leases)).await?;
@@ -329,7 +333,7 @@ async fn give_back(mut client: Client, mut granted: UnboundedReceiver<String>) -
 /// The time when a lease was due, and the time from then to its grant, in nanoseconds.
 type Granted = Result<(Instant, u64), Error>;
 
-async fn timed(mut client: Client, due: Instant, leases: UnboundedSender<String>) -> Granted {
+async fn timed(mut client: LeaseClient, due: Instant, leases: UnboundedSender<String>) -> Granted {
     let lease = client.request().await?;
     let grant_ns = u64::try_from(due.elapsed().as_nanos()).unwrap_or(u64::MAX);
     // The receiver is missing only if releasing has failed, and that error is reported.

@@ -96,7 +96,7 @@ struct Walk {
 }
 
 /// The raw side: memory of this process, or a connection.
-enum Raw {
+enum RawMemory {
     Here(Vec<u8>),
     There(Plain),
 }
@@ -120,7 +120,8 @@ pub fn run(
     let client = Invoker::connect_with(site.access.clone())?;
     let memory = filled(&client, plan(transport).cache_bytes(0), len)?;
     let is_here = transport.fabric == Provider::Shm;
-    let mut raw = if is_here { Raw::Here(vec![1; len]) } else { Raw::There(Plain::connect(site.local)?) };
+    let mut raw =
+        if is_here { RawMemory::Here(vec![1; len]) } else { RawMemory::There(Plain::connect(site.local)?) };
     let mut figures = Vec::new();
     let ways: &[AccessKind] = if is_here {
         &[AccessKind::Read, AccessKind::Write]
@@ -146,7 +147,7 @@ fn cached(transport: &CallTransport, blocks: u32, client: &Invoker) -> Result<Me
     let memory = filled(client, plan(transport), walk.len)?;
     memory.sync()?;
     memory.read(0, &mut [0; 1])?;
-    let mut raw = Raw::Here(vec![1; walk.len]);
+    let mut raw = RawMemory::Here(vec![1; walk.len]);
     walk.measure((transport, AccessKind::CachedRead), blocks, &memory, &mut raw)
 }
 
@@ -182,7 +183,7 @@ impl Walk {
         (transport, access): (&CallTransport, AccessKind),
         blocks: u32,
         memory: &Memory,
-        raw: &mut Raw,
+        raw: &mut RawMemory,
     ) -> Result<MemoryResult, Error> {
         // Buffers are reused, as programs do: fresh memory costs more than the measured access.
         let (mut buffer, mut spare) = (vec![1; self.size], Vec::new());
@@ -250,21 +251,21 @@ impl Walk {
         &self,
         access: AccessKind,
         block: usize,
-        raw: &mut Raw,
+        raw: &mut RawMemory,
         buffer: &mut [u8],
     ) -> Result<(), Error> {
         match (raw, access) {
-            (Raw::Here(here), AccessKind::Write) => {
+            (RawMemory::Here(here), AccessKind::Write) => {
                 self.places(block).for_each(|at| here[at..at + self.size].copy_from_slice(buffer));
             }
-            (Raw::Here(here), _) => {
+            (RawMemory::Here(here), _) => {
                 self.places(block).for_each(|at| buffer.copy_from_slice(&here[at..at + self.size]));
             }
-            (Raw::There(plain), AccessKind::Write) => {
+            (RawMemory::There(plain), AccessKind::Write) => {
                 (0..self.accesses).try_for_each(|_| plain.send(buffer))?;
                 plain.settle()?;
             }
-            (Raw::There(plain), access) => {
+            (RawMemory::There(plain), access) => {
                 let ahead = if access == AccessKind::ReadAsync { AHEAD.min(self.accesses) } else { 1 };
                 (0..ahead).try_for_each(|_| plain.ask(self.size))?;
                 for number in 0..self.accesses {

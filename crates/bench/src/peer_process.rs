@@ -18,7 +18,7 @@ pub(super) struct PeerProcess {
 
 /// A FIFO, as its reader sees it.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Fifo {
+pub(super) struct ReaderFifo {
     pub(super) descriptor: u64,
     pub(super) object: u64,
 }
@@ -62,14 +62,14 @@ impl PeerProcess {
     }
 
     /// Makes a FIFO that this process reads, with slots for messages of this size.
-    pub(super) fn make(&self, message_bytes: u64) -> Result<Fifo, Error> {
+    pub(super) fn make(&self, message_bytes: u64) -> Result<ReaderFifo, Error> {
         let slot_bytes = message_bytes.max(1).next_multiple_of(4096);
         let [descriptor, object] = self.call("make", &[slot_bytes])?;
-        Ok(Fifo { descriptor, object })
+        Ok(ReaderFifo { descriptor, object })
     }
 
     /// Connects to a FIFO of another process, which permits it, and returns the descriptor.
-    pub(super) fn join(&self, other: &PeerProcess, fifo: Fifo) -> Result<u64, Error> {
+    pub(super) fn join(&self, other: &PeerProcess, fifo: ReaderFifo) -> Result<u64, Error> {
         let [own] = self.call("self", &[])?;
         let [] = other.call("allow", &[own, fifo.object])?;
         let [descriptor] = self.call("join", &[fifo.object])?;

@@ -42,7 +42,7 @@ const HEAD_WORDS: usize = 4096 / 4;
 /// How the client waits.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "lowercase")]
-enum Client {
+enum ClientWait {
     /// Polls, on a core of its own.
     Polls,
     /// Sleeps, where there is no such core.
@@ -54,7 +54,7 @@ enum Client {
 pub struct RejectionResult {
     bench: &'static str,
     fabric: &'static str,
-    client: Client,
+    client: ClientWait,
     n: usize,
     plain: Summary,
     rejected: Summary,
@@ -85,8 +85,8 @@ impl RejectionResult {
 pub fn run(calls: u32, mut progress: impl FnMut()) -> Result<RejectionResult, Error> {
     let calibration = Calibration::start();
     let cores = std::thread::available_parallelism().map_or(1, usize::from);
-    let client = if cores > 2 { Client::Polls } else { Client::Sleeps };
-    if client == Client::Polls {
+    let client = if cores > 2 { ClientWait::Polls } else { ClientWait::Sleeps };
+    if client == ClientWait::Polls {
         pin_client()?;
     }
     let own = PrivateInstance::up(&[
@@ -103,7 +103,7 @@ pub fn run(calls: u32, mut progress: impl FnMut()) -> Result<RejectionResult, Er
     let holder = connect(&own.access(), &shared)?;
     let invoker = connect(&own.access(), &shared.clone().cores(2).spin(client.spin()))?;
     let per_ns = calibration.ticks_per_ns();
-    let mut bench = Bench::new(&invoker, client, calls, per_ns)?;
+    let mut bench = RejectionBench::new(&invoker, client, calls, per_ns)?;
     held(&holder, || {
         bench.find_the_held_core()?;
         for _ in 0..blocks(calls) {
@@ -141,18 +141,18 @@ fn held(holder: &Invoker, act: impl FnOnce() -> Result<(), Error>) -> Result<(),
     done
 }
 
-impl Client {
+impl ClientWait {
     fn spin(self) -> Duration {
         match self {
-            Client::Polls => Duration::MAX,
-            Client::Sleeps => Duration::ZERO,
+            ClientWait::Polls => Duration::MAX,
+            ClientWait::Sleeps => Duration::ZERO,
         }
     }
 
     /// Waits for the result of a call.
     fn collect(self, mut call: Invocation<'_>) -> Result<(), Error> {
         // A sleeping client must not wait with a deadline that has passed.
-        if self == Client::Sleeps && !call.wait_timeout(PATIENCE) {
+        if self == ClientWait::Sleeps && !call.wait_timeout(PATIENCE) {
             let message = format!("a call had no answer in {} s", PATIENCE.as_secs());
             return Err(Error::new(Code::Internal, message));
         }
@@ -161,9 +161,9 @@ impl Client {
 }
 
 /// The state of the measurement.
-struct Bench<'invoker> {
+struct RejectionBench<'invoker> {
     invoker: &'invoker Invoker,
-    client: Client,
+    client: ClientWait,
     noop: Function,
     /// The client's workers: on the free core and on the occupied one.
     free: u32,
@@ -175,15 +175,15 @@ struct Bench<'invoker> {
     redirected: Samples,
 }
 
-impl<'invoker> Bench<'invoker> {
+impl<'invoker> RejectionBench<'invoker> {
     fn new(
         invoker: &'invoker Invoker,
-        client: Client,
+        client: ClientWait,
         calls: u32,
         per_ns: f64,
-    ) -> Result<Bench<'invoker>, Error> {
+    ) -> Result<RejectionBench<'invoker>, Error> {
         let samples = || Samples::with_capacity((blocks(calls) * BLOCK) as usize);
-        Ok(Bench {
+        Ok(RejectionBench {
             noop: invoker.function("noop")?,
             invoker,
             client,
@@ -260,8 +260,8 @@ impl<'invoker> Bench<'invoker> {
 
     fn think(&self) {
         match self.client {
-            Client::Sleeps => std::thread::sleep(THINK),
-            Client::Polls => {
+            ClientWait::Sleeps => std::thread::sleep(THINK),
+            ClientWait::Polls => {
                 let since = ticks();
                 while ticks().saturating_sub(since) < self.think_ticks {
                     std::hint::spin_loop();

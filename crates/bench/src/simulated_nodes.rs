@@ -37,7 +37,7 @@ impl SimulatedNodes {
         let mut registering = JoinSet::new();
         for connection in 0..size.connections {
             let numbers = (connection..size.nodes).step_by(size.connections as usize);
-            let reporter = Reporter { access: access.clone(), nodes: Vec::new(), stub: stub(access)? };
+            let reporter = NodesReporter { access: access.clone(), nodes: Vec::new(), stub: stub(access)? };
             registering.spawn(reporter.register(numbers.collect(), size.cores));
         }
         let mut reporters = JoinSet::new();
@@ -60,7 +60,7 @@ impl SimulatedNodes {
     }
 }
 
-struct Node {
+struct SimulatedNode {
     name: String,
     registration: u64,
     sequence: u64,
@@ -69,14 +69,14 @@ struct Node {
 }
 
 /// Some of the nodes, on one connection.
-struct Reporter {
+struct NodesReporter {
     access: Access,
     stub: NodesClient<Channel>,
-    nodes: Vec<Node>,
+    nodes: Vec<SimulatedNode>,
 }
 
-impl Reporter {
-    async fn register(mut self, numbers: Vec<u32>, cores: u32) -> Result<Reporter, Error> {
+impl NodesReporter {
+    async fn register(mut self, numbers: Vec<u32>, cores: u32) -> Result<NodesReporter, Error> {
         for number in numbers {
             let name = format!("bench-{number}");
             let description = NodeDescription {
@@ -92,7 +92,7 @@ impl Reporter {
             let request = self.access.authorize(tonic::Request::new(registration));
             let answer = self.stub.register(request).await;
             let answer = answer.map_err(|status| Error::from_status(&status))?.into_inner();
-            self.nodes.push(Node {
+            self.nodes.push(SimulatedNode {
                 name,
                 registration: answer.registration,
                 sequence: 0,

@@ -43,7 +43,7 @@ pub struct WarmTemplate {
 }
 
 /// One start.
-struct Start {
+struct TemplateStart {
     total_ns: u64,
     /// Time until the sandbox existed.
     sandbox_ns: u64,
@@ -140,7 +140,7 @@ fn in_python(imports: &[String]) -> String {
     )
 }
 
-fn start(sandboxes: &Sandboxes, template: &Template, script: &Path) -> Result<Start, Error> {
+fn start(sandboxes: &Sandboxes, template: &Template, script: &Path) -> Result<TemplateStart, Error> {
     let (mut outside, inside) = UnixStream::pair().map_err(|error| failed("making a socket", &error))?;
     let spec = Spec {
         kind: IsolationKind::Template(template.clone()),
@@ -169,7 +169,7 @@ fn start(sandboxes: &Sandboxes, template: &Template, script: &Path) -> Result<St
     while sandboxes.delete(&[made.id]).remove(0).is_err() && Instant::now() < deadline {
         std::thread::sleep(Duration::from_millis(1));
     }
-    Ok(Start { total_ns: entered.saturating_sub(begun), sandbox_ns, was_warm })
+    Ok(TemplateStart { total_ns: entered.saturating_sub(begun), sandbox_ns, was_warm })
 }
 
 /// Starts an interpreter without a sandbox. Returns the time until its function was entered, in nanoseconds.

@@ -123,7 +123,7 @@ enum Command {
 
 /// Options of commands that connect to a manager.
 #[derive(Debug, Args)]
-struct Connection {
+struct ConnectionArguments {
     // Environment variables are read at their use: the parser would show them in usage lines as if they were required.
     /// Addresses of the managers, as unix:/path or https://HOST:PORT, separated by commas [default: $SUBLET_MANAGER, or this
     /// user's own `sublet up`]
@@ -140,7 +140,7 @@ struct Connection {
     token_file: Option<PathBuf>,
 }
 
-impl Connection {
+impl ConnectionArguments {
     fn open(&self) -> Result<ManagerClient, Error> {
         ManagerClient::connect_with(self.access()?)
     }

@@ -20,7 +20,7 @@ use sublet_proto::{Code, Error};
 pub(crate) use flags::{ConfigFlags, ConfiguredProgram};
 
 /// Key of the log filter, for both programs.
-const LOG: Key = Key {
+const LOG: ConfigKey = ConfigKey {
     name: "log",
     kind: ValueKind::Text,
     environment: "SUBLET_LOG",
@@ -36,12 +36,12 @@ const LOG: Key = Key {
 pub(crate) struct Schema {
     /// Default path of the configuration file, which need not exist.
     pub(crate) file: &'static str,
-    pub(crate) keys: &'static [Key],
+    pub(crate) keys: &'static [ConfigKey],
 }
 
 /// A key of the configuration.
 #[derive(Debug)]
-pub(crate) struct Key {
+pub(crate) struct ConfigKey {
     /// Name in the file, with its tables: `tls.key`. A `*` stands for any one name.
     pub(crate) name: &'static str,
     pub(crate) kind: ValueKind,
@@ -215,7 +215,7 @@ impl EffectiveSettings {
         }
     }
 
-    fn note_replaced(&mut self, key: &Key, text: &str) {
+    fn note_replaced(&mut self, key: &ConfigKey, text: &str) {
         if let Some(Setting { text: before, source: file @ ValueSource::File { .. } }) =
             self.settings.get(key.name)
             && before != text
@@ -235,7 +235,7 @@ impl EffectiveSettings {
         self.replaced.iter().filter(holds).map(ToString::to_string)
     }
 
-    fn put(&mut self, key: &Key, text: String, source: ValueSource) {
+    fn put(&mut self, key: &ConfigKey, text: String, source: ValueSource) {
         self.settings.insert(key.name.to_owned(), Setting { text, source });
     }
 
@@ -312,7 +312,7 @@ impl EffectiveSettings {
                 ValueSource::File { .. } => format!("{source}: {name}"),
                 ValueSource::Environment(_) | ValueSource::Flag(_) => source.to_string(),
             },
-            None => self.schema.key(name).map_or(name.to_owned(), Key::places),
+            None => self.schema.key(name).map_or(name.to_owned(), ConfigKey::places),
         }
     }
 
@@ -350,7 +350,7 @@ impl Schema {
         path.exists().then(|| path.to_owned())
     }
 
-    fn key(&self, name: &str) -> Option<&'static Key> {
+    fn key(&self, name: &str) -> Option<&'static ConfigKey> {
         self.keys.iter().find(|key| key.is_named(name))
     }
 
@@ -360,7 +360,7 @@ impl Schema {
     }
 }
 
-impl Key {
+impl ConfigKey {
     fn is_named(&self, name: &str) -> bool {
         let (mut own, mut given) = (self.name.split('.'), name.split('.'));
         loop {
@@ -429,7 +429,9 @@ mod tests {
     #[test]
     fn every_key_is_set_in_one_way_only() {
         for schema in [&manager::SCHEMA, &agent::SCHEMA] {
-            for places in [|key: &Key| key.name, |key: &Key| key.environment, |key: &Key| key.flag] {
+            for places in
+                [|key: &ConfigKey| key.name, |key: &ConfigKey| key.environment, |key: &ConfigKey| key.flag]
+            {
                 let mut seen: Vec<_> =
                     schema.keys.iter().map(places).filter(|place| !place.is_empty()).collect();
                 let all = seen.len();

@@ -32,7 +32,7 @@ pub struct EntryCost {
 }
 
 #[derive(Clone, Debug)]
-struct Entry {
+struct KeptEntry {
     cost: EntryCost,
     uses: u32,
     pins: u32,
@@ -44,7 +44,7 @@ struct Entry {
 /// The entries that are kept, within a number of bytes.
 #[derive(Clone, Debug)]
 pub struct KeepAlive<K> {
-    entries: HashMap<K, Entry>,
+    entries: HashMap<K, KeptEntry>,
     capacity_bytes: u64,
     used_bytes: u64,
     clock: f64,
@@ -62,7 +62,7 @@ impl<K: Clone + Eq + Hash> KeepAlive<K> {
     pub fn insert(&mut self, key: K, cost: EntryCost) -> Vec<K> {
         self.remove(&key);
         self.used_bytes += cost.size_bytes;
-        self.entries.insert(key.clone(), Entry { cost, uses: 0, pins: 0, priority: 0.0, turn: 0 });
+        self.entries.insert(key.clone(), KeptEntry { cost, uses: 0, pins: 0, priority: 0.0, turn: 0 });
         self.touch(&key);
         if cost.size_bytes > self.capacity_bytes {
             self.remove(&key);

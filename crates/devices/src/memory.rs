@@ -31,7 +31,7 @@ pub struct Transfers {
 }
 
 #[derive(Default)]
-struct Counters {
+struct CopyCounters {
     to_device: AtomicU64,
     to_host: AtomicU64,
     reused: AtomicU64,
@@ -51,7 +51,7 @@ pub(crate) struct DevicePool<D: Driver> {
     /// Lane for wiping, and for copies that belong to no launch: a lane of launches may be busy.
     service: Mutex<D::Lane>,
     most_free_bytes: u64,
-    counters: Counters,
+    counters: CopyCounters,
     /// Set for good when a kernel has not ended in time.
     is_lost: AtomicBool,
 }
@@ -59,7 +59,7 @@ pub(crate) struct DevicePool<D: Driver> {
 impl<D: Driver> DevicePool<D> {
     pub fn new(driver: D, most_free_bytes: u64) -> Result<DevicePool<D>, DeviceError> {
         let service = Mutex::new(driver.lane(driver.lanes())?);
-        let (free, counters, is_lost) = (Mutex::default(), Counters::default(), AtomicBool::new(false));
+        let (free, counters, is_lost) = (Mutex::default(), CopyCounters::default(), AtomicBool::new(false));
         Ok(DevicePool { driver, free, service, most_free_bytes, counters, is_lost })
     }
 
@@ -112,7 +112,7 @@ impl<D: Driver> DevicePool<D> {
     }
 
     pub fn transfers(&self) -> Transfers {
-        let Counters { to_device, to_host, reused } = &self.counters;
+        let CopyCounters { to_device, to_host, reused } = &self.counters;
         let [to_device, to_host, reused] = [to_device, to_host, reused].map(|counter| counter.load(Relaxed));
         Transfers { to_device, to_host, reused }
     }

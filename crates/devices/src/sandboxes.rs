@@ -54,10 +54,10 @@ pub struct DeviceSandboxes<D: Driver> {
     loaded: Mutex<LoadedFunctions<D>>,
     /// Locked during a build: two at once would build the same functions.
     making: Mutex<()>,
-    table: Mutex<Table<D>>,
+    table: Mutex<InstanceTable<D>>,
 }
 
-struct Table<D: Driver> {
+struct InstanceTable<D: Driver> {
     last: u64,
     instances: HashMap<DeviceSandboxId, Arc<Instance<D>>>,
 }
@@ -91,7 +91,7 @@ impl<D: Driver> DeviceSandboxes<D> {
             image,
             loaded: Mutex::new(LoadedFunctions::new(settings.loaded_bytes)),
             making: Mutex::new(()),
-            table: Mutex::new(Table { last: 0, instances: HashMap::new() }),
+            table: Mutex::new(InstanceTable { last: 0, instances: HashMap::new() }),
         })
     }
 

@@ -92,11 +92,11 @@ struct Net {
     steps: u64,
     broken: bool,
     /// Pipes, indexed by the sending side.
-    pipes: [Pipe; 2],
+    pipes: [SimPipe; 2],
 }
 
 #[derive(Default)]
-struct Pipe {
+struct SimPipe {
     /// Bytes in transit, each piece with the step at which it arrives.
     pieces: VecDeque<(u64, Vec<u8>)>,
     /// Bytes that have arrived and were not read.
@@ -321,7 +321,7 @@ impl SimStream {
     }
 }
 
-impl Pipe {
+impl SimPipe {
     fn take(&mut self, len: usize) -> Vec<u8> {
         self.unread -= len as u64;
         self.arrived.drain(..len).collect()

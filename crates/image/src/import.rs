@@ -19,7 +19,7 @@ use crate::limits::{ImageLimits, MAX_DOCUMENT_BYTES};
 use crate::manifest::{Descriptor, ImageManifest};
 use crate::source::BlobSource;
 
-use files::Files;
+use files::ImageFiles;
 
 /// Images of a file or a folder, and the source of their blobs.
 pub(crate) struct FoundImages {
@@ -38,7 +38,7 @@ pub(crate) enum NamedImage {
 
 /// Lists the images of a file or folder. A compressed archive is unpacked into a file without a name in `scratch`.
 pub(crate) fn open(path: &Path, scratch: &Path, limits: &ImageLimits) -> Result<FoundImages, ImageError> {
-    let files = Files::open(path, scratch, limits)?;
+    let files = ImageFiles::open(path, scratch, limits)?;
     let (images, paths) = match (files.document("index.json")?, files.document("manifest.json")?) {
         (Some(index), _) => (layout::images(&index)?, BTreeMap::new()),
         (None, Some(manifest)) => docker::images(&files, &manifest)?,
@@ -52,7 +52,7 @@ pub(crate) fn open(path: &Path, scratch: &Path, limits: &ImageLimits) -> Result<
 
 /// Blobs by their digests.
 struct Blobs {
-    files: Files,
+    files: ImageFiles,
     /// Paths of blobs that are not at their usual place in a layout.
     paths: BTreeMap<Digest, String>,
 }
@@ -75,7 +75,7 @@ impl BlobSource for Blobs {
     }
 }
 
-impl Files {
+impl ImageFiles {
     /// Reads a small file whole; `None` if there is none of that name.
     fn document(&self, name: &str) -> Result<Option<Vec<u8>>, ImageError> {
         let Some((reader, bytes)) = self.open_file(name)? else { return Ok(None) };

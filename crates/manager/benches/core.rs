@@ -12,7 +12,7 @@ use std::time::{Duration, Instant};
 
 use criterion::{Criterion, Throughput, criterion_group, criterion_main};
 use sublet_manager::core::{
-    Action, AgentReport, ClientRequest, Core, CoreEvent, CoreSettings, InstanceId, Joining, LeaseId,
+    AgentReport, ClientRequest, Core, CoreAction, CoreEvent, CoreSettings, InstanceId, Joining, LeaseId,
     LeaseReport, LeaseTerms, LendingState, Locality, NodeKey, QueueLimits, Refusals, ReportedEnd, RequestId,
     TenantKey, TokenStatus,
 };
@@ -55,7 +55,7 @@ struct Cluster {
     cores_leased: u64,
     requests: u128,
     now_ms: u64,
-    out: Vec<Action>,
+    out: Vec<CoreAction>,
 }
 
 struct RegisteredNode {
@@ -142,7 +142,7 @@ impl Cluster {
         };
         self.core.on_event(self.now_ms, CoreEvent::Register(Box::new(joining)), &mut self.out);
         for action in self.out.drain(..) {
-            let Action::Registered { node, registration, .. } = action else { panic!("{action:?}") };
+            let CoreAction::Registered { node, registration, .. } = action else { panic!("{action:?}") };
             self.registered.insert(node, RegisteredNode { registration, sequence: 0 });
         }
     }
@@ -188,9 +188,9 @@ impl Cluster {
     fn keep(&mut self) {
         for action in self.out.drain(..) {
             let leases = match action {
-                Action::Granted { leases, .. } => leases,
+                CoreAction::Granted { leases, .. } => leases,
                 // Their places follow from their keys, so a node with as many free cores as the largest has may be missing.
-                Action::Refused { .. } if self.are_components => continue,
+                CoreAction::Refused { .. } if self.are_components => continue,
                 action => panic!("{action:?}"),
             };
             for lease in leases {
@@ -212,7 +212,7 @@ impl Cluster {
             .out
             .drain(..)
             .filter_map(|action| match action {
-                Action::Save { lease, revision } => Some((lease, revision)),
+                CoreAction::Save { lease, revision } => Some((lease, revision)),
                 _ => None,
             })
             .collect();

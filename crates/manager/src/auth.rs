@@ -204,7 +204,7 @@ fn role_name(role: Role) -> &'static str {
 pub(crate) struct Authorizer {
     pub(crate) tokens: Arc<Tokens>,
     clock: Clock,
-    users: Users,
+    users: LocalUsers,
     is_read_only: AtomicBool,
 }
 
@@ -213,7 +213,7 @@ impl Authorizer {
         Authorizer {
             tokens: Arc::new(tokens),
             clock,
-            users: Users::new(),
+            users: LocalUsers::new(),
             is_read_only: AtomicBool::new(false),
         }
     }
@@ -271,11 +271,11 @@ impl Authorizer {
 }
 
 /// The users of this machine that need no token: this process's own, and root.
-struct Users([(u32, CallerIdentity); 2]);
+struct LocalUsers([(u32, CallerIdentity); 2]);
 
-impl Users {
-    fn new() -> Users {
-        Users([rustix::process::geteuid().as_raw(), 0].map(|uid| (uid, CallerIdentity::local(uid))))
+impl LocalUsers {
+    fn new() -> LocalUsers {
+        LocalUsers([rustix::process::geteuid().as_raw(), 0].map(|uid| (uid, CallerIdentity::local(uid))))
     }
 
     fn get(&self, uid: u32) -> Result<&CallerIdentity, Error> {
@@ -428,7 +428,7 @@ mod tests {
 
     #[test]
     fn other_users_of_the_machine_are_not_served() {
-        let (users, own) = (Users::new(), rustix::process::geteuid().as_raw());
+        let (users, own) = (LocalUsers::new(), rustix::process::geteuid().as_raw());
         assert!(users.get(own).is_ok() && users.get(0).is_ok());
         assert_eq!(users.get(own + 1).unwrap_err().code, Code::PermissionDenied);
     }

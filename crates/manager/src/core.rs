@@ -1,6 +1,6 @@
 //! The manager's decisions: a pure state machine of nodes, leases and tenants.
 //!
-//! Everything that happens is an [`CoreEvent`], everything to be done an [`Action`]. The core has no clock, no randomness
+//! Everything that happens is an [`CoreEvent`], everything to be done a [`CoreAction`]. The core has no clock, no randomness
 //! and no input or output. The shell passes the time and a seed, and does what the actions say. The same core therefore
 //! runs in a simulator, with thousands of nodes and every fault that a network has.
 //!
@@ -64,8 +64,8 @@ pub use ids::{ClassKey, InstanceId, LeaseId, NodeKey, RequestId, TenantKey};
 pub use lease::{Lease, LeaseEnd, LeasePhase};
 pub use locality::{Locality, MAX_NEAR};
 pub use messages::{
-    Action, AgentLease, AgentReport, ClientRequest, CoreEvent, Joining, LeaseReport, Renewal, ReportAnswer,
-    ReportedEnd, TokenStatus,
+    AgentLease, AgentReport, ClientRequest, CoreAction, CoreEvent, Joining, LeaseReport, Renewal,
+    ReportAnswer, ReportedEnd, TokenStatus,
 };
 pub use neighbours::{Neighbourhood, NeighbourhoodNode};
 pub use nodes::{LeaseResources, LendingState, MAX_NODES, ManagedNode, NodeCapacity, Reach};
@@ -172,7 +172,7 @@ impl Core {
     }
 
     /// Handles one event, and adds the resulting actions to `out`.
-    pub fn on_event(&mut self, now_ms: u64, event: CoreEvent, out: &mut Vec<Action>) {
+    pub fn on_event(&mut self, now_ms: u64, event: CoreEvent, out: &mut Vec<CoreAction>) {
         match event {
             CoreEvent::Register(joining) => self.register(now_ms, *joining, out),
             CoreEvent::Report(report) => self.report(now_ms, report, out),

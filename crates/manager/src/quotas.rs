@@ -103,7 +103,7 @@ impl Limits {
 }
 
 /// Result of a request for more.
-enum Admission {
+enum QuotaDecision {
     Admitted,
     Refused(Error),
     /// The tenant has to be measured first.
@@ -144,14 +144,14 @@ impl Quotas {
     async fn decide(
         &self,
         tenant: &str,
-        decide: impl Fn(&mut QuotaTable) -> Admission,
+        decide: impl Fn(&mut QuotaTable) -> QuotaDecision,
     ) -> Result<Option<Error>, Error> {
         loop {
             let admission = decide(&mut self.known());
             match admission {
-                Admission::Admitted => return Ok(None),
-                Admission::Refused(error) => return Ok(Some(error)),
-                Admission::Unmeasured => self.measure(tenant).await.map(drop)?,
+                QuotaDecision::Admitted => return Ok(None),
+                QuotaDecision::Refused(error) => return Ok(Some(error)),
+                QuotaDecision::Unmeasured => self.measure(tenant).await.map(drop)?,
             }
         }
     }
@@ -213,10 +213,10 @@ impl QuotaTable {
         self.accounts.entry(tenant.to_owned()).or_default()
     }
 
-    fn admit(&mut self, caller: Asker<'_>, more: StoreUse, now: Instant) -> Admission {
+    fn admit(&mut self, caller: Asker<'_>, more: StoreUse, now: Instant) -> QuotaDecision {
         let limits = self.limits(caller);
         let admission = self.check(caller.tenant, limits, more, now);
-        if let Admission::Admitted = admission
+        if let QuotaDecision::Admitted = admission
             && let Some(measured) = self.account(caller.tenant).measured.as_mut()
         {
             measured.used = sum(&measured.used, &more);
@@ -224,19 +224,19 @@ impl QuotaTable {
         admission
     }
 
-    fn check(&mut self, tenant: &str, limits: Limits, more: StoreUse, now: Instant) -> Admission {
+    fn check(&mut self, tenant: &str, limits: Limits, more: StoreUse, now: Instant) -> QuotaDecision {
         if limits.store == UNLIMITED.store {
-            return Admission::Admitted;
+            return QuotaDecision::Admitted;
         }
         let measured = self.account(tenant).measured;
         let Some(measured) = measured.filter(|measured| now.duration_since(measured.at) < MAX_AGE) else {
-            return Admission::Unmeasured;
+            return QuotaDecision::Unmeasured;
         };
         let Some(error) = exceeded(tenant, &measured.used, &more, &limits.store) else {
-            return Admission::Admitted;
+            return QuotaDecision::Admitted;
         };
         let may_be_less = measured.is_stale || now.duration_since(measured.at) >= MIN_AGE;
-        if may_be_less { Admission::Unmeasured } else { Admission::Refused(error) }
+        if may_be_less { QuotaDecision::Unmeasured } else { QuotaDecision::Refused(error) }
     }
 }
 
@@ -334,9 +334,9 @@ mod tests {
         known
     }
 
-    fn code(admission: Admission) -> Option<Code> {
+    fn code(admission: QuotaDecision) -> Option<Code> {
         match admission {
-            Admission::Refused(error) => Some(error.code),
+            QuotaDecision::Refused(error) => Some(error.code),
             _ => None,
         }
     }
@@ -345,7 +345,7 @@ mod tests {
     fn counts_what_is_admitted_until_a_limit_is_reached() {
         let now = Instant::now();
         let mut known = known(StoreUse::default(), now);
-        assert!(matches!(known.admit(ALICE, bytes(DEFAULT_STORE_BYTES), now), Admission::Admitted));
+        assert!(matches!(known.admit(ALICE, bytes(DEFAULT_STORE_BYTES), now), QuotaDecision::Admitted));
         assert_eq!(code(known.admit(ALICE, bytes(1), now)), Some(Code::QuotaExceeded));
         for (more, option) in [
             (StoreUse { packages: DEFAULT_PACKAGES + 1, ..bytes(0) }, "--packages"),
@@ -353,13 +353,16 @@ mod tests {
             (StoreUse { runs: DEFAULT_RUNS + 1, ..bytes(0) }, "--runs"),
             (bytes(1), "--store"),
         ] {
-            let Admission::Refused(error) = known.admit(ALICE, more, now) else {
+            let QuotaDecision::Refused(error) = known.admit(ALICE, more, now) else {
                 panic!("{more:?} is admitted")
             };
             assert!(error.message.contains(option), "{error}");
         }
         // A request that takes no more bytes is not refused for them.
-        assert!(matches!(known.admit(ALICE, StoreUse { graphs: 1, ..bytes(0) }, now), Admission::Admitted));
+        assert!(matches!(
+            known.admit(ALICE, StoreUse { graphs: 1, ..bytes(0) }, now),
+            QuotaDecision::Admitted
+        ));
     }
 
     #[test]
@@ -367,17 +370,17 @@ mod tests {
         let now = Instant::now();
         let mut known = known(bytes(DEFAULT_STORE_BYTES), now);
         assert_eq!(code(known.admit(ALICE, bytes(1), now)), Some(Code::QuotaExceeded));
-        assert!(matches!(known.admit(ALICE, bytes(1), now + MIN_AGE), Admission::Unmeasured));
+        assert!(matches!(known.admit(ALICE, bytes(1), now + MIN_AGE), QuotaDecision::Unmeasured));
         known.account("alice").measured.as_mut().unwrap().is_stale = true;
-        assert!(matches!(known.admit(ALICE, bytes(1), now), Admission::Unmeasured));
-        assert!(matches!(known.admit(ALICE, bytes(0), now + MAX_AGE), Admission::Unmeasured));
+        assert!(matches!(known.admit(ALICE, bytes(1), now), QuotaDecision::Unmeasured));
+        assert!(matches!(known.admit(ALICE, bytes(0), now + MAX_AGE), QuotaDecision::Unmeasured));
     }
 
     #[test]
     fn operators_have_no_defaults_and_quotas_hold_for_all() {
         let operator = Asker { tenant: "ops", is_operator: true };
         let mut known = QuotaTable::default();
-        assert!(matches!(known.admit(operator, bytes(u64::MAX), Instant::now()), Admission::Admitted));
+        assert!(matches!(known.admit(operator, bytes(u64::MAX), Instant::now()), QuotaDecision::Admitted));
         let quota = Quota { store_bytes: Some(7), leases_per_day: Some(u32::MAX), ..Quota::default() };
         known.quotas.insert("ops".into(), quota);
         let limits = known.limits(operator);

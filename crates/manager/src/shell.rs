@@ -26,8 +26,8 @@ use tokio::sync::{oneshot, watch};
 use crate::chance::NameGenerator;
 use crate::clock::Clock;
 use crate::core::{
-    Action, ClientRequest, Core, CoreEvent, LeaseId, LeaseTerms, Level, Locality, NodeKey, Reach, Refusals,
-    Renewal, RequestId, TenantKey, TokenStatus,
+    ClientRequest, Core, CoreAction, CoreEvent, LeaseId, LeaseTerms, Level, Locality, NodeKey, Reach,
+    Refusals, Renewal, RequestId, TenantKey, TokenStatus,
 };
 use crate::database::Database;
 use crate::ledger::{Ledger, LedgerEntry, RecordWriter};
@@ -68,7 +68,7 @@ struct State {
     /// Names for requests that have none.
     names: NameGenerator,
     /// Emptied after each event; kept for its memory.
-    out: Vec<Action>,
+    out: Vec<CoreAction>,
 }
 
 /// A request of a tenant.
@@ -215,7 +215,7 @@ impl Shell {
     }
 
     /// Passes one event to the core, does what follows, and returns the answer to the caller.
-    fn handle(&self, state: &mut State, event: CoreEvent) -> Option<Action> {
+    fn handle(&self, state: &mut State, event: CoreEvent) -> Option<CoreAction> {
         // An immediate answer to a request goes to the caller: no client has waited for it before.
         let is_request = matches!(event, CoreEvent::Request(_));
         let mut out = std::mem::take(&mut state.out);
@@ -223,26 +223,28 @@ impl Shell {
         let mut answer = None;
         for action in out.drain(..) {
             match action {
-                Action::Granted { .. } | Action::Handed { .. } | Action::Refused { .. } if is_request => {
+                CoreAction::Granted { .. } | CoreAction::Handed { .. } | CoreAction::Refused { .. }
+                    if is_request =>
+                {
                     answer = Some(action)
                 }
-                Action::Granted { tenant, request, leases } => state.granted(tenant, request, &leases),
-                Action::Handed { tenant, request, manager } => state.handed(tenant, request, &manager),
-                Action::Refused { tenant, request, error } => state.refused(tenant, request, &error),
-                Action::Save { lease, revision } => {
+                CoreAction::Granted { tenant, request, leases } => state.granted(tenant, request, &leases),
+                CoreAction::Handed { tenant, request, manager } => state.handed(tenant, request, &manager),
+                CoreAction::Refused { tenant, request, error } => state.refused(tenant, request, &error),
+                CoreAction::Save { lease, revision } => {
                     self.ledger.mark(lease, revision);
                     self.may_have_ended();
                 }
-                Action::Forgotten(lease) => {
+                CoreAction::Forgotten(lease) => {
                     state.taken.remove(lease);
                     self.may_have_ended();
                 }
-                Action::Registered { .. }
-                | Action::NotRegistered(_)
-                | Action::Reported(_)
-                | Action::RegisterAgain
-                | Action::Renewed(_)
-                | Action::NotRenewed(..) => answer = Some(action),
+                CoreAction::Registered { .. }
+                | CoreAction::NotRegistered(_)
+                | CoreAction::Reported(_)
+                | CoreAction::RegisterAgain
+                | CoreAction::Renewed(_)
+                | CoreAction::NotRenewed(..) => answer = Some(action),
             }
         }
         state.out = out;
@@ -277,13 +279,13 @@ impl Shell {
             refusals: wanted.refusals,
         };
         match self.handle(&mut state, CoreEvent::Request(Box::new(request))) {
-            Some(Action::Granted { leases, .. }) => {
+            Some(CoreAction::Granted { leases, .. }) => {
                 Ok(Submission::Answered(Ok(RequestOutcome::Leases(state.take(&leases, wanted.token)))))
             }
-            Some(Action::Handed { manager, .. }) => {
+            Some(CoreAction::Handed { manager, .. }) => {
                 Ok(Submission::Answered(Ok(RequestOutcome::Handed(manager))))
             }
-            Some(Action::Refused { error, .. }) => Ok(Submission::Answered(Err(error))),
+            Some(CoreAction::Refused { error, .. }) => Ok(Submission::Answered(Err(error))),
             _ => {
                 let ((reply, answer), key) = (oneshot::channel(), (tenant, id));
                 state.waiting.entry(key).or_default().push(WaitingClient { reply, token: wanted.token });
@@ -331,8 +333,8 @@ impl Shell {
         let mut state = self.lock()?;
         state.check_owner(lease, is_callers)?;
         match self.handle(&mut state, CoreEvent::Renew(Renewal { lease, timeout_ms })) {
-            Some(Action::Renewed(_)) => state.describe(lease).ok_or_else(|| unknown_lease(lease)),
-            Some(Action::NotRenewed(_, error)) => Err(error),
+            Some(CoreAction::Renewed(_)) => state.describe(lease).ok_or_else(|| unknown_lease(lease)),
+            Some(CoreAction::NotRenewed(_, error)) => Err(error),
             other => Err(Error::new(Code::Internal, format!("a renewal was answered by {other:?}"))),
         }
     }

@@ -89,7 +89,8 @@ impl ManagerClient {
     {
         let steps = u32::try_from(encoded.len() / DEPLOY_STEP_BYTES).unwrap_or(u32::MAX);
         let deadline = DEPLOY_DEADLINE.saturating_add(Duration::from_secs(1).saturating_mul(steps));
-        let chunks = Chunks { encoded: encoded.into(), sent: 0, progress: Arc::new(Mutex::new(progress)) };
+        let chunks =
+            PackageChunks { encoded: encoded.into(), sent: 0, progress: Arc::new(Mutex::new(progress)) };
         self.connection.ask(
             RequestTerms { deadline, ..anywhere() },
             chunks,
@@ -406,19 +407,19 @@ pub(crate) fn random_bits() -> Result<u128, Error> {
 }
 
 /// An encoded package as it is sent.
-struct Chunks<F> {
+struct PackageChunks<F> {
     encoded: Arc<[u8]>,
     sent: usize,
     progress: Arc<Mutex<F>>,
 }
 
-impl<F> Clone for Chunks<F> {
-    fn clone(&self) -> Chunks<F> {
-        Chunks { encoded: self.encoded.clone(), sent: self.sent, progress: self.progress.clone() }
+impl<F> Clone for PackageChunks<F> {
+    fn clone(&self) -> PackageChunks<F> {
+        PackageChunks { encoded: self.encoded.clone(), sent: self.sent, progress: self.progress.clone() }
     }
 }
 
-impl<F: FnMut(u64)> Iterator for Chunks<F> {
+impl<F: FnMut(u64)> Iterator for PackageChunks<F> {
     type Item = PackageChunk;
 
     fn next(&mut self) -> Option<PackageChunk> {
@@ -456,7 +457,7 @@ mod tests {
         let encoded = vec![7; CHUNK_BYTES + 1];
         let progress = move |bytes| tell.send(bytes).unwrap();
         let progress = Arc::new(Mutex::new(progress));
-        let chunks = Chunks { encoded: encoded.clone().into(), sent: 0, progress };
+        let chunks = PackageChunks { encoded: encoded.clone().into(), sent: 0, progress };
         let whole: Vec<u8> = chunks.flat_map(|chunk| chunk.data).collect();
         assert_eq!(whole, encoded);
         assert_eq!(told.into_iter().max(), Some(encoded.len() as u64));

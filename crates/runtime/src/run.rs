@@ -34,7 +34,7 @@ use crate::invocation::is_repeatable;
 use crate::lease::link::lock;
 use crate::manager::ManagerClient;
 use driver::{Driven, RunDriver};
-use execute::{Environment, Workers};
+use execute::{ComponentWorkers, Environment};
 use history::RunHistory;
 use journal::RunJournal;
 
@@ -98,7 +98,7 @@ pub struct Application {
     digest: String,
     options: RunOptions,
     /// Workers of earlier runs.
-    kept: Mutex<HashMap<Environment, Vec<Workers>>>,
+    kept: Mutex<HashMap<Environment, Vec<ComponentWorkers>>>,
     /// The usage of earlier runs, once it was needed.
     history: OnceLock<Mutex<RunHistory>>,
 }
@@ -283,22 +283,22 @@ impl Application {
     }
 
     /// Keeps workers for the next run.
-    fn keep(&self, environment: Environment, workers: Vec<Workers>) {
+    fn keep(&self, environment: Environment, workers: Vec<ComponentWorkers>) {
         if !self.options.keep_alive.is_zero() {
             lock(&self.kept).entry(environment).or_default().extend(workers);
         }
     }
 
     /// Workers that were kept, if there are any.
-    fn kept(&self, environment: &Environment) -> Option<Workers> {
+    fn kept(&self, environment: &Environment) -> Option<ComponentWorkers> {
         let mut kept = lock(&self.kept);
         let all = kept.get_mut(environment)?;
-        all.retain(Workers::are_there);
+        all.retain(ComponentWorkers::are_there);
         all.pop()
     }
 
     /// Takes all kept workers, because a component waits for their resources.
-    fn take_kept(&self) -> HashMap<Environment, Vec<Workers>> {
+    fn take_kept(&self) -> HashMap<Environment, Vec<ComponentWorkers>> {
         std::mem::take(&mut *lock(&self.kept))
     }
 }

@@ -38,7 +38,7 @@ use opened_files::OpenedFiles;
 use sandbox::Sandbox;
 use table::SandboxTable;
 use templates::Templates;
-use users::Users;
+use users::UserRange;
 use view::Views;
 
 /// Number of first processes that are kept ready.
@@ -52,13 +52,13 @@ struct Workshop {
     /// First processes without a network. They are dropped, and dead, before the means that they were made with.
     ready: Vec<Sandbox>,
     templates: Templates,
-    means: Means,
+    means: SpawnMeans,
 }
 
 /// Means by which every first process is made.
-struct Means {
+struct SpawnMeans {
     cgroups: Cgroups,
-    users: Users,
+    users: UserRange,
     filters: Rc<Filters>,
     views: Views,
     opened: OpenedFiles,
@@ -114,7 +114,7 @@ impl Workshop {
         rustix::process::umask(UMASK);
         // Control groups are opened before the namespaces, in which the name of this process's group would be another.
         let cgroups = Cgroups::open();
-        let users = Users::enter().map_err(failed("entering a user namespace"))?;
+        let users = UserRange::enter().map_err(failed("entering a user namespace"))?;
         let shown = root::outermost(shown);
         let mounted = root::unshare_mounts().and_then(|()| {
             let views = Views::open(folder)?;
@@ -123,7 +123,7 @@ impl Workshop {
         });
         let (views, opened) = mounted.map_err(failed("mounting the root of sandboxes"))?;
         let kept = root::beneath_scratch(&shown);
-        let means = Means { cgroups, users, filters: Filters::compile().into(), views, opened, kept };
+        let means = SpawnMeans { cgroups, users, filters: Filters::compile().into(), views, opened, kept };
         Ok(Workshop { ready: Vec::new(), templates: Templates::default(), means })
     }
 

@@ -24,9 +24,9 @@ use values::{argument, boolean, define, number, text, throw};
 const SOURCE: &str = include_str!("template.js");
 
 /// The Node.js process that has loaded this library.
-struct Node;
+struct NodeRuntime;
 
-impl Runtime for Node {
+impl Runtime for NodeRuntime {
     const THREADS: Threads = Threads::Waiting;
 
     fn before_fork(&mut self) {
@@ -43,7 +43,7 @@ impl Runtime for Node {
 /// # Safety
 /// Node.js calls it, on its main thread.
 unsafe extern "C" fn serve(env: napi_env, _: napi_callback_info) -> napi_value {
-    let served = template::serve(&mut Node).and_then(|copy| {
+    let served = template::serve(&mut NodeRuntime).and_then(|copy| {
         let program = copy.become_program();
         // SAFETY: this is the main thread, of a process that was just forked.
         unsafe { loops::begin_again(loops::of(env)?)? };

@@ -295,7 +295,7 @@ impl PyChannel {
 
     /// Returns a view of bytes of the component, without a copy.
     fn mapped(&self, py: Python<'_>, offset: u64, nbytes: u64) -> PyResult<PyPiece> {
-        let Address(at) = self.with(py, |channel| channel.mapped(offset, nbytes).map(Address))?;
+        let ThreadAddress(at) = self.with(py, |channel| channel.mapped(offset, nbytes).map(ThreadAddress))?;
         let place = LentArray {
             run: Arc::as_ptr(&self.run).addr(),
             channel: self.number,
@@ -338,10 +338,10 @@ impl PyPiece {
 }
 
 /// An address that is passed between threads, and not used by them.
-struct Address(NonNull<u8>);
+struct ThreadAddress(NonNull<u8>);
 
 // SAFETY: the address is only passed on, and never dereferenced through this type.
-unsafe impl Send for Address {}
+unsafe impl Send for ThreadAddress {}
 
 /// Returns the exception of an error: a class of the Python package `sublet`.
 #[cold]

@@ -31,9 +31,9 @@ sublet_runtime::interpose_malloc!();
 const SOURCE: &str = include_str!("template.py");
 
 /// The interpreter that has loaded this.
-struct Interpreter;
+struct LoadedInterpreter;
 
-impl Runtime for Interpreter {
+impl Runtime for LoadedInterpreter {
     const THREADS: Threads = Threads::One;
 
     fn before_fork(&mut self) {
@@ -58,7 +58,7 @@ thread_local! {
 /// Waits to be forked, and returns in each copy: see [`template::serve`].
 #[pyfunction]
 fn serve() -> PyResult<()> {
-    let copy = template::serve(&mut Interpreter)?;
+    let copy = template::serve(&mut LoadedInterpreter)?;
     // SAFETY: this process was forked after `before_fork` by the thread that runs here, which holds the lock.
     unsafe { pyo3::ffi::PyOS_AfterFork_Child() };
     COPY.set(Some(copy));
@@ -68,7 +68,7 @@ fn serve() -> PyResult<()> {
 /// Returns the reason why this process cannot be forked now, if there is one: see [`template::obstacle`].
 #[pyfunction]
 fn obstacle() -> Option<String> {
-    template::obstacle::<Interpreter>()
+    template::obstacle::<LoadedInterpreter>()
 }
 
 /// Tells the spawner why this process never becomes a template: see [`template::refuse`].

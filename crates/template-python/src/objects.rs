@@ -28,11 +28,11 @@ pub(crate) struct ObjectRequest {
     pub(crate) head: Head,
     /// Whether the client sees what is written in the request's memory. Over a network that is a copy.
     shares_memory: bool,
-    pieces: Vec<Stretch>,
+    pieces: Vec<PieceStretch>,
 }
 
 /// A piece of a request, in this process.
-struct Stretch {
+struct PieceStretch {
     at: NonNull<u8>,
     len_bytes: u64,
     read_only: bool,
@@ -63,7 +63,7 @@ impl ObjectRequest {
     }
 
     /// Finds a result's memory among the pieces, by their addresses.
-    fn index(&self) -> Index {
+    fn index(&self) -> PieceIndex {
         let mut starts: Vec<_> = (1..)
             .zip(&self.pieces)
             .map(|(number, piece)| (piece.at.as_ptr() as u64, piece.len_bytes, number))
@@ -73,7 +73,7 @@ impl ObjectRequest {
             *most = start.saturating_add(len).max(*most);
             Some(*most)
         });
-        Index { ends: ends.collect(), starts }
+        PieceIndex { ends: ends.collect(), starts }
     }
 
     fn is_message(&self, piece: SharedAddress) -> bool {
@@ -81,9 +81,9 @@ impl ObjectRequest {
     }
 }
 
-impl Stretch {
+impl PieceStretch {
     fn object<'py>(&self, py: Python<'py>, number: usize) -> PyResult<Bound<'py, PyAny>> {
-        let Stretch { at, len_bytes, read_only, is_message } = *self;
+        let PieceStretch { at, len_bytes, read_only, is_message } = *self;
         if number >= OWN_PIECES && !(is_message && len_bytes <= COPIED_BYTES) {
             let how = if read_only { BufferUse::Reading } else { BufferUse::Writing };
             // SAFETY: the client's memory stays mapped for as long as the process lives; what it holds may change.
@@ -109,26 +109,26 @@ impl Stretch {
     }
 }
 
-fn find(input: &CallInput<'_>, place: &ReceivedPiece) -> Option<Stretch> {
+fn find(input: &CallInput<'_>, place: &ReceivedPiece) -> Option<PieceStretch> {
     let ReceivedPiece { at, len_bytes, read_only } = *place;
     let (at, is_message) = match at {
         // SAFETY: `read` has found that all of it is in the message.
         PieceLocation::Message(offset) => (unsafe { input.address().add(offset as usize) }, true),
         PieceLocation::Shared(shared) => (input.reach(shared, len_bytes)?, false),
     };
-    Some(Stretch { at, len_bytes, read_only, is_message })
+    Some(PieceStretch { at, len_bytes, read_only, is_message })
 }
 
 /// The pieces of a request by their addresses. Those of shared memory may overlap.
 #[derive(Default)]
-struct Index {
+struct PieceIndex {
     /// Where each piece starts, its length and its number, in the order of addresses.
     starts: Vec<(u64, u64, u32)>,
     /// The largest end of each piece and those before it.
     ends: Vec<u64>,
 }
 
-impl Index {
+impl PieceIndex {
     /// The piece that has all of these bytes.
     fn find(&self, at: NonNull<u8>, len_bytes: u64) -> Option<SharedAddress> {
         let at = at.as_ptr() as u64;
@@ -161,7 +161,7 @@ impl Draft {
             .map(|part| BufferView::of(part, BufferUse::Reading))
             .collect::<PyResult<Vec<_>>>()?;
         // Most replies are a pickle alone, which lies nowhere else.
-        let index = if views.len() > 1 { request.index() } else { Index::default() };
+        let index = if views.len() > 1 { request.index() } else { PieceIndex::default() };
         let (mut pieces, mut lent) = (Vec::with_capacity(views.len()), Vec::new());
         for (number, view) in views.iter().enumerate() {
             let (at, len_bytes) = (view.pointer(), view.len_bytes());

@@ -61,7 +61,7 @@ const LEFT_OUT_MODULE: &CStr = c"sublet_left_out";
 #[pyfunction]
 pub(crate) fn work(py: Python<'_>) -> PyResult<()> {
     xpu::watch_forks(py)?;
-    let status = py.detach(|| program::run(Interpreter::load, execute));
+    let status = py.detach(|| program::run(PackageInterpreter::load, execute));
     Err(pyo3::exceptions::PySystemExit::new_err(status))
 }
 
@@ -87,7 +87,7 @@ fn load_module(py: Python<'_>) -> PyResult<Bound<'_, PyModule>> {
 }
 
 /// The interpreter, with a package's functions.
-struct Interpreter {
+struct PackageInterpreter {
     /// Executes a request of a Python caller.
     serve: Py<PyAny>,
     /// Reports why a function failed that exchanges bytes.
@@ -96,10 +96,10 @@ struct Interpreter {
     functions: Vec<Py<PyAny>>,
 }
 
-impl Interpreter {
-    fn load(load: &EngineLoad<'_>) -> Result<Interpreter, Error> {
+impl PackageInterpreter {
+    fn load(load: &EngineLoad<'_>) -> Result<PackageInterpreter, Error> {
         Python::attach(|py| {
-            let prepared = Interpreter::prepare(py, load);
+            let prepared = PackageInterpreter::prepare(py, load);
             prepared.map_err(|error| {
                 let message = format!("{}: {}", load.package.name, told(py, &error));
                 Error::new(Code::InvalidPackage, message)
@@ -107,7 +107,7 @@ impl Interpreter {
         })
     }
 
-    fn prepare(py: Python<'_>, load: &EngineLoad<'_>) -> PyResult<Interpreter> {
+    fn prepare(py: Python<'_>, load: &EngineLoad<'_>) -> PyResult<PackageInterpreter> {
         let build = load.package.build(load.build).map_err(|error| PyRuntimeError::new_err(error.message))?;
         let module = load_module(py)?;
         let names = load.package.functions.iter().map(|function| &function.name);
@@ -121,11 +121,11 @@ impl Interpreter {
         let functions =
             found.try_iter()?.map(|function| function.map(Bound::unbind)).collect::<PyResult<_>>()?;
         let (serve, report) = (module.getattr("serve")?.unbind(), module.getattr("report")?.unbind());
-        Ok(Interpreter { serve, report, functions })
+        Ok(PackageInterpreter { serve, report, functions })
     }
 }
 
-impl Engine for Interpreter {
+impl Engine for PackageInterpreter {
     const ON_MAIN_THREAD: bool = true;
     type Caller<'engine> = PythonCaller<'engine>;
 
@@ -137,7 +137,7 @@ impl Engine for Interpreter {
 
 /// The state with which the worker thread calls functions.
 struct PythonCaller<'engine> {
-    interpreter: &'engine Interpreter,
+    interpreter: &'engine PackageInterpreter,
     kept: KeptReplies,
     message: ErrorMessage,
     /// How much of its output the latest call has used to report its failure, in bytes.

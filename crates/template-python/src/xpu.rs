@@ -35,22 +35,22 @@ static FORKED: AtomicBool = AtomicBool::new(false);
 
 /// The reading end of a FIFO.
 #[pyclass(name = "Reader", frozen, module = "sublet_template")]
-pub(crate) struct PyReader(End<sublet_xpu::Reader>);
+pub(crate) struct PyReader(OpenEnd<sublet_xpu::Reader>);
 
 /// The writing end of a FIFO.
 #[pyclass(name = "Writer", frozen, module = "sublet_template")]
-pub(crate) struct PyWriter(End<sublet_xpu::Writer>);
+pub(crate) struct PyWriter(OpenEnd<sublet_xpu::Writer>);
 
 /// Functions of the package on another processor.
 #[pyclass(name = "Executor", frozen, module = "sublet_template")]
-pub(crate) struct PyExecutor(End<sublet_xpu::Executor>);
+pub(crate) struct PyExecutor(OpenEnd<sublet_xpu::Executor>);
 
 /// Functions that a graph connects.
 #[pyclass(name = "Chain", frozen, module = "sublet_template")]
-pub(crate) struct PyChain(End<sublet_xpu::Chain>);
+pub(crate) struct PyChain(OpenEnd<sublet_xpu::Chain>);
 
 /// An end of a FIFO, an executor or a chain of them, until it is closed.
-struct End<T> {
+struct OpenEnd<T> {
     /// The kind of the end, in words for messages.
     what: &'static str,
     /// The FIFO or the process that the end belongs to; for a chain, the process of its entry.
@@ -70,7 +70,7 @@ enum EndOwner<T> {
 
 /// An end that a thread has taken, which it puts back.
 struct TakenEnd<'end, T> {
-    from: &'end End<T>,
+    from: &'end OpenEnd<T>,
     /// The end, until it is put back.
     end: Option<T>,
 }
@@ -236,7 +236,7 @@ fn executor(
 ) -> PyResult<PyExecutor> {
     let until = until(py, timeout)?;
     let started = call(py, |process| process.executor_of(package, unit, max_bytes, until))?;
-    Ok(PyExecutor(End::new("executor", started.pid(), started)))
+    Ok(PyExecutor(OpenEnd::new("executor", started.pid(), started)))
 }
 
 /// Starts the executors of a graph's components.
@@ -245,7 +245,7 @@ fn chain(py: Python<'_>, graph: &str, max_bytes: u64, timeout: Option<f64>) -> P
     let until = until(py, timeout)?;
     let started = call(py, |process| process.chain(graph.as_bytes(), max_bytes, until))?;
     let entry = started.pids().next().unwrap_or(GlobalId::from_bits(0));
-    Ok(PyChain(End::new("chain", entry, started)))
+    Ok(PyChain(OpenEnd::new("chain", entry, started)))
 }
 
 /// A unit of a kind.
@@ -268,20 +268,20 @@ fn device(py: Python<'_>, processor: u32, name: &str) -> PyResult<u32> {
 
 impl PyReader {
     fn of(made: sublet_xpu::Reader) -> PyReader {
-        PyReader(End::new(END, made.object(), made))
+        PyReader(OpenEnd::new(END, made.object(), made))
     }
 }
 
 impl PyWriter {
     fn of(made: sublet_xpu::Writer) -> PyWriter {
-        PyWriter(End::new(END, made.object(), made))
+        PyWriter(OpenEnd::new(END, made.object(), made))
     }
 }
 
-impl<T: Send> End<T> {
-    fn new(what: &'static str, object: GlobalId, end: T) -> End<T> {
+impl<T: Send> OpenEnd<T> {
+    fn new(what: &'static str, object: GlobalId, end: T) -> OpenEnd<T> {
         let (place, changed) = (Mutex::new(EndOwner::Here(end)), Condvar::new());
-        End { what, object, place, changed }
+        OpenEnd { what, object, place, changed }
     }
 
     /// Locks the place of the end. The lock is held for moments, and never while its holder waits for anything else.
@@ -342,7 +342,7 @@ impl<T: Send> End<T> {
     }
 }
 
-impl<T> Drop for End<T> {
+impl<T> Drop for OpenEnd<T> {
     fn drop(&mut self) {
         if FORKED.load(Ordering::Relaxed) {
             let place = self.place.get_mut().unwrap_or_else(PoisonError::into_inner);

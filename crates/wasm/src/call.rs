@@ -79,9 +79,9 @@ fn call(
     if let Some(fuel) = engine.limits.fuel {
         store.set_fuel(fuel)?;
     }
-    let live = Live::start(engine, store)?;
-    let place = live.place(engine, store, Layout::of(input.len(), output.capacity()))?;
-    let Layout { input: input_at, output: output_at, .. } = place;
+    let live = LiveInstance::start(engine, store)?;
+    let place = live.place(engine, store, CallLayout::of(input.len(), output.capacity()))?;
+    let CallLayout { input: input_at, output: output_at, .. } = place;
     let memory = live.memory.data_mut(&mut *store);
     put(memory, place.context, &CONTEXT_BYTES.to_le_bytes());
     put(memory, place.context + 4, &output.capacity().to_le_bytes());
@@ -114,24 +114,24 @@ fn put(memory: &mut [u8], at: u64, bytes: &[u8; 4]) {
 
 /// Addresses of a call's bytes in the linear memory.
 #[derive(Clone, Copy, Debug)]
-struct Layout {
+struct CallLayout {
     context: u64,
     input: u64,
     output: u64,
     end: u64,
 }
 
-impl Layout {
+impl CallLayout {
     /// Lays the bytes out from address 0.
-    fn of(input_bytes: u32, output_bytes: u32) -> Layout {
+    fn of(input_bytes: u32, output_bytes: u32) -> CallLayout {
         let input = u64::from(CONTEXT_BYTES).next_multiple_of(ALIGN_BYTES);
         let output = (input + u64::from(input_bytes)).next_multiple_of(ALIGN_BYTES);
-        Layout { context: 0, input, output, end: output + u64::from(output_bytes) }
+        CallLayout { context: 0, input, output, end: output + u64::from(output_bytes) }
     }
 
     /// Moves the layout to this address.
-    fn at(self, start: u64) -> Layout {
-        Layout {
+    fn at(self, start: u64) -> CallLayout {
+        CallLayout {
             context: self.context + start,
             input: self.input + start,
             output: self.output + start,
@@ -141,19 +141,19 @@ impl Layout {
 }
 
 /// A started instance.
-struct Live {
+struct LiveInstance {
     instance: Instance,
     memory: Memory,
 }
 
-impl Live {
-    fn start(engine: &WasmEngine, store: &mut Store<HostState>) -> Result<Live> {
+impl LiveInstance {
+    fn start(engine: &WasmEngine, store: &mut Store<HostState>) -> Result<LiveInstance> {
         let instance = engine.instances.instantiate(&mut *store)?;
         let memory = instance
             .get_module_export(&mut *store, &engine.exports.memory)
             .and_then(wasmtime::Extern::into_memory)
             .ok_or_else(|| wasmtime::Error::msg("the module's memory export is not a memory"))?;
-        let live = Live { instance, memory };
+        let live = LiveInstance { instance, memory };
         if let Some(initialize) = &engine.exports.initialize {
             live.function::<(), ()>(store, initialize)?.call(&mut *store, ())?;
         }
@@ -178,8 +178,8 @@ impl Live {
         &self,
         engine: &WasmEngine,
         store: &mut Store<HostState>,
-        layout: Layout,
-    ) -> Result<Layout, CallFailure> {
+        layout: CallLayout,
+    ) -> Result<CallLayout, CallFailure> {
         let start = match (&engine.exports.allocate, engine.reserved) {
             (Some(allocate), _) => self.allocate(store, allocate, layout.end)?,
             (None, Some(reserved)) if layout.end <= RESERVED_BYTES => Some(reserved),

@@ -39,12 +39,13 @@ pub struct Capability {
     rights: u32,
 }
 
-enum End {
+enum AnyEnd {
     Reader(Reader),
     Writer(Box<Writer>),
 }
 
-static ENDS: [Mutex<Option<End>>; DESCRIPTORS as usize] = [const { Mutex::new(None) }; DESCRIPTORS as usize];
+static ENDS: [Mutex<Option<AnyEnd>>; DESCRIPTORS as usize] =
+    [const { Mutex::new(None) }; DESCRIPTORS as usize];
 
 thread_local! {
     static WHY: RefCell<CString> = RefCell::default();
@@ -185,7 +186,7 @@ pub unsafe fn xfifo_init(name: *const c_char, shape: *const Shape, fd: *mut u32)
         check_place(fd)?;
         let reader = process()?.init(name, shape)?;
         // SAFETY: as the caller vouches.
-        unsafe { keep(reader.descriptor(), End::Reader(reader), fd) }
+        unsafe { keep(reader.descriptor(), AnyEnd::Reader(reader), fd) }
     })
 }
 
@@ -197,7 +198,7 @@ pub unsafe fn xfifo_connect(name: *const c_char, timeout_ms: u64, fd: *mut u32) 
         // SAFETY: as the caller vouches.
         let writer = process()?.connect(unsafe { text(name) }?, deadline(timeout_ms))?;
         // SAFETY: as the caller vouches.
-        unsafe { keep(writer.descriptor(), End::Writer(Box::new(writer)), fd) }
+        unsafe { keep(writer.descriptor(), AnyEnd::Writer(Box::new(writer)), fd) }
     })
 }
 
@@ -208,7 +209,7 @@ pub unsafe fn xfifo_connect_to(object: u64, timeout_ms: u64, fd: *mut u32) -> u3
         check_place(fd)?;
         let writer = process()?.connect_to(GlobalId::from_bits(object), deadline(timeout_ms))?;
         // SAFETY: as the caller vouches.
-        unsafe { keep(writer.descriptor(), End::Writer(Box::new(writer)), fd) }
+        unsafe { keep(writer.descriptor(), AnyEnd::Writer(Box::new(writer)), fd) }
     })
 }
 
@@ -220,7 +221,7 @@ pub unsafe fn xfifo_connect_to_read(name: *const c_char, timeout_ms: u64, fd: *m
         // SAFETY: as the caller vouches.
         let reader = process()?.connect_to_read(unsafe { text(name) }?, deadline(timeout_ms))?;
         // SAFETY: as the caller vouches.
-        unsafe { keep(reader.descriptor(), End::Reader(reader), fd) }
+        unsafe { keep(reader.descriptor(), AnyEnd::Reader(reader), fd) }
     })
 }
 
@@ -229,8 +230,8 @@ pub unsafe fn xfifo_connect_to_read(name: *const c_char, timeout_ms: u64, fd: *m
 pub unsafe fn xfifo_object(fd: u32, object: *mut u64) -> u32 {
     guarded(|| {
         let found = match &*end(fd)? {
-            Some(End::Reader(reader)) => reader.object(),
-            Some(End::Writer(writer)) => writer.object(),
+            Some(AnyEnd::Reader(reader)) => reader.object(),
+            Some(AnyEnd::Writer(writer)) => writer.object(),
             None => return Err(not_open(fd)),
         };
         // SAFETY: as the caller vouches.
@@ -251,8 +252,8 @@ pub unsafe fn xfifo_read(
     guarded(|| {
         let mut end = end(fd)?;
         let reader = match &mut *end {
-            Some(End::Reader(reader)) => reader,
-            Some(End::Writer(_)) => return Err(wrong_way(fd, "written to, and not read")),
+            Some(AnyEnd::Reader(reader)) => reader,
+            Some(AnyEnd::Writer(_)) => return Err(wrong_way(fd, "written to, and not read")),
             None => return Err(not_open(fd)),
         };
         // SAFETY: the caller vouches that `capacity` bytes may be written during the call.
@@ -282,8 +283,8 @@ pub unsafe fn xfifo_write(fd: u32, from: *const c_void, size: u64, timeout_ms: u
     guarded(|| {
         let mut end = end(fd)?;
         let writer = match &mut *end {
-            Some(End::Writer(writer)) => writer,
-            Some(End::Reader(_)) => return Err(wrong_way(fd, "read, and not written to")),
+            Some(AnyEnd::Writer(writer)) => writer,
+            Some(AnyEnd::Reader(_)) => return Err(wrong_way(fd, "read, and not written to")),
             None => return Err(not_open(fd)),
         };
         // SAFETY: the caller vouches that `size` bytes may be read during the call.
@@ -373,7 +374,7 @@ fn report(error: &Error) -> u32 {
     error.code.number()
 }
 
-fn end(fd: u32) -> Result<MutexGuard<'static, Option<End>>, Error> {
+fn end(fd: u32) -> Result<MutexGuard<'static, Option<AnyEnd>>, Error> {
     let end = ENDS.get(fd as usize).ok_or_else(|| not_open(fd))?;
     Ok(end.lock().unwrap_or_else(PoisonError::into_inner))
 }
@@ -401,7 +402,7 @@ unsafe fn give(
 
 /// # Safety
 /// As for [`put`].
-unsafe fn keep(number: u32, kept: End, fd: *mut u32) -> Result<(), Error> {
+unsafe fn keep(number: u32, kept: AnyEnd, fd: *mut u32) -> Result<(), Error> {
     *end(number)? = Some(kept);
     // SAFETY: as the caller vouches.
     unsafe { put(fd, number) }

@@ -45,7 +45,7 @@ pub struct SimAgent {
     number: u32,
     capacity: NodeCapacity,
     clock: SimClock,
-    process: Option<Process>,
+    process: Option<AgentLife>,
     journal: Vec<JournaledLease>,
     /// The manager that it talks to.
     manager: u8,
@@ -59,7 +59,7 @@ pub struct SimAgent {
 
 /// One life of an agent.
 #[derive(Debug)]
-struct Process {
+struct AgentLife {
     book: LeaseBook<HeldLease>,
     instance: u128,
     is_registered: bool,
@@ -152,7 +152,7 @@ impl SimAgent {
             let code = Code::AgentUnreachable.number();
             book.inherit(lease, ticket, held, BookedEnd { code, reason: "its agent died".to_owned() });
         }
-        self.process = Some(Process {
+        self.process = Some(AgentLife {
             book,
             instance: scene.random.wide_bits(),
             is_registered: false,

@@ -44,11 +44,11 @@ pub struct SimClient {
     round: u32,
     wakes: u32,
     calls: u32,
-    phase: Phase,
+    phase: ClientPhase,
 }
 
 #[derive(Debug)]
-enum Phase {
+enum ClientPhase {
     Idle,
     Asking {
         ask: Box<LeaseAsk>,
@@ -61,7 +61,7 @@ enum Phase {
         manager: u8,
         timeout_ms: u64,
         until_us: u64,
-        end: End,
+        end: LeaveKind,
         renewing: Vec<(u32, LeaseId)>,
     },
 }
@@ -85,7 +85,7 @@ enum Attach {
 
 /// How a client leaves its leases.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum End {
+enum LeaveKind {
     Release,
     Die,
     Expire,
@@ -95,7 +95,7 @@ enum End {
 impl SimClient {
     /// One that will ask.
     pub fn new(number: u32, tenant: u32) -> SimClient {
-        SimClient { number, tenant, round: 0, wakes: 0, calls: 0, phase: Phase::Idle }
+        SimClient { number, tenant, round: 0, wakes: 0, calls: 0, phase: ClientPhase::Idle }
     }
 
     /// Does nothing until then; whatever else it would have woken for is void.
@@ -106,7 +106,7 @@ impl SimClient {
 
     /// Whether it waits for the time of its next request.
     pub fn is_idle(&self) -> bool {
-        matches!(self.phase, Phase::Idle)
+        matches!(self.phase, ClientPhase::Idle)
     }
 
     /// Does what the client planned for this wake-up. In a calm run no client sends further requests.
@@ -115,10 +115,10 @@ impl SimClient {
             return;
         }
         match &mut self.phase {
-            Phase::Idle if is_calm => {}
-            Phase::Idle => self.begin(manners, scene),
-            Phase::Asking { .. } => {}
-            Phase::Holding { .. } => self.hold_on(manners, is_calm, scene),
+            ClientPhase::Idle if is_calm => {}
+            ClientPhase::Idle => self.begin(manners, scene),
+            ClientPhase::Asking { .. } => {}
+            ClientPhase::Holding { .. } => self.hold_on(manners, is_calm, scene),
         }
     }
 
@@ -140,7 +140,7 @@ impl SimClient {
     fn ask(&mut self, ask: Box<LeaseAsk>, manager: u8, tries: u32, scene: &mut Scene) {
         let call = self.call(ask.wait_ms * 1_000 + PATIENCE_US, scene);
         scene.ask(manager, call, Ask::Lease(ask.clone()));
-        self.phase = Phase::Asking { ask, manager, call: call.number, tries };
+        self.phase = ClientPhase::Asking { ask, manager, call: call.number, tries };
     }
 
     fn call(&mut self, patience_us: u64, scene: &Scene) -> SimCall {
@@ -155,7 +155,7 @@ impl SimClient {
     /// A manager has answered.
     pub fn answered(&mut self, call: SimCall, answer: ManagerAnswer, manners: &Manners, scene: &mut Scene) {
         match &mut self.phase {
-            Phase::Asking { call: number, .. } if *number == call.number => match answer {
+            ClientPhase::Asking { call: number, .. } if *number == call.number => match answer {
                 ManagerAnswer::Granted(tickets) if !tickets.is_empty() => {
                     self.granted(tickets, manners, scene)
                 }
@@ -165,7 +165,7 @@ impl SimClient {
                 }
                 _ => self.rest(manners, scene),
             },
-            Phase::Holding { leases, renewing, .. } => {
+            ClientPhase::Holding { leases, renewing, .. } => {
                 let asked = renewing.iter().find(|(number, _)| *number == call.number);
                 let held = asked.and_then(|(_, lease)| leases.iter().find(|held| held.id == *lease));
                 if let (Some(held), ManagerAnswer::Renewed(ticket)) = (held, answer) {
@@ -179,7 +179,7 @@ impl SimClient {
 
     /// A manager has not answered. The request is repeated, or given up.
     pub fn unanswered(&mut self, number: u32, manners: &Manners, scene: &mut Scene) {
-        let Phase::Asking { ask, manager, call, tries } = &self.phase else { return };
+        let ClientPhase::Asking { ask, manager, call, tries } = &self.phase else { return };
         if *call != number {
             return;
         }
@@ -199,16 +199,16 @@ impl SimClient {
     }
 
     fn granted(&mut self, tickets: Vec<Ticket>, manners: &Manners, scene: &mut Scene) {
-        let Phase::Asking { ask, manager, .. } = &self.phase else { return };
+        let ClientPhase::Asking { ask, manager, .. } = &self.phase else { return };
         let (manager, timeout_ms) = (*manager, ask.terms.timeout_ms);
         let is_rude = scene.random.chance_ppm(manners.rude_ppm);
         let rude = [Attach::Now, Attach::Twice, Attach::Late, Attach::Never];
         let attach = if is_rude { scene.random.pick(&rude) } else { Attach::Now };
-        let rude = [End::Die, End::Expire, End::ByManager];
+        let rude = [LeaveKind::Die, LeaveKind::Expire, LeaveKind::ByManager];
         let end = if is_rude {
             scene.random.pick(&rude)
         } else {
-            scene.random.pick(&[End::Release, End::Release, End::Die])
+            scene.random.pick(&[LeaveKind::Release, LeaveKind::Release, LeaveKind::Die])
         };
         let held = tickets.into_iter().filter_map(|ticket| {
             let lease = ticket.lease.as_ref()?;
@@ -218,11 +218,12 @@ impl SimClient {
         if attach != Attach::Late {
             leases.iter().for_each(|held| self.attach(held, scene));
         }
-        if end == End::ByManager && scene.random.chance_ppm(500_000) {
+        if end == LeaveKind::ByManager && scene.random.chance_ppm(500_000) {
             leases.iter().for_each(|held| self.end_by_manager(held.id, manager, scene));
         }
         let until_us = scene.now_us + scene.random.long_tail(manners.pace_us / 2).min(timeout_ms * 4_000);
-        self.phase = Phase::Holding { leases, manager, timeout_ms, until_us, end, renewing: Vec::new() };
+        self.phase =
+            ClientPhase::Holding { leases, manager, timeout_ms, until_us, end, renewing: Vec::new() };
         let first_us = if attach == Attach::Late { scene.random.below(8_000_000) } else { timeout_ms * 600 };
         self.wake_at(until_us.min(scene.now_us + first_us), scene);
     }
@@ -250,7 +251,7 @@ impl SimClient {
 
     /// Attaches late, renews, or lets go.
     fn hold_on(&mut self, manners: &Manners, is_calm: bool, scene: &mut Scene) {
-        let Phase::Holding { leases, manager, timeout_ms, until_us, end, .. } = &mut self.phase else {
+        let ClientPhase::Holding { leases, manager, timeout_ms, until_us, end, .. } = &mut self.phase else {
             return;
         };
         let (manager, timeout_ms, until_us, end) = (*manager, *timeout_ms, *until_us, *end);
@@ -263,10 +264,10 @@ impl SimClient {
         let ids: Vec<LeaseId> = leases.iter().map(|held| held.id).collect();
         if !late.is_empty() {
             late.iter().for_each(|held| self.attach(held, scene));
-        } else if end != End::Expire {
+        } else if end != LeaveKind::Expire {
             for lease in ids {
                 let call = self.call(PATIENCE_US, scene);
-                if let Phase::Holding { renewing, .. } = &mut self.phase {
+                if let ClientPhase::Holding { renewing, .. } = &mut self.phase {
                     renewing.push((call.number, lease));
                 }
                 scene.ask(manager, call, Ask::Renew { lease, timeout_ms });
@@ -275,14 +276,17 @@ impl SimClient {
         self.wake_at(until_us.min(scene.now_us + timeout_ms * 600), scene);
     }
 
-    fn let_go(&mut self, end: End, manager: u8, manners: &Manners, scene: &mut Scene) {
-        let Phase::Holding { leases, .. } = std::mem::replace(&mut self.phase, Phase::Idle) else { return };
+    fn let_go(&mut self, end: LeaveKind, manager: u8, manners: &Manners, scene: &mut Scene) {
+        let ClientPhase::Holding { leases, .. } = std::mem::replace(&mut self.phase, ClientPhase::Idle)
+        else {
+            return;
+        };
         for held in leases {
             match end {
-                End::Release => self.tell(held.agent, FromClient::Release(held.id), scene),
-                End::Die => self.tell(held.agent, FromClient::Gone(held.id), scene),
-                End::ByManager => self.end_by_manager(held.id, manager, scene),
-                End::Expire => {}
+                LeaveKind::Release => self.tell(held.agent, FromClient::Release(held.id), scene),
+                LeaveKind::Die => self.tell(held.agent, FromClient::Gone(held.id), scene),
+                LeaveKind::ByManager => self.end_by_manager(held.id, manager, scene),
+                LeaveKind::Expire => {}
             }
         }
         self.rest(manners, scene);
@@ -293,7 +297,7 @@ impl SimClient {
         if round != self.round {
             return;
         }
-        let Phase::Holding { leases, .. } = &mut self.phase else { return };
+        let ClientPhase::Holding { leases, .. } = &mut self.phase else { return };
         let is_superseded =
             matches!(&message, FromAgent::Refused(_, error) if error.code == Code::TicketSuperseded);
         if let FromAgent::Refused(id, _) | FromAgent::Ended(id) = message {
@@ -309,7 +313,7 @@ impl SimClient {
     }
 
     fn rest(&mut self, manners: &Manners, scene: &mut Scene) {
-        self.phase = Phase::Idle;
+        self.phase = ClientPhase::Idle;
         let rest_us = scene.random.long_tail(manners.pace_us / 2);
         self.wake_at(scene.now_us + rest_us, scene);
     }

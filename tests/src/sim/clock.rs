@@ -37,15 +37,15 @@ impl SimClock {
 
 /// A manager's clock: its machine's wall clock when it started, and monotonic from then on.
 #[derive(Clone, Copy, Debug)]
-pub struct ManagerClock {
+pub struct SimManagerClock {
     base_ms: u64,
     clock: SimClock,
 }
 
-impl ManagerClock {
+impl SimManagerClock {
     /// Starts now, when the machine's wall clock shows `wall_ms`.
-    pub fn start(now_us: u64, wall_ms: u64, drift_ppm: i64) -> ManagerClock {
-        ManagerClock { base_ms: wall_ms, clock: SimClock::start(now_us, drift_ppm) }
+    pub fn start(now_us: u64, wall_ms: u64, drift_ppm: i64) -> SimManagerClock {
+        SimManagerClock { base_ms: wall_ms, clock: SimClock::start(now_us, drift_ppm) }
     }
 
     /// Reading of the clock, in milliseconds of Unix time.
@@ -64,7 +64,7 @@ mod tests {
         let hour_us = 3_600_000_000;
         assert_eq!(SimClock::start(0, 100).read_ns(hour_us), hour_us * 1_000 + 360_000_000);
         assert_eq!(SimClock::start(0, -100).read_ns(hour_us), hour_us * 1_000 - 360_000_000);
-        assert_eq!(ManagerClock::start(5_000, 7, 0).read_ms(10_000), 12);
+        assert_eq!(SimManagerClock::start(5_000, 7, 0).read_ms(10_000), 12);
     }
 
     #[test]

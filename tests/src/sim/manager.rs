@@ -7,7 +7,7 @@ use std::collections::BTreeMap;
 
 use prost::Message as _;
 use sublet_manager::core::{
-    Action, AgentLease, AgentReport, ClientRequest, Core, CoreEvent, CoreSettings, InstanceId, Joining,
+    AgentLease, AgentReport, ClientRequest, Core, CoreAction, CoreEvent, CoreSettings, InstanceId, Joining,
     Lease, LeaseId, LeaseReport, LeaseTerms, LendingState, Locality, MAX_PARTS, ManagedNode, QueueLimits,
     Refusals, Renewal, ReportedEnd, RequestId, TenantKey, TokenStatus,
 };
@@ -20,12 +20,12 @@ use sublet_proto::{Code, Error};
 
 use std::sync::Arc;
 
-use super::clock::ManagerClock;
+use super::clock::SimManagerClock;
 use super::fairness::Fairness;
 use super::sabotage::Sabotage;
 use super::scene::{Ask, LeaseAsk, ManagerAnswer, Scene, SimCall, SimEvent, Token};
 use super::slab::Slab;
-use super::store::{Health, SimStore, Write};
+use super::store::{SimStore, StoreHealth, Write};
 use super::truth::{GrantedTruth, Invariant};
 
 /// Between two ticks of a manager.
@@ -95,13 +95,13 @@ pub struct SimManager {
     /// Epoch of this life.
     pub epoch: u64,
     started_us: u64,
-    clock: ManagerClock,
+    clock: SimManagerClock,
     core: Core,
     package: Arc<PackageInfo>,
     tenants: Vec<TenantKey>,
     quotas: Vec<Quota>,
     /// Requests that wait for an answer.
-    pending: BTreeMap<RequestId, Pending>,
+    pending: BTreeMap<RequestId, PendingRequests>,
     fairness: Fairness,
     /// Requests by tokens that were not known, and the leases granted meanwhile.
     unverified: BTreeMap<RequestId, UnverifiedToken>,
@@ -114,11 +114,11 @@ pub struct SimManager {
     table: PeerTable,
     store_free_us: u64,
     ticks: u64,
-    out: Vec<Action>,
+    out: Vec<CoreAction>,
 }
 
 #[derive(Debug)]
-struct Pending {
+struct PendingRequests {
     tenant: u32,
     calls: Vec<SimCall>,
     answer_by_us: u64,
@@ -134,7 +134,7 @@ impl SimManager {
     /// Starts a manager on the store.
     pub fn start(
         number: u8,
-        clock: ManagerClock,
+        clock: SimManagerClock,
         common: &Common,
         store: &mut SimStore,
         scene: &mut Scene,
@@ -284,7 +284,8 @@ impl SimManager {
             self.verify(id, tenant, token == Token::New, errands, scene);
         }
         let answer_by_us = scene.now_us + wait_ms * 1_000 + ANSWER_SLACK_US;
-        let pending = self.pending.entry(id).or_insert(Pending { tenant, calls: Vec::new(), answer_by_us });
+        let pending =
+            self.pending.entry(id).or_insert(PendingRequests { tenant, calls: Vec::new(), answer_by_us });
         pending.calls.push(call);
         let (tenant_key, package) = (self.tenants[tenant as usize], self.package.clone());
         let pu = String::new();
@@ -406,7 +407,7 @@ impl SimManager {
     pub fn tick(&mut self, errands: &mut BackgroundTasks, store: &mut SimStore, scene: &mut Scene) {
         self.decide(None, CoreEvent::Tick, errands, scene);
         self.ticks += 1;
-        if self.ticks.is_multiple_of(2) && store.health != Health::Unreachable {
+        if self.ticks.is_multiple_of(2) && store.health != StoreHealth::Unreachable {
             self.exchange(errands, store, scene);
         }
         for (id, pending) in &self.pending {
@@ -473,7 +474,7 @@ impl SimManager {
         self.core.on_event(now_ms, event, &mut out);
         let mut call = call;
         for action in out.drain(..) {
-            let is_answer = matches!(action, Action::Granted { .. } | Action::Refused { .. });
+            let is_answer = matches!(action, CoreAction::Granted { .. } | CoreAction::Refused { .. });
             if is_answer && scene.sabotage == Some(Sabotage::AnswerTwice) {
                 self.act(&mut call, action.clone(), errands, scene);
             }
@@ -489,23 +490,25 @@ impl SimManager {
     fn act(
         &mut self,
         call: &mut Option<SimCall>,
-        action: Action,
+        action: CoreAction,
         errands: &mut BackgroundTasks,
         scene: &mut Scene,
     ) {
         let answer = match action {
-            Action::Save { lease, revision } => return self.save(lease, revision, errands, scene),
-            Action::Granted { request, leases, .. } => return self.granted(request, &leases, errands, scene),
-            Action::Refused { request, error, .. } => {
+            CoreAction::Save { lease, revision } => return self.save(lease, revision, errands, scene),
+            CoreAction::Granted { request, leases, .. } => {
+                return self.granted(request, &leases, errands, scene);
+            }
+            CoreAction::Refused { request, error, .. } => {
                 return self.answer_request(request, ManagerAnswer::Failed(error), scene);
             }
-            Action::Handed { request, manager, .. } => {
+            CoreAction::Handed { request, manager, .. } => {
                 let found =
                     format!("request {request} was handed to {manager}, and none is above the others");
                 return scene.truth.violated(Invariant::RequestsAreAnsweredOnce, found);
             }
-            Action::Forgotten(_) => return,
-            Action::Reported(reported) => ManagerAnswer::Reported(v1::NodeReportReply {
+            CoreAction::Forgotten(_) => return,
+            CoreAction::Reported(reported) => ManagerAnswer::Reported(v1::NodeReportReply {
                 end: reported.end.into_iter().map(end_order).collect(),
                 acknowledged: reported.acknowledged.into_iter().map(|lease| lease.to_string()).collect(),
                 now_unix_ms: self.clock.read_ms(scene.now_us),
@@ -513,8 +516,8 @@ impl SimManager {
                 sequence: reported.sequence,
                 neighbours: None,
             }),
-            Action::RegisterAgain => ManagerAnswer::RegisterAgain,
-            Action::Registered { registration, .. } => {
+            CoreAction::RegisterAgain => ManagerAnswer::RegisterAgain,
+            CoreAction::Registered { registration, .. } => {
                 for (lease, usage) in std::mem::take(&mut self.listed) {
                     scene.truth.heard(lease, usage, self.epoch);
                 }
@@ -527,11 +530,13 @@ impl SimManager {
                     neighbours: None,
                 })
             }
-            Action::Renewed(lease) => match self.renewed(lease, scene) {
+            CoreAction::Renewed(lease) => match self.renewed(lease, scene) {
                 Some(ticket) => ManagerAnswer::Renewed(Box::new(ticket)),
                 None => return,
             },
-            Action::NotRegistered(error) | Action::NotRenewed(_, error) => ManagerAnswer::Failed(error),
+            CoreAction::NotRegistered(error) | CoreAction::NotRenewed(_, error) => {
+                ManagerAnswer::Failed(error)
+            }
         };
         match call.take() {
             Some(call) => scene.answer(self.number, call, answer),
@@ -676,7 +681,7 @@ impl SimManager {
         let now_ms = self.clock.read_ms(scene.now_us);
         self.core.on_event(now_ms, CoreEvent::Request(Box::new(request)), &mut self.out);
         match self.out.pop() {
-            Some(Action::Granted { .. }) => None,
+            Some(CoreAction::Granted { .. }) => None,
             action => Some(format!(
                 "all {cores} workers (shared: {shared}) of its idle nodes were asked: {action:?}"
             )),

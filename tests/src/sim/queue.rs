@@ -18,46 +18,46 @@ const DAYS: usize = 4096;
 #[derive(Debug)]
 pub struct EventQueue<E> {
     /// Each day's events, unsorted; [`EventQueue::today`] has been taken out.
-    days: Vec<Vec<Entry<E>>>,
+    days: Vec<Vec<QueueEntry<E>>>,
     /// Events of the current day, the next one last.
-    today: Vec<Entry<E>>,
+    today: Vec<QueueEntry<E>>,
     /// Number of the current day since the beginning.
     day: u64,
     /// Events in `days`.
     dated: usize,
     /// Events beyond the calendar.
-    later: BinaryHeap<Reverse<Entry<E>>>,
+    later: BinaryHeap<Reverse<QueueEntry<E>>>,
     added: u64,
 }
 
 #[derive(Clone, Copy, Debug)]
-struct Entry<E> {
+struct QueueEntry<E> {
     at_us: u64,
     number: u64,
     event: E,
 }
 
-impl<E> Entry<E> {
+impl<E> QueueEntry<E> {
     fn key(&self) -> (u64, u64) {
         (self.at_us, self.number)
     }
 }
 
-impl<E> PartialEq for Entry<E> {
+impl<E> PartialEq for QueueEntry<E> {
     fn eq(&self, other: &Self) -> bool {
         self.key() == other.key()
     }
 }
 
-impl<E> Eq for Entry<E> {}
+impl<E> Eq for QueueEntry<E> {}
 
-impl<E> PartialOrd for Entry<E> {
+impl<E> PartialOrd for QueueEntry<E> {
     fn partial_cmp(&self, other: &Self) -> Option<std::cmp::Ordering> {
         Some(self.cmp(other))
     }
 }
 
-impl<E> Ord for Entry<E> {
+impl<E> Ord for QueueEntry<E> {
     fn cmp(&self, other: &Self) -> std::cmp::Ordering {
         self.key().cmp(&other.key())
     }
@@ -79,7 +79,7 @@ impl<E: Copy> Default for EventQueue<E> {
 impl<E: Copy> EventQueue<E> {
     /// Adds an event; one whose time has passed happens next.
     pub fn add(&mut self, at_us: u64, event: E) {
-        let entry = Entry { at_us, number: self.added, event };
+        let entry = QueueEntry { at_us, number: self.added, event };
         self.added += 1;
         let day = at_us >> DAY_BITS;
         if day <= self.day {

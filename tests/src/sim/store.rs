@@ -7,7 +7,7 @@ use sublet_proto::v1::{self, LeaseState, PeerRecord, Usage};
 
 /// How the store is at a time.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Health {
+pub enum StoreHealth {
     /// The store accepts writes, after this many microseconds.
     Up(u64),
     /// The store accepts no more writes.
@@ -29,7 +29,7 @@ pub struct SimLeaseRecord {
 #[derive(Debug)]
 pub struct SimStore {
     /// How it is now.
-    pub health: Health,
+    pub health: StoreHealth,
     records: BTreeMap<LeaseId, SimLeaseRecord>,
     epochs: u64,
     peers: BTreeMap<u64, PeerRecord>,
@@ -53,7 +53,12 @@ pub struct Write {
 impl SimStore {
     /// An empty one.
     pub fn new() -> SimStore {
-        SimStore { health: Health::Up(1_000), records: BTreeMap::new(), epochs: 0, peers: BTreeMap::new() }
+        SimStore {
+            health: StoreHealth::Up(1_000),
+            records: BTreeMap::new(),
+            epochs: 0,
+            peers: BTreeMap::new(),
+        }
     }
 
     /// A number for a manager that starts.

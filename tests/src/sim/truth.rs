@@ -97,14 +97,14 @@ impl fmt::Display for Invariant {
 /// See the [module](self).
 #[derive(Debug)]
 pub struct Truth {
-    nodes: Vec<Node>,
-    leases: Vec<Lease>,
+    nodes: Vec<TrueNode>,
+    leases: Vec<TrueLease>,
     by_id: HashMap<LeaseId, u32>,
     /// Generation of each registration.
     generations: HashMap<u64, u64>,
     /// Leases that managers may count, by their index; those that are over for long are left out by and by.
     counted: Vec<u32>,
-    tenants: Vec<Tenant>,
+    tenants: Vec<TrueTenant>,
     /// Epochs of the managers that are alive.
     epochs: Vec<u64>,
     /// True time until which managers may not know of each other.
@@ -114,7 +114,7 @@ pub struct Truth {
 
 /// An agent's node.
 #[derive(Debug)]
-struct Node {
+struct TrueNode {
     capacity: NodeCapacity,
     /// Attached leases, and open tickets of the current registration.
     held: HeldResources,
@@ -158,7 +158,7 @@ impl HeldResources {
 }
 
 #[derive(Debug, Default)]
-struct Tenant {
+struct TrueTenant {
     quota: Quota,
     cores: u64,
     memory_bytes: u64,
@@ -185,7 +185,7 @@ pub struct GrantedTruth {
 }
 
 #[derive(Debug)]
-struct Lease {
+struct TrueLease {
     granted: GrantedTruth,
     granted_us: u64,
     life: Life,
@@ -227,7 +227,7 @@ enum Life {
 impl Truth {
     /// Makes the state before the first event.
     pub fn new(capacities: impl Iterator<Item = NodeCapacity>, tenants: usize) -> Truth {
-        let node = |capacity| Node {
+        let node = |capacity| TrueNode {
             capacity,
             held: HeldResources::default(),
             registration: 0,
@@ -242,7 +242,7 @@ impl Truth {
             by_id: HashMap::new(),
             generations: HashMap::new(),
             counted: Vec::new(),
-            tenants: (0..tenants).map(|_| Tenant::default()).collect(),
+            tenants: (0..tenants).map(|_| TrueTenant::default()).collect(),
             epochs: Vec::new(),
             hearsay_until_us: 0,
             violation: None,
@@ -295,7 +295,7 @@ impl Truth {
         let index = self.leases.len() as u32;
         self.by_id.insert(granted.id, index);
         self.counted.push(index);
-        self.leases.push(Lease {
+        self.leases.push(TrueLease {
             granted,
             granted_us: now_us,
             life: Life::Open,
@@ -365,7 +365,7 @@ impl Truth {
         node.registered_us = now_us;
         node.held = HeldResources::default();
         for index in std::mem::take(&mut node.live) {
-            let Lease { life, granted, .. } = self.leases[index as usize];
+            let TrueLease { life, granted, .. } = self.leases[index as usize];
             if life == Life::Open && granted.registration != registration {
                 self.close(index, Life::Void);
             } else {
@@ -556,7 +556,7 @@ impl Truth {
         }
     }
 
-    fn lease_mut(&mut self, id: LeaseId) -> Option<&mut Lease> {
+    fn lease_mut(&mut self, id: LeaseId) -> Option<&mut TrueLease> {
         let index = *self.by_id.get(&id)?;
         Some(&mut self.leases[index as usize])
     }
@@ -566,7 +566,7 @@ impl Truth {
         self.check_room(granted.agent);
     }
 
-    fn close_all(&mut self, agent: u32, is_over: impl Fn(&Lease) -> bool) {
+    fn close_all(&mut self, agent: u32, is_over: impl Fn(&TrueLease) -> bool) {
         let live = std::mem::take(&mut self.nodes[agent as usize].live);
         let (over, left): (Vec<u32>, Vec<u32>) =
             live.into_iter().partition(|&index| is_over(&self.leases[index as usize]));
@@ -591,7 +591,7 @@ impl Truth {
     }
 
     fn check_room(&mut self, agent: u32) {
-        let Node { capacity, held, .. } = self.nodes[agent as usize];
+        let TrueNode { capacity, held, .. } = self.nodes[agent as usize];
         if !held.fits(capacity) {
             let found = format!("agent {agent} has {capacity:?}, of which {held:?} is leased");
             self.violated(Invariant::NothingIsLeasedTwice, found);
@@ -599,7 +599,7 @@ impl Truth {
     }
 
     fn check_end(&mut self, now_us: u64, index: u32) {
-        let Lease { granted, ends_by_us, .. } = self.leases[index as usize];
+        let TrueLease { granted, ends_by_us, .. } = self.leases[index as usize];
         if now_us > ends_by_us {
             let late_ms = (now_us - ends_by_us) / 1_000;
             let found = format!("{granted:?} was attached {late_ms} ms after its time and grace");
@@ -616,7 +616,7 @@ impl Truth {
         if known.is_over() {
             let live =
                 self.nodes.iter().flat_map(|node| &node.live).map(|&index| &self.leases[index as usize]);
-            let leases: Vec<&Lease> = live.filter(|lease| lease.granted.tenant == number).collect();
+            let leases: Vec<&TrueLease> = live.filter(|lease| lease.granted.tenant == number).collect();
             let found = format!(
                 "tenant {number}, by what the manager of epoch {epoch} could know, has {known:?}; all: {leases:?}"
             );
@@ -626,8 +626,8 @@ impl Truth {
 
     /// Usage of a tenant by all that a manager can know: leases of its own nodes, and those that have been on nodes of
     /// other living managers for long enough.
-    fn known_to(&self, now_us: u64, number: u32, epoch: u64) -> Tenant {
-        let mut known = Tenant { quota: self.tenants[number as usize].quota, ..Tenant::default() };
+    fn known_to(&self, now_us: u64, number: u32, epoch: u64) -> TrueTenant {
+        let mut known = TrueTenant { quota: self.tenants[number as usize].quota, ..TrueTenant::default() };
         for node in &self.nodes {
             let leases = node.live.iter().map(|&index| &self.leases[index as usize]);
             for lease in leases.filter(|lease| lease.granted.tenant == number) {
@@ -648,7 +648,7 @@ impl Truth {
     }
 }
 
-impl Tenant {
+impl TrueTenant {
     fn is_over(&self) -> bool {
         let over = |held: u64, most: Option<u64>| most.is_some_and(|most| held > most);
         over(self.cores, self.quota.cores.map(u64::from))
@@ -657,7 +657,7 @@ impl Tenant {
     }
 }
 
-impl Lease {
+impl TrueLease {
     fn is_attached(&self) -> bool {
         matches!(self.life, Life::Attached(..))
     }

@@ -4,7 +4,7 @@ use sublet_proto::v1::NodeState;
 
 use super::agent::{JournalFate, SimAgent};
 use super::client::SimClient;
-use super::clock::{MAX_DRIFT_PPM, ManagerClock, SimClock};
+use super::clock::{MAX_DRIFT_PPM, SimClock, SimManagerClock};
 use super::manager::{BackgroundTasks, Common, SimManager};
 use super::network::{CLIENT_HOSTS, LinkEnd, LinkState, SimNetwork, Weather};
 use super::plan::{SimFault, SimOptions, SimPlan};
@@ -13,7 +13,7 @@ use super::random::Random;
 use super::sabotage::Sabotage;
 use super::scene::{Scene, SimCaller, SimEvent, SimMessage};
 use super::slab::Slab;
-use super::store::{Health, SimStore, Write};
+use super::store::{SimStore, StoreHealth, Write};
 use super::trace::Trace;
 use super::truth::{Invariant, Truth};
 
@@ -38,7 +38,7 @@ pub struct SimWorld {
     errands: BackgroundTasks,
     store: SimStore,
     common: Common,
-    hosts: Vec<Host>,
+    hosts: Vec<SimHost>,
     agents: Vec<SimAgent>,
     /// Agents that do not come back.
     gone: Vec<bool>,
@@ -52,7 +52,7 @@ pub struct SimWorld {
 
 /// A manager's machine.
 #[derive(Debug)]
-struct Host {
+struct SimHost {
     manager: Option<SimManager>,
     /// Reading of the machine's wall clock when the run began.
     wall_ms: u64,
@@ -86,7 +86,7 @@ impl SimWorld {
         });
         let agents: Vec<SimAgent> = agents.collect();
         let hosts =
-            (0..plan.managers).map(|_| Host { manager: None, wall_ms: WALL_MS, drift_ppm: drift_ppm() });
+            (0..plan.managers).map(|_| SimHost { manager: None, wall_ms: WALL_MS, drift_ppm: drift_ppm() });
         let tenants = plan.quotas.len() as u32;
         let mut world = SimWorld {
             scene: Scene {
@@ -231,7 +231,7 @@ impl SimWorld {
     /// A write reaches the store, whether or not its manager still lives.
     fn store_answers(&mut self, place: u32) {
         let write = self.errands.writes.take(place);
-        let is_taken = matches!(self.store.health, Health::Up(_));
+        let is_taken = matches!(self.store.health, StoreHealth::Up(_));
         if is_taken && self.scene.sabotage != Some(Sabotage::ForgetWrites) {
             self.take(write.clone());
         }
@@ -251,11 +251,11 @@ impl SimWorld {
         if host.manager.is_some() {
             return;
         }
-        if self.store.health == Health::Unreachable {
+        if self.store.health == StoreHealth::Unreachable {
             return self.later(SECOND_US, Relief::StartManager(number));
         }
         let wall_ms = host.wall_ms + self.scene.now_us / 1_000;
-        let clock = ManagerClock::start(self.scene.now_us, wall_ms, host.drift_ppm);
+        let clock = SimManagerClock::start(self.scene.now_us, wall_ms, host.drift_ppm);
         let mut manager = SimManager::start(number, clock, &self.common, &mut self.store, &mut self.scene);
         manager.exchange(&mut self.errands, &mut self.store, &mut self.scene);
         host.manager = Some(manager);
@@ -301,9 +301,9 @@ impl SimWorld {
             SimFault::CutManager => self.cut_manager(manager, for_us),
             SimFault::CutHost => self.cut(LinkEnd::Host(host), of_manager, LinkState::Cut, for_us),
             SimFault::CutClients => self.cut(LinkEnd::Host(host), of_agent, LinkState::Cut, for_us),
-            SimFault::StoreSlow => self.ail(Health::Up(300_000), for_us),
-            SimFault::StoreFull => self.ail(Health::Full, for_us),
-            SimFault::StoreCut => self.ail(Health::Unreachable, for_us),
+            SimFault::StoreSlow => self.ail(StoreHealth::Up(300_000), for_us),
+            SimFault::StoreFull => self.ail(StoreHealth::Full, for_us),
+            SimFault::StoreCut => self.ail(StoreHealth::Unreachable, for_us),
             SimFault::Storm => {
                 self.scene.network.weather =
                     Weather { loss_ppm: 50_000, duplicate_ppm: 50_000, delay_us: 20_000 };
@@ -375,18 +375,18 @@ impl SimWorld {
         }
     }
 
-    fn ail(&mut self, health: Health, for_us: u64) {
+    fn ail(&mut self, health: StoreHealth, for_us: u64) {
         self.set_health(health);
         self.scene.truth.unsettle(self.scene.now_us + for_us);
         self.later(for_us, Relief::Store);
     }
 
-    fn set_health(&mut self, health: Health) {
+    fn set_health(&mut self, health: StoreHealth) {
         self.store.health = health;
         self.errands.store_delay_us = match health {
-            Health::Up(delay_us) => delay_us,
-            Health::Full => 1_000,
-            Health::Unreachable => 2 * SECOND_US,
+            StoreHealth::Up(delay_us) => delay_us,
+            StoreHealth::Full => 1_000,
+            StoreHealth::Unreachable => 2 * SECOND_US,
         };
     }
 
@@ -407,7 +407,7 @@ impl SimWorld {
             }
             Relief::OpenManager(manager) => self.link_manager(manager, LinkState::Open, LinkState::Open),
             Relief::Weather => self.scene.network.weather = self.plan.weather,
-            Relief::Store => self.set_health(Health::Up(1_000)),
+            Relief::Store => self.set_health(StoreHealth::Up(1_000)),
         }
     }
 
@@ -423,7 +423,7 @@ impl SimWorld {
         self.mended_at_us = self.scene.now_us;
         self.scene.network.heal();
         self.scene.network.weather = Weather::FAIR;
-        self.set_health(Health::Up(1_000));
+        self.set_health(StoreHealth::Up(1_000));
         (0..self.plan.managers).for_each(|manager| self.start_manager(manager));
         for agent in 0..self.agents.len() as u32 {
             self.start_agent(agent);
@@ -444,6 +444,6 @@ impl SimWorld {
 }
 
 /// A manager, if it still lives the life with this epoch.
-fn living(hosts: &mut [Host], number: u8, epoch: u64) -> Option<&mut SimManager> {
+fn living(hosts: &mut [SimHost], number: u8, epoch: u64) -> Option<&mut SimManager> {
     hosts[usize::from(number)].manager.as_mut().filter(|manager| manager.epoch == epoch)
 }

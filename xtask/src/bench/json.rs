@@ -28,7 +28,7 @@ const MAX_DEPTH: usize = 16;
 impl Measurement {
     /// Parses the measurements in a line of output. Returns an empty list if the line is not valid JSON.
     pub fn all_of(line: &str) -> Vec<Measurement> {
-        let mut reader = Reader { rest: line.trim(), figures: Vec::new() };
+        let mut reader = JsonReader { rest: line.trim(), figures: Vec::new() };
         match reader.value(0) {
             Some(_) if reader.rest.is_empty() => reader.figures,
             _ => Vec::new(),
@@ -102,12 +102,12 @@ impl Measurement {
 
 /// Reads from the front of the rest of the text. Only objects at the top, or in a list there, are kept: a list adds one
 /// level of nesting, an object two.
-struct Reader<'text> {
+struct JsonReader<'text> {
     rest: &'text str,
     figures: Vec<Measurement>,
 }
 
-impl Reader<'_> {
+impl JsonReader<'_> {
     fn value(&mut self, depth: usize) -> Option<Value> {
         if depth > MAX_DEPTH {
             return None;

@@ -271,7 +271,8 @@ pub fn repeated_types(types: Vec<(String, String)>) -> Vec<(String, String)> {
     let mut seen: BTreeMap<String, BTreeSet<String>> = BTreeMap::new();
     let mut repeated = Vec::new();
     for (name, place) in types {
-        let conventional = CONVENTIONAL.iter().find(|(known, folder)| *known == name && place.starts_with(folder));
+        let conventional =
+            CONVENTIONAL.iter().find(|(known, folder)| *known == name && place.starts_with(folder));
         let file = place.split(':').next().unwrap_or_default();
         // All files of a conventional name's folder count as one.
         let home = conventional.map_or(file, |(_, folder)| folder).to_owned();
@@ -347,12 +348,7 @@ mod tests {
 
     #[test]
     fn repeated_types_are_counted_once_for_each_further_file() {
-        let types = [
-            ("A", "a.rs:1"),
-            ("B", "a.rs:2"),
-            ("A", "b.rs:1"),
-            ("A", "b.rs:9"),
-        ];
+        let types = [("A", "a.rs:1"), ("B", "a.rs:2"), ("A", "b.rs:1"), ("A", "b.rs:9")];
         let types = types.map(|(name, place)| (name.to_owned(), place.to_owned()));
         assert_eq!(repeated_types(types.into()), [("A".to_owned(), "b.rs:1".to_owned())]);
     }

@@ -27,8 +27,8 @@ use sublet_proto::v1::CacheUse;
 use sublet_proto::{Code, Error};
 use tracing::{info, warn};
 
+use index::{CacheIndex, CacheRefusal};
 pub(crate) use index::{CacheLookup, DiskSize, EntryKind, EntryUse, Key};
-use index::{CacheRefusal, Index};
 
 use crate::execution::packages::{PACKAGES, UNFINISHED};
 use crate::machine::state::system;
@@ -49,7 +49,7 @@ pub(crate) struct NodeCache {
     folder: PathBuf,
     packages: PathBuf,
     images: ImageStore,
-    index: Mutex<Index>,
+    index: Mutex<CacheIndex>,
     /// Evictions since the agent's start.
     evicted: AtomicU64,
 }
@@ -80,7 +80,7 @@ impl NodeCache {
         }
         let limit_bytes = limit_bytes.map_or_else(|| default_limit(state), Ok)?;
         let limit = DiskSize { bytes: limit_bytes, files: limit_bytes / BYTES_OF_A_FILE };
-        let index = Mutex::new(Index::new(limit));
+        let index = Mutex::new(CacheIndex::new(limit));
         let cache = NodeCache { folder, packages, images, index, evicted: AtomicU64::new(0) };
         cache.images.prune_if_alone()?;
         cache.find_entries()?;

@@ -31,7 +31,7 @@ use tracing::info;
 
 pub(crate) use look::DeviceQuery;
 
-use crate::execution::packages::{Runnable, Stamp};
+use crate::execution::packages::{FileStamp, Runnable};
 use crate::execution::programs::is_program;
 use crate::execution::sandboxes::SandboxMaker;
 use crate::machine::state::system;
@@ -57,7 +57,7 @@ pub(crate) fn kind_of(build: &PackageBuild) -> Option<PackageKind> {
 }
 
 /// Outcome of a build. A success holds the file system's stamp of the image, if the build has one.
-type Known = Result<Option<Stamp>, Error>;
+type Known = Result<Option<FileStamp>, Error>;
 
 /// See the [module](self).
 pub(crate) struct KernelPackages {
@@ -162,8 +162,8 @@ fn is_final(error: &Error) -> bool {
     matches!(error.code, Code::InvalidPackage | Code::MissingSymbol)
 }
 
-fn image_stamp(runnable: &Runnable) -> Option<Stamp> {
-    Stamp::of(&runnable.package.folder.join(built_file(runnable.index)))
+fn image_stamp(runnable: &Runnable) -> Option<FileStamp> {
+    FileStamp::of(&runnable.package.folder.join(built_file(runnable.index)))
 }
 
 fn key(runnable: &Runnable) -> (String, u32) {

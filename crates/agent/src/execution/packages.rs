@@ -30,7 +30,7 @@ use tracing::{info, warn};
 use crate::execution::cache::{self, CacheLookup, DiskSize, EntryKind, EntryUse, Key, NodeCache};
 use crate::execution::images::Images;
 use crate::leases::managers::Managers;
-pub(crate) use kept::Stamp;
+pub(crate) use kept::FileStamp;
 use kept::{Damage, Stamps};
 
 /// The folder of packages in the state folder.

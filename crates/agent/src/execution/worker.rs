@@ -29,7 +29,7 @@ use crate::execution::packages::Runnable;
 use crate::leases::attach::AttachedLease;
 use crate::machine::shared::{Occupancy, SlotHold};
 use crate::node::Node;
-use crate::shim::{ProcessAdmission, Who};
+use crate::shim::{ProcessAdmission, ProcessIdentity};
 use crate::signal::wait_readable;
 
 /// How long a killed process may take to end.
@@ -63,16 +63,16 @@ pub(crate) struct WorkerProcess {
     /// On shared cores, until it is known to be dead.
     occupancy: Option<Occupancy>,
     /// The process's entry to the shim, if it becomes a global process.
-    entrance: Entrance,
+    entrance: ShimEntrance,
 }
 
 /// Whether a process may enter the shim.
-enum Entrance {
+enum ShimEntrance {
     Open {
         _admission: ProcessAdmission,
     },
     /// Admitted only once the lease's tenant is known.
-    Closed(Option<(PacketSocket, Who)>),
+    Closed(Option<(PacketSocket, ProcessIdentity)>),
 }
 
 impl WorkerProcess {
@@ -116,8 +116,8 @@ impl WorkerProcess {
             Started { pid, requested_ns, package_ready_ns, spawned_ns: monotonic_ns(), cold_imports };
         let reserved = held.errand.as_ref().map(|errand| errand.process.pid);
         let entrance = match held.confirmation {
-            None => Entrance::Open { _admission: node.shim.admit(shim, of_shim, reserved) },
-            Some(_) => Entrance::Closed(Some((shim, of_shim))),
+            None => ShimEntrance::Open { _admission: node.shim.admit(shim, of_shim, reserved) },
+            Some(_) => ShimEntrance::Closed(Some((shim, of_shim))),
         };
         let worker =
             WorkerProcess { sandboxes, sandbox, runnable, _log: log, _image: image, occupancy, entrance };
@@ -126,11 +126,11 @@ impl WorkerProcess {
 
     /// Sets the tenant of the lease, which is known only now. From now on the lease's process may enter the shim.
     pub(crate) fn is_of(&mut self, node: &Node, tenant: &str) {
-        if let Entrance::Closed(closed) = &mut self.entrance
+        if let ShimEntrance::Closed(closed) = &mut self.entrance
             && let Some((shim, who)) = closed.take()
         {
-            let who = Who { tenant: tenant.to_owned(), ..who };
-            self.entrance = Entrance::Open { _admission: node.shim.admit(shim, who, None) };
+            let who = ProcessIdentity { tenant: tenant.to_owned(), ..who };
+            self.entrance = ShimEntrance::Open { _admission: node.shim.admit(shim, who, None) };
         }
     }
 
@@ -190,8 +190,8 @@ impl Drop for WorkerProcess {
 }
 
 /// Identity of the lease's process among the processes of the computer.
-fn who(node: &Node, held: &AttachedLease, build: &PackageBuild) -> Who {
-    Who {
+fn who(node: &Node, held: &AttachedLease, build: &PackageBuild) -> ProcessIdentity {
+    ProcessIdentity {
         lease: held.lease.id.clone(),
         tenant: held.lease.tenant.clone(),
         pu: node.unit(kernels::kind_of(build).map_or(pu::PROCESSOR, |kind| kind.name())),

@@ -22,7 +22,7 @@ use crate::listener::transport::{self, NetworkTransport};
 use crate::machine::capacity::check_available;
 use crate::machine::resources::{ResourceRequest, ResourceReservation};
 use crate::node::Node;
-use crate::shim::{ReservedPid, Who};
+use crate::shim::{ProcessIdentity, ReservedPid};
 use crate::signal::EndRequest;
 
 /// Everything that a lease holds on this node. Whatever is dropped of it is given back; the fields stand in the
@@ -103,7 +103,7 @@ pub(crate) fn attach(node: &Node, connection: &Connection, request: &Attach) -> 
 /// Lets a program, or without a path an executor, be a global process of the lease's processing unit.
 fn reserve(node: &Node, lease: &Lease, program: &Program) -> Result<OneShotProgram, Error> {
     check_program(lease, program)?;
-    let who = Who {
+    let who = ProcessIdentity {
         lease: lease.id.clone(),
         tenant: lease.tenant.clone(),
         pu: node.unit(&lease.pu),

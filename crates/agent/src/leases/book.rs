@@ -51,19 +51,19 @@ pub struct Exchange {
 
 /// Bounds of the manager's clock.
 #[derive(Clone, Copy, Debug, Default)]
-struct ManagerClock {
+struct ManagerClockBounds {
     /// Least time by which the manager's clock may be ahead of this node's clock, in milliseconds.
     lower_offset_ms: i64,
     /// Most time by which the manager's clock may be ahead of this node's clock, in milliseconds.
     upper_offset_ms: i64,
 }
 
-impl ManagerClock {
+impl ManagerClockBounds {
     fn learn(&mut self, said_ms: u64, exchange: Exchange) {
         debug_assert!(exchange.asked <= exchange.answered, "an answer before its question: {exchange:?}");
         let signed = |ms: u64| i64::try_from(ms).unwrap_or(i64::MAX);
         let offset = |at: MonotonicMs| signed(said_ms).saturating_sub(signed(at));
-        *self = ManagerClock {
+        *self = ManagerClockBounds {
             lower_offset_ms: offset(exchange.answered),
             upper_offset_ms: offset(exchange.asked),
         };
@@ -121,7 +121,7 @@ pub struct LeaseBook<H> {
     sequence: u64,
     /// The latest report whose answer has come.
     answered: u64,
-    clock: ManagerClock,
+    clock: ManagerClockBounds,
     /// Time of the manager's clock that the latest report stated.
     told_ms: u64,
     state: NodeState,
@@ -138,7 +138,7 @@ impl<H> LeaseBook<H> {
             registration: 0,
             sequence: 0,
             answered: 0,
-            clock: ManagerClock::default(),
+            clock: ManagerClockBounds::default(),
             told_ms: 0,
             state: NodeState::Lending,
             entries: BTreeMap::new(),

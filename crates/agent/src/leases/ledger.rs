@@ -37,7 +37,7 @@ pub(crate) struct LeaseLedger {
 }
 
 struct State {
-    book: LeaseBook<Holder>,
+    book: LeaseBook<LeaseHolder>,
     /// The key of the manager that has taken the node up.
     verifying: Option<Verifying>,
     /// Ended leases of which no manager has answered a report.
@@ -54,7 +54,7 @@ struct State {
 }
 
 /// State of a lease of the book on this machine.
-enum Holder {
+enum LeaseHolder {
     /// The lease holds resources of the node. There is no meter until something is to be billed.
     Runs { end: Arc<EndRequest>, meter: Option<Arc<LeaseMeter>> },
     /// The lease holds no resources any more.
@@ -126,7 +126,7 @@ impl LeaseLedger {
             return Err(reason.clone());
         }
         let ticket = state.open(encoded)?;
-        let holder = Holder::Runs { end, meter: None };
+        let holder = LeaseHolder::Runs { end, meter: None };
         let expires = state.book.admit(&ticket, encoded.to_vec(), holder, self.now())?;
         let lease = lease_id(&ticket).to_owned();
         debug_assert!(
@@ -144,7 +144,7 @@ impl LeaseLedger {
             match signed_lease(&ticket) {
                 Ok(lease) => {
                     let (used, end) = left_behind(report.unwrap_or_default());
-                    state.book.inherit(lease, ticket, Holder::Ended(used), end);
+                    state.book.inherit(lease, ticket, LeaseHolder::Ended(used), end);
                 }
                 Err(error) => warn!(%error, "a lease of the journal is lost"),
             }
@@ -168,7 +168,7 @@ impl LeaseLedger {
     pub(crate) fn register(&self) -> Vec<RunningLease> {
         let mut state = lock(&self.state);
         state.verifying = None;
-        state.book.register(self.now(), Holder::used)
+        state.book.register(self.now(), LeaseHolder::used)
     }
 
     /// Takes the answer of a manager that has taken the node up.
@@ -182,7 +182,7 @@ impl LeaseLedger {
 
     /// Leases that the journal has to keep.
     pub(crate) fn unacknowledged(&self) -> Vec<RunningLease> {
-        lock(&self.state).book.running(self.now(), Holder::used)
+        lock(&self.state).book.running(self.now(), LeaseHolder::used)
     }
 
     /// Whether no manager has to hear of any lease.
@@ -191,7 +191,7 @@ impl LeaseLedger {
     }
 
     pub(crate) fn report(&self) -> NodeReport {
-        lock(&self.state).book.report(self.now(), Holder::used)
+        lock(&self.state).book.report(self.now(), LeaseHolder::used)
     }
 
     /// Takes a report's answer; `wanted` says when a lease ends that the manager wants ended.
@@ -207,7 +207,8 @@ impl LeaseLedger {
             state.news += 1;
         }
         for order in state.book.answered(reply, exchange) {
-            if let Some(Holder::Runs { end, .. }) = state.book.entry(&order.lease).map(|entry| &entry.holder)
+            if let Some(LeaseHolder::Runs { end, .. }) =
+                state.book.entry(&order.lease).map(|entry| &entry.holder)
             {
                 end.raise(wanted(&order));
             }
@@ -267,8 +268,8 @@ impl LeaseLedger {
     pub(crate) fn meters(&self) -> Vec<Arc<LeaseMeter>> {
         let state = lock(&self.state);
         let running = state.book.entries().filter_map(|(_, entry)| match &entry.holder {
-            Holder::Runs { meter, .. } => meter.clone(),
-            Holder::Ended(_) => None,
+            LeaseHolder::Runs { meter, .. } => meter.clone(),
+            LeaseHolder::Ended(_) => None,
         });
         running.collect()
     }
@@ -303,8 +304,8 @@ impl State {
     /// The end requests of the leases that hold something of the node.
     fn running(&self) -> impl Iterator<Item = &EndRequest> {
         self.book.entries().filter_map(|(_, entry)| match &entry.holder {
-            Holder::Runs { end, .. } => Some(&**end),
-            Holder::Ended(_) => None,
+            LeaseHolder::Runs { end, .. } => Some(&**end),
+            LeaseHolder::Ended(_) => None,
         })
     }
 
@@ -313,12 +314,12 @@ impl State {
     }
 }
 
-impl Holder {
+impl LeaseHolder {
     fn used(&self) -> MeasuredUsage {
         match self {
-            Holder::Runs { meter: Some(meter), .. } => meter.read(),
-            Holder::Runs { meter: None, .. } => MeasuredUsage::default(),
-            Holder::Ended(used) => used.clone(),
+            LeaseHolder::Runs { meter: Some(meter), .. } => meter.read(),
+            LeaseHolder::Runs { meter: None, .. } => MeasuredUsage::default(),
+            LeaseHolder::Ended(used) => used.clone(),
         }
     }
 }
@@ -333,7 +334,7 @@ impl Enrolment {
     /// Begins to bill the lease's usage: all that the meter has counted and will count.
     pub(crate) fn bill(&self, metered: Arc<LeaseMeter>) {
         let mut state = lock(&self.ledger.state);
-        if let Some(Holder::Runs { meter, .. }) = state.book.holder_mut(&self.lease) {
+        if let Some(LeaseHolder::Runs { meter, .. }) = state.book.holder_mut(&self.lease) {
             debug_assert!(
                 meter.as_ref().is_none_or(|meter| Arc::ptr_eq(meter, &metered)),
                 "lease {} is billed by two meters",
@@ -385,7 +386,7 @@ impl Enrolment {
             return;
         }
         if let Some(holder) = state.book.holder_mut(&self.lease) {
-            *holder = Holder::Ended(holder.used());
+            *holder = LeaseHolder::Ended(holder.used());
         }
         let is_first = state.untold.insert(self.lease.clone());
         debug_assert!(is_first, "lease {} has ended twice", self.lease);

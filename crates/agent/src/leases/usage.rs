@@ -33,10 +33,10 @@ pub(crate) struct LeaseMeter {
     layout: UsageLayout,
     calibration: Calibration,
     opened_ns: u64,
-    reading: Mutex<Reading>,
+    reading: Mutex<MeterReading>,
     watched: Mutex<Option<SandboxCounters>>,
-    memory: Mutex<Memory>,
-    compute: Mutex<Compute>,
+    memory: Mutex<UsedMemory>,
+    compute: Mutex<ProcessorTime>,
     /// Modules that the latest worker process imported by itself.
     cold_imports: Mutex<Option<ColdImports>>,
 }
@@ -51,7 +51,7 @@ struct SandboxCounters {
 
 /// Memory that the worker processes have used.
 #[derive(Debug, Default)]
-struct Memory {
+struct UsedMemory {
     /// Time of the latest sample, in nanoseconds.
     looked_ns: u64,
     /// Memory in use at the latest sample, in bytes.
@@ -63,7 +63,7 @@ struct Memory {
 
 /// Processor time by the kernel's count.
 #[derive(Debug, Default)]
-struct Compute {
+struct ProcessorTime {
     /// Processor time of all worker processes, in nanoseconds.
     total_ns: u64,
     /// Processor time of the present worker process, in nanoseconds.
@@ -80,7 +80,7 @@ pub(crate) struct Activity {
 }
 
 #[derive(Default)]
-struct Reading {
+struct MeterReading {
     last: UsageTotals,
     closed: bool,
 }
@@ -112,7 +112,7 @@ impl LeaseMeter {
     pub(crate) fn open(layout: UsageLayout, calibration: Calibration) -> Result<LeaseMeter, Error> {
         let region = Region::create("sublet-usage", layout.len_bytes())?;
         let (opened_ns, reading, watched) = (monotonic_ns(), Mutex::default(), Mutex::default());
-        let memory = Mutex::new(Memory { looked_ns: opened_ns, ..Memory::default() });
+        let memory = Mutex::new(UsedMemory { looked_ns: opened_ns, ..UsedMemory::default() });
         let (compute, cold_imports) = (Mutex::default(), Mutex::default());
         Ok(LeaseMeter {
             region,
@@ -207,7 +207,7 @@ impl LeaseMeter {
         workers.try_for_each(|worker| Ok(usage::settle(&self.region, self.layout, worker, now)?))
     }
 
-    fn refresh(&self, reading: &mut Reading) -> MeasuredUsage {
+    fn refresh(&self, reading: &mut MeterReading) -> MeasuredUsage {
         if !reading.closed {
             let allocated_ns = monotonic_ns().saturating_sub(self.opened_ns);
             reading.last.grow(self.measure(allocated_ns), self.layout.workers());
@@ -315,7 +315,7 @@ impl SandboxCounters {
     }
 }
 
-impl Compute {
+impl ProcessorTime {
     /// Begins with a new worker process, whose counter starts at zero.
     fn begin(&mut self) {
         self.latest_ns = 0;
@@ -330,7 +330,7 @@ impl Compute {
     }
 }
 
-impl Memory {
+impl UsedMemory {
     /// Notes the memory in use now and returns it, in bytes. Usage since the last sample counts as the mean of both
     /// samples.
     fn note(&mut self, now_ns: u64, used: MemoryUse) -> u64 {
@@ -440,7 +440,7 @@ mod tests {
 
     #[test]
     fn processor_time_adds_up_over_worker_processes_and_never_shrinks() {
-        let mut compute = Compute::default();
+        let mut compute = ProcessorTime::default();
         let mut totals = Vec::new();
         for ns in [10, 30, 0, 25, 40] {
             compute.note(ns);

@@ -12,7 +12,7 @@ use std::time::Instant;
 
 use rustix::net::{Shutdown, shutdown};
 use rustix::process::{Resource, getrlimit};
-use sublet_admission::{Admission, AdmissionLimits, Budget, ConnectionId, Party, RefusalLog};
+use sublet_admission::{Admission, AdmissionLimits, ClassBudget, ConnectionId, Party, RefusalLog};
 use sublet_fabric::sync::lock;
 use sublet_proto::{Code, Error};
 
@@ -43,12 +43,15 @@ impl UnauthenticatedLimits {
         let possible = possible.unwrap_or(usize::MAX).max(LEAST_UNAUTHENTICATED);
         let most = self.unauthenticated.unwrap_or(MAX_UNAUTHENTICATED).clamp(1, possible);
         let each = self.per_party.unwrap_or(most.div_ceil(4)).clamp(1, most);
-        let none = Budget { reserved: 0, most: 0, each: 0 };
-        let operator =
-            Budget { reserved: MAX_OF_THE_OPERATOR, most: MAX_OF_THE_OPERATOR, each: MAX_OF_THE_OPERATOR };
+        let none = ClassBudget { reserved: 0, most: 0, each: 0 };
+        let operator = ClassBudget {
+            reserved: MAX_OF_THE_OPERATOR,
+            most: MAX_OF_THE_OPERATOR,
+            each: MAX_OF_THE_OPERATOR,
+        };
         AdmissionLimits {
             total: most + MAX_OF_THE_OPERATOR,
-            unidentified: Budget { reserved: most, most, each },
+            unidentified: ClassBudget { reserved: most, most, each },
             operator,
             peers: none,
             tenants: none,
@@ -62,11 +65,11 @@ impl UnauthenticatedLimits {
 
 /// See the [module](self).
 pub(crate) struct Connections {
-    inside: Mutex<Inside>,
+    inside: Mutex<ConnectionsState>,
     begun: Instant,
 }
 
-struct Inside {
+struct ConnectionsState {
     admission: Admission<OwnedFd>,
     refusals: RefusalLog,
     is_closed: bool,
@@ -86,7 +89,7 @@ impl Connections {
 
     fn with_files(limits: UnauthenticatedLimits, files: u64) -> Arc<Connections> {
         let admission = Admission::new(limits.budgets(files));
-        let inside = Inside { admission, refusals: RefusalLog::default(), is_closed: false };
+        let inside = ConnectionsState { admission, refusals: RefusalLog::default(), is_closed: false };
         Arc::new(Connections { inside: Mutex::new(inside), begun: Instant::now() })
     }
 
@@ -238,7 +241,7 @@ mod tests {
     #[test]
     fn few_files_leave_few_places() {
         let most = |files| UnauthenticatedLimits::default().budgets(files).unidentified;
-        assert_eq!(most(400), Budget { reserved: 34, most: 34, each: 9 });
+        assert_eq!(most(400), ClassBudget { reserved: 34, most: 34, each: 9 });
         assert_eq!(most(u64::MAX).most, MAX_UNAUTHENTICATED);
         assert_eq!(most(0).most, LEAST_UNAUTHENTICATED);
     }

@@ -106,10 +106,10 @@ impl PortRoute {
 
 /// The bridges that this node serves.
 #[derive(Default)]
-pub(crate) struct Bridges(Mutex<Inside>);
+pub(crate) struct Bridges(Mutex<BridgeState>);
 
 #[derive(Default)]
-struct Inside {
+struct BridgeState {
     /// Sockets of each bridge, with which it is ended.
     all: HashMap<u64, [TcpStream; 2]>,
     count: u64,

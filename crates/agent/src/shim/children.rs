@@ -78,7 +78,7 @@ struct Child {
 }
 
 /// The connection by which a child's lease is held.
-struct Line<'child> {
+struct ChildLease<'child> {
     connection: Connection,
     gone: &'child Signal,
     heard: Instant,
@@ -186,12 +186,12 @@ impl Child {
     }
 
     /// Leases and starts the child. If that fails, the connection closes, which ends all of the child.
-    fn start(&self) -> Result<(Line<'_>, GlobalId), Error> {
+    fn start(&self) -> Result<(ChildLease<'_>, GlobalId), Error> {
         let unit = self.spawn.unit;
         let grant = self.managers.connect()?.lease_for_process(&self.lease, unit, &self.spawn.package)?;
         let (connection, fabric) = self.reach(&grant)?;
         let now = Instant::now();
-        let mut line = Line { connection, gone: &self.gone, heard: now, told: now };
+        let mut line = ChildLease { connection, gone: &self.gone, heard: now, told: now };
         let (ticket, program) = (grant.ticket, Some(self.spawn.program.clone()));
         line.tell(FromClient::Attach(Attach { ticket, fabric, program, ..Attach::default() }))?;
         let pid = line.wait(ATTACHING, |said| match said {
@@ -232,7 +232,7 @@ impl Child {
     }
 }
 
-impl Line<'_> {
+impl ChildLease<'_> {
     fn tell(&mut self, body: FromClient) -> Result<(), Error> {
         self.told = Instant::now();
         Ok(self.connection.send(&ClientToAgent { body: Some(body) }.encode_to_vec(), &[])?)

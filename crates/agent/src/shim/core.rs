@@ -32,7 +32,7 @@ use sublet_proto::{Code, Error, pu};
 use sublet_xpu::wire::{DESCRIPTORS, MAX_NAME_BYTES};
 use sublet_xpu::{FifoRights, FifoShape, GlobalId};
 
-use names::{FifoNames, Name};
+use names::{FifoNames, TenantFifoName};
 pub(crate) use peers::ProtocolViolation;
 
 /// FIFOs of one process.
@@ -67,27 +67,27 @@ pub(crate) struct ShimCore {
     units: BTreeSet<u32>,
     next_local: u32,
     next_token: u64,
-    processes: HashMap<GlobalId, Process>,
-    fifos: HashMap<GlobalId, Fifo>,
+    processes: HashMap<GlobalId, ShimProcess>,
+    fifos: HashMap<GlobalId, FifoState>,
     /// Names of all FIFOs in the computer, as far as this agent knows them.
     names: FifoNames,
-    peers: BTreeMap<Peer, Neighbour>,
+    peers: BTreeMap<Peer, ShimNeighbour>,
     /// Identifier of the agent's start of each neighbour that was ever linked.
     instances: BTreeMap<Peer, String>,
     /// Neighbour that serves each remote unit.
     routes: BTreeMap<u32, Peer>,
-    pending: BTreeMap<u64, Pending>,
+    pending: BTreeMap<u64, DelayedRequest>,
     /// Ends that neighbours learn lazily.
     gone: v1::ShimGone,
     out: VecDeque<ShimEffect>,
 }
 
 /// The group of capabilities of a process (Molecule 3.2), with its descriptors.
-struct Process {
+struct ShimProcess {
     tenant: Arc<str>,
     /// Copies of the rights to FIFOs of neighbours.
     rights: HashMap<GlobalId, FifoRights>,
-    descriptors: BTreeMap<u32, Descriptor>,
+    descriptors: BTreeMap<u32, FifoDescriptor>,
     fifos: BTreeSet<GlobalId>,
     /// Most bytes that the rings of the process's FIFOs may use.
     room_bytes: u64,
@@ -95,13 +95,13 @@ struct Process {
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Descriptor {
+enum FifoDescriptor {
     Reader(GlobalId),
     Writer { object: GlobalId, connection: u32, is_over: bool },
 }
 
-struct Fifo {
-    name: Option<Name>,
+struct FifoState {
+    name: Option<TenantFifoName>,
     tenant: Arc<str>,
     shape: FifoShape,
     /// Process that created the FIFO. The FIFO ends with this process.
@@ -114,18 +114,18 @@ struct Fifo {
 }
 
 #[derive(Default)]
-struct Neighbour {
+struct ShimNeighbour {
     node: String,
     /// Kind of its processor, as the neighbour reports it.
     kind: String,
     units: Vec<u32>,
     /// Whether the neighbour has sent all that it knows.
     is_linked: bool,
-    names: BTreeSet<(Name, GlobalId)>,
+    names: BTreeSet<(TenantFifoName, GlobalId)>,
 }
 
 /// A request that waits for neighbours.
-enum Pending {
+enum DelayedRequest {
     Claim(Claim),
     Change {
         by: GlobalId,
@@ -153,7 +153,7 @@ enum Pending {
 struct Claim {
     by: GlobalId,
     tag: Tag,
-    name: Name,
+    name: TenantFifoName,
     shape: FifoShape,
     object: GlobalId,
     awaits: BTreeSet<Peer>,
@@ -254,7 +254,7 @@ pub(crate) struct ProcessDescriptor {
 
 /// A connection of a FIFO.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
-pub(crate) struct Way {
+pub(crate) struct FifoConnectionId {
     pub(crate) object: GlobalId,
     pub(crate) connection: u32,
 }
@@ -267,17 +267,30 @@ pub(crate) enum ShimEffect {
     /// Gives a process the reading end of a FIFO, and answers its call with the descriptor.
     Read { at: ProcessDescriptor, tag: Tag, object: GlobalId, shape: FifoShape },
     /// Connects two processes of this agent, and answers the writer's call with its descriptor.
-    Join { way: Way, shape: FifoShape, reader: ProcessDescriptor, writer: ProcessDescriptor, tag: Tag },
+    Join {
+        way: FifoConnectionId,
+        shape: FifoShape,
+        reader: ProcessDescriptor,
+        writer: ProcessDescriptor,
+        tag: Tag,
+    },
     /// Lets a process of a neighbour connect, and tells its agent how.
-    Invite { way: Way, shape: FifoShape, reader: ProcessDescriptor, writer: GlobalId, peer: Peer, token: u64 },
+    Invite {
+        way: FifoConnectionId,
+        shape: FifoShape,
+        reader: ProcessDescriptor,
+        writer: GlobalId,
+        peer: Peer,
+        token: u64,
+    },
     /// Connects a process of this agent as a neighbour has said, and answers its call.
     Dial { at: ProcessDescriptor, tag: Tag, peer: Peer, object: GlobalId, invited: v1::FifoInvited },
     /// Informs the reader that a connection has ended.
-    Part { reader: ProcessDescriptor, way: Way, at_once: bool },
+    Part { reader: ProcessDescriptor, way: FifoConnectionId, at_once: bool },
     /// Releases all that the agent holds of a connection.
-    Forget { way: Way },
+    Forget { way: FifoConnectionId },
     /// Ends a descriptor for this reason, and wakes each process that waits on it.
-    End { at: ProcessDescriptor, way: Option<Way>, code: Code },
+    End { at: ProcessDescriptor, way: Option<FifoConnectionId>, code: Code },
     /// A descriptor is closed.
     Closed { at: ProcessDescriptor },
     /// Executes a program for a process, with rights that this process can grant, and answers its call.
@@ -325,7 +338,7 @@ impl ShimCore {
             return Err(Error::new(Code::Internal, format!("there is no processing unit {pu:x} here")));
         }
         let pid = self.new_id(pu);
-        let process = Process {
+        let process = ShimProcess {
             tenant: tenant.into(),
             rights: HashMap::new(),
             descriptors: BTreeMap::new(),
@@ -489,16 +502,16 @@ impl ShimCore {
     /// Abandons the pending calls of a process that is gone.
     fn abandon(&mut self, pid: GlobalId) {
         self.forget_asked(|asked| matches!(asked, RightsChangeOrigin::Here { by, .. } if by == pid));
-        let of = |pending: &Pending| match pending {
-            Pending::Claim(Claim { by, .. }) | Pending::Change { by, .. } | Pending::Connect { by, .. } => {
-                *by == pid
-            }
-            Pending::Update { .. } => false,
+        let of = |pending: &DelayedRequest| match pending {
+            DelayedRequest::Claim(Claim { by, .. })
+            | DelayedRequest::Change { by, .. }
+            | DelayedRequest::Connect { by, .. } => *by == pid,
+            DelayedRequest::Update { .. } => false,
         };
         let tokens: Vec<u64> =
             self.pending.iter().filter(|(_, pending)| of(pending)).map(|(token, _)| *token).collect();
         for token in tokens {
-            if let Some(Pending::Claim(claim)) = self.pending.remove(&token) {
+            if let Some(DelayedRequest::Claim(claim)) = self.pending.remove(&token) {
                 self.release_name(&claim.name, claim.object);
             }
         }
@@ -507,7 +520,7 @@ impl ShimCore {
     /// Lets changes of rights that are under way continue without an answer to their requesters.
     fn forget_asked(&mut self, is_gone: impl Fn(RightsChangeOrigin) -> bool) {
         for pending in self.pending.values_mut() {
-            if let Pending::Update { asked, .. } = pending
+            if let DelayedRequest::Update { asked, .. } = pending
                 && is_gone(*asked)
             {
                 *asked = RightsChangeOrigin::Gone;
@@ -533,7 +546,7 @@ impl ShimCore {
         }
     }
 
-    fn await_peers(&mut self, pending: Pending) -> Result<u64, Error> {
+    fn await_peers(&mut self, pending: DelayedRequest) -> Result<u64, Error> {
         if self.pending.len() >= MAX_PENDING {
             let message = format!("{MAX_PENDING} calls wait for neighbours already");
             return Err(Error::new(Code::TryLater, message));
@@ -554,7 +567,11 @@ impl ShimCore {
             assert!(creator.is_some_and(|by| by.fifos.contains(&object)), "the creator of FIFO {object}");
             if let Some((process, descriptor)) = fifo.reader {
                 let at = ProcessDescriptor { process, descriptor };
-                assert_eq!(self.described(at), Ok(Descriptor::Reader(object)), "the reader of FIFO {object}");
+                assert_eq!(
+                    self.described(at),
+                    Ok(FifoDescriptor::Reader(object)),
+                    "the reader of FIFO {object}"
+                );
                 *rings_bytes.entry(process).or_default() +=
                     fifo.shape.region_bytes() * fifo.writers.len() as u64;
             }
@@ -565,7 +582,7 @@ impl ShimCore {
                     "{process} writes to FIFO {object}"
                 );
                 let Some(descriptor) = descriptor else { continue };
-                let writer = Descriptor::Writer { object, connection, is_over: false };
+                let writer = FifoDescriptor::Writer { object, connection, is_over: false };
                 assert_eq!(
                     self.described(ProcessDescriptor { process, descriptor }),
                     Ok(writer),
@@ -580,7 +597,7 @@ impl ShimCore {
         }
     }
 
-    fn process(&self, pid: GlobalId) -> Result<&Process, Error> {
+    fn process(&self, pid: GlobalId) -> Result<&ShimProcess, Error> {
         self.processes.get(&pid).ok_or_else(|| no_process(pid))
     }
 
@@ -597,7 +614,7 @@ impl ShimCore {
     }
 
     /// Gives a process a number for something.
-    fn describe(&mut self, pid: GlobalId, what: Descriptor) -> Result<ProcessDescriptor, Error> {
+    fn describe(&mut self, pid: GlobalId, what: FifoDescriptor) -> Result<ProcessDescriptor, Error> {
         let process = self.processes.get_mut(&pid).ok_or_else(|| no_process(pid))?;
         let free = (0..DESCRIPTORS).find(|number| !process.descriptors.contains_key(number));
         let descriptor = free.ok_or_else(|| {
@@ -611,7 +628,7 @@ impl ShimCore {
         Ok(ProcessDescriptor { process: pid, descriptor })
     }
 
-    fn described(&self, at: ProcessDescriptor) -> Result<Descriptor, Error> {
+    fn described(&self, at: ProcessDescriptor) -> Result<FifoDescriptor, Error> {
         let found = self.process(at.process)?.descriptors.get(&at.descriptor);
         found.copied().ok_or_else(|| {
             Error::new(Code::InvalidArgument, format!("descriptor {} is not open", at.descriptor))
@@ -620,7 +637,7 @@ impl ShimCore {
 
     fn object(&self, at: ProcessDescriptor) -> Result<GlobalId, Error> {
         self.described(at).map(|descriptor| match descriptor {
-            Descriptor::Reader(object) | Descriptor::Writer { object, .. } => object,
+            FifoDescriptor::Reader(object) | FifoDescriptor::Writer { object, .. } => object,
         })
     }
 }

@@ -28,7 +28,7 @@ use sublet_xpu::{FifoShape, GlobalId};
 use tracing::debug;
 
 use super::bridge::PortRoute;
-use super::core::{Peer, ProcessDescriptor, Tag, Way};
+use super::core::{FifoConnectionId, Peer, ProcessDescriptor, Tag};
 use super::{FifoConnection, State, joined};
 use crate::listener::transport::new_secret;
 use crate::threads::start_thread;
@@ -43,18 +43,18 @@ pub(super) type Invitations = HashMap<[u8; 16], FifoInvitation>;
 
 pub(super) struct FifoInvitation {
     secret: Secret,
-    way: Way,
+    way: FifoConnectionId,
     shape: FifoShape,
     reader: ProcessDescriptor,
     writer: GlobalId,
-    keys: Keys,
+    keys: FifoKeys,
     identity: Option<Identity>,
     until: Instant,
 }
 
 /// Keys of a connection's first FIFO, and spare ones for a FIFO in the other direction.
 #[derive(Clone, Copy)]
-struct Keys {
+struct FifoKeys {
     reader: u64,
     writer: u64,
     reader_spare: u64,
@@ -70,11 +70,11 @@ pub(super) struct RemoteFifo {
     peer: GlobalId,
     shape: FifoShape,
     /// Keys for a FIFO in the other direction, until there is one.
-    spare: Option<Spare>,
+    spare: Option<SpareKeys>,
 }
 
 #[derive(Clone, Copy)]
-struct Spare {
+struct SpareKeys {
     own_key: u64,
     peer_key: u64,
 }
@@ -89,7 +89,11 @@ impl RemoteFifo {
 
     /// Shares the socket with a FIFO in the other direction between these two processes. No further FIFO can share it
     /// then.
-    fn share(&mut self, (own, peer): (GlobalId, GlobalId), shape: FifoShape) -> Option<(RemoteFifo, Spare)> {
+    fn share(
+        &mut self,
+        (own, peer): (GlobalId, GlobalId),
+        shape: FifoShape,
+    ) -> Option<(RemoteFifo, SpareKeys)> {
         if (self.own, self.peer, self.shape) != (own, peer, shape) {
             return None;
         }
@@ -98,10 +102,10 @@ impl RemoteFifo {
     }
 }
 
-impl Spare {
-    fn told(self, along: Way) -> FifoAcross {
+impl SpareKeys {
+    fn told(self, along: FifoConnectionId) -> FifoAcross {
         let along = FifoWay { object: along.object.to_bits(), connection: along.connection };
-        let Spare { own_key, peer_key } = self;
+        let SpareKeys { own_key, peer_key } = self;
         FifoAcross { own_key, peer_key, along: Some(along), ..FifoAcross::default() }
     }
 }
@@ -118,7 +122,7 @@ impl State {
     /// Lets a process of a neighbour connect, and tells its agent how.
     pub(super) fn invite(
         &mut self,
-        (way, shape, reader): (Way, FifoShape, ProcessDescriptor),
+        (way, shape, reader): (FifoConnectionId, FifoShape, ProcessDescriptor),
         writer: GlobalId,
         (peer, token): (Peer, u64),
     ) {
@@ -139,7 +143,7 @@ impl State {
 
     fn make_invitation(
         &mut self,
-        (way, shape, reader): (Way, FifoShape, ProcessDescriptor),
+        (way, shape, reader): (FifoConnectionId, FifoShape, ProcessDescriptor),
         writer: GlobalId,
         peer: Peer,
     ) -> Result<FifoInvited, Error> {
@@ -148,7 +152,7 @@ impl State {
         let secret = new_secret()?;
         let mut place = [0; 16];
         place.copy_from_slice(&new_secret()?[..16]);
-        let keys = Keys {
+        let keys = FifoKeys {
             reader: new_key(OWN)?,
             writer: new_key(OWN)?,
             reader_spare: new_key(BACK)?,
@@ -177,7 +181,7 @@ impl State {
         own: GlobalId,
         peer: GlobalId,
         shape: FifoShape,
-    ) -> Option<(Way, RemoteFifo, Spare)> {
+    ) -> Option<(FifoConnectionId, RemoteFifo, SpareKeys)> {
         let State { core, ways, .. } = self;
         core.written_by(own).find_map(|way| match ways.get_mut(&way) {
             Some(FifoConnection::Far(far)) => {
@@ -190,8 +194,8 @@ impl State {
     /// Invites the writer to share a connection whose end the reader has already.
     fn invite_along(
         &mut self,
-        (way, shape, reader): (Way, FifoShape, ProcessDescriptor),
-        (along, far, spare): (Way, RemoteFifo, Spare),
+        (way, shape, reader): (FifoConnectionId, FifoShape, ProcessDescriptor),
+        (along, far, spare): (FifoConnectionId, RemoteFifo, SpareKeys),
     ) -> Result<FifoInvited, Error> {
         let told = spare.told(along);
         if !self.tell_reader(reader, joined(way, shape, far.peer, Some(told.clone())), &[]) {
@@ -218,7 +222,7 @@ impl State {
             own: reader.process,
             peer: *writer,
             shape: *shape,
-            spare: Some(Spare { own_key: keys.reader_spare, peer_key: keys.writer_spare }),
+            spare: Some(SpareKeys { own_key: keys.reader_spare, peer_key: keys.writer_spare }),
         };
         let identity = identity.as_ref();
         let across = FifoAcross {
@@ -249,14 +253,14 @@ impl State {
             spare_key: invited.writer_spare_key,
             along: None,
         };
-        let way = Way { object: *object, connection: invited.connection };
+        let way = FifoConnectionId { object: *object, connection: invited.connection };
         let reader = GlobalId::from_bits(invited.reader);
         let far = RemoteFifo {
             socket: Arc::new(copy(socket)?),
             own: at.process,
             peer: reader,
             shape,
-            spare: Some(Spare { own_key: invited.writer_spare_key, peer_key: invited.reader_spare_key }),
+            spare: Some(SpareKeys { own_key: invited.writer_spare_key, peer_key: invited.reader_spare_key }),
         };
         member.open(at.descriptor);
         member.send(joined(way, shape, reader, Some(across)), &[socket.as_fd()])?;
@@ -269,9 +273,12 @@ impl State {
         let PendingConnection { at, object, invited, .. } = wanted;
         let shape = FifoShape { lines: invited.lines, slot_bytes: invited.slot_bytes }.check()?;
         let member = self.member(at.process)?;
-        let (way, reader) =
-            (Way { object: *object, connection: invited.connection }, GlobalId::from_bits(invited.reader));
-        let along = Way { object: GlobalId::from_bits(along.object), connection: along.connection };
+        let (way, reader) = (
+            FifoConnectionId { object: *object, connection: invited.connection },
+            GlobalId::from_bits(invited.reader),
+        );
+        let along =
+            FifoConnectionId { object: GlobalId::from_bits(along.object), connection: along.connection };
         let shared = match self.ways.get_mut(&along) {
             Some(FifoConnection::Far(far)) => far.share((at.process, reader), shape),
             _ => None,
@@ -322,13 +329,13 @@ impl State {
 }
 
 /// Creates the common part of every invitation.
-fn invited(way: Way, shape: FifoShape, reader: GlobalId) -> FifoInvited {
+fn invited(way: FifoConnectionId, shape: FifoShape, reader: GlobalId) -> FifoInvited {
     let FifoShape { lines, slot_bytes } = shape;
     let (connection, reader) = (way.connection, reader.to_bits());
     FifoInvited { connection, lines, slot_bytes, reader, ..FifoInvited::default() }
 }
 
-fn no_news(way: Way) -> Error {
+fn no_news(way: FifoConnectionId) -> Error {
     Error::new(Code::TryLater, format!("the reader of FIFO {} takes no news of writers", way.object))
 }
 
@@ -397,7 +404,7 @@ mod tests {
         let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).unwrap();
         let other = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
         let socket = Arc::new(listener.accept().unwrap().0);
-        let spare = Some(Spare { own_key: 1, peer_key: 2 });
+        let spare = Some(SpareKeys { own_key: 1, peer_key: 2 });
         (RemoteFifo { socket, own: OWN_END, peer: PEER, shape: SHAPE, spare }, other)
     }
 

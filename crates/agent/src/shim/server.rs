@@ -68,7 +68,7 @@ pub(super) struct Leave {
     number: u64,
 }
 
-struct Thread {
+struct ShimThread {
     desk: Arc<OrderQueue>,
     state: Arc<Mutex<State>>,
     epoll: OwnedFd,
@@ -103,7 +103,7 @@ impl Server {
         watch(&epoll, desk.wake.as_fd(), WAKE)?;
         let (visitors, hot, slow) = Default::default();
         let now = Instant::now();
-        let thread = Thread { desk: desk.clone(), state, epoll, visitors, hot, slow, now, since: now };
+        let thread = ShimThread { desk: desk.clone(), state, epoll, visitors, hot, slow, now, since: now };
         let thread = start_thread("sublet-shim", move || thread.run())?;
         Ok(Server { desk, thread: Some(thread) })
     }
@@ -137,7 +137,7 @@ impl Drop for Server {
     }
 }
 
-impl Thread {
+impl ShimThread {
     fn run(mut self) {
         let mut looks = 0;
         loop {

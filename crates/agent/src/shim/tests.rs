@@ -19,8 +19,8 @@ fn nobody() -> (Arc<Managers>, bool) {
     (Arc::new(Managers::new(Access::parse("unix:/nowhere").unwrap())), false)
 }
 
-fn who(tenant: &str) -> Who {
-    Who { lease: "l".into(), tenant: tenant.to_owned(), pu: UNIT, room_bytes: 1 << 20 }
+fn who(tenant: &str) -> ProcessIdentity {
+    ProcessIdentity { lease: "l".into(), tenant: tenant.to_owned(), pu: UNIT, room_bytes: 1 << 20 }
 }
 
 /// A process of its own, as far as the shim can tell.

@@ -39,7 +39,7 @@ pub(super) struct MemoryProxy {
     /// The client's number of the run.
     run: u32,
     socket: Arc<PacketSocket>,
-    answers: SyncSender<Answer>,
+    answers: SyncSender<ChannelAnswer>,
     state: State,
 }
 
@@ -53,7 +53,7 @@ enum State {
     Deaf,
 }
 
-struct Answer {
+struct ChannelAnswer {
     /// Channel of the question.
     channel: usize,
     body: Body,
@@ -66,7 +66,7 @@ impl MemoryProxy {
         here.set_send_timeout(SEND_PATIENCE)?;
         let socket = Arc::new(here);
         let (answers, coming) = sync_channel(MAX_WAITING);
-        let thread = Thread { links, socket: socket.clone(), states: Vec::new(), is_refused: false };
+        let thread = ProxyThread { links, socket: socket.clone(), states: Vec::new(), is_refused: false };
         start_thread("sublet-usher", move || thread.run(&coming))?;
         Ok((MemoryProxy { run, socket, answers, state: State::Listening }, there))
     }
@@ -119,7 +119,7 @@ impl MemoryProxy {
         if matches!(body, Body::There(_) | Body::Failure(_)) {
             self.state = State::Listening;
         }
-        match self.answers.try_send(Answer { channel, body }) {
+        match self.answers.try_send(ChannelAnswer { channel, body }) {
             // A process that has closed its end needs no answer.
             Ok(()) | Err(TrySendError::Disconnected(_)) => Ok(()),
             Err(TrySendError::Full(_)) => {
@@ -135,7 +135,7 @@ impl Drop for MemoryProxy {
     }
 }
 
-struct Thread {
+struct ProxyThread {
     links: Arc<ArrivalQueues>,
     socket: Arc<PacketSocket>,
     /// Page of each channel by which the process learns of the end of memory that it has mapped.
@@ -144,8 +144,8 @@ struct Thread {
     is_refused: bool,
 }
 
-impl Thread {
-    fn run(mut self, coming: &Receiver<Answer>) {
+impl ProxyThread {
+    fn run(mut self, coming: &Receiver<ChannelAnswer>) {
         while let Ok(answer) = coming.recv() {
             if let Err(error) = self.pass(answer) {
                 info!(%error, "a worker process takes no answers about memory");
@@ -155,7 +155,7 @@ impl Thread {
         self.socket.shutdown();
     }
 
-    fn pass(&mut self, Answer { channel, body }: Answer) -> Result<(), Error> {
+    fn pass(&mut self, ChannelAnswer { channel, body }: ChannelAnswer) -> Result<(), Error> {
         let is_end = matches!(body, Body::There(_) | Body::Failure(_));
         if self.is_refused {
             self.is_refused = !is_end;

@@ -3,7 +3,7 @@
 use sublet_proto::{Code, Error};
 use tracing::{error, info};
 
-use super::relay::{Relay, RelayOutcome};
+use super::relay::{RelayOutcome, WorkerRelay};
 use super::{Event, Supervisor};
 use crate::execution::worker::WorkerProcess;
 use crate::leases::end::EndReason;
@@ -39,7 +39,7 @@ impl Supervisor<'_> {
         // The peak of its memory can be read only while its sandbox exists.
         self.held.meter.settle()?;
         self.worker = None;
-        let (answers, last_words) = self.relay.as_mut().map(Relay::end).unwrap_or_default();
+        let (answers, last_words) = self.relay.as_mut().map(WorkerRelay::end).unwrap_or_default();
         let Error { code, message: reason } = last_words.unwrap_or(Error::new(Code::WorkerDied, how));
         info!(lease = self.held.lease.id, %reason, "worker ended");
         for answer in answers {
@@ -62,7 +62,7 @@ impl Supervisor<'_> {
     }
 
     pub(super) fn hear_worker(&mut self) -> Result<Option<EndReason>, Error> {
-        let relayed = self.relay.as_mut().map_or(RelayOutcome::Nothing, Relay::hear);
+        let relayed = self.relay.as_mut().map_or(RelayOutcome::Nothing, WorkerRelay::hear);
         self.relayed(relayed)
     }
 

@@ -39,17 +39,17 @@ const MAX_RELAYED_BYTES: usize = MAX_PACKET_BYTES - 64;
 const MAX_LAST_WORDS: usize = 512;
 
 /// See the [module](self).
-pub(super) struct Relay {
+pub(super) struct WorkerRelay {
     /// Arrival queue for connections over tcp; a segment has none.
     desk: Option<OpenArrivalQueue>,
     /// Arrival queues of the node, if it is on a network.
     links: Option<Arc<ArrivalQueues>>,
     next_alive: Instant,
-    process: Option<Process>,
+    process: Option<RelayedProcess>,
 }
 
 /// The worker process that runs.
-struct Process {
+struct RelayedProcess {
     /// Control socket, until either end closes it.
     control: Option<PacketSocket>,
     unanswered: u32,
@@ -69,9 +69,13 @@ pub(super) enum RelayOutcome {
     Stop(String),
 }
 
-impl Relay {
+impl WorkerRelay {
     /// Creates the relay for the processes of a lease.
-    pub(super) fn new(node: &Node, lease: &v1::Lease, carrier: &NetworkTransport) -> Result<Relay, Error> {
+    pub(super) fn new(
+        node: &Node,
+        lease: &v1::Lease,
+        carrier: &NetworkTransport,
+    ) -> Result<WorkerRelay, Error> {
         let desk = match (&node.gate, carrier.secret) {
             (Some(gate), Some(secret)) if !lease.is_segment() => {
                 Some(gate.links.open(&lease.id, (secret, lease.cores), None)?)
@@ -79,7 +83,7 @@ impl Relay {
             _ => None,
         };
         let links = node.gate.as_ref().map(|gate| gate.links.clone());
-        Ok(Relay { desk, links, next_alive: Instant::now(), process: None })
+        Ok(WorkerRelay { desk, links, next_alive: Instant::now(), process: None })
     }
 
     /// Begins to relay for a worker process. `control` is the client's end of its control socket.
@@ -87,7 +91,7 @@ impl Relay {
         control.set_send_timeout(SEND_PATIENCE)?;
         let control = Some(control);
         self.process =
-            Some(Process { control, unanswered: 0, is_ready: false, last_words: None, usher: None });
+            Some(RelayedProcess { control, unanswered: 0, is_ready: false, last_words: None, usher: None });
         Ok(())
     }
 
@@ -225,7 +229,7 @@ impl Relay {
     }
 }
 
-impl Process {
+impl RelayedProcess {
     fn take(&mut self, said: Vec<u8>) -> RelayOutcome {
         let body = match decode::<WorkerToClient>("a worker's message", &said) {
             Ok(WorkerToClient { body: Some(body) }) => body,
@@ -262,9 +266,9 @@ mod tests {
     use super::*;
     use sublet_proto::v1::{Failure, Ready, RegionMapped};
 
-    fn relay() -> (Relay, PacketSocket) {
+    fn relay() -> (WorkerRelay, PacketSocket) {
         let (ours, workers) = PacketSocket::pair().unwrap();
-        let mut relay = Relay { desk: None, links: None, next_alive: Instant::now(), process: None };
+        let mut relay = WorkerRelay { desk: None, links: None, next_alive: Instant::now(), process: None };
         relay.begin(ours).unwrap();
         (relay, workers)
     }

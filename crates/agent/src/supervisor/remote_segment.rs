@@ -35,11 +35,11 @@ pub(super) struct RemoteSegment {
     identity: Option<Identity>,
     guests_identity: Option<Identity>,
     /// Access of a client on another machine.
-    client: Option<Client>,
+    client: Option<SegmentClient>,
     guests: Vec<JoinedSegment>,
 }
 
-struct Client {
+struct SegmentClient {
     key: RegionKey,
     joined: JoinedSegment,
     /// Whether the segment has joined a connection that the client had.
@@ -66,7 +66,8 @@ impl RemoteSegment {
         let to_write = Arc::new(Region::attach(file, memory.len_bytes())?);
         let to_read = Arc::new(Region::attach_to_read(read_only(memory.fd())?, memory.len_bytes())?);
         let mut guests = InvitedReaders::of(memory.fd())?;
-        let client = carrier.map(|carrier| Client::new(gate, lease, carrier, &to_write)).transpose()?;
+        let client =
+            carrier.map(|carrier| SegmentClient::new(gate, lease, carrier, &to_write)).transpose()?;
         if let Some(client) = &client {
             guests.serve_client(client.joined.trunk());
         }
@@ -161,21 +162,21 @@ impl RemoteSegment {
     }
 }
 
-impl Client {
+impl SegmentClient {
     fn new(
         gate: &ListenerState,
         lease: &v1::Lease,
         carrier: &NetworkTransport,
         memory: &Arc<Region>,
-    ) -> Result<Client, Error> {
+    ) -> Result<SegmentClient, Error> {
         let encrypted = carrier.identity.is_some();
         let joins = carrier.joins.as_ref().map(|segment| Joins { segment: segment.clone(), guest: CLIENT });
         let memory = (memory, MemoryRights::Write);
         if let Some((joined, key)) = join(gate, lease, joins.as_ref(), encrypted, memory)? {
-            return Ok(Client { key, joined, has_joined: true });
+            return Ok(SegmentClient { key, joined, has_joined: true });
         }
         let (joined, key) = begin(lease, encrypted, memory)?;
-        Ok(Client { key, joined, has_joined: false })
+        Ok(SegmentClient { key, joined, has_joined: false })
     }
 }
 

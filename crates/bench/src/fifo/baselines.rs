@@ -14,7 +14,7 @@ use rustix::pipe::{PipeFlags, pipe_with};
 use sublet_fabric::region::{PAGE_BYTES, Region};
 use sublet_proto::{Code, Error};
 
-use super::Block;
+use super::FifoBlock;
 use crate::peer_process::lost;
 use crate::{PinnedCore, pin};
 
@@ -45,7 +45,7 @@ enum Half {
 
 /// Two threads on the same cores, with a connection in each direction.
 pub(super) struct Beside {
-    orders: [SyncSender<Block>; 2],
+    orders: [SyncSender<FifoBlock>; 2],
     took: Receiver<Result<u64, Error>>,
 }
 
@@ -60,10 +60,10 @@ impl Beside {
             ends.map_err(|error| Error::new(Code::System, format!("pipes, sockets or memory: {error}")))?;
         let (tell, took) = sync_channel(2);
         let start = |core: PinnedCore, (from, to): (Half, Half), begins: bool| {
-            let (order, orders) = sync_channel::<Block>(1);
+            let (order, orders) = sync_channel::<FifoBlock>(1);
             let tell = tell.clone();
             let body = move || {
-                let mut end = End::new(from, to, size as usize, begins);
+                let mut end = BaselineEnd::new(from, to, size as usize, begins);
                 let pinned = pin(core);
                 for block in orders {
                     let took = pinned.clone().and_then(|()| end.block(block));
@@ -81,7 +81,7 @@ impl Beside {
         Ok(Beside { orders: [first, second], took })
     }
 
-    pub(super) fn block(&self, block: Block) -> Result<u64, Error> {
+    pub(super) fn block(&self, block: FifoBlock) -> Result<u64, Error> {
         for order in self.orders.iter().rev() {
             order.send(block).map_err(|_| lost())?;
         }
@@ -89,7 +89,7 @@ impl Beside {
     }
 }
 
-struct End {
+struct BaselineEnd {
     from: Half,
     to: Half,
     memory: Vec<u8>,
@@ -98,14 +98,14 @@ struct End {
     begins: bool,
 }
 
-impl End {
-    fn new(from: Half, to: Half, size: usize, begins: bool) -> End {
+impl BaselineEnd {
+    fn new(from: Half, to: Half, size: usize, begins: bool) -> BaselineEnd {
         let memory = vec![7; size + PAGE_BYTES as usize];
         let at = memory.as_ptr().align_offset(PAGE_BYTES as usize).min(PAGE_BYTES as usize);
-        End { from, to, memory, message: at..at + size, begins }
+        BaselineEnd { from, to, memory, message: at..at + size, begins }
     }
 
-    fn block(&mut self, Block { rounds, think }: Block) -> Result<u64, Error> {
+    fn block(&mut self, FifoBlock { rounds, think }: FifoBlock) -> Result<u64, Error> {
         let failed =
             |error: std::io::Error| Error::new(Code::System, format!("a FIFO of the measurement: {error}"));
         if let Half::File(from) = &self.from {

@@ -10,7 +10,7 @@ use sublet_agent::{Agent, AgentOptions};
 use sublet_proto::Error;
 use sublet_proto::v1::{Command, NodeState, NodeStatus};
 
-use super::daemon::{ForWhom, Phase, Signals, blocking, notify, stop_in_order};
+use super::daemon::{DaemonPhase, ForWhom, Signals, blocking, notify, stop_in_order};
 use super::limits;
 use super::output::CommandOutput;
 use super::parse::{as_ms, duration, show_ns};
@@ -81,7 +81,7 @@ impl Arguments {
 
 /// Report that the agent is serving.
 #[derive(Debug, Serialize)]
-struct Serving {
+struct AgentReady {
     agent: String,
     /// Address for clients on other machines, if the agent listens for them.
     address: Option<String>,
@@ -121,7 +121,7 @@ pub(crate) fn run(arguments: Arguments, output: &CommandOutput) -> Result<(), Er
 async fn serve(options: AgentOptions, whom: &ForWhom, output: &CommandOutput) -> Result<(), Error> {
     let mut signals = Signals::listen_for(whom)?;
     limits::warn_of_file_sizes();
-    let mut serving = Serving {
+    let mut serving = AgentReady {
         address: None,
         agent: format!("unix:{}", options.socket.display()),
         name: options.name.clone(),
@@ -134,7 +134,7 @@ async fn serve(options: AgentOptions, whom: &ForWhom, output: &CommandOutput) ->
         // The agent is still waiting for a manager: there are no leases to end.
         () = signals.next() => return Ok(()),
     };
-    notify(Phase::Ready);
+    notify(DaemonPhase::Ready);
     serving.address = agent.address().map(str::to_owned);
     let shown = output.announce(&serving, text);
     if shown.is_ok() {
@@ -147,8 +147,8 @@ async fn serve(options: AgentOptions, whom: &ForWhom, output: &CommandOutput) ->
     stop_in_order(stop, &mut signals).await.and(shown)
 }
 
-fn text(serving: &Serving) -> String {
-    let Serving { agent, address, name, managers, .. } = serving;
+fn text(serving: &AgentReady) -> String {
+    let AgentReady { agent, address, name, managers, .. } = serving;
     let elsewhere = address.iter().map(|address| format!(" and {address}")).collect::<String>();
     format!(
         "node {name} is lent at {agent}{elsewhere}, by {}\nCtrl-C ends its leases and stops it\n",

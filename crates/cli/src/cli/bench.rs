@@ -13,7 +13,7 @@ use sublet_proto::{Code, Error};
 use sublet_runtime::Access;
 use sublet_sandbox::Language;
 
-use super::Connection;
+use super::ConnectionArguments;
 use super::daemon::find_spawner;
 use super::deploy::digest_of_image;
 use super::output::{CommandOutput, table};
@@ -62,26 +62,26 @@ pub(crate) struct Arguments {
 
 #[derive(Debug, Subcommand)]
 enum Bench {
-    Latency(Latency),
-    Bandwidth(Bandwidth),
-    Memory(Memory),
-    Swap(Swap),
-    Graph(Graph),
-    Cold(Cold),
-    Throughput(Throughput),
-    Lease(Lease),
-    Reject(Reject),
-    Fifo(Fifo),
-    Chain(Chain),
-    Xpucall(Xpucall),
+    Latency(LatencyArguments),
+    Bandwidth(BandwidthArguments),
+    Memory(MemoryArguments),
+    Swap(SwapArguments),
+    Graph(GraphArguments),
+    Cold(ColdStartArguments),
+    Throughput(ThroughputArguments),
+    Lease(LeaseArguments),
+    Reject(RejectionArguments),
+    Fifo(FifoArguments),
+    Chain(ChainArguments),
+    Xpucall(XpuCallArguments),
 }
 
 /// Transport and endpoints of the calls
 #[derive(Debug, Args)]
 struct TransportArguments {
     /// Fabric that carries the calls
-    #[arg(long, value_enum, default_value_t = Fabric::Shm)]
-    fabric: Fabric,
+    #[arg(long, value_enum, default_value_t = FabricKind::Shm)]
+    fabric: FabricKind,
     /// Provider of libfabric, as `sublet fabrics` shows it, for --fabric ofi [default: the best one]
     #[arg(long, value_name = "NAME")]
     provider: Option<String>,
@@ -92,11 +92,11 @@ struct TransportArguments {
     #[arg(long, value_name = "ADDRESS", default_value_t = IpAddr::V4(Ipv4Addr::LOCALHOST))]
     listen_on: IpAddr,
     #[command(flatten)]
-    connection: Connection,
+    connection: ConnectionArguments,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
-enum Fabric {
+enum FabricKind {
     /// Shared memory
     Shm,
     /// TCP
@@ -108,16 +108,16 @@ enum Fabric {
 impl TransportArguments {
     fn transport(&self) -> Result<CallTransport, Error> {
         let fabric = match self.fabric {
-            Fabric::Shm => Provider::Shm,
-            Fabric::Tcp => Provider::Tcp,
-            Fabric::Ofi => Provider::Ofi,
+            FabricKind::Shm => Provider::Shm,
+            FabricKind::Tcp => Provider::Tcp,
+            FabricKind::Ofi => Provider::Ofi,
         };
         let unfit = |flag: &str, fabric: &str| {
             Err(Error::new(Code::InvalidArgument, format!("--{flag} requires --fabric {fabric}")))
         };
         match self.fabric {
-            Fabric::Tcp | Fabric::Shm if self.provider.is_some() => unfit("provider", "ofi"),
-            Fabric::Shm | Fabric::Ofi if self.encrypted => unfit("encrypted", "tcp"),
+            FabricKind::Tcp | FabricKind::Shm if self.provider.is_some() => unfit("provider", "ofi"),
+            FabricKind::Shm | FabricKind::Ofi if self.encrypted => unfit("encrypted", "tcp"),
             _ => Ok(CallTransport { fabric, provider: self.provider.clone(), encrypted: self.encrypted }),
         }
     }
@@ -125,7 +125,7 @@ impl TransportArguments {
     /// Chooses the instance: a named manager, for shared memory the user's own, otherwise a private instance.
     fn place(&self) -> Result<Where, Error> {
         let named = self.connection.manager.as_ref().is_some_and(|manager| !manager.is_empty());
-        if named || self.fabric == Fabric::Shm {
+        if named || self.fabric == FabricKind::Shm {
             Ok(Where::Given(Box::new(self.connection.access()?)))
         } else {
             Ok(Where::Own(self.listen_on))
@@ -138,7 +138,7 @@ impl TransportArguments {
 /// The raw round trip moves a flag through shared memory, or the same bytes over TCP or by libfabric's fi_writedata. It
 /// waits in the same way as the call.
 #[derive(Debug, Args)]
-struct Latency {
+struct LatencyArguments {
     #[command(flatten)]
     transport: TransportArguments,
     /// Mode in which the worker waits [default: hot, with --connections warm]
@@ -165,7 +165,7 @@ struct Latency {
 
 /// Throughput of large payloads to a worker and back, and of the same bytes without Sublet
 #[derive(Debug, Args)]
-struct Bandwidth {
+struct BandwidthArguments {
     #[command(flatten)]
     transport: TransportArguments,
     /// Mode in which the worker waits
@@ -181,7 +181,7 @@ struct Bandwidth {
 
 /// Throughput of reads and writes of memory components, and of the same bytes without Sublet
 #[derive(Debug, Args)]
-struct Memory {
+struct MemoryArguments {
     #[command(flatten)]
     transport: TransportArguments,
     /// Size of an access [default: 4 KiB, 64 KiB, 1 MiB and 16 MiB]
@@ -194,7 +194,7 @@ struct Memory {
 
 /// Time of a program whose array is larger than its local memory, and with all of it in local memory
 #[derive(Debug, Args)]
-struct Swap {
+struct SwapArguments {
     /// Order in which the program accesses the array
     #[arg(long, value_enum, default_value_t = swap::AccessOrder::Sequential)]
     pattern: swap::AccessOrder,
@@ -211,22 +211,22 @@ struct Swap {
     #[arg(long, value_name = "ROUNDS", default_value_t = 9, value_parser = clap::value_parser!(u32).range(1..=10_000))]
     n: u32,
     #[command(flatten)]
-    connection: Connection,
+    connection: ConnectionArguments,
 }
 
 /// Overhead of running a graph, besides the work of its components
 #[derive(Debug, Args)]
-struct Graph {
+struct GraphArguments {
     /// Number of runs with warm workers; each chain, which takes a second, runs a tenth as often
     #[arg(long, value_name = "RUNS", default_value_t = 50, value_parser = clap::value_parser!(u32).range(1..=10_000))]
     n: u32,
     #[command(flatten)]
-    connection: Connection,
+    connection: ConnectionArguments,
 }
 
 /// Time from the request for a lease to the first result, step by step
 #[derive(Debug, Args)]
-struct Cold {
+struct ColdStartArguments {
     /// Sandbox in which workers start
     #[arg(long, value_enum, default_value_t = cold::SandboxChoice::Process)]
     sandbox: cold::SandboxChoice,
@@ -249,12 +249,12 @@ struct Cold {
     #[arg(long, value_name = "STARTS", value_parser = clap::value_parser!(u32).range(1..=1_000_000))]
     n: Option<u32>,
     #[command(flatten)]
-    connection: Connection,
+    connection: ConnectionArguments,
 }
 
 /// Calls per second, with several in flight at several workers
 #[derive(Debug, Args)]
-struct Throughput {
+struct ThroughputArguments {
     /// Number of workers, each on a core of its own
     #[arg(long, value_name = "WORKERS", default_value_t = 1)]
     workers: u32,
@@ -268,7 +268,7 @@ struct Throughput {
     #[arg(long, value_name = "TIME", value_parser = duration, default_value = "2s")]
     time: Duration,
     #[command(flatten)]
-    connection: Connection,
+    connection: ConnectionArguments,
 }
 
 /// Leases granted and released per second by a private manager, and the latency of grants at half that load
@@ -277,7 +277,7 @@ struct Throughput {
 /// core until its node has confirmed the release, one to two seconds later: the nodes together need a core for each lease
 /// of two seconds.
 #[derive(Debug, Args)]
-struct Lease {
+struct LeaseArguments {
     /// Transport of the requests
     #[arg(long, value_enum, default_value_t = lease::LeaseTransport::Unix)]
     transport: lease::LeaseTransport,
@@ -300,7 +300,7 @@ struct Lease {
 
 /// Latency of a call that a busy shared core rejects, of one that moves on to a free core, and of a plain warm call
 #[derive(Debug, Args)]
-struct Reject {
+struct RejectionArguments {
     /// Number of calls of each kind
     #[arg(long, value_name = "CALLS", default_value_t = 5_000, value_parser = clap::value_parser!(u32).range(1..=10_000_000))]
     n: u32,
@@ -311,7 +311,7 @@ struct Reject {
 /// Two worker processes exchange messages, and so do two threads through Linux FIFOs, on the same two cores: once with polling
 /// receivers, and once with sleeping ones. COPIES is the time of only copying in and out, without a FIFO.
 #[derive(Debug, Args)]
-struct Fifo {
+struct FifoArguments {
     /// Size of a message [default: 64 B, 1 KiB, 4 KiB and 64 KiB]
     #[arg(long, value_name = "SIZE", value_parser = size_32)]
     size: Option<u32>,
@@ -322,7 +322,7 @@ struct Fifo {
     #[arg(long, value_name = "BLOCKS", default_value_t = 41, value_parser = clap::value_parser!(u32).range(1..=10_000))]
     n: u32,
     #[command(flatten)]
-    connection: Connection,
+    connection: ConnectionArguments,
 }
 
 /// Chains of functions in one process, in separate processes, and as HTTP servers
@@ -331,7 +331,7 @@ struct Fifo {
 /// of one package call each other in place. Between processes, and over HTTP, the client calls each function in turn: workers in separate
 /// sandboxes, and server processes without one.
 #[derive(Debug, Args)]
-struct Chain {
+struct ChainArguments {
     /// Number of functions of the chain
     #[arg(long, value_name = "COUNT", default_value_t = 5, value_parser = clap::value_parser!(u32).range(2..=i64::from(chain::MAX_FUNCTIONS)))]
     functions: u32,
@@ -345,17 +345,17 @@ struct Chain {
     #[arg(long, value_name = "BLOCKS", default_value_t = 41, value_parser = clap::value_parser!(u32).range(1..=10_000))]
     n: u32,
     #[command(flatten)]
-    connection: Connection,
+    connection: ConnectionArguments,
 }
 
 /// Time of a call of the shim, and of a flag's round trip through shared memory
 #[derive(Debug, Args)]
-struct Xpucall {
+struct XpuCallArguments {
     /// Blocks of calls
     #[arg(long, value_name = "BLOCKS", default_value_t = 101, value_parser = clap::value_parser!(u32).range(1..=10_000))]
     n: u32,
     #[command(flatten)]
-    connection: Connection,
+    connection: ConnectionArguments,
 }
 
 fn access_size(text: &str) -> Result<u32, String> {
@@ -390,7 +390,7 @@ pub(crate) fn run(arguments: &Arguments, output: &CommandOutput) -> Result<(), E
     }
 }
 
-fn run_latency(arguments: &Latency, output: &CommandOutput) -> Result<(), Error> {
+fn run_latency(arguments: &LatencyArguments, output: &CommandOutput) -> Result<(), Error> {
     if let Some(connections) = arguments.connections {
         return run_connections(arguments, connections, output);
     }
@@ -411,12 +411,16 @@ fn run_latency(arguments: &Latency, output: &CommandOutput) -> Result<(), Error>
     }
 }
 
-fn run_connections(arguments: &Latency, connections: u32, output: &CommandOutput) -> Result<(), Error> {
+fn run_connections(
+    arguments: &LatencyArguments,
+    connections: u32,
+    output: &CommandOutput,
+) -> Result<(), Error> {
     if arguments.mode == Some(Mode::Hot) {
         let message = "--connections requires --mode warm: workers that poll cannot share a core";
         return Err(Error::new(Code::InvalidArgument, message));
     }
-    let Latency { function, size, n: calls, .. } = *arguments;
+    let LatencyArguments { function, size, n: calls, .. } = *arguments;
     let plan = connections::ConnectionsPlan { function, size, calls, connections };
     let bar = progress(u64::from(connections::blocks(calls)), output);
     let place = Where::Own(arguments.transport.listen_on);
@@ -430,7 +434,7 @@ fn run_connections(arguments: &Latency, connections: u32, output: &CommandOutput
     })
 }
 
-fn run_bandwidth(arguments: &Bandwidth, output: &CommandOutput) -> Result<(), Error> {
+fn run_bandwidth(arguments: &BandwidthArguments, output: &CommandOutput) -> Result<(), Error> {
     let (transport, place) = (arguments.transport.transport()?, arguments.transport.place()?);
     let sizes = arguments.size.map_or(bandwidth::SIZES.to_vec(), |size| vec![size]);
     let bar = progress(sizes.len() as u64, output);
@@ -445,7 +449,7 @@ fn run_bandwidth(arguments: &Bandwidth, output: &CommandOutput) -> Result<(), Er
     })
 }
 
-fn run_memory(arguments: &Memory, output: &CommandOutput) -> Result<(), Error> {
+fn run_memory(arguments: &MemoryArguments, output: &CommandOutput) -> Result<(), Error> {
     let transport = &arguments.transport;
     let named = transport.connection.manager.as_ref().is_some_and(|manager| !manager.is_empty());
     let place = if named { transport.place()? } else { Where::Own(transport.listen_on) };
@@ -458,7 +462,7 @@ fn run_memory(arguments: &Memory, output: &CommandOutput) -> Result<(), Error> {
     })
 }
 
-fn run_swap(arguments: &Swap, output: &CommandOutput) -> Result<(), Error> {
+fn run_swap(arguments: &SwapArguments, output: &CommandOutput) -> Result<(), Error> {
     let plan = swap::SwapBenchPlan {
         pattern: arguments.pattern,
         work_us: arguments.work_us,
@@ -472,14 +476,14 @@ fn run_swap(arguments: &Swap, output: &CommandOutput) -> Result<(), Error> {
     output.show(&figure, |figure| table(&swap::HEADINGS, &[figure.cells()]))
 }
 
-fn run_graph(arguments: &Graph, output: &CommandOutput) -> Result<(), Error> {
+fn run_graph(arguments: &GraphArguments, output: &CommandOutput) -> Result<(), Error> {
     let bar = progress(graph::steps(arguments.n), output);
     let figure = graph::run(&arguments.connection.access()?, arguments.n, || bar.inc(1))?;
     bar.finish_and_clear();
     output.show(&figure, |figure| table(&graph::HEADINGS, &figure.rows()))
 }
 
-fn run_cold(arguments: &Cold, output: &CommandOutput) -> Result<(), Error> {
+fn run_cold(arguments: &ColdStartArguments, output: &CommandOutput) -> Result<(), Error> {
     let n = arguments.n.unwrap_or(arguments.sandbox.usual_starts());
     let bar = progress(u64::from(n), output);
     let named = arguments.image.as_deref().filter(|_| arguments.sandbox == cold::SandboxChoice::Container);
@@ -500,7 +504,7 @@ fn run_cold(arguments: &Cold, output: &CommandOutput) -> Result<(), Error> {
     output.show(&figure, |figure| table(&cold::HEADINGS, &figure.rows()))
 }
 
-fn run_throughput(arguments: &Throughput, output: &CommandOutput) -> Result<(), Error> {
+fn run_throughput(arguments: &ThroughputArguments, output: &CommandOutput) -> Result<(), Error> {
     let plan = throughput::ThroughputPlan {
         workers: arguments.workers,
         in_flight: arguments.in_flight,
@@ -511,7 +515,7 @@ fn run_throughput(arguments: &Throughput, output: &CommandOutput) -> Result<(), 
     output.show(&figure, |figure| table(&throughput::HEADINGS, &[figure.cells()]))
 }
 
-fn run_lease(arguments: &Lease, output: &CommandOutput) -> Result<(), Error> {
+fn run_lease(arguments: &LeaseArguments, output: &CommandOutput) -> Result<(), Error> {
     let plan = lease::LeasePlan {
         transport: arguments.transport,
         nodes: arguments.nodes,
@@ -523,14 +527,14 @@ fn run_lease(arguments: &Lease, output: &CommandOutput) -> Result<(), Error> {
     output.show(&lease::run(plan)?, |figure| table(&lease::HEADINGS, &[figure.cells()]))
 }
 
-fn run_reject(arguments: &Reject, output: &CommandOutput) -> Result<(), Error> {
+fn run_reject(arguments: &RejectionArguments, output: &CommandOutput) -> Result<(), Error> {
     let bar = progress(u64::from(reject::blocks(arguments.n)), output);
     let figure = reject::run(arguments.n, || bar.inc(1))?;
     bar.finish_and_clear();
     output.show(&figure, |figure| table(&reject::HEADINGS, &figure.rows()))
 }
 
-fn run_fifo(arguments: &Fifo, output: &CommandOutput) -> Result<(), Error> {
+fn run_fifo(arguments: &FifoArguments, output: &CommandOutput) -> Result<(), Error> {
     let sizes = arguments.size.map_or(fifo::SIZES.to_vec(), |size| vec![size]);
     let bar = progress(sizes.len() as u64, output);
     let figures =
@@ -545,7 +549,7 @@ fn run_fifo(arguments: &Fifo, output: &CommandOutput) -> Result<(), Error> {
     }
 }
 
-fn run_chain(arguments: &Chain, output: &CommandOutput) -> Result<(), Error> {
+fn run_chain(arguments: &ChainArguments, output: &CommandOutput) -> Result<(), Error> {
     let bar = progress(u64::from(arguments.n), output);
     let plan = chain::ChainPlan {
         functions: arguments.functions,
@@ -558,7 +562,7 @@ fn run_chain(arguments: &Chain, output: &CommandOutput) -> Result<(), Error> {
     output.show(&figure, |figure| table(&chain::HEADINGS, &[figure.cells()]))
 }
 
-fn run_xpucall(arguments: &Xpucall, output: &CommandOutput) -> Result<(), Error> {
+fn run_xpucall(arguments: &XpuCallArguments, output: &CommandOutput) -> Result<(), Error> {
     let bar = progress(u64::from(arguments.n), output);
     let figure = calls::run(named(&arguments.connection)?, arguments.n, || bar.inc(1))?;
     bar.finish_and_clear();
@@ -566,7 +570,7 @@ fn run_xpucall(arguments: &Xpucall, output: &CommandOutput) -> Result<(), Error>
 }
 
 /// Returns the manager that was named, if one was.
-fn named(connection: &Connection) -> Result<Option<Access>, Error> {
+fn named(connection: &ConnectionArguments) -> Result<Option<Access>, Error> {
     let named = connection.manager.as_ref().is_some_and(|manager| !manager.is_empty());
     named.then(|| connection.access()).transpose()
 }

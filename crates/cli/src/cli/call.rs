@@ -12,7 +12,7 @@ use sublet_runtime::{
     Allocation, Buffer, CallOptions, Completion, FabricChoice, Invoker, Policy, is_repeatable,
 };
 
-use super::Connection;
+use super::ConnectionArguments;
 use super::files::{is_dash, read_up_to, write_output};
 use super::output::CommandOutput;
 use super::parse::{duration, fabric, pool, show_bytes, show_ns, size, weight};
@@ -94,7 +94,7 @@ pub(crate) struct Arguments {
     interface: Option<String>,
 
     #[command(flatten)]
-    connection: Connection,
+    connection: ConnectionArguments,
 }
 
 impl Arguments {

@@ -12,7 +12,7 @@ use sublet_proto::v1::Package;
 use sublet_proto::{Code, Error, decode};
 use sublet_runtime::deploy::read_package;
 
-use super::Connection;
+use super::ConnectionArguments;
 use super::output::CommandOutput;
 use super::parse::show_bytes;
 use super::time::show_moment;
@@ -97,7 +97,7 @@ pub(crate) struct Arguments {
     path: PathBuf,
 
     #[command(flatten)]
-    connection: Connection,
+    connection: ConnectionArguments,
 }
 
 /// Report on a deployment.

@@ -4,7 +4,7 @@ use clap::Args;
 use serde::Serialize;
 use sublet_proto::Error;
 
-use super::Connection;
+use super::ConnectionArguments;
 use super::output::CommandOutput;
 use super::parse::{show_bytes, show_count};
 
@@ -20,7 +20,7 @@ do the same each hour. Only operators may run it.";
 #[command(after_help = EXAMPLES)]
 pub(crate) struct Arguments {
     #[command(flatten)]
-    connection: Connection,
+    connection: ConnectionArguments,
 }
 
 /// Number and size of the removed objects.

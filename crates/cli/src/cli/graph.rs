@@ -18,7 +18,7 @@ use sublet_proto::graph::{self, Component, Condition, Edge, Graph, MAX_DOCUMENT_
 use sublet_proto::text::{printable_json, printable_text};
 use sublet_proto::{Code, Error};
 
-use super::Connection;
+use super::ConnectionArguments;
 use super::files::{is_dash, read_up_to};
 use super::output::{CommandOutput, print};
 use super::parse::{show_bytes, show_count};
@@ -77,7 +77,7 @@ enum Command {
     /// List deployed graphs
     List {
         #[command(flatten)]
-        connection: Connection,
+        connection: ConnectionArguments,
     },
     /// Remove a graph and all versions of it that no unfinished run needs
     Remove {
@@ -86,7 +86,7 @@ enum Command {
         graph: String,
 
         #[command(flatten)]
-        connection: Connection,
+        connection: ConnectionArguments,
     },
     Run(run::RunArguments),
     Resume(run::Resume),
@@ -130,7 +130,7 @@ pub(crate) fn run(arguments: &Arguments, output: &CommandOutput) -> Result<(), E
     }
 }
 
-fn remove(graph: &str, connection: &Connection, output: &CommandOutput) -> Result<(), Error> {
+fn remove(graph: &str, connection: &ConnectionArguments, output: &CommandOutput) -> Result<(), Error> {
     let reply = connection.open()?.remove_graph(graph)?;
     let removed = reply.removed.into_iter().map(|version| version.digest).collect();
     output.show(&RemovedVersions { removed, kept: reply.kept }, |RemovedVersions { removed, kept }| {

@@ -88,7 +88,7 @@ struct One {
 
 /// JSON output, whose format is stable.
 #[derive(Debug, Serialize)]
-struct Images {
+struct ImagesOutput {
     images: Vec<ImageView>,
 }
 
@@ -196,8 +196,8 @@ fn by_name(store: &ImageStore, reference: &Reference) -> Result<Option<Image>, I
     }
 }
 
-fn images(images: Vec<Image>) -> Images {
-    Images { images: images.into_iter().map(shown).collect() }
+fn images(images: Vec<Image>) -> ImagesOutput {
+    ImagesOutput { images: images.into_iter().map(shown).collect() }
 }
 
 fn shown(image: Image) -> ImageView {
@@ -217,7 +217,7 @@ fn shown(image: Image) -> ImageView {
     }
 }
 
-fn text(Images { images }: &Images) -> String {
+fn text(ImagesOutput { images }: &ImagesOutput) -> String {
     let row = |image: &ImageView| {
         let name = image.names.iter().find(|name| !name.starts_with("sha256:"));
         let name = name.cloned().unwrap_or_else(|| "-".to_owned());
@@ -226,7 +226,7 @@ fn text(Images { images }: &Images) -> String {
     table(&["DIGEST", "SIZE", "LAYERS", "NAME"], &images.iter().map(row).collect::<Vec<_>>())
 }
 
-fn detailed(Images { images }: &Images) -> String {
+fn detailed(ImagesOutput { images }: &ImagesOutput) -> String {
     images.iter().map(details).collect::<Vec<_>>().join("\n")
 }
 

@@ -33,7 +33,7 @@ pub(crate) struct Arguments {
 
 /// Output of a lease.
 #[derive(Debug, Serialize)]
-struct Log<'lease> {
+struct LogOutput<'lease> {
     lease: &'lease str,
     log: String,
 }
@@ -51,6 +51,6 @@ pub(crate) fn run(arguments: &Arguments, output: &CommandOutput) -> Result<(), E
             _ => Ok(()),
         };
     }
-    let log = Log { lease: &arguments.lease, log: String::from_utf8_lossy(&bytes).into_owned() };
+    let log = LogOutput { lease: &arguments.lease, log: String::from_utf8_lossy(&bytes).into_owned() };
     output.show(&log, |log| log.log.clone())
 }

@@ -7,7 +7,7 @@ use serde::Serialize;
 use sublet_manager::{Manager, ManagerOptions, Tls};
 use sublet_proto::Error;
 
-use super::daemon::{ForWhom, Phase, Signals, notify, stop_in_order};
+use super::daemon::{DaemonPhase, ForWhom, Signals, notify, stop_in_order};
 use super::limits;
 use super::output::CommandOutput;
 use super::settings;
@@ -43,7 +43,7 @@ pub(crate) struct Arguments {
 
 /// Report that the manager is serving.
 #[derive(Debug, Serialize)]
-struct Serving {
+struct ManagerReady {
     manager: String,
     listen: Vec<String>,
     state: PathBuf,
@@ -73,7 +73,7 @@ async fn serve(options: ManagerOptions, for_whom: &ForWhom, output: &CommandOutp
     let mut signals = Signals::listen_for(for_whom)?;
     limits::warn_of_file_sizes();
     let ca = matches!(options.tls, Tls::Generated { .. }) && !options.listen.is_empty();
-    let serving = Serving {
+    let serving = ManagerReady {
         manager: format!("unix:{}", options.socket.display()),
         listen: options.listen.iter().map(ToString::to_string).collect(),
         ca: ca.then(|| options.state.join("tls/ca.pem")),
@@ -81,7 +81,7 @@ async fn serve(options: ManagerOptions, for_whom: &ForWhom, output: &CommandOutp
         pid: std::process::id(),
     };
     let manager = Manager::start(options).await?;
-    notify(Phase::Ready);
+    notify(DaemonPhase::Ready);
     let shown = output.announce(&serving, text);
     if shown.is_ok() {
         signals.next().await;
@@ -89,8 +89,8 @@ async fn serve(options: ManagerOptions, for_whom: &ForWhom, output: &CommandOutp
     stop_in_order(manager.stop(), &mut signals).await.and(shown)
 }
 
-fn text(serving: &Serving) -> String {
-    let Serving { manager, listen, ca, .. } = serving;
+fn text(serving: &ManagerReady) -> String {
+    let ManagerReady { manager, listen, ca, .. } = serving;
     let mut text = format!("the manager serves at {manager}");
     for address in listen {
         text += &format!(" and {address}");

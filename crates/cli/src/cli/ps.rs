@@ -7,7 +7,7 @@ use serde::Serialize;
 use sublet_proto::Error;
 use sublet_proto::text::printable_line;
 
-use super::Connection;
+use super::ConnectionArguments;
 use super::output::{CommandOutput, table};
 use super::parse::{show_bytes, show_ns};
 use super::time::now_ms;
@@ -39,7 +39,7 @@ pub(crate) struct Arguments {
     nodes: bool,
 
     #[command(flatten)]
-    connection: Connection,
+    connection: ConnectionArguments,
 }
 
 /// Output without `--nodes`.
@@ -53,7 +53,7 @@ struct Everything {
 
 /// Output with `--nodes`.
 #[derive(Debug, Serialize)]
-struct Nodes {
+struct NodesOutput {
     nodes: Vec<NodeView>,
 }
 
@@ -61,7 +61,7 @@ struct Nodes {
 pub(crate) fn run(arguments: &Arguments, output: &CommandOutput) -> Result<(), Error> {
     let manager = arguments.connection.open()?;
     if arguments.nodes {
-        let nodes = Nodes { nodes: manager.nodes()?.into_iter().map(NodeView::from).collect() };
+        let nodes = NodesOutput { nodes: manager.nodes()?.into_iter().map(NodeView::from).collect() };
         return output.show(&nodes, nodes_text);
     }
     let leases = if arguments.all { manager.leases_with_ended()? } else { manager.leases()? };
@@ -134,7 +134,7 @@ fn cold_imports(leases: &[LeaseView]) -> String {
     lines.collect::<BTreeMap<_, _>>().into_values().collect()
 }
 
-fn nodes_text(Nodes { nodes }: &Nodes) -> String {
+fn nodes_text(NodesOutput { nodes }: &NodesOutput) -> String {
     let rows: Vec<_> = nodes.iter().map(reach_row).collect();
     table(&["NODE", "STATE", "ADDRESS", "FABRICS", "CACHE", "AGENT"], &rows)
 }

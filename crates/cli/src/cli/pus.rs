@@ -5,7 +5,7 @@ use serde::Serialize;
 use sublet_proto::Error;
 use sublet_proto::v1::{NodeDescription, NodeInfo, NodeState, Price, ProcessingUnit};
 
-use super::Connection;
+use super::ConnectionArguments;
 use super::output::{CommandOutput, table};
 use super::parse::show_bytes;
 use super::view::node_state;
@@ -28,7 +28,7 @@ follow the table, with the reason.";
 #[command(after_help = EXAMPLES)]
 pub(crate) struct Arguments {
     #[command(flatten)]
-    connection: Connection,
+    connection: ConnectionArguments,
 }
 
 /// Output of the command.

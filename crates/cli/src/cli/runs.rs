@@ -4,7 +4,7 @@ use clap::{Args, Subcommand};
 use serde::Serialize;
 use sublet_proto::Error;
 
-use super::Connection;
+use super::ConnectionArguments;
 use super::output::CommandOutput;
 use super::parse::show_count;
 
@@ -40,7 +40,7 @@ struct Remove {
     ended: bool,
 
     #[command(flatten)]
-    connection: Connection,
+    connection: ConnectionArguments,
 }
 
 /// Number of removed runs.

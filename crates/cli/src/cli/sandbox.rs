@@ -74,7 +74,7 @@ struct Create {
 
     /// Fork a warm language runtime of the node, which executes the program's source file
     #[arg(long, value_enum, value_name = "LANGUAGE", conflicts_with = "image")]
-    template: Option<Language>,
+    template: Option<LanguageArgument>,
 
     /// Modules to import ahead of time once they are requested often enough
     #[arg(long = "import", value_name = "MODULE", value_delimiter = ',', requires = "template")]
@@ -119,7 +119,7 @@ struct Create {
 
 /// A language whose runtime nodes keep warm.
 #[derive(Clone, Copy, Debug, clap::ValueEnum)]
-enum Language {
+enum LanguageArgument {
     /// Interpreter of `sublet up --python` or the agent's configuration.
     Python,
     /// Node.js of `sublet up --node` or the agent's configuration.
@@ -155,12 +155,12 @@ struct Kill {
 
 /// JSON output, whose format is stable.
 #[derive(Debug, Serialize)]
-struct Sandboxes {
-    sandboxes: Vec<Sandbox>,
+struct SandboxesOutput {
+    sandboxes: Vec<SandboxView>,
 }
 
 #[derive(Debug, Serialize)]
-struct Sandbox {
+struct SandboxView {
     id: u64,
     #[serde(skip_serializing_if = "Option::is_none")]
     status: Option<&'static str>,
@@ -195,7 +195,7 @@ pub(crate) fn run(arguments: Arguments, output: &CommandOutput) -> Result<(), Er
     let told: Vec<_> = answers.into_iter().map(|answer| (answer.id, decode_answer(answer, verb))).collect();
     let mut failed = None;
     let sandboxes = told.into_iter().map(|(id, outcome)| match outcome {
-        Ok((_, SandboxState { status, pid, exit })) => Sandbox {
+        Ok((_, SandboxState { status, pid, exit })) => SandboxView {
             id,
             status: Some(name(status)),
             pid,
@@ -205,10 +205,10 @@ pub(crate) fn run(arguments: Arguments, output: &CommandOutput) -> Result<(), Er
         Err(error) => {
             let message = error.to_string();
             failed.get_or_insert(Error::new(Code::InvalidArgument, message.clone()));
-            Sandbox { id, status: None, pid: None, exit: None, error: Some(message) }
+            SandboxView { id, status: None, pid: None, exit: None, error: Some(message) }
         }
     });
-    let sandboxes = Sandboxes { sandboxes: sandboxes.collect() };
+    let sandboxes = SandboxesOutput { sandboxes: sandboxes.collect() };
     output.show(&sandboxes, text)?;
     failed.map_or(Ok(()), Err)
 }
@@ -247,7 +247,7 @@ fn specifications(mut create: Create, images: &Path) -> Result<SandboxCreate, Er
 
 fn of_host(
     words: Vec<OsString>,
-    template: Option<Language>,
+    template: Option<LanguageArgument>,
     imports: Vec<String>,
 ) -> Result<SandboxSpec, Error> {
     let mut words = words.into_iter();
@@ -258,8 +258,8 @@ fn of_host(
         // The agent fills in the rest.
         template: template.map(|language| {
             let language = match language {
-                Language::Python => sublet_sandbox::Language::Python,
-                Language::Node => sublet_sandbox::Language::Node,
+                LanguageArgument::Python => sublet_sandbox::Language::Python,
+                LanguageArgument::Node => sublet_sandbox::Language::Node,
             };
             SandboxTemplate { language: encode_language(language), imports, ..SandboxTemplate::default() }
         }),
@@ -336,7 +336,7 @@ fn name(status: SandboxStatus) -> &'static str {
     }
 }
 
-fn text(Sandboxes { sandboxes }: &Sandboxes) -> String {
+fn text(SandboxesOutput { sandboxes }: &SandboxesOutput) -> String {
     let or_dash = |text: Option<String>| text.unwrap_or_else(|| "-".to_owned());
     let rows: Vec<_> = sandboxes
         .iter()

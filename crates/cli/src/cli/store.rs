@@ -60,7 +60,7 @@ impl State {
 
 /// A store on NATS, in the place of the embedded one.
 #[derive(Debug, Args)]
-struct Servers {
+struct NatsArguments {
     /// Servers of a store on NATS, as nats://[user:password@]host[:port], several separated by commas
     #[arg(long, value_name = "URL", conflicts_with = "state")]
     store_url: Option<String>,
@@ -74,7 +74,7 @@ struct Servers {
     store_ca: Option<PathBuf>,
 }
 
-impl Servers {
+impl NatsArguments {
     fn options(&self) -> Option<NatsOptions> {
         let url = self.store_url.clone()?;
         Some(NatsOptions { url, name: self.store_name.clone(), replicas: 1, ca_file: self.store_ca.clone() })
@@ -85,7 +85,7 @@ impl Servers {
 #[derive(Debug, Args)]
 struct Check {
     #[command(flatten)]
-    servers: Servers,
+    servers: NatsArguments,
 
     #[command(flatten)]
     state: State,
@@ -99,7 +99,7 @@ struct Repair {
     new_signing_key: bool,
 
     #[command(flatten)]
-    servers: Servers,
+    servers: NatsArguments,
 
     #[command(flatten)]
     state: State,

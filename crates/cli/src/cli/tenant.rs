@@ -5,7 +5,7 @@ use serde::Serialize;
 use sublet_proto::Error;
 use sublet_proto::v1::{Quota, Tenant};
 
-use super::Connection;
+use super::ConnectionArguments;
 use super::output::{CommandOutput, table};
 use super::parse::{amount, show_bytes, show_nano, size, whole};
 
@@ -86,7 +86,7 @@ struct Set {
     leases_per_day: Option<LimitWithDefault<u32>>,
 
     #[command(flatten)]
-    connection: Connection,
+    connection: ConnectionArguments,
 }
 
 /// A limit that has a default.
@@ -100,7 +100,7 @@ enum LimitWithDefault<T> {
 #[derive(Debug, Args)]
 struct List {
     #[command(flatten)]
-    connection: Connection,
+    connection: ConnectionArguments,
 }
 
 /// A tenant. Absent fields mean no limit.
@@ -128,7 +128,7 @@ struct TenantView {
 
 /// Output of `list`.
 #[derive(Debug, Serialize)]
-struct Tenants {
+struct TenantsOutput {
     tenants: Vec<TenantView>,
 }
 
@@ -224,7 +224,7 @@ pub(crate) fn run(arguments: &Arguments, output: &CommandOutput) -> Result<(), E
         Action::Set(set) => run_set(set, output),
         Action::List(list) => {
             let tenants = list.connection.open()?.list_tenants()?;
-            let tenants = Tenants { tenants: tenants.into_iter().map(TenantView::from).collect() };
+            let tenants = TenantsOutput { tenants: tenants.into_iter().map(TenantView::from).collect() };
             output.show(&tenants, |shown| text(&shown.tenants))
         }
     }

@@ -7,7 +7,7 @@ use serde::Serialize;
 use sublet_proto::v1::{CreateTokenRequest, ListTokensRequest, Role, Token};
 use sublet_proto::{Code, Error};
 
-use super::Connection;
+use super::ConnectionArguments;
 use super::output::{CommandOutput, table};
 use super::parse::{as_ms, duration, show_bytes, size};
 use super::time::{now_ms, show_moment};
@@ -78,7 +78,7 @@ struct Create {
     note: String,
 
     #[command(flatten)]
-    connection: Connection,
+    connection: ConnectionArguments,
 }
 
 /// Show the tokens, without their secrets
@@ -89,7 +89,7 @@ struct List {
     all: bool,
 
     #[command(flatten)]
-    connection: Connection,
+    connection: ConnectionArguments,
 }
 
 /// Revoke a token
@@ -99,7 +99,7 @@ struct Revoke {
     id: String,
 
     #[command(flatten)]
-    connection: Connection,
+    connection: ConnectionArguments,
 }
 
 /// A token without its secret.
@@ -151,7 +151,7 @@ struct CreatedToken {
 
 /// Output of `list`.
 #[derive(Debug, Serialize)]
-struct Tokens {
+struct TokensOutput {
     tokens: Vec<TokenView>,
 }
 
@@ -198,7 +198,7 @@ pub(crate) fn run(arguments: &Arguments, output: &CommandOutput) -> Result<(), E
         Action::List(list) => {
             let request = ListTokensRequest { include_revoked: list.all };
             let tokens = list.connection.open()?.list_tokens(request)?;
-            let tokens = Tokens { tokens: tokens.into_iter().map(TokenView::from).collect() };
+            let tokens = TokensOutput { tokens: tokens.into_iter().map(TokenView::from).collect() };
             output.show(&tokens, |shown| text(&shown.tokens))
         }
         Action::Revoke(revoke) => {

@@ -22,7 +22,7 @@ use sublet_runtime::manager::ManagerClient;
 use sublet_runtime::{Access, Address};
 
 use super::daemon::{
-    ForWhom, Phase, Signals, blocking, find_spawner, find_worker, notify, own_node_name, stop_in_order,
+    DaemonPhase, ForWhom, Signals, blocking, find_spawner, find_worker, notify, own_node_name, stop_in_order,
 };
 use super::limits;
 use super::output::CommandOutput;
@@ -151,7 +151,7 @@ impl PriceArguments {
 
 /// Report that manager and agent are running.
 #[derive(Debug, Serialize)]
-struct Up {
+struct UpReady {
     manager: String,
     state: PathBuf,
     pid: u32,
@@ -175,7 +175,7 @@ async fn serve(arguments: Arguments, output: &CommandOutput) -> Result<(), Error
     let state = absolute(
         &arguments.state.clone().filter(|state| !state.as_os_str().is_empty()).unwrap_or_else(default_state),
     )?;
-    let programs = Programs { worker: worker()?, spawner: find_spawner()? };
+    let programs = AgentPrograms { worker: worker()?, spawner: find_spawner()? };
     let options = sublet_manager::ManagerOptions {
         prices: Prices { default: arguments.price.price(), ..Prices::default() },
         ..sublet_manager::ManagerOptions::in_folder(state.clone())
@@ -197,7 +197,7 @@ async fn lend(
         let agent = Agent::start(options)?;
         let node = ManagerClient::connect_with(access)?.nodes()?.pop();
         let python = agent.python().map(Path::to_owned);
-        let up = Up {
+        let up = UpReady {
             manager: manager_address(&state),
             state,
             pid: std::process::id(),
@@ -207,7 +207,7 @@ async fn lend(
         Ok((agent, up))
     });
     let (agent, up) = started.await?;
-    notify(Phase::Ready);
+    notify(DaemonPhase::Ready);
     let shown = output.announce(&up, text);
     if shown.is_ok() {
         signals.next().await;
@@ -221,12 +221,12 @@ async fn lend(
 }
 
 /// Programs that the agent starts.
-struct Programs {
+struct AgentPrograms {
     worker: PathBuf,
     spawner: PathBuf,
 }
 
-fn agent_options(arguments: Arguments, state: &Path, programs: Programs) -> sublet_agent::AgentOptions {
+fn agent_options(arguments: Arguments, state: &Path, programs: AgentPrograms) -> sublet_agent::AgentOptions {
     sublet_agent::AgentOptions {
         state: state.to_owned(),
         socket: state.join("agent.sock"),
@@ -275,8 +275,8 @@ fn python(flag: Option<String>) -> Python {
     said.map_or(Python::Found, |text| wanted_python(&text))
 }
 
-fn text(up: &Up) -> String {
-    let Up { manager, node, python, .. } = up;
+fn text(up: &UpReady) -> String {
+    let UpReady { manager, node, python, .. } = up;
     let cores = if node.cores == 1 { "core" } else { "cores" };
     let python = match python {
         Some(program) => {

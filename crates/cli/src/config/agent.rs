@@ -13,7 +13,7 @@ use sublet_proto::{Error, package};
 use sublet_runtime::Access;
 use sublet_runtime::access::{default_address, default_state};
 
-use super::{ConfiguredProgram, EffectiveSettings, Key, Otherwise, Schema, ValueKind, Visibility};
+use super::{ConfigKey, ConfiguredProgram, EffectiveSettings, Otherwise, Schema, ValueKind, Visibility};
 use crate::cli::daemon::{find_spawner, find_worker, host_name};
 use crate::cli::files::warn_of_open_secret;
 use crate::cli::parse::{absolute, duration, node_modules, pool, size, switch, whole};
@@ -32,7 +32,7 @@ const DEFAULT_LISTEN: &str = "0.0.0.0:7441";
 pub(crate) const SCHEMA: Schema = Schema {
     file: "/etc/sublet/agent.toml",
     keys: &[
-        Key {
+        ConfigKey {
             name: "name",
             kind: ValueKind::Text,
             environment: "SUBLET_NAME",
@@ -42,7 +42,7 @@ pub(crate) const SCHEMA: Schema = Schema {
             otherwise: Otherwise::Found(host_name),
             shown: Visibility::Openly,
         },
-        Key {
+        ConfigKey {
             name: "state",
             kind: ValueKind::Text,
             environment: "SUBLET_STATE",
@@ -52,7 +52,7 @@ pub(crate) const SCHEMA: Schema = Schema {
             otherwise: Otherwise::Found(state),
             shown: Visibility::Openly,
         },
-        Key {
+        ConfigKey {
             name: "socket",
             kind: ValueKind::Text,
             environment: "",
@@ -62,7 +62,7 @@ pub(crate) const SCHEMA: Schema = Schema {
             otherwise: Otherwise::Means("agent.sock in the state folder"),
             shown: Visibility::Openly,
         },
-        Key {
+        ConfigKey {
             name: "listen",
             kind: ValueKind::Text,
             environment: "SUBLET_AGENT_LISTEN",
@@ -72,7 +72,7 @@ pub(crate) const SCHEMA: Schema = Schema {
             otherwise: Otherwise::Is(DEFAULT_LISTEN),
             shown: Visibility::Openly,
         },
-        Key {
+        ConfigKey {
             name: "advertise",
             kind: ValueKind::Text,
             environment: "SUBLET_AGENT_ADVERTISE",
@@ -84,7 +84,7 @@ pub(crate) const SCHEMA: Schema = Schema {
             ),
             shown: Visibility::Openly,
         },
-        Key {
+        ConfigKey {
             name: "fabrics",
             kind: ValueKind::List,
             environment: "SUBLET_AGENT_FABRICS",
@@ -94,7 +94,7 @@ pub(crate) const SCHEMA: Schema = Schema {
             otherwise: Otherwise::Means("the RDMA networks of this machine, then tcp"),
             shown: Visibility::Openly,
         },
-        Key {
+        ConfigKey {
             name: "encrypt",
             kind: ValueKind::Switch,
             environment: "SUBLET_AGENT_ENCRYPT",
@@ -104,7 +104,7 @@ pub(crate) const SCHEMA: Schema = Schema {
             otherwise: Otherwise::Is("false"),
             shown: Visibility::Openly,
         },
-        Key {
+        ConfigKey {
             name: "managers",
             kind: ValueKind::List,
             environment: "SUBLET_MANAGER",
@@ -114,7 +114,7 @@ pub(crate) const SCHEMA: Schema = Schema {
             otherwise: Otherwise::Found(default_address),
             shown: Visibility::Openly,
         },
-        Key {
+        ConfigKey {
             name: "ca",
             kind: ValueKind::Text,
             environment: "SUBLET_CA",
@@ -124,7 +124,7 @@ pub(crate) const SCHEMA: Schema = Schema {
             otherwise: Otherwise::Means("none; required for https"),
             shown: Visibility::Openly,
         },
-        Key {
+        ConfigKey {
             name: "token_file",
             kind: ValueKind::Text,
             environment: "SUBLET_TOKEN_FILE",
@@ -134,7 +134,7 @@ pub(crate) const SCHEMA: Schema = Schema {
             otherwise: Otherwise::Means("none; required for https"),
             shown: Visibility::Openly,
         },
-        Key {
+        ConfigKey {
             name: "token",
             kind: ValueKind::Text,
             environment: "SUBLET_TOKEN",
@@ -144,7 +144,7 @@ pub(crate) const SCHEMA: Schema = Schema {
             otherwise: Otherwise::Means("the contents of token_file"),
             shown: Visibility::Never,
         },
-        Key {
+        ConfigKey {
             name: "cores",
             kind: ValueKind::Whole,
             environment: "SUBLET_CORES",
@@ -154,7 +154,7 @@ pub(crate) const SCHEMA: Schema = Schema {
             otherwise: Otherwise::Means("all cores that are not shared"),
             shown: Visibility::Openly,
         },
-        Key {
+        ConfigKey {
             name: "memory",
             kind: ValueKind::Size,
             environment: "SUBLET_MEMORY",
@@ -164,7 +164,7 @@ pub(crate) const SCHEMA: Schema = Schema {
             otherwise: Otherwise::Means("three quarters of the usable memory"),
             shown: Visibility::Openly,
         },
-        Key {
+        ConfigKey {
             name: "shared_cores",
             kind: ValueKind::Whole,
             environment: "SUBLET_SHARED_CORES",
@@ -174,7 +174,7 @@ pub(crate) const SCHEMA: Schema = Schema {
             otherwise: Otherwise::Is("0"),
             shown: Visibility::Openly,
         },
-        Key {
+        ConfigKey {
             name: "shared_places",
             kind: ValueKind::Whole,
             environment: "SUBLET_SHARED_PLACES",
@@ -184,7 +184,7 @@ pub(crate) const SCHEMA: Schema = Schema {
             otherwise: Otherwise::Means("4 for each shared core"),
             shown: Visibility::Openly,
         },
-        Key {
+        ConfigKey {
             name: "idle_timeout",
             kind: ValueKind::Text,
             environment: "SUBLET_IDLE_TIMEOUT",
@@ -194,7 +194,7 @@ pub(crate) const SCHEMA: Schema = Schema {
             otherwise: Otherwise::Means("leases may be idle until they expire"),
             shown: Visibility::Openly,
         },
-        Key {
+        ConfigKey {
             name: "pool",
             kind: ValueKind::Text,
             environment: "SUBLET_POOL",
@@ -204,7 +204,7 @@ pub(crate) const SCHEMA: Schema = Schema {
             otherwise: Otherwise::Means("balanced, or by its manager's pools.balanced"),
             shown: Visibility::Openly,
         },
-        Key {
+        ConfigKey {
             name: "rack",
             kind: ValueKind::Text,
             environment: "SUBLET_RACK",
@@ -214,7 +214,7 @@ pub(crate) const SCHEMA: Schema = Schema {
             otherwise: Otherwise::Means("none: no other node counts as close"),
             shown: Visibility::Openly,
         },
-        Key {
+        ConfigKey {
             name: "clients",
             kind: ValueKind::Text,
             environment: "SUBLET_CLIENTS",
@@ -224,7 +224,7 @@ pub(crate) const SCHEMA: Schema = Schema {
             otherwise: Otherwise::Is("own-user"),
             shown: Visibility::Openly,
         },
-        Key {
+        ConfigKey {
             name: "connections.unauthenticated",
             kind: ValueKind::Whole,
             environment: "SUBLET_CONNECTIONS_UNAUTHENTICATED",
@@ -234,7 +234,7 @@ pub(crate) const SCHEMA: Schema = Schema {
             otherwise: Otherwise::Means("256, or what the limit of open files (ulimit -n) allows"),
             shown: Visibility::Openly,
         },
-        Key {
+        ConfigKey {
             name: "connections.per_party",
             kind: ValueKind::Whole,
             environment: "SUBLET_CONNECTIONS_PER_PARTY",
@@ -244,7 +244,7 @@ pub(crate) const SCHEMA: Schema = Schema {
             otherwise: Otherwise::Means("a quarter of connections.unauthenticated"),
             shown: Visibility::Openly,
         },
-        Key {
+        ConfigKey {
             name: "lend_network",
             kind: ValueKind::Switch,
             environment: "SUBLET_LEND_NETWORK",
@@ -254,7 +254,7 @@ pub(crate) const SCHEMA: Schema = Schema {
             otherwise: Otherwise::Is("false"),
             shown: Visibility::Openly,
         },
-        Key {
+        ConfigKey {
             name: "container_runtime",
             kind: ValueKind::Text,
             environment: "SUBLET_CONTAINER_RUNTIME",
@@ -264,7 +264,7 @@ pub(crate) const SCHEMA: Schema = Schema {
             otherwise: Otherwise::Means("the agent creates them itself"),
             shown: Visibility::Openly,
         },
-        Key {
+        ConfigKey {
             name: "python",
             kind: ValueKind::Text,
             environment: "SUBLET_PYTHON",
@@ -274,7 +274,7 @@ pub(crate) const SCHEMA: Schema = Schema {
             otherwise: Otherwise::Means("none"),
             shown: Visibility::Openly,
         },
-        Key {
+        ConfigKey {
             name: "node",
             kind: ValueKind::Text,
             environment: "SUBLET_NODE",
@@ -284,7 +284,7 @@ pub(crate) const SCHEMA: Schema = Schema {
             otherwise: Otherwise::Means("none"),
             shown: Visibility::Openly,
         },
-        Key {
+        ConfigKey {
             name: "node_modules",
             kind: ValueKind::Text,
             environment: "SUBLET_NODE_MODULES",
@@ -294,7 +294,7 @@ pub(crate) const SCHEMA: Schema = Schema {
             otherwise: Otherwise::Means("none"),
             shown: Visibility::Openly,
         },
-        Key {
+        ConfigKey {
             name: "cache",
             kind: ValueKind::Size,
             environment: "SUBLET_CACHE",
@@ -304,7 +304,7 @@ pub(crate) const SCHEMA: Schema = Schema {
             otherwise: Otherwise::Means("a quarter of the state folder's file system"),
             shown: Visibility::Openly,
         },
-        Key {
+        ConfigKey {
             name: "registries",
             kind: ValueKind::List,
             environment: "SUBLET_REGISTRIES",
@@ -314,7 +314,7 @@ pub(crate) const SCHEMA: Schema = Schema {
             otherwise: Otherwise::Means("all except those on this machine"),
             shown: Visibility::Openly,
         },
-        Key {
+        ConfigKey {
             name: "pu",
             kind: ValueKind::Text,
             environment: "SUBLET_PU",
@@ -324,7 +324,7 @@ pub(crate) const SCHEMA: Schema = Schema {
             otherwise: Otherwise::Is(PROCESSOR),
             shown: Visibility::Openly,
         },
-        Key {
+        ConfigKey {
             name: "neighbours",
             kind: ValueKind::List,
             environment: "SUBLET_NEIGHBOURS",
@@ -334,7 +334,7 @@ pub(crate) const SCHEMA: Schema = Schema {
             otherwise: Otherwise::Means("none"),
             shown: Visibility::Openly,
         },
-        Key {
+        ConfigKey {
             name: "devices",
             kind: ValueKind::List,
             environment: "SUBLET_DEVICES",
@@ -344,7 +344,7 @@ pub(crate) const SCHEMA: Schema = Schema {
             otherwise: Otherwise::Means("opencl, if a driver for it is installed"),
             shown: Visibility::Openly,
         },
-        Key {
+        ConfigKey {
             name: "worker",
             kind: ValueKind::Text,
             environment: "SUBLET_WORKER",

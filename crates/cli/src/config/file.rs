@@ -33,7 +33,7 @@ pub(super) fn parse(
     text: &str,
     schema: &'static Schema,
 ) -> Result<Vec<(String, Setting)>, Error> {
-    let mut reader = Reader { path, text, schema, settings: Vec::new() };
+    let mut reader = ConfigReader { path, text, schema, settings: Vec::new() };
     let document = DeTable::parse(text).map_err(|error| {
         let start = error.span().map_or(0, |span| span.start);
         reader.invalid(start, error.message())
@@ -42,14 +42,14 @@ pub(super) fn parse(
     Ok(reader.settings)
 }
 
-struct Reader<'file> {
+struct ConfigReader<'file> {
     path: &'file Path,
     text: &'file str,
     schema: &'static Schema,
     settings: Vec<(String, Setting)>,
 }
 
-impl Reader<'_> {
+impl ConfigReader<'_> {
     fn table(&mut self, prefix: &str, table: &DeTable<'_>) -> Result<(), Error> {
         for (key, value) in table.iter() {
             let name = format!("{prefix}{}", key.get_ref());

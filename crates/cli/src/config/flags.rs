@@ -6,7 +6,7 @@ use std::path::PathBuf;
 
 use clap::{Arg, ArgAction, ArgMatches, Args, Command, FromArgMatches};
 
-use super::{Key, Otherwise, Schema, ValueKind};
+use super::{ConfigKey, Otherwise, Schema, ValueKind};
 
 /// A program that has a configuration.
 pub(crate) trait ConfiguredProgram {
@@ -17,7 +17,7 @@ pub(crate) trait ConfiguredProgram {
 /// Flags of a program's configuration.
 pub(crate) struct ConfigFlags<P> {
     pub(super) config: Option<PathBuf>,
-    pub(super) given: Vec<(&'static Key, String)>,
+    pub(super) given: Vec<(&'static ConfigKey, String)>,
     program: PhantomData<P>,
 }
 
@@ -58,11 +58,11 @@ impl<P: ConfiguredProgram> FromArgMatches for ConfigFlags<P> {
     }
 }
 
-fn with_flag(schema: &'static Schema) -> impl Iterator<Item = &'static Key> {
+fn with_flag(schema: &'static Schema) -> impl Iterator<Item = &'static ConfigKey> {
     schema.keys.iter().filter(|key| !key.flag.is_empty())
 }
 
-fn argument(key: &'static Key) -> Arg {
+fn argument(key: &'static ConfigKey) -> Arg {
     let otherwise = match key.otherwise {
         Otherwise::Is(text) => format!(" [default: {text}]"),
         Otherwise::Means(text) => format!(" [default: {text}]"),

@@ -12,7 +12,7 @@ use sublet_proto::price::Prices;
 use sublet_proto::v1::Price;
 use sublet_runtime::access::default_state;
 
-use super::{ConfiguredProgram, EffectiveSettings, Key, Otherwise, Schema, ValueKind, Visibility};
+use super::{ConfigKey, ConfiguredProgram, EffectiveSettings, Otherwise, Schema, ValueKind, Visibility};
 use crate::cli::parse::{absolute, duration, size, switch, whole};
 
 /// The program `sublet manager`.
@@ -26,7 +26,7 @@ impl ConfiguredProgram for ManagerProgram {
 pub(crate) const SCHEMA: Schema = Schema {
     file: "/etc/sublet/manager.toml",
     keys: &[
-        Key {
+        ConfigKey {
             name: "state",
             kind: ValueKind::Text,
             environment: "SUBLET_STATE",
@@ -36,7 +36,7 @@ pub(crate) const SCHEMA: Schema = Schema {
             otherwise: Otherwise::Found(state),
             shown: Visibility::Openly,
         },
-        Key {
+        ConfigKey {
             name: "socket",
             kind: ValueKind::Text,
             environment: "",
@@ -46,7 +46,7 @@ pub(crate) const SCHEMA: Schema = Schema {
             otherwise: Otherwise::Means("manager.sock in the state folder"),
             shown: Visibility::Openly,
         },
-        Key {
+        ConfigKey {
             name: "listen",
             kind: ValueKind::List,
             environment: "SUBLET_LISTEN",
@@ -56,7 +56,7 @@ pub(crate) const SCHEMA: Schema = Schema {
             otherwise: Otherwise::Is("0.0.0.0:7433"),
             shown: Visibility::Openly,
         },
-        Key {
+        ConfigKey {
             name: "advertise",
             kind: ValueKind::Text,
             environment: "SUBLET_ADVERTISE",
@@ -66,7 +66,7 @@ pub(crate) const SCHEMA: Schema = Schema {
             otherwise: Otherwise::Means("the host name and the first listening port"),
             shown: Visibility::Openly,
         },
-        Key {
+        ConfigKey {
             name: "global",
             kind: ValueKind::Switch,
             environment: "SUBLET_GLOBAL",
@@ -76,7 +76,7 @@ pub(crate) const SCHEMA: Schema = Schema {
             otherwise: Otherwise::Is("false"),
             shown: Visibility::Openly,
         },
-        Key {
+        ConfigKey {
             name: "tls.mode",
             kind: ValueKind::Text,
             environment: "SUBLET_TLS_MODE",
@@ -86,7 +86,7 @@ pub(crate) const SCHEMA: Schema = Schema {
             otherwise: Otherwise::Means("files if a certificate is set, otherwise generated"),
             shown: Visibility::Openly,
         },
-        Key {
+        ConfigKey {
             name: "tls.certificate",
             kind: ValueKind::Text,
             environment: "SUBLET_TLS_CERTIFICATE",
@@ -96,7 +96,7 @@ pub(crate) const SCHEMA: Schema = Schema {
             otherwise: Otherwise::Means("created at the first start"),
             shown: Visibility::Openly,
         },
-        Key {
+        ConfigKey {
             name: "tls.key",
             kind: ValueKind::Text,
             environment: "SUBLET_TLS_KEY",
@@ -106,7 +106,7 @@ pub(crate) const SCHEMA: Schema = Schema {
             otherwise: Otherwise::Means("created at the first start"),
             shown: Visibility::Openly,
         },
-        Key {
+        ConfigKey {
             name: "tls.names",
             kind: ValueKind::List,
             environment: "SUBLET_TLS_NAMES",
@@ -116,7 +116,7 @@ pub(crate) const SCHEMA: Schema = Schema {
             otherwise: Otherwise::Means("the host name and localhost"),
             shown: Visibility::Openly,
         },
-        Key {
+        ConfigKey {
             name: "store.kind",
             kind: ValueKind::Text,
             environment: "SUBLET_STORE",
@@ -126,7 +126,7 @@ pub(crate) const SCHEMA: Schema = Schema {
             otherwise: Otherwise::Is("embedded"),
             shown: Visibility::Openly,
         },
-        Key {
+        ConfigKey {
             name: "store.url",
             kind: ValueKind::Text,
             environment: "SUBLET_STORE_URL",
@@ -136,7 +136,7 @@ pub(crate) const SCHEMA: Schema = Schema {
             otherwise: Otherwise::Means("required for nats"),
             shown: Visibility::WithoutUser,
         },
-        Key {
+        ConfigKey {
             name: "store.ca",
             kind: ValueKind::Text,
             environment: "SUBLET_STORE_CA",
@@ -146,7 +146,7 @@ pub(crate) const SCHEMA: Schema = Schema {
             otherwise: Otherwise::Means("the system's authorities"),
             shown: Visibility::Openly,
         },
-        Key {
+        ConfigKey {
             name: "store.name",
             kind: ValueKind::Text,
             environment: "SUBLET_STORE_NAME",
@@ -156,7 +156,7 @@ pub(crate) const SCHEMA: Schema = Schema {
             otherwise: Otherwise::Is("sublet"),
             shown: Visibility::Openly,
         },
-        Key {
+        ConfigKey {
             name: "store.replicas",
             kind: ValueKind::Whole,
             environment: "SUBLET_STORE_REPLICAS",
@@ -166,7 +166,7 @@ pub(crate) const SCHEMA: Schema = Schema {
             otherwise: Otherwise::Is("1"),
             shown: Visibility::Openly,
         },
-        Key {
+        ConfigKey {
             name: "price.allocation",
             kind: ValueKind::Whole,
             environment: "SUBLET_PRICE_ALLOCATION",
@@ -176,7 +176,7 @@ pub(crate) const SCHEMA: Schema = Schema {
             otherwise: Otherwise::Is("1000"),
             shown: Visibility::Openly,
         },
-        Key {
+        ConfigKey {
             name: "price.compute",
             kind: ValueKind::Whole,
             environment: "SUBLET_PRICE_COMPUTE",
@@ -186,7 +186,7 @@ pub(crate) const SCHEMA: Schema = Schema {
             otherwise: Otherwise::Is("20000"),
             shown: Visibility::Openly,
         },
-        Key {
+        ConfigKey {
             name: "price.polling",
             kind: ValueKind::Whole,
             environment: "SUBLET_PRICE_POLLING",
@@ -199,7 +199,7 @@ pub(crate) const SCHEMA: Schema = Schema {
         pu_price("price.pu.*.allocation"),
         pu_price("price.pu.*.compute"),
         pu_price("price.pu.*.polling"),
-        Key {
+        ConfigKey {
             name: "queue.total",
             kind: ValueKind::Whole,
             environment: "SUBLET_QUEUE_TOTAL",
@@ -209,7 +209,7 @@ pub(crate) const SCHEMA: Schema = Schema {
             otherwise: Otherwise::Is("16384"),
             shown: Visibility::Openly,
         },
-        Key {
+        ConfigKey {
             name: "queue.per_tenant",
             kind: ValueKind::Whole,
             environment: "SUBLET_QUEUE_PER_TENANT",
@@ -219,7 +219,7 @@ pub(crate) const SCHEMA: Schema = Schema {
             otherwise: Otherwise::Is("4096"),
             shown: Visibility::Openly,
         },
-        Key {
+        ConfigKey {
             name: "connections.total",
             kind: ValueKind::Whole,
             environment: "SUBLET_CONNECTIONS_TOTAL",
@@ -229,7 +229,7 @@ pub(crate) const SCHEMA: Schema = Schema {
             otherwise: Otherwise::Means("16384, or what the limit of open files (ulimit -n) allows"),
             shown: Visibility::Openly,
         },
-        Key {
+        ConfigKey {
             name: "connections.unauthenticated",
             kind: ValueKind::Whole,
             environment: "SUBLET_CONNECTIONS_UNAUTHENTICATED",
@@ -239,7 +239,7 @@ pub(crate) const SCHEMA: Schema = Schema {
             otherwise: Otherwise::Means("an eighth of connections.total, at most 1024"),
             shown: Visibility::Openly,
         },
-        Key {
+        ConfigKey {
             name: "connections.per_address",
             kind: ValueKind::Whole,
             environment: "SUBLET_CONNECTIONS_PER_ADDRESS",
@@ -249,7 +249,7 @@ pub(crate) const SCHEMA: Schema = Schema {
             otherwise: Otherwise::Means("a quarter of connections.unauthenticated"),
             shown: Visibility::Openly,
         },
-        Key {
+        ConfigKey {
             name: "connections.per_tenant",
             kind: ValueKind::Whole,
             environment: "SUBLET_CONNECTIONS_PER_TENANT",
@@ -259,7 +259,7 @@ pub(crate) const SCHEMA: Schema = Schema {
             otherwise: Otherwise::Means("a quarter of connections.total"),
             shown: Visibility::Openly,
         },
-        Key {
+        ConfigKey {
             name: "connections.handshake",
             kind: ValueKind::Text,
             environment: "SUBLET_CONNECTIONS_HANDSHAKE",
@@ -269,7 +269,7 @@ pub(crate) const SCHEMA: Schema = Schema {
             otherwise: Otherwise::Is("10s"),
             shown: Visibility::Openly,
         },
-        Key {
+        ConfigKey {
             name: "connections.first_request",
             kind: ValueKind::Text,
             environment: "SUBLET_CONNECTIONS_FIRST_REQUEST",
@@ -279,7 +279,7 @@ pub(crate) const SCHEMA: Schema = Schema {
             otherwise: Otherwise::Is("10s"),
             shown: Visibility::Openly,
         },
-        Key {
+        ConfigKey {
             name: "connections.idle",
             kind: ValueKind::Text,
             environment: "SUBLET_CONNECTIONS_IDLE",
@@ -289,7 +289,7 @@ pub(crate) const SCHEMA: Schema = Schema {
             otherwise: Otherwise::Is("15m"),
             shown: Visibility::Openly,
         },
-        Key {
+        ConfigKey {
             name: "pools.balanced",
             kind: ValueKind::Size,
             environment: "SUBLET_POOLS_BALANCED",
@@ -299,7 +299,7 @@ pub(crate) const SCHEMA: Schema = Schema {
             otherwise: Otherwise::Means("such nodes belong to the balanced pool"),
             shown: Visibility::Openly,
         },
-        Key {
+        ConfigKey {
             name: "retention.ledger",
             kind: ValueKind::Text,
             environment: "SUBLET_RETENTION_LEDGER",
@@ -309,7 +309,7 @@ pub(crate) const SCHEMA: Schema = Schema {
             otherwise: Otherwise::Is("90d"),
             shown: Visibility::Openly,
         },
-        Key {
+        ConfigKey {
             name: "retention.runs",
             kind: ValueKind::Text,
             environment: "SUBLET_RETENTION_RUNS",
@@ -319,7 +319,7 @@ pub(crate) const SCHEMA: Schema = Schema {
             otherwise: Otherwise::Is("30d"),
             shown: Visibility::Openly,
         },
-        Key {
+        ConfigKey {
             name: "retention.unfinished_runs",
             kind: ValueKind::Text,
             environment: "SUBLET_RETENTION_UNFINISHED_RUNS",
@@ -333,8 +333,8 @@ pub(crate) const SCHEMA: Schema = Schema {
     ],
 };
 
-const fn pu_price(name: &'static str) -> Key {
-    Key {
+const fn pu_price(name: &'static str) -> ConfigKey {
+    ConfigKey {
         name,
         kind: ValueKind::Whole,
         environment: "",

@@ -91,7 +91,7 @@ fn ask(near: &mut impl PingPongEnd) -> Result<f64, Error> {
 
 /// Shared memory: a copy, and a flag that counts the messages.
 pub(super) struct SharedMemoryEnd {
-    shared: Arc<[Flag; 2]>,
+    shared: Arc<[CacheLineFlag; 2]>,
     own: usize,
     count: u32,
     from: Vec<u8>,
@@ -100,14 +100,14 @@ pub(super) struct SharedMemoryEnd {
 
 /// A flag on cache lines of its own.
 #[repr(align(128))]
-struct Flag(AtomicU32);
+struct CacheLineFlag(AtomicU32);
 
 /// The flag of an end that has finished.
 const FINISHED: u32 = u32::MAX;
 
 impl SharedMemoryEnd {
     pub(super) fn connect(bytes: usize) -> (SharedMemoryEnd, SharedMemoryEnd) {
-        let shared = Arc::new([Flag(AtomicU32::new(0)), Flag(AtomicU32::new(0))]);
+        let shared = Arc::new([CacheLineFlag(AtomicU32::new(0)), CacheLineFlag(AtomicU32::new(0))]);
         let end = |own| SharedMemoryEnd {
             shared: shared.clone(),
             own,

@@ -171,18 +171,18 @@ impl Drop for CudaContext {
 
 /// A loaded program.
 pub struct CudaModule {
-    inner: Arc<LoadedModule>,
+    inner: Arc<CudaLoadedModule>,
 }
 
-struct LoadedModule {
+struct CudaLoadedModule {
     handle: Handle,
     context: Arc<CudaContext>,
 }
 
 // SAFETY: a module belongs to its context and to no thread.
-unsafe impl Send for LoadedModule {}
+unsafe impl Send for CudaLoadedModule {}
 // SAFETY: as above.
-unsafe impl Sync for LoadedModule {}
+unsafe impl Sync for CudaLoadedModule {}
 
 impl CudaModule {
     /// Loads a cubin or fatbin whose sizes were checked.
@@ -198,7 +198,7 @@ impl CudaModule {
         // SAFETY: a whole program, as the caller has checked, followed by zeros.
         let code = unsafe { (table.load)(&mut handle, words.as_ptr().cast()) };
         table.check("loading a program", code)?;
-        Ok(CudaModule { inner: Arc::new(LoadedModule { handle, context: Arc::clone(context) }) })
+        Ok(CudaModule { inner: Arc::new(CudaLoadedModule { handle, context: Arc::clone(context) }) })
     }
 
     pub fn kernel(&self, name: &CStr) -> Result<CudaKernel, DeviceError> {
@@ -211,7 +211,7 @@ impl CudaModule {
     }
 }
 
-impl Drop for LoadedModule {
+impl Drop for CudaLoadedModule {
     fn drop(&mut self) {
         if let Ok(table) = self.context.enter() {
             // SAFETY: every kernel of the module keeps the module, so none is left.
@@ -223,7 +223,7 @@ impl Drop for LoadedModule {
 /// A kernel.
 pub struct CudaKernel {
     handle: Handle,
-    _module: Arc<LoadedModule>,
+    _module: Arc<CudaLoadedModule>,
 }
 
 // SAFETY: a kernel belongs to its module and to no thread.

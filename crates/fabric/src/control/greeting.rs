@@ -61,7 +61,7 @@ fn greet_until(
     secret: Option<&Secret>,
     deadline: Instant,
 ) -> Result<(), Error> {
-    let peer = Peer { socket, who: Who::Agent };
+    let peer = GreetingPeer { socket, who: GreetingParty::Agent };
     let hello = wire::hello(kind, secret)?;
     peer.write(&hello, deadline)?;
     let mut answer = [0; ANSWER_BYTES];
@@ -76,7 +76,7 @@ fn greet_until(
 impl Greeting {
     /// Receives the greeting of a client. A client of another version gets an answer that names both versions.
     pub fn receive(socket: &TcpStream) -> Result<Greeting, Error> {
-        let peer = Peer { socket, who: Who::Client };
+        let peer = GreetingPeer { socket, who: GreetingParty::Client };
         let mut hello = [0; HELLO_BYTES];
         let received =
             peer.read(&mut hello, Instant::now() + PATIENCE).and_then(|()| Greeting::decode(&hello));
@@ -92,7 +92,7 @@ impl Greeting {
     pub fn accept(&self, socket: &TcpStream) -> Result<(), Error> {
         settle(socket, &self.kind)?;
         let answer = GreetingAnswer { refusal: None }.encode();
-        Peer { socket, who: Who::Client }.write(&answer, Instant::now() + PATIENCE)
+        GreetingPeer { socket, who: GreetingParty::Client }.write(&answer, Instant::now() + PATIENCE)
     }
 
     /// Tells the other end why the connection is refused. The caller must drop the connection then.
@@ -137,22 +137,22 @@ pub fn turn_away(socket: &TcpStream, error: &Error) {
 }
 
 /// The other end, with the name that messages use.
-struct Peer<'a> {
+struct GreetingPeer<'a> {
     socket: &'a TcpStream,
-    who: Who,
+    who: GreetingParty,
 }
 
 #[derive(Clone, Copy)]
-enum Who {
+enum GreetingParty {
     Agent,
     Client,
 }
 
-impl Peer<'_> {
+impl GreetingPeer<'_> {
     fn name(&self) -> String {
         let who = match self.who {
-            Who::Agent => "the agent",
-            Who::Client => "a client",
+            GreetingParty::Agent => "the agent",
+            GreetingParty::Client => "a client",
         };
         match self.socket.peer_addr() {
             Ok(address) => format!("{who} at {address}"),
@@ -162,8 +162,8 @@ impl Peer<'_> {
 
     fn gone(&self, what: impl std::fmt::Display) -> Error {
         let code = match self.who {
-            Who::Agent => Code::AgentUnreachable,
-            Who::Client => Code::Protocol,
+            GreetingParty::Agent => Code::AgentUnreachable,
+            GreetingParty::Client => Code::Protocol,
         };
         Error::new(code, format!("{} {what}", self.name()))
     }

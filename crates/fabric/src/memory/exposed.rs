@@ -44,14 +44,14 @@ pub struct RemoteRegion {
 
 /// See the [module](self).
 pub struct ExposedMemory {
-    memory: Memory,
+    memory: RegionLocation,
     /// Current key of each region, or [`NONE`].
     keys: Box<[AtomicU64]>,
     withdrawn: Box<[AtomicU64]>,
 }
 
 /// Location of the regions.
-enum Memory {
+enum RegionLocation {
     /// This side's own region, and the regions that have the same number on both sides.
     Shared { own: Region, others: Arc<Window> },
     /// The lent regions by number, and the count of numbers in use.
@@ -74,7 +74,7 @@ impl ExposedMemory {
             .map_err(|error| FabricError::system("dup of a region", error))?;
         let own = Region::attach(file, own.len_bytes())?;
         Ok(ExposedMemory {
-            memory: Memory::Shared { own, others },
+            memory: RegionLocation::Shared { own, others },
             keys: keys(regions),
             withdrawn: keys(regions),
         })
@@ -85,7 +85,7 @@ impl ExposedMemory {
     pub fn lending(regions: u32) -> ExposedMemory {
         let (keys, withdrawn) = (keys(regions), keys(regions));
         let places = keys.iter().map(|_| OnceLock::new()).collect();
-        ExposedMemory { memory: Memory::Lent(places, AtomicU32::new(0)), keys, withdrawn }
+        ExposedMemory { memory: RegionLocation::Lent(places, AtomicU32::new(0)), keys, withdrawn }
     }
 
     /// Lends memory, for reading or for writing, and returns its number and key. `None` if all numbers are in use.
@@ -94,7 +94,7 @@ impl ExposedMemory {
         region: Arc<Region>,
         rights: MemoryRights,
     ) -> Result<Option<(u32, RemoteRegion)>, FabricError> {
-        let Memory::Lent(places, taken) = &self.memory else { return Ok(None) };
+        let RegionLocation::Lent(places, taken) = &self.memory else { return Ok(None) };
         let next = |taken: u32| ((taken as usize) < places.len()).then(|| taken + 1);
         let Ok(number) = taken.fetch_update(Ordering::AcqRel, Ordering::Acquire, next) else {
             return Ok(None);
@@ -108,7 +108,7 @@ impl ExposedMemory {
     /// chose the number in it. A side that uses this lends all its memory in this way.
     pub fn lend_by(&self, key: u64, region: Arc<Region>) -> Result<(), FabricError> {
         let number = region_of(key) as usize;
-        let Memory::Lent(places, _) = &self.memory else { return Err(FabricError::KeyUnknown) };
+        let RegionLocation::Lent(places, _) = &self.memory else { return Err(FabricError::KeyUnknown) };
         let (Some(place), Some(known)) = (places.get(number), self.keys.get(number)) else {
             return Err(FabricError::KeyUnknown);
         };
@@ -165,13 +165,13 @@ impl ExposedMemory {
     pub fn find_to_write(&self, key: u64, offset: u64, len_bytes: u64) -> Result<NonNull<u8>, FabricError> {
         let found = self.find(key, offset, len_bytes)?;
         match &self.memory {
-            Memory::Shared { .. } => Ok(found),
-            Memory::Lent(..)
+            RegionLocation::Shared { .. } => Ok(found),
+            RegionLocation::Lent(..)
                 if self.lent(region_of(key)).is_some_and(|lent| lent.rights == MemoryRights::Write) =>
             {
                 Ok(found)
             }
-            Memory::Lent(..) => Err(FabricError::ReadOnly),
+            RegionLocation::Lent(..) => Err(FabricError::ReadOnly),
         }
     }
 
@@ -179,9 +179,9 @@ impl ExposedMemory {
     #[inline]
     pub fn pointer(&self, at: RegionAddress, len_bytes: u64) -> Option<NonNull<u8>> {
         match &self.memory {
-            Memory::Shared { own, .. } if at.region == OWN => own.pointer(at.offset, len_bytes),
-            Memory::Shared { others, .. } => others.pointer(at, len_bytes),
-            Memory::Lent(..) => self.lent(at.region)?.region.pointer(at.offset, len_bytes),
+            RegionLocation::Shared { own, .. } if at.region == OWN => own.pointer(at.offset, len_bytes),
+            RegionLocation::Shared { others, .. } => others.pointer(at, len_bytes),
+            RegionLocation::Lent(..) => self.lent(at.region)?.region.pointer(at.offset, len_bytes),
         }
     }
 
@@ -196,8 +196,8 @@ impl ExposedMemory {
     /// The regions that have the same number on both sides, if this connection has such regions.
     pub fn others(&self) -> Option<&Arc<Window>> {
         match &self.memory {
-            Memory::Shared { others, .. } => Some(others),
-            Memory::Lent(..) => None,
+            RegionLocation::Shared { others, .. } => Some(others),
+            RegionLocation::Lent(..) => None,
         }
     }
 
@@ -209,17 +209,17 @@ impl ExposedMemory {
     /// The size of a region, 0 if it does not exist.
     pub fn region_bytes(&self, region: u32) -> u64 {
         match &self.memory {
-            Memory::Shared { own, .. } if region == OWN => own.len_bytes(),
-            Memory::Shared { others, .. } => others.region_bytes(region),
-            Memory::Lent(..) => self.lent(region).map_or(0, |lent| lent.region.len_bytes()),
+            RegionLocation::Shared { own, .. } if region == OWN => own.len_bytes(),
+            RegionLocation::Shared { others, .. } => others.region_bytes(region),
+            RegionLocation::Lent(..) => self.lent(region).map_or(0, |lent| lent.region.len_bytes()),
         }
     }
 
     #[inline]
     fn lent(&self, region: u32) -> Option<&LentMemory> {
         match &self.memory {
-            Memory::Shared { .. } => None,
-            Memory::Lent(places, _) => places.get(region as usize)?.get(),
+            RegionLocation::Shared { .. } => None,
+            RegionLocation::Lent(places, _) => places.get(region as usize)?.get(),
         }
     }
 

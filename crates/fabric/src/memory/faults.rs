@@ -15,7 +15,7 @@ use rustix::io::Errno;
 
 use crate::FabricError;
 use crate::stretch::Stretch;
-use kernel::{Copy, FaultMessage, Features, Ioctl, Move, Poison, Protect, Range, Register};
+use kernel::{FaultCopy, FaultMessage, FaultRange, Features, Ioctl, Move, Poison, Protect, Register};
 
 mod kernel;
 
@@ -152,7 +152,7 @@ impl PageFaults {
         let mode = if writing == Writing::Faults { kernel::COPY_PROTECTED } else { 0 };
         let mut done = 0;
         for _ in 0..MAX_TRIES {
-            let mut copy = Copy {
+            let mut copy = FaultCopy {
                 into: into.start + done,
                 from: bytes.as_ptr() as u64 + done,
                 len_bytes: len_bytes - done,
@@ -273,11 +273,11 @@ impl PageFaults {
     }
 }
 
-fn range(stretch: &Stretch, extent: Extent) -> Result<Range, FabricError> {
+fn range(stretch: &Stretch, extent: Extent) -> Result<FaultRange, FabricError> {
     let Extent { offset, len_bytes } = extent;
     let start = stretch.pointer(offset, len_bytes);
     let start = start.ok_or(FabricError::OutOfBounds { region: 0, offset, len_bytes })?;
-    Ok(Range { start: start.as_ptr() as u64, len_bytes })
+    Ok(FaultRange { start: start.as_ptr() as u64, len_bytes })
 }
 
 /// Opens the device for a process that may not open it itself, for [`PageFaults::of_device`].

@@ -16,7 +16,7 @@ const GOODBYE_LIMIT: Duration = Duration::from_secs(1);
 
 /// State of the first message.
 #[derive(Clone, Copy, PartialEq, Eq)]
-enum Greeting {
+enum GreetingState {
     ToSend,
     Sent,
     Left,
@@ -57,8 +57,8 @@ impl OfiEndpoint {
             return Err(error);
         }
         let begun = Instant::now();
-        let mut greeting = Greeting::ToSend;
-        while greeting != Greeting::Left {
+        let mut greeting = GreetingState::ToSend;
+        while greeting != GreetingState::Left {
             if begun.elapsed() > CONNECT_LIMIT {
                 self.disconnect("the peer did not accept the connection");
                 return Err(FabricError::TimedOut(CONNECT_LIMIT));
@@ -110,17 +110,17 @@ impl OfiEndpoint {
     }
 
     /// Executes a step towards the first message, which makes the provider connect.
-    fn greet(&self, greeting: Greeting) -> Result<Greeting, FabricError> {
+    fn greet(&self, greeting: GreetingState) -> Result<GreetingState, FabricError> {
         let mut state = self.lock();
         self.look(&mut state, true)?;
         let live = state.live()?;
         match greeting {
-            Greeting::ToSend if live.is_up() => match live.send(&Tail::Nothing, true) {
-                Ok(Some(_)) => return Ok(Greeting::Sent),
+            GreetingState::ToSend if live.is_up() => match live.send(&Tail::Nothing, true) {
+                Ok(Some(_)) => return Ok(GreetingState::Sent),
                 Ok(None) => {}
                 Err(error) => return Err(self.end(&mut state, error)),
             },
-            Greeting::Sent if live.flow.has_left(0) => return Ok(Greeting::Left),
+            GreetingState::Sent if live.flow.has_left(0) => return Ok(GreetingState::Left),
             _ => {}
         }
         drop(state);

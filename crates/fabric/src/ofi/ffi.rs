@@ -205,7 +205,7 @@ pub struct FfiTable {
 
 /// The functions that libfabric exports, as pointers that only the shim calls.
 #[repr(C)]
-struct Exports {
+struct FfiExports {
     getinfo: *const c_void,
     freeinfo: *const c_void,
     dupinfo: *const c_void,
@@ -216,7 +216,7 @@ struct Exports {
 
 #[cfg(libfabric)]
 unsafe extern "C" {
-    fn sublet_ofi_bind(exports: *const Exports) -> *const FfiTable;
+    fn sublet_ofi_bind(exports: *const FfiExports) -> *const FfiTable;
 }
 
 const NEEDED: &str = "the ofi provider needs libfabric.so.1 (Debian: libfabric1, Fedora: libfabric)";
@@ -260,7 +260,7 @@ fn bind_and_begin() -> Result<&'static FfiTable, String> {
 #[cfg(libfabric)]
 unsafe extern "C" fn ignore(_context: *mut c_void, _facts: *const FfiFacts) {}
 
-fn bind() -> Result<Exports, String> {
+fn bind() -> Result<FfiExports, String> {
     // SAFETY: loading runs the library's own initialization, which has no preconditions.
     let library = unsafe { libloading::Library::new("libfabric.so.1") }
         .map_err(|error| format!("{NEEDED}: {error}"))?;
@@ -269,7 +269,7 @@ fn bind() -> Result<Exports, String> {
         let symbol = unsafe { library.get::<*const c_void>(name) };
         symbol.map(|symbol| *symbol).map_err(|error| format!("{NEEDED}: {error}"))
     };
-    let exports = Exports {
+    let exports = FfiExports {
         getinfo: find("fi_getinfo")?,
         freeinfo: find("fi_freeinfo")?,
         dupinfo: find("fi_dupinfo")?,

@@ -50,11 +50,11 @@ const POLLS_PER_EVENT: u32 = 64;
 /// Memory that libfabric uses while an operation is in progress.
 #[repr(C, align(64))]
 #[derive(Clone, Copy)]
-struct Context([u64; 8]);
+struct OperationContext([u64; 8]);
 
 /// State of the connection.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Stage {
+enum ConnectionStage {
     /// There is no peer.
     Alone,
     /// The peer will connect, and show this token.
@@ -108,7 +108,7 @@ pub struct Live {
     pub(super) outgoing: Region,
     pub(super) landing: Region,
     landing_registration: RawRegistration,
-    contexts: Box<[Context; CONTEXTS]>,
+    contexts: Box<[OperationContext; CONTEXTS]>,
     /// Receives that could not be posted again yet.
     unposted: Vec<usize>,
     completions: [FfiCompletion; LOT],
@@ -118,7 +118,7 @@ pub struct Live {
     pub(super) is_software: bool,
     /// The count in the outgoing memory is being sent to the peer, and must not be changed before it has left.
     pub(super) is_telling: bool,
-    stage: Stage,
+    stage: ConnectionStage,
     polls: u32,
 }
 
@@ -157,7 +157,7 @@ impl Live {
             outgoing,
             landing,
             landing_registration,
-            contexts: Box::new([Context([0; 8]); CONTEXTS]),
+            contexts: Box::new([OperationContext([0; 8]); CONTEXTS]),
             unposted: Vec::new(),
             completions: [FfiCompletion::EMPTY; LOT],
             is_watched: false,
@@ -165,7 +165,7 @@ impl Live {
                 .iter()
                 .any(|name| link.facts.provider().starts_with(name)),
             is_telling: false,
-            stage: Stage::Alone,
+            stage: ConnectionStage::Alone,
             polls: 0,
             link,
         })
@@ -180,7 +180,7 @@ impl Live {
         let base = if virtual_addresses { start(&self.landing).as_ptr() as u64 } else { 0 };
         let contact = self.link.contact(&self.landing_registration, base)?;
         if listens && self.link.facts.kind == MSG {
-            self.stage = Stage::Listening(contact.token);
+            self.stage = ConnectionStage::Listening(contact.token);
         }
         Ok(contact)
     }
@@ -196,9 +196,9 @@ impl Live {
         }
         (self.peer_key, self.peer_base) = (peer.landing_key, peer.landing_base);
         if self.link.facts.kind == MSG {
-            if self.stage == Stage::Alone {
+            if self.stage == ConnectionStage::Alone {
                 self.link.dial(peer)?;
-                self.stage = Stage::Connecting;
+                self.stage = ConnectionStage::Connecting;
                 self.post_receives()?;
             }
             return Ok(());
@@ -211,7 +211,7 @@ impl Live {
     /// Whether operations may be posted.
     #[inline]
     pub fn is_up(&self) -> bool {
-        self.stage == Stage::Up
+        self.stage == ConnectionStage::Up
     }
 
     /// Whether a slot's message has left and all pushes before it have been read, so that both arrive without further
@@ -252,7 +252,7 @@ impl Live {
         }
         self.take_messages()?;
         self.polls = self.polls.wrapping_add(1);
-        let connects = self.stage != Stage::Up || self.polls.is_multiple_of(POLLS_PER_EVENT);
+        let connects = self.stage != ConnectionStage::Up || self.polls.is_multiple_of(POLLS_PER_EVENT);
         if connects { self.take_events() } else { Ok(()) }
     }
 
@@ -266,7 +266,8 @@ impl Live {
     pub fn say_goodbye(&mut self, reason: &str, limit: Duration) {
         self.batch.clear();
         let tail = Tail::Goodbye(reason.as_bytes());
-        let sent = if self.stage == Stage::Up { self.send(&tail, true).unwrap_or(None) } else { None };
+        let sent =
+            if self.stage == ConnectionStage::Up { self.send(&tail, true).unwrap_or(None) } else { None };
         if let Some(slot) = sent {
             let began = Instant::now();
             while !self.flow.has_left(slot) && began.elapsed() < limit {
@@ -316,7 +317,7 @@ impl Live {
             self.flow.arrive(completion.data)?;
         }
         let from = (completion.context as usize).wrapping_sub(self.contexts.as_ptr() as usize);
-        match from / size_of::<Context>() {
+        match from / size_of::<OperationContext>() {
             slot @ 0..SLOTS => self.flow.left(slot),
             receive @ SLOTS..FIRST_OPERATION => self.unposted.push(receive),
             operation @ FIRST_OPERATION..COUNT => self.operations.complete(operation - FIRST_OPERATION),
@@ -335,7 +336,7 @@ impl Live {
                 break;
             }
         }
-        if self.stage == Stage::Up {
+        if self.stage == ConnectionStage::Up {
             self.answer()?;
             self.tell()?;
         }
@@ -351,7 +352,7 @@ impl Live {
 
     fn begin_use(&mut self) -> Result<(), FabricError> {
         self.atomics = self.link.has_atomics();
-        self.stage = Stage::Up;
+        self.stage = ConnectionStage::Up;
         Ok(())
     }
 
@@ -362,13 +363,13 @@ impl Live {
         }
         let event = self.link.event()?;
         match (event.kind, self.stage) {
-            (ffi::EVENT_REQUEST, Stage::Listening(token)) => {
+            (ffi::EVENT_REQUEST, ConnectionStage::Listening(token)) => {
                 if event.token_bytes as usize != token.len() || event.token != token {
                     self.link.refuse();
                     return Ok(());
                 }
                 self.link.admit()?;
-                self.stage = Stage::Connecting;
+                self.stage = ConnectionStage::Connecting;
                 self.post_receives()?;
                 self.link.accept()
             }
@@ -376,12 +377,12 @@ impl Live {
                 self.link.refuse();
                 Ok(())
             }
-            (ffi::EVENT_CONNECTED, Stage::Connecting) => self.begin_use(),
+            (ffi::EVENT_CONNECTED, ConnectionStage::Connecting) => self.begin_use(),
             (ffi::EVENT_SHUTDOWN, _) => {
                 self.take_last()?;
                 Err(FabricError::Disconnected { reason: "the peer has ended the connection".into() })
             }
-            (ffi::EVENT_FAILED, Stage::Listening(_)) => Ok(()),
+            (ffi::EVENT_FAILED, ConnectionStage::Listening(_)) => Ok(()),
             (ffi::EVENT_FAILED, _) => {
                 Err(FabricError::Disconnected { reason: self.link.error_text(event.error) })
             }

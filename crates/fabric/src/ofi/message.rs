@@ -169,7 +169,7 @@ pub fn encode(into: &mut [u8; SLOT_BYTES], consumed: u32, batch: &PutBatch, tail
         Tail::Goodbye(_) => (GOODBYE, 0),
         Tail::Probe => (PROBE, 0),
     };
-    let mut writer = Writer { into, at: 0 };
+    let mut writer = SlotWriter { into, at: 0 };
     debug_assert!(batch.bytes.len() <= BATCH_BYTES, "{} bytes of puts", batch.bytes.len());
     writer.bytes(&consumed.to_le_bytes());
     writer.bytes(&[kind, words]);
@@ -199,12 +199,12 @@ pub fn encode(into: &mut [u8; SLOT_BYTES], consumed: u32, batch: &PutBatch, tail
     writer.at
 }
 
-struct Writer<'a> {
+struct SlotWriter<'a> {
     into: &'a mut [u8; SLOT_BYTES],
     at: usize,
 }
 
-impl Writer<'_> {
+impl SlotWriter<'_> {
     #[inline]
     fn bytes(&mut self, bytes: &[u8]) {
         self.into[self.at..self.at + bytes.len()].copy_from_slice(bytes);

@@ -16,7 +16,7 @@ use crate::window::{LineAddress, RegionAddress};
 const MAX_REGIONS: u32 = 1 << 16;
 
 /// A region of this side that the peer may access.
-struct Ours {
+struct OwnRegion {
     registration: Option<RawRegistration>,
     /// The provider's key, which the peer shows.
     key: u64,
@@ -27,7 +27,7 @@ struct Ours {
 /// See the [module](self).
 pub struct OfiRegions {
     exposed: Arc<ExposedMemory>,
-    ours: Vec<Option<Ours>>,
+    ours: Vec<Option<OwnRegion>>,
     theirs: Vec<Option<RemoteRegion>>,
 }
 
@@ -53,7 +53,7 @@ impl OfiRegions {
         // SAFETY: the region stays mapped as long as `ExposedMemory`, which this keeps; the link goes first (see `Live`).
         let registration = unsafe { link.enroll(memory, exposed.len_bytes, true)? };
         let key = registration.key;
-        *place = Some(Ours { registration: Some(registration), key, exposed_key: exposed.key });
+        *place = Some(OwnRegion { registration: Some(registration), key, exposed_key: exposed.key });
         Ok(RemoteRegion { key, base, len_bytes: exposed.len_bytes })
     }
 

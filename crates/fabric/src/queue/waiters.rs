@@ -32,7 +32,7 @@ struct WatchAddress(NonNull<Watch>);
 unsafe impl Send for WatchAddress {}
 
 /// The right to read, and the duty to pass it on.
-struct Reader<'waiters>(&'waiters Waiters);
+struct ReadRight<'waiters>(&'waiters Waiters);
 
 /// A note of where a waiter sleeps.
 pub(crate) struct Sleeper<'waiters, 'watch> {
@@ -63,10 +63,10 @@ impl Waiters {
     }
 
     /// Becomes the reader, if there is none.
-    fn read(&self) -> Option<Reader<'_>> {
+    fn read(&self) -> Option<ReadRight<'_>> {
         let free = self.reading.compare_exchange(0, 1, Ordering::SeqCst, Ordering::SeqCst);
         fence(Ordering::SeqCst);
-        free.ok().map(|_| Reader(self))
+        free.ok().map(|_| ReadRight(self))
     }
 
     /// Notes that the caller is about to sleep on this watch. It must sleep only while there [is a
@@ -97,7 +97,7 @@ impl Waiters {
     }
 }
 
-impl Drop for Reader<'_> {
+impl Drop for ReadRight<'_> {
     fn drop(&mut self) {
         self.0.reading.store(0, Ordering::SeqCst);
         self.0.poke_one();

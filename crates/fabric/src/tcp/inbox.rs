@@ -27,13 +27,13 @@ pub(super) struct Inbox {
     buffer: Box<[u8]>,
     start: usize,
     end: usize,
-    payload: Option<Payload>,
+    payload: Option<PayloadRest>,
     /// Buffer for discarded payloads. Allocated at the first use.
     scrap: Box<[u8]>,
 }
 
 /// The rest of a payload. While some is missing, the buffer is empty.
-struct Payload {
+struct PayloadRest {
     /// Destination of the next byte. `None` if the payload is discarded, as its request or region has ended.
     into: Option<NonNull<u8>>,
     left: u64,
@@ -75,7 +75,7 @@ impl Inbox {
     }
 
     /// Discards the rest of the current payload if `is_it` accepts it.
-    fn divert(&mut self, is_it: impl FnOnce(&Payload) -> bool) -> bool {
+    fn divert(&mut self, is_it: impl FnOnce(&PayloadRest) -> bool) -> bool {
         match self.payload.as_mut().filter(|payload| is_it(payload)) {
             Some(payload) => {
                 (payload.into, payload.request) = (None, None);
@@ -105,10 +105,10 @@ impl Inbox {
             (self.start, self.end) = (0, self.end - self.start);
         }
         let first = match &self.payload {
-            Some(Payload { into: Some(into), left, .. }) => {
+            Some(PayloadRest { into: Some(into), left, .. }) => {
                 (into.as_ptr(), (*left).min(MAX_STRETCH_BYTES) as usize)
             }
-            Some(Payload { into: None, left, .. }) => {
+            Some(PayloadRest { into: None, left, .. }) => {
                 if self.scrap.is_empty() {
                     self.scrap = vec![0; SCRAP_BYTES].into();
                 }
@@ -206,7 +206,7 @@ impl Inbox {
             unsafe { into.add(here) }
         });
         self.start += here;
-        self.payload = Some(Payload { into, left: to.len_bytes - here as u64, request: to.request });
+        self.payload = Some(PayloadRest { into, left: to.len_bytes - here as u64, request: to.request });
     }
 }
 

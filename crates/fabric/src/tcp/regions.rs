@@ -6,13 +6,13 @@ use crate::sync::{AtomicU64, Ordering};
 use crate::window::RegionAddress;
 
 /// The peer's regions by number.
-pub(super) struct PeerRegions(Box<[Entry]>);
+pub(super) struct PeerRegions(Box<[PeerRegion]>);
 
 /// A region of the peer. `set` writes `len_bytes` first as 0 and last as its value, Release, so that a reader of a
 /// length sees the key that belongs to it. If the region changes at that moment, a reader may mix both; the peer
 /// refuses the mixture.
 #[derive(Default)]
-struct Entry {
+struct PeerRegion {
     key: AtomicU64,
     base: AtomicU64,
     len_bytes: AtomicU64,
@@ -27,7 +27,7 @@ pub(super) struct AccessDestination {
 
 impl PeerRegions {
     pub(super) fn new(regions: usize) -> PeerRegions {
-        PeerRegions((0..regions).map(|_| Entry::default()).collect())
+        PeerRegions((0..regions).map(|_| PeerRegion::default()).collect())
     }
 
     pub(super) fn set(&self, region: u32, remote: RemoteRegion) -> Result<(), FabricError> {

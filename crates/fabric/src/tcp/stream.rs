@@ -15,9 +15,9 @@ use crate::sim::SimStream;
 use crate::tls::{Identity, TlsStream};
 
 /// The transport of a connection's bytes.
-pub struct ByteStream(Kind);
+pub struct ByteStream(StreamKind);
 
-enum Kind {
+enum StreamKind {
     Plain(TcpStream),
     Encrypted(Box<EncryptedStream>),
     Sim(SimStream),
@@ -46,12 +46,12 @@ impl ByteStream {
     /// authenticated the peer.
     pub fn plain(socket: TcpStream) -> Result<ByteStream, FabricError> {
         socket.set_nodelay(true).map_err(|error| FabricError::system("TCP_NODELAY", error))?;
-        Ok(ByteStream(Kind::Plain(socket)))
+        Ok(ByteStream(StreamKind::Plain(socket)))
     }
 
     /// Makes a stream of encrypted frames, after a handshake with the owner of this certificate (DER), within seconds.
     pub fn encrypted_client(socket: TcpStream, certificate: &[u8]) -> Result<ByteStream, FabricError> {
-        Ok(ByteStream(Kind::Encrypted(Box::new(EncryptedStream::new(TlsStream::client(
+        Ok(ByteStream(StreamKind::Encrypted(Box::new(EncryptedStream::new(TlsStream::client(
             socket,
             certificate,
         )?)))))
@@ -60,18 +60,20 @@ impl ByteStream {
     /// Makes a stream of encrypted frames, after a handshake with a client that knows this identity's certificate,
     /// within seconds.
     pub fn encrypted_server(socket: TcpStream, identity: &Identity) -> Result<ByteStream, FabricError> {
-        Ok(ByteStream(Kind::Encrypted(Box::new(EncryptedStream::new(TlsStream::server(socket, identity)?)))))
+        Ok(ByteStream(StreamKind::Encrypted(Box::new(EncryptedStream::new(TlsStream::server(
+            socket, identity,
+        )?)))))
     }
 
     /// Makes a stream of one end of a simulated one.
     #[doc(hidden)]
     pub fn sim(end: SimStream) -> ByteStream {
-        ByteStream(Kind::Sim(end))
+        ByteStream(StreamKind::Sim(end))
     }
 
     /// Whether the stream is a simulated one.
     pub(super) fn is_sim(&self) -> bool {
-        matches!(self.0, Kind::Sim(_))
+        matches!(self.0, StreamKind::Sim(_))
     }
 
     /// Receives available bytes into two ranges of memory, one after the other. `Ok(0)`: the peer has ended the stream.
@@ -82,11 +84,11 @@ impl ByteStream {
     pub(super) unsafe fn recv(&self, into: &[Part; 2]) -> io::Result<usize> {
         match &self.0 {
             // SAFETY: the caller's duty.
-            Kind::Plain(socket) => unsafe { recv(socket, into) },
+            StreamKind::Plain(socket) => unsafe { recv(socket, into) },
             // SAFETY: the caller's duty.
-            Kind::Encrypted(session) => unsafe { session.recv(into) },
+            StreamKind::Encrypted(session) => unsafe { session.recv(into) },
             // SAFETY: the caller's duty.
-            Kind::Sim(end) => unsafe { end.recv(into) },
+            StreamKind::Sim(end) => unsafe { end.recv(into) },
         }
     }
 
@@ -98,11 +100,11 @@ impl ByteStream {
     pub(super) unsafe fn send(&self, parts: &[Part]) -> io::Result<usize> {
         match &self.0 {
             // SAFETY: the caller's duty.
-            Kind::Plain(socket) => unsafe { send(socket, parts) },
+            StreamKind::Plain(socket) => unsafe { send(socket, parts) },
             // SAFETY: the caller's duty.
-            Kind::Encrypted(session) => unsafe { session.send(parts) },
+            StreamKind::Encrypted(session) => unsafe { session.send(parts) },
             // SAFETY: the caller's duty.
-            Kind::Sim(end) => unsafe { end.send(parts) },
+            StreamKind::Sim(end) => unsafe { end.send(parts) },
         }
     }
 
@@ -110,21 +112,21 @@ impl ByteStream {
     #[inline]
     pub(super) fn flush(&self) -> io::Result<()> {
         match &self.0 {
-            Kind::Encrypted(session) => session.flush(),
-            Kind::Plain(_) | Kind::Sim(_) => Ok(()),
+            StreamKind::Encrypted(session) => session.flush(),
+            StreamKind::Plain(_) | StreamKind::Sim(_) => Ok(()),
         }
     }
 
     /// Whether [`ByteStream::flush`] has bytes to send.
     #[inline]
     pub(super) fn has_unsent(&self) -> bool {
-        matches!(&self.0, Kind::Encrypted(session) if session.has_unsent())
+        matches!(&self.0, StreamKind::Encrypted(session) if session.has_unsent())
     }
 
     /// Whether bytes have arrived that a poll of the descriptor does not report.
     #[inline]
     pub(super) fn is_buffered(&self) -> bool {
-        matches!(&self.0, Kind::Encrypted(session) if session.is_buffered())
+        matches!(&self.0, StreamKind::Encrypted(session) if session.is_buffered())
     }
 
     /// Sleeps until one of the events occurs, `wake` is readable, or the time has passed. May return early.
@@ -135,12 +137,12 @@ impl ByteStream {
         timeout: Option<Duration>,
     ) -> StreamReadiness {
         match &self.0 {
-            Kind::Encrypted(session) if session.is_buffered() => {
+            StreamKind::Encrypted(session) if session.is_buffered() => {
                 StreamReadiness { readable: true, woken: false }
             }
-            Kind::Encrypted(session) => poll(session.socket.as_fd(), until, wake, timeout),
-            Kind::Plain(socket) => poll(socket.as_fd(), until, wake, timeout),
-            Kind::Sim(end) => {
+            StreamKind::Encrypted(session) => poll(session.socket.as_fd(), until, wake, timeout),
+            StreamKind::Plain(socket) => poll(socket.as_fd(), until, wake, timeout),
+            StreamKind::Sim(end) => {
                 end.wait(timeout);
                 StreamReadiness { readable: true, woken: true }
             }
@@ -151,9 +153,9 @@ impl ByteStream {
     #[cold]
     pub(super) fn stalled(&self) -> Option<String> {
         match &self.0 {
-            Kind::Plain(socket) => stalled(socket),
-            Kind::Encrypted(session) => stalled(&session.socket),
-            Kind::Sim(_) => None,
+            StreamKind::Plain(socket) => stalled(socket),
+            StreamKind::Encrypted(session) => stalled(&session.socket),
+            StreamKind::Sim(_) => None,
         }
     }
 
@@ -161,18 +163,18 @@ impl ByteStream {
     pub(super) fn shutdown(&self, how: Shutdown) {
         match &self.0 {
             // A socket that the peer has ended already needs no shutdown.
-            Kind::Plain(socket) => drop(socket.shutdown(how)),
-            Kind::Encrypted(session) => drop(session.socket.shutdown(how)),
-            Kind::Sim(end) => end.shutdown(how),
+            StreamKind::Plain(socket) => drop(socket.shutdown(how)),
+            StreamKind::Encrypted(session) => drop(session.socket.shutdown(how)),
+            StreamKind::Sim(end) => end.shutdown(how),
         }
     }
 
     /// The descriptor to poll, if there is one.
     pub(super) fn fd(&self) -> Option<BorrowedFd<'_>> {
         match &self.0 {
-            Kind::Plain(socket) => Some(socket.as_fd()),
-            Kind::Encrypted(session) => Some(session.socket.as_fd()),
-            Kind::Sim(_) => None,
+            StreamKind::Plain(socket) => Some(socket.as_fd()),
+            StreamKind::Encrypted(session) => Some(session.socket.as_fd()),
+            StreamKind::Sim(_) => None,
         }
     }
 }
@@ -184,12 +186,12 @@ const MAX_DISCARDED_BYTES: usize = 4 << 20;
 impl Drop for ByteStream {
     fn drop(&mut self) {
         let socket = match &self.0 {
-            Kind::Plain(socket) => socket,
-            Kind::Encrypted(session) => {
+            StreamKind::Plain(socket) => socket,
+            StreamKind::Encrypted(session) => {
                 session.close();
                 &*session.socket
             }
-            Kind::Sim(_) => return,
+            StreamKind::Sim(_) => return,
         };
         let _ = socket.shutdown(Shutdown::Write);
         let mut discarded = 0;

@@ -18,10 +18,10 @@ const PIECE_BYTES: usize = 128 << 10;
 /// An uncompressed tar with the positions of its members.
 pub(super) struct Archive {
     file: File,
-    members: BTreeMap<Vec<u8>, Member>,
+    members: BTreeMap<Vec<u8>, ArchiveMember>,
 }
 
-enum Member {
+enum ArchiveMember {
     Content {
         position: u64,
         bytes: u64,
@@ -41,9 +41,9 @@ impl Archive {
         for_each(&file, |entry, _| {
             let name = normal(b"", &entry.path);
             let member = match entry.kind {
-                FileKind::File => Member::Content { position: entry.position, bytes: entry.bytes },
-                FileKind::SymbolicLink => Member::Link(normal(folder_of(&name), &entry.target)),
-                FileKind::HardLink => Member::Link(normal(b"", &entry.target)),
+                FileKind::File => ArchiveMember::Content { position: entry.position, bytes: entry.bytes },
+                FileKind::SymbolicLink => ArchiveMember::Link(normal(folder_of(&name), &entry.target)),
+                FileKind::HardLink => ArchiveMember::Link(normal(b"", &entry.target)),
                 _ => return Ok(()),
             };
             members.insert(name, member);
@@ -63,8 +63,8 @@ impl Archive {
         let mut name = normal(b"", name);
         for _ in 0..MAX_LINKS {
             match self.members.get(&name)? {
-                Member::Link(target) => name = target.clone(),
-                &Member::Content { position, bytes } => {
+                ArchiveMember::Link(target) => name = target.clone(),
+                &ArchiveMember::Content { position, bytes } => {
                     return Some((
                         Box::new(Section { file: &self.file, position, left_bytes: bytes }),
                         bytes,

@@ -6,7 +6,7 @@ use std::io;
 use serde::Deserialize;
 
 use super::NamedImage;
-use super::files::Files;
+use super::files::ImageFiles;
 use crate::digest::{Digest, Hashing};
 use crate::error::{DocumentPart, ImageError};
 use crate::limits::MAX_LAYERS;
@@ -26,7 +26,7 @@ struct Item {
 
 /// Returns the images of the list, and the paths of their blobs.
 pub(super) fn images(
-    files: &Files,
+    files: &ImageFiles,
     list: &[u8],
 ) -> Result<(Vec<NamedImage>, BTreeMap<Digest, String>), ImageError> {
     let items: Vec<Item> = json(DocumentPart::Index, list)?;
@@ -44,7 +44,7 @@ pub(super) fn images(
 
 /// Files that were looked up.
 struct KnownFiles<'a> {
-    files: &'a Files,
+    files: &'a ImageFiles,
     paths: BTreeMap<Digest, String>,
     /// Descriptors by path, because images have layers in common.
     described: BTreeMap<String, Descriptor>,

@@ -32,7 +32,7 @@ pub(crate) struct LayerFacts {
 
 /// A name as the store keeps it.
 #[derive(Serialize, Deserialize)]
-struct Name {
+struct ImageName {
     name: String,
     digest: Digest,
 }
@@ -55,7 +55,7 @@ impl ImageStore {
             self.write(
                 NAMES,
                 &Digest::of(name.as_bytes()),
-                &Name { name: name.clone(), digest: record.digest },
+                &ImageName { name: name.clone(), digest: record.digest },
             )?;
         }
         Ok(())
@@ -88,7 +88,7 @@ impl ImageStore {
 
     /// Finds the digest that a name means.
     pub(super) fn meaning(&self, name: &str) -> Result<Option<Digest>, ImageError> {
-        let known: Option<Name> = self.read(NAMES, &Digest::of(name.as_bytes()))?;
+        let known: Option<ImageName> = self.read(NAMES, &Digest::of(name.as_bytes()))?;
         Ok(known.map(|known| known.digest))
     }
 
@@ -96,7 +96,7 @@ impl ImageStore {
     pub(super) fn names(&self, digest: &Digest) -> Result<Vec<String>, ImageError> {
         let mut names = Vec::new();
         for key in self.digests(NAMES)? {
-            let known: Option<Name> = self.read(NAMES, &key)?;
+            let known: Option<ImageName> = self.read(NAMES, &key)?;
             names.extend(known.filter(|known| known.digest == *digest).map(|known| known.name));
         }
         names.sort();
@@ -111,7 +111,7 @@ impl ImageStore {
     /// Removes all names of an image.
     pub(super) fn remove_names(&self, digest: &Digest) -> Result<(), ImageError> {
         for key in self.digests(NAMES)? {
-            let known: Option<Name> = self.read(NAMES, &key)?;
+            let known: Option<ImageName> = self.read(NAMES, &key)?;
             if known.is_some_and(|known| known.digest == *digest) {
                 self.remove_file(NAMES, &key)?;
             }

@@ -130,7 +130,7 @@ pub(super) async fn bill(bills: &Bills, asked: BillRequest) -> BillReply {
 
 #[test]
 fn bill_counts_the_lines_that_it_leaves_out() {
-    let mut lines = Lines::new(BillBy::Tenant);
+    let mut lines = BillLines::new(BillBy::Tenant);
     let usage = Usage { calls: 1, ..Usage::default() };
     for number in 0..5 {
         lines.sum_tenant(&format!("{number}{}", "x".repeat(1 << 20)), usage, Cost::default()).unwrap();

@@ -24,7 +24,7 @@ use sublet_proto::{Code, Error};
 use super::Core;
 use super::description::MAX_NODE_CORES;
 use super::ids::{ClassKey, NodeKey, RackKey, RequestId, TenantKey};
-use super::messages::{Action, ClientRequest};
+use super::messages::{ClientRequest, CoreAction};
 use super::nodes::{LeaseResources, LendingState, ManagedNode, NodeCapacity};
 use super::placement::{PlacementPart, Search};
 use super::seats::MAX_SEATS;
@@ -114,7 +114,7 @@ impl ManagedNode {
 /// State that a core of the level above racks keeps beside its nodes.
 #[derive(Debug, Default)]
 pub(super) struct Global {
-    racks: HashMap<Arc<str>, Rack>,
+    racks: HashMap<Arc<str>, ReportedRack>,
     handed: HashMap<(TenantKey, RequestId), HandedRequest>,
     /// Requests that were handed, in the order of their handing; some occur again because they were handed anew.
     in_order: VecDeque<(u64, TenantKey, RequestId)>,
@@ -122,7 +122,7 @@ pub(super) struct Global {
 
 /// A rack by its last report.
 #[derive(Debug, Default)]
-struct Rack {
+struct ReportedRack {
     said: (u64, u64),
     groups: Vec<NodeGroup>,
     /// Node of each of its groups, in the same order.
@@ -170,7 +170,12 @@ impl Global {
 
 impl Core {
     /// Takes the reports of all racks whose managers live.
-    pub(super) fn racks_stand(&mut self, now_ms: u64, standings: Vec<RackStanding>, out: &mut Vec<Action>) {
+    pub(super) fn racks_stand(
+        &mut self,
+        now_ms: u64,
+        standings: Vec<RackStanding>,
+        out: &mut Vec<CoreAction>,
+    ) {
         let Some(global) = &self.global else { return };
         let living: HashSet<&str> = standings.iter().map(|standing| standing.manager.as_str()).collect();
         let dead = global.racks.keys().filter(|manager| !living.contains(&***manager));
@@ -206,7 +211,8 @@ impl Core {
         if known.is_some_and(|rack| rack.said >= said) {
             return;
         }
-        let Rack { groups: before, nodes, handed, .. } = global.racks.remove(&manager).unwrap_or_default();
+        let ReportedRack { groups: before, nodes, handed, .. } =
+            global.racks.remove(&manager).unwrap_or_default();
         self.count_no_more(handed);
         // A request that the rack has refused may ask it again if its groups have changed.
         let known = nodes.first().and_then(|&node| self.nodes.get(node)).map(|node| node.registration);
@@ -224,7 +230,7 @@ impl Core {
             "not every group of rack {manager} is a node: {now:?}"
         );
         if let Some(global) = self.global.as_deref_mut() {
-            global.racks.insert(manager, Rack { said, groups, nodes: now, handed: Vec::new() });
+            global.racks.insert(manager, ReportedRack { said, groups, nodes: now, handed: Vec::new() });
         }
     }
 
@@ -257,7 +263,7 @@ impl Core {
         now_ms: u64,
         request: &ClientRequest,
         parts: &[PlacementPart],
-    ) -> Option<Action> {
+    ) -> Option<CoreAction> {
         self.global.as_ref()?;
         let (tenant, id) = (request.tenant, request.id);
         let node = self.nodes.get(parts.first()?.node)?;
@@ -285,12 +291,12 @@ impl Core {
         rack.handed.extend(parts.iter().map(|part| (tenant, part.amount)));
         let (refused, until_ms) = (request.refusals.standings.clone(), now_ms.saturating_add(HANDED_MS));
         global.hand((tenant, id), HandedRequest { manager: manager.clone(), standing, refused, until_ms });
-        Some(Action::Handed { tenant, request: id, manager })
+        Some(CoreAction::Handed { tenant, request: id, manager })
     }
 
     /// Returns the answer to a request that was handed before: the same one if it is only repeated. If the rack refused
     /// it, the request notes that; a refusal by a rack to which it was not handed is ignored.
-    pub(super) fn handed_before(&mut self, request: &mut ClientRequest) -> Option<Action> {
+    pub(super) fn handed_before(&mut self, request: &mut ClientRequest) -> Option<CoreAction> {
         let refused_by = request.refusals.by.take();
         let global = self.global.as_deref_mut()?;
         let key = (request.tenant, request.id);
@@ -306,7 +312,7 @@ impl Core {
             }
             _ if global.racks.contains_key(&handed.manager) => {
                 let (tenant, manager) = (request.tenant, handed.manager.clone());
-                Some(Action::Handed { tenant, request: request.id, manager })
+                Some(CoreAction::Handed { tenant, request: request.id, manager })
             }
             _ => None,
         }
@@ -317,9 +323,9 @@ impl Core {
         let mut groups = BTreeMap::new();
         for node in self.nodes().filter(|node| node.takes_leases()) {
             let (seats, pool) = (node.seats.keys(), node.pool as u8);
-            groups.entry((seats, pool)).or_insert_with(|| Sum::of(node)).add(node);
+            groups.entry((seats, pool)).or_insert_with(|| NodeSum::of(node)).add(node);
         }
-        let mut groups: Vec<NodeGroup> = groups.into_values().map(Sum::group).collect();
+        let mut groups: Vec<NodeGroup> = groups.into_values().map(NodeSum::group).collect();
         groups.sort_by_key(|group| std::cmp::Reverse(group.all.map_or(0, |all| all.cores)));
         groups.truncate(MAX_GROUPS);
         debug_assert!(groups.iter().all(|group| group.all.is_some()), "a group without nodes: {groups:?}");
@@ -328,7 +334,7 @@ impl Core {
 }
 
 /// Nodes that are described together, by the first of them.
-struct Sum<'core> {
+struct NodeSum<'core> {
     node: &'core ManagedNode,
     all: NodeRoom,
     free: NodeRoom,
@@ -336,10 +342,10 @@ struct Sum<'core> {
     most_free: NodeRoom,
 }
 
-impl Sum<'_> {
-    fn of(node: &ManagedNode) -> Sum<'_> {
+impl NodeSum<'_> {
+    fn of(node: &ManagedNode) -> NodeSum<'_> {
         let [all, free, largest, most_free] = [NodeRoom::default(); 4];
-        Sum { node, all, free, largest, most_free }
+        NodeSum { node, all, free, largest, most_free }
     }
 
     fn add(&mut self, node: &ManagedNode) {
@@ -357,7 +363,7 @@ impl Sum<'_> {
     }
 
     fn group(self) -> NodeGroup {
-        let Sum { node, all, free, largest, most_free } = self;
+        let NodeSum { node, all, free, largest, most_free } = self;
         let NodeDescription { pu, architecture, devices, runtimes, .. } = (*node.description).clone();
         // A node's position in lists depends only on known names.
         let known = |names: Vec<String>, is_known: fn(&str) -> bool| {

@@ -7,7 +7,7 @@ use sublet_proto::{Code, Error};
 
 use super::ids::{LeaseId, RequestId, TenantKey};
 use super::lease::{Lease, LeaseEnd, LeasePhase, Marks};
-use super::messages::{Action, ClientRequest, Renewal, TokenStatus};
+use super::messages::{ClientRequest, CoreAction, Renewal, TokenStatus};
 use super::nodes::{LeaseResources, LendingState};
 use super::placement::{Placement, PlacementPart};
 use super::pools::Pools;
@@ -15,14 +15,19 @@ use super::waiting::{QueuePosition, TurnOutcome, WaitQueue};
 use super::{Core, placement, terms};
 
 impl Core {
-    pub(super) fn request(&mut self, now_ms: u64, mut request: Box<ClientRequest>, out: &mut Vec<Action>) {
+    pub(super) fn request(
+        &mut self,
+        now_ms: u64,
+        mut request: Box<ClientRequest>,
+        out: &mut Vec<CoreAction>,
+    ) {
         let (tenant, id) = (request.tenant, request.id);
         if let Some(handed) = self.handed_before(&mut request) {
             return out.push(handed);
         }
         if let Some(leases) = self.leases.of_request(tenant, id) {
             let leases = leases.to_vec();
-            return out.push(Action::Granted { tenant, request: id, leases });
+            return out.push(CoreAction::Granted { tenant, request: id, leases });
         }
         if !self.waiting.is_empty() && self.waiting.contains(tenant, id) {
             return;
@@ -60,11 +65,15 @@ impl Core {
         let until_ms = now_ms.saturating_add(request.wait_ms);
         let error = if may_wait { self.waiting.push(request, until_ms, turn).err() } else { Some(refused) };
         if let Some(error) = error {
-            out.push(Action::Refused { tenant, request: id, error });
+            out.push(CoreAction::Refused { tenant, request: id, error });
         }
     }
 
-    fn try_grant_in_turn(&mut self, now_ms: u64, request: &ClientRequest) -> Result<(Action, Pools), Error> {
+    fn try_grant_in_turn(
+        &mut self,
+        now_ms: u64,
+        request: &ClientRequest,
+    ) -> Result<(CoreAction, Pools), Error> {
         let barred = self.waiting.barred();
         let is_barred = request.locality.pools.meets(barred);
         self.try_grant(now_ms, request, barred).map_err(|error| {
@@ -84,7 +93,7 @@ impl Core {
         now_ms: u64,
         request: &ClientRequest,
         barred: Pools,
-    ) -> Result<(Action, Pools), Error> {
+    ) -> Result<(CoreAction, Pools), Error> {
         let pools = request.locality.pools.without(barred);
         if pools.is_empty() {
             return Err(Error::new(Code::NoCapacity, format!("it is the turn of another{}", barred.place())));
@@ -145,11 +154,11 @@ impl Core {
                 id
             })
             .collect();
-        Ok((Action::Granted { tenant: request.tenant, request: request.id, leases }, pools))
+        Ok((CoreAction::Granted { tenant: request.tenant, request: request.id, leases }, pools))
     }
 
     /// Grants free capacity to waiting requests, in turn.
-    pub(super) fn serve_waiting(&mut self, now_ms: u64, out: &mut Vec<Action>) {
+    pub(super) fn serve_waiting(&mut self, now_ms: u64, out: &mut Vec<CoreAction>) {
         if self.waiting.is_empty() {
             return;
         }
@@ -171,7 +180,7 @@ impl Core {
         now_ms: u64,
         request: &ClientRequest,
         barred: Pools,
-        out: &mut Vec<Action>,
+        out: &mut Vec<CoreAction>,
     ) -> TurnOutcome {
         let (tenant, id) = (request.tenant, request.id);
         if self.tenants.held_back_until(tenant, now_ms).is_some() {
@@ -185,7 +194,7 @@ impl Core {
             // Less may be there now than when it came; it waits for more.
             Err(error) if is_for_want(error.code) => TurnOutcome::NoRoom,
             Err(error) => {
-                out.push(Action::Refused { tenant, request: id, error });
+                out.push(CoreAction::Refused { tenant, request: id, error });
                 TurnOutcome::Refused
             }
         }
@@ -198,11 +207,11 @@ impl Core {
     }
 
     /// Refuses the requests whose wait is over.
-    pub(super) fn end_waits(&mut self, now_ms: u64, out: &mut Vec<Action>) {
+    pub(super) fn end_waits(&mut self, now_ms: u64, out: &mut Vec<CoreAction>) {
         for request in self.waiting.take_out(|_, until_ms| until_ms <= now_ms) {
             let message = format!("{} did not become free within {} ms", request.asks(), request.wait_ms);
             let error = Error::new(Code::NoCapacity, message);
-            out.push(Action::Refused { tenant: request.tenant, request: request.id, error });
+            out.push(CoreAction::Refused { tenant: request.tenant, request: request.id, error });
         }
     }
 
@@ -244,11 +253,11 @@ impl Core {
         self.order_end(id, error);
     }
 
-    pub(super) fn renew(&mut self, now_ms: u64, renewal: Renewal, out: &mut Vec<Action>) {
+    pub(super) fn renew(&mut self, now_ms: u64, renewal: Renewal, out: &mut Vec<CoreAction>) {
         let id = renewal.lease;
         out.push(match self.try_renew(now_ms, &renewal) {
-            Ok(()) => Action::Renewed(id),
-            Err(error) => Action::NotRenewed(id, error),
+            Ok(()) => CoreAction::Renewed(id),
+            Err(error) => CoreAction::NotRenewed(id, error),
         });
     }
 
@@ -335,7 +344,7 @@ impl Core {
     }
 
     /// A lease ends: its resources are free. One that was never attached is forgotten at once.
-    pub(super) fn end(&mut self, key: u32, end: LeaseEnd, out: &mut Vec<Action>) {
+    pub(super) fn end(&mut self, key: u32, end: LeaseEnd, out: &mut Vec<CoreAction>) {
         let Some(before) = self.release(key, LeasePhase::Ended) else { return };
         if before == LeasePhase::Granted {
             return self.forget(key, out);
@@ -345,12 +354,12 @@ impl Core {
         }
         self.leases.touch(key);
         if let Some((lease, revision)) = self.leases.take_one(key) {
-            out.push(Action::Save { lease, revision });
+            out.push(CoreAction::Save { lease, revision });
         }
     }
 
     /// Forgets a lease that holds nothing, and with the last lease of an unregistered node also the node.
-    pub(super) fn forget(&mut self, key: u32, out: &mut Vec<Action>) {
+    pub(super) fn forget(&mut self, key: u32, out: &mut Vec<CoreAction>) {
         let Some(lease) = self.leases.remove(key) else { return };
         debug_assert!(!lease.is_active(), "lease {} is forgotten, and is {:?}", lease.id, lease.state);
         debug_assert!(
@@ -360,7 +369,7 @@ impl Core {
             lease.revision,
             lease.marks.saved_revision
         );
-        out.push(Action::Forgotten(lease.id));
+        out.push(CoreAction::Forgotten(lease.id));
         let Some(node) = self.nodes.get_mut(lease.node) else { return };
         let slot = lease.marks.node_slot as usize;
         debug_assert_eq!(node.leases.get(slot), Some(&key), "lease {} in the list of its node", lease.id);

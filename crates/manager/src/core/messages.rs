@@ -183,7 +183,7 @@ pub struct Renewal {
 
 /// An action that the shell has to carry out.
 #[derive(Clone, Debug)]
-pub enum Action {
+pub enum CoreAction {
     /// Answer a registration.
     Registered {
         /// The node.

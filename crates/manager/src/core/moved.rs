@@ -14,7 +14,7 @@ use sublet_proto::v1::NodeGeneration;
 
 use super::ids::NodeKey;
 use super::lease::LeasePhase;
-use super::messages::Action;
+use super::messages::CoreAction;
 use super::nodes::{ManagedNode, NodeCapacity};
 use super::{Core, SILENCE_TICKS};
 
@@ -42,7 +42,7 @@ impl Core {
 
     /// Another manager has the node by a registration of this generation. If it is later than this manager's, the
     /// node and its leases are gone from here.
-    pub(super) fn moved(&mut self, key: NodeKey, generation: u64, out: &mut Vec<Action>) {
+    pub(super) fn moved(&mut self, key: NodeKey, generation: u64, out: &mut Vec<CoreAction>) {
         if self.nodes.get(key).is_none_or(|node| node.generation >= generation) {
             return;
         }
@@ -71,7 +71,7 @@ impl Core {
         }
     }
 
-    fn let_go(&mut self, key: u32, out: &mut Vec<Action>) {
+    fn let_go(&mut self, key: u32, out: &mut Vec<CoreAction>) {
         let was_granted = self.release(key, LeasePhase::Moved) == Some(LeasePhase::Granted);
         let Some(lease) = self.leases.get_mut(key) else { return };
         lease.marks.is_settled = true;

@@ -25,7 +25,7 @@ use sublet_proto::{Code, Error};
 
 use super::chance::Chance;
 use super::ids::{ClassKey, NodeKey, RackKey};
-use super::locality::Ring;
+use super::locality::NodeRing;
 use super::messages::ClientRequest;
 use super::nodes::{LeaseResources, ManagedNode, Nodes};
 use super::pools::{self, Pools};
@@ -151,23 +151,23 @@ impl Totals {
 
 /// Nodes that run the same packages at one price, or a kind of device that nodes have.
 #[derive(Debug)]
-struct Class {
+struct NodeClass {
     pu: String,
     architecture: String,
     price: Price,
     /// Lists for exclusive and for shared workers.
     ranks: [Ranks; 2],
     /// All nodes of the class, including those that take no leases.
-    ring: Ring,
+    ring: NodeRing,
     /// Nodes of each rack that has a name.
-    rings: HashMap<RackKey, Ring>,
+    rings: HashMap<RackKey, NodeRing>,
 }
 
 /// The ranked lists of each class.
 #[derive(Debug)]
 pub(super) struct Classes {
     prices: Prices,
-    known: Vec<Class>,
+    known: Vec<NodeClass>,
 }
 
 /// A class in which a request can be placed, and the build of its package that is executed there.
@@ -195,12 +195,12 @@ impl Classes {
     pub(super) fn key(&mut self, pu: &str, architecture: &str) -> ClassKey {
         let at = self.find(pu, architecture).unwrap_or_else(|| {
             let pu = unit_of(pu, architecture);
-            self.known.push(Class {
+            self.known.push(NodeClass {
                 pu: pu.to_owned(),
                 architecture: architecture.to_owned(),
                 price: self.prices.of(pu),
                 ranks: Default::default(),
-                ring: Ring::default(),
+                ring: NodeRing::default(),
                 rings: HashMap::new(),
             });
             self.known.len() - 1
@@ -223,13 +223,13 @@ impl Classes {
     /// package has profiles, in no order.
     fn fitting(&self, package: &PackageInfo, pu: &str) -> impl Iterator<Item = Choice> {
         let is_any = package.profiles.is_empty();
-        let fits = move |class: &Class| match pu {
+        let fits = move |class: &NodeClass| match pu {
             "" => is_any || package.profile(&class.pu).is_some(),
             pu => class.pu == pu,
         };
         // A restored lease shows only the kind of processing unit; nothing is placed in such a class.
-        let wanted = move |class: &Class| !class.architecture.is_empty() && fits(class);
-        let build_for = move |class: &Class| {
+        let wanted = move |class: &NodeClass| !class.architecture.is_empty() && fits(class);
+        let build_for = move |class: &NodeClass| {
             package.builds.iter().position(|build| runs_on(&build.architecture, &class.architecture))
         };
         let classes = self.known.iter().enumerate().filter(move |(_, class)| wanted(class));
@@ -270,7 +270,7 @@ impl Classes {
         explain(kinds, request.terms.time_weight_permille)
     }
 
-    fn get(&self, class: ClassKey) -> Option<&Class> {
+    fn get(&self, class: ClassKey) -> Option<&NodeClass> {
         self.known.get(usize::from(class.0))
     }
 
@@ -303,7 +303,7 @@ impl Classes {
     }
 
     /// Returns the ring in which leases of the same key begin their search: of a rack, or of the class.
-    fn ring(&self, class: ClassKey, rack: Option<RackKey>) -> Option<&Ring> {
+    fn ring(&self, class: ClassKey, rack: Option<RackKey>) -> Option<&NodeRing> {
         let class = &self.known[usize::from(class.0)];
         rack.map_or(Some(&class.ring), |rack| class.rings.get(&rack))
     }
@@ -355,7 +355,7 @@ impl Classes {
             }
             assert_eq!(class.ring.len(), of_class().count());
             let of_racks = of_class().filter(|(_, node)| node.rack != RackKey::NONE);
-            assert_eq!(class.rings.values().map(Ring::len).sum::<usize>(), of_racks.count());
+            assert_eq!(class.rings.values().map(NodeRing::len).sum::<usize>(), of_racks.count());
         }
     }
 }

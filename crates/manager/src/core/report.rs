@@ -10,7 +10,7 @@ use sublet_proto::{Code, Error};
 
 use super::ids::{LeaseId, NodeKey};
 use super::lease::{Lease, LeaseEnd, LeasePhase, Marks};
-use super::messages::{Action, AgentLease, AgentReport, Joining, LeaseReport, ReportAnswer, ReportedEnd};
+use super::messages::{AgentLease, AgentReport, CoreAction, Joining, LeaseReport, ReportAnswer, ReportedEnd};
 use super::nodes::{LeaseResources, LendingState, ManagedNode};
 use super::tenants::CONTENTION_MS;
 use super::terms::DEFAULT_OPTIONS;
@@ -23,13 +23,13 @@ const LAPSE_MS: u64 = 3_000;
 impl Core {
     /// Registers a node, with exactly the leases that its agent lists. Other grants on the node are void, since their
     /// tickets are of an earlier registration.
-    pub(super) fn register(&mut self, now_ms: u64, joining: Joining, out: &mut Vec<Action>) {
+    pub(super) fn register(&mut self, now_ms: u64, joining: Joining, out: &mut Vec<CoreAction>) {
         let Joining { description, instance, generation, leases } = joining;
         let checked = description::check(&description)
             .and_then(|()| self.nodes.check_class(&description))
             .and_then(|()| self.nodes.check_name(&description.name, instance, generation));
         if let Err(error) = checked {
-            return out.push(Action::NotRegistered(error));
+            return out.push(CoreAction::NotRegistered(error));
         }
         let key = self.nodes.describe(description);
         self.registration += 1;
@@ -54,11 +54,17 @@ impl Core {
             self.take_over(now_ms, key, running, out);
         }
         let neighbours = self.nodes.neighbourhood(key);
-        out.push(Action::Registered { node: key, registration, neighbours });
+        out.push(CoreAction::Registered { node: key, registration, neighbours });
         self.serve_waiting(now_ms, out);
     }
 
-    fn void_unlisted(&mut self, now_ms: u64, node: NodeKey, listed: &[AgentLease], out: &mut Vec<Action>) {
+    fn void_unlisted(
+        &mut self,
+        now_ms: u64,
+        node: NodeKey,
+        listed: &[AgentLease],
+        out: &mut Vec<CoreAction>,
+    ) {
         let listed: HashSet<LeaseId> = listed.iter().map(|running| running.report.lease).collect();
         for key in self.leases_of(node) {
             let Some(lease) = self.leases.get_mut(key).filter(|lease| !listed.contains(&lease.id)) else {
@@ -77,7 +83,7 @@ impl Core {
         }
     }
 
-    fn take_over(&mut self, now_ms: u64, node: NodeKey, running: AgentLease, out: &mut Vec<Action>) {
+    fn take_over(&mut self, now_ms: u64, node: NodeKey, running: AgentLease, out: &mut Vec<CoreAction>) {
         let AgentLease { lease: from_ticket, report, remaining_ms } = running;
         let expires_ms = now_ms.saturating_add(remaining_ms);
         // Another manager's clock may differ, so the time of the grant is at least as long ago as the usage shows.
@@ -165,7 +171,7 @@ impl Core {
         self.begin(lease.paid_so_far());
     }
 
-    pub(super) fn report(&mut self, now_ms: u64, report: AgentReport, out: &mut Vec<Action>) {
+    pub(super) fn report(&mut self, now_ms: u64, report: AgentReport, out: &mut Vec<CoreAction>) {
         let AgentReport {
             node: key,
             registration,
@@ -178,10 +184,10 @@ impl Core {
         } = report;
         let is_known = |node: &&mut ManagedNode| node.registration != 0 && node.registration == registration;
         let Some(node) = self.nodes.get_mut(key).filter(is_known) else {
-            return out.push(Action::RegisterAgain);
+            return out.push(CoreAction::RegisterAgain);
         };
         if sequence <= node.sequence {
-            return out.push(Action::Reported(ReportAnswer::default()));
+            return out.push(CoreAction::Reported(ReportAnswer::default()));
         }
         let was_away = node.is_lost() || node.is_missed;
         node.sequence = sequence;
@@ -202,7 +208,7 @@ impl Core {
             out,
         );
         reply.neighbours = self.nodes.news_of_neighbours(key, neighbours);
-        out.push(Action::Reported(reply));
+        out.push(CoreAction::Reported(reply));
         if freed || is_back {
             self.serve_waiting(now_ms, out);
         }
@@ -216,7 +222,7 @@ impl Core {
         told: &ReportHeader,
         leases: Vec<LeaseReport>,
         reply: &mut ReportAnswer,
-        out: &mut Vec<Action>,
+        out: &mut Vec<CoreAction>,
     ) -> bool {
         let Some(node) = self.nodes.get(key) else { return false };
         let (sequence, leased) = (told.sequence, node.leased);
@@ -244,7 +250,7 @@ impl Core {
     /// Settles ended leases that the agent does not list, as no report will list them again: the agent has forgotten
     /// them, or never had them. The latter is certain only when their tickets were too old when the report was put
     /// together.
-    fn settle_unlisted(&mut self, node: NodeKey, sequence: u64, clock_ms: u64, out: &mut Vec<Action>) {
+    fn settle_unlisted(&mut self, node: NodeKey, sequence: u64, clock_ms: u64, out: &mut Vec<CoreAction>) {
         for key in self.leases_of(node) {
             let Some(lease) = self.leases.get_mut(key) else { continue };
             let may_come =
@@ -267,7 +273,7 @@ impl Core {
         sequence: u64,
         report: LeaseReport,
         reply: &mut ReportAnswer,
-        out: &mut Vec<Action>,
+        out: &mut Vec<CoreAction>,
     ) -> bool {
         let LeaseReport { lease: id, usage, functions, cold_imports, ended } = report;
         let found = self.leases.find(id).and_then(|key| Some((key, self.leases.get_mut(key)?)));
@@ -314,7 +320,7 @@ impl Core {
         key: u32,
         ended: ReportedEnd,
         reply: &mut ReportAnswer,
-        out: &mut Vec<Action>,
+        out: &mut Vec<CoreAction>,
     ) {
         let code = (ended.code != 0).then(|| Code::from_number(ended.code));
         self.end(key, LeaseEnd { code, reason: Cow::Owned(ended.reason), at_ms: now_ms }, out);
@@ -351,7 +357,7 @@ impl Core {
     }
 
     /// Ends leases that the agent does not list: it does not have them.
-    fn end_missing(&mut self, now_ms: u64, node: NodeKey, sequence: u64, out: &mut Vec<Action>) {
+    fn end_missing(&mut self, now_ms: u64, node: NodeKey, sequence: u64, out: &mut Vec<CoreAction>) {
         for key in self.leases_of(node) {
             let missing =
                 |lease: &&mut Lease| lease.state == LeasePhase::Attached && lease.marks.heard != sequence;
@@ -373,7 +379,7 @@ impl Core {
         node: NodeKey,
         told: &ReportHeader,
         reply: &mut ReportAnswer,
-        out: &mut Vec<Action>,
+        out: &mut Vec<CoreAction>,
     ) {
         for key in self.leases_of(node) {
             let granted = |lease: &&mut Lease| lease.state == LeasePhase::Granted;
@@ -406,7 +412,7 @@ impl Core {
         self.nodes.get(node).map(|node| node.leases.clone()).unwrap_or_default()
     }
 
-    pub(super) fn saved(&mut self, id: LeaseId, revision: u64, out: &mut Vec<Action>) {
+    pub(super) fn saved(&mut self, id: LeaseId, revision: u64, out: &mut Vec<CoreAction>) {
         let Some(key) = self.leases.find(id) else { return };
         let Some(lease) = self.leases.get_mut(key) else { return };
         // A write may be answered after the lease was forgotten and came back with its agent. Its revision is then
@@ -423,7 +429,7 @@ impl Core {
         }
     }
 
-    pub(super) fn tick(&mut self, now_ms: u64, out: &mut Vec<Action>) {
+    pub(super) fn tick(&mut self, now_ms: u64, out: &mut Vec<CoreAction>) {
         let forgotten = self.nodes.tick();
         self.end_on_lost_nodes(now_ms, out);
         for node in forgotten {
@@ -442,13 +448,13 @@ impl Core {
         }
         for (lease, revision) in self.leases.take_dirty() {
             debug_assert!(revision > 0, "lease {lease} is to be stored, and nothing of it has changed");
-            out.push(Action::Save { lease, revision });
+            out.push(CoreAction::Save { lease, revision });
         }
     }
 
     /// Ends leases on lost nodes when their time is over. A lost node's agent, if it runs, also ends them, and reports
     /// that later.
-    fn end_on_lost_nodes(&mut self, now_ms: u64, out: &mut Vec<Action>) {
+    fn end_on_lost_nodes(&mut self, now_ms: u64, out: &mut Vec<CoreAction>) {
         let lost = self.nodes.iter().filter(|(_, node)| node.is_lost());
         let keys: Vec<u32> = lost.flat_map(|(_, node)| node.leases.iter().copied()).collect();
         for key in keys {
@@ -469,7 +475,7 @@ impl Core {
 
     /// Settles the leases of a node that will report no more; if its agent comes back, it brings them with their
     /// tickets.
-    fn forget_node(&mut self, node: NodeKey, out: &mut Vec<Action>) {
+    fn forget_node(&mut self, node: NodeKey, out: &mut Vec<CoreAction>) {
         for key in self.leases_of(node) {
             let Some(lease) = self.leases.get_mut(key).filter(|lease| !lease.is_active()) else { continue };
             lease.marks.is_settled = true;

@@ -126,12 +126,12 @@ impl CoreFixture {
     }
 
     /// Returns the actions that follow from the event, without saves and forgotten leases, in order.
-    fn event(&mut self, event: CoreEvent) -> Vec<Action> {
+    fn event(&mut self, event: CoreEvent) -> Vec<CoreAction> {
         let (mut out, mut done) = (Vec::new(), Vec::new());
         self.core.on_event(self.now_ms, event, &mut out);
         while !out.is_empty() {
             match out.remove(0) {
-                Action::Save { lease, revision } => {
+                CoreAction::Save { lease, revision } => {
                     if !self.is_store_full {
                         self.saved.insert(lease);
                     }
@@ -142,7 +142,7 @@ impl CoreFixture {
                     };
                     self.core.on_event(self.now_ms, answer, &mut out);
                 }
-                Action::Forgotten(_) => {}
+                CoreAction::Forgotten(_) => {}
                 other => done.push(other),
             }
         }
@@ -160,19 +160,19 @@ impl CoreFixture {
         let (instance, generation) = (InstanceId(instance), self.generation);
         let joining = Joining { description, instance, generation, leases };
         let actions = self.event(CoreEvent::Register(Box::new(joining)));
-        match actions.into_iter().find(|action| !matches!(action, Action::Granted { .. })) {
-            Some(Action::Registered { node, registration, .. }) => Ok((node, registration)),
-            Some(Action::NotRegistered(error)) => Err(error),
+        match actions.into_iter().find(|action| !matches!(action, CoreAction::Granted { .. })) {
+            Some(CoreAction::Registered { node, registration, .. }) => Ok((node, registration)),
+            Some(CoreAction::NotRegistered(error)) => Err(error),
             other => panic!("a registration was answered by {other:?}"),
         }
     }
 
-    fn request_of(&mut self, tenant: &str, asked: &LeaseRequest) -> Vec<Action> {
+    fn request_of(&mut self, tenant: &str, asked: &LeaseRequest) -> Vec<CoreAction> {
         self.request_for(tenant, "x86_64", asked)
     }
 
     /// Requests leases of a package with a build for this architecture or device.
-    fn request_for(&mut self, tenant: &str, architecture: &str, asked: &LeaseRequest) -> Vec<Action> {
+    fn request_for(&mut self, tenant: &str, architecture: &str, asked: &LeaseRequest) -> Vec<CoreAction> {
         self.request_of_builds(tenant, &[architecture], asked)
     }
 
@@ -181,7 +181,7 @@ impl CoreFixture {
         tenant: &str,
         architectures: &[&str],
         asked: &LeaseRequest,
-    ) -> Vec<Action> {
+    ) -> Vec<CoreAction> {
         self.request_with_profiles(tenant, architectures, &[], asked)
     }
 
@@ -191,7 +191,7 @@ impl CoreFixture {
         architectures: &[&str],
         profiles: &[v1::Profile],
         asked: &LeaseRequest,
-    ) -> Vec<Action> {
+    ) -> Vec<CoreAction> {
         let build = |architecture: &&str| PackageBuild {
             architecture: architecture.to_string(),
             ..PackageBuild::default()
@@ -219,24 +219,28 @@ impl CoreFixture {
 
     fn grant(&mut self, asked: &LeaseRequest) -> Vec<LeaseId> {
         match self.request_of("t", asked).pop() {
-            Some(Action::Granted { leases, .. }) => leases,
+            Some(CoreAction::Granted { leases, .. }) => leases,
             other => panic!("not granted: {other:?}"),
         }
     }
 
     fn refusal(&mut self, asked: &LeaseRequest) -> Error {
         match self.request_of("t", asked).pop() {
-            Some(Action::Refused { error, .. }) => error,
+            Some(CoreAction::Refused { error, .. }) => error,
             other => panic!("not refused: {other:?}"),
         }
     }
 
     /// Reports for node "n", with the manager's clock; returns the answer and the other actions.
-    fn report(&mut self, leases: Vec<LeaseReport>) -> (ReportAnswer, Vec<Action>) {
+    fn report(&mut self, leases: Vec<LeaseReport>) -> (ReportAnswer, Vec<CoreAction>) {
         self.report_as(LendingState::Open, leases)
     }
 
-    fn report_as(&mut self, lending: LendingState, leases: Vec<LeaseReport>) -> (ReportAnswer, Vec<Action>) {
+    fn report_as(
+        &mut self,
+        lending: LendingState,
+        leases: Vec<LeaseReport>,
+    ) -> (ReportAnswer, Vec<CoreAction>) {
         self.sequence += 1;
         let node = self.core.node_key("n").unwrap();
         let registration = self.core.node(node).unwrap().registration;
@@ -252,12 +256,12 @@ impl CoreFixture {
         };
         let mut actions = self.event(CoreEvent::Report(report));
         match actions.remove(0) {
-            Action::Reported(reply) => (reply, actions),
+            CoreAction::Reported(reply) => (reply, actions),
             other => panic!("a report was answered by {other:?}"),
         }
     }
 
-    fn ticks(&mut self, count: u32) -> Vec<Action> {
+    fn ticks(&mut self, count: u32) -> Vec<CoreAction> {
         let mut actions = Vec::new();
         for _ in 0..count {
             self.now_ms += TICK_MS;
@@ -461,7 +465,7 @@ fn reports_that_are_late_or_of_another_registration_change_nothing() {
         leases: vec![],
         neighbours: 0,
     };
-    assert!(matches!(house.event(CoreEvent::Report(stale))[..], [Action::RegisterAgain]));
+    assert!(matches!(house.event(CoreEvent::Report(stale))[..], [CoreAction::RegisterAgain]));
 }
 
 #[test]
@@ -537,11 +541,11 @@ fn leases_on_a_draining_or_reclaimed_node_are_not_renewed() {
         (LendingState::Reclaimed, Code::NodeReclaimed, "handed back"),
     ];
     for (lending, code, part) in why {
-        let Some(Action::NotRenewed(_, error)) = renew(&mut house, lending) else { panic!("renewed") };
+        let Some(CoreAction::NotRenewed(_, error)) = renew(&mut house, lending) else { panic!("renewed") };
         assert!(error.code == code && error.message.contains(part), "{error}");
         assert!(error.message.contains("60000 ms"), "the end stays what it was: {error}");
     }
-    assert!(matches!(renew(&mut house, LendingState::Open), Some(Action::Renewed(_))));
+    assert!(matches!(renew(&mut house, LendingState::Open), Some(CoreAction::Renewed(_))));
     assert_eq!(house.core.lease(lease).unwrap().expires_ms, START_MS + 120_000);
 }
 
@@ -675,8 +679,8 @@ fn a_lease_is_renewed_while_it_runs() {
         .event(CoreEvent::Renew(Renewal { lease, timeout_ms }))
         .pop()
     {
-        Some(Action::Renewed(_)) => Ok(house.core.lease(lease).unwrap().expires_ms),
-        Some(Action::NotRenewed(_, error)) => Err(error.code),
+        Some(CoreAction::Renewed(_)) => Ok(house.core.lease(lease).unwrap().expires_ms),
+        Some(CoreAction::NotRenewed(_, error)) => Err(error.code),
         other => panic!("{other:?}"),
     };
     assert_eq!(renew(&mut house, 90_000), Ok(START_MS + 91_000));
@@ -766,20 +770,20 @@ fn requests_wait_in_turn_within_bounds_and_for_their_time() {
     for _ in 0..4 {
         assert!(house.request_of("greedy", &waits(1)).is_empty());
     }
-    let full = |actions: Vec<Action>| matches!(&actions[..], [Action::Refused { error, .. }] if error.code == Code::TryLater);
+    let full = |actions: Vec<CoreAction>| matches!(&actions[..], [CoreAction::Refused { error, .. }] if error.code == Code::TryLater);
     assert!(full(house.request_of("greedy", &waits(1))), "four of a tenant may wait");
     assert!(house.request_of("modest", &waits(1)).is_empty());
     assert!(house.request_of("modest", &waits(1)).is_empty());
     assert!(full(house.request_of("third", &waits(1))), "six may wait in all");
     let impossible = house.request_of("third", &waits(3)).pop();
     assert!(
-        matches!(impossible, Some(Action::Refused { error, .. }) if error.code == Code::InsufficientResources)
+        matches!(impossible, Some(CoreAction::Refused { error, .. }) if error.code == Code::InsufficientResources)
     );
     let (_, actions) = house.report(vec![over(held, 2)]);
     let tenants: Vec<_> = actions
         .iter()
         .map(|action| match action {
-            Action::Granted { tenant, .. } => house.core.tenant(*tenant).name.to_string(),
+            CoreAction::Granted { tenant, .. } => house.core.tenant(*tenant).name.to_string(),
             other => panic!("{other:?}"),
         })
         .collect();
@@ -787,7 +791,7 @@ fn requests_wait_in_turn_within_bounds_and_for_their_time() {
     let late = house.ticks(10);
     assert_eq!(late.len(), 4);
     assert!(
-        late.iter().all(|a| matches!(a, Action::Refused { error, .. } if error.code == Code::NoCapacity))
+        late.iter().all(|a| matches!(a, CoreAction::Refused { error, .. } if error.code == Code::NoCapacity))
     );
     assert_eq!(house.core.waiting(), 0);
 }
@@ -800,7 +804,7 @@ fn request_without_any_node_waits_for_one() {
     let (description, leases) = (node("n", 1), Vec::new());
     let joining = Joining { description, instance: InstanceId(1), generation: 1, leases };
     let actions = house.event(CoreEvent::Register(Box::new(joining)));
-    assert!(actions.iter().any(|action| matches!(action, Action::Granted { .. })), "{actions:?}");
+    assert!(actions.iter().any(|action| matches!(action, CoreAction::Granted { .. })), "{actions:?}");
 }
 
 #[test]
@@ -815,8 +819,8 @@ fn a_large_request_is_overtaken_only_so_often() {
         house.report(list);
         held.remove(0);
         match house.request_of("small", &asked(1)).pop() {
-            Some(Action::Granted { leases, .. }) => held.extend(leases),
-            Some(Action::Refused { error, .. }) => {
+            Some(CoreAction::Granted { leases, .. }) => held.extend(leases),
+            Some(CoreAction::Refused { error, .. }) => {
                 assert!(
                     error.code == Code::NoCapacity && error.message.contains("turn of another"),
                     "{error}"
@@ -829,7 +833,7 @@ fn a_large_request_is_overtaken_only_so_often() {
     }
     assert_eq!(overtakes, MAX_OVERTAKES);
     let (_, actions) = house.report(vec![over(held[0], 1)]);
-    assert!(matches!(&actions[..], [Action::Granted { leases, .. }] if leases.len() == 1));
+    assert!(matches!(&actions[..], [CoreAction::Granted { leases, .. }] if leases.len() == 1));
 }
 
 #[test]

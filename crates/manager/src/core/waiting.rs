@@ -32,7 +32,7 @@ impl Default for QueueLimits {
 }
 
 #[derive(Debug)]
-struct Waiter {
+struct WaitingRequest {
     request: Box<ClientRequest>,
     until_ms: u64,
 }
@@ -41,7 +41,7 @@ struct Waiter {
 #[derive(Debug)]
 pub(super) struct WaitQueue {
     limits: QueueLimits,
-    of_tenants: BTreeMap<TenantKey, VecDeque<Waiter>>,
+    of_tenants: BTreeMap<TenantKey, VecDeque<WaitingRequest>>,
     /// Tenants with waiting requests, in the order of their turns.
     turns: VecDeque<TenantKey>,
     len: usize,
@@ -123,12 +123,12 @@ impl WaitQueue {
         let is_alone = queue.is_empty();
         match turn {
             QueuePosition::First => {
-                queue.push_front(Waiter { request, until_ms });
+                queue.push_front(WaitingRequest { request, until_ms });
                 self.turns.retain(|other| *other != tenant);
                 self.turns.push_front(tenant);
             }
             QueuePosition::Last => {
-                queue.push_back(Waiter { request, until_ms });
+                queue.push_back(WaitingRequest { request, until_ms });
                 if is_alone {
                     self.turns.push_back(tenant);
                 }

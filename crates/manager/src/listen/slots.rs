@@ -6,7 +6,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 use rustix::process::{Resource, getrlimit, setrlimit};
-use sublet_admission::{Admission, AdmissionLimits, Budget, ConnectionId, Party, RefusalLog};
+use sublet_admission::{Admission, AdmissionLimits, ClassBudget, ConnectionId, Party, RefusalLog};
 use sublet_proto::v1::Role;
 use sublet_proto::{Code, Error};
 use tokio::sync::oneshot;
@@ -69,10 +69,10 @@ impl ConnectionLimits {
         let ms = |time: Duration| u64::try_from(time.as_millis()).unwrap_or(u64::MAX);
         AdmissionLimits {
             total,
-            unidentified: Budget { reserved: unauthenticated, most: unauthenticated, each: per_address },
-            operator: Budget { reserved: (total / 16).clamp(4, 64), most: total, each: total },
-            peers: Budget { reserved: total / 8, most: total / 2, each: MAX_CONNECTIONS_OF_AN_AGENT },
-            tenants: Budget { reserved: 0, most: total, each: per_tenant },
+            unidentified: ClassBudget { reserved: unauthenticated, most: unauthenticated, each: per_address },
+            operator: ClassBudget { reserved: (total / 16).clamp(4, 64), most: total, each: total },
+            peers: ClassBudget { reserved: total / 8, most: total / 2, each: MAX_CONNECTIONS_OF_AN_AGENT },
+            tenants: ClassBudget { reserved: 0, most: total, each: per_tenant },
             handshake_ms: ms(self.handshake),
             first_request_ms: ms(self.first_request),
             idle_ms: ms(self.idle),
@@ -281,6 +281,6 @@ mod tests {
         }
         let small =
             ConnectionLimits { unauthenticated: Some(9), per_address: Some(99), ..Default::default() };
-        assert_eq!(small.budgets(u64::MAX).unidentified, Budget { reserved: 9, most: 9, each: 9 });
+        assert_eq!(small.budgets(u64::MAX).unidentified, ClassBudget { reserved: 9, most: 9, each: 9 });
     }
 }

@@ -13,7 +13,7 @@ use sublet_proto::{Code, Error};
 use super::{Shell, State, parse_lease, unknown_lease};
 use crate::auth::{CallerIdentity, LendingLimits};
 use crate::core::{
-    Action, AgentLease, AgentReport, CoreEvent, Joining, LeaseId, LeaseReport, LendingState, Level,
+    AgentLease, AgentReport, CoreAction, CoreEvent, Joining, LeaseId, LeaseReport, LendingState, Level,
     ReportedEnd,
 };
 use crate::database::blocking;
@@ -70,11 +70,11 @@ impl Shell {
         let joining = Joining { description, instance, generation, leases };
         let registered = self.handle(&mut state, CoreEvent::Register(Box::new(joining)));
         let (registration, neighbours) = match registered {
-            Some(Action::Registered { node, registration, neighbours }) => {
+            Some(CoreAction::Registered { node, registration, neighbours }) => {
                 self.reports_by(&mut state, node, place);
                 (registration, neighbours)
             }
-            Some(Action::NotRegistered(error)) => return Err(error),
+            Some(CoreAction::NotRegistered(error)) => return Err(error),
             other => {
                 return Err(Error::new(Code::Internal, format!("a registration was answered by {other:?}")));
             }
@@ -188,8 +188,8 @@ impl Shell {
         let report =
             AgentReport { node, registration, sequence, answered, clock_ms, lending, leases, neighbours };
         let reported = match self.handle(&mut state, CoreEvent::Report(report)) {
-            Some(Action::Reported(reported)) => reported,
-            Some(Action::RegisterAgain) => return Err(again()),
+            Some(CoreAction::Reported(reported)) => reported,
+            Some(CoreAction::RegisterAgain) => return Err(again()),
             other => return Err(Error::new(Code::Internal, format!("a report was answered by {other:?}"))),
         };
         state.core.note_cache(node, cache);

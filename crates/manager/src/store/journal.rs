@@ -87,7 +87,7 @@ fn short(value: &[u8]) -> Option<Vec<u8>> {
 }
 
 #[derive(Clone, PartialEq, Message)]
-struct Frame {
+struct JournalFrame {
     /// The number of the change. In the base: number of the last change before it.
     #[prost(uint64, tag = "1")]
     change: u64,
@@ -183,16 +183,20 @@ impl StoreJournal {
     ) -> io::Result<StoreJournal> {
         let new = path.with_extension("journal-new");
         let open = OpenOptions::new().write(true).create(true).truncate(true).mode(0o600).open(&new)?;
-        let mut writer = Frames { file: BufWriter::new(&open), len_bytes: 0, frames: 0 };
+        let mut writer = JournalFrames { file: BufWriter::new(&open), len_bytes: 0, frames: 0 };
         writer.file.write_all(MAGIC)?;
         writer.len_bytes += MAGIC.len() as u64;
-        writer.write(&Frame { change: base.change, base: Some(first(base)), ..Frame::default() })?;
+        writer.write(&JournalFrame {
+            change: base.change,
+            base: Some(first(base)),
+            ..JournalFrame::default()
+        })?;
         loop {
             let operations: Vec<_> = copies.take(BASE_OPERATIONS).collect::<io::Result<_>>()?;
             if operations.is_empty() {
                 break;
             }
-            writer.write(&Frame { change: base.change, operations, base: None })?;
+            writer.write(&JournalFrame { change: base.change, operations, base: None })?;
         }
         writer.file.flush()?;
         let (len_bytes, frames) = (writer.len_bytes, writer.frames);
@@ -225,7 +229,7 @@ impl StoreJournal {
         if operations.is_empty() || self.is_behind {
             return Ok(());
         }
-        let frame = encode(self.frames, &Frame { change, operations, base: None });
+        let frame = encode(self.frames, &JournalFrame { change, operations, base: None });
         if let Err(error) = self.file.write_all_at(&frame, self.len_bytes) {
             self.is_behind = true;
             // Half a frame is not one, so it need not go.
@@ -253,14 +257,14 @@ impl StoreJournal {
     }
 }
 
-struct Frames<'a> {
+struct JournalFrames<'a> {
     file: BufWriter<&'a File>,
     len_bytes: u64,
     frames: u64,
 }
 
-impl Frames<'_> {
-    fn write(&mut self, frame: &Frame) -> io::Result<()> {
+impl JournalFrames<'_> {
+    fn write(&mut self, frame: &JournalFrame) -> io::Result<()> {
         let bytes = encode(self.frames, frame);
         self.file.write_all(&bytes)?;
         self.len_bytes += bytes.len() as u64;
@@ -278,7 +282,7 @@ fn first(base: &NewBase<'_>) -> Base {
     Base { copies: base.copies, tallies: base.tallies.iter().map(tally).collect() }
 }
 
-fn encode(number: u64, frame: &Frame) -> Vec<u8> {
+fn encode(number: u64, frame: &JournalFrame) -> Vec<u8> {
     let payload = frame.encode_to_vec();
     let mut bytes = Vec::with_capacity(HEAD_BYTES + payload.len());
     bytes.extend_from_slice(&(payload.len() as u32).to_le_bytes());
@@ -307,7 +311,7 @@ fn parse(bytes: &[u8]) -> Content {
         rest = left;
         let is_good = sealed == frame_seal(number, payload);
         number += 1;
-        match Frame::decode(payload) {
+        match JournalFrame::decode(payload) {
             Ok(frame) if is_good => {
                 content.damaged_frames += std::mem::take(&mut unread);
                 take(&mut content, frame, &mut copies);
@@ -321,7 +325,7 @@ fn parse(bytes: &[u8]) -> Content {
     content
 }
 
-fn take(content: &mut Content, mut frame: Frame, copies: &mut Option<u64>) {
+fn take(content: &mut Content, mut frame: JournalFrame, copies: &mut Option<u64>) {
     frame.operations.retain(|operation| !operation.is_log);
     if let Some(base) = frame.base {
         content.base_change = frame.change;
@@ -357,8 +361,8 @@ mod tests {
     fn skips_records_of_logs_that_earlier_versions_have_written() {
         let log = RecordChange { is_log: true, ..RecordChange::put("deployments", 1, b"x") };
         let operations = vec![log, RecordChange::put("token/a", 1, b"y")];
-        let base = Frame { base: Some(Base::default()), ..Frame::default() };
-        let change = Frame { change: 1, operations, base: None };
+        let base = JournalFrame { base: Some(Base::default()), ..JournalFrame::default() };
+        let change = JournalFrame { change: 1, operations, base: None };
         let bytes = [MAGIC.to_vec(), encode(0, &base), encode(1, &change)].concat();
         let content = parse(&bytes);
         assert_eq!(content.changes, [(1, vec![RecordChange::put("token/a", 1, b"y")])]);

@@ -101,7 +101,7 @@ struct Listing {
 
 /// Where a page of a scan begins, and its direction.
 #[derive(Clone, Copy)]
-enum Side<'a> {
+enum ScanStart<'a> {
     After(Option<&'a str>),
     Before(Option<&'a str>),
 }
@@ -301,8 +301,8 @@ impl NatsStore {
     }
 
     /// Returns the keys of a prefix in order: those of the page before, if this page continues it.
-    fn list(&self, prefix: &str, side: Side<'_>) -> Result<Listing, Error> {
-        let (Side::After(from) | Side::Before(from)) = side;
+    fn list(&self, prefix: &str, side: ScanStart<'_>) -> Result<Listing, Error> {
+        let (ScanStart::After(from) | ScanStart::Before(from)) = side;
         let goes_on =
             |last: &Listing| last.prefix == prefix && from.is_some() && last.reached.as_deref() == from;
         if let Some(last) = self.listing.borrow_mut().take().filter(goes_on) {
@@ -326,7 +326,7 @@ impl NatsStore {
         self.link.run_long(|jetstream| listing::subjects(jetstream, stream, filter))
     }
 
-    fn page(&self, prefix: &str, side: Side<'_>, limit: usize) -> Result<Vec<StoreRecord>, Error> {
+    fn page(&self, prefix: &str, side: ScanStart<'_>, limit: usize) -> Result<Vec<StoreRecord>, Error> {
         let mut listing = self.list(prefix, side)?;
         let mut left = listing.from(side);
         let mut records: Vec<StoreRecord> = Vec::new();
@@ -370,14 +370,14 @@ impl NatsStore {
 
 impl Listing {
     /// The keys on one side, as a page has them.
-    fn from<'a>(&'a self, side: Side<'_>) -> Box<dyn Iterator<Item = &'a String> + 'a> {
+    fn from<'a>(&'a self, side: ScanStart<'_>) -> Box<dyn Iterator<Item = &'a String> + 'a> {
         let count = |is_left_of: &dyn Fn(&str) -> bool| self.keys.partition_point(|key| is_left_of(key));
         match side {
-            Side::After(after) => {
+            ScanStart::After(after) => {
                 let skipped = after.map_or(0, |after| count(&|key| key <= after));
                 Box::new(self.keys[skipped..].iter())
             }
-            Side::Before(before) => {
+            ScanStart::Before(before) => {
                 let end = before.map_or(self.keys.len(), |before| count(&|key| key < before));
                 Box::new(self.keys[..end].iter().rev())
             }
@@ -445,11 +445,11 @@ impl Store for NatsStore {
     }
 
     fn scan(&self, prefix: &str, after: Option<&str>, limit: usize) -> Result<Vec<StoreRecord>, Error> {
-        self.page(prefix, Side::After(after), limit)
+        self.page(prefix, ScanStart::After(after), limit)
     }
 
     fn scan_back(&self, prefix: &str, before: Option<&str>, limit: usize) -> Result<Vec<StoreRecord>, Error> {
-        self.page(prefix, Side::Before(before), limit)
+        self.page(prefix, ScanStart::Before(before), limit)
     }
 
     fn copy_to(&self, _: &Path) -> Result<(), Error> {

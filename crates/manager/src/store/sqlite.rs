@@ -142,8 +142,8 @@ impl SqliteStore {
         run().map_err(|error| self.failure("read", &error))
     }
 
-    fn records(&self, entries: Vec<Entry>) -> Result<Vec<StoreRecord>, Error> {
-        let open = |entry: Entry| {
+    fn records(&self, entries: Vec<SealedRow>) -> Result<Vec<StoreRecord>, Error> {
+        let open = |entry: SealedRow| {
             let key = entry.key.clone();
             entry.open(&self.folder).map(|found| StoreRecord { key, value: found.value })
         };
@@ -302,13 +302,13 @@ fn reserved_bytes(disk_bytes: u64) -> u64 {
 }
 
 /// A row with its seal.
-struct Entry {
+struct SealedRow {
     key: String,
     found: VersionedValue,
     seal: Option<Vec<u8>>,
 }
 
-impl Entry {
+impl SealedRow {
     /// The value, if its seal is right.
     fn open(self, folder: &Path) -> Result<VersionedValue, Error> {
         let right = seal(&self.key, self.found.version, &self.found.value);
@@ -404,9 +404,9 @@ fn end_of(prefix: &str) -> String {
     format!("{prefix}{}", char::MAX)
 }
 
-fn read_entry(row: &Row<'_>) -> rusqlite::Result<Entry> {
+fn read_entry(row: &Row<'_>) -> rusqlite::Result<SealedRow> {
     let found = VersionedValue { value: row.get(1)?, version: row.get(2)? };
-    Ok(Entry { key: row.get(0)?, found, seal: row.get(3)? })
+    Ok(SealedRow { key: row.get(0)?, found, seal: row.get(3)? })
 }
 
 fn failure(folder: &Path, doing: &str, error: &rusqlite::Error) -> Error {

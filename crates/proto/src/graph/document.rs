@@ -98,13 +98,14 @@ impl GraphSource {
             return Err(whole(message));
         }
         let mut deserializer = serde_json::Deserializer::from_slice(json);
-        let Object(document) = serde_path_to_error::deserialize(&mut deserializer).map_err(|error| {
-            let at = match error.path().to_string() {
-                whole if whole == "." => String::new(),
-                at => at,
-            };
-            Problem { at, message: error.into_inner().to_string() }
-        })?;
+        let WrittenObject(document) =
+            serde_path_to_error::deserialize(&mut deserializer).map_err(|error| {
+                let at = match error.path().to_string() {
+                    whole if whole == "." => String::new(),
+                    at => at,
+                };
+                Problem { at, message: error.into_inner().to_string() }
+            })?;
         deserializer.end().map_err(|error| whole(error.to_string()))?;
         Ok(document)
     }
@@ -213,40 +214,40 @@ impl EdgeType {
 }
 
 /// A structure that is written as an object.
-struct Object<T>(T);
+struct WrittenObject<T>(T);
 
-impl<'de, T: Deserialize<'de>> Deserialize<'de> for Object<T> {
-    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Object<T>, D::Error> {
-        struct Fields<T>(PhantomData<T>);
+impl<'de, T: Deserialize<'de>> Deserialize<'de> for WrittenObject<T> {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<WrittenObject<T>, D::Error> {
+        struct ObjectFields<T>(PhantomData<T>);
 
-        impl<'de, T: Deserialize<'de>> Visitor<'de> for Fields<T> {
-            type Value = Object<T>;
+        impl<'de, T: Deserialize<'de>> Visitor<'de> for ObjectFields<T> {
+            type Value = WrittenObject<T>;
 
             fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
                 f.write_str("an object")
             }
 
-            fn visit_map<A: MapAccess<'de>>(self, fields: A) -> Result<Object<T>, A::Error> {
-                T::deserialize(MapAccessDeserializer::new(fields)).map(Object)
+            fn visit_map<A: MapAccess<'de>>(self, fields: A) -> Result<WrittenObject<T>, A::Error> {
+                T::deserialize(MapAccessDeserializer::new(fields)).map(WrittenObject)
             }
         }
 
-        deserializer.deserialize_map(Fields(PhantomData))
+        deserializer.deserialize_map(ObjectFields(PhantomData))
     }
 }
 
 fn object<'de, T: Deserialize<'de>, D: Deserializer<'de>>(deserializer: D) -> Result<T, D::Error> {
-    Object::deserialize(deserializer).map(|Object(value)| value)
+    WrittenObject::deserialize(deserializer).map(|WrittenObject(value)| value)
 }
 
 fn optional_object<'de, T: Deserialize<'de>, D: Deserializer<'de>>(
     deserializer: D,
 ) -> Result<Option<T>, D::Error> {
-    let value: Option<Object<T>> = Option::deserialize(deserializer)?;
-    Ok(value.map(|Object(value)| value))
+    let value: Option<WrittenObject<T>> = Option::deserialize(deserializer)?;
+    Ok(value.map(|WrittenObject(value)| value))
 }
 
 fn objects<'de, T: Deserialize<'de>, D: Deserializer<'de>>(deserializer: D) -> Result<Vec<T>, D::Error> {
-    let values: Vec<Object<T>> = Vec::deserialize(deserializer)?;
-    Ok(values.into_iter().map(|Object(value)| value).collect())
+    let values: Vec<WrittenObject<T>> = Vec::deserialize(deserializer)?;
+    Ok(values.into_iter().map(|WrittenObject(value)| value).collect())
 }

@@ -72,27 +72,27 @@ fn check_segments(header: &Header, data: &[u8]) -> Result<(), String> {
         return Err("is not a shared object: it has no dynamic segment".to_owned());
     }
     segments.iter().try_for_each(|segment| {
-        let range = Range { offset: segment.p_offset(ENDIAN), len_bytes: segment.p_filesz(ENDIAN) };
+        let range = FileRange { offset: segment.p_offset(ENDIAN), len_bytes: segment.p_filesz(ENDIAN) };
         range.check("segment", data)
     })
 }
 
 fn check_sections(sections: &SectionTable<'_, Header>, data: &[u8]) -> Result<(), String> {
     sections.iter().filter(|section| section.sh_type(ENDIAN) != elf::SHT_NOBITS).try_for_each(|section| {
-        let range = Range { offset: section.sh_offset(ENDIAN), len_bytes: section.sh_size(ENDIAN) };
+        let range = FileRange { offset: section.sh_offset(ENDIAN), len_bytes: section.sh_size(ENDIAN) };
         range.check("section", data)
     })
 }
 
 /// A part of the file, as a header claims it.
-struct Range {
+struct FileRange {
     offset: u64,
     len_bytes: u64,
 }
 
-impl Range {
+impl FileRange {
     fn check(&self, what: &str, data: &[u8]) -> Result<(), String> {
-        let Range { offset, len_bytes } = *self;
+        let FileRange { offset, len_bytes } = *self;
         match offset.checked_add(len_bytes) {
             Some(end) if end <= data.len() as u64 => Ok(()),
             _ => Err(format!(

@@ -24,7 +24,7 @@ const FULL_RING_NAP: Duration = Duration::from_micros(50);
 pub(crate) const LOOKS: u32 = 4;
 
 /// Addresses of a call's memory.
-struct Memory {
+struct CallRegions {
     /// Address in the arena; otherwise the input travels in the slot.
     input: Option<RegionAddress>,
     output: RegionAddress,
@@ -92,7 +92,7 @@ impl ClientLease {
             }
         };
         self.publish(call, &memory, worker, (claim, position))?;
-        let Memory { staging, .. } = memory;
+        let CallRegions { staging, .. } = memory;
         Ok(SentCall { worker, record: claim.record, position: position.count, turn: claim.turn(), staging })
     }
 
@@ -101,7 +101,7 @@ impl ClientLease {
     fn publish(
         &self,
         call: &Call,
-        memory: &Memory,
+        memory: &CallRegions,
         worker: u32,
         (claim, position): (RecordClaim, Position),
     ) -> Result<(), Error> {
@@ -139,7 +139,7 @@ impl ClientLease {
 
     /// The addresses of the call's memory for a worker, with a substitute buffer for output that no worker reaches.
     #[inline(always)]
-    fn memory(&self, call: &Call, staging: Option<ArenaBlock>) -> Result<Memory, Error> {
+    fn memory(&self, call: &Call, staging: Option<ArenaBlock>) -> Result<CallRegions, Error> {
         let input = self.window.locate(call.input, u64::from(call.input_len));
         if input.is_none() && u64::from(call.input_len) > self.options.slot_bytes {
             return Err(self.input_too_large(call));
@@ -148,7 +148,7 @@ impl ClientLease {
             Some(block) => (block.at, Some(block)),
             None => self.place_output(call)?,
         };
-        Ok(Memory { input, output, staging })
+        Ok(CallRegions { input, output, staging })
     }
 
     /// The address of the caller's output, or of a substitute buffer.

@@ -52,7 +52,7 @@ struct Pulse {
 }
 
 /// Events that the lease's thread has to handle.
-struct Events {
+struct PendingEvents {
     agent: bool,
     bell: bool,
     /// Workers with data that has arrived.
@@ -303,7 +303,7 @@ impl ClientLease {
     }
 
     /// Sleeps until the agent, the bell or a worker with watched futures has something, or until a time.
-    fn await_events(&self, until: Option<Instant>) -> Events {
+    fn await_events(&self, until: Option<Instant>) -> PendingEvents {
         let polled = match self.carrier.remote() {
             None => Vec::new(),
             Some(remote) => remote.to_poll(|worker| self.records(worker).any_watched()),
@@ -313,7 +313,7 @@ impl ClientLease {
         let ready = poll_until(&fds, until);
         let workers = polled.iter().zip(&ready[2..]).filter(|(_, ready)| **ready);
         let workers = workers.map(|(&(worker, _), _)| worker).collect();
-        Events { agent: ready[0], bell: ready[1], workers }
+        PendingEvents { agent: ready[0], bell: ready[1], workers }
     }
 }
 

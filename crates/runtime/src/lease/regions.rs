@@ -13,7 +13,7 @@ use sublet_proto::{Code, Error};
 use super::ClientLease;
 use super::link::{Control, Untold, lock, protocol};
 use super::start::read_worker;
-use super::transport::Keys;
+use super::transport::RegionKeys;
 use crate::arena::MapsRegions;
 
 impl MapsRegions for ClientLease {
@@ -53,9 +53,9 @@ impl ClientLease {
         region: u32,
         (file, len_bytes): (BorrowedFd<'_>, u64),
     ) -> Result<(), Error> {
-        let Keys { key, keys } = match self.carrier.remote() {
+        let RegionKeys { key, keys } = match self.carrier.remote() {
             Some(remote) => remote.expose(region)?,
-            None => Keys::default(),
+            None => RegionKeys::default(),
         };
         let message = client_to_worker::Body::MapRegion(v1::MapRegion { region, len_bytes, key, keys });
         let answer = self.ask_worker(control, message, &[file]);
@@ -73,7 +73,7 @@ impl ClientLease {
             worker_to_client::Body::RegionMapped(mapped) if mapped.region == region => mapped,
             other => return Err(protocol(format!("the worker answered a region with {other:?}"))),
         };
-        let said = Keys { key: mapped.key, keys: mapped.keys };
+        let said = RegionKeys { key: mapped.key, keys: mapped.keys };
         self.carrier.remote().map_or(Ok(()), |remote| remote.reach(region, said, len_bytes))
     }
 

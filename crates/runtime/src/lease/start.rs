@@ -20,7 +20,7 @@ use sublet_proto::{Code, Error, decode};
 use super::link::{
     AgentAnswer, ColdStart, Control, Endings, FromWorker, WorkerSocket, error_of, lock, protocol,
 };
-use super::transport::{Keys, PartialConnections, RemoteWorkers};
+use super::transport::{PartialConnections, RegionKeys, RemoteWorkers};
 use super::{ClientLease, ENDED, IDLE, RUNNING};
 use crate::wire::OWN_REGION;
 
@@ -186,13 +186,13 @@ impl ClientLease {
         if remote.connects_last() {
             self.send_regions(control)?;
         }
-        let Keys { key, keys } = remote.expose(OWN_REGION)?;
+        let RegionKeys { key, keys } = remote.expose(OWN_REGION)?;
         let contacts =
             if let PartialConnections::Contacts(contacts) = &links { contacts.clone() } else { Vec::new() };
         let connect = v1::Connect { results: key, results_keys: keys, contacts, ..self.connection(starts) };
         let mut ready = self.connect_worker(control, connect)?;
         let heard_ns = monotonic_ns();
-        let inbox = Keys { key: ready.inbox, keys: std::mem::take(&mut ready.inbox_keys) };
+        let inbox = RegionKeys { key: ready.inbox, keys: std::mem::take(&mut ready.inbox_keys) };
         if remote.connects_last() {
             remote.reach(OWN_REGION, inbox, self.inbox.len_bytes())?;
             remote.connect(links, &[])?;

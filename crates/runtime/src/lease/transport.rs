@@ -21,7 +21,7 @@ use sublet_proto::v1;
 use sublet_proto::{Code, Error};
 
 use super::dial::Dial;
-use super::worker_connection::{Payload, RequestInput, RingRequest, WorkerConnection};
+use super::worker_connection::{InputBytes, RequestInput, RingRequest, WorkerConnection};
 use super::{Call, ClientLease, SentCall};
 use crate::fabrics::{FabricChoice, NetworkPath};
 use crate::wire::{MAX_REGIONS, OWN_REGION, WireRequest};
@@ -95,7 +95,7 @@ pub(super) enum PartialConnections {
 
 /// Keys by which the workers reach a region, or this side theirs: one key, or over libfabric one for each.
 #[derive(Default)]
-pub(super) struct Keys {
+pub(super) struct RegionKeys {
     pub(super) key: Option<v1::RegionKey>,
     pub(super) keys: Vec<v1::RegionKey>,
 }
@@ -132,7 +132,9 @@ impl RemoteWorkers {
         (call, request, immediate): (&Call, &WireRequest, u32),
     ) {
         let input = match request.input.region {
-            OWN_REGION => RequestInput::Slot(lease.payload(worker, position), Payload::Caller(call.input())),
+            OWN_REGION => {
+                RequestInput::Slot(lease.payload(worker, position), InputBytes::Caller(call.input()))
+            }
             _ => RequestInput::Arena(request.input, u64::from(request.input_len)),
         };
         self.ends[worker as usize].send(RingRequest {
@@ -237,19 +239,19 @@ impl RemoteWorkers {
     }
 
     /// Exposes a region of this side and returns its keys for a worker process.
-    pub(super) fn expose(&self, region: u32) -> Result<Keys, Error> {
+    pub(super) fn expose(&self, region: u32) -> Result<RegionKeys, Error> {
         let said = |RemoteRegion { key, base, .. }| v1::RegionKey { key, base };
         match self.connects_last() {
-            true => Ok(Keys { key: Some(said(self.exposed.expose(region)?)), keys: Vec::new() }),
+            true => Ok(RegionKeys { key: Some(said(self.exposed.expose(region)?)), keys: Vec::new() }),
             false => {
                 let keys = self.ends.iter().map(|end| end.expose(region).map(said));
-                Ok(Keys { key: None, keys: keys.collect::<Result<_, FabricError>>()? })
+                Ok(RegionKeys { key: None, keys: keys.collect::<Result<_, FabricError>>()? })
             }
         }
     }
 
     /// Learns how the worker process's region of a number is reached.
-    pub(super) fn reach(&self, region: u32, said: Keys, len_bytes: u64) -> Result<(), Error> {
+    pub(super) fn reach(&self, region: u32, said: RegionKeys, len_bytes: u64) -> Result<(), Error> {
         let keys = match said.key.filter(|_| self.connects_last()) {
             Some(key) => vec![key; self.ends.len()],
             None => said.keys,

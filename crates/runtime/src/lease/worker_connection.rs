@@ -47,31 +47,31 @@ pub(super) struct RingRequest<'call> {
 /// Input that is written before a request.
 pub(super) enum RequestInput<'call> {
     /// Into the line's slot.
-    Slot(RegionAddress, Payload<'call>),
+    Slot(RegionAddress, InputBytes<'call>),
     /// Memory in the arena, which is written to the same address of the worker's copy.
     Arena(RegionAddress, u64),
 }
 
 /// Bytes of an input that is not in the arena.
-pub(super) enum Payload<'call> {
+pub(super) enum InputBytes<'call> {
     /// Memory of the caller, during its call.
     Caller(SharedBytes<'call>),
     /// A copy of it, afterwards.
     Kept(Vec<u8>),
 }
 
-impl Payload<'_> {
+impl InputBytes<'_> {
     fn bytes(&self) -> SharedBytes<'_> {
         match self {
-            Payload::Caller(bytes) => *bytes,
-            Payload::Kept(bytes) => bytes.into(),
+            InputBytes::Caller(bytes) => *bytes,
+            InputBytes::Kept(bytes) => bytes.into(),
         }
     }
 
-    fn into_owned(self) -> Payload<'static> {
+    fn into_owned(self) -> InputBytes<'static> {
         match self {
-            Payload::Caller(bytes) => Payload::Kept(bytes.to_vec()),
-            Payload::Kept(bytes) => Payload::Kept(bytes),
+            InputBytes::Caller(bytes) => InputBytes::Kept(bytes.to_vec()),
+            InputBytes::Kept(bytes) => InputBytes::Kept(bytes),
         }
     }
 }
@@ -232,7 +232,7 @@ mod tests {
     use sublet_fabric::window::Window;
 
     /// A worker's end with lines in its own memory.
-    struct Worker {
+    struct WorkerLines {
         lines: Region,
         end: tcp::TcpEndpoint,
     }
@@ -253,11 +253,11 @@ mod tests {
         (ByteStream::plain(here).unwrap(), ByteStream::plain(listener.accept().unwrap().0).unwrap())
     }
 
-    impl Worker {
+    impl WorkerLines {
         /// Connected to the end, which knows its memory.
-        fn start(end: &WorkerConnection) -> Worker {
+        fn start(end: &WorkerConnection) -> WorkerLines {
             let lines = Region::create("lines", LEN_BYTES).unwrap();
-            let worker = Worker { end: endpoint(&lines), lines };
+            let worker = WorkerLines { end: endpoint(&lines), lines };
             let (here, there) = streams();
             worker.end.connect(there).unwrap();
             end.reach(0, worker.end.expose(0).unwrap()).unwrap();
@@ -283,7 +283,7 @@ mod tests {
     fn message(position: u64) -> RingRequest<'static> {
         let to = LineAddress { region: 0, line: position * LINE_BYTES, watch: WATCH };
         let slot = RegionAddress { region: 0, offset: SLOTS + position };
-        let input = RequestInput::Slot(slot, Payload::Kept(vec![position as u8 + 100]));
+        let input = RequestInput::Slot(slot, InputBytes::Kept(vec![position as u8 + 100]));
         RingRequest {
             position,
             to,
@@ -298,7 +298,7 @@ mod tests {
     fn unsent_requests_go_to_the_next_process_unless_given_up() {
         let end = WorkerConnection::new(Endpoint::Tcp(endpoint(&Region::create("results", 4096).unwrap())));
         end.send(message(0));
-        let first = Worker::start(&end);
+        let first = WorkerLines::start(&end);
         end.send(message(1));
         end.open(0).unwrap();
         end.send(message(2));
@@ -307,7 +307,7 @@ mod tests {
         for position in 3..6 {
             end.send(message(position));
         }
-        let second = Worker::start(&end);
+        let second = WorkerLines::start(&end);
         end.open(4).unwrap();
         end.send(message(6));
         assert_eq!([4, 5, 6].map(|position| second.hear(position)), [104, 105, 106]);
@@ -325,7 +325,7 @@ mod tests {
                     let end = &end;
                     scope.spawn(move || (first..first + 4).for_each(|position| end.send(message(position))));
                 }
-                let worker = Worker::start(&end);
+                let worker = WorkerLines::start(&end);
                 end.open(0).unwrap();
                 (0..LINES).for_each(|position| assert_eq!(worker.hear(position), position as u8 + 100));
             });
@@ -335,7 +335,7 @@ mod tests {
     #[test]
     fn requests_after_a_lost_worker_go_to_the_next() {
         let end = WorkerConnection::new(Endpoint::Tcp(endpoint(&Region::create("results", 4096).unwrap())));
-        let worker = Worker::start(&end);
+        let worker = WorkerLines::start(&end);
         end.open(0).unwrap();
         drop(worker);
         // The system may accept some bytes before it reports that the peer is gone.
@@ -344,7 +344,7 @@ mod tests {
         }
         end.send(message(7));
         end.disconnect("it is known now");
-        let next = Worker::start(&end);
+        let next = WorkerLines::start(&end);
         end.open(0).unwrap();
         assert_eq!(next.hear(7), 107);
     }

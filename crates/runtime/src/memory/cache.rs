@@ -54,7 +54,7 @@ pub(super) struct LineCache<A> {
     /// Binary logarithm of `line_bytes`.
     line_bits: u32,
     shards: Box<[Mutex<Shard<A>>]>,
-    streams: Streams,
+    streams: MissStreams,
 }
 
 struct Shard<A> {
@@ -62,7 +62,7 @@ struct Shard<A> {
     line_bits: u32,
     /// Number of the line in each slot of the cache, plus 1; 0 if the slot is empty.
     tags: Vec<u64>,
-    lines: Vec<Line>,
+    lines: Vec<CacheLine>,
     data: Vec<u8>,
     /// Slot of each set at which the search for an unused line begins.
     hands: Vec<u8>,
@@ -70,7 +70,7 @@ struct Shard<A> {
 }
 
 #[derive(Clone, Default)]
-struct Line {
+struct CacheLine {
     is_whole: bool,
     is_used: bool,
     /// The range of bytes that was written and not written back.
@@ -78,7 +78,7 @@ struct Line {
 }
 
 /// The ends of the latest misses, by which sequential readers are recognized.
-struct Streams {
+struct MissStreams {
     ends: [AtomicU64; STREAMS],
     next: AtomicU64,
 }
@@ -93,13 +93,13 @@ impl<A: PendingBytes> LineCache<A> {
             line_bytes: line_bytes as usize,
             line_bits,
             tags: vec![0; sets * WAYS],
-            lines: vec![Line::default(); sets * WAYS],
+            lines: vec![CacheLine::default(); sets * WAYS],
             data: vec![0; sets * WAYS * line_bytes as usize],
             hands: vec![0; sets],
             asked: Vec::new(),
         };
         let shards = (0..SHARDS).map(|_| Mutex::new(shard())).collect();
-        LineCache { line_bytes, line_bits, shards, streams: Streams::new() }
+        LineCache { line_bytes, line_bits, shards, streams: MissStreams::new() }
     }
 
     /// Accesses from this size on go past it.
@@ -240,7 +240,7 @@ impl<A: PendingBytes> Shard<A> {
         block: u64,
         offset: u64,
         mut into: SharedBytesMut<'_>,
-        streams: &Streams,
+        streams: &MissStreams,
     ) -> Result<Option<u64>, Error> {
         let mut ahead = None;
         if self.land(source, block) {
@@ -403,7 +403,7 @@ impl<A: PendingBytes> Shard<A> {
             here[..bytes.len()].copy_from_slice(bytes);
             // Beyond the end there are zeros, should it grow.
             here[bytes.len()..].fill(0);
-            self.lines[place] = Line { is_whole: true, is_used: true, dirty: 0..0 };
+            self.lines[place] = CacheLine { is_whole: true, is_used: true, dirty: 0..0 };
         }
         Ok(())
     }
@@ -433,7 +433,7 @@ impl<A: PendingBytes> Shard<A> {
         self.clean(source, place)?;
         debug_assert!(self.find(line).is_none(), "line {line} is here twice");
         self.tags[place] = line + 1;
-        self.lines[place] = Line::default();
+        self.lines[place] = CacheLine::default();
         Ok(place)
     }
 
@@ -471,15 +471,15 @@ impl<A: PendingBytes> Shard<A> {
     }
 }
 
-impl Line {
+impl CacheLine {
     fn has(&self, within: &Range<usize>) -> bool {
         self.is_whole || self.dirty.start <= within.start && within.end <= self.dirty.end
     }
 }
 
-impl Streams {
-    fn new() -> Streams {
-        Streams { ends: [const { AtomicU64::new(u64::MAX) }; STREAMS], next: AtomicU64::new(0) }
+impl MissStreams {
+    fn new() -> MissStreams {
+        MissStreams { ends: [const { AtomicU64::new(u64::MAX) }; STREAMS], next: AtomicU64::new(0) }
     }
 
     /// Takes note of lines that were missing. Whether they follow on others.

@@ -31,20 +31,20 @@ struct KeeperState {
     bell: OwnedFd,
     /// Held by the thread that sends an agent a request: one at a time.
     asking: Mutex<()>,
-    inside: Mutex<Inside>,
+    inside: Mutex<WatchedSegments>,
     changed: Condvar,
     /// Not 0: the component has ended. Written by the thread, Release, when the reason is there.
     ended: AtomicU32,
 }
 
 #[derive(Default)]
-struct Inside {
+struct WatchedSegments {
     is_closed: bool,
     watched: Vec<Arc<Segment>>,
     /// Segments that are being given back, by lease. Their end does not end the component.
     leaving: HashMap<String, Option<v1::Usage>>,
     /// The agent's answer to the current request.
-    answer: Option<Result<Answer, Error>>,
+    answer: Option<Result<SegmentAnswer, Error>>,
     why_ended: Option<Error>,
     /// Called when the component has ended.
     on_end: Vec<OnEnd>,
@@ -53,7 +53,7 @@ struct Inside {
 type OnEnd = Box<dyn FnOnce(Error) + Send>;
 
 /// Answer of a segment's agent.
-enum Answer {
+enum SegmentAnswer {
     Renewed,
     Invited(v1::Invited),
 }
@@ -120,8 +120,9 @@ impl SegmentKeeper {
 
     /// The lease of a segment that is being given back, with its usage, if its agent reports it in time.
     pub(super) fn ended(&self, segment: &Segment) -> v1::Lease {
-        let is_left =
-            |inside: &Inside| inside.watched.iter().all(|watched| watched.lease.id != segment.lease.id);
+        let is_left = |inside: &WatchedSegments| {
+            inside.watched.iter().all(|watched| watched.lease.id != segment.lease.id)
+        };
         let mut inside = self.0.wait_until(AGENT_TIMEOUT, is_left);
         let usage = inside.leaving.remove(&segment.lease.id).flatten();
         v1::Lease { usage, ..segment.lease.clone() }
@@ -130,24 +131,24 @@ impl SegmentKeeper {
     /// Shows the agent of a segment a ticket with a later end.
     pub(super) fn renew(&self, segment: &Segment, ticket: Vec<u8>) -> Result<(), Error> {
         match self.ask(segment, client_to_agent::Body::Renew(v1::Renew { ticket }))? {
-            Answer::Renewed => Ok(()),
-            Answer::Invited(_) => Err(protocol("the agent answered a renewal with an invitation")),
+            SegmentAnswer::Renewed => Ok(()),
+            SegmentAnswer::Invited(_) => Err(protocol("the agent answered a renewal with an invitation")),
         }
     }
 
     /// Requests from the agent of a segment that another process may reach it.
     pub(super) fn invite(&self, segment: &Segment, invite: v1::Invite) -> Result<v1::Invited, Error> {
         match self.ask(segment, client_to_agent::Body::Invite(invite))? {
-            Answer::Invited(invited) => Ok(invited),
-            Answer::Renewed => Err(protocol("the agent answered an invitation with a renewal")),
+            SegmentAnswer::Invited(invited) => Ok(invited),
+            SegmentAnswer::Renewed => Err(protocol("the agent answered an invitation with a renewal")),
         }
     }
 
-    fn ask(&self, segment: &Segment, question: client_to_agent::Body) -> Result<Answer, Error> {
+    fn ask(&self, segment: &Segment, question: client_to_agent::Body) -> Result<SegmentAnswer, Error> {
         let _asking = lock(&self.0.asking);
         lock(&self.0.inside).answer = None;
         segment.agent.tell(question)?;
-        let is_told = |inside: &Inside| inside.answer.is_some() || inside.why_ended.is_some();
+        let is_told = |inside: &WatchedSegments| inside.answer.is_some() || inside.why_ended.is_some();
         let mut inside = self.0.wait_until(AGENT_TIMEOUT, is_told);
         let late = || {
             let message = format!("the agent of segment {} does not answer", segment.lease.id);
@@ -213,8 +214,8 @@ impl KeeperState {
     fn wait_until(
         &self,
         longest: Duration,
-        is_so: impl Fn(&Inside) -> bool,
-    ) -> std::sync::MutexGuard<'_, Inside> {
+        is_so: impl Fn(&WatchedSegments) -> bool,
+    ) -> std::sync::MutexGuard<'_, WatchedSegments> {
         let deadline = Instant::now() + longest;
         let mut inside = lock(&self.inside);
         while !is_so(&inside) {
@@ -302,8 +303,10 @@ impl KeeperState {
                 };
                 self.end(segment, reason, ended.usage)
             }
-            Ok(Some(agent_to_client::Body::Renewed(_))) => self.answer(Ok(Answer::Renewed)),
-            Ok(Some(agent_to_client::Body::Invited(invited))) => self.answer(Ok(Answer::Invited(invited))),
+            Ok(Some(agent_to_client::Body::Renewed(_))) => self.answer(Ok(SegmentAnswer::Renewed)),
+            Ok(Some(agent_to_client::Body::Invited(invited))) => {
+                self.answer(Ok(SegmentAnswer::Invited(invited)))
+            }
             Ok(Some(agent_to_client::Body::Failure(failure))) => {
                 self.answer(Err(error_of(failure.code, failure.message)))
             }
@@ -320,7 +323,7 @@ impl KeeperState {
         }
     }
 
-    fn answer(&self, answer: Result<Answer, Error>) -> bool {
+    fn answer(&self, answer: Result<SegmentAnswer, Error>) -> bool {
         lock(&self.inside).answer = Some(answer);
         self.changed.notify_all();
         true

@@ -44,14 +44,14 @@ struct HeldShare {
 
 /// A waiting request.
 #[derive(Clone, Copy, Debug)]
-struct Want {
+struct BudgetRequest {
     /// The component that waits for it.
     by: usize,
-    what: What,
+    what: BudgetNeed,
 }
 
 #[derive(Clone, Copy, Debug)]
-enum What {
+enum BudgetNeed {
     Workers(BudgetAmount),
     /// A memory component that is to have `to_bytes` bytes.
     Memory {
@@ -72,12 +72,12 @@ enum Verdict {
 
 /// The decisions, without locks or I/O.
 #[derive(Debug, Default)]
-struct Budget {
+struct BudgetState {
     limits: RunLimits,
     /// The granted shares, by number.
     held: BTreeMap<u64, HeldShare>,
     /// The waiting requests, in the order of their arrival.
-    wants: BTreeMap<u64, Want>,
+    wants: BTreeMap<u64, BudgetRequest>,
     /// Components that have begun and may still ask, or end.
     begun: BTreeSet<usize>,
     /// Pairs of components that exchange messages: neither ends without the other.
@@ -85,18 +85,18 @@ struct Budget {
     next: u64,
 }
 
-impl Budget {
-    fn new(limits: RunLimits) -> Budget {
-        Budget { limits, ..Budget::default() }
+impl BudgetState {
+    fn new(limits: RunLimits) -> BudgetState {
+        BudgetState { limits, ..BudgetState::default() }
     }
 
-    fn of(graph: &Graph) -> Budget {
+    fn of(graph: &Graph) -> BudgetState {
         let messages = graph.edges.iter().filter(|edge| edge.relation == Relation::Message);
         let partners = messages.map(|edge| (edge.from, edge.to)).collect();
-        Budget { partners, ..Budget::new(graph.limits.clone()) }
+        BudgetState { partners, ..BudgetState::new(graph.limits.clone()) }
     }
 
-    fn want(&mut self, want: Want) -> u64 {
+    fn want(&mut self, want: BudgetRequest) -> u64 {
         self.next += 1;
         let before = self.wants.insert(self.next, want);
         debug_assert!(before.is_none(), "two wants have the number {}", self.next);
@@ -116,10 +116,10 @@ impl Budget {
         if self.can_change() { Verdict::Waits } else { Verdict::Refused }
     }
 
-    fn grant(&mut self, number: u64, want: Want) -> u64 {
+    fn grant(&mut self, number: u64, want: BudgetRequest) -> u64 {
         let (of, amount, is_memory) = match want.what {
-            What::Workers(amount) => (want.by, amount, false),
-            What::Memory { of, to_bytes } => (of, BudgetAmount { cores: 0, bytes: to_bytes }, true),
+            BudgetNeed::Workers(amount) => (want.by, amount, false),
+            BudgetNeed::Memory { of, to_bytes } => (of, BudgetAmount { cores: 0, bytes: to_bytes }, true),
         };
         let known = self.memory(of).filter(|_| is_memory);
         let held = self.held.entry(known.unwrap_or(number));
@@ -143,10 +143,10 @@ impl Budget {
     }
 
     /// Amount that a request adds to the granted shares.
-    fn missing(&self, what: What) -> BudgetAmount {
+    fn missing(&self, what: BudgetNeed) -> BudgetAmount {
         match what {
-            What::Workers(amount) => amount,
-            What::Memory { of, to_bytes } => {
+            BudgetNeed::Workers(amount) => amount,
+            BudgetNeed::Memory { of, to_bytes } => {
                 let has = self.memory(of).map_or(0, |number| self.held[&number].amount.bytes);
                 BudgetAmount { cores: 0, bytes: to_bytes.saturating_sub(has) }
             }
@@ -160,7 +160,7 @@ impl Budget {
         })
     }
 
-    fn fits(&self, want: &Want) -> bool {
+    fn fits(&self, want: &BudgetRequest) -> bool {
         let (missing, total) = (self.missing(want.what), self.total());
         let is_within = |held: u64, more: u64, limit: Option<u64>| {
             // A request for nothing more fits.
@@ -203,7 +203,7 @@ impl Budget {
 /// The budget of one run, shared by its threads.
 pub(super) struct RunBudget {
     graph: Arc<Graph>,
-    budget: Mutex<Budget>,
+    budget: Mutex<BudgetState>,
     changed: Condvar,
 }
 
@@ -238,7 +238,7 @@ impl Drop for BudgetShare {
 impl RunBudget {
     /// Creates the budget of a run. `graph` has memory components for messages; `described` has edges for them.
     pub(super) fn new(graph: Arc<Graph>, described: &Graph) -> Arc<RunBudget> {
-        let budget = Mutex::new(Budget::of(described));
+        let budget = Mutex::new(BudgetState::of(described));
         Arc::new(RunBudget { graph, budget, changed: Condvar::new() })
     }
 
@@ -273,7 +273,7 @@ impl RunBudget {
         if !budget.wants.is_empty() {
             return None;
         }
-        let number = budget.want(Want { by: component, what: What::Workers(amount) });
+        let number = budget.want(BudgetRequest { by: component, what: BudgetNeed::Workers(amount) });
         let verdict = budget.judge(number);
         budget.wants.remove(&number);
         let Verdict::Granted(number) = verdict else { return None };
@@ -292,7 +292,7 @@ impl RunBudget {
         amount: BudgetAmount,
         wait: WaitCallbacks<'_>,
     ) -> Result<BudgetShare, Error> {
-        let number = self.settle(Want { by: component, what: What::Workers(amount) }, wait)?;
+        let number = self.settle(BudgetRequest { by: component, what: BudgetNeed::Workers(amount) }, wait)?;
         Ok(BudgetShare { account: self.clone(), number })
     }
 
@@ -304,7 +304,7 @@ impl RunBudget {
         (of, to_bytes): (usize, u64),
         wait: WaitCallbacks<'_>,
     ) -> Result<(), Error> {
-        self.settle(Want { by, what: What::Memory { of, to_bytes } }, wait).map(drop)
+        self.settle(BudgetRequest { by, what: BudgetNeed::Memory { of, to_bytes } }, wait).map(drop)
     }
 
     /// Reduces the share of a memory component, which has given back its bytes beyond `to_bytes`.
@@ -327,7 +327,7 @@ impl RunBudget {
         Some(BudgetShare { account: self.clone(), number })
     }
 
-    fn settle(&self, want: Want, wait: WaitCallbacks<'_>) -> Result<u64, Error> {
+    fn settle(&self, want: BudgetRequest, wait: WaitCallbacks<'_>) -> Result<u64, Error> {
         let mut budget = lock(&self.budget);
         let number = budget.want(want);
         let mut is_told = false;
@@ -364,13 +364,13 @@ impl RunBudget {
         }
     }
 
-    fn change(&self, what: impl FnOnce(&mut Budget)) {
+    fn change(&self, what: impl FnOnce(&mut BudgetState)) {
         what(&mut lock(&self.budget));
         self.changed.notify_all();
     }
 
     /// The missing amount of a request, and the components that hold it.
-    fn why(&self, budget: &Budget, want: &Want) -> String {
+    fn why(&self, budget: &BudgetState, want: &BudgetRequest) -> String {
         let missing = budget.missing(want.what);
         let mut holders: Vec<&str> = Vec::new();
         for held in budget.held.values() {
@@ -382,7 +382,7 @@ impl RunBudget {
         format!("{missing} within the graph's limits, of which {} have {}", list(&holders), budget.total())
     }
 
-    fn refusal(&self, budget: &Budget, want: &Want) -> Error {
+    fn refusal(&self, budget: &BudgetState, want: &BudgetRequest) -> Error {
         let (missing, total, limits) = (budget.missing(want.what), budget.total(), &self.graph.limits);
         let allowed = BudgetAmount {
             cores: limits.cores.map_or(u64::MAX, u64::from),
@@ -395,8 +395,8 @@ impl RunBudget {
             (_, false) => BudgetAmount { bytes: 0, ..allowed },
         };
         let what = match want.what {
-            What::Workers(_) => format!("component {} needs", self.graph.components[want.by].name),
-            What::Memory { of, .. } => {
+            BudgetNeed::Workers(_) => format!("component {} needs", self.graph.components[want.by].name),
+            BudgetNeed::Memory { of, .. } => {
                 format!("memory component {} needs, to grow,", self.graph.components[of].name)
             }
         };

@@ -13,13 +13,14 @@ use sublet_proto::{Code, Error};
 
 use super::budget::RunBudget;
 use super::execute::{
-    Cancel, ComponentExecutor, ComponentFailure, ComponentJob, Environment, ExecutionResult, Go, Workers,
+    Cancel, ComponentExecutor, ComponentFailure, ComponentJob, ComponentWorkers, Environment,
+    ExecutionResult, Go,
 };
 use super::journal::RunJournal;
 use super::mailboxes::{end_of, mailbox};
 use super::memory::{Channels, ComponentAccess, MemoryComponent, MemoryComponentUsage};
 use super::progress::{ComponentPhase, KeptRecord, Outputs, RunProgress, RunStep};
-use super::report::Reporter;
+use super::report::RunReporter;
 use super::swapping;
 use super::uses::{Now, Uses, micros};
 use super::{Application, News};
@@ -87,7 +88,7 @@ pub(super) struct RunDriver<'run> {
     progress: RunProgress,
     running: HashMap<usize, ComponentThread>,
     /// Workers of components that are done, for those that follow.
-    idle: HashMap<Environment, Vec<Workers>>,
+    idle: HashMap<Environment, Vec<ComponentWorkers>>,
     memories: HashMap<usize, Arc<MemoryComponent>>,
     /// Memory components whose segments are being given back, in the background.
     leaving: Vec<(usize, JoinHandle<MemoryComponentUsage>)>,
@@ -95,7 +96,7 @@ pub(super) struct RunDriver<'run> {
     account: Arc<RunBudget>,
     /// Components that have ended, of which the account does not know yet.
     over: Vec<usize>,
-    reporter: Reporter,
+    reporter: RunReporter,
     report_at: Instant,
     /// Nodes that the run uses, the latest first.
     nodes: Vec<String>,
@@ -121,7 +122,7 @@ impl<'run> RunDriver<'run> {
         RunDriver {
             account: RunBudget::new(graph.clone(), &application.described),
             over: Vec::new(),
-            reporter: Reporter::new(&application.manager),
+            reporter: RunReporter::new(&application.manager),
             report_at: uses.began() + FIRST_REPORT,
             progress: RunProgress::new(graph, input, application.options.retries),
             application,
@@ -152,7 +153,7 @@ impl<'run> RunDriver<'run> {
         self.account.turn(self.running.keys().copied(), []);
         self.running.drain().for_each(|(_, running)| running.cancel.cancel());
         for (environment, workers) in std::mem::take(&mut self.idle) {
-            let workers = workers.into_iter().map(Workers::leave_run).collect();
+            let workers = workers.into_iter().map(ComponentWorkers::leave_run).collect();
             self.application.keep(environment, workers);
         }
         let left: Vec<usize> = self.memories.keys().copied().collect();
@@ -271,7 +272,7 @@ impl<'run> RunDriver<'run> {
             self.uses.note(component, now);
             self.uses.place(component, nodes);
         }
-        let idle = self.idle.values().flatten().map(Workers::memory_bytes).sum();
+        let idle = self.idle.values().flatten().map(ComponentWorkers::memory_bytes).sum();
         add(Now { allocated_bytes: idle, used_bytes: 0 });
         for (&memory, component) in &self.memories {
             let MemoryComponentUsage { capacity_bytes, len_bytes, .. } = component.used();
@@ -535,7 +536,7 @@ impl<'run> RunDriver<'run> {
     }
 
     /// Workers that a component can use, of this run or of an earlier one.
-    fn take_idle(&mut self, environment: &Environment, component: usize) -> Option<Workers> {
+    fn take_idle(&mut self, environment: &Environment, component: usize) -> Option<ComponentWorkers> {
         let idle = self.idle.get_mut(environment).and_then(Vec::pop);
         let idle = idle.inspect(|workers| workers.hand_on(component));
         idle.or_else(|| self.application.kept(environment))
@@ -601,8 +602,8 @@ impl<'run> RunDriver<'run> {
 }
 
 /// Gives workers back in the background, as their agents may take time to answer.
-fn let_go(workers: impl Iterator<Item = Workers>) {
-    let workers: Vec<Workers> = workers.collect();
+fn let_go(workers: impl Iterator<Item = ComponentWorkers>) {
+    let workers: Vec<ComponentWorkers> = workers.collect();
     if !workers.is_empty() {
         // If there is no thread for it, it is done here.
         let _ = std::thread::Builder::new().name("sublet leaving".into()).spawn(move || drop(workers));

@@ -48,7 +48,7 @@ impl Environment {
 }
 
 /// The workers of a compute component. They are given back when this is dropped.
-pub(super) struct Workers {
+pub(super) struct ComponentWorkers {
     invoker: Invoker,
     since: Instant,
     /// Usage of each lease when its process was ready, and when the current component began.
@@ -87,7 +87,7 @@ pub(super) struct ExecutionResult {
     /// Time at which the instances were called.
     pub(super) began: Instant,
     /// Workers that can be used again: the component succeeded and did not swap.
-    pub(super) workers: Option<Workers>,
+    pub(super) workers: Option<ComponentWorkers>,
     /// Leased memory times microseconds.
     pub(super) memory_bytes: u64,
     pub(super) allocated_byte_us: u64,
@@ -133,7 +133,7 @@ impl Cancel {
         lock(&self.leases).iter().map(|watched| watched.lease().description().node).collect()
     }
 
-    fn watch(&self, workers: &Workers) {
+    fn watch(&self, workers: &ComponentWorkers) {
         lock(&self.leases).extend(workers.first.iter().cloned().map(WorkerMemory::new));
         if self.is_cancelled() {
             self.cancel();
@@ -152,7 +152,7 @@ pub(super) struct ComponentExecutor {
     pub(super) job: ComponentJob,
     pub(super) cancel: Arc<Cancel>,
     /// Workers of another component that is done.
-    pub(super) kept: Option<Workers>,
+    pub(super) kept: Option<ComponentWorkers>,
     /// Time after which it reports that it waits for workers.
     pub(super) early_wait: Duration,
     pub(super) go: Receiver<Go>,
@@ -161,7 +161,8 @@ pub(super) struct ComponentExecutor {
 
 impl ComponentExecutor {
     pub(super) fn run(mut self) {
-        let kept = self.kept.take().filter(Workers::are_there).and_then(|workers| self.take_over(workers));
+        let kept =
+            self.kept.take().filter(ComponentWorkers::are_there).and_then(|workers| self.take_over(workers));
         let early = match kept {
             Some(workers) => Some(Ok(workers)),
             None => self
@@ -198,9 +199,9 @@ impl ComponentExecutor {
             Err(error) => (Err(failure(error)), None),
         };
         let outputs = outputs.map_err(|failure| failure.of(&self.job));
-        let memory_bytes = workers.as_ref().map_or(0, Workers::memory_bytes);
+        let memory_bytes = workers.as_ref().map_or(0, ComponentWorkers::memory_bytes);
         let leased = workers.as_ref().map_or(Duration::ZERO, |workers| workers.since.elapsed());
-        let readings = workers.as_mut().map_or_else(Vec::new, Workers::read);
+        let readings = workers.as_mut().map_or_else(Vec::new, ComponentWorkers::read);
         // Memory of this component that workers have swapped to is gone with it.
         let is_done = outputs.is_ok() && self.job.compute.resources.swap_bytes.is_none();
         let ended = ExecutionResult {
@@ -227,7 +228,7 @@ impl ComponentExecutor {
     }
 
     /// Workers of another component, or of another run if this one may have them.
-    fn take_over(&self, mut workers: Workers) -> Option<Workers> {
+    fn take_over(&self, mut workers: ComponentWorkers) -> Option<ComponentWorkers> {
         if workers.share.is_none() {
             let amount = BudgetAmount { bytes: workers.memory_bytes(), ..self.amount() };
             workers.share = Some(self.account.take(self.job.component, amount)?);
@@ -236,7 +237,7 @@ impl ComponentExecutor {
     }
 
     /// Workers, as soon as the run may have them and the managers can give them.
-    fn lease_late(&self) -> Result<Workers, Error> {
+    fn lease_late(&self) -> Result<ComponentWorkers, Error> {
         let component = self.job.component;
         let mut tell = |error| {
             let _ = self.tell.send(RunEvent::Waits { component, error });
@@ -246,7 +247,7 @@ impl ComponentExecutor {
         self.lease(self.options().patience, share).inspect(|workers| self.cancel.watch(workers))
     }
 
-    fn lease(&self, wait: Duration, share: BudgetShare) -> Result<Workers, Error> {
+    fn lease(&self, wait: Duration, share: BudgetShare) -> Result<ComponentWorkers, Error> {
         let ComponentJob { application, name, compute, package, near, options, .. } = &self.job;
         let mut allocation = Allocation::new(package)
             .cores(compute.parallelism)
@@ -277,11 +278,17 @@ impl ComponentExecutor {
         let mut invoker = Invoker::of(self.manager.clone())?;
         invoker.allocate(&allocation)?;
         let first: Vec<UsageReading> = invoker.leases_held().map(UsageReading::ask).collect();
-        Ok(Workers { before: first.clone(), first, invoker, since: Instant::now(), share: Some(share) })
+        Ok(ComponentWorkers {
+            before: first.clone(),
+            first,
+            invoker,
+            since: Instant::now(),
+            share: Some(share),
+        })
     }
 }
 
-impl Workers {
+impl ComponentWorkers {
     /// Whether all of them can be called.
     pub(super) fn are_there(&self) -> bool {
         self.invoker.leases_held().all(|lease| lease.running() && !lease.is_ending())
@@ -293,14 +300,14 @@ impl Workers {
     }
 
     /// Marks their share of the run's limits as being returned, until another component takes them over.
-    pub(super) fn rest(self) -> Workers {
+    pub(super) fn rest(self) -> ComponentWorkers {
         self.share.iter().for_each(|share| share.hand_on(None));
-        Workers { since: Instant::now(), ..self }
+        ComponentWorkers { since: Instant::now(), ..self }
     }
 
     /// Returns their share of the run's limits: the workers no longer belong to the run.
-    pub(super) fn leave_run(self) -> Workers {
-        Workers { share: None, ..self }
+    pub(super) fn leave_run(self) -> ComponentWorkers {
+        ComponentWorkers { share: None, ..self }
     }
 
     /// The usage since they began, or since the previous call.

@@ -36,7 +36,7 @@ pub(super) struct MemoryComponent {
     state: Region,
     /// Set when the component is over. Workers may write the corresponding word of `state`, but not this one.
     is_over: AtomicU32,
-    stage: RwLock<Stage>,
+    stage: RwLock<ComponentStage>,
     /// The budget of the run.
     account: Arc<RunBudget>,
     tell: Mutex<Sender<RunEvent>>,
@@ -48,7 +48,7 @@ pub(super) struct MemoryComponent {
 }
 
 /// State of a memory component.
-enum Stage {
+enum ComponentStage {
     /// No process has accessed it yet.
     Unmade {
         manager: Arc<ManagerClient>,
@@ -160,7 +160,7 @@ impl MemoryComponent {
             is_over: AtomicU32::new(0),
             account: account.clone(),
             tell: Mutex::new(tell.clone()),
-            stage: RwLock::new(Stage::Unmade { manager: manager.clone(), tell }),
+            stage: RwLock::new(ComponentStage::Unmade { manager: manager.clone(), tell }),
             lost: Mutex::default(),
             used: Mutex::default(),
             reached_by: Mutex::default(),
@@ -170,7 +170,7 @@ impl MemoryComponent {
     /// Makes the component, near the node that accesses it first.
     fn make(self: &Arc<MemoryComponent>, node: &str) -> Result<(), Error> {
         let mut stage = self.stage.write().unwrap_or_else(PoisonError::into_inner);
-        let Stage::Unmade { manager, tell } = &*stage else { return Ok(()) };
+        let ComponentStage::Unmade { manager, tell } = &*stage else { return Ok(()) };
         let memory = Memory::new(manager.clone(), self.plan.clone().near([node]))?;
         let (weak, tell) = (Arc::downgrade(self), tell.clone());
         memory.on_end(move |error| {
@@ -181,7 +181,7 @@ impl MemoryComponent {
                 let _ = tell.send(RunEvent::MemoryLost { memory, generation, error });
             }
         });
-        *stage = Stage::Made(Box::new(memory));
+        *stage = ComponentStage::Made(Box::new(memory));
         Ok(())
     }
 
@@ -196,17 +196,17 @@ impl MemoryComponent {
             return Err(error);
         }
         match &*self.stage.read().unwrap_or_else(PoisonError::into_inner) {
-            Stage::Unmade { .. } => Ok(()),
-            Stage::Made(memory) => memory.check(),
-            Stage::Over => Err(self.over()),
+            ComponentStage::Unmade { .. } => Ok(()),
+            ComponentStage::Made(memory) => memory.check(),
+            ComponentStage::Over => Err(self.over()),
         }
     }
 
     /// The nodes of its segments.
     pub(super) fn nodes(&self) -> Vec<String> {
         match &*self.stage.read().unwrap_or_else(PoisonError::into_inner) {
-            Stage::Made(memory) => memory.segments().into_iter().map(|lease| lease.node).collect(),
-            Stage::Unmade { .. } | Stage::Over => Vec::new(),
+            ComponentStage::Made(memory) => memory.segments().into_iter().map(|lease| lease.node).collect(),
+            ComponentStage::Unmade { .. } | ComponentStage::Over => Vec::new(),
         }
     }
 
@@ -215,7 +215,7 @@ impl MemoryComponent {
         let used = self.used();
         self.set_over();
         let mut stage = self.stage.write().unwrap_or_else(PoisonError::into_inner);
-        if let Stage::Made(memory) = std::mem::replace(&mut *stage, Stage::Over) {
+        if let ComponentStage::Made(memory) = std::mem::replace(&mut *stage, ComponentStage::Over) {
             // One that had ended has nothing to give back.
             let _ = memory.release();
         }
@@ -319,7 +319,8 @@ impl MemoryComponent {
         let before = self.len_bytes();
         self.word(LEN_AT).store(len_bytes, Ordering::Release);
         if lets_go
-            && let Stage::Made(memory) = &mut *self.stage.write().unwrap_or_else(PoisonError::into_inner)
+            && let ComponentStage::Made(memory) =
+                &mut *self.stage.write().unwrap_or_else(PoisonError::into_inner)
         {
             memory.give_back_behind(len_bytes)?;
         }
@@ -356,8 +357,8 @@ impl MemoryComponent {
 
     fn made<T>(&self, what: impl FnOnce(&Memory) -> Result<T, Error>) -> Result<T, Error> {
         match &*self.stage.read().unwrap_or_else(PoisonError::into_inner) {
-            Stage::Made(memory) => what(memory),
-            Stage::Unmade { .. } | Stage::Over => Err(self.over()),
+            ComponentStage::Made(memory) => what(memory),
+            ComponentStage::Unmade { .. } | ComponentStage::Over => Err(self.over()),
         }
     }
 

@@ -76,7 +76,7 @@ pub(super) enum Unit {
 
 /// Kind of memory that must be freed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Want {
+pub(super) enum NeededMemory {
     Pages,
     Slot,
 }
@@ -93,7 +93,7 @@ pub(super) struct PageBook {
     pub(super) limit_pages: u64,
     pub(super) touching: Touching,
     /// Kind of memory that was needed last.
-    pub(super) latest: Want,
+    pub(super) latest: NeededMemory,
     /// Regions to be read ahead.
     pub(super) errands: VecDeque<usize>,
     pub(super) statistics: SwapStatistics,
@@ -124,7 +124,7 @@ impl PageBook {
             used_pages: 0,
             limit_pages: plan.local_regions() * REGION_PAGES,
             touching: plan.touching,
-            latest: Want::Pages,
+            latest: NeededMemory::Pages,
             errands: VecDeque::with_capacity(MAX_ERRANDS),
             statistics: SwapStatistics::default(),
             is_closed: false,

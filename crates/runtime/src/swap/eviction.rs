@@ -1,6 +1,6 @@
 //! Chooses the pages to evict.
 
-use super::book::{PageBook, PageState, Unit, Want};
+use super::book::{NeededMemory, PageBook, PageState, Unit};
 use super::slots::BufferSlot;
 use super::units::{BlockAt, PAGE_BYTES, REGION_PAGES};
 
@@ -51,25 +51,25 @@ pub(super) enum EvictionResult {
 
 impl PageBook {
     /// The kind of memory that a helper must free ahead of need.
-    pub(super) fn lacks(&self) -> Option<Want> {
+    pub(super) fn lacks(&self) -> Option<NeededMemory> {
         let free = self.free_pages();
         match self.latest {
-            Want::Slot => {
+            NeededMemory::Slot => {
                 let more = if self.slots.empty().is_some() { free / REGION_PAGES } else { 0 };
                 let lacks = self.slots.spare() + (more as usize) < SPARE_SLOTS.min(self.slots.len() - 1);
-                (lacks && !self.queue.is_empty()).then_some(Want::Slot)
+                (lacks && !self.queue.is_empty()).then_some(NeededMemory::Slot)
             }
-            Want::Pages => {
+            NeededMemory::Pages => {
                 let lacks = free < self.limit_pages / PAGES_PER_FREE;
                 let has_some = !self.queue.is_empty() || self.slots.reusable().is_some();
-                (lacks && has_some).then_some(Want::Pages)
+                (lacks && has_some).then_some(NeededMemory::Pages)
             }
         }
     }
 
     /// Chooses and marks the units to evict.
-    pub(super) fn pick(&mut self, want: Want) -> Eviction {
-        if want == Want::Pages
+    pub(super) fn pick(&mut self, want: NeededMemory) -> Eviction {
+        if want == NeededMemory::Pages
             && let Some(slot) = self.reuse_slot()
         {
             return Eviction::Slot(slot);

@@ -2,7 +2,7 @@
 
 use sublet_fabric::faults::Touch;
 
-use super::book::{FillResult, MAX_ERRANDS, PageBook, PageState, Unit, Want};
+use super::book::{FillResult, MAX_ERRANDS, NeededMemory, PageBook, PageState, Unit};
 use super::plan::Touching;
 use super::slots::BufferSlot;
 use super::streams::{AccessPattern, Direction};
@@ -29,7 +29,7 @@ pub(super) enum FaultStep {
     /// The region must be moved in from the slot, which holds its content; both are marked.
     Take(RegionLoad),
     /// Memory must be freed before the fault is judged again.
-    Room(Want),
+    Room(NeededMemory),
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -50,7 +50,7 @@ pub(super) struct RegionLoad {
 }
 
 /// State of a fault, kept while memory is freed for it.
-pub(super) struct Case {
+pub(super) struct FaultCase {
     pub(super) page: u64,
     pub(super) touch: Touch,
     /// Set if the swap space has failed.
@@ -60,14 +60,14 @@ pub(super) struct Case {
     is_counted: bool,
 }
 
-impl Case {
-    pub(super) fn new(page: u64, touch: Touch, can_shift: bool) -> Case {
-        Case { page, touch, is_lost: false, can_shift, pattern: None, is_counted: false }
+impl FaultCase {
+    pub(super) fn new(page: u64, touch: Touch, can_shift: bool) -> FaultCase {
+        FaultCase { page, touch, is_lost: false, can_shift, pattern: None, is_counted: false }
     }
 }
 
 impl PageBook {
-    pub(super) fn judge(&mut self, case: &mut Case) -> FaultStep {
+    pub(super) fn judge(&mut self, case: &mut FaultCase) -> FaultStep {
         self.statistics.faults += u64::from(!std::mem::replace(&mut case.is_counted, true));
         let at = BlockAt::of(case.page);
         let region = &mut self.regions[at.region];
@@ -85,7 +85,7 @@ impl PageBook {
         }
     }
 
-    fn judge_page(&mut self, at: BlockAt, case: &mut Case) -> FaultStep {
+    fn judge_page(&mut self, at: BlockAt, case: &mut FaultCase) -> FaultStep {
         let page = PageSpan::page(case.page);
         let uses_blocks = self.streams.uses_blocks();
         let block = self.block(at);
@@ -110,7 +110,7 @@ impl PageBook {
         }
     }
 
-    fn judge_slot(&mut self, region: usize, slot: usize, case: &mut Case) -> FaultStep {
+    fn judge_slot(&mut self, region: usize, slot: usize, case: &mut FaultCase) -> FaultStep {
         if matches!(self.slots.get(slot), BufferSlot::Busy) {
             self.regions[region].is_wanted = true;
             return FaultStep::Wait;
@@ -129,11 +129,11 @@ impl PageBook {
         }
         let PageSpan { first, pages } = PageSpan::region(region);
         self.streams.filled(first, first + pages);
-        self.latest = Want::Slot;
+        self.latest = NeededMemory::Slot;
         FaultStep::Take(RegionLoad { region, slot, touch: case.touch })
     }
 
-    fn judge_missing(&mut self, at: BlockAt, case: &mut Case) -> FaultStep {
+    fn judge_missing(&mut self, at: BlockAt, case: &mut FaultCase) -> FaultStep {
         let pattern = match case.pattern {
             Some(pattern) => pattern,
             None => *case.pattern.insert(self.streams.note(case.page)),
@@ -142,8 +142,8 @@ impl PageBook {
             && case.can_shift
             && self.regions[at.region].is_away()
         {
-            self.latest = Want::Slot;
-            let Some(slot) = self.claim_slot() else { return FaultStep::Room(Want::Slot) };
+            self.latest = NeededMemory::Slot;
+            let Some(slot) = self.claim_slot() else { return FaultStep::Room(NeededMemory::Slot) };
             self.regions[at.region].state = PageState::Moving;
             self.go_ahead(at.region, direction);
             let PageSpan { first, pages } = PageSpan::region(at.region);
@@ -153,11 +153,11 @@ impl PageBook {
         self.fill_pages(at, pattern, case)
     }
 
-    fn fill_pages(&mut self, at: BlockAt, pattern: AccessPattern, case: &Case) -> FaultStep {
+    fn fill_pages(&mut self, at: BlockAt, pattern: AccessPattern, case: &FaultCase) -> FaultStep {
         let free = self.free_pages();
-        self.latest = Want::Pages;
+        self.latest = NeededMemory::Pages;
         if free == 0 {
-            return FaultStep::Room(Want::Pages);
+            return FaultStep::Room(NeededMemory::Pages);
         }
         let (first, end) = (at.first_page(), at.first_page() + BLOCK_PAGES);
         let wanted = match pattern {
@@ -235,7 +235,7 @@ impl PageBook {
 
     /// Takes the next region to read ahead, with a slot for it; both are marked. `None` if there is no such region; an
     /// error if no slot is free.
-    pub(super) fn next_errand(&mut self) -> Result<Option<RegionLoad>, Want> {
+    pub(super) fn next_errand(&mut self) -> Result<Option<RegionLoad>, NeededMemory> {
         while let Some(&region) = self.errands.front() {
             let there = &self.regions[region];
             let is_apt = there.is_away() && there.slot.is_none();
@@ -246,7 +246,9 @@ impl PageBook {
             // Regions that were read ahead are not given up for regions further ahead.
             let has_slot =
                 self.slots.spare() > 0 || (self.free_pages() >= REGION_PAGES && self.slots.empty().is_some());
-            let Some(slot) = has_slot.then(|| self.claim_slot()).flatten() else { return Err(Want::Slot) };
+            let Some(slot) = has_slot.then(|| self.claim_slot()).flatten() else {
+                return Err(NeededMemory::Slot);
+            };
             self.errands.pop_front();
             self.regions[region].slot = Some(slot);
             return Ok(Some(RegionLoad { region, slot, touch: Touch::Read }));

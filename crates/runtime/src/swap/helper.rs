@@ -1,13 +1,13 @@
 //! Works beside the page faults: reads ahead, and evicts pages in advance.
 
-use super::book::{PageBook, Want};
+use super::book::{NeededMemory, PageBook};
 use super::fault_handling::RegionLoad;
 use super::follow::run_anywhere;
 use super::pager::{Pager, begin_paging};
 
 enum Task {
     Errand(RegionLoad),
-    Room(Want),
+    Room(NeededMemory),
 }
 
 impl Pager {

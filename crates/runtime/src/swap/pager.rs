@@ -11,9 +11,9 @@ use sublet_proto::Error;
 
 use super::SwapStatistics;
 use super::backing::Backing;
-use super::book::{PageBook, Want};
+use super::book::{NeededMemory, PageBook};
 use super::eviction::Eviction;
-use super::fault_handling::{Case, FaultStep};
+use super::fault_handling::{FaultCase, FaultStep};
 use super::follow::Follow;
 use super::plan::SwapPlan;
 use super::units::{BLOCK_PAGES, PAGE_BYTES, PageSpan};
@@ -115,7 +115,7 @@ impl Pager {
     }
 
     fn see_to(&self, page: u64, touch: Touch, buffer: &mut [u8]) {
-        let mut case = Case::new(page, touch, self.parts.faults.can_shift());
+        let mut case = FaultCase::new(page, touch, self.parts.faults.can_shift());
         loop {
             case.is_lost = self.is_lost();
             let step = self.desk().book.judge(&mut case);
@@ -242,7 +242,7 @@ impl Pager {
     }
 
     /// Frees memory of one kind, or waits a moment until another thread has.
-    pub(super) fn make_room(&self, want: Want) {
+    pub(super) fn make_room(&self, want: NeededMemory) {
         let mut desk = self.desk();
         let victims = desk.book.pick(want);
         match victims {

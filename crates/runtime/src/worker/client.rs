@@ -25,11 +25,11 @@ pub(super) type Answer = Result<Option<worker_to_client::Body>, Error>;
 pub(super) struct WorkerClient {
     process: &'static WorkerProcessState,
     control: &'static PacketSocket,
-    way: Way,
+    way: ClientConnection,
 }
 
 /// Connection to the client, before and after it is established.
-enum Way {
+enum ClientConnection {
     Connecting(Window),
     Connected(&'static Endpoint),
     Broken,
@@ -44,8 +44,8 @@ impl WorkerClient {
     ) -> Result<WorkerClient, Error> {
         let window = Window::new(MAX_REGIONS, u64::from(u32::MAX))?;
         let way = match Fabric::chosen(process.setup.fabric.as_ref())? {
-            None => Way::Connecting(window),
-            Some(fabric) => Way::Remote(RemoteClient::new(process, window, fabric)?),
+            None => ClientConnection::Connecting(window),
+            Some(fabric) => ClientConnection::Remote(RemoteClient::new(process, window, fabric)?),
         };
         Ok(WorkerClient { process, control, way })
     }
@@ -56,24 +56,28 @@ impl WorkerClient {
         let body =
             message.body.ok_or_else(|| Error::new(Code::Protocol, "an empty message from the client"))?;
         match (&mut self.way, body) {
-            (Way::Connecting(_) | Way::Connected(_), client_to_worker::Body::Run(run)) => {
+            (
+                ClientConnection::Connecting(_) | ClientConnection::Connected(_),
+                client_to_worker::Body::Run(run),
+            ) => {
                 channel::take(&run, packet.fds, self.process.workers(), self.process.setup.memory_bytes)?;
                 Ok(Some(worker_to_client::Body::RunTaken(v1::RunTaken {})))
             }
-            (Way::Remote(remote), body) => remote.take(body, packet.fds, self.control),
+            (ClientConnection::Remote(remote), body) => remote.take(body, packet.fds, self.control),
             (way, client_to_worker::Body::MapRegion(region)) => map(way, &region, packet.fds),
             (_, client_to_worker::Body::Connect(connect)) => self.connect(&connect, packet.fds),
             (_, client_to_worker::Body::Link(_)) => {
                 Err(Error::new(Code::Protocol, "a connection of a worker that shares its client's memory"))
             }
-            (Way::Broken, client_to_worker::Body::Run(_)) => {
+            (ClientConnection::Broken, client_to_worker::Body::Run(_)) => {
                 Err(Error::new(Code::Protocol, "a run after a failed connection"))
             }
         }
     }
 
     fn connect(&mut self, connect: &v1::Connect, fds: Vec<OwnedFd>) -> Answer {
-        let Way::Connecting(window) = std::mem::replace(&mut self.way, Way::Broken) else {
+        let ClientConnection::Connecting(window) = std::mem::replace(&mut self.way, ClientConnection::Broken)
+        else {
             return Err(second_connection());
         };
         let [results, bell] = descriptors("a connection", fds)?;
@@ -83,17 +87,17 @@ impl WorkerClient {
             Box::leak(Box::new(Endpoint::Shm(shm::ShmEndpoint::new(window, Some(bell)))));
         let clients = std::iter::repeat_n(endpoint, self.process.workers());
         self.process.start(self.control, clients, &connect.start_positions)?;
-        self.way = Way::Connected(endpoint);
+        self.way = ClientConnection::Connected(endpoint);
         Ok(Some(ready(self.process, ConnectionData::default())))
     }
 }
 
-fn map(way: &Way, region: &v1::MapRegion, fds: Vec<OwnedFd>) -> Answer {
+fn map(way: &ClientConnection, region: &v1::MapRegion, fds: Vec<OwnedFd>) -> Answer {
     let [file] = descriptors("a region", fds)?;
     check_number(region)?;
     match way {
-        Way::Connecting(window) => window.map(region.region, file.as_fd(), region.len_bytes)?,
-        Way::Connected(Endpoint::Shm(endpoint)) => {
+        ClientConnection::Connecting(window) => window.map(region.region, file.as_fd(), region.len_bytes)?,
+        ClientConnection::Connected(Endpoint::Shm(endpoint)) => {
             endpoint.register(region.region, file.as_fd(), region.len_bytes)?
         }
         _ => return Err(Error::new(Code::Protocol, "a region after a failed connection")),

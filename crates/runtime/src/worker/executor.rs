@@ -44,18 +44,18 @@ pub(super) fn run<E: Engine>(
         ServedExecutor::begin(sublet_xpu::process()?, words, Some(Instant::now() + PATIENCE), begin)?;
     let engine = engine.ok_or_else(|| lacks("loaded package"))?;
     let caller = engine.caller(0)?;
-    served.serve(Functions { package: &package, meter, caller })?;
+    served.serve(CountedFunctions { package: &package, meter, caller })?;
     Ok(0)
 }
 
 /// A package's functions, each call of which is counted.
-struct Functions<'run, C> {
+struct CountedFunctions<'run, C> {
     package: &'run PackageInfo,
     meter: WorkerMeter<'run>,
     caller: C,
 }
 
-impl<C> Functions<'_, C> {
+impl<C> CountedFunctions<'_, C> {
     fn number(&self, name: &str) -> Result<u16, Error> {
         let found = self.package.functions.iter().position(|function| function.name == name);
         found
@@ -64,7 +64,7 @@ impl<C> Functions<'_, C> {
     }
 }
 
-impl<C: FunctionCaller> Execute for Functions<'_, C> {
+impl<C: FunctionCaller> Execute for CountedFunctions<'_, C> {
     const KEEPS: bool = C::KEEPS;
 
     fn execute(
@@ -74,7 +74,7 @@ impl<C: FunctionCaller> Execute for Functions<'_, C> {
         to: OutputSink<&mut [u8]>,
     ) -> Result<u32, Error> {
         let function = self.number(name)?;
-        let Functions { meter, caller, .. } = self;
+        let CountedFunctions { meter, caller, .. } = self;
         let entered = ticks();
         let call = meter.enter(function, entered, false);
         let called = caller.step(function, from.map(CallInput::of), to.map(CallOutput::of));

@@ -106,7 +106,7 @@ pub(super) struct WorkerProcessState {
 
 /// Message to the thread that is to be the first worker.
 struct FirstWorker {
-    post: Post,
+    post: ThreadSetup,
     ready: Sender<Result<(), Error>>,
 }
 
@@ -213,7 +213,7 @@ impl WorkerProcessState {
             self.setup.cores.iter().zip(starts).zip(clients).enumerate()
         {
             let ready = ready.clone();
-            let post = Post { number: number as u32, core, start, client, control };
+            let post = ThreadSetup { number: number as u32, core, start, client, control };
             if let Some(first) = self.first.as_ref().filter(|_| number == 0) {
                 let _ = first.send(FirstWorker { post, ready });
                 continue;
@@ -232,7 +232,7 @@ impl WorkerProcessState {
         Ok(())
     }
 
-    fn run_worker(&self, post: &Post, ready: &Sender<Result<(), Error>>) {
+    fn run_worker(&self, post: &ThreadSetup, ready: &Sender<Result<(), Error>>) {
         let Err(error) = pin(post.core).and_then(|()| self.engine.work(self, post, ready));
         let _ = ready.send(Err(error));
     }
@@ -240,7 +240,7 @@ impl WorkerProcessState {
     /// Reports that it is ready, and works until the process ends.
     fn work<C: CoreRight>(
         &self,
-        post: &Post,
+        post: &ThreadSetup,
         core: C,
         caller: &mut impl FunctionCaller,
         ready: &Sender<Result<(), Error>>,
@@ -269,7 +269,7 @@ trait Works: Send + Sync {
     fn work(
         &self,
         process: &WorkerProcessState,
-        post: &Post,
+        post: &ThreadSetup,
         ready: &Sender<Result<(), Error>>,
     ) -> Result<Infallible, Error>;
 }
@@ -278,7 +278,7 @@ impl<E: Engine> Works for E {
     fn work(
         &self,
         process: &WorkerProcessState,
-        post: &Post,
+        post: &ThreadSetup,
         ready: &Sender<Result<(), Error>>,
     ) -> Result<Infallible, Error> {
         let mut caller = self.caller(post.number)?;
@@ -290,7 +290,7 @@ impl<E: Engine> Works for E {
 }
 
 /// Setup of a worker thread.
-struct Post {
+struct ThreadSetup {
     number: u32,
     core: u32,
     /// The ring position that it executes first.

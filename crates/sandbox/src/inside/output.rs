@@ -45,7 +45,7 @@ pub(super) struct ProgramOutput {
     /// Reading end of the pipe, until no process has its other end.
     pipe: Option<OwnedFd>,
     sink: Sink,
-    allowance: Allowance,
+    allowance: WriteAllowance,
     dropped: u64,
 }
 
@@ -83,7 +83,7 @@ impl ProgramOutput {
             // A log that cannot be positioned cannot be written, which loses only the output.
             let _ = rustix::fs::seek(log, SeekFrom::End(0));
         }
-        ProgramOutput { pipe: Some(pipe), sink, allowance: Allowance::new(Instant::now()), dropped: 0 }
+        ProgramOutput { pipe: Some(pipe), sink, allowance: WriteAllowance::new(Instant::now()), dropped: 0 }
     }
 
     /// Returns the descriptors to wait for until there is something to do.
@@ -170,16 +170,16 @@ impl ProgramOutput {
 }
 
 /// Bytes that may be written now: a bucket that fills with time.
-struct Allowance {
+struct WriteAllowance {
     bytes: u64,
     /// Bytes that were written beyond what was allowed.
     debt: u64,
     at: Instant,
 }
 
-impl Allowance {
-    fn new(now: Instant) -> Allowance {
-        Allowance { bytes: BURST_BYTES, debt: 0, at: now }
+impl WriteAllowance {
+    fn new(now: Instant) -> WriteAllowance {
+        WriteAllowance { bytes: BURST_BYTES, debt: 0, at: now }
     }
 
     /// Returns how many of `wanted` bytes may be written. After a drop, that is 0 until [`RESUME_BYTES`] are allowed.
@@ -303,7 +303,7 @@ mod tests {
     #[test]
     fn allows_a_burst_and_then_the_rate() {
         let start = Instant::now();
-        let mut allowance = Allowance::new(start);
+        let mut allowance = WriteAllowance::new(start);
         assert_eq!(allowance.take(BURST_BYTES + 5, false, start), BURST_BYTES);
         assert_eq!(allowance.take(10, false, start), 0);
         let later = start + Duration::from_secs(1);
@@ -317,7 +317,7 @@ mod tests {
     #[test]
     fn a_flood_is_resumed_a_few_times_a_second() {
         let start = Instant::now();
-        let mut allowance = Allowance::new(start);
+        let mut allowance = WriteAllowance::new(start);
         allowance.take(BURST_BYTES, false, start);
         let takes = |step: u64| allowance.take(1 << 16, true, start + Duration::from_micros(step * 10));
         let resumed = (0..100_000).map(takes).filter(|&taken| taken > 0).count() as u64;

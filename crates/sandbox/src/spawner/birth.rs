@@ -13,7 +13,7 @@ use rustix::process::Pid;
 use super::cgroups::Cgroup;
 use super::sandbox::Sandbox;
 use super::template::TemplateProcess;
-use super::{Means, Workshop, root};
+use super::{SpawnMeans, Workshop, root};
 use crate::inside::{self, Blank, CreationPlan, NAMESPACES, SandboxOrder, SandboxReport};
 use crate::system::{Clone, Fork, clone};
 use crate::{IsolationKind, NetworkAccess, SandboxError, SandboxId, Spec, USER};
@@ -24,7 +24,7 @@ pub(super) const PATIENCE: Duration = Duration::from_secs(20);
 /// Makes the first process of a sandbox, of which nothing is decided but whether it has the host's network, and whether it is
 /// root in there for an OCI runtime. It waits for what it is to become.
 pub(super) fn blank(
-    means: &mut Means,
+    means: &mut SpawnMeans,
     network: NetworkAccess,
     is_root: bool,
 ) -> Result<Sandbox, SandboxError> {
@@ -37,7 +37,7 @@ pub(super) fn blank(
 }
 
 /// Has a template make one. An error leaves it open whether the template is still there.
-pub(super) fn copy(means: &mut Means, template: &mut TemplateProcess) -> Result<Sandbox, SandboxError> {
+pub(super) fn copy(means: &mut SpawnMeans, template: &mut TemplateProcess) -> Result<Sandbox, SandboxError> {
     let leaves_groups = means.users.leave_groups();
     bring_forth(means, false, |link, _| {
         let (pid, pidfd) = template.fork(&link, leaves_groups)?;
@@ -54,7 +54,7 @@ struct Born {
 
 /// Makes a first process by a fork, which is given its end of the connection and the control group in which it could begin.
 fn bring_forth(
-    means: &mut Means,
+    means: &mut SpawnMeans,
     is_root: bool,
     fork: impl FnOnce(OwnedFd, Option<BorrowedFd<'_>>) -> io::Result<Born>,
 ) -> Result<Sandbox, SandboxError> {
@@ -165,7 +165,7 @@ fn fork(blank: Blank, network: NetworkAccess, cgroup: Option<BorrowedFd<'_>>) ->
     }
 }
 
-fn tell_who_it_is(means: &Means, pid: Pid, sandbox: &Sandbox, group: Option<&Cgroup>) -> io::Result<()> {
+fn tell_who_it_is(means: &SpawnMeans, pid: Pid, sandbox: &Sandbox, group: Option<&Cgroup>) -> io::Result<()> {
     means.users.map(pid, sandbox.users())?;
     if let Some(group) = group {
         group.adopt(pid)?;

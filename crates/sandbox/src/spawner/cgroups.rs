@@ -38,8 +38,8 @@ enum Version {
 /// A group for one sandbox. Its folders are removed when it is dropped, if nothing is in it any more.
 #[derive(Debug)]
 pub(super) enum Cgroup {
-    One(v1::Group),
-    Two(v2::Group),
+    One(v1::GroupV1),
+    Two(v2::GroupV2),
 }
 
 impl Cgroups {

@@ -40,12 +40,12 @@ pub(super) struct OpenedFiles {
     /// Number of files and folders opened so far.
     made: u64,
     /// Paths of what was opened.
-    known: BTreeMap<Identity, PathBuf>,
+    known: BTreeMap<FileIdentity, PathBuf>,
 }
 
 /// Tells files and their versions apart.
 #[derive(PartialEq, Eq, PartialOrd, Ord)]
-struct Identity {
+struct FileIdentity {
     device: u64,
     inode: u64,
     modified_s: i64,
@@ -74,7 +74,7 @@ impl OpenedFiles {
             return Ok(path.to_owned());
         };
         let metadata = fs::metadata(path).map_err(|error| named(path, &error))?;
-        let identity = Identity::of(&metadata);
+        let identity = FileIdentity::of(&metadata);
         if let Some(known) = self.known.get(&identity) {
             return Ok(known.clone());
         }
@@ -92,9 +92,9 @@ impl OpenedFiles {
     }
 }
 
-impl Identity {
-    fn of(metadata: &Metadata) -> Identity {
-        Identity {
+impl FileIdentity {
+    fn of(metadata: &Metadata) -> FileIdentity {
+        FileIdentity {
             device: metadata.dev(),
             inode: metadata.ino(),
             modified_s: metadata.mtime(),

@@ -36,7 +36,7 @@ pub(super) struct Sandbox {
     pidfd: OwnedFd,
     link: OwnedFd,
     memory_bytes: Option<u64>,
-    phase: Phase,
+    phase: SandboxPhase,
     cold_imports: Option<ColdImports>,
     // Resources of the spawner that the sandbox uses while it lives: dropped after it is dead.
     cgroup: Option<Cgroup>,
@@ -44,7 +44,7 @@ pub(super) struct Sandbox {
     view: Option<ResourceView>,
 }
 
-enum Phase {
+enum SandboxPhase {
     Created,
     /// The program's process, and a descriptor of it, unless it ended before that could be opened.
     Running {
@@ -65,7 +65,7 @@ impl Sandbox {
         cgroup: Option<Cgroup>,
         users: Vec<User>,
     ) -> Sandbox {
-        let phase = Phase::Created;
+        let phase = SandboxPhase::Created;
         Sandbox { pid, pidfd, link, memory_bytes: None, phase, cold_imports: None, cgroup, users, view: None }
     }
 
@@ -89,7 +89,10 @@ impl Sandbox {
 
     /// Bounds what its control group bounds.
     pub(super) fn limit(&mut self, limits: &SandboxLimits) -> io::Result<()> {
-        debug_assert!(matches!(self.phase, Phase::Created), "limits come after the program has started");
+        debug_assert!(
+            matches!(self.phase, SandboxPhase::Created),
+            "limits come after the program has started"
+        );
         self.memory_bytes = limits.memory_bytes;
         self.cgroup.as_ref().map_or(Ok(()), |cgroup| cgroup.limit(limits))
     }
@@ -121,36 +124,36 @@ impl Sandbox {
     /// Records that the program's process exists.
     pub(super) fn set_running(&mut self, pid: u32) {
         debug_assert!(
-            matches!(self.phase, Phase::Created),
+            matches!(self.phase, SandboxPhase::Created),
             "process {pid} starts in a sandbox that has started"
         );
         let number = i32::try_from(pid).ok().and_then(Pid::from_raw);
         let program = number.and_then(|pid| pidfd_open(pid, PidfdFlags::empty()).ok());
-        self.phase = Phase::Running { pid, program };
+        self.phase = SandboxPhase::Running { pid, program };
     }
 
     /// Returns the present state, and records the end of the sandbox.
     pub(super) fn state(&mut self) -> SandboxState {
-        if !matches!(self.phase, Phase::Stopped { .. }) && self.has_ended() {
+        if !matches!(self.phase, SandboxPhase::Stopped { .. }) && self.has_ended() {
             let (pid, exit) = match &self.phase {
-                Phase::Running { pid, .. } => (Some(*pid), Some(self.exit())),
-                Phase::Created | Phase::Stopped { .. } => (None, None),
+                SandboxPhase::Running { pid, .. } => (Some(*pid), Some(self.exit())),
+                SandboxPhase::Created | SandboxPhase::Stopped { .. } => (None, None),
             };
-            self.phase = Phase::Stopped { pid, exit };
+            self.phase = SandboxPhase::Stopped { pid, exit };
         }
         match self.phase {
-            Phase::Created => SandboxState { status: SandboxStatus::Created, pid: None, exit: None },
-            Phase::Running { pid, .. } => {
+            SandboxPhase::Created => SandboxState { status: SandboxStatus::Created, pid: None, exit: None },
+            SandboxPhase::Running { pid, .. } => {
                 SandboxState { status: SandboxStatus::Running, pid: Some(pid), exit: None }
             }
-            Phase::Stopped { pid, exit } => SandboxState { status: SandboxStatus::Stopped, pid, exit },
+            SandboxPhase::Stopped { pid, exit } => SandboxState { status: SandboxStatus::Stopped, pid, exit },
         }
     }
 
     pub(super) fn kill(&mut self, signal: Signal) -> Result<(), SandboxError> {
         let target = match &self.phase {
-            Phase::Created | Phase::Running { .. } if signal == Signal::KILL => &self.pidfd,
-            Phase::Running { program: Some(program), .. } => program,
+            SandboxPhase::Created | SandboxPhase::Running { .. } if signal == Signal::KILL => &self.pidfd,
+            SandboxPhase::Running { program: Some(program), .. } => program,
             _ => return Ok(()),
         };
         match pidfd_send_signal(target, signal) {
@@ -181,10 +184,10 @@ impl Sandbox {
 
     fn has_program_ended(&self) -> bool {
         match &self.phase {
-            Phase::Running { program, .. } => {
+            SandboxPhase::Running { program, .. } => {
                 program.as_ref().is_none_or(|program| is_readable(program, Duration::ZERO))
             }
-            Phase::Created | Phase::Stopped { .. } => false,
+            SandboxPhase::Created | SandboxPhase::Stopped { .. } => false,
         }
     }
 
@@ -212,7 +215,7 @@ impl Sandbox {
 
 impl Drop for Sandbox {
     fn drop(&mut self) {
-        if !matches!(self.phase, Phase::Stopped { .. }) {
+        if !matches!(self.phase, SandboxPhase::Stopped { .. }) {
             self.end();
         }
     }

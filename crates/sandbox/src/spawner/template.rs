@@ -15,7 +15,7 @@ use sublet_proto::v1::{ColdImports, TemplateFork, TemplateState};
 
 use super::cgroups::Cgroup;
 use super::users::User;
-use super::{Means, birth, root};
+use super::{SpawnMeans, birth, root};
 use crate::inside::template::{Seed, run};
 use crate::system::{Clone, Fork, clone};
 use crate::{SandboxLimits, Template, wire};
@@ -51,7 +51,7 @@ enum State {
 
 impl TemplateProcess {
     /// Starts a template, without waiting for it.
-    pub(super) fn start(means: &mut Means, template: &Template) -> io::Result<TemplateProcess> {
+    pub(super) fn start(means: &mut SpawnMeans, template: &Template) -> io::Result<TemplateProcess> {
         let (socket, theirs) = birth::link()?;
         let adapter = root::adapter(&template.adapter, &mut means.opened)?;
         let output = memfd_create("sublet-template-output", MemfdFlags::CLOEXEC)?;

@@ -13,7 +13,7 @@ use sublet_proto::v1::ColdImports;
 
 use super::sandbox::Sandbox;
 use super::template::TemplateProcess;
-use super::{Means, birth};
+use super::{SpawnMeans, birth};
 use crate::{SandboxError, SandboxStatus, Template};
 
 /// Maximum number of templates with modules, and of interpreters.
@@ -67,7 +67,11 @@ impl Heat {
 
 impl Templates {
     /// A first process that is a copy of this template, or of one without modules, which then knows why if that is known.
-    pub(super) fn take(&mut self, means: &mut Means, wanted: &Template) -> Result<Sandbox, SandboxError> {
+    pub(super) fn take(
+        &mut self,
+        means: &mut SpawnMeans,
+        wanted: &Template,
+    ) -> Result<Sandbox, SandboxError> {
         let now = Instant::now();
         self.note(wanted, now);
         if !wanted.imports.is_empty() {
@@ -89,7 +93,7 @@ impl Templates {
     }
 
     /// Makes one copy of a template that has fewer than wanted ready; says whether it did.
-    pub(super) fn make_ready(&mut self, means: &mut Means) -> bool {
+    pub(super) fn make_ready(&mut self, means: &mut SpawnMeans) -> bool {
         for (template, known) in &mut self.known {
             if known.ready.len() < READY && known.look(template) {
                 let made = known.warm.as_mut().map(|warm| birth::copy(means, warm));
@@ -131,7 +135,7 @@ impl Templates {
     /// waits for it.
     fn copy(
         &mut self,
-        means: &mut Means,
+        means: &mut SpawnMeans,
         template: &Template,
         is_needed: bool,
     ) -> Result<Option<Sandbox>, SandboxError> {
@@ -166,7 +170,7 @@ impl Templates {
         Ok(None)
     }
 
-    fn start_if_worthwhile(&mut self, means: &mut Means, wanted: &Template, now: Instant) {
+    fn start_if_worthwhile(&mut self, means: &mut SpawnMeans, wanted: &Template, now: Instant) {
         let Some(known) = self.known.get(wanted) else { return };
         let is_resting = known.failed.is_some_and(|failed| now.saturating_duration_since(failed) < PAUSE);
         let heat = known.heat.now(now);

@@ -67,7 +67,7 @@ const SYSTEM: [&str; 3] = [
 pub(super) struct Views {
     /// Root of the file system that has the files. No path leads there.
     folder: Rc<File>,
-    machine: Machine,
+    machine: MachineFacts,
     /// Number of folders made so far.
     made: u64,
     by_cores: BTreeMap<Vec<u32>, Rc<RenderedFolder>>,
@@ -75,7 +75,7 @@ pub(super) struct Views {
 }
 
 /// Properties of the machine that do not change.
-struct Machine {
+struct MachineFacts {
     cpuinfo: String,
     /// Cores on which the spawner may run.
     cores: Vec<u32>,
@@ -134,7 +134,7 @@ impl Views {
         mount("tmpfs", folder, "tmpfs", MountFlags::NOSUID | MountFlags::NODEV, Some(SIZE))?;
         Ok(Views {
             folder: Rc::new(File::open(folder)?),
-            machine: Machine::look()?,
+            machine: MachineFacts::look()?,
             made: 0,
             by_cores: BTreeMap::new(),
             by_memory: BTreeMap::new(),
@@ -166,7 +166,7 @@ impl Views {
 
     fn folder(
         &mut self,
-        write: impl FnOnce(&Path, &Machine) -> io::Result<()>,
+        write: impl FnOnce(&Path, &MachineFacts) -> io::Result<()>,
     ) -> io::Result<RenderedFolder> {
         self.made += 1;
         let rendered = RenderedFolder { above: self.folder.clone(), number: self.made };
@@ -203,8 +203,8 @@ fn keep<K: Ord>(
     rendered
 }
 
-impl Machine {
-    fn look() -> io::Result<Machine> {
+impl MachineFacts {
+    fn look() -> io::Result<MachineFacts> {
         let field = |file: &str, name: &str| -> Option<u64> {
             let text = fs::read_to_string(file).ok()?;
             let value = text.lines().find_map(|line| line.strip_prefix(name))?;
@@ -212,7 +212,7 @@ impl Machine {
         };
         let allowed = rustix::thread::sched_getaffinity(None)?;
         let cores = (0..).zip(0..rustix::thread::CpuSet::MAX_CPU).filter(|&(_, core)| allowed.is_set(core));
-        Ok(Machine {
+        Ok(MachineFacts {
             cpuinfo: fs::read_to_string("/proc/cpuinfo").unwrap_or_default(),
             cores: cores.map(|(number, _)| number).collect(),
             memory_bytes: field("/proc/meminfo", "MemTotal:").map_or(0, |size| size.saturating_mul(1024)),

@@ -15,7 +15,7 @@
 
 use sublet_proto::{Code, Error};
 
-use super::{Buffer, Execute, InputSource, OutputSink, PLACE, THEN, check_room};
+use super::{AlignedBytes, Execute, InputSource, OutputSink, PLACE, THEN, check_room};
 
 /// Named places of an executor, at most.
 pub const MAX_PLACES: usize = 16;
@@ -50,7 +50,7 @@ pub(super) struct NamedBuffers {
 }
 
 struct BufferContent {
-    bytes: Buffer,
+    bytes: AlignedBytes,
     len: u64,
 }
 
@@ -200,7 +200,10 @@ impl NamedBuffers {
         let mut held = match to {
             OutputSink::Kept(place, _) => {
                 let held = self.own[place.index()].take();
-                Some((place, held.unwrap_or_else(|| BufferContent { bytes: Buffer::new(room), len: 0 })))
+                Some((
+                    place,
+                    held.unwrap_or_else(|| BufferContent { bytes: AlignedBytes::new(room), len: 0 }),
+                ))
             }
             OutputSink::Given(_) => None,
         };

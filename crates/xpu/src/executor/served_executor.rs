@@ -5,7 +5,7 @@ use std::time::{Duration, Instant};
 use sublet_proto::{Code, Error};
 
 use super::named_buffers::{BufferName, NamedBuffers};
-use super::{Buffer, FRAME_BYTES, Order, PLACE, THEN, check_room, shape};
+use super::{AlignedBytes, FRAME_BYTES, Order, PLACE, THEN, check_room, shape};
 use crate::capability::FifoRights;
 use crate::fifo::{Reader, Unread, Writer};
 use crate::process::Process;
@@ -19,8 +19,8 @@ const CONNECTING: Duration = Duration::from_secs(60);
 pub struct ServedExecutor {
     calls: Reader,
     answers: Writer,
-    message: Buffer,
-    output: Buffer,
+    message: AlignedBytes,
+    output: AlignedBytes,
     places: NamedBuffers,
     max_bytes: u64,
     begun: Instant,
@@ -109,7 +109,7 @@ impl ServedExecutor {
         let Order { caller, answers, max_bytes } = Order::of(words).ok_or_else(order)?;
         let shape = shape(max_bytes)?;
         let mut answers = process.connect_to(answers, deadline)?;
-        let mut message = Buffer::for_messages(shape);
+        let mut message = AlignedBytes::for_messages(shape);
         let made = load().and_then(|()| {
             let calls = process.init("", shape)?;
             process.grant(caller, calls.object(), FifoRights::WRITE)?;
@@ -122,7 +122,7 @@ impl ServedExecutor {
             }
         };
         answers.write(said, deadline)?;
-        let (output, begun) = (Buffer::for_messages(shape), Instant::now());
+        let (output, begun) = (AlignedBytes::for_messages(shape), Instant::now());
         let (calls, places) = (made?, NamedBuffers::new(max_bytes as usize));
         Ok(ServedExecutor { calls, answers, message, output, places, max_bytes, begun, had_caller: false })
     }

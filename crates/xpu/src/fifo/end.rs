@@ -44,7 +44,7 @@ pub(crate) struct FifoEnd {
 }
 
 /// State of a connection that a FIFO of the other direction can share.
-struct Spare {
+struct SpareConnection {
     endpoint: Weak<Endpoint>,
     region: Arc<Region>,
     shape: FifoShape,
@@ -52,11 +52,11 @@ struct Spare {
 
 /// The spare connections of a process, by FIFO and connection.
 #[derive(Default)]
-pub(crate) struct Spares(Mutex<HashMap<(u64, u32), Spare>>);
+pub(crate) struct Spares(Mutex<HashMap<(u64, u32), SpareConnection>>);
 
 /// An end of a FIFO.
 #[derive(Clone, Copy, PartialEq, Eq)]
-enum Side {
+enum FifoSide {
     Reader,
     Writer,
 }
@@ -73,7 +73,7 @@ impl Spares {
             return Err(out_of_turn());
         }
         let end = match &joined.across {
-            Some(across) => self.across((joined, across), fds, Side::Reader, expected)?,
+            Some(across) => self.across((joined, across), fds, FifoSide::Reader, expected)?,
             None => {
                 let [file, bell] = descriptors("a FIFO's region and bell", fds)?;
                 let region = Region::attach(file, expected.region_bytes())?;
@@ -93,7 +93,7 @@ impl Spares {
     ) -> Result<(FifoEnd, FifoShape), Error> {
         let shape = shape(joined.lines, joined.slot_bytes)?;
         let end = match &joined.across {
-            Some(across) => self.across((joined, across), fds, Side::Writer, shape)?,
+            Some(across) => self.across((joined, across), fds, FifoSide::Writer, shape)?,
             None => {
                 let [file, bell] = descriptors("a FIFO's region and bell", fds)?;
                 within(Region::attach(file, shape.region_bytes())?, Some(bell), None)?
@@ -106,7 +106,7 @@ impl Spares {
         &self,
         (joined, across): (&FifoJoined, &FifoAcross),
         fds: Vec<OwnedFd>,
-        side: Side,
+        side: FifoSide,
         shape: FifoShape,
     ) -> Result<FifoEnd, Error> {
         let remote = |side| RemoteRegion { key: across.peer_key, base: 0, len_bytes: bytes(side, shape) };
@@ -136,12 +136,12 @@ impl Spares {
         end.connect(stream)?;
         end.reach(REGION, remote(side.other()))?;
         let endpoint = Arc::new(Endpoint::Tcp(end));
-        let spare = Spare { endpoint: Arc::downgrade(&endpoint), region: spare, shape };
+        let spare = SpareConnection { endpoint: Arc::downgrade(&endpoint), region: spare, shape };
         self.keep((joined.object, joined.connection), spare);
         Ok(FifoEnd { endpoint, number: REGION, region, bell: None })
     }
 
-    fn keep(&self, way: (u64, u32), spare: Spare) {
+    fn keep(&self, way: (u64, u32), spare: SpareConnection) {
         let mut spares = lock(&self.0);
         spares.retain(|_, spare| spare.endpoint.strong_count() > 0);
         spares.insert(way, spare);
@@ -153,20 +153,20 @@ impl Spares {
     }
 }
 
-impl Side {
-    fn other(self) -> Side {
+impl FifoSide {
+    fn other(self) -> FifoSide {
         match self {
-            Side::Reader => Side::Writer,
-            Side::Writer => Side::Reader,
+            FifoSide::Reader => FifoSide::Writer,
+            FifoSide::Writer => FifoSide::Reader,
         }
     }
 }
 
 /// Size of the region that a side lends: the ring for the reader, the acknowledgements for the writer.
-fn bytes(side: Side, shape: FifoShape) -> u64 {
+fn bytes(side: FifoSide, shape: FifoShape) -> u64 {
     match side {
-        Side::Reader => shape.region_bytes(),
-        Side::Writer => FifoShape::WRITER_BYTES,
+        FifoSide::Reader => shape.region_bytes(),
+        FifoSide::Writer => FifoShape::WRITER_BYTES,
     }
 }
 
@@ -270,16 +270,16 @@ impl Drop for FifoEnd {
     }
 }
 
-fn secure(socket: OwnedFd, across: &FifoAcross, side: Side) -> Result<ByteStream, Error> {
+fn secure(socket: OwnedFd, across: &FifoAcross, side: FifoSide) -> Result<ByteStream, Error> {
     let socket = socket.into();
     let FifoAcross { certificate, private_key, .. } = across;
     Ok(match side {
         _ if certificate.is_empty() => ByteStream::plain(socket)?,
-        Side::Reader => {
+        FifoSide::Reader => {
             let identity = Identity { certificate: certificate.clone(), private_key: private_key.clone() };
             ByteStream::encrypted_server(socket, &identity)?
         }
-        Side::Writer => ByteStream::encrypted_client(socket, certificate).map_err(unheard)?,
+        FifoSide::Writer => ByteStream::encrypted_client(socket, certificate).map_err(unheard)?,
     })
 }
 

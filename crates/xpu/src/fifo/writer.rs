@@ -9,7 +9,7 @@ use sublet_fabric::window::{LineAddress, RegionAddress};
 use sublet_fabric::{Endpoint, FabricError, SharedBytes};
 use sublet_proto::{Code, Error};
 
-use super::{FifoEnd, FifoShape, INLINE_BYTES, Kind, LOOKS, PIECE_BYTES, Part, to_words};
+use super::{FifoEnd, FifoShape, INLINE_BYTES, LOOKS, LinePart, MessagePartKind, PIECE_BYTES, to_words};
 use crate::capability::GlobalId;
 use crate::process::ObjectDescriptor;
 
@@ -79,18 +79,23 @@ impl Writer {
         if end > self.taken + u64::from(self.shape.lines) {
             self.await_room(end, deadline)?;
         }
-        let mut kind = Kind::First;
+        let mut kind = MessagePartKind::First;
         let mut rest = message;
         while self.next < end {
             let (part, more) = rest.split_at(self.shape.slot_bytes as usize);
             self.put(kind, len_bytes, part).map_err(|error| self.lost(&error))?;
-            (kind, rest) = (Kind::Next, more);
+            (kind, rest) = (MessagePartKind::Next, more);
         }
         Ok(())
     }
 
     #[inline]
-    fn put(&mut self, kind: Kind, message_bytes: u64, part: SharedBytes<'_>) -> Result<(), FabricError> {
+    fn put(
+        &mut self,
+        kind: MessagePartKind,
+        message_bytes: u64,
+        part: SharedBytes<'_>,
+    ) -> Result<(), FabricError> {
         let position = Position::new(self.next, self.shape.lines);
         let inline = if part.len() <= INLINE_BYTES {
             to_words(part)
@@ -111,7 +116,7 @@ impl Writer {
             }
             Default::default()
         };
-        let (immediate, body) = Part { kind, message_bytes, inline }.encode();
+        let (immediate, body) = LinePart { kind, message_bytes, inline }.encode();
         self.end.put_imm(
             self.end.line_there(self.shape.line(position.line)),
             position.turn,
@@ -210,7 +215,7 @@ impl Drop for Writer {
         // If the ring is full, or the connection lost, the reader learns of the end from its shim.
         let has_room = self.next < self.taken + u64::from(self.shape.lines);
         if has_room && self.check().is_ok() {
-            let _ = self.put(Kind::End, 0, SharedBytes::from(&[]));
+            let _ = self.put(MessagePartKind::End, 0, SharedBytes::from(&[]));
         }
         self.descriptor.close();
     }

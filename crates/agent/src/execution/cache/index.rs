@@ -90,7 +90,7 @@ pub(super) enum CacheRefusal {
 }
 
 #[derive(Debug)]
-struct Entry {
+struct CacheEntry {
     size: DiskSize,
     tenant: String,
     /// Later than all uses with a lower number.
@@ -99,7 +99,7 @@ struct Entry {
     token: EntryUse,
 }
 
-impl Entry {
+impl CacheEntry {
     /// The entry itself has one token.
     fn is_in_use(&self) -> bool {
         Arc::strong_count(&self.token.0) > 1
@@ -108,16 +108,16 @@ impl Entry {
 
 /// See the [module](self).
 #[derive(Debug)]
-pub(super) struct Index {
+pub(super) struct CacheIndex {
     pub(super) limit: DiskSize,
-    entries: BTreeMap<Key, Entry>,
+    entries: BTreeMap<Key, CacheEntry>,
     reserved: DiskSize,
     uses: u64,
 }
 
-impl Index {
-    pub(super) fn new(limit: DiskSize) -> Index {
-        Index { limit, entries: BTreeMap::new(), reserved: DiskSize::default(), uses: 0 }
+impl CacheIndex {
+    pub(super) fn new(limit: DiskSize) -> CacheIndex {
+        CacheIndex { limit, entries: BTreeMap::new(), reserved: DiskSize::default(), uses: 0 }
     }
 
     pub(super) fn len(&self) -> usize {
@@ -188,7 +188,7 @@ impl Index {
 
     pub(super) fn insert(&mut self, key: &Key, size: DiskSize, tenant: &str) -> EntryUse {
         let (used, token) = (self.next_use(), EntryUse(Arc::new(())));
-        let entry = Entry { size, tenant: tenant.to_owned(), used, is_leaving: false, token };
+        let entry = CacheEntry { size, tenant: tenant.to_owned(), used, is_leaving: false, token };
         let known = self.entries.entry(key.clone()).or_insert(entry);
         (known.size, known.used, known.is_leaving) = (size, used, false);
         known.token.clone()
@@ -233,7 +233,7 @@ impl Index {
         };
         let beyond: BTreeSet<&str> = tenants.iter().copied().filter(is_beyond).collect();
         let evictable = self.entries.iter().filter(|(_, entry)| !entry.is_leaving && !entry.is_in_use());
-        let order = |(_, entry): &(&Key, &Entry)| (!beyond.contains(&*entry.tenant), entry.used);
+        let order = |(_, entry): &(&Key, &CacheEntry)| (!beyond.contains(&*entry.tenant), entry.used);
         let victim = evictable.min_by_key(order).map(|(key, _)| key.clone())?;
         let entry = self.entries.get_mut(&victim)?;
         debug_assert!(!entry.is_leaving && !entry.is_in_use(), "{victim:?} is evicted in use: {entry:?}");
@@ -254,12 +254,17 @@ mod tests {
         (EntryKind::Package, name.to_owned())
     }
 
-    fn index() -> Index {
-        Index::new(DiskSize { bytes: 100, files: 10 })
+    fn index() -> CacheIndex {
+        CacheIndex::new(DiskSize { bytes: 100, files: 10 })
     }
 
     /// Makes an entry of this size as a node does, and says what had to be evicted.
-    fn add(index: &mut Index, name: &str, bytes: u64, tenant: &str) -> Result<Vec<String>, CacheRefusal> {
+    fn add(
+        index: &mut CacheIndex,
+        name: &str,
+        bytes: u64,
+        tenant: &str,
+    ) -> Result<Vec<String>, CacheRefusal> {
         let mut evicted = Vec::new();
         loop {
             match index.reserve((size(bytes), size(bytes)), DiskSize::default(), tenant) {
@@ -319,7 +324,7 @@ mod tests {
         let mut index = index();
         let files = |files| DiskSize { bytes: 0, files };
         index.insert(&key("a"), files(9), "t");
-        let refused = |index: &mut Index, size| index.reserve((size, size), DiskSize::default(), "t");
+        let refused = |index: &mut CacheIndex, size| index.reserve((size, size), DiskSize::default(), "t");
         assert_eq!(refused(&mut index, files(2)), Err(CacheRefusal::Evict(key("a"))));
         index.stays(&key("a"));
         assert_eq!(refused(&mut index, files(11)), Err(CacheRefusal::Full));

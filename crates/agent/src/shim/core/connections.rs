@@ -5,8 +5,8 @@ use sublet_proto::{Code, Error};
 use sublet_xpu::{FifoRights, FifoShape, GlobalId};
 
 use super::{
-    Descriptor, FifoTarget, MAX_WRITERS, Name, Peer, Pending, ProcessDescriptor, ShimCore, ShimEffect, Tag,
-    Way, denied, no_fifo, no_process,
+    DelayedRequest, FifoConnectionId, FifoDescriptor, FifoTarget, MAX_WRITERS, Peer, ProcessDescriptor,
+    ShimCore, ShimEffect, Tag, TenantFifoName, denied, no_fifo, no_process,
 };
 
 impl ShimCore {
@@ -21,7 +21,7 @@ impl ShimCore {
             return self.connect_there((by, tag), object, to).map(|()| None);
         }
         let (way, shape, reader) = self.admit(by, object)?;
-        let what = Descriptor::Writer { object, connection: way.connection, is_over: false };
+        let what = FifoDescriptor::Writer { object, connection: way.connection, is_over: false };
         let writer = match self.describe(by, what) {
             Ok(at) => at,
             Err(error) => {
@@ -48,7 +48,7 @@ impl ShimCore {
         if !self.rights(by, object).contains(FifoRights::WRITE) {
             return Err(denied(by, "write to", object));
         }
-        let token = self.await_peers(Pending::Connect { by, tag, peer, object, to: to.clone() })?;
+        let token = self.await_peers(DelayedRequest::Connect { by, tag, peer, object, to: to.clone() })?;
         let (object, writer) = (object.to_bits(), by.to_bits());
         self.tell(peer, Body::Connect(v1::FifoConnect { token, object, writer }));
         Ok(())
@@ -59,7 +59,7 @@ impl ShimCore {
         match to {
             FifoTarget::Object(object) => Ok(*object),
             FifoTarget::Named(name) => {
-                let name = Name { tenant: self.process(by)?.tenant.clone(), name: name.clone() };
+                let name = TenantFifoName { tenant: self.process(by)?.tenant.clone(), name: name.clone() };
                 let found = self.held_here(&name).or_else(|| self.names.holders(&name).next());
                 found.ok_or_else(|| no_fifo(&format!("{:?}", name.name)))
             }
@@ -79,7 +79,7 @@ impl ShimCore {
         if error.code == Code::InvalidArgument
             && let Some(tenant) = self.processes.get(&by).map(|process| process.tenant.clone())
         {
-            self.names.remove(&Name { tenant, name: name.clone() }, object);
+            self.names.remove(&TenantFifoName { tenant, name: name.clone() }, object);
             return self.call(by, tag, super::ShimCall::Connect { to });
         }
         self.answer((by, tag), Err(error));
@@ -90,7 +90,7 @@ impl ShimCore {
         &mut self,
         writer: GlobalId,
         object: GlobalId,
-    ) -> Result<(Way, FifoShape, ProcessDescriptor), Error> {
+    ) -> Result<(FifoConnectionId, FifoShape, ProcessDescriptor), Error> {
         if !self.fifo_for(writer, object)?.rights_of(writer).contains(FifoRights::WRITE) {
             return Err(denied(writer, "write to", object));
         }
@@ -119,14 +119,16 @@ impl ShimCore {
         fifo.next_connection = connection.wrapping_add(1).max(1);
         let before = fifo.writers.insert(connection, (writer, None));
         debug_assert!(before.is_none(), "connection {connection} to FIFO {object} was of {before:?}");
-        Ok((Way { object, connection }, shape, ProcessDescriptor { process, descriptor }))
+        Ok((FifoConnectionId { object, connection }, shape, ProcessDescriptor { process, descriptor }))
     }
 
     /// The connections by which a process of this agent writes.
-    pub(crate) fn written_by(&self, process: GlobalId) -> impl Iterator<Item = Way> {
+    pub(crate) fn written_by(&self, process: GlobalId) -> impl Iterator<Item = FifoConnectionId> {
         let descriptors = self.processes.get(&process).into_iter().flat_map(|it| it.descriptors.values());
         descriptors.filter_map(|what| match *what {
-            Descriptor::Writer { object, connection, is_over: false } => Some(Way { object, connection }),
+            FifoDescriptor::Writer { object, connection, is_over: false } => {
+                Some(FifoConnectionId { object, connection })
+            }
             _ => None,
         })
     }
@@ -152,12 +154,15 @@ impl ShimCore {
     /// Handles the invitation of a neighbour for a process of this agent.
     pub(super) fn invited(&mut self, peer: Peer, invited: v1::FifoInvited) {
         let token = invited.token;
-        if !matches!(self.pending.get(&token), Some(Pending::Connect { peer: asked, .. }) if *asked == peer) {
+        if !matches!(self.pending.get(&token), Some(DelayedRequest::Connect { peer: asked, .. }) if *asked == peer)
+        {
             return;
         }
-        let Some(Pending::Connect { by, tag, object, .. }) = self.pending.remove(&token) else { return };
+        let Some(DelayedRequest::Connect { by, tag, object, .. }) = self.pending.remove(&token) else {
+            return;
+        };
         let connection = invited.connection;
-        match self.describe(by, Descriptor::Writer { object, connection, is_over: false }) {
+        match self.describe(by, FifoDescriptor::Writer { object, connection, is_over: false }) {
             Ok(at) => self.out.push_back(ShimEffect::Dial { at, tag, peer, object, invited }),
             Err(error) => {
                 self.tell(peer, Body::Closed(v1::FifoClosed { object: object.to_bits(), connection }));
@@ -185,7 +190,7 @@ impl ShimCore {
             return Err(Error::new(Code::AlreadyAllocated, format!("process {reader} reads FIFO {object}")));
         }
         let shape = fifo.shape;
-        let at = self.describe(by, Descriptor::Reader(object))?;
+        let at = self.describe(by, FifoDescriptor::Reader(object))?;
         if let Some(fifo) = self.fifos.get_mut(&object) {
             debug_assert!(fifo.reader.is_none(), "{by} reads FIFO {object} beside {:?}", fifo.reader);
             fifo.reader = Some((by, at.descriptor));
@@ -201,16 +206,16 @@ impl ShimCore {
             process.descriptors.remove(&at.descriptor);
         }
         match what {
-            Descriptor::Reader(object) => {
+            FifoDescriptor::Reader(object) => {
                 self.stop_reading(object, at);
                 self.end_unread(object);
             }
-            Descriptor::Writer { is_over: true, .. } => {}
-            Descriptor::Writer { object, connection, .. } if self.is_here(object) => {
-                self.part(Way { object, connection }, false);
+            FifoDescriptor::Writer { is_over: true, .. } => {}
+            FifoDescriptor::Writer { object, connection, .. } if self.is_here(object) => {
+                self.part(FifoConnectionId { object, connection }, false);
             }
-            Descriptor::Writer { object, connection, .. } => {
-                self.out.push_back(ShimEffect::Forget { way: Way { object, connection } });
+            FifoDescriptor::Writer { object, connection, .. } => {
+                self.out.push_back(ShimEffect::Forget { way: FifoConnectionId { object, connection } });
                 if let Ok(peer) = self.route(object) {
                     self.tell(peer, Body::Closed(v1::FifoClosed { object: object.to_bits(), connection }));
                 }
@@ -222,7 +227,8 @@ impl ShimCore {
 
     /// Handles the end of a connection that a neighbour's process has closed.
     pub(super) fn closed_there(&mut self, peer: Peer, closed: &v1::FifoClosed) {
-        let way = Way { object: GlobalId::from_bits(closed.object), connection: closed.connection };
+        let way =
+            FifoConnectionId { object: GlobalId::from_bits(closed.object), connection: closed.connection };
         let writer = self.fifos.get(&way.object).and_then(|fifo| fifo.writers.get(&way.connection));
         if writer.is_some_and(|(writer, _)| self.routes.get(&writer.pu) == Some(&peer)) {
             self.part(way, false);
@@ -230,7 +236,7 @@ impl ShimCore {
     }
 
     /// Gives up the connection of a neighbour's writer that has not come.
-    pub(crate) fn give_up(&mut self, way: Way) {
+    pub(crate) fn give_up(&mut self, way: FifoConnectionId) {
         self.end_connection(way, Code::DeadlineExceeded);
     }
 
@@ -242,17 +248,17 @@ impl ShimCore {
 
     /// Ends a connection on the reader's request.
     pub(super) fn cut(&mut self, at: ProcessDescriptor, connection: u32) -> Result<(), Error> {
-        let Descriptor::Reader(object) = self.described(at)? else {
+        let FifoDescriptor::Reader(object) = self.described(at)? else {
             let message = format!("descriptor {} is not one that is read", at.descriptor);
             return Err(Error::new(Code::InvalidArgument, message));
         };
-        self.end_connection(Way { object, connection }, Code::Protocol);
+        self.end_connection(FifoConnectionId { object, connection }, Code::Protocol);
         Ok(())
     }
 
     /// Ends a writer's connection, and informs its process and the reader.
-    fn end_connection(&mut self, way: Way, code: Code) {
-        let Way { object, connection } = way;
+    fn end_connection(&mut self, way: FifoConnectionId, code: Code) {
+        let FifoConnectionId { object, connection } = way;
         let Some(&(writer, descriptor)) =
             self.fifos.get(&object).and_then(|fifo| fifo.writers.get(&connection))
         else {
@@ -281,18 +287,18 @@ impl ShimCore {
         let Some(fifo) = self.fifos.get(&object) else { return };
         let of = fifo.writers.iter().filter(|(_, (by, _))| *by == writer);
         for connection in of.map(|(connection, _)| *connection).collect::<Vec<_>>() {
-            self.end_connection(Way { object, connection }, code);
+            self.end_connection(FifoConnectionId { object, connection }, code);
         }
     }
 
     /// Handles the end of a connection of this agent's process, as the FIFO's agent reports it.
     pub(super) fn ended_there(&mut self, ended: &v1::FifoEnded) {
         let (object, writer) = (GlobalId::from_bits(ended.object), GlobalId::from_bits(ended.writer));
-        let is_it = |what: &Descriptor| matches!(what, Descriptor::Writer { object: of, connection, .. } if (*of, *connection) == (object, ended.connection));
+        let is_it = |what: &FifoDescriptor| matches!(what, FifoDescriptor::Writer { object: of, connection, .. } if (*of, *connection) == (object, ended.connection));
         let process = self.processes.get(&writer);
         let found = process.and_then(|process| process.descriptors.iter().find(|(_, what)| is_it(what)));
         if let Some((&descriptor, _)) = found {
-            let way = Way { object, connection: ended.connection };
+            let way = FifoConnectionId { object, connection: ended.connection };
             self.end_descriptor(
                 ProcessDescriptor { process: writer, descriptor },
                 Some(way),
@@ -303,9 +309,9 @@ impl ShimCore {
     }
 
     /// Ends a descriptor. It stays allocated, without any use, until it is closed.
-    fn end_descriptor(&mut self, at: ProcessDescriptor, way: Option<Way>, code: Code) {
+    fn end_descriptor(&mut self, at: ProcessDescriptor, way: Option<FifoConnectionId>, code: Code) {
         let process = self.processes.get_mut(&at.process);
-        if let Some(Descriptor::Writer { is_over, .. }) =
+        if let Some(FifoDescriptor::Writer { is_over, .. }) =
             process.and_then(|process| process.descriptors.get_mut(&at.descriptor))
         {
             *is_over = true;
@@ -314,7 +320,7 @@ impl ShimCore {
     }
 
     /// Informs the reader that a connection has ended, and removes the connection.
-    fn part(&mut self, way: Way, at_once: bool) {
+    fn part(&mut self, way: FifoConnectionId, at_once: bool) {
         let reader = self.fifos.get(&way.object).and_then(|fifo| fifo.reader);
         if !self.drop_writer(way) {
             return;
@@ -329,7 +335,7 @@ impl ShimCore {
         self.out.push_back(ShimEffect::Forget { way });
     }
 
-    fn drop_writer(&mut self, way: Way) -> bool {
+    fn drop_writer(&mut self, way: FifoConnectionId) -> bool {
         let Some(fifo) = self.fifos.get_mut(&way.object) else { return false };
         let is_known = fifo.writers.remove(&way.connection).is_some();
         if is_known && let Some(reader) = fifo.reader.and_then(|(pid, _)| self.processes.get_mut(&pid)) {
@@ -362,7 +368,7 @@ impl ShimCore {
             return;
         }
         for connection in fifo.writers.keys().copied().collect::<Vec<_>>() {
-            self.end_connection(Way { object, connection }, Code::LeaseEnded);
+            self.end_connection(FifoConnectionId { object, connection }, Code::LeaseEnded);
         }
         if let Some(fifo) = self.fifos.get_mut(&object) {
             debug_assert!(
@@ -376,7 +382,7 @@ impl ShimCore {
 
     /// Ends a FIFO without a reader if no process but its creator may read it.
     fn end_unread(&mut self, object: GlobalId) {
-        let is_done = |fifo: &super::Fifo| {
+        let is_done = |fifo: &super::FifoState| {
             let mut others = fifo.rights.iter().filter(|(pid, _)| **pid != fifo.creator);
             fifo.reader.is_none() && !others.any(|(_, rights)| rights.contains(FifoRights::READ))
         };

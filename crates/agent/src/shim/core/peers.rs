@@ -8,8 +8,8 @@ use sublet_xpu::GlobalId;
 
 use super::rights::told_rights;
 use super::{
-    Claim, MAX_NAME_BYTES, MAX_PEER_NAMES, MAX_TOLD, Name, Neighbour, Peer, Pending, RightsChangeOrigin,
-    ShimCore,
+    Claim, DelayedRequest, MAX_NAME_BYTES, MAX_PEER_NAMES, MAX_TOLD, Peer, RightsChangeOrigin, ShimCore,
+    ShimNeighbour, TenantFifoName,
 };
 
 /// A neighbour has sent a message that it must not send: no further message of it is handled.
@@ -27,7 +27,7 @@ impl ShimCore {
             name.map(|name| name.told(*object))
         });
         let claimed = self.pending.values().filter_map(|pending| match pending {
-            Pending::Claim(Claim { name, object, lost_to: None, .. }) => Some(name.told(*object)),
+            DelayedRequest::Claim(Claim { name, object, lost_to: None, .. }) => Some(name.told(*object)),
             _ => None,
         });
         let rights = self.fifos.iter().flat_map(|(object, fifo)| {
@@ -35,7 +35,10 @@ impl ShimCore {
             held.map(|(pid, rights)| told_rights(0, *pid, *object, &fifo.tenant, *rights))
         });
         let (names, rights): (Vec<_>, Vec<_>) = (held.chain(claimed).collect(), rights.collect());
-        self.peers.insert(peer, Neighbour { node: node.into(), units: units.into(), ..Neighbour::default() });
+        self.peers.insert(
+            peer,
+            ShimNeighbour { node: node.into(), units: units.into(), ..ShimNeighbour::default() },
+        );
         let told = |names: &[v1::FifoName], rights: &[v1::RightsUpdate], more| {
             let (instance, units) = (self.instance.clone(), self.units.iter().copied().collect());
             let (kind, names, rights) = (self.kind.clone(), names.into(), rights.into());
@@ -91,7 +94,7 @@ impl ShimCore {
 
     /// Resolves a name that both nodes may have: the FIFO with the lower id keeps it.
     fn meet(&mut self, peer: Peer, told: &v1::FifoName) {
-        let (name, theirs) = (Name::of(told), GlobalId::from_bits(told.object));
+        let (name, theirs) = (TenantFifoName::of(told), GlobalId::from_bits(told.object));
         if let Some(ours) = self.held_here(&name).filter(|ours| theirs < *ours) {
             self.release_name(&name, ours);
         }
@@ -102,7 +105,7 @@ impl ShimCore {
     }
 
     /// Notes that a neighbour's FIFO has this name or claims it.
-    pub(super) fn learn_name(&mut self, peer: Peer, name: Name, object: GlobalId) {
+    pub(super) fn learn_name(&mut self, peer: Peer, name: TenantFifoName, object: GlobalId) {
         let Some(neighbour) = self.peers.get_mut(&peer) else { return };
         if neighbour.names.len() < MAX_PEER_NAMES {
             neighbour.names.insert((name.clone(), object));
@@ -127,13 +130,16 @@ impl ShimCore {
         let lost = || Error::new(Code::AgentUnreachable, format!("processing unit {peer:x} is out of reach"));
         for token in self.pending.keys().copied().collect::<Vec<_>>() {
             match self.pending.get(&token) {
-                Some(Pending::Claim(claim)) if claim.awaits.contains(&peer) => {
+                Some(DelayedRequest::Claim(claim)) if claim.awaits.contains(&peer) => {
                     self.claim_answered(peer, token, None)
                 }
-                Some(Pending::Update { peer: of, .. }) if *of == peer => self.updated(token, Err(lost())),
-                Some(Pending::Change { by, tag, peer: of } | Pending::Connect { by, tag, peer: of, .. })
-                    if *of == peer =>
-                {
+                Some(DelayedRequest::Update { peer: of, .. }) if *of == peer => {
+                    self.updated(token, Err(lost()))
+                }
+                Some(
+                    DelayedRequest::Change { by, tag, peer: of }
+                    | DelayedRequest::Connect { by, tag, peer: of, .. },
+                ) if *of == peer => {
                     let call = (*by, *tag);
                     self.pending.remove(&token);
                     self.answer(call, Err(lost()));
@@ -155,7 +161,9 @@ impl ShimCore {
             .iter()
             .flat_map(|(pid, process)| {
                 process.descriptors.values().filter_map(|what| match what {
-                    super::Descriptor::Writer { object, connection, is_over: false } if is_theirs(object) => {
+                    super::FifoDescriptor::Writer { object, connection, is_over: false }
+                        if is_theirs(object) =>
+                    {
                         Some((*pid, *object, *connection))
                     }
                     _ => None,
@@ -225,14 +233,15 @@ impl ShimCore {
             code => Err(Error::new(Code::from_number(code), done.message.clone())),
         };
         match self.pending.get(&done.token) {
-            Some(Pending::Update { peer: of, .. }) if *of == peer => self.updated(done.token, outcome),
-            Some(Pending::Change { by, tag, peer: of }) if *of == peer => {
+            Some(DelayedRequest::Update { peer: of, .. }) if *of == peer => self.updated(done.token, outcome),
+            Some(DelayedRequest::Change { by, tag, peer: of }) if *of == peer => {
                 let call = (*by, *tag);
                 self.pending.remove(&done.token);
                 self.answer(call, outcome.map(|()| 0));
             }
-            Some(Pending::Connect { peer: of, .. }) if *of == peer => {
-                let Some(Pending::Connect { by, tag, object, to, .. }) = self.pending.remove(&done.token)
+            Some(DelayedRequest::Connect { peer: of, .. }) if *of == peer => {
+                let Some(DelayedRequest::Connect { by, tag, object, to, .. }) =
+                    self.pending.remove(&done.token)
                 else {
                     return;
                 };
@@ -252,7 +261,7 @@ impl ShimCore {
         }
         for told in &gone.names {
             self.check_name(peer, Some(told))?;
-            let (name, object) = (Name::of(told), GlobalId::from_bits(told.object));
+            let (name, object) = (TenantFifoName::of(told), GlobalId::from_bits(told.object));
             self.names.remove(&name, object);
             if let Some(neighbour) = self.peers.get_mut(&peer) {
                 neighbour.names.remove(&(name, object));

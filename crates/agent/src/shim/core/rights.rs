@@ -5,7 +5,8 @@ use sublet_proto::{Code, Error};
 use sublet_xpu::{FifoRights, GlobalId};
 
 use super::{
-    Fifo, MAX_HOLDERS, Peer, Pending, RightsChangeOrigin, ShimCore, Tag, denied, no_fifo, no_process,
+    DelayedRequest, FifoState, MAX_HOLDERS, Peer, RightsChangeOrigin, ShimCore, Tag, denied, no_fifo,
+    no_process,
 };
 
 /// Process, FIFO and rights of a change.
@@ -21,7 +22,7 @@ impl ShimCore {
     }
 
     /// A FIFO of this agent, for a process that names it: one of another tenant does not exist for it.
-    pub(super) fn fifo_for(&self, by: GlobalId, object: GlobalId) -> Result<&Fifo, Error> {
+    pub(super) fn fifo_for(&self, by: GlobalId, object: GlobalId) -> Result<&FifoState, Error> {
         let tenant = self.processes.get(&by).map(|process| &process.tenant);
         let fifo = self.fifos.get(&object).filter(|fifo| tenant.is_none_or(|tenant| *tenant == fifo.tenant));
         fifo.ok_or_else(|| no_fifo(&object.to_string()))
@@ -46,7 +47,7 @@ impl ShimCore {
         if !self.rights(by, object).contains(FifoRights::OWN) {
             return Err(denied(by, "own", object));
         }
-        let token = self.await_peers(Pending::Change { by, tag, peer })?;
+        let token = self.await_peers(DelayedRequest::Change { by, tag, peer })?;
         let (by, process, object) = (by.to_bits(), process.to_bits(), object.to_bits());
         self.tell(
             peer,
@@ -97,7 +98,8 @@ impl ShimCore {
             }
             Err(error) => return Err(error),
         };
-        let token = self.await_peers(Pending::Update { asked, peer, revoked, process, object, before })?;
+        let token =
+            self.await_peers(DelayedRequest::Update { asked, peer, revoked, process, object, before })?;
         self.set_rights(process, object, after);
         self.tell(peer, Body::Update(told_rights(token, process, object, &tenant, after)));
         Ok(None)
@@ -125,7 +127,7 @@ impl ShimCore {
 
     /// Handles the answer of a process's agent to a change of its rights.
     pub(super) fn updated(&mut self, token: u64, outcome: Result<(), Error>) {
-        let Some(Pending::Update { asked, revoked, process, object, before, .. }) =
+        let Some(DelayedRequest::Update { asked, revoked, process, object, before, .. }) =
             self.pending.remove(&token)
         else {
             return;
@@ -149,7 +151,7 @@ impl ShimCore {
     /// restore.
     fn undo_change(&mut self, token: u64, of: GlobalId, to: GlobalId, rights: FifoRights) {
         let later = self.pending.range_mut(token..).find_map(|(_, pending)| match pending {
-            Pending::Update { process, object, before, .. } if (*process, *object) == (of, to) => {
+            DelayedRequest::Update { process, object, before, .. } if (*process, *object) == (of, to) => {
                 Some(before)
             }
             _ => None,
@@ -232,7 +234,7 @@ pub(super) fn told_rights(
     v1::RightsUpdate { token, process, object, tenant: tenant.to_owned(), rights: rights.to_bits() }
 }
 
-impl Fifo {
+impl FifoState {
     pub(super) fn rights_of(&self, pid: GlobalId) -> FifoRights {
         self.rights.get(&pid).copied().unwrap_or_default()
     }

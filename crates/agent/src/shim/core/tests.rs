@@ -743,7 +743,7 @@ fn objects(computer: &Computer) -> Vec<GlobalId> {
 }
 
 /// Names that FIFOs have on their own agents.
-fn held(computer: &Computer) -> Vec<(Name, GlobalId)> {
+fn held(computer: &Computer) -> Vec<(TenantFifoName, GlobalId)> {
     let of = |core: &ShimCore| {
         let named = core.fifos.iter().filter_map(|(object, fifo)| Some((fifo.name.clone()?, *object)));
         named.filter(|(name, object)| core.held_here(name) == Some(*object)).collect::<Vec<_>>()

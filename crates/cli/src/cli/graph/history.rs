@@ -9,7 +9,7 @@ use sublet_proto::{Code, Error};
 
 use super::plot::{self, MemoryPoint};
 use super::write_svg;
-use crate::cli::Connection;
+use crate::cli::ConnectionArguments;
 use crate::cli::output::{CommandOutput, table};
 use crate::cli::parse::{show_bytes, show_ns};
 use crate::cli::time::show_moment;
@@ -29,7 +29,7 @@ pub(super) struct HistoryArguments {
     svg: Option<PathBuf>,
 
     #[command(flatten)]
-    connection: Connection,
+    connection: ConnectionArguments,
 }
 
 /// A run as the command shows it.
@@ -42,9 +42,9 @@ pub(super) struct RunSummary {
     /// Time of the end; none while the run continues or after its client is gone.
     ended_unix_ms: Option<u64>,
     /// Error of a failed run.
-    error: Option<Failure>,
+    error: Option<FailureView>,
     /// Packages of the components at the start of the run.
-    packages: Vec<Package>,
+    packages: Vec<RunPackageView>,
     pub(super) components: Vec<ComponentUse>,
     /// Time of the report behind `components`, for a run that continues.
     pub(super) reported_unix_ms: Option<u64>,
@@ -54,14 +54,14 @@ pub(super) struct RunSummary {
 }
 
 #[derive(Serialize)]
-struct Failure {
+struct FailureView {
     code: &'static str,
     message: String,
 }
 
 /// A package of a run's components.
 #[derive(Serialize)]
-struct Package {
+struct RunPackageView {
     /// Name of the package in the graph.
     package: String,
     /// Digest of the package that the run leases.
@@ -181,8 +181,8 @@ pub(super) fn is_run(name: &str) -> bool {
 /// Converts a manager's record for output.
 pub(super) fn shown(info: RunInfo) -> RunSummary {
     let error = (info.code != 0)
-        .then(|| Failure { code: Code::from_number(info.code).name(), message: info.message });
-    let package = |v1::PinnedPackage { package, pinned }| Package { package, pinned };
+        .then(|| FailureView { code: Code::from_number(info.code).name(), message: info.message });
+    let package = |v1::PinnedPackage { package, pinned }| RunPackageView { package, pinned };
     RunSummary {
         packages: info.packages.into_iter().map(package).collect(),
         run: info.run,
@@ -199,14 +199,14 @@ pub(super) fn shown(info: RunInfo) -> RunSummary {
 
 fn status(run: &RunSummary) -> String {
     match (&run.error, run.ended_unix_ms) {
-        (Some(Failure { code, message }), _) => format!("{code}: {message}"),
+        (Some(FailureView { code, message }), _) => format!("{code}: {message}"),
         (None, Some(_)) => "well".to_owned(),
         (None, None) => "running, or its client is gone: sublet graph resume".to_owned(),
     }
 }
 
-fn show_packages(packages: &[Package]) -> String {
-    let row = |package: &Package| [package.package.clone(), package.pinned.clone()];
+fn show_packages(packages: &[RunPackageView]) -> String {
+    let row = |package: &RunPackageView| [package.package.clone(), package.pinned.clone()];
     table(&["PACKAGE", "USED AS"], &packages.iter().map(row).collect::<Vec<_>>())
 }
 

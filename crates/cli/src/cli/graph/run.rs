@@ -14,7 +14,7 @@ use sublet_runtime::run::{Application, News, Outcome, RunOptions};
 
 use super::history::{ComponentUse, component_uses, show_uses};
 use super::{parse, read_document};
-use crate::cli::Connection;
+use crate::cli::ConnectionArguments;
 use crate::cli::files::{is_dash, read_up_to, write_output};
 use crate::cli::output::{CommandOutput, table};
 use crate::cli::parse::{duration, fabric, show_bytes, show_ns};
@@ -27,7 +27,7 @@ pub(super) struct Deploy {
     file: PathBuf,
 
     #[command(flatten)]
-    connection: Connection,
+    connection: ConnectionArguments,
 }
 
 /// Run a graph
@@ -91,7 +91,7 @@ pub(super) struct Conditions {
     fabric: Option<FabricChoice>,
 
     #[command(flatten)]
-    pub(super) connection: Connection,
+    pub(super) connection: ConnectionArguments,
 }
 
 #[derive(Clone, Copy, Debug)]
@@ -200,15 +200,15 @@ pub(super) fn deploy(arguments: &Deploy, output: &CommandOutput) -> Result<(), E
 
 /// Output of `list`.
 #[derive(Serialize)]
-struct Graphs {
+struct GraphsOutput {
     graphs: Vec<DeployedGraph>,
 }
 
 /// Lists deployed graphs.
-pub(super) fn list(connection: &Connection, output: &CommandOutput) -> Result<(), Error> {
+pub(super) fn list(connection: &ConnectionArguments, output: &CommandOutput) -> Result<(), Error> {
     let graphs: Vec<DeployedGraph> =
         connection.open()?.graphs()?.into_iter().map(DeployedGraph::from).collect();
-    output.show(&Graphs { graphs }, |Graphs { graphs }| {
+    output.show(&GraphsOutput { graphs }, |GraphsOutput { graphs }| {
         let row = |graph: &DeployedGraph| {
             let DeployedGraph { name, digest, components, size_bytes, deployed_unix_ms } = graph;
             [

@@ -10,7 +10,7 @@ use sublet_proto::text::printable_text;
 use sublet_runtime::manager::ManagerClient;
 
 use super::history::{ComponentUse, RunSummaries, RunSummary, is_run, shown};
-use crate::cli::Connection;
+use crate::cli::ConnectionArguments;
 use crate::cli::output::{CommandOutput, print, table};
 use crate::cli::parse::{duration, show_bytes, show_ns};
 use crate::cli::time::now_ms;
@@ -37,7 +37,7 @@ pub(super) struct Top {
     every: Duration,
 
     #[command(flatten)]
-    connection: Connection,
+    connection: ConnectionArguments,
 }
 
 /// Shows the runs, once or repeatedly.

@@ -15,7 +15,7 @@ use tokio::sync::Semaphore;
 use tokio::task::{JoinError, JoinSet};
 
 use super::run::{Conditions, outputs};
-use crate::cli::daemon::{ForWhom, Phase, Signals, blocking, notify, stop_in_order};
+use crate::cli::daemon::{DaemonPhase, ForWhom, Signals, blocking, notify, stop_in_order};
 use crate::cli::files::write_output;
 use crate::cli::output::CommandOutput;
 use crate::cli::parse::{duration, show_bytes, show_ns};
@@ -88,11 +88,11 @@ struct Runner {
     application: Application,
     folder: Option<PathBuf>,
     output: CommandOutput,
-    tally: Mutex<Tally>,
+    tally: Mutex<RunTally>,
 }
 
 #[derive(Default)]
-struct Tally {
+struct RunTally {
     ended: u64,
     failed: u64,
     last: Option<Error>,
@@ -124,7 +124,7 @@ async fn serve(arguments: &Trigger, runner: &Arc<Runner>) -> Result<(), Error> {
     let Trigger { kind, at_once, for_whom, .. } = arguments;
     let mut signals = Signals::listen_for(for_whom)?;
     let mut events = kind.open(&runner.application.graph().name).await?;
-    notify(Phase::Ready);
+    notify(DaemonPhase::Ready);
     let slots = Arc::new(Semaphore::new(*at_once as usize));
     let mut runs = JoinSet::new();
     let ended = loop {

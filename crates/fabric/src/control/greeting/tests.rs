@@ -134,7 +134,7 @@ fn half_a_greeting_is_none_however_it_goes_on() {
                     let _ = rest.next().map(|&byte| here.write_all(&[byte]));
                 }
             });
-            let peer = Peer { socket: &there, who: Who::Client };
+            let peer = GreetingPeer { socket: &there, who: GreetingParty::Client };
             let error =
                 peer.read(&mut [0; HELLO_BYTES], Instant::now() + Duration::from_millis(200)).unwrap_err();
             assert!(error.message.contains("sent no greeting in time"), "{error}");

@@ -79,23 +79,23 @@ struct Api {
 
 #[derive(Clone, Copy, Debug)]
 #[repr(C)]
-pub(super) struct Range {
+pub(super) struct FaultRange {
     pub(super) start: u64,
     pub(super) len_bytes: u64,
 }
 
 #[repr(C)]
 pub(super) struct Register {
-    pub(super) range: Range,
+    pub(super) range: FaultRange,
     pub(super) mode: u64,
     pub(super) ioctls: u64,
 }
 
 #[repr(transparent)]
-pub(super) struct Wake(pub(super) Range);
+pub(super) struct Wake(pub(super) FaultRange);
 
 #[repr(C)]
-pub(super) struct Copy {
+pub(super) struct FaultCopy {
     pub(super) into: u64,
     pub(super) from: u64,
     pub(super) len_bytes: u64,
@@ -114,13 +114,13 @@ pub(super) struct Move {
 
 #[repr(C)]
 pub(super) struct Protect {
-    pub(super) range: Range,
+    pub(super) range: FaultRange,
     pub(super) mode: u64,
 }
 
 #[repr(C)]
 pub(super) struct Poison {
-    pub(super) range: Range,
+    pub(super) range: FaultRange,
     pub(super) mode: u64,
     pub(super) updated: i64,
 }
@@ -138,8 +138,8 @@ pub(super) struct FaultMessage {
 }
 
 const _: () = {
-    assert!(size_of::<Api>() == 24 && size_of::<Range>() == 16 && size_of::<Register>() == 32);
-    assert!(size_of::<Copy>() == 40 && size_of::<Move>() == 40 && size_of::<Protect>() == 24);
+    assert!(size_of::<Api>() == 24 && size_of::<FaultRange>() == 16 && size_of::<Register>() == 32);
+    assert!(size_of::<FaultCopy>() == 40 && size_of::<Move>() == 40 && size_of::<Protect>() == 24);
     assert!(size_of::<Poison>() == 32 && size_of::<FaultMessage>() == 32);
 };
 
@@ -156,8 +156,8 @@ unsafe impl Ioctl for Wake {
     const NUMBER: u32 = 2 << 30 | (size_of::<Wake>() as u32) << 16 | 0xaa << 8 | 2;
 }
 // SAFETY: `struct uffdio_copy`.
-unsafe impl Ioctl for Copy {
-    const NUMBER: u32 = both_ways(3, size_of::<Copy>());
+unsafe impl Ioctl for FaultCopy {
+    const NUMBER: u32 = both_ways(3, size_of::<FaultCopy>());
 }
 // SAFETY: `struct uffdio_move`.
 unsafe impl Ioctl for Move {
@@ -235,8 +235,8 @@ pub(super) fn negotiate(file: &OwnedFd, features: Features) -> Result<Features, 
 ///
 /// # Safety
 /// No thread uses these ranges.
-pub(super) unsafe fn discard(own: &OwnedFd, ranges: &[Range]) -> bool {
-    const { assert!(size_of::<Range>() == size_of::<libc::iovec>()) };
+pub(super) unsafe fn discard(own: &OwnedFd, ranges: &[FaultRange]) -> bool {
+    const { assert!(size_of::<FaultRange>() == size_of::<libc::iovec>()) };
     // SAFETY: a range has the layout of an iovec: an address, and a length. By the caller's promise no thread uses
     // their bytes.
     let done = unsafe {

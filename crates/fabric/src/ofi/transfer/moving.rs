@@ -18,7 +18,7 @@ const WORTH_REGISTERING_BYTES: u64 = 1 << 20;
 
 /// How the provider accesses bytes of this process.
 #[derive(Clone, Copy)]
-enum Access {
+enum ProviderAccess {
     /// Directly, by the descriptor of a registration, or null.
     Direct(*mut c_void),
     /// Through a registration that is made for this transfer.
@@ -43,7 +43,7 @@ impl OfiEndpoint {
             self.attempt(None, |live| access(live, from, len_bytes, false).map(Some))?;
         match access {
             // SAFETY: the caller's duty; the next line waits for the group.
-            Access::Direct(descriptor) => unsafe {
+            ProviderAccess::Direct(descriptor) => unsafe {
                 self.move_pieces(generation, Post::Write, (from, len_bytes), descriptor, to, PUSHES)
             },
             // SAFETY: the caller's duty.
@@ -77,10 +77,10 @@ impl OfiEndpoint {
         // SAFETY: the caller's duty, and the waits below.
         unsafe {
             match access {
-                Access::Direct(descriptor) => {
+                ProviderAccess::Direct(descriptor) => {
                     self.move_pieces(generation, what, (local, len_bytes), descriptor, at, group)?;
                 }
-                Access::Registered(registration) => {
+                ProviderAccess::Registered(registration) => {
                     let descriptor = registration.descriptor;
                     self.move_pieces(generation, what, (local, len_bytes), descriptor, at, group)?;
                     self.finish(generation, group)?;
@@ -89,7 +89,9 @@ impl OfiEndpoint {
                         Ok(Some(()))
                     })?;
                 }
-                Access::Copied => self.move_copies(generation, what, (local, len_bytes), at, group)?,
+                ProviderAccess::Copied => {
+                    self.move_copies(generation, what, (local, len_bytes), at, group)?
+                }
             }
         }
         self.end_group(generation, group)
@@ -179,18 +181,18 @@ fn access(
     local: NonNull<u8>,
     len_bytes: u64,
     may_register: bool,
-) -> Result<Access, FabricError> {
+) -> Result<ProviderAccess, FabricError> {
     if live.link.facts.local_registration == 0 {
-        return Ok(Access::Direct(std::ptr::null_mut()));
+        return Ok(ProviderAccess::Direct(std::ptr::null_mut()));
     }
     if let Some(known) = live.regions.registration_of(local.as_ptr(), len_bytes) {
-        return Ok(Access::Direct(known.descriptor));
+        return Ok(ProviderAccess::Direct(known.descriptor));
     }
     if !may_register {
-        return Ok(Access::Copied);
+        return Ok(ProviderAccess::Copied);
     }
     // SAFETY: dismissed before the call for which it is made returns, or with the link, which an error has closed.
     let registered = unsafe { live.link.enroll(local, len_bytes, false) };
     // Memory that cannot be registered, such as read-only memory, can still be copied.
-    Ok(registered.map_or(Access::Copied, Access::Registered))
+    Ok(registered.map_or(ProviderAccess::Copied, ProviderAccess::Registered))
 }

@@ -248,7 +248,7 @@ fn one_manager_folds_at_a_time_and_bills_wait() {
     live(&mut books, &fixed_steps(), [0; 4]);
     let leases: Vec<String> =
         leases_of(&books.store).iter().map(|found| found.key[keys::LEASE.len()..].to_owned()).collect();
-    let begun = Step { number: 1, leases, begun_unix_ms: LATER_MS, before_unix_ms: LATER_MS };
+    let begun = FoldStep { number: 1, leases, begun_unix_ms: LATER_MS, before_unix_ms: LATER_MS };
     begun.write(&mut books.store, 0).unwrap();
     let just_after_ms = LATER_MS + ABANDONED_MS - 1;
     let refused = step(&mut books.store, None, LATER_MS, just_after_ms).unwrap_err();

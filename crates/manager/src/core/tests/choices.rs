@@ -25,10 +25,10 @@ fn priced() -> CoreFixture {
     house
 }
 
-fn granted(actions: Vec<Action>) -> Result<Vec<LeaseId>, Error> {
+fn granted(actions: Vec<CoreAction>) -> Result<Vec<LeaseId>, Error> {
     match actions.into_iter().next() {
-        Some(Action::Granted { leases, .. }) => Ok(leases),
-        Some(Action::Refused { error, .. }) => Err(error),
+        Some(CoreAction::Granted { leases, .. }) => Ok(leases),
+        Some(CoreAction::Refused { error, .. }) => Err(error),
         other => panic!("answered by {other:?}"),
     }
 }
@@ -191,7 +191,7 @@ fn who_waits_is_served_by_whatever_comes_first() {
         house.event(CoreEvent::Register(Box::new(joining)))
     };
     let leases = answers.into_iter().find_map(|action| match action {
-        Action::Granted { leases, .. } => Some(leases),
+        CoreAction::Granted { leases, .. } => Some(leases),
         _ => None,
     });
     let lease = house.core.lease(leases.unwrap()[0]).unwrap();

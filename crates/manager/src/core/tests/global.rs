@@ -42,11 +42,11 @@ impl CoreFixture {
     }
 
     /// Reports these racks as all that exist, each for the first time or anew.
-    fn stand(&mut self, racks: &[(&str, NodeGroup)]) -> Vec<Action> {
+    fn stand(&mut self, racks: &[(&str, NodeGroup)]) -> Vec<CoreAction> {
         self.stand_in_groups(racks.iter().map(|(name, group)| (*name, vec![group.clone()])).collect())
     }
 
-    fn stand_in_groups(&mut self, racks: Vec<(&str, Vec<NodeGroup>)>) -> Vec<Action> {
+    fn stand_in_groups(&mut self, racks: Vec<(&str, Vec<NodeGroup>)>) -> Vec<CoreAction> {
         self.sequence += 1;
         let said = (1, self.sequence);
         let standing = |(name, groups): (&str, Vec<NodeGroup>)| {
@@ -59,7 +59,13 @@ impl CoreFixture {
     }
 
     /// Repeats the request of this number; `refused` names the rack that has refused it, if any.
-    fn ask_again(&mut self, number: u128, tenant: &str, asked: &LeaseRequest, refused: &str) -> Vec<Action> {
+    fn ask_again(
+        &mut self,
+        number: u128,
+        tenant: &str,
+        asked: &LeaseRequest,
+        refused: &str,
+    ) -> Vec<CoreAction> {
         let build = PackageBuild { architecture: "x86_64".into(), ..PackageBuild::default() };
         let request = ClientRequest {
             id: RequestId(number),
@@ -82,24 +88,24 @@ impl CoreFixture {
         only(&actions).1
     }
 
-    fn again(&mut self, number: u128, asked: &LeaseRequest, refused: &str) -> Vec<Action> {
+    fn again(&mut self, number: u128, asked: &LeaseRequest, refused: &str) -> Vec<CoreAction> {
         self.ask_again(number, "t", asked, refused)
     }
 }
 
 /// Returns the only request that was handed on, and its rack's manager.
 #[track_caller]
-fn only(actions: &[Action]) -> (u128, String) {
+fn only(actions: &[CoreAction]) -> (u128, String) {
     match actions {
-        [Action::Handed { request, manager, .. }] => (request.0, manager.to_string()),
+        [CoreAction::Handed { request, manager, .. }] => (request.0, manager.to_string()),
         other => panic!("not handed to one rack: {other:?}"),
     }
 }
 
 #[track_caller]
-fn refused(actions: &[Action]) -> Error {
+fn refused(actions: &[CoreAction]) -> Error {
     match actions {
-        [Action::Refused { error, .. }] => error.clone(),
+        [CoreAction::Refused { error, .. }] => error.clone(),
         other => panic!("not refused: {other:?}"),
     }
 }
@@ -469,7 +475,7 @@ impl Story {
             asked.wait_ms = until_ms.saturating_sub(self.house.now_ms);
             let before = self.house.core.waiting();
             let actions = self.house.ask_again(number, &tenant, &asked, RACKS[rack]);
-            if let [Action::Handed { manager, .. }] = actions.as_slice() {
+            if let [CoreAction::Handed { manager, .. }] = actions.as_slice() {
                 let has_changed = changes != self.changes[rack];
                 assert!(has_changed || **manager != *RACKS[rack], "it was refused there as it stands");
             }
@@ -483,11 +489,11 @@ impl Story {
     }
 
     /// Notes actions. `asked` is a request that was answered at once.
-    fn note(&mut self, actions: Vec<Action>, asked: Option<u128>) {
+    fn note(&mut self, actions: Vec<CoreAction>, asked: Option<u128>) {
         for action in actions {
             let (number, manager) = match action {
-                Action::Handed { request, manager, .. } => (request.0, Some(manager)),
-                Action::Refused { request, .. } => (request.0, None),
+                CoreAction::Handed { request, manager, .. } => (request.0, Some(manager)),
+                CoreAction::Refused { request, .. } => (request.0, None),
                 other => panic!("{other:?}"),
             };
             let open = self.open.get(&number).expect("it was answered twice, or never asked");

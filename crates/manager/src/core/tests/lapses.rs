@@ -7,9 +7,9 @@ fn waits(cores: u32) -> LeaseRequest {
 }
 
 /// Returns the tenants of the grants among actions.
-fn granted(house: &CoreFixture, actions: &[Action]) -> Vec<String> {
+fn granted(house: &CoreFixture, actions: &[CoreAction]) -> Vec<String> {
     let tenants = actions.iter().filter_map(|action| match action {
-        Action::Granted { tenant, .. } => Some(house.core.tenant(*tenant).name.to_string()),
+        CoreAction::Granted { tenant, .. } => Some(house.core.tenant(*tenant).name.to_string()),
         _ => None,
     });
     tenants.collect()
@@ -53,7 +53,7 @@ fn tenant_that_lets_grants_lapse_waits_behind_others() {
     }
     let refused = house.request_of("greedy", &asked(1)).pop();
     assert!(
-        matches!(&refused, Some(Action::Refused { error, .. }) if error.message.contains("did not attach")),
+        matches!(&refused, Some(CoreAction::Refused { error, .. }) if error.message.contains("did not attach")),
         "{refused:?}"
     );
 }
@@ -67,7 +67,7 @@ fn tenant_is_held_back_longer_each_time_then_served() {
         house.request_of("greedy", &waits(1));
     }
     // Another tenant requests both cores, in vain.
-    assert!(matches!(&house.request_of("modest", &asked(2))[..], [Action::Refused { .. }]));
+    assert!(matches!(&house.request_of("modest", &asked(2))[..], [CoreAction::Refused { .. }]));
     assert_eq!(lapse(&mut house, vec![runs(kept, 1)]), [""; 0]);
     let mut pauses = Vec::new();
     for _ in 0..2 {
@@ -100,12 +100,12 @@ fn lapsed_grants_cost_nothing_where_nobody_else_waits() {
 fn no_provisional_leases_while_a_tenant_is_held_back() {
     let mut house = CoreFixture::with_node(2);
     house.request_of("greedy", &asked(2));
-    assert!(matches!(&house.request_of("modest", &asked(1))[..], [Action::Refused { .. }]));
+    assert!(matches!(&house.request_of("modest", &asked(1))[..], [CoreAction::Refused { .. }]));
     assert_eq!(lapse(&mut house, vec![]), [""; 0]);
     house.standing = TokenStatus::Provisional;
     let refused = house.request_of("unverified", &asked(1)).pop();
     assert!(
-        matches!(&refused, Some(Action::Refused { error, .. }) if error.code == Code::NoCapacity),
+        matches!(&refused, Some(CoreAction::Refused { error, .. }) if error.code == Code::NoCapacity),
         "{refused:?}"
     );
     house.standing = TokenStatus::Verified;

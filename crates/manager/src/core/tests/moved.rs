@@ -19,7 +19,7 @@ fn own(house: &mut CoreFixture) -> TenantUse {
     house.core.tenant(tenant).own
 }
 
-fn tell_found(house: &mut CoreFixture, found: &[NodeGeneration]) -> Vec<Action> {
+fn tell_found(house: &mut CoreFixture, found: &[NodeGeneration]) -> Vec<CoreAction> {
     let moved = found.iter().map(|found| (house.core.node_key(&found.node).unwrap(), found.generation));
     let events: Vec<CoreEvent> = moved.map(|(node, generation)| CoreEvent::Moved(node, generation)).collect();
     events.into_iter().flat_map(|event| house.event(event)).collect()
@@ -97,7 +97,7 @@ fn moved_lease_is_stored_before_it_is_forgotten() {
     assert_eq!((described.state(), described.usage), (LeaseState::Attached, Some(usage(7))));
     let renewal = Renewal { lease, timeout_ms: 1_000 };
     let refused = before.event(CoreEvent::Renew(renewal));
-    assert!(matches!(&refused[..], [Action::NotRenewed(_, error)] if error.code == Code::UnknownLease));
+    assert!(matches!(&refused[..], [CoreAction::NotRenewed(_, error)] if error.code == Code::UnknownLease));
     before.is_store_full = false;
     before.ticks(1);
     assert!(before.saved.contains(&lease) && before.saved.contains(&unsaved));
@@ -180,6 +180,6 @@ fn late_registration_does_not_affect_the_newer_one() {
         |leases| Joining { description: node("n", 2), instance: InstanceId(2), generation: 0, leases };
     for _ in 0..2 {
         let actions = house.event(CoreEvent::Register(Box::new(unnumbered(Vec::new()))));
-        assert!(matches!(&actions[..], [Action::Registered { .. }]), "{actions:?}");
+        assert!(matches!(&actions[..], [CoreAction::Registered { .. }]), "{actions:?}");
     }
 }

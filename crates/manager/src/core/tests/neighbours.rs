@@ -38,7 +38,7 @@ impl Street {
             leases: Vec::new(),
         };
         let answer = self.house.event(CoreEvent::Register(Box::new(joining))).pop();
-        let Some(Action::Registered { registration, neighbours: told, .. }) = answer else {
+        let Some(CoreAction::Registered { registration, neighbours: told, .. }) = answer else {
             panic!("{answer:?}")
         };
         self.agents.retain(|agent| agent.name != name);
@@ -62,7 +62,7 @@ impl Street {
                 neighbours: agent.told.version,
             };
             let answer = self.house.event(CoreEvent::Report(report)).remove(0);
-            if let Action::Reported(ReportAnswer { neighbours: Some(neighbours), .. }) = answer {
+            if let CoreAction::Reported(ReportAnswer { neighbours: Some(neighbours), .. }) = answer {
                 assert_ne!(neighbours.version, agent.told.version);
                 agent.told = neighbours;
                 told.push(agent.name);

@@ -44,7 +44,7 @@ impl CoreFixture {
     }
 
     /// Node "n" says that one of its leases is over.
-    fn gives_back(&mut self, lease: LeaseId) -> Vec<Action> {
+    fn gives_back(&mut self, lease: LeaseId) -> Vec<CoreAction> {
         let node = self.core.lease(lease).unwrap().node;
         let active = self.core.leases().filter(|other| other.node == node && other.is_active());
         let reports = active.map(|one| if one.id == lease { over(lease, 1) } else { runs(one.id, 1) });
@@ -187,7 +187,7 @@ fn node_without_a_named_pool_moves_between_virtual_pools() {
     let cores = house.grant(&beside("n", asked(3)))[0];
     assert_eq!(house.pool_of("n"), "memory");
     let granted = house.ticks(1);
-    assert!(matches!(&granted[..], [Action::Granted { .. }]), "{granted:?}");
+    assert!(matches!(&granted[..], [CoreAction::Granted { .. }]), "{granted:?}");
     house.report(vec![runs(cores, 1)]);
     house.core.nodes.assert_consistent();
     house.gives_back(cores);
@@ -206,7 +206,7 @@ fn refusal_after_a_wait_names_the_pool() {
         .ticks(2)
         .into_iter()
         .map(|action| match action {
-            Action::Refused { error, .. } if error.code == Code::NoCapacity => error.message,
+            CoreAction::Refused { error, .. } if error.code == Code::NoCapacity => error.message,
             other => panic!("{other:?}"),
         })
         .collect();
@@ -245,7 +245,7 @@ fn waiting_for_one_pool_bounds_overtakes_only_in_that_pool() {
     let whose: Vec<_> = granted
         .iter()
         .map(|action| match action {
-            Action::Granted { tenant, .. } => house.core.tenant(*tenant).name.to_string(),
+            CoreAction::Granted { tenant, .. } => house.core.tenant(*tenant).name.to_string(),
             other => panic!("{other:?}"),
         })
         .collect();
@@ -353,12 +353,12 @@ proptest! {
             };
             let among = expected(&house.core, &asked);
             match house.request_of("t", &asked).pop() {
-                Some(Action::Granted { leases, .. }) => {
+                Some(CoreAction::Granted { leases, .. }) => {
                     let node = house.core.lease(leases[0]).unwrap().node;
                     let name = house.core.node(node).unwrap().name.to_string();
                     prop_assert!(among.contains(&name), "{asked:?} went to {name}, not to one of {among:?}");
                 }
-                Some(Action::Refused { .. }) => prop_assert_eq!(among, Vec::<String>::new()),
+                Some(CoreAction::Refused { .. }) => prop_assert_eq!(among, Vec::<String>::new()),
                 other => panic!("{other:?}"),
             }
             house.core.nodes.assert_consistent();

@@ -70,7 +70,7 @@ fn a_segment_waits_for_memory_and_has_its_turn() {
     assert!(waiting.is_empty(), "{waiting:?}");
     house.report(vec![runs(first, 1)]);
     let (_, then) = house.report(vec![over(first, 1)]);
-    assert!(matches!(then.as_slice(), [Action::Granted { leases, .. }] if leases.len() == 1), "{then:?}");
+    assert!(matches!(then.as_slice(), [CoreAction::Granted { leases, .. }] if leases.len() == 1), "{then:?}");
 }
 
 #[test]
@@ -81,7 +81,7 @@ fn segment_without_a_node_waits_or_is_refused() {
     let (sequence, instance) = (house.generation + 1, InstanceId(1));
     let joining = Joining { description: node("n", 1), instance, generation: sequence, leases: Vec::new() };
     let actions = house.event(CoreEvent::Register(Box::new(joining)));
-    assert!(actions.iter().any(|action| matches!(action, Action::Granted { .. })), "{actions:?}");
+    assert!(actions.iter().any(|action| matches!(action, CoreAction::Granted { .. })), "{actions:?}");
 }
 
 #[test]

@@ -116,7 +116,7 @@ impl Story {
         self.check();
     }
 
-    fn register(&mut self, node: NodeDescription, instance: u8, listed: u8) -> Vec<Action> {
+    fn register(&mut self, node: NodeDescription, instance: u8, listed: u8) -> Vec<CoreAction> {
         let listed = self.lease(listed).filter(|&id| self.house.core.lease(id).is_some());
         let leases = listed.map(|id| self.house.running(id, runs(id, 1))).into_iter();
         let leases = leases.filter(|running| running.lease.node == node.name).collect();
@@ -127,7 +127,7 @@ impl Story {
     }
 
     /// Another manager has the node, by its next registration or by none that is later than this manager's.
-    fn moved(&mut self, name: u8, is_later: bool) -> Vec<Action> {
+    fn moved(&mut self, name: u8, is_later: bool) -> Vec<CoreAction> {
         let Some(node) = self.house.core.node_key(&format!("n{name}")) else { return Vec::new() };
         let before = self.house.core.node(node).unwrap().generation;
         self.house.generation += u64::from(is_later);
@@ -141,7 +141,7 @@ impl Story {
     }
 
     /// Reports all leases of the node except one.
-    fn report(&mut self, name: u8, lease: u8, ended: bool, executing_ns: u64) -> Vec<Action> {
+    fn report(&mut self, name: u8, lease: u8, ended: bool, executing_ns: u64) -> Vec<CoreAction> {
         let Some(node) = self.house.core.node_key(&format!("n{name}")) else { return Vec::new() };
         let one = self.lease(lease);
         let of_node = self.house.core.leases().filter(|lease| lease.node == node);
@@ -165,11 +165,11 @@ impl Story {
         }))
     }
 
-    fn note(&mut self, actions: Vec<Action>) {
+    fn note(&mut self, actions: Vec<CoreAction>) {
         for action in actions {
             let (request, leases) = match action {
-                Action::Granted { request, leases, .. } => (request, leases),
-                Action::Refused { request, .. } => (request, Vec::new()),
+                CoreAction::Granted { request, leases, .. } => (request, leases),
+                CoreAction::Refused { request, .. } => (request, Vec::new()),
                 _ => continue,
             };
             let pool = self.open.remove(&request.0).expect("it was answered twice, or never asked");

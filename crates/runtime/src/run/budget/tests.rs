@@ -9,20 +9,20 @@ const B: usize = 1;
 const C: usize = 2;
 const MEMORY: usize = 3;
 
-fn budget(cores: u32, bytes: u64) -> Budget {
-    Budget::new(RunLimits { cores: Some(cores), memory_bytes: Some(bytes) })
+fn budget(cores: u32, bytes: u64) -> BudgetState {
+    BudgetState::new(RunLimits { cores: Some(cores), memory_bytes: Some(bytes) })
 }
 
-fn workers(by: usize, cores: u64, bytes: u64) -> Want {
-    Want { by, what: What::Workers(BudgetAmount { cores, bytes }) }
+fn workers(by: usize, cores: u64, bytes: u64) -> BudgetRequest {
+    BudgetRequest { by, what: BudgetNeed::Workers(BudgetAmount { cores, bytes }) }
 }
 
-fn memory(by: usize, to_bytes: u64) -> Want {
-    Want { by, what: What::Memory { of: MEMORY, to_bytes } }
+fn memory(by: usize, to_bytes: u64) -> BudgetRequest {
+    BudgetRequest { by, what: BudgetNeed::Memory { of: MEMORY, to_bytes } }
 }
 
 /// Begins, and asks.
-fn begin(budget: &mut Budget, want: Want) -> (u64, Verdict) {
+fn begin(budget: &mut BudgetState, want: BudgetRequest) -> (u64, Verdict) {
     budget.begun.insert(want.by);
     let number = budget.want(want);
     (number, budget.judge(number))
@@ -103,7 +103,7 @@ fn who_exchanges_messages_with_somebody_who_waits_gives_nothing_back() {
 
 #[test]
 fn without_limits_all_fit() {
-    let mut budget = Budget::new(RunLimits::default());
+    let mut budget = BudgetState::new(RunLimits::default());
     for by in [A, B, C] {
         assert!(matches!(begin(&mut budget, workers(by, u64::MAX, u64::MAX)).1, Verdict::Granted(_)));
     }
@@ -195,9 +195,9 @@ proptest! {
     ) {
         let mut budget = budget(limit as u32, limit * 10);
         for (component, amount, is_memory) in steps {
-            let what = What::Memory { of: 100 + component, to_bytes: amount * 10 };
+            let what = BudgetNeed::Memory { of: 100 + component, to_bytes: amount * 10 };
             let want = match is_memory {
-                true => Want { by: component, what },
+                true => BudgetRequest { by: component, what },
                 false => workers(component, amount, amount),
             };
             if budget.begun.contains(&component) && amount == 0 {

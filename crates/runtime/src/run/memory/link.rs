@@ -45,7 +45,7 @@ fn opened(file: BorrowedFd<'_>, rights: MemoryRights) -> Result<OwnedFd, Error> 
 
 /// The connection by which a worker process requests memory. It is closed when this is dropped.
 pub(in crate::run) struct Link {
-    way: Option<Arc<Way>>,
+    way: Option<Arc<RequestPath>>,
     channels: Channels,
     lease: Arc<ClientLease>,
     /// Number of the worker processes that had ended before the one that has received the run.
@@ -68,7 +68,7 @@ impl Link {
         }
         let node = lease.description().node;
         let own = lease.first_worker..lease.first_worker + lease.workers();
-        let answering = |way: &Arc<Way>| WorkerResponder {
+        let answering = |way: &Arc<RequestPath>| WorkerResponder {
             way: way.clone(),
             channels: channels.clone(),
             own,
@@ -76,19 +76,19 @@ impl Link {
             node,
             sent: RefCell::default(),
         };
-        let first = channels.iter().map(Answer::channel);
+        let first = channels.iter().map(ProcessAnswer::channel);
         let (way, exits) = if lease.is_remote() {
             let first = first.map(|answer| Ok(answer?.bytes)).collect::<Result<_, Error>>()?;
             let (number, questions) = lease.hear_questions();
             let questions = Mutex::new(questions);
-            let way = Arc::new(Way::Relayed { lease: lease.clone(), run: number, questions });
+            let way = Arc::new(RequestPath::Relayed { lease: lease.clone(), run: number, questions });
             answering(&way).start()?;
             let exits = lease.tell_run(v1::Run { number, ..run }, RunMemoryAccess::Relayed(first));
             (way, exits)
         } else {
             let (here, there) = PacketSocket::pair()?;
             here.set_send_timeout(SEND_TIMEOUT)?;
-            let way = Arc::new(Way::Here(here));
+            let way = Arc::new(RequestPath::Here(here));
             first.into_iter().try_for_each(|answer| way.send(answer?))?;
             answering(&way).start()?;
             let exits = lease.tell_run(run, RunMemoryAccess::Here(there.as_fd()));
@@ -121,7 +121,7 @@ impl Drop for Link {
 }
 
 /// Path of requests and answers.
-enum Way {
+enum RequestPath {
     /// The process has the other end.
     Here(PacketSocket),
     /// The process's agent relays them.
@@ -129,47 +129,47 @@ enum Way {
 }
 
 /// Answer to a process, with a file if the process is on this machine.
-struct Answer {
+struct ProcessAnswer {
     bytes: Vec<u8>,
     file: Option<OwnedFd>,
 }
 
-impl Answer {
-    fn new(body: memory_answer::Body, file: Option<OwnedFd>) -> Answer {
-        Answer { bytes: v1::MemoryAnswer { body: Some(body) }.encode_to_vec(), file }
+impl ProcessAnswer {
+    fn new(body: memory_answer::Body, file: Option<OwnedFd>) -> ProcessAnswer {
+        ProcessAnswer { bytes: v1::MemoryAnswer { body: Some(body) }.encode_to_vec(), file }
     }
 
-    fn channel(access: &ComponentAccess) -> Result<Answer, Error> {
+    fn channel(access: &ComponentAccess) -> Result<ProcessAnswer, Error> {
         let state = opened(access.memory.state.fd(), access.rights)?;
         let (mailbox, is_swap) = (access.mailbox.clone(), access.swaps_from.is_some());
         let channel = v1::Channel { mailbox, is_swap, ..access.memory.channel(access.rights) };
-        Ok(Answer::new(memory_answer::Body::Channel(channel), Some(state)))
+        Ok(ProcessAnswer::new(memory_answer::Body::Channel(channel), Some(state)))
     }
 }
 
-impl Way {
+impl RequestPath {
     /// The next question; `None` once either end has closed the connection.
     fn hear(&self) -> Option<Vec<u8>> {
         match self {
-            Way::Here(socket) => socket.receive(None).ok().flatten().map(|packet| packet.bytes),
-            Way::Relayed { questions, .. } => lock(questions).recv().ok(),
+            RequestPath::Here(socket) => socket.receive(None).ok().flatten().map(|packet| packet.bytes),
+            RequestPath::Relayed { questions, .. } => lock(questions).recv().ok(),
         }
     }
 
-    fn send(&self, answer: Answer) -> Result<(), Error> {
+    fn send(&self, answer: ProcessAnswer) -> Result<(), Error> {
         match self {
-            Way::Here(socket) => {
+            RequestPath::Here(socket) => {
                 let files: Vec<_> = answer.file.iter().map(AsFd::as_fd).collect();
                 Ok(socket.send(&answer.bytes, &files)?)
             }
-            Way::Relayed { lease, run, .. } => lease.answer_memory(*run, answer.bytes),
+            RequestPath::Relayed { lease, run, .. } => lease.answer_memory(*run, answer.bytes),
         }
     }
 
     fn cut(&self) {
         match self {
-            Way::Here(socket) => socket.shutdown(),
-            Way::Relayed { lease, run, .. } => lease.hear_no_questions(*run),
+            RequestPath::Here(socket) => socket.shutdown(),
+            RequestPath::Relayed { lease, run, .. } => lease.hear_no_questions(*run),
         }
     }
 
@@ -186,15 +186,15 @@ impl Way {
     }
 
     /// A segment of another machine, as the process or its agent gets it.
-    fn reached(&self, told: v1::Piece, ticket: v1::SegmentTicket) -> Result<Answer, Error> {
+    fn reached(&self, told: v1::Piece, ticket: v1::SegmentTicket) -> Result<ProcessAnswer, Error> {
         let (told, file) = match self {
-            Way::Relayed { .. } => (v1::Piece { ticket: Some(ticket), ..told }, None),
-            Way::Here(_) => {
+            RequestPath::Relayed { .. } => (v1::Piece { ticket: Some(ticket), ..told }, None),
+            RequestPath::Here(_) => {
                 let (connected, socket) = invited::connected(&told.segment, &ticket)?;
                 (v1::Piece { connected: Some(connected), ..told }, socket.map(OwnedFd::from))
             }
         };
-        Ok(Answer::new(memory_answer::Body::Piece(told), file))
+        Ok(ProcessAnswer::new(memory_answer::Body::Piece(told), file))
     }
 }
 
@@ -220,7 +220,7 @@ impl SentPieces {
 
 /// The thread that answers one worker process.
 struct WorkerResponder {
-    way: Arc<Way>,
+    way: Arc<RequestPath>,
     channels: Channels,
     /// The component's instances that the process executes, and the number of all instances.
     own: Range<u32>,
@@ -248,7 +248,7 @@ impl WorkerResponder {
                     memory_answer::Body::Failure(v1::Failure { code: code.number(), message })
                 }
             };
-            if self.way.send(Answer::new(end, None)).is_err() {
+            if self.way.send(ProcessAnswer::new(end, None)).is_err() {
                 break;
             }
         }
@@ -306,12 +306,12 @@ impl WorkerResponder {
         (channel, component): (u32, &MemoryComponent),
         piece: &MemoryPiece,
         rights: MemoryRights,
-    ) -> Result<Answer, Error> {
+    ) -> Result<ProcessAnswer, Error> {
         let (segment, node) = (piece.segment.clone(), piece.node.clone());
         let MemoryPiece { offset, len_bytes, .. } = *piece;
         let told = v1::Piece { offset, len_bytes, segment, node, ..v1::Piece::default() };
-        if let (Way::Here(_), Some(file)) = (&*self.way, piece.file()) {
-            return Ok(Answer::new(memory_answer::Body::Piece(told), Some(opened(file, rights)?)));
+        if let (RequestPath::Here(_), Some(file)) = (&*self.way, piece.file()) {
+            return Ok(ProcessAnswer::new(memory_answer::Body::Piece(told), Some(opened(file, rights)?)));
         }
         // A process on the segment's own node gets the memory.
         let is_far = piece.node != self.node;
@@ -353,6 +353,6 @@ impl WorkerResponder {
         }
         // A process on another machine learns of the end of its mapped memory from its agent, and gets no message about
         // a part of it.
-        component.shorten(len_bytes, matches!(*self.way, Way::Here(_)))
+        component.shorten(len_bytes, matches!(*self.way, RequestPath::Here(_)))
     }
 }

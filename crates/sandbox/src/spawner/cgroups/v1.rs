@@ -30,7 +30,7 @@ struct Hierarchy {
 }
 
 #[derive(Debug)]
-pub(in crate::spawner) struct Group {
+pub(in crate::spawner) struct GroupV1 {
     folders: Vec<(Vec<&'static str>, PathBuf)>,
 }
 
@@ -64,8 +64,8 @@ impl V1 {
         self.hierarchies.iter().flat_map(|hierarchy| hierarchy.controllers.iter().copied()).collect()
     }
 
-    pub(super) fn make(&self, name: &str) -> io::Result<Group> {
-        let mut group = Group { folders: Vec::new() };
+    pub(super) fn make(&self, name: &str) -> io::Result<GroupV1> {
+        let mut group = GroupV1 { folders: Vec::new() };
         for Hierarchy { controllers, claim } in &self.hierarchies {
             let folder = claim.folder.join(name);
             fs::create_dir(&folder)?;
@@ -89,7 +89,7 @@ impl Hierarchy {
     }
 }
 
-impl Group {
+impl GroupV1 {
     pub(super) fn limit(&self, limits: &SandboxLimits) -> io::Result<()> {
         let has_cpuset = self.folder(CPUSET).is_some();
         for (controllers, folder) in &self.folders {
@@ -113,7 +113,7 @@ impl Group {
     }
 }
 
-impl Drop for Group {
+impl Drop for GroupV1 {
     fn drop(&mut self) {
         self.folders.iter().for_each(|(_, folder)| drop(fs::remove_dir(folder)));
     }

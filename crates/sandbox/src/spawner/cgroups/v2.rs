@@ -26,7 +26,7 @@ pub(super) struct V2 {
 }
 
 #[derive(Debug)]
-pub(in crate::spawner) struct Group {
+pub(in crate::spawner) struct GroupV2 {
     path: PathBuf,
     folder: File,
     controllers: Vec<&'static str>,
@@ -61,11 +61,11 @@ impl V2 {
         self.controllers.clone()
     }
 
-    pub(super) fn make(&self, name: &str) -> io::Result<Group> {
+    pub(super) fn make(&self, name: &str) -> io::Result<GroupV2> {
         let path = self.claim.folder.join(name);
         fs::create_dir(&path)?;
         let folder = File::open(&path)?;
-        Ok(Group { path, folder, controllers: self.controllers.clone() })
+        Ok(GroupV2 { path, folder, controllers: self.controllers.clone() })
     }
 }
 
@@ -86,7 +86,7 @@ fn make_room(own: &Path) {
     }
 }
 
-impl Group {
+impl GroupV2 {
     pub(super) fn folder(&self) -> BorrowedFd<'_> {
         self.folder.as_fd()
     }
@@ -129,7 +129,7 @@ impl Group {
     }
 }
 
-impl Drop for Group {
+impl Drop for GroupV2 {
     fn drop(&mut self) {
         let _ = fs::remove_dir(&self.path);
     }

@@ -54,18 +54,18 @@ struct Of {
 pub(super) struct TriggerEvent {
     /// Name that is unique among the events.
     pub(super) name: String,
-    pub(super) what: What,
+    pub(super) what: EventInput,
 }
 
 /// Input of an event's run, and the destination of the output.
-pub(super) enum What {
+pub(super) enum EventInput {
     Bytes(Vec<u8>),
     File(files::PendingFile),
     Asked(Vec<u8>, async_nats::Client, async_nats::Subject),
 }
 
 /// Stream of events.
-pub(super) enum Events {
+pub(super) enum EventStream {
     /// Events from a thread that waits for them.
     Thread(Receiver<Result<TriggerEvent, Error>>),
     Clock(Interval, u64),
@@ -74,10 +74,10 @@ pub(super) enum Events {
 
 impl TriggerKind {
     /// Opens the source of events for the graph of this name.
-    pub(super) async fn open(&self, graph: &str) -> Result<Events, Error> {
+    pub(super) async fn open(&self, graph: &str) -> Result<EventStream, Error> {
         let Of { files, every, nats, .. } = &self.of;
         if let Some(folder) = files {
-            return files::watch(folder).map(Events::Thread);
+            return files::watch(folder).map(EventStream::Thread);
         }
         if let Some(every) = every {
             if every.is_zero() {
@@ -88,10 +88,10 @@ impl TriggerKind {
             }
             let mut clock = interval(*every);
             clock.set_missed_tick_behavior(MissedTickBehavior::Skip);
-            return Ok(Events::Clock(clock, 0));
+            return Ok(EventStream::Clock(clock, 0));
         }
         match nats {
-            None => lines().map(Events::Thread),
+            None => lines().map(EventStream::Thread),
             Some(subject) => {
                 let client = connect_nats(&self.nats_url, self.nats_ca.as_deref(), "sublet-trigger").await?;
                 let group = format!("sublet-{graph}");
@@ -102,23 +102,23 @@ impl TriggerKind {
                 })?;
                 // After the flush, the server delivers every later message.
                 client.flush().await.map_err(|error| unreachable(&error))?;
-                Ok(Events::Messages(client, messages, 0))
+                Ok(EventStream::Messages(client, messages, 0))
             }
         }
     }
 }
 
-impl Events {
+impl EventStream {
     /// Waits for the next event; `None` after the last one.
     pub(super) async fn next(&mut self) -> Result<Option<TriggerEvent>, Error> {
         match self {
-            Events::Thread(events) => events.recv().await.transpose(),
-            Events::Clock(clock, count) => {
+            EventStream::Thread(events) => events.recv().await.transpose(),
+            EventStream::Clock(clock, count) => {
                 clock.tick().await;
                 *count += 1;
-                Ok(Some(TriggerEvent::numbered(*count, What::Bytes(Vec::new()))))
+                Ok(Some(TriggerEvent::numbered(*count, EventInput::Bytes(Vec::new()))))
             }
-            Events::Messages(client, messages, count) => {
+            EventStream::Messages(client, messages, count) => {
                 let Some(message) = messages.next().await else {
                     return Err(Error::new(Code::System, "the NATS servers ended the subscription"));
                 };
@@ -127,8 +127,8 @@ impl Events {
                 Ok(Some(TriggerEvent::numbered(
                     *count,
                     match message.reply {
-                        None => What::Bytes(bytes),
-                        Some(to) => What::Asked(bytes, client.clone(), to),
+                        None => EventInput::Bytes(bytes),
+                        Some(to) => EventInput::Asked(bytes, client.clone(), to),
                     },
                 )))
             }
@@ -137,24 +137,24 @@ impl Events {
 }
 
 impl TriggerEvent {
-    fn numbered(number: u64, what: What) -> TriggerEvent {
+    fn numbered(number: u64, what: EventInput) -> TriggerEvent {
         TriggerEvent { name: number.to_string(), what }
     }
 
     /// Reads the run's input: one byte more than the limit, if it is larger than that.
     pub(super) fn input(&self) -> Result<Vec<u8>, Error> {
         match &self.what {
-            What::Bytes(bytes) | What::Asked(bytes, ..) => Ok(bytes.clone()),
-            What::File(taken) => taken.read(MAX_OUTPUT_BYTES as u64 + 1),
+            EventInput::Bytes(bytes) | EventInput::Asked(bytes, ..) => Ok(bytes.clone()),
+            EventInput::File(taken) => taken.read(MAX_OUTPUT_BYTES as u64 + 1),
         }
     }
 
     /// Finishes the event after its run. Returns false if the event has changed meanwhile and needs another run.
     pub(super) async fn finish(&self, ran: Result<Vec<u8>, Error>) -> Result<bool, Error> {
         match &self.what {
-            What::Bytes(_) => Ok(true),
-            What::File(taken) => taken.put_away(ran.is_ok()),
-            What::Asked(_, client, to) => {
+            EventInput::Bytes(_) => Ok(true),
+            EventInput::File(taken) => taken.put_away(ran.is_ok()),
+            EventInput::Asked(_, client, to) => {
                 reply(client, to.clone(), ran).await.map_err(|error| unreachable(&error))?;
                 Ok(true)
             }
@@ -192,7 +192,7 @@ fn lines() -> Result<Receiver<Result<TriggerEvent, Error>>, Error> {
         for number in 1.. {
             let event = match line(&mut input) {
                 Ok(None) => break,
-                Ok(Some(bytes)) => Ok(TriggerEvent::numbered(number, What::Bytes(bytes))),
+                Ok(Some(bytes)) => Ok(TriggerEvent::numbered(number, EventInput::Bytes(bytes))),
                 Err(error) => Err(Error::new(Code::System, format!("reading standard input: {error}"))),
             };
             let is_last = event.is_err();
