@@ -3,7 +3,9 @@
 #![no_main]
 
 use libfuzzer_sys::fuzz_target;
-use sublet_fabric::greeting::{ANSWER_BYTES, GreetingAnswer, Counters, Greeting, HELLO_BYTES, ConnectionPurpose};
+use sublet_fabric::greeting::{
+    ANSWER_BYTES, ConnectionPurpose, Counters, Greeting, GreetingAnswer, HELLO_BYTES,
+};
 use sublet_fabric::remote::FrameSplitter;
 use sublet_proto::MAX_PACKET_BYTES;
 

@@ -9,7 +9,7 @@ use sublet_fabric::exposed::{ExposedMemory, OWN};
 use sublet_fabric::region::Region;
 use sublet_fabric::sim::{InjectedFaults, Sim};
 use sublet_fabric::tcp::frame::{Frame, HEADER_BYTES};
-use sublet_fabric::tcp::{TcpEndpoint, ByteStream};
+use sublet_fabric::tcp::{ByteStream, TcpEndpoint};
 use sublet_fabric::window::Window;
 
 const OWN_BYTES: u64 = 64 << 10;
@@ -25,7 +25,8 @@ fuzz_target!(|input: (u64, u8, Vec<Input<'_>>)| {
     let (seed, withdrawn_at, frames) = input;
     let (exposed, hidden) = memory();
     let end = TcpEndpoint::new(exposed.clone(), None);
-    let (_, ours, peer) = Sim::pair(InjectedFaults { window_bytes: 1 << 20, ..InjectedFaults::of_seed(seed) });
+    let (_, ours, peer) =
+        Sim::pair(InjectedFaults { window_bytes: 1 << 20, ..InjectedFaults::of_seed(seed) });
     end.connect(ByteStream::sim(ours)).expect("an eventfd is to be had");
     let key = exposed.expose(OWN).expect("it is there").key;
     for (index, (known, mut header, payload)) in frames.into_iter().enumerate() {

@@ -3,7 +3,7 @@
 #![no_main]
 
 use libfuzzer_sys::fuzz_target;
-use sublet_runtime::wire::{Immediate, InboxLayout, CallOutcome, WireRequest};
+use sublet_runtime::wire::{CallOutcome, Immediate, InboxLayout, WireRequest};
 
 const LINE_BYTES: u64 = 64;
 
