@@ -3,8 +3,10 @@
 #![no_main]
 
 use libfuzzer_sys::fuzz_target;
-use sublet_fabric::greeting::{ANSWER_BYTES, Answer, Counters, Greeting, HELLO_BYTES, Kind};
-use sublet_fabric::remote::Frames;
+use sublet_fabric::greeting::{
+    ANSWER_BYTES, ConnectionPurpose, Counters, Greeting, GreetingAnswer, HELLO_BYTES,
+};
+use sublet_fabric::remote::FrameSplitter;
 use sublet_proto::MAX_PACKET_BYTES;
 
 /// The beginning that is checked first: a random input hardly begins with it.
@@ -31,17 +33,17 @@ fn padded<const N: usize>(begin: bool, bytes: &[u8]) -> [u8; N] {
 fn greeting(bytes: &[u8; HELLO_BYTES]) {
     if let Ok(greeting) = Greeting::decode(bytes) {
         assert!(!greeting.is_by(&[7; 32]), "no key has signed it");
-        if greeting.kind == Kind::Control {
+        if greeting.kind == ConnectionPurpose::Control {
             assert!(bytes[16..].iter().all(|&byte| byte == 0));
         }
     }
 }
 
 fn answer(bytes: &[u8; ANSWER_BYTES]) {
-    if let Ok(answer) = Answer::decode(bytes) {
+    if let Ok(answer) = GreetingAnswer::decode(bytes) {
         // Decoding may cut or replace text: decoding its result again changes nothing more.
-        let again = Answer::decode(&answer.encode()).expect("what was encoded can be decoded");
-        let once_more = Answer::decode(&again.encode()).expect("what was encoded can be decoded");
+        let again = GreetingAnswer::decode(&answer.encode()).expect("what was encoded can be decoded");
+        let once_more = GreetingAnswer::decode(&again.encode()).expect("what was encoded can be decoded");
         assert_eq!(again, once_more);
         assert_eq!(again.refusal.map(|error| error.code), answer.refusal.map(|error| error.code));
     }
@@ -50,7 +52,7 @@ fn answer(bytes: &[u8; ANSWER_BYTES]) {
 /// The first byte says how the rest is cut.
 fn frames(bytes: &[u8]) {
     let Some((&piece, stream)) = bytes.split_first() else { return };
-    let (mut frames, mut total) = (Frames::default(), 0);
+    let (mut frames, mut total) = (FrameSplitter::default(), 0);
     for part in stream.chunks(usize::from(piece) + 1) {
         frames.push(part);
         loop {

@@ -7,11 +7,11 @@ use std::os::fd::AsFd;
 use std::path::Path;
 
 use libfuzzer_sys::fuzz_target;
-use sublet_image::manifest::{Config, Document, choose};
-use sublet_image::{Digest, Limits, Reference, layer};
+use sublet_image::manifest::{Config, ImageDocument, choose};
+use sublet_image::{Digest, ImageLimits, Reference, layer};
 
 /// Limits of an image, so low that a thousand inputs in a second do not fill a disk.
-const LIMITS: Limits = Limits { unpacked_bytes: 1 << 20, files: 64 };
+const LIMITS: ImageLimits = ImageLimits { unpacked_bytes: 1 << 20, files: 64 };
 
 fuzz_target!(|input: (u8, &[u8])| {
     let (kind, bytes) = input;
@@ -24,7 +24,7 @@ fuzz_target!(|input: (u8, &[u8])| {
 });
 
 fn document(bytes: &[u8]) {
-    if let Ok(Document::Index(entries)) = Document::read(bytes) {
+    if let Ok(ImageDocument::Index(entries)) = ImageDocument::read(bytes) {
         // Whatever it chooses is one of them, and what it says of the others can be shown.
         match choose(&entries) {
             Ok(chosen) => assert!(entries.contains(chosen)),

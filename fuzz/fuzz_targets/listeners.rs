@@ -15,11 +15,11 @@ use libfuzzer_sys::fuzz_target;
 use rustls::pki_types::pem::PemObject;
 use rustls::pki_types::{CertificateDer, ServerName};
 use rustls::{ClientConfig, ClientConnection, RootCertStore, StreamOwned};
-use sublet_agent::{Agent, Clients, Network, Warm};
-use sublet_fabric::greeting::{self, Kind};
+use sublet_agent::{Agent, ClientUsers, NetworkOptions, WarmInterpreters};
+use sublet_fabric::greeting::{self, ConnectionPurpose};
 use sublet_fabric::packet::PacketSocket;
 use sublet_fabric::remote::RemoteSocket;
-use sublet_manager::{Manager, Options, Tls};
+use sublet_manager::{Manager, ManagerOptions, Tls};
 use sublet_runtime::access::Access;
 use tokio::runtime::{Builder, Runtime};
 
@@ -30,7 +30,7 @@ const PATIENCE: Duration = Duration::from_secs(5);
 /// Most bytes that are sent at once.
 const MOST_AT_ONCE: usize = 4096;
 
-static HOUSE: LazyLock<House> = LazyLock::new(House::start);
+static HOUSE: LazyLock<ListenersFixture> = LazyLock::new(ListenersFixture::start);
 
 fuzz_target!(|input: (u8, u8, &[u8])| {
     let (door, cut, bytes) = input;
@@ -48,7 +48,7 @@ fuzz_target!(|input: (u8, u8, &[u8])| {
 });
 
 /// A manager and an agent, with a folder of their own, for as long as this process runs.
-struct House {
+struct ListenersFixture {
     _runtime: Runtime,
     _manager: Manager,
     _agent: Agent,
@@ -60,8 +60,8 @@ struct House {
     tls: Arc<ClientConfig>,
 }
 
-impl House {
-    fn start() -> House {
+impl ListenersFixture {
+    fn start() -> ListenersFixture {
         // A Rust program ignores SIGPIPE from its start; the `main` of this one is libFuzzer's.
         // SAFETY: no handler runs, and no other thread does yet.
         unsafe { libc::signal(libc::SIGPIPE, libc::SIG_IGN) };
@@ -69,10 +69,10 @@ impl House {
         std::fs::create_dir_all(&folder).expect("there is space for temporary files");
         let runtime = Builder::new_multi_thread().worker_threads(2).enable_all().build().expect("a runtime");
         let any = "127.0.0.1:0".parse().expect("an address");
-        let options = Options {
+        let options = ManagerOptions {
             listen: vec![any],
             tls: Tls::Generated { names: vec!["127.0.0.1".into()] },
-            ..Options::in_folder(folder.join("manager"))
+            ..ManagerOptions::in_folder(folder.join("manager"))
         };
         let manager = runtime.block_on(Manager::start(options)).expect("the manager starts");
         let manager_socket = manager.socket().to_owned();
@@ -88,7 +88,7 @@ impl House {
             nodes.expect("nodes are listed").into_inner().nodes.remove(0)
         });
         let network = node.description.and_then(|node| node.network).expect("the node is on a network");
-        House {
+        ListenersFixture {
             tls: Arc::new(trusting(&folder.join("manager/tls/ca.pem"))),
             certificate: network.certificate,
             agent_socket: folder.join("agent.sock"),
@@ -112,7 +112,7 @@ impl House {
     /// Sends messages within an agent's TLS.
     fn within_agents_tls(&self, parts: &[&[u8]]) {
         let Some(socket) = dial(self.agent_port) else { return };
-        if greeting::greet(&socket, &Kind::Control, None).is_err() {
+        if greeting::greet(&socket, &ConnectionPurpose::Control, None).is_err() {
             return;
         }
         let Ok(agent) = RemoteSocket::connect(socket, &self.certificate) else { return };
@@ -128,7 +128,7 @@ impl House {
         unix.write_all(b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n\0\0\0\x04\0\0\0\0\0").expect("the manager reads");
         unix.read_exact(&mut [0; 9]).expect("the manager answers");
         let agent = dial(self.agent_port).expect("the agent listens");
-        greeting::greet(&agent, &Kind::Control, None).expect("the agent greets");
+        greeting::greet(&agent, &ConnectionPurpose::Control, None).expect("the agent greets");
     }
 }
 
@@ -137,7 +137,7 @@ fn start_agent(folder: &Path, manager: &Path) -> Agent {
     let programs =
         PathBuf::from(std::env::var_os("SUBLET_PROGRAMS").expect("SUBLET_PROGRAMS names their folder"));
     let access = Access::parse(&format!("unix:{}", manager.display())).expect("an address");
-    let options = sublet_agent::Options {
+    let options = sublet_agent::AgentOptions {
         state: folder.join("agent"),
         socket: folder.join("agent.sock"),
         access,
@@ -149,7 +149,7 @@ fn start_agent(folder: &Path, manager: &Path) -> Agent {
         spawner: programs.join("sublet-spawner"),
         lend_network: false,
         container_runtime: None,
-        warm: Warm::default(),
+        warm: WarmInterpreters::default(),
         cache_bytes: None,
         registries: Vec::new(),
         pu: "cpu".into(),
@@ -158,9 +158,9 @@ fn start_agent(folder: &Path, manager: &Path) -> Agent {
         idle_timeout: None,
         pool: None,
         rack: String::new(),
-        clients: Clients::OwnUser,
+        clients: ClientUsers::OwnUser,
         connections: Default::default(),
-        network: Some(Network::at("127.0.0.1:0".parse().expect("an address"))),
+        network: Some(NetworkOptions::at("127.0.0.1:0".parse().expect("an address"))),
     };
     Agent::start(options).expect("the agent starts")
 }

@@ -4,7 +4,7 @@
 use std::ptr::NonNull;
 
 use libfuzzer_sys::fuzz_target;
-use sublet_runtime::frames::{At, Piece, Shared, Source, len_bytes, read, write};
+use sublet_runtime::frames::{Piece, PieceLocation, SharedAddress, Source, len_bytes, read, write};
 
 fuzz_target!(|bytes: &[u8]| {
     let copy = |at: u64, into: &mut [u8]| into.copy_from_slice(&bytes[at as usize..at as usize + into.len()]);
@@ -13,10 +13,12 @@ fuzz_target!(|bytes: &[u8]| {
         .iter()
         .map(|place| {
             let source = match place.at {
-                At::Message(offset) => {
+                PieceLocation::Message(offset) => {
                     Source::Here(NonNull::from(&bytes[offset as usize..][..place.len_bytes as usize]).cast())
                 }
-                At::Shared(Shared { number, offset }) => Source::Shared(Shared { number, offset }),
+                PieceLocation::Shared(SharedAddress { number, offset }) => {
+                    Source::Shared(SharedAddress { number, offset })
+                }
             };
             Piece { source, len_bytes: place.len_bytes, read_only: place.read_only }
         })

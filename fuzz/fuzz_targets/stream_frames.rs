@@ -5,11 +5,11 @@
 use std::sync::{Arc, OnceLock};
 
 use libfuzzer_sys::fuzz_target;
-use sublet_fabric::exposed::{Exposed, OWN};
+use sublet_fabric::exposed::{ExposedMemory, OWN};
 use sublet_fabric::region::Region;
-use sublet_fabric::sim::{Faults, Sim};
+use sublet_fabric::sim::{InjectedFaults, Sim};
 use sublet_fabric::tcp::frame::{Frame, HEADER_BYTES};
-use sublet_fabric::tcp::{Endpoint, Stream};
+use sublet_fabric::tcp::{ByteStream, TcpEndpoint};
 use sublet_fabric::window::Window;
 
 const OWN_BYTES: u64 = 64 << 10;
@@ -24,9 +24,10 @@ type Input<'bytes> = (bool, [u8; HEADER_BYTES], &'bytes [u8]);
 fuzz_target!(|input: (u64, u8, Vec<Input<'_>>)| {
     let (seed, withdrawn_at, frames) = input;
     let (exposed, hidden) = memory();
-    let end = Endpoint::new(exposed.clone(), None);
-    let (_, ours, peer) = Sim::pair(Faults { window_bytes: 1 << 20, ..Faults::of_seed(seed) });
-    end.connect(Stream::sim(ours)).expect("an eventfd is to be had");
+    let end = TcpEndpoint::new(exposed.clone(), None);
+    let (_, ours, peer) =
+        Sim::pair(InjectedFaults { window_bytes: 1 << 20, ..InjectedFaults::of_seed(seed) });
+    end.connect(ByteStream::sim(ours)).expect("an eventfd is to be had");
     let key = exposed.expose(OWN).expect("it is there").key;
     for (index, (known, mut header, payload)) in frames.into_iter().enumerate() {
         // A frame for a region that was withdrawn is refused, and its bytes are written nowhere.
@@ -58,13 +59,13 @@ fuzz_target!(|input: (u64, u8, Vec<Input<'_>>)| {
 });
 
 /// One region that the peer may reach, and one that it may not. They stay for all inputs.
-fn memory() -> &'static (Arc<Exposed>, Region) {
-    static MEMORY: OnceLock<(Arc<Exposed>, Region)> = OnceLock::new();
+fn memory() -> &'static (Arc<ExposedMemory>, Region) {
+    static MEMORY: OnceLock<(Arc<ExposedMemory>, Region)> = OnceLock::new();
     MEMORY.get_or_init(|| {
         let own = Region::create("own", OWN_BYTES).expect("memory is to be had");
         let hidden = Region::create("hidden", HIDDEN_BYTES).expect("memory is to be had");
         let window = Window::new(4, HIDDEN_BYTES).expect("addresses are to be had");
         window.map(HIDDEN, hidden.fd(), HIDDEN_BYTES).expect("it fits");
-        (Arc::new(Exposed::new(&own, Arc::new(window), 4).expect("it fits")), hidden)
+        (Arc::new(ExposedMemory::new(&own, Arc::new(window), 4).expect("it fits")), hidden)
     })
 }

@@ -3,16 +3,16 @@
 #![no_main]
 
 use libfuzzer_sys::fuzz_target;
-use sublet_runtime::wire::{Immediate, InboxLayout, Outcome, Request};
+use sublet_runtime::wire::{CallOutcome, Immediate, InboxLayout, WireRequest};
 
 const LINE_BYTES: u64 = 64;
 
 fuzz_target!(|input: ([u64; 3], u32, (u32, u32, u64))| {
     let (words, immediate, (workers, slots, slot_bytes)) = input;
-    let request = Request::decode(&words);
-    assert_eq!(Request::decode(&request.encode()), request);
-    let outcome = Outcome::decode(&[words[0], words[1]]);
-    assert_eq!(Outcome::decode(&outcome.encode()), outcome);
+    let request = WireRequest::decode(&words);
+    assert_eq!(WireRequest::decode(&request.encode()), request);
+    let outcome = CallOutcome::decode(&[words[0], words[1]]);
+    assert_eq!(CallOutcome::decode(&outcome.encode()), outcome);
     assert_eq!(Immediate::from_bits(immediate).to_bits(), immediate);
     if let Ok(layout) = InboxLayout::new(workers, slots, slot_bytes) {
         let last = layout.line(workers - 1, slots - 1);

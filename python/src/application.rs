@@ -5,12 +5,12 @@ use pyo3::types::{PyBytes, PyDict};
 use sublet::{ComponentUse, Error, News, Outcome, RunOptions};
 
 use crate::error::{invalid, raised};
+use crate::fork_cell::ForkCell;
 use crate::invoker::{number, seconds};
-use crate::kept::Kept;
 
 /// A deployed graph.
-#[pyclass(frozen, module = "sublet._native")]
-pub struct Application(Kept<sublet::Application>);
+#[pyclass(name = "Application", frozen, module = "sublet._native")]
+pub struct PyApplication(ForkCell<sublet::Application>);
 
 /// A run's identifier, of each last component its name and what its instances returned, and what each component had.
 type Ran<'py> = (String, Vec<(String, Vec<Bound<'py, PyBytes>>)>, Vec<Bound<'py, PyDict>>);
@@ -39,15 +39,15 @@ pub fn chosen(py: Python<'_>, options: Option<&Bound<'_, PyDict>>) -> PyResult<R
     Ok(chosen)
 }
 
-impl Application {
+impl PyApplication {
     /// Wraps a deployed application.
-    pub fn new(application: sublet::Application) -> Application {
-        Application(Kept::new(application))
+    pub fn new(application: sublet::Application) -> PyApplication {
+        PyApplication(ForkCell::new(application))
     }
 }
 
 #[pymethods]
-impl Application {
+impl PyApplication {
     /// The digest of its document.
     #[getter]
     fn digest(&self) -> String {
@@ -69,7 +69,7 @@ impl Application {
         input: &[u8],
         news: Option<&Bound<'py, PyAny>>,
     ) -> PyResult<Ran<'py>> {
-        let watch = Watch::new(news);
+        let watch = RunWatch::new(news);
         ran(py, watch, |news, goes_on| self.0.run_while(input, news, goes_on))
     }
 
@@ -81,21 +81,21 @@ impl Application {
         run: &str,
         news: Option<&Bound<'py, PyAny>>,
     ) -> PyResult<Ran<'py>> {
-        let watch = Watch::new(news);
+        let watch = RunWatch::new(news);
         ran(py, watch, |news, goes_on| self.0.resume_while(run, news, goes_on))
     }
 }
 
 /// A Python thread that waits for a run.
-struct Watch {
+struct RunWatch {
     news: Option<Py<PyAny>>,
     /// Exception that ended the wait.
     raised: Option<PyErr>,
 }
 
-impl Watch {
-    fn new(news: Option<&Bound<'_, PyAny>>) -> Watch {
-        Watch { news: news.map(|news| news.clone().unbind()), raised: None }
+impl RunWatch {
+    fn new(news: Option<&Bound<'_, PyAny>>) -> RunWatch {
+        RunWatch { news: news.map(|news| news.clone().unbind()), raised: None }
     }
 
     fn hear(&mut self, news: &News) {
@@ -131,7 +131,7 @@ impl Watch {
 /// Runs without the interpreter's lock, until it has ended, the callback raises, or a signal's handler does.
 fn ran<'py>(
     py: Python<'py>,
-    watch: Watch,
+    watch: RunWatch,
     run: impl FnOnce(&mut dyn FnMut(&News), &mut dyn FnMut() -> bool) -> Result<Outcome, Error> + Send,
 ) -> PyResult<Ran<'py>> {
     let (outcome, watch) = py.detach(|| {

@@ -6,53 +6,53 @@ use std::sync::Arc;
 
 use pyo3::prelude::*;
 use pyo3::types::PyDict;
-use sublet_python_buffers::{Use, View};
+use sublet_python_buffers::{BufferUse, BufferView};
 
-use crate::component::Lent;
+use crate::component::LentPiece;
 use crate::error::raised;
-use crate::kept::Kept;
-use crate::pool::{Paper, Pool};
+use crate::fork_cell::ForkCell;
+use crate::pool::{MemoryPool, Paper};
 
 /// NumPy's name for the type of bytes.
 const BYTES: &str = "|u1";
 
 /// A piece of memory, and the owner that keeps it.
-#[pyclass(frozen, module = "sublet._native")]
-pub struct Buffer {
+#[pyclass(name = "Buffer", frozen, module = "sublet._native")]
+pub struct OwnedBuffer {
     at: NonNull<u8>,
     len_bytes: u64,
     read_only: bool,
     // Never looked at.
-    _owner: Owner,
+    _owner: BufferOwner,
 }
 
 /// Owner of a piece of memory, which keeps it at its address.
 #[derive(Clone)]
-pub enum Owner {
+pub enum BufferOwner {
     /// Registered memory of a message.
     Message(Paper),
     /// Registered memory of its own.
-    Array(Arc<Kept<sublet::Buffer<u8>>>),
+    Array(Arc<ForkCell<sublet::Buffer<u8>>>),
     /// Memory of a component, which is not made shorter meanwhile.
-    Component(Arc<Lent>),
+    Component(Arc<LentPiece>),
     /// Memory of a Python object, kept by a view of it.
-    Object(Arc<View>),
+    Object(Arc<BufferView>),
 }
 
 // SAFETY: a buffer is an address and the owner of the memory there; any thread may keep and drop the owner.
-unsafe impl Send for Buffer {}
+unsafe impl Send for OwnedBuffer {}
 // SAFETY: as above; nothing is read or written through it.
-unsafe impl Sync for Buffer {}
+unsafe impl Sync for OwnedBuffer {}
 
-impl Buffer {
+impl OwnedBuffer {
     /// Makes a buffer of `len_bytes` bytes at an address, which the owner keeps.
-    pub fn new(at: NonNull<u8>, len_bytes: u64, read_only: bool, owner: Owner) -> Buffer {
-        Buffer { at, len_bytes, read_only, _owner: owner }
+    pub fn new(at: NonNull<u8>, len_bytes: u64, read_only: bool, owner: BufferOwner) -> OwnedBuffer {
+        OwnedBuffer { at, len_bytes, read_only, _owner: owner }
     }
 }
 
 #[pymethods]
-impl Buffer {
+impl OwnedBuffer {
     /// The address of the first byte.
     #[getter]
     fn address(&self) -> usize {
@@ -94,16 +94,16 @@ impl Buffer {
 /// Whether workers on this machine reach an object's memory without copying.
 #[pyfunction]
 pub fn is_registered(py: Python<'_>, object: &Bound<'_, PyAny>) -> PyResult<bool> {
-    let view = View::of(object, Use::Reading)?;
-    let pool = Pool::shared().map_err(|error| raised(py, &error))?;
+    let view = BufferView::of(object, BufferUse::Reading)?;
+    let pool = MemoryPool::shared().map_err(|error| raised(py, &error))?;
     Ok(pool.memory().locate(view.pointer().as_ptr(), view.len_bytes()).is_some())
 }
 
 /// Allocates `nbytes` bytes of registered memory, which workers on this machine reach without copying.
 #[pyfunction]
-pub fn allocate(py: Python<'_>, nbytes: usize) -> PyResult<Buffer> {
-    let made = py.detach(|| Pool::shared()?.memory().buffer::<u8>(nbytes));
+pub fn allocate(py: Python<'_>, nbytes: usize) -> PyResult<OwnedBuffer> {
+    let made = py.detach(|| MemoryPool::shared()?.memory().buffer::<u8>(nbytes));
     let made = made.map_err(|error| raised(py, &error))?;
     let at = made.start();
-    Ok(Buffer::new(at, nbytes as u64, false, Owner::Array(Arc::new(Kept::new(made)))))
+    Ok(OwnedBuffer::new(at, nbytes as u64, false, BufferOwner::Array(Arc::new(ForkCell::new(made)))))
 }

@@ -8,16 +8,16 @@ use std::time::{Duration, Instant};
 use pyo3::prelude::*;
 use sublet::frames::{FETCH, Head};
 use sublet::{Code, Completion, Error, Invocation};
-use sublet_python_buffers::View;
+use sublet_python_buffers::BufferView;
 
-use crate::buffer::{Buffer, Owner};
+use crate::buffer::{BufferOwner, OwnedBuffer};
 use crate::error::{invalid, raised};
-use crate::invoker::{Asked, Leased};
-use crate::kept::{Kept, is_forked};
-use crate::lent::By;
-use crate::message::{Opened, Reply, Request};
+use crate::fork_cell::{ForkCell, is_forked};
+use crate::invoker::{LeasedInvoker, RequestedCall};
+use crate::lent_messages::ReplySource;
+use crate::message::{OpenedReply, WorkerReply, WrittenRequest};
 use crate::pool::Paper;
-use crate::queue::Queue;
+use crate::queue::PyQueue;
 
 /// Number of checks for a result before this thread lets others have the interpreter.
 const ATTACHED_LOOKS: u32 = 400;
@@ -27,27 +27,27 @@ const SPIN: Duration = Duration::from_micros(60);
 const TICK: Duration = Duration::from_millis(50);
 
 /// See the [module](self).
-#[pyclass(frozen, module = "sublet._native")]
-pub struct Call(Mutex<State>);
+#[pyclass(name = "Call", frozen, module = "sublet._native")]
+pub struct PyCall(Mutex<State>);
 
 /// A request, and the memory for its result.
-pub enum Sent {
+pub enum SentRequest {
     /// Objects, to a function in Python.
     Objects {
         /// The request.
-        request: Arc<Request>,
+        request: Arc<WrittenRequest>,
         /// Memory for the reply.
         output: Paper,
     },
     /// Bytes, to a function that is not in Python.
-    Bytes(Held),
+    Bytes(CallBuffers),
 }
 
 /// Owners of the input and output of a call with bytes, which keep both at their addresses.
 #[derive(Default)]
-pub struct Held {
+pub struct CallBuffers {
     /// The caller's own memory.
-    pub views: Vec<Arc<View>>,
+    pub views: Vec<Arc<BufferView>>,
     /// A copy of the input.
     pub input: Option<Paper>,
     /// The output, if the caller has none of its own.
@@ -56,23 +56,36 @@ pub struct Held {
 
 struct State {
     /// Dropped first: until then the worker may write to the output.
-    invocation: Option<Kept<Invocation<'static>>>,
+    invocation: Option<ForkCell<Invocation<'static>>>,
     finished: Option<Result<Completion, Error>>,
     deadline: Option<Instant>,
-    sent: Sent,
+    sent: SentRequest,
     /// Options of the call, with which further requests go to the same worker.
-    asked: Asked,
+    asked: RequestedCall,
     /// Request for the rest of a reply, until the answer has come.
     fetching: Option<Paper>,
-    leased: Arc<Leased>,
+    leased: Arc<LeasedInvoker>,
 }
 
-impl Call {
+impl PyCall {
     /// Wraps a call that was just sent.
-    pub fn new(invocation: Invocation<'static>, asked: Asked, sent: Sent, leased: Arc<Leased>) -> Call {
+    pub fn new(
+        invocation: Invocation<'static>,
+        asked: RequestedCall,
+        sent: SentRequest,
+        leased: Arc<LeasedInvoker>,
+    ) -> PyCall {
         let deadline = asked.deadline;
-        let invocation = Some(Kept::new(invocation));
-        Call(Mutex::new(State { invocation, finished: None, deadline, sent, asked, fetching: None, leased }))
+        let invocation = Some(ForkCell::new(invocation));
+        PyCall(Mutex::new(State {
+            invocation,
+            finished: None,
+            deadline,
+            sent,
+            asked,
+            fetching: None,
+            leased,
+        }))
     }
 
     fn lock(&self) -> MutexGuard<'_, State> {
@@ -108,22 +121,22 @@ impl Drop for State {
 
 impl State {
     /// Reads how a call of a function in Python has ended, and notes what the worker uses of its memory.
-    fn open(&mut self, finished: Result<Completion, Error>) -> Result<Opened, Error> {
+    fn open(&mut self, finished: Result<Completion, Error>) -> Result<OpenedReply, Error> {
         let worker = self.invocation.as_ref().map_or(0, |invocation| invocation.worker());
-        let Sent::Objects { request, output } = &self.sent else {
+        let SentRequest::Objects { request, output } = &self.sent else {
             return Err(Error::new(Code::InvalidArgument, "this call was not one of a function in Python"));
         };
         let lent = &self.leased.lent;
         match finished {
             Ok(done) => {
-                let opened = Opened::of(output, done.output_bytes)?;
+                let opened = OpenedReply::of(output, done.output_bytes)?;
                 opened.note(lent, worker, (request, output));
                 Ok(opened)
             }
             Err(error) => {
                 // Without a reply, the worker says later that the memory is free.
                 if matches!(error.code, Code::FunctionFailed | Code::MemoryExceeded | Code::OutputTooLarge) {
-                    lent.lend(By { worker, process: None }, (request.clone(), output.clone()));
+                    lent.lend(ReplySource { worker, process: None }, (request.clone(), output.clone()));
                 }
                 Err(error)
             }
@@ -172,13 +185,13 @@ impl State {
         let Some(invocation) = self.invocation.take() else { return Ok(()) };
         let (wanted, worker) = (invocation.returned_bytes(), invocation.worker());
         drop(invocation);
-        let Sent::Objects { output, .. } = &mut self.sent else { return Ok(()) };
+        let SentRequest::Objects { output, .. } = &mut self.sent else { return Ok(()) };
         let failed = |error: Error| raised(py, &error);
-        let fetching = Request::new(py, head, &[], (&self.leased.pool, false))?;
+        let fetching = WrittenRequest::new(py, head, &[], (&self.leased.pool, false))?;
         *output = self.leased.pool.take(u64::from(wanted)).map_err(failed)?;
-        let asked = Asked { worker: Some(worker), retries: 0, ..self.asked };
+        let asked = RequestedCall { worker: Some(worker), retries: 0, ..self.asked };
         let sent = self.leased.send(&asked, (&fetching.paper, fetching.len_bytes), (output, output.len()));
-        self.invocation = Some(Kept::new(sent.map_err(failed)?));
+        self.invocation = Some(ForkCell::new(sent.map_err(failed)?));
         // The request for the rest is small, and the worker has read it when the answer has come.
         self.fetching = Some(fetching.paper);
         self.finished = None;
@@ -187,7 +200,7 @@ impl State {
 }
 
 #[pymethods]
-impl Call {
+impl PyCall {
     /// Waits for the end of the call, at most `timeout` seconds, and returns whether it has ended.
     #[pyo3(signature = (timeout=None))]
     fn wait(&self, py: Python<'_>, timeout: Option<f64>) -> PyResult<bool> {
@@ -220,7 +233,7 @@ impl Call {
     }
 
     /// Puts the call's number into the queue when the call may have ended. Returns whether it has ended already.
-    fn watch(&self, py: Python<'_>, queue: &Queue, number: u64) -> bool {
+    fn watch(&self, py: Python<'_>, queue: &PyQueue, number: u64) -> bool {
         let waker = queue.waker(number);
         py.detach(|| {
             let mut state = self.lock();
@@ -246,13 +259,13 @@ impl Call {
     /// Returns the reply of a Python function: its kind, and its parts. Returns nothing if the reply is larger than
     /// expected and the
     /// rest is still to come.
-    fn reply<'py>(&self, py: Python<'py>) -> PyResult<Option<Reply<'py>>> {
+    fn reply<'py>(&self, py: Python<'py>) -> PyResult<Option<WorkerReply<'py>>> {
         let mut state = self.lock();
         let Some(finished) = state.finished.take() else {
             return Err(invalid(py, "this call has not ended, or its result was collected"));
         };
         let opened = state.open(finished);
-        let Sent::Objects { request, output } = &state.sent else {
+        let SentRequest::Objects { request, output } = &state.sent else {
             return Err(invalid(py, "this call was not one of a function in Python"));
         };
         match opened {
@@ -270,19 +283,19 @@ impl Call {
     }
 
     /// Returns the size of another function's output, and the output if the caller passed no memory for it.
-    fn bytes(&self, py: Python<'_>) -> PyResult<(usize, Option<Buffer>)> {
+    fn bytes(&self, py: Python<'_>) -> PyResult<(usize, Option<OwnedBuffer>)> {
         let mut state = self.lock();
         let Some(finished) = state.finished.take() else {
             return Err(invalid(py, "this call has not ended, or its result was collected"));
         };
         state.invocation = None;
         let done = finished.map_err(|error| raised(py, &error))?;
-        let Sent::Bytes(Held { output, .. }) = &state.sent else {
+        let SentRequest::Bytes(CallBuffers { output, .. }) = &state.sent else {
             return Err(invalid(py, "this call was one of a function in Python"));
         };
         let buffer = output.as_ref().map(|paper| {
             let at = paper.start();
-            Buffer::new(at, done.output_bytes as u64, false, Owner::Message(paper.clone()))
+            OwnedBuffer::new(at, done.output_bytes as u64, false, BufferOwner::Message(paper.clone()))
         });
         Ok((done.output_bytes, buffer))
     }

@@ -8,44 +8,44 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError, RwLock, RwLockReadGuard, Rw
 use pyo3::prelude::*;
 use pyo3::types::{PyBytes, PyDict};
 use sublet::{Code, Error, MemoryPlan};
-use sublet_python_buffers::{Use, View};
+use sublet_python_buffers::{BufferUse, BufferView};
 
-use crate::buffer::{Buffer, Owner};
+use crate::buffer::{BufferOwner, OwnedBuffer};
 use crate::error::{invalid, raised};
+use crate::fork_cell::ForkCell;
 use crate::invoker::{described, number, seconds};
-use crate::kept::Kept;
 
 /// Size of the pieces in which bytes are copied: a piece stays in a core's cache.
 const COPY_BYTES: u64 = 256 << 10;
 
 /// Memory that is leased by the segment.
-#[pyclass(frozen, module = "sublet._native")]
-pub struct Memory(Arc<Component>);
+#[pyclass(name = "Memory", frozen, module = "sublet._native")]
+pub struct PyMemory(Arc<SharedComponent>);
 
 /// A component, and the parts of it that arrays use.
-pub struct Component {
+pub struct SharedComponent {
     /// The memory, until it is released.
-    memory: RwLock<Option<Kept<sublet::Memory>>>,
+    memory: RwLock<Option<ForkCell<sublet::Memory>>>,
     /// Ends of the parts that arrays use, by number.
     lent: Mutex<BTreeMap<u64, u64>>,
 }
 
 /// A piece of a component that keeps its address as long as this object exists.
-pub struct Lent {
-    component: Arc<Component>,
+pub struct LentPiece {
+    component: Arc<SharedComponent>,
     number: u64,
 }
 
 /// Bytes that are being copied out of a component.
-#[pyclass(frozen, module = "sublet._native")]
-pub struct Reading(Mutex<Option<Kept<sublet::Reading>>>);
+#[pyclass(name = "Reading", frozen, module = "sublet._native")]
+pub struct PyMemoryReading(Mutex<Option<ForkCell<sublet::Reading>>>);
 
-impl Component {
-    fn read(&self) -> RwLockReadGuard<'_, Option<Kept<sublet::Memory>>> {
+impl SharedComponent {
+    fn read(&self) -> RwLockReadGuard<'_, Option<ForkCell<sublet::Memory>>> {
         self.memory.read().unwrap_or_else(PoisonError::into_inner)
     }
 
-    fn write(&self) -> RwLockWriteGuard<'_, Option<Kept<sublet::Memory>>> {
+    fn write(&self) -> RwLockWriteGuard<'_, Option<ForkCell<sublet::Memory>>> {
         self.memory.write().unwrap_or_else(PoisonError::into_inner)
     }
 
@@ -71,7 +71,7 @@ impl Component {
     }
 }
 
-impl Drop for Lent {
+impl Drop for LentPiece {
     fn drop(&mut self) {
         self.component.lent().remove(&self.number);
     }
@@ -111,10 +111,13 @@ pub fn planned(py: Python<'_>, options: Option<&Bound<'_, PyDict>>) -> PyResult<
     Ok(plan)
 }
 
-impl Memory {
+impl PyMemory {
     /// Wraps a component that is not released yet.
-    pub fn new(memory: sublet::Memory) -> Memory {
-        Memory(Arc::new(Component { memory: RwLock::new(Some(Kept::new(memory))), lent: Mutex::default() }))
+    pub fn new(memory: sublet::Memory) -> PyMemory {
+        PyMemory(Arc::new(SharedComponent {
+            memory: RwLock::new(Some(ForkCell::new(memory))),
+            lent: Mutex::default(),
+        }))
     }
 
     fn with<T: Send>(
@@ -127,7 +130,7 @@ impl Memory {
 }
 
 #[pymethods]
-impl Memory {
+impl PyMemory {
     /// Returns the number of readable bytes, and of leased bytes.
     fn sizes(&self, py: Python<'_>) -> PyResult<(u64, u64)> {
         self.with(py, |memory| Ok((memory.len_bytes(), memory.capacity_bytes())))
@@ -141,7 +144,7 @@ impl Memory {
 
     /// Copies bytes into an object's memory.
     fn read_into(&self, py: Python<'_>, offset: u64, buffer: &Bound<'_, PyAny>) -> PyResult<()> {
-        let view = View::of(buffer, Use::Writing)?;
+        let view = BufferView::of(buffer, BufferUse::Writing)?;
         let mut bytes = Vec::new();
         let mut at = 0;
         while at < view.len_bytes() {
@@ -164,10 +167,10 @@ impl Memory {
     }
 
     /// Begins to copy bytes out.
-    fn read_async(&self, py: Python<'_>, offset: u64, nbytes: usize) -> PyResult<Reading> {
+    fn read_async(&self, py: Python<'_>, offset: u64, nbytes: usize) -> PyResult<PyMemoryReading> {
         self.check_readable(py, offset, nbytes)?;
         let reading = self.with(py, |memory| memory.read_async(offset, vec![0; nbytes]))?;
-        Ok(Reading(Mutex::new(Some(Kept::new(reading)))))
+        Ok(PyMemoryReading(Mutex::new(Some(ForkCell::new(reading)))))
     }
 
     /// Makes what was written be where others read it, and what they synced be read.
@@ -184,18 +187,18 @@ impl Memory {
     }
 
     /// Bytes in their place. As long as they are somebody's, they stay there.
-    fn mapped(&self, py: Python<'_>, offset: u64, nbytes: u64) -> PyResult<Buffer> {
+    fn mapped(&self, py: Python<'_>, offset: u64, nbytes: u64) -> PyResult<OwnedBuffer> {
         static NUMBERS: AtomicU64 = AtomicU64::new(0);
         let at = self.with(py, |memory| {
             let at = memory.mapped(offset, nbytes)?;
             let number = NUMBERS.fetch_add(1, Ordering::Relaxed);
             // While the component is borrowed it is not made shorter.
             self.0.lent().insert(number, offset + nbytes);
-            Ok((Address(at), number))
+            Ok((ThreadAddress(at), number))
         })?;
-        let (Address(at), number) = at;
-        let owner = Owner::Component(Arc::new(Lent { component: self.0.clone(), number }));
-        Ok(Buffer::new(at, nbytes, false, owner))
+        let (ThreadAddress(at), number) = at;
+        let owner = BufferOwner::Component(Arc::new(LentPiece { component: self.0.clone(), number }));
+        Ok(OwnedBuffer::new(at, nbytes, false, owner))
     }
 
     /// Sets the size in bytes.
@@ -231,7 +234,7 @@ impl Memory {
     }
 }
 
-impl Memory {
+impl PyMemory {
     /// Fails if bytes do not exist, before memory for a copy of them is allocated.
     fn check_readable(&self, py: Python<'_>, offset: u64, nbytes: usize) -> PyResult<()> {
         let (len_bytes, _) = self.sizes(py)?;
@@ -249,7 +252,7 @@ impl Memory {
         from: &Bound<'_, PyAny>,
         write: fn(&sublet::Memory, u64, &[u8]) -> Result<(), Error>,
     ) -> PyResult<()> {
-        let view = View::of(from, Use::Reading)?;
+        let view = BufferView::of(from, BufferUse::Reading)?;
         let mut bytes = Vec::new();
         // Starts at the end: if the component cannot grow that far, nothing is written.
         let mut end = view.len_bytes();
@@ -264,7 +267,7 @@ impl Memory {
 }
 
 #[pymethods]
-impl Reading {
+impl PyMemoryReading {
     /// Waits for them. Once.
     fn result<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyBytes>> {
         let reading = self.0.lock().unwrap_or_else(PoisonError::into_inner).take();
@@ -275,7 +278,7 @@ impl Reading {
 }
 
 /// An address that is nobody's to be used here.
-struct Address(NonNull<u8>);
+struct ThreadAddress(NonNull<u8>);
 
 // SAFETY: nothing is done with it but passing it on.
-unsafe impl Send for Address {}
+unsafe impl Send for ThreadAddress {}

@@ -13,23 +13,23 @@ use sublet::{
     Access, Allocation, BillLine, BillRequest, CallOptions, Code, Error, FabricChoice, Function, Invocation,
     Lease, Policy, Price, ProcessingUnit, RegisteredMemory, Usage, own_host,
 };
-use sublet_python_buffers::{Use, View};
+use sublet_python_buffers::{BufferUse, BufferView};
 
-use crate::application::{Application, chosen};
-use crate::call::{Call, Held, Sent};
-use crate::component::{Memory, planned};
+use crate::application::{PyApplication, chosen};
+use crate::call::{CallBuffers, PyCall, SentRequest};
+use crate::component::{PyMemory, planned};
 use crate::error::{invalid, raised};
-use crate::kept::{self, Kept};
-use crate::lent::Lent;
-use crate::message::Request;
-use crate::pool::{Paper, Pool};
+use crate::fork_cell::{self, ForkCell};
+use crate::lent_messages::LentMessages;
+use crate::message::WrittenRequest;
+use crate::pool::{MemoryPool, Paper};
 
 /// An input that is no larger goes by the inbox, in bytes.
 const COPIED_BYTES: u32 = 16 << 10;
 /// The kind of package whose functions are in Python.
 const PYTHON: &str = "python";
 
-/// Results of [`Invoker::package`], in that order.
+/// Results of [`PyInvoker::package`], in that order.
 type PackageFields = (String, String, Vec<String>, bool, bool, String);
 
 /// Whether a package is given by the path of its folder or library, and not by its address.
@@ -39,21 +39,21 @@ pub fn is_path(package: &str) -> bool {
 }
 
 /// A client of managers, which holds what it has leased.
-#[pyclass(frozen, module = "sublet._native")]
-pub struct Invoker(Arc<Leased>);
+#[pyclass(name = "Invoker", frozen, module = "sublet._native")]
+pub struct PyInvoker(Arc<LeasedInvoker>);
 
 /// An invoker, and what is known of its leases once they are held.
-pub struct Leased {
-    invoker: RwLock<Kept<sublet::Invoker>>,
+pub struct LeasedInvoker {
+    invoker: RwLock<ForkCell<sublet::Invoker>>,
     /// Memory that the lease's workers reach.
-    pub pool: Arc<Pool>,
+    pub pool: Arc<MemoryPool>,
     /// Messages whose memory the workers use after their calls.
-    pub lent: Lent,
+    pub lent: LentMessages,
 }
 
 /// Options of a call.
 #[derive(Clone, Copy)]
-pub struct Asked {
+pub struct RequestedCall {
     /// Function of the leased package.
     pub function: Function,
     /// Number of the worker that must execute the call; any worker if not set.
@@ -64,9 +64,9 @@ pub struct Asked {
     pub deadline: Option<Instant>,
 }
 
-impl Drop for Leased {
+impl Drop for LeasedInvoker {
     fn drop(&mut self) {
-        if kept::is_forked() {
+        if fork_cell::is_forked() {
             return;
         }
         // Agents are asked, which takes a while: other threads of the interpreter continue meanwhile.
@@ -75,16 +75,20 @@ impl Drop for Leased {
     }
 }
 
-impl Leased {
-    fn of(invoker: sublet::Invoker, pool: Arc<Pool>) -> Invoker {
-        Invoker(Arc::new(Leased { invoker: RwLock::new(Kept::new(invoker)), pool, lent: Lent::default() }))
+impl LeasedInvoker {
+    fn of(invoker: sublet::Invoker, pool: Arc<MemoryPool>) -> PyInvoker {
+        PyInvoker(Arc::new(LeasedInvoker {
+            invoker: RwLock::new(ForkCell::new(invoker)),
+            pool,
+            lent: LentMessages::default(),
+        }))
     }
 
     /// Sends a call with memory that stays at its address until the call has ended; the owner of the invocation keeps
     /// it.
     pub fn send(
         &self,
-        asked: &Asked,
+        asked: &RequestedCall,
         (input, input_len): (&Paper, u32),
         (output, output_len): (&Paper, usize),
     ) -> Result<Invocation<'static>, Error> {
@@ -93,10 +97,14 @@ impl Leased {
     }
 
     /// Returns the address at which workers find an input: its own, or that of a copy if it is too large for an inbox.
-    fn within_reach(&self, input: &View, len_bytes: u32) -> Result<((*const u8, u32), Held), Error> {
+    fn within_reach(
+        &self,
+        input: &BufferView,
+        len_bytes: u32,
+    ) -> Result<((*const u8, u32), CallBuffers), Error> {
         let at = input.pointer().as_ptr().cast_const();
         if len_bytes <= COPIED_BYTES || self.pool.memory().locate(at, u64::from(len_bytes)).is_some() {
-            return Ok(((at, len_bytes), Held::default()));
+            return Ok(((at, len_bytes), CallBuffers::default()));
         }
         let page = self.pool.take(u64::from(len_bytes))?;
         // SAFETY: both have at least that many bytes, the one kept by the view and the other by the page.
@@ -104,25 +112,25 @@ impl Leased {
             let from = SharedBytes::new(input.pointer(), len_bytes as usize);
             SharedBytesMut::new(page.start(), from.len()).copy_from(from);
         }
-        Ok(((page.start().as_ptr(), len_bytes), Held { input: Some(page), ..Held::default() }))
+        Ok(((page.start().as_ptr(), len_bytes), CallBuffers { input: Some(page), ..CallBuffers::default() }))
     }
 
     fn send_raw(
         &self,
-        asked: &Asked,
+        asked: &RequestedCall,
         (input, input_len): (*const u8, u32),
         (output, output_len): (*mut u8, u32),
     ) -> Result<Invocation<'static>, Error> {
-        let Asked { function, worker, retries, deadline } = *asked;
+        let RequestedCall { function, worker, retries, deadline } = *asked;
         let options = CallOptions { worker, retries, deadline, timed: false };
         let invoker = self.invoker.read().unwrap_or_else(PoisonError::into_inner);
-        // SAFETY: a `Call` gives up its invocation before what keeps the memory, and an invocation waits for its end before that.
+        // SAFETY: a `PyCall` gives up its invocation before what keeps the memory, and an invocation waits for its end before that.
         unsafe { invoker.submit_raw(function, input, input_len, output, output_len, options) }
     }
 }
 
 #[pymethods]
-impl Invoker {
+impl PyInvoker {
     /// A client of the managers at these addresses, or of those that the environment names.
     #[staticmethod]
     #[pyo3(signature = (managers=None, *, ca_file=None, token=None, token_file=None))]
@@ -132,7 +140,7 @@ impl Invoker {
         ca_file: Option<PathBuf>,
         token: Option<String>,
         token_file: Option<PathBuf>,
-    ) -> PyResult<Invoker> {
+    ) -> PyResult<PyInvoker> {
         let connected = py.detach(|| {
             let mut access = match managers {
                 Some(managers) => Access::parse(managers)?.with_env()?,
@@ -147,9 +155,9 @@ impl Invoker {
             if let Some(token) = token {
                 access = access.with_token(token)?;
             }
-            let pool = Pool::shared()?;
+            let pool = MemoryPool::shared()?;
             let invoker = sublet::Invoker::connect_with_memory(access, pool.memory())?;
-            Ok(Leased::of(invoker, pool.clone()))
+            Ok(LeasedInvoker::of(invoker, pool.clone()))
         });
         connected.map_err(|error| raised(py, &error))
     }
@@ -157,20 +165,24 @@ impl Invoker {
     /// Makes another invoker with the same connection, without leases. It is either for workers on this machine, which
     /// reach all registered arrays, or for others, which have copies in their memory, and reach only the messages of
     /// their calls.
-    fn another(&self, py: Python<'_>, is_near: bool) -> PyResult<Invoker> {
+    fn another(&self, py: Python<'_>, is_near: bool) -> PyResult<PyInvoker> {
         let made = py.detach(|| {
-            let pool = if is_near { Pool::shared()?.clone() } else { Pool::of(RegisteredMemory::new()?) };
-            Ok(Leased::of(self.read().another(pool.memory()), pool))
+            let pool = if is_near {
+                MemoryPool::shared()?.clone()
+            } else {
+                MemoryPool::of(RegisteredMemory::new()?)
+            };
+            Ok(LeasedInvoker::of(self.read().another(pool.memory()), pool))
         });
         made.map_err(|error: Error| raised(py, &error))
     }
 
     /// A memory component, which leases nothing before its first access.
     #[pyo3(signature = (**options))]
-    fn memory(&self, py: Python<'_>, options: Option<&Bound<'_, PyDict>>) -> PyResult<Memory> {
+    fn memory(&self, py: Python<'_>, options: Option<&Bound<'_, PyDict>>) -> PyResult<PyMemory> {
         let plan = planned(py, options)?;
         let made = py.detach(|| self.read().memory(plan));
-        made.map(Memory::new).map_err(|error| raised(py, &error))
+        made.map(PyMemory::new).map_err(|error| raised(py, &error))
     }
 
     /// Gives the managers a package, by the path of its folder; its digest.
@@ -185,10 +197,10 @@ impl Invoker {
         py: Python<'_>,
         document: &[u8],
         options: Option<&Bound<'_, PyDict>>,
-    ) -> PyResult<Application> {
+    ) -> PyResult<PyApplication> {
         let options = chosen(py, options)?;
         let made = py.detach(|| self.read().deploy_graph(document, options));
-        made.map(Application::new).map_err(|error| raised(py, &error))
+        made.map(PyApplication::new).map_err(|error| raised(py, &error))
     }
 
     /// Opens a deployed graph, by its name or digest.
@@ -198,10 +210,10 @@ impl Invoker {
         py: Python<'_>,
         name: &str,
         options: Option<&Bound<'_, PyDict>>,
-    ) -> PyResult<Application> {
+    ) -> PyResult<PyApplication> {
         let options = chosen(py, options)?;
         let made = py.detach(|| self.read().open_graph(name, options));
-        made.map(Application::new).map_err(|error| raised(py, &error))
+        made.map(PyApplication::new).map_err(|error| raised(py, &error))
     }
 
     /// Whether a node of the managers is on this machine, as far as one may know.
@@ -326,18 +338,18 @@ impl Invoker {
         worker: Option<u32>,
         retries: u32,
         timeout: Option<f64>,
-    ) -> PyResult<Call> {
+    ) -> PyResult<PyCall> {
         static TOKENS: AtomicU64 = AtomicU64::new(1);
         let token = TOKENS.fetch_add(1, Ordering::Relaxed);
         let operation = if shares_memory { operation | SHARES_MEMORY } else { operation };
         let head = Head { operation, token };
-        let request = Request::new(py, head, &parts, (&self.0.pool, shares_memory))?;
+        let request = WrittenRequest::new(py, head, &parts, (&self.0.pool, shares_memory))?;
         let asked = self.asked(py, function, worker, retries, timeout)?;
         let failed = |error: Error| raised(py, &error);
         let output = self.0.pool.take(u64::from(capacity)).map_err(failed)?;
         let invocation = self.0.send(&asked, (&request.paper, request.len_bytes), (&output, output.len()));
-        let sent = Sent::Objects { request: Arc::new(request), output };
-        Ok(Call::new(invocation.map_err(failed)?, asked, sent, self.0.clone()))
+        let sent = SentRequest::Objects { request: Arc::new(request), output };
+        Ok(PyCall::new(invocation.map_err(failed)?, asked, sent, self.0.clone()))
     }
 
     /// Calls a function that is not in Python. Its input is an object's memory. Its output is another object's memory,
@@ -354,9 +366,9 @@ impl Invoker {
         worker: Option<u32>,
         retries: u32,
         timeout: Option<f64>,
-    ) -> PyResult<Call> {
+    ) -> PyResult<PyCall> {
         let asked = self.asked(py, function, worker, retries, timeout)?;
-        let input = View::of(input, Use::Reading)?;
+        let input = BufferView::of(input, BufferUse::Reading)?;
         let failed = |error: Error| raised(py, &error);
         let (from, mut held) =
             self.0.within_reach(&input, size(py, "input", input.len_bytes())?).map_err(failed)?;
@@ -366,24 +378,24 @@ impl Invoker {
             let invocation = self.0.send_raw(&asked, from, to);
             held.output = Some(paper);
             held.views.push(Arc::new(input));
-            (invocation, Sent::Bytes(held))
+            (invocation, SentRequest::Bytes(held))
         } else {
-            let output = View::of(output, Use::Writing)?;
+            let output = BufferView::of(output, BufferUse::Writing)?;
             let to = (output.pointer().as_ptr(), size(py, "output", output.len_bytes())?);
             let invocation = self.0.send_raw(&asked, from, to);
             held.views.extend([Arc::new(input), Arc::new(output)]);
-            (invocation, Sent::Bytes(held))
+            (invocation, SentRequest::Bytes(held))
         };
-        Ok(Call::new(invocation.map_err(failed)?, asked, sent, self.0.clone()))
+        Ok(PyCall::new(invocation.map_err(failed)?, asked, sent, self.0.clone()))
     }
 }
 
-impl Invoker {
-    fn read(&self) -> std::sync::RwLockReadGuard<'_, Kept<sublet::Invoker>> {
+impl PyInvoker {
+    fn read(&self) -> std::sync::RwLockReadGuard<'_, ForkCell<sublet::Invoker>> {
         self.0.invoker.read().unwrap_or_else(PoisonError::into_inner)
     }
 
-    fn write(&self) -> std::sync::RwLockWriteGuard<'_, Kept<sublet::Invoker>> {
+    fn write(&self) -> std::sync::RwLockWriteGuard<'_, ForkCell<sublet::Invoker>> {
         self.0.invoker.write().unwrap_or_else(PoisonError::into_inner)
     }
 
@@ -394,11 +406,11 @@ impl Invoker {
         worker: Option<u32>,
         retries: u32,
         timeout: Option<f64>,
-    ) -> PyResult<Asked> {
+    ) -> PyResult<RequestedCall> {
         let function = self.read().function(function).map_err(|error| raised(py, &error))?;
         let timeout = timeout.map(|timeout| seconds(py, "timeout", timeout)).transpose()?;
         let deadline = timeout.and_then(|timeout| Instant::now().checked_add(timeout));
-        Ok(Asked { function, worker, retries, deadline })
+        Ok(RequestedCall { function, worker, retries, deadline })
     }
 }
 

@@ -11,9 +11,9 @@ mod buffer;
 mod call;
 mod component;
 mod error;
+mod fork_cell;
 mod invoker;
-mod kept;
-mod lent;
+mod lent_messages;
 mod message;
 mod pool;
 mod queue;
@@ -24,14 +24,14 @@ use pyo3::prelude::*;
 #[pymodule]
 fn _native(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add("VERSION", env!("CARGO_PKG_VERSION"))?;
-    module.add_class::<application::Application>()?;
-    module.add_class::<buffer::Buffer>()?;
-    module.add_class::<call::Call>()?;
-    module.add_class::<component::Memory>()?;
-    module.add_class::<component::Reading>()?;
-    module.add_class::<invoker::Invoker>()?;
-    module.add_class::<queue::Queue>()?;
-    module.add_function(wrap_pyfunction!(kept::forked, module)?)?;
+    module.add_class::<application::PyApplication>()?;
+    module.add_class::<buffer::OwnedBuffer>()?;
+    module.add_class::<call::PyCall>()?;
+    module.add_class::<component::PyMemory>()?;
+    module.add_class::<component::PyMemoryReading>()?;
+    module.add_class::<invoker::PyInvoker>()?;
+    module.add_class::<queue::PyQueue>()?;
+    module.add_function(wrap_pyfunction!(fork_cell::forked, module)?)?;
     module.add_function(wrap_pyfunction!(invoker::is_path, module)?)?;
     module.add_function(wrap_pyfunction!(buffer::is_registered, module)?)?;
     module.add_function(wrap_pyfunction!(buffer::allocate, module)?)

@@ -5,14 +5,16 @@ use std::sync::Arc;
 
 use pyo3::prelude::*;
 use pyo3::types::{PyByteArray, PyBytes, PyList};
-use sublet::frames::{self, At, FREES, Head, IN_USE, Piece, Place, Shared, SharedBytes, Source};
+use sublet::frames::{
+    self, FREES, Head, IN_USE, Piece, PieceLocation, ReceivedPiece, SharedAddress, SharedBytes, Source,
+};
 use sublet::{Code, Error};
-use sublet_python_buffers::{Use, View};
+use sublet_python_buffers::{BufferUse, BufferView};
 
-use crate::buffer::{Buffer, Owner};
+use crate::buffer::{BufferOwner, OwnedBuffer};
 use crate::error::raised;
-use crate::lent::{By, Lent};
-use crate::pool::{Paper, Pool};
+use crate::lent_messages::{LentMessages, ReplySource};
+use crate::pool::{MemoryPool, Paper};
 
 /// A part that is no larger is copied out of its message, so that the message's memory can be used again, in bytes.
 const COPIED_BYTES: u64 = 4096;
@@ -21,18 +23,18 @@ const COPIED_BYTES: u64 = 4096;
 const OWN_PIECES: usize = 2;
 
 /// A request that was written, and all that its reply may refer to.
-pub struct Request {
+pub struct WrittenRequest {
     /// The message.
     pub paper: Paper,
     /// Length of the message.
     pub len_bytes: u32,
     /// Token of the call that the message belongs to.
     pub token: u64,
-    parts: Vec<Part>,
+    parts: Vec<RequestPart>,
 }
 
 /// One part of a request.
-struct Part {
+struct RequestPart {
     len_bytes: u64,
     place: PartPlace,
 }
@@ -42,24 +44,24 @@ enum PartPlace {
     /// In the message, at this offset.
     Message(u64),
     /// In the object's own memory, which the view keeps.
-    Object(Arc<View>),
+    Object(Arc<BufferView>),
 }
 
 /// Reply of a worker: its kind, and its parts.
 #[derive(IntoPyObject)]
-pub struct Reply<'py>(u32, Bound<'py, PyList>);
+pub struct WorkerReply<'py>(u32, Bound<'py, PyList>);
 
 /// Head of a worker's reply, and the places of its pieces.
-pub struct Opened {
+pub struct OpenedReply {
     head: Head,
-    places: Vec<Place>,
+    places: Vec<ReceivedPiece>,
     /// Tokens of calls whose memory the worker does not use any more.
     freed: Vec<u64>,
 }
 
-impl Opened {
+impl OpenedReply {
     /// Reads a reply of `len_bytes` bytes from a page.
-    pub fn of(paper: &Paper, len_bytes: usize) -> Result<Opened, Error> {
+    pub fn of(paper: &Paper, len_bytes: usize) -> Result<OpenedReply, Error> {
         let at = paper.start();
         let copy = |from: u64, into: &mut [u8]| {
             // SAFETY: nothing beyond the paper is asked for: `read` knows its length, and has checked the offsets of pieces.
@@ -68,7 +70,7 @@ impl Opened {
         let (head, mut places) = frames::read(len_bytes.min(paper.len()) as u64, copy)?;
         let mut freed = Vec::new();
         if head.operation & FREES != 0
-            && let Some(Place { at: At::Message(offset), len_bytes, .. }) = places.pop()
+            && let Some(ReceivedPiece { at: PieceLocation::Message(offset), len_bytes, .. }) = places.pop()
         {
             for number in 0..len_bytes / 8 {
                 let mut token = [0; 8];
@@ -76,12 +78,12 @@ impl Opened {
                 freed.push(u64::from_le_bytes(token));
             }
         }
-        Ok(Opened { head, places, freed })
+        Ok(OpenedReply { head, places, freed })
     }
 
     /// Notes which memory the worker uses, and which it uses no more.
-    pub fn note(&self, lent: &Lent, worker: u32, memory: (&Arc<Request>, &Paper)) {
-        let by = By { worker, process: Some(self.head.token) };
+    pub fn note(&self, lent: &LentMessages, worker: u32, memory: (&Arc<WrittenRequest>, &Paper)) {
+        let by = ReplySource { worker, process: Some(self.head.token) };
         if self.head.operation & IN_USE != 0 {
             lent.lend(by, (memory.0.clone(), memory.1.clone()));
         }
@@ -92,20 +94,20 @@ impl Opened {
     }
 }
 
-impl Request {
+impl WrittenRequest {
     /// Writes a request on a page of this pool. Registered memory is not copied if the workers share it with this
     /// process.
     pub fn new(
         py: Python<'_>,
         head: Head,
         parts: &[Bound<'_, PyAny>],
-        (pool, shares_memory): (&Arc<Pool>, bool),
-    ) -> PyResult<Request> {
+        (pool, shares_memory): (&Arc<MemoryPool>, bool),
+    ) -> PyResult<WrittenRequest> {
         let failed = |error: Error| raised(py, &error);
         let memory = pool.memory();
         let (mut pieces, mut views) = (Vec::with_capacity(parts.len()), Vec::with_capacity(parts.len()));
         for (number, part) in parts.iter().enumerate() {
-            let view = View::of(part, Use::Reading)?;
+            let view = BufferView::of(part, BufferUse::Reading)?;
             let (at, len_bytes) = (view.pointer().as_ptr().cast_const(), view.len_bytes());
             let shared = (shares_memory && number > 0).then(|| memory.locate(at, len_bytes)).flatten();
             let source = shared.map_or(Source::Here(view.pointer()), Source::Shared);
@@ -129,27 +131,32 @@ impl Request {
         // SAFETY: the paper is large enough, and only this request has it; the views keep the pieces at their
         // addresses.
         let offsets = unsafe { frames::write(head, &pieces, paper.start()) };
-        let part = |(view, (piece, offset)): (View, (&Piece, u64))| {
+        let part = |(view, (piece, offset)): (BufferView, (&Piece, u64))| {
             let place = match piece.source {
                 Source::Shared(_) => PartPlace::Object(Arc::new(view)),
                 // A piece that was copied need not be kept.
                 _ => PartPlace::Message(offset),
             };
-            Part { len_bytes: piece.len_bytes, place }
+            RequestPart { len_bytes: piece.len_bytes, place }
         };
         let parts = views.into_iter().zip(pieces.iter().zip(offsets)).map(part).collect();
-        Ok(Request { paper, len_bytes, token: head.token, parts })
+        Ok(WrittenRequest { paper, len_bytes, token: head.token, parts })
     }
 
     /// Returns the parts of a reply from a page.
-    pub fn reply<'py>(&self, py: Python<'py>, paper: &Paper, opened: &Opened) -> PyResult<Reply<'py>> {
+    pub fn reply<'py>(
+        &self,
+        py: Python<'py>,
+        paper: &Paper,
+        opened: &OpenedReply,
+    ) -> PyResult<WorkerReply<'py>> {
         let at = paper.start();
-        let Opened { head, places, .. } = opened;
+        let OpenedReply { head, places, .. } = opened;
         let parts = PyList::empty(py);
         for (number, place) in places.iter().enumerate() {
             let (at, owner) = self.find(py, place, (at, paper))?;
             let is_pickle = number == 0;
-            let is_own = matches!(owner, Owner::Object(_));
+            let is_own = matches!(owner, BufferOwner::Object(_));
             if is_pickle || (place.len_bytes <= COPIED_BYTES && !is_own) {
                 let copy = |into: &mut [u8]| {
                     // SAFETY: `find` has found the piece's bytes there. Workers may still write them.
@@ -163,26 +170,26 @@ impl Request {
                     parts.append(PyByteArray::new_with(py, len, copy)?)?;
                 }
             } else {
-                parts.append(Buffer::new(at, place.len_bytes, place.read_only, owner))?;
+                parts.append(OwnedBuffer::new(at, place.len_bytes, place.read_only, owner))?;
             }
         }
-        Ok(Reply(head.operation & !(IN_USE | FREES), parts))
+        Ok(WorkerReply(head.operation & !(IN_USE | FREES), parts))
     }
 
     /// Returns the address of a part of the reply, and the owner that keeps it there.
     fn find(
         &self,
         py: Python<'_>,
-        place: &Place,
+        place: &ReceivedPiece,
         (message, paper): (NonNull<u8>, &Paper),
-    ) -> PyResult<(NonNull<u8>, Owner)> {
-        let Shared { number, offset } = match place.at {
-            At::Message(offset) => {
+    ) -> PyResult<(NonNull<u8>, BufferOwner)> {
+        let SharedAddress { number, offset } = match place.at {
+            PieceLocation::Message(offset) => {
                 // SAFETY: `read` has found that it is in the message.
                 let at = unsafe { message.add(offset as usize) };
-                return Ok((at, Owner::Message(paper.clone())));
+                return Ok((at, BufferOwner::Message(paper.clone())));
             }
-            At::Shared(shared) => shared,
+            PieceLocation::Shared(shared) => shared,
         };
         let unknown = || {
             let message =
@@ -194,11 +201,11 @@ impl Request {
             return Err(unknown());
         }
         let (begin, owner) = match &part.place {
-            PartPlace::Object(view) => (view.pointer(), Owner::Object(view.clone())),
+            PartPlace::Object(view) => (view.pointer(), BufferOwner::Object(view.clone())),
             PartPlace::Message(offset) => {
                 let message = self.paper.start();
                 // SAFETY: where `write` has put the part.
-                (unsafe { message.add(*offset as usize) }, Owner::Message(self.paper.clone()))
+                (unsafe { message.add(*offset as usize) }, BufferOwner::Message(self.paper.clone()))
             }
         };
         // SAFETY: it is within the part, as was just found.

@@ -7,7 +7,7 @@ use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 
 use sublet::{Buffer, Error, RegisteredMemory};
 
-use crate::kept::Kept;
+use crate::fork_cell::ForkCell;
 
 /// Size of the smallest piece in bytes; most messages are smaller.
 const SMALLEST_BYTES: u64 = 64 << 10;
@@ -15,16 +15,16 @@ const SMALLEST_BYTES: u64 = 64 << 10;
 const MOST_IDLE_BYTES: u64 = 256 << 20;
 
 /// A piece of registered memory for one message. Dropping it gives the memory back to the pool.
-pub struct Page {
-    buffer: ManuallyDrop<Kept<Buffer<u8>>>,
-    pool: Arc<Pool>,
+pub struct MessageMemory {
+    buffer: ManuallyDrop<ForkCell<Buffer<u8>>>,
+    pool: Arc<MemoryPool>,
 }
 
 /// A shared page, which goes back to its pool with the last reference.
-pub type Paper = Arc<Page>;
+pub type Paper = Arc<MessageMemory>;
 
 /// The memory of some invokers, and pieces of it that wait to be used again.
-pub struct Pool {
+pub struct MemoryPool {
     memory: RegisteredMemory,
     idle: Mutex<Idle>,
 }
@@ -32,23 +32,23 @@ pub struct Pool {
 #[derive(Default)]
 struct Idle {
     /// Unused pieces; the one that was used last is the last.
-    buffers: Vec<Kept<Buffer<u8>>>,
+    buffers: Vec<ForkCell<Buffer<u8>>>,
     bytes: u64,
 }
 
-impl Pool {
+impl MemoryPool {
     /// Makes a pool of this memory.
-    pub fn of(memory: RegisteredMemory) -> Arc<Pool> {
-        Arc::new(Pool { memory, idle: Mutex::default() })
+    pub fn of(memory: RegisteredMemory) -> Arc<MemoryPool> {
+        Arc::new(MemoryPool { memory, idle: Mutex::default() })
     }
 
     /// Returns the pool of the memory that arrays are in, for workers on this machine.
-    pub fn shared() -> Result<&'static Arc<Pool>, Error> {
-        static SHARED: OnceLock<Arc<Pool>> = OnceLock::new();
+    pub fn shared() -> Result<&'static Arc<MemoryPool>, Error> {
+        static SHARED: OnceLock<Arc<MemoryPool>> = OnceLock::new();
         if let Some(pool) = SHARED.get() {
             return Ok(pool);
         }
-        let made = Pool::of(RegisteredMemory::new()?);
+        let made = MemoryPool::of(RegisteredMemory::new()?);
         Ok(SHARED.get_or_init(|| made))
     }
 
@@ -58,7 +58,7 @@ impl Pool {
     }
 
     /// Takes a piece of at least `len_bytes` bytes.
-    pub fn take(self: &Arc<Pool>, len_bytes: u64) -> Result<Paper, Error> {
+    pub fn take(self: &Arc<MemoryPool>, len_bytes: u64) -> Result<Paper, Error> {
         let wanted = len_bytes.max(SMALLEST_BYTES);
         let buffer = match self.take_idle(wanted) {
             Some(buffer) => buffer,
@@ -66,17 +66,18 @@ impl Pool {
                 let most = u64::from(u32::MAX);
                 let whole =
                     wanted.checked_next_power_of_two().filter(|&bytes| bytes <= most).unwrap_or(wanted);
-                Kept::new(self.memory.buffer::<u8>(whole as usize)?)
+                ForkCell::new(self.memory.buffer::<u8>(whole as usize)?)
             }
         };
-        Ok(Arc::new(Page { buffer: ManuallyDrop::new(buffer), pool: self.clone() }))
+        Ok(Arc::new(MessageMemory { buffer: ManuallyDrop::new(buffer), pool: self.clone() }))
     }
 
-    fn take_idle(&self, wanted: u64) -> Option<Kept<Buffer<u8>>> {
+    fn take_idle(&self, wanted: u64) -> Option<ForkCell<Buffer<u8>>> {
         let mut idle = self.lock();
         // More than twice the size is not worth the waste where others may want it.
-        let fits =
-            |buffer: &Kept<Buffer<u8>>| (wanted..=wanted.saturating_mul(2)).contains(&(buffer.len() as u64));
+        let fits = |buffer: &ForkCell<Buffer<u8>>| {
+            (wanted..=wanted.saturating_mul(2)).contains(&(buffer.len() as u64))
+        };
         let at = idle.buffers.iter().rposition(fits)?;
         let buffer = idle.buffers.remove(at);
         idle.bytes -= buffer.len() as u64;
@@ -88,7 +89,7 @@ impl Pool {
     }
 }
 
-impl Page {
+impl MessageMemory {
     /// Address of the first byte. There is no slice: workers may write to a page at any time.
     pub fn start(&self) -> NonNull<u8> {
         self.buffer.start()
@@ -100,7 +101,7 @@ impl Page {
     }
 }
 
-impl Drop for Page {
+impl Drop for MessageMemory {
     fn drop(&mut self) {
         // SAFETY: only this function takes the buffer, and the page is not used afterwards.
         let buffer = unsafe { ManuallyDrop::take(&mut self.buffer) };

@@ -8,46 +8,46 @@ use std::time::Duration;
 use pyo3::prelude::*;
 
 /// The numbers of calls whose wakers were called.
-#[pyclass(frozen, module = "sublet._native")]
-pub struct Queue(Arc<Shared>);
+#[pyclass(name = "Queue", frozen, module = "sublet._native")]
+pub struct PyQueue(Arc<QueueState>);
 
 #[derive(Default)]
-struct Shared {
+struct QueueState {
     woken: Mutex<VecDeque<u64>>,
     more: Condvar,
 }
 
 /// Puts one call's number into the queue.
-struct Bell {
-    queue: Arc<Shared>,
+struct QueueBell {
+    queue: Arc<QueueState>,
     number: u64,
 }
 
-impl Wake for Bell {
-    fn wake(self: Arc<Bell>) {
+impl Wake for QueueBell {
+    fn wake(self: Arc<QueueBell>) {
         self.queue.lock().push_back(self.number);
         self.queue.more.notify_one();
     }
 }
 
-impl Shared {
+impl QueueState {
     fn lock(&self) -> MutexGuard<'_, VecDeque<u64>> {
         self.woken.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
-impl Queue {
+impl PyQueue {
     /// Returns a waker that puts this number into the queue.
     pub fn waker(&self, number: u64) -> Waker {
-        Waker::from(Arc::new(Bell { queue: self.0.clone(), number }))
+        Waker::from(Arc::new(QueueBell { queue: self.0.clone(), number }))
     }
 }
 
 #[pymethods]
-impl Queue {
+impl PyQueue {
     #[new]
-    fn new() -> Queue {
-        Queue(Arc::default())
+    fn new() -> PyQueue {
+        PyQueue(Arc::default())
     }
 
     /// Puts a number into the queue.

@@ -22,18 +22,18 @@ const ROUND: Duration = Duration::from_millis(200);
 
 /// Running attackers. They end when [`Attack::end`] is called.
 pub struct Attack {
-    running: Arc<Running>,
+    running: Arc<AttackState>,
     threads: Vec<JoinHandle<()>>,
 }
 
 /// State that the threads of one attack share.
 #[derive(Default)]
-struct Running {
+struct AttackState {
     is_over: AtomicBool,
     made: AtomicUsize,
 }
 
-impl Running {
+impl AttackState {
     fn is_over(&self) -> bool {
         self.is_over.load(Ordering::Relaxed)
     }
@@ -70,9 +70,9 @@ impl Attack {
         attack
     }
 
-    fn of(act: impl Fn(usize, &Running) + Copy + Send + 'static) -> Attack {
+    fn of(act: impl Fn(usize, &AttackState) + Copy + Send + 'static) -> Attack {
         raise_files();
-        let running = Arc::new(Running::default());
+        let running = Arc::new(AttackState::default());
         let begin = |thread| {
             let running = running.clone();
             std::thread::spawn(move || act(thread, &running))
@@ -99,7 +99,7 @@ pub fn raise_files() {
     let _ = setrlimit(Resource::Nofile, Rlimit { current: limit.maximum, ..limit });
 }
 
-fn keep_open(target: SocketAddrV4, connections: usize, thread: usize, running: &Running) {
+fn keep_open(target: SocketAddrV4, connections: usize, thread: usize, running: &AttackState) {
     let mut open: Vec<Option<TcpStream>> = (0..connections).map(|_| None).collect();
     while !running.is_over() {
         for (number, slot) in open.iter_mut().enumerate() {
@@ -112,7 +112,7 @@ fn keep_open(target: SocketAddrV4, connections: usize, thread: usize, running: &
     }
 }
 
-fn come_and_go(target: SocketAddrV4, thread: usize, running: &Running) {
+fn come_and_go(target: SocketAddrV4, thread: usize, running: &AttackState) {
     for number in 0.. {
         if running.is_over() {
             return;

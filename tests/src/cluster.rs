@@ -23,14 +23,14 @@ use tempfile::TempDir;
 use crate::disk::SmallDisk;
 use crate::functions::package;
 use crate::nats::{self, NatsServer};
-use crate::network::{Host, Network};
+use crate::network::{Host, SwitchedNetwork};
 use crate::platform::{assert_echoes, sublet};
 use crate::process::{self, is_alive, wait_until};
-use crate::program::{Program, inside};
+use crate::program::{ServerProgram, inside};
 
 /// The port of managers on hosts of their own.
 const PORT: u16 = 7433;
-/// Hosts of a [`Network`], by their numbers: clients, all managers with their store, and from here on agents.
+/// Hosts of a [`SwitchedNetwork`], by their numbers: clients, all managers with their store, and from here on agents.
 pub const CLIENT_HOST: u8 = 0;
 /// See [`CLIENT_HOST`].
 pub const MANAGER_HOST: u8 = 1;
@@ -40,13 +40,13 @@ pub const FIRST_AGENT_HOST: u8 = 2;
 pub const TENANT: &str = "somebody";
 
 /// Parts of a cluster, other than its agents.
-pub struct Plan {
+pub struct ClusterPlan {
     /// Number of managers.
     pub managers: u8,
     /// Store that the managers share.
-    pub store: Store,
+    pub store: StoreChoice,
     /// Network of the cluster, if it is to run on hosts of its own.
-    pub network: Option<Network>,
+    pub network: Option<SwitchedNetwork>,
     /// Size of the small disk for a manager's state, if there is to be one.
     pub disk_bytes: Option<u64>,
     /// Further command-line arguments of the managers.
@@ -54,16 +54,16 @@ pub struct Plan {
 }
 
 /// Store that managers share.
-pub enum Store {
+pub enum StoreChoice {
     /// A file: for one manager.
     Embedded,
     /// A server of the test's own.
-    Nats(nats::Settings),
+    Nats(nats::NatsSettings),
 }
 
 /// Cores that an agent lends.
 #[derive(Clone, Copy, Debug)]
-pub struct Lent {
+pub struct LentCores {
     /// Cores that are leased whole, each to one lease.
     pub cores: u32,
     /// Cores that several leases share, and the number of workers that they take.
@@ -73,13 +73,13 @@ pub struct Lent {
 /// Running managers and agents; gone when it is dropped.
 pub struct Cluster {
     /// Agents, in the order of their starts.
-    pub agents: Vec<Agent>,
+    pub agents: Vec<AgentProcess>,
     /// Managers, in the order of their starts.
-    pub managers: Vec<Manager>,
+    pub managers: Vec<ManagerProcess>,
     /// The store of the managers, if it is a server.
     pub nats: Option<NatsServer>,
     /// The hosts of the managers and agents.
-    pub network: Option<Network>,
+    pub network: Option<SwitchedNetwork>,
     /// The first manager's disk, if it is a small one.
     pub disk: Option<SmallDisk>,
     ca: Vec<u8>,
@@ -87,8 +87,8 @@ pub struct Cluster {
 }
 
 /// A manager's process.
-pub struct Manager {
-    program: Program,
+pub struct ManagerProcess {
+    program: ServerProgram,
     state: PathBuf,
     socket: PathBuf,
     /// `https://...`
@@ -98,8 +98,8 @@ pub struct Manager {
 }
 
 /// An agent's process.
-pub struct Agent {
-    program: Program,
+pub struct AgentProcess {
+    program: ServerProgram,
     state: PathBuf,
     /// Name of the agent's node.
     pub name: String,
@@ -107,48 +107,58 @@ pub struct Agent {
     pub host: Option<Host>,
 }
 
-impl Default for Plan {
-    fn default() -> Plan {
-        Plan { managers: 1, store: Store::Embedded, network: None, disk_bytes: None, arguments: Vec::new() }
+impl Default for ClusterPlan {
+    fn default() -> ClusterPlan {
+        ClusterPlan {
+            managers: 1,
+            store: StoreChoice::Embedded,
+            network: None,
+            disk_bytes: None,
+            arguments: Vec::new(),
+        }
     }
 }
 
-impl Plan {
+impl ClusterPlan {
     /// Managers of one NATS server.
-    pub fn of_managers(managers: u8) -> Plan {
-        Plan { managers, store: Store::Nats(nats::Settings::default()), ..Plan::default() }
+    pub fn of_managers(managers: u8) -> ClusterPlan {
+        ClusterPlan {
+            managers,
+            store: StoreChoice::Nats(nats::NatsSettings::default()),
+            ..ClusterPlan::default()
+        }
     }
 }
 
-impl Lent {
+impl LentCores {
     /// Lends `cores` cores and no shared ones.
-    pub fn cores(cores: u32) -> Lent {
-        Lent { cores, shared: None }
+    pub fn cores(cores: u32) -> LentCores {
+        LentCores { cores, shared: None }
     }
 
     /// Lends `cores` shared cores that take `places` workers, and no others.
-    pub fn shared(cores: u32, places: u32) -> Lent {
-        Lent { cores: 0, shared: Some((cores, places)) }
+    pub fn shared(cores: u32, places: u32) -> LentCores {
+        LentCores { cores: 0, shared: Some((cores, places)) }
     }
 }
 
 impl Cluster {
     /// Starts one manager and `agents` agents, which lend a core each.
     pub fn with_agents(agents: usize) -> Cluster {
-        let mut cluster = Cluster::start(Plan::default());
+        let mut cluster = Cluster::start(ClusterPlan::default());
         for _ in 0..agents {
-            cluster.add_agent(Lent::cores(1));
+            cluster.add_agent(LentCores::cores(1));
         }
         cluster
     }
 
     /// Starts managers.
-    pub fn start(plan: Plan) -> Cluster {
+    pub fn start(plan: ClusterPlan) -> Cluster {
         let folder = tempfile::tempdir().expect("a folder for temporary files is there");
         let host = plan.network.as_ref().map(|network| network.host(MANAGER_HOST));
         let nats = match &plan.store {
-            Store::Embedded => None,
-            Store::Nats(settings) => Some(match &host {
+            StoreChoice::Embedded => None,
+            StoreChoice::Nats(settings) => Some(match &host {
                 None => NatsServer::start_with(settings),
                 Some(host) => host.run(|| NatsServer::start_with(settings)),
             }),
@@ -176,11 +186,11 @@ impl Cluster {
     }
 
     /// Starts a manager above those that there are, which is not among them.
-    pub fn start_global(&mut self) -> Manager {
+    pub fn start_global(&mut self) -> ManagerProcess {
         self.start_manager(self.managers.len() as u8, None, &["--global".to_owned()])
     }
 
-    fn start_manager(&mut self, number: u8, host: Option<&Host>, more: &[String]) -> Manager {
+    fn start_manager(&mut self, number: u8, host: Option<&Host>, more: &[String]) -> ManagerProcess {
         let (ip, port) = match host {
             Some(host) => (host.address(number), PORT),
             None => free_address(),
@@ -197,26 +207,26 @@ impl Cluster {
         }
         arguments.extend(more.iter().cloned());
         let entry = host.map(Host::entry).or(self.disk.as_ref().map(SmallDisk::entry));
-        let program = Program::start(&name, self.folder.path(), maker(arguments, entry));
+        let program = ServerProgram::start(&name, self.folder.path(), maker(arguments, entry));
         let state = self.disk.as_ref().map_or(state, SmallDisk::path);
         let certificate = fs::read(state.join("tls/ca.pem")).expect("the manager has made a certificate");
         self.ca.extend(certificate);
         fs::write(self.ca_file(), &self.ca).expect("the folder can be written to");
-        Manager { program, state, socket, address, ip }
+        ManagerProcess { program, state, socket, address, ip }
     }
 
     /// Starts an agent, on the next host if there are hosts, and waits until its node is lent. Says its number.
-    pub fn add_agent(&mut self, lent: Lent) -> usize {
+    pub fn add_agent(&mut self, lent: LentCores) -> usize {
         self.add_agent_with(lent, &[])
     }
 
     /// Does what [`Cluster::add_agent`] does, with further command-line arguments.
-    pub fn add_agent_with(&mut self, lent: Lent, more: &[&str]) -> usize {
+    pub fn add_agent_with(&mut self, lent: LentCores, more: &[&str]) -> usize {
         self.add_agent_to(&self.addresses(), lent, more)
     }
 
     /// Does what [`Cluster::add_agent`] does, with an agent that knows only these managers.
-    pub fn add_agent_to(&mut self, managers: &str, lent: Lent, more: &[&str]) -> usize {
+    pub fn add_agent_to(&mut self, managers: &str, lent: LentCores, more: &[&str]) -> usize {
         let number = self.agents.len();
         let name = format!("node-{number}");
         let token = self.token(&CreateTokenRequest {
@@ -231,7 +241,7 @@ impl Cluster {
     }
 
     /// Starts an agent with a token, and does not wait for anything.
-    pub fn begin_agent(&self, name: &str, token: &str, lent: Lent, more: &[&str]) -> Agent {
+    pub fn begin_agent(&self, name: &str, token: &str, lent: LentCores, more: &[&str]) -> AgentProcess {
         self.begin_agent_to(&self.addresses(), name, token, lent, more)
     }
 
@@ -241,9 +251,9 @@ impl Cluster {
         managers: &str,
         name: &str,
         token: &str,
-        lent: Lent,
+        lent: LentCores,
         more: &[&str],
-    ) -> Agent {
+    ) -> AgentProcess {
         let host =
             self.network.as_ref().map(|network| network.host(FIRST_AGENT_HOST + self.agents.len() as u8));
         let state = self.folder.path().join(name);
@@ -270,8 +280,8 @@ impl Cluster {
         }
         arguments.extend(more.iter().map(|&argument| argument.to_owned()));
         let program =
-            Program::begin(name, self.folder.path(), maker(arguments, host.as_ref().map(Host::entry)));
-        Agent { program, state, name: name.to_owned(), host }
+            ServerProgram::begin(name, self.folder.path(), maker(arguments, host.as_ref().map(Host::entry)));
+        AgentProcess { program, state, name: name.to_owned(), host }
     }
 
     /// The addresses of all managers, as clients and agents take them.
@@ -403,7 +413,7 @@ impl Cluster {
     #[track_caller]
     pub fn wait_until_idle(&self) {
         wait_until("nothing is leased any more", || {
-            let nodes = self.managers.iter().flat_map(Manager::nodes);
+            let nodes = self.managers.iter().flat_map(ManagerProcess::nodes);
             let idle = |node: NodeInfo| {
                 let leased = (node.cores_leased, node.shared_leased, node.memory_leased_bytes);
                 leased == (0, 0, 0) || node.state() == NodeState::Lost
@@ -423,7 +433,7 @@ impl Cluster {
     }
 
     fn workers(&self) -> Vec<u32> {
-        self.agents.iter().flat_map(Agent::workers).collect()
+        self.agents.iter().flat_map(AgentProcess::workers).collect()
     }
 }
 
@@ -439,7 +449,7 @@ impl Drop for Cluster {
     }
 }
 
-impl Manager {
+impl ManagerProcess {
     /// An operator, by its own socket.
     pub fn operator(&self) -> Invoker {
         Invoker::connect_to(&self.socket()).unwrap_or_else(|error| panic!("{error}"))
@@ -502,7 +512,7 @@ impl Manager {
     }
 }
 
-impl Agent {
+impl AgentProcess {
     /// Path of the agent's state folder.
     pub fn state(&self) -> &Path {
         &self.state
@@ -529,28 +539,28 @@ impl Agent {
     }
 }
 
-impl Deref for Manager {
-    type Target = Program;
-    fn deref(&self) -> &Program {
+impl Deref for ManagerProcess {
+    type Target = ServerProgram;
+    fn deref(&self) -> &ServerProgram {
         &self.program
     }
 }
 
-impl DerefMut for Manager {
-    fn deref_mut(&mut self) -> &mut Program {
+impl DerefMut for ManagerProcess {
+    fn deref_mut(&mut self) -> &mut ServerProgram {
         &mut self.program
     }
 }
 
-impl Deref for Agent {
-    type Target = Program;
-    fn deref(&self) -> &Program {
+impl Deref for AgentProcess {
+    type Target = ServerProgram;
+    fn deref(&self) -> &ServerProgram {
         &self.program
     }
 }
 
-impl DerefMut for Agent {
-    fn deref_mut(&mut self) -> &mut Program {
+impl DerefMut for AgentProcess {
+    fn deref_mut(&mut self) -> &mut ServerProgram {
         &mut self.program
     }
 }

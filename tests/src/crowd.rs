@@ -22,13 +22,13 @@ const WAIT: Duration = Duration::from_secs(2);
 
 /// Clients at work. [`Crowd::stop`] returns the leases that they had.
 pub struct Crowd {
-    shared: Arc<Shared>,
-    clients: Vec<JoinHandle<Vec<Served>>>,
+    shared: Arc<CrowdState>,
+    clients: Vec<JoinHandle<Vec<ServedLease>>>,
 }
 
 /// A lease that was taken, used and given back.
 #[derive(Clone, Debug)]
-pub struct Served {
+pub struct ServedLease {
     /// Name of the lease.
     pub lease: String,
     /// Calls that were answered.
@@ -37,7 +37,7 @@ pub struct Served {
     pub usage: Usage,
 }
 
-struct Shared {
+struct CrowdState {
     stop: AtomicBool,
     /// Leases that were served in full.
     served: AtomicU64,
@@ -50,7 +50,7 @@ impl Crowd {
     /// Starts `clients` clients with one access, which tolerate that a request fails with some codes. Each client holds
     /// one core at a time, and no node lends more than `cores`: if more are held at a time, a core was leased twice.
     pub fn start(access: &Access, clients: u32, cores: u32, tolerated: fn(Code) -> bool) -> Crowd {
-        let shared = Arc::new(Shared {
+        let shared = Arc::new(CrowdState {
             stop: AtomicBool::new(false),
             served: AtomicU64::new(0),
             held: Mutex::default(),
@@ -84,15 +84,15 @@ impl Crowd {
     /// # Panics
     /// If a client has met what it does not tolerate.
     #[track_caller]
-    pub fn stop(self) -> Vec<Served> {
+    pub fn stop(self) -> Vec<ServedLease> {
         self.shared.stop.store(true, Ordering::Relaxed);
         let ended = self.clients.into_iter().map(JoinHandle::join);
         ended.flat_map(|served| served.unwrap_or_else(|_| panic!("a client has failed"))).collect()
     }
 }
 
-impl Shared {
-    fn work(&self, access: &Access, cores: u32) -> Vec<Served> {
+impl CrowdState {
+    fn work(&self, access: &Access, cores: u32) -> Vec<ServedLease> {
         let mut invoker = connect(access);
         let mut served = Vec::new();
         while !self.stop.load(Ordering::Relaxed) {
@@ -107,7 +107,7 @@ impl Shared {
         served
     }
 
-    fn serve(&self, invoker: &mut Invoker, cores: u32) -> Result<Served, Error> {
+    fn serve(&self, invoker: &mut Invoker, cores: u32) -> Result<ServedLease, Error> {
         invoker.allocate(&Allocation::new(package("calls.c")).wait(WAIT))?;
         let leases = invoker.leases();
         let [lease] = leases.as_slice() else { panic!("one core is one lease: {leases:?}") };
@@ -120,7 +120,7 @@ impl Shared {
         self.let_go(&lease.node);
         let usage = invoker.deallocate()?;
         self.served.fetch_add(1, Ordering::Relaxed);
-        Ok(Served { lease: lease.id.clone(), calls: CALLS, usage })
+        Ok(ServedLease { lease: lease.id.clone(), calls: CALLS, usage })
     }
 
     fn hold(&self, node: &str) -> u32 {

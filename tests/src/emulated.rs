@@ -48,7 +48,7 @@ pub fn program(source: &str) -> PathBuf {
 }
 
 /// A running machine.
-pub struct Machine {
+pub struct EmulatedMachine {
     process: Child,
     commands: ChildStdin,
     said: Receiver<String>,
@@ -58,12 +58,12 @@ pub struct Machine {
     _folder: TempDir,
 }
 
-impl Machine {
+impl EmulatedMachine {
     /// Boots one on a host, with these files beside Sublet's programs, each by its name. Its agent has more on its command line.
     ///
     /// # Panics
     /// If it does not boot.
-    pub fn boot(host: &Host, files: &[(&str, Vec<u8>)], agent: &[&str]) -> Machine {
+    pub fn boot(host: &Host, files: &[(&str, Vec<u8>)], agent: &[&str]) -> EmulatedMachine {
         let (folder, disk) = pack(files);
         let mut boot = Command::new(root().join(SCRIPT));
         boot.arg("boot").arg(&disk).arg(AGENT_PORT.to_string());
@@ -86,7 +86,7 @@ impl Machine {
             "SUBLET_LOG=info {FILES}/sublet agent --json --state /var/lib/sublet {}",
             agent.join(" ")
         );
-        let machine = Machine { process, commands, said, agent, _folder: folder };
+        let machine = EmulatedMachine { process, commands, said, agent, _folder: folder };
         machine.listen(|line| line == READY);
         machine
     }
@@ -148,7 +148,7 @@ impl Machine {
     }
 }
 
-impl Drop for Machine {
+impl Drop for EmulatedMachine {
     fn drop(&mut self) {
         // If it has ended already, that is as well.
         let _ = self.process.kill();

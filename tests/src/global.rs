@@ -5,7 +5,7 @@ use std::{fs, io};
 use sublet::{Allocation, Error, Invoker};
 use tempfile::TempDir;
 
-use crate::cluster::{Cluster, Lent, Plan};
+use crate::cluster::{Cluster, ClusterPlan, LentCores};
 use crate::process::wait_until;
 use crate::root;
 
@@ -20,17 +20,17 @@ pub const OWN: u64 = 4;
 const ANSWER_BYTES: usize = 8192;
 
 /// A worker process whose functions make a global process do what a test wants.
-pub struct Process(pub Invoker);
+pub struct GlobalProcess(pub Invoker);
 
-impl Process {
+impl GlobalProcess {
     /// The process of a new lease.
     ///
     /// # Panics
     /// If it cannot be had.
-    pub fn of(cluster: &Cluster, allocation: Allocation) -> Process {
+    pub fn of(cluster: &Cluster, allocation: Allocation) -> GlobalProcess {
         let mut invoker = cluster.invoker();
         invoker.allocate(&allocation).unwrap_or_else(|error| panic!("{error}"));
-        Process(invoker)
+        GlobalProcess(invoker)
     }
 
     /// Calls a function.
@@ -92,11 +92,11 @@ impl Process {
 
 /// A host, `node-0`, and a DPU, `node-1`, that name each other, each an agent on a network; both have these flags, too.
 pub fn computer(more: &[&str]) -> Cluster {
-    let mut cluster = Cluster::start(Plan::default());
+    let mut cluster = Cluster::start(ClusterPlan::default());
     let host = ["--devices", "none", "--neighbour", "node-1", "--listen", "127.0.0.1:0"];
-    cluster.add_agent_with(Lent::cores(2), &[&host, more].concat());
+    cluster.add_agent_with(LentCores::cores(2), &[&host, more].concat());
     let dpu = ["--devices", "none", "--pu", "dpu", "--neighbour", "node-0", "--listen", "127.0.0.1:0"];
-    cluster.add_agent_with(Lent::cores(2), &[&dpu, more].concat());
+    cluster.add_agent_with(LentCores::cores(2), &[&dpu, more].concat());
     cluster
 }
 
@@ -132,7 +132,7 @@ pub fn package_in_python() -> io::Result<TempDir> {
 /// # Panics
 /// If it never is, or that cannot be asked.
 #[track_caller]
-pub fn linked_unit(process: &Process) -> u64 {
+pub fn linked_unit(process: &GlobalProcess) -> u64 {
     let mut unit = 0;
     wait_until("the units are linked", || match process.call("unit", &1u32.to_le_bytes()) {
         Ok(found) => {
@@ -160,7 +160,7 @@ pub fn refused<T>(outcome: Result<T, Error>, what: &str) {
 /// # Panics
 /// If it is refused for another reason, or they never are.
 #[track_caller]
-pub fn allow(owner: &Process, words: [u64; 3]) {
+pub fn allow(owner: &GlobalProcess, words: [u64; 3]) {
     wait_until("the units are linked", || match owner.words("allow", &words) {
         Ok(_) => true,
         Err(error) if error.message.contains("no neighbour, or is out of reach") => false,
@@ -173,7 +173,7 @@ pub fn allow(owner: &Process, words: [u64; 3]) {
 /// # Panics
 /// If one does not arrive as it was.
 #[track_caller]
-pub fn exchange(reader: (&Process, u32), writer: (&Process, u32)) {
+pub fn exchange(reader: (&GlobalProcess, u32), writer: (&GlobalProcess, u32)) {
     for size in [0, 1, 40, 41, 4096, 4097, 8184] {
         let message: Vec<u8> = (0..size).map(|at| (at * 3) as u8).collect();
         writer.0.say(writer.1, &message).unwrap_or_else(|error| panic!("{size} bytes: {error}"));
@@ -188,7 +188,7 @@ pub fn exchange(reader: (&Process, u32), writer: (&Process, u32)) {
 /// # Panics
 /// If it cannot connect.
 #[track_caller]
-pub fn join_while_it_reads(writer: &Process, name: &str, reader: (&Process, u32)) -> u32 {
+pub fn join_while_it_reads(writer: &GlobalProcess, name: &str, reader: (&GlobalProcess, u32)) -> u32 {
     std::thread::scope(|scope| {
         let joining = scope.spawn(|| writer.join(name).unwrap_or_else(|error| panic!("{error}")));
         while !joining.is_finished() {

@@ -6,7 +6,7 @@ use std::net::TcpStream;
 use prost::Message;
 use sublet::{Access, Code, Error};
 use sublet_fabric::connection::Connection;
-use sublet_fabric::greeting::{self, Kind};
+use sublet_fabric::greeting::{self, ConnectionPurpose};
 use sublet_fabric::packet::PacketSocket;
 use sublet_fabric::remote::RemoteSocket;
 use sublet_proto::v1::agent_to_client::Body as Heard;
@@ -46,7 +46,7 @@ impl ByHand {
     pub fn from_afar(grant: &LeaseGrant) -> ByHand {
         let network = grant.network.as_ref().expect("the node is on a network");
         let socket = TcpStream::connect(&network.address).expect("the agent listens");
-        greeting::greet(&socket, &Kind::Control, None).unwrap_or_else(|error| panic!("{error}"));
+        greeting::greet(&socket, &ConnectionPurpose::Control, None).unwrap_or_else(|error| panic!("{error}"));
         let agent = RemoteSocket::connect(socket, &network.certificate);
         ByHand(agent.unwrap_or_else(|error| panic!("{error}")).into())
     }

@@ -17,7 +17,7 @@ const START_PATIENCE: Duration = Duration::from_secs(30);
 
 /// Settings of the server that differ from the usual ones.
 #[derive(Clone, Debug, Default)]
-pub struct Settings {
+pub struct NatsSettings {
     /// How many bytes the server stores; `None`: as much as the disk has.
     pub storage_bytes: Option<u64>,
     /// More lines for its file of settings.
@@ -34,11 +34,11 @@ pub struct NatsServer {
 impl NatsServer {
     /// Starts a server as usual.
     pub fn start() -> NatsServer {
-        NatsServer::start_with(&Settings::default())
+        NatsServer::start_with(&NatsSettings::default())
     }
 
     /// Starts a server with these settings.
-    pub fn start_with(settings: &Settings) -> NatsServer {
+    pub fn start_with(settings: &NatsSettings) -> NatsServer {
         let folder = tempfile::tempdir().expect("a folder for the server can be made");
         let port = free_port();
         std::fs::write(folder.path().join("nats.conf"), configuration(settings, folder.path(), port))
@@ -106,7 +106,7 @@ impl Drop for NatsServer {
     }
 }
 
-fn configuration(settings: &Settings, folder: &Path, port: u16) -> String {
+fn configuration(settings: &NatsSettings, folder: &Path, port: u16) -> String {
     let mut text =
         format!("listen: \"127.0.0.1:{port}\"\njetstream {{\n  store_dir: \"{}\"\n", folder.display());
     if let Some(bytes) = settings.storage_bytes {

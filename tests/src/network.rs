@@ -1,13 +1,13 @@
 //! Hosts of a test's own: network namespaces, each with a cable to one switch, on which links can be cut.
 //!
 //! A program is started on a host by its [`Host::entry`], and [`Host::run`] lets a thread of the test itself talk from
-//! there. All hosts see the same files, so a client and an agent on two hosts of [`Network::make`] still reach each
-//! other by a Unix socket. Hosts of [`Network::of_machines`] are machines to Sublet: a program that is started on one
+//! there. All hosts see the same files, so a client and an agent on two hosts of [`SwitchedNetwork::make`] still reach each
+//! other by a Unix socket. Hosts of [`SwitchedNetwork::of_machines`] are machines to Sublet: a program that is started on one
 //! sees a boot id of its own, and shares memory with no program elsewhere.
 //!
 //! A link is cut in one direction: a packet from one address to another is dropped where it arrives, and neither side
 //! is notified. All hosts are in namespaces that are named for the test's process, so tests run beside each other. The
-//! namespaces are removed when the [`Network`] is dropped; those that a killed test has left behind are removed by the
+//! namespaces are removed when the [`SwitchedNetwork`] is dropped; those that a killed test has left behind are removed by the
 //! next test.
 
 use std::collections::BTreeSet;
@@ -36,7 +36,7 @@ const DROPPING_RULES: &str = "50";
 const HOLD: &str = r#"mount --bind "$1" /proc/sys/kernel/random/boot_id && echo held && cat"#;
 
 /// Hosts on one switch.
-pub struct Network {
+pub struct SwitchedNetwork {
     name: String,
     hosts: Vec<Host>,
 }
@@ -46,27 +46,27 @@ pub struct Network {
 pub struct Host {
     namespace: String,
     number: u8,
-    machine: Option<Arc<Machine>>,
+    machine: Option<Arc<HostMachine>>,
 }
 
 /// Process that holds the mounts of a host, which make the host a machine.
 #[derive(Debug)]
-struct Machine {
+struct HostMachine {
     holder: Child,
     _boot_id: NamedTempFile,
 }
 
-impl Network {
+impl SwitchedNetwork {
     /// Makes `hosts` hosts. Returns `None`, and says so on standard output, where this user may not make any.
     ///
     /// # Panics
     /// If one could be made and the rest cannot.
-    pub fn make(hosts: u8) -> Option<Network> {
+    pub fn make(hosts: u8) -> Option<SwitchedNetwork> {
         static MADE: AtomicU32 = AtomicU32::new(0);
         remove_left_behind();
         let number = MADE.fetch_add(1, Ordering::Relaxed);
         let name = format!("{PREFIX}{}-{number}", std::process::id());
-        let mut network = Network { name, hosts: Vec::new() };
+        let mut network = SwitchedNetwork { name, hosts: Vec::new() };
         let switch = network.switch();
         let tried = ip(&["netns", "add", &switch]);
         if !tried.status.success() {
@@ -85,11 +85,11 @@ impl Network {
         Some(network)
     }
 
-    /// Does what [`Network::make`] does, with hosts that are machines.
-    pub fn of_machines(hosts: u8) -> Option<Network> {
-        let mut network = Network::make(hosts)?;
+    /// Does what [`SwitchedNetwork::make`] does, with hosts that are machines.
+    pub fn of_machines(hosts: u8) -> Option<SwitchedNetwork> {
+        let mut network = SwitchedNetwork::make(hosts)?;
         for host in &mut network.hosts {
-            host.machine = Some(Arc::new(Machine::start(host)));
+            host.machine = Some(Arc::new(HostMachine::start(host)));
         }
         Some(network)
     }
@@ -104,7 +104,7 @@ impl Network {
         self.rule("add", from, to);
     }
 
-    /// Undoes one [`Network::cut`].
+    /// Undoes one [`SwitchedNetwork::cut`].
     pub fn mend(&self, from: Ipv4Addr, to: Ipv4Addr) {
         self.rule("del", from, to);
     }
@@ -178,7 +178,7 @@ impl Network {
     }
 }
 
-impl Drop for Network {
+impl Drop for SwitchedNetwork {
     fn drop(&mut self) {
         for namespace in self.hosts.iter().map(|host| host.namespace.clone()).chain([self.switch()]) {
             // The next test removes a namespace that cannot be removed now.
@@ -235,8 +235,8 @@ impl Host {
     }
 }
 
-impl Machine {
-    fn start(host: &Host) -> Machine {
+impl HostMachine {
+    fn start(host: &Host) -> HostMachine {
         let mut boot_id = NamedTempFile::new().expect("a folder for temporary files is there");
         let [.., low] = host.number.to_be_bytes();
         writeln!(boot_id, "{:08x}-0000-4000-8000-0000000000{low:02x}", std::process::id())
@@ -253,11 +253,11 @@ impl Machine {
         let stdout = holder.stdout.take().expect("its standard output is a pipe");
         BufReader::new(stdout).read_line(&mut said).expect("a pipe can be read");
         assert_eq!(said.trim(), "held", "whoever may make a network namespace may mount");
-        Machine { holder, _boot_id: boot_id }
+        HostMachine { holder, _boot_id: boot_id }
     }
 }
 
-impl Drop for Machine {
+impl Drop for HostMachine {
     fn drop(&mut self) {
         // If it has ended already, that is as well.
         let _ = self.holder.kill();

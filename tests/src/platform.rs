@@ -16,7 +16,7 @@ use crate::functions::package;
 use crate::process::{self, is_alive, wait_until};
 
 /// A running `sublet up`, killed when it is dropped, and its workers with it.
-pub struct Platform {
+pub struct PlatformProcess {
     process: Child,
     state: PathBuf,
     /// JSON line that the platform printed when it was up.
@@ -24,34 +24,34 @@ pub struct Platform {
     _folder: Option<TempDir>,
 }
 
-impl Platform {
+impl PlatformProcess {
     /// Lends all cores of this machine.
-    pub fn start() -> Platform {
-        Platform::start_with(|_| {})
+    pub fn start() -> PlatformProcess {
+        PlatformProcess::start_with(|_| {})
     }
 
-    /// Does what [`Platform::start`] does, with a changed command.
-    pub fn start_with(change: impl FnOnce(&mut Command)) -> Platform {
+    /// Does what [`PlatformProcess::start`] does, with a changed command.
+    pub fn start_with(change: impl FnOnce(&mut Command)) -> PlatformProcess {
         let folder = tempfile::tempdir().expect("a folder for temporary files is there");
         let state = folder.path().join("state");
-        Platform::launch(&state, Some(folder), change)
+        PlatformProcess::launch(&state, Some(folder), change)
     }
 
-    /// Does what [`Platform::start`] does, by a command that executes the one that it is given.
-    pub fn start_by(wrap: impl FnOnce(&Command) -> Command) -> Platform {
-        Platform::start_with(|up| {
+    /// Does what [`PlatformProcess::start`] does, by a command that executes the one that it is given.
+    pub fn start_by(wrap: impl FnOnce(&Command) -> Command) -> PlatformProcess {
+        PlatformProcess::start_with(|up| {
             let wrapped = wrap(up);
             *up = wrapped;
             up.stdin(Stdio::null()).stdout(Stdio::piped());
         })
     }
 
-    /// Does what [`Platform::start`] does, in a folder that may have been used before and stays.
-    pub fn start_in(state: &Path) -> Platform {
-        Platform::launch(state, None, |_| {})
+    /// Does what [`PlatformProcess::start`] does, in a folder that may have been used before and stays.
+    pub fn start_in(state: &Path) -> PlatformProcess {
+        PlatformProcess::launch(state, None, |_| {})
     }
 
-    fn launch(state: &Path, folder: Option<TempDir>, change: impl FnOnce(&mut Command)) -> Platform {
+    fn launch(state: &Path, folder: Option<TempDir>, change: impl FnOnce(&mut Command)) -> PlatformProcess {
         let mut command = sublet();
         command.args(["up", "--json", "--state"]).arg(state).stdin(Stdio::null()).stdout(Stdio::piped());
         change(&mut command);
@@ -60,7 +60,7 @@ impl Platform {
         let stdout = process.stdout.take().expect("its standard output is a pipe");
         BufReader::new(stdout).read_line(&mut line).expect("a pipe can be read");
         let said = serde_json::from_str(&line).unwrap_or_else(|_| panic!("sublet up said {line:?}"));
-        Platform { process, state: state.to_owned(), said, _folder: folder }
+        PlatformProcess { process, state: state.to_owned(), said, _folder: folder }
     }
 
     /// Path of the platform's state folder.
@@ -199,7 +199,7 @@ impl Platform {
     }
 }
 
-impl Drop for Platform {
+impl Drop for PlatformProcess {
     fn drop(&mut self) {
         let workers = self.workers();
         // If it has ended already, that is as well.
@@ -257,7 +257,7 @@ pub fn executing_process(client: &Invoker) -> u32 {
 /// so and another worker for its next call, and a neighbour's worker keeps running. The package is that of `faults.c`,
 /// with 64 MiB.
 #[track_caller]
-pub fn assert_memory_bomb_ends_alone(platform: &Platform, bomb: &Allocation) {
+pub fn assert_memory_bomb_ends_alone(platform: &PlatformProcess, bomb: &Allocation) {
     let neighbour = platform.client("calls.c");
     let its_worker = executing_process(&neighbour);
     let client = platform.client_with(bomb);

@@ -18,7 +18,7 @@ const SHOWN_LINES: usize = 80;
 type Make = Box<dyn Fn() -> Command + Send + Sync>;
 
 /// A program that says a line of JSON when it serves. Killed when it is dropped.
-pub struct Program {
+pub struct ServerProgram {
     name: String,
     make: Make,
     log: PathBuf,
@@ -26,20 +26,28 @@ pub struct Program {
     stdout: Option<ChildStdout>,
 }
 
-impl Program {
+impl ServerProgram {
     /// Starts the command that `make` makes, and waits until it serves. Its log goes to the file of its name in the
     /// folder.
-    pub fn start(name: &str, folder: &Path, make: impl Fn() -> Command + Send + Sync + 'static) -> Program {
-        let mut program = Program::begin(name, folder, make);
+    pub fn start(
+        name: &str,
+        folder: &Path,
+        make: impl Fn() -> Command + Send + Sync + 'static,
+    ) -> ServerProgram {
+        let mut program = ServerProgram::begin(name, folder, make);
         program.wait_until_it_serves();
         program
     }
 
-    /// Does what [`Program::start`] does, and does not wait.
-    pub fn begin(name: &str, folder: &Path, make: impl Fn() -> Command + Send + Sync + 'static) -> Program {
+    /// Does what [`ServerProgram::start`] does, and does not wait.
+    pub fn begin(
+        name: &str,
+        folder: &Path,
+        make: impl Fn() -> Command + Send + Sync + 'static,
+    ) -> ServerProgram {
         let log = folder.join(format!("{name}.log"));
         let (child, stdout) = spawn(make(), &log);
-        Program { name: name.to_owned(), make: Box::new(make), log, child, stdout }
+        ServerProgram { name: name.to_owned(), make: Box::new(make), log, child, stdout }
     }
 
     /// Id of the program's process.
@@ -108,7 +116,7 @@ impl Program {
         self.restart_with(|_| {});
     }
 
-    /// Does what [`Program::restart`] does, with a changed command.
+    /// Does what [`ServerProgram::restart`] does, with a changed command.
     #[track_caller]
     pub fn restart_with(&mut self, change: impl FnOnce(&mut Command)) {
         self.kill();
@@ -130,7 +138,7 @@ impl Program {
     }
 }
 
-impl Drop for Program {
+impl Drop for ServerProgram {
     fn drop(&mut self) {
         self.kill();
         if std::thread::panicking() {

@@ -11,7 +11,7 @@
 //! queue.rs     events by their time                               random.rs, slab.rs, clock.rs, trace.rs
 //! ```
 //!
-//! A run is a function of its [`Options`]. It ends with the first violation of an [`Invariant`], which names the event
+//! A run is a function of its [`SimOptions`]. It ends with the first violation of an [`Invariant`], which names the event
 //! and the command that leads there again.
 
 mod agent;
@@ -34,19 +34,19 @@ mod world;
 
 use std::fmt::Write as _;
 
-pub use plan::{Options, Plan};
+pub use plan::{SimOptions, SimPlan};
 pub use random::Random;
 pub use sabotage::Sabotage;
-pub use truth::{Invariant, Violation};
+pub use truth::{Invariant, InvariantViolation};
 
 use scene::Scene;
-use world::World;
+use world::SimWorld;
 
 /// Outcome of a run.
 #[derive(Clone, Debug)]
-pub struct Outcome {
+pub struct SimOutcome {
     /// Options of the run.
-    pub options: Options,
+    pub options: SimOptions,
     /// How many events there were.
     pub events: u64,
     /// Leases that were granted.
@@ -56,26 +56,28 @@ pub struct Outcome {
     /// Equal for equal runs.
     pub fingerprint: u64,
     /// The first violation of an invariant, if there was one.
-    pub failure: Option<Failure>,
+    pub failure: Option<SimFailure>,
 }
 
 /// A violation, and what led there.
 #[derive(Clone, Debug)]
-pub struct Failure {
+pub struct SimFailure {
     /// The invariant that was violated, and how.
-    pub violation: Violation,
+    pub violation: InvariantViolation,
     /// The last events, one a line.
     pub trace: String,
 }
 
 /// Runs what these options say.
-pub fn run(options: &Options) -> Outcome {
-    let mut world = World::new(options);
+pub fn run(options: &SimOptions) -> SimOutcome {
+    let mut world = SimWorld::new(options);
     world.run();
     let scene = world.scene();
-    let failure =
-        scene.truth.violation().map(|violation| Failure { violation: violation.clone(), trace: last(scene) });
-    Outcome {
+    let failure = scene
+        .truth
+        .violation()
+        .map(|violation| SimFailure { violation: violation.clone(), trace: last(scene) });
+    SimOutcome {
         options: *options,
         events: scene.trace.events(),
         leases: scene.truth.leases_granted(),
@@ -94,10 +96,10 @@ fn last(scene: &Scene) -> String {
     lines
 }
 
-impl Failure {
+impl SimFailure {
     /// Describes the failure for a developer: what did not hold, when, after what, and how to reproduce it.
-    pub fn describe(&self, outcome: &Outcome) -> String {
-        let Options { seed, nodes, duration_us, .. } = outcome.options;
+    pub fn describe(&self, outcome: &SimOutcome) -> String {
+        let SimOptions { seed, nodes, duration_us, .. } = outcome.options;
         let (number, at_s, minutes) =
             (outcome.events, outcome.simulated_us as f64 / 1e6, duration_us / 60_000_000);
         format!(

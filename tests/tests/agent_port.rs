@@ -11,7 +11,9 @@ use std::time::Instant;
 use prost::Message;
 use rustix::process::Signal;
 use sublet::{Allocation, Code, Error, FabricChoice, Invoker};
-use sublet_fabric::greeting::{self, ANSWER_BYTES, Answer, DataLink, HELLO_BYTES, Kind, Secret, VERSION};
+use sublet_fabric::greeting::{
+    self, ANSWER_BYTES, ConnectionPurpose, DataLink, GreetingAnswer, HELLO_BYTES, Secret, VERSION,
+};
 use sublet_fabric::packet::PacketError;
 use sublet_fabric::remote::RemoteSocket;
 use sublet_fabric::tcp::frame::Frame;
@@ -21,27 +23,27 @@ use sublet_proto::v1::client_to_agent::Body as Said;
 use sublet_proto::v1::*;
 use sublet_runtime::wire::ResultsLayout;
 use sublet_tests::assert_fails;
-use sublet_tests::cluster::{Cluster, Lent, Plan};
+use sublet_tests::cluster::{Cluster, ClusterPlan, LentCores};
 use sublet_tests::functions::package;
 use sublet_tests::hand;
-use sublet_tests::platform::{Platform, assert_echoes, kill, sublet};
+use sublet_tests::platform::{PlatformProcess, assert_echoes, kill, sublet};
 use sublet_tests::process::{PATIENCE, is_alive, wait_until};
 
 const ANY_PORT: &str = "127.0.0.1:0";
 const MIB: usize = 1 << 20;
 
-fn platform(more: &[&str]) -> Platform {
-    Platform::start_with(|up| {
+fn platform(more: &[&str]) -> PlatformProcess {
+    PlatformProcess::start_with(|up| {
         up.args(["--listen", ANY_PORT, "--fabrics", "tcp"]).args(more);
     })
 }
 
-fn address(platform: &Platform) -> String {
+fn address(platform: &PlatformProcess) -> String {
     platform.said["node"]["network"]["address"].as_str().unwrap().to_owned()
 }
 
 /// Certificate of the node, as the manager reports it to clients.
-fn certificate(platform: &Platform) -> Vec<u8> {
+fn certificate(platform: &PlatformProcess) -> Vec<u8> {
     let node = platform.invoker().manager().nodes().unwrap().remove(0);
     node.description.unwrap().network.unwrap().certificate
 }
@@ -126,7 +128,7 @@ struct ByHand {
 }
 
 impl ByHand {
-    fn start(platform: &Platform) -> ByHand {
+    fn start(platform: &PlatformProcess) -> ByHand {
         let grant = granted(platform);
         let agent = show(&grant, Some(Fabric::Tcp.choice(false)));
         let Heard::Attached(attached) = hear(&agent) else { panic!("no attachment") };
@@ -174,7 +176,7 @@ impl ByHand {
 }
 
 /// A lease of the functions, to which no client has attached.
-fn granted(platform: &Platform) -> LeaseGrant {
+fn granted(platform: &PlatformProcess) -> LeaseGrant {
     let client = platform.client("calls.c");
     let digest = client.package().unwrap().digest.clone();
     drop(client);
@@ -197,7 +199,7 @@ fn show(grant: &LeaseGrant, fabric: Option<sublet_proto::v1::FabricChoice>) -> h
 /// The connection of a lease's first worker, as its client makes it.
 fn link(address: &str, lease: [u8; 16], counter: u64, secret: &Secret) -> Result<TcpStream, Error> {
     let socket = TcpStream::connect(address).unwrap();
-    let kind = Kind::Data(DataLink { lease, worker: 0, counter });
+    let kind = ConnectionPurpose::Data(DataLink { lease, worker: 0, counter });
     greeting::greet(&socket, &kind, Some(secret)).map(|()| socket)
 }
 
@@ -299,13 +301,13 @@ fn requests_for_what_a_node_does_not_offer_are_refused() {
 fn an_agent_of_another_version_is_recognized() {
     let newer = TcpListener::bind(ANY_PORT).unwrap();
     let address = newer.local_addr().unwrap().to_string();
-    let mut cluster = Cluster::start(Plan::default());
-    cluster.add_agent_with(Lent::cores(1), &["--advertise", &address]);
+    let mut cluster = Cluster::start(ClusterPlan::default());
+    cluster.add_agent_with(LentCores::cores(1), &["--advertise", &address]);
     std::thread::scope(|scope| {
         scope.spawn(|| {
             let mut client = newer.accept().unwrap().0;
             client.read_exact(&mut [0; HELLO_BYTES]).unwrap();
-            let mut answer = Answer { refusal: None }.encode();
+            let mut answer = GreetingAnswer { refusal: None }.encode();
             answer[8..12].copy_from_slice(&(VERSION + 1).to_le_bytes());
             client.write_all(&answer).unwrap();
         });
@@ -362,18 +364,18 @@ fn invalid_peers_are_refused_and_clients_are_served_beside_them() {
     newer.write_all(&hello).unwrap();
     let mut answer = [0; ANSWER_BYTES];
     newer.read_exact(&mut answer).unwrap();
-    let refusal = Answer::decode(&answer).unwrap().refusal.unwrap();
+    let refusal = GreetingAnswer::decode(&answer).unwrap().refusal.unwrap();
     assert_eq!(refusal.code, Code::VersionMismatch);
     for version in [VERSION, VERSION + 1] {
         assert!(refusal.message.contains(&version.to_string()), "{refusal}");
     }
     // As many silent connections as one address may have, and one more.
     let silent: Vec<_> = (0..64).map(|_| dial()).collect();
-    greeting::greet(&dial(), &Kind::Control, None).unwrap();
+    greeting::greet(&dial(), &ConnectionPurpose::Control, None).unwrap();
     // Connections from another address are accepted, also those that stop after the greeting.
     let elsewhere = || {
         let socket = greeting::dial(&address, Some("127.0.0.2"), Instant::now() + PATIENCE).unwrap();
-        greeting::greet(&socket, &Kind::Control, None).unwrap();
+        greeting::greet(&socket, &ConnectionPurpose::Control, None).unwrap();
         socket
     };
     let without_tls = elsewhere();
@@ -399,7 +401,7 @@ fn assert_cut_off(mut socket: TcpStream) {
 }
 
 /// Connects a client over TCP, as soon as the agent has a free connection for it.
-fn wait_for_client(platform: &Platform) -> Invoker {
+fn wait_for_client(platform: &PlatformProcess) -> Invoker {
     let mut client = platform.invoker();
     wait_until("a client over TCP is let in", || client.allocate(&over_tcp(false)).is_ok());
     client

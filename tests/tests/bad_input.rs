@@ -12,14 +12,14 @@ use sublet_proto::package;
 use sublet_proto::v1::{Package, PackageFile};
 use sublet_tests::assert_fails;
 use sublet_tests::functions::{library, package};
-use sublet_tests::platform::{Platform, assert_echoes};
+use sublet_tests::platform::{PlatformProcess, assert_echoes};
 
 /// The value of an ELF header's `e_machine` for a processor that this is not, and its name.
 const FOREIGN: (u16, &str) = if cfg!(target_arch = "aarch64") { (62, "x86_64") } else { (183, "aarch64") };
 /// Where `e_machine` stands in an ELF header.
 const E_MACHINE: std::ops::Range<usize> = 18..20;
 
-fn allocate(platform: &Platform, package: &Path) -> Result<(), sublet::Error> {
+fn allocate(platform: &PlatformProcess, package: &Path) -> Result<(), sublet::Error> {
     platform.invoker().allocate(&Allocation::new(package.to_str().unwrap()))
 }
 
@@ -33,7 +33,7 @@ fn package_folder(manifest: &str) -> tempfile::TempDir {
 
 #[test]
 fn an_unknown_function_is_named_beside_those_that_there_are() {
-    let platform = Platform::start();
+    let platform = PlatformProcess::start();
     let client = platform.client("calls.c");
     for name in ["ech", "echo2", "", "libcalls/ech", "libother/echo", "libcalls/"] {
         let message =
@@ -48,7 +48,7 @@ fn an_unknown_function_is_named_beside_those_that_there_are() {
 
 #[test]
 fn an_unknown_package_is_named() {
-    let platform = Platform::start();
+    let platform = PlatformProcess::start();
     let digest = format!("sha256:{}", "0".repeat(64));
     for name in ["libnothing", digest.as_str()] {
         let refused = platform.invoker().allocate(&Allocation::new(name));
@@ -60,7 +60,7 @@ fn an_unknown_package_is_named() {
 
 #[test]
 fn a_package_without_the_symbol_that_it_names_is_refused() {
-    let platform = Platform::start();
+    let platform = PlatformProcess::start();
     let folder = package_folder(
         "name = 'p'\nlibrary = 'libcalls.so'\n[[function]]\nname = 'f'\nsymbol = 'not_in_there'\n",
     );
@@ -70,7 +70,7 @@ fn a_package_without_the_symbol_that_it_names_is_refused() {
 
 #[test]
 fn a_package_for_another_architecture_is_refused() {
-    let platform = Platform::start();
+    let platform = PlatformProcess::start();
     let folder = tempfile::tempdir().unwrap();
     let (machine, name) = FOREIGN;
     let mut elf = fs::read(library("calls.c")).unwrap();
@@ -87,7 +87,7 @@ fn a_package_for_another_architecture_is_refused() {
 
 #[test]
 fn a_truncated_shared_object_is_refused_wherever_it_ends() {
-    let platform = Platform::start();
+    let platform = PlatformProcess::start();
     let folder = tempfile::tempdir().unwrap();
     let whole = fs::read(library("calls.c")).unwrap();
     let path = folder.path().join("libcut.so");
@@ -100,7 +100,7 @@ fn a_truncated_shared_object_is_refused_wherever_it_ends() {
 
 #[test]
 fn what_is_no_shared_object_is_refused() {
-    let platform = Platform::start();
+    let platform = PlatformProcess::start();
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("libtext.so");
     fs::write(&path, "#!/bin/sh\n".repeat(1000)).unwrap();
@@ -112,7 +112,7 @@ fn what_is_no_shared_object_is_refused() {
 
 #[test]
 fn a_folder_with_a_symbolic_link_is_refused() {
-    let platform = Platform::start();
+    let platform = PlatformProcess::start();
     let folder = package_folder("name = 'p'\nlibrary = 'libcalls.so'\n");
     symlink("/etc/passwd", folder.path().join("data.txt")).unwrap();
     assert_fails(allocate(&platform, folder.path()), Code::InvalidPackage, &["data.txt", "symbolic link"]);
@@ -121,7 +121,7 @@ fn a_folder_with_a_symbolic_link_is_refused() {
 
 #[test]
 fn the_manager_refuses_a_package_with_an_escaping_path() {
-    let platform = Platform::start();
+    let platform = PlatformProcess::start();
     let client = platform.invoker();
     let file = |path: &str| PackageFile {
         path: path.to_owned(),
@@ -144,7 +144,7 @@ fn the_manager_refuses_a_package_with_an_escaping_path() {
 
 #[test]
 fn loading_a_package_names_a_missing_symbol() {
-    let platform = Platform::start();
+    let platform = PlatformProcess::start();
     let missing = &["libunresolved.so", "nobody_provides_this"];
     assert_fails(allocate(&platform, &library("unresolved.c")), Code::InvalidPackage, missing);
     // The lease that could not be used holds nothing.
@@ -154,7 +154,7 @@ fn loading_a_package_names_a_missing_symbol() {
 
 #[test]
 fn an_input_larger_than_the_slot_needs_the_allocator() {
-    let platform = Platform::start();
+    let platform = PlatformProcess::start();
     let client = platform.client_with(&Allocation::new(package("calls.c")).slot_bytes(1000));
     let (input, mut output) = (vec![7u8; 1001], vec![0u8; 1001]);
     let refused = client.submit("echo", &input, &mut output).map(|_| ());
@@ -169,7 +169,7 @@ fn an_input_larger_than_the_slot_needs_the_allocator() {
 
 #[test]
 fn an_output_larger_than_its_buffer_is_refused() {
-    let platform = Platform::start();
+    let platform = PlatformProcess::start();
     let client = platform.client("faults.c");
     let (mut short, mut own) = ([0u8; 10], client.buffer::<u8>(10).unwrap());
     for output in [&mut short[..], &mut own[..], &mut []] {
@@ -183,7 +183,7 @@ fn an_output_larger_than_its_buffer_is_refused() {
 
 #[test]
 fn calls_of_size_0_are_calls() {
-    let platform = Platform::start();
+    let platform = PlatformProcess::start();
     let client = platform.client("calls.c");
     let own = client.buffer::<u8>(0).unwrap();
     for input in [&[][..], &own[..]] {
@@ -198,7 +198,7 @@ fn calls_of_size_0_are_calls() {
 
 #[test]
 fn calls_may_be_one_byte_below_4_gib() {
-    let platform = Platform::start();
+    let platform = PlatformProcess::start();
     let client = platform.client("calls.c");
     // Pages that no process touches take no memory.
     let input = client.buffer::<u8>(u32::MAX as usize).unwrap();
@@ -216,7 +216,7 @@ fn calls_may_be_one_byte_below_4_gib() {
 
 #[test]
 fn a_lease_larger_than_the_node_names_its_size() {
-    let platform = Platform::start();
+    let platform = PlatformProcess::start();
     let cores = platform.cores();
     let memory_bytes = platform.said["node"]["memory_bytes"].as_u64().unwrap();
     let more = Allocation::new(package("calls.c")).cores(cores + 1);
@@ -234,7 +234,7 @@ fn a_lease_larger_than_the_node_names_its_size() {
 
 #[test]
 fn a_lease_of_used_cores_is_refused_and_granted_later() {
-    let platform = Platform::start();
+    let platform = PlatformProcess::start();
     let all = Allocation::new(package("calls.c")).cores(platform.cores());
     let mut holder = platform.client_with(&all);
     let mut other = platform.invoker();
@@ -248,7 +248,7 @@ fn a_lease_of_used_cores_is_refused_and_granted_later() {
 
 #[test]
 fn requests_outside_of_the_limits_are_refused_with_the_limit() {
-    let platform = Platform::start();
+    let platform = PlatformProcess::start();
     let allocation = || Allocation::new(package("calls.c"));
     let day = std::time::Duration::from_secs(24 * 60 * 60);
     for (asked, named) in [
@@ -266,7 +266,7 @@ fn requests_outside_of_the_limits_are_refused_with_the_limit() {
 
 #[test]
 fn an_invoker_says_what_it_has_and_has_not() {
-    let platform = Platform::start();
+    let platform = PlatformProcess::start();
     let mut client = platform.invoker();
     let early = client.submit("echo", &[0u8], &mut [0u8]).map(|_| ());
     assert_fails(early, Code::NotAllocated, &["allocate"]);

@@ -4,25 +4,25 @@
 #![allow(clippy::unwrap_used)]
 
 use sublet::Allocation;
-use sublet_tests::cluster::{CLIENT_HOST, Cluster, FIRST_AGENT_HOST, Lent, Plan};
+use sublet_tests::cluster::{CLIENT_HOST, Cluster, ClusterPlan, FIRST_AGENT_HOST, LentCores};
 use sublet_tests::functions::package;
-use sublet_tests::global::{Process, WRITE, allow, exchange, join_while_it_reads, refused};
-use sublet_tests::network::{Host, Network};
+use sublet_tests::global::{GlobalProcess, WRITE, allow, exchange, join_while_it_reads, refused};
+use sublet_tests::network::{Host, SwitchedNetwork};
 use sublet_tests::process::wait_until;
 
 /// A host, `node-0`, and two DPUs that name it, between which there is no path; all have these flags, too. `None` where this user may make
 /// no network.
 fn computer(more: &[&str]) -> Option<Cluster> {
-    let network = Network::of_machines(FIRST_AGENT_HOST + 3)?;
+    let network = SwitchedNetwork::of_machines(FIRST_AGENT_HOST + 3)?;
     let [one, other] = [1, 2].map(|dpu| network.host(FIRST_AGENT_HOST + dpu).address(0));
     network.cut(one, other);
     network.cut(other, one);
-    let mut cluster = Cluster::start(Plan { network: Some(network), ..Plan::default() });
+    let mut cluster = Cluster::start(ClusterPlan { network: Some(network), ..ClusterPlan::default() });
     let host = ["--devices", "none", "--neighbour", "node-1", "--neighbour", "node-2"];
-    cluster.add_agent_with(Lent::cores(2), &[&host, more].concat());
+    cluster.add_agent_with(LentCores::cores(2), &[&host, more].concat());
     for _ in 0..2 {
         let dpu = ["--devices", "none", "--pu", "dpu", "--neighbour", "node-0"];
-        cluster.add_agent_with(Lent::cores(2), &[&dpu, more].concat());
+        cluster.add_agent_with(LentCores::cores(2), &[&dpu, more].concat());
     }
     Some(cluster)
 }
@@ -31,12 +31,12 @@ fn client_of(cluster: &Cluster) -> Host {
     cluster.network.as_ref().unwrap().host(CLIENT_HOST)
 }
 
-fn on(cluster: &Cluster, node: &str, source: &'static str) -> Process {
-    Process::of(cluster, Allocation::new(package(source)).pu("dpu").near([node]))
+fn on(cluster: &Cluster, node: &str, source: &'static str) -> GlobalProcess {
+    GlobalProcess::of(cluster, Allocation::new(package(source)).pu("dpu").near([node]))
 }
 
 /// The number by which a process knows a unit, once it is linked with both others.
-fn number_of(process: &Process, unit: u64) -> u32 {
+fn number_of(process: &GlobalProcess, unit: u64) -> u32 {
     let mut number = None;
     wait_until("the units are linked", || {
         let found = |number: u32| process.call("unit", &number.to_le_bytes()).ok();

@@ -8,9 +8,9 @@ use std::fs;
 use std::time::Duration;
 
 use sublet::{Allocation, Code, Invoker};
-use sublet_tests::cluster::{Cluster, Lent, Plan};
+use sublet_tests::cluster::{Cluster, ClusterPlan, LentCores};
 use sublet_tests::functions::{library, module};
-use sublet_tests::platform::{Platform, assert_echoes};
+use sublet_tests::platform::{PlatformProcess, assert_echoes};
 use sublet_tests::process::wait_until;
 use sublet_tests::{assert_fails, root};
 use tempfile::TempDir;
@@ -67,7 +67,7 @@ fn is(pu: &str, build: u32) -> (String, u32) {
 
 #[test]
 fn each_build_is_called_by_its_processing_units_name() {
-    let platform = Platform::start();
+    let platform = PlatformProcess::start();
     let many = package(&[WASM, NATIVE, OPENCL]);
     let path = many.path().to_str().unwrap();
     let deployed = platform.json(&["deploy", path]);
@@ -99,7 +99,7 @@ fn each_build_is_called_by_its_processing_units_name() {
 
 #[test]
 fn a_build_for_another_processor_is_passed_over() {
-    let platform = Platform::start();
+    let platform = PlatformProcess::start();
     let client = platform.client_with(&allocation(&package(&[FOREIGN, NATIVE])));
     assert_eq!(ran_on(&client), is("cpu", 1));
     let client = platform.client_with(&allocation(&package(&[FOREIGN, WASM])));
@@ -110,7 +110,7 @@ fn a_build_for_another_processor_is_passed_over() {
 
 #[test]
 fn deploying_reports_what_is_wrong_with_any_build() {
-    let platform = Platform::start();
+    let platform = PlatformProcess::start();
     let refused = |builds: &[&str], damaged: Option<&str>, code: Code, said: &str| {
         let package = package(builds);
         if let Some(file) = damaged {
@@ -136,13 +136,13 @@ fn priced(compute_nano: u32) -> (Cluster, TempDir) {
     let prices = folder.path().join("manager.toml");
     fs::write(&prices, format!("[price.pu.opencl]\ncompute = {compute_nano}\n")).unwrap();
     let arguments = vec!["--config".to_owned(), prices.display().to_string()];
-    (Cluster::start(Plan { arguments, ..Plan::default() }), folder)
+    (Cluster::start(ClusterPlan { arguments, ..ClusterPlan::default() }), folder)
 }
 
 #[test]
 fn the_requests_weights_choose_the_cheaper_or_faster_profile() {
     let (mut cluster, folder) = priced(100_000);
-    cluster.add_agent_with(Lent::cores(2), &["--devices", "opencl"]);
+    cluster.add_agent_with(LentCores::cores(2), &["--devices", "opencl"]);
     let both = package(&[NATIVE, OPENCL, ON_PROCESSORS, ON_DEVICES]);
     let lease = |package: &TempDir, time_weight: f64| {
         let mut client = cluster.invoker();
@@ -205,8 +205,8 @@ fn the_requests_weights_choose_the_cheaper_or_faster_profile() {
 #[test]
 fn the_cheapest_free_unit_is_taken_first() {
     let (mut cluster, _folder) = priced(1_000);
-    cluster.add_agent_with(Lent::cores(1), &["--devices", "opencl"]);
-    cluster.add_agent_with(Lent::cores(1), &["--devices", "none"]);
+    cluster.add_agent_with(LentCores::cores(1), &["--devices", "opencl"]);
+    cluster.add_agent_with(LentCores::cores(1), &["--devices", "none"]);
     wait_until("both nodes are there", || cluster.managers[0].nodes().len() == 2);
     let many = package(&[NATIVE, OPENCL]);
     let lease = || {

@@ -11,7 +11,7 @@ use sublet_means::{Means, skip};
 use sublet_tests::assert_fails;
 use sublet_tests::executor::block_on;
 use sublet_tests::functions::package;
-use sublet_tests::platform::{Platform, assert_echoes, assert_more_calls_than_slots};
+use sublet_tests::platform::{PlatformProcess, assert_echoes, assert_more_calls_than_slots};
 use sublet_tests::process::{PATIENCE, thread_states, wait_until};
 
 fn calls() -> Allocation {
@@ -32,7 +32,7 @@ fn patient() -> CallOptions {
 }
 
 /// Usage of the only lease as the manager knows it, once a report has arrived.
-fn bill(platform: &Platform) -> Value {
+fn bill(platform: &PlatformProcess) -> Value {
     let mut bill = Value::Null;
     wait_until("the lease is on the bill", || {
         bill = platform.json(&["bill"]);
@@ -42,7 +42,7 @@ fn bill(platform: &Platform) -> Value {
 }
 
 /// Waits for a report of the agent that was made after this one.
-fn later_bill(platform: &Platform, earlier: &Value) -> Value {
+fn later_bill(platform: &PlatformProcess, earlier: &Value) -> Value {
     let mut now = Value::Null;
     wait_until("the agent reports", || {
         now = bill(platform);
@@ -53,7 +53,7 @@ fn later_bill(platform: &Platform, earlier: &Value) -> Value {
 
 #[test]
 fn a_worker_starts_cold_and_says_when_it_reached_what() {
-    let platform = Platform::start();
+    let platform = PlatformProcess::start();
     assert!(platform.workers().is_empty());
     let client = platform.client("calls.c");
     let cold = client.cold_start().unwrap();
@@ -69,7 +69,7 @@ fn a_worker_starts_cold_and_says_when_it_reached_what() {
 
 #[test]
 fn a_hot_worker_polls_and_a_warm_worker_sleeps() {
-    let platform = Platform::start();
+    let platform = PlatformProcess::start();
     let mut client = platform.invoker();
     for (policy, state) in [(Policy::AlwaysHot, 'R'), (Policy::AlwaysWarm, 'S')] {
         client.allocate(&calls().policy(policy)).unwrap();
@@ -84,7 +84,7 @@ fn a_hot_worker_polls_and_a_warm_worker_sleeps() {
 
 #[test]
 fn a_hot_worker_becomes_warm_and_polls_after_a_call() {
-    let platform = Platform::start();
+    let platform = PlatformProcess::start();
     let client = platform.client_with(&calls().policy(Policy::HotFor(Duration::from_millis(20))));
     let worker = platform.worker();
     for _ in 0..2 {
@@ -103,7 +103,7 @@ fn a_hot_worker_becomes_warm_and_polls_after_a_call() {
 
 #[test]
 fn executing_polling_and_allocated_time_are_accounted_apart() {
-    let platform = Platform::start();
+    let platform = PlatformProcess::start();
     for (policy, polls) in [(Policy::AlwaysHot, true), (Policy::AlwaysWarm, false)] {
         let mut client = platform.client_with(&calls().policy(policy));
         let lease = client.lease().unwrap().id.clone();
@@ -139,7 +139,7 @@ fn executing_polling_and_allocated_time_are_accounted_apart() {
 
 #[test]
 fn allocating_ahead_of_time_charges_no_polling_when_warm() {
-    let platform = Platform::start();
+    let platform = PlatformProcess::start();
     let mut client = platform.client_with(&calls().policy(Policy::AlwaysWarm));
     std::thread::sleep(Duration::from_millis(100));
     let usage = client.deallocate().unwrap();
@@ -151,7 +151,7 @@ fn allocating_ahead_of_time_charges_no_polling_when_warm() {
 
 #[test]
 fn an_early_release_frees_the_cores_at_once() {
-    let platform = Platform::start();
+    let platform = PlatformProcess::start();
     let all = calls().cores(platform.cores());
     let mut client = platform.invoker();
     for _ in 0..5 {
@@ -168,7 +168,7 @@ fn an_early_release_frees_the_cores_at_once() {
 fn call_numbers_wrap_without_a_wrong_result() {
     /// The immediate value of a call holds 16 bits of its number.
     const CALLS: u32 = (1 << 16) + 5000;
-    let platform = Platform::start();
+    let platform = PlatformProcess::start();
     let client = platform.client_with(&calls().policy(Policy::HotFor(Duration::from_millis(50))));
     let mut input = client.buffer::<u32>(2).unwrap();
     let mut output = client.buffer::<u32>(2).unwrap();
@@ -182,7 +182,7 @@ fn call_numbers_wrap_without_a_wrong_result() {
 
 #[test]
 fn more_calls_than_slots_wait_for_a_slot() {
-    let platform = Platform::start();
+    let platform = PlatformProcess::start();
     let mut client = platform.client_with(&calls().slots(4));
     assert_more_calls_than_slots(&client);
     assert_eq!(client.deallocate().unwrap().calls, 200);
@@ -190,7 +190,7 @@ fn more_calls_than_slots_wait_for_a_slot() {
 
 #[test]
 fn results_that_are_not_collected_are_bounded_in_number() {
-    let platform = Platform::start();
+    let platform = PlatformProcess::start();
     let client = platform.client("calls.c");
     let mut calls: Vec<_> =
         (0..1024).map(|_| client.submit::<u8, u8>("noop", &[], &mut []).unwrap()).collect();
@@ -205,7 +205,7 @@ fn results_that_are_not_collected_are_bounded_in_number() {
 
 #[test]
 fn the_allocators_memory_is_the_functions_memory() {
-    let platform = Platform::start();
+    let platform = PlatformProcess::start();
     let client = platform.client("calls.c");
     let mut words = client.buffer::<u32>(3).unwrap();
     words.fill(0);
@@ -221,7 +221,7 @@ fn the_allocators_memory_is_the_functions_memory() {
 
 #[test]
 fn other_memory_is_copied_whole_at_any_size_and_alignment() {
-    let platform = Platform::start();
+    let platform = PlatformProcess::start();
     let client = platform.client_with(&calls().slot_bytes(100_000));
     let bytes: Vec<u8> = (0..100_008u32).map(|n| ((n * 31) >> 3) as u8).collect();
     let mut output = vec![0u8; 100_008];
@@ -237,7 +237,7 @@ fn other_memory_is_copied_whole_at_any_size_and_alignment() {
 
 #[test]
 fn input_and_output_may_each_be_the_allocators_or_not() {
-    let platform = Platform::start();
+    let platform = PlatformProcess::start();
     let client = platform.client("calls.c");
     let (mine, mut mine_out) = (vec![5u32; 1000], vec![0u32; 1000]);
     let mut own = client.buffer::<u32>(1000).unwrap();
@@ -253,7 +253,7 @@ fn input_and_output_may_each_be_the_allocators_or_not() {
 
 #[test]
 fn buffers_may_be_older_than_the_lease_and_outlive_it() {
-    let platform = Platform::start();
+    let platform = PlatformProcess::start();
     let mut client = platform.invoker();
     let mut before = client.buffer::<u32>(1000).unwrap();
     before.fill(9);
@@ -272,7 +272,7 @@ fn buffers_may_be_older_than_the_lease_and_outlive_it() {
 fn the_allocator_grows_under_a_live_lease() {
     /// More than the allocator's first region, 64 MiB, has left.
     const VALUES: usize = 12 << 20;
-    let platform = Platform::start();
+    let platform = PlatformProcess::start();
     let client = platform.client("calls.c");
     let worker = platform.worker();
     let mut buffers: Vec<_> = (0..4).map(|_| client.buffer::<u32>(VALUES).unwrap()).collect();
@@ -290,7 +290,7 @@ fn the_allocator_grows_under_a_live_lease() {
 
 #[test]
 fn several_workers_execute_different_functions_at_once() {
-    let platform = Platform::start();
+    let platform = PlatformProcess::start();
     if platform.cores() < 2 {
         skip(Means::Cores(2), "this machine has one core");
         return;
@@ -322,7 +322,7 @@ fn several_workers_execute_different_functions_at_once() {
 
 #[test]
 fn threads_submit_at_once_and_each_gets_its_own_results() {
-    let platform = Platform::start();
+    let platform = PlatformProcess::start();
     let client = platform.client_with(&calls().slots(4));
     std::thread::scope(|scope| {
         for thread in 0..4u32 {
@@ -343,7 +343,7 @@ fn threads_submit_at_once_and_each_gets_its_own_results() {
 
 #[test]
 fn a_call_can_be_polled_and_waited_for_in_part() {
-    let platform = Platform::start();
+    let platform = PlatformProcess::start();
     let client = platform.client("calls.c");
     let mut words = client.buffer::<u32>(3).unwrap();
     words.fill(0);
@@ -358,7 +358,7 @@ fn a_call_can_be_polled_and_waited_for_in_part() {
 
 #[test]
 fn a_dropped_call_is_waited_for() {
-    let platform = Platform::start();
+    let platform = PlatformProcess::start();
     let mut client = platform.client("calls.c");
     let mut words = client.buffer::<u32>(3).unwrap();
     words.fill(0);
@@ -374,7 +374,7 @@ fn a_dropped_call_is_waited_for() {
 
 #[test]
 fn a_call_can_be_awaited_and_wakes_its_task() {
-    let platform = Platform::start();
+    let platform = PlatformProcess::start();
     let client = platform.client("calls.c");
     let (busy, ms) = (client.function("busy").unwrap(), [50u32]);
     let (done, wakes) = block_on(async {
@@ -388,7 +388,7 @@ fn a_call_can_be_awaited_and_wakes_its_task() {
 
 #[test]
 fn awaited_calls_that_lose_their_worker_wake_with_the_reason() {
-    let platform = Platform::start();
+    let platform = PlatformProcess::start();
     let client = platform.client("faults.c");
     let worker = platform.worker();
     let mut flag = client.buffer::<u32>(1).unwrap();
@@ -405,7 +405,7 @@ fn awaited_calls_that_lose_their_worker_wake_with_the_reason() {
 
 #[test]
 fn many_calls_are_awaited_together() {
-    let platform = Platform::start();
+    let platform = PlatformProcess::start();
     let client = platform.client("calls.c");
     let inputs: Vec<[u32; 1]> = (0..100).map(|n| [n]).collect();
     let mut outputs = vec![[0u32; 1]; inputs.len()];

@@ -6,9 +6,9 @@ use std::process::{Command, Stdio};
 
 use serde_json::Value;
 use sublet::{Allocation, Code, Error, Invoker};
-use sublet_tests::cluster::{Cluster, Lent, Plan};
+use sublet_tests::cluster::{Cluster, ClusterPlan, LentCores};
 use sublet_tests::functions::package;
-use sublet_tests::platform::{Platform, programs};
+use sublet_tests::platform::{PlatformProcess, programs};
 use sublet_tests::process::wait_until;
 use sublet_tests::root;
 
@@ -27,7 +27,7 @@ fn fails(client: &Invoker, function: &str, input: &[u8], code: Code, what: &str)
 
 #[test]
 fn a_function_calls_others_by_name_and_gets_their_answers() {
-    let platform = Platform::start();
+    let platform = PlatformProcess::start();
     let client = platform.client("chain.c");
     assert_eq!(call(&client, "relay", b"upper\0chain").unwrap(), b"CHAIN");
     assert_eq!(call(&client, "relay", b"relay\0relay\0upper\0a longer one").unwrap(), b"A LONGER ONE");
@@ -40,7 +40,7 @@ fn a_function_calls_others_by_name_and_gets_their_answers() {
 
 #[test]
 fn an_error_in_the_middle_says_which_function_failed() {
-    let platform = Platform::start();
+    let platform = PlatformProcess::start();
     let client = platform.client("chain.c");
     fails(&client, "relay", b"refuse\0", Code::FunctionFailed, "refuse: not today");
     fails(
@@ -65,7 +65,7 @@ fn an_error_in_the_middle_says_which_function_failed() {
 
 #[test]
 fn a_cpp_exception_ends_at_the_calling_function() {
-    let platform = Platform::start();
+    let platform = PlatformProcess::start();
     let client = platform.client_with(&Allocation::new(package("chain_cpp.cpp")));
     assert_eq!(call(&client, "survives", b"").unwrap(), [1]);
     fails(&client, "passes_on", b"t", Code::FunctionFailed, "throws: ");
@@ -77,11 +77,11 @@ fn a_cpp_exception_ends_at_the_calling_function() {
 #[test]
 fn the_example_answers_the_same_everywhere_and_by_http() {
     let python = root().join("target/tools/python/bin/python3");
-    let mut cluster = Cluster::start(Plan::default());
+    let mut cluster = Cluster::start(ClusterPlan::default());
     for (pu, neighbour, device) in [("cpu", "node-1", "none"), ("dpu", "node-0", "opencl")] {
         let of_this = ["--pu", pu, "--neighbour", neighbour, "--devices", device, "--listen", "127.0.0.1:0"];
         let more = [&of_this[..], &["--python", python.to_str().unwrap()]].concat();
-        cluster.add_agent_with(Lent::cores(2), &more);
+        cluster.add_agent_with(LentCores::cores(2), &more);
     }
     wait_until("the units are linked", || {
         let listed = cluster.json(&["pus"]);

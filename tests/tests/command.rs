@@ -14,9 +14,9 @@ use serde_json::json;
 use sublet::{Allocation, Code};
 use sublet_tests::cluster::free_address;
 use sublet_tests::functions::{library, package};
-use sublet_tests::platform::{Platform, assert_echoes, sublet};
+use sublet_tests::platform::{PlatformProcess, assert_echoes, sublet};
 use sublet_tests::process::wait_until;
-use sublet_tests::program::Program;
+use sublet_tests::program::ServerProgram;
 
 fn number(code: Code) -> Option<i32> {
     i32::try_from(code.number()).ok()
@@ -24,7 +24,7 @@ fn number(code: Code) -> Option<i32> {
 
 #[test]
 fn a_deployed_library_is_called_by_name_with_files() {
-    let (platform, folder) = (Platform::start(), tempfile::tempdir().unwrap());
+    let (platform, folder) = (PlatformProcess::start(), tempfile::tempdir().unwrap());
     let deployed = platform.json(&["deploy", &package("calls.c")]);
     assert_eq!((&deployed["name"], &deployed["known"]), (&"libcalls".into(), &false.into()));
     assert!(deployed["functions"].as_array().unwrap().contains(&"libcalls/add_index".into()));
@@ -46,7 +46,7 @@ fn a_deployed_library_is_called_by_name_with_files() {
 
 #[test]
 fn a_call_is_a_part_of_a_pipeline() {
-    let platform = Platform::start();
+    let platform = PlatformProcess::start();
     let name = format!("{}/echo", package("calls.c"));
     for input in [&b""[..], b"hello\n", &[0, 255, 10].repeat(700_000)] {
         let output = platform.pipe(&["call", &name], input);
@@ -58,7 +58,7 @@ fn a_call_is_a_part_of_a_pipeline() {
 
 #[test]
 fn a_folder_with_a_manifest_names_its_functions() {
-    let (platform, folder) = (Platform::start(), tempfile::tempdir().unwrap());
+    let (platform, folder) = (PlatformProcess::start(), tempfile::tempdir().unwrap());
     let manifest =
         "name = 'mirror'\nlibrary = 'lib/code.so'\n[[function]]\nname = 'reflect'\nsymbol = 'echo'\n";
     fs::create_dir(folder.path().join("lib")).unwrap();
@@ -78,7 +78,7 @@ fn a_folder_with_a_manifest_names_its_functions() {
 
 #[test]
 fn ps_shows_what_is_leased_while_it_is() {
-    let platform = Platform::start();
+    let platform = PlatformProcess::start();
     let leased = Allocation::new(package("calls.c")).memory_bytes(64 << 20);
     let mut client = platform.client_with(&leased);
     assert_echoes(&client);
@@ -97,7 +97,7 @@ fn ps_shows_what_is_leased_while_it_is() {
 
 #[test]
 fn a_failed_call_exits_with_its_code_and_writes_nothing() {
-    let (platform, folder) = (Platform::start(), tempfile::tempdir().unwrap());
+    let (platform, folder) = (PlatformProcess::start(), tempfile::tempdir().unwrap());
     platform.json(&["deploy", &package("faults.c")]);
     let output = folder.path().join("out");
     let to = output.to_str().unwrap();
@@ -126,7 +126,7 @@ fn a_failed_call_exits_with_its_code_and_writes_nothing() {
 
 #[test]
 fn an_output_that_cannot_be_written_is_named() {
-    let platform = Platform::start();
+    let platform = PlatformProcess::start();
     let name = format!("{}/echo", package("calls.c"));
     let message = platform.assert_refuses(&["call", &name, "--output", "/nonexistent/out"], Code::System);
     assert!(message.contains("/nonexistent/out"), "{message}");
@@ -137,7 +137,7 @@ fn an_output_that_cannot_be_written_is_named() {
 
 #[test]
 fn an_output_to_a_closed_descriptor_fails() {
-    let platform = Platform::start();
+    let platform = PlatformProcess::start();
     let name = format!("{}/echo", package("calls.c"));
     let program = platform.command().get_program().to_owned();
     let word = platform.state().join("word");
@@ -179,7 +179,7 @@ fn paths_in_errors_cannot_change_the_direction_of_text() {
 
 #[test]
 fn usage_lines_name_only_what_is_required() {
-    let platform = Platform::start();
+    let platform = PlatformProcess::start();
     let refused = platform.run(&["call"]);
     let said = String::from_utf8_lossy(&refused.stderr);
     assert!(said.contains("Usage: sublet call") && !said.contains("--manager"), "{said}");
@@ -187,7 +187,7 @@ fn usage_lines_name_only_what_is_required() {
 
 #[test]
 fn a_graph_that_is_not_there_has_no_history() {
-    let platform = Platform::start();
+    let platform = PlatformProcess::start();
     let message = platform.assert_refuses(&["graph", "history", "nosuch"], Code::UnknownGraph);
     assert!(message.contains("nosuch"), "{message}");
     assert_eq!(platform.json(&["graph", "list"]), json!({ "graphs": [] }));
@@ -197,7 +197,7 @@ fn a_graph_that_is_not_there_has_no_history() {
 
 #[test]
 fn a_log_level_that_does_not_exist_is_refused() {
-    let platform = Platform::start();
+    let platform = PlatformProcess::start();
     let mut loud = platform.command();
     let refused = loud.args(["ps"]).env("SUBLET_LOG", "loud").output().unwrap();
     let said = String::from_utf8_lossy(&refused.stderr);
@@ -227,7 +227,7 @@ fn a_node_lends_at_least_4_mib() {
 #[test]
 fn a_host_without_a_name_is_localhost() {
     let script = "echo '(none)' > /proc/sys/kernel/hostname && exec \"$@\"";
-    let platform = Platform::start_by(|up| {
+    let platform = PlatformProcess::start_by(|up| {
         let mut own = Command::new("unshare");
         own.args(["--uts", "sh", "-c", script, "sh"]).arg(up.get_program()).args(up.get_args());
         for (variable, value) in up.get_envs() {
@@ -246,7 +246,7 @@ fn a_host_without_a_name_is_localhost() {
 
 #[test]
 fn a_token_file_that_others_may_change_is_warned_of() {
-    let platform = Platform::start();
+    let platform = PlatformProcess::start();
     let token = platform.state().join("token");
     fs::write(&token, "sublet_0_secret\n").unwrap();
     for (mode, warning) in [(0o666, "changed by other users"), (0o644, "read by other users"), (0o600, "")] {
@@ -281,7 +281,7 @@ fn an_unreachable_manager_is_reported_with_advice() {
     assert!(said.contains("no manager answers") && !said.contains("start one with"), "{said}");
     // By TLS, and asked without.
     let (ip, port) = free_address();
-    let manager = Program::start("manager", folder.path(), {
+    let manager = ServerProgram::start("manager", folder.path(), {
         let state = folder.path().join("m");
         move || {
             let mut manager = sublet();
@@ -292,7 +292,7 @@ fn an_unreachable_manager_is_reported_with_advice() {
     let said = ps(&format!("http://{ip}:{port}"), folder.path());
     assert!(said.contains(&format!("a manager with TLS is reached by https://{ip}:{port}")), "{said}");
     let without_tls = free_address();
-    let plain = Program::start("plain", folder.path(), {
+    let plain = ServerProgram::start("plain", folder.path(), {
         let state = folder.path().join("p");
         move || {
             let (ip, port) = without_tls;
@@ -310,7 +310,7 @@ fn an_unreachable_manager_is_reported_with_advice() {
     assert!(said.contains(&format!("a manager without TLS is reached by http://{ip}:{port}")), "{said}");
     drop((manager, plain));
     // Another user's.
-    let platform = Platform::start();
+    let platform = PlatformProcess::start();
     if !rustix::process::getuid().is_root() {
         return;
     }
@@ -326,7 +326,7 @@ fn an_unreachable_manager_is_reported_with_advice() {
 fn manager_is_reached_by_its_advertised_address() {
     let (folder, (ip, port)) = (tempfile::tempdir().unwrap(), free_address());
     let (state, address) = (folder.path().join("m"), format!("https://{ip}:{port}"));
-    let _manager = Program::start("manager", folder.path(), {
+    let _manager = ServerProgram::start("manager", folder.path(), {
         let (state, address) = (state.clone(), address.clone());
         move || {
             let mut manager = sublet();
@@ -362,7 +362,7 @@ fn platform_serves_without_standard_output() {
 
 #[test]
 fn completions_are_written_for_each_shell() {
-    let platform = Platform::start();
+    let platform = PlatformProcess::start();
     for shell in ["bash", "zsh", "fish"] {
         let output = platform.run(&["completions", shell]);
         let script = String::from_utf8(output.stdout).unwrap();

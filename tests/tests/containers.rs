@@ -20,7 +20,7 @@ use sublet::{Allocation, Code, Invoker};
 use sublet_means::{Means, skip};
 use sublet_tests::assert_fails;
 use sublet_tests::functions::library;
-use sublet_tests::platform::{Platform, assert_memory_bomb_ends_alone, programs, sublet};
+use sublet_tests::platform::{PlatformProcess, assert_memory_bomb_ends_alone, programs, sublet};
 use sublet_tests::process::wait_until;
 
 /// Text of the image's file that functions read.
@@ -46,8 +46,8 @@ impl Scene {
     }
 
     /// A node that pulls from this registry.
-    fn platform(&self, more: &[&str]) -> Platform {
-        Platform::start_with(|up| {
+    fn platform(&self, more: &[&str]) -> PlatformProcess {
+        PlatformProcess::start_with(|up| {
             up.args(more).arg("--registries").arg(format!("localhost:{}", self.registry.port));
         })
     }
@@ -97,7 +97,7 @@ fn write_file(client: &Invoker, path: &str) -> Result<(), sublet::Error> {
 }
 
 /// Checks that a function finds its image, and that its changes to the image are visible only to itself.
-fn assert_runs_in_image(platform: &Platform, package: &str) {
+fn assert_runs_in_image(platform: &PlatformProcess, package: &str) {
     for _ in 0..2 {
         let mut client = platform.client_with(&Allocation::new(package));
         assert_eq!(read_file(&client, "/etc/issue").unwrap(), ISSUE);
@@ -195,10 +195,10 @@ fn a_memory_bomb_in_an_image_is_killed_alone() {
 #[test]
 fn a_node_uses_only_remote_or_named_registries() {
     let scene = Scene::new();
-    let elsewhere = Platform::start_with(|up| {
+    let elsewhere = PlatformProcess::start_with(|up| {
         up.args(["--registries", "registry.example.org"]);
     });
-    for (number, platform) in [Platform::start(), elsewhere].iter().enumerate() {
+    for (number, platform) in [PlatformProcess::start(), elsewhere].iter().enumerate() {
         let name = format!("app{number}");
         platform.json(&["deploy", &scene.package(&name, &scene.name("with:1"))]);
         let refused = platform.invoker().allocate(&Allocation::new(name));

@@ -13,9 +13,9 @@ use rustix::process::Signal;
 use sublet::{Allocation, Invoker, Policy};
 use sublet_means::{Means, skip};
 use sublet_proto::v1::Usage;
-use sublet_tests::cluster::{Cluster, Lent, Plan};
+use sublet_tests::cluster::{Cluster, ClusterPlan, LentCores};
 use sublet_tests::functions::package;
-use sublet_tests::platform::{Platform, kill, sublet};
+use sublet_tests::platform::{PlatformProcess, kill, sublet};
 use sublet_tests::process::{stay_on_lowest_core, wait_until};
 
 /// Processes that a hostile function leaves behind.
@@ -130,8 +130,8 @@ fn spinning_processes_leave_a_neighbour_its_share_of_a_core() {
         skip(Means::Controller("cpu"), "without a cpu controller leases have no shares of a shared core");
         return;
     }
-    let mut cluster = Cluster::start(Plan::default());
-    cluster.add_agent(Lent::shared(1, 2));
+    let mut cluster = Cluster::start(ClusterPlan::default());
+    cluster.add_agent(LentCores::shared(1, 2));
     stay_on_lowest_core();
     let shared = cores().shared();
     let mut neighbour = cluster.invoker();
@@ -159,7 +159,7 @@ fn spinning_processes_leave_a_neighbour_its_share_of_a_core() {
 #[test]
 fn falsified_counters_do_not_lower_the_bill() {
     let _alone = BUSY.lock().unwrap_or_else(PoisonError::into_inner);
-    let platform = Platform::start();
+    let platform = PlatformProcess::start();
     let mut client = platform.client_with(&cores());
     let file = count_file(platform.worker());
     assert!(answer(&client, "forge_counters", &[]) > 0, "it has found its counters");
@@ -177,7 +177,7 @@ fn falsified_counters_do_not_lower_the_bill() {
 #[test]
 fn processes_that_go_on_between_calls_are_billed() {
     let _alone = BUSY.lock().unwrap_or_else(PoisonError::into_inner);
-    let platform = Platform::start();
+    let platform = PlatformProcess::start();
     let mut client = platform.client_with(&cores());
     let file = count_file(platform.worker());
     assert_eq!(answer(&client, "leave_spinning", &[4, 1_500]), 4);
@@ -200,7 +200,7 @@ fn usage_of_a_dead_worker_stays_on_the_bill() {
         skip(Means::Controller("cpuacct"), "the kernel does not count the processor time of sandboxes");
         return;
     }
-    let platform = Platform::start();
+    let platform = PlatformProcess::start();
     let mut client = platform.client_with(&cores());
     let worker = platform.worker();
     let file = count_file(worker).unwrap();

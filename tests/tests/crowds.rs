@@ -12,7 +12,7 @@ use std::time::Duration;
 use sublet::{Access, Allocation, Code, Error};
 use sublet_proto::v1::LeaseRequest;
 use sublet_proto::v1::manager_client::ManagerClient;
-use sublet_tests::cluster::{Cluster, Lent, Plan, connect};
+use sublet_tests::cluster::{Cluster, ClusterPlan, LentCores, connect};
 use sublet_tests::functions::package;
 use sublet_tests::hand::ByHand;
 use sublet_tests::process::PATIENCE;
@@ -88,11 +88,11 @@ async fn ask_all(users: Vec<Access>, package: &str) -> (Counts, BTreeSet<String>
 
 #[test]
 fn ten_thousand_requests_are_answered_within_bounds_and_fairly() {
-    let mut cluster = Cluster::start(Plan {
+    let mut cluster = Cluster::start(ClusterPlan {
         arguments: ["--queue-total", "2000", "--queue-per-tenant", "600"].map(str::to_owned).to_vec(),
-        ..Plan::default()
+        ..ClusterPlan::default()
     });
-    cluster.add_agent(Lent::cores(1));
+    cluster.add_agent(LentCores::cores(1));
     cluster.assert_serves();
     cluster.publish(package("calls.c"));
     let users: Vec<_> = (0..TENANTS).map(|tenant| cluster.user(&format!("tenant-{tenant}"))).collect();

@@ -6,13 +6,13 @@ use std::time::Duration;
 
 use serde_json::{Value, json};
 use sublet::{Allocation, Code, Error};
-use sublet_tests::cluster::{Cluster, Lent, Plan};
+use sublet_tests::cluster::{Cluster, ClusterPlan, LentCores};
 use sublet_tests::functions::{kernels, package};
-use sublet_tests::global::{Process, computer, linked_unit, refused};
+use sublet_tests::global::{GlobalProcess, computer, linked_unit, refused};
 use sublet_tests::process::wait_until;
 
 /// Has graphs called.
-struct Caller(Process);
+struct Caller(GlobalProcess);
 
 /// A graph's executors.
 struct Chain<'caller> {
@@ -23,7 +23,7 @@ struct Chain<'caller> {
 impl Caller {
     fn of(cluster: &Cluster) -> Caller {
         cluster.publish(package("dags.c"));
-        Caller(Process::of(cluster, Allocation::new("libdags").pu("cpu")))
+        Caller(GlobalProcess::of(cluster, Allocation::new("libdags").pu("cpu")))
     }
 
     /// Starts a graph's executors, if that can be now, and says by which number it is called.
@@ -250,8 +250,8 @@ fn a_lost_unit_ends_its_call_and_others_continue() {
 
 #[test]
 fn successive_components_leave_their_data_on_the_device() {
-    let mut cluster = Cluster::start(Plan::default());
-    cluster.add_agent_with(Lent::cores(2), &["--devices", "opencl"]);
+    let mut cluster = Cluster::start(ClusterPlan::default());
+    cluster.add_agent_with(LentCores::cores(2), &["--devices", "opencl"]);
     let folder = kernels("staying.cl", "", &["mark", "look"]);
     cluster.publish(folder.path());
     let caller = Caller::of(&cluster);

@@ -11,7 +11,7 @@ use std::time::Duration;
 use serde_json::{Value, json};
 use sublet::{Allocation, Code};
 use sublet_manager::store::{Batch, NatsOptions, NatsStore, Store};
-use sublet_tests::cluster::{Cluster, Lent, Plan, TENANT, connect};
+use sublet_tests::cluster::{Cluster, ClusterPlan, LentCores, TENANT, connect};
 use sublet_tests::functions::{library, package};
 use sublet_tests::nats::NatsServer;
 use sublet_tests::platform::{assert_echoes, sublet};
@@ -88,8 +88,8 @@ fn with_data(folder: &Path, name: &str, bytes: usize) -> Allocation {
 #[test]
 fn node_evicts_packages_beyond_its_cache_and_fetches_them_again() {
     const BYTES: usize = 400_000;
-    let mut cluster = Cluster::start(Plan::default());
-    cluster.add_agent_with(Lent::cores(2), &["--cache", "1MiB"]);
+    let mut cluster = Cluster::start(ClusterPlan::default());
+    cluster.add_agent_with(LentCores::cores(2), &["--cache", "1MiB"]);
     let folder = tempfile::tempdir().unwrap();
     let mut client = connect(&cluster.user(TENANT));
     let leased = with_data(folder.path(), "leased", BYTES);
@@ -120,7 +120,7 @@ fn node_evicts_packages_beyond_its_cache_and_fetches_them_again() {
 
 /// A manager alone with tokens, one of which is revoked; the ids of both.
 fn with_tokens() -> (Cluster, String, String) {
-    let cluster = Cluster::start(Plan::default());
+    let cluster = Cluster::start(ClusterPlan::default());
     let create = |name: &str| {
         let created = cluster.json(&["token", "create", "--tenant", name]);
         created["id"].as_str().unwrap().to_owned()
@@ -291,7 +291,7 @@ fn the_signing_key_is_kept_twice_and_never_replaced_silently() {
     assert_eq!(fs::metadata(&key).unwrap().permissions().mode() & 0o777, 0o600);
     cluster.managers[0].kill();
     // The key of another store.
-    let other = Cluster::start(Plan::default());
+    let other = Cluster::start(ClusterPlan::default());
     fs::copy(other.managers[0].state().join("signing.key"), &key).unwrap();
     let said = refusal(&cluster);
     assert!(said.contains("signing.key") && said.contains("altered"), "{said}");

@@ -20,7 +20,7 @@ use sublet_means::{Means, skip};
 use sublet_proto::v1::manager_client::ManagerClient;
 use sublet_proto::v1::{CreateTokenRequest, LeaseRequest, ListNodesRequest, PackageChunk, Role};
 use sublet_tests::attack::{ADDRESSES, Attack, raise_files};
-use sublet_tests::cluster::{Cluster, Lent, connect as client};
+use sublet_tests::cluster::{Cluster, LentCores, connect as client};
 use sublet_tests::functions::package;
 use sublet_tests::hand::{ByHand, ask};
 use sublet_tests::platform::assert_echoes;
@@ -372,7 +372,8 @@ fn idle_connections_of_one_user_do_not_lock_out_others() {
     let mut cluster = Cluster::with_agents(0);
     let path = socket.to_str().unwrap();
     let more = ["--clients", "all-users", "--socket", path, "--memory", "256MiB"];
-    cluster.add_agent_with(Lent::cores(1), &[&more[..], &["--connections-unauthenticated", "32"]].concat());
+    cluster
+        .add_agent_with(LentCores::cores(1), &[&more[..], &["--connections-unauthenticated", "32"]].concat());
     let user = cluster.user("somebody");
     assert_leases(&user);
     let digest = cluster.json(&["ps"])["packages"][0]["digest"].as_str().unwrap().to_owned();

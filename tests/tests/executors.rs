@@ -7,18 +7,18 @@ use std::time::{Duration, Instant};
 
 use serde_json::Value;
 use sublet::{Allocation, Code, Error};
-use sublet_tests::cluster::{Cluster, Lent, Plan};
+use sublet_tests::cluster::{Cluster, ClusterPlan, LentCores};
 use sublet_tests::functions::{kernels, library, package};
-use sublet_tests::global::{Process, computer, linked_unit, package_in_python, refused};
+use sublet_tests::global::{GlobalProcess, computer, linked_unit, package_in_python, refused};
 use sublet_tests::process::wait_until;
 use sublet_tests::root;
 
 /// A function's process, and what it has started.
-struct Caller(Process);
+struct Caller(GlobalProcess);
 
 impl Caller {
     fn of(cluster: &Cluster) -> Caller {
-        Caller(Process::of(cluster, Allocation::new(package("executors.c")).pu("cpu")))
+        Caller(GlobalProcess::of(cluster, Allocation::new(package("executors.c")).pu("cpu")))
     }
 
     /// Starts an executor on the processor of this number.
@@ -182,9 +182,9 @@ fn a_lost_processor_ends_its_call() {
 
 #[test]
 fn a_kernel_executes_on_local_and_remote_devices() {
-    let mut cluster = Cluster::start(Plan::default());
+    let mut cluster = Cluster::start(ClusterPlan::default());
     for neighbour in ["node-1", "node-0"] {
-        cluster.add_agent_with(Lent::cores(2), &["--neighbour", neighbour, "--listen", "127.0.0.1:0"]);
+        cluster.add_agent_with(LentCores::cores(2), &["--neighbour", neighbour, "--listen", "127.0.0.1:0"]);
     }
     let folder = tempfile::tempdir().unwrap();
     let of = |file: &str| folder.path().join(file);
@@ -194,8 +194,10 @@ fn a_kernel_executes_on_local_and_remote_devices() {
          [[build]]\nlibrary = 'doubling.cl'\nkind = 'opencl'\n\
          [[build.function]]\nname = 'twice'\nsymbol = 'main_kernel'\nbytes_per_item = 1\n";
     fs::write(of("sublet.toml"), manifest).unwrap();
-    let host =
-        Process::of(&cluster, Allocation::new(folder.path().to_str().unwrap()).pu("cpu").near(["node-0"]));
+    let host = GlobalProcess::of(
+        &cluster,
+        Allocation::new(folder.path().to_str().unwrap()).pu("cpu").near(["node-0"]),
+    );
     let twice = |number: u32| host.call("twice", &[&number.to_le_bytes()[..], &[1, 2, 100]].concat());
     for number in 0..3 {
         let mut doubled = Err(Error::new(Code::Internal, "nothing was called"));
@@ -212,11 +214,11 @@ fn a_kernel_executes_on_local_and_remote_devices() {
 }
 
 /// Has functions executed by executors of other packages.
-struct Elsewhere(Process);
+struct Elsewhere(GlobalProcess);
 
 impl Elsewhere {
     fn of(cluster: &Cluster) -> Elsewhere {
-        Elsewhere(Process::of(cluster, Allocation::new(package("delegating.c")).pu("cpu")))
+        Elsewhere(GlobalProcess::of(cluster, Allocation::new(package("delegating.c")).pu("cpu")))
     }
 
     /// Calls functions on a device, or on the processor.
@@ -236,8 +238,8 @@ impl Elsewhere {
 
 #[test]
 fn functions_of_another_package_are_executed_too() {
-    let mut cluster = Cluster::start(Plan::default());
-    cluster.add_agent(Lent::cores(2));
+    let mut cluster = Cluster::start(ClusterPlan::default());
+    cluster.add_agent(LentCores::cores(2));
     cluster.publish(package("portable.c"));
     let host = Elsewhere::of(&cluster);
     assert_eq!(host.call(["libportable", "", "echo"], b"and back").unwrap(), b"and back");
@@ -249,8 +251,8 @@ fn functions_of_another_package_are_executed_too() {
 
 #[test]
 fn data_between_successive_kernels_stays_on_the_device() {
-    let mut cluster = Cluster::start(Plan::default());
-    cluster.add_agent_with(Lent::cores(2), &["--devices", "opencl"]);
+    let mut cluster = Cluster::start(ClusterPlan::default());
+    cluster.add_agent_with(LentCores::cores(2), &["--devices", "opencl"]);
     let folder =
         kernels("staying.cl", "[kernels]\ndeadline_ms = 1000\n", &["mark", "look", "exceed", "spin"]);
     cluster.publish(folder.path());
@@ -344,8 +346,8 @@ fn keeps_what_has_a_name(host: &Elsewhere, names: [&str; 2]) {
 
 #[test]
 fn named_buffers_stay_with_the_executor_on_the_device() {
-    let mut cluster = Cluster::start(Plan::default());
-    cluster.add_agent_with(Lent::cores(2), &["--devices", "opencl"]);
+    let mut cluster = Cluster::start(ClusterPlan::default());
+    cluster.add_agent_with(LentCores::cores(2), &["--devices", "opencl"]);
     let folder = kernels("staying.cl", "", &["mark", "look", "echo", "twice"]);
     cluster.publish(folder.path());
     cluster.publish(package("staying.c"));
@@ -363,7 +365,7 @@ fn python_functions_execute_in_a_copy_of_the_warm_interpreter() {
     let package = package_in_python().unwrap();
     let cluster = computer(&["--python", python.to_str().unwrap()]);
     let allocation = Allocation::new(package.path().to_str().unwrap()).memory_bytes(64 << 20).pu("cpu");
-    let host = Process::of(&cluster, allocation);
+    let host = GlobalProcess::of(&cluster, allocation);
     let dpu = linked_unit(&host);
     let said = host.call("delegate", &[&(dpu as u32).to_le_bytes()[..], b"shout hello"].concat()).unwrap();
     assert_eq!(String::from_utf8(said).unwrap(), format!("HELLO {dpu:x}"));

@@ -11,7 +11,7 @@ use sublet_fabric::ofi;
 use sublet_means::{Means, skip};
 use sublet_tests::assert_fails;
 use sublet_tests::functions::package;
-use sublet_tests::platform::{Platform, assert_echoes, sublet};
+use sublet_tests::platform::{PlatformProcess, assert_echoes, sublet};
 use sublet_tests::process::{children, is_alive, wait_until, workers};
 
 fn run(arguments: &[&str]) -> Output {
@@ -188,7 +188,7 @@ fn over(fabric: &str) -> Allocation {
 }
 
 /// Checks that a node of one core is free whenever its only client is refused.
-fn assert_refused_and_free(platform: &Platform, bad: &Allocation, good: &Allocation, named: &str) {
+fn assert_refused_and_free(platform: &PlatformProcess, bad: &Allocation, good: &Allocation, named: &str) {
     let mut client = platform.invoker();
     for _ in 0..2 {
         assert_fails(client.allocate(bad), Code::FabricUnavailable, &[named]);
@@ -203,7 +203,7 @@ fn assert_refused_and_free(platform: &Platform, bad: &Allocation, good: &Allocat
 #[test]
 fn an_unusable_fabric_holds_no_core_after_the_refusal() {
     let one_core = |more: &[&str]| {
-        Platform::start_with(|up| {
+        PlatformProcess::start_with(|up| {
             up.args(["--cores", "1"]).args(more);
         })
     };

@@ -16,7 +16,7 @@ use sublet_means::{Means, skip};
 use sublet_tests::assert_fails;
 use sublet_tests::functions::package;
 use sublet_tests::platform::{
-    Platform, assert_echoes, assert_memory_bomb_ends_alone, executing_process as process, kill,
+    PlatformProcess, assert_echoes, assert_memory_bomb_ends_alone, executing_process as process, kill,
 };
 use sublet_tests::process::{
     PATIENCE, is_alive, is_mapped_by_anybody, memory_files, open_descriptors, wait_until,
@@ -41,7 +41,7 @@ fn wait_for_flag(flag: &Buffer<u32>) {
 
 #[test]
 fn a_crash_names_the_function_and_the_next_call_works() {
-    let platform = Platform::start();
+    let platform = PlatformProcess::start();
     let client = platform.client("faults.c");
     let lease = client.lease().unwrap().id.clone();
     let mut faults = vec![("segfault", "SIGSEGV"), ("leave", "status 3")];
@@ -60,7 +60,7 @@ fn a_crash_names_the_function_and_the_next_call_works() {
 
 #[test]
 fn a_function_that_never_returns_is_stopped_at_its_deadline() {
-    let platform = Platform::start();
+    let platform = PlatformProcess::start();
     let client = platform.client("faults.c");
     let mut output = [0u8; 8];
     let spinning = client.submit("spin", &[0u8; 0], &mut output).unwrap();
@@ -79,7 +79,7 @@ fn a_function_that_never_returns_is_stopped_at_its_deadline() {
 
 #[test]
 fn a_function_that_returns_before_its_deadline_is_not_disturbed() {
-    let platform = Platform::start();
+    let platform = PlatformProcess::start();
     let client = platform.client("calls.c");
     let (worker, mut output) = (platform.worker(), [0u8; 5]);
     let call = client.submit("echo", b"hello", &mut output).unwrap();
@@ -89,7 +89,7 @@ fn a_function_that_returns_before_its_deadline_is_not_disturbed() {
 
 #[test]
 fn exceptions_end_the_call_and_not_the_worker() {
-    let platform = Platform::start();
+    let platform = PlatformProcess::start();
     let client = platform.client("throws.cpp");
     let worker = process(&client);
     let thrown = call(&client, "throw_exception");
@@ -101,7 +101,7 @@ fn exceptions_end_the_call_and_not_the_worker() {
 
 #[test]
 fn cpp_out_of_memory_ends_only_the_call() {
-    let platform = Platform::start();
+    let platform = PlatformProcess::start();
     let allocation = Allocation::new(package("throws.cpp")).memory_bytes(64 * MIB);
     let client = platform.client_with(&allocation);
     let worker = process(&client);
@@ -113,7 +113,7 @@ fn cpp_out_of_memory_ends_only_the_call() {
 
 #[test]
 fn unchecked_out_of_memory_ends_the_worker_with_a_hint() {
-    let platform = Platform::start();
+    let platform = PlatformProcess::start();
     let client = platform.client_with(&Allocation::new(package("faults.c")).memory_bytes(64 * MIB));
     assert_fails(call(&client, "devour"), Code::WorkerDied, &["libfaults/devour", "SIGSEGV", "64 MiB"]);
     assert_echoes(&client);
@@ -126,12 +126,12 @@ fn a_memory_bomb_is_killed_alone_with_an_error() {
         return;
     }
     let bomb = Allocation::new(package("faults.c")).memory_bytes(64 * MIB);
-    assert_memory_bomb_ends_alone(&Platform::start(), &bomb);
+    assert_memory_bomb_ends_alone(&PlatformProcess::start(), &bomb);
 }
 
 #[test]
 fn a_function_says_itself_why_it_failed() {
-    let platform = Platform::start();
+    let platform = PlatformProcess::start();
     let mut client = platform.client("faults.c");
     let message =
         assert_fails(call(&client, "refuse"), Code::FunctionFailed, &["libfaults/refuse", "the ink is dry"]);
@@ -146,7 +146,7 @@ fn a_function_says_itself_why_it_failed() {
 
 #[test]
 fn a_worker_killed_during_a_call_is_replaced() {
-    let platform = Platform::start();
+    let platform = PlatformProcess::start();
     let client = platform.client("faults.c");
     let lease = client.lease().unwrap().id.clone();
     let (flag, mut output) = (flag(&client), [0u8; 8]);
@@ -162,7 +162,7 @@ fn a_worker_killed_during_a_call_is_replaced() {
 
 #[test]
 fn the_next_call_replaces_a_killed_worker() {
-    let platform = Platform::start();
+    let platform = PlatformProcess::start();
     let client = platform.client("faults.c");
     for _ in 0..3 {
         assert_echoes(&client);
@@ -176,7 +176,7 @@ fn the_next_call_replaces_a_killed_worker() {
 
 #[test]
 fn every_call_in_flight_ends_when_its_worker_dies() {
-    let platform = Platform::start();
+    let platform = PlatformProcess::start();
     let client = platform.client_with(&Allocation::new(package("faults.c")).slots(16));
     let (flag, mut outputs) = (flag(&client), [[0u8; 8]; 12]);
     let (first, others) = outputs.split_at_mut(1);
@@ -195,7 +195,7 @@ fn every_call_in_flight_ends_when_its_worker_dies() {
 
 #[test]
 fn a_killed_client_holds_nothing_any_longer() {
-    let platform = Platform::start();
+    let platform = PlatformProcess::start();
     platform.assert_serves();
     let descriptors = open_descriptors(platform.pid());
     let mut client = Command::new(env!("CARGO_BIN_EXE_holding-client"))
@@ -233,7 +233,7 @@ fn a_killed_client_holds_nothing_any_longer() {
 
 #[test]
 fn calls_in_flight_end_when_the_lease_is_given_back() {
-    let platform = Platform::start();
+    let platform = PlatformProcess::start();
     let mut client = platform.client("faults.c");
     let (flag, mut outputs) = (flag(&client), [[0u8; 8]; 2]);
     let [first, second] = &mut outputs;
@@ -250,7 +250,7 @@ fn calls_in_flight_end_when_the_lease_is_given_back() {
 
 #[test]
 fn a_lease_that_expires_ends_its_calls() {
-    let platform = Platform::start();
+    let platform = PlatformProcess::start();
     let allocation = Allocation::new(package("faults.c")).timeout(Duration::from_millis(1200));
     let mut client = platform.client_with(&allocation);
     let lease = client.lease().unwrap().id.clone();
@@ -265,7 +265,7 @@ fn a_lease_that_expires_ends_its_calls() {
 
 #[test]
 fn two_clients_at_once_do_not_disturb_each_other() {
-    let platform = Platform::start();
+    let platform = PlatformProcess::start();
     if platform.cores() < 2 {
         skip(Means::Cores(2), "this machine has one core");
         return;
@@ -288,7 +288,7 @@ fn two_clients_at_once_do_not_disturb_each_other() {
 
 #[test]
 fn garbage_on_the_agents_socket_hurts_nobody_but_its_sender() {
-    let platform = Platform::start();
+    let platform = PlatformProcess::start();
     let client = platform.client("calls.c");
     let silent = PacketSocket::connect(platform.state().join("agent.sock")).unwrap();
     for garbage in [&b"\xff\xff\xff\xff"[..], &[0; 1], &[0x0a, 0x7f, 1, 2, 3], &[7; 60_000]] {
@@ -305,7 +305,7 @@ fn garbage_on_the_agents_socket_hurts_nobody_but_its_sender() {
 
 #[test]
 fn garbage_on_the_managers_socket_hurts_nobody_but_its_sender() {
-    let platform = Platform::start();
+    let platform = PlatformProcess::start();
     let socket = || UnixStream::connect(platform.state().join("manager.sock")).unwrap();
     let silent = socket();
     let preface = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n";
@@ -325,7 +325,7 @@ fn garbage_on_the_managers_socket_hurts_nobody_but_its_sender() {
 
 #[test]
 fn a_sleeping_warm_client_survives_its_workers_death() {
-    let platform = Platform::start();
+    let platform = PlatformProcess::start();
     let client = platform.client_with(&Allocation::new(package("faults.c")).policy(Policy::AlwaysWarm));
     let (flag, mut output) = (flag(&client), [0u8; 8]);
     let spinning = client.submit("spin", &flag, &mut output).unwrap();

@@ -13,7 +13,7 @@ use serde_json::Value;
 use sublet::{Allocation, FabricChoice, Policy};
 use sublet_means::{Means, skip};
 use sublet_tests::functions::{library, package};
-use sublet_tests::platform::{Platform, assert_echoes, sublet};
+use sublet_tests::platform::{PlatformProcess, assert_echoes, sublet};
 use sublet_tests::process::stay_on_lowest_core;
 
 const MIB: u64 = 1 << 20;
@@ -122,7 +122,7 @@ fn lends_what_nested_control_groups_allow() {
         return;
     };
     let enter = after(&format!("{}\n{}", memory.enter(), cpu.enter()));
-    let platform = Platform::start_by(|up| wrapped("sh", &enter, up));
+    let platform = PlatformProcess::start_by(|up| wrapped("sh", &enter, up));
     let lent = platform.said["node"]["memory_bytes"].as_u64().unwrap();
     assert_eq!((platform.cores(), lent), (1, 512 * MIB / 4 * 3), "{}", platform.said);
     platform.assert_serves();
@@ -139,7 +139,7 @@ fn lends_what_nested_control_groups_allow() {
 fn serves_from_a_state_folder_whose_sockets_have_long_paths() {
     let folder = tempfile::tempdir().unwrap();
     let state = folder.path().join("t".repeat(90)).join("u".repeat(90));
-    let platform = Platform::start_in(&state);
+    let platform = PlatformProcess::start_in(&state);
     platform.assert_serves();
     let input = folder.path().join("input");
     fs::write(&input, "far").unwrap();
@@ -157,7 +157,7 @@ fn serves_from_a_state_folder_whose_sockets_have_long_paths() {
 #[test]
 fn address_space_is_reserved_by_need() {
     let limited = ["--as=3221225472"];
-    let platform = Platform::start_by(|up| wrapped("prlimit", &limited, up));
+    let platform = PlatformProcess::start_by(|up| wrapped("prlimit", &limited, up));
     let library = library("calls.c");
     assert!(platform.run(&["deploy", library.to_str().unwrap()]).status.success());
     let folder = tempfile::tempdir().unwrap();
@@ -195,13 +195,13 @@ fn a_node_with_too_low_limits_does_not_start() {
         }
     }
     // A soft limit is raised as far as the hard one allows.
-    let soft = Platform::start_by(|up| wrapped("prlimit", &["--nofile=128:4096"], up));
+    let soft = PlatformProcess::start_by(|up| wrapped("prlimit", &["--nofile=128:4096"], up));
     soft.assert_serves();
 }
 
 #[test]
 fn a_too_low_file_size_limit_is_reported() {
-    let platform = Platform::start();
+    let platform = PlatformProcess::start();
     assert!(platform.run(&["deploy", &package("calls.c")]).status.success());
     let mut call = platform.command();
     call.args(["call", "libcalls/echo", "--json", "--output", "/dev/null"]).stdin(Stdio::null());
@@ -211,7 +211,7 @@ fn a_too_low_file_size_limit_is_reported() {
 
 #[test]
 fn client_that_takes_the_signal_names_the_limit() {
-    let platform = Platform::start();
+    let platform = PlatformProcess::start();
     let mut client = Command::new(env!("CARGO_BIN_EXE_holding-client"));
     client.args([platform.address(), package("faults.c")]);
     let output = wrapped("prlimit", &["--fsize=65536"], &client).output().unwrap();
@@ -221,7 +221,7 @@ fn client_that_takes_the_signal_names_the_limit() {
 
 #[test]
 fn client_below_its_limits_names_the_limit() {
-    let platform = Platform::start();
+    let platform = PlatformProcess::start();
     assert!(platform.run(&["deploy", &package("calls.c")]).status.success());
     let folder = tempfile::tempdir().unwrap();
     let (input, output) = (folder.path().join("input"), folder.path().join("output"));
@@ -250,7 +250,7 @@ fn client_below_its_limits_names_the_limit() {
 /// Tries every number of open files from too few to connect up to enough for a lease.
 #[test]
 fn lease_without_enough_files_names_the_limit() {
-    let platform = Platform::start();
+    let platform = PlatformProcess::start();
     let mut client = Command::new(env!("CARGO_BIN_EXE_holding-client"));
     client.args([platform.address(), package("faults.c")]);
     for files in 10..=40 {
@@ -287,7 +287,7 @@ fn file_beyond_the_limit_of_file_sizes_is_an_error() {
 
 #[test]
 fn client_and_agent_have_pid_namespaces_of_their_own() {
-    let platform = Platform::start();
+    let platform = PlatformProcess::start();
     assert!(platform.run(&["deploy", &package("calls.c")]).status.success());
     let folder = tempfile::tempdir().unwrap();
     let input = folder.path().join("input");
@@ -298,7 +298,7 @@ fn client_and_agent_have_pid_namespaces_of_their_own() {
     let called = wrapped("unshare", &own, &call).output().unwrap();
     assert_eq!(called.stdout, b"elsewhere", "{}", String::from_utf8_lossy(&called.stderr));
     drop(platform);
-    let inside = Platform::start_by(|up| wrapped("unshare", &own, up));
+    let inside = PlatformProcess::start_by(|up| wrapped("unshare", &own, up));
     inside.assert_serves();
 }
 
@@ -333,7 +333,7 @@ fn warns_a_client_whose_hot_workers_have_every_core() {
         return;
     }
     let cores = std::thread::available_parallelism().unwrap().get();
-    let platform = Platform::start_with(|command| {
+    let platform = PlatformProcess::start_with(|command| {
         command.args(["--listen", "127.0.0.1:0"]);
     });
     if cores != 2 {

@@ -16,8 +16,8 @@ use rustix::process::Signal;
 use sublet::{Allocation, Invoker, Policy};
 use sublet_means::{Means, skip};
 use sublet_tests::functions::{library, package};
-use sublet_tests::global::{Process, WRITE};
-use sublet_tests::platform::{Platform, kill, programs};
+use sublet_tests::global::{GlobalProcess, WRITE};
+use sublet_tests::platform::{PlatformProcess, kill, programs};
 use sublet_tests::process::{stay_on_lowest_core, wait_until};
 
 /// Calls that are counted.
@@ -49,7 +49,7 @@ int main(int count, char **words) {
 "#;
 
 /// A platform whose workers count what they allocate, and the package that they need for that.
-fn counting_platform(source: &'static str, folder: &Path) -> (Platform, String) {
+fn counting_platform(source: &'static str, folder: &Path) -> (PlatformProcess, String) {
     let own = folder.join("counted");
     fs::create_dir(&own).unwrap();
     fs::write(own.join("sublet.toml"), "name = 'counted'\nlibrary = 'libcounted.so'\n").unwrap();
@@ -59,7 +59,7 @@ fn counting_platform(source: &'static str, folder: &Path) -> (Platform, String) 
     let (source, launcher) = (folder.join("launcher.c"), folder.join("launcher"));
     fs::write(&source, LAUNCHER).unwrap();
     assert!(Command::new("cc").arg("-o").args([&launcher, &source]).status().unwrap().success());
-    let platform = Platform::start_with(|up| {
+    let platform = PlatformProcess::start_with(|up| {
         up.env("SUBLET_WORKER", &launcher);
     });
     (platform, own.to_str().unwrap().to_owned())
@@ -92,7 +92,7 @@ impl Drop for Trace {
     }
 }
 
-fn hot_client(platform: &Platform, package: String) -> Invoker {
+fn hot_client(platform: &PlatformProcess, package: String) -> Invoker {
     stay_on_lowest_core();
     platform.client_with(&Allocation::new(package).policy(Policy::AlwaysHot).spin(Duration::MAX))
 }
@@ -112,14 +112,14 @@ fn call_hot(client: &Invoker, calls: u32) {
 
 /// Two processes, and FIFOs between them: what they read from and write to.
 struct Pair {
-    ends: [Process; 2],
+    ends: [GlobalProcess; 2],
     descriptors: [[u32; 2]; 2],
 }
 
 impl Pair {
-    fn of(platform: &Platform, package: &str) -> Pair {
+    fn of(platform: &PlatformProcess, package: &str) -> Pair {
         let allocation = Allocation::new(package).policy(Policy::AlwaysWarm);
-        let ends = [(); 2].map(|()| Process(platform.client_with(&allocation)));
+        let ends = [(); 2].map(|()| GlobalProcess(platform.client_with(&allocation)));
         let mut descriptors = [[0; 2]; 2];
         for (reader, writer, name) in [(0, 1, "forth"), (1, 0, "back")] {
             let (object, descriptor) = ends[reader].make(name).unwrap();
@@ -199,7 +199,7 @@ fn a_hot_call_makes_no_system_call_in_the_worker() {
         return;
     }
     let log = folder.path().join("trace");
-    let platform = Platform::start();
+    let platform = PlatformProcess::start();
     let client = hot_client(&platform, package("observer.c"));
     let _trace = Trace::of(platform.worker(), &log);
     let call = |name: &str| {
@@ -239,7 +239,7 @@ fn a_message_makes_no_system_call_between_awake_ends() {
         return;
     }
     let log = folder.path().join("trace");
-    let platform = Platform::start();
+    let platform = PlatformProcess::start();
     let pair = Pair::of(&platform, &package("neighbours.c"));
     let traced = platform.workers()[0];
     let _trace = Trace::of(traced, &log);
@@ -274,8 +274,8 @@ fn forked_chain(package: &str) -> Vec<u8> {
 }
 
 /// A process that has such a chain: what `count` takes.
-fn chain_of(platform: &Platform, package: &str, name: &str) -> (Process, [u32; 2]) {
-    let caller = Process(platform.client_with(&Allocation::new(package)));
+fn chain_of(platform: &PlatformProcess, package: &str, name: &str) -> (GlobalProcess, [u32; 2]) {
+    let caller = GlobalProcess(platform.client_with(&Allocation::new(package)));
     let mut chain = None;
     wait_until("there is a core", || {
         chain = caller.call("join", &forked_chain(name)).ok();
@@ -307,7 +307,7 @@ fn a_call_of_an_awake_chain_makes_no_system_call() {
         return;
     }
     let log = folder.path().join("trace");
-    let platform = Platform::start();
+    let platform = PlatformProcess::start();
     let (caller, words) = chain_of(&platform, &package("dags.c"), "libdags");
     let traced = platform.workers()[0];
     let _trace = Trace::of(traced, &log);
@@ -322,7 +322,7 @@ fn a_call_of_an_awake_chain_makes_no_system_call() {
 }
 
 /// Runs the counting client under a command; gives what it counted.
-fn run_hot_client(platform: &Platform, under: &[&str]) -> [u64; 2] {
+fn run_hot_client(platform: &PlatformProcess, under: &[&str]) -> [u64; 2] {
     let command: Vec<String> = under
         .iter()
         .map(|&word| word.to_owned())
@@ -343,7 +343,7 @@ fn run_hot_client(platform: &Platform, under: &[&str]) -> [u64; 2] {
 #[test]
 fn a_hot_call_allocates_nothing_in_the_client() {
     let _turn = turn();
-    let platform = Platform::start();
+    let platform = PlatformProcess::start();
     let [hot, deliberate] = run_hot_client(&platform, &[]);
     assert_eq!(hot, 0, "allocated or freed in {CALLS} calls");
     assert_eq!(deliberate, 2, "it counts what is allocated and freed on purpose");
@@ -356,7 +356,7 @@ fn a_hot_call_makes_no_system_call_in_the_client() {
         return;
     }
     let log: PathBuf = folder.path().join("trace");
-    let platform = Platform::start();
+    let platform = PlatformProcess::start();
     run_hot_client(&platform, &["strace", "-f", "-qq", "-o", log.to_str().unwrap()]);
     // The markers are system calls themselves: that they are there shows that the trace sees them.
     assert_eq!(markers(&log), 2);

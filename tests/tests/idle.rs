@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 
 use sublet::{Allocation, Policy};
 use sublet_tests::functions::package;
-use sublet_tests::platform::{Platform, assert_echoes};
+use sublet_tests::platform::{PlatformProcess, assert_echoes};
 use sublet_tests::process::{TICKS_PER_SECOND, cpu_ticks, thread_states, wait_until};
 
 const WATCHED: Duration = Duration::from_secs(5);
@@ -22,7 +22,7 @@ fn percent_of_a_core(pids: [u32; 2]) -> f64 {
 
 #[test]
 fn an_idle_platform_uses_under_1_percent_of_a_core() {
-    let platform = Platform::start();
+    let platform = PlatformProcess::start();
     let allocation = Allocation::new(package("calls.c"));
     let mut client =
         platform.client_with(&allocation.clone().policy(Policy::HotFor(Duration::from_millis(5))));

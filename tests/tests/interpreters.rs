@@ -9,7 +9,7 @@ use std::path::{Path, PathBuf};
 
 use serde_json::Value;
 use sublet::{Allocation, Code};
-use sublet_tests::platform::{Platform, sublet};
+use sublet_tests::platform::{PlatformProcess, sublet};
 use tempfile::TempDir;
 
 /// A shim of a version manager that has no interpreter for this folder.
@@ -50,7 +50,7 @@ fn a_broken_named_python_keeps_the_node_from_starting() {
 #[test]
 fn a_node_starts_without_a_broken_python_on_the_path() {
     let (folder, _, path) = shim(BROKEN);
-    let platform = Platform::start_with(|up| {
+    let platform = PlatformProcess::start_with(|up| {
         up.env_remove("SUBLET_PYTHON").env("PATH", &path);
     });
     assert_eq!(platform.said["python"], Value::Null, "{}", platform.said);
@@ -69,7 +69,7 @@ fn python_is_tried_at_the_start() {
     let output = up.args(["up", "--python"]).arg(&shim).arg("--state").arg(state).output().unwrap();
     let said = String::from_utf8_lossy(&output.stderr);
     assert!(!output.status.success() && said.contains("cannot be used: "), "{said}");
-    let platform = Platform::start_with(|up| {
+    let platform = PlatformProcess::start_with(|up| {
         up.env_remove("SUBLET_PYTHON").env("PATH", &path);
     });
     assert_eq!(platform.said["python"], Value::Null, "{}", platform.said);
@@ -78,7 +78,7 @@ fn python_is_tried_at_the_start() {
 #[test]
 fn executes_functions_by_the_interpreter_that_a_found_shim_starts() {
     let (folder, _, path) = shim(WORKING);
-    let platform = Platform::start_with(|up| {
+    let platform = PlatformProcess::start_with(|up| {
         up.env_remove("SUBLET_PYTHON").env("PATH", &path);
     });
     assert_eq!(platform.said["python"], "/usr/bin/python3", "{}", platform.said);

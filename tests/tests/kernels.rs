@@ -9,7 +9,7 @@ use std::process::Stdio;
 use std::time::{Duration, Instant, SystemTime};
 
 use sublet::{Allocation, Code, Completion, Error, FabricChoice, Invoker, Policy};
-use sublet_tests::platform::{Platform, assert_echoes, assert_echoes_of_every_size};
+use sublet_tests::platform::{PlatformProcess, assert_echoes, assert_echoes_of_every_size};
 use sublet_tests::process::{cpu_ticks, is_alive, wait_until};
 use sublet_tests::{assert_fails, root};
 use tempfile::TempDir;
@@ -99,7 +99,7 @@ fn numbers(bytes: &[u8]) -> Vec<u32> {
 
 #[test]
 fn kernels_are_called_like_any_function_over_memory_and_networks() {
-    let platform = Platform::start_with(|up| {
+    let platform = PlatformProcess::start_with(|up| {
         up.args(["--listen", "127.0.0.1:0"]);
     });
     let package = Package::whole("kernels", "");
@@ -123,7 +123,7 @@ fn kernels_are_called_like_any_function_over_memory_and_networks() {
 
 #[test]
 fn threads_launch_at_once_and_get_their_own_answers() {
-    let platform = Platform::start();
+    let platform = PlatformProcess::start();
     let cores = platform.cores().min(4);
     let allocation = Package::whole("kernels", "");
     let allocation = allocation.allocation().cores(cores).policy(Policy::AlwaysWarm);
@@ -143,7 +143,7 @@ fn threads_launch_at_once_and_get_their_own_answers() {
 
 #[test]
 fn an_endless_kernel_is_reported_and_its_worker_replaced() {
-    let platform = Platform::start();
+    let platform = PlatformProcess::start();
     let client =
         platform.client_with(&Package::whole("hurried", "[kernels]\ndeadline_ms = 300\n").allocation());
     let worker = platform.worker();
@@ -166,7 +166,7 @@ fn an_endless_kernel_is_reported_and_its_worker_replaced() {
 
 #[test]
 fn a_lease_ends_while_its_kernel_runs() {
-    let platform = Platform::start();
+    let platform = PlatformProcess::start();
     platform.json(&["deploy", Package::whole("kernels", "").path()]);
     let mut command = platform.command();
     command.args(["call", "kernels/spin", "--input", "-", "--output", "-"]);
@@ -182,7 +182,7 @@ fn a_lease_ends_while_its_kernel_runs() {
 
 #[test]
 fn what_the_compiler_says_is_told_to_whoever_leases() {
-    let platform = Platform::start();
+    let platform = PlatformProcess::start();
     let broken = Package::source("broken", "kernel void f() { no_such_word(); }");
     // Not only to the first.
     for _ in 0..2 {
@@ -199,7 +199,7 @@ fn what_the_compiler_says_is_told_to_whoever_leases() {
 
 #[test]
 fn an_invalid_binary_is_refused_and_the_node_continues() {
-    let platform = Platform::start();
+    let platform = PlatformProcess::start();
     for (name, bytes) in [("zeros", [0; 5000]), ("odd", std::array::from_fn(|at| (at * 7 % 256) as u8))] {
         let package = Package::source(name, "");
         fs::write(package.0.path().join("kernels.cl"), [b"poclbin\0", &bytes[..]].concat()).unwrap();
@@ -211,7 +211,7 @@ fn an_invalid_binary_is_refused_and_the_node_continues() {
 
 #[test]
 fn a_source_reads_no_files_of_the_node() {
-    let platform = Platform::start();
+    let platform = PlatformProcess::start();
     let secret = tempfile::NamedTempFile::new().unwrap();
     fs::write(secret.path(), "sublet_secret_word sublet_secret_word\n").unwrap();
     for path in [secret.path(), Path::new("/etc/passwd"), Path::new("/etc/hostname")] {
@@ -225,7 +225,7 @@ fn a_source_reads_no_files_of_the_node() {
 
 #[test]
 fn a_kernel_that_writes_outside_ends_its_own_worker_alone() {
-    let platform = Platform::start();
+    let platform = PlatformProcess::start();
     let text = kernel("for (ulong i = 0; ; i += 4096) output[i] = 1;");
     let client = platform.client_with(&Package::source("outside", &text).allocation());
     let neighbour = platform.client("calls.c");
@@ -249,7 +249,7 @@ fn a_package_is_rebuilt_only_without_a_valid_image() {
     let folder = tempfile::tempdir().unwrap();
     let package = Package::source("once", &kernel("*written = 0;"));
     let serve = || {
-        let platform = Platform::start_in(folder.path());
+        let platform = PlatformProcess::start_in(folder.path());
         let client = platform.client_with(&package.allocation());
         assert_eq!(call(&client, "f", &[]).unwrap().0.output_bytes, 0);
     };
@@ -261,7 +261,7 @@ fn a_package_is_rebuilt_only_without_a_valid_image() {
     fs::write(&file, "damaged").unwrap();
     serve();
     // Also while the agent runs.
-    let platform = Platform::start_in(folder.path());
+    let platform = PlatformProcess::start_in(folder.path());
     for _ in 0..2 {
         let client = platform.client_with(&package.allocation());
         assert_eq!(call(&client, "f", &[]).unwrap().0.output_bytes, 0);
@@ -275,7 +275,7 @@ fn a_package_is_rebuilt_only_without_a_valid_image() {
 
 #[test]
 fn a_node_executes_kernels_only_on_offered_devices() {
-    let platform = Platform::start_with(|up| {
+    let platform = PlatformProcess::start_with(|up| {
         up.args(["--devices", "opencl"]);
     });
     assert_eq!(platform.said["node"]["devices"][0], "opencl");
@@ -285,7 +285,7 @@ fn a_node_executes_kernels_only_on_offered_devices() {
     fs::write(&manifest, text).unwrap();
     let message = platform.assert_refuses(&["deploy", package.path()], Code::WrongArchitecture);
     assert!(message.contains("graphics is for cuda, but nodes are opencl, "), "{message}");
-    let without = Platform::start_with(|up| {
+    let without = PlatformProcess::start_with(|up| {
         up.args(["--devices", "none"]);
     });
     let refused = without.invoker().allocate(&Package::source("any", &kernel("")).allocation());
@@ -295,7 +295,7 @@ fn a_node_executes_kernels_only_on_offered_devices() {
 
 #[test]
 fn deploying_refuses_an_impossible_manifest() {
-    let platform = Platform::start();
+    let platform = PlatformProcess::start();
     let refused = |more: &str, said: &str| {
         let package = Package::of("odd", more, &[("kernels.cl", &kernel(""))]);
         let message = platform.assert_refuses(&["deploy", package.path()], Code::InvalidPackage);
@@ -313,7 +313,7 @@ fn deploying_refuses_an_impossible_manifest() {
 
 #[test]
 fn the_example_is_deployed_listed_and_called_by_the_command() {
-    let platform = Platform::start();
+    let platform = PlatformProcess::start();
     let folder = root().join("examples/kernels");
     let deployed = platform.json(&["deploy", folder.to_str().unwrap()]);
     let build = &deployed["builds"][0];
@@ -334,7 +334,7 @@ fn the_example_is_deployed_listed_and_called_by_the_command() {
 
 #[test]
 fn cold_starts_with_kernels_are_measured() {
-    let platform = Platform::start();
+    let platform = PlatformProcess::start();
     let cold = platform.json(&["bench", "cold", "--sandbox", "opencl", "--n", "2"]);
     assert!(cold["sandbox"] == "opencl" && cold["steps"].as_array().unwrap().len() == 7, "{cold}");
     assert!(cold["median_us"].as_f64() > Some(0.0) && cold["floor_us"].as_f64() > Some(0.0), "{cold}");

@@ -12,7 +12,7 @@ use serde_json::Value;
 use sublet::{Allocation, CallOptions, Code, Error, Invoker};
 use sublet_proto::v1::{LeaseState, NodeState};
 use sublet_tests::assert_fails;
-use sublet_tests::cluster::{Cluster, Lent};
+use sublet_tests::cluster::{Cluster, LentCores};
 use sublet_tests::functions::package;
 use sublet_tests::platform::assert_echoes;
 use sublet_tests::process::wait_until;
@@ -115,7 +115,7 @@ fn what_is_released_early_is_leased_again() {
 #[test]
 fn only_an_idle_lease_is_reaped() {
     let mut cluster = Cluster::with_agents(1);
-    cluster.add_agent(Lent::cores(1));
+    cluster.add_agent(LentCores::cores(1));
     let idle_after = waiting("calls.c").idle_timeout(Duration::from_secs(1));
     let (mut idle, mut calling) = (cluster.invoker(), cluster.invoker());
     idle.allocate(&idle_after).unwrap();
@@ -171,7 +171,7 @@ fn one_allocation_grows_over_several_nodes_or_takes_nothing() {
     wait_until("its core is free", || client.allocate(&at_once).is_ok());
     assert_fails(client.grow(1), Code::NoCapacity, &["1"]);
     assert_echoes(&client);
-    cluster.add_agent(Lent::cores(1));
+    cluster.add_agent(LentCores::cores(1));
     client.grow(1).unwrap();
     assert_eq!((client.workers(), client.leases().len()), (2, 2));
     let names = |client: &Invoker| client.leases().into_iter().map(|lease| lease.id).collect::<Vec<_>>();

@@ -14,20 +14,20 @@ use sublet_fabric::ofi;
 use sublet_means::{Means, skip};
 use sublet_tests::assert_fails;
 use sublet_tests::functions::package;
-use sublet_tests::platform::{Platform, assert_echoes, kill};
+use sublet_tests::platform::{PlatformProcess, assert_echoes, kill};
 use sublet_tests::process::{is_alive, thread_states, wait_until};
 
 const MIB: u64 = 1 << 20;
 const PROVIDER: &str = "tcp;ofi_rxm";
 
 /// A node that offers it. `None` where there is no libfabric.
-fn platform() -> Option<Platform> {
+fn platform() -> Option<PlatformProcess> {
     let providers = ofi::providers().inspect_err(|error| skip(Means::Libfabric, error)).ok()?;
     if !providers.iter().any(|found| found.name == PROVIDER && found.usable.is_ok()) {
         skip(Means::Libfabric, format_args!("the installed libfabric has no {PROVIDER}"));
         return None;
     }
-    Some(Platform::start_with(|command| {
+    Some(PlatformProcess::start_with(|command| {
         command.args(["--listen", "127.0.0.1:0", "--fabrics", &format!("ofi:{PROVIDER}")]);
     }))
 }
@@ -46,14 +46,14 @@ fn wait_until_it_executes(worker: u32) {
 }
 
 /// A client of its own process that waits for a call without an end.
-fn spinning_client(platform: &Platform) -> Child {
+fn spinning_client(platform: &PlatformProcess) -> Child {
     let name = format!("{}/spin", package("faults.c"));
     let mut command = platform.command();
     command.args(["call", &name, "--fabric", &format!("ofi:{PROVIDER}")]);
     command.stdin(Stdio::null()).stdout(Stdio::null()).spawn().unwrap()
 }
 
-fn leases(platform: &Platform) -> usize {
+fn leases(platform: &PlatformProcess) -> usize {
     platform.json(&["ps"])["leases"].as_array().unwrap().len()
 }
 
@@ -131,7 +131,7 @@ fn a_node_without_such_devices_does_not_load_libfabric() {
         skip(Means::NoRdmaDevices, "this machine has devices for it");
         return;
     }
-    let platform = Platform::start_with(|command| {
+    let platform = PlatformProcess::start_with(|command| {
         command.args(["--listen", "127.0.0.1:0"]);
     });
     let loaded = fs::read_to_string(format!("/proc/{}/maps", platform.pid())).unwrap();

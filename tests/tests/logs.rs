@@ -8,7 +8,7 @@ use serde_json::Value;
 use sublet::{Allocation, Code, Invoker};
 use sublet_proto::v1::sandbox_request::Body;
 use sublet_proto::v1::{SandboxCreate, SandboxRequest, SandboxSpec};
-use sublet_tests::platform::{Platform, assert_echoes};
+use sublet_tests::platform::{PlatformProcess, assert_echoes};
 use sublet_tests::process::wait_until;
 use tempfile::TempDir;
 
@@ -19,10 +19,10 @@ const MAX_LOG_BYTES: usize = (1 << 20) + 256;
 const PROCESS: u32 = 1;
 
 /// A platform, and what its programs say on standard error.
-fn platform() -> (Platform, TempDir) {
+fn platform() -> (PlatformProcess, TempDir) {
     let folder = tempfile::tempdir().unwrap();
     let log = File::create(folder.path().join("log")).unwrap();
-    let platform = Platform::start_with(|up| {
+    let platform = PlatformProcess::start_with(|up| {
         up.stderr(log);
     });
     (platform, folder)
@@ -37,7 +37,7 @@ fn call(client: &Invoker, function: &str, input: &[u8]) {
 }
 
 /// The only lease's id.
-fn lease(platform: &Platform) -> String {
+fn lease(platform: &PlatformProcess) -> String {
     platform.json(&["ps"])["leases"][0]["id"].as_str().unwrap().to_owned()
 }
 
@@ -133,7 +133,7 @@ fn an_operator_passes_no_log_with_a_sandbox() {
 fn output_of_imported_modules_stays_out_of_the_nodes_log() {
     let folder = tempfile::tempdir().unwrap();
     let log = File::create(folder.path().join("log")).unwrap();
-    let platform = Platform::start_with(|up| {
+    let platform = PlatformProcess::start_with(|up| {
         up.args(["--python", "/usr/bin/python3"]).stderr(log);
     });
     let package = folder.path().join("package");

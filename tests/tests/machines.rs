@@ -19,9 +19,9 @@ use sublet::{
 };
 use sublet_fabric::ofi;
 use sublet_tests::assert_fails;
-use sublet_tests::cluster::{CLIENT_HOST, Cluster, FIRST_AGENT_HOST, Lent, Plan};
+use sublet_tests::cluster::{CLIENT_HOST, Cluster, ClusterPlan, FIRST_AGENT_HOST, LentCores};
 use sublet_tests::functions::{library, package};
-use sublet_tests::network::{Host, Network, connections_to};
+use sublet_tests::network::{Host, SwitchedNetwork, connections_to};
 use sublet_tests::platform::{assert_echoes, kill};
 use sublet_tests::process::{PATIENCE, is_alive, wait_until};
 
@@ -35,10 +35,10 @@ fn cluster(agents: u8) -> Option<Cluster> {
 
 /// Does what [`cluster`] does, with further arguments of the agents.
 fn cluster_with(agents: u8, more: &[&str]) -> Option<Cluster> {
-    let network = Network::of_machines(FIRST_AGENT_HOST + agents)?;
-    let mut cluster = Cluster::start(Plan { network: Some(network), ..Plan::default() });
+    let network = SwitchedNetwork::of_machines(FIRST_AGENT_HOST + agents)?;
+    let mut cluster = Cluster::start(ClusterPlan { network: Some(network), ..ClusterPlan::default() });
     for _ in 0..agents {
-        cluster.add_agent_with(Lent::cores(1), more);
+        cluster.add_agent_with(LentCores::cores(1), more);
     }
     Some(cluster)
 }

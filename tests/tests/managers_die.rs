@@ -9,8 +9,8 @@ use std::time::Duration;
 
 use sublet::{Allocation, Code, Invoker};
 use sublet_proto::v1::{BillRequest, LeaseState};
-use sublet_tests::cluster::{Cluster, Lent, Manager, Plan, TENANT, connect};
-use sublet_tests::crowd::{Crowd, Served};
+use sublet_tests::cluster::{Cluster, ClusterPlan, LentCores, ManagerProcess, TENANT, connect};
+use sublet_tests::crowd::{Crowd, ServedLease};
 use sublet_tests::functions::package;
 use sublet_tests::hand::{ByHand, ask};
 use sublet_tests::platform::assert_echoes;
@@ -46,7 +46,7 @@ fn while_calling<T>(client: &Invoker, act: impl FnOnce() -> T) -> T {
 }
 
 /// Checks that each lease is on the bill with exactly the usage that its agent reported at its end.
-fn assert_billed(manager: &Manager, served: &[Served]) {
+fn assert_billed(manager: &ManagerProcess, served: &[ServedLease]) {
     assert!(!served.is_empty());
     let agent_said: HashMap<_, _> = served.iter().map(|lease| (&lease.lease, lease)).collect();
     wait_until("all ends are known", || {
@@ -99,9 +99,9 @@ fn a_manager_killed_during_grants_leaves_leases_intact() {
 
 #[test]
 fn agents_of_a_dead_manager_move_to_another() {
-    let mut cluster = Cluster::start(Plan::of_managers(2));
+    let mut cluster = Cluster::start(ClusterPlan::of_managers(2));
     for _ in 0..3 {
-        cluster.add_agent(Lent::cores(1));
+        cluster.add_agent(LentCores::cores(1));
     }
     let mut holder = cluster.client("calls.c");
     let held = holder.lease().unwrap();
@@ -143,8 +143,8 @@ fn agents_of_a_dead_manager_move_to_another() {
 
 #[test]
 fn tickets_of_an_outdated_manager_are_invalid() {
-    let mut cluster = Cluster::start(Plan::of_managers(2));
-    cluster.add_agent(Lent::cores(2));
+    let mut cluster = Cluster::start(ClusterPlan::of_managers(2));
+    cluster.add_agent(LentCores::cores(2));
     let user = cluster.user_token(TENANT).secret;
     cluster.assert_serves();
     let first = owner(&cluster, "node-0");
@@ -180,7 +180,7 @@ fn an_agent_that_starts_before_its_manager_waits_for_it() {
     cluster.managers[0].kill();
     cluster.agents[0].kill();
     let token = std::fs::read_to_string(cluster.folder().join("node-0.token")).unwrap();
-    let mut agent = cluster.begin_agent("node-0", &token, Lent::cores(1), &[]);
+    let mut agent = cluster.begin_agent("node-0", &token, LentCores::cores(1), &[]);
     std::thread::sleep(Duration::from_millis(500));
     cluster.managers[0].restart();
     agent.wait_until_it_serves();

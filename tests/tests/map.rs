@@ -20,7 +20,7 @@ const PLACES: &[(&str, &str)] = &[
     ("crates/manager/src/core/grant.rs", "try_grant"),
     ("crates/manager/src/core/placement.rs", "place"),
     ("crates/agent/src/leases/book.rs", "admit"),
-    ("crates/runtime/src/swap/leaving.rs", "let_region_go"),
+    ("crates/runtime/src/swap/page_out.rs", "let_region_go"),
 ];
 
 /// Longest file on that path, in lines: one sitting.

@@ -11,7 +11,7 @@ use sublet_proto::v1::Quota;
 use sublet_tests::assert_fails;
 use sublet_tests::cluster::{Cluster, connect};
 use sublet_tests::network::connections_to;
-use sublet_tests::platform::{Platform, kill};
+use sublet_tests::platform::{PlatformProcess, kill};
 use sublet_tests::process::{is_stopped, wait_until};
 
 const MIB: u64 = 1 << 20;
@@ -34,7 +34,7 @@ fn assert_holds(memory: &Memory, offset: u64, len: usize) {
     assert!(bytes == pattern(offset, len), "{len} bytes at {offset}");
 }
 
-fn leased_bytes(platform: &Platform) -> u64 {
+fn leased_bytes(platform: &PlatformProcess) -> u64 {
     platform.json(&["ps"])["nodes"][0]["memory_leased_bytes"].as_u64().unwrap()
 }
 
@@ -63,8 +63,8 @@ impl Way {
     }
 }
 
-fn open_platform() -> Platform {
-    Platform::start_with(|command| {
+fn open_platform() -> PlatformProcess {
+    PlatformProcess::start_with(|command| {
         command.args(["--listen", "127.0.0.1:0"]);
     })
 }
@@ -77,7 +77,7 @@ fn memory_grows_while_it_is_written_and_is_given_back() {
     }
 }
 
-fn grows_and_is_given_back(platform: &Platform, way: Way) {
+fn grows_and_is_given_back(platform: &PlatformProcess, way: Way) {
     let client = platform.invoker();
     let is_mapped = way.fabric == FabricChoice::Shm;
     let mut memory = client.memory(way.plan()).unwrap();
@@ -115,7 +115,7 @@ fn grows_and_is_given_back(platform: &Platform, way: Way) {
 
 #[test]
 fn memory_is_billed_by_bytes_and_seconds_only() {
-    let platform = Platform::start();
+    let platform = PlatformProcess::start();
     let memory = platform.invoker().memory(plan()).unwrap();
     memory.write(0, &[1]).unwrap();
     std::thread::sleep(Duration::from_millis(100));
@@ -137,7 +137,7 @@ fn memory_is_billed_by_bytes_and_seconds_only() {
 
 #[test]
 fn what_lies_beyond_the_end_or_the_limit_is_refused() {
-    let platform = Platform::start();
+    let platform = PlatformProcess::start();
     let client = platform.invoker();
     let memory = client.memory(plan()).unwrap();
     let mut byte = [0];
@@ -165,7 +165,7 @@ fn what_lies_beyond_the_end_or_the_limit_is_refused() {
 
 #[test]
 fn impossible_memory_is_refused_and_used_memory_waited_for() {
-    let platform = Platform::start_with(|command| {
+    let platform = PlatformProcess::start_with(|command| {
         command.args(["--memory", "8MiB"]);
     });
     let client = platform.invoker();
@@ -256,7 +256,7 @@ fn more_reads_than_fit_can_be_submitted_at_once() {
 }
 
 /// Stops the platform, which then answers nothing.
-fn stop(platform: &Platform) {
+fn stop(platform: &PlatformProcess) {
     kill(platform.pid(), Signal::STOP);
     wait_until("it stands still", || is_stopped(platform.pid()));
 }
@@ -303,7 +303,7 @@ fn a_component_closes_though_its_agent_is_stopped() {
 
 #[test]
 fn a_cache_that_makes_no_sense_is_refused() {
-    let platform = Platform::start();
+    let platform = PlatformProcess::start();
     let client = platform.invoker();
     for (plan, said) in [
         (plan().line_bytes(100), "100 bytes"),
@@ -450,7 +450,7 @@ fn helper_that_holds_memory_until_it_is_killed() {
 
 #[test]
 fn a_killed_or_gone_client_holds_no_memory() {
-    let platform = Platform::start();
+    let platform = PlatformProcess::start();
     let mut holder = Command::new(std::env::current_exe().unwrap())
         .args(["helper_that_holds_memory_until_it_is_killed", "--exact"])
         .env(HOLDER, platform.address())

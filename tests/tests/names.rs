@@ -12,7 +12,7 @@ use sublet_proto::Error;
 use sublet_proto::v1::manager_client::ManagerClient;
 use sublet_proto::v1::nodes_client::NodesClient;
 use sublet_proto::v1::{ConfirmRequest, CreateTokenRequest, LeaseRequest, Role};
-use sublet_tests::cluster::{Cluster, Lent, Plan, connect};
+use sublet_tests::cluster::{Cluster, ClusterPlan, LentCores, connect};
 use sublet_tests::platform::sublet;
 use tempfile::TempDir;
 use tonic::Request;
@@ -95,8 +95,8 @@ fn path(path: &Path) -> &str {
 
 /// Starts managers and an agent. Managers of one store learn of each other's changes within a second.
 fn cluster(managers: u8) -> Cluster {
-    let mut cluster = Cluster::start(Plan::of_managers(managers));
-    cluster.add_agent(Lent::cores(2));
+    let mut cluster = Cluster::start(ClusterPlan::of_managers(managers));
+    cluster.add_agent(LentCores::cores(2));
     cluster
 }
 

@@ -7,32 +7,32 @@ use sublet::Allocation;
 use sublet_tests::cluster::Cluster;
 use sublet_tests::functions::package;
 use sublet_tests::global::{
-    OWN, Process, READ, WRITE, allow, computer, exchange, join_while_it_reads, linked_unit,
+    GlobalProcess, OWN, READ, WRITE, allow, computer, exchange, join_while_it_reads, linked_unit,
     package_in_python, refused,
 };
-use sublet_tests::platform::Platform;
+use sublet_tests::platform::PlatformProcess;
 use sublet_tests::process::wait_until;
 use sublet_tests::root;
 use tempfile::TempDir;
 
-fn of(platform: &Platform) -> Process {
-    Process(platform.client_with(&Allocation::new(package("neighbours.c"))))
+fn of(platform: &PlatformProcess) -> GlobalProcess {
+    GlobalProcess(platform.client_with(&Allocation::new(package("neighbours.c"))))
 }
 
 /// Starts a process on a kind of processing unit.
-fn on(cluster: &Cluster, kind: &str) -> Process {
-    Process::of(cluster, Allocation::new(package("neighbours.c")).pu(kind))
+fn on(cluster: &Cluster, kind: &str) -> GlobalProcess {
+    GlobalProcess::of(cluster, Allocation::new(package("neighbours.c")).pu(kind))
 }
 
 /// The same, whose functions are in Python.
-fn in_python_on(cluster: &Cluster, kind: &str, package: &TempDir) -> Process {
+fn in_python_on(cluster: &Cluster, kind: &str, package: &TempDir) -> GlobalProcess {
     let package = package.path().to_str().unwrap();
-    Process::of(cluster, Allocation::new(package).memory_bytes(64 << 20).pu(kind))
+    GlobalProcess::of(cluster, Allocation::new(package).memory_bytes(64 << 20).pu(kind))
 }
 
 #[test]
 fn worker_processes_send_each_other_messages_past_client_and_agent() {
-    let platform = Platform::start();
+    let platform = PlatformProcess::start();
     let (one, two) = (of(&platform), of(&platform));
     assert_ne!(one.pid(), two.pid());
     assert_eq!(one.pid() >> 32, two.pid() >> 32, "one processing unit");
@@ -59,7 +59,7 @@ fn worker_processes_send_each_other_messages_past_client_and_agent() {
 
 #[test]
 fn capabilities_are_granted_and_revoked_by_who_owns_a_fifo() {
-    let platform = Platform::start();
+    let platform = PlatformProcess::start();
     let (one, two) = (of(&platform), of(&platform));
     let (object, fd) = one.make("f").unwrap();
     assert_eq!((one.rights(object), two.rights(object)), (7, 0));
@@ -88,7 +88,7 @@ fn capabilities_are_granted_and_revoked_by_who_owns_a_fifo() {
 
 #[test]
 fn names_belong_to_a_tenant_until_the_fifo_ends() {
-    let platform = Platform::start();
+    let platform = PlatformProcess::start();
     let (one, two) = (of(&platform), of(&platform));
     let (first, fd) = one.make("name").unwrap();
     refused(one.make("name"), "is taken");
@@ -104,7 +104,7 @@ fn names_belong_to_a_tenant_until_the_fifo_ends() {
 
 #[test]
 fn fifos_of_a_dead_worker_end_after_their_data() {
-    let platform = Platform::start();
+    let platform = PlatformProcess::start();
     let (one, two) = (of(&platform), of(&platform));
     let (object, fd) = one.make("f").unwrap();
     let before = two.pid();

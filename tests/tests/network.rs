@@ -12,20 +12,20 @@ use sublet::{Allocation, Code};
 use sublet_proto::v1::{BillRequest, LeaseState, NodeState};
 use sublet_tests::assert_fails;
 use sublet_tests::cluster::{
-    CLIENT_HOST, Cluster, FIRST_AGENT_HOST, Lent, MANAGER_HOST, Plan, TENANT, connect,
+    CLIENT_HOST, Cluster, ClusterPlan, FIRST_AGENT_HOST, LentCores, MANAGER_HOST, TENANT, connect,
 };
 use sublet_tests::crowd::Crowd;
 use sublet_tests::functions::package;
-use sublet_tests::network::Network;
+use sublet_tests::network::SwitchedNetwork;
 use sublet_tests::platform::assert_echoes;
 use sublet_tests::process::wait_until;
 
 /// A cluster on hosts: clients, managers, and one for each agent, which lends a core. `None` where this user may not.
-fn cluster(plan: Plan, agents: u8) -> Option<Cluster> {
-    let network = Network::make(FIRST_AGENT_HOST + agents)?;
-    let mut cluster = Cluster::start(Plan { network: Some(network), ..plan });
+fn cluster(plan: ClusterPlan, agents: u8) -> Option<Cluster> {
+    let network = SwitchedNetwork::make(FIRST_AGENT_HOST + agents)?;
+    let mut cluster = Cluster::start(ClusterPlan { network: Some(network), ..plan });
     for _ in 0..agents {
-        cluster.add_agent(Lent::cores(1));
+        cluster.add_agent(LentCores::cores(1));
     }
     Some(cluster)
 }
@@ -71,7 +71,7 @@ fn while_cut<T>(cluster: &Cluster, pairs: &[(Ipv4Addr, Ipv4Addr)], act: impl FnO
 }
 
 fn the_agent_is_cut_off(cut: Cut) {
-    let Some(cluster) = cluster(Plan::default(), 1) else { return };
+    let Some(cluster) = cluster(ClusterPlan::default(), 1) else { return };
     let (manager, agent) = (address(&cluster, MANAGER_HOST), address(&cluster, FIRST_AGENT_HOST));
     let state = || cluster.node("node-0").unwrap().state();
     cluster.network.as_ref().unwrap().host(CLIENT_HOST).run(|| {
@@ -116,7 +116,7 @@ fn a_deaf_agent_is_lost_and_found_with_its_lease() {
 
 #[test]
 fn a_lease_that_ends_during_a_cut_is_billed_later() {
-    let Some(cluster) = cluster(Plan::default(), 1) else { return };
+    let Some(cluster) = cluster(ClusterPlan::default(), 1) else { return };
     let (manager, agent) = (address(&cluster, MANAGER_HOST), address(&cluster, FIRST_AGENT_HOST));
     cluster.network.as_ref().unwrap().host(CLIENT_HOST).run(|| {
         let mut client = cluster.invoker();
@@ -137,7 +137,7 @@ fn a_lease_that_ends_during_a_cut_is_billed_later() {
 
 #[test]
 fn a_client_cut_off_from_the_manager_can_still_call() {
-    let Some(cluster) = cluster(Plan::default(), 2) else { return };
+    let Some(cluster) = cluster(ClusterPlan::default(), 2) else { return };
     let (manager, client_host) = (address(&cluster, MANAGER_HOST), address(&cluster, CLIENT_HOST));
     cluster.network.as_ref().unwrap().host(CLIENT_HOST).run(|| {
         let access = cluster.user(TENANT);
@@ -163,7 +163,7 @@ fn a_client_cut_off_from_the_manager_can_still_call() {
 
 #[test]
 fn an_agent_between_two_managers_leases_each_core_once() {
-    let Some(cluster) = cluster(Plan::of_managers(2), 1) else { return };
+    let Some(cluster) = cluster(ClusterPlan::of_managers(2), 1) else { return };
     let agent = address(&cluster, FIRST_AGENT_HOST);
     let network = cluster.network.as_ref().unwrap();
     let crowd = network.host(CLIENT_HOST).run(|| {

@@ -9,7 +9,7 @@ use std::time::Duration;
 use serde_json::{Value, json};
 use sublet::{Allocation, Application, Code, Invoker, MemoryPlan, News, Pool, RunOptions};
 use sublet_tests::assert_fails;
-use sublet_tests::cluster::{Cluster, Lent, Plan, TENANT, connect};
+use sublet_tests::cluster::{Cluster, ClusterPlan, LentCores, TENANT, connect};
 use sublet_tests::functions::{library, package};
 use sublet_tests::platform::{assert_echoes, sublet};
 use sublet_tests::process::wait_until;
@@ -18,10 +18,10 @@ const MIB: u64 = 1 << 20;
 
 /// A node of each pool with a core and a gigabyte; those of cores and of memory stand in one rack.
 fn cluster() -> Cluster {
-    let mut cluster = Cluster::start(Plan::default());
+    let mut cluster = Cluster::start(ClusterPlan::default());
     for (pool, rack) in [("compute", "a"), ("memory", "a"), ("balanced", "b")] {
         let told = ["--memory", "1GiB", "--pool", pool, "--rack", rack];
-        cluster.add_agent_with(Lent::cores(1), &told);
+        cluster.add_agent_with(LentCores::cores(1), &told);
     }
     cluster
 }
@@ -95,9 +95,9 @@ fn communicating_components_share_a_rack_with_free_capacity() {
 #[test]
 fn nodes_without_a_pool_are_distinguished_by_free_capacity() {
     let arguments = ["--pools-balanced", "512MiB"].map(str::to_owned).into();
-    let mut cluster = Cluster::start(Plan { arguments, ..Plan::default() });
+    let mut cluster = Cluster::start(ClusterPlan { arguments, ..ClusterPlan::default() });
     for memory in ["2GiB", "512MiB", "128MiB"] {
-        cluster.add_agent_with(Lent::cores(1), &["--memory", memory]);
+        cluster.add_agent_with(LentCores::cores(1), &["--memory", memory]);
     }
     let pools = |cluster: &Cluster| shown(cluster).into_iter().map(|(_, pool, _)| pool).collect::<Vec<_>>();
     assert_eq!(pools(&cluster), ["memory", "balanced", "compute"]);

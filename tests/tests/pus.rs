@@ -15,7 +15,7 @@ use sublet_proto::v1::{
     NodeState, Registration, Role,
 };
 use sublet_tests::assert_fails;
-use sublet_tests::cluster::{Cluster, Lent, Plan};
+use sublet_tests::cluster::{Cluster, ClusterPlan, LentCores};
 use sublet_tests::platform::sublet;
 use sublet_tests::process::wait_until;
 use tokio::runtime::{Builder, Runtime};
@@ -100,7 +100,7 @@ impl AgentByHand {
 
 #[test]
 fn neighbours_share_a_secret_that_each_registration_renews() {
-    let cluster = Cluster::start(Plan::default());
+    let cluster = Cluster::start(ClusterPlan::default());
     let [mut host, mut dpu, mut other, mut liar] =
         ["host", "dpu", "other", "liar"].map(|name| AgentByHand::new(&cluster, name));
     assert_eq!(host.names(&["dpu", "other"]), []);
@@ -160,7 +160,7 @@ fn neighbours_share_a_secret_that_each_registration_renews() {
 
 #[test]
 fn neighbours_and_devices_that_cannot_be_are_refused() {
-    let cluster = Cluster::start(Plan::default());
+    let cluster = Cluster::start(ClusterPlan::default());
     let mut liar = AgentByHand::new(&cluster, "liar");
     let many: Vec<String> = (0..65).map(|number| format!("n{number}")).collect();
     let device = DeviceUnit { unit: "cuda0".into(), kind: "cuda".into(), ..DeviceUnit::default() };
@@ -201,9 +201,10 @@ fn processors_and_devices_are_units_with_capacity_and_price() {
     let text = "[price.pu.opencl]\ncompute = 1000\n[price.pu.dpu]\ncompute = 500\npolling = 600\n";
     fs::write(&prices, text).unwrap();
     let arguments = vec!["--config".to_owned(), prices.display().to_string()];
-    let mut cluster = Cluster::start(Plan { arguments, ..Plan::default() });
-    cluster.add_agent_with(Lent::cores(1), &["--memory", "1GiB"]);
-    cluster.add_agent_with(Lent::shared(1, 4), &["--memory", "1GiB", "--devices", "none", "--pu", "dpu"]);
+    let mut cluster = Cluster::start(ClusterPlan { arguments, ..ClusterPlan::default() });
+    cluster.add_agent_with(LentCores::cores(1), &["--memory", "1GiB"]);
+    cluster
+        .add_agent_with(LentCores::shared(1, 4), &["--memory", "1GiB", "--devices", "none", "--pu", "dpu"]);
     let shown = cluster.json(&["pus"]);
     let names: Vec<_> =
         shown["units"].as_array().unwrap().iter().map(|unit| (&unit["node"], &unit["unit"])).collect();
@@ -266,9 +267,9 @@ fn plain(log: &str) -> String {
 
 #[test]
 fn neighbours_are_linked_again_after_a_restart() {
-    let mut cluster = Cluster::start(Plan::default());
-    cluster.add_agent_with(Lent::cores(1), &["--devices", "none", "--neighbour", "node-1"]);
-    cluster.add_agent_with(Lent::cores(1), &["--devices", "none", "--neighbour", "node-0"]);
+    let mut cluster = Cluster::start(ClusterPlan::default());
+    cluster.add_agent_with(LentCores::cores(1), &["--devices", "none", "--neighbour", "node-1"]);
+    cluster.add_agent_with(LentCores::cores(1), &["--devices", "none", "--neighbour", "node-0"]);
     let both = |cluster: &Cluster| [neighbours(cluster, "node-0"), neighbours(cluster, "node-1")];
     assert_eq!(both(&cluster), [json!(["node-1"]), json!(["node-0"])]);
     wait_until("both agents know", || {
@@ -296,12 +297,12 @@ fn neighbours_are_linked_again_after_a_restart() {
 
 #[test]
 fn an_unanswered_neighbour_is_reported_by_command_and_log() {
-    let mut cluster = Cluster::start(Plan::default());
+    let mut cluster = Cluster::start(ClusterPlan::default());
     cluster.add_agent_with(
-        Lent::cores(1),
+        LentCores::cores(1),
         &["--devices", "none", "--neighbour", "node-1", "--neighbour", "nobody"],
     );
-    cluster.add_agent_with(Lent::cores(1), &["--devices", "none"]);
+    cluster.add_agent_with(LentCores::cores(1), &["--devices", "none"]);
     assert_eq!([neighbours(&cluster, "node-0"), neighbours(&cluster, "node-1")], [json!([]), json!([])]);
     let told = String::from_utf8(cluster.command().arg("pus").output().unwrap().stdout).unwrap();
     let in_vain = "node-0 names node-1 as its neighbour but is not linked to it: node-1 does not name node-0";

@@ -7,7 +7,7 @@ use std::fs;
 
 use sublet::{Allocation, Code, FabricChoice};
 use sublet_tests::assert_fails;
-use sublet_tests::platform::{Platform, assert_echoes, assert_echoes_of_every_size};
+use sublet_tests::platform::{PlatformProcess, assert_echoes, assert_echoes_of_every_size};
 use tempfile::TempDir;
 
 const MODULE: &str = "
@@ -48,9 +48,9 @@ fn allocation(package: &TempDir) -> Allocation {
     Allocation::new(package.path().to_str().unwrap()).memory_bytes(64 << 20)
 }
 
-fn platform() -> Platform {
+fn platform() -> PlatformProcess {
     let python = sublet_tests::root().join("target/tools/python/bin/python3");
-    Platform::start_with(|up| {
+    PlatformProcess::start_with(|up| {
         up.arg("--python").arg(python).args(["--listen", "127.0.0.1:0"]);
     })
 }
@@ -106,7 +106,7 @@ fn what_the_node_or_the_module_lacks_is_told() {
     refused("[python]\nimports = ['no_such_module']\n", Code::InvalidPackage, &["no_such_module"]);
     refused("[[function]]\nname = 'absent'\n", Code::InvalidPackage, &["absent"]);
     refused("[[function]]\nname = 'os'\n", Code::InvalidPackage, &["os", "cannot be called"]);
-    let without = Platform::start();
+    let without = PlatformProcess::start();
     let taken = without.invoker().allocate(&allocation(&package("")));
     assert_fails(taken, Code::WrongArchitecture, &["words", "python"]);
 }

@@ -8,7 +8,7 @@ use std::time::Duration;
 use sublet::{Allocation, Code, Invoker};
 use sublet_proto::v1::Quota;
 use sublet_tests::assert_fails;
-use sublet_tests::cluster::{Cluster, Lent, Manager, Plan, connect};
+use sublet_tests::cluster::{Cluster, ClusterPlan, LentCores, ManagerProcess, connect};
 use sublet_tests::functions::package;
 use sublet_tests::platform::assert_echoes;
 use sublet_tests::process::wait_until;
@@ -59,17 +59,17 @@ fn requests_beyond_a_quota_are_refused_by_its_name() {
 
 #[test]
 fn a_lease_whose_node_goes_to_another_manager_counts_once() {
-    let mut cluster = Cluster::start(Plan::of_managers(2));
+    let mut cluster = Cluster::start(ClusterPlan::of_managers(2));
     // One core more than the tenant may have, so that it is the quota that refuses.
     for cores in [2, 1] {
-        cluster.add_agent(Lent::cores(cores));
+        cluster.add_agent(LentCores::cores(cores));
     }
     let access = cluster.user("moved");
     cluster.set_quota("moved", Quota { cores: Some(2), leases: Some(2), ..Quota::default() });
     let mut holder = connect(&access);
     holder.allocate(&allocation()).unwrap();
     let lease = holder.lease().unwrap().id.clone();
-    let in_use = |manager: &Manager| {
+    let in_use = |manager: &ManagerProcess| {
         let tenants = manager.operator().manager().list_tenants().unwrap();
         let moved = tenants.into_iter().find(|tenant| tenant.name == "moved").unwrap_or_default();
         moved.r#use.unwrap_or_default().leases

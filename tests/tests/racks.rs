@@ -10,7 +10,7 @@ use std::time::Duration;
 use serde_json::json;
 use sublet::{Access, Allocation, Application, Code, Invoker, RunOptions};
 use sublet_proto::v1::{CreateTokenRequest, ManagerInfo, Role};
-use sublet_tests::cluster::{Cluster, Lent, Manager, Plan, TENANT, connect};
+use sublet_tests::cluster::{Cluster, ClusterPlan, LentCores, ManagerProcess, TENANT, connect};
 use sublet_tests::functions::{library, package};
 use sublet_tests::graph::{sum_to, sums, total};
 use sublet_tests::platform::assert_echoes;
@@ -19,17 +19,17 @@ use sublet_tests::process::wait_until;
 /// Racks with a manager each, and one above them.
 struct Racks {
     cluster: Cluster,
-    global: Manager,
+    global: ManagerProcess,
 }
 
 impl Racks {
     /// Starts two racks of `agents` agents each, which lend `cores` cores each.
     fn start(agents: usize, cores: u32) -> Racks {
-        let mut cluster = Cluster::start(Plan::of_managers(2));
+        let mut cluster = Cluster::start(ClusterPlan::of_managers(2));
         for rack in 0..2 {
             let manager = cluster.managers[rack].address.clone();
             for _ in 0..agents {
-                cluster.add_agent_to(&manager, Lent::cores(cores), &[]);
+                cluster.add_agent_to(&manager, LentCores::cores(cores), &[]);
             }
         }
         let global = cluster.start_global();
@@ -41,7 +41,7 @@ impl Racks {
     /// Waits until the global manager knows each rack to have this number of cores free.
     #[track_caller]
     fn wait_until_free(&self, cores: &[u32]) {
-        let free = |manager: &Manager| {
+        let free = |manager: &ManagerProcess| {
             let of_rack = self.global.nodes().into_iter().filter(|node| {
                 node.description.as_ref().is_some_and(|described| described.rack == manager.address)
             });
@@ -109,7 +109,7 @@ fn full_racks_spill_leases_and_refuse_impossible_amounts() {
 #[test]
 fn the_global_manager_is_listed_and_takes_no_nodes() {
     let racks = Racks::start(1, 1);
-    let shown = |manager: &Manager| {
+    let shown = |manager: &ManagerProcess| {
         let output = manager.command().args(["ps", "--json"]).output().unwrap();
         serde_json::from_slice::<serde_json::Value>(&output.stdout).unwrap()
     };
@@ -137,7 +137,7 @@ fn the_global_manager_is_listed_and_takes_no_nodes() {
         ..CreateTokenRequest::default()
     });
     let global = &racks.global.address;
-    let mut stray = racks.cluster.begin_agent_to(global, "stray", &token.secret, Lent::cores(1), &[]);
+    let mut stray = racks.cluster.begin_agent_to(global, "stray", &token.secret, LentCores::cores(1), &[]);
     wait_until("the agent has given up", || !stray.is_running());
     let log = stray.log();
     assert!(log.contains("this manager is the global one") && log.contains("rack's manager"), "{log}");

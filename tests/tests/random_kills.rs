@@ -15,7 +15,7 @@ use std::time::{Duration, SystemTime};
 use rustix::process::{Pid, Signal, kill_process};
 use sublet::{Access, Allocation, Code, Error, Invoker, Usage};
 use sublet_proto::v1::{BillLine, BillRequest, LeaseState};
-use sublet_tests::cluster::{Cluster, Lent, Plan, TENANT};
+use sublet_tests::cluster::{Cluster, ClusterPlan, LentCores, TENANT};
 use sublet_tests::functions::package;
 use sublet_tests::platform::sublet;
 use sublet_tests::process::{children, is_alive, open_descriptors, spawner, wait_until};
@@ -63,7 +63,7 @@ fn number(name: &str) -> Option<u64> {
 
 /// Leases that were given back, with what their agents said of them.
 #[derive(Default)]
-struct Served {
+struct ServedLeases {
     leases: Mutex<BTreeMap<String, Usage>>,
     count: AtomicU64,
     stop: AtomicBool,
@@ -83,7 +83,7 @@ fn may_happen(code: Code) -> bool {
     )
 }
 
-impl Served {
+impl ServedLeases {
     /// Leases, calls and gives back until `stop` is set.
     fn work(&self, access: &Access) {
         while !self.stop.load(Ordering::Relaxed) {
@@ -187,12 +187,12 @@ fn assert_billed(cluster: &Cluster, served: &BTreeMap<String, Usage>) {
 fn random_kills_lose_nothing_and_leave_nothing() {
     let kills = number("SUBLET_TEST_KILLS").unwrap_or(KILLS);
     let mut chance = Chance::new();
-    let mut cluster = Cluster::start(Plan::of_managers(2));
+    let mut cluster = Cluster::start(ClusterPlan::of_managers(2));
     for _ in 0..AGENTS {
-        cluster.add_agent(Lent::cores(2));
+        cluster.add_agent(LentCores::cores(2));
     }
     cluster.publish(package("calls.c"));
-    let (access, served) = (cluster.user(TENANT), Served::default());
+    let (access, served) = (cluster.user(TENANT), ServedLeases::default());
     let token = cluster.user_token(TENANT).secret;
     let of_process = BTreeMap::from([
         ("SUBLET_MANAGER", cluster.addresses()),

@@ -11,7 +11,7 @@ use std::time::Duration;
 use rustix::process::Signal;
 use serde_json::Value;
 use sublet::{Access, Application, Invoker, News, Outcome, RunOptions};
-use sublet_tests::platform::{Platform, kill, programs};
+use sublet_tests::platform::{PlatformProcess, kill, programs};
 use sublet_tests::root;
 
 const RUNS: u64 = 200;
@@ -29,7 +29,7 @@ fn said(command: &mut Command) -> Vec<u8> {
 
 #[test]
 fn the_example_computes_the_same_model_and_its_usage() {
-    let platform = Platform::start();
+    let platform = PlatformProcess::start();
     let mut command = Command::new(folder().join("run"));
     command.args(["--mb", "2", "--steps", "50", "--rounds", "1", "--redis", "--json"]);
     command.arg("--sublet").arg(programs().join("sublet"));
@@ -70,7 +70,7 @@ fn single(build: &Path, samples: u64) -> Vec<u8> {
 }
 
 /// Kills a worker, or, which takes a while, has a segment end: by chance, that of some component.
-fn kill_something(platform: &Platform, client: &Invoker, dice: u64) {
+fn kill_something(platform: &PlatformProcess, client: &Invoker, dice: u64) {
     let (kind, which) = (dice % 4, (dice / 4) as usize);
     if kind > 0 {
         let workers = platform.workers();
@@ -89,7 +89,7 @@ fn kill_something(platform: &Platform, client: &Invoker, dice: u64) {
 
 #[test]
 fn killing_any_component_leaves_the_model_identical() {
-    let platform = Platform::start();
+    let platform = PlatformProcess::start();
     let build = build();
     said(platform.command().arg("deploy").arg(build.join("libregression.so")));
     let (document, samples) = graph();

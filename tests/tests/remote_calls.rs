@@ -13,7 +13,7 @@ use sublet_means::{Means, skip};
 use sublet_tests::assert_fails;
 use sublet_tests::executor::block_on;
 use sublet_tests::functions::package;
-use sublet_tests::platform::{Platform, assert_echoes, assert_more_calls_than_slots, kill};
+use sublet_tests::platform::{PlatformProcess, assert_echoes, assert_more_calls_than_slots, kill};
 use sublet_tests::process::{PATIENCE, is_alive, thread_states, wait_until};
 
 const MIB: u64 = 1 << 20;
@@ -21,8 +21,8 @@ const TCP: FabricChoice = FabricChoice::Tcp { encrypted: false };
 const TLS: FabricChoice = FabricChoice::Tcp { encrypted: true };
 
 /// A platform that other machines reach.
-fn open_platform() -> Platform {
-    Platform::start_with(|command| {
+fn open_platform() -> PlatformProcess {
+    PlatformProcess::start_with(|command| {
         command.args(["--listen", "127.0.0.1:0"]);
     })
 }
@@ -383,7 +383,7 @@ fn memory_is_shared_where_possible_by_default() {
     drop(client);
     let refused = platform.invoker().allocate(&over(FabricChoice::Ofi { provider: None }, "calls.c"));
     assert_fails(refused, Code::FabricUnavailable, &["ofi", "tcp", "shm"]);
-    let closed = Platform::start();
+    let closed = PlatformProcess::start();
     let refused = closed.invoker().allocate(&over(TCP, "calls.c"));
     assert_fails(refused, Code::FabricUnavailable, &["by tcp", "shm", "no network"]);
     wait_until("the grant that was of no use is free again", || {

@@ -10,12 +10,12 @@ use rustix::process::Signal;
 use serde_json::{Value, json};
 use sublet::{Access, Allocation, Application, Code, Error, FabricChoice, News, Outcome, RunOptions};
 use sublet_tests::assert_fails;
-use sublet_tests::cluster::{Cluster, Lent, Plan};
+use sublet_tests::cluster::{Cluster, ClusterPlan, LentCores};
 use sublet_tests::functions::{library, package};
 use sublet_tests::graph::{
     access, compute, compute_with, document, memory, sum_to, sums, sums_by, total, trigger,
 };
-use sublet_tests::platform::{Platform, kill};
+use sublet_tests::platform::{PlatformProcess, kill};
 use sublet_tests::process::wait_until;
 
 const MIB: u64 = 1 << 20;
@@ -36,8 +36,8 @@ fn chain(count: usize, more: &Value) -> Vec<u8> {
     document("chain", &components, &edges)
 }
 
-fn platform() -> Platform {
-    let platform = Platform::start_with(|command| {
+fn platform() -> PlatformProcess {
+    let platform = PlatformProcess::start_with(|command| {
         command.args(["--listen", "127.0.0.1:0"]);
     });
     deploy(&mut platform.command());
@@ -49,20 +49,20 @@ fn deploy(command: &mut Command) {
     assert!(deployed.status.success(), "{}", String::from_utf8_lossy(&deployed.stderr));
 }
 
-fn access_to(platform: &Platform) -> Access {
+fn access_to(platform: &PlatformProcess) -> Access {
     Access::parse(&platform.address()).unwrap()
 }
 
-fn application(platform: &Platform, document: &[u8]) -> Application {
+fn application(platform: &PlatformProcess, document: &[u8]) -> Application {
     application_with(platform, document, RunOptions::default())
 }
 
-fn application_with(platform: &Platform, document: &[u8], options: RunOptions) -> Application {
+fn application_with(platform: &PlatformProcess, document: &[u8], options: RunOptions) -> Application {
     Application::deploy(access_to(platform), document, options).unwrap()
 }
 
 #[track_caller]
-fn assert_idle(platform: &Platform) {
+fn assert_idle(platform: &PlatformProcess) {
     wait_until("nothing is leased any more", || {
         let node = &platform.json(&["ps"])["nodes"][0];
         node["cores_leased"] == 0 && node["memory_leased_bytes"] == 0
@@ -248,7 +248,7 @@ fn workers_that_are_kept_have_nothing_of_the_run_before() {
 
 /// Error of the function `abuse` when it does this, as its code and text, if there is one.
 fn abuse(
-    (platform, fabric): (&Platform, &Option<FabricChoice>),
+    (platform, fabric): (&PlatformProcess, &Option<FabricChoice>),
     rights: &str,
     what: u8,
     at: [u64; 2],
@@ -396,7 +396,7 @@ fn instances_of_one_process_release_memory_each_for_itself() {
 
 /// Runs a function on "numbers" with these rights, after others have written there.
 fn after_fill(
-    platform: &Platform,
+    platform: &PlatformProcess,
     function: &str,
     rights: &str,
     fabric: Option<FabricChoice>,
@@ -478,7 +478,7 @@ fn an_output_too_large_to_hand_on_is_reported() {
 
 /// Kills some worker again and again, until the run has ended.
 fn run_under_fire(
-    platform: &Platform,
+    platform: &PlatformProcess,
     application: &Application,
     input: &[u8],
     pause: Duration,
@@ -569,10 +569,10 @@ fn a_remote_clients_run_survives_a_lost_node() {
 }
 
 fn a_run_survives_a_node(share: &str, fabric: Option<FabricChoice>) {
-    let cluster = Cluster::start(Plan::default());
+    let cluster = Cluster::start(ClusterPlan::default());
     let mut cluster = cluster;
-    cluster.add_agent(Lent::cores(2));
-    cluster.add_agent(Lent::cores(2));
+    cluster.add_agent(LentCores::cores(2));
+    cluster.add_agent(LentCores::cores(2));
     cluster.publish(library("components.c"));
     let options = RunOptions { retries: 10, fabric, ..RunOptions::default() };
     let components = [
@@ -644,7 +644,7 @@ fn a_run_without_capacity_reports_what_it_waits_for() {
 }
 
 /// `sublet graph run` of a deployed graph, with its input in a file.
-fn begin(platform: &Platform, input: &[u8]) -> Child {
+fn begin(platform: &PlatformProcess, input: &[u8]) -> Child {
     let file = platform.state().join("input");
     std::fs::write(&file, input).unwrap();
     let mut command = platform.command();
@@ -702,8 +702,8 @@ fn the_command_runs_a_document_and_shows_what_was_used() {
 
 #[test]
 fn a_tenants_graphs_and_runs_are_its_own() {
-    let mut cluster = Cluster::start(Plan::default());
-    cluster.add_agent(Lent::cores(2));
+    let mut cluster = Cluster::start(ClusterPlan::default());
+    cluster.add_agent(LentCores::cores(2));
     cluster.publish(library("components.c"));
     let open = |tenant: &str| Application::open(cluster.user(tenant), "chain", RunOptions::default());
     let mine =
@@ -718,8 +718,8 @@ fn a_tenants_graphs_and_runs_are_its_own() {
 
 #[test]
 fn what_cannot_be_recorded_is_not_handed_on() {
-    let mut cluster = Cluster::start(Plan { disk_bytes: Some(16 * MIB), ..Plan::default() });
-    cluster.add_agent(Lent::cores(2));
+    let mut cluster = Cluster::start(ClusterPlan { disk_bytes: Some(16 * MIB), ..ClusterPlan::default() });
+    cluster.add_agent(LentCores::cores(2));
     cluster.publish(library("components.c"));
     let Some(disk) = &cluster.disk else { return };
     let application =

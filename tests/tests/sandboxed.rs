@@ -13,7 +13,7 @@ use serde_json::{Value, json};
 use sublet::{Allocation, Code};
 use sublet_tests::assert_fails;
 use sublet_tests::functions::{library, package};
-use sublet_tests::platform::{Platform, assert_echoes, kill, sublet};
+use sublet_tests::platform::{PlatformProcess, assert_echoes, kill, sublet};
 use sublet_tests::process::{is_alive, spawner, wait_until};
 
 fn status(code: Code) -> Option<i32> {
@@ -29,7 +29,7 @@ fn dialling(folder: &Path) -> Allocation {
 }
 
 /// Result of connecting to a port of this machine.
-fn dial(platform: &Platform, allocation: &Allocation) -> i32 {
+fn dial(platform: &PlatformProcess, allocation: &Allocation) -> i32 {
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();
     let (client, mut error) = (platform.client_with(allocation), [-1i32]);
     let port = [listener.local_addr().unwrap().port()];
@@ -41,13 +41,13 @@ fn dial(platform: &Platform, allocation: &Allocation) -> i32 {
 fn functions_have_the_network_if_requested_and_lent() {
     let folder = tempfile::tempdir().unwrap();
     let asking = dialling(folder.path());
-    let lending = Platform::start_with(|up| {
+    let lending = PlatformProcess::start_with(|up| {
         up.arg("--lend-network");
     });
     assert_eq!(dial(&lending, &asking), 0);
     let refused = Errno::PERM.raw_os_error();
     assert_eq!(dial(&lending, &Allocation::new(package("network.c"))), refused, "it did not ask");
-    let keeping = Platform::start();
+    let keeping = PlatformProcess::start();
     assert_eq!(dial(&keeping, &Allocation::new(package("network.c"))), refused);
     let mut client = keeping.invoker();
     assert_fails(client.allocate(&asking), Code::PermissionDenied, &["dials", "lend_network"]);
@@ -58,7 +58,7 @@ fn functions_have_the_network_if_requested_and_lent() {
 
 #[test]
 fn workers_end_with_the_sandbox_maker_and_are_replaced() {
-    let platform = Platform::start();
+    let platform = PlatformProcess::start();
     let mut client = platform.client("calls.c");
     assert_echoes(&client);
     let worker = platform.worker();
@@ -77,7 +77,7 @@ fn workers_end_with_the_sandbox_maker_and_are_replaced() {
 
 #[test]
 fn an_operator_makes_starts_kills_and_deletes_sandboxes() {
-    let platform = Platform::start();
+    let platform = PlatformProcess::start();
     let agent = platform.state().join("agent.sock");
     let sandbox = |words: &[&str]| {
         let agent = ["sandbox", "--json", "--agent", agent.to_str().unwrap()];

@@ -10,7 +10,7 @@ use sublet::{Allocation, CallOptions, Code, Completion, Error, FabricChoice, Fun
 use sublet_tests::assert_fails;
 use sublet_tests::executor::block_on;
 use sublet_tests::functions::package;
-use sublet_tests::platform::{Platform, assert_echoes, kill};
+use sublet_tests::platform::{PlatformProcess, assert_echoes, kill};
 use sublet_tests::process::{PATIENCE, thread_states, wait_until};
 
 const RESULTS: &str = "sublet-results";
@@ -37,8 +37,8 @@ fn order(pattern: u8, how: How, region: &str) -> [u8; 64] {
     order
 }
 
-fn platform() -> Platform {
-    Platform::start_with(|up| {
+fn platform() -> PlatformProcess {
+    PlatformProcess::start_with(|up| {
         up.args(["--listen", "127.0.0.1:0"]);
     })
 }

@@ -13,11 +13,15 @@ use serde_json::{Value, json};
 use sublet::{Allocation, Code, Invoker};
 use sublet_proto::v1::{CreateTokenRequest, NodeState, Role};
 use sublet_tests::assert_fails;
-use sublet_tests::cluster::{CLIENT_HOST, Cluster, FIRST_AGENT_HOST, Lent, Plan};
-use sublet_tests::emulated::{AGENT_PORT, ARCHITECTURE, COMPILER, Machine, program as foreign_program};
+use sublet_tests::cluster::{CLIENT_HOST, Cluster, ClusterPlan, FIRST_AGENT_HOST, LentCores};
+use sublet_tests::emulated::{
+    AGENT_PORT, ARCHITECTURE, COMPILER, EmulatedMachine, program as foreign_program,
+};
 use sublet_tests::functions::{foreign, library, program};
-use sublet_tests::global::{Process, READ, WRITE, allow, exchange, linked_unit, package_in_python, refused};
-use sublet_tests::network::{Host, Network};
+use sublet_tests::global::{
+    GlobalProcess, READ, WRITE, allow, exchange, linked_unit, package_in_python, refused,
+};
+use sublet_tests::network::{Host, SwitchedNetwork};
 use sublet_tests::process::wait_until;
 use sublet_tests::root;
 use tempfile::TempDir;
@@ -72,25 +76,26 @@ const ONLY: &str = "SUBLET_SECOND_PU_ONLY";
 
 /// State that all parts share.
 struct Computer {
-    machine: Machine,
+    machine: EmulatedMachine,
     cluster: Cluster,
     here: Host,
 }
 
 impl Computer {
     fn start() -> Computer {
-        let network = Network::of_machines(FIRST_AGENT_HOST + 2).expect("the chore asks root for namespaces");
+        let network =
+            SwitchedNetwork::of_machines(FIRST_AGENT_HOST + 2).expect("the chore asks root for namespaces");
         let (here, there) = (network.host(CLIENT_HOST), network.host(FIRST_AGENT_HOST + 1));
-        let mut cluster = Cluster::start(Plan { network: Some(network), ..Plan::default() });
+        let mut cluster = Cluster::start(ClusterPlan { network: Some(network), ..ClusterPlan::default() });
         let python = root().join("target/tools/python/bin/python3");
         let own = ["--devices", "none", "--neighbour", DPU, "--python", python.to_str().unwrap()];
-        cluster.add_agent_with(Lent::cores(2), &own);
+        cluster.add_agent_with(LentCores::cores(2), &own);
         let machine = Computer::boot(&cluster, &there);
         Computer { machine, cluster, here }
     }
 
     /// Boots the DPU, and starts its agent.
-    fn boot(cluster: &Cluster, there: &Host) -> Machine {
+    fn boot(cluster: &Cluster, there: &Host) -> EmulatedMachine {
         let request = CreateTokenRequest { role: Role::Agent.into(), node: DPU.into(), ..Default::default() };
         let token = cluster.token(&request).secret.into_bytes();
         let files = [("token", token), ("ca.pem", fs::read(cluster.ca_file()).unwrap())];
@@ -110,7 +115,7 @@ impl Computer {
             ["--devices", "none"],
             ["--python", "/usr/bin/python3"],
         ];
-        let mut machine = Machine::boot(there, &files, &agent.concat());
+        let mut machine = EmulatedMachine::boot(there, &files, &agent.concat());
         machine.start_agent();
         machine
     }
@@ -122,8 +127,8 @@ impl Computer {
         invoker
     }
 
-    fn process(&self, package: &TempDir, kind: &str) -> Process {
-        Process::of(&self.cluster, allocation(package, kind))
+    fn process(&self, package: &TempDir, kind: &str) -> GlobalProcess {
+        GlobalProcess::of(&self.cluster, allocation(package, kind))
     }
 }
 

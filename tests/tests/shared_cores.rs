@@ -8,7 +8,7 @@ use std::time::Duration;
 use rustix::process::Signal;
 use sublet::{Allocation, Buffer, Code, Error, Invoker, Policy};
 use sublet_tests::assert_fails;
-use sublet_tests::cluster::{Cluster, Lent, Plan};
+use sublet_tests::cluster::{Cluster, ClusterPlan, LentCores};
 use sublet_tests::functions::package;
 use sublet_tests::platform::{assert_echoes, kill};
 use sublet_tests::process::wait_until;
@@ -16,8 +16,8 @@ use sublet_tests::process::wait_until;
 /// Longer than a test takes.
 const LONG: Duration = Duration::from_secs(600);
 
-fn cluster(lent: Lent) -> Cluster {
-    let mut cluster = Cluster::start(Plan::default());
+fn cluster(lent: LentCores) -> Cluster {
+    let mut cluster = Cluster::start(ClusterPlan::default());
     cluster.add_agent(lent);
     cluster
 }
@@ -57,7 +57,7 @@ fn while_executing(client: &Invoker, act: impl FnOnce()) {
 
 #[test]
 fn only_a_call_whose_core_is_taken_is_rejected() {
-    let cluster = cluster(Lent::shared(1, 2));
+    let cluster = cluster(LentCores::shared(1, 2));
     let (one, other) = (client(&cluster, &shared("calls.c")), client(&cluster, &shared("calls.c")));
     assert_eq!(cluster.node("node-0").unwrap().shared_leased, 2);
     let third = cluster.invoker().allocate(&shared("calls.c"));
@@ -73,7 +73,7 @@ fn only_a_call_whose_core_is_taken_is_rejected() {
 
 #[test]
 fn a_rejected_call_is_redirected_to_another_core() {
-    let cluster = cluster(Lent::shared(2, 4));
+    let cluster = cluster(LentCores::shared(2, 4));
     let two = client(&cluster, &shared("calls.c").cores(2));
     let one = client(&cluster, &shared("calls.c"));
     while_executing(&one, || {
@@ -89,7 +89,7 @@ fn a_rejected_call_is_redirected_to_another_core() {
 
 #[test]
 fn a_hot_worker_keeps_its_core_until_its_lease_ends() {
-    let cluster = cluster(Lent::shared(1, 2));
+    let cluster = cluster(LentCores::shared(1, 2));
     let other = client(&cluster, &shared("calls.c"));
     let mut hot = client(&cluster, &shared("calls.c").policy(Policy::HotFor(LONG)));
     assert_echoes(&hot);
@@ -101,7 +101,7 @@ fn a_hot_worker_keeps_its_core_until_its_lease_ends() {
 
 #[test]
 fn a_core_whose_holder_was_killed_is_free_again() {
-    let cluster = cluster(Lent::shared(1, 2));
+    let cluster = cluster(LentCores::shared(1, 2));
     let hot = client(&cluster, &shared("calls.c").policy(Policy::HotFor(LONG)));
     let holder = cluster.agents[0].worker();
     let other = client(&cluster, &shared("calls.c"));
@@ -113,7 +113,7 @@ fn a_core_whose_holder_was_killed_is_free_again() {
 
 #[test]
 fn a_worker_that_polls_for_ever_gets_no_shared_core() {
-    let cluster = cluster(Lent::shared(1, 2));
+    let cluster = cluster(LentCores::shared(1, 2));
     let hot = Allocation::new(package("calls.c")).shared().policy(Policy::AlwaysHot);
     assert_fails(cluster.invoker().allocate(&hot), Code::InvalidArgument, &["shared"]);
     // A lease of its own has no core here.

@@ -3,14 +3,14 @@
 
 use std::panic::catch_unwind;
 
-use sublet_tests::sim::{self, Invariant, Options, Outcome, Sabotage};
+use sublet_tests::sim::{self, Invariant, Sabotage, SimOptions, SimOutcome};
 
 const MINUTE_US: u64 = 60_000_000;
 /// Seeds that each sabotage is tried with: a run may lack what the sabotage spoils.
 const TRIES: u64 = 200;
 
-fn run(seed: u64, nodes: u32, sabotage: Option<Sabotage>) -> Outcome {
-    sim::run(&Options { seed, nodes, duration_us: 10 * MINUTE_US, sabotage })
+fn run(seed: u64, nodes: u32, sabotage: Option<Sabotage>) -> SimOutcome {
+    sim::run(&SimOptions { seed, nodes, duration_us: 10 * MINUTE_US, sabotage })
 }
 
 #[test]

@@ -14,10 +14,10 @@ use sublet_proto::v1::client_to_agent::Body as Said;
 use sublet_proto::v1::{Attach, BillRequest, LeaseGrant, LeaseRequest};
 use sublet_runtime::deploy::read_package;
 use sublet_tests::assert_fails;
-use sublet_tests::cluster::{CLIENT_HOST, Cluster, FIRST_AGENT_HOST, Lent, MANAGER_HOST, Plan};
+use sublet_tests::cluster::{CLIENT_HOST, Cluster, ClusterPlan, FIRST_AGENT_HOST, LentCores, MANAGER_HOST};
 use sublet_tests::functions::library;
 use sublet_tests::hand::ByHand;
-use sublet_tests::network::Network;
+use sublet_tests::network::SwitchedNetwork;
 use sublet_tests::platform::assert_echoes;
 
 /// For longer than an agent may be silent, and shorter than one tries to connect to a manager that says nothing.
@@ -92,9 +92,9 @@ fn a_lease_waiting_for_its_package_is_released_at_once() {
 
 #[test]
 fn a_remote_client_waits_for_a_slow_package() {
-    let Some(network) = Network::of_machines(FIRST_AGENT_HOST + 1) else { return };
-    let mut cluster = Cluster::start(Plan { network: Some(network), ..Plan::default() });
-    cluster.add_agent(Lent::cores(1));
+    let Some(network) = SwitchedNetwork::of_machines(FIRST_AGENT_HOST + 1) else { return };
+    let mut cluster = Cluster::start(ClusterPlan { network: Some(network), ..ClusterPlan::default() });
+    cluster.add_agent(LentCores::cores(1));
     let folder = cluster.folder().join("large");
     fs::create_dir(&folder).unwrap();
     fs::copy(library("calls.c"), folder.join("libcalls.so")).unwrap();

@@ -8,8 +8,8 @@ use serde_json::Value;
 use sublet::{Allocation, Error};
 use sublet_tests::cluster::Cluster;
 use sublet_tests::functions::{library, program};
-use sublet_tests::global::{OWN, Process, WRITE, computer, linked_unit, refused};
-use sublet_tests::platform::Platform;
+use sublet_tests::global::{GlobalProcess, OWN, WRITE, computer, linked_unit, refused};
+use sublet_tests::platform::PlatformProcess;
 use sublet_tests::process::wait_until;
 use tempfile::TempDir;
 
@@ -27,7 +27,12 @@ fn package() -> (TempDir, String) {
     (folder, path)
 }
 
-fn spawn(parent: &Process, unit: u64, (object, rights): (u64, u64), words: &[&str]) -> Result<u64, Error> {
+fn spawn(
+    parent: &GlobalProcess,
+    unit: u64,
+    (object, rights): (u64, u64),
+    words: &[&str],
+) -> Result<u64, Error> {
     let head = [unit, object, rights].map(u64::to_le_bytes).concat();
     let words: Vec<u8> = words.iter().flat_map(|word| [word.as_bytes(), b"\0"].concat()).collect();
     let pid = parent.call("spawn", &[head, words].concat())?;
@@ -35,12 +40,12 @@ fn spawn(parent: &Process, unit: u64, (object, rights): (u64, u64), words: &[&st
 }
 
 /// Id of the unit on which a process runs.
-fn own_unit(parent: &Process) -> u64 {
+fn own_unit(parent: &GlobalProcess) -> u64 {
     parent.pid() >> 32
 }
 
 /// Id of the sender of a message, and the message.
-fn hear(parent: &Process, fd: u32) -> (u64, String) {
+fn hear(parent: &GlobalProcess, fd: u32) -> (u64, String) {
     let (from, said) = parent.hear(fd, 5000).unwrap();
     (from, String::from_utf8(said).unwrap())
 }
@@ -54,8 +59,8 @@ const CHILD: &str = "bin/{arch}/child";
 #[test]
 fn a_program_has_what_it_was_given_and_nothing_else() {
     let (_folder, package) = package();
-    let platform = Platform::start();
-    let parent = Process(platform.client_with(&Allocation::new(package)));
+    let platform = PlatformProcess::start();
+    let parent = GlobalProcess(platform.client_with(&Allocation::new(package)));
     let ((object, fd), _) = (parent.make("news").unwrap(), parent.make("secret").unwrap());
     let words = [CHILD, "news", "secret", "COLOUR=blue"];
     let child = spawn(&parent, own_unit(&parent), (object, WRITE), &words).unwrap();
@@ -75,8 +80,8 @@ fn a_program_has_what_it_was_given_and_nothing_else() {
 #[test]
 fn a_program_that_ends_gives_back_what_it_had() {
     let (_folder, package) = package();
-    let platform = Platform::start();
-    let parent = Process(platform.client_with(&Allocation::new(package)));
+    let platform = PlatformProcess::start();
+    let parent = GlobalProcess(platform.client_with(&Allocation::new(package)));
     let (object, fd) = parent.make("news").unwrap();
     for _ in 0..3 {
         let words = [CHILD, "news", "news", "end"];
@@ -108,8 +113,8 @@ fn when_there_is_a_core(spawn: impl Fn() -> Result<u64, Error>) -> Result<u64, E
 #[test]
 fn what_cannot_be_spawned_is_refused_and_takes_no_lease() {
     let (_folder, package) = package();
-    let platform = Platform::start();
-    let parent = Process(platform.client_with(&Allocation::new(package.clone())));
+    let platform = PlatformProcess::start();
+    let parent = GlobalProcess(platform.client_with(&Allocation::new(package.clone())));
     let own = own_unit(&parent);
     let (object, _) = parent.make("news").unwrap();
     for path in ["../child", "/bin/sh", "bin/../../sh", ""] {
@@ -123,7 +128,7 @@ fn what_cannot_be_spawned_is_refused_and_takes_no_lease() {
     refused(spawn(&parent, own + 1, (0, 0), &[CHILD]), "no neighbour");
     refused(spawn(&parent, own, (0, 0), &[CHILD, &"x".repeat(4096)]), "at most 4096");
     wait_until("no lease is left", || leases(&platform.json(&["ps"])) == 1);
-    let other = Process(platform.client_with(&Allocation::new(package)));
+    let other = GlobalProcess(platform.client_with(&Allocation::new(package)));
     // A right that another process granted is not one to grant.
     parent.words("allow", &[other.pid(), object, WRITE]).unwrap();
     refused(spawn(&other, own, (object, WRITE), &[CHILD, "news"]), "has no right to own");
@@ -136,7 +141,7 @@ fn what_cannot_be_spawned_is_refused_and_takes_no_lease() {
 fn a_remote_program_ends_with_its_parent_or_that_agent() {
     let (_folder, package) = package();
     let mut cluster = computer(&[]);
-    let parent = || Process::of(&cluster, Allocation::new(package.clone()).pu("cpu"));
+    let parent = || GlobalProcess::of(&cluster, Allocation::new(package.clone()).pu("cpu"));
     let (one, two) = (parent(), parent());
     let dpu = linked_unit(&one);
     refused(one.call("unit", &2u32.to_le_bytes()), "no processor 2");

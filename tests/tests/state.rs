@@ -14,7 +14,7 @@ use sublet::{Code, Invocation};
 use sublet_means::{Means, skip};
 use sublet_tests::assert_fails;
 use sublet_tests::functions::library;
-use sublet_tests::platform::{Platform, assert_echoes, programs, sublet};
+use sublet_tests::platform::{PlatformProcess, assert_echoes, programs, sublet};
 use sublet_tests::process::{is_alive, wait_until};
 
 fn exit_status(code: Code) -> Option<i32> {
@@ -31,7 +31,7 @@ fn up_fails(state: &Path, code: Code) -> String {
 
 #[test]
 fn a_second_up_on_the_same_folder_is_refused() {
-    let platform = Platform::start();
+    let platform = PlatformProcess::start();
     let client = platform.client("calls.c");
     let said = up_fails(platform.state(), Code::AlreadyRunning);
     assert!(said.contains(&platform.pid().to_string()), "{said}");
@@ -45,7 +45,7 @@ fn a_second_up_on_the_same_folder_is_refused() {
 fn remains_of_a_killed_up_are_removed_except_its_bills() {
     let folder = tempfile::tempdir().unwrap();
     let state = folder.path().join("state");
-    let mut platform = Platform::start_in(&state);
+    let mut platform = PlatformProcess::start_in(&state);
     let (mut client, mut output) = (platform.client("faults.c"), [0u8; 8]);
     let lease = client.lease().unwrap().id.clone();
     let spinning = client.submit("spin", &[0u8; 0], &mut output).unwrap();
@@ -61,7 +61,7 @@ fn remains_of_a_killed_up_are_removed_except_its_bills() {
     assert!(state.join("manager.sock").exists() && state.join("agent.sock").exists());
     assert_fails(client.deallocate(), Code::AgentUnreachable, &["agent"]);
 
-    let platform = Platform::start_in(&state);
+    let platform = PlatformProcess::start_in(&state);
     let client = platform.client("faults.c");
     assert_echoes(&client);
     let billed = platform.json(&["bill"]);
@@ -80,7 +80,7 @@ fn stale_sockets_and_unfinished_packages_are_cleared_away() {
     fs::write(state.join("lock"), "4194304").unwrap();
     let unfinished = state.join("packages/.unfinished-package");
     fs::create_dir_all(&unfinished).unwrap();
-    let platform = Platform::start_in(state);
+    let platform = PlatformProcess::start_in(state);
     assert!(!unfinished.exists());
     platform.assert_serves();
 }
@@ -99,7 +99,7 @@ fn sigterm_and_sigint_end_leases_in_order() {
     for signal in [Signal::TERM, Signal::INT] {
         let folder = tempfile::tempdir().unwrap();
         let state = folder.path().join("state");
-        let mut platform = Platform::start_in(&state);
+        let mut platform = PlatformProcess::start_in(&state);
         let (client, mut outputs) = (platform.client("faults.c"), [[0u8; 8]; 2]);
         let lease = client.lease().unwrap().id.clone();
         let [first, second] = &mut outputs;
@@ -118,7 +118,7 @@ fn sigterm_and_sigint_end_leases_in_order() {
         assert_fails(late, Code::LeaseEnded, &["stopping"]);
         assert!(!state.join("manager.sock").exists() && !state.join("agent.sock").exists());
 
-        let again = Platform::start_in(&state);
+        let again = PlatformProcess::start_in(&state);
         let line = again.json(&["bill", &lease])["leases"][0].take();
         assert_eq!(line["state"], "ended");
         assert!(line["usage"]["executing_ns"].as_u64() > Some(0), "{line}");

@@ -9,7 +9,7 @@ use std::time::Duration;
 
 use sublet::{Allocation, Code, Error, Invoker, Usage};
 use sublet_proto::v1::LeaseState;
-use sublet_tests::cluster::{Cluster, Lent, Plan, Store, TENANT, connect};
+use sublet_tests::cluster::{Cluster, ClusterPlan, LentCores, StoreChoice, TENANT, connect};
 use sublet_tests::functions::{library, package};
 use sublet_tests::nats;
 use sublet_tests::platform::assert_echoes;
@@ -20,9 +20,9 @@ const MIB: u64 = 1 << 20;
 const SLOW: Duration = Duration::from_secs(6);
 
 /// A cluster with one node, whose functions are deployed, and a client that has leased before.
-fn in_use(plan: Plan) -> (Cluster, Invoker) {
+fn in_use(plan: ClusterPlan) -> (Cluster, Invoker) {
     let mut cluster = Cluster::start(plan);
-    cluster.add_agent(Lent::cores(1));
+    cluster.add_agent(LentCores::cores(1));
     let mut client = connect(&cluster.user(TENANT));
     lease_and_call(&mut client).unwrap();
     (cluster, client)
@@ -74,7 +74,7 @@ fn exit_status(code: Code) -> Option<i32> {
 
 #[test]
 fn leases_are_granted_and_billed_while_the_store_is_dead() {
-    let (mut cluster, mut client) = in_use(Plan::of_managers(1));
+    let (mut cluster, mut client) = in_use(ClusterPlan::of_managers(1));
     let mut holder = connect(&cluster.user(TENANT));
     lease_and_call(&mut holder).unwrap();
     cluster.nats.as_mut().unwrap().kill();
@@ -97,7 +97,7 @@ fn leases_are_granted_and_billed_while_the_store_is_dead() {
 
 #[test]
 fn leases_are_granted_and_billed_while_the_store_is_slow() {
-    let (cluster, mut client) = in_use(Plan::of_managers(2));
+    let (cluster, mut client) = in_use(ClusterPlan::of_managers(2));
     let mut leases = Vec::new();
     let nats = cluster.nats.as_ref().unwrap();
     for _ in 0..3 {
@@ -121,7 +121,7 @@ fn leases_are_granted_and_billed_while_the_store_is_slow() {
 
 #[test]
 fn a_manager_killed_without_store_learns_usage_from_agents() {
-    let (mut cluster, mut client) = in_use(Plan::of_managers(1));
+    let (mut cluster, mut client) = in_use(ClusterPlan::of_managers(1));
     cluster.nats.as_mut().unwrap().kill();
     let leases: Vec<_> = (0..3).map(|_| lease_and_call(&mut client).unwrap()).collect();
     // Nothing of it is stored, and the manager's memory is gone.
@@ -134,8 +134,9 @@ fn a_manager_killed_without_store_learns_usage_from_agents() {
 
 #[test]
 fn a_full_server_refuses_packages_and_still_bills_leases() {
-    let settings = nats::Settings { storage_bytes: Some(24 * MIB), ..nats::Settings::default() };
-    let (cluster, mut client) = in_use(Plan { store: Store::Nats(settings), ..Plan::default() });
+    let settings = nats::NatsSettings { storage_bytes: Some(24 * MIB), ..nats::NatsSettings::default() };
+    let (cluster, mut client) =
+        in_use(ClusterPlan { store: StoreChoice::Nats(settings), ..ClusterPlan::default() });
     let mut refused = None;
     for number in 0..8 {
         let name = format!("large-{number}");
@@ -155,7 +156,8 @@ fn a_full_server_refuses_packages_and_still_bills_leases() {
 
 #[test]
 fn a_full_disk_refuses_packages_and_delays_bills() {
-    let (mut cluster, mut client) = in_use(Plan { disk_bytes: Some(16 * MIB), ..Plan::default() });
+    let (mut cluster, mut client) =
+        in_use(ClusterPlan { disk_bytes: Some(16 * MIB), ..ClusterPlan::default() });
     let Some(disk) = &cluster.disk else { return };
     // The disk has enough free space for it, but it would leave too little to the ledger.
     let (status, said) = deploy(&cluster, &large_package(&cluster, "nearly", 7 * MIB)).unwrap_err();

@@ -7,9 +7,9 @@ use std::os::unix::process::ExitStatusExt;
 use std::process::{Child, Command, Stdio};
 
 use rustix::process::Signal;
-use sublet::{Code, FabricChoice, Invoker, MemoryPlan, SwapPlan, Swapped, Touching};
+use sublet::{Code, FabricChoice, Invoker, MemoryPlan, SwapPlan, SwappedMemory, Touching};
 use sublet_means::{Means, skip};
-use sublet_tests::platform::{Platform, kill};
+use sublet_tests::platform::{PlatformProcess, kill};
 use sublet_tests::process::wait_until;
 
 const MIB: u64 = 1 << 20;
@@ -18,14 +18,14 @@ const LEN_BYTES: u64 = 96 * MIB;
 /// Tells the helper whose memory to swap to.
 const SWAPS: &str = "SUBLET_TEST_SWAPS_TO";
 
-fn open_platform() -> Platform {
-    Platform::start_with(|command| {
+fn open_platform() -> PlatformProcess {
+    PlatformProcess::start_with(|command| {
         command.args(["--listen", "127.0.0.1:0"]);
     })
 }
 
 /// Makes swapped memory. Returns `None` where it is not permitted, so there is nothing to test.
-fn swapped(client: &Invoker, fabric: FabricChoice, plan: SwapPlan) -> Option<Swapped> {
+fn swapped(client: &Invoker, fabric: FabricChoice, plan: SwapPlan) -> Option<SwappedMemory> {
     let space = MemoryPlan::new().initial_bytes(8 * MIB).increment_bytes(8 * MIB).fabric(fabric);
     match client.swapped(plan, space) {
         Err(error) if error.code == Code::LimitTooLow => {
@@ -36,7 +36,7 @@ fn swapped(client: &Invoker, fabric: FabricChoice, plan: SwapPlan) -> Option<Swa
     }
 }
 
-fn leased_bytes(platform: &Platform) -> u64 {
+fn leased_bytes(platform: &PlatformProcess) -> u64 {
     platform.json(&["ps"])["nodes"][0]["memory_leased_bytes"].as_u64().unwrap()
 }
 
@@ -54,7 +54,7 @@ fn assert_filled(array: &[u8], round: u64) {
 }
 
 /// Pages of an array that are resident, as the kernel says.
-fn resident_bytes(array: &Swapped) -> u64 {
+fn resident_bytes(array: &SwappedMemory) -> u64 {
     let mut pagemap = std::fs::File::open("/proc/self/pagemap").unwrap();
     pagemap.seek(std::io::SeekFrom::Start(array.as_ptr().as_ptr() as u64 / 4096 * 8)).unwrap();
     let mut entries = vec![0; (array.len_bytes() / 4096 * 8) as usize];
@@ -130,7 +130,7 @@ fn helper_that_swaps_until_it_is_told_that_it_cannot() {
     }
 }
 
-fn helper(platform: &Platform) -> Child {
+fn helper(platform: &PlatformProcess) -> Child {
     let mut command = Command::new(std::env::current_exe().unwrap());
     command.args(["helper_that_swaps_until_it_is_told_that_it_cannot", "--exact", "--nocapture"]);
     command.env(SWAPS, platform.address()).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap()
@@ -152,7 +152,7 @@ fn assert_told(helper: Child, expected: &[&str]) {
 
 #[test]
 fn touching_memory_of_a_killed_agent_names_the_reason() {
-    let mut platform = Platform::start();
+    let mut platform = PlatformProcess::start();
     let mut helper = helper(&platform);
     let mut first = [0; 4096];
     let mut said = String::new();
@@ -173,7 +173,7 @@ fn touching_memory_of_a_killed_agent_names_the_reason() {
 
 #[test]
 fn exhausted_swap_space_is_reported() {
-    let platform = Platform::start_with(|command| {
+    let platform = PlatformProcess::start_with(|command| {
         command.args(["--memory", "32MiB"]);
     });
     assert_told(helper(&platform), &["no_capacity", "8388608", "SIGBUS"]);

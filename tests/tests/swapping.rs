@@ -10,9 +10,9 @@ use serde_json::{Value, json};
 use sublet::{Access, Application, Code, Error, Outcome, RunOptions};
 use sublet_means::{Means, skip};
 use sublet_tests::assert_fails;
-use sublet_tests::cluster::{Cluster, Lent, Plan};
+use sublet_tests::cluster::{Cluster, ClusterPlan, LentCores};
 use sublet_tests::functions::library;
-use sublet_tests::platform::{Platform, kill};
+use sublet_tests::platform::{PlatformProcess, kill};
 use sublet_tests::process::wait_until;
 
 const MIB: u64 = 1 << 20;
@@ -45,11 +45,11 @@ fn may_see_to_faults() -> bool {
 }
 
 /// Starts a platform. Returns `None` where it may not handle page faults, so there is nothing to test.
-fn platform() -> Option<Platform> {
+fn platform() -> Option<PlatformProcess> {
     if !may_see_to_faults() {
         return None;
     }
-    let platform = Platform::start_with(|command| {
+    let platform = PlatformProcess::start_with(|command| {
         command.args(["--listen", "127.0.0.1:0"]);
     });
     let deployed = platform.command().arg("deploy").arg(library("swapping.c")).output().unwrap();
@@ -57,7 +57,7 @@ fn platform() -> Option<Platform> {
     Some(platform)
 }
 
-fn application(platform: &Platform, component: &Value) -> Application {
+fn application(platform: &PlatformProcess, component: &Value) -> Application {
     let access = Access::parse(&platform.address()).unwrap();
     Application::deploy(access, &document(component), RunOptions::default()).unwrap()
 }
@@ -84,7 +84,7 @@ fn answer(run: Result<Outcome, Error>) -> u64 {
 }
 
 #[track_caller]
-fn assert_idle(platform: &Platform) {
+fn assert_idle(platform: &PlatformProcess) {
     wait_until("nothing is leased any more", || {
         let node = &platform.json(&["ps"])["nodes"][0];
         node["cores_leased"] == 0 && node["memory_leased_bytes"] == 0
@@ -198,11 +198,11 @@ fn a_component_whose_swap_space_is_lost_begins_again() {
     if !may_see_to_faults() {
         return;
     }
-    let mut cluster = Cluster::start(Plan::default());
+    let mut cluster = Cluster::start(ClusterPlan::default());
     // Each node has memory for a worker and some of the rest. Until a dead node is known to be gone, an attempt may
     // fail there again and again.
     for _ in 0..3 {
-        cluster.add_agent_with(Lent::cores(1), &["--memory", "224MiB"]);
+        cluster.add_agent_with(LentCores::cores(1), &["--memory", "224MiB"]);
     }
     cluster.publish(library("swapping.c"));
     let options = RunOptions { retries: 100, ..RunOptions::default() };

@@ -6,7 +6,7 @@ use std::fs;
 use std::path::{Path, PathBuf};
 
 use serde_json::{Value, json};
-use sublet_tests::platform::{Platform, sublet};
+use sublet_tests::platform::{PlatformProcess, sublet};
 use sublet_tests::process::wait_until;
 
 /// Interpreter that `scripts/setup.sh test` has made.
@@ -15,7 +15,7 @@ fn python() -> PathBuf {
 }
 
 /// List of sandboxes that the command prints, or its error output.
-fn sandbox(platform: &Platform, words: &[&str]) -> Result<Value, String> {
+fn sandbox(platform: &PlatformProcess, words: &[&str]) -> Result<Value, String> {
     let agent = platform.state().join("agent.sock");
     let output = sublet()
         .args(["sandbox", "--json", "--agent", agent.to_str().unwrap()])
@@ -30,7 +30,7 @@ fn sandbox(platform: &Platform, words: &[&str]) -> Result<Value, String> {
 
 #[test]
 fn an_operator_starts_copies_of_warm_interpreters() {
-    let platform = Platform::start_with(|up| {
+    let platform = PlatformProcess::start_with(|up| {
         up.arg("--python").arg(python()).args(["--node", "node"]);
     });
     let folder = tempfile::tempdir().unwrap();
@@ -58,7 +58,7 @@ fn an_operator_starts_copies_of_warm_interpreters() {
 
 #[test]
 fn a_node_without_an_interpreter_says_so() {
-    let platform = Platform::start();
+    let platform = PlatformProcess::start();
     for (language, name) in [("python", "Python"), ("node", "Node")] {
         let refused = sandbox(&platform, &["create", "--template", language, "--", "/x.py"]).unwrap_err();
         assert!(refused.contains(&format!("keeps no {name} warm")), "{refused}");

@@ -12,7 +12,7 @@ use sublet_proto::ticket::{ATTACH_GRACE_MS, Signing};
 use sublet_proto::v1::agent_to_client::Body as Heard;
 use sublet_proto::v1::client_to_agent::Body as Said;
 use sublet_proto::v1::{LeaseGrant, LeaseRequest, Renew, SignedTicket, Ticket};
-use sublet_tests::cluster::{Cluster, Lent, Plan, TENANT, connect};
+use sublet_tests::cluster::{Cluster, ClusterPlan, LentCores, TENANT, connect};
 use sublet_tests::functions::package;
 use sublet_tests::hand::ByHand;
 
@@ -79,7 +79,7 @@ fn only_a_forged_ticket_is_refused() {
 #[test]
 fn a_ticket_is_good_for_one_attachment() {
     let mut cluster = Cluster::with_agents(1);
-    cluster.add_agent(Lent::cores(1));
+    cluster.add_agent(LentCores::cores(1));
     let access = cluster.user(TENANT);
     let package = deploy(&access);
     let grant = request(&connect(&access), &package);
@@ -142,8 +142,8 @@ fn a_ticket_of_an_earlier_registration_is_superseded() {
 
 #[test]
 fn another_tenants_lease_is_nobodys_to_renew_end_or_see() {
-    let mut cluster = Cluster::start(Plan::default());
-    cluster.add_agent(Lent::cores(2));
+    let mut cluster = Cluster::start(ClusterPlan::default());
+    cluster.add_agent(LentCores::cores(2));
     let (ours, theirs) = (cluster.user("ours"), cluster.user("theirs"));
     let package = deploy(&ours);
     let (our_client, their_client) = (connect(&ours), connect(&theirs));

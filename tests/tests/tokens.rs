@@ -9,7 +9,7 @@ use sublet::{Access, Allocation, Code, Error};
 use sublet_proto::v1::client_to_agent::Body as Said;
 use sublet_proto::v1::{Attach, CreateTokenRequest, NodeState, Role};
 use sublet_tests::assert_fails;
-use sublet_tests::cluster::{Cluster, Lent, Plan, TENANT, connect};
+use sublet_tests::cluster::{Cluster, ClusterPlan, LentCores, TENANT, connect};
 use sublet_tests::functions::package;
 use sublet_tests::hand::{ByHand, ask};
 use sublet_tests::platform::assert_echoes;
@@ -118,7 +118,7 @@ fn a_token_is_good_for_its_role_alone() {
     // Nor does it lend another node, and only an agent's token lends any.
     let user = cluster.user_token(TENANT);
     for (name, token) in [("node-8", agent.secret.as_str()), ("node-7", user.secret.as_str())] {
-        let mut refused = cluster.begin_agent(name, token, Lent::cores(1), &[]);
+        let mut refused = cluster.begin_agent(name, token, LentCores::cores(1), &[]);
         wait_until("the agent gives up", || !refused.is_running());
         assert!(refused.log().contains(name) || refused.log().contains("agent"), "{}", refused.log());
         assert!(cluster.node(name).is_none());
@@ -126,7 +126,7 @@ fn a_token_is_good_for_its_role_alone() {
     let operator = cluster.token(&role(Role::Operator, ""));
     let operator = connect(&cluster.access(&cluster.addresses(), &operator.secret));
     operator.manager().list_tokens(false).unwrap();
-    cluster.add_agent(Lent::cores(1));
+    cluster.add_agent(LentCores::cores(1));
     cluster.assert_serves();
 }
 
@@ -146,8 +146,8 @@ fn revoking_an_agents_token_removes_its_node_without_ending_calls() {
 
 /// Two managers, and an agent of each: where a lease is granted is where its node reports to.
 fn two_managers() -> Cluster {
-    let mut cluster = Cluster::start(Plan::of_managers(2));
-    cluster.add_agent(Lent::cores(1));
+    let mut cluster = Cluster::start(ClusterPlan::of_managers(2));
+    cluster.add_agent(LentCores::cores(1));
     cluster
 }
 

@@ -13,15 +13,15 @@ use sublet::Code;
 use sublet_tests::functions::library;
 use sublet_tests::graph::{compute_with, document};
 use sublet_tests::nats::NatsServer;
-use sublet_tests::platform::{Platform, kill};
+use sublet_tests::platform::{PlatformProcess, kill};
 use sublet_tests::process::wait_until;
 
 /// Input that is larger than a run takes, in bytes.
 const TOO_MUCH: usize = (256 << 10) + 1;
 
 /// A platform, and the document of a graph that returns what it gets, after as many milliseconds as that's first byte says.
-fn platform() -> (Platform, PathBuf) {
-    let platform = Platform::start();
+fn platform() -> (PlatformProcess, PathBuf) {
+    let platform = PlatformProcess::start();
     let deployed = platform.run(&["deploy", library("components.c").to_str().unwrap()]);
     assert!(deployed.status.success(), "{}", String::from_utf8_lossy(&deployed.stderr));
     let components = [compute_with("echo", "later", &json!({ "entry": true }))];
@@ -31,13 +31,13 @@ fn platform() -> (Platform, PathBuf) {
 }
 
 /// A folder of its own.
-fn folder(platform: &Platform, name: &str) -> PathBuf {
+fn folder(platform: &PlatformProcess, name: &str) -> PathBuf {
     let folder = platform.state().join(name);
     fs::create_dir(&folder).unwrap();
     folder
 }
 
-fn trigger(platform: &Platform, graph: &Path) -> Command {
+fn trigger(platform: &PlatformProcess, graph: &Path) -> Command {
     let mut command = platform.command();
     command.args(["graph", "trigger", "--json"]).arg(graph).stdin(Stdio::null());
     command.stdout(Stdio::piped()).stderr(Stdio::piped());

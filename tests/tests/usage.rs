@@ -11,7 +11,7 @@ use sublet::{Access, Application, Code, News, Outcome, RunOptions};
 use sublet_proto::v1::ComponentUse;
 use sublet_tests::assert_fails;
 use sublet_tests::functions::library;
-use sublet_tests::platform::Platform;
+use sublet_tests::platform::PlatformProcess;
 use sublet_tests::process::wait_until;
 
 const MIB: u64 = 1 << 20;
@@ -41,14 +41,14 @@ fn document(components: &[Value], edges: &[Value], limits: &Value) -> Vec<u8> {
         .into_bytes()
 }
 
-fn platform() -> Platform {
-    let platform = Platform::start();
+fn platform() -> PlatformProcess {
+    let platform = PlatformProcess::start();
     let deployed = platform.run(&["deploy", &library("components.c").to_string_lossy()]);
     assert!(deployed.status.success(), "{}", String::from_utf8_lossy(&deployed.stderr));
     platform
 }
 
-fn application(platform: &Platform, document: &[u8]) -> Application {
+fn application(platform: &PlatformProcess, document: &[u8]) -> Application {
     let access = Access::parse(&platform.address()).unwrap();
     Application::deploy(access, document, RunOptions::default()).unwrap()
 }
@@ -174,7 +174,7 @@ fn overlap(outcome: &Outcome) -> bool {
 
 #[test]
 fn a_run_stays_within_the_limits_of_its_graph() {
-    let platform = Platform::start_with(|command| {
+    let platform = PlatformProcess::start_with(|command| {
         command.args(["--cores", "2"]);
     });
     platform.run(&["deploy", &library("components.c").to_string_lossy()]);

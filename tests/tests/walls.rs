@@ -195,11 +195,11 @@ const RAW_MEMORY: &[(&str, usize, &str)] = &[
     ("crates/runtime/src/arena.rs", 2, "a user's buffer, which calls borrow while functions access it"),
     ("crates/runtime/src/swap.rs", 2, "a private mapping, lent as a vector's memory is"),
     (
-        "crates/runtime/src/swap/leaving.rs",
+        "crates/runtime/src/swap/page_out.rs",
         1,
         "pages that were moved aside or protected, so that nobody writes them",
     ),
-    ("crates/runtime/src/swap/coming.rs", 1, "a slot that its mark gives to one thread"),
+    ("crates/runtime/src/swap/page_in.rs", 1, "a slot that its mark gives to one thread"),
     ("crates/runtime/src/worker/swapping/functions.rs", 1, "realloc: its caller gives up the old piece"),
     ("crates/xpu/src/c.rs", 1, "a list that a C program passes, and does not write during the call"),
     ("crates/capi/src/boundary.rs", 1, "bytes that a C program passes, and does not write during the call"),

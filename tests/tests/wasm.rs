@@ -9,7 +9,7 @@ use std::path::Path;
 use sublet::{Allocation, Code, Completion, Error, FabricChoice, Invoker, Policy};
 use sublet_tests::assert_fails;
 use sublet_tests::functions::{module, package};
-use sublet_tests::platform::{Platform, assert_echoes, assert_echoes_of_every_size, sublet};
+use sublet_tests::platform::{PlatformProcess, assert_echoes, assert_echoes_of_every_size, sublet};
 use sublet_tests::process::is_alive;
 
 const MIB: u64 = 1 << 20;
@@ -34,7 +34,7 @@ fn hurried(folder: &Path) -> Allocation {
 
 #[test]
 fn one_source_answers_alike_natively_and_as_a_module() {
-    let platform = Platform::start_with(|up| {
+    let platform = PlatformProcess::start_with(|up| {
         up.args(["--listen", "127.0.0.1:0"]);
     });
     let native = Allocation::new(package("portable.c"));
@@ -55,7 +55,7 @@ fn one_source_answers_alike_natively_and_as_a_module() {
 
 #[test]
 fn a_failed_call_ends_alone_and_its_worker_survives() {
-    let platform = Platform::start();
+    let platform = PlatformProcess::start();
     let folder = tempfile::tempdir().unwrap();
     let client = platform.client_with(&hurried(folder.path()));
     let worker = platform.worker();
@@ -78,7 +78,7 @@ fn a_failed_call_ends_alone_and_its_worker_survives() {
 
 #[test]
 fn the_lease_limits_memory_and_the_worker_survives() {
-    let platform = Platform::start();
+    let platform = PlatformProcess::start();
     let client = platform.client_with(&allocation("modules.c"));
     let worker = platform.worker();
     for _ in 0..3 {
@@ -95,7 +95,7 @@ fn the_lease_limits_memory_and_the_worker_survives() {
 
 #[test]
 fn workers_of_several_threads_have_instances_of_their_own() {
-    let platform = Platform::start();
+    let platform = PlatformProcess::start();
     let cores = platform.cores().min(4);
     let allocation = allocation("modules.c").cores(cores).memory_bytes(256 * MIB).policy(Policy::AlwaysWarm);
     let client = platform.client_with(&allocation);
@@ -110,7 +110,7 @@ fn workers_of_several_threads_have_instances_of_their_own() {
 
 #[test]
 fn a_module_is_deployed_listed_and_called_by_the_command() {
-    let platform = Platform::start();
+    let platform = PlatformProcess::start();
     let path = module("portable.c");
     let deployed = platform.json(&["deploy", path.to_str().unwrap()]);
     assert!(deployed["builds"][0]["kind"] == "wasm", "{deployed}");
@@ -122,7 +122,7 @@ fn a_module_is_deployed_listed_and_called_by_the_command() {
 
 #[test]
 fn an_invalid_module_is_refused_at_deployment_or_lease() {
-    let platform = Platform::start();
+    let platform = PlatformProcess::start();
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("broken.wasm");
     let whole = fs::read(module("portable.c")).unwrap();
@@ -146,7 +146,7 @@ fn a_node_names_the_missing_worker_program() {
     let original =
         sublet().get_envs().find(|(name, _)| *name == "SUBLET_WORKER").unwrap().1.unwrap().to_owned();
     fs::copy(original, &worker).unwrap();
-    let platform = Platform::start_with(|up| {
+    let platform = PlatformProcess::start_with(|up| {
         up.env("SUBLET_WORKER", &worker);
     });
     let refused = platform.invoker().allocate(&allocation("portable.c"));

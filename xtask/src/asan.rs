@@ -8,15 +8,15 @@ use std::io;
 use std::path::{Path, PathBuf};
 use std::process::{Command, ExitCode};
 
-use crate::options::Options;
-use crate::step::{Outcome, Show, Step};
+use crate::options::ChoreOptions;
+use crate::step::{Show, Step, StepOutcome};
 use crate::{PROFILE, install, miri, root};
 
 /// Instrumented builds have a folder of their own.
 const TARGET: &str = "target/asan";
 
 /// Runs the check, and shows all of its output.
-pub fn chore(options: Options) -> io::Result<ExitCode> {
+pub fn chore(options: ChoreOptions) -> io::Result<ExitCode> {
     options.end()?;
     if !install::build()? {
         return Ok(ExitCode::FAILURE);
@@ -27,12 +27,12 @@ pub fn chore(options: Options) -> io::Result<ExitCode> {
     Ok(if tally.failed == 0 { ExitCode::SUCCESS } else { ExitCode::FAILURE })
 }
 
-fn check(step: &mut Step) -> io::Result<Outcome> {
+fn check(step: &mut Step) -> io::Result<StepOutcome> {
     let triple = crate::fuzz::host_triple()?;
     if !step.run(build(&triple))? {
-        return Ok(Outcome::Failed);
+        return Ok(StepOutcome::Failed);
     }
-    Ok(Outcome::from(step.run(tests(&library(&triple)))?))
+    Ok(StepOutcome::from(step.run(tests(&library(&triple)))?))
 }
 
 fn build(triple: &str) -> Command {

@@ -16,10 +16,10 @@ use std::io;
 use std::os::unix::fs::MetadataExt;
 use std::process::{Command, ExitCode};
 
-use crate::options::Options;
-use crate::step::{Outcome, Show, Step};
+use crate::options::ChoreOptions;
+use crate::step::{Show, Step, StepOutcome};
 use crate::{cargo, root};
-use json::Figure;
+use json::Measurement;
 
 /// The commands whose measurements the plot shows.
 const SWEEPS: [&str; 3] = [
@@ -37,7 +37,7 @@ const MEASURING: [&str; 4] = ["sublet bench ", LINK, "cargo bench ", "examples/"
 const UNAVAILABLE: &str = "\"fabric_unavailable\"";
 
 /// Builds, then runs the commands one after the other.
-pub fn chore(options: Options) -> io::Result<ExitCode> {
+pub fn chore(options: ChoreOptions) -> io::Result<ExitCode> {
     options.end()?;
     let mut step = Step::start("bench", Show::Everything)?;
     let outcome = measure(&mut step)?;
@@ -45,22 +45,22 @@ pub fn chore(options: Options) -> io::Result<ExitCode> {
     Ok(if tally.failed == 0 { ExitCode::SUCCESS } else { ExitCode::FAILURE })
 }
 
-fn measure(step: &mut Step) -> io::Result<Outcome> {
+fn measure(step: &mut Step) -> io::Result<StepOutcome> {
     let mut build = cargo();
     build.args(["build", "--release", "--workspace"]);
     if !step.run(build)? {
-        return Ok(Outcome::Failed);
+        return Ok(StepOutcome::Failed);
     }
     let promises = fs::read_to_string(root().join("SPECIFICATION.md"))?;
     let document = fs::read_to_string(root().join(DOCUMENT))?;
     let named = format!("{promises}\n{}", report::without_figures(&document));
     let (mut all_passed, mut figures, mut series) = (true, Vec::new(), Vec::new());
-    for command in commands(&named).into_iter().map(Bench::new) {
+    for command in commands(&named).into_iter().map(MeasuringCommand::new) {
         let measured = command.run(step)?;
         all_passed &= measured.is_some();
         figures.extend(measured.unwrap_or_default());
     }
-    for sweep in SWEEPS.map(Bench::new) {
+    for sweep in SWEEPS.map(MeasuringCommand::new) {
         let measured = sweep.run(step)?;
         all_passed &= measured.is_some();
         series.extend(report::series(&measured.unwrap_or_default()));
@@ -71,28 +71,28 @@ fn measure(step: &mut Step) -> io::Result<Outcome> {
         Some(document) => fs::write(root().join(DOCUMENT), document)?,
         None => return Err(io::Error::other(format!("{DOCUMENT} has no place for figures"))),
     }
-    Ok(Outcome::from(all_passed))
+    Ok(StepOutcome::from(all_passed))
 }
 
 /// A measuring command of a document.
 #[derive(Clone, Debug, PartialEq)]
-struct Bench<'text> {
+struct MeasuringCommand<'text> {
     words: Vec<&'text str>,
     /// Rate of the link that the measurement uses, if it uses one.
     link: Option<&'text str>,
 }
 
-impl<'text> Bench<'text> {
+impl<'text> MeasuringCommand<'text> {
     /// Splits a command into words as a shell would. Simplified to what the documents need: a quoted word has no
     /// spaces.
-    fn new(command: &'text str) -> Bench<'text> {
+    fn new(command: &'text str) -> MeasuringCommand<'text> {
         let words: Vec<_> = command.split_whitespace().map(|word| word.trim_matches('\'')).collect();
         let link = (words[0] == LINK).then(|| words[1]);
-        Bench { words, link }
+        MeasuringCommand { words, link }
     }
 
     /// Runs the command and returns its measurements, or `None` if the command failed.
-    fn run(&self, step: &mut Step) -> io::Result<Option<Vec<Figure>>> {
+    fn run(&self, step: &mut Step) -> io::Result<Option<Vec<Measurement>>> {
         if self.link.is_some() && fs::metadata("/proc/self")?.uid() != 0 {
             println!("not measured, because only root makes network namespaces: {}", self.words.join(" "));
             return Ok(Some(Vec::new()));
@@ -108,7 +108,8 @@ impl<'text> Bench<'text> {
         let unavailable = lines.iter().any(|line| line.contains(UNAVAILABLE));
         let passed = succeeded || unavailable;
         step.count(passed);
-        let figures = lines.iter().flat_map(|line| Figure::all_of(line)).chain(criterion::figures(&lines));
+        let figures =
+            lines.iter().flat_map(|line| Measurement::all_of(line)).chain(criterion::figures(&lines));
         let command = self.words.join(" ");
         Ok(passed.then(|| figures.map(|figure| figure.over(self.link).by(&command)).collect()))
     }
@@ -159,7 +160,7 @@ mod tests {
                         | c | `scripts/bench-link.sh 1gbit bandwidth --json` | `sublet ps --json`, `sublet bench fifo` |";
         let commands = commands(markdown);
         assert_eq!(commands, ["sublet bench swap --json", "scripts/bench-link.sh 1gbit bandwidth --json"]);
-        let of = |command| Bench::new(command);
+        let of = |command| MeasuringCommand::new(command);
         assert_eq!((of(commands[0]).link, of(commands[1]).link), (None, Some("1gbit")));
         let quoted = of("sublet bench latency --provider 'tcp;ofi_rxm'").words;
         assert_eq!(quoted, ["sublet", "bench", "latency", "--provider", "tcp;ofi_rxm"]);

@@ -9,11 +9,11 @@ use std::io;
 use std::path::Path;
 use std::process::ExitCode;
 
-use crate::options::Options;
-use crate::vm::parts::{Kind, Part};
-use crate::vm::{Guest, build};
+use crate::options::ChoreOptions;
+use crate::vm::parts::{PartKind, VmPart};
+use crate::vm::{EmulatedChore, build};
 
-const GUEST: Guest = Guest {
+const GUEST: EmulatedChore = EmulatedChore {
     name: "cgroup-vm",
     title: "with cgroup v2",
     packages: &[],
@@ -26,11 +26,11 @@ const GUEST: Guest = Guest {
 /// The tests of the sandboxes for limits and ends.
 const PROGRAMS: [&str; 3] = ["conformance", "attacks", "containers"];
 
-const fn tests(name: &'static str, program: &'static str, arguments: &'static str, limit_s: u64) -> Part {
-    Part::new(name, Kind::Tests { program, arguments, limit_s })
+const fn tests(name: &'static str, program: &'static str, arguments: &'static str, limit_s: u64) -> VmPart {
+    VmPart::new(name, PartKind::Tests { program, arguments, limit_s })
 }
 
-const PARTS: &[Part] = &[
+const PARTS: &[VmPart] = &[
     tests("conformance", "conformance", "", 1800),
     // The attacks that are skipped run outside of a sandbox, and would damage the emulated machine.
     tests("attacks", "attacks", "--skip outside_of_a_sandbox", 1800),
@@ -40,7 +40,7 @@ const PARTS: &[Part] = &[
 ];
 
 /// Runs the tests.
-pub fn chore(options: Options) -> io::Result<ExitCode> {
+pub fn chore(options: ChoreOptions) -> io::Result<ExitCode> {
     GUEST.chore(options)
 }
 

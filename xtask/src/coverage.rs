@@ -11,8 +11,8 @@ use std::io;
 use std::path::{Path, PathBuf};
 use std::process::{Command, ExitCode};
 
-use crate::options::Options;
-use crate::step::{Outcome, Show, Step};
+use crate::options::ChoreOptions;
+use crate::step::{Show, Step, StepOutcome};
 use crate::suites::{self, Suite};
 use crate::{PROFILE, cargo, root};
 
@@ -25,13 +25,13 @@ const PROGRAMS: &[&str] =
 
 /// Number of lines of a crate that can be reached, and of those that a test reached.
 #[derive(Debug, Default, PartialEq)]
-struct Lines {
+struct LineCoverage {
     all: u64,
     reached: u64,
 }
 
 /// Builds, runs the tests, merges their counts and prints the share of each crate.
-pub fn chore(options: Options) -> io::Result<ExitCode> {
+pub fn chore(options: ChoreOptions) -> io::Result<ExitCode> {
     options.end()?;
     let mut step = Step::start("coverage", Show::Everything)?;
     let outcome = measure(&mut step)?;
@@ -39,7 +39,7 @@ pub fn chore(options: Options) -> io::Result<ExitCode> {
     Ok(if tally.failed == 0 { ExitCode::SUCCESS } else { ExitCode::FAILURE })
 }
 
-fn measure(step: &mut Step) -> io::Result<Outcome> {
+fn measure(step: &mut Step) -> io::Result<StepOutcome> {
     let folder = root().join(FOLDER);
     let counts = folder.join("counts");
     let environment = [
@@ -53,9 +53,9 @@ fn measure(step: &mut Step) -> io::Result<Outcome> {
     let mut component = Command::new("rustup");
     component.args(["component", "add", "llvm-tools"]);
     if !(step.run(component)? && step.run(build)?) {
-        return Ok(Outcome::Failed);
+        return Ok(StepOutcome::Failed);
     }
-    let Some(tests) = suites::list(step, &environment)? else { return Ok(Outcome::Failed) };
+    let Some(tests) = suites::list(step, &environment)? else { return Ok(StepOutcome::Failed) };
     // Build scripts have written counts as well.
     if counts.exists() {
         fs::remove_dir_all(&counts)?;
@@ -67,7 +67,7 @@ fn measure(step: &mut Step) -> io::Result<Outcome> {
     let mut merge = Command::new(tools.join("llvm-profdata"));
     merge.args(["merge", "--sparse", "--failure-mode=all", "-o"]).arg(&merged).arg(&counts);
     if !step.run(merge)? {
-        return Ok(Outcome::Failed);
+        return Ok(StepOutcome::Failed);
     }
     let mut export = Command::new(tools.join("llvm-cov"));
     export
@@ -77,7 +77,7 @@ fn measure(step: &mut Step) -> io::Result<Outcome> {
     let exported = export.output()?;
     let crates = by_crate(&String::from_utf8_lossy(&exported.stdout));
     print!("\n{}", table(&crates));
-    Ok(Outcome::from(passed && exported.status.success() && !crates.is_empty()))
+    Ok(StepOutcome::from(passed && exported.status.success() && !crates.is_empty()))
 }
 
 /// The arguments that name the programs to llvm-cov.
@@ -96,8 +96,8 @@ fn tools() -> io::Result<PathBuf> {
 }
 
 /// Adds up the lines of a report in lcov's form: `SF:file`, then `LF:lines` and `LH:lines reached`.
-fn by_crate(report: &str) -> BTreeMap<String, Lines> {
-    let mut crates: BTreeMap<String, Lines> = BTreeMap::new();
+fn by_crate(report: &str) -> BTreeMap<String, LineCoverage> {
+    let mut crates: BTreeMap<String, LineCoverage> = BTreeMap::new();
     let mut name = None;
     for line in report.lines() {
         if let Some(file) = line.strip_prefix("SF:") {
@@ -120,7 +120,7 @@ fn crate_of(file: &str) -> Option<String> {
     is_source.then(|| name.to_owned())
 }
 
-fn table(crates: &BTreeMap<String, Lines>) -> String {
+fn table(crates: &BTreeMap<String, LineCoverage>) -> String {
     let mut text = String::from("CRATE             LINES   REACHED\n");
     let (mut all, mut reached) = (0, 0);
     for (name, lines) in crates {
@@ -148,7 +148,7 @@ mod tests {
                       SF:/a/crates/proto/src/code/tests.rs\nLF:9\nLH:9\nend_of_record\n\
                       SF:/registry/src/tokio/src/lib.rs\nLF:7\nLH:0\nend_of_record\n";
         let crates = by_crate(report);
-        assert_eq!(crates, BTreeMap::from([("proto".to_owned(), Lines { all: 20, reached: 15 })]));
+        assert_eq!(crates, BTreeMap::from([("proto".to_owned(), LineCoverage { all: 20, reached: 15 })]));
         assert!(table(&crates).contains("75.0%"), "{}", table(&crates));
     }
 }

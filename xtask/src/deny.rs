@@ -8,8 +8,8 @@ use std::io;
 use std::path::PathBuf;
 use std::process::{Command, ExitCode};
 
-use crate::options::Options;
-use crate::step::{Outcome, Show, Step};
+use crate::options::ChoreOptions;
+use crate::step::{Show, Step, StepOutcome};
 use crate::{cargo, root};
 
 /// Longest wait for the advisory database, in seconds.
@@ -34,10 +34,11 @@ const COMMIT: &[&str] = &[
 ];
 
 /// Runs the check of the rules and that of the advisories, and shows all of their output.
-pub fn chore(options: Options) -> io::Result<ExitCode> {
+pub fn chore(options: ChoreOptions) -> io::Result<ExitCode> {
     options.end()?;
     let mut failed = 0;
-    for (name, check) in [("deny", rules as fn(&mut Step) -> io::Result<Outcome>), ("advisories", advisories)]
+    for (name, check) in
+        [("deny", rules as fn(&mut Step) -> io::Result<StepOutcome>), ("advisories", advisories)]
     {
         let mut step = Step::start(name, Show::Everything)?;
         let outcome = check(&mut step)?;
@@ -47,7 +48,7 @@ pub fn chore(options: Options) -> io::Result<ExitCode> {
 }
 
 /// Checks licences, bans and sources.
-pub fn rules(step: &mut Step) -> io::Result<Outcome> {
+pub fn rules(step: &mut Step) -> io::Result<StepOutcome> {
     let mut passed = true;
     for manifest in MANIFESTS {
         let mut command = cargo();
@@ -55,16 +56,16 @@ pub fn rules(step: &mut Step) -> io::Result<Outcome> {
         command.args(["check", "--hide-inclusion-graph", "bans", "licenses", "sources"]);
         passed &= step.run(command)?;
     }
-    Ok(Outcome::from(passed))
+    Ok(StepOutcome::from(passed))
 }
 
 /// Checks known vulnerabilities: with the current database if it can be fetched, otherwise with the pinned copy.
-pub fn advisories(step: &mut Step) -> io::Result<Outcome> {
+pub fn advisories(step: &mut Step) -> io::Result<StepOutcome> {
     let config = match step.run(fetch())? {
         true => root().join("deny.toml"),
         false => match unpack_pinned(step)? {
             Some(config) => config,
-            None => return Ok(Outcome::Failed),
+            None => return Ok(StepOutcome::Failed),
         },
     };
     let mut passed = true;
@@ -74,7 +75,7 @@ pub fn advisories(step: &mut Step) -> io::Result<Outcome> {
         command.args(["check", "--hide-inclusion-graph", "advisories"]);
         passed &= step.run(command)?;
     }
-    Ok(Outcome::from(passed))
+    Ok(StepOutcome::from(passed))
 }
 
 /// Unpacks the pinned copy as a database of cargo-deny, and writes a configuration that names it. Returns `None` on

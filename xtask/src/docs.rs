@@ -3,15 +3,15 @@
 use std::io;
 use std::process::{Command, ExitCode};
 
-use crate::options::Options;
-use crate::step::{Outcome, Show, Step};
+use crate::options::ChoreOptions;
+use crate::step::{Show, Step, StepOutcome};
 use crate::{PROFILE, install, root};
 
 /// The builder, which `scripts/setup.sh docs` installs.
 const MKDOCS: &str = "target/tools/mkdocs/bin/mkdocs";
 
 /// Builds the command, whose help texts are a part of the site, and then the site.
-pub fn chore(options: Options) -> io::Result<ExitCode> {
+pub fn chore(options: ChoreOptions) -> io::Result<ExitCode> {
     options.end()?;
     if !install::build()? {
         return Ok(ExitCode::FAILURE);
@@ -24,12 +24,12 @@ pub fn chore(options: Options) -> io::Result<ExitCode> {
 }
 
 /// Builds the site with the command of the tests.
-pub fn check(step: &mut Step) -> io::Result<Outcome> {
+pub fn check(step: &mut Step) -> io::Result<StepOutcome> {
     build(step, PROFILE)
 }
 
 /// Builds the site with the command that was built with this profile.
-fn build(step: &mut Step, profile: &str) -> io::Result<Outcome> {
+fn build(step: &mut Step, profile: &str) -> io::Result<StepOutcome> {
     let builder = root().join(MKDOCS);
     if !builder.exists() {
         return Err(io::Error::other(format!("{MKDOCS} does not exist: run scripts/setup.sh docs")));
@@ -37,5 +37,5 @@ fn build(step: &mut Step, profile: &str) -> io::Result<Outcome> {
     let mut build = Command::new(builder);
     build.args(["build", "--strict", "--quiet"]).current_dir(root());
     build.env("SUBLET_PROFILE", profile).env("NO_MKDOCS_2_WARNING", "1");
-    Ok(Outcome::from(step.run(build)?))
+    Ok(StepOutcome::from(step.run(build)?))
 }

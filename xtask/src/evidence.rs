@@ -7,7 +7,7 @@ use std::path::{Component, Path, PathBuf};
 use crate::root;
 
 /// A table whose last column names tests.
-struct Table {
+struct EvidenceTable {
     document: &'static str,
     heading: &'static str,
     columns: usize,
@@ -15,9 +15,9 @@ struct Table {
     least_rows: usize,
 }
 
-const TABLES: &[Table] = &[
-    Table { document: "ARCHITECTURE.md", heading: "\n## Invariants\n", columns: 2, least_rows: 20 },
-    Table {
+const TABLES: &[EvidenceTable] = &[
+    EvidenceTable { document: "ARCHITECTURE.md", heading: "\n## Invariants\n", columns: 2, least_rows: 20 },
+    EvidenceTable {
         document: "docs/security.md",
         heading: "\n## Threats and their tests\n",
         columns: 3,
@@ -33,7 +33,7 @@ fn read(path: &Path) -> String {
 }
 
 /// The cells of each row below the heading of columns, in the first table of the section.
-fn rows<'text>(document: &'text str, table: &Table) -> Vec<Vec<&'text str>> {
+fn rows<'text>(document: &'text str, table: &EvidenceTable) -> Vec<Vec<&'text str>> {
     let (_, section) = document.split_once(table.heading).expect("the document has the table's section");
     let section = section.split("\n## ").next().unwrap_or_default();
     let lines = section.lines().filter(|line| line.starts_with("| "));

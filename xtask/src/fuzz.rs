@@ -8,8 +8,8 @@ use std::io;
 use std::path::Path;
 use std::process::{Command, ExitCode};
 
-use crate::options::Options;
-use crate::step::{Outcome, Show, Step};
+use crate::options::ChoreOptions;
+use crate::step::{Show, Step, StepOutcome};
 use crate::{PROFILE, built, cargo, root};
 
 const DEFAULT_SECONDS: u64 = 60;
@@ -35,7 +35,7 @@ const COVERAGE_FLAGS: &[&str] = &[
 ];
 
 /// Runs the check, and shows all of its output.
-pub fn chore(mut options: Options) -> io::Result<ExitCode> {
+pub fn chore(mut options: ChoreOptions) -> io::Result<ExitCode> {
     let seconds = match options.take("seconds") {
         Some(text) => {
             text.parse().map_err(|_| io::Error::other(format!("--seconds {text} is not a number")))?
@@ -46,7 +46,7 @@ pub fn chore(mut options: Options) -> io::Result<ExitCode> {
     let mut step = Step::start("fuzz", Show::Everything)?;
     let outcome = match step.run(build_programs())? {
         true => check(&mut step, seconds)?,
-        false => Outcome::Failed,
+        false => StepOutcome::Failed,
     };
     let tally = step.finish(outcome)?;
     Ok(if tally.failed == 0 { ExitCode::SUCCESS } else { ExitCode::FAILURE })
@@ -54,10 +54,10 @@ pub fn chore(mut options: Options) -> io::Result<ExitCode> {
 
 /// Builds all targets and runs each for `seconds`. Each target is one check. The programs that an agent starts are
 /// there already: the tests need them, too.
-pub fn check(step: &mut Step, seconds: u64) -> io::Result<Outcome> {
+pub fn check(step: &mut Step, seconds: u64) -> io::Result<StepOutcome> {
     let triple = host_triple()?;
     if !prepare(step, &triple)? {
-        return Ok(Outcome::Failed);
+        return Ok(StepOutcome::Failed);
     }
     let mut all_passed = true;
     for target in targets()? {
@@ -65,11 +65,11 @@ pub fn check(step: &mut Step, seconds: u64) -> io::Result<Outcome> {
         step.count(passed);
         all_passed &= passed;
     }
-    Ok(Outcome::from(all_passed))
+    Ok(StepOutcome::from(all_passed))
 }
 
 /// `cargo xtask fuzz-keep`: replaces the kept corpus by the least inputs that cover as much as it and the local corpus.
-pub fn keep(options: Options) -> io::Result<ExitCode> {
+pub fn keep(options: ChoreOptions) -> io::Result<ExitCode> {
     options.end()?;
     let mut step = Step::start("fuzz-keep", Show::Everything)?;
     let triple = host_triple()?;
@@ -77,7 +77,7 @@ pub fn keep(options: Options) -> io::Result<ExitCode> {
     for target in targets()? {
         is_done = is_done && step.run(merge(&triple, &target)?)? && step.run(pack(&target))?;
     }
-    let tally = step.finish(Outcome::from(is_done))?;
+    let tally = step.finish(StepOutcome::from(is_done))?;
     Ok(if tally.failed == 0 { ExitCode::SUCCESS } else { ExitCode::FAILURE })
 }
 

@@ -7,33 +7,33 @@ use std::io;
 use std::process::{Command, ExitCode};
 
 use crate::cargo;
-use crate::options::Options;
-use crate::step::{Outcome, Show, Step};
+use crate::options::ChoreOptions;
+use crate::step::{Show, Step, StepOutcome};
 
 /// Beginnings of the lines in which a test reports a GPU, and that there is none.
 const HAS: &str = "gpu: ";
 const HAS_NOT: &str = "no gpu: ";
 
 /// Looks for a GPU, and runs the suite on it.
-pub fn chore(options: Options) -> io::Result<ExitCode> {
+pub fn chore(options: ChoreOptions) -> io::Result<ExitCode> {
     options.end()?;
     let mut step = Step::start("gpu-check", Show::Everything)?;
     let outcome = check(&mut step)?;
-    let is_failed = matches!(outcome, Outcome::Failed);
+    let is_failed = matches!(outcome, StepOutcome::Failed);
     step.finish(outcome)?;
     Ok(if is_failed { ExitCode::FAILURE } else { ExitCode::SUCCESS })
 }
 
-fn check(step: &mut Step) -> io::Result<Outcome> {
+fn check(step: &mut Step) -> io::Result<StepOutcome> {
     let (asked, lines) = step.run_and_keep(tests(&["--nocapture", "--exact", "what_gpu_is_there"]))?;
     match answer(&lines) {
-        _ if !asked => Ok(Outcome::Failed),
-        Answer::Gpu(name) => {
+        _ if !asked => Ok(StepOutcome::Failed),
+        GpuAnswer::Gpu(name) => {
             println!("gpu-check: {name}");
-            Ok(Outcome::from(step.run(tests(&["--test-threads=1", "--skip", "what_gpu_is_there"]))?))
+            Ok(StepOutcome::from(step.run(tests(&["--test-threads=1", "--skip", "what_gpu_is_there"]))?))
         }
-        Answer::None(reason) => Ok(Outcome::Skipped(format!("there is no GPU: {reason}"))),
-        Answer::Nothing => Ok(Outcome::Failed),
+        GpuAnswer::None(reason) => Ok(StepOutcome::Skipped(format!("there is no GPU: {reason}"))),
+        GpuAnswer::Nothing => Ok(StepOutcome::Failed),
     }
 }
 
@@ -46,22 +46,22 @@ fn tests(words: &[&str]) -> Command {
 }
 
 #[derive(Debug, PartialEq)]
-enum Answer {
+enum GpuAnswer {
     Gpu(String),
     None(String),
     Nothing,
 }
 
-fn answer(lines: &[String]) -> Answer {
+fn answer(lines: &[String]) -> GpuAnswer {
     for line in lines {
         if let Some(reason) = line.strip_prefix(HAS_NOT) {
-            return Answer::None(reason.to_owned());
+            return GpuAnswer::None(reason.to_owned());
         }
         if let Some(name) = line.strip_prefix(HAS) {
-            return Answer::Gpu(name.to_owned());
+            return GpuAnswer::Gpu(name.to_owned());
         }
     }
-    Answer::Nothing
+    GpuAnswer::Nothing
 }
 
 #[cfg(test)]
@@ -71,8 +71,8 @@ mod tests {
     #[test]
     fn what_a_test_says_of_gpus_is_understood() {
         let lines = |text: &str| text.lines().map(str::to_owned).collect::<Vec<_>>();
-        assert_eq!(answer(&lines("running\nno gpu: no driver\nok")), Answer::None("no driver".into()));
-        assert_eq!(answer(&lines("running\ngpu: one\nok")), Answer::Gpu("one".into()));
-        assert_eq!(answer(&lines("running")), Answer::Nothing);
+        assert_eq!(answer(&lines("running\nno gpu: no driver\nok")), GpuAnswer::None("no driver".into()));
+        assert_eq!(answer(&lines("running\ngpu: one\nok")), GpuAnswer::Gpu("one".into()));
+        assert_eq!(answer(&lines("running")), GpuAnswer::Nothing);
     }
 }

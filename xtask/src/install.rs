@@ -4,14 +4,14 @@
 use std::io;
 use std::process::{Command, ExitCode};
 
-use crate::options::Options;
-use crate::step::{Outcome, Show, Step};
+use crate::options::ChoreOptions;
+use crate::step::{Show, Step, StepOutcome};
 use crate::{cargo, root};
 
 const DEFAULT_PREFIX: &str = "/usr/local";
 
 /// Builds, then installs.
-pub fn chore(mut options: Options) -> io::Result<ExitCode> {
+pub fn chore(mut options: ChoreOptions) -> io::Result<ExitCode> {
     let prefix = options.take("prefix").unwrap_or_else(|| DEFAULT_PREFIX.into());
     let units = options.take("units");
     if let Some(other) = units.as_deref().filter(|&units| units != "systemd") {
@@ -36,6 +36,6 @@ pub fn build() -> io::Result<bool> {
     let mut build = cargo();
     build.args(["build", "--release", "--workspace"]);
     let built = step.run(build)?;
-    step.finish(Outcome::from(built))?;
+    step.finish(StepOutcome::from(built))?;
     Ok(built)
 }

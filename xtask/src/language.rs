@@ -14,7 +14,7 @@ use std::path::Path;
 use std::process::ExitCode;
 
 use crate::map::files;
-use crate::options::Options;
+use crate::options::ChoreOptions;
 use crate::root;
 use rules::{RULES, repeated_types};
 use text::Text;
@@ -36,7 +36,7 @@ const WHOLE: &str = "repository";
 type Counts = BTreeMap<(String, String), usize>;
 
 /// A place in the repository where a rule is broken.
-struct Finding {
+struct BrokenRule {
     area: String,
     rule: &'static str,
     place: String,
@@ -44,7 +44,7 @@ struct Finding {
 }
 
 /// Prints the findings, all or those of one `--area` and `--rule`, and their sums; `--write yes` lowers the table.
-pub fn chore(mut options: Options) -> io::Result<ExitCode> {
+pub fn chore(mut options: ChoreOptions) -> io::Result<ExitCode> {
     let (area, rule, write) = (options.take("area"), options.take("rule"), options.take("write"));
     options.end()?;
     let found = findings()?;
@@ -52,7 +52,7 @@ pub fn chore(mut options: Options) -> io::Result<ExitCode> {
         fs::write(root().join(TABLE), table(&counts(&found)))?;
         return Ok(ExitCode::SUCCESS);
     }
-    let is_shown = |finding: &&Finding| {
+    let is_shown = |finding: &&BrokenRule| {
         area.as_ref().is_none_or(|area| *area == finding.area)
             && rule.as_ref().is_none_or(|rule| rule == finding.rule)
     };
@@ -63,7 +63,7 @@ pub fn chore(mut options: Options) -> io::Result<ExitCode> {
     }
 }
 
-fn print<'a>(findings: impl Iterator<Item = &'a Finding>) -> io::Result<()> {
+fn print<'a>(findings: impl Iterator<Item = &'a BrokenRule>) -> io::Result<()> {
     let mut out = io::stdout().lock();
     let mut sums: BTreeMap<&str, usize> = BTreeMap::new();
     for finding in findings {
@@ -79,7 +79,7 @@ fn print<'a>(findings: impl Iterator<Item = &'a Finding>) -> io::Result<()> {
 }
 
 /// Every broken rule in every checked file.
-fn findings() -> io::Result<Vec<Finding>> {
+fn findings() -> io::Result<Vec<BrokenRule>> {
     let mut found = Vec::new();
     let mut types: Vec<(String, String)> = Vec::new();
     for path in
@@ -94,7 +94,7 @@ fn findings() -> io::Result<Vec<Finding>> {
             }
         }
     }
-    found.extend(repeated_types(types).into_iter().map(|(name, place)| Finding {
+    found.extend(repeated_types(types).into_iter().map(|(name, place)| BrokenRule {
         area: WHOLE.to_owned(),
         rule: rules::REPEATED,
         place,
@@ -103,12 +103,13 @@ fn findings() -> io::Result<Vec<Finding>> {
     Ok(found)
 }
 
-fn broken_rules(area: &str, place: &str, text: &Text) -> Vec<Finding> {
+fn broken_rules(area: &str, place: &str, text: &Text) -> Vec<BrokenRule> {
     let excerpts = RULES.iter().flat_map(|rule| {
         let found = (rule.find)(text).into_iter();
         found.map(|excerpt| (rule.name, excerpt))
     });
-    let finding = |(rule, excerpt)| Finding { area: area.to_owned(), rule, place: place.to_owned(), excerpt };
+    let finding =
+        |(rule, excerpt)| BrokenRule { area: area.to_owned(), rule, place: place.to_owned(), excerpt };
     excerpts.map(finding).collect()
 }
 
@@ -119,7 +120,7 @@ fn area(path: &Path) -> String {
     if first == "crates" { parts.next().unwrap_or_default() } else { first }
 }
 
-fn counts(findings: &[Finding]) -> Counts {
+fn counts(findings: &[BrokenRule]) -> Counts {
     let mut counts = Counts::new();
     for finding in findings {
         *counts.entry((finding.area.clone(), finding.rule.to_owned())).or_default() += 1;

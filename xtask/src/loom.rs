@@ -6,12 +6,12 @@
 use std::io;
 use std::process::ExitCode;
 
-use crate::options::Options;
-use crate::step::{Outcome, Show, Step};
+use crate::options::ChoreOptions;
+use crate::step::{Show, Step, StepOutcome};
 use crate::{PROFILE, cargo};
 
 /// Runs the check, and shows all of its output.
-pub fn chore(options: Options) -> io::Result<ExitCode> {
+pub fn chore(options: ChoreOptions) -> io::Result<ExitCode> {
     options.end()?;
     let mut step = Step::start("loom", Show::Everything)?;
     let outcome = check(&mut step)?;
@@ -21,7 +21,7 @@ pub fn chore(options: Options) -> io::Result<ExitCode> {
 
 /// Runs the fabric's tests under loom; its other tests are not compiled then. A run without tests fails: otherwise it
 /// would pass for ever.
-pub fn check(step: &mut Step) -> io::Result<Outcome> {
+pub fn check(step: &mut Step) -> io::Result<StepOutcome> {
     let mut command = cargo();
     // Loom executes each model many times: it takes ten times as long with little optimization.
     command.env("RUSTFLAGS", "--cfg loom").env("CARGO_PROFILE_CHECKED_OPT_LEVEL", "3");
@@ -35,5 +35,5 @@ pub fn check(step: &mut Step) -> io::Result<Outcome> {
         "--target-dir",
         "target/loom",
     ]);
-    Ok(Outcome::from(step.run(command)? && step.has_counted()))
+    Ok(StepOutcome::from(step.run(command)? && step.has_counted()))
 }

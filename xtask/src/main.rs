@@ -34,7 +34,7 @@ use std::io;
 use std::path::{Path, PathBuf};
 use std::process::{Command, ExitCode};
 
-use options::Options;
+use options::ChoreOptions;
 
 /// The profile of everything that `make test` builds; see Cargo.toml.
 const PROFILE: &str = "checked";
@@ -42,7 +42,7 @@ const PROFILE: &str = "checked";
 struct Chore {
     usage: &'static str,
     help: &'static str,
-    run: fn(Options) -> io::Result<ExitCode>,
+    run: fn(ChoreOptions) -> io::Result<ExitCode>,
 }
 
 const CHORES: &[Chore] = &[
@@ -132,7 +132,7 @@ fn main() -> ExitCode {
     let Some(chore) = CHORES.iter().find(|chore| chore.usage.split(' ').next() == Some(name.as_str())) else {
         return usage(&name);
     };
-    match Options::parse(arguments).and_then(chore.run) {
+    match ChoreOptions::parse(arguments).and_then(chore.run) {
         Ok(code) => code,
         Err(error) => {
             eprintln!("xtask {name}: {error}");

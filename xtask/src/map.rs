@@ -9,7 +9,7 @@ use std::io::{self, Write};
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
-use crate::options::Options;
+use crate::options::ChoreOptions;
 use crate::root;
 
 /// Folders of build outputs and of inputs that fuzzing has found.
@@ -20,7 +20,7 @@ const GENERATED: &[&str] =
 const SOURCES: &[&str] = &["rs", "c", "cpp", "h", "hpp", "cl", "js", "proto", "py", "pyi", "sh"];
 
 /// Prints every source file with its duty, by folder.
-pub fn chore(options: Options) -> io::Result<ExitCode> {
+pub fn chore(options: ChoreOptions) -> io::Result<ExitCode> {
     options.end()?;
     let mut folders: BTreeMap<PathBuf, Vec<(String, String)>> = BTreeMap::new();
     for path in files(SOURCES)? {

@@ -7,8 +7,8 @@
 use std::io;
 use std::process::{Command, ExitCode};
 
-use crate::options::Options;
-use crate::step::{Outcome, Show, Step};
+use crate::options::ChoreOptions;
+use crate::step::{Show, Step, StepOutcome};
 use crate::{cargo, root};
 
 /// A package, and the modules whose tests Miri can run: no modules mean all.
@@ -54,7 +54,7 @@ const PARTS: &[(&str, &[&str])] = &[
 const CASES: &str = "3";
 
 /// Runs the check, and shows all of its output.
-pub fn chore(options: Options) -> io::Result<ExitCode> {
+pub fn chore(options: ChoreOptions) -> io::Result<ExitCode> {
     options.end()?;
     let mut step = Step::start("miri", Show::Everything)?;
     let outcome = check(&mut step)?;
@@ -62,16 +62,16 @@ pub fn chore(options: Options) -> io::Result<ExitCode> {
     Ok(if tally.failed == 0 { ExitCode::SUCCESS } else { ExitCode::FAILURE })
 }
 
-fn check(step: &mut Step) -> io::Result<Outcome> {
+fn check(step: &mut Step) -> io::Result<StepOutcome> {
     if !has_miri() {
         let why = "no nightly compiler with Miri: rustup component add --toolchain nightly miri rust-src";
-        return Ok(Outcome::Skipped(why.into()));
+        return Ok(StepOutcome::Skipped(why.into()));
     }
     let mut all_passed = true;
     for (package, modules) in PARTS {
         all_passed &= step.run(interpret(package, modules))?;
     }
-    Ok(Outcome::from(all_passed && step.has_counted()))
+    Ok(StepOutcome::from(all_passed && step.has_counted()))
 }
 
 fn has_miri() -> bool {

@@ -3,11 +3,11 @@
 use std::io;
 
 /// The options after the chore's name: pairs of a name and its value.
-pub struct Options(Vec<(String, String)>);
+pub struct ChoreOptions(Vec<(String, String)>);
 
-impl Options {
+impl ChoreOptions {
     /// Pairs each `--name` with the value after it.
-    pub fn parse(mut arguments: impl Iterator<Item = String>) -> io::Result<Options> {
+    pub fn parse(mut arguments: impl Iterator<Item = String>) -> io::Result<ChoreOptions> {
         let mut pairs = Vec::new();
         while let Some(name) = arguments.next() {
             let value = arguments.next();
@@ -17,7 +17,7 @@ impl Options {
                 (None, _) => return Err(io::Error::other(format!("{name:?} is not an option"))),
             }
         }
-        Ok(Options(pairs))
+        Ok(ChoreOptions(pairs))
     }
 
     /// Takes the value of `--name`.

@@ -5,8 +5,8 @@ use std::io;
 use std::path::{Path, PathBuf};
 use std::process::{Command, ExitCode};
 
-use crate::options::Options;
-use crate::step::{Outcome, Show, Step};
+use crate::options::ChoreOptions;
+use crate::step::{Show, Step, StepOutcome};
 use crate::{PROFILE, install, root};
 
 /// The Python packages that the tests use beside the wheel.
@@ -29,7 +29,7 @@ const PYTEST: &str = MODULES[0];
 const PYTHON: &str = "python3";
 
 /// `cargo xtask wheel [--out FOLDER]`: builds, then has `scripts/wheel.sh` make the wheel.
-pub fn chore(mut options: Options) -> io::Result<ExitCode> {
+pub fn chore(mut options: ChoreOptions) -> io::Result<ExitCode> {
     let out = options.take("out").map_or_else(wheels, PathBuf::from);
     options.end()?;
     if !install::build()? {
@@ -37,14 +37,14 @@ pub fn chore(mut options: Options) -> io::Result<ExitCode> {
     }
     let mut step = Step::start("wheel", Show::Summary)?;
     let made = step.run(wheel(&out))?;
-    let tally = step.finish(Outcome::from(made))?;
+    let tally = step.finish(StepOutcome::from(made))?;
     println!("the wheel is in {}", out.display());
     Ok(if tally.failed == 0 { ExitCode::SUCCESS } else { ExitCode::FAILURE })
 }
 
 /// `cargo xtask python [--python PROGRAM] [--testsuite FOLDER]`: tests the wheel with an interpreter, and its executor by that
 /// interpreter's own cases. FOLDER holds the package `test` of an interpreter that comes without it.
-pub fn with_interpreter(mut options: Options) -> io::Result<ExitCode> {
+pub fn with_interpreter(mut options: ChoreOptions) -> io::Result<ExitCode> {
     let interpreter = options.take("python").unwrap_or_else(|| PYTHON.to_owned());
     let testsuite = options.take("testsuite");
     options.end()?;
@@ -53,19 +53,19 @@ pub fn with_interpreter(mut options: Options) -> io::Result<ExitCode> {
     }
     let mut step = Step::start("python", Show::Summary)?;
     let trial = Trial { interpreter: &interpreter, profile: "release", name: "python" };
-    let mut has_passed = matches!(check_with(&mut step, trial)?, Outcome::Passed);
+    let mut has_passed = matches!(check_with(&mut step, trial)?, StepOutcome::Passed);
     let mut cases = Command::new(environment("python").join("bin/python"));
     cases.arg(root().join("python/tests/cpython_executor.py"));
     if let Some(folder) = testsuite {
         cases.args(["--testsuite", &folder]);
     }
     has_passed &= step.run(cases)?;
-    let tally = step.finish(Outcome::from(has_passed))?;
+    let tally = step.finish(StepOutcome::from(has_passed))?;
     Ok(if tally.failed == 0 { ExitCode::SUCCESS } else { ExitCode::FAILURE })
 }
 
 /// `cargo xtask packages`: has functions import and use the most used packages of PyPI, which take 1 GB to install.
-pub fn packages(options: Options) -> io::Result<ExitCode> {
+pub fn packages(options: ChoreOptions) -> io::Result<ExitCode> {
     options.end()?;
     if !install::build()? {
         return Ok(ExitCode::FAILURE);
@@ -81,11 +81,11 @@ pub fn packages(options: Options) -> io::Result<ExitCode> {
 }
 
 /// Tests the wheel of what is built.
-pub fn check(step: &mut Step) -> io::Result<Outcome> {
+pub fn check(step: &mut Step) -> io::Result<StepOutcome> {
     check_with(step, Trial { interpreter: PYTHON, profile: PROFILE, name: "python" })
 }
 
-fn check_with(step: &mut Step, trial: Trial<'_>) -> io::Result<Outcome> {
+fn check_with(step: &mut Step, trial: Trial<'_>) -> io::Result<StepOutcome> {
     let modules: Vec<_> = MODULES.iter().map(OsStr::new).collect();
     try_wheel(step, trial, &modules, &root().join("python/tests"))
 }
@@ -102,15 +102,15 @@ struct Trial<'a> {
 }
 
 /// Makes the wheel of what is built, installs it with these modules into a virtual environment, and runs tests there.
-fn try_wheel(step: &mut Step, trial: Trial<'_>, modules: &[&OsStr], tests: &Path) -> io::Result<Outcome> {
+fn try_wheel(step: &mut Step, trial: Trial<'_>, modules: &[&OsStr], tests: &Path) -> io::Result<StepOutcome> {
     let environment = environment(trial.name);
     let mut wheel = wheel(&wheels());
     wheel.env("SUBLET_PROFILE", trial.profile);
     if !step.run(wheel)? {
-        return Ok(Outcome::Failed);
+        return Ok(StepOutcome::Failed);
     }
     let made = std::fs::read_dir(wheels())?.filter_map(Result::ok).map(|entry| entry.path());
-    let Some(made) = made.max() else { return Ok(Outcome::Failed) };
+    let Some(made) = made.max() else { return Ok(StepOutcome::Failed) };
     let mut create = Command::new(trial.interpreter);
     create.args(["-m", "venv", "--clear"]).arg(&environment);
     let mut install = Command::new(environment.join("bin/pip"));
@@ -119,7 +119,7 @@ fn try_wheel(step: &mut Step, trial: Trial<'_>, modules: &[&OsStr], tests: &Path
     let mut test = Command::new(environment.join("bin/python"));
     test.args(["-m", "pytest", "-q", "-rfEs", "--import-mode=importlib", "-p", "no:cacheprovider"]);
     test.arg(tests).current_dir(&environment).env("SUBLET_PROFILE", trial.profile);
-    Ok(Outcome::from(step.run(create)? && step.run(install)? && step.run(test)?))
+    Ok(StepOutcome::from(step.run(create)? && step.run(install)? && step.run(test)?))
 }
 
 /// Returns the folder of the virtual environment of this name.

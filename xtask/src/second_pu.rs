@@ -14,8 +14,8 @@ use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 use std::process::{Command, ExitCode};
 
-use crate::options::Options;
-use crate::step::{Outcome, Show, Step};
+use crate::options::ChoreOptions;
+use crate::step::{Show, Step, StepOutcome};
 use crate::{cargo, root};
 use outcome::PartOutcome;
 
@@ -38,38 +38,38 @@ const STRIP: &str = "aarch64-linux-gnu-strip";
 const ONLY: &str = "SUBLET_SECOND_PU_ONLY";
 
 /// Builds the programs, boots the emulated machine, runs the tests, and prints the outcome of each part.
-pub fn chore(mut options: Options) -> io::Result<ExitCode> {
+pub fn chore(mut options: ChoreOptions) -> io::Result<ExitCode> {
     let only = options.take("only");
     let json = options.take("json").map(PathBuf::from);
     options.end()?;
     let mut step = Step::start("second-pu", Show::Everything)?;
     let outcome = run(&mut step, only.as_deref(), json.as_deref())?;
-    let is_failed = matches!(outcome, Outcome::Failed);
+    let is_failed = matches!(outcome, StepOutcome::Failed);
     step.finish(outcome)?;
     Ok(if is_failed { ExitCode::FAILURE } else { ExitCode::SUCCESS })
 }
 
-fn run(step: &mut Step, only: Option<&str>, json: Option<&Path>) -> io::Result<Outcome> {
+fn run(step: &mut Step, only: Option<&str>, json: Option<&Path>) -> io::Result<StepOutcome> {
     if std::env::consts::ARCH == ARCHITECTURE {
-        return Ok(Outcome::Skipped(format!("this machine is {ARCHITECTURE} itself")));
+        return Ok(StepOutcome::Skipped(format!("this machine is {ARCHITECTURE} itself")));
     }
     if std::fs::metadata("/proc/self")?.uid() != 0 {
-        return Ok(Outcome::Skipped("only root may make the network of its machines".to_owned()));
+        return Ok(StepOutcome::Skipped("only root may make the network of its machines".to_owned()));
     }
     let mut setup = Command::new(root().join(SETUP));
     setup.arg("second-pu").current_dir(root());
     if !step.run(setup)? {
-        return Ok(Outcome::Failed);
+        return Ok(StepOutcome::Failed);
     }
     let mut prepare = Command::new(root().join(SCRIPT));
     prepare.arg("prepare").current_dir(root());
     let (prepared, lines) = step.run_and_keep(prepare)?;
     if !prepared {
         let reason = lines.iter().find_map(|line| line.strip_prefix(SKIPPED));
-        return Ok(reason.map_or(Outcome::Failed, |reason| Outcome::Skipped(reason.to_owned())));
+        return Ok(reason.map_or(StepOutcome::Failed, |reason| StepOutcome::Skipped(reason.to_owned())));
     }
     if !(step.run(cross_build())? && install_programs(step)? && step.run(build())?) {
-        return Ok(Outcome::Failed);
+        return Ok(StepOutcome::Failed);
     }
     let (is_done, lines) = step.run_and_keep(tests(only))?;
     let outcomes = outcome::read(&lines);
@@ -77,7 +77,7 @@ fn run(step: &mut Step, only: Option<&str>, json: Option<&Path>) -> io::Result<O
     if let Some(path) = json {
         std::fs::write(path, outcome::json(&outcomes))?;
     }
-    Ok(Outcome::from(is_done && !outcomes.is_empty() && outcomes.iter().all(PartOutcome::is_good)))
+    Ok(StepOutcome::from(is_done && !outcomes.is_empty() && outcomes.iter().all(PartOutcome::is_good)))
 }
 
 /// Returns the command that compiles for the other architecture, in a folder of its own beside this machine's build.

@@ -3,8 +3,8 @@
 use std::io;
 use std::process::{Command, ExitCode};
 
-use crate::options::Options;
-use crate::step::{Outcome, Show, Step};
+use crate::options::ChoreOptions;
+use crate::step::{Show, Step, StepOutcome};
 use crate::{PROFILE, built, cargo, root};
 
 /// The size of a run without options: it takes a night.
@@ -20,7 +20,7 @@ struct Size {
 }
 
 /// Runs the simulator, and shows all of its output.
-pub fn chore(mut options: Options) -> io::Result<ExitCode> {
+pub fn chore(mut options: ChoreOptions) -> io::Result<ExitCode> {
     let mut number = |name: &str, default: u64| match options.take(name) {
         Some(text) => text.parse().map_err(|_| io::Error::other(format!("--{name} {text} is not a number"))),
         None => Ok(default),
@@ -37,14 +37,14 @@ pub fn chore(mut options: Options) -> io::Result<ExitCode> {
     let mut build = cargo();
     build.args(["build", "--profile", PROFILE, "--workspace", "--lib", "--bins", "--examples", "--tests"]);
     let passed = step.run(build)? && step.run(command(&size))?;
-    let tally = step.finish(Outcome::from(passed))?;
+    let tally = step.finish(StepOutcome::from(passed))?;
     Ok(if tally.failed == 0 { ExitCode::SUCCESS } else { ExitCode::FAILURE })
 }
 
 /// Simulates as many seeds as a test run has time for. Each seed is one check; a run without a check fails.
-pub fn check(step: &mut Step) -> io::Result<Outcome> {
+pub fn check(step: &mut Step) -> io::Result<StepOutcome> {
     let passed = step.run(command(&IN_TESTS))?;
-    Ok(Outcome::from(passed && step.has_counted()))
+    Ok(StepOutcome::from(passed && step.has_counted()))
 }
 
 fn command(size: &Size) -> Command {

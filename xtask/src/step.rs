@@ -63,16 +63,16 @@ impl Tally {
 }
 
 /// How a step ended.
-pub enum Outcome {
+pub enum StepOutcome {
     Passed,
     Failed,
     /// The step was not done, for this reason.
     Skipped(String),
 }
 
-impl From<bool> for Outcome {
-    fn from(passed: bool) -> Outcome {
-        if passed { Outcome::Passed } else { Outcome::Failed }
+impl From<bool> for StepOutcome {
+    fn from(passed: bool) -> StepOutcome {
+        if passed { StepOutcome::Passed } else { StepOutcome::Failed }
     }
 }
 
@@ -133,21 +133,21 @@ impl Step {
     }
 
     /// Writes the step's line, and after a failure its log. A step that counted nothing is itself one check.
-    pub fn finish(mut self, outcome: Outcome) -> io::Result<Tally> {
+    pub fn finish(mut self, outcome: StepOutcome) -> io::Result<Tally> {
         let seconds = self.started.elapsed();
         match &outcome {
-            Outcome::Passed if !self.has_counted() => self.count(true),
-            Outcome::Failed if self.tally.failed == 0 => self.count(false),
-            Outcome::Skipped(why) => self.tally.skipped.push(format!("{}: {why}", self.name)),
+            StepOutcome::Passed if !self.has_counted() => self.count(true),
+            StepOutcome::Failed if self.tally.failed == 0 => self.count(false),
+            StepOutcome::Skipped(why) => self.tally.skipped.push(format!("{}: {why}", self.name)),
             _ => {}
         }
         self.tally.passed = self.tally.passed.saturating_sub(self.skipped_but_passed);
         self.clear_progress();
         let counts = self.tally.sum();
         match &outcome {
-            Outcome::Passed => println!("{}", summary(self.name, "ok", seconds, &counts)),
-            Outcome::Skipped(why) => println!("{}", summary(self.name, "SKIPPED", seconds, why)),
-            Outcome::Failed => {
+            StepOutcome::Passed => println!("{}", summary(self.name, "ok", seconds, &counts)),
+            StepOutcome::Skipped(why) => println!("{}", summary(self.name, "SKIPPED", seconds, why)),
+            StepOutcome::Failed => {
                 println!("{}", summary(self.name, "FAILED", seconds, &counts));
                 self.show_log()?;
             }
@@ -397,7 +397,7 @@ mod tests {
         ] {
             step.line(line).unwrap();
         }
-        let tally = step.finish(Outcome::Passed).unwrap();
+        let tally = step.finish(StepOutcome::Passed).unwrap();
         let python = "tests/test_a.py:12: no C compiler is here";
         let expected = ["clocks: tests::a: no clock", "tests/swap.rs: tests::a: no clock", python, python];
         assert_eq!(tally.skipped, expected);

@@ -6,14 +6,14 @@ use std::io;
 use std::process::{Command, ExitCode};
 use std::time::Instant;
 
-use crate::options::Options;
-use crate::step::{Outcome, Show, Step, Tally};
+use crate::options::ChoreOptions;
+use crate::step::{Show, Step, StepOutcome, Tally};
 use crate::{PROFILE, cargo, deny, docs, fuzz, loom, python, root, sim, suites};
 
 /// Running time of each fuzz target in a test run, in seconds; `make fuzz` gives more.
 const FUZZ_SECONDS: u64 = 5;
 
-type Check = fn(&mut Step) -> io::Result<Outcome>;
+type Check = fn(&mut Step) -> io::Result<StepOutcome>;
 
 // Ordered so that the quick and the likely failures come first.
 const STEPS: &[(&str, Check)] = &[
@@ -35,7 +35,7 @@ const STEPS: &[(&str, Check)] = &[
 const QUICK_STEPS: &[(&str, Check)] = &[("format", format), ("clippy", clippy), ("unit tests", unit_tests)];
 
 /// `cargo xtask test [--only STEP,...]`: every step, or those named.
-pub fn chore(mut options: Options) -> io::Result<ExitCode> {
+pub fn chore(mut options: ChoreOptions) -> io::Result<ExitCode> {
     let only = options.take("only");
     options.end()?;
     match only {
@@ -55,7 +55,7 @@ fn steps_named(names: &str) -> io::Result<Vec<(&'static str, Check)>> {
 }
 
 /// `cargo xtask check`: the quick steps.
-pub fn check(options: Options) -> io::Result<ExitCode> {
+pub fn check(options: ChoreOptions) -> io::Result<ExitCode> {
     options.end()?;
     run(QUICK_STEPS)
 }
@@ -84,41 +84,41 @@ fn run(steps: &[(&'static str, Check)]) -> io::Result<ExitCode> {
     Ok(if sum.failed == 0 { ExitCode::SUCCESS } else { ExitCode::FAILURE })
 }
 
-fn format(step: &mut Step) -> io::Result<Outcome> {
+fn format(step: &mut Step) -> io::Result<StepOutcome> {
     let mut workspace = cargo();
     workspace.args(["fmt", "--all", "--check"]);
     let mut fuzz = cargo();
     fuzz.args(["fmt", "--manifest-path", "fuzz/Cargo.toml", "--check"]);
-    Ok(Outcome::from(step.run(workspace)? && step.run(fuzz)?))
+    Ok(StepOutcome::from(step.run(workspace)? && step.run(fuzz)?))
 }
 
 /// Builds the workspace with the binaries that the black-box tests start. The tests are built in the same command:
 /// without them cargo would choose other features of the dependencies, and compile all of them again for the tests.
-fn build(step: &mut Step) -> io::Result<Outcome> {
+fn build(step: &mut Step) -> io::Result<StepOutcome> {
     let mut command = cargo();
     command.args(["build", "--profile", PROFILE, "--workspace", "--lib", "--bins", "--examples", "--tests"]);
-    Ok(Outcome::from(step.run(command)?))
+    Ok(StepOutcome::from(step.run(command)?))
 }
 
-fn clippy(step: &mut Step) -> io::Result<Outcome> {
+fn clippy(step: &mut Step) -> io::Result<StepOutcome> {
     let mut command = cargo();
     command.args(["clippy", "--profile", PROFILE, "--workspace", "--all-targets", "--", "-D", "warnings"]);
-    Ok(Outcome::from(step.run(command)?))
+    Ok(StepOutcome::from(step.run(command)?))
 }
 
 /// Runs the unit tests of all packages: a change in one package may break another.
-fn unit_tests(step: &mut Step) -> io::Result<Outcome> {
+fn unit_tests(step: &mut Step) -> io::Result<StepOutcome> {
     let mut command = cargo();
     command.args(["test", "--profile", PROFILE, "--workspace", "--lib", "--bins", "--no-fail-fast"]);
-    Ok(Outcome::from(step.run(command)? && step.has_counted()))
+    Ok(StepOutcome::from(step.run(command)? && step.has_counted()))
 }
 
-fn tests(step: &mut Step) -> io::Result<Outcome> {
-    Ok(Outcome::from(suites::run(step)? && step.has_counted()))
+fn tests(step: &mut Step) -> io::Result<StepOutcome> {
+    Ok(StepOutcome::from(suites::run(step)? && step.has_counted()))
 }
 
-fn capi(step: &mut Step) -> io::Result<Outcome> {
+fn capi(step: &mut Step) -> io::Result<StepOutcome> {
     let mut command = Command::new(root().join("tests/capi/run.sh"));
     command.current_dir(root()).env("SUBLET_PROFILE", PROFILE);
-    Ok(Outcome::from(step.run(command)?))
+    Ok(StepOutcome::from(step.run(command)?))
 }

@@ -10,12 +10,12 @@ use std::io;
 use std::path::Path;
 use std::process::ExitCode;
 
-use crate::options::Options;
-use crate::vm::parts::{Kind, Part};
-use crate::vm::{Guest, build};
+use crate::options::ChoreOptions;
+use crate::vm::parts::{PartKind, VmPart};
+use crate::vm::{EmulatedChore, build};
 use latency::Latency;
 
-const GUEST: Guest = Guest {
+const GUEST: EmulatedChore = EmulatedChore {
     name: "verbs-vm",
     title: "over verbs",
     packages: &["rdma-core", "ibverbs-providers", "libfabric1", "perftest"],
@@ -26,39 +26,43 @@ const GUEST: Guest = Guest {
 };
 
 /// A module of the conformance suite, over verbs only.
-const fn module(name: &'static str, arguments: &'static str, limit_s: u64) -> Part {
-    Part::new(name, Kind::Tests { program: "conformance", arguments, limit_s })
+const fn module(name: &'static str, arguments: &'static str, limit_s: u64) -> VmPart {
+    VmPart::new(name, PartKind::Tests { program: "conformance", arguments, limit_s })
 }
 
-const PARTS: &[Part] = &[
+const PARTS: &[VmPart] = &[
     module("operations", "operations::", 1200),
-    Part::new("latency", Kind::Measurement { command: "bash latency.sh 3", limit_s: 900 }),
-    Part::new(
+    VmPart::new("latency", PartKind::Measurement { command: "bash latency.sh 3", limit_s: 900 }),
+    VmPart::new(
         "instructions",
-        Kind::Measurement { command: "./latency --count verbs 10.0.0.1 64", limit_s: 600 },
+        PartKind::Measurement { command: "./latency --count verbs 10.0.0.1 64", limit_s: 600 },
     ),
     module("threads", "threads::", 1200),
     module("passive", "passive::", 1200),
-    Part::new("ofi", Kind::Tests { program: "ofi", arguments: "", limit_s: 1200 }),
+    VmPart::new("ofi", PartKind::Tests { program: "ofi", arguments: "", limit_s: 1200 }),
     module("transfers", "transfers::", 1200),
-    Part {
+    VmPart {
         unless_named: Some(
             "more than 4 GiB take longer in emulation than all else together; --only large tries it",
         ),
         ..module("large", "large::", 3000)
     },
-    Part::new(
+    VmPart::new(
         "ends",
-        Kind::LeftOut("its tests break TCP, TLS and simulated streams; part ofi ends connections of verbs"),
+        PartKind::LeftOut(
+            "its tests break TCP, TLS and simulated streams; part ofi ends connections of verbs",
+        ),
     ),
-    Part::new(
+    VmPart::new(
         "refusals",
-        Kind::LeftOut("its tests send wrong frames of TCP; part ofi shows wrong and expired keys to verbs"),
+        PartKind::LeftOut(
+            "its tests send wrong frames of TCP; part ofi shows wrong and expired keys to verbs",
+        ),
     ),
 ];
 
 /// Runs the tests.
-pub fn chore(options: Options) -> io::Result<ExitCode> {
+pub fn chore(options: ChoreOptions) -> io::Result<ExitCode> {
     GUEST.chore(options)
 }
 

@@ -12,11 +12,11 @@ use std::io;
 use std::path::{Path, PathBuf};
 use std::process::{Command, ExitCode, Stdio};
 
-use crate::options::Options;
-use crate::step::{self, Outcome, Show, Step};
+use crate::options::ChoreOptions;
+use crate::step::{self, Show, Step, StepOutcome};
 use crate::{cargo, root};
-use outcome::{Ended, PartOutcome};
-use parts::Part;
+use outcome::{PartEnd, VmPartOutcome};
+use parts::VmPart;
 
 /// Default limit of the emulated machine's running time, in seconds.
 const LIMIT_S: u64 = 3600;
@@ -29,7 +29,7 @@ const SKIPPED: &str = "skipped: ";
 const SHOWN_LINES: usize = 40;
 
 /// The work of one chore in an emulated machine.
-pub struct Guest {
+pub struct EmulatedChore {
     /// The chore's name, and its shared folder's.
     pub name: &'static str,
     /// Heading of the table of the parts.
@@ -37,7 +37,7 @@ pub struct Guest {
     /// Debian's packages that the emulated machine uses.
     pub packages: &'static [&'static str],
     /// The parts in their order of execution: short ones come first.
-    pub parts: &'static [Part],
+    pub parts: &'static [VmPart],
     /// The first lines of its script.
     pub begin: &'static str,
     /// Puts the files that the parts need into the shared folder.
@@ -46,9 +46,9 @@ pub struct Guest {
     pub more: fn(&Path) -> (String, String),
 }
 
-impl Guest {
+impl EmulatedChore {
     /// Builds the programs, boots the emulated machine, and prints its results.
-    pub fn chore(&self, mut options: Options) -> io::Result<ExitCode> {
+    pub fn chore(&self, mut options: ChoreOptions) -> io::Result<ExitCode> {
         let parts = parts::chosen(self.parts, options.take("only").as_deref())?;
         let limit_s = match options.take("limit") {
             Some(text) => {
@@ -59,20 +59,20 @@ impl Guest {
         options.end()?;
         let mut step = Step::start(self.name, Show::Everything)?;
         let outcome = self.run(&mut step, &parts, limit_s)?;
-        let is_failed = matches!(outcome, Outcome::Failed);
+        let is_failed = matches!(outcome, StepOutcome::Failed);
         step.finish(outcome)?;
         Ok(if is_failed { ExitCode::FAILURE } else { ExitCode::SUCCESS })
     }
 
-    fn run(&self, step: &mut Step, parts: &[Part], limit_s: u64) -> io::Result<Outcome> {
+    fn run(&self, step: &mut Step, parts: &[VmPart], limit_s: u64) -> io::Result<StepOutcome> {
         let (prepared, lines) = step.run_and_keep(self.prepare())?;
         if !prepared {
             let reason = lines.iter().find_map(|line| line.strip_prefix(SKIPPED));
-            return Ok(reason.map_or(Outcome::Failed, |reason| Outcome::Skipped(reason.to_owned())));
+            return Ok(reason.map_or(StepOutcome::Failed, |reason| StepOutcome::Skipped(reason.to_owned())));
         }
         let share = self.make_share(parts)?;
         let is_done = step.run(boot(&share, limit_s))?;
-        let outcomes: Vec<_> = parts.iter().map(|part| PartOutcome::read(part, &share)).collect();
+        let outcomes: Vec<_> = parts.iter().map(|part| VmPartOutcome::read(part, &share)).collect();
         show_failed(&outcomes, &share);
         let (text, fields) = (self.more)(&share);
         println!("\n{}{text}", outcome::table(self.title, &outcomes));
@@ -81,7 +81,7 @@ impl Guest {
         println!("the same as JSON, and the guest's logs: {SHARES}/{}/result.json\n", self.name);
         let to_run = outcomes.iter().filter(|outcome| outcome.was_to_run());
         to_run.for_each(|outcome| step.count(outcome.is_good()));
-        Ok(Outcome::from(is_done && outcomes.iter().all(PartOutcome::is_good)))
+        Ok(StepOutcome::from(is_done && outcomes.iter().all(VmPartOutcome::is_good)))
     }
 
     /// Makes the script install and fetch missing tools.
@@ -92,7 +92,7 @@ impl Guest {
     }
 
     /// Creates the shared folder, with the programs and the script of the parts.
-    fn make_share(&self, parts: &[Part]) -> io::Result<PathBuf> {
+    fn make_share(&self, parts: &[VmPart]) -> io::Result<PathBuf> {
         let share = root().join(SHARES).join(self.name);
         if share.exists() {
             std::fs::remove_dir_all(&share)?;
@@ -130,8 +130,8 @@ pub fn build(package: &str, target: [&str; 2]) -> io::Result<PathBuf> {
 }
 
 /// Prints the last lines in the logs of the parts that failed.
-fn show_failed(outcomes: &[PartOutcome], share: &Path) {
-    for PartOutcome { name, .. } in outcomes.iter().filter(|outcome| outcome.ended == Ended::Failed) {
+fn show_failed(outcomes: &[VmPartOutcome], share: &Path) {
+    for VmPartOutcome { name, .. } in outcomes.iter().filter(|outcome| outcome.ended == PartEnd::Failed) {
         let log = read(share, &format!("{name}.log"));
         let lines: Vec<_> = log.lines().collect();
         println!("\nthe end of {}/{name}.log:", share.display());

@@ -14,8 +14,8 @@
 //! Invariants:
 //! - Each [`Class`] has connections reserved that no other class can use, so unauthenticated connections and tenants cannot
 //!   lock out the operator or agents.
-//! - No class has more connections than [`Budget::most`], no [`Party`] more than [`Budget::each`], and all classes together
-//!   no more than [`Limits::total`].
+//! - No class has more connections than [`ClassBudget::most`], no [`Party`] more than [`ClassBudget::each`], and all classes together
+//!   no more than [`AdmissionLimits::total`].
 //! - An identified connection is never shed for another one. An unidentified one is shed only for another connection of
 //!   its party, or while no other party of its class has more connections than its own.
 //! - A connection that does not identify itself in time expires, whatever it sends meanwhile.
@@ -105,7 +105,7 @@ impl Class {
 
 /// Limits on the connections of a class.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Budget {
+pub struct ClassBudget {
     /// Connections that only this class may use.
     pub reserved: usize,
     /// Maximum number of connections of the class.
@@ -116,17 +116,17 @@ pub struct Budget {
 
 /// Limits of an [`Admission`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Limits {
+pub struct AdmissionLimits {
     /// Maximum number of connections of all classes together; at least the sum of the reserved ones.
     pub total: usize,
     /// Budget of [`Class::Unidentified`].
-    pub unidentified: Budget,
+    pub unidentified: ClassBudget,
     /// Budget of [`Class::Operator`].
-    pub operator: Budget,
+    pub operator: ClassBudget,
     /// Budget of [`Class::Peers`].
-    pub peers: Budget,
+    pub peers: ClassBudget,
     /// Budget of [`Class::Tenants`].
-    pub tenants: Budget,
+    pub tenants: ClassBudget,
     /// Time from the acceptance of a connection to the end of its handshake, in milliseconds.
     pub handshake_ms: u64,
     /// Time from the end of the handshake until the connection is identified, in milliseconds.
@@ -135,9 +135,9 @@ pub struct Limits {
     pub idle_ms: u64,
 }
 
-impl Limits {
+impl AdmissionLimits {
     /// Returns the budget of a class.
-    pub fn of(&self, class: Class) -> Budget {
+    pub fn of(&self, class: Class) -> ClassBudget {
         match class {
             Class::Unidentified => self.unidentified,
             Class::Operator => self.operator,
@@ -200,10 +200,10 @@ impl fmt::Display for Overdue {
 
 /// Number of a connection; later connections have larger numbers.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub struct Id(u64);
+pub struct ConnectionId(u64);
 
 #[derive(Debug)]
-struct Connection<T> {
+struct ConnectionState<T> {
     party: Party,
     is_identified: bool,
     is_shaken: bool,
@@ -218,22 +218,22 @@ struct Connection<T> {
 struct Members {
     all: usize,
     /// Connections that can be shed, the oldest first.
-    unidentified: BTreeSet<Id>,
+    unidentified: BTreeSet<ConnectionId>,
 }
 
 /// The connections of one program. `T` is a handle with which its listeners close a connection.
 #[derive(Debug)]
 pub struct Admission<T> {
-    limits: Limits,
+    limits: AdmissionLimits,
     next: u64,
-    connections: BTreeMap<Id, Connection<T>>,
+    connections: BTreeMap<ConnectionId, ConnectionState<T>>,
     parties: HashMap<Party, Members>,
     used: [usize; Class::ALL.len()],
 }
 
 impl<T> Admission<T> {
     /// Creates an admission without connections.
-    pub fn new(limits: Limits) -> Admission<T> {
+    pub fn new(limits: AdmissionLimits) -> Admission<T> {
         Admission {
             limits,
             next: 0,
@@ -244,7 +244,7 @@ impl<T> Admission<T> {
     }
 
     /// Returns the limits.
-    pub fn limits(&self) -> &Limits {
+    pub fn limits(&self) -> &AdmissionLimits {
         &self.limits
     }
 
@@ -258,7 +258,12 @@ impl<T> Admission<T> {
     ///
     /// # Errors
     /// If a limit is reached and no unidentified connection can be displaced.
-    pub fn enter(&mut self, now_ms: u64, party: Party, handle: T) -> Result<(Id, Option<T>), Refusal> {
+    pub fn enter(
+        &mut self,
+        now_ms: u64,
+        party: Party,
+        handle: T,
+    ) -> Result<(ConnectionId, Option<T>), Refusal> {
         let shed = match self.check(&party, None) {
             Ok(()) => None,
             Err(refusal) => {
@@ -266,10 +271,10 @@ impl<T> Admission<T> {
                 self.leave(oldest)
             }
         };
-        let id = Id(self.next);
+        let id = ConnectionId(self.next);
         self.next += 1;
         self.count(&party).unidentified.insert(id);
-        let connection = Connection {
+        let connection = ConnectionState {
             party,
             is_identified: false,
             is_shaken: false,
@@ -296,7 +301,7 @@ impl<T> Admission<T> {
     }
 
     /// Notes the end of the handshake, which starts the time limit of the first request.
-    pub fn shaken(&mut self, id: Id, now_ms: u64) {
+    pub fn shaken(&mut self, id: ConnectionId, now_ms: u64) {
         if let Some(connection) = self.connections.get_mut(&id).filter(|connection| !connection.is_shaken) {
             connection.is_shaken = true;
             connection.since_ms = now_ms;
@@ -307,7 +312,7 @@ impl<T> Admission<T> {
     ///
     /// # Errors
     /// If the party or its class has reached its limit. The connection then stays unidentified, and its time limit continues.
-    pub fn identify(&mut self, id: Id, party: Party, now_ms: u64) -> Result<(), Refusal> {
+    pub fn identify(&mut self, id: ConnectionId, party: Party, now_ms: u64) -> Result<(), Refusal> {
         let Some(before) = self.connections.get(&id).filter(|connection| !connection.is_identified) else {
             return Ok(());
         };
@@ -328,14 +333,14 @@ impl<T> Admission<T> {
     }
 
     /// Notes the start of a request: the connection is not idle until its end.
-    pub fn begin(&mut self, id: Id) {
+    pub fn begin(&mut self, id: ConnectionId) {
         if let Some(connection) = self.connections.get_mut(&id) {
             connection.requests = connection.requests.saturating_add(1);
         }
     }
 
     /// Notes the end of a request.
-    pub fn end(&mut self, id: Id, now_ms: u64) {
+    pub fn end(&mut self, id: ConnectionId, now_ms: u64) {
         let Some(connection) = self.connections.get_mut(&id) else { return };
         connection.requests = connection.requests.saturating_sub(1);
         // The time limit of an unidentified connection continues, whatever it requests.
@@ -345,8 +350,8 @@ impl<T> Admission<T> {
     }
 
     /// Removes a closed connection. Returns its handle, if it was present.
-    pub fn leave(&mut self, id: Id) -> Option<T> {
-        let Connection { party, handle, .. } = self.connections.remove(&id)?;
+    pub fn leave(&mut self, id: ConnectionId) -> Option<T> {
+        let ConnectionState { party, handle, .. } = self.connections.remove(&id)?;
         self.uncount(&party, id);
         self.assert_consistent();
         Some(handle)
@@ -355,7 +360,7 @@ impl<T> Admission<T> {
     /// Removes the connections that have exceeded a time limit, which the caller must close.
     pub fn expire(&mut self, now_ms: u64) -> Vec<(Party, Overdue, T)> {
         let limits = self.limits;
-        let overdue = |(&id, connection): (&Id, &Connection<T>)| {
+        let overdue = |(&id, connection): (&ConnectionId, &ConnectionState<T>)| {
             let (limit_ms, why) = match (connection.is_identified, connection.is_shaken) {
                 (true, _) if connection.requests > 0 => return None,
                 (true, _) => (limits.idle_ms, Overdue::Idle),
@@ -364,7 +369,7 @@ impl<T> Admission<T> {
             };
             (now_ms.saturating_sub(connection.since_ms) >= limit_ms).then_some((id, why))
         };
-        let over: Vec<(Id, Overdue)> = self.connections.iter().filter_map(overdue).collect();
+        let over: Vec<(ConnectionId, Overdue)> = self.connections.iter().filter_map(overdue).collect();
         let take = |(id, why)| {
             let party = self.connections.get(&id)?.party.clone();
             Some((party, why, self.leave(id)?))
@@ -375,7 +380,7 @@ impl<T> Admission<T> {
     /// Removes all unidentified connections.
     pub fn drain_unidentified(&mut self) -> Vec<T> {
         let unidentified = self.connections.iter().filter(|(_, connection)| !connection.is_identified);
-        let ids: Vec<Id> = unidentified.map(|(&id, _)| id).collect();
+        let ids: Vec<ConnectionId> = unidentified.map(|(&id, _)| id).collect();
         ids.into_iter().filter_map(|id| self.leave(id)).collect()
     }
 
@@ -395,7 +400,7 @@ impl<T> Admission<T> {
 
     /// Chooses the unidentified connection that a new one of the party displaces: the oldest one of that party if it has
     /// reached its limit, otherwise the oldest one of the party with most connections in the class.
-    fn oldest_to_shed(&self, party: &Party, refusal: &Refusal) -> Option<Id> {
+    fn oldest_to_shed(&self, party: &Party, refusal: &Refusal) -> Option<ConnectionId> {
         if let Refusal::Party(..) = refusal {
             return self.parties.get(party)?.unidentified.first().copied();
         }
@@ -412,7 +417,7 @@ impl<T> Admission<T> {
         members
     }
 
-    fn uncount(&mut self, party: &Party, id: Id) {
+    fn uncount(&mut self, party: &Party, id: ConnectionId) {
         debug_assert!(
             self.parties.get(party).is_some_and(|members| members.all > 0) && self.used(party.class()) > 0,
             "a connection of {party} was not counted"

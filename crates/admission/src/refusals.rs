@@ -11,11 +11,11 @@ const MAX_KINDS: usize = 64;
 /// Counts of refusals of each kind that are not logged yet.
 #[derive(Debug, Default)]
 pub struct RefusalLog {
-    kinds: BTreeMap<String, Kind>,
+    kinds: BTreeMap<String, RefusalCount>,
 }
 
 #[derive(Debug)]
-struct Kind {
+struct RefusalCount {
     logged_ms: u64,
     unlogged: u64,
 }
@@ -26,7 +26,7 @@ impl RefusalLog {
         // Kinds come from the program, not from peers. Beyond the maximum, all further kinds count together.
         let kind = if self.kinds.len() < MAX_KINDS || self.kinds.contains_key(kind) { kind } else { "other" };
         let Some(known) = self.kinds.get_mut(kind) else {
-            self.kinds.insert(kind.to_owned(), Kind { logged_ms: now_ms, unlogged: 0 });
+            self.kinds.insert(kind.to_owned(), RefusalCount { logged_ms: now_ms, unlogged: 0 });
             return Some(1);
         };
         known.unlogged += 1;
@@ -39,7 +39,7 @@ impl RefusalLog {
 
     /// Returns the kinds whose line is due without a further refusal, with their counts.
     pub fn due(&mut self, now_ms: u64) -> Vec<(String, u64)> {
-        let is_due = |kind: &Kind| now_ms.saturating_sub(kind.logged_ms) >= SUMMARY_MS;
+        let is_due = |kind: &RefusalCount| now_ms.saturating_sub(kind.logged_ms) >= SUMMARY_MS;
         let mut due = Vec::new();
         self.kinds.retain(|name, kind| {
             if is_due(kind) && kind.unlogged > 0 {

@@ -4,12 +4,12 @@ use proptest::prelude::*;
 
 use super::*;
 
-const LIMITS: Limits = Limits {
+const LIMITS: AdmissionLimits = AdmissionLimits {
     total: 24,
-    unidentified: Budget { reserved: 6, most: 6, each: 3 },
-    operator: Budget { reserved: 2, most: 24, each: 24 },
-    peers: Budget { reserved: 4, most: 10, each: 2 },
-    tenants: Budget { reserved: 0, most: 24, each: 5 },
+    unidentified: ClassBudget { reserved: 6, most: 6, each: 3 },
+    operator: ClassBudget { reserved: 2, most: 24, each: 24 },
+    peers: ClassBudget { reserved: 4, most: 10, each: 2 },
+    tenants: ClassBudget { reserved: 0, most: 24, each: 5 },
     handshake_ms: 10,
     first_request_ms: 20,
     idle_ms: 100,
@@ -24,7 +24,7 @@ fn tenant(name: &str) -> Party {
 }
 
 /// Admits a connection with a number of the caller as its handle.
-fn enter(admission: &mut Admission<u32>, party: Party, handle: u32) -> (Id, Option<u32>) {
+fn enter(admission: &mut Admission<u32>, party: Party, handle: u32) -> (ConnectionId, Option<u32>) {
     admission.enter(0, party, handle).unwrap()
 }
 
@@ -180,7 +180,7 @@ proptest! {
     fn budgets_hold_for_every_sequence(steps in proptest::collection::vec(step(), 1..400)) {
         let mut admission = Admission::new(LIMITS);
         // Model: the party of each connection.
-        let mut there: BTreeMap<Id, (Party, bool)> = BTreeMap::new();
+        let mut there: BTreeMap<ConnectionId, (Party, bool)> = BTreeMap::new();
         let mut now_ms = 0;
         for step in steps {
             let pick = |which: usize| (!there.is_empty()).then(|| *there.keys().nth(which % there.len()).unwrap());
@@ -189,7 +189,7 @@ proptest! {
                     let party = match who { 0 => Party::Operator, 1 => Party::User(7), _ => address(who) };
                     let before = there.len();
                     // The handle is the number that the connection will have.
-                    let handle = Id(admission.next);
+                    let handle = ConnectionId(admission.next);
                     match admission.enter(now_ms, party.clone(), handle) {
                         Ok((id, shed)) => {
                             prop_assert_eq!(id, handle);

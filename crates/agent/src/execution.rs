@@ -1,7 +1,7 @@
 //! Prepares and runs workers: packages, images, interpreters and kernels, their cache on disk, sandboxes and processes.
 
+pub(crate) mod background_task;
 pub(crate) mod cache;
-pub(crate) mod errand;
 pub(crate) mod images;
 pub(crate) mod kernels;
 pub(crate) mod logs;

@@ -11,10 +11,10 @@ use sublet_fabric::region::Region;
 use sublet_fabric::ring::Position;
 use sublet_proto::v1::EnterShim;
 use sublet_runtime::access::Access;
-use sublet_xpu::wire::{self, Request};
+use sublet_xpu::wire::{self, CallRequest};
 
 use crate::leases::managers::Managers;
-use crate::shim::{Shim, Who};
+use crate::shim::{ProcessIdentity, Shim};
 
 /// The unit of the shim's processes.
 const UNIT: u32 = 7;
@@ -53,8 +53,8 @@ fn pair() -> (PacketSocket, PacketSocket) {
     PacketSocket::pair().expect("sockets can be made")
 }
 
-fn who(tenant: &str) -> Who {
-    Who { lease: "l".into(), tenant: tenant.to_owned(), pu: UNIT, room_bytes: 1 << 20 }
+fn who(tenant: &str) -> ProcessIdentity {
+    ProcessIdentity { lease: "l".into(), tenant: tenant.to_owned(), pu: UNIT, room_bytes: 1 << 20 }
 }
 
 /// The page of a process that is in, and its bell.
@@ -88,7 +88,7 @@ fn act(page: &Page, bytes: &[u8]) {
         let record = u16::from(chunk[1] & 0x1f);
         // A request may name a record that does not exist; the page has no bytes for it.
         page.region.write(wire::payload(u32::from(record) % wire::RECORDS), bytes);
-        let request = Request {
+        let request = CallRequest {
             operation: u16::from(chunk[0] & 0x1f),
             record,
             turn: position.turn,

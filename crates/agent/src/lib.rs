@@ -44,50 +44,50 @@ use std::time::{Duration, SystemTime};
 
 use sublet_fabric::clock::Calibration;
 use sublet_fabric::packet::PacketListener;
-use sublet_image::Store;
-use sublet_proto::package::Kind;
+use sublet_image::ImageStore;
+use sublet_proto::package::PackageKind;
 use sublet_proto::v1::NodeDescription;
 use sublet_proto::{Code, Error, pool, pu};
 use sublet_runtime::access::Access;
 use sublet_runtime::fabrics::own_host;
 use tracing::warn;
 
-use crate::execution::cache::Cache;
+use crate::execution::cache::NodeCache;
 use crate::execution::images::Images;
-use crate::execution::kernels::Kernels;
+use crate::execution::kernels::KernelPackages;
 use crate::execution::logs::Logs;
-use crate::execution::packages::Packages;
+use crate::execution::packages::NodePackages;
 use crate::execution::programs::{Programs, find_program, find_runtime};
 use crate::execution::runtimes::Runtimes;
-use crate::execution::sandboxes::Maker;
-use crate::leases::journal::Journal;
-use crate::leases::ledger::Ledger;
+use crate::execution::sandboxes::SandboxMaker;
+use crate::leases::journal::AgentJournal;
+use crate::leases::ledger::LeaseLedger;
 use crate::leases::managers::Managers;
 use crate::leases::{journal, report};
 use crate::listener::acceptor;
 use crate::listener::connections::Connections;
-use crate::listener::gate::Gate;
+use crate::listener::network::ListenerState;
 use crate::machine::capacity;
 use crate::machine::neighbours::Neighbours;
-use crate::machine::resources::{Pool, Resources};
-use crate::machine::state::{StateFolder, system, utf8};
+use crate::machine::resources::{FreeResources, ResourcePool};
+use crate::machine::state::{AgentStateFolder, system, utf8};
 use crate::node::Node;
 use crate::shim::bridge::Bridges;
 use crate::shim::{Shim, link};
 use crate::signal::Signal;
 
 pub use crate::execution::logs::{LOGS, read_log};
-pub use crate::execution::runtimes::{Python, Warm};
+pub use crate::execution::runtimes::{Python, WarmInterpreters};
 pub use crate::leases::book;
 pub use crate::listener::command::{command, sandboxes};
-pub use crate::listener::connections::{ConnectionLimits, MAX_UNAUTHENTICATED};
-pub use crate::listener::gate::{Network, automatic_fabrics};
+pub use crate::listener::connections::{MAX_UNAUTHENTICATED, UnauthenticatedLimits};
+pub use crate::listener::network::{NetworkOptions, automatic_fabrics};
 pub use crate::machine::capacity::{MAX_SHARED_CORES, MAX_WORKERS_PER_CORE, SharedCores};
-pub use crate::node::Clients;
+pub use crate::node::ClientUsers;
 
 /// Configuration of an agent.
 #[derive(Clone, Debug)]
-pub struct Options {
+pub struct AgentOptions {
     /// The agent's state folder for unpacked packages, images and the journal. Created if it is missing; used by one
     /// agent at a time.
     pub state: PathBuf,
@@ -112,7 +112,7 @@ pub struct Options {
     /// The OCI runtime that makes containers, if the agent is not to make them itself.
     pub container_runtime: Option<PathBuf>,
     /// Interpreters to keep warm for sandboxes.
-    pub warm: Warm,
+    pub warm: WarmInterpreters,
     /// Limit of the cache of packages and images, in bytes. By default a quarter of the state folder's file system.
     pub cache_bytes: Option<u64>,
     /// Registries from which images are pulled, as names of images begin. If empty, all but those of this machine.
@@ -123,7 +123,7 @@ pub struct Options {
     pub neighbours: Vec<String>,
     /// Kinds of devices for which the agent executes kernels, if they are installed, by names of package kinds. By
     /// default OpenCL.
-    pub devices: Option<Vec<Kind>>,
+    pub devices: Option<Vec<PackageKind>>,
     /// Idle timeout of leases that do not set their own. By default they never end for lack of calls.
     pub idle_timeout: Option<Duration>,
     /// Pool of the node. By default its manager chooses the pool.
@@ -131,11 +131,11 @@ pub struct Options {
     /// Rack of the node. If empty, the node shares no rack with others.
     pub rack: String,
     /// Clients that the agent serves.
-    pub clients: Clients,
+    pub clients: ClientUsers,
     /// Limits on the number of connections without a ticket.
-    pub connections: ConnectionLimits,
+    pub connections: UnauthenticatedLimits,
     /// How clients of other machines connect, if they may.
-    pub network: Option<Network>,
+    pub network: Option<NetworkOptions>,
 }
 
 /// Number of threads that serve the calls of global processes. One thread is enough for a million calls a second.
@@ -148,10 +148,10 @@ pub struct Agent {
     node: Arc<Node>,
     acceptors: Vec<JoinHandle<()>>,
     reporter: Option<JoinHandle<()>>,
-    keeper: Option<JoinHandle<Journal>>,
+    keeper: Option<JoinHandle<AgentJournal>>,
     neighbours: Option<JoinHandle<()>>,
     /// Kept locked until nothing of the agent runs.
-    _state: StateFolder,
+    _state: AgentStateFolder,
 }
 
 impl Agent {
@@ -165,13 +165,13 @@ impl Agent {
     /// [`Code::AlreadyRunning`] if another agent has the state folder or another program the port, and [`Code::System`]
     /// if an operation of the system fails. The error is the manager's own if that refuses the node, for instance
     /// because the node's token is for another node.
-    pub fn start(options: Options) -> Result<Agent, Error> {
+    pub fn start(options: AgentOptions) -> Result<Agent, Error> {
         let calibration = Calibration::start();
-        let state = StateFolder::open(&options.state)?;
+        let state = AgentStateFolder::open(&options.state)?;
         let (node, port) = node(&options, &state, calibration)?;
         let node = Arc::new(node);
         let listener = listen(&options)?;
-        let journal = Journal::at(&state.path);
+        let journal = AgentJournal::at(&state.path);
         node.ledger.inherit(journal.read());
         let mut agent = Agent {
             node: node.clone(),
@@ -234,8 +234,8 @@ fn join<T>(thread: Option<JoinHandle<T>>) -> Option<T> {
 
 /// The node, and the port at which it listens.
 fn node(
-    options: &Options,
-    state: &StateFolder,
+    options: &AgentOptions,
+    state: &AgentStateFolder,
     calibration: Calibration,
 ) -> Result<(Node, Option<TcpListener>), Error> {
     let cores = capacity::cores(options.cores, options.shared)?;
@@ -243,18 +243,20 @@ fn node(
     let memory_bytes = capacity::memory_bytes(options.memory_bytes)?;
     let socket = std::path::absolute(&options.socket)
         .map_err(|error| system("using the path", &options.socket, &error))?;
-    let open = |network| Gate::open(network, &options.access, &format!("agent of node {}", options.name));
+    let open =
+        |network| ListenerState::open(network, &options.access, &format!("agent of node {}", options.name));
     let (gate, port) = options.network.as_ref().map(open).transpose()?.unzip();
     let worker = find_program("worker", &options.worker)?;
     let spawner = find_program("spawner", &options.spawner)?;
     let sandboxes = Arc::new(maker(options, (&worker, &spawner), state)?);
-    let kernels = Kernels::new(&worker, options.devices.as_deref(), sandboxes.clone());
+    let kernels = KernelPackages::new(&worker, options.devices.as_deref(), sandboxes.clone());
     let looking = kernels.look(&[&*cores.exclusive, &*cores.shared].concat())?;
     let managers = Arc::new(Managers::new(options.access.clone()));
-    let store = Store::open(state.path.join("images"))?;
-    let cache = Arc::new(Cache::open(&state.path, store.clone(), options.cache_bytes)?);
+    let store = ImageStore::open(state.path.join("images"))?;
+    let cache = Arc::new(NodeCache::open(&state.path, store.clone(), options.cache_bytes)?);
     let images = Arc::new(Images::new(store, cache.clone(), options.registries.clone()));
-    let packages = Arc::new(Packages::open(&state.path, managers.clone(), images.clone(), cache.clone())?);
+    let packages =
+        Arc::new(NodePackages::open(&state.path, managers.clone(), images.clone(), cache.clone())?);
     let description = NodeDescription {
         name: options.name.clone(),
         agent: format!("unix:{}", utf8(&socket)?),
@@ -292,8 +294,8 @@ fn node(
         sandboxes,
         logs: Arc::new(Logs::open(&state.path)?),
         calibration,
-        pool: Pool::new(Resources::new(cores, memory_bytes, shared_places)?),
-        ledger: Arc::new(Ledger::new(&options.name)),
+        pool: ResourcePool::new(FreeResources::new(cores, memory_bytes, shared_places)?),
+        ledger: Arc::new(LeaseLedger::new(&options.name)),
         packages,
         cache,
         images,
@@ -312,10 +314,14 @@ fn node(
 }
 
 /// Where sandboxes are made, once it is known that they can be.
-fn maker(options: &Options, (worker, spawner): (&Path, &Path), state: &StateFolder) -> Result<Maker, Error> {
-    let start = |warm: &Warm| {
+fn maker(
+    options: &AgentOptions,
+    (worker, spawner): (&Path, &Path),
+    state: &AgentStateFolder,
+) -> Result<SandboxMaker, Error> {
+    let start = |warm: &WarmInterpreters| {
         let runtimes = Runtimes::find(warm, spawner, &state.path)?;
-        Maker::start(spawner.to_owned(), state.path.join(ROOT), runtimes)
+        SandboxMaker::start(spawner.to_owned(), state.path.join(ROOT), runtimes)
     };
     let maker = start(&options.warm)?;
     maker.try_process(worker)?;
@@ -324,14 +330,14 @@ fn maker(options: &Options, (worker, spawner): (&Path, &Path), state: &StateFold
         Err(error) if options.warm.python == Python::Found => {
             warn!(%error, "functions in Python are not executed here");
             drop(maker);
-            start(&Warm { python: Python::None, ..options.warm.clone() })
+            start(&WarmInterpreters { python: Python::None, ..options.warm.clone() })
         }
         tried => tried.map(|()| maker),
     }
 }
 
 /// Whether leases on a shared core have shares of it, by control groups.
-fn has_core_shares(spawner: &Path, state: &StateFolder) -> Result<bool, Error> {
+fn has_core_shares(spawner: &Path, state: &AgentStateFolder) -> Result<bool, Error> {
     let found = sublet_sandbox::strengths(spawner, &state.path.join(ROOT))?;
     Ok(found
         .iter()
@@ -352,9 +358,9 @@ fn new_instance() -> Result<String, Error> {
 }
 
 /// Listens where clients come; they connect, and wait, from now on.
-fn listen(options: &Options) -> Result<PacketListener, Error> {
+fn listen(options: &AgentOptions) -> Result<PacketListener, Error> {
     let listener = PacketListener::listen(&options.socket)?;
-    if options.clients == Clients::AllUsers {
+    if options.clients == ClientUsers::AllUsers {
         fs::set_permissions(&options.socket, Permissions::from_mode(0o666))
             .map_err(|error| system("opening to all users", &options.socket, &error))?;
     }

@@ -4,14 +4,14 @@
 //! ticket, a worker of a neighbour proves that it belongs to a lease, the operator gives a command.
 
 pub(crate) mod acceptor;
-pub(crate) mod carrier;
+pub(crate) mod arrivals;
 pub(crate) mod command;
 pub(crate) mod connection;
 pub(crate) mod connections;
-pub(crate) mod gate;
-pub(crate) mod guests;
-pub(crate) mod links;
+pub(crate) mod invited_readers;
 pub(crate) mod message;
+pub(crate) mod network;
 pub(crate) mod pace;
-pub(crate) mod trunk;
-pub(crate) mod visit;
+pub(crate) mod shared_connection;
+pub(crate) mod transport;
+pub(crate) mod unauthenticated;

@@ -6,24 +6,24 @@ use std::thread::JoinHandle;
 use std::time::Duration;
 
 use sublet_fabric::clock::Calibration;
-use sublet_fabric::progress::Progress;
+use sublet_fabric::progress::ProgressThread;
 use sublet_fabric::sync::lock;
 use sublet_proto::v1::NodeDescription;
 use sublet_proto::{Error, pu};
 
-use crate::execution::cache::Cache;
+use crate::execution::cache::NodeCache;
 use crate::execution::images::Images;
-use crate::execution::kernels::Kernels;
+use crate::execution::kernels::KernelPackages;
 use crate::execution::logs::Logs;
-use crate::execution::packages::Packages;
+use crate::execution::packages::NodePackages;
 use crate::execution::programs::Programs;
-use crate::execution::sandboxes::Maker;
-use crate::leases::ledger::Ledger;
+use crate::execution::sandboxes::SandboxMaker;
+use crate::leases::ledger::LeaseLedger;
 use crate::leases::managers::Managers;
 use crate::listener::connections::Connections;
-use crate::listener::gate::Gate;
+use crate::listener::network::ListenerState;
 use crate::machine::neighbours::Neighbours;
-use crate::machine::resources::Pool;
+use crate::machine::resources::ResourcePool;
 use crate::shim::Shim;
 use crate::shim::bridge::Bridges;
 use crate::signal::Signal;
@@ -40,7 +40,7 @@ pub(crate) struct Node {
     /// The worker programs.
     pub(crate) programs: Programs,
     /// Images that the agent has built from packages of kernels.
-    pub(crate) kernels: Arc<Kernels>,
+    pub(crate) kernels: Arc<KernelPackages>,
     /// Whether functions that ask for it may use this machine's network.
     pub(crate) lends_network: bool,
     /// Images in which the functions of some packages run.
@@ -52,36 +52,36 @@ pub(crate) struct Node {
     /// Global processes of all processing units of the node.
     pub(crate) shim: Shim,
     /// Maker of the sandboxes of all leases.
-    pub(crate) sandboxes: Arc<Maker>,
+    pub(crate) sandboxes: Arc<SandboxMaker>,
     /// Output of the leases' functions.
     pub(crate) logs: Arc<Logs>,
     /// Calibration of the time-stamp counter since the agent's start.
     pub(crate) calibration: Calibration,
-    pub(crate) pool: Pool,
-    pub(crate) ledger: Arc<Ledger>,
+    pub(crate) pool: ResourcePool,
+    pub(crate) ledger: Arc<LeaseLedger>,
     pub(crate) managers: Arc<Managers>,
     /// The nodes that this one is linked with.
     pub(crate) neighbours: Neighbours,
     pub(crate) bridges: Bridges,
-    pub(crate) packages: Arc<Packages>,
+    pub(crate) packages: Arc<NodePackages>,
     /// Cache of packages and images within its bound.
-    pub(crate) cache: Arc<Cache>,
+    pub(crate) cache: Arc<NodeCache>,
     /// Raised when the agent stops; every thread that waits for a client watches it.
     pub(crate) stopping: Signal,
     /// Idle timeout of leases that do not set their own.
     pub(crate) idle_timeout: Option<Duration>,
-    pub(crate) clients: Clients,
+    pub(crate) clients: ClientUsers,
     /// Connections that have shown no ticket.
     pub(crate) connections: Arc<Connections>,
     /// Listener for clients of other machines, if they may connect.
-    pub(crate) gate: Option<Gate>,
+    pub(crate) gate: Option<ListenerState>,
     /// Serves the memory of segments to clients of other machines, from the first one on.
-    pub(crate) serving: Mutex<Option<Arc<Progress>>>,
+    pub(crate) serving: Mutex<Option<Arc<ProgressThread>>>,
 }
 
 /// Users whose clients an agent serves.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub enum Clients {
+pub enum ClientUsers {
     /// Clients of the agent's own user, and of root.
     #[default]
     OwnUser,
@@ -97,12 +97,12 @@ impl Node {
     }
 
     /// The thread that serves memory.
-    pub(crate) fn progress(&self) -> Result<Arc<Progress>, Error> {
+    pub(crate) fn progress(&self) -> Result<Arc<ProgressThread>, Error> {
         let mut serving = lock(&self.serving);
         if let Some(progress) = &*serving {
             return Ok(progress.clone());
         }
-        Ok(serving.insert(Arc::new(Progress::start()?)).clone())
+        Ok(serving.insert(Arc::new(ProgressThread::start()?)).clone())
     }
 
     /// Starts a thread of the agent.

@@ -12,12 +12,12 @@
 //!   says it.
 //! - Nothing here waits for a process. A process that does not take a message gets no further ones.
 
-mod across;
 pub(crate) mod bridge;
 mod children;
 mod core;
 pub(crate) mod link;
 mod member;
+mod remote_fifos;
 mod server;
 
 use std::collections::HashMap;
@@ -38,18 +38,18 @@ use sublet_proto::{Code, Error};
 use sublet_xpu::{FifoShape, GlobalId};
 use tracing::debug;
 
-use self::core::{At, Call, Core, Effect, Peer, Tag, Way};
-use across::{Far, Invitations, Wanted};
+use self::core::{FifoConnectionId, Peer, ProcessDescriptor, ShimCall, ShimCore, ShimEffect, Tag};
 use children::Children;
-use link::Link;
+use link::NeighbourLink;
 use member::Member;
+use remote_fifos::{Invitations, PendingConnection, RemoteFifo};
 use server::Server;
 
 use crate::leases::managers::Managers;
 
 /// Identity of a process that may enter.
 #[derive(Clone, Debug)]
-pub(crate) struct Who {
+pub(crate) struct ProcessIdentity {
     /// Lease to which the process belongs.
     pub(crate) lease: String,
     pub(crate) tenant: String,
@@ -62,12 +62,12 @@ pub(crate) struct Who {
 /// A process that may enter, and the id that was reserved for it, if any.
 #[derive(Clone, Debug)]
 struct Entrant {
-    who: Who,
+    who: ProcessIdentity,
     reserved: Option<GlobalId>,
 }
 
 /// A process id that is reserved before the process runs. Dropping this removes the process.
-pub(crate) struct Reserved {
+pub(crate) struct ReservedPid {
     pub(crate) pid: GlobalId,
     state: Weak<Mutex<State>>,
 }
@@ -80,30 +80,30 @@ pub(crate) struct Shim {
 }
 
 /// A process's right to enter, and its presence. Dropping this removes the process.
-pub(crate) struct Admission {
+pub(crate) struct ProcessAdmission {
     leave: Option<server::Leave>,
 }
 
 struct State {
-    core: Core,
+    core: ShimCore,
     members: HashMap<GlobalId, Arc<Member>>,
     /// Sockets on which readers learn of their writers.
-    readers: HashMap<At, PacketSocket>,
+    readers: HashMap<ProcessDescriptor, PacketSocket>,
     /// State of each connection beside that of its processes.
-    ways: HashMap<Way, Connected>,
+    ways: HashMap<FifoConnectionId, FifoConnection>,
     invited: Invitations,
     /// Neighbours, each with the number of its link.
-    links: HashMap<Peer, (u64, Link)>,
+    links: HashMap<Peer, (u64, NeighbourLink)>,
     link_count: u64,
     children: Children,
     own: Weak<Mutex<State>>,
 }
 
-enum Connected {
+enum FifoConnection {
     /// Within a processing unit: the region.
     Near(Region),
     /// Between two processing units.
-    Far(Far),
+    Far(RemoteFifo),
 }
 
 impl Shim {
@@ -117,7 +117,7 @@ impl Shim {
         children: (Arc<Managers>, bool),
     ) -> Result<Shim, Error> {
         let first = u32::from_str_radix(instance.get(..8).unwrap_or_default(), 16).unwrap_or(1);
-        let core = Core::new((node, kind), instance.to_owned(), units, first);
+        let core = ShimCore::new((node, kind), instance.to_owned(), units, first);
         let (members, readers, ways, invited, links) = Default::default();
         let own = |own: &Weak<Mutex<State>>| {
             Mutex::new(State {
@@ -138,18 +138,23 @@ impl Shim {
     }
 
     /// Reserves an id for a process that may enter later.
-    pub(crate) fn reserve(&self, who: &Who) -> Result<Reserved, Error> {
+    pub(crate) fn reserve(&self, who: &ProcessIdentity) -> Result<ReservedPid, Error> {
         let pid = lock(&self.state).core.enter(&who.tenant, who.pu, who.room_bytes)?;
-        Ok(Reserved { pid, state: Arc::downgrade(&self.state) })
+        Ok(ReservedPid { pid, state: Arc::downgrade(&self.state) })
     }
 
     /// Lets a process enter by the other end of this socket, with the id that was reserved for it, if any.
-    pub(crate) fn admit(&self, socket: PacketSocket, who: Who, reserved: Option<GlobalId>) -> Admission {
+    pub(crate) fn admit(
+        &self,
+        socket: PacketSocket,
+        who: ProcessIdentity,
+        reserved: Option<GlobalId>,
+    ) -> ProcessAdmission {
         let entrant = Entrant { who, reserved };
         let turn = self.next.fetch_add(1, std::sync::atomic::Ordering::Relaxed);
         let leave =
             self.servers.get(turn % self.servers.len().max(1)).map(|server| server.admit(socket, entrant));
-        Admission { leave }
+        ProcessAdmission { leave }
     }
 
     /// Handles a connection that has greeted the port, if it is for a FIFO.
@@ -159,7 +164,7 @@ impl Shim {
         socket: &TcpStream,
         greeting: &Greeting,
     ) -> Option<Result<(), Error>> {
-        across::arrive(&self.state, link, socket, greeting)
+        remote_fifos::arrive(&self.state, link, socket, greeting)
     }
 
     /// Number of processes that have entered.
@@ -175,7 +180,7 @@ impl Drop for Shim {
     }
 }
 
-impl Drop for Reserved {
+impl Drop for ReservedPid {
     fn drop(&mut self) {
         if let Some(state) = self.state.upgrade() {
             lock(&state).leave(self.pid);
@@ -183,7 +188,7 @@ impl Drop for Reserved {
     }
 }
 
-impl Drop for Admission {
+impl Drop for ProcessAdmission {
     fn drop(&mut self) {
         if let Some(leave) = &self.leave {
             leave.now();
@@ -221,7 +226,7 @@ impl State {
         self.perform();
     }
 
-    fn call(&mut self, by: GlobalId, tag: Tag, call: Call) {
+    fn call(&mut self, by: GlobalId, tag: Tag, call: ShimCall) {
         self.core.call(by, tag, call);
         self.perform();
     }
@@ -234,41 +239,41 @@ impl State {
         }
     }
 
-    fn perform_one(&mut self, effect: Effect) {
+    fn perform_one(&mut self, effect: ShimEffect) {
         match effect {
-            Effect::Answer { process, tag, answer } => self.answer(process, tag, answer),
-            Effect::Read { at, tag, object, shape } => {
+            ShimEffect::Answer { process, tag, answer } => self.answer(process, tag, answer),
+            ShimEffect::Read { at, tag, object, shape } => {
                 let made = self.read(at, object, shape).map(|()| u64::from(at.descriptor));
                 if made.is_err() {
                     self.core.undo(at);
                 }
                 self.answer(at.process, tag, made);
             }
-            Effect::Join { way, shape, reader, writer, tag } => {
+            ShimEffect::Join { way, shape, reader, writer, tag } => {
                 let joined = self.join(way, shape, (reader, writer)).map(|()| u64::from(writer.descriptor));
                 if joined.is_err() {
                     self.core.undo(writer);
                 }
                 self.answer(writer.process, tag, joined);
             }
-            Effect::Part { reader, way, at_once } => {
+            ShimEffect::Part { reader, way, at_once } => {
                 let parted = v1::FifoParted { connection: way.connection, at_once };
                 self.tell_reader(reader, Body::Parted(parted), &[]);
-                if let Some(Connected::Far(far)) = self.ways.get(&way).filter(|_| at_once) {
+                if let Some(FifoConnection::Far(far)) = self.ways.get(&way).filter(|_| at_once) {
                     far.cut();
                 }
             }
-            Effect::End { at, way, code } => self.end(at, way, code),
-            Effect::Forget { way } => drop(self.ways.remove(&way)),
-            Effect::Closed { at } => drop(self.readers.remove(&at)),
-            Effect::Invite { way, shape, reader, writer, peer, token } => {
+            ShimEffect::End { at, way, code } => self.end(at, way, code),
+            ShimEffect::Forget { way } => drop(self.ways.remove(&way)),
+            ShimEffect::Closed { at } => drop(self.readers.remove(&at)),
+            ShimEffect::Invite { way, shape, reader, writer, peer, token } => {
                 self.invite((way, shape, reader), writer, (peer, token));
             }
-            Effect::Dial { at, tag, peer, object, invited } => {
-                self.dial(peer, Wanted { at, tag, object, invited });
+            ShimEffect::Dial { at, tag, peer, object, invited } => {
+                self.dial(peer, PendingConnection { at, tag, object, invited });
             }
-            Effect::Spawn { by, tag, spawn } => self.spawn(by, tag, spawn),
-            Effect::Tell { peer, message } => self.tell(peer, message),
+            ShimEffect::Spawn { by, tag, spawn } => self.spawn(by, tag, spawn),
+            ShimEffect::Tell { peer, message } => self.tell(peer, message),
         }
     }
 
@@ -286,7 +291,7 @@ impl State {
     }
 
     /// Gives a process the reading end of a FIFO.
-    fn read(&mut self, at: At, object: GlobalId, shape: FifoShape) -> Result<(), Error> {
+    fn read(&mut self, at: ProcessDescriptor, object: GlobalId, shape: FifoShape) -> Result<(), Error> {
         let member = self.member(at.process)?;
         let (here, there) = PacketSocket::pair()?;
         let made =
@@ -298,7 +303,12 @@ impl State {
     }
 
     /// Connects two processes by a region, and a bell that the writer rings.
-    fn join(&mut self, way: Way, shape: FifoShape, (reader, writer): (At, At)) -> Result<(), Error> {
+    fn join(
+        &mut self,
+        way: FifoConnectionId,
+        shape: FifoShape,
+        (reader, writer): (ProcessDescriptor, ProcessDescriptor),
+    ) -> Result<(), Error> {
         let region = Region::create("sublet-fifo", shape.region_bytes())?;
         let bell = new_bell()?;
         let member = self.member(writer.process)?;
@@ -310,13 +320,13 @@ impl State {
         }
         member.send(joined(way, shape, reader.process, None), &fds)?;
         // This agent needs only the writer's watch of the region.
-        self.ways.insert(way, Connected::Near(region));
+        self.ways.insert(way, FifoConnection::Near(region));
         Ok(())
     }
 
     /// Sends a message to the reader of a FIFO. Returns whether that was possible; after a failure the reader gets no
     /// further messages.
-    fn tell_reader(&mut self, at: At, body: Body, fds: &[BorrowedFd<'_>]) -> bool {
+    fn tell_reader(&mut self, at: ProcessDescriptor, body: Body, fds: &[BorrowedFd<'_>]) -> bool {
         let (Some(socket), Some(member)) = (self.readers.get(&at), self.members.get(&at.process)) else {
             return false;
         };
@@ -336,7 +346,7 @@ impl State {
     }
 
     /// Ends a descriptor and wakes each process that sleeps on it.
-    fn end(&self, at: At, way: Option<Way>, code: Code) {
+    fn end(&self, at: ProcessDescriptor, way: Option<FifoConnectionId>, code: Code) {
         if let Some(member) = self.members.get(&at.process) {
             member.end(at.descriptor, code);
         }
@@ -344,12 +354,12 @@ impl State {
             socket.shutdown();
         }
         match way.and_then(|way| self.ways.get(&way)) {
-            Some(Connected::Near(region)) => {
+            Some(FifoConnection::Near(region)) => {
                 if let Some(watch) = region.view::<Watch>(FifoShape::WRITER_WATCH) {
                     watch.poke();
                 }
             }
-            Some(Connected::Far(far)) => far.cut(),
+            Some(FifoConnection::Far(far)) => far.cut(),
             None => {}
         }
     }
@@ -361,7 +371,7 @@ impl State {
 }
 
 /// Message that describes a connection and the peer to either of its processes.
-fn joined(way: Way, shape: FifoShape, peer: GlobalId, across: Option<v1::FifoAcross>) -> Body {
+fn joined(way: FifoConnectionId, shape: FifoShape, peer: GlobalId, across: Option<v1::FifoAcross>) -> Body {
     Body::Joined(v1::FifoJoined {
         connection: way.connection,
         peer: peer.to_bits(),

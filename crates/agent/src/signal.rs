@@ -78,7 +78,7 @@ impl EndRequest {
 
 /// Condition to wait for at a descriptor.
 #[derive(Clone, Copy)]
-pub(crate) enum Watch<'fd> {
+pub(crate) enum DescriptorWatch<'fd> {
     /// There is something to be read, or the other end is closed.
     Readable(BorrowedFd<'fd>),
     /// The other end is closed.
@@ -91,12 +91,12 @@ pub(crate) fn wait_readable<const N: usize>(
     fds: [Option<BorrowedFd<'_>>; N],
     deadline: Option<Instant>,
 ) -> Result<[bool; N], Error> {
-    wait_for(fds.map(|fd| fd.map(Watch::Readable)), deadline)
+    wait_for(fds.map(|fd| fd.map(DescriptorWatch::Readable)), deadline)
 }
 
 /// Waits like [`wait_readable`], with a condition for each descriptor.
 pub(crate) fn wait_for<const N: usize>(
-    watches: [Option<Watch<'_>>; N],
+    watches: [Option<DescriptorWatch<'_>>; N],
     deadline: Option<Instant>,
 ) -> Result<[bool; N], Error> {
     let mut polled: Vec<_> = watches.iter().flatten().map(poll_fd).collect();
@@ -115,11 +115,11 @@ pub(crate) fn wait_for<const N: usize>(
 }
 
 /// Translates a condition for `poll`. The kernel reports a closed other end of every descriptor, whatever is requested.
-fn poll_fd<'fd>(watch: &Watch<'fd>) -> PollFd<'fd> {
+fn poll_fd<'fd>(watch: &DescriptorWatch<'fd>) -> PollFd<'fd> {
     match *watch {
-        Watch::Readable(fd) => PollFd::from_borrowed_fd(fd, PollFlags::IN),
+        DescriptorWatch::Readable(fd) => PollFd::from_borrowed_fd(fd, PollFlags::IN),
         // For a stream the kernel reports that only on request.
-        Watch::Closed(fd) => PollFd::from_borrowed_fd(fd, PollFlags::RDHUP),
+        DescriptorWatch::Closed(fd) => PollFd::from_borrowed_fd(fd, PollFlags::RDHUP),
     }
 }
 
@@ -161,7 +161,8 @@ mod tests {
         let (here, there) = PacketSocket::pair().unwrap();
         there.send(b"x", &[]).unwrap();
         let look = || {
-            let watches = [Some(Watch::Readable(here.as_fd())), Some(Watch::Closed(here.as_fd()))];
+            let watches =
+                [Some(DescriptorWatch::Readable(here.as_fd())), Some(DescriptorWatch::Closed(here.as_fd()))];
             wait_for(watches, Some(Instant::now())).unwrap()
         };
         assert_eq!(look(), [true, false]);

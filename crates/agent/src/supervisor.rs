@@ -33,25 +33,25 @@ use sublet_proto::{Code, Error};
 use tracing::{error, info};
 
 use crate::execution::worker::WorkerProcess;
-use crate::leases::attach::Attached;
+use crate::leases::attach::AttachedLease;
 use crate::leases::confirm::Confirmation;
-use crate::leases::end::End;
-use crate::leases::idle::{self, IdleWatch, Verdict};
+use crate::leases::end::EndReason;
+use crate::leases::idle::{self, IdleDecision, IdleWatch};
 use crate::listener::message::{self, FromClient, ToClient};
 use crate::listener::pace::{MAX_MESSAGES_PER_SECOND, Pace};
 use crate::node::Node;
-use crate::signal::{WantedEnd, Watch, wait_for, wait_readable};
+use crate::signal::{DescriptorWatch, WantedEnd, wait_for, wait_readable};
 use process::end_worker;
-use relay::Relay;
-use served::Served;
-use start::Start;
+use relay::WorkerRelay;
+use remote_segment::RemoteSegment;
+use start::StartState;
 
+mod memory_proxy;
 mod process;
 mod relay;
-mod served;
+mod remote_segment;
 mod start;
 mod tell;
-mod usher;
 
 /// How long a client waits at most for a manager to hear of the end of its lease.
 const TELL_PATIENCE: Duration = Duration::from_secs(2);
@@ -60,7 +60,7 @@ const TELL_PATIENCE: Duration = Duration::from_secs(2);
 const LET_GO_PATIENCE: Duration = Duration::from_millis(500);
 
 /// Watches over a lease until it has ended.
-pub(crate) fn supervise(node: &Node, socket: &Connection, held: Attached) {
+pub(crate) fn supervise(node: &Node, socket: &Connection, held: AttachedLease) {
     let idle_timeout = match held.lease.idle_timeout_ms {
         // A segment has no calls.
         _ if held.lease.is_segment() => None,
@@ -72,7 +72,7 @@ pub(crate) fn supervise(node: &Node, socket: &Connection, held: Attached) {
         worker: None,
         relay: None,
         served: None,
-        start: Start::None,
+        start: StartState::None,
         held,
         ending: None,
         idle,
@@ -89,11 +89,11 @@ pub(crate) fn supervise(node: &Node, socket: &Connection, held: Attached) {
 struct Supervisor<'node> {
     worker: Option<WorkerProcess>,
     /// Relay to a client on another node.
-    relay: Option<Relay>,
+    relay: Option<WorkerRelay>,
     /// Access to a segment from other machines.
-    served: Option<Served>,
-    start: Start,
-    held: Attached,
+    served: Option<RemoteSegment>,
+    start: StartState,
+    held: AttachedLease,
     /// End that was announced to the client.
     ending: Option<WantedEnd>,
     idle: Option<IdleWatch>,
@@ -135,16 +135,16 @@ impl Supervisor<'_> {
         info!(lease = self.held.lease.id, cores = ?self.held.reservation.cores, "lease attached");
         let end = match self.supervise() {
             Ok(end) => end,
-            Err(error) if self.held.confirmation.is_some() => End::Refused(error),
-            Err(error) => End::Error(error),
+            Err(error) if self.held.confirmation.is_some() => EndReason::Refused(error),
+            Err(error) => EndReason::Error(error),
         };
         self.finish(end);
     }
 
     /// Supervises until the lease ends. An error ends it, too.
-    fn supervise(&mut self) -> Result<End, Error> {
+    fn supervise(&mut self) -> Result<EndReason, Error> {
         if let Some(carrier) = &self.held.carrier {
-            self.relay = Some(Relay::new(self.node, &self.held.lease, carrier)?);
+            self.relay = Some(WorkerRelay::new(self.node, &self.held.lease, carrier)?);
         }
         // A worker that is requested at once starts while the manager verifies the token.
         if self.held.start {
@@ -171,30 +171,30 @@ impl Supervisor<'_> {
     }
 
     /// Opens the segment to other machines, from the first call on.
-    fn served(&mut self) -> Result<&mut Served, Error> {
+    fn served(&mut self) -> Result<&mut RemoteSegment, Error> {
         if self.served.is_none() {
-            let Attached { lease, carrier, inbox, .. } = &self.held;
-            self.served = Some(Served::open(self.node, lease, carrier.as_ref(), inbox)?);
+            let AttachedLease { lease, carrier, inbox, .. } = &self.held;
+            self.served = Some(RemoteSegment::open(self.node, lease, carrier.as_ref(), inbox)?);
         }
         self.served.as_mut().ok_or_else(|| Error::new(Code::Internal, "a segment that is not served"))
     }
 
     /// Waits for the manager's answer about a provisional ticket. The client may go meanwhile; its messages wait. A
     /// worker starts once its package is fetched.
-    fn await_confirmation(&mut self) -> Result<Option<End>, Error> {
+    fn await_confirmation(&mut self) -> Result<Option<EndReason>, Error> {
         while let Some(confirmation) = &self.held.confirmation {
             let watches = [
-                Some(Watch::Readable(confirmation.as_fd())),
-                Some(Watch::Readable(self.held.end.signal.as_fd())),
-                Some(Watch::Closed(self.socket.as_fd())),
-                self.fetched().map(Watch::Readable),
+                Some(DescriptorWatch::Readable(confirmation.as_fd())),
+                Some(DescriptorWatch::Readable(self.held.end.signal.as_fd())),
+                Some(DescriptorWatch::Closed(self.socket.as_fd())),
+                self.fetched().map(DescriptorWatch::Readable),
             ];
             let [_, end_wanted, client_gone, _] = wait_for(watches, Some(self.until_alive()))?;
             if client_gone {
-                return Ok(Some(End::ClientGone));
+                return Ok(Some(EndReason::ClientGone));
             }
             if let Some(wanted) = self.held.end.take_note().filter(|_| end_wanted) {
-                return Ok(Some(End::Refused(wanted.reason)));
+                return Ok(Some(EndReason::Refused(wanted.reason)));
             }
             self.go_on_starting();
             let end = if self.is_alive_due(Instant::now()) { self.tell_alive()? } else { None };
@@ -206,7 +206,7 @@ impl Supervisor<'_> {
     }
 
     /// Takes the manager's answer, if it has come.
-    fn take_confirmation(&mut self) -> Result<Option<End>, Error> {
+    fn take_confirmation(&mut self) -> Result<Option<EndReason>, Error> {
         match self.held.confirmation.as_ref().and_then(Confirmation::outcome) {
             Some(Ok(ticket)) => {
                 self.held.lease.tenant = self.held.enrolment.confirm(&ticket)?;
@@ -217,8 +217,8 @@ impl Supervisor<'_> {
                 self.held.enrolment.bill(self.held.meter.clone());
                 Ok(None)
             }
-            Some(Err(error)) => Ok(Some(End::Refused(error))),
-            None if Instant::now() >= self.held.expires => Ok(Some(End::Refused(self.expired()))),
+            Some(Err(error)) => Ok(Some(EndReason::Refused(error))),
+            None if Instant::now() >= self.held.expires => Ok(Some(EndReason::Refused(self.expired()))),
             None => Ok(None),
         }
     }
@@ -231,10 +231,10 @@ impl Supervisor<'_> {
                 worker,
                 Some(self.held.end.signal.as_fd()),
                 Some(self.socket.as_fd()),
-                relay.and_then(Relay::control),
-                relay.and_then(Relay::arrived).or(self.served.as_ref().map(Served::arrived)),
+                relay.and_then(WorkerRelay::control),
+                relay.and_then(WorkerRelay::arrived).or(self.served.as_ref().map(RemoteSegment::arrived)),
                 self.fetched(),
-                relay.and_then(Relay::asks),
+                relay.and_then(WorkerRelay::asks),
             ];
             let deadline = if self.has_more { Instant::now() } else { self.next_deadline() };
             let [worker_ended, end_wanted, readable, said, arrived, fetched, asks] =
@@ -276,7 +276,7 @@ impl Supervisor<'_> {
 
     /// Time of the next sign of life to the client, or of the lease's expiry if that is earlier.
     fn until_alive(&self) -> Instant {
-        let alive = self.relay.as_ref().map(Relay::next_alive);
+        let alive = self.relay.as_ref().map(WorkerRelay::next_alive);
         alive.map_or(self.held.expires, |alive| alive.min(self.held.expires))
     }
 
@@ -325,12 +325,12 @@ impl Supervisor<'_> {
         Event::Garbage(Error::new(Code::Protocol, message))
     }
 
-    fn handle(&mut self, event: Event) -> Result<Option<End>, Error> {
+    fn handle(&mut self, event: Event) -> Result<Option<EndReason>, Error> {
         match event {
             Event::WorkerEnded => self.worker_ended(),
             Event::EndWanted(wanted) => self.announce(wanted),
-            Event::EndDue(reason) => Ok(Some(End::Error(reason))),
-            Event::Expired => Ok(Some(End::Error(self.expired()))),
+            Event::EndDue(reason) => Ok(Some(EndReason::Error(reason))),
+            Event::Expired => Ok(Some(EndReason::Error(self.expired()))),
             Event::Look => self.look_for_calls(),
             Event::Message(message) => self.obey(message),
             Event::Fetched => {
@@ -338,12 +338,12 @@ impl Supervisor<'_> {
                 self.tell_start()
             }
             Event::FromWorker => self.hear_worker(),
-            Event::Question => match self.relay.as_mut().and_then(Relay::question) {
+            Event::Question => match self.relay.as_mut().and_then(WorkerRelay::question) {
                 Some(question) => self.tell(ToClient::Memory(question)),
                 None => Ok(None),
             },
             Event::Links => {
-                self.relay.iter().for_each(Relay::pass_links);
+                self.relay.iter().for_each(WorkerRelay::pass_links);
                 self.served.iter_mut().for_each(|served| served.take_links(self.node));
                 Ok(None)
             }
@@ -351,18 +351,18 @@ impl Supervisor<'_> {
             Event::Garbage(error) => {
                 // The connection ends whether or not the client can receive the reason.
                 let _ = message::send(self.socket, message::failure(&error), &[]);
-                Ok(Some(End::Error(error)))
+                Ok(Some(EndReason::Error(error)))
             }
-            Event::ClientGone => Ok(Some(End::ClientGone)),
+            Event::ClientGone => Ok(Some(EndReason::ClientGone)),
         }
     }
 
-    fn obey(&mut self, message: FromClient) -> Result<Option<End>, Error> {
+    fn obey(&mut self, message: FromClient) -> Result<Option<EndReason>, Error> {
         match message {
             FromClient::Start(_) => self.start(),
             FromClient::Stop(stop) => self.stop(stop.reason),
             FromClient::Renew(renew) => self.renew(&renew.ticket),
-            FromClient::Release(_) => Ok(Some(End::Released)),
+            FromClient::Release(_) => Ok(Some(EndReason::Released)),
             FromClient::Attach(_) => {
                 let message = format!("this connection holds lease {} already", self.held.lease.id);
                 self.tell(message::failure(&Error::new(Code::AlreadyAllocated, message)))
@@ -387,7 +387,7 @@ impl Supervisor<'_> {
     }
 
     /// Invites another process to reach the segment.
-    fn invite(&mut self, invite: &v1::Invite) -> Result<Option<End>, Error> {
+    fn invite(&mut self, invite: &v1::Invite) -> Result<Option<EndReason>, Error> {
         if !self.held.lease.is_segment() {
             let message = format!("lease {} is of workers: it has no memory for others", self.held.lease.id);
             return self.tell(message::failure(&Error::new(Code::InvalidArgument, message)));
@@ -401,7 +401,7 @@ impl Supervisor<'_> {
     }
 
     /// Announces the end: the client has the remaining time to do without the lease.
-    fn announce(&mut self, wanted: WantedEnd) -> Result<Option<End>, Error> {
+    fn announce(&mut self, wanted: WantedEnd) -> Result<Option<EndReason>, Error> {
         let grace = wanted.at.saturating_duration_since(Instant::now());
         info!(lease = self.held.lease.id, reason = %wanted.reason, grace_ms = grace.as_millis(), "lease ending");
         let told = self.tell_ending(&wanted.reason, grace);
@@ -409,7 +409,7 @@ impl Supervisor<'_> {
         told
     }
 
-    fn look_for_calls(&mut self) -> Result<Option<End>, Error> {
+    fn look_for_calls(&mut self) -> Result<Option<EndReason>, Error> {
         let is_fetching = self.is_fetching();
         let Some(idle) = &mut self.idle else { return Ok(None) };
         if is_fetching {
@@ -419,13 +419,13 @@ impl Supervisor<'_> {
         let reason = format!("lease {} was idle for {} s", self.held.lease.id, idle.timeout.as_secs_f64());
         let reason = Error::new(Code::LeaseEnded, reason);
         match verdict {
-            Verdict::Stay => Ok(None),
-            Verdict::Announce => self.tell_ending(&reason, idle::GRACE),
-            Verdict::End => Ok(Some(End::Error(reason))),
+            IdleDecision::Stay => Ok(None),
+            IdleDecision::Announce => self.tell_ending(&reason, idle::GRACE),
+            IdleDecision::End => Ok(Some(EndReason::Error(reason))),
         }
     }
 
-    fn renew(&mut self, ticket: &[u8]) -> Result<Option<End>, Error> {
+    fn renew(&mut self, ticket: &[u8]) -> Result<Option<EndReason>, Error> {
         match self.held.enrolment.renew(ticket) {
             Ok(expires) => {
                 self.held.expires = expires;
@@ -440,16 +440,16 @@ impl Supervisor<'_> {
         Error::new(Code::LeaseExpired, format!("lease {} has expired", self.held.lease.id))
     }
 
-    fn finish(self, end: End) {
+    fn finish(self, end: EndReason) {
         let Supervisor { mut worker, relay, served, held, socket, node, .. } = self;
-        let Attached { lease, meter, reservation, enrolment, inbox, .. } = held;
+        let AttachedLease { lease, meter, reservation, enrolment, inbox, .. } = held;
         let is_dead = worker.as_mut().is_none_or(|worker| end_worker(worker, &lease.id));
         if let Err(error) = meter.settle() {
             error!(lease = lease.id, %error, "the usage of the lease's last calls is lost");
         }
         drop(worker);
         let usage = meter.close().usage;
-        if let (true, None, End::Error(reason)) = (lease.is_segment(), &relay, &end) {
+        if let (true, None, EndReason::Error(reason)) = (lease.is_segment(), &relay, &end) {
             let_go(socket, reason);
         }
         drop(relay);
@@ -468,7 +468,7 @@ impl Supervisor<'_> {
         }
         info!(lease = lease.id, reason = end.reason(), "lease ended");
         enrolment.finish(end.for_the_book());
-        if matches!(end, End::Released | End::Error(_)) {
+        if matches!(end, EndReason::Released | EndReason::Error(_)) {
             wait_told(node, socket, &lease.id);
         }
         // The client may have gone meanwhile, which changes nothing.

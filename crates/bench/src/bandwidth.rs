@@ -8,16 +8,16 @@ use serde::Serialize;
 use sublet_fabric::Provider;
 use sublet_proto::Error;
 
-use super::pairs::{Called, Mode, Plan, measure};
+use super::pairs::{CalledFunction, Mode, PairPlan, measure};
 use super::subject::Subject;
-use super::transport::{Transport, Where};
+use super::transport::{CallTransport, Where};
 
 /// Sizes that are measured by default, in bytes.
 pub const SIZES: &[u32] = &[1_000_000, 5_000_000];
 
 /// Results for one size.
 #[derive(Clone, Debug, Serialize)]
-pub struct Figure {
+pub struct BandwidthResult {
     #[serde(flatten)]
     subject: Subject,
     n: usize,
@@ -27,10 +27,10 @@ pub struct Figure {
     ratio: f64,
 }
 
-/// The headings of [`Figure::cells`].
+/// The headings of [`BandwidthResult::cells`].
 pub const HEADINGS: [&str; 7] = ["FABRIC", "MODE", "BYTES", "N", "MB/S", "RAW MB/S", "RATIO"];
 
-impl Figure {
+impl BandwidthResult {
     /// Formats the results for a table.
     pub fn cells(&self) -> [String; 7] {
         let [fabric, mode, _, bytes] = self.subject.cells();
@@ -49,18 +49,19 @@ impl Figure {
 /// Measures every size in turn, in one lease. Calls `progress` after each.
 pub fn run(
     place: &Where,
-    transport: &Transport,
+    transport: &CallTransport,
     (mode, calls): (Mode, u32),
     sizes: &[u32],
     mut progress: impl FnMut(u32),
-) -> Result<Vec<Figure>, Error> {
-    let function = if transport.fabric == Provider::Shm { Called::Echo } else { Called::Exchange };
-    let plan = Plan { mode, function, calls };
+) -> Result<Vec<BandwidthResult>, Error> {
+    let function =
+        if transport.fabric == Provider::Shm { CalledFunction::Echo } else { CalledFunction::Exchange };
+    let plan = PairPlan { mode, function, calls };
     let mut figures = Vec::with_capacity(sizes.len());
     measure(place, transport, plan, sizes, |size, measured| {
         let per_s = |median_ns: f64| 2.0 * f64::from(size) * 1e9 / median_ns;
         let (ours, limit) = (per_s(measured.ours.median_ns), per_s(measured.raw.median_ns));
-        figures.push(Figure {
+        figures.push(BandwidthResult {
             subject: Subject {
                 bench: "bandwidth",
                 carried: transport.carried(),

@@ -10,10 +10,10 @@ use sublet_proto::Error;
 use sublet_runtime::manager::ManagerClient;
 use sublet_runtime::{Access, Allocation, Invoker, Policy};
 
-use super::kin::{self, Kin};
-use super::own::{Own, measured};
-use super::pairs::{Called, Mode, Plan, Rounds};
-use super::raw::Raw;
+use super::pairs::{CalledFunction, Mode, PairPlan, Rounds};
+use super::peer_process::{self, PeerProcess};
+use super::private_instance::{PrivateInstance, measured};
+use super::raw::RawSide;
 use super::{PACKAGE, Samples, human_ns, pin_client};
 
 /// Calls of a block, and round trips of the flag.
@@ -23,7 +23,7 @@ const UNCOUNTED: u32 = 2;
 
 /// Results: medians of blocks.
 #[derive(Clone, Debug, Serialize)]
-pub struct Figure {
+pub struct CallResult {
     bench: &'static str,
     blocks: u32,
     median_ns: f64,
@@ -33,10 +33,10 @@ pub struct Figure {
     ratio: f64,
 }
 
-/// The headings of [`Figure::cells`].
+/// The headings of [`CallResult::cells`].
 pub const HEADINGS: [&str; 4] = ["CALL", "P99", "FLAG", "RATIO"];
 
-impl Figure {
+impl CallResult {
     /// Formats the results for a table.
     pub fn cells(&self) -> [String; 4] {
         [
@@ -49,16 +49,16 @@ impl Figure {
 }
 
 /// Measures `blocks` blocks. Without a manager it starts a private Sublet.
-pub fn run(access: Option<Access>, blocks: u32, mut done: impl FnMut()) -> Result<Figure, Error> {
+pub fn run(access: Option<Access>, blocks: u32, mut done: impl FnMut()) -> Result<CallResult, Error> {
     let calibration = Calibration::start();
-    let (access, _own) = measured(access, || Ok(vec![Own::up(&["--cores", "2"])?]))?;
+    let (access, _own) = measured(access, || Ok(vec![PrivateInstance::up(&["--cores", "2"])?]))?;
     let manager = ManagerClient::connect_with(access.clone())?;
-    kin::deploy(&manager)?;
+    peer_process::deploy(&manager)?;
     super::deploy(&manager)?;
     pin_client()?;
     // The flag's worker has the last core, and sleeps during calls on the first core.
     let mut flags = Flags::start(&access)?;
-    let caller = Kin::start(&access)?;
+    let caller = PeerProcess::start(&access)?;
     let fifo = caller.make(1)?;
     let mut calls = Samples::with_capacity(blocks as usize);
     let mut raw = Samples::with_capacity((blocks * CALLS) as usize);
@@ -76,7 +76,7 @@ pub fn run(access: Option<Access>, blocks: u32, mut done: impl FnMut()) -> Resul
     }
     let ours = calls.summary(f64::from(CALLS));
     let flag = raw.summary(calibration.ticks_per_ns());
-    Ok(Figure {
+    Ok(CallResult {
         bench: "xpucall",
         blocks,
         median_ns: ours.median_ns,
@@ -89,7 +89,7 @@ pub fn run(access: Option<Access>, blocks: u32, mut done: impl FnMut()) -> Resul
 /// The raw side: a flag between this thread and a worker's.
 struct Flags {
     invoker: Invoker,
-    raw: Raw,
+    raw: RawSide,
     rounds: Rounds,
 }
 
@@ -97,9 +97,9 @@ impl Flags {
     fn start(access: &Access) -> Result<Flags, Error> {
         let mut invoker = Invoker::connect_with(access.clone())?;
         invoker.allocate(&Allocation::new(PACKAGE).policy(Policy::AlwaysWarm))?;
-        let plan = Plan { mode: Mode::Hot, function: Called::Noop, calls: CALLS };
+        let plan = PairPlan { mode: Mode::Hot, function: CalledFunction::Noop, calls: CALLS };
         let rounds = Rounds::new(&invoker, plan, 64)?;
-        Ok(Flags { invoker, raw: Raw::Shm, rounds })
+        Ok(Flags { invoker, raw: RawSide::Shm, rounds })
     }
 
     fn block(&mut self, samples: &mut Samples) -> Result<(), Error> {

@@ -26,8 +26,8 @@ use sublet_proto::{Code, Error};
 use sublet_runtime::manager::ManagerClient;
 use sublet_runtime::{Access, Allocation, Invoker, Policy};
 
-use super::own::{Own, measured};
-use super::{Core, Samples, human_ns, pin_client, pin_process, unpin};
+use super::private_instance::{PrivateInstance, measured};
+use super::{PinnedCore, Samples, human_ns, pin_client, pin_process, unpin};
 
 /// Bytes of the payload, of which the functions use the first eight.
 const PAYLOAD_BYTES: usize = 64;
@@ -52,7 +52,7 @@ const SERVER_MODULE: &str = include_str!("../functions/http_chain.py");
 /// Language of the functions and of the servers.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, clap::ValueEnum)]
 #[serde(rename_all = "lowercase")]
-pub enum Language {
+pub enum FunctionLanguage {
     /// Python, on both sides that of the node.
     Python,
     /// C; the server takes one connection at a time, and does nothing else.
@@ -72,9 +72,9 @@ struct Times {
 
 /// The result of the measurement: medians of calls, in nanoseconds.
 #[derive(Clone, Debug, Serialize)]
-pub struct Figure {
+pub struct ChainResult {
     bench: &'static str,
-    language: Language,
+    language: FunctionLanguage,
     functions: u32,
     blocks: u32,
     in_place_ns: f64,
@@ -90,7 +90,7 @@ pub struct Figure {
     http_ratio: f64,
 }
 
-/// The headings of [`Figure::cells`].
+/// The headings of [`ChainResult::cells`].
 pub const HEADINGS: [&str; 9] = [
     "FUNCTIONS",
     "LANGUAGE",
@@ -103,9 +103,9 @@ pub const HEADINGS: [&str; 9] = [
     "HTTP RATIO",
 ];
 
-impl Figure {
-    fn new(plan: &Plan, in_place: Times, process: Times, http: Times) -> Figure {
-        Figure {
+impl ChainResult {
+    fn new(plan: &ChainPlan, in_place: Times, process: Times, http: Times) -> ChainResult {
+        ChainResult {
             bench: "chain",
             language: plan.language,
             functions: plan.functions,
@@ -142,11 +142,11 @@ impl Figure {
 
 /// Parameters of the measurement.
 #[derive(Clone, Debug)]
-pub struct Plan {
+pub struct ChainPlan {
     /// Number of functions of the chain, 2 to [`MAX_FUNCTIONS`].
     pub functions: u32,
     /// Language of the functions and the servers.
-    pub language: Language,
+    pub language: FunctionLanguage,
     /// Number of blocks of calls, on each side.
     pub blocks: u32,
     /// Python interpreter of the servers, if the language is Python.
@@ -154,19 +154,19 @@ pub struct Plan {
 }
 
 /// The samples of a chain of one function and of a chain of all.
-struct Chain {
+struct ChainSamples {
     one: Samples,
     all: Samples,
 }
 
-impl Chain {
-    fn new(plan: &Plan, calls: u32) -> Chain {
+impl ChainSamples {
+    fn new(plan: &ChainPlan, calls: u32) -> ChainSamples {
         let samples = || Samples::with_capacity((plan.blocks * calls) as usize);
-        Chain { one: samples(), all: samples() }
+        ChainSamples { one: samples(), all: samples() }
     }
 
     /// Measures a block of calls of each length. The first blocks are not counted.
-    fn block(&mut self, plan: &Plan, number: u32, calls: u32, call: &mut Call<'_>) -> Result<(), Error> {
+    fn block(&mut self, plan: &ChainPlan, number: u32, calls: u32, call: &mut Call<'_>) -> Result<(), Error> {
         for (length, samples) in [(1, &mut self.one), (plan.functions, &mut self.all)] {
             for _ in 0..calls {
                 let took = timed(length, call)?;
@@ -178,38 +178,42 @@ impl Chain {
         Ok(())
     }
 
-    fn times(mut self, plan: &Plan) -> Times {
+    fn times(mut self, plan: &ChainPlan) -> Times {
         let [one_ns, all_ns] = [&mut self.one, &mut self.all].map(|samples| samples.summary(1.0).median_ns);
         Times { all_ns, one_ns, hop_ns: (all_ns - one_ns) / f64::from(plan.functions - 1) }
     }
 }
 
 /// Measures the three chains. Without a manager it starts a private Sublet.
-pub fn run(access: Option<Access>, plan: &Plan, mut done: impl FnMut()) -> Result<Figure, Error> {
+pub fn run(access: Option<Access>, plan: &ChainPlan, mut done: impl FnMut()) -> Result<ChainResult, Error> {
     let in_place = in_place(access.clone(), plan)?;
     let (process, http) = between_processes(access, plan, &mut done)?;
-    Ok(Figure::new(plan, in_place, process, http))
+    Ok(ChainResult::new(plan, in_place, process, http))
 }
 
 /// Starts `sublet up` with these flags, unless a Sublet is named, and deploys the functions.
-fn open(access: Option<Access>, plan: &Plan, cores: &[&str]) -> Result<(Access, Vec<Own>), Error> {
+fn open(
+    access: Option<Access>,
+    plan: &ChainPlan,
+    cores: &[&str],
+) -> Result<(Access, Vec<PrivateInstance>), Error> {
     let interpreter = plan.interpreter.to_string_lossy();
     let mut flags = cores.to_vec();
-    if plan.language == Language::Python {
+    if plan.language == FunctionLanguage::Python {
         flags.extend(["--python", &interpreter]);
     }
-    let (access, own) = measured(access, || Ok(vec![Own::up(&flags)?]))?;
+    let (access, own) = measured(access, || Ok(vec![PrivateInstance::up(&flags)?]))?;
     deploy(&ManagerClient::connect_with(access.clone())?, plan)?;
     Ok((access, own))
 }
 
 /// Measures functions that call each other in one polling worker.
-fn in_place(access: Option<Access>, plan: &Plan) -> Result<Times, Error> {
+fn in_place(access: Option<Access>, plan: &ChainPlan) -> Result<Times, Error> {
     let (access, _own) = open(access, plan, &["--cores", "1"])?;
     let mut invoker = Invoker::connect_with(access)?;
     invoker.allocate(&Allocation::new(PACKAGE).policy(Policy::AlwaysHot))?;
     pin_client()?;
-    let mut chain = Chain::new(plan, CALLS);
+    let mut chain = ChainSamples::new(plan, CALLS);
     for number in 0..UNCOUNTED + plan.blocks {
         chain.block(plan, number, CALLS, &mut |length, answer| call(&invoker, length, answer))?;
     }
@@ -221,7 +225,7 @@ fn in_place(access: Option<Access>, plan: &Plan) -> Result<Times, Error> {
 /// Measures sleeping workers on a shared core, and servers on the same core, in turn.
 fn between_processes(
     access: Option<Access>,
-    plan: &Plan,
+    plan: &ChainPlan,
     done: &mut impl FnMut(),
 ) -> Result<(Times, Times), Error> {
     let places = plan.functions.to_string();
@@ -229,9 +233,9 @@ fn between_processes(
         open(access, plan, &["--cores", "0", "--shared-cores", "1", "--shared-places", &places])?;
     let workers = (0..plan.functions).map(|_| worker(access.clone())).collect::<Result<Vec<_>, _>>()?;
     let folder = tempfile::tempdir().map_err(|error| failed("making a folder", &error))?;
-    let mut servers = Servers::start(plan, folder.path())?;
+    let mut servers = ServerProcesses::start(plan, folder.path())?;
     pin_client()?;
-    let (mut process, mut http) = (Chain::new(plan, REQUESTS), Chain::new(plan, REQUESTS));
+    let (mut process, mut http) = (ChainSamples::new(plan, REQUESTS), ChainSamples::new(plan, REQUESTS));
     for number in 0..UNCOUNTED + plan.blocks {
         process.block(plan, number, REQUESTS, &mut |length, answer| {
             workers.iter().take(length as usize).try_for_each(|worker| call(worker, 1, answer))
@@ -283,12 +287,12 @@ fn call(invoker: &Invoker, length: u32, message: &mut Message) -> Result<(), Err
     invoker.submit("f1", &input, message)?.wait().map(drop)
 }
 
-fn deploy(manager: &ManagerClient, plan: &Plan) -> Result<(), Error> {
+fn deploy(manager: &ManagerClient, plan: &ChainPlan) -> Result<(), Error> {
     let function = |number: u32| format!("\n[[function]]\nname = \"f{number}\"\nsymbol = \"stage\"\n");
     let functions: String = (1..=plan.functions).map(function).collect();
     let (library, kind, data) = match plan.language {
-        Language::C => ("chain.so", "", LIBRARY.to_vec()),
-        Language::Python => ("chain.py", "kind = \"python\"\n", MODULE.as_bytes().to_vec()),
+        FunctionLanguage::C => ("chain.so", "", LIBRARY.to_vec()),
+        FunctionLanguage::Python => ("chain.py", "kind = \"python\"\n", MODULE.as_bytes().to_vec()),
     };
     let manifest = format!("name = \"{PACKAGE}\"\nlibrary = \"{library}\"\n{kind}{functions}");
     let file = PackageFile { path: library.to_owned(), data, executable: true };
@@ -296,32 +300,32 @@ fn deploy(manager: &ManagerClient, plan: &Plan) -> Result<(), Error> {
 }
 
 /// A server process for each function, on the core of the workers, and the client's connections to them.
-struct Servers {
+struct ServerProcesses {
     processes: Vec<Child>,
     connections: Vec<TcpStream>,
 }
 
-impl Servers {
-    fn start(plan: &Plan, folder: &Path) -> Result<Servers, Error> {
+impl ServerProcesses {
+    fn start(plan: &ChainPlan, folder: &Path) -> Result<ServerProcesses, Error> {
         let (program, mut command) = match plan.language {
-            Language::C => {
+            FunctionLanguage::C => {
                 let program = written(&folder.join("http_chain"), SERVER)?;
                 (program.clone(), Command::new(program))
             }
-            Language::Python => {
+            FunctionLanguage::Python => {
                 let program = written(&folder.join("http_chain.py"), SERVER_MODULE.as_bytes())?;
                 (program, Command::new(&plan.interpreter))
             }
         };
-        if plan.language == Language::Python {
+        if plan.language == FunctionLanguage::Python {
             command.arg(program);
         }
-        let mut servers = Servers { processes: Vec::new(), connections: Vec::new() };
+        let mut servers = ServerProcesses { processes: Vec::new(), connections: Vec::new() };
         for _ in 0..plan.functions {
             let process = command.stdin(Stdio::piped()).stdout(Stdio::piped()).spawn();
             let mut process = process.map_err(|error| failed("starting a server", &error))?;
             let output = process.stdout.take().map(BufReader::new);
-            pin_process(Some(Pid::from_child(&process)), Core::Last)?;
+            pin_process(Some(Pid::from_child(&process)), PinnedCore::Last)?;
             servers.processes.push(process);
             let mut port = String::new();
             let read = output.map(|mut output| output.read_line(&mut port)).transpose();
@@ -377,7 +381,7 @@ fn body(answer: &[u8]) -> Option<&[u8]> {
     answer[head + END.len()..].get(..PAYLOAD_BYTES)
 }
 
-impl Drop for Servers {
+impl Drop for ServerProcesses {
     fn drop(&mut self) {
         for process in &mut self.processes {
             // Killing a server that has ended changes nothing.

@@ -18,7 +18,7 @@ use super::{
 /// The kind of sandbox that workers start in.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, clap::ValueEnum)]
 #[serde(rename_all = "lowercase")]
-pub enum Sandbox {
+pub enum SandboxChoice {
     /// An isolated process.
     Process,
     /// The same in the file system of an image.
@@ -32,21 +32,26 @@ pub enum Sandbox {
     OpenCl,
 }
 
-impl Sandbox {
+impl SandboxChoice {
     /// Default number of starts: more where they take microseconds.
     pub fn usual_starts(self) -> u32 {
         match self {
-            Sandbox::Process | Sandbox::Container | Sandbox::Template | Sandbox::OpenCl => 50,
-            Sandbox::Wasm => 20_000,
+            SandboxChoice::Process
+            | SandboxChoice::Container
+            | SandboxChoice::Template
+            | SandboxChoice::OpenCl => 50,
+            SandboxChoice::Wasm => 20_000,
         }
     }
 
     /// Name of the floor.
     fn floor(self) -> &'static str {
         match self {
-            Sandbox::Process | Sandbox::Container | Sandbox::OpenCl => "fork and exec of nothing",
-            Sandbox::Template => "an interpreter that starts and imports, without a sandbox",
-            Sandbox::Wasm => "the same of native code",
+            SandboxChoice::Process | SandboxChoice::Container | SandboxChoice::OpenCl => {
+                "fork and exec of nothing"
+            }
+            SandboxChoice::Template => "an interpreter that starts and imports, without a sandbox",
+            SandboxChoice::Wasm => "the same of native code",
         }
     }
 }
@@ -59,20 +64,20 @@ const STEPS: &[&str] = &["lease", "ask_agent", "package", "sandbox", "load", "co
 
 /// Results of all starts.
 #[derive(Clone, Debug, Serialize)]
-pub struct Figure {
+pub struct ColdStartResult {
     pub(super) bench: &'static str,
-    pub(super) sandbox: Sandbox,
+    pub(super) sandbox: SandboxChoice,
     pub(super) n: u32,
     pub(super) median_us: f64,
     pub(super) p99_us: f64,
     /// Median of the floor, which is measured in turn with the starts.
     pub(super) floor_us: f64,
-    pub(super) steps: Vec<Step>,
+    pub(super) steps: Vec<ColdStartStep>,
 }
 
 /// One step of a cold start.
 #[derive(Clone, Debug, Serialize)]
-pub struct Step {
+pub struct ColdStartStep {
     pub(super) step: &'static str,
     pub(super) median_us: f64,
     pub(super) p99_us: f64,
@@ -80,16 +85,16 @@ pub struct Step {
 
 pub(super) const NS_PER_US: f64 = 1e3;
 
-/// The headings of [`Figure::rows`].
+/// The headings of [`ColdStartResult::rows`].
 pub const HEADINGS: [&str; 3] = ["STEP", "MEDIAN", "P99"];
 
-impl Figure {
+impl ColdStartResult {
     /// Formats the results for a table: the steps, the whole, and the floor.
     pub fn rows(&self) -> Vec<[String; 3]> {
         let human_us = |us: f64| human_ns(us * NS_PER_US);
         let row = |step: &str, median_us, p99_us| [step.to_owned(), human_us(median_us), human_us(p99_us)];
         let whole = match self.sandbox {
-            Sandbox::Template => "request to the function",
+            SandboxChoice::Template => "request to the function",
             _ => "request to first result",
         };
         let steps = self.steps.iter().map(|step| row(step.step, step.median_us, step.p99_us));
@@ -100,34 +105,34 @@ impl Figure {
 
 /// Parameters of the measurement.
 #[derive(Clone, Debug)]
-pub struct Plan {
+pub struct ColdStartPlan {
     /// Kind of the sandbox.
-    pub sandbox: Sandbox,
+    pub sandbox: SandboxChoice,
     /// Number of starts.
     pub n: u32,
     /// The pinned image of a container.
     pub image: Option<String>,
     /// The warm interpreter of a template.
-    pub warm: template::Warm,
+    pub warm: template::WarmTemplate,
 }
 
 /// Executes the starts, and reports each.
-pub fn run(access: &Access, plan: &Plan, progress: impl FnMut()) -> Result<Figure, Error> {
+pub fn run(access: &Access, plan: &ColdStartPlan, progress: impl FnMut()) -> Result<ColdStartResult, Error> {
     let n = plan.n;
     match plan.sandbox {
-        Sandbox::Process | Sandbox::Container | Sandbox::OpenCl => {
+        SandboxChoice::Process | SandboxChoice::Container | SandboxChoice::OpenCl => {
             processes(access, plan.sandbox, plan.image.as_deref(), n, progress)
         }
-        Sandbox::Template => template::run(&plan.warm, n, progress),
-        Sandbox::Wasm => instance::run(access, n, progress),
+        SandboxChoice::Template => template::run(&plan.warm, n, progress),
+        SandboxChoice::Wasm => instance::run(access, n, progress),
     }
 }
 
 /// Deploys the package for a sandbox, in an image if one is named.
-fn prepare(invoker: &Invoker, sandbox: Sandbox, image: Option<&str>) -> Result<&'static str, Error> {
+fn prepare(invoker: &Invoker, sandbox: SandboxChoice, image: Option<&str>) -> Result<&'static str, Error> {
     let manager = invoker.manager();
     match (sandbox, image) {
-        (Sandbox::OpenCl, _) => deploy_kernels(manager).map(|()| KERNELS_PACKAGE),
+        (SandboxChoice::OpenCl, _) => deploy_kernels(manager).map(|()| KERNELS_PACKAGE),
         (_, Some(image)) => deploy_in_image(manager, image).map(|()| CONTAINED_PACKAGE),
         (_, None) => deploy(manager).map(|()| PACKAGE),
     }
@@ -136,11 +141,11 @@ fn prepare(invoker: &Invoker, sandbox: Sandbox, image: Option<&str>) -> Result<&
 /// Starts `n` processes, each with a lease of its own, in an image if one is named.
 fn processes(
     access: &Access,
-    sandbox: Sandbox,
+    sandbox: SandboxChoice,
     image: Option<&str>,
     n: u32,
     mut progress: impl FnMut(),
-) -> Result<Figure, Error> {
+) -> Result<ColdStartResult, Error> {
     let mut invoker = Invoker::connect_with(access.clone())?;
     let package = prepare(&invoker, sandbox, image)?;
     let (mut total, mut floor) = (Samples::with_capacity(n as usize), Samples::with_capacity(n as usize));
@@ -161,9 +166,9 @@ fn processes(
     let (floor_us, _) = micros(&mut floor);
     let steps = STEPS.iter().zip(&mut steps).map(|(step, samples)| {
         let (median_us, p99_us) = micros(samples);
-        Step { step, median_us, p99_us }
+        ColdStartStep { step, median_us, p99_us }
     });
-    Ok(Figure { bench: "cold", sandbox, n, median_us, p99_us, floor_us, steps: steps.collect() })
+    Ok(ColdStartResult { bench: "cold", sandbox, n, median_us, p99_us, floor_us, steps: steps.collect() })
 }
 
 /// Median and p99 of nanoseconds.

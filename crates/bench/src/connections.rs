@@ -9,9 +9,9 @@ use sublet_fabric::clock::{Calibration, ticks_ordered};
 use sublet_proto::Error;
 use sublet_runtime::{CallOptions, Invoker};
 
-use super::pairs::{Called, Mode, THINK, UNCOUNTED, think};
+use super::pairs::{CalledFunction, Mode, THINK, UNCOUNTED, think};
 use super::subject::Subject;
-use super::transport::{Site, Transport, Where};
+use super::transport::{CallTransport, Site, Where};
 use super::{Samples, human_ns, pin_client};
 
 /// Most workers of one client.
@@ -24,9 +24,9 @@ const MEMORY_OF_A_WORKER: u64 = 4 << 20;
 
 /// Parameters of the measurement.
 #[derive(Clone, Copy, Debug)]
-pub struct Plan {
+pub struct ConnectionsPlan {
     /// The called function.
-    pub function: Called,
+    pub function: CalledFunction,
     /// Bytes of input and output.
     pub size: u32,
     /// Calls for each number of connections.
@@ -37,7 +37,7 @@ pub struct Plan {
 
 /// Results for one number of connections.
 #[derive(Clone, Debug, Serialize)]
-pub struct Figure {
+pub struct ConnectionsResult {
     #[serde(flatten)]
     subject: Subject,
     connections: u32,
@@ -48,10 +48,10 @@ pub struct Figure {
     ratio: f64,
 }
 
-/// The headings of [`Figure::cells`].
+/// The headings of [`ConnectionsResult::cells`].
 pub const HEADINGS: [&str; 7] = ["FABRIC", "CONNECTIONS", "BYTES", "N", "MEDIAN", "P99", "RATIO"];
 
-impl Figure {
+impl ConnectionsResult {
     /// Formats the results for a table.
     pub fn cells(&self) -> [String; 7] {
         let [fabric, _, _, bytes] = self.subject.cells();
@@ -70,10 +70,10 @@ impl Figure {
 /// Measures 1, 2, 4 and so on up to the plan's connections. Calls `progress` after each round of blocks.
 pub fn run(
     place: &Where,
-    transport: &Transport,
-    plan: Plan,
+    transport: &CallTransport,
+    plan: ConnectionsPlan,
     mut progress: impl FnMut(),
-) -> Result<Vec<Figure>, Error> {
+) -> Result<Vec<ConnectionsResult>, Error> {
     let calibration = Calibration::start();
     let places = plan.connections.to_string();
     let shared = ["--cores", "0", "--shared-cores", "1", "--shared-places", &places];
@@ -108,7 +108,7 @@ fn counts(most: u32) -> impl Iterator<Item = u32> {
 /// Executes the calls of a block, in a separate lease with this number of workers.
 fn block(
     invoker: &mut Invoker,
-    (transport, plan): (&Transport, Plan),
+    (transport, plan): (&CallTransport, ConnectionsPlan),
     connections: u32,
     think_ticks: u64,
     samples: &mut Samples,
@@ -134,16 +134,16 @@ fn block(
 }
 
 fn figures(
-    transport: &Transport,
-    plan: Plan,
+    transport: &CallTransport,
+    plan: ConnectionsPlan,
     measured: Vec<(u32, Samples)>,
     ticks_per_ns: f64,
-) -> Vec<Figure> {
-    let mut figures: Vec<Figure> = Vec::with_capacity(measured.len());
+) -> Vec<ConnectionsResult> {
+    let mut figures: Vec<ConnectionsResult> = Vec::with_capacity(measured.len());
     for (connections, mut samples) in measured {
         let summary = samples.summary(ticks_per_ns);
         let one_ns = figures.first().map_or(summary.median_ns, |one| one.median_ns);
-        figures.push(Figure {
+        figures.push(ConnectionsResult {
             subject: Subject {
                 bench: "connections",
                 carried: transport.carried(),
@@ -182,8 +182,8 @@ mod tests {
             samples.push(ticks);
             samples
         };
-        let plan = Plan { function: Called::Echo, size: 64, calls: 1, connections: 2 };
-        let transport = Transport { fabric: Provider::Tcp, provider: None, encrypted: false };
+        let plan = ConnectionsPlan { function: CalledFunction::Echo, size: 64, calls: 1, connections: 2 };
+        let transport = CallTransport { fabric: Provider::Tcp, provider: None, encrypted: false };
         let figures = figures(&transport, plan, vec![(1, samples(100)), (2, samples(110))], 1.0);
         let json = serde_json::to_value(&figures).unwrap();
         assert_eq!((&json[0]["ratio"], &json[1]["ratio"]), (&1.0.into(), &1.1.into()));

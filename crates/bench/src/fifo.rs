@@ -9,7 +9,7 @@
 //!
 //! Within a node a third side only copies: the least time of a FIFO that copies a message in and out.
 
-mod beside;
+mod baselines;
 
 use std::time::{Duration, Instant};
 
@@ -18,10 +18,10 @@ use sublet_proto::{Code, Error};
 use sublet_runtime::Access;
 use sublet_runtime::manager::ManagerClient;
 
-use super::kin::{self, Kin};
-use super::own::{Own, measured};
-use super::{Core, Samples, human_ns, pin};
-use beside::{Beside, Carrier};
+use super::peer_process::{self, PeerProcess};
+use super::private_instance::{PrivateInstance, measured};
+use super::{PinnedCore, Samples, human_ns, pin};
+use baselines::{Beside, FifoTransport};
 
 /// Rounds of a block.
 const AWAKE_ROUNDS: u32 = 256;
@@ -41,7 +41,7 @@ pub const SIZES: &[u32] = &[64, 1 << 10, 4 << 10, 64 << 10];
 
 /// Results for one size: medians of blocks, one way.
 #[derive(Clone, Debug, Serialize)]
-pub struct Figure {
+pub struct FifoResult {
     bench: &'static str,
     /// Whether the message goes between two nodes, over TCP.
     across: bool,
@@ -60,11 +60,11 @@ pub struct Figure {
     asleep_ratio: f64,
 }
 
-/// The headings of [`Figure::cells`].
+/// The headings of [`FifoResult::cells`].
 pub const HEADINGS: [&str; 9] =
     ["BYTES", "AWAKE", "RAW", "RATIO", "COPIES", "RATIO", "ASLEEP", "RAW", "RATIO"];
 
-impl Figure {
+impl FifoResult {
     /// Formats the results for a table.
     pub fn cells(&self) -> [String; 9] {
         let or_none = |shown: Option<String>| shown.unwrap_or_else(|| "-".into());
@@ -84,7 +84,7 @@ impl Figure {
 
 /// Parameters of a block.
 #[derive(Clone, Copy)]
-struct Block {
+struct FifoBlock {
     rounds: u32,
     think: Duration,
 }
@@ -97,36 +97,36 @@ pub fn run(
     blocks: u32,
     sizes: &[u32],
     mut done: impl FnMut(),
-) -> Result<Vec<Figure>, Error> {
+) -> Result<Vec<FifoResult>, Error> {
     if let Some(size) = sizes.iter().find(|size| **size > MAX_BYTES) {
         return Err(Error::new(
             Code::InvalidArgument,
             format!("{size} bytes: at most {MAX_BYTES} are measured"),
         ));
     }
-    let start = || if across { computer() } else { Ok(vec![Own::up(&["--cores", "2"])?]) };
+    let start = || if across { computer() } else { Ok(vec![PrivateInstance::up(&["--cores", "2"])?]) };
     let (access, _own) = measured(access, start)?;
-    kin::deploy(&ManagerClient::connect_with(access.clone())?)?;
-    let carrier = if across { Carrier::Tcp } else { Carrier::Pipe };
+    peer_process::deploy(&ManagerClient::connect_with(access.clone())?)?;
+    let carrier = if across { FifoTransport::Tcp } else { FifoTransport::Pipe };
     let (one, two) = match across {
-        false => (Kin::start(&access)?, Kin::start(&access)?),
-        true => (Kin::start_on(&access, "cpu")?, Kin::start_on(&access, "dpu")?),
+        false => (PeerProcess::start(&access)?, PeerProcess::start(&access)?),
+        true => (PeerProcess::start_on(&access, "cpu")?, PeerProcess::start_on(&access, "dpu")?),
     };
     let mut figures = Vec::new();
     for &size in sizes {
-        let ours = Ours::new(&one, &two, size)?;
+        let ours = SubletFifos::new(&one, &two, size)?;
         let raw = Beside::start(carrier, size)?;
         let mut sides: Vec<Side<'_>> =
             vec![Box::new(|block| ours.block(block)), Box::new(|block| raw.block(block))];
         if !across {
-            let copies = Beside::start(Carrier::Copies, size)?;
+            let copies = Beside::start(FifoTransport::Copies, size)?;
             sides.push(Box::new(move |block| copies.block(block)));
         }
-        let awake = Block { rounds: AWAKE_ROUNDS, think: Duration::ZERO };
-        let asleep = Block { rounds: ASLEEP_ROUNDS, think: THINK };
+        let awake = FifoBlock { rounds: AWAKE_ROUNDS, think: Duration::ZERO };
+        let asleep = FifoBlock { rounds: ASLEEP_ROUNDS, think: THINK };
         let (awake, asleep) = (medians(&sides, blocks, awake)?, medians(&sides[..2], blocks, asleep)?);
         let copies_ns = awake.get(2).copied();
-        figures.push(Figure {
+        figures.push(FifoResult {
             bench: "fifo",
             across,
             size_bytes: size,
@@ -146,15 +146,15 @@ pub fn run(
 }
 
 /// Starts a manager, and a host and a DPU that name each other, each with a core.
-fn computer() -> Result<Vec<Own>, Error> {
-    let manager = Own::manager(&["--listen", ""])?;
-    let agent = |core: Core, name: &str, pu: &str, neighbour: &str| {
+fn computer() -> Result<Vec<PrivateInstance>, Error> {
+    let manager = PrivateInstance::manager(&["--listen", ""])?;
+    let agent = |core: PinnedCore, name: &str, pu: &str, neighbour: &str| {
         pin(core)?;
         let flags = ["--pu", pu, "--neighbour", neighbour, "--devices", "none", "--listen", "127.0.0.1:0"];
         manager.agent(name, &[["--cores", "1"].as_slice(), &flags].concat())
     };
-    let host = agent(Core::Last, "bench-host", "cpu", "bench-dpu")?;
-    let dpu = agent(Core::First, "bench-dpu", "dpu", "bench-host")?;
+    let host = agent(PinnedCore::Last, "bench-host", "cpu", "bench-dpu")?;
+    let dpu = agent(PinnedCore::First, "bench-dpu", "dpu", "bench-host")?;
     Ok(vec![manager, host, dpu])
 }
 
@@ -172,10 +172,10 @@ fn linked<T>(make: impl Fn() -> Result<T, Error>) -> Result<T, Error> {
 }
 
 /// One side: executes a block, and returns the time of its rounds, in nanoseconds.
-type Side<'sides> = Box<dyn Fn(Block) -> Result<u64, Error> + 'sides>;
+type Side<'sides> = Box<dyn Fn(FifoBlock) -> Result<u64, Error> + 'sides>;
 
 /// Executes blocks of all sides in turn. Returns each side's median time of a message, in nanoseconds.
-fn medians(sides: &[Side<'_>], blocks: u32, block: Block) -> Result<Vec<f64>, Error> {
+fn medians(sides: &[Side<'_>], blocks: u32, block: FifoBlock) -> Result<Vec<f64>, Error> {
     let mut samples: Vec<_> = sides.iter().map(|_| Samples::with_capacity(blocks as usize)).collect();
     for number in 0..UNCOUNTED + blocks {
         for (side, samples) in sides.iter().zip(&mut samples) {
@@ -191,16 +191,16 @@ fn medians(sides: &[Side<'_>], blocks: u32, block: Block) -> Result<Vec<f64>, Er
 }
 
 /// Two worker processes, with a FIFO each way.
-struct Ours<'kin> {
-    one: &'kin Kin,
-    two: &'kin Kin,
+struct SubletFifos<'kin> {
+    one: &'kin PeerProcess,
+    two: &'kin PeerProcess,
     size: u64,
     /// For each end, the descriptor that it reads and the one that it writes.
     ends: [[u64; 2]; 2],
 }
 
-impl<'kin> Ours<'kin> {
-    fn new(one: &'kin Kin, two: &'kin Kin, size: u32) -> Result<Ours<'kin>, Error> {
+impl<'kin> SubletFifos<'kin> {
+    fn new(one: &'kin PeerProcess, two: &'kin PeerProcess, size: u32) -> Result<SubletFifos<'kin>, Error> {
         let size = u64::from(size);
         let (first, second) = (one.make(size)?, two.make(size)?);
         // The second connects back once it has been written to, as a server does.
@@ -209,11 +209,11 @@ impl<'kin> Ours<'kin> {
         let [_] = two.call("hear", &[second.descriptor])?;
         let back = linked(|| two.join(one, first))?;
         let ends = [[first.descriptor, forth], [second.descriptor, back]];
-        Ok(Ours { one, two, size, ends })
+        Ok(SubletFifos { one, two, size, ends })
     }
 
     /// Executes a block. Returns the time of its rounds, in nanoseconds.
-    fn block(&self, Block { rounds, think }: Block) -> Result<u64, Error> {
+    fn block(&self, FifoBlock { rounds, think }: FifoBlock) -> Result<u64, Error> {
         let words = |[from, to]: [u64; 2], begins: bool| {
             let think_ns = if begins { think.as_nanos() as u64 } else { 0 };
             [from, to, u64::from(rounds), self.size, u64::from(begins), think_ns]

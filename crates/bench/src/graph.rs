@@ -28,7 +28,7 @@ const KEEP_ALIVE: Duration = Duration::from_secs(60);
 
 /// Results of all runs.
 #[derive(Clone, Debug, Serialize)]
-pub struct Figure {
+pub struct GraphResult {
     bench: &'static str,
     n: u32,
     /// Time from the request to the first instruction of the last of three components, with warm workers.
@@ -44,10 +44,10 @@ pub struct Figure {
     hidden: f64,
 }
 
-/// The headings of [`Figure::rows`].
+/// The headings of [`GraphResult::rows`].
 pub const HEADINGS: [&str; 3] = ["WHAT", "MEDIAN", "P99"];
 
-impl Figure {
+impl GraphResult {
     /// Formats the results for a table.
     pub fn rows(&self) -> Vec<[String; 3]> {
         let us = |us: f64| human_ns(us * NS_PER_US);
@@ -63,16 +63,16 @@ impl Figure {
 }
 
 /// Executes `n` runs of each kind.
-pub fn run(access: &Access, n: u32, mut progress: impl FnMut()) -> Result<Figure, Error> {
+pub fn run(access: &Access, n: u32, mut progress: impl FnMut()) -> Result<GraphResult, Error> {
     deploy(&ManagerClient::connect_with(access.clone())?)?;
     let options = RunOptions { keep_alive: KEEP_ALIVE, hot_timeout: Duration::ZERO, ..RunOptions::default() };
     let (start_us, start_p99_us) = start(access, options, n, &mut progress)?;
     let with = |prewarm| RunOptions { prewarm, ..RunOptions::default() };
     let (ahead, never) = (
-        open(access, "bench-ahead", CHAIN_COMPONENTS, "nap", Workers::Own, with(Some(Duration::ZERO)))?,
-        open(access, "bench-cold", CHAIN_COMPONENTS, "nap", Workers::Own, with(None))?,
+        open(access, "bench-ahead", CHAIN_COMPONENTS, "nap", WorkerReuse::Own, with(Some(Duration::ZERO)))?,
+        open(access, "bench-cold", CHAIN_COMPONENTS, "nap", WorkerReuse::Own, with(None))?,
     );
-    let same = open(access, "bench-same", CHAIN_COMPONENTS, "nap", Workers::OfTheOneBefore, with(None))?;
+    let same = open(access, "bench-same", CHAIN_COMPONENTS, "nap", WorkerReuse::OfTheOneBefore, with(None))?;
     let (mut left, mut cold, mut kept) = (Vec::new(), Vec::new(), Vec::new());
     // In turn, so that all have the same conditions. A chain takes a second.
     for _ in 0..n.div_ceil(10) {
@@ -85,7 +85,7 @@ pub fn run(access: &Access, n: u32, mut progress: impl FnMut()) -> Result<Figure
     // The first step is cold in all of them.
     let rest = |us: f64| us * CHAIN_COMPONENTS as f64 - cold_us;
     let hidden = 1.0 - (rest(left_us) - rest(kept_us)) / (rest(cold_us) - rest(kept_us));
-    Ok(Figure { bench: "graph", n, start_us, start_p99_us, left_us, cold_us, kept_us, hidden })
+    Ok(GraphResult { bench: "graph", n, start_us, start_p99_us, left_us, cold_us, kept_us, hidden })
 }
 
 /// Number of progress steps for `n` runs.
@@ -100,7 +100,7 @@ fn start(
     progress: &mut impl FnMut(),
 ) -> Result<(f64, f64), Error> {
     let application =
-        open(access, "bench-warm", WARM_COMPONENTS, "moment", Workers::OfTheOneBefore, options)?;
+        open(access, "bench-warm", WARM_COMPONENTS, "moment", WorkerReuse::OfTheOneBefore, options)?;
     let mut samples = Samples::with_capacity(n as usize);
     // The first run is not counted: it starts the workers.
     for number in 0..=n {
@@ -125,7 +125,7 @@ fn chain_us(application: &Application) -> Result<f64, Error> {
 
 /// Workers of the components of a chain.
 #[derive(Clone, Copy, PartialEq, Eq)]
-enum Workers {
+enum WorkerReuse {
     /// No component can use the workers of another.
     Own,
     OfTheOneBefore,
@@ -136,13 +136,13 @@ fn open(
     name: &str,
     count: usize,
     function: &str,
-    workers: Workers,
+    workers: WorkerReuse,
     options: RunOptions,
 ) -> Result<Application, Error> {
     let component = |at: usize| {
         let mut component =
             json!({ "name": format!("c{at}"), "type": "compute", "package": PACKAGE, "function": function });
-        if workers == Workers::Own {
+        if workers == WorkerReuse::Own {
             component["resources"] = json!({ "memory_bytes": (1 << 20) + at * 4096 });
         }
         if at == 0 {

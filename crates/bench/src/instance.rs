@@ -7,7 +7,7 @@ use sublet_proto::v1::PackageFile;
 use sublet_proto::{Code, Error};
 use sublet_runtime::{Access, Allocation, CallOptions, Invoker, Policy};
 
-use super::cold::{Figure, NS_PER_US, Sandbox, Step, micros};
+use super::cold::{ColdStartResult, ColdStartStep, NS_PER_US, SandboxChoice, micros};
 use super::{PACKAGE, Samples, deploy, pin_client};
 
 /// Package of the module.
@@ -33,20 +33,20 @@ const TURNS: u32 = 10;
 const UNCOUNTED: u32 = 100;
 
 /// Samples of one side.
-struct Side {
+struct SideSamples {
     total: Samples,
     executing: Samples,
 }
 
-impl Side {
-    fn with_capacity(samples: u32) -> Side {
+impl SideSamples {
+    fn with_capacity(samples: u32) -> SideSamples {
         let samples = || Samples::with_capacity(samples as usize);
-        Side { total: samples(), executing: samples() }
+        SideSamples { total: samples(), executing: samples() }
     }
 }
 
 /// Calls `n` times, each time in a new instance.
-pub(super) fn run(access: &Access, n: u32, mut progress: impl FnMut()) -> Result<Figure, Error> {
+pub(super) fn run(access: &Access, n: u32, mut progress: impl FnMut()) -> Result<ColdStartResult, Error> {
     let calibration = Calibration::start();
     pin_client()?;
     let mut invoker = Invoker::connect_with(access.clone())?;
@@ -54,7 +54,7 @@ pub(super) fn run(access: &Access, n: u32, mut progress: impl FnMut()) -> Result
     let file = PackageFile { path: "echo.wasm".to_owned(), data: MODULE.to_vec(), executable: false };
     let manifest = format!("name = \"{MODULE_PACKAGE}\"\nlibrary = \"echo.wasm\"\n");
     invoker.manager().deploy(encode(&package::from_files(&manifest, vec![file])?))?;
-    let (mut wasm, mut native) = (Side::with_capacity(n), Side::with_capacity(n));
+    let (mut wasm, mut native) = (SideSamples::with_capacity(n), SideSamples::with_capacity(n));
     let calls = n.div_ceil(TURNS);
     for _ in 0..TURNS {
         turn(&mut invoker, MODULE_PACKAGE, calls, &mut wasm)?;
@@ -65,7 +65,7 @@ pub(super) fn run(access: &Access, n: u32, mut progress: impl FnMut()) -> Result
 }
 
 /// Calls a hot worker of a package for one turn.
-fn turn(invoker: &mut Invoker, package: &str, calls: u32, side: &mut Side) -> Result<(), Error> {
+fn turn(invoker: &mut Invoker, package: &str, calls: u32, side: &mut SideSamples) -> Result<(), Error> {
     invoker.allocate(&Allocation::new(package).policy(Policy::AlwaysHot))?;
     let echo = invoker.function("echo")?;
     let (input, mut output) = (invoker.buffer::<u8>(INPUT_BYTES)?, invoker.buffer::<u8>(INPUT_BYTES)?);
@@ -86,17 +86,17 @@ fn turn(invoker: &mut Invoker, package: &str, calls: u32, side: &mut Side) -> Re
     invoker.deallocate().map(drop)
 }
 
-fn figure(mut wasm: Side, mut native: Side, ticks_per_ns: f64) -> Figure {
+fn figure(mut wasm: SideSamples, mut native: SideSamples, ticks_per_ns: f64) -> ColdStartResult {
     let total = wasm.total.summary(ticks_per_ns);
     let (median_us, p99_us) = micros(&mut wasm.executing);
-    Figure {
+    ColdStartResult {
         bench: "cold",
-        sandbox: Sandbox::Wasm,
+        sandbox: SandboxChoice::Wasm,
         n: wasm.total.len() as u32,
         median_us: total.median_ns / NS_PER_US,
         p99_us: total.p99_ns / NS_PER_US,
         floor_us: native.total.summary(ticks_per_ns).median_ns / NS_PER_US,
         // All work of the worker, including the end of the previous instance; the rest is the way there and back.
-        steps: vec![Step { step: "execute", median_us, p99_us }],
+        steps: vec![ColdStartStep { step: "execute", median_us, p99_us }],
     }
 }

@@ -3,19 +3,19 @@
 use serde::Serialize;
 use sublet_proto::Error;
 
-pub use super::pairs::{Called, Mode, Plan};
+pub use super::pairs::{CalledFunction, Mode, PairPlan};
 
 use super::human_ns;
 use super::pairs::measure;
 use super::subject::Subject;
-use super::transport::{Transport, Where};
+use super::transport::{CallTransport, Where};
 
 /// The sizes of `--sweep`, in bytes.
 pub const SWEEP: &[u32] = &[0, 64, 1 << 10, 4 << 10, 64 << 10, 1 << 20, 5 << 20];
 
 /// Results for one size.
 #[derive(Clone, Debug, Serialize)]
-pub struct Figure {
+pub struct LatencyResult {
     #[serde(flatten)]
     subject: Subject,
     n: usize,
@@ -26,11 +26,11 @@ pub struct Figure {
     ratio: f64,
 }
 
-/// The headings of [`Figure::cells`].
+/// The headings of [`LatencyResult::cells`].
 pub const HEADINGS: [&str; 10] =
     ["FABRIC", "MODE", "FUNCTION", "BYTES", "N", "MEDIAN", "P99", "RAW MEDIAN", "RAW P99", "RATIO"];
 
-impl Figure {
+impl LatencyResult {
     /// Formats the results for a table.
     pub fn cells(&self) -> [String; 10] {
         let [fabric, mode, function, bytes] = self.subject.cells();
@@ -52,14 +52,14 @@ impl Figure {
 /// Measures every size in turn, in one lease. Calls `progress` after each.
 pub fn run(
     place: &Where,
-    transport: &Transport,
-    plan: Plan,
+    transport: &CallTransport,
+    plan: PairPlan,
     sizes: &[u32],
     mut progress: impl FnMut(u32),
-) -> Result<Vec<Figure>, Error> {
+) -> Result<Vec<LatencyResult>, Error> {
     let mut figures = Vec::with_capacity(sizes.len());
     measure(place, transport, plan, sizes, |size, measured| {
-        figures.push(Figure {
+        figures.push(LatencyResult {
             subject: Subject {
                 bench: "latency",
                 carried: transport.carried(),

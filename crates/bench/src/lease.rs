@@ -27,8 +27,8 @@ use tokio::sync::mpsc::{UnboundedReceiver, UnboundedSender, unbounded_channel};
 use tokio::task::JoinSet;
 use tonic::transport::Channel;
 
-use super::fleet::{Fleet, Size};
-use super::own::{Own, free_port};
+use super::private_instance::{PrivateInstance, free_port};
+use super::simulated_nodes::{SimulatedNodes, SimulationSize};
 use super::{PACKAGE, Samples, Summary, deploy, human_ns};
 
 /// Time at the beginning of each part that is not counted.
@@ -45,7 +45,7 @@ const MAX_UNANSWERED: usize = 16_384;
 /// Transport of the requests.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, clap::ValueEnum)]
 #[serde(rename_all = "lowercase")]
-pub enum Transport {
+pub enum LeaseTransport {
     /// The manager's Unix socket.
     Unix,
     /// A loopback port, with TLS and tokens.
@@ -54,9 +54,9 @@ pub enum Transport {
 
 /// Parameters of the measurement.
 #[derive(Clone, Copy, Debug)]
-pub struct Plan {
+pub struct LeasePlan {
     /// Transport of the requests.
-    pub transport: Transport,
+    pub transport: LeaseTransport,
     /// Number of nodes.
     pub nodes: u32,
     /// Cores of each node.
@@ -71,9 +71,9 @@ pub struct Plan {
 
 /// Results of the measurement.
 #[derive(Clone, Debug, Serialize)]
-pub struct Figure {
+pub struct LeaseResult {
     bench: &'static str,
-    transport: Transport,
+    transport: LeaseTransport,
     nodes: u32,
     cores_per_node: u32,
     connections: u32,
@@ -95,7 +95,7 @@ pub struct HalfLoad {
     grant: Summary,
 }
 
-/// The headings of [`Figure::cells`].
+/// The headings of [`LeaseResult::cells`].
 pub const HEADINGS: [&str; 8] = [
     "TRANSPORT",
     "NODES",
@@ -107,7 +107,7 @@ pub const HEADINGS: [&str; 8] = [
     "P99",
 ];
 
-impl Figure {
+impl LeaseResult {
     /// Formats the results for a table.
     pub fn cells(&self) -> [String; 8] {
         [
@@ -124,7 +124,7 @@ impl Figure {
 }
 
 /// Starts a manager, registers nodes, and measures.
-pub fn run(plan: Plan) -> Result<Figure, Error> {
+pub fn run(plan: LeasePlan) -> Result<LeaseResult, Error> {
     let (own, access) = start(plan.transport)?;
     let runtime = tokio::runtime::Builder::new_current_thread()
         .enable_all()
@@ -134,14 +134,15 @@ pub fn run(plan: Plan) -> Result<Figure, Error> {
 }
 
 /// Starts a manager, and returns the clients' access to it.
-fn start(transport: Transport) -> Result<(Own, Access), Error> {
-    if transport == Transport::Unix {
-        let own = Own::manager(&["--listen", ""])?;
+fn start(transport: LeaseTransport) -> Result<(PrivateInstance, Access), Error> {
+    if transport == LeaseTransport::Unix {
+        let own = PrivateInstance::manager(&["--listen", ""])?;
         let access = own.access();
         return Ok((own, access));
     }
     let port = free_port()?;
-    let own = Own::manager(&["--listen", &format!("127.0.0.1:{port}"), "--tls-names", "127.0.0.1"])?;
+    let own =
+        PrivateInstance::manager(&["--listen", &format!("127.0.0.1:{port}"), "--tls-names", "127.0.0.1"])?;
     let request = CreateTokenRequest {
         tenant: TENANT.into(),
         role: Role::User.into(),
@@ -152,21 +153,21 @@ fn start(transport: Transport) -> Result<(Own, Access), Error> {
     Ok((own, access))
 }
 
-async fn measure(nodes: &Access, clients: &Access, plan: Plan) -> Result<Figure, Error> {
-    let size = Size { nodes: plan.nodes, cores: plan.cores, connections: plan.connections };
-    let mut fleet = Fleet::register(nodes, size).await?;
+async fn measure(nodes: &Access, clients: &Access, plan: LeasePlan) -> Result<LeaseResult, Error> {
+    let size = SimulationSize { nodes: plan.nodes, cores: plan.cores, connections: plan.connections };
+    let mut fleet = SimulatedNodes::register(nodes, size).await?;
     // A manager without nodes could not choose a build of the package.
     let operator = nodes.clone();
     let deployed = tokio::task::spawn_blocking(move || deploy(&ManagerClient::connect_with(operator)?)).await;
     deployed.map_err(|error| failed(&error))??;
     let clients: Vec<_> =
-        (0..plan.connections).map(|_| Client::new(clients)).collect::<Result<_, Error>>()?;
+        (0..plan.connections).map(|_| LeaseClient::new(clients)).collect::<Result<_, Error>>()?;
     let (leases, seconds) = as_fast_as_it_goes(&clients, plan).await?;
     fleet.check()?;
     let leases_per_second = leases as f64 / seconds;
     let at_half_load = at_rate(&clients, leases_per_second / 2.0, plan.time).await?;
     fleet.check()?;
-    Ok(Figure {
+    Ok(LeaseResult {
         bench: "lease",
         transport: plan.transport,
         nodes: plan.nodes,
@@ -183,14 +184,14 @@ async fn measure(nodes: &Access, clients: &Access, plan: Plan) -> Result<Figure,
 
 /// A client on a connection of its own, or another user of that connection.
 #[derive(Clone)]
-struct Client {
+struct LeaseClient {
     access: Arc<Access>,
     stub: Stub<Channel>,
 }
 
-impl Client {
-    fn new(access: &Access) -> Result<Client, Error> {
-        Ok(Client { access: Arc::new(access.clone()), stub: Stub::new(access.channel(0)?) })
+impl LeaseClient {
+    fn new(access: &Access) -> Result<LeaseClient, Error> {
+        Ok(LeaseClient { access: Arc::new(access.clone()), stub: Stub::new(access.channel(0)?) })
     }
 
     /// Requests a lease, and returns its id.
@@ -222,7 +223,7 @@ impl Client {
 }
 
 /// Number of leases granted and released, and the time in seconds.
-async fn as_fast_as_it_goes(clients: &[Client], plan: Plan) -> Result<(u64, f64), Error> {
+async fn as_fast_as_it_goes(clients: &[LeaseClient], plan: LeasePlan) -> Result<(u64, f64), Error> {
     let counted_from = Instant::now() + WARM_UP;
     let until = counted_from + plan.time;
     let mut loops = JoinSet::new();
@@ -238,7 +239,11 @@ async fn as_fast_as_it_goes(clients: &[Client], plan: Plan) -> Result<(u64, f64)
     Ok((leases, counted_from.elapsed().as_secs_f64()))
 }
 
-async fn again_and_again(mut client: Client, counted_from: Instant, until: Instant) -> Result<u64, Error> {
+async fn again_and_again(
+    mut client: LeaseClient,
+    counted_from: Instant,
+    until: Instant,
+) -> Result<u64, Error> {
     let mut counted = 0;
     loop {
         let began = Instant::now();
@@ -255,7 +260,7 @@ async fn again_and_again(mut client: Client, counted_from: Instant, until: Insta
 }
 
 /// Requests leases at fixed times.
-async fn at_rate(clients: &[Client], per_second: f64, time: Duration) -> Result<HalfLoad, Error> {
+async fn at_rate(clients: &[LeaseClient], per_second: f64, time: Duration) -> Result<HalfLoad, Error> {
     let counted_from = Instant::now() + WARM_UP;
     let until = counted_from + time;
     let (due, mut dues) = unbounded_channel();
@@ -289,7 +294,7 @@ async fn at_rate(clients: &[Client], per_second: f64, time: Duration) -> Result<
 }
 
 async fn ask_when_due(
-    clients: &[Client],
+    clients: &[LeaseClient],
     dues: &mut UnboundedReceiver<Instant>,
     counted_from: Instant,
     samples: &mut Samples,
@@ -317,7 +322,7 @@ async fn ask_when_due(
 }
 
 /// Releases leases until no more are granted.
-async fn give_back(mut client: Client, mut granted: UnboundedReceiver<String>) -> Result<(), Error> {
+async fn give_back(mut client: LeaseClient, mut granted: UnboundedReceiver<String>) -> Result<(), Error> {
     let mut leases = Vec::new();
     while granted.recv_many(&mut leases, RELEASED_PER_CALL).await > 0 {
         client.end(std::mem::take(&mut leases)).await?;
@@ -328,7 +333,7 @@ async fn give_back(mut client: Client, mut granted: UnboundedReceiver<String>) -
 /// The time when a lease was due, and the time from then to its grant, in nanoseconds.
 type Granted = Result<(Instant, u64), Error>;
 
-async fn timed(mut client: Client, due: Instant, leases: UnboundedSender<String>) -> Granted {
+async fn timed(mut client: LeaseClient, due: Instant, leases: UnboundedSender<String>) -> Granted {
     let lease = client.request().await?;
     let grant_ns = u64::try_from(due.elapsed().as_nanos()).unwrap_or(u64::MAX);
     // The receiver is missing only if releasing has failed, and that error is reported.

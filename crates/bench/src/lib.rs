@@ -24,17 +24,17 @@ pub mod chain;
 pub mod cold;
 pub mod connections;
 pub mod fifo;
-mod fleet;
 pub mod graph;
 mod instance;
-mod kin;
 pub mod latency;
 pub mod lease;
 pub mod memory;
-mod own;
 mod pairs;
+mod peer_process;
+mod private_instance;
 mod raw;
 pub mod reject;
+mod simulated_nodes;
 pub mod spinning;
 mod subject;
 pub mod swap;
@@ -143,7 +143,7 @@ impl Samples {
 
 /// A core that the calling thread is pinned to.
 #[derive(Clone, Copy, Debug)]
-pub enum Core {
+pub enum PinnedCore {
     /// The first core that the process may use.
     First,
     /// The last core.
@@ -152,23 +152,23 @@ pub enum Core {
 
 /// Pins the client to the first core: workers get cores from the last one down.
 pub(crate) fn pin_client() -> Result<(), Error> {
-    pin(Core::First)
+    pin(PinnedCore::First)
 }
 
 /// Pins the calling thread to a core of this process, even if its parent thread is pinned to another.
 ///
 /// # Errors
 /// `system`: the kernel refuses it.
-pub fn pin(to: Core) -> Result<(), Error> {
+pub fn pin(to: PinnedCore) -> Result<(), Error> {
     pin_process(None, to)
 }
 
 /// Pins the only thread of a process, or else the calling thread.
-pub(crate) fn pin_process(process: Option<Pid>, to: Core) -> Result<(), Error> {
+pub(crate) fn pin_process(process: Option<Pid>, to: PinnedCore) -> Result<(), Error> {
     let core = match (to, cores().map_err(unpinnable)?) {
         (_, []) => return Ok(()),
-        (Core::First, [first, ..]) => *first,
-        (Core::Last, [.., last]) => *last,
+        (PinnedCore::First, [first, ..]) => *first,
+        (PinnedCore::Last, [.., last]) => *last,
     };
     run_on(process, &[core])
 }
@@ -218,12 +218,12 @@ mod tests {
         let of_process = sched_getaffinity(None).unwrap();
         let last = (0..CpuSet::MAX_CPU).rev().find(|&core| of_process.is_set(core)).unwrap();
         let pinned = || {
-            pin(Core::Last).unwrap();
+            pin(PinnedCore::Last).unwrap();
             sched_getaffinity(None).unwrap()
         };
         let far = thread::scope(|scope| {
             let near = scope.spawn(|| {
-                pin(Core::First).unwrap();
+                pin(PinnedCore::First).unwrap();
                 scope.spawn(pinned).join().unwrap()
             });
             near.join().unwrap()

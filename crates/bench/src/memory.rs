@@ -16,7 +16,7 @@ use sublet_proto::{Code, Error};
 use sublet_runtime::{Invoker, Memory, MemoryPlan, Reading};
 
 use super::raw::plain::Plain;
-use super::transport::{Carried, Site, Transport, Where};
+use super::transport::{CallTransport, Site, TransportFields, Where};
 
 /// Sizes of accesses that are measured by default, in bytes.
 pub const SIZES: &[u32] = &[4 << 10, 64 << 10, 1 << 20, 16 << 20];
@@ -34,11 +34,11 @@ const LINES: usize = 2048;
 
 /// Results for one kind and size of access.
 #[derive(Clone, Debug, Serialize)]
-pub struct Figure {
+pub struct MemoryResult {
     bench: &'static str,
     #[serde(flatten)]
-    carried: Carried,
-    access: Access,
+    carried: TransportFields,
+    access: AccessKind,
     size_bytes: u32,
     n: u32,
     /// Rate of the median block.
@@ -52,7 +52,7 @@ pub struct Figure {
 /// Kind of access.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "snake_case")]
-pub enum Access {
+pub enum AccessKind {
     /// Reads one after the other.
     Read,
     /// Reads, several of them requested ahead.
@@ -63,17 +63,17 @@ pub enum Access {
     CachedRead,
 }
 
-/// The headings of [`Figure::cells`].
+/// The headings of [`MemoryResult::cells`].
 pub const HEADINGS: [&str; 8] = ["FABRIC", "ACCESS", "BYTES", "BLOCKS", "MB/S", "RAW MB/S", "RATIO", "NS"];
 
-impl Figure {
+impl MemoryResult {
     /// Formats the results for a table.
     pub fn cells(&self) -> [String; 8] {
         let access = match self.access {
-            Access::Read => "read",
-            Access::ReadAsync => "read async",
-            Access::Write => "write",
-            Access::CachedRead => "cached read",
+            AccessKind::Read => "read",
+            AccessKind::ReadAsync => "read async",
+            AccessKind::Write => "write",
+            AccessKind::CachedRead => "cached read",
         };
         [
             self.carried.cell(),
@@ -96,7 +96,7 @@ struct Walk {
 }
 
 /// The raw side: memory of this process, or a connection.
-enum Raw {
+enum RawMemory {
     Here(Vec<u8>),
     There(Plain),
 }
@@ -104,11 +104,11 @@ enum Raw {
 /// Measures every size in turn, with `blocks` blocks on each side. Calls `progress` after each.
 pub fn run(
     place: &Where,
-    transport: &Transport,
+    transport: &CallTransport,
     blocks: u32,
     sizes: &[u32],
     mut progress: impl FnMut(),
-) -> Result<Vec<Figure>, Error> {
+) -> Result<Vec<MemoryResult>, Error> {
     if transport.fabric == Provider::Ofi {
         let message = "memory is reached by shm and tcp: see --fabric";
         return Err(Error::new(Code::InvalidArgument, message));
@@ -120,12 +120,13 @@ pub fn run(
     let client = Invoker::connect_with(site.access.clone())?;
     let memory = filled(&client, plan(transport).cache_bytes(0), len)?;
     let is_here = transport.fabric == Provider::Shm;
-    let mut raw = if is_here { Raw::Here(vec![1; len]) } else { Raw::There(Plain::connect(site.local)?) };
+    let mut raw =
+        if is_here { RawMemory::Here(vec![1; len]) } else { RawMemory::There(Plain::connect(site.local)?) };
     let mut figures = Vec::new();
-    let ways: &[Access] = if is_here {
-        &[Access::Read, Access::Write]
+    let ways: &[AccessKind] = if is_here {
+        &[AccessKind::Read, AccessKind::Write]
     } else {
-        &[Access::Read, Access::ReadAsync, Access::Write]
+        &[AccessKind::Read, AccessKind::ReadAsync, AccessKind::Write]
     };
     for &size in sizes {
         let walk = Walk::new(size as usize, len);
@@ -141,16 +142,16 @@ pub fn run(
 }
 
 /// Measures reads of cached lines.
-fn cached(transport: &Transport, blocks: u32, client: &Invoker) -> Result<Figure, Error> {
+fn cached(transport: &CallTransport, blocks: u32, client: &Invoker) -> Result<MemoryResult, Error> {
     let walk = Walk { size: LINE_BYTES, len: LINES * LINE_BYTES, accesses: MAX_ACCESSES };
     let memory = filled(client, plan(transport), walk.len)?;
     memory.sync()?;
     memory.read(0, &mut [0; 1])?;
-    let mut raw = Raw::Here(vec![1; walk.len]);
-    walk.measure((transport, Access::CachedRead), blocks, &memory, &mut raw)
+    let mut raw = RawMemory::Here(vec![1; walk.len]);
+    walk.measure((transport, AccessKind::CachedRead), blocks, &memory, &mut raw)
 }
 
-fn plan(transport: &Transport) -> MemoryPlan {
+fn plan(transport: &CallTransport) -> MemoryPlan {
     MemoryPlan::new().initial_bytes(WALK_BYTES as u64).fabric(transport.choice())
 }
 
@@ -179,11 +180,11 @@ impl Walk {
 
     fn measure(
         &self,
-        (transport, access): (&Transport, Access),
+        (transport, access): (&CallTransport, AccessKind),
         blocks: u32,
         memory: &Memory,
-        raw: &mut Raw,
-    ) -> Result<Figure, Error> {
+        raw: &mut RawMemory,
+    ) -> Result<MemoryResult, Error> {
         // Buffers are reused, as programs do: fresh memory costs more than the measured access.
         let (mut buffer, mut spare) = (vec![1; self.size], Vec::new());
         let (mut ours, mut limit) = (Vec::new(), Vec::new());
@@ -202,7 +203,7 @@ impl Walk {
         }
         let (ours, limit) = (median(ours), median(limit));
         let per_s = |ns: f64| (self.size * self.accesses) as f64 * 1e9 / ns;
-        Ok(Figure {
+        Ok(MemoryResult {
             bench: "memory",
             carried: transport.carried(),
             access,
@@ -217,20 +218,20 @@ impl Walk {
 
     fn block(
         &self,
-        (access, block): (Access, usize),
+        (access, block): (AccessKind, usize),
         memory: &Memory,
         buffer: &mut [u8],
         spare: &mut Vec<Vec<u8>>,
     ) -> Result<(), Error> {
         match access {
-            Access::Read | Access::CachedRead => {
+            AccessKind::Read | AccessKind::CachedRead => {
                 self.places(block).try_for_each(|at| memory.read(at as u64, buffer))
             }
-            Access::Write => {
+            AccessKind::Write => {
                 self.places(block).try_for_each(|at| memory.write_async(at as u64, buffer))?;
                 memory.sync()
             }
-            Access::ReadAsync => {
+            AccessKind::ReadAsync => {
                 let mut asked = VecDeque::with_capacity(AHEAD);
                 for at in self.places(block) {
                     if asked.len() == AHEAD
@@ -246,20 +247,26 @@ impl Walk {
         }
     }
 
-    fn raw_block(&self, access: Access, block: usize, raw: &mut Raw, buffer: &mut [u8]) -> Result<(), Error> {
+    fn raw_block(
+        &self,
+        access: AccessKind,
+        block: usize,
+        raw: &mut RawMemory,
+        buffer: &mut [u8],
+    ) -> Result<(), Error> {
         match (raw, access) {
-            (Raw::Here(here), Access::Write) => {
+            (RawMemory::Here(here), AccessKind::Write) => {
                 self.places(block).for_each(|at| here[at..at + self.size].copy_from_slice(buffer));
             }
-            (Raw::Here(here), _) => {
+            (RawMemory::Here(here), _) => {
                 self.places(block).for_each(|at| buffer.copy_from_slice(&here[at..at + self.size]));
             }
-            (Raw::There(plain), Access::Write) => {
+            (RawMemory::There(plain), AccessKind::Write) => {
                 (0..self.accesses).try_for_each(|_| plain.send(buffer))?;
                 plain.settle()?;
             }
-            (Raw::There(plain), access) => {
-                let ahead = if access == Access::ReadAsync { AHEAD.min(self.accesses) } else { 1 };
+            (RawMemory::There(plain), access) => {
+                let ahead = if access == AccessKind::ReadAsync { AHEAD.min(self.accesses) } else { 1 };
                 (0..ahead).try_for_each(|_| plain.ask(self.size))?;
                 for number in 0..self.accesses {
                     plain.receive(buffer)?;

@@ -7,8 +7,8 @@ use sublet_fabric::clock::{Calibration, ticks, ticks_ordered};
 use sublet_proto::Error;
 use sublet_runtime::{Buffer, CallOptions, Function, Invoker};
 
-use super::raw::Raw;
-use super::transport::{Site, Transport, Where};
+use super::raw::RawSide;
+use super::transport::{CallTransport, Site, Where};
 use super::{Samples, Summary, allocate, pin_client};
 
 /// Bytes before the payload in both buffers. In the input's they contain parameters of the raw side in shared memory.
@@ -44,7 +44,7 @@ impl Mode {
 /// The called function.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, clap::ValueEnum)]
 #[serde(rename_all = "lowercase")]
-pub enum Called {
+pub enum CalledFunction {
     /// Does nothing; the raw side answers with as little as it can.
     Noop,
     /// Returns its input; the raw side moves the same bytes.
@@ -53,30 +53,30 @@ pub enum Called {
     Exchange,
 }
 
-impl Called {
+impl CalledFunction {
     /// Name of the function in the package and the output.
     pub(super) fn name(self) -> &'static str {
         match self {
-            Called::Noop => "noop",
-            Called::Echo => "echo",
-            Called::Exchange => "exchange",
+            CalledFunction::Noop => "noop",
+            CalledFunction::Echo => "echo",
+            CalledFunction::Exchange => "exchange",
         }
     }
 }
 
 /// Parameters of the measurement.
 #[derive(Clone, Copy, Debug)]
-pub struct Plan {
+pub struct PairPlan {
     /// How the worker waits.
     pub mode: Mode,
     /// The called function.
-    pub function: Called,
+    pub function: CalledFunction,
     /// Calls for each size; fewer where a call takes long.
     pub calls: u32,
 }
 
 /// Results for one size.
-pub(super) struct Measured {
+pub(super) struct PairSummary {
     pub(super) n: usize,
     pub(super) ours: Summary,
     pub(super) raw: Summary,
@@ -85,10 +85,10 @@ pub(super) struct Measured {
 /// Measures every size in turn, in one lease. Calls `done` with the results of each.
 pub(super) fn measure(
     place: &Where,
-    transport: &Transport,
-    plan: Plan,
+    transport: &CallTransport,
+    plan: PairPlan,
     sizes: &[u32],
-    mut done: impl FnMut(u32, &Measured),
+    mut done: impl FnMut(u32, &PairSummary),
 ) -> Result<(), Error> {
     let calibration = Calibration::start();
     let transport = &transport.resolved()?;
@@ -96,7 +96,7 @@ pub(super) fn measure(
     pin_client()?;
     let mut invoker = Invoker::connect_with(site.access.clone())?;
     allocate(&mut invoker, &transport.allocation(plan.mode))?;
-    let mut raw = Raw::new(transport, site.local, sizes.iter().copied().max().unwrap_or_default())?;
+    let mut raw = RawSide::new(transport, site.local, sizes.iter().copied().max().unwrap_or_default())?;
     for &size in sizes {
         let pairs = Pairs::new(&invoker, &mut raw, plan, size)?;
         done(size, &pairs.run(calibration.ticks_per_ns())?);
@@ -108,7 +108,7 @@ pub(super) fn measure(
 /// Memory and parameters of both sides' rounds.
 pub(super) struct Rounds {
     pub(super) mode: Mode,
-    pub(super) function: Called,
+    pub(super) function: CalledFunction,
     pub(super) size: u32,
     pub(super) input: Buffer<u32>,
     pub(super) output: Buffer<u8>,
@@ -119,7 +119,7 @@ pub(super) struct Rounds {
 /// The state of one size's measurement.
 struct Pairs<'run> {
     invoker: &'run Invoker,
-    limit: &'run mut Raw,
+    limit: &'run mut RawSide,
     called: Function,
     calls: u32,
     rounds: Rounds,
@@ -130,8 +130,8 @@ struct Pairs<'run> {
 impl<'run> Pairs<'run> {
     fn new(
         invoker: &'run Invoker,
-        limit: &'run mut Raw,
-        plan: Plan,
+        limit: &'run mut RawSide,
+        plan: PairPlan,
         size: u32,
     ) -> Result<Pairs<'run>, Error> {
         let samples = || Samples::with_capacity(plan.calls as usize);
@@ -146,7 +146,7 @@ impl<'run> Pairs<'run> {
         })
     }
 
-    fn run(mut self, ticks_per_ns: f64) -> Result<Measured, Error> {
+    fn run(mut self, ticks_per_ns: f64) -> Result<PairSummary, Error> {
         if self.rounds.mode == Mode::Warm {
             self.rounds.think_ticks = (THINK.as_nanos() as f64 * ticks_per_ns) as u64;
         }
@@ -156,12 +156,12 @@ impl<'run> Pairs<'run> {
             self.limit.block(self.invoker, &mut self.rounds, counted, &mut self.raw)?;
         }
         let n = self.ours.len();
-        Ok(Measured { n, ours: self.ours.summary(ticks_per_ns), raw: self.raw.summary(ticks_per_ns) })
+        Ok(PairSummary { n, ours: self.ours.summary(ticks_per_ns), raw: self.raw.summary(ticks_per_ns) })
     }
 
     /// Number of blocks, and of counted rounds in each.
     fn blocks(&self) -> (u32, u32) {
-        let moves = self.rounds.function == Called::Echo || !self.limit.is_shared_memory();
+        let moves = self.rounds.function == CalledFunction::Echo || !self.limit.is_shared_memory();
         let large = moves && self.rounds.size > LARGE_BYTES;
         let slow = large || self.rounds.mode == Mode::Warm;
         let counted = if slow { 16 } else { 128 };
@@ -171,7 +171,7 @@ impl<'run> Pairs<'run> {
 }
 
 impl Rounds {
-    pub(super) fn new(invoker: &Invoker, plan: Plan, size: u32) -> Result<Rounds, Error> {
+    pub(super) fn new(invoker: &Invoker, plan: PairPlan, size: u32) -> Result<Rounds, Error> {
         // The raw side over a network moves at least one byte.
         let bytes = HEAD_BYTES + size.max(1) as usize;
         let (mut input, mut output) =
@@ -189,8 +189,8 @@ impl Rounds {
     /// Bytes of a response.
     pub(super) fn response_bytes(&self) -> u32 {
         match self.function {
-            Called::Noop => 1,
-            Called::Echo | Called::Exchange => self.request_bytes(),
+            CalledFunction::Noop => 1,
+            CalledFunction::Echo | CalledFunction::Exchange => self.request_bytes(),
         }
     }
 }

@@ -13,29 +13,31 @@ use sublet_runtime::Invoker;
 
 use super::Samples;
 use super::pairs::Rounds;
-use super::transport::Transport;
+use super::transport::CallTransport;
 pub use ofi::connect as connect_ofi;
 
 /// The raw side of a measurement. It keeps its connections between blocks, like calls do.
-pub(super) enum Raw {
+pub(super) enum RawSide {
     Shm,
-    Tcp(tcp::Raw),
-    Ofi(Box<ofi::Raw>),
+    Tcp(tcp::RawTcp),
+    Ofi(Box<ofi::RawOfi>),
 }
 
-impl Raw {
+impl RawSide {
     /// Makes the raw side. `local` is the address by which the worker reaches this process; payloads have at most
     /// `max_bytes` bytes.
-    pub(super) fn new(transport: &Transport, local: IpAddr, max_bytes: u32) -> Result<Raw, Error> {
+    pub(super) fn new(transport: &CallTransport, local: IpAddr, max_bytes: u32) -> Result<RawSide, Error> {
         Ok(match (transport.fabric, &transport.provider) {
-            (Provider::Tcp, _) => Raw::Tcp(tcp::Raw::listen(local)?),
-            (Provider::Ofi, Some(provider)) => Raw::Ofi(Box::new(ofi::Raw::new(provider, local, max_bytes)?)),
-            _ => Raw::Shm,
+            (Provider::Tcp, _) => RawSide::Tcp(tcp::RawTcp::listen(local)?),
+            (Provider::Ofi, Some(provider)) => {
+                RawSide::Ofi(Box::new(ofi::RawOfi::new(provider, local, max_bytes)?))
+            }
+            _ => RawSide::Shm,
         })
     }
 
     pub(super) fn is_shared_memory(&self) -> bool {
-        matches!(self, Raw::Shm)
+        matches!(self, RawSide::Shm)
     }
 
     /// Executes a block of `counted` counted round trips.
@@ -47,9 +49,9 @@ impl Raw {
         samples: &mut Samples,
     ) -> Result<(), Error> {
         match self {
-            Raw::Shm => shm::block(invoker, rounds, counted, samples),
-            Raw::Tcp(tcp) => tcp.block(invoker, rounds, counted, samples),
-            Raw::Ofi(ofi) => ofi.block(invoker, rounds, counted, samples),
+            RawSide::Shm => shm::block(invoker, rounds, counted, samples),
+            RawSide::Tcp(tcp) => tcp.block(invoker, rounds, counted, samples),
+            RawSide::Ofi(ofi) => ofi.block(invoker, rounds, counted, samples),
         }
     }
 }

@@ -19,7 +19,7 @@ use sublet_fabric::clock::{Calibration, ticks, ticks_ordered};
 use sublet_proto::{Code, Error};
 use sublet_runtime::{Access, Allocation, CallOptions, Function, Invocation, Invoker, Policy};
 
-use super::own::Own;
+use super::private_instance::PrivateInstance;
 use super::{PACKAGE, Samples, Summary, allocate, human_ns, pin_client};
 
 /// Counted calls of each kind in a block, and uncounted calls before them.
@@ -42,7 +42,7 @@ const HEAD_WORDS: usize = 4096 / 4;
 /// How the client waits.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "lowercase")]
-enum Client {
+enum ClientWait {
     /// Polls, on a core of its own.
     Polls,
     /// Sleeps, where there is no such core.
@@ -51,10 +51,10 @@ enum Client {
 
 /// Results of the measurement.
 #[derive(Clone, Debug, Serialize)]
-pub struct Figure {
+pub struct RejectionResult {
     bench: &'static str,
     fabric: &'static str,
-    client: Client,
+    client: ClientWait,
     n: usize,
     plain: Summary,
     rejected: Summary,
@@ -64,10 +64,10 @@ pub struct Figure {
     redirected_ratio: f64,
 }
 
-/// The headings of [`Figure::rows`].
+/// The headings of [`RejectionResult::rows`].
 pub const HEADINGS: [&str; 4] = ["CALL", "MEDIAN", "P99", "RATIO"];
 
-impl Figure {
+impl RejectionResult {
     /// Formats the results for a table.
     pub fn rows(&self) -> Vec<[String; 4]> {
         let row = |name: &str, summary: &Summary, ratio: f64| {
@@ -82,20 +82,28 @@ impl Figure {
 }
 
 /// Starts a node with two shared cores and measures `calls` calls of each kind.
-pub fn run(calls: u32, mut progress: impl FnMut()) -> Result<Figure, Error> {
+pub fn run(calls: u32, mut progress: impl FnMut()) -> Result<RejectionResult, Error> {
     let calibration = Calibration::start();
     let cores = std::thread::available_parallelism().map_or(1, usize::from);
-    let client = if cores > 2 { Client::Polls } else { Client::Sleeps };
-    if client == Client::Polls {
+    let client = if cores > 2 { ClientWait::Polls } else { ClientWait::Sleeps };
+    if client == ClientWait::Polls {
         pin_client()?;
     }
-    let own =
-        Own::up(&["--cores", "0", "--shared-cores", "2", "--shared-places", "8", "--memory", "512MiB"])?;
+    let own = PrivateInstance::up(&[
+        "--cores",
+        "0",
+        "--shared-cores",
+        "2",
+        "--shared-places",
+        "8",
+        "--memory",
+        "512MiB",
+    ])?;
     let shared = Allocation::new(PACKAGE).policy(Policy::AlwaysWarm).memory_bytes(64 << 20).shared();
     let holder = connect(&own.access(), &shared)?;
     let invoker = connect(&own.access(), &shared.clone().cores(2).spin(client.spin()))?;
     let per_ns = calibration.ticks_per_ns();
-    let mut bench = Bench::new(&invoker, client, calls, per_ns)?;
+    let mut bench = RejectionBench::new(&invoker, client, calls, per_ns)?;
     held(&holder, || {
         bench.find_the_held_core()?;
         for _ in 0..blocks(calls) {
@@ -133,18 +141,18 @@ fn held(holder: &Invoker, act: impl FnOnce() -> Result<(), Error>) -> Result<(),
     done
 }
 
-impl Client {
+impl ClientWait {
     fn spin(self) -> Duration {
         match self {
-            Client::Polls => Duration::MAX,
-            Client::Sleeps => Duration::ZERO,
+            ClientWait::Polls => Duration::MAX,
+            ClientWait::Sleeps => Duration::ZERO,
         }
     }
 
     /// Waits for the result of a call.
     fn collect(self, mut call: Invocation<'_>) -> Result<(), Error> {
         // A sleeping client must not wait with a deadline that has passed.
-        if self == Client::Sleeps && !call.wait_timeout(PATIENCE) {
+        if self == ClientWait::Sleeps && !call.wait_timeout(PATIENCE) {
             let message = format!("a call had no answer in {} s", PATIENCE.as_secs());
             return Err(Error::new(Code::Internal, message));
         }
@@ -153,9 +161,9 @@ impl Client {
 }
 
 /// The state of the measurement.
-struct Bench<'invoker> {
+struct RejectionBench<'invoker> {
     invoker: &'invoker Invoker,
-    client: Client,
+    client: ClientWait,
     noop: Function,
     /// The client's workers: on the free core and on the occupied one.
     free: u32,
@@ -167,15 +175,15 @@ struct Bench<'invoker> {
     redirected: Samples,
 }
 
-impl<'invoker> Bench<'invoker> {
+impl<'invoker> RejectionBench<'invoker> {
     fn new(
         invoker: &'invoker Invoker,
-        client: Client,
+        client: ClientWait,
         calls: u32,
         per_ns: f64,
-    ) -> Result<Bench<'invoker>, Error> {
+    ) -> Result<RejectionBench<'invoker>, Error> {
         let samples = || Samples::with_capacity((blocks(calls) * BLOCK) as usize);
-        Ok(Bench {
+        Ok(RejectionBench {
             noop: invoker.function("noop")?,
             invoker,
             client,
@@ -252,8 +260,8 @@ impl<'invoker> Bench<'invoker> {
 
     fn think(&self) {
         match self.client {
-            Client::Sleeps => std::thread::sleep(THINK),
-            Client::Polls => {
+            ClientWait::Sleeps => std::thread::sleep(THINK),
+            ClientWait::Polls => {
                 let since = ticks();
                 while ticks().saturating_sub(since) < self.think_ticks {
                     std::hint::spin_loop();
@@ -262,11 +270,11 @@ impl<'invoker> Bench<'invoker> {
         }
     }
 
-    fn figure(mut self, per_ns: f64) -> Figure {
+    fn figure(mut self, per_ns: f64) -> RejectionResult {
         let n = self.plain.len();
         let (plain, rejected, redirected) =
             (self.plain.summary(per_ns), self.rejected.summary(per_ns), self.redirected.summary(per_ns));
-        Figure {
+        RejectionResult {
             bench: "reject",
             fabric: "shm",
             client: self.client,

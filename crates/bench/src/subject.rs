@@ -2,17 +2,17 @@
 
 use serde::Serialize;
 
-use super::pairs::{Called, Mode};
-use super::transport::Carried;
+use super::pairs::{CalledFunction, Mode};
+use super::transport::TransportFields;
 
 /// Fields in the order of the JSON output.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub(super) struct Subject {
     pub(super) bench: &'static str,
     #[serde(flatten)]
-    pub(super) carried: Carried,
+    pub(super) carried: TransportFields,
     pub(super) mode: Mode,
-    pub(super) function: Called,
+    pub(super) function: CalledFunction,
     pub(super) size_bytes: u32,
 }
 
@@ -35,9 +35,14 @@ mod tests {
     /// Programs and people may read the fields in order.
     #[test]
     fn figures_begin_with_what_they_are_of() {
-        let carried = Carried { fabric: "tcp", provider: None, encrypted: Some(false) };
-        let subject =
-            Subject { bench: "latency", carried, mode: Mode::Warm, function: Called::Noop, size_bytes: 64 };
+        let carried = TransportFields { fabric: "tcp", provider: None, encrypted: Some(false) };
+        let subject = Subject {
+            bench: "latency",
+            carried,
+            mode: Mode::Warm,
+            function: CalledFunction::Noop,
+            size_bytes: 64,
+        };
         let json = r#"{"bench":"latency","fabric":"tcp","encrypted":false,"mode":"warm","function":"noop","size_bytes":64}"#;
         assert_eq!(serde_json::to_string(&subject).unwrap(), json);
         assert_eq!(subject.cells(), ["tcp", "warm", "noop", "64"]);

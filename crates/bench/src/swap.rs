@@ -1,6 +1,6 @@
 //! Measures a program whose array is larger than its memory, beside the same program with all of it local.
 //!
-//! Both arrays are equal: one is ordinary memory in huge pages, one is [`Swapped`] with its swap space on the same
+//! Both arrays are equal: one is ordinary memory in huge pages, one is [`SwappedMemory`] with its swap space on the same
 //! node. A round goes through the first and then through the second, page by page, in the same order, and does the same
 //! work on each page: it mixes the page's content for the requested time. The results of both must be equal.
 
@@ -10,7 +10,7 @@ use clap::ValueEnum;
 use serde::Serialize;
 use sublet_fabric::stretch::{PageSize, Stretch};
 use sublet_proto::{Code, Error};
-use sublet_runtime::{Access, Invoker, MemoryPlan, SwapPlan, SwapStatistics, Swapped};
+use sublet_runtime::{Access, Invoker, MemoryPlan, SwapPlan, SwapStatistics, SwappedMemory};
 
 const PAGE_BYTES: usize = 4096;
 const BLOCK_PAGES: usize = 16;
@@ -22,7 +22,7 @@ const CALIBRATION: u32 = 4 << 20;
 /// Order in which a program goes through its array.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, ValueEnum)]
 #[serde(rename_all = "kebab-case")]
-pub enum Pattern {
+pub enum AccessOrder {
     /// Pages from the first to the last
     Sequential,
     /// Blocks of 64 KiB here and there, each from its first page to its last
@@ -33,9 +33,9 @@ pub enum Pattern {
 
 /// Parameters of the measurement.
 #[derive(Clone, Debug)]
-pub struct Plan {
+pub struct SwapBenchPlan {
     /// Order of the accesses.
-    pub pattern: Pattern,
+    pub pattern: AccessOrder,
     /// Work on each page, in microseconds; 0: each of its words is added up.
     pub work_us: f64,
     /// Resident share of the array.
@@ -48,9 +48,9 @@ pub struct Plan {
 
 /// Results of the measurement.
 #[derive(Clone, Debug, Serialize)]
-pub struct Figure {
+pub struct SwapResult {
     bench: &'static str,
-    pattern: Pattern,
+    pattern: AccessOrder,
     work_us: f64,
     local: f64,
     len_bytes: u64,
@@ -68,11 +68,11 @@ pub struct Figure {
     written_bytes: u64,
 }
 
-/// The headings of [`Figure::cells`].
+/// The headings of [`SwapResult::cells`].
 pub const HEADINGS: [&str; 9] =
     ["PATTERN", "WORK US", "MIB", "LOCAL MIB", "ROUNDS", "NS A PAGE", "ALL LOCAL", "RATIO", "FAULTS"];
 
-impl Figure {
+impl SwapResult {
     /// Formats the results for a table.
     pub fn cells(&self) -> [String; 9] {
         let pattern = self.pattern.to_possible_value().map(|value| value.get_name().to_owned());
@@ -91,7 +91,7 @@ impl Figure {
 }
 
 /// Measures the rounds. Calls `progress` after each.
-pub fn run(access: &Access, plan: &Plan, mut progress: impl FnMut()) -> Result<Figure, Error> {
+pub fn run(access: &Access, plan: &SwapBenchPlan, mut progress: impl FnMut()) -> Result<SwapResult, Error> {
     let len_bytes = plan.len_bytes()?;
     // A worker's threads are pinned, too.
     super::pin_client()?;
@@ -126,7 +126,7 @@ pub fn run(access: &Access, plan: &Plan, mut progress: impl FnMut()) -> Result<F
     Ok(plan.figure(&swapped, before, (median(ours), median(limit))))
 }
 
-impl Plan {
+impl SwapBenchPlan {
     fn len_bytes(&self) -> Result<u64, Error> {
         let len = self.local_bytes as f64 / self.local;
         let is_sound = self.local > 0.0 && self.local <= 1.0 && self.work_us >= 0.0 && self.work_us <= 1e6;
@@ -148,8 +148,8 @@ impl Plan {
         let begun = Instant::now();
         for number in 0..units {
             let chosen = match self.pattern {
-                Pattern::Sequential => number,
-                Pattern::RandomBlock | Pattern::RandomPage => random.below(units),
+                AccessOrder::Sequential => number,
+                AccessOrder::RandomBlock | AccessOrder::RandomPage => random.below(units),
             };
             for page in array[chosen * unit * PAGE_BYTES..][..unit * PAGE_BYTES].chunks_exact(PAGE_BYTES) {
                 result ^= work.on(page, result);
@@ -159,12 +159,17 @@ impl Plan {
     }
 
     fn unit_pages(&self) -> usize {
-        if self.pattern == Pattern::RandomBlock { BLOCK_PAGES } else { 1 }
+        if self.pattern == AccessOrder::RandomBlock { BLOCK_PAGES } else { 1 }
     }
 
-    fn figure(&self, swapped: &Swapped, before: SwapStatistics, (ours, limit): (f64, f64)) -> Figure {
+    fn figure(
+        &self,
+        swapped: &SwappedMemory,
+        before: SwapStatistics,
+        (ours, limit): (f64, f64),
+    ) -> SwapResult {
         let now = swapped.statistics();
-        Figure {
+        SwapResult {
             bench: "swap",
             pattern: self.pattern,
             work_us: self.work_us,
@@ -252,15 +257,15 @@ fn median(mut samples: Vec<f64>) -> f64 {
 mod tests {
     use super::*;
 
-    fn plan(pattern: Pattern) -> Plan {
-        Plan { pattern, work_us: 0.0, local: 0.5, local_bytes: 1 << 20, rounds: 1 }
+    fn plan(pattern: AccessOrder) -> SwapBenchPlan {
+        SwapBenchPlan { pattern, work_us: 0.0, local: 0.5, local_bytes: 1 << 20, rounds: 1 }
     }
 
     #[test]
     fn each_pattern_reads_all_pages_and_their_content() {
         let mut array = vec![0; 2 << 20];
         write(&mut array, Random(1));
-        for pattern in [Pattern::Sequential, Pattern::RandomBlock, Pattern::RandomPage] {
+        for pattern in [AccessOrder::Sequential, AccessOrder::RandomBlock, AccessOrder::RandomPage] {
             let of = |array: &[u8]| plan(pattern).pass(array, &Work { steps: 600 }, &mut Random(7)).1;
             let result = of(&array);
             assert_eq!(result, of(&array));
@@ -272,9 +277,10 @@ mod tests {
     #[test]
     fn a_share_that_makes_no_sense_is_refused() {
         for local in [0.0, -1.0, 1.5, f64::NAN, 1e-9] {
-            let refused = Plan { local, local_bytes: 64 << 20, ..plan(Pattern::Sequential) }.len_bytes();
+            let refused =
+                SwapBenchPlan { local, local_bytes: 64 << 20, ..plan(AccessOrder::Sequential) }.len_bytes();
             assert_eq!(refused.unwrap_err().code, Code::InvalidArgument, "{local}");
         }
-        assert_eq!(plan(Pattern::Sequential).len_bytes().unwrap(), 2 << 20);
+        assert_eq!(plan(AccessOrder::Sequential).len_bytes().unwrap(), 2 << 20);
     }
 }

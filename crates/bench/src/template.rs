@@ -13,11 +13,12 @@ use std::time::{Duration, Instant};
 use sublet_fabric::clock::monotonic_ns;
 use sublet_proto::{Code, Error};
 use sublet_sandbox::{
-    Devices, Interpreter, Kind, Language, Limits, Network, Program, Sandboxes, Spec, Template,
+    Devices, Interpreter, IsolationKind, Language, NetworkAccess, SandboxLimits, SandboxProgram, Sandboxes,
+    Spec, Template,
 };
 
 use super::Samples;
-use super::cold::{Figure, Sandbox, Step, micros};
+use super::cold::{ColdStartResult, ColdStartStep, SandboxChoice, micros};
 
 /// Pause between two starts, in which the next copy is prepared.
 const PAUSE: Duration = Duration::from_millis(20);
@@ -28,7 +29,7 @@ const SCRATCH_BYTES: u64 = 16 << 20;
 
 /// The warm interpreter.
 #[derive(Clone, Debug)]
-pub struct Warm {
+pub struct WarmTemplate {
     /// The program that makes sandboxes.
     pub spawner: PathBuf,
     /// Language of the interpreter.
@@ -42,7 +43,7 @@ pub struct Warm {
 }
 
 /// One start.
-struct Start {
+struct TemplateStart {
     total_ns: u64,
     /// Time until the sandbox existed.
     sandbox_ns: u64,
@@ -50,7 +51,7 @@ struct Start {
 }
 
 /// Executes `n` starts of each kind.
-pub(super) fn run(warm: &Warm, n: u32, mut progress: impl FnMut()) -> Result<Figure, Error> {
+pub(super) fn run(warm: &WarmTemplate, n: u32, mut progress: impl FnMut()) -> Result<ColdStartResult, Error> {
     let place = tempfile::tempdir().map_err(|error| failed("making a folder", &error))?;
     let (interpreter, source) = warm.of_language()?;
     let script = place.path().join("function");
@@ -86,13 +87,21 @@ pub(super) fn run(warm: &Warm, n: u32, mut progress: impl FnMut()) -> Result<Fig
     let (floor_us, _) = micros(&mut floor);
     let steps = [("sandbox", &mut sandbox), ("function", &mut function)].map(|(step, samples)| {
         let (median_us, p99_us) = micros(samples);
-        Step { step, median_us, p99_us }
+        ColdStartStep { step, median_us, p99_us }
     });
     let steps = steps.into();
-    Ok(Figure { bench: "cold", sandbox: Sandbox::Template, n, median_us, p99_us, floor_us, steps })
+    Ok(ColdStartResult {
+        bench: "cold",
+        sandbox: SandboxChoice::Template,
+        n,
+        median_us,
+        p99_us,
+        floor_us,
+        steps,
+    })
 }
 
-impl Warm {
+impl WarmTemplate {
     /// Finds the interpreter, and makes a program for it.
     fn of_language(&self) -> Result<(Interpreter, String), Error> {
         match self.language {
@@ -131,19 +140,19 @@ fn in_python(imports: &[String]) -> String {
     )
 }
 
-fn start(sandboxes: &Sandboxes, template: &Template, script: &Path) -> Result<Start, Error> {
+fn start(sandboxes: &Sandboxes, template: &Template, script: &Path) -> Result<TemplateStart, Error> {
     let (mut outside, inside) = UnixStream::pair().map_err(|error| failed("making a socket", &error))?;
     let spec = Spec {
-        kind: Kind::Template(template.clone()),
-        program: Program::Outside(script.to_owned()),
+        kind: IsolationKind::Template(template.clone()),
+        program: SandboxProgram::Outside(script.to_owned()),
         args: Vec::new(),
         env: Vec::new(),
         folder: None,
         control: OwnedFd::from(inside),
         log: None,
-        network: Network::None,
+        network: NetworkAccess::None,
         devices: Devices::None,
-        limits: Limits {
+        limits: SandboxLimits {
             cores: Vec::new(),
             memory_bytes: None,
             shown_memory_bytes: None,
@@ -160,7 +169,7 @@ fn start(sandboxes: &Sandboxes, template: &Template, script: &Path) -> Result<St
     while sandboxes.delete(&[made.id]).remove(0).is_err() && Instant::now() < deadline {
         std::thread::sleep(Duration::from_millis(1));
     }
-    Ok(Start { total_ns: entered.saturating_sub(begun), sandbox_ns, was_warm })
+    Ok(TemplateStart { total_ns: entered.saturating_sub(begun), sandbox_ns, was_warm })
 }
 
 /// Starts an interpreter without a sandbox. Returns the time until its function was entered, in nanoseconds.

@@ -11,7 +11,7 @@ use super::{PACKAGE, allocate, human_ns, pin_client};
 
 /// Parameters of the measurement.
 #[derive(Clone, Copy, Debug)]
-pub struct Plan {
+pub struct ThroughputPlan {
     /// Workers, each on its own core.
     pub workers: u32,
     /// Calls in flight at each worker.
@@ -24,7 +24,7 @@ pub struct Plan {
 
 /// Results of the measurement.
 #[derive(Clone, Debug, Serialize)]
-pub struct Figure {
+pub struct ThroughputResult {
     bench: &'static str,
     fabric: &'static str,
     workers: u32,
@@ -36,10 +36,10 @@ pub struct Figure {
     bytes_per_s: f64,
 }
 
-/// The headings of [`Figure::cells`].
+/// The headings of [`ThroughputResult::cells`].
 pub const HEADINGS: [&str; 7] = ["WORKERS", "IN FLIGHT", "BYTES", "CALLS", "CALLS/S", "PER CALL", "MB/S"];
 
-impl Figure {
+impl ThroughputResult {
     /// Formats the results for a table.
     pub fn cells(&self) -> [String; 7] {
         [
@@ -55,7 +55,7 @@ impl Figure {
 }
 
 /// Measures with one client thread, which keeps every worker's calls in flight and collects them in order.
-pub fn run(access: &Access, plan: Plan) -> Result<Figure, Error> {
+pub fn run(access: &Access, plan: ThroughputPlan) -> Result<ThroughputResult, Error> {
     if plan.in_flight == 0 {
         return Err(Error::new(Code::InvalidArgument, "calls in flight: 0 is not at least 1"));
     }
@@ -73,7 +73,7 @@ pub fn run(access: &Access, plan: Plan) -> Result<Figure, Error> {
     figure
 }
 
-fn measure(invoker: &Invoker, plan: Plan) -> Result<Figure, Error> {
+fn measure(invoker: &Invoker, plan: ThroughputPlan) -> Result<ThroughputResult, Error> {
     let noop = invoker.function("noop")?;
     let input = vec![7u8; plan.size as usize];
     let submit = |place: usize| {
@@ -95,7 +95,7 @@ fn measure(invoker: &Invoker, plan: Plan) -> Result<Figure, Error> {
     }
     let seconds = begun.elapsed().as_secs_f64();
     let calls_per_s = calls as f64 / seconds;
-    Ok(Figure {
+    Ok(ThroughputResult {
         bench: "throughput",
         fabric: "shm",
         workers: plan.workers,

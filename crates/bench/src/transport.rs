@@ -9,13 +9,13 @@ use sublet_proto::{Code, Error};
 use sublet_runtime::manager::ManagerClient;
 use sublet_runtime::{Access, Allocation, FabricChoice, Policy};
 
-use super::own::Own;
 use super::pairs::Mode;
+use super::private_instance::PrivateInstance;
 use super::{DIALLING_PACKAGE, PACKAGE};
 
 /// Transport of the calls.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Transport {
+pub struct CallTransport {
     /// Fabric, as `--fabric` names it.
     pub fabric: Provider,
     /// Provider of libfabric. `None`: the best one available.
@@ -35,7 +35,7 @@ pub enum Where {
 
 /// Fields of a result that describe its transport.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
-pub struct Carried {
+pub struct TransportFields {
     pub(super) fabric: &'static str,
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(super) provider: Option<String>,
@@ -43,7 +43,7 @@ pub struct Carried {
     pub(super) encrypted: Option<bool>,
 }
 
-impl Carried {
+impl TransportFields {
     /// Formats the fields for a table.
     pub(super) fn cell(&self) -> String {
         let how = if self.encrypted == Some(true) { " encrypted" } else { "" };
@@ -54,7 +54,7 @@ impl Carried {
     }
 }
 
-impl Transport {
+impl CallTransport {
     /// A lease of one worker in this mode. The client polls, as on the raw side. Over a network a warm call blocks at
     /// both ends, like a blocking ping-pong.
     pub(super) fn allocation(&self, mode: Mode) -> Allocation {
@@ -68,7 +68,7 @@ impl Transport {
     }
 
     /// Returns the transport with a provider of libfabric where it needs one: the best that this machine can use.
-    pub(super) fn resolved(&self) -> Result<Transport, Error> {
+    pub(super) fn resolved(&self) -> Result<CallTransport, Error> {
         if self.fabric != Provider::Ofi || self.provider.is_some() {
             return Ok(self.clone());
         }
@@ -79,7 +79,7 @@ impl Transport {
                 "no provider of libfabric can be used here: see `sublet fabrics`",
             )
         };
-        Ok(Transport { provider: Some(usable.ok_or_else(none)?.name), ..self.clone() })
+        Ok(CallTransport { provider: Some(usable.ok_or_else(none)?.name), ..self.clone() })
     }
 
     pub(super) fn choice(&self) -> FabricChoice {
@@ -98,8 +98,8 @@ impl Transport {
         }
     }
 
-    pub(super) fn carried(&self) -> Carried {
-        Carried {
+    pub(super) fn carried(&self) -> TransportFields {
+        TransportFields {
             fabric: self.fabric.name(),
             provider: self.provider.clone().filter(|_| self.fabric == Provider::Ofi),
             encrypted: (self.fabric == Provider::Tcp).then_some(self.encrypted),
@@ -112,12 +112,12 @@ pub(super) struct Site {
     pub(super) access: Access,
     /// The address of this machine by which workers reach this process.
     pub(super) local: IpAddr,
-    _own: Option<Own>,
+    _own: Option<PrivateInstance>,
 }
 
 impl Site {
     /// Opens the Sublet. Starts a private one with these flags if `place` requires it.
-    pub(super) fn open(place: &Where, transport: &Transport, flags: &[&str]) -> Result<Site, Error> {
+    pub(super) fn open(place: &Where, transport: &CallTransport, flags: &[&str]) -> Result<Site, Error> {
         match place {
             Where::Given(access) => {
                 let access = Access::clone(access);
@@ -127,7 +127,9 @@ impl Site {
                 let listen = SocketAddr::new(*address, 0).to_string();
                 let offer = transport.offer();
                 let fabrics = offer.as_ref().map_or(vec![], |offer| vec!["--fabrics", offer]);
-                let own = Own::up(&[&["--lend-network", "--listen", &listen], &fabrics[..], flags].concat())?;
+                let own = PrivateInstance::up(
+                    &[&["--lend-network", "--listen", &listen], &fabrics[..], flags].concat(),
+                )?;
                 Ok(Site { access: own.access(), local: *address, _own: Some(own) })
             }
         }
@@ -163,7 +165,7 @@ mod tests {
     #[test]
     fn a_figure_says_of_its_transport_what_the_fabric_has() {
         let json = |fabric, provider: Option<&str>| {
-            let transport = Transport { fabric, provider: provider.map(str::to_owned), encrypted: false };
+            let transport = CallTransport { fabric, provider: provider.map(str::to_owned), encrypted: false };
             serde_json::to_value(transport.carried()).unwrap()
         };
         assert_eq!(json(Provider::Shm, None), serde_json::json!({ "fabric": "shm" }));

@@ -1,6 +1,6 @@
 //! Callbacks for the end of calls.
 //!
-//! A `Watch` is the waker of an invocation's future. After a wake-up the call may still be running, and must be polled
+//! A `CallbackWatch` is the waker of an invocation's future. After a wake-up the call may still be running, and must be polled
 //! again; and a wake-up may come during the first poll, on another thread, whereas only one thread may touch the
 //! invocation. So the watch has a state, and the thread that has set it to `POLLING` owns the invocation:
 //!
@@ -20,7 +20,7 @@ use std::sync::atomic::{AtomicU8, Ordering};
 use std::task::{Poll, Wake, Waker};
 
 use crate::boundary::{guarded, invalid, sublet_status};
-use crate::invocation::{Slot, slot, sublet_invocation};
+use crate::invocation::{CallSlot, slot, sublet_invocation};
 
 /// Type of `sublet_callback`.
 pub type sublet_callback = unsafe extern "C" fn(*mut sublet_invocation, *mut c_void);
@@ -34,7 +34,7 @@ const WAITING: u8 = 2;
 /// The callback has been called; wake-ups are ignored.
 const DONE: u8 = 3;
 
-struct Watch {
+struct CallbackWatch {
     invocation: *mut sublet_invocation,
     callback: sublet_callback,
     user: *mut c_void,
@@ -45,14 +45,14 @@ struct Watch {
 
 // SAFETY: the caller of `sublet_invocation_on_complete` leaves the invocation to the watch until the callback, and the
 // state gives it to one thread at a time; `user` is only passed on, to a callback that is documented to run on any thread.
-unsafe impl Send for Watch {}
+unsafe impl Send for CallbackWatch {}
 // SAFETY: as above.
-unsafe impl Sync for Watch {}
+unsafe impl Sync for CallbackWatch {}
 
-impl Watch {
+impl CallbackWatch {
     /// # Safety
     /// The caller owns the invocation: it has set the state to `POLLING`.
-    unsafe fn call<'a>(&self) -> Option<&'a mut Slot> {
+    unsafe fn call<'a>(&self) -> Option<&'a mut CallSlot> {
         // SAFETY: the invocation is alive until the callback, and only the caller uses it.
         unsafe { slot(self.invocation) }.ok()
     }
@@ -60,8 +60,8 @@ impl Watch {
     /// Polls until the call has ended or has registered the waker.
     ///
     /// # Safety
-    /// The caller owns the invocation, as for [`Watch::call`].
-    unsafe fn advance(self: Arc<Watch>) {
+    /// The caller owns the invocation, as for [`CallbackWatch::call`].
+    unsafe fn advance(self: Arc<CallbackWatch>) {
         let waker = Waker::from(self.clone());
         loop {
             // SAFETY: as the caller vouches.
@@ -80,7 +80,7 @@ impl Watch {
     /// Returns the invocation to its owner in C, by the callback.
     ///
     /// # Safety
-    /// The caller owns the invocation, as for [`Watch::call`].
+    /// The caller owns the invocation, as for [`CallbackWatch::call`].
     unsafe fn finish(&self) {
         self.state.store(DONE, Ordering::Release);
         // SAFETY: the callback is the caller's, for just these arguments; nothing here touches the invocation again.
@@ -98,8 +98,8 @@ impl Watch {
     }
 }
 
-impl Wake for Watch {
-    fn wake(self: Arc<Watch>) {
+impl Wake for CallbackWatch {
+    fn wake(self: Arc<CallbackWatch>) {
         if !self.take() {
             return;
         }
@@ -133,7 +133,7 @@ pub unsafe extern "C" fn sublet_invocation_on_complete(
         let callback = callback.ok_or_else(|| invalid("the argument `callback` is a null pointer"))?;
         // SAFETY: null or the caller's invocation, which no other thread uses. Checks that there is a call.
         unsafe { slot(invocation) }?;
-        let watch = Arc::new(Watch { invocation, callback, user, state: AtomicU8::new(POLLING) });
+        let watch = Arc::new(CallbackWatch { invocation, callback, user, state: AtomicU8::new(POLLING) });
         // SAFETY: the state starts as POLLING, for this thread.
         unsafe { watch.advance() };
         Ok(())

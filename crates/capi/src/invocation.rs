@@ -1,6 +1,6 @@
 //! Invocations: calls that live in the caller's memory, so that calling allocates nothing.
 //!
-//! `struct sublet_invocation` has space for a `Slot` behind a tag that says whether it holds one. C may move it by copying
+//! `struct sublet_invocation` has space for a `CallSlot` behind a tag that says whether it holds one. C may move it by copying
 //! its bytes, as Rust moves a value. The tag is neither 0 nor likely in uninitialized memory, so most invalid invocations
 //! end in `invalid_argument`.
 
@@ -36,11 +36,11 @@ pub struct sublet_completion {
 #[repr(C)]
 struct Storage {
     tag: u64,
-    slot: MaybeUninit<Slot>,
+    slot: MaybeUninit<CallSlot>,
 }
 
 /// A submitted call, and its result if that was collected early.
-pub(crate) struct Slot {
+pub(crate) struct CallSlot {
     call: Invocation<'static>,
     result: Option<Result<Completion, Error>>,
 }
@@ -53,10 +53,10 @@ const OPEN: u64 = u64::from_le_bytes(*b"subletOK");
 const _: () = assert!(size_of::<Storage>() <= size_of::<sublet_invocation>());
 const _: () = assert!(align_of::<Storage>() <= align_of::<sublet_invocation>());
 // The future must stay movable by copying its bytes while it is polled.
-const _: () = is_unpin::<Slot>();
+const _: () = is_unpin::<CallSlot>();
 const fn is_unpin<T: Unpin>() {}
 
-impl Slot {
+impl CallSlot {
     pub(crate) fn is_ready(&mut self) -> bool {
         self.result.is_some() || self.call.is_ready()
     }
@@ -91,7 +91,7 @@ impl Slot {
 /// The storage is the caller's, and holds no call.
 #[inline(always)]
 pub(crate) unsafe fn store(place: NonNull<sublet_invocation>, call: Invocation<'static>) {
-    let storage = Storage { tag: OPEN, slot: MaybeUninit::new(Slot { call, result: None }) };
+    let storage = Storage { tag: OPEN, slot: MaybeUninit::new(CallSlot { call, result: None }) };
     // SAFETY: the storage has the size and alignment for this, as asserted above.
     unsafe { place.cast::<Storage>().write(storage) };
 }
@@ -101,7 +101,7 @@ pub(crate) unsafe fn store(place: NonNull<sublet_invocation>, call: Invocation<'
 /// # Safety
 /// `invocation` is null or initialized, and no one else uses it while the reference is used.
 #[inline(always)]
-pub(crate) unsafe fn slot<'a>(invocation: *mut sublet_invocation) -> Result<&'a mut Slot, Error> {
+pub(crate) unsafe fn slot<'a>(invocation: *mut sublet_invocation) -> Result<&'a mut CallSlot, Error> {
     let storage = output(invocation, "invocation")?.cast::<Storage>().as_ptr();
     // SAFETY: not null, so the tag can be read, with or without a slot.
     if unsafe { (*storage).tag } != OPEN {
@@ -115,9 +115,9 @@ pub(crate) unsafe fn slot<'a>(invocation: *mut sublet_invocation) -> Result<&'a 
 ///
 /// # Safety
 /// As for [`slot`].
-unsafe fn take(invocation: *mut sublet_invocation) -> Result<Slot, Error> {
+unsafe fn take(invocation: *mut sublet_invocation) -> Result<CallSlot, Error> {
     // SAFETY: as the caller vouches.
-    let slot: *mut Slot = unsafe { slot(invocation) }?;
+    let slot: *mut CallSlot = unsafe { slot(invocation) }?;
     // SAFETY: there is a slot, so this is storage; the tag then says that there is none, so it is taken only once.
     unsafe {
         (*invocation.cast::<Storage>()).tag = CLOSED;
@@ -134,7 +134,7 @@ unsafe fn end(invocation: *mut sublet_invocation) -> Result<Completion, Error> {
     // SAFETY: as the caller vouches.
     let slot = unsafe { slot(invocation) }?;
     let result = slot.collect();
-    let slot: *mut Slot = slot;
+    let slot: *mut CallSlot = slot;
     // SAFETY: there is a slot, so this is storage; the tag then says that there is none, so it is dropped only once.
     unsafe {
         (*invocation.cast::<Storage>()).tag = CLOSED;

@@ -2,14 +2,14 @@
 
 use std::ffi::c_void;
 
-use sublet::{Error, SwapPlan, SwapStatistics, Swapped, Touching};
+use sublet::{Error, SwapPlan, SwapStatistics, SwappedMemory, Touching};
 
 use crate::boundary::{argument, check_size, guarded, output, sublet_status};
 use crate::invoker::sublet_invoker;
 use crate::memory::sublet_memory_plan;
 
 /// `struct sublet_swapped`, opaque to C.
-pub struct sublet_swapped(Swapped);
+pub struct sublet_swapped(SwappedMemory);
 
 /// `struct sublet_swap_plan`.
 #[repr(C)]

@@ -49,7 +49,7 @@ use sublet_runtime::Access;
 use sublet_runtime::access::default_address;
 use sublet_runtime::manager::ManagerClient;
 
-use output::Output;
+use output::CommandOutput;
 
 const EXAMPLES: &str = "\
 Examples:
@@ -123,7 +123,7 @@ enum Command {
 
 /// Options of commands that connect to a manager.
 #[derive(Debug, Args)]
-struct Connection {
+struct ConnectionArguments {
     // Environment variables are read at their use: the parser would show them in usage lines as if they were required.
     /// Addresses of the managers, as unix:/path or https://HOST:PORT, separated by commas [default: $SUBLET_MANAGER, or this
     /// user's own `sublet up`]
@@ -140,7 +140,7 @@ struct Connection {
     token_file: Option<PathBuf>,
 }
 
-impl Connection {
+impl ConnectionArguments {
     fn open(&self) -> Result<ManagerClient, Error> {
         ManagerClient::connect_with(self.access()?)
     }
@@ -174,7 +174,7 @@ pub(crate) fn main() -> ExitCode {
         Ok(arguments) => arguments,
         Err(error) => return usage(&error),
     };
-    let output = Output::new(arguments.json);
+    let output = CommandOutput::new(arguments.json);
     match run(arguments.command, &output) {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) => output.fail(&error),
@@ -191,7 +191,7 @@ impl Command {
     }
 }
 
-fn run(command: Command, output: &Output) -> Result<(), Error> {
+fn run(command: Command, output: &CommandOutput) -> Result<(), Error> {
     limits::prepare(command.needs())?;
     // The manager and the agent configure their own logs.
     if !matches!(command, Command::Manager(_) | Command::Agent(_)) {
@@ -245,7 +245,7 @@ fn usage(error: &clap::Error) -> ExitCode {
     if is_json && !asked {
         let message = error.render().to_string();
         let message = message.trim_start_matches("error: ").trim_end();
-        return Output::new(true).fail(&Error::new(Code::InvalidArgument, message));
+        return CommandOutput::new(true).fail(&Error::new(Code::InvalidArgument, message));
     }
     // If standard error cannot be written, there is no other way to report it.
     let _ = match printable_text(&error.render().to_string()) {

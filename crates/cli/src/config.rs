@@ -17,12 +17,12 @@ use std::path::{Path, PathBuf};
 use serde::Serialize;
 use sublet_proto::{Code, Error};
 
-pub(crate) use flags::{ConfiguredProgram, Flags};
+pub(crate) use flags::{ConfigFlags, ConfiguredProgram};
 
 /// Key of the log filter, for both programs.
-const LOG: Key = Key {
+const LOG: ConfigKey = ConfigKey {
     name: "log",
-    kind: Kind::Text,
+    kind: ValueKind::Text,
     environment: "SUBLET_LOG",
     flag: "log",
     value: "LEVEL",
@@ -36,15 +36,15 @@ const LOG: Key = Key {
 pub(crate) struct Schema {
     /// Default path of the configuration file, which need not exist.
     pub(crate) file: &'static str,
-    pub(crate) keys: &'static [Key],
+    pub(crate) keys: &'static [ConfigKey],
 }
 
 /// A key of the configuration.
 #[derive(Debug)]
-pub(crate) struct Key {
+pub(crate) struct ConfigKey {
     /// Name in the file, with its tables: `tls.key`. A `*` stands for any one name.
     pub(crate) name: &'static str,
-    pub(crate) kind: Kind,
+    pub(crate) kind: ValueKind,
     /// Name of the environment variable; empty if there is none.
     pub(crate) environment: &'static str,
     /// Name of the flag without its dashes; empty if there is none.
@@ -59,7 +59,7 @@ pub(crate) struct Key {
 
 /// Type of a value in the file. Elsewhere every value is text, and commas separate the values of a list.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Kind {
+pub(crate) enum ValueKind {
     Text,
     Whole,
     /// A whole number, or text with a unit.
@@ -69,15 +69,15 @@ pub(crate) enum Kind {
     Switch,
 }
 
-impl Kind {
+impl ValueKind {
     /// Describes the allowed values, for errors.
     fn allowed(self) -> &'static str {
         match self {
-            Kind::Text => "text in quotation marks",
-            Kind::Whole => "a whole number, 0 or more",
-            Kind::Size => "a whole number of bytes, or text as \"4GiB\"",
-            Kind::List => "a list of texts, as [\"one\", \"two\"]",
-            Kind::Switch => "true or false",
+            ValueKind::Text => "text in quotation marks",
+            ValueKind::Whole => "a whole number, 0 or more",
+            ValueKind::Size => "a whole number of bytes, or text as \"4GiB\"",
+            ValueKind::List => "a list of texts, as [\"one\", \"two\"]",
+            ValueKind::Switch => "true or false",
         }
     }
 }
@@ -102,31 +102,31 @@ pub(crate) enum Visibility {
 
 /// Source of a value. Later variants override earlier ones.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) enum Source {
+pub(crate) enum ValueSource {
     Default,
     File { path: PathBuf, line: usize },
     Environment(&'static str),
     Flag(&'static str),
 }
 
-impl Source {
+impl ValueSource {
     fn rank(&self) -> u8 {
         match self {
-            Source::Default => 0,
-            Source::File { .. } => 1,
-            Source::Environment(_) => 2,
-            Source::Flag(_) => 3,
+            ValueSource::Default => 0,
+            ValueSource::File { .. } => 1,
+            ValueSource::Environment(_) => 2,
+            ValueSource::Flag(_) => 3,
         }
     }
 }
 
-impl fmt::Display for Source {
+impl fmt::Display for ValueSource {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            Source::Default => f.write_str("default"),
-            Source::File { path, line } => write!(f, "{}:{line}", path.display()),
-            Source::Environment(variable) => f.write_str(variable),
-            Source::Flag(flag) => write!(f, "--{flag}"),
+            ValueSource::Default => f.write_str("default"),
+            ValueSource::File { path, line } => write!(f, "{}:{line}", path.display()),
+            ValueSource::Environment(variable) => f.write_str(variable),
+            ValueSource::Flag(flag) => write!(f, "--{flag}"),
         }
     }
 }
@@ -135,12 +135,12 @@ impl fmt::Display for Source {
 #[derive(Clone, Debug)]
 struct Setting {
     text: String,
-    source: Source,
+    source: ValueSource,
 }
 
 /// Effective values by the names of their keys.
 #[derive(Debug)]
-pub(crate) struct Settings {
+pub(crate) struct EffectiveSettings {
     schema: &'static Schema,
     settings: BTreeMap<String, Setting>,
     /// Values of the file that the environment overrides.
@@ -151,7 +151,7 @@ pub(crate) struct Settings {
 #[derive(Debug)]
 struct Override {
     key: &'static str,
-    file: Source,
+    file: ValueSource,
     variable: &'static str,
 }
 
@@ -164,7 +164,7 @@ impl fmt::Display for Override {
 
 /// A line of `--print-config`.
 #[derive(Debug, Serialize)]
-pub(crate) struct Line {
+pub(crate) struct ConfigLine {
     pub(crate) key: String,
     /// Value; if absent, `meaning` explains it.
     pub(crate) value: Option<String>,
@@ -173,15 +173,15 @@ pub(crate) struct Line {
     pub(crate) from: String,
 }
 
-impl Settings {
+impl EffectiveSettings {
     /// Combines the file, if there is one, the environment and the flags.
     ///
     /// # Errors
     /// [`Code::InvalidArgument`] for a file that does not fit the [`Schema`], with line and key; [`Code::System`] for
     /// a file that cannot be read.
-    pub(crate) fn read<P: ConfiguredProgram>(flags: Flags<P>) -> Result<Settings, Error> {
+    pub(crate) fn read<P: ConfiguredProgram>(flags: ConfigFlags<P>) -> Result<EffectiveSettings, Error> {
         let schema = P::SCHEMA;
-        let mut settings = Settings { schema, settings: BTreeMap::new(), replaced: Vec::new() };
+        let mut settings = EffectiveSettings { schema, settings: BTreeMap::new(), replaced: Vec::new() };
         settings.add_defaults();
         if let Some(path) = flags.config.or_else(|| schema.existing_file()) {
             for (name, setting) in file::read(&path, schema)? {
@@ -190,7 +190,7 @@ impl Settings {
         }
         settings.add_environment(|variable| std::env::var(variable).ok());
         for (key, text) in flags.given {
-            settings.put(key, text, Source::Flag(key.flag));
+            settings.put(key, text, ValueSource::Flag(key.flag));
         }
         Ok(settings)
     }
@@ -202,7 +202,7 @@ impl Settings {
                 Otherwise::Found(find) => find(),
                 Otherwise::Means(_) => continue,
             };
-            self.put(key, text, Source::Default);
+            self.put(key, text, ValueSource::Default);
         }
     }
 
@@ -210,13 +210,13 @@ impl Settings {
         for key in self.schema.keys.iter().filter(|key| !key.environment.is_empty()) {
             if let Some(text) = variable(key.environment).filter(|text| !text.is_empty()) {
                 self.note_replaced(key, &text);
-                self.put(key, text, Source::Environment(key.environment));
+                self.put(key, text, ValueSource::Environment(key.environment));
             }
         }
     }
 
-    fn note_replaced(&mut self, key: &Key, text: &str) {
-        if let Some(Setting { text: before, source: file @ Source::File { .. } }) =
+    fn note_replaced(&mut self, key: &ConfigKey, text: &str) {
+        if let Some(Setting { text: before, source: file @ ValueSource::File { .. } }) =
             self.settings.get(key.name)
             && before != text
         {
@@ -230,12 +230,12 @@ impl Settings {
         // A flag may override the variable in turn.
         let holds = |replaced: &&Override| {
             let setting = self.settings.get(replaced.key);
-            setting.is_some_and(|setting| setting.source == Source::Environment(replaced.variable))
+            setting.is_some_and(|setting| setting.source == ValueSource::Environment(replaced.variable))
         };
         self.replaced.iter().filter(holds).map(ToString::to_string)
     }
 
-    fn put(&mut self, key: &Key, text: String, source: Source) {
+    fn put(&mut self, key: &ConfigKey, text: String, source: ValueSource) {
         self.settings.insert(key.name.to_owned(), Setting { text, source });
     }
 
@@ -281,7 +281,7 @@ impl Settings {
 
     /// Returns whether any source sets the key.
     pub(crate) fn is_set(&self, name: &str) -> bool {
-        self.settings.get(name).is_some_and(|setting| setting.source != Source::Default)
+        self.settings.get(name).is_some_and(|setting| setting.source != ValueSource::Default)
     }
 
     /// Returns which of two alternative keys comes from the stronger source.
@@ -308,20 +308,20 @@ impl Settings {
     fn place(&self, name: &str) -> String {
         match self.settings.get(name) {
             Some(Setting { source, .. }) => match source {
-                Source::Default => format!("{name} (by default)"),
-                Source::File { .. } => format!("{source}: {name}"),
-                Source::Environment(_) | Source::Flag(_) => source.to_string(),
+                ValueSource::Default => format!("{name} (by default)"),
+                ValueSource::File { .. } => format!("{source}: {name}"),
+                ValueSource::Environment(_) | ValueSource::Flag(_) => source.to_string(),
             },
-            None => self.schema.key(name).map_or(name.to_owned(), Key::places),
+            None => self.schema.key(name).map_or(name.to_owned(), ConfigKey::places),
         }
     }
 
     /// Lists every key with its value and source.
-    pub(crate) fn lines(&self) -> Vec<Line> {
+    pub(crate) fn lines(&self) -> Vec<ConfigLine> {
         let mut lines = Vec::with_capacity(self.schema.keys.len());
         for key in self.schema.keys {
             let set = self.settings.iter().filter(|(name, _)| key.is_named(name));
-            lines.extend(set.map(|(name, setting)| Line {
+            lines.extend(set.map(|(name, setting)| ConfigLine {
                 key: name.clone(),
                 value: Some(key.shown.show(&setting.text)),
                 meaning: None,
@@ -330,7 +330,12 @@ impl Settings {
             match key.otherwise {
                 Otherwise::Means(meaning) if !key.is_pattern() && !self.settings.contains_key(key.name) => {
                     let meaning = Some(meaning);
-                    lines.push(Line { key: key.name.into(), value: None, meaning, from: "default".into() });
+                    lines.push(ConfigLine {
+                        key: key.name.into(),
+                        value: None,
+                        meaning,
+                        from: "default".into(),
+                    });
                 }
                 _ => {}
             }
@@ -345,7 +350,7 @@ impl Schema {
         path.exists().then(|| path.to_owned())
     }
 
-    fn key(&self, name: &str) -> Option<&'static Key> {
+    fn key(&self, name: &str) -> Option<&'static ConfigKey> {
         self.keys.iter().find(|key| key.is_named(name))
     }
 
@@ -355,7 +360,7 @@ impl Schema {
     }
 }
 
-impl Key {
+impl ConfigKey {
     fn is_named(&self, name: &str) -> bool {
         let (mut own, mut given) = (self.name.split('.'), name.split('.'));
         loop {
@@ -424,7 +429,9 @@ mod tests {
     #[test]
     fn every_key_is_set_in_one_way_only() {
         for schema in [&manager::SCHEMA, &agent::SCHEMA] {
-            for places in [|key: &Key| key.name, |key: &Key| key.environment, |key: &Key| key.flag] {
+            for places in
+                [|key: &ConfigKey| key.name, |key: &ConfigKey| key.environment, |key: &ConfigKey| key.flag]
+            {
                 let mut seen: Vec<_> =
                     schema.keys.iter().map(places).filter(|place| !place.is_empty()).collect();
                 let all = seen.len();
@@ -438,7 +445,7 @@ mod tests {
     #[test]
     fn warns_of_variable_that_overrides_the_file() {
         let mut settings =
-            Settings { schema: &agent::SCHEMA, settings: BTreeMap::new(), replaced: Vec::new() };
+            EffectiveSettings { schema: &agent::SCHEMA, settings: BTreeMap::new(), replaced: Vec::new() };
         let file =
             file::parse(Path::new("agent.toml"), "name = 'a'\n\nmanagers = ['https://m:1']", &agent::SCHEMA);
         settings.settings.extend(file.unwrap());
@@ -454,7 +461,7 @@ mod tests {
             "{warnings:?}"
         );
         let key = agent::SCHEMA.key("managers").unwrap();
-        settings.put(key, "https://n:1".into(), Source::Flag("manager"));
+        settings.put(key, "https://n:1".into(), ValueSource::Flag("manager"));
         assert_eq!(settings.warnings().count(), 0);
     }
 
@@ -490,7 +497,7 @@ mod tests {
     #[test]
     fn flags_override_environment_which_overrides_file() {
         let schema = &agent::SCHEMA;
-        let mut settings = Settings { schema, settings: BTreeMap::new(), replaced: Vec::new() };
+        let mut settings = EffectiveSettings { schema, settings: BTreeMap::new(), replaced: Vec::new() };
         settings.add_defaults();
         let of_file =
             file::parse(Path::new("a.toml"), "clients = 'all-users'\ncores = 1\nmemory = 5", schema);
@@ -499,26 +506,26 @@ mod tests {
         settings.add_environment(|name| {
             variables.iter().find(|(variable, _)| *variable == name).map(|(_, text)| (*text).to_owned())
         });
-        let text = |settings: &Settings, name| {
+        let text = |settings: &EffectiveSettings, name| {
             settings.needed(name, |text| Ok::<_, String>(text.to_owned())).unwrap()
         };
         assert_eq!(["clients", "cores", "memory"].map(|name| text(&settings, name)), ["all-users", "2", "5"]);
-        settings.put(schema.key("cores").unwrap(), "3".into(), Source::Flag("cores"));
+        settings.put(schema.key("cores").unwrap(), "3".into(), ValueSource::Flag("cores"));
         assert_eq!(text(&settings, "cores"), "3");
     }
 
     #[test]
     fn stronger_of_two_alternatives_wins_and_equals_conflict() {
         let schema = &agent::SCHEMA;
-        let mut settings = Settings { schema, settings: BTreeMap::new(), replaced: Vec::new() };
+        let mut settings = EffectiveSettings { schema, settings: BTreeMap::new(), replaced: Vec::new() };
         assert_eq!(settings.stronger("token_file", "token").unwrap(), "token_file");
-        let put = |settings: &mut Settings, name, source| {
+        let put = |settings: &mut EffectiveSettings, name, source| {
             settings.put(schema.key(name).unwrap(), "x".into(), source);
         };
-        put(&mut settings, "token", Source::Environment("SUBLET_TOKEN"));
-        put(&mut settings, "token_file", Source::File { path: "a.toml".into(), line: 7 });
+        put(&mut settings, "token", ValueSource::Environment("SUBLET_TOKEN"));
+        put(&mut settings, "token_file", ValueSource::File { path: "a.toml".into(), line: 7 });
         assert_eq!(settings.stronger("token_file", "token").unwrap(), "token");
-        put(&mut settings, "token_file", Source::Environment("SUBLET_TOKEN_FILE"));
+        put(&mut settings, "token_file", ValueSource::Environment("SUBLET_TOKEN_FILE"));
         let error = settings.stronger("token_file", "token").unwrap_err().message;
         assert!(error.contains("SUBLET_TOKEN_FILE") && error.contains("SUBLET_TOKEN is also set"), "{error}");
     }

@@ -14,19 +14,19 @@ use std::net::IpAddr;
 
 use serde::Serialize;
 use sublet_fabric::Provider;
-use sublet_fabric::ofi::Network;
+use sublet_fabric::ofi::OfiNetwork;
 use sublet_proto::{Code, Error};
 
 use choice::choose;
 use interfaces::{Interface, default_route, interfaces};
-pub(crate) use measure::Measured;
-use providers::Machine;
+pub(crate) use measure::FabricMeasurement;
+use providers::LocalMachine;
 use rdma::{memory_lock, ports};
 
 /// The fabrics of this machine, and the chosen ones.
 #[derive(Debug, Serialize)]
 pub(crate) struct Fabrics {
-    pub(crate) fabrics: Vec<Fabric>,
+    pub(crate) fabrics: Vec<FabricReport>,
     pub(crate) chosen: Vec<Chosen>,
     /// Memory that this process may lock for RDMA, in bytes; null: without a limit.
     pub(crate) memory_lock_bytes: Option<u64>,
@@ -34,7 +34,7 @@ pub(crate) struct Fabrics {
 
 /// One way to carry calls.
 #[derive(Clone, Debug, Default, PartialEq, Serialize)]
-pub(crate) struct Fabric {
+pub(crate) struct FabricReport {
     /// The fabric's name in `--fabric`.
     pub(crate) fabric: &'static str,
     /// The provider of libfabric.
@@ -52,13 +52,13 @@ pub(crate) struct Fabric {
     pub(crate) reason: Option<String>,
     /// Problem of a fabric that is usable nevertheless.
     pub(crate) warning: Option<String>,
-    pub(crate) measured: Option<Measured>,
+    pub(crate) measured: Option<FabricMeasurement>,
 }
 
 /// The fabric that is chosen by default for one kind of clients.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub(crate) struct Chosen {
-    pub(crate) clients: Clients,
+    pub(crate) clients: FabricClients,
     pub(crate) fabric: &'static str,
     pub(crate) provider: Option<String>,
     pub(crate) interface: Option<String>,
@@ -68,7 +68,7 @@ pub(crate) struct Chosen {
 /// The clients of a chosen fabric.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "snake_case")]
-pub(crate) enum Clients {
+pub(crate) enum FabricClients {
     ThisMachine,
     OtherMachines,
 }
@@ -80,7 +80,7 @@ pub(crate) fn look() -> Result<Fabrics, Error> {
     let interfaces = interfaces().map_err(failed)?;
     let mut fabrics = vec![shared_memory()];
     fabrics.extend(interfaces.iter().flat_map(tcp));
-    let machine = Machine { interfaces: &interfaces, ports: &ports(), memory_lock: memory_lock() };
+    let machine = LocalMachine { interfaces: &interfaces, ports: &ports(), memory_lock: memory_lock() };
     fabrics.extend(machine.ofi());
     let offered = sublet_agent::automatic_fabrics(false);
     let chosen = choose(&offered, &fabrics, default_route().as_deref());
@@ -99,26 +99,26 @@ pub(crate) fn measure(fabrics: &mut Fabrics, mut progress: impl FnMut()) {
     }
 }
 
-impl Fabric {
-    fn measure(&self) -> Result<Measured, Error> {
+impl FabricReport {
+    fn measure(&self) -> Result<FabricMeasurement, Error> {
         if let Some(provider) = &self.provider {
-            let network = Network { interface: self.interface.clone(), ..Network::of(provider) };
+            let network = OfiNetwork { interface: self.interface.clone(), ..OfiNetwork::of(provider) };
             return measure::measure(|bytes| measure::Ofi::connect(&network, bytes));
         }
         match self.address.as_deref().map(str::parse::<IpAddr>) {
             Some(Ok(address)) => measure::measure(|bytes| measure::Tcp::connect(address, bytes)),
-            _ => measure::measure(|bytes| Ok(measure::Flags::connect(bytes))),
+            _ => measure::measure(|bytes| Ok(measure::SharedMemoryEnd::connect(bytes))),
         }
     }
 }
 
-fn shared_memory() -> Fabric {
-    Fabric { fabric: Provider::Shm.name(), usable: true, ..Fabric::default() }
+fn shared_memory() -> FabricReport {
+    FabricReport { fabric: Provider::Shm.name(), usable: true, ..FabricReport::default() }
 }
 
 /// Returns a fabric for each address. A link-local address is not usable: it is valid only together with an interface.
-fn tcp(interface: &Interface) -> Vec<Fabric> {
-    let fabric = |address: Option<&IpAddr>, reason: Option<&str>| Fabric {
+fn tcp(interface: &Interface) -> Vec<FabricReport> {
+    let fabric = |address: Option<&IpAddr>, reason: Option<&str>| FabricReport {
         fabric: Provider::Tcp.name(),
         interface: Some(interface.name.clone()),
         is_loopback: interface.is_loopback,
@@ -127,7 +127,7 @@ fn tcp(interface: &Interface) -> Vec<Fabric> {
         mtu_bytes: interface.mtu_bytes,
         usable: reason.is_none(),
         reason: reason.map(str::to_owned),
-        ..Fabric::default()
+        ..FabricReport::default()
     };
     let global: Vec<_> =
         interface.addresses.iter().filter(|address| !is_link_local(&address.to_string())).collect();

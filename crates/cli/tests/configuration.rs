@@ -30,11 +30,11 @@ impl Case {
     }
 
     /// Value and source of each key.
-    fn holds(&self, program: &str, arguments: &[&str], environment: &[(&str, &str)]) -> Held {
+    fn holds(&self, program: &str, arguments: &[&str], environment: &[(&str, &str)]) -> ConfigDocument {
         let output = self.run(program, arguments, environment);
         assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
         let shown: Value = serde_json::from_slice(&output.stdout).unwrap();
-        Held(shown["configuration"].as_array().unwrap().clone())
+        ConfigDocument(shown["configuration"].as_array().unwrap().clone())
     }
 
     fn refused(&self, program: &str, arguments: &[&str]) -> String {
@@ -46,9 +46,9 @@ impl Case {
     }
 }
 
-struct Held(Vec<Value>);
+struct ConfigDocument(Vec<Value>);
 
-impl Held {
+impl ConfigDocument {
     fn of(&self, key: &str) -> (&str, &str) {
         let line = self.0.iter().find(|line| line["key"] == key).unwrap_or_else(|| panic!("no {key}"));
         (line["value"].as_str().unwrap_or("nothing"), line["from"].as_str().unwrap())

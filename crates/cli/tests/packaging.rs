@@ -65,9 +65,9 @@ fn the_units_and_the_configurations_name_the_same_places() {
 }
 
 /// A program that is killed at the end.
-struct Running(Child);
+struct RunningProgram(Child);
 
-impl Drop for Running {
+impl Drop for RunningProgram {
     fn drop(&mut self) {
         let _ = self.0.kill();
         let _ = self.0.wait();
@@ -89,7 +89,8 @@ fn service_manager_is_notified_of_start_and_stop() {
     let mut manager = Command::new(SUBLET);
     manager.args(["manager", "--listen", "", "--config"]).arg(&config).env_remove("SUBLET_LISTEN");
     manager.arg("--state").arg(folder.path().join("state")).stdout(Stdio::null());
-    let mut manager = Running(manager.env("NOTIFY_SOCKET", folder.path().join("notify")).spawn().unwrap());
+    let mut manager =
+        RunningProgram(manager.env("NOTIFY_SOCKET", folder.path().join("notify")).spawn().unwrap());
     assert_eq!(hear(), "READY=1");
     kill_process(Pid::from_child(&manager.0), Signal::TERM).unwrap();
     assert_eq!(hear(), "STOPPING=1");

@@ -15,9 +15,12 @@ mod support;
 use std::time::Instant;
 
 use sublet_devices::opencl::{OpenCl, bare};
-use sublet_devices::{Id, Input, KernelSpec, Output, Patience, Program, Sandboxes, Settings};
-use suite::{House, ONE, spec, started};
-use support::OpenClHouse;
+use sublet_devices::{
+    CacheSettings, DeviceSandboxId, DeviceSandboxes, KernelProgram, KernelSpec, LaunchInput, LaunchOutput,
+    Patience,
+};
+use suite::{DeviceFixture, ONE, spec, started};
+use support::OpenClFixture;
 
 const DEFAULT_LAUNCHES: usize = 2000;
 /// Builds take long.
@@ -30,7 +33,12 @@ fn main() {
     println!("{}", start());
 }
 
-fn call(sandboxes: &Sandboxes<OpenCl>, id: Id, input: Input<'_, OpenCl>, output: Output<'_, OpenCl>) {
+fn call(
+    sandboxes: &DeviceSandboxes<OpenCl>,
+    id: DeviceSandboxId,
+    input: LaunchInput<'_, OpenCl>,
+    output: LaunchOutput<'_, OpenCl>,
+) {
     assert_eq!(sandboxes.launch(id, input, output, Patience::Forever).unwrap(), 64);
 }
 
@@ -48,21 +56,21 @@ fn summary(samples: &mut [f64]) -> [f64; 2] {
 
 fn launch(count: usize) -> String {
     let folder = tempfile::tempdir().unwrap();
-    let settings = Settings { store: Some(folder.path().join("programs")), ..Settings::default() };
-    let sandboxes = Sandboxes::open(OpenClHouse::driver(1), &settings).unwrap();
-    let function = spec::<OpenClHouse>(ONE, "echo", "main_kernel");
+    let settings = CacheSettings { store: Some(folder.path().join("programs")), ..CacheSettings::default() };
+    let sandboxes = DeviceSandboxes::open(OpenClFixture::driver(1), &settings).unwrap();
+    let function = spec::<OpenClFixture>(ONE, "echo", "main_kernel");
     let id = started(&sandboxes, std::slice::from_ref(&function))[0];
     let mut bare = bare::Launcher::new(sandboxes.driver(), &function, 64).unwrap();
     let mut buffers = [64, 64].map(|len| sandboxes.buffer(ONE, len).unwrap());
     let (input, mut output) = ([7u8; 64], [0u8; 64]);
     let [one, two] = &mut buffers;
-    call(&sandboxes, id, Input::Host(&input), Output::Device(one));
+    call(&sandboxes, id, LaunchInput::Host(&input), LaunchOutput::Device(one));
     let (mut ours, mut floor, mut resident) = (vec![], vec![], vec![]);
     for round in 0..count + 100 {
         let times = [
-            us(|| call(&sandboxes, id, Input::Host(&input), Output::Host(&mut output))),
+            us(|| call(&sandboxes, id, LaunchInput::Host(&input), LaunchOutput::Host(&mut output))),
             us(|| bare.launch().unwrap()),
-            us(|| call(&sandboxes, id, Input::Device(one), Output::Device(two))),
+            us(|| call(&sandboxes, id, LaunchInput::Device(one), LaunchOutput::Device(two))),
         ];
         if round >= 100 {
             ours.push(times[0]);
@@ -83,9 +91,9 @@ fn launch(count: usize) -> String {
 
 fn start() -> String {
     let folder = tempfile::tempdir().unwrap();
-    let settings = Settings { store: Some(folder.path().join("programs")), ..Settings::default() };
-    let open = || Sandboxes::open(OpenClHouse::driver(1), &settings).unwrap();
-    let again = |sandboxes: &Sandboxes<OpenCl>, function: &KernelSpec| {
+    let settings = CacheSettings { store: Some(folder.path().join("programs")), ..CacheSettings::default() };
+    let open = || DeviceSandboxes::open(OpenClFixture::driver(1), &settings).unwrap();
+    let again = |sandboxes: &DeviceSandboxes<OpenCl>, function: &KernelSpec| {
         let mut ids = Vec::new();
         let time = us(|| ids = started(sandboxes, std::slice::from_ref(function)));
         sandboxes.kill(&ids);
@@ -94,8 +102,8 @@ fn start() -> String {
     };
     let (mut builds, mut cached, mut stored) = (vec![], vec![], vec![]);
     for build in 0..BUILDS {
-        let mut function = spec::<OpenClHouse>(ONE, "add", "main_kernel");
-        if let Program::Source { text, .. } = &mut function.program {
+        let mut function = spec::<OpenClFixture>(ONE, "add", "main_kernel");
+        if let KernelProgram::Source { text, .. } = &mut function.program {
             text.push_str(&format!("// {build}\n"));
         }
         let sandboxes = open();

@@ -26,7 +26,7 @@ use std::time::Duration;
 
 use rustix::process::{Pid, Signal, kill_process_group};
 
-use crate::driver::{Build, Part};
+use crate::driver::{BuildResult, ImagePart};
 use crate::{DeviceError, opencl};
 
 /// Largest answer, in bytes: an image and its objects.
@@ -67,18 +67,18 @@ impl Builder {
 
     /// Builds an image. If that kills the builder, builds each part separately; the parts that succeed become the
     /// image.
-    pub(crate) fn build(&self, identity: &str, parts: &[Part<'_>]) -> Result<Build, DeviceError> {
+    pub(crate) fn build(&self, identity: &str, parts: &[ImagePart<'_>]) -> Result<BuildResult, DeviceError> {
         match (self.run(identity, parts)?, parts.len()) {
             (Ok(build), _) => Ok(build),
-            (Err(died), 1) => Ok(Build { programs: Vec::new(), parts: vec![Err(died)] }),
+            (Err(died), 1) => Ok(BuildResult { programs: Vec::new(), parts: vec![Err(died)] }),
             (Err(_), _) => self.build_each(identity, parts),
         }
     }
 
-    fn build_each(&self, identity: &str, parts: &[Part<'_>]) -> Result<Build, DeviceError> {
-        let mut build = Build::default();
+    fn build_each(&self, identity: &str, parts: &[ImagePart<'_>]) -> Result<BuildResult, DeviceError> {
+        let mut build = BuildResult::default();
         for part in parts {
-            let Build { programs, parts } = self.build(identity, std::slice::from_ref(part))?;
+            let BuildResult { programs, parts } = self.build(identity, std::slice::from_ref(part))?;
             let before = build.programs.len();
             build.programs.extend(programs);
             build.parts.extend(parts.into_iter().map(|part| {
@@ -92,7 +92,11 @@ impl Builder {
     }
 
     /// One builder's answer, or the way in which it died of its work.
-    fn run(&self, identity: &str, parts: &[Part<'_>]) -> Result<Result<Build, String>, DeviceError> {
+    fn run(
+        &self,
+        identity: &str,
+        parts: &[ImagePart<'_>],
+    ) -> Result<Result<BuildResult, String>, DeviceError> {
         let folder = tempfile::tempdir().map_err(|error| failed("has no folder to work in", &error))?;
         let mut child = self.start(folder.path())?;
         let job = wire::encode_job(identity, parts);
@@ -170,7 +174,7 @@ pub fn serve() -> ExitCode {
 }
 
 fn answer() -> std::io::Result<()> {
-    let limits = confine::Limits::of(std::env::args_os().skip(1))?;
+    let limits = confine::BuilderLimits::of(std::env::args_os().skip(1))?;
     // Output of a compiler must not be taken for the answer.
     let mut channel = std::fs::File::from(rustix::io::dup(rustix::stdio::stdout())?);
     rustix::stdio::dup2_stdout(std::fs::File::options().write(true).open("/dev/null")?)?;

@@ -3,9 +3,9 @@
 
 /// Writes fields.
 #[derive(Default)]
-pub(crate) struct Writer(pub Vec<u8>);
+pub(crate) struct FieldWriter(pub Vec<u8>);
 
-impl Writer {
+impl FieldWriter {
     pub fn number(&mut self, number: u64) {
         self.0.extend_from_slice(&number.to_le_bytes());
     }
@@ -16,10 +16,10 @@ impl Writer {
     }
 }
 
-/// Reads what a [`Writer`] has written, or nothing.
-pub(crate) struct Reader<'a>(pub &'a [u8]);
+/// Reads what a [`FieldWriter`] has written, or nothing.
+pub(crate) struct FieldReader<'a>(pub &'a [u8]);
 
-impl<'a> Reader<'a> {
+impl<'a> FieldReader<'a> {
     pub fn number(&mut self) -> Option<u64> {
         let (number, rest) = self.0.split_first_chunk()?;
         self.0 = rest;
@@ -64,17 +64,17 @@ mod tests {
 
     #[test]
     fn what_is_written_is_read_and_no_length_is_trusted() {
-        let mut writer = Writer::default();
+        let mut writer = FieldWriter::default();
         writer.field(b"some");
         writer.number(7);
-        let mut reader = Reader(&writer.0);
+        let mut reader = FieldReader(&writer.0);
         assert_eq!((reader.field(), reader.number(), reader.end()), (Some(&b"some"[..]), Some(7), Some(())));
         for cut in 0..writer.0.len() {
-            let mut reader = Reader(&writer.0[..cut]);
+            let mut reader = FieldReader(&writer.0[..cut]);
             assert!(reader.field().is_none() || reader.number().is_none());
         }
-        assert!(Reader(&u64::MAX.to_le_bytes()).field().is_none());
-        assert!(Reader(&u64::MAX.to_le_bytes()).count().is_none());
+        assert!(FieldReader(&u64::MAX.to_le_bytes()).field().is_none());
+        assert!(FieldReader(&u64::MAX.to_le_bytes()).count().is_none());
     }
 
     #[test]

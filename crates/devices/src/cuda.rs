@@ -20,32 +20,32 @@ mod live;
 use std::ffi::CString;
 use std::sync::Arc;
 
-use crate::driver::{Arguments, Build, BuiltPart, Driver, Grid, Part, Progress};
-use crate::{DeviceError, Kind, MAX_LANES, Patience};
+use crate::driver::{BuildResult, BuiltPart, Driver, Grid, ImagePart, KernelArguments, LaunchProgress};
+use crate::{DeviceError, DriverKind, MAX_LANES, Patience};
 use formats::Format;
-pub use live::{DeviceInfo, discover, first};
+pub use live::{CudaDeviceInfo, discover, first};
 
 /// Work-items of a group, if the specification does not define them.
 const USUAL_GROUP: u32 = 128;
 
 /// An open GPU.
 pub struct Cuda {
-    info: DeviceInfo,
+    info: CudaDeviceInfo,
     identity: String,
-    context: Arc<live::Context>,
+    context: Arc<live::CudaContext>,
     lanes: usize,
 }
 
 impl Cuda {
     /// Opens a discovered GPU, for `streams` launches at once.
-    pub fn open(info: &DeviceInfo, streams: u32) -> Result<Cuda, DeviceError> {
+    pub fn open(info: &CudaDeviceInfo, streams: u32) -> Result<Cuda, DeviceError> {
         let lanes = streams as usize;
         if lanes == 0 || lanes > MAX_LANES {
             let reason = format!("{streams} launches at once: 1 to {MAX_LANES} can be");
-            return Err(DeviceError::Unusable { kind: Kind::Cuda, reason });
+            return Err(DeviceError::Unusable { kind: DriverKind::Cuda, reason });
         }
         let (identity, info) = (info.identity(), info.clone());
-        Ok(Cuda { context: live::Context::new(&info)?, info, identity, lanes })
+        Ok(Cuda { context: live::CudaContext::new(&info)?, info, identity, lanes })
     }
 
     /// Opens the GPU that executes a node's packages: the first, for `streams` launches at once.
@@ -54,19 +54,19 @@ impl Cuda {
     }
 
     /// Capabilities and sizes of the GPU.
-    pub fn info(&self) -> &DeviceInfo {
+    pub fn info(&self) -> &CudaDeviceInfo {
         &self.info
     }
 
     /// Makes a program of one part that the driver can load, and its object if the part was compiled.
-    fn translate(&self, part: &Part<'_>) -> Result<(Vec<u8>, Option<Vec<u8>>), String> {
+    fn translate(&self, part: &ImagePart<'_>) -> Result<(Vec<u8>, Option<Vec<u8>>), String> {
         match part {
-            Part::Binary(bytes) => formats::check(bytes).map(|_| (bytes.to_vec(), None)),
-            Part::Object { bytes, .. } => formats::check(bytes).map(|_| (bytes.clone(), None)),
-            Part::Source { options, .. } if !options.trim().is_empty() => {
+            ImagePart::Binary(bytes) => formats::check(bytes).map(|_| (bytes.to_vec(), None)),
+            ImagePart::Object { bytes, .. } => formats::check(bytes).map(|_| (bytes.clone(), None)),
+            ImagePart::Source { options, .. } if !options.trim().is_empty() => {
                 Err("the driver's compiler takes no options".into())
             }
-            Part::Source { text, kernels, .. } => {
+            ImagePart::Source { text, kernels, .. } => {
                 formats::check_ptx(text, kernels)?;
                 let cubin = self.context.compile(text).map_err(|error| match error {
                     DeviceError::Build { log, .. } => log,
@@ -82,11 +82,11 @@ impl Cuda {
 }
 
 impl Driver for Cuda {
-    const KIND: Kind = Kind::Cuda;
-    type Module = live::Module;
-    type Kernel = live::Kernel;
-    type Memory = live::Memory;
-    type Lane = live::Stream;
+    const KIND: DriverKind = DriverKind::Cuda;
+    type Module = live::CudaModule;
+    type Kernel = live::CudaKernel;
+    type Memory = live::CudaMemory;
+    type Lane = live::CudaStream;
 
     fn identity(&self) -> &str {
         &self.identity
@@ -100,8 +100,8 @@ impl Driver for Cuda {
         self.lanes
     }
 
-    fn build(&self, parts: &[Part<'_>]) -> Result<Build, DeviceError> {
-        let mut build = Build::default();
+    fn build(&self, parts: &[ImagePart<'_>]) -> Result<BuildResult, DeviceError> {
+        let mut build = BuildResult::default();
         for part in parts {
             let built = self.translate(part).map(|(program, object)| {
                 build.programs.push(program);
@@ -112,56 +112,71 @@ impl Driver for Cuda {
         Ok(build)
     }
 
-    fn load(&self, program: &[u8]) -> Result<live::Module, DeviceError> {
+    fn load(&self, program: &[u8]) -> Result<live::CudaModule, DeviceError> {
         let build = |log| DeviceError::Build { name: String::new(), log };
         formats::check(program).map_err(build)?;
-        live::Module::new(&self.context, program).map_err(|error| build(error.to_string()))
+        live::CudaModule::new(&self.context, program).map_err(|error| build(error.to_string()))
     }
 
-    fn kernel(&self, module: &live::Module, name: &str) -> Result<live::Kernel, DeviceError> {
+    fn kernel(&self, module: &live::CudaModule, name: &str) -> Result<live::CudaKernel, DeviceError> {
         let name = CString::new(name).expect("names have letters, digits and '_'");
         module.kernel(&name)
     }
 
-    fn memory(&self, len_bytes: u64) -> Result<live::Memory, DeviceError> {
-        live::Memory::new(&self.context, len_bytes)
+    fn memory(&self, len_bytes: u64) -> Result<live::CudaMemory, DeviceError> {
+        live::CudaMemory::new(&self.context, len_bytes)
     }
 
-    fn lane(&self, _number: usize) -> Result<live::Stream, DeviceError> {
-        live::Stream::new(&self.context)
+    fn lane(&self, _number: usize) -> Result<live::CudaStream, DeviceError> {
+        live::CudaStream::new(&self.context)
     }
 
-    fn write(&self, lane: &live::Stream, memory: &live::Memory, bytes: &[u8]) -> Result<(), DeviceError> {
+    fn write(
+        &self,
+        lane: &live::CudaStream,
+        memory: &live::CudaMemory,
+        bytes: &[u8],
+    ) -> Result<(), DeviceError> {
         lane.write(memory, bytes)
     }
 
-    fn read(&self, lane: &live::Stream, memory: &live::Memory, bytes: &mut [u8]) -> Result<(), DeviceError> {
+    fn read(
+        &self,
+        lane: &live::CudaStream,
+        memory: &live::CudaMemory,
+        bytes: &mut [u8],
+    ) -> Result<(), DeviceError> {
         lane.read(memory, bytes)
     }
 
-    fn wipe(&self, lane: &live::Stream, memory: &live::Memory, len_bytes: u64) -> Result<(), DeviceError> {
+    fn wipe(
+        &self,
+        lane: &live::CudaStream,
+        memory: &live::CudaMemory,
+        len_bytes: u64,
+    ) -> Result<(), DeviceError> {
         lane.wipe(memory, len_bytes)
     }
 
-    fn finish(&self, lane: &live::Stream) -> Result<(), DeviceError> {
+    fn finish(&self, lane: &live::CudaStream) -> Result<(), DeviceError> {
         lane.finish()
     }
 
     fn launch(
         &self,
-        lane: &live::Stream,
-        kernel: &mut live::Kernel,
-        arguments: &Arguments<'_, Cuda>,
+        lane: &live::CudaStream,
+        kernel: &mut live::CudaKernel,
+        arguments: &KernelArguments<'_, Cuda>,
         grid: Grid,
         patience: Patience,
-    ) -> Result<Progress, DeviceError> {
+    ) -> Result<LaunchProgress, DeviceError> {
         let most = u64::from(self.info.most_group_items);
         let group = grid.group.map_or(u64::from(USUAL_GROUP).min(grid.items), u64::from);
         if group > most {
             return Err(DeviceError::TooLarge { len_bytes: group, most_bytes: most });
         }
-        let size = live::Size { groups: grid.items.div_ceil(group) as u32, group: group as u32 };
-        let block = live::Block::new(arguments);
+        let size = live::LaunchSize { groups: grid.items.div_ceil(group) as u32, group: group as u32 };
+        let block = live::ArgumentBlock::new(arguments);
         lane.launch(kernel, block, size, patience)
     }
 }
@@ -173,7 +188,7 @@ mod tests {
     #[test]
     fn what_is_missing_where_there_is_no_gpu_is_said() {
         if let Err(error) = discover() {
-            assert!(matches!(error, DeviceError::Unusable { kind: Kind::Cuda, .. }), "{error}");
+            assert!(matches!(error, DeviceError::Unusable { kind: DriverKind::Cuda, .. }), "{error}");
             assert!(error.to_string().starts_with("cuda cannot be used: "), "{error}");
         }
     }

@@ -13,14 +13,14 @@ use sublet_proto::v1::device_look::Body;
 use sublet_proto::v1::{DeviceLook, DeviceUnit, Failure};
 use sublet_proto::{Code, Error};
 
-use crate::{Kind, control, cuda, opencl};
+use crate::{DriverKind, control, cuda, opencl};
 
 /// Describes the device that executes a node's packages of a kind, to the agent at the other end of standard input.
-pub fn serve(kind: Kind) -> ExitCode {
+pub fn serve(kind: DriverKind) -> ExitCode {
     control::leave(answer(kind))
 }
 
-fn answer(kind: Kind) -> Result<(), Error> {
+fn answer(kind: DriverKind) -> Result<(), Error> {
     let socket = control::socket()?;
     let body = match device(kind) {
         Ok(device) => Body::Device(device),
@@ -30,19 +30,20 @@ fn answer(kind: Kind) -> Result<(), Error> {
 }
 
 /// The first device of its kind that can be used.
-fn device(kind: Kind) -> Result<DeviceUnit, Error> {
+fn device(kind: DriverKind) -> Result<DeviceUnit, Error> {
     let (model, compute_units, memory_bytes) = match kind {
-        Kind::OpenCl => {
+        DriverKind::OpenCl => {
             let cores = available_parallelism().map_or(1, |cores| cores.get() as u32);
             opencl::enter_environment(cores);
-            let opencl::DeviceInfo { name, compute_units, memory_bytes, unusable, .. } = opencl::first()?;
+            let opencl::OpenClDeviceInfo { name, compute_units, memory_bytes, unusable, .. } =
+                opencl::first()?;
             if let Some(reason) = unusable {
                 return Err(Error::new(Code::System, format!("{name} cannot be used: {reason}")));
             }
             (name, compute_units, memory_bytes)
         }
-        Kind::Cuda => {
-            let cuda::DeviceInfo { name, compute_units, memory_bytes, .. } = cuda::first()?;
+        DriverKind::Cuda => {
+            let cuda::CudaDeviceInfo { name, compute_units, memory_bytes, .. } = cuda::first()?;
             (name, compute_units, memory_bytes)
         }
     };

@@ -7,12 +7,12 @@
 //! share memory the host does this itself, at once. A caller that launches therefore reads the result, or gives the
 //! device up for good.
 
-use crate::{DeviceError, Kind, Patience};
+use crate::{DeviceError, DriverKind, Patience};
 
 /// One open device.
 pub trait Driver: Sized + Send + Sync + 'static {
     /// The library by which the driver uses devices.
-    const KIND: Kind;
+    const KIND: DriverKind;
     /// A loaded device program.
     type Module: Send + Sync;
     /// One kernel, with the arguments of one launch at a time.
@@ -32,7 +32,7 @@ pub trait Driver: Sized + Send + Sync + 'static {
     fn lanes(&self) -> usize;
 
     /// Makes device programs of several parts: one program if possible.
-    fn build(&self, parts: &[Part<'_>]) -> Result<Build, DeviceError>;
+    fn build(&self, parts: &[ImagePart<'_>]) -> Result<BuildResult, DeviceError>;
 
     /// Loads a program that was built.
     fn load(&self, program: &[u8]) -> Result<Self::Module, DeviceError>;
@@ -63,14 +63,14 @@ pub trait Driver: Sized + Send + Sync + 'static {
         &self,
         lane: &Self::Lane,
         kernel: &mut Self::Kernel,
-        arguments: &Arguments<'_, Self>,
+        arguments: &KernelArguments<'_, Self>,
         grid: Grid,
         patience: Patience,
-    ) -> Result<Progress, DeviceError>;
+    ) -> Result<LaunchProgress, DeviceError>;
 }
 
 /// Arguments of a kernel.
-pub struct Arguments<'a, D: Driver> {
+pub struct KernelArguments<'a, D: Driver> {
     /// Memory that the kernel reads.
     pub input: &'a D::Memory,
     /// Size of the kernel's input, in bytes.
@@ -94,7 +94,7 @@ pub struct Grid {
 
 /// State of a launch when the call returns.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Progress {
+pub enum LaunchProgress {
     /// The launch was given to the device; later work of the lane waits for it.
     Launched,
     /// Patience has ended before the launch has.
@@ -103,7 +103,7 @@ pub enum Progress {
 
 /// One part of an image.
 #[derive(Clone, Debug)]
-pub enum Part<'a> {
+pub enum ImagePart<'a> {
     /// A source.
     Source {
         /// The source text.
@@ -128,7 +128,7 @@ pub enum Part<'a> {
 
 /// Result of a build.
 #[derive(Clone, Debug, Default)]
-pub struct Build {
+pub struct BuildResult {
     /// The programs of the image.
     pub programs: Vec<Vec<u8>>,
     /// The location of each part, or the compiler's log.

@@ -4,7 +4,7 @@ use std::io;
 
 use sublet_proto::{Code, Error};
 
-use crate::{Id, Kind, MAX_SANDBOXES, MAX_VECTOR, Status, Tenant};
+use crate::{DeviceSandboxId, DeviceSandboxStatus, DriverKind, MAX_SANDBOXES, MAX_VECTOR, TenantId};
 
 /// Error of an operation on a device. Each sandbox of a vector has its own.
 #[derive(Clone, Debug, thiserror::Error)]
@@ -14,13 +14,13 @@ pub enum DeviceError {
     #[error("{kind} cannot be used: {reason}")]
     Unusable {
         /// The library that uses the device.
-        kind: Kind,
+        kind: DriverKind,
         /// The missing property.
         reason: String,
     },
     /// The table has no such sandbox.
     #[error("there is no sandbox {0}")]
-    Unknown(Id),
+    Unknown(DeviceSandboxId),
     /// The table is full, or the vector is too long.
     #[error("there are {MAX_SANDBOXES} sandboxes already, or more than {MAX_VECTOR} were asked for at once")]
     TooMany,
@@ -28,9 +28,9 @@ pub enum DeviceError {
     #[error("cannot {verb} sandbox {id}, which is {status:?}")]
     WrongStatus {
         /// The sandbox.
-        id: Id,
+        id: DeviceSandboxId,
         /// The sandbox's state.
-        status: Status,
+        status: DeviceSandboxStatus,
         /// The requested verb.
         verb: &'static str,
     },
@@ -73,9 +73,9 @@ pub enum DeviceError {
     #[error("the buffer is tenant {}'s and the kernel tenant {}'s", owner.0, user.0)]
     Foreign {
         /// Owner of the buffer.
-        owner: Tenant,
+        owner: TenantId,
         /// Owner of the kernel.
-        user: Tenant,
+        user: TenantId,
     },
     /// The kernel reports that it failed.
     #[error("{0}")]

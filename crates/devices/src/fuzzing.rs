@@ -3,7 +3,7 @@
 
 use crate::builder::wire;
 use crate::cuda::formats;
-use crate::image::Image;
+use crate::image::ProgramImage;
 use crate::store::record;
 
 /// Expected number of parts of an image or an answer; any number will do.
@@ -16,7 +16,7 @@ const PARTS: usize = 2;
 pub fn read(kind: u8, bytes: &[u8]) {
     match kind % 5 {
         0 => {
-            if let Some(image) = Image::decode(bytes, PARTS) {
+            if let Some(image) = ProgramImage::decode(bytes, PARTS) {
                 assert!(image.places.iter().all(|place| place.program < image.programs.len()));
                 assert_eq!(image.encode(), bytes);
             }

@@ -24,7 +24,7 @@ const MOST_USES: u32 = 1000;
 
 /// Costs of an entry.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Cost {
+pub struct EntryCost {
     /// Time to load the entry again if it is not kept, in microseconds.
     pub load_us: u64,
     /// Size of the entry, in bytes.
@@ -32,8 +32,8 @@ pub struct Cost {
 }
 
 #[derive(Clone, Debug)]
-struct Entry {
-    cost: Cost,
+struct KeptEntry {
+    cost: EntryCost,
     uses: u32,
     pins: u32,
     priority: f64,
@@ -44,7 +44,7 @@ struct Entry {
 /// The entries that are kept, within a number of bytes.
 #[derive(Clone, Debug)]
 pub struct KeepAlive<K> {
-    entries: HashMap<K, Entry>,
+    entries: HashMap<K, KeptEntry>,
     capacity_bytes: u64,
     used_bytes: u64,
     clock: f64,
@@ -59,10 +59,10 @@ impl<K: Clone + Eq + Hash> KeepAlive<K> {
 
     /// Takes a new entry, used once now, and returns the entries to evict for it, which the caller drops. Pinned
     /// entries stay even if they exceed the capacity; an entry larger than the whole capacity is returned itself.
-    pub fn insert(&mut self, key: K, cost: Cost) -> Vec<K> {
+    pub fn insert(&mut self, key: K, cost: EntryCost) -> Vec<K> {
         self.remove(&key);
         self.used_bytes += cost.size_bytes;
-        self.entries.insert(key.clone(), Entry { cost, uses: 0, pins: 0, priority: 0.0, turn: 0 });
+        self.entries.insert(key.clone(), KeptEntry { cost, uses: 0, pins: 0, priority: 0.0, turn: 0 });
         self.touch(&key);
         if cost.size_bytes > self.capacity_bytes {
             self.remove(&key);

@@ -6,12 +6,12 @@
 
 use std::sync::Arc;
 
-use crate::memory::{Piece, Pool};
-use crate::{Arguments, DeviceBuffer, DeviceError, Driver, FAILED, Grid, MAX_MESSAGE_BYTES, Patience};
-use crate::{Progress, Tenant, bytes};
+use crate::memory::{DevicePiece, DevicePool};
+use crate::{DeviceBuffer, DeviceError, Driver, FAILED, Grid, KernelArguments, MAX_MESSAGE_BYTES, Patience};
+use crate::{LaunchProgress, TenantId, bytes};
 
 /// Input of a launch.
-pub enum Input<'a, D: Driver> {
+pub enum LaunchInput<'a, D: Driver> {
     /// Bytes that are copied to the device first.
     Host(&'a [u8]),
     /// Data that an earlier launch has left on the device.
@@ -19,18 +19,18 @@ pub enum Input<'a, D: Driver> {
 }
 
 /// Destination of a launch's output.
-pub enum Output<'a, D: Driver> {
+pub enum LaunchOutput<'a, D: Driver> {
     /// Host memory, to which the written bytes are copied after the launch.
     Host(&'a mut [u8]),
     /// A buffer that stays on the device.
     Device(&'a mut DeviceBuffer<D>),
 }
 
-impl<D: Driver> Output<'_, D> {
+impl<D: Driver> LaunchOutput<'_, D> {
     fn capacity_bytes(&self) -> u64 {
         match self {
-            Output::Host(bytes) => bytes.len() as u64,
-            Output::Device(buffer) => u64::from(buffer.capacity_bytes()),
+            LaunchOutput::Host(bytes) => bytes.len() as u64,
+            LaunchOutput::Device(buffer) => u64::from(buffer.capacity_bytes()),
         }
     }
 }
@@ -38,31 +38,31 @@ impl<D: Driver> Output<'_, D> {
 /// One lane.
 pub(crate) struct Lane<D: Driver> {
     queue: D::Lane,
-    pool: Arc<Pool<D>>,
+    pool: Arc<DevicePool<D>>,
     staging: Option<Staging<D>>,
-    word: Piece<D>,
+    word: DevicePiece<D>,
     is_word_zero: bool,
 }
 
 /// One tenant's device memory for inputs from the host and outputs to it.
 struct Staging<D: Driver> {
-    tenant: Tenant,
-    input: Piece<D>,
-    output: Piece<D>,
+    tenant: TenantId,
+    input: DevicePiece<D>,
+    output: DevicePiece<D>,
 }
 
 /// A kernel to launch, and the patience of its caller.
 pub(crate) struct Launch<'a, D: Driver> {
-    pub tenant: Tenant,
+    pub tenant: TenantId,
     pub kernel: &'a mut D::Kernel,
     pub grid: Grid,
     pub patience: Patience,
 }
 
 impl<D: Driver> Lane<D> {
-    pub fn new(pool: &Arc<Pool<D>>, number: usize) -> Result<Lane<D>, DeviceError> {
+    pub fn new(pool: &Arc<DevicePool<D>>, number: usize) -> Result<Lane<D>, DeviceError> {
         let queue = pool.driver.lane(number)?;
-        let word = pool.take(Tenant(u64::MAX), size_of::<u32>() as u64)?;
+        let word = pool.take(TenantId(u64::MAX), size_of::<u32>() as u64)?;
         Ok(Lane { queue, pool: Arc::clone(pool), staging: None, word, is_word_zero: true })
     }
 
@@ -70,27 +70,27 @@ impl<D: Driver> Lane<D> {
     pub fn run(
         &mut self,
         launch: Launch<'_, D>,
-        input: Input<'_, D>,
-        mut output: Output<'_, D>,
+        input: LaunchInput<'_, D>,
+        mut output: LaunchOutput<'_, D>,
     ) -> Result<u32, DeviceError> {
         let (size, capacity) = self.prepare(launch.tenant, &input, &output)?;
         let staging = self.staging.as_ref();
         let staged = || staging.expect("prepared for whatever is on the host");
         let pool = Arc::clone(&self.pool);
-        if let Input::Host(bytes) = &input
+        if let LaunchInput::Host(bytes) = &input
             && !bytes.is_empty()
         {
             pool.write(&self.queue, &staged().input.memory, bytes)?;
         }
-        let arguments = Arguments {
+        let arguments = KernelArguments {
             input: match &input {
-                Input::Host(_) => &staged().input.memory,
-                Input::Device(buffer) => buffer.memory(),
+                LaunchInput::Host(_) => &staged().input.memory,
+                LaunchInput::Device(buffer) => buffer.memory(),
             },
             size,
             output: match &output {
-                Output::Host(_) => &staged().output.memory,
-                Output::Device(buffer) => buffer.memory(),
+                LaunchOutput::Host(_) => &staged().output.memory,
+                LaunchOutput::Device(buffer) => buffer.memory(),
             },
             capacity,
             written: &self.word.memory,
@@ -100,7 +100,8 @@ impl<D: Driver> Lane<D> {
         if !is_word_zero {
             driver.wipe(queue, &self.word.memory, size_of::<u32>() as u64)?;
         }
-        if driver.launch(queue, launch.kernel, &arguments, launch.grid, launch.patience)? == Progress::RunsOn
+        if driver.launch(queue, launch.kernel, &arguments, launch.grid, launch.patience)?
+            == LaunchProgress::RunsOn
         {
             pool.lose();
             return Err(DeviceError::RunsOn);
@@ -117,21 +118,21 @@ impl<D: Driver> Lane<D> {
     /// Checks sizes and buffers, and reserves device memory for inputs and outputs on the host.
     fn prepare(
         &mut self,
-        tenant: Tenant,
-        input: &Input<'_, D>,
-        output: &Output<'_, D>,
+        tenant: TenantId,
+        input: &LaunchInput<'_, D>,
+        output: &LaunchOutput<'_, D>,
     ) -> Result<(u32, u32), DeviceError> {
         let (mut input_bytes, mut output_bytes) = (None, None);
         let size = match input {
-            Input::Host(bytes) => *input_bytes.insert(bytes.len() as u64),
-            Input::Device(buffer) => {
+            LaunchInput::Host(bytes) => *input_bytes.insert(bytes.len() as u64),
+            LaunchInput::Device(buffer) => {
                 buffer.check(tenant, &self.pool).map(|()| u64::from(buffer.len_bytes()))?
             }
         };
         let capacity = output.capacity_bytes();
         match output {
-            Output::Host(_) => output_bytes = Some(capacity),
-            Output::Device(buffer) => buffer.check(tenant, &self.pool)?,
+            LaunchOutput::Host(_) => output_bytes = Some(capacity),
+            LaunchOutput::Device(buffer) => buffer.check(tenant, &self.pool)?,
         }
         // The largest number means that a kernel failed.
         let most_bytes = u64::from(FAILED - 1);
@@ -149,7 +150,7 @@ impl<D: Driver> Lane<D> {
     }
 
     /// Reserves memory of this tenant, of at least these sizes.
-    fn stage(&mut self, tenant: Tenant, input_bytes: u64, output_bytes: u64) -> Result<(), DeviceError> {
+    fn stage(&mut self, tenant: TenantId, input_bytes: u64, output_bytes: u64) -> Result<(), DeviceError> {
         let is_enough = self.staging.as_ref().is_some_and(|staging| {
             let Staging { tenant: owner, input, output } = staging;
             *owner == tenant && input.len_bytes >= input_bytes && output.len_bytes >= output_bytes
@@ -194,17 +195,17 @@ impl<D: Driver> Drop for Lane<D> {
 
 /// Collects the result of a launch that has ended.
 fn collect<D: Driver>(
-    pool: &Pool<D>,
+    pool: &DevicePool<D>,
     queue: &D::Lane,
     staged: Option<&D::Memory>,
     written: u32,
-    output: &mut Output<'_, D>,
+    output: &mut LaunchOutput<'_, D>,
 ) -> Result<u32, DeviceError> {
     let capacity = output.capacity_bytes() as u32;
     if written == FAILED {
         let memory = match output {
-            Output::Host(_) => staged.expect("prepared for whatever is on the host"),
-            Output::Device(buffer) => buffer.memory(),
+            LaunchOutput::Host(_) => staged.expect("prepared for whatever is on the host"),
+            LaunchOutput::Device(buffer) => buffer.memory(),
         };
         let mut said = vec![0; (capacity as usize).min(MAX_MESSAGE_BYTES)];
         if !said.is_empty() {
@@ -218,12 +219,12 @@ fn collect<D: Driver>(
         return Err(DeviceError::WroteTooMuch { written, capacity_bytes: capacity });
     }
     match output {
-        Output::Host(_) if written == 0 => {}
-        Output::Host(bytes) => {
+        LaunchOutput::Host(_) if written == 0 => {}
+        LaunchOutput::Host(bytes) => {
             let memory = staged.expect("prepared for whatever is on the host");
             pool.read(queue, memory, &mut bytes[..written as usize])?;
         }
-        Output::Device(buffer) => buffer.len_bytes = written,
+        LaunchOutput::Device(buffer) => buffer.len_bytes = written,
     }
     Ok(written)
 }

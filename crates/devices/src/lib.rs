@@ -1,13 +1,13 @@
 //! Functions on accelerators: sandboxes whose programs are kernels, by OpenCL (`runf`) and CUDA (`runG`).
 //!
 //! A sandbox of these kinds is one kernel of one tenant, ready on a device. It goes through the states of every sandbox
-//! by the five verbs of [`Sandboxes`], which take vectors because one program image holds several kernels:
+//! by the five verbs of [`DeviceSandboxes`], which take vectors because one program image holds several kernels:
 //!
 //! ```text
 //! create -> Created -> start -> Running -> kill -> Stopped -> delete
 //! ```
 //!
-//! [`Sandboxes`] is generic over a [`Driver`], which is [`opencl::OpenCl`] or [`cuda::Cuda`]: both use libraries that
+//! [`DeviceSandboxes`] is generic over a [`Driver`], which is [`opencl::OpenCl`] or [`cuda::Cuda`]: both use libraries that
 //! are loaded at run time, so that one binary runs with and without them. The layers above the driver are the same for
 //! both: programs kept ready ([`keep_alive`]), programs on disk ([`store`]), ownership of memory ([`memory`]).
 //!
@@ -56,13 +56,13 @@ pub mod worker;
 use std::fmt;
 use std::time::Instant;
 
-pub use driver::{Arguments, Build, BuiltPart, Driver, Grid, Part, Progress};
+pub use driver::{BuildResult, BuiltPart, Driver, Grid, ImagePart, KernelArguments, LaunchProgress};
 pub use error::DeviceError;
 pub use memory::{DeviceBuffer, Transfers};
-pub use sandboxes::{Input, Output, Sandboxes, Settings};
-pub use spec::{KernelSpec, MAX_OPTIONS_BYTES, MAX_PROGRAM_BYTES, Program, WorkSize};
+pub use sandboxes::{CacheSettings, DeviceSandboxes, LaunchInput, LaunchOutput};
+pub use spec::{KernelProgram, KernelSpec, MAX_OPTIONS_BYTES, MAX_PROGRAM_BYTES, WorkSize};
 
-/// Most sandboxes of one [`Sandboxes`].
+/// Most sandboxes of one [`DeviceSandboxes`].
 pub const MAX_SANDBOXES: usize = 4096;
 /// Most sandboxes of one verb: all functions of a package are one vector.
 pub const MAX_VECTOR: usize = sublet_proto::package::kernels::MAX_KERNELS;
@@ -74,11 +74,11 @@ pub const FAILED: u32 = u32::MAX;
 /// Most bytes that are kept of a kernel's message or a compiler's log.
 pub const MAX_MESSAGE_BYTES: usize = 4096;
 
-/// One sandbox of one [`Sandboxes`].
+/// One sandbox of one [`DeviceSandboxes`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub struct Id(pub(crate) u64);
+pub struct DeviceSandboxId(pub(crate) u64);
 
-impl fmt::Display for Id {
+impl fmt::Display for DeviceSandboxId {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         self.0.fmt(f)
     }
@@ -86,30 +86,30 @@ impl fmt::Display for Id {
 
 /// Owner of a kernel and its memory. Tenants that do not trust each other should not share a process either.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub struct Tenant(pub u64);
+pub struct TenantId(pub u64);
 
 /// Library by which a device is used.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[non_exhaustive]
-pub enum Kind {
+pub enum DriverKind {
     /// OpenCL: processors, graphics processors, FPGAs.
     OpenCl,
     /// CUDA's driver interface.
     Cuda,
 }
 
-impl fmt::Display for Kind {
+impl fmt::Display for DriverKind {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(match self {
-            Kind::OpenCl => "opencl",
-            Kind::Cuda => "cuda",
+            DriverKind::OpenCl => "opencl",
+            DriverKind::Cuda => "cuda",
         })
     }
 }
 
 /// State of a sandbox.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Status {
+pub enum DeviceSandboxStatus {
     /// The sandbox's program is on the device.
     Created,
     /// The sandbox can be launched.
@@ -120,9 +120,9 @@ pub enum Status {
 
 /// Result of the verb `state` for one sandbox.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct State {
+pub struct DeviceSandboxState {
     /// The sandbox's state.
-    pub status: Status,
+    pub status: DeviceSandboxStatus,
     /// Launches that have not ended.
     pub launches: u32,
 }

@@ -8,35 +8,35 @@ use std::collections::HashMap;
 use std::sync::Arc;
 
 use crate::Driver;
-use crate::keep_alive::{Cost, KeepAlive};
+use crate::keep_alive::{EntryCost, KeepAlive};
 use crate::spec::Digest;
 
 /// A kernel of a loaded program.
-pub(crate) struct Function<D: Driver> {
+pub(crate) struct LoadedFunction<D: Driver> {
     pub module: Arc<D::Module>,
     /// The kernel's name in the program.
     pub name: String,
 }
 
 /// All functions on the device.
-pub(crate) struct Loaded<D: Driver> {
-    functions: HashMap<Digest, Arc<Function<D>>>,
+pub(crate) struct LoadedFunctions<D: Driver> {
+    functions: HashMap<Digest, Arc<LoadedFunction<D>>>,
     kept: KeepAlive<Digest>,
 }
 
-impl<D: Driver> Loaded<D> {
-    pub fn new(capacity_bytes: u64) -> Loaded<D> {
-        Loaded { functions: HashMap::new(), kept: KeepAlive::new(capacity_bytes) }
+impl<D: Driver> LoadedFunctions<D> {
+    pub fn new(capacity_bytes: u64) -> LoadedFunctions<D> {
+        LoadedFunctions { functions: HashMap::new(), kept: KeepAlive::new(capacity_bytes) }
     }
 
     /// Finds a function that is on the device, and records a use of it.
-    pub fn find(&mut self, digest: &Digest) -> Option<Arc<Function<D>>> {
+    pub fn find(&mut self, digest: &Digest) -> Option<Arc<LoadedFunction<D>>> {
         let function = self.functions.get(digest)?;
         self.kept.touch(digest);
         Some(Arc::clone(function))
     }
 
-    pub fn insert(&mut self, digest: Digest, function: Arc<Function<D>>, cost: Cost) {
+    pub fn insert(&mut self, digest: Digest, function: Arc<LoadedFunction<D>>, cost: EntryCost) {
         self.functions.insert(digest, function);
         let gone = self.kept.insert(digest, cost);
         self.forget(&gone);

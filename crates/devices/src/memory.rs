@@ -12,7 +12,7 @@ use std::sync::{Arc, Mutex};
 
 use sublet_fabric::sync::lock;
 
-use crate::{DeviceError, Driver, Tenant};
+use crate::{DeviceError, Driver, TenantId};
 
 /// Smallest piece, in bytes.
 const LEAST_BYTES: u64 = 4096;
@@ -31,40 +31,40 @@ pub struct Transfers {
 }
 
 #[derive(Default)]
-struct Counters {
+struct CopyCounters {
     to_device: AtomicU64,
     to_host: AtomicU64,
     reused: AtomicU64,
 }
 
 /// A piece of device memory.
-pub(crate) struct Piece<D: Driver> {
+pub(crate) struct DevicePiece<D: Driver> {
     pub memory: D::Memory,
     pub len_bytes: u64,
-    owner: Tenant,
+    owner: TenantId,
 }
 
 /// An open device and its memory.
-pub(crate) struct Pool<D: Driver> {
+pub(crate) struct DevicePool<D: Driver> {
     pub driver: D,
-    free: Mutex<Vec<Piece<D>>>,
+    free: Mutex<Vec<DevicePiece<D>>>,
     /// Lane for wiping, and for copies that belong to no launch: a lane of launches may be busy.
     service: Mutex<D::Lane>,
     most_free_bytes: u64,
-    counters: Counters,
+    counters: CopyCounters,
     /// Set for good when a kernel has not ended in time.
     is_lost: AtomicBool,
 }
 
-impl<D: Driver> Pool<D> {
-    pub fn new(driver: D, most_free_bytes: u64) -> Result<Pool<D>, DeviceError> {
+impl<D: Driver> DevicePool<D> {
+    pub fn new(driver: D, most_free_bytes: u64) -> Result<DevicePool<D>, DeviceError> {
         let service = Mutex::new(driver.lane(driver.lanes())?);
-        let (free, counters, is_lost) = (Mutex::default(), Counters::default(), AtomicBool::new(false));
-        Ok(Pool { driver, free, service, most_free_bytes, counters, is_lost })
+        let (free, counters, is_lost) = (Mutex::default(), CopyCounters::default(), AtomicBool::new(false));
+        Ok(DevicePool { driver, free, service, most_free_bytes, counters, is_lost })
     }
 
     /// Takes a piece of at least `len_bytes` bytes, which contains no data of another tenant.
-    pub fn take(&self, tenant: Tenant, len_bytes: u64) -> Result<Piece<D>, DeviceError> {
+    pub fn take(&self, tenant: TenantId, len_bytes: u64) -> Result<DevicePiece<D>, DeviceError> {
         self.check()?;
         let len_bytes = size_class(len_bytes);
         if len_bytes > self.driver.most_bytes() {
@@ -87,7 +87,7 @@ impl<D: Driver> Pool<D> {
     }
 
     /// Takes a piece back. Memory that a lost kernel may still write is never passed on.
-    pub fn give(&self, piece: Piece<D>) {
+    pub fn give(&self, piece: DevicePiece<D>) {
         if self.is_lost() {
             return std::mem::forget(piece);
         }
@@ -112,7 +112,7 @@ impl<D: Driver> Pool<D> {
     }
 
     pub fn transfers(&self) -> Transfers {
-        let Counters { to_device, to_host, reused } = &self.counters;
+        let CopyCounters { to_device, to_host, reused } = &self.counters;
         let [to_device, to_host, reused] = [to_device, to_host, reused].map(|counter| counter.load(Relaxed));
         Transfers { to_device, to_host, reused }
     }
@@ -130,21 +130,21 @@ impl<D: Driver> Pool<D> {
         if self.is_lost() { Err(DeviceError::RunsOn) } else { Ok(()) }
     }
 
-    fn find(&self, tenant: Tenant, len_bytes: u64) -> Option<Piece<D>> {
+    fn find(&self, tenant: TenantId, len_bytes: u64) -> Option<DevicePiece<D>> {
         let mut free = lock(&self.free);
-        let fits = |piece: &Piece<D>| piece.len_bytes == len_bytes;
+        let fits = |piece: &DevicePiece<D>| piece.len_bytes == len_bytes;
         let own = free.iter().position(|piece| fits(piece) && piece.owner == tenant);
         let at = own.or_else(|| free.iter().position(fits))?;
         Some(free.swap_remove(at))
     }
 
-    fn allocate(&self, tenant: Tenant, len_bytes: u64) -> Result<Piece<D>, DeviceError> {
+    fn allocate(&self, tenant: TenantId, len_bytes: u64) -> Result<DevicePiece<D>, DeviceError> {
         let first = self.driver.memory(len_bytes);
         let memory = first.or_else(|_| {
             self.release()?;
             self.driver.memory(len_bytes)
         })?;
-        Ok(Piece { memory, len_bytes, owner: tenant })
+        Ok(DevicePiece { memory, len_bytes, owner: tenant })
     }
 
     /// Releases all free pieces, to make space.
@@ -153,14 +153,14 @@ impl<D: Driver> Pool<D> {
         free.iter().try_for_each(|piece| self.wipe(piece))
     }
 
-    fn wipe(&self, piece: &Piece<D>) -> Result<(), DeviceError> {
+    fn wipe(&self, piece: &DevicePiece<D>) -> Result<(), DeviceError> {
         let service = lock(&self.service);
         self.driver.wipe(&service, &piece.memory, piece.len_bytes)?;
         self.driver.finish(&service)
     }
 }
 
-impl<D: Driver> Drop for Pool<D> {
+impl<D: Driver> Drop for DevicePool<D> {
     fn drop(&mut self) {
         let _ = self.release();
     }
@@ -178,21 +178,25 @@ fn size_class(len_bytes: u64) -> u64 {
 /// Data of one tenant that stays on the device from one launch to the next.
 pub struct DeviceBuffer<D: Driver> {
     /// Present until the buffer is dropped.
-    piece: Option<Piece<D>>,
-    pool: Arc<Pool<D>>,
-    tenant: Tenant,
+    piece: Option<DevicePiece<D>>,
+    pool: Arc<DevicePool<D>>,
+    tenant: TenantId,
     capacity_bytes: u32,
     pub(crate) len_bytes: u32,
 }
 
 impl<D: Driver> DeviceBuffer<D> {
-    pub(crate) fn new(pool: &Arc<Pool<D>>, tenant: Tenant, capacity_bytes: u32) -> Result<Self, DeviceError> {
+    pub(crate) fn new(
+        pool: &Arc<DevicePool<D>>,
+        tenant: TenantId,
+        capacity_bytes: u32,
+    ) -> Result<Self, DeviceError> {
         let piece = Some(pool.take(tenant, u64::from(capacity_bytes))?);
         Ok(DeviceBuffer { piece, pool: Arc::clone(pool), tenant, capacity_bytes, len_bytes: 0 })
     }
 
     /// Owner of the buffer.
-    pub fn tenant(&self) -> Tenant {
+    pub fn tenant(&self) -> TenantId {
         self.tenant
     }
 
@@ -245,7 +249,7 @@ impl<D: Driver> DeviceBuffer<D> {
     }
 
     /// Checks that a kernel of this tenant may use the buffer, on this device.
-    pub(crate) fn check(&self, user: Tenant, pool: &Arc<Pool<D>>) -> Result<(), DeviceError> {
+    pub(crate) fn check(&self, user: TenantId, pool: &Arc<DevicePool<D>>) -> Result<(), DeviceError> {
         if !Arc::ptr_eq(&self.pool, pool) {
             let reason = "the buffer is of another device".into();
             return Err(DeviceError::Driver { operation: "launching", reason });

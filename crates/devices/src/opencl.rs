@@ -32,11 +32,11 @@ use std::ffi::CString;
 use std::sync::Arc;
 
 use crate::builder::Builder;
-use crate::driver::{Arguments, Build, Driver, Grid, Part, Progress};
-use crate::{DeviceError, Kind, MAX_LANES, Patience};
+use crate::driver::{BuildResult, Driver, Grid, ImagePart, KernelArguments, LaunchProgress};
+use crate::{DeviceError, DriverKind, MAX_LANES, Patience};
 
 pub(crate) use compile::serve;
-pub use discover::{DeviceInfo, DeviceKind, discover, first};
+pub use discover::{DeviceKind, OpenClDeviceInfo, discover, first};
 pub use environment::enter_environment;
 
 /// Environment variables of every process that uses a device.
@@ -54,9 +54,9 @@ pub enum Partition {
 
 /// An open device.
 pub struct OpenCl {
-    info: DeviceInfo,
+    info: OpenClDeviceInfo,
     identity: String,
-    context: Arc<live::Context>,
+    context: Arc<live::OpenClContext>,
     lanes: usize,
     builder: Option<Builder>,
 }
@@ -65,7 +65,7 @@ impl OpenCl {
     /// Opens a discovered device. Without a builder the device takes no sources, and an untrusted binary is first read
     /// in this process.
     pub fn open(
-        info: &DeviceInfo,
+        info: &OpenClDeviceInfo,
         partition: Partition,
         builder: Option<Builder>,
     ) -> Result<OpenCl, DeviceError> {
@@ -85,7 +85,7 @@ impl OpenCl {
             Partition::Parts(_) => discover::cut(info, &vec![info.compute_units / count; count as usize])?,
         };
         let (identity, info) = (info.identity(), info.clone());
-        let context = live::Context::new(devices, info.shares_memory)?;
+        let context = live::OpenClContext::new(devices, info.shares_memory)?;
         Ok(OpenCl { info, identity, context, lanes: count as usize, builder })
     }
 
@@ -96,17 +96,17 @@ impl OpenCl {
     }
 
     /// Capabilities and sizes of the device.
-    pub fn info(&self) -> &DeviceInfo {
+    pub fn info(&self) -> &OpenClDeviceInfo {
         &self.info
     }
 }
 
 impl Driver for OpenCl {
-    const KIND: Kind = Kind::OpenCl;
-    type Module = live::Module;
-    type Kernel = live::Kernel;
-    type Memory = live::Memory;
-    type Lane = live::Queue;
+    const KIND: DriverKind = DriverKind::OpenCl;
+    type Module = live::OpenClModule;
+    type Kernel = live::OpenClKernel;
+    type Memory = live::OpenClMemory;
+    type Lane = live::CommandQueue;
 
     fn identity(&self) -> &str {
         &self.identity
@@ -120,60 +120,76 @@ impl Driver for OpenCl {
         self.lanes
     }
 
-    fn build(&self, parts: &[Part<'_>]) -> Result<Build, DeviceError> {
+    fn build(&self, parts: &[ImagePart<'_>]) -> Result<BuildResult, DeviceError> {
         match &self.builder {
             Some(builder) => builder.build(&self.identity, parts),
             None => Ok(compile::binaries_only(parts)),
         }
     }
 
-    fn load(&self, program: &[u8]) -> Result<live::Module, DeviceError> {
-        let module = live::Module::of_binary(&self.context, program).map_err(|error| DeviceError::Build {
-            name: String::new(),
-            log: format!("it is no binary for this device: {error}"),
-        })?;
+    fn load(&self, program: &[u8]) -> Result<live::OpenClModule, DeviceError> {
+        let module =
+            live::OpenClModule::of_binary(&self.context, program).map_err(|error| DeviceError::Build {
+                name: String::new(),
+                log: format!("it is no binary for this device: {error}"),
+            })?;
         module.build()?;
         Ok(module)
     }
 
-    fn kernel(&self, module: &live::Module, name: &str) -> Result<live::Kernel, DeviceError> {
+    fn kernel(&self, module: &live::OpenClModule, name: &str) -> Result<live::OpenClKernel, DeviceError> {
         let name = CString::new(name).expect("names have letters, digits and '_'");
-        live::Kernel::new(module, &name)
+        live::OpenClKernel::new(module, &name)
     }
 
-    fn memory(&self, len_bytes: u64) -> Result<live::Memory, DeviceError> {
-        live::Memory::new(&self.context, len_bytes)
+    fn memory(&self, len_bytes: u64) -> Result<live::OpenClMemory, DeviceError> {
+        live::OpenClMemory::new(&self.context, len_bytes)
     }
 
-    fn lane(&self, number: usize) -> Result<live::Queue, DeviceError> {
+    fn lane(&self, number: usize) -> Result<live::CommandQueue, DeviceError> {
         let devices = &self.context.devices;
-        live::Queue::new(&self.context, devices[number % devices.len()])
+        live::CommandQueue::new(&self.context, devices[number % devices.len()])
     }
 
-    fn write(&self, lane: &live::Queue, memory: &live::Memory, bytes: &[u8]) -> Result<(), DeviceError> {
+    fn write(
+        &self,
+        lane: &live::CommandQueue,
+        memory: &live::OpenClMemory,
+        bytes: &[u8],
+    ) -> Result<(), DeviceError> {
         lane.write(memory, bytes)
     }
 
-    fn read(&self, lane: &live::Queue, memory: &live::Memory, bytes: &mut [u8]) -> Result<(), DeviceError> {
+    fn read(
+        &self,
+        lane: &live::CommandQueue,
+        memory: &live::OpenClMemory,
+        bytes: &mut [u8],
+    ) -> Result<(), DeviceError> {
         lane.read(memory, bytes)
     }
 
-    fn wipe(&self, lane: &live::Queue, memory: &live::Memory, len_bytes: u64) -> Result<(), DeviceError> {
+    fn wipe(
+        &self,
+        lane: &live::CommandQueue,
+        memory: &live::OpenClMemory,
+        len_bytes: u64,
+    ) -> Result<(), DeviceError> {
         lane.wipe(memory, len_bytes)
     }
 
-    fn finish(&self, lane: &live::Queue) -> Result<(), DeviceError> {
+    fn finish(&self, lane: &live::CommandQueue) -> Result<(), DeviceError> {
         lane.finish()
     }
 
     fn launch(
         &self,
-        lane: &live::Queue,
-        kernel: &mut live::Kernel,
-        arguments: &Arguments<'_, OpenCl>,
+        lane: &live::CommandQueue,
+        kernel: &mut live::OpenClKernel,
+        arguments: &KernelArguments<'_, OpenCl>,
         grid: Grid,
         patience: Patience,
-    ) -> Result<Progress, DeviceError> {
+    ) -> Result<LaunchProgress, DeviceError> {
         kernel.set_memory(0, arguments.input)?;
         kernel.set_number(1, arguments.size)?;
         kernel.set_memory(2, arguments.output)?;
@@ -184,5 +200,5 @@ impl Driver for OpenCl {
 }
 
 fn unusable(reason: String) -> DeviceError {
-    DeviceError::Unusable { kind: Kind::OpenCl, reason }
+    DeviceError::Unusable { kind: DriverKind::OpenCl, reason }
 }

@@ -8,26 +8,26 @@ use std::time::Duration;
 use sublet_proto::package::{DEFAULT_DEADLINE_MS, MANIFEST_FILE, Manifest, ManifestFunction, kernels};
 use sublet_proto::{Code, Error};
 
-use crate::{KernelSpec, Program, Tenant};
+use crate::{KernelProgram, KernelSpec, TenantId};
 
 /// Tenant of all kernels in a process that has one package: it contains no other tenant's kernels.
-pub(crate) const ONLY: Tenant = Tenant(1);
+pub(crate) const ONLY: TenantId = TenantId(1);
 
 /// The functions of a package's build, in their order.
 #[derive(Clone, Debug)]
-pub struct Kernels {
+pub struct PackageKernels {
     /// One specification for each function.
     pub specs: Vec<KernelSpec>,
     /// Longest time of a call.
     pub deadline: Duration,
 }
 
-impl Kernels {
+impl PackageKernels {
     /// Reads a package's manifest and the programs of one of its builds.
     ///
     /// # Errors
     /// [`Code::System`] if a file cannot be read, and the errors of the manifest.
-    pub fn read(folder: &Path, build: u32) -> Result<Kernels, Error> {
+    pub fn read(folder: &Path, build: u32) -> Result<PackageKernels, Error> {
         let manifest = Manifest::parse(&String::from_utf8_lossy(&read(folder, MANIFEST_FILE)?))?;
         let build = manifest.build(build)?;
         let said = build.kernels.clone().unwrap_or_default();
@@ -46,14 +46,14 @@ impl Kernels {
             work: function.work(),
         };
         let deadline = Duration::from_millis(said.deadline_ms.unwrap_or(DEFAULT_DEADLINE_MS));
-        Ok(Kernels { specs: build.functions.iter().map(spec).collect(), deadline })
+        Ok(PackageKernels { specs: build.functions.iter().map(spec).collect(), deadline })
     }
 }
 
-fn program(bytes: Vec<u8>, options: &str) -> Program {
+fn program(bytes: Vec<u8>, options: &str) -> KernelProgram {
     match kernels::source(&bytes) {
-        Some(text) => Program::Source { text: text.to_owned(), options: options.to_owned() },
-        None => Program::Binary(bytes),
+        Some(text) => KernelProgram::Source { text: text.to_owned(), options: options.to_owned() },
+        None => KernelProgram::Binary(bytes),
     }
 }
 
@@ -77,13 +77,13 @@ mod tests {
               [[function]]\nname='f'\nsymbol='kernel_f'\nbytes_per_item=4\n[[function]]\nname='g'\nprogram='b'\n",
         );
         write("a.cl", b"text");
-        assert_eq!(Kernels::read(folder.path(), 0).unwrap_err().code, Code::System, "b is missing");
+        assert_eq!(PackageKernels::read(folder.path(), 0).unwrap_err().code, Code::System, "b is missing");
         write("b", &[0, 255]);
-        let Kernels { specs, deadline } = Kernels::read(folder.path(), 0).unwrap();
+        let PackageKernels { specs, deadline } = PackageKernels::read(folder.path(), 0).unwrap();
         assert_eq!(deadline, Duration::from_millis(7));
         let [f, g] = &specs[..] else { panic!("{specs:?}") };
-        assert_eq!(f.program, Program::Source { text: "text".into(), options: "-DN=2".into() });
+        assert_eq!(f.program, KernelProgram::Source { text: "text".into(), options: "-DN=2".into() });
         assert_eq!((f.kernel.as_str(), f.work), ("kernel_f", WorkSize::per_bytes(4)));
-        assert_eq!((g.kernel.as_str(), &g.program), ("g", &Program::Binary(vec![0, 255])));
+        assert_eq!((g.kernel.as_str(), &g.program), ("g", &KernelProgram::Binary(vec![0, 255])));
     }
 }

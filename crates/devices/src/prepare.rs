@@ -19,10 +19,10 @@ use sublet_proto::{Error, MAX_PACKET_BYTES};
 
 use crate::builder::{Builder, Confinement};
 use crate::cuda::Cuda;
-use crate::making::Maker;
+use crate::making::FunctionMaker;
 use crate::opencl::{self, OpenCl};
-use crate::package::Kernels;
-use crate::{DeviceError, Driver, Kind, control, store};
+use crate::package::PackageKernels;
+use crate::{DeviceError, Driver, DriverKind, control, store};
 
 /// Folder of the package in the sandbox.
 const FOLDER: &str = "/package";
@@ -32,11 +32,11 @@ const LONGEST_BUILD: Duration = Duration::from_secs(60);
 const PIECE_BYTES: usize = MAX_PACKET_BYTES / 2;
 
 /// Builds the package's build of this index, and reports to the agent at the other end of standard input.
-pub fn serve(kind: Kind, build: u32) -> ExitCode {
+pub fn serve(kind: DriverKind, build: u32) -> ExitCode {
     control::leave(answer(kind, build))
 }
 
-fn answer(kind: Kind, build: u32) -> Result<(), Error> {
+fn answer(kind: DriverKind, build: u32) -> Result<(), Error> {
     let socket = control::socket()?;
     let tell = |body| -> Result<(), Error> {
         Ok(socket.send(&KernelBuild { body: Some(body) }.encode_to_vec(), &[])?)
@@ -51,13 +51,13 @@ fn answer(kind: Kind, build: u32) -> Result<(), Error> {
     }
 }
 
-fn built(kind: Kind, folder: &Path, build: u32) -> Result<Option<Vec<u8>>, Error> {
+fn built(kind: DriverKind, folder: &Path, build: u32) -> Result<Option<Vec<u8>>, Error> {
     match kind {
-        Kind::OpenCl => {
+        DriverKind::OpenCl => {
             opencl::enter_environment(1);
             image(&OpenCl::first(1, Some(builder()?))?, folder, build)
         }
-        Kind::Cuda => image(&Cuda::first(1)?, folder, build),
+        DriverKind::Cuda => image(&Cuda::first(1)?, folder, build),
     }
 }
 
@@ -66,10 +66,10 @@ fn built(kind: Kind, folder: &Path, build: u32) -> Result<Option<Vec<u8>>, Error
 /// # Errors
 /// `Code::InvalidPackage` and `Code::MissingSymbol` for the first kernel that cannot be made.
 pub fn image<D: Driver>(driver: &D, folder: &Path, build: u32) -> Result<Option<Vec<u8>>, Error> {
-    let kernels = Kernels::read(folder, build)?;
+    let kernels = PackageKernels::read(folder, build)?;
     let specs: Vec<_> = kernels.specs.iter().collect();
     let image = store::read(&folder.join(built_file(build)));
-    let maker = Maker { driver, store: None, image: image.as_deref() };
+    let maker = FunctionMaker { driver, store: None, image: image.as_deref() };
     Ok(maker.prepare(&specs)?)
 }
 

@@ -8,19 +8,22 @@ use std::sync::{Arc, Mutex, OnceLock, TryLockError};
 use sublet_fabric::sync::lock;
 
 use crate::lane::{Lane, Launch};
-use crate::loaded::{Function, Loaded};
-use crate::making::Maker;
-use crate::memory::Pool;
+use crate::loaded::{LoadedFunction, LoadedFunctions};
+use crate::making::FunctionMaker;
+use crate::memory::DevicePool;
 use crate::spec::Digest;
-use crate::store::{self, Store};
-use crate::{DeviceBuffer, DeviceError, Driver, Grid, Id, KernelSpec, MAX_LANES, MAX_SANDBOXES, MAX_VECTOR};
-use crate::{Patience, State, Status, Tenant, Transfers, WorkSize};
+use crate::store::{self, ProgramStore};
+use crate::{
+    DeviceBuffer, DeviceError, DeviceSandboxId, Driver, Grid, KernelSpec, MAX_LANES, MAX_SANDBOXES,
+    MAX_VECTOR,
+};
+use crate::{DeviceSandboxState, DeviceSandboxStatus, Patience, TenantId, Transfers, WorkSize};
 
-pub use crate::lane::{Input, Output};
+pub use crate::lane::{LaunchInput, LaunchOutput};
 
 /// Settings for caches.
 #[derive(Clone, Debug)]
-pub struct Settings {
+pub struct CacheSettings {
     /// The folder of programs on disk. `None`: programs do not outlive the process.
     pub store: Option<PathBuf>,
     /// Most bytes in that folder.
@@ -33,62 +36,62 @@ pub struct Settings {
     pub free_bytes: u64,
 }
 
-impl Default for Settings {
-    fn default() -> Settings {
+impl Default for CacheSettings {
+    fn default() -> CacheSettings {
         let (store_bytes, loaded_bytes, free_bytes) = (1 << 30, 256 << 20, 256 << 20);
-        Settings { store: None, store_bytes, image: None, loaded_bytes, free_bytes }
+        CacheSettings { store: None, store_bytes, image: None, loaded_bytes, free_bytes }
     }
 }
 
 /// The sandboxes of one process on one device.
-pub struct Sandboxes<D: Driver> {
-    pool: Arc<Pool<D>>,
+pub struct DeviceSandboxes<D: Driver> {
+    pool: Arc<DevicePool<D>>,
     lanes: Vec<Mutex<Lane<D>>>,
     /// Number of the lane on which the next launch waits if all are busy.
     next_lane: AtomicUsize,
-    store: Option<Store>,
+    store: Option<ProgramStore>,
     image: Option<Vec<u8>>,
-    loaded: Mutex<Loaded<D>>,
+    loaded: Mutex<LoadedFunctions<D>>,
     /// Locked during a build: two at once would build the same functions.
     making: Mutex<()>,
-    table: Mutex<Table<D>>,
+    table: Mutex<InstanceTable<D>>,
 }
 
-struct Table<D: Driver> {
+struct InstanceTable<D: Driver> {
     last: u64,
-    instances: HashMap<Id, Arc<Instance<D>>>,
+    instances: HashMap<DeviceSandboxId, Arc<Instance<D>>>,
 }
 
 struct Instance<D: Driver> {
-    tenant: Tenant,
+    tenant: TenantId,
     work: WorkSize,
     digest: Digest,
-    function: Arc<Function<D>>,
+    function: Arc<LoadedFunction<D>>,
     /// A kernel for each lane, from the sandbox's start on.
     kernels: OnceLock<Vec<Mutex<D::Kernel>>>,
-    state: Mutex<State>,
+    state: Mutex<DeviceSandboxState>,
 }
 
-impl<D: Driver> Sandboxes<D> {
+impl<D: Driver> DeviceSandboxes<D> {
     /// Opens the sandboxes of a device.
-    pub fn open(driver: D, settings: &Settings) -> Result<Sandboxes<D>, DeviceError> {
-        let open = |folder: &PathBuf| Store::open(folder, settings.store_bytes);
+    pub fn open(driver: D, settings: &CacheSettings) -> Result<DeviceSandboxes<D>, DeviceError> {
+        let open = |folder: &PathBuf| ProgramStore::open(folder, settings.store_bytes);
         let store = settings.store.as_ref().map(open).transpose()?;
         // An image that cannot be read counts as missing; errors are then reported for each function.
         let image = settings.image.as_ref().and_then(|file| store::read(file));
         let lanes = driver.lanes().clamp(1, MAX_LANES);
-        let pool = Arc::new(Pool::new(driver, settings.free_bytes)?);
+        let pool = Arc::new(DevicePool::new(driver, settings.free_bytes)?);
         let lanes =
             (0..lanes).map(|number| Lane::new(&pool, number).map(Mutex::new)).collect::<Result<_, _>>()?;
-        Ok(Sandboxes {
+        Ok(DeviceSandboxes {
             pool,
             lanes,
             next_lane: AtomicUsize::new(0),
             store,
             image,
-            loaded: Mutex::new(Loaded::new(settings.loaded_bytes)),
+            loaded: Mutex::new(LoadedFunctions::new(settings.loaded_bytes)),
             making: Mutex::new(()),
-            table: Mutex::new(Table { last: 0, instances: HashMap::new() }),
+            table: Mutex::new(InstanceTable { last: 0, instances: HashMap::new() }),
         })
     }
 
@@ -98,7 +101,7 @@ impl<D: Driver> Sandboxes<D> {
     }
 
     /// Makes sandboxes: the functions of one tenant that are not on the device yet become one program image.
-    pub fn create(&self, specs: &[KernelSpec]) -> Vec<Result<Id, DeviceError>> {
+    pub fn create(&self, specs: &[KernelSpec]) -> Vec<Result<DeviceSandboxId, DeviceError>> {
         let room = MAX_SANDBOXES - lock(&self.table).instances.len();
         if specs.len() > MAX_VECTOR.min(room) {
             return specs.iter().map(|_| Err(DeviceError::TooMany)).collect();
@@ -120,42 +123,42 @@ impl<D: Driver> Sandboxes<D> {
     }
 
     /// Makes sandboxes launchable.
-    pub fn start(&self, ids: &[Id]) -> Vec<Result<State, DeviceError>> {
+    pub fn start(&self, ids: &[DeviceSandboxId]) -> Vec<Result<DeviceSandboxState, DeviceError>> {
         self.each(ids, |id, instance| {
             let mut state = lock(&instance.state);
-            if state.status != Status::Created {
+            if state.status != DeviceSandboxStatus::Created {
                 return Err(DeviceError::WrongStatus { id, status: state.status, verb: "start" });
             }
             let kernel = |_: &_| self.driver().kernel(&instance.function.module, &instance.function.name);
             let kernels: Result<Vec<_>, _> =
                 self.lanes.iter().map(|lane| kernel(lane).map(Mutex::new)).collect();
             let _ = instance.kernels.set(kernels?);
-            state.status = Status::Running;
+            state.status = DeviceSandboxStatus::Running;
             Ok(*state)
         })
     }
 
     /// Returns the states of sandboxes.
-    pub fn state(&self, ids: &[Id]) -> Vec<Result<State, DeviceError>> {
+    pub fn state(&self, ids: &[DeviceSandboxId]) -> Vec<Result<DeviceSandboxState, DeviceError>> {
         self.each(ids, |_, instance| Ok(*lock(&instance.state)))
     }
 
     /// Kills sandboxes: they are launched no more. The returned state includes a launch that has not ended. Neither
     /// OpenCL nor CUDA can stop such a launch; to end it, the caller must end this process.
-    pub fn kill(&self, ids: &[Id]) -> Vec<Result<State, DeviceError>> {
+    pub fn kill(&self, ids: &[DeviceSandboxId]) -> Vec<Result<DeviceSandboxState, DeviceError>> {
         self.each(ids, |_, instance| {
             let mut state = lock(&instance.state);
-            state.status = Status::Stopped;
+            state.status = DeviceSandboxStatus::Stopped;
             Ok(*state)
         })
     }
 
     /// Removes sandboxes. Their programs stay on the device until other programs need the space.
-    pub fn delete(&self, ids: &[Id]) -> Vec<Result<(), DeviceError>> {
+    pub fn delete(&self, ids: &[DeviceSandboxId]) -> Vec<Result<(), DeviceError>> {
         self.each(ids, |id, instance| {
             self.pool.check()?;
-            let State { status, launches } = *lock(&instance.state);
-            if status == Status::Running {
+            let DeviceSandboxState { status, launches } = *lock(&instance.state);
+            if status == DeviceSandboxStatus::Running {
                 return Err(DeviceError::WrongStatus { id, status, verb: "delete" });
             }
             if launches > 0 {
@@ -171,17 +174,17 @@ impl<D: Driver> Sandboxes<D> {
     /// Calls a function: launches its kernel on the first free lane, waits, and returns the number of bytes written.
     pub fn launch(
         &self,
-        id: Id,
-        input: Input<'_, D>,
-        output: Output<'_, D>,
+        id: DeviceSandboxId,
+        input: LaunchInput<'_, D>,
+        output: LaunchOutput<'_, D>,
         patience: Patience,
     ) -> Result<u32, DeviceError> {
         self.pool.check()?;
         let instance = self.find(id)?;
-        let entered = Entered::new(id, &instance)?;
+        let entered = LaunchGuard::new(id, &instance)?;
         let size = match &input {
-            Input::Host(bytes) => u32::try_from(bytes.len()).unwrap_or(u32::MAX),
-            Input::Device(buffer) => buffer.len_bytes(),
+            LaunchInput::Host(bytes) => u32::try_from(bytes.len()).unwrap_or(u32::MAX),
+            LaunchInput::Device(buffer) => buffer.len_bytes(),
         };
         let grid = Grid { items: instance.work.items_for(size), group: instance.work.group };
         let kernels = instance.kernels.get().expect("what runs was started");
@@ -198,7 +201,7 @@ impl<D: Driver> Sandboxes<D> {
     }
 
     /// Makes a buffer on the device for one tenant's functions.
-    pub fn buffer(&self, tenant: Tenant, capacity_bytes: u32) -> Result<DeviceBuffer<D>, DeviceError> {
+    pub fn buffer(&self, tenant: TenantId, capacity_bytes: u32) -> Result<DeviceBuffer<D>, DeviceError> {
         DeviceBuffer::new(&self.pool, tenant, capacity_bytes)
     }
 
@@ -212,7 +215,7 @@ impl<D: Driver> Sandboxes<D> {
         &self,
         specs: impl Iterator<Item = &'a KernelSpec>,
     ) -> HashMap<Digest, FunctionResult<D>> {
-        let (mut functions, mut missing) = (HashMap::new(), BTreeMap::<Tenant, Vec<&KernelSpec>>::new());
+        let (mut functions, mut missing) = (HashMap::new(), BTreeMap::<TenantId, Vec<&KernelSpec>>::new());
         for spec in specs {
             let digest = spec.digest();
             let is_new = !functions.contains_key(&digest);
@@ -225,7 +228,8 @@ impl<D: Driver> Sandboxes<D> {
                 None => {}
             }
         }
-        let maker = Maker { driver: self.driver(), store: self.store.as_ref(), image: self.image.as_deref() };
+        let maker =
+            FunctionMaker { driver: self.driver(), store: self.store.as_ref(), image: self.image.as_deref() };
         for specs in missing.into_values() {
             for (spec, made) in specs.iter().zip(maker.make(&specs)) {
                 let function = made.map(|(function, cost)| {
@@ -238,27 +242,31 @@ impl<D: Driver> Sandboxes<D> {
         functions
     }
 
-    fn insert(&self, spec: &KernelSpec, function: Arc<Function<D>>) -> Result<Id, DeviceError> {
+    fn insert(
+        &self,
+        spec: &KernelSpec,
+        function: Arc<LoadedFunction<D>>,
+    ) -> Result<DeviceSandboxId, DeviceError> {
         let digest = spec.digest();
         lock(&self.loaded).pin(&digest);
-        let state = Mutex::new(State { status: Status::Created, launches: 0 });
+        let state = Mutex::new(DeviceSandboxState { status: DeviceSandboxStatus::Created, launches: 0 });
         let (tenant, work, kernels) = (spec.tenant, spec.work, OnceLock::new());
         let instance = Instance { tenant, work, digest, function, kernels, state };
         let mut table = lock(&self.table);
         table.last += 1;
-        let id = Id(table.last);
+        let id = DeviceSandboxId(table.last);
         table.instances.insert(id, Arc::new(instance));
         Ok(id)
     }
 
-    fn find(&self, id: Id) -> Result<Arc<Instance<D>>, DeviceError> {
+    fn find(&self, id: DeviceSandboxId) -> Result<Arc<Instance<D>>, DeviceError> {
         lock(&self.table).instances.get(&id).cloned().ok_or(DeviceError::Unknown(id))
     }
 
     fn each<T>(
         &self,
-        ids: &[Id],
-        verb: impl Fn(Id, &Instance<D>) -> Result<T, DeviceError>,
+        ids: &[DeviceSandboxId],
+        verb: impl Fn(DeviceSandboxId, &Instance<D>) -> Result<T, DeviceError>,
     ) -> Vec<Result<T, DeviceError>> {
         if ids.len() > MAX_VECTOR {
             return ids.iter().map(|_| Err(DeviceError::TooMany)).collect();
@@ -279,7 +287,7 @@ impl<D: Driver> Sandboxes<D> {
     }
 }
 
-impl<D: Driver> Drop for Sandboxes<D> {
+impl<D: Driver> Drop for DeviceSandboxes<D> {
     /// Leaks all objects that a kernel may use if it has not ended: even a request to release them could block for
     /// good.
     fn drop(&mut self) {
@@ -287,30 +295,33 @@ impl<D: Driver> Drop for Sandboxes<D> {
             std::mem::forget(Arc::clone(&self.pool));
             std::mem::forget(std::mem::take(&mut self.lanes));
             std::mem::forget(std::mem::take(&mut lock(&self.table).instances));
-            std::mem::forget(std::mem::replace(&mut *lock(&self.loaded), Loaded::new(0)));
+            std::mem::forget(std::mem::replace(&mut *lock(&self.loaded), LoadedFunctions::new(0)));
         }
     }
 }
 
-type FunctionResult<D> = Result<Arc<Function<D>>, DeviceError>;
+type FunctionResult<D> = Result<Arc<LoadedFunction<D>>, DeviceError>;
 
 /// A launch that has not ended.
-struct Entered<'a> {
-    state: &'a Mutex<State>,
+struct LaunchGuard<'a> {
+    state: &'a Mutex<DeviceSandboxState>,
 }
 
-impl<'a> Entered<'a> {
-    fn new<D: Driver>(id: Id, instance: &'a Instance<D>) -> Result<Entered<'a>, DeviceError> {
+impl<'a> LaunchGuard<'a> {
+    fn new<D: Driver>(
+        id: DeviceSandboxId,
+        instance: &'a Instance<D>,
+    ) -> Result<LaunchGuard<'a>, DeviceError> {
         let mut state = lock(&instance.state);
-        if state.status != Status::Running {
+        if state.status != DeviceSandboxStatus::Running {
             return Err(DeviceError::WrongStatus { id, status: state.status, verb: "launch" });
         }
         state.launches += 1;
-        Ok(Entered { state: &instance.state })
+        Ok(LaunchGuard { state: &instance.state })
     }
 }
 
-impl Drop for Entered<'_> {
+impl Drop for LaunchGuard<'_> {
     fn drop(&mut self) {
         lock(self.state).launches -= 1;
     }

@@ -3,7 +3,7 @@
 use sha2::{Digest as _, Sha256};
 use sublet_proto::package::kernels::{MAX_KERNEL_NAME_BYTES, check_options, is_kernel_name};
 
-use crate::{DeviceError, Kind, Tenant};
+use crate::{DeviceError, DriverKind, TenantId};
 
 pub use sublet_proto::package::kernels::{MAX_OPTIONS_BYTES, MAX_PROGRAM_BYTES, WorkSize};
 
@@ -14,18 +14,18 @@ pub(crate) type Digest = [u8; 32];
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct KernelSpec {
     /// Owner of the function.
-    pub tenant: Tenant,
+    pub tenant: TenantId,
     /// Name of the kernel in its program. Kernels of several programs may have the same name.
     pub kernel: String,
     /// Program of the kernel.
-    pub program: Program,
+    pub program: KernelProgram,
     /// Number of work-items of a launch.
     pub work: WorkSize,
 }
 
 /// Program of a kernel.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
-pub enum Program {
+pub enum KernelProgram {
     /// OpenCL C, or PTX for CUDA, in UTF-8.
     Source {
         /// The text.
@@ -64,32 +64,34 @@ impl KernelSpec {
     }
 }
 
-impl Program {
+impl KernelProgram {
     fn check(&self) -> Result<(), String> {
         let len = match self {
-            Program::Source { text, .. } => text.len(),
-            Program::Binary(bytes) => bytes.len(),
+            KernelProgram::Source { text, .. } => text.len(),
+            KernelProgram::Binary(bytes) => bytes.len(),
         };
         if len == 0 || len > MAX_PROGRAM_BYTES {
             return Err(format!("its program has {len} bytes, and 1 to {MAX_PROGRAM_BYTES} are taken"));
         }
         match self {
-            Program::Source { text, .. } if text.contains('\0') => Err("its source has a zero byte".into()),
-            Program::Source { options, .. } => check_options(options),
-            Program::Binary(_) => Ok(()),
+            KernelProgram::Source { text, .. } if text.contains('\0') => {
+                Err("its source has a zero byte".into())
+            }
+            KernelProgram::Source { options, .. } => check_options(options),
+            KernelProgram::Binary(_) => Ok(()),
         }
     }
 
     pub(crate) fn digest(&self) -> Digest {
         let mut hash = Sha256::new();
         match self {
-            Program::Source { text, options } => {
+            KernelProgram::Source { text, options } => {
                 hash.update(b"source\0");
                 hash.update(options.as_bytes());
                 hash.update([0]);
                 hash.update(text.as_bytes());
             }
-            Program::Binary(bytes) => {
+            KernelProgram::Binary(bytes) => {
                 hash.update(b"binary\0");
                 hash.update(bytes);
             }
@@ -100,7 +102,7 @@ impl Program {
 
 /// The digest of a program image: of its parts, its device and driver, and the version of the image's format.
 pub(crate) fn image_digest<'a>(
-    kind: Kind,
+    kind: DriverKind,
     identity: &str,
     parts: impl Iterator<Item = (Digest, &'a [String])>,
 ) -> Digest {
@@ -119,14 +121,14 @@ mod tests {
     use super::*;
 
     fn spec(kernel: &str, options: &str) -> KernelSpec {
-        let program = Program::Source { text: "kernel void f() {}".into(), options: options.into() };
-        KernelSpec { tenant: Tenant(1), kernel: kernel.into(), program, work: WorkSize::ONE }
+        let program = KernelProgram::Source { text: "kernel void f() {}".into(), options: options.into() };
+        KernelSpec { tenant: TenantId(1), kernel: kernel.into(), program, work: WorkSize::ONE }
     }
 
     #[test]
     fn refuses_empty_or_too_large_programs_and_empty_work() {
         let mut large = spec("f", "");
-        large.program = Program::Binary(vec![0; MAX_PROGRAM_BYTES + 1]);
+        large.program = KernelProgram::Binary(vec![0; MAX_PROGRAM_BYTES + 1]);
         assert!(large.check().is_err());
         let mut idle = spec("f", "");
         idle.work.items = 0;
@@ -136,7 +138,7 @@ mod tests {
     #[test]
     fn a_function_of_two_tenants_is_two_functions() {
         let (one, mut two) = (spec("f", ""), spec("f", ""));
-        two.tenant = Tenant(2);
+        two.tenant = TenantId(2);
         assert_ne!(one.digest(), two.digest());
         assert_eq!(one.program.digest(), two.program.digest());
     }

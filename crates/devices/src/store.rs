@@ -18,7 +18,7 @@ use std::sync::{Mutex, MutexGuard};
 use std::time::{Duration, SystemTime};
 
 use crate::DeviceError;
-use crate::keep_alive::{Cost, KeepAlive};
+use crate::keep_alive::{EntryCost, KeepAlive};
 use crate::spec::Digest;
 use record::{HEADER_BYTES, Header};
 
@@ -35,15 +35,15 @@ const MAX_FILE_BYTES: u64 = 1 << 30;
 
 /// A folder of programs.
 #[derive(Debug)]
-pub struct Store {
+pub struct ProgramStore {
     folder: PathBuf,
     kept: Mutex<KeepAlive<Digest>>,
 }
 
-impl Store {
+impl ProgramStore {
     /// Opens or makes the folder, and bounds its size. Refuses a folder that other users can write to, or that belongs
     /// to another user.
-    pub fn open(folder: &Path, capacity_bytes: u64) -> Result<Store, DeviceError> {
+    pub fn open(folder: &Path, capacity_bytes: u64) -> Result<ProgramStore, DeviceError> {
         let made = DirBuilder::new().recursive(true).mode(0o700).create(folder);
         made.map_err(|error| DeviceError::store(folder, error))?;
         let found = fs::symlink_metadata(folder).map_err(|error| DeviceError::store(folder, error))?;
@@ -52,7 +52,8 @@ impl Store {
             let reason = format!("it is not a folder of user {user} alone");
             return Err(DeviceError::store(folder, std::io::Error::other(reason)));
         }
-        let store = Store { folder: folder.to_owned(), kept: Mutex::new(KeepAlive::new(capacity_bytes)) };
+        let store =
+            ProgramStore { folder: folder.to_owned(), kept: Mutex::new(KeepAlive::new(capacity_bytes)) };
         store.learn(&mut store.lock());
         Ok(store)
     }
@@ -81,7 +82,7 @@ impl Store {
         self.write(digest, &bytes).map_err(|error| DeviceError::store(&self.folder, error))?;
         let mut kept = self.lock();
         self.learn(&mut kept);
-        let gone = kept.insert(*digest, Cost { load_us, size_bytes: bytes.len() as u64 });
+        let gone = kept.insert(*digest, EntryCost { load_us, size_bytes: bytes.len() as u64 });
         self.drop_files(&gone);
         Ok(())
     }
@@ -111,7 +112,7 @@ impl Store {
                 continue;
             }
             let load_us = header(&self.path(&digest)).map_or(0, |header| header.load_us);
-            let gone = kept.insert(digest, Cost { load_us, size_bytes });
+            let gone = kept.insert(digest, EntryCost { load_us, size_bytes });
             self.drop_files(&gone);
         }
         let lost: Vec<Digest> = kept.keys().filter(|digest| !there.contains(*digest)).copied().collect();

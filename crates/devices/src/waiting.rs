@@ -3,7 +3,7 @@
 
 use std::time::{Duration, Instant};
 
-use crate::{DeviceError, Progress};
+use crate::{DeviceError, LaunchProgress};
 
 /// Longest pause between two polls.
 const LONGEST_PAUSE: Duration = Duration::from_millis(1);
@@ -14,12 +14,12 @@ const EAGER: Duration = Duration::from_micros(100);
 pub(crate) fn until(
     end: Instant,
     mut has_ended: impl FnMut() -> Result<bool, DeviceError>,
-) -> Result<Progress, DeviceError> {
+) -> Result<LaunchProgress, DeviceError> {
     let (begun, mut pause) = (Instant::now(), EAGER / 2);
     while !has_ended()? {
         let now = Instant::now();
         if now >= end {
-            return Ok(Progress::RunsOn);
+            return Ok(LaunchProgress::RunsOn);
         }
         if now - begun < EAGER {
             std::thread::yield_now();
@@ -28,5 +28,5 @@ pub(crate) fn until(
             pause = (pause * 2).min(LONGEST_PAUSE);
         }
     }
-    Ok(Progress::Launched)
+    Ok(LaunchProgress::Launched)
 }

@@ -13,18 +13,23 @@ use std::time::{Duration, Instant};
 
 use sublet_proto::package::built_file;
 use sublet_proto::{Code, Error};
-use sublet_runtime::worker::engine::{self, Caller, Engine, Load, Message, Place, Sink, Source};
+use sublet_runtime::worker::engine::{
+    self, BufferName, Engine, EngineLoad, ErrorMessage, FunctionCaller, InputSource, OutputSink,
+};
 
-use crate::package::{Kernels, ONLY};
-use crate::{DeviceBuffer, DeviceError, Driver, Id, Input, MAX_LANES, Output, Patience, Sandboxes, Settings};
+use crate::package::{ONLY, PackageKernels};
+use crate::{
+    CacheSettings, DeviceBuffer, DeviceError, DeviceSandboxId, DeviceSandboxes, Driver, LaunchInput,
+    LaunchOutput, MAX_LANES, Patience,
+};
 
 /// Most bytes of its own memory that a thread keeps between calls, in each direction.
 const KEPT_BYTES: usize = 4 << 20;
 
 /// A loaded package.
 pub struct KernelEngine<D: Driver> {
-    sandboxes: Sandboxes<D>,
-    functions: Vec<Id>,
+    sandboxes: DeviceSandboxes<D>,
+    functions: Vec<DeviceSandboxId>,
     deadline: Duration,
 }
 
@@ -34,14 +39,14 @@ impl<D: Driver> KernelEngine<D> {
     /// # Errors
     /// The errors of the device and of the kernels.
     pub fn load(
-        load: &Load<'_>,
+        load: &EngineLoad<'_>,
         open: impl FnOnce(u32) -> Result<D, DeviceError>,
     ) -> Result<KernelEngine<D>, Error> {
-        let Kernels { specs, deadline } = Kernels::read(load.folder, load.build)?;
+        let PackageKernels { specs, deadline } = PackageKernels::read(load.folder, load.build)?;
         let driver = open(load.workers.clamp(1, MAX_LANES as u32))?;
         let image = load.folder.join(built_file(load.build));
-        let settings = Settings { image: Some(image), ..Settings::default() };
-        let sandboxes = Sandboxes::open(driver, &settings)?;
+        let settings = CacheSettings { image: Some(image), ..CacheSettings::default() };
+        let sandboxes = DeviceSandboxes::open(driver, &settings)?;
         let created = sandboxes.create(&specs).into_iter().collect::<Result<Vec<_>, _>>();
         let functions = created.map_err(not_built)?;
         sandboxes.start(&functions).into_iter().try_for_each(|started| started.map(drop))?;
@@ -67,7 +72,7 @@ impl<D: Driver> Engine for KernelEngine<D> {
 
     fn caller(&self, _worker: u32) -> Result<KernelCaller<'_, D>, Error> {
         let (input, output) = (Vec::new(), Vec::new());
-        let (places, message) = (std::array::from_fn(|_| None), Message::new());
+        let (places, message) = (std::array::from_fn(|_| None), ErrorMessage::new());
         Ok(KernelCaller { engine: self, input, output, places, message, is_lost: false })
     }
 }
@@ -78,29 +83,29 @@ pub struct KernelCaller<'engine, D: Driver> {
     input: Vec<u8>,
     output: Vec<u8>,
     /// Named buffers in the memory of the device.
-    places: [Option<DeviceBuffer<D>>; Place::COUNT],
-    message: Message,
+    places: [Option<DeviceBuffer<D>>; BufferName::COUNT],
+    message: ErrorMessage,
     /// A kernel has not ended.
     is_lost: bool,
 }
 
-impl<D: Driver> Caller for KernelCaller<'_, D> {
+impl<D: Driver> FunctionCaller for KernelCaller<'_, D> {
     const KEEPS: bool = true;
 
     fn call(
         &mut self,
         function: u16,
-        input: engine::Input<'_>,
-        output: engine::Output<'_>,
+        input: engine::CallInput<'_>,
+        output: engine::CallOutput<'_>,
     ) -> Result<u32, Code> {
-        self.step(function, Source::Given(input), Sink::Given(output))
+        self.step(function, InputSource::Given(input), OutputSink::Given(output))
     }
 
     fn step(
         &mut self,
         function: u16,
-        from: Source<engine::Input<'_>>,
-        to: Sink<engine::Output<'_>>,
+        from: InputSource<engine::CallInput<'_>>,
+        to: OutputSink<engine::CallOutput<'_>>,
     ) -> Result<u32, Code> {
         let Some(&id) = self.engine.functions.get(usize::from(function)) else {
             return Err(Code::UnknownFunction);
@@ -108,27 +113,29 @@ impl<D: Driver> Caller for KernelCaller<'_, D> {
         let patience = Patience::Until(Instant::now() + self.engine.deadline);
         // Taken before another buffer is looked up, and put back in any case.
         let mut written = match to {
-            Sink::Kept(place, most_bytes) => Some((place, self.take(place, most_bytes)?)),
-            Sink::Given(_) => None,
+            OutputSink::Kept(place, most_bytes) => Some((place, self.take(place, most_bytes)?)),
+            OutputSink::Given(_) => None,
         };
         let input = match from {
-            Source::Given(input) => {
+            InputSource::Given(input) => {
                 let from = room(&mut self.input, input.len());
                 input.copy_to(from);
-                Input::Host(from)
+                LaunchInput::Host(from)
             }
-            Source::Kept(place) => Input::Device(self.places[place.index()].as_ref().ok_or(Code::Internal)?),
+            InputSource::Kept(place) => {
+                LaunchInput::Device(self.places[place.index()].as_ref().ok_or(Code::Internal)?)
+            }
         };
         let sandboxes = &self.engine.sandboxes;
         let launched = match to {
-            Sink::Given(mut output) => {
+            OutputSink::Given(mut output) => {
                 let into = room(&mut self.output, output.capacity());
-                let launched = sandboxes.launch(id, input, Output::Host(&mut *into), patience);
+                let launched = sandboxes.launch(id, input, LaunchOutput::Host(&mut *into), patience);
                 launched.inspect(|written| output.copy_from(&into[..*written as usize]))
             }
-            Sink::Kept(..) => {
+            OutputSink::Kept(..) => {
                 let (_, buffer) = written.as_mut().ok_or(Code::Internal)?;
-                sandboxes.launch(id, input, Output::Device(buffer), patience)
+                sandboxes.launch(id, input, LaunchOutput::Device(buffer), patience)
             }
         };
         if let Some((place, buffer)) = written {
@@ -141,9 +148,13 @@ impl<D: Driver> Caller for KernelCaller<'_, D> {
         }
     }
 
-    fn copy(&mut self, from: Source<engine::Input<'_>>, to: Sink<engine::Output<'_>>) -> Result<u32, Code> {
+    fn copy(
+        &mut self,
+        from: InputSource<engine::CallInput<'_>>,
+        to: OutputSink<engine::CallOutput<'_>>,
+    ) -> Result<u32, Code> {
         let copied = match (from, to) {
-            (Source::Given(input), Sink::Kept(place, most_bytes)) => {
+            (InputSource::Given(input), OutputSink::Kept(place, most_bytes)) => {
                 let mut buffer = self.take(place, most_bytes)?;
                 let from = room(&mut self.input, input.len());
                 input.copy_to(from);
@@ -151,7 +162,7 @@ impl<D: Driver> Caller for KernelCaller<'_, D> {
                 self.places[place.index()] = Some(buffer);
                 copied
             }
-            (Source::Kept(place), Sink::Given(mut output)) => {
+            (InputSource::Kept(place), OutputSink::Given(mut output)) => {
                 let buffer = self.places[place.index()].as_ref().ok_or(Code::Internal)?;
                 let into = room(&mut self.output, output.capacity().min(buffer.len_bytes()));
                 buffer.read(into).map(|()| output.copy_from(&*into)).map(|()| buffer.len_bytes())
@@ -161,7 +172,7 @@ impl<D: Driver> Caller for KernelCaller<'_, D> {
         copied.map_err(|error| self.failed(&error))
     }
 
-    fn forget(&mut self, place: Place) {
+    fn forget(&mut self, place: BufferName) {
         self.places[place.index()] = None;
     }
 
@@ -183,7 +194,7 @@ impl<D: Driver> Caller for KernelCaller<'_, D> {
 
 impl<D: Driver> KernelCaller<'_, D> {
     /// Takes the memory of a named buffer, of `bytes` bytes, with its content.
-    fn take(&mut self, place: Place, bytes: u32) -> Result<DeviceBuffer<D>, Code> {
+    fn take(&mut self, place: BufferName, bytes: u32) -> Result<DeviceBuffer<D>, Code> {
         let place = self.places.get_mut(place.index()).ok_or(Code::Internal)?;
         let there = place.take().filter(|buffer| buffer.capacity_bytes() == bytes);
         let taken = there.map_or_else(|| self.engine.sandboxes.buffer(ONLY, bytes), Ok);
@@ -203,7 +214,7 @@ impl<D: Driver> KernelCaller<'_, D> {
             DeviceError::TooLarge { .. } => (Code::MemoryExceeded, error.to_string()),
             other => (Code::FunctionFailed, other.to_string()),
         };
-        self.message = Message::of(message.as_bytes());
+        self.message = ErrorMessage::of(message.as_bytes());
         code
     }
 }

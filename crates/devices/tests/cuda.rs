@@ -6,11 +6,11 @@
 mod suite;
 
 use sublet_devices::cuda::{Cuda, discover};
-use suite::House;
+use suite::DeviceFixture;
 
-struct CudaHouse;
+struct CudaFixture;
 
-impl House for CudaHouse {
+impl DeviceFixture for CudaFixture {
     type Driver = Cuda;
 
     fn driver(lanes: u32) -> Cuda {
@@ -103,7 +103,7 @@ fn fails() -> String {
     message + "mov.u32 %r8, 0xffffffff; st.global.u32 [%rd3], %r8;"
 }
 
-conformance!(CudaHouse, #[ignore = "needs a GPU: cargo xtask gpu-check"]);
+conformance!(CudaFixture, #[ignore = "needs a GPU: cargo xtask gpu-check"]);
 
 /// Prints whether there is a GPU. `cargo xtask gpu-check` decides by it whether to continue.
 #[test]
@@ -127,16 +127,16 @@ fn without_a_driver_the_error_says_what_is_missing() {
 #[test]
 #[ignore = "needs a GPU: cargo xtask gpu-check"]
 fn garbage_programs_are_refused_alone() {
-    use sublet_devices::{KernelSpec, Program};
-    let sandboxes = suite::open::<CudaHouse>(1);
-    let echo = suite::spec::<CudaHouse>(suite::ONE, "echo", "main_kernel");
-    let source = |text: &str| Program::Source { text: text.into(), options: String::new() };
+    use sublet_devices::{KernelProgram, KernelSpec};
+    let sandboxes = suite::open::<CudaFixture>(1);
+    let echo = suite::spec::<CudaFixture>(suite::ONE, "echo", "main_kernel");
+    let source = |text: &str| KernelProgram::Source { text: text.into(), options: String::new() };
     let hostile = [
         source("garbage"),
         source(".version 6.0\n.target sm_50\n.address_size 64\n.visible .entry main_kernel() { garbage; }"),
         source(".version 99.0\n.target sm_999\n.address_size 64\n.visible .entry main_kernel() { ret; }"),
-        Program::Binary(b"garbage".to_vec()),
-        Program::Binary(vec![0x50, 0xed, 0x55, 0xba, 1, 0, 16, 0, 0xff, 0xff, 0xff, 0xff, 0, 0, 0, 0]),
+        KernelProgram::Binary(b"garbage".to_vec()),
+        KernelProgram::Binary(vec![0x50, 0xed, 0x55, 0xba, 1, 0, 16, 0, 0xff, 0xff, 0xff, 0xff, 0, 0, 0, 0]),
     ];
     for program in hostile {
         let spec = KernelSpec { program, ..echo.clone() };
@@ -151,7 +151,7 @@ fn garbage_programs_are_refused_alone() {
 #[test]
 fn the_kernels_of_the_suite_are_whole_ptx() {
     for name in ["echo", "add", "double", "leak", "answers", "slow", "broken"] {
-        let text = CudaHouse::source(name);
+        let text = CudaFixture::source(name);
         let (opened, closed) = (text.matches('{').count(), text.matches('}').count());
         assert!(text.contains(".entry") && opened == closed, "{text}");
         if let Ok(folder) = std::env::var("PTX_FOLDER") {

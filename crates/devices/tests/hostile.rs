@@ -12,11 +12,11 @@ use std::time::{Duration, Instant};
 use sublet_devices::builder::{Builder, Confinement};
 use sublet_devices::opencl::{OpenCl, Partition};
 use sublet_devices::{
-    DeviceError, Driver, Input, KernelSpec, Output, Part, Patience, Program, Sandboxes, Settings, Status,
-    WorkSize,
+    CacheSettings, DeviceError, DeviceSandboxStatus, DeviceSandboxes, Driver, ImagePart, KernelProgram,
+    KernelSpec, LaunchInput, LaunchOutput, Patience, WorkSize,
 };
-use suite::{House, ONE, call, open, spec, started};
-use support::{OpenClHouse, builder, device};
+use suite::{DeviceFixture, ONE, call, open, spec, started};
+use support::{OpenClFixture, builder, device};
 
 /// A source with a kernel of the signature of functions.
 fn source(before: &str, body: &str) -> String {
@@ -27,27 +27,28 @@ fn source(before: &str, body: &str) -> String {
 }
 
 fn of_source(text: String) -> KernelSpec {
-    let program = Program::Source { text, options: String::new() };
+    let program = KernelProgram::Source { text, options: String::new() };
     KernelSpec { tenant: ONE, kernel: "main_kernel".into(), program, work: WorkSize::ONE }
 }
 
 fn of_binary(bytes: Vec<u8>) -> KernelSpec {
-    KernelSpec { program: Program::Binary(bytes), ..of_source(String::new()) }
+    KernelSpec { program: KernelProgram::Binary(bytes), ..of_source(String::new()) }
 }
 
 /// Creates a valid function beside each hostile one, which must succeed.
 #[track_caller]
-fn refused_alone(sandboxes: &Sandboxes<OpenCl>, hostile: KernelSpec) -> String {
-    let mut created = sandboxes.create(&[hostile, spec::<OpenClHouse>(ONE, "echo", "main_kernel")]);
+fn refused_alone(sandboxes: &DeviceSandboxes<OpenCl>, hostile: KernelSpec) -> String {
+    let mut created = sandboxes.create(&[hostile, spec::<OpenClFixture>(ONE, "echo", "main_kernel")]);
     let good = created.pop().unwrap().unwrap();
     sandboxes.start(&[good]).remove(0).unwrap();
     assert_eq!(call(sandboxes, good, b"x").unwrap(), b"x");
     created.pop().unwrap().unwrap_err().to_string()
 }
 
-fn with(builder: Builder) -> Sandboxes<OpenCl> {
+fn with(builder: Builder) -> DeviceSandboxes<OpenCl> {
     let driver = OpenCl::open(&device(), Partition::Queues(1), Some(builder)).unwrap();
-    Sandboxes::open(driver, &Settings { store: Some(suite::store()), ..Settings::default() }).unwrap()
+    DeviceSandboxes::open(driver, &CacheSettings { store: Some(suite::store()), ..CacheSettings::default() })
+        .unwrap()
 }
 
 /// A file that only its owner may read, as an agent's tokens are.
@@ -59,7 +60,7 @@ fn secret() -> tempfile::NamedTempFile {
 
 #[test]
 fn a_source_reads_no_files_of_the_host() {
-    let (sandboxes, secret) = (open::<OpenClHouse>(1), secret());
+    let (sandboxes, secret) = (open::<OpenClFixture>(1), secret());
     let path = secret.path().display();
     for before in [
         format!("#include \"{path}\""),
@@ -87,7 +88,7 @@ fn assembled(path: &std::path::Path) -> KernelSpec {
 
 #[test]
 fn an_assemblers_include_reads_no_files_of_the_host() {
-    let (sandboxes, secret) = (open::<OpenClHouse>(1), secret());
+    let (sandboxes, secret) = (open::<OpenClFixture>(1), secret());
     let created = sandboxes.create(&[assembled(secret.path())]).remove(0);
     let Ok(id) = created else { return };
     sandboxes.start(&[id]).remove(0).unwrap();
@@ -108,7 +109,7 @@ fn without_its_confinement_a_builder_would_read_the_hosts_files() {
 
 #[test]
 fn huge_sources_and_odd_names_never_reach_a_compiler() {
-    let sandboxes = open::<OpenClHouse>(1);
+    let sandboxes = open::<OpenClFixture>(1);
     let huge = of_source("x".repeat(sublet_devices::MAX_PROGRAM_BYTES + 1));
     assert!(refused_alone(&sandboxes, huge).contains("bytes"));
     for name in ["main kernel", "x -I/etc", "x;y", "", "ä", "x\0"] {
@@ -117,7 +118,7 @@ fn huge_sources_and_odd_names_never_reach_a_compiler() {
     }
     assert!(refused_alone(&sandboxes, of_source(source("", "") + "\0")).contains("has a zero byte"));
     for options in ["-I/etc", "-include /etc/passwd", "-DX=1 -o /tmp/x"] {
-        let program = Program::Source { text: source("", ""), options: options.into() };
+        let program = KernelProgram::Source { text: source("", ""), options: options.into() };
         let odd = KernelSpec { program, ..of_source(String::new()) };
         assert!(refused_alone(&sandboxes, odd).contains("option"), "{options:?}");
     }
@@ -135,13 +136,13 @@ fn endlessly_expanding_source_ends_at_a_limit_without_others() {
     );
     limited.time = Duration::from_secs(2);
     let driver = OpenCl::open(&device(), Partition::Queues(1), Some(limited)).unwrap();
-    let sandboxes = Sandboxes::open(driver, &Settings::default()).unwrap();
+    let sandboxes = DeviceSandboxes::open(driver, &CacheSettings::default()).unwrap();
     assert!(sandboxes.create(&[bomb]).remove(0).is_err());
 }
 
 #[test]
 fn garbage_binaries_fail_alone_even_if_they_crash_the_driver() {
-    let sandboxes = open::<OpenClHouse>(1);
+    let sandboxes = open::<OpenClFixture>(1);
     let build = builder_output();
     let mut garbled = build.clone();
     garbled.iter_mut().enumerate().skip(200).for_each(|(at, byte)| *byte ^= (at * 7) as u8);
@@ -164,14 +165,14 @@ fn garbage_binaries_fail_alone_even_if_they_crash_the_driver() {
 /// A binary as the device's own tools make it.
 fn builder_output() -> Vec<u8> {
     let kernels = ["main_kernel".to_owned()];
-    let text = OpenClHouse::source("echo");
-    let part = Part::Source { text: &text, options: "", kernels: &kernels, prefix: "" };
-    OpenClHouse::driver(1).build(&[part]).unwrap().programs.remove(0)
+    let text = OpenClFixture::source("echo");
+    let part = ImagePart::Source { text: &text, options: "", kernels: &kernels, prefix: "" };
+    OpenClFixture::driver(1).build(&[part]).unwrap().programs.remove(0)
 }
 
 #[test]
 fn a_good_binary_is_taken() {
-    let sandboxes = open::<OpenClHouse>(1);
+    let sandboxes = open::<OpenClFixture>(1);
     let work = WorkSize::per_bytes(1);
     let ids = started(&sandboxes, &[KernelSpec { work, ..of_binary(builder_output()) }]);
     assert_eq!(call(&sandboxes, ids[0], b"some bytes").unwrap(), b"some bytes");
@@ -181,7 +182,7 @@ fn a_good_binary_is_taken() {
 #[test]
 #[ignore = "started by the tests that need a tenant's process"]
 fn tenants_process() {
-    let sandboxes = open::<OpenClHouse>(2);
+    let sandboxes = open::<OpenClFixture>(2);
     let (body, patience) = match std::env::var("TENANT").unwrap().as_str() {
         "endless" => (
             "for (volatile uint i = 0; ; i++);",
@@ -190,13 +191,19 @@ fn tenants_process() {
         "outside" => ("for (ulong i = 0; ; i += 4096) output[i] = 1;", Patience::Forever),
         other => panic!("{other}"),
     };
-    let ids =
-        started(&sandboxes, &[of_source(source("", body)), spec::<OpenClHouse>(ONE, "echo", "main_kernel")]);
+    let ids = started(
+        &sandboxes,
+        &[of_source(source("", body)), spec::<OpenClFixture>(ONE, "echo", "main_kernel")],
+    );
     let mut output = [0; 8];
-    let ended = sandboxes.launch(ids[0], Input::Host(b"x"), Output::Host(&mut output), patience);
+    let ended = sandboxes.launch(ids[0], LaunchInput::Host(b"x"), LaunchOutput::Host(&mut output), patience);
     assert!(matches!(ended, Err(DeviceError::RunsOn)), "{ended:?}");
     let killed = sandboxes.kill(&ids[..1]).remove(0).unwrap();
-    assert_eq!((killed.status, killed.launches), (Status::Stopped, 1), "it says that it runs on");
+    assert_eq!(
+        (killed.status, killed.launches),
+        (DeviceSandboxStatus::Stopped, 1),
+        "it says that it runs on"
+    );
     assert!(matches!(sandboxes.delete(&ids[..1]).remove(0), Err(DeviceError::RunsOn)));
     assert!(matches!(call(&sandboxes, ids[1], b"x"), Err(DeviceError::RunsOn)));
     assert!(matches!(sandboxes.buffer(ONE, 8), Err(DeviceError::RunsOn)));
@@ -223,8 +230,8 @@ fn endless_kernel_is_reported_and_ends_with_its_process() {
     child.kill().unwrap();
     assert_eq!(child.wait().unwrap().signal(), Some(9));
     // The device is available to the next process.
-    let sandboxes = open::<OpenClHouse>(1);
-    let ids = started(&sandboxes, &[spec::<OpenClHouse>(ONE, "echo", "main_kernel")]);
+    let sandboxes = open::<OpenClFixture>(1);
+    let ids = started(&sandboxes, &[spec::<OpenClFixture>(ONE, "echo", "main_kernel")]);
     assert_eq!(call(&sandboxes, ids[0], b"x").unwrap(), b"x");
 }
 
@@ -238,8 +245,8 @@ fn a_kernel_that_writes_outside_ends_its_own_process_alone() {
         output.status,
         String::from_utf8_lossy(&output.stdout)
     );
-    let sandboxes = open::<OpenClHouse>(1);
-    let ids = started(&sandboxes, &[spec::<OpenClHouse>(ONE, "echo", "main_kernel")]);
+    let sandboxes = open::<OpenClFixture>(1);
+    let ids = started(&sandboxes, &[spec::<OpenClFixture>(ONE, "echo", "main_kernel")]);
     assert_eq!(call(&sandboxes, ids[0], b"x").unwrap(), b"x");
 }
 

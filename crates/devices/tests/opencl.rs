@@ -6,16 +6,16 @@ mod suite;
 mod support;
 
 use sublet_devices::opencl::{OpenCl, Partition};
-use sublet_devices::{DeviceError, Driver, Part, Sandboxes, Settings};
-use suite::{House, ONE, call, spec, started};
-use support::{OpenClHouse, builder, device};
+use sublet_devices::{CacheSettings, DeviceError, DeviceSandboxes, Driver, ImagePart};
+use suite::{DeviceFixture, ONE, call, spec, started};
+use support::{OpenClFixture, builder, device};
 
-conformance!(OpenClHouse);
+conformance!(OpenClFixture);
 
 mod apart {
     use crate::suite;
 
-    crate::conformance!(crate::support::ApartHouse);
+    crate::conformance!(crate::support::ApartFixture);
 }
 
 #[test]
@@ -28,15 +28,15 @@ fn a_device_says_what_it_is_and_has() {
 #[test]
 fn divided_device_runs_programs_built_for_the_whole() {
     let device = device();
-    let settings = Settings { store: Some(suite::store()), ..Settings::default() };
-    let function = [spec::<OpenClHouse>(ONE, "double", "main_kernel")];
+    let settings = CacheSettings { store: Some(suite::store()), ..CacheSettings::default() };
+    let function = [spec::<OpenClFixture>(ONE, "double", "main_kernel")];
     if device.most_parts.min(device.compute_units) < 2 {
         let refused = OpenCl::open(&device, Partition::Parts(2), None);
         assert!(matches!(refused, Err(DeviceError::Unusable { .. })));
         return;
     }
     let parts = OpenCl::open(&device, Partition::Parts(2), Some(builder())).unwrap();
-    let sandboxes = Sandboxes::open(parts, &settings).unwrap();
+    let sandboxes = DeviceSandboxes::open(parts, &settings).unwrap();
     let id = started(&sandboxes, &function)[0];
     std::thread::scope(|scope| {
         for thread in 0..4u8 {
@@ -65,8 +65,8 @@ fn a_partition_that_cannot_be_is_refused() {
 #[test]
 fn sources_without_a_builder_are_refused_with_a_reason() {
     let driver = OpenCl::open(&device(), Partition::Queues(1), None).unwrap();
-    let sandboxes = Sandboxes::open(driver, &Settings::default()).unwrap();
-    let error = sandboxes.create(&[spec::<OpenClHouse>(ONE, "echo", "main_kernel")]).remove(0).unwrap_err();
+    let sandboxes = DeviceSandboxes::open(driver, &CacheSettings::default()).unwrap();
+    let error = sandboxes.create(&[spec::<OpenClFixture>(ONE, "echo", "main_kernel")]).remove(0).unwrap_err();
     assert!(error.to_string().contains("sources need a builder"), "{error}");
 }
 
@@ -74,20 +74,20 @@ fn sources_without_a_builder_are_refused_with_a_reason() {
 fn a_builder_that_is_not_there_is_named() {
     let absent = sublet_devices::builder::Builder::new("/no/such/builder".into());
     let driver = OpenCl::open(&device(), Partition::Queues(1), Some(absent)).unwrap();
-    let sandboxes = Sandboxes::open(driver, &Settings::default()).unwrap();
-    let error = sandboxes.create(&[spec::<OpenClHouse>(ONE, "echo", "main_kernel")]).remove(0).unwrap_err();
+    let sandboxes = DeviceSandboxes::open(driver, &CacheSettings::default()).unwrap();
+    let error = sandboxes.create(&[spec::<OpenClFixture>(ONE, "echo", "main_kernel")]).remove(0).unwrap_err();
     assert!(error.to_string().contains("/no/such/builder"), "{error}");
 }
 
 /// Number of programs of an image with these functions.
 fn programs(names: &[&str]) -> usize {
     let kernels = ["main_kernel".to_owned()];
-    let texts: Vec<String> = names.iter().map(|name| OpenClHouse::source(name)).collect();
+    let texts: Vec<String> = names.iter().map(|name| OpenClFixture::source(name)).collect();
     let prefixes: Vec<String> = (0..names.len()).map(|number| format!("f{number}_")).collect();
-    let part = |(text, prefix)| Part::Source { text, options: "", kernels: &kernels, prefix };
+    let part = |(text, prefix)| ImagePart::Source { text, options: "", kernels: &kernels, prefix };
     let parts: Vec<_> =
         texts.iter().map(String::as_str).zip(prefixes.iter().map(String::as_str)).map(part).collect();
-    let build = OpenClHouse::driver(1).build(&parts).unwrap();
+    let build = OpenClFixture::driver(1).build(&parts).unwrap();
     assert!(build.parts.iter().all(Result::is_ok), "{:?}", build.parts);
     build.programs.len()
 }

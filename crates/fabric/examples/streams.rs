@@ -10,11 +10,11 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use rustix::thread::{CpuSet, sched_setaffinity};
-use sublet_fabric::exposed::{Exposed, OWN};
+use sublet_fabric::exposed::{ExposedMemory, OWN};
 use sublet_fabric::line::{Line, Turn, Watch};
 use sublet_fabric::region::Region;
-use sublet_fabric::tcp::{Endpoint, Stream};
-use sublet_fabric::window::{Address, LineAddress, Window};
+use sublet_fabric::tcp::{ByteStream, TcpEndpoint};
+use sublet_fabric::window::{LineAddress, RegionAddress, Window};
 
 type Result<T> = std::result::Result<T, Box<dyn std::error::Error + Send + Sync>>;
 
@@ -25,7 +25,7 @@ const WATCH: u64 = 64;
 const LOOKS: u32 = 128;
 
 #[derive(Clone, Copy, PartialEq)]
-enum Waiting {
+enum WaitMode {
     Spinning,
     Blocking,
 }
@@ -33,11 +33,11 @@ enum Waiting {
 #[derive(Clone, Copy)]
 struct Load {
     len_bytes: usize,
-    waiting: Waiting,
+    waiting: WaitMode,
     turns: usize,
 }
 
-trait Carrier {
+trait StreamTransport {
     /// Sends the payload, or waits for the peer's.
     fn send(&mut self, load: Load) -> Result<()>;
     fn receive(&mut self, load: Load) -> Result<()>;
@@ -48,7 +48,7 @@ struct Raw {
     bytes: Vec<u8>,
 }
 
-impl Carrier for Raw {
+impl StreamTransport for Raw {
     fn send(&mut self, load: Load) -> Result<()> {
         let mut left = &self.bytes[..load.len_bytes];
         while !left.is_empty() {
@@ -76,16 +76,16 @@ impl Carrier for Raw {
 }
 
 struct Ours {
-    end: Endpoint,
+    end: TcpEndpoint,
     own: Region,
     sent: u64,
     received: u64,
 }
 
-impl Carrier for Ours {
+impl StreamTransport for Ours {
     fn send(&mut self, load: Load) -> Result<()> {
         let from = self.own.pointer(DATA, load.len_bytes as u64).ok_or("too large")?;
-        let to = Address { region: OWN, offset: DATA };
+        let to = RegionAddress { region: OWN, offset: DATA };
         // SAFETY: within a region of this side that no thread writes while this side has the turn.
         unsafe { self.end.push(to, from, load.len_bytes as u64) }?;
         let line = LineAddress { region: OWN, line: 0, watch: WATCH };
@@ -99,7 +99,7 @@ impl Carrier for Ours {
         let turn = Turn::of_use(self.received);
         self.received += 1;
         let there = match load.waiting {
-            Waiting::Spinning => loop {
+            WaitMode::Spinning => loop {
                 if self.end.spin(line, turn, LOOKS) {
                     break true;
                 }
@@ -107,7 +107,7 @@ impl Carrier for Ours {
                     break false;
                 }
             },
-            Waiting::Blocking => self.end.wait(line, turn, None, || false),
+            WaitMode::Blocking => self.end.wait(line, turn, None, || false),
         };
         if there { Ok(()) } else { Err(self.end.down().unwrap_or_default().into()) }
     }
@@ -133,9 +133,9 @@ fn ours() -> Result<(Ours, Ours)> {
     let end = |socket| -> Result<Ours> {
         let own = Region::create("own", REGION_BYTES)?;
         own.write(DATA, &vec![1; (REGION_BYTES - DATA) as usize]).ok_or("full")?;
-        let exposed = Exposed::new(&own, Arc::new(Window::new(2, 4096)?), 2)?;
-        let end = Endpoint::new(Arc::new(exposed), None);
-        end.connect(Stream::plain(socket)?)?;
+        let exposed = ExposedMemory::new(&own, Arc::new(Window::new(2, 4096)?), 2)?;
+        let end = TcpEndpoint::new(Arc::new(exposed), None);
+        end.connect(ByteStream::plain(socket)?)?;
         Ok(Ours { end, own, sent: 0, received: 0 })
     };
     let (left, right) = (end(client)?, end(server)?);
@@ -151,7 +151,7 @@ fn pin(core: usize) -> Result<()> {
 }
 
 /// Median, and 99th percentile, of the round trips.
-fn echo<C: Carrier + Send>(ends: &mut (C, C), load: Load) -> Result<(Duration, Duration)> {
+fn echo<C: StreamTransport + Send>(ends: &mut (C, C), load: Load) -> Result<(Duration, Duration)> {
     let (left, right) = ends;
     std::thread::scope(|scope| {
         let server = scope.spawn(move || -> Result<()> {
@@ -184,14 +184,14 @@ fn median(mut values: Vec<f64>) -> f64 {
 fn main() -> Result<()> {
     let rounds = std::env::args().nth(1).map_or(Ok(15), |text| text.parse())?;
     let loads = [
-        ("hot 64 B", Load { len_bytes: 64, waiting: Waiting::Spinning, turns: 5000 }),
-        ("warm 64 B", Load { len_bytes: 64, waiting: Waiting::Blocking, turns: 2000 }),
-        ("hot 4 kB", Load { len_bytes: 4096, waiting: Waiting::Spinning, turns: 3000 }),
-        ("hot 64 kB", Load { len_bytes: 64 << 10, waiting: Waiting::Spinning, turns: 1000 }),
-        ("hot 1 MB", Load { len_bytes: 1 << 20, waiting: Waiting::Spinning, turns: 60 }),
-        ("warm 1 MB", Load { len_bytes: 1 << 20, waiting: Waiting::Blocking, turns: 60 }),
-        ("hot 5 MB", Load { len_bytes: 5 << 20, waiting: Waiting::Spinning, turns: 20 }),
-        ("warm 5 MB", Load { len_bytes: 5 << 20, waiting: Waiting::Blocking, turns: 20 }),
+        ("hot 64 B", Load { len_bytes: 64, waiting: WaitMode::Spinning, turns: 5000 }),
+        ("warm 64 B", Load { len_bytes: 64, waiting: WaitMode::Blocking, turns: 2000 }),
+        ("hot 4 kB", Load { len_bytes: 4096, waiting: WaitMode::Spinning, turns: 3000 }),
+        ("hot 64 kB", Load { len_bytes: 64 << 10, waiting: WaitMode::Spinning, turns: 1000 }),
+        ("hot 1 MB", Load { len_bytes: 1 << 20, waiting: WaitMode::Spinning, turns: 60 }),
+        ("warm 1 MB", Load { len_bytes: 1 << 20, waiting: WaitMode::Blocking, turns: 60 }),
+        ("hot 5 MB", Load { len_bytes: 5 << 20, waiting: WaitMode::Spinning, turns: 20 }),
+        ("warm 5 MB", Load { len_bytes: 5 << 20, waiting: WaitMode::Blocking, turns: 20 }),
     ];
     println!(
         "{:>10} {:>12} {:>12} {:>12} {:>12} {:>7}",
@@ -199,7 +199,7 @@ fn main() -> Result<()> {
     );
     for (name, load) in loads {
         let (mut raw, mut ours) = (raw()?, ours()?);
-        let spinning = load.waiting == Waiting::Spinning;
+        let spinning = load.waiting == WaitMode::Spinning;
         for end in [&raw.0, &raw.1] {
             end.socket.set_nonblocking(spinning)?;
         }

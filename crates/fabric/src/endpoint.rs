@@ -5,7 +5,7 @@ use std::time::Instant;
 
 use crate::line::{Line, Turn, Watch};
 use crate::shared::{SharedBytes, SharedBytesMut};
-use crate::window::{Address, LineAddress};
+use crate::window::{LineAddress, RegionAddress};
 use crate::{FabricError, ofi, shm, tcp};
 
 /// The transport of a connection.
@@ -46,11 +46,11 @@ impl Provider {
 #[allow(clippy::large_enum_variant, reason = "there are few ends, and a box would cost each call a look")]
 pub enum Endpoint {
     /// See [`shm`].
-    Shm(shm::Endpoint),
+    Shm(shm::ShmEndpoint),
     /// See [`tcp`].
-    Tcp(tcp::Endpoint),
+    Tcp(tcp::TcpEndpoint),
     /// See [`ofi`].
-    Ofi(ofi::Endpoint),
+    Ofi(ofi::OfiEndpoint),
 }
 
 macro_rules! forward {
@@ -79,7 +79,11 @@ impl Endpoint {
 
     /// Writes bytes into a region of the peer.
     #[inline(always)]
-    pub fn put<'bytes>(&self, to: Address, bytes: impl Into<SharedBytes<'bytes>>) -> Result<(), FabricError> {
+    pub fn put<'bytes>(
+        &self,
+        to: RegionAddress,
+        bytes: impl Into<SharedBytes<'bytes>>,
+    ) -> Result<(), FabricError> {
         forward!(self.put(to, bytes))
     }
 
@@ -87,26 +91,26 @@ impl Endpoint {
     #[inline(always)]
     pub fn get<'into>(
         &self,
-        from: Address,
+        from: RegionAddress,
         into: impl Into<SharedBytesMut<'into>>,
     ) -> Result<(), FabricError> {
         forward!(self.get(from, into))
     }
 
     /// Adds to a 64-bit word of the peer, wrapping, and returns its previous value.
-    pub fn fetch_add(&self, at: Address, value: u64) -> Result<u64, FabricError> {
+    pub fn fetch_add(&self, at: RegionAddress, value: u64) -> Result<u64, FabricError> {
         forward!(self.fetch_add(at, value))
     }
 
     /// Replaces a 64-bit word of the peer if it equals `expected`, and returns its previous value.
-    pub fn compare_swap(&self, at: Address, expected: u64, new: u64) -> Result<u64, FabricError> {
+    pub fn compare_swap(&self, at: RegionAddress, expected: u64, new: u64) -> Result<u64, FabricError> {
         forward!(self.compare_swap(at, expected, new))
     }
 
     /// Address in this process of bytes of a region that both sides have: shared memory, or, over a network, this
     /// side's copy.
     #[inline(always)]
-    pub fn mapped(&self, at: Address, len_bytes: u64) -> Option<NonNull<u8>> {
+    pub fn mapped(&self, at: RegionAddress, len_bytes: u64) -> Option<NonNull<u8>> {
         forward!(self.mapped(at, len_bytes))
     }
 
@@ -117,7 +121,12 @@ impl Endpoint {
     /// `len_bytes` bytes at `from` must be readable for that long. If other threads write them meanwhile, the peer gets
     /// any bytes.
     #[inline(always)]
-    pub unsafe fn push(&self, to: Address, from: NonNull<u8>, len_bytes: u64) -> Result<(), FabricError> {
+    pub unsafe fn push(
+        &self,
+        to: RegionAddress,
+        from: NonNull<u8>,
+        len_bytes: u64,
+    ) -> Result<(), FabricError> {
         match self {
             Endpoint::Shm(_) => Ok(()),
             // SAFETY: the caller's duty.

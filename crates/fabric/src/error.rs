@@ -2,7 +2,7 @@
 
 use sublet_proto::{Code, Error};
 
-use crate::window::Address;
+use crate::window::RegionAddress;
 
 /// An error of a fabric operation.
 #[derive(Debug, thiserror::Error)]
@@ -96,13 +96,13 @@ impl FabricError {
 
     /// Makes the error of an access of `len_bytes` bytes at `at` that is not inside of a region.
     #[cold]
-    pub(crate) fn out_of_bounds(at: Address, len_bytes: u64) -> FabricError {
+    pub(crate) fn out_of_bounds(at: RegionAddress, len_bytes: u64) -> FabricError {
         FabricError::OutOfBounds { region: at.region, offset: at.offset, len_bytes }
     }
 
     /// Makes the error of an offset that is not a multiple of `alignment`.
     #[cold]
-    pub(crate) fn unaligned(at: Address, alignment: u64) -> FabricError {
+    pub(crate) fn unaligned(at: RegionAddress, alignment: u64) -> FabricError {
         FabricError::Unaligned { region: at.region, offset: at.offset, alignment }
     }
 }

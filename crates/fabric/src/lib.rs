@@ -52,6 +52,6 @@ pub use error::FabricError;
 #[cfg(not(loom))]
 pub use memory::faults;
 pub use memory::{exposed, region, space, stretch, window};
-use queue::{awaited, waiters};
 pub use queue::{bell, line, ring, slot};
+use queue::{line_wait, waiters};
 pub use shared::{SharedBytes, SharedBytesMut};

@@ -10,7 +10,7 @@
 //! - Where a provider has no atomics, they go as messages, which the target's progress executes. The same holds for
 //!   libfabric's verbs provider, whose atomics do not work: it takes an operand's address for its value.
 //! - The software providers (tcp, tcp;ofi_rxm) process everything by the target's progress: there a target must wait,
-//!   spin or call [`Endpoint::progress`].
+//!   spin or call [`OfiEndpoint::progress`].
 //! - Buffers outside of the registered regions are copied through registered memory of the endpoint, or are registered
 //!   for the duration of a transfer, where the provider cannot read them otherwise.
 //!
@@ -19,7 +19,7 @@
 //! overtake puts to the same address that went with an earlier line.
 //!
 //! For connected endpoints the network reports that the peer is gone. For others it may report nothing while nothing is
-//! sent: there a caller that learns of the peer's end must call [`Endpoint::disconnect`]. Every connection has a domain
+//! sent: there a caller that learns of the peer's end must call [`OfiEndpoint::disconnect`]. Every connection has a domain
 //! of its own: the key of one connection is invalid on another.
 
 mod connecting;
@@ -48,16 +48,16 @@ use std::ptr::NonNull;
 use std::sync::{Arc, Mutex, MutexGuard};
 
 pub use devices::has_devices;
-pub use link::Network;
-pub use providers::{Kind, ProviderInfo, providers};
+pub use link::OfiNetwork;
+pub use providers::{AddressingKind, ProviderInfo, providers};
 
 use crate::FabricError;
 use crate::bell::Bell;
-use crate::exposed::{Exposed, RemoteRegion};
+use crate::exposed::{ExposedMemory, RemoteRegion};
 use crate::line::Turn;
 use crate::sync::AtomicU32;
 use crate::waiters::Waiters;
-use crate::window::{Address, LineAddress};
+use crate::window::{LineAddress, RegionAddress};
 use live::Live;
 use message::{LineMessage, Tail};
 use operations::PUSHES;
@@ -65,8 +65,8 @@ use sleep::Sleep;
 
 /// One end of a connection between nodes. It outlives its connections: when the peer's process has ended, the endpoint
 /// is connected to the next process.
-pub struct Endpoint {
-    exposed: Arc<Exposed>,
+pub struct OfiEndpoint {
+    exposed: Arc<ExposedMemory>,
     bell: Bell,
     state: Mutex<State>,
     /// 1 while there is a peer, so that a spinning thread learns without a lock that there is none.
@@ -101,10 +101,10 @@ impl State {
     }
 }
 
-impl Endpoint {
+impl OfiEndpoint {
     /// Makes an endpoint without a connection. `bell` (an eventfd) is rung where a line asks for it.
-    pub fn new(exposed: Arc<Exposed>, bell: Option<OwnedFd>) -> Endpoint {
-        Endpoint {
+    pub fn new(exposed: Arc<ExposedMemory>, bell: Option<OwnedFd>) -> OfiEndpoint {
+        OfiEndpoint {
             exposed,
             bell: Bell(bell),
             state: Mutex::new(State { generation: 0, live: Err("it was never connected".into()) }),
@@ -149,7 +149,7 @@ impl Endpoint {
 
     /// See [`crate::Endpoint::mapped`].
     #[inline(always)]
-    pub fn mapped(&self, at: Address, len_bytes: u64) -> Option<NonNull<u8>> {
+    pub fn mapped(&self, at: RegionAddress, len_bytes: u64) -> Option<NonNull<u8>> {
         self.exposed.pointer(at, len_bytes)
     }
 
@@ -179,7 +179,7 @@ impl Endpoint {
     }
 }
 
-impl Drop for Endpoint {
+impl Drop for OfiEndpoint {
     fn drop(&mut self) {
         self.disconnect("the peer is done");
     }

@@ -21,30 +21,30 @@ const ALARM: u64 = u64::MAX;
 /// One thread that serves many endpoints. Each gets a bounded time slice when something has arrived for it or when it
 /// can send again, so that no slow or busy peer keeps the thread from the other endpoints. An endpoint that goes down
 /// is removed. The thread ends when this is dropped.
-pub struct Progress {
-    shared: Arc<Shared>,
+pub struct ProgressThread {
+    shared: Arc<ProgressState>,
     thread: Option<JoinHandle<()>>,
 }
 
 /// An endpoint that the thread can serve.
 #[derive(Clone)]
-pub enum Served {
+pub enum ServedEndpoint {
     /// See [`tcp`].
-    Tcp(Arc<tcp::Endpoint>),
+    Tcp(Arc<tcp::TcpEndpoint>),
     /// See [`ofi`].
-    Ofi(Arc<ofi::Endpoint>),
+    Ofi(Arc<ofi::OfiEndpoint>),
 }
 
-struct Shared {
+struct ProgressState {
     epoll: OwnedFd,
     alarm: OwnedFd,
     stop: AtomicU32,
-    served: Mutex<Vec<Option<Served>>>,
+    served: Mutex<Vec<Option<ServedEndpoint>>>,
 }
 
-impl Progress {
+impl ProgressThread {
     /// Starts the thread.
-    pub fn start() -> Result<Progress, FabricError> {
+    pub fn start() -> Result<ProgressThread, FabricError> {
         let alarm = eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)
             .map_err(|error| FabricError::system("eventfd", error))?;
         let epoll = epoll::create(epoll::CreateFlags::CLOEXEC)
@@ -52,19 +52,19 @@ impl Progress {
         epoll::add(&epoll, &alarm, epoll::EventData::new_u64(ALARM), epoll::EventFlags::IN)
             .map_err(|error| FabricError::system("epoll_ctl", error))?;
         let shared =
-            Arc::new(Shared { epoll, alarm, stop: AtomicU32::new(0), served: Mutex::new(Vec::new()) });
+            Arc::new(ProgressState { epoll, alarm, stop: AtomicU32::new(0), served: Mutex::new(Vec::new()) });
         let thread = {
             let shared = shared.clone();
             std::thread::Builder::new().name("sublet-progress".into()).spawn(move || shared.run())
         };
         let thread = thread.map_err(|error| FabricError::system("starting the progress thread", error))?;
-        Ok(Progress { shared, thread: Some(thread) })
+        Ok(ProgressThread { shared, thread: Some(thread) })
     }
 
     /// Serves this endpoint until its connection goes down. Processes at once the bytes that have arrived already: a
     /// stream that holds them in its own buffer, such as one whose handshake read further, does not become readable for
     /// them.
-    pub fn serve(&self, endpoint: impl Into<Served>) -> Result<(), FabricError> {
+    pub fn serve(&self, endpoint: impl Into<ServedEndpoint>) -> Result<(), FabricError> {
         let endpoint = endpoint.into();
         let not_served = |error| FabricError::system("epoll_ctl for an end to be served", error);
         let readable = endpoint.readable().ok_or_else(|| not_served(rustix::io::Errno::BADF))?;
@@ -87,7 +87,7 @@ impl Progress {
     }
 }
 
-impl Shared {
+impl ProgressState {
     fn run(&self) {
         let mut events: Vec<epoll::Event> = Vec::with_capacity(EVENTS_AT_ONCE);
         while self.stop.load(Ordering::Acquire) == 0 {
@@ -107,7 +107,7 @@ impl Shared {
     /// before each wait.
     fn look_out(&self) {
         for endpoint in lock(&self.served).iter().flatten() {
-            if let Served::Ofi(endpoint) = endpoint {
+            if let ServedEndpoint::Ofi(endpoint) = endpoint {
                 endpoint.readable();
             }
         }
@@ -126,35 +126,35 @@ impl Shared {
     }
 }
 
-impl Served {
+impl ServedEndpoint {
     fn readable(&self) -> Option<BorrowedFd<'_>> {
         match self {
-            Served::Tcp(endpoint) => endpoint.readable(),
-            Served::Ofi(endpoint) => endpoint.readable(),
+            ServedEndpoint::Tcp(endpoint) => endpoint.readable(),
+            ServedEndpoint::Ofi(endpoint) => endpoint.readable(),
         }
     }
 
     fn progress(&self) -> Result<(), FabricError> {
         match self {
-            Served::Tcp(endpoint) => endpoint.progress(),
-            Served::Ofi(endpoint) => endpoint.progress(),
+            ServedEndpoint::Tcp(endpoint) => endpoint.progress(),
+            ServedEndpoint::Ofi(endpoint) => endpoint.progress(),
         }
     }
 }
 
-impl From<Arc<tcp::Endpoint>> for Served {
-    fn from(endpoint: Arc<tcp::Endpoint>) -> Served {
-        Served::Tcp(endpoint)
+impl From<Arc<tcp::TcpEndpoint>> for ServedEndpoint {
+    fn from(endpoint: Arc<tcp::TcpEndpoint>) -> ServedEndpoint {
+        ServedEndpoint::Tcp(endpoint)
     }
 }
 
-impl From<Arc<ofi::Endpoint>> for Served {
-    fn from(endpoint: Arc<ofi::Endpoint>) -> Served {
-        Served::Ofi(endpoint)
+impl From<Arc<ofi::OfiEndpoint>> for ServedEndpoint {
+    fn from(endpoint: Arc<ofi::OfiEndpoint>) -> ServedEndpoint {
+        ServedEndpoint::Ofi(endpoint)
     }
 }
 
-impl Drop for Progress {
+impl Drop for ProgressThread {
     fn drop(&mut self) {
         self.shared.stop.store(1, Ordering::Release);
         // A full counter wakes as well.

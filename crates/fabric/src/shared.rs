@@ -43,7 +43,7 @@ pub struct SharedBytesMut<'memory> {
 unsafe impl Send for SharedBytes<'_> {}
 // SAFETY: as for `Send`; a shared reference to a view only reads.
 unsafe impl Sync for SharedBytes<'_> {}
-// SAFETY: as for `SharedBytes`; the view is not `Copy`, so a view of a `&mut [u8]` is the only way to its bytes.
+// SAFETY: as for `SharedBytes`; the view is not `FaultCopy`, so a view of a `&mut [u8]` is the only way to its bytes.
 unsafe impl Send for SharedBytesMut<'_> {}
 // SAFETY: through a shared reference a view gives only its address and length.
 unsafe impl Sync for SharedBytesMut<'_> {}

@@ -20,7 +20,7 @@ const IDLE_NAP: Duration = Duration::from_micros(200);
 
 /// Faults that the stream injects.
 #[derive(Clone, Copy, Debug)]
-pub struct Faults {
+pub struct InjectedFaults {
     /// Seed of all random decisions.
     pub seed: u64,
     /// Longest delay of bytes, in steps.
@@ -39,25 +39,25 @@ pub struct Faults {
 #[derive(Clone, Copy, Debug)]
 pub enum Break {
     /// Breaks once this side has sent this number of bytes.
-    AfterBytes(Side, u64),
+    AfterBytes(NetSide, u64),
     /// Breaks after this number of sends and receives, of both sides together.
     AfterSteps(u64),
 }
 
 /// One of the two ends.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Side {
+pub enum NetSide {
     /// The first of a pair.
     Left,
     /// The second.
     Right,
 }
 
-impl Faults {
+impl InjectedFaults {
     /// Returns the faults that follow from a seed, without a break.
-    pub fn of_seed(seed: u64) -> Faults {
+    pub fn of_seed(seed: u64) -> InjectedFaults {
         let mut random = Random(seed);
-        Faults {
+        InjectedFaults {
             seed,
             max_delay_steps: 1 + random.below(30),
             max_piece_bytes: 16 << random.below(16),
@@ -69,15 +69,15 @@ impl Faults {
 }
 
 /// The stream, seen from outside.
-pub struct Sim(Arc<Shared>);
+pub struct Sim(Arc<SharedNet>);
 
 /// One end of the stream.
 pub struct SimStream {
-    shared: Arc<Shared>,
-    side: Side,
+    shared: Arc<SharedNet>,
+    side: NetSide,
 }
 
-struct Shared {
+struct SharedNet {
     net: Mutex<Net>,
     moved: Condvar,
     turns: [Mutex<Option<Turn>>; 2],
@@ -86,17 +86,17 @@ struct Shared {
 type Turn = Box<dyn FnMut() + Send>;
 
 struct Net {
-    faults: Faults,
+    faults: InjectedFaults,
     random: Random,
     now: u64,
     steps: u64,
     broken: bool,
     /// Pipes, indexed by the sending side.
-    pipes: [Pipe; 2],
+    pipes: [SimPipe; 2],
 }
 
 #[derive(Default)]
-struct Pipe {
+struct SimPipe {
     /// Bytes in transit, each piece with the step at which it arrives.
     pieces: VecDeque<(u64, Vec<u8>)>,
     /// Bytes that have arrived and were not read.
@@ -111,7 +111,7 @@ struct Pipe {
 
 impl Sim {
     /// Makes a stream and its two ends.
-    pub fn pair(faults: Faults) -> (Sim, SimStream, SimStream) {
+    pub fn pair(faults: InjectedFaults) -> (Sim, SimStream, SimStream) {
         let net = Net {
             faults,
             random: Random(faults.seed),
@@ -121,14 +121,14 @@ impl Sim {
             pipes: Default::default(),
         };
         let shared =
-            Arc::new(Shared { net: Mutex::new(net), moved: Condvar::new(), turns: Default::default() });
+            Arc::new(SharedNet { net: Mutex::new(net), moved: Condvar::new(), turns: Default::default() });
         let end = |side| SimStream { shared: shared.clone(), side };
-        let (left, right) = (end(Side::Left), end(Side::Right));
+        let (left, right) = (end(NetSide::Left), end(NetSide::Right));
         (Sim(shared), left, right)
     }
 
     /// Sets the step that this side executes whenever the other side waits.
-    pub fn on_wait(&self, side: Side, turn: impl FnMut() + Send + 'static) {
+    pub fn on_wait(&self, side: NetSide, turn: impl FnMut() + Send + 'static) {
         *lock(&self.0.turns[side as usize]) = Some(Box::new(turn));
     }
 
@@ -144,7 +144,7 @@ impl Sim {
     }
 
     /// Number of bytes that a side has sent.
-    pub fn sent_bytes(&self, side: Side) -> u64 {
+    pub fn sent_bytes(&self, side: NetSide) -> u64 {
         lock(&self.0.net).pipes[side as usize].sent
     }
 }
@@ -167,7 +167,7 @@ impl Net {
         possible.min(piece)
     }
 
-    fn room(&self, side: Side) -> io::Result<u64> {
+    fn room(&self, side: NetSide) -> io::Result<u64> {
         let pipe = &self.pipes[side as usize];
         if self.broken || pipe.ended || pipe.refused {
             return Err(ErrorKind::BrokenPipe.into());
@@ -178,7 +178,7 @@ impl Net {
         }
     }
 
-    fn push(&mut self, side: Side, bytes: Vec<u8>) {
+    fn push(&mut self, side: NetSide, bytes: Vec<u8>) {
         let delay = self.random.below(self.faults.max_delay_steps + 1);
         let now = self.now;
         let pipe = &mut self.pipes[side as usize];
@@ -193,7 +193,7 @@ impl Net {
     }
 
     /// Moves the pieces that are due to `arrived`. Returns the number of bytes that can be read now from this side.
-    fn arrived(&mut self, from: Side) -> u64 {
+    fn arrived(&mut self, from: NetSide) -> u64 {
         let pipe = &mut self.pipes[from as usize];
         while pipe.pieces.front().is_some_and(|piece| piece.0 <= self.now) {
             pipe.arrived.extend(pipe.pieces.pop_front().map(|piece| piece.1).unwrap_or_default());
@@ -215,10 +215,10 @@ impl Net {
 }
 
 impl SimStream {
-    fn other(&self) -> Side {
+    fn other(&self) -> NetSide {
         match self.side {
-            Side::Left => Side::Right,
-            Side::Right => Side::Left,
+            NetSide::Left => NetSide::Right,
+            NetSide::Right => NetSide::Left,
         }
     }
 
@@ -321,7 +321,7 @@ impl SimStream {
     }
 }
 
-impl Pipe {
+impl SimPipe {
     fn take(&mut self, len: usize) -> Vec<u8> {
         self.unread -= len as u64;
         self.arrived.drain(..len).collect()

@@ -37,25 +37,25 @@ mod stalled;
 mod stream;
 mod waiting;
 
-pub use stream::Stream;
+pub use stream::ByteStream;
 
 use frame::Frame;
 use inbox::Inbox;
-use link::Link;
+use link::TcpLink;
 use outbox::{Outbox, SMALL_BYTES};
-use receiving::{Received, Receiving};
-use regions::{Place, Regions};
+use receiving::{ReceiveOutcome, Receiving};
+use regions::{AccessDestination, PeerRegions};
 use replies::Replies;
-use requests::{Request, Requests};
+use requests::{OpenRequest, Requests};
 use sending::{LineFrame, Sending};
 
 use crate::bell::Bell;
-use crate::exposed::{Exposed, RemoteRegion};
+use crate::exposed::{ExposedMemory, RemoteRegion};
 use crate::line::{LINE_BYTES, Turn, WATCH_BYTES};
 use crate::shared::{SharedBytes, SharedBytesMut};
 use crate::sync::{AtomicU32, Mutex, Ordering, lock};
 use crate::waiters::Waiters;
-use crate::window::{Address, LineAddress};
+use crate::window::{LineAddress, RegionAddress};
 use crate::{FabricError, Provider};
 
 /// Bytes of a word that atomics work on.
@@ -68,11 +68,11 @@ const LOOKS_FOR_REPLY: u32 = 1 << 15;
 
 /// One end of a connection between nodes. It outlives its streams: when the peer's process has ended, the endpoint is
 /// connected to the next process by a new stream.
-pub struct Endpoint {
-    exposed: Arc<Exposed>,
+pub struct TcpEndpoint {
+    exposed: Arc<ExposedMemory>,
     bell: Bell,
-    regions: Regions,
-    link: Link,
+    regions: PeerRegions,
+    link: TcpLink,
     sending: Mutex<Sending>,
     receiving: Mutex<Receiving>,
     requests: Arc<Requests>,
@@ -84,14 +84,14 @@ pub struct Endpoint {
     simulated: AtomicU32,
 }
 
-impl Endpoint {
+impl TcpEndpoint {
     /// Makes an endpoint without a connection. `bell` (an eventfd) is rung where a line asks for it.
-    pub fn new(exposed: Arc<Exposed>, bell: Option<OwnedFd>) -> Endpoint {
-        Endpoint {
-            regions: Regions::new(exposed.regions()),
+    pub fn new(exposed: Arc<ExposedMemory>, bell: Option<OwnedFd>) -> TcpEndpoint {
+        TcpEndpoint {
+            regions: PeerRegions::new(exposed.regions()),
             exposed,
             bell: Bell(bell),
-            link: Link::new(),
+            link: TcpLink::new(),
             sending: Mutex::new(Sending { stream: None, outbox: Outbox::new() }),
             receiving: Mutex::new(Receiving { stream: None, inbox: Inbox::new(), idle: 0 }),
             requests: Arc::new(Requests::new()),
@@ -104,7 +104,7 @@ impl Endpoint {
 
     /// Connects the endpoint by this stream, on which the peer has authenticated itself. Unsent data of an earlier
     /// stream is lost.
-    pub fn connect(&self, stream: Stream) -> Result<(), FabricError> {
+    pub fn connect(&self, stream: ByteStream) -> Result<(), FabricError> {
         self.link.prepare()?;
         self.end_stream("another connection takes its place");
         let stream = Arc::new(stream);
@@ -128,7 +128,7 @@ impl Endpoint {
     }
 
     /// A descriptor that is readable when something has arrived, for polling beside other descriptors. Once it is
-    /// readable, call [`Endpoint::progress`] until that fails.
+    /// readable, call [`TcpEndpoint::progress`] until that fails.
     pub fn readable(&self) -> Option<BorrowedFd<'_>> {
         self.link.readable()
     }
@@ -139,7 +139,7 @@ impl Endpoint {
     }
 
     /// The memory of this side that the peer may access.
-    pub fn exposed(&self) -> &Arc<Exposed> {
+    pub fn exposed(&self) -> &Arc<ExposedMemory> {
         &self.exposed
     }
 
@@ -193,8 +193,8 @@ impl Endpoint {
         Ok(())
     }
 
-    /// Publishes a line like [`Endpoint::put_imm`], and may send it later: with the next data that this side sends,
-    /// when it waits, or at a call of [`hurry`](Endpoint::hurry).
+    /// Publishes a line like [`TcpEndpoint::put_imm`], and may send it later: with the next data that this side sends,
+    /// when it waits, or at a call of [`hurry`](TcpEndpoint::hurry).
     #[inline]
     pub fn put_imm_soon<const WORDS: usize>(
         &self,
@@ -208,7 +208,7 @@ impl Endpoint {
         Ok(())
     }
 
-    /// Sends the lines that [`Endpoint::put_imm_soon`] left.
+    /// Sends the lines that [`TcpEndpoint::put_imm_soon`] left.
     #[inline]
     pub fn hurry(&self) {
         if self.is_unsent() {
@@ -224,15 +224,19 @@ impl Endpoint {
         immediate: u32,
         body: &'body [u64; WORDS],
     ) -> Result<LineFrame<'body, WORDS>, FabricError> {
-        let place = self.aligned(Address { region: to.region, offset: to.line }, LINE_BYTES)?;
-        self.aligned(Address { region: to.region, offset: to.watch }, WATCH_BYTES)?;
+        let place = self.aligned(RegionAddress { region: to.region, offset: to.line }, LINE_BYTES)?;
+        self.aligned(RegionAddress { region: to.region, offset: to.watch }, WATCH_BYTES)?;
         let (line, watch) = (place.base.wrapping_add(to.line), place.base.wrapping_add(to.watch));
         Ok(LineFrame { key: place.key, line, watch, turn, immediate, body })
     }
 
     /// See [`crate::Endpoint::put`]. Small payloads are sent with the next data, or when this side waits.
     #[inline]
-    pub fn put<'bytes>(&self, to: Address, bytes: impl Into<SharedBytes<'bytes>>) -> Result<(), FabricError> {
+    pub fn put<'bytes>(
+        &self,
+        to: RegionAddress,
+        bytes: impl Into<SharedBytes<'bytes>>,
+    ) -> Result<(), FabricError> {
         let bytes = bytes.into();
         let frame = self.put_frame(to, bytes.len() as u64)?;
         let mut sending = self.sending()?;
@@ -252,7 +256,12 @@ impl Endpoint {
     /// # Safety
     /// See [`crate::Endpoint::push`].
     #[inline]
-    pub unsafe fn push(&self, to: Address, from: NonNull<u8>, len_bytes: u64) -> Result<(), FabricError> {
+    pub unsafe fn push(
+        &self,
+        to: RegionAddress,
+        from: NonNull<u8>,
+        len_bytes: u64,
+    ) -> Result<(), FabricError> {
         let frame = self.put_frame(to, len_bytes)?;
         let mut sending = self.sending()?;
         // SAFETY: readable until the next line is published, which sends everything; the end of the connection clears
@@ -265,7 +274,7 @@ impl Endpoint {
     /// See [`crate::Endpoint::get`].
     pub fn get<'into>(
         &self,
-        from: Address,
+        from: RegionAddress,
         into: impl Into<SharedBytesMut<'into>>,
     ) -> Result<(), FabricError> {
         let into = into.into();
@@ -286,8 +295,8 @@ impl Endpoint {
     /// The memory at `into` must be writable, and no reference to it be used, until the returned value has been waited
     /// for or dropped. The value must not be forgotten.
     pub unsafe fn begin_get(
-        self: &Arc<Endpoint>,
-        from: Address,
+        self: &Arc<TcpEndpoint>,
+        from: RegionAddress,
         into: NonNull<u8>,
         len_bytes: u64,
     ) -> Result<Option<Getting>, FabricError> {
@@ -310,14 +319,14 @@ impl Endpoint {
     }
 
     /// See [`crate::Endpoint::fetch_add`].
-    pub fn fetch_add(&self, at: Address, value: u64) -> Result<u64, FabricError> {
+    pub fn fetch_add(&self, at: RegionAddress, value: u64) -> Result<u64, FabricError> {
         let place = self.aligned(at, WORD_BYTES)?;
         let (key, offset) = (place.key, place.base.wrapping_add(at.offset));
         self.ask(at.region, self.requests.word(), |request| Frame::FetchAdd { request, key, offset, value })
     }
 
     /// See [`crate::Endpoint::compare_swap`].
-    pub fn compare_swap(&self, at: Address, expected: u64, new: u64) -> Result<u64, FabricError> {
+    pub fn compare_swap(&self, at: RegionAddress, expected: u64, new: u64) -> Result<u64, FabricError> {
         let place = self.aligned(at, WORD_BYTES)?;
         let (key, offset) = (place.key, place.base.wrapping_add(at.offset));
         self.ask(at.region, self.requests.word(), |request| Frame::CompareSwap {
@@ -331,7 +340,7 @@ impl Endpoint {
 
     /// See [`crate::Endpoint::mapped`].
     #[inline]
-    pub fn mapped(&self, at: Address, len_bytes: u64) -> Option<NonNull<u8>> {
+    pub fn mapped(&self, at: RegionAddress, len_bytes: u64) -> Option<NonNull<u8>> {
         self.exposed.pointer(at, len_bytes)
     }
 
@@ -341,19 +350,19 @@ impl Endpoint {
     }
 
     #[inline]
-    fn put_frame(&self, to: Address, len_bytes: u64) -> Result<Frame, FabricError> {
+    fn put_frame(&self, to: RegionAddress, len_bytes: u64) -> Result<Frame, FabricError> {
         let place = self.place(to, len_bytes)?;
         Ok(Frame::Put { key: place.key, offset: place.base.wrapping_add(to.offset), len_bytes })
     }
 
     /// Finds the address of the peer's bytes. Without a connection this is an error, whatever is known of the region.
     #[inline]
-    fn place(&self, at: Address, len_bytes: u64) -> Result<Place, FabricError> {
+    fn place(&self, at: RegionAddress, len_bytes: u64) -> Result<AccessDestination, FabricError> {
         self.regions.find(at, len_bytes).map_err(|error| self.explain(error))
     }
 
     #[inline]
-    fn aligned(&self, at: Address, len_bytes: u64) -> Result<Place, FabricError> {
+    fn aligned(&self, at: RegionAddress, len_bytes: u64) -> Result<AccessDestination, FabricError> {
         self.regions.find_aligned(at, len_bytes).map_err(|error| self.explain(error))
     }
 
@@ -366,7 +375,7 @@ impl Endpoint {
     fn ask(
         &self,
         region: u32,
-        request: Request,
+        request: OpenRequest,
         frame: impl FnOnce(u32) -> Frame,
     ) -> Result<u64, FabricError> {
         match self.send_request(&request, frame) {
@@ -379,7 +388,11 @@ impl Endpoint {
     }
 
     /// Sends a request. Returns the number of the connection by which the reply comes.
-    fn send_request(&self, request: &Request, frame: impl FnOnce(u32) -> Frame) -> Result<u32, FabricError> {
+    fn send_request(
+        &self,
+        request: &OpenRequest,
+        frame: impl FnOnce(u32) -> Frame,
+    ) -> Result<u32, FabricError> {
         let mut sending = self.sending()?;
         let connection = self.link.connection();
         if !request.is_open() {
@@ -392,8 +405,8 @@ impl Endpoint {
         Ok(connection)
     }
 
-    /// Waits for the reply to a request, or the end of its connection, or until its region is [forgotten](Endpoint::forget).
-    fn reply(&self, region: u32, request: Request, connection: u32) -> Result<u64, FabricError> {
+    /// Waits for the reply to a request, or the end of its connection, or until its region is [forgotten](TcpEndpoint::forget).
+    fn reply(&self, region: u32, request: OpenRequest, connection: u32) -> Result<u64, FabricError> {
         let (line, turn) = request.line();
         let over = || self.link.connection() != connection || !self.regions.is_known(region);
         if self.spin(line, turn, LOOKS_FOR_REPLY) || self.wait(line, turn, None, over) {
@@ -405,7 +418,7 @@ impl Endpoint {
 
     /// Ends a request that has no reply yet. If the reply is being received, this stops it: no thread writes to the
     /// request's memory while the lock is held, and none will after this returns.
-    fn let_go(&self, request: Request) {
+    fn let_go(&self, request: OpenRequest) {
         let mut receiving = lock(&self.receiving);
         let is_coming = receiving.inbox.abandon(request.number());
         if is_coming || !self.link.is_up() {
@@ -421,22 +434,22 @@ impl Endpoint {
 
     /// Handles the end of the stream by the peer, without a reason.
     #[cold]
-    fn ended_by_peer(&self, amid_frame: bool) -> Received {
+    fn ended_by_peer(&self, amid_frame: bool) -> ReceiveOutcome {
         let amid = if amid_frame { " amid a frame" } else { "" };
         self.fail(&format!("the peer has closed it{amid}"));
-        Received::Down
+        ReceiveOutcome::Down
     }
 
     /// Handles a failure of the stream itself.
     #[cold]
-    fn lost(&self, error: &io::Error) -> Received {
+    fn lost(&self, error: &io::Error) -> ReceiveOutcome {
         self.fail(&format!("the peer is lost: {error}"));
-        Received::Down
+        ReceiveOutcome::Down
     }
 
     /// Ends a connection on which nothing is acknowledged any more.
     #[cold]
-    fn end_if_stalled(&self, stream: &Stream) {
+    fn end_if_stalled(&self, stream: &ByteStream) {
         if let Some(why) = stream.stalled() {
             self.fail(&why);
         }
@@ -444,12 +457,12 @@ impl Endpoint {
 
     /// Sends the peer the error, and ends the connection. The peer can still read data sent before.
     #[cold]
-    fn cut(&self, error: &FabricError) -> Received {
+    fn cut(&self, error: &FabricError) -> ReceiveOutcome {
         self.end(&format!("cut off, because the peer broke the rules: {error}"), || {
             self.say_why(&error.to_string());
             self.link.shutdown(Shutdown::Write);
         });
-        Received::Down
+        ReceiveOutcome::Down
     }
 
     /// Ends the connection without sending the peer a reason.
@@ -493,10 +506,10 @@ impl Endpoint {
 
 /// Bytes that were requested. Dropping this waits for them.
 pub struct Getting {
-    end: Arc<Endpoint>,
+    end: Arc<TcpEndpoint>,
     region: u32,
     /// The request and the number of the connection by which its reply comes, until the reply was waited for.
-    request: Option<(Request, u32)>,
+    request: Option<(OpenRequest, u32)>,
 }
 
 impl Getting {
@@ -521,7 +534,7 @@ impl Drop for Getting {
     }
 }
 
-impl Drop for Endpoint {
+impl Drop for TcpEndpoint {
     fn drop(&mut self) {
         self.end_stream("the other end is gone");
     }

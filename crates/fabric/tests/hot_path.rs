@@ -8,11 +8,11 @@ use std::net::{TcpListener, TcpStream};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use sublet_fabric::exposed::{Exposed, OWN};
+use sublet_fabric::exposed::{ExposedMemory, OWN};
 use sublet_fabric::line::Turn;
 use sublet_fabric::region::Region;
-use sublet_fabric::tcp::{Endpoint, Stream};
-use sublet_fabric::window::{Address, LineAddress, Window};
+use sublet_fabric::tcp::{ByteStream, TcpEndpoint};
+use sublet_fabric::window::{LineAddress, RegionAddress, Window};
 
 struct Counting;
 
@@ -44,15 +44,15 @@ const MARGIN: u64 = 50;
 
 struct Side {
     own: Region,
-    end: Endpoint,
+    end: TcpEndpoint,
 }
 
 impl Side {
     fn new(socket: TcpStream) -> Side {
         let own = Region::create("own", LEN).unwrap();
         let window = Arc::new(Window::new(2, 4096).unwrap());
-        let end = Endpoint::new(Arc::new(Exposed::new(&own, window, 2).unwrap()), None);
-        end.connect(Stream::plain(socket).unwrap()).unwrap();
+        let end = TcpEndpoint::new(Arc::new(ExposedMemory::new(&own, window, 2).unwrap()), None);
+        end.connect(ByteStream::plain(socket).unwrap()).unwrap();
         Side { own, end }
     }
 
@@ -60,9 +60,9 @@ impl Side {
         for (place, len) in [(0, 64), (64, 4096), (8192, 100_000)] {
             let from = self.own.pointer(DATA + place, len).unwrap();
             // SAFETY: no thread writes there while this side has the turn.
-            unsafe { self.end.push(Address { region: OWN, offset: DATA + place }, from, len) }.unwrap();
+            unsafe { self.end.push(RegionAddress { region: OWN, offset: DATA + place }, from, len) }.unwrap();
         }
-        self.end.put(Address { region: OWN, offset: 512 }, &n.to_ne_bytes()).unwrap();
+        self.end.put(RegionAddress { region: OWN, offset: 512 }, &n.to_ne_bytes()).unwrap();
         self.end.put_imm(LINE, Turn::of_use(n), 1, &[n, 2, 3]).unwrap();
     }
 

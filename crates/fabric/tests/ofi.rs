@@ -11,12 +11,12 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
-use sublet_fabric::exposed::{Exposed, OWN, RemoteRegion};
+use sublet_fabric::exposed::{ExposedMemory, OWN, RemoteRegion};
 use sublet_fabric::line::{Line, Turn, Watch};
 use sublet_fabric::ofi::raw::PingPong;
-use sublet_fabric::ofi::{Endpoint, Network};
+use sublet_fabric::ofi::{OfiEndpoint, OfiNetwork};
 use sublet_fabric::region::Region;
-use sublet_fabric::window::{Address, LineAddress, Window};
+use sublet_fabric::window::{LineAddress, RegionAddress, Window};
 use sublet_fabric::{FabricError, ofi};
 use sublet_means::{Means, skip};
 
@@ -28,8 +28,8 @@ const WATCH: u64 = OWN_BYTES - 4096;
 /// One side: its memory and its endpoint.
 struct Side {
     own: Region,
-    exposed: Arc<Exposed>,
-    end: Endpoint,
+    exposed: Arc<ExposedMemory>,
+    end: OfiEndpoint,
 }
 
 impl Side {
@@ -38,8 +38,8 @@ impl Side {
         let window = Arc::new(Window::new(4, SHARED_BYTES).unwrap());
         let shared = Region::create("shared", SHARED_BYTES).unwrap();
         window.map(SHARED, shared.fd().as_fd(), SHARED_BYTES).unwrap();
-        let exposed = Arc::new(Exposed::new(&own, window, 4).unwrap());
-        Side { own, end: Endpoint::new(exposed.clone(), None), exposed }
+        let exposed = Arc::new(ExposedMemory::new(&own, window, 4).unwrap());
+        Side { own, end: OfiEndpoint::new(exposed.clone(), None), exposed }
     }
 
     fn line(&self, offset: u64) -> (&Line, &Watch) {
@@ -47,7 +47,7 @@ impl Side {
     }
 
     fn shared(&self, offset: u64, len: u64) -> NonNull<u8> {
-        self.exposed.pointer(Address { region: SHARED, offset }, len).unwrap()
+        self.exposed.pointer(RegionAddress { region: SHARED, offset }, len).unwrap()
     }
 
     fn shared_bytes(&self, offset: u64, len: usize) -> Vec<u8> {
@@ -60,11 +60,11 @@ impl Side {
 }
 
 /// The tested providers: two kinds of endpoints without hardware, or the provider that the environment names.
-fn networks() -> Vec<Network> {
+fn networks() -> Vec<OfiNetwork> {
     let named = std::env::var("SUBLET_CONFORMANCE_OFI").ok();
     let names: Vec<&str> = named.as_deref().map_or(vec!["tcp;ofi_rxm", "tcp"], |name| vec![name]);
     let toward = std::env::var("SUBLET_CONFORMANCE_OFI_TOWARD").unwrap_or("127.0.0.1".into());
-    names.into_iter().map(|name| Network::of(name).toward(toward.parse().unwrap())).collect()
+    names.into_iter().map(|name| OfiNetwork::of(name).toward(toward.parse().unwrap())).collect()
 }
 
 fn over_all(test: impl Fn(Side, Side)) {
@@ -79,13 +79,13 @@ fn over_all(test: impl Fn(Side, Side)) {
     }
 }
 
-fn connected(network: &Network) -> (Side, Side) {
+fn connected(network: &OfiNetwork) -> (Side, Side) {
     let sides = (Side::new(), Side::new());
     connect(network, &sides.0, &sides.1);
     sides
 }
 
-fn connect(network: &Network, one: &Side, other: &Side) {
+fn connect(network: &OfiNetwork, one: &Side, other: &Side) {
     let contact = one.end.open(network).unwrap();
     let answer = other.end.accept(network, &contact).unwrap();
     served(other, || one.end.connect(&answer).unwrap());
@@ -98,8 +98,8 @@ fn connect(network: &Network, one: &Side, other: &Side) {
 /// Makes progress at a side while `act` runs at the other.
 fn served<T>(side: &Side, act: impl FnOnce() -> T) -> T {
     /// Ends the progress, even if `act` panics.
-    struct Done<'a>(&'a AtomicBool);
-    impl Drop for Done<'_> {
+    struct DoneFlag<'a>(&'a AtomicBool);
+    impl Drop for DoneFlag<'_> {
         fn drop(&mut self) {
             self.0.store(true, Ordering::SeqCst);
         }
@@ -112,7 +112,7 @@ fn served<T>(side: &Side, act: impl FnOnce() -> T) -> T {
                 side.end.wait(side.line(1024), never, None, || done.load(Ordering::SeqCst));
             }
         });
-        let _done = Done(&done);
+        let _done = DoneFlag(&done);
         act()
     })
 }
@@ -142,7 +142,7 @@ fn lines_go_both_ways_hot_with_earlier_puts() {
             });
             for n in 0..CALLS {
                 let payload = (n * 3).to_ne_bytes();
-                client.end.put(Address { region: OWN, offset: 8192 }, &payload).unwrap();
+                client.end.put(RegionAddress { region: OWN, offset: 8192 }, &payload).unwrap();
                 client.end.put_imm(line_at(0), Turn::of_use(n), n as u32, &[n, n + 1, 7]).unwrap();
                 spin_until(&client, client.line(64), Turn::of_use(n));
                 assert_eq!(client.line(64).0.read::<1>().1, [n]);
@@ -187,7 +187,7 @@ fn pushes_of_any_size_are_there_when_the_line_is() {
                 unsafe { std::ptr::copy(fill.as_ptr(), from.shared(3, len).as_ptr(), fill.len()) };
                 std::thread::scope(|scope| {
                     scope.spawn(|| {
-                        let to = Address { region: SHARED, offset: 3 };
+                        let to = RegionAddress { region: SHARED, offset: 3 };
                         // SAFETY: readable, and no thread writes there until the line was taken.
                         unsafe { from.end.push(to, from.shared(3, len), len).unwrap() };
                         from.end.put_imm(line_at(0), turn, 0, &[len]).unwrap();
@@ -206,14 +206,14 @@ fn what_is_put_can_be_got_wherever_the_bytes_lie() {
         served(&worker, || {
             for len in [0usize, 1, 100, 8191, 9000, 300_000, (3 << 20) + 1] {
                 let bytes: Vec<u8> = (0..len).map(|at| (at * 13 + len) as u8).collect();
-                let at = Address { region: SHARED, offset: 7 };
+                let at = RegionAddress { region: SHARED, offset: 7 };
                 client.end.put(at, &bytes).unwrap();
                 let mut back = vec![0; len];
                 client.end.get(at, &mut back).unwrap();
                 assert!(back == bytes, "{len} bytes");
                 assert!(worker.shared_bytes(7, len) == bytes, "{len} bytes");
             }
-            let outside = client.end.put(Address { region: SHARED, offset: SHARED_BYTES - 3 }, &[0; 4]);
+            let outside = client.end.put(RegionAddress { region: SHARED, offset: SHARED_BYTES - 3 }, &[0; 4]);
             assert!(matches!(outside, Err(FabricError::OutOfBounds { region: SHARED, .. })));
         });
     });
@@ -226,7 +226,7 @@ fn atomics_lose_nothing_natively_and_by_message() {
             if by_message {
                 client.end.without_native_atomics().unwrap();
             }
-            let at = |offset| Address { region: SHARED, offset: offset + 1024 * u64::from(by_message) };
+            let at = |offset| RegionAddress { region: SHARED, offset: offset + 1024 * u64::from(by_message) };
             served(&worker, || {
                 assert_eq!(client.end.compare_swap(at(8), 0, 5).unwrap(), 0);
                 assert_eq!(client.end.compare_swap(at(8), 0, 6).unwrap(), 5);
@@ -299,7 +299,7 @@ fn access_with_a_wrong_key_fails_and_changes_nothing() {
         let wrong = RemoteRegion { key: good.key ^ 1 << 20, ..good };
         client.end.reach(SHARED, wrong).unwrap();
         served(&worker, || {
-            let got = client.end.get(Address { region: SHARED, offset: 0 }, &mut [0; 64]);
+            let got = client.end.get(RegionAddress { region: SHARED, offset: 0 }, &mut [0; 64]);
             assert!(matches!(got, Err(FabricError::Disconnected { .. })), "{got:?}");
         });
         assert!(worker.shared_bytes(0, 64).iter().all(|byte| *byte == 0));
@@ -355,7 +355,7 @@ fn from_hex(text: &str) -> Vec<u8> {
 }
 
 /// Connects an end to a new process, which waits there.
-fn connected_to_a_process(number: usize, network: &Network, side: &Side) -> Child {
+fn connected_to_a_process(number: usize, network: &OfiNetwork, side: &Side) -> Child {
     let contact = side.end.open(network).unwrap();
     let mut child = Command::new(std::env::current_exe().unwrap())
         .args(["--exact", "helper_that_waits_until_it_is_killed", "--nocapture"])
@@ -459,7 +459,7 @@ fn survives_a_peer_that_stops_within_a_message() {
     let toward = "127.0.0.1".parse().unwrap();
     for provider in ["tcp;ofi_rxm", "tcp"] {
         let (client, worker) = (Side::new(), Side::new());
-        let network = Network::of(provider).toward(toward);
+        let network = OfiNetwork::of(provider).toward(toward);
         let contact = client.end.open(&network).unwrap();
         let mut answer = worker.end.accept(&network, &contact).unwrap();
         // The contact contains the worker's address: a `struct sockaddr_in`.
@@ -474,7 +474,7 @@ fn survives_a_peer_that_stops_within_a_message() {
         assert!(client.end.wait(client.line(0), Turn::of_use(0), None, || false));
 
         relay.left.store(1000, Ordering::SeqCst);
-        worker.end.put(Address { region: OWN, offset: 8192 }, &[7; 4000]).unwrap();
+        worker.end.put(RegionAddress { region: OWN, offset: 8192 }, &[7; 4000]).unwrap();
         worker.end.put_imm(line_at(0), Turn::of_use(1), 0, &[1]).unwrap();
         let soon = Instant::now() + Duration::from_millis(100);
         assert!(!client.end.wait(client.line(0), Turn::of_use(1), Some(soon), || false));
@@ -490,11 +490,11 @@ fn what_is_not_there_is_named() {
         return;
     }
     let side = Side::new();
-    let said = side.end.open(&Network::of("no-such-provider")).unwrap_err();
+    let said = side.end.open(&OfiNetwork::of("no-such-provider")).unwrap_err();
     assert!(matches!(&said, FabricError::Unsupported(text) if text.contains("no-such-provider")), "{said}");
-    let other = Network { interface: Some("no-such-interface".into()), ..Network::of("tcp;ofi_rxm") };
+    let other = OfiNetwork { interface: Some("no-such-interface".into()), ..OfiNetwork::of("tcp;ofi_rxm") };
     assert!(side.end.open(&other).unwrap_err().to_string().contains("no-such-interface"));
-    let by_address = Network { interface: Some("127.0.0.1".into()), ..Network::of("tcp;ofi_rxm") };
+    let by_address = OfiNetwork { interface: Some("127.0.0.1".into()), ..OfiNetwork::of("tcp;ofi_rxm") };
     side.end.open(&by_address).unwrap();
     side.end.disconnect("it was opened for nothing");
     assert!(matches!(side.end.progress(), Err(FabricError::Disconnected { .. })));

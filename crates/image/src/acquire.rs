@@ -3,37 +3,44 @@
 use std::io::{Seek, SeekFrom};
 
 use crate::digest::Digest;
-use crate::error::{ImageError, Part};
-use crate::layer::{self, Unpacked};
-use crate::limits::{Limits, MAX_INDEX_DEPTH};
-use crate::manifest::{Config, Descriptor, Document, Manifest, choose};
-use crate::source::{Nameless, Source, copy, document};
-use crate::store::{Claim, Facts, Image, Presence, Progress, Record, Store};
+use crate::error::{DocumentPart, ImageError};
+use crate::layer::{self, UnpackedLayer};
+use crate::limits::{ImageLimits, MAX_INDEX_DEPTH};
+use crate::manifest::{Config, Descriptor, ImageDocument, ImageManifest, choose};
+use crate::source::{BlobSource, Nameless, copy, document};
+use crate::store::{Image, ImageRecord, ImageStore, LayerClaim, LayerFacts, Presence, PullProgress};
 
 /// One image on its way into a store.
 pub(crate) struct Acquisition<'a> {
-    store: &'a Store,
+    store: &'a ImageStore,
     presence: &'a Presence,
-    source: &'a mut dyn Source,
-    told: &'a mut dyn FnMut(Progress),
-    progress: Progress,
+    source: &'a mut dyn BlobSource,
+    told: &'a mut dyn FnMut(PullProgress),
+    progress: PullProgress,
     /// Limits that remain for the image's layers.
-    limits: Limits,
+    limits: ImageLimits,
 }
 
 impl<'a> Acquisition<'a> {
     /// Creates an acquisition. The caller holds the store's presence lock, so that no layer is removed meanwhile.
     pub(crate) fn new(
-        store: &'a Store,
+        store: &'a ImageStore,
         presence: &'a Presence,
-        source: &'a mut dyn Source,
-        told: &'a mut dyn FnMut(Progress),
+        source: &'a mut dyn BlobSource,
+        told: &'a mut dyn FnMut(PullProgress),
     ) -> Acquisition<'a> {
-        Acquisition { store, presence, source, told, progress: Progress::default(), limits: store.limits() }
+        Acquisition {
+            store,
+            presence,
+            source,
+            told,
+            progress: PullProgress::default(),
+            limits: store.limits(),
+        }
     }
 
     /// Uses these limits in place of the store's.
-    pub(crate) fn within(self, limits: Limits) -> Acquisition<'a> {
+    pub(crate) fn within(self, limits: ImageLimits) -> Acquisition<'a> {
         Acquisition { limits, ..self }
     }
 
@@ -42,10 +49,10 @@ impl<'a> Acquisition<'a> {
         let mut names = names.to_vec();
         let mut next = root.clone();
         for _ in 0..=MAX_INDEX_DEPTH {
-            let bytes = document(self.source, Part::Manifest, &next)?;
-            match Document::read(&bytes)? {
-                Document::Manifest(manifest) => return self.manifest(next.digest, &manifest, &names),
-                Document::Index(entries) => {
+            let bytes = document(self.source, DocumentPart::Manifest, &next)?;
+            match ImageDocument::read(&bytes)? {
+                ImageDocument::Manifest(manifest) => return self.manifest(next.digest, &manifest, &names),
+                ImageDocument::Index(entries) => {
                     names.push(next.digest.to_string());
                     next = choose(&entries)?.descriptor.clone();
                 }
@@ -58,13 +65,13 @@ impl<'a> Acquisition<'a> {
     pub(crate) fn manifest(
         &mut self,
         digest: Digest,
-        manifest: &Manifest,
+        manifest: &ImageManifest,
         names: &[String],
     ) -> Result<Image, ImageError> {
-        let config = Config::read(&document(self.source, Part::Config, &manifest.config)?)?;
+        let config = Config::read(&document(self.source, DocumentPart::Config, &manifest.config)?)?;
         if config.diff_ids.len() != manifest.layers.len() {
             let problem = "it has another number of layers than the manifest";
-            return Err(ImageError::Document { part: Part::Config, problem });
+            return Err(ImageError::Document { part: DocumentPart::Config, problem });
         }
         let wanted = manifest.layers.iter().map(|layer| layer.size_bytes);
         self.progress.wanted_bytes = wanted.fold(0, u64::saturating_add);
@@ -72,7 +79,7 @@ impl<'a> Acquisition<'a> {
         for (blob, diff_id) in manifest.layers.iter().zip(&config.diff_ids) {
             self.layer(blob, diff_id)?;
         }
-        let record = Record { digest, config };
+        let record = ImageRecord { digest, config };
         self.store.keep(&record, names, self.presence)?;
         self.store.image(record)
     }
@@ -89,14 +96,18 @@ impl<'a> Acquisition<'a> {
         Ok(())
     }
 
-    fn unpack(&mut self, claim: Claim, blob: &Descriptor, expected: &Digest) -> Result<(), ImageError> {
+    fn unpack(&mut self, claim: LayerClaim, blob: &Descriptor, expected: &Digest) -> Result<(), ImageError> {
         let fetched = self.fetch(blob)?;
-        let Unpacked { diff_id: actual, bytes: unpacked_bytes, files, skipped } =
+        let UnpackedLayer { diff_id: actual, bytes: unpacked_bytes, files, skipped } =
             layer::unpack(fetched, claim.folder(), &mut self.limits)?;
         if actual != *expected {
-            return Err(ImageError::DigestMismatch { part: Part::Layer, expected: *expected, actual });
+            return Err(ImageError::DigestMismatch {
+                part: DocumentPart::Layer,
+                expected: *expected,
+                actual,
+            });
         }
-        self.store.keep_facts(expected, Facts { unpacked_bytes, files, skipped }, self.presence)?;
+        self.store.keep_facts(expected, LayerFacts { unpacked_bytes, files, skipped }, self.presence)?;
         claim.finish()
     }
 
@@ -104,12 +115,12 @@ impl<'a> Acquisition<'a> {
     fn fetch(&mut self, blob: &Descriptor) -> Result<std::fs::File, ImageError> {
         let limit = self.limits.unpacked_bytes;
         if blob.size_bytes > limit {
-            return Err(ImageError::TooLarge { part: Part::Layer, limit, unit: "bytes" });
+            return Err(ImageError::TooLarge { part: DocumentPart::Layer, limit, unit: "bytes" });
         }
         let failed = |error| ImageError::system("making a file in", self.store.folder(), error);
         let mut file = tempfile::tempfile_in(self.store.folder()).map_err(failed)?;
         let (progress, told) = (&mut self.progress, &mut self.told);
-        copy(self.source, Part::Layer, blob, &mut Nameless(&mut file), &mut |bytes| {
+        copy(self.source, DocumentPart::Layer, blob, &mut Nameless(&mut file), &mut |bytes| {
             progress.fetched_bytes = progress.fetched_bytes.saturating_add(bytes);
             told(*progress);
         })?;

@@ -12,7 +12,7 @@ use crate::limits::{MAX_INDEX_DEPTH, MAX_LAYERS};
 /// The parts of which an image consists.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
-pub enum Part {
+pub enum DocumentPart {
     /// A list of manifests, one for each kind of machine.
     Index,
     /// The list of an image's configuration and layers.
@@ -25,14 +25,14 @@ pub enum Part {
     Archive,
 }
 
-impl fmt::Display for Part {
+impl fmt::Display for DocumentPart {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(match self {
-            Part::Index => "index",
-            Part::Manifest => "manifest",
-            Part::Config => "configuration",
-            Part::Layer => "layer",
-            Part::Archive => "archive",
+            DocumentPart::Index => "index",
+            DocumentPart::Manifest => "manifest",
+            DocumentPart::Config => "configuration",
+            DocumentPart::Layer => "layer",
+            DocumentPart::Archive => "archive",
         })
     }
 }
@@ -109,7 +109,7 @@ pub enum ImageError {
     #[error("the {part} cannot be read: {source}")]
     Json {
         /// Part that cannot be read.
-        part: Part,
+        part: DocumentPart,
         /// Error of the JSON parser.
         source: serde_json::Error,
     },
@@ -117,7 +117,7 @@ pub enum ImageError {
     #[error("the {part} is invalid: {problem}")]
     Document {
         /// Part that is invalid.
-        part: Part,
+        part: DocumentPart,
         /// Description of the problem.
         problem: &'static str,
     },
@@ -125,7 +125,7 @@ pub enum ImageError {
     #[error("the {part} is of the unknown type {media_type:?}")]
     MediaType {
         /// Part of the unknown type.
-        part: Part,
+        part: DocumentPart,
         /// Type that the part states.
         media_type: String,
     },
@@ -139,7 +139,7 @@ pub enum ImageError {
     #[error("the {part} {expected} has the digest {actual}")]
     DigestMismatch {
         /// Part with the wrong digest.
-        part: Part,
+        part: DocumentPart,
         /// Digest that was requested.
         expected: Digest,
         /// Digest of the received bytes.
@@ -149,7 +149,7 @@ pub enum ImageError {
     #[error("the {part} {digest} has {relation} the {expected_bytes} bytes that were announced")]
     Size {
         /// Part of the wrong size.
-        part: Part,
+        part: DocumentPart,
         /// Digest of the part.
         digest: Digest,
         /// The relation in words: more than, fewer than.
@@ -161,7 +161,7 @@ pub enum ImageError {
     #[error("the {part} has more than {limit} {unit}")]
     TooLarge {
         /// Part that is too large.
-        part: Part,
+        part: DocumentPart,
         /// The limit.
         limit: u64,
         /// Unit of the limit.
@@ -179,7 +179,7 @@ pub enum ImageError {
     #[error("the {part} is damaged: {source}")]
     Damaged {
         /// Part that is damaged.
-        part: Part,
+        part: DocumentPart,
         /// Error of the reader.
         source: io::Error,
     },

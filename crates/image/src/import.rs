@@ -14,31 +14,31 @@ use std::io::Read;
 use std::path::Path;
 
 use crate::digest::Digest;
-use crate::error::{ImageError, Part};
-use crate::limits::{Limits, MAX_DOCUMENT_BYTES};
-use crate::manifest::{Descriptor, Manifest};
-use crate::source::Source;
+use crate::error::{DocumentPart, ImageError};
+use crate::limits::{ImageLimits, MAX_DOCUMENT_BYTES};
+use crate::manifest::{Descriptor, ImageManifest};
+use crate::source::BlobSource;
 
-use files::Files;
+use files::ImageFiles;
 
 /// Images of a file or a folder, and the source of their blobs.
-pub(crate) struct Found {
-    pub(crate) source: Box<dyn Source>,
+pub(crate) struct FoundImages {
+    pub(crate) source: Box<dyn BlobSource>,
     /// The images; at least one.
-    pub(crate) images: Vec<Named>,
+    pub(crate) images: Vec<NamedImage>,
 }
 
 /// An image of the file or folder.
-pub(crate) enum Named {
+pub(crate) enum NamedImage {
     /// An image with an index or a manifest, whose digest is the image's.
     ByManifest { root: Descriptor, names: Vec<String> },
     /// An image without a manifest: the digest of its configuration is the image's.
-    ByConfig { manifest: Manifest, names: Vec<String> },
+    ByConfig { manifest: ImageManifest, names: Vec<String> },
 }
 
 /// Lists the images of a file or folder. A compressed archive is unpacked into a file without a name in `scratch`.
-pub(crate) fn open(path: &Path, scratch: &Path, limits: &Limits) -> Result<Found, ImageError> {
-    let files = Files::open(path, scratch, limits)?;
+pub(crate) fn open(path: &Path, scratch: &Path, limits: &ImageLimits) -> Result<FoundImages, ImageError> {
+    let files = ImageFiles::open(path, scratch, limits)?;
     let (images, paths) = match (files.document("index.json")?, files.document("manifest.json")?) {
         (Some(index), _) => (layout::images(&index)?, BTreeMap::new()),
         (None, Some(manifest)) => docker::images(&files, &manifest)?,
@@ -46,19 +46,23 @@ pub(crate) fn open(path: &Path, scratch: &Path, limits: &Limits) -> Result<Found
     };
     match images.is_empty() {
         true => Err(ImageError::NoImages { path: path.to_owned() }),
-        false => Ok(Found { source: Box::new(Blobs { files, paths }), images }),
+        false => Ok(FoundImages { source: Box::new(Blobs { files, paths }), images }),
     }
 }
 
 /// Blobs by their digests.
 struct Blobs {
-    files: Files,
+    files: ImageFiles,
     /// Paths of blobs that are not at their usual place in a layout.
     paths: BTreeMap<Digest, String>,
 }
 
-impl Source for Blobs {
-    fn open<'a>(&'a mut self, part: Part, blob: &Descriptor) -> Result<Box<dyn Read + 'a>, ImageError> {
+impl BlobSource for Blobs {
+    fn open<'a>(
+        &'a mut self,
+        part: DocumentPart,
+        blob: &Descriptor,
+    ) -> Result<Box<dyn Read + 'a>, ImageError> {
         let usual = || format!("blobs/sha256/{}", blob.digest.hex());
         let path = self.paths.get(&blob.digest).cloned().unwrap_or_else(usual);
         let missing = || ImageError::Size {
@@ -71,16 +75,20 @@ impl Source for Blobs {
     }
 }
 
-impl Files {
+impl ImageFiles {
     /// Reads a small file whole; `None` if there is none of that name.
     fn document(&self, name: &str) -> Result<Option<Vec<u8>>, ImageError> {
         let Some((reader, bytes)) = self.open_file(name)? else { return Ok(None) };
         if bytes > MAX_DOCUMENT_BYTES {
-            return Err(ImageError::TooLarge { part: Part::Index, limit: MAX_DOCUMENT_BYTES, unit: "bytes" });
+            return Err(ImageError::TooLarge {
+                part: DocumentPart::Index,
+                limit: MAX_DOCUMENT_BYTES,
+                unit: "bytes",
+            });
         }
         let mut content = Vec::new();
         let read = reader.take(MAX_DOCUMENT_BYTES + 1).read_to_end(&mut content);
-        read.map_err(|source| ImageError::Damaged { part: Part::Archive, source })?;
+        read.map_err(|source| ImageError::Damaged { part: DocumentPart::Archive, source })?;
         Ok(Some(content))
     }
 }

@@ -5,7 +5,7 @@
 //! never opened for writing when they are there, and links are made but not followed.
 //!
 //! Kept: names, contents, links, the permissions and times of modification. Not kept: owners (all files belong to one
-//! user, see [`tree::Owner`]), set-user-ID and set-group-ID, extended attributes with file capabilities among them.
+//! user, see [`tree::FileOwner`]), set-user-ID and set-group-ID, extended attributes with file capabilities among them.
 //! Device nodes, FIFOs and sockets are only counted. Whiteouts become those of overlayfs: a character device 0/0, which
 //! every user may create, and the attribute `user.overlay.opaque`.
 //!
@@ -17,26 +17,26 @@
 mod bounded;
 mod decompress;
 mod entries;
+mod entry;
 mod padded;
 mod path;
-mod place;
 mod tree;
 
 use std::io::{self, Read};
 use std::os::fd::BorrowedFd;
 
 use crate::digest::{Digest, Hashing};
-use crate::error::{ImageError, Part};
-use crate::limits::Limits;
+use crate::error::{DocumentPart, ImageError};
+use crate::limits::ImageLimits;
 
-use bounded::Bounded;
+use bounded::BoundedReader;
 pub(crate) use decompress::decompressed;
-pub(crate) use entries::{Kind, for_each};
+pub(crate) use entries::{FileKind, for_each};
 use tree::Tree;
 
 /// Measurements of an unpacked layer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Unpacked {
+pub struct UnpackedLayer {
     /// The digest of the uncompressed archive.
     pub diff_id: Digest,
     /// The length of the uncompressed archive, in bytes.
@@ -49,25 +49,33 @@ pub struct Unpacked {
 
 /// Unpacks a layer (gzip, zstd or plain) into an empty folder. It keeps within the limits, and reduces them by what it
 /// has used. After an error, files that were made stay for the caller to remove.
-pub fn unpack(layer: impl Read, folder: BorrowedFd<'_>, limits: &mut Limits) -> Result<Unpacked, ImageError> {
+pub fn unpack(
+    layer: impl Read,
+    folder: BorrowedFd<'_>,
+    limits: &mut ImageLimits,
+) -> Result<UnpackedLayer, ImageError> {
     let archive = decompressed(layer).map_err(damaged)?;
-    let mut archive = Bounded::new(Hashing::new(archive), limits.unpacked_bytes);
+    let mut archive = BoundedReader::new(Hashing::new(archive), limits.unpacked_bytes);
     let mut tree = Tree::new(folder, limits.files)?;
-    let unpacked = for_each(&mut archive, |entry, content| place::place(&mut tree, entry, content))
+    let unpacked = for_each(&mut archive, |entry, content| entry::place(&mut tree, entry, content))
         .and_then(|()| tree.finish())
         // Bytes after the archive's end count for the digest.
         .and_then(|()| io::copy(&mut archive, &mut io::sink()).map(drop).map_err(damaged));
     if archive.is_exceeded() {
         let limit = limits.unpacked_bytes;
-        return Err(ImageError::TooLarge { part: Part::Layer, limit, unit: "bytes when it is unpacked" });
+        return Err(ImageError::TooLarge {
+            part: DocumentPart::Layer,
+            limit,
+            unit: "bytes when it is unpacked",
+        });
     }
     unpacked?;
     let archive = archive.into_inner();
     let (bytes, files) = (archive.passed_bytes(), tree.made());
-    *limits = Limits { unpacked_bytes: limits.unpacked_bytes - bytes, files: limits.files - files };
-    Ok(Unpacked { diff_id: archive.digest(), bytes, files, skipped: tree.skipped() })
+    *limits = ImageLimits { unpacked_bytes: limits.unpacked_bytes - bytes, files: limits.files - files };
+    Ok(UnpackedLayer { diff_id: archive.digest(), bytes, files, skipped: tree.skipped() })
 }
 
 fn damaged(source: io::Error) -> ImageError {
-    ImageError::Damaged { part: Part::Layer, source }
+    ImageError::Damaged { part: DocumentPart::Layer, source }
 }

@@ -1,7 +1,7 @@
 //! OCI images on a node: their sources, their verification, and the folders from which overlays are made.
 //!
-//! A [`Store`] is one folder of one node. An image gets there from a registry ([`Store::pull`]) or from a file or
-//! folder ([`Store::import`]). Both are a [`source`] of blobs, named by their digests, and the same steps follow for
+//! An [`ImageStore`] is one folder of one node. An image gets there from a registry ([`ImageStore::pull`]) or from a file or
+//! folder ([`ImageStore::import`]). Both are a [`source`] of blobs, named by their digests, and the same steps follow for
 //! both:
 //!
 //! ```text
@@ -44,9 +44,9 @@ mod store;
 
 pub use credentials::Credentials;
 pub use digest::Digest;
-pub use error::{EntryProblem, ImageError, Part};
-pub use limits::{Limits, MAX_DOCUMENT_BYTES, MAX_LAYERS};
+pub use error::{DocumentPart, EntryProblem, ImageError};
+pub use limits::{ImageLimits, MAX_DOCUMENT_BYTES, MAX_LAYERS};
 pub use manifest::Config;
 pub use reference::Reference;
-pub use registry::{Access, Transport, resolve};
-pub use store::{Image, InUse, Progress, Pruned, Store};
+pub use registry::{RegistryAccess, RegistryTransport, resolve};
+pub use store::{Image, ImageStore, InUse, PruneResult, PullProgress};

@@ -25,15 +25,15 @@ pub(crate) const MAX_ARCHIVE_MEMBERS: usize = 65_536;
 
 /// Limits for all layers of one image together that the store does not have already.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Limits {
+pub struct ImageLimits {
     /// Unpacked bytes. Also the largest size of anything that is fetched.
     pub unpacked_bytes: u64,
     /// Files, folders and links.
     pub files: u64,
 }
 
-impl Default for Limits {
-    fn default() -> Limits {
-        Limits { unpacked_bytes: 32 << 30, files: 1_000_000 }
+impl Default for ImageLimits {
+    fn default() -> ImageLimits {
+        ImageLimits { unpacked_bytes: 32 << 30, files: 1_000_000 }
     }
 }

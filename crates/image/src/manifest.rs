@@ -5,7 +5,7 @@
 use serde::{Deserialize, Serialize};
 
 use crate::digest::Digest;
-use crate::error::{ImageError, Part};
+use crate::error::{DocumentPart, ImageError};
 use crate::limits::{MAX_DOCUMENT_BYTES, MAX_LAYERS};
 
 /// Name of this machine's architecture in images.
@@ -52,7 +52,7 @@ pub struct Descriptor {
 
 /// A manifest in an index.
 #[derive(Clone, Debug, PartialEq, Eq, Deserialize)]
-pub struct Entry {
+pub struct IndexEntry {
     /// The manifest or the next index.
     #[serde(flatten)]
     pub descriptor: Descriptor,
@@ -95,16 +95,16 @@ impl Platform {
 
 /// Document to which a name or a digest leads.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Document {
+pub enum ImageDocument {
     /// A list of manifests of one image for several kinds of machines, or of several images.
-    Index(Vec<Entry>),
+    Index(Vec<IndexEntry>),
     /// The manifest of an image.
-    Manifest(Manifest),
+    Manifest(ImageManifest),
 }
 
 /// Parts of an image.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Manifest {
+pub struct ImageManifest {
     /// The configuration, which describes how the image is run.
     pub config: Descriptor,
     /// The layers, from the bottom to the top.
@@ -116,24 +116,24 @@ pub struct Manifest {
 struct RawDocument {
     schema_version: u32,
     media_type: Option<String>,
-    manifests: Option<Vec<Entry>>,
+    manifests: Option<Vec<IndexEntry>>,
     config: Option<Descriptor>,
     layers: Option<Vec<Descriptor>>,
 }
 
-impl Document {
+impl ImageDocument {
     /// Reads an index or a manifest. A document that could be taken for either is refused.
-    pub fn read(bytes: &[u8]) -> Result<Document, ImageError> {
-        let wrong = |problem| Err(ImageError::Document { part: Part::Manifest, problem });
-        let raw: RawDocument = json(Part::Manifest, bytes)?;
+    pub fn read(bytes: &[u8]) -> Result<ImageDocument, ImageError> {
+        let wrong = |problem| Err(ImageError::Document { part: DocumentPart::Manifest, problem });
+        let raw: RawDocument = json(DocumentPart::Manifest, bytes)?;
         let is_type = |types: &[&str]| raw.media_type.as_deref().is_none_or(|own| types.contains(&own));
         if raw.schema_version != 2 {
             return wrong("it is not of schema version 2");
         }
         match (raw.manifests, raw.config, raw.layers) {
-            (Some(entries), None, None) if is_type(INDEX_TYPES) => Ok(Document::Index(entries)),
+            (Some(entries), None, None) if is_type(INDEX_TYPES) => Ok(ImageDocument::Index(entries)),
             (None, Some(config), Some(layers)) if is_type(MANIFEST_TYPES) => {
-                Manifest::checked(config, layers).map(Document::Manifest)
+                ImageManifest::checked(config, layers).map(ImageDocument::Manifest)
             }
             (Some(_), None, None) | (None, Some(_), Some(_)) => wrong("its type contradicts its content"),
             _ => wrong("it is neither an index nor a manifest"),
@@ -141,17 +141,17 @@ impl Document {
     }
 }
 
-impl Manifest {
-    fn checked(config: Descriptor, layers: Vec<Descriptor>) -> Result<Manifest, ImageError> {
+impl ImageManifest {
+    fn checked(config: Descriptor, layers: Vec<Descriptor>) -> Result<ImageManifest, ImageError> {
         if layers.len() > MAX_LAYERS {
             return Err(ImageError::Layers(layers.len()));
         }
         match layers.iter().find(|layer| !is_layer(&layer.media_type)) {
             Some(Descriptor { media_type, .. }) => {
                 let media_type = media_type.chars().take(200).collect();
-                Err(ImageError::MediaType { part: Part::Layer, media_type })
+                Err(ImageError::MediaType { part: DocumentPart::Layer, media_type })
             }
-            None => Ok(Manifest { config, layers }),
+            None => Ok(ImageManifest { config, layers }),
         }
     }
 }
@@ -162,14 +162,14 @@ fn is_layer(media_type: &str) -> bool {
 }
 
 /// Selects the manifest of an index for this machine: the first that is for it, or else the first without a platform.
-pub fn choose(entries: &[Entry]) -> Result<&Entry, ImageError> {
-    let is_for_here = |entry: &&Entry| entry.platform.as_ref().is_some_and(Platform::is_here);
-    let says_nothing = |entry: &&Entry| entry.platform.is_none();
+pub fn choose(entries: &[IndexEntry]) -> Result<&IndexEntry, ImageError> {
+    let is_for_here = |entry: &&IndexEntry| entry.platform.as_ref().is_some_and(Platform::is_here);
+    let says_nothing = |entry: &&IndexEntry| entry.platform.is_none();
     let chosen = entries.iter().find(is_for_here).or_else(|| entries.iter().find(says_nothing));
     chosen.ok_or_else(|| ImageError::Architecture { found: platforms(entries), here: HERE })
 }
 
-fn platforms(entries: &[Entry]) -> String {
+fn platforms(entries: &[IndexEntry]) -> String {
     const SHOWN: usize = 16;
     let named = entries.iter().filter_map(|entry| entry.platform.as_ref()).take(SHOWN).map(|platform| {
         let slash = if platform.variant.is_empty() { "" } else { "/" };
@@ -227,7 +227,7 @@ struct RawRoot {
 impl Config {
     /// Reads a configuration of an image for this machine.
     pub fn read(bytes: &[u8]) -> Result<Config, ImageError> {
-        let raw: RawConfig = json(Part::Config, bytes)?;
+        let raw: RawConfig = json(DocumentPart::Config, bytes)?;
         let platform = Platform { architecture: raw.architecture, os: raw.os, variant: String::new() };
         if !platform.is_here() {
             let found = format!("{:.32}/{:.32}", platform.os, platform.architecture);
@@ -254,7 +254,7 @@ impl Config {
         drop(texts);
         if has_zero {
             let problem = "a zero byte is in what is handed to its program";
-            return Err(ImageError::Document { part: Part::Config, problem });
+            return Err(ImageError::Document { part: DocumentPart::Config, problem });
         }
         match self.diff_ids.len() {
             too_many if too_many > MAX_LAYERS => Err(ImageError::Layers(too_many)),
@@ -270,7 +270,7 @@ fn variable(text: String) -> Option<(String, String)> {
 }
 
 /// Reads JSON of bounded size and depth.
-pub(crate) fn json<'a, T: Deserialize<'a>>(part: Part, bytes: &'a [u8]) -> Result<T, ImageError> {
+pub(crate) fn json<'a, T: Deserialize<'a>>(part: DocumentPart, bytes: &'a [u8]) -> Result<T, ImageError> {
     if bytes.len() as u64 > MAX_DOCUMENT_BYTES {
         return Err(ImageError::TooLarge { part, limit: MAX_DOCUMENT_BYTES, unit: "bytes" });
     }

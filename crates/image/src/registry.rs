@@ -19,11 +19,11 @@ use ureq::{Agent, Body};
 
 use crate::credentials::Credentials;
 use crate::digest::Digest;
-use crate::error::{ImageError, Part};
+use crate::error::{DocumentPart, ImageError};
 use crate::limits::MAX_DOCUMENT_BYTES;
 use crate::manifest::{Descriptor, accepted_types};
 use crate::reference::Reference;
-use crate::source::{Source, describe};
+use crate::source::{BlobSource, describe};
 
 use challenge::Challenge;
 use elsewhere::Elsewhere;
@@ -37,17 +37,17 @@ const MAX_HEADER_BYTES: usize = 64 << 10;
 
 /// Way to access a registry.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Access {
+pub struct RegistryAccess {
     /// Credentials for the registry.
     pub credentials: Credentials,
     /// Transport of the requests.
-    pub transport: Transport,
+    pub transport: RegistryTransport,
 }
 
 /// Transport of requests to a registry.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[non_exhaustive]
-pub enum Transport {
+pub enum RegistryTransport {
     /// TLS, with the certificates that this machine trusts; plain HTTP for registries of this machine (`localhost`).
     #[default]
     Safe,
@@ -60,7 +60,7 @@ pub enum Transport {
 
 /// Resolves a name to its current digest, by which a package can pin it. For an image for several kinds of machines
 /// this is the digest of the index, so that it means the same on all of them.
-pub fn resolve(reference: &Reference, access: &Access) -> Result<Digest, ImageError> {
+pub fn resolve(reference: &Reference, access: &RegistryAccess) -> Result<Digest, ImageError> {
     match reference.digest {
         Some(digest) => Ok(digest),
         None => Ok(Registry::new(reference, access)?.root(reference)?.digest),
@@ -83,11 +83,11 @@ pub(crate) struct Registry {
 }
 
 impl Registry {
-    pub(crate) fn new(reference: &Reference, access: &Access) -> Result<Registry, ImageError> {
+    pub(crate) fn new(reference: &Reference, access: &RegistryAccess) -> Result<Registry, ImageError> {
         let is_plain = match access.transport {
-            Transport::Safe => reference.is_local(),
-            Transport::Elsewhere => false,
-            Transport::Plain => true,
+            RegistryTransport::Safe => reference.is_local(),
+            RegistryTransport::Elsewhere => false,
+            RegistryTransport::Plain => true,
         };
         let scheme = if is_plain { "http" } else { "https" };
         Ok(Registry {
@@ -109,7 +109,11 @@ impl Registry {
         let bytes = self.short(&mut response)?;
         let found = describe(&bytes);
         if let Some(expected) = reference.digest.filter(|expected| *expected != found.digest) {
-            return Err(ImageError::DigestMismatch { part: Part::Manifest, expected, actual: found.digest });
+            return Err(ImageError::DigestMismatch {
+                part: DocumentPart::Manifest,
+                expected,
+                actual: found.digest,
+            });
         }
         self.root = Some((found.clone(), bytes));
         Ok(found)
@@ -159,9 +163,11 @@ impl Registry {
         let read = reader.take(MAX_DOCUMENT_BYTES + 1).read_to_end(&mut bytes);
         read.map_err(|error| self.unreachable(error.into()))?;
         match bytes.len() as u64 > MAX_DOCUMENT_BYTES {
-            true => {
-                Err(ImageError::TooLarge { part: Part::Manifest, limit: MAX_DOCUMENT_BYTES, unit: "bytes" })
-            }
+            true => Err(ImageError::TooLarge {
+                part: DocumentPart::Manifest,
+                limit: MAX_DOCUMENT_BYTES,
+                unit: "bytes",
+            }),
             false => Ok(bytes),
         }
     }
@@ -175,25 +181,29 @@ impl Registry {
     }
 }
 
-impl Source for Registry {
-    fn open<'a>(&'a mut self, part: Part, blob: &Descriptor) -> Result<Box<dyn Read + 'a>, ImageError> {
+impl BlobSource for Registry {
+    fn open<'a>(
+        &'a mut self,
+        part: DocumentPart,
+        blob: &Descriptor,
+    ) -> Result<Box<dyn Read + 'a>, ImageError> {
         let is_root = self.root.as_ref().is_some_and(|(root, _)| root.digest == blob.digest);
-        if is_root && part == Part::Manifest {
+        if is_root && part == DocumentPart::Manifest {
             let bytes = self.root.as_ref().map(|(_, bytes)| bytes.as_slice());
             return Ok(Box::new(bytes.unwrap_or_default()));
         }
-        let kind = if part == Part::Manifest { "manifests" } else { "blobs" };
+        let kind = if part == DocumentPart::Manifest { "manifests" } else { "blobs" };
         let time = ANSWER_TIME + Duration::from_secs(blob.size_bytes / LEAST_BYTES_PER_S);
         let response = self.get(&format!("{kind}/{}", blob.digest), time)?;
         Ok(Box::new(response.into_body().into_with_config().limit(u64::MAX).reader()))
     }
 
-    fn damaged(&self, _part: Part, error: io::Error) -> ImageError {
+    fn damaged(&self, _part: DocumentPart, error: io::Error) -> ImageError {
         self.unreachable(error.into())
     }
 }
 
-fn agent(reference: &Reference, transport: Transport, is_plain: bool) -> Agent {
+fn agent(reference: &Reference, transport: RegistryTransport, is_plain: bool) -> Agent {
     let mut config = Agent::config_builder()
         .http_status_as_error(false)
         .https_only(!is_plain)
@@ -212,7 +222,7 @@ fn agent(reference: &Reference, transport: Transport, is_plain: bool) -> Agent {
         config = config.proxy(None);
     }
     match transport {
-        Transport::Elsewhere => {
+        RegistryTransport::Elsewhere => {
             Agent::with_parts(config.build(), DefaultConnector::default(), Elsewhere::default())
         }
         _ => config.build().into(),

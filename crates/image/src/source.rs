@@ -4,25 +4,29 @@ use std::fs::File;
 use std::io::{self, Read, Write};
 
 use crate::digest::{Digest, Hashing};
-use crate::error::{ImageError, Part};
+use crate::error::{DocumentPart, ImageError};
 use crate::limits::MAX_DOCUMENT_BYTES;
 use crate::manifest::Descriptor;
 
 /// A registry, a folder or an archive. Its bytes are not trusted: see [`document`] and [`copy`].
-pub(crate) trait Source {
+pub(crate) trait BlobSource {
     /// Opens a blob and returns its bytes.
-    fn open<'a>(&'a mut self, part: Part, blob: &Descriptor) -> Result<Box<dyn Read + 'a>, ImageError>;
+    fn open<'a>(
+        &'a mut self,
+        part: DocumentPart,
+        blob: &Descriptor,
+    ) -> Result<Box<dyn Read + 'a>, ImageError>;
 
     /// Creates the error of a failed read. The source knows whose fault that is.
-    fn damaged(&self, part: Part, error: io::Error) -> ImageError {
+    fn damaged(&self, part: DocumentPart, error: io::Error) -> ImageError {
         ImageError::Damaged { part, source: error }
     }
 }
 
 /// Reads a document whole and verifies it.
 pub(crate) fn document(
-    source: &mut dyn Source,
-    part: Part,
+    source: &mut dyn BlobSource,
+    part: DocumentPart,
     blob: &Descriptor,
 ) -> Result<Vec<u8>, ImageError> {
     if blob.size_bytes > MAX_DOCUMENT_BYTES {
@@ -35,10 +39,10 @@ pub(crate) fn document(
 
 /// Writes a blob to a sink, where it stays until it is verified. Fails if the bytes are not the blob's.
 pub(crate) fn copy(
-    source: &mut dyn Source,
-    part: Part,
+    source: &mut dyn BlobSource,
+    part: DocumentPart,
     blob: &Descriptor,
-    to: &mut dyn Sink,
+    to: &mut dyn BlobSink,
     read_bytes: &mut dyn FnMut(u64),
 ) -> Result<(), ImageError> {
     const PIECE_BYTES: usize = 128 << 10;
@@ -72,13 +76,13 @@ pub(crate) fn copy(
 }
 
 /// Place for the bytes of a blob until they are verified.
-pub(crate) trait Sink {
+pub(crate) trait BlobSink {
     fn write(&mut self, bytes: &[u8]) -> Result<(), ImageError>;
 }
 
 struct Collecting<'a>(&'a mut Vec<u8>);
 
-impl Sink for Collecting<'_> {
+impl BlobSink for Collecting<'_> {
     fn write(&mut self, bytes: &[u8]) -> Result<(), ImageError> {
         self.0.extend_from_slice(bytes);
         Ok(())
@@ -88,7 +92,7 @@ impl Sink for Collecting<'_> {
 /// A file without a name, which is gone with this process.
 pub(crate) struct Nameless<'a>(pub(crate) &'a mut File);
 
-impl Sink for Nameless<'_> {
+impl BlobSink for Nameless<'_> {
     fn write(&mut self, bytes: &[u8]) -> Result<(), ImageError> {
         self.0.write_all(bytes).map_err(|error| ImageError::system("writing", "a fetched blob", error))
     }

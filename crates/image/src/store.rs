@@ -24,16 +24,16 @@ use crate::acquire::Acquisition;
 use crate::digest::Digest;
 use crate::error::ImageError;
 use crate::import;
-use crate::limits::Limits;
+use crate::limits::ImageLimits;
 use crate::manifest::Config;
 use crate::reference::Reference;
-use crate::registry::{Access, Registry};
+use crate::registry::{Registry, RegistryAccess};
 
-pub(crate) use claim::Claim;
+pub(crate) use claim::LayerClaim;
 use lock::Alone;
 pub use lock::InUse;
 pub(crate) use lock::Presence;
-pub(crate) use record::{Facts, Record};
+pub(crate) use record::{ImageRecord, LayerFacts};
 
 const LOCK: &str = "lock";
 const IMAGES: &str = "images";
@@ -45,10 +45,10 @@ const UNFINISHED: &str = ".unfinished-";
 
 /// The images of one node.
 #[derive(Clone, Debug)]
-pub struct Store {
+pub struct ImageStore {
     /// Absolute.
     folder: PathBuf,
-    limits: Limits,
+    limits: ImageLimits,
 }
 
 /// An image whose layers are all here.
@@ -73,7 +73,7 @@ pub struct Image {
 
 /// State of a pull or an import.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Progress {
+pub struct PullProgress {
     /// Compressed bytes of layers that were fetched.
     pub fetched_bytes: u64,
     /// Compressed bytes of layers that have to be fetched in all.
@@ -86,29 +86,29 @@ pub struct Progress {
 
 /// Result of pruning.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Pruned {
+pub struct PruneResult {
     /// Layers that were removed because no image has them any more.
     pub layers: usize,
     /// Layers that no image has, but that are still in use.
     pub in_use: usize,
 }
 
-impl Store {
+impl ImageStore {
     /// Opens the store in a folder, which is created if it is missing. Unfinished files of killed processes are
     /// removed, if no other process works in the store.
-    pub fn open(folder: impl AsRef<Path>) -> Result<Store, ImageError> {
-        Store::open_with(folder, Limits::default())
+    pub fn open(folder: impl AsRef<Path>) -> Result<ImageStore, ImageError> {
+        ImageStore::open_with(folder, ImageLimits::default())
     }
 
     /// Opens the store with other limits for its images.
-    pub fn open_with(folder: impl AsRef<Path>, limits: Limits) -> Result<Store, ImageError> {
+    pub fn open_with(folder: impl AsRef<Path>, limits: ImageLimits) -> Result<ImageStore, ImageError> {
         let folder = folder.as_ref();
         for name in ["", IMAGES, NAMES, LAYERS, FACTS] {
             record::make_folder(&folder.join(name))?;
         }
         let folder =
             fs::canonicalize(folder).map_err(|error| ImageError::system("finding", folder, error))?;
-        let store = Store { folder, limits };
+        let store = ImageStore { folder, limits };
         if let Some(alone) = store.try_alone()? {
             store.remove_unfinished(&alone)?;
         }
@@ -119,19 +119,19 @@ impl Store {
     pub fn pull(
         &self,
         reference: &Reference,
-        access: &Access,
-        progress: &mut dyn FnMut(Progress),
+        access: &RegistryAccess,
+        progress: &mut dyn FnMut(PullProgress),
     ) -> Result<Image, ImageError> {
         self.pull_within(reference, access, self.limits, progress)
     }
 
-    /// Fetches an image like [`Store::pull`], with other limits for what has to be unpacked.
+    /// Fetches an image like [`ImageStore::pull`], with other limits for what has to be unpacked.
     pub fn pull_within(
         &self,
         reference: &Reference,
-        access: &Access,
-        limits: Limits,
-        progress: &mut dyn FnMut(Progress),
+        access: &RegistryAccess,
+        limits: ImageLimits,
+        progress: &mut dyn FnMut(PullProgress),
     ) -> Result<Image, ImageError> {
         let presence = self.be_present()?;
         let mut registry = Registry::new(reference, access)?;
@@ -142,15 +142,19 @@ impl Store {
 
     /// Imports the images for this machine of an OCI layout, in a folder or in a tar, or of a tar by `docker save`. A
     /// tar may be compressed. It is an error if there is no image.
-    pub fn import(&self, path: &Path, progress: &mut dyn FnMut(Progress)) -> Result<Vec<Image>, ImageError> {
+    pub fn import(
+        &self,
+        path: &Path,
+        progress: &mut dyn FnMut(PullProgress),
+    ) -> Result<Vec<Image>, ImageError> {
         let presence = self.be_present()?;
-        let import::Found { mut source, images } = import::open(path, &self.folder, &self.limits)?;
+        let import::FoundImages { mut source, images } = import::open(path, &self.folder, &self.limits)?;
         let mut taken = Vec::new();
         for image in &images {
             let mut acquisition = Acquisition::new(self, &presence, &mut *source, &mut *progress);
             taken.push(match image {
-                import::Named::ByManifest { root, names } => acquisition.image(root, names)?,
-                import::Named::ByConfig { manifest, names } => {
+                import::NamedImage::ByManifest { root, names } => acquisition.image(root, names)?,
+                import::NamedImage::ByConfig { manifest, names } => {
                     acquisition.manifest(manifest.config.digest, manifest, names)?
                 }
             });
@@ -183,7 +187,7 @@ impl Store {
         Ok(images)
     }
 
-    /// Removes an image and its names. Its layers stay until [`Store::prune`], because other images or processes may
+    /// Removes an image and its names. Its layers stay until [`ImageStore::prune`], because other images or processes may
     /// use them.
     pub fn remove(&self, digest: &Digest) -> Result<(), ImageError> {
         let _alone = self.be_alone()?;
@@ -194,12 +198,12 @@ impl Store {
     }
 
     /// Removes the layers that no image has and no process uses. Waits for pulls and imports that are under way.
-    pub fn prune(&self) -> Result<Pruned, ImageError> {
+    pub fn prune(&self) -> Result<PruneResult, ImageError> {
         let alone = self.be_alone()?;
         self.prune_alone(&alone)
     }
 
-    /// Prunes like [`Store::prune`], unless another process works in the store.
+    /// Prunes like [`ImageStore::prune`], unless another process works in the store.
     pub fn prune_if_alone(&self) -> Result<(), ImageError> {
         match self.try_alone()? {
             Some(alone) => self.prune_alone(&alone).map(drop),
@@ -227,14 +231,14 @@ impl Store {
         Ok((bytes, files))
     }
 
-    fn prune_alone(&self, alone: &Alone) -> Result<Pruned, ImageError> {
+    fn prune_alone(&self, alone: &Alone) -> Result<PruneResult, ImageError> {
         self.remove_unfinished(alone)?;
         let mut wanted = Vec::new();
         for digest in self.digests(IMAGES)? {
             wanted.extend(self.record(&digest)?.into_iter().flat_map(|record| record.config.diff_ids));
         }
         wanted.sort();
-        let mut pruned = Pruned::default();
+        let mut pruned = PruneResult::default();
         for layer in self.digests(LAYERS)? {
             if wanted.binary_search(&layer).is_err() {
                 match self.remove_layer(&layer, alone)? {
@@ -246,7 +250,7 @@ impl Store {
         Ok(pruned)
     }
 
-    pub(crate) fn limits(&self) -> Limits {
+    pub(crate) fn limits(&self) -> ImageLimits {
         self.limits
     }
 
@@ -258,8 +262,8 @@ impl Store {
         self.folder.join(LAYERS).join(diff_id.hex())
     }
 
-    pub(crate) fn image(&self, record: Record) -> Result<Image, ImageError> {
-        let Record { digest, config } = record;
+    pub(crate) fn image(&self, record: ImageRecord) -> Result<Image, ImageError> {
+        let ImageRecord { digest, config } = record;
         let diff_ids = topmost(&config.diff_ids);
         debug_assert!(self.folder.is_absolute(), "the store is at {}", self.folder.display());
         let layers = diff_ids.iter().map(|diff_id| self.layer(diff_id)).collect();
@@ -296,16 +300,16 @@ mod tests {
     #[test]
     fn sizes_of_an_image_saturate() {
         let folder = tempfile::tempdir().unwrap();
-        let store = Store::open(folder.path()).unwrap();
+        let store = ImageStore::open(folder.path()).unwrap();
         let presence = store.be_present().unwrap();
         let diff_ids = [b"a", b"b"].map(|bytes| Digest::of(bytes)).to_vec();
-        let most = Facts { unpacked_bytes: u64::MAX, files: u64::MAX, skipped: u64::MAX };
+        let most = LayerFacts { unpacked_bytes: u64::MAX, files: u64::MAX, skipped: u64::MAX };
         for diff_id in &diff_ids {
             fs::create_dir(store.layer(diff_id)).unwrap();
             store.keep_facts(diff_id, most, &presence).unwrap();
         }
         let record =
-            Record { digest: Digest::of(b"image"), config: Config { diff_ids, ..Config::default() } };
+            ImageRecord { digest: Digest::of(b"image"), config: Config { diff_ids, ..Config::default() } };
         store.keep(&record, &[], &presence).unwrap();
         let image = store.find(&record.digest).unwrap().unwrap();
         assert_eq!((image.unpacked_bytes, image.files, image.skipped), (u64::MAX, u64::MAX, u64::MAX));

@@ -9,7 +9,7 @@ use std::path::Path;
 
 use making::{CONFIG, INDEX, LAYER, Layer, Layout, MANIFEST, Tar, gzip, import_one, left_in};
 use sublet_image::manifest::HERE;
-use sublet_image::{Digest, ImageError, Limits, Part, Store};
+use sublet_image::{Digest, DocumentPart, ImageError, ImageLimits, ImageStore};
 use sublet_proto::Code;
 
 fn layers() -> [Layer; 2] {
@@ -18,14 +18,14 @@ fn layers() -> [Layer; 2] {
 }
 
 /// A folder with a store, and with space for files to import.
-fn place() -> (tempfile::TempDir, Store) {
+fn place() -> (tempfile::TempDir, ImageStore) {
     let folder = tempfile::tempdir().unwrap();
-    let store = Store::open(folder.path().join("store")).unwrap();
+    let store = ImageStore::open(folder.path().join("store")).unwrap();
     (folder, store)
 }
 
 /// Checks that the import fails with this code, and leaves nothing.
-fn refused(path: &Path, store: &Store, folder: &Path, code: Code) -> ImageError {
+fn refused(path: &Path, store: &ImageStore, folder: &Path, code: Code) -> ImageError {
     let error = store.import(path, &mut |_| ()).expect_err("it is refused");
     assert_eq!(sublet_proto::Error::from(store.import(path, &mut |_| ()).unwrap_err()).code, code, "{error}");
     let store_folder = folder.join("store");
@@ -131,15 +131,17 @@ fn imports_this_machines_image_and_finds_it_by_both_digests() {
 #[test]
 fn blobs_that_are_not_what_was_announced_are_refused() {
     let (folder, store) = place();
-    for (index, part) in [Part::Layer, Part::Config, Part::Manifest].into_iter().enumerate() {
+    for (index, part) in
+        [DocumentPart::Layer, DocumentPart::Config, DocumentPart::Manifest].into_iter().enumerate()
+    {
         for (name, change) in changes() {
             let layout = Layout::of(&folder.path().join(format!("{index}{name}")), &layers());
             let manifest = fs::read_to_string(layout.folder.join("index.json")).unwrap();
             let manifest = digests(&manifest).remove(0);
             let parts = digests(&fs::read_to_string(layout.blob_path(&manifest)).unwrap());
             let blob = match part {
-                Part::Manifest => manifest,
-                Part::Config => parts[0],
+                DocumentPart::Manifest => manifest,
+                DocumentPart::Config => parts[0],
                 _ => parts[2],
             };
             change(&layout.blob_path(&blob));
@@ -162,7 +164,7 @@ fn a_configuration_that_makes_sense_and_is_another_is_refused() {
         refused(&layout.folder, &store, folder.path(), Code::InvalidImage)
     };
     let other = change("other", &|text| text.replace(r#""User": "7""#, r#""User": "0""#));
-    assert!(matches!(other, ImageError::DigestMismatch { part: Part::Config, .. }), "{other}");
+    assert!(matches!(other, ImageError::DigestMismatch { part: DocumentPart::Config, .. }), "{other}");
     let longer = change("longer", &|text| text + " ");
     assert!(matches!(longer, ImageError::Size { relation: "more than", .. }), "{longer}");
     let shorter = change("shorter", &|text| text.replacen(": ", ":", 1));
@@ -227,7 +229,7 @@ fn refuses_a_layer_with_another_diff_id() {
     let wrong = Layer { diff_id: Digest::of(b"something else"), ..layers()[1].clone() };
     let layout = Layout::of(&folder.path().join("layout"), &[wrong]);
     let error = refused(&layout.folder, &store, folder.path(), Code::InvalidImage);
-    assert!(matches!(error, ImageError::DigestMismatch { part: Part::Layer, .. }), "{error}");
+    assert!(matches!(error, ImageError::DigestMismatch { part: DocumentPart::Layer, .. }), "{error}");
 }
 
 #[test]
@@ -241,8 +243,8 @@ fn a_layer_that_wants_out_leaves_nothing() {
 #[test]
 fn a_bomb_is_refused_before_it_fills_the_disk() {
     let folder = tempfile::tempdir().unwrap();
-    let limits = Limits { unpacked_bytes: 1 << 20, files: 10 };
-    let store = Store::open_with(folder.path().join("store"), limits).unwrap();
+    let limits = ImageLimits { unpacked_bytes: 1 << 20, files: 10 };
+    let store = ImageStore::open_with(folder.path().join("store"), limits).unwrap();
     let bomb = Tar::new().file("zeros", &vec![0; 2 << 20]).finish();
     // Two layers that are each within the limits exceed them together.
     let halves = ["a", "b"].map(|name| Layer::gzip(&Tar::new().file(name, &vec![0; 600 << 10]).finish()));
@@ -274,11 +276,14 @@ fn a_bomb_is_refused_before_it_fills_the_disk() {
     let layer = making::descriptor(making::LAYER, &diff_id, 2 << 20);
     huge.index(&[huge.blob(MANIFEST, making::manifest(&config, &[layer]).as_bytes())]);
     let error = store.import(&huge.folder, &mut |_| ()).unwrap_err();
-    assert!(matches!(error, ImageError::TooLarge { part: Part::Layer, unit: "bytes", .. }), "{error}");
+    assert!(
+        matches!(error, ImageError::TooLarge { part: DocumentPart::Layer, unit: "bytes", .. }),
+        "{error}"
+    );
     let archive = folder.path().join("bomb.tar.gz");
     fs::write(&archive, gzip(&vec![0; 8 << 20])).unwrap();
     let error = store.import(&archive, &mut |_| ()).unwrap_err();
-    assert!(matches!(error, ImageError::TooLarge { part: Part::Archive, .. }), "{error}");
+    assert!(matches!(error, ImageError::TooLarge { part: DocumentPart::Archive, .. }), "{error}");
 }
 
 #[test]

@@ -15,20 +15,20 @@ use std::process::Command;
 use making::tar::{self, MODIFIED_S};
 use making::{Tar, gzip};
 use rustix::fs::fgetxattr;
-use sublet_image::layer::{Unpacked, unpack};
-use sublet_image::{Digest, ImageError, Limits};
+use sublet_image::layer::{UnpackedLayer, unpack};
+use sublet_image::{Digest, ImageError, ImageLimits};
 use sublet_means::{Means, skip};
 use tempfile::TempDir;
 
-fn unpacked(archive: &[u8]) -> (TempDir, Unpacked) {
+fn unpacked(archive: &[u8]) -> (TempDir, UnpackedLayer) {
     let folder = tempfile::tempdir().unwrap();
     let unpacked = into(folder.path(), archive).unwrap_or_else(|error| panic!("{error}"));
     (folder, unpacked)
 }
 
-fn into(folder: &Path, archive: &[u8]) -> Result<Unpacked, ImageError> {
+fn into(folder: &Path, archive: &[u8]) -> Result<UnpackedLayer, ImageError> {
     let opened = File::open(folder).unwrap();
-    unpack(archive, opened.as_fd(), &mut Limits { unpacked_bytes: 1 << 30, files: 1000 })
+    unpack(archive, opened.as_fd(), &mut ImageLimits { unpacked_bytes: 1 << 30, files: 1000 })
 }
 
 fn is_whiteout(path: &Path) -> bool {
@@ -226,6 +226,6 @@ fn enters_the_layers_folder_only_by_its_descriptor() {
     fs::rename(&inner, &elsewhere).unwrap();
     symlink("/nowhere", &inner).unwrap();
     let archive = Tar::new().file("a", b"x").finish();
-    unpack(&archive[..], opened.as_fd(), &mut Limits::default()).unwrap();
+    unpack(&archive[..], opened.as_fd(), &mut ImageLimits::default()).unwrap();
     assert!(elsewhere.join("a").exists());
 }

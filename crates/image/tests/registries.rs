@@ -15,16 +15,18 @@ use std::sync::Arc;
 use making::{INDEX, Layer, Layout, Tar, left_in};
 use serving::{Answer, DebianRegistry, FakeRegistry, always, respond};
 use sublet_image::manifest::HERE;
-use sublet_image::{Access, Credentials, Digest, Image, ImageError, Reference, Store, Transport, resolve};
+use sublet_image::{
+    Credentials, Digest, Image, ImageError, ImageStore, Reference, RegistryAccess, RegistryTransport, resolve,
+};
 use sublet_means::{Means, skip};
 use sublet_proto::Code;
 
-fn me() -> Access {
+fn me() -> RegistryAccess {
     let credentials = Credentials::Basic { user: "me".into(), password: "se:cret".into() };
-    Access { credentials, ..Access::default() }
+    RegistryAccess { credentials, ..RegistryAccess::default() }
 }
 
-fn pull(store: &Store, name: &str, access: &Access) -> Result<Image, ImageError> {
+fn pull(store: &ImageStore, name: &str, access: &RegistryAccess) -> Result<Image, ImageError> {
     store.pull(&name.parse().unwrap(), access, &mut |_| ())
 }
 
@@ -44,28 +46,29 @@ fn pulls_an_image_by_tag_and_pins_its_digest() {
     let entry = layout.manifest(&layers());
     layout.index(std::slice::from_ref(&entry));
     registry.push(&layout.folder, "some/app", "1");
-    let store = Store::open(folder.path().join("store")).unwrap();
+    let store = ImageStore::open(folder.path().join("store")).unwrap();
     let name = format!("localhost:{}/some/app:1", registry.port);
-    let mut last = sublet_image::Progress::default();
-    let image =
-        store.pull(&name.parse().unwrap(), &Access::default(), &mut |progress| last = progress).unwrap();
+    let mut last = sublet_image::PullProgress::default();
+    let image = store
+        .pull(&name.parse().unwrap(), &RegistryAccess::default(), &mut |progress| last = progress)
+        .unwrap();
     assert_eq!((last.fetched_bytes, last.layers_done, last.layers), (last.wanted_bytes, 2, 2));
     assert_eq!(image.names, std::slice::from_ref(&name));
     assert_eq!(fs::read(image.layers[0].join("hello")).unwrap(), b"bottom");
     // The tag moves to another image; the pinned digest does not.
-    let digest = resolve(&name.parse().unwrap(), &Access::default()).unwrap();
+    let digest = resolve(&name.parse().unwrap(), &RegistryAccess::default()).unwrap();
     assert_eq!(digest, image.digest);
     layout.index(&[layout.manifest(&layers()[..1])]);
     registry.push(&layout.folder, "some/app", "1");
-    let moved = pull(&store, &name, &Access::default()).unwrap();
+    let moved = pull(&store, &name, &RegistryAccess::default()).unwrap();
     assert!(moved.digest != digest && moved.layers == image.layers[..1]);
-    let other = Store::open(folder.path().join("other")).unwrap();
+    let other = ImageStore::open(folder.path().join("other")).unwrap();
     let pinned: Reference = format!("localhost:{}/some/app@{digest}", registry.port).parse().unwrap();
-    assert_eq!(other.pull(&pinned, &Access::default(), &mut |_| ()).unwrap().digest, digest);
-    assert_eq!(resolve(&pinned, &Access::default()).unwrap(), digest);
+    assert_eq!(other.pull(&pinned, &RegistryAccess::default(), &mut |_| ()).unwrap().digest, digest);
+    assert_eq!(resolve(&pinned, &RegistryAccess::default()).unwrap(), digest);
     for missing in ["some/app:2", "another/app:1"] {
         let name = format!("localhost:{}/{missing}", registry.port);
-        assert_eq!(code(pull(&other, &name, &Access::default())), Code::UnknownImage, "{missing}");
+        assert_eq!(code(pull(&other, &name, &RegistryAccess::default())), Code::UnknownImage, "{missing}");
     }
 }
 
@@ -80,24 +83,24 @@ fn of_several_architectures_this_machine_s_is_pulled() {
     let index = making::index(&[entry(&layers()[..1], "s390x"), entry(&layers(), HERE)]);
     layout.index(&[layout.blob(INDEX, index.as_bytes())]);
     registry.push(&layout.folder, "app", "latest");
-    let store = Store::open(folder.path().join("store")).unwrap();
+    let store = ImageStore::open(folder.path().join("store")).unwrap();
     let name = format!("localhost:{}/app", registry.port);
-    let image = pull(&store, &name, &Access::default()).unwrap();
+    let image = pull(&store, &name, &RegistryAccess::default()).unwrap();
     assert_eq!(image.layers.len(), 2);
     let index = Digest::of(index.as_bytes());
-    assert_eq!(resolve(&name.parse().unwrap(), &Access::default()).unwrap(), index);
+    assert_eq!(resolve(&name.parse().unwrap(), &RegistryAccess::default()).unwrap(), index);
     assert_eq!(store.find(&index).unwrap().unwrap().digest, image.digest);
 }
 
 #[test]
 fn accepts_only_the_right_password_for_a_registry() {
     let (registry, folder) = (DebianRegistry::with_password(), tempfile::tempdir().unwrap());
-    let store = Store::open(folder.path()).unwrap();
+    let store = ImageStore::open(folder.path()).unwrap();
     let name = format!("localhost:{}/app", registry.port);
-    assert_eq!(code(pull(&store, &name, &Access::default())), Code::Unauthenticated);
+    assert_eq!(code(pull(&store, &name, &RegistryAccess::default())), Code::Unauthenticated);
     let wrong = Credentials::Basic { user: "me".into(), password: "wrong".into() };
     assert_eq!(
-        code(pull(&store, &name, &Access { credentials: wrong, ..Access::default() })),
+        code(pull(&store, &name, &RegistryAccess { credentials: wrong, ..RegistryAccess::default() })),
         Code::Unauthenticated
     );
     // The registry admits the user, and reports that there is no such image.
@@ -133,8 +136,9 @@ fn runs_an_image_of_a_static_program_from_debians_tools() {
         &["config", "--image", "layout:app", "--config.entrypoint", "/bin/hello", "--config.env", "A=b"],
     );
     registry.push(&layout, "hello", "latest");
-    let store = Store::open(folder.path().join("store")).unwrap();
-    let image = pull(&store, &format!("localhost:{}/hello", registry.port), &Access::default()).unwrap();
+    let store = ImageStore::open(folder.path().join("store")).unwrap();
+    let image =
+        pull(&store, &format!("localhost:{}/hello", registry.port), &RegistryAccess::default()).unwrap();
     assert_eq!(image.config.entry_point, ["/bin/hello"]);
     assert_eq!(
         image.config.env.iter().find(|(name, _)| name == "A").map(|(_, value)| value.as_str()),
@@ -172,9 +176,10 @@ fn runs_a_debian_like_root_as_an_overlay() {
     umoci(folder.path(), &["insert", "--rootless", "--image", "layout:app", "--whiteout", "/etc/gone"]);
     umoci(folder.path(), &["insert", "--rootless", "--image", "layout:app", "--opaque", "new", "/etc/old"]);
     registry.push(&layout, "debian/like", "12");
-    let store = Store::open(folder.path().join("store")).unwrap();
+    let store = ImageStore::open(folder.path().join("store")).unwrap();
     let image =
-        pull(&store, &format!("localhost:{}/debian/like:12", registry.port), &Access::default()).unwrap();
+        pull(&store, &format!("localhost:{}/debian/like:12", registry.port), &RegistryAccess::default())
+            .unwrap();
     assert_eq!(image.layers.len(), 3);
     let lower: Vec<_> = image.layers.iter().rev().map(|layer| layer.display().to_string()).collect();
     let merged = folder.path().join("merged");
@@ -212,9 +217,9 @@ fn honest(layers: &[Layer]) -> (BTreeMap<String, Answer>, Digest) {
     (answers, digest)
 }
 
-fn pull_from(registry: &FakeRegistry, access: &Access) -> (Result<Image, ImageError>, Vec<String>) {
+fn pull_from(registry: &FakeRegistry, access: &RegistryAccess) -> (Result<Image, ImageError>, Vec<String>) {
     let folder = tempfile::tempdir().unwrap();
-    let store = Store::open(folder.path()).unwrap();
+    let store = ImageStore::open(folder.path()).unwrap();
     let outcome = pull(&store, &format!("localhost:{}/app", registry.port), access);
     store.prune().unwrap();
     (outcome, left_in(folder.path()))
@@ -222,7 +227,7 @@ fn pull_from(registry: &FakeRegistry, access: &Access) -> (Result<Image, ImageEr
 
 /// Checks that the pull fails with this code and leaves nothing.
 fn refused(answers: BTreeMap<String, Answer>, expected: Code) {
-    let (outcome, left) = pull_from(&FakeRegistry::start(answers), &Access::default());
+    let (outcome, left) = pull_from(&FakeRegistry::start(answers), &RegistryAccess::default());
     let said = format!("{outcome:?}");
     assert_eq!(code(outcome), expected, "{said}");
     assert_eq!(left, Vec::<String>::new(), "{said}");
@@ -272,7 +277,7 @@ fn requests_a_token_and_sends_it_only_to_the_registry() {
         assert!(!request.to_lowercase().contains("authorization"), "{request}");
     }
     // A client with its own token requests none.
-    let token = Access { credentials: Credentials::Token("abc".into()), ..Access::default() };
+    let token = RegistryAccess { credentials: Credentials::Token("abc".into()), ..RegistryAccess::default() };
     assert_eq!(pull_from(&registry, &token).0.unwrap().digest, digest);
     assert_eq!(realm.requests().len(), 1);
 }
@@ -314,8 +319,9 @@ fn a_registry_that_sends_other_bytes_is_found_out() {
     let pinned = Digest::of(b"pinned");
     let (answers, _) = honest(&layers());
     let (registry, folder) = (FakeRegistry::start(answers), tempfile::tempdir().unwrap());
-    let store = Store::open(folder.path()).unwrap();
-    let outcome = pull(&store, &format!("localhost:{}/app@{pinned}", registry.port), &Access::default());
+    let store = ImageStore::open(folder.path()).unwrap();
+    let outcome =
+        pull(&store, &format!("localhost:{}/app@{pinned}", registry.port), &RegistryAccess::default());
     assert!(matches!(outcome, Err(ImageError::DigestMismatch { .. })), "{outcome:?}");
 }
 
@@ -347,22 +353,22 @@ fn gives_up_truncated_endless_and_redirecting_answers() {
     }
     let around = always("302 Found", vec!["Location: /around".into()], vec![]);
     let around = FakeRegistry::start(BTreeMap::from([("/".to_owned(), around)]));
-    assert_eq!(code(pull_from(&around, &Access::default()).0), Code::RegistryUnreachable);
+    assert_eq!(code(pull_from(&around, &RegistryAccess::default()).0), Code::RegistryUnreachable);
     assert!(around.requests().len() <= 6, "{} requests", around.requests().len());
 }
 
 #[test]
 fn a_missing_registry_or_one_without_tls_is_unreachable() {
     let folder = tempfile::tempdir().unwrap();
-    let store = Store::open(folder.path()).unwrap();
-    assert_eq!(code(pull(&store, "localhost:1/app", &Access::default())), Code::RegistryUnreachable);
+    let store = ImageStore::open(folder.path()).unwrap();
+    assert_eq!(code(pull(&store, "localhost:1/app", &RegistryAccess::default())), Code::RegistryUnreachable);
     let (answers, _) = honest(&layers());
     let registry = FakeRegistry::start(answers);
     // This address is not recognized as this machine's own, so TLS is used, which the registry does not support.
     let name = format!("127.0.0.2:{}/app", registry.port);
-    assert_eq!(code(pull(&store, &name, &Access::default())), Code::RegistryUnreachable);
+    assert_eq!(code(pull(&store, &name, &RegistryAccess::default())), Code::RegistryUnreachable);
     // With the transport for untrusted names, the registry receives no bytes at all.
-    let stranger = Access { transport: Transport::Elsewhere, ..Access::default() };
+    let stranger = RegistryAccess { transport: RegistryTransport::Elsewhere, ..RegistryAccess::default() };
     for name in [name, format!("localhost:{}/app", registry.port), format!("127.1:{}/app", registry.port)] {
         let refused = pull(&store, &name, &stranger);
         let error = sublet_proto::Error::from(refused.unwrap_err());

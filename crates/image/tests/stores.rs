@@ -12,7 +12,7 @@ use std::process::{Child, Command, Stdio};
 use std::time::Duration;
 
 use making::{Layer, Layout, Tar, import_one, left_in};
-use sublet_image::{Digest, ImageError, Pruned, Store};
+use sublet_image::{Digest, ImageError, ImageStore, PruneResult};
 use sublet_means::{Means, skip};
 use sublet_proto::Code;
 
@@ -58,7 +58,7 @@ fn told() -> Option<(PathBuf, PathBuf)> {
 #[test]
 fn layers_are_shared_and_pruned_with_their_last_image() {
     let folder = tempfile::tempdir().unwrap();
-    let store = Store::open(folder.path().join("store")).unwrap();
+    let store = ImageStore::open(folder.path().join("store")).unwrap();
     let (base, top) = (layer("base"), layer("top"));
     let one = Layout::of(&folder.path().join("one"), std::slice::from_ref(&base));
     let two = Layout::of(&folder.path().join("two"), &[base, top.clone(), top]);
@@ -66,13 +66,13 @@ fn layers_are_shared_and_pruned_with_their_last_image() {
     assert_eq!((one.layers.len(), two.layers.len()), (1, 2), "a layer that is there twice is named once");
     assert_eq!(one.layers[0], two.layers[0]);
     store.remove(&one.digest).unwrap();
-    assert_eq!(store.prune().unwrap(), Pruned { layers: 0, in_use: 0 });
+    assert_eq!(store.prune().unwrap(), PruneResult { layers: 0, in_use: 0 });
     store.remove(&two.digest).unwrap();
     assert!(two.layers[1].exists());
     let held = two.hold().unwrap();
-    assert_eq!(store.prune().unwrap(), Pruned { layers: 0, in_use: 2 });
+    assert_eq!(store.prune().unwrap(), PruneResult { layers: 0, in_use: 2 });
     drop(held);
-    assert_eq!(store.prune().unwrap(), Pruned { layers: 2, in_use: 0 });
+    assert_eq!(store.prune().unwrap(), PruneResult { layers: 2, in_use: 0 });
     assert!(matches!(two.hold(), Err(ImageError::Unknown(_))));
     assert_eq!(left_in(&folder.path().join("store")), Vec::<String>::new());
 }
@@ -85,7 +85,7 @@ fn concurrent_imports_of_an_image_unpack_it_once() {
     let inode = |image: &sublet_image::Image| fs::metadata(&image.layers[0]).unwrap().ino();
     let take = || {
         let mut fetched = 0;
-        let store = Store::open(&path).unwrap();
+        let store = ImageStore::open(&path).unwrap();
         let image =
             store.import(&layout.folder, &mut |progress| fetched = progress.fetched_bytes).unwrap().remove(0);
         (inode(&image), fetched)
@@ -103,7 +103,7 @@ fn concurrent_imports_of_an_image_unpack_it_once() {
 fn filling_for_a_test() {
     let Some((store, layout)) = told() else { return };
     println!("begins");
-    let outcome = Store::open(store).and_then(|store| store.import(&layout, &mut |_| ()));
+    let outcome = ImageStore::open(store).and_then(|store| store.import(&layout, &mut |_| ()));
     match outcome {
         Ok(_) => println!("done"),
         Err(error) => println!("failed: {}", sublet_proto::Error::from(error).code),
@@ -122,7 +122,7 @@ fn what_a_killed_process_leaves_is_ignored_and_removed() {
         std::thread::sleep(Duration::from_millis(delay_ms));
         child.kill().unwrap();
         child.wait().unwrap();
-        let store = Store::open(&path).unwrap();
+        let store = ImageStore::open(&path).unwrap();
         in_between += usize::from(store.list().unwrap().is_empty() && !left_in(&path).is_empty());
         assert!(left_in(&path).iter().all(|name| !name.starts_with('.')), "{:?}", left_in(&path));
         // Existing layers are complete, and missing ones are made.
@@ -156,18 +156,18 @@ fn what_is_unfinished_stays_while_somebody_is_at_work() {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("store");
     let layout = Layout::of(&folder.path().join("layout"), &[layer("a")]);
-    let store = Store::open(&path).unwrap();
+    let store = ImageStore::open(&path).unwrap();
     let unfinished = path.join("layers/.unfinished-0");
     let mut seen = 0;
     let mut look = |_| {
         fs::create_dir_all(&unfinished).unwrap();
-        Store::open(&path).unwrap();
+        ImageStore::open(&path).unwrap();
         assert!(unfinished.exists(), "somebody's work was removed");
         seen += 1;
     };
     store.import(&layout.folder, &mut look).unwrap();
     assert!(seen > 0);
-    Store::open(&path).unwrap();
+    ImageStore::open(&path).unwrap();
     assert!(!unfinished.exists());
 }
 
@@ -197,7 +197,7 @@ fn a_full_disk_is_told_and_nothing_is_left() {
 #[test]
 fn an_image_that_is_not_there_is_not_found() {
     let folder = tempfile::tempdir().unwrap();
-    let store = Store::open(folder.path()).unwrap();
+    let store = ImageStore::open(folder.path()).unwrap();
     assert_eq!(store.find(&Digest::of(b"")).unwrap(), None);
     assert_eq!(store.named("docker.io/library/debian:12").unwrap(), None);
     assert_eq!(store.list().unwrap(), []);

@@ -12,8 +12,9 @@ use std::time::{Duration, Instant};
 
 use criterion::{Criterion, Throughput, criterion_group, criterion_main};
 use sublet_manager::core::{
-    Action, Core, Ended, Event, InstanceId, Joining, LeaseId, LeaseReport, Lending, Locality, NodeKey,
-    QueueLimits, Refusals, Report, Request, RequestId, Settings, Standing, TenantKey, Terms,
+    AgentReport, ClientRequest, Core, CoreAction, CoreEvent, CoreSettings, InstanceId, Joining, LeaseId,
+    LeaseReport, LeaseTerms, LendingState, Locality, NodeKey, QueueLimits, Refusals, ReportedEnd, RequestId,
+    TenantKey, TokenStatus,
 };
 use sublet_proto::price::Prices;
 use sublet_proto::v1::{LeaseRequest, NodeDescription, PackageBuild, PackageInfo, Usage};
@@ -46,18 +47,18 @@ struct Cluster {
     core: Core,
     tenant: TenantKey,
     package: Arc<PackageInfo>,
-    terms: Vec<Terms>,
+    terms: Vec<LeaseTerms>,
     /// Whether requests are for components of applications, beside neighbours and with keys.
     are_components: bool,
-    registered: HashMap<NodeKey, Registered>,
+    registered: HashMap<NodeKey, RegisteredNode>,
     leases: VecDeque<LeaseId>,
     cores_leased: u64,
     requests: u128,
     now_ms: u64,
-    out: Vec<Action>,
+    out: Vec<CoreAction>,
 }
 
-struct Registered {
+struct RegisteredNode {
     registration: u64,
     sequence: u64,
 }
@@ -68,7 +69,7 @@ impl Cluster {
     }
 
     fn of(nodes: Nodes) -> Cluster {
-        let settings = Settings {
+        let settings = CoreSettings {
             epoch: 1,
             seed: 1,
             prices: Prices::default(),
@@ -139,20 +140,20 @@ impl Cluster {
             generation: 1,
             leases: Vec::new(),
         };
-        self.core.on_event(self.now_ms, Event::Register(Box::new(joining)), &mut self.out);
+        self.core.on_event(self.now_ms, CoreEvent::Register(Box::new(joining)), &mut self.out);
         for action in self.out.drain(..) {
-            let Action::Registered { node, registration, .. } = action else { panic!("{action:?}") };
-            self.registered.insert(node, Registered { registration, sequence: 0 });
+            let CoreAction::Registered { node, registration, .. } = action else { panic!("{action:?}") };
+            self.registered.insert(node, RegisteredNode { registration, sequence: 0 });
         }
     }
 
     /// Has the core decide one request; the actions are in `out`.
     fn request(&mut self) {
         self.requests += 1;
-        let request = Request {
+        let request = ClientRequest {
             id: RequestId(self.requests),
             tenant: self.tenant,
-            standing: Standing::Verified,
+            standing: TokenStatus::Verified,
             pu: String::new(),
             package: self.package.clone(),
             terms: self.terms[self.requests as usize % self.terms.len()],
@@ -160,7 +161,7 @@ impl Cluster {
             wait_ms: 0,
             refusals: Refusals::default(),
         };
-        self.core.on_event(self.now_ms, Event::Request(Box::new(request)), &mut self.out);
+        self.core.on_event(self.now_ms, CoreEvent::Request(Box::new(request)), &mut self.out);
     }
 
     /// Every other component has two neighbours that run already; each has a key.
@@ -187,9 +188,9 @@ impl Cluster {
     fn keep(&mut self) {
         for action in self.out.drain(..) {
             let leases = match action {
-                Action::Granted { leases, .. } => leases,
+                CoreAction::Granted { leases, .. } => leases,
                 // Their places follow from their keys, so a node with as many free cores as the largest has may be missing.
-                Action::Refused { .. } if self.are_components => continue,
+                CoreAction::Refused { .. } if self.are_components => continue,
                 action => panic!("{action:?}"),
             };
             for lease in leases {
@@ -211,12 +212,12 @@ impl Cluster {
             .out
             .drain(..)
             .filter_map(|action| match action {
-                Action::Save { lease, revision } => Some((lease, revision)),
+                CoreAction::Save { lease, revision } => Some((lease, revision)),
                 _ => None,
             })
             .collect();
         for (lease, revision) in saves {
-            self.core.on_event(self.now_ms, Event::Saved(lease, revision), &mut self.out);
+            self.core.on_event(self.now_ms, CoreEvent::Saved(lease, revision), &mut self.out);
         }
         self.report(node, id);
         self.out.clear();
@@ -226,18 +227,18 @@ impl Cluster {
         let known = self.registered.get_mut(&node).expect("every node has registered");
         known.sequence += 1;
         let usage = Usage { allocated_ns: 1_000_000, executing_ns: 500_000, calls: 1, ..Usage::default() };
-        let ended = Some(Ended { code: 0, reason: String::new() });
-        let report = Report {
+        let ended = Some(ReportedEnd { code: 0, reason: String::new() });
+        let report = AgentReport {
             node,
             registration: known.registration,
             sequence: known.sequence,
             answered: known.sequence - 1,
             clock_ms: self.now_ms,
-            lending: Lending::Open,
+            lending: LendingState::Open,
             leases: vec![LeaseReport { lease, usage, functions: Vec::new(), cold_imports: None, ended }],
             neighbours: 0,
         };
-        self.core.on_event(self.now_ms, Event::Report(report), &mut self.out);
+        self.core.on_event(self.now_ms, CoreEvent::Report(report), &mut self.out);
     }
 
     /// Returns the time that the requests take; their grants are given back in between, unmeasured.
@@ -260,8 +261,8 @@ impl Cluster {
     }
 }
 
-fn terms(cores: u32) -> Terms {
-    Terms::of(&LeaseRequest { cores, max_nodes: 1, ..LeaseRequest::default() })
+fn terms(cores: u32) -> LeaseTerms {
+    LeaseTerms::of(&LeaseRequest { cores, max_nodes: 1, ..LeaseRequest::default() })
         .expect("the sizes are within limits")
 }
 

@@ -19,7 +19,7 @@ use tonic::codegen::{Service, http};
 use crate::clock::Clock;
 use crate::listen::{Busy, Peer};
 use crate::names::{UNVERIFIED, of_user};
-use crate::tokens::{Record, Shown, TokenId, Tokens, Verdict};
+use crate::tokens::{ShownToken, TokenId, TokenRecord, TokenVerdict, Tokens};
 
 /// Roles that may call each method of the two services.
 const RIGHTS: &[(&str, &[Role])] = &[
@@ -94,28 +94,28 @@ const SCHEME: &str = "Bearer ";
 
 /// Identity of a caller.
 #[derive(Clone, Debug)]
-pub(crate) struct Identity {
+pub(crate) struct CallerIdentity {
     /// Tenant that pays.
     pub(crate) tenant: Arc<str>,
     pub(crate) role: Role,
     /// The token that was shown, if one was needed.
     pub(crate) token: Option<TokenId>,
-    pub(crate) standing: Standing,
+    pub(crate) standing: CallerVerification,
     /// Limits on what an agent may lend.
-    pub(crate) lending: Option<Arc<Lending>>,
+    pub(crate) lending: Option<Arc<LendingLimits>>,
 }
 
 /// State of a caller's verification.
 #[derive(Clone, Debug)]
-pub(crate) enum Standing {
+pub(crate) enum CallerVerification {
     Verified,
     /// The store has not yet looked this token up.
-    Pending(Shown),
+    Pending(ShownToken),
 }
 
 /// Limits that an agent's token sets.
 #[derive(Clone, Debug)]
-pub(crate) struct Lending {
+pub(crate) struct LendingLimits {
     pub(crate) node: String,
     /// 0: no limit.
     pub(crate) max_cores: u32,
@@ -123,38 +123,41 @@ pub(crate) struct Lending {
     pub(crate) max_memory_bytes: u64,
 }
 
-impl Identity {
-    pub(crate) fn local(uid: u32) -> Identity {
-        Identity {
+impl CallerIdentity {
+    pub(crate) fn local(uid: u32) -> CallerIdentity {
+        CallerIdentity {
             tenant: of_user(uid).into(),
             role: Role::Operator,
             token: None,
-            standing: Standing::Verified,
+            standing: CallerVerification::Verified,
             lending: None,
         }
     }
 
-    pub(crate) fn pending(shown: Shown) -> Identity {
-        Identity {
+    pub(crate) fn pending(shown: ShownToken) -> CallerIdentity {
+        CallerIdentity {
             tenant: UNVERIFIED.into(),
             role: Role::User,
             token: Some(shown.id),
-            standing: Standing::Pending(shown),
+            standing: CallerVerification::Pending(shown),
             lending: None,
         }
     }
 
     /// Returns the identity of a verified token.
-    pub(crate) fn of(id: TokenId, record: &Record) -> Identity {
+    pub(crate) fn of(id: TokenId, record: &TokenRecord) -> CallerIdentity {
         let Token { tenant, node, max_cores, max_memory_bytes, .. } = &record.token;
         let role = record.token.role();
         let lending = (role == Role::Agent).then(|| {
-            let limits =
-                Lending { node: node.clone(), max_cores: *max_cores, max_memory_bytes: *max_memory_bytes };
+            let limits = LendingLimits {
+                node: node.clone(),
+                max_cores: *max_cores,
+                max_memory_bytes: *max_memory_bytes,
+            };
             Arc::new(limits)
         });
         let tenant = if tenant.is_empty() { format!("token:{id}").into() } else { tenant.as_str().into() };
-        Identity { tenant, role, token: Some(id), standing: Standing::Verified, lending }
+        CallerIdentity { tenant, role, token: Some(id), standing: CallerVerification::Verified, lending }
     }
 
     pub(crate) fn is_operator(&self) -> bool {
@@ -198,16 +201,21 @@ fn role_name(role: Role) -> &'static str {
 }
 
 /// Decides which requests are admitted.
-pub(crate) struct Gate {
+pub(crate) struct Authorizer {
     pub(crate) tokens: Arc<Tokens>,
     clock: Clock,
-    users: Users,
+    users: LocalUsers,
     is_read_only: AtomicBool,
 }
 
-impl Gate {
-    pub(crate) fn new(tokens: Tokens, clock: Clock) -> Gate {
-        Gate { tokens: Arc::new(tokens), clock, users: Users::new(), is_read_only: AtomicBool::new(false) }
+impl Authorizer {
+    pub(crate) fn new(tokens: Tokens, clock: Clock) -> Authorizer {
+        Authorizer {
+            tokens: Arc::new(tokens),
+            clock,
+            users: LocalUsers::new(),
+            is_read_only: AtomicBool::new(false),
+        }
     }
 
     /// Lets every method pass from now on, or those alone that a read-only manager answers.
@@ -225,22 +233,30 @@ impl Gate {
     }
 
     /// Identifies the caller without waiting for the store.
-    fn identify(&self, peer: Option<&Peer>, header: Option<&http::HeaderValue>) -> Result<Identity, Error> {
+    fn identify(
+        &self,
+        peer: Option<&Peer>,
+        header: Option<&http::HeaderValue>,
+    ) -> Result<CallerIdentity, Error> {
         let local = peer.and_then(|peer| peer.uid).map(|uid| self.users.get(uid)).transpose()?;
         let Some(header) = header else {
             let missing =
                 || Error::new(Code::Unauthenticated, "an access token is needed, and none was shown");
             return local.cloned().ok_or_else(missing);
         };
-        let shown: Shown = bearer(header)?.parse()?;
+        let shown: ShownToken = bearer(header)?.parse()?;
         match self.tokens.verify(&shown, self.clock.now_ms())? {
-            Verdict::Verified(record) => Ok(Identity::of(shown.id, &record)),
-            Verdict::Unknown => Ok(Identity::pending(shown)),
+            TokenVerdict::Verified(record) => Ok(CallerIdentity::of(shown.id, &record)),
+            TokenVerdict::Unknown => Ok(CallerIdentity::pending(shown)),
         }
     }
 
     /// Looks up the user that requests a lease, and counts its connection, if that is known, for the tenant.
-    pub(crate) async fn look_up_user(&self, shown: &Shown, peer: Option<&Peer>) -> Result<Identity, Error> {
+    pub(crate) async fn look_up_user(
+        &self,
+        shown: &ShownToken,
+        peer: Option<&Peer>,
+    ) -> Result<CallerIdentity, Error> {
         let identity = self.look_up(shown).await?;
         identity.check_role(REQUEST_LEASE, USERS)?;
         peer.map_or(Ok(()), |peer| peer.place.identify(&identity))?;
@@ -248,21 +264,21 @@ impl Gate {
     }
 
     /// Looks up in the store the identity of a token that is not in memory.
-    async fn look_up(&self, shown: &Shown) -> Result<Identity, Error> {
+    async fn look_up(&self, shown: &ShownToken) -> Result<CallerIdentity, Error> {
         let record = self.tokens.look_up(shown, self.clock.now_ms()).await?;
-        Ok(Identity::of(shown.id, &record))
+        Ok(CallerIdentity::of(shown.id, &record))
     }
 }
 
 /// The users of this machine that need no token: this process's own, and root.
-struct Users([(u32, Identity); 2]);
+struct LocalUsers([(u32, CallerIdentity); 2]);
 
-impl Users {
-    fn new() -> Users {
-        Users([rustix::process::geteuid().as_raw(), 0].map(|uid| (uid, Identity::local(uid))))
+impl LocalUsers {
+    fn new() -> LocalUsers {
+        LocalUsers([rustix::process::geteuid().as_raw(), 0].map(|uid| (uid, CallerIdentity::local(uid))))
     }
 
-    fn get(&self, uid: u32) -> Result<&Identity, Error> {
+    fn get(&self, uid: u32) -> Result<&CallerIdentity, Error> {
         let [(own, _), _] = self.0;
         let refused = || {
             let message = format!("this socket is for user {own} and root, not for user {uid}");
@@ -279,21 +295,21 @@ fn bearer(header: &http::HeaderValue) -> Result<&str, Error> {
 
 /// Methods behind the gate.
 #[derive(Clone)]
-pub(crate) struct Guarded<S> {
+pub(crate) struct GuardedService<S> {
     inner: S,
-    gate: Arc<Gate>,
+    gate: Arc<Authorizer>,
 }
 
-impl<S> Guarded<S> {
-    pub(crate) fn new(inner: S, gate: Arc<Gate>) -> Guarded<S> {
-        Guarded { inner, gate }
+impl<S> GuardedService<S> {
+    pub(crate) fn new(inner: S, gate: Arc<Authorizer>) -> GuardedService<S> {
+        GuardedService { inner, gate }
     }
 }
 
 type Reply = Result<http::Response<Body>, Infallible>;
 pub(crate) type Replying = Pin<Box<dyn Future<Output = Reply> + Send>>;
 
-impl<S> Service<http::Request<Body>> for Guarded<S>
+impl<S> Service<http::Request<Body>> for GuardedService<S>
 where
     S: Service<http::Request<Body>, Response = http::Response<Body>, Error = Infallible, Future = Replying>
         + Clone
@@ -322,7 +338,9 @@ where
         let busy = peer.map(|peer| peer.place.begin());
         match identity {
             Err(error) => refuse(error),
-            Ok(Identity { standing: Standing::Pending(shown), .. }) if method != REQUEST_LEASE => {
+            Ok(CallerIdentity { standing: CallerVerification::Pending(shown), .. })
+                if method != REQUEST_LEASE =>
+            {
                 let (gate, inner) = (Arc::clone(&self.gate), self.inner.clone());
                 Box::pin(async move {
                     let looked_up = gate.look_up(&shown).await;
@@ -356,9 +374,9 @@ where
 }
 
 /// Counts a connection for the tenant that it has proved. A token that is still being verified proves nothing.
-fn admit(busy: Option<&Busy>, identity: &Identity) -> Result<(), Error> {
+fn admit(busy: Option<&Busy>, identity: &CallerIdentity) -> Result<(), Error> {
     match (busy, &identity.standing) {
-        (Some(busy), Standing::Verified) => busy.place().identify(identity),
+        (Some(busy), CallerVerification::Verified) => busy.place().identify(identity),
         _ => Ok(()),
     }
 }
@@ -366,7 +384,7 @@ fn admit(busy: Option<&Busy>, identity: &Identity) -> Result<(), Error> {
 async fn forward<S>(
     mut inner: S,
     mut request: http::Request<Body>,
-    identity: Identity,
+    identity: CallerIdentity,
     _busy: Option<Busy>,
 ) -> Reply
 where
@@ -382,9 +400,9 @@ fn refuse(error: Error) -> Replying {
 }
 
 /// Returns the caller of a method that has been entered.
-pub(crate) fn caller<T>(request: &tonic::Request<T>) -> Result<Identity, tonic::Status> {
+pub(crate) fn caller<T>(request: &tonic::Request<T>) -> Result<CallerIdentity, tonic::Status> {
     let unknown = || Error::new(Code::Internal, "a request came in without passing the gate").into_status();
-    request.extensions().get::<Identity>().cloned().ok_or_else(unknown)
+    request.extensions().get::<CallerIdentity>().cloned().ok_or_else(unknown)
 }
 
 #[cfg(test)]
@@ -410,7 +428,7 @@ mod tests {
 
     #[test]
     fn other_users_of_the_machine_are_not_served() {
-        let (users, own) = (Users::new(), rustix::process::geteuid().as_raw());
+        let (users, own) = (LocalUsers::new(), rustix::process::geteuid().as_raw());
         assert!(users.get(own).is_ok() && users.get(0).is_ok());
         assert_eq!(users.get(own + 1).unwrap_err().code, Code::PermissionDenied);
     }

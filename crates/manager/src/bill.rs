@@ -23,11 +23,11 @@ use sublet_proto::v1::{BillBy, BillLine, BillReply, BillRequest, Lease, LeaseSta
 use sublet_proto::{Code, Error, decode};
 use tokio::sync::Semaphore;
 
-use self::fold::Sum;
-use self::span::{Part, Share, Span};
+use self::fold::FoldedSum;
+use self::span::{FunctionShare, PeriodUsage, UsageSpan};
 use crate::clock::Clock;
 use crate::database::Database;
-use crate::ledger::{self, MINUTE_MS, Minute, Record, minute_prefix, parse_minute_key};
+use crate::ledger::{self, LeaseRecord, MINUTE_MS, Minute, minute_prefix, parse_minute_key};
 use crate::packages;
 use crate::reply::within_reply;
 use crate::store::{self, PAGE_RECORDS, Store, keys};
@@ -108,18 +108,18 @@ fn day_of(minute: u64) -> u64 {
 }
 
 /// Reads the usage of leases in the scope, page by page.
-struct Reader {
+struct UsageReader {
     scope: Scope,
     /// Spans of leases; `None` for leases that are not in the scope.
-    spans: HashMap<String, Option<Span>>,
+    spans: HashMap<String, Option<UsageSpan>>,
     after: String,
     end: u64,
     read: usize,
 }
 
-impl Reader {
-    fn new(scope: Scope, (from, end): (u64, u64)) -> Reader {
-        Reader { scope, spans: HashMap::new(), after: minute_prefix(from), end, read: 0 }
+impl UsageReader {
+    fn new(scope: Scope, (from, end): (u64, u64)) -> UsageReader {
+        UsageReader { scope, spans: HashMap::new(), after: minute_prefix(from), end, read: 0 }
     }
 
     /// Whether there may be more.
@@ -146,7 +146,7 @@ impl Reader {
             let record = ledger::stored(store, id)?.filter(|record| self.scope.has(&record.lease));
             let span = record.map(|record| {
                 let last = self.scope.has_minute(record.minute).then(|| self.scope.period(record.minute));
-                Span::from(record, usage.base, last)
+                UsageSpan::from(record, usage.base, last)
             });
             self.spans.insert(id.to_owned(), span);
         }
@@ -214,10 +214,10 @@ impl Bills {
     }
 
     async fn read(&self, scope: &Scope) -> Result<BillReply, Error> {
-        let mut lines = Lines::new(scope.by);
+        let mut lines = BillLines::new(scope.by);
         match (scope.minutes, &scope.lease) {
             (Some(minutes), _) => {
-                let spans = self.timed(Reader::new(scope.clone(), minutes)).await?;
+                let spans = self.timed(UsageReader::new(scope.clone(), minutes)).await?;
                 spans.iter().try_for_each(|span| lines.add(span))?;
             }
             (None, Some(lease)) => lines.add(&self.one(scope, lease.clone()).await?)?,
@@ -233,11 +233,11 @@ impl Bills {
     }
 
     /// Adds the usage of folded leases to the lines.
-    async fn folded(&self, scope: &Scope, lines: &mut Lines) -> Result<(), Error> {
+    async fn folded(&self, scope: &Scope, lines: &mut BillLines) -> Result<(), Error> {
         let (prefix, after) = fold::sums_of(scope.minutes);
-        let see = |page: &[store::Record]| {
+        let see = |page: &[store::StoreRecord]| {
             for found in page {
-                let sum: Sum = decode("a sum of folded leases", &found.value)?;
+                let sum: FoldedSum = decode("a sum of folded leases", &found.value)?;
                 if scope.minutes.is_some_and(|(_, end)| sum.day >= end) {
                     return Ok(ControlFlow::Break(()));
                 }
@@ -250,17 +250,17 @@ impl Bills {
         self.database.each_page(prefix, after, see).await
     }
 
-    async fn one(&self, scope: &Scope, id: String) -> Result<Span, Error> {
+    async fn one(&self, scope: &Scope, id: String) -> Result<UsageSpan, Error> {
         let wanted = id.clone();
         let record = self.database.with(move |store| ledger::stored(store, &wanted)).await?;
         let record = record.filter(|record| scope.has(&record.lease));
         record
-            .map(Span::whole)
+            .map(UsageSpan::whole)
             .ok_or_else(|| Error::new(Code::UnknownLease, format!("the ledger has no lease {id:?}")))
     }
 
     /// Every lease, page by page.
-    async fn all(&self, scope: &Scope, lines: &mut Lines) -> Result<(), Error> {
+    async fn all(&self, scope: &Scope, lines: &mut BillLines) -> Result<(), Error> {
         let mut before: Option<String> = None;
         loop {
             let from = before.take();
@@ -271,15 +271,15 @@ impl Bills {
             let Some(last) = page.last() else { return Ok(()) };
             before = Some(last.key.clone());
             for found in &page {
-                let record: Record = decode("a stored lease", &found.value)?;
+                let record: LeaseRecord = decode("a stored lease", &found.value)?;
                 if scope.has(&record.lease) {
-                    lines.add(&Span::whole(record))?;
+                    lines.add(&UsageSpan::whole(record))?;
                 }
             }
         }
     }
 
-    async fn timed(&self, mut reader: Reader) -> Result<Vec<Span>, Error> {
+    async fn timed(&self, mut reader: UsageReader) -> Result<Vec<UsageSpan>, Error> {
         loop {
             let read = self.database.with(move |store| {
                 let goes_on = reader.read_page(store)?;
@@ -294,13 +294,13 @@ impl Bills {
     }
 
     /// Puts the names of functions in place of their packages' digests and their indices.
-    async fn name_functions(&self, lines: Lines) -> Result<Lines, Error> {
+    async fn name_functions(&self, lines: BillLines) -> Result<BillLines, Error> {
         self.database
             .with(move |store| {
-                let mut named = Lines::new(lines.by);
+                let mut named = BillLines::new(lines.by);
                 let mut infos: HashMap<String, Option<PackageInfo>> = HashMap::new();
                 for (key, line) in lines.of {
-                    let Key::Function(package, digest, function) = key else { continue };
+                    let BillKey::Function(package, digest, function) = key else { continue };
                     if !infos.contains_key(&digest) {
                         infos.insert(digest.clone(), packages::known(store, &digest)?);
                     }
@@ -311,7 +311,7 @@ impl Bills {
                         format!("{package}/{name}")
                     });
                     let function = function.unwrap_or_default();
-                    let key = Key::Named(package.clone(), function.clone());
+                    let key = BillKey::Named(package.clone(), function.clone());
                     let new = || BillLine { package_name: package, function, ..BillLine::default() };
                     named.sum(key, new, line.usage.unwrap_or_default(), cost_of(&line))?;
                 }
@@ -328,7 +328,7 @@ fn cost_of(line: &BillLine) -> Cost {
 
 /// Key of a line of a bill. Lines are sorted by it.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
-enum Key {
+enum BillKey {
     /// The latest first.
     Lease(Reverse<String>),
     /// All leases of a tenant that are folded.
@@ -344,23 +344,23 @@ enum Key {
 }
 
 /// The lines of a bill.
-struct Lines {
+struct BillLines {
     by: BillBy,
-    of: BTreeMap<Key, BillLine>,
+    of: BTreeMap<BillKey, BillLine>,
 }
 
-impl Lines {
-    fn new(by: BillBy) -> Lines {
-        Lines { by, of: BTreeMap::new() }
+impl BillLines {
+    fn new(by: BillBy) -> BillLines {
+        BillLines { by, of: BTreeMap::new() }
     }
 
-    fn add(&mut self, span: &Span) -> Result<(), Error> {
+    fn add(&mut self, span: &UsageSpan) -> Result<(), Error> {
         let lease = &span.lease;
         for part in span.parts() {
-            let Part { period, usage, cost } = part;
+            let PeriodUsage { period, usage, cost } = part;
             match self.by {
                 BillBy::Lease => {
-                    self.sum(Key::Lease(Reverse(lease.id.clone())), || lease_line(lease), usage, cost)?;
+                    self.sum(BillKey::Lease(Reverse(lease.id.clone())), || lease_line(lease), usage, cost)?;
                 }
                 BillBy::Tenant => self.sum_tenant(&lease.tenant, usage, cost)?,
                 BillBy::Period => self.sum_period(period, usage, cost)?,
@@ -371,8 +371,8 @@ impl Lines {
         Ok(())
     }
 
-    /// Adds the usage of folded leases, as [`Lines::add`] does for a lease.
-    fn add_sum(&mut self, period: u64, sum: &Sum) -> Result<(), Error> {
+    /// Adds the usage of folded leases, as [`BillLines::add`] does for a lease.
+    fn add_sum(&mut self, period: u64, sum: &FoldedSum) -> Result<(), Error> {
         let (usage, cost) = (sum.usage, sum.cost());
         match self.by {
             BillBy::Lease => {
@@ -381,7 +381,7 @@ impl Lines {
                     state: LeaseState::Ended.into(),
                     ..BillLine::default()
                 };
-                self.sum(Key::Folded(sum.tenant.clone()), line, usage, cost)
+                self.sum(BillKey::Folded(sum.tenant.clone()), line, usage, cost)
             }
             BillBy::Tenant => self.sum_tenant(&sum.tenant, usage, cost),
             BillBy::Period => self.sum_period(period, usage, cost),
@@ -394,17 +394,17 @@ impl Lines {
 
     fn sum_tenant(&mut self, tenant: &str, usage: Usage, cost: Cost) -> Result<(), Error> {
         let line = || BillLine { tenant: tenant.to_owned(), ..BillLine::default() };
-        self.sum(Key::Tenant(tenant.to_owned()), line, usage, cost)
+        self.sum(BillKey::Tenant(tenant.to_owned()), line, usage, cost)
     }
 
     fn sum_period(&mut self, period: u64, usage: Usage, cost: Cost) -> Result<(), Error> {
         let line = || BillLine { from_unix_ms: period * MINUTE_MS, ..BillLine::default() };
-        self.sum(Key::Period(period), line, usage, cost)
+        self.sum(BillKey::Period(period), line, usage, cost)
     }
 
     fn sum_pu(&mut self, pu: &str, usage: Usage, cost: Cost) -> Result<(), Error> {
         let line = || BillLine { pu: pu.to_owned(), ..BillLine::default() };
-        self.sum(Key::Pu(pu.to_owned()), line, usage, cost)
+        self.sum(BillKey::Pu(pu.to_owned()), line, usage, cost)
     }
 
     fn sum_function(
@@ -413,15 +413,15 @@ impl Lines {
         usage: Usage,
         cost: Cost,
     ) -> Result<(), Error> {
-        let key = Key::Function(package_name.to_owned(), digest.to_owned(), function);
+        let key = BillKey::Function(package_name.to_owned(), digest.to_owned(), function);
         let line = || BillLine { package_name: package_name.to_owned(), ..BillLine::default() };
         self.sum(key, line, usage, cost)
     }
 
     /// Adds each function's usage, and the rest, which belongs to no function.
-    fn add_functions(&mut self, span: &Span, part: &Part) -> Result<(), Error> {
+    fn add_functions(&mut self, span: &UsageSpan, part: &PeriodUsage) -> Result<(), Error> {
         let lease = &span.lease;
-        for Share { function, usage, cost } in span.shares(part) {
+        for FunctionShare { function, usage, cost } in span.shares(part) {
             self.sum_function((&lease.package_name, &lease.package, function), usage, cost)?;
         }
         Ok(())
@@ -430,7 +430,7 @@ impl Lines {
     /// Adds to the line of this key, which begins as it is made.
     fn sum(
         &mut self,
-        key: Key,
+        key: BillKey,
         line: impl FnOnce() -> BillLine,
         usage: Usage,
         cost: Cost,

@@ -14,12 +14,12 @@ pub(crate) fn secret<const N: usize>() -> Result<[u8; N], Error> {
 ///
 /// A lease's name grants no access, only its signed ticket does; so a system call for each name would gain nothing.
 #[derive(Debug)]
-pub(crate) struct Names(u128);
+pub(crate) struct NameGenerator(u128);
 
-impl Names {
+impl NameGenerator {
     /// Creates numbers that differ from those of every other start.
-    pub(crate) fn new() -> Result<Names, Error> {
-        secret().map(u128::from_le_bytes).map(Names)
+    pub(crate) fn new() -> Result<NameGenerator, Error> {
+        secret().map(u128::from_le_bytes).map(NameGenerator)
     }
 
     pub(crate) fn next(&mut self) -> u128 {
@@ -37,7 +37,7 @@ mod tests {
 
     #[test]
     fn names_differ_in_every_part() {
-        let mut names = Names::new().unwrap();
+        let mut names = NameGenerator::new().unwrap();
         let taken: HashSet<u64> = (0..10_000).map(|_| names.next() as u64).collect();
         assert_eq!(taken.len(), 10_000);
     }

@@ -1,6 +1,6 @@
 //! The manager's decisions: a pure state machine of nodes, leases and tenants.
 //!
-//! Everything that happens is an [`Event`], everything to be done an [`Action`]. The core has no clock, no randomness
+//! Everything that happens is an [`CoreEvent`], everything to be done a [`CoreAction`]. The core has no clock, no randomness
 //! and no input or output. The shell passes the time and a seed, and does what the actions say. The same core therefore
 //! runs in a simulator, with thousands of nodes and every fault that a network has.
 //!
@@ -61,30 +61,31 @@ use sublet_proto::v1::{self, LeaseState};
 
 pub use global::{RackStanding, Refusals};
 pub use ids::{ClassKey, InstanceId, LeaseId, NodeKey, RequestId, TenantKey};
-pub use lease::{End, Lease, State};
+pub use lease::{Lease, LeaseEnd, LeasePhase};
 pub use locality::{Locality, MAX_NEAR};
 pub use messages::{
-    Action, Ended, Event, Joining, LeaseReport, Renewal, Report, Reported, Request, Running, Standing,
+    AgentLease, AgentReport, ClientRequest, CoreAction, CoreEvent, Joining, LeaseReport, Renewal,
+    ReportAnswer, ReportedEnd, TokenStatus,
 };
-pub use neighbours::{Marked, Neighbourhood};
-pub use nodes::{Amount, Lending, MAX_NODES, Node, Reach, Room};
+pub use neighbours::{Neighbourhood, NeighbourhoodNode};
+pub use nodes::{LeaseResources, LendingState, MAX_NODES, ManagedNode, NodeCapacity, Reach};
 pub(crate) use placement::may_run_on;
 pub use placement::{DEFAULT_PU, MAX_PARTS};
 pub use racks::MAX_RACKS;
 pub use tenants::Tenant;
 pub use terms::{
-    DEFAULT_OPTIONS, DEFAULT_TIMEOUT_MS, MAX_WAIT_MS, MAX_WORKERS, MEMORY_PER_CORE_BYTES, Terms,
+    DEFAULT_OPTIONS, DEFAULT_TIMEOUT_MS, LeaseTerms, MAX_WAIT_MS, MAX_WORKERS, MEMORY_PER_CORE_BYTES,
 };
 pub use waiting::{MAX_OVERTAKES, QueueLimits};
 
 use chance::Chance;
 use global::Global;
 use nodes::Nodes;
-use table::Table;
-use tenants::Tenants;
-use waiting::Waiting;
+use table::LeaseTable;
+use tenants::TenantTable;
+use waiting::WaitQueue;
 
-/// Interval at which the shell sends [`Event::Tick`], in milliseconds.
+/// Interval at which the shell sends [`CoreEvent::Tick`], in milliseconds.
 pub const TICK_MS: u64 = 500;
 /// Ticks without a report after which a node counts as lost: 3 s.
 pub const SILENCE_TICKS: u32 = 6;
@@ -106,7 +107,7 @@ pub enum Level {
 
 /// Settings of a core, fixed at its start.
 #[derive(Clone, Debug)]
-pub struct Settings {
+pub struct CoreSettings {
     /// Number that is unique among all managers of a store, and grows with each start of one; 32 bits.
     pub epoch: u64,
     /// Seed of the choices among equals, and of lease names.
@@ -125,9 +126,9 @@ pub struct Settings {
 #[derive(Debug)]
 pub struct Core {
     nodes: Nodes,
-    tenants: Tenants,
-    leases: Table,
-    waiting: Waiting,
+    tenants: TenantTable,
+    leases: LeaseTable,
+    waiting: WaitQueue,
     queue: QueueLimits,
     chance: Chance,
     /// Number of the latest registration.
@@ -141,26 +142,26 @@ pub struct Core {
 
 impl Core {
     /// Creates a core without nodes and leases.
-    pub fn new(settings: Settings) -> Core {
+    pub fn new(settings: CoreSettings) -> Core {
         let balanced_bytes = settings.balanced_bytes;
         let nodes = Nodes::new(settings.prices.clone(), balanced_bytes, Level::Rack);
         Core::with(nodes, None, settings)
     }
 
     /// Creates a core of the level above racks, without racks: it leases nothing, and hands requests to racks.
-    pub fn global(settings: Settings) -> Core {
+    pub fn global(settings: CoreSettings) -> Core {
         // The rack's manager reports the pool of each node.
         let nodes = Nodes::new(settings.prices.clone(), None, Level::Global);
         Core::with(nodes, Some(Box::default()), settings)
     }
 
-    fn with(nodes: Nodes, global: Option<Box<Global>>, settings: Settings) -> Core {
-        let Settings { epoch, seed, queue, .. } = settings;
+    fn with(nodes: Nodes, global: Option<Box<Global>>, settings: CoreSettings) -> Core {
+        let CoreSettings { epoch, seed, queue, .. } = settings;
         Core {
             nodes,
-            tenants: Tenants::default(),
-            leases: Table::default(),
-            waiting: Waiting::new(queue),
+            tenants: TenantTable::default(),
+            leases: LeaseTable::default(),
+            waiting: WaitQueue::new(queue),
             queue,
             chance: Chance::new(seed),
             registration: epoch << EPOCH_SHIFT,
@@ -171,25 +172,25 @@ impl Core {
     }
 
     /// Handles one event, and adds the resulting actions to `out`.
-    pub fn on_event(&mut self, now_ms: u64, event: Event, out: &mut Vec<Action>) {
+    pub fn on_event(&mut self, now_ms: u64, event: CoreEvent, out: &mut Vec<CoreAction>) {
         match event {
-            Event::Register(joining) => self.register(now_ms, *joining, out),
-            Event::Report(report) => self.report(now_ms, report, out),
-            Event::Disconnected(node) => self.nodes.miss(node),
-            Event::Request(request) => self.request(now_ms, request, out),
-            Event::Withdraw(tenant, request) => self.withdraw(tenant, request),
-            Event::Verified(lease, tenant) => self.verified(lease, tenant),
-            Event::Rejected(lease, error) => self.rejected(lease, error),
-            Event::Renew(renewal) => self.renew(now_ms, renewal, out),
-            Event::End(lease, error) => self.order_end(lease, error),
-            Event::Quota(tenant, quota) => self.tenants.get_mut(tenant).quota = quota,
-            Event::Elsewhere(tenant, used) => self.tenants.get_mut(tenant).elsewhere = used,
-            Event::Moved(node, generation) => self.moved(node, generation, out),
-            Event::Racks(standings) => self.racks_stand(now_ms, standings, out),
-            Event::Restored(lease) => self.restore(now_ms, &lease),
-            Event::Saved(lease, revision) => self.saved(lease, revision, out),
-            Event::SaveFailed(lease) => self.save_failed(lease),
-            Event::Tick => self.tick(now_ms, out),
+            CoreEvent::Register(joining) => self.register(now_ms, *joining, out),
+            CoreEvent::Report(report) => self.report(now_ms, report, out),
+            CoreEvent::Disconnected(node) => self.nodes.miss(node),
+            CoreEvent::Request(request) => self.request(now_ms, request, out),
+            CoreEvent::Withdraw(tenant, request) => self.withdraw(tenant, request),
+            CoreEvent::Verified(lease, tenant) => self.verified(lease, tenant),
+            CoreEvent::Rejected(lease, error) => self.rejected(lease, error),
+            CoreEvent::Renew(renewal) => self.renew(now_ms, renewal, out),
+            CoreEvent::End(lease, error) => self.order_end(lease, error),
+            CoreEvent::Quota(tenant, quota) => self.tenants.get_mut(tenant).quota = quota,
+            CoreEvent::Elsewhere(tenant, used) => self.tenants.get_mut(tenant).elsewhere = used,
+            CoreEvent::Moved(node, generation) => self.moved(node, generation, out),
+            CoreEvent::Racks(standings) => self.racks_stand(now_ms, standings, out),
+            CoreEvent::Restored(lease) => self.restore(now_ms, &lease),
+            CoreEvent::Saved(lease, revision) => self.saved(lease, revision, out),
+            CoreEvent::SaveFailed(lease) => self.save_failed(lease),
+            CoreEvent::Tick => self.tick(now_ms, out),
         }
         #[cfg(debug_assertions)]
         self.look();
@@ -220,8 +221,8 @@ impl Core {
     }
 
     #[cfg(debug_assertions)]
-    fn assert_node(&self, key: NodeKey, node: &Node) {
-        let (mut leased, mut attached, mut unattached) = (Room::default(), 0, 0);
+    fn assert_node(&self, key: NodeKey, node: &ManagedNode) {
+        let (mut leased, mut attached, mut unattached) = (NodeCapacity::default(), 0, 0);
         for (slot, lease) in (0u32..).zip(&node.leases) {
             let Some(lease) = self.leases.get(*lease) else {
                 panic!("{} lists the lease {lease}", node.name)
@@ -229,7 +230,7 @@ impl Core {
             assert_eq!((lease.node, lease.marks.node_slot), (key, slot), "where lease {} stands", lease.id);
             if lease.is_active() {
                 leased = leased.plus(lease.amount);
-                *(if lease.state == State::Attached { &mut attached } else { &mut unattached }) += 1;
+                *(if lease.state == LeasePhase::Attached { &mut attached } else { &mut unattached }) += 1;
             }
         }
         assert_eq!(node.leased, leased, "leased of node {}", node.name);
@@ -262,17 +263,17 @@ impl Core {
     }
 
     /// A node.
-    pub fn node(&self, key: NodeKey) -> Option<&Node> {
+    pub fn node(&self, key: NodeKey) -> Option<&ManagedNode> {
         self.nodes.get(key)
     }
 
     /// All nodes, in no order.
-    pub fn nodes(&self) -> impl Iterator<Item = &Node> {
+    pub fn nodes(&self) -> impl Iterator<Item = &ManagedNode> {
         self.nodes.iter().map(|(_, node)| node)
     }
 
     /// Returns the node that has this unit, out of a node itself and those that it is linked with, and the unit's kind.
-    pub fn beside(&self, key: NodeKey, unit: u32) -> Option<(&Node, String)> {
+    pub fn beside(&self, key: NodeKey, unit: u32) -> Option<(&ManagedNode, String)> {
         self.nodes.beside(key, unit)
     }
 
@@ -284,7 +285,7 @@ impl Core {
     }
 
     /// A node as users see it.
-    pub fn info(&self, node: &Node) -> v1::NodeInfo {
+    pub fn info(&self, node: &ManagedNode) -> v1::NodeInfo {
         v1::NodeInfo { units: self.nodes.units(node), ..node.info() }
     }
 
@@ -312,9 +313,9 @@ impl Core {
     pub fn describe(&self, lease: &Lease) -> v1::Lease {
         let node = self.nodes.get(lease.node);
         let state = match lease.state {
-            State::Granted => LeaseState::Granted,
-            State::Attached | State::Moved => LeaseState::Attached,
-            State::Ended => LeaseState::Ended,
+            LeasePhase::Granted => LeaseState::Granted,
+            LeasePhase::Attached | LeasePhase::Moved => LeaseState::Attached,
+            LeasePhase::Ended => LeaseState::Ended,
         };
         v1::Lease {
             id: lease.id.to_string(),

@@ -11,7 +11,7 @@ use std::time::Duration;
 use sublet_proto::{Code, Error};
 use tokio::sync::Semaphore;
 
-use crate::store::{PAGE_RECORDS, Record, Reserve, Store};
+use crate::store::{PAGE_RECORDS, Reserve, Store, StoreRecord};
 
 /// Uses of the store that hold a thread at the same time.
 const MAX_THREADS: usize = 8;
@@ -62,7 +62,7 @@ impl Database {
         &self,
         prefix: &'static str,
         mut after: Option<String>,
-        mut see: impl FnMut(&[Record]) -> Result<ControlFlow<()>, Error>,
+        mut see: impl FnMut(&[StoreRecord]) -> Result<ControlFlow<()>, Error>,
     ) -> Result<(), Error> {
         loop {
             let behind = after.take();

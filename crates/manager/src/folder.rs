@@ -23,21 +23,21 @@ const MAX_PID_DIGITS: u64 = 20;
 
 /// A state folder that is this process's until it is dropped.
 #[derive(Debug)]
-pub(crate) struct StateFolder {
+pub(crate) struct ManagerStateFolder {
     path: PathBuf,
     _lock: File,
 }
 
-impl StateFolder {
+impl ManagerStateFolder {
     /// Makes the folder if it does not exist, and locks it.
-    pub(crate) fn open(path: &Path) -> Result<StateFolder, Error> {
+    pub(crate) fn open(path: &Path) -> Result<ManagerStateFolder, Error> {
         let made = DirBuilder::new().recursive(true).mode(FOLDER_MODE).create(path);
         made.map_err(|error| failure(path, "make", &error))?;
         let metadata = fs::metadata(path).map_err(|error| failure(path, "read", &error))?;
         check_owner(path, metadata.uid())?;
         fs::set_permissions(path, Permissions::from_mode(FOLDER_MODE))
             .map_err(|error| failure(path, "change the mode of", &error))?;
-        Ok(StateFolder { path: path.to_owned(), _lock: lock(path)? })
+        Ok(ManagerStateFolder { path: path.to_owned(), _lock: lock(path)? })
     }
 
     /// Returns the path of a file of the folder.
@@ -136,14 +136,14 @@ mod tests {
     fn a_folder_is_private_and_belongs_to_one() {
         let outer = tempfile::tempdir().unwrap();
         let path = outer.path().join("a/state");
-        let folder = StateFolder::open(&path).unwrap();
+        let folder = ManagerStateFolder::open(&path).unwrap();
         assert_eq!(fs::metadata(&path).unwrap().mode() & 0o777, FOLDER_MODE);
-        let error = StateFolder::open(&path).unwrap_err();
+        let error = ManagerStateFolder::open(&path).unwrap_err();
         assert_eq!(error.code, Code::AlreadyRunning);
         assert!(error.message.contains(&std::process::id().to_string()), "{error}");
         assert!(error.message.contains(&path.display().to_string()), "{error}");
         drop(folder);
-        StateFolder::open(&path).unwrap();
+        ManagerStateFolder::open(&path).unwrap();
     }
 
     #[tokio::test]

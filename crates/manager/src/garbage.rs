@@ -20,8 +20,8 @@ use sublet_proto::{Code, Error, decode};
 
 use crate::clock::Clock;
 use crate::database::Database;
-use crate::ledger::Record as LeaseRecord;
-use crate::store::{Batch, Blob, Record, Store, keys};
+use crate::ledger::LeaseRecord;
+use crate::store::{Batch, Blob, Store, StoreRecord, keys};
 use crate::{graphs, packages};
 
 /// Key of the record of a collection in progress.
@@ -38,7 +38,7 @@ const ATTEMPTS: u32 = 8;
 
 /// Blobs and bytes that a collection has removed.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub(crate) struct Removed {
+pub(crate) struct RemovedBlobs {
     pub(crate) blobs: u32,
     pub(crate) bytes: u64,
 }
@@ -99,8 +99,8 @@ pub(crate) async fn collect(
     database: &Database,
     clock: &Clock,
     active: impl Fn() -> Result<HashSet<String>, Error>,
-) -> Result<Removed, Error> {
-    let mut removed = Removed::default();
+) -> Result<RemovedBlobs, Error> {
+    let mut removed = RemovedBlobs::default();
     for _ in 0..ATTEMPTS {
         let now_ms = clock.now_ms();
         let notes = database.with(move |store| begin(store, now_ms)).await?;
@@ -140,7 +140,7 @@ async fn remove(
     clock: &Clock,
     notes: u64,
     unused: Vec<Blob>,
-    removed: &mut Removed,
+    removed: &mut RemovedBlobs,
 ) -> Result<bool, Error> {
     for blobs in unused.chunks(BATCH_BLOBS) {
         let digests: Vec<String> = blobs.iter().map(|blob| blob.digest.clone()).collect();
@@ -249,7 +249,7 @@ async fn read_all(
     read: impl Fn(&[u8]) -> Result<Vec<String>, Error>,
 ) -> Result<HashSet<String>, Error> {
     let mut all = HashSet::new();
-    let see = |page: &[Record]| {
+    let see = |page: &[StoreRecord]| {
         for record in page {
             all.extend(read(&record.value)?);
         }
@@ -263,10 +263,10 @@ async fn read_all(
 mod tests {
     use std::sync::Arc;
 
-    use sublet_proto::package::{self, Checked};
+    use sublet_proto::package::{self, CheckedPackage};
 
     use super::*;
-    use crate::packages::Packages;
+    use crate::packages::StorePackages;
     use crate::store::{BlobPart, SqliteStore};
 
     const NOW_MS: u64 = 1_700_000_000_000;
@@ -328,9 +328,9 @@ mod tests {
     async fn package_that_is_removed_while_it_is_deployed_is_stored_again() {
         let (_folder, store) = store();
         let (database, clock) = (Database::new(Box::new(store)), Clock::start());
-        let (encoded, packages) = (vec![7], Packages::new(database.clone(), clock));
+        let (encoded, packages) = (vec![7], StorePackages::new(database.clone(), clock));
         let digest = package::digest(&encoded);
-        let checked = Checked {
+        let checked = CheckedPackage {
             name: "p".into(),
             digest: digest.clone(),
             functions: vec!["f".into()],

@@ -30,14 +30,14 @@ pub(crate) struct Graphs {
 }
 
 /// A document that is a graph.
-pub(crate) struct Checked {
+pub(crate) struct CheckedGraph {
     info: GraphInfo,
     document: Arc<Vec<u8>>,
 }
 
-impl Checked {
+impl CheckedGraph {
     /// Refuses a document that is not a graph.
-    pub(crate) fn of(document: Vec<u8>) -> Result<Checked, Error> {
+    pub(crate) fn of(document: Vec<u8>) -> Result<CheckedGraph, Error> {
         let graph = Graph::parse(&document).map_err(|problems| graph::error("the document", &problems))?;
         let info = GraphInfo {
             digest: sublet_proto::package::digest(&document),
@@ -46,7 +46,7 @@ impl Checked {
             components: graph.components.len() as u32,
             name: graph.name,
         };
-        Ok(Checked { info, document: Arc::new(document) })
+        Ok(CheckedGraph { info, document: Arc::new(document) })
     }
 }
 
@@ -56,7 +56,7 @@ impl Graphs {
     }
 
     /// Returns the further use of the store if the tenant deployed this graph.
-    pub(crate) async fn more(&self, tenant: &str, graph: &Checked) -> Result<StoreUse, Error> {
+    pub(crate) async fn more(&self, tenant: &str, graph: &CheckedGraph) -> Result<StoreUse, Error> {
         let (version, name) = (key(tenant, &graph.info.digest), key(tenant, &graph.info.name));
         let size_bytes = graph.info.size_bytes;
         let look = move |store: &mut dyn Store| {
@@ -70,8 +70,8 @@ impl Graphs {
     }
 
     /// Stores a document, and points the tenant's name at it. The document is stored before its name.
-    pub(crate) async fn deploy(&self, tenant: &str, graph: Checked) -> Result<GraphInfo, Error> {
-        let Checked { info, document } = graph;
+    pub(crate) async fn deploy(&self, tenant: &str, graph: CheckedGraph) -> Result<GraphInfo, Error> {
+        let CheckedGraph { info, document } = graph;
         let info = GraphInfo { deployed_unix_ms: self.clock.now_ms(), ..info };
         let (by_name, by_digest) = (key(tenant, &info.name), key(tenant, &info.digest));
         let (stored, first) = (info.clone(), Arc::clone(&document));

@@ -43,7 +43,7 @@ const LONGEST_PAUSE: Duration = Duration::from_secs(8);
 
 /// A lease's record in the store.
 #[derive(Clone, PartialEq, Message)]
-pub(crate) struct Record {
+pub(crate) struct LeaseRecord {
     /// The lease with its usage so far.
     #[prost(message, required, tag = "1")]
     pub(crate) lease: Lease,
@@ -73,10 +73,10 @@ pub(crate) struct Minute {
     pub(crate) functions: Vec<FunctionUsage>,
 }
 
-impl Record {
+impl LeaseRecord {
     /// Creates a record of a lease that is not in the store.
-    pub(crate) fn new(minute: u64) -> Record {
-        Record { minute, ..Record::default() }
+    pub(crate) fn new(minute: u64) -> LeaseRecord {
+        LeaseRecord { minute, ..LeaseRecord::default() }
     }
 
     fn usage(&self) -> Usage {
@@ -152,7 +152,7 @@ pub(crate) fn parse_minute_key(key: &str) -> Option<(u64, &str)> {
 }
 
 /// Returns the minutes of a lease's life that may have a record, from shortly before its grant on.
-pub(crate) fn minutes_in_life(record: &Record) -> std::ops::Range<u64> {
+pub(crate) fn minutes_in_life(record: &LeaseRecord) -> std::ops::Range<u64> {
     let first = (record.lease.granted_unix_ms / MINUTE_MS).saturating_sub(CLOCK_MINUTES);
     first..record.minute
 }
@@ -162,7 +162,7 @@ pub(crate) fn minutes_in_life(record: &Record) -> std::ops::Range<u64> {
 ///
 /// # Errors
 /// Errors of the store.
-pub(crate) fn minutes_of(store: &dyn Store, record: &Record) -> Result<BTreeMap<String, Minute>, Error> {
+pub(crate) fn minutes_of(store: &dyn Store, record: &LeaseRecord) -> Result<BTreeMap<String, Minute>, Error> {
     let mut minutes = BTreeMap::from([record.last_minute()]);
     let mut keys = minutes_in_life(record).map(|minute| minute_key(minute, &record.lease.id));
     loop {
@@ -223,43 +223,43 @@ fn grown_functions(before: &[FunctionUsage], after: &[FunctionUsage]) -> Vec<Fun
 
 /// A lease that is to be written.
 #[derive(Clone, Debug)]
-pub(crate) struct Entry {
+pub(crate) struct LedgerEntry {
     pub(crate) id: LeaseId,
     pub(crate) revision: u64,
     pub(crate) lease: Lease,
     pub(crate) token: String,
 }
 
-impl Entry {
+impl LedgerEntry {
     fn key(&self) -> String {
         format!("{}{}", keys::LEASE, self.id)
     }
 }
 
 /// A record, and which writing of it that is.
-struct Versioned {
-    record: Record,
+struct VersionedRecord {
+    record: LeaseRecord,
     version: u64,
 }
 
 /// Writes records, and beside them the spending of tenants by this manager.
-pub(crate) struct Writer {
+pub(crate) struct RecordWriter {
     spending: Spending,
     peers: Arc<Mutex<Peers>>,
     /// Costs of leases when they were counted last.
     counted: HashMap<LeaseId, u64>,
 }
 
-impl Writer {
-    pub(crate) fn new(spending: Spending, peers: Arc<Mutex<Peers>>) -> Writer {
-        Writer { spending, peers, counted: HashMap::new() }
+impl RecordWriter {
+    pub(crate) fn new(spending: Spending, peers: Arc<Mutex<Peers>>) -> RecordWriter {
+        RecordWriter { spending, peers, counted: HashMap::new() }
     }
 
     /// Writes all entries, or says why the store could not take them; each of them may then have been written.
     pub(crate) fn write(
         &mut self,
         store: &mut dyn Store,
-        entries: &[Entry],
+        entries: &[LedgerEntry],
         now_ms: u64,
     ) -> Result<(), Error> {
         let minute = now_ms / MINUTE_MS;
@@ -296,11 +296,11 @@ impl Writer {
         }
     }
 
-    fn count(&mut self, entries: &[(&Entry, Option<Versioned>)], minute: u64) {
+    fn count(&mut self, entries: &[(&LedgerEntry, Option<VersionedRecord>)], minute: u64) {
         let peers = self.peers.lock().unwrap_or_else(PoisonError::into_inner);
         for (entry, before) in entries {
             let mut record =
-                before.as_ref().map_or_else(|| Record::new(minute), |before| before.record.clone());
+                before.as_ref().map_or_else(|| LeaseRecord::new(minute), |before| before.record.clone());
             let (id, stored_nano) = (&entry.lease.id, record.cost_nano());
             match self.counted.get(&entry.id) {
                 None => self.spending.take_over(id, peers.counted(id, stored_nano)),
@@ -316,7 +316,7 @@ impl Writer {
 }
 
 /// Whether a lease that has no record is folded: an agent that was away for long may still report it.
-fn is_folded(store: &dyn Store, entry: &Entry, now_ms: u64) -> Result<bool, Error> {
+fn is_folded(store: &dyn Store, entry: &LedgerEntry, now_ms: u64) -> Result<bool, Error> {
     let granted_ms = entry.id.granted_ms();
     // Younger leases are never folded, and most leases are young.
     if granted_ms.saturating_add(LEAST_AGE_MS) > now_ms || granted_ms >= folded_before(store)? {
@@ -330,13 +330,14 @@ fn is_folded(store: &dyn Store, entry: &Entry, now_ms: u64) -> Result<bool, Erro
 /// written again in case that its last write was interrupted.
 fn swap(
     store: &mut dyn Store,
-    entry: &Entry,
+    entry: &LedgerEntry,
     minute: u64,
-    mut before: Option<Versioned>,
+    mut before: Option<VersionedRecord>,
 ) -> Result<Vec<(String, Minute)>, Error> {
     let key = entry.key();
     for _ in 0..SWAP_ATTEMPTS {
-        let known = before.unwrap_or_else(|| Versioned { record: Record::new(minute), version: 0 });
+        let known =
+            before.unwrap_or_else(|| VersionedRecord { record: LeaseRecord::new(minute), version: 0 });
         let mut minutes = Vec::new();
         if known.version > 0 && known.record.minute < minute {
             minutes.push(known.record.last_minute());
@@ -355,13 +356,13 @@ fn swap(
     ))
 }
 
-fn read(store: &dyn Store, key: &str) -> Result<Option<Versioned>, Error> {
+fn read(store: &dyn Store, key: &str) -> Result<Option<VersionedRecord>, Error> {
     let Some(found) = store.get(key)? else { return Ok(None) };
-    Ok(Some(Versioned { record: decode("a stored lease", &found.value)?, version: found.version }))
+    Ok(Some(VersionedRecord { record: decode("a stored lease", &found.value)?, version: found.version }))
 }
 
 /// Returns a lease's record from the store.
-pub(crate) fn stored(store: &dyn Store, id: &str) -> Result<Option<Record>, Error> {
+pub(crate) fn stored(store: &dyn Store, id: &str) -> Result<Option<LeaseRecord>, Error> {
     Ok(read(store, &format!("{}{id}", keys::LEASE))?.map(|found| found.record))
 }
 
@@ -369,7 +370,7 @@ pub(crate) fn stored(store: &dyn Store, id: &str) -> Result<Option<Record>, Erro
 pub(crate) struct Ledger {
     due: Mutex<Due>,
     wake: Notify,
-    done: watch::Sender<Done>,
+    done: watch::Sender<MarkProgress>,
 }
 
 #[derive(Default)]
@@ -381,7 +382,7 @@ struct Due {
 
 /// Number of marks that were handled, and whether the store took the last of them.
 #[derive(Clone, Debug, Default)]
-pub(crate) struct Done {
+pub(crate) struct MarkProgress {
     marks: u64,
     failure: Option<Error>,
 }
@@ -435,7 +436,7 @@ impl Ledger {
             // Leases that were not tried are due again.
             due.into_iter().for_each(|(lease, revision)| self.put_back(lease, revision));
             let was_failing =
-                self.done.send_replace(Done { marks, failure: failure.clone() }).failure.is_some();
+                self.done.send_replace(MarkProgress { marks, failure: failure.clone() }).failure.is_some();
             match failure {
                 Some(error) => {
                     if !was_failing {

@@ -32,7 +32,6 @@ mod chance;
 mod clock;
 pub mod core;
 mod database;
-mod fleet;
 mod folder;
 mod garbage;
 mod graphs;
@@ -49,6 +48,7 @@ mod service;
 mod shell;
 mod start;
 pub mod store;
+mod store_managers;
 mod tenants;
 mod tls;
 mod tokens;
@@ -78,24 +78,24 @@ pub use retention::Retention;
 pub use tls::Tls;
 pub use tokens::{MAX_LOOKUPS_PER_SECOND, MAX_TOKENS, MAX_UNVERIFIED};
 
-use crate::auth::{Gate, Guarded};
+use crate::auth::{Authorizer, GuardedService};
 use crate::bill::Bills;
 use crate::clock::Clock;
-use crate::core::{Core, Event, Level, QueueLimits, Settings, TICK_MS};
+use crate::core::{Core, CoreEvent, CoreSettings, Level, QueueLimits, TICK_MS};
 use crate::database::{Database, blocking};
-use crate::fleet::Fleet;
-use crate::folder::StateFolder;
+use crate::folder::ManagerStateFolder;
 use crate::graphs::Graphs;
-use crate::listen::{Connection, Intake};
-use crate::packages::Packages;
+use crate::listen::{AcceptedConnection, Intake};
+use crate::packages::StorePackages;
 use crate::peers::Peers;
 use crate::quotas::Quotas;
-use crate::retention::{Keeper, Sharing};
-use crate::runs::Runs;
-use crate::service::{Methods, Parts, Service};
+use crate::retention::{RetentionParts, Sharing};
+use crate::runs::StoreRuns;
+use crate::service::{Methods, Service, ServiceParts};
 use crate::shell::Shell;
 use crate::store::{NatsOptions, NatsStore, Store};
-use crate::tenants::Tenants;
+use crate::store_managers::StoreManagers;
+use crate::tenants::StoreTenants;
 use crate::tls::Certificates;
 use crate::tokens::Tokens;
 use crate::uploads::Uploads;
@@ -131,7 +131,7 @@ pub enum StoreOptions {
 
 /// Options of a manager.
 #[derive(Clone, Debug)]
-pub struct Options {
+pub struct ManagerOptions {
     /// The folder of its state; made if it does not exist.
     pub state: PathBuf,
     /// The Unix socket on which it listens.
@@ -160,10 +160,10 @@ pub struct Options {
     pub level: Level,
 }
 
-impl Options {
+impl ManagerOptions {
     /// The usual on one machine: the socket `manager.sock` in the state folder, and default prices.
-    pub fn in_folder(state: PathBuf) -> Options {
-        Options {
+    pub fn in_folder(state: PathBuf) -> ManagerOptions {
+        ManagerOptions {
             socket: state.join("manager.sock"),
             state,
             listen: Vec::new(),
@@ -180,7 +180,7 @@ impl Options {
     }
 }
 
-impl Options {
+impl ManagerOptions {
     /// Checks that a global manager's store allows racks below it.
     fn check_level(&self) -> Result<(), Error> {
         match (self.level, &self.store) {
@@ -198,7 +198,7 @@ pub struct Manager {
     socket: PathBuf,
     addresses: Vec<SocketAddr>,
     shell: Arc<Shell>,
-    fleet: Arc<Fleet>,
+    fleet: Arc<StoreManagers>,
     /// Dropped or used to end the server.
     shutdown: Option<oneshot::Sender<()>>,
     server: JoinHandle<()>,
@@ -206,13 +206,13 @@ pub struct Manager {
     intake: JoinSet<()>,
     chores: JoinSet<()>,
     /// Dropped last: the next manager may start as soon as it is free.
-    _folder: StateFolder,
+    _folder: ManagerStateFolder,
 }
 
 /// Parts that a manager has opened before it serves.
-struct Opened {
-    folder: StateFolder,
-    fleet: Fleet,
+struct OpenedParts {
+    folder: ManagerStateFolder,
+    fleet: StoreManagers,
     database: Database,
     tokens: Tokens,
     shell: Shell,
@@ -233,7 +233,7 @@ impl Manager {
     /// - [`Code::InvalidArgument`] if the socket's path, an address or a certificate is not possible, or a global
     ///   manager's store is one for a single manager.
     /// - [`Code::System`] otherwise.
-    pub async fn start(options: Options) -> Result<Manager, Error> {
+    pub async fn start(options: ManagerOptions) -> Result<Manager, Error> {
         let mut listeners = Vec::new();
         options.tls.check(&options.listen)?;
         options.check_level()?;
@@ -246,9 +246,9 @@ impl Manager {
                 .map_err(|error| Error::new(Code::System, format!("a listener has no address: {error}")))
         };
         let addresses = listeners.iter().map(address).collect::<Result<Vec<_>, _>>()?;
-        let Options { socket, advertise, connections: limits, retention, store, .. } = options.clone();
+        let ManagerOptions { socket, advertise, connections: limits, retention, store, .. } = options.clone();
         let opened = blocking(move || open(&options)).await?;
-        let Opened { folder, fleet, database, tokens, shell, certificates, is_read_only } = opened;
+        let OpenedParts { folder, fleet, database, tokens, shell, certificates, is_read_only } = opened;
         let unix = folder::listen(&socket)?;
 
         let scheme = if certificates.is_some() { "https" } else { "http" };
@@ -258,18 +258,18 @@ impl Manager {
             (None, None) => format!("unix:{}", socket.display()),
         };
         let (shell, fleet) = (Arc::new(shell), Arc::new(fleet.at(address)));
-        let gate = Arc::new(Gate::new(tokens, shell.clock));
+        let gate = Arc::new(Authorizer::new(tokens, shell.clock));
         gate.set_read_only(is_read_only);
-        let tenants = Arc::new(Tenants::new(database.clone()));
+        let tenants = Arc::new(StoreTenants::new(database.clone()));
         let quotas = Arc::new(Quotas::new(database.clone()));
         let bills = Arc::new(Bills::new(database.clone(), shell.clock));
-        let service = Service::new(Parts {
+        let service = Service::new(ServiceParts {
             shell: Arc::clone(&shell),
             gate: Arc::clone(&gate),
             tenants: Arc::clone(&tenants),
-            packages: Packages::new(database.clone(), shell.clock),
+            packages: StorePackages::new(database.clone(), shell.clock),
             graphs: Graphs::new(database.clone(), shell.clock),
-            runs: Runs::new(database.clone()),
+            runs: StoreRuns::new(database.clone()),
             bills: Arc::clone(&bills),
             database: database.clone(),
             fleet: Arc::clone(&fleet),
@@ -288,11 +288,11 @@ impl Manager {
             StoreOptions::Embedded => Sharing::Own,
             StoreOptions::Nats(_) => Sharing::Shared,
         };
-        let keeper = Keeper {
+        let keeper = RetentionParts {
             clock: shell.clock,
             bills,
-            runs: Runs::new(database.clone()),
-            packages: Packages::new(database.clone(), shell.clock),
+            runs: StoreRuns::new(database.clone()),
+            packages: StorePackages::new(database.clone(), shell.clock),
             quotas: Arc::clone(&quotas),
             fleet: Arc::clone(&fleet),
             database,
@@ -356,7 +356,7 @@ impl Manager {
         if let Err(error) = std::fs::remove_file(&self.socket) {
             tracing::warn!(socket = %self.socket.display(), %error, "the socket cannot be removed");
         }
-        self.shell.tell([Event::Tick])?;
+        self.shell.tell([CoreEvent::Tick])?;
         let settled = self.shell.ledger.settle(LAST_ENTRIES).await;
         self.chores.shutdown().await;
         let left = self.fleet.leave().await;
@@ -370,8 +370,8 @@ impl Drop for Manager {
     }
 }
 
-fn open(options: &Options) -> Result<Opened, Error> {
-    let folder = StateFolder::open(&options.state)?;
+fn open(options: &ManagerOptions) -> Result<OpenedParts, Error> {
+    let folder = ManagerStateFolder::open(&options.state)?;
     let mut store: Box<dyn Store> = match &options.store {
         StoreOptions::Embedded => Box::new(upkeep::open(&folder)?),
         StoreOptions::Nats(servers) => Box::new(NatsStore::open_noting(servers, &folder.file(STREAMS))?),
@@ -404,28 +404,28 @@ fn open(options: &Options) -> Result<Opened, Error> {
         )?
         .map(Arc::new)
     };
-    let Options { prices, queue, balanced_bytes, level, .. } = options.clone();
+    let ManagerOptions { prices, queue, balanced_bytes, level, .. } = options.clone();
     let seed = u64::from_le_bytes(chance::secret()?);
-    let settings = Settings { epoch, seed, prices, queue, balanced_bytes };
+    let settings = CoreSettings { epoch, seed, prices, queue, balanced_bytes };
     let core = match level {
         Level::Rack => Core::new(settings),
         Level::Global => Core::global(settings),
     };
     // Tickets are signed by a key that outlives the machine.
     store.unsynced().map_or(Ok(()), |sync| sync.sync())?;
-    let known = tokens::Known::read(&*store, clock.now_ms())?;
+    let known = tokens::ValidTokens::read(&*store, clock.now_ms())?;
     let peers = Peers::join(&*store, epoch)?;
     let database = Database::new(store);
     let shell = Shell::new(core, signing, database.clone(), clock)?;
-    let fleet = Fleet::new(database.clone(), peers, epoch);
+    let fleet = StoreManagers::new(database.clone(), peers, epoch);
     let tokens = Tokens::new(database.clone(), known);
-    Ok(Opened { folder, fleet, tokens, database, shell, certificates, is_read_only })
+    Ok(OpenedParts { folder, fleet, tokens, database, shell, certificates, is_read_only })
 }
 
 async fn serve(
-    connections: mpsc::Receiver<std::io::Result<Connection>>,
+    connections: mpsc::Receiver<std::io::Result<AcceptedConnection>>,
     service: Service,
-    gate: Arc<Gate>,
+    gate: Arc<Authorizer>,
     stopped: oneshot::Receiver<()>,
 ) {
     let served = Server::builder()
@@ -434,7 +434,7 @@ async fn serve(
         .http2_keepalive_timeout(Some(KEEPALIVE_ANSWER))
         .http2_max_header_list_size(MAX_HEADER_BYTES)
         .serve_with_incoming_shutdown(
-            Guarded::new(Methods::new(service), gate),
+            GuardedService::new(Methods::new(service), gate),
             ReceiverStream::new(connections),
             async { drop(stopped.await) },
         );
@@ -444,7 +444,7 @@ async fn serve(
 }
 
 /// Makes a manager that has started on a full disk writable as soon as the disk has free space.
-async fn leave_read_only(database: Database, gate: Arc<Gate>) {
+async fn leave_read_only(database: Database, gate: Arc<Authorizer>) {
     let mut interval = every(REFRESH);
     loop {
         interval.tick().await;
@@ -466,8 +466,8 @@ async fn collect_garbage(shell: Arc<Shell>, database: Database) {
     loop {
         interval.tick().await;
         match garbage::collect(&database, &shell.clock, || shell.packages()).await {
-            Ok(garbage::Removed { blobs: 0, .. }) => {}
-            Ok(garbage::Removed { blobs, bytes }) => {
+            Ok(garbage::RemovedBlobs { blobs: 0, .. }) => {}
+            Ok(garbage::RemovedBlobs { blobs, bytes }) => {
                 tracing::info!(blobs, bytes, "packages and graphs that nothing refers to are removed");
             }
             Err(error) => tracing::debug!(%error, "packages and graphs that nothing refers to stay"),
@@ -483,7 +483,7 @@ async fn recheck(servers: NatsOptions) {
         interval.tick().await;
         let servers = servers.clone();
         match blocking(move || upkeep::check_nats(&servers)).await {
-            Ok(store::Report { lost, restored, .. }) => {
+            Ok(store::AuditReport { lost, restored, .. }) => {
                 if !lost.is_empty() {
                     tracing::error!(
                         records = store::listed(&lost),
@@ -503,12 +503,12 @@ async fn recheck(servers: NatsOptions) {
     }
 }
 
-async fn keep_ledger(shell: Arc<Shell>, fleet: Arc<Fleet>) {
+async fn keep_ledger(shell: Arc<Shell>, fleet: Arc<StoreManagers>) {
     shell.keep_ledger(fleet.writer()).await;
 }
 
 /// Tells the other managers how this one is, and learns how they are.
-async fn keep_company(shell: Arc<Shell>, fleet: Arc<Fleet>) {
+async fn keep_company(shell: Arc<Shell>, fleet: Arc<StoreManagers>) {
     let mut is_failing = false;
     loop {
         tokio::time::sleep(fleet.period()).await;
@@ -526,7 +526,7 @@ async fn tick(shell: Arc<Shell>) {
     let mut interval = every(Duration::from_millis(TICK_MS));
     loop {
         interval.tick().await;
-        if let Err(error) = shell.tell([Event::Tick]) {
+        if let Err(error) = shell.tell([CoreEvent::Tick]) {
             tracing::error!(%error, "the manager's clock stops");
             return;
         }
@@ -534,7 +534,12 @@ async fn tick(shell: Arc<Shell>) {
 }
 
 /// Takes over other managers' changes of tokens and quotas, and ends the leases of removed tokens.
-async fn keep_fresh(shell: Arc<Shell>, gate: Arc<Gate>, tenants: Arc<Tenants>, quotas: Arc<Quotas>) {
+async fn keep_fresh(
+    shell: Arc<Shell>,
+    gate: Arc<Authorizer>,
+    tenants: Arc<StoreTenants>,
+    quotas: Arc<Quotas>,
+) {
     let mut interval = every(REFRESH);
     let mut is_failing = false;
     loop {
@@ -549,7 +554,12 @@ async fn keep_fresh(shell: Arc<Shell>, gate: Arc<Gate>, tenants: Arc<Tenants>, q
     }
 }
 
-async fn refresh(shell: &Shell, gate: &Gate, tenants: &Tenants, limits: &Quotas) -> Result<(), Error> {
+async fn refresh(
+    shell: &Shell,
+    gate: &Authorizer,
+    tenants: &StoreTenants,
+    limits: &Quotas,
+) -> Result<(), Error> {
     let now_ms = shell.clock.now_ms();
     let read = gate.tokens.refresh(now_ms).await;
     // Tokens expire even when the store is away.

@@ -5,7 +5,7 @@
 //! [bounded](frames).
 
 mod frames;
-mod places;
+mod slots;
 
 use std::io;
 use std::net::SocketAddr;
@@ -14,7 +14,7 @@ use std::sync::Arc;
 use std::task::{Context, Poll};
 use std::time::{Duration, Instant};
 
-pub(crate) use sublet_admission::Id as ConnectionId;
+pub(crate) use sublet_admission::ConnectionId;
 use sublet_admission::Party;
 use sublet_proto::{Code, Error};
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
@@ -24,9 +24,9 @@ use tokio_rustls::TlsAcceptor;
 use tonic::transport::server::Connected;
 
 use crate::tls::Certificates;
-use frames::{Flood, Frames};
-pub(crate) use places::{Busy, Place, Places};
-pub use places::{ConnectionLimits, MAX_CONNECTIONS};
+use frames::{Flood, FrameCounter};
+pub(crate) use slots::{Busy, ConnectionSlot, ConnectionSlots};
+pub use slots::{ConnectionLimits, MAX_CONNECTIONS};
 
 /// Pause of listening when the system has no more descriptors.
 const PAUSE: Duration = Duration::from_millis(100);
@@ -38,22 +38,22 @@ const READY_AHEAD: usize = 64;
 pub(crate) struct Peer {
     /// The user of its process, if it came by the manager's own Unix socket.
     pub(crate) uid: Option<u32>,
-    pub(crate) place: Arc<Place>,
+    pub(crate) place: Arc<ConnectionSlot>,
 }
 
 trait Duplex: AsyncRead + AsyncWrite + Send + Unpin {}
 impl<T: AsyncRead + AsyncWrite + Send + Unpin> Duplex for T {}
 
 /// A connection that is ready to be served.
-pub(crate) struct Connection {
+pub(crate) struct AcceptedConnection {
     stream: Box<dyn Duplex>,
     peer: Peer,
-    frames: Frames,
+    frames: FrameCounter,
     /// Completes when the connection is to be closed.
     closed: oneshot::Receiver<()>,
 }
 
-impl Connected for Connection {
+impl Connected for AcceptedConnection {
     type ConnectInfo = Peer;
 
     fn connect_info(&self) -> Peer {
@@ -64,19 +64,19 @@ impl Connected for Connection {
 /// Accepts connections from every listener of one manager.
 #[derive(Clone)]
 pub(crate) struct Intake {
-    places: Arc<Places>,
-    ready: mpsc::Sender<io::Result<Connection>>,
+    places: Arc<ConnectionSlots>,
+    ready: mpsc::Sender<io::Result<AcceptedConnection>>,
 }
 
 impl Intake {
     /// The intake, and the connections that it admits.
-    pub(crate) fn new(limits: &ConnectionLimits) -> (Intake, mpsc::Receiver<io::Result<Connection>>) {
+    pub(crate) fn new(limits: &ConnectionLimits) -> (Intake, mpsc::Receiver<io::Result<AcceptedConnection>>) {
         let (ready, connections) = mpsc::channel(READY_AHEAD);
-        (Intake { places: Places::new(limits), ready }, connections)
+        (Intake { places: ConnectionSlots::new(limits), ready }, connections)
     }
 
     /// The places of its connections.
-    pub(crate) fn places(&self) -> Arc<Places> {
+    pub(crate) fn places(&self) -> Arc<ConnectionSlots> {
         self.places.clone()
     }
 
@@ -107,7 +107,7 @@ impl Intake {
     async fn greet(
         self,
         stream: TcpStream,
-        (from, place): (SocketAddr, Arc<Place>),
+        (from, place): (SocketAddr, Arc<ConnectionSlot>),
         mut closed: oneshot::Receiver<()>,
         certificates: Option<Arc<Certificates>>,
     ) {
@@ -123,7 +123,8 @@ impl Intake {
 
     async fn serve(&self, stream: Box<dyn Duplex>, peer: Peer, closed: oneshot::Receiver<()>) {
         peer.place.shaken();
-        let connection = Connection { stream, peer, frames: Frames::new(Instant::now()), closed };
+        let connection =
+            AcceptedConnection { stream, peer, frames: FrameCounter::new(Instant::now()), closed };
         // The server that takes the connections may have stopped.
         let _ = self.ready.send(Ok(connection)).await;
     }
@@ -161,7 +162,7 @@ pub(crate) async fn bind(address: SocketAddr) -> Result<TcpListener, Error> {
     })
 }
 
-impl Connection {
+impl AcceptedConnection {
     /// Fails once the connection's place was taken from it.
     fn check(&mut self, context: &mut Context<'_>) -> io::Result<()> {
         match Pin::new(&mut self.closed).poll(context) {
@@ -171,7 +172,7 @@ impl Connection {
     }
 }
 
-impl AsyncRead for Connection {
+impl AsyncRead for AcceptedConnection {
     fn poll_read(
         mut self: Pin<&mut Self>,
         context: &mut Context<'_>,
@@ -189,7 +190,7 @@ impl AsyncRead for Connection {
     }
 }
 
-impl AsyncWrite for Connection {
+impl AsyncWrite for AcceptedConnection {
     fn poll_write(
         mut self: Pin<&mut Self>,
         context: &mut Context<'_>,

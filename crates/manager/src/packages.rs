@@ -12,7 +12,7 @@ use std::sync::{Arc, PoisonError, RwLock};
 use std::time::{Duration, Instant};
 
 use prost::Message;
-use sublet_proto::package::{self, Checked, PUBLIC};
+use sublet_proto::package::{self, CheckedPackage, PUBLIC};
 use sublet_proto::v1::{
     DeployReply, PackageChunk, PackageGrant, PackageInfo, PackageList, PackageRight, PinnedPackage,
     RemovePackageReply, StoreUse,
@@ -37,7 +37,7 @@ const NAME_AGE: Duration = Duration::from_secs(1);
 const MAX_REMEMBERED: usize = 4096;
 
 /// The packages of a store.
-pub(crate) struct Packages {
+pub(crate) struct StorePackages {
     database: Database,
     clock: Clock,
     /// One package at a time is stored, so that the failure of one does not take the parts of another.
@@ -47,13 +47,13 @@ pub(crate) struct Packages {
 
 /// A package under one of its owner's names, or under its digest.
 #[derive(Debug)]
-struct Named {
+struct NamedPackage {
     record: NameRecord,
     info: Arc<PackageInfo>,
 }
 
 /// Package that the store had under a name, and the time of the look-up.
-type Lookup = (Option<Arc<Named>>, Instant);
+type Lookup = (Option<Arc<NamedPackage>>, Instant);
 
 /// Whether a name that was missing within the last second is looked up in the store again.
 #[derive(Clone, Copy, PartialEq, Eq)]
@@ -62,9 +62,9 @@ enum Missing {
     LookedFor,
 }
 
-impl Packages {
-    pub(crate) fn new(database: Database, clock: Clock) -> Packages {
-        Packages { database, clock, storing: Semaphore::new(1), remembered: Arc::default() }
+impl StorePackages {
+    pub(crate) fn new(database: Database, clock: Clock) -> StorePackages {
+        StorePackages { database, clock, storing: Semaphore::new(1), remembered: Arc::default() }
     }
 
     /// The package that an address means for the caller, if it has this right to it.
@@ -100,7 +100,7 @@ impl Packages {
     }
 
     /// Returns the package of a digest that some tenant has used a moment ago, without asking the store, for a caller
-    /// whose tenant is not known: [`Packages::check_digest`] checks later whether it was the caller's.
+    /// whose tenant is not known: [`StorePackages::check_digest`] checks later whether it was the caller's.
     pub(crate) fn remembered(&self, digest: &str) -> Option<Arc<PackageInfo>> {
         if !package::is_digest(digest) {
             return None;
@@ -166,7 +166,12 @@ impl Packages {
         }
     }
 
-    async fn named(&self, owner: &str, name: &str, missing: Missing) -> Result<Option<Arc<Named>>, Error> {
+    async fn named(
+        &self,
+        owner: &str,
+        name: &str,
+        missing: Missing,
+    ) -> Result<Option<Arc<NamedPackage>>, Error> {
         if !is_possible(owner, name) {
             return Ok(None);
         }
@@ -217,7 +222,7 @@ impl Packages {
     }
 
     /// Returns the further use of the store if the tenant deployed this package.
-    pub(crate) async fn more(&self, tenant: &str, package: &Checked) -> Result<StoreUse, Error> {
+    pub(crate) async fn more(&self, tenant: &str, package: &CheckedPackage) -> Result<StoreUse, Error> {
         let PackageInfo { name, digest, size_bytes, .. } = package.info();
         let tenant = tenant.to_owned();
         let look = move |store: &mut dyn Store| {
@@ -234,7 +239,7 @@ impl Packages {
         &self,
         tenant: &str,
         encoded: Arc<Vec<u8>>,
-        checked: Checked,
+        checked: CheckedPackage,
     ) -> Result<DeployReply, Error> {
         let _turn =
             self.storing.acquire().await.map_err(|_| Error::new(Code::Internal, "the manager stops"))?;
@@ -325,7 +330,7 @@ impl Packages {
         let now_ms = self.clock.now_ms();
         let removed =
             self.database.with(move |store| remove(store, (&of, &removed), versions, now_ms)).await?;
-        let Removed { info, digests } = removed.ok_or_else(|| unknown(&format!("{owner}/{name}")))?;
+        let PackageRemoval { info, digests } = removed.ok_or_else(|| unknown(&format!("{owner}/{name}")))?;
         self.forget(owner, name);
         digests.iter().for_each(|digest| self.forget(owner, digest));
         Ok(RemovePackageReply { package: Some(info), versions: digests.len() as u32 })
@@ -414,7 +419,7 @@ fn look_up_and_remember(
     remembered: Arc<RwLock<HashMap<String, Lookup>>>,
     owner: &str,
     name: &str,
-) -> impl Future<Output = Result<Option<Arc<Named>>, Error>> + Send + use<> {
+) -> impl Future<Output = Result<Option<Arc<NamedPackage>>, Error>> + Send + use<> {
     let (owner, name) = (owner.to_owned(), name.to_owned());
     async move {
         let key = format!("{owner}/{name}");
@@ -425,7 +430,7 @@ fn look_up_and_remember(
     }
 }
 
-fn remember(remembered: &RwLock<HashMap<String, Lookup>>, key: String, named: Option<Arc<Named>>) {
+fn remember(remembered: &RwLock<HashMap<String, Lookup>>, key: String, named: Option<Arc<NamedPackage>>) {
     let mut remembered = remembered.write().unwrap_or_else(PoisonError::into_inner);
     if remembered.len() >= MAX_REMEMBERED {
         remembered.clear();
@@ -450,10 +455,10 @@ fn pinned(info: &PackageInfo) -> String {
     }
 }
 
-fn look_up(store: &dyn Store, owner: &str, name: &str) -> Result<Option<Named>, Error> {
+fn look_up(store: &dyn Store, owner: &str, name: &str) -> Result<Option<NamedPackage>, Error> {
     let Some(record) = names::read(store, owner, name)?.0 else { return Ok(None) };
     let info = known(store, &record.digest)?;
-    Ok(info.map(|info| Named { info: Arc::new(info_of(info, owner, &record)), record }))
+    Ok(info.map(|info| NamedPackage { info: Arc::new(info_of(info, owner, &record)), record }))
 }
 
 fn info_of(info: PackageInfo, owner: &str, record: &NameRecord) -> PackageInfo {
@@ -542,7 +547,7 @@ fn grant(
         PackageRight::Read | PackageRight::Execute => batch.put(key, Vec::new()),
     }
     store.commit(&batch)?;
-    let Named { record, info } = look_up(store, owner, name)?.ok_or_else(missing)?;
+    let NamedPackage { record, info } = look_up(store, owner, name)?.ok_or_else(missing)?;
     Ok(PackageInfo { grants: record.grants, ..info.as_ref().clone() })
 }
 
@@ -556,7 +561,7 @@ pub(crate) enum Versions {
 }
 
 /// Versions that were removed from an owner's package.
-struct Removed {
+struct PackageRemoval {
     /// Package that the name refers to, or referred to.
     info: PackageInfo,
     /// Digests of the removed versions.
@@ -568,7 +573,7 @@ fn remove(
     (owner, name): (&str, &str),
     which: Versions,
     now_ms: u64,
-) -> Result<Option<Removed>, Error> {
+) -> Result<Option<PackageRemoval>, Error> {
     let Some(named) = look_up(store, owner, name)? else { return Ok(None) };
     let mut digests = versions(store, owner, name)?;
     let mut batch = Batch::default();
@@ -586,7 +591,7 @@ fn remove(
     }
     digests.iter().for_each(|digest| batch.remove(name_key(owner, digest)));
     store.commit(&batch)?;
-    Ok(Some(Removed { info: named.info.as_ref().clone(), digests }))
+    Ok(Some(PackageRemoval { info: named.info.as_ref().clone(), digests }))
 }
 
 /// Digests of an owner's packages of this name.

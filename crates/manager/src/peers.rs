@@ -11,7 +11,7 @@
 //! An agent that goes from one manager to another tells only the latter. So each manager lists in its record the nodes
 //! that it misses, and those of the nodes that others miss which it has by now: leases of a node count once.
 //!
-//! [`Table`] decides without any I/O; [`Peers`] reads and writes for it.
+//! [`PeerTable`] decides without any I/O; [`Peers`] reads and writes for it.
 
 mod merge;
 mod spending;
@@ -25,7 +25,7 @@ use sublet_proto::{Error, decode};
 
 pub(crate) use self::merge::{Spenders, merge, note};
 pub use self::spending::Spending;
-pub use self::table::{SpentBy, Table};
+pub use self::table::{PeerTable, SpentBy};
 use crate::store::{Batch, MAX_VALUE_BYTES, Store, each_record, keys};
 
 /// Most managers of one store.
@@ -37,7 +37,7 @@ const FRAME_BYTES: usize = 4;
 
 /// A manager's report to the others.
 #[derive(Clone, Debug, Default)]
-pub struct Standing {
+pub struct ManagerReport {
     /// Address at which clients and agents reach it.
     pub address: String,
     /// Time by its own clock.
@@ -65,7 +65,7 @@ pub struct Standing {
 pub struct Peers {
     epoch: u64,
     beat: u64,
-    table: Table,
+    table: PeerTable,
     /// Number of missing nodes that were listed so far; nodes that are listed again count again.
     missed: usize,
     /// Cost of each lease that others have counted, where its own record may not say so.
@@ -76,7 +76,7 @@ impl Peers {
     /// Joins under this epoch, and reads the tenants' spending so far.
     pub fn join(store: &dyn Store, epoch: u64) -> Result<Peers, Error> {
         let mut peers =
-            Peers { epoch, beat: 0, table: Table::new(epoch), missed: 0, counted: HashMap::new() };
+            Peers { epoch, beat: 0, table: PeerTable::new(epoch), missed: 0, counted: HashMap::new() };
         let merged = format!("{}{}/", keys::SPEND, keys::epoch(merge::MERGED));
         loop {
             let before = store.scan(&merged, None, usize::MAX)?;
@@ -90,13 +90,18 @@ impl Peers {
     }
 
     /// Returns the living managers, and what tenants use through them.
-    pub fn table(&self) -> &Table {
+    pub fn table(&self) -> &PeerTable {
         &self.table
     }
 
     /// Reports on this manager to the others, and reads their reports. Call it each second, or more often, with a clock
     /// that only goes forward.
-    pub fn exchange(&mut self, store: &mut dyn Store, now_ms: u64, standing: Standing) -> Result<(), Error> {
+    pub fn exchange(
+        &mut self,
+        store: &mut dyn Store,
+        now_ms: u64,
+        standing: ManagerReport,
+    ) -> Result<(), Error> {
         self.beat += 1;
         let mut batch = Batch::default();
         batch.put(self.key(), self.record(standing).encode_to_vec());
@@ -161,7 +166,7 @@ impl Peers {
 
     /// Builds the record, with no more nodes than its size allows. Nodes that are found are not missing any more, which
     /// frees space for others; nodes that stay missing take turns.
-    fn record(&mut self, mut standing: Standing) -> PeerRecord {
+    fn record(&mut self, mut standing: ManagerReport) -> PeerRecord {
         let cores = |holding: &Holding| holding.r#use.map_or(0, |has| has.cores);
         standing.holdings.sort_by_key(|holding| std::cmp::Reverse(cores(holding)));
         standing.holdings.truncate(MAX_HOLDINGS);
@@ -218,10 +223,10 @@ mod tests {
         (folder, store)
     }
 
-    fn with_cores(cores: u32) -> Standing {
+    fn with_cores(cores: u32) -> ManagerReport {
         let has = TenantUse { cores, ..TenantUse::default() };
         let holdings = vec![Holding { tenant: "t".into(), r#use: Some(has) }];
-        Standing { address: "https://a:1".into(), holdings, ..Standing::default() }
+        ManagerReport { address: "https://a:1".into(), holdings, ..ManagerReport::default() }
     }
 
     #[test]
@@ -277,7 +282,11 @@ mod tests {
             let holdings = if beat == 0 { (0..tenants).map(holding).collect() } else { Vec::new() };
             let (missing, found) = ((0..nodes).map(node).collect(), (0..nodes).map(node).collect());
             peers
-                .exchange(&mut store, beat, Standing { holdings, missing, found, ..Standing::default() })
+                .exchange(
+                    &mut store,
+                    beat,
+                    ManagerReport { holdings, missing, found, ..ManagerReport::default() },
+                )
                 .unwrap();
             let stored = store.get(&peers.key()).unwrap().unwrap();
             let record = PeerRecord::decode(stored.value.as_slice()).unwrap();

@@ -41,11 +41,11 @@ const BURST_PARTS: u32 = 4;
 /// Tenants' use of the store, and its limits.
 pub(crate) struct Quotas {
     database: Database,
-    known: Mutex<Known>,
+    known: Mutex<QuotaTable>,
 }
 
 #[derive(Default)]
-struct Known {
+struct QuotaTable {
     quotas: HashMap<String, Quota>,
     accounts: HashMap<String, Account>,
 }
@@ -53,12 +53,12 @@ struct Known {
 /// A tenant's use of the store and of its day's leases.
 #[derive(Debug, Default)]
 struct Account {
-    measured: Option<Measured>,
+    measured: Option<MeasuredUse>,
     leases: LeaseRate,
 }
 
 #[derive(Clone, Copy, Debug)]
-struct Measured {
+struct MeasuredUse {
     used: StoreUse,
     at: Instant,
     /// Whether data of the tenant was removed since.
@@ -103,7 +103,7 @@ impl Limits {
 }
 
 /// Result of a request for more.
-enum Admission {
+enum QuotaDecision {
     Admitted,
     Refused(Error),
     /// The tenant has to be measured first.
@@ -132,7 +132,7 @@ impl Quotas {
     /// Whether one run more would be more runs than the caller's tenant may have.
     pub(crate) async fn is_full_of_runs(&self, caller: Asker<'_>) -> Result<bool, Error> {
         let one = StoreUse { runs: 1, ..StoreUse::default() };
-        let check = |known: &mut Known| {
+        let check = |known: &mut QuotaTable| {
             let limits = known.limits(caller);
             let store = StoreUse { runs: limits.store.runs, ..UNLIMITED.store };
             known.check(caller.tenant, Limits { store, ..limits }, one, Instant::now())
@@ -144,14 +144,14 @@ impl Quotas {
     async fn decide(
         &self,
         tenant: &str,
-        decide: impl Fn(&mut Known) -> Admission,
+        decide: impl Fn(&mut QuotaTable) -> QuotaDecision,
     ) -> Result<Option<Error>, Error> {
         loop {
             let admission = decide(&mut self.known());
             match admission {
-                Admission::Admitted => return Ok(None),
-                Admission::Refused(error) => return Ok(Some(error)),
-                Admission::Unmeasured => self.measure(tenant).await.map(drop)?,
+                QuotaDecision::Admitted => return Ok(None),
+                QuotaDecision::Refused(error) => return Ok(Some(error)),
+                QuotaDecision::Unmeasured => self.measure(tenant).await.map(drop)?,
             }
         }
     }
@@ -194,16 +194,17 @@ impl Quotas {
     async fn measure(&self, tenant: &str) -> Result<StoreUse, Error> {
         let of = tenant.to_owned();
         let used = self.database.with(move |store| measure(store, &of)).await?;
-        self.known().account(tenant).measured = Some(Measured { used, at: Instant::now(), is_stale: false });
+        self.known().account(tenant).measured =
+            Some(MeasuredUse { used, at: Instant::now(), is_stale: false });
         Ok(used)
     }
 
-    fn known(&self) -> std::sync::MutexGuard<'_, Known> {
+    fn known(&self) -> std::sync::MutexGuard<'_, QuotaTable> {
         self.known.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
-impl Known {
+impl QuotaTable {
     fn limits(&self, caller: Asker<'_>) -> Limits {
         Limits::of(self.quotas.get(caller.tenant), caller.is_operator)
     }
@@ -212,10 +213,10 @@ impl Known {
         self.accounts.entry(tenant.to_owned()).or_default()
     }
 
-    fn admit(&mut self, caller: Asker<'_>, more: StoreUse, now: Instant) -> Admission {
+    fn admit(&mut self, caller: Asker<'_>, more: StoreUse, now: Instant) -> QuotaDecision {
         let limits = self.limits(caller);
         let admission = self.check(caller.tenant, limits, more, now);
-        if let Admission::Admitted = admission
+        if let QuotaDecision::Admitted = admission
             && let Some(measured) = self.account(caller.tenant).measured.as_mut()
         {
             measured.used = sum(&measured.used, &more);
@@ -223,19 +224,19 @@ impl Known {
         admission
     }
 
-    fn check(&mut self, tenant: &str, limits: Limits, more: StoreUse, now: Instant) -> Admission {
+    fn check(&mut self, tenant: &str, limits: Limits, more: StoreUse, now: Instant) -> QuotaDecision {
         if limits.store == UNLIMITED.store {
-            return Admission::Admitted;
+            return QuotaDecision::Admitted;
         }
         let measured = self.account(tenant).measured;
         let Some(measured) = measured.filter(|measured| now.duration_since(measured.at) < MAX_AGE) else {
-            return Admission::Unmeasured;
+            return QuotaDecision::Unmeasured;
         };
         let Some(error) = exceeded(tenant, &measured.used, &more, &limits.store) else {
-            return Admission::Admitted;
+            return QuotaDecision::Admitted;
         };
         let may_be_less = measured.is_stale || now.duration_since(measured.at) >= MIN_AGE;
-        if may_be_less { Admission::Unmeasured } else { Admission::Refused(error) }
+        if may_be_less { QuotaDecision::Unmeasured } else { QuotaDecision::Refused(error) }
     }
 }
 
@@ -327,15 +328,15 @@ mod tests {
         StoreUse { bytes, ..StoreUse::default() }
     }
 
-    fn known(used: StoreUse, at: Instant) -> Known {
-        let mut known = Known::default();
-        known.account("alice").measured = Some(Measured { used, at, is_stale: false });
+    fn known(used: StoreUse, at: Instant) -> QuotaTable {
+        let mut known = QuotaTable::default();
+        known.account("alice").measured = Some(MeasuredUse { used, at, is_stale: false });
         known
     }
 
-    fn code(admission: Admission) -> Option<Code> {
+    fn code(admission: QuotaDecision) -> Option<Code> {
         match admission {
-            Admission::Refused(error) => Some(error.code),
+            QuotaDecision::Refused(error) => Some(error.code),
             _ => None,
         }
     }
@@ -344,7 +345,7 @@ mod tests {
     fn counts_what_is_admitted_until_a_limit_is_reached() {
         let now = Instant::now();
         let mut known = known(StoreUse::default(), now);
-        assert!(matches!(known.admit(ALICE, bytes(DEFAULT_STORE_BYTES), now), Admission::Admitted));
+        assert!(matches!(known.admit(ALICE, bytes(DEFAULT_STORE_BYTES), now), QuotaDecision::Admitted));
         assert_eq!(code(known.admit(ALICE, bytes(1), now)), Some(Code::QuotaExceeded));
         for (more, option) in [
             (StoreUse { packages: DEFAULT_PACKAGES + 1, ..bytes(0) }, "--packages"),
@@ -352,13 +353,16 @@ mod tests {
             (StoreUse { runs: DEFAULT_RUNS + 1, ..bytes(0) }, "--runs"),
             (bytes(1), "--store"),
         ] {
-            let Admission::Refused(error) = known.admit(ALICE, more, now) else {
+            let QuotaDecision::Refused(error) = known.admit(ALICE, more, now) else {
                 panic!("{more:?} is admitted")
             };
             assert!(error.message.contains(option), "{error}");
         }
         // A request that takes no more bytes is not refused for them.
-        assert!(matches!(known.admit(ALICE, StoreUse { graphs: 1, ..bytes(0) }, now), Admission::Admitted));
+        assert!(matches!(
+            known.admit(ALICE, StoreUse { graphs: 1, ..bytes(0) }, now),
+            QuotaDecision::Admitted
+        ));
     }
 
     #[test]
@@ -366,17 +370,17 @@ mod tests {
         let now = Instant::now();
         let mut known = known(bytes(DEFAULT_STORE_BYTES), now);
         assert_eq!(code(known.admit(ALICE, bytes(1), now)), Some(Code::QuotaExceeded));
-        assert!(matches!(known.admit(ALICE, bytes(1), now + MIN_AGE), Admission::Unmeasured));
+        assert!(matches!(known.admit(ALICE, bytes(1), now + MIN_AGE), QuotaDecision::Unmeasured));
         known.account("alice").measured.as_mut().unwrap().is_stale = true;
-        assert!(matches!(known.admit(ALICE, bytes(1), now), Admission::Unmeasured));
-        assert!(matches!(known.admit(ALICE, bytes(0), now + MAX_AGE), Admission::Unmeasured));
+        assert!(matches!(known.admit(ALICE, bytes(1), now), QuotaDecision::Unmeasured));
+        assert!(matches!(known.admit(ALICE, bytes(0), now + MAX_AGE), QuotaDecision::Unmeasured));
     }
 
     #[test]
     fn operators_have_no_defaults_and_quotas_hold_for_all() {
         let operator = Asker { tenant: "ops", is_operator: true };
-        let mut known = Known::default();
-        assert!(matches!(known.admit(operator, bytes(u64::MAX), Instant::now()), Admission::Admitted));
+        let mut known = QuotaTable::default();
+        assert!(matches!(known.admit(operator, bytes(u64::MAX), Instant::now()), QuotaDecision::Admitted));
         let quota = Quota { store_bytes: Some(7), leases_per_day: Some(u32::MAX), ..Quota::default() };
         known.quotas.insert("ops".into(), quota);
         let limits = known.limits(operator);

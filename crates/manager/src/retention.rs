@@ -10,12 +10,12 @@ use sublet_proto::Error;
 use crate::bill::Bills;
 use crate::clock::Clock;
 use crate::database::Database;
-use crate::fleet::Fleet;
-use crate::packages::Packages;
+use crate::packages::StorePackages;
 use crate::peers::{self, Spenders};
 use crate::quotas::Quotas;
-use crate::runs::Runs;
+use crate::runs::StoreRuns;
 use crate::store::{Store, keys};
+use crate::store_managers::StoreManagers;
 
 pub(crate) const DAY_MS: u64 = 24 * 60 * 60 * 1000;
 /// Age below which no lease is folded, in milliseconds.
@@ -60,16 +60,16 @@ pub(crate) enum Sharing {
 
 /// The epochs of managers that are gone for good.
 #[derive(Debug)]
-struct Gone {
+struct DeadEpochs {
     own_epoch: u64,
     sharing: Sharing,
     begun: Instant,
     heard: BTreeMap<u64, Instant>,
 }
 
-impl Gone {
-    fn new(own_epoch: u64, sharing: Sharing, now: Instant) -> Gone {
-        Gone { own_epoch, sharing, begun: now, heard: BTreeMap::new() }
+impl DeadEpochs {
+    fn new(own_epoch: u64, sharing: Sharing, now: Instant) -> DeadEpochs {
+        DeadEpochs { own_epoch, sharing, begun: now, heard: BTreeMap::new() }
     }
 
     /// Notes that these managers are alive.
@@ -91,22 +91,22 @@ impl Gone {
 }
 
 /// Parts that the retention task uses.
-pub(crate) struct Keeper {
+pub(crate) struct RetentionParts {
     pub(crate) clock: Clock,
     pub(crate) database: Database,
     pub(crate) bills: Arc<Bills>,
-    pub(crate) runs: Runs,
-    pub(crate) packages: Packages,
+    pub(crate) runs: StoreRuns,
+    pub(crate) packages: StorePackages,
     pub(crate) quotas: Arc<Quotas>,
-    pub(crate) fleet: Arc<Fleet>,
+    pub(crate) fleet: Arc<StoreManagers>,
     pub(crate) sharing: Sharing,
     pub(crate) retention: Retention,
 }
 
-impl Keeper {
+impl RetentionParts {
     /// Removes leases, runs and names that ended long ago, whenever the interval ticks.
     pub(crate) async fn keep(self, mut interval: tokio::time::Interval) {
-        let mut gone = Gone::new(self.fleet.epoch(), self.sharing, Instant::now());
+        let mut gone = DeadEpochs::new(self.fleet.epoch(), self.sharing, Instant::now());
         loop {
             interval.tick().await;
             self.fold().await;
@@ -157,7 +157,7 @@ impl Keeper {
         }
     }
 
-    async fn merge_spending(&self, gone: &mut Gone) {
+    async fn merge_spending(&self, gone: &mut DeadEpochs) {
         gone.hear(self.fleet.managers().iter().map(|manager| manager.epoch), Instant::now());
         match self.try_merge_spending(gone).await {
             Ok(0) => {}
@@ -166,9 +166,9 @@ impl Keeper {
         }
     }
 
-    async fn try_merge_spending(&self, gone: &Gone) -> Result<u64, Error> {
+    async fn try_merge_spending(&self, gone: &DeadEpochs) -> Result<u64, Error> {
         let mut spenders = Spenders::new();
-        let see = |page: &[crate::store::Record]| {
+        let see = |page: &[crate::store::StoreRecord]| {
             page.iter().for_each(|found| peers::note(&mut spenders, &found.key));
             Ok(ControlFlow::Continue(()))
         };
@@ -193,13 +193,13 @@ mod tests {
     #[test]
     fn manager_of_a_shared_store_expires_after_a_silent_day() {
         let begun = Instant::now();
-        let mut gone = Gone::new(3, Sharing::Shared, begun);
+        let mut gone = DeadEpochs::new(3, Sharing::Shared, begun);
         gone.hear([2, 3].into_iter(), begun + DAY / 2);
         let gone_at = |time: Instant| (1..=3).filter(|&epoch| gone.has(epoch, time)).collect::<Vec<_>>();
         assert_eq!(gone_at(begun + DAY - Duration::from_secs(1)), [0; 0]);
         assert_eq!(gone_at(begun + DAY), [1]);
         assert_eq!(gone_at(begun + 2 * DAY), [1, 2]);
-        let own = Gone::new(3, Sharing::Own, begun);
+        let own = DeadEpochs::new(3, Sharing::Own, begun);
         assert_eq!((1..=4).filter(|&epoch| own.has(epoch, begun)).collect::<Vec<_>>(), [1, 2]);
     }
 }

@@ -21,7 +21,7 @@ use crate::garbage::digests_of_run;
 use crate::quotas::RECORD_BYTES;
 use crate::reply::ReplyPage;
 use crate::retention::DAY_MS;
-use crate::store::{Batch, Record, Store, each_record, keys};
+use crate::store::{Batch, Store, StoreRecord, each_record, keys};
 
 /// Length of a run's identifier, in hexadecimal digits.
 const ID_DIGITS: usize = 32;
@@ -32,13 +32,13 @@ const DEFAULT_RUNS: u32 = 100;
 const MAX_RUNS: u32 = 10_000;
 
 /// The runs of a store.
-pub(crate) struct Runs {
+pub(crate) struct StoreRuns {
     database: Database,
 }
 
-impl Runs {
-    pub(crate) fn new(database: Database) -> Runs {
-        Runs { database }
+impl StoreRuns {
+    pub(crate) fn new(database: Database) -> StoreRuns {
+        StoreRuns { database }
     }
 
     /// Begins a run. `begun` has the name and digest of its graph, and its packages.
@@ -253,7 +253,7 @@ impl Runs {
             let behind = entry_key(&tenant, &run, after);
             let page = store.scan(&journal_key(&tenant, &run), Some(&behind), PAGE_RECORDS)?;
             let mut entries = ReplyPage::default();
-            for Record { key, value, .. } in &page {
+            for StoreRecord { key, value, .. } in &page {
                 if !entries.add(key, decode::<JournalEntry>("a run's journal", value)?) {
                     break;
                 }
@@ -492,7 +492,7 @@ mod tests {
         let folder = tempfile::tempdir().unwrap();
         let store = SqliteStore::open(&folder.path().join("store.sqlite")).unwrap();
         let database = Database::new(Box::new(store));
-        let runs = Runs::new(database.clone());
+        let runs = StoreRuns::new(database.clone());
         // More than a page, of two tenants: those before the 600th end before the others, and the 300th keeps running.
         let number = 2 * PAGE_RECORDS + 200;
         for of in 0..number {
@@ -520,7 +520,7 @@ mod tests {
         let folder = tempfile::tempdir().unwrap();
         let store = SqliteStore::open(&folder.path().join("store.sqlite")).unwrap();
         let database = Database::new(Box::new(store));
-        let runs = Runs::new(database.clone());
+        let runs = StoreRuns::new(database.clone());
         let (gone, reporting, young) = (run_id(1), run_id(2), run_id(3));
         for (run, began_ms) in [(&gone, 0), (&reporting, 0), (&young, 9 * DAY_MS)] {
             let request = BeginRunRequest { run: run.clone(), input: vec![7], ..Default::default() };

@@ -15,39 +15,39 @@ use sublet_proto::v1::nodes_server::{self, NodesServer};
 use tonic::body::Body;
 use tonic::codegen::http;
 
-use crate::auth::{Gate, Replying};
+use crate::auth::{Authorizer, Replying};
 use crate::bill::Bills;
 use crate::database::Database;
-use crate::fleet::Fleet;
 use crate::graphs::Graphs;
-use crate::packages::Packages;
+use crate::packages::StorePackages;
 use crate::quotas::Quotas;
-use crate::runs::Runs;
+use crate::runs::StoreRuns;
 use crate::shell::Shell;
-use crate::tenants::Tenants;
+use crate::store_managers::StoreManagers;
+use crate::tenants::StoreTenants;
 use crate::uploads::Uploads;
 
 /// The two services, shared by all connections.
 #[derive(Clone)]
-pub(crate) struct Service(Arc<Parts>);
+pub(crate) struct Service(Arc<ServiceParts>);
 
 /// Parts that the methods use.
-pub(crate) struct Parts {
+pub(crate) struct ServiceParts {
     pub(crate) shell: Arc<Shell>,
-    pub(crate) gate: Arc<Gate>,
-    pub(crate) tenants: Arc<Tenants>,
+    pub(crate) gate: Arc<Authorizer>,
+    pub(crate) tenants: Arc<StoreTenants>,
     pub(crate) database: Database,
-    pub(crate) packages: Packages,
+    pub(crate) packages: StorePackages,
     pub(crate) graphs: Graphs,
-    pub(crate) runs: Runs,
+    pub(crate) runs: StoreRuns,
     pub(crate) bills: Arc<Bills>,
-    pub(crate) fleet: Arc<Fleet>,
+    pub(crate) fleet: Arc<StoreManagers>,
     pub(crate) uploads: Uploads,
     pub(crate) quotas: Arc<Quotas>,
 }
 
 impl Service {
-    pub(crate) fn new(parts: Parts) -> Service {
+    pub(crate) fn new(parts: ServiceParts) -> Service {
         Service(Arc::new(parts))
     }
 }

@@ -23,14 +23,14 @@ use sublet_proto::v1::{
 use sublet_proto::{Code, Error};
 use tokio::sync::{oneshot, watch};
 
-use crate::chance::Names;
+use crate::chance::NameGenerator;
 use crate::clock::Clock;
 use crate::core::{
-    Action, Core, Event, LeaseId, Level, Locality, NodeKey, Reach, Refusals, Renewal, Request, RequestId,
-    Standing, TenantKey, Terms,
+    ClientRequest, Core, CoreAction, CoreEvent, LeaseId, LeaseTerms, Level, Locality, NodeKey, Reach,
+    Refusals, Renewal, RequestId, TenantKey, TokenStatus,
 };
 use crate::database::Database;
-use crate::ledger::{Entry, Ledger, Writer};
+use crate::ledger::{Ledger, LedgerEntry, RecordWriter};
 use crate::listen::ConnectionId;
 use crate::names::UNVERIFIED;
 use crate::tenants::UNVERIFIED_QUOTA;
@@ -58,50 +58,50 @@ pub(crate) struct Shell {
 
 struct State {
     core: Core,
-    waiting: HashMap<RequestKey, Vec<Waiting>>,
-    taken: Taken,
+    waiting: HashMap<RequestKey, Vec<WaitingClient>>,
+    taken: TokenLeases,
     rejected: VecDeque<(LeaseId, Error)>,
     /// Nodes have gone to other managers: some leases may never end here.
     has_parted: bool,
     /// The connection by which each node's agent reported last.
     reporters: HashMap<NodeKey, ConnectionId>,
     /// Names for requests that have none.
-    names: Names,
+    names: NameGenerator,
     /// Emptied after each event; kept for its memory.
-    out: Vec<Action>,
+    out: Vec<CoreAction>,
 }
 
 /// A request of a tenant.
 type RequestKey = (TenantKey, RequestId);
-type Answer = Result<Given, Error>;
+type Answer = Result<RequestOutcome, Error>;
 
 /// Result of a granted request.
-pub(crate) enum Given {
-    Leases(Vec<Granted>),
+pub(crate) enum RequestOutcome {
+    Leases(Vec<GrantedLease>),
     /// The client is to ask the manager at this address.
     Handed(Arc<str>),
 }
 
 /// State of a submitted request.
-enum Submitted {
+enum Submission {
     Answered(Answer),
     Waits(RequestKey, oneshot::Receiver<Answer>),
 }
 
 /// A client that waits for an answer, and the token that it showed.
-struct Waiting {
+struct WaitingClient {
     reply: oneshot::Sender<Answer>,
     token: Option<TokenId>,
 }
 
 /// Tokens with which leases were taken, in both directions.
 #[derive(Default)]
-struct Taken {
+struct TokenLeases {
     by_lease: HashMap<LeaseId, TokenId>,
     by_token: HashMap<TokenId, HashSet<LeaseId>>,
 }
 
-impl Taken {
+impl TokenLeases {
     fn insert(&mut self, lease: LeaseId, token: TokenId) {
         self.by_lease.insert(lease, token);
         self.by_token.entry(token).or_default().insert(lease);
@@ -122,7 +122,7 @@ impl Taken {
 }
 
 /// A lease as it has just been granted or renewed: everything that its ticket says.
-pub(crate) struct Granted {
+pub(crate) struct GrantedLease {
     pub(crate) id: LeaseId,
     ticket: Ticket,
     reach: Arc<Reach>,
@@ -130,15 +130,15 @@ pub(crate) struct Granted {
 }
 
 /// A client's request, after everything that needs no core.
-pub(crate) struct Wanted {
+pub(crate) struct PreparedRequest {
     /// Name that the client gave the request, if any.
     pub(crate) request: Option<RequestId>,
     pub(crate) tenant: Arc<str>,
     pub(crate) token: Option<TokenId>,
-    pub(crate) standing: Standing,
+    pub(crate) standing: TokenStatus,
     pub(crate) pu: String,
     pub(crate) package: Arc<PackageInfo>,
-    pub(crate) terms: Terms,
+    pub(crate) terms: LeaseTerms,
     pub(crate) locality: Locality,
     pub(crate) wait_ms: u64,
     pub(crate) refusals: Refusals,
@@ -153,7 +153,7 @@ impl Shell {
     ) -> Result<Shell, Error> {
         let verifying = Verifying::from_bytes(&signing.verifying_key())?;
         let (waiting, taken, rejected, has_parted, reporters, out) = Default::default();
-        let names = Names::new()?;
+        let names = NameGenerator::new()?;
         let level = core.level();
         Ok(Shell {
             state: Mutex::new(State { core, waiting, taken, rejected, has_parted, reporters, names, out }),
@@ -191,7 +191,7 @@ impl Shell {
     }
 
     /// Passes events to the core that no client waits for.
-    pub(crate) fn tell(&self, events: impl IntoIterator<Item = Event>) -> Result<(), Error> {
+    pub(crate) fn tell(&self, events: impl IntoIterator<Item = CoreEvent>) -> Result<(), Error> {
         let mut state = self.lock()?;
         for event in events {
             self.handle(&mut state, event);
@@ -206,7 +206,7 @@ impl Shell {
             let known = state.core.node_key(name).and_then(|key| Some((key, state.core.node(key)?)));
             let Some((key, node)) = known.filter(|(_, node)| node.generation < *generation) else { continue };
             let leases = node.leased;
-            self.handle(&mut state, Event::Moved(key, *generation));
+            self.handle(&mut state, CoreEvent::Moved(key, *generation));
             state.has_parted = true;
             drop(state);
             tracing::info!(node = %name, ?leases, "another manager has the node");
@@ -215,34 +215,36 @@ impl Shell {
     }
 
     /// Passes one event to the core, does what follows, and returns the answer to the caller.
-    fn handle(&self, state: &mut State, event: Event) -> Option<Action> {
+    fn handle(&self, state: &mut State, event: CoreEvent) -> Option<CoreAction> {
         // An immediate answer to a request goes to the caller: no client has waited for it before.
-        let is_request = matches!(event, Event::Request(_));
+        let is_request = matches!(event, CoreEvent::Request(_));
         let mut out = std::mem::take(&mut state.out);
         state.core.on_event(self.clock.now_ms(), event, &mut out);
         let mut answer = None;
         for action in out.drain(..) {
             match action {
-                Action::Granted { .. } | Action::Handed { .. } | Action::Refused { .. } if is_request => {
+                CoreAction::Granted { .. } | CoreAction::Handed { .. } | CoreAction::Refused { .. }
+                    if is_request =>
+                {
                     answer = Some(action)
                 }
-                Action::Granted { tenant, request, leases } => state.granted(tenant, request, &leases),
-                Action::Handed { tenant, request, manager } => state.handed(tenant, request, &manager),
-                Action::Refused { tenant, request, error } => state.refused(tenant, request, &error),
-                Action::Save { lease, revision } => {
+                CoreAction::Granted { tenant, request, leases } => state.granted(tenant, request, &leases),
+                CoreAction::Handed { tenant, request, manager } => state.handed(tenant, request, &manager),
+                CoreAction::Refused { tenant, request, error } => state.refused(tenant, request, &error),
+                CoreAction::Save { lease, revision } => {
                     self.ledger.mark(lease, revision);
                     self.may_have_ended();
                 }
-                Action::Forgotten(lease) => {
+                CoreAction::Forgotten(lease) => {
                     state.taken.remove(lease);
                     self.may_have_ended();
                 }
-                Action::Registered { .. }
-                | Action::NotRegistered(_)
-                | Action::Reported(_)
-                | Action::RegisterAgain
-                | Action::Renewed(_)
-                | Action::NotRenewed(..) => answer = Some(action),
+                CoreAction::Registered { .. }
+                | CoreAction::NotRegistered(_)
+                | CoreAction::Reported(_)
+                | CoreAction::RegisterAgain
+                | CoreAction::Renewed(_)
+                | CoreAction::NotRenewed(..) => answer = Some(action),
             }
         }
         state.out = out;
@@ -250,10 +252,10 @@ impl Shell {
     }
 
     /// Asks the core for leases, and waits as long as it lets the request wait.
-    pub(crate) async fn request(&self, wanted: Wanted) -> Result<Given, Error> {
+    pub(crate) async fn request(&self, wanted: PreparedRequest) -> Result<RequestOutcome, Error> {
         let (key, answer) = match self.submit(wanted)? {
-            Submitted::Answered(answer) => return answer,
-            Submitted::Waits(key, answer) => (key, answer),
+            Submission::Answered(answer) => return answer,
+            Submission::Waits(key, answer) => (key, answer),
         };
         let withdrawal = Withdrawal { shell: self, key };
         let answered = answer.await;
@@ -261,11 +263,11 @@ impl Shell {
         answered.unwrap_or_else(|_| Err(Error::new(Code::Internal, "the manager stops")))
     }
 
-    fn submit(&self, wanted: Wanted) -> Result<Submitted, Error> {
+    fn submit(&self, wanted: PreparedRequest) -> Result<Submission, Error> {
         let mut state = self.lock()?;
         let tenant = state.core.tenant_key(&wanted.tenant);
         let id = wanted.request.unwrap_or_else(|| RequestId(state.names.next()));
-        let request = Request {
+        let request = ClientRequest {
             id,
             tenant,
             standing: wanted.standing,
@@ -276,33 +278,37 @@ impl Shell {
             wait_ms: wanted.wait_ms,
             refusals: wanted.refusals,
         };
-        match self.handle(&mut state, Event::Request(Box::new(request))) {
-            Some(Action::Granted { leases, .. }) => {
-                Ok(Submitted::Answered(Ok(Given::Leases(state.take(&leases, wanted.token)))))
+        match self.handle(&mut state, CoreEvent::Request(Box::new(request))) {
+            Some(CoreAction::Granted { leases, .. }) => {
+                Ok(Submission::Answered(Ok(RequestOutcome::Leases(state.take(&leases, wanted.token)))))
             }
-            Some(Action::Handed { manager, .. }) => Ok(Submitted::Answered(Ok(Given::Handed(manager)))),
-            Some(Action::Refused { error, .. }) => Ok(Submitted::Answered(Err(error))),
+            Some(CoreAction::Handed { manager, .. }) => {
+                Ok(Submission::Answered(Ok(RequestOutcome::Handed(manager))))
+            }
+            Some(CoreAction::Refused { error, .. }) => Ok(Submission::Answered(Err(error))),
             _ => {
                 let ((reply, answer), key) = (oneshot::channel(), (tenant, id));
-                state.waiting.entry(key).or_default().push(Waiting { reply, token: wanted.token });
-                Ok(Submitted::Waits(key, answer))
+                state.waiting.entry(key).or_default().push(WaitingClient { reply, token: wanted.token });
+                Ok(Submission::Waits(key, answer))
             }
         }
     }
 
     /// Signs the tickets of granted leases, or returns the manager that is to be asked for them.
-    pub(crate) fn sign(&self, given: Given) -> LeaseGrants {
+    pub(crate) fn sign(&self, given: RequestOutcome) -> LeaseGrants {
         match given {
-            Given::Leases(granted) => LeaseGrants {
+            RequestOutcome::Leases(granted) => LeaseGrants {
                 grants: granted.into_iter().map(|granted| self.sign_one(granted)).collect(),
                 manager: String::new(),
             },
-            Given::Handed(manager) => LeaseGrants { grants: Vec::new(), manager: manager.to_string() },
+            RequestOutcome::Handed(manager) => {
+                LeaseGrants { grants: Vec::new(), manager: manager.to_string() }
+            }
         }
     }
 
-    pub(crate) fn sign_one(&self, granted: Granted) -> LeaseGrant {
-        let Granted { ticket, reach, package, .. } = granted;
+    pub(crate) fn sign_one(&self, granted: GrantedLease) -> LeaseGrant {
+        let GrantedLease { ticket, reach, package, .. } = granted;
         let Reach { agent, host, network } = &*reach;
         let build = ticket.lease.as_ref().and_then(|lease| package.builds.get(lease.build as usize));
         let is_segment = ticket.lease.as_ref().is_some_and(v1::Lease::is_segment);
@@ -323,12 +329,12 @@ impl Shell {
         lease: LeaseId,
         timeout_ms: u64,
         is_callers: impl FnOnce(&str) -> bool,
-    ) -> Result<Granted, Error> {
+    ) -> Result<GrantedLease, Error> {
         let mut state = self.lock()?;
         state.check_owner(lease, is_callers)?;
-        match self.handle(&mut state, Event::Renew(Renewal { lease, timeout_ms })) {
-            Some(Action::Renewed(_)) => state.describe(lease).ok_or_else(|| unknown_lease(lease)),
-            Some(Action::NotRenewed(_, error)) => Err(error),
+        match self.handle(&mut state, CoreEvent::Renew(Renewal { lease, timeout_ms })) {
+            Some(CoreAction::Renewed(_)) => state.describe(lease).ok_or_else(|| unknown_lease(lease)),
+            Some(CoreAction::NotRenewed(_, error)) => Err(error),
             other => Err(Error::new(Code::Internal, format!("a renewal was answered by {other:?}"))),
         }
     }
@@ -352,7 +358,7 @@ impl Shell {
             let rejection = match tenant {
                 Ok(name) => {
                     let tenant = state.core.tenant_key(name);
-                    self.handle(&mut state, Event::Verified(lease, tenant));
+                    self.handle(&mut state, CoreEvent::Verified(lease, tenant));
                     state.core.lease(lease).is_none_or(|lease| lease.provisional || !lease.is_active()).then(
                         || {
                             let message = format!("the quota of tenant {name} does not allow lease {lease}");
@@ -361,7 +367,7 @@ impl Shell {
                     )
                 }
                 Err(error) => {
-                    self.handle(&mut state, Event::Rejected(lease, error.clone()));
+                    self.handle(&mut state, CoreEvent::Rejected(lease, error.clone()));
                     Some(error.clone())
                 }
             };
@@ -385,7 +391,7 @@ impl Shell {
             // A provisional lease has its own verification.
             if state.core.lease(lease).is_some_and(|lease| !lease.provisional) {
                 let message = "the access token that the lease was taken with has expired or been revoked";
-                self.handle(&mut state, Event::End(lease, Error::new(Code::Unauthenticated, message)));
+                self.handle(&mut state, CoreEvent::End(lease, Error::new(Code::Unauthenticated, message)));
             }
         }
         Ok(())
@@ -406,18 +412,18 @@ impl Shell {
     pub(crate) fn set_quota(&self, name: &str, quota: Quota) -> Result<TenantUse, Error> {
         let mut state = self.lock()?;
         let key = state.core.tenant_key(name);
-        self.handle(&mut state, Event::Quota(key, quota));
+        self.handle(&mut state, CoreEvent::Quota(key, quota));
         Ok(state.core.tenant(key).used())
     }
 
     /// Writes the due entries of the ledger, for ever.
-    pub(crate) async fn keep_ledger(&self, writer: Writer) {
+    pub(crate) async fn keep_ledger(&self, writer: RecordWriter) {
         let writer = Arc::new(Mutex::new(writer));
         self.ledger.run(|due| self.write(due, Arc::clone(&writer))).await;
     }
 
-    async fn write(&self, due: Vec<(LeaseId, u64)>, writer: Arc<Mutex<Writer>>) -> Result<(), Error> {
-        let (entries, left): (Arc<Vec<Entry>>, Option<HashSet<LeaseId>>) = {
+    async fn write(&self, due: Vec<(LeaseId, u64)>, writer: Arc<Mutex<RecordWriter>>) -> Result<(), Error> {
+        let (entries, left): (Arc<Vec<LedgerEntry>>, Option<HashSet<LeaseId>>) = {
             let mut state = self.lock()?;
             let has_parted = std::mem::take(&mut state.has_parted);
             let left = has_parted.then(|| state.core.leases().map(|lease| lease.id).collect());
@@ -435,8 +441,8 @@ impl Shell {
             })
             .await;
         self.tell(entries.iter().map(|entry| match &result {
-            Ok(()) => Event::Saved(entry.id, entry.revision),
-            Err(_) => Event::SaveFailed(entry.id),
+            Ok(()) => CoreEvent::Saved(entry.id, entry.revision),
+            Err(_) => CoreEvent::SaveFailed(entry.id),
         }))?;
         result
     }
@@ -447,19 +453,19 @@ impl State {
     fn granted(&mut self, tenant: TenantKey, request: RequestId, leases: &[LeaseId]) {
         for waiting in self.waiting.remove(&(tenant, request)).unwrap_or_default() {
             let granted = self.take(leases, waiting.token);
-            let _ = waiting.reply.send(Ok(Given::Leases(granted)));
+            let _ = waiting.reply.send(Ok(RequestOutcome::Leases(granted)));
         }
     }
 
     /// Sends the waiting clients the manager that they are to ask.
     fn handed(&mut self, tenant: TenantKey, request: RequestId, manager: &Arc<str>) {
         for waiting in self.waiting.remove(&(tenant, request)).unwrap_or_default() {
-            let _ = waiting.reply.send(Ok(Given::Handed(Arc::clone(manager))));
+            let _ = waiting.reply.send(Ok(RequestOutcome::Handed(Arc::clone(manager))));
         }
     }
 
     /// Notes the token with which leases were taken, and describes them.
-    fn take(&mut self, leases: &[LeaseId], token: Option<TokenId>) -> Vec<Granted> {
+    fn take(&mut self, leases: &[LeaseId], token: Option<TokenId>) -> Vec<GrantedLease> {
         if let Some(token) = token {
             leases.iter().for_each(|&lease| self.taken.insert(lease, token));
         }
@@ -473,7 +479,7 @@ impl State {
     }
 
     /// Returns the current content of a lease's ticket.
-    fn describe(&self, id: LeaseId) -> Option<Granted> {
+    fn describe(&self, id: LeaseId) -> Option<GrantedLease> {
         let lease = self.core.lease(id)?;
         let node = self.core.node(lease.node)?;
         let ticket = Ticket {
@@ -483,14 +489,14 @@ impl State {
             provisional: lease.provisional,
             token: self.taken.token(id),
         };
-        Some(Granted { id, ticket, reach: Arc::clone(&node.reach), package: Arc::clone(&lease.package) })
+        Some(GrantedLease { id, ticket, reach: Arc::clone(&node.reach), package: Arc::clone(&lease.package) })
     }
 
     /// Returns the ledger's entry of a lease.
-    fn entry(&self, id: LeaseId) -> Option<Entry> {
+    fn entry(&self, id: LeaseId) -> Option<LedgerEntry> {
         let lease = self.core.lease(id)?;
         let (described, token) = (self.core.describe(lease), self.taken.token(id));
-        Some(Entry { id, revision: lease.revision, lease: described, token })
+        Some(LedgerEntry { id, revision: lease.revision, lease: described, token })
     }
 
     /// Checks that a lease exists and is the caller's: leases of others do not even exist for it.
@@ -524,7 +530,7 @@ impl Drop for Withdrawal<'_> {
         if waiting.is_empty() {
             state.waiting.remove(&self.key);
             let (tenant, request) = self.key;
-            self.shell.handle(&mut state, Event::Withdraw(tenant, request));
+            self.shell.handle(&mut state, CoreEvent::Withdraw(tenant, request));
         }
     }
 }

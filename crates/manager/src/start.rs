@@ -46,21 +46,21 @@ pub(crate) fn unwritten_epoch(store: &dyn Store) -> Result<u64, Error> {
 /// for a store without tokens and leases only.
 pub(crate) fn signing(store: &mut dyn Store, state: &Path) -> Result<Signing, Error> {
     let file = state.join(SIGNING_FILE);
-    let copy = Copy::read(&file)?;
+    let copy = SeedCopy::read(&file)?;
     let stored = store.get(keys::SIGNING_SEED)?.map(|stored| stored.value);
     let stored: Option<Seed> = stored.map(|stored| stored_array(keys::SIGNING_SEED, &stored)).transpose()?;
     let seed = match (stored, &copy) {
-        (Some(stored), Copy::Good(copied)) if stored != *copied => return Err(differs(&file)),
+        (Some(stored), SeedCopy::Good(copied)) if stored != *copied => return Err(differs(&file)),
         (Some(stored), _) => stored,
-        (None, Copy::Good(copied)) => {
+        (None, SeedCopy::Good(copied)) => {
             tracing::warn!(file = %file.display(), "the store has no key of tickets: it gets that of the state folder");
             share(store, *copied)?
         }
         (None, _) if is_in_use(store)? => return Err(lost(&file)),
         (None, _) => share(store, chance::secret()?)?,
     };
-    if copy != Copy::Good(seed) {
-        if copy == Copy::Damaged {
+    if copy != SeedCopy::Good(seed) {
+        if copy == SeedCopy::Damaged {
             tracing::warn!(file = %file.display(), "the copy of the key of tickets is damaged, and written anew");
         }
         write_copy(&file, &seed).map_err(|error| {
@@ -80,24 +80,24 @@ type Seed = [u8; SEED_BYTES];
 
 /// The state folder's copy: the seed, and the SHA-256 of it.
 #[derive(Debug, PartialEq, Eq)]
-enum Copy {
+enum SeedCopy {
     Missing,
     Damaged,
     Good(Seed),
 }
 
-impl Copy {
-    fn read(file: &Path) -> Result<Copy, Error> {
+impl SeedCopy {
+    fn read(file: &Path) -> Result<SeedCopy, Error> {
         let bytes = match fs::read(file) {
             Ok(bytes) => bytes,
-            Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(Copy::Missing),
+            Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(SeedCopy::Missing),
             Err(error) => {
                 let message = format!("cannot read the key of tickets in {}: {error}", file.display());
                 return Err(Error::new(Code::System, message));
             }
         };
-        let Some((seed, sum)) = bytes.split_first_chunk::<SEED_BYTES>() else { return Ok(Copy::Damaged) };
-        Ok(if Sha256::digest(seed).as_slice() == sum { Copy::Good(*seed) } else { Copy::Damaged })
+        let Some((seed, sum)) = bytes.split_first_chunk::<SEED_BYTES>() else { return Ok(SeedCopy::Damaged) };
+        Ok(if Sha256::digest(seed).as_slice() == sum { SeedCopy::Good(*seed) } else { SeedCopy::Damaged })
     }
 }
 
@@ -149,7 +149,7 @@ fn lost(file: &Path) -> Error {
 /// Makes a new key for a store that has lost its own.
 pub(crate) fn replace_signing(store: &mut dyn Store, state: &Path) -> Result<(), Error> {
     if store.get(keys::SIGNING_SEED)?.is_some()
-        || matches!(Copy::read(&state.join(SIGNING_FILE))?, Copy::Good(_))
+        || matches!(SeedCopy::read(&state.join(SIGNING_FILE))?, SeedCopy::Good(_))
     {
         let message = "the key of tickets is not lost: the store or the state folder has it";
         return Err(Error::new(Code::InvalidArgument, message));

@@ -26,7 +26,7 @@ use sublet_proto::{Code, Error};
 
 pub use nats::{NatsOptions, NatsStore, connect as connect_nats};
 pub(crate) use sqlite::listed;
-pub use sqlite::{Report, SqliteStore, check, repair};
+pub use sqlite::{AuditReport, SqliteStore, check, repair};
 pub use sync::SyncGroup;
 
 /// Size of each part of a blob but the last, in bytes: also the size of one message's data.
@@ -83,7 +83,7 @@ pub mod keys {
 
 /// A value, and which writing of its key it is.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Versioned {
+pub struct VersionedValue {
     /// The value.
     pub value: Vec<u8>,
     /// Version of the value, which grows with each write; 0 stands for a key that does not exist.
@@ -92,7 +92,7 @@ pub struct Versioned {
 
 /// A key and its value.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Record {
+pub struct StoreRecord {
     /// The key.
     pub key: String,
     /// The value.
@@ -103,7 +103,7 @@ pub struct Record {
 #[derive(Clone, Debug, Default)]
 pub struct Batch {
     /// Keys that get a value, whatever they had.
-    pub puts: Vec<Record>,
+    pub puts: Vec<StoreRecord>,
     /// Keys to remove, if they exist.
     pub removes: Vec<String>,
 }
@@ -111,7 +111,7 @@ pub struct Batch {
 impl Batch {
     /// Gives a key a value.
     pub fn put(&mut self, key: String, value: Vec<u8>) {
-        self.puts.push(Record { key, value });
+        self.puts.push(StoreRecord { key, value });
     }
 
     /// Takes a key away.
@@ -148,7 +148,7 @@ pub struct Blob {
 
 /// Size of a group of records.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Size {
+pub struct RecordsSize {
     /// Number of records.
     pub records: u64,
     /// Bytes of their values.
@@ -167,7 +167,7 @@ pub enum Reserve {
 /// A manager's store. Every method may block for seconds.
 pub trait Store: Send {
     /// Returns a key's value, if it has one: the last one that was written when the call began, or a later one.
-    fn get(&self, key: &str) -> Result<Option<Versioned>, Error>;
+    fn get(&self, key: &str) -> Result<Option<VersionedValue>, Error>;
 
     /// Gives a key a value if its version is still this one (0: the key does not exist), and tells whether it did. A
     /// key that is changed by this method may be removed only when it has not changed for a day: an operation that a
@@ -194,10 +194,10 @@ pub trait Store: Send {
     /// Returns at most `limit` records whose keys begin with `prefix` and come after `after`, in ascending order. The
     /// prefix contains a `/`. A record that exists from before the first page until after the last is in one of the
     /// pages.
-    fn scan(&self, prefix: &str, after: Option<&str>, limit: usize) -> Result<Vec<Record>, Error>;
+    fn scan(&self, prefix: &str, after: Option<&str>, limit: usize) -> Result<Vec<StoreRecord>, Error>;
 
     /// Scans as [`Store::scan`] does, from the end: the records before `before`, in descending order.
-    fn scan_back(&self, prefix: &str, before: Option<&str>, limit: usize) -> Result<Vec<Record>, Error>;
+    fn scan_back(&self, prefix: &str, before: Option<&str>, limit: usize) -> Result<Vec<StoreRecord>, Error>;
 
     /// Writes one part of a blob: at most [`BLOB_PART_BYTES`].
     fn put_blob_part(&mut self, part: BlobPart<'_>, data: &[u8]) -> Result<(), Error>;
@@ -215,8 +215,8 @@ pub trait Store: Send {
     fn blob_parts(&self, digest: &str) -> Result<u32, Error>;
 
     /// Returns the size of the records whose keys begin with `prefix`.
-    fn size(&self, prefix: &str) -> Result<Size, Error> {
-        let mut size = Size::default();
+    fn size(&self, prefix: &str) -> Result<RecordsSize, Error> {
+        let mut size = RecordsSize::default();
         let mut after = None;
         loop {
             let page = self.scan(prefix, after.as_deref(), PAGE_RECORDS)?;
@@ -257,7 +257,7 @@ pub(crate) const PAGE_RECORDS: usize = 1000;
 pub(crate) fn each_record(
     store: &dyn Store,
     prefix: &str,
-    mut visit: impl FnMut(&Record) -> Result<(), Error>,
+    mut visit: impl FnMut(&StoreRecord) -> Result<(), Error>,
 ) -> Result<(), Error> {
     let mut after = None;
     loop {

@@ -35,15 +35,15 @@ const NO_QUOTA: Quota = Quota {
 };
 
 /// The tenants of a store.
-pub(crate) struct Tenants {
+pub(crate) struct StoreTenants {
     database: Database,
     /// Revision at which they were read; `None` before the first time.
     revision: Mutex<Option<u64>>,
 }
 
-impl Tenants {
-    pub(crate) fn new(database: Database) -> Tenants {
-        Tenants { database, revision: Mutex::new(None) }
+impl StoreTenants {
+    pub(crate) fn new(database: Database) -> StoreTenants {
+        StoreTenants { database, revision: Mutex::new(None) }
     }
 
     /// Returns all quotas, if any manager has changed one since the last time. Call it each second.

@@ -69,11 +69,11 @@ impl Tls {
 
 /// Source of certificates, and the configuration that holds the current ones.
 pub(crate) struct Certificates {
-    source: Source,
+    source: CertificateSource,
     current: RwLock<Arc<ServerConfig>>,
 }
 
-enum Source {
+enum CertificateSource {
     Authority { authority: Authority, names: Vec<String> },
     Files { certificate: PathBuf, key: PathBuf },
 }
@@ -91,12 +91,12 @@ impl Certificates {
         let source = match tls {
             Tls::Plain => return Ok(None),
             Tls::Files { certificate, key } => {
-                Source::Files { certificate: certificate.clone(), key: key.clone() }
+                CertificateSource::Files { certificate: certificate.clone(), key: key.clone() }
             }
             Tls::Generated { names } => {
                 let authority = Authority::of(store)?;
                 authority.publish(state)?;
-                Source::Authority { authority, names: server_names(names, listen, advertised) }
+                CertificateSource::Authority { authority, names: server_names(names, listen, advertised) }
             }
         };
         let current = RwLock::new(source.configuration()?);
@@ -115,11 +115,11 @@ impl Certificates {
     }
 }
 
-impl Source {
+impl CertificateSource {
     fn configuration(&self) -> Result<Arc<ServerConfig>, Error> {
         match self {
-            Source::Authority { authority, names } => authority.issue(names),
-            Source::Files { certificate, key } => configuration(
+            CertificateSource::Authority { authority, names } => authority.issue(names),
+            CertificateSource::Files { certificate, key } => configuration(
                 &Pem { from: certificate.display().to_string(), bytes: read(certificate)? },
                 &Pem { from: key.display().to_string(), bytes: read(key)? },
             ),

@@ -67,23 +67,23 @@ impl FromStr for TokenId {
 
 /// A token as a caller shows it: the hash of the secret, never the secret.
 #[derive(Clone, Debug)]
-pub(crate) struct Shown {
+pub(crate) struct ShownToken {
     pub(crate) id: TokenId,
     hash: Hash,
 }
 
 type Hash = [u8; 32];
 
-impl FromStr for Shown {
+impl FromStr for ShownToken {
     type Err = Error;
 
-    fn from_str(text: &str) -> Result<Shown, Error> {
+    fn from_str(text: &str) -> Result<ShownToken, Error> {
         let parts = text.strip_prefix(PREFIX).and_then(|rest| rest.split_once('_'));
         let (id, secret) = parts.ok_or_else(not_valid)?;
         if secret.len() != SECRET_DIGITS {
             return Err(not_valid());
         }
-        Ok(Shown { id: id.parse().map_err(|_| not_valid())?, hash: Sha256::digest(secret).into() })
+        Ok(ShownToken { id: id.parse().map_err(|_| not_valid())?, hash: Sha256::digest(secret).into() })
     }
 }
 
@@ -94,7 +94,7 @@ fn not_valid() -> Error {
 
 /// A token's record in the store.
 #[derive(Clone, PartialEq, Message)]
-pub(crate) struct Record {
+pub(crate) struct TokenRecord {
     #[prost(message, required, tag = "1")]
     pub(crate) token: Token,
     /// SHA-256 of the secret's text.
@@ -102,14 +102,14 @@ pub(crate) struct Record {
     secret_sha256: Vec<u8>,
 }
 
-impl Record {
+impl TokenRecord {
     fn is_valid(&self, now_ms: u64) -> bool {
         let Token { revoked_unix_ms, expires_unix_ms, .. } = self.token;
         revoked_unix_ms == 0 && (expires_unix_ms == 0 || expires_unix_ms > now_ms)
     }
 
     /// Checks that this is the shown token. Its running time does not depend on the hash.
-    fn check(&self, shown: &Shown, now_ms: u64) -> Result<(), Error> {
+    fn check(&self, shown: &ShownToken, now_ms: u64) -> Result<(), Error> {
         let differs =
             self.secret_sha256.iter().zip(shown.hash).fold(0, |all, (ours, theirs)| all | (ours ^ theirs));
         let is_whole = self.secret_sha256.len() == shown.hash.len();
@@ -118,9 +118,9 @@ impl Record {
 }
 
 /// Result of the verification of a shown token.
-pub(crate) enum Verdict {
+pub(crate) enum TokenVerdict {
     /// The token is valid.
-    Verified(Arc<Record>),
+    Verified(Arc<TokenRecord>),
     /// The token is not in memory: see [`Tokens::look_up`].
     Unknown,
 }
@@ -128,22 +128,22 @@ pub(crate) enum Verdict {
 /// The tokens of a store.
 pub(crate) struct Tokens {
     database: Database,
-    known: RwLock<Known>,
+    known: RwLock<ValidTokens>,
     unverified: Semaphore,
     lookups_left: AtomicU32,
 }
 
 /// Valid tokens of a store, and the version of the revision at which they were read.
 #[derive(Default)]
-pub(crate) struct Known {
-    records: HashMap<TokenId, Arc<Record>>,
+pub(crate) struct ValidTokens {
+    records: HashMap<TokenId, Arc<TokenRecord>>,
     revision: u64,
 }
 
-impl Known {
+impl ValidTokens {
     /// The revision is read first: a change while the tokens are read is read again with the next refresh.
-    pub(crate) fn read(store: &dyn Store, now_ms: u64) -> Result<Known, Error> {
-        let mut known = Known { revision: revision(store)?, ..Known::default() };
+    pub(crate) fn read(store: &dyn Store, now_ms: u64) -> Result<ValidTokens, Error> {
+        let mut known = ValidTokens { revision: revision(store)?, ..ValidTokens::default() };
         each(store, |id, record| {
             if record.is_valid(now_ms) && known.records.len() < MAX_TOKENS {
                 known.records.insert(id, Arc::new(record));
@@ -155,7 +155,7 @@ impl Known {
 
 impl Tokens {
     /// Creates the tokens of a store with the known ones.
-    pub(crate) fn new(database: Database, known: Known) -> Tokens {
+    pub(crate) fn new(database: Database, known: ValidTokens) -> Tokens {
         Tokens {
             database,
             known: RwLock::new(known),
@@ -168,11 +168,11 @@ impl Tokens {
     ///
     /// # Errors
     /// `unauthenticated` if the token is not valid.
-    pub(crate) fn verify(&self, shown: &Shown, now_ms: u64) -> Result<Verdict, Error> {
+    pub(crate) fn verify(&self, shown: &ShownToken, now_ms: u64) -> Result<TokenVerdict, Error> {
         let known = self.known.read().unwrap_or_else(PoisonError::into_inner);
         match known.records.get(&shown.id) {
-            Some(record) => record.check(shown, now_ms).map(|()| Verdict::Verified(Arc::clone(record))),
-            None => Ok(Verdict::Unknown),
+            Some(record) => record.check(shown, now_ms).map(|()| TokenVerdict::Verified(Arc::clone(record))),
+            None => Ok(TokenVerdict::Unknown),
         }
     }
 
@@ -181,7 +181,7 @@ impl Tokens {
     /// # Errors
     /// `unauthenticated` if it does not exist or is not valid, `try_later` if too many are looked up already, and the
     /// store's errors.
-    pub(crate) async fn look_up(&self, shown: &Shown, now_ms: u64) -> Result<Arc<Record>, Error> {
+    pub(crate) async fn look_up(&self, shown: &ShownToken, now_ms: u64) -> Result<Arc<TokenRecord>, Error> {
         let _place = self.unverified.try_acquire().map_err(|_| {
             too_many(format!("{MAX_UNVERIFIED} requests wait already for their access token to be verified"))
         })?;
@@ -215,7 +215,7 @@ impl Tokens {
         self.lookups_left.store(MAX_LOOKUPS_PER_SECOND, Ordering::Relaxed);
         let last = self.known.read().unwrap_or_else(PoisonError::into_inner).revision;
         let read = self.database.with(move |store| {
-            if revision(store)? == last { Ok(None) } else { Known::read(store, now_ms).map(Some) }
+            if revision(store)? == last { Ok(None) } else { ValidTokens::read(store, now_ms).map(Some) }
         });
         if let Some(known) = read.await? {
             *self.known.write().unwrap_or_else(PoisonError::into_inner) = known;
@@ -251,7 +251,7 @@ impl Tokens {
             max_cores: asked.max_cores,
             max_memory_bytes: asked.max_memory_bytes,
         };
-        let record = Record { token: token.clone(), secret_sha256: Sha256::digest(&secret).to_vec() };
+        let record = TokenRecord { token: token.clone(), secret_sha256: Sha256::digest(&secret).to_vec() };
         self.write(id, record).await?;
         Ok((token, format!("{PREFIX}{id}_{secret}")))
     }
@@ -270,11 +270,11 @@ impl Tokens {
     }
 
     /// Lists every token, including expired ones, and on demand those that were revoked.
-    pub(crate) async fn list(&self, revoked: Revoked) -> Result<Vec<Token>, Error> {
+    pub(crate) async fn list(&self, revoked: RevokedTokens) -> Result<Vec<Token>, Error> {
         let tokens = self.database.with(move |store| {
             let mut tokens = Vec::new();
             each(store, |_, record| {
-                if revoked == Revoked::Included || record.token.revoked_unix_ms == 0 {
+                if revoked == RevokedTokens::Included || record.token.revoked_unix_ms == 0 {
                     tokens.push(record.token);
                 }
             })?;
@@ -286,7 +286,7 @@ impl Tokens {
     }
 
     /// Puts a record into the store, tells every manager, and takes it into memory.
-    async fn write(&self, id: TokenId, record: Record) -> Result<(), Error> {
+    async fn write(&self, id: TokenId, record: TokenRecord) -> Result<(), Error> {
         let stored = record.clone();
         self.database
             .with(move |store| {
@@ -304,7 +304,7 @@ impl Tokens {
 
 /// Whether a list includes revoked tokens.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Revoked {
+pub(crate) enum RevokedTokens {
     Included,
     LeftOut,
 }
@@ -336,7 +336,7 @@ fn too_many(message: String) -> Error {
     Error::new(Code::TryLater, message)
 }
 
-fn read(store: &dyn Store, id: TokenId) -> Result<Option<Record>, Error> {
+fn read(store: &dyn Store, id: TokenId) -> Result<Option<TokenRecord>, Error> {
     let found = store.get(&format!("{}{id}", keys::TOKEN))?;
     found.map(|found| decode("a stored token", &found.value)).transpose()
 }
@@ -347,7 +347,7 @@ fn revision(store: &dyn Store) -> Result<u64, Error> {
 }
 
 /// Shows every token of the store.
-fn each(store: &dyn Store, mut visit: impl FnMut(TokenId, Record)) -> Result<(), Error> {
+fn each(store: &dyn Store, mut visit: impl FnMut(TokenId, TokenRecord)) -> Result<(), Error> {
     each_record(store, keys::TOKEN, |found| {
         let id = found.key.strip_prefix(keys::TOKEN).unwrap_or_default().parse()?;
         visit(id, decode("a stored token", &found.value)?);

@@ -10,9 +10,9 @@ use std::time::{SystemTime, UNIX_EPOCH};
 
 use sublet_proto::{Code, Error};
 
-use crate::folder::StateFolder;
+use crate::folder::ManagerStateFolder;
 use crate::start;
-use crate::store::{self, NatsOptions, NatsStore, Report, SqliteStore, Store, listed};
+use crate::store::{self, AuditReport, NatsOptions, NatsStore, SqliteStore, Store, listed};
 
 const STORE_FILE: &str = "store.sqlite";
 const JOURNAL_FILE: &str = "store.journal";
@@ -37,9 +37,9 @@ pub enum Overwrite {
 }
 
 /// Opens the store for a manager, and logs the records that had to be put back.
-pub(crate) fn open(folder: &StateFolder) -> Result<SqliteStore, Error> {
+pub(crate) fn open(folder: &ManagerStateFolder) -> Result<SqliteStore, Error> {
     let store = SqliteStore::open(&folder.file(STORE_FILE))?;
-    let Report { restored, notes, .. } = store.report();
+    let AuditReport { restored, notes, .. } = store.report();
     if !restored.is_empty() {
         let records = listed(restored);
         tracing::warn!(
@@ -58,7 +58,7 @@ pub(crate) fn open(folder: &StateFolder) -> Result<SqliteStore, Error> {
 ///
 /// # Errors
 /// `invalid_argument` if there is no store, `already_running` if a manager uses it, `system` if it cannot be read at all.
-pub fn check(state: &Path) -> Result<Report, Error> {
+pub fn check(state: &Path) -> Result<AuditReport, Error> {
     let folder = take(state)?;
     store::check(&folder.file(STORE_FILE))
 }
@@ -68,7 +68,7 @@ pub fn check(state: &Path) -> Result<Report, Error> {
 ///
 /// # Errors
 /// As [`check`], and `store_full` if no space is left.
-pub fn repair(state: &Path, key: SigningKey) -> Result<(Report, PathBuf), Error> {
+pub fn repair(state: &Path, key: SigningKey) -> Result<(AuditReport, PathBuf), Error> {
     let folder = take(state)?;
     let repaired = store::repair(&folder.file(STORE_FILE))?;
     if key == SigningKey::Replace {
@@ -118,7 +118,7 @@ pub(crate) fn back_up(store: &mut dyn Store, to: &Path) -> Result<u64, Error> {
 ///
 /// # Errors
 /// `store_unreachable` if no server answers.
-pub fn check_nats(servers: &NatsOptions) -> Result<Report, Error> {
+pub fn check_nats(servers: &NatsOptions) -> Result<AuditReport, Error> {
     NatsStore::open(servers)?.check()
 }
 
@@ -126,7 +126,7 @@ pub fn check_nats(servers: &NatsOptions) -> Result<Report, Error> {
 ///
 /// # Errors
 /// As [`check_nats`], and `store_full` if no space is left.
-pub fn repair_nats(servers: &NatsOptions) -> Result<Report, Error> {
+pub fn repair_nats(servers: &NatsOptions) -> Result<AuditReport, Error> {
     NatsStore::open(servers)?.repair()
 }
 
@@ -140,7 +140,7 @@ pub fn restore(state: &Path, from: &Path, overwrite: Overwrite) -> Result<Option
         let message = format!("there is no backup {}", from.display());
         return Err(Error::new(Code::InvalidArgument, message));
     }
-    let folder = StateFolder::open(state)?;
+    let folder = ManagerStateFolder::open(state)?;
     let files = [STORE_FILE, WAL_FILE, JOURNAL_FILE, start::SIGNING_FILE];
     let there: Vec<_> = files.into_iter().filter(|name| folder.file(name).exists()).collect();
     if !there.is_empty() && overwrite == Overwrite::No {
@@ -163,7 +163,7 @@ pub fn restore(state: &Path, from: &Path, overwrite: Overwrite) -> Result<Option
 }
 
 /// A copy of a backup in the state folder that was found to be whole.
-fn checked_copy(folder: &StateFolder, from: &Path) -> Result<PathBuf, Error> {
+fn checked_copy(folder: &ManagerStateFolder, from: &Path) -> Result<PathBuf, Error> {
     let copy = folder.file("restoring.sqlite");
     for name in ["restoring.sqlite", "restoring.sqlite-wal", "restoring.journal"] {
         let _ = fs::remove_file(folder.file(name));
@@ -179,12 +179,12 @@ fn checked_copy(folder: &StateFolder, from: &Path) -> Result<PathBuf, Error> {
 }
 
 /// Opens the state folder, if it has a store or remains of one.
-fn take(state: &Path) -> Result<StateFolder, Error> {
+fn take(state: &Path) -> Result<ManagerStateFolder, Error> {
     if !state.join(STORE_FILE).exists() && !state.join(JOURNAL_FILE).exists() {
         let message = format!("{} has no {STORE_FILE}: name a manager's state folder", state.display());
         return Err(Error::new(Code::InvalidArgument, message));
     }
-    StateFolder::open(state)
+    ManagerStateFolder::open(state)
 }
 
 fn now_ms() -> u128 {

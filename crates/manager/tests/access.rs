@@ -45,7 +45,7 @@ async fn only_those_who_trust_the_managers_authority_connect() {
 async fn the_authority_outlives_the_manager() {
     let house = house_on_tcp().await;
     let ca = house.ca();
-    let House { folder, manager, .. } = house;
+    let ManagerFixture { folder, manager, .. } = house;
     manager.stop().await.unwrap();
     let mut options = options(folder.path());
     options.listen = vec!["127.0.0.1:0".parse().unwrap()];
@@ -123,17 +123,17 @@ async fn each_role_may_do_its_own() {
 
     let described = NodeDescription { name: "m".into(), ..node() };
     let agent = NodesClient::with_interceptor(house.channel().await, Bearer::of(&agent));
-    let denied = Node::register_as(agent.clone(), node(), Vec::new()).await.err().unwrap();
+    let denied = AgentFixture::register_as(agent.clone(), node(), Vec::new()).await.err().unwrap();
     assert!(denied.code == Code::PermissionDenied && denied.message.contains("\"m\""), "{denied}");
     let many = NodeDescription { cores: 5, ..described.clone() };
-    let denied = Node::register_as(agent.clone(), many, Vec::new()).await.err().unwrap();
+    let denied = AgentFixture::register_as(agent.clone(), many, Vec::new()).await.err().unwrap();
     assert!(denied.message.contains("5 cores") && denied.message.contains("allows 4"), "{denied}");
     let large = NodeDescription { memory_bytes: 2 << 30, ..described.clone() };
     assert_eq!(
-        Node::register_as(agent.clone(), large, Vec::new()).await.err().unwrap().code,
+        AgentFixture::register_as(agent.clone(), large, Vec::new()).await.err().unwrap().code,
         Code::PermissionDenied
     );
-    let mut registered = Node::register_as(agent, described, Vec::new()).await.unwrap();
+    let mut registered = AgentFixture::register_as(agent, described, Vec::new()).await.unwrap();
     registered.report(Vec::new()).await.unwrap();
     registered.name = "n".into();
     assert_eq!(registered.report(Vec::new()).await.unwrap_err().code, Code::PermissionDenied);
@@ -145,7 +145,7 @@ async fn an_agent_whose_token_is_revoked_is_not_heard() {
     let (token, secret) = house.token(agent_token("m", 0)).await;
     let agent = NodesClient::with_interceptor(house.channel().await, Bearer::of(&secret));
     let described = NodeDescription { name: "m".into(), ..node() };
-    let mut agent = Node::register_as(agent, described, Vec::new()).await.unwrap();
+    let mut agent = AgentFixture::register_as(agent, described, Vec::new()).await.unwrap();
     agent.report(Vec::new()).await.unwrap();
     house.client.revoke_token(RevokeTokenRequest { id: token.id }).await.unwrap();
     assert_eq!(agent.report(Vec::new()).await.unwrap_err().code, Code::Unauthenticated);
@@ -230,13 +230,13 @@ async fn tokens_quotas_and_spending_outlive_the_manager() {
     let mut user = house.as_token(&secret).await;
     let granted = lease(&mut user, 1).await.unwrap();
     house.agent.report(vec![used(&id(&granted), LeaseState::Ended, 500)]).await.unwrap();
-    let House { folder, manager, .. } = house;
+    let ManagerFixture { folder, manager, .. } = house;
     manager.stop().await.unwrap();
 
     let mut options = options(folder.path());
     options.listen = vec!["127.0.0.1:0".parse().unwrap()];
     let manager = Manager::start(options).await.unwrap();
-    let _agent = Node::register(&manager, node(), Vec::new()).await;
+    let _agent = AgentFixture::register(&manager, node(), Vec::new()).await;
     let ca = std::fs::read_to_string(folder.path().join("state/tls/ca.pem")).unwrap();
     let channel = secure(&manager, &ca, "localhost").await.unwrap();
     let mut user = ManagerClient::with_interceptor(channel, Bearer::of(&secret));

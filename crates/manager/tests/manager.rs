@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 
 use common::*;
 use sublet_manager::core::Level;
-use sublet_manager::{Manager, Options};
+use sublet_manager::{Manager, ManagerOptions};
 use sublet_proto::graph::MAX_COMPONENTS;
 use sublet_proto::limits::MAX_ENDS;
 use sublet_proto::run::{MAX_ENTRIES, MAX_OUTPUT_BYTES};
@@ -69,7 +69,7 @@ async fn a_package_that_no_node_could_run_is_refused_once_there_are_nodes() {
         manager_client::ManagerClient::with_interceptor(local(&manager).await, Bearer::default());
     deploy(&mut client, &encoded(0)).await.unwrap();
     let foreign = NodeDescription { architecture: "riscv64".into(), ..node() };
-    let _node = Node::register(&manager, foreign, Vec::new()).await;
+    let _node = AgentFixture::register(&manager, foreign, Vec::new()).await;
     let refused = deploy(&mut client, &encoded(1)).await.unwrap_err();
     assert_eq!(refused.code, Code::WrongArchitecture, "{refused}");
 }
@@ -225,7 +225,7 @@ async fn a_killed_manager_loses_nothing_that_was_acknowledged_and_leases_go_on()
         assert!(reports < 1000, "the end is never acknowledged");
         tokio::time::sleep(Duration::from_millis(20)).await;
     }
-    let House { folder, manager, .. } = house;
+    let ManagerFixture { folder, manager, .. } = house;
     drop(manager);
     let manager =
         until("the folder is free", async || Manager::start(options(folder.path())).await.ok()).await;
@@ -237,7 +237,7 @@ async fn a_killed_manager_loses_nothing_that_was_acknowledged_and_leases_go_on()
     assert!(refused.message.contains("register"), "{refused}");
 
     let forged = RunningLease { ticket: ended.ticket.clone(), ..bring(&running, 90) };
-    let mut agent = Node::register(&manager, node(), vec![bring(&running, 90), forged]).await;
+    let mut agent = AgentFixture::register(&manager, node(), vec![bring(&running, 90), forged]).await;
     let leases = done(client.list_leases(ListLeasesRequest::default()).await).unwrap().leases;
     assert_eq!((leases.len(), leases[0].id.clone()), (1, id(&running)));
     assert_eq!(leases[0].usage.unwrap().calls, 90);
@@ -278,7 +278,8 @@ async fn a_second_manager_on_the_folder_is_told_who_has_it() {
 #[tokio::test]
 async fn a_global_manager_does_not_start_on_a_store_that_it_would_have_alone() {
     let folder = tempfile::tempdir().unwrap();
-    let options = Options { level: Level::Global, ..Options::in_folder(folder.path().to_owned()) };
+    let options =
+        ManagerOptions { level: Level::Global, ..ManagerOptions::in_folder(folder.path().to_owned()) };
     let refused = Manager::start(options).await.err().unwrap();
     assert!(refused.code == Code::InvalidArgument && refused.message.contains("embedded store"), "{refused}");
     assert_eq!(std::fs::read_dir(folder.path()).unwrap().count(), 0, "it has left something behind");
@@ -286,7 +287,7 @@ async fn a_global_manager_does_not_start_on_a_store_that_it_would_have_alone() {
 
 #[tokio::test]
 async fn what_a_killed_manager_left_behind_is_recovered_from() {
-    let House { folder, manager, .. } = house().await;
+    let ManagerFixture { folder, manager, .. } = house().await;
     drop(manager);
     assert!(folder.path().join("state/manager.sock").exists());
     let manager =
@@ -298,7 +299,7 @@ async fn what_a_killed_manager_left_behind_is_recovered_from() {
 
 #[tokio::test]
 async fn what_is_reported_of_a_run_is_seen_while_it_goes_on_and_never_undoes_its_end() {
-    let House { folder: _folder, manager: _manager, mut client, .. } = house().await;
+    let ManagerFixture { folder: _folder, manager: _manager, mut client, .. } = house().await;
     let document = br#"{"version":1,"name":"g","components":[{"name":"c","type":"compute","package":"x","function":"f","entry":true}]}"#;
     done(client.deploy_graph(DeployGraphRequest { document: document.to_vec() }).await).unwrap();
     let (run, other) = ("0a".repeat(16), "0b".repeat(16));
@@ -360,7 +361,7 @@ async fn what_is_reported_of_a_run_is_seen_while_it_goes_on_and_never_undoes_its
 
 #[tokio::test]
 async fn what_no_journal_has_is_refused_and_a_run_that_has_ended_takes_nothing_more() {
-    let House { folder: _folder, manager: _manager, mut client, .. } = house().await;
+    let ManagerFixture { folder: _folder, manager: _manager, mut client, .. } = house().await;
     let document = br#"{"version":1,"name":"g","components":[{"name":"c","type":"compute","package":"x","function":"f","entry":true}]}"#;
     done(client.deploy_graph(DeployGraphRequest { document: document.to_vec() }).await).unwrap();
     let run = "0a".repeat(16);
@@ -396,11 +397,11 @@ async fn what_no_journal_has_is_refused_and_a_run_that_has_ended_takes_nothing_m
 
 #[tokio::test]
 async fn node_whose_connection_has_ended_is_taken_over_before_its_silence_is_long() {
-    let House { folder: _folder, manager, agent: mut dying, .. } = house().await;
+    let ManagerFixture { folder: _folder, manager, agent: mut dying, .. } = house().await;
     dying.report(Vec::new()).await.unwrap();
     // This agent is as silent, but its connection is open.
     let other = NodeDescription { name: "other".into(), ..node() };
-    let mut silent = Node::register(&manager, other.clone(), Vec::new()).await;
+    let mut silent = AgentFixture::register(&manager, other.clone(), Vec::new()).await;
     silent.report(Vec::new()).await.unwrap();
     drop(dying);
     let mut next = nodes_client::NodesClient::with_interceptor(local(&manager).await, Bearer::default());

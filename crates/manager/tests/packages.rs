@@ -10,7 +10,7 @@ use sublet_proto::{Code, Error};
 
 /// A house with two tenants, alice and bob.
 struct Tenants {
-    house: House,
+    house: ManagerFixture,
     alice: Client,
     bob: Client,
 }

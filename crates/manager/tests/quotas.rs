@@ -13,7 +13,7 @@ use sublet_proto::{Code, Error};
 const MIB: u64 = 1 << 20;
 const GRAPH: &str = r#"{"version":1,"name":"NAME","components":[{"name":"c","type":"compute","package":"x","function":"FUNCTION","entry":true}]}"#;
 
-async fn set_quota(house: &mut House, tenant: &str, quota: Quota) {
+async fn set_quota(house: &mut ManagerFixture, tenant: &str, quota: Quota) {
     let asked = Tenant { name: tenant.into(), quota: Some(quota), ..Tenant::default() };
     let tenant = done(house.client.set_tenant(asked).await).unwrap();
     assert_eq!(tenant.quota, Some(quota));
@@ -21,7 +21,7 @@ async fn set_quota(house: &mut House, tenant: &str, quota: Quota) {
     tokio::time::sleep(Duration::from_millis(1_200)).await;
 }
 
-async fn stored(house: &mut House, tenant: &str) -> StoreUse {
+async fn stored(house: &mut ManagerFixture, tenant: &str) -> StoreUse {
     let tenants = done(house.client.list_tenants(ListTenantsRequest::default()).await).unwrap().tenants;
     tenants.into_iter().find(|known| known.name == tenant).and_then(|tenant| tenant.stored).unwrap()
 }
@@ -54,12 +54,12 @@ async fn remove(client: &mut Client, name: &str, old_versions: bool) -> u32 {
     done(client.remove_package(asked).await).unwrap().versions
 }
 
-async fn collect(house: &mut House) -> CollectGarbageReply {
+async fn collect(house: &mut ManagerFixture) -> CollectGarbageReply {
     done(house.client.collect_garbage(CollectGarbageRequest {}).await).unwrap()
 }
 
 /// Ends a lease, and reports the end as its node.
-async fn end(house: &mut House, client: &mut Client, lease: String) {
+async fn end(house: &mut ManagerFixture, client: &mut Client, lease: String) {
     let asked = EndLeaseRequest { leases: vec![lease.clone()], ..EndLeaseRequest::default() };
     done(client.end_lease(asked).await).unwrap();
     house.agent.report(vec![used(&lease, LeaseState::Ended, 1)]).await.unwrap();

@@ -29,7 +29,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::pool::Pool;
 use crate::{Code, Error};
-use document::Document;
+use document::GraphSource;
 
 /// Version of the form that is described here.
 pub const VERSION: u32 = 1;
@@ -64,7 +64,7 @@ pub struct Graph {
     /// Edges in the order of the document.
     pub edges: Vec<Edge>,
     /// Limits of one run's resources at a time.
-    pub limits: Limits,
+    pub limits: RunLimits,
 }
 
 /// A vertex.
@@ -82,7 +82,7 @@ pub enum Role {
     /// A component that executes a function.
     Compute(Compute),
     /// A component that holds data.
-    Memory(Memory),
+    Memory(MemoryNeed),
 }
 
 /// A component that executes a function.
@@ -125,7 +125,7 @@ pub struct Resources {
 /// A component that holds data. It begins with its first access, and ends with the last component that may access it, or
 /// when it is released.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Memory {
+pub struct MemoryNeed {
     /// Size of its first segment; `None`: chosen from the usage of earlier runs.
     pub initial_bytes: Option<u64>,
     /// Size of each segment that is added; `None`: chosen from the usage of earlier runs.
@@ -164,7 +164,7 @@ pub enum Relation {
     /// When the first has ended, the second begins with its output.
     Trigger,
     /// The first reads, or reads and writes, the memory of the second.
-    Access(Rights),
+    Access(MemoryRights),
     /// The two components send each other messages, either way.
     Message,
 }
@@ -172,7 +172,7 @@ pub enum Relation {
 /// Right to access memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Deserialize, Serialize)]
 #[serde(rename_all = "lowercase")]
-pub enum Rights {
+pub enum MemoryRights {
     /// The memory may be read.
     Read,
     /// The memory may be read and written.
@@ -182,7 +182,7 @@ pub enum Rights {
 /// The most that one run of a graph holds at a time; requests beyond it wait.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Deserialize, Serialize)]
 #[serde(deny_unknown_fields)]
-pub struct Limits {
+pub struct RunLimits {
     /// Cores of all instances.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub cores: Option<u32>,
@@ -207,13 +207,13 @@ impl Graph {
     /// All problems of the document, but no more than [`MAX_PROBLEMS`]; if it is not of the form at all, the first of
     /// these.
     pub fn parse(json: &[u8]) -> Result<Graph, Vec<Problem>> {
-        let document = Document::parse(json).map_err(|problem| vec![problem])?;
+        let document = GraphSource::parse(json).map_err(|problem| vec![problem])?;
         check::graph(document)
     }
 
     /// Writes the document in one line, with defaults filled in.
     pub fn to_json(&self) -> String {
-        serde_json::to_string(&Document::of(self)).expect("strings and numbers are JSON")
+        serde_json::to_string(&GraphSource::of(self)).expect("strings and numbers are JSON")
     }
 
     /// Returns the index of the component with which a run begins.
@@ -259,7 +259,7 @@ impl Component {
     }
 
     /// Returns its memory part, if it is a memory component.
-    pub fn memory(&self) -> Option<&Memory> {
+    pub fn memory(&self) -> Option<&MemoryNeed> {
         match &self.role {
             Role::Memory(memory) => Some(memory),
             Role::Compute(_) => None,

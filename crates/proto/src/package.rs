@@ -1,7 +1,7 @@
 //! Packages: their content, their addresses, and their validity.
 //!
 //! A package is a manifest (`sublet.toml`) and files, one of which is the library with the functions: a shared object,
-//! a WebAssembly module, a module of Python or a program of kernels ([`Kind`]). It may have several such builds of the
+//! a WebAssembly module, a module of Python or a program of kernels ([`PackageKind`]). It may have several such builds of the
 //! same functions, for several kinds of processing units; the functions' names and indexes are those of the package. It
 //! is stored and sent as the canonical encoding of [`v1::Package`] and is identified by the SHA-256 of those bytes, so
 //! that the same content is the same package wherever it is deployed.
@@ -35,13 +35,13 @@ use sha2::{Digest, Sha256};
 use crate::v1::{self, FunctionInfo, PackageBuild, PackageFile};
 use crate::{Code, Error};
 use files::{check_files, find_file};
-use library::Library;
+use library::LibraryFile;
 
-pub use address::{Address, PUBLIC, is_owner, is_package, readings};
+pub use address::{PUBLIC, PackageAddress, is_owner, is_package, readings};
 pub use files::{MAX_COMPONENT_BYTES, MAX_PATH_BYTES, check_path};
 pub use image::{is_pinned, pin_image, unpinned_image};
 pub use kernels::KernelLimits;
-pub use kind::{Kind, PORTABLE, is_device, is_processor, runs_on};
+pub use kind::{PORTABLE, PackageKind, is_device, is_processor, runs_on};
 pub use manifest::{
     Build, DEFAULT_DEADLINE_MS, MAX_BUILDS, MAX_DEADLINE_MS, MAX_MANIFEST_BYTES, MAX_SYMBOL_BYTES, Manifest,
     ManifestFunction, WasmLimits,
@@ -69,7 +69,7 @@ const DIGEST_HEX_DIGITS: usize = 64;
 
 /// A package that has passed [`validate`].
 #[derive(Clone, Debug)]
-pub struct Checked {
+pub struct CheckedPackage {
     /// The package's name.
     pub name: String,
     /// "sha256:" and 64 hexadecimal digits.
@@ -86,7 +86,7 @@ pub struct Checked {
     pub package: v1::Package,
 }
 
-impl Checked {
+impl CheckedPackage {
     /// Returns a manager's description of the package, without the time of deployment and the owner, which it adds.
     pub fn info(&self) -> v1::PackageInfo {
         let function = |name: &String| FunctionInfo { name: name.clone() };
@@ -135,8 +135,8 @@ pub fn built_file(build: u32) -> String {
 /// `libx.so.1`, `libx.wasm` or `libx`. Every exported function becomes callable: `f` as `libx/f`.
 pub fn from_library(file_name: &str, bytes: Vec<u8>) -> Result<v1::Package, Error> {
     kernels::check_bare(file_name)?;
-    let (name, suffix) = match Kind::of(&bytes) {
-        Kind::Wasm => (file_name.strip_suffix(".wasm").unwrap_or(file_name), "wasm"),
+    let (name, suffix) = match PackageKind::of(&bytes) {
+        PackageKind::Wasm => (file_name.strip_suffix(".wasm").unwrap_or(file_name), "wasm"),
         // A package of kernels needs a manifest.
         _ => (library_stem(file_name), "so"),
     };
@@ -187,7 +187,7 @@ pub fn is_digest(text: &str) -> bool {
 }
 
 /// Decodes a package and checks all of it.
-pub fn validate(encoded: &[u8]) -> Result<Checked, Error> {
+pub fn validate(encoded: &[u8]) -> Result<CheckedPackage, Error> {
     let size_bytes = encoded.len() as u64;
     check_size(size_bytes)?;
     let package = v1::Package::decode(encoded)
@@ -201,7 +201,7 @@ pub fn validate(encoded: &[u8]) -> Result<Checked, Error> {
     let (functions, builds) = read_builds(&manifest, &package.files)?;
     let profiles = manifest.profiles.iter().map(Profile::info).collect();
     let (name, digest) = (manifest.name, digest(encoded));
-    Ok(Checked { name, digest, functions, builds, profiles, size_bytes, package })
+    Ok(CheckedPackage { name, digest, functions, builds, profiles, size_bytes, package })
 }
 
 /// The names of the functions, which are the first build's, and the builds.
@@ -212,7 +212,7 @@ fn read_builds(
     check_kinds(&manifest.builds)?;
     let (mut functions, mut builds) = (Vec::new(), Vec::<PackageBuild>::new());
     for build in &manifest.builds {
-        let library = Library::read(build, files)?;
+        let library = LibraryFile::read(build, files)?;
         if builds.is_empty() {
             functions = library.offered(build)?;
         }
@@ -229,7 +229,7 @@ fn read_builds(
 
 /// Refuses builds of Python beside others: only interpreters have the function that Python callers call.
 fn check_kinds(builds: &[Build]) -> Result<(), Error> {
-    let is_python = |build: &Build| build.kind.as_deref() == Some(Kind::Python.name());
+    let is_python = |build: &Build| build.kind.as_deref() == Some(PackageKind::Python.name());
     if builds.iter().any(is_python) && !builds.iter().all(is_python) {
         return Err(invalid("the package has builds of Python and of other kinds"));
     }

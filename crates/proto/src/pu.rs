@@ -5,7 +5,7 @@
 
 use sha2::{Digest, Sha256};
 
-use crate::package::{Kind, PORTABLE, is_device, is_processor, is_python};
+use crate::package::{PORTABLE, PackageKind, is_device, is_processor, is_python};
 use crate::price::Prices;
 use crate::v1::{DeviceUnit, NodeDescription, ProcessingUnit};
 use crate::{Code, Error};
@@ -145,7 +145,7 @@ pub fn units(node: &NodeDescription, prices: &Prices, neighbours: &[String]) -> 
         ..ProcessingUnit::default()
     };
     let pythons = node.runtimes.iter().filter(|runtime| is_python(runtime)).cloned();
-    let programs = [Kind::Native, Kind::Wasm].map(|kind| kind.name().to_owned());
+    let programs = [PackageKind::Native, PackageKind::Wasm].map(|kind| kind.name().to_owned());
     let processor = ProcessingUnit {
         architecture: node.architecture.clone(),
         model: node.model.clone(),

@@ -3,7 +3,7 @@
 #![allow(clippy::unwrap_used)]
 
 use proptest::prelude::*;
-use sublet_proto::package::{self, Checked};
+use sublet_proto::package::{self, CheckedPackage};
 use sublet_proto::v1::PackageFile;
 use sublet_proto::{Code, Error};
 
@@ -29,13 +29,13 @@ const MODULE: &[u8] = b"\0asm\x01\0\0\0\
         \x04\0\x20\x01\x0b\x04\0\x20\x01\x0b\x02\0\x0b\x04\0\x20\x01\x0b\
     \0\x06\x04nameX";
 
-fn package_of(module: &[u8], manifest: &str) -> Result<Checked, Error> {
+fn package_of(module: &[u8], manifest: &str) -> Result<CheckedPackage, Error> {
     let manifest = format!("name = 'm'\nlibrary = 'm.wasm'\n{manifest}");
     let file = PackageFile { path: "m.wasm".into(), data: module.to_vec(), executable: false };
     package::validate(&package::encode(&package::from_files(&manifest, vec![file])?))
 }
 
-fn bare(module: &[u8]) -> Result<Checked, Error> {
+fn bare(module: &[u8]) -> Result<CheckedPackage, Error> {
     package::validate(&package::encode(&package::from_library("m.wasm", module.to_vec())?))
 }
 

@@ -7,7 +7,7 @@ use std::process::Command;
 use std::sync::OnceLock;
 
 use proptest::prelude::*;
-use sublet_proto::package::{self, Checked};
+use sublet_proto::package::{self, CheckedPackage};
 use sublet_proto::v1::{self, PackageFile};
 use sublet_proto::{Code, Error};
 
@@ -35,17 +35,17 @@ fn library() -> &'static [u8] {
     })
 }
 
-fn with_manifest(functions: &str) -> Result<Checked, Error> {
+fn with_manifest(functions: &str) -> Result<CheckedPackage, Error> {
     let manifest = format!("name = 'p'\nlibrary = 'lib/p.so'\n{functions}");
     let file = PackageFile { path: "lib/p.so".into(), data: library().to_vec(), executable: true };
     package::validate(&package::encode(&package::from_files(&manifest, vec![file])?))
 }
 
-fn bare(bytes: Vec<u8>) -> Result<Checked, Error> {
+fn bare(bytes: Vec<u8>) -> Result<CheckedPackage, Error> {
     package::validate(&package::encode(&package::from_library("libx.so", bytes)?))
 }
 
-fn names(checked: &Checked) -> Vec<&str> {
+fn names(checked: &CheckedPackage) -> Vec<&str> {
     checked.functions.iter().map(String::as_str).collect()
 }
 
@@ -95,7 +95,7 @@ fn of_machine(number: u16) -> Vec<u8> {
     bytes
 }
 
-fn of_builds(functions: &str, builds: &str) -> Result<Checked, Error> {
+fn of_builds(functions: &str, builds: &str) -> Result<CheckedPackage, Error> {
     let file = |path: &str, data: Vec<u8>| PackageFile { path: path.into(), data, executable: false };
     let files = vec![
         file("x86.so", of_machine(62)),
@@ -111,7 +111,7 @@ fn builds_have_the_same_functions_at_the_same_indexes() {
     let native = "[[build]]\nlibrary='arm.so'\n[[build]]\nlibrary='x86.so'\n";
     let checked = of_builds("", native).unwrap();
     assert_eq!(names(&checked), ["alpha", "beta", "gamma_weak"]);
-    let of = |checked: &Checked| -> Vec<String> {
+    let of = |checked: &CheckedPackage| -> Vec<String> {
         let line = |build: &v1::PackageBuild| format!("{} {}", build.architecture, build.symbols.join(" "));
         checked.builds.iter().map(line).collect()
     };

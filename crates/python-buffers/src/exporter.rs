@@ -13,7 +13,7 @@ use pyo3::prelude::*;
 use pyo3::sync::PyOnceLock;
 use pyo3::types::PyType;
 
-use crate::Use;
+use crate::BufferUse;
 
 /// The type's name, as a function sees it in `memoryview.obj`.
 const NAME: &CStr = c"sublet.Exporter";
@@ -23,7 +23,7 @@ pub type Notify = fn(u64);
 
 #[repr(C)]
 #[derive(Clone, Copy)]
-struct Stretch {
+struct BufferStretch {
     at: *mut c_void,
     len: isize,
     readonly: c_int,
@@ -31,10 +31,10 @@ struct Stretch {
 
 /// The object, as the interpreter allocates it: zeroed.
 #[repr(C)]
-struct Object {
+struct ExporterObject {
     head: PyObject,
     /// The memory of the next memoryview; null outside of [`Exporter::memoryview`], so that no other code makes views.
-    next: Stretch,
+    next: BufferStretch,
     /// Called at the deallocation, with the number.
     notify: Option<Notify>,
     number: u64,
@@ -68,15 +68,15 @@ impl Exporter {
         py: Python<'py>,
         at: NonNull<u8>,
         len_bytes: u64,
-        how: Use,
+        how: BufferUse,
     ) -> PyResult<Bound<'py, PyAny>> {
-        let next = Stretch {
+        let next = BufferStretch {
             at: at.as_ptr().cast(),
             len: isize::try_from(len_bytes)?,
-            readonly: c_int::from(how == Use::Reading),
+            readonly: c_int::from(how == BufferUse::Reading),
         };
         let object = self.0.as_ptr();
-        let own = object.cast::<Object>();
+        let own = object.cast::<ExporterObject>();
         // SAFETY: the object is alive, of this layout, and used only by threads that are attached: by this one now.
         let outer = unsafe { ptr::replace(&raw mut (*own).next, next) };
         // SAFETY: this thread is attached, and the object is alive.
@@ -101,7 +101,7 @@ impl Exporter {
     /// Gives the reference up, and has `notify` called with this number as soon as nothing refers to the memory: within this call
     /// if that is so already.
     pub fn notify_when_free(self, _py: Python<'_>, notify: Notify, number: u64) {
-        let own = self.0.as_ptr().cast::<Object>();
+        let own = self.0.as_ptr().cast::<ExporterObject>();
         // SAFETY: the object is alive, of this layout, and used only by threads that are attached: by this one now.
         unsafe { ((*own).notify, (*own).number) = (Some(notify), number) };
     }
@@ -117,7 +117,7 @@ fn make_type(py: Python<'_>) -> PyResult<Py<PyType>> {
     // The interpreter keeps the slots of the buffer protocol by value, but some versions keep the specification's name.
     let mut spec = ffi::PyType_Spec {
         name: NAME.as_ptr().cast::<c_char>(),
-        basicsize: size_of::<Object>() as c_int,
+        basicsize: size_of::<ExporterObject>() as c_int,
         itemsize: 0,
         flags: ffi::Py_TPFLAGS_DEFAULT as c_uint,
         slots: slots.as_ptr().cast_mut(),
@@ -133,9 +133,9 @@ fn make_type(py: Python<'_>) -> PyResult<Py<PyType>> {
 /// # Safety
 /// The interpreter calls it, with an object of the type and a structure to fill.
 unsafe extern "C" fn get_buffer(object: *mut PyObject, view: *mut ffi::Py_buffer, flags: c_int) -> c_int {
-    let own = object.cast::<Object>();
+    let own = object.cast::<ExporterObject>();
     // SAFETY: as this function's; the object is used only by threads that are attached, and this one is.
-    let Stretch { at, len, readonly } = unsafe { (*own).next };
+    let BufferStretch { at, len, readonly } = unsafe { (*own).next };
     if at.is_null() {
         // SAFETY: this thread is attached; the exception and its text are static.
         unsafe {
@@ -154,7 +154,7 @@ unsafe extern "C" fn get_buffer(object: *mut PyObject, view: *mut ffi::Py_buffer
 /// # Safety
 /// The interpreter calls it, with an object of the type that nothing refers to.
 unsafe extern "C" fn deallocate(object: *mut PyObject) {
-    let own = object.cast::<Object>();
+    let own = object.cast::<ExporterObject>();
     // SAFETY: as this function's; an object that was not made by `Exporter::new` has zeros here, and so no function to call.
     // The memory is the interpreter's, by `PyType_GenericAlloc` of a type that is not collected, and an object has a reference
     // to its type, as those of all types that are made at run time.

@@ -1,6 +1,6 @@
 //! Memory of Python's objects, and Python's objects over memory.
 //!
-//! - [`View`] is an object's memory, by the buffer protocol (PEP 3118);
+//! - [`BufferView`] is an object's memory, by the buffer protocol (PEP 3118);
 //! - [`memoryview`] creates an object over memory that Python does not own;
 //! - [`Exporter`] makes such objects, and knows whether any of them still exists.
 //!
@@ -20,7 +20,7 @@ pub use exporter::{Exporter, Notify};
 
 /// How an object's memory is to be used.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Use {
+pub enum BufferUse {
     /// Reading only.
     Reading,
     /// Reading and writing: the object must allow writes.
@@ -30,30 +30,30 @@ pub enum Use {
 /// An object's memory, one stretch of bytes. The object keeps it where it is for as long as there are views of it.
 ///
 /// It is never a slice: Python code may write there at any time.
-pub struct View {
+pub struct BufferView {
     // In a box: the interpreter refers to it.
     raw: Box<ffi::Py_buffer>,
 }
 
 // SAFETY: what it holds is used and given back only by threads that are attached to the interpreter.
-unsafe impl Send for View {}
+unsafe impl Send for BufferView {}
 // SAFETY: as above; through a shared reference nothing is changed.
-unsafe impl Sync for View {}
+unsafe impl Sync for BufferView {}
 
-impl View {
+impl BufferView {
     /// That of an object which has the buffer protocol, and whose bytes lie in C order without gaps.
     ///
     /// # Errors
     /// What the object raises: `TypeError` if it has no memory to show, `BufferError` if that has gaps or is not writable.
-    pub fn of(object: &Bound<'_, PyAny>, how: Use) -> PyResult<View> {
+    pub fn of(object: &Bound<'_, PyAny>, how: BufferUse) -> PyResult<BufferView> {
         let mut raw = Box::new(ffi::Py_buffer::new());
         let flags = match how {
-            Use::Reading => ffi::PyBUF_SIMPLE,
-            Use::Writing => ffi::PyBUF_WRITABLE,
+            BufferUse::Reading => ffi::PyBUF_SIMPLE,
+            BufferUse::Writing => ffi::PyBUF_WRITABLE,
         };
         // SAFETY: this thread is attached; the object is alive, and the structure is the interpreter's own, which stays where it is.
         match unsafe { ffi::PyObject_GetBuffer(object.as_ptr(), &mut *raw, flags) } {
-            0 => Ok(View { raw }),
+            0 => Ok(BufferView { raw }),
             _ => {
                 // There is nothing to give back.
                 raw.obj = ptr::null_mut();
@@ -103,7 +103,7 @@ impl View {
     }
 }
 
-impl Drop for View {
+impl Drop for BufferView {
     fn drop(&mut self) {
         if !self.raw.obj.is_null() {
             // SAFETY: it was filled by `PyObject_GetBuffer` and is given back once, by a thread that is attached.
@@ -120,12 +120,12 @@ pub unsafe fn memoryview<'py>(
     py: Python<'py>,
     at: NonNull<u8>,
     len_bytes: u64,
-    how: Use,
+    how: BufferUse,
 ) -> PyResult<Bound<'py, PyAny>> {
     let len = isize::try_from(len_bytes)?;
     let flags = match how {
-        Use::Reading => ffi::PyBUF_READ,
-        Use::Writing => ffi::PyBUF_WRITE,
+        BufferUse::Reading => ffi::PyBUF_READ,
+        BufferUse::Writing => ffi::PyBUF_WRITE,
     };
     // SAFETY: this thread is attached, and the caller vouches for the memory.
     unsafe { Bound::from_owned_ptr_or_err(py, ffi::PyMemoryView_FromMemory(at.as_ptr().cast(), len, flags)) }

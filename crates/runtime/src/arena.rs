@@ -18,10 +18,10 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 
 use bytemuck::Pod;
 use sublet_fabric::region::{create_file, page_align, punch_hole, take_pages};
-use sublet_fabric::window::{Address, Window};
+use sublet_fabric::window::{RegionAddress, Window};
 use sublet_proto::{Code, Error};
 
-use crate::frames::Shared;
+use crate::frames::SharedAddress;
 use crate::wire::MAX_REGIONS;
 
 /// Size of the first region. Untouched pages of a region take no memory, but over a network each counts.
@@ -64,9 +64,9 @@ impl RegisteredMemory {
     }
 
     /// Locates `len_bytes` bytes of this memory, as workers reach them. `None` if they lie outside of it.
-    pub fn locate(&self, pointer: *const u8, len_bytes: u64) -> Option<Shared> {
-        let Address { region: number, offset } = self.0.window.locate(pointer, len_bytes)?;
-        Some(Shared { number, offset })
+    pub fn locate(&self, pointer: *const u8, len_bytes: u64) -> Option<SharedAddress> {
+        let RegionAddress { region: number, offset } = self.0.window.locate(pointer, len_bytes)?;
+        Some(SharedAddress { number, offset })
     }
 }
 
@@ -85,8 +85,8 @@ struct ArenaRegion {
 
 /// A piece of an arena, in whole pages.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Block {
-    pub(crate) at: Address,
+pub(crate) struct ArenaBlock {
+    pub(crate) at: RegionAddress,
     pub(crate) len_bytes: u64,
 }
 
@@ -120,7 +120,7 @@ impl Arena {
         &self,
         len_bytes: u64,
         publish: impl FnMut() -> Result<(), Error>,
-    ) -> Result<Block, Error> {
+    ) -> Result<ArenaBlock, Error> {
         let block = self.allocate_bare(len_bytes, publish)?;
         if let Some(region) = self.lock().get(block.at.region as usize - 1) {
             // The client allocates the pages, since pages that the worker writes first count as the worker's, and its
@@ -136,7 +136,7 @@ impl Arena {
         &self,
         len_bytes: u64,
         mut publish: impl FnMut() -> Result<(), Error>,
-    ) -> Result<Block, Error> {
+    ) -> Result<ArenaBlock, Error> {
         let wanted =
             page_align(len_bytes.max(1)).filter(|&wanted| wanted <= MAX_REGION_BYTES).ok_or_else(|| {
                 let message = format!("a buffer of {len_bytes} bytes: the largest has {} bytes", u32::MAX);
@@ -160,7 +160,11 @@ impl Arena {
     }
 
     /// Makes workers have the region of a block that was just taken; gives the block back if they cannot.
-    fn publish(&self, block: Block, publish: &mut impl FnMut() -> Result<(), Error>) -> Result<(), Error> {
+    fn publish(
+        &self,
+        block: ArenaBlock,
+        publish: &mut impl FnMut() -> Result<(), Error>,
+    ) -> Result<(), Error> {
         let published = publish();
         let mut regions = self.lock();
         let region = &mut regions[block.at.region as usize - 1];
@@ -175,7 +179,7 @@ impl Arena {
         published
     }
 
-    pub(crate) fn free(&self, block: Block) {
+    pub(crate) fn free(&self, block: ArenaBlock) {
         let mut regions = self.lock();
         let Some(region) = regions.get_mut(block.at.region as usize - 1) else { return };
         if block.len_bytes >= GIVE_BACK_BYTES {
@@ -186,7 +190,7 @@ impl Arena {
     }
 
     /// The address of a block in this process.
-    pub(crate) fn pointer(&self, block: &Block) -> Option<NonNull<u8>> {
+    pub(crate) fn pointer(&self, block: &ArenaBlock) -> Option<NonNull<u8>> {
         self.window.pointer(block.at, block.len_bytes)
     }
 
@@ -215,16 +219,19 @@ impl Arena {
     }
 
     /// Takes a piece of a region with enough free space. Returns also whether the region must still be published.
-    fn take(&self, wanted: u64) -> Option<(Block, bool)> {
+    fn take(&self, wanted: u64) -> Option<(ArenaBlock, bool)> {
         let mut regions = self.lock();
         (1..).zip(regions.iter_mut()).filter(|(_, region)| !region.refused).find_map(|(number, region)| {
             let offset = region.take_free(wanted)?;
-            Some((Block { at: Address { region: number, offset }, len_bytes: wanted }, region.unpublished))
+            Some((
+                ArenaBlock { at: RegionAddress { region: number, offset }, len_bytes: wanted },
+                region.unpublished,
+            ))
         })
     }
 
     /// Adds a region, or takes one that was refused before, and the first piece of it.
-    fn grow(&self, wanted: u64, growth: Growth) -> Result<Block, Error> {
+    fn grow(&self, wanted: u64, growth: Growth) -> Result<ArenaBlock, Error> {
         let mut regions = self.lock();
         let so_far: u64 =
             regions.iter().filter(|region| !region.refused).map(|region| region.len_bytes).sum();
@@ -247,7 +254,7 @@ impl Arena {
         };
         let offset = regions[index].take_free(wanted);
         let offset = offset.ok_or_else(|| Error::new(Code::Internal, "an empty region without room"))?;
-        Ok(Block { at: Address { region: index as u32 + 1, offset }, len_bytes: wanted })
+        Ok(ArenaBlock { at: RegionAddress { region: index as u32 + 1, offset }, len_bytes: wanted })
     }
 
     fn lock(&self) -> MutexGuard<'_, Vec<ArenaRegion>> {
@@ -316,7 +323,7 @@ impl ArenaRegion {
 /// pattern of which is a value.
 pub struct Buffer<T: Pod> {
     arena: Arc<Arena>,
-    block: Block,
+    block: ArenaBlock,
     start: NonNull<T>,
     len: usize,
 }

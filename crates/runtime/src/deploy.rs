@@ -30,7 +30,7 @@ const ANY_EXECUTE: u32 = 0o111;
 /// assert!(!is_path("words") && !is_path("alice/words"));
 /// ```
 pub fn is_path(package: &str) -> bool {
-    let is_address = |reading: package::Address<'_>| {
+    let is_address = |reading: package::PackageAddress<'_>| {
         reading.function.is_none() && is_plain(reading.package) && reading.owner.is_none_or(is_plain)
     };
     let is_library = [".so", ".wasm"].iter().any(|suffix| package.ends_with(suffix));
@@ -79,11 +79,11 @@ fn read_library(path: &Path) -> Result<sublet_proto::v1::Package, Error> {
     let name = path.file_name().and_then(|name| name.to_str());
     let name = name.ok_or_else(|| invalid(path, "has a name that is not UTF-8"))?;
     let file = File::open(path).map_err(|error| unreadable(path, &error))?;
-    package::from_library(name, Budget::whole().read(path, file)?)
+    package::from_library(name, ReadBudget::whole().read(path, file)?)
 }
 
 fn read_folder(path: &Path) -> Result<sublet_proto::v1::Package, Error> {
-    let mut folder = Folder { files: Vec::new(), manifest: None, budget: Budget::whole() };
+    let mut folder = PackageFolder { files: Vec::new(), manifest: None, budget: ReadBudget::whole() };
     folder.add_entries(path, "", 0)?;
     let manifest = folder.manifest.ok_or_else(|| invalid(path, &format!("has no {MANIFEST_FILE}")))?;
     let manifest =
@@ -92,13 +92,13 @@ fn read_folder(path: &Path) -> Result<sublet_proto::v1::Package, Error> {
 }
 
 /// A folder while it is read.
-struct Folder {
+struct PackageFolder {
     files: Vec<PackageFile>,
     manifest: Option<Vec<u8>>,
-    budget: Budget,
+    budget: ReadBudget,
 }
 
-impl Folder {
+impl PackageFolder {
     /// Adds the entries of the folder at `path`, whose path in the package is `prefix`.
     fn add_entries(&mut self, path: &Path, prefix: &str, depth: usize) -> Result<(), Error> {
         if depth > MAX_DEPTH {
@@ -154,13 +154,13 @@ fn open(path: &Path) -> Result<File, Error> {
 }
 
 /// Number of bytes that may still be read.
-struct Budget {
+struct ReadBudget {
     left_bytes: u64,
 }
 
-impl Budget {
-    fn whole() -> Budget {
-        Budget { left_bytes: MAX_PACKAGE_BYTES }
+impl ReadBudget {
+    fn whole() -> ReadBudget {
+        ReadBudget { left_bytes: MAX_PACKAGE_BYTES }
     }
 
     fn read(&mut self, path: &Path, file: File) -> Result<Vec<u8>, Error> {

@@ -48,7 +48,7 @@ pub enum FabricChoice {
 
 /// A network between client and node.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) enum Network {
+pub(crate) enum NetworkPath {
     Tcp { encrypted: bool },
     Ofi { provider: String },
 }
@@ -107,7 +107,7 @@ impl Providers for Here {
 
 /// A client's choices for a lease that makes none of its own.
 #[derive(Clone, Debug, Default)]
-pub(crate) struct Terms {
+pub(crate) struct ClientTerms {
     pub(crate) fabric: FabricChoice,
     /// The interface, by its name or one of its addresses, that connections go out by.
     pub(crate) interface: Option<String>,
@@ -121,7 +121,11 @@ impl FabricChoice {
 
     /// Chooses the network by which a node is reached: the first that the node offers, that the choice allows, and that
     /// this machine can use. The error says why there is none.
-    pub(crate) fn network(&self, offered: &NodeNetwork, here: &impl Providers) -> Result<Network, String> {
+    pub(crate) fn network(
+        &self,
+        offered: &NodeNetwork,
+        here: &impl Providers,
+    ) -> Result<NetworkPath, String> {
         let mut why = Vec::new();
         for fabric in offered.fabrics.iter().filter_map(|fabric| fabric.parse::<Fabric>().ok()) {
             match self.by(&fabric, offered.encrypted, here) {
@@ -132,7 +136,7 @@ impl FabricChoice {
         Err(why.join("; "))
     }
 
-    fn by(&self, fabric: &Fabric, insists: bool, here: &impl Providers) -> Result<Network, String> {
+    fn by(&self, fabric: &Fabric, insists: bool, here: &impl Providers) -> Result<NetworkPath, String> {
         let meant = match (self, fabric) {
             (FabricChoice::Auto, _) | (FabricChoice::Tcp { .. }, Fabric::Tcp) => true,
             (FabricChoice::Ofi { provider: wanted }, Fabric::Ofi(provider)) => {
@@ -145,10 +149,10 @@ impl FabricChoice {
         }
         let wants = matches!(self, FabricChoice::Tcp { encrypted: true });
         match fabric {
-            Fabric::Tcp => Ok(Network::Tcp { encrypted: insists || wants }),
+            Fabric::Tcp => Ok(NetworkPath::Tcp { encrypted: insists || wants }),
             Fabric::Ofi(provider) => match (here.usable(provider)?, self) {
                 (Usable::ByName, FabricChoice::Auto) => Err("it has to be asked for".to_owned()),
-                _ => Ok(Network::Ofi { provider: provider.clone() }),
+                _ => Ok(NetworkPath::Ofi { provider: provider.clone() }),
             },
         }
     }
@@ -192,27 +196,27 @@ impl fmt::Display for FabricChoice {
     }
 }
 
-impl Network {
+impl NetworkPath {
     /// The choice as the node's agent receives it.
     pub(crate) fn message(&self) -> v1::FabricChoice {
         match self {
-            Network::Tcp { encrypted } => Fabric::Tcp.choice(*encrypted),
-            Network::Ofi { provider } => Fabric::Ofi(provider.clone()).choice(false),
+            NetworkPath::Tcp { encrypted } => Fabric::Tcp.choice(*encrypted),
+            NetworkPath::Ofi { provider } => Fabric::Ofi(provider.clone()).choice(false),
         }
     }
 
     /// The choice as a client names it.
     pub(crate) fn choice(&self) -> FabricChoice {
         match self {
-            Network::Tcp { encrypted } => FabricChoice::Tcp { encrypted: *encrypted },
-            Network::Ofi { provider } => FabricChoice::Ofi { provider: Some(provider.clone()) },
+            NetworkPath::Tcp { encrypted } => FabricChoice::Tcp { encrypted: *encrypted },
+            NetworkPath::Ofi { provider } => FabricChoice::Ofi { provider: Some(provider.clone()) },
         }
     }
 }
 
-impl Terms {
+impl ClientTerms {
     /// Takes the allocation's choices, or the environment's for those that the allocation does not make.
-    pub(crate) fn new(fabric: Option<FabricChoice>, interface: Option<String>) -> Result<Terms, Error> {
+    pub(crate) fn new(fabric: Option<FabricChoice>, interface: Option<String>) -> Result<ClientTerms, Error> {
         let fabric = match fabric {
             Some(fabric) => fabric,
             None => match variable(FABRIC_VARIABLE) {
@@ -222,7 +226,7 @@ impl Terms {
                 None => FabricChoice::Auto,
             },
         };
-        Ok(Terms { fabric, interface: interface.or_else(|| variable(INTERFACE_VARIABLE)) })
+        Ok(ClientTerms { fabric, interface: interface.or_else(|| variable(INTERFACE_VARIABLE)) })
     }
 }
 
@@ -312,15 +316,15 @@ mod tests {
             (tcp(true), false, true),
         ] {
             let network = choice.network(&offered(&["ofi:cxi", "tcp"], insists), &Card);
-            assert_eq!(network, Ok(Network::Tcp { encrypted }), "{choice}");
+            assert_eq!(network, Ok(NetworkPath::Tcp { encrypted }), "{choice}");
         }
         let ofi = |provider: Option<&str>| FabricChoice::Ofi { provider: provider.map(str::to_owned) };
-        let verbs = Ok(Network::Ofi { provider: "verbs".into() });
+        let verbs = Ok(NetworkPath::Ofi { provider: "verbs".into() });
         let all = offered(&["ofi:cxi", "ofi:tcp;ofi_rxm", "ofi:verbs", "tcp"], false);
         for choice in [FabricChoice::Auto, ofi(Some("verbs"))] {
             assert_eq!(choice.network(&all, &Card), verbs, "{choice}");
         }
-        let rxm = Ok(Network::Ofi { provider: "tcp;ofi_rxm".into() });
+        let rxm = Ok(NetworkPath::Ofi { provider: "tcp;ofi_rxm".into() });
         assert_eq!(ofi(None).network(&all, &Card), rxm);
         assert!(ofi(Some("cxi")).network(&all, &Card).unwrap_err().contains("no card"));
         assert!(tcp(false).network(&offered(&["ofi:verbs"], false), &Card).is_err());

@@ -70,12 +70,12 @@ pub enum Source {
     /// In the message already, at this offset from its beginning in bytes: behind all pieces that are copied into it.
     Placed(u64),
     /// At an address that both ends know.
-    Shared(Shared),
+    Shared(SharedAddress),
 }
 
 /// An address that both ends know.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Shared {
+pub struct SharedAddress {
     /// A region of the client's, or a piece of the request; never 0.
     pub number: u32,
     /// Offset from the beginning of the region or piece, in bytes.
@@ -84,9 +84,9 @@ pub struct Shared {
 
 /// A received piece.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Place {
+pub struct ReceivedPiece {
     /// Location of the piece's bytes.
-    pub at: At,
+    pub at: PieceLocation,
     /// Number of bytes.
     pub len_bytes: u64,
     /// Whether its receiver is not to change them.
@@ -95,11 +95,11 @@ pub struct Place {
 
 /// Location of the bytes of a received piece.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum At {
+pub enum PieceLocation {
     /// In the message, at this offset from its beginning in bytes. All bytes of the piece are in the message.
     Message(u64),
     /// Elsewhere. The reader must check that the address exists.
-    Shared(Shared),
+    Shared(SharedAddress),
 }
 
 impl Piece {
@@ -158,7 +158,7 @@ pub unsafe fn write(head: Head, pieces: &[Piece], to: NonNull<u8>) -> Vec<u64> {
     for (entry, (piece, &inline_offset)) in (0..).zip(pieces.iter().zip(&offsets)) {
         let Piece { source, len_bytes, read_only } = *piece;
         let (number, offset) = match source {
-            Source::Shared(Shared { number, offset }) => (number, offset),
+            Source::Shared(SharedAddress { number, offset }) => (number, offset),
             Source::Placed(offset) => (0, offset),
             Source::Here(from) => {
                 // SAFETY: as the caller vouches; the function `len_bytes` counts these bytes.
@@ -181,7 +181,7 @@ pub unsafe fn write(head: Head, pieces: &[Piece], to: NonNull<u8>) -> Vec<u64> {
 ///
 /// # Errors
 /// [`Code::Protocol`] if the bytes are not a message.
-pub fn read(len_bytes: u64, copy: impl Fn(u64, &mut [u8])) -> Result<(Head, Vec<Place>), Error> {
+pub fn read(len_bytes: u64, copy: impl Fn(u64, &mut [u8])) -> Result<(Head, Vec<ReceivedPiece>), Error> {
     let wrong = |what: String| Error::new(Code::Protocol, format!("a message of {len_bytes} bytes {what}"));
     if len_bytes < HEAD_BYTES {
         return Err(wrong("has no head".to_owned()));
@@ -201,11 +201,13 @@ pub fn read(len_bytes: u64, copy: impl Fn(u64, &mut [u8])) -> Result<(Head, Vec<
         let [number, offset, len] = [0, 8, 16].map(|at| word(&entry[at..]));
         let (read_only, number) = (number & READ_ONLY != 0, number & !READ_ONLY);
         let at = match u32::try_from(number) {
-            Ok(0) if offset.checked_add(len).is_some_and(|end| end <= len_bytes) => At::Message(offset),
-            Ok(number @ 1..) => At::Shared(Shared { number, offset }),
+            Ok(0) if offset.checked_add(len).is_some_and(|end| end <= len_bytes) => {
+                PieceLocation::Message(offset)
+            }
+            Ok(number @ 1..) => PieceLocation::Shared(SharedAddress { number, offset }),
             _ => return Err(wrong(format!("has a piece of {len} bytes at {offset} of {number}"))),
         };
-        Ok(Place { at, len_bytes: len, read_only })
+        Ok(ReceivedPiece { at, len_bytes: len, read_only })
     };
     let places = entries.chunks_exact(ENTRY_BYTES as usize).map(place).collect::<Result<_, _>>()?;
     Ok((Head { operation, token }, places))
@@ -241,20 +243,23 @@ mod tests {
             len_bytes: bytes.len() as u64,
             read_only: false,
         };
-        let there = Shared { number: 3, offset: 4096 };
+        let there = SharedAddress { number: 3, offset: 4096 };
         let shared = Piece { source: Source::Shared(there), len_bytes: 1 << 31, read_only: true };
         let head = Head { operation: 9, token: u64::MAX };
         let message = written(head, &[inline(one), shared, inline(&[]), inline(&two)]);
         let (read_head, places) = read(message.len() as u64, copier(&message)).unwrap();
         assert_eq!(read_head, head);
-        let bytes = |place: &Place| match *place {
-            Place { at: At::Message(offset), len_bytes, read_only: false } => {
+        let bytes = |place: &ReceivedPiece| match *place {
+            ReceivedPiece { at: PieceLocation::Message(offset), len_bytes, read_only: false } => {
                 assert_eq!(offset % ALIGNMENT, 0);
                 message[offset as usize..][..len_bytes as usize].to_vec()
             }
             _ => panic!("{place:?}"),
         };
-        assert_eq!(places[1], Place { at: At::Shared(there), len_bytes: 1 << 31, read_only: true });
+        assert_eq!(
+            places[1],
+            ReceivedPiece { at: PieceLocation::Shared(there), len_bytes: 1 << 31, read_only: true }
+        );
         assert_eq!((bytes(&places[0]), bytes(&places[2]), bytes(&places[3])), (one.to_vec(), vec![], two));
         assert_eq!(places.len(), 4);
     }
@@ -271,7 +276,10 @@ mod tests {
             write(Head { operation: 1, token: 2 }, &[copied, placed], NonNull::from(&mut message[..]).cast())
         };
         let (_, places) = read(520, copier(&message)).unwrap();
-        assert_eq!(places[1], Place { at: At::Message(512), len_bytes: 8, read_only: false });
+        assert_eq!(
+            places[1],
+            ReceivedPiece { at: PieceLocation::Message(512), len_bytes: 8, read_only: false }
+        );
         assert_eq!(message[512..], [7; 8]);
     }
 
@@ -282,7 +290,7 @@ mod tests {
         let mut many = message.clone();
         many[4..8].copy_from_slice(&u32::MAX.to_le_bytes());
         assert!(read(many.len() as u64, copier(&many)).unwrap_err().message.contains("4294967295 pieces"));
-        let source = Source::Shared(Shared { number: 1, offset: 0 });
+        let source = Source::Shared(SharedAddress { number: 1, offset: 0 });
         let piece = Piece { source, len_bytes: 8, read_only: false };
         let mut beyond = written(Head { operation: 1, token: 2 }, &[piece]);
         beyond[16..24].fill(0);
@@ -314,7 +322,7 @@ mod tests {
         fn any_bytes_are_a_message_or_an_error(bytes in prop::collection::vec(any::<u8>(), 0..200)) {
             if let Ok((_, places)) = read(bytes.len() as u64, copier(&bytes)) {
                 for place in places {
-                    if let At::Message(offset) = place.at {
+                    if let PieceLocation::Message(offset) = place.at {
                         prop_assert!(offset + place.len_bytes <= bytes.len() as u64);
                     }
                 }

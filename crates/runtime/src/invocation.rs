@@ -18,11 +18,11 @@ use sublet_proto::{Code, Error};
 mod detour;
 
 pub use detour::is_repeatable;
-use detour::{Detour, Next};
+use detour::{Detour, DetourStep};
 
 use crate::lease::nonsense::{Nonsense, STOP_TIMEOUT};
-use crate::lease::{Call, Lease, Sent};
-use crate::wire::Outcome;
+use crate::lease::{Call, ClientLease, SentCall};
+use crate::wire::CallOutcome;
 
 /// Status of the result of a call that was turned away, and not executed.
 const TURNED_AWAY: u32 = Code::CoreBusy as u32;
@@ -46,8 +46,8 @@ pub struct Completion {
 /// mapped.
 #[must_use = "the result of a call is in its invocation: wait for it"]
 pub struct Invocation<'call> {
-    lease: Arc<Lease>,
-    sent: Sent,
+    lease: Arc<ClientLease>,
+    sent: SentCall,
     call: Call,
     ended: bool,
     /// Looks of a caller that polls.
@@ -67,7 +67,7 @@ unsafe impl Send for Invocation<'_> {}
 unsafe impl Sync for Invocation<'_> {}
 
 impl<'call> Invocation<'call> {
-    pub(crate) fn new(lease: &Arc<Lease>, sent: Sent, call: Call) -> Invocation<'call> {
+    pub(crate) fn new(lease: &Arc<ClientLease>, sent: SentCall, call: Call) -> Invocation<'call> {
         Invocation {
             lease: lease.clone(),
             sent,
@@ -124,7 +124,7 @@ impl<'call> Invocation<'call> {
             }
             match self.napping() {
                 Some(at) => sleep_until(until.map_or(at, |until| at.min(until))),
-                None if matches!(self.await_end(until), Waited::InVain(_)) => return true,
+                None if matches!(self.await_end(until), WaitEnd::InVain(_)) => return true,
                 // The loop has checked above whether there is something to collect.
                 None => {}
             }
@@ -151,7 +151,7 @@ impl<'call> Invocation<'call> {
         let line = self.lease.result_line(self.sent.worker, self.sent.record);
         if self.lease.spin(line, &self.sent, &self.call) {
             // This is where a hot call ends.
-            let outcome = Outcome::decode(&line.read().1);
+            let outcome = CallOutcome::decode(&line.read().1);
             if outcome.status == 0 && outcome.output_len <= self.call.output_capacity {
                 let done = self.complete(&outcome);
                 self.close();
@@ -170,9 +170,9 @@ impl<'call> Invocation<'call> {
             let nonsense = match self.lease.spin(line, &self.sent, &self.call) {
                 true => None,
                 false => match self.await_end(self.call.deadline) {
-                    Waited::ForEnd => None,
-                    Waited::TooLong(error) => return self.give_up(error),
-                    Waited::InVain(nonsense) => Some(nonsense),
+                    WaitEnd::ForEnd => None,
+                    WaitEnd::TooLong(error) => return self.give_up(error),
+                    WaitEnd::InVain(nonsense) => Some(nonsense),
                 },
             };
             let nonsense = match self.outcome() {
@@ -194,9 +194,11 @@ impl<'call> Invocation<'call> {
                 }
             }
             match self.go_on() {
-                Next::Sent => {}
-                Next::Nap(at) => sleep_until(self.call.deadline.map_or(at, |deadline| at.min(deadline))),
-                Next::Over(error) => {
+                DetourStep::Sent => {}
+                DetourStep::Nap(at) => {
+                    sleep_until(self.call.deadline.map_or(at, |deadline| at.min(deadline)))
+                }
+                DetourStep::Over(error) => {
                     self.close();
                     return Err(error);
                 }
@@ -205,7 +207,7 @@ impl<'call> Invocation<'call> {
     }
 
     /// The end of a call that has a result.
-    fn take(&mut self, outcome: &Outcome) -> Result<Completion, Error> {
+    fn take(&mut self, outcome: &CallOutcome) -> Result<Completion, Error> {
         if outcome.status == Code::DeadlineExceeded.number() {
             self.lease.await_end_with_kernel(&self.sent, self.call.deadline);
         }
@@ -235,7 +237,7 @@ impl<'call> Invocation<'call> {
     }
 
     /// Records what the worker has reported about the output of a call that failed.
-    fn take_report(&mut self, outcome: &Outcome) {
+    fn take_report(&mut self, outcome: &CallOutcome) {
         match Code::from_number(outcome.status) {
             Code::OutputTooLarge => self.returned_bytes = outcome.output_len,
             Code::FunctionFailed | Code::MemoryExceeded => {
@@ -262,9 +264,9 @@ impl<'call> Invocation<'call> {
 
     /// The worker's result, once it has been written.
     #[inline(always)]
-    fn outcome(&self) -> Option<Outcome> {
+    fn outcome(&self) -> Option<CallOutcome> {
         let line = self.lease.result_line(self.sent.worker, self.sent.record);
-        line.is(self.sent.turn).then(|| Outcome::decode(&line.read().1))
+        line.is(self.sent.turn).then(|| CallOutcome::decode(&line.read().1))
     }
 
     fn lost(&self) -> bool {
@@ -279,7 +281,7 @@ impl<'call> Invocation<'call> {
             self.lease.revive_soon();
             return false;
         }
-        matches!(self.go_on(), Next::Over(_))
+        matches!(self.go_on(), DetourStep::Over(_))
     }
 
     /// Time until which the call must not be checked.
@@ -289,11 +291,11 @@ impl<'call> Invocation<'call> {
 
     /// Sleeps until there is something to collect, the deadline passes, or no result can come any more.
     #[cold]
-    fn await_end(&self, deadline: Option<Instant>) -> Waited {
+    fn await_end(&self, deadline: Option<Instant>) -> WaitEnd {
         let line = self.lease.result_line(self.sent.worker, self.sent.record);
         loop {
             if self.lease.sleep(line, &self.sent, deadline) || self.lost() {
-                return Waited::ForEnd;
+                return WaitEnd::ForEnd;
             }
             if !self.lease.running() {
                 // The call was submitted after the last worker process ended, and not lost with it: the next process
@@ -303,10 +305,10 @@ impl<'call> Invocation<'call> {
             }
             if deadline.is_some_and(|at| at <= Instant::now()) {
                 let message = self.describe("did not return before its deadline");
-                return Waited::TooLong(Error::new(Code::DeadlineExceeded, message));
+                return WaitEnd::TooLong(Error::new(Code::DeadlineExceeded, message));
             }
             if let Some(nonsense) = self.nonsense() {
-                return Waited::InVain(nonsense);
+                return WaitEnd::InVain(nonsense);
             }
         }
     }
@@ -317,12 +319,12 @@ impl<'call> Invocation<'call> {
         self.lease.stop_worker(format!("the worker was stopped: a call of {}", error.message));
         let stopped = Instant::now() + STOP_TIMEOUT;
         let line = self.lease.result_line(self.sent.worker, self.sent.record);
-        while !self.lost() && Instant::now() < stopped && !Lease::is_own_thread() {
+        while !self.lost() && Instant::now() < stopped && !ClientLease::is_own_thread() {
             if self.lease.sleep(line, &self.sent, Some(stopped)) {
                 break;
             }
         }
-        let is_result = |outcome: &Outcome| {
+        let is_result = |outcome: &CallOutcome| {
             outcome.status != TURNED_AWAY && outcome.check(self.call.output_capacity).is_ok()
         };
         let result = match self.outcome().filter(is_result) {
@@ -334,7 +336,7 @@ impl<'call> Invocation<'call> {
         result
     }
 
-    fn result(&self, outcome: &Outcome) -> Result<Completion, Error> {
+    fn result(&self, outcome: &CallOutcome) -> Result<Completion, Error> {
         match outcome.status {
             0 => Ok(self.complete(outcome)),
             _ => Err(self.failure(outcome)),
@@ -342,7 +344,7 @@ impl<'call> Invocation<'call> {
     }
 
     #[inline(always)]
-    fn complete(&self, outcome: &Outcome) -> Completion {
+    fn complete(&self, outcome: &CallOutcome) -> Completion {
         // The caller has checked that the length is within the capacity; the copy does not rely on that.
         let output_bytes = outcome.output_len.min(self.call.output_capacity) as usize;
         if let Some(staging) = &self.sent.staging {
@@ -359,7 +361,7 @@ impl<'call> Invocation<'call> {
 
     /// The one copy of an output that is not in the arena.
     #[cold]
-    fn copy_output(&self, staging: &crate::arena::Block, output_bytes: usize) {
+    fn copy_output(&self, staging: &crate::arena::ArenaBlock, output_bytes: usize) {
         debug_assert!(output_bytes as u64 <= staging.len_bytes, "{output_bytes} bytes of {staging:?}");
         if let Some(from) = self.lease.arena.pointer(staging) {
             let Some(output) = NonNull::new(self.call.output) else { return };
@@ -373,7 +375,7 @@ impl<'call> Invocation<'call> {
     }
 
     #[cold]
-    fn failure(&self, outcome: &Outcome) -> Error {
+    fn failure(&self, outcome: &CallOutcome) -> Error {
         let code = Code::from_number(outcome.status);
         let said = self.lease.message(self.sent.worker, self.sent.record, outcome.detail);
         let message = match code {
@@ -448,7 +450,7 @@ impl Future for Invocation<'_> {
 }
 
 /// Reason why a wait ended.
-enum Waited {
+enum WaitEnd {
     /// A result may have come.
     ForEnd,
     /// The deadline passed.

@@ -10,7 +10,7 @@ use sublet_proto::{Code, Error, package, price};
 
 pub(crate) mod allocation;
 mod crowded;
-mod held;
+mod held_leases;
 
 pub use allocation::{Allocation, Policy};
 
@@ -20,13 +20,13 @@ use crate::deploy::{is_path, read_package};
 use crate::fabrics::FabricChoice;
 use crate::invocation::Invocation;
 use crate::lease::link::{ColdStart, Notice};
-use crate::lease::{Call, Lease};
+use crate::lease::{Call, ClientLease};
 use crate::manager::ManagerClient;
 use crate::memory::{Memory, MemoryPlan};
 use crate::run::{Application, RunOptions};
-use crate::swap::{SwapPlan, Swapped};
+use crate::swap::{SwapPlan, SwappedMemory};
 use allocation::milliseconds;
-use held::Held;
+use held_leases::HeldLeases;
 
 /// A function of the current lease's package, found once.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -103,7 +103,7 @@ impl CallOptions {
 pub struct Invoker {
     manager: Arc<ManagerClient>,
     memory: RegisteredMemory,
-    held: Option<Held>,
+    held: Option<HeldLeases>,
     /// Whether this process has deployed the leased package by its path.
     has_sent_package: bool,
 }
@@ -115,8 +115,8 @@ impl Invoker {
     }
 
     /// The leases, by the numbers of their workers.
-    pub(crate) fn leases_held(&self) -> impl Iterator<Item = &Arc<Lease>> {
-        self.held.iter().flat_map(Held::leases)
+    pub(crate) fn leases_held(&self) -> impl Iterator<Item = &Arc<ClientLease>> {
+        self.held.iter().flat_map(HeldLeases::leases)
     }
 
     /// Submits a call of a function of the leased package: `function` reads `input` and writes `output`. Memory from
@@ -280,7 +280,7 @@ impl Invoker {
     /// no cache: the resident part is one.
     ///
     /// # Errors
-    /// As for [`Swapped::new`] and [`Invoker::memory`].
+    /// As for [`SwappedMemory::new`] and [`Invoker::memory`].
     ///
     /// ```no_run
     /// # use sublet_runtime::{Invoker, MemoryPlan, SwapPlan};
@@ -292,8 +292,8 @@ impl Invoker {
     /// # Ok(())
     /// # }
     /// ```
-    pub fn swapped(&self, plan: SwapPlan, space: MemoryPlan) -> Result<Swapped, Error> {
-        Swapped::new(plan, Box::new(self.memory(space.cache_bytes(0))?))
+    pub fn swapped(&self, plan: SwapPlan, space: MemoryPlan) -> Result<SwappedMemory, Error> {
+        SwappedMemory::new(plan, Box::new(self.memory(space.cache_bytes(0))?))
     }
 
     /// Leases all of the requested cores, on the number of nodes that this takes, and starts their workers, which then
@@ -312,7 +312,7 @@ impl Invoker {
         }
         let package = self.deploy_if_path(&allocation.package)?;
         self.has_sent_package = is_path(&allocation.package);
-        self.held = Some(Held::take(&self.manager, &self.memory, allocation.of(package))?);
+        self.held = Some(HeldLeases::take(&self.manager, &self.memory, allocation.of(package))?);
         Ok(())
     }
 
@@ -343,7 +343,7 @@ impl Invoker {
     /// The ends of leases that their agents have announced (rFaaS III-A). Calls continue until then; new calls are sent
     /// to other leases if there are any.
     pub fn notices(&self) -> Vec<Notice> {
-        let leases = self.held.iter().flat_map(Held::leases);
+        let leases = self.held.iter().flat_map(HeldLeases::leases);
         leases.filter_map(|lease| lease.notice()).collect()
     }
 
@@ -381,12 +381,12 @@ impl Invoker {
 
     /// Every lease, in the order of their workers' numbers; those that are over included.
     pub fn leases(&self) -> Vec<v1::Lease> {
-        self.held.iter().flat_map(Held::leases).map(|lease| lease.description()).collect()
+        self.held.iter().flat_map(HeldLeases::leases).map(|lease| lease.description()).collect()
     }
 
     /// The transport of the calls of each lease, in the order of [`Invoker::leases`].
     pub fn fabrics(&self) -> Vec<FabricChoice> {
-        self.held.iter().flat_map(Held::leases).map(|lease| lease.fabric()).collect()
+        self.held.iter().flat_map(HeldLeases::leases).map(|lease| lease.fabric()).collect()
     }
 
     /// The leased package, if there is one.
@@ -404,7 +404,7 @@ impl Invoker {
     /// tenant under its name. Results of other packages are bytes from another tenant's program. False without a lease,
     /// and where the manager does not report an owner.
     pub fn owns_package(&self) -> bool {
-        let is_tenants = |held: &Held| {
+        let is_tenants = |held: &HeldLeases| {
             let owner = &held.first.package.owner;
             !owner.is_empty() && *owner == held.first.description().tenant
         };
@@ -413,7 +413,7 @@ impl Invoker {
 
     /// The number of workers of all leases; 0 without one.
     pub fn workers(&self) -> u32 {
-        self.held.as_ref().map_or(0, Held::workers)
+        self.held.as_ref().map_or(0, HeldLeases::workers)
     }
 
     /// Times at which the first lease's latest cold start reached each step.
@@ -425,7 +425,7 @@ impl Invoker {
     /// process imported them when it started. A node knows the reason only after it has tried to keep them, from about
     /// the third lease on.
     pub fn cold_imports(&self) -> Option<v1::ColdImports> {
-        self.held.iter().flat_map(Held::leases).find_map(|lease| lease.cold_imports())
+        self.held.iter().flat_map(HeldLeases::leases).find_map(|lease| lease.cold_imports())
     }
 
     /// The managers, for everything that is not a call.
@@ -434,7 +434,7 @@ impl Invoker {
     }
 
     #[inline(always)]
-    fn held(&self) -> Result<&Held, Error> {
+    fn held(&self) -> Result<&HeldLeases, Error> {
         self.held.as_ref().ok_or_else(not_allocated)
     }
 

@@ -28,21 +28,18 @@ use sublet_fabric::window::Window;
 use sublet_proto::Error;
 use sublet_proto::v1::{self, PackageInfo, WorkerOptions};
 
-use crate::arena::{Arena, Block};
+use crate::arena::{Arena, ArenaBlock};
 use crate::fabrics::FabricChoice;
 use crate::wire::{InboxLayout, ResultsLayout};
-use carrier::Carrier;
-use crew::Crew;
 use records::Records;
+use transport::WorkerTransport;
+use worker_set::WorkerSet;
 
 pub(crate) mod agent;
 pub(crate) mod alarm;
 pub(crate) mod attach;
-pub(crate) mod carrier;
-pub(crate) mod crew;
 pub(crate) mod dial;
 pub(crate) mod dispatch;
-mod end;
 mod function;
 pub(crate) mod link;
 mod monitor;
@@ -53,6 +50,9 @@ mod regions;
 mod result;
 pub(crate) mod run;
 mod start;
+pub(crate) mod transport;
+mod worker_connection;
+pub(crate) mod worker_set;
 
 /// Number of deaths of its worker process whose reasons a lease remembers.
 const REMEMBERED_DEATHS: usize = 64;
@@ -64,12 +64,12 @@ const RUNNING: u32 = 1;
 const ENDED: u32 = 2;
 
 /// See the [module](self).
-pub(crate) struct Lease {
+pub(crate) struct ClientLease {
     /// The lease as the manager granted it.
     description: v1::Lease,
     pub(crate) package: PackageInfo,
     /// The other leases of the invoker.
-    pub(crate) crew: Arc<Crew>,
+    pub(crate) crew: Arc<WorkerSet>,
     /// The number of this lease's first worker among those of all leases of the invoker.
     pub(crate) first_worker: u32,
     /// Function names with their index, sorted by name.
@@ -82,7 +82,7 @@ pub(crate) struct Lease {
     results_layout: ResultsLayout,
     results: Region,
     /// The path to the workers. Region 0 is their inbox.
-    carrier: Carrier,
+    carrier: WorkerTransport,
     workers: Box<[WorkerLink]>,
     /// Written by the link alone.
     status: AtomicU32,
@@ -95,7 +95,7 @@ pub(crate) struct Lease {
     next_worker: AtomicU32,
     /// Time of the lease's end, by the manager's clock. Changed by renewals.
     expires_unix_ms: AtomicU64,
-    link: link::Link,
+    link: link::AgentLink,
 }
 
 /// The client's side of one worker.
@@ -131,16 +131,16 @@ pub(crate) struct Call {
 }
 
 /// A call on its way.
-pub(crate) struct Sent {
+pub(crate) struct SentCall {
     pub(crate) worker: u32,
     pub(crate) record: u16,
     pub(crate) position: u64,
     pub(crate) turn: Turn,
     /// Buffer for the output if the caller's memory is not in the arena.
-    pub(crate) staging: Option<Block>,
+    pub(crate) staging: Option<ArenaBlock>,
 }
 
-impl Sent {
+impl SentCall {
     /// The record and turn for which its slot in the ring was claimed.
     pub(crate) fn occupant(&self) -> Occupant {
         Occupant { record: self.record, turn: self.turn }
@@ -163,7 +163,7 @@ impl Call {
     }
 }
 
-impl Lease {
+impl ClientLease {
     /// Whether a worker process is running.
     #[inline(always)]
     pub(crate) fn running(&self) -> bool {

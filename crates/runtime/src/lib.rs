@@ -6,7 +6,7 @@
 //! - [`worker`] is the other side, run by the `sublet-worker` program, and by those of other engines.
 //! - [`Memory`] is memory that is leased by the segment, and grows.
 //! - [`run`] runs graphs of functions and memory.
-//! - [`Swapped`] is an array of which a part lies in such memory.
+//! - [`SwappedMemory`] is an array of which a part lies in such memory.
 //! - [`frames`] puts several pieces of memory into one input or output, for callers whose values have several.
 //! - [`wire`] defines the messages between the two; [`access`], [`manager`] and [`deploy`] set things up and are never
 //!   on the path of a call.
@@ -34,7 +34,7 @@ pub use fabrics::FabricChoice;
 pub use invocation::{Completion, Invocation, is_repeatable};
 pub use invoker::{Allocation, CallOptions, Function, Invoker, Policy};
 pub use lease::link::{ColdStart, Notice};
-pub use memory::guest;
+pub use memory::invited;
 pub use memory::{Memory, MemoryPlan, RawReading, Reading};
 pub use run::{Application, RunOptions};
-pub use swap::{Backing, SwapPlan, SwapStatistics, Swapped, Touching};
+pub use swap::{Backing, SwapPlan, SwapStatistics, SwappedMemory, Touching};

@@ -22,7 +22,7 @@ mod handed;
 pub use crate::access::{default_address, default_state, manager_address, socket_path};
 
 use crate::access::Access;
-use connection::{Connection, Repeat, Terms, Whom};
+use connection::{ManagerConnection, Repeat, RequestTerms, Whom};
 
 /// Longest wait for an answer.
 const CALL_DEADLINE: Duration = Duration::from_secs(10);
@@ -40,7 +40,7 @@ const DEFAULT_RUNS: u32 = 100;
 
 /// A blocking client of the managers of one store.
 pub struct ManagerClient {
-    connection: Connection,
+    connection: ManagerConnection,
 }
 
 impl ManagerClient {
@@ -58,7 +58,7 @@ impl ManagerClient {
     /// # Errors
     /// `manager_unreachable` if none of them answers, `unauthenticated` if the token is not valid.
     pub fn connect_with(access: Access) -> Result<ManagerClient, Error> {
-        let client = ManagerClient { connection: Connection::new(access)? };
+        let client = ManagerClient { connection: ManagerConnection::new(access)? };
         match client.managers() {
             Err(error) if matches!(error.code, Code::Protocol | Code::PermissionDenied) => Ok(client),
             Err(error) => Err(error),
@@ -91,11 +91,16 @@ impl ManagerClient {
     {
         let steps = u32::try_from(encoded.len() / DEPLOY_STEP_BYTES).unwrap_or(u32::MAX);
         let deadline = DEPLOY_DEADLINE.saturating_add(Duration::from_secs(1).saturating_mul(steps));
-        let chunks = Chunks { encoded: encoded.into(), sent: 0, progress: Arc::new(Mutex::new(progress)) };
-        self.connection.ask(Terms { deadline, ..anywhere() }, chunks, async |mut stub: Stub<_>, request| {
-            let (metadata, extensions, chunks) = request.into_parts();
-            stub.deploy(Request::from_parts(metadata, extensions, tokio_stream::iter(chunks))).await
-        })
+        let chunks =
+            PackageChunks { encoded: encoded.into(), sent: 0, progress: Arc::new(Mutex::new(progress)) };
+        self.connection.ask(
+            RequestTerms { deadline, ..anywhere() },
+            chunks,
+            async |mut stub: Stub<_>, request| {
+                let (metadata, extensions, chunks) = request.into_parts();
+                stub.deploy(Request::from_parts(metadata, extensions, tokio_stream::iter(chunks))).await
+            },
+        )
     }
 
     /// Finds a deployed package by "name", "name/function", "tenant/name", "tenant/name/function" or "sha256:...".
@@ -143,7 +148,7 @@ impl ManagerClient {
     }
 
     fn remove_versions(&self, name: &str, old_versions: bool) -> Result<v1::RemovePackageReply, Error> {
-        let terms = Terms { repeat: Repeat::Unsent, ..anywhere() };
+        let terms = RequestTerms { repeat: Repeat::Unsent, ..anywhere() };
         let request = v1::RemovePackageRequest { name: name.to_owned(), old_versions };
         self.connection
             .ask(terms, request, async |mut stub: Stub<_>, request| stub.remove_package(request).await)
@@ -152,7 +157,7 @@ impl ManagerClient {
     /// Removes one version of the caller's graph by its digest, or a name and every version that it referred to, except
     /// those that unfinished runs need.
     pub fn remove_graph(&self, name: &str) -> Result<v1::RemoveGraphReply, Error> {
-        let terms = Terms { repeat: Repeat::Unsent, ..anywhere() };
+        let terms = RequestTerms { repeat: Repeat::Unsent, ..anywhere() };
         let request = v1::RemoveGraphRequest { name: name.to_owned() };
         self.connection
             .ask(terms, request, async |mut stub: Stub<_>, request| stub.remove_graph(request).await)
@@ -160,7 +165,7 @@ impl ManagerClient {
 
     /// Removes these runs, which have ended, or all of the caller's that have; returns how many.
     pub fn remove_runs(&self, runs: &[String]) -> Result<u32, Error> {
-        let terms = Terms { repeat: Repeat::Unsent, ..anywhere() };
+        let terms = RequestTerms { repeat: Repeat::Unsent, ..anywhere() };
         let request = v1::RemoveRunsRequest { runs: runs.to_vec() };
         let reply = self
             .connection
@@ -178,7 +183,7 @@ impl ManagerClient {
     /// Has a manager write a copy of its embedded store to a file on its machine; returns the length in bytes. For
     /// operators, on the manager's socket.
     pub fn back_up_store(&self, file: &str) -> Result<u64, Error> {
-        let terms = Terms { deadline: BACKUP_DEADLINE, repeat: Repeat::Unsent, ..anywhere() };
+        let terms = RequestTerms { deadline: BACKUP_DEADLINE, repeat: Repeat::Unsent, ..anywhere() };
         let request = v1::BackUpStoreRequest { file: file.to_owned() };
         let reply = self
             .connection
@@ -217,7 +222,7 @@ impl ManagerClient {
 
     fn request_once(&self, request: v1::LeaseRequest) -> Result<v1::LeaseGrants, Error> {
         let deadline = CALL_DEADLINE.saturating_add(Duration::from_millis(request.wait_ms));
-        let terms = Terms { deadline, also_elsewhere: may_have, whom: Whom::Racks, ..anywhere() };
+        let terms = RequestTerms { deadline, also_elsewhere: may_have, whom: Whom::Racks, ..anywhere() };
         let given = self
             .connection
             .ask(terms, request.clone(), async |mut stub, request| stub.request_lease(request).await)?;
@@ -248,7 +253,7 @@ impl ManagerClient {
     pub fn end_leases(&self, leases: &[String], wait: Duration) -> Result<(), Error> {
         let wait_ms = u64::try_from(wait.as_millis()).unwrap_or(u64::MAX);
         let request = v1::EndLeaseRequest { leases: leases.to_vec(), wait_ms };
-        let terms = Terms { deadline: CALL_DEADLINE.saturating_add(wait), ..of_a_lease() };
+        let terms = RequestTerms { deadline: CALL_DEADLINE.saturating_add(wait), ..of_a_lease() };
         let ended =
             self.connection.ask(terms, request, async |mut stub, request| stub.end_lease(request).await);
         ended.map(|_| ())
@@ -288,7 +293,7 @@ impl ManagerClient {
 
     /// Returns the cost of leases.
     pub fn bill(&self, request: v1::BillRequest) -> Result<v1::BillReply, Error> {
-        let terms = Terms { deadline: BILL_DEADLINE, ..anywhere() };
+        let terms = RequestTerms { deadline: BILL_DEADLINE, ..anywhere() };
         self.connection.ask(terms, request, async |mut stub: Stub<_>, request| stub.bill(request).await)
     }
 
@@ -358,7 +363,7 @@ impl ManagerClient {
 
     /// Makes an access token, whose secret is returned only once. For operators.
     pub fn create_token(&self, request: v1::CreateTokenRequest) -> Result<v1::CreateTokenReply, Error> {
-        let terms = Terms { repeat: Repeat::Unsent, ..anywhere() };
+        let terms = RequestTerms { repeat: Repeat::Unsent, ..anywhere() };
         self.connection.ask(terms, request, async |mut stub, request| stub.create_token(request).await)
     }
 
@@ -404,13 +409,18 @@ impl ManagerClient {
 }
 
 /// Terms for requests that any manager can answer, and that may be repeated.
-fn anywhere() -> Terms {
-    Terms { deadline: CALL_DEADLINE, repeat: Repeat::Harmless, also_elsewhere: |_| false, whom: Whom::Any }
+fn anywhere() -> RequestTerms {
+    RequestTerms {
+        deadline: CALL_DEADLINE,
+        repeat: Repeat::Harmless,
+        also_elsewhere: |_| false,
+        whom: Whom::Any,
+    }
 }
 
 /// Terms for requests about a lease, which only the manager of its node can answer.
-fn of_a_lease() -> Terms {
-    Terms { also_elsewhere: |code| code == Code::UnknownLease, whom: Whom::Racks, ..anywhere() }
+fn of_a_lease() -> RequestTerms {
+    RequestTerms { also_elsewhere: |code| code == Code::UnknownLease, whom: Whom::Racks, ..anywhere() }
 }
 
 /// Whether another manager may have the resources that one lacks.
@@ -442,19 +452,19 @@ fn pages<T>(mut ask: impl FnMut(String) -> Result<(Vec<T>, String), Error>) -> R
 }
 
 /// An encoded package as it is sent.
-struct Chunks<F> {
+struct PackageChunks<F> {
     encoded: Arc<[u8]>,
     sent: usize,
     progress: Arc<Mutex<F>>,
 }
 
-impl<F> Clone for Chunks<F> {
-    fn clone(&self) -> Chunks<F> {
-        Chunks { encoded: self.encoded.clone(), sent: self.sent, progress: self.progress.clone() }
+impl<F> Clone for PackageChunks<F> {
+    fn clone(&self) -> PackageChunks<F> {
+        PackageChunks { encoded: self.encoded.clone(), sent: self.sent, progress: self.progress.clone() }
     }
 }
 
-impl<F: FnMut(u64)> Iterator for Chunks<F> {
+impl<F: FnMut(u64)> Iterator for PackageChunks<F> {
     type Item = PackageChunk;
 
     fn next(&mut self) -> Option<PackageChunk> {
@@ -492,7 +502,7 @@ mod tests {
         let encoded = vec![7; CHUNK_BYTES + 1];
         let progress = move |bytes| tell.send(bytes).unwrap();
         let progress = Arc::new(Mutex::new(progress));
-        let chunks = Chunks { encoded: encoded.clone().into(), sent: 0, progress };
+        let chunks = PackageChunks { encoded: encoded.clone().into(), sent: 0, progress };
         let whole: Vec<u8> = chunks.flat_map(|chunk| chunk.data).collect();
         assert_eq!(whole, encoded);
         assert_eq!(told.into_iter().max(), Some(encoded.len() as u64));

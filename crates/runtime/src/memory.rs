@@ -20,31 +20,31 @@ use std::time::Duration;
 
 use sublet_fabric::SharedBytesMut;
 use sublet_fabric::sync::{AtomicU64, Ordering};
-use sublet_proto::graph::{MAX_SEGMENTS, Rights};
+use sublet_proto::graph::{MAX_SEGMENTS, MemoryRights};
 use sublet_proto::v1;
 use sublet_proto::{Code, Error};
 
-use crate::fabrics::{FabricChoice, Terms};
+use crate::fabrics::{ClientTerms, FabricChoice};
 use crate::invoker::allocation::milliseconds;
 use crate::lease::link::lock;
 use crate::manager::ManagerClient;
-use keeper::Keeper;
-use piece::Piece;
+use keeper::SegmentKeeper;
+use piece::MemoryPiece;
 use pieces::Pieces;
 use segment::Segment;
 
-pub use far::{RawReading, Reading};
 pub use plan::MemoryPlan;
+pub use remote_pieces::{RawReading, Reading};
 
 mod cache;
-mod far;
-pub mod guest;
+pub mod invited;
 mod keeper;
 pub(crate) mod piece;
 pub(crate) mod pieces;
 mod plan;
+mod remote_pieces;
 mod segment;
-pub(crate) mod trunk;
+pub(crate) mod segment_connection;
 
 /// Number of bytes that are zeroed at a time.
 const ZEROS_BYTES: u64 = 1 << 20;
@@ -55,20 +55,20 @@ const ZEROS_BYTES: u64 = 1 << 20;
 pub struct Memory {
     manager: Arc<ManagerClient>,
     plan: MemoryPlan,
-    terms: Terms,
+    terms: ClientTerms,
     pieces: Pieces,
     /// End of the bytes that were written, or of the length that was set.
     len: AtomicU64,
     /// The segments, in the order of their bytes. The lock is held while another one is leased.
     segments: Mutex<Vec<Arc<Segment>>>,
-    keeper: Keeper,
+    keeper: SegmentKeeper,
 }
 
 impl Memory {
     pub(crate) fn new(manager: Arc<ManagerClient>, plan: MemoryPlan) -> Result<Memory, Error> {
         plan.check()?;
-        let keeper = Keeper::start()?;
-        let pieces = Pieces::new(plan.reserved_bytes(), Rights::Write, plan.cache(), keeper.owner())?;
+        let keeper = SegmentKeeper::start()?;
+        let pieces = Pieces::new(plan.reserved_bytes(), MemoryRights::Write, plan.cache(), keeper.owner())?;
         let terms = plan.terms()?;
         Ok(Memory {
             manager,
@@ -259,7 +259,7 @@ impl Memory {
     }
 
     /// The pieces from this place on.
-    pub(crate) fn pieces_from(&self, offset: u64) -> Vec<Arc<Piece>> {
+    pub(crate) fn pieces_from(&self, offset: u64) -> Vec<Arc<MemoryPiece>> {
         self.pieces.from(offset)
     }
 
@@ -281,16 +281,16 @@ impl Memory {
     /// process already has, if possible.
     pub(crate) fn invite(
         &self,
-        piece: &Piece,
-        rights: Rights,
+        piece: &MemoryPiece,
+        rights: MemoryRights,
         joins: Option<v1::Joins>,
     ) -> Result<v1::SegmentTicket, Error> {
         let segment = lock(&self.segments).iter().find(|segment| segment.lease.id == piece.segment).cloned();
         let over = || Error::new(Code::LeaseEnded, format!("segment {} was given back", piece.segment));
         let segment = segment.ok_or_else(over)?;
-        let network = segment.network.as_ref().ok_or_else(|| guest::no_network(&segment.lease))?;
+        let network = segment.network.as_ref().ok_or_else(|| invited::no_network(&segment.lease))?;
         let encrypted = matches!(self.terms.fabric, FabricChoice::Tcp { encrypted: true });
-        let invite = v1::Invite { writable: rights == Rights::Write, encrypted, joins: joins.clone() };
+        let invite = v1::Invite { writable: rights == MemoryRights::Write, encrypted, joins: joins.clone() };
         let invited = self.keeper.invite(&segment, invite)?;
         let joins = joins.filter(|_| invited.joined);
         Ok(v1::SegmentTicket { address: network.address.clone(), invited: Some(invited), joins })

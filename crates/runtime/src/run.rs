@@ -33,10 +33,10 @@ use crate::fabrics::FabricChoice;
 use crate::invocation::is_repeatable;
 use crate::lease::link::lock;
 use crate::manager::ManagerClient;
-use driver::{Driven, Driver};
-use execute::{Environment, Workers};
-use history::History;
-use journal::Journal;
+use driver::{Driven, RunDriver};
+use execute::{ComponentWorkers, Environment};
+use history::RunHistory;
+use journal::RunJournal;
 
 mod budget;
 mod driver;
@@ -98,9 +98,9 @@ pub struct Application {
     digest: String,
     options: RunOptions,
     /// Workers of earlier runs.
-    kept: Mutex<HashMap<Environment, Vec<Workers>>>,
+    kept: Mutex<HashMap<Environment, Vec<ComponentWorkers>>>,
     /// The usage of earlier runs, once it was needed.
-    history: OnceLock<Mutex<History>>,
+    history: OnceLock<Mutex<RunHistory>>,
 }
 
 /// Result of a run that succeeded.
@@ -235,9 +235,9 @@ impl Application {
         mut news: impl FnMut(&News),
         mut goes_on: impl FnMut() -> bool,
     ) -> Result<Outcome, Error> {
-        let journal = Journal::begin(&self.manager, (&self.graph, &self.digest), input)?;
+        let journal = RunJournal::begin(&self.manager, (&self.graph, &self.digest), input)?;
         let run = journal.run().to_owned();
-        let driver = Driver::new(self, journal, input.to_vec(), &mut news);
+        let driver = RunDriver::new(self, journal, input.to_vec(), &mut news);
         self.outcome(run, driver.for_as_long_as(&mut goes_on).run(None))
     }
 
@@ -260,8 +260,8 @@ impl Application {
         mut news: impl FnMut(&News),
         mut goes_on: impl FnMut() -> bool,
     ) -> Result<Outcome, Error> {
-        let (journal, input, records) = Journal::open(&self.manager, &self.graph, run)?;
-        let driver = Driver::new(self, journal, input, &mut news).for_as_long_as(&mut goes_on);
+        let (journal, input, records) = RunJournal::open(&self.manager, &self.graph, run)?;
+        let driver = RunDriver::new(self, journal, input, &mut news).for_as_long_as(&mut goes_on);
         self.outcome(run.to_owned(), driver.run(Some(&records)))
     }
 
@@ -277,28 +277,28 @@ impl Application {
     }
 
     /// A value that is derived from earlier runs.
-    fn past<T>(&self, ask: impl FnOnce(&History) -> T) -> T {
-        let read = || Mutex::new(History::read(&self.manager, &self.graph));
+    fn past<T>(&self, ask: impl FnOnce(&RunHistory) -> T) -> T {
+        let read = || Mutex::new(RunHistory::read(&self.manager, &self.graph));
         ask(&lock(self.history.get_or_init(read)))
     }
 
     /// Keeps workers for the next run.
-    fn keep(&self, environment: Environment, workers: Vec<Workers>) {
+    fn keep(&self, environment: Environment, workers: Vec<ComponentWorkers>) {
         if !self.options.keep_alive.is_zero() {
             lock(&self.kept).entry(environment).or_default().extend(workers);
         }
     }
 
     /// Workers that were kept, if there are any.
-    fn kept(&self, environment: &Environment) -> Option<Workers> {
+    fn kept(&self, environment: &Environment) -> Option<ComponentWorkers> {
         let mut kept = lock(&self.kept);
         let all = kept.get_mut(environment)?;
-        all.retain(Workers::are_there);
+        all.retain(ComponentWorkers::are_there);
         all.pop()
     }
 
     /// Takes all kept workers, because a component waits for their resources.
-    fn take_kept(&self) -> HashMap<Environment, Vec<Workers>> {
+    fn take_kept(&self) -> HashMap<Environment, Vec<ComponentWorkers>> {
         std::mem::take(&mut *lock(&self.kept))
     }
 }

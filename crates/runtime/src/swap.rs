@@ -1,6 +1,6 @@
 //! Swapping: an array of ordinary memory of which only a bounded part is on this machine (Scad 4.2.2).
 //!
-//! A [`Swapped`] is `len_bytes` of memory that any thread, and any system call, reads and writes in place. At most
+//! A [`SwappedMemory`] is `len_bytes` of memory that any thread, and any system call, reads and writes in place. At most
 //! `local_bytes` of it are resident. The rest lies in a [`Backing`], usually a memory component
 //! ([`Memory`](crate::Memory)), which is leased as it is needed. A thread that touches an absent page sleeps until the
 //! pager, another thread, has put the page in (`userfaultfd`).
@@ -31,11 +31,11 @@ use std::ptr::NonNull;
 use std::sync::Arc;
 use std::thread::JoinHandle;
 
-use sublet_fabric::faults::Faults;
+use sublet_fabric::faults::PageFaults;
 use sublet_fabric::stretch::{PageSize, Stretch};
 use sublet_proto::{Code, Error};
 
-use pager::{Pager, Parts};
+use pager::{Pager, PagerParts};
 
 pub use backing::Backing;
 pub(crate) use pager::{as_paging, is_paging};
@@ -44,25 +44,25 @@ pub(crate) use units::REGION_BYTES;
 
 mod backing;
 mod book;
-mod coming;
+mod discard;
+mod eviction;
+mod fault_handling;
 mod follow;
-mod forgetting;
 mod helper;
-mod judge;
-mod leaving;
+mod page_in;
+mod page_out;
 mod pager;
 mod plan;
 mod slots;
 mod streams;
 mod units;
-mod victims;
 
 /// Threads that read ahead and page out.
 const HELPERS: usize = 2;
 
 /// Memory of which a part is elsewhere; see the [module](self). Made by [`Invoker::swapped`](crate::Invoker::swapped).
 #[derive(Debug)]
-pub struct Swapped {
+pub struct SwappedMemory {
     len_bytes: u64,
     pager: Arc<Pager>,
     threads: Vec<JoinHandle<()>>,
@@ -85,19 +85,23 @@ pub struct SwapStatistics {
     pub resident_bytes: u64,
 }
 
-impl Swapped {
+impl SwappedMemory {
     /// Creates an array with the given swap space.
     ///
     /// # Errors
     /// `invalid_argument` for sizes that are not possible; `limit_too_low` if this user may not handle page faults,
     /// with the setting that would allow it; `system` if the kernel cannot.
-    pub fn new(plan: SwapPlan, backing: Box<dyn Backing>) -> Result<Swapped, Error> {
+    pub fn new(plan: SwapPlan, backing: Box<dyn Backing>) -> Result<SwappedMemory, Error> {
         plan.check()?;
-        Swapped::by(Faults::open()?, plan, backing)
+        SwappedMemory::by(PageFaults::open()?, plan, backing)
     }
 
     /// Creates an array by a plan that is checked, with this handler of page faults.
-    pub(crate) fn by(faults: Faults, plan: SwapPlan, backing: Box<dyn Backing>) -> Result<Swapped, Error> {
+    pub(crate) fn by(
+        faults: PageFaults,
+        plan: SwapPlan,
+        backing: Box<dyn Backing>,
+    ) -> Result<SwappedMemory, Error> {
         // The kernel makes no huge pages here by itself, but where it could make one, a fault leaves space for one.
         let array = Stretch::reserve(plan.whole_bytes(), PageSize::Huge)?;
         let slots = Stretch::reserve(plan.slots_bytes(), PageSize::Huge)?;
@@ -107,8 +111,8 @@ impl Swapped {
         faults.accept(&aside)?;
         let bell = Stretch::reserve(units::PAGE_BYTES, PageSize::Small)?;
         faults.watch(&bell)?;
-        let pager = Arc::new(Pager::new(&plan, Parts { faults, array, slots, aside, bell, backing }));
-        let mut swapped = Swapped { len_bytes: plan.len_bytes, pager, threads: Vec::new() };
+        let pager = Arc::new(Pager::new(&plan, PagerParts { faults, array, slots, aside, bell, backing }));
+        let mut swapped = SwappedMemory { len_bytes: plan.len_bytes, pager, threads: Vec::new() };
         // Dropping `swapped` ends the threads that were started.
         swapped.start("sublet swap", Pager::run)?;
         for _ in 0..HELPERS {
@@ -170,7 +174,7 @@ impl Swapped {
     }
 }
 
-impl Drop for Swapped {
+impl Drop for SwappedMemory {
     fn drop(&mut self) {
         self.pager.close(self.threads.first().is_some_and(|run| !run.is_finished()));
         for thread in self.threads.drain(..) {

@@ -17,11 +17,11 @@
 //! lines are short because each word costs time of its writer and its reader.
 //!
 //! Both sides of the protocol live in this crate; no other code writes or reads these lines. A worker decodes requests
-//! of a client that may be broken: [`Request::decode`] takes any three words, and every address in them is checked
+//! of a client that may be broken: [`WireRequest::decode`] takes any three words, and every address in them is checked
 //! against the mapped regions before it is used.
 
 use sublet_fabric::line::{LINE_BYTES, Turn, WATCH_BYTES};
-use sublet_fabric::window::{Address, LineAddress};
+use sublet_fabric::window::{LineAddress, RegionAddress};
 use sublet_proto::Error;
 use sublet_proto::inbox::InboxShape;
 
@@ -75,13 +75,13 @@ const _: () = assert!(RECORDS == 1 << 10);
 
 /// Addresses of a call's input and output. Lengths are 32 bits, as a function takes them.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Request {
+pub struct WireRequest {
     /// Region [`OWN_REGION`]: the payload slot of the request's line; the offset is ignored.
-    pub input: Address,
+    pub input: RegionAddress,
     /// Bytes of input.
     pub input_len: u32,
     /// Address of the function's output.
-    pub output: Address,
+    pub output: RegionAddress,
     /// Bytes that it may write.
     pub output_capacity: u32,
     /// The turn in which the result line is published.
@@ -98,13 +98,13 @@ const TIMED: u64 = 1 << (PLACE_BITS + TURN_BITS);
 
 const _: () = assert!(MAX_REGIONS == 1 << (PLACE_BITS - OFFSET_BITS), "a region's number has 8 bits");
 
-impl Request {
+impl WireRequest {
     /// Words of the body.
     pub const WORDS: usize = 3;
 
     /// Encodes the request as a line's body.
     #[inline(always)]
-    pub fn encode(&self) -> [u64; Request::WORDS] {
+    pub fn encode(&self) -> [u64; WireRequest::WORDS] {
         let turn = self.result_turn.to_bits();
         let timed = if self.timed { TIMED } else { 0 };
         [
@@ -116,10 +116,10 @@ impl Request {
 
     /// Decodes a line's body. Any words make some request.
     #[inline(always)]
-    pub fn decode(body: &[u64; Request::WORDS]) -> Request {
+    pub fn decode(body: &[u64; WireRequest::WORDS]) -> WireRequest {
         let half_turn = |word: u64| (word >> PLACE_BITS) as u16;
         let turn = u32::from(half_turn(body[1])) | u32::from(half_turn(body[2])) << TURN_BITS;
-        Request {
+        WireRequest {
             input: address(body[1]),
             input_len: body[0] as u32,
             output: address(body[2]),
@@ -132,7 +132,7 @@ impl Request {
 
 /// An address within a window of [`MAX_REGIONS`] regions of at most 4 GiB.
 #[inline(always)]
-fn place(at: Address) -> u64 {
+fn place(at: RegionAddress) -> u64 {
     debug_assert!(
         at.region < MAX_REGIONS && at.offset < 1 << OFFSET_BITS,
         "{at:?} does not fit into a request"
@@ -141,13 +141,13 @@ fn place(at: Address) -> u64 {
 }
 
 #[inline(always)]
-fn address(word: u64) -> Address {
-    Address { region: u32::from((word >> OFFSET_BITS) as u8), offset: word & ((1 << OFFSET_BITS) - 1) }
+fn address(word: u64) -> RegionAddress {
+    RegionAddress { region: u32::from((word >> OFFSET_BITS) as u8), offset: word & ((1 << OFFSET_BITS) - 1) }
 }
 
 /// Result of a call, as its worker reports it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Outcome {
+pub struct CallOutcome {
     /// 0, or the number of a [`Code`](sublet_proto::Code).
     pub status: u32,
     /// Bytes that the function wrote. With [`OutputTooLarge`](sublet_proto::Code::OutputTooLarge), the bytes that it
@@ -158,20 +158,20 @@ pub struct Outcome {
     pub detail: u64,
 }
 
-impl Outcome {
+impl CallOutcome {
     /// Words of the body.
     pub const WORDS: usize = 2;
 
     /// Encodes the outcome as a line's body.
     #[inline(always)]
-    pub fn encode(&self) -> [u64; Outcome::WORDS] {
+    pub fn encode(&self) -> [u64; CallOutcome::WORDS] {
         [low_high(self.status, self.output_len), self.detail]
     }
 
     /// Decodes a line's body.
     #[inline(always)]
-    pub fn decode(body: &[u64; Outcome::WORDS]) -> Outcome {
-        Outcome { status: body[0] as u32, output_len: high(body[0]), detail: body[1] }
+    pub fn decode(body: &[u64; CallOutcome::WORDS]) -> CallOutcome {
+        CallOutcome { status: body[0] as u32, output_len: high(body[0]), detail: body[1] }
     }
 }
 
@@ -282,10 +282,10 @@ mod tests {
     proptest! {
         #[test]
         fn what_is_encoded_is_decoded(words: [u64; 3], bits: u32) {
-            let request = Request::decode(&words);
-            prop_assert_eq!(Request::decode(&request.encode()), request);
-            let outcome = Outcome::decode(&[words[0], words[1]]);
-            prop_assert_eq!(Outcome::decode(&outcome.encode()), outcome);
+            let request = WireRequest::decode(&words);
+            prop_assert_eq!(WireRequest::decode(&request.encode()), request);
+            let outcome = CallOutcome::decode(&[words[0], words[1]]);
+            prop_assert_eq!(CallOutcome::decode(&outcome.encode()), outcome);
             prop_assert_eq!(Immediate::from_bits(bits).to_bits(), bits);
         }
 
@@ -293,8 +293,8 @@ mod tests {
         fn a_request_keeps_every_place_of_a_window(
             offsets: [u32; 2], regions: [u8; 2], sizes: [u32; 2], turn: u32, timed: bool,
         ) {
-            let at = |index: usize| Address { region: regions[index].into(), offset: u64::from(offsets[index]) + 1 };
-            let request = Request {
+            let at = |index: usize| RegionAddress { region: regions[index].into(), offset: u64::from(offsets[index]) + 1 };
+            let request = WireRequest {
                 input: at(0),
                 input_len: sizes[0],
                 output: at(1),
@@ -302,7 +302,7 @@ mod tests {
                 result_turn: Turn::from_bits(turn),
                 timed,
             };
-            prop_assert_eq!(Request::decode(&request.encode()), request);
+            prop_assert_eq!(WireRequest::decode(&request.encode()), request);
         }
 
         #[test]

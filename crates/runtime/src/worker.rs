@@ -18,14 +18,16 @@ use sublet_fabric::line::{Line, Watch};
 use sublet_fabric::packet::PacketSocket;
 use sublet_fabric::region::Region;
 use sublet_fabric::ring::Position;
-use sublet_fabric::window::Address;
+use sublet_fabric::window::RegionAddress;
 use sublet_fabric::{Endpoint, FabricError};
 use sublet_proto::{ALWAYS_HOT_NS, Code};
 
-use crate::wire::usage::Meter;
-use crate::wire::{Immediate, InboxLayout, MAX_MESSAGE_BYTES, OWN_REGION, Outcome, Request, ResultsLayout};
-use engine::{Caller, Input, Output};
-use slots::Core;
+use crate::wire::usage::WorkerMeter;
+use crate::wire::{
+    CallOutcome, Immediate, InboxLayout, MAX_MESSAGE_BYTES, OWN_REGION, ResultsLayout, WireRequest,
+};
+use engine::{CallInput, CallOutput, FunctionCaller};
+use slots::CoreRight;
 
 mod calls;
 pub mod channel;
@@ -59,7 +61,7 @@ pub(crate) struct Worker<'lease, C> {
     pub(crate) client: &'lease Endpoint,
     /// Socket on which the worker reports why it ends.
     pub(crate) control: &'lease PacketSocket,
-    pub(crate) meter: Meter<'lease>,
+    pub(crate) meter: WorkerMeter<'lease>,
     pub(crate) hot_timeout_ticks: u64,
     /// The ring position that is executed first.
     pub(crate) start: u64,
@@ -69,7 +71,7 @@ pub(crate) struct Worker<'lease, C> {
 
 /// Way in which a worker waited for a request.
 #[derive(Clone, Copy)]
-enum Waiting {
+enum WaitKind {
     /// The worker polled from `since` on; when the request has come, `since` is its latest reading of the clock.
     Polling { since: u64 },
     /// The worker did not poll, but slept, or would have.
@@ -77,18 +79,18 @@ enum Waiting {
 }
 
 /// Addresses of a call's input and output in this process.
-struct Places {
+struct CallAddresses {
     input: NonNull<u8>,
     output: NonNull<u8>,
 }
 
-impl<C: Core> Worker<'_, C> {
+impl<C: CoreRight> Worker<'_, C> {
     /// Executes requests for ever.
-    pub(crate) fn run(&self, caller: &mut impl Caller) -> ! {
+    pub(crate) fn run(&self, caller: &mut impl FunctionCaller) -> ! {
         let mut waiting = if self.is_warm() || !self.core.take() {
-            Waiting::Slept
+            WaitKind::Slept
         } else {
-            Waiting::Polling { since: self.meter.poll() }
+            WaitKind::Polling { since: self.meter.poll() }
         };
         for count in self.start.. {
             let position = Position::new(count, self.layout.slots());
@@ -100,18 +102,18 @@ impl<C: Core> Worker<'_, C> {
             };
             waiting = self.await_turn((line, watch), position, waiting);
             let (bits, body) = line.read();
-            let (immediate, request) = (Immediate::from_bits(bits), Request::decode(&body));
+            let (immediate, request) = (Immediate::from_bits(bits), WireRequest::decode(&body));
             if !self.core.take() {
                 self.reject(immediate, &request);
-                waiting = Waiting::Slept;
+                waiting = WaitKind::Slept;
                 continue;
             }
             let since = self.serve(position, immediate, &request, caller, waiting);
             waiting = if self.is_warm() {
                 self.meter.rest();
-                Waiting::Slept
+                WaitKind::Slept
             } else {
-                Waiting::Polling { since }
+                WaitKind::Polling { since }
             };
         }
         fatal("the ring's positions have run out");
@@ -125,12 +127,12 @@ impl<C: Core> Worker<'_, C> {
 
     /// Polls, then sleeps, until the position's line is published.
     #[inline(always)]
-    fn await_turn(&self, (line, watch): (&Line, &Watch), position: Position, state: Waiting) -> Waiting {
-        if let Waiting::Polling { since } = state {
+    fn await_turn(&self, (line, watch): (&Line, &Watch), position: Position, state: WaitKind) -> WaitKind {
+        if let WaitKind::Polling { since } = state {
             let mut now = since;
             loop {
                 if self.client.spin((line, watch), position.turn, LOOKS_PER_CLOCK) {
-                    return Waiting::Polling { since: now };
+                    return WaitKind::Polling { since: now };
                 }
                 self.check_connection();
                 self.check_line(line, position);
@@ -147,7 +149,7 @@ impl<C: Core> Worker<'_, C> {
             self.check_connection();
             self.check_line(line, position);
         }
-        Waiting::Slept
+        WaitKind::Slept
     }
 
     /// Ends the process, over a network, if the awaited line holds a value that no client wrote. A function has then
@@ -178,15 +180,15 @@ impl<C: Core> Worker<'_, C> {
         &self,
         at: Position,
         immediate: Immediate,
-        request: &Request,
-        caller: &mut impl Caller,
-        waiting: Waiting,
+        request: &WireRequest,
+        caller: &mut impl FunctionCaller,
+        waiting: WaitKind,
     ) -> u64 {
         let entered = match waiting {
-            Waiting::Polling { since: latest } => latest,
-            Waiting::Slept => ticks(),
+            WaitKind::Polling { since: latest } => latest,
+            WaitKind::Slept => ticks(),
         };
-        let call = self.meter.enter(immediate.function, entered, matches!(waiting, Waiting::Polling { .. }));
+        let call = self.meter.enter(immediate.function, entered, matches!(waiting, WaitKind::Polling { .. }));
         let (ended, output) = match self.places(at, request) {
             Ok(places) => (self.call(immediate.function, request, &places, caller), Some(places.output)),
             Err(refusal) => (refusal, None),
@@ -210,14 +212,14 @@ impl<C: Core> Worker<'_, C> {
 
     /// Answers a request that finds the core taken: no function is called, and no time is counted.
     #[cold]
-    fn reject(&self, immediate: Immediate, request: &Request) {
+    fn reject(&self, immediate: Immediate, request: &WireRequest) {
         self.meter.reject();
-        let outcome = Outcome { status: Code::CoreBusy.number(), output_len: 0, detail: 0 };
+        let outcome = CallOutcome { status: Code::CoreBusy.number(), output_len: 0, detail: 0 };
         self.publish(immediate, request, &outcome);
     }
 
     #[inline(always)]
-    fn publish(&self, immediate: Immediate, request: &Request, outcome: &Outcome) {
+    fn publish(&self, immediate: Immediate, request: &WireRequest, outcome: &CallOutcome) {
         let to = self.results.line(self.number, immediate.record());
         let sent = self.client.put_imm(to, request.result_turn, immediate.to_bits(), &outcome.encode());
         if let Err(error) = sent {
@@ -227,7 +229,7 @@ impl<C: Core> Worker<'_, C> {
 
     /// Sends the function's output to the client.
     #[cold]
-    fn push(&self, request: &Request, ended: &Ended, output: Option<NonNull<u8>>) {
+    fn push(&self, request: &WireRequest, ended: &CallEnd, output: Option<NonNull<u8>>) {
         let Some(output) = output else { return };
         // More than the capacity is the error that there are more, and nothing was written.
         if !(1..=request.output_capacity).contains(&ended.written) {
@@ -252,11 +254,11 @@ impl<C: Core> Worker<'_, C> {
 
     /// Finds the bytes of a call, all of which must lie inside of mapped regions.
     #[inline(always)]
-    fn places(&self, at: Position, request: &Request) -> Result<Places, Ended> {
+    fn places(&self, at: Position, request: &WireRequest) -> Result<CallAddresses, CallEnd> {
         let input_len = u64::from(request.input_len);
         let input = if request.input.region == OWN_REGION {
             if input_len > self.slot_bytes {
-                return Err(Ended::of(Code::InputTooLarge));
+                return Err(CallEnd::of(Code::InputTooLarge));
             }
             self.inbox.pointer(self.layout.payload(self.number, at.line), input_len)
         } else {
@@ -270,29 +272,35 @@ impl<C: Core> Worker<'_, C> {
             self.client.mapped(request.output, u64::from(request.output_capacity))
         };
         match (input, output) {
-            (Some(input), Some(output)) => Ok(Places { input, output }),
-            _ => Err(Ended::of(Code::InvalidArgument)),
+            (Some(input), Some(output)) => Ok(CallAddresses { input, output }),
+            _ => Err(CallEnd::of(Code::InvalidArgument)),
         }
     }
 
     #[inline(always)]
-    fn call(&self, function: u16, request: &Request, places: &Places, caller: &mut impl Caller) -> Ended {
+    fn call(
+        &self,
+        function: u16,
+        request: &WireRequest,
+        places: &CallAddresses,
+        caller: &mut impl FunctionCaller,
+    ) -> CallEnd {
         // SAFETY: `places` has found the bytes of both in mapped regions, which stay mapped; no code in this process
         // has references to memory that clients write to.
         let (input, output) = unsafe {
             (
-                Input::new(places.input, request.input_len, self.client),
-                Output::new(places.output, request.output_capacity),
+                CallInput::new(places.input, request.input_len, self.client),
+                CallOutput::new(places.output, request.output_capacity),
             )
         };
         match caller.call(function, input, output) {
             Err(code) => {
-                Ended { code: Some(code), written: caller.reported_bytes().min(request.output_capacity) }
+                CallEnd { code: Some(code), written: caller.reported_bytes().min(request.output_capacity) }
             }
             Ok(written) if written > request.output_capacity => {
-                Ended { code: Some(Code::OutputTooLarge), written }
+                CallEnd { code: Some(Code::OutputTooLarge), written }
             }
-            Ok(written) => Ended { code: None, written },
+            Ok(written) => CallEnd { code: None, written },
         }
     }
 
@@ -300,11 +308,11 @@ impl<C: Core> Worker<'_, C> {
     #[inline(always)]
     fn outcome(
         &self,
-        ended: &Ended,
+        ended: &CallEnd,
         executing_ticks: u64,
         immediate: Immediate,
-        caller: &impl Caller,
-    ) -> Outcome {
+        caller: &impl FunctionCaller,
+    ) -> CallOutcome {
         let detail = match ended.code {
             None => executing_ticks,
             Some(Code::FunctionFailed | Code::MemoryExceeded | Code::DeadlineExceeded) => {
@@ -312,14 +320,14 @@ impl<C: Core> Worker<'_, C> {
             }
             Some(_) => 0,
         };
-        Outcome { status: ended.code.map_or(0, Code::number), output_len: ended.written, detail }
+        CallOutcome { status: ended.code.map_or(0, Code::number), output_len: ended.written, detail }
     }
 
     #[cold]
     fn put_message(&self, immediate: Immediate, message: &[u8]) -> u64 {
         let message = &message[..message.len().min(MAX_MESSAGE_BYTES as usize)];
         let offset = self.results.message(self.number, immediate.record());
-        match self.client.put(Address { region: OWN_REGION, offset }, message) {
+        match self.client.put(RegionAddress { region: OWN_REGION, offset }, message) {
             Ok(()) => message.len() as u64,
             Err(_) => 0,
         }
@@ -327,15 +335,15 @@ impl<C: Core> Worker<'_, C> {
 }
 
 /// End of a call: success, or an error code.
-struct Ended {
+struct CallEnd {
     code: Option<Code>,
     written: u32,
 }
 
-impl Ended {
+impl CallEnd {
     #[cold]
-    fn of(code: Code) -> Ended {
-        Ended { code: Some(code), written: 0 }
+    fn of(code: Code) -> CallEnd {
+        CallEnd { code: Some(code), written: 0 }
     }
 }
 

@@ -2,12 +2,12 @@
 
 #![allow(clippy::unwrap_used)]
 
-mod house;
+mod fixture;
 
 use std::net::TcpListener;
 
-use house::manager::{Grants, Manager};
-use house::node::{Node, Reaction};
+use fixture::manager::{Grants, TestManager};
+use fixture::node::{Reaction, TestNode};
 use rcgen::{BasicConstraints, CertificateParams, IsCa, Issuer, KeyPair};
 use sublet_proto::v1::LeaseRequest;
 use sublet_proto::{Code, Error};
@@ -24,7 +24,7 @@ fn grants_nothing() -> impl FnMut(&LeaseRequest) -> Grants + Send + 'static {
     |_| Ok(Vec::new())
 }
 
-fn both(first: &Manager, second: &Manager) -> String {
+fn both(first: &TestManager, second: &TestManager) -> String {
     format!("{},{}", first.address, second.address)
 }
 
@@ -35,7 +35,7 @@ fn asked() -> LeaseRequest {
 #[test]
 fn asks_the_next_manager_if_one_does_not_answer() {
     let folder = tempdir().unwrap();
-    let alive = Manager::start(folder.path(), "alive", grants_nothing());
+    let alive = TestManager::start(folder.path(), "alive", grants_nothing());
     for _ in 0..4 {
         let client =
             ManagerClient::connect(&format!("unix:{}/nobody,{}", folder.path().display(), alive.address))
@@ -48,7 +48,7 @@ fn asks_the_next_manager_if_one_does_not_answer() {
 #[test]
 fn the_death_of_a_manager_moves_its_clients_to_another() {
     let folder = tempdir().unwrap();
-    let managers = ["a", "b"].map(|name| Manager::start(folder.path(), name, grants_nothing()));
+    let managers = ["a", "b"].map(|name| TestManager::start(folder.path(), name, grants_nothing()));
     let client = ManagerClient::connect(&both(&managers[0], &managers[1])).unwrap();
     let [first, second] = managers;
     let (dying, staying) = if client.address() == first.address { (first, second) } else { (second, first) };
@@ -62,7 +62,7 @@ fn the_death_of_a_manager_moves_its_clients_to_another() {
 #[test]
 fn clients_begin_with_a_manager_at_random() {
     let folder = tempdir().unwrap();
-    let managers = ["a", "b"].map(|name| Manager::start(folder.path(), name, grants_nothing()));
+    let managers = ["a", "b"].map(|name| TestManager::start(folder.path(), name, grants_nothing()));
     let addresses = both(&managers[0], &managers[1]);
     let first = |_| ManagerClient::connect(&addresses).unwrap().address();
     let begun: std::collections::BTreeSet<_> = (0..64).map(first).collect();
@@ -73,12 +73,12 @@ fn clients_begin_with_a_manager_at_random() {
 fn asks_other_managers_once_for_missing_capacity() {
     for code in [Code::NoCapacity, Code::TryLater, Code::InsufficientResources] {
         let folder = tempdir().unwrap();
-        let full = ["a", "b"].map(|name| Manager::start(folder.path(), name, refuses(code)));
+        let full = ["a", "b"].map(|name| TestManager::start(folder.path(), name, refuses(code)));
         let client = ManagerClient::connect(&both(&full[0], &full[1])).unwrap();
         assert_eq!(client.request_lease(asked()).unwrap_err().code, code);
         assert_eq!(full.each_ref().map(|manager| manager.requests().len()), [1, 1]);
-        let node = Node::start(folder.path(), 0, |_| Reaction::Answer);
-        let free = Manager::start(folder.path(), "free", move |_| Ok(vec![(node.clone(), 1)]));
+        let node = TestNode::start(folder.path(), 0, |_| Reaction::Answer);
+        let free = TestManager::start(folder.path(), "free", move |_| Ok(vec![(node.clone(), 1)]));
         let mut invoker = Invoker::connect_to(&both(&full[0], &free)).unwrap();
         invoker.allocate(&Allocation::new("test")).unwrap();
     }
@@ -87,7 +87,8 @@ fn asks_other_managers_once_for_missing_capacity() {
 #[test]
 fn a_refusal_that_is_final_is_not_asked_about_elsewhere() {
     let folder = tempdir().unwrap();
-    let managers = ["a", "b"].map(|name| Manager::start(folder.path(), name, refuses(Code::QuotaExceeded)));
+    let managers =
+        ["a", "b"].map(|name| TestManager::start(folder.path(), name, refuses(Code::QuotaExceeded)));
     let client = ManagerClient::connect(&both(&managers[0], &managers[1])).unwrap();
     assert_eq!(client.request_lease(asked()).unwrap_err().code, Code::QuotaExceeded);
     assert_eq!(managers.iter().map(|manager| manager.requests().len()).sum::<usize>(), 1);
@@ -96,7 +97,7 @@ fn a_refusal_that_is_final_is_not_asked_about_elsewhere() {
 #[test]
 fn waiting_request_tries_all_managers_first_under_one_name() {
     let folder = tempdir().unwrap();
-    let managers = ["a", "b"].map(|name| Manager::start(folder.path(), name, refuses(Code::NoCapacity)));
+    let managers = ["a", "b"].map(|name| TestManager::start(folder.path(), name, refuses(Code::NoCapacity)));
     let client = ManagerClient::connect(&both(&managers[0], &managers[1])).unwrap();
     client.request_lease(LeaseRequest { wait_ms: 5, ..asked() }).unwrap_err();
     for manager in &managers {
@@ -109,8 +110,8 @@ fn waiting_request_tries_all_managers_first_under_one_name() {
 #[test]
 fn asks_managers_learnt_from_others() {
     let folder = tempdir().unwrap();
-    let known = Manager::start(folder.path(), "known", grants_nothing());
-    let other = Manager::start(folder.path(), "other", grants_nothing());
+    let known = TestManager::start(folder.path(), "known", grants_nothing());
+    let other = TestManager::start(folder.path(), "other", grants_nothing());
     known.knows(&[&known.address, &other.address]);
     let client = ManagerClient::connect(&known.address).unwrap();
     drop(known);
@@ -121,18 +122,18 @@ fn asks_managers_learnt_from_others() {
 #[test]
 fn a_client_finds_its_manager_again_after_a_restart() {
     let folder = tempdir().unwrap();
-    let manager = Manager::start(folder.path(), "manager", grants_nothing());
+    let manager = TestManager::start(folder.path(), "manager", grants_nothing());
     let client = ManagerClient::connect(&manager.address).unwrap();
     drop(manager);
     std::fs::remove_file(folder.path().join("manager.sock")).unwrap();
-    let manager = Manager::start(folder.path(), "manager", grants_nothing());
+    let manager = TestManager::start(folder.path(), "manager", grants_nothing());
     client.request_lease(asked()).unwrap();
     assert_eq!(manager.requests().len(), 1);
 }
 
 /// A global manager that hands requests to the first of these that has not refused.
-fn above(folder: &TempDir, racks: &[&Manager]) -> Manager {
-    let global = Manager::start(folder.path(), "global", refuses(Code::NoCapacity));
+fn above(folder: &TempDir, racks: &[&TestManager]) -> TestManager {
+    let global = TestManager::start(folder.path(), "global", refuses(Code::NoCapacity));
     let mut left: Vec<String> = racks.iter().rev().map(|rack| rack.address.clone()).collect();
     global.is_above(racks, move |request| {
         left.retain(|rack| *rack != request.refused);
@@ -142,15 +143,15 @@ fn above(folder: &TempDir, racks: &[&Manager]) -> Manager {
 }
 
 fn grants_on(folder: &TempDir, number: u8) -> impl FnMut(&LeaseRequest) -> Grants + Send + 'static {
-    let node = Node::start(folder.path(), number, |_| Reaction::Answer);
+    let node = TestNode::start(folder.path(), number, |_| Reaction::Answer);
     move |_| Ok(vec![(node.clone(), 1)])
 }
 
 #[test]
 fn follows_the_global_manager_and_goes_directly_to_near_racks() {
     let folder = tempdir().unwrap();
-    let first = Manager::start(folder.path(), "first", grants_on(&folder, 0));
-    let second = Manager::start(folder.path(), "second", grants_on(&folder, 1));
+    let first = TestManager::start(folder.path(), "first", grants_on(&folder, 0));
+    let second = TestManager::start(folder.path(), "second", grants_on(&folder, 1));
     let global = above(&folder, &[&first, &second]);
     // The result does not depend on the manager whose address the client was given.
     for address in [&global.address, &second.address] {
@@ -168,9 +169,9 @@ fn follows_the_global_manager_and_goes_directly_to_near_racks() {
 #[test]
 fn reports_refusing_and_unreachable_racks_to_the_global_manager() {
     let folder = tempdir().unwrap();
-    let full = Manager::start(folder.path(), "full", refuses(Code::NoCapacity));
-    let gone = Manager::start(folder.path(), "gone", grants_nothing());
-    let free = Manager::start(folder.path(), "free", grants_on(&folder, 0));
+    let full = TestManager::start(folder.path(), "full", refuses(Code::NoCapacity));
+    let gone = TestManager::start(folder.path(), "gone", grants_nothing());
+    let free = TestManager::start(folder.path(), "free", grants_on(&folder, 0));
     let global = above(&folder, &[&full, &gone, &free]);
     let client = ManagerClient::connect(&global.address).unwrap();
     let (full_at, gone_at) = (full.address.clone(), gone.address.clone());
@@ -193,7 +194,7 @@ fn reports_refusing_and_unreachable_racks_to_the_global_manager() {
 #[test]
 fn final_refusal_of_a_rack_ends_the_request() {
     let folder = tempdir().unwrap();
-    let strict = Manager::start(folder.path(), "strict", refuses(Code::QuotaExceeded));
+    let strict = TestManager::start(folder.path(), "strict", refuses(Code::QuotaExceeded));
     let global = above(&folder, &[&strict]);
     let client = ManagerClient::connect(&global.address).unwrap();
     let asked = LeaseRequest { wait_ms: 60_000, ..asked() };
@@ -204,9 +205,9 @@ fn final_refusal_of_a_rack_ends_the_request() {
 #[test]
 fn asks_racks_while_the_global_manager_is_away() {
     let folder = tempdir().unwrap();
-    let node = Node::start(folder.path(), 0, |_| Reaction::Answer);
+    let node = TestNode::start(folder.path(), 0, |_| Reaction::Answer);
     let mut refusals = 3;
-    let rack = Manager::start(folder.path(), "rack", move |_| {
+    let rack = TestManager::start(folder.path(), "rack", move |_| {
         refusals -= 1;
         if refusals > 0 { Err(Error::new(Code::NoCapacity, "not yet")) } else { Ok(vec![(node.clone(), 1)]) }
     });
@@ -220,14 +221,14 @@ fn asks_racks_while_the_global_manager_is_away() {
 }
 
 /// An authority, and a manager whose certificate it signed for these names.
-struct Trusted {
-    manager: Manager,
+struct TrustedManager {
+    manager: TestManager,
     ca: std::path::PathBuf,
     _folder: TempDir,
 }
 
-impl Trusted {
-    fn start(names: &[&str]) -> Trusted {
+impl TrustedManager {
+    fn start(names: &[&str]) -> TrustedManager {
         let key = KeyPair::generate().unwrap();
         let mut params = CertificateParams::new(Vec::new()).unwrap();
         params.is_ca = IsCa::Ca(BasicConstraints::Unconstrained);
@@ -236,11 +237,11 @@ impl Trusted {
         let own_key = KeyPair::generate().unwrap();
         let names: Vec<_> = names.iter().map(|&name| name.to_owned()).collect();
         let own = CertificateParams::new(names).unwrap().signed_by(&own_key, &issuer).unwrap();
-        let manager = Manager::start_tls(Identity::from_pem(own.pem(), own_key.serialize_pem()));
+        let manager = TestManager::start_tls(Identity::from_pem(own.pem(), own_key.serialize_pem()));
         let folder = tempdir().unwrap();
         let ca = folder.path().join("ca.pem");
         std::fs::write(&ca, authority.pem()).unwrap();
-        Trusted { manager, ca, _folder: folder }
+        TrustedManager { manager, ca, _folder: folder }
     }
 
     fn access(&self) -> Access {
@@ -250,7 +251,7 @@ impl Trusted {
 
 #[test]
 fn sends_its_token_over_tls_to_a_trusted_manager() {
-    let house = Trusted::start(&["localhost"]);
+    let house = TrustedManager::start(&["localhost"]);
     let access = house.access().with_ca_file(&house.ca).unwrap().with_token("sublet_1_x").unwrap();
     ManagerClient::connect_with(access).unwrap();
     assert_eq!(house.manager.tokens(), ["Bearer sublet_1_x"]);
@@ -258,7 +259,8 @@ fn sends_its_token_over_tls_to_a_trusted_manager() {
 
 #[test]
 fn a_certificate_of_somebody_else_is_refused_with_the_reason() {
-    let (house, other) = (Trusted::start(&["localhost"]), Trusted::start(&["elsewhere.example"]));
+    let (house, other) =
+        (TrustedManager::start(&["localhost"]), TrustedManager::start(&["elsewhere.example"]));
     let refused = |access: Access| ManagerClient::connect_with(access).err().unwrap();
     let error = refused(house.access().with_ca_file(&other.ca).unwrap());
     assert!(error.code == Code::ManagerUnreachable && error.message.contains("certificate"), "{error}");
@@ -271,7 +273,7 @@ fn a_certificate_of_somebody_else_is_refused_with_the_reason() {
 
 #[test]
 fn a_port_at_which_nobody_listens_or_answers_is_named() {
-    let house = Trusted::start(&["localhost"]);
+    let house = TrustedManager::start(&["localhost"]);
     let unused = TcpListener::bind("127.0.0.1:0").unwrap();
     let address = format!("https://localhost:{}", unused.local_addr().unwrap().port());
     let connect = || {

@@ -2,7 +2,7 @@
 
 #![allow(clippy::unwrap_used)]
 
-mod house;
+mod fixture;
 
 use std::future::Future;
 use std::pin::pin;
@@ -11,38 +11,44 @@ use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::task::{Context, Poll, Wake};
 use std::time::{Duration, Instant};
 
-use house::manager::Manager;
-use house::node::{Node, Reaction};
-use house::{PATIENCE, wait_until};
+use fixture::manager::TestManager;
+use fixture::node::{Reaction, TestNode};
+use fixture::{PATIENCE, wait_until};
 use sublet_proto::Code;
 use sublet_runtime::{Allocation, CallOptions, Invocation, Invoker};
 use tempfile::TempDir;
 
 /// Nodes that are granted to every request, with the given numbers of workers, and a client that has leased them.
-struct House {
-    nodes: Vec<Node>,
-    manager: Manager,
+struct NodesFixture {
+    nodes: Vec<TestNode>,
+    manager: TestManager,
     client: Invoker,
     _folder: TempDir,
 }
 
-impl House {
-    fn new(cores: &[u32], react: impl Fn(u8, u32) -> Reaction + Clone + Send + Sync + 'static) -> House {
+impl NodesFixture {
+    fn new(
+        cores: &[u32],
+        react: impl Fn(u8, u32) -> Reaction + Clone + Send + Sync + 'static,
+    ) -> NodesFixture {
         let folder = tempfile::tempdir().unwrap();
         let numbers = 0..cores.len() as u8;
         let start = |number| {
             let react = react.clone();
-            Node::start(folder.path(), number, move |worker| react(number, worker))
+            TestNode::start(folder.path(), number, move |worker| react(number, worker))
         };
         let nodes: Vec<_> = numbers.map(start).collect();
         let granted: Vec<_> = nodes.iter().cloned().zip(cores.iter().copied()).collect();
-        let manager = Manager::start(folder.path(), "manager", move |_| Ok(granted.clone()));
+        let manager = TestManager::start(folder.path(), "manager", move |_| Ok(granted.clone()));
         let client = Invoker::connect_to(&manager.address).unwrap();
-        House { nodes, manager, client, _folder: folder }
+        NodesFixture { nodes, manager, client, _folder: folder }
     }
 
-    fn leased(cores: &[u32], react: impl Fn(u8, u32) -> Reaction + Clone + Send + Sync + 'static) -> House {
-        let mut house = House::new(cores, react);
+    fn leased(
+        cores: &[u32],
+        react: impl Fn(u8, u32) -> Reaction + Clone + Send + Sync + 'static,
+    ) -> NodesFixture {
+        let mut house = NodesFixture::new(cores, react);
         house.client.allocate(&allocation(cores.iter().sum())).unwrap();
         house
     }
@@ -77,14 +83,14 @@ fn first_turned_away() -> impl Fn(u8, u32) -> Reaction + Clone + Send + Sync + '
 
 #[test]
 fn workers_are_numbered_over_all_nodes() {
-    let house = House::leased(&[2, 1], |_, _| Reaction::Answer);
+    let house = NodesFixture::leased(&[2, 1], |_, _| Reaction::Answer);
     assert_eq!((house.client.workers(), house.client.leases().len()), (3, 2));
     let nodes: Vec<_> = (0..3).map(|worker| house.call(on(worker))).collect();
     assert_eq!(nodes, [Ok(0), Ok(0), Ok(1)]);
     assert_eq!(house.call(on(3)), Err(Code::InvalidArgument));
     assert_eq!(house.client.lease().unwrap().node, "node-0");
     assert_eq!(
-        house.nodes.iter().map(Node::starts).collect::<Vec<_>>(),
+        house.nodes.iter().map(TestNode::starts).collect::<Vec<_>>(),
         [1, 1],
         "once each, with the ticket"
     );
@@ -92,28 +98,28 @@ fn workers_are_numbered_over_all_nodes() {
 
 #[test]
 fn calls_that_name_no_worker_are_spread_over_all_nodes() {
-    let house = House::leased(&[1, 1], |_, _| Reaction::Answer);
+    let house = NodesFixture::leased(&[1, 1], |_, _| Reaction::Answer);
     for _ in 0..20 {
         house.call(anywhere()).unwrap();
     }
-    let calls: Vec<_> = house.nodes.iter().map(Node::calls).collect();
+    let calls: Vec<_> = house.nodes.iter().map(TestNode::calls).collect();
     assert!(calls.iter().all(|&calls| calls >= 5), "{calls:?}");
 }
 
 #[test]
 fn invoker_grows_and_gives_all_workers_back() {
-    let mut house = House::leased(&[1, 1], |_, _| Reaction::Answer);
+    let mut house = NodesFixture::leased(&[1, 1], |_, _| Reaction::Answer);
     house.client.grow(2).unwrap();
     assert_eq!((house.client.workers(), house.client.leases().len()), (4, 4));
     assert_eq!([house.call(on(2)), house.call(on(3))], [Ok(0), Ok(1)]);
     assert_eq!(house.client.deallocate().unwrap().allocated_ns, 4, "of four leases");
-    assert_eq!(house.nodes.iter().map(Node::held).sum::<usize>(), 0);
+    assert_eq!(house.nodes.iter().map(TestNode::held).sum::<usize>(), 0);
     assert_eq!(house.client.grow(1).unwrap_err().code, Code::NotAllocated);
 }
 
 #[test]
 fn requests_again_what_cannot_be_attached_and_returns_the_rest() {
-    let mut house = House::new(&[1, 1], |_, _| Reaction::Answer);
+    let mut house = NodesFixture::new(&[1, 1], |_, _| Reaction::Answer);
     house.nodes[1].refuse_next(Code::TicketSuperseded);
     house.nodes[1].refuse_next(Code::AgentUnreachable);
     house.client.allocate(&allocation(2)).unwrap();
@@ -122,13 +128,13 @@ fn requests_again_what_cannot_be_attached_and_returns_the_rest() {
     names.dedup();
     assert_eq!(names.len(), 3, "each request has a name of its own");
     assert!(names.iter().all(|name| name.len() == 32));
-    assert_eq!(house.nodes.iter().map(Node::held).collect::<Vec<_>>(), [1, 1]);
+    assert_eq!(house.nodes.iter().map(TestNode::held).collect::<Vec<_>>(), [1, 1]);
     assert_eq!(house.manager.ended().len(), 2, "what was refused is given back to the manager");
 }
 
 #[test]
 fn all_or_nothing_is_held() {
-    let mut house = House::new(&[1, 1], |_, _| Reaction::Answer);
+    let mut house = NodesFixture::new(&[1, 1], |_, _| Reaction::Answer);
     house.nodes[1].refuse_next(Code::PermissionDenied);
     assert_eq!(house.client.allocate(&allocation(2)).unwrap_err().code, Code::PermissionDenied);
     assert_eq!((house.client.workers(), house.manager.requests().len()), (0, 1));
@@ -142,8 +148,10 @@ fn all_or_nothing_is_held() {
 
 #[test]
 fn call_turned_away_goes_to_another_node_at_once() {
-    let house =
-        House::leased(&[1, 1], |node, _| if node == 0 { Reaction::TurnAway } else { Reaction::Answer });
+    let house = NodesFixture::leased(
+        &[1, 1],
+        |node, _| if node == 0 { Reaction::TurnAway } else { Reaction::Answer },
+    );
     for _ in 0..20 {
         assert_eq!(house.call(anywhere()), Ok(1));
     }
@@ -156,29 +164,29 @@ fn resends_calls_turned_away_in_every_way_of_waiting() {
     let (mut outputs, none) = ([[9u8]; 4], [0u8; 0]);
     let [ready, timed, awaited, dropped] = &mut outputs;
 
-    let house = House::leased(&[1], react());
+    let house = NodesFixture::leased(&[1], react());
     let mut call = house.client.submit("who", &none, ready).unwrap();
     wait_until("it is ready", || call.is_ready());
     call.wait().unwrap();
 
-    let house = House::leased(&[1], react());
+    let house = NodesFixture::leased(&[1], react());
     let mut call = house.client.submit("who", &none, timed).unwrap();
     assert!(call.wait_timeout(PATIENCE));
     call.wait().unwrap();
 
-    let house = House::leased(&[1], react());
+    let house = NodesFixture::leased(&[1], react());
     block_on(house.client.submit("who", &none, awaited).unwrap()).unwrap();
 
-    let house = House::leased(&[1], react());
+    let house = NodesFixture::leased(&[1], react());
     drop(house.client.submit("who", &none, dropped).unwrap());
     assert_eq!(outputs, [[0]; 4]);
 }
 
 #[test]
 fn call_turned_away_everywhere_fails_after_bounded_rounds() {
-    let house = House::leased(&[2, 1], |_, _| Reaction::TurnAway);
+    let house = NodesFixture::leased(&[2, 1], |_, _| Reaction::TurnAway);
     assert_eq!(house.call(anywhere()), Err(Code::CoreBusy));
-    let tried: Vec<_> = house.nodes.iter().map(Node::calls).collect();
+    let tried: Vec<_> = house.nodes.iter().map(TestNode::calls).collect();
     assert!(tried.iter().all(|&calls| (100..1000).contains(&calls)), "{tried:?}");
     let mut output = [0u8];
     let call = house.client.submit("who", &[0u8; 0], &mut output).unwrap();
@@ -187,7 +195,7 @@ fn call_turned_away_everywhere_fails_after_bounded_rounds() {
 
 #[test]
 fn deadline_of_a_call_turned_away_stops_no_worker() {
-    let house = House::leased(&[1], |_, _| Reaction::TurnAway);
+    let house = NodesFixture::leased(&[1], |_, _| Reaction::TurnAway);
     let deadline = Some(Instant::now() + Duration::from_millis(2));
     let ended = house.call(CallOptions { deadline, ..anywhere() });
     // Between two rounds, or while it is turned away once more.
@@ -197,15 +205,15 @@ fn deadline_of_a_call_turned_away_stops_no_worker() {
 
 #[test]
 fn a_call_for_a_named_worker_stays_with_it() {
-    let house = House::leased(&[1, 1], first_turned_away());
+    let house = NodesFixture::leased(&[1, 1], first_turned_away());
     assert_eq!(house.call(on(0)), Ok(0));
-    assert_eq!(house.nodes.iter().map(Node::calls).collect::<Vec<_>>(), [2, 0]);
+    assert_eq!(house.nodes.iter().map(TestNode::calls).collect::<Vec<_>>(), [2, 0]);
 }
 
 #[test]
 fn lost_call_fails_with_its_reason_unless_repeatable() {
     let dies = |node, _| if node == 0 { Reaction::Die } else { Reaction::Answer };
-    let house = House::leased(&[1, 1], dies);
+    let house = NodesFixture::leased(&[1, 1], dies);
     assert_eq!(house.call(on(0)), Err(Code::WorkerDied));
     for _ in 0..4 {
         assert_eq!(house.call(anywhere().repeatable(1)), Ok(1));
@@ -225,24 +233,24 @@ fn new_process_repeats_lost_calls_in_every_way_of_waiting() {
     let mut outputs = [[9u8]; 3];
     let [waited, ready, awaited] = &mut outputs;
 
-    let house = House::leased(&[1], once());
+    let house = NodesFixture::leased(&[1], once());
     let who = house.client.function("who").unwrap();
     house.client.submit_with(who, &none, waited, options).unwrap().wait().unwrap();
     assert_eq!(house.nodes[0].starts(), 2);
 
-    let house = House::leased(&[1], once());
+    let house = NodesFixture::leased(&[1], once());
     let mut call = house.client.submit_with(who, &none, ready, options).unwrap();
     wait_until("it is ready", || call.is_ready());
     call.wait().unwrap();
 
-    let house = House::leased(&[1], once());
+    let house = NodesFixture::leased(&[1], once());
     block_on(house.client.submit_with(who, &none, awaited, options).unwrap()).unwrap();
     assert_eq!(outputs, [[0]; 3]);
 }
 
 #[test]
 fn calls_use_the_remaining_leases_and_fail_after_the_last() {
-    let house = House::leased(&[1, 1], |_, _| Reaction::Answer);
+    let house = NodesFixture::leased(&[1, 1], |_, _| Reaction::Answer);
     house.nodes[0].end(Code::NodeReclaimed);
     wait_until("the client knows", || house.call(on(0)) == Err(Code::NodeReclaimed));
     for _ in 0..10 {
@@ -255,7 +263,8 @@ fn calls_use_the_remaining_leases_and_fail_after_the_last() {
 
 #[test]
 fn a_repeatable_call_leaves_a_lease_that_ends_under_it() {
-    let house = House::leased(&[1, 1], |node, _| if node == 0 { Reaction::Ignore } else { Reaction::Answer });
+    let house =
+        NodesFixture::leased(&[1, 1], |node, _| if node == 0 { Reaction::Ignore } else { Reaction::Answer });
     let who = house.client.function("who").unwrap();
     let mut outputs = [[9u8]; 8];
     let calls: Vec<_> = outputs
@@ -272,7 +281,7 @@ fn a_repeatable_call_leaves_a_lease_that_ends_under_it() {
 
 #[test]
 fn an_announced_end_is_told_and_new_calls_avoid_it() {
-    let house = House::leased(&[1, 1], |_, _| Reaction::Answer);
+    let house = NodesFixture::leased(&[1, 1], |_, _| Reaction::Answer);
     assert!(house.client.notices().is_empty());
     house.nodes[0].announce(Code::NodeReclaimed, 60_000);
     wait_until("the client knows", || !house.client.notices().is_empty());
@@ -293,7 +302,7 @@ fn an_announced_end_is_told_and_new_calls_avoid_it() {
 
 #[test]
 fn a_lease_is_renewed_at_its_manager_and_its_agent() {
-    let house = House::leased(&[1, 1], |_, _| Reaction::Answer);
+    let house = NodesFixture::leased(&[1, 1], |_, _| Reaction::Answer);
     house.client.renew(Duration::from_secs(7)).unwrap();
     let ends: Vec<_> = house.client.leases().iter().map(|lease| lease.expires_unix_ms).collect();
     assert_eq!(ends, [8000, 8000]);

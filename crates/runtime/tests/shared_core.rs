@@ -18,14 +18,14 @@ use sublet_fabric::region::Region;
 use sublet_fabric::ring::Position;
 use sublet_fabric::slot::{CoreSlot, SLOT_REGION_BYTES};
 use sublet_fabric::sync::{AtomicU64, Ordering};
-use sublet_fabric::window::Address;
+use sublet_fabric::window::RegionAddress;
 use sublet_proto::package::INFO_FILE;
 use sublet_proto::v1::{
     self, FunctionInfo, PackageBuild, PackageInfo, WorkerOptions, WorkerSetup, worker_to_client,
 };
 use sublet_proto::{ALWAYS_WARM_NS, Code};
-use sublet_runtime::wire::usage::{self, Tally, UsageLayout, WorkerState, WorkerUsage};
-use sublet_runtime::wire::{Immediate, InboxLayout, OWN_REGION, Outcome, Request, ResultsLayout};
+use sublet_runtime::wire::usage::{self, FunctionTally, UsageLayout, WorkerState, WorkerUsage};
+use sublet_runtime::wire::{CallOutcome, Immediate, InboxLayout, OWN_REGION, ResultsLayout, WireRequest};
 use tempfile::TempDir;
 
 /// Longest wait for an event that must happen; never asserted as a speed.
@@ -153,8 +153,8 @@ impl Neighbour {
         let at = inbox_layout().line(0, position.line);
         let line: &Line = self.inbox.view(at.line).unwrap();
         let watch: &Watch = self.inbox.view(at.watch).unwrap();
-        let nowhere = Address { region: OWN_REGION, offset: 0 };
-        let request = Request {
+        let nowhere = RegionAddress { region: OWN_REGION, offset: 0 };
+        let request = WireRequest {
             input: nowhere,
             input_len: 64,
             output: nowhere,
@@ -178,7 +178,7 @@ impl Neighbour {
         let watch: &Watch = self.results.view(at.watch).unwrap();
         assert!(line.wait(watch, Turn::of_use(0), Some(Instant::now() + PATIENCE), || false), "no answer");
         let (_, body) = line.read();
-        let status = Outcome::decode(&body).status;
+        let status = CallOutcome::decode(&body).status;
         (status != 0).then(|| Code::from_number(status))
     }
 
@@ -203,8 +203,8 @@ impl Neighbour {
         self.word(count, 1).store(1, Ordering::Relaxed);
     }
 
-    fn usage(&self) -> (WorkerUsage, [Tally; 3]) {
-        let mut tallies = [Tally::default(); 3];
+    fn usage(&self) -> (WorkerUsage, [FunctionTally; 3]) {
+        let mut tallies = [FunctionTally::default(); 3];
         (usage::read(&self.usage, usage_layout(), 0, &mut tallies), tallies)
     }
 
@@ -247,7 +247,7 @@ fn call_on_a_busy_core_is_rejected_and_not_billed() {
     assert_eq!(second.marks(), 0);
     let (line, tallies) = second.usage();
     assert_eq!((line.rejected, line.polling_ticks, line.state), (3, 0, WorkerState::Sleeping));
-    assert_eq!(tallies, [Tally::default(); 3]);
+    assert_eq!(tallies, [FunctionTally::default(); 3]);
     first.let_go(held);
     assert_eq!(first.result(held), None);
     assert_eq!((second.call(MARK), second.marks()), (None, 1));

@@ -14,8 +14,8 @@ use std::process::{Command, Stdio};
 use std::time::Duration;
 
 use rustix::time::{ClockId, clock_gettime};
-use sublet_sandbox::{Image, Kind, Spec};
-use support::{House, Sort};
+use sublet_sandbox::{IsolationKind, RootImage, Spec};
+use support::{SandboxFixture, Sort};
 
 /// Between two starts: the spawner makes ready what the next one needs.
 const PAUSE: Duration = Duration::from_millis(10);
@@ -27,19 +27,19 @@ fn main() {
         ("process", Sort::Process, support::program().to_owned()),
         ("container", Sort::Container, support::image()[0].join("bin/probe")),
     ] {
-        measure(kind, &House::open(sort), &program, starts, |_| {});
+        measure(kind, &SandboxFixture::open(sort), &program, starts, |_| {});
     }
     let crun = Path::new("/usr/bin/crun");
     if crun.exists() && support::is_root() {
-        let image = Image { layers: support::image().to_vec(), working_folder: "/".into() };
+        let image = RootImage { layers: support::image().to_vec(), working_folder: "/".into() };
         let program = support::image()[0].join("bin/probe");
-        measure("crun", &House::open(Sort::Container), &program, starts, |spec| {
-            spec.kind = Kind::Delegated { runtime: crun.to_owned(), image: image.clone() };
+        measure("crun", &SandboxFixture::open(Sort::Container), &program, starts, |spec| {
+            spec.kind = IsolationKind::Delegated { runtime: crun.to_owned(), image: image.clone() };
         });
     }
 }
 
-fn measure(kind: &str, house: &House, program: &Path, starts: usize, change: impl Fn(&mut Spec)) {
+fn measure(kind: &str, house: &SandboxFixture, program: &Path, starts: usize, change: impl Fn(&mut Spec)) {
     let (mut sandboxed, mut answered, mut bare) = (Vec::new(), Vec::new(), Vec::new());
     for _ in 0..starts {
         std::thread::sleep(PAUSE);

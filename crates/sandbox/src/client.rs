@@ -15,7 +15,7 @@ use sublet_proto::v1::{
 };
 
 use crate::wire::{self, decode_answer, encode_spec};
-use crate::{Id, MAX_VECTOR, SandboxError, Signal, Spec, State};
+use crate::{MAX_VECTOR, SandboxError, SandboxId, SandboxState, Signal, Spec};
 
 /// The sandboxes of one spawner. Dropped, all of them are dead, and the spawner with them.
 ///
@@ -29,11 +29,11 @@ pub struct Sandboxes {
 
 /// A sandbox that was made.
 #[derive(Debug)]
-pub struct Made {
+pub struct NewSandbox {
     /// Identifier of the sandbox for the verbs.
-    pub id: Id,
+    pub id: SandboxId,
     /// Present state; it has a pid if the sandbox was started.
-    pub state: State,
+    pub state: SandboxState,
     /// Becomes readable when nothing of the sandbox runs any more, and stays so.
     pub ended: OwnedFd,
     /// Reason why a copy lacks the modules of its template, if these cannot be kept warm.
@@ -74,33 +74,33 @@ impl Sandboxes {
     }
 
     /// Makes sandboxes; none of their programs runs yet.
-    pub fn create(&self, specs: Vec<Spec>) -> Vec<Result<Made, SandboxError>> {
+    pub fn create(&self, specs: Vec<Spec>) -> Vec<Result<NewSandbox, SandboxError>> {
         self.make(specs, false)
     }
 
     /// Creates and starts, in one go. One whose program cannot be started is gone at once.
-    pub fn launch(&self, specs: Vec<Spec>) -> Vec<Result<Made, SandboxError>> {
+    pub fn launch(&self, specs: Vec<Spec>) -> Vec<Result<NewSandbox, SandboxError>> {
         self.make(specs, true)
     }
 
     /// Starts the programs.
-    pub fn start(&self, ids: &[Id]) -> Vec<Result<State, SandboxError>> {
+    pub fn start(&self, ids: &[SandboxId]) -> Vec<Result<SandboxState, SandboxError>> {
         self.ask("start", ids, |ids| Body::Start(SandboxIds { ids }))
     }
 
     /// Returns the present states of sandboxes.
-    pub fn state(&self, ids: &[Id]) -> Vec<Result<State, SandboxError>> {
+    pub fn state(&self, ids: &[SandboxId]) -> Vec<Result<SandboxState, SandboxError>> {
         self.ask("look at", ids, |ids| Body::State(SandboxIds { ids }))
     }
 
     /// Sends the programs a signal; SIGKILL ends everything that runs in the sandboxes. One that does not run is left
     /// as it is.
-    pub fn kill(&self, ids: &[Id], signal: Signal) -> Vec<Result<State, SandboxError>> {
+    pub fn kill(&self, ids: &[SandboxId], signal: Signal) -> Vec<Result<SandboxState, SandboxError>> {
         self.ask("kill", ids, |ids| Body::Kill(SandboxKill { ids, signal: signal.as_raw() }))
     }
 
     /// Forgets sandboxes that do not run.
-    pub fn delete(&self, ids: &[Id]) -> Vec<Result<State, SandboxError>> {
+    pub fn delete(&self, ids: &[SandboxId]) -> Vec<Result<SandboxState, SandboxError>> {
         self.ask("delete", ids, |ids| Body::Delete(SandboxIds { ids }))
     }
 
@@ -114,7 +114,7 @@ impl Sandboxes {
         self.exchange(request, controls).map(|(answers, _)| answers)
     }
 
-    fn make(&self, specs: Vec<Spec>, start: bool) -> Vec<Result<Made, SandboxError>> {
+    fn make(&self, specs: Vec<Spec>, start: bool) -> Vec<Result<NewSandbox, SandboxError>> {
         let count = specs.len();
         let (specs, descriptors): (Vec<_>, Vec<_>) = specs.into_iter().map(encode_spec).unzip();
         let descriptors: Vec<_> = descriptors.into_iter().flatten().collect();
@@ -128,7 +128,7 @@ impl Sandboxes {
             let cold_imports = answer.cold_imports.take();
             let (id, state) = decode_answer(answer, "create")?;
             let ended = fds.next().ok_or_else(incomplete)?;
-            Ok(Made { id, state, ended, cold_imports })
+            Ok(NewSandbox { id, state, ended, cold_imports })
         };
         answers.into_iter().map(made).collect()
     }
@@ -136,9 +136,9 @@ impl Sandboxes {
     fn ask(
         &self,
         verb: &'static str,
-        ids: &[Id],
+        ids: &[SandboxId],
         body: impl FnOnce(Vec<u64>) -> Body,
-    ) -> Vec<Result<State, SandboxError>> {
+    ) -> Vec<Result<SandboxState, SandboxError>> {
         let request = SandboxRequest { body: Some(body(ids.iter().map(|id| id.0).collect())) };
         match self.exchange(&request, &[]) {
             Ok((answers, _)) if answers.len() == ids.len() => {

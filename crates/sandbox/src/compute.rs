@@ -18,10 +18,10 @@ const MAX_PROCESSES: usize = 4_096;
 
 /// See the [module](self).
 #[derive(Debug)]
-pub struct ComputeGauge(Source);
+pub struct ComputeGauge(ComputeSource);
 
 #[derive(Debug)]
-enum Source {
+enum ComputeSource {
     /// `cpuacct.usage`
     V1(File),
     /// `cpu.stat`
@@ -37,27 +37,27 @@ impl ComputeGauge {
         let open = |kind: &str, controller: &str, file: &str| {
             File::open(sandbox_group(&groups, kind, controller)?.join(file)).ok()
         };
-        let counted = open("cgroup2", "", "cpu.stat").map(Source::V2);
-        let counted = counted.or_else(|| open("cgroup", "cpuacct", "cpuacct.usage").map(Source::V1));
-        Some(ComputeGauge(counted.unwrap_or_else(|| Source::Processes(first_process(pid)))))
+        let counted = open("cgroup2", "", "cpu.stat").map(ComputeSource::V2);
+        let counted = counted.or_else(|| open("cgroup", "cpuacct", "cpuacct.usage").map(ComputeSource::V1));
+        Some(ComputeGauge(counted.unwrap_or_else(|| ComputeSource::Processes(first_process(pid)))))
     }
 
     /// Nanoseconds so far. None once the sandbox is gone.
     pub fn read(&self) -> Option<u64> {
         match &self.0 {
-            Source::V1(file) => text(file).ok()?.trim().parse().ok(),
-            Source::V2(file) => {
+            ComputeSource::V1(file) => text(file).ok()?.trim().parse().ok(),
+            ComputeSource::V2(file) => {
                 let text = text(file).ok()?;
                 let us = text.lines().find_map(|line| line.strip_prefix("usage_usec "))?;
                 us.trim().parse::<u64>().ok()?.checked_mul(NS_PER_US)
             }
-            Source::Processes(first) => times_from(*first),
+            ComputeSource::Processes(first) => times_from(*first),
         }
     }
 
     /// Whether nothing of the sandbox escapes the count.
     pub fn is_complete(&self) -> bool {
-        !matches!(self.0, Source::Processes(_))
+        !matches!(self.0, ComputeSource::Processes(_))
     }
 }
 
@@ -125,12 +125,12 @@ mod tests {
             fs::write(folder.path().join(name), text).unwrap();
             File::open(folder.path().join(name)).unwrap()
         };
-        let gauge = ComputeGauge(Source::V1(file("cpuacct.usage", "123456789\n")));
+        let gauge = ComputeGauge(ComputeSource::V1(file("cpuacct.usage", "123456789\n")));
         assert_eq!((gauge.read(), gauge.is_complete()), (Some(123_456_789), true));
         let stat = "usage_usec 123456\nuser_usec 100000\nsystem_usec 23456\nnr_periods 0\n";
-        let gauge = ComputeGauge(Source::V2(file("cpu.stat", stat)));
+        let gauge = ComputeGauge(ComputeSource::V2(file("cpu.stat", stat)));
         assert_eq!((gauge.read(), gauge.is_complete()), (Some(123_456_000), true));
-        let gauge = ComputeGauge(Source::V2(file("garbage", "usage_usec x\n")));
+        let gauge = ComputeGauge(ComputeSource::V2(file("garbage", "usage_usec x\n")));
         assert_eq!(gauge.read(), None);
     }
 
@@ -142,7 +142,7 @@ mod tests {
         let mut command = Command::new("sh");
         let mut shell =
             command.args(["-c", &script]).stdin(Stdio::piped()).stdout(Stdio::piped()).spawn().unwrap();
-        let gauge = ComputeGauge(Source::Processes(shell.id()));
+        let gauge = ComputeGauge(ComputeSource::Processes(shell.id()));
         let mut said = BufReader::new(shell.stdout.take().unwrap());
         let mut hear = |expected: &str| {
             let mut line = String::new();

@@ -5,7 +5,7 @@ use std::io;
 
 use sublet_proto::{Code, Error};
 
-use crate::{Id, MAX_SANDBOXES, MAX_VECTOR, Status};
+use crate::{MAX_SANDBOXES, MAX_VECTOR, SandboxId, SandboxStatus};
 
 /// Reason why a verb failed for one sandbox.
 #[derive(Debug, thiserror::Error)]
@@ -13,7 +13,7 @@ use crate::{Id, MAX_SANDBOXES, MAX_VECTOR, Status};
 pub enum SandboxError {
     /// The table has no such sandbox.
     #[error("there is no sandbox {0}")]
-    Unknown(Id),
+    Unknown(SandboxId),
     /// The table is full, or the vector is too long.
     #[error("there are {MAX_SANDBOXES} sandboxes already, or more than {MAX_VECTOR} were asked for at once")]
     TooMany,
@@ -21,9 +21,9 @@ pub enum SandboxError {
     #[error("cannot {verb} sandbox {id}, which is {status:?}")]
     WrongStatus {
         /// Sandbox that the verb names.
-        id: Id,
+        id: SandboxId,
         /// Present status of the sandbox.
-        status: Status,
+        status: SandboxStatus,
         /// Requested verb.
         verb: &'static str,
     },

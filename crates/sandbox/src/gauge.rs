@@ -18,10 +18,10 @@ const FILE_BYTES: usize = 16 << 10;
 
 /// Reader of the memory use of one sandbox.
 #[derive(Debug)]
-pub struct Gauge(Source);
+pub struct Gauge(GaugeSource);
 
 #[derive(Debug)]
-enum Source {
+enum GaugeSource {
     Group {
         now: File,
         /// Peak since the group was made, copies of files included. Older kernels do not count it.
@@ -60,14 +60,14 @@ impl Gauge {
             .into_iter()
             .find_map(|(kind, controller, files)| group(&groups, kind, controller, files));
         let status =
-            || Some(Source::Process { status: File::open(process.join("status")).ok()?, peak_bytes: 0 });
+            || Some(GaugeSource::Process { status: File::open(process.join("status")).ok()?, peak_bytes: 0 });
         source.or_else(status).map(Gauge)
     }
 
     /// Reads the present use. Returns nothing if the sandbox does not exist any more.
     pub fn read(&mut self) -> Option<MemoryUse> {
         match &mut self.0 {
-            Source::Group { now, peak, stat, words } => {
+            GaugeSource::Group { now, peak, stat, words } => {
                 let stat = text(stat).ok()?;
                 let word = |name: &str| stat.lines().find_map(|line| number(line.strip_prefix(name)?));
                 let files = word(words.files)?.saturating_sub(word(words.shared).unwrap_or(0));
@@ -76,7 +76,7 @@ impl Gauge {
                 let peak_bytes = peak.unwrap_or(0).saturating_sub(files).max(now_bytes);
                 Some(MemoryUse { now_bytes, peak_bytes })
             }
-            Source::Process { status, peak_bytes } => {
+            GaugeSource::Process { status, peak_bytes } => {
                 let status = text(status).ok()?;
                 let kib = status.lines().find_map(|line| line.strip_prefix("RssAnon:")?.strip_suffix("kB"));
                 let now_bytes = number(kib?)?.saturating_mul(1024);
@@ -89,25 +89,28 @@ impl Gauge {
 
 /// Names of the files of one version of control groups.
 #[derive(Clone, Copy)]
-struct Files {
+struct GaugeFiles {
     now: &'static str,
     peak: &'static str,
     words: Words,
 }
 
-const V1: Files = Files {
+const V1: GaugeFiles = GaugeFiles {
     now: "memory.usage_in_bytes",
     peak: "memory.max_usage_in_bytes",
     words: Words { files: "total_cache ", shared: "total_shmem " },
 };
-const V2: Files =
-    Files { now: "memory.current", peak: "memory.peak", words: Words { files: "file ", shared: "shmem " } };
+const V2: GaugeFiles = GaugeFiles {
+    now: "memory.current",
+    peak: "memory.peak",
+    words: Words { files: "file ", shared: "shmem " },
+};
 
 /// The group of a process that has these, if it is one that a spawner has made.
-fn group(groups: &str, kind: &str, controller: &str, files: Files) -> Option<Source> {
+fn group(groups: &str, kind: &str, controller: &str, files: GaugeFiles) -> Option<GaugeSource> {
     let folder = sandbox_group(groups, kind, controller)?;
     let open = |name: &str| File::open(folder.join(name));
-    Some(Source::Group {
+    Some(GaugeSource::Group {
         now: open(files.now).ok()?,
         peak: open(files.peak).ok(),
         stat: open("memory.stat").ok()?,
@@ -150,7 +153,7 @@ mod tests {
         let folder = tempfile::tempdir().unwrap();
         let at = folder.path();
         let stat = "cache 1\nrss 2\ntotal_cache 3000\ntotal_rss 5000\ntotal_shmem 1000\n";
-        let source = Source::Group {
+        let source = GaugeSource::Group {
             now: open(at, "now", "9000\n"),
             peak: Some(open(at, "peak", "20000\n")),
             stat: open(at, "stat", stat),

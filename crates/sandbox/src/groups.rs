@@ -29,18 +29,18 @@ impl Allowance {
 fn allowance(groups: &str, mounts: &str, read: impl Fn(&Path) -> Option<String>) -> Allowance {
     let mut memory: Vec<u64> = Vec::new();
     let mut cores: Vec<f64> = Vec::new();
-    for folder in place("cgroup2", "", groups, mounts).iter().flat_map(Place::upwards) {
+    for folder in place("cgroup2", "", groups, mounts).iter().flat_map(GroupLocation::upwards) {
         memory.extend(read(&folder.join("memory.max")).and_then(|text| text.trim().parse::<u64>().ok()));
         cores.extend(read(&folder.join("cpu.max")).and_then(|text| {
             let (quota, period) = text.trim().split_once(' ')?;
             ratio(quota, period)
         }));
     }
-    for folder in place("cgroup", "memory", groups, mounts).iter().flat_map(Place::upwards) {
+    for folder in place("cgroup", "memory", groups, mounts).iter().flat_map(GroupLocation::upwards) {
         let limit = read(&folder.join("memory.limit_in_bytes"));
         memory.extend(limit.and_then(|text| text.trim().parse::<u64>().ok()));
     }
-    for folder in place("cgroup", "cpu", groups, mounts).iter().flat_map(Place::upwards) {
+    for folder in place("cgroup", "cpu", groups, mounts).iter().flat_map(GroupLocation::upwards) {
         let (quota, period) =
             (read(&folder.join("cpu.cfs_quota_us")), read(&folder.join("cpu.cfs_period_us")));
         cores.extend(quota.zip(period).and_then(|(quota, period)| ratio(quota.trim(), period.trim())));
@@ -56,14 +56,14 @@ fn ratio(quota: &str, period: &str) -> Option<f64> {
 
 /// A group in a hierarchy.
 #[derive(Debug, PartialEq, Eq)]
-pub(crate) struct Place {
+pub(crate) struct GroupLocation {
     /// Mount point of the hierarchy.
     pub(crate) mount: PathBuf,
     /// The group's folder: the mount point, or a folder below it.
     pub(crate) folder: PathBuf,
 }
 
-impl Place {
+impl GroupLocation {
     /// The group's folder, and those of the groups above it.
     fn upwards(&self) -> Vec<PathBuf> {
         let is_below = |folder: &&Path| folder.starts_with(&self.mount);
@@ -72,19 +72,19 @@ impl Place {
 }
 
 /// The group in which this process is, of version 1 with a controller, or of version 2 with an empty one.
-pub(crate) fn own_place(kind: &str, controller: &str) -> Option<Place> {
+pub(crate) fn own_place(kind: &str, controller: &str) -> Option<GroupLocation> {
     place_of(&fs::read_to_string("/proc/self/cgroup").ok()?, kind, controller)
 }
 
 /// The group of the process whose `/proc/PID/cgroup` says this.
-pub(crate) fn place_of(groups: &str, kind: &str, controller: &str) -> Option<Place> {
+pub(crate) fn place_of(groups: &str, kind: &str, controller: &str) -> Option<GroupLocation> {
     // Mount points of hierarchies do not change; the list of all mounts is long where there are many.
     static MOUNTS: OnceLock<String> = OnceLock::new();
     let mounts = MOUNTS.get_or_init(|| fs::read_to_string("/proc/self/mountinfo").unwrap_or_default());
     place(kind, controller, groups, mounts)
 }
 
-fn place(kind: &str, controller: &str, groups: &str, mounts: &str) -> Option<Place> {
+fn place(kind: &str, controller: &str, groups: &str, mounts: &str) -> Option<GroupLocation> {
     let path = groups.lines().find_map(|line| {
         let mut fields = line.splitn(3, ':').skip(1);
         let controllers = fields.next()?;
@@ -99,7 +99,7 @@ fn place(kind: &str, controller: &str, groups: &str, mounts: &str) -> Option<Pla
     let mount = PathBuf::from(mount);
     // Joined with nothing a path would end with a slash.
     let folder = if inside.as_os_str().is_empty() { mount.clone() } else { mount.join(inside) };
-    Some(Place { mount, folder })
+    Some(GroupLocation { mount, folder })
 }
 
 /// The group that is the root of a mounted hierarchy, and where it is mounted.

@@ -53,9 +53,9 @@ use rustix::process::{DumpableBehavior, Signal, set_dumpable_behavior, set_paren
 
 use crate::system;
 pub(crate) use names::{USER_NAME, user_entry};
-pub(crate) use output::Target;
-pub(crate) use plan::Plan;
-pub(crate) use report::{Order, Report, Step};
+pub(crate) use output::OutputTarget;
+pub(crate) use plan::CreationPlan;
+pub(crate) use report::{CreationStep, SandboxOrder, SandboxReport};
 pub(crate) use root::{DRIVER_FOLDERS, GPU_NODES, MountPoint, PROGRAM, SHARED_POINT, SYSTEM_FOLDERS, VIEWS};
 use seccomp::Filters;
 
@@ -82,7 +82,7 @@ pub(crate) struct Blank {
 pub(crate) fn run(blank: &Blank) -> ! {
     let link = blank.link.as_fd();
     let prepared = make_ready(blank).and_then(|()| {
-        let mut plan = plan::receive(link).map_err(|error| (Step::Plan, error))?;
+        let mut plan = plan::receive(link).map_err(|error| (CreationStep::Plan, error))?;
         become_sandbox(blank, &mut plan).map(|()| plan)
     });
     match prepared {
@@ -96,55 +96,56 @@ pub(crate) fn run(blank: &Blank) -> ! {
 
 /// Reports that everything but the program exists, and returns at the order to start the program.
 fn await_start(link: BorrowedFd<'_>) {
-    if Report::Made.send(link).is_err() || Order::receive(link) != Some(Order::Start) {
+    if SandboxReport::Made.send(link).is_err() || SandboxOrder::receive(link) != Some(SandboxOrder::Start) {
         // The spawner is gone, or does not want it any more.
         system::leave(0);
     }
 }
 
-fn give_up(link: BorrowedFd<'_>, step: Step, error: &io::Error) -> ! {
+fn give_up(link: BorrowedFd<'_>, step: CreationStep, error: &io::Error) -> ! {
     // If the report cannot be sent, the end of this process shows the failure.
-    let _ = Report::failed(step, error).send(link);
+    let _ = SandboxReport::failed(step, error).send(link);
     system::leave(1)
 }
 
 /// Does all steps that do not depend on the plan.
-fn make_ready(blank: &Blank) -> Result<(), (Step, io::Error)> {
-    let at = |step: Step| move |error: io::Error| (step, error);
-    forget_spawner(blank).map_err(at(Step::Root))?;
-    die_with_spawner().map_err(at(Step::Identity))?;
-    root::begin().map_err(at(Step::Root))?;
-    if Order::receive(blank.link.as_fd()) != Some(Order::Go) {
+fn make_ready(blank: &Blank) -> Result<(), (CreationStep, io::Error)> {
+    let at = |step: CreationStep| move |error: io::Error| (step, error);
+    forget_spawner(blank).map_err(at(CreationStep::Root))?;
+    die_with_spawner().map_err(at(CreationStep::Identity))?;
+    root::begin().map_err(at(CreationStep::Root))?;
+    if SandboxOrder::receive(blank.link.as_fd()) != Some(SandboxOrder::Go) {
         system::leave(0);
     }
-    system::unshare(libc::CLONE_NEWCGROUP).map_err(at(Step::Cgroup))?;
-    rustix::system::sethostname(b"sandbox").map_err(|errno| (Step::HostName, errno.into()))
+    system::unshare(libc::CLONE_NEWCGROUP).map_err(at(CreationStep::Cgroup))?;
+    rustix::system::sethostname(b"sandbox").map_err(|errno| (CreationStep::HostName, errno.into()))
 }
 
-fn become_sandbox(blank: &Blank, plan: &mut Plan) -> Result<(), (Step, io::Error)> {
-    let at = |step: Step| move |error: io::Error| (step, error);
+fn become_sandbox(blank: &Blank, plan: &mut CreationPlan) -> Result<(), (CreationStep, io::Error)> {
+    let at = |step: CreationStep| move |error: io::Error| (step, error);
     // The user must be set before files are made, so that it owns them. The process still has its rights over its
     // namespaces.
-    privileges::become_user(blank).map_err(at(Step::Identity))?;
+    privileges::become_user(blank).map_err(at(CreationStep::Identity))?;
     // A change of user has cleared it.
-    die_with_spawner().map_err(at(Step::Identity))?;
+    die_with_spawner().map_err(at(CreationStep::Identity))?;
     match &plan.image {
-        None => root::enter(plan).map_err(at(Step::Root))?,
+        None => root::enter(plan).map_err(at(CreationStep::Root))?,
         // Its walls are the runtime's.
-        Some(_) if plan.is_delegated() => return delegate::enter(plan).map_err(at(Step::Container)),
-        Some(image) => container::enter(plan, image).map_err(at(Step::Container))?,
+        Some(_) if plan.is_delegated() => return delegate::enter(plan).map_err(at(CreationStep::Container)),
+        Some(image) => container::enter(plan, image).map_err(at(CreationStep::Container))?,
     }
     restrict(blank, plan)
 }
 
 /// Applies the restrictions of a process whose root is complete. Processes that it forks afterwards inherit them.
-fn restrict(blank: &Blank, plan: &Plan) -> Result<(), (Step, io::Error)> {
-    let at = |step: Step| move |error: io::Error| (step, error);
+fn restrict(blank: &Blank, plan: &CreationPlan) -> Result<(), (CreationStep, io::Error)> {
+    let at = |step: CreationStep| move |error: io::Error| (step, error);
     // The kernel makes a program dumpable again when it is executed; a copy of a template does so itself.
-    set_dumpable_behavior(DumpableBehavior::NotDumpable).map_err(|errno| (Step::Identity, errno.into()))?;
-    privileges::drop_capabilities().map_err(at(Step::Capabilities))?;
-    landlock::restrict(plan).map_err(at(Step::Landlock))?;
-    blank.filters.apply(plan.network, plan.devices).map_err(at(Step::Seccomp))
+    set_dumpable_behavior(DumpableBehavior::NotDumpable)
+        .map_err(|errno| (CreationStep::Identity, errno.into()))?;
+    privileges::drop_capabilities().map_err(at(CreationStep::Capabilities))?;
+    landlock::restrict(plan).map_err(at(CreationStep::Landlock))?;
+    blank.filters.apply(plan.network, plan.devices).map_err(at(CreationStep::Seccomp))
 }
 
 /// Closes what belongs to the spawner or the template, and to other sandboxes, but for where messages are printed.

@@ -73,7 +73,7 @@ impl Interpreter {
     /// Finds an interpreter from its own report, separated by zeros: its path, and `folders` folders of its modules.
     fn find(program: &Path, ask: &[&str], folders: usize) -> io::Result<Interpreter> {
         // The environment is empty, as in a sandbox.
-        let Told { program, version, folders } =
+        let InterpreterReport { program, version, folders } =
             told_by(Command::new(program).args(ask).env_clear(), folders)?;
         let (program, mut shown) = links(&program)?;
         for folder in folders {
@@ -92,14 +92,14 @@ fn minor_of_python_3(version: &str) -> Option<u32> {
 }
 
 /// Report of an interpreter about itself.
-struct Told {
+struct InterpreterReport {
     program: PathBuf,
     version: String,
     folders: Vec<PathBuf>,
 }
 
 /// Executes an interpreter that must report, separated by zeros, its path, its version and `folders` folders.
-fn told_by(command: &mut Command, folders: usize) -> io::Result<Told> {
+fn told_by(command: &mut Command, folders: usize) -> io::Result<InterpreterReport> {
     let output = command.stdin(Stdio::null()).output()?;
     let none = || {
         let words = String::from_utf8_lossy(&output.stderr);
@@ -108,7 +108,11 @@ fn told_by(command: &mut Command, folders: usize) -> io::Result<Told> {
     };
     let mut paths = output.stdout.split(|&byte| byte == 0).map(path);
     let (Some(program), Some(version)) = (paths.next(), paths.next()) else { return Err(none()) };
-    let told = Told { program, version: version.to_string_lossy().into_owned(), folders: paths.collect() };
+    let told = InterpreterReport {
+        program,
+        version: version.to_string_lossy().into_owned(),
+        folders: paths.collect(),
+    };
     if told.folders.len() != folders || !told.program.is_absolute() {
         return Err(none());
     }

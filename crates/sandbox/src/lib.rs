@@ -49,7 +49,7 @@ use std::fmt;
 use std::os::fd::OwnedFd;
 use std::path::{Path, PathBuf};
 
-pub use client::{Made, Sandboxes};
+pub use client::{NewSandbox, Sandboxes};
 pub use compute::ComputeGauge;
 pub use error::SandboxError;
 pub use gauge::{Gauge, MemoryUse};
@@ -84,9 +84,9 @@ const SHARED_PART: u64 = 2;
 
 /// Identifier of one sandbox in one [`Sandboxes`] table.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub struct Id(u64);
+pub struct SandboxId(u64);
 
-impl fmt::Display for Id {
+impl fmt::Display for SandboxId {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         self.0.fmt(f)
     }
@@ -97,39 +97,39 @@ impl fmt::Display for Id {
 /// All kinds have the same walls around them. They differ in the files inside.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
-pub enum Kind {
+pub enum IsolationKind {
     /// A process in namespaces and a control group of its own, with few system calls and no privileges. It sees the
     /// host's shared libraries, and can change none of the host's files.
     Process,
     /// A process in the file system of an image. It may change all of that; the changes are its own, and end with it.
-    Container(Image),
+    Container(RootImage),
     /// The file system of an image, in a container made by this OCI runtime: the program of crun, runc and their like,
     /// which isolates by itself. The same limits hold, and when it ends everything in it has ended, too.
     Delegated {
         /// The program.
         runtime: PathBuf,
         /// Image of the container.
-        image: Image,
+        image: RootImage,
     },
-    /// A process whose memory begins as a copy of a warm language runtime, in walls like [`Kind::Process`]. Its program is a
+    /// A process whose memory begins as a copy of a warm language runtime, in walls like [`IsolationKind::Process`]. Its program is a
     /// source file, which runs as in an interpreter that has just begun, but for the modules that are there already. It
     /// has no network.
     Template(Template),
 }
 
-impl Kind {
+impl IsolationKind {
     /// The image, if it has one.
-    pub(crate) fn image(&self) -> Option<&Image> {
+    pub(crate) fn image(&self) -> Option<&RootImage> {
         match self {
-            Kind::Process | Kind::Template(_) => None,
-            Kind::Container(image) | Kind::Delegated { image, .. } => Some(image),
+            IsolationKind::Process | IsolationKind::Template(_) => None,
+            IsolationKind::Container(image) | IsolationKind::Delegated { image, .. } => Some(image),
         }
     }
 }
 
 /// A file system to begin with.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Image {
+pub struct RootImage {
     /// Folders, each over those before it, as overlayfs has them. A file that was removed is a device 0/0; a folder
     /// that hides the folders below it has the attribute `user.overlay.opaque`. Every file belongs to [`USER`], or to
     /// the spawner's user if that is not root.
@@ -154,18 +154,18 @@ pub struct Template {
 
 /// Program that a sandbox executes.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Program {
+pub enum SandboxProgram {
     /// A file of the host, not looked up: the sandbox is shown it.
     Outside(PathBuf),
     /// A file that it has anyway, as of its folder or its image.
     Inside(PathBuf),
 }
 
-impl Program {
+impl SandboxProgram {
     /// Returns the path, on the host or in the sandbox.
     pub fn path(&self) -> &Path {
         match self {
-            Program::Outside(path) | Program::Inside(path) => path,
+            SandboxProgram::Outside(path) | SandboxProgram::Inside(path) => path,
         }
     }
 }
@@ -174,9 +174,9 @@ impl Program {
 #[derive(Debug)]
 pub struct Spec {
     /// Kind of isolation.
-    pub kind: Kind,
+    pub kind: IsolationKind,
     /// Program that it executes.
-    pub program: Program,
+    pub program: SandboxProgram,
     /// Arguments of the program, without its name.
     pub args: Vec<OsString>,
     /// Whole environment of the program.
@@ -189,16 +189,16 @@ pub struct Spec {
     /// the output goes to the spawner's standard error, each line labelled with the sandbox's id.
     pub log: Option<OwnedFd>,
     /// Networks that it can reach.
-    pub network: Network,
+    pub network: NetworkAccess,
     /// Devices of the host that it can use.
     pub devices: Devices,
     /// Resources that it may use.
-    pub limits: Limits,
+    pub limits: SandboxLimits,
 }
 
 /// Networks that a sandbox can reach. A connected socket that is passed to it works in either case.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Network {
+pub enum NetworkAccess {
     /// Nothing: it can make no socket, and there is no interface.
     None,
     /// The networks of its host: for programs that connect by themselves, as RDMA libraries do. It can make sockets of
@@ -223,7 +223,7 @@ pub enum Devices {
 
 /// Resources that a sandbox may use. [`strengths`] reports limits that the machine cannot enforce.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Limits {
+pub struct SandboxLimits {
     /// The core of each of its workers; workers may share one. It may run on these; none: all that the spawner has. Beside others
     /// that want the same core it has a share in proportion to its workers.
     pub cores: Vec<u32>,
@@ -239,7 +239,7 @@ pub struct Limits {
     pub scratch_bytes: u64,
 }
 
-impl Limits {
+impl SandboxLimits {
     /// Workers whose share of the processor it has: at least 1.
     fn workers(&self) -> usize {
         self.cores.len().max(1)
@@ -266,7 +266,7 @@ impl Limits {
 
 /// Status of a sandbox in its life.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Status {
+pub enum SandboxStatus {
     /// Being made. A kind whose `create` is complete when it returns never shows it.
     Creating,
     /// Made; the program does not run yet.
@@ -279,7 +279,7 @@ pub enum Status {
 
 /// End of a sandbox's program.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Exit {
+pub enum ProgramEnd {
     /// The program left with this status.
     Status(i32),
     /// This signal killed the program.
@@ -288,28 +288,28 @@ pub enum Exit {
     OutOfMemory(u64),
 }
 
-impl fmt::Display for Exit {
+impl fmt::Display for ProgramEnd {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match *self {
-            Exit::Status(status) => write!(f, "exited with status {status}"),
-            Exit::Signal(number) => match system::signal_name(number) {
+            ProgramEnd::Status(status) => write!(f, "exited with status {status}"),
+            ProgramEnd::Signal(number) => match system::signal_name(number) {
                 Some(name) => write!(f, "killed by {name}"),
                 None => write!(f, "killed by signal {number}"),
             },
-            Exit::OutOfMemory(limit) => write!(f, "out of memory: it was limited to {limit} bytes"),
+            ProgramEnd::OutOfMemory(limit) => write!(f, "out of memory: it was limited to {limit} bytes"),
         }
     }
 }
 
 /// State of one sandbox, as the verb `state` reports it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct State {
+pub struct SandboxState {
     /// Status in the life of a sandbox.
-    pub status: Status,
+    pub status: SandboxStatus,
     /// Number of the program's process on this machine, from its start on.
     pub pid: Option<u32>,
     /// End of the program, once the sandbox is stopped.
-    pub exit: Option<Exit>,
+    pub exit: Option<ProgramEnd>,
 }
 
 #[cfg(test)]
@@ -318,7 +318,7 @@ mod tests {
 
     #[test]
     fn shared_memory_is_half_of_shown_memory_or_scratch_size() {
-        let limits = |memory_bytes, shown_memory_bytes| Limits {
+        let limits = |memory_bytes, shown_memory_bytes| SandboxLimits {
             cores: Vec::new(),
             memory_bytes,
             shown_memory_bytes,

@@ -10,7 +10,7 @@
 mod birth;
 pub(crate) mod cgroups;
 mod look;
-mod opened;
+mod opened_files;
 mod root;
 mod sandbox;
 mod table;
@@ -32,13 +32,13 @@ use rustix::time::Timespec;
 use sublet_proto::v1::{SandboxReply, SandboxRequest};
 
 use crate::inside::seccomp::Filters;
-use crate::{Network, SandboxError, Status, system, wire};
+use crate::{NetworkAccess, SandboxError, SandboxStatus, system, wire};
 use cgroups::Cgroups;
-use opened::Opened;
+use opened_files::OpenedFiles;
 use sandbox::Sandbox;
-use table::Table;
+use table::SandboxTable;
 use templates::Templates;
-use users::Users;
+use users::UserRange;
 use view::Views;
 
 /// Number of first processes that are kept ready.
@@ -52,16 +52,16 @@ struct Workshop {
     /// First processes without a network. They are dropped, and dead, before the means that they were made with.
     ready: Vec<Sandbox>,
     templates: Templates,
-    means: Means,
+    means: SpawnMeans,
 }
 
 /// Means by which every first process is made.
-struct Means {
+struct SpawnMeans {
     cgroups: Cgroups,
-    users: Users,
+    users: UserRange,
     filters: Rc<Filters>,
     views: Views,
-    opened: Opened,
+    opened: OpenedFiles,
     /// Paths of the host that are shown beneath [`crate::SCRATCH`], without the first slash.
     kept: Vec<CString>,
 }
@@ -84,7 +84,7 @@ pub fn run(folder: &Path, shown: &[PathBuf]) {
     // The first three only: nothing in this process owns others yet.
     let closed = system::keep_only(&mut [0, 1, 2]);
     let opened = closed.map_err(|error| SandboxError::system("closing descriptors", error));
-    let mut served = opened.and_then(|()| Workshop::open(folder, shown)).map(Table::new);
+    let mut served = opened.and_then(|()| Workshop::open(folder, shown)).map(SandboxTable::new);
     if let Ok(table) = &served {
         look::warn_of_missing_shares(table.workshop.means.cgroups.describe());
     }
@@ -114,16 +114,16 @@ impl Workshop {
         rustix::process::umask(UMASK);
         // Control groups are opened before the namespaces, in which the name of this process's group would be another.
         let cgroups = Cgroups::open();
-        let users = Users::enter().map_err(failed("entering a user namespace"))?;
+        let users = UserRange::enter().map_err(failed("entering a user namespace"))?;
         let shown = root::outermost(shown);
         let mounted = root::unshare_mounts().and_then(|()| {
             let views = Views::open(folder)?;
-            let mut opened = Opened::open(folder, users.are_own())?;
+            let mut opened = OpenedFiles::open(folder, users.are_own())?;
             root::mount_common(folder, &shown, &views, &mut opened).map(|()| (views, opened))
         });
         let (views, opened) = mounted.map_err(failed("mounting the root of sandboxes"))?;
         let kept = root::beneath_scratch(&shown);
-        let means = Means { cgroups, users, filters: Filters::compile().into(), views, opened, kept };
+        let means = SpawnMeans { cgroups, users, filters: Filters::compile().into(), views, opened, kept };
         Ok(Workshop { ready: Vec::new(), templates: Templates::default(), means })
     }
 
@@ -145,7 +145,7 @@ impl Workshop {
         if self.ready.len() >= READY {
             return false;
         }
-        let made = birth::blank(&mut self.means, Network::None, false);
+        let made = birth::blank(&mut self.means, NetworkAccess::None, false);
         let is_made = made.is_ok();
         // The request that needs one gets the error.
         self.ready.extend(made);
@@ -154,13 +154,13 @@ impl Workshop {
 
     /// Takes a first process that waits for its plan. The prepared ones have no network, and no root beside the
     /// sandbox's user.
-    fn take(&mut self, network: Network, has_root: bool) -> Result<Sandbox, SandboxError> {
+    fn take(&mut self, network: NetworkAccess, has_root: bool) -> Result<Sandbox, SandboxError> {
         if has_root {
             return birth::blank(&mut self.means, network, true);
         }
-        while let (Network::None, Some(mut sandbox)) = (network, self.ready.pop()) {
+        while let (NetworkAccess::None, Some(mut sandbox)) = (network, self.ready.pop()) {
             // It may have been killed meanwhile.
-            if sandbox.state().status == Status::Created {
+            if sandbox.state().status == SandboxStatus::Created {
                 return Ok(sandbox);
             }
         }

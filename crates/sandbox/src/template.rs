@@ -47,7 +47,7 @@ pub trait Runtime {
 }
 
 /// Copy of the template, in a sandbox of its own, that waits for its program. The present process is this copy.
-pub struct Waiting {
+pub struct WaitingCopy {
     ahead: Ahead,
     descriptors: Descriptors,
 }
@@ -55,7 +55,7 @@ pub struct Waiting {
 /// Program that this process becomes. The process has its control socket as standard input, and no other descriptors
 /// than the standard ones and those that were made again.
 #[derive(Debug)]
-pub struct Program {
+pub struct TemplateProgram {
     /// Source file of the program.
     pub path: PathBuf,
     /// Arguments of the program, without its name.
@@ -71,7 +71,7 @@ pub struct Program {
 /// # Errors
 /// If this process has threads or open files that a copy cannot have, or if the spawner cannot be reached. The spawner
 /// gets the reason why a copy cannot be made.
-pub fn serve<R: Runtime>(runtime: &mut R) -> io::Result<Waiting> {
+pub fn serve<R: Runtime>(runtime: &mut R) -> io::Result<WaitingCopy> {
     let descriptors = Descriptors::of_this_process()?;
     R::THREADS.await_them()?;
     let filters = Rc::new(Filters::compile());
@@ -88,7 +88,7 @@ pub fn serve<R: Runtime>(runtime: &mut R) -> io::Result<Waiting> {
         runtime.before_fork();
         let flags = NAMESPACES | libc::CLONE_NEWNET;
         match system::clone(Clone { flags, cgroup: None, is_sibling: true }) {
-            Ok(Fork::Child) => return Ok(Waiting { ahead: ahead::live(blank), descriptors }),
+            Ok(Fork::Child) => return Ok(WaitingCopy { ahead: ahead::live(blank), descriptors }),
             Ok(Fork::Parent(_, process)) => {
                 runtime.after_fork();
                 tell(number, Ok(Some(process)))?;
@@ -127,14 +127,14 @@ fn tell(number: u32, outcome: io::Result<Option<OwnedFd>>) -> io::Result<()> {
     wire::send(stdin(), &TemplateState { warm: true, number, errno, cold_imports: None }, &fds)
 }
 
-impl Waiting {
+impl WaitingCopy {
     /// Waits for the program and the order to start it. Ends the process if it is not wanted any more.
-    pub fn become_program(self) -> Program {
-        let Waiting { ahead, descriptors } = self;
+    pub fn become_program(self) -> TemplateProgram {
+        let WaitingCopy { ahead, descriptors } = self;
         let plan = ahead.become_program(|| descriptors.make_again());
         let text = |text: CString| OsString::from_vec(text.into_bytes());
         let (program, words, env) = plan.into_program();
-        Program {
+        TemplateProgram {
             path: text(program).into(),
             args: words.into_iter().skip(1).map(text).collect(),
             env: env.into_iter().map(text).collect(),

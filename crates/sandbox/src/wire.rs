@@ -21,8 +21,9 @@ use sublet_proto::v1::{
 };
 
 use crate::{
-    Devices, Exit, Id, Image, Kind, Language, Limits, MAX_IMPORTS, MAX_LAYERS, MAX_VECTOR, Network, Program,
-    SandboxError, Spec, State, Status, Template,
+    Devices, IsolationKind, Language, MAX_IMPORTS, MAX_LAYERS, MAX_VECTOR, NetworkAccess, ProgramEnd,
+    RootImage, SandboxError, SandboxId, SandboxLimits, SandboxProgram, SandboxState, SandboxStatus, Spec,
+    Template,
 };
 
 /// The isolated process, as `sandbox.proto` numbers the kinds.
@@ -116,18 +117,18 @@ pub(crate) fn variable(name: &OsStr, value: &OsStr) -> Vec<u8> {
 /// log if the specification has one.
 pub(crate) fn encode_spec(spec: Spec) -> (SandboxSpec, Vec<OwnedFd>) {
     let Spec { kind, program, args, env, folder, control, log, network, devices, limits } = spec;
-    let program_inside = matches!(program, Program::Inside(_));
+    let program_inside = matches!(program, SandboxProgram::Inside(_));
     let bytes = |path: &Path| path.as_os_str().as_bytes().to_vec();
     let mut template = None;
-    let (kind, Image { layers, working_folder }, runtime) = match kind {
-        Kind::Process => (PROCESS, Image::default(), PathBuf::new()),
-        Kind::Container(image) => (CONTAINER, image, PathBuf::new()),
-        Kind::Delegated { runtime, image } => (DELEGATED, image, runtime),
-        Kind::Template(Template { language, interpreter, adapter, imports }) => {
+    let (kind, RootImage { layers, working_folder }, runtime) = match kind {
+        IsolationKind::Process => (PROCESS, RootImage::default(), PathBuf::new()),
+        IsolationKind::Container(image) => (CONTAINER, image, PathBuf::new()),
+        IsolationKind::Delegated { runtime, image } => (DELEGATED, image, runtime),
+        IsolationKind::Template(Template { language, interpreter, adapter, imports }) => {
             let language = encode_language(language);
             let (interpreter, adapter) = (bytes(&interpreter), bytes(&adapter));
             template = Some(SandboxTemplate { language, interpreter, adapter, imports });
-            (TEMPLATE, Image::default(), PathBuf::new())
+            (TEMPLATE, RootImage::default(), PathBuf::new())
         }
     };
     let message = SandboxSpec {
@@ -136,7 +137,7 @@ pub(crate) fn encode_spec(spec: Spec) -> (SandboxSpec, Vec<OwnedFd>) {
         args: args.into_iter().map(OsString::into_vec).collect(),
         env: env.iter().map(|(name, value)| variable(name, value)).collect(),
         folder: folder.as_deref().map(bytes).unwrap_or_default(),
-        host_network: network == Network::Host,
+        host_network: network == NetworkAccess::Host,
         cores: limits.cores,
         memory_bytes: limits.memory_bytes.unwrap_or(0),
         shown_memory_bytes: limits.shown_memory_bytes.unwrap_or(0),
@@ -168,17 +169,17 @@ pub(crate) fn decode_spec(
     }
     let path = |bytes| PathBuf::from(OsString::from_vec(bytes));
     let layers = message.layers.len();
-    let image = Image {
+    let image = RootImage {
         layers: message.layers.into_iter().map(path).collect(),
         working_folder: path(message.working_folder),
     };
     let kind = match (message.kind, layers, message.template) {
-        (PROCESS, 0, None) => Kind::Process,
+        (PROCESS, 0, None) => IsolationKind::Process,
         (TEMPLATE, 0, Some(_)) if message.host_network => return Err(invalid("a template has no network")),
-        (TEMPLATE, 0, Some(template)) => Kind::Template(decode_template(template).map_err(invalid)?),
+        (TEMPLATE, 0, Some(template)) => IsolationKind::Template(decode_template(template).map_err(invalid)?),
         (PROCESS | TEMPLATE, _, _) => return Err(invalid("a process has no layers, a template no image")),
-        (CONTAINER, 1..=MAX_LAYERS, _) => Kind::Container(image),
-        (DELEGATED, 1..=MAX_LAYERS, _) => Kind::Delegated { runtime: path(message.runtime), image },
+        (CONTAINER, 1..=MAX_LAYERS, _) => IsolationKind::Container(image),
+        (DELEGATED, 1..=MAX_LAYERS, _) => IsolationKind::Delegated { runtime: path(message.runtime), image },
         (CONTAINER | DELEGATED, _, _) => return Err(invalid("a container has 1 to 128 layers")),
         _ => return Err(invalid("its kind is unknown")),
     };
@@ -191,15 +192,19 @@ pub(crate) fn decode_spec(
     let program = path(message.program);
     Ok(Spec {
         kind,
-        program: if message.program_inside { Program::Inside(program) } else { Program::Outside(program) },
+        program: if message.program_inside {
+            SandboxProgram::Inside(program)
+        } else {
+            SandboxProgram::Outside(program)
+        },
         args: message.args.into_iter().map(OsString::from_vec).collect(),
         env: env.collect::<Result<_, _>>()?,
         folder: Some(message.folder).filter(|folder| !folder.is_empty()).map(path),
         control,
         log,
-        network: if message.host_network { Network::Host } else { Network::None },
+        network: if message.host_network { NetworkAccess::Host } else { NetworkAccess::None },
         devices: decode_devices(message.devices),
-        limits: Limits {
+        limits: SandboxLimits {
             cores: message.cores,
             memory_bytes: Some(message.memory_bytes).filter(|&bytes| bytes > 0),
             shown_memory_bytes: Some(message.shown_memory_bytes).filter(|&bytes| bytes > 0),
@@ -254,10 +259,10 @@ pub(crate) fn decode_devices(number: u32) -> Devices {
 }
 
 /// The answer about one sandbox.
-pub(crate) fn encode_answer(id: Id, outcome: Result<State, SandboxError>) -> SandboxAnswer {
-    let Id(id) = id;
+pub(crate) fn encode_answer(id: SandboxId, outcome: Result<SandboxState, SandboxError>) -> SandboxAnswer {
+    let SandboxId(id) = id;
     match outcome {
-        Ok(State { status, pid, exit }) => SandboxAnswer {
+        Ok(SandboxState { status, pid, exit }) => SandboxAnswer {
             id,
             status: encode_status(status),
             pid: pid.unwrap_or(0),
@@ -270,47 +275,50 @@ pub(crate) fn encode_answer(id: Id, outcome: Result<State, SandboxError>) -> San
 }
 
 /// Decodes an answer to a verb.
-pub fn decode_answer(answer: SandboxAnswer, verb: &'static str) -> Result<(Id, State), SandboxError> {
-    let id = Id(answer.id);
+pub fn decode_answer(
+    answer: SandboxAnswer,
+    verb: &'static str,
+) -> Result<(SandboxId, SandboxState), SandboxError> {
+    let id = SandboxId(answer.id);
     if let Some(failure) = answer.failure {
         return Err(decode_failure(id, verb, failure));
     }
     let exit = answer.exit.and_then(|exit| exit.how).map(decode_exit);
     let pid = Some(answer.pid).filter(|&pid| pid > 0);
-    Ok((id, State { status: decode_status(answer.status), pid, exit }))
+    Ok((id, SandboxState { status: decode_status(answer.status), pid, exit }))
 }
 
-fn encode_status(status: Status) -> u32 {
+fn encode_status(status: SandboxStatus) -> u32 {
     match status {
-        Status::Creating => 1,
-        Status::Created => 2,
-        Status::Running => 3,
-        Status::Stopped => 4,
+        SandboxStatus::Creating => 1,
+        SandboxStatus::Created => 2,
+        SandboxStatus::Running => 3,
+        SandboxStatus::Stopped => 4,
     }
 }
 
-fn decode_status(number: u32) -> Status {
+fn decode_status(number: u32) -> SandboxStatus {
     match number {
-        1 => Status::Creating,
-        2 => Status::Created,
-        3 => Status::Running,
-        _ => Status::Stopped,
+        1 => SandboxStatus::Creating,
+        2 => SandboxStatus::Created,
+        3 => SandboxStatus::Running,
+        _ => SandboxStatus::Stopped,
     }
 }
 
-fn encode_exit(exit: Exit) -> sandbox_exit::How {
+fn encode_exit(exit: ProgramEnd) -> sandbox_exit::How {
     match exit {
-        Exit::Status(status) => sandbox_exit::How::Status(status),
-        Exit::Signal(signal) => sandbox_exit::How::Signal(signal),
-        Exit::OutOfMemory(limit) => sandbox_exit::How::OutOfMemory(limit),
+        ProgramEnd::Status(status) => sandbox_exit::How::Status(status),
+        ProgramEnd::Signal(signal) => sandbox_exit::How::Signal(signal),
+        ProgramEnd::OutOfMemory(limit) => sandbox_exit::How::OutOfMemory(limit),
     }
 }
 
-fn decode_exit(how: sandbox_exit::How) -> Exit {
+fn decode_exit(how: sandbox_exit::How) -> ProgramEnd {
     match how {
-        sandbox_exit::How::Status(status) => Exit::Status(status),
-        sandbox_exit::How::Signal(signal) => Exit::Signal(signal),
-        sandbox_exit::How::OutOfMemory(limit) => Exit::OutOfMemory(limit),
+        sandbox_exit::How::Status(status) => ProgramEnd::Status(status),
+        sandbox_exit::How::Signal(signal) => ProgramEnd::Signal(signal),
+        sandbox_exit::How::OutOfMemory(limit) => ProgramEnd::OutOfMemory(limit),
     }
 }
 
@@ -335,7 +343,7 @@ fn encode_failure(error: SandboxError) -> SandboxFailure {
     SandboxFailure { why: Some(why) }
 }
 
-fn decode_failure(id: Id, verb: &'static str, failure: SandboxFailure) -> SandboxError {
+fn decode_failure(id: SandboxId, verb: &'static str, failure: SandboxFailure) -> SandboxError {
     match failure.why {
         None | Some(sandbox_failure::Why::Unknown(_)) => SandboxError::Unknown(id),
         Some(sandbox_failure::Why::TooMany(_)) => SandboxError::TooMany,

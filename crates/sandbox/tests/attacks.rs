@@ -14,8 +14,8 @@ use std::process::{Command, Stdio};
 use std::time::Duration;
 
 use sublet_means::{Means, skip};
-use sublet_sandbox::{ComputeGauge, Devices, Exit, Network, Program, Signal};
-use support::{House, MIB, Sort, image, is_bounded, is_root, program};
+use sublet_sandbox::{ComputeGauge, Devices, NetworkAccess, ProgramEnd, SandboxProgram, Signal};
+use support::{MIB, SandboxFixture, Sort, image, is_bounded, is_root, program};
 
 for_every_kind! {
     the_hosts_files_are_not_there
@@ -45,14 +45,14 @@ fn assert_blocked(said: &str, tries: usize) {
 }
 
 /// Creates a file that a program in a sandbox must not see.
-fn secret(house: &House) -> String {
+fn secret(house: &SandboxFixture) -> String {
     let path = house.folder.path().join("secret");
     fs::write(&path, "secret").unwrap();
     path.to_str().unwrap().to_owned()
 }
 
 fn the_hosts_files_are_not_there(sort: Sort) {
-    let house = House::open(sort);
+    let house = SandboxFixture::open(sort);
     let own = format!("/proc/{}/environ", std::process::id());
     let (secret, probe) = (secret(&house), program().to_str().unwrap());
     let paths = [
@@ -95,7 +95,7 @@ fn the_hosts_files_are_not_there(sort: Sort) {
 }
 
 fn another_sandboxs_files_are_not_there(sort: Sort) {
-    let house = House::open(sort);
+    let house = SandboxFixture::open(sort);
     let folder = house.folder.path().join("others");
     fs::create_dir(&folder).unwrap();
     fs::write(folder.join("theirs"), "theirs").unwrap();
@@ -117,7 +117,7 @@ fn another_sandboxs_files_are_not_there(sort: Sort) {
 }
 
 fn other_processes_cannot_be_seen_traced_signalled_or_read(sort: Sort) {
-    let house = House::open(sort);
+    let house = SandboxFixture::open(sort);
     let mut child = Command::new("/bin/sleep").arg("1000").spawn().unwrap();
     for outside in [std::process::id(), child.id()] {
         let (said, _) = house.run(&["processes", &outside.to_string()]);
@@ -128,7 +128,7 @@ fn other_processes_cannot_be_seen_traced_signalled_or_read(sort: Sort) {
 }
 
 fn no_socket_can_be_made(sort: Sort) {
-    assert_blocked(&House::open(sort).run(&["sockets"]).0, 36);
+    assert_blocked(&SandboxFixture::open(sort).run(&["sockets"]).0, 36);
 }
 
 fn each_wall_stands_though_others_would_do(sort: Sort) {
@@ -136,9 +136,9 @@ fn each_wall_stands_though_others_would_do(sort: Sort) {
         // Sets the groups of this thread only; the processes that it starts inherit them.
         rustix::thread::set_thread_groups(&[rustix::process::Gid::from_raw(4)]).unwrap();
     }
-    let house = House::open(sort);
+    let house = SandboxFixture::open(sort);
     // A template has no network.
-    let network = if sort == Sort::Template { Network::None } else { Network::Host };
+    let network = if sort == Sort::Template { NetworkAccess::None } else { NetworkAccess::Host };
     let (said, _) = house.run_with(&["walls"], |spec| spec.network = network);
     let none = "0000000000000000";
     let rights = ["CapInh", "CapPrm", "CapEff", "CapBnd", "CapAmb"].map(|set| (set, none));
@@ -155,7 +155,7 @@ fn each_wall_stands_though_others_would_do(sort: Sort) {
 }
 
 fn a_connection_that_it_was_given_leads_nowhere_else(sort: Sort) {
-    let house = House::open(sort);
+    let house = SandboxFixture::open(sort);
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();
     let elsewhere = TcpListener::bind("127.0.0.1:0").unwrap();
     let client = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
@@ -171,29 +171,29 @@ fn a_connection_that_it_was_given_leads_nowhere_else(sort: Sort) {
 }
 
 fn nothing_can_be_mounted_and_no_namespace_made(sort: Sort) {
-    assert_blocked(&House::open(sort).run(&["namespaces"]).0, 27);
+    assert_blocked(&SandboxFixture::open(sort).run(&["namespaces"]).0, 27);
 }
 
 fn dangerous_system_calls_are_refused(sort: Sort) {
-    assert_blocked(&House::open(sort).run(&["calls"]).0, 38);
+    assert_blocked(&SandboxFixture::open(sort).run(&["calls"]).0, 38);
 }
 
 fn what_it_prints_goes_through_a_pipe_and_cannot_be_taken_back(sort: Sort) {
-    assert_blocked(&House::open(sort).run(&["output"]).0, 2);
+    assert_blocked(&SandboxFixture::open(sort).run(&["output"]).0, 2);
 }
 
 fn a_fork_bomb_ends_at_its_limit_and_others_go_on(sort: Sort) {
-    let house = House::open(sort);
+    let house = SandboxFixture::open(sort);
     let mut neighbour = house.start(&["wait", "5"]);
     assert_eq!(neighbour.read_line(), "said ready");
     let mut bomb = house.start_with(&["forks"], |spec| spec.limits.processes = Some(20));
     let said = bomb.read_line();
     // With init and the program there are 20; the limit that stands in for a control group counts a little otherwise.
     assert!(said == "said 18 EAGAIN" || !is_bounded("pids") && said == "said 19 EAGAIN", "{said}");
-    assert_eq!(house.wait(&bomb.made).exit, Some(Exit::Status(0)));
+    assert_eq!(house.wait(&bomb.made).exit, Some(ProgramEnd::Status(0)));
     assert_eq!(bomb.read_all(), "", "all of them are gone");
     neighbour.outside.write_all(b"x").unwrap();
-    assert_eq!(house.wait(&neighbour.made).exit, Some(Exit::Status(5)));
+    assert_eq!(house.wait(&neighbour.made).exit, Some(ProgramEnd::Status(5)));
 }
 
 #[test]
@@ -202,7 +202,7 @@ fn many_processes_get_only_their_workers_share_of_a_core() {
         skip(Means::Controller("cpu"), "without a cpu controller sandboxes have no shares of a core");
         return;
     }
-    let house = House::open(Sort::Process);
+    let house = SandboxFixture::open(Sort::Process);
     let affinity = rustix::thread::sched_getaffinity(None).unwrap();
     let core = (0..1024).rev().find(|&core| affinity.is_set(core)).unwrap() as u32;
     let spin = |processes: &str, workers: usize| {
@@ -237,21 +237,21 @@ fn a_memory_bomb_is_killed_alone_and_its_end_says_so(sort: Sort) {
         skip(Means::Controller("memory"), "without control groups there is no limit of a sandbox's memory");
         return;
     }
-    let house = House::open(sort);
+    let house = SandboxFixture::open(sort);
     let mut neighbour = house.start(&["wait", "5"]);
     assert_eq!(neighbour.read_line(), "said ready");
     for how in ["private", "shared"] {
         let (_, exit) = house.run_with(&["memory", how], |spec| spec.limits.memory_bytes = Some(32 * MIB));
-        assert_eq!(exit, Exit::OutOfMemory(32 * MIB), "{how}");
+        assert_eq!(exit, ProgramEnd::OutOfMemory(32 * MIB), "{how}");
         assert_eq!(exit.to_string(), "out of memory: it was limited to 33554432 bytes");
     }
     neighbour.outside.write_all(b"x").unwrap();
-    assert_eq!(house.wait(&neighbour.made).exit, Some(Exit::Status(5)));
+    assert_eq!(house.wait(&neighbour.made).exit, Some(ProgramEnd::Status(5)));
 }
 
 #[test]
 fn what_is_written_has_a_bound_and_a_place() {
-    let house = House::open(Sort::Process);
+    let house = SandboxFixture::open(Sort::Process);
     for (given, room) in [(4 * MIB, 4 * MIB), (0, 4096)] {
         let (said, _) = house.run_with(&["disk"], |spec| spec.limits.scratch_bytes = given);
         assert!(said.contains(&format!("said {room} ENOSPC")), "{said}");
@@ -262,18 +262,18 @@ fn what_is_written_has_a_bound_and_a_place() {
 
 #[test]
 fn drivers_find_only_their_files_and_their_own_writes() {
-    let house = House::open(Sort::Process);
+    let house = SandboxFixture::open(Sort::Process);
     let shell = |script: &str, devices: Devices| {
         let (mut spec, _outside) = house.probe(&["-c", script]);
-        (spec.program, spec.devices) = (Program::Inside("/usr/bin/sh".into()), devices);
+        (spec.program, spec.devices) = (SandboxProgram::Inside("/usr/bin/sh".into()), devices);
         let made = house.sandboxes.launch(vec![spec]).remove(0);
         made.ok().and_then(|made| house.wait(&made).exit)
     };
     assert_eq!(shell("exit 3", Devices::None), None, "there is no shell");
-    assert_eq!(shell("exit 3", Devices::Drivers), Some(Exit::Status(3)));
+    assert_eq!(shell("exit 3", Devices::Drivers), Some(ProgramEnd::Status(3)));
     for script in ["cat /etc/shadow", "cat /etc/hostname", "echo >/usr/bin/x", "su -c true"] {
         let exit = shell(script, Devices::Drivers);
-        assert!(matches!(exit, Some(Exit::Status(1..))), "{script}: {exit:?}");
+        assert!(matches!(exit, Some(ProgramEnd::Status(1..))), "{script}: {exit:?}");
     }
     // A sandbox that may use a GPU or handle page faults gets no system calls beside those for that.
     for devices in [Devices::Gpu, Devices::Faults] {
@@ -286,21 +286,21 @@ fn drivers_find_only_their_files_and_their_own_writes() {
 }
 
 fn nothing_outlives_its_sandbox(sort: Sort) {
-    let house = House::open(sort);
+    let house = SandboxFixture::open(sort);
     let mut tenant = house.start(&["survive"]);
     for _ in 0..3 {
         assert_eq!(tenant.read_line(), "said hidden");
     }
     house.kill(&tenant, Signal::KILL);
-    assert_eq!(house.wait(&tenant.made).exit, Some(Exit::Signal(9)));
+    assert_eq!(house.wait(&tenant.made).exit, Some(ProgramEnd::Signal(9)));
     assert_eq!(tenant.read_all(), "", "a surviving process would have the socket");
     let mut tenant = house.start(&["orphan", "6"]);
     assert!(tenant.read_all().contains("hidden"));
-    assert_eq!(house.wait(&tenant.made).exit, Some(Exit::Status(6)));
+    assert_eq!(house.wait(&tenant.made).exit, Some(ProgramEnd::Status(6)));
 }
 
 fn links_and_devices_in_a_folder_lead_nowhere(sort: Sort) {
-    let house = House::open(sort);
+    let house = SandboxFixture::open(sort);
     let secret = secret(&house);
     fs::set_permissions(&secret, fs::Permissions::from_mode(0o600)).unwrap();
     let folder = house.folder.path().join("package");
@@ -334,7 +334,7 @@ fn a_program_of_another_user_gives_no_rights(sort: Sort) {
         skip(Means::Root, "only root can make such a program");
         return;
     }
-    let house = House::open(sort);
+    let house = SandboxFixture::open(sort);
     let folder = house.folder.path().join("folder");
     fs::create_dir(&folder).unwrap();
     fs::set_permissions(&folder, fs::Permissions::from_mode(0o755)).unwrap();
@@ -343,12 +343,12 @@ fn a_program_of_another_user_gives_no_rights(sort: Sort) {
     fs::copy(image()[0].join("bin/probe"), &path).unwrap();
     fs::set_permissions(&path, fs::Permissions::from_mode(0o4755)).unwrap();
     let (said, _) = house.run_with(&["show"], |spec| match sort {
-        Sort::Process | Sort::Container => spec.program = Program::Outside(path),
+        Sort::Process | Sort::Container => spec.program = SandboxProgram::Outside(path),
         Sort::Template => {
             let source = house.folder.path().join("execute.py");
             fs::write(&source, "import os\nos.execv('/package/suid', ['suid', 'show'])").unwrap();
             spec.folder = Some(folder);
-            spec.program = Program::Outside(source);
+            spec.program = SandboxProgram::Outside(source);
         }
     });
     assert!(said.contains("said user 1000 "), "{said}");
@@ -394,7 +394,7 @@ fn bare(words: &[&str]) -> String {
 
 #[test]
 fn outside_of_a_sandbox_the_same_tries_succeed() {
-    let house = House::open(Sort::Process);
+    let house = SandboxFixture::open(Sort::Process);
     let breaches = |words: &[&str]| bare(words).lines().filter(|line| line.starts_with("BREACH")).count();
     assert!(Path::new("/etc/passwd").exists());
     assert!(breaches(&["files", "/etc/passwd", &secret(&house)]) >= 4);

@@ -11,19 +11,19 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 
 use sublet_means::{Means, skip};
-use sublet_sandbox::{Exit, Kind, MAX_LAYERS, Program, Spec};
-use support::{House, MIB, Sort, image, is_root, own};
+use sublet_sandbox::{IsolationKind, MAX_LAYERS, ProgramEnd, SandboxProgram, Spec};
+use support::{MIB, SandboxFixture, Sort, image, is_root, own};
 
 /// Returns the layers of a specification's image.
 fn layers(spec: &mut Spec) -> &mut Vec<PathBuf> {
     match &mut spec.kind {
-        Kind::Container(image) => &mut image.layers,
+        IsolationKind::Container(image) => &mut image.layers,
         other => panic!("{other:?}"),
     }
 }
 
 /// Adds a layer over the image, whose files a function creates.
-fn add_layer(house: &House, spec: &mut Spec, make: impl FnOnce(&Path)) {
+fn add_layer(house: &SandboxFixture, spec: &mut Spec, make: impl FnOnce(&Path)) {
     let layer = house.folder.path().join("layer");
     fs::create_dir(&layer).unwrap();
     fs::set_permissions(&layer, fs::Permissions::from_mode(0o755)).unwrap();
@@ -34,7 +34,7 @@ fn add_layer(house: &House, spec: &mut Spec, make: impl FnOnce(&Path)) {
 
 #[test]
 fn container_has_its_image_and_loses_its_changes() {
-    let house = House::open(Sort::Container);
+    let house = SandboxFixture::open(Sort::Container);
     let words = ["change", "/etc/issue", "/etc/gone", "/etc/new", "/bin/probe"];
     for _ in 0..2 {
         let (said, exit) = house.run(&words);
@@ -48,7 +48,7 @@ fn container_has_its_image_and_loses_its_changes() {
             "said done",
         ];
         assert_eq!(lines, expected);
-        assert_eq!(exit, Exit::Status(0));
+        assert_eq!(exit, ProgramEnd::Status(0));
     }
     assert_eq!(fs::read_to_string(image()[0].join("etc/issue")).unwrap(), "lower");
     assert_eq!(fs::read_to_string(image()[1].join("etc/issue")).unwrap(), "upper");
@@ -56,20 +56,20 @@ fn container_has_its_image_and_loses_its_changes() {
 
 #[test]
 fn a_program_of_the_host_runs_in_a_container() {
-    let house = House::open(Sort::Container);
+    let house = SandboxFixture::open(Sort::Container);
     let path = house.folder.path().join("outside");
     fs::copy(image()[0].join("bin/probe"), &path).unwrap();
     let (said, exit) =
-        house.run_with(&["change", "/etc/issue"], |spec| spec.program = Program::Outside(path));
+        house.run_with(&["change", "/etc/issue"], |spec| spec.program = SandboxProgram::Outside(path));
     assert_eq!(
         (said.as_str(), exit),
-        ("said /etc/issue upper, changed, ENOENT\nsaid done\n", Exit::Status(0))
+        ("said /etc/issue upper, changed, ENOENT\nsaid done\n", ProgramEnd::Status(0))
     );
 }
 
 #[test]
 fn what_makes_no_container_is_named_and_leaves_nothing() {
-    let house = House::open(Sort::Container);
+    let house = SandboxFixture::open(Sort::Container);
     let refusal = |change: &dyn Fn(&mut Spec)| {
         let (mut spec, _outside) = house.probe(&["exit"]);
         change(&mut spec);
@@ -82,17 +82,17 @@ fn what_makes_no_container_is_named_and_leaves_nothing() {
         assert!(counted.contains("1 to 128 layers"), "{counted}");
     }
     let folder = refusal(&|spec| match &mut spec.kind {
-        Kind::Container(image) => image.working_folder = "/not/there".into(),
+        IsolationKind::Container(image) => image.working_folder = "/not/there".into(),
         other => panic!("{other:?}"),
     });
     assert!(folder.contains("mounting a container's image failed: No such file"), "{folder}");
-    let program = refusal(&|spec| spec.program = Program::Inside("/bin/none".into()));
+    let program = refusal(&|spec| spec.program = SandboxProgram::Inside("/bin/none".into()));
     assert!(program.contains("executing a sandbox's program failed: No such file"), "{program}");
 }
 
 #[test]
 fn as_many_layers_as_are_taken_can_be_mounted() {
-    let house = House::open(Sort::Container);
+    let house = SandboxFixture::open(Sort::Container);
     let (mut spec, _outside) = house.probe(&["exit", "4"]);
     let folders: Vec<_> =
         (1..MAX_LAYERS).map(|number| house.folder.path().join(number.to_string())).collect();
@@ -104,12 +104,12 @@ fn as_many_layers_as_are_taken_can_be_mounted() {
     layers(&mut spec).truncate(1);
     layers(&mut spec).extend(folders);
     let made = house.sandboxes.launch(vec![spec]).remove(0).unwrap();
-    assert_eq!(house.wait(&made).exit, Some(Exit::Status(4)));
+    assert_eq!(house.wait(&made).exit, Some(ProgramEnd::Status(4)));
 }
 
 #[test]
 fn what_a_container_writes_has_a_bound() {
-    let house = House::open(Sort::Container);
+    let house = SandboxFixture::open(Sort::Container);
     let folder = house.folder.path().join("everybodys");
     fs::create_dir(&folder).unwrap();
     fs::set_permissions(&folder, fs::Permissions::from_mode(0o777)).unwrap();
@@ -127,7 +127,7 @@ fn what_a_container_writes_has_a_bound() {
 
 #[test]
 fn links_and_devices_in_an_image_lead_nowhere() {
-    let house = House::open(Sort::Container);
+    let house = SandboxFixture::open(Sort::Container);
     let secret = house.folder.path().join("secret");
     fs::write(&secret, "secret").unwrap();
     let outside = house.folder.path().join("outside");
@@ -165,7 +165,7 @@ fn set_user_id_program_in_an_image_gives_no_rights() {
         skip(Means::Root, "only root can make such a program");
         return;
     }
-    let house = House::open(Sort::Container);
+    let house = SandboxFixture::open(Sort::Container);
     let (said, _) = house.run_with(&["show"], |spec| {
         add_layer(&house, spec, |layer| {
             fs::create_dir(layer.join("bin")).unwrap();
@@ -174,7 +174,7 @@ fn set_user_id_program_in_an_image_gives_no_rights() {
         let path = house.folder.path().join("layer/bin/suid");
         std::os::unix::fs::chown(&path, Some(0), Some(0)).unwrap();
         fs::set_permissions(&path, fs::Permissions::from_mode(0o4755)).unwrap();
-        spec.program = Program::Inside("/bin/suid".into());
+        spec.program = SandboxProgram::Inside("/bin/suid".into());
     });
     assert!(said.contains("said user 1000 "), "{said}");
 }

@@ -8,8 +8,10 @@ use std::io::Write;
 use std::path::{Path, PathBuf};
 
 use sublet_means::{Means, skip};
-use sublet_sandbox::{Exit, Image, Kind, Program, SandboxError, Signal, Spec, Status};
-use support::{House, MIB, Sort, image, is_root};
+use sublet_sandbox::{
+    IsolationKind, ProgramEnd, RootImage, SandboxError, SandboxProgram, SandboxStatus, Signal, Spec,
+};
+use support::{MIB, SandboxFixture, Sort, image, is_root};
 
 /// Returns the OCI runtimes of this machine, or none if this test may not use them.
 fn runtimes() -> Vec<PathBuf> {
@@ -26,28 +28,32 @@ fn runtimes() -> Vec<PathBuf> {
 }
 
 fn hand_over(spec: &mut Spec, runtime: &Path) {
-    let image = Image { layers: image().to_vec(), working_folder: "/".into() };
-    spec.kind = Kind::Delegated { runtime: runtime.to_owned(), image };
+    let image = RootImage { layers: image().to_vec(), working_folder: "/".into() };
+    spec.kind = IsolationKind::Delegated { runtime: runtime.to_owned(), image };
     spec.limits.processes = Some(64);
 }
 
 #[test]
 fn a_runtimes_container_goes_through_the_states_of_its_life() {
-    let house = House::open(Sort::Container);
+    let house = SandboxFixture::open(Sort::Container);
     for runtime in runtimes() {
         let (mut spec, mut outside) = house.probe(&["wait", "3"]);
         hand_over(&mut spec, &runtime);
         let made = house.sandboxes.create(vec![spec]).remove(0).unwrap();
         let state = || house.sandboxes.state(&[made.id]).remove(0).unwrap();
-        assert_eq!(state().status, Status::Created);
-        assert_eq!(house.sandboxes.start(&[made.id]).remove(0).unwrap().status, Status::Running);
+        assert_eq!(state().status, SandboxStatus::Created);
+        assert_eq!(house.sandboxes.start(&[made.id]).remove(0).unwrap().status, SandboxStatus::Running);
         assert!(matches!(
             house.sandboxes.delete(&[made.id]).remove(0),
             Err(SandboxError::WrongStatus { .. })
         ));
         outside.write_all(b"x").unwrap();
         let stopped = house.wait(&made);
-        assert_eq!((stopped.status, stopped.exit), (Status::Stopped, Some(Exit::Status(3))), "{runtime:?}");
+        assert_eq!(
+            (stopped.status, stopped.exit),
+            (SandboxStatus::Stopped, Some(ProgramEnd::Status(3))),
+            "{runtime:?}"
+        );
         house.sandboxes.delete(&[made.id]).remove(0).unwrap();
         let mut tenant = house.start_with(&["wait"], |spec| hand_over(spec, &runtime));
         assert_eq!(tenant.read_line(), "said ready");
@@ -56,29 +62,33 @@ fn a_runtimes_container_goes_through_the_states_of_its_life() {
         assert_eq!(name.trim(), "probe", "it is the container's process");
         house.kill(&tenant, Signal::USR1);
         // The first process of a namespace receives only signals that it handles.
-        assert_eq!(house.sandboxes.state(&[tenant.made.id]).remove(0).unwrap().status, Status::Running);
+        assert_eq!(
+            house.sandboxes.state(&[tenant.made.id]).remove(0).unwrap().status,
+            SandboxStatus::Running
+        );
         house.kill(&tenant, Signal::KILL);
-        assert_eq!(house.wait(&tenant.made).exit, Some(Exit::Signal(9)));
+        assert_eq!(house.wait(&tenant.made).exit, Some(ProgramEnd::Signal(9)));
     }
 }
 
 #[test]
 fn delegated_container_has_only_its_image_and_shown_files() {
-    let house = House::open(Sort::Container);
+    let house = SandboxFixture::open(Sort::Container);
     let folder = house.folder.path().join("package");
     std::fs::create_dir(&folder).unwrap();
     std::fs::write(folder.join("theirs"), "shown").unwrap();
     let program = house.folder.path().join("outside");
     std::fs::copy(image()[0].join("bin/probe"), &program).unwrap();
     for runtime in runtimes() {
-        for program in [Program::Inside("/bin/probe".into()), Program::Outside(program.clone())] {
+        for program in [SandboxProgram::Inside("/bin/probe".into()), SandboxProgram::Outside(program.clone())]
+        {
             let (said, exit) = house.run_with(&["change", "/etc/issue", "/etc/gone"], |spec| {
                 hand_over(spec, &runtime);
                 spec.program = program;
             });
             let expected =
                 "said /etc/issue upper, changed, ENOENT\nsaid /etc/gone ENOENT, changed, ENOENT\nsaid done\n";
-            assert_eq!((said.as_str(), exit), (expected, Exit::Status(0)), "{runtime:?}");
+            assert_eq!((said.as_str(), exit), (expected, ProgramEnd::Status(0)), "{runtime:?}");
         }
         let (said, _) = house.run_with(&["show"], |spec| hand_over(spec, &runtime));
         let lines = |word: &str| said.lines().filter(|line| line.starts_with(word)).count();
@@ -98,10 +108,10 @@ fn delegated_container_has_only_its_image_and_shown_files() {
 
 #[test]
 fn delegated_container_has_shared_memory_and_sees_an_idle_machine() {
-    let house = House::open(Sort::Container);
+    let house = SandboxFixture::open(Sort::Container);
     for runtime in runtimes() {
         let (said, exit) = house.run_with(&["share"], |spec| hand_over(spec, &runtime));
-        assert!(said.contains("said shared 42\n") && exit == Exit::Status(0), "{runtime:?}: {said}");
+        assert!(said.contains("said shared 42\n") && exit == ProgramEnd::Status(0), "{runtime:?}: {said}");
         let (said, _) = house.run_with(&["view", "/proc/uptime", "/proc/loadavg"], |spec| {
             hand_over(spec, &runtime);
             spec.limits.memory_bytes = Some(100 * MIB);
@@ -117,7 +127,7 @@ fn delegated_container_has_shared_memory_and_sees_an_idle_machine() {
 
 #[test]
 fn what_a_runtimes_container_may_not_do_it_cannot() {
-    let house = House::open(Sort::Container);
+    let house = SandboxFixture::open(Sort::Container);
     let secret = house.folder.path().join("secret");
     std::fs::write(&secret, "secret").unwrap();
     for runtime in runtimes() {
@@ -138,13 +148,13 @@ fn what_a_runtimes_container_may_not_do_it_cannot() {
 
 #[test]
 fn delegated_container_obeys_limits_and_ends_with_all_processes() {
-    let house = House::open(Sort::Container);
+    let house = SandboxFixture::open(Sort::Container);
     for runtime in runtimes() {
         let (_, exit) = house.run_with(&["memory", "private"], |spec| {
             hand_over(spec, &runtime);
             spec.limits.memory_bytes = Some(48 * MIB);
         });
-        assert_eq!(exit, Exit::OutOfMemory(48 * MIB), "{runtime:?}");
+        assert_eq!(exit, ProgramEnd::OutOfMemory(48 * MIB), "{runtime:?}");
         let (said, exit) = house.run_with(&["flood"], |spec| hand_over(spec, &runtime));
         // The bundle is in the same file system. The runtime's own files are not: it writes them after the container
         // has filled it.
@@ -152,13 +162,13 @@ fn delegated_container_obeys_limits_and_ends_with_all_processes() {
             .lines()
             .find_map(|line| line.strip_prefix("said ")?.strip_suffix(" ENOSPC")?.parse::<u64>().ok());
         assert!(written.is_some_and(|bytes| (3 * MIB..=4 * MIB).contains(&bytes)), "{runtime:?}: {said}");
-        assert!(said.contains("files ENOSPC") && exit == Exit::Status(0), "{runtime:?}: {said}");
+        assert!(said.contains("files ENOSPC") && exit == ProgramEnd::Status(0), "{runtime:?}: {said}");
         let mut tenant = house.start_with(&["survive"], |spec| hand_over(spec, &runtime));
         for _ in 0..3 {
             assert_eq!(tenant.read_line(), "said hidden");
         }
         house.kill(&tenant, Signal::KILL);
-        assert_eq!(house.wait(&tenant.made).exit, Some(Exit::Signal(9)));
+        assert_eq!(house.wait(&tenant.made).exit, Some(ProgramEnd::Signal(9)));
         assert_eq!(tenant.read_all(), "", "a surviving process would have the socket");
     }
 }
@@ -169,7 +179,7 @@ fn invalid_runtime_is_an_error() {
         skip(Means::Root, "handing a container to an OCI runtime needs root");
         return;
     }
-    let house = House::open(Sort::Container);
+    let house = SandboxFixture::open(Sort::Container);
     let (mut spec, _outside) = house.probe(&["exit"]);
     hand_over(&mut spec, Path::new("/no/such/runtime"));
     let error = house.sandboxes.launch(vec![spec]).remove(0).unwrap_err().to_string();

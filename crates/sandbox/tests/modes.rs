@@ -11,8 +11,8 @@ use std::os::unix::fs::{MetadataExt, PermissionsExt};
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
-use sublet_sandbox::{Exit, Interpreter, Kind, Language, Program, SandboxError, Spec};
-use support::{House, Sort, is_root, probe, program, template_of};
+use sublet_sandbox::{Interpreter, IsolationKind, Language, ProgramEnd, SandboxError, SandboxProgram, Spec};
+use support::{SandboxFixture, Sort, is_root, probe, program, template_of};
 
 fn set_mode(path: &Path, mode: u32) {
     fs::set_permissions(path, fs::Permissions::from_mode(mode)).unwrap();
@@ -29,9 +29,9 @@ fn environment(folder: &Path, umask: &str) -> PathBuf {
 }
 
 /// A spawner that shows sandboxes an interpreter, and a specification of a program in a copy of it.
-fn house_of(python: &Path, source: &str) -> (House, impl FnOnce(&mut Spec) + use<>) {
+fn house_of(python: &Path, source: &str) -> (SandboxFixture, impl FnOnce(&mut Spec) + use<>) {
     let interpreter = Interpreter::python(python).unwrap();
-    let house = House::showing(Sort::Template, &interpreter.shown);
+    let house = SandboxFixture::showing(Sort::Template, &interpreter.shown);
     let file = house.folder.path().join("program.py");
     fs::write(&file, source).unwrap();
     let mut template = template_of(Language::Python, &interpreter, &[]);
@@ -42,8 +42,8 @@ fn house_of(python: &Path, source: &str) -> (House, impl FnOnce(&mut Spec) + use
     set_mode(&adapter, 0o700);
     template.adapter = adapter;
     (house, |spec: &mut Spec| {
-        spec.kind = Kind::Template(template);
-        spec.program = Program::Outside(file);
+        spec.kind = IsolationKind::Template(template);
+        spec.program = SandboxProgram::Outside(file);
     })
 }
 
@@ -62,14 +62,14 @@ fn an_environment_that_only_its_owner_may_read_is_shown() {
         set_mode(&venv, mode);
         let (house, spec) = house_of(&venv.join("bin/python3"), PROGRAM);
         let (text, exit) = house.run_with(&[], spec);
-        assert_eq!((text.as_str(), exit), ("7", Exit::Status(0)), "{umask} {mode:o} {deep_mode:o}");
+        assert_eq!((text.as_str(), exit), ("7", ProgramEnd::Status(0)), "{umask} {mode:o} {deep_mode:o}");
         for (path, mode) in [(&venv, mode), (&deep, deep_mode)] {
             assert_eq!(fs::metadata(path).unwrap().mode() & 0o777, mode, "the host's modes change");
         }
     }
 }
 
-fn refusal(house: &House, spec: impl FnOnce(&mut Spec)) -> String {
+fn refusal(house: &SandboxFixture, spec: impl FnOnce(&mut Spec)) -> String {
     let (mut wanted, _outside) = house.probe(&[]);
     spec(&mut wanted);
     let made: Result<_, SandboxError> = house.sandboxes.launch(vec![wanted]).remove(0);
@@ -106,14 +106,14 @@ fn folder_without_environment_is_refused_by_name() {
     let modules = folder.path().join("node_modules");
     fs::create_dir(&modules).unwrap();
     set_mode(&modules, 0o700);
-    let house = House::showing(Sort::Process, std::slice::from_ref(&modules));
+    let house = SandboxFixture::showing(Sort::Process, std::slice::from_ref(&modules));
     let error = refusal(&house, |_| {});
     assert!(error.contains(&format!("chmod -R go+rX {}", modules.display())), "{error}");
 }
 
 #[test]
 fn a_program_that_only_its_owner_may_execute_is_executed() {
-    let house = House::open(Sort::Process);
+    let house = SandboxFixture::open(Sort::Process);
     let closed = house.folder.path().join("closed");
     fs::copy(program(), &closed).unwrap();
     // All copies for sandboxes together may take 256 MiB: twelve of this one would not fit.
@@ -123,8 +123,8 @@ fn a_program_that_only_its_owner_may_execute_is_executed() {
     set_mode(&closed, 0o700);
     for _ in 0..12 {
         let (mut spec, _outside) = probe(&["exit", "3"]);
-        spec.program = Program::Outside(closed.clone());
+        spec.program = SandboxProgram::Outside(closed.clone());
         let made = house.sandboxes.launch(vec![spec]).remove(0).unwrap();
-        assert_eq!(house.wait(&made).exit, Some(Exit::Status(3)));
+        assert_eq!(house.wait(&made).exit, Some(ProgramEnd::Status(3)));
     }
 }

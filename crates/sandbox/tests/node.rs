@@ -9,8 +9,8 @@ use std::fs;
 use std::path::Path;
 use std::time::{Duration, Instant};
 
-use sublet_sandbox::{Exit, Interpreter, Kind, Language, Program, Spec};
-use support::{House, MIB, Sort, template_of};
+use sublet_sandbox::{Interpreter, IsolationKind, Language, ProgramEnd, SandboxProgram, Spec};
+use support::{MIB, SandboxFixture, Sort, template_of};
 
 /// Longest wait for a template to become warm.
 const PATIENCE: Duration = Duration::from_secs(60);
@@ -24,24 +24,29 @@ fn node() -> Interpreter {
     Interpreter::node(found.expect("scripts/setup.sh test installs it"), &[]).unwrap()
 }
 
-fn open() -> House {
-    House::showing(Sort::Template, &node().shown)
+fn open() -> SandboxFixture {
+    SandboxFixture::showing(Sort::Template, &node().shown)
 }
 
 /// Runs a program, and returns its output and its exit status.
 #[track_caller]
-fn run(house: &House, text: &str, imports: &[&str]) -> (String, Exit) {
+fn run(house: &SandboxFixture, text: &str, imports: &[&str]) -> (String, ProgramEnd) {
     run_with(house, text, imports, |_| {})
 }
 
 /// Runs a program like [`run`], with a changed specification.
 #[track_caller]
-fn run_with(house: &House, text: &str, imports: &[&str], change: impl FnOnce(&mut Spec)) -> (String, Exit) {
+fn run_with(
+    house: &SandboxFixture,
+    text: &str,
+    imports: &[&str],
+    change: impl FnOnce(&mut Spec),
+) -> (String, ProgramEnd) {
     let path = house.folder.path().join(format!("{}.js", fs::read_dir(house.folder.path()).unwrap().count()));
     fs::write(&path, format!("{SAY}{text}")).unwrap();
     house.run_with(&["one", "two"], |spec: &mut Spec| {
-        spec.kind = Kind::Template(template_of(Language::Node, &node(), imports));
-        spec.program = Program::Outside(path);
+        spec.kind = IsolationKind::Template(template_of(Language::Node, &node(), imports));
+        spec.program = SandboxProgram::Outside(path);
         spec.limits.memory_bytes = Some(1024 * MIB);
         spec.limits.processes = Some(64);
         change(spec);
@@ -59,7 +64,7 @@ process.on('exit', (code) => say('exit', code));
 setTimeout(() => fs.readFile('/proc/self/comm', async (error, data) => { await 0; say('file', !error); process.exitCode = 4; }), 1);";
     let (said, exit) = run(&house, text, &[]);
     let expected = "true one,two true\n{\"GIVEN\":\"yes\"} 2 1 2\n1\nfile true\nexit 4\n";
-    assert_eq!((said.as_str(), exit), (expected, Exit::Status(4)));
+    assert_eq!((said.as_str(), exit), (expected, ProgramEnd::Status(4)));
 }
 
 #[test]
@@ -93,7 +98,7 @@ fn a_program_ends_as_in_a_node_of_its_own() {
         ("this is no JavaScript", ("", 1)),
     ] {
         let (said, exit) = run(&house, text, &[]);
-        assert_eq!((said.as_str(), exit), (expected.0, Exit::Status(expected.1)), "{text}");
+        assert_eq!((said.as_str(), exit), (expected.0, ProgramEnd::Status(expected.1)), "{text}");
     }
 }
 
@@ -122,7 +127,7 @@ const wait = (ms) => new Promise((done) => setTimeout(done, ms));
   say('whole', kept.length);
 })();";
     for _ in 0..5 {
-        assert_eq!(run(&house, text, &[]), ("whole 100000\n".to_owned(), Exit::Status(0)));
+        assert_eq!(run(&house, text, &[]), ("whole 100000\n".to_owned(), ProgramEnd::Status(0)));
     }
 }
 

@@ -14,8 +14,10 @@ use std::time::{Duration, Instant};
 
 use rustix::process::{Pid, Signal, kill_process};
 use sublet_means::{Means, skip};
-use sublet_sandbox::{Exit, Interpreter, Kind, MAX_IMPORTS, Network, Program, Spec, Template};
-use support::{House, MIB, Sort, Tenant, python, template};
+use sublet_sandbox::{
+    Interpreter, IsolationKind, MAX_IMPORTS, NetworkAccess, ProgramEnd, SandboxProgram, Spec, Template,
+};
+use support::{MIB, SandboxFixture, Sort, StartedSandbox, python, template};
 
 /// Modules that take long to import.
 const MODULES: [&str; 3] = ["numpy", "pandas", "PIL.Image"];
@@ -26,31 +28,31 @@ const SAY: &str =
     "import os, sys\ndef say(*words): os.write(0, (' '.join(map(str, words)) + '\\n').encode())\n";
 
 /// Makes a specification execute this text instead of the probe.
-fn of_text(house: &House, text: &str, imports: &[&str]) -> impl FnOnce(&mut Spec) {
+fn of_text(house: &SandboxFixture, text: &str, imports: &[&str]) -> impl FnOnce(&mut Spec) {
     let path = house.folder.path().join(format!("{}.py", fs::read_dir(house.folder.path()).unwrap().count()));
     fs::write(&path, format!("{SAY}{text}")).unwrap();
     let template = template(imports);
     move |spec| {
-        spec.kind = Kind::Template(template);
-        spec.program = Program::Outside(path);
+        spec.kind = IsolationKind::Template(template);
+        spec.program = SandboxProgram::Outside(path);
         spec.limits.memory_bytes = Some(512 * MIB);
     }
 }
 
 #[track_caller]
-fn start(house: &House, text: &str, imports: &[&str]) -> Tenant {
+fn start(house: &SandboxFixture, text: &str, imports: &[&str]) -> StartedSandbox {
     house.start_with(&["one", "two"], of_text(house, text, imports))
 }
 
 /// Runs a program, and returns its output and its exit status.
 #[track_caller]
-fn run(house: &House, text: &str, imports: &[&str]) -> (String, Exit) {
+fn run(house: &SandboxFixture, text: &str, imports: &[&str]) -> (String, ProgramEnd) {
     house.run_with(&["one", "two"], of_text(house, text, imports))
 }
 
 /// Requests modules until a program finds them loaded when it begins.
 #[track_caller]
-fn warm(house: &House, modules: &[&str]) {
+fn warm(house: &SandboxFixture, modules: &[&str]) {
     let begun = Instant::now();
     let module = modules[0];
     while run(house, &format!("say('{module}' in sys.modules)"), modules).0 != "True\n" {
@@ -60,7 +62,7 @@ fn warm(house: &House, modules: &[&str]) {
 }
 
 /// Returns the templates of a sandbox's spawner: the siblings of its first process.
-fn templates_of(tenant: &Tenant) -> Vec<Pid> {
+fn templates_of(tenant: &StartedSandbox) -> Vec<Pid> {
     let parent = |pid: u32| -> Option<u32> {
         let status = fs::read_to_string(format!("/proc/{pid}/status")).ok()?;
         status.lines().find_map(|line| line.strip_prefix("PPid:")?.trim().parse().ok())
@@ -80,7 +82,7 @@ fn templates_of(tenant: &Tenant) -> Vec<Pid> {
 
 #[test]
 fn program_runs_as_in_its_own_interpreter() {
-    let house = House::open(Sort::Template);
+    let house = SandboxFixture::open(Sort::Template);
     let text = "\
 say(__name__, sys.modules['__main__'].__dict__ is globals(), sys.argv[1:], sys.argv[0] == __file__)
 say(sys.path[0] == os.path.dirname(__file__), sys.executable, sys.prefix)
@@ -100,12 +102,12 @@ say(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
         python.program.display(),
         prefix.display()
     );
-    assert_eq!((said, exit), (expected, Exit::Status(0)));
+    assert_eq!((said, exit), (expected, ProgramEnd::Status(0)));
 }
 
 #[test]
 fn a_program_ends_as_in_an_interpreter_of_its_own() {
-    let house = House::open(Sort::Template);
+    let house = SandboxFixture::open(Sort::Template);
     for (text, expected) in [
         ("import atexit; atexit.register(say, 'last'); sys.exit(3)", ("last\n", 3)),
         (
@@ -117,13 +119,13 @@ fn a_program_ends_as_in_an_interpreter_of_its_own() {
         ("os._exit(9)", ("", 9)),
     ] {
         let (said, exit) = run(&house, text, &[]);
-        assert_eq!((said.as_str(), exit), (expected.0, Exit::Status(expected.1)), "{text}");
+        assert_eq!((said.as_str(), exit), (expected.0, ProgramEnd::Status(expected.1)), "{text}");
     }
 }
 
 #[test]
 fn modules_requested_again_are_loaded_when_a_program_begins() {
-    let house = House::open(Sort::Template);
+    let house = SandboxFixture::open(Sort::Template);
     let (said, _) =
         run(&house, "say('numpy' in sys.modules); import numpy; say(numpy.arange(3).sum())", &["numpy"]);
     assert_eq!(said, "False\n3\n", "the first imports by itself");
@@ -140,7 +142,7 @@ fn modules_requested_again_are_loaded_when_a_program_begins() {
 
 #[test]
 fn no_two_copies_have_the_same_random_numbers() {
-    let house = House::open(Sort::Template);
+    let house = SandboxFixture::open(Sort::Template);
     let modules = ["numpy.random", "random", "uuid"];
     warm(&house, &modules);
     let text = "import numpy, random, uuid\nsay(numpy.random.random(), random.random(), uuid.uuid4(), numpy.random.default_rng().random())";
@@ -154,7 +156,7 @@ fn no_two_copies_have_the_same_random_numbers() {
 
 #[test]
 fn libraries_compute_with_one_thread_for_each_core() {
-    let house = House::open(Sort::Template);
+    let house = SandboxFixture::open(Sort::Template);
     warm(&house, &["numpy"]);
     let text = "\
 import numpy
@@ -169,13 +171,13 @@ say(abs(numpy.linalg.inv(matrix) @ matrix - numpy.eye(300)).max() < 1e-6, len(os
             spec.limits.processes = Some(128);
             spec.limits.cores = limited;
         });
-        assert_eq!((said, exit), (format!("True {expected}\n"), Exit::Status(0)));
+        assert_eq!((said, exit), (format!("True {expected}\n"), ProgramEnd::Status(0)));
     }
 }
 
 #[test]
 fn what_a_program_does_to_its_interpreter_is_its_own() {
-    let house = House::open(Sort::Template);
+    let house = SandboxFixture::open(Sort::Template);
     let bad = "\
 import threading, numpy
 lock = threading.Lock()
@@ -191,15 +193,15 @@ threading.Event().wait()";
     assert_eq!(tenant.read_line(), "held");
     let text = "import numpy, threading\nsay(any(hasattr(module, 'changed') for module in (os, sys, numpy)), threading.active_count())";
     for _ in 0..3 {
-        assert_eq!(run(&house, text, &["numpy"]), ("False 1\n".to_owned(), Exit::Status(0)));
+        assert_eq!(run(&house, text, &["numpy"]), ("False 1\n".to_owned(), ProgramEnd::Status(0)));
     }
     house.kill(&tenant, Signal::KILL);
-    assert_eq!(house.wait(&tenant.made).exit, Some(Exit::Signal(9)));
+    assert_eq!(house.wait(&tenant.made).exit, Some(ProgramEnd::Signal(9)));
 }
 
 #[test]
 fn several_are_copied_at_once() {
-    let house = House::open(Sort::Template);
+    let house = SandboxFixture::open(Sort::Template);
     let (specs, outsides): (Vec<_>, Vec<_>) = (0..8)
         .map(|number| {
             let (mut spec, outside) = house.probe(&[]);
@@ -212,12 +214,12 @@ fn several_are_copied_at_once() {
         outside.write_all(b"x").unwrap();
     }
     let exits: Vec<_> = made.iter().map(|made| house.wait(made).exit.unwrap()).collect();
-    assert_eq!(exits, [0, 1, 2, 3, 4, 5, 6, 7].map(Exit::Status));
+    assert_eq!(exits, [0, 1, 2, 3, 4, 5, 6, 7].map(ProgramEnd::Status));
 }
 
 #[test]
 fn dead_template_is_restarted_and_its_copies_continue() {
-    let house = House::open(Sort::Template);
+    let house = SandboxFixture::open(Sort::Template);
     let mut tenant = start(&house, "say('here'); os.read(0, 1); say('still')", &[]);
     assert_eq!(tenant.read_line(), "here");
     for _ in 0..2 {
@@ -238,7 +240,7 @@ fn template_has_no_rights_no_network_and_a_limit() {
         skip(Means::Root, "only root can look at a template");
         return;
     }
-    let house = House::open(Sort::Template);
+    let house = SandboxFixture::open(Sort::Template);
     let mut tenant = start(&house, "say('here'); os.read(0, 1)", &[]);
     assert_eq!(tenant.read_line(), "here");
     let templates = templates_of(&tenant);
@@ -295,13 +297,13 @@ fn modules_with_threads_or_open_files_are_in_no_template() {
     ];
     let folder = tempfile::tempdir().unwrap();
     let interpreter = python_with(&folder.path().join("environment"), &modules);
-    let house = House::showing(Sort::Template, &interpreter.shown);
+    let house = SandboxFixture::showing(Sort::Template, &interpreter.shown);
     let ask = |module: &str| {
         house.run_with(&[], |spec| {
             of_text(&house, &format!("say('{module}' in sys.modules)"), &[])(spec);
             let imports = vec![module.to_owned()];
             let template = Template { interpreter: interpreter.program.clone(), imports, ..template(&[]) };
-            spec.kind = Kind::Template(template);
+            spec.kind = IsolationKind::Template(template);
         })
     };
     let begun = Instant::now();
@@ -312,7 +314,7 @@ fn modules_with_threads_or_open_files_are_in_no_template() {
     for module in ["starts_thread", "keeps_file", "fails", "ends"] {
         let begun = Instant::now();
         while begun.elapsed() < 3 * warm_after {
-            assert_eq!(ask(module), ("False\n".to_owned(), Exit::Status(0)), "{module}");
+            assert_eq!(ask(module), ("False\n".to_owned(), ProgramEnd::Status(0)), "{module}");
         }
     }
 }
@@ -327,13 +329,13 @@ fn open_library_is_reopened_in_each_copy() {
         format!("import ctypes\npath = {library:?}\ncode = ctypes.CDLL(path)\nfile = open(path, 'rb', 0)");
     let interpreter = python_with(&folder.path().join("environment"), &[("keeps_library", &text)]);
     fs::copy(own_library("libgcc_s"), &library).unwrap();
-    let house = House::showing(Sort::Template, &interpreter.shown);
+    let house = SandboxFixture::showing(Sort::Template, &interpreter.shown);
     let ask = |text: &str| {
         house.run_with(&[], |spec| {
             of_text(&house, text, &[])(spec);
             let imports = vec!["keeps_library".to_owned()];
             let template = Template { interpreter: interpreter.program.clone(), imports, ..template(&[]) };
-            spec.kind = Kind::Template(template);
+            spec.kind = IsolationKind::Template(template);
         })
     };
     let begun = Instant::now();
@@ -342,11 +344,11 @@ fn open_library_is_reopened_in_each_copy() {
     }
     let reads = "file = sys.modules['keeps_library'].file; say(file.tell(), file.read(4))";
     for _ in 0..2 {
-        assert_eq!(ask(reads), ("0 b'\\x7fELF'\n".to_owned(), Exit::Status(0)));
+        assert_eq!(ask(reads), ("0 b'\\x7fELF'\n".to_owned(), ProgramEnd::Status(0)));
     }
     fs::remove_file(&library).unwrap();
     fs::write(&library, "another version").unwrap();
-    assert_eq!(ask(reads), ("0 b'\\x7fELF'\n".to_owned(), Exit::Status(0)));
+    assert_eq!(ask(reads), ("0 b'\\x7fELF'\n".to_owned(), ProgramEnd::Status(0)));
 }
 
 /// Returns the path of a library that this process has loaded.
@@ -374,13 +376,13 @@ fn names_module_that_cannot_be_kept_warm() {
     ];
     let folder = tempfile::tempdir().unwrap();
     let interpreter = python_with(&folder.path().join("environment"), &modules);
-    let house = House::showing(Sort::Template, &interpreter.shown);
+    let house = SandboxFixture::showing(Sort::Template, &interpreter.shown);
     let ask = |modules: &str| {
         let imports: Vec<String> = modules.split(", ").map(str::to_owned).collect();
         let mut tenant = house.start_with(&[], |spec| {
             of_text(&house, &format!("say('{}' in sys.modules)", imports[1]), &[])(spec);
             let template = Template { interpreter: interpreter.program.clone(), imports, ..template(&[]) };
-            spec.kind = Kind::Template(template);
+            spec.kind = IsolationKind::Template(template);
         });
         (tenant.read_all(), tenant.made.cold_imports)
     };
@@ -414,7 +416,7 @@ fn names_module_that_cannot_be_kept_warm() {
     let tenant = house.start_with(&[], |spec| {
         of_text(&house, "say('here'); os.read(0, 1)", &[])(spec);
         let template = Template { interpreter: interpreter.program.clone(), ..template(&[]) };
-        spec.kind = Kind::Template(template);
+        spec.kind = IsolationKind::Template(template);
     });
     templates_of(&tenant).iter().for_each(|&template| kill_process(template, Signal::KILL).unwrap());
     for _ in 0..4 {
@@ -424,12 +426,12 @@ fn names_module_that_cannot_be_kept_warm() {
 
 #[test]
 fn what_makes_no_template_is_named_and_harms_nobody() {
-    let house = House::open(Sort::Template);
+    let house = SandboxFixture::open(Sort::Template);
     let refusal = |change: &dyn Fn(&mut Template, &mut Spec)| {
         let (mut spec, _outside) = house.probe(&["exit"]);
         let mut template = template(&[]);
         change(&mut template, &mut spec);
-        spec.kind = Kind::Template(template);
+        spec.kind = IsolationKind::Template(template);
         house.sandboxes.launch(vec![spec]).remove(0).unwrap_err().to_string()
     };
     for name in ["", "-c", "os; x", "a..b", ".a", "1a", "a/b", "a\0b", &"a".repeat(1000)] {
@@ -438,7 +440,7 @@ fn what_makes_no_template_is_named_and_harms_nobody() {
     }
     let many = refusal(&|template, _| template.imports = vec!["os".to_owned(); MAX_IMPORTS + 1]);
     assert!(many.contains("at most 32 modules"), "{many}");
-    let network = refusal(&|_, spec| spec.network = Network::Host);
+    let network = refusal(&|_, spec| spec.network = NetworkAccess::Host);
     assert!(network.contains("no network"), "{network}");
     for interpreter in ["/no/such/python", "/usr/lib/os-release"] {
         let refused = refusal(&|template, _| template.interpreter = PathBuf::from(interpreter));
@@ -453,7 +455,7 @@ fn what_makes_no_template_is_named_and_harms_nobody() {
 
 /// Returns the memory of a program and of its sandbox's first process in bytes: their own, and their share of common
 /// memory.
-fn proportional_bytes(tenant: &Tenant) -> u64 {
+fn proportional_bytes(tenant: &StartedSandbox) -> u64 {
     let program = tenant.made.state.pid.unwrap();
     let status = fs::read_to_string(format!("/proc/{program}/status")).unwrap();
     let parent = status.lines().find_map(|line| line.strip_prefix("PPid:")).unwrap().trim().to_owned();
@@ -473,7 +475,7 @@ fn copies_share_their_memory() {
         skip(Means::Root, "only root can look at the memory of a sandbox's first process");
         return;
     }
-    let house = House::open(Sort::Template);
+    let house = SandboxFixture::open(Sort::Template);
     warm(&house, &MODULES);
     let text = "\
 import numpy, pandas, PIL.Image
@@ -500,15 +502,15 @@ os.read(0, 1)";
     };
     let copies = of(&|_| {});
     let cold = of(&|spec| {
-        let Program::Outside(script) = &spec.program else { return };
+        let SandboxProgram::Outside(script) = &spec.program else { return };
         let folder = script.with_extension("folder");
         fs::create_dir(&folder).unwrap();
         fs::copy(script, folder.join("job.py")).unwrap();
         fs::set_permissions(&folder, fs::Permissions::from_mode(0o755)).unwrap();
         spec.args = vec!["/package/job.py".into()];
         spec.folder = Some(folder);
-        spec.kind = Kind::Process;
-        spec.program = Program::Inside(python().program.clone());
+        spec.kind = IsolationKind::Process;
+        spec.program = SandboxProgram::Inside(python().program.clone());
     });
     let saved = 1.0 - copies as f64 / cold as f64;
     println!("{COPIES} copies: {copies} bytes, {COPIES} interpreters: {cold} bytes, {saved:.2} less");

@@ -11,8 +11,8 @@ use std::process::Command;
 
 use rustix::thread::{CpuSet, sched_getaffinity};
 use sublet_means::{Means, skip};
-use sublet_sandbox::{Devices, Exit};
-use support::{House, MIB, Sort, is_bounded};
+use sublet_sandbox::{Devices, ProgramEnd};
+use support::{MIB, SandboxFixture, Sort, is_bounded};
 
 for_every_kind! {
     sees_its_own_cores_and_memory
@@ -39,7 +39,7 @@ fn allowed_cores() -> Vec<u32> {
 }
 
 fn sees_its_own_cores_and_memory(sort: Sort) {
-    let house = House::open(sort);
+    let house = SandboxFixture::open(sort);
     let allowed = allowed_cores();
     let [first, last] = [allowed[0], allowed[allowed.len() - 1]];
     let siblings = format!("/sys/devices/system/cpu/cpu{first}/topology/core_cpus_list");
@@ -55,7 +55,7 @@ fn sees_its_own_cores_and_memory(sort: Sort) {
             spec.limits.cores.clone_from(&cores);
             (spec.limits.memory_bytes, spec.limits.shown_memory_bytes) = (Some(memory), shown);
         });
-        assert_eq!(exit, Exit::Status(0), "{text}");
+        assert_eq!(exit, ProgramEnd::Status(0), "{text}");
         let total = shown.unwrap_or(memory) / 1024;
         assert_eq!(said(&text, "memory"), [format!("MemTotal:       {total:>8} kB")], "{text}");
         let count = cores.len();
@@ -74,7 +74,7 @@ fn sees_its_own_cores_and_memory(sort: Sort) {
 }
 
 fn sees_nothing_else_of_the_machine_in_proc_and_sys(sort: Sort) {
-    let house = House::open(sort);
+    let house = SandboxFixture::open(sort);
     let all = fs::read_dir("/proc").unwrap().map(|entry| entry.unwrap().path());
     let own = [
         "meminfo",
@@ -125,7 +125,7 @@ fn keeps_its_files_until_it_ends(sort: Sort) {
         // The probe prints all of its output when it ends.
         return;
     }
-    let house = House::open(sort);
+    let house = SandboxFixture::open(sort);
     let mut first = house.start_with(&["wait"], |spec| spec.limits.memory_bytes = Some(100 * MIB));
     assert_eq!(first.read_line(), "said ready");
     let pid = first.made.state.pid.unwrap();
@@ -141,17 +141,17 @@ fn keeps_its_files_until_it_ends(sort: Sort) {
 }
 
 fn shares_memory_and_semaphores_among_its_own_processes(sort: Sort) {
-    let house = House::open(sort);
+    let house = SandboxFixture::open(sort);
     // The probe fails if a name exists already: names of another sandbox are not visible.
     for _ in 0..2 {
         let (text, exit) = house.run(&["share"]);
-        assert_eq!((said(&text, "shared"), exit), (vec!["42"], Exit::Status(0)), "{text}");
+        assert_eq!((said(&text, "shared"), exit), (vec!["42"], ProgramEnd::Status(0)), "{text}");
         assert!(text.contains("blocked executing what is shared"), "{text}");
     }
 }
 
 fn shared_memory_has_a_bound_of_its_own(sort: Sort) {
-    let house = House::open(sort);
+    let house = SandboxFixture::open(sort);
     let (text, _) = house.run_with(&["fill"], |spec| {
         spec.limits.memory_bytes = Some(256 * MIB);
         spec.limits.shown_memory_bytes = Some(16 * MIB);
@@ -171,27 +171,27 @@ fn shared_memory_counts_against_the_limit(sort: Sort) {
         skip(Means::Controller("memory"), "nothing bounds memory here");
         return;
     }
-    let house = House::open(sort);
+    let house = SandboxFixture::open(sort);
     let (text, exit) = house.run_with(&["fill"], |spec| {
         spec.limits.memory_bytes = Some(64 * MIB);
         spec.limits.shown_memory_bytes = Some(1024 * MIB);
     });
-    assert_eq!((said(&text, ""), exit), (vec![], Exit::OutOfMemory(64 * MIB)), "{text}");
+    assert_eq!((said(&text, ""), exit), (vec![], ProgramEnd::OutOfMemory(64 * MIB)), "{text}");
 }
 
 fn finds_a_name_for_its_user(sort: Sort) {
-    let (text, _) = House::open(sort).run(&["view"]);
+    let (text, _) = SandboxFixture::open(sort).run(&["view"]);
     assert_eq!(said(&text, "name"), ["sandbox"], "{text}");
 }
 
 fn finds_its_processes_by_their_numbers(sort: Sort) {
-    let (text, _) = House::open(sort).run(&["view"]);
+    let (text, _) = SandboxFixture::open(sort).run(&["view"]);
     assert_eq!(said(&text, "self"), ["2 of 2"], "{text}");
 }
 
 #[test]
 fn sandbox_with_drivers_sees_host_processors_and_its_own_memory() {
-    let house = House::open(Sort::Process);
+    let house = SandboxFixture::open(Sort::Process);
     let online = "/sys/devices/system/cpu/online";
     let (text, _) = house.run_with(&["view", online], |spec| {
         spec.devices = Devices::Drivers;
@@ -212,7 +212,7 @@ fn time_of_the_host(zone: Option<&str>) -> String {
     String::from_utf8(date.output().unwrap().stdout).unwrap().trim().to_owned()
 }
 
-fn local_time(house: &House, zone: Option<&str>) -> String {
+fn local_time(house: &SandboxFixture, zone: Option<&str>) -> String {
     let (text, _) = house.run_with(&["view"], |spec| {
         spec.env.extend(zone.map(|zone| ("TZ".into(), zone.into())));
     });
@@ -227,7 +227,7 @@ fn local_time(house: &House, zone: Option<&str>) -> String {
 fn local_time_is_the_hosts_without_a_zone_variable() {
     assert!(Path::new("/usr/share/zoneinfo").exists(), "this machine has no time zones (install tzdata)");
     for sort in [Sort::Process, Sort::Template] {
-        let house = House::open(sort);
+        let house = SandboxFixture::open(sort);
         assert_eq!(local_time(&house, None), time_of_the_host(None), "{sort:?}");
         for zone in ["America/New_York", "Asia/Kolkata"] {
             let time = local_time(&house, Some(zone));
@@ -255,7 +255,7 @@ fn local_time_is_that_of_the_hosts_file() {
     for how in ["ln -s", "cp"] {
         for sort in [Sort::Process, Sort::Template] {
             let folder = tempfile::tempdir().unwrap();
-            let house = House::open_with(sort, &in_india(folder.path(), how));
+            let house = SandboxFixture::open_with(sort, &in_india(folder.path(), how));
             assert_eq!(local_time(&house, None), "IST+0530", "{how} {sort:?}");
             let (text, _) = house.run(&["view", "/etc/timezone"]);
             assert_eq!(said(&text, "/etc/timezone"), ["Asia/Kolkata"], "{how} {sort:?}");
@@ -277,11 +277,11 @@ fn any_umask_of_the_agent_gives_the_same_sandboxes() {
     let folder = tempfile::tempdir().unwrap();
     for mask in ["000", "027", "077"] {
         for sort in [Sort::Process, Sort::Container, Sort::Template] {
-            let house = House::open_with(sort, &under_mask(folder.path(), mask));
+            let house = SandboxFixture::open_with(sort, &under_mask(folder.path(), mask));
             let (text, exit) = house.run(&["view"]);
             assert_eq!(
                 (said(&text, "mask"), exit),
-                (vec!["022"], Exit::Status(0)),
+                (vec!["022"], ProgramEnd::Status(0)),
                 "{mask} {sort:?}: {text}"
             );
             assert_eq!(said(&text, "name"), ["sandbox"], "{mask} {sort:?}");

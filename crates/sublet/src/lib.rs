@@ -35,5 +35,5 @@ pub use sublet_runtime::run::{Application, News, Outcome, RunOptions};
 pub use sublet_runtime::{
     Access, Address, Allocation, Backing, Buffer, CallOptions, ColdStart, Completion, FabricChoice, Function,
     Invocation, Invoker, Memory, MemoryPlan, Notice, Policy, RawReading, Reading, RegisteredMemory, SwapPlan,
-    SwapStatistics, Swapped, Touching,
+    SwapStatistics, SwappedMemory, Touching,
 };

@@ -16,7 +16,7 @@ mod memory;
 mod values;
 
 use napi_sys::{napi_callback_info, napi_env, napi_value};
-use sublet_sandbox::template::{self, Program, Runtime, Threads};
+use sublet_sandbox::template::{self, Runtime, TemplateProgram, Threads};
 
 use values::{argument, boolean, define, number, text, throw};
 
@@ -24,9 +24,9 @@ use values::{argument, boolean, define, number, text, throw};
 const SOURCE: &str = include_str!("template.js");
 
 /// The Node.js process that has loaded this library.
-struct Node;
+struct NodeRuntime;
 
-impl Runtime for Node {
+impl Runtime for NodeRuntime {
     const THREADS: Threads = Threads::Waiting;
 
     fn before_fork(&mut self) {
@@ -43,7 +43,7 @@ impl Runtime for Node {
 /// # Safety
 /// Node.js calls it, on its main thread.
 unsafe extern "C" fn serve(env: napi_env, _: napi_callback_info) -> napi_value {
-    let served = template::serve(&mut Node).and_then(|copy| {
+    let served = template::serve(&mut NodeRuntime).and_then(|copy| {
         let program = copy.become_program();
         // SAFETY: this is the main thread, of a process that was just forked.
         unsafe { loops::begin_again(loops::of(env)?)? };
@@ -93,7 +93,7 @@ unsafe extern "C" fn is_alive(env: napi_env, _: napi_callback_info) -> napi_valu
     unsafe { boolean(env, is_alive) }
 }
 
-fn described(program: &Program) -> String {
+fn described(program: &TemplateProgram) -> String {
     let lossy = |words: &[std::ffi::OsString]| -> Vec<String> {
         words.iter().map(|word| word.to_string_lossy().into_owned()).collect()
     };

@@ -17,8 +17,8 @@ use pyo3::exceptions::PyRuntimeError;
 use pyo3::prelude::*;
 use pyo3::types::{PyBytes, PyDict};
 use sublet_proto::{Code, Error};
-use sublet_python_buffers::{Use, View};
-use sublet_runtime::worker::channel::{self, MAX_MESSAGE_BYTES, Refused, Run};
+use sublet_python_buffers::{BufferUse, BufferView};
+use sublet_runtime::worker::channel::{self, MAX_MESSAGE_BYTES, ReceiveError, WorkerRun};
 use sublet_xpu::SharedBytes;
 
 use crate::shared::{bytes_of, bytes_of_mut};
@@ -29,54 +29,54 @@ const WORKER: u32 = 0;
 const BYTES: &str = "|u1";
 
 /// Access to a memory component, which ends with the run for which it was opened.
-#[pyclass(frozen, module = "sublet_template")]
-pub(crate) struct Channel {
-    run: Arc<Run>,
+#[pyclass(name = "Channel", frozen, module = "sublet_template")]
+pub(crate) struct PyChannel {
+    run: Arc<WorkerRun>,
     /// Index of the memory component among the run's channels.
     number: usize,
 }
 
 /// A view of a memory component's bytes, without a copy.
-#[pyclass(frozen, module = "sublet_template")]
-pub(crate) struct Piece {
+#[pyclass(name = "Piece", frozen, module = "sublet_template")]
+pub(crate) struct PyPiece {
     at: NonNull<u8>,
     len_bytes: u64,
     is_writable: bool,
     /// Keeps the bytes mapped.
-    _run: Arc<Run>,
+    _run: Arc<WorkerRun>,
     /// Key of the piece in [`LENT`].
     lent: u64,
 }
 
 /// Bytes that are being copied out of a memory component.
-#[pyclass(frozen, module = "sublet_template")]
-pub(crate) struct Reading(Mutex<Option<sublet_runtime::Reading>>);
+#[pyclass(name = "Reading", frozen, module = "sublet_template")]
+pub(crate) struct PyChannelReading(Mutex<Option<sublet_runtime::Reading>>);
 
 /// Position of an array in a memory component.
-struct Lent {
+struct LentArray {
     /// The address of the run, which a piece keeps.
     run: usize,
     channel: usize,
     end: u64,
 }
 
-/// The positions of all arrays in memory components, by the number of their [`Piece`].
-static LENT: Mutex<BTreeMap<u64, Lent>> = Mutex::new(BTreeMap::new());
+/// The positions of all arrays in memory components, by the number of their [`PyPiece`].
+static LENT: Mutex<BTreeMap<u64, LentArray>> = Mutex::new(BTreeMap::new());
 
-fn lent() -> MutexGuard<'static, BTreeMap<u64, Lent>> {
+fn lent() -> MutexGuard<'static, BTreeMap<u64, LentArray>> {
     LENT.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-impl Drop for Piece {
+impl Drop for PyPiece {
     fn drop(&mut self) {
         lent().remove(&self.lent);
     }
 }
 
 // SAFETY: it is an address and the run that keeps the memory mapped; any thread may keep and drop the two.
-unsafe impl Send for Piece {}
+unsafe impl Send for PyPiece {}
 // SAFETY: as above; nothing is read or written through it.
-unsafe impl Sync for Piece {}
+unsafe impl Sync for PyPiece {}
 
 /// Returns the index of this instance of its component, and the number of instances. Outside of a run, returns 0 and 1.
 #[pyfunction]
@@ -85,7 +85,7 @@ pub(crate) fn instance() -> (u32, u32) {
 }
 
 /// Returns the run that the current call belongs to.
-fn present() -> Result<Arc<Run>, Error> {
+fn present() -> Result<Arc<WorkerRun>, Error> {
     channel::run().ok_or_else(|| {
         let message = "this call is not of a graph's run, and has no memory components";
         Error::new(Code::InvalidArgument, message)
@@ -110,7 +110,7 @@ pub(crate) fn send(
     instance: u32,
     timeout: Option<f64>,
 ) -> PyResult<()> {
-    let view = View::of(data, Use::Reading)?;
+    let view = BufferView::of(data, BufferUse::Reading)?;
     let mut message = vec![0; view.len_bytes() as usize];
     view.copy_to(0, &mut message);
     let sent = py.detach(|| {
@@ -132,8 +132,8 @@ pub(crate) fn receive<'py>(
         let run = present()?;
         match run.receive(run.instance(WORKER), component, (&mut room).into(), deadline(timeout)?) {
             Ok(received) => Ok(received),
-            Err(Refused::Error(error)) => Err(error),
-            Err(Refused::TooLong(len)) => {
+            Err(ReceiveError::Error(error)) => Err(error),
+            Err(ReceiveError::TooLong(len)) => {
                 Err(Error::new(Code::Protocol, format!("a message of {len} bytes, which none may have")))
             }
         }
@@ -144,12 +144,12 @@ pub(crate) fn receive<'py>(
 
 /// Opens a memory component.
 #[pyfunction]
-pub(crate) fn open_channel(py: Python<'_>, component: &str) -> PyResult<Channel> {
+pub(crate) fn open_channel(py: Python<'_>, component: &str) -> PyResult<PyChannel> {
     let open = || {
         let run = present()?;
         run.channel(component)?.held_by(WORKER)?;
         let number = run.channels().iter().position(|channel| channel.name() == component);
-        Ok(Channel { number: number.unwrap_or_default(), run })
+        Ok(PyChannel { number: number.unwrap_or_default(), run })
     };
     open().map_err(|error| raised(py, &error))
 }
@@ -163,7 +163,7 @@ pub(crate) fn settle(py: Python<'_>) -> Result<(), Error> {
     py.detach(|| run.sync(WORKER))
 }
 
-impl Channel {
+impl PyChannel {
     /// Calls a function with the component, if its run is the current one.
     fn with<T: Send>(
         &self,
@@ -182,7 +182,8 @@ impl Channel {
     /// Fails if an array ends beyond the first `len_bytes` bytes of the component.
     fn check_lent(&self, len_bytes: u64) -> Result<(), Error> {
         let (run, channel) = (Arc::as_ptr(&self.run).addr(), self.number);
-        let is_beyond = |lent: &&Lent| (lent.run, lent.channel) == (run, channel) && lent.end > len_bytes;
+        let is_beyond =
+            |lent: &&LentArray| (lent.run, lent.channel) == (run, channel) && lent.end > len_bytes;
         match lent().values().filter(is_beyond).count() {
             0 => Ok(()),
             beyond => {
@@ -212,13 +213,13 @@ impl Channel {
         from: &Bound<'_, PyAny>,
         write: fn(&channel::Channel, u64, SharedBytes<'_>) -> Result<(), Error>,
     ) -> PyResult<()> {
-        let view = View::of(from, Use::Reading)?;
+        let view = BufferView::of(from, BufferUse::Reading)?;
         self.with(py, |channel| write(channel, offset, bytes_of(&view)))
     }
 }
 
 #[pymethods]
-impl Channel {
+impl PyChannel {
     /// Length of the component, in bytes.
     fn nbytes(&self, py: Python<'_>) -> PyResult<u64> {
         self.with(py, channel::Channel::len_bytes)
@@ -237,7 +238,7 @@ impl Channel {
 
     /// Copies bytes into an object's memory.
     fn read_into(&self, py: Python<'_>, offset: u64, buffer: &Bound<'_, PyAny>) -> PyResult<()> {
-        let view = View::of(buffer, Use::Writing)?;
+        let view = BufferView::of(buffer, BufferUse::Writing)?;
         self.with(py, |channel| channel.read(offset, bytes_of_mut(&view)))
     }
 
@@ -252,10 +253,10 @@ impl Channel {
     }
 
     /// Begins to copy bytes out, and does not wait for them.
-    fn read_async(&self, py: Python<'_>, offset: u64, nbytes: usize) -> PyResult<Reading> {
+    fn read_async(&self, py: Python<'_>, offset: u64, nbytes: usize) -> PyResult<PyChannelReading> {
         self.check_readable(py, offset, nbytes)?;
         let reading = self.with(py, |channel| channel.read_async(offset, vec![0; nbytes]))?;
-        Ok(Reading(Mutex::new(Some(reading))))
+        Ok(PyChannelReading(Mutex::new(Some(reading))))
     }
 
     /// Sets the length of the component, in bytes.
@@ -293,9 +294,9 @@ impl Channel {
     }
 
     /// Returns a view of bytes of the component, without a copy.
-    fn mapped(&self, py: Python<'_>, offset: u64, nbytes: u64) -> PyResult<Piece> {
-        let Address(at) = self.with(py, |channel| channel.mapped(offset, nbytes).map(Address))?;
-        let place = Lent {
+    fn mapped(&self, py: Python<'_>, offset: u64, nbytes: u64) -> PyResult<PyPiece> {
+        let ThreadAddress(at) = self.with(py, |channel| channel.mapped(offset, nbytes).map(ThreadAddress))?;
+        let place = LentArray {
             run: Arc::as_ptr(&self.run).addr(),
             channel: self.number,
             end: if nbytes == 0 { 0 } else { offset + nbytes },
@@ -305,12 +306,12 @@ impl Channel {
         all.insert(number, place);
         drop(all);
         let run = self.run.clone();
-        Ok(Piece { at, len_bytes: nbytes, is_writable: self.is_writable(), _run: run, lent: number })
+        Ok(PyPiece { at, len_bytes: nbytes, is_writable: self.is_writable(), _run: run, lent: number })
     }
 }
 
 #[pymethods]
-impl Reading {
+impl PyChannelReading {
     /// Waits for the bytes and returns them. A second call fails.
     fn result<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyBytes>> {
         let reading = self.0.lock().unwrap_or_else(PoisonError::into_inner).take();
@@ -323,7 +324,7 @@ impl Reading {
 }
 
 #[pymethods]
-impl Piece {
+impl PyPiece {
     /// NumPy's array interface, version 3: an array of bytes.
     #[getter]
     fn __array_interface__<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyDict>> {
@@ -337,10 +338,10 @@ impl Piece {
 }
 
 /// An address that is passed between threads, and not used by them.
-struct Address(NonNull<u8>);
+struct ThreadAddress(NonNull<u8>);
 
 // SAFETY: the address is only passed on, and never dereferenced through this type.
-unsafe impl Send for Address {}
+unsafe impl Send for ThreadAddress {}
 
 /// Returns the exception of an error: a class of the Python package `sublet`.
 #[cold]

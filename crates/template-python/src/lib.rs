@@ -8,11 +8,11 @@
 
 #![allow(unsafe_code)]
 
+mod call_memory;
 mod component;
-mod keeping;
-mod lending;
+mod kept_replies;
 mod objects;
-mod room;
+mod output_space;
 mod shared;
 mod worker;
 mod xpu;
@@ -23,7 +23,7 @@ use std::ffi::OsString;
 use pyo3::exceptions::PyRuntimeError;
 use pyo3::prelude::*;
 use sublet_proto::v1::ColdImports;
-use sublet_sandbox::template::{self, Program, Runtime, Threads, Waiting};
+use sublet_sandbox::template::{self, Runtime, TemplateProgram, Threads, WaitingCopy};
 
 sublet_runtime::interpose_malloc!();
 
@@ -31,9 +31,9 @@ sublet_runtime::interpose_malloc!();
 const SOURCE: &str = include_str!("template.py");
 
 /// The interpreter that has loaded this.
-struct Interpreter;
+struct LoadedInterpreter;
 
-impl Runtime for Interpreter {
+impl Runtime for LoadedInterpreter {
     const THREADS: Threads = Threads::One;
 
     fn before_fork(&mut self) {
@@ -52,13 +52,13 @@ type Words = (OsString, Vec<OsString>, Vec<OsString>);
 
 thread_local! {
     /// This copy, from its fork until it is the program: of its only thread.
-    static COPY: RefCell<Option<Waiting>> = const { RefCell::new(None) };
+    static COPY: RefCell<Option<WaitingCopy>> = const { RefCell::new(None) };
 }
 
 /// Waits to be forked, and returns in each copy: see [`template::serve`].
 #[pyfunction]
 fn serve() -> PyResult<()> {
-    let copy = template::serve(&mut Interpreter)?;
+    let copy = template::serve(&mut LoadedInterpreter)?;
     // SAFETY: this process was forked after `before_fork` by the thread that runs here, which holds the lock.
     unsafe { pyo3::ffi::PyOS_AfterFork_Child() };
     COPY.set(Some(copy));
@@ -68,7 +68,7 @@ fn serve() -> PyResult<()> {
 /// Returns the reason why this process cannot be forked now, if there is one: see [`template::obstacle`].
 #[pyfunction]
 fn obstacle() -> Option<String> {
-    template::obstacle::<Interpreter>()
+    template::obstacle::<LoadedInterpreter>()
 }
 
 /// Tells the spawner why this process never becomes a template: see [`template::refuse`].
@@ -81,7 +81,7 @@ fn refuse(module: String, reason: String, import_ms: u32) -> PyResult<()> {
 #[pyfunction]
 fn program() -> PyResult<Words> {
     let copy = COPY.take().ok_or_else(|| PyRuntimeError::new_err("this is no copy that waits"))?;
-    let Program { path, args, env } = copy.become_program();
+    let TemplateProgram { path, args, env } = copy.become_program();
     Ok((path.into_os_string(), args, env))
 }
 
@@ -93,7 +93,7 @@ fn sublet_template(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add_function(wrap_pyfunction!(obstacle, module)?)?;
     module.add_function(wrap_pyfunction!(refuse, module)?)?;
     module.add_function(wrap_pyfunction!(worker::work, module)?)?;
-    module.add_function(wrap_pyfunction!(room::room, module)?)?;
+    module.add_function(wrap_pyfunction!(output_space::room, module)?)?;
     module.add_function(wrap_pyfunction!(component::instance, module)?)?;
     module.add_function(wrap_pyfunction!(component::open_channel, module)?)?;
     module.add_function(wrap_pyfunction!(component::send, module)?)?;

@@ -5,14 +5,16 @@ use std::ptr::NonNull;
 use pyo3::prelude::*;
 use pyo3::types::{PyByteArray, PyBytes, PyList, PyMemoryView};
 use sublet_proto::Code;
-use sublet_python_buffers::{Use, View, memoryview};
-use sublet_runtime::frames::{self, At, FETCH, Head, Piece, Place, SHARES_MEMORY, Shared, Source};
-use sublet_runtime::worker::engine::Input;
+use sublet_python_buffers::{BufferUse, BufferView, memoryview};
+use sublet_runtime::frames::{
+    self, FETCH, Head, Piece, PieceLocation, ReceivedPiece, SHARES_MEMORY, SharedAddress, Source,
+};
+use sublet_runtime::worker::engine::CallInput;
 use sublet_xpu::SharedBytes;
 
-use crate::keeping::Reply;
-use crate::lending::{Lending, lend};
-use crate::room::Room;
+use crate::call_memory::{CallMemory, lend};
+use crate::kept_replies::KeptReply;
+use crate::output_space::OutputSpace;
 
 /// A piece of a request that is no larger is copied out of it, in bytes: a function that keeps many small arrays then keeps no
 /// messages, and the copy costs less than the rest of the call.
@@ -21,16 +23,16 @@ const COPIED_BYTES: u64 = 4096;
 const OWN_PIECES: usize = 2;
 
 /// A request, as it lies in this process.
-pub(crate) struct Request {
+pub(crate) struct ObjectRequest {
     /// The requested operation, without [`SHARES_MEMORY`].
     pub(crate) head: Head,
     /// Whether the client sees what is written in the request's memory. Over a network that is a copy.
     shares_memory: bool,
-    pieces: Vec<Stretch>,
+    pieces: Vec<PieceStretch>,
 }
 
 /// A piece of a request, in this process.
-struct Stretch {
+struct PieceStretch {
     at: NonNull<u8>,
     len_bytes: u64,
     read_only: bool,
@@ -38,9 +40,9 @@ struct Stretch {
     is_message: bool,
 }
 
-impl Request {
+impl ObjectRequest {
     /// Reads a request.
-    pub(crate) fn of(input: &Input<'_>) -> Result<Request, Code> {
+    pub(crate) fn of(input: &CallInput<'_>) -> Result<ObjectRequest, Code> {
         let read = frames::read(u64::from(input.len()), |at, into| input.copy_from(at as u32, into));
         let (Head { operation, token }, places) = read.map_err(|error| error.code)?;
         let pieces = places.iter().map(|place| find(input, place)).collect::<Option<Vec<_>>>();
@@ -48,7 +50,7 @@ impl Request {
         let is_fetch = operation == FETCH;
         let shares_memory = !is_fetch && operation & SHARES_MEMORY != 0;
         let operation = if is_fetch { FETCH } else { operation & !SHARES_MEMORY };
-        Ok(Request { head: Head { operation, token }, shares_memory, pieces })
+        Ok(ObjectRequest { head: Head { operation, token }, shares_memory, pieces })
     }
 
     /// The pieces as objects, for the function.
@@ -61,7 +63,7 @@ impl Request {
     }
 
     /// Finds a result's memory among the pieces, by their addresses.
-    fn index(&self) -> Index {
+    fn index(&self) -> PieceIndex {
         let mut starts: Vec<_> = (1..)
             .zip(&self.pieces)
             .map(|(number, piece)| (piece.at.as_ptr() as u64, piece.len_bytes, number))
@@ -71,19 +73,19 @@ impl Request {
             *most = start.saturating_add(len).max(*most);
             Some(*most)
         });
-        Index { ends: ends.collect(), starts }
+        PieceIndex { ends: ends.collect(), starts }
     }
 
-    fn is_message(&self, piece: Shared) -> bool {
+    fn is_message(&self, piece: SharedAddress) -> bool {
         self.pieces.get(piece.number as usize - 1).is_some_and(|piece| piece.is_message)
     }
 }
 
-impl Stretch {
+impl PieceStretch {
     fn object<'py>(&self, py: Python<'py>, number: usize) -> PyResult<Bound<'py, PyAny>> {
-        let Stretch { at, len_bytes, read_only, is_message } = *self;
+        let PieceStretch { at, len_bytes, read_only, is_message } = *self;
         if number >= OWN_PIECES && !(is_message && len_bytes <= COPIED_BYTES) {
-            let how = if read_only { Use::Reading } else { Use::Writing };
+            let how = if read_only { BufferUse::Reading } else { BufferUse::Writing };
             // SAFETY: the client's memory stays mapped for as long as the process lives; what it holds may change.
             let lent = unsafe { lend(py, at, len_bytes, how)? };
             return lent
@@ -92,7 +94,7 @@ impl Stretch {
         if number == OWN_PIECES - 1 {
             // No object keeps this memory: unpickling copies it.
             // SAFETY: as above.
-            return unsafe { memoryview(py, at, len_bytes, Use::Reading) };
+            return unsafe { memoryview(py, at, len_bytes, BufferUse::Reading) };
         }
         let copy = |into: &mut [u8]| {
             // SAFETY: the piece's bytes stay mapped for as long as the process lives; the client may still write them.
@@ -107,42 +109,42 @@ impl Stretch {
     }
 }
 
-fn find(input: &Input<'_>, place: &Place) -> Option<Stretch> {
-    let Place { at, len_bytes, read_only } = *place;
+fn find(input: &CallInput<'_>, place: &ReceivedPiece) -> Option<PieceStretch> {
+    let ReceivedPiece { at, len_bytes, read_only } = *place;
     let (at, is_message) = match at {
         // SAFETY: `read` has found that all of it is in the message.
-        At::Message(offset) => (unsafe { input.address().add(offset as usize) }, true),
-        At::Shared(shared) => (input.reach(shared, len_bytes)?, false),
+        PieceLocation::Message(offset) => (unsafe { input.address().add(offset as usize) }, true),
+        PieceLocation::Shared(shared) => (input.reach(shared, len_bytes)?, false),
     };
-    Some(Stretch { at, len_bytes, read_only, is_message })
+    Some(PieceStretch { at, len_bytes, read_only, is_message })
 }
 
 /// The pieces of a request by their addresses. Those of shared memory may overlap.
 #[derive(Default)]
-struct Index {
+struct PieceIndex {
     /// Where each piece starts, its length and its number, in the order of addresses.
     starts: Vec<(u64, u64, u32)>,
     /// The largest end of each piece and those before it.
     ends: Vec<u64>,
 }
 
-impl Index {
+impl PieceIndex {
     /// The piece that has all of these bytes.
-    fn find(&self, at: NonNull<u8>, len_bytes: u64) -> Option<Shared> {
+    fn find(&self, at: NonNull<u8>, len_bytes: u64) -> Option<SharedAddress> {
         let at = at.as_ptr() as u64;
         let end = at.checked_add(len_bytes).filter(|_| len_bytes > 0)?;
         let after = self.starts.partition_point(|&(start, ..)| start <= at);
         let before = self.starts[..after].iter().zip(&self.ends[..after]).rev();
         let mut possible = before.take_while(|&(_, &most)| most >= end);
         possible.find_map(|(&(start, len, number), _)| {
-            (start.checked_add(len)? >= end).then_some(Shared { number, offset: at - start })
+            (start.checked_add(len)? >= end).then_some(SharedAddress { number, offset: at - start })
         })
     }
 }
 
 /// A reply that is being made.
 pub(crate) struct Draft {
-    reply: Reply,
+    reply: KeptReply,
     /// The pieces that lie in memory of the call.
     lent: Vec<usize>,
 }
@@ -150,10 +152,16 @@ pub(crate) struct Draft {
 impl Draft {
     /// Creates a reply of these objects. Objects in the request's own memory are not copied if the client shares that
     /// memory.
-    pub(crate) fn of((operation, parts): (u32, &[Bound<'_, PyAny>]), request: &Request) -> PyResult<Draft> {
-        let views = parts.iter().map(|part| View::of(part, Use::Reading)).collect::<PyResult<Vec<_>>>()?;
+    pub(crate) fn of(
+        (operation, parts): (u32, &[Bound<'_, PyAny>]),
+        request: &ObjectRequest,
+    ) -> PyResult<Draft> {
+        let views = parts
+            .iter()
+            .map(|part| BufferView::of(part, BufferUse::Reading))
+            .collect::<PyResult<Vec<_>>>()?;
         // Most replies are a pickle alone, which lies nowhere else.
-        let index = if views.len() > 1 { request.index() } else { Index::default() };
+        let index = if views.len() > 1 { request.index() } else { PieceIndex::default() };
         let (mut pieces, mut lent) = (Vec::with_capacity(views.len()), Vec::new());
         for (number, view) in views.iter().enumerate() {
             let (at, len_bytes) = (view.pointer(), view.len_bytes());
@@ -169,17 +177,17 @@ impl Draft {
         }
         let views = views.into_iter().map(Some).collect();
         let head = Head { operation, token: request.head.token };
-        Ok(Draft { reply: Reply { head, pieces, views }, lent })
+        Ok(Draft { reply: KeptReply { head, pieces, views }, lent })
     }
 
     /// Leaves arrays that a function made in the output where they are, if the rest of the reply fits before them. Otherwise copies
     /// them.
-    pub(crate) fn placed(mut self, py: Python<'_>, room: Option<Room>) -> PyResult<Draft> {
+    pub(crate) fn placed(mut self, py: Python<'_>, room: Option<OutputSpace>) -> PyResult<Draft> {
         let Some(room) = room else { return Ok(self) };
-        let Reply { pieces, views, .. } = &mut self.reply;
+        let KeptReply { pieces, views, .. } = &mut self.reply;
         let mut own = Vec::new();
         for (number, (piece, view)) in pieces.iter_mut().zip(views).enumerate() {
-            let Some(at) = view.as_ref().map(View::pointer) else { continue };
+            let Some(at) = view.as_ref().map(BufferView::pointer) else { continue };
             if let (Some(offset), Source::Here(_)) = (room.offset_of(at, piece.len_bytes), piece.source) {
                 piece.source = Source::Placed(offset);
                 own.push((number, at));
@@ -195,7 +203,7 @@ impl Draft {
 
     /// Parts the reply from memory of the call that objects of the function still use: a caller that changed its result would change
     /// them. Says whether there are such objects.
-    pub(crate) fn parted(mut self, py: Python<'_>, lending: &Lending) -> PyResult<(Reply, bool)> {
+    pub(crate) fn parted(mut self, py: Python<'_>, lending: &CallMemory) -> PyResult<(KeptReply, bool)> {
         if !lending.has_lent() {
             return Ok((self.reply, false));
         }
@@ -220,7 +228,7 @@ impl Draft {
                 unsafe { SharedBytes::new(at, into.len()) }.copy_to(into);
                 Ok(())
             })?;
-            let view = View::of(copy.as_any(), Use::Writing)?;
+            let view = BufferView::of(copy.as_any(), BufferUse::Writing)?;
             piece.source = Source::Here(view.pointer());
             self.reply.views[number] = Some(view);
         }

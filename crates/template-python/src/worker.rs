@@ -15,18 +15,20 @@ use pyo3::prelude::*;
 use pyo3::types::PyModule;
 use sublet_proto::package::python::CALL;
 use sublet_proto::{Code, Error};
-use sublet_python_buffers::{Exporter, Use, View};
+use sublet_python_buffers::{BufferUse, BufferView, Exporter};
 use sublet_runtime::frames::{self, FETCH, FREES, IN_USE, Piece, Source};
 use sublet_runtime::worker::channel;
-use sublet_runtime::worker::engine::{Caller, Engine, Input, Load, Message, Output};
+use sublet_runtime::worker::engine::{
+    CallInput, CallOutput, Engine, EngineLoad, ErrorMessage, FunctionCaller,
+};
 use sublet_runtime::worker::program;
-use sublet_runtime::worker::spawned::Spawned;
+use sublet_runtime::worker::spawned::SpawnedProgram;
 
+use crate::call_memory::{self, CallMemory};
 use crate::component;
-use crate::keeping::{Keeping, Reply};
-use crate::lending::{self, Lending};
-use crate::objects::{Draft, Request};
-use crate::room::Room;
+use crate::kept_replies::{KeptReplies, KeptReply};
+use crate::objects::{Draft, ObjectRequest};
+use crate::output_space::OutputSpace;
 use crate::shared::bytes_of;
 use crate::xpu;
 
@@ -59,15 +61,15 @@ const LEFT_OUT_MODULE: &CStr = c"sublet_left_out";
 #[pyfunction]
 pub(crate) fn work(py: Python<'_>) -> PyResult<()> {
     xpu::watch_forks(py)?;
-    let status = py.detach(|| program::run(Interpreter::load, execute));
+    let status = py.detach(|| program::run(PackageInterpreter::load, execute));
     Err(pyo3::exceptions::PySystemExit::new_err(status))
 }
 
 /// Runs a file of the package as a program, in this copy of a warm interpreter.
-fn execute(spawned: &Spawned) -> Result<u8, Error> {
+fn execute(spawned: &SpawnedProgram) -> Result<u8, Error> {
     Python::attach(|py| {
         let executed = load_module(py).and_then(|module| {
-            let Spawned { folder, path, args, env } = spawned;
+            let SpawnedProgram { folder, path, args, env } = spawned;
             module.getattr("execute")?.call1((folder, path, args, env))?.extract()
         });
         executed.map_err(|error| Error::new(Code::FunctionFailed, told(py, &error)))
@@ -85,7 +87,7 @@ fn load_module(py: Python<'_>) -> PyResult<Bound<'_, PyModule>> {
 }
 
 /// The interpreter, with a package's functions.
-struct Interpreter {
+struct PackageInterpreter {
     /// Executes a request of a Python caller.
     serve: Py<PyAny>,
     /// Reports why a function failed that exchanges bytes.
@@ -94,10 +96,10 @@ struct Interpreter {
     functions: Vec<Py<PyAny>>,
 }
 
-impl Interpreter {
-    fn load(load: &Load<'_>) -> Result<Interpreter, Error> {
+impl PackageInterpreter {
+    fn load(load: &EngineLoad<'_>) -> Result<PackageInterpreter, Error> {
         Python::attach(|py| {
-            let prepared = Interpreter::prepare(py, load);
+            let prepared = PackageInterpreter::prepare(py, load);
             prepared.map_err(|error| {
                 let message = format!("{}: {}", load.package.name, told(py, &error));
                 Error::new(Code::InvalidPackage, message)
@@ -105,7 +107,7 @@ impl Interpreter {
         })
     }
 
-    fn prepare(py: Python<'_>, load: &Load<'_>) -> PyResult<Interpreter> {
+    fn prepare(py: Python<'_>, load: &EngineLoad<'_>) -> PyResult<PackageInterpreter> {
         let build = load.package.build(load.build).map_err(|error| PyRuntimeError::new_err(error.message))?;
         let module = load_module(py)?;
         let names = load.package.functions.iter().map(|function| &function.name);
@@ -119,31 +121,31 @@ impl Interpreter {
         let functions =
             found.try_iter()?.map(|function| function.map(Bound::unbind)).collect::<PyResult<_>>()?;
         let (serve, report) = (module.getattr("serve")?.unbind(), module.getattr("report")?.unbind());
-        Ok(Interpreter { serve, report, functions })
+        Ok(PackageInterpreter { serve, report, functions })
     }
 }
 
-impl Engine for Interpreter {
+impl Engine for PackageInterpreter {
     const ON_MAIN_THREAD: bool = true;
     type Caller<'engine> = PythonCaller<'engine>;
 
     fn caller(&self, _worker: u32) -> Result<PythonCaller<'_>, Error> {
-        let (kept, message) = (Keeping::default(), Message::new());
+        let (kept, message) = (KeptReplies::default(), ErrorMessage::new());
         Ok(PythonCaller { interpreter: self, kept, message, reported_bytes: 0 })
     }
 }
 
 /// The state with which the worker thread calls functions.
 struct PythonCaller<'engine> {
-    interpreter: &'engine Interpreter,
-    kept: Keeping,
-    message: Message,
+    interpreter: &'engine PackageInterpreter,
+    kept: KeptReplies,
+    message: ErrorMessage,
     /// How much of its output the latest call has used to report its failure, in bytes.
     reported_bytes: u32,
 }
 
-impl Caller for PythonCaller<'_> {
-    fn call(&mut self, function: u16, input: Input<'_>, output: Output<'_>) -> Result<u32, Code> {
+impl FunctionCaller for PythonCaller<'_> {
+    fn call(&mut self, function: u16, input: CallInput<'_>, output: CallOutput<'_>) -> Result<u32, Code> {
         let functions = &self.interpreter.functions;
         Python::attach(|py| match functions.get(usize::from(function)) {
             Some(function) => self.call_with_bytes(py, function, input, output),
@@ -167,20 +169,21 @@ impl PythonCaller<'_> {
         &mut self,
         py: Python<'_>,
         function: &Py<PyAny>,
-        input: Input<'_>,
-        mut output: Output<'_>,
+        input: CallInput<'_>,
+        mut output: CallOutput<'_>,
     ) -> Result<u32, Code> {
         self.reported_bytes = 0;
         let called = (|| {
             let exporter = Exporter::new(py)?;
             // SAFETY: a call's memory stays mapped for as long as the process lives; what it holds may change.
-            let input =
-                unsafe { exporter.memoryview(py, input.address(), u64::from(input.len()), Use::Reading)? };
+            let input = unsafe {
+                exporter.memoryview(py, input.address(), u64::from(input.len()), BufferUse::Reading)?
+            };
             let returned = function.bind(py).call1((&input,)).inspect_err(|_| drop(release(&input)))?;
             let len = if returned.is_none() {
                 0
             } else {
-                let bytes = View::of(&returned, Use::Reading)?;
+                let bytes = BufferView::of(&returned, BufferUse::Reading)?;
                 let len = u32::try_from(bytes.len_bytes())?;
                 if len <= output.capacity() {
                     output.copy_from(bytes_of(&bytes));
@@ -196,7 +199,7 @@ impl PythonCaller<'_> {
             self.failed(py, &error)
         })?;
         component::settle(py).map_err(|error| {
-            self.message = Message::of(error.message.as_bytes());
+            self.message = ErrorMessage::of(error.message.as_bytes());
             error.code
         })?;
         Ok(len)
@@ -205,7 +208,7 @@ impl PythonCaller<'_> {
     /// Writes the printed output and the traceback to the lease's log. For a component of a graph, also writes the
     /// failure report into the output, and returns the report's length in bytes.
     #[cold]
-    fn report(&self, py: Python<'_>, error: &PyErr, output: &mut Output<'_>) -> u32 {
+    fn report(&self, py: Python<'_>, error: &PyErr, output: &mut CallOutput<'_>) -> u32 {
         let capacity = channel::run().map_or(0, |_| output.capacity());
         let value = error.value(py);
         // Python sets this only where Python code catches it.
@@ -225,20 +228,20 @@ impl PythonCaller<'_> {
     fn call_with_objects(
         &mut self,
         py: Python<'_>,
-        input: Input<'_>,
-        mut output: Output<'_>,
+        input: CallInput<'_>,
+        mut output: CallOutput<'_>,
     ) -> Result<u32, Code> {
         self.reported_bytes = 0;
-        let request = Request::of(&input)?;
+        let request = ObjectRequest::of(&input)?;
         if request.head.operation == FETCH {
             let reply = self.kept.take(request.head.token).ok_or(Code::InvalidArgument)?;
             let limit = u64::from(output.capacity());
             return Ok(self.answer(py, (reply, false), None, (&mut output, limit)));
         }
-        Lending::begin(request.head.token);
-        Room::open(&mut output);
+        CallMemory::begin(request.head.token);
+        OutputSpace::open(&mut output);
         let replied = self.reply(py, &request);
-        let (room, lending) = (Room::close(), Lending::end().ok_or(Code::Internal)?);
+        let (room, lending) = (OutputSpace::close(), CallMemory::end().ok_or(Code::Internal)?);
         let settled = replied.and_then(|draft| draft.placed(py, room)?.parted(py, &lending));
         match settled {
             Ok(reply) => {
@@ -255,7 +258,7 @@ impl PythonCaller<'_> {
         }
     }
 
-    fn reply(&self, py: Python<'_>, request: &Request) -> PyResult<Draft> {
+    fn reply(&self, py: Python<'_>, request: &ObjectRequest) -> PyResult<Draft> {
         let asked = (request.head.operation, request.objects(py)?);
         let replied = self.interpreter.serve.bind(py).call1(asked)?;
         let (operation, parts): (u32, Vec<Bound<'_, PyAny>>) = replied.extract()?;
@@ -266,25 +269,25 @@ impl PythonCaller<'_> {
     fn answer(
         &mut self,
         py: Python<'_>,
-        (mut reply, is_in_use): (Reply, bool),
-        lending: Option<Lending>,
-        (output, limit): (&mut Output<'_>, u64),
+        (mut reply, is_in_use): (KeptReply, bool),
+        lending: Option<CallMemory>,
+        (output, limit): (&mut CallOutput<'_>, u64),
     ) -> u32 {
         if frames::len_bytes(&reply.pieces) > limit {
             return self.keep_for_later(py, reply, lending, output);
         }
-        reply.head.token = lending::process();
+        reply.head.token = call_memory::process();
         if let Some(lending) = lending.filter(|_| is_in_use) {
             lending.report_when_free(py);
             reply.head.operation |= IN_USE;
         }
-        let freed = lending::take_freed();
+        let freed = call_memory::take_freed();
         if let Some(freed) = &freed {
             let source = Source::Here(NonNull::from(&freed[..]).cast());
             reply.pieces.push(Piece { source, len_bytes: freed.len() as u64, read_only: true });
             reply.head.operation |= FREES;
             if frames::copied_bytes(&reply.pieces) > limit || frames::len_bytes(&reply.pieces) > limit {
-                lending::put_back(freed);
+                call_memory::put_back(freed);
                 reply.pieces.pop();
                 reply.head.operation &= !FREES;
             }
@@ -299,9 +302,9 @@ impl PythonCaller<'_> {
     fn keep_for_later(
         &mut self,
         py: Python<'_>,
-        reply: Reply,
-        lending: Option<Lending>,
-        output: &Output<'_>,
+        reply: KeptReply,
+        lending: Option<CallMemory>,
+        output: &CallOutput<'_>,
     ) -> u32 {
         if let Some(lending) = lending {
             lending.report_when_free(py);
@@ -313,7 +316,7 @@ impl PythonCaller<'_> {
     }
 
     fn failed(&mut self, py: Python<'_>, error: &PyErr) -> Code {
-        self.message = Message::of(told(py, error).as_bytes());
+        self.message = ErrorMessage::of(told(py, error).as_bytes());
         if error.is_instance_of::<PyMemoryError>(py) { Code::MemoryExceeded } else { Code::FunctionFailed }
     }
 }

@@ -16,8 +16,8 @@ use std::time::{Duration, Instant};
 use pyo3::prelude::*;
 use pyo3::types::{PyBytes, PyDict};
 use sublet_proto::{Code, Error};
-use sublet_python_buffers::{Use, View};
-use sublet_xpu::{FifoShape, GlobalId, Process, Rights, SharedBytes, SharedBytesMut, Spawn, Unread};
+use sublet_python_buffers::{BufferUse, BufferView};
+use sublet_xpu::{FifoRights, FifoShape, GlobalId, Process, SharedBytes, SharedBytesMut, Spawn, Unread};
 
 use crate::component::{deadline, raised};
 use crate::shared::{bytes_of, bytes_of_mut};
@@ -34,34 +34,34 @@ const END: &str = "this end of FIFO";
 static FORKED: AtomicBool = AtomicBool::new(false);
 
 /// The reading end of a FIFO.
-#[pyclass(frozen, module = "sublet_template")]
-pub(crate) struct Reader(End<sublet_xpu::Reader>);
+#[pyclass(name = "Reader", frozen, module = "sublet_template")]
+pub(crate) struct PyReader(OpenEnd<sublet_xpu::Reader>);
 
 /// The writing end of a FIFO.
-#[pyclass(frozen, module = "sublet_template")]
-pub(crate) struct Writer(End<sublet_xpu::Writer>);
+#[pyclass(name = "Writer", frozen, module = "sublet_template")]
+pub(crate) struct PyWriter(OpenEnd<sublet_xpu::Writer>);
 
 /// Functions of the package on another processor.
-#[pyclass(frozen, module = "sublet_template")]
-pub(crate) struct Executor(End<sublet_xpu::Executor>);
+#[pyclass(name = "Executor", frozen, module = "sublet_template")]
+pub(crate) struct PyExecutor(OpenEnd<sublet_xpu::Executor>);
 
 /// Functions that a graph connects.
-#[pyclass(frozen, module = "sublet_template")]
-pub(crate) struct Chain(End<sublet_xpu::Chain>);
+#[pyclass(name = "Chain", frozen, module = "sublet_template")]
+pub(crate) struct PyChain(OpenEnd<sublet_xpu::Chain>);
 
 /// An end of a FIFO, an executor or a chain of them, until it is closed.
-struct End<T> {
+struct OpenEnd<T> {
     /// The kind of the end, in words for messages.
     what: &'static str,
     /// The FIFO or the process that the end belongs to; for a chain, the process of its entry.
     object: GlobalId,
-    place: Mutex<Place<T>>,
+    place: Mutex<EndOwner<T>>,
     /// Signals that the end is here again, or closed.
     changed: Condvar,
 }
 
 /// Owner of an end: none, a thread, or none any more because it was closed.
-enum Place<T> {
+enum EndOwner<T> {
     Here(T),
     /// A thread has taken it.
     Taken,
@@ -69,8 +69,8 @@ enum Place<T> {
 }
 
 /// An end that a thread has taken, which it puts back.
-struct Taken<'end, T> {
-    from: &'end End<T>,
+struct TakenEnd<'end, T> {
+    from: &'end OpenEnd<T>,
     /// The end, until it is put back.
     end: Option<T>,
 }
@@ -166,44 +166,44 @@ fn pid(py: Python<'_>) -> PyResult<u64> {
 #[pyfunction]
 fn grant(py: Python<'_>, to: u64, object: u64, rights: u32) -> PyResult<()> {
     let (to, object) = (GlobalId::from_bits(to), GlobalId::from_bits(object));
-    call(py, |process| process.grant(to, object, Rights::from_bits(rights)?))
+    call(py, |process| process.grant(to, object, FifoRights::from_bits(rights)?))
 }
 
 #[pyfunction]
 fn revoke(py: Python<'_>, from: u64, object: u64, rights: u32) -> PyResult<()> {
     let (from, object) = (GlobalId::from_bits(from), GlobalId::from_bits(object));
-    call(py, |process| process.revoke(from, object, Rights::from_bits(rights)?))
+    call(py, |process| process.revoke(from, object, FifoRights::from_bits(rights)?))
 }
 
 /// Returns the rights of this process on a FIFO.
 #[pyfunction]
 fn rights(py: Python<'_>, object: u64) -> PyResult<u32> {
-    call(py, |process| process.rights(GlobalId::from_bits(object)).map(Rights::to_bits))
+    call(py, |process| process.rights(GlobalId::from_bits(object)).map(FifoRights::to_bits))
 }
 
 /// Makes a FIFO.
 #[pyfunction]
-fn fifo(py: Python<'_>, name: &str, slots: u32, slot_bytes: u32) -> PyResult<Reader> {
-    call(py, |process| process.init(name, FifoShape { lines: slots, slot_bytes })).map(Reader::of)
+fn fifo(py: Python<'_>, name: &str, slots: u32, slot_bytes: u32) -> PyResult<PyReader> {
+    call(py, |process| process.init(name, FifoShape { lines: slots, slot_bytes })).map(PyReader::of)
 }
 
 /// Connects to a FIFO by its name, to write.
 #[pyfunction]
-fn connect(py: Python<'_>, name: &str, timeout: Option<f64>) -> PyResult<Writer> {
-    wait(py, until(py, timeout)?, |tick| process()?.connect(name, tick)).map(Writer::of)
+fn connect(py: Python<'_>, name: &str, timeout: Option<f64>) -> PyResult<PyWriter> {
+    wait(py, until(py, timeout)?, |tick| process()?.connect(name, tick)).map(PyWriter::of)
 }
 
 /// Connects to a FIFO by its id, to write.
 #[pyfunction]
-fn connect_to(py: Python<'_>, object: u64, timeout: Option<f64>) -> PyResult<Writer> {
+fn connect_to(py: Python<'_>, object: u64, timeout: Option<f64>) -> PyResult<PyWriter> {
     let object = GlobalId::from_bits(object);
-    wait(py, until(py, timeout)?, |tick| process()?.connect_to(object, tick)).map(Writer::of)
+    wait(py, until(py, timeout)?, |tick| process()?.connect_to(object, tick)).map(PyWriter::of)
 }
 
 /// Connects to a FIFO that has no reader, to read.
 #[pyfunction]
-fn connect_to_read(py: Python<'_>, name: &str, timeout: Option<f64>) -> PyResult<Reader> {
-    wait(py, until(py, timeout)?, |tick| process()?.connect_to_read(name, tick)).map(Reader::of)
+fn connect_to_read(py: Python<'_>, name: &str, timeout: Option<f64>) -> PyResult<PyReader> {
+    wait(py, until(py, timeout)?, |tick| process()?.connect_to_read(name, tick)).map(PyReader::of)
 }
 
 /// Starts a program of the package on a processor.
@@ -216,7 +216,7 @@ fn spawn(
     env: Vec<Vec<u8>>,
     capabilities: Vec<(u64, u32)>,
 ) -> PyResult<u64> {
-    let capability = |(object, rights)| Ok((GlobalId::from_bits(object), Rights::from_bits(rights)?));
+    let capability = |(object, rights)| Ok((GlobalId::from_bits(object), FifoRights::from_bits(rights)?));
     call(py, move |process| {
         let capabilities = capabilities.into_iter().map(capability).collect::<Result<_, Error>>()?;
         process
@@ -233,19 +233,19 @@ fn executor(
     max_bytes: u64,
     timeout: Option<f64>,
     package: &str,
-) -> PyResult<Executor> {
+) -> PyResult<PyExecutor> {
     let until = until(py, timeout)?;
     let started = call(py, |process| process.executor_of(package, unit, max_bytes, until))?;
-    Ok(Executor(End::new("executor", started.pid(), started)))
+    Ok(PyExecutor(OpenEnd::new("executor", started.pid(), started)))
 }
 
 /// Starts the executors of a graph's components.
 #[pyfunction]
-fn chain(py: Python<'_>, graph: &str, max_bytes: u64, timeout: Option<f64>) -> PyResult<Chain> {
+fn chain(py: Python<'_>, graph: &str, max_bytes: u64, timeout: Option<f64>) -> PyResult<PyChain> {
     let until = until(py, timeout)?;
     let started = call(py, |process| process.chain(graph.as_bytes(), max_bytes, until))?;
     let entry = started.pids().next().unwrap_or(GlobalId::from_bits(0));
-    Ok(Chain(End::new("chain", entry, started)))
+    Ok(PyChain(OpenEnd::new("chain", entry, started)))
 }
 
 /// A unit of a kind.
@@ -266,43 +266,43 @@ fn device(py: Python<'_>, processor: u32, name: &str) -> PyResult<u32> {
     call(py, |process| process.device(processor, name))
 }
 
-impl Reader {
-    fn of(made: sublet_xpu::Reader) -> Reader {
-        Reader(End::new(END, made.object(), made))
+impl PyReader {
+    fn of(made: sublet_xpu::Reader) -> PyReader {
+        PyReader(OpenEnd::new(END, made.object(), made))
     }
 }
 
-impl Writer {
-    fn of(made: sublet_xpu::Writer) -> Writer {
-        Writer(End::new(END, made.object(), made))
+impl PyWriter {
+    fn of(made: sublet_xpu::Writer) -> PyWriter {
+        PyWriter(OpenEnd::new(END, made.object(), made))
     }
 }
 
-impl<T: Send> End<T> {
-    fn new(what: &'static str, object: GlobalId, end: T) -> End<T> {
-        let (place, changed) = (Mutex::new(Place::Here(end)), Condvar::new());
-        End { what, object, place, changed }
+impl<T: Send> OpenEnd<T> {
+    fn new(what: &'static str, object: GlobalId, end: T) -> OpenEnd<T> {
+        let (place, changed) = (Mutex::new(EndOwner::Here(end)), Condvar::new());
+        OpenEnd { what, object, place, changed }
     }
 
     /// Locks the place of the end. The lock is held for moments, and never while its holder waits for anything else.
-    fn lock(&self) -> MutexGuard<'_, Place<T>> {
+    fn lock(&self) -> MutexGuard<'_, EndOwner<T>> {
         self.place.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    fn take(&self, py: Python<'_>, until: Option<Instant>) -> PyResult<Taken<'_, T>> {
+    fn take(&self, py: Python<'_>, until: Option<Instant>) -> PyResult<TakenEnd<'_, T>> {
         check_not_forked().map_err(|error| raised(py, &error))?;
         let end = wait(py, until, |tick| self.take_until(tick))?;
-        Ok(Taken { from: self, end: Some(end) })
+        Ok(TakenEnd { from: self, end: Some(end) })
     }
 
     fn take_until(&self, until: Option<Instant>) -> Result<T, Error> {
         let mut place = self.lock();
         loop {
-            match std::mem::replace(&mut *place, Place::Taken) {
-                Place::Here(end) => return Ok(end),
-                Place::Taken => {}
-                Place::Closed => {
-                    *place = Place::Closed;
+            match std::mem::replace(&mut *place, EndOwner::Taken) {
+                EndOwner::Here(end) => return Ok(end),
+                EndOwner::Taken => {}
+                EndOwner::Closed => {
+                    *place = EndOwner::Closed;
                     return Err(self.closed());
                 }
             }
@@ -321,7 +321,7 @@ impl<T: Send> End<T> {
     }
 
     fn is_closed(&self) -> bool {
-        matches!(*self.lock(), Place::Closed)
+        matches!(*self.lock(), EndOwner::Closed)
     }
 
     /// Closes the end. A second call does nothing.
@@ -329,7 +329,7 @@ impl<T: Send> End<T> {
         check_not_forked().map_err(|error| raised(py, &error))?;
         // The value is dropped, which informs the shim, after the lock has been released.
         py.detach(|| {
-            let before = std::mem::replace(&mut *self.lock(), Place::Closed);
+            let before = std::mem::replace(&mut *self.lock(), EndOwner::Closed);
             self.changed.notify_all();
             drop(before);
         });
@@ -342,16 +342,16 @@ impl<T: Send> End<T> {
     }
 }
 
-impl<T> Drop for End<T> {
+impl<T> Drop for OpenEnd<T> {
     fn drop(&mut self) {
         if FORKED.load(Ordering::Relaxed) {
             let place = self.place.get_mut().unwrap_or_else(PoisonError::into_inner);
-            std::mem::forget(std::mem::replace(place, Place::Closed));
+            std::mem::forget(std::mem::replace(place, EndOwner::Closed));
         }
     }
 }
 
-impl<T: Send> Taken<'_, T> {
+impl<T: Send> TakenEnd<'_, T> {
     /// Repeats an attempt with the end like [`wait`]. Fails if the end is closed meanwhile.
     fn wait<R: Send>(
         &mut self,
@@ -368,7 +368,7 @@ impl<T: Send> Taken<'_, T> {
     }
 }
 
-impl<T> Drop for Taken<'_, T> {
+impl<T> Drop for TakenEnd<'_, T> {
     fn drop(&mut self) {
         // A child that was forked by a signal handler meanwhile releases nothing.
         if FORKED.load(Ordering::Relaxed) {
@@ -376,16 +376,16 @@ impl<T> Drop for Taken<'_, T> {
         }
         let mut place = self.from.place.lock().unwrap_or_else(PoisonError::into_inner);
         // An end that was closed meanwhile is released after the lock.
-        if let Place::Taken = *place
+        if let EndOwner::Taken = *place
             && let Some(end) = self.end.take()
         {
-            *place = Place::Here(end);
+            *place = EndOwner::Here(end);
             self.from.changed.notify_one();
         }
     }
 }
 
-impl Taken<'_, sublet_xpu::Executor> {
+impl TakenEnd<'_, sublet_xpu::Executor> {
     fn send(
         &mut self,
         py: Python<'_>,
@@ -394,7 +394,7 @@ impl Taken<'_, sublet_xpu::Executor> {
         mut how: impl FnMut(&mut sublet_xpu::Executor, SharedBytes<'_>, Option<Instant>) -> Result<(), Error>
         + Send,
     ) -> PyResult<()> {
-        let view = View::of(input, Use::Reading)?;
+        let view = BufferView::of(input, BufferUse::Reading)?;
         let bytes = bytes_of(&view);
         self.wait(py, until, |executor, tick| how(executor, bytes, tick))
     }
@@ -407,7 +407,7 @@ impl Taken<'_, sublet_xpu::Executor> {
     }
 }
 
-impl Taken<'_, sublet_xpu::Reader> {
+impl TakenEnd<'_, sublet_xpu::Reader> {
     fn read<'room>(
         &mut self,
         py: Python<'_>,
@@ -424,7 +424,7 @@ impl Taken<'_, sublet_xpu::Reader> {
 }
 
 #[pymethods]
-impl Reader {
+impl PyReader {
     /// The global id of the FIFO.
     #[getter]
     fn object(&self) -> u64 {
@@ -474,7 +474,7 @@ impl Reader {
         timeout: Option<f64>,
     ) -> PyResult<(usize, u64)> {
         let until = until(py, timeout)?;
-        let view = View::of(buffer, Use::Writing)?;
+        let view = BufferView::of(buffer, BufferUse::Writing)?;
         let mut taken = self.0.take(py, until)?;
         match taken.read(py, until, bytes_of_mut(&view))? {
             Read::Message { len_bytes, writer } => Ok((len_bytes, writer.to_bits())),
@@ -492,7 +492,7 @@ impl Reader {
 }
 
 #[pymethods]
-impl Executor {
+impl PyExecutor {
     /// The global id of the executor's process.
     #[getter]
     fn pid(&self) -> u64 {
@@ -547,7 +547,7 @@ impl Executor {
 }
 
 #[pymethods]
-impl Chain {
+impl PyChain {
     /// The global ids of the processes that execute the chain.
     #[getter]
     fn pids(&self, py: Python<'_>) -> PyResult<Vec<u64>> {
@@ -568,7 +568,7 @@ impl Chain {
         timeout: Option<f64>,
     ) -> PyResult<Bound<'py, PyBytes>> {
         let until = until(py, timeout)?;
-        let view = View::of(input, Use::Reading)?;
+        let view = BufferView::of(input, BufferUse::Reading)?;
         let bytes = bytes_of(&view);
         let mut taken = self.0.take(py, until)?;
         let begun = taken.wait(py, None, |chain, _| {
@@ -587,7 +587,7 @@ impl Chain {
 }
 
 #[pymethods]
-impl Writer {
+impl PyWriter {
     /// The global id of the FIFO.
     #[getter]
     fn object(&self) -> u64 {
@@ -602,7 +602,7 @@ impl Writer {
     /// Writes an object's bytes as one message.
     fn write(&self, py: Python<'_>, message: &Bound<'_, PyAny>, timeout: Option<f64>) -> PyResult<()> {
         let until = until(py, timeout)?;
-        let view = View::of(message, Use::Reading)?;
+        let view = BufferView::of(message, BufferUse::Reading)?;
         let bytes = bytes_of(&view);
         self.0.take(py, until)?.wait(py, until, |writer, tick| writer.write(bytes, tick))
     }

@@ -6,12 +6,12 @@
 //! first call, therefore `sublet_function.h` exports them. Others, as Rust's, only use memory by which they have grown it.
 
 use sublet_proto::Code;
-use sublet_runtime::worker::engine::{Caller, Input, Message, Output};
+use sublet_runtime::worker::engine::{CallInput, CallOutput, ErrorMessage, FunctionCaller};
 use wasmtime::{Instance, Memory, Result, Store, TypedFunc};
 
-use crate::engine::{Function, WasmEngine};
-use crate::failure::Failure;
-use crate::host::State;
+use crate::engine::{WasmEngine, WasmFunction};
+use crate::failure::CallFailure;
+use crate::host::HostState;
 use crate::limits::PAGE_BYTES;
 use crate::reserve::RESERVED_BYTES;
 
@@ -23,19 +23,19 @@ const ALIGN_BYTES: u64 = 16;
 /// Caller of a module's functions on one worker thread.
 pub struct WasmCaller<'engine> {
     engine: &'engine WasmEngine,
-    message: Message,
+    message: ErrorMessage,
     /// Instance of the latest call, which is dropped after the reply.
-    used: Option<Store<State>>,
+    used: Option<Store<HostState>>,
 }
 
 impl<'engine> WasmCaller<'engine> {
     pub(crate) fn new(engine: &'engine WasmEngine) -> WasmCaller<'engine> {
-        WasmCaller { engine, message: Message::new(), used: None }
+        WasmCaller { engine, message: ErrorMessage::new(), used: None }
     }
 }
 
-impl Caller for WasmCaller<'_> {
-    fn call(&mut self, function: u16, input: Input<'_>, mut output: Output<'_>) -> Result<u32, Code> {
+impl FunctionCaller for WasmCaller<'_> {
+    fn call(&mut self, function: u16, input: CallInput<'_>, mut output: CallOutput<'_>) -> Result<u32, Code> {
         let Some(&function) = self.engine.functions.get(usize::from(function)) else {
             return Err(Code::UnknownFunction);
         };
@@ -62,8 +62,8 @@ impl Caller for WasmCaller<'_> {
 }
 
 impl WasmEngine {
-    fn store(&self) -> Store<State> {
-        let mut store = Store::new(self.instances.module().engine(), State::default());
+    fn store(&self) -> Store<HostState> {
+        let mut store = Store::new(self.instances.module().engine(), HostState::default());
         store.set_epoch_deadline(self.ticker.deadline_ticks());
         store
     }
@@ -71,17 +71,17 @@ impl WasmEngine {
 
 fn call(
     engine: &WasmEngine,
-    store: &mut Store<State>,
-    function: Function,
-    input: Input<'_>,
-    output: &mut Output<'_>,
-) -> Result<u32, Failure> {
+    store: &mut Store<HostState>,
+    function: WasmFunction,
+    input: CallInput<'_>,
+    output: &mut CallOutput<'_>,
+) -> Result<u32, CallFailure> {
     if let Some(fuel) = engine.limits.fuel {
         store.set_fuel(fuel)?;
     }
-    let live = Live::start(engine, store)?;
-    let place = live.place(engine, store, Layout::of(input.len(), output.capacity()))?;
-    let Layout { input: input_at, output: output_at, .. } = place;
+    let live = LiveInstance::start(engine, store)?;
+    let place = live.place(engine, store, CallLayout::of(input.len(), output.capacity()))?;
+    let CallLayout { input: input_at, output: output_at, .. } = place;
     let memory = live.memory.data_mut(&mut *store);
     put(memory, place.context, &CONTEXT_BYTES.to_le_bytes());
     put(memory, place.context + 4, &output.capacity().to_le_bytes());
@@ -99,7 +99,7 @@ fn call(
         }
     };
     if let Some(said) = store.data_mut().failure.take() {
-        return Err(Failure::Said(said));
+        return Err(CallFailure::Said(said));
     }
     let written = written?;
     if written <= output.capacity() {
@@ -114,24 +114,24 @@ fn put(memory: &mut [u8], at: u64, bytes: &[u8; 4]) {
 
 /// Addresses of a call's bytes in the linear memory.
 #[derive(Clone, Copy, Debug)]
-struct Layout {
+struct CallLayout {
     context: u64,
     input: u64,
     output: u64,
     end: u64,
 }
 
-impl Layout {
+impl CallLayout {
     /// Lays the bytes out from address 0.
-    fn of(input_bytes: u32, output_bytes: u32) -> Layout {
+    fn of(input_bytes: u32, output_bytes: u32) -> CallLayout {
         let input = u64::from(CONTEXT_BYTES).next_multiple_of(ALIGN_BYTES);
         let output = (input + u64::from(input_bytes)).next_multiple_of(ALIGN_BYTES);
-        Layout { context: 0, input, output, end: output + u64::from(output_bytes) }
+        CallLayout { context: 0, input, output, end: output + u64::from(output_bytes) }
     }
 
     /// Moves the layout to this address.
-    fn at(self, start: u64) -> Layout {
-        Layout {
+    fn at(self, start: u64) -> CallLayout {
+        CallLayout {
             context: self.context + start,
             input: self.input + start,
             output: self.output + start,
@@ -141,19 +141,19 @@ impl Layout {
 }
 
 /// A started instance.
-struct Live {
+struct LiveInstance {
     instance: Instance,
     memory: Memory,
 }
 
-impl Live {
-    fn start(engine: &WasmEngine, store: &mut Store<State>) -> Result<Live> {
+impl LiveInstance {
+    fn start(engine: &WasmEngine, store: &mut Store<HostState>) -> Result<LiveInstance> {
         let instance = engine.instances.instantiate(&mut *store)?;
         let memory = instance
             .get_module_export(&mut *store, &engine.exports.memory)
             .and_then(wasmtime::Extern::into_memory)
             .ok_or_else(|| wasmtime::Error::msg("the module's memory export is not a memory"))?;
-        let live = Live { instance, memory };
+        let live = LiveInstance { instance, memory };
         if let Some(initialize) = &engine.exports.initialize {
             live.function::<(), ()>(store, initialize)?.call(&mut *store, ())?;
         }
@@ -162,7 +162,7 @@ impl Live {
 
     fn function<P: wasmtime::WasmParams, R: wasmtime::WasmResults>(
         &self,
-        store: &mut Store<State>,
+        store: &mut Store<HostState>,
         export: &wasmtime::ModuleExport,
     ) -> Result<TypedFunc<P, R>> {
         let function = self
@@ -177,9 +177,9 @@ impl Live {
     fn place(
         &self,
         engine: &WasmEngine,
-        store: &mut Store<State>,
-        layout: Layout,
-    ) -> Result<Layout, Failure> {
+        store: &mut Store<HostState>,
+        layout: CallLayout,
+    ) -> Result<CallLayout, CallFailure> {
         let start = match (&engine.exports.allocate, engine.reserved) {
             (Some(allocate), _) => self.allocate(store, allocate, layout.end)?,
             (None, Some(reserved)) if layout.end <= RESERVED_BYTES => Some(reserved),
@@ -188,12 +188,12 @@ impl Live {
         let memory_bytes = self.memory.data_size(&*store) as u64;
         // The result of a module's allocator is untrusted.
         let placed = start.map(|start| layout.at(start)).filter(|placed| placed.end <= memory_bytes);
-        placed.ok_or(Failure::NoSpace { wanted_bytes: layout.end, memory_bytes })
+        placed.ok_or(CallFailure::NoSpace { wanted_bytes: layout.end, memory_bytes })
     }
 
     fn allocate(
         &self,
-        store: &mut Store<State>,
+        store: &mut Store<HostState>,
         allocate: &wasmtime::ModuleExport,
         bytes: u64,
     ) -> Result<Option<u64>> {
@@ -203,7 +203,7 @@ impl Live {
         Ok((at != 0).then_some(u64::from(at)))
     }
 
-    fn grow(&self, store: &mut Store<State>, bytes: u64) -> Option<u64> {
+    fn grow(&self, store: &mut Store<HostState>, bytes: u64) -> Option<u64> {
         let pages = self.memory.grow(&mut *store, bytes.div_ceil(PAGE_BYTES)).ok()?;
         Some(pages * PAGE_BYTES)
     }

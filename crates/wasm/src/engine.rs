@@ -6,12 +6,12 @@ use std::path::Path;
 use sublet_proto::package::{MANIFEST_FILE, Manifest};
 use sublet_proto::v1::PackageBuild;
 use sublet_proto::{Code, Error};
-use sublet_runtime::worker::engine::{Engine, Load};
+use sublet_runtime::worker::engine::{Engine, EngineLoad};
 use wasmtime::{ExternType, FuncType, InstancePre, Linker, Module, ModuleExport, ValType};
 
 use crate::call::WasmCaller;
-use crate::host::{self, State};
-use crate::limits::Limits;
+use crate::host::{self, HostState};
+use crate::limits::CallLimits;
 use crate::reserve::{self, ReservedModule};
 use crate::ticker::Ticker;
 
@@ -24,18 +24,18 @@ const INITIALIZE: &str = "_initialize";
 
 /// A loaded module. See the [crate](crate).
 pub struct WasmEngine {
-    pub(crate) instances: InstancePre<State>,
-    pub(crate) functions: Vec<Function>,
+    pub(crate) instances: InstancePre<HostState>,
+    pub(crate) functions: Vec<WasmFunction>,
     pub(crate) exports: Exports,
     /// Address of the space for a call's bytes in every instance.
     pub(crate) reserved: Option<u64>,
-    pub(crate) limits: Limits,
+    pub(crate) limits: CallLimits,
     pub(crate) ticker: Ticker,
 }
 
 /// A function of the package.
 #[derive(Clone, Copy)]
-pub(crate) struct Function {
+pub(crate) struct WasmFunction {
     pub(crate) export: ModuleExport,
     /// Whether the function has the long form.
     pub(crate) has_context: bool,
@@ -54,9 +54,9 @@ impl WasmEngine {
     /// # Errors
     /// [`Code::InvalidPackage`] if the module is invalid, has unknown imports, or exceeds the lease's memory at its
     /// start; [`Code::MissingSymbol`]; [`Code::System`] if its files cannot be read.
-    pub fn load(load: &Load<'_>) -> Result<WasmEngine, Error> {
+    pub fn load(load: &EngineLoad<'_>) -> Result<WasmEngine, Error> {
         let manifest = Manifest::parse(&String::from_utf8_lossy(&read(load.folder, MANIFEST_FILE)?))?;
-        let limits = Limits::new(manifest.build(load.build)?.wasm.unwrap_or_default(), load);
+        let limits = CallLimits::new(manifest.build(load.build)?.wasm.unwrap_or_default(), load);
         let engine = wasmtime::Engine::new(&limits.config(load.workers))
             .map_err(|error| Error::new(Code::System, format!("setting Wasmtime up: {error:#}")))?;
         let build = load.package.build(load.build)?;
@@ -81,7 +81,7 @@ impl WasmEngine {
 fn compile(
     engine: &wasmtime::Engine,
     bytes: &[u8],
-    limits: &Limits,
+    limits: &CallLimits,
 ) -> wasmtime::Result<(Module, Option<u64>)> {
     let [allocate, malloc] = ALLOCATE;
     match reserve::make(bytes, limits.memory_bytes, &[INITIALIZE, allocate, malloc]) {
@@ -118,12 +118,12 @@ impl Exports {
     }
 }
 
-fn functions(package: &str, build: &PackageBuild, module: &Module) -> Result<Vec<Function>, Error> {
+fn functions(package: &str, build: &PackageBuild, module: &Module) -> Result<Vec<WasmFunction>, Error> {
     let find = |symbol: &str| {
         let of_type = function_type(module, symbol)?;
         let is_form = |count| has_type(&of_type, &vec![ValType::I32; count], &[ValType::I32]);
         let export = module.get_export_index(symbol)?;
-        (is_form(3) || is_form(4)).then(|| Function { export, has_context: is_form(4) })
+        (is_form(3) || is_form(4)).then(|| WasmFunction { export, has_context: is_form(4) })
     };
     let missing = |symbol: &str| {
         let library = &build.library;

@@ -1,16 +1,16 @@
 //! Translates the failure of a call into an error.
 
 use sublet_proto::Code;
-use sublet_runtime::worker::engine::Message;
+use sublet_runtime::worker::engine::ErrorMessage;
 use wasmtime::Trap;
 
-use crate::host::Exit;
-use crate::limits::Limits;
+use crate::host::ExitError;
+use crate::limits::CallLimits;
 
 /// Reason why a call has no output.
-pub(crate) enum Failure {
+pub(crate) enum CallFailure {
     /// The function reported a failure, with this message.
-    Said(Box<Message>),
+    Said(Box<ErrorMessage>),
     /// Input and output do not fit into the rest of the linear memory.
     NoSpace {
         /// Size of input and output together.
@@ -22,27 +22,27 @@ pub(crate) enum Failure {
     Stopped(wasmtime::Error),
 }
 
-impl From<wasmtime::Error> for Failure {
-    fn from(error: wasmtime::Error) -> Failure {
-        Failure::Stopped(error)
+impl From<wasmtime::Error> for CallFailure {
+    fn from(error: wasmtime::Error) -> CallFailure {
+        CallFailure::Stopped(error)
     }
 }
 
-impl Failure {
+impl CallFailure {
     /// Converts to the error of the call.
     #[cold]
-    pub(crate) fn tell(self, limits: &Limits) -> (Code, Message) {
-        let told = |code, message: String| (code, Message::of(message.as_bytes()));
+    pub(crate) fn tell(self, limits: &CallLimits) -> (Code, ErrorMessage) {
+        let told = |code, message: String| (code, ErrorMessage::of(message.as_bytes()));
         match self {
-            Failure::Said(message) => (Code::FunctionFailed, *message),
-            Failure::NoSpace { wanted_bytes, memory_bytes } => told(
+            CallFailure::Said(message) => (Code::FunctionFailed, *message),
+            CallFailure::NoSpace { wanted_bytes, memory_bytes } => told(
                 Code::MemoryExceeded,
                 format!(
                     "input and output need {wanted_bytes} bytes beside the module's {memory_bytes}, and its limit is {}",
                     limits.memory_bytes
                 ),
             ),
-            Failure::Stopped(error) => match error.downcast_ref::<Trap>() {
+            CallFailure::Stopped(error) => match error.downcast_ref::<Trap>() {
                 Some(Trap::Interrupt) => told(
                     Code::DeadlineExceeded,
                     format!("ran longer than its package allows, {} ms", limits.deadline.as_millis()),
@@ -62,7 +62,7 @@ impl Failure {
 }
 
 fn reason(error: &wasmtime::Error) -> String {
-    match error.downcast_ref::<Exit>() {
+    match error.downcast_ref::<ExitError>() {
         Some(exit) => exit.to_string(),
         None => format!("{error:#}"),
     }

@@ -9,8 +9,8 @@
 //!
 //! The module is untrusted. It is compiled and executed in the sandbox of its lease's worker process, so that a fault in
 //! the compiler has no more effect than native code of the same tenant. The crate has no unsafe code: memory that clients
-//! may write concurrently is copied by [`Input`](sublet_runtime::worker::engine::Input) and
-//! [`Output`](sublet_runtime::worker::engine::Output).
+//! may write concurrently is copied by [`Input`](sublet_runtime::worker::engine::CallInput) and
+//! [`Output`](sublet_runtime::worker::engine::CallOutput).
 
 mod call;
 mod engine;

@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use sublet_proto::package::{DEFAULT_DEADLINE_MS, WasmLimits};
-use sublet_runtime::worker::engine::Load;
+use sublet_runtime::worker::engine::EngineLoad;
 use wasmtime::{Config, InstanceAllocationStrategy, PoolingAllocationConfig};
 
 /// The size of a page of linear memory, in bytes.
@@ -21,19 +21,19 @@ const KEEP_RESIDENT_BYTES: usize = 128 << 10;
 
 /// Limits of a call.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Limits {
+pub(crate) struct CallLimits {
     pub(crate) deadline: Duration,
     /// Maximum of the linear memory, including input and output, in whole pages.
     pub(crate) memory_bytes: u64,
     pub(crate) fuel: Option<u64>,
 }
 
-impl Limits {
+impl CallLimits {
     /// Returns the package's limits, bounded by the lease.
-    pub(crate) fn new(said: WasmLimits, load: &Load<'_>) -> Limits {
+    pub(crate) fn new(said: WasmLimits, load: &EngineLoad<'_>) -> CallLimits {
         let share = load.memory_bytes / u64::from(load.workers.max(1));
         let memory_bytes = said.memory_bytes.unwrap_or(u64::MAX).min(share).min(1 << 32);
-        Limits {
+        CallLimits {
             deadline: Duration::from_millis(said.deadline_ms.unwrap_or(DEFAULT_DEADLINE_MS)),
             memory_bytes: memory_bytes / PAGE_BYTES * PAGE_BYTES,
             fuel: said.fuel,

@@ -59,12 +59,12 @@ impl Ticker {
     }
 
     /// Notes the start of a call, which ends when the returned guard is dropped.
-    pub(crate) fn enter(&self) -> Call<'_> {
+    pub(crate) fn enter(&self) -> RunningCall<'_> {
         self.shared.calls.fetch_add(1, Ordering::SeqCst);
         if self.shared.asleep.load(Ordering::SeqCst) {
             self.wake();
         }
-        Call { shared: &self.shared }
+        RunningCall { shared: &self.shared }
     }
 
     #[cold]
@@ -107,11 +107,11 @@ impl TickerState {
 }
 
 /// Guard of a running call.
-pub(crate) struct Call<'ticker> {
+pub(crate) struct RunningCall<'ticker> {
     shared: &'ticker TickerState,
 }
 
-impl Drop for Call<'_> {
+impl Drop for RunningCall<'_> {
     fn drop(&mut self) {
         self.shared.calls.fetch_sub(1, Ordering::Release);
     }

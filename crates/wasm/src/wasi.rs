@@ -8,7 +8,7 @@ use std::io::Write;
 use rustix::time::{ClockId, Timespec, clock_getres, clock_gettime};
 use wasmtime::{Caller, Error, ExternType, Linker, Module, Result, Val};
 
-use crate::host::{Exit, State, memory, range};
+use crate::host::{ExitError, HostState, memory, range};
 
 const WASI: &str = "wasi_snapshot_preview1";
 
@@ -26,7 +26,7 @@ const MAX_PIECES: u32 = 1024;
 const PIECE_BYTES: u32 = 8;
 
 /// Defines the imports from WASI.
-pub(crate) fn link(linker: &mut Linker<State>, module: &Module) -> Result<()> {
+pub(crate) fn link(linker: &mut Linker<HostState>, module: &Module) -> Result<()> {
     linker.func_wrap(WASI, "args_sizes_get", no_words)?;
     linker.func_wrap(WASI, "environ_sizes_get", no_words)?;
     linker.func_wrap(WASI, "args_get", |_: u32, _: u32| errno::SUCCESS)?;
@@ -36,7 +36,7 @@ pub(crate) fn link(linker: &mut Linker<State>, module: &Module) -> Result<()> {
     linker.func_wrap(WASI, "random_get", random)?;
     linker.func_wrap(WASI, "fd_write", write)?;
     linker.func_wrap(WASI, "sched_yield", || errno::SUCCESS)?;
-    linker.func_wrap(WASI, "proc_exit", |status: i32| Err::<(), _>(Error::new(Exit(status))))?;
+    linker.func_wrap(WASI, "proc_exit", |status: i32| Err::<(), _>(Error::new(ExitError(status))))?;
     for import in module.imports().filter(|import| import.module() == WASI) {
         let (Some(answer), ExternType::Func(of_type)) = (absent(import.name()), import.ty()) else {
             continue;
@@ -62,13 +62,13 @@ fn absent(name: &str) -> Option<i32> {
     }
 }
 
-fn put<const N: usize>(caller: &mut Caller<'_, State>, at: u32, bytes: [u8; N]) -> Result<()> {
+fn put<const N: usize>(caller: &mut Caller<'_, HostState>, at: u32, bytes: [u8; N]) -> Result<()> {
     range(memory(caller)?.0, at, N as u32)?.copy_from_slice(&bytes);
     Ok(())
 }
 
 /// Reports that there are no arguments and no environment variables.
-fn no_words(mut caller: Caller<'_, State>, count: u32, bytes: u32) -> Result<i32> {
+fn no_words(mut caller: Caller<'_, HostState>, count: u32, bytes: u32) -> Result<i32> {
     put(&mut caller, count, [0; 4])?;
     put(&mut caller, bytes, [0; 4])?;
     Ok(errno::SUCCESS)
@@ -82,25 +82,25 @@ fn nanoseconds(time: Timespec) -> [u8; 8] {
     (time.tv_sec as u64).wrapping_mul(1_000_000_000).wrapping_add(time.tv_nsec as u64).to_le_bytes()
 }
 
-fn clock_time(mut caller: Caller<'_, State>, id: u32, _precision: u64, time: u32) -> Result<i32> {
+fn clock_time(mut caller: Caller<'_, HostState>, id: u32, _precision: u64, time: u32) -> Result<i32> {
     let Some(clock) = clock(id) else { return Ok(errno::INVAL) };
     put(&mut caller, time, nanoseconds(clock_gettime(clock)))?;
     Ok(errno::SUCCESS)
 }
 
-fn clock_resolution(mut caller: Caller<'_, State>, id: u32, resolution: u32) -> Result<i32> {
+fn clock_resolution(mut caller: Caller<'_, HostState>, id: u32, resolution: u32) -> Result<i32> {
     let Some(clock) = clock(id) else { return Ok(errno::INVAL) };
     put(&mut caller, resolution, nanoseconds(clock_getres(clock)))?;
     Ok(errno::SUCCESS)
 }
 
-fn random(mut caller: Caller<'_, State>, at: u32, len: u32) -> Result<i32> {
+fn random(mut caller: Caller<'_, HostState>, at: u32, len: u32) -> Result<i32> {
     let bytes = range(memory(&mut caller)?.0, at, len)?;
     Ok(getrandom::fill(bytes).map_or(errno::IO, |()| errno::SUCCESS))
 }
 
 /// Writes pieces, each an address and a size, to one of the outputs.
-fn write(mut caller: Caller<'_, State>, to: u32, pieces: u32, count: u32, written: u32) -> Result<i32> {
+fn write(mut caller: Caller<'_, HostState>, to: u32, pieces: u32, count: u32, written: u32) -> Result<i32> {
     let mut output: Box<dyn Write> = match to {
         1 => Box::new(std::io::stdout()),
         2 => Box::new(std::io::stderr()),

@@ -39,10 +39,10 @@ fn oversized_output_is_reported_and_not_written() {
     let index = ["add_index", "aligned", "boast"].len() as u16 - 1;
     let (mut output, mut caller) =
         ([1u8; 8], sublet_runtime::worker::engine::Engine::caller(&module.engine, 0).unwrap());
-    use sublet_runtime::worker::engine::{Caller, Input, Output};
-    assert_eq!(caller.call(index, Input::of(&[]), Output::of(&mut output)).unwrap(), 9);
+    use sublet_runtime::worker::engine::{CallInput, CallOutput, FunctionCaller};
+    assert_eq!(caller.call(index, CallInput::of(&[]), CallOutput::of(&mut output)).unwrap(), 9);
     assert_eq!(output, [1; 8]);
-    assert_eq!(caller.call(99, Input::of(&[]), Output::of(&mut output)), Err(Code::UnknownFunction));
+    assert_eq!(caller.call(99, CallInput::of(&[]), CallOutput::of(&mut output)), Err(Code::UnknownFunction));
 }
 
 #[test]

@@ -6,7 +6,7 @@ mod support;
 
 use proptest::prelude::*;
 use sublet_proto::Code;
-use sublet_runtime::worker::engine::{Caller, Engine, Input, Output};
+use sublet_runtime::worker::engine::{CallInput, CallOutput, Engine, FunctionCaller};
 use support::encode::{ALLOCATOR, HEADER, LONG, Module, NOTHING, SHORT, code, section};
 use support::{
     LEASE_BYTES, Libraries, LoadedModule, PAGE_BYTES, Thread, assert_fails, assert_refused, compile, load,
@@ -134,7 +134,7 @@ fn what_is_written_beyond_an_output_stays_in_the_instance() {
     let mut caller = module.engine.caller(0).unwrap();
     let overflow = module.names.iter().position(|name| name == "overflow").unwrap() as u16;
     let mut output = [1u8; 4096];
-    assert_eq!(caller.call(overflow, Input::of(b""), Output::of(&mut output[..8])), Ok(0));
+    assert_eq!(caller.call(overflow, CallInput::of(b""), CallOutput::of(&mut output[..8])), Ok(0));
     caller.rest();
     assert_eq!(output, [1; 4096]);
     assert_serves(&mut module.thread());

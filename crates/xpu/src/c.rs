@@ -18,7 +18,7 @@ use sublet_fabric::{SharedBytes, SharedBytesMut};
 use sublet_proto::{Code, Error};
 
 use crate::wire::DESCRIPTORS;
-use crate::{FifoShape, GlobalId, Reader, Rights, Spawn, Unread, Writer, process};
+use crate::{FifoRights, FifoShape, GlobalId, Reader, Spawn, Unread, Writer, process};
 
 /// Timeout that stands for no limit.
 const FOR_EVER: u64 = u64::MAX;
@@ -39,12 +39,13 @@ pub struct Capability {
     rights: u32,
 }
 
-enum End {
+enum AnyEnd {
     Reader(Reader),
     Writer(Box<Writer>),
 }
 
-static ENDS: [Mutex<Option<End>>; DESCRIPTORS as usize] = [const { Mutex::new(None) }; DESCRIPTORS as usize];
+static ENDS: [Mutex<Option<AnyEnd>>; DESCRIPTORS as usize] =
+    [const { Mutex::new(None) }; DESCRIPTORS as usize];
 
 thread_local! {
     static WHY: RefCell<CString> = RefCell::default();
@@ -155,14 +156,14 @@ pub unsafe fn get_xpupid(pid: *mut u64) -> u32 {
 /// None.
 pub unsafe fn grant_cap(to: u64, object: u64, rights: u32) -> u32 {
     let id = GlobalId::from_bits;
-    guarded(|| process()?.grant(id(to), id(object), Rights::from_bits(rights)?))
+    guarded(|| process()?.grant(id(to), id(object), FifoRights::from_bits(rights)?))
 }
 
 /// # Safety
 /// None.
 pub unsafe fn revoke_cap(from: u64, object: u64, rights: u32) -> u32 {
     let id = GlobalId::from_bits;
-    guarded(|| process()?.revoke(id(from), id(object), Rights::from_bits(rights)?))
+    guarded(|| process()?.revoke(id(from), id(object), FifoRights::from_bits(rights)?))
 }
 
 /// # Safety
@@ -185,7 +186,7 @@ pub unsafe fn xfifo_init(name: *const c_char, shape: *const Shape, fd: *mut u32)
         check_place(fd)?;
         let reader = process()?.init(name, shape)?;
         // SAFETY: as the caller vouches.
-        unsafe { keep(reader.descriptor(), End::Reader(reader), fd) }
+        unsafe { keep(reader.descriptor(), AnyEnd::Reader(reader), fd) }
     })
 }
 
@@ -197,7 +198,7 @@ pub unsafe fn xfifo_connect(name: *const c_char, timeout_ms: u64, fd: *mut u32) 
         // SAFETY: as the caller vouches.
         let writer = process()?.connect(unsafe { text(name) }?, deadline(timeout_ms))?;
         // SAFETY: as the caller vouches.
-        unsafe { keep(writer.descriptor(), End::Writer(Box::new(writer)), fd) }
+        unsafe { keep(writer.descriptor(), AnyEnd::Writer(Box::new(writer)), fd) }
     })
 }
 
@@ -208,7 +209,7 @@ pub unsafe fn xfifo_connect_to(object: u64, timeout_ms: u64, fd: *mut u32) -> u3
         check_place(fd)?;
         let writer = process()?.connect_to(GlobalId::from_bits(object), deadline(timeout_ms))?;
         // SAFETY: as the caller vouches.
-        unsafe { keep(writer.descriptor(), End::Writer(Box::new(writer)), fd) }
+        unsafe { keep(writer.descriptor(), AnyEnd::Writer(Box::new(writer)), fd) }
     })
 }
 
@@ -220,7 +221,7 @@ pub unsafe fn xfifo_connect_to_read(name: *const c_char, timeout_ms: u64, fd: *m
         // SAFETY: as the caller vouches.
         let reader = process()?.connect_to_read(unsafe { text(name) }?, deadline(timeout_ms))?;
         // SAFETY: as the caller vouches.
-        unsafe { keep(reader.descriptor(), End::Reader(reader), fd) }
+        unsafe { keep(reader.descriptor(), AnyEnd::Reader(reader), fd) }
     })
 }
 
@@ -229,8 +230,8 @@ pub unsafe fn xfifo_connect_to_read(name: *const c_char, timeout_ms: u64, fd: *m
 pub unsafe fn xfifo_object(fd: u32, object: *mut u64) -> u32 {
     guarded(|| {
         let found = match &*end(fd)? {
-            Some(End::Reader(reader)) => reader.object(),
-            Some(End::Writer(writer)) => writer.object(),
+            Some(AnyEnd::Reader(reader)) => reader.object(),
+            Some(AnyEnd::Writer(writer)) => writer.object(),
             None => return Err(not_open(fd)),
         };
         // SAFETY: as the caller vouches.
@@ -251,8 +252,8 @@ pub unsafe fn xfifo_read(
     guarded(|| {
         let mut end = end(fd)?;
         let reader = match &mut *end {
-            Some(End::Reader(reader)) => reader,
-            Some(End::Writer(_)) => return Err(wrong_way(fd, "written to, and not read")),
+            Some(AnyEnd::Reader(reader)) => reader,
+            Some(AnyEnd::Writer(_)) => return Err(wrong_way(fd, "written to, and not read")),
             None => return Err(not_open(fd)),
         };
         // SAFETY: the caller vouches that `capacity` bytes may be written during the call.
@@ -282,8 +283,8 @@ pub unsafe fn xfifo_write(fd: u32, from: *const c_void, size: u64, timeout_ms: u
     guarded(|| {
         let mut end = end(fd)?;
         let writer = match &mut *end {
-            Some(End::Writer(writer)) => writer,
-            Some(End::Reader(_)) => return Err(wrong_way(fd, "read, and not written to")),
+            Some(AnyEnd::Writer(writer)) => writer,
+            Some(AnyEnd::Reader(_)) => return Err(wrong_way(fd, "read, and not written to")),
             None => return Err(not_open(fd)),
         };
         // SAFETY: the caller vouches that `size` bytes may be read during the call.
@@ -322,7 +323,7 @@ pub unsafe fn xspawn(
             (false, count) => unsafe { std::slice::from_raw_parts(capv, count) },
         };
         let capability =
-            |said: &Capability| Ok((GlobalId::from_bits(said.object), Rights::from_bits(said.rights)?));
+            |said: &Capability| Ok((GlobalId::from_bits(said.object), FifoRights::from_bits(said.rights)?));
         // SAFETY: as the caller vouches.
         let (path, args, env) = unsafe { (text(path)?, words(argv), words(envp)) };
         let capabilities = capabilities.iter().map(capability).collect::<Result<_, Error>>()?;
@@ -373,7 +374,7 @@ fn report(error: &Error) -> u32 {
     error.code.number()
 }
 
-fn end(fd: u32) -> Result<MutexGuard<'static, Option<End>>, Error> {
+fn end(fd: u32) -> Result<MutexGuard<'static, Option<AnyEnd>>, Error> {
     let end = ENDS.get(fd as usize).ok_or_else(|| not_open(fd))?;
     Ok(end.lock().unwrap_or_else(PoisonError::into_inner))
 }
@@ -401,7 +402,7 @@ unsafe fn give(
 
 /// # Safety
 /// As for [`put`].
-unsafe fn keep(number: u32, kept: End, fd: *mut u32) -> Result<(), Error> {
+unsafe fn keep(number: u32, kept: AnyEnd, fd: *mut u32) -> Result<(), Error> {
     *end(number)? = Some(kept);
     // SAFETY: as the caller vouches.
     unsafe { put(fd, number) }

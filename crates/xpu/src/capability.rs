@@ -55,19 +55,19 @@ impl FromStr for GlobalId {
 
 /// Rights of a process to a FIFO: any of reading, writing and owning, which is to grant and to revoke.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
-pub struct Rights(u32);
+pub struct FifoRights(u32);
 
-impl Rights {
+impl FifoRights {
     /// No right.
-    pub const NONE: Rights = Rights(0);
+    pub const NONE: FifoRights = FifoRights(0);
     /// The right to connect to read.
-    pub const READ: Rights = Rights(1);
+    pub const READ: FifoRights = FifoRights(1);
     /// The right to connect to write.
-    pub const WRITE: Rights = Rights(2);
+    pub const WRITE: FifoRights = FifoRights(2);
     /// The right to grant and revoke rights to the object, the process's own included.
-    pub const OWN: Rights = Rights(4);
+    pub const OWN: FifoRights = FifoRights(4);
     /// All rights.
-    pub const ALL: Rights = Rights(7);
+    pub const ALL: FifoRights = FifoRights(7);
 
     /// Encodes the rights as a number: the sum of 1, 2 and 4.
     pub fn to_bits(self) -> u32 {
@@ -75,41 +75,41 @@ impl Rights {
     }
 
     /// Decodes a number from another process.
-    pub fn from_bits(bits: u32) -> Result<Rights, Error> {
-        match bits & !Rights::ALL.0 {
-            0 => Ok(Rights(bits)),
+    pub fn from_bits(bits: u32) -> Result<FifoRights, Error> {
+        match bits & !FifoRights::ALL.0 {
+            0 => Ok(FifoRights(bits)),
             unknown => Err(Error::new(Code::InvalidArgument, format!("there are no rights {unknown:#x}"))),
         }
     }
 
     /// Returns whether these rights include all of `other`.
-    pub fn contains(self, other: Rights) -> bool {
+    pub fn contains(self, other: FifoRights) -> bool {
         self.0 & other.0 == other.0
     }
 
     /// Returns these rights without those of `other`.
-    pub fn without(self, other: Rights) -> Rights {
-        Rights(self.0 & !other.0)
+    pub fn without(self, other: FifoRights) -> FifoRights {
+        FifoRights(self.0 & !other.0)
     }
 
     /// Returns the rights that are in both.
-    pub fn and(self, other: Rights) -> Rights {
-        Rights(self.0 & other.0)
+    pub fn and(self, other: FifoRights) -> FifoRights {
+        FifoRights(self.0 & other.0)
     }
 }
 
-impl BitOr for Rights {
-    type Output = Rights;
+impl BitOr for FifoRights {
+    type Output = FifoRights;
 
-    fn bitor(self, other: Rights) -> Rights {
-        Rights(self.0 | other.0)
+    fn bitor(self, other: FifoRights) -> FifoRights {
+        FifoRights(self.0 | other.0)
     }
 }
 
 /// Formats the rights as `read+write`, or as `none`.
-impl fmt::Display for Rights {
+impl fmt::Display for FifoRights {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let all = [(Rights::READ, "read"), (Rights::WRITE, "write"), (Rights::OWN, "own")];
+        let all = [(FifoRights::READ, "read"), (FifoRights::WRITE, "write"), (FifoRights::OWN, "own")];
         let mut names = all.iter().filter(|(right, _)| self.contains(*right)).map(|(_, name)| *name);
         f.write_str(names.next().unwrap_or("none"))?;
         names.try_for_each(|name| write!(f, "+{name}"))
@@ -132,11 +132,18 @@ mod tests {
 
     #[test]
     fn rights_are_sets() {
-        let both = Rights::READ | Rights::WRITE;
-        assert!(both.contains(Rights::READ) && both.contains(Rights::NONE) && !both.contains(Rights::ALL));
-        assert_eq!((both.without(Rights::READ), both.and(Rights::ALL)), (Rights::WRITE, both));
-        assert_eq!((both.to_string().as_str(), Rights::NONE.to_string().as_str()), ("read+write", "none"));
-        assert_eq!(Rights::from_bits(7).unwrap(), Rights::ALL);
-        assert!(Rights::from_bits(8).is_err());
+        let both = FifoRights::READ | FifoRights::WRITE;
+        assert!(
+            both.contains(FifoRights::READ)
+                && both.contains(FifoRights::NONE)
+                && !both.contains(FifoRights::ALL)
+        );
+        assert_eq!((both.without(FifoRights::READ), both.and(FifoRights::ALL)), (FifoRights::WRITE, both));
+        assert_eq!(
+            (both.to_string().as_str(), FifoRights::NONE.to_string().as_str()),
+            ("read+write", "none")
+        );
+        assert_eq!(FifoRights::from_bits(7).unwrap(), FifoRights::ALL);
+        assert!(FifoRights::from_bits(8).is_err());
     }
 }

@@ -36,12 +36,12 @@ const MAX_FUNCTIONS_BYTES: usize = 255 - 2 * "|@99".len();
 
 /// See the [module](self). When it is dropped, its executors end.
 pub struct Chain {
-    plan: Plan,
+    plan: StagePlan,
     executors: Vec<Executor>,
     /// Index of the executor of each stage.
     by: Vec<usize>,
     /// State of each stage in the current call.
-    stages: Vec<Standing>,
+    stages: Vec<StageState>,
     /// Stages that can be submitted.
     ready: VecDeque<usize>,
     /// Stages that were submitted to each executor and not answered, the oldest first.
@@ -55,18 +55,18 @@ pub struct Chain {
 }
 
 /// The stages of a graph.
-struct Plan {
+struct StagePlan {
     graph: Graph,
     /// The unit of each component.
     units: Vec<u32>,
-    stages: Vec<Stage>,
+    stages: Vec<ChainStage>,
     /// The stage of each component.
     of: Vec<usize>,
 }
 
 /// Components that follow each other on one unit.
 #[derive(Debug, PartialEq)]
-struct Stage {
+struct ChainStage {
     /// The first and the last.
     first: usize,
     last: usize,
@@ -83,7 +83,7 @@ enum Halt {
 
 /// State of a stage in a call.
 #[derive(Default)]
-struct Standing {
+struct StageState {
     /// Number of triggering components that are not settled.
     awaits: usize,
     is_triggered: bool,
@@ -106,7 +106,7 @@ impl Process {
         check(&graph).map_err(refused)?;
         let units =
             graph.components.iter().map(|component| self.unit_for(component)).collect::<Result<_, _>>()?;
-        let plan = Plan::new(graph, units);
+        let plan = StagePlan::new(graph, units);
         let reached: Vec<Vec<bool>> = (0..plan.stages.len()).map(|stage| plan.reached_from(stage)).collect();
         let (mut executors, mut by): (Vec<Executor>, Vec<usize>) = (Vec::new(), Vec::new());
         for (stage, own) in plan.stages.iter().enumerate() {
@@ -135,7 +135,7 @@ impl Process {
             }
         }
         let given = executors.iter().map(|_| VecDeque::with_capacity(by.len())).collect();
-        let stages: Vec<Standing> = by.iter().map(|_| Standing::default()).collect();
+        let stages: Vec<StageState> = by.iter().map(|_| StageState::default()).collect();
         let (ready, input, joined) = (VecDeque::with_capacity(by.len()), Vec::new(), Vec::new());
         Ok(Chain { plan, executors, by, stages, ready, given, is_begun: false, outcome: None, input, joined })
     }
@@ -225,8 +225,8 @@ impl Chain {
     pub fn result(&mut self) -> Result<&[u8], Error> {
         let none = || Err(Error::new(Code::InvalidArgument, "no call of the chain has come to anything"));
         self.outcome.take().unwrap_or_else(none)?;
-        let Plan { graph, stages, .. } = &self.plan;
-        let is_last = |stage: &Stage| triggers_from(graph, stage.last).next().is_none();
+        let StagePlan { graph, stages, .. } = &self.plan;
+        let is_last = |stage: &ChainStage| triggers_from(graph, stage.last).next().is_none();
         let last = stages.iter().zip(&self.stages).filter(|(stage, of)| is_last(stage) && of.has_output);
         Ok(join(last.map(|(_, of)| of.output.as_slice()), &mut self.joined))
     }
@@ -338,7 +338,7 @@ impl Halt {
 }
 
 /// The output that a trigger passes on. `None` if the condition is not met.
-fn handed<'stages>(plan: &Plan, stages: &'stages [Standing], edge: &Edge) -> Option<&'stages [u8]> {
+fn handed<'stages>(plan: &StagePlan, stages: &'stages [StageState], edge: &Edge) -> Option<&'stages [u8]> {
     let standing = &stages[plan.of[edge.from]];
     let does_trigger = standing.has_output && plan.graph.does_trigger(edge, &standing.output);
     does_trigger.then_some(standing.output.as_slice())
@@ -385,7 +385,7 @@ fn check(graph: &Graph) -> Result<(), Vec<Problem>> {
             add(format!("edges[{index}].type"), "components of a chain of executors exchange no messages");
         }
     }
-    if graph.limits != graph::Limits::default() {
+    if graph.limits != graph::RunLimits::default() {
         add("limits".into(), "a chain of executors has none");
     }
     if problems.is_empty() { Ok(()) } else { Err(problems) }
@@ -403,14 +403,14 @@ fn triggers_to(graph: &Graph, component: usize) -> impl Iterator<Item = &Edge> +
     graph.edges.iter().filter(move |edge| edge.to == component && edge.relation == Relation::Trigger)
 }
 
-impl Plan {
+impl StagePlan {
     /// Plans the stages in an order in which each comes after those that may trigger it.
-    fn new(graph: Graph, units: Vec<u32>) -> Plan {
+    fn new(graph: Graph, units: Vec<u32>) -> StagePlan {
         let compute = |component: usize| graph.components[component].compute();
         let place = |component: usize| (compute(component).map(|compute| &compute.package), units[component]);
         let mut awaits: Vec<usize> =
             (0..graph.components.len()).map(|to| triggers_to(&graph, to).count()).collect();
-        let mut stages: Vec<Stage> = Vec::new();
+        let mut stages: Vec<ChainStage> = Vec::new();
         let mut of = vec![0; graph.components.len()];
         let mut next = VecDeque::from([graph.entry()]);
         while let Some(component) = next.pop_front() {
@@ -430,7 +430,7 @@ impl Plan {
                 None => {
                     of[component] = stages.len();
                     let functions = function.clone();
-                    stages.push(Stage { first: component, last: component, functions });
+                    stages.push(ChainStage { first: component, last: component, functions });
                 }
             }
             for edge in triggers_from(&graph, component) {
@@ -440,7 +440,7 @@ impl Plan {
                 }
             }
         }
-        let mut plan = Plan { graph, units, stages, of };
+        let mut plan = StagePlan { graph, units, stages, of };
         plan.keep_on_devices();
         plan
     }
@@ -521,8 +521,8 @@ mod tests {
         Graph::parse(json.as_bytes()).unwrap_or_else(|problems| panic!("{problems:?}"))
     }
 
-    fn plan(names: &str, edges: &[&str]) -> Plan {
-        Plan::new(graph(names, edges), names.chars().map(|name| name.is_uppercase().into()).collect())
+    fn plan(names: &str, edges: &[&str]) -> StagePlan {
+        StagePlan::new(graph(names, edges), names.chars().map(|name| name.is_uppercase().into()).collect())
     }
 
     fn stages(names: &str, edges: &[&str]) -> Vec<String> {

@@ -25,19 +25,19 @@
 //! - A submission does not wait until an answer is taken: it fails if the ring has not enough space.
 //! - Submitting a call and taking its answer have neither system calls, allocations nor locks while both ends are awake.
 
-mod places;
-mod served;
+mod named_buffers;
+mod served_executor;
 
 use std::collections::VecDeque;
 use std::time::{Duration, Instant};
 
-pub use places::{MAX_PLACES, Place};
-pub use served::{Execute, Served, Sink, Source};
+pub use named_buffers::{BufferName, MAX_PLACES};
+pub use served_executor::{Execute, InputSource, OutputSink, ServedExecutor};
 
 use sublet_fabric::SharedBytes;
 use sublet_proto::{Code, Error};
 
-use crate::capability::{GlobalId, Rights};
+use crate::capability::{FifoRights, GlobalId};
 use crate::fifo::{FifoShape, Reader, Unread, Writer};
 use crate::process::{Process, Spawn};
 
@@ -72,15 +72,15 @@ pub struct Executor {
     /// The functions that were called, once each.
     functions: Vec<String>,
     /// The calls that are not answered, by their functions.
-    waiting: VecDeque<Call>,
-    message: Buffer,
-    answer: Buffer,
+    waiting: VecDeque<PendingCall>,
+    message: AlignedBytes,
+    answer: AlignedBytes,
     /// The oldest answer, which was read and not taken.
-    ready: Option<(Call, u64)>,
+    ready: Option<(PendingCall, u64)>,
 }
 
 #[derive(Clone, Copy)]
-struct Call {
+struct PendingCall {
     function: usize,
     /// Number of parts of the ring that the call takes.
     parts: u64,
@@ -96,7 +96,7 @@ struct Order {
 }
 
 /// Bytes that begin at a multiple of [`ALIGNMENT`].
-struct Buffer {
+struct AlignedBytes {
     bytes: Vec<u8>,
     at: usize,
 }
@@ -128,28 +128,29 @@ impl Process {
         let shape = shape(max_bytes)?;
         let answers = self.init("", shape)?;
         let order = Order { caller: self.pid(), answers: answers.object(), max_bytes };
-        let capabilities = vec![(answers.object(), Rights::WRITE)];
+        let capabilities = vec![(answers.object(), FifoRights::WRITE)];
         let spawn =
             Spawn { args: order.words(), capabilities, package: package.to_owned(), ..Spawn::default() };
         let pid = self.start(unit, &spawn)?;
-        let mut begun = Begun { process: self, pid, answers, message: Buffer::for_messages(shape) };
+        let mut begun =
+            StartingExecutor { process: self, pid, answers, message: AlignedBytes::for_messages(shape) };
         let calls = self.connect_to(begun.calls(deadline)?, deadline)?;
-        let Begun { answers, message: answer, .. } = begun;
-        let message = Buffer::for_messages(shape);
+        let StartingExecutor { answers, message: answer, .. } = begun;
+        let message = AlignedBytes::for_messages(shape);
         let (functions, waiting) = (Vec::new(), VecDeque::with_capacity(MAX_CALLS));
         Ok(Executor { pid, max_bytes, calls, answers, functions, waiting, message, answer, ready: None })
     }
 }
 
 /// An executor that has not reported its FIFO for calls yet.
-struct Begun<'process> {
+struct StartingExecutor<'process> {
     process: &'process Process,
     pid: GlobalId,
     answers: Reader,
-    message: Buffer,
+    message: AlignedBytes,
 }
 
-impl Begun<'_> {
+impl StartingExecutor<'_> {
     /// Waits until the executor has sent the id of its FIFO for calls.
     fn calls(&mut self, deadline: Option<Instant>) -> Result<GlobalId, Error> {
         let object = self.answers.object();
@@ -163,7 +164,7 @@ impl Begun<'_> {
                 Err(unread) => check_waiting(unread, self.pid, deadline)?,
             }
             // Granting rights to a process that is gone fails.
-            if self.process.grant(self.pid, object, Rights::WRITE).is_err() {
+            if self.process.grant(self.pid, object, FifoRights::WRITE).is_err() {
                 return Err(died(self.pid));
             }
         }
@@ -269,7 +270,7 @@ impl Executor {
             return Err(named(function, if is_gone { died(self.pid) } else { error }));
         }
         let function = self.number(function);
-        self.waiting.push_back(Call { function, parts, given_up: false });
+        self.waiting.push_back(PendingCall { function, parts, given_up: false });
         Ok(())
     }
 
@@ -328,7 +329,7 @@ impl Executor {
     }
 
     /// Reads the next answer that was not given up.
-    fn next_answer(&mut self, deadline: Option<Instant>) -> Result<(Call, u64), Error> {
+    fn next_answer(&mut self, deadline: Option<Instant>) -> Result<(PendingCall, u64), Error> {
         loop {
             match self.answers.read(self.answer.all(), until(deadline)) {
                 Ok((len, _)) => match self.waiting.pop_front() {
@@ -443,15 +444,15 @@ fn check_room(len: usize, room: usize) -> Result<usize, Error> {
     Err(Error::new(Code::OutputTooLarge, message))
 }
 
-impl Buffer {
-    fn for_messages(shape: FifoShape) -> Buffer {
-        Buffer::new(shape.max_message_bytes() as usize)
+impl AlignedBytes {
+    fn for_messages(shape: FifoShape) -> AlignedBytes {
+        AlignedBytes::new(shape.max_message_bytes() as usize)
     }
 
-    fn new(len: usize) -> Buffer {
+    fn new(len: usize) -> AlignedBytes {
         let bytes = vec![0; len + ALIGNMENT];
         let at = bytes.as_ptr().align_offset(ALIGNMENT).min(ALIGNMENT);
-        Buffer { bytes, at }
+        AlignedBytes { bytes, at }
     }
 
     fn all(&mut self) -> &mut [u8] {
@@ -467,7 +468,7 @@ impl Buffer {
         self.join_shared(parts.map(SharedBytes::from))
     }
 
-    /// Joins like [`Buffer::join`], parts that other processes may write meanwhile.
+    /// Joins like [`AlignedBytes::join`], parts that other processes may write meanwhile.
     fn join_shared<const N: usize>(&mut self, parts: [SharedBytes<'_>; N]) -> &[u8] {
         let mut len = 0;
         for part in parts {
@@ -485,13 +486,13 @@ impl Buffer {
 
 #[cfg(test)]
 mod tests {
-    use super::served::parts;
+    use super::served_executor::parts;
     use super::*;
 
     #[test]
     fn calls_and_answers_decode_as_encoded() {
         let shape = shape(100).unwrap();
-        let mut buffer = Buffer::for_messages(shape);
+        let mut buffer = AlignedBytes::for_messages(shape);
         assert_eq!(buffer.all().as_ptr() as usize % ALIGNMENT, 0);
         let message = buffer.join([b"input", b"name", &4u32.to_le_bytes()]).to_vec();
         assert_eq!(parts(&message), Some(("name", b"input".as_slice())));

@@ -25,7 +25,7 @@ mod end;
 mod reader;
 mod writer;
 
-pub(crate) use end::{End, Spares};
+pub(crate) use end::{FifoEnd, Spares};
 
 pub use end::BACK;
 pub use reader::{Reader, Unread};
@@ -166,8 +166,8 @@ impl FifoShape {
 
 /// Content of a line: a part of a message.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-struct Part {
-    kind: Kind,
+struct LinePart {
+    kind: MessagePartKind,
     /// Length of the whole message.
     message_bytes: u64,
     /// The part itself, if it is short.
@@ -175,7 +175,7 @@ struct Part {
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Kind {
+enum MessagePartKind {
     /// The first part of a message.
     First,
     /// A further part of a message.
@@ -184,7 +184,7 @@ enum Kind {
     End,
 }
 
-impl Part {
+impl LinePart {
     #[inline]
     fn encode(&self) -> (u32, [u64; 1 + INLINE_WORDS]) {
         let mut body = [0; 1 + INLINE_WORDS];
@@ -194,16 +194,16 @@ impl Part {
     }
 
     #[inline]
-    fn decode((immediate, body): (u32, [u64; 1 + INLINE_WORDS])) -> Option<Part> {
+    fn decode((immediate, body): (u32, [u64; 1 + INLINE_WORDS])) -> Option<LinePart> {
         let kind = match immediate {
-            0 => Kind::First,
-            1 => Kind::Next,
-            2 => Kind::End,
+            0 => MessagePartKind::First,
+            1 => MessagePartKind::Next,
+            2 => MessagePartKind::End,
             _ => return None,
         };
         let mut inline = [0; INLINE_WORDS];
         inline.copy_from_slice(&body[1..]);
-        Some(Part { kind, message_bytes: body[0], inline })
+        Some(LinePart { kind, message_bytes: body[0], inline })
     }
 }
 
@@ -239,8 +239,8 @@ mod tests {
     proptest! {
         #[test]
         fn a_short_part_comes_back(bytes in proptest::collection::vec(any::<u8>(), 0..=INLINE_BYTES), message_bytes: u64) {
-            let part = Part { kind: Kind::First, message_bytes, inline: to_words(SharedBytes::from(&bytes)) };
-            prop_assert_eq!(Part::decode(part.encode()), Some(part));
+            let part = LinePart { kind: MessagePartKind::First, message_bytes, inline: to_words(SharedBytes::from(&bytes)) };
+            prop_assert_eq!(LinePart::decode(part.encode()), Some(part));
             let mut back = vec![0; bytes.len()];
             from_words(&part.inline, SharedBytesMut::from(&mut back));
             prop_assert_eq!(back, bytes);

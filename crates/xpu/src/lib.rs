@@ -24,9 +24,9 @@ pub mod fifo;
 mod process;
 pub mod wire;
 
-pub use capability::{GlobalId, Rights};
+pub use capability::{FifoRights, GlobalId};
 pub use chain::Chain;
-pub use executor::{Execute, Executor, Place, Served, Sink, Source};
+pub use executor::{BufferName, Execute, Executor, InputSource, OutputSink, ServedExecutor};
 pub use fifo::{FifoShape, Reader, Unread, Writer};
 pub use process::{Process, Spawn};
 pub use sublet_fabric::{SharedBytes, SharedBytesMut};

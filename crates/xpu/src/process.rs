@@ -15,9 +15,11 @@ use sublet_proto::v1::shim_to_process::Body;
 use sublet_proto::v1::{Capability, EnterShim, Entered, FifoMade, Program, ShimToProcess, SpawnProgram};
 use sublet_proto::{Code, Error, decode};
 
-use crate::capability::{GlobalId, Rights};
+use crate::capability::{FifoRights, GlobalId};
 use crate::fifo::{FifoShape, Reader, Spares, Writer};
-use crate::wire::{self, DESCRIPTORS, Operation, PAYLOAD_BYTES, RECORDS, Request, State, check_name};
+use crate::wire::{
+    self, CallRequest, DESCRIPTORS, DescriptorState, Operation, PAYLOAD_BYTES, RECORDS, check_name,
+};
 
 /// Number of polls for an answer before the caller sleeps.
 const LOOKS: u32 = 20_000;
@@ -32,10 +34,10 @@ const ENTER_PATIENCE: Duration = Duration::from_secs(10);
 /// A global process: this one. It is left when this and all that was made of it are dropped.
 #[derive(Clone)]
 pub struct Process {
-    shared: Arc<Shared>,
+    shared: Arc<ProcessState>,
 }
 
-struct Shared {
+struct ProcessState {
     pid: GlobalId,
     socket: PacketSocket,
     page: Region,
@@ -61,14 +63,14 @@ pub struct Spawn {
     /// All environment variables, as `NAME=VALUE`.
     pub env: Vec<Vec<u8>>,
     /// Rights that the program has from the beginning.
-    pub capabilities: Vec<(GlobalId, Rights)>,
+    pub capabilities: Vec<(GlobalId, FifoRights)>,
     /// Package of the program, by its name or digest; empty: this process's.
     pub package: String,
 }
 
 /// An object that a process has by a number, until it closes it.
-pub(crate) struct Descriptor {
-    process: Arc<Shared>,
+pub(crate) struct ObjectDescriptor {
+    process: Arc<ProcessState>,
     number: u32,
 }
 
@@ -87,7 +89,7 @@ impl Process {
         };
         let [page, bell] = descriptors("the shim's page and bell", fds)?;
         let page = Region::attach(page, wire::PAGE_BYTES)?;
-        let shared = Shared {
+        let shared = ProcessState {
             pid: GlobalId::from_bits(pid),
             socket,
             page,
@@ -112,7 +114,7 @@ impl Process {
     /// # Errors
     /// `permission_denied` without the right to own it; `invalid_argument` if there is no such process or FIFO, or they
     /// are another tenant's.
-    pub fn grant(&self, to: GlobalId, object: GlobalId, rights: Rights) -> Result<(), Error> {
+    pub fn grant(&self, to: GlobalId, object: GlobalId, rights: FifoRights) -> Result<(), Error> {
         let words = [to.to_bits(), object.to_bits(), u64::from(rights.to_bits())];
         self.shared.call(Operation::Grant, words, &[]).map(drop)
     }
@@ -122,15 +124,15 @@ impl Process {
     ///
     /// # Errors
     /// As for [`Process::grant`].
-    pub fn revoke(&self, from: GlobalId, object: GlobalId, rights: Rights) -> Result<(), Error> {
+    pub fn revoke(&self, from: GlobalId, object: GlobalId, rights: FifoRights) -> Result<(), Error> {
         let words = [from.to_bits(), object.to_bits(), u64::from(rights.to_bits())];
         self.shared.call(Operation::Revoke, words, &[]).map(drop)
     }
 
     /// The rights of this process to a FIFO.
-    pub fn rights(&self, object: GlobalId) -> Result<Rights, Error> {
+    pub fn rights(&self, object: GlobalId) -> Result<FifoRights, Error> {
         let rights = self.shared.call(Operation::Rights, [object.to_bits(), 0, 0], &[])?;
-        Rights::from_bits(rights as u32)
+        FifoRights::from_bits(rights as u32)
     }
 
     /// Makes a FIFO that this process reads and owns (`xfifo_init`). Its name is valid in the whole computer, among the
@@ -189,7 +191,7 @@ impl Process {
 
     /// A program, or without a path an executor.
     pub(crate) fn start(&self, unit: u32, spawn: &Spawn) -> Result<GlobalId, Error> {
-        let capability = |&(object, rights): &(GlobalId, Rights)| Capability {
+        let capability = |&(object, rights): &(GlobalId, FifoRights)| Capability {
             object: object.to_bits(),
             rights: rights.to_bits(),
         };
@@ -282,22 +284,22 @@ impl Process {
         Ok(Reader::new(descriptor, GlobalId::from_bits(object), PacketSocket::from(socket), shape))
     }
 
-    fn descriptor(&self, number: u32) -> Arc<Descriptor> {
-        Arc::new(Descriptor { process: self.shared.clone(), number })
+    fn descriptor(&self, number: u32) -> Arc<ObjectDescriptor> {
+        Arc::new(ObjectDescriptor { process: self.shared.clone(), number })
     }
 }
 
-impl Descriptor {
+impl ObjectDescriptor {
     pub(crate) fn number(&self) -> u32 {
         self.number
     }
 
     /// State of the descriptor, as the shim has written it.
     #[inline]
-    pub(crate) fn state(&self) -> State {
+    pub(crate) fn state(&self) -> DescriptorState {
         let word: Option<&AtomicU64> = self.process.page.view(wire::state(self.number));
         // A number that the page has no place for is refused when it is given out.
-        word.map_or(State(0), |word| State(word.load(Ordering::Acquire)))
+        word.map_or(DescriptorState(0), |word| DescriptorState(word.load(Ordering::Acquire)))
     }
 
     /// The process's connections that other FIFOs can share.
@@ -317,7 +319,7 @@ impl Descriptor {
     }
 }
 
-impl Shared {
+impl ProcessState {
     /// Calls the shim, and waits for its answer.
     #[inline]
     fn call(&self, operation: Operation, words: [u64; 3], payload: &[u8]) -> Result<u64, Error> {
@@ -350,7 +352,7 @@ impl Shared {
         let turn = Turn::of_use(u64::from(uses.fetch_add(1, Ordering::Relaxed)));
         let page_is_short = || Error::new(Code::Internal, "the shim's page is smaller than its layout");
         self.page.write(wire::payload(record), payload).ok_or_else(page_is_short)?;
-        let request = Request {
+        let request = CallRequest {
             operation: operation as u16,
             record: record as u16,
             turn,

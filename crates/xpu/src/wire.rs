@@ -159,7 +159,7 @@ impl Operation {
 
 /// A call, as its line encodes it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Request {
+pub struct CallRequest {
     /// Number of the requested operation. The shim checks that it exists.
     pub operation: u16,
     /// Record whose answer and payload are meant.
@@ -172,7 +172,7 @@ pub struct Request {
     pub words: [u64; 3],
 }
 
-impl Request {
+impl CallRequest {
     /// Encodes the call as immediate value and body of a line.
     #[inline]
     pub fn encode(&self) -> (u32, [u64; 4]) {
@@ -184,8 +184,8 @@ impl Request {
 
     /// Decodes a line.
     #[inline]
-    pub fn decode((immediate, [head, first, second, third]): (u32, [u64; 4])) -> Request {
-        Request {
+    pub fn decode((immediate, [head, first, second, third]): (u32, [u64; 4])) -> CallRequest {
+        CallRequest {
             operation: immediate as u16,
             record: (immediate >> 16) as u16,
             turn: Turn::from_bits(head as u32),
@@ -197,9 +197,9 @@ impl Request {
 
 /// A descriptor's state, taken apart.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct State(pub u64);
+pub struct DescriptorState(pub u64);
 
-impl State {
+impl DescriptorState {
     /// Number of packets that the shim has sent about it.
     #[inline]
     pub fn packets(self) -> u32 {
@@ -216,16 +216,16 @@ impl State {
     }
 
     /// The state with one more packet.
-    pub fn with_packet(self) -> State {
-        State(self.0 & !u64::from(u32::MAX) | u64::from(self.packets().wrapping_add(1)))
+    pub fn with_packet(self) -> DescriptorState {
+        DescriptorState(self.0 & !u64::from(u32::MAX) | u64::from(self.packets().wrapping_add(1)))
     }
 
     /// The state with an end, for a reason; the first one counts.
-    pub fn with_end(self, code: Code) -> State {
+    pub fn with_end(self, code: Code) -> DescriptorState {
         if self.over().is_some() {
             self
         } else {
-            State(u64::from(self.packets()) | u64::from(code.number()) << 32)
+            DescriptorState(u64::from(self.packets()) | u64::from(code.number()) << 32)
         }
     }
 }
@@ -238,8 +238,8 @@ mod tests {
     proptest! {
         #[test]
         fn a_request_is_read_as_it_was_written(operation: u16, record: u16, turn: u32, len_bytes: u32, words: [u64; 3]) {
-            let request = Request { operation, record, turn: Turn::from_bits(turn), len_bytes, words };
-            prop_assert_eq!(Request::decode(request.encode()), request);
+            let request = CallRequest { operation, record, turn: Turn::from_bits(turn), len_bytes, words };
+            prop_assert_eq!(CallRequest::decode(request.encode()), request);
         }
     }
 
@@ -263,7 +263,7 @@ mod tests {
 
     #[test]
     fn a_state_counts_packets_and_keeps_its_first_end() {
-        let state = State(u64::from(u32::MAX)).with_packet();
+        let state = DescriptorState(u64::from(u32::MAX)).with_packet();
         assert_eq!((state.packets(), state.over()), (0, None));
         let over =
             state.with_packet().with_end(Code::PermissionDenied).with_end(Code::WorkerDied).with_packet();

@@ -7,7 +7,7 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use serde_json::json;
-use sublet_tests::sim::{self, Options, Outcome};
+use sublet_tests::sim::{self, SimOptions, SimOutcome};
 
 const USAGE: &str = "usage: sim [--seeds N] [--first-seed S] [--nodes N] [--hours H] [--minutes M] [--json]";
 
@@ -57,8 +57,8 @@ impl Arguments {
         Ok(arguments)
     }
 
-    fn options(&self, seed: u64) -> Options {
-        Options { seed, nodes: self.nodes, duration_us: self.minutes * 60_000_000, sabotage: None }
+    fn options(&self, seed: u64) -> SimOptions {
+        SimOptions { seed, nodes: self.nodes, duration_us: self.minutes * 60_000_000, sabotage: None }
     }
 }
 
@@ -105,7 +105,7 @@ struct Sum {
 }
 
 impl Sum {
-    fn add(&mut self, outcome: &Outcome) {
+    fn add(&mut self, outcome: &SimOutcome) {
         self.passed += u64::from(outcome.failure.is_none());
         self.failed += u64::from(outcome.failure.is_some());
         self.events += outcome.events;
@@ -138,11 +138,11 @@ impl Sum {
     }
 }
 
-fn node_hours(outcome: &Outcome) -> f64 {
+fn node_hours(outcome: &SimOutcome) -> f64 {
     f64::from(outcome.options.nodes) * outcome.simulated_us as f64 / 3.6e9
 }
 
-fn show(arguments: &Arguments, outcome: &Outcome, took: Duration) {
+fn show(arguments: &Arguments, outcome: &SimOutcome, took: Duration) {
     let seed = outcome.options.seed;
     if arguments.json {
         let failure = outcome.failure.as_ref().map(|failure| failure.violation.to_string());

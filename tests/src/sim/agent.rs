@@ -8,18 +8,20 @@ use std::cell::Cell;
 use std::collections::BTreeMap;
 
 use prost::Message as _;
-use sublet_agent::book::{Book, End, Exchange, Used};
-use sublet_manager::core::{LeaseId, Room};
+use sublet_agent::book::{BookedEnd, Exchange, LeaseBook, MeasuredUsage};
+use sublet_manager::core::{LeaseId, NodeCapacity};
 use sublet_proto::v1::{self, NodeState, Usage};
 use sublet_proto::{Code, Error};
 
-use super::clock::Clock;
+use super::clock::SimClock;
 use super::manager::{ARCHITECTURE, lease_id, node_name};
-use super::network::Party;
+use super::network::LinkEnd;
 use super::sabotage::Sabotage;
-use super::scene::{Answer, Ask, Call, Caller, Event, FromAgent, FromClient, Message, Scene, host_of};
+use super::scene::{
+    Ask, FromAgent, FromClient, ManagerAnswer, Scene, SimCall, SimCaller, SimEvent, SimMessage, host_of,
+};
 use super::truth::Invariant;
-use super::worker::Worker;
+use super::worker::SimWorker;
 
 /// Time between two reports, and between two journals.
 const PERIOD_US: u64 = 1_000_000;
@@ -39,12 +41,12 @@ const RECLAIM_GRACE_US: u64 = 5_000_000;
 
 /// A machine that lends, and its agent, if that runs.
 #[derive(Debug)]
-pub struct Agent {
+pub struct SimAgent {
     number: u32,
-    capacity: Room,
-    clock: Clock,
-    process: Option<Process>,
-    journal: Vec<Journaled>,
+    capacity: NodeCapacity,
+    clock: SimClock,
+    process: Option<AgentLife>,
+    journal: Vec<JournaledLease>,
     /// The manager that it talks to.
     manager: u8,
     managers: u8,
@@ -57,8 +59,8 @@ pub struct Agent {
 
 /// One life of an agent.
 #[derive(Debug)]
-struct Process {
-    book: Book<Held>,
+struct AgentLife {
+    book: LeaseBook<HeldLease>,
     instance: u128,
     is_registered: bool,
     /// The reporter's call on its way.
@@ -82,9 +84,9 @@ struct Outstanding {
 
 /// State that the agent keeps with a lease.
 #[derive(Debug)]
-struct Held {
+struct HeldLease {
     id: LeaseId,
-    worker: Worker,
+    worker: SimWorker,
     since_ns: u64,
     /// Once it has ended.
     used: Cell<Option<Usage>>,
@@ -92,7 +94,7 @@ struct Held {
     round: u32,
 }
 
-impl Held {
+impl HeldLease {
     fn used(&self, now_ns: u64) -> Usage {
         self.used.get().unwrap_or_else(|| self.worker.used(now_ns - self.since_ns))
     }
@@ -100,7 +102,7 @@ impl Held {
 
 /// A lease in the journal.
 #[derive(Clone, Debug)]
-struct Journaled {
+struct JournaledLease {
     id: LeaseId,
     lease: v1::Lease,
     ticket: Vec<u8>,
@@ -109,19 +111,19 @@ struct Journaled {
 
 /// Fate of a dead agent's journal.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Journal {
+pub enum JournalFate {
     /// The journal exists at the next start.
     Kept,
     /// The journal's disk is gone.
     Lost,
 }
 
-impl Agent {
+impl SimAgent {
     /// A machine without a running agent.
-    pub fn new(number: u32, capacity: Room, clock: Clock, managers: u8) -> Agent {
+    pub fn new(number: u32, capacity: NodeCapacity, clock: SimClock, managers: u8) -> SimAgent {
         let manager = (number % u32::from(managers)) as u8;
         let (process, journal) = (None, Vec::new());
-        Agent {
+        SimAgent {
             number,
             capacity,
             clock,
@@ -142,14 +144,15 @@ impl Agent {
 
     /// Starts the agent, with what the one before has left behind.
     pub fn start(&mut self, scene: &mut Scene) {
-        let mut book = Book::new(&node_name(self.number));
-        for Journaled { id, lease, ticket, used } in self.journal.clone() {
-            let worker = Worker::of(id, lease.cores);
-            let held = Held { id, worker, since_ns: 0, used: Cell::new(Some(used)), client: 0, round: 0 };
+        let mut book = LeaseBook::new(&node_name(self.number));
+        for JournaledLease { id, lease, ticket, used } in self.journal.clone() {
+            let worker = SimWorker::of(id, lease.cores);
+            let held =
+                HeldLease { id, worker, since_ns: 0, used: Cell::new(Some(used)), client: 0, round: 0 };
             let code = Code::AgentUnreachable.number();
-            book.inherit(lease, ticket, held, End { code, reason: "its agent died".to_owned() });
+            book.inherit(lease, ticket, held, BookedEnd { code, reason: "its agent died".to_owned() });
         }
-        self.process = Some(Process {
+        self.process = Some(AgentLife {
             book,
             instance: scene.random.wide_bits(),
             is_registered: false,
@@ -165,8 +168,8 @@ impl Agent {
     }
 
     /// Kills the agent and with it its workers.
-    pub fn crash(&mut self, journal: Journal, scene: &mut Scene) {
-        if journal == Journal::Lost {
+    pub fn crash(&mut self, journal: JournalFate, scene: &mut Scene) {
+        if journal == JournalFate::Lost {
             self.journal.drain(..).for_each(|lease| scene.truth.survives(lease.id, None));
         }
         let Some(process) = self.process.take() else { return };
@@ -244,7 +247,7 @@ impl Agent {
         if at_us < process.wakes_at_us {
             process.wakes_at_us = at_us;
             self.wakes += 1;
-            scene.queue.add(at_us, Event::AgentWakes(self.number, self.wakes));
+            scene.queue.add(at_us, SimEvent::AgentWakes(self.number, self.wakes));
         }
     }
 
@@ -270,7 +273,7 @@ impl Agent {
         }
         process.journal_at_us = scene.now_us + PERIOD_US;
         let now_ns = self.clock.read_ns(scene.now_us);
-        let entries = process.book.entries().map(|(_, entry)| Journaled {
+        let entries = process.book.entries().map(|(_, entry)| JournaledLease {
             id: entry.holder.id,
             lease: entry.lease.clone(),
             ticket: entry.ticket.clone(),
@@ -284,10 +287,14 @@ impl Agent {
         let Some(process) = &mut self.process else { return };
         let now_ns = self.clock.read_ns(scene.now_us);
         let now_ms = now_ns / 1_000_000;
-        let read = |held: &Held| Used { usage: held.used(now_ns), functions: Vec::new(), cold_imports: None };
+        let read = |held: &HeldLease| MeasuredUsage {
+            usage: held.used(now_ns),
+            functions: Vec::new(),
+            cold_imports: None,
+        };
         self.calls += 1;
-        let call = Call {
-            caller: Caller::Agent(self.number),
+        let call = SimCall {
+            caller: SimCaller::Agent(self.number),
             number: self.calls,
             deadline_us: scene.now_us + PATIENCE_US,
         };
@@ -315,10 +322,10 @@ impl Agent {
     }
 
     /// A manager has answered one of its calls.
-    pub fn answered(&mut self, call: Call, answer: Answer, scene: &mut Scene) {
+    pub fn answered(&mut self, call: SimCall, answer: ManagerAnswer, scene: &mut Scene) {
         let Some(process) = &mut self.process else { return };
         if let Some(lease) = process.confirming.remove(&call.number) {
-            return self.confirmed(lease, matches!(answer, Answer::Confirmed), scene);
+            return self.confirmed(lease, matches!(answer, ManagerAnswer::Confirmed), scene);
         }
         let Some(outstanding) = process.call.filter(|outstanding| outstanding.number == call.number) else {
             return;
@@ -327,7 +334,7 @@ impl Agent {
         let answered = self.clock.read_ns(scene.now_us) / 1_000_000;
         let exchange = Exchange { asked: outstanding.asked_ms, answered };
         match answer {
-            Answer::Reported(reply) => {
+            ManagerAnswer::Reported(reply) => {
                 process.failures = 0;
                 let orders = process.book.answered(&reply, exchange);
                 for order in &reply.end {
@@ -341,14 +348,14 @@ impl Agent {
                     self.end(lease_id(&order.lease), order.code, scene);
                 }
             }
-            Answer::Registered(registration) => {
+            ManagerAnswer::Registered(registration) => {
                 process.failures = 0;
                 process.is_registered = true;
                 process.report_at_us = scene.now_us;
                 process.book.registered(&registration, exchange);
                 scene.truth.adopt(scene.now_us, self.number, registration.registration);
             }
-            Answer::RegisterAgain => {
+            ManagerAnswer::RegisterAgain => {
                 process.is_registered = false;
                 process.report_at_us = scene.now_us;
             }
@@ -403,9 +410,9 @@ impl Agent {
         };
         let now_ns = self.clock.read_ns(scene.now_us);
         let workers = ticket.lease.as_ref().map_or(0, |lease| lease.cores);
-        let held = Held {
+        let held = HeldLease {
             id,
-            worker: Worker::of(id, workers),
+            worker: SimWorker::of(id, workers),
             since_ns: now_ns,
             used: Cell::new(None),
             client,
@@ -427,9 +434,9 @@ impl Agent {
     fn ask_confirmation(&mut self, lease: LeaseId, scene: &mut Scene) {
         let Some(process) = &mut self.process else { return };
         self.calls += 1;
-        let (caller, number) = (Caller::Agent(self.number), self.calls);
+        let (caller, number) = (SimCaller::Agent(self.number), self.calls);
         process.confirming.insert(number, lease);
-        let call = Call { caller, number, deadline_us: scene.now_us + PATIENCE_US };
+        let call = SimCall { caller, number, deadline_us: scene.now_us + PATIENCE_US };
         scene.ask(self.manager, call, Ask::Confirm(lease));
     }
 
@@ -457,7 +464,7 @@ impl Agent {
         let Some(process) = &mut self.process else { return };
         let now_ns = self.clock.read_ns(scene.now_us);
         let name = lease.to_string();
-        if !process.book.end(&name, End { code, reason: String::new() }) {
+        if !process.book.end(&name, BookedEnd { code, reason: String::new() }) {
             return;
         }
         process.report_at_us = scene.now_us;
@@ -469,17 +476,21 @@ impl Agent {
         self.tell_client(held, FromAgent::Ended(lease), scene);
     }
 
-    fn tell_client(&self, held: &Held, message: FromAgent, scene: &mut Scene) {
+    fn tell_client(&self, held: &HeldLease, message: FromAgent, scene: &mut Scene) {
         self.say(held.client, held.round, message, scene);
     }
 
     fn say(&self, client: u32, round: u32, message: FromAgent, scene: &mut Scene) {
         // A client that does not hear gives up by itself.
-        scene.send(Party::Agent(self.number), host_of(client), Message::ToClient(client, round, message));
+        scene.send(
+            LinkEnd::Agent(self.number),
+            host_of(client),
+            SimMessage::ToClient(client, round, message),
+        );
     }
 }
 
-fn description(agent: u32, capacity: Room) -> v1::NodeDescription {
+fn description(agent: u32, capacity: NodeCapacity) -> v1::NodeDescription {
     v1::NodeDescription {
         name: node_name(agent),
         agent: format!("unix:/run/{agent}"),

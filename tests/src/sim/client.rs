@@ -1,15 +1,16 @@
 //! A client: it asks, holds, lets go, and asks again. Some never come for what they were granted, come late or twice,
 //! die without a word, or hold until they are thrown out.
 
-use sublet_manager::core::{LeaseId, RequestId, Terms};
+use sublet_manager::core::{LeaseId, LeaseTerms, RequestId};
 use sublet_proto::Code;
 use sublet_proto::v1::{LeaseRequest, Ticket};
 
 use super::manager::{agent_of, lease_id};
-use super::network::Party;
+use super::network::LinkEnd;
 use super::random::Random;
 use super::scene::{
-    Answer, Ask, Call, Caller, Event, FromAgent, FromClient, LeaseAsk, Message, Scene, Token, host_of,
+    Ask, FromAgent, FromClient, LeaseAsk, ManagerAnswer, Scene, SimCall, SimCaller, SimEvent, SimMessage,
+    Token, host_of,
 };
 
 /// How long an answer may take beyond what the request may wait.
@@ -36,18 +37,18 @@ pub struct Manners {
 
 /// See the [module](self).
 #[derive(Debug)]
-pub struct Client {
+pub struct SimClient {
     number: u32,
     tenant: u32,
     /// Counts its requests.
     round: u32,
     wakes: u32,
     calls: u32,
-    phase: Phase,
+    phase: ClientPhase,
 }
 
 #[derive(Debug)]
-enum Phase {
+enum ClientPhase {
     Idle,
     Asking {
         ask: Box<LeaseAsk>,
@@ -56,17 +57,17 @@ enum Phase {
         tries: u32,
     },
     Holding {
-        leases: Vec<Held>,
+        leases: Vec<HeldTicket>,
         manager: u8,
         timeout_ms: u64,
         until_us: u64,
-        end: End,
+        end: LeaveKind,
         renewing: Vec<(u32, LeaseId)>,
     },
 }
 
 #[derive(Clone, Debug)]
-struct Held {
+struct HeldTicket {
     id: LeaseId,
     agent: u32,
     ticket: Ticket,
@@ -84,28 +85,28 @@ enum Attach {
 
 /// How a client leaves its leases.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum End {
+enum LeaveKind {
     Release,
     Die,
     Expire,
     ByManager,
 }
 
-impl Client {
+impl SimClient {
     /// One that will ask.
-    pub fn new(number: u32, tenant: u32) -> Client {
-        Client { number, tenant, round: 0, wakes: 0, calls: 0, phase: Phase::Idle }
+    pub fn new(number: u32, tenant: u32) -> SimClient {
+        SimClient { number, tenant, round: 0, wakes: 0, calls: 0, phase: ClientPhase::Idle }
     }
 
     /// Does nothing until then; whatever else it would have woken for is void.
     pub fn wake_at(&mut self, at_us: u64, scene: &mut Scene) {
         self.wakes += 1;
-        scene.queue.add(at_us, Event::ClientWakes(self.number, self.wakes));
+        scene.queue.add(at_us, SimEvent::ClientWakes(self.number, self.wakes));
     }
 
     /// Whether it waits for the time of its next request.
     pub fn is_idle(&self) -> bool {
-        matches!(self.phase, Phase::Idle)
+        matches!(self.phase, ClientPhase::Idle)
     }
 
     /// Does what the client planned for this wake-up. In a calm run no client sends further requests.
@@ -114,10 +115,10 @@ impl Client {
             return;
         }
         match &mut self.phase {
-            Phase::Idle if is_calm => {}
-            Phase::Idle => self.begin(manners, scene),
-            Phase::Asking { .. } => {}
-            Phase::Holding { .. } => self.hold_on(manners, is_calm, scene),
+            ClientPhase::Idle if is_calm => {}
+            ClientPhase::Idle => self.begin(manners, scene),
+            ClientPhase::Asking { .. } => {}
+            ClientPhase::Holding { .. } => self.hold_on(manners, is_calm, scene),
         }
     }
 
@@ -139,33 +140,35 @@ impl Client {
     fn ask(&mut self, ask: Box<LeaseAsk>, manager: u8, tries: u32, scene: &mut Scene) {
         let call = self.call(ask.wait_ms * 1_000 + PATIENCE_US, scene);
         scene.ask(manager, call, Ask::Lease(ask.clone()));
-        self.phase = Phase::Asking { ask, manager, call: call.number, tries };
+        self.phase = ClientPhase::Asking { ask, manager, call: call.number, tries };
     }
 
-    fn call(&mut self, patience_us: u64, scene: &Scene) -> Call {
+    fn call(&mut self, patience_us: u64, scene: &Scene) -> SimCall {
         self.calls += 1;
-        Call {
-            caller: Caller::Client(self.number),
+        SimCall {
+            caller: SimCaller::Client(self.number),
             number: self.calls,
             deadline_us: scene.now_us + patience_us,
         }
     }
 
     /// A manager has answered.
-    pub fn answered(&mut self, call: Call, answer: Answer, manners: &Manners, scene: &mut Scene) {
+    pub fn answered(&mut self, call: SimCall, answer: ManagerAnswer, manners: &Manners, scene: &mut Scene) {
         match &mut self.phase {
-            Phase::Asking { call: number, .. } if *number == call.number => match answer {
-                Answer::Granted(tickets) if !tickets.is_empty() => self.granted(tickets, manners, scene),
-                Answer::Failed(error) if error.code == Code::TryLater => {
+            ClientPhase::Asking { call: number, .. } if *number == call.number => match answer {
+                ManagerAnswer::Granted(tickets) if !tickets.is_empty() => {
+                    self.granted(tickets, manners, scene)
+                }
+                ManagerAnswer::Failed(error) if error.code == Code::TryLater => {
                     let later = Manners { pace_us: 4 * manners.pace_us, ..*manners };
                     self.rest(&later, scene);
                 }
                 _ => self.rest(manners, scene),
             },
-            Phase::Holding { leases, renewing, .. } => {
+            ClientPhase::Holding { leases, renewing, .. } => {
                 let asked = renewing.iter().find(|(number, _)| *number == call.number);
                 let held = asked.and_then(|(_, lease)| leases.iter().find(|held| held.id == *lease));
-                if let (Some(held), Answer::Renewed(ticket)) = (held, answer) {
+                if let (Some(held), ManagerAnswer::Renewed(ticket)) = (held, answer) {
                     let agent = held.agent;
                     self.tell(agent, FromClient::Renew(ticket), scene);
                 }
@@ -176,7 +179,7 @@ impl Client {
 
     /// A manager has not answered. The request is repeated, or given up.
     pub fn unanswered(&mut self, number: u32, manners: &Manners, scene: &mut Scene) {
-        let Phase::Asking { ask, manager, call, tries } = &self.phase else { return };
+        let ClientPhase::Asking { ask, manager, call, tries } = &self.phase else { return };
         if *call != number {
             return;
         }
@@ -184,8 +187,8 @@ impl Client {
         if scene.random.chance_ppm(300_000) {
             let withdrawal = Ask::Withdraw { tenant: ask.tenant, request: ask.request };
             let call = self.call(PATIENCE_US, scene);
-            let message = Message::Asked(manager, call, withdrawal);
-            scene.send(host_of(self.number), Party::Manager(manager), message);
+            let message = SimMessage::Asked(manager, call, withdrawal);
+            scene.send(host_of(self.number), LinkEnd::Manager(manager), message);
         }
         if tries < MAX_TRIES {
             let other = scene.random.chance_ppm(500_000);
@@ -196,35 +199,36 @@ impl Client {
     }
 
     fn granted(&mut self, tickets: Vec<Ticket>, manners: &Manners, scene: &mut Scene) {
-        let Phase::Asking { ask, manager, .. } = &self.phase else { return };
+        let ClientPhase::Asking { ask, manager, .. } = &self.phase else { return };
         let (manager, timeout_ms) = (*manager, ask.terms.timeout_ms);
         let is_rude = scene.random.chance_ppm(manners.rude_ppm);
         let rude = [Attach::Now, Attach::Twice, Attach::Late, Attach::Never];
         let attach = if is_rude { scene.random.pick(&rude) } else { Attach::Now };
-        let rude = [End::Die, End::Expire, End::ByManager];
+        let rude = [LeaveKind::Die, LeaveKind::Expire, LeaveKind::ByManager];
         let end = if is_rude {
             scene.random.pick(&rude)
         } else {
-            scene.random.pick(&[End::Release, End::Release, End::Die])
+            scene.random.pick(&[LeaveKind::Release, LeaveKind::Release, LeaveKind::Die])
         };
         let held = tickets.into_iter().filter_map(|ticket| {
             let lease = ticket.lease.as_ref()?;
-            Some(Held { id: lease_id(&lease.id), agent: agent_of(&lease.node), attach, ticket })
+            Some(HeldTicket { id: lease_id(&lease.id), agent: agent_of(&lease.node), attach, ticket })
         });
-        let leases: Vec<Held> = held.collect();
+        let leases: Vec<HeldTicket> = held.collect();
         if attach != Attach::Late {
             leases.iter().for_each(|held| self.attach(held, scene));
         }
-        if end == End::ByManager && scene.random.chance_ppm(500_000) {
+        if end == LeaveKind::ByManager && scene.random.chance_ppm(500_000) {
             leases.iter().for_each(|held| self.end_by_manager(held.id, manager, scene));
         }
         let until_us = scene.now_us + scene.random.long_tail(manners.pace_us / 2).min(timeout_ms * 4_000);
-        self.phase = Phase::Holding { leases, manager, timeout_ms, until_us, end, renewing: Vec::new() };
+        self.phase =
+            ClientPhase::Holding { leases, manager, timeout_ms, until_us, end, renewing: Vec::new() };
         let first_us = if attach == Attach::Late { scene.random.below(8_000_000) } else { timeout_ms * 600 };
         self.wake_at(until_us.min(scene.now_us + first_us), scene);
     }
 
-    fn attach(&mut self, held: &Held, scene: &mut Scene) {
+    fn attach(&mut self, held: &HeldTicket, scene: &mut Scene) {
         let shows = match held.attach {
             Attach::Never => 0,
             Attach::Now | Attach::Late => 1,
@@ -242,27 +246,28 @@ impl Client {
     }
 
     fn tell(&self, agent: u32, message: FromClient, scene: &mut Scene) {
-        scene.send(host_of(self.number), Party::Agent(agent), Message::ToAgent(agent, message));
+        scene.send(host_of(self.number), LinkEnd::Agent(agent), SimMessage::ToAgent(agent, message));
     }
 
     /// Attaches late, renews, or lets go.
     fn hold_on(&mut self, manners: &Manners, is_calm: bool, scene: &mut Scene) {
-        let Phase::Holding { leases, manager, timeout_ms, until_us, end, .. } = &mut self.phase else {
+        let ClientPhase::Holding { leases, manager, timeout_ms, until_us, end, .. } = &mut self.phase else {
             return;
         };
         let (manager, timeout_ms, until_us, end) = (*manager, *timeout_ms, *until_us, *end);
         if scene.now_us >= until_us || is_calm {
             return self.let_go(end, manager, manners, scene);
         }
-        let late: Vec<Held> = leases.iter().filter(|held| held.attach == Attach::Late).cloned().collect();
+        let late: Vec<HeldTicket> =
+            leases.iter().filter(|held| held.attach == Attach::Late).cloned().collect();
         leases.iter_mut().for_each(|held| held.attach = Attach::Now);
         let ids: Vec<LeaseId> = leases.iter().map(|held| held.id).collect();
         if !late.is_empty() {
             late.iter().for_each(|held| self.attach(held, scene));
-        } else if end != End::Expire {
+        } else if end != LeaveKind::Expire {
             for lease in ids {
                 let call = self.call(PATIENCE_US, scene);
-                if let Phase::Holding { renewing, .. } = &mut self.phase {
+                if let ClientPhase::Holding { renewing, .. } = &mut self.phase {
                     renewing.push((call.number, lease));
                 }
                 scene.ask(manager, call, Ask::Renew { lease, timeout_ms });
@@ -271,14 +276,17 @@ impl Client {
         self.wake_at(until_us.min(scene.now_us + timeout_ms * 600), scene);
     }
 
-    fn let_go(&mut self, end: End, manager: u8, manners: &Manners, scene: &mut Scene) {
-        let Phase::Holding { leases, .. } = std::mem::replace(&mut self.phase, Phase::Idle) else { return };
+    fn let_go(&mut self, end: LeaveKind, manager: u8, manners: &Manners, scene: &mut Scene) {
+        let ClientPhase::Holding { leases, .. } = std::mem::replace(&mut self.phase, ClientPhase::Idle)
+        else {
+            return;
+        };
         for held in leases {
             match end {
-                End::Release => self.tell(held.agent, FromClient::Release(held.id), scene),
-                End::Die => self.tell(held.agent, FromClient::Gone(held.id), scene),
-                End::ByManager => self.end_by_manager(held.id, manager, scene),
-                End::Expire => {}
+                LeaveKind::Release => self.tell(held.agent, FromClient::Release(held.id), scene),
+                LeaveKind::Die => self.tell(held.agent, FromClient::Gone(held.id), scene),
+                LeaveKind::ByManager => self.end_by_manager(held.id, manager, scene),
+                LeaveKind::Expire => {}
             }
         }
         self.rest(manners, scene);
@@ -289,7 +297,7 @@ impl Client {
         if round != self.round {
             return;
         }
-        let Phase::Holding { leases, .. } = &mut self.phase else { return };
+        let ClientPhase::Holding { leases, .. } = &mut self.phase else { return };
         let is_superseded =
             matches!(&message, FromAgent::Refused(_, error) if error.code == Code::TicketSuperseded);
         if let FromAgent::Refused(id, _) | FromAgent::Ended(id) = message {
@@ -305,14 +313,14 @@ impl Client {
     }
 
     fn rest(&mut self, manners: &Manners, scene: &mut Scene) {
-        self.phase = Phase::Idle;
+        self.phase = ClientPhase::Idle;
         let rest_us = scene.random.long_tail(manners.pace_us / 2);
         self.wake_at(scene.now_us + rest_us, scene);
     }
 }
 
 /// Terms that a client requests: mostly little, now and then a whole node, or more than one node has.
-fn terms(manners: &Manners, random: &mut Random) -> Terms {
+fn terms(manners: &Manners, random: &mut Random) -> LeaseTerms {
     let node = manners.node_cores;
     let most = random.pick(&[1, 1, 2, 4, node, node, 3 * node, 10 * node]);
     let cores = random.between(1, most.into()) as u32;
@@ -325,5 +333,5 @@ fn terms(manners: &Manners, random: &mut Random) -> Terms {
         shared: random.chance_ppm(250_000),
         ..LeaseRequest::default()
     };
-    Terms::of(&asked).expect("clients of the run ask for what a lease may have")
+    LeaseTerms::of(&asked).expect("clients of the run ask for what a lease may have")
 }

@@ -6,16 +6,16 @@ pub const MAX_DRIFT_PPM: i64 = 100;
 
 /// A monotonic clock: it never jumps, and is a little fast or slow.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Clock {
+pub struct SimClock {
     started_us: u64,
     drift_ppm: i64,
 }
 
-impl Clock {
+impl SimClock {
     /// A clock that starts at 0 now.
-    pub fn start(now_us: u64, drift_ppm: i64) -> Clock {
+    pub fn start(now_us: u64, drift_ppm: i64) -> SimClock {
         debug_assert!(drift_ppm.abs() <= MAX_DRIFT_PPM);
-        Clock { started_us: now_us, drift_ppm }
+        SimClock { started_us: now_us, drift_ppm }
     }
 
     /// Reading of the clock, in nanoseconds since its start.
@@ -37,15 +37,15 @@ impl Clock {
 
 /// A manager's clock: its machine's wall clock when it started, and monotonic from then on.
 #[derive(Clone, Copy, Debug)]
-pub struct ManagerClock {
+pub struct SimManagerClock {
     base_ms: u64,
-    clock: Clock,
+    clock: SimClock,
 }
 
-impl ManagerClock {
+impl SimManagerClock {
     /// Starts now, when the machine's wall clock shows `wall_ms`.
-    pub fn start(now_us: u64, wall_ms: u64, drift_ppm: i64) -> ManagerClock {
-        ManagerClock { base_ms: wall_ms, clock: Clock::start(now_us, drift_ppm) }
+    pub fn start(now_us: u64, wall_ms: u64, drift_ppm: i64) -> SimManagerClock {
+        SimManagerClock { base_ms: wall_ms, clock: SimClock::start(now_us, drift_ppm) }
     }
 
     /// Reading of the clock, in milliseconds of Unix time.
@@ -62,16 +62,16 @@ mod tests {
     #[test]
     fn a_clock_is_fast_or_slow_by_its_drift() {
         let hour_us = 3_600_000_000;
-        assert_eq!(Clock::start(0, 100).read_ns(hour_us), hour_us * 1_000 + 360_000_000);
-        assert_eq!(Clock::start(0, -100).read_ns(hour_us), hour_us * 1_000 - 360_000_000);
-        assert_eq!(ManagerClock::start(5_000, 7, 0).read_ms(10_000), 12);
+        assert_eq!(SimClock::start(0, 100).read_ns(hour_us), hour_us * 1_000 + 360_000_000);
+        assert_eq!(SimClock::start(0, -100).read_ns(hour_us), hour_us * 1_000 - 360_000_000);
+        assert_eq!(SimManagerClock::start(5_000, 7, 0).read_ms(10_000), 12);
     }
 
     #[test]
     fn a_reading_is_reached_when_the_clock_says_so() {
         let mut random = Random::from_seed(5);
         for _ in 0..10_000 {
-            let clock = Clock::start(random.below(1 << 40), random.below(201) as i64 - 100);
+            let clock = SimClock::start(random.below(1 << 40), random.below(201) as i64 - 100);
             let reading_ns = random.below(10_000_000_000_000);
             let at_us = clock.when_us(reading_ns);
             assert!(clock.read_ns(at_us) >= reading_ns);

@@ -11,14 +11,14 @@ use super::truth::{Invariant, Truth};
 #[derive(Debug)]
 pub(super) struct Fairness {
     limits: QueueLimits,
-    tenants: Vec<VecDeque<Waiter>>,
+    tenants: Vec<VecDeque<FairnessWaiter>>,
     /// Tenants without a turn, because they let grants lapse.
     held_back: Vec<bool>,
     len: usize,
 }
 
 #[derive(Clone, Copy, Debug)]
-struct Waiter {
+struct FairnessWaiter {
     request: RequestId,
     /// Requests that were granted while this was its tenant's first.
     overtaken: u32,
@@ -63,7 +63,7 @@ impl Fairness {
         if waiters.iter().any(|waiter| waiter.request == request) {
             return;
         }
-        waiters.push_back(Waiter { request, overtaken: 0, left: 0 });
+        waiters.push_back(FairnessWaiter { request, overtaken: 0, left: 0 });
         self.len += 1;
         let of_tenant = waiters.len();
         if of_tenant > self.limits.per_tenant || self.len > self.limits.total {

@@ -7,11 +7,11 @@ use std::collections::BTreeMap;
 
 use prost::Message as _;
 use sublet_manager::core::{
-    Action, Core, Ended, Event as CoreEvent, InstanceId, Joining, Lease, LeaseId, LeaseReport, Lending,
-    Locality, MAX_PARTS, Node, QueueLimits, Refusals, Renewal, Report, Request, RequestId, Running, Settings,
-    Standing, TenantKey, Terms,
+    AgentLease, AgentReport, ClientRequest, Core, CoreAction, CoreEvent, CoreSettings, InstanceId, Joining,
+    Lease, LeaseId, LeaseReport, LeaseTerms, LendingState, Locality, MAX_PARTS, ManagedNode, QueueLimits,
+    Refusals, Renewal, ReportedEnd, RequestId, TenantKey, TokenStatus,
 };
-use sublet_manager::peers::Table;
+use sublet_manager::peers::PeerTable;
 use sublet_proto::price::Prices;
 use sublet_proto::v1::{
     self, Holding, LeaseState, NodeGeneration, PackageBuild, PackageInfo, PeerRecord, Quota, TenantUse, Usage,
@@ -20,13 +20,13 @@ use sublet_proto::{Code, Error};
 
 use std::sync::Arc;
 
-use super::clock::ManagerClock;
+use super::clock::SimManagerClock;
 use super::fairness::Fairness;
 use super::sabotage::Sabotage;
-use super::scene::{Answer, Ask, Call, Event, LeaseAsk, Scene, Token};
+use super::scene::{Ask, LeaseAsk, ManagerAnswer, Scene, SimCall, SimEvent, Token};
 use super::slab::Slab;
-use super::store::{Health, Store, Write};
-use super::truth::{Granted, Invariant};
+use super::store::{SimStore, StoreHealth, Write};
+use super::truth::{GrantedTruth, Invariant};
 
 /// Between two ticks of a manager.
 pub const TICK_US: u64 = sublet_manager::core::TICK_MS * 1_000;
@@ -79,7 +79,7 @@ pub struct Verification {
 
 /// Operations of managers that take time.
 #[derive(Debug, Default)]
-pub struct Errands {
+pub struct BackgroundTasks {
     /// Writes on their way to the store.
     pub writes: Slab<Write>,
     /// Tokens that are being verified.
@@ -90,65 +90,65 @@ pub struct Errands {
 
 /// One life of a manager.
 #[derive(Debug)]
-pub struct Manager {
+pub struct SimManager {
     number: u8,
     /// Epoch of this life.
     pub epoch: u64,
     started_us: u64,
-    clock: ManagerClock,
+    clock: SimManagerClock,
     core: Core,
     package: Arc<PackageInfo>,
     tenants: Vec<TenantKey>,
     quotas: Vec<Quota>,
     /// Requests that wait for an answer.
-    pending: BTreeMap<RequestId, Pending>,
+    pending: BTreeMap<RequestId, PendingRequests>,
     fairness: Fairness,
     /// Requests by tokens that were not known, and the leases granted meanwhile.
-    unverified: BTreeMap<RequestId, Unverified>,
+    unverified: BTreeMap<RequestId, UnverifiedToken>,
     /// Agents that ask whether a token is valid.
-    confirming: Vec<(LeaseId, Call)>,
+    confirming: Vec<(LeaseId, SimCall)>,
     /// Leases in the registration that is being decided, with their usage; `generation` is that of the registration.
     listed: Vec<(LeaseId, Usage)>,
     generation: u64,
     /// The other managers, as it knows them.
-    table: Table,
+    table: PeerTable,
     store_free_us: u64,
     ticks: u64,
-    out: Vec<Action>,
+    out: Vec<CoreAction>,
 }
 
 #[derive(Debug)]
-struct Pending {
+struct PendingRequests {
     tenant: u32,
-    calls: Vec<Call>,
+    calls: Vec<SimCall>,
     answer_by_us: u64,
 }
 
 #[derive(Debug, Default)]
-struct Unverified {
+struct UnverifiedToken {
     leases: Vec<LeaseId>,
     is_good: Option<bool>,
 }
 
-impl Manager {
+impl SimManager {
     /// Starts a manager on the store.
     pub fn start(
         number: u8,
-        clock: ManagerClock,
+        clock: SimManagerClock,
         common: &Common,
-        store: &mut Store,
+        store: &mut SimStore,
         scene: &mut Scene,
-    ) -> Manager {
+    ) -> SimManager {
         let epoch = store.next_epoch();
         let seed = scene.random.bits();
         let no_limits = QueueLimits { total: usize::MAX, per_tenant: usize::MAX };
         let queue = if scene.sabotage == Some(Sabotage::IgnoreLimits) { no_limits } else { common.queue };
         let mut core =
-            Core::new(Settings { epoch, seed, prices: Prices::default(), queue, balanced_bytes: None });
+            Core::new(CoreSettings { epoch, seed, prices: Prices::default(), queue, balanced_bytes: None });
         let tenants: Vec<TenantKey> =
             (0..common.quotas.len()).map(|number| core.tenant_key(&tenant_name(number))).collect();
         let build = PackageBuild { architecture: ARCHITECTURE.to_owned(), ..PackageBuild::default() };
-        let mut manager = Manager {
+        let mut manager = SimManager {
             number,
             epoch,
             started_us: scene.now_us,
@@ -163,18 +163,18 @@ impl Manager {
             confirming: Vec::new(),
             listed: Vec::new(),
             generation: 0,
-            table: Table::new(epoch),
+            table: PeerTable::new(epoch),
             store_free_us: 0,
             ticks: 0,
             out: Vec::new(),
         };
         manager.load(store, scene);
         scene.truth.manager_started(epoch);
-        scene.after(TICK_US, Event::ManagerTicks(number, epoch));
+        scene.after(TICK_US, SimEvent::ManagerTicks(number, epoch));
         manager
     }
 
-    fn load(&mut self, store: &Store, scene: &Scene) {
+    fn load(&mut self, store: &SimStore, scene: &Scene) {
         let now_ms = self.clock.read_ms(scene.now_us);
         for (&tenant, &quota) in self.tenants.iter().zip(&self.quotas) {
             let quota = if scene.sabotage == Some(Sabotage::IgnoreQuotas) { Quota::default() } else { quota };
@@ -196,7 +196,7 @@ impl Manager {
     }
 
     /// Takes a call.
-    pub fn asked(&mut self, call: Call, ask: Ask, errands: &mut Errands, scene: &mut Scene) {
+    pub fn asked(&mut self, call: SimCall, ask: Ask, errands: &mut BackgroundTasks, scene: &mut Scene) {
         if call.is_lost_since(self.started_us) {
             return;
         }
@@ -212,7 +212,7 @@ impl Manager {
             Ask::End(lease) => {
                 let error = Error::new(Code::LeaseEnded, "its client ended it");
                 self.decide(None, CoreEvent::End(lease, error), errands, scene);
-                scene.answer(self.number, call, Answer::Ended);
+                scene.answer(self.number, call, ManagerAnswer::Ended);
             }
             Ask::Withdraw { tenant, request } => {
                 if self.pending.remove(&request).is_some() {
@@ -224,19 +224,25 @@ impl Manager {
         }
     }
 
-    fn report(&mut self, call: Call, mut report: v1::NodeReport, errands: &mut Errands, scene: &mut Scene) {
+    fn report(
+        &mut self,
+        call: SimCall,
+        mut report: v1::NodeReport,
+        errands: &mut BackgroundTasks,
+        scene: &mut Scene,
+    ) {
         if let Some(sabotage) = scene.sabotage {
             sabotage.spoil_report(&mut report);
         }
         let Some(node) = self.core.node_key(&report.node) else {
-            return scene.answer(self.number, call, Answer::RegisterAgain);
+            return scene.answer(self.number, call, ManagerAnswer::RegisterAgain);
         };
         if self.core.node(node).is_some_and(|known| known.registration == report.registration) {
             for lease in &report.leases {
                 scene.truth.heard(lease_id(&lease.lease), lease.usage.unwrap_or_default(), self.epoch);
             }
         }
-        let report = Report {
+        let report = AgentReport {
             node,
             registration: report.registration,
             sequence: report.sequence,
@@ -251,9 +257,9 @@ impl Manager {
 
     fn register(
         &mut self,
-        call: Call,
+        call: SimCall,
         mut registration: v1::Registration,
-        errands: &mut Errands,
+        errands: &mut BackgroundTasks,
         scene: &mut Scene,
     ) {
         if let Some(sabotage) = scene.sabotage {
@@ -271,18 +277,19 @@ impl Manager {
         self.decide(Some(call), CoreEvent::Register(Box::new(joining)), errands, scene);
     }
 
-    fn request(&mut self, call: Call, ask: LeaseAsk, errands: &mut Errands, scene: &mut Scene) {
+    fn request(&mut self, call: SimCall, ask: LeaseAsk, errands: &mut BackgroundTasks, scene: &mut Scene) {
         let LeaseAsk { request: id, tenant, terms, wait_ms, token } = ask;
-        let standing = if token == Token::Known { Standing::Verified } else { Standing::Provisional };
-        if standing == Standing::Provisional {
+        let standing = if token == Token::Known { TokenStatus::Verified } else { TokenStatus::Provisional };
+        if standing == TokenStatus::Provisional {
             self.verify(id, tenant, token == Token::New, errands, scene);
         }
         let answer_by_us = scene.now_us + wait_ms * 1_000 + ANSWER_SLACK_US;
-        let pending = self.pending.entry(id).or_insert(Pending { tenant, calls: Vec::new(), answer_by_us });
+        let pending =
+            self.pending.entry(id).or_insert(PendingRequests { tenant, calls: Vec::new(), answer_by_us });
         pending.calls.push(call);
         let (tenant_key, package) = (self.tenants[tenant as usize], self.package.clone());
         let pu = String::new();
-        let request = Request {
+        let request = ClientRequest {
             id,
             tenant: tenant_key,
             standing,
@@ -319,21 +326,21 @@ impl Manager {
         request: RequestId,
         tenant: u32,
         is_good: bool,
-        errands: &mut Errands,
+        errands: &mut BackgroundTasks,
         scene: &mut Scene,
     ) {
         if self.unverified.contains_key(&request) {
             return;
         }
-        self.unverified.insert(request, Unverified::default());
+        self.unverified.insert(request, UnverifiedToken::default());
         let (manager, epoch) = (self.number, self.epoch);
         let place = errands.verifications.put(Verification { manager, epoch, request, tenant, is_good });
         let took_us = scene.random.long_tail(VERIFY_US);
-        scene.after(took_us, Event::TokenVerified(place));
+        scene.after(took_us, SimEvent::TokenVerified(place));
     }
 
     /// A token's verification has come to its end.
-    pub fn verified(&mut self, verification: Verification, errands: &mut Errands, scene: &mut Scene) {
+    pub fn verified(&mut self, verification: Verification, errands: &mut BackgroundTasks, scene: &mut Scene) {
         let Verification { request, tenant, is_good, .. } = verification;
         let Some(unverified) = self.unverified.get_mut(&request) else { return };
         unverified.is_good = Some(is_good);
@@ -352,7 +359,7 @@ impl Manager {
         leases: &[LeaseId],
         tenant: u32,
         is_good: bool,
-        errands: &mut Errands,
+        errands: &mut BackgroundTasks,
         scene: &mut Scene,
     ) {
         for &lease in leases {
@@ -365,15 +372,15 @@ impl Manager {
             self.decide(None, event, errands, scene);
             let number = self.number;
             for (_, call) in self.confirming.extract_if(.., |(confirming, _)| *confirming == lease) {
-                scene.answer(number, call, if is_good { Answer::Confirmed } else { worthless() });
+                scene.answer(number, call, if is_good { ManagerAnswer::Confirmed } else { worthless() });
             }
         }
     }
 
-    fn confirm(&mut self, call: Call, lease: LeaseId, scene: &mut Scene) {
+    fn confirm(&mut self, call: SimCall, lease: LeaseId, scene: &mut Scene) {
         match self.core.lease(lease) {
             Some(known) if known.is_active() && !known.provisional => {
-                scene.answer(self.number, call, Answer::Confirmed);
+                scene.answer(self.number, call, ManagerAnswer::Confirmed);
             }
             Some(known) if known.is_active() => self.confirming.push((lease, call)),
             _ => scene.answer(self.number, call, worthless()),
@@ -381,7 +388,13 @@ impl Manager {
     }
 
     /// The store has answered a write of this life.
-    pub fn stored(&mut self, write: &Write, is_taken: bool, errands: &mut Errands, scene: &mut Scene) {
+    pub fn stored(
+        &mut self,
+        write: &Write,
+        is_taken: bool,
+        errands: &mut BackgroundTasks,
+        scene: &mut Scene,
+    ) {
         let event = if is_taken {
             CoreEvent::Saved(write.id, write.revision)
         } else {
@@ -391,10 +404,10 @@ impl Manager {
     }
 
     /// Half a second has passed.
-    pub fn tick(&mut self, errands: &mut Errands, store: &mut Store, scene: &mut Scene) {
+    pub fn tick(&mut self, errands: &mut BackgroundTasks, store: &mut SimStore, scene: &mut Scene) {
         self.decide(None, CoreEvent::Tick, errands, scene);
         self.ticks += 1;
-        if self.ticks.is_multiple_of(2) && store.health != Health::Unreachable {
+        if self.ticks.is_multiple_of(2) && store.health != StoreHealth::Unreachable {
             self.exchange(errands, store, scene);
         }
         for (id, pending) in &self.pending {
@@ -404,11 +417,11 @@ impl Manager {
                 scene.truth.violated(Invariant::RequestsAreAnsweredOnce, found);
             }
         }
-        scene.after(TICK_US, Event::ManagerTicks(self.number, self.epoch));
+        scene.after(TICK_US, SimEvent::ManagerTicks(self.number, self.epoch));
     }
 
     /// Tells the other managers what there is here, and hears what there is with them.
-    pub fn exchange(&mut self, errands: &mut Errands, store: &mut Store, scene: &mut Scene) {
+    pub fn exchange(&mut self, errands: &mut BackgroundTasks, store: &mut SimStore, scene: &mut Scene) {
         let holdings = self.tenants.iter().map(|&tenant| self.core.tenant(tenant));
         let holdings =
             holdings.map(|tenant| Holding { tenant: tenant.name.to_string(), r#use: Some(tenant.own) });
@@ -438,7 +451,7 @@ impl Manager {
     }
 
     /// The leases that it counts as its own, with their nodes.
-    pub fn active(&self) -> impl Iterator<Item = (&Lease, Option<&Node>)> {
+    pub fn active(&self) -> impl Iterator<Item = (&Lease, Option<&ManagedNode>)> {
         let active = self.core.leases().filter(|lease| lease.is_active());
         active.map(|lease| (lease, self.core.node(lease.node)))
     }
@@ -449,13 +462,19 @@ impl Manager {
     }
 
     /// Has the core decide, and does what it says. The call is the one that the event's own answer goes to.
-    fn decide(&mut self, call: Option<Call>, event: CoreEvent, errands: &mut Errands, scene: &mut Scene) {
+    fn decide(
+        &mut self,
+        call: Option<SimCall>,
+        event: CoreEvent,
+        errands: &mut BackgroundTasks,
+        scene: &mut Scene,
+    ) {
         let now_ms = self.clock.read_ms(scene.now_us);
         let mut out = std::mem::take(&mut self.out);
         self.core.on_event(now_ms, event, &mut out);
         let mut call = call;
         for action in out.drain(..) {
-            let is_answer = matches!(action, Action::Granted { .. } | Action::Refused { .. });
+            let is_answer = matches!(action, CoreAction::Granted { .. } | CoreAction::Refused { .. });
             if is_answer && scene.sabotage == Some(Sabotage::AnswerTwice) {
                 self.act(&mut call, action.clone(), errands, scene);
             }
@@ -468,20 +487,28 @@ impl Manager {
         }
     }
 
-    fn act(&mut self, call: &mut Option<Call>, action: Action, errands: &mut Errands, scene: &mut Scene) {
+    fn act(
+        &mut self,
+        call: &mut Option<SimCall>,
+        action: CoreAction,
+        errands: &mut BackgroundTasks,
+        scene: &mut Scene,
+    ) {
         let answer = match action {
-            Action::Save { lease, revision } => return self.save(lease, revision, errands, scene),
-            Action::Granted { request, leases, .. } => return self.granted(request, &leases, errands, scene),
-            Action::Refused { request, error, .. } => {
-                return self.answer_request(request, Answer::Failed(error), scene);
+            CoreAction::Save { lease, revision } => return self.save(lease, revision, errands, scene),
+            CoreAction::Granted { request, leases, .. } => {
+                return self.granted(request, &leases, errands, scene);
             }
-            Action::Handed { request, manager, .. } => {
+            CoreAction::Refused { request, error, .. } => {
+                return self.answer_request(request, ManagerAnswer::Failed(error), scene);
+            }
+            CoreAction::Handed { request, manager, .. } => {
                 let found =
                     format!("request {request} was handed to {manager}, and none is above the others");
                 return scene.truth.violated(Invariant::RequestsAreAnsweredOnce, found);
             }
-            Action::Forgotten(_) => return,
-            Action::Reported(reported) => Answer::Reported(v1::NodeReportReply {
+            CoreAction::Forgotten(_) => return,
+            CoreAction::Reported(reported) => ManagerAnswer::Reported(v1::NodeReportReply {
                 end: reported.end.into_iter().map(end_order).collect(),
                 acknowledged: reported.acknowledged.into_iter().map(|lease| lease.to_string()).collect(),
                 now_unix_ms: self.clock.read_ms(scene.now_us),
@@ -489,13 +516,13 @@ impl Manager {
                 sequence: reported.sequence,
                 neighbours: None,
             }),
-            Action::RegisterAgain => Answer::RegisterAgain,
-            Action::Registered { registration, .. } => {
+            CoreAction::RegisterAgain => ManagerAnswer::RegisterAgain,
+            CoreAction::Registered { registration, .. } => {
                 for (lease, usage) in std::mem::take(&mut self.listed) {
                     scene.truth.heard(lease, usage, self.epoch);
                 }
                 scene.truth.registered(registration, self.generation);
-                Answer::Registered(v1::NodeRegistration {
+                ManagerAnswer::Registered(v1::NodeRegistration {
                     verifying_key: Vec::new(),
                     registration,
                     now_unix_ms: self.clock.read_ms(scene.now_us),
@@ -503,11 +530,13 @@ impl Manager {
                     neighbours: None,
                 })
             }
-            Action::Renewed(lease) => match self.renewed(lease, scene) {
-                Some(ticket) => Answer::Renewed(Box::new(ticket)),
+            CoreAction::Renewed(lease) => match self.renewed(lease, scene) {
+                Some(ticket) => ManagerAnswer::Renewed(Box::new(ticket)),
                 None => return,
             },
-            Action::NotRegistered(error) | Action::NotRenewed(_, error) => Answer::Failed(error),
+            CoreAction::NotRegistered(error) | CoreAction::NotRenewed(_, error) => {
+                ManagerAnswer::Failed(error)
+            }
         };
         match call.take() {
             Some(call) => scene.answer(self.number, call, answer),
@@ -518,17 +547,23 @@ impl Manager {
         }
     }
 
-    fn save(&mut self, id: LeaseId, revision: u64, errands: &mut Errands, scene: &mut Scene) {
+    fn save(&mut self, id: LeaseId, revision: u64, errands: &mut BackgroundTasks, scene: &mut Scene) {
         let Some(lease) = self.core.lease(id).map(|lease| self.core.describe(lease)) else { return };
         let (manager, epoch) = (self.number, self.epoch);
         let place = errands.writes.put(Write { manager, epoch, lease, id, revision });
         let took_us = scene.random.long_tail(errands.store_delay_us).min(LONGEST_WRITE_US);
         // One writer for each manager: what is written later arrives later.
         self.store_free_us = self.store_free_us.max(scene.now_us + took_us);
-        scene.queue.add(self.store_free_us, Event::StoreAnswers(place));
+        scene.queue.add(self.store_free_us, SimEvent::StoreAnswers(place));
     }
 
-    fn granted(&mut self, request: RequestId, leases: &[LeaseId], errands: &mut Errands, scene: &mut Scene) {
+    fn granted(
+        &mut self,
+        request: RequestId,
+        leases: &[LeaseId],
+        errands: &mut BackgroundTasks,
+        scene: &mut Scene,
+    ) {
         let tenant = self.pending.get(&request).map(|pending| pending.tenant);
         let tickets: Vec<v1::Ticket> = leases.iter().filter_map(|&lease| self.ticket(lease)).collect();
         for (&id, ticket) in leases.iter().zip(&tickets) {
@@ -538,7 +573,7 @@ impl Manager {
         }
         self.note_held_back(scene);
         self.fairness.granted(request, &mut scene.truth);
-        self.answer_request(request, Answer::Granted(tickets), scene);
+        self.answer_request(request, ManagerAnswer::Granted(tickets), scene);
         if let Some(unverified) = self.unverified.get_mut(&request) {
             match unverified.is_good {
                 Some(is_good) => self.judge(leases, tenant.unwrap_or_default(), is_good, errands, scene),
@@ -550,7 +585,7 @@ impl Manager {
     fn tell_granted(&self, id: LeaseId, tenant: u32, ticket: &v1::Ticket, scene: &mut Scene) {
         let Some(lease) = self.core.lease(id) else { return };
         let Some(agent) = self.core.node(lease.node).map(|node| agent_of(&node.name)) else { return };
-        let granted = Granted {
+        let granted = GrantedTruth {
             id,
             agent,
             tenant,
@@ -579,7 +614,7 @@ impl Manager {
         })
     }
 
-    fn answer_request(&mut self, request: RequestId, answer: Answer, scene: &mut Scene) {
+    fn answer_request(&mut self, request: RequestId, answer: ManagerAnswer, scene: &mut Scene) {
         self.fairness.left(request);
         let Some(pending) = self.pending.remove(&request) else {
             let found = format!("nobody waits for request {request} and {answer:?}");
@@ -632,13 +667,13 @@ impl Manager {
         let memory_bytes = u64::from(cores) << 20;
         let asked =
             v1::LeaseRequest { cores, shared, memory_bytes, options: Some(options), ..Default::default() };
-        let request = Request {
+        let request = ClientRequest {
             id: RequestId(u128::from(shared)),
             tenant: self.core.tenant_key("whoever takes all"),
-            standing: Standing::Verified,
+            standing: TokenStatus::Verified,
             pu: String::new(),
             package: self.package.clone(),
-            terms: Terms::of(&asked).ok()?,
+            terms: LeaseTerms::of(&asked).ok()?,
             locality: Locality::default(),
             wait_ms: 0,
             refusals: Refusals::default(),
@@ -646,7 +681,7 @@ impl Manager {
         let now_ms = self.clock.read_ms(scene.now_us);
         self.core.on_event(now_ms, CoreEvent::Request(Box::new(request)), &mut self.out);
         match self.out.pop() {
-            Some(Action::Granted { .. }) => None,
+            Some(CoreAction::Granted { .. }) => None,
             action => Some(format!(
                 "all {cores} workers (shared: {shared}) of its idle nodes were asked: {action:?}"
             )),
@@ -654,8 +689,8 @@ impl Manager {
     }
 }
 
-fn worthless() -> Answer {
-    Answer::Failed(Error::new(Code::Unauthenticated, "the token is worth nothing"))
+fn worthless() -> ManagerAnswer {
+    ManagerAnswer::Failed(Error::new(Code::Unauthenticated, "the token is worth nothing"))
 }
 
 /// The lease of this name.
@@ -663,11 +698,11 @@ pub(super) fn lease_id(name: &str) -> LeaseId {
     name.parse().expect("leases of the run have names that their manager made")
 }
 
-fn lending(state: v1::NodeState) -> Lending {
+fn lending(state: v1::NodeState) -> LendingState {
     match state {
-        v1::NodeState::Draining => Lending::Draining,
-        v1::NodeState::Reclaimed => Lending::Reclaimed,
-        _ => Lending::Open,
+        v1::NodeState::Draining => LendingState::Draining,
+        v1::NodeState::Reclaimed => LendingState::Reclaimed,
+        _ => LendingState::Open,
     }
 }
 
@@ -678,16 +713,16 @@ fn lease_report(report: v1::LeaseReport) -> LeaseReport {
         usage: report.usage.unwrap_or_default(),
         functions: report.functions,
         cold_imports: report.cold_imports,
-        ended: is_over.then_some(Ended { code: report.end_code, reason: report.end_reason }),
+        ended: is_over.then_some(ReportedEnd { code: report.end_code, reason: report.end_reason }),
     }
 }
 
 /// No party of a run forges signatures, so signatures are not checked.
-fn running(running: v1::RunningLease) -> Running {
+fn running(running: v1::RunningLease) -> AgentLease {
     let signed =
         v1::SignedTicket::decode(&running.ticket[..]).expect("agents of the run keep tickets as they are");
     let ticket = v1::Ticket::decode(&signed.ticket[..]).expect("agents of the run keep tickets as they are");
-    Running {
+    AgentLease {
         lease: Box::new(ticket.lease.unwrap_or_default()),
         report: lease_report(running.report.unwrap_or_default()),
         remaining_ms: running.remaining_ms,

@@ -3,7 +3,7 @@
 //! Each run has some of the faults only. A fault that is everywhere hides what another one would show: a cluster whose
 //! managers die each second never has a full queue.
 
-use sublet_manager::core::{QueueLimits, Room};
+use sublet_manager::core::{NodeCapacity, QueueLimits};
 use sublet_proto::v1::Quota;
 
 use super::client::Manners;
@@ -23,7 +23,7 @@ const MAX_CLIENTS: u32 = 128;
 
 /// Options of a run.
 #[derive(Clone, Copy, Debug)]
-pub struct Options {
+pub struct SimOptions {
     /// Seed of all random draws.
     pub seed: u64,
     /// Agents.
@@ -36,7 +36,7 @@ pub struct Options {
 
 /// Faults of a run.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Fault {
+pub enum SimFault {
     /// A manager dies and is started anew.
     ManagerDies,
     /// An agent dies and is started anew, with its journal or without.
@@ -73,33 +73,33 @@ pub enum Fault {
     ClocksJump,
 }
 
-const FAULTS: &[Fault] = &[
-    Fault::ManagerDies,
-    Fault::AgentDies,
-    Fault::RackDies,
-    Fault::AgentGone,
-    Fault::Drain,
-    Fault::Reclaim,
-    Fault::CutAgent,
-    Fault::CutManager,
-    Fault::CutHost,
-    Fault::CutClients,
-    Fault::Slow,
-    Fault::StoreSlow,
-    Fault::StoreFull,
-    Fault::StoreCut,
-    Fault::Storm,
-    Fault::Burst,
-    Fault::ClocksJump,
+const FAULTS: &[SimFault] = &[
+    SimFault::ManagerDies,
+    SimFault::AgentDies,
+    SimFault::RackDies,
+    SimFault::AgentGone,
+    SimFault::Drain,
+    SimFault::Reclaim,
+    SimFault::CutAgent,
+    SimFault::CutManager,
+    SimFault::CutHost,
+    SimFault::CutClients,
+    SimFault::Slow,
+    SimFault::StoreSlow,
+    SimFault::StoreFull,
+    SimFault::StoreCut,
+    SimFault::Storm,
+    SimFault::Burst,
+    SimFault::ClocksJump,
 ];
 
 /// See the [module](self).
 #[derive(Clone, Debug)]
-pub struct Plan {
+pub struct SimPlan {
     /// Number of managers on one store.
     pub managers: u8,
     /// Capacity that each node lends.
-    pub capacities: Vec<Room>,
+    pub capacities: Vec<NodeCapacity>,
     /// Quota of each tenant.
     pub quotas: Vec<Quota>,
     /// Limits of the queue of requests.
@@ -111,7 +111,7 @@ pub struct Plan {
     /// The network without faults.
     pub weather: Weather,
     /// Faults that may happen.
-    pub faults: Vec<Fault>,
+    pub faults: Vec<SimFault>,
     /// The usual time between two faults.
     pub fault_every_us: u64,
     /// Time after which no fault happens and no client sends further requests.
@@ -120,10 +120,10 @@ pub struct Plan {
     pub end_at_us: u64,
 }
 
-impl Plan {
+impl SimPlan {
     /// Draws the plan of a run from a seed.
-    pub fn draw(options: &Options, random: &mut Random) -> Plan {
-        let Options { nodes, duration_us, sabotage, .. } = *options;
+    pub fn draw(options: &SimOptions, random: &mut Random) -> SimPlan {
+        let SimOptions { nodes, duration_us, sabotage, .. } = *options;
         let calm_us = (duration_us / CALM_PARTS).min(MAX_CALM_US);
         let managers = sabotage.map_or_else(|| random.pick(&[1, 1, 2, 3]), Sabotage::managers);
         let node_cores = random.pick(&[2, 4, 8, 16]);
@@ -132,7 +132,7 @@ impl Plan {
             None => (nodes / random.pick(&[3, 10, 30, 30])).clamp(2, MAX_CLIENTS),
         };
         let max_timeout_ms = (calm_us.saturating_sub(SETTLING_US) / 1_000).max(1_000);
-        Plan {
+        SimPlan {
             managers,
             capacities: (0..nodes).map(|_| capacity(node_cores, random)).collect(),
             quotas: (0..random.between(1, 6))
@@ -164,11 +164,11 @@ impl Plan {
     }
 }
 
-fn capacity(node_cores: u32, random: &mut Random) -> Room {
+fn capacity(node_cores: u32, random: &mut Random) -> NodeCapacity {
     let cores = random.between(1, u64::from(node_cores) * 2 - 1) as u32;
     let places = if random.chance_ppm(500_000) { random.between(2, 8) as u32 } else { 0 };
     let memory_bytes = u64::from(cores + places) * random.pick(&[192 << 20, 512 << 20]);
-    Room { cores, places, memory_bytes }
+    NodeCapacity { cores, places, memory_bytes }
 }
 
 fn quota(cores: u32, random: &mut Random) -> Quota {

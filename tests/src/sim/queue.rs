@@ -16,56 +16,56 @@ const DAYS: usize = 4096;
 
 /// Events yet to happen.
 #[derive(Debug)]
-pub struct Queue<E> {
-    /// Each day's events, unsorted; [`Queue::today`] has been taken out.
-    days: Vec<Vec<Entry<E>>>,
+pub struct EventQueue<E> {
+    /// Each day's events, unsorted; [`EventQueue::today`] has been taken out.
+    days: Vec<Vec<QueueEntry<E>>>,
     /// Events of the current day, the next one last.
-    today: Vec<Entry<E>>,
+    today: Vec<QueueEntry<E>>,
     /// Number of the current day since the beginning.
     day: u64,
     /// Events in `days`.
     dated: usize,
     /// Events beyond the calendar.
-    later: BinaryHeap<Reverse<Entry<E>>>,
+    later: BinaryHeap<Reverse<QueueEntry<E>>>,
     added: u64,
 }
 
 #[derive(Clone, Copy, Debug)]
-struct Entry<E> {
+struct QueueEntry<E> {
     at_us: u64,
     number: u64,
     event: E,
 }
 
-impl<E> Entry<E> {
+impl<E> QueueEntry<E> {
     fn key(&self) -> (u64, u64) {
         (self.at_us, self.number)
     }
 }
 
-impl<E> PartialEq for Entry<E> {
+impl<E> PartialEq for QueueEntry<E> {
     fn eq(&self, other: &Self) -> bool {
         self.key() == other.key()
     }
 }
 
-impl<E> Eq for Entry<E> {}
+impl<E> Eq for QueueEntry<E> {}
 
-impl<E> PartialOrd for Entry<E> {
+impl<E> PartialOrd for QueueEntry<E> {
     fn partial_cmp(&self, other: &Self) -> Option<std::cmp::Ordering> {
         Some(self.cmp(other))
     }
 }
 
-impl<E> Ord for Entry<E> {
+impl<E> Ord for QueueEntry<E> {
     fn cmp(&self, other: &Self) -> std::cmp::Ordering {
         self.key().cmp(&other.key())
     }
 }
 
-impl<E: Copy> Default for Queue<E> {
-    fn default() -> Queue<E> {
-        Queue {
+impl<E: Copy> Default for EventQueue<E> {
+    fn default() -> EventQueue<E> {
+        EventQueue {
             days: (0..DAYS).map(|_| Vec::new()).collect(),
             today: Vec::new(),
             day: 0,
@@ -76,10 +76,10 @@ impl<E: Copy> Default for Queue<E> {
     }
 }
 
-impl<E: Copy> Queue<E> {
+impl<E: Copy> EventQueue<E> {
     /// Adds an event; one whose time has passed happens next.
     pub fn add(&mut self, at_us: u64, event: E) {
-        let entry = Entry { at_us, number: self.added, event };
+        let entry = QueueEntry { at_us, number: self.added, event };
         self.added += 1;
         let day = at_us >> DAY_BITS;
         if day <= self.day {
@@ -137,7 +137,7 @@ mod tests {
     #[test]
     fn events_come_by_time_and_equal_ones_as_added() {
         let mut random = Random::from_seed(3);
-        let mut queue = Queue::default();
+        let mut queue = EventQueue::default();
         let mut model: Vec<(u64, u64)> = Vec::new();
         let mut now = 0;
         for number in 0..20_000_u64 {
@@ -160,7 +160,7 @@ mod tests {
 
     #[test]
     fn what_is_late_happens_next() {
-        let mut queue = Queue::default();
+        let mut queue = EventQueue::default();
         queue.add(10_000_000, 'b');
         assert_eq!(queue.next(), Some((10_000_000, 'b')));
         queue.add(10_000_001, 'd');

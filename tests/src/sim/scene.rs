@@ -1,11 +1,11 @@
 //! Holds the state that all models share: time, future events, the network with its messages, and the truth.
 
-use sublet_manager::core::{LeaseId, RequestId, Terms};
+use sublet_manager::core::{LeaseId, LeaseTerms, RequestId};
 use sublet_proto::Error;
 use sublet_proto::v1;
 
-use super::network::{CLIENT_HOSTS, Fate, Network, Party};
-use super::queue::Queue;
+use super::network::{CLIENT_HOSTS, LinkEnd, MessageFate, SimNetwork};
+use super::queue::EventQueue;
 use super::random::Random;
 use super::sabotage::Sabotage;
 use super::slab::Slab;
@@ -14,11 +14,11 @@ use super::truth::Truth;
 
 /// Event of a run, in a few bytes.
 #[derive(Clone, Copy, Debug)]
-pub enum Event {
+pub enum SimEvent {
     /// A message of this kind arrives, to or from this agent or client; it lies at this place of the slab.
     Arrival(u32, Topic, u32),
     /// A call's answer has not come in time, or never will.
-    Unanswered(Caller, u32),
+    Unanswered(SimCaller, u32),
     /// An agent wakes to do the work that is due; void if the agent has set another time since.
     AgentWakes(u32, u32),
     /// A client wakes to do the work that is due; void if the client has set another time since.
@@ -41,68 +41,68 @@ pub enum Event {
     End,
 }
 
-impl Event {
+impl SimEvent {
     /// Word that distinguishes the event from others, for the run's fingerprint.
     pub fn word(&self) -> u64 {
         match *self {
-            Event::Arrival(place, topic, who) => {
+            SimEvent::Arrival(place, topic, who) => {
                 1 << 56 | (topic as u64) << 48 | u64::from(who) << 24 | u64::from(place)
             }
-            Event::Unanswered(Caller::Agent(agent), call) => {
+            SimEvent::Unanswered(SimCaller::Agent(agent), call) => {
                 2 << 56 | u64::from(agent) << 32 | u64::from(call)
             }
-            Event::Unanswered(Caller::Client(client), call) => {
+            SimEvent::Unanswered(SimCaller::Client(client), call) => {
                 3 << 56 | u64::from(client) << 32 | u64::from(call)
             }
-            Event::AgentWakes(agent, wake) => 4 << 56 | u64::from(agent) << 32 | u64::from(wake),
-            Event::ClientWakes(client, wake) => 5 << 56 | u64::from(client) << 32 | u64::from(wake),
-            Event::ManagerTicks(manager, epoch) => 6 << 56 | u64::from(manager) << 32 | epoch,
-            Event::StoreAnswers(place) => 7 << 56 | u64::from(place),
-            Event::TokenVerified(place) => 8 << 56 | u64::from(place),
-            Event::Fault => 9 << 56,
-            Event::Relief(number) => 10 << 56 | u64::from(number),
-            Event::Check => 11 << 56,
-            Event::Calm => 12 << 56,
-            Event::End => 13 << 56,
+            SimEvent::AgentWakes(agent, wake) => 4 << 56 | u64::from(agent) << 32 | u64::from(wake),
+            SimEvent::ClientWakes(client, wake) => 5 << 56 | u64::from(client) << 32 | u64::from(wake),
+            SimEvent::ManagerTicks(manager, epoch) => 6 << 56 | u64::from(manager) << 32 | epoch,
+            SimEvent::StoreAnswers(place) => 7 << 56 | u64::from(place),
+            SimEvent::TokenVerified(place) => 8 << 56 | u64::from(place),
+            SimEvent::Fault => 9 << 56,
+            SimEvent::Relief(number) => 10 << 56 | u64::from(number),
+            SimEvent::Check => 11 << 56,
+            SimEvent::Calm => 12 << 56,
+            SimEvent::End => 13 << 56,
         }
     }
 }
 
 /// Party that waits for a manager's answer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Caller {
+pub enum SimCaller {
     /// An agent, by its number.
     Agent(u32),
     /// A client, by its number.
     Client(u32),
 }
 
-impl Caller {
+impl SimCaller {
     fn number(self) -> u32 {
         match self {
-            Caller::Agent(number) | Caller::Client(number) => number,
+            SimCaller::Agent(number) | SimCaller::Client(number) => number,
         }
     }
 
     /// Party of the network to which the caller belongs.
-    pub fn party(self) -> Party {
+    pub fn party(self) -> LinkEnd {
         match self {
-            Caller::Agent(agent) => Party::Agent(agent),
-            Caller::Client(client) => host_of(client),
+            SimCaller::Agent(agent) => LinkEnd::Agent(agent),
+            SimCaller::Client(client) => host_of(client),
         }
     }
 }
 
 /// Host on which a client lives.
-pub fn host_of(client: u32) -> Party {
-    Party::Host((client as usize % CLIENT_HOSTS) as u8)
+pub fn host_of(client: u32) -> LinkEnd {
+    LinkEnd::Host((client as usize % CLIENT_HOSTS) as u8)
 }
 
 /// A call on its way: the answer goes to its caller, under its number, until its deadline.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Call {
+pub struct SimCall {
     /// Party that waits for the answer.
-    pub caller: Caller,
+    pub caller: SimCaller,
     /// Number of the call, different from those of the caller's other calls.
     pub number: u32,
     /// True time at which the caller gives up.
@@ -112,7 +112,7 @@ pub struct Call {
 /// The number of a call whose caller has given it up.
 const NOBODYS: u32 = 0;
 
-impl Call {
+impl SimCall {
     /// Whether it was given up before then, and stood in the sockets of a manager that is gone since.
     pub fn is_lost_since(&self, started_us: u64) -> bool {
         self.number == NOBODYS && self.deadline_us < started_us
@@ -156,7 +156,7 @@ pub struct LeaseAsk {
     /// Number of the tenant.
     pub tenant: u32,
     /// Terms of the requested lease.
-    pub terms: Terms,
+    pub terms: LeaseTerms,
     /// How long it may wait.
     pub wait_ms: u64,
     /// Whether its token is a good one.
@@ -176,7 +176,7 @@ pub enum Token {
 
 /// Answer of a manager.
 #[derive(Clone, Debug)]
-pub enum Answer {
+pub enum ManagerAnswer {
     /// Answer to a registration.
     Registered(v1::NodeRegistration),
     /// Answer to a report.
@@ -197,11 +197,11 @@ pub enum Answer {
 
 /// Message between parties of a run.
 #[derive(Clone, Debug)]
-pub enum Message {
+pub enum SimMessage {
     /// Request to a manager.
-    Asked(u8, Call, Ask),
+    Asked(u8, SimCall, Ask),
     /// Answer of a manager, with the call of the agent or client that it answers.
-    Answered(Call, Answer),
+    Answered(SimCall, ManagerAnswer),
     /// Message from a client to an agent.
     ToAgent(u32, FromClient),
     /// Message from an agent to a client, with the round of the client's life in which it attached.
@@ -226,13 +226,13 @@ pub enum Topic {
     ToClient,
 }
 
-impl Message {
+impl SimMessage {
     fn topic(&self) -> (Topic, u32) {
         match self {
-            Message::Asked(_, call, ask) => (ask.topic(), call.caller.number()),
-            Message::Answered(call, _) => (Topic::Answer, call.caller.number()),
-            Message::ToAgent(agent, said) => (said.topic(), *agent),
-            Message::ToClient(client, ..) => (Topic::ToClient, *client),
+            SimMessage::Asked(_, call, ask) => (ask.topic(), call.caller.number()),
+            SimMessage::Answered(call, _) => (Topic::Answer, call.caller.number()),
+            SimMessage::ToAgent(agent, said) => (said.topic(), *agent),
+            SimMessage::ToClient(client, ..) => (Topic::ToClient, *client),
         }
     }
 }
@@ -299,15 +299,15 @@ pub struct Scene {
     /// True time.
     pub now_us: u64,
     /// Future events.
-    pub queue: Queue<Event>,
+    pub queue: EventQueue<SimEvent>,
     /// Messages on their way.
-    pub messages: Slab<Message>,
+    pub messages: Slab<SimMessage>,
     /// Network on which they travel.
-    pub network: Network,
+    pub network: SimNetwork,
     /// True state of the run.
     pub truth: Truth,
     /// Events that have happened.
-    pub trace: Trace<Event>,
+    pub trace: Trace<SimEvent>,
     /// Random numbers for everything that has no stream of its own.
     pub random: Random,
     /// Error that is introduced on purpose, to check that it is found.
@@ -319,60 +319,60 @@ const REFUSAL_US: u64 = 500;
 
 impl Scene {
     /// Something happens so long from now.
-    pub fn after(&mut self, delay_us: u64, event: Event) {
+    pub fn after(&mut self, delay_us: u64, event: SimEvent) {
         self.queue.add(self.now_us + delay_us, event);
     }
 
     /// A caller asks a manager. It will hear something: an answer, or that none came in time.
-    pub fn ask(&mut self, manager: u8, call: Call, ask: Ask) {
-        let message = Message::Asked(manager, call, ask);
-        let arrives_us = self.send(call.caller.party(), Party::Manager(manager), message);
+    pub fn ask(&mut self, manager: u8, call: SimCall, ask: Ask) {
+        let message = SimMessage::Asked(manager, call, ask);
+        let arrives_us = self.send(call.caller.party(), LinkEnd::Manager(manager), message);
         if arrives_us.is_none_or(|at_us| at_us >= call.deadline_us) {
-            self.queue.add(call.deadline_us, Event::Unanswered(call.caller, call.number));
+            self.queue.add(call.deadline_us, SimEvent::Unanswered(call.caller, call.number));
         }
     }
 
     /// Sends a caller's request to a manager with an additional delay, unless the manager has been started anew by
     /// then. No caller waits for the answer.
-    pub fn ask_late(&mut self, manager: u8, caller: Caller, ask: Ask, late_us: u64) {
-        let call = Call { caller, number: NOBODYS, deadline_us: self.now_us };
-        self.deliver(self.now_us + late_us, Message::Asked(manager, call, ask));
+    pub fn ask_late(&mut self, manager: u8, caller: SimCaller, ask: Ask, late_us: u64) {
+        let call = SimCall { caller, number: NOBODYS, deadline_us: self.now_us };
+        self.deliver(self.now_us + late_us, SimMessage::Asked(manager, call, ask));
     }
 
     /// A manager answers.
-    pub fn answer(&mut self, manager: u8, call: Call, answer: Answer) {
+    pub fn answer(&mut self, manager: u8, call: SimCall, answer: ManagerAnswer) {
         if call.number == NOBODYS {
             return;
         }
-        let fate = self.network.send(Party::Manager(manager), call.caller.party());
+        let fate = self.network.send(LinkEnd::Manager(manager), call.caller.party());
         let arrives_us = match fate {
-            Fate::Once(delay_us) | Fate::Twice(delay_us, _) => self.now_us + delay_us,
-            Fate::Lost => u64::MAX,
+            MessageFate::Once(delay_us) | MessageFate::Twice(delay_us, _) => self.now_us + delay_us,
+            MessageFate::Lost => u64::MAX,
         };
         if arrives_us >= call.deadline_us {
-            return self.queue.add(call.deadline_us, Event::Unanswered(call.caller, call.number));
+            return self.queue.add(call.deadline_us, SimEvent::Unanswered(call.caller, call.number));
         }
-        let message = Message::Answered(call, answer);
-        if let Fate::Twice(_, again_us) = fate {
+        let message = SimMessage::Answered(call, answer);
+        if let MessageFate::Twice(_, again_us) = fate {
             self.deliver(self.now_us + again_us, message.clone());
         }
         self.deliver(arrives_us, message);
     }
 
     /// A manager that is not there was asked.
-    pub fn refuse(&mut self, call: Call) {
+    pub fn refuse(&mut self, call: SimCall) {
         if call.number == NOBODYS {
             return;
         }
-        self.after(REFUSAL_US, Event::Unanswered(call.caller, call.number));
+        self.after(REFUSAL_US, SimEvent::Unanswered(call.caller, call.number));
     }
 
     /// Sends a message; says when it arrives, if it does.
-    pub fn send(&mut self, from: Party, to: Party, message: Message) -> Option<u64> {
+    pub fn send(&mut self, from: LinkEnd, to: LinkEnd, message: SimMessage) -> Option<u64> {
         let (once_us, again_us) = match self.network.send(from, to) {
-            Fate::Lost => return None,
-            Fate::Once(delay_us) => (delay_us, None),
-            Fate::Twice(delay_us, again_us) => (delay_us, Some(again_us)),
+            MessageFate::Lost => return None,
+            MessageFate::Once(delay_us) => (delay_us, None),
+            MessageFate::Twice(delay_us, again_us) => (delay_us, Some(again_us)),
         };
         if let Some(again_us) = again_us {
             self.deliver(self.now_us + again_us, message.clone());
@@ -381,9 +381,9 @@ impl Scene {
         Some(self.now_us + once_us)
     }
 
-    fn deliver(&mut self, at_us: u64, message: Message) {
+    fn deliver(&mut self, at_us: u64, message: SimMessage) {
         let (topic, who) = message.topic();
         let place = self.messages.put(message);
-        self.queue.add(at_us, Event::Arrival(place, topic, who));
+        self.queue.add(at_us, SimEvent::Arrival(place, topic, who));
     }
 }

@@ -7,7 +7,7 @@ use sublet_proto::v1::{self, LeaseState, PeerRecord, Usage};
 
 /// How the store is at a time.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Health {
+pub enum StoreHealth {
     /// The store accepts writes, after this many microseconds.
     Up(u64),
     /// The store accepts no more writes.
@@ -18,7 +18,7 @@ pub enum Health {
 
 /// A lease as the store has it.
 #[derive(Clone, Debug)]
-pub struct Record {
+pub struct SimLeaseRecord {
     /// The latest state.
     pub lease: v1::Lease,
     /// The manager that wrote it.
@@ -27,10 +27,10 @@ pub struct Record {
 
 /// See the [module](self).
 #[derive(Debug)]
-pub struct Store {
+pub struct SimStore {
     /// How it is now.
-    pub health: Health,
-    records: BTreeMap<LeaseId, Record>,
+    pub health: StoreHealth,
+    records: BTreeMap<LeaseId, SimLeaseRecord>,
     epochs: u64,
     peers: BTreeMap<u64, PeerRecord>,
 }
@@ -50,10 +50,15 @@ pub struct Write {
     pub revision: u64,
 }
 
-impl Store {
+impl SimStore {
     /// An empty one.
-    pub fn new() -> Store {
-        Store { health: Health::Up(1_000), records: BTreeMap::new(), epochs: 0, peers: BTreeMap::new() }
+    pub fn new() -> SimStore {
+        SimStore {
+            health: StoreHealth::Up(1_000),
+            records: BTreeMap::new(),
+            epochs: 0,
+            peers: BTreeMap::new(),
+        }
     }
 
     /// A number for a manager that starts.
@@ -66,7 +71,7 @@ impl Store {
     /// knows less. Returns the usage that is now stored.
     pub fn take(&mut self, write: Write) -> Usage {
         let Write { manager, lease, id, .. } = write;
-        let mut record = Record { lease, manager };
+        let mut record = SimLeaseRecord { lease, manager };
         if let Some(known) = self.records.get(&id) {
             let usage = record.lease.usage.get_or_insert_default();
             *usage = most(usage, &known.lease.usage.unwrap_or_default());
@@ -118,7 +123,7 @@ mod tests {
 
     #[test]
     fn usage_never_shrinks_and_the_ended_are_not_restored() {
-        let mut store = Store::new();
+        let mut store = SimStore::new();
         assert_eq!(store.take(write(1, 5, LeaseState::Attached)).allocated_ns, 5);
         assert_eq!(store.take(write(1, 3, LeaseState::Attached)).allocated_ns, 5);
         assert_eq!((store.active_of(0).count(), store.active_of(1).count()), (1, 0));

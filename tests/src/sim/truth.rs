@@ -17,12 +17,12 @@
 use std::collections::HashMap;
 use std::fmt;
 
-use sublet_manager::core::{Amount, LeaseId, Room};
+use sublet_manager::core::{LeaseId, LeaseResources, NodeCapacity};
 use sublet_proto::ticket::ATTACH_GRACE_MS;
 use sublet_proto::v1::{Quota, TenantUse, Usage};
 
-use super::clock::{Clock, MAX_DRIFT_PPM};
-use super::worker::{self, Worker};
+use super::clock::{MAX_DRIFT_PPM, SimClock};
+use super::worker::{self, SimWorker};
 
 /// How long after its expiry a lease may be on its way out.
 pub const GRACE_US: u64 = 1_000_000;
@@ -33,14 +33,14 @@ const EPOCH_SHIFT: u32 = 32;
 
 /// An invariant that does not hold.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Violation {
+pub struct InvariantViolation {
     /// The invariant that was violated.
     pub of: Invariant,
     /// Description of what was found.
     pub found: String,
 }
 
-impl fmt::Display for Violation {
+impl fmt::Display for InvariantViolation {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{}: {}", self.of, self.found)
     }
@@ -97,27 +97,27 @@ impl fmt::Display for Invariant {
 /// See the [module](self).
 #[derive(Debug)]
 pub struct Truth {
-    nodes: Vec<Node>,
-    leases: Vec<Lease>,
+    nodes: Vec<TrueNode>,
+    leases: Vec<TrueLease>,
     by_id: HashMap<LeaseId, u32>,
     /// Generation of each registration.
     generations: HashMap<u64, u64>,
     /// Leases that managers may count, by their index; those that are over for long are left out by and by.
     counted: Vec<u32>,
-    tenants: Vec<Tenant>,
+    tenants: Vec<TrueTenant>,
     /// Epochs of the managers that are alive.
     epochs: Vec<u64>,
     /// True time until which managers may not know of each other.
     hearsay_until_us: u64,
-    violation: Option<Violation>,
+    violation: Option<InvariantViolation>,
 }
 
 /// An agent's node.
 #[derive(Debug)]
-struct Node {
-    capacity: Room,
+struct TrueNode {
+    capacity: NodeCapacity,
     /// Attached leases, and open tickets of the current registration.
-    held: Held,
+    held: HeldResources,
     registration: u64,
     registered_us: u64,
     /// Generation of the registration that the agent has requested last.
@@ -129,19 +129,19 @@ struct Node {
 }
 
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-struct Held {
+struct HeldResources {
     cores: u64,
     places: u64,
     memory_bytes: u64,
 }
 
-impl Held {
-    fn add(&mut self, amount: Amount) {
+impl HeldResources {
+    fn add(&mut self, amount: LeaseResources) {
         *self.workers(amount.shared) += u64::from(amount.workers);
         self.memory_bytes += amount.memory_bytes;
     }
 
-    fn remove(&mut self, amount: Amount) {
+    fn remove(&mut self, amount: LeaseResources) {
         *self.workers(amount.shared) -= u64::from(amount.workers);
         self.memory_bytes -= amount.memory_bytes;
     }
@@ -150,7 +150,7 @@ impl Held {
         if shared { &mut self.places } else { &mut self.cores }
     }
 
-    fn fits(&self, capacity: Room) -> bool {
+    fn fits(&self, capacity: NodeCapacity) -> bool {
         self.cores <= capacity.cores.into()
             && self.places <= capacity.places.into()
             && self.memory_bytes <= capacity.memory_bytes
@@ -158,7 +158,7 @@ impl Held {
 }
 
 #[derive(Debug, Default)]
-struct Tenant {
+struct TrueTenant {
     quota: Quota,
     cores: u64,
     memory_bytes: u64,
@@ -167,7 +167,7 @@ struct Tenant {
 
 /// A lease as it is granted.
 #[derive(Clone, Copy, Debug)]
-pub struct Granted {
+pub struct GrantedTruth {
     /// Id of the lease.
     pub id: LeaseId,
     /// Number of the lease's agent.
@@ -175,7 +175,7 @@ pub struct Granted {
     /// Number of the lease's tenant.
     pub tenant: u32,
     /// Resources that the lease holds.
-    pub amount: Amount,
+    pub amount: LeaseResources,
     /// Registration that the ticket names.
     pub registration: u64,
     /// Time of issue in the ticket: the clock of the manager that signed it.
@@ -185,8 +185,8 @@ pub struct Granted {
 }
 
 #[derive(Debug)]
-struct Lease {
-    granted: Granted,
+struct TrueLease {
+    granted: GrantedTruth,
     granted_us: u64,
     life: Life,
     /// True time by which it is over.
@@ -198,12 +198,12 @@ struct Lease {
     /// Usage that a manager has heard, and the epoch of that manager.
     heard: Option<(Usage, u64)>,
     /// Part of the usage that can be known.
-    known: Known,
+    known: KnownUsage,
 }
 
 /// Part of a lease's usage that the store must have in the end.
 #[derive(Clone, Copy, Debug, PartialEq)]
-enum Known {
+enum KnownUsage {
     /// All of it: its agent lives.
     All,
     /// The usage that a dead agent's journal says.
@@ -219,17 +219,17 @@ enum Life {
     /// The ticket is invalid, and no client ever showed it.
     Void,
     /// The lease is attached, with its node's clock and the reading of that clock.
-    Attached(Clock, u64),
+    Attached(SimClock, u64),
     /// The lease has ended, with all that it used.
     Ended(Usage),
 }
 
 impl Truth {
     /// Makes the state before the first event.
-    pub fn new(capacities: impl Iterator<Item = Room>, tenants: usize) -> Truth {
-        let node = |capacity| Node {
+    pub fn new(capacities: impl Iterator<Item = NodeCapacity>, tenants: usize) -> Truth {
+        let node = |capacity| TrueNode {
             capacity,
-            held: Held::default(),
+            held: HeldResources::default(),
             registration: 0,
             registered_us: 0,
             generation: 0,
@@ -242,7 +242,7 @@ impl Truth {
             by_id: HashMap::new(),
             generations: HashMap::new(),
             counted: Vec::new(),
-            tenants: (0..tenants).map(|_| Tenant::default()).collect(),
+            tenants: (0..tenants).map(|_| TrueTenant::default()).collect(),
             epochs: Vec::new(),
             hearsay_until_us: 0,
             violation: None,
@@ -250,14 +250,14 @@ impl Truth {
     }
 
     /// The first violation, if there is one.
-    pub fn violation(&self) -> Option<&Violation> {
+    pub fn violation(&self) -> Option<&InvariantViolation> {
         self.violation.as_ref()
     }
 
     /// Notes a violation that another checker has found.
     #[cold]
     pub fn violated(&mut self, of: Invariant, found: String) {
-        self.violation.get_or_insert(Violation { of, found });
+        self.violation.get_or_insert(InvariantViolation { of, found });
     }
 
     /// Sets the quota that a tenant has from now on.
@@ -291,11 +291,11 @@ impl Truth {
     }
 
     /// A manager has signed a ticket for a new lease.
-    pub fn grant(&mut self, now_us: u64, granted: Granted) {
+    pub fn grant(&mut self, now_us: u64, granted: GrantedTruth) {
         let index = self.leases.len() as u32;
         self.by_id.insert(granted.id, index);
         self.counted.push(index);
-        self.leases.push(Lease {
+        self.leases.push(TrueLease {
             granted,
             granted_us: now_us,
             life: Life::Open,
@@ -303,7 +303,7 @@ impl Truth {
             over_us: None,
             stored: Usage::default(),
             heard: None,
-            known: Known::All,
+            known: KnownUsage::All,
         });
         let node = &mut self.nodes[granted.agent as usize];
         node.live.push(index);
@@ -323,7 +323,7 @@ impl Truth {
 
     /// Whether the agent has asked for a later registration than the ticket's, and will not take that one up any more.
     /// False if the generation of the ticket's registration is not known.
-    fn is_outdated(&self, granted: &Granted) -> bool {
+    fn is_outdated(&self, granted: &GrantedTruth) -> bool {
         let latest = self.nodes[granted.agent as usize].generation;
         self.generations.get(&granted.registration).is_some_and(|generation| (1..latest).contains(generation))
     }
@@ -363,9 +363,9 @@ impl Truth {
         let node = &mut self.nodes[agent as usize];
         node.registration = registration;
         node.registered_us = now_us;
-        node.held = Held::default();
+        node.held = HeldResources::default();
         for index in std::mem::take(&mut node.live) {
-            let Lease { life, granted, .. } = self.leases[index as usize];
+            let TrueLease { life, granted, .. } = self.leases[index as usize];
             if life == Life::Open && granted.registration != registration {
                 self.close(index, Life::Void);
             } else {
@@ -396,7 +396,7 @@ impl Truth {
     }
 
     /// An agent has taken a ticket.
-    pub fn attach(&mut self, agent: u32, id: LeaseId, clock: Clock, clock_ns: u64) {
+    pub fn attach(&mut self, agent: u32, id: LeaseId, clock: SimClock, clock_ns: u64) {
         let Some(&index) = self.by_id.get(&id) else {
             let found = format!("agent {agent} took a ticket of lease {id}, which was never granted");
             return self.violated(Invariant::TicketsAreTakenOnce, found);
@@ -430,7 +430,7 @@ impl Truth {
     /// The agent of a lease has died, and its end had not been acknowledged. This is what its journal has of it.
     pub fn survives(&mut self, id: LeaseId, journal: Option<Usage>) {
         if let Some(lease) = self.lease_mut(id) {
-            lease.known = journal.map_or(Known::Hearsay, Known::Journal);
+            lease.known = journal.map_or(KnownUsage::Hearsay, KnownUsage::Journal);
         }
     }
 
@@ -476,7 +476,7 @@ impl Truth {
     pub fn check(&mut self, now_us: u64) {
         for agent in 0..self.nodes.len() as u32 {
             let node = &self.nodes[agent as usize];
-            let mut sum = Held::default();
+            let mut sum = HeldResources::default();
             let live: Vec<u32> = node.live.clone();
             let registration = node.registration;
             for index in live {
@@ -507,7 +507,7 @@ impl Truth {
     ) -> Option<String> {
         let mut most = vec![TenantUse::default(); self.tenants.len()];
         for &index in &self.counted {
-            let Granted { tenant, amount, .. } = self.leases[index as usize].granted;
+            let GrantedTruth { tenant, amount, .. } = self.leases[index as usize].granted;
             let most = &mut most[tenant as usize];
             most.cores += amount.workers;
             most.memory_bytes += amount.memory_bytes;
@@ -556,17 +556,17 @@ impl Truth {
         }
     }
 
-    fn lease_mut(&mut self, id: LeaseId) -> Option<&mut Lease> {
+    fn lease_mut(&mut self, id: LeaseId) -> Option<&mut TrueLease> {
         let index = *self.by_id.get(&id)?;
         Some(&mut self.leases[index as usize])
     }
 
-    fn hold(&mut self, granted: Granted) {
+    fn hold(&mut self, granted: GrantedTruth) {
         self.nodes[granted.agent as usize].held.add(granted.amount);
         self.check_room(granted.agent);
     }
 
-    fn close_all(&mut self, agent: u32, is_over: impl Fn(&Lease) -> bool) {
+    fn close_all(&mut self, agent: u32, is_over: impl Fn(&TrueLease) -> bool) {
         let live = std::mem::take(&mut self.nodes[agent as usize].live);
         let (over, left): (Vec<u32>, Vec<u32>) =
             live.into_iter().partition(|&index| is_over(&self.leases[index as usize]));
@@ -591,7 +591,7 @@ impl Truth {
     }
 
     fn check_room(&mut self, agent: u32) {
-        let Node { capacity, held, .. } = self.nodes[agent as usize];
+        let TrueNode { capacity, held, .. } = self.nodes[agent as usize];
         if !held.fits(capacity) {
             let found = format!("agent {agent} has {capacity:?}, of which {held:?} is leased");
             self.violated(Invariant::NothingIsLeasedTwice, found);
@@ -599,7 +599,7 @@ impl Truth {
     }
 
     fn check_end(&mut self, now_us: u64, index: u32) {
-        let Lease { granted, ends_by_us, .. } = self.leases[index as usize];
+        let TrueLease { granted, ends_by_us, .. } = self.leases[index as usize];
         if now_us > ends_by_us {
             let late_ms = (now_us - ends_by_us) / 1_000;
             let found = format!("{granted:?} was attached {late_ms} ms after its time and grace");
@@ -616,7 +616,7 @@ impl Truth {
         if known.is_over() {
             let live =
                 self.nodes.iter().flat_map(|node| &node.live).map(|&index| &self.leases[index as usize]);
-            let leases: Vec<&Lease> = live.filter(|lease| lease.granted.tenant == number).collect();
+            let leases: Vec<&TrueLease> = live.filter(|lease| lease.granted.tenant == number).collect();
             let found = format!(
                 "tenant {number}, by what the manager of epoch {epoch} could know, has {known:?}; all: {leases:?}"
             );
@@ -626,8 +626,8 @@ impl Truth {
 
     /// Usage of a tenant by all that a manager can know: leases of its own nodes, and those that have been on nodes of
     /// other living managers for long enough.
-    fn known_to(&self, now_us: u64, number: u32, epoch: u64) -> Tenant {
-        let mut known = Tenant { quota: self.tenants[number as usize].quota, ..Tenant::default() };
+    fn known_to(&self, now_us: u64, number: u32, epoch: u64) -> TrueTenant {
+        let mut known = TrueTenant { quota: self.tenants[number as usize].quota, ..TrueTenant::default() };
         for node in &self.nodes {
             let leases = node.live.iter().map(|&index| &self.leases[index as usize]);
             for lease in leases.filter(|lease| lease.granted.tenant == number) {
@@ -648,7 +648,7 @@ impl Truth {
     }
 }
 
-impl Tenant {
+impl TrueTenant {
     fn is_over(&self) -> bool {
         let over = |held: u64, most: Option<u64>| most.is_some_and(|most| held > most);
         over(self.cores, self.quota.cores.map(u64::from))
@@ -657,7 +657,7 @@ impl Tenant {
     }
 }
 
-impl Lease {
+impl TrueLease {
     fn is_attached(&self) -> bool {
         matches!(self.life, Life::Attached(..))
     }
@@ -668,8 +668,8 @@ impl Lease {
             Life::Open | Life::Void => Usage::default(),
             Life::Ended(used) => used,
             Life::Attached(clock, since_ns) => {
-                let Granted { id, amount, .. } = self.granted;
-                Worker::of(id, amount.workers).used(clock.read_ns(now_us) - since_ns)
+                let GrantedTruth { id, amount, .. } = self.granted;
+                SimWorker::of(id, amount.workers).used(clock.read_ns(now_us) - since_ns)
             }
         }
     }
@@ -677,10 +677,10 @@ impl Lease {
     /// Least usage of the lease that the store must have.
     fn least(&self, used: Usage, epochs: &[u64]) -> Usage {
         match (self.known, self.heard) {
-            (Known::All, _) => used,
-            (Known::Journal(usage), _) => usage,
-            (Known::Hearsay, Some((usage, epoch))) if epochs.contains(&epoch) => usage,
-            (Known::Hearsay, _) => Usage::default(),
+            (KnownUsage::All, _) => used,
+            (KnownUsage::Journal(usage), _) => usage,
+            (KnownUsage::Hearsay, Some((usage, epoch))) if epochs.contains(&epoch) => usage,
+            (KnownUsage::Hearsay, _) => Usage::default(),
         }
     }
 }

@@ -10,21 +10,21 @@ const PARTS: u64 = 256;
 
 /// How a lease's workers spend their time.
 #[derive(Clone, Copy, Debug)]
-pub struct Worker {
+pub struct SimWorker {
     workers: u64,
     executing_parts: u64,
     polling_parts: u64,
     call_ns: u64,
 }
 
-impl Worker {
+impl SimWorker {
     /// Makes the workers of a lease: the lease's name decides what share of their time they execute and poll.
-    pub fn of(lease: LeaseId, workers: u32) -> Worker {
+    pub fn of(lease: LeaseId, workers: u32) -> SimWorker {
         let random = &mut Random::from_seed(lease.0 as u64);
         let executing_parts = random.below(PARTS + 1);
         let polling_parts = random.below(PARTS - executing_parts + 1);
         let call_ns = random.between(1_000, 1_000_000_000);
-        Worker { workers: workers.into(), executing_parts, polling_parts, call_ns }
+        SimWorker { workers: workers.into(), executing_parts, polling_parts, call_ns }
     }
 
     /// Usage of the workers this long after their start, by their node's clock.
@@ -60,7 +60,7 @@ mod tests {
     fn usage_grows_and_is_never_more_than_time_allows() {
         let mut random = Random::from_seed(6);
         for lease in 0..1_000 {
-            let worker = Worker::of(LeaseId(lease), 4);
+            let worker = SimWorker::of(LeaseId(lease), 4);
             let (early, late) = (worker.used(random.below(1 << 40)), worker.used(1 << 41));
             assert!(is_within(&early, &late) && !is_within(&late, &early));
             assert!(late.executing_ns + late.polling_ns <= 4 * late.allocated_ns);

@@ -2,18 +2,18 @@
 
 use sublet_proto::v1::NodeState;
 
-use super::agent::{Agent, Journal};
-use super::client::Client;
-use super::clock::{Clock, MAX_DRIFT_PPM, ManagerClock};
-use super::manager::{Common, Errands, Manager};
-use super::network::{CLIENT_HOSTS, Link, Network, Party, Weather};
-use super::plan::{Fault, Options, Plan};
-use super::queue::Queue;
+use super::agent::{JournalFate, SimAgent};
+use super::client::SimClient;
+use super::clock::{MAX_DRIFT_PPM, SimClock, SimManagerClock};
+use super::manager::{BackgroundTasks, Common, SimManager};
+use super::network::{CLIENT_HOSTS, LinkEnd, LinkState, SimNetwork, Weather};
+use super::plan::{SimFault, SimOptions, SimPlan};
+use super::queue::EventQueue;
 use super::random::Random;
 use super::sabotage::Sabotage;
-use super::scene::{Caller, Event, Message, Scene};
+use super::scene::{Scene, SimCaller, SimEvent, SimMessage};
 use super::slab::Slab;
-use super::store::{Health, Store, Write};
+use super::store::{SimStore, StoreHealth, Write};
 use super::trace::Trace;
 use super::truth::{Invariant, Truth};
 
@@ -32,17 +32,17 @@ const JUMP_MS: u64 = 3_600_000;
 
 /// See the [module](self).
 #[derive(Debug)]
-pub struct World {
-    plan: Plan,
+pub struct SimWorld {
+    plan: SimPlan,
     scene: Scene,
-    errands: Errands,
-    store: Store,
+    errands: BackgroundTasks,
+    store: SimStore,
     common: Common,
-    hosts: Vec<Host>,
-    agents: Vec<Agent>,
+    hosts: Vec<SimHost>,
+    agents: Vec<SimAgent>,
     /// Agents that do not come back.
     gone: Vec<bool>,
-    clients: Vec<Client>,
+    clients: Vec<SimClient>,
     reliefs: Vec<Relief>,
     /// The end of the last fault so far.
     mended_at_us: u64,
@@ -52,8 +52,8 @@ pub struct World {
 
 /// A manager's machine.
 #[derive(Debug)]
-struct Host {
-    manager: Option<Manager>,
+struct SimHost {
+    manager: Option<SimManager>,
     /// Reading of the machine's wall clock when the run began.
     wall_ms: u64,
     drift_ppm: i64,
@@ -65,33 +65,33 @@ enum Relief {
     StartManager(u8),
     StartAgent(u32),
     Lend(u32),
-    Open(Party, Party),
+    Open(LinkEnd, LinkEnd),
     OpenManager(u8),
     Weather,
     Store,
 }
 
-impl World {
+impl SimWorld {
     /// A run before its first event.
-    pub fn new(options: &Options) -> World {
+    pub fn new(options: &SimOptions) -> SimWorld {
         let mut random = Random::from_seed(options.seed);
-        let plan = Plan::draw(options, &mut random);
+        let plan = SimPlan::draw(options, &mut random);
         let mut truth = Truth::new(plan.capacities.iter().copied(), plan.quotas.len());
         (0..).zip(&plan.quotas).for_each(|(tenant, &quota)| truth.set_quota(tenant, quota));
-        let network = Network::new(plan.managers, options.nodes, plan.weather, random.split());
+        let network = SimNetwork::new(plan.managers, options.nodes, plan.weather, random.split());
         let mut drift = random.split();
         let mut drift_ppm = || drift.below(2 * MAX_DRIFT_PPM as u64 + 1) as i64 - MAX_DRIFT_PPM;
         let agents = (0..).zip(&plan.capacities).map(|(number, &capacity)| {
-            Agent::new(number, capacity, Clock::start(0, drift_ppm()), plan.managers)
+            SimAgent::new(number, capacity, SimClock::start(0, drift_ppm()), plan.managers)
         });
-        let agents: Vec<Agent> = agents.collect();
+        let agents: Vec<SimAgent> = agents.collect();
         let hosts =
-            (0..plan.managers).map(|_| Host { manager: None, wall_ms: WALL_MS, drift_ppm: drift_ppm() });
+            (0..plan.managers).map(|_| SimHost { manager: None, wall_ms: WALL_MS, drift_ppm: drift_ppm() });
         let tenants = plan.quotas.len() as u32;
-        let mut world = World {
+        let mut world = SimWorld {
             scene: Scene {
                 now_us: 0,
-                queue: Queue::default(),
+                queue: EventQueue::default(),
                 messages: Slab::default(),
                 network,
                 truth,
@@ -99,13 +99,13 @@ impl World {
                 random,
                 sabotage: options.sabotage,
             },
-            errands: Errands { store_delay_us: 1_000, ..Errands::default() },
-            store: Store::new(),
+            errands: BackgroundTasks { store_delay_us: 1_000, ..BackgroundTasks::default() },
+            store: SimStore::new(),
             common: Common { queue: plan.queue, quotas: plan.quotas.clone() },
             hosts: hosts.collect(),
             gone: vec![false; agents.len()],
             agents,
-            clients: (0..plan.clients).map(|number| Client::new(number, number % tenants)).collect(),
+            clients: (0..plan.clients).map(|number| SimClient::new(number, number % tenants)).collect(),
             reliefs: Vec::new(),
             mended_at_us: 0,
             is_calm: false,
@@ -123,11 +123,11 @@ impl World {
             self.later(delay_us, Relief::StartAgent(agent));
         }
         let Scene { queue, random, .. } = &mut self.scene;
-        queue.add(CHECK_US, Event::Check);
-        queue.add(self.plan.calm_at_us, Event::Calm);
-        queue.add(self.plan.end_at_us, Event::End);
+        queue.add(CHECK_US, SimEvent::Check);
+        queue.add(self.plan.calm_at_us, SimEvent::Calm);
+        queue.add(self.plan.end_at_us, SimEvent::End);
         if !self.plan.faults.is_empty() {
-            queue.add(random.long_tail(self.plan.fault_every_us), Event::Fault);
+            queue.add(random.long_tail(self.plan.fault_every_us), SimEvent::Fault);
         }
         for client in &mut self.clients {
             let at_us = self.scene.random.below(self.plan.manners.pace_us);
@@ -153,57 +153,59 @@ impl World {
         &self.scene
     }
 
-    fn handle(&mut self, event: Event) {
-        let World { scene, errands, agents, clients, hosts, store, plan, .. } = self;
+    fn handle(&mut self, event: SimEvent) {
+        let SimWorld { scene, errands, agents, clients, hosts, store, plan, .. } = self;
         match event {
-            Event::Arrival(place, ..) => self.arrive(place),
-            Event::AgentWakes(agent, wake) => agents[agent as usize].wake(wake, scene),
-            Event::ClientWakes(client, wake) => {
+            SimEvent::Arrival(place, ..) => self.arrive(place),
+            SimEvent::AgentWakes(agent, wake) => agents[agent as usize].wake(wake, scene),
+            SimEvent::ClientWakes(client, wake) => {
                 clients[client as usize].wake(wake, &plan.manners, self.is_calm, scene);
             }
-            Event::Unanswered(Caller::Agent(agent), call) => agents[agent as usize].unanswered(call, scene),
-            Event::Unanswered(Caller::Client(client), call) => {
+            SimEvent::Unanswered(SimCaller::Agent(agent), call) => {
+                agents[agent as usize].unanswered(call, scene)
+            }
+            SimEvent::Unanswered(SimCaller::Client(client), call) => {
                 clients[client as usize].unanswered(call, &plan.manners, scene);
             }
-            Event::ManagerTicks(manager, epoch) => {
+            SimEvent::ManagerTicks(manager, epoch) => {
                 if let Some(manager) = living(hosts, manager, epoch) {
                     manager.tick(errands, store, scene);
                 }
             }
-            Event::StoreAnswers(place) => self.store_answers(place),
-            Event::TokenVerified(place) => {
+            SimEvent::StoreAnswers(place) => self.store_answers(place),
+            SimEvent::TokenVerified(place) => {
                 let verification = errands.verifications.take(place);
                 if let Some(manager) = living(hosts, verification.manager, verification.epoch) {
                     manager.verified(verification, errands, scene);
                 }
             }
-            Event::Fault => self.fault(),
-            Event::Relief(number) => self.relieve(self.reliefs[number as usize]),
-            Event::Check => {
+            SimEvent::Fault => self.fault(),
+            SimEvent::Relief(number) => self.relieve(self.reliefs[number as usize]),
+            SimEvent::Check => {
                 scene.truth.check(scene.now_us);
-                scene.after(CHECK_US, Event::Check);
+                scene.after(CHECK_US, SimEvent::Check);
                 self.check_counted();
             }
-            Event::Calm => self.calm(),
-            Event::End => self.end(),
+            SimEvent::Calm => self.calm(),
+            SimEvent::End => self.end(),
         }
     }
 
     fn arrive(&mut self, place: u32) {
-        let World { scene, errands, agents, clients, hosts, plan, .. } = self;
+        let SimWorld { scene, errands, agents, clients, hosts, plan, .. } = self;
         match scene.messages.take(place) {
-            Message::Asked(manager, call, ask) => match &mut hosts[usize::from(manager)].manager {
+            SimMessage::Asked(manager, call, ask) => match &mut hosts[usize::from(manager)].manager {
                 Some(manager) => manager.asked(call, ask, errands, scene),
                 None => scene.refuse(call),
             },
-            Message::Answered(call, answer) => match call.caller {
-                Caller::Agent(agent) => agents[agent as usize].answered(call, answer, scene),
-                Caller::Client(client) => {
+            SimMessage::Answered(call, answer) => match call.caller {
+                SimCaller::Agent(agent) => agents[agent as usize].answered(call, answer, scene),
+                SimCaller::Client(client) => {
                     clients[client as usize].answered(call, answer, &plan.manners, scene);
                 }
             },
-            Message::ToAgent(agent, message) => agents[agent as usize].heard(message, scene),
-            Message::ToClient(client, round, message) => {
+            SimMessage::ToAgent(agent, message) => agents[agent as usize].heard(message, scene),
+            SimMessage::ToClient(client, round, message) => {
                 clients[client as usize].heard(round, message, &plan.manners, scene);
             }
         }
@@ -212,7 +214,7 @@ impl World {
     /// Checks what several managers count, if they have had the time to hear of all that they should know. The check
     /// that a single manager does not count what is over is done at the end.
     fn check_counted(&mut self) {
-        let World { scene, hosts, mended_at_us, .. } = self;
+        let SimWorld { scene, hosts, mended_at_us, .. } = self;
         let now_us = scene.now_us;
         scene.truth.forget_over(now_us);
         if hosts.len() < 2 || now_us < *mended_at_us + SETTLING_US {
@@ -229,7 +231,7 @@ impl World {
     /// A write reaches the store, whether or not its manager still lives.
     fn store_answers(&mut self, place: u32) {
         let write = self.errands.writes.take(place);
-        let is_taken = matches!(self.store.health, Health::Up(_));
+        let is_taken = matches!(self.store.health, StoreHealth::Up(_));
         if is_taken && self.scene.sabotage != Some(Sabotage::ForgetWrites) {
             self.take(write.clone());
         }
@@ -249,12 +251,12 @@ impl World {
         if host.manager.is_some() {
             return;
         }
-        if self.store.health == Health::Unreachable {
+        if self.store.health == StoreHealth::Unreachable {
             return self.later(SECOND_US, Relief::StartManager(number));
         }
         let wall_ms = host.wall_ms + self.scene.now_us / 1_000;
-        let clock = ManagerClock::start(self.scene.now_us, wall_ms, host.drift_ppm);
-        let mut manager = Manager::start(number, clock, &self.common, &mut self.store, &mut self.scene);
+        let clock = SimManagerClock::start(self.scene.now_us, wall_ms, host.drift_ppm);
+        let mut manager = SimManager::start(number, clock, &self.common, &mut self.store, &mut self.scene);
         manager.exchange(&mut self.errands, &mut self.store, &mut self.scene);
         host.manager = Some(manager);
     }
@@ -263,7 +265,7 @@ impl World {
         let number = self.reliefs.len() as u32;
         self.reliefs.push(relief);
         self.mended_at_us = self.mended_at_us.max(self.scene.now_us + delay_us);
-        self.scene.after(delay_us, Event::Relief(number));
+        self.scene.after(delay_us, SimEvent::Relief(number));
     }
 
     fn fault(&mut self) {
@@ -273,42 +275,42 @@ impl World {
         let fault = self.scene.random.pick(&self.plan.faults);
         self.strike(fault);
         let next_us = self.scene.random.long_tail(self.plan.fault_every_us / 2);
-        self.scene.after(next_us, Event::Fault);
+        self.scene.after(next_us, SimEvent::Fault);
     }
 
-    fn strike(&mut self, fault: Fault) {
+    fn strike(&mut self, fault: SimFault) {
         let random = &mut self.scene.random;
         let usual_us = random.pick(&[1, 3, 10]) * SECOND_US;
         let for_us = random.long_tail(usual_us).min(LONGEST_FAULT_US);
         let manager = random.below(self.hosts.len() as u64) as u8;
         let agent = random.below(self.agents.len() as u64) as u32;
         let host = random.below(CLIENT_HOSTS as u64) as u8;
-        let (of_agent, of_manager) = (Party::Agent(agent), Party::Manager(manager));
+        let (of_agent, of_manager) = (LinkEnd::Agent(agent), LinkEnd::Manager(manager));
         match fault {
-            Fault::ManagerDies => self.kill_manager(manager, for_us),
-            Fault::AgentDies => self.kill_agent(agent, for_us),
-            Fault::RackDies => {
+            SimFault::ManagerDies => self.kill_manager(manager, for_us),
+            SimFault::AgentDies => self.kill_agent(agent, for_us),
+            SimFault::RackDies => {
                 let all = self.agents.len() as u32;
                 (agent..agent + all.div_ceil(10)).for_each(|agent| self.kill_agent(agent % all, for_us));
             }
-            Fault::AgentGone => self.lose_agent(agent),
-            Fault::Drain => self.set_state(agent, NodeState::Draining, for_us),
-            Fault::Reclaim => self.set_state(agent, NodeState::Reclaimed, for_us + 10 * SECOND_US),
-            Fault::CutAgent => self.cut(of_agent, of_manager, Link::Cut, for_us),
-            Fault::Slow => self.cut(of_agent, of_manager, Link::Slow, for_us),
-            Fault::CutManager => self.cut_manager(manager, for_us),
-            Fault::CutHost => self.cut(Party::Host(host), of_manager, Link::Cut, for_us),
-            Fault::CutClients => self.cut(Party::Host(host), of_agent, Link::Cut, for_us),
-            Fault::StoreSlow => self.ail(Health::Up(300_000), for_us),
-            Fault::StoreFull => self.ail(Health::Full, for_us),
-            Fault::StoreCut => self.ail(Health::Unreachable, for_us),
-            Fault::Storm => {
+            SimFault::AgentGone => self.lose_agent(agent),
+            SimFault::Drain => self.set_state(agent, NodeState::Draining, for_us),
+            SimFault::Reclaim => self.set_state(agent, NodeState::Reclaimed, for_us + 10 * SECOND_US),
+            SimFault::CutAgent => self.cut(of_agent, of_manager, LinkState::Cut, for_us),
+            SimFault::Slow => self.cut(of_agent, of_manager, LinkState::Slow, for_us),
+            SimFault::CutManager => self.cut_manager(manager, for_us),
+            SimFault::CutHost => self.cut(LinkEnd::Host(host), of_manager, LinkState::Cut, for_us),
+            SimFault::CutClients => self.cut(LinkEnd::Host(host), of_agent, LinkState::Cut, for_us),
+            SimFault::StoreSlow => self.ail(StoreHealth::Up(300_000), for_us),
+            SimFault::StoreFull => self.ail(StoreHealth::Full, for_us),
+            SimFault::StoreCut => self.ail(StoreHealth::Unreachable, for_us),
+            SimFault::Storm => {
                 self.scene.network.weather =
                     Weather { loss_ppm: 50_000, duplicate_ppm: 50_000, delay_us: 20_000 };
                 self.later(for_us, Relief::Weather);
             }
-            Fault::Burst => self.burst(),
-            Fault::ClocksJump => {
+            SimFault::Burst => self.burst(),
+            SimFault::ClocksJump => {
                 let jump_ms = self.scene.random.below(2 * JUMP_MS);
                 self.hosts[usize::from(manager)].wall_ms = WALL_MS + jump_ms - JUMP_MS;
             }
@@ -323,7 +325,8 @@ impl World {
     }
 
     fn kill_agent(&mut self, number: u32, for_us: u64) {
-        let journal = if self.scene.random.chance_ppm(100_000) { Journal::Lost } else { Journal::Kept };
+        let journal =
+            if self.scene.random.chance_ppm(100_000) { JournalFate::Lost } else { JournalFate::Kept };
         if self.agents[number as usize].is_up() {
             self.agents[number as usize].crash(journal, &mut self.scene);
             self.later(for_us, Relief::StartAgent(number));
@@ -334,7 +337,7 @@ impl World {
         let gone = self.gone.iter().filter(|gone| **gone).count();
         if gone < self.agents.len() / 4 {
             self.gone[number as usize] = true;
-            self.agents[number as usize].crash(Journal::Lost, &mut self.scene);
+            self.agents[number as usize].crash(JournalFate::Lost, &mut self.scene);
             self.scene.truth.agent_lost(number);
             self.mended_at_us = self.mended_at_us.max(self.scene.now_us);
         }
@@ -345,7 +348,7 @@ impl World {
         self.later(for_us, Relief::Lend(agent));
     }
 
-    fn cut(&mut self, a: Party, b: Party, link: Link, for_us: u64) {
+    fn cut(&mut self, a: LinkEnd, b: LinkEnd, link: LinkState, for_us: u64) {
         let directions = self.scene.random.pick(&[1, 2, 3]);
         if directions & 1 != 0 {
             self.scene.network.set(a, b, link);
@@ -358,32 +361,32 @@ impl World {
 
     fn cut_manager(&mut self, manager: u8, for_us: u64) {
         let directions = self.scene.random.pick(&[1, 2, 3]);
-        let link = |is_cut: bool| if is_cut { Link::Cut } else { Link::Open };
+        let link = |is_cut: bool| if is_cut { LinkState::Cut } else { LinkState::Open };
         self.link_manager(manager, link(directions & 1 != 0), link(directions & 2 != 0));
         self.later(for_us, Relief::OpenManager(manager));
     }
 
-    fn link_manager(&mut self, manager: u8, to: Link, from: Link) {
-        let agents = (0..self.agents.len() as u32).map(Party::Agent);
-        let hosts = (0..CLIENT_HOSTS as u8).map(Party::Host);
+    fn link_manager(&mut self, manager: u8, to: LinkState, from: LinkState) {
+        let agents = (0..self.agents.len() as u32).map(LinkEnd::Agent);
+        let hosts = (0..CLIENT_HOSTS as u8).map(LinkEnd::Host);
         for party in agents.chain(hosts) {
-            self.scene.network.set(party, Party::Manager(manager), to);
-            self.scene.network.set(Party::Manager(manager), party, from);
+            self.scene.network.set(party, LinkEnd::Manager(manager), to);
+            self.scene.network.set(LinkEnd::Manager(manager), party, from);
         }
     }
 
-    fn ail(&mut self, health: Health, for_us: u64) {
+    fn ail(&mut self, health: StoreHealth, for_us: u64) {
         self.set_health(health);
         self.scene.truth.unsettle(self.scene.now_us + for_us);
         self.later(for_us, Relief::Store);
     }
 
-    fn set_health(&mut self, health: Health) {
+    fn set_health(&mut self, health: StoreHealth) {
         self.store.health = health;
         self.errands.store_delay_us = match health {
-            Health::Up(delay_us) => delay_us,
-            Health::Full => 1_000,
-            Health::Unreachable => 2 * SECOND_US,
+            StoreHealth::Up(delay_us) => delay_us,
+            StoreHealth::Full => 1_000,
+            StoreHealth::Unreachable => 2 * SECOND_US,
         };
     }
 
@@ -399,12 +402,12 @@ impl World {
             Relief::StartAgent(agent) => self.start_agent(agent),
             Relief::Lend(agent) => self.agents[agent as usize].set_state(NodeState::Lending, &mut self.scene),
             Relief::Open(a, b) => {
-                self.scene.network.set(a, b, Link::Open);
-                self.scene.network.set(b, a, Link::Open);
+                self.scene.network.set(a, b, LinkState::Open);
+                self.scene.network.set(b, a, LinkState::Open);
             }
-            Relief::OpenManager(manager) => self.link_manager(manager, Link::Open, Link::Open),
+            Relief::OpenManager(manager) => self.link_manager(manager, LinkState::Open, LinkState::Open),
             Relief::Weather => self.scene.network.weather = self.plan.weather,
-            Relief::Store => self.set_health(Health::Up(1_000)),
+            Relief::Store => self.set_health(StoreHealth::Up(1_000)),
         }
     }
 
@@ -420,7 +423,7 @@ impl World {
         self.mended_at_us = self.scene.now_us;
         self.scene.network.heal();
         self.scene.network.weather = Weather::FAIR;
-        self.set_health(Health::Up(1_000));
+        self.set_health(StoreHealth::Up(1_000));
         (0..self.plan.managers).for_each(|manager| self.start_manager(manager));
         for agent in 0..self.agents.len() as u32 {
             self.start_agent(agent);
@@ -431,7 +434,7 @@ impl World {
     /// Checks that all lent resources are back and can be lent again.
     fn end(&mut self) {
         self.is_over = true;
-        let World { scene, hosts, .. } = self;
+        let SimWorld { scene, hosts, .. } = self;
         scene.truth.check(scene.now_us);
         scene.truth.check_final();
         for manager in hosts.iter_mut().filter_map(|host| host.manager.as_mut()) {
@@ -441,6 +444,6 @@ impl World {
 }
 
 /// A manager, if it still lives the life with this epoch.
-fn living(hosts: &mut [Host], number: u8, epoch: u64) -> Option<&mut Manager> {
+fn living(hosts: &mut [SimHost], number: u8, epoch: u64) -> Option<&mut SimManager> {
     hosts[usize::from(number)].manager.as_mut().filter(|manager| manager.epoch == epoch)
 }

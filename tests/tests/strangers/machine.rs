@@ -17,8 +17,8 @@ use sublet::Code;
 use sublet_fabric::packet::PacketSocket;
 use sublet_means::{Means, skip};
 use sublet_proto::v1::{CreateTokenRequest, NodeState, Role};
-use sublet_tests::cluster::{Cluster, Lent};
-use sublet_tests::platform::{Platform, sublet};
+use sublet_tests::cluster::{Cluster, LentCores};
+use sublet_tests::platform::{PlatformProcess, sublet};
 use sublet_tests::process::{NOBODY, PATIENCE, as_user, wait_until};
 
 fn is_root() -> bool {
@@ -47,7 +47,7 @@ fn another_unix_user_reaches_neither_sockets_nor_state() {
     if !is_root() {
         return;
     }
-    let platform = Platform::start();
+    let platform = PlatformProcess::start();
     let (state, worker) = (platform.state(), platform.client("calls.c"));
     set_mode(state.parent().unwrap(), 0o755);
     let sockets = ["manager.sock", "agent.sock"].map(|name| state.join(name));
@@ -88,7 +88,7 @@ fn a_client_of_another_unix_user_cannot_give_commands() {
     let socket = folder.path().join("agent.sock");
     let socket = socket.to_str().unwrap();
     let mut cluster = Cluster::with_agents(0);
-    cluster.add_agent_with(Lent::cores(1), &["--clients", "all-users", "--socket", socket]);
+    cluster.add_agent_with(LentCores::cores(1), &["--clients", "all-users", "--socket", socket]);
     for command in [&["--drain"][..], &["--reclaim"], &["--lend"]] {
         let (status, said) = as_nobody(&[&["agent", "--socket", socket], command].concat());
         assert_eq!(status, i32::try_from(Code::PermissionDenied.number()).ok(), "{command:?}: {said}");
@@ -135,7 +135,7 @@ fn tokens_are_sent_only_to_managers_with_signed_certificates() {
     });
     let (port, heard) = pretend_to_be_a_manager();
     let address = format!("https://127.0.0.1:{port}");
-    let mut agent = cluster.begin_agent_to(&address, "node-0", &token.secret, Lent::cores(1), &[]);
+    let mut agent = cluster.begin_agent_to(&address, "node-0", &token.secret, LentCores::cores(1), &[]);
     let first = heard.recv_timeout(PATIENCE).expect("the agent connects");
     assert!(first.is_empty(), "an agent has told a manager that it does not trust {} bytes", first.len());
     wait_until("the agent gives up", || !agent.is_running());

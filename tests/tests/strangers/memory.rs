@@ -4,27 +4,27 @@ use std::sync::atomic::Ordering;
 use std::time::Duration;
 
 use sublet::{Allocation, Code, Error, Invoker, Policy};
-use sublet_tests::cluster::{Cluster, Lent, Plan};
+use sublet_tests::cluster::{Cluster, ClusterPlan, LentCores};
 use sublet_tests::functions::package;
-use sublet_tests::global::{Process, WRITE, exchange};
+use sublet_tests::global::{GlobalProcess, WRITE, exchange};
 use sublet_tests::platform::assert_echoes;
 use sublet_tests::process::{memory_files, wait_until};
 
 use crate::{ALICE, MALLORY, assert_blocked, lease, words};
 
-fn cluster(lent: Lent) -> Cluster {
-    let mut cluster = Cluster::start(Plan::default());
+fn cluster(lent: LentCores) -> Cluster {
+    let mut cluster = Cluster::start(ClusterPlan::default());
     cluster.add_agent(lent);
     cluster
 }
 
 #[test]
 fn fifos_and_processes_of_another_tenant_do_not_exist() {
-    let cluster = cluster(Lent::shared(1, 3));
+    let cluster = cluster(LentCores::shared(1, 3));
     let shared = |source| Allocation::new(package(source)).shared().policy(Policy::AlwaysWarm);
     let neighbours = shared("neighbours.c");
     let (reader, writer) = (lease(&cluster, ALICE, &neighbours), lease(&cluster, ALICE, &neighbours));
-    let (reader, writer) = (Process(reader), Process(writer));
+    let (reader, writer) = (GlobalProcess(reader), GlobalProcess(writer));
     let mallory = lease(&cluster, MALLORY, &shared("strangers.c"));
     let (object, from) = reader.make("frames").unwrap();
     reader.words("allow", &[writer.pid(), object, WRITE]).unwrap();
@@ -39,7 +39,7 @@ fn fifos_and_processes_of_another_tenant_do_not_exist() {
 
 #[test]
 fn worker_processes_of_two_leases_have_no_region_in_common() {
-    let cluster = cluster(Lent { cores: 1, shared: Some((1, 2)) });
+    let cluster = cluster(LentCores { cores: 1, shared: Some((1, 2)) });
     let shared = Allocation::new(package("calls.c")).shared().policy(Policy::AlwaysWarm);
     let own = Allocation::new(package("calls.c"));
     let leases = [(ALICE, &own), (ALICE, &shared), (MALLORY, &shared)]
@@ -80,7 +80,7 @@ fn while_executing(client: &Invoker, act: impl FnOnce()) {
 fn an_overwritten_slot_is_free_when_the_lease_ends() {
     // The slot names a process that does not exist, or a worker that a living neighbour does not have.
     for names_a_neighbour in [0u32, 1] {
-        let cluster = cluster(Lent::shared(1, 3));
+        let cluster = cluster(LentCores::shared(1, 3));
         let shared = |source| Allocation::new(package(source)).shared().policy(Policy::AlwaysWarm);
         let victims = [ALICE, "bob"].map(|tenant| lease(&cluster, tenant, &shared("calls.c")));
         let mut mallory = lease(&cluster, MALLORY, &shared("strangers.c"));

@@ -5,11 +5,11 @@ use std::net::{Ipv4Addr, TcpStream};
 
 use rustix::process::Signal;
 use sublet::{Allocation, Code, Error, FabricChoice};
-use sublet_fabric::greeting::{self, DataLink, Kind};
+use sublet_fabric::greeting::{self, ConnectionPurpose, DataLink};
 use sublet_fabric::ofi;
 use sublet_means::{Means, skip};
 use sublet_tests::attack::Attack;
-use sublet_tests::cluster::{Cluster, Lent, Plan, connect};
+use sublet_tests::cluster::{Cluster, ClusterPlan, LentCores, connect};
 use sublet_tests::functions::package;
 use sublet_tests::platform::{assert_echoes, kill};
 use sublet_tests::process::{PATIENCE, listening_ports, wait_until};
@@ -23,7 +23,7 @@ const CONNECTIONS: usize = 600;
 /// A connection to a worker of a lease, as its client makes it.
 fn link(address: &str, lease: [u8; 16], counter: u64, secret: &[u8; 32]) -> Result<TcpStream, Error> {
     let socket = TcpStream::connect(address).unwrap();
-    greeting::greet(&socket, &Kind::Data(DataLink { lease, worker: 0, counter }), Some(secret))
+    greeting::greet(&socket, &ConnectionPurpose::Data(DataLink { lease, worker: 0, counter }), Some(secret))
         .map(|()| socket)
 }
 
@@ -64,8 +64,8 @@ fn garbage_at_the_ports_of_libfabric_ends_no_lease() {
         skip(Means::Libfabric, format_args!("the installed libfabric has no {PROVIDER}"));
         return;
     }
-    let mut cluster = Cluster::start(Plan::default());
-    cluster.add_agent_with(Lent::cores(1), &["--fabrics", &format!("ofi:{PROVIDER}")]);
+    let mut cluster = Cluster::start(ClusterPlan::default());
+    cluster.add_agent_with(LentCores::cores(1), &["--fabrics", &format!("ofi:{PROVIDER}")]);
     let fabric = FabricChoice::Ofi { provider: Some(PROVIDER.into()) };
     let victim = lease(&cluster, ALICE, &Allocation::new(package("calls.c")).fabric(fabric));
     assert_echoes(&victim);
@@ -94,8 +94,8 @@ fn garbage_at_the_ports_of_libfabric_ends_no_lease() {
 
 #[test]
 fn managers_of_one_store_serve_and_revoke_under_attack() {
-    let mut cluster = Cluster::start(Plan::of_managers(2));
-    cluster.add_agent(Lent::cores(1));
+    let mut cluster = Cluster::start(ClusterPlan::of_managers(2));
+    cluster.add_agent(LentCores::cores(1));
     let attacks: Vec<_> =
         cluster.managers.iter().map(|manager| Attack::begin(manager.socket_address(), CONNECTIONS)).collect();
     for manager in &cluster.managers {

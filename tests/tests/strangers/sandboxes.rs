@@ -8,9 +8,9 @@ use std::process::{Command, Stdio};
 use sublet::{Allocation, Code, Invoker, Policy};
 use sublet_means::{Means, skip};
 use sublet_tests::assert_fails;
-use sublet_tests::cluster::{Cluster, Lent, Plan};
+use sublet_tests::cluster::{Cluster, ClusterPlan, LentCores};
 use sublet_tests::functions::{module, package};
-use sublet_tests::platform::{Platform, assert_echoes, executing_process};
+use sublet_tests::platform::{PlatformProcess, assert_echoes, executing_process};
 use sublet_tests::process::SOMEBODY;
 use tempfile::TempDir;
 
@@ -38,8 +38,8 @@ fn call(client: &Invoker, function: &str, input: &[u32]) -> Result<[u32; 16], su
 
 #[test]
 fn hostile_modules_leave_another_tenants_calls_alone() {
-    let mut cluster = Cluster::start(Plan::default());
-    cluster.add_agent(Lent::cores(2));
+    let mut cluster = Cluster::start(ClusterPlan::default());
+    cluster.add_agent(LentCores::cores(2));
     let module_of_tests = Allocation::new(module("modules.c").to_str().unwrap()).memory_bytes(64 * MIB);
     let victim = lease(&cluster, ALICE, &module_of_tests);
     let worker = cluster.agents[0].worker();
@@ -76,8 +76,8 @@ fn hostile_modules_leave_another_tenants_calls_alone() {
 
 #[test]
 fn hostile_kernels_leave_another_tenants_calls_alone() {
-    let mut cluster = Cluster::start(Plan::default());
-    cluster.add_agent(Lent::cores(2));
+    let mut cluster = Cluster::start(ClusterPlan::default());
+    cluster.add_agent(LentCores::cores(2));
     let victim = lease(&cluster, ALICE, &Allocation::new(package("calls.c")));
     let worker = executing_process(&victim);
     for (body, code) in [
@@ -102,8 +102,8 @@ fn hostile_kernels_leave_another_tenants_calls_alone() {
 }
 
 /// A `sublet up` of another user, without any rights, with more arguments.
-fn without_rights(more: &[&str]) -> Platform {
-    Platform::start_with(|up| {
+fn without_rights(more: &[&str]) -> PlatformProcess {
+    PlatformProcess::start_with(|up| {
         let state = up.get_args().last().expect("it has a state folder").to_owned();
         let parent = Path::new(&state).parent().expect("it is in a folder of the test's own");
         chown(parent, Some(SOMEBODY), Some(SOMEBODY)).unwrap();

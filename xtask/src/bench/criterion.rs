@@ -2,13 +2,13 @@
 //!
 //! Criterion prints the name of a benchmark, and behind it or in the next line `time: [LOW ESTIMATE HIGH]`, each with its unit.
 
-use super::json::Figure;
+use super::json::Measurement;
 
 /// The label of a measurement's times.
 const TIME: &str = "time:";
 
 /// Returns the estimates in the output of `cargo bench`, in their order.
-pub fn figures(lines: &[String]) -> Vec<Figure> {
+pub fn figures(lines: &[String]) -> Vec<Measurement> {
     let mut name = "";
     let mut figures = Vec::new();
     for line in lines {
@@ -19,7 +19,7 @@ pub fn figures(lines: &[String]) -> Vec<Figure> {
             continue;
         };
         let name = if before.trim().is_empty() { name } else { before.trim() };
-        figures.extend(estimate_ns(times).map(|time_ns| Figure::of(name, "time_ns", time_ns)));
+        figures.extend(estimate_ns(times).map(|time_ns| Measurement::of(name, "time_ns", time_ns)));
     }
     figures
 }

@@ -7,7 +7,7 @@ use std::collections::BTreeMap;
 
 /// One measurement: a flat JSON object's fields by name.
 #[derive(Clone, Debug, Default, PartialEq)]
-pub struct Figure {
+pub struct Measurement {
     fields: BTreeMap<String, Value>,
 }
 
@@ -19,16 +19,16 @@ enum Value {
     Nothing,
 }
 
-/// Fields that the benchmarks do not print: [`Figure::by`] and [`Figure::over`] add them.
+/// Fields that the benchmarks do not print: [`Measurement::by`] and [`Measurement::over`] add them.
 const LINK: &str = "link";
 const COMMAND: &str = "command";
 /// Deepest nesting that is read.
 const MAX_DEPTH: usize = 16;
 
-impl Figure {
+impl Measurement {
     /// Parses the measurements in a line of output. Returns an empty list if the line is not valid JSON.
-    pub fn all_of(line: &str) -> Vec<Figure> {
-        let mut reader = Reader { rest: line.trim(), figures: Vec::new() };
+    pub fn all_of(line: &str) -> Vec<Measurement> {
+        let mut reader = JsonReader { rest: line.trim(), figures: Vec::new() };
         match reader.value(0) {
             Some(_) if reader.rest.is_empty() => reader.figures,
             _ => Vec::new(),
@@ -36,13 +36,13 @@ impl Figure {
     }
 
     /// Creates a measurement from its benchmark's name and one numeric field.
-    pub fn of(bench: &str, field: &str, number: f64) -> Figure {
+    pub fn of(bench: &str, field: &str, number: f64) -> Measurement {
         let bench = ("bench".to_owned(), Value::Text(bench.to_owned()));
-        Figure { fields: [bench, (field.to_owned(), Value::Number(number))].into() }
+        Measurement { fields: [bench, (field.to_owned(), Value::Number(number))].into() }
     }
 
     /// Adds the command that took the measurement.
-    pub fn by(mut self, command: &str) -> Figure {
+    pub fn by(mut self, command: &str) -> Measurement {
         self.fields.insert(COMMAND.to_owned(), Value::Text(command.to_owned()));
         self
     }
@@ -69,7 +69,7 @@ impl Figure {
     }
 
     /// Adds the rate of the link that the measurement used, if it used one.
-    pub fn over(mut self, link: Option<&str>) -> Figure {
+    pub fn over(mut self, link: Option<&str>) -> Measurement {
         if let Some(rate) = link {
             self.fields.insert(LINK.to_owned(), Value::Text(rate.to_owned()));
         }
@@ -102,12 +102,12 @@ impl Figure {
 
 /// Reads from the front of the rest of the text. Only objects at the top, or in a list there, are kept: a list adds one
 /// level of nesting, an object two.
-struct Reader<'text> {
+struct JsonReader<'text> {
     rest: &'text str,
-    figures: Vec<Figure>,
+    figures: Vec<Measurement>,
 }
 
-impl Reader<'_> {
+impl JsonReader<'_> {
     fn value(&mut self, depth: usize) -> Option<Value> {
         if depth > MAX_DEPTH {
             return None;
@@ -121,7 +121,7 @@ impl Reader<'_> {
     }
 
     fn object(&mut self, depth: usize) -> Option<()> {
-        let mut figure = Figure::default();
+        let mut figure = Measurement::default();
         self.members('{', '}', |reader| {
             let name = reader.text()?;
             reader.take(':')?;
@@ -200,7 +200,7 @@ mod tests {
     fn a_figure_has_the_fields_of_its_object() {
         let line =
             r#"{"bench":"latency","fabric":"tcp","encrypted":true,"n":20096,"median_ns":1.25e1,"p":null}"#;
-        let figures = Figure::all_of(line);
+        let figures = Measurement::all_of(line);
         assert_eq!(figures.len(), 1);
         assert_eq!((figures[0].text("fabric"), figures[0].number("median_ns")), (Some("tcp"), Some(12.5)));
         assert!(figures[0].is("encrypted") && !figures[0].is("p") && figures[0].number("p").is_none());
@@ -208,8 +208,8 @@ mod tests {
 
     #[test]
     fn a_sweep_is_a_list_of_figures() {
-        assert_eq!(Figure::all_of(r#"{"a": {"size_bytes": 9}}"#).len(), 1);
-        let figures = Figure::all_of(
+        assert_eq!(Measurement::all_of(r#"{"a": {"size_bytes": 9}}"#).len(), 1);
+        let figures = Measurement::all_of(
             r#"[{"size_bytes": 0, "x": {"size_bytes": 9}}, {"size_bytes": 64, "y": [{"z": 1}]}]"#,
         );
         let sizes: Vec<_> = figures.iter().map(|figure| figure.number("size_bytes")).collect();
@@ -219,8 +219,8 @@ mod tests {
     #[test]
     fn what_is_no_json_has_no_figures() {
         for line in ["", "warning: x", "{", "{}}", "[1,", r#"{"a":}"#, r#"{"a":"x}"#, &"[".repeat(1000)] {
-            assert_eq!(Figure::all_of(line), [], "{line}");
+            assert_eq!(Measurement::all_of(line), [], "{line}");
         }
-        assert_eq!(Figure::all_of("{}").len(), 1);
+        assert_eq!(Measurement::all_of("{}").len(), 1);
     }
 }

@@ -7,14 +7,14 @@ use std::fmt::Write;
 
 /// The curve of one fabric: its name and its points.
 #[derive(Clone, Debug, PartialEq)]
-pub struct Series {
+pub struct FabricCurve {
     pub name: String,
-    pub points: Vec<Point>,
+    pub points: Vec<CurvePoint>,
 }
 
 /// The medians of one payload size.
 #[derive(Clone, Copy, Debug, PartialEq)]
-pub struct Point {
+pub struct CurvePoint {
     pub bytes: f64,
     pub call_ns: f64,
     pub raw_ns: f64,
@@ -49,9 +49,9 @@ impl Scale {
 }
 
 /// Draws the plot; an empty one if there is no point to show.
-pub fn svg(title: &str, series: &[Series]) -> String {
+pub fn svg(title: &str, series: &[FabricCurve]) -> String {
     // A payload or a time of 0 has no logarithm.
-    let shown: Vec<Series> = series.iter().take(COLOURS.len()).map(positive).collect();
+    let shown: Vec<FabricCurve> = series.iter().take(COLOURS.len()).map(positive).collect();
     let points = || shown.iter().flat_map(|series| &series.points);
     let (bytes, times) =
         (points().map(|point| point.bytes), points().flat_map(|point| [point.call_ns, point.raw_ns]));
@@ -72,9 +72,9 @@ pub fn svg(title: &str, series: &[Series]) -> String {
     text + "</svg>\n"
 }
 
-fn positive(series: &Series) -> Series {
-    let has_logarithm = |point: &&Point| point.bytes > 0.0 && point.call_ns > 0.0 && point.raw_ns > 0.0;
-    Series {
+fn positive(series: &FabricCurve) -> FabricCurve {
+    let has_logarithm = |point: &&CurvePoint| point.bytes > 0.0 && point.call_ns > 0.0 && point.raw_ns > 0.0;
+    FabricCurve {
         name: series.name.clone(),
         points: series.points.iter().filter(has_logarithm).copied().collect(),
     }
@@ -151,8 +151,8 @@ fn legend(number: usize, name: &str) -> String {
     )
 }
 
-fn line(number: usize, series: &Series, x: Scale, y: Scale) -> String {
-    let path = |time: fn(&Point) -> f64| {
+fn line(number: usize, series: &FabricCurve, x: Scale, y: Scale) -> String {
+    let path = |time: fn(&CurvePoint) -> f64| {
         let places =
             series.points.iter().map(|point| format!("{:.1} {:.1}", x.at(point.bytes), y.at(time(point))));
         format!("M{}", places.collect::<Vec<_>>().join("L"))
@@ -164,7 +164,7 @@ fn line(number: usize, series: &Series, x: Scale, y: Scale) -> String {
     let mut text = format!("<path class=\"line raw\" {stroke} d=\"{}\"/>\n", path(|point| point.raw_ns));
     let _ = writeln!(text, r#"<path class="line" {stroke} d="{}"/>"#, path(|point| point.call_ns));
     for point in &series.points {
-        let Point { bytes, call_ns, raw_ns } = *point;
+        let CurvePoint { bytes, call_ns, raw_ns } = *point;
         let (at, height, name) = (x.at(bytes), y.at(call_ns), escaped(&series.name));
         let (size, call, raw) = (human_bytes(bytes), human_ns(call_ns), human_ns(raw_ns));
         let _ = writeln!(
@@ -249,8 +249,8 @@ mod tests {
 
     #[test]
     fn every_fabric_has_two_lines_and_every_payload_a_label() {
-        let point = |bytes, call_ns| Point { bytes, call_ns, raw_ns: call_ns / 1.1 };
-        let series = |name: &str, factor: f64| Series {
+        let point = |bytes, call_ns| CurvePoint { bytes, call_ns, raw_ns: call_ns / 1.1 };
+        let series = |name: &str, factor: f64| FabricCurve {
             name: name.into(),
             points: [0.0, 64.0, 1024.0, 5242880.0].map(|bytes| point(bytes, factor * (100.0 + bytes))).into(),
         };
@@ -274,7 +274,7 @@ mod tests {
     #[test]
     fn nothing_to_show_is_an_empty_plot() {
         assert!(svg("nothing", &[]).ends_with("</svg>\n"));
-        let empty = Series { name: "shm".into(), points: Vec::new() };
+        let empty = FabricCurve { name: "shm".into(), points: Vec::new() };
         assert!(!svg("nothing", &[empty]).contains("<circle"));
     }
 }

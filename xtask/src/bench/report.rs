@@ -1,7 +1,7 @@
 //! Formats measurements as the tables of docs/performance.md.
 
-use super::json::Figure;
-use super::plot::{Point, Series, human_bytes, human_ns};
+use super::json::Measurement;
+use super::plot::{CurvePoint, FabricCurve, human_bytes, human_ns};
 
 const BEGIN: &str = "<!-- Written by `cargo xtask bench` from here -->";
 const END: &str = "<!-- to here -->";
@@ -23,7 +23,7 @@ const KINDS: [&str; 8] =
     ["latency", "bandwidth", "memory", "swap", "connections", "fifo", "xpucall", "chain"];
 
 /// Formats one table for each benchmark of [`KINDS`] that has measurements, and one for all other benchmarks.
-pub fn tables(figures: &[Figure]) -> String {
+pub fn tables(figures: &[Measurement]) -> String {
     let of =
         |bench: &str| figures.iter().filter(|figure| figure.text("bench") == Some(bench)).collect::<Vec<_>>();
     let latency = table(
@@ -55,7 +55,7 @@ pub fn tables(figures: &[Figure]) -> String {
         &of("chain"),
         chains_row,
     );
-    let is_other = |figure: &&Figure| !figure.text("bench").is_some_and(|bench| KINDS.contains(&bench));
+    let is_other = |figure: &&Measurement| !figure.text("bench").is_some_and(|bench| KINDS.contains(&bench));
     let others = others(&figures.iter().filter(is_other).collect::<Vec<_>>());
     let titled = [
         ("A call and the raw round trip:", latency),
@@ -72,14 +72,18 @@ pub fn tables(figures: &[Figure]) -> String {
     shown.collect::<Vec<_>>().join("\n")
 }
 
-fn table(heading: &str, figures: &[&Figure], row: fn(&Figure) -> Option<Vec<String>>) -> Option<String> {
+fn table(
+    heading: &str,
+    figures: &[&Measurement],
+    row: fn(&Measurement) -> Option<Vec<String>>,
+) -> Option<String> {
     let rows: Vec<_> = figures.iter().filter_map(|figure| row(figure)).collect();
     let line = "|---".repeat(heading.matches('|').count() - 1);
     let rows: String = rows.iter().map(|cells| format!("| {} |\n", cells.join(" | "))).collect();
     (!rows.is_empty()).then(|| format!("{heading}\n{line}|\n{rows}"))
 }
 
-fn latency_row(figure: &Figure) -> Option<Vec<String>> {
+fn latency_row(figure: &Measurement) -> Option<Vec<String>> {
     let time = |field: &str| figure.number(field).map(human_ns);
     Some(vec![
         fabric(figure)?,
@@ -94,7 +98,7 @@ fn latency_row(figure: &Figure) -> Option<Vec<String>> {
     ])
 }
 
-fn bandwidth_row(figure: &Figure) -> Option<Vec<String>> {
+fn bandwidth_row(figure: &Measurement) -> Option<Vec<String>> {
     let rate = |field: &str| figure.number(field).map(|rate| format!("{:.0}", rate / 1e6));
     Some(vec![
         fabric(figure)?,
@@ -105,7 +109,7 @@ fn bandwidth_row(figure: &Figure) -> Option<Vec<String>> {
     ])
 }
 
-fn memory_row(figure: &Figure) -> Option<Vec<String>> {
+fn memory_row(figure: &Measurement) -> Option<Vec<String>> {
     let rate = |field: &str| figure.number(field).map(|rate| format!("{:.0}", rate / 1e6));
     Some(vec![
         fabric(figure)?,
@@ -118,7 +122,7 @@ fn memory_row(figure: &Figure) -> Option<Vec<String>> {
     ])
 }
 
-fn swap_row(figure: &Figure) -> Option<Vec<String>> {
+fn swap_row(figure: &Measurement) -> Option<Vec<String>> {
     let mib =
         |field: &str| figure.number(field).map(|bytes| format!("{:.0} MiB", bytes / f64::from(1 << 20)));
     Some(vec![
@@ -132,7 +136,7 @@ fn swap_row(figure: &Figure) -> Option<Vec<String>> {
     ])
 }
 
-fn connections_row(figure: &Figure) -> Option<Vec<String>> {
+fn connections_row(figure: &Measurement) -> Option<Vec<String>> {
     Some(vec![
         fabric(figure)?,
         format!("{}", figure.number("connections")?),
@@ -143,7 +147,7 @@ fn connections_row(figure: &Figure) -> Option<Vec<String>> {
     ])
 }
 
-fn messages_row(figure: &Figure) -> Option<Vec<String>> {
+fn messages_row(figure: &Measurement) -> Option<Vec<String>> {
     let time = |field: &str| figure.number(field).map(human_ns);
     let ratio = |field: &str| figure.number(field).map(|ratio| format!("{ratio:.2}"));
     let none = || "-".to_owned();
@@ -161,13 +165,13 @@ fn messages_row(figure: &Figure) -> Option<Vec<String>> {
     ])
 }
 
-fn shim_row(figure: &Figure) -> Option<Vec<String>> {
+fn shim_row(figure: &Measurement) -> Option<Vec<String>> {
     let time = |field: &str| figure.number(field).map(human_ns);
     let ratio = format!("{:.2}", figure.number("ratio")?);
     Some(vec![time("median_ns")?, time("p99_ns")?, time("raw_median_ns")?, ratio])
 }
 
-fn chains_row(figure: &Figure) -> Option<Vec<String>> {
+fn chains_row(figure: &Measurement) -> Option<Vec<String>> {
     Some(vec![
         format!("{}", figure.number("functions")?),
         figure.text("language")?.to_owned(),
@@ -179,8 +183,8 @@ fn chains_row(figure: &Figure) -> Option<Vec<String>> {
 }
 
 /// Formats the table of the benchmarks that have no table of their own: a row for each number of each measurement.
-fn others(figures: &[&Figure]) -> Option<String> {
-    let row = |figure: &&Figure| {
+fn others(figures: &[&Measurement]) -> Option<String> {
+    let row = |figure: &&Measurement| {
         let labels = figure.labels().collect::<Vec<_>>().join(", ");
         let command = figure.command().unwrap_or_default().trim_end_matches(" --json").to_owned();
         let numbers: Vec<_> = figure.numbers().collect();
@@ -216,7 +220,7 @@ fn plain(number: f64) -> String {
 }
 
 /// Names the fabric of a measurement with its provider, whether it encrypts, and the rate of its link.
-fn fabric(figure: &Figure) -> Option<String> {
+fn fabric(figure: &Measurement) -> Option<String> {
     let provider = figure.text("provider").map(|provider| format!(", {provider}")).unwrap_or_default();
     let how = if figure.is("encrypted") { ", encrypted" } else { "" };
     let link = figure.link().map(|rate| format!(", over a link of {rate}")).unwrap_or_default();
@@ -224,21 +228,21 @@ fn fabric(figure: &Figure) -> Option<String> {
 }
 
 /// Returns the latencies of a sweep, for the plot.
-pub fn series(figures: &[Figure]) -> Option<Series> {
-    let point = |figure: &Figure| {
+pub fn series(figures: &[Measurement]) -> Option<FabricCurve> {
+    let point = |figure: &Measurement| {
         let [bytes, call_ns, raw_ns] =
             ["size_bytes", "median_ns", "raw_median_ns"].map(|field| figure.number(field));
-        Some(Point { bytes: bytes?, call_ns: call_ns?, raw_ns: raw_ns? })
+        Some(CurvePoint { bytes: bytes?, call_ns: call_ns?, raw_ns: raw_ns? })
     };
-    Some(Series { name: fabric(figures.first()?)?, points: figures.iter().filter_map(point).collect() })
+    Some(FabricCurve { name: fabric(figures.first()?)?, points: figures.iter().filter_map(point).collect() })
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
 
-    fn figures(line: &str) -> Vec<Figure> {
-        Figure::all_of(line)
+    fn figures(line: &str) -> Vec<Measurement> {
+        Measurement::all_of(line)
     }
 
     #[test]

@@ -261,18 +261,26 @@ fn long_sentences(text: &Text) -> Vec<String> {
     sentences.into_iter().filter(is_long).map(excerpt).collect()
 }
 
-/// The exported types that have the name of an earlier one in another file, with their places.
+/// Names that mean the same in every file of a folder, where the crate or the module tells the types apart: a crate's
+/// errors, and the arguments of a subcommand.
+const CONVENTIONAL: &[(&str, &str)] = &[("Error", ""), ("Arguments", "crates/cli/src/cli/")];
+
+/// The exported types that have the name of an earlier one in another file, with their places. A name of
+/// [`CONVENTIONAL`] may be repeated in its folder.
 pub fn repeated_types(types: Vec<(String, String)>) -> Vec<(String, String)> {
     let mut seen: BTreeMap<String, BTreeSet<String>> = BTreeMap::new();
     let mut repeated = Vec::new();
-    // A crate's `Error` is told from others by the crate's name.
-    for (name, place) in types.into_iter().filter(|(name, _)| name != "Error") {
-        let file = place.split(':').next().unwrap_or_default().to_owned();
-        let files = seen.entry(name.clone()).or_default();
-        if !files.is_empty() && !files.contains(&file) {
+    for (name, place) in types {
+        let conventional =
+            CONVENTIONAL.iter().find(|(known, folder)| *known == name && place.starts_with(folder));
+        let file = place.split(':').next().unwrap_or_default();
+        // All files of a conventional name's folder count as one.
+        let home = conventional.map_or(file, |(_, folder)| folder).to_owned();
+        let homes = seen.entry(name.clone()).or_default();
+        if !homes.is_empty() && !homes.contains(&home) {
             repeated.push((name, place));
         }
-        files.insert(file);
+        homes.insert(home);
     }
     repeated
 }
@@ -340,15 +348,22 @@ mod tests {
 
     #[test]
     fn repeated_types_are_counted_once_for_each_further_file() {
-        let types = [
-            ("A", "a.rs:1"),
-            ("B", "a.rs:2"),
-            ("A", "b.rs:1"),
-            ("A", "b.rs:9"),
-            ("Error", "b.rs:2"),
-            ("Error", "a.rs:3"),
-        ];
+        let types = [("A", "a.rs:1"), ("B", "a.rs:2"), ("A", "b.rs:1"), ("A", "b.rs:9")];
         let types = types.map(|(name, place)| (name.to_owned(), place.to_owned()));
         assert_eq!(repeated_types(types.into()), [("A".to_owned(), "b.rs:1".to_owned())]);
+    }
+
+    #[test]
+    fn conventional_names_may_be_repeated_in_their_folder() {
+        let types = [
+            ("Error", "crates/a/src/lib.rs:2"),
+            ("Error", "crates/b/src/lib.rs:3"),
+            ("Arguments", "crates/cli/src/cli/agent.rs:1"),
+            ("Arguments", "crates/cli/src/cli/bench.rs:1"),
+            ("Arguments", "crates/devices/src/driver.rs:1"),
+        ];
+        let types = types.map(|(name, place)| (name.to_owned(), place.to_owned()));
+        let repeated = ("Arguments".to_owned(), "crates/devices/src/driver.rs:1".to_owned());
+        assert_eq!(repeated_types(types.into()), [repeated]);
     }
 }

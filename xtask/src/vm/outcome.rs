@@ -3,7 +3,7 @@
 use std::fmt::Write;
 use std::path::Path;
 
-use super::parts::{Kind, Part};
+use super::parts::{PartKind, VmPart};
 use super::read;
 use crate::step::{Tally, test_result};
 
@@ -12,7 +12,7 @@ const TIMED_OUT: [i32; 2] = [124, 137];
 
 /// How a part ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Ended {
+pub enum PartEnd {
     Passed,
     Failed,
     LeftOut,
@@ -20,9 +20,9 @@ pub enum Ended {
 
 /// One line of the table.
 #[derive(Debug)]
-pub struct PartOutcome {
+pub struct VmPartOutcome {
     pub name: &'static str,
-    pub ended: Ended,
+    pub ended: PartEnd,
     /// Tests that passed and that failed; `None` for a measurement.
     tests: Option<(u64, u64)>,
     seconds: Option<u64>,
@@ -30,31 +30,31 @@ pub struct PartOutcome {
     reasons: Vec<String>,
 }
 
-impl PartOutcome {
+impl VmPartOutcome {
     /// Reads the outcome of a part from the files that the emulated machine left in the shared folder.
-    pub fn read(part: &Part, share: &Path) -> PartOutcome {
+    pub fn read(part: &VmPart, share: &Path) -> VmPartOutcome {
         let log = read(share, &format!("{}.log", part.name));
         let status = read(share, &format!("{}.status", part.name));
-        PartOutcome::of(part, &status, &log)
+        VmPartOutcome::of(part, &status, &log)
     }
 
-    fn of(part: &Part, status: &str, log: &str) -> PartOutcome {
-        let bare = PartOutcome {
+    fn of(part: &VmPart, status: &str, log: &str) -> VmPartOutcome {
+        let bare = VmPartOutcome {
             name: part.name,
-            ended: Ended::Failed,
+            ended: PartEnd::Failed,
             tests: None,
             seconds: None,
             reasons: Vec::new(),
         };
         let (is_tests, limit_s) = match part.kind {
-            Kind::LeftOut(reason) => {
-                return PartOutcome { ended: Ended::LeftOut, reasons: vec![reason.into()], ..bare };
+            PartKind::LeftOut(reason) => {
+                return VmPartOutcome { ended: PartEnd::LeftOut, reasons: vec![reason.into()], ..bare };
             }
-            Kind::Tests { limit_s, .. } => (true, limit_s),
-            Kind::Measurement { limit_s, .. } => (false, limit_s),
+            PartKind::Tests { limit_s, .. } => (true, limit_s),
+            PartKind::Measurement { limit_s, .. } => (false, limit_s),
         };
         let Some((status, seconds)) = numbers(status) else {
-            return PartOutcome { reasons: vec![unfinished(log)], ..bare };
+            return VmPartOutcome { reasons: vec![unfinished(log)], ..bare };
         };
         let tally = is_tests.then(|| tally(log));
         let mut reasons = left_out(log);
@@ -64,41 +64,41 @@ impl PartOutcome {
             && tally.as_ref().is_none_or(|tally| skipped >= tally.passed)
             && !log.lines().any(|line| line.starts_with("over "));
         let ended = match () {
-            () if status != 0 || !did_something => Ended::Failed,
-            () if all_skipped => Ended::LeftOut,
-            () => Ended::Passed,
+            () if status != 0 || !did_something => PartEnd::Failed,
+            () if all_skipped => PartEnd::LeftOut,
+            () => PartEnd::Passed,
         };
         if TIMED_OUT.contains(&status) {
             reasons.push(format!("not done after {limit_s} s{}", running(log)));
-        } else if ended == Ended::Failed {
+        } else if ended == PartEnd::Failed {
             reasons.extend(failed(log));
             reasons.push(format!("exit status {status}"));
         }
         let tests = tally.map(|tally| (tally.passed, tally.failed));
-        PartOutcome { ended, tests, seconds: Some(seconds), reasons, ..bare }
+        VmPartOutcome { ended, tests, seconds: Some(seconds), reasons, ..bare }
     }
 
     /// Whether it passed, or was not to run.
     pub fn is_good(&self) -> bool {
-        self.ended != Ended::Failed
+        self.ended != PartEnd::Failed
     }
 
     /// Whether it is a check at all.
     pub fn was_to_run(&self) -> bool {
-        self.ended != Ended::LeftOut
+        self.ended != PartEnd::LeftOut
     }
 
     fn verdict(&self) -> &'static str {
         match self.ended {
-            Ended::Passed => "ok",
-            Ended::Failed => "FAILED",
-            Ended::LeftOut => "left out",
+            PartEnd::Passed => "ok",
+            PartEnd::Failed => "FAILED",
+            PartEnd::LeftOut => "left out",
         }
     }
 }
 
 /// Formats the outcomes as a table, for people.
-pub fn table(title: &str, outcomes: &[PartOutcome]) -> String {
+pub fn table(title: &str, outcomes: &[VmPartOutcome]) -> String {
     let mut table = format!("{title:<14}{:<10}{:>8}{:>8}{:>8}  \n", "", "passed", "failed", "time");
     for outcome in outcomes {
         let count =
@@ -120,7 +120,7 @@ pub fn table(title: &str, outcomes: &[PartOutcome]) -> String {
 }
 
 /// Formats the outcomes as JSON, for programs.
-pub fn json(outcomes: &[PartOutcome]) -> String {
+pub fn json(outcomes: &[VmPartOutcome]) -> String {
     let number = |number: Option<u64>| number.map_or("null".to_owned(), |number| number.to_string());
     let objects = outcomes.iter().map(|outcome| {
         format!(
@@ -188,43 +188,46 @@ mod tests {
     const LOG: &str = "running 2 tests\ntest a::one ... ok\ntest a::two ... ";
     const OK: &str = "over Ofi\ntest result: ok. 2 passed; 0 failed; 0 ignored; 0 measured; 3 filtered out\n";
 
-    fn of(status: &str, log: &str) -> PartOutcome {
-        let kind = Kind::Tests { program: "conformance", arguments: "a::", limit_s: 7 };
-        PartOutcome::of(&Part::new("a", kind), status, log)
+    fn of(status: &str, log: &str) -> VmPartOutcome {
+        let kind = PartKind::Tests { program: "conformance", arguments: "a::", limit_s: 7 };
+        VmPartOutcome::of(&VmPart::new("a", kind), status, log)
     }
 
     #[test]
     fn passing_tests_are_counted_and_failing_or_hanging_ones_named() {
         let passed = of("0 12\n", OK);
-        assert_eq!((passed.ended, passed.tests, passed.seconds), (Ended::Passed, Some((2, 0)), Some(12)));
+        assert_eq!((passed.ended, passed.tests, passed.seconds), (PartEnd::Passed, Some((2, 0)), Some(12)));
         let hangs = of("124 7\n", LOG);
-        assert_eq!((hangs.ended, &*hangs.reasons[0]), (Ended::Failed, "not done after 7 s, in a::two"));
+        assert_eq!((hangs.ended, &*hangs.reasons[0]), (PartEnd::Failed, "not done after 7 s, in a::two"));
         let fails =
             of("101 3\n", "test a::one ... FAILED\ntest result: FAILED. 1 passed; 1 failed; 0 ignored\n");
-        assert_eq!((fails.ended, fails.tests, &*fails.reasons[0]), (Ended::Failed, Some((1, 1)), "a::one"));
+        assert_eq!((fails.ended, fails.tests, &*fails.reasons[0]), (PartEnd::Failed, Some((1, 1)), "a::one"));
         assert!(table("a", &[fails]).contains("FAILED"));
     }
 
     #[test]
     fn a_part_that_did_nothing_has_not_passed() {
-        assert_eq!(of("0 1\n", "").ended, Ended::Failed);
+        assert_eq!(of("0 1\n", "").ended, PartEnd::Failed);
         assert_eq!(
             (of("", "").ended, &*of("", "").reasons[0]),
-            (Ended::Failed, "not begun when the emulated machine ended")
+            (PartEnd::Failed, "not begun when the emulated machine ended")
         );
         assert!(of("", LOG).reasons[0].ends_with("in a::two"));
-        assert_eq!(of("0 1\n", "test result: ok. 0 passed; 0 failed; 9 filtered out\n").ended, Ended::Failed);
+        assert_eq!(
+            of("0 1\n", "test result: ok. 0 passed; 0 failed; 9 filtered out\n").ended,
+            PartEnd::Failed
+        );
     }
 
     #[test]
     fn what_tests_leave_out_is_told_with_its_reason() {
         let log = format!("skipped over Ofi: no room\nskipped over Ofi: no room\n{OK}");
         let some = of("0 1\n", &log);
-        assert_eq!((some.ended, some.reasons.len()), (Ended::Passed, 1));
+        assert_eq!((some.ended, some.reasons.len()), (PartEnd::Passed, 1));
         let few = of("0 1\n", &format!("skipped: no rights\n{}", OK.replace("over Ofi\n", "")));
-        assert_eq!((few.ended, few.reasons.len()), (Ended::Passed, 1));
+        assert_eq!((few.ended, few.reasons.len()), (PartEnd::Passed, 1));
         let all = of("0 1\n", &log.replace("over Ofi\ntest", "test"));
-        assert_eq!((all.ended, &*all.reasons[0]), (Ended::LeftOut, "skipped over Ofi: no room"));
+        assert_eq!((all.ended, &*all.reasons[0]), (PartEnd::LeftOut, "skipped over Ofi: no room"));
         assert!(json(&[all]).contains("\"result\": \"left_out\""));
     }
 }

@@ -5,16 +5,16 @@ use std::io;
 
 /// One line of the result.
 #[derive(Clone, Copy)]
-pub struct Part {
+pub struct VmPart {
     pub name: &'static str,
-    pub kind: Kind,
+    pub kind: PartKind,
     /// The reason why the part runs only if it is named; `None` if it runs by default.
     pub unless_named: Option<&'static str>,
 }
 
 /// The work of a part.
 #[derive(Clone, Copy)]
-pub enum Kind {
+pub enum PartKind {
     /// Tests: the program, and the arguments that choose among them.
     Tests { program: &'static str, arguments: &'static str, limit_s: u64 },
     /// A measuring command.
@@ -23,19 +23,19 @@ pub enum Kind {
     LeftOut(&'static str),
 }
 
-impl Part {
+impl VmPart {
     /// Creates a part that runs by default.
-    pub const fn new(name: &'static str, kind: Kind) -> Part {
-        Part { name, kind, unless_named: None }
+    pub const fn new(name: &'static str, kind: PartKind) -> VmPart {
+        VmPart { name, kind, unless_named: None }
     }
 }
 
 /// Returns all parts, where those that run only by name are left out, or the parts that `only` names, separated by
 /// commas.
-pub fn chosen(parts: &[Part], only: Option<&str>) -> io::Result<Vec<Part>> {
+pub fn chosen(parts: &[VmPart], only: Option<&str>) -> io::Result<Vec<VmPart>> {
     let Some(only) = only else {
-        let unless_named = |part: &Part| match part.unless_named {
-            Some(reason) => Part { kind: Kind::LeftOut(reason), ..*part },
+        let unless_named = |part: &VmPart| match part.unless_named {
+            Some(reason) => VmPart { kind: PartKind::LeftOut(reason), ..*part },
             None => *part,
         };
         return Ok(parts.iter().map(unless_named).collect());
@@ -49,17 +49,17 @@ pub fn chosen(parts: &[Part], only: Option<&str>) -> io::Result<Vec<Part>> {
 }
 
 /// Writes the script of the emulated machine: see `part` in `scripts/vm/enter.sh`.
-pub fn guest(begin: &str, parts: &[Part]) -> String {
+pub fn guest(begin: &str, parts: &[VmPart]) -> String {
     let mut script = format!("{begin}\n");
-    for Part { name, kind, .. } in parts {
+    for VmPart { name, kind, .. } in parts {
         // Writing to a string cannot fail.
         let _ = match kind {
-            Kind::Tests { program, arguments, limit_s } => writeln!(
+            PartKind::Tests { program, arguments, limit_s } => writeln!(
                 script,
                 "part {name} {limit_s} ./{program} {arguments} --test-threads 1 --show-output"
             ),
-            Kind::Measurement { command, limit_s } => writeln!(script, "part {name} {limit_s} {command}"),
-            Kind::LeftOut(_) => Ok(()),
+            PartKind::Measurement { command, limit_s } => writeln!(script, "part {name} {limit_s} {command}"),
+            PartKind::LeftOut(_) => Ok(()),
         };
     }
     script
@@ -69,13 +69,13 @@ pub fn guest(begin: &str, parts: &[Part]) -> String {
 mod tests {
     use super::*;
 
-    const PARTS: [Part; 3] = [
-        Part::new("one", Kind::Tests { program: "tests", arguments: "one::", limit_s: 7 }),
-        Part {
+    const PARTS: [VmPart; 3] = [
+        VmPart::new("one", PartKind::Tests { program: "tests", arguments: "one::", limit_s: 7 }),
+        VmPart {
             unless_named: Some("it takes long"),
-            ..Part::new("large", Kind::Measurement { command: "measure", limit_s: 8 })
+            ..VmPart::new("large", PartKind::Measurement { command: "measure", limit_s: 8 })
         },
-        Part::new("none", Kind::LeftOut("there is nothing")),
+        VmPart::new("none", PartKind::LeftOut("there is nothing")),
     ];
 
     #[test]

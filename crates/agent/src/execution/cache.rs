@@ -21,14 +21,14 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::SystemTime;
 
 use sublet_fabric::sync::lock;
-use sublet_image::{Digest, Image, Store};
+use sublet_image::{Digest, Image, ImageStore};
 use sublet_proto::package::is_digest;
 use sublet_proto::v1::CacheUse;
 use sublet_proto::{Code, Error};
 use tracing::{info, warn};
 
-pub(crate) use index::{Found, Key, Kind, Size, Use};
-use index::{Index, Refusal};
+use index::{CacheIndex, CacheRefusal};
+pub(crate) use index::{CacheLookup, DiskSize, EntryKind, EntryUse, Key};
 
 use crate::execution::packages::{PACKAGES, UNFINISHED};
 use crate::machine::state::system;
@@ -45,39 +45,43 @@ const LEAST_BYTES: u64 = 1 << 30;
 const MAX_TENANT_BYTES: usize = 256;
 
 /// The packages and images of one node, as far as their bound goes.
-pub(crate) struct Cache {
+pub(crate) struct NodeCache {
     folder: PathBuf,
     packages: PathBuf,
-    images: Store,
-    index: Mutex<Index>,
+    images: ImageStore,
+    index: Mutex<CacheIndex>,
     /// Evictions since the agent's start.
     evicted: AtomicU64,
 }
 
 /// Reserved cache space that no other entry gets. Dropping the reservation releases it.
-pub(crate) struct Reservation<'cache> {
-    cache: &'cache Cache,
-    pub(crate) size: Size,
+pub(crate) struct CacheReservation<'cache> {
+    cache: &'cache NodeCache,
+    pub(crate) size: DiskSize,
 }
 
-impl Drop for Reservation<'_> {
+impl Drop for CacheReservation<'_> {
     fn drop(&mut self) {
         lock(&self.cache.index).release(self.size);
     }
 }
 
-impl Cache {
+impl NodeCache {
     /// The cache of a state folder, with the entries that an earlier agent has left there.
-    pub(crate) fn open(state: &Path, images: Store, limit_bytes: Option<u64>) -> Result<Cache, Error> {
+    pub(crate) fn open(
+        state: &Path,
+        images: ImageStore,
+        limit_bytes: Option<u64>,
+    ) -> Result<NodeCache, Error> {
         let (folder, packages) = (state.join(CACHE), state.join(PACKAGES));
         for folder in [&folder, &packages] {
             let made = DirBuilder::new().recursive(true).mode(0o700).create(folder);
             made.map_err(|error| system("making the folder", folder, &error))?;
         }
         let limit_bytes = limit_bytes.map_or_else(|| default_limit(state), Ok)?;
-        let limit = Size { bytes: limit_bytes, files: limit_bytes / BYTES_OF_A_FILE };
-        let index = Mutex::new(Index::new(limit));
-        let cache = Cache { folder, packages, images, index, evicted: AtomicU64::new(0) };
+        let limit = DiskSize { bytes: limit_bytes, files: limit_bytes / BYTES_OF_A_FILE };
+        let index = Mutex::new(CacheIndex::new(limit));
+        let cache = NodeCache { folder, packages, images, index, evicted: AtomicU64::new(0) };
         cache.images.prune_if_alone()?;
         cache.find_entries()?;
         cache.shrink();
@@ -85,9 +89,9 @@ impl Cache {
     }
 
     /// An entry, in use until the token is dropped.
-    pub(crate) fn find(&self, key: &Key, tenant: &str) -> Found {
+    pub(crate) fn find(&self, key: &Key, tenant: &str) -> CacheLookup {
         let found = lock(&self.index).find(key, tenant);
-        if matches!(found, Found::Here(_)) {
+        if matches!(found, CacheLookup::Here(_)) {
             self.note(key);
         }
         found
@@ -100,17 +104,17 @@ impl Cache {
     pub(crate) fn reserve(
         &self,
         what: &str,
-        (least, most): (Size, Size),
+        (least, most): (DiskSize, DiskSize),
         tenant: &str,
-    ) -> Result<Reservation<'_>, Error> {
+    ) -> Result<CacheReservation<'_>, Error> {
         let mut kept = Vec::new();
         let outcome = loop {
             let images = self.images_size()?;
             let reserved = lock(&self.index).reserve((least, most), images, tenant);
             let victim = match reserved {
-                Ok(size) => break Ok(Reservation { cache: self, size }),
-                Err(Refusal::Evict(victim)) => victim,
-                Err(Refusal::Full) => break Err(self.full(what, least, images)),
+                Ok(size) => break Ok(CacheReservation { cache: self, size }),
+                Err(CacheRefusal::Evict(victim)) => victim,
+                Err(CacheRefusal::Full) => break Err(self.full(what, least, images)),
             };
             if !self.evict(&victim) {
                 kept.push(victim);
@@ -122,7 +126,7 @@ impl Cache {
     }
 
     /// Makes an entry of what was written, or finds the one that is there; in use until the token is dropped.
-    pub(crate) fn keep(&self, key: &Key, size: Size, tenant: &str) -> Use {
+    pub(crate) fn keep(&self, key: &Key, size: DiskSize, tenant: &str) -> EntryUse {
         // Only the order of evictions depends on it.
         let _ = fs::write(self.file(key), tenant);
         lock(&self.index).insert(key, size, tenant)
@@ -130,7 +134,7 @@ impl Cache {
 
     /// Says before an image is pulled whose it is to be.
     pub(crate) fn announce(&self, image: &str, tenant: &str) {
-        let _ = fs::write(self.file(&(Kind::Image, image.to_owned())), tenant);
+        let _ = fs::write(self.file(&(EntryKind::Image, image.to_owned())), tenant);
     }
 
     /// Forgets an entry that is to be made anew.
@@ -141,13 +145,13 @@ impl Cache {
     /// Counts a package again to which something was added, and evicts others if there is too much now.
     pub(crate) fn measure(&self, digest: &str) {
         if let Ok(size) = size_of(&self.packages.join(digest)) {
-            lock(&self.index).resize(&(Kind::Package, digest.to_owned()), size);
+            lock(&self.index).resize(&(EntryKind::Package, digest.to_owned()), size);
             self.shrink();
         }
     }
 
     /// The most that there may be.
-    pub(crate) fn limit(&self) -> Size {
+    pub(crate) fn limit(&self) -> DiskSize {
         lock(&self.index).limit
     }
 
@@ -169,7 +173,7 @@ impl Cache {
 
     /// Evicts what is beyond the bound, as after a start with a lower one.
     fn shrink(&self) {
-        if let Err(error) = self.reserve("", (Size::default(), Size::default()), "") {
+        if let Err(error) = self.reserve("", (DiskSize::default(), DiskSize::default()), "") {
             warn!(%error, "the cache is beyond its bound");
         }
     }
@@ -177,8 +181,8 @@ impl Cache {
     /// Removes an entry that the index has marked. Returns `false` if another process works in the entry's store.
     fn evict(&self, key: &Key) -> bool {
         let is_removed = match key.0 {
-            Kind::Package => self.remove_package(key),
-            Kind::Image => self.remove_image(key),
+            EntryKind::Package => self.remove_package(key),
+            EntryKind::Image => self.remove_image(key),
         };
         match is_removed {
             Ok(true) => {
@@ -225,12 +229,12 @@ impl Cache {
     }
 
     /// Size of all images on the disk, including the operator's own and unfinished ones.
-    fn images_size(&self) -> Result<Size, Error> {
+    fn images_size(&self) -> Result<DiskSize, Error> {
         let (bytes, files) = self.images.layers_size()?;
-        Ok(Size { bytes, files })
+        Ok(DiskSize { bytes, files })
     }
 
-    fn full(&self, what: &str, least: Size, images: Size) -> Error {
+    fn full(&self, what: &str, least: DiskSize, images: DiskSize) -> Error {
         let index = lock(&self.index);
         let (limit, used, (entries, in_use)) = (index.limit, index.used(images), index.in_use());
         let message = format!(
@@ -261,7 +265,7 @@ impl Cache {
 
     /// Takes the entries in that are on the disk, in the order of their last use, and removes files of others.
     fn find_entries(&self) -> Result<(), Error> {
-        let mut found: Vec<(SystemTime, Key, Size, String)> = Vec::new();
+        let mut found: Vec<(SystemTime, Key, DiskSize, String)> = Vec::new();
         let failed = |error: io::Error| system("reading", &self.packages, &error);
         for entry in fs::read_dir(&self.packages).map_err(failed)? {
             let entry = entry.map_err(failed)?;
@@ -269,15 +273,15 @@ impl Cache {
             else {
                 continue;
             };
-            let (key, size) = ((Kind::Package, digest), size_of(&entry.path()).map_err(failed)?);
+            let (key, size) = ((EntryKind::Package, digest), size_of(&entry.path()).map_err(failed)?);
             let (used, tenant) = self.noted(&key).unwrap_or((SystemTime::UNIX_EPOCH, String::new()));
             found.push((used, key, size, tenant));
         }
         for image in self.images.list()? {
             if let Some((used, tenant)) = self.noted_image(&image) {
-                let key = (Kind::Image, image.digest.to_string());
+                let key = (EntryKind::Image, image.digest.to_string());
                 let _ = fs::write(self.file(&key), &tenant);
-                found.push((used, key, Size::of_image(&image), tenant));
+                found.push((used, key, DiskSize::of_image(&image), tenant));
             }
         }
         found.sort_by(|one, other| (one.0, &one.1).cmp(&(other.0, &other.1)));
@@ -304,7 +308,9 @@ impl Cache {
     /// was pulled.
     fn noted_image(&self, image: &Image) -> Option<(SystemTime, String)> {
         let names = std::iter::once(image.digest.to_string()).chain(image.names.iter().cloned());
-        names.filter(|name| name.parse::<Digest>().is_ok()).find_map(|name| self.noted(&(Kind::Image, name)))
+        names
+            .filter(|name| name.parse::<Digest>().is_ok())
+            .find_map(|name| self.noted(&(EntryKind::Image, name)))
     }
 }
 
@@ -317,8 +323,8 @@ fn default_limit(folder: &Path) -> Result<u64, Error> {
 }
 
 /// Size of a folder: the apparent sizes of its files in bytes, and the number of all its files and folders.
-pub(crate) fn size_of(folder: &Path) -> io::Result<Size> {
-    let (mut waiting, mut size) = (vec![folder.to_owned()], Size::default());
+pub(crate) fn size_of(folder: &Path) -> io::Result<DiskSize> {
+    let (mut waiting, mut size) = (vec![folder.to_owned()], DiskSize::default());
     while let Some(path) = waiting.pop() {
         let metadata = fs::symlink_metadata(&path)?;
         size.files += 1;

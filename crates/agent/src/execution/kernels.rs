@@ -23,17 +23,17 @@ use std::sync::{Arc, Mutex};
 use std::time::Instant;
 
 use sublet_fabric::sync::lock;
-use sublet_proto::package::{BUILT_FOLDER, Kind, built_file};
+use sublet_proto::package::{BUILT_FOLDER, PackageKind, built_file};
 use sublet_proto::v1::PackageBuild;
 use sublet_proto::{Code, Error};
 use sublet_sandbox::{Devices, SCRATCH};
 use tracing::info;
 
-pub(crate) use look::Looking;
+pub(crate) use look::DeviceQuery;
 
-use crate::execution::packages::{Runnable, Stamp};
+use crate::execution::packages::{FileStamp, Runnable};
 use crate::execution::programs::is_program;
-use crate::execution::sandboxes::Maker;
+use crate::execution::sandboxes::SandboxMaker;
 use crate::machine::state::system;
 
 /// The program that builds, beside those of workers.
@@ -47,23 +47,23 @@ pub(crate) fn environment() -> Vec<(OsString, OsString)> {
 }
 
 /// Access that the sandboxes of a kind have to the host's devices.
-pub(crate) fn devices_of(kind: Kind) -> Devices {
-    if kind == Kind::Cuda { Devices::Gpu } else { Devices::Drivers }
+pub(crate) fn devices_of(kind: PackageKind) -> Devices {
+    if kind == PackageKind::Cuda { Devices::Gpu } else { Devices::Drivers }
 }
 
 /// The kind of a build, if it is one of kernels.
-pub(crate) fn kind_of(build: &PackageBuild) -> Option<Kind> {
-    Kind::parse(&build.kind).ok().filter(|kind| kind.is_of_kernels())
+pub(crate) fn kind_of(build: &PackageBuild) -> Option<PackageKind> {
+    PackageKind::parse(&build.kind).ok().filter(|kind| kind.is_of_kernels())
 }
 
 /// Outcome of a build. A success holds the file system's stamp of the image, if the build has one.
-type Known = Result<Option<Stamp>, Error>;
+type Known = Result<Option<FileStamp>, Error>;
 
 /// See the [module](self).
-pub(crate) struct Kernels {
-    offered: Vec<Kind>,
+pub(crate) struct KernelPackages {
+    offered: Vec<PackageKind>,
     builder: PathBuf,
-    sandboxes: Arc<Maker>,
+    sandboxes: Arc<SandboxMaker>,
     /// Outcome of the latest attempt of each build since this agent started, by digest of the package and index of the
     /// build.
     known: Mutex<BTreeMap<(String, u32), Known>>,
@@ -71,11 +71,15 @@ pub(crate) struct Kernels {
     building: Mutex<()>,
 }
 
-impl Kernels {
+impl KernelPackages {
     /// Finds the kinds that this node offers. The builder is the program beside that of workers.
-    pub(crate) fn new(worker: &Path, wanted: Option<&[Kind]>, sandboxes: Arc<Maker>) -> Kernels {
+    pub(crate) fn new(
+        worker: &Path,
+        wanted: Option<&[PackageKind]>,
+        sandboxes: Arc<SandboxMaker>,
+    ) -> KernelPackages {
         let (offered, builder) = (offered(worker, wanted), worker.with_file_name(BUILDER));
-        Kernels { offered, builder, sandboxes, known: Mutex::default(), building: Mutex::default() }
+        KernelPackages { offered, builder, sandboxes, known: Mutex::default(), building: Mutex::default() }
     }
 
     /// The names of the kinds that this node executes.
@@ -84,8 +88,8 @@ impl Kernels {
     }
 
     /// Begins to query the devices of the offered kinds, on these cores.
-    pub(crate) fn look(&self, cores: &[u32]) -> Result<Looking, Error> {
-        Ok(Looking::begin(&self.sandboxes.current()?, &self.builder, &self.offered, cores))
+    pub(crate) fn look(&self, cores: &[u32]) -> Result<DeviceQuery, Error> {
+        Ok(DeviceQuery::begin(&self.sandboxes.current()?, &self.builder, &self.offered, cores))
     }
 
     /// Whether nothing has to be built before a package's workers can start.
@@ -127,7 +131,7 @@ impl Kernels {
         built
     }
 
-    fn build(&self, kind: Kind, runnable: &Runnable, cores: &[u32]) -> Result<(), Error> {
+    fn build(&self, kind: PackageKind, runnable: &Runnable, cores: &[u32]) -> Result<(), Error> {
         let (begun, folder) = (Instant::now(), &runnable.package.folder);
         let sandboxes = self.sandboxes.current()?;
         let image = build::image(sandboxes, &self.builder, (kind, runnable.index), folder, cores)?;
@@ -142,15 +146,15 @@ impl Kernels {
 
 /// Kinds that the operator wants and for which this node has programs and drivers. The default is OpenCL only: a leased
 /// GPU lets foreign code send any request to its driver in the kernel, so an operator has to allow this.
-fn offered(worker: &Path, wanted: Option<&[Kind]>) -> Vec<Kind> {
-    let program = |kind: Kind| worker.with_file_name(format!("sublet-worker-{}", kind.name()));
-    let is_offered = |kind: &Kind| {
+fn offered(worker: &Path, wanted: Option<&[PackageKind]>) -> Vec<PackageKind> {
+    let program = |kind: PackageKind| worker.with_file_name(format!("sublet-worker-{}", kind.name()));
+    let is_offered = |kind: &PackageKind| {
         kind.is_of_kernels()
             && is_program(&worker.with_file_name(BUILDER))
             && is_program(&program(*kind))
             && drivers::are_there(*kind)
     };
-    wanted.unwrap_or(&[Kind::OpenCl]).iter().copied().filter(is_offered).collect()
+    wanted.unwrap_or(&[PackageKind::OpenCl]).iter().copied().filter(is_offered).collect()
 }
 
 /// Whether another build of the same package would end in the same way.
@@ -158,8 +162,8 @@ fn is_final(error: &Error) -> bool {
     matches!(error.code, Code::InvalidPackage | Code::MissingSymbol)
 }
 
-fn image_stamp(runnable: &Runnable) -> Option<Stamp> {
-    Stamp::of(&runnable.package.folder.join(built_file(runnable.index)))
+fn image_stamp(runnable: &Runnable) -> Option<FileStamp> {
+    FileStamp::of(&runnable.package.folder.join(built_file(runnable.index)))
 }
 
 fn key(runnable: &Runnable) -> (String, u32) {
@@ -198,9 +202,9 @@ mod tests {
             fs::write(folder.path().join(program), "").unwrap();
         }
         let there = |kind| if drivers::are_there(kind) { vec![kind] } else { Vec::new() };
-        assert_eq!(offered(&worker, None), there(Kind::OpenCl));
+        assert_eq!(offered(&worker, None), there(PackageKind::OpenCl));
         assert_eq!(offered(&worker, Some(&[])), []);
-        assert_eq!(offered(&worker, Some(&[Kind::Wasm, Kind::Cuda])), there(Kind::Cuda));
+        assert_eq!(offered(&worker, Some(&[PackageKind::Wasm, PackageKind::Cuda])), there(PackageKind::Cuda));
         fs::remove_file(folder.path().join(BUILDER)).unwrap();
         assert_eq!(offered(&worker, None), []);
     }

@@ -20,17 +20,17 @@ use std::sync::{Arc, Mutex};
 use prost::Message;
 use sublet_fabric::sync::lock;
 use sublet_proto::package::{
-    Checked, INFO_FILE, MANIFEST_FILE, digest as digest_of, is_digest, is_processor, runs_on, validate,
+    CheckedPackage, INFO_FILE, MANIFEST_FILE, digest as digest_of, is_digest, is_processor, runs_on, validate,
 };
 use sublet_proto::v1::{PackageBuild, PackageFile, PackageInfo};
 use sublet_proto::{Code, Error};
 
 use tracing::{info, warn};
 
-use crate::execution::cache::{self, Cache, Found, Key, Kind, Size, Use};
+use crate::execution::cache::{self, CacheLookup, DiskSize, EntryKind, EntryUse, Key, NodeCache};
 use crate::execution::images::Images;
 use crate::leases::managers::Managers;
-pub(crate) use kept::Stamp;
+pub(crate) use kept::FileStamp;
 use kept::{Damage, Stamps};
 
 /// The folder of packages in the state folder.
@@ -45,7 +45,7 @@ const MAX_KNOWN: usize = 1024;
 
 /// A package that workers can load.
 #[derive(Debug)]
-pub(crate) struct Unpacked {
+pub(crate) struct UnpackedPackage {
     /// Absolute.
     pub(crate) folder: PathBuf,
     pub(crate) info: PackageInfo,
@@ -53,18 +53,18 @@ pub(crate) struct Unpacked {
 
 /// A package whose files were found to be those of its digest, and what the file system said of them then.
 #[derive(Debug)]
-struct Verified {
-    unpacked: Arc<Unpacked>,
+struct VerifiedPackage {
+    unpacked: Arc<UnpackedPackage>,
     stamps: Arc<Stamps>,
 }
 
 /// One build of an unpacked package, for this node.
 #[derive(Clone, Debug)]
 pub(crate) struct Runnable {
-    pub(crate) package: Arc<Unpacked>,
+    pub(crate) package: Arc<UnpackedPackage>,
     pub(crate) index: u32,
     /// Tokens that keep the package and its image from being evicted.
-    uses: Vec<Use>,
+    uses: Vec<EntryUse>,
 }
 
 impl Runnable {
@@ -74,14 +74,14 @@ impl Runnable {
     }
 
     /// The same, with tokens that are dropped with it.
-    fn using(mut self, uses: impl IntoIterator<Item = Use>) -> Runnable {
+    fn using(mut self, uses: impl IntoIterator<Item = EntryUse>) -> Runnable {
         self.uses.extend(uses);
         self
     }
 
     /// The build of this index, as a manager has chosen it. Whether a device or an interpreter that it may need is here is for
-    /// [`Kernels`](crate::execution::kernels::Kernels) and [`Runtimes`](crate::execution::runtimes::Runtimes) to say.
-    fn of(package: Arc<Unpacked>, index: u32) -> Result<Runnable, Error> {
+    /// [`KernelPackages`](crate::execution::kernels::KernelPackages) and [`Runtimes`](crate::execution::runtimes::Runtimes) to say.
+    fn of(package: Arc<UnpackedPackage>, index: u32) -> Result<Runnable, Error> {
         let build = package.info.build(index)?;
         let here = std::env::consts::ARCH;
         if is_processor(&build.architecture) && !runs_on(&build.architecture, here) {
@@ -95,24 +95,24 @@ impl Runnable {
 }
 
 /// The packages of one node.
-pub(crate) struct Packages {
+pub(crate) struct NodePackages {
     folder: PathBuf,
     managers: Arc<Managers>,
     images: Arc<Images>,
-    cache: Arc<Cache>,
-    known: Mutex<BTreeMap<String, Verified>>,
+    cache: Arc<NodeCache>,
+    known: Mutex<BTreeMap<String, VerifiedPackage>>,
     /// Held while a package is fetched, so that none is fetched twice at once.
     fetching: Mutex<()>,
 }
 
-impl Packages {
+impl NodePackages {
     /// Opens the packages in `STATE/packages`, and removes what an agent that died has left unfinished.
     pub(crate) fn open(
         state: &Path,
         managers: Arc<Managers>,
         images: Arc<Images>,
-        cache: Arc<Cache>,
-    ) -> Result<Packages, Error> {
+        cache: Arc<NodeCache>,
+    ) -> Result<NodePackages, Error> {
         let folder = state.join(PACKAGES);
         make_folder(&folder)?;
         let failed = |error| failed("reading", &folder, error);
@@ -122,7 +122,14 @@ impl Packages {
                 fs::remove_dir_all(entry.path()).map_err(failed)?;
             }
         }
-        Ok(Packages { folder, managers, images, cache, known: Mutex::default(), fetching: Mutex::default() })
+        Ok(NodePackages {
+            folder,
+            managers,
+            images,
+            cache,
+            known: Mutex::default(),
+            fetching: Mutex::default(),
+        })
     }
 
     /// A build of the package of a digest, if it is here, with its image, and was verified and has not changed since.
@@ -149,7 +156,7 @@ impl Packages {
         Ok(runnable.using(image))
     }
 
-    fn ensure_unpacked(&self, digest: &str, tenant: &str) -> Result<(Arc<Unpacked>, Use), Error> {
+    fn ensure_unpacked(&self, digest: &str, tenant: &str) -> Result<(Arc<UnpackedPackage>, EntryUse), Error> {
         let _fetching = lock(&self.fetching);
         if let Some(unpacked) = self.unchanged(digest, tenant) {
             return Ok(unpacked);
@@ -162,10 +169,10 @@ impl Packages {
             Ok((info, stamps)) => {
                 let size = cache::size_of(&folder).map_err(|error| failed("reading", &folder, error))?;
                 let in_use = match self.cache.find(&key(digest), tenant) {
-                    Found::Here(in_use) => in_use,
+                    CacheLookup::Here(in_use) => in_use,
                     _ => self.cache.keep(&key(digest), size, tenant),
                 };
-                return Ok((self.remember(digest, Unpacked { folder, info }, stamps), in_use));
+                return Ok((self.remember(digest, UnpackedPackage { folder, info }, stamps), in_use));
             }
             Err(damage) => damage,
         };
@@ -195,9 +202,9 @@ impl Packages {
     }
 
     /// A package that was verified before, if nothing of it has changed since.
-    fn unchanged(&self, digest: &str, tenant: &str) -> Option<(Arc<Unpacked>, Use)> {
+    fn unchanged(&self, digest: &str, tenant: &str) -> Option<(Arc<UnpackedPackage>, EntryUse)> {
         // The token comes first, so that the entry is not evicted while it is checked.
-        let Found::Here(in_use) = self.cache.find(&key(digest), tenant) else { return None };
+        let CacheLookup::Here(in_use) = self.cache.find(&key(digest), tenant) else { return None };
         let (unpacked, stamps) = {
             let known = lock(&self.known);
             let verified = known.get(digest)?;
@@ -206,11 +213,16 @@ impl Packages {
         stamps.still_hold().then_some((unpacked, in_use))
     }
 
-    fn store(&self, digest: &str, encoded: &[u8], tenant: &str) -> Result<(Arc<Unpacked>, Use), Error> {
+    fn store(
+        &self,
+        digest: &str,
+        encoded: &[u8],
+        tenant: &str,
+    ) -> Result<(Arc<UnpackedPackage>, EntryUse), Error> {
         let checked = check(digest, encoded)?;
         let size = size(&checked);
         let reservation = self.cache.reserve(&format!("package {digest}"), (size, size), tenant)?;
-        let unfinished = Unfinished(self.folder.join(format!("{UNFINISHED}{digest}")));
+        let unfinished = RemovalGuard(self.folder.join(format!("{UNFINISHED}{digest}")));
         unpack(&checked, &unfinished.0)?;
         let folder = self.folder.join(digest);
         self.set_aside(digest, &folder)?;
@@ -218,7 +230,7 @@ impl Packages {
         sync(&self.folder)?;
         let stamps = Stamps::of(&folder).map_err(|error| failed("reading", &folder, error))?;
         let in_use = self.cache.keep(&key(digest), reservation.size, tenant);
-        Ok((self.remember(digest, Unpacked { folder, info: checked.info() }, stamps), in_use))
+        Ok((self.remember(digest, UnpackedPackage { folder, info: checked.info() }, stamps), in_use))
     }
 
     /// Counts what was built of kernels beside a package.
@@ -238,22 +250,22 @@ impl Packages {
         }
     }
 
-    fn remember(&self, digest: &str, unpacked: Unpacked, stamps: Stamps) -> Arc<Unpacked> {
+    fn remember(&self, digest: &str, unpacked: UnpackedPackage, stamps: Stamps) -> Arc<UnpackedPackage> {
         let unpacked = Arc::new(unpacked);
         let mut known = lock(&self.known);
         if known.len() >= MAX_KNOWN {
             known.clear();
         }
-        let verified = Verified { unpacked: Arc::clone(&unpacked), stamps: Arc::new(stamps) };
+        let verified = VerifiedPackage { unpacked: Arc::clone(&unpacked), stamps: Arc::new(stamps) };
         known.insert(digest.to_owned(), verified);
         unpacked
     }
 }
 
 /// Removes what it names when it is dropped, if it is still there.
-struct Unfinished(PathBuf);
+struct RemovalGuard(PathBuf);
 
-impl Drop for Unfinished {
+impl Drop for RemovalGuard {
     fn drop(&mut self) {
         // The next agent removes what cannot be removed now.
         let _ = fs::remove_dir_all(&self.0);
@@ -261,21 +273,21 @@ impl Drop for Unfinished {
 }
 
 fn key(digest: &str) -> Key {
-    (Kind::Package, digest.to_owned())
+    (EntryKind::Package, digest.to_owned())
 }
 
 /// At least what a package has when it is unpacked: each file may be in a folder of its own.
-fn size(checked: &Checked) -> Size {
+fn size(checked: &CheckedPackage) -> DiskSize {
     let files = &checked.package.files;
     let information = checked.info().encoded_len() as u64 + checked.package.manifest.len() as u64;
     let folders: BTreeSet<&Path> =
         files.iter().flat_map(|file| Path::new(&file.path).ancestors().skip(1)).collect();
     let bytes = files.iter().fold(information, |sum, file| sum.saturating_add(file.data.len() as u64));
     // Its folder is among those of its files, its information and its manifest are not among them.
-    Size { bytes, files: (files.len() + folders.len().max(1) + 2) as u64 }
+    DiskSize { bytes, files: (files.len() + folders.len().max(1) + 2) as u64 }
 }
 
-fn check(digest: &str, encoded: &[u8]) -> Result<Checked, Error> {
+fn check(digest: &str, encoded: &[u8]) -> Result<CheckedPackage, Error> {
     let actual = digest_of(encoded);
     if actual != digest {
         let message = format!("the manager sent package {actual} instead of {digest}");
@@ -285,7 +297,7 @@ fn check(digest: &str, encoded: &[u8]) -> Result<Checked, Error> {
 }
 
 /// Writes all of a package into a folder that is not there yet.
-fn unpack(checked: &Checked, folder: &Path) -> Result<(), Error> {
+fn unpack(checked: &CheckedPackage, folder: &Path) -> Result<(), Error> {
     remove(folder)?;
     make_folder(folder)?;
     write(&folder.join(INFO_FILE), &checked.info().encode_to_vec(), false)?;
@@ -360,24 +372,24 @@ fn failed(operation: &str, path: &Path, error: io::Error) -> Error {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use sublet_image::Store;
+    use sublet_image::ImageStore;
     use sublet_proto::v1::Package;
     use sublet_proto::{decode, package};
     use sublet_runtime::access::Access;
 
-    fn open(state: &Path) -> Packages {
+    fn open(state: &Path) -> NodePackages {
         open_with(state, None)
     }
 
-    fn open_with(state: &Path, cache_bytes: Option<u64>) -> Packages {
+    fn open_with(state: &Path, cache_bytes: Option<u64>) -> NodePackages {
         let managers = Arc::new(Managers::new(Access::parse("unix:/nowhere").unwrap()));
-        let store = Store::open(state.join("images")).unwrap();
-        let cache = Arc::new(Cache::open(state, store.clone(), cache_bytes).unwrap());
+        let store = ImageStore::open(state.join("images")).unwrap();
+        let cache = Arc::new(NodeCache::open(state, store.clone(), cache_bytes).unwrap());
         let images = Arc::new(Images::new(store, cache.clone(), Vec::new()));
-        Packages::open(state, managers, images, cache).unwrap()
+        NodePackages::open(state, managers, images, cache).unwrap()
     }
 
-    fn checked(files: &[(&str, &[u8])]) -> Checked {
+    fn checked(files: &[(&str, &[u8])]) -> CheckedPackage {
         let files = files
             .iter()
             .map(|(path, data)| PackageFile {
@@ -386,7 +398,7 @@ mod tests {
                 executable: false,
             })
             .collect();
-        Checked {
+        CheckedPackage {
             name: "p".into(),
             digest: String::new(),
             functions: Vec::new(),
@@ -432,7 +444,7 @@ mod tests {
             };
             let builds = architectures.iter().map(build).collect();
             let info = PackageInfo { builds, ..PackageInfo::default() };
-            Runnable::of(Arc::new(Unpacked { folder: PathBuf::new(), info }), index)
+            Runnable::of(Arc::new(UnpackedPackage { folder: PathBuf::new(), info }), index)
         };
         let builds = ["riscv64", std::env::consts::ARCH, "wasm32", "opencl"];
         assert_eq!(of(&builds, 0).unwrap_err().code, Code::WrongArchitecture);
@@ -443,7 +455,7 @@ mod tests {
     }
 
     /// A package whose one library is this program's own C library, unpacked by a store.
-    fn unpacked(packages: &Packages) -> (String, Vec<u8>) {
+    fn unpacked(packages: &NodePackages) -> (String, Vec<u8>) {
         let library = PackageFile { path: "libp.so".into(), data: library(), executable: true };
         let data = PackageFile { path: "data/a".into(), data: b"abc".to_vec(), executable: false };
         let package = package::from_files("name = 'p'\nlibrary = 'libp.so'", vec![library, data]).unwrap();
@@ -550,7 +562,7 @@ mod tests {
         let limit = 1 << 20;
         let packages = open_with(state.path(), Some(limit));
         let are: Vec<_> = (0..4).map(|byte| encoded(300_000, byte)).collect();
-        let store = |packages: &Packages, index: usize, tenant: &str| {
+        let store = |packages: &NodePackages, index: usize, tenant: &str| {
             packages.store(&are[index].0, &are[index].1, tenant).map(|(_, in_use)| in_use)
         };
         let exists = |index: usize| state.path().join(PACKAGES).join(&are[index].0).exists();

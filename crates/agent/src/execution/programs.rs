@@ -4,7 +4,7 @@
 use std::fs;
 use std::path::{Path, PathBuf};
 
-use sublet_proto::package::Kind;
+use sublet_proto::package::PackageKind;
 use sublet_proto::v1::PackageBuild;
 use sublet_proto::{Code, Error};
 
@@ -23,8 +23,8 @@ impl Programs {
 
     /// The program that executes a build.
     pub(crate) fn of(&self, build: &PackageBuild) -> Result<PathBuf, Error> {
-        let kind = Kind::parse(&build.kind)?;
-        if kind == Kind::Native {
+        let kind = PackageKind::parse(&build.kind)?;
+        if kind == PackageKind::Native {
             return Ok(self.native.clone());
         }
         let program = self.native.with_file_name(format!("sublet-worker-{}", kind.name()));

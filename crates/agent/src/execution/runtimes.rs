@@ -22,7 +22,7 @@ const WORKER_FILE: &str = "worker.py";
 
 /// Interpreters to keep warm.
 #[derive(Clone, Debug, Default)]
-pub struct Warm {
+pub struct WarmInterpreters {
     /// A Python.
     pub python: Python,
     /// A Node.js, by its path or name.
@@ -46,12 +46,12 @@ pub enum Python {
 /// See the [module](self).
 #[derive(Default)]
 pub(crate) struct Runtimes {
-    known: Vec<Runtime>,
+    known: Vec<LanguageRuntime>,
     /// The source file of workers.
     worker: PathBuf,
 }
 
-struct Runtime {
+struct LanguageRuntime {
     language: Language,
     interpreter: Interpreter,
     adapter: PathBuf,
@@ -61,14 +61,14 @@ struct Runtime {
 
 impl Runtimes {
     /// Finds the interpreters. The modules that they load stand beside the program that makes sandboxes.
-    pub(crate) fn find(warm: &Warm, spawner: &Path, state: &Path) -> Result<Runtimes, Error> {
+    pub(crate) fn find(warm: &WarmInterpreters, spawner: &Path, state: &Path) -> Result<Runtimes, Error> {
         let mut known = Vec::new();
         let mut add = |language: Language, found: Result<Interpreter, sublet_sandbox::SandboxError>| {
             let interpreter = found.map_err(|error| Error::new(Code::InvalidArgument, error.to_string()))?;
             let adapter = find_program("template", &spawner.with_file_name(language.adapter()))?;
             let architecture =
                 (language == Language::Python).then(|| python_architecture(&interpreter.version)).flatten();
-            known.push(Runtime { language, interpreter, adapter, architecture });
+            known.push(LanguageRuntime { language, interpreter, adapter, architecture });
             Ok::<_, Error>(())
         };
         // Not the file that a link leads to: an environment is known by where its links are.
@@ -101,7 +101,7 @@ impl Runtimes {
 
     /// A specification for each, of a copy without modules of its own.
     pub(crate) fn bare(&self) -> impl Iterator<Item = (Template, PathBuf)> + '_ {
-        let template = |runtime: &Runtime| Template {
+        let template = |runtime: &LanguageRuntime| Template {
             language: runtime.language,
             interpreter: runtime.interpreter.program.clone(),
             adapter: runtime.adapter.clone(),
@@ -117,7 +117,7 @@ impl Runtimes {
 
     /// Template from which the worker of a build for an interpreter is copied, and the worker's program.
     pub(crate) fn worker(&self, build: &PackageBuild) -> Result<(Template, PathBuf), Error> {
-        let is_for = |runtime: &&Runtime| {
+        let is_for = |runtime: &&LanguageRuntime| {
             runtime.architecture.as_ref().is_some_and(|here| runs_on(&build.architecture, here))
         };
         let runtime = self.known.iter().find(is_for).ok_or_else(|| {

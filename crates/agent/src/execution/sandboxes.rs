@@ -14,7 +14,9 @@ use sublet_fabric::sync::lock;
 use sublet_proto::v1::sandbox_request::Body;
 use sublet_proto::v1::{SandboxIds, SandboxKill, SandboxReply, SandboxRequest};
 use sublet_proto::{Code, Error};
-use sublet_sandbox::{Devices, Kind, Limits, Made, Network, Program, Sandboxes, Spec};
+use sublet_sandbox::{
+    Devices, IsolationKind, NetworkAccess, NewSandbox, SandboxLimits, SandboxProgram, Sandboxes, Spec,
+};
 use tracing::warn;
 
 use crate::execution::runtimes::Runtimes;
@@ -27,7 +29,7 @@ const NOWHERE: &str = "/dev/null";
 const TRIAL_SCRATCH_BYTES: u64 = 1 << 20;
 
 /// See the [module](self).
-pub(crate) struct Maker {
+pub(crate) struct SandboxMaker {
     program: PathBuf,
     /// Always empty, but for that process.
     root: PathBuf,
@@ -41,9 +43,9 @@ struct Current {
     operators: BTreeSet<u64>,
 }
 
-impl Maker {
+impl SandboxMaker {
     /// Starts it; the folder is made.
-    pub(crate) fn start(program: PathBuf, root: PathBuf, runtimes: Runtimes) -> Result<Maker, Error> {
+    pub(crate) fn start(program: PathBuf, root: PathBuf, runtimes: Runtimes) -> Result<SandboxMaker, Error> {
         match fs::create_dir(&root) {
             Err(error) if error.kind() != io::ErrorKind::AlreadyExists => {
                 return Err(system("making the folder", &root, &error));
@@ -51,7 +53,7 @@ impl Maker {
             _ => {}
         }
         let current = Mutex::new(Current::open(&program, &root, &runtimes)?);
-        Ok(Maker { program, root, runtimes, current })
+        Ok(SandboxMaker { program, root, runtimes, current })
     }
 
     /// Where sandboxes are to be made now. Those of one that has died are dead.
@@ -64,7 +66,7 @@ impl Maker {
     /// # Errors
     /// If none can be made here: the message says what this machine lacks.
     pub(crate) fn try_process(&self, program: &Path) -> Result<(), Error> {
-        self.try_one(Kind::Process, program).map_err(|error| {
+        self.try_one(IsolationKind::Process, program).map_err(|error| {
             let message = format!(
                 "functions cannot be isolated on this machine ({}): they run in user and mount namespaces of their own. In a \
                  container allow these, as with docker run --privileged or --security-opt seccomp=unconfined --security-opt \
@@ -81,15 +83,15 @@ impl Maker {
     pub(crate) fn try_copies(&self) -> Result<(), Error> {
         self.runtimes.bare().try_for_each(|(template, program)| {
             let interpreter = template.interpreter.display().to_string();
-            self.try_one(Kind::Template(template), &program).map_err(|error| {
+            self.try_one(IsolationKind::Template(template), &program).map_err(|error| {
                 Error::new(error.code, format!("{interpreter} cannot be used: {}", error.message))
             })
         })
     }
 
-    fn try_one(&self, kind: Kind, program: &Path) -> Result<(), Error> {
+    fn try_one(&self, kind: IsolationKind, program: &Path) -> Result<(), Error> {
         let sandboxes = self.current()?;
-        let limits = Limits {
+        let limits = SandboxLimits {
             cores: Vec::new(),
             memory_bytes: None,
             shown_memory_bytes: None,
@@ -98,18 +100,18 @@ impl Maker {
         };
         let spec = Spec {
             kind,
-            program: Program::Outside(program.to_owned()),
+            program: SandboxProgram::Outside(program.to_owned()),
             args: Vec::new(),
             env: Vec::new(),
             folder: None,
             control: nowhere()?,
             log: None,
-            network: Network::None,
+            network: NetworkAccess::None,
             devices: Devices::None,
             limits,
         };
         for made in sandboxes.create(vec![spec]) {
-            let Made { id, .. } = made?;
+            let NewSandbox { id, .. } = made?;
             sandboxes.delete(&[id]);
         }
         Ok(())

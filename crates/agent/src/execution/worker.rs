@@ -18,18 +18,18 @@ use sublet_proto::v1::{self, Lease, PackageBuild, PackageInfo, Started, WorkerSe
 use sublet_proto::{Code, Error, pu};
 use sublet_runtime::worker::spawned::place;
 use sublet_sandbox::{
-    Devices, Exit, FOLDER, Image, Kind, Limits, Made, Network, Program, SCRATCH, SandboxError, Sandboxes,
-    Signal, Spec,
+    Devices, FOLDER, IsolationKind, NetworkAccess, NewSandbox, ProgramEnd, RootImage, SCRATCH, SandboxError,
+    SandboxLimits, SandboxProgram, Sandboxes, Signal, Spec,
 };
 
 use crate::execution::images::HeldImage;
 use crate::execution::kernels;
 use crate::execution::logs::Log;
 use crate::execution::packages::Runnable;
-use crate::leases::attach::Attached;
+use crate::leases::attach::AttachedLease;
 use crate::machine::shared::{Occupancy, SlotHold};
 use crate::node::Node;
-use crate::shim::{Admission, Who};
+use crate::shim::{ProcessAdmission, ProcessIdentity};
 use crate::signal::wait_readable;
 
 /// How long a killed process may take to end.
@@ -55,7 +55,7 @@ const RINGS_BYTES: u64 = 16 * MIB;
 /// The worker process of a lease, started and ended by the lease's supervisor. Killed when it is dropped.
 pub(crate) struct WorkerProcess {
     sandboxes: Arc<Sandboxes>,
-    sandbox: Made,
+    sandbox: NewSandbox,
     runnable: Runnable,
     _log: Log,
     /// The image in which the process runs, if any.
@@ -63,16 +63,16 @@ pub(crate) struct WorkerProcess {
     /// On shared cores, until it is known to be dead.
     occupancy: Option<Occupancy>,
     /// The process's entry to the shim, if it becomes a global process.
-    entrance: Entrance,
+    entrance: ShimEntrance,
 }
 
 /// Whether a process may enter the shim.
-enum Entrance {
+enum ShimEntrance {
     Open {
-        _admission: Admission,
+        _admission: ProcessAdmission,
     },
     /// Admitted only once the lease's tenant is known.
-    Closed(Option<(PacketSocket, Who)>),
+    Closed(Option<(PacketSocket, ProcessIdentity)>),
 }
 
 impl WorkerProcess {
@@ -80,7 +80,7 @@ impl WorkerProcess {
     /// connection, on which the set-up is already under way.
     pub(crate) fn start(
         node: &Node,
-        held: &Attached,
+        held: &AttachedLease,
         runnable: Runnable,
         requested_ns: u64,
     ) -> Result<(WorkerProcess, Started, PacketSocket), Error> {
@@ -116,8 +116,8 @@ impl WorkerProcess {
             Started { pid, requested_ns, package_ready_ns, spawned_ns: monotonic_ns(), cold_imports };
         let reserved = held.errand.as_ref().map(|errand| errand.process.pid);
         let entrance = match held.confirmation {
-            None => Entrance::Open { _admission: node.shim.admit(shim, of_shim, reserved) },
-            Some(_) => Entrance::Closed(Some((shim, of_shim))),
+            None => ShimEntrance::Open { _admission: node.shim.admit(shim, of_shim, reserved) },
+            Some(_) => ShimEntrance::Closed(Some((shim, of_shim))),
         };
         let worker =
             WorkerProcess { sandboxes, sandbox, runnable, _log: log, _image: image, occupancy, entrance };
@@ -126,11 +126,11 @@ impl WorkerProcess {
 
     /// Sets the tenant of the lease, which is known only now. From now on the lease's process may enter the shim.
     pub(crate) fn is_of(&mut self, node: &Node, tenant: &str) {
-        if let Entrance::Closed(closed) = &mut self.entrance
+        if let ShimEntrance::Closed(closed) = &mut self.entrance
             && let Some((shim, who)) = closed.take()
         {
-            let who = Who { tenant: tenant.to_owned(), ..who };
-            self.entrance = Entrance::Open { _admission: node.shim.admit(shim, who, None) };
+            let who = ProcessIdentity { tenant: tenant.to_owned(), ..who };
+            self.entrance = ShimEntrance::Open { _admission: node.shim.admit(shim, who, None) };
         }
     }
 
@@ -140,9 +140,9 @@ impl WorkerProcess {
     }
 
     /// Reports an end by SIGKILL if the process died with the spawner, which can no longer report how it ended.
-    fn killed_with_its_maker(&self) -> Result<Option<Exit>, Error> {
+    fn killed_with_its_maker(&self) -> Result<Option<ProgramEnd>, Error> {
         let [has_ended] = wait_readable([self.exit_fd()], Some(Instant::now()))?;
-        Ok(has_ended.then_some(Exit::Signal(Signal::KILL.as_raw())))
+        Ok(has_ended.then_some(ProgramEnd::Signal(Signal::KILL.as_raw())))
     }
 
     /// Kills it and waits for its end. An error says that it may still run.
@@ -164,7 +164,7 @@ impl WorkerProcess {
     }
 
     /// How it ended, if it has.
-    pub(crate) fn exit(&mut self) -> Result<Option<Exit>, Error> {
+    pub(crate) fn exit(&mut self) -> Result<Option<ProgramEnd>, Error> {
         let exit = match self.sandboxes.state(&[self.sandbox.id]).pop() {
             Some(Err(SandboxError::SpawnerGone(_))) => self.killed_with_its_maker()?,
             answer => one(answer.into_iter().collect())?.exit,
@@ -176,7 +176,7 @@ impl WorkerProcess {
     }
 
     /// Describes an unrequested end to the client.
-    pub(crate) fn describe(&self, exit: Exit, executing: &[u32], memory_bytes: u64) -> String {
+    pub(crate) fn describe(&self, exit: ProgramEnd, executing: &[u32], memory_bytes: u64) -> String {
         describe(&self.runnable.package.info, exit, executing, memory_bytes)
     }
 }
@@ -190,8 +190,8 @@ impl Drop for WorkerProcess {
 }
 
 /// Identity of the lease's process among the processes of the computer.
-fn who(node: &Node, held: &Attached, build: &PackageBuild) -> Who {
-    Who {
+fn who(node: &Node, held: &AttachedLease, build: &PackageBuild) -> ProcessIdentity {
+    ProcessIdentity {
         lease: held.lease.id.clone(),
         tenant: held.lease.tenant.clone(),
         pu: node.unit(kernels::kind_of(build).map_or(pu::PROCESSOR, |kind| kind.name())),
@@ -206,7 +206,7 @@ pub(crate) fn rings_bytes(lease: &Lease) -> u64 {
 
 /// The program that is to be executed in place of functions, if one is: the package has it, and it is one. Without a path it is the
 /// worker's own, which executes the functions for another process.
-fn spawned(held: &Attached, runnable: &Runnable) -> Result<Option<v1::Program>, Error> {
+fn spawned(held: &AttachedLease, runnable: &Runnable) -> Result<Option<v1::Program>, Error> {
     let Some(program) = held.errand.as_ref().and_then(|errand| errand.program.clone()) else {
         return Ok(None);
     };
@@ -243,8 +243,8 @@ fn check_network(node: &Node, runnable: &Runnable) -> Result<(), Error> {
 
 /// The sandbox in which a lease's workers run.
 fn spec(
-    (kind, program): (Kind, PathBuf),
-    held: &Attached,
+    (kind, program): (IsolationKind, PathBuf),
+    held: &AttachedLease,
     runnable: &Runnable,
     control: PacketSocket,
 ) -> Spec {
@@ -264,15 +264,15 @@ fn spec(
     };
     Spec {
         kind,
-        program: Program::Outside(program),
+        program: SandboxProgram::Outside(program),
         args: Vec::new(),
         env,
         folder: Some(package.folder.clone()),
         control: control.into(),
         log: None,
-        network: if dials { Network::Host } else { Network::None },
+        network: if dials { NetworkAccess::Host } else { NetworkAccess::None },
         devices,
-        limits: Limits {
+        limits: SandboxLimits {
             cores: held.reservation.cores.clone(),
             memory_bytes: Some(held.lease.memory_bytes.saturating_add(own_bytes)),
             shown_memory_bytes: Some(held.lease.memory_bytes),
@@ -289,12 +289,12 @@ fn environment() -> Vec<(OsString, OsString)> {
 }
 
 /// How its sandbox isolates, and what is executed in it.
-fn program(node: &Node, build: &PackageBuild) -> Result<(Kind, PathBuf), Error> {
+fn program(node: &Node, build: &PackageBuild) -> Result<(IsolationKind, PathBuf), Error> {
     if is_python(&build.architecture) {
         let (template, program) = node.sandboxes.runtimes.worker(build)?;
-        return Ok((Kind::Template(template), program));
+        return Ok((IsolationKind::Template(template), program));
     }
-    Ok((Kind::Process, node.programs.of(build)?))
+    Ok((IsolationKind::Process, node.programs.of(build)?))
 }
 
 /// Memory that a worker process may use beside the lease's memory for the driver of a device or for an interpreter, in
@@ -309,13 +309,13 @@ fn runtime_bytes(build: &PackageBuild) -> u64 {
 /// Has it run in an image.
 fn contain(spec: &mut Spec, runtime: Option<&Path>, image: &sublet_image::Image) {
     let folder = &image.config.working_folder;
-    let root = Image {
+    let root = RootImage {
         layers: image.layers.clone(),
         working_folder: if folder.is_empty() { "/".into() } else { folder.into() },
     };
     spec.kind = match runtime {
-        None => Kind::Container(root),
-        Some(runtime) => Kind::Delegated { runtime: runtime.to_owned(), image: root },
+        None => IsolationKind::Container(root),
+        Some(runtime) => IsolationKind::Delegated { runtime: runtime.to_owned(), image: root },
     };
     spec.env = image.config.env.iter().map(|(name, value)| (name.into(), value.into())).collect();
 }
@@ -332,7 +332,12 @@ fn explain(error: Error, build: &PackageBuild) -> Error {
     Error::new(error.code, message)
 }
 
-fn setup(node: &Node, held: &Attached, runnable: &Runnable, occupancy: Option<&Occupancy>) -> WorkerSetup {
+fn setup(
+    node: &Node,
+    held: &AttachedLease,
+    runnable: &Runnable,
+    occupancy: Option<&Occupancy>,
+) -> WorkerSetup {
     let carrier = held.carrier.as_ref();
     let identity = carrier.and_then(|carrier| carrier.identity.clone());
     let (certificate, private_key) =
@@ -375,7 +380,7 @@ fn one<T>(mut answers: Vec<Result<T, SandboxError>>) -> Result<T, Error> {
     }
 }
 
-fn describe(package: &PackageInfo, exit: Exit, executing: &[u32], memory_bytes: u64) -> String {
+fn describe(package: &PackageInfo, exit: ProgramEnd, executing: &[u32], memory_bytes: u64) -> String {
     let mut names: Vec<String> = executing.iter().map(|&index| function_name(package, index)).collect();
     names.sort_unstable();
     names.dedup();
@@ -384,7 +389,7 @@ fn describe(package: &PackageInfo, exit: Exit, executing: &[u32], memory_bytes: 
         names => format!("while executing {}", names.join(", ")),
     };
     let how = match exit {
-        Exit::OutOfMemory(_) => "was killed out of memory".to_owned(),
+        ProgramEnd::OutOfMemory(_) => "was killed out of memory".to_owned(),
         exit => exit.to_string(),
     };
     format!("worker {how} {doing}; the lease's memory is {}", memory(memory_bytes))
@@ -423,19 +428,19 @@ mod tests {
         };
         let told = |exit, executing: &[u32], bytes| describe(&package, exit, executing, bytes);
         assert_eq!(
-            told(Exit::Signal(11), &[0], 64 * MIB),
+            told(ProgramEnd::Signal(11), &[0], 64 * MIB),
             "worker killed by SIGSEGV while executing libx/f; the lease's memory is 64 MiB"
         );
         assert_eq!(
-            told(Exit::OutOfMemory(80 * MIB), &[1], 16 * MIB),
+            told(ProgramEnd::OutOfMemory(80 * MIB), &[1], 16 * MIB),
             "worker was killed out of memory while executing libx/g; the lease's memory is 16 MiB"
         );
         assert_eq!(
-            told(Exit::Status(3), &[1, 0, 1], 4097),
+            told(ProgramEnd::Status(3), &[1, 0, 1], 4097),
             "worker exited with status 3 while executing libx/f, libx/g; the lease's memory is 4097 bytes"
         );
-        assert!(told(Exit::Status(0), &[], 134_742_016).ends_with("is 128.5 MiB"));
-        assert!(told(Exit::Status(0), &[], MIB).contains("exited with status 0 between calls"));
-        assert!(told(Exit::Status(0), &[9], MIB).contains("function 9 of libx"));
+        assert!(told(ProgramEnd::Status(0), &[], 134_742_016).ends_with("is 128.5 MiB"));
+        assert!(told(ProgramEnd::Status(0), &[], MIB).contains("exited with status 0 between calls"));
+        assert!(told(ProgramEnd::Status(0), &[9], MIB).contains("function 9 of libx"));
     }
 }

@@ -14,67 +14,67 @@ use sublet_runtime::wire::InboxLayout;
 use sublet_runtime::wire::usage::UsageLayout;
 
 use crate::execution::worker::{local_bytes, rings_bytes};
-use crate::leases::book::End;
+use crate::leases::book::BookedEnd;
 use crate::leases::confirm::Confirmation;
-use crate::leases::ledger::{Enrolled, Enrolment};
-use crate::leases::usage::Meter;
-use crate::listener::carrier::{self, Carrier};
+use crate::leases::ledger::{EnrolledLease, Enrolment};
+use crate::leases::usage::LeaseMeter;
+use crate::listener::transport::{self, NetworkTransport};
 use crate::machine::capacity::check_available;
-use crate::machine::resources::{Reservation, Wanted};
+use crate::machine::resources::{ResourceRequest, ResourceReservation};
 use crate::node::Node;
-use crate::shim::{Reserved, Who};
+use crate::shim::{ProcessIdentity, ReservedPid};
 use crate::signal::EndRequest;
 
 /// Everything that a lease holds on this node. Whatever is dropped of it is given back; the fields stand in the
 /// order in which that has to happen.
-pub(crate) struct Attached {
+pub(crate) struct AttachedLease {
     pub(crate) lease: Lease,
     pub(crate) options: WorkerOptions,
     /// The client wants a worker at once.
     pub(crate) start: bool,
     /// The program to execute in place of calls, if any.
-    pub(crate) errand: Option<Errand>,
+    pub(crate) errand: Option<OneShotProgram>,
     /// Between nodes: what the calls travel by.
-    pub(crate) carrier: Option<Carrier>,
+    pub(crate) carrier: Option<NetworkTransport>,
     /// Asked if the ticket is provisional: until it is answered, nothing is handed to the client.
     pub(crate) confirmation: Option<Confirmation>,
     /// Shared by the client and the workers, or, of a segment, all of its memory; the agent does not look into it.
     pub(crate) inbox: Region,
-    pub(crate) meter: Arc<Meter>,
+    pub(crate) meter: Arc<LeaseMeter>,
     pub(crate) end: Arc<EndRequest>,
     pub(crate) expires: Instant,
-    pub(crate) reservation: Reservation,
+    pub(crate) reservation: ResourceReservation,
     pub(crate) enrolment: Enrolment,
 }
 
 /// A program that is executed once, and the global process that it will be from now until the lease ends.
-pub(crate) struct Errand {
+pub(crate) struct OneShotProgram {
     /// Until it is started.
     pub(crate) program: Option<Program>,
-    pub(crate) process: Reserved,
+    pub(crate) process: ReservedPid,
 }
 
 /// Resources of a lease beside its entry in the ledger.
 struct Holdings {
     options: WorkerOptions,
-    errand: Option<Errand>,
-    carrier: Option<Carrier>,
+    errand: Option<OneShotProgram>,
+    carrier: Option<NetworkTransport>,
     confirmation: Option<Confirmation>,
     inbox: Region,
-    meter: Arc<Meter>,
-    reservation: Reservation,
+    meter: Arc<LeaseMeter>,
+    reservation: ResourceReservation,
 }
 
 /// Takes up the lease of a ticket, which the client on this connection has shown.
-pub(crate) fn attach(node: &Node, connection: &Connection, request: &Attach) -> Result<Attached, Error> {
-    let wanted = carrier::Wanted::by(node, connection, request)?;
+pub(crate) fn attach(node: &Node, connection: &Connection, request: &Attach) -> Result<AttachedLease, Error> {
+    let wanted = transport::TransportRequest::by(node, connection, request)?;
     let end = Arc::new(EndRequest::new()?);
-    let Enrolled { enrolment, ticket, expires } = node.ledger.enrol(&request.ticket, end.clone())?;
+    let EnrolledLease { enrolment, ticket, expires } = node.ledger.enrol(&request.ticket, end.clone())?;
     let held = match hold(node, &ticket, wanted, request.program.as_ref()) {
         Ok(held) => held,
         Err(error) => {
             let reason = format!("the node could not take it up: {error}");
-            enrolment.finish(End { code: error.code.number(), reason });
+            enrolment.finish(BookedEnd { code: error.code.number(), reason });
             return Err(error);
         }
     };
@@ -84,7 +84,7 @@ pub(crate) fn attach(node: &Node, connection: &Connection, request: &Attach) -> 
     let Holdings { options, errand, carrier, confirmation, inbox, meter, reservation } = held;
     let lease = ticket.lease.unwrap_or_default();
     let start = request.start;
-    Ok(Attached {
+    Ok(AttachedLease {
         lease,
         options,
         start,
@@ -101,15 +101,15 @@ pub(crate) fn attach(node: &Node, connection: &Connection, request: &Attach) -> 
 }
 
 /// Lets a program, or without a path an executor, be a global process of the lease's processing unit.
-fn reserve(node: &Node, lease: &Lease, program: &Program) -> Result<Errand, Error> {
+fn reserve(node: &Node, lease: &Lease, program: &Program) -> Result<OneShotProgram, Error> {
     check_program(lease, program)?;
-    let who = Who {
+    let who = ProcessIdentity {
         lease: lease.id.clone(),
         tenant: lease.tenant.clone(),
         pu: node.unit(&lease.pu),
         room_bytes: rings_bytes(lease),
     };
-    Ok(Errand { program: Some(program.clone()), process: node.shim.reserve(&who)? })
+    Ok(OneShotProgram { program: Some(program.clone()), process: node.shim.reserve(&who)? })
 }
 
 /// Checks the program that a client wants to execute. A ticket holder is not always the shim of a parent process, which
@@ -125,16 +125,17 @@ fn check_program(lease: &Lease, program: &Program) -> Result<(), Error> {
 fn hold(
     node: &Node,
     ticket: &Ticket,
-    wanted_carrier: carrier::Wanted,
+    wanted_carrier: transport::TransportRequest,
     program: Option<&Program>,
 ) -> Result<Holdings, Error> {
     let nothing = || Error::new(Code::PermissionDenied, "the ticket names no lease");
     let lease = ticket.lease.as_ref().ok_or_else(nothing)?;
     let (options, inbox_bytes) = if lease.is_segment() { check_segment(lease)? } else { check_lease(lease)? };
-    let wanted = Wanted { cores: lease.cores, memory_bytes: lease.memory_bytes, shared: lease.shared };
+    let wanted =
+        ResourceRequest { cores: lease.cores, memory_bytes: lease.memory_bytes, shared: lease.shared };
     let reservation = node.pool.reserve(&wanted)?;
     let usage = UsageLayout::new(lease.cores, lease.functions);
-    let meter = Arc::new(Meter::open(usage, node.calibration)?);
+    let meter = Arc::new(LeaseMeter::open(usage, node.calibration)?);
     let inbox = match lease.is_segment() {
         true => segment(inbox_bytes)?,
         false => Region::create("sublet-inbox", inbox_bytes)?,

@@ -1,6 +1,6 @@
 //! The book of a node's leases: which tickets are valid, which leases run, what the manager must still learn. Pure.
 //!
-//! The agent's threads use it behind one lock ([`crate::leases::ledger`]), the simulator uses it as it is. Time comes in as
+//! The agent's threads use it behind one lock ([`crate::leases::ledger`]), the simulator uses it is. Time comes in as
 //! milliseconds of this node's monotonic clock; no wall clock is ever read, so none can jump.
 //!
 //! The manager's clock is known within bounds, which follow from the times at which the latest answer was requested and
@@ -51,19 +51,19 @@ pub struct Exchange {
 
 /// Bounds of the manager's clock.
 #[derive(Clone, Copy, Debug, Default)]
-struct ManagerClock {
+struct ManagerClockBounds {
     /// Least time by which the manager's clock may be ahead of this node's clock, in milliseconds.
     lower_offset_ms: i64,
     /// Most time by which the manager's clock may be ahead of this node's clock, in milliseconds.
     upper_offset_ms: i64,
 }
 
-impl ManagerClock {
+impl ManagerClockBounds {
     fn learn(&mut self, said_ms: u64, exchange: Exchange) {
         debug_assert!(exchange.asked <= exchange.answered, "an answer before its question: {exchange:?}");
         let signed = |ms: u64| i64::try_from(ms).unwrap_or(i64::MAX);
         let offset = |at: MonotonicMs| signed(said_ms).saturating_sub(signed(at));
-        *self = ManagerClock {
+        *self = ManagerClockBounds {
             lower_offset_ms: offset(exchange.answered),
             upper_offset_ms: offset(exchange.asked),
         };
@@ -80,7 +80,7 @@ impl ManagerClock {
 
 /// Usage of a lease, as its holder measures it.
 #[derive(Clone, Debug, Default, PartialEq)]
-pub struct Used {
+pub struct MeasuredUsage {
     /// Cumulative.
     pub usage: Usage,
     /// Cumulative, by function.
@@ -91,7 +91,7 @@ pub struct Used {
 
 /// How a lease ended.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct End {
+pub struct BookedEnd {
     /// A stable error code; 0 after a release.
     pub code: u32,
     /// For people.
@@ -100,7 +100,7 @@ pub struct End {
 
 /// A lease of the book. `H` is what its holder keeps with it.
 #[derive(Debug)]
-pub struct Entry<H> {
+pub struct BookEntry<H> {
     /// The lease as its latest ticket describes it.
     pub lease: Lease,
     /// The latest ticket, encoded and signed.
@@ -110,35 +110,35 @@ pub struct Entry<H> {
     /// The holder's own data.
     pub holder: H,
     /// How the lease ended; `None` while it is attached.
-    pub end: Option<End>,
+    pub end: Option<BookedEnd>,
 }
 
 /// See the [module](self).
 #[derive(Debug)]
-pub struct Book<H> {
+pub struct LeaseBook<H> {
     node: String,
     registration: u64,
     sequence: u64,
     /// The latest report whose answer has come.
     answered: u64,
-    clock: ManagerClock,
+    clock: ManagerClockBounds,
     /// Time of the manager's clock that the latest report stated.
     told_ms: u64,
     state: NodeState,
-    entries: BTreeMap<String, Entry<H>>,
+    entries: BTreeMap<String, BookEntry<H>>,
     /// Leases whose tickets must not be taken any more, and until when that is to be remembered.
     void: BTreeMap<String, MonotonicMs>,
 }
 
-impl<H> Book<H> {
+impl<H> LeaseBook<H> {
     /// Creates the book of a node of this name. The node has not registered yet, so no ticket is valid.
-    pub fn new(node: &str) -> Book<H> {
-        Book {
+    pub fn new(node: &str) -> LeaseBook<H> {
+        LeaseBook {
             node: node.to_owned(),
             registration: 0,
             sequence: 0,
             answered: 0,
-            clock: ManagerClock::default(),
+            clock: ManagerClockBounds::default(),
             told_ms: 0,
             state: NodeState::Lending,
             entries: BTreeMap::new(),
@@ -148,13 +148,13 @@ impl<H> Book<H> {
 
     /// Begins a registration and returns the leases that it has to list. Until it is answered no ticket is valid,
     /// because the manager would not know of a lease that began meanwhile.
-    pub fn register(&mut self, now: MonotonicMs, read: impl Fn(&H) -> Used) -> Vec<RunningLease> {
+    pub fn register(&mut self, now: MonotonicMs, read: impl Fn(&H) -> MeasuredUsage) -> Vec<RunningLease> {
         self.registration = 0;
         self.running(now, read)
     }
 
     /// Every lease that runs, or whose end is not acknowledged yet.
-    pub fn running(&self, now: MonotonicMs, read: impl Fn(&H) -> Used) -> Vec<RunningLease> {
+    pub fn running(&self, now: MonotonicMs, read: impl Fn(&H) -> MeasuredUsage) -> Vec<RunningLease> {
         let list = self.entries.iter().map(|(id, entry)| RunningLease {
             ticket: entry.ticket.clone(),
             report: Some(entry.report(id, &read)),
@@ -199,7 +199,8 @@ impl<H> Book<H> {
         let expires = self.expiry(lease, now);
         let (id, lease) = (lease.id.clone(), lease.clone());
         self.void.insert(id.clone(), now.saturating_add(VOID_MS));
-        let before = self.entries.insert(id, Entry { lease, ticket: encoded, expires, holder, end: None });
+        let before =
+            self.entries.insert(id, BookEntry { lease, ticket: encoded, expires, holder, end: None });
         debug_assert!(before.is_none(), "lease {:?} was attached twice", before.map(|entry| entry.lease.id));
         let (entries, void) = (self.entries.len(), self.void.len());
         debug_assert!(entries <= MAX_ENTRIES, "{entries} leases, at most {MAX_ENTRIES}");
@@ -210,7 +211,7 @@ impl<H> Book<H> {
     /// Takes a later ticket of an attached lease. Returns the time at which the lease expires now.
     ///
     /// # Errors
-    /// As [`Book::admit`]; `unknown_lease` if it is not attached; `invalid_argument` if it would end earlier.
+    /// As [`LeaseBook::admit`]; `unknown_lease` if it is not attached; `invalid_argument` if it would end earlier.
     pub fn renew(
         &mut self,
         ticket: &Ticket,
@@ -236,21 +237,21 @@ impl<H> Book<H> {
 
     /// Records that a lease has ended and that its resources are free. Only the first end counts; returns whether this
     /// was the first.
-    pub fn end(&mut self, lease: &str, end: End) -> bool {
+    pub fn end(&mut self, lease: &str, end: BookedEnd) -> bool {
         let entry = self.entries.get_mut(lease).filter(|entry| entry.end.is_none());
         entry.map(|entry| entry.end = Some(end)).is_some()
     }
 
     /// Adds a lease that an earlier agent of this node left behind.
-    pub fn inherit(&mut self, lease: Lease, ticket: Vec<u8>, holder: H, end: End) {
+    pub fn inherit(&mut self, lease: Lease, ticket: Vec<u8>, holder: H, end: BookedEnd) {
         if self.entries.len() < MAX_ENTRIES {
-            let entry = Entry { ticket, expires: 0, holder, end: Some(end), lease: lease.clone() };
+            let entry = BookEntry { ticket, expires: 0, holder, end: Some(end), lease: lease.clone() };
             self.entries.entry(lease.id).or_insert(entry);
         }
     }
 
     /// The next report.
-    pub fn report(&mut self, now: MonotonicMs, read: impl Fn(&H) -> Used) -> NodeReport {
+    pub fn report(&mut self, now: MonotonicMs, read: impl Fn(&H) -> MeasuredUsage) -> NodeReport {
         self.sequence += 1;
         self.void.retain(|_, until| *until > now);
         self.told_ms = self.clock.lower(now).max(self.told_ms);
@@ -321,12 +322,12 @@ impl<H> Book<H> {
     }
 
     /// The leases of the book, by name.
-    pub fn entries(&self) -> impl Iterator<Item = (&str, &Entry<H>)> {
+    pub fn entries(&self) -> impl Iterator<Item = (&str, &BookEntry<H>)> {
         self.entries.iter().map(|(id, entry)| (id.as_str(), entry))
     }
 
     /// Entry of the lease with this id.
-    pub fn entry(&self, lease: &str) -> Option<&Entry<H>> {
+    pub fn entry(&self, lease: &str) -> Option<&BookEntry<H>> {
         self.entries.get(lease)
     }
 
@@ -383,9 +384,9 @@ impl<H> Book<H> {
     }
 }
 
-impl<H> Entry<H> {
-    fn report(&self, id: &str, read: impl Fn(&H) -> Used) -> LeaseReport {
-        let Used { usage, functions, cold_imports } = read(&self.holder);
+impl<H> BookEntry<H> {
+    fn report(&self, id: &str, read: impl Fn(&H) -> MeasuredUsage) -> LeaseReport {
+        let MeasuredUsage { usage, functions, cold_imports } = read(&self.holder);
         let state = if self.end.is_some() { LeaseState::Ended } else { LeaseState::Attached };
         LeaseReport {
             lease: id.to_owned(),
@@ -418,19 +419,19 @@ mod tests {
     }
 
     /// Registered when the manager's clock said [`ISSUED`]; the answer took 100 ms.
-    fn book() -> Book<()> {
-        let mut book = Book::new("n");
+    fn book() -> LeaseBook<()> {
+        let mut book = LeaseBook::new("n");
         let registration =
             NodeRegistration { registration: 7, now_unix_ms: ISSUED, ..NodeRegistration::default() };
         book.registered(&registration, Exchange { asked: 0, answered: 100 });
         book
     }
 
-    fn used((): &()) -> Used {
-        Used::default()
+    fn used((): &()) -> MeasuredUsage {
+        MeasuredUsage::default()
     }
 
-    fn admit(book: &mut Book<()>, ticket: &Ticket, now: MonotonicMs) -> Result<MonotonicMs, Code> {
+    fn admit(book: &mut LeaseBook<()>, ticket: &Ticket, now: MonotonicMs) -> Result<MonotonicMs, Code> {
         book.admit(ticket, vec![1], (), now).map_err(|error| error.code)
     }
 
@@ -449,7 +450,7 @@ mod tests {
         assert_eq!(admit(&mut book, &old, 60_000), Err(Code::LeaseExpired));
         assert_eq!(admit(&mut book, &ticket("a"), ATTACH_GRACE_MS), Ok(60_000));
         assert_eq!(
-            admit(&mut Book::new("n"), &Ticket { registration: 0, ..ticket("a") }, 0),
+            admit(&mut LeaseBook::new("n"), &Ticket { registration: 0, ..ticket("a") }, 0),
             Err(Code::TicketSuperseded)
         );
     }
@@ -460,8 +461,8 @@ mod tests {
         admit(&mut book, &ticket("a"), 0).unwrap();
         assert!(!book.holds(&ticket("a"), 0) && book.holds(&ticket("b"), 0));
         assert_eq!(admit(&mut book, &ticket("a"), 0), Err(Code::PermissionDenied));
-        assert!(book.end("a", End { code: 0, reason: "released".into() }));
-        assert!(!book.end("a", End { code: 1, reason: "later".into() }));
+        assert!(book.end("a", BookedEnd { code: 0, reason: "released".into() }));
+        assert!(!book.end("a", BookedEnd { code: 1, reason: "later".into() }));
         let reply =
             NodeReportReply { acknowledged: vec!["a".into()], now_unix_ms: ISSUED, ..Default::default() };
         book.answered(&reply, Exchange { asked: 0, answered: 0 });
@@ -477,7 +478,7 @@ mod tests {
         let early =
             NodeReportReply { acknowledged: vec!["a".into()], now_unix_ms: ISSUED, ..Default::default() };
         book.answered(&early, exchange);
-        book.end("a", End { code: 0, reason: "released".into() });
+        book.end("a", BookedEnd { code: 0, reason: "released".into() });
         for sequence in 1..3 {
             let report = book.report(0, used);
             assert_eq!((report.sequence, report.leases[0].state()), (sequence, LeaseState::Ended));
@@ -535,13 +536,13 @@ mod tests {
         let until =
             |expires_unix_ms| Ticket { lease: Some(Lease { expires_unix_ms, ..lease("a") }), ..ticket("a") };
         let renew =
-            |book: &mut Book<()>, ticket: &Ticket| book.renew(ticket, vec![2], 10).map_err(|e| e.code);
+            |book: &mut LeaseBook<()>, ticket: &Ticket| book.renew(ticket, vec![2], 10).map_err(|e| e.code);
         assert_eq!(renew(&mut book, &ticket("a")), Err(Code::UnknownLease));
         admit(&mut book, &ticket("a"), 0).unwrap();
         assert_eq!(renew(&mut book, &until(ISSUED + 50_000)), Err(Code::InvalidArgument));
         assert_eq!(renew(&mut book, &until(ISSUED + 90_000)), Ok(90_000));
         assert_eq!(book.entry("a").map(|entry| entry.expires), Some(90_000));
-        book.end("a", End { code: 0, reason: String::new() });
+        book.end("a", BookedEnd { code: 0, reason: String::new() });
         assert_eq!(renew(&mut book, &until(ISSUED + 95_000)), Err(Code::UnknownLease));
     }
 

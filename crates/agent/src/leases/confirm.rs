@@ -9,23 +9,23 @@ use std::thread::JoinHandle;
 use sublet_proto::{Code, Error};
 use tokio::sync::oneshot;
 
-use crate::execution::errand::Errand;
-use crate::leases::manager::Manager;
+use crate::execution::background_task::BackgroundTask;
+use crate::leases::manager::ManagerLink;
 
 /// A request to the manager. It ends when this is dropped.
 pub(crate) struct Confirmation {
-    answer: Errand<Vec<u8>>,
+    answer: BackgroundTask<Vec<u8>>,
     give_up: Option<oneshot::Sender<()>>,
     thread: Option<JoinHandle<()>>,
 }
 
 impl Confirmation {
     /// Asks whether a lease may be taken up.
-    pub(crate) fn ask(mut manager: Manager, lease: &str) -> Result<Confirmation, Error> {
+    pub(crate) fn ask(mut manager: ManagerLink, lease: &str) -> Result<Confirmation, Error> {
         let (give_up, given_up) = oneshot::channel();
         let lease = lease.to_owned();
         let ask = move || manager.confirm(&lease, given_up).map_err(|error| unverified(&lease, error));
-        let (answer, thread) = Errand::begin("sublet-confirm", ask)?;
+        let (answer, thread) = BackgroundTask::begin("sublet-confirm", ask)?;
         Ok(Confirmation { answer, give_up: Some(give_up), thread: Some(thread) })
     }
 

@@ -8,7 +8,7 @@ use crate::listener::message::{self, ToClient};
 
 /// Reason for the end of a lease.
 #[derive(Debug)]
-pub(crate) enum End {
+pub(crate) enum EndReason {
     Released,
     ClientGone,
     /// The lease fails with an error that the client receives.
@@ -17,33 +17,33 @@ pub(crate) enum End {
     Refused(Error),
 }
 
-impl End {
+impl EndReason {
     pub(crate) fn reason(&self) -> String {
         match self {
-            End::Released => "released by the client".to_owned(),
-            End::ClientGone => "the client is gone".to_owned(),
-            End::Error(error) | End::Refused(error) => error.message.clone(),
+            EndReason::Released => "released by the client".to_owned(),
+            EndReason::ClientGone => "the client is gone".to_owned(),
+            EndReason::Error(error) | EndReason::Refused(error) => error.message.clone(),
         }
     }
 
     /// The end as the book records it and the manager learns it.
-    pub(crate) fn for_the_book(&self) -> book::End {
-        book::End { code: self.code(), reason: self.reason() }
+    pub(crate) fn for_the_book(&self) -> book::BookedEnd {
+        book::BookedEnd { code: self.code(), reason: self.reason() }
     }
 
     /// The number of the code; 0 after a release.
     fn code(&self) -> u32 {
         match self {
-            End::Released => 0,
-            End::ClientGone => Code::LeaseEnded.number(),
-            End::Error(error) | End::Refused(error) => error.code.number(),
+            EndReason::Released => 0,
+            EndReason::ClientGone => Code::LeaseEnded.number(),
+            EndReason::Error(error) | EndReason::Refused(error) => error.code.number(),
         }
     }
 
     /// The last message to the client.
     pub(crate) fn message(&self, usage: Usage) -> ToClient {
         match self {
-            End::Refused(error) => message::failure(error),
+            EndReason::Refused(error) => message::failure(error),
             _ => ToClient::LeaseEnded(LeaseEnded {
                 code: self.code(),
                 reason: self.reason(),

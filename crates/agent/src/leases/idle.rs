@@ -17,7 +17,7 @@ const SHORTEST_STEP: Duration = Duration::from_millis(10);
 
 /// Decision after a sample.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Verdict {
+pub(crate) enum IdleDecision {
     Stay,
     Announce,
     End,
@@ -49,7 +49,7 @@ impl IdleWatch {
         self.announced = None;
     }
 
-    pub(crate) fn look(&mut self, now: Instant, activity: Activity) -> Verdict {
+    pub(crate) fn look(&mut self, now: Instant, activity: Activity) -> IdleDecision {
         if activity.executing || activity.calls != self.calls {
             self.calls = activity.calls;
             self.touch(now);
@@ -58,19 +58,19 @@ impl IdleWatch {
         let step = (self.timeout / LOOKS).max(SHORTEST_STEP);
         debug_assert!(self.quiet_since <= now, "quiet since {:?}, and it is {now:?}", self.quiet_since);
         match self.announced {
-            Some(announced) if now >= announced + GRACE => Verdict::End,
+            Some(announced) if now >= announced + GRACE => IdleDecision::End,
             Some(announced) => {
                 self.next_look = announced + GRACE;
-                Verdict::Stay
+                IdleDecision::Stay
             }
             None if quiet >= self.timeout => {
                 self.announced = Some(now);
                 self.next_look = now + GRACE;
-                Verdict::Announce
+                IdleDecision::Announce
             }
             None => {
                 self.next_look = now + step.min(self.timeout - quiet);
-                Verdict::Stay
+                IdleDecision::Stay
             }
         }
     }
@@ -87,11 +87,11 @@ mod tests {
         watch: &mut IdleWatch,
         start: Instant,
         activity: impl Fn(Duration) -> Activity,
-    ) -> (Verdict, Duration) {
+    ) -> (IdleDecision, Duration) {
         loop {
             let now = watch.next_look();
             let verdict = watch.look(now, activity(now - start));
-            if verdict != Verdict::Stay {
+            if verdict != IdleDecision::Stay {
                 return (verdict, now - start);
             }
         }
@@ -102,8 +102,8 @@ mod tests {
         let start = Instant::now();
         let mut watch = IdleWatch::new(TIMEOUT, start);
         let quiet = |_| Activity { calls: 0, executing: false };
-        assert_eq!(next(&mut watch, start, quiet), (Verdict::Announce, TIMEOUT));
-        assert_eq!(next(&mut watch, start, quiet), (Verdict::End, TIMEOUT + GRACE));
+        assert_eq!(next(&mut watch, start, quiet), (IdleDecision::Announce, TIMEOUT));
+        assert_eq!(next(&mut watch, start, quiet), (IdleDecision::End, TIMEOUT + GRACE));
     }
 
     #[test]
@@ -115,7 +115,7 @@ mod tests {
             executing: (Duration::from_secs(30)..Duration::from_secs(90)).contains(&after),
         };
         let (verdict, after) = next(&mut watch, start, busy);
-        assert_eq!(verdict, Verdict::Announce);
+        assert_eq!(verdict, IdleDecision::Announce);
         let last_seen = Duration::from_secs(90) - TIMEOUT / LOOKS..=Duration::from_secs(90);
         assert!(last_seen.contains(&(after - TIMEOUT)), "{after:?}");
     }
@@ -125,9 +125,9 @@ mod tests {
         let start = Instant::now();
         let mut watch = IdleWatch::new(TIMEOUT, start);
         let rescued = |after| Activity { calls: u64::from(after > TIMEOUT), executing: false };
-        assert_eq!(next(&mut watch, start, rescued), (Verdict::Announce, TIMEOUT));
+        assert_eq!(next(&mut watch, start, rescued), (IdleDecision::Announce, TIMEOUT));
         let second = TIMEOUT + GRACE + TIMEOUT;
-        assert_eq!(next(&mut watch, start, rescued), (Verdict::Announce, second));
-        assert_eq!(next(&mut watch, start, rescued), (Verdict::End, second + GRACE));
+        assert_eq!(next(&mut watch, start, rescued), (IdleDecision::Announce, second));
+        assert_eq!(next(&mut watch, start, rescued), (IdleDecision::End, second + GRACE));
     }
 }

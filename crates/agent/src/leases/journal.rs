@@ -22,7 +22,7 @@ use sublet_proto::v1::{Registration, RunningLease};
 use sublet_proto::{Code, Error, decode};
 use tracing::{info, warn};
 
-use crate::leases::ledger::{Seen, Turn};
+use crate::leases::ledger::{NewsCursor, ThreadStep};
 use crate::node::Node;
 
 /// Start of a journal, which is followed by the digest.
@@ -35,9 +35,9 @@ const PERIOD: Duration = Duration::from_secs(1);
 
 /// Body of the keeper's thread, which writes each second and whenever there is news. The caller writes the journal for
 /// the last time, after the answer to the last report.
-pub(crate) fn run(node: &Node, mut journal: Journal) -> Journal {
-    let mut seen = Seen::with_beginnings();
-    while node.ledger.wait_turn(&mut seen, PERIOD) == Turn::Act {
+pub(crate) fn run(node: &Node, mut journal: AgentJournal) -> AgentJournal {
+    let mut seen = NewsCursor::with_beginnings();
+    while node.ledger.wait_turn(&mut seen, PERIOD) == ThreadStep::Act {
         journal.write(node.ledger.unacknowledged());
     }
     journal
@@ -45,7 +45,7 @@ pub(crate) fn run(node: &Node, mut journal: Journal) -> Journal {
 
 /// One agent's journal.
 #[derive(Debug)]
-pub(crate) struct Journal {
+pub(crate) struct AgentJournal {
     path: PathBuf,
     /// Whether there may be a file.
     is_there: bool,
@@ -53,10 +53,10 @@ pub(crate) struct Journal {
     is_failing: bool,
 }
 
-impl Journal {
+impl AgentJournal {
     /// Journal of a state folder.
-    pub(crate) fn at(state: &Path) -> Journal {
-        Journal { path: state.join("leases.journal"), is_there: true, is_failing: false }
+    pub(crate) fn at(state: &Path) -> AgentJournal {
+        AgentJournal { path: state.join("leases.journal"), is_there: true, is_failing: false }
     }
 
     /// Reads the leases that the previous agent has left. Returns none if the journal cannot be read.
@@ -170,11 +170,11 @@ mod tests {
     #[test]
     fn reads_the_last_journal_and_removes_an_empty_one() {
         let state = tempfile::tempdir().unwrap();
-        let mut journal = Journal::at(state.path());
+        let mut journal = AgentJournal::at(state.path());
         assert!(journal.read().is_empty());
         journal.write([leases(), leases()].concat());
         journal.write(leases());
-        assert_eq!(Journal::at(state.path()).read(), leases());
+        assert_eq!(AgentJournal::at(state.path()).read(), leases());
         journal.write(Vec::new());
         assert_eq!(fs::read_dir(state.path()).unwrap().count(), 0);
         journal.write(Vec::new());
@@ -183,7 +183,7 @@ mod tests {
     #[test]
     fn sets_aside_a_journal_with_a_changed_or_missing_byte() {
         let state = tempfile::tempdir().unwrap();
-        let mut journal = Journal::at(state.path());
+        let mut journal = AgentJournal::at(state.path());
         journal.write(leases());
         let whole = fs::read(&journal.path).unwrap();
         for place in 0..whole.len() {
@@ -204,7 +204,7 @@ mod tests {
         let state = tempfile::tempdir().unwrap();
         let folder = state.path().join("gone");
         fs::create_dir(&folder).unwrap();
-        let mut journal = Journal::at(&folder);
+        let mut journal = AgentJournal::at(&folder);
         journal.write(leases());
         fs::remove_dir_all(&folder).unwrap();
         journal.write(leases());

@@ -1,4 +1,4 @@
-//! The [`Book`] of the node's leases, shared by the agent's threads.
+//! The [`LeaseBook`] of the node's leases, shared by the agent's threads.
 //!
 //! The book decides about leases, purely. The ledger adds the lock around the book, what each lease holds on this
 //! machine, and the threads that wait for changes. Supervisors enrol leases and end them, the reporter and the
@@ -24,12 +24,12 @@ use sublet_proto::v1::{
 use sublet_proto::{Code, Error, decode};
 use tracing::warn;
 
-use crate::leases::book::{Book, End, Exchange, MonotonicMs, Used};
-use crate::leases::usage::Meter;
+use crate::leases::book::{BookedEnd, Exchange, LeaseBook, MeasuredUsage, MonotonicMs};
+use crate::leases::usage::LeaseMeter;
 use crate::signal::{EndRequest, WantedEnd};
 
 /// The leases of one agent.
-pub(crate) struct Ledger {
+pub(crate) struct LeaseLedger {
     /// The zero of the book's clock.
     start: Instant,
     state: Mutex<State>,
@@ -37,7 +37,7 @@ pub(crate) struct Ledger {
 }
 
 struct State {
-    book: Book<Holder>,
+    book: LeaseBook<LeaseHolder>,
     /// The key of the manager that has taken the node up.
     verifying: Option<Verifying>,
     /// Ended leases of which no manager has answered a report.
@@ -54,47 +54,47 @@ struct State {
 }
 
 /// State of a lease of the book on this machine.
-enum Holder {
+enum LeaseHolder {
     /// The lease holds resources of the node. There is no meter until something is to be billed.
-    Runs { end: Arc<EndRequest>, meter: Option<Arc<Meter>> },
+    Runs { end: Arc<EndRequest>, meter: Option<Arc<LeaseMeter>> },
     /// The lease holds no resources any more.
-    Ended(Used),
+    Ended(MeasuredUsage),
 }
 
 /// How far a thread that acts each second has seen the news.
 #[derive(Debug, Default)]
-pub(crate) struct Seen {
+pub(crate) struct NewsCursor {
     news: u64,
     /// Number of beginnings seen, for a thread that also acts at once when a lease begins to be billed.
     begun: Option<u64>,
 }
 
-impl Seen {
+impl NewsCursor {
     /// State of a thread that also acts at once when a lease begins.
-    pub(crate) fn with_beginnings() -> Seen {
-        Seen { news: 0, begun: Some(0) }
+    pub(crate) fn with_beginnings() -> NewsCursor {
+        NewsCursor { news: 0, begun: Some(0) }
     }
 }
 
 /// Next step of a thread that acts each second.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Turn {
+pub(crate) enum ThreadStep {
     Act,
     /// Act for the last time: all leases have ended.
     Finish,
 }
 
 /// A lease that was taken up.
-pub(crate) struct Enrolled {
+pub(crate) struct EnrolledLease {
     pub(crate) enrolment: Enrolment,
     pub(crate) ticket: Ticket,
     pub(crate) expires: Instant,
 }
 
-impl Ledger {
-    pub(crate) fn new(node: &str) -> Ledger {
+impl LeaseLedger {
+    pub(crate) fn new(node: &str) -> LeaseLedger {
         let state = State {
-            book: Book::new(node),
+            book: LeaseBook::new(node),
             verifying: None,
             untold: BTreeSet::new(),
             reclaim_at: None,
@@ -103,7 +103,7 @@ impl Ledger {
             closed: None,
             finished: false,
         };
-        Ledger { start: Instant::now(), state: Mutex::new(state), changed: Condvar::new() }
+        LeaseLedger { start: Instant::now(), state: Mutex::new(state), changed: Condvar::new() }
     }
 
     /// The book's clock.
@@ -116,13 +116,17 @@ impl Ledger {
     }
 
     /// Takes up the lease of a ticket.
-    pub(crate) fn enrol(self: &Arc<Ledger>, encoded: &[u8], end: Arc<EndRequest>) -> Result<Enrolled, Error> {
+    pub(crate) fn enrol(
+        self: &Arc<LeaseLedger>,
+        encoded: &[u8],
+        end: Arc<EndRequest>,
+    ) -> Result<EnrolledLease, Error> {
         let mut state = lock(&self.state);
         if let Some(reason) = &state.closed {
             return Err(reason.clone());
         }
         let ticket = state.open(encoded)?;
-        let holder = Holder::Runs { end, meter: None };
+        let holder = LeaseHolder::Runs { end, meter: None };
         let expires = state.book.admit(&ticket, encoded.to_vec(), holder, self.now())?;
         let lease = lease_id(&ticket).to_owned();
         debug_assert!(
@@ -130,7 +134,7 @@ impl Ledger {
             "lease {lease} was taken up, and is not in the book"
         );
         let enrolment = Enrolment { ledger: self.clone(), lease };
-        Ok(Enrolled { enrolment, ticket, expires: self.instant(expires) })
+        Ok(EnrolledLease { enrolment, ticket, expires: self.instant(expires) })
     }
 
     /// Takes over what an agent that was killed has left to be reported.
@@ -140,7 +144,7 @@ impl Ledger {
             match signed_lease(&ticket) {
                 Ok(lease) => {
                     let (used, end) = left_behind(report.unwrap_or_default());
-                    state.book.inherit(lease, ticket, Holder::Ended(used), end);
+                    state.book.inherit(lease, ticket, LeaseHolder::Ended(used), end);
                 }
                 Err(error) => warn!(%error, "a lease of the journal is lost"),
             }
@@ -164,7 +168,7 @@ impl Ledger {
     pub(crate) fn register(&self) -> Vec<RunningLease> {
         let mut state = lock(&self.state);
         state.verifying = None;
-        state.book.register(self.now(), Holder::used)
+        state.book.register(self.now(), LeaseHolder::used)
     }
 
     /// Takes the answer of a manager that has taken the node up.
@@ -178,7 +182,7 @@ impl Ledger {
 
     /// Leases that the journal has to keep.
     pub(crate) fn unacknowledged(&self) -> Vec<RunningLease> {
-        lock(&self.state).book.running(self.now(), Holder::used)
+        lock(&self.state).book.running(self.now(), LeaseHolder::used)
     }
 
     /// Whether no manager has to hear of any lease.
@@ -187,7 +191,7 @@ impl Ledger {
     }
 
     pub(crate) fn report(&self) -> NodeReport {
-        lock(&self.state).book.report(self.now(), Holder::used)
+        lock(&self.state).book.report(self.now(), LeaseHolder::used)
     }
 
     /// Takes a report's answer; `wanted` says when a lease ends that the manager wants ended.
@@ -203,7 +207,8 @@ impl Ledger {
             state.news += 1;
         }
         for order in state.book.answered(reply, exchange) {
-            if let Some(Holder::Runs { end, .. }) = state.book.entry(&order.lease).map(|entry| &entry.holder)
+            if let Some(LeaseHolder::Runs { end, .. }) =
+                state.book.entry(&order.lease).map(|entry| &entry.holder)
             {
                 end.raise(wanted(&order));
             }
@@ -260,17 +265,17 @@ impl Ledger {
     }
 
     /// The accounts of the leases that run.
-    pub(crate) fn meters(&self) -> Vec<Arc<Meter>> {
+    pub(crate) fn meters(&self) -> Vec<Arc<LeaseMeter>> {
         let state = lock(&self.state);
         let running = state.book.entries().filter_map(|(_, entry)| match &entry.holder {
-            Holder::Runs { meter, .. } => meter.clone(),
-            Holder::Ended(_) => None,
+            LeaseHolder::Runs { meter, .. } => meter.clone(),
+            LeaseHolder::Ended(_) => None,
         });
         running.collect()
     }
 
     /// Waits for the time to act: `period` from now, or as soon as there is news.
-    pub(crate) fn wait_turn(&self, seen: &mut Seen, period: Duration) -> Turn {
+    pub(crate) fn wait_turn(&self, seen: &mut NewsCursor, period: Duration) -> ThreadStep {
         let is_quiet = |state: &mut State| {
             let has_begun = seen.begun.is_some_and(|begun| begun != state.begun);
             state.news == seen.news && !has_begun && !state.finished
@@ -279,7 +284,7 @@ impl Ledger {
         let (state, _) = waited.unwrap_or_else(PoisonError::into_inner);
         seen.news = state.news;
         seen.begun = seen.begun.map(|_| state.begun);
-        if state.finished { Turn::Finish } else { Turn::Act }
+        if state.finished { ThreadStep::Finish } else { ThreadStep::Act }
     }
 
     /// Waits until a manager has heard of the end of a lease; says whether it has.
@@ -299,8 +304,8 @@ impl State {
     /// The end requests of the leases that hold something of the node.
     fn running(&self) -> impl Iterator<Item = &EndRequest> {
         self.book.entries().filter_map(|(_, entry)| match &entry.holder {
-            Holder::Runs { end, .. } => Some(&**end),
-            Holder::Ended(_) => None,
+            LeaseHolder::Runs { end, .. } => Some(&**end),
+            LeaseHolder::Ended(_) => None,
         })
     }
 
@@ -309,27 +314,27 @@ impl State {
     }
 }
 
-impl Holder {
-    fn used(&self) -> Used {
+impl LeaseHolder {
+    fn used(&self) -> MeasuredUsage {
         match self {
-            Holder::Runs { meter: Some(meter), .. } => meter.read(),
-            Holder::Runs { meter: None, .. } => Used::default(),
-            Holder::Ended(used) => used.clone(),
+            LeaseHolder::Runs { meter: Some(meter), .. } => meter.read(),
+            LeaseHolder::Runs { meter: None, .. } => MeasuredUsage::default(),
+            LeaseHolder::Ended(used) => used.clone(),
         }
     }
 }
 
 /// A supervisor's hold on its lease's entry.
 pub(crate) struct Enrolment {
-    ledger: Arc<Ledger>,
+    ledger: Arc<LeaseLedger>,
     lease: String,
 }
 
 impl Enrolment {
     /// Begins to bill the lease's usage: all that the meter has counted and will count.
-    pub(crate) fn bill(&self, metered: Arc<Meter>) {
+    pub(crate) fn bill(&self, metered: Arc<LeaseMeter>) {
         let mut state = lock(&self.ledger.state);
-        if let Some(Holder::Runs { meter, .. }) = state.book.holder_mut(&self.lease) {
+        if let Some(LeaseHolder::Runs { meter, .. }) = state.book.holder_mut(&self.lease) {
             debug_assert!(
                 meter.as_ref().is_none_or(|meter| Arc::ptr_eq(meter, &metered)),
                 "lease {} is billed by two meters",
@@ -371,17 +376,17 @@ impl Enrolment {
     }
 
     /// Ends the lease, whose resources are free. Its usage so far is final. Wakes the reporter.
-    pub(crate) fn finish(self, end: End) {
+    pub(crate) fn finish(self, end: BookedEnd) {
         self.end(end);
     }
 
-    fn end(&self, end: End) {
+    fn end(&self, end: BookedEnd) {
         let mut state = lock(&self.ledger.state);
         if !state.book.end(&self.lease, end) {
             return;
         }
         if let Some(holder) = state.book.holder_mut(&self.lease) {
-            *holder = Holder::Ended(holder.used());
+            *holder = LeaseHolder::Ended(holder.used());
         }
         let is_first = state.untold.insert(self.lease.clone());
         debug_assert!(is_first, "lease {} has ended twice", self.lease);
@@ -393,7 +398,7 @@ impl Enrolment {
 impl Drop for Enrolment {
     fn drop(&mut self) {
         // Without effect after `finish`: the first end counts.
-        self.end(End {
+        self.end(BookedEnd {
             code: Code::Internal.number(),
             reason: "the agent failed to supervise the lease".to_owned(),
         });
@@ -413,12 +418,12 @@ fn signed_lease(encoded: &[u8]) -> Result<Lease, Error> {
 }
 
 /// Usage of a killed agent's lease and how it ended: with its agent, if not before.
-fn left_behind(report: LeaseReport) -> (Used, End) {
+fn left_behind(report: LeaseReport) -> (MeasuredUsage, BookedEnd) {
     let end = match report.state() {
-        LeaseState::Ended => End { code: report.end_code, reason: report.end_reason },
-        _ => End { code: Code::AgentUnreachable.number(), reason: "the agent was killed".to_owned() },
+        LeaseState::Ended => BookedEnd { code: report.end_code, reason: report.end_reason },
+        _ => BookedEnd { code: Code::AgentUnreachable.number(), reason: "the agent was killed".to_owned() },
     };
-    let used = Used {
+    let used = MeasuredUsage {
         usage: report.usage.unwrap_or_default(),
         functions: report.functions,
         cold_imports: report.cold_imports,

@@ -27,16 +27,16 @@ const CONFIRM_DEADLINE: Duration = Duration::from_secs(5);
 const FETCH_DEADLINE: Duration = Duration::from_secs(60);
 
 /// A blocking connection to a manager, of one thread.
-pub(crate) struct Manager {
+pub(crate) struct ManagerLink {
     access: Access,
     address: Address,
     runtime: Runtime,
     client: NodesClient<Channel>,
 }
 
-impl Manager {
+impl ManagerLink {
     /// Creates a connection to one of an access's managers. It connects when it is first used.
-    pub(crate) fn connect(access: &Access, which: usize) -> Result<Manager, Error> {
+    pub(crate) fn connect(access: &Access, which: usize) -> Result<ManagerLink, Error> {
         let runtime = Builder::new_current_thread()
             .enable_all()
             .build()
@@ -46,7 +46,7 @@ impl Manager {
             access.channel(which)?
         };
         let address = access.managers[which].clone();
-        Ok(Manager { access: access.clone(), address, runtime, client: NodesClient::new(channel) })
+        Ok(ManagerLink { access: access.clone(), address, runtime, client: NodesClient::new(channel) })
     }
 
     pub(crate) fn address(&self) -> &Address {
@@ -90,7 +90,7 @@ impl Manager {
 
     /// An encoded package, of a size that packages may have; what it is worth is the caller's to check.
     pub(crate) fn fetch_package(&mut self, digest: &str) -> Result<Vec<u8>, Error> {
-        let Manager { access, address, runtime, client } = self;
+        let ManagerLink { access, address, runtime, client } = self;
         let request = access.authorize(Request::new(FetchPackageRequest { digest: digest.to_owned() }));
         runtime.block_on(within(FETCH_DEADLINE, address, async {
             let failure = |status: Status| address.failure(&status);
@@ -110,7 +110,7 @@ impl Manager {
         request: Q,
         ask: impl AsyncFnOnce(&mut NodesClient<Channel>, Request<Q>) -> Result<Response<A>, Status>,
     ) -> Result<A, Error> {
-        let Manager { access, address, runtime, client } = self;
+        let ManagerLink { access, address, runtime, client } = self;
         let request = access.authorize(Request::new(request));
         runtime.block_on(within(deadline, address, async {
             ask(client, request).await.map(Response::into_inner).map_err(|status| address.failure(&status))

@@ -12,12 +12,12 @@ use sublet_proto::Error;
 use sublet_runtime::access::{Access, Address, MAX_MANAGERS};
 use tracing::debug;
 
-use crate::leases::manager::Manager;
+use crate::leases::manager::ManagerLink;
 
 /// The managers that the node knows.
-pub(crate) struct Managers(Mutex<Known>);
+pub(crate) struct Managers(Mutex<ManagerAddresses>);
 
-struct Known {
+struct ManagerAddresses {
     /// Access to the managers. The configured ones come first, and stay.
     access: Access,
     configured: usize,
@@ -28,20 +28,20 @@ impl Managers {
     /// Creates the list from an access. The first manager becomes the current one.
     pub(crate) fn new(access: Access) -> Managers {
         let configured = access.managers.len();
-        Managers(Mutex::new(Known { access, configured, current: 0 }))
+        Managers(Mutex::new(ManagerAddresses { access, configured, current: 0 }))
     }
 
     /// Connects to the current manager.
-    pub(crate) fn connect(&self) -> Result<Manager, Error> {
+    pub(crate) fn connect(&self) -> Result<ManagerLink, Error> {
         let known = lock(&self.0);
-        Manager::connect(&known.access, known.current)
+        ManagerLink::connect(&known.access, known.current)
     }
 
     /// Connects to all managers, the current one first.
-    pub(crate) fn connect_each(&self) -> impl Iterator<Item = Result<Manager, Error>> {
+    pub(crate) fn connect_each(&self) -> impl Iterator<Item = Result<ManagerLink, Error>> {
         let known = lock(&self.0);
         let (access, current, count) = (known.access.clone(), known.current, known.access.managers.len());
-        (0..count).map(move |step| Manager::connect(&access, (current + step) % count))
+        (0..count).map(move |step| ManagerLink::connect(&access, (current + step) % count))
     }
 
     /// Makes the next manager the current one.

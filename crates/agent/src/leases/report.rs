@@ -17,8 +17,8 @@ use sublet_proto::{Code, Error};
 use tracing::{info, warn};
 
 use crate::leases::book::Exchange;
-use crate::leases::ledger::{Seen, Turn};
-use crate::leases::manager::Manager;
+use crate::leases::ledger::{NewsCursor, ThreadStep};
+use crate::leases::manager::ManagerLink;
 use crate::node::Node;
 use crate::signal::WantedEnd;
 
@@ -45,7 +45,7 @@ const GENERATION_SHIFT: u32 = 20;
 /// The body of the reporter's thread. Says once whether the node could be registered; if not, it ends.
 pub(crate) fn run(node: &Node, registered: &SyncSender<Result<(), Error>>) {
     // The receiver waits for what is sent; if it does not, the agent is gone, and so may this thread be.
-    match Reporter::start(node) {
+    match LeaseReporter::start(node) {
         Ok(mut reporter) => {
             if registered.send(Ok(())).is_ok() {
                 reporter.report_until_finished();
@@ -57,9 +57,9 @@ pub(crate) fn run(node: &Node, registered: &SyncSender<Result<(), Error>>) {
     }
 }
 
-struct Reporter<'node> {
+struct LeaseReporter<'node> {
     node: &'node Node,
-    manager: Manager,
+    manager: ManagerLink,
     /// The manager has taken the node up, and has not said since that it does not know it.
     registered: bool,
     /// Generation of the latest registration.
@@ -69,12 +69,12 @@ struct Reporter<'node> {
     failures: u32,
 }
 
-impl Reporter<'_> {
-    fn start(node: &Node) -> Result<Reporter<'_>, Error> {
+impl LeaseReporter<'_> {
+    fn start(node: &Node) -> Result<LeaseReporter<'_>, Error> {
         let (manager, start) = (node.managers.connect()?, Instant::now());
         let generation = first_generation(node.started_ms);
         let mut reporter =
-            Reporter { node, manager, registered: false, generation, last_answer: start, failures: 0 };
+            LeaseReporter { node, manager, registered: false, generation, last_answer: start, failures: 0 };
         loop {
             match reporter.register() {
                 Err(error) if is_passing(&error) && start.elapsed() < START_PATIENCE => {
@@ -91,8 +91,8 @@ impl Reporter<'_> {
     }
 
     fn report_until_finished(&mut self) {
-        let (mut seen, mut period) = (Seen::default(), PERIOD);
-        while self.node.ledger.wait_turn(&mut seen, period) == Turn::Act {
+        let (mut seen, mut period) = (NewsCursor::default(), PERIOD);
+        while self.node.ledger.wait_turn(&mut seen, period) == ThreadStep::Act {
             period = match self.report() {
                 Ok(()) => self.answered(),
                 Err(error) => self.failed(&error),

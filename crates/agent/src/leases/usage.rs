@@ -19,24 +19,24 @@ use sublet_fabric::region::Region;
 use sublet_fabric::sync::lock;
 use sublet_proto::Error;
 use sublet_proto::v1::{ColdImports, FunctionUsage, Usage};
-use sublet_runtime::wire::usage::{self, Tally, UsageLayout, WorkerState};
+use sublet_runtime::wire::usage::{self, FunctionTally, UsageLayout, WorkerState};
 use sublet_sandbox::{ComputeGauge, Gauge, MemoryUse};
 
-use crate::leases::book::Used;
+use crate::leases::book::MeasuredUsage;
 
 /// Memory of no process.
 const NOTHING: MemoryUse = MemoryUse { now_bytes: 0, peak_bytes: 0 };
 
 /// The account of one lease, from the reservation of its resources until they are free again.
-pub(crate) struct Meter {
+pub(crate) struct LeaseMeter {
     region: Region,
     layout: UsageLayout,
     calibration: Calibration,
     opened_ns: u64,
-    reading: Mutex<Reading>,
-    watched: Mutex<Option<Watched>>,
-    memory: Mutex<Memory>,
-    compute: Mutex<Compute>,
+    reading: Mutex<MeterReading>,
+    watched: Mutex<Option<SandboxCounters>>,
+    memory: Mutex<UsedMemory>,
+    compute: Mutex<ProcessorTime>,
     /// Modules that the latest worker process imported by itself.
     cold_imports: Mutex<Option<ColdImports>>,
 }
@@ -44,14 +44,14 @@ pub(crate) struct Meter {
 /// Counters of the present worker process's sandbox. They are opened at its start, so that a sandbox that ends before
 /// the first sample is counted, too.
 #[derive(Debug)]
-struct Watched {
+struct SandboxCounters {
     memory: Gauge,
     compute: ComputeGauge,
 }
 
 /// Memory that the worker processes have used.
 #[derive(Debug, Default)]
-struct Memory {
+struct UsedMemory {
     /// Time of the latest sample, in nanoseconds.
     looked_ns: u64,
     /// Memory in use at the latest sample, in bytes.
@@ -63,7 +63,7 @@ struct Memory {
 
 /// Processor time by the kernel's count.
 #[derive(Debug, Default)]
-struct Compute {
+struct ProcessorTime {
     /// Processor time of all worker processes, in nanoseconds.
     total_ns: u64,
     /// Processor time of the present worker process, in nanoseconds.
@@ -80,14 +80,14 @@ pub(crate) struct Activity {
 }
 
 #[derive(Default)]
-struct Reading {
-    last: Measured,
+struct MeterReading {
+    last: UsageTotals,
     closed: bool,
 }
 
-/// Measurements like [`Used`], with an element for each function.
+/// Measurements like [`MeasuredUsage`], with an element for each function.
 #[derive(Clone, Debug, Default, PartialEq)]
-struct Measured {
+struct UsageTotals {
     allocated_ns: u64,
     polling_ns: u64,
     functions: Vec<Share>,
@@ -107,21 +107,31 @@ struct Share {
     failed_calls: u64,
 }
 
-impl Meter {
+impl LeaseMeter {
     /// Begins to count.
-    pub(crate) fn open(layout: UsageLayout, calibration: Calibration) -> Result<Meter, Error> {
+    pub(crate) fn open(layout: UsageLayout, calibration: Calibration) -> Result<LeaseMeter, Error> {
         let region = Region::create("sublet-usage", layout.len_bytes())?;
         let (opened_ns, reading, watched) = (monotonic_ns(), Mutex::default(), Mutex::default());
-        let memory = Mutex::new(Memory { looked_ns: opened_ns, ..Memory::default() });
+        let memory = Mutex::new(UsedMemory { looked_ns: opened_ns, ..UsedMemory::default() });
         let (compute, cold_imports) = (Mutex::default(), Mutex::default());
-        Ok(Meter { region, layout, calibration, opened_ns, reading, watched, memory, compute, cold_imports })
+        Ok(LeaseMeter {
+            region,
+            layout,
+            calibration,
+            opened_ns,
+            reading,
+            watched,
+            memory,
+            compute,
+            cold_imports,
+        })
     }
 
     /// Begins to sample memory and processor time of this process. Before, the lease had no process.
     pub(crate) fn watch(&self, pid: u32) {
         self.look();
         lock(&self.compute).begin();
-        *lock(&self.watched) = Watched::of(pid);
+        *lock(&self.watched) = SandboxCounters::of(pid);
     }
 
     /// The worker process that runs now imports these modules by itself, as the node cannot keep them warm.
@@ -132,7 +142,7 @@ impl Meter {
     /// Samples processor time and memory. Returns the memory in use, in bytes.
     pub(crate) fn look(&self) -> u64 {
         let mut watched = lock(&self.watched);
-        let Watched { memory, compute } = match watched.as_mut() {
+        let SandboxCounters { memory, compute } = match watched.as_mut() {
             Some(watched) => watched,
             None => return lock(&self.memory).note(monotonic_ns(), NOTHING),
         };
@@ -151,12 +161,12 @@ impl Meter {
     }
 
     /// Cumulative usage, including that of running calls.
-    pub(crate) fn read(&self) -> Used {
+    pub(crate) fn read(&self) -> MeasuredUsage {
         self.refresh(&mut lock(&self.reading))
     }
 
     /// Takes the last reading, which stays the usage from now on.
-    pub(crate) fn close(&self) -> Used {
+    pub(crate) fn close(&self) -> MeasuredUsage {
         let mut reading = lock(&self.reading);
         let used = self.refresh(&mut reading);
         reading.closed = true;
@@ -197,7 +207,7 @@ impl Meter {
         workers.try_for_each(|worker| Ok(usage::settle(&self.region, self.layout, worker, now)?))
     }
 
-    fn refresh(&self, reading: &mut Reading) -> Used {
+    fn refresh(&self, reading: &mut MeterReading) -> MeasuredUsage {
         if !reading.closed {
             let allocated_ns = monotonic_ns().saturating_sub(self.opened_ns);
             reading.last.grow(self.measure(allocated_ns), self.layout.workers());
@@ -205,10 +215,10 @@ impl Meter {
             (reading.last.memory_byte_us, reading.last.memory_peak_bytes) =
                 (memory.byte_us, memory.peak_bytes);
         }
-        Used { cold_imports: lock(&self.cold_imports).clone(), ..reading.last.used() }
+        MeasuredUsage { cold_imports: lock(&self.cold_imports).clone(), ..reading.last.used() }
     }
 
-    fn measure(&self, allocated_ns: u64) -> Measured {
+    fn measure(&self, allocated_ns: u64) -> UsageTotals {
         let (now, ticks_per_ns) = (ticks(), self.calibration.ticks_per_ns());
         // Saturates, as a conversion from float does.
         let to_ns = |ticks: u64| (ticks as f64 / ticks_per_ns) as u64;
@@ -221,26 +231,26 @@ impl Meter {
                 tally.executing_ticks = tally.executing_ticks.saturating_add(ticks);
             }
         }
-        let share = |tally: Tally| Share {
+        let share = |tally: FunctionTally| Share {
             executing_ns: to_ns(tally.executing_ticks),
             calls: tally.calls,
             failed_calls: tally.failed_calls,
         };
         let functions = tallies.into_iter().map(share).collect();
         let kernel_ns = lock(&self.compute).total_ns;
-        Measured { allocated_ns, polling_ns, functions, kernel_ns, ..Measured::default() }
+        UsageTotals { allocated_ns, polling_ns, functions, kernel_ns, ..UsageTotals::default() }
     }
 
     /// Tallies for all functions, and one more for invalid function indexes.
-    fn tallies(&self) -> Vec<Tally> {
-        vec![Tally::default(); self.layout.functions() as usize + 1]
+    fn tallies(&self) -> Vec<FunctionTally> {
+        vec![FunctionTally::default(); self.layout.functions() as usize + 1]
     }
 }
 
-impl Measured {
+impl UsageTotals {
     /// Raises the values to what was measured. No value shrinks, the sum is at most the time that `cores` have had, and
     /// within that bound it is at least what the kernel has counted.
-    fn grow(&mut self, measured: Measured, cores: u32) {
+    fn grow(&mut self, measured: UsageTotals, cores: u32) {
         self.allocated_ns = self.allocated_ns.max(measured.allocated_ns);
         let budget_ns = self.allocated_ns.saturating_mul(u64::from(cores));
         self.functions.resize(measured.functions.len().max(self.functions.len()), Share::default());
@@ -277,13 +287,13 @@ impl Measured {
         self.functions.iter().map(|share| share.calls).sum()
     }
 
-    fn used(&self) -> Used {
+    fn used(&self) -> MeasuredUsage {
         let function_usage = |(function, share): (usize, &Share)| {
             let Share { executing_ns, calls, failed_calls } = *share;
             FunctionUsage { function: function as u32, executing_ns, calls, failed_calls }
         };
         let called = |(_, share): &(usize, &Share)| **share != Share::default();
-        Used {
+        MeasuredUsage {
             usage: Usage {
                 allocated_ns: self.allocated_ns,
                 executing_ns: self.executing_ns(),
@@ -299,13 +309,13 @@ impl Measured {
     }
 }
 
-impl Watched {
-    fn of(pid: u32) -> Option<Watched> {
-        Some(Watched { memory: Gauge::of(pid)?, compute: ComputeGauge::of(pid)? })
+impl SandboxCounters {
+    fn of(pid: u32) -> Option<SandboxCounters> {
+        Some(SandboxCounters { memory: Gauge::of(pid)?, compute: ComputeGauge::of(pid)? })
     }
 }
 
-impl Compute {
+impl ProcessorTime {
     /// Begins with a new worker process, whose counter starts at zero.
     fn begin(&mut self) {
         self.latest_ns = 0;
@@ -320,7 +330,7 @@ impl Compute {
     }
 }
 
-impl Memory {
+impl UsedMemory {
     /// Notes the memory in use now and returns it, in bytes. Usage since the last sample counts as the mean of both
     /// samples.
     fn note(&mut self, now_ns: u64, used: MemoryUse) -> u64 {
@@ -346,18 +356,18 @@ mod tests {
     use super::*;
     use std::time::Duration;
 
-    fn measured(allocated_ns: u64, polling_ns: u64, functions: &[(u64, u64, u64)]) -> Measured {
+    fn measured(allocated_ns: u64, polling_ns: u64, functions: &[(u64, u64, u64)]) -> UsageTotals {
         let share = |&(executing_ns, calls, failed_calls): &_| Share { executing_ns, calls, failed_calls };
         let functions = functions.iter().map(share).collect();
-        Measured { allocated_ns, polling_ns, functions, ..Measured::default() }
+        UsageTotals { allocated_ns, polling_ns, functions, ..UsageTotals::default() }
     }
 
-    fn open(workers: u32, functions: u32) -> Meter {
-        Meter::open(UsageLayout::new(workers, functions), Calibration::start()).unwrap()
+    fn open(workers: u32, functions: u32) -> LeaseMeter {
+        LeaseMeter::open(UsageLayout::new(workers, functions), Calibration::start()).unwrap()
     }
 
-    fn pen(meter: &Meter, worker: u32) -> usage::Meter<'_> {
-        usage::Meter::new(meter.region(), meter.layout(), worker).unwrap()
+    fn pen(meter: &LeaseMeter, worker: u32) -> usage::WorkerMeter<'_> {
+        usage::WorkerMeter::new(meter.region(), meter.layout(), worker).unwrap()
     }
 
     #[test]
@@ -386,7 +396,7 @@ mod tests {
     }
 
     fn check_lies(lies: &[(u64, u64)]) {
-        let mut reading = Measured::default();
+        let mut reading = UsageTotals::default();
         for step in 0..200_usize {
             let before = reading.clone();
             let lie = |of: usize| lies[(step * 7 + of * of) % lies.len()];
@@ -395,8 +405,8 @@ mod tests {
             // late.
             let kernel_ns = (step as u64 * 137).saturating_sub(step as u64 % 5 * 300);
             let now = measured(step as u64 * 100, lie(9).1, &functions);
-            reading.grow(Measured { kernel_ns, ..now }, 2);
-            let Used { usage, functions, .. } = reading.used();
+            reading.grow(UsageTotals { kernel_ns, ..now }, 2);
+            let MeasuredUsage { usage, functions, .. } = reading.used();
             let busy_ns = usage.executing_ns + usage.polling_ns;
             assert!(busy_ns >= kernel_ns && busy_ns >= before.kernel_ns, "{usage:?}");
             assert!(busy_ns <= usage.allocated_ns * 2, "{usage:?}");
@@ -414,10 +424,10 @@ mod tests {
 
     #[test]
     fn bills_uncounted_processor_time_to_no_function() {
-        let mut reading = Measured::default();
+        let mut reading = UsageTotals::default();
         let mut at = |kernel_ns, polling_ns, executing_ns| {
             let now = measured(1_000, polling_ns, &[(executing_ns, 1, 0)]);
-            reading.grow(Measured { kernel_ns, ..now }, 1);
+            reading.grow(UsageTotals { kernel_ns, ..now }, 1);
             let used = reading.used();
             (used.usage.executing_ns, used.usage.polling_ns, used.functions[0].executing_ns)
         };
@@ -430,7 +440,7 @@ mod tests {
 
     #[test]
     fn processor_time_adds_up_over_worker_processes_and_never_shrinks() {
-        let mut compute = Compute::default();
+        let mut compute = ProcessorTime::default();
         let mut totals = Vec::new();
         for ns in [10, 30, 0, 25, 40] {
             compute.note(ns);
@@ -477,7 +487,7 @@ mod tests {
         assert!(more >= first + (32 << 20) && held.iter().all(|&byte| byte == 1), "{first} and then {more}");
         std::thread::sleep(Duration::from_millis(2));
         meter.look();
-        let Used { usage, .. } = meter.read();
+        let MeasuredUsage { usage, .. } = meter.read();
         assert!(usage.memory_peak_bytes >= more && usage.memory_byte_us > 0, "{usage:?}");
         let most = usage.memory_peak_bytes * (usage.allocated_ns / 1000 + 1);
         assert!(usage.memory_byte_us <= most, "no longer than the lease is there: {usage:?}");

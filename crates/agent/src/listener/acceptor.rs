@@ -16,7 +16,7 @@ use sublet_proto::graph::DEFAULT_SEGMENT_BYTES;
 use sublet_proto::{Code, Error};
 use tracing::error;
 
-use crate::listener::{connection, message, visit};
+use crate::listener::{connection, message, unauthenticated};
 use crate::node::Node;
 use crate::signal::wait_readable;
 
@@ -112,7 +112,7 @@ impl Entrance for TcpListener {
         };
         greeting::prepare(&socket)?;
         match node.connections.enter_from(from.ip(), &socket) {
-            Ok(entry) => Ok(spawn(node, move |node| visit::receive(node, socket, entry))),
+            Ok(entry) => Ok(spawn(node, move |node| unauthenticated::receive(node, socket, entry))),
             Err(error) => {
                 node.connections.note_refused(&error);
                 greeting::turn_away(&socket, &error);

@@ -40,7 +40,7 @@ pub fn command(
     command: Command,
     mut on_status: impl FnMut(&NodeStatus),
 ) -> Result<NodeStatus, Error> {
-    let asked = Asked::of(socket, FromClient::Command(command))?;
+    let asked = PendingRequest::of(socket, FromClient::Command(command))?;
     let mut last = None;
     while let Some(answer) = asked.answer()? {
         match answer {
@@ -61,7 +61,7 @@ pub fn command(
 ///
 /// As [`command`].
 pub fn sandboxes(socket: &Path, request: SandboxRequest) -> Result<Vec<SandboxAnswer>, Error> {
-    let asked = Asked::of(socket, FromClient::Sandboxes(request))?;
+    let asked = PendingRequest::of(socket, FromClient::Sandboxes(request))?;
     match asked.answer()? {
         Some(ToClient::Sandboxes(reply)) => Ok(reply.answers),
         Some(other) => Err(no_answer(&other)),
@@ -70,19 +70,23 @@ pub fn sandboxes(socket: &Path, request: SandboxRequest) -> Result<Vec<SandboxAn
 }
 
 /// A request to an agent, whose answers are still to come.
-struct Asked<'socket> {
+struct PendingRequest<'socket> {
     socket: &'socket Path,
     connection: PacketSocket,
     /// An agent that has refused the connection already says why.
     sent: Result<(), Error>,
 }
 
-impl Asked<'_> {
-    fn of(socket: &Path, body: FromClient) -> Result<Asked<'_>, Error> {
+impl PendingRequest<'_> {
+    fn of(socket: &Path, body: FromClient) -> Result<PendingRequest<'_>, Error> {
         let connection = PacketSocket::connect(socket).map_err(|error| gone(socket, &error.to_string()))?;
         let message = ClientToAgent { body: Some(body) };
         let sent = connection.send(&prost::Message::encode_to_vec(&message), &[]);
-        Ok(Asked { socket, connection, sent: sent.map_err(|error| gone(socket, &error.to_string())) })
+        Ok(PendingRequest {
+            socket,
+            connection,
+            sent: sent.map_err(|error| gone(socket, &error.to_string())),
+        })
     }
 
     /// The next answer, until the agent closes the connection.

@@ -15,9 +15,9 @@ use sublet_proto::{Code, Error};
 
 use crate::leases::attach::attach;
 use crate::listener::command;
-use crate::listener::connections::Entry;
+use crate::listener::connections::ConnectionEntry;
 use crate::listener::message::{self, FromClient};
-use crate::node::{Clients, Node};
+use crate::node::{ClientUsers, Node};
 use crate::shim::link;
 use crate::signal::wait_readable;
 use crate::supervisor;
@@ -29,7 +29,7 @@ const TICKET_PATIENCE: Duration = Duration::from_secs(5);
 const SEND_PATIENCE: Duration = Duration::from_secs(1);
 
 /// The body of a connection's thread. Its entry is dropped once its ticket was taken.
-pub(crate) fn serve(node: &Arc<Node>, own: Connection, entry: Entry) {
+pub(crate) fn serve(node: &Arc<Node>, own: Connection, entry: ConnectionEntry) {
     let connection = &own;
     let first = prepare(node, connection).and_then(|()| first_message(node, connection));
     if let Ok(Some(FromClient::Shim(asked))) = &first {
@@ -74,9 +74,9 @@ pub(crate) fn is_operator(socket: &PacketSocket) -> Result<bool, Error> {
 fn prepare(node: &Node, connection: &Connection) -> Result<(), Error> {
     connection.set_send_timeout(SEND_PATIENCE)?;
     match (connection, node.clients) {
-        (Connection::Remote(_), _) | (_, Clients::AllUsers) => Ok(()),
+        (Connection::Remote(_), _) | (_, ClientUsers::AllUsers) => Ok(()),
         // The socket's mode enforces the same.
-        (Connection::Local(_), Clients::OwnUser) => check_operator(connection),
+        (Connection::Local(_), ClientUsers::OwnUser) => check_operator(connection),
     }
 }
 

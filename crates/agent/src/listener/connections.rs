@@ -12,7 +12,7 @@ use std::time::Instant;
 
 use rustix::net::{Shutdown, shutdown};
 use rustix::process::{Resource, getrlimit};
-use sublet_admission::{Admission, Budget, Id, Limits, Party, RefusalLog};
+use sublet_admission::{Admission, AdmissionLimits, ClassBudget, ConnectionId, Party, RefusalLog};
 use sublet_fabric::sync::lock;
 use sublet_proto::{Code, Error};
 
@@ -22,14 +22,14 @@ pub const MAX_UNAUTHENTICATED: usize = 256;
 const OTHER_FILES: u64 = 128;
 /// Part of the other descriptors that such connections have: each has two while it lasts, so a quarter in all.
 const FILES_PER_UNAUTHENTICATED: u64 = 8;
-/// Lower bound of [`ConnectionLimits::unauthenticated`] where few files may be open.
+/// Lower bound of [`UnauthenticatedLimits::unauthenticated`] where few files may be open.
 const LEAST_UNAUTHENTICATED: usize = 16;
 /// Connections of the node's operator that have neither shown a ticket nor given a command, at the same time.
 const MAX_OF_THE_OPERATOR: usize = 64;
 
 /// How many connections without a ticket an agent has at the same time.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct ConnectionLimits {
+pub struct UnauthenticatedLimits {
     /// Limit for all users and addresses together. By default [`MAX_UNAUTHENTICATED`], or what the limit of open files
     /// allows.
     pub unauthenticated: Option<usize>,
@@ -37,18 +37,21 @@ pub struct ConnectionLimits {
     pub per_party: Option<usize>,
 }
 
-impl ConnectionLimits {
-    fn budgets(self, files: u64) -> Limits {
+impl UnauthenticatedLimits {
+    fn budgets(self, files: u64) -> AdmissionLimits {
         let possible = usize::try_from(files.saturating_sub(OTHER_FILES) / FILES_PER_UNAUTHENTICATED);
         let possible = possible.unwrap_or(usize::MAX).max(LEAST_UNAUTHENTICATED);
         let most = self.unauthenticated.unwrap_or(MAX_UNAUTHENTICATED).clamp(1, possible);
         let each = self.per_party.unwrap_or(most.div_ceil(4)).clamp(1, most);
-        let none = Budget { reserved: 0, most: 0, each: 0 };
-        let operator =
-            Budget { reserved: MAX_OF_THE_OPERATOR, most: MAX_OF_THE_OPERATOR, each: MAX_OF_THE_OPERATOR };
-        Limits {
+        let none = ClassBudget { reserved: 0, most: 0, each: 0 };
+        let operator = ClassBudget {
+            reserved: MAX_OF_THE_OPERATOR,
+            most: MAX_OF_THE_OPERATOR,
+            each: MAX_OF_THE_OPERATOR,
+        };
+        AdmissionLimits {
             total: most + MAX_OF_THE_OPERATOR,
-            unidentified: Budget { reserved: most, most, each },
+            unidentified: ClassBudget { reserved: most, most, each },
             operator,
             peers: none,
             tenants: none,
@@ -62,31 +65,31 @@ impl ConnectionLimits {
 
 /// See the [module](self).
 pub(crate) struct Connections {
-    inside: Mutex<Inside>,
+    inside: Mutex<ConnectionsState>,
     begun: Instant,
 }
 
-struct Inside {
+struct ConnectionsState {
     admission: Admission<OwnedFd>,
     refusals: RefusalLog,
     is_closed: bool,
 }
 
 /// A connection without a ticket, until it is dropped.
-pub(crate) struct Entry {
+pub(crate) struct ConnectionEntry {
     connections: Arc<Connections>,
-    id: Id,
+    id: ConnectionId,
 }
 
 impl Connections {
-    pub(crate) fn new(limits: ConnectionLimits) -> Arc<Connections> {
+    pub(crate) fn new(limits: UnauthenticatedLimits) -> Arc<Connections> {
         let files = getrlimit(Resource::Nofile).current.unwrap_or(u64::MAX);
         Connections::with_files(limits, files)
     }
 
-    fn with_files(limits: ConnectionLimits, files: u64) -> Arc<Connections> {
+    fn with_files(limits: UnauthenticatedLimits, files: u64) -> Arc<Connections> {
         let admission = Admission::new(limits.budgets(files));
-        let inside = Inside { admission, refusals: RefusalLog::default(), is_closed: false };
+        let inside = ConnectionsState { admission, refusals: RefusalLog::default(), is_closed: false };
         Arc::new(Connections { inside: Mutex::new(inside), begun: Instant::now() })
     }
 
@@ -100,12 +103,16 @@ impl Connections {
         self: &Arc<Connections>,
         from: IpAddr,
         socket: &impl AsFd,
-    ) -> Result<Entry, Error> {
+    ) -> Result<ConnectionEntry, Error> {
         self.enter(Party::at(from), socket)
     }
 
     /// Admits a connection. Where there is no place, the oldest one of the same party makes way, or of the party with most.
-    pub(crate) fn enter(self: &Arc<Connections>, party: Party, socket: &impl AsFd) -> Result<Entry, Error> {
+    pub(crate) fn enter(
+        self: &Arc<Connections>,
+        party: Party,
+        socket: &impl AsFd,
+    ) -> Result<ConnectionEntry, Error> {
         let of = party.to_string();
         let socket = socket.as_fd().try_clone_to_owned().map_err(|error| {
             Error::new(Code::System, format!("a connection of {of} cannot be kept: {error}"))
@@ -122,7 +129,7 @@ impl Connections {
             self.note("connections without a ticket made way for later ones", &of);
             cut(&shed);
         }
-        Ok(Entry { connections: self.clone(), id })
+        Ok(ConnectionEntry { connections: self.clone(), id })
     }
 
     /// Logs a refusal: the first of its kind at once, and summaries of further ones.
@@ -150,7 +157,7 @@ impl Connections {
     }
 }
 
-impl Entry {
+impl ConnectionEntry {
     /// Keeps the connection from making way for another one: it is an operator's that has given a command.
     ///
     /// # Errors
@@ -162,7 +169,7 @@ impl Entry {
     }
 }
 
-impl Drop for Entry {
+impl Drop for ConnectionEntry {
     fn drop(&mut self) {
         lock(&self.connections.inside).admission.leave(self.id);
     }
@@ -193,7 +200,8 @@ mod tests {
 
     #[test]
     fn later_connection_of_a_user_cuts_its_oldest() {
-        let connections = Connections::new(ConnectionLimits { unauthenticated: Some(4), per_party: Some(2) });
+        let connections =
+            Connections::new(UnauthenticatedLimits { unauthenticated: Some(4), per_party: Some(2) });
         let mut sockets: Vec<_> = (0..4).map(|_| connected()).collect();
         let users = [7, 7, 8, 7];
         let entries: Vec<_> = std::iter::zip(users, &sockets)
@@ -206,7 +214,7 @@ mod tests {
 
     #[test]
     fn connections_with_a_ticket_stay_when_it_closes() {
-        let connections = Connections::new(ConnectionLimits::default());
+        let connections = Connections::new(UnauthenticatedLimits::default());
         let (socket, mut there) = connected();
         let inside = connections.enter_from([192, 0, 2, 1].into(), &socket).unwrap();
         let (known, mut known_there) = connected();
@@ -219,7 +227,7 @@ mod tests {
 
     #[test]
     fn connection_with_a_command_makes_way_for_no_other() {
-        let connections = Connections::new(ConnectionLimits::default());
+        let connections = Connections::new(UnauthenticatedLimits::default());
         let mut sockets: Vec<_> = (0..MAX_OF_THE_OPERATOR + 1).map(|_| connected()).collect();
         let enter = |(ours, _): &(TcpStream, TcpStream)| connections.enter(Party::Operator, ours).unwrap();
         let first = enter(&sockets[0]);
@@ -232,8 +240,8 @@ mod tests {
 
     #[test]
     fn few_files_leave_few_places() {
-        let most = |files| ConnectionLimits::default().budgets(files).unidentified;
-        assert_eq!(most(400), Budget { reserved: 34, most: 34, each: 9 });
+        let most = |files| UnauthenticatedLimits::default().budgets(files).unidentified;
+        assert_eq!(most(400), ClassBudget { reserved: 34, most: 34, each: 9 });
         assert_eq!(most(u64::MAX).most, MAX_UNAUTHENTICATED);
         assert_eq!(most(0).most, LEAST_UNAUTHENTICATED);
     }

@@ -22,13 +22,13 @@ const SECRET_BYTES: usize = 32;
 /// See the [module](self).
 pub(crate) struct Neighbours {
     named: Vec<String>,
-    known: Mutex<Known>,
+    known: Mutex<KnownNeighbours>,
     /// Raised when the neighbours change.
     pub(crate) changed: Signal,
 }
 
 #[derive(Default)]
-struct Known {
+struct KnownNeighbours {
     version: u64,
     all: Arc<Vec<Neighbour>>,
     /// When a manager first sent neighbours.
@@ -90,7 +90,7 @@ impl Neighbours {
     fn overdue(&self, now: Instant) -> Vec<String> {
         let all = self.current();
         let mut known = lock(&self.known);
-        let Known { since, told, .. } = &mut *known;
+        let KnownNeighbours { since, told, .. } = &mut *known;
         if since.is_none_or(|since| now.saturating_duration_since(since) < PATIENCE) {
             return Vec::new();
         }

@@ -2,7 +2,7 @@
 //!
 //! Exclusive cores are lent from the highest number downwards, so that the lowest, where clients and the system tend
 //! to run, are lent last. Places on shared cores are lent as [`SharedPool`] says; a core is one or the other for as
-//! long as the agent runs. A [`Reservation`] gives back what it holds when it is dropped; nothing else does.
+//! long as the agent runs. A [`ResourceReservation`] gives back what it holds when it is dropped; nothing else does.
 
 use std::collections::BTreeSet;
 use std::sync::{Arc, Mutex};
@@ -15,7 +15,7 @@ use crate::machine::shared::{SharedPool, SlotHold};
 
 /// Free resources of a node. Cores that are not in it are leased, or are not lent at all.
 #[derive(Debug)]
-pub(crate) struct Resources {
+pub(crate) struct FreeResources {
     cores: BTreeSet<u32>,
     all_cores: usize,
     memory_bytes: u64,
@@ -25,24 +25,30 @@ pub(crate) struct Resources {
 
 /// Resources that a lease requests.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Wanted {
+pub(crate) struct ResourceRequest {
     /// How many cores; of shared ones, how many workers on them.
     pub(crate) cores: u32,
     pub(crate) memory_bytes: u64,
     pub(crate) shared: bool,
 }
 
-impl Resources {
+impl FreeResources {
     /// Creates the free resources from these cores and this memory. `shared_places` workers in all fit on the shared
     /// cores.
-    pub(crate) fn new(cores: Cores, memory_bytes: u64, shared_places: u32) -> Result<Resources, Error> {
+    pub(crate) fn new(cores: Cores, memory_bytes: u64, shared_places: u32) -> Result<FreeResources, Error> {
         let shared = SharedPool::new(&cores.shared, shared_places)?;
         let cores: BTreeSet<u32> = cores.exclusive.into_iter().collect();
-        Ok(Resources { all_cores: cores.len(), cores, memory_bytes, all_memory_bytes: memory_bytes, shared })
+        Ok(FreeResources {
+            all_cores: cores.len(),
+            cores,
+            memory_bytes,
+            all_memory_bytes: memory_bytes,
+            shared,
+        })
     }
 
-    fn check(&self, wanted: &Wanted) -> Result<(), Error> {
-        let Wanted { cores, memory_bytes, shared } = *wanted;
+    fn check(&self, wanted: &ResourceRequest) -> Result<(), Error> {
+        let ResourceRequest { cores, memory_bytes, shared } = *wanted;
         let (what, all, free) = if shared {
             ("places on shared cores", self.shared.places(), self.shared.free_places())
         } else {
@@ -64,15 +70,15 @@ impl Resources {
 
 /// The node's resources, shared by the supervisors of its leases.
 #[derive(Clone, Debug)]
-pub(crate) struct Pool(pub(crate) Arc<Mutex<Resources>>);
+pub(crate) struct ResourcePool(pub(crate) Arc<Mutex<FreeResources>>);
 
-impl Pool {
-    pub(crate) fn new(resources: Resources) -> Pool {
-        Pool(Arc::new(Mutex::new(resources)))
+impl ResourcePool {
+    pub(crate) fn new(resources: FreeResources) -> ResourcePool {
+        ResourcePool(Arc::new(Mutex::new(resources)))
     }
 
     /// Reserves all requested resources, or none.
-    pub(crate) fn reserve(&self, wanted: &Wanted) -> Result<Reservation, Error> {
+    pub(crate) fn reserve(&self, wanted: &ResourceRequest) -> Result<ResourceReservation, Error> {
         let mut resources = lock(&self.0);
         resources.check(wanted)?;
         resources.memory_bytes -= wanted.memory_bytes;
@@ -85,14 +91,14 @@ impl Pool {
             ((0..count).filter_map(|_| resources.cores.pop_last()).collect(), None)
         };
         debug_assert_eq!(cores.len(), count, "cores reserved of {resources:?}");
-        Ok(Reservation { pool: self.clone(), cores, slots, memory_bytes: wanted.memory_bytes })
+        Ok(ResourceReservation { pool: self.clone(), cores, slots, memory_bytes: wanted.memory_bytes })
     }
 }
 
 /// Cores and memory that belong to one lease until this is dropped.
 #[derive(Debug)]
-pub(crate) struct Reservation {
-    pool: Pool,
+pub(crate) struct ResourceReservation {
+    pool: ResourcePool,
     /// The number of each worker's core; shared ones may be there several times.
     pub(crate) cores: Vec<u32>,
     /// If the cores are shared: how its workers take turns on them with others.
@@ -100,7 +106,7 @@ pub(crate) struct Reservation {
     memory_bytes: u64,
 }
 
-impl Reservation {
+impl ResourceReservation {
     /// Never gives the resources back: something that cannot be ended still uses them.
     pub(crate) fn forfeit(mut self) {
         self.cores.clear();
@@ -109,7 +115,7 @@ impl Reservation {
     }
 }
 
-impl Drop for Reservation {
+impl Drop for ResourceReservation {
     fn drop(&mut self) {
         let mut resources = lock(&self.pool.0);
         resources.memory_bytes += self.memory_bytes;
@@ -137,17 +143,21 @@ impl Drop for Reservation {
 mod tests {
     use super::*;
 
-    fn pool(cores: impl IntoIterator<Item = u32>, memory_bytes: u64) -> Pool {
+    fn pool(cores: impl IntoIterator<Item = u32>, memory_bytes: u64) -> ResourcePool {
         let cores = Cores { exclusive: cores.into_iter().collect(), shared: vec![100, 101] };
-        Pool::new(Resources::new(cores, memory_bytes, 3).unwrap())
+        ResourcePool::new(FreeResources::new(cores, memory_bytes, 3).unwrap())
     }
 
-    fn reserve(pool: &Pool, cores: u32, memory_bytes: u64) -> Result<Reservation, Error> {
-        pool.reserve(&Wanted { cores, memory_bytes, shared: false })
+    fn reserve(pool: &ResourcePool, cores: u32, memory_bytes: u64) -> Result<ResourceReservation, Error> {
+        pool.reserve(&ResourceRequest { cores, memory_bytes, shared: false })
     }
 
-    fn reserve_shared(pool: &Pool, cores: u32, memory_bytes: u64) -> Result<Reservation, Error> {
-        pool.reserve(&Wanted { cores, memory_bytes, shared: true })
+    fn reserve_shared(
+        pool: &ResourcePool,
+        cores: u32,
+        memory_bytes: u64,
+    ) -> Result<ResourceReservation, Error> {
+        pool.reserve(&ResourceRequest { cores, memory_bytes, shared: true })
     }
 
     #[test]
@@ -219,7 +229,7 @@ mod tests {
     fn no_core_is_lent_twice_in_any_order_of_leases() {
         // A fixed linear congruential sequence: each step reserves some cores or gives a reservation back.
         let (mut random, pool) = (12_345_u64, pool(0..16, 1_600));
-        let mut held: Vec<Reservation> = Vec::new();
+        let mut held: Vec<ResourceReservation> = Vec::new();
         for _ in 0..10_000 {
             random = random.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
             let choice = (random >> 33) as usize;

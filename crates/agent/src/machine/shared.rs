@@ -18,7 +18,7 @@ use sublet_fabric::sync::lock;
 use sublet_proto::Error;
 use tracing::debug;
 
-use crate::machine::resources::Pool;
+use crate::machine::resources::ResourcePool;
 
 /// Use of the node's shared cores.
 #[derive(Debug, Default)]
@@ -29,7 +29,7 @@ pub(crate) struct SharedPool {
     /// The number of the latest process.
     latest: u32,
     /// On which of the cores each living worker process is.
-    living: BTreeMap<u32, Vec<Place>>,
+    living: BTreeMap<u32, Vec<SharedCoreIndex>>,
 }
 
 #[derive(Debug)]
@@ -41,7 +41,7 @@ struct SharedCore {
 
 /// A worker's place: which of the shared cores, counted from 0.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub(crate) struct Place(usize);
+pub(crate) struct SharedCoreIndex(usize);
 
 impl SharedPool {
     /// Creates a pool of these cores, which take `places` workers in all.
@@ -64,7 +64,7 @@ impl SharedPool {
 
     /// Places for the workers of a lease, as far as possible on different cores, and there on those that have the
     /// fewest. No more of them than are free.
-    pub(crate) fn take(&mut self, workers: usize) -> Vec<Place> {
+    pub(crate) fn take(&mut self, workers: usize) -> Vec<SharedCoreIndex> {
         let share = self.places.div_ceil(self.cores.len().max(1));
         let mut own = vec![0; self.cores.len()];
         let mut places = Vec::with_capacity(workers);
@@ -75,7 +75,7 @@ impl SharedPool {
             own[at] += 1;
             self.cores[at].workers += 1;
             self.taken += 1;
-            places.push(Place(at));
+            places.push(SharedCoreIndex(at));
         }
         self.assert_consistent();
         places
@@ -93,7 +93,7 @@ impl SharedPool {
         );
     }
 
-    pub(crate) fn give_back(&mut self, places: &[Place]) {
+    pub(crate) fn give_back(&mut self, places: &[SharedCoreIndex]) {
         debug_assert!(places.len() <= self.taken, "{places:?} come back, and {} are taken", self.taken);
         self.taken -= places.len();
         places.iter().for_each(|place| self.cores[place.0].workers -= 1);
@@ -101,12 +101,12 @@ impl SharedPool {
     }
 
     /// The number of the core of a place.
-    pub(crate) fn core(&self, place: Place) -> u32 {
+    pub(crate) fn core(&self, place: SharedCoreIndex) -> u32 {
         self.cores[place.0].number
     }
 
     /// A number for a new process on these places.
-    fn enter(&mut self, places: &[Place]) -> u32 {
+    fn enter(&mut self, places: &[SharedCoreIndex]) -> u32 {
         loop {
             self.latest = self.latest.wrapping_add(1);
             if self.latest != 0 && !self.living.contains_key(&self.latest) {
@@ -144,8 +144,8 @@ impl SharedPool {
 /// A lease's places on shared cores.
 #[derive(Debug)]
 pub(crate) struct SlotHold {
-    pub(crate) pool: Pool,
-    pub(crate) places: Vec<Place>,
+    pub(crate) pool: ResourcePool,
+    pub(crate) places: Vec<SharedCoreIndex>,
 }
 
 impl SlotHold {
@@ -169,7 +169,7 @@ impl SlotHold {
 /// A worker process's part in core slots. Dropped once the process is dead: frees what it still held.
 #[derive(Debug)]
 pub(crate) struct Occupancy {
-    pool: Pool,
+    pool: ResourcePool,
     /// The process's number in the slots.
     pub(crate) holder: u32,
     /// For each worker, which of the regions has its core's slot.
@@ -188,20 +188,20 @@ impl Drop for Occupancy {
 mod tests {
     use super::*;
     use crate::machine::capacity::Cores;
-    use crate::machine::resources::{Reservation, Resources, Wanted};
+    use crate::machine::resources::{FreeResources, ResourceRequest, ResourceReservation};
     use std::num::NonZeroU32;
 
     /// A node that shares these cores.
-    fn pool(cores: &[u32], places: u32) -> Pool {
+    fn pool(cores: &[u32], places: u32) -> ResourcePool {
         let cores = Cores { exclusive: vec![9], shared: cores.to_vec() };
-        Pool::new(Resources::new(cores, 1 << 20, places).unwrap())
+        ResourcePool::new(FreeResources::new(cores, 1 << 20, places).unwrap())
     }
 
-    fn reserve(pool: &Pool, workers: u32) -> Result<Reservation, Error> {
-        pool.reserve(&Wanted { cores: workers, memory_bytes: 0, shared: true })
+    fn reserve(pool: &ResourcePool, workers: u32) -> Result<ResourceReservation, Error> {
+        pool.reserve(&ResourceRequest { cores: workers, memory_bytes: 0, shared: true })
     }
 
-    fn occupy(reservation: &Reservation) -> Occupancy {
+    fn occupy(reservation: &ResourceReservation) -> Occupancy {
         reservation.slots.as_ref().unwrap().occupy()
     }
 
@@ -283,7 +283,7 @@ mod tests {
         for (cores, places) in [(1, 1), (1, 7), (3, 3), (3, 7), (4, 16), (5, 23)] {
             let numbers: Vec<u32> = (0..cores).collect();
             let pool = pool(&numbers, places);
-            let mut held: Vec<(Reservation, Occupancy)> = Vec::new();
+            let mut held: Vec<(ResourceReservation, Occupancy)> = Vec::new();
             for _ in 0..2_000 {
                 random =
                     random.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
@@ -291,7 +291,8 @@ mod tests {
                 if choice.is_multiple_of(3) && !held.is_empty() {
                     held.swap_remove(choice % held.len());
                 } else if choice.is_multiple_of(5) {
-                    let exclusive = pool.reserve(&Wanted { cores: 1, memory_bytes: 0, shared: false });
+                    let exclusive =
+                        pool.reserve(&ResourceRequest { cores: 1, memory_bytes: 0, shared: false });
                     assert_eq!(exclusive.unwrap().cores, [9], "a shared core is never lent to one lease");
                 } else if let Ok(reservation) = reserve(&pool, (choice % 5) as u32 + 1) {
                     let occupancy = occupy(&reservation);

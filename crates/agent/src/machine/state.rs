@@ -15,15 +15,15 @@ use tracing::warn;
 
 /// A state folder that is this agent's until it is dropped.
 #[derive(Debug)]
-pub(crate) struct StateFolder {
+pub(crate) struct AgentStateFolder {
     /// Absolute and in UTF-8, as workers need it.
     pub(crate) path: PathBuf,
     _lock: File,
 }
 
-impl StateFolder {
+impl AgentStateFolder {
     /// Makes the folder if it is not there, and locks it.
-    pub(crate) fn open(folder: &Path) -> Result<StateFolder, Error> {
+    pub(crate) fn open(folder: &Path) -> Result<AgentStateFolder, Error> {
         let made = DirBuilder::new().recursive(true).mode(0o700).create(folder);
         let path = made
             .and_then(|()| fs::canonicalize(folder))
@@ -38,7 +38,7 @@ impl StateFolder {
             .open(&lock)
             .map_err(|error| system("opening", &lock, &error))?;
         match flock(&file, FlockOperation::NonBlockingLockExclusive) {
-            Ok(()) => Ok(StateFolder { path, _lock: file }),
+            Ok(()) => Ok(AgentStateFolder { path, _lock: file }),
             Err(Errno::WOULDBLOCK) => {
                 let message = format!("another agent already uses the state folder {}", path.display());
                 Err(Error::new(Code::AlreadyRunning, message))
@@ -81,18 +81,18 @@ mod tests {
     #[test]
     fn a_state_folder_is_of_one_agent_at_a_time() {
         let folder = tempfile::tempdir().unwrap();
-        let first = StateFolder::open(&folder.path().join("a/b")).unwrap();
+        let first = AgentStateFolder::open(&folder.path().join("a/b")).unwrap();
         assert!(first.path.ends_with("a/b"));
-        assert_eq!(StateFolder::open(&first.path).unwrap_err().code, Code::AlreadyRunning);
+        assert_eq!(AgentStateFolder::open(&first.path).unwrap_err().code, Code::AlreadyRunning);
         let path = first.path.clone();
         drop(first);
-        StateFolder::open(&path).unwrap();
+        AgentStateFolder::open(&path).unwrap();
     }
 
     #[test]
     fn each_start_is_later_despite_a_clock_set_back() {
         let folder = tempfile::tempdir().unwrap();
-        let state = StateFolder::open(folder.path()).unwrap();
+        let state = AgentStateFolder::open(folder.path()).unwrap();
         let at = |ms| UNIX_EPOCH + std::time::Duration::from_millis(ms);
         assert_eq!(state.started_ms(at(5_000)), 5_000);
         assert_eq!(state.started_ms(at(7_000)), 7_000);

@@ -18,7 +18,7 @@ use std::sync::Mutex;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Instant;
 
-use sublet_fabric::greeting::{self, BridgeLink, Counters, Greeting, Kind, Secret};
+use sublet_fabric::greeting::{self, BridgeLink, ConnectionPurpose, Counters, Greeting, Secret};
 use sublet_fabric::sync::lock;
 use sublet_proto::v1::Neighbour;
 use sublet_proto::{Code, Error};
@@ -37,7 +37,7 @@ static ASKED: AtomicU64 = AtomicU64::new(0);
 
 /// Route to a node's port.
 #[derive(Clone, Debug)]
-pub(super) struct Route {
+pub(super) struct PortRoute {
     /// Name of the destination, for messages.
     whom: String,
     /// Address of the destination's port; empty if it is on no network.
@@ -54,9 +54,9 @@ struct Bridge {
     to: u32,
 }
 
-impl Route {
+impl PortRoute {
     /// Creates the route to a neighbour among the known ones, from the node with this processor.
-    pub(super) fn to(neighbour: &Neighbour, known: &[Neighbour], own: u32) -> Route {
+    pub(super) fn to(neighbour: &Neighbour, known: &[Neighbour], own: u32) -> PortRoute {
         let address = |of: Option<&Neighbour>| {
             of.and_then(|of| of.network.as_ref()).map(|network| network.address.clone()).unwrap_or_default()
         };
@@ -65,12 +65,12 @@ impl Route {
             let secret = by.and_then(|by| Secret::try_from(by.secret.as_slice()).ok());
             Bridge { address: address(by), secret, from: own, to: neighbour.unit }
         });
-        Route { whom: format!("node {}", neighbour.node), address: address(Some(neighbour)), bridge }
+        PortRoute { whom: format!("node {}", neighbour.node), address: address(Some(neighbour)), bridge }
     }
 
     /// Creates the route to a node whose port is known.
-    pub(super) fn direct(whom: String, address: String) -> Route {
-        Route { whom, address, bridge: None }
+    pub(super) fn direct(whom: String, address: String) -> PortRoute {
+        PortRoute { whom, address, bridge: None }
     }
 
     /// Connects to the port, which is still to be greeted.
@@ -95,17 +95,21 @@ impl Route {
             secret.as_ref().ok_or_else(|| Error::new(Code::AgentUnreachable, format!("{} is gone", by())))?;
         let socket = greeting::dial(address, None, Instant::now() + DIAL)?;
         let counter = ASKED.fetch_add(1, Ordering::Relaxed) + 1;
-        greeting::greet(&socket, &Kind::Bridge(BridgeLink { from: *from, to: *to, counter }), Some(secret))?;
+        greeting::greet(
+            &socket,
+            &ConnectionPurpose::Bridge(BridgeLink { from: *from, to: *to, counter }),
+            Some(secret),
+        )?;
         Ok(socket)
     }
 }
 
 /// The bridges that this node serves.
 #[derive(Default)]
-pub(crate) struct Bridges(Mutex<Inside>);
+pub(crate) struct Bridges(Mutex<BridgeState>);
 
 #[derive(Default)]
-struct Inside {
+struct BridgeState {
     /// Sockets of each bridge, with which it is ended.
     all: HashMap<u64, [TcpStream; 2]>,
     count: u64,
@@ -119,7 +123,7 @@ impl Bridges {
     pub(super) fn end(&self) {
         let mut inside = lock(&self.0);
         inside.is_closed = true;
-        inside.all.values().flatten().for_each(super::across::cut);
+        inside.all.values().flatten().for_each(super::remote_fifos::cut);
     }
 
     /// Whether a neighbour asks by this greeting for the first time.
@@ -133,7 +137,7 @@ impl Bridges {
     }
 
     fn enter(&self, ends: [&TcpStream; 2]) -> Result<u64, Error> {
-        let [one, other] = ends.map(super::across::copy);
+        let [one, other] = ends.map(super::remote_fifos::copy);
         let mut inside = lock(&self.0);
         if inside.is_closed || inside.all.len() >= MAX_BRIDGES {
             let message = format!("this node has {} bridges, and no more", inside.all.len());
@@ -178,7 +182,7 @@ fn connect(node: &Node, link: &BridgeLink, greeting: &Greeting) -> Result<TcpStr
         let message = format!("this node bridges nothing from unit {:x} to unit {:x}", link.from, link.to);
         return Err(Error::new(Code::PermissionDenied, message));
     };
-    let onward = Route::to(to, &known, node.processor).dial()?;
+    let onward = PortRoute::to(to, &known, node.processor).dial()?;
     greeting::prepare_for_data(&onward)?;
     debug!(from = by.node, to = to.node, "a bridge begins");
     Ok(onward)
@@ -194,8 +198,8 @@ fn pass(one: &TcpStream, other: &TcpStream) {
             // The thread never panics, and a peer that closes one direction may still receive in the other.
             let _ = back.join();
         }
-        super::across::cut(one);
-        super::across::cut(other);
+        super::remote_fifos::cut(one);
+        super::remote_fifos::cut(other);
     });
 }
 
@@ -214,8 +218,8 @@ fn pass_on(mut from: &TcpStream, mut to: &TcpStream) {
             Err(error) => Err(error),
         };
         if passed.is_err() {
-            super::across::cut(from);
-            super::across::cut(to);
+            super::remote_fifos::cut(from);
+            super::remote_fifos::cut(to);
             return;
         }
     }
@@ -250,13 +254,13 @@ mod tests {
     #[test]
     fn routes_by_a_linked_neighbour_only() {
         let known = [neighbour("host", 2, ""), neighbour("b", 3, "host"), neighbour("c", 4, "b")];
-        let route = Route::to(&known[1], &known, 7);
+        let route = PortRoute::to(&known[1], &known, 7);
         let bridge = route.bridge.unwrap();
         assert_eq!((bridge.address.as_str(), bridge.secret), ("host:1", Some([2; 32])));
         assert_eq!((bridge.from, bridge.to), (7, 3));
-        assert!(Route::to(&known[0], &known, 7).bridge.is_none());
+        assert!(PortRoute::to(&known[0], &known, 7).bridge.is_none());
         // A node that is reached by a bridge itself does not bridge.
-        let error = Route::to(&known[2], &known, 7).dial().unwrap_err();
+        let error = PortRoute::to(&known[2], &known, 7).dial().unwrap_err();
         assert!(
             error.code == Code::FabricUnavailable && error.message.contains("bridges to node c"),
             "{error}"

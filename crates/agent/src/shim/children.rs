@@ -26,11 +26,11 @@ use sublet_proto::v1::{
 };
 use sublet_proto::{Code, Error, decode};
 use sublet_runtime::access::socket_path;
-use sublet_xpu::{GlobalId, Rights};
+use sublet_xpu::{FifoRights, GlobalId};
 use tracing::{debug, info};
 
-use super::bridge::Route;
-use super::core::{Call, Spawn, Tag};
+use super::bridge::PortRoute;
+use super::core::{ShimCall, SpawnRequest, Tag};
 use super::{State, link};
 use crate::leases::managers::Managers;
 use crate::listener::message::{FromClient, ToClient};
@@ -68,17 +68,17 @@ struct Child {
     parent: GlobalId,
     /// Lease of the parent.
     lease: String,
-    spawn: Box<Spawn>,
+    spawn: Box<SpawnRequest>,
     /// Whether the unit is this agent's own.
     is_here: bool,
     /// Route to the agent of another node, if that is linked.
-    route: Option<Route>,
+    route: Option<PortRoute>,
     /// Raised when the parent is gone.
     gone: Arc<Signal>,
 }
 
 /// The connection by which a child's lease is held.
-struct Line<'child> {
+struct ChildLease<'child> {
     connection: Connection,
     gone: &'child Signal,
     heard: Instant,
@@ -134,13 +134,13 @@ impl Children {
 
 impl State {
     /// Executes a program for a process, whose call is answered once the program runs.
-    pub(super) fn spawn(&mut self, parent: GlobalId, tag: Tag, spawn: Box<Spawn>) {
+    pub(super) fn spawn(&mut self, parent: GlobalId, tag: Tag, spawn: Box<SpawnRequest>) {
         if let Err(error) = self.begin_child(parent, tag, spawn) {
             self.answer(parent, tag, Err(error));
         }
     }
 
-    fn begin_child(&mut self, parent: GlobalId, tag: Tag, spawn: Box<Spawn>) -> Result<(), Error> {
+    fn begin_child(&mut self, parent: GlobalId, tag: Tag, spawn: Box<SpawnRequest>) -> Result<(), Error> {
         let lease = self.member(parent)?.lease.clone();
         let gone = self.children.adopt(parent)?;
         let (managers, encrypt) = (self.children.managers.clone(), self.children.encrypt);
@@ -153,7 +153,7 @@ impl State {
     }
 
     /// Makes a call on behalf of a process.
-    fn ask(&mut self, by: GlobalId, call: Call) -> Receiver<Result<u64, Error>> {
+    fn ask(&mut self, by: GlobalId, call: ShimCall) -> Receiver<Result<u64, Error>> {
         self.children.count = self.children.count.wrapping_add(1);
         let tag = u64::from(self.children.count) << 32 | u64::from(ASKED);
         let (sender, answer) = sync_channel(1);
@@ -186,12 +186,12 @@ impl Child {
     }
 
     /// Leases and starts the child. If that fails, the connection closes, which ends all of the child.
-    fn start(&self) -> Result<(Line<'_>, GlobalId), Error> {
+    fn start(&self) -> Result<(ChildLease<'_>, GlobalId), Error> {
         let unit = self.spawn.unit;
         let grant = self.managers.connect()?.lease_for_process(&self.lease, unit, &self.spawn.package)?;
         let (connection, fabric) = self.reach(&grant)?;
         let now = Instant::now();
-        let mut line = Line { connection, gone: &self.gone, heard: now, told: now };
+        let mut line = ChildLease { connection, gone: &self.gone, heard: now, told: now };
         let (ticket, program) = (grant.ticket, Some(self.spawn.program.clone()));
         line.tell(FromClient::Attach(Attach { ticket, fabric, program, ..Attach::default() }))?;
         let pid = line.wait(ATTACHING, |said| match said {
@@ -216,7 +216,7 @@ impl Child {
         }
         let network = grant.network.as_ref();
         let address = network.map(|network| network.address.clone()).unwrap_or_default();
-        let direct = || Route::direct(format!("processing unit {:x}", self.spawn.unit), address);
+        let direct = || PortRoute::direct(format!("processing unit {:x}", self.spawn.unit), address);
         let route = self.route.clone().unwrap_or_else(direct);
         let connection = link::reach(&route, network)?;
         let encrypted = self.encrypt || network.is_some_and(|network| network.encrypted);
@@ -224,15 +224,15 @@ impl Child {
     }
 
     /// Grants the child a right that the parent can grant.
-    fn grant(&self, to: GlobalId, object: GlobalId, rights: Rights) -> Result<(), Error> {
+    fn grant(&self, to: GlobalId, object: GlobalId, rights: FifoRights) -> Result<(), Error> {
         let lost = || Error::new(Code::AgentUnreachable, "a right could not be granted: nobody answers");
         let state = self.state.upgrade().ok_or_else(lost)?;
-        let answer = lock(&state).ask(self.parent, Call::Grant { to, object, rights });
+        let answer = lock(&state).ask(self.parent, ShimCall::Grant { to, object, rights });
         answer.recv_timeout(GRANTING).map_err(|_| lost())?.map(drop)
     }
 }
 
-impl Line<'_> {
+impl ChildLease<'_> {
     fn tell(&mut self, body: FromClient) -> Result<(), Error> {
         self.told = Instant::now();
         Ok(self.connection.send(&ClientToAgent { body: Some(body) }.encode_to_vec(), &[])?)

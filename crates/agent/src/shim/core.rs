@@ -30,10 +30,10 @@ use sublet_proto::package::{check_path, is_device};
 use sublet_proto::v1::{self, shim_message};
 use sublet_proto::{Code, Error, pu};
 use sublet_xpu::wire::{DESCRIPTORS, MAX_NAME_BYTES};
-use sublet_xpu::{FifoShape, GlobalId, Rights};
+use sublet_xpu::{FifoRights, FifoShape, GlobalId};
 
-use names::{Name, Names};
-pub(crate) use peers::Violation;
+use names::{FifoNames, TenantFifoName};
+pub(crate) use peers::ProtocolViolation;
 
 /// FIFOs of one process.
 const MAX_FIFOS: usize = 64;
@@ -56,7 +56,7 @@ pub(crate) type Tag = u64;
 pub(crate) type Peer = u32;
 
 /// See the [module](self).
-pub(crate) struct Core {
+pub(crate) struct ShimCore {
     /// Name of this agent's node.
     node: String,
     /// Kind of this node's processor.
@@ -67,27 +67,27 @@ pub(crate) struct Core {
     units: BTreeSet<u32>,
     next_local: u32,
     next_token: u64,
-    processes: HashMap<GlobalId, Process>,
-    fifos: HashMap<GlobalId, Fifo>,
+    processes: HashMap<GlobalId, ShimProcess>,
+    fifos: HashMap<GlobalId, FifoState>,
     /// Names of all FIFOs in the computer, as far as this agent knows them.
-    names: Names,
-    peers: BTreeMap<Peer, Neighbour>,
+    names: FifoNames,
+    peers: BTreeMap<Peer, ShimNeighbour>,
     /// Identifier of the agent's start of each neighbour that was ever linked.
     instances: BTreeMap<Peer, String>,
     /// Neighbour that serves each remote unit.
     routes: BTreeMap<u32, Peer>,
-    pending: BTreeMap<u64, Pending>,
+    pending: BTreeMap<u64, DelayedRequest>,
     /// Ends that neighbours learn lazily.
     gone: v1::ShimGone,
-    out: VecDeque<Effect>,
+    out: VecDeque<ShimEffect>,
 }
 
 /// The group of capabilities of a process (Molecule 3.2), with its descriptors.
-struct Process {
+struct ShimProcess {
     tenant: Arc<str>,
     /// Copies of the rights to FIFOs of neighbours.
-    rights: HashMap<GlobalId, Rights>,
-    descriptors: BTreeMap<u32, Descriptor>,
+    rights: HashMap<GlobalId, FifoRights>,
+    descriptors: BTreeMap<u32, FifoDescriptor>,
     fifos: BTreeSet<GlobalId>,
     /// Most bytes that the rings of the process's FIFOs may use.
     room_bytes: u64,
@@ -95,48 +95,65 @@ struct Process {
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Descriptor {
+enum FifoDescriptor {
     Reader(GlobalId),
     Writer { object: GlobalId, connection: u32, is_over: bool },
 }
 
-struct Fifo {
-    name: Option<Name>,
+struct FifoState {
+    name: Option<TenantFifoName>,
     tenant: Arc<str>,
     shape: FifoShape,
     /// Process that created the FIFO. The FIFO ends with this process.
     creator: GlobalId,
     reader: Option<(GlobalId, u32)>,
-    rights: BTreeMap<GlobalId, Rights>,
+    rights: BTreeMap<GlobalId, FifoRights>,
     /// Writers by connection; those of this agent with their descriptors.
     writers: BTreeMap<u32, (GlobalId, Option<u32>)>,
     next_connection: u32,
 }
 
 #[derive(Default)]
-struct Neighbour {
+struct ShimNeighbour {
     node: String,
     /// Kind of its processor, as the neighbour reports it.
     kind: String,
     units: Vec<u32>,
     /// Whether the neighbour has sent all that it knows.
     is_linked: bool,
-    names: BTreeSet<(Name, GlobalId)>,
+    names: BTreeSet<(TenantFifoName, GlobalId)>,
 }
 
 /// A request that waits for neighbours.
-enum Pending {
+enum DelayedRequest {
     Claim(Claim),
-    Change { by: GlobalId, tag: Tag, peer: Peer },
-    Update { asked: Asked, peer: Peer, revoked: bool, process: GlobalId, object: GlobalId, before: Rights },
-    Connect { by: GlobalId, tag: Tag, peer: Peer, object: GlobalId, to: Target },
+    Change {
+        by: GlobalId,
+        tag: Tag,
+        peer: Peer,
+    },
+    Update {
+        asked: RightsChangeOrigin,
+        peer: Peer,
+        revoked: bool,
+        process: GlobalId,
+        object: GlobalId,
+        before: FifoRights,
+    },
+    Connect {
+        by: GlobalId,
+        tag: Tag,
+        peer: Peer,
+        object: GlobalId,
+        to: FifoTarget,
+    },
 }
 
 /// A name that a process of this agent requests.
 struct Claim {
     by: GlobalId,
     tag: Tag,
-    name: Name,
+    name: TenantFifoName,
     shape: FifoShape,
     object: GlobalId,
     awaits: BTreeSet<Peer>,
@@ -146,7 +163,7 @@ struct Claim {
 
 /// Origin of a change of rights.
 #[derive(Clone, Copy, Debug)]
-enum Asked {
+enum RightsChangeOrigin {
     Here {
         by: GlobalId,
         tag: Tag,
@@ -161,16 +178,16 @@ enum Asked {
 
 /// Request of a process.
 #[derive(Clone, Debug)]
-pub(crate) enum Call {
+pub(crate) enum ShimCall {
     Grant {
         to: GlobalId,
         object: GlobalId,
-        rights: Rights,
+        rights: FifoRights,
     },
     Revoke {
         from: GlobalId,
         object: GlobalId,
-        rights: Rights,
+        rights: FifoRights,
     },
     Rights {
         object: GlobalId,
@@ -180,10 +197,10 @@ pub(crate) enum Call {
         shape: FifoShape,
     },
     Connect {
-        to: Target,
+        to: FifoTarget,
     },
     ConnectToRead {
-        to: Target,
+        to: FifoTarget,
     },
     Close {
         descriptor: u32,
@@ -195,7 +212,7 @@ pub(crate) enum Call {
         descriptor: u32,
         connection: u32,
     },
-    Spawn(Box<Spawn>),
+    Spawn(Box<SpawnRequest>),
     /// Looks up the processor of this number.
     Unit {
         number: u64,
@@ -213,67 +230,85 @@ pub(crate) enum Call {
 
 /// A program to be executed.
 #[derive(Clone, Debug, PartialEq)]
-pub(crate) struct Spawn {
+pub(crate) struct SpawnRequest {
     pub(crate) unit: u32,
     pub(crate) program: v1::Program,
     /// Digest of the program's package; empty for that of the calling process.
     pub(crate) package: String,
-    pub(crate) capabilities: Vec<(GlobalId, Rights)>,
+    pub(crate) capabilities: Vec<(GlobalId, FifoRights)>,
 }
 
 /// Identification of a FIFO.
 #[derive(Clone, Debug)]
-pub(crate) enum Target {
+pub(crate) enum FifoTarget {
     Object(GlobalId),
     Named(String),
 }
 
 /// A process's descriptor.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
-pub(crate) struct At {
+pub(crate) struct ProcessDescriptor {
     pub(crate) process: GlobalId,
     pub(crate) descriptor: u32,
 }
 
 /// A connection of a FIFO.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
-pub(crate) struct Way {
+pub(crate) struct FifoConnectionId {
     pub(crate) object: GlobalId,
     pub(crate) connection: u32,
 }
 
 /// Action for the shim to carry out, in order.
 #[derive(Clone, Debug, PartialEq)]
-pub(crate) enum Effect {
+pub(crate) enum ShimEffect {
     /// Answers a call.
     Answer { process: GlobalId, tag: Tag, answer: Result<u64, Error> },
     /// Gives a process the reading end of a FIFO, and answers its call with the descriptor.
-    Read { at: At, tag: Tag, object: GlobalId, shape: FifoShape },
+    Read { at: ProcessDescriptor, tag: Tag, object: GlobalId, shape: FifoShape },
     /// Connects two processes of this agent, and answers the writer's call with its descriptor.
-    Join { way: Way, shape: FifoShape, reader: At, writer: At, tag: Tag },
+    Join {
+        way: FifoConnectionId,
+        shape: FifoShape,
+        reader: ProcessDescriptor,
+        writer: ProcessDescriptor,
+        tag: Tag,
+    },
     /// Lets a process of a neighbour connect, and tells its agent how.
-    Invite { way: Way, shape: FifoShape, reader: At, writer: GlobalId, peer: Peer, token: u64 },
+    Invite {
+        way: FifoConnectionId,
+        shape: FifoShape,
+        reader: ProcessDescriptor,
+        writer: GlobalId,
+        peer: Peer,
+        token: u64,
+    },
     /// Connects a process of this agent as a neighbour has said, and answers its call.
-    Dial { at: At, tag: Tag, peer: Peer, object: GlobalId, invited: v1::FifoInvited },
+    Dial { at: ProcessDescriptor, tag: Tag, peer: Peer, object: GlobalId, invited: v1::FifoInvited },
     /// Informs the reader that a connection has ended.
-    Part { reader: At, way: Way, at_once: bool },
+    Part { reader: ProcessDescriptor, way: FifoConnectionId, at_once: bool },
     /// Releases all that the agent holds of a connection.
-    Forget { way: Way },
+    Forget { way: FifoConnectionId },
     /// Ends a descriptor for this reason, and wakes each process that waits on it.
-    End { at: At, way: Option<Way>, code: Code },
+    End { at: ProcessDescriptor, way: Option<FifoConnectionId>, code: Code },
     /// A descriptor is closed.
-    Closed { at: At },
+    Closed { at: ProcessDescriptor },
     /// Executes a program for a process, with rights that this process can grant, and answers its call.
-    Spawn { by: GlobalId, tag: Tag, spawn: Box<Spawn> },
+    Spawn { by: GlobalId, tag: Tag, spawn: Box<SpawnRequest> },
     /// Sends a message to a neighbour.
     Tell { peer: Peer, message: v1::ShimMessage },
 }
 
-impl Core {
+impl ShimCore {
     /// Creates the state of an agent of this node, whose processor is of this kind, and which serves these units. Local
     /// numbers begin at `first_local`, so that they seldom repeat those of an earlier start.
-    pub(crate) fn new((node, kind): (&str, &str), instance: String, units: &[u32], first_local: u32) -> Core {
-        Core {
+    pub(crate) fn new(
+        (node, kind): (&str, &str),
+        instance: String,
+        units: &[u32],
+        first_local: u32,
+    ) -> ShimCore {
+        ShimCore {
             node: node.into(),
             kind: kind.into(),
             instance,
@@ -282,7 +317,7 @@ impl Core {
             next_token: 1,
             processes: HashMap::new(),
             fifos: HashMap::new(),
-            names: Names::default(),
+            names: FifoNames::default(),
             peers: BTreeMap::new(),
             instances: BTreeMap::new(),
             routes: BTreeMap::new(),
@@ -293,7 +328,7 @@ impl Core {
     }
 
     /// Returns the next effect to carry out.
-    pub(crate) fn next_effect(&mut self) -> Option<Effect> {
+    pub(crate) fn next_effect(&mut self) -> Option<ShimEffect> {
         self.out.pop_front()
     }
 
@@ -303,7 +338,7 @@ impl Core {
             return Err(Error::new(Code::Internal, format!("there is no processing unit {pu:x} here")));
         }
         let pid = self.new_id(pu);
-        let process = Process {
+        let process = ShimProcess {
             tenant: tenant.into(),
             rights: HashMap::new(),
             descriptors: BTreeMap::new(),
@@ -323,7 +358,7 @@ impl Core {
         let fifos = process.fifos.clone();
         for descriptor in descriptors {
             // The descriptor is a key of the table, so it can be closed.
-            let _ = self.close(At { process: pid, descriptor });
+            let _ = self.close(ProcessDescriptor { process: pid, descriptor });
         }
         for object in fifos {
             self.end_fifo(object);
@@ -345,25 +380,29 @@ impl Core {
     }
 
     /// Handles a call of a process. Some calls are answered at once, others when neighbours have answered.
-    pub(crate) fn call(&mut self, by: GlobalId, tag: Tag, call: Call) {
+    pub(crate) fn call(&mut self, by: GlobalId, tag: Tag, call: ShimCall) {
         let answered = match call {
-            Call::Grant { to, object, rights } => self.change((by, tag), (to, object, rights), false),
-            Call::Revoke { from, object, rights } => self.change((by, tag), (from, object, rights), true),
-            Call::Rights { object } => Ok(Some(u64::from(self.rights(by, object).to_bits()))),
-            Call::Init { name, shape } => self.init((by, tag), name, shape),
-            Call::Connect { to } => self.connect((by, tag), &to),
-            Call::ConnectToRead { to } => self.connect_to_read((by, tag), &to),
-            Call::Close { descriptor } => self.close(At { process: by, descriptor }).map(|()| Some(0)),
-            Call::Object { descriptor } => {
-                self.object(At { process: by, descriptor }).map(|id| Some(id.to_bits()))
+            ShimCall::Grant { to, object, rights } => self.change((by, tag), (to, object, rights), false),
+            ShimCall::Revoke { from, object, rights } => self.change((by, tag), (from, object, rights), true),
+            ShimCall::Rights { object } => Ok(Some(u64::from(self.rights(by, object).to_bits()))),
+            ShimCall::Init { name, shape } => self.init((by, tag), name, shape),
+            ShimCall::Connect { to } => self.connect((by, tag), &to),
+            ShimCall::ConnectToRead { to } => self.connect_to_read((by, tag), &to),
+            ShimCall::Close { descriptor } => {
+                self.close(ProcessDescriptor { process: by, descriptor }).map(|()| Some(0))
             }
-            Call::Cut { descriptor, connection } => {
-                self.cut(At { process: by, descriptor }, connection).map(|()| Some(0))
+            ShimCall::Object { descriptor } => {
+                self.object(ProcessDescriptor { process: by, descriptor }).map(|id| Some(id.to_bits()))
             }
-            Call::Spawn(spawn) => self.spawn((by, tag), spawn),
-            Call::Unit { number } => self.unit(by, number).map(|unit| Some(unit.into())),
-            Call::Device { processor, name } => self.device(processor, &name).map(|unit| Some(unit.into())),
-            Call::Find { kind } => self.unit_of(&kind).map(|unit| Some(unit.into())),
+            ShimCall::Cut { descriptor, connection } => {
+                self.cut(ProcessDescriptor { process: by, descriptor }, connection).map(|()| Some(0))
+            }
+            ShimCall::Spawn(spawn) => self.spawn((by, tag), spawn),
+            ShimCall::Unit { number } => self.unit(by, number).map(|unit| Some(unit.into())),
+            ShimCall::Device { processor, name } => {
+                self.device(processor, &name).map(|unit| Some(unit.into()))
+            }
+            ShimCall::Find { kind } => self.unit_of(&kind).map(|unit| Some(unit.into())),
         };
         match answered {
             Ok(Some(value)) => self.answer((by, tag), Ok(value)),
@@ -373,7 +412,7 @@ impl Core {
     }
 
     /// Checks whether a program may be executed with these rights. The manager decides whether it may run on the unit.
-    fn spawn(&mut self, (by, tag): (GlobalId, Tag), spawn: Box<Spawn>) -> Result<Option<u64>, Error> {
+    fn spawn(&mut self, (by, tag): (GlobalId, Tag), spawn: Box<SpawnRequest>) -> Result<Option<u64>, Error> {
         // Without a path it is an executor of the package's functions.
         if !spawn.program.path.is_empty() {
             check_path(&spawn.program.path)
@@ -382,11 +421,12 @@ impl Core {
         if !self.units.contains(&spawn.unit) {
             self.route(GlobalId { pu: spawn.unit, local: 0 })?;
         }
-        let lacks = |(object, _): &&(GlobalId, Rights)| !self.rights(by, *object).contains(Rights::OWN);
+        let lacks =
+            |(object, _): &&(GlobalId, FifoRights)| !self.rights(by, *object).contains(FifoRights::OWN);
         if let Some((object, _)) = spawn.capabilities.iter().find(lacks) {
             return Err(denied(by, "own", *object));
         }
-        self.out.push_back(Effect::Spawn { by, tag, spawn });
+        self.out.push_back(ShimEffect::Spawn { by, tag, spawn });
         Ok(None)
     }
 
@@ -461,39 +501,39 @@ impl Core {
 
     /// Abandons the pending calls of a process that is gone.
     fn abandon(&mut self, pid: GlobalId) {
-        self.forget_asked(|asked| matches!(asked, Asked::Here { by, .. } if by == pid));
-        let of = |pending: &Pending| match pending {
-            Pending::Claim(Claim { by, .. }) | Pending::Change { by, .. } | Pending::Connect { by, .. } => {
-                *by == pid
-            }
-            Pending::Update { .. } => false,
+        self.forget_asked(|asked| matches!(asked, RightsChangeOrigin::Here { by, .. } if by == pid));
+        let of = |pending: &DelayedRequest| match pending {
+            DelayedRequest::Claim(Claim { by, .. })
+            | DelayedRequest::Change { by, .. }
+            | DelayedRequest::Connect { by, .. } => *by == pid,
+            DelayedRequest::Update { .. } => false,
         };
         let tokens: Vec<u64> =
             self.pending.iter().filter(|(_, pending)| of(pending)).map(|(token, _)| *token).collect();
         for token in tokens {
-            if let Some(Pending::Claim(claim)) = self.pending.remove(&token) {
+            if let Some(DelayedRequest::Claim(claim)) = self.pending.remove(&token) {
                 self.release_name(&claim.name, claim.object);
             }
         }
     }
 
     /// Lets changes of rights that are under way continue without an answer to their requesters.
-    fn forget_asked(&mut self, is_gone: impl Fn(Asked) -> bool) {
+    fn forget_asked(&mut self, is_gone: impl Fn(RightsChangeOrigin) -> bool) {
         for pending in self.pending.values_mut() {
-            if let Pending::Update { asked, .. } = pending
+            if let DelayedRequest::Update { asked, .. } = pending
                 && is_gone(*asked)
             {
-                *asked = Asked::Gone;
+                *asked = RightsChangeOrigin::Gone;
             }
         }
     }
 
     fn answer(&mut self, (process, tag): (GlobalId, Tag), answer: Result<u64, Error>) {
-        self.out.push_back(Effect::Answer { process, tag, answer });
+        self.out.push_back(ShimEffect::Answer { process, tag, answer });
     }
 
     fn tell(&mut self, peer: Peer, body: shim_message::Body) {
-        self.out.push_back(Effect::Tell { peer, message: v1::ShimMessage { body: Some(body) } });
+        self.out.push_back(ShimEffect::Tell { peer, message: v1::ShimMessage { body: Some(body) } });
     }
 
     fn new_id(&mut self, pu: u32) -> GlobalId {
@@ -506,7 +546,7 @@ impl Core {
         }
     }
 
-    fn await_peers(&mut self, pending: Pending) -> Result<u64, Error> {
+    fn await_peers(&mut self, pending: DelayedRequest) -> Result<u64, Error> {
         if self.pending.len() >= MAX_PENDING {
             let message = format!("{MAX_PENDING} calls wait for neighbours already");
             return Err(Error::new(Code::TryLater, message));
@@ -526,17 +566,28 @@ impl Core {
             let creator = self.processes.get(&fifo.creator);
             assert!(creator.is_some_and(|by| by.fifos.contains(&object)), "the creator of FIFO {object}");
             if let Some((process, descriptor)) = fifo.reader {
-                let at = At { process, descriptor };
-                assert_eq!(self.described(at), Ok(Descriptor::Reader(object)), "the reader of FIFO {object}");
+                let at = ProcessDescriptor { process, descriptor };
+                assert_eq!(
+                    self.described(at),
+                    Ok(FifoDescriptor::Reader(object)),
+                    "the reader of FIFO {object}"
+                );
                 *rings_bytes.entry(process).or_default() +=
                     fifo.shape.region_bytes() * fifo.writers.len() as u64;
             }
             assert!(fifo.reader.is_some() || fifo.writers.is_empty(), "FIFO {object} has only writers");
             for (&connection, &(process, descriptor)) in &fifo.writers {
-                assert!(fifo.rights_of(process).contains(Rights::WRITE), "{process} writes to FIFO {object}");
+                assert!(
+                    fifo.rights_of(process).contains(FifoRights::WRITE),
+                    "{process} writes to FIFO {object}"
+                );
                 let Some(descriptor) = descriptor else { continue };
-                let writer = Descriptor::Writer { object, connection, is_over: false };
-                assert_eq!(self.described(At { process, descriptor }), Ok(writer), "a writer of {object}");
+                let writer = FifoDescriptor::Writer { object, connection, is_over: false };
+                assert_eq!(
+                    self.described(ProcessDescriptor { process, descriptor }),
+                    Ok(writer),
+                    "a writer of {object}"
+                );
             }
         }
         for (pid, process) in &self.processes {
@@ -546,7 +597,7 @@ impl Core {
         }
     }
 
-    fn process(&self, pid: GlobalId) -> Result<&Process, Error> {
+    fn process(&self, pid: GlobalId) -> Result<&ShimProcess, Error> {
         self.processes.get(&pid).ok_or_else(|| no_process(pid))
     }
 
@@ -563,7 +614,7 @@ impl Core {
     }
 
     /// Gives a process a number for something.
-    fn describe(&mut self, pid: GlobalId, what: Descriptor) -> Result<At, Error> {
+    fn describe(&mut self, pid: GlobalId, what: FifoDescriptor) -> Result<ProcessDescriptor, Error> {
         let process = self.processes.get_mut(&pid).ok_or_else(|| no_process(pid))?;
         let free = (0..DESCRIPTORS).find(|number| !process.descriptors.contains_key(number));
         let descriptor = free.ok_or_else(|| {
@@ -574,19 +625,19 @@ impl Core {
         })?;
         let before = process.descriptors.insert(descriptor, what);
         debug_assert!(before.is_none(), "descriptor {descriptor} of process {pid} was {before:?}");
-        Ok(At { process: pid, descriptor })
+        Ok(ProcessDescriptor { process: pid, descriptor })
     }
 
-    fn described(&self, at: At) -> Result<Descriptor, Error> {
+    fn described(&self, at: ProcessDescriptor) -> Result<FifoDescriptor, Error> {
         let found = self.process(at.process)?.descriptors.get(&at.descriptor);
         found.copied().ok_or_else(|| {
             Error::new(Code::InvalidArgument, format!("descriptor {} is not open", at.descriptor))
         })
     }
 
-    fn object(&self, at: At) -> Result<GlobalId, Error> {
+    fn object(&self, at: ProcessDescriptor) -> Result<GlobalId, Error> {
         self.described(at).map(|descriptor| match descriptor {
-            Descriptor::Reader(object) | Descriptor::Writer { object, .. } => object,
+            FifoDescriptor::Reader(object) | FifoDescriptor::Writer { object, .. } => object,
         })
     }
 }

@@ -19,11 +19,11 @@ use std::time::{Duration, Instant};
 
 use prost::Message;
 use sublet_fabric::connection::Connection;
-use sublet_fabric::greeting::{self, Kind, PULSE, Secret};
+use sublet_fabric::greeting::{self, ConnectionPurpose, PULSE, Secret};
 use sublet_fabric::packet::PacketError;
 use sublet_fabric::remote::RemoteSocket;
 use sublet_fabric::sync::lock;
-use sublet_proto::package::Kind as Package;
+use sublet_proto::package::PackageKind;
 use sublet_proto::v1::shim_message::Body;
 use sublet_proto::v1::{
     AgentToClient, Alive, ClientToAgent, JoinShim, Neighbour, NodeNetwork, ShimAlive, ShimMessage, ShimSync,
@@ -32,9 +32,9 @@ use sublet_proto::{Code, Error, decode, pu};
 use tracing::{info, warn};
 
 use super::State;
-use super::bridge::Route;
-use super::core::{MAX_DEVICES, Peer, Violation};
-use crate::listener::guests::is_same;
+use super::bridge::PortRoute;
+use super::core::{MAX_DEVICES, Peer, ProtocolViolation};
+use crate::listener::invited_readers::is_same;
 use crate::listener::message::{self, FromClient, ToClient};
 use crate::node::Node;
 use crate::signal::wait_readable;
@@ -53,9 +53,9 @@ const LAZILY: Duration = Duration::from_millis(100);
 const MAX_PARTS: usize = 4096;
 
 /// Sending side of the link to a neighbour.
-pub(super) struct Link {
+pub(super) struct NeighbourLink {
     /// Route to its port, and whether connections between processes are encrypted.
-    pub(super) route: Route,
+    pub(super) route: PortRoute,
     pub(super) encrypted: bool,
     /// The neighbour as the manager has described it.
     told_of: Neighbour,
@@ -64,7 +64,7 @@ pub(super) struct Link {
     connection: Arc<Connection>,
 }
 
-impl Link {
+impl NeighbourLink {
     /// Sends a message without waiting. A neighbour that is too slow loses its link.
     pub(super) fn tell(&self, message: ShimMessage) {
         match self.outbox.try_send(message) {
@@ -144,7 +144,7 @@ fn dial(node: &Arc<Node>, told_of: &Neighbour) -> Result<(), Error> {
     if node.gate.is_none() {
         return Err(Error::new(Code::FabricUnavailable, "this node is on no network (listen)"));
     }
-    let route = Route::to(told_of, &node.neighbours.current(), node.processor);
+    let route = PortRoute::to(told_of, &node.neighbours.current(), node.processor);
     let connection = reach(&route, told_of.network.as_ref())?;
     connection.set_send_timeout(SILENCE)?;
     let join = JoinShim { node: node.description.name.clone(), secret: told_of.secret.clone() };
@@ -159,9 +159,9 @@ fn dial(node: &Arc<Node>, told_of: &Neighbour) -> Result<(), Error> {
 }
 
 /// Opens a control connection to an agent by its node's port.
-pub(super) fn reach(route: &Route, network: Option<&NodeNetwork>) -> Result<Connection, Error> {
+pub(super) fn reach(route: &PortRoute, network: Option<&NodeNetwork>) -> Result<Connection, Error> {
     let socket = route.dial()?;
-    greeting::greet(&socket, &Kind::Control, None)?;
+    greeting::greet(&socket, &ConnectionPurpose::Control, None)?;
     let certificate = network.map(|network| network.certificate.as_slice()).unwrap_or_default();
     Ok(Connection::Remote(RemoteSocket::connect(socket, certificate)?))
 }
@@ -196,8 +196,8 @@ fn serve(node: &Arc<Node>, connection: &Arc<Connection>, told_of: &Neighbour) ->
     let (outbox, waiting) = sync_channel(MAX_WAITING);
     let network = told_of.network.as_ref();
     let own = node.gate.as_ref();
-    let link = Link {
-        route: Route::to(told_of, &node.neighbours.current(), node.processor),
+    let link = NeighbourLink {
+        route: PortRoute::to(told_of, &node.neighbours.current(), node.processor),
         encrypted: network.is_some_and(|network| network.encrypted)
             || own.is_some_and(|gate| gate.described.encrypted),
         told_of: told_of.clone(),
@@ -222,7 +222,7 @@ fn serve(node: &Arc<Node>, connection: &Arc<Connection>, told_of: &Neighbour) ->
 }
 
 /// Registers a link. From now on the neighbour is sent what is known now, and then what changes.
-fn begin_link(state: &Arc<Mutex<State>>, peer: Peer, link: Link, units: &[u32]) -> u64 {
+fn begin_link(state: &Arc<Mutex<State>>, peer: Peer, link: NeighbourLink, units: &[u32]) -> u64 {
     let mut state = lock(state);
     state.link_count += 1;
     let number = state.link_count;
@@ -265,7 +265,7 @@ fn hear_all(
     connection: &Connection,
     units: &[u32],
 ) -> Result<(), Error> {
-    let violated = |Violation(what)| {
+    let violated = |ProtocolViolation(what)| {
         warn!(node = told_of.node, what, "a neighbour breaks the rules: its link ends");
         Error::new(Code::Protocol, format!("node {} breaks the rules: {what}", told_of.node))
     };
@@ -312,7 +312,7 @@ fn hear(connection: &Connection) -> Result<ShimMessage, Error> {
 
 /// Ids that the processing units of a node may have.
 fn units(node: &str) -> Vec<u32> {
-    let devices = [Package::OpenCl, Package::Cuda].into_iter();
+    let devices = [PackageKind::OpenCl, PackageKind::Cuda].into_iter();
     let devices =
         devices.flat_map(|kind| (0..MAX_DEVICES).map(move |number| format!("{}{number}", kind.name())));
     [pu::PROCESSOR.to_owned()].into_iter().chain(devices).map(|unit| pu::id(node, &unit)).collect()

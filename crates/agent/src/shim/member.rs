@@ -15,10 +15,10 @@ use sublet_fabric::ring::Position;
 use sublet_proto::v1::shim_to_process::Body;
 use sublet_proto::v1::{Capability, Entered, ShimToProcess, SpawnProgram};
 use sublet_proto::{Code, Error, decode};
-use sublet_xpu::wire::{self, Operation, PAYLOAD_BYTES, RECORDS, Request, State};
-use sublet_xpu::{FifoShape, GlobalId, Rights};
+use sublet_xpu::wire::{self, CallRequest, DescriptorState, Operation, PAYLOAD_BYTES, RECORDS};
+use sublet_xpu::{FifoRights, FifoShape, GlobalId};
 
-use super::core::{Call, Spawn, Tag, Target};
+use super::core::{FifoTarget, ShimCall, SpawnRequest, Tag};
 use super::new_bell;
 
 /// See the [module](self).
@@ -66,10 +66,10 @@ impl Member {
 
     /// Returns the call at this position, if there is one.
     #[inline]
-    pub(super) fn look(&self, count: u64) -> Option<Request> {
+    pub(super) fn look(&self, count: u64) -> Option<CallRequest> {
         let position = Position::new(count, RECORDS);
         let line: &Line = self.page.view(wire::request(position.line))?;
-        line.is(position.turn).then(|| Request::decode(line.read()))
+        line.is(position.turn).then(|| CallRequest::decode(line.read()))
     }
 
     /// Whether the process will ring its bell at this position. If not, the call is there already.
@@ -82,7 +82,7 @@ impl Member {
 
     /// Decodes a call for the core. More calls than a process has records are a protocol error.
     #[inline]
-    pub(super) fn take(&self, request: &Request) -> Result<(Tag, Result<Call, Error>), Error> {
+    pub(super) fn take(&self, request: &CallRequest) -> Result<(Tag, Result<ShimCall, Error>), Error> {
         let waiting = self.waiting.fetch_add(1, Ordering::Relaxed);
         if waiting >= RECORDS || u32::from(request.record) >= RECORDS {
             let message = format!("process {} calls what makes no sense", self.pid);
@@ -92,52 +92,54 @@ impl Member {
         Ok((tag, self.read(request)))
     }
 
-    fn read(&self, request: &Request) -> Result<Call, Error> {
+    fn read(&self, request: &CallRequest) -> Result<ShimCall, Error> {
         let operation = Operation::from_number(request.operation)?;
         let [first, second, third] = request.words;
-        let (object, rights) = (GlobalId::from_bits(second), Rights::from_bits(third as u32));
+        let (object, rights) = (GlobalId::from_bits(second), FifoRights::from_bits(third as u32));
         let descriptor = first as u32;
         Ok(match operation {
-            Operation::Grant => Call::Grant { to: GlobalId::from_bits(first), object, rights: rights? },
-            Operation::Revoke => Call::Revoke { from: GlobalId::from_bits(first), object, rights: rights? },
-            Operation::Rights => Call::Rights { object: GlobalId::from_bits(first) },
+            Operation::Grant => ShimCall::Grant { to: GlobalId::from_bits(first), object, rights: rights? },
+            Operation::Revoke => {
+                ShimCall::Revoke { from: GlobalId::from_bits(first), object, rights: rights? }
+            }
+            Operation::Rights => ShimCall::Rights { object: GlobalId::from_bits(first) },
             Operation::Init => {
                 let shape = FifoShape { lines: number(first)?, slot_bytes: number(second)? };
-                Call::Init { name: self.name(request)?, shape }
+                ShimCall::Init { name: self.name(request)?, shape }
             }
-            Operation::Connect => Call::Connect { to: self.target(request)? },
-            Operation::ConnectToRead => Call::ConnectToRead { to: self.target(request)? },
-            Operation::Close => Call::Close { descriptor },
-            Operation::Object => Call::Object { descriptor },
-            Operation::Cut => Call::Cut { descriptor, connection: second as u32 },
-            Operation::Spawn => Call::Spawn(Box::new(self.spawn(request)?)),
-            Operation::Unit => Call::Unit { number: first },
+            Operation::Connect => ShimCall::Connect { to: self.target(request)? },
+            Operation::ConnectToRead => ShimCall::ConnectToRead { to: self.target(request)? },
+            Operation::Close => ShimCall::Close { descriptor },
+            Operation::Object => ShimCall::Object { descriptor },
+            Operation::Cut => ShimCall::Cut { descriptor, connection: second as u32 },
+            Operation::Spawn => ShimCall::Spawn(Box::new(self.spawn(request)?)),
+            Operation::Unit => ShimCall::Unit { number: first },
             Operation::Device => {
-                Call::Device { processor: number_of(first, "a processor")?, name: self.name(request)? }
+                ShimCall::Device { processor: number_of(first, "a processor")?, name: self.name(request)? }
             }
-            Operation::Find => Call::Find { kind: self.name(request)? },
+            Operation::Find => ShimCall::Find { kind: self.name(request)? },
         })
     }
 
-    fn target(&self, request: &Request) -> Result<Target, Error> {
+    fn target(&self, request: &CallRequest) -> Result<FifoTarget, Error> {
         match request.words[0] {
-            0 => self.name(request).map(Target::Named),
-            object => Ok(Target::Object(GlobalId::from_bits(object))),
+            0 => self.name(request).map(FifoTarget::Named),
+            object => Ok(FifoTarget::Object(GlobalId::from_bits(object))),
         }
     }
 
-    fn spawn(&self, request: &Request) -> Result<Spawn, Error> {
+    fn spawn(&self, request: &CallRequest) -> Result<SpawnRequest, Error> {
         let said: SpawnProgram = decode("a program to be spawned", &self.payload(request)?)?;
         let unit = number_of(request.words[0], "a processing unit")?;
         let program = said.program.ok_or_else(|| Error::new(Code::Protocol, "nothing is to be spawned"))?;
         let capability =
-            |said: &Capability| Ok((GlobalId::from_bits(said.object), Rights::from_bits(said.rights)?));
+            |said: &Capability| Ok((GlobalId::from_bits(said.object), FifoRights::from_bits(said.rights)?));
         let capabilities = said.capabilities.iter().map(capability).collect::<Result<_, Error>>()?;
-        Ok(Spawn { unit, program, package: said.package, capabilities })
+        Ok(SpawnRequest { unit, program, package: said.package, capabilities })
     }
 
     /// Copies a payload, so that the process cannot change it afterwards.
-    fn payload(&self, request: &Request) -> Result<Vec<u8>, Error> {
+    fn payload(&self, request: &CallRequest) -> Result<Vec<u8>, Error> {
         let outside = || Error::new(Code::Protocol, "a payload outside of the page");
         if u64::from(request.len_bytes) > PAYLOAD_BYTES {
             return Err(outside());
@@ -147,7 +149,7 @@ impl Member {
         read.map(|()| bytes).ok_or_else(outside)
     }
 
-    fn name(&self, request: &Request) -> Result<String, Error> {
+    fn name(&self, request: &CallRequest) -> Result<String, Error> {
         wire::check_name_len(request.len_bytes as usize)?;
         let no_text = |_| Error::new(Code::InvalidArgument, "a name that is no UTF-8");
         let name = String::from_utf8(self.payload(request)?).map_err(no_text)?;
@@ -178,12 +180,12 @@ impl Member {
 
     /// Marks a descriptor as open.
     pub(super) fn open(&self, descriptor: u32) {
-        self.set(descriptor, |_| State(0));
+        self.set(descriptor, |_| DescriptorState(0));
     }
 
     /// Notes that one more packet about a descriptor was sent.
     pub(super) fn count_packet(&self, descriptor: u32) {
-        self.set(descriptor, State::with_packet);
+        self.set(descriptor, DescriptorState::with_packet);
     }
 
     /// Marks a descriptor as ended.
@@ -193,9 +195,9 @@ impl Member {
 
     /// Sets the state of a descriptor. The next state derives from the shim's own copy, whatever the process writes to
     /// the word.
-    fn set(&self, descriptor: u32, next: impl Fn(State) -> State) {
+    fn set(&self, descriptor: u32, next: impl Fn(DescriptorState) -> DescriptorState) {
         let Some(kept) = self.states.get(descriptor as usize) else { return };
-        let state = next(State(kept.load(Ordering::Relaxed)));
+        let state = next(DescriptorState(kept.load(Ordering::Relaxed)));
         kept.store(state.0, Ordering::Relaxed);
         let word: Option<&sublet_fabric::sync::AtomicU64> = self.page.view(wire::state(descriptor));
         if let Some(word) = word {

@@ -44,12 +44,12 @@ const WAKE: u64 = 0;
 
 /// See the [module](self). The thread ends when it is dropped.
 pub(super) struct Server {
-    desk: Arc<Desk>,
+    desk: Arc<OrderQueue>,
     thread: Option<JoinHandle<()>>,
 }
 
 /// Orders of other threads for this one.
-struct Desk {
+struct OrderQueue {
     wake: Signal,
     orders: Mutex<Orders>,
 }
@@ -64,15 +64,15 @@ struct Orders {
 
 /// Handle that removes an admitted process.
 pub(super) struct Leave {
-    desk: Arc<Desk>,
+    desk: Arc<OrderQueue>,
     number: u64,
 }
 
-struct Thread {
-    desk: Arc<Desk>,
+struct ShimThread {
+    desk: Arc<OrderQueue>,
     state: Arc<Mutex<State>>,
     epoll: OwnedFd,
-    visitors: HashMap<u64, Visitor>,
+    visitors: HashMap<u64, ConnectedProcess>,
     /// Processes whose pages are polled.
     hot: Vec<u64>,
     /// Processes that have used up their share.
@@ -84,7 +84,7 @@ struct Thread {
 }
 
 /// A process that may enter, or has.
-struct Visitor {
+struct ConnectedProcess {
     socket: Arc<PacketSocket>,
     who: Entrant,
     member: Option<Arc<Member>>,
@@ -98,12 +98,12 @@ impl Server {
     pub(super) fn start(state: Arc<Mutex<State>>) -> Result<Server, Error> {
         let failed = |errno| Error::new(Code::System, format!("epoll_create1: {errno}"));
         let orders = Mutex::new(Orders { next: FIRST, ..Orders::default() });
-        let desk = Arc::new(Desk { wake: Signal::new()?, orders });
+        let desk = Arc::new(OrderQueue { wake: Signal::new()?, orders });
         let epoll = epoll::create(epoll::CreateFlags::CLOEXEC).map_err(failed)?;
         watch(&epoll, desk.wake.as_fd(), WAKE)?;
         let (visitors, hot, slow) = Default::default();
         let now = Instant::now();
-        let thread = Thread { desk: desk.clone(), state, epoll, visitors, hot, slow, now, since: now };
+        let thread = ShimThread { desk: desk.clone(), state, epoll, visitors, hot, slow, now, since: now };
         let thread = start_thread("sublet-shim", move || thread.run())?;
         Ok(Server { desk, thread: Some(thread) })
     }
@@ -137,7 +137,7 @@ impl Drop for Server {
     }
 }
 
-impl Thread {
+impl ShimThread {
     fn run(mut self) {
         let mut looks = 0;
         loop {
@@ -197,7 +197,8 @@ impl Thread {
             }
             let socket = Arc::new(socket);
             let (latest, looked) = (self.now, Duration::ZERO);
-            self.visitors.insert(number, Visitor { socket, who, member: None, next: 0, latest, looked });
+            self.visitors
+                .insert(number, ConnectedProcess { socket, who, member: None, next: 0, latest, looked });
         }
         leaving.into_iter().for_each(|number| self.leave(number));
         !stop
@@ -257,13 +258,13 @@ impl Thread {
                 continue;
             };
             match visitor.serve(&self.state) {
-                Served::Call => {
+                PagePoll::Call => {
                     visitor.latest = self.now;
                     index += 1;
                 }
-                Served::Nothing if visitor.goes_to_sleep(self.now) => drop(self.hot.swap_remove(index)),
-                Served::Nothing => index += 1,
-                Served::Nonsense(error) => {
+                PagePoll::Nothing if visitor.goes_to_sleep(self.now) => drop(self.hot.swap_remove(index)),
+                PagePoll::Nothing => index += 1,
+                PagePoll::Nonsense(error) => {
                     debug!(%error, "a process is sent away");
                     self.leave(number);
                 }
@@ -288,7 +289,11 @@ impl Thread {
                 visitor.looked += each;
             }
         }
-        if self.hot.iter().any(|number| self.visitors.get(number).is_some_and(Visitor::has_used_its_share)) {
+        if self
+            .hot
+            .iter()
+            .any(|number| self.visitors.get(number).is_some_and(ConnectedProcess::has_used_its_share))
+        {
             self.slow_down();
         }
     }
@@ -296,10 +301,9 @@ impl Thread {
     #[cold]
     fn slow_down(&mut self) {
         let visitors = &self.visitors;
-        let (slow, hot) = self
-            .hot
-            .drain(..)
-            .partition::<Vec<_>, _>(|number| visitors.get(number).is_some_and(Visitor::has_used_its_share));
+        let (slow, hot) = self.hot.drain(..).partition::<Vec<_>, _>(|number| {
+            visitors.get(number).is_some_and(ConnectedProcess::has_used_its_share)
+        });
         self.hot = hot;
         self.slow.extend(slow);
     }
@@ -318,21 +322,21 @@ impl Thread {
                     visitor.latest = now;
                     self.hot.push(number);
                 }
-                Served::Nonsense(_) => self.leave(number),
-                Served::Call | Served::Nothing => self.slow.push(number),
+                PagePoll::Nonsense(_) => self.leave(number),
+                PagePoll::Call | PagePoll::Nothing => self.slow.push(number),
             }
         }
     }
 }
 
 /// Outcome of polling one page.
-enum Served {
+enum PagePoll {
     Nothing,
     Call,
     Nonsense(Error),
 }
 
-impl Visitor {
+impl ConnectedProcess {
     fn enter(
         &mut self,
         packet: &[u8],
@@ -353,9 +357,9 @@ impl Visitor {
         // The process rings its bell from its first call on.
         while !member.sleep(self.next) {
             match self.serve_of(&member, state) {
-                Served::Call => {}
-                Served::Nothing => break,
-                Served::Nonsense(error) => return Err(error),
+                PagePoll::Call => {}
+                PagePoll::Nothing => break,
+                PagePoll::Nonsense(error) => return Err(error),
             }
         }
         self.member = Some(member);
@@ -364,23 +368,23 @@ impl Visitor {
 
     /// Serves the next call, if there is one.
     #[inline]
-    fn serve(&mut self, state: &Mutex<State>) -> Served {
+    fn serve(&mut self, state: &Mutex<State>) -> PagePoll {
         match self.member.clone() {
             Some(member) => self.serve_of(&member, state),
-            None => Served::Nothing,
+            None => PagePoll::Nothing,
         }
     }
 
     #[inline]
-    fn serve_of(&mut self, member: &Member, state: &Mutex<State>) -> Served {
-        let Some(request) = member.look(self.next) else { return Served::Nothing };
+    fn serve_of(&mut self, member: &Member, state: &Mutex<State>) -> PagePoll {
+        let Some(request) = member.look(self.next) else { return PagePoll::Nothing };
         self.next += 1;
         match member.take(&request) {
             Ok((tag, Ok(call))) => lock(state).call(member.pid, tag, call),
             Ok((tag, Err(error))) => member.answer(tag, Err(error)),
-            Err(error) => return Served::Nonsense(error),
+            Err(error) => return PagePoll::Nonsense(error),
         }
-        Served::Call
+        PagePoll::Call
     }
 
     fn has_used_its_share(&self) -> bool {

@@ -4,7 +4,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 use sublet_runtime::access::Access;
-use sublet_xpu::{FifoShape, Process, Reader, Rights, Unread, Writer};
+use sublet_xpu::{FifoRights, FifoShape, Process, Reader, Unread, Writer};
 
 use super::*;
 
@@ -19,12 +19,12 @@ fn nobody() -> (Arc<Managers>, bool) {
     (Arc::new(Managers::new(Access::parse("unix:/nowhere").unwrap())), false)
 }
 
-fn who(tenant: &str) -> Who {
-    Who { lease: "l".into(), tenant: tenant.to_owned(), pu: UNIT, room_bytes: 1 << 20 }
+fn who(tenant: &str) -> ProcessIdentity {
+    ProcessIdentity { lease: "l".into(), tenant: tenant.to_owned(), pu: UNIT, room_bytes: 1 << 20 }
 }
 
 /// A process of its own, as far as the shim can tell.
-fn enter(shim: &Shim, tenant: &str) -> (Process, Admission) {
+fn enter(shim: &Shim, tenant: &str) -> (Process, ProcessAdmission) {
     let (outside, inside) = PacketSocket::pair().unwrap();
     let admission = shim.admit(outside, who(tenant), None);
     (Process::enter(inside).unwrap(), admission)
@@ -46,10 +46,10 @@ fn code(unread: Unread) -> Code {
 }
 
 /// Two processes with a FIFO between them.
-fn pair(shim: &Shim, shape: FifoShape) -> ((Process, Reader), (Process, Writer), [Admission; 2]) {
+fn pair(shim: &Shim, shape: FifoShape) -> ((Process, Reader), (Process, Writer), [ProcessAdmission; 2]) {
     let ((one, first), (two, second)) = (enter(shim, "t"), enter(shim, "t"));
     let reader = one.init("fifo", shape).unwrap();
-    one.grant(two.pid(), reader.object(), Rights::WRITE).unwrap();
+    one.grant(two.pid(), reader.object(), FifoRights::WRITE).unwrap();
     let writer = two.connect("fifo", soon()).unwrap();
     ((one, reader), (two, writer), [first, second])
 }
@@ -153,7 +153,7 @@ fn reads_from_all_writers_including_ones_that_connect_later() {
         scope.spawn(move || {
             for pid in pids {
                 std::thread::sleep(Duration::from_millis(5));
-                one.grant(pid, object, Rights::WRITE).unwrap();
+                one.grant(pid, object, FifoRights::WRITE).unwrap();
             }
         });
         for _ in 0..5000 {
@@ -174,7 +174,7 @@ fn a_revoked_right_cuts_what_is_open_and_what_waits() {
     let ((one, mut reader), (two, mut writer), _held) = pair(&shim, FifoShape { lines: 4, slot_bytes: 4096 });
     let object = reader.object();
     writer.write(b"unread", now()).unwrap();
-    one.revoke(two.pid(), object, Rights::WRITE).unwrap();
+    one.revoke(two.pid(), object, FifoRights::WRITE).unwrap();
     // Unread messages are not read any more, and nothing is written.
     assert_eq!(code(reader.read(&mut [0; 16], now()).unwrap_err()), Code::DeadlineExceeded);
     let error = writer.write(b"more", soon()).unwrap_err();
@@ -182,20 +182,20 @@ fn a_revoked_right_cuts_what_is_open_and_what_waits() {
     assert_eq!(two.connect("fifo", now()).err().unwrap().code, Code::PermissionDenied);
     drop(writer);
     // A writer that waits for free capacity learns of it.
-    one.grant(two.pid(), object, Rights::WRITE).unwrap();
+    one.grant(two.pid(), object, FifoRights::WRITE).unwrap();
     let mut writer = two.connect("fifo", soon()).unwrap();
     (0..4).for_each(|_| writer.write(b"x", now()).unwrap());
     std::thread::scope(|scope| {
         let waits = scope.spawn(|| writer.write(b"y", None));
         std::thread::sleep(Duration::from_millis(20));
-        one.revoke(two.pid(), object, Rights::WRITE).unwrap();
+        one.revoke(two.pid(), object, FifoRights::WRITE).unwrap();
         assert_eq!(waits.join().unwrap().unwrap_err().code, Code::PermissionDenied);
     });
     // A reader that waits learns of it, too.
     std::thread::scope(|scope| {
         let waits = scope.spawn(|| code(reader.read(&mut [0; 16], None).unwrap_err()));
         std::thread::sleep(Duration::from_millis(20));
-        one.revoke(one.pid(), object, Rights::READ).unwrap();
+        one.revoke(one.pid(), object, FifoRights::READ).unwrap();
         assert_eq!(waits.join().unwrap(), Code::PermissionDenied);
     });
 }
@@ -255,7 +255,7 @@ fn a_process_that_scribbles_over_what_it_shares_harms_itself() {
     let (outside, inside) = PacketSocket::pair().unwrap();
     let _admission = shim.admit(outside, who("t"), None);
     let bad = Scribbler::enter(inside);
-    one.grant(bad.pid, object, Rights::WRITE).unwrap();
+    one.grant(bad.pid, object, FifoRights::WRITE).unwrap();
     for nonsense in [[9u64, 0], [0, u64::MAX], [1, 8]] {
         bad.scribble(object, nonsense);
         let mut into = [0; 64];
@@ -298,7 +298,7 @@ impl Scribbler {
         Scribbler { pid: GlobalId::from_bits(entered.pid), socket, page, bell, next: Default::default() }
     }
 
-    fn publish(&self, request: &sublet_xpu::wire::Request) -> u64 {
+    fn publish(&self, request: &sublet_xpu::wire::CallRequest) -> u64 {
         use sublet_fabric::line::Line;
         use sublet_fabric::ring::Position;
         let count = self.next.replace(self.next.get() + 1);
@@ -315,7 +315,7 @@ impl Scribbler {
     fn request(&self, operation: u16, len_bytes: u32, words: [u64; 3]) -> Option<(u32, u64)> {
         use sublet_fabric::line::{Line, Turn};
         let turn = Turn::of_use(self.next.get());
-        self.publish(&sublet_xpu::wire::Request { operation, record: 0, turn, len_bytes, words });
+        self.publish(&sublet_xpu::wire::CallRequest { operation, record: 0, turn, len_bytes, words });
         let line: &Line = self.page.view(sublet_xpu::wire::answer(0)).unwrap();
         while !line.is(turn) {
             std::thread::yield_now();
@@ -351,7 +351,13 @@ impl Scribbler {
         use sublet_fabric::line::Turn;
         let turn = Turn::of_use(0);
         let record = sublet_xpu::wire::RECORDS as u16;
-        self.publish(&sublet_xpu::wire::Request { operation: 3, record, turn, len_bytes: 0, words: [0; 3] });
+        self.publish(&sublet_xpu::wire::CallRequest {
+            operation: 3,
+            record,
+            turn,
+            len_bytes: 0,
+            words: [0; 3],
+        });
     }
 }
 
@@ -417,8 +423,8 @@ fn several_threads_of_a_process_call_at_once() {
             scope.spawn(|| {
                 for _ in 0..500 {
                     let reader = process.init("", FifoShape::default()).unwrap();
-                    assert_eq!(process.rights(reader.object()).unwrap(), Rights::ALL);
-                    assert_eq!(process.rights(object).unwrap(), Rights::ALL);
+                    assert_eq!(process.rights(reader.object()).unwrap(), FifoRights::ALL);
+                    assert_eq!(process.rights(object).unwrap(), FifoRights::ALL);
                 }
             });
         }

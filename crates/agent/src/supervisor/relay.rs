@@ -23,9 +23,9 @@ use sublet_proto::v1::{self, ClientToWorker, WorkerToClient, client_to_worker};
 use sublet_proto::{Code, Error, MAX_PACKET_BYTES, decode};
 use tracing::{debug, info};
 
-use super::usher::Usher;
-use crate::listener::carrier::Carrier;
-use crate::listener::links::{Arrival, Links, OpenDesk};
+use super::memory_proxy::MemoryProxy;
+use crate::listener::arrivals::{ArrivalQueues, ArrivedConnection, OpenArrivalQueue};
+use crate::listener::transport::NetworkTransport;
 use crate::node::Node;
 use crate::signal::wait_readable;
 
@@ -39,17 +39,17 @@ const MAX_RELAYED_BYTES: usize = MAX_PACKET_BYTES - 64;
 const MAX_LAST_WORDS: usize = 512;
 
 /// See the [module](self).
-pub(super) struct Relay {
+pub(super) struct WorkerRelay {
     /// Arrival queue for connections over tcp; a segment has none.
-    desk: Option<OpenDesk>,
+    desk: Option<OpenArrivalQueue>,
     /// Arrival queues of the node, if it is on a network.
-    links: Option<Arc<Links>>,
+    links: Option<Arc<ArrivalQueues>>,
     next_alive: Instant,
-    process: Option<Process>,
+    process: Option<RelayedProcess>,
 }
 
 /// The worker process that runs.
-struct Process {
+struct RelayedProcess {
     /// Control socket, until either end closes it.
     control: Option<PacketSocket>,
     unanswered: u32,
@@ -57,11 +57,11 @@ struct Process {
     is_ready: bool,
     last_words: Option<Error>,
     /// Relay for requests of memory, while the process executes a component that accesses memory.
-    usher: Option<Usher>,
+    usher: Option<MemoryProxy>,
 }
 
 /// Outcome of a message.
-pub(super) enum Relayed {
+pub(super) enum RelayOutcome {
     Nothing,
     /// An answer to send to the client.
     ToClient(Vec<u8>),
@@ -69,9 +69,13 @@ pub(super) enum Relayed {
     Stop(String),
 }
 
-impl Relay {
+impl WorkerRelay {
     /// Creates the relay for the processes of a lease.
-    pub(super) fn new(node: &Node, lease: &v1::Lease, carrier: &Carrier) -> Result<Relay, Error> {
+    pub(super) fn new(
+        node: &Node,
+        lease: &v1::Lease,
+        carrier: &NetworkTransport,
+    ) -> Result<WorkerRelay, Error> {
         let desk = match (&node.gate, carrier.secret) {
             (Some(gate), Some(secret)) if !lease.is_segment() => {
                 Some(gate.links.open(&lease.id, (secret, lease.cores), None)?)
@@ -79,7 +83,7 @@ impl Relay {
             _ => None,
         };
         let links = node.gate.as_ref().map(|gate| gate.links.clone());
-        Ok(Relay { desk, links, next_alive: Instant::now(), process: None })
+        Ok(WorkerRelay { desk, links, next_alive: Instant::now(), process: None })
     }
 
     /// Begins to relay for a worker process. `control` is the client's end of its control socket.
@@ -87,7 +91,7 @@ impl Relay {
         control.set_send_timeout(SEND_PATIENCE)?;
         let control = Some(control);
         self.process =
-            Some(Process { control, unanswered: 0, is_ready: false, last_words: None, usher: None });
+            Some(RelayedProcess { control, unanswered: 0, is_ready: false, last_words: None, usher: None });
         Ok(())
     }
 
@@ -96,7 +100,7 @@ impl Relay {
     pub(super) fn end(&mut self) -> (Vec<Vec<u8>>, Option<Error>) {
         let mut left = Vec::new();
         // The worker sends no more answers than there were questions, and any other message ends the loop.
-        while let Some(Relayed::ToClient(answer)) = self.has_spoken().then(|| self.hear()) {
+        while let Some(RelayOutcome::ToClient(answer)) = self.has_spoken().then(|| self.hear()) {
             left.push(answer);
         }
         let process = self.process.take();
@@ -145,9 +149,9 @@ impl Relay {
 
     /// Passes a client's message on. Without a process there is no answer: the client is informed of the end, or was
     /// already.
-    pub(super) fn ask(&mut self, message: &[u8]) -> Result<Relayed, Error> {
-        let Some(process) = &mut self.process else { return Ok(Relayed::Nothing) };
-        let Some(control) = &process.control else { return Ok(Relayed::Nothing) };
+    pub(super) fn ask(&mut self, message: &[u8]) -> Result<RelayOutcome, Error> {
+        let Some(process) = &mut self.process else { return Ok(RelayOutcome::Nothing) };
+        let Some(control) = &process.control else { return Ok(RelayOutcome::Nothing) };
         if process.unanswered >= MAX_UNANSWERED {
             let message = format!("the worker has {MAX_UNANSWERED} messages to answer already");
             return Err(Error::new(Code::Protocol, message));
@@ -160,7 +164,7 @@ impl Relay {
             // The relay of an earlier run ends here.
             process.usher = None;
             if let Some(links) = self.links.as_ref().filter(|_| run.channels > 0) {
-                let (usher, theirs) = Usher::begin(run.number, links.clone())?;
+                let (usher, theirs) = MemoryProxy::begin(run.number, links.clone())?;
                 (process.usher, socket) = (Some(usher), Some(theirs));
             }
         }
@@ -169,24 +173,26 @@ impl Relay {
             Ok(()) => process.unanswered += 1,
             // The worker's end will be noticed.
             Err(PacketError::PeerGone) => {}
-            Err(PacketError::TimedOut(_)) => return Ok(Relayed::Stop("it takes no messages".to_owned())),
+            Err(PacketError::TimedOut(_)) => {
+                return Ok(RelayOutcome::Stop("it takes no messages".to_owned()));
+            }
             Err(error) => return Err(error.into()),
         }
-        Ok(Relayed::Nothing)
+        Ok(RelayOutcome::Nothing)
     }
 
     /// Receives a message of the worker.
-    pub(super) fn hear(&mut self) -> Relayed {
-        let Some(process) = &mut self.process else { return Relayed::Nothing };
-        let Some(control) = &process.control else { return Relayed::Nothing };
+    pub(super) fn hear(&mut self) -> RelayOutcome {
+        let Some(process) = &mut self.process else { return RelayOutcome::Nothing };
+        let Some(control) = &process.control else { return RelayOutcome::Nothing };
         match control.receive(Some(Duration::ZERO)) {
             Ok(Some(packet)) => process.take(packet.bytes),
-            Err(PacketError::TimedOut(_)) => Relayed::Nothing,
+            Err(PacketError::TimedOut(_)) => RelayOutcome::Nothing,
             Ok(None) => {
                 process.control = None;
-                Relayed::Nothing
+                RelayOutcome::Nothing
             }
-            Err(error) => Relayed::Stop(format!("it cannot be understood: {error}")),
+            Err(error) => RelayOutcome::Stop(format!("it cannot be understood: {error}")),
         }
     }
 
@@ -205,7 +211,7 @@ impl Relay {
         }
     }
 
-    fn pass_link(&self, arrival: &Arrival) -> Result<(), Error> {
+    fn pass_link(&self, arrival: &ArrivedConnection) -> Result<(), Error> {
         let process = self.process.as_ref().and_then(|process| process.control.as_ref());
         let control =
             process.ok_or_else(|| Error::new(Code::WorkerDied, "no worker process of the lease runs"))?;
@@ -223,20 +229,20 @@ impl Relay {
     }
 }
 
-impl Process {
-    fn take(&mut self, said: Vec<u8>) -> Relayed {
+impl RelayedProcess {
+    fn take(&mut self, said: Vec<u8>) -> RelayOutcome {
         let body = match decode::<WorkerToClient>("a worker's message", &said) {
             Ok(WorkerToClient { body: Some(body) }) => body,
-            Ok(WorkerToClient { body: None }) => return Relayed::Stop("it said nothing".to_owned()),
-            Err(error) => return Relayed::Stop(error.message),
+            Ok(WorkerToClient { body: None }) => return RelayOutcome::Stop("it said nothing".to_owned()),
+            Err(error) => return RelayOutcome::Stop(error.message),
         };
         if said.len() > MAX_RELAYED_BYTES {
-            return Relayed::Stop(format!("it said {} bytes at once", said.len()));
+            return RelayOutcome::Stop(format!("it said {} bytes at once", said.len()));
         }
         if self.unanswered > 0 {
             self.unanswered -= 1;
             self.is_ready |= matches!(body, FromWorker::Ready(_));
-            return Relayed::ToClient(said);
+            return RelayOutcome::ToClient(said);
         }
         match body {
             FromWorker::Failure(failure) if self.last_words.is_none() => {
@@ -248,9 +254,9 @@ impl Process {
                 };
                 let words = printable_line(&failure.message).chars().take(MAX_LAST_WORDS).collect::<String>();
                 self.last_words = Some(Error::new(code, words));
-                Relayed::Nothing
+                RelayOutcome::Nothing
             }
-            _ => Relayed::Stop("it spoke without being asked".to_owned()),
+            _ => RelayOutcome::Stop("it spoke without being asked".to_owned()),
         }
     }
 }
@@ -260,9 +266,9 @@ mod tests {
     use super::*;
     use sublet_proto::v1::{Failure, Ready, RegionMapped};
 
-    fn relay() -> (Relay, PacketSocket) {
+    fn relay() -> (WorkerRelay, PacketSocket) {
         let (ours, workers) = PacketSocket::pair().unwrap();
-        let mut relay = Relay { desk: None, links: None, next_alive: Instant::now(), process: None };
+        let mut relay = WorkerRelay { desk: None, links: None, next_alive: Instant::now(), process: None };
         relay.begin(ours).unwrap();
         (relay, workers)
     }
@@ -280,13 +286,13 @@ mod tests {
     #[test]
     fn a_worker_answers_each_message_once() {
         let (mut relay, worker) = relay();
-        assert!(matches!(relay.ask(b"question"), Ok(Relayed::Nothing)));
+        assert!(matches!(relay.ask(b"question"), Ok(RelayOutcome::Nothing)));
         assert_eq!(worker.receive(None).unwrap().unwrap().bytes, b"question");
         let answer = say(&worker, FromWorker::RegionMapped(RegionMapped::default()));
-        assert!(matches!(relay.hear(), Relayed::ToClient(said) if said == answer));
-        assert!(matches!(relay.hear(), Relayed::Nothing));
+        assert!(matches!(relay.hear(), RelayOutcome::ToClient(said) if said == answer));
+        assert!(matches!(relay.hear(), RelayOutcome::Nothing));
         say(&worker, FromWorker::RegionMapped(RegionMapped::default()));
-        assert!(matches!(relay.hear(), Relayed::Stop(_)));
+        assert!(matches!(relay.hear(), RelayOutcome::Stop(_)));
     }
 
     #[test]
@@ -295,7 +301,7 @@ mod tests {
             let (mut relay, worker) = relay();
             relay.ask(b"question").unwrap();
             worker.send(bytes, &[]).unwrap();
-            assert!(matches!(relay.hear(), Relayed::Stop(_)), "{bytes:?}");
+            assert!(matches!(relay.hear(), RelayOutcome::Stop(_)), "{bytes:?}");
         }
     }
 
@@ -326,14 +332,14 @@ mod tests {
         }
         assert_eq!(relay.ask(b"question").err().unwrap().code, Code::Protocol);
         relay.end();
-        assert!(matches!(relay.ask(b"question"), Ok(Relayed::Nothing)));
+        assert!(matches!(relay.ask(b"question"), Ok(RelayOutcome::Nothing)));
     }
 
     #[test]
     fn stops_listening_to_a_worker_that_closes_its_end() {
         let (mut relay, worker) = relay();
         drop(worker);
-        assert!(matches!(relay.hear(), Relayed::Nothing));
+        assert!(matches!(relay.hear(), RelayOutcome::Nothing));
         assert!(relay.control().is_none());
     }
 }

@@ -15,10 +15,10 @@ use sublet_proto::{Code, Error};
 use tracing::{debug, error};
 
 use super::Supervisor;
-use crate::execution::errand::Errand;
+use crate::execution::background_task::BackgroundTask;
 use crate::execution::packages::Runnable;
 use crate::execution::worker::WorkerProcess;
-use crate::leases::end::End;
+use crate::leases::end::EndReason;
 use crate::listener::message;
 
 /// Outcome of a start for the client: the started process and, for a client on the node, the client's end of the
@@ -26,18 +26,18 @@ use crate::listener::message;
 pub(super) type Outcome = Result<(Started, Option<PacketSocket>), Error>;
 
 /// State of a start.
-pub(super) enum Start {
+pub(super) enum StartState {
     /// No start is under way, or the client has its outcome.
     None,
     /// The start waits for the package since this time.
-    Fetching { package: Errand<Runnable>, requested_ns: u64 },
+    Fetching { package: BackgroundTask<Runnable>, requested_ns: u64 },
     /// The client has to be sent the outcome.
     Over(Outcome),
 }
 
 impl Supervisor<'_> {
     /// Starts a worker on the client's request.
-    pub(super) fn start(&mut self) -> Result<Option<End>, Error> {
+    pub(super) fn start(&mut self) -> Result<Option<EndReason>, Error> {
         if self.worker.is_some() || self.is_fetching() {
             let message = format!("the worker of lease {} runs already", self.held.lease.id);
             return self.tell(message::failure(&Error::new(Code::AlreadyAllocated, message)));
@@ -56,32 +56,32 @@ impl Supervisor<'_> {
         let Lease { id, package, build, tenant, .. } = &self.held.lease;
         if self.held.lease.is_segment() {
             let message = format!("lease {id} is a segment: it has memory, and no cores");
-            self.start = Start::Over(Err(Error::new(Code::InvalidArgument, message)));
+            self.start = StartState::Over(Err(Error::new(Code::InvalidArgument, message)));
             return;
         }
         let begun = self.node.packages.at_hand(package, *build, tenant).and_then(|runnable| match runnable {
             Some(runnable) if self.node.kernels.are_at_hand(&runnable) => {
-                Ok(Start::Over(self.start_worker(runnable, requested_ns)))
+                Ok(StartState::Over(self.start_worker(runnable, requested_ns)))
             }
-            _ => Ok(Start::Fetching { package: self.fetch()?, requested_ns }),
+            _ => Ok(StartState::Fetching { package: self.fetch()?, requested_ns }),
         });
-        self.start = begun.unwrap_or_else(|error| Start::Over(Err(error)));
+        self.start = begun.unwrap_or_else(|error| StartState::Over(Err(error)));
     }
 
     /// Continues a start once its package is fetched, or cannot be fetched.
     pub(super) fn go_on_starting(&mut self) {
-        let Start::Fetching { package, requested_ns } = &self.start else { return };
+        let StartState::Fetching { package, requested_ns } = &self.start else { return };
         let (fetched, requested_ns) = (package.outcome(), *requested_ns);
         if let Some(fetched) = fetched {
             let started = fetched.and_then(|runnable| self.start_worker(runnable, requested_ns));
-            self.start = Start::Over(started);
+            self.start = StartState::Over(started);
         }
     }
 
     /// Sends the client the outcome of a start, if it is known.
-    pub(super) fn tell_start(&mut self) -> Result<Option<End>, Error> {
-        match std::mem::replace(&mut self.start, Start::None) {
-            Start::Over(outcome) => {
+    pub(super) fn tell_start(&mut self) -> Result<Option<EndReason>, Error> {
+        match std::mem::replace(&mut self.start, StartState::None) {
+            StartState::Over(outcome) => {
                 if let Err(error) = &outcome {
                     error!(lease = self.held.lease.id, %error, "the worker could not be started");
                 }
@@ -98,24 +98,24 @@ impl Supervisor<'_> {
     pub(super) fn give_up_start(&mut self) -> bool {
         let is_fetching = self.is_fetching();
         if is_fetching {
-            self.start = Start::None;
+            self.start = StartState::None;
         }
         is_fetching
     }
 
     pub(super) fn is_fetching(&self) -> bool {
-        matches!(self.start, Start::Fetching { .. })
+        matches!(self.start, StartState::Fetching { .. })
     }
 
     /// A descriptor that is readable once the package of a start is fetched, or cannot be fetched.
     pub(super) fn fetched(&self) -> Option<BorrowedFd<'_>> {
         match &self.start {
-            Start::Fetching { package, .. } => Some(package.as_fd()),
+            StartState::Fetching { package, .. } => Some(package.as_fd()),
             _ => None,
         }
     }
 
-    fn fetch(&self) -> Result<Errand<Runnable>, Error> {
+    fn fetch(&self) -> Result<BackgroundTask<Runnable>, Error> {
         let (packages, digest) = (self.node.packages.clone(), self.held.lease.package.clone());
         let (build, tenant) = (self.held.lease.build, self.held.lease.tenant.clone());
         let (kernels, cores) = (self.node.kernels.clone(), self.held.reservation.cores.clone());
@@ -126,7 +126,7 @@ impl Supervisor<'_> {
             packages.measure(&runnable);
             Ok(runnable)
         };
-        Errand::begin("sublet-fetch", fetch).map(|(package, _)| package)
+        BackgroundTask::begin("sublet-fetch", fetch).map(|(package, _)| package)
     }
 
     fn start_worker(&mut self, runnable: Runnable, requested_ns: u64) -> Outcome {

@@ -8,19 +8,19 @@ use sublet_proto::v1;
 use sublet_proto::{Code, Error};
 
 use super::Supervisor;
-use super::served::Served;
+use super::remote_segment::RemoteSegment;
 use super::start::Outcome;
-use crate::leases::end::End;
+use crate::leases::end::EndReason;
 use crate::listener::message::{self, ToClient};
 
 impl Supervisor<'_> {
     /// Sends the answer to the ticket. A client on the node gets the inbox, one on another node the secrets of its
     /// connections.
-    pub(super) fn tell_attached(&self) -> Result<Option<End>, Error> {
+    pub(super) fn tell_attached(&self) -> Result<Option<EndReason>, Error> {
         let held = &self.held;
         let carrier = held.carrier.as_ref();
         let identity = carrier.and_then(|carrier| carrier.identity.as_ref());
-        let memory = self.served.as_ref().and_then(Served::key);
+        let memory = self.served.as_ref().and_then(RemoteSegment::key);
         let attached = ToClient::Attached(v1::Attached {
             inbox_bytes: held.inbox.len_bytes(),
             ticks_per_ns: self.node.calibration.ticks_per_ns(),
@@ -36,7 +36,7 @@ impl Supervisor<'_> {
         }
     }
 
-    pub(super) fn tell_started(&self, started: Outcome) -> Result<Option<End>, Error> {
+    pub(super) fn tell_started(&self, started: Outcome) -> Result<Option<EndReason>, Error> {
         match started {
             Ok((started, Some(control))) => self.tell_with(ToClient::Started(started), &[control.as_fd()]),
             Ok((started, None)) => self.tell(ToClient::Started(started)),
@@ -44,30 +44,30 @@ impl Supervisor<'_> {
         }
     }
 
-    pub(super) fn tell_ending(&self, reason: &Error, grace: Duration) -> Result<Option<End>, Error> {
+    pub(super) fn tell_ending(&self, reason: &Error, grace: Duration) -> Result<Option<EndReason>, Error> {
         let grace_ms = grace.as_millis() as u64;
         let (code, reason) = (reason.code.number(), reason.message.clone());
         self.tell(ToClient::Ending(v1::Ending { code, reason, grace_ms }))
     }
 
-    pub(super) fn tell_exit(&self, code: Code, reason: String) -> Result<Option<End>, Error> {
+    pub(super) fn tell_exit(&self, code: Code, reason: String) -> Result<Option<EndReason>, Error> {
         self.tell(ToClient::WorkerExited(v1::WorkerExited { code: code.number(), reason }))
     }
 
-    pub(super) fn tell_alive(&mut self) -> Result<Option<End>, Error> {
+    pub(super) fn tell_alive(&mut self) -> Result<Option<EndReason>, Error> {
         self.relay.iter_mut().for_each(|relay| relay.has_told_alive(Instant::now()));
         self.tell(ToClient::Alive(v1::Alive {}))
     }
 
-    pub(super) fn tell(&self, body: ToClient) -> Result<Option<End>, Error> {
+    pub(super) fn tell(&self, body: ToClient) -> Result<Option<EndReason>, Error> {
         self.tell_with(body, &[])
     }
 
     /// Sends a message. A client that cannot receive it counts as gone.
-    fn tell_with(&self, body: ToClient, fds: &[BorrowedFd<'_>]) -> Result<Option<End>, Error> {
+    fn tell_with(&self, body: ToClient, fds: &[BorrowedFd<'_>]) -> Result<Option<EndReason>, Error> {
         match message::send(self.socket, body, fds) {
             Ok(()) => Ok(None),
-            Err(PacketError::PeerGone | PacketError::TimedOut(_)) => Ok(Some(End::ClientGone)),
+            Err(PacketError::PeerGone | PacketError::TimedOut(_)) => Ok(Some(EndReason::ClientGone)),
             Err(error) => Err(error.into()),
         }
     }

@@ -11,7 +11,7 @@ use std::thread::JoinHandle;
 use std::time::{Duration, Instant, SystemTime};
 
 use prost::Message;
-use sublet_agent::{Agent, Clients, ConnectionLimits, Options, Warm};
+use sublet_agent::{Agent, AgentOptions, ClientUsers, UnauthenticatedLimits, WarmInterpreters};
 use sublet_fabric::packet::{Packet, PacketSocket};
 use sublet_proto::ticket::Signing;
 use sublet_proto::v1::agent_to_client::Body as FromAgent;
@@ -293,21 +293,21 @@ impl FakeManager {
 }
 
 /// A node with one core and 16 MiB to lend, its manager, and a deployed package.
-pub struct Node {
+pub struct NodeFixture {
     pub agent: Option<Agent>,
     pub manager: FakeManager,
     pub folder: TempDir,
     pub package: String,
-    pub options: Options,
+    pub options: AgentOptions,
 }
 
-impl Node {
-    pub fn with_worker(does: &str) -> Node {
-        Node::with(does, |_, _| {})
+impl NodeFixture {
+    pub fn with_worker(does: &str) -> NodeFixture {
+        NodeFixture::with(does, |_, _| {})
     }
 
     /// `prepare` sees the options and the manager before the agent starts.
-    pub fn with(does: &str, prepare: impl FnOnce(&mut Options, &FakeManager)) -> Node {
+    pub fn with(does: &str, prepare: impl FnOnce(&mut AgentOptions, &FakeManager)) -> NodeFixture {
         let folder = tempfile::tempdir().unwrap();
         let manager = FakeManager::start(folder.path().join("manager.sock"), 1);
         let encoded =
@@ -317,7 +317,7 @@ impl Node {
         let mut options = options(folder.path(), does);
         prepare(&mut options, &manager);
         let agent = Some(Agent::start(options.clone()).unwrap());
-        Node { manager, agent, folder, package, options }
+        NodeFixture { manager, agent, folder, package, options }
     }
 
     pub fn socket(&self) -> PathBuf {
@@ -435,8 +435,8 @@ impl Client {
     }
 }
 
-pub fn options(folder: &Path, does: &str) -> Options {
-    Options {
+pub fn options(folder: &Path, does: &str) -> AgentOptions {
+    AgentOptions {
         state: folder.join("state"),
         socket: folder.join("agent.sock"),
         access: Access::parse(&format!("unix:{}", folder.join("manager.sock").display())).unwrap(),
@@ -449,7 +449,7 @@ pub fn options(folder: &Path, does: &str) -> Options {
         lend_network: false,
         cache_bytes: None,
         container_runtime: None,
-        warm: Warm::default(),
+        warm: WarmInterpreters::default(),
         pu: "cpu".into(),
         neighbours: Vec::new(),
         devices: None,
@@ -457,8 +457,8 @@ pub fn options(folder: &Path, does: &str) -> Options {
         idle_timeout: None,
         pool: None,
         rack: String::new(),
-        clients: Clients::OwnUser,
-        connections: ConnectionLimits::default(),
+        clients: ClientUsers::OwnUser,
+        connections: UnauthenticatedLimits::default(),
         network: None,
     }
 }

@@ -9,13 +9,13 @@ use sublet_proto::{Code, Error};
 use crate::common::*;
 use crate::{SLEEPS, assert_dies};
 
-fn provisional(node: &Node, id: &str) -> Vec<u8> {
+fn provisional(node: &NodeFixture, id: &str) -> Vec<u8> {
     node.manager.sign(&Ticket { provisional: true, ..node.manager.ticket(node.lease(id)) })
 }
 
 #[test]
 fn accepts_tickets_only_for_current_registration_node_and_time() {
-    let node = Node::with_worker(SLEEPS);
+    let node = NodeFixture::with_worker(SLEEPS);
     let good = node.manager.ticket(node.lease("a"));
     let lease = |change: fn(&mut Lease)| {
         let mut lease = node.lease("a");
@@ -46,7 +46,7 @@ fn accepts_tickets_only_for_current_registration_node_and_time() {
 
 #[test]
 fn the_managers_clock_decides_and_not_this_machines() {
-    let node = Node::with(SLEEPS, |_, manager| manager.book().clock_ahead_ms = 3_600_000);
+    let node = NodeFixture::with(SLEEPS, |_, manager| manager.book().clock_ahead_ms = 3_600_000);
     let client =
         node.attach(Lease { expires_unix_ms: node.manager.now_unix_ms() + 3_000, ..node.lease("a") });
     assert_eq!(client.hear_end().code, Code::LeaseExpired.number());
@@ -58,7 +58,7 @@ fn the_managers_clock_decides_and_not_this_machines() {
 
 #[test]
 fn an_expired_lease_ends() {
-    let node = Node::with_worker(SLEEPS);
+    let node = NodeFixture::with_worker(SLEEPS);
     let expires_unix_ms = node.manager.now_unix_ms() + 4_000;
     let client = node.attach(Lease { expires_unix_ms, ..node.lease("a") });
     let left_ms = expires_unix_ms.saturating_sub(node.manager.now_unix_ms());
@@ -74,7 +74,7 @@ fn an_expired_lease_ends() {
 
 #[test]
 fn a_renewed_lease_lasts_longer_and_keeps_its_latest_ticket() {
-    let node = Node::with_worker(SLEEPS);
+    let node = NodeFixture::with_worker(SLEEPS);
     let until = |id: &str, ms| Lease { expires_unix_ms: node.manager.now_unix_ms() + ms, ..node.lease(id) };
     let client = node.attach(until("a", 4_000));
     let renew = |ticket| client.say(ToAgent::Renew(Renew { ticket }));
@@ -104,7 +104,7 @@ fn a_renewed_lease_lasts_longer_and_keeps_its_latest_ticket() {
 
 #[test]
 fn reports_an_immediate_start_after_the_attachment() {
-    let node = Node::with_worker(SLEEPS);
+    let node = NodeFixture::with_worker(SLEEPS);
     let client = node.connect();
     client.say(ToAgent::Attach(Attach {
         ticket: node.ticket(node.lease("a")),
@@ -130,7 +130,7 @@ fn reports_an_immediate_start_after_the_attachment() {
 
 #[test]
 fn hands_over_a_provisional_lease_after_token_verification() {
-    let node = Node::with_worker(SLEEPS);
+    let node = NodeFixture::with_worker(SLEEPS);
     let client = node.connect();
     let held_by = node.ticket(node.lease("a"));
     node.manager.book().confirming = Confirming::Good(held_by.clone());
@@ -154,7 +154,7 @@ fn hands_over_a_provisional_lease_after_token_verification() {
 
 #[test]
 fn a_refused_provisional_lease_is_undone_and_costs_nothing() {
-    let node = Node::with_worker(SLEEPS);
+    let node = NodeFixture::with_worker(SLEEPS);
     let refusal = Error::new(Code::Unauthenticated, "the token is unknown");
     node.manager.book().confirming = Confirming::Bad(refusal);
     let client = node.connect();
@@ -173,7 +173,7 @@ fn a_refused_provisional_lease_is_undone_and_costs_nothing() {
 
 #[test]
 fn undoes_an_unverified_provisional_lease_without_billing() {
-    let node = Node::with_worker(SLEEPS);
+    let node = NodeFixture::with_worker(SLEEPS);
     node.manager.book().confirming = Confirming::Silent;
     let client = node.connect();
     client.say(ToAgent::Attach(Attach {
@@ -194,7 +194,7 @@ fn undoes_an_unverified_provisional_lease_without_billing() {
 
 #[test]
 fn a_client_lost_during_token_verification_leaves_nothing() {
-    let node = Node::with_worker(SLEEPS);
+    let node = NodeFixture::with_worker(SLEEPS);
     node.manager.book().confirming = Confirming::Silent;
     let client = node.connect();
     client.say(ToAgent::Attach(Attach {
@@ -211,7 +211,7 @@ fn a_client_lost_during_token_verification_leaves_nothing() {
 
 #[test]
 fn a_lease_without_calls_is_announced_as_idle_and_ends() {
-    let node = Node::with(SLEEPS, |options, _| options.idle_timeout = Some(Duration::from_secs(3600)));
+    let node = NodeFixture::with(SLEEPS, |options, _| options.idle_timeout = Some(Duration::from_secs(3600)));
     let busy = node.attach(node.lease("the node's own timeout"));
     drop(busy);
     node.manager.wait_ended("the node's own timeout");
@@ -229,7 +229,8 @@ fn a_lease_without_calls_is_announced_as_idle_and_ends() {
 
 #[test]
 fn a_node_may_say_how_long_leases_may_be_idle() {
-    let node = Node::with(SLEEPS, |options, _| options.idle_timeout = Some(Duration::from_millis(100)));
+    let node =
+        NodeFixture::with(SLEEPS, |options, _| options.idle_timeout = Some(Duration::from_millis(100)));
     let client = node.attach(node.lease("a"));
     client.hear_ending();
     assert!(client.hear_end().reason.contains("idle"));
@@ -237,7 +238,7 @@ fn a_node_may_say_how_long_leases_may_be_idle() {
 
 #[test]
 fn the_manager_ends_leases_after_an_announcement() {
-    let node = Node::with_worker(SLEEPS);
+    let node = NodeFixture::with_worker(SLEEPS);
     let client = node.attach(node.lease("a"));
     let order = |lease: &str| EndOrder { lease: lease.into(), ..EndOrder::default() };
     node.manager.book().end = vec![order("a"), order("unknown")];
@@ -257,7 +258,7 @@ fn the_manager_ends_leases_after_an_announcement() {
 
 #[test]
 fn a_revoked_lease_ends_at_once_with_the_managers_reason() {
-    let node = Node::with_worker(SLEEPS);
+    let node = NodeFixture::with_worker(SLEEPS);
     let client = node.attach(node.lease("a"));
     let (code, reason) = (Code::Unauthenticated.number(), "the token was revoked".to_owned());
     node.manager.book().end = vec![EndOrder { lease: "a".into(), code, reason: reason.clone() }];

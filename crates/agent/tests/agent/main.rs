@@ -31,7 +31,7 @@ fn assert_dies(pid: u32) {
 
 #[test]
 fn a_lease_frees_its_core_before_its_reported_end() {
-    let node = Node::with_worker(SLEEPS);
+    let node = NodeFixture::with_worker(SLEEPS);
     for id in ["a", "b"] {
         let client = node.attach(node.lease(id));
         let (started, _control) = client.start();
@@ -53,7 +53,7 @@ fn a_lease_frees_its_core_before_its_reported_end() {
 #[test]
 fn starts_a_worker_with_set_up_and_unpacked_package() {
     // The set-up lies in the control socket; this worker leaves it there for the test to look at what is unpacked.
-    let node = Node::with_worker(SLEEPS);
+    let node = NodeFixture::with_worker(SLEEPS);
     let client = node.attach(node.lease("a"));
     client.start();
     let folder = node.folder.path().join("state/packages").join(&node.package);
@@ -69,7 +69,7 @@ fn starts_a_worker_with_set_up_and_unpacked_package() {
 
 #[test]
 fn a_client_that_dies_loses_its_lease_and_its_worker() {
-    let node = Node::with_worker(SLEEPS);
+    let node = NodeFixture::with_worker(SLEEPS);
     let client = node.attach(node.lease("a"));
     let (started, _control) = client.start();
     assert_eq!(node.show(node.lease("b")).hear_failure().0, Code::NoCapacity);
@@ -81,7 +81,7 @@ fn a_client_that_dies_loses_its_lease_and_its_worker() {
 
 #[test]
 fn reports_the_end_of_a_worker_and_starts_another() {
-    let node = Node::with_worker("return 3;");
+    let node = NodeFixture::with_worker("return 3;");
     let client = node.attach(node.lease("a"));
     for _ in 0..2 {
         client.start();
@@ -95,7 +95,7 @@ fn reports_the_end_of_a_worker_and_starts_another() {
 
 #[test]
 fn a_killed_worker_is_told_by_its_signal() {
-    let node = Node::with_worker("return raise(SIGSEGV);");
+    let node = NodeFixture::with_worker("return raise(SIGSEGV);");
     let client = node.attach(node.lease("a"));
     client.start();
     assert!(client.hear_exit().reason.starts_with("worker killed by SIGSEGV between calls"));
@@ -103,7 +103,7 @@ fn a_killed_worker_is_told_by_its_signal() {
 
 #[test]
 fn stops_a_worker_with_a_reason_and_ignores_needless_stops() {
-    let node = Node::with_worker(SLEEPS);
+    let node = NodeFixture::with_worker(SLEEPS);
     let client = node.attach(node.lease("a"));
     client.say(ToAgent::Stop(Stop { reason: "nothing runs".into() }));
     let (started, _control) = client.start();
@@ -120,7 +120,7 @@ fn stops_a_worker_with_a_reason_and_ignores_needless_stops() {
 
 #[test]
 fn a_ticket_attaches_once() {
-    let node = Node::with_worker(SLEEPS);
+    let node = NodeFixture::with_worker(SLEEPS);
     let client = node.attach(node.lease("a"));
     assert_eq!(node.show(node.lease("a")).hear_failure().0, Code::PermissionDenied);
     client.say(ToAgent::Attach(Attach {
@@ -141,7 +141,7 @@ fn a_ticket_attaches_once() {
 
 #[test]
 fn what_the_node_cannot_take_up_is_refused() {
-    let node = Node::with_worker(SLEEPS);
+    let node = NodeFixture::with_worker(SLEEPS);
     let options = |slots, slot_bytes| Some(WorkerOptions { slots, slot_bytes, ..WorkerOptions::default() });
     let refused = [
         (Lease { node: "elsewhere".into(), ..node.lease("a") }, Code::PermissionDenied),
@@ -162,7 +162,7 @@ fn what_the_node_cannot_take_up_is_refused() {
 
 #[test]
 fn a_missing_package_fails_the_start_not_the_lease() {
-    let node = Node::with_worker(SLEEPS);
+    let node = NodeFixture::with_worker(SLEEPS);
     let package = format!("sha256:{}", "0".repeat(64));
     let client = node.attach(Lease { package, ..node.lease("a") });
     client.say(ToAgent::Start(Start {}));
@@ -173,7 +173,7 @@ fn a_missing_package_fails_the_start_not_the_lease() {
 
 #[test]
 fn garbage_is_answered_and_the_connection_closed() {
-    let node = Node::with_worker(SLEEPS);
+    let node = NodeFixture::with_worker(SLEEPS);
     for bytes in [&b"\xff\xff\xff"[..], b"\x00", &[0x2a; 60_000]] {
         let stranger = Client(PacketSocket::connect(node.socket()).unwrap());
         stranger.0.send(bytes, &[]).unwrap();
@@ -195,7 +195,7 @@ fn garbage_is_answered_and_the_connection_closed() {
 
 #[test]
 fn descriptors_that_nobody_asked_for_are_closed() {
-    let node = Node::with_worker(SLEEPS);
+    let node = NodeFixture::with_worker(SLEEPS);
     let client = node.attach(node.lease("a"));
     let (ours, theirs) = PacketSocket::pair().unwrap();
     let fd: std::os::fd::OwnedFd = theirs.into();
@@ -207,7 +207,7 @@ fn descriptors_that_nobody_asked_for_are_closed() {
 
 #[test]
 fn a_connection_without_a_ticket_is_dropped() {
-    let node = Node::with_worker(SLEEPS);
+    let node = NodeFixture::with_worker(SLEEPS);
     let silent = Client(PacketSocket::connect(node.socket()).unwrap());
     let (code, message) = silent.hear_failure();
     assert!(code == Code::Protocol && message.contains("no ticket"), "{message}");
@@ -216,7 +216,7 @@ fn a_connection_without_a_ticket_is_dropped() {
 
 #[test]
 fn silent_connections_of_a_user_make_way_for_later_ones() {
-    let node = Node::with_worker(SLEEPS);
+    let node = NodeFixture::with_worker(SLEEPS);
     let connect = || Client(PacketSocket::connect(node.socket()).unwrap());
     let silent: Vec<Client> = (0..64).map(|_| connect()).collect();
     let ticket = node.ticket(node.lease("a"));
@@ -229,7 +229,7 @@ fn silent_connections_of_a_user_make_way_for_later_ones() {
 
 #[test]
 fn a_stopping_agent_ends_its_leases_and_tells_everybody() {
-    let mut node = Node::with_worker(SLEEPS);
+    let mut node = NodeFixture::with_worker(SLEEPS);
     let client = node.attach(node.lease("a"));
     let silent = Client(PacketSocket::connect(node.socket()).unwrap());
     let (started, _control) = client.start();
@@ -244,7 +244,7 @@ fn a_stopping_agent_ends_its_leases_and_tells_everybody() {
 
 #[test]
 fn usage_is_reported_while_a_lease_lasts_and_only_grows() {
-    let node = Node::with_worker(SLEEPS);
+    let node = NodeFixture::with_worker(SLEEPS);
     let _client = node.attach(node.lease("a"));
     node.manager.wait_for("the lease was reported thrice", |book| {
         book.reports.iter().flat_map(|report| &report.leases).count() >= 3
@@ -260,9 +260,9 @@ fn an_agent_that_cannot_start_says_why() {
     let folder = tempfile::tempdir().unwrap();
     let good = options(folder.path(), SLEEPS);
     let failure = |options| Agent::start(options).err().unwrap();
-    let error = failure(sublet_agent::Options { worker: "/no/such/worker".into(), ..good.clone() });
+    let error = failure(sublet_agent::AgentOptions { worker: "/no/such/worker".into(), ..good.clone() });
     assert!(error.message.contains("/no/such/worker"), "{error}");
-    let error = failure(sublet_agent::Options { cores: Some(100_000), ..good.clone() });
+    let error = failure(sublet_agent::AgentOptions { cores: Some(100_000), ..good.clone() });
     assert_eq!(error.code, Code::InsufficientResources);
     let error = failure(good);
     assert_eq!(error.code, Code::ManagerUnreachable);

@@ -18,7 +18,7 @@ fn is_listed(report: &NodeReport, lease: &str) -> bool {
 
 #[test]
 fn a_registration_describes_the_node_and_its_leases() {
-    let node = Node::with_worker(SLEEPS);
+    let node = NodeFixture::with_worker(SLEEPS);
     let ticket = node.ticket(node.lease("a"));
     let client = node.show_ticket(ticket.clone());
     client.hear_attached();
@@ -44,7 +44,7 @@ fn a_registration_describes_the_node_and_its_leases() {
 
 #[test]
 fn repeats_an_end_until_acknowledged_without_blocking_the_client() {
-    let node = Node::with_worker(SLEEPS);
+    let node = NodeFixture::with_worker(SLEEPS);
     node.manager.book().store_is_stuck = true;
     let client = node.attach(node.lease("a"));
     client.say(ToAgent::Release(Release {}));
@@ -62,7 +62,7 @@ fn repeats_an_end_until_acknowledged_without_blocking_the_client() {
 
 #[test]
 fn leases_outlive_their_manager_and_report_to_the_next() {
-    let mut node = Node::with_worker(SLEEPS);
+    let mut node = NodeFixture::with_worker(SLEEPS);
     let kept = node.ticket(node.lease("kept"));
     let client = node.attach(node.lease("released"));
     node.manager.stop();
@@ -84,7 +84,7 @@ fn a_node_moves_to_another_manager_with_its_leases() {
     let other = tempfile::tempdir().unwrap();
     let second = FakeManager::start(other.path().join("second.sock"), 2);
     // The agent has only the first manager's address; that manager names the second.
-    let mut node = Node::with(SLEEPS, |_, manager| {
+    let mut node = NodeFixture::with(SLEEPS, |_, manager| {
         manager.book().managers = vec![manager.address(), second.address()];
     });
     let client = node.attach(node.lease("a"));
@@ -111,7 +111,7 @@ fn a_node_moves_to_another_manager_with_its_leases() {
 fn starts_with_the_second_manager_if_the_first_is_away() {
     let other = tempfile::tempdir().unwrap();
     let absent = format!("unix:{}", other.path().join("nobody.sock").display());
-    let node = Node::with(SLEEPS, |options, manager| {
+    let node = NodeFixture::with(SLEEPS, |options, manager| {
         options.access = Access::parse(&format!("{absent},{}", manager.address())).unwrap();
     });
     node.attach(node.lease("a"));
@@ -130,7 +130,7 @@ fn a_refused_agent_reports_why_and_does_not_start() {
 
 #[test]
 fn leases_go_on_when_the_node_is_refused_later() {
-    let node = Node::with_worker(SLEEPS);
+    let node = NodeFixture::with_worker(SLEEPS);
     let client = node.attach(node.lease("a"));
     let refusal = Error::new(Code::Unauthenticated, "the token was revoked");
     node.manager.book().refusal = Some(refusal);
@@ -143,7 +143,7 @@ fn leases_go_on_when_the_node_is_refused_later() {
 
 #[test]
 fn the_next_agent_reports_leases_of_a_killed_one() {
-    let mut node = Node::with_worker(SLEEPS);
+    let mut node = NodeFixture::with_worker(SLEEPS);
     let journal = node.options.state.join("leases.journal");
     let ticket = node.ticket(node.lease("a"));
     let start = std::time::Instant::now();
@@ -183,7 +183,7 @@ fn the_next_agent_reports_leases_of_a_killed_one() {
 
 #[test]
 fn a_damaged_journal_keeps_no_agent_from_starting() {
-    let node = Node::with(SLEEPS, |options, _| {
+    let node = NodeFixture::with(SLEEPS, |options, _| {
         fs::create_dir_all(&options.state).unwrap();
         fs::write(options.state.join("leases.journal"), b"sublet-leases-1 nonsense\nmore").unwrap();
     });
@@ -193,7 +193,7 @@ fn a_damaged_journal_keeps_no_agent_from_starting() {
 
 #[test]
 fn a_state_folder_is_of_one_agent() {
-    let node = Node::with_worker(SLEEPS);
+    let node = NodeFixture::with_worker(SLEEPS);
     let error = Agent::start(node.options.clone()).err().unwrap();
     assert_eq!(error.code, Code::AlreadyRunning);
     node.attach(node.lease("a"));

@@ -8,18 +8,18 @@ use std::time::{Duration, Instant};
 
 use prost::Message;
 use sublet_fabric::FabricError;
-use sublet_fabric::exposed::{Exposed, OWN, RemoteRegion};
-use sublet_fabric::greeting::{self, DataLink, Kind};
+use sublet_fabric::exposed::{ExposedMemory, OWN, RemoteRegion};
+use sublet_fabric::greeting::{self, ConnectionPurpose, DataLink};
 use sublet_fabric::packet::PacketError;
 use sublet_fabric::remote::RemoteSocket;
-use sublet_fabric::tcp::{self, Stream};
-use sublet_fabric::window::Address;
+use sublet_fabric::tcp::{self, ByteStream};
+use sublet_fabric::window::RegionAddress;
 use sublet_proto::network::Fabric;
 use sublet_proto::v1::agent_to_client::Body as FromAgent;
 use sublet_proto::v1::client_to_agent::Body as ToAgent;
 use sublet_proto::v1::*;
 use sublet_proto::{Code, Error};
-use sublet_runtime::guest::MAX_JOINED;
+use sublet_runtime::invited::MAX_JOINED;
 
 use crate::common::*;
 use crate::{SLEEPS, assert_dies};
@@ -28,25 +28,25 @@ const LEASE: &str = "0123456789abcdef0123456789abcdef";
 const OTHER_LEASE: &str = "fedcba9876543210fedcba9876543210";
 
 /// A worker that answers nothing and takes nothing.
-fn node() -> Node {
+fn node() -> NodeFixture {
     node_with(SLEEPS, |_| {})
 }
 
-fn node_with(does: &str, prepare: impl FnOnce(&mut sublet_agent::Network)) -> Node {
-    Node::with(does, |options, _| {
-        let mut network = sublet_agent::Network::at(SocketAddr::from(([127, 0, 0, 1], 0)));
+fn node_with(does: &str, prepare: impl FnOnce(&mut sublet_agent::NetworkOptions)) -> NodeFixture {
+    NodeFixture::with(does, |options, _| {
+        let mut network = sublet_agent::NetworkOptions::at(SocketAddr::from(([127, 0, 0, 1], 0)));
         prepare(&mut network);
         options.network = Some(network);
     })
 }
 
 /// The network as the node describes it to its manager.
-fn described(node: &Node) -> NodeNetwork {
+fn described(node: &NodeFixture) -> NodeNetwork {
     let book = node.manager.book();
     book.registrations[0].node.as_ref().unwrap().network.clone().unwrap()
 }
 
-fn dial(node: &Node) -> TcpStream {
+fn dial(node: &NodeFixture) -> TcpStream {
     let socket = TcpStream::connect(described(node).address).unwrap();
     greeting::prepare(&socket).unwrap();
     socket
@@ -56,13 +56,13 @@ fn dial(node: &Node) -> TcpStream {
 struct Remote(RemoteSocket);
 
 impl Remote {
-    fn connect(node: &Node) -> Remote {
+    fn connect(node: &NodeFixture) -> Remote {
         let socket = dial(node);
-        greeting::greet(&socket, &Kind::Control, None).unwrap();
+        greeting::greet(&socket, &ConnectionPurpose::Control, None).unwrap();
         Remote(RemoteSocket::connect(socket, &described(node).certificate).unwrap())
     }
 
-    fn show(node: &Node, lease: Lease, fabric: Option<FabricChoice>) -> Remote {
+    fn show(node: &NodeFixture, lease: Lease, fabric: Option<FabricChoice>) -> Remote {
         let client = Remote::connect(node);
         client.say(ToAgent::Attach(Attach {
             ticket: node.ticket(lease),
@@ -74,7 +74,7 @@ impl Remote {
     }
 
     /// A lease whose calls would travel over TCP.
-    fn attach(node: &Node) -> (Remote, Attached) {
+    fn attach(node: &NodeFixture) -> (Remote, Attached) {
         let client = Remote::show(node, node.lease(LEASE), Some(Fabric::Tcp.choice(false)));
         let attached = client.hear_attached();
         (client, attached)
@@ -143,16 +143,16 @@ impl Remote {
 }
 
 /// A worker's connection as its client makes it, with the agent's answer.
-fn link(node: &Node, lease: &str, link: (u32, u64), secret: &[u8]) -> (TcpStream, Result<(), Error>) {
+fn link(node: &NodeFixture, lease: &str, link: (u32, u64), secret: &[u8]) -> (TcpStream, Result<(), Error>) {
     let socket = dial(node);
     let lease = u128::from_str_radix(lease, 16).unwrap().to_be_bytes();
-    let kind = Kind::Data(DataLink { lease, worker: link.0, counter: link.1 });
+    let kind = ConnectionPurpose::Data(DataLink { lease, worker: link.0, counter: link.1 });
     let answer = greeting::greet(&socket, &kind, Some(&secret.try_into().unwrap()));
     (socket, answer)
 }
 
 /// The node still does what it is for.
-fn assert_serves(node: &Node) {
+fn assert_serves(node: &NodeFixture) {
     let lease = node.lease(OTHER_LEASE);
     Remote::show(node, lease, Some(Fabric::Tcp.choice(false))).hear_attached();
 }
@@ -166,7 +166,7 @@ fn the_node_says_where_it_is_reached_and_by_what() {
     assert_eq!(network.fabrics, ["tcp"]);
     let boot_id = std::fs::read_to_string("/proc/sys/kernel/random/boot_id").unwrap();
     assert_eq!(node.manager.book().registrations[0].node.as_ref().unwrap().host, boot_id.trim());
-    let silent = Node::with_worker(SLEEPS);
+    let silent = NodeFixture::with_worker(SLEEPS);
     assert!(silent.agent.as_ref().unwrap().address().is_none());
     assert!(silent.manager.book().registrations[0].node.as_ref().unwrap().network.is_none());
 }
@@ -305,13 +305,13 @@ fn refuses_invalid_connections_and_still_serves() {
     }
     // A client that greets and then does not speak TLS.
     let mut socket = dial(&node);
-    greeting::greet(&socket, &Kind::Control, None).unwrap();
+    greeting::greet(&socket, &ConnectionPurpose::Control, None).unwrap();
     socket.write_all(&[0x55; 2048]).unwrap();
     socket.set_read_timeout(Some(PATIENCE)).unwrap();
     let _ = socket.read_to_end(&mut Vec::new());
     // A client that does not trust the agent.
     let socket = dial(&node);
-    greeting::greet(&socket, &Kind::Control, None).unwrap();
+    greeting::greet(&socket, &ConnectionPurpose::Control, None).unwrap();
     let other = sublet_fabric::tls::Identity::generate("another").unwrap();
     assert!(RemoteSocket::connect(socket, &other.certificate).is_err());
     assert_serves(&node);
@@ -324,13 +324,13 @@ fn silent_connections_give_way_and_end_with_the_agent() {
     let silent: Vec<_> = (0..64).map(|_| TcpStream::connect(&address).unwrap()).collect();
     // The oldest one of the address makes way.
     let socket = dial(&node);
-    greeting::greet(&socket, &Kind::Control, None).unwrap();
+    greeting::greet(&socket, &ConnectionPurpose::Control, None).unwrap();
     let mut oldest = &silent[0];
     oldest.set_read_timeout(Some(Duration::from_secs(2))).unwrap();
     assert_eq!(oldest.read(&mut [0; 1]).unwrap(), 0);
     // Another address has places of its own.
     let other = socket_from([127, 0, 0, 2], &address);
-    greeting::greet(&other, &Kind::Control, None).unwrap();
+    greeting::greet(&other, &ConnectionPurpose::Control, None).unwrap();
     let agent = node.agent.take().unwrap();
     let start = Instant::now();
     agent.stop();
@@ -359,8 +359,8 @@ fn a_port_in_use_keeps_an_agent_from_starting() {
     let node = node();
     let address: SocketAddr = described(&node).address.parse().unwrap();
     let folder = tempfile::tempdir().unwrap();
-    let network = Some(sublet_agent::Network::at(address));
-    let options = sublet_agent::Options { network, ..options(folder.path(), SLEEPS) };
+    let network = Some(sublet_agent::NetworkOptions::at(address));
+    let options = sublet_agent::AgentOptions { network, ..options(folder.path(), SLEEPS) };
     let error = sublet_agent::Agent::start(options).err().unwrap();
     assert_eq!(error.code, Code::AlreadyRunning);
     assert!(error.message.contains(&address.port().to_string()), "{error}");
@@ -378,17 +378,17 @@ fn a_lease_of_this_machine_is_as_before() {
 }
 
 /// A segment, whose client is on the node's own machine.
-fn segment(node: &Node) -> Client {
+fn segment(node: &NodeFixture) -> Client {
     segment_of(node, LEASE, "")
 }
 
-fn segment_of(node: &Node, id: &str, tenant: &str) -> Client {
+fn segment_of(node: &NodeFixture, id: &str, tenant: &str) -> Client {
     let client = node.show(memory(node, id, tenant));
     client.hear_attached();
     client
 }
 
-fn memory(node: &Node, id: &str, tenant: &str) -> Lease {
+fn memory(node: &NodeFixture, id: &str, tenant: &str) -> Lease {
     let (package, tenant) = (String::new(), tenant.into());
     Lease { package, tenant, cores: 0, memory_bytes: 1 << 20, ..node.lease(id) }
 }
@@ -402,16 +402,16 @@ fn invite(client: &Client, invite: Invite) -> Invited {
 }
 
 /// Connection of an invited process to a segment.
-fn guest(node: &Node, invited: &Invited) -> tcp::Endpoint {
+fn guest(node: &NodeFixture, invited: &Invited) -> tcp::TcpEndpoint {
     let (socket, answer) = link(node, LEASE, (invited.guest, 1), &invited.secret);
     answer.unwrap();
-    let end = tcp::Endpoint::new(Arc::new(Exposed::lending(4)), None);
-    end.connect(Stream::plain(socket).unwrap()).unwrap();
+    let end = tcp::TcpEndpoint::new(Arc::new(ExposedMemory::lending(4)), None);
+    end.connect(ByteStream::plain(socket).unwrap()).unwrap();
     reach(&end, OWN, invited.memory);
     end
 }
 
-fn reach(end: &tcp::Endpoint, region: u32, key: Option<RegionKey>) {
+fn reach(end: &tcp::TcpEndpoint, region: u32, key: Option<RegionKey>) {
     let RegionKey { key, base } = key.unwrap();
     end.reach(region, RemoteRegion { key, base, len_bytes: 1 << 20 }).unwrap();
 }
@@ -433,7 +433,7 @@ fn an_invitation_admits_once_with_the_stated_rights() {
     refused(0, &reader.secret, Code::PermissionDenied);
     let (reads, writes) = (guest(&node, &reader), guest(&node, &writer));
     refused(reader.guest, &reader.secret, Code::PermissionDenied);
-    let at = |offset| Address { region: OWN, offset };
+    let at = |offset| RegionAddress { region: OWN, offset };
     let mut bytes = [0; 5];
     writes.put(at(4096), b"bytes").unwrap();
     writes.get(at(4096), &mut [0; 1]).unwrap();
@@ -465,7 +465,7 @@ fn further_segments_join_a_connection_and_end_one_by_one() {
     reach(&end, 1, joined.memory);
     let reader = invite(&two, Invite { joins: joins.clone(), ..Invite::default() });
     reach(&end, 2, reader.memory);
-    let at = |region| Address { region, offset: 4096 };
+    let at = |region| RegionAddress { region, offset: 4096 };
     let read = |region| {
         let mut bytes = [0; 3];
         end.get(at(region), &mut bytes).map(|()| bytes)
@@ -520,17 +520,17 @@ fn a_remote_client_shares_one_connection_between_its_segments() {
     assert!(!first.joined && second.joined);
     let (socket, answer) = link(&node, LEASE, (0, 1), &first.link_secret);
     answer.unwrap();
-    let end = tcp::Endpoint::new(Arc::new(Exposed::lending(2)), None);
-    end.connect(Stream::plain(socket).unwrap()).unwrap();
+    let end = tcp::TcpEndpoint::new(Arc::new(ExposedMemory::lending(2)), None);
+    end.connect(ByteStream::plain(socket).unwrap()).unwrap();
     reach(&end, 0, first.memory);
     reach(&end, 1, second.memory);
-    end.put(Address { region: 1, offset: 0 }, b"two").unwrap();
-    end.get(Address { region: 1, offset: 0 }, &mut [0; 3]).unwrap();
+    end.put(RegionAddress { region: 1, offset: 0 }, b"two").unwrap();
+    end.get(RegionAddress { region: 1, offset: 0 }, &mut [0; 3]).unwrap();
     // It has no other connection, and no client joins that of another tenant.
     let (_third, third) = attach("00000000000000000000000000000003", "", OTHER_LEASE);
     assert!(third.joined, "it is known by each of its segments");
     let (socket, answer) = link(&node, OTHER_LEASE, (0, 1), &second.link_secret);
-    assert!(answer.is_err() || Stream::plain(socket).is_err(), "it is reached by the one that it joined");
+    assert!(answer.is_err() || ByteStream::plain(socket).is_err(), "it is reached by the one that it joined");
     let (_other, other) = attach("00000000000000000000000000000004", "another", LEASE);
     assert!(!other.joined);
 }
@@ -542,7 +542,7 @@ fn refuses_invitations_to_workers_and_without_a_network() {
     workers.say(ToAgent::Invite(Invite::default()));
     assert_eq!(workers.hear_failure().code, Code::InvalidArgument);
     workers.release();
-    let silent = Node::with_worker(SLEEPS);
+    let silent = NodeFixture::with_worker(SLEEPS);
     let client = segment(&silent);
     client.say(ToAgent::Invite(Invite::default()));
     assert_eq!(client.hear_failure().0, Code::FabricUnavailable);

@@ -3,7 +3,7 @@
 use std::os::unix::fs::PermissionsExt;
 use std::time::{Duration, Instant};
 
-use sublet_agent::{Clients, command};
+use sublet_agent::{ClientUsers, command};
 use sublet_proto::Code;
 use sublet_proto::v1::client_to_agent::Body as ToAgent;
 use sublet_proto::v1::*;
@@ -16,7 +16,7 @@ fn order(state: NodeState, grace_ms: u64) -> Command {
 }
 
 /// Gives a command on a connection of its own.
-fn give(node: &Node, state: NodeState, grace_ms: u64) -> Client {
+fn give(node: &NodeFixture, state: NodeState, grace_ms: u64) -> Client {
     let operator = node.connect();
     operator.say(ToAgent::Command(order(state, grace_ms)));
     operator
@@ -24,7 +24,7 @@ fn give(node: &Node, state: NodeState, grace_ms: u64) -> Client {
 
 #[test]
 fn a_drained_node_keeps_leases_and_reports_when_empty() {
-    let node = Node::with_worker(SLEEPS);
+    let node = NodeFixture::with_worker(SLEEPS);
     let client = node.attach(node.lease("a"));
     let operator = give(&node, NodeState::Draining, 0);
     let status = operator.hear_status();
@@ -46,7 +46,7 @@ fn a_drained_node_keeps_leases_and_reports_when_empty() {
 
 #[test]
 fn a_reclaimed_node_ends_its_leases_after_the_grace() {
-    let mut node = Node::with_worker(SLEEPS);
+    let mut node = NodeFixture::with_worker(SLEEPS);
     let client = node.attach(node.lease("a"));
     let (started, _control) = client.start();
     let late = node.ticket(node.lease("b"));
@@ -74,7 +74,7 @@ fn a_reclaimed_node_ends_its_leases_after_the_grace() {
 
 #[test]
 fn a_client_that_leaves_within_the_grace_leaves_in_peace() {
-    let node = Node::with_worker(SLEEPS);
+    let node = NodeFixture::with_worker(SLEEPS);
     let client = node.attach(node.lease("a"));
     let operator = give(&node, NodeState::Reclaimed, 60_000);
     client.hear_ending();
@@ -86,7 +86,7 @@ fn a_client_that_leaves_within_the_grace_leaves_in_peace() {
 
 #[test]
 fn a_shorter_grace_takes_effect_and_announcements_stay() {
-    let node = Node::with_worker(SLEEPS);
+    let node = NodeFixture::with_worker(SLEEPS);
     let client = node.attach(node.lease("a"));
     let first = give(&node, NodeState::Reclaimed, 60_000);
     assert!(client.hear_ending().grace_ms > 50_000);
@@ -104,7 +104,7 @@ fn a_shorter_grace_takes_effect_and_announcements_stay() {
 
 #[test]
 fn commands_that_make_no_sense_are_refused() {
-    let node = Node::with_worker(SLEEPS);
+    let node = NodeFixture::with_worker(SLEEPS);
     for state in [NodeState::Unspecified, NodeState::Lost] {
         let error = command(&node.socket(), order(state, 0), |_| {}).unwrap_err();
         assert_eq!(error.code, Code::InvalidArgument, "{error}");
@@ -119,8 +119,8 @@ fn commands_that_make_no_sense_are_refused() {
 
 #[test]
 fn the_socket_is_open_to_those_whom_the_agent_serves() {
-    for (clients, mode) in [(Clients::OwnUser, 0o600), (Clients::AllUsers, 0o666)] {
-        let node = Node::with(SLEEPS, |options, _| options.clients = clients);
+    for (clients, mode) in [(ClientUsers::OwnUser, 0o600), (ClientUsers::AllUsers, 0o666)] {
+        let node = NodeFixture::with(SLEEPS, |options, _| options.clients = clients);
         let permissions = std::fs::metadata(node.socket()).unwrap().permissions();
         assert_eq!(permissions.mode() & 0o777, mode);
         node.attach(node.lease("a"));

@@ -11,14 +11,14 @@ use crate::common::*;
 
 /// Packages of kernels as an agent has programs for them, of which the builder does something of the test's own.
 fn described_by(does: &str) -> NodeDescription {
-    let node = Node::with(SLEEPS, |options, _| {
+    let node = NodeFixture::with(SLEEPS, |options, _| {
         let beside = |name: &str| options.worker.with_file_name(name);
         let source = beside("builder.c");
         fs::write(&source, format!("#include <unistd.h>\nint main(void) {{ {does} }}\n")).unwrap();
         let builder = beside("sublet-device-builder");
         assert!(Command::new("cc").arg("-o").arg(builder).arg(source).status().unwrap().success());
         fs::write(beside("sublet-worker-opencl"), "").unwrap();
-        options.devices = Some(vec![package::Kind::OpenCl]);
+        options.devices = Some(vec![package::PackageKind::OpenCl]);
     });
     node.manager.book().registrations[0].node.clone().unwrap()
 }
@@ -34,7 +34,7 @@ fn offers_a_device_even_if_its_driver_fails() {
 
 #[test]
 fn reports_neighbours_and_their_known_version() {
-    let node = Node::with(SLEEPS, |options, manager| {
+    let node = NodeFixture::with(SLEEPS, |options, manager| {
         (options.pu, options.neighbours) = ("dpu".into(), vec!["host".into()]);
         manager.book().neighbours = Some(Neighbours { version: 3, all: Vec::new() });
     });

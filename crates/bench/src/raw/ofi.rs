@@ -7,28 +7,28 @@ use std::net::IpAddr;
 use std::thread;
 
 use sublet_fabric::clock::ticks_ordered;
-use sublet_fabric::ofi::Network;
+use sublet_fabric::ofi::OfiNetwork;
 use sublet_fabric::ofi::raw::PingPong;
 use sublet_proto::{Code, Error};
 use sublet_runtime::Invoker;
 
 use super::tcp;
 use crate::pairs::{Rounds, UNCOUNTED, think};
-use crate::{Core, Samples, pin};
+use crate::{PinnedCore, Samples, pin};
 
 /// The two ends, which are in this process.
-pub(crate) struct Raw {
+pub(crate) struct RawOfi {
     near: PingPong,
     far: PingPong,
-    away: tcp::Raw,
+    away: tcp::RawTcp,
 }
 
-impl Raw {
+impl RawOfi {
     /// Makes the ends, for messages of up to `max_bytes` bytes.
-    pub(super) fn new(provider: &str, local: IpAddr, max_bytes: u32) -> Result<Raw, Error> {
-        let network = Network::of(provider).toward(local);
+    pub(super) fn new(provider: &str, local: IpAddr, max_bytes: u32) -> Result<RawOfi, Error> {
+        let network = OfiNetwork::of(provider).toward(local);
         let (near, far) = connect(&network, u64::from(max_bytes.max(1)))?;
-        Ok(Raw { near, far, away: tcp::Raw::listen(local)? })
+        Ok(RawOfi { near, far, away: tcp::RawTcp::listen(local)? })
     }
 
     pub(super) fn block(
@@ -40,9 +40,9 @@ impl Raw {
     ) -> Result<(), Error> {
         let (request_bytes, response_bytes) = (rounds.request_bytes().into(), rounds.response_bytes().into());
         let (total, think_ticks) = (UNCOUNTED + counted, rounds.think_ticks);
-        let Raw { near, far, away } = self;
+        let RawOfi { near, far, away } = self;
         let answer = || -> Result<(), Error> {
-            pin(Core::Last)?;
+            pin(PinnedCore::Last)?;
             for _ in 0..total {
                 far.receive()?;
                 far.send(response_bytes)?;
@@ -76,7 +76,7 @@ impl Raw {
 ///
 /// # Errors
 /// The errors of the network.
-pub fn connect(network: &Network, max_bytes: u64) -> Result<(PingPong, PingPong), Error> {
+pub fn connect(network: &OfiNetwork, max_bytes: u64) -> Result<(PingPong, PingPong), Error> {
     let (mut near, contact) = PingPong::open(network, max_bytes)?;
     let (mut far, contact) = PingPong::accept(network, max_bytes, &contact)?;
     thread::scope(|scope| {

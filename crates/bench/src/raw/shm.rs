@@ -8,7 +8,7 @@ use sublet_proto::Error;
 use sublet_runtime::{CallOptions, Invoker};
 
 use crate::Samples;
-use crate::pairs::{Called, Mode, Rounds, UNCOUNTED, think};
+use crate::pairs::{CalledFunction, Mode, Rounds, UNCOUNTED, think};
 
 /// The flags, as indices of 32-bit words of the input's head.
 const REQUEST: usize = 128 / 4;
@@ -22,7 +22,7 @@ pub(super) fn block(
     samples: &mut Samples,
 ) -> Result<(), Error> {
     let total = UNCOUNTED + counted;
-    let copy_bytes = if rounds.function == Called::Echo { rounds.size } else { 0 };
+    let copy_bytes = if rounds.function == CalledFunction::Echo { rounds.size } else { 0 };
     let sleeps = rounds.mode == Mode::Warm;
     rounds.input[..4].copy_from_slice(&[total, 0, copy_bytes, u32::from(sleeps)]);
     (rounds.input[REQUEST], rounds.input[RESPONSE]) = (0, 0);

@@ -24,7 +24,7 @@ const LOOK_AGAIN: Duration = Duration::from_millis(1);
 const PARAMETER_WORDS: usize = 14;
 
 /// The client's end; the other end is the function `raw_tcp` in the worker.
-pub(crate) struct Raw {
+pub(crate) struct RawTcp {
     listener: TcpListener,
     address: SocketAddr,
     stream: Option<TcpStream>,
@@ -34,7 +34,7 @@ pub(crate) struct Raw {
 
 /// Parameters of the worker's side of a block.
 #[derive(Clone, Copy)]
-struct Block {
+struct WorkerBlock {
     rounds: u32,
     request_bytes: u32,
     response_bytes: u32,
@@ -42,19 +42,19 @@ struct Block {
 }
 
 /// The client's memory of a block: a request's bytes and a response's.
-struct Memory<'rounds> {
+struct BlockMemory<'rounds> {
     request: &'rounds [u8],
     response: &'rounds mut [u8],
 }
 
-impl Raw {
+impl RawTcp {
     /// Listens on this address for the worker.
-    pub(super) fn listen(local: IpAddr) -> Result<Raw, Error> {
+    pub(super) fn listen(local: IpAddr) -> Result<RawTcp, Error> {
         let failed = |error| system("listening for the raw connection", &error);
         let listener = TcpListener::bind((local, 0)).map_err(failed)?;
         listener.set_nonblocking(true).map_err(failed)?;
         let address = listener.local_addr().map_err(failed)?;
-        Ok(Raw { listener, address, stream: None, connection: 0 })
+        Ok(RawTcp { listener, address, stream: None, connection: 0 })
     }
 
     pub(super) fn block(
@@ -66,7 +66,7 @@ impl Raw {
     ) -> Result<(), Error> {
         let (request_bytes, response_bytes) = (rounds.request_bytes(), rounds.response_bytes());
         let sleeps = rounds.mode == Mode::Warm;
-        let block = Block { rounds: UNCOUNTED + counted, request_bytes, response_bytes, sleeps };
+        let block = WorkerBlock { rounds: UNCOUNTED + counted, request_bytes, response_bytes, sleeps };
         let think_ticks = rounds.think_ticks;
         self.beside(invoker, rounds, block, |raw, memory| {
             raw.round_trips(block, memory, think_ticks, samples)
@@ -80,7 +80,7 @@ impl Raw {
         rounds: &mut Rounds,
         act: impl FnOnce() -> Result<(), Error>,
     ) -> Result<(), Error> {
-        let block = Block { rounds: 1, request_bytes: 1, response_bytes: 1, sleeps: true };
+        let block = WorkerBlock { rounds: 1, request_bytes: 1, response_bytes: 1, sleeps: true };
         self.beside(invoker, rounds, block, |raw, memory| {
             act()?;
             raw.round_trips(block, memory, 0, &mut Samples::with_capacity(0))
@@ -92,8 +92,8 @@ impl Raw {
         &mut self,
         invoker: &Invoker,
         rounds: &mut Rounds,
-        block: Block,
-        act: impl FnOnce(&mut Raw, Memory<'_>) -> Result<(), Error>,
+        block: WorkerBlock,
+        act: impl FnOnce(&mut RawTcp, BlockMemory<'_>) -> Result<(), Error>,
     ) -> Result<(), Error> {
         if self.stream.is_none() {
             self.connection += 1;
@@ -103,7 +103,7 @@ impl Raw {
         let raw = invoker.function("raw_tcp")?;
         let (told, request) = input.split_at(HEAD_BYTES / size_of::<u32>());
         let (said, response) = output.split_at_mut(HEAD_BYTES);
-        let memory = Memory {
+        let memory = BlockMemory {
             request: &bytemuck::cast_slice(request)[..block.request_bytes as usize],
             response: &mut response[..block.response_bytes as usize],
         };
@@ -139,8 +139,8 @@ impl Raw {
 
     fn round_trips(
         &mut self,
-        block: Block,
-        memory: Memory<'_>,
+        block: WorkerBlock,
+        memory: BlockMemory<'_>,
         think_ticks: u64,
         samples: &mut Samples,
     ) -> Result<(), Error> {
@@ -169,7 +169,7 @@ fn prepared(stream: TcpStream) -> Result<TcpStream, Error> {
 }
 
 /// `struct tcp_parameters` of `functions/bench.c`.
-fn parameters(block: Block, connection: u32, address: SocketAddr) -> [u32; PARAMETER_WORDS] {
+fn parameters(block: WorkerBlock, connection: u32, address: SocketAddr) -> [u32; PARAMETER_WORDS] {
     let (is_v6, scope, bytes) = match address {
         SocketAddr::V4(v4) => {
             let mut bytes = [0; 16];
@@ -205,7 +205,7 @@ mod tests {
 
     #[test]
     fn parameters_lie_where_the_function_reads_them() {
-        let block = Block { rounds: 9, request_bytes: 64, response_bytes: 1, sleeps: true };
+        let block = WorkerBlock { rounds: 9, request_bytes: 64, response_bytes: 1, sleeps: true };
         let words = parameters(block, 3, "127.0.0.1:258".parse().unwrap());
         assert_eq!(words[..9], [9, 0, 64, 1, 1, 3, 0, 258, 0]);
         assert_eq!(words[9].to_ne_bytes(), [127, 0, 0, 1]);

@@ -6,17 +6,17 @@ use std::time::Duration;
 
 use clap::Args;
 use serde::Serialize;
-use sublet_agent::{Agent, Options};
+use sublet_agent::{Agent, AgentOptions};
 use sublet_proto::Error;
 use sublet_proto::v1::{Command, NodeState, NodeStatus};
 
-use super::daemon::{ForWhom, Phase, Signals, blocking, notify, stop_in_order};
+use super::daemon::{DaemonPhase, ForWhom, Signals, blocking, notify, stop_in_order};
 use super::limits;
-use super::output::Output;
+use super::output::CommandOutput;
 use super::parse::{as_ms, duration, show_ns};
 use super::settings;
 use super::view::node_state;
-use crate::config::{self, Flags, Settings};
+use crate::config::{self, ConfigFlags, EffectiveSettings};
 
 const EXAMPLES: &str = "\
 Examples:
@@ -63,7 +63,7 @@ pub(crate) struct Arguments {
     whom: ForWhom,
 
     #[command(flatten)]
-    flags: Flags<config::agent::Program>,
+    flags: ConfigFlags<config::agent::AgentProgram>,
 }
 
 impl Arguments {
@@ -81,7 +81,7 @@ impl Arguments {
 
 /// Report that the agent is serving.
 #[derive(Debug, Serialize)]
-struct Serving {
+struct AgentReady {
     agent: String,
     /// Address for clients on other machines, if the agent listens for them.
     address: Option<String>,
@@ -99,9 +99,9 @@ struct NodeReport {
 }
 
 /// Runs an agent until a signal, or sends a command to a running one.
-pub(crate) fn run(arguments: Arguments, output: &Output) -> Result<(), Error> {
+pub(crate) fn run(arguments: Arguments, output: &CommandOutput) -> Result<(), Error> {
     let wanted = arguments.wanted();
-    let settings = Settings::read(arguments.flags)?;
+    let settings = EffectiveSettings::read(arguments.flags)?;
     if let Some(command) = wanted {
         return tell(&config::agent::socket(&settings)?, command, output);
     }
@@ -118,10 +118,10 @@ pub(crate) fn run(arguments: Arguments, output: &Output) -> Result<(), Error> {
     runtime.block_on(serve(options, &arguments.whom, output))
 }
 
-async fn serve(options: Options, whom: &ForWhom, output: &Output) -> Result<(), Error> {
+async fn serve(options: AgentOptions, whom: &ForWhom, output: &CommandOutput) -> Result<(), Error> {
     let mut signals = Signals::listen_for(whom)?;
     limits::warn_of_file_sizes();
-    let mut serving = Serving {
+    let mut serving = AgentReady {
         address: None,
         agent: format!("unix:{}", options.socket.display()),
         name: options.name.clone(),
@@ -134,7 +134,7 @@ async fn serve(options: Options, whom: &ForWhom, output: &Output) -> Result<(), 
         // The agent is still waiting for a manager: there are no leases to end.
         () = signals.next() => return Ok(()),
     };
-    notify(Phase::Ready);
+    notify(DaemonPhase::Ready);
     serving.address = agent.address().map(str::to_owned);
     let shown = output.announce(&serving, text);
     if shown.is_ok() {
@@ -147,8 +147,8 @@ async fn serve(options: Options, whom: &ForWhom, output: &Output) -> Result<(), 
     stop_in_order(stop, &mut signals).await.and(shown)
 }
 
-fn text(serving: &Serving) -> String {
-    let Serving { agent, address, name, managers, .. } = serving;
+fn text(serving: &AgentReady) -> String {
+    let AgentReady { agent, address, name, managers, .. } = serving;
     let elsewhere = address.iter().map(|address| format!(" and {address}")).collect::<String>();
     format!(
         "node {name} is lent at {agent}{elsewhere}, by {}\nCtrl-C ends its leases and stops it\n",
@@ -156,7 +156,7 @@ fn text(serving: &Serving) -> String {
     )
 }
 
-fn tell(socket: &Path, command: Command, output: &Output) -> Result<(), Error> {
+fn tell(socket: &Path, command: Command, output: &CommandOutput) -> Result<(), Error> {
     let mut last = None;
     let status = sublet_agent::command(socket, command, |status| {
         let told = (status.leases, status.grace_left_ms / 1000);

@@ -13,13 +13,13 @@ use sublet_proto::{Code, Error};
 use sublet_runtime::Access;
 use sublet_sandbox::Language;
 
-use super::Connection;
+use super::ConnectionArguments;
 use super::daemon::find_spawner;
 use super::deploy::digest_of_image;
-use super::output::{Output, table};
+use super::output::{CommandOutput, table};
 use super::parse::{duration, node_modules, size};
-use sublet_bench::latency::{Called, Mode};
-use sublet_bench::transport::{Transport, Where};
+use sublet_bench::latency::{CalledFunction, Mode};
+use sublet_bench::transport::{CallTransport, Where};
 use sublet_bench::{
     bandwidth, calls, chain, cold, connections, fifo, graph, latency, lease, memory, reject, swap, template,
     throughput,
@@ -62,26 +62,26 @@ pub(crate) struct Arguments {
 
 #[derive(Debug, Subcommand)]
 enum Bench {
-    Latency(Latency),
-    Bandwidth(Bandwidth),
-    Memory(Memory),
-    Swap(Swap),
-    Graph(Graph),
-    Cold(Cold),
-    Throughput(Throughput),
-    Lease(Lease),
-    Reject(Reject),
-    Fifo(Fifo),
-    Chain(Chain),
-    Xpucall(Xpucall),
+    Latency(LatencyArguments),
+    Bandwidth(BandwidthArguments),
+    Memory(MemoryArguments),
+    Swap(SwapArguments),
+    Graph(GraphArguments),
+    Cold(ColdStartArguments),
+    Throughput(ThroughputArguments),
+    Lease(LeaseArguments),
+    Reject(RejectionArguments),
+    Fifo(FifoArguments),
+    Chain(ChainArguments),
+    Xpucall(XpuCallArguments),
 }
 
 /// Transport and endpoints of the calls
 #[derive(Debug, Args)]
 struct TransportArguments {
     /// Fabric that carries the calls
-    #[arg(long, value_enum, default_value_t = Fabric::Shm)]
-    fabric: Fabric,
+    #[arg(long, value_enum, default_value_t = FabricKind::Shm)]
+    fabric: FabricKind,
     /// Provider of libfabric, as `sublet fabrics` shows it, for --fabric ofi [default: the best one]
     #[arg(long, value_name = "NAME")]
     provider: Option<String>,
@@ -92,11 +92,11 @@ struct TransportArguments {
     #[arg(long, value_name = "ADDRESS", default_value_t = IpAddr::V4(Ipv4Addr::LOCALHOST))]
     listen_on: IpAddr,
     #[command(flatten)]
-    connection: Connection,
+    connection: ConnectionArguments,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
-enum Fabric {
+enum FabricKind {
     /// Shared memory
     Shm,
     /// TCP
@@ -106,26 +106,26 @@ enum Fabric {
 }
 
 impl TransportArguments {
-    fn transport(&self) -> Result<Transport, Error> {
+    fn transport(&self) -> Result<CallTransport, Error> {
         let fabric = match self.fabric {
-            Fabric::Shm => Provider::Shm,
-            Fabric::Tcp => Provider::Tcp,
-            Fabric::Ofi => Provider::Ofi,
+            FabricKind::Shm => Provider::Shm,
+            FabricKind::Tcp => Provider::Tcp,
+            FabricKind::Ofi => Provider::Ofi,
         };
         let unfit = |flag: &str, fabric: &str| {
             Err(Error::new(Code::InvalidArgument, format!("--{flag} requires --fabric {fabric}")))
         };
         match self.fabric {
-            Fabric::Tcp | Fabric::Shm if self.provider.is_some() => unfit("provider", "ofi"),
-            Fabric::Shm | Fabric::Ofi if self.encrypted => unfit("encrypted", "tcp"),
-            _ => Ok(Transport { fabric, provider: self.provider.clone(), encrypted: self.encrypted }),
+            FabricKind::Tcp | FabricKind::Shm if self.provider.is_some() => unfit("provider", "ofi"),
+            FabricKind::Shm | FabricKind::Ofi if self.encrypted => unfit("encrypted", "tcp"),
+            _ => Ok(CallTransport { fabric, provider: self.provider.clone(), encrypted: self.encrypted }),
         }
     }
 
     /// Chooses the instance: a named manager, for shared memory the user's own, otherwise a private instance.
     fn place(&self) -> Result<Where, Error> {
         let named = self.connection.manager.as_ref().is_some_and(|manager| !manager.is_empty());
-        if named || self.fabric == Fabric::Shm {
+        if named || self.fabric == FabricKind::Shm {
             Ok(Where::Given(Box::new(self.connection.access()?)))
         } else {
             Ok(Where::Own(self.listen_on))
@@ -138,15 +138,15 @@ impl TransportArguments {
 /// The raw round trip moves a flag through shared memory, or the same bytes over TCP or by libfabric's fi_writedata. It
 /// waits in the same way as the call.
 #[derive(Debug, Args)]
-struct Latency {
+struct LatencyArguments {
     #[command(flatten)]
     transport: TransportArguments,
     /// Mode in which the worker waits [default: hot, with --connections warm]
     #[arg(long, value_enum)]
     mode: Option<Mode>,
     /// Function to call
-    #[arg(long, value_enum, default_value_t = Called::Echo)]
-    function: Called,
+    #[arg(long, value_enum, default_value_t = CalledFunction::Echo)]
+    function: CalledFunction,
     /// Size of input and output
     #[arg(long, value_name = "SIZE", value_parser = size_32, default_value = "64", conflicts_with = "sweep")]
     size: u32,
@@ -165,7 +165,7 @@ struct Latency {
 
 /// Throughput of large payloads to a worker and back, and of the same bytes without Sublet
 #[derive(Debug, Args)]
-struct Bandwidth {
+struct BandwidthArguments {
     #[command(flatten)]
     transport: TransportArguments,
     /// Mode in which the worker waits
@@ -181,7 +181,7 @@ struct Bandwidth {
 
 /// Throughput of reads and writes of memory components, and of the same bytes without Sublet
 #[derive(Debug, Args)]
-struct Memory {
+struct MemoryArguments {
     #[command(flatten)]
     transport: TransportArguments,
     /// Size of an access [default: 4 KiB, 64 KiB, 1 MiB and 16 MiB]
@@ -194,10 +194,10 @@ struct Memory {
 
 /// Time of a program whose array is larger than its local memory, and with all of it in local memory
 #[derive(Debug, Args)]
-struct Swap {
+struct SwapArguments {
     /// Order in which the program accesses the array
-    #[arg(long, value_enum, default_value_t = swap::Pattern::Sequential)]
-    pattern: swap::Pattern,
+    #[arg(long, value_enum, default_value_t = swap::AccessOrder::Sequential)]
+    pattern: swap::AccessOrder,
     /// Work on each page of 4 KiB, in microseconds; 0: sum its words
     #[arg(long, value_name = "W", default_value_t = 10.0)]
     work_us: f64,
@@ -211,25 +211,25 @@ struct Swap {
     #[arg(long, value_name = "ROUNDS", default_value_t = 9, value_parser = clap::value_parser!(u32).range(1..=10_000))]
     n: u32,
     #[command(flatten)]
-    connection: Connection,
+    connection: ConnectionArguments,
 }
 
 /// Overhead of running a graph, besides the work of its components
 #[derive(Debug, Args)]
-struct Graph {
+struct GraphArguments {
     /// Number of runs with warm workers; each chain, which takes a second, runs a tenth as often
     #[arg(long, value_name = "RUNS", default_value_t = 50, value_parser = clap::value_parser!(u32).range(1..=10_000))]
     n: u32,
     #[command(flatten)]
-    connection: Connection,
+    connection: ConnectionArguments,
 }
 
 /// Time from the request for a lease to the first result, step by step
 #[derive(Debug, Args)]
-struct Cold {
+struct ColdStartArguments {
     /// Sandbox in which workers start
-    #[arg(long, value_enum, default_value_t = cold::Sandbox::Process)]
-    sandbox: cold::Sandbox,
+    #[arg(long, value_enum, default_value_t = cold::SandboxChoice::Process)]
+    sandbox: cold::SandboxChoice,
     /// Image for containers, which must contain the C library of the worker program
     #[arg(long, value_name = "IMAGE", required_if_eq("sandbox", "container"))]
     image: Option<String>,
@@ -249,12 +249,12 @@ struct Cold {
     #[arg(long, value_name = "STARTS", value_parser = clap::value_parser!(u32).range(1..=1_000_000))]
     n: Option<u32>,
     #[command(flatten)]
-    connection: Connection,
+    connection: ConnectionArguments,
 }
 
 /// Calls per second, with several in flight at several workers
 #[derive(Debug, Args)]
-struct Throughput {
+struct ThroughputArguments {
     /// Number of workers, each on a core of its own
     #[arg(long, value_name = "WORKERS", default_value_t = 1)]
     workers: u32,
@@ -268,7 +268,7 @@ struct Throughput {
     #[arg(long, value_name = "TIME", value_parser = duration, default_value = "2s")]
     time: Duration,
     #[command(flatten)]
-    connection: Connection,
+    connection: ConnectionArguments,
 }
 
 /// Leases granted and released per second by a private manager, and the latency of grants at half that load
@@ -277,10 +277,10 @@ struct Throughput {
 /// core until its node has confirmed the release, one to two seconds later: the nodes together need a core for each lease
 /// of two seconds.
 #[derive(Debug, Args)]
-struct Lease {
+struct LeaseArguments {
     /// Transport of the requests
-    #[arg(long, value_enum, default_value_t = lease::Transport::Unix)]
-    transport: lease::Transport,
+    #[arg(long, value_enum, default_value_t = lease::LeaseTransport::Unix)]
+    transport: lease::LeaseTransport,
     /// Number of nodes that register and report, without workers
     #[arg(long, value_name = "NODES", default_value_t = 1000, value_parser = clap::value_parser!(u32).range(1..=100_000))]
     nodes: u32,
@@ -300,7 +300,7 @@ struct Lease {
 
 /// Latency of a call that a busy shared core rejects, of one that moves on to a free core, and of a plain warm call
 #[derive(Debug, Args)]
-struct Reject {
+struct RejectionArguments {
     /// Number of calls of each kind
     #[arg(long, value_name = "CALLS", default_value_t = 5_000, value_parser = clap::value_parser!(u32).range(1..=10_000_000))]
     n: u32,
@@ -311,7 +311,7 @@ struct Reject {
 /// Two worker processes exchange messages, and so do two threads through Linux FIFOs, on the same two cores: once with polling
 /// receivers, and once with sleeping ones. COPIES is the time of only copying in and out, without a FIFO.
 #[derive(Debug, Args)]
-struct Fifo {
+struct FifoArguments {
     /// Size of a message [default: 64 B, 1 KiB, 4 KiB and 64 KiB]
     #[arg(long, value_name = "SIZE", value_parser = size_32)]
     size: Option<u32>,
@@ -322,7 +322,7 @@ struct Fifo {
     #[arg(long, value_name = "BLOCKS", default_value_t = 41, value_parser = clap::value_parser!(u32).range(1..=10_000))]
     n: u32,
     #[command(flatten)]
-    connection: Connection,
+    connection: ConnectionArguments,
 }
 
 /// Chains of functions in one process, in separate processes, and as HTTP servers
@@ -331,13 +331,13 @@ struct Fifo {
 /// of one package call each other in place. Between processes, and over HTTP, the client calls each function in turn: workers in separate
 /// sandboxes, and server processes without one.
 #[derive(Debug, Args)]
-struct Chain {
+struct ChainArguments {
     /// Number of functions of the chain
     #[arg(long, value_name = "COUNT", default_value_t = 5, value_parser = clap::value_parser!(u32).range(2..=i64::from(chain::MAX_FUNCTIONS)))]
     functions: u32,
     /// Language of the functions and the servers
-    #[arg(long, value_enum, default_value_t = chain::Language::Python)]
-    language: chain::Language,
+    #[arg(long, value_enum, default_value_t = chain::FunctionLanguage::Python)]
+    language: chain::FunctionLanguage,
     /// Python for the servers, which the node also keeps warm
     #[arg(long, value_name = "PROGRAM", default_value = "python3")]
     interpreter: PathBuf,
@@ -345,17 +345,17 @@ struct Chain {
     #[arg(long, value_name = "BLOCKS", default_value_t = 41, value_parser = clap::value_parser!(u32).range(1..=10_000))]
     n: u32,
     #[command(flatten)]
-    connection: Connection,
+    connection: ConnectionArguments,
 }
 
 /// Time of a call of the shim, and of a flag's round trip through shared memory
 #[derive(Debug, Args)]
-struct Xpucall {
+struct XpuCallArguments {
     /// Blocks of calls
     #[arg(long, value_name = "BLOCKS", default_value_t = 101, value_parser = clap::value_parser!(u32).range(1..=10_000))]
     n: u32,
     #[command(flatten)]
-    connection: Connection,
+    connection: ConnectionArguments,
 }
 
 fn access_size(text: &str) -> Result<u32, String> {
@@ -373,7 +373,7 @@ fn size_32(text: &str) -> Result<u32, String> {
 }
 
 /// Runs the measurement.
-pub(crate) fn run(arguments: &Arguments, output: &Output) -> Result<(), Error> {
+pub(crate) fn run(arguments: &Arguments, output: &CommandOutput) -> Result<(), Error> {
     match &arguments.bench {
         Bench::Latency(latency) => run_latency(latency, output),
         Bench::Bandwidth(bandwidth) => run_bandwidth(bandwidth, output),
@@ -390,20 +390,20 @@ pub(crate) fn run(arguments: &Arguments, output: &Output) -> Result<(), Error> {
     }
 }
 
-fn run_latency(arguments: &Latency, output: &Output) -> Result<(), Error> {
+fn run_latency(arguments: &LatencyArguments, output: &CommandOutput) -> Result<(), Error> {
     if let Some(connections) = arguments.connections {
         return run_connections(arguments, connections, output);
     }
     let (transport, place) = (arguments.transport.transport()?, arguments.transport.place()?);
     let mode = arguments.mode.unwrap_or(Mode::Hot);
-    let plan = latency::Plan { mode, function: arguments.function, calls: arguments.n };
+    let plan = latency::PairPlan { mode, function: arguments.function, calls: arguments.n };
     let one = [arguments.size];
     let sizes = if arguments.sweep { latency::SWEEP } else { &one };
     let bar = progress(sizes.len() as u64, output);
     let figures = latency::run(&place, &transport, plan, sizes, |_| bar.inc(1))?;
     bar.finish_and_clear();
-    let text = |figures: &[latency::Figure]| {
-        table(&latency::HEADINGS, &figures.iter().map(latency::Figure::cells).collect::<Vec<_>>())
+    let text = |figures: &[latency::LatencyResult]| {
+        table(&latency::HEADINGS, &figures.iter().map(latency::LatencyResult::cells).collect::<Vec<_>>())
     };
     match figures.as_slice() {
         [one] if !arguments.sweep => output.show(one, |one| text(std::slice::from_ref(one))),
@@ -411,23 +411,30 @@ fn run_latency(arguments: &Latency, output: &Output) -> Result<(), Error> {
     }
 }
 
-fn run_connections(arguments: &Latency, connections: u32, output: &Output) -> Result<(), Error> {
+fn run_connections(
+    arguments: &LatencyArguments,
+    connections: u32,
+    output: &CommandOutput,
+) -> Result<(), Error> {
     if arguments.mode == Some(Mode::Hot) {
         let message = "--connections requires --mode warm: workers that poll cannot share a core";
         return Err(Error::new(Code::InvalidArgument, message));
     }
-    let Latency { function, size, n: calls, .. } = *arguments;
-    let plan = connections::Plan { function, size, calls, connections };
+    let LatencyArguments { function, size, n: calls, .. } = *arguments;
+    let plan = connections::ConnectionsPlan { function, size, calls, connections };
     let bar = progress(u64::from(connections::blocks(calls)), output);
     let place = Where::Own(arguments.transport.listen_on);
     let figures = connections::run(&place, &arguments.transport.transport()?, plan, || bar.inc(1))?;
     bar.finish_and_clear();
     output.show(&figures, |figures| {
-        table(&connections::HEADINGS, &figures.iter().map(connections::Figure::cells).collect::<Vec<_>>())
+        table(
+            &connections::HEADINGS,
+            &figures.iter().map(connections::ConnectionsResult::cells).collect::<Vec<_>>(),
+        )
     })
 }
 
-fn run_bandwidth(arguments: &Bandwidth, output: &Output) -> Result<(), Error> {
+fn run_bandwidth(arguments: &BandwidthArguments, output: &CommandOutput) -> Result<(), Error> {
     let (transport, place) = (arguments.transport.transport()?, arguments.transport.place()?);
     let sizes = arguments.size.map_or(bandwidth::SIZES.to_vec(), |size| vec![size]);
     let bar = progress(sizes.len() as u64, output);
@@ -435,11 +442,14 @@ fn run_bandwidth(arguments: &Bandwidth, output: &Output) -> Result<(), Error> {
     let figures = bandwidth::run(&place, &transport, of, &sizes, |_| bar.inc(1))?;
     bar.finish_and_clear();
     output.show(&figures, |figures| {
-        table(&bandwidth::HEADINGS, &figures.iter().map(bandwidth::Figure::cells).collect::<Vec<_>>())
+        table(
+            &bandwidth::HEADINGS,
+            &figures.iter().map(bandwidth::BandwidthResult::cells).collect::<Vec<_>>(),
+        )
     })
 }
 
-fn run_memory(arguments: &Memory, output: &Output) -> Result<(), Error> {
+fn run_memory(arguments: &MemoryArguments, output: &CommandOutput) -> Result<(), Error> {
     let transport = &arguments.transport;
     let named = transport.connection.manager.as_ref().is_some_and(|manager| !manager.is_empty());
     let place = if named { transport.place()? } else { Where::Own(transport.listen_on) };
@@ -448,12 +458,12 @@ fn run_memory(arguments: &Memory, output: &Output) -> Result<(), Error> {
     let figures = memory::run(&place, &transport.transport()?, arguments.n, &sizes, || bar.inc(1))?;
     bar.finish_and_clear();
     output.show(&figures, |figures| {
-        table(&memory::HEADINGS, &figures.iter().map(memory::Figure::cells).collect::<Vec<_>>())
+        table(&memory::HEADINGS, &figures.iter().map(memory::MemoryResult::cells).collect::<Vec<_>>())
     })
 }
 
-fn run_swap(arguments: &Swap, output: &Output) -> Result<(), Error> {
-    let plan = swap::Plan {
+fn run_swap(arguments: &SwapArguments, output: &CommandOutput) -> Result<(), Error> {
+    let plan = swap::SwapBenchPlan {
         pattern: arguments.pattern,
         work_us: arguments.work_us,
         local: arguments.local,
@@ -466,36 +476,36 @@ fn run_swap(arguments: &Swap, output: &Output) -> Result<(), Error> {
     output.show(&figure, |figure| table(&swap::HEADINGS, &[figure.cells()]))
 }
 
-fn run_graph(arguments: &Graph, output: &Output) -> Result<(), Error> {
+fn run_graph(arguments: &GraphArguments, output: &CommandOutput) -> Result<(), Error> {
     let bar = progress(graph::steps(arguments.n), output);
     let figure = graph::run(&arguments.connection.access()?, arguments.n, || bar.inc(1))?;
     bar.finish_and_clear();
     output.show(&figure, |figure| table(&graph::HEADINGS, &figure.rows()))
 }
 
-fn run_cold(arguments: &Cold, output: &Output) -> Result<(), Error> {
+fn run_cold(arguments: &ColdStartArguments, output: &CommandOutput) -> Result<(), Error> {
     let n = arguments.n.unwrap_or(arguments.sandbox.usual_starts());
     let bar = progress(u64::from(n), output);
-    let named = arguments.image.as_deref().filter(|_| arguments.sandbox == cold::Sandbox::Container);
+    let named = arguments.image.as_deref().filter(|_| arguments.sandbox == cold::SandboxChoice::Container);
     let image = match named {
         Some(name) if !is_pinned(name) => Some(format!("{name}@{}", digest_of_image(name)?)),
         named => named.map(str::to_owned),
     };
-    let warm = template::Warm {
+    let warm = template::WarmTemplate {
         spawner: find_spawner()?,
         language: if arguments.node.is_some() { Language::Node } else { Language::Python },
         interpreter: arguments.node.clone().unwrap_or_else(|| arguments.python.clone()),
         node_modules: arguments.node_modules.clone(),
         imports: arguments.imports.clone(),
     };
-    let plan = cold::Plan { sandbox: arguments.sandbox, n, image, warm };
+    let plan = cold::ColdStartPlan { sandbox: arguments.sandbox, n, image, warm };
     let figure = cold::run(&arguments.connection.access()?, &plan, || bar.inc(1))?;
     bar.finish_and_clear();
     output.show(&figure, |figure| table(&cold::HEADINGS, &figure.rows()))
 }
 
-fn run_throughput(arguments: &Throughput, output: &Output) -> Result<(), Error> {
-    let plan = throughput::Plan {
+fn run_throughput(arguments: &ThroughputArguments, output: &CommandOutput) -> Result<(), Error> {
+    let plan = throughput::ThroughputPlan {
         workers: arguments.workers,
         in_flight: arguments.in_flight,
         size: arguments.size,
@@ -505,8 +515,8 @@ fn run_throughput(arguments: &Throughput, output: &Output) -> Result<(), Error> 
     output.show(&figure, |figure| table(&throughput::HEADINGS, &[figure.cells()]))
 }
 
-fn run_lease(arguments: &Lease, output: &Output) -> Result<(), Error> {
-    let plan = lease::Plan {
+fn run_lease(arguments: &LeaseArguments, output: &CommandOutput) -> Result<(), Error> {
+    let plan = lease::LeasePlan {
         transport: arguments.transport,
         nodes: arguments.nodes,
         cores: arguments.cores,
@@ -517,21 +527,21 @@ fn run_lease(arguments: &Lease, output: &Output) -> Result<(), Error> {
     output.show(&lease::run(plan)?, |figure| table(&lease::HEADINGS, &[figure.cells()]))
 }
 
-fn run_reject(arguments: &Reject, output: &Output) -> Result<(), Error> {
+fn run_reject(arguments: &RejectionArguments, output: &CommandOutput) -> Result<(), Error> {
     let bar = progress(u64::from(reject::blocks(arguments.n)), output);
     let figure = reject::run(arguments.n, || bar.inc(1))?;
     bar.finish_and_clear();
     output.show(&figure, |figure| table(&reject::HEADINGS, &figure.rows()))
 }
 
-fn run_fifo(arguments: &Fifo, output: &Output) -> Result<(), Error> {
+fn run_fifo(arguments: &FifoArguments, output: &CommandOutput) -> Result<(), Error> {
     let sizes = arguments.size.map_or(fifo::SIZES.to_vec(), |size| vec![size]);
     let bar = progress(sizes.len() as u64, output);
     let figures =
         fifo::run(named(&arguments.connection)?, arguments.across, arguments.n, &sizes, || bar.inc(1))?;
     bar.finish_and_clear();
-    let text = |figures: &[fifo::Figure]| {
-        table(&fifo::HEADINGS, &figures.iter().map(fifo::Figure::cells).collect::<Vec<_>>())
+    let text = |figures: &[fifo::FifoResult]| {
+        table(&fifo::HEADINGS, &figures.iter().map(fifo::FifoResult::cells).collect::<Vec<_>>())
     };
     match figures.as_slice() {
         [one] if arguments.size.is_some() => output.show(one, |one| text(std::slice::from_ref(one))),
@@ -539,9 +549,9 @@ fn run_fifo(arguments: &Fifo, output: &Output) -> Result<(), Error> {
     }
 }
 
-fn run_chain(arguments: &Chain, output: &Output) -> Result<(), Error> {
+fn run_chain(arguments: &ChainArguments, output: &CommandOutput) -> Result<(), Error> {
     let bar = progress(u64::from(arguments.n), output);
-    let plan = chain::Plan {
+    let plan = chain::ChainPlan {
         functions: arguments.functions,
         language: arguments.language,
         blocks: arguments.n,
@@ -552,7 +562,7 @@ fn run_chain(arguments: &Chain, output: &Output) -> Result<(), Error> {
     output.show(&figure, |figure| table(&chain::HEADINGS, &[figure.cells()]))
 }
 
-fn run_xpucall(arguments: &Xpucall, output: &Output) -> Result<(), Error> {
+fn run_xpucall(arguments: &XpuCallArguments, output: &CommandOutput) -> Result<(), Error> {
     let bar = progress(u64::from(arguments.n), output);
     let figure = calls::run(named(&arguments.connection)?, arguments.n, || bar.inc(1))?;
     bar.finish_and_clear();
@@ -560,12 +570,12 @@ fn run_xpucall(arguments: &Xpucall, output: &Output) -> Result<(), Error> {
 }
 
 /// Returns the manager that was named, if one was.
-fn named(connection: &Connection) -> Result<Option<Access>, Error> {
+fn named(connection: &ConnectionArguments) -> Result<Option<Access>, Error> {
     let named = connection.manager.as_ref().is_some_and(|manager| !manager.is_empty());
     named.then(|| connection.access()).transpose()
 }
 
-fn progress(steps: u64, output: &Output) -> ProgressBar {
+fn progress(steps: u64, output: &CommandOutput) -> ProgressBar {
     if output.is_for_people() && std::io::stderr().is_terminal() {
         ProgressBar::new(steps)
     } else {

@@ -7,8 +7,8 @@ use serde::Serialize;
 use sublet_proto::v1::{BillBy, BillRequest};
 use sublet_proto::{Code, Error};
 
-use super::Connection;
-use super::output::{Output, table};
+use super::ConnectionArguments;
+use super::output::{CommandOutput, table};
 use super::parse::{as_ms, duration, show_nano, show_ns};
 use super::time::{moment, show_moment};
 use super::view::{BillLineView, CostView, UsageView, shown_package};
@@ -45,8 +45,8 @@ pub(crate) struct Arguments {
     tenant: Option<String>,
 
     /// Show a line for each of these
-    #[arg(long, value_enum, default_value_t = By::Lease)]
-    by: By,
+    #[arg(long, value_enum, default_value_t = BillGrouping::Lease)]
+    by: BillGrouping,
 
     /// Short for --by function
     #[arg(long, conflicts_with = "by")]
@@ -65,11 +65,11 @@ pub(crate) struct Arguments {
     period: Option<Duration>,
 
     #[command(flatten)]
-    connection: Connection,
+    connection: ConnectionArguments,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
-enum By {
+enum BillGrouping {
     Lease,
     Tenant,
     Function,
@@ -80,7 +80,7 @@ enum By {
 /// Output: a list whose name says what its lines stand for, and the total.
 #[derive(Debug, Serialize)]
 #[serde(rename_all = "lowercase")]
-enum Lines {
+enum BillOutput {
     Leases(Vec<BillLineView>),
     Tenants(Vec<BillLineView>),
     Functions(Vec<BillLineView>),
@@ -91,7 +91,7 @@ enum Lines {
 #[derive(Debug, Serialize)]
 struct Bill {
     #[serde(flatten)]
-    lines: Lines,
+    lines: BillOutput,
     total: Total,
     /// Number of further lines, which are part of the total and do not fit into the manager's reply.
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -109,11 +109,11 @@ impl Arguments {
     fn by(&self) -> BillBy {
         match self.by {
             _ if self.function => BillBy::Function,
-            By::Lease => BillBy::Lease,
-            By::Tenant => BillBy::Tenant,
-            By::Function => BillBy::Function,
-            By::Period => BillBy::Period,
-            By::Pu => BillBy::Pu,
+            BillGrouping::Lease => BillBy::Lease,
+            BillGrouping::Tenant => BillBy::Tenant,
+            BillGrouping::Function => BillBy::Function,
+            BillGrouping::Period => BillBy::Period,
+            BillGrouping::Pu => BillBy::Pu,
         }
     }
 
@@ -136,18 +136,18 @@ impl Arguments {
 }
 
 /// Shows the bill.
-pub(crate) fn run(arguments: &Arguments, output: &Output) -> Result<(), Error> {
+pub(crate) fn run(arguments: &Arguments, output: &CommandOutput) -> Result<(), Error> {
     let request = arguments.request()?;
     let reply = arguments.connection.open()?.bill(request)?;
     let total = reply.total.ok_or_else(|| Error::new(Code::Protocol, "the manager's bill has no total"))?;
     let by = arguments.by();
     let lines = reply.lines.into_iter().map(|line| BillLineView::new(by, line)).collect();
     let lines = match by {
-        BillBy::Lease => Lines::Leases(lines),
-        BillBy::Tenant => Lines::Tenants(lines),
-        BillBy::Function => Lines::Functions(lines),
-        BillBy::Period => Lines::Periods(lines),
-        BillBy::Pu => Lines::Pus(lines),
+        BillBy::Lease => BillOutput::Leases(lines),
+        BillBy::Tenant => BillOutput::Tenants(lines),
+        BillBy::Function => BillOutput::Functions(lines),
+        BillBy::Period => BillOutput::Periods(lines),
+        BillBy::Pu => BillOutput::Pus(lines),
     };
     let total = Total { cost: CostView::from(&total), usage: total.usage.into() };
     let left_out = (reply.left_out > 0).then_some(reply.left_out);
@@ -167,14 +167,14 @@ fn text(bill: &Bill) -> String {
 
 fn sums_of(bill: &Bill) -> String {
     match &bill.lines {
-        Lines::Leases(lines) => sums(["LEASE", "TENANT", "PACKAGE", "STATE"], lines, lease, &bill.total),
-        Lines::Tenants(lines) => sums(["TENANT"], lines, |line| [line.tenant.clone()], &bill.total),
-        Lines::Functions(lines) => {
+        BillOutput::Leases(lines) => sums(["LEASE", "TENANT", "PACKAGE", "STATE"], lines, lease, &bill.total),
+        BillOutput::Tenants(lines) => sums(["TENANT"], lines, |line| [line.tenant.clone()], &bill.total),
+        BillOutput::Functions(lines) => {
             let names = |line: &BillLineView| [line.function.clone(), line.tenant.clone()];
             sums(["FUNCTION", "TENANT"], lines, names, &bill.total)
         }
-        Lines::Periods(lines) => sums(["FROM"], lines, period, &bill.total),
-        Lines::Pus(lines) => sums(["PU"], lines, |line| [line.pu.clone()], &bill.total),
+        BillOutput::Periods(lines) => sums(["FROM"], lines, period, &bill.total),
+        BillOutput::Pus(lines) => sums(["PU"], lines, |line| [line.pu.clone()], &bill.total),
     }
 }
 

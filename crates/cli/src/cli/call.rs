@@ -12,9 +12,9 @@ use sublet_runtime::{
     Allocation, Buffer, CallOptions, Completion, FabricChoice, Invoker, Policy, is_repeatable,
 };
 
-use super::Connection;
+use super::ConnectionArguments;
 use super::files::{is_dash, read_up_to, write_output};
-use super::output::Output;
+use super::output::CommandOutput;
 use super::parse::{duration, fabric, pool, show_bytes, show_ns, size, weight};
 
 const EXAMPLES: &str = "\
@@ -94,7 +94,7 @@ pub(crate) struct Arguments {
     interface: Option<String>,
 
     #[command(flatten)]
-    connection: Connection,
+    connection: ConnectionArguments,
 }
 
 impl Arguments {
@@ -143,7 +143,7 @@ struct CallReport {
 }
 
 /// Calls the function, again after failures that allow it.
-pub(crate) fn run(arguments: &Arguments, output: &Output) -> Result<(), Error> {
+pub(crate) fn run(arguments: &Arguments, output: &CommandOutput) -> Result<(), Error> {
     let (package, function) = split(&arguments.name)?;
     let to_stdout = is_dash(&arguments.output);
     if to_stdout && !output.is_for_people() {

@@ -5,7 +5,7 @@ use clap_complete::Shell;
 use serde_json::json;
 use sublet_proto::{Code, Error};
 
-use super::output::Output;
+use super::output::CommandOutput;
 
 const EXAMPLES: &str = "\
 Examples:
@@ -22,7 +22,7 @@ pub(crate) struct Arguments {
 }
 
 /// Prints the completion script.
-pub(crate) fn run(arguments: &Arguments, output: &Output) -> Result<(), Error> {
+pub(crate) fn run(arguments: &Arguments, output: &CommandOutput) -> Result<(), Error> {
     let mut script = Vec::new();
     clap_complete::generate(arguments.shell, &mut super::Arguments::command(), "sublet", &mut script);
     let script = String::from_utf8(script)

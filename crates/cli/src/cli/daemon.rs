@@ -21,17 +21,17 @@ const SPAWNER: &str = "sublet-spawner";
 
 /// Phase of a program that is reported to the service manager.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Phase {
+pub(crate) enum DaemonPhase {
     Ready,
     Stopping,
 }
 
 /// Notifies the service manager, if there is one. Failures are only logged.
-pub(crate) fn notify(phase: Phase) {
+pub(crate) fn notify(phase: DaemonPhase) {
     let Some(socket) = std::env::var_os("NOTIFY_SOCKET").filter(|socket| !socket.is_empty()) else { return };
     let state: &[u8] = match phase {
-        Phase::Ready => b"READY=1",
-        Phase::Stopping => b"STOPPING=1",
+        DaemonPhase::Ready => b"READY=1",
+        DaemonPhase::Stopping => b"STOPPING=1",
     };
     // A name that begins with @ is an abstract socket.
     let address = match socket.as_encoded_bytes() {
@@ -57,7 +57,7 @@ pub(crate) async fn stop_in_order(
     stop: impl Future<Output = Result<(), Error>>,
     signals: &mut Signals,
 ) -> Result<(), Error> {
-    notify(Phase::Stopping);
+    notify(DaemonPhase::Stopping);
     tokio::select! {
         stopped = stop => stopped,
         () = signals.next() => {

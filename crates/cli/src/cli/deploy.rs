@@ -6,14 +6,14 @@ use std::path::PathBuf;
 use clap::Args;
 use indicatif::{ProgressBar, ProgressStyle};
 use serde::Serialize;
-use sublet_image::{Access, Credentials, Reference, resolve};
+use sublet_image::{Credentials, Reference, RegistryAccess, resolve};
 use sublet_proto::package::{encode, pin_image, unpinned_image};
 use sublet_proto::v1::Package;
 use sublet_proto::{Code, Error, decode};
 use sublet_runtime::deploy::read_package;
 
-use super::Connection;
-use super::output::Output;
+use super::ConnectionArguments;
+use super::output::CommandOutput;
 use super::parse::show_bytes;
 use super::time::show_moment;
 use super::view::PackageView;
@@ -97,7 +97,7 @@ pub(crate) struct Arguments {
     path: PathBuf,
 
     #[command(flatten)]
-    connection: Connection,
+    connection: ConnectionArguments,
 }
 
 /// Report on a deployment.
@@ -116,7 +116,7 @@ struct DeployReport {
 }
 
 /// Deploys a package.
-pub(crate) fn run(arguments: &Arguments, output: &Output) -> Result<(), Error> {
+pub(crate) fn run(arguments: &Arguments, output: &CommandOutput) -> Result<(), Error> {
     let encoded = pinned(read_package(&arguments.path)?)?;
     let manager = arguments.connection.open()?;
     let bar = progress_bar(encoded.len() as u64, output);
@@ -146,7 +146,8 @@ fn pinned(encoded: Vec<u8>) -> Result<Vec<u8>, Error> {
 /// Fetches the digest of an image's name from its registry.
 pub(super) fn digest_of_image(image: &str) -> Result<String, Error> {
     let reference: Reference = image.parse()?;
-    let access = Access { credentials: Credentials::of_docker(&reference)?, ..Access::default() };
+    let access =
+        RegistryAccess { credentials: Credentials::of_docker(&reference)?, ..RegistryAccess::default() };
     Ok(resolve(&reference, &access)?.to_string())
 }
 
@@ -180,7 +181,7 @@ fn text(deployed: &DeployReport) -> String {
 }
 
 /// Creates a progress bar, which appears only on terminals and only for long uploads.
-fn progress_bar(len_bytes: u64, output: &Output) -> ProgressBar {
+fn progress_bar(len_bytes: u64, output: &CommandOutput) -> ProgressBar {
     if !output.is_for_people() || !std::io::stderr().is_terminal() {
         return ProgressBar::hidden();
     }

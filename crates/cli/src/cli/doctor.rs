@@ -6,7 +6,7 @@ use sublet_proto::{Code, Error};
 use sublet_sandbox::{Finding, strengths};
 
 use super::daemon::find_spawner;
-use super::output::{Output, table};
+use super::output::{CommandOutput, table};
 
 const EXAMPLES: &str = "\
 Examples:
@@ -23,7 +23,7 @@ pub(crate) struct Arguments {}
 
 /// JSON output, whose format is stable.
 #[derive(Debug, Serialize)]
-struct Health {
+struct HealthView {
     walls: Vec<Wall>,
 }
 
@@ -35,7 +35,7 @@ struct Wall {
 }
 
 /// Probes a sandbox and shows the strength of each of its walls.
-pub(crate) fn run(output: &Output) -> Result<(), Error> {
+pub(crate) fn run(output: &CommandOutput) -> Result<(), Error> {
     let folder = std::env::temp_dir().join(format!("sublet-doctor-{}", std::process::id()));
     let failed =
         |error| Error::new(Code::System, format!("making the folder {} failed: {error}", folder.display()));
@@ -43,7 +43,7 @@ pub(crate) fn run(output: &Output) -> Result<(), Error> {
     let found = find_spawner().and_then(|spawner| Ok(strengths(&spawner, &folder)?));
     // The folder is empty: leaving it behind does no harm.
     let _ = std::fs::remove_dir(&folder);
-    let health = Health { walls: found?.into_iter().map(wall).collect() };
+    let health = HealthView { walls: found?.into_iter().map(wall).collect() };
     output.show(&health, text)
 }
 
@@ -51,7 +51,7 @@ fn wall(Finding { wall, strength, why }: Finding) -> Wall {
     Wall { wall, strength: strength.name(), why }
 }
 
-fn text(health: &Health) -> String {
+fn text(health: &HealthView) -> String {
     let row = |wall: &Wall| vec![wall.wall.clone(), wall.strength.to_owned(), wall.why.clone()];
     let rows: Vec<_> = health.walls.iter().map(row).collect();
     let weaker = health.walls.iter().filter(|wall| wall.strength != "full").count();

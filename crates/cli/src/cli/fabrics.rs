@@ -6,8 +6,8 @@ use clap::Args;
 use indicatif::ProgressBar;
 use sublet_proto::Error;
 
-use super::output::{Output, table};
-use crate::fabrics::{Chosen, Clients, Fabric, Fabrics, look, measure};
+use super::output::{CommandOutput, table};
+use crate::fabrics::{Chosen, FabricClients, FabricReport, Fabrics, look, measure};
 use sublet_bench::human_ns;
 
 const EXAMPLES: &str = "\
@@ -29,7 +29,7 @@ pub(crate) struct Arguments {
 }
 
 /// Shows the fabrics.
-pub(crate) fn run(arguments: &Arguments, output: &Output) -> Result<(), Error> {
+pub(crate) fn run(arguments: &Arguments, output: &CommandOutput) -> Result<(), Error> {
     let mut fabrics = look()?;
     if arguments.measure {
         let steps = fabrics.fabrics.iter().filter(|fabric| fabric.usable).count() as u64;
@@ -51,8 +51,8 @@ fn text(fabrics: &Fabrics, measured: bool) -> String {
     let mut text = table(&headings, &rows) + "\n";
     for Chosen { clients, fabric, provider, interface, why } in &fabrics.chosen {
         let clients = match clients {
-            Clients::ThisMachine => "this machine",
-            Clients::OtherMachines => "other machines",
+            FabricClients::ThisMachine => "this machine",
+            FabricClients::OtherMachines => "other machines",
         };
         let provider = provider.as_ref().map(|provider| format!(" {provider}")).unwrap_or_default();
         let interface = interface.as_ref().map(|interface| format!(" by {interface}")).unwrap_or_default();
@@ -66,7 +66,7 @@ fn text(fabrics: &Fabrics, measured: bool) -> String {
     text
 }
 
-fn row(fabric: &Fabric, measured: bool) -> Vec<String> {
+fn row(fabric: &FabricReport, measured: bool) -> Vec<String> {
     let mut cells = vec![
         fabric.fabric.to_owned(),
         or_none(fabric.provider.as_deref()),
@@ -109,15 +109,15 @@ mod tests {
 
     #[test]
     fn table_shows_reasons_and_choices() {
-        let fabric = Fabric {
+        let fabric = FabricReport {
             fabric: "tcp",
             interface: Some("eth0".into()),
             reason: Some("the interface is down".into()),
             warning: Some("its MTU".into()),
-            ..Fabric::default()
+            ..FabricReport::default()
         };
         let chosen = Chosen {
-            clients: Clients::OtherMachines,
+            clients: FabricClients::OtherMachines,
             fabric: "tcp",
             provider: None,
             interface: Some("eth1".into()),

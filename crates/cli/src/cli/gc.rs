@@ -4,8 +4,8 @@ use clap::Args;
 use serde::Serialize;
 use sublet_proto::Error;
 
-use super::Connection;
-use super::output::Output;
+use super::ConnectionArguments;
+use super::output::CommandOutput;
 use super::parse::{show_bytes, show_count};
 
 const EXAMPLES: &str = "\
@@ -20,7 +20,7 @@ do the same each hour. Only operators may run it.";
 #[command(after_help = EXAMPLES)]
 pub(crate) struct Arguments {
     #[command(flatten)]
-    connection: Connection,
+    connection: ConnectionArguments,
 }
 
 /// Number and size of the removed objects.
@@ -31,7 +31,7 @@ struct GarbageReport {
 }
 
 /// Requests a garbage collection from a manager.
-pub(crate) fn run(arguments: &Arguments, output: &Output) -> Result<(), Error> {
+pub(crate) fn run(arguments: &Arguments, output: &CommandOutput) -> Result<(), Error> {
     let removed = arguments.connection.open()?.collect_garbage()?;
     let removed = GarbageReport { blobs: removed.blobs, bytes: removed.bytes };
     output.show(&removed, |GarbageReport { blobs, bytes }| {

@@ -18,9 +18,9 @@ use sublet_proto::graph::{self, Component, Condition, Edge, Graph, MAX_DOCUMENT_
 use sublet_proto::text::{printable_json, printable_text};
 use sublet_proto::{Code, Error};
 
-use super::Connection;
+use super::ConnectionArguments;
 use super::files::{is_dash, read_up_to};
-use super::output::{Output, print};
+use super::output::{CommandOutput, print};
 use super::parse::{show_bytes, show_count};
 
 /// Maximum number of edges that are drawn: more are unreadable and slow to lay out.
@@ -77,7 +77,7 @@ enum Command {
     /// List deployed graphs
     List {
         #[command(flatten)]
-        connection: Connection,
+        connection: ConnectionArguments,
     },
     /// Remove a graph and all versions of it that no unfinished run needs
     Remove {
@@ -86,12 +86,12 @@ enum Command {
         graph: String,
 
         #[command(flatten)]
-        connection: Connection,
+        connection: ConnectionArguments,
     },
-    Run(run::Run),
+    Run(run::RunArguments),
     Resume(run::Resume),
     Trigger(trigger::Trigger),
-    History(history::History),
+    History(history::HistoryArguments),
     Top(top::Top),
 }
 
@@ -114,7 +114,7 @@ struct GraphReport<'graph> {
 }
 
 /// Runs the subcommand.
-pub(crate) fn run(arguments: &Arguments, output: &Output) -> Result<(), Error> {
+pub(crate) fn run(arguments: &Arguments, output: &CommandOutput) -> Result<(), Error> {
     match &arguments.command {
         Command::Check { file } => check(&read(file)?, output),
         Command::Show { file, svg } => show(&read(file)?, svg.as_deref(), output),
@@ -130,7 +130,7 @@ pub(crate) fn run(arguments: &Arguments, output: &Output) -> Result<(), Error> {
     }
 }
 
-fn remove(graph: &str, connection: &Connection, output: &Output) -> Result<(), Error> {
+fn remove(graph: &str, connection: &ConnectionArguments, output: &CommandOutput) -> Result<(), Error> {
     let reply = connection.open()?.remove_graph(graph)?;
     let removed = reply.removed.into_iter().map(|version| version.digest).collect();
     output.show(&RemovedVersions { removed, kept: reply.kept }, |RemovedVersions { removed, kept }| {
@@ -142,7 +142,7 @@ fn remove(graph: &str, connection: &Connection, output: &Output) -> Result<(), E
     })
 }
 
-fn check(graph: &Graph, output: &Output) -> Result<(), Error> {
+fn check(graph: &Graph, output: &CommandOutput) -> Result<(), Error> {
     let memory = graph.components.iter().filter(|component| component.memory().is_some()).count();
     let compute = graph.components.len() - memory;
     let checked = GraphReport { name: &graph.name, compute, memory, edges: graph.edges.len() };
@@ -154,7 +154,7 @@ fn check(graph: &Graph, output: &Output) -> Result<(), Error> {
     })
 }
 
-fn show(graph: &Graph, svg: Option<&Path>, output: &Output) -> Result<(), Error> {
+fn show(graph: &Graph, svg: Option<&Path>, output: &CommandOutput) -> Result<(), Error> {
     if svg.is_none() && !output.is_for_people() {
         return print(&printable_json(&graph.to_json()));
     }
@@ -215,7 +215,7 @@ fn label(component: &Component) -> [String; 2] {
             };
             [format!("{entry}{name}{times}"), format!("{package}/{}", compute.function)]
         }
-        Role::Memory(graph::Memory { initial_bytes, increment_bytes, .. }) => {
+        Role::Memory(graph::MemoryNeed { initial_bytes, increment_bytes, .. }) => {
             let size = |bytes: &Option<u64>| bytes.map_or_else(|| "auto".to_owned(), show_bytes);
             [name.clone(), format!("{} + {}", size(initial_bytes), size(increment_bytes))]
         }

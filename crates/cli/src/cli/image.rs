@@ -6,12 +6,15 @@ use std::path::PathBuf;
 use clap::{Args, Subcommand};
 use indicatif::{ProgressBar, ProgressStyle};
 use serde::Serialize;
-use sublet_image::{Access, Credentials, Digest, Image, ImageError, Progress, Reference, Store, Transport};
+use sublet_image::{
+    Credentials, Digest, Image, ImageError, ImageStore, PullProgress, Reference, RegistryAccess,
+    RegistryTransport,
+};
 use sublet_proto::Error;
 use sublet_proto::text::printable_line;
 use sublet_runtime::access::default_state;
 
-use super::output::{Output, table};
+use super::output::{CommandOutput, table};
 use super::parse::{show_bytes, show_count};
 
 /// Folder of the images within the state folder.
@@ -85,7 +88,7 @@ struct One {
 
 /// JSON output, whose format is stable.
 #[derive(Debug, Serialize)]
-struct Images {
+struct ImagesOutput {
     images: Vec<ImageView>,
 }
 
@@ -118,9 +121,9 @@ struct PruneReport {
 }
 
 /// Runs the subcommand on the agent's image folder.
-pub(crate) fn run(arguments: Arguments, output: &Output) -> Result<(), Error> {
+pub(crate) fn run(arguments: Arguments, output: &CommandOutput) -> Result<(), Error> {
     let state = arguments.state.filter(|state| !state.as_os_str().is_empty());
-    let store = Store::open(state.unwrap_or_else(default_state).join(FOLDER))?;
+    let store = ImageStore::open(state.unwrap_or_else(default_state).join(FOLDER))?;
     match arguments.verb {
         Verb::Pull(pull) => output.show(&images(vec![fetch(&store, &pull, output)?]), detailed),
         Verb::Import(import) => output.show(&images(take(&store, &import, output)?), detailed),
@@ -135,7 +138,7 @@ pub(crate) fn run(arguments: Arguments, output: &Output) -> Result<(), Error> {
             })
         }
         Verb::Prune => {
-            let sublet_image::Pruned { layers, in_use } = store.prune()?;
+            let sublet_image::PruneResult { layers, in_use } = store.prune()?;
             output.show(&PruneReport { layers, in_use }, |pruned| {
                 format!(
                     "removed {}, {} still in use",
@@ -147,21 +150,21 @@ pub(crate) fn run(arguments: Arguments, output: &Output) -> Result<(), Error> {
     }
 }
 
-fn fetch(store: &Store, pull: &Pull, output: &Output) -> Result<Image, Error> {
+fn fetch(store: &ImageStore, pull: &Pull, output: &CommandOutput) -> Result<Image, Error> {
     let reference: Reference = pull.image.parse()?;
-    let transport = if pull.plain_http { Transport::Plain } else { Transport::Safe };
-    let access = Access { credentials: Credentials::of_docker(&reference)?, transport };
+    let transport = if pull.plain_http { RegistryTransport::Plain } else { RegistryTransport::Safe };
+    let access = RegistryAccess { credentials: Credentials::of_docker(&reference)?, transport };
     with_progress(output, |told| store.pull(&reference, &access, told))
 }
 
-fn take(store: &Store, import: &Import, output: &Output) -> Result<Vec<Image>, Error> {
+fn take(store: &ImageStore, import: &Import, output: &CommandOutput) -> Result<Vec<Image>, Error> {
     with_progress(output, |told| store.import(&import.path, told))
 }
 
 /// Shows progress if standard error is a terminal.
 fn with_progress<T>(
-    output: &Output,
-    act: impl FnOnce(&mut dyn FnMut(Progress)) -> Result<T, ImageError>,
+    output: &CommandOutput,
+    act: impl FnOnce(&mut dyn FnMut(PullProgress)) -> Result<T, ImageError>,
 ) -> Result<T, Error> {
     let for_people = output.is_for_people() && std::io::stderr().is_terminal();
     let bar = if for_people { ProgressBar::new(0) } else { ProgressBar::hidden() };
@@ -178,7 +181,7 @@ fn with_progress<T>(
 }
 
 /// Finds an image by its digest, or by its name completed with defaults.
-fn find(store: &Store, image: &str) -> Result<Image, Error> {
+fn find(store: &ImageStore, image: &str) -> Result<Image, Error> {
     let found = match image.parse::<Digest>() {
         Ok(digest) => store.find(&digest)?,
         Err(_) => by_name(store, &image.parse()?)?,
@@ -186,15 +189,15 @@ fn find(store: &Store, image: &str) -> Result<Image, Error> {
     Ok(found.ok_or_else(|| ImageError::Unknown(image.to_owned()))?)
 }
 
-fn by_name(store: &Store, reference: &Reference) -> Result<Option<Image>, ImageError> {
+fn by_name(store: &ImageStore, reference: &Reference) -> Result<Option<Image>, ImageError> {
     match (store.named(&reference.to_string())?, reference.digest) {
         (None, Some(digest)) => store.find(&digest),
         (found, _) => Ok(found),
     }
 }
 
-fn images(images: Vec<Image>) -> Images {
-    Images { images: images.into_iter().map(shown).collect() }
+fn images(images: Vec<Image>) -> ImagesOutput {
+    ImagesOutput { images: images.into_iter().map(shown).collect() }
 }
 
 fn shown(image: Image) -> ImageView {
@@ -214,7 +217,7 @@ fn shown(image: Image) -> ImageView {
     }
 }
 
-fn text(Images { images }: &Images) -> String {
+fn text(ImagesOutput { images }: &ImagesOutput) -> String {
     let row = |image: &ImageView| {
         let name = image.names.iter().find(|name| !name.starts_with("sha256:"));
         let name = name.cloned().unwrap_or_else(|| "-".to_owned());
@@ -223,7 +226,7 @@ fn text(Images { images }: &Images) -> String {
     table(&["DIGEST", "SIZE", "LAYERS", "NAME"], &images.iter().map(row).collect::<Vec<_>>())
 }
 
-fn detailed(Images { images }: &Images) -> String {
+fn detailed(ImagesOutput { images }: &ImagesOutput) -> String {
     images.iter().map(details).collect::<Vec<_>>().join("\n")
 }
 

@@ -4,8 +4,8 @@ use clap::{Args, Subcommand};
 use serde::Serialize;
 use sublet_proto::Error;
 
-use super::Connection;
-use super::output::Output;
+use super::ConnectionArguments;
+use super::output::CommandOutput;
 
 const EXAMPLES: &str = "\
 Examples:
@@ -25,17 +25,17 @@ pub(crate) struct Arguments {
 
 #[derive(Debug, Subcommand)]
 enum Action {
-    End(End),
+    End(EndArguments),
 }
 
 /// End a lease; a lease in use ends with the next report of its node
 #[derive(Debug, Args)]
-struct End {
+struct EndArguments {
     /// Identifier of the lease, as `sublet ps` shows it
     lease: String,
 
     #[command(flatten)]
-    connection: Connection,
+    connection: ConnectionArguments,
 }
 
 /// Report that a lease ends.
@@ -45,8 +45,8 @@ struct EndedLease<'lease> {
 }
 
 /// Ends the lease.
-pub(crate) fn run(arguments: &Arguments, output: &Output) -> Result<(), Error> {
-    let Action::End(End { lease, connection }) = &arguments.action;
+pub(crate) fn run(arguments: &Arguments, output: &CommandOutput) -> Result<(), Error> {
+    let Action::End(EndArguments { lease, connection }) = &arguments.action;
     connection.open()?.end_lease(lease)?;
     output.show(&EndedLease { lease }, |ended| format!("lease {} ends\n", ended.lease))
 }

@@ -8,7 +8,7 @@ use serde::Serialize;
 use sublet_proto::Error;
 use sublet_runtime::access::default_state;
 
-use super::output::{Output, check_standard_output};
+use super::output::{CommandOutput, check_standard_output};
 
 const EXAMPLES: &str = "\
 Examples:
@@ -33,13 +33,13 @@ pub(crate) struct Arguments {
 
 /// Output of a lease.
 #[derive(Debug, Serialize)]
-struct Log<'lease> {
+struct LogOutput<'lease> {
     lease: &'lease str,
     log: String,
 }
 
 /// Prints the log.
-pub(crate) fn run(arguments: &Arguments, output: &Output) -> Result<(), Error> {
+pub(crate) fn run(arguments: &Arguments, output: &CommandOutput) -> Result<(), Error> {
     let state = arguments.state.clone().filter(|path| !path.as_os_str().is_empty());
     let bytes = sublet_agent::read_log(&state.unwrap_or_else(default_state), &arguments.lease)?;
     if output.is_for_people() && !std::io::stdout().is_terminal() {
@@ -51,6 +51,6 @@ pub(crate) fn run(arguments: &Arguments, output: &Output) -> Result<(), Error> {
             _ => Ok(()),
         };
     }
-    let log = Log { lease: &arguments.lease, log: String::from_utf8_lossy(&bytes).into_owned() };
+    let log = LogOutput { lease: &arguments.lease, log: String::from_utf8_lossy(&bytes).into_owned() };
     output.show(&log, |log| log.log.clone())
 }

@@ -4,14 +4,14 @@ use std::path::PathBuf;
 
 use clap::Args;
 use serde::Serialize;
-use sublet_manager::{Manager, Options, Tls};
+use sublet_manager::{Manager, ManagerOptions, Tls};
 use sublet_proto::Error;
 
-use super::daemon::{ForWhom, Phase, Signals, notify, stop_in_order};
+use super::daemon::{DaemonPhase, ForWhom, Signals, notify, stop_in_order};
 use super::limits;
-use super::output::Output;
+use super::output::CommandOutput;
 use super::settings;
-use crate::config::{self, Flags, Settings};
+use crate::config::{self, ConfigFlags, EffectiveSettings};
 
 const EXAMPLES: &str = "\
 Examples:
@@ -38,12 +38,12 @@ pub(crate) struct Arguments {
     for_whom: ForWhom,
 
     #[command(flatten)]
-    flags: Flags<config::manager::Program>,
+    flags: ConfigFlags<config::manager::ManagerProgram>,
 }
 
 /// Report that the manager is serving.
 #[derive(Debug, Serialize)]
-struct Serving {
+struct ManagerReady {
     manager: String,
     listen: Vec<String>,
     state: PathBuf,
@@ -54,8 +54,8 @@ struct Serving {
 }
 
 /// Runs until a signal.
-pub(crate) fn run(arguments: Arguments, output: &Output) -> Result<(), Error> {
-    let settings = Settings::read(arguments.flags)?;
+pub(crate) fn run(arguments: Arguments, output: &CommandOutput) -> Result<(), Error> {
+    let settings = EffectiveSettings::read(arguments.flags)?;
     if arguments.print_config {
         config::manager::options(&settings)?;
         return settings::show(&settings, output);
@@ -69,11 +69,11 @@ pub(crate) fn run(arguments: Arguments, output: &Output) -> Result<(), Error> {
     runtime.block_on(serve(options, &arguments.for_whom, output))
 }
 
-async fn serve(options: Options, for_whom: &ForWhom, output: &Output) -> Result<(), Error> {
+async fn serve(options: ManagerOptions, for_whom: &ForWhom, output: &CommandOutput) -> Result<(), Error> {
     let mut signals = Signals::listen_for(for_whom)?;
     limits::warn_of_file_sizes();
     let ca = matches!(options.tls, Tls::Generated { .. }) && !options.listen.is_empty();
-    let serving = Serving {
+    let serving = ManagerReady {
         manager: format!("unix:{}", options.socket.display()),
         listen: options.listen.iter().map(ToString::to_string).collect(),
         ca: ca.then(|| options.state.join("tls/ca.pem")),
@@ -81,7 +81,7 @@ async fn serve(options: Options, for_whom: &ForWhom, output: &Output) -> Result<
         pid: std::process::id(),
     };
     let manager = Manager::start(options).await?;
-    notify(Phase::Ready);
+    notify(DaemonPhase::Ready);
     let shown = output.announce(&serving, text);
     if shown.is_ok() {
         signals.next().await;
@@ -89,8 +89,8 @@ async fn serve(options: Options, for_whom: &ForWhom, output: &Output) -> Result<
     stop_in_order(manager.stop(), &mut signals).await.and(shown)
 }
 
-fn text(serving: &Serving) -> String {
-    let Serving { manager, listen, ca, .. } = serving;
+fn text(serving: &ManagerReady) -> String {
+    let ManagerReady { manager, listen, ca, .. } = serving;
     let mut text = format!("the manager serves at {manager}");
     for address in listen {
         text += &format!(" and {address}");

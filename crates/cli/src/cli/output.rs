@@ -11,14 +11,14 @@ use sublet_proto::{Code, Error};
 
 /// Writer for a command's result and errors.
 #[derive(Debug)]
-pub(crate) struct Output {
+pub(crate) struct CommandOutput {
     is_json: bool,
 }
 
-impl Output {
+impl CommandOutput {
     /// Creates an output of text, or of JSON.
-    pub(crate) fn new(is_json: bool) -> Output {
-        Output { is_json }
+    pub(crate) fn new(is_json: bool) -> CommandOutput {
+        CommandOutput { is_json }
     }
 
     /// Whether progress can be shown on a terminal.
@@ -41,7 +41,7 @@ impl Output {
         })
     }
 
-    /// Prints that a program is serving. Unlike [`Output::show`], a closed standard output is no error.
+    /// Prints that a program is serving. Unlike [`CommandOutput::show`], a closed standard output is no error.
     pub(crate) fn announce<T: Serialize>(
         &self,
         value: &T,
@@ -130,10 +130,10 @@ mod tests {
 
     #[test]
     fn escapes_control_characters_in_results_and_errors_for_people() {
-        let (people, json) = (Output::new(false), Output::new(true));
+        let (people, json) = (CommandOutput::new(false), CommandOutput::new(true));
         let text = "a\tb\n\x1b[2J\u{202e}c\r";
         let escaped = "a\tb\n\\x1b[2J\\u{202e}c\\x0d";
-        let shown = |output: &Output| output.shown(&text, |text| (*text).to_owned()).unwrap();
+        let shown = |output: &CommandOutput| output.shown(&text, |text| (*text).to_owned()).unwrap();
         assert_eq!(shown(&people), escaped);
         assert_eq!(shown(&json), r#""a\tb\n\u001b[2J\u202ec\r""#);
         assert_eq!(serde_json::from_str::<String>(&shown(&json)).unwrap(), text);

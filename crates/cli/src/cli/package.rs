@@ -5,8 +5,8 @@ use serde::Serialize;
 use sublet_proto::Error;
 use sublet_proto::v1::{PackageGrant, PackageRight};
 
-use super::Connection;
-use super::output::{Output, table};
+use super::ConnectionArguments;
+use super::output::{CommandOutput, table};
 use super::parse::{show_bytes, show_count};
 use super::time::show_moment;
 use super::view::PackageView;
@@ -48,7 +48,7 @@ enum Action {
 #[derive(Debug, Args)]
 struct List {
     #[command(flatten)]
-    connection: Connection,
+    connection: ConnectionArguments,
 }
 
 /// Show which package an address means now
@@ -58,7 +58,7 @@ struct Show {
     package: String,
 
     #[command(flatten)]
-    connection: Connection,
+    connection: ConnectionArguments,
 }
 
 /// Let another tenant use a package
@@ -76,7 +76,7 @@ struct Grant {
     read: bool,
 
     #[command(flatten)]
-    connection: Connection,
+    connection: ConnectionArguments,
 }
 
 /// Take back another tenant's right to a package
@@ -90,7 +90,7 @@ struct Revoke {
     tenant: String,
 
     #[command(flatten)]
-    connection: Connection,
+    connection: ConnectionArguments,
 }
 
 /// Make a package public, so that every tenant may lease it (operators only)
@@ -100,7 +100,7 @@ struct Publish {
     package: String,
 
     #[command(flatten)]
-    connection: Connection,
+    connection: ConnectionArguments,
 }
 
 /// Remove a package's name and versions
@@ -114,7 +114,7 @@ struct Remove {
     old_versions: bool,
 
     #[command(flatten)]
-    connection: Connection,
+    connection: ConnectionArguments,
 }
 
 /// Output of `list`.
@@ -156,7 +156,7 @@ impl Right {
 }
 
 /// Lists packages or changes one.
-pub(crate) fn run(arguments: &Arguments, output: &Output) -> Result<(), Error> {
+pub(crate) fn run(arguments: &Arguments, output: &CommandOutput) -> Result<(), Error> {
     match &arguments.action {
         Action::List(list) => {
             let packages = list.connection.open()?.packages()?;

@@ -7,8 +7,8 @@ use serde::Serialize;
 use sublet_proto::Error;
 use sublet_proto::text::printable_line;
 
-use super::Connection;
-use super::output::{Output, table};
+use super::ConnectionArguments;
+use super::output::{CommandOutput, table};
 use super::parse::{show_bytes, show_ns};
 use super::time::now_ms;
 use super::view::{CacheView, ColdImportsView, LeaseView, ManagerView, NetworkView, NodeView, PackageView};
@@ -39,7 +39,7 @@ pub(crate) struct Arguments {
     nodes: bool,
 
     #[command(flatten)]
-    connection: Connection,
+    connection: ConnectionArguments,
 }
 
 /// Output without `--nodes`.
@@ -53,15 +53,15 @@ struct Everything {
 
 /// Output with `--nodes`.
 #[derive(Debug, Serialize)]
-struct Nodes {
+struct NodesOutput {
     nodes: Vec<NodeView>,
 }
 
 /// Prints the state of the managers as tables or JSON.
-pub(crate) fn run(arguments: &Arguments, output: &Output) -> Result<(), Error> {
+pub(crate) fn run(arguments: &Arguments, output: &CommandOutput) -> Result<(), Error> {
     let manager = arguments.connection.open()?;
     if arguments.nodes {
-        let nodes = Nodes { nodes: manager.nodes()?.into_iter().map(NodeView::from).collect() };
+        let nodes = NodesOutput { nodes: manager.nodes()?.into_iter().map(NodeView::from).collect() };
         return output.show(&nodes, nodes_text);
     }
     let leases = if arguments.all { manager.leases_with_ended()? } else { manager.leases()? };
@@ -134,7 +134,7 @@ fn cold_imports(leases: &[LeaseView]) -> String {
     lines.collect::<BTreeMap<_, _>>().into_values().collect()
 }
 
-fn nodes_text(Nodes { nodes }: &Nodes) -> String {
+fn nodes_text(NodesOutput { nodes }: &NodesOutput) -> String {
     let rows: Vec<_> = nodes.iter().map(reach_row).collect();
     table(&["NODE", "STATE", "ADDRESS", "FABRICS", "CACHE", "AGENT"], &rows)
 }

@@ -5,8 +5,8 @@ use serde::Serialize;
 use sublet_proto::Error;
 use sublet_proto::v1::{NodeDescription, NodeInfo, NodeState, Price, ProcessingUnit};
 
-use super::Connection;
-use super::output::{Output, table};
+use super::ConnectionArguments;
+use super::output::{CommandOutput, table};
 use super::parse::show_bytes;
 use super::view::node_state;
 
@@ -28,7 +28,7 @@ follow the table, with the reason.";
 #[command(after_help = EXAMPLES)]
 pub(crate) struct Arguments {
     #[command(flatten)]
-    connection: Connection,
+    connection: ConnectionArguments,
 }
 
 /// Output of the command.
@@ -77,7 +77,7 @@ struct MissingLink {
 }
 
 /// Shows the processing units.
-pub(crate) fn run(arguments: &Arguments, output: &Output) -> Result<(), Error> {
+pub(crate) fn run(arguments: &Arguments, output: &CommandOutput) -> Result<(), Error> {
     let nodes = arguments.connection.open()?.nodes()?;
     let unlinked = unlinked(&nodes);
     let units = nodes.into_iter().flat_map(|node| {

@@ -4,8 +4,8 @@ use clap::{Args, Subcommand};
 use serde::Serialize;
 use sublet_proto::Error;
 
-use super::Connection;
-use super::output::Output;
+use super::ConnectionArguments;
+use super::output::CommandOutput;
 use super::parse::show_count;
 
 const EXAMPLES: &str = "\
@@ -40,7 +40,7 @@ struct Remove {
     ended: bool,
 
     #[command(flatten)]
-    connection: Connection,
+    connection: ConnectionArguments,
 }
 
 /// Number of removed runs.
@@ -50,7 +50,7 @@ struct RemovedRuns {
 }
 
 /// Removes runs.
-pub(crate) fn run(arguments: &Arguments, output: &Output) -> Result<(), Error> {
+pub(crate) fn run(arguments: &Arguments, output: &CommandOutput) -> Result<(), Error> {
     let Action::Remove(remove) = &arguments.action;
     let removed = RemovedRuns { removed: remove.connection.open()?.remove_runs(&remove.runs)? };
     output.show(&removed, |RemovedRuns { removed }| {

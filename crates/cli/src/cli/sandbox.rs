@@ -6,18 +6,18 @@ use std::path::{Path, PathBuf};
 
 use clap::{Args, Subcommand};
 use serde::Serialize;
-use sublet_image::{Digest, Image, Reference, Store};
+use sublet_image::{Digest, Image, ImageStore, Reference};
 use sublet_proto::v1::sandbox_request::Body;
 use sublet_proto::v1::{SandboxAnswer, SandboxCreate, SandboxIds, SandboxKill, SandboxList};
 use sublet_proto::v1::{SandboxRequest, SandboxSpec, SandboxTemplate};
 use sublet_proto::{Code, Error};
 use sublet_runtime::access::default_state;
 use sublet_sandbox::{
-    CONTAINER, DELEGATED, MAX_VECTOR, PROCESS, Signal, State, Status, TEMPLATE, decode_answer,
+    CONTAINER, DELEGATED, MAX_VECTOR, PROCESS, SandboxState, SandboxStatus, Signal, TEMPLATE, decode_answer,
     encode_language,
 };
 
-use super::output::{Output, table};
+use super::output::{CommandOutput, table};
 use super::parse::{absolute, size};
 
 const EXAMPLES: &str = "\
@@ -74,7 +74,7 @@ struct Create {
 
     /// Fork a warm language runtime of the node, which executes the program's source file
     #[arg(long, value_enum, value_name = "LANGUAGE", conflicts_with = "image")]
-    template: Option<Language>,
+    template: Option<LanguageArgument>,
 
     /// Modules to import ahead of time once they are requested often enough
     #[arg(long = "import", value_name = "MODULE", value_delimiter = ',', requires = "template")]
@@ -119,7 +119,7 @@ struct Create {
 
 /// A language whose runtime nodes keep warm.
 #[derive(Clone, Copy, Debug, clap::ValueEnum)]
-enum Language {
+enum LanguageArgument {
     /// Interpreter of `sublet up --python` or the agent's configuration.
     Python,
     /// Node.js of `sublet up --node` or the agent's configuration.
@@ -155,12 +155,12 @@ struct Kill {
 
 /// JSON output, whose format is stable.
 #[derive(Debug, Serialize)]
-struct Sandboxes {
-    sandboxes: Vec<Sandbox>,
+struct SandboxesOutput {
+    sandboxes: Vec<SandboxView>,
 }
 
 #[derive(Debug, Serialize)]
-struct Sandbox {
+struct SandboxView {
     id: u64,
     #[serde(skip_serializing_if = "Option::is_none")]
     status: Option<&'static str>,
@@ -175,7 +175,7 @@ struct Sandbox {
 }
 
 /// Sends the request to the agent and shows the state of each sandbox. Fails if the verb failed for one of them.
-pub(crate) fn run(arguments: Arguments, output: &Output) -> Result<(), Error> {
+pub(crate) fn run(arguments: Arguments, output: &CommandOutput) -> Result<(), Error> {
     let socket =
         super::given(&arguments.agent, "SUBLET_AGENT").unwrap_or_else(|| default_state().join("agent.sock"));
     let ask = |body| sublet_agent::sandboxes(&socket, SandboxRequest { body: Some(body) });
@@ -195,7 +195,7 @@ pub(crate) fn run(arguments: Arguments, output: &Output) -> Result<(), Error> {
     let told: Vec<_> = answers.into_iter().map(|answer| (answer.id, decode_answer(answer, verb))).collect();
     let mut failed = None;
     let sandboxes = told.into_iter().map(|(id, outcome)| match outcome {
-        Ok((_, State { status, pid, exit })) => Sandbox {
+        Ok((_, SandboxState { status, pid, exit })) => SandboxView {
             id,
             status: Some(name(status)),
             pid,
@@ -205,10 +205,10 @@ pub(crate) fn run(arguments: Arguments, output: &Output) -> Result<(), Error> {
         Err(error) => {
             let message = error.to_string();
             failed.get_or_insert(Error::new(Code::InvalidArgument, message.clone()));
-            Sandbox { id, status: None, pid: None, exit: None, error: Some(message) }
+            SandboxView { id, status: None, pid: None, exit: None, error: Some(message) }
         }
     });
-    let sandboxes = Sandboxes { sandboxes: sandboxes.collect() };
+    let sandboxes = SandboxesOutput { sandboxes: sandboxes.collect() };
     output.show(&sandboxes, text)?;
     failed.map_or(Ok(()), Err)
 }
@@ -247,7 +247,7 @@ fn specifications(mut create: Create, images: &Path) -> Result<SandboxCreate, Er
 
 fn of_host(
     words: Vec<OsString>,
-    template: Option<Language>,
+    template: Option<LanguageArgument>,
     imports: Vec<String>,
 ) -> Result<SandboxSpec, Error> {
     let mut words = words.into_iter();
@@ -258,8 +258,8 @@ fn of_host(
         // The agent fills in the rest.
         template: template.map(|language| {
             let language = match language {
-                Language::Python => sublet_sandbox::Language::Python,
-                Language::Node => sublet_sandbox::Language::Node,
+                LanguageArgument::Python => sublet_sandbox::Language::Python,
+                LanguageArgument::Node => sublet_sandbox::Language::Node,
             };
             SandboxTemplate { language: encode_language(language), imports, ..SandboxTemplate::default() }
         }),
@@ -297,7 +297,7 @@ fn find_image(folder: &Path, name: &str) -> Result<Image, Error> {
     if !folder.is_dir() {
         return Err(none());
     }
-    let store = Store::open(folder)?;
+    let store = ImageStore::open(folder)?;
     let found = match name.parse::<Digest>() {
         Ok(digest) => store.find(&digest)?,
         Err(_) => store.named(&name.parse::<Reference>()?.to_string())?,
@@ -327,16 +327,16 @@ fn signal(text: &str) -> Result<i32, String> {
     known.ok_or_else(|| format!("{text:?} is not a signal: write it as TERM or 15"))
 }
 
-fn name(status: Status) -> &'static str {
+fn name(status: SandboxStatus) -> &'static str {
     match status {
-        Status::Creating => "creating",
-        Status::Created => "created",
-        Status::Running => "running",
-        Status::Stopped => "stopped",
+        SandboxStatus::Creating => "creating",
+        SandboxStatus::Created => "created",
+        SandboxStatus::Running => "running",
+        SandboxStatus::Stopped => "stopped",
     }
 }
 
-fn text(Sandboxes { sandboxes }: &Sandboxes) -> String {
+fn text(SandboxesOutput { sandboxes }: &SandboxesOutput) -> String {
     let or_dash = |text: Option<String>| text.unwrap_or_else(|| "-".to_owned());
     let rows: Vec<_> = sandboxes
         .iter()

@@ -11,30 +11,30 @@ use tracing_subscriber::EnvFilter;
 use tracing_subscriber::field::MakeExt;
 use tracing_subscriber::fmt::format;
 
-use super::output::{Output, table};
-use crate::config::{Line, Settings};
+use super::output::{CommandOutput, table};
+use crate::config::{ConfigLine, EffectiveSettings};
 
 /// Output of `--print-config`.
 #[derive(Debug, Serialize)]
 struct Configuration {
-    configuration: Vec<Line>,
+    configuration: Vec<ConfigLine>,
 }
 
 /// Shows every key with its value and source.
-pub(crate) fn show(settings: &Settings, output: &Output) -> Result<(), Error> {
+pub(crate) fn show(settings: &EffectiveSettings, output: &CommandOutput) -> Result<(), Error> {
     output.show(&Configuration { configuration: settings.lines() }, |shown| {
         let rows: Vec<_> = shown.configuration.iter().map(row).collect();
         table(&["KEY", "VALUE", "FROM"], &rows)
     })
 }
 
-fn row(line: &Line) -> [String; 3] {
+fn row(line: &ConfigLine) -> [String; 3] {
     let value = line.value.clone().unwrap_or_else(|| format!("({})", line.meaning.unwrap_or_default()));
     [line.key.clone(), value, line.from.clone()]
 }
 
 /// Starts the log on standard error, and logs which keys of the file the environment overrides.
-pub(crate) fn start_log(settings: &Settings) -> Result<(), Error> {
+pub(crate) fn start_log(settings: &EffectiveSettings) -> Result<(), Error> {
     log(settings.needed("log", filter)?)?;
     settings.warnings().for_each(|warning| tracing::warn!("{warning}"));
     Ok(())

@@ -5,13 +5,13 @@ use std::path::{Path, PathBuf};
 
 use clap::{Args, Subcommand};
 use serde::Serialize;
-use sublet_manager::store::{NatsOptions, Report};
+use sublet_manager::store::{AuditReport, NatsOptions};
 use sublet_manager::upkeep::{self, Overwrite, SigningKey};
 use sublet_proto::{Code, Error};
 use sublet_runtime::access::{Access, default_address, default_state, manager_address, socket_path};
 use sublet_runtime::manager::ManagerClient;
 
-use super::output::Output;
+use super::output::CommandOutput;
 
 const EXAMPLES: &str = "\
 Examples:
@@ -60,7 +60,7 @@ impl State {
 
 /// A store on NATS, in the place of the embedded one.
 #[derive(Debug, Args)]
-struct Servers {
+struct NatsArguments {
     /// Servers of a store on NATS, as nats://[user:password@]host[:port], several separated by commas
     #[arg(long, value_name = "URL", conflicts_with = "state")]
     store_url: Option<String>,
@@ -74,7 +74,7 @@ struct Servers {
     store_ca: Option<PathBuf>,
 }
 
-impl Servers {
+impl NatsArguments {
     fn options(&self) -> Option<NatsOptions> {
         let url = self.store_url.clone()?;
         Some(NatsOptions { url, name: self.store_name.clone(), replicas: 1, ca_file: self.store_ca.clone() })
@@ -85,7 +85,7 @@ impl Servers {
 #[derive(Debug, Args)]
 struct Check {
     #[command(flatten)]
-    servers: Servers,
+    servers: NatsArguments,
 
     #[command(flatten)]
     state: State,
@@ -99,7 +99,7 @@ struct Repair {
     new_signing_key: bool,
 
     #[command(flatten)]
-    servers: Servers,
+    servers: NatsArguments,
 
     #[command(flatten)]
     state: State,
@@ -159,15 +159,15 @@ struct CopyReport {
 }
 
 impl CheckReport {
-    fn of(report: Report) -> CheckReport {
-        let Report { restored, lost, notes, records, .. } = report;
+    fn of(report: AuditReport) -> CheckReport {
+        let AuditReport { restored, lost, notes, records, .. } = report;
         let (state, store, kept) = Default::default();
         CheckReport { state, store, whole: lost.is_empty(), lost, restored, notes, records, kept }
     }
 }
 
 /// Checks, repairs, backs up or restores.
-pub(crate) fn run(arguments: &Arguments, output: &Output) -> Result<(), Error> {
+pub(crate) fn run(arguments: &Arguments, output: &CommandOutput) -> Result<(), Error> {
     match &arguments.action {
         Action::Check(check) => {
             let (examined, of) = examine(check)?;

@@ -5,8 +5,8 @@ use serde::Serialize;
 use sublet_proto::Error;
 use sublet_proto::v1::{Quota, Tenant};
 
-use super::Connection;
-use super::output::{Output, table};
+use super::ConnectionArguments;
+use super::output::{CommandOutput, table};
 use super::parse::{amount, show_bytes, show_nano, size, whole};
 
 const EXAMPLES: &str = "\
@@ -86,7 +86,7 @@ struct Set {
     leases_per_day: Option<LimitWithDefault<u32>>,
 
     #[command(flatten)]
-    connection: Connection,
+    connection: ConnectionArguments,
 }
 
 /// A limit that has a default.
@@ -100,7 +100,7 @@ enum LimitWithDefault<T> {
 #[derive(Debug, Args)]
 struct List {
     #[command(flatten)]
-    connection: Connection,
+    connection: ConnectionArguments,
 }
 
 /// A tenant. Absent fields mean no limit.
@@ -128,7 +128,7 @@ struct TenantView {
 
 /// Output of `list`.
 #[derive(Debug, Serialize)]
-struct Tenants {
+struct TenantsOutput {
     tenants: Vec<TenantView>,
 }
 
@@ -219,18 +219,18 @@ fn spend(text: &str) -> Result<Limit<u64>, String> {
 }
 
 /// Sets limits or lists tenants.
-pub(crate) fn run(arguments: &Arguments, output: &Output) -> Result<(), Error> {
+pub(crate) fn run(arguments: &Arguments, output: &CommandOutput) -> Result<(), Error> {
     match &arguments.action {
         Action::Set(set) => run_set(set, output),
         Action::List(list) => {
             let tenants = list.connection.open()?.list_tenants()?;
-            let tenants = Tenants { tenants: tenants.into_iter().map(TenantView::from).collect() };
+            let tenants = TenantsOutput { tenants: tenants.into_iter().map(TenantView::from).collect() };
             output.show(&tenants, |shown| text(&shown.tenants))
         }
     }
 }
 
-fn run_set(set: &Set, output: &Output) -> Result<(), Error> {
+fn run_set(set: &Set, output: &CommandOutput) -> Result<(), Error> {
     let manager = set.connection.open()?;
     let known = manager.list_tenants()?.into_iter().find(|tenant| tenant.name == set.name);
     let held = known.and_then(|tenant| tenant.quota).unwrap_or_default();

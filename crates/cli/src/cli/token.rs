@@ -7,8 +7,8 @@ use serde::Serialize;
 use sublet_proto::v1::{CreateTokenRequest, Role, Token};
 use sublet_proto::{Code, Error};
 
-use super::Connection;
-use super::output::{Output, table};
+use super::ConnectionArguments;
+use super::output::{CommandOutput, table};
 use super::parse::{as_ms, duration, show_bytes, size};
 use super::time::{now_ms, show_moment};
 
@@ -78,7 +78,7 @@ struct Create {
     note: String,
 
     #[command(flatten)]
-    connection: Connection,
+    connection: ConnectionArguments,
 }
 
 /// Show the tokens, without their secrets
@@ -89,7 +89,7 @@ struct List {
     all: bool,
 
     #[command(flatten)]
-    connection: Connection,
+    connection: ConnectionArguments,
 }
 
 /// Revoke a token
@@ -99,7 +99,7 @@ struct Revoke {
     id: String,
 
     #[command(flatten)]
-    connection: Connection,
+    connection: ConnectionArguments,
 }
 
 /// A token without its secret.
@@ -151,7 +151,7 @@ struct CreatedToken {
 
 /// Output of `list`.
 #[derive(Debug, Serialize)]
-struct Tokens {
+struct TokensOutput {
     tokens: Vec<TokenView>,
 }
 
@@ -192,12 +192,12 @@ impl Create {
 }
 
 /// Creates, lists or revokes tokens.
-pub(crate) fn run(arguments: &Arguments, output: &Output) -> Result<(), Error> {
+pub(crate) fn run(arguments: &Arguments, output: &CommandOutput) -> Result<(), Error> {
     match &arguments.action {
         Action::Create(create) => run_create(create, output),
         Action::List(list) => {
             let tokens = list.connection.open()?.list_tokens(list.all)?;
-            let tokens = Tokens { tokens: tokens.into_iter().map(TokenView::from).collect() };
+            let tokens = TokensOutput { tokens: tokens.into_iter().map(TokenView::from).collect() };
             output.show(&tokens, |shown| text(&shown.tokens))
         }
         Action::Revoke(revoke) => {
@@ -207,7 +207,7 @@ pub(crate) fn run(arguments: &Arguments, output: &Output) -> Result<(), Error> {
     }
 }
 
-fn run_create(create: &Create, output: &Output) -> Result<(), Error> {
+fn run_create(create: &Create, output: &CommandOutput) -> Result<(), Error> {
     let request = create.request()?;
     let reply = create.connection.open()?.create_token(request)?;
     let token = reply.token.ok_or_else(|| Error::new(Code::Protocol, "the manager names no token"))?;

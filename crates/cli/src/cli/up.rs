@@ -8,7 +8,9 @@ use std::path::{Path, PathBuf};
 
 use clap::Args;
 use serde::Serialize;
-use sublet_agent::{Agent, Clients, ConnectionLimits, Network, Python, SharedCores, Warm};
+use sublet_agent::{
+    Agent, ClientUsers, NetworkOptions, Python, SharedCores, UnauthenticatedLimits, WarmInterpreters,
+};
 use sublet_manager::Manager;
 use sublet_proto::network::Fabric;
 use sublet_proto::price::{DEFAULT_PRICE, Prices};
@@ -20,13 +22,13 @@ use sublet_runtime::manager::ManagerClient;
 use sublet_runtime::{Access, Address};
 
 use super::daemon::{
-    ForWhom, Phase, Signals, blocking, find_spawner, find_worker, notify, own_node_name, stop_in_order,
+    DaemonPhase, ForWhom, Signals, blocking, find_spawner, find_worker, notify, own_node_name, stop_in_order,
 };
 use super::limits;
-use super::output::Output;
+use super::output::CommandOutput;
 use super::parse::{node_modules, show_bytes, size};
 use super::view::NodeView;
-use crate::config::agent::{Device, PLACES_OF_A_SHARED_CORE, device, python as wanted_python, wanted};
+use crate::config::agent::{DeviceSetting, PLACES_OF_A_SHARED_CORE, device, python as wanted_python, wanted};
 
 const EXAMPLES: &str = "\
 Examples:
@@ -108,7 +110,7 @@ pub(crate) struct Arguments {
 
     /// Kinds of devices that execute kernels on this node: opencl, cuda, or none [default: opencl]
     #[arg(long, value_name = "KIND", value_delimiter = ',', value_parser = device)]
-    devices: Vec<Device>,
+    devices: Vec<DeviceSetting>,
 
     /// Name of this node [default: the host name]
     #[arg(long)]
@@ -149,7 +151,7 @@ impl PriceArguments {
 
 /// Report that manager and agent are running.
 #[derive(Debug, Serialize)]
-struct Up {
+struct UpReady {
     manager: String,
     state: PathBuf,
     pid: u32,
@@ -159,7 +161,7 @@ struct Up {
 }
 
 /// Runs until a signal.
-pub(crate) fn run(arguments: Arguments, output: &Output) -> Result<(), Error> {
+pub(crate) fn run(arguments: Arguments, output: &CommandOutput) -> Result<(), Error> {
     let runtime = tokio::runtime::Builder::new_current_thread()
         .enable_all()
         .build()
@@ -167,16 +169,16 @@ pub(crate) fn run(arguments: Arguments, output: &Output) -> Result<(), Error> {
     runtime.block_on(serve(arguments, output))
 }
 
-async fn serve(arguments: Arguments, output: &Output) -> Result<(), Error> {
+async fn serve(arguments: Arguments, output: &CommandOutput) -> Result<(), Error> {
     let mut signals = Signals::listen_for(&arguments.for_whom)?;
     limits::warn_of_file_sizes();
     let state = absolute(
         &arguments.state.clone().filter(|state| !state.as_os_str().is_empty()).unwrap_or_else(default_state),
     )?;
-    let programs = Programs { worker: worker()?, spawner: find_spawner()? };
-    let options = sublet_manager::Options {
+    let programs = AgentPrograms { worker: worker()?, spawner: find_spawner()? };
+    let options = sublet_manager::ManagerOptions {
         prices: Prices { default: arguments.price.price(), ..Prices::default() },
-        ..sublet_manager::Options::in_folder(state.clone())
+        ..sublet_manager::ManagerOptions::in_folder(state.clone())
     };
     let manager = Manager::start(options).await?;
     let served = lend(agent_options(arguments, &state, programs), &state, output, &mut signals).await;
@@ -185,9 +187,9 @@ async fn serve(arguments: Arguments, output: &Output) -> Result<(), Error> {
 
 /// Runs the agent until a signal. The manager runs until this returns.
 async fn lend(
-    options: sublet_agent::Options,
+    options: sublet_agent::AgentOptions,
     state: &Path,
-    output: &Output,
+    output: &CommandOutput,
     signals: &mut Signals,
 ) -> Result<(), Error> {
     let (state, access) = (state.to_owned(), options.access.clone());
@@ -195,7 +197,7 @@ async fn lend(
         let agent = Agent::start(options)?;
         let node = ManagerClient::connect_with(access)?.nodes()?.pop();
         let python = agent.python().map(Path::to_owned);
-        let up = Up {
+        let up = UpReady {
             manager: manager_address(&state),
             state,
             pid: std::process::id(),
@@ -205,7 +207,7 @@ async fn lend(
         Ok((agent, up))
     });
     let (agent, up) = started.await?;
-    notify(Phase::Ready);
+    notify(DaemonPhase::Ready);
     let shown = output.announce(&up, text);
     if shown.is_ok() {
         signals.next().await;
@@ -219,13 +221,13 @@ async fn lend(
 }
 
 /// Programs that the agent starts.
-struct Programs {
+struct AgentPrograms {
     worker: PathBuf,
     spawner: PathBuf,
 }
 
-fn agent_options(arguments: Arguments, state: &Path, programs: Programs) -> sublet_agent::Options {
-    sublet_agent::Options {
+fn agent_options(arguments: Arguments, state: &Path, programs: AgentPrograms) -> sublet_agent::AgentOptions {
+    sublet_agent::AgentOptions {
         state: state.to_owned(),
         socket: state.join("agent.sock"),
         access: Access {
@@ -244,7 +246,7 @@ fn agent_options(arguments: Arguments, state: &Path, programs: Programs) -> subl
         spawner: programs.spawner,
         lend_network: arguments.lend_network,
         container_runtime: arguments.container_runtime,
-        warm: Warm {
+        warm: WarmInterpreters {
             python: python(arguments.python),
             node: arguments.node,
             node_modules: arguments.node_modules,
@@ -257,12 +259,12 @@ fn agent_options(arguments: Arguments, state: &Path, programs: Programs) -> subl
         idle_timeout: None,
         pool: None,
         rack: String::new(),
-        clients: Clients::OwnUser,
-        connections: ConnectionLimits::default(),
-        network: arguments.listen.map(|listen| Network {
+        clients: ClientUsers::OwnUser,
+        connections: UnauthenticatedLimits::default(),
+        network: arguments.listen.map(|listen| NetworkOptions {
             fabrics: arguments.fabrics,
             encrypt: arguments.encrypt,
-            ..Network::at(listen)
+            ..NetworkOptions::at(listen)
         }),
     }
 }
@@ -273,8 +275,8 @@ fn python(flag: Option<String>) -> Python {
     said.map_or(Python::Found, |text| wanted_python(&text))
 }
 
-fn text(up: &Up) -> String {
-    let Up { manager, node, python, .. } = up;
+fn text(up: &UpReady) -> String {
+    let UpReady { manager, node, python, .. } = up;
     let cores = if node.cores == 1 { "core" } else { "cores" };
     let python = match python {
         Some(program) => {

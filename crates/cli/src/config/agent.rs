@@ -4,7 +4,8 @@ use std::net::SocketAddr;
 use std::path::PathBuf;
 
 use sublet_agent::{
-    Clients, ConnectionLimits, MAX_UNAUTHENTICATED, Network, Options, Python, SharedCores, Warm,
+    AgentOptions, ClientUsers, MAX_UNAUTHENTICATED, NetworkOptions, Python, SharedCores,
+    UnauthenticatedLimits, WarmInterpreters,
 };
 use sublet_proto::network::{Fabric, host_and_port};
 use sublet_proto::pu::{MAX_NODE_NAME_BYTES, PROCESSOR, check_neighbours, is_node_name, is_processor_kind};
@@ -12,15 +13,15 @@ use sublet_proto::{Error, package};
 use sublet_runtime::Access;
 use sublet_runtime::access::{default_address, default_state};
 
-use super::{ConfiguredProgram, Key, Kind, Otherwise, Schema, Settings, Visibility};
+use super::{ConfigKey, ConfiguredProgram, EffectiveSettings, Otherwise, Schema, ValueKind, Visibility};
 use crate::cli::daemon::{find_spawner, find_worker, host_name};
 use crate::cli::files::warn_of_open_secret;
 use crate::cli::parse::{absolute, duration, node_modules, pool, size, switch, whole};
 
 /// The program `sublet agent`.
-pub(crate) struct Program;
+pub(crate) struct AgentProgram;
 
-impl ConfiguredProgram for Program {
+impl ConfiguredProgram for AgentProgram {
     const SCHEMA: &'static Schema = &SCHEMA;
 }
 
@@ -31,9 +32,9 @@ const DEFAULT_LISTEN: &str = "0.0.0.0:7441";
 pub(crate) const SCHEMA: Schema = Schema {
     file: "/etc/sublet/agent.toml",
     keys: &[
-        Key {
+        ConfigKey {
             name: "name",
-            kind: Kind::Text,
+            kind: ValueKind::Text,
             environment: "SUBLET_NAME",
             flag: "name",
             value: "NAME",
@@ -41,9 +42,9 @@ pub(crate) const SCHEMA: Schema = Schema {
             otherwise: Otherwise::Found(host_name),
             shown: Visibility::Openly,
         },
-        Key {
+        ConfigKey {
             name: "state",
-            kind: Kind::Text,
+            kind: ValueKind::Text,
             environment: "SUBLET_STATE",
             flag: "state",
             value: "FOLDER",
@@ -51,9 +52,9 @@ pub(crate) const SCHEMA: Schema = Schema {
             otherwise: Otherwise::Found(state),
             shown: Visibility::Openly,
         },
-        Key {
+        ConfigKey {
             name: "socket",
-            kind: Kind::Text,
+            kind: ValueKind::Text,
             environment: "",
             flag: "socket",
             value: "PATH",
@@ -61,9 +62,9 @@ pub(crate) const SCHEMA: Schema = Schema {
             otherwise: Otherwise::Means("agent.sock in the state folder"),
             shown: Visibility::Openly,
         },
-        Key {
+        ConfigKey {
             name: "listen",
-            kind: Kind::Text,
+            kind: ValueKind::Text,
             environment: "SUBLET_AGENT_LISTEN",
             flag: "listen",
             value: "ADDRESS:PORT",
@@ -71,9 +72,9 @@ pub(crate) const SCHEMA: Schema = Schema {
             otherwise: Otherwise::Is(DEFAULT_LISTEN),
             shown: Visibility::Openly,
         },
-        Key {
+        ConfigKey {
             name: "advertise",
-            kind: Kind::Text,
+            kind: ValueKind::Text,
             environment: "SUBLET_AGENT_ADVERTISE",
             flag: "advertise",
             value: "HOST:PORT",
@@ -83,9 +84,9 @@ pub(crate) const SCHEMA: Schema = Schema {
             ),
             shown: Visibility::Openly,
         },
-        Key {
+        ConfigKey {
             name: "fabrics",
-            kind: Kind::List,
+            kind: ValueKind::List,
             environment: "SUBLET_AGENT_FABRICS",
             flag: "fabrics",
             value: "FABRIC",
@@ -93,9 +94,9 @@ pub(crate) const SCHEMA: Schema = Schema {
             otherwise: Otherwise::Means("the RDMA networks of this machine, then tcp"),
             shown: Visibility::Openly,
         },
-        Key {
+        ConfigKey {
             name: "encrypt",
-            kind: Kind::Switch,
+            kind: ValueKind::Switch,
             environment: "SUBLET_AGENT_ENCRYPT",
             flag: "encrypt",
             value: "BOOL",
@@ -103,9 +104,9 @@ pub(crate) const SCHEMA: Schema = Schema {
             otherwise: Otherwise::Is("false"),
             shown: Visibility::Openly,
         },
-        Key {
+        ConfigKey {
             name: "managers",
-            kind: Kind::List,
+            kind: ValueKind::List,
             environment: "SUBLET_MANAGER",
             flag: "manager",
             value: "ADDRESS",
@@ -113,9 +114,9 @@ pub(crate) const SCHEMA: Schema = Schema {
             otherwise: Otherwise::Found(default_address),
             shown: Visibility::Openly,
         },
-        Key {
+        ConfigKey {
             name: "ca",
-            kind: Kind::Text,
+            kind: ValueKind::Text,
             environment: "SUBLET_CA",
             flag: "ca",
             value: "FILE",
@@ -123,9 +124,9 @@ pub(crate) const SCHEMA: Schema = Schema {
             otherwise: Otherwise::Means("none; required for https"),
             shown: Visibility::Openly,
         },
-        Key {
+        ConfigKey {
             name: "token_file",
-            kind: Kind::Text,
+            kind: ValueKind::Text,
             environment: "SUBLET_TOKEN_FILE",
             flag: "token-file",
             value: "FILE",
@@ -133,9 +134,9 @@ pub(crate) const SCHEMA: Schema = Schema {
             otherwise: Otherwise::Means("none; required for https"),
             shown: Visibility::Openly,
         },
-        Key {
+        ConfigKey {
             name: "token",
-            kind: Kind::Text,
+            kind: ValueKind::Text,
             environment: "SUBLET_TOKEN",
             flag: "",
             value: "SECRET",
@@ -143,9 +144,9 @@ pub(crate) const SCHEMA: Schema = Schema {
             otherwise: Otherwise::Means("the contents of token_file"),
             shown: Visibility::Never,
         },
-        Key {
+        ConfigKey {
             name: "cores",
-            kind: Kind::Whole,
+            kind: ValueKind::Whole,
             environment: "SUBLET_CORES",
             flag: "cores",
             value: "N",
@@ -153,9 +154,9 @@ pub(crate) const SCHEMA: Schema = Schema {
             otherwise: Otherwise::Means("all cores that are not shared"),
             shown: Visibility::Openly,
         },
-        Key {
+        ConfigKey {
             name: "memory",
-            kind: Kind::Size,
+            kind: ValueKind::Size,
             environment: "SUBLET_MEMORY",
             flag: "memory",
             value: "SIZE",
@@ -163,9 +164,9 @@ pub(crate) const SCHEMA: Schema = Schema {
             otherwise: Otherwise::Means("three quarters of the usable memory"),
             shown: Visibility::Openly,
         },
-        Key {
+        ConfigKey {
             name: "shared_cores",
-            kind: Kind::Whole,
+            kind: ValueKind::Whole,
             environment: "SUBLET_SHARED_CORES",
             flag: "shared-cores",
             value: "N",
@@ -173,9 +174,9 @@ pub(crate) const SCHEMA: Schema = Schema {
             otherwise: Otherwise::Is("0"),
             shown: Visibility::Openly,
         },
-        Key {
+        ConfigKey {
             name: "shared_places",
-            kind: Kind::Whole,
+            kind: ValueKind::Whole,
             environment: "SUBLET_SHARED_PLACES",
             flag: "shared-places",
             value: "N",
@@ -183,9 +184,9 @@ pub(crate) const SCHEMA: Schema = Schema {
             otherwise: Otherwise::Means("4 for each shared core"),
             shown: Visibility::Openly,
         },
-        Key {
+        ConfigKey {
             name: "idle_timeout",
-            kind: Kind::Text,
+            kind: ValueKind::Text,
             environment: "SUBLET_IDLE_TIMEOUT",
             flag: "idle-timeout",
             value: "TIME",
@@ -193,9 +194,9 @@ pub(crate) const SCHEMA: Schema = Schema {
             otherwise: Otherwise::Means("leases may be idle until they expire"),
             shown: Visibility::Openly,
         },
-        Key {
+        ConfigKey {
             name: "pool",
-            kind: Kind::Text,
+            kind: ValueKind::Text,
             environment: "SUBLET_POOL",
             flag: "pool",
             value: "POOL",
@@ -203,9 +204,9 @@ pub(crate) const SCHEMA: Schema = Schema {
             otherwise: Otherwise::Means("balanced, or by its manager's pools.balanced"),
             shown: Visibility::Openly,
         },
-        Key {
+        ConfigKey {
             name: "rack",
-            kind: Kind::Text,
+            kind: ValueKind::Text,
             environment: "SUBLET_RACK",
             flag: "rack",
             value: "NAME",
@@ -213,9 +214,9 @@ pub(crate) const SCHEMA: Schema = Schema {
             otherwise: Otherwise::Means("none: no other node counts as close"),
             shown: Visibility::Openly,
         },
-        Key {
+        ConfigKey {
             name: "clients",
-            kind: Kind::Text,
+            kind: ValueKind::Text,
             environment: "SUBLET_CLIENTS",
             flag: "clients",
             value: "WHOSE",
@@ -223,9 +224,9 @@ pub(crate) const SCHEMA: Schema = Schema {
             otherwise: Otherwise::Is("own-user"),
             shown: Visibility::Openly,
         },
-        Key {
+        ConfigKey {
             name: "connections.unauthenticated",
-            kind: Kind::Whole,
+            kind: ValueKind::Whole,
             environment: "SUBLET_CONNECTIONS_UNAUTHENTICATED",
             flag: "connections-unauthenticated",
             value: "N",
@@ -233,9 +234,9 @@ pub(crate) const SCHEMA: Schema = Schema {
             otherwise: Otherwise::Means("256, or what the limit of open files (ulimit -n) allows"),
             shown: Visibility::Openly,
         },
-        Key {
+        ConfigKey {
             name: "connections.per_party",
-            kind: Kind::Whole,
+            kind: ValueKind::Whole,
             environment: "SUBLET_CONNECTIONS_PER_PARTY",
             flag: "connections-per-party",
             value: "N",
@@ -243,9 +244,9 @@ pub(crate) const SCHEMA: Schema = Schema {
             otherwise: Otherwise::Means("a quarter of connections.unauthenticated"),
             shown: Visibility::Openly,
         },
-        Key {
+        ConfigKey {
             name: "lend_network",
-            kind: Kind::Switch,
+            kind: ValueKind::Switch,
             environment: "SUBLET_LEND_NETWORK",
             flag: "lend-network",
             value: "BOOL",
@@ -253,9 +254,9 @@ pub(crate) const SCHEMA: Schema = Schema {
             otherwise: Otherwise::Is("false"),
             shown: Visibility::Openly,
         },
-        Key {
+        ConfigKey {
             name: "container_runtime",
-            kind: Kind::Text,
+            kind: ValueKind::Text,
             environment: "SUBLET_CONTAINER_RUNTIME",
             flag: "container-runtime",
             value: "PROGRAM",
@@ -263,9 +264,9 @@ pub(crate) const SCHEMA: Schema = Schema {
             otherwise: Otherwise::Means("the agent creates them itself"),
             shown: Visibility::Openly,
         },
-        Key {
+        ConfigKey {
             name: "python",
-            kind: Kind::Text,
+            kind: ValueKind::Text,
             environment: "SUBLET_PYTHON",
             flag: "python",
             value: "PROGRAM",
@@ -273,9 +274,9 @@ pub(crate) const SCHEMA: Schema = Schema {
             otherwise: Otherwise::Means("none"),
             shown: Visibility::Openly,
         },
-        Key {
+        ConfigKey {
             name: "node",
-            kind: Kind::Text,
+            kind: ValueKind::Text,
             environment: "SUBLET_NODE",
             flag: "node",
             value: "PROGRAM",
@@ -283,9 +284,9 @@ pub(crate) const SCHEMA: Schema = Schema {
             otherwise: Otherwise::Means("none"),
             shown: Visibility::Openly,
         },
-        Key {
+        ConfigKey {
             name: "node_modules",
-            kind: Kind::Text,
+            kind: ValueKind::Text,
             environment: "SUBLET_NODE_MODULES",
             flag: "node-modules",
             value: "FOLDER",
@@ -293,9 +294,9 @@ pub(crate) const SCHEMA: Schema = Schema {
             otherwise: Otherwise::Means("none"),
             shown: Visibility::Openly,
         },
-        Key {
+        ConfigKey {
             name: "cache",
-            kind: Kind::Size,
+            kind: ValueKind::Size,
             environment: "SUBLET_CACHE",
             flag: "cache",
             value: "SIZE",
@@ -303,9 +304,9 @@ pub(crate) const SCHEMA: Schema = Schema {
             otherwise: Otherwise::Means("a quarter of the state folder's file system"),
             shown: Visibility::Openly,
         },
-        Key {
+        ConfigKey {
             name: "registries",
-            kind: Kind::List,
+            kind: ValueKind::List,
             environment: "SUBLET_REGISTRIES",
             flag: "registries",
             value: "REGISTRY",
@@ -313,9 +314,9 @@ pub(crate) const SCHEMA: Schema = Schema {
             otherwise: Otherwise::Means("all except those on this machine"),
             shown: Visibility::Openly,
         },
-        Key {
+        ConfigKey {
             name: "pu",
-            kind: Kind::Text,
+            kind: ValueKind::Text,
             environment: "SUBLET_PU",
             flag: "pu",
             value: "KIND",
@@ -323,9 +324,9 @@ pub(crate) const SCHEMA: Schema = Schema {
             otherwise: Otherwise::Is(PROCESSOR),
             shown: Visibility::Openly,
         },
-        Key {
+        ConfigKey {
             name: "neighbours",
-            kind: Kind::List,
+            kind: ValueKind::List,
             environment: "SUBLET_NEIGHBOURS",
             flag: "neighbour",
             value: "NODE",
@@ -333,9 +334,9 @@ pub(crate) const SCHEMA: Schema = Schema {
             otherwise: Otherwise::Means("none"),
             shown: Visibility::Openly,
         },
-        Key {
+        ConfigKey {
             name: "devices",
-            kind: Kind::List,
+            kind: ValueKind::List,
             environment: "SUBLET_DEVICES",
             flag: "devices",
             value: "KIND",
@@ -343,9 +344,9 @@ pub(crate) const SCHEMA: Schema = Schema {
             otherwise: Otherwise::Means("opencl, if a driver for it is installed"),
             shown: Visibility::Openly,
         },
-        Key {
+        ConfigKey {
             name: "worker",
-            kind: Kind::Text,
+            kind: ValueKind::Text,
             environment: "SUBLET_WORKER",
             flag: "worker",
             value: "FILE",
@@ -363,9 +364,9 @@ pub(crate) const PLACES_OF_A_SHARED_CORE: u32 = 4;
 const MAX_CORES: u64 = 1 << 16;
 
 /// Converts the settings to the agent's options.
-pub(crate) fn options(settings: &Settings) -> Result<Options, Error> {
+pub(crate) fn options(settings: &EffectiveSettings) -> Result<AgentOptions, Error> {
     let state = settings.needed("state", absolute)?;
-    Ok(Options {
+    Ok(AgentOptions {
         socket: socket(settings)?,
         access: access(settings)?,
         name: settings.needed("name", node_name)?,
@@ -379,7 +380,7 @@ pub(crate) fn options(settings: &Settings) -> Result<Options, Error> {
         spawner: find_spawner()?,
         lend_network: settings.needed("lend_network", switch)?,
         container_runtime: settings.value("container_runtime", |text| Ok(PathBuf::from(text)))?,
-        warm: Warm {
+        warm: WarmInterpreters {
             python: settings.value("python", |text| Ok(python(text)))?.unwrap_or_default(),
             node: settings.value("node", |text| Ok(PathBuf::from(text)))?,
             node_modules: settings.value("node_modules", node_modules)?,
@@ -400,7 +401,7 @@ pub(crate) fn options(settings: &Settings) -> Result<Options, Error> {
 }
 
 /// Checks the settings like [`options`], except for files that only the node's machine has: token and certificates.
-pub(crate) fn check(settings: &Settings) -> Result<(), Error> {
+pub(crate) fn check(settings: &EffectiveSettings) -> Result<(), Error> {
     socket(settings)?;
     settings.needed("managers", |text| Access::parse(text).map_err(|error| error.message))?;
     settings.stronger("token_file", "token")?;
@@ -419,7 +420,7 @@ pub(crate) fn check(settings: &Settings) -> Result<(), Error> {
     settings.needed("clients", clients).map(drop)
 }
 
-fn connections(settings: &Settings) -> Result<ConnectionLimits, Error> {
+fn connections(settings: &EffectiveSettings) -> Result<UnauthenticatedLimits, Error> {
     let number = |text: &str| whole(text, 1..=MAX_UNAUTHENTICATED as u64).map(|number| number as usize);
     let unauthenticated = settings.value("connections.unauthenticated", number)?;
     let per_party = settings.value("connections.per_party", number)?;
@@ -428,20 +429,20 @@ fn connections(settings: &Settings) -> Result<ConnectionLimits, Error> {
         let why = format!("must be at most {most} (connections.unauthenticated)");
         return Err(settings.invalid("connections.per_party", &why));
     }
-    Ok(ConnectionLimits { unauthenticated, per_party })
+    Ok(UnauthenticatedLimits { unauthenticated, per_party })
 }
 
 /// Network settings for clients on other machines, if the agent listens for them.
-fn network(settings: &Settings) -> Result<Option<Network>, Error> {
+fn network(settings: &EffectiveSettings) -> Result<Option<NetworkOptions>, Error> {
     let listen = settings.value("listen", listen)?.flatten();
     let advertise = settings.value("advertise", advertise)?;
     let fabrics = settings.list("fabrics", fabric)?;
     let encrypt = settings.needed("encrypt", switch)?;
-    Ok(listen.map(|listen| Network { listen, advertise, fabrics, encrypt }))
+    Ok(listen.map(|listen| NetworkOptions { listen, advertise, fabrics, encrypt }))
 }
 
 /// Path of the running agent's Unix socket.
-pub(crate) fn socket(settings: &Settings) -> Result<PathBuf, Error> {
+pub(crate) fn socket(settings: &EffectiveSettings) -> Result<PathBuf, Error> {
     match settings.value("socket", absolute)? {
         Some(socket) => Ok(socket),
         None => Ok(settings.needed("state", absolute)?.join("agent.sock")),
@@ -452,7 +453,7 @@ fn state() -> String {
     default_state().display().to_string()
 }
 
-fn access(settings: &Settings) -> Result<Access, Error> {
+fn access(settings: &EffectiveSettings) -> Result<Access, Error> {
     let mut access =
         settings.needed("managers", |text| Access::parse(text).map_err(|error| error.message))?;
     let named = |name: &str, error: Error| settings.invalid(name, &error.message);
@@ -478,7 +479,7 @@ fn cores(text: &str) -> Result<u32, String> {
     whole(text, 0..=MAX_CORES).map(|cores| cores as u32)
 }
 
-fn shared(settings: &Settings) -> Result<Option<SharedCores>, Error> {
+fn shared(settings: &EffectiveSettings) -> Result<Option<SharedCores>, Error> {
     let cores = settings.needed("shared_cores", cores)?;
     let places = settings.value("shared_places", self::cores)?;
     match (cores, places) {
@@ -543,7 +544,7 @@ fn processor_kind(text: &str) -> Result<String, String> {
 }
 
 /// Parses the neighbours of the node with the configured name.
-fn neighbours(settings: &Settings) -> Result<Vec<String>, Error> {
+fn neighbours(settings: &EffectiveSettings) -> Result<Vec<String>, Error> {
     let name = settings.needed("name", node_name)?;
     let named = settings.list("neighbours", |text| Ok(text.to_owned()))?;
     match check_neighbours(&name, &named) {
@@ -554,28 +555,28 @@ fn neighbours(settings: &Settings) -> Result<Vec<String>, Error> {
 
 /// Kind of device, by the name of its kind of packages, or `none`.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Device(Option<package::Kind>);
+pub(crate) struct DeviceSetting(Option<package::PackageKind>);
 
 /// Parses a kind of device.
-pub(crate) fn device(text: &str) -> Result<Device, String> {
+pub(crate) fn device(text: &str) -> Result<DeviceSetting, String> {
     if text == "none" {
-        return Ok(Device(None));
+        return Ok(DeviceSetting(None));
     }
-    let kind = package::Kind::parse(text).ok().filter(|kind| kind.is_of_kernels());
-    kind.map(|kind| Device(Some(kind)))
+    let kind = package::PackageKind::parse(text).ok().filter(|kind| kind.is_of_kernels());
+    kind.map(|kind| DeviceSetting(Some(kind)))
         .ok_or_else(|| format!("{text:?} is not a kind of device: use opencl, cuda or none"))
 }
 
 /// Converts the named kinds of devices to the agent's option, if any were named.
-pub(crate) fn wanted(devices: Vec<Device>) -> Option<Vec<package::Kind>> {
+pub(crate) fn wanted(devices: Vec<DeviceSetting>) -> Option<Vec<package::PackageKind>> {
     let kinds = devices.iter().filter_map(|device| device.0).collect();
     (!devices.is_empty()).then_some(kinds)
 }
 
-fn clients(text: &str) -> Result<Clients, String> {
+fn clients(text: &str) -> Result<ClientUsers, String> {
     match text {
-        "own-user" => Ok(Clients::OwnUser),
-        "all-users" => Ok(Clients::AllUsers),
+        "own-user" => Ok(ClientUsers::OwnUser),
+        "all-users" => Ok(ClientUsers::AllUsers),
         _ => Err(format!("{text:?} is not valid: use own-user or all-users")),
     }
 }

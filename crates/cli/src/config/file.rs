@@ -8,7 +8,7 @@ use sublet_proto::{Code, Error};
 use toml::Spanned;
 use toml::de::{DeTable, DeValue};
 
-use super::{Kind, Schema, Setting, Source};
+use super::{Schema, Setting, ValueKind, ValueSource};
 
 /// Largest configuration file, in bytes.
 const MAX_FILE_BYTES: u64 = 1 << 20;
@@ -33,7 +33,7 @@ pub(super) fn parse(
     text: &str,
     schema: &'static Schema,
 ) -> Result<Vec<(String, Setting)>, Error> {
-    let mut reader = Reader { path, text, schema, settings: Vec::new() };
+    let mut reader = ConfigReader { path, text, schema, settings: Vec::new() };
     let document = DeTable::parse(text).map_err(|error| {
         let start = error.span().map_or(0, |span| span.start);
         reader.invalid(start, error.message())
@@ -42,14 +42,14 @@ pub(super) fn parse(
     Ok(reader.settings)
 }
 
-struct Reader<'file> {
+struct ConfigReader<'file> {
     path: &'file Path,
     text: &'file str,
     schema: &'static Schema,
     settings: Vec<(String, Setting)>,
 }
 
-impl Reader<'_> {
+impl ConfigReader<'_> {
     fn table(&mut self, prefix: &str, table: &DeTable<'_>) -> Result<(), Error> {
         for (key, value) in table.iter() {
             let name = format!("{prefix}{}", key.get_ref());
@@ -59,7 +59,7 @@ impl Reader<'_> {
                 (Some(known), _) => {
                     let text = self.text_of(&name, known.kind, value)?;
                     let source =
-                        Source::File { path: self.path.to_owned(), line: self.line(key.span().start) };
+                        ValueSource::File { path: self.path.to_owned(), line: self.line(key.span().start) };
                     self.settings.push((name, Setting { text, source }));
                 }
                 (None, DeValue::Table(inner)) if self.is_table(&name) => {
@@ -81,23 +81,25 @@ impl Reader<'_> {
         })
     }
 
-    fn text_of(&self, name: &str, kind: Kind, value: &Spanned<DeValue<'_>>) -> Result<String, Error> {
+    fn text_of(&self, name: &str, kind: ValueKind, value: &Spanned<DeValue<'_>>) -> Result<String, Error> {
         let wrong = |value: &Spanned<DeValue<'_>>| {
             let why = format!("{name}: found {}, expected {}", value.get_ref().type_str(), kind.allowed());
             self.invalid(value.span().start, &why)
         };
         match (kind, value.get_ref()) {
-            (Kind::Text | Kind::Size, DeValue::String(text)) => Ok(text.to_string()),
-            (Kind::Switch, DeValue::Boolean(value)) => Ok(value.to_string()),
-            (Kind::Whole | Kind::Size, DeValue::Integer(number)) => {
+            (ValueKind::Text | ValueKind::Size, DeValue::String(text)) => Ok(text.to_string()),
+            (ValueKind::Switch, DeValue::Boolean(value)) => Ok(value.to_string()),
+            (ValueKind::Whole | ValueKind::Size, DeValue::Integer(number)) => {
                 let number = u64::from_str_radix(number.as_str(), number.radix());
                 number.map(|number| number.to_string()).map_err(|_| wrong(value))
             }
             // A single value may replace a list, and a list of one value a single value: the same key may be a list for one
             // program and not for the other.
-            (Kind::List, DeValue::String(text)) => Ok(text.to_string()),
-            (Kind::Text, DeValue::Array(items)) if items.len() == 1 => self.text_of(name, kind, &items[0]),
-            (Kind::List, DeValue::Array(items)) => {
+            (ValueKind::List, DeValue::String(text)) => Ok(text.to_string()),
+            (ValueKind::Text, DeValue::Array(items)) if items.len() == 1 => {
+                self.text_of(name, kind, &items[0])
+            }
+            (ValueKind::List, DeValue::Array(items)) => {
                 let text = |item: &Spanned<DeValue<'_>>| match item.get_ref() {
                     DeValue::String(text) if !text.contains(',') => Ok(text.to_string()),
                     _ => Err(wrong(item)),

@@ -6,7 +6,7 @@ use std::path::PathBuf;
 
 use clap::{Arg, ArgAction, ArgMatches, Args, Command, FromArgMatches};
 
-use super::{Key, Kind, Otherwise, Schema};
+use super::{ConfigKey, Otherwise, Schema, ValueKind};
 
 /// A program that has a configuration.
 pub(crate) trait ConfiguredProgram {
@@ -15,19 +15,19 @@ pub(crate) trait ConfiguredProgram {
 }
 
 /// Flags of a program's configuration.
-pub(crate) struct Flags<P> {
+pub(crate) struct ConfigFlags<P> {
     pub(super) config: Option<PathBuf>,
-    pub(super) given: Vec<(&'static Key, String)>,
+    pub(super) given: Vec<(&'static ConfigKey, String)>,
     program: PhantomData<P>,
 }
 
-impl<P> fmt::Debug for Flags<P> {
+impl<P> fmt::Debug for ConfigFlags<P> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Flags").field("config", &self.config).field("given", &self.given).finish()
     }
 }
 
-impl<P: ConfiguredProgram> Args for Flags<P> {
+impl<P: ConfiguredProgram> Args for ConfigFlags<P> {
     fn augment_args(command: Command) -> Command {
         let config = Arg::new("config")
             .long("config")
@@ -42,14 +42,14 @@ impl<P: ConfiguredProgram> Args for Flags<P> {
     }
 }
 
-impl<P: ConfiguredProgram> FromArgMatches for Flags<P> {
-    fn from_arg_matches(matches: &ArgMatches) -> Result<Flags<P>, clap::Error> {
+impl<P: ConfiguredProgram> FromArgMatches for ConfigFlags<P> {
+    fn from_arg_matches(matches: &ArgMatches) -> Result<ConfigFlags<P>, clap::Error> {
         let given = with_flag(P::SCHEMA).filter_map(|key| {
             let values: Vec<&str> = matches.get_many::<String>(key.name)?.map(String::as_str).collect();
             Some((key, values.join(",")))
         });
         let config = matches.get_one::<PathBuf>("config").cloned();
-        Ok(Flags { given: given.collect(), config, program: PhantomData })
+        Ok(ConfigFlags { given: given.collect(), config, program: PhantomData })
     }
 
     fn update_from_arg_matches(&mut self, matches: &ArgMatches) -> Result<(), clap::Error> {
@@ -58,11 +58,11 @@ impl<P: ConfiguredProgram> FromArgMatches for Flags<P> {
     }
 }
 
-fn with_flag(schema: &'static Schema) -> impl Iterator<Item = &'static Key> {
+fn with_flag(schema: &'static Schema) -> impl Iterator<Item = &'static ConfigKey> {
     schema.keys.iter().filter(|key| !key.flag.is_empty())
 }
 
-fn argument(key: &'static Key) -> Arg {
+fn argument(key: &'static ConfigKey) -> Arg {
     let otherwise = match key.otherwise {
         Otherwise::Is(text) => format!(" [default: {text}]"),
         Otherwise::Means(text) => format!(" [default: {text}]"),
@@ -72,12 +72,12 @@ fn argument(key: &'static Key) -> Arg {
         "" => String::new(),
         variable => format!(" [env: {variable}]"),
     };
-    let action = if key.kind == Kind::List { ArgAction::Append } else { ArgAction::Set };
+    let action = if key.kind == ValueKind::List { ArgAction::Append } else { ArgAction::Set };
     let help = format!("{}{otherwise}{environment}", key.help);
     let flag = Arg::new(key.name).long(key.flag).value_name(key.value).action(action).help(help);
     match key.kind {
         // The flag without a value means true.
-        Kind::Switch => flag.num_args(0..=1).default_missing_value("true"),
+        ValueKind::Switch => flag.num_args(0..=1).default_missing_value("true"),
         _ => flag,
     }
 }

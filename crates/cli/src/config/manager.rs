@@ -6,19 +6,19 @@ use std::time::Duration;
 
 use sublet_manager::core::{Level, QueueLimits};
 use sublet_manager::store::NatsOptions;
-use sublet_manager::{ConnectionLimits, MAX_CONNECTIONS, Options, Retention, StoreOptions, Tls};
+use sublet_manager::{ConnectionLimits, MAX_CONNECTIONS, ManagerOptions, Retention, StoreOptions, Tls};
 use sublet_proto::Error;
 use sublet_proto::price::Prices;
 use sublet_proto::v1::Price;
 use sublet_runtime::access::default_state;
 
-use super::{ConfiguredProgram, Key, Kind, Otherwise, Schema, Settings, Visibility};
+use super::{ConfigKey, ConfiguredProgram, EffectiveSettings, Otherwise, Schema, ValueKind, Visibility};
 use crate::cli::parse::{absolute, duration, size, switch, whole};
 
 /// The program `sublet manager`.
-pub(crate) struct Program;
+pub(crate) struct ManagerProgram;
 
-impl ConfiguredProgram for Program {
+impl ConfiguredProgram for ManagerProgram {
     const SCHEMA: &'static Schema = &SCHEMA;
 }
 
@@ -26,9 +26,9 @@ impl ConfiguredProgram for Program {
 pub(crate) const SCHEMA: Schema = Schema {
     file: "/etc/sublet/manager.toml",
     keys: &[
-        Key {
+        ConfigKey {
             name: "state",
-            kind: Kind::Text,
+            kind: ValueKind::Text,
             environment: "SUBLET_STATE",
             flag: "state",
             value: "FOLDER",
@@ -36,9 +36,9 @@ pub(crate) const SCHEMA: Schema = Schema {
             otherwise: Otherwise::Found(state),
             shown: Visibility::Openly,
         },
-        Key {
+        ConfigKey {
             name: "socket",
-            kind: Kind::Text,
+            kind: ValueKind::Text,
             environment: "",
             flag: "socket",
             value: "PATH",
@@ -46,9 +46,9 @@ pub(crate) const SCHEMA: Schema = Schema {
             otherwise: Otherwise::Means("manager.sock in the state folder"),
             shown: Visibility::Openly,
         },
-        Key {
+        ConfigKey {
             name: "listen",
-            kind: Kind::List,
+            kind: ValueKind::List,
             environment: "SUBLET_LISTEN",
             flag: "listen",
             value: "ADDRESS:PORT",
@@ -56,9 +56,9 @@ pub(crate) const SCHEMA: Schema = Schema {
             otherwise: Otherwise::Is("0.0.0.0:7433"),
             shown: Visibility::Openly,
         },
-        Key {
+        ConfigKey {
             name: "advertise",
-            kind: Kind::Text,
+            kind: ValueKind::Text,
             environment: "SUBLET_ADVERTISE",
             flag: "advertise",
             value: "ADDRESS",
@@ -66,9 +66,9 @@ pub(crate) const SCHEMA: Schema = Schema {
             otherwise: Otherwise::Means("the host name and the first listening port"),
             shown: Visibility::Openly,
         },
-        Key {
+        ConfigKey {
             name: "global",
-            kind: Kind::Switch,
+            kind: ValueKind::Switch,
             environment: "SUBLET_GLOBAL",
             flag: "global",
             value: "BOOL",
@@ -76,9 +76,9 @@ pub(crate) const SCHEMA: Schema = Schema {
             otherwise: Otherwise::Is("false"),
             shown: Visibility::Openly,
         },
-        Key {
+        ConfigKey {
             name: "tls.mode",
-            kind: Kind::Text,
+            kind: ValueKind::Text,
             environment: "SUBLET_TLS_MODE",
             flag: "tls-mode",
             value: "MODE",
@@ -86,9 +86,9 @@ pub(crate) const SCHEMA: Schema = Schema {
             otherwise: Otherwise::Means("files if a certificate is set, otherwise generated"),
             shown: Visibility::Openly,
         },
-        Key {
+        ConfigKey {
             name: "tls.certificate",
-            kind: Kind::Text,
+            kind: ValueKind::Text,
             environment: "SUBLET_TLS_CERTIFICATE",
             flag: "tls-certificate",
             value: "FILE",
@@ -96,9 +96,9 @@ pub(crate) const SCHEMA: Schema = Schema {
             otherwise: Otherwise::Means("created at the first start"),
             shown: Visibility::Openly,
         },
-        Key {
+        ConfigKey {
             name: "tls.key",
-            kind: Kind::Text,
+            kind: ValueKind::Text,
             environment: "SUBLET_TLS_KEY",
             flag: "tls-key",
             value: "FILE",
@@ -106,9 +106,9 @@ pub(crate) const SCHEMA: Schema = Schema {
             otherwise: Otherwise::Means("created at the first start"),
             shown: Visibility::Openly,
         },
-        Key {
+        ConfigKey {
             name: "tls.names",
-            kind: Kind::List,
+            kind: ValueKind::List,
             environment: "SUBLET_TLS_NAMES",
             flag: "tls-names",
             value: "NAME",
@@ -116,9 +116,9 @@ pub(crate) const SCHEMA: Schema = Schema {
             otherwise: Otherwise::Means("the host name and localhost"),
             shown: Visibility::Openly,
         },
-        Key {
+        ConfigKey {
             name: "store.kind",
-            kind: Kind::Text,
+            kind: ValueKind::Text,
             environment: "SUBLET_STORE",
             flag: "store",
             value: "KIND",
@@ -126,9 +126,9 @@ pub(crate) const SCHEMA: Schema = Schema {
             otherwise: Otherwise::Is("embedded"),
             shown: Visibility::Openly,
         },
-        Key {
+        ConfigKey {
             name: "store.url",
-            kind: Kind::Text,
+            kind: ValueKind::Text,
             environment: "SUBLET_STORE_URL",
             flag: "store-url",
             value: "URL",
@@ -136,9 +136,9 @@ pub(crate) const SCHEMA: Schema = Schema {
             otherwise: Otherwise::Means("required for nats"),
             shown: Visibility::WithoutUser,
         },
-        Key {
+        ConfigKey {
             name: "store.ca",
-            kind: Kind::Text,
+            kind: ValueKind::Text,
             environment: "SUBLET_STORE_CA",
             flag: "store-ca",
             value: "FILE",
@@ -146,9 +146,9 @@ pub(crate) const SCHEMA: Schema = Schema {
             otherwise: Otherwise::Means("the system's authorities"),
             shown: Visibility::Openly,
         },
-        Key {
+        ConfigKey {
             name: "store.name",
-            kind: Kind::Text,
+            kind: ValueKind::Text,
             environment: "SUBLET_STORE_NAME",
             flag: "store-name",
             value: "NAME",
@@ -156,9 +156,9 @@ pub(crate) const SCHEMA: Schema = Schema {
             otherwise: Otherwise::Is("sublet"),
             shown: Visibility::Openly,
         },
-        Key {
+        ConfigKey {
             name: "store.replicas",
-            kind: Kind::Whole,
+            kind: ValueKind::Whole,
             environment: "SUBLET_STORE_REPLICAS",
             flag: "store-replicas",
             value: "N",
@@ -166,9 +166,9 @@ pub(crate) const SCHEMA: Schema = Schema {
             otherwise: Otherwise::Is("1"),
             shown: Visibility::Openly,
         },
-        Key {
+        ConfigKey {
             name: "price.allocation",
-            kind: Kind::Whole,
+            kind: ValueKind::Whole,
             environment: "SUBLET_PRICE_ALLOCATION",
             flag: "price-allocation",
             value: "NANO",
@@ -176,9 +176,9 @@ pub(crate) const SCHEMA: Schema = Schema {
             otherwise: Otherwise::Is("1000"),
             shown: Visibility::Openly,
         },
-        Key {
+        ConfigKey {
             name: "price.compute",
-            kind: Kind::Whole,
+            kind: ValueKind::Whole,
             environment: "SUBLET_PRICE_COMPUTE",
             flag: "price-compute",
             value: "NANO",
@@ -186,9 +186,9 @@ pub(crate) const SCHEMA: Schema = Schema {
             otherwise: Otherwise::Is("20000"),
             shown: Visibility::Openly,
         },
-        Key {
+        ConfigKey {
             name: "price.polling",
-            kind: Kind::Whole,
+            kind: ValueKind::Whole,
             environment: "SUBLET_PRICE_POLLING",
             flag: "price-polling",
             value: "NANO",
@@ -199,9 +199,9 @@ pub(crate) const SCHEMA: Schema = Schema {
         pu_price("price.pu.*.allocation"),
         pu_price("price.pu.*.compute"),
         pu_price("price.pu.*.polling"),
-        Key {
+        ConfigKey {
             name: "queue.total",
-            kind: Kind::Whole,
+            kind: ValueKind::Whole,
             environment: "SUBLET_QUEUE_TOTAL",
             flag: "queue-total",
             value: "N",
@@ -209,9 +209,9 @@ pub(crate) const SCHEMA: Schema = Schema {
             otherwise: Otherwise::Is("16384"),
             shown: Visibility::Openly,
         },
-        Key {
+        ConfigKey {
             name: "queue.per_tenant",
-            kind: Kind::Whole,
+            kind: ValueKind::Whole,
             environment: "SUBLET_QUEUE_PER_TENANT",
             flag: "queue-per-tenant",
             value: "N",
@@ -219,9 +219,9 @@ pub(crate) const SCHEMA: Schema = Schema {
             otherwise: Otherwise::Is("4096"),
             shown: Visibility::Openly,
         },
-        Key {
+        ConfigKey {
             name: "connections.total",
-            kind: Kind::Whole,
+            kind: ValueKind::Whole,
             environment: "SUBLET_CONNECTIONS_TOTAL",
             flag: "connections-total",
             value: "N",
@@ -229,9 +229,9 @@ pub(crate) const SCHEMA: Schema = Schema {
             otherwise: Otherwise::Means("16384, or what the limit of open files (ulimit -n) allows"),
             shown: Visibility::Openly,
         },
-        Key {
+        ConfigKey {
             name: "connections.unauthenticated",
-            kind: Kind::Whole,
+            kind: ValueKind::Whole,
             environment: "SUBLET_CONNECTIONS_UNAUTHENTICATED",
             flag: "connections-unauthenticated",
             value: "N",
@@ -239,9 +239,9 @@ pub(crate) const SCHEMA: Schema = Schema {
             otherwise: Otherwise::Means("an eighth of connections.total, at most 1024"),
             shown: Visibility::Openly,
         },
-        Key {
+        ConfigKey {
             name: "connections.per_address",
-            kind: Kind::Whole,
+            kind: ValueKind::Whole,
             environment: "SUBLET_CONNECTIONS_PER_ADDRESS",
             flag: "connections-per-address",
             value: "N",
@@ -249,9 +249,9 @@ pub(crate) const SCHEMA: Schema = Schema {
             otherwise: Otherwise::Means("a quarter of connections.unauthenticated"),
             shown: Visibility::Openly,
         },
-        Key {
+        ConfigKey {
             name: "connections.per_tenant",
-            kind: Kind::Whole,
+            kind: ValueKind::Whole,
             environment: "SUBLET_CONNECTIONS_PER_TENANT",
             flag: "connections-per-tenant",
             value: "N",
@@ -259,9 +259,9 @@ pub(crate) const SCHEMA: Schema = Schema {
             otherwise: Otherwise::Means("a quarter of connections.total"),
             shown: Visibility::Openly,
         },
-        Key {
+        ConfigKey {
             name: "connections.handshake",
-            kind: Kind::Text,
+            kind: ValueKind::Text,
             environment: "SUBLET_CONNECTIONS_HANDSHAKE",
             flag: "connections-handshake",
             value: "TIME",
@@ -269,9 +269,9 @@ pub(crate) const SCHEMA: Schema = Schema {
             otherwise: Otherwise::Is("10s"),
             shown: Visibility::Openly,
         },
-        Key {
+        ConfigKey {
             name: "connections.first_request",
-            kind: Kind::Text,
+            kind: ValueKind::Text,
             environment: "SUBLET_CONNECTIONS_FIRST_REQUEST",
             flag: "connections-first-request",
             value: "TIME",
@@ -279,9 +279,9 @@ pub(crate) const SCHEMA: Schema = Schema {
             otherwise: Otherwise::Is("10s"),
             shown: Visibility::Openly,
         },
-        Key {
+        ConfigKey {
             name: "connections.idle",
-            kind: Kind::Text,
+            kind: ValueKind::Text,
             environment: "SUBLET_CONNECTIONS_IDLE",
             flag: "connections-idle",
             value: "TIME",
@@ -289,9 +289,9 @@ pub(crate) const SCHEMA: Schema = Schema {
             otherwise: Otherwise::Is("15m"),
             shown: Visibility::Openly,
         },
-        Key {
+        ConfigKey {
             name: "pools.balanced",
-            kind: Kind::Size,
+            kind: ValueKind::Size,
             environment: "SUBLET_POOLS_BALANCED",
             flag: "pools-balanced",
             value: "SIZE",
@@ -299,9 +299,9 @@ pub(crate) const SCHEMA: Schema = Schema {
             otherwise: Otherwise::Means("such nodes belong to the balanced pool"),
             shown: Visibility::Openly,
         },
-        Key {
+        ConfigKey {
             name: "retention.ledger",
-            kind: Kind::Text,
+            kind: ValueKind::Text,
             environment: "SUBLET_RETENTION_LEDGER",
             flag: "retention-ledger",
             value: "TIME",
@@ -309,9 +309,9 @@ pub(crate) const SCHEMA: Schema = Schema {
             otherwise: Otherwise::Is("90d"),
             shown: Visibility::Openly,
         },
-        Key {
+        ConfigKey {
             name: "retention.runs",
-            kind: Kind::Text,
+            kind: ValueKind::Text,
             environment: "SUBLET_RETENTION_RUNS",
             flag: "retention-runs",
             value: "TIME",
@@ -319,9 +319,9 @@ pub(crate) const SCHEMA: Schema = Schema {
             otherwise: Otherwise::Is("30d"),
             shown: Visibility::Openly,
         },
-        Key {
+        ConfigKey {
             name: "retention.unfinished_runs",
-            kind: Kind::Text,
+            kind: ValueKind::Text,
             environment: "SUBLET_RETENTION_UNFINISHED_RUNS",
             flag: "retention-unfinished-runs",
             value: "TIME",
@@ -333,10 +333,10 @@ pub(crate) const SCHEMA: Schema = Schema {
     ],
 };
 
-const fn pu_price(name: &'static str) -> Key {
-    Key {
+const fn pu_price(name: &'static str) -> ConfigKey {
+    ConfigKey {
         name,
-        kind: Kind::Whole,
+        kind: ValueKind::Whole,
         environment: "",
         flag: "",
         value: "NANO",
@@ -350,11 +350,11 @@ const fn pu_price(name: &'static str) -> Key {
 const MAX_NATS_NAME_BYTES: usize = 32;
 
 /// Converts the settings to the manager's options.
-pub(crate) fn options(settings: &Settings) -> Result<Options, Error> {
+pub(crate) fn options(settings: &EffectiveSettings) -> Result<ManagerOptions, Error> {
     let state = settings.needed("state", absolute)?;
     let socket = settings.value("socket", absolute)?.unwrap_or_else(|| state.join("manager.sock"));
     let listen = settings.list("listen", address)?;
-    Ok(Options {
+    Ok(ManagerOptions {
         socket,
         tls: tls(settings, &listen)?,
         advertise: settings.value("advertise", advertised)?,
@@ -389,7 +389,7 @@ fn advertised(text: &str) -> Result<String, String> {
 }
 
 /// Returns the manager's level. A global manager shares its store with those of the racks.
-fn level(settings: &Settings) -> Result<Level, Error> {
+fn level(settings: &EffectiveSettings) -> Result<Level, Error> {
     let shares_store = matches!(store(settings)?, StoreOptions::Nats(_));
     match settings.needed("global", switch)? {
         true if !shares_store => Err(settings.invalid("global", "it requires store.kind nats")),
@@ -398,7 +398,7 @@ fn level(settings: &Settings) -> Result<Level, Error> {
     }
 }
 
-fn tls(settings: &Settings, listen: &[SocketAddr]) -> Result<Tls, Error> {
+fn tls(settings: &EffectiveSettings, listen: &[SocketAddr]) -> Result<Tls, Error> {
     let given = settings.is_set("tls.certificate") || settings.is_set("tls.key");
     let mode = settings.value("tls.mode", |text| match text {
         "generated" | "files" | "off" => Ok(text.to_owned()),
@@ -427,7 +427,7 @@ fn tls(settings: &Settings, listen: &[SocketAddr]) -> Result<Tls, Error> {
     }
 }
 
-fn store(settings: &Settings) -> Result<StoreOptions, Error> {
+fn store(settings: &EffectiveSettings) -> Result<StoreOptions, Error> {
     let kind = settings.needed("store.kind", |text| match text {
         "embedded" | "nats" => Ok(text.to_owned()),
         _ => Err(format!("{text:?} is not valid: use embedded or nats")),
@@ -466,7 +466,7 @@ fn replicas(text: &str) -> Result<usize, String> {
     }
 }
 
-fn prices(settings: &Settings) -> Result<Prices, Error> {
+fn prices(settings: &EffectiveSettings) -> Result<Prices, Error> {
     let default = Price {
         allocation_nano_per_gib_s: settings.needed("price.allocation", nano)?,
         compute_nano_per_core_s: settings.needed("price.compute", nano)?,
@@ -492,7 +492,7 @@ fn nano(text: &str) -> Result<u64, String> {
     whole(text, 0..=u64::MAX)
 }
 
-fn queue(settings: &Settings) -> Result<QueueLimits, Error> {
+fn queue(settings: &EffectiveSettings) -> Result<QueueLimits, Error> {
     let requests = |text: &str| whole(text, 0..=1 << 20).map(|number| number as usize);
     let total = settings.needed("queue.total", requests)?;
     let per_tenant = settings.needed("queue.per_tenant", requests)?;
@@ -506,7 +506,7 @@ fn queue(settings: &Settings) -> Result<QueueLimits, Error> {
 /// Minimum number of connections.
 const LEAST_CONNECTIONS: u64 = 64;
 
-fn connections(settings: &Settings) -> Result<ConnectionLimits, Error> {
+fn connections(settings: &EffectiveSettings) -> Result<ConnectionLimits, Error> {
     let number = |text: &str| whole(text, 1..=1 << 20).map(|number| number as usize);
     let total = |text: &str| whole(text, LEAST_CONNECTIONS..=1 << 20).map(|number| number as usize);
     let limits = ConnectionLimits {
@@ -570,8 +570,9 @@ mod tests {
 
     use super::*;
 
-    fn defaults() -> Settings {
-        let mut settings = Settings { schema: &SCHEMA, settings: BTreeMap::new(), replaced: Vec::new() };
+    fn defaults() -> EffectiveSettings {
+        let mut settings =
+            EffectiveSettings { schema: &SCHEMA, settings: BTreeMap::new(), replaced: Vec::new() };
         settings.add_defaults();
         settings
     }

@@ -31,13 +31,13 @@ const PATIENCE: Duration = Duration::from_secs(2);
 
 /// An address, and the number of its interface.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct Assigned {
+pub(super) struct InterfaceAddress {
     pub(super) interface: u32,
     pub(super) address: IpAddr,
 }
 
 /// Returns all addresses of this machine's interfaces.
-pub(super) fn addresses() -> io::Result<Vec<Assigned>> {
+pub(super) fn addresses() -> io::Result<Vec<InterfaceAddress>> {
     // Without a protocol, netlink uses protocol 0: routes, addresses and interfaces.
     let socket = socket_with(AddressFamily::NETLINK, SocketType::RAW, SocketFlags::CLOEXEC, None)?;
     set_socket_timeout(&socket, Timeout::Recv, Some(PATIENCE))?;
@@ -63,7 +63,7 @@ fn request() -> Vec<u8> {
 }
 
 /// Adds the addresses in a part of the answer. Returns whether it was the last part.
-fn take(mut part: &[u8], found: &mut Vec<Assigned>) -> io::Result<bool> {
+fn take(mut part: &[u8], found: &mut Vec<InterfaceAddress>) -> io::Result<bool> {
     while !part.is_empty() {
         let cut = || io::Error::other("the kernel's list of addresses ends in the middle of a message");
         let len = u32_at(part, 0).ok_or_else(cut)? as usize;
@@ -84,7 +84,7 @@ fn take(mut part: &[u8], found: &mut Vec<Assigned>) -> io::Result<bool> {
 }
 
 /// Parses a message. Returns the address that it assigns, if its kind is known here.
-fn assigned(body: &[u8]) -> Option<Assigned> {
+fn assigned(body: &[u8]) -> Option<InterfaceAddress> {
     let interface = u32_at(body, 4)?;
     let mut attributes = body.get(ADDRESS_HEAD..)?;
     let (mut address, mut local) = (None, None);
@@ -99,7 +99,7 @@ fn assigned(body: &[u8]) -> Option<Assigned> {
         }
         attributes = attributes.get(len.next_multiple_of(4)..).unwrap_or_default();
     }
-    local.or(address).map(|address| Assigned { interface, address })
+    local.or(address).map(|address| InterfaceAddress { interface, address })
 }
 
 fn ip(value: &[u8]) -> Option<IpAddr> {
@@ -148,7 +148,7 @@ mod tests {
         let mut found = Vec::new();
         assert!(take(&part, &mut found).unwrap());
         let expected = [(3, "10.0.0.1"), (4, "::1")]
-            .map(|(interface, address)| Assigned { interface, address: address.parse().unwrap() });
+            .map(|(interface, address)| InterfaceAddress { interface, address: address.parse().unwrap() });
         assert_eq!(found, expected);
     }
 

@@ -3,17 +3,17 @@
 use sublet_fabric::Provider;
 use sublet_proto::network;
 
-use super::{Chosen, Clients, Fabric};
+use super::{Chosen, FabricClients, FabricReport};
 
 /// Chooses a fabric for clients of this machine, and one for clients of other machines, if they can connect at all.
 /// `offered` is the list that an agent here would offer, best first.
 pub(super) fn choose(
     offered: &[network::Fabric],
-    fabrics: &[Fabric],
+    fabrics: &[FabricReport],
     default_route: Option<&str>,
 ) -> Vec<Chosen> {
     let here = Chosen {
-        clients: Clients::ThisMachine,
+        clients: FabricClients::ThisMachine,
         fabric: Provider::Shm.name(),
         provider: None,
         interface: None,
@@ -26,7 +26,7 @@ pub(super) fn choose(
     std::iter::once(here).chain(elsewhere).collect()
 }
 
-fn by_libfabric(provider: &str, fabrics: &[Fabric]) -> Option<Chosen> {
+fn by_libfabric(provider: &str, fabrics: &[FabricReport]) -> Option<Chosen> {
     let fabric =
         fabrics.iter().find(|fabric| fabric.usable && fabric.provider.as_deref() == Some(provider))?;
     let why =
@@ -35,10 +35,11 @@ fn by_libfabric(provider: &str, fabrics: &[Fabric]) -> Option<Chosen> {
 }
 
 /// The kernel's routes choose the interface: the one named here is where most of them lead.
-fn by_tcp(fabrics: &[Fabric], default_route: Option<&str>) -> Option<Chosen> {
+fn by_tcp(fabrics: &[FabricReport], default_route: Option<&str>) -> Option<Chosen> {
     let usable =
         || fabrics.iter().filter(|one| one.usable && one.fabric == Provider::Tcp.name() && !one.is_loopback);
-    let routed = |fabric: &&Fabric| default_route.is_some() && fabric.interface.as_deref() == default_route;
+    let routed =
+        |fabric: &&FabricReport| default_route.is_some() && fabric.interface.as_deref() == default_route;
     match usable().find(routed) {
         Some(fabric) => {
             Some(chosen(fabric, "no RDMA network is usable; the default route leads through this interface"))
@@ -50,9 +51,9 @@ fn by_tcp(fabrics: &[Fabric], default_route: Option<&str>) -> Option<Chosen> {
     }
 }
 
-fn chosen(fabric: &Fabric, why: &str) -> Chosen {
+fn chosen(fabric: &FabricReport, why: &str) -> Chosen {
     Chosen {
-        clients: Clients::OtherMachines,
+        clients: FabricClients::OtherMachines,
         fabric: fabric.fabric,
         provider: fabric.provider.clone(),
         interface: fabric.interface.clone(),
@@ -64,21 +65,21 @@ fn chosen(fabric: &Fabric, why: &str) -> Chosen {
 mod tests {
     use super::*;
 
-    fn tcp(interface: &str, bits_per_s: Option<u64>) -> Fabric {
-        Fabric {
+    fn tcp(interface: &str, bits_per_s: Option<u64>) -> FabricReport {
+        FabricReport {
             fabric: "tcp",
             interface: Some(interface.into()),
             is_loopback: interface == "lo",
             bits_per_s,
             usable: true,
-            ..Fabric::default()
+            ..FabricReport::default()
         }
     }
 
-    fn elsewhere(offered: &[&str], fabrics: &[Fabric], route: Option<&str>) -> Option<String> {
+    fn elsewhere(offered: &[&str], fabrics: &[FabricReport], route: Option<&str>) -> Option<String> {
         let offered: Vec<_> = offered.iter().map(|offer| offer.parse().unwrap()).collect();
         let mut chosen = choose(&offered, fabrics, route);
-        assert_eq!((chosen[0].clients, chosen[0].fabric), (Clients::ThisMachine, "shm"));
+        assert_eq!((chosen[0].clients, chosen[0].fabric), (FabricClients::ThisMachine, "shm"));
         chosen.drain(..).nth(1).and_then(|chosen| chosen.interface)
     }
 
@@ -93,12 +94,12 @@ mod tests {
 
     #[test]
     fn what_is_offered_first_and_usable_is_chosen() {
-        let rdma = |usable| Fabric {
+        let rdma = |usable| FabricReport {
             fabric: "ofi",
             provider: Some("verbs".into()),
             interface: Some("mlx5_0".into()),
             usable,
-            ..Fabric::default()
+            ..FabricReport::default()
         };
         let offered = ["ofi:verbs", "tcp"];
         let fabrics = |usable| [tcp("eth0", None), rdma(usable)];

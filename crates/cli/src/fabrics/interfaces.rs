@@ -5,7 +5,7 @@ use std::io;
 use std::net::IpAddr;
 use std::path::Path;
 
-use super::addresses::{Assigned, addresses};
+use super::addresses::{InterfaceAddress, addresses};
 
 const INTERFACES: &str = "/sys/class/net";
 /// Content of the file `speed` if the kernel does not know the speed.
@@ -37,7 +37,7 @@ pub(super) fn interfaces() -> io::Result<Vec<Interface>> {
     Ok(found)
 }
 
-fn interface(folder: &Path, assigned: &[Assigned]) -> Option<Interface> {
+fn interface(folder: &Path, assigned: &[InterfaceAddress]) -> Option<Interface> {
     let read = |file: &str| fs::read_to_string(folder.join(file)).ok().map(|text| text.trim().to_owned());
     let index: u32 = read("ifindex")?.parse().ok()?;
     let flags = u32::from_str_radix(read("flags")?.trim_start_matches("0x"), 16).ok()?;
@@ -101,13 +101,13 @@ mod tests {
 
     #[test]
     fn an_interface_is_what_its_files_say() {
-        let here = Assigned { interface: 7, address: "192.0.2.1".parse().unwrap() };
+        let here = InterfaceAddress { interface: 7, address: "192.0.2.1".parse().unwrap() };
         let files =
             [("ifindex", "7"), ("flags", "0x1003"), ("operstate", "up"), ("mtu", "9000"), ("speed", "25000")];
         let up = interface(folder(&files).path(), &[here]).unwrap();
         assert_eq!((up.mtu_bytes, up.bits_per_s, up.down), (Some(9000), Some(25_000_000_000), None));
         assert_eq!((up.is_loopback, up.addresses), (false, vec![here.address]));
-        let elsewhere = Assigned { interface: 8, ..here };
+        let elsewhere = InterfaceAddress { interface: 8, ..here };
         assert_eq!(
             interface(folder(&files).path(), &[elsewhere]).unwrap().down,
             Some("the interface has no address")

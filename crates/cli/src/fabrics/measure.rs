@@ -12,11 +12,11 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use serde::Serialize;
-use sublet_fabric::ofi::Network;
+use sublet_fabric::ofi::OfiNetwork;
 use sublet_fabric::ofi::raw::PingPong;
 use sublet_proto::{Code, Error};
 
-use sublet_bench::{Core, connect_ofi, pin, spinning};
+use sublet_bench::{PinnedCore, connect_ofi, pin, spinning};
 
 /// Size of the messages that measure the round trip, in bytes.
 const SMALL_BYTES: usize = 64;
@@ -28,7 +28,7 @@ const MAX_ROUNDS: usize = 20_000;
 
 /// The measurements of one fabric.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize)]
-pub(crate) struct Measured {
+pub(crate) struct FabricMeasurement {
     /// The median round trip of 64 bytes.
     pub(crate) round_trip_ns: f64,
     /// The bandwidth of 1 MiB messages, both ways together, at the median round trip.
@@ -36,7 +36,7 @@ pub(crate) struct Measured {
 }
 
 /// One end of a ping-pong. All messages have the size that both ends were made for.
-pub(super) trait End: Send {
+pub(super) trait PingPongEnd: Send {
     fn send(&mut self) -> Result<(), Error>;
     /// Spins; says `false` when the other end has finished.
     fn receive(&mut self) -> Result<bool, Error>;
@@ -45,23 +45,23 @@ pub(super) trait End: Send {
 }
 
 /// Measures the round trip and the bandwidth, with two new ends for each.
-pub(super) fn measure<E: End>(
+pub(super) fn measure<E: PingPongEnd>(
     mut connect: impl FnMut(usize) -> Result<(E, E), Error>,
-) -> Result<Measured, Error> {
+) -> Result<FabricMeasurement, Error> {
     let round_trip_ns = ping_pong(connect(SMALL_BYTES)?)?;
     let large_ns = ping_pong(connect(LARGE_BYTES)?)?;
-    Ok(Measured { round_trip_ns, bytes_per_s: 2.0 * LARGE_BYTES as f64 * 1e9 / large_ns })
+    Ok(FabricMeasurement { round_trip_ns, bytes_per_s: 2.0 * LARGE_BYTES as f64 * 1e9 / large_ns })
 }
 
 /// The median round trip, in nanoseconds, between two cores. An end stays until both are done.
-fn ping_pong<E: End>((mut near, mut far): (E, E)) -> Result<f64, Error> {
+fn ping_pong<E: PingPongEnd>((mut near, mut far): (E, E)) -> Result<f64, Error> {
     let ask = || {
-        let asked = pin(Core::First).and_then(|()| ask(&mut near));
+        let asked = pin(PinnedCore::First).and_then(|()| ask(&mut near));
         near.finish()?;
         asked
     };
     let answer = || {
-        pin(Core::Last)?;
+        pin(PinnedCore::Last)?;
         while far.receive()? {
             far.send()?;
         }
@@ -75,7 +75,7 @@ fn ping_pong<E: End>((mut near, mut far): (E, E)) -> Result<f64, Error> {
     })
 }
 
-fn ask(near: &mut impl End) -> Result<f64, Error> {
+fn ask(near: &mut impl PingPongEnd) -> Result<f64, Error> {
     let (begun, mut times_ns) = (Instant::now(), Vec::with_capacity(MAX_ROUNDS));
     while times_ns.len() < MAX_ROUNDS && begun.elapsed() < LONG_ENOUGH {
         let since = Instant::now();
@@ -90,8 +90,8 @@ fn ask(near: &mut impl End) -> Result<f64, Error> {
 }
 
 /// Shared memory: a copy, and a flag that counts the messages.
-pub(super) struct Flags {
-    shared: Arc<[Flag; 2]>,
+pub(super) struct SharedMemoryEnd {
+    shared: Arc<[CacheLineFlag; 2]>,
     own: usize,
     count: u32,
     from: Vec<u8>,
@@ -100,21 +100,26 @@ pub(super) struct Flags {
 
 /// A flag on cache lines of its own.
 #[repr(align(128))]
-struct Flag(AtomicU32);
+struct CacheLineFlag(AtomicU32);
 
 /// The flag of an end that has finished.
 const FINISHED: u32 = u32::MAX;
 
-impl Flags {
-    pub(super) fn connect(bytes: usize) -> (Flags, Flags) {
-        let shared = Arc::new([Flag(AtomicU32::new(0)), Flag(AtomicU32::new(0))]);
-        let end =
-            |own| Flags { shared: shared.clone(), own, count: 0, from: vec![7; bytes], to: vec![0; bytes] };
+impl SharedMemoryEnd {
+    pub(super) fn connect(bytes: usize) -> (SharedMemoryEnd, SharedMemoryEnd) {
+        let shared = Arc::new([CacheLineFlag(AtomicU32::new(0)), CacheLineFlag(AtomicU32::new(0))]);
+        let end = |own| SharedMemoryEnd {
+            shared: shared.clone(),
+            own,
+            count: 0,
+            from: vec![7; bytes],
+            to: vec![0; bytes],
+        };
         (end(0), end(1))
     }
 }
 
-impl End for Flags {
+impl PingPongEnd for SharedMemoryEnd {
     fn send(&mut self) -> Result<(), Error> {
         self.to.copy_from_slice(&self.from);
         self.shared[self.own].0.store(self.count + u32::from(self.own == 0), Ordering::Release);
@@ -162,7 +167,7 @@ impl Tcp {
     }
 }
 
-impl End for Tcp {
+impl PingPongEnd for Tcp {
     fn send(&mut self) -> Result<(), Error> {
         spinning::send(&mut self.stream, &self.bytes).map_err(|error| failed(&error))
     }
@@ -189,7 +194,7 @@ pub(super) struct Ofi {
 }
 
 impl Ofi {
-    pub(super) fn connect(network: &Network, bytes: usize) -> Result<(Ofi, Ofi), Error> {
+    pub(super) fn connect(network: &OfiNetwork, bytes: usize) -> Result<(Ofi, Ofi), Error> {
         let (bytes, over) = (bytes as u64, Arc::new(AtomicBool::new(false)));
         let (near, far) = connect_ofi(network, bytes)?;
         let end = |end| Ofi { end, bytes, over: over.clone() };
@@ -197,7 +202,7 @@ impl Ofi {
     }
 }
 
-impl End for Ofi {
+impl PingPongEnd for Ofi {
     fn send(&mut self) -> Result<(), Error> {
         Ok(self.end.send(self.bytes)?)
     }
@@ -232,7 +237,7 @@ mod tests {
 
     #[test]
     fn both_ends_come_to_an_end() {
-        let measured = measure(|bytes| Ok(Flags::connect(bytes))).unwrap();
+        let measured = measure(|bytes| Ok(SharedMemoryEnd::connect(bytes))).unwrap();
         assert!(measured.round_trip_ns > 0.0 && measured.bytes_per_s > 0.0, "{measured:?}");
         let measured = measure(|bytes| Tcp::connect(Ipv4Addr::LOCALHOST.into(), bytes)).unwrap();
         assert!(measured.round_trip_ns > 0.0 && measured.bytes_per_s > 0.0, "{measured:?}");
@@ -241,7 +246,7 @@ mod tests {
     #[test]
     fn an_end_that_fails_ends_the_other() {
         struct Failing;
-        impl End for Failing {
+        impl PingPongEnd for Failing {
             fn send(&mut self) -> Result<(), Error> {
                 Err(Error::new(Code::System, "no"))
             }

@@ -5,24 +5,24 @@ use sublet_fabric::ofi::{self, ProviderInfo};
 
 use super::interfaces::Interface;
 use super::rdma::{MemoryLock, Port, mtu_warning};
-use super::{Fabric, is_link_local};
+use super::{FabricReport, is_link_local};
 
 /// The provider of RDMA devices as the kernel knows them.
 const VERBS: &str = "verbs";
 
 /// The interfaces, ports and limits of this machine, which libfabric's providers are compared with.
-pub(super) struct Machine<'a> {
+pub(super) struct LocalMachine<'a> {
     pub(super) interfaces: &'a [Interface],
     pub(super) ports: &'a [Port],
     pub(super) memory_lock: MemoryLock,
 }
 
-impl Machine<'_> {
+impl LocalMachine<'_> {
     /// A way for each provider and interface that libfabric names, or why there is none.
-    pub(super) fn ofi(&self) -> Vec<Fabric> {
+    pub(super) fn ofi(&self) -> Vec<FabricReport> {
         match ofi::providers() {
             Ok(providers) => {
-                let mut fabrics: Vec<Fabric> = Vec::new();
+                let mut fabrics: Vec<FabricReport> = Vec::new();
                 for fabric in providers.iter().map(|provider| self.provider(provider)) {
                     // A provider with several kinds of endpoints is found as often.
                     if !fabrics.contains(&fabric) && !fabric.address.as_deref().is_some_and(is_link_local) {
@@ -33,18 +33,18 @@ impl Machine<'_> {
             }
             Err(error) => {
                 let reason = Some(error.to_string());
-                vec![Fabric { fabric: Provider::Ofi.name(), reason, ..Fabric::default() }]
+                vec![FabricReport { fabric: Provider::Ofi.name(), reason, ..FabricReport::default() }]
             }
         }
     }
 
-    fn provider(&self, found: &ProviderInfo) -> Fabric {
+    fn provider(&self, found: &ProviderInfo) -> FabricReport {
         let domain = Some(found.domain.clone()).filter(|domain| !domain.is_empty());
         let port = self.ports.iter().find(|port| Some(&port.device) == domain.as_ref());
         let name = port.and_then(|port| port.interface.as_ref()).or(domain.as_ref());
         let interface = self.interfaces.iter().find(|interface| Some(&interface.name) == name);
         let reason = self.reason(found);
-        Fabric {
+        FabricReport {
             fabric: Provider::Ofi.name(),
             provider: Some(found.name.clone()),
             address: found.address.clone(),

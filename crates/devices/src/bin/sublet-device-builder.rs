@@ -4,11 +4,12 @@
 
 use std::process::ExitCode;
 
-use sublet_devices::{Kind, builder, describe, prepare};
+use sublet_devices::{DriverKind, builder, describe, prepare};
 
 fn main() -> ExitCode {
     let words: Vec<String> = std::env::args().skip(1).collect();
-    let kind = |name: &str| [Kind::OpenCl, Kind::Cuda].into_iter().find(|kind| kind.to_string() == name);
+    let kind =
+        |name: &str| [DriverKind::OpenCl, DriverKind::Cuda].into_iter().find(|kind| kind.to_string() == name);
     match words.as_slice() {
         [name, what] if what == "device" => kind(name).map_or(ExitCode::from(2), describe::serve),
         [name, build] => match (kind(name), build.parse()) {

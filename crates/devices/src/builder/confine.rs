@@ -34,21 +34,21 @@ const DEVICES: &[&str] = &[
 ];
 
 /// Arguments with which a builder is started.
-pub(super) struct Limits {
+pub(super) struct BuilderLimits {
     folder: PathBuf,
     has_own: bool,
     time_s: u64,
     memory_bytes: u64,
 }
 
-impl Limits {
+impl BuilderLimits {
     /// Reads the command line: folder, confinement, seconds, bytes.
-    pub fn of(mut words: impl Iterator<Item = OsString>) -> io::Result<Limits> {
+    pub fn of(mut words: impl Iterator<Item = OsString>) -> io::Result<BuilderLimits> {
         let usage =
             || io::Error::other("it is started by Sublet, with FOLDER own|surroundings SECONDS BYTES");
         let mut next = || words.next().ok_or_else(usage);
         let number = |word: OsString| word.to_str().and_then(|word| word.parse().ok()).ok_or_else(usage);
-        Ok(Limits {
+        Ok(BuilderLimits {
             folder: next()?.into(),
             has_own: next()? == "own",
             time_s: number(next()?)?,
@@ -58,7 +58,7 @@ impl Limits {
 }
 
 /// Gives up all unnecessary privileges for good, or returns the reason why that is not possible.
-pub(super) fn apply(limits: &Limits) -> Result<(), String> {
+pub(super) fn apply(limits: &BuilderLimits) -> Result<(), String> {
     let bound =
         |resource, most: u64| setrlimit(resource, Rlimit { current: Some(most), maximum: Some(most) });
     let bounded = set_parent_process_death_signal(Some(Signal::KILL))

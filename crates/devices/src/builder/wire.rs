@@ -1,58 +1,58 @@
 //! Encodes the requests to a builder and its answers. Neither end trusts the other's lengths.
 
 use crate::MAX_VECTOR;
-use crate::bytes::{Reader, Writer};
-use crate::driver::{Build, BuiltPart, Part};
+use crate::bytes::{FieldReader, FieldWriter};
+use crate::driver::{BuildResult, BuiltPart, ImagePart};
 
 const SOURCE: u64 = 1;
 const OBJECT: u64 = 2;
 const BINARY: u64 = 3;
 
 /// Decoded parts, which own their content.
-pub(crate) struct Parts(Vec<Owned>);
+pub(crate) struct DecodedParts(Vec<OwnedPart>);
 
-enum Owned {
+enum OwnedPart {
     Source { text: String, options: String, kernels: Vec<String>, prefix: String },
     Object { bytes: Vec<u8>, prefix: String },
     Binary(Vec<u8>),
 }
 
-impl Parts {
-    pub fn borrowed(&self) -> Vec<Part<'_>> {
-        self.0.iter().map(Owned::borrow).collect()
+impl DecodedParts {
+    pub fn borrowed(&self) -> Vec<ImagePart<'_>> {
+        self.0.iter().map(OwnedPart::borrow).collect()
     }
 }
 
-impl Owned {
-    fn borrow(&self) -> Part<'_> {
+impl OwnedPart {
+    fn borrow(&self) -> ImagePart<'_> {
         match self {
-            Owned::Source { text, options, kernels, prefix } => {
-                Part::Source { text, options, kernels, prefix }
+            OwnedPart::Source { text, options, kernels, prefix } => {
+                ImagePart::Source { text, options, kernels, prefix }
             }
-            Owned::Object { bytes, prefix } => Part::Object { bytes: bytes.clone(), prefix },
-            Owned::Binary(bytes) => Part::Binary(bytes),
+            OwnedPart::Object { bytes, prefix } => ImagePart::Object { bytes: bytes.clone(), prefix },
+            OwnedPart::Binary(bytes) => ImagePart::Binary(bytes),
         }
     }
 }
 
-pub(crate) fn encode_job(identity: &str, parts: &[Part<'_>]) -> Vec<u8> {
-    let mut writer = Writer::default();
+pub(crate) fn encode_job(identity: &str, parts: &[ImagePart<'_>]) -> Vec<u8> {
+    let mut writer = FieldWriter::default();
     writer.field(identity.as_bytes());
     writer.number(parts.len() as u64);
     for part in parts {
         match part {
-            Part::Source { text, options, kernels, prefix } => {
+            ImagePart::Source { text, options, kernels, prefix } => {
                 writer.number(SOURCE);
                 [text, options, prefix].iter().for_each(|text| writer.field(text.as_bytes()));
                 writer.number(kernels.len() as u64);
                 kernels.iter().for_each(|kernel| writer.field(kernel.as_bytes()));
             }
-            Part::Object { bytes, prefix } => {
+            ImagePart::Object { bytes, prefix } => {
                 writer.number(OBJECT);
                 writer.field(bytes);
                 writer.field(prefix.as_bytes());
             }
-            Part::Binary(bytes) => {
+            ImagePart::Binary(bytes) => {
                 writer.number(BINARY);
                 writer.field(bytes);
             }
@@ -61,32 +61,32 @@ pub(crate) fn encode_job(identity: &str, parts: &[Part<'_>]) -> Vec<u8> {
     writer.0
 }
 
-pub(crate) fn decode_job(bytes: &[u8]) -> Option<(String, Parts)> {
-    let mut reader = Reader(bytes);
+pub(crate) fn decode_job(bytes: &[u8]) -> Option<(String, DecodedParts)> {
+    let mut reader = FieldReader(bytes);
     let identity = reader.text()?;
     let count = reader.count().filter(|count| *count <= MAX_VECTOR)?;
     let parts = (0..count).map(|_| decode_part(&mut reader)).collect::<Option<_>>()?;
     reader.end()?;
-    Some((identity, Parts(parts)))
+    Some((identity, DecodedParts(parts)))
 }
 
-fn decode_part(reader: &mut Reader<'_>) -> Option<Owned> {
+fn decode_part(reader: &mut FieldReader<'_>) -> Option<OwnedPart> {
     Some(match reader.number()? {
         SOURCE => {
             let [text, options, prefix] = [reader.text()?, reader.text()?, reader.text()?];
             let count = reader.count()?;
             let kernels = (0..count).map(|_| reader.text()).collect::<Option<_>>()?;
-            Owned::Source { text, options, kernels, prefix }
+            OwnedPart::Source { text, options, kernels, prefix }
         }
-        OBJECT => Owned::Object { bytes: reader.field()?.to_vec(), prefix: reader.text()? },
-        BINARY => Owned::Binary(reader.field()?.to_vec()),
+        OBJECT => OwnedPart::Object { bytes: reader.field()?.to_vec(), prefix: reader.text()? },
+        BINARY => OwnedPart::Binary(reader.field()?.to_vec()),
         _ => return None,
     })
 }
 
 /// Encodes a whole build, or the reason why nothing could be built.
-pub(crate) fn encode_answer(built: &Result<Build, String>) -> Vec<u8> {
-    let mut writer = Writer::default();
+pub(crate) fn encode_answer(built: &Result<BuildResult, String>) -> Vec<u8> {
+    let mut writer = FieldWriter::default();
     let build = match built {
         Ok(build) => build,
         Err(reason) => {
@@ -116,8 +116,8 @@ pub(crate) fn encode_answer(built: &Result<Build, String>) -> Vec<u8> {
 }
 
 /// Decodes the answer of [`encode_answer`] for `parts` parts; `None` if it is not one.
-pub(crate) fn decode_answer(bytes: &[u8], parts: usize) -> Option<Result<Build, String>> {
-    let mut reader = Reader(bytes);
+pub(crate) fn decode_answer(bytes: &[u8], parts: usize) -> Option<Result<BuildResult, String>> {
+    let mut reader = FieldReader(bytes);
     if reader.number()? == 0 {
         return Some(Err(said(reader.field()?)));
     }
@@ -125,10 +125,10 @@ pub(crate) fn decode_answer(bytes: &[u8], parts: usize) -> Option<Result<Build, 
     let programs = (0..count).map(|_| reader.field().map(<[u8]>::to_vec)).collect::<Option<Vec<_>>>()?;
     let parts = (0..parts).map(|_| decode_built(&mut reader, programs.len())).collect::<Option<_>>()?;
     reader.end()?;
-    Some(Ok(Build { programs, parts }))
+    Some(Ok(BuildResult { programs, parts }))
 }
 
-fn decode_built(reader: &mut Reader<'_>, programs: usize) -> Option<Result<BuiltPart, String>> {
+fn decode_built(reader: &mut FieldReader<'_>, programs: usize) -> Option<Result<BuiltPart, String>> {
     if reader.number()? == 0 {
         return Some(Err(said(reader.field()?)));
     }
@@ -147,16 +147,16 @@ mod tests {
 
     use super::*;
 
-    fn build() -> Build {
+    fn build() -> BuildResult {
         let part = BuiltPart { object: Some(vec![1]), program: 1, is_prefixed: true };
-        Build { programs: vec![vec![1, 2], vec![3]], parts: vec![Ok(part), Err("no".into())] }
+        BuildResult { programs: vec![vec![1, 2], vec![3]], parts: vec![Ok(part), Err("no".into())] }
     }
 
     #[test]
     fn a_job_and_its_answer_arrive_as_they_were_sent() {
         let kernels = ["f".to_owned(), "g".to_owned()];
-        let source = Part::Source { text: "text", options: "-DX", kernels: &kernels, prefix: "p_" };
-        let parts = [source, Part::Object { bytes: vec![7], prefix: "q_" }, Part::Binary(&[8])];
+        let source = ImagePart::Source { text: "text", options: "-DX", kernels: &kernels, prefix: "p_" };
+        let parts = [source, ImagePart::Object { bytes: vec![7], prefix: "q_" }, ImagePart::Binary(&[8])];
         let job = encode_job("device", &parts);
         let (identity, read) = decode_job(&job).unwrap();
         assert_eq!((identity.as_str(), encode_job("device", &read.borrowed())), ("device", job));

@@ -7,7 +7,7 @@ use std::ptr::null;
 use std::sync::OnceLock;
 
 use crate::library::functions;
-use crate::{DeviceError, Kind};
+use crate::{DeviceError, DriverKind};
 
 /// Any of CUDA's objects.
 pub type Handle = *mut c_void;
@@ -66,7 +66,7 @@ pub const LAUNCH_BUFFER_SIZE: usize = 2;
 /// The functions. The driver is never unloaded.
 pub fn table() -> Result<&'static Table, DeviceError> {
     static LOADED: OnceLock<Result<Table, String>> = OnceLock::new();
-    let unusable = |reason: &String| DeviceError::Unusable { kind: Kind::Cuda, reason: reason.clone() };
+    let unusable = |reason: &String| DeviceError::Unusable { kind: DriverKind::Cuda, reason: reason.clone() };
     LOADED.get_or_init(load).as_ref().map_err(unusable)
 }
 

@@ -11,14 +11,16 @@ use std::sync::Arc;
 
 use super::Cuda;
 use super::ffi::{self, Address, Handle, Table};
-use crate::{Arguments, DeviceError, Kind, MAX_MESSAGE_BYTES, Patience, Progress, bytes, waiting};
+use crate::{
+    DeviceError, DriverKind, KernelArguments, LaunchProgress, MAX_MESSAGE_BYTES, Patience, bytes, waiting,
+};
 
 /// Bytes of a GPU's name.
 const NAME_BYTES: usize = 256;
 
 /// A GPU and its capabilities.
 #[derive(Clone, Debug)]
-pub struct DeviceInfo {
+pub struct CudaDeviceInfo {
     /// The GPU's own name.
     pub name: String,
     /// Number of the GPU in the driver.
@@ -35,16 +37,16 @@ pub struct DeviceInfo {
     pub most_group_items: u32,
 }
 
-impl DeviceInfo {
+impl CudaDeviceInfo {
     /// Names GPU and driver with their versions. A program that was built for one identity is valid for no other.
     pub(super) fn identity(&self) -> String {
-        let DeviceInfo { name, capability: (major, minor), driver_version, .. } = self;
+        let CudaDeviceInfo { name, capability: (major, minor), driver_version, .. } = self;
         format!("{name}; {major}.{minor}; driver {driver_version}")
     }
 }
 
 /// Lists all GPUs of the driver. A missing driver or GPU is an error that names it.
-pub fn discover() -> Result<Vec<DeviceInfo>, DeviceError> {
+pub fn discover() -> Result<Vec<CudaDeviceInfo>, DeviceError> {
     let table = ffi::table()?;
     let (mut count, mut version) = (0, 0);
     // SAFETY: each result is a writable number.
@@ -52,18 +54,18 @@ pub fn discover() -> Result<Vec<DeviceInfo>, DeviceError> {
     codes.iter().try_for_each(|code| table.check("counting GPUs", *code))?;
     if count <= 0 {
         let reason = "NVIDIA's driver has no GPU".into();
-        return Err(DeviceError::Unusable { kind: Kind::Cuda, reason });
+        return Err(DeviceError::Unusable { kind: DriverKind::Cuda, reason });
     }
     (0..count).map(|number| device_info(table, number, version as u32)).collect()
 }
 
 /// The GPU that executes a node's packages: the first.
-pub fn first() -> Result<DeviceInfo, DeviceError> {
+pub fn first() -> Result<CudaDeviceInfo, DeviceError> {
     // The list is not empty, or `discover` returned an error.
     Ok(discover()?.swap_remove(0))
 }
 
-fn device_info(table: &Table, number: c_int, driver_version: u32) -> Result<DeviceInfo, DeviceError> {
+fn device_info(table: &Table, number: c_int, driver_version: u32) -> Result<CudaDeviceInfo, DeviceError> {
     let (mut device, mut memory_bytes, mut name) = (0, 0usize, [0 as c_char; NAME_BYTES]);
     // SAFETY: the result is a writable number.
     table.check("opening a GPU", unsafe { (table.device)(&mut device, number) })?;
@@ -81,7 +83,7 @@ fn device_info(table: &Table, number: c_int, driver_version: u32) -> Result<Devi
         let code = unsafe { (table.device_attribute)(&mut value, which, device) };
         table.check("asking a GPU", code).map(|()| value as u32)
     };
-    Ok(DeviceInfo {
+    Ok(CudaDeviceInfo {
         name: bytes::told(&name.map(|byte| byte as u8), NAME_BYTES),
         number: number as u32,
         capability: (attribute(ffi::CAPABILITY_MAJOR)?, attribute(ffi::CAPABILITY_MINOR)?),
@@ -93,24 +95,24 @@ fn device_info(table: &Table, number: c_int, driver_version: u32) -> Result<Devi
 }
 
 /// A context, to which all other objects belong. A thread's calls apply to the context that it has entered last.
-pub struct Context {
+pub struct CudaContext {
     table: &'static Table,
     handle: Handle,
 }
 
 // SAFETY: a context belongs to no thread; the driver locks it.
-unsafe impl Send for Context {}
+unsafe impl Send for CudaContext {}
 // SAFETY: as above.
-unsafe impl Sync for Context {}
+unsafe impl Sync for CudaContext {}
 
-impl Context {
-    pub fn new(info: &DeviceInfo) -> Result<Arc<Context>, DeviceError> {
+impl CudaContext {
+    pub fn new(info: &CudaDeviceInfo) -> Result<Arc<CudaContext>, DeviceError> {
         let (table, mut handle, mut device) = (ffi::table()?, null_mut(), 0);
         // SAFETY: the result is a writable number.
         table.check("opening a GPU", unsafe { (table.device)(&mut device, info.number as c_int) })?;
         // SAFETY: the result is a writable handle.
         table.check("making a context", unsafe { (table.create_context)(&mut handle, 0, device) })?;
-        Ok(Arc::new(Context { table, handle }))
+        Ok(Arc::new(CudaContext { table, handle }))
     }
 
     fn enter(&self) -> Result<&'static Table, DeviceError> {
@@ -160,7 +162,7 @@ fn link_one(table: &Table, link: Handle, text: &str) -> Result<Vec<u8>, DeviceEr
     Ok(unsafe { std::slice::from_raw_parts(cubin.cast::<u8>(), len) }.to_vec())
 }
 
-impl Drop for Context {
+impl Drop for CudaContext {
     fn drop(&mut self) {
         // SAFETY: every object of the context keeps the context, so none is left.
         unsafe { (self.table.destroy_context)(self.handle) };
@@ -168,23 +170,23 @@ impl Drop for Context {
 }
 
 /// A loaded program.
-pub struct Module {
-    inner: Arc<LoadedModule>,
+pub struct CudaModule {
+    inner: Arc<CudaLoadedModule>,
 }
 
-struct LoadedModule {
+struct CudaLoadedModule {
     handle: Handle,
-    context: Arc<Context>,
+    context: Arc<CudaContext>,
 }
 
 // SAFETY: a module belongs to its context and to no thread.
-unsafe impl Send for LoadedModule {}
+unsafe impl Send for CudaLoadedModule {}
 // SAFETY: as above.
-unsafe impl Sync for LoadedModule {}
+unsafe impl Sync for CudaLoadedModule {}
 
-impl Module {
+impl CudaModule {
     /// Loads a cubin or fatbin whose sizes were checked.
-    pub fn new(context: &Arc<Context>, program: &[u8]) -> Result<Module, DeviceError> {
+    pub fn new(context: &Arc<CudaContext>, program: &[u8]) -> Result<CudaModule, DeviceError> {
         let (table, mut handle) = (context.enter()?, null_mut());
         // The driver needs aligned words.
         let mut words = vec![0u64; program.len().div_ceil(8) + 1];
@@ -196,20 +198,20 @@ impl Module {
         // SAFETY: a whole program, as the caller has checked, followed by zeros.
         let code = unsafe { (table.load)(&mut handle, words.as_ptr().cast()) };
         table.check("loading a program", code)?;
-        Ok(Module { inner: Arc::new(LoadedModule { handle, context: Arc::clone(context) }) })
+        Ok(CudaModule { inner: Arc::new(CudaLoadedModule { handle, context: Arc::clone(context) }) })
     }
 
-    pub fn kernel(&self, name: &CStr) -> Result<Kernel, DeviceError> {
+    pub fn kernel(&self, name: &CStr) -> Result<CudaKernel, DeviceError> {
         let (table, mut handle) = (self.inner.context.enter()?, null_mut());
         // SAFETY: the module is loaded, the name ends in zero.
         let code = unsafe { (table.function)(&mut handle, self.inner.handle, name.as_ptr()) };
         let found = table.check("finding a kernel", code);
         found.map_err(|error| DeviceError::NoKernel { name: String::new(), reason: error.to_string() })?;
-        Ok(Kernel { handle, _module: Arc::clone(&self.inner) })
+        Ok(CudaKernel { handle, _module: Arc::clone(&self.inner) })
     }
 }
 
-impl Drop for LoadedModule {
+impl Drop for CudaLoadedModule {
     fn drop(&mut self) {
         if let Ok(table) = self.context.enter() {
             // SAFETY: every kernel of the module keeps the module, so none is left.
@@ -219,28 +221,28 @@ impl Drop for LoadedModule {
 }
 
 /// A kernel.
-pub struct Kernel {
+pub struct CudaKernel {
     handle: Handle,
-    _module: Arc<LoadedModule>,
+    _module: Arc<CudaLoadedModule>,
 }
 
 // SAFETY: a kernel belongs to its module and to no thread.
-unsafe impl Send for Kernel {}
+unsafe impl Send for CudaKernel {}
 
 /// A piece of memory.
-pub struct Memory {
+pub struct CudaMemory {
     address: Address,
     len_bytes: u64,
-    context: Arc<Context>,
+    context: Arc<CudaContext>,
 }
 
-impl Memory {
-    pub fn new(context: &Arc<Context>, len_bytes: u64) -> Result<Memory, DeviceError> {
+impl CudaMemory {
+    pub fn new(context: &Arc<CudaContext>, len_bytes: u64) -> Result<CudaMemory, DeviceError> {
         let (table, mut address) = (context.enter()?, 0);
         // SAFETY: the result is a writable address.
         let code = unsafe { (table.allocate)(&mut address, len_bytes as usize) };
         table.check("taking device memory", code)?;
-        Ok(Memory { address, len_bytes, context: Arc::clone(context) })
+        Ok(CudaMemory { address, len_bytes, context: Arc::clone(context) })
     }
 
     fn check(&self, len_bytes: u64) -> Result<(), DeviceError> {
@@ -249,7 +251,7 @@ impl Memory {
     }
 }
 
-impl Drop for Memory {
+impl Drop for CudaMemory {
     fn drop(&mut self) {
         if let Ok(table) = self.context.enter() {
             // SAFETY: the memory was allocated for this owner, and every launch that used it has ended.
@@ -261,7 +263,7 @@ impl Drop for Memory {
 /// A kernel's arguments in their layout in memory.
 #[repr(C)]
 #[derive(Clone, Copy)]
-pub struct Block {
+pub struct ArgumentBlock {
     input: Address,
     size: u32,
     _gap: u32,
@@ -271,42 +273,42 @@ pub struct Block {
     written: Address,
 }
 
-const _: () = assert!(size_of::<Block>() == 40 && std::mem::offset_of!(Block, written) == 32);
+const _: () = assert!(size_of::<ArgumentBlock>() == 40 && std::mem::offset_of!(ArgumentBlock, written) == 32);
 
-impl Block {
-    pub(super) fn new(arguments: &Arguments<'_, Cuda>) -> Block {
-        let Arguments { input, size, output, capacity, written } = arguments;
+impl ArgumentBlock {
+    pub(super) fn new(arguments: &KernelArguments<'_, Cuda>) -> ArgumentBlock {
+        let KernelArguments { input, size, output, capacity, written } = arguments;
         let (input, output, written) = (input.address, output.address, written.address);
-        Block { input, size: *size, _gap: 0, output, capacity: *capacity, _hole: 0, written }
+        ArgumentBlock { input, size: *size, _gap: 0, output, capacity: *capacity, _hole: 0, written }
     }
 }
 
 /// Number of groups, and number of work-items of each.
 #[derive(Clone, Copy)]
-pub struct Size {
+pub struct LaunchSize {
     pub groups: u32,
     pub group: u32,
 }
 
 /// A stream of commands, executed in order.
-pub struct Stream {
+pub struct CudaStream {
     handle: Handle,
-    context: Arc<Context>,
+    context: Arc<CudaContext>,
 }
 
 // SAFETY: a stream belongs to its context and to no thread.
-unsafe impl Send for Stream {}
+unsafe impl Send for CudaStream {}
 
-impl Stream {
-    pub fn new(context: &Arc<Context>) -> Result<Stream, DeviceError> {
+impl CudaStream {
+    pub fn new(context: &Arc<CudaContext>) -> Result<CudaStream, DeviceError> {
         let (table, mut handle) = (context.enter()?, null_mut());
         // SAFETY: the result is a writable handle.
         let code = unsafe { (table.create_stream)(&mut handle, ffi::STREAM_NON_BLOCKING) };
         table.check("making a stream", code)?;
-        Ok(Stream { handle, context: Arc::clone(context) })
+        Ok(CudaStream { handle, context: Arc::clone(context) })
     }
 
-    pub fn write(&self, memory: &Memory, bytes: &[u8]) -> Result<(), DeviceError> {
+    pub fn write(&self, memory: &CudaMemory, bytes: &[u8]) -> Result<(), DeviceError> {
         memory.check(bytes.len() as u64)?;
         let table = self.context.enter()?;
         // SAFETY: the piece has at least that many bytes, and the host's bytes exist until the stream is done, right
@@ -316,7 +318,7 @@ impl Stream {
         begun.and(self.finish())
     }
 
-    pub fn read(&self, memory: &Memory, bytes: &mut [u8]) -> Result<(), DeviceError> {
+    pub fn read(&self, memory: &CudaMemory, bytes: &mut [u8]) -> Result<(), DeviceError> {
         memory.check(bytes.len() as u64)?;
         let table = self.context.enter()?;
         // SAFETY: the piece has at least that many bytes, and the host's bytes exist until the stream is done, right
@@ -328,7 +330,7 @@ impl Stream {
     }
 
     /// Sets bytes to zero before later commands of the stream execute.
-    pub fn wipe(&self, memory: &Memory, len_bytes: u64) -> Result<(), DeviceError> {
+    pub fn wipe(&self, memory: &CudaMemory, len_bytes: u64) -> Result<(), DeviceError> {
         memory.check(len_bytes)?;
         let table = self.context.enter()?;
         // SAFETY: the piece has at least that many bytes, in whole words, since the sizes of pieces and of the written
@@ -346,13 +348,13 @@ impl Stream {
     /// Launches a kernel, and waits if patience has an end.
     pub fn launch(
         &self,
-        kernel: &mut Kernel,
-        mut block: Block,
-        size: Size,
+        kernel: &mut CudaKernel,
+        mut block: ArgumentBlock,
+        size: LaunchSize,
         patience: Patience,
-    ) -> Result<Progress, DeviceError> {
+    ) -> Result<LaunchProgress, DeviceError> {
         let table = self.context.enter()?;
-        let mut len = size_of::<Block>();
+        let mut len = size_of::<ArgumentBlock>();
         // The driver compares the size of the block with the kernel's parameters.
         let extra = [
             ffi::LAUNCH_BUFFER as *mut c_void,
@@ -368,7 +370,7 @@ impl Stream {
         };
         table.check("launching", code)?;
         match patience {
-            Patience::Forever => Ok(Progress::Launched),
+            Patience::Forever => Ok(LaunchProgress::Launched),
             Patience::Until(end) => waiting::until(end, || {
                 // SAFETY: the function takes any stream.
                 let code = unsafe { (table.query)(self.handle) };
@@ -378,7 +380,7 @@ impl Stream {
     }
 }
 
-impl Drop for Stream {
+impl Drop for CudaStream {
     fn drop(&mut self) {
         if let Ok(table) = self.context.enter() {
             // SAFETY: the stream was made for this owner, and all its commands were waited for.

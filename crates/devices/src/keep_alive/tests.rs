@@ -4,9 +4,9 @@ use proptest::prelude::*;
 
 use super::*;
 
-const SAME: Cost = Cost { load_us: 1000, size_bytes: 10 };
+const SAME: EntryCost = EntryCost { load_us: 1000, size_bytes: 10 };
 
-fn filled(costs: &[Cost], capacity_bytes: u64) -> KeepAlive<usize> {
+fn filled(costs: &[EntryCost], capacity_bytes: u64) -> KeepAlive<usize> {
     let mut kept = KeepAlive::new(capacity_bytes);
     costs.iter().enumerate().for_each(|(key, cost)| assert!(kept.insert(key, *cost).is_empty()));
     kept
@@ -21,9 +21,9 @@ fn evicts_the_least_recently_used_of_equals() {
 
 #[test]
 fn expensive_outlives_cheap_and_small_outlives_large() {
-    let dear = Cost { load_us: 100_000, ..SAME };
+    let dear = EntryCost { load_us: 100_000, ..SAME };
     assert_eq!(filled(&[dear, SAME], 20).insert(2, SAME), [1]);
-    let large = Cost { size_bytes: 100, ..SAME };
+    let large = EntryCost { size_bytes: 100, ..SAME };
     assert_eq!(filled(&[SAME, large], 110).insert(2, SAME), [1]);
 }
 
@@ -49,21 +49,21 @@ fn what_is_pinned_stays_and_goes_when_it_may() {
 #[test]
 fn what_is_larger_than_all_the_room_drives_nobody_out() {
     let mut kept = filled(&[SAME; 2], 20);
-    assert_eq!(kept.insert(9, Cost { load_us: u64::MAX, size_bytes: 21 }), [9]);
+    assert_eq!(kept.insert(9, EntryCost { load_us: u64::MAX, size_bytes: 21 }), [9]);
     assert_eq!(kept.used_bytes(), 20);
 }
 
 #[derive(Clone, Debug)]
 enum Step {
-    Insert(u8, Cost),
+    Insert(u8, EntryCost),
     Touch(u8),
     Pin(u8),
     Unpin(u8),
     Remove(u8),
 }
 
-fn cost() -> impl Strategy<Value = Cost> {
-    (0..2_000_000u64, 1..400u64).prop_map(|(load_us, size_bytes)| Cost { load_us, size_bytes })
+fn cost() -> impl Strategy<Value = EntryCost> {
+    (0..2_000_000u64, 1..400u64).prop_map(|(load_us, size_bytes)| EntryCost { load_us, size_bytes })
 }
 
 fn step() -> impl Strategy<Value = Step> {
@@ -113,7 +113,7 @@ proptest! {
         let mut kept = KeepAlive::new(1000);
         kept.insert(0, dear);
         (1..uses).for_each(|_| assert!(kept.touch(&0)));
-        let others = Cost { load_us: 1_000_000, size_bytes: 400 };
+        let others = EntryCost { load_us: 1_000_000, size_bytes: 400 };
         let most = kept.entries[&0].priority as u64 / (1_000_000 / 400) * 3 + 10;
         let is_gone = (1..=most).any(|key| kept.insert(key, others).contains(&0));
         prop_assert!(is_gone);

@@ -1,14 +1,14 @@
 //! A launch with the least work that OpenCL allows: the reference for measurements of calls.
 
 use super::{OpenCl, live};
-use crate::driver::{Driver, Part};
-use crate::{DeviceError, KernelSpec, Patience, Program};
+use crate::driver::{Driver, ImagePart};
+use crate::{DeviceError, KernelProgram, KernelSpec, Patience};
 
 /// One kernel with its arguments set, on a queue of its own.
 pub struct Launcher {
-    queue: live::Queue,
-    kernel: live::Kernel,
-    _memory: live::Memory,
+    queue: live::CommandQueue,
+    kernel: live::OpenClKernel,
+    _memory: live::OpenClMemory,
     items: u64,
 }
 
@@ -17,10 +17,10 @@ impl Launcher {
     pub fn new(device: &OpenCl, spec: &KernelSpec, input_bytes: u32) -> Result<Launcher, DeviceError> {
         let kernels = [spec.kernel.clone()];
         let part = match &spec.program {
-            Program::Source { text, options } => {
-                Part::Source { text, options, kernels: &kernels, prefix: "bare_" }
+            KernelProgram::Source { text, options } => {
+                ImagePart::Source { text, options, kernels: &kernels, prefix: "bare_" }
             }
-            Program::Binary(bytes) => Part::Binary(bytes),
+            KernelProgram::Binary(bytes) => ImagePart::Binary(bytes),
         };
         let build = device.build(&[part])?;
         let name = spec.kernel.clone();

@@ -4,24 +4,24 @@ use std::ffi::CString;
 use std::fmt::Write;
 use std::sync::Arc;
 
-use super::live::{Context, Module};
-use super::{DeviceInfo, discover};
-use crate::driver::{Build, BuiltPart, Part};
+use super::live::{OpenClContext, OpenClModule};
+use super::{OpenClDeviceInfo, discover};
+use crate::driver::{BuildResult, BuiltPart, ImagePart};
 use crate::{DeviceError, MAX_MESSAGE_BYTES, bytes};
 
 const NO_COMPILER: &str = "the device has no compiler: it takes binaries that its vendor's tools have made";
 
 /// Builds for the device of this identity.
-pub(crate) fn serve(identity: &str, parts: &[Part<'_>]) -> Result<Build, DeviceError> {
+pub(crate) fn serve(identity: &str, parts: &[ImagePart<'_>]) -> Result<BuildResult, DeviceError> {
     let devices = discover()?;
     let gone = || super::unusable(format!("there is no device {identity:?} for the builder"));
     let info = devices.iter().find(|info| info.identity() == identity).ok_or_else(gone)?;
-    let context = Context::new(vec![info.device], info.shares_memory)?;
-    let mut build = Build::default();
+    let context = OpenClContext::new(vec![info.device], info.shares_memory)?;
+    let mut build = BuildResult::default();
     let mut linkable = Vec::new();
     for part in parts {
         let made = match part {
-            Part::Binary(binary) => whole(&context, binary).map(|()| build.take(binary.to_vec(), false)),
+            ImagePart::Binary(binary) => whole(&context, binary).map(|()| build.take(binary.to_vec(), false)),
             _ => compiled(&context, info, part).map(|(module, object)| {
                 linkable.push((build.parts.len(), module));
                 BuiltPart { object, program: 0, is_prefixed: true }
@@ -34,11 +34,11 @@ pub(crate) fn serve(identity: &str, parts: &[Part<'_>]) -> Result<Build, DeviceE
 }
 
 /// The build without a builder, which accepts binaries only.
-pub(super) fn binaries_only(parts: &[Part<'_>]) -> Build {
-    let mut build = Build::default();
+pub(super) fn binaries_only(parts: &[ImagePart<'_>]) -> BuildResult {
+    let mut build = BuildResult::default();
     for part in parts {
         let made = match part {
-            Part::Binary(binary) => Ok(build.take(binary.to_vec(), false)),
+            ImagePart::Binary(binary) => Ok(build.take(binary.to_vec(), false)),
             _ => Err("sources need a builder, and there is none".to_owned()),
         };
         build.parts.push(made);
@@ -46,7 +46,7 @@ pub(super) fn binaries_only(parts: &[Part<'_>]) -> Build {
     build
 }
 
-impl Build {
+impl BuildResult {
     /// Adds a program that consists of one part.
     fn take(&mut self, program: Vec<u8>, is_prefixed: bool) -> BuiltPart {
         self.programs.push(program);
@@ -55,19 +55,19 @@ impl Build {
 }
 
 /// Checks that a binary can be loaded here.
-fn whole(context: &Arc<Context>, binary: &[u8]) -> Result<(), DeviceError> {
-    Module::of_binary(context, binary)?.build()
+fn whole(context: &Arc<OpenClContext>, binary: &[u8]) -> Result<(), DeviceError> {
+    OpenClModule::of_binary(context, binary)?.build()
 }
 
 /// A module that can be linked, and its object if that is new.
 fn compiled(
-    context: &Arc<Context>,
-    info: &DeviceInfo,
-    part: &Part<'_>,
-) -> Result<(Module, Option<Vec<u8>>), DeviceError> {
-    let Part::Source { text, options, kernels, prefix } = part else {
-        let Part::Object { bytes, .. } = part else { unreachable!("binaries are not linked") };
-        return Ok((Module::of_binary(context, bytes)?, None));
+    context: &Arc<OpenClContext>,
+    info: &OpenClDeviceInfo,
+    part: &ImagePart<'_>,
+) -> Result<(OpenClModule, Option<Vec<u8>>), DeviceError> {
+    let ImagePart::Source { text, options, kernels, prefix } = part else {
+        let ImagePart::Object { bytes, .. } = part else { unreachable!("binaries are not linked") };
+        return Ok((OpenClModule::of_binary(context, bytes)?, None));
     };
     if !info.has_compiler {
         return Err(DeviceError::Build { name: String::new(), log: NO_COMPILER.into() });
@@ -76,14 +76,14 @@ fn compiled(
     for kernel in *kernels {
         let _ = write!(line, " -D{kernel}={prefix}{kernel}");
     }
-    let module = Module::of_source(context, text)?;
+    let module = OpenClModule::of_source(context, text)?;
     module.compile(&CString::new(line).expect("options have no zero bytes"))?;
     let object = module.binary()?;
     Ok((module, Some(object)))
 }
 
 /// Links all modules into one program if possible, otherwise into several.
-fn link(context: &Arc<Context>, mut rest: Vec<(usize, Module)>, build: &mut Build) {
+fn link(context: &Arc<OpenClContext>, mut rest: Vec<(usize, OpenClModule)>, build: &mut BuildResult) {
     while !rest.is_empty() {
         let all: Vec<_> = (0..rest.len()).collect();
         let (program, chosen) = match linked(context, &rest, &all) {
@@ -108,8 +108,8 @@ fn link(context: &Arc<Context>, mut rest: Vec<(usize, Module)>, build: &mut Buil
 /// Links the first module with all modules that can be linked with it and each other. Returns its error if it cannot be
 /// linked at all.
 fn largest(
-    context: &Arc<Context>,
-    modules: &[(usize, Module)],
+    context: &Arc<OpenClContext>,
+    modules: &[(usize, OpenClModule)],
 ) -> (Result<Vec<u8>, DeviceError>, Vec<usize>) {
     let mut chosen = vec![0];
     let mut program = linked(context, modules, &chosen);
@@ -124,12 +124,12 @@ fn largest(
 }
 
 fn linked(
-    context: &Arc<Context>,
-    modules: &[(usize, Module)],
+    context: &Arc<OpenClContext>,
+    modules: &[(usize, OpenClModule)],
     chosen: &[usize],
 ) -> Result<Vec<u8>, DeviceError> {
     let modules: Vec<_> = chosen.iter().map(|at| &modules[*at].1).collect();
-    Module::link(context, &modules)?.binary()
+    OpenClModule::link(context, &modules)?.binary()
 }
 
 fn split<T>(all: Vec<T>, chosen: &[usize]) -> (Vec<T>, Vec<T>) {

@@ -9,7 +9,7 @@ use std::sync::Mutex;
 use sublet_fabric::sync::lock;
 
 use super::ffi::{self, Handle, Table, answer, number, text};
-use crate::{DeviceError, Kind};
+use crate::{DeviceError, DriverKind};
 
 /// Most platforms, and most devices of one, that are listed.
 const MOST: c_uint = 64;
@@ -28,7 +28,7 @@ pub enum DeviceKind {
 
 /// A device, its capabilities and sizes.
 #[derive(Clone, Debug)]
-pub struct DeviceInfo {
+pub struct OpenClDeviceInfo {
     /// The device's own name.
     pub name: String,
     /// The device's manufacturer.
@@ -55,29 +55,29 @@ pub struct DeviceInfo {
     pub shares_memory: bool,
     /// Reason why the device cannot be used, if it cannot.
     pub unusable: Option<String>,
-    pub(super) device: Device,
+    pub(super) device: OpenClDevice,
 }
 
 /// A device of the loader, which exists as long as the process.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Device(pub Handle);
+pub struct OpenClDevice(pub Handle);
 
 // SAFETY: a device's handle is an identifier: the loader's functions take it on any thread.
-unsafe impl Send for Device {}
+unsafe impl Send for OpenClDevice {}
 // SAFETY: as above.
-unsafe impl Sync for Device {}
+unsafe impl Sync for OpenClDevice {}
 
-impl DeviceInfo {
+impl OpenClDeviceInfo {
     /// Names device and driver with their versions. A program that was built for one identity is valid for no other.
     pub(super) fn identity(&self) -> String {
-        let DeviceInfo { name, vendor, platform, version, .. } = self;
+        let OpenClDeviceInfo { name, vendor, platform, version, .. } = self;
         format!("{platform}; {vendor}; {name}; {version}")
     }
 }
 
 /// Lists all devices of all platforms, always in the same order, including those that cannot be used. An empty list is
 /// an error that names the missing component.
-pub fn discover() -> Result<Vec<DeviceInfo>, DeviceError> {
+pub fn discover() -> Result<Vec<OpenClDeviceInfo>, DeviceError> {
     let table = ffi::table()?;
     // PoCL's first answers are wrong if two threads query it at once.
     static ASKING: Mutex<()> = Mutex::new(());
@@ -86,7 +86,7 @@ pub fn discover() -> Result<Vec<DeviceInfo>, DeviceError> {
     let mut count = 0;
     // SAFETY: the array has the passed number of entries.
     let code = unsafe { (table.platforms)(MOST, platforms.as_mut_ptr(), &mut count) };
-    let unusable = |reason: &str| DeviceError::Unusable { kind: Kind::OpenCl, reason: reason.into() };
+    let unusable = |reason: &str| DeviceError::Unusable { kind: DriverKind::OpenCl, reason: reason.into() };
     if code == ffi::NO_PLATFORM || (code == 0 && count == 0) {
         return Err(unusable("no driver is installed (Debian: pocl-opencl-icd for the processor)"));
     }
@@ -97,13 +97,13 @@ pub fn discover() -> Result<Vec<DeviceInfo>, DeviceError> {
 }
 
 /// The device that executes a node's packages: the first that can be used. If none can, the first, with its reason.
-pub fn first() -> Result<DeviceInfo, DeviceError> {
+pub fn first() -> Result<OpenClDeviceInfo, DeviceError> {
     let mut devices = discover()?;
     let usable = devices.iter().position(|info| info.unusable.is_none());
     Ok(devices.swap_remove(usable.unwrap_or(0)))
 }
 
-fn devices(table: &Table, platform: Handle) -> Vec<DeviceInfo> {
+fn devices(table: &Table, platform: Handle) -> Vec<OpenClDeviceInfo> {
     let mut devices = [null_mut(); MOST as usize];
     let mut count = 0;
     // SAFETY: the platform is the loader's, and the array has the passed number of entries.
@@ -118,10 +118,10 @@ fn devices(table: &Table, platform: Handle) -> Vec<DeviceInfo> {
         said.map(|bytes| text(&bytes)).unwrap_or_default()
     };
     let name = format!("{} {}", describe(ffi::PLATFORM_NAME), describe(ffi::PLATFORM_VERSION));
-    devices[..count].iter().map(|device| device_info(table, Device(*device), name.clone())).collect()
+    devices[..count].iter().map(|device| device_info(table, OpenClDevice(*device), name.clone())).collect()
 }
 
-fn device_info(table: &Table, device: Device, platform: String) -> DeviceInfo {
+fn device_info(table: &Table, device: OpenClDevice, platform: String) -> OpenClDeviceInfo {
     let ask = |what: c_uint| {
         // SAFETY: the device is the loader's; `answer` passes a buffer of the size that it names.
         let said = answer("asking a device", |len, to, out| unsafe {
@@ -136,7 +136,7 @@ fn device_info(table: &Table, device: Device, platform: String) -> DeviceInfo {
         () if word(ffi::DEVICE_COMPUTE_UNITS) == 0 => Some("it has nothing that computes".into()),
         () => None,
     };
-    DeviceInfo {
+    OpenClDeviceInfo {
         name: words(ffi::DEVICE_NAME),
         vendor: words(ffi::DEVICE_VENDOR),
         platform,
@@ -159,7 +159,7 @@ fn device_info(table: &Table, device: Device, platform: String) -> DeviceInfo {
 }
 
 /// Divides a device into parts with these numbers of compute units.
-pub(super) fn cut(info: &DeviceInfo, counts: &[u32]) -> Result<Vec<Device>, DeviceError> {
+pub(super) fn cut(info: &OpenClDeviceInfo, counts: &[u32]) -> Result<Vec<OpenClDevice>, DeviceError> {
     let table = ffi::table()?;
     let mut properties = vec![ffi::PARTITION_BY_COUNTS];
     properties.extend(counts.iter().map(|count| *count as isize));
@@ -182,7 +182,7 @@ pub(super) fn cut(info: &DeviceInfo, counts: &[u32]) -> Result<Vec<Device>, Devi
         let reason = format!("{made} parts were made of {}", counts.len());
         return Err(DeviceError::Driver { operation: "cutting the device", reason });
     }
-    Ok(parts.into_iter().map(Device).collect())
+    Ok(parts.into_iter().map(OpenClDevice).collect())
 }
 
 /// Marks an absent list of properties.

@@ -6,7 +6,7 @@ use std::ffi::{CStr, c_char, c_int, c_uint, c_void};
 use std::sync::OnceLock;
 
 use crate::library::functions;
-use crate::{DeviceError, Kind};
+use crate::{DeviceError, DriverKind};
 
 /// Any of OpenCL's objects.
 pub type Handle = *mut c_void;
@@ -94,7 +94,7 @@ pub const KERNEL_NUMBER_OF_ARGUMENTS: c_uint = 0x1191;
 pub const EVENT_STATUS: c_uint = 0x11D3;
 pub const NO_PLATFORM: c_int = -1001;
 
-struct Loaded {
+struct OpenClLibrary {
     table: Table,
     shared: Option<Shared>,
 }
@@ -109,13 +109,14 @@ pub fn shared() -> Option<&'static Shared> {
     loaded().ok().and_then(|loaded| loaded.shared.as_ref())
 }
 
-fn loaded() -> Result<&'static Loaded, DeviceError> {
-    static LOADED: OnceLock<Result<Loaded, String>> = OnceLock::new();
-    let unusable = |reason: &String| DeviceError::Unusable { kind: Kind::OpenCl, reason: reason.clone() };
+fn loaded() -> Result<&'static OpenClLibrary, DeviceError> {
+    static LOADED: OnceLock<Result<OpenClLibrary, String>> = OnceLock::new();
+    let unusable =
+        |reason: &String| DeviceError::Unusable { kind: DriverKind::OpenCl, reason: reason.clone() };
     LOADED.get_or_init(load).as_ref().map_err(unusable)
 }
 
-fn load() -> Result<Loaded, String> {
+fn load() -> Result<OpenClLibrary, String> {
     let needed = "libOpenCL.so.1 (Debian: ocl-icd-libopencl1, Fedora: ocl-icd) is needed";
     // SAFETY: loading runs the library's own initialization, which has no preconditions.
     let library = unsafe { libloading::Library::new("libOpenCL.so.1") };
@@ -123,7 +124,7 @@ fn load() -> Result<Loaded, String> {
     let table = Table::find(&library).map_err(|error| format!("{needed}, for OpenCL 1.2: {error}"))?;
     let shared = Shared::find(&library).ok();
     std::mem::forget(library);
-    Ok(Loaded { table, shared })
+    Ok(OpenClLibrary { table, shared })
 }
 
 /// Name of an error number in `CL/cl.h`.

@@ -1,7 +1,7 @@
 //! OpenCL's objects with owners: each is released once, when its last user drops it, and keeps its context.
 //!
 //! OpenCL counts references itself: an object that an unfinished command uses stays until the command has ended. All
-//! its functions may be called from any thread, except the one that sets a kernel's arguments; a [`Kernel`] is
+//! its functions may be called from any thread, except the one that sets a kernel's arguments; an [`OpenClKernel`] is
 //! therefore not shared.
 
 #![allow(unsafe_code)]
@@ -10,9 +10,9 @@ use std::ffi::{CStr, c_int, c_uint, c_void};
 use std::ptr::{NonNull, null, null_mut};
 use std::sync::Arc;
 
-use super::discover::{Device, NO_PROPERTIES};
+use super::discover::{NO_PROPERTIES, OpenClDevice};
 use super::ffi::{self, Handle, Shared, Table, answer, check};
-use crate::{DeviceError, MAX_MESSAGE_BYTES, Patience, Progress, bytes, waiting};
+use crate::{DeviceError, LaunchProgress, MAX_MESSAGE_BYTES, Patience, bytes, waiting};
 
 /// Number of every kernel's arguments.
 const ARGUMENTS: u64 = 5;
@@ -20,32 +20,32 @@ const ARGUMENTS: u64 = 5;
 type Release = unsafe extern "C" fn(Handle) -> c_int;
 
 /// An object that is released when it is dropped.
-struct Owned {
+struct OwnedObject {
     handle: Handle,
     release: Release,
 }
 
 // SAFETY: OpenCL's objects belong to no thread.
-unsafe impl Send for Owned {}
-// SAFETY: OpenCL's functions may be called with the same object at once, except for a kernel's arguments; see `Kernel`.
-unsafe impl Sync for Owned {}
+unsafe impl Send for OwnedObject {}
+// SAFETY: OpenCL's functions may be called with the same object at once, except for a kernel's arguments; see `OpenClKernel`.
+unsafe impl Sync for OwnedObject {}
 
-impl Owned {
+impl OwnedObject {
     fn new(
         operation: &'static str,
         handle: Handle,
         code: c_int,
         release: Release,
-    ) -> Result<Owned, DeviceError> {
+    ) -> Result<OwnedObject, DeviceError> {
         check(operation, code)?;
         if handle.is_null() {
             return Err(DeviceError::Driver { operation, reason: "nothing came of it".into() });
         }
-        Ok(Owned { handle, release })
+        Ok(OwnedObject { handle, release })
     }
 }
 
-impl Drop for Owned {
+impl Drop for OwnedObject {
     fn drop(&mut self) {
         // SAFETY: the object was made for this owner and is released only here.
         unsafe { (self.release)(self.handle) };
@@ -53,16 +53,16 @@ impl Drop for Owned {
 }
 
 /// Devices that share memory and programs.
-pub struct Context {
+pub struct OpenClContext {
     table: &'static Table,
-    context: Owned,
-    pub devices: Vec<Device>,
+    context: OwnedObject,
+    pub devices: Vec<OpenClDevice>,
     /// Functions for memory that the host shares. `None`: memory is the device's only, and commands copy bytes.
     shared: Option<&'static Shared>,
 }
 
-impl Context {
-    pub fn new(devices: Vec<Device>, shares_memory: bool) -> Result<Arc<Context>, DeviceError> {
+impl OpenClContext {
+    pub fn new(devices: Vec<OpenClDevice>, shares_memory: bool) -> Result<Arc<OpenClContext>, DeviceError> {
         let (table, mut code) = (ffi::table()?, 0);
         let handles: Vec<Handle> = devices.iter().map(|device| device.0).collect();
         // SAFETY: the array has the passed number of devices; there is no callback.
@@ -76,9 +76,9 @@ impl Context {
                 &mut code,
             )
         };
-        let context = Owned::new("making a context", handle, code, table.release_context)?;
+        let context = OwnedObject::new("making a context", handle, code, table.release_context)?;
         let shared = ffi::shared().filter(|_| shares_memory);
-        Ok(Arc::new(Context { table, context, devices, shared }))
+        Ok(Arc::new(OpenClContext { table, context, devices, shared }))
     }
 
     fn handles(&self) -> Vec<Handle> {
@@ -87,25 +87,25 @@ impl Context {
 }
 
 /// A queue of commands, executed in order.
-pub struct Queue {
-    queue: Owned,
-    context: Arc<Context>,
+pub struct CommandQueue {
+    queue: OwnedObject,
+    context: Arc<OpenClContext>,
 }
 
-impl Queue {
-    pub fn new(context: &Arc<Context>, device: Device) -> Result<Queue, DeviceError> {
+impl CommandQueue {
+    pub fn new(context: &Arc<OpenClContext>, device: OpenClDevice) -> Result<CommandQueue, DeviceError> {
         let (table, mut code) = (context.table, 0);
         // SAFETY: the device is one of the context's.
         let handle = unsafe { (table.create_queue)(context.context.handle, device.0, 0, &mut code) };
-        let queue = Owned::new("making a queue", handle, code, table.release_queue)?;
-        Ok(Queue { queue, context: Arc::clone(context) })
+        let queue = OwnedObject::new("making a queue", handle, code, table.release_queue)?;
+        Ok(CommandQueue { queue, context: Arc::clone(context) })
     }
 
-    pub fn write(&self, memory: &Memory, bytes: &[u8]) -> Result<(), DeviceError> {
+    pub fn write(&self, memory: &OpenClMemory, bytes: &[u8]) -> Result<(), DeviceError> {
         memory.check(bytes.len() as u64)?;
         let buffer = match &memory.place {
-            Place::Device(buffer) => buffer,
-            Place::Shared(at) => {
+            MemoryLocation::Device(buffer) => buffer,
+            MemoryLocation::Shared(at) => {
                 // SAFETY: the piece has at least that many bytes, and no queue contains work that uses it: see
                 // `Driver`.
                 unsafe { at.copy_from_nonoverlapping(NonNull::from(bytes).cast(), bytes.len()) };
@@ -129,11 +129,11 @@ impl Queue {
         check("writing to the device", code)
     }
 
-    pub fn read(&self, memory: &Memory, bytes: &mut [u8]) -> Result<(), DeviceError> {
+    pub fn read(&self, memory: &OpenClMemory, bytes: &mut [u8]) -> Result<(), DeviceError> {
         memory.check(bytes.len() as u64)?;
         let buffer = match &memory.place {
-            Place::Device(buffer) => buffer,
-            Place::Shared(at) => {
+            MemoryLocation::Device(buffer) => buffer,
+            MemoryLocation::Shared(at) => {
                 self.finish()?;
                 let len = bytes.len();
                 // SAFETY: the piece has at least that many bytes, and the work that wrote them has ended.
@@ -159,11 +159,11 @@ impl Queue {
     }
 
     /// Sets bytes to zero before later commands of the queue execute.
-    pub fn wipe(&self, memory: &Memory, len_bytes: u64) -> Result<(), DeviceError> {
+    pub fn wipe(&self, memory: &OpenClMemory, len_bytes: u64) -> Result<(), DeviceError> {
         memory.check(len_bytes)?;
         let buffer = match &memory.place {
-            Place::Device(buffer) => buffer,
-            Place::Shared(at) => {
+            MemoryLocation::Device(buffer) => buffer,
+            MemoryLocation::Shared(at) => {
                 // SAFETY: the piece has at least that many bytes, and no queue contains work that uses it: see
                 // `Driver`.
                 unsafe { at.write_bytes(0, len_bytes as usize) };
@@ -197,11 +197,11 @@ impl Queue {
     /// Launches a kernel, and waits if patience has an end.
     pub fn launch(
         &self,
-        kernel: &mut Kernel,
+        kernel: &mut OpenClKernel,
         items: u64,
         group: Option<u32>,
         patience: Patience,
-    ) -> Result<Progress, DeviceError> {
+    ) -> Result<LaunchProgress, DeviceError> {
         let table = self.context.table;
         let (items, group, mut event) = (items as usize, group.map(|group| group as usize), null_mut());
         let group = group.as_ref().map_or(null(), |group| group as *const usize);
@@ -221,8 +221,8 @@ impl Queue {
             )
         };
         check("launching", code)?;
-        let Patience::Until(end) = patience else { return Ok(Progress::Launched) };
-        let event = Owned::new("launching", event, 0, table.release_event)?;
+        let Patience::Until(end) = patience else { return Ok(LaunchProgress::Launched) };
+        let event = OwnedObject::new("launching", event, 0, table.release_event)?;
         // SAFETY: the function takes any queue.
         check("launching", unsafe { (table.flush)(self.queue.handle) })?;
         let progress = waiting::until(end, || {
@@ -235,7 +235,7 @@ impl Queue {
             check("asking for a launch", code)?;
             check("executing the kernel", status).map(|()| status == 0)
         });
-        if matches!(progress, Ok(Progress::RunsOn)) {
+        if matches!(progress, Ok(LaunchProgress::RunsOn)) {
             std::mem::forget(event);
         }
         progress
@@ -243,51 +243,56 @@ impl Queue {
 }
 
 /// A piece of memory.
-pub struct Memory {
-    place: Place,
+pub struct OpenClMemory {
+    place: MemoryLocation,
     len_bytes: u64,
-    context: Arc<Context>,
+    context: Arc<OpenClContext>,
 }
 
-enum Place {
+enum MemoryLocation {
     /// Memory of the device: only commands access it.
-    Device(Owned),
+    Device(OwnedObject),
     /// Memory that the host accesses, too.
     Shared(NonNull<u8>),
 }
 
 // SAFETY: the bytes belong to no thread; they are copied in and out, and never lent.
-unsafe impl Send for Memory {}
+unsafe impl Send for OpenClMemory {}
 // SAFETY: the caller decides about concurrent reads and writes, as for the device's own memory: a kernel can write
 // anywhere. No reference to the bytes is ever made.
-unsafe impl Sync for Memory {}
+unsafe impl Sync for OpenClMemory {}
 
-impl Memory {
-    pub fn new(context: &Arc<Context>, len_bytes: u64) -> Result<Memory, DeviceError> {
+impl OpenClMemory {
+    pub fn new(context: &Arc<OpenClContext>, len_bytes: u64) -> Result<OpenClMemory, DeviceError> {
         let place = match context.shared {
-            Some(shared) => Memory::share(context, shared, len_bytes)?,
-            None => Memory::take(context, len_bytes)?,
+            Some(shared) => OpenClMemory::share(context, shared, len_bytes)?,
+            None => OpenClMemory::take(context, len_bytes)?,
         };
-        Ok(Memory { place, len_bytes, context: Arc::clone(context) })
+        Ok(OpenClMemory { place, len_bytes, context: Arc::clone(context) })
     }
 
-    fn take(context: &Context, len_bytes: u64) -> Result<Place, DeviceError> {
+    fn take(context: &OpenClContext, len_bytes: u64) -> Result<MemoryLocation, DeviceError> {
         let (table, mut code, len) = (context.table, 0, len_bytes as usize);
         // SAFETY: no memory of the host is involved.
         let handle = unsafe {
             let flags = ffi::MEMORY_READ_WRITE;
             (table.create_buffer)(context.context.handle, flags, len, null_mut(), &mut code)
         };
-        Owned::new("taking device memory", handle, code, table.release_memory).map(Place::Device)
+        OwnedObject::new("taking device memory", handle, code, table.release_memory)
+            .map(MemoryLocation::Device)
     }
 
-    fn share(context: &Context, shared: &Shared, len_bytes: u64) -> Result<Place, DeviceError> {
+    fn share(
+        context: &OpenClContext,
+        shared: &Shared,
+        len_bytes: u64,
+    ) -> Result<MemoryLocation, DeviceError> {
         let flags = ffi::MEMORY_READ_WRITE | ffi::MEMORY_SHARED_FINE;
         // SAFETY: the context's devices support this; the alignment is that of the largest type.
         let at = unsafe { (shared.allocate)(context.context.handle, flags, len_bytes as usize, 0) };
         let none =
             DeviceError::Driver { operation: "taking shared memory", reason: "there is no more".into() };
-        NonNull::new(at.cast()).map(Place::Shared).ok_or(none)
+        NonNull::new(at.cast()).map(MemoryLocation::Shared).ok_or(none)
     }
 
     fn check(&self, len_bytes: u64) -> Result<(), DeviceError> {
@@ -296,9 +301,9 @@ impl Memory {
     }
 }
 
-impl Drop for Memory {
+impl Drop for OpenClMemory {
     fn drop(&mut self) {
-        if let (Place::Shared(at), Some(shared)) = (&self.place, self.context.shared) {
+        if let (MemoryLocation::Shared(at), Some(shared)) = (&self.place, self.context.shared) {
             // SAFETY: the memory was allocated for this owner, and every launch that used it has ended: see `Driver`.
             unsafe { (shared.free)(self.context.context.handle, at.as_ptr().cast()) };
         }
@@ -306,23 +311,23 @@ impl Drop for Memory {
 }
 
 /// A program, at any stage of its build.
-pub struct Module {
-    program: Owned,
-    context: Arc<Context>,
+pub struct OpenClModule {
+    program: OwnedObject,
+    context: Arc<OpenClContext>,
 }
 
-impl Module {
-    pub fn of_source(context: &Arc<Context>, source: &str) -> Result<Module, DeviceError> {
+impl OpenClModule {
+    pub fn of_source(context: &Arc<OpenClContext>, source: &str) -> Result<OpenClModule, DeviceError> {
         let (table, mut code) = (context.table, 0);
         let (text, len) = (source.as_ptr().cast(), source.len());
         // SAFETY: one text of the passed length, which is copied before the call returns.
         let handle = unsafe { (table.program_of_source)(context.context.handle, 1, &text, &len, &mut code) };
-        let program = Owned::new("taking a source", handle, code, table.release_program)?;
-        Ok(Module { program, context: Arc::clone(context) })
+        let program = OwnedObject::new("taking a source", handle, code, table.release_program)?;
+        Ok(OpenClModule { program, context: Arc::clone(context) })
     }
 
     /// Makes a program of the same binary for each device of the context.
-    pub fn of_binary(context: &Arc<Context>, binary: &[u8]) -> Result<Module, DeviceError> {
+    pub fn of_binary(context: &Arc<OpenClContext>, binary: &[u8]) -> Result<OpenClModule, DeviceError> {
         let (table, mut code, handles) = (context.table, 0, context.handles());
         let count = handles.len();
         let (lens, binaries) = (vec![binary.len(); count], vec![binary.as_ptr(); count]);
@@ -339,9 +344,9 @@ impl Module {
                 &mut code,
             )
         };
-        let program = Owned::new("taking a binary", handle, code, table.release_program)?;
+        let program = OwnedObject::new("taking a binary", handle, code, table.release_program)?;
         each.iter().try_for_each(|code| check("taking a binary", *code))?;
-        Ok(Module { program, context: Arc::clone(context) })
+        Ok(OpenClModule { program, context: Arc::clone(context) })
     }
 
     /// Compiles a source to a program that can be linked.
@@ -365,7 +370,10 @@ impl Module {
     }
 
     /// Links several compiled programs into one.
-    pub fn link(context: &Arc<Context>, modules: &[&Module]) -> Result<Module, DeviceError> {
+    pub fn link(
+        context: &Arc<OpenClContext>,
+        modules: &[&OpenClModule],
+    ) -> Result<OpenClModule, DeviceError> {
         let (table, mut code, handles) = (context.table, 0, context.handles());
         let programs: Vec<Handle> = modules.iter().map(|module| module.program.handle).collect();
         // SAFETY: the arrays have the passed numbers of devices and programs; there are no options and no callback.
@@ -382,9 +390,13 @@ impl Module {
                 &mut code,
             )
         };
-        let program =
-            Owned::new("linking", handle, if handle.is_null() { code } else { 0 }, table.release_program)?;
-        let module = Module { program, context: Arc::clone(context) };
+        let program = OwnedObject::new(
+            "linking",
+            handle,
+            if handle.is_null() { code } else { 0 },
+            table.release_program,
+        )?;
+        let module = OpenClModule { program, context: Arc::clone(context) };
         module.built(code, "linking").map(|()| module)
     }
 
@@ -443,39 +455,39 @@ impl Module {
 }
 
 /// A kernel. Setting its arguments and launching it need exclusive access.
-pub struct Kernel {
-    kernel: Owned,
+pub struct OpenClKernel {
+    kernel: OwnedObject,
     table: &'static Table,
 }
 
-impl Kernel {
-    pub fn new(module: &Module, name: &CStr) -> Result<Kernel, DeviceError> {
+impl OpenClKernel {
+    pub fn new(module: &OpenClModule, name: &CStr) -> Result<OpenClKernel, DeviceError> {
         let (table, mut code) = (module.context.table, 0);
         // SAFETY: the name ends in zero.
         let handle = unsafe { (table.create_kernel)(module.program.handle, name.as_ptr(), &mut code) };
         let no_kernel = |reason: String| DeviceError::NoKernel { name: String::new(), reason };
-        let kernel = Owned::new("finding a kernel", handle, code, table.release_kernel)
+        let kernel = OwnedObject::new("finding a kernel", handle, code, table.release_kernel)
             .map_err(|error| no_kernel(error.to_string()))?;
-        let kernel = Kernel { kernel, table };
+        let kernel = OpenClKernel { kernel, table };
         match kernel.arguments()? {
             ARGUMENTS => Ok(kernel),
             count => Err(no_kernel(format!("it has {count} arguments, and functions have {ARGUMENTS}"))),
         }
     }
 
-    pub fn set_memory(&mut self, number: c_uint, memory: &Memory) -> Result<(), DeviceError> {
+    pub fn set_memory(&mut self, number: c_uint, memory: &OpenClMemory) -> Result<(), DeviceError> {
         // SAFETY: the driver reads the handle, or takes the address, during the call; it refuses an argument of another
         // size.
         let code = unsafe {
             match (&memory.place, memory.context.shared) {
-                (Place::Shared(at), Some(shared)) => {
+                (MemoryLocation::Shared(at), Some(shared)) => {
                     (shared.set_argument)(self.kernel.handle, number, at.as_ptr().cast())
                 }
-                (Place::Device(Owned { handle, .. }), _) => {
+                (MemoryLocation::Device(OwnedObject { handle, .. }), _) => {
                     let size = size_of::<Handle>();
                     (self.table.set_argument)(self.kernel.handle, number, size, (&raw const *handle).cast())
                 }
-                (Place::Shared(_), None) => unreachable!("shared memory is taken by what shares it"),
+                (MemoryLocation::Shared(_), None) => unreachable!("shared memory is taken by what shares it"),
             }
         };
         check("setting an argument", code)

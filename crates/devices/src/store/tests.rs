@@ -6,11 +6,11 @@ use super::*;
 
 const KEY: Digest = [7; 32];
 
-fn store(folder: &Path) -> Store {
-    Store::open(&folder.join("programs"), 1000).unwrap()
+fn store(folder: &Path) -> ProgramStore {
+    ProgramStore::open(&folder.join("programs"), 1000).unwrap()
 }
 
-fn only_file(store: &Store) -> PathBuf {
+fn only_file(store: &ProgramStore) -> PathBuf {
     let files: Vec<_> = fs::read_dir(&store.folder).unwrap().map(|entry| entry.unwrap().path()).collect();
     assert_eq!(files.len(), 1, "{files:?}");
     files[0].clone()
@@ -79,7 +79,7 @@ fn a_folder_that_others_can_write_to_is_refused() {
     let shared = folder.path().join("shared");
     fs::create_dir(&shared).unwrap();
     fs::set_permissions(&shared, fs::Permissions::from_mode(0o777)).unwrap();
-    let error = Store::open(&shared, 1000).unwrap_err().to_string();
+    let error = ProgramStore::open(&shared, 1000).unwrap_err().to_string();
     assert!(error.contains("alone"), "{error}");
 }
 

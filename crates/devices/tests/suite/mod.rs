@@ -10,19 +10,20 @@ use std::time::{Duration, Instant};
 
 use sublet_devices::worker::KernelEngine;
 use sublet_devices::{
-    DeviceBuffer, DeviceError, Driver, Id, Input, KernelSpec, Output, Patience, Program, Sandboxes, Settings,
-    State, Status, Tenant, WorkSize, prepare,
+    CacheSettings, DeviceBuffer, DeviceError, DeviceSandboxId, DeviceSandboxState, DeviceSandboxStatus,
+    DeviceSandboxes, Driver, KernelProgram, KernelSpec, LaunchInput, LaunchOutput, Patience, TenantId,
+    WorkSize, prepare,
 };
 use sublet_proto::Code;
 use sublet_proto::package::{BUILT_FOLDER, MANIFEST_FILE, built_file};
 use sublet_proto::v1::PackageInfo;
-use sublet_runtime::worker::engine::{self, Caller, Engine, Load};
+use sublet_runtime::worker::engine::{self, Engine, EngineLoad, FunctionCaller};
 
-pub const ONE: Tenant = Tenant(1);
-pub const TWO: Tenant = Tenant(2);
+pub const ONE: TenantId = TenantId(1);
+pub const TWO: TenantId = TenantId(2);
 
 /// A kind of device.
-pub trait House {
+pub trait DeviceFixture {
     type Driver: Driver;
 
     /// Opens the device for `lanes` launches at once.
@@ -41,8 +42,12 @@ pub trait House {
     fn source(name: &str) -> String;
 }
 
-pub fn open<H: House>(lanes: u32) -> Sandboxes<H::Driver> {
-    Sandboxes::open(H::driver(lanes), &Settings { store: Some(store()), ..Settings::default() }).unwrap()
+pub fn open<H: DeviceFixture>(lanes: u32) -> DeviceSandboxes<H::Driver> {
+    DeviceSandboxes::open(
+        H::driver(lanes),
+        &CacheSettings { store: Some(store()), ..CacheSettings::default() },
+    )
+    .unwrap()
 }
 
 /// One folder for all tests of a process: each function is built only once.
@@ -51,51 +56,67 @@ pub fn store() -> PathBuf {
     FOLDER.get_or_init(|| tempfile::tempdir().unwrap()).path().join("programs")
 }
 
-pub fn spec<H: House>(tenant: Tenant, program: &str, kernel: &str) -> KernelSpec {
-    let program = Program::Source { text: H::source(program), options: String::new() };
+pub fn spec<H: DeviceFixture>(tenant: TenantId, program: &str, kernel: &str) -> KernelSpec {
+    let program = KernelProgram::Source { text: H::source(program), options: String::new() };
     KernelSpec { tenant, kernel: kernel.into(), program, work: WorkSize::per_bytes(1) }
 }
 
-pub fn started<D: Driver>(sandboxes: &Sandboxes<D>, specs: &[KernelSpec]) -> Vec<Id> {
-    let ids: Vec<Id> = sandboxes.create(specs).into_iter().map(Result::unwrap).collect();
+pub fn started<D: Driver>(sandboxes: &DeviceSandboxes<D>, specs: &[KernelSpec]) -> Vec<DeviceSandboxId> {
+    let ids: Vec<DeviceSandboxId> = sandboxes.create(specs).into_iter().map(Result::unwrap).collect();
     sandboxes
         .start(&ids)
         .into_iter()
-        .for_each(|started| assert_eq!(started.unwrap().status, Status::Running));
+        .for_each(|started| assert_eq!(started.unwrap().status, DeviceSandboxStatus::Running));
     ids
 }
 
 /// Input and output on the host.
-pub fn call<D: Driver>(sandboxes: &Sandboxes<D>, id: Id, input: &[u8]) -> Result<Vec<u8>, DeviceError> {
+pub fn call<D: Driver>(
+    sandboxes: &DeviceSandboxes<D>,
+    id: DeviceSandboxId,
+    input: &[u8],
+) -> Result<Vec<u8>, DeviceError> {
     let mut output = vec![0; input.len() + 64];
-    let input = Input::Host(input);
-    let written = sandboxes.launch(id, input, Output::Host(&mut output), Patience::Forever)?;
+    let input = LaunchInput::Host(input);
+    let written = sandboxes.launch(id, input, LaunchOutput::Host(&mut output), Patience::Forever)?;
     output.truncate(written as usize);
     Ok(output)
 }
 
-pub fn states_and_verbs<H: House>() {
+pub fn states_and_verbs<H: DeviceFixture>() {
     let sandboxes = open::<H>(1);
     let id = sandboxes.create(&[spec::<H>(ONE, "echo", "main_kernel")]).remove(0).unwrap();
     let state = || sandboxes.state(&[id]).remove(0).unwrap();
-    assert_eq!(state(), State { status: Status::Created, launches: 0 });
+    assert_eq!(state(), DeviceSandboxState { status: DeviceSandboxStatus::Created, launches: 0 });
     let early = call(&sandboxes, id, b"x");
-    assert!(matches!(early, Err(DeviceError::WrongStatus { status: Status::Created, .. })), "{early:?}");
+    assert!(
+        matches!(early, Err(DeviceError::WrongStatus { status: DeviceSandboxStatus::Created, .. })),
+        "{early:?}"
+    );
     sandboxes.start(&[id]).remove(0).unwrap();
-    assert_eq!(state().status, Status::Running);
+    assert_eq!(state().status, DeviceSandboxStatus::Running);
     let again = sandboxes.start(&[id]).remove(0);
-    assert!(matches!(again, Err(DeviceError::WrongStatus { status: Status::Running, .. })), "{again:?}");
+    assert!(
+        matches!(again, Err(DeviceError::WrongStatus { status: DeviceSandboxStatus::Running, .. })),
+        "{again:?}"
+    );
     assert!(matches!(sandboxes.delete(&[id]).remove(0), Err(DeviceError::WrongStatus { .. })));
     assert_eq!(call(&sandboxes, id, b"some bytes").unwrap(), b"some bytes");
     assert_eq!(call(&sandboxes, id, b"").unwrap(), b"");
-    assert_eq!(sandboxes.kill(&[id]).remove(0).unwrap(), State { status: Status::Stopped, launches: 0 });
+    assert_eq!(
+        sandboxes.kill(&[id]).remove(0).unwrap(),
+        DeviceSandboxState { status: DeviceSandboxStatus::Stopped, launches: 0 }
+    );
     let late = call(&sandboxes, id, b"x");
-    assert!(matches!(late, Err(DeviceError::WrongStatus { status: Status::Stopped, .. })), "{late:?}");
+    assert!(
+        matches!(late, Err(DeviceError::WrongStatus { status: DeviceSandboxStatus::Stopped, .. })),
+        "{late:?}"
+    );
     sandboxes.delete(&[id]).remove(0).unwrap();
     assert!(matches!(sandboxes.state(&[id]).remove(0), Err(DeviceError::Unknown(_))));
 }
 
-pub fn large_inputs_come_through<H: House>() {
+pub fn large_inputs_come_through<H: DeviceFixture>() {
     let sandboxes = open::<H>(1);
     let id = started(&sandboxes, &[spec::<H>(ONE, "echo", "main_kernel")])[0];
     for len in [1usize, 63, 4096, 4097, 5_000_000] {
@@ -104,10 +125,10 @@ pub fn large_inputs_come_through<H: House>() {
     }
 }
 
-pub fn a_vector_is_one_image_and_fails_alone<H: House>() {
+pub fn a_vector_is_one_image_and_fails_alone<H: DeviceFixture>() {
     let sandboxes = open::<H>(1);
     let mut missing = spec::<H>(ONE, "echo", "no_such_kernel");
-    missing.program = Program::Source { text: H::source("echo") + "\n", options: String::new() };
+    missing.program = KernelProgram::Source { text: H::source("echo") + "\n", options: String::new() };
     let specs = [
         spec::<H>(ONE, "add", "main_kernel"),
         spec::<H>(ONE, "broken", "main_kernel"),
@@ -128,7 +149,7 @@ pub fn a_vector_is_one_image_and_fails_alone<H: House>() {
     assert_eq!(outputs, [vec![2, 3, 31], vec![2, 4, 60], vec![1, 2, 30]]);
 }
 
-pub fn answers_of_kernels_are_checked<H: House>() {
+pub fn answers_of_kernels_are_checked<H: DeviceFixture>() {
     let sandboxes = open::<H>(1);
     let specs = ["fails", "lies", "is_silent"].map(|kernel| spec::<H>(ONE, "answers", kernel));
     let ids = started(&sandboxes, &specs);
@@ -138,7 +159,7 @@ pub fn answers_of_kernels_are_checked<H: House>() {
     assert_eq!(call(&sandboxes, ids[2], b"x").unwrap(), b"", "nothing is left of the call before");
 }
 
-pub fn a_chain_stays_on_the_device<H: House>() {
+pub fn a_chain_stays_on_the_device<H: DeviceFixture>() {
     let sandboxes = open::<H>(1);
     let specs = ["add", "double", "echo"].map(|program| spec::<H>(ONE, program, "main_kernel"));
     let ids = started(&sandboxes, &specs);
@@ -146,20 +167,24 @@ pub fn a_chain_stays_on_the_device<H: House>() {
     let before = sandboxes.transfers();
     let input: Vec<u8> = (0..100).collect();
     let [one, two] = &mut buffers;
-    sandboxes.launch(ids[0], Input::Host(&input), Output::Device(one), Patience::Forever).unwrap();
+    sandboxes
+        .launch(ids[0], LaunchInput::Host(&input), LaunchOutput::Device(one), Patience::Forever)
+        .unwrap();
     assert_eq!((one.len_bytes(), one.capacity_bytes()), (100, 1000));
-    sandboxes.launch(ids[1], Input::Device(one), Output::Device(two), Patience::Forever).unwrap();
-    sandboxes.launch(ids[2], Input::Device(two), Output::Device(one), Patience::Forever).unwrap();
+    sandboxes.launch(ids[1], LaunchInput::Device(one), LaunchOutput::Device(two), Patience::Forever).unwrap();
+    sandboxes.launch(ids[2], LaunchInput::Device(two), LaunchOutput::Device(one), Patience::Forever).unwrap();
     let between = sandboxes.transfers();
     assert_eq!((between.to_device - before.to_device, between.to_host - before.to_host), (1, 0));
     let mut output = [0; 100];
-    sandboxes.launch(ids[2], Input::Device(one), Output::Host(&mut output), Patience::Forever).unwrap();
+    sandboxes
+        .launch(ids[2], LaunchInput::Device(one), LaunchOutput::Host(&mut output), Patience::Forever)
+        .unwrap();
     let after = sandboxes.transfers();
     assert_eq!((after.to_device - before.to_device, after.to_host - before.to_host), (1, 1));
     assert!(output.iter().enumerate().all(|(at, byte)| *byte == (at as u8 + 1) * 2), "{output:?}");
 }
 
-pub fn memory_is_wiped_between_tenants<H: House>() {
+pub fn memory_is_wiped_between_tenants<H: DeviceFixture>() {
     let sandboxes = open::<H>(1);
     let leaks = [ONE, TWO].map(|tenant| spec::<H>(tenant, "leak", "main_kernel"));
     let ids = started(&sandboxes, &leaks);
@@ -167,50 +192,62 @@ pub fn memory_is_wiped_between_tenants<H: House>() {
     let secret = [0x5a; 3000];
     // Through the memory for what comes from the host: what the first call left is looked for by the next.
     call(&sandboxes, echo, &secret).unwrap();
-    let look = |id: Id, input: Input<'_, H::Driver>| {
+    let look = |id: DeviceSandboxId, input: LaunchInput<'_, H::Driver>| {
         let mut found = vec![1; 4096];
-        let written = sandboxes.launch(id, input, Output::Host(&mut found), Patience::Forever).unwrap();
+        let written = sandboxes.launch(id, input, LaunchOutput::Host(&mut found), Patience::Forever).unwrap();
         assert_eq!(written, 4096);
         found.iter().filter(|byte| **byte == 0x5a).count()
     };
     assert!(
-        look(ids[0], Input::Host(b"")) >= 2990,
+        look(ids[0], LaunchInput::Host(b"")) >= 2990,
         "the tenant's own is still there: the look is a good one"
     );
-    assert_eq!(look(ids[1], Input::Host(b"")), 0);
+    assert_eq!(look(ids[1], LaunchInput::Host(b"")), 0);
     // Through a buffer.
     let mut buffer = sandboxes.buffer(ONE, 4096).unwrap();
-    sandboxes.launch(echo, Input::Host(&secret), Output::Device(&mut buffer), Patience::Forever).unwrap();
+    sandboxes
+        .launch(echo, LaunchInput::Host(&secret), LaunchOutput::Device(&mut buffer), Patience::Forever)
+        .unwrap();
     drop(buffer);
     let before = sandboxes.transfers().reused;
     let mut found = vec![1; 4096];
     let theirs = sandboxes.buffer(TWO, 4096).unwrap();
     assert!(sandboxes.transfers().reused > before, "it is the same memory");
-    let output = Output::Host(&mut found);
-    sandboxes.launch(ids[1], Input::Device(&theirs), output, Patience::Forever).unwrap();
+    let output = LaunchOutput::Host(&mut found);
+    sandboxes.launch(ids[1], LaunchInput::Device(&theirs), output, Patience::Forever).unwrap();
     assert_eq!(found, vec![0; 4096]);
 }
 
-pub fn tenants_share_nothing<H: House>() {
+pub fn tenants_share_nothing<H: DeviceFixture>() {
     let sandboxes = open::<H>(2);
     let specs = [ONE, TWO].map(|tenant| spec::<H>(tenant, "echo", "main_kernel"));
     let ids = started(&sandboxes, &specs);
     let mut buffer = sandboxes.buffer(ONE, 100).unwrap();
-    let into = sandboxes.launch(ids[1], Input::Host(b"x"), Output::Device(&mut buffer), Patience::Forever);
+    let into = sandboxes.launch(
+        ids[1],
+        LaunchInput::Host(b"x"),
+        LaunchOutput::Device(&mut buffer),
+        Patience::Forever,
+    );
     assert!(matches!(into, Err(DeviceError::Foreign { owner: ONE, user: TWO })), "{into:?}");
     let mut output = [0; 100];
-    let from = sandboxes.launch(ids[1], Input::Device(&buffer), Output::Host(&mut output), Patience::Forever);
+    let from = sandboxes.launch(
+        ids[1],
+        LaunchInput::Device(&buffer),
+        LaunchOutput::Host(&mut output),
+        Patience::Forever,
+    );
     assert!(matches!(from, Err(DeviceError::Foreign { .. })), "{from:?}");
     let elsewhere = open::<H>(1).buffer(TWO, 100).unwrap();
-    let other = Input::Device(&elsewhere);
-    let from = sandboxes.launch(ids[1], other, Output::Host(&mut output), Patience::Forever);
+    let other = LaunchInput::Device(&elsewhere);
+    let from = sandboxes.launch(ids[1], other, LaunchOutput::Host(&mut output), Patience::Forever);
     assert!(matches!(from, Err(DeviceError::Driver { .. })), "{from:?}");
     for round in 0..20u8 {
         ids.iter().for_each(|id| assert_eq!(call(&sandboxes, *id, &[round; 9]).unwrap(), [round; 9]));
     }
 }
 
-pub fn two_kernels_run_at_once<H: House>() {
+pub fn two_kernels_run_at_once<H: DeviceFixture>() {
     let sandboxes = open::<H>(2);
     let specs = ["slow", "echo"].map(|program| spec::<H>(ONE, program, "main_kernel"));
     let ids = started(&sandboxes, &specs);
@@ -231,11 +268,11 @@ pub fn two_kernels_run_at_once<H: House>() {
     assert!(order.0 < order.1, "the one waited for the other");
 }
 
-pub fn what_was_deleted_is_ready_at_once<H: House>() {
+pub fn what_was_deleted_is_ready_at_once<H: DeviceFixture>() {
     let folder = tempfile::tempdir().unwrap();
-    let settings = Settings { store: Some(folder.path().join("programs")), ..Settings::default() };
+    let settings = CacheSettings { store: Some(folder.path().join("programs")), ..CacheSettings::default() };
     let specs = [spec::<H>(ONE, "add", "main_kernel")];
-    let sandboxes = Sandboxes::open(H::driver(1), &settings).unwrap();
+    let sandboxes = DeviceSandboxes::open(H::driver(1), &settings).unwrap();
     let files = || std::fs::read_dir(folder.path().join("programs")).unwrap().count();
     let ids = started(&sandboxes, &specs);
     let built = files();
@@ -251,12 +288,12 @@ pub fn what_was_deleted_is_ready_at_once<H: House>() {
     assert_eq!(call(&sandboxes, ids[0], &[1]).unwrap(), [2]);
 }
 
-pub fn damaged_programs_are_built_anew<H: House>() {
+pub fn damaged_programs_are_built_anew<H: DeviceFixture>() {
     let folder = tempfile::tempdir().unwrap();
     let programs = folder.path().join("programs");
-    let settings = Settings { store: Some(programs.clone()), ..Settings::default() };
+    let settings = CacheSettings { store: Some(programs.clone()), ..CacheSettings::default() };
     let specs = [spec::<H>(ONE, "add", "main_kernel")];
-    drop(started(&Sandboxes::open(H::driver(1), &settings).unwrap(), &specs));
+    drop(started(&DeviceSandboxes::open(H::driver(1), &settings).unwrap(), &specs));
     let files = || -> Vec<PathBuf> {
         std::fs::read_dir(&programs).unwrap().map(|entry| entry.unwrap().path()).collect()
     };
@@ -267,13 +304,13 @@ pub fn damaged_programs_are_built_anew<H: House>() {
         std::fs::write(&path, bytes).unwrap();
     }
     let damaged: Vec<_> = files().iter().map(|path| std::fs::read(path).unwrap()).collect();
-    let sandboxes = Sandboxes::open(H::driver(1), &settings).unwrap();
+    let sandboxes = DeviceSandboxes::open(H::driver(1), &settings).unwrap();
     let ids = started(&sandboxes, &specs);
     assert_eq!(call(&sandboxes, ids[0], &[1]).unwrap(), [2]);
     assert!(files().iter().all(|path| !damaged.contains(&std::fs::read(path).unwrap())));
 }
 
-pub fn many_threads_get_their_own_answers<H: House>() {
+pub fn many_threads_get_their_own_answers<H: DeviceFixture>() {
     let sandboxes = Arc::new(open::<H>(2));
     let ids = started(&sandboxes, &["add", "double"].map(|program| spec::<H>(ONE, program, "main_kernel")));
     let threads: Vec<_> = (0..4u8)
@@ -292,16 +329,17 @@ pub fn many_threads_get_their_own_answers<H: House>() {
     threads.into_iter().for_each(|thread| thread.join().unwrap());
 }
 
-pub fn launches_that_end_in_time_are_answered<H: House>() {
+pub fn launches_that_end_in_time_are_answered<H: DeviceFixture>() {
     let sandboxes = open::<H>(1);
     let id = started(&sandboxes, &[spec::<H>(ONE, "slow", "main_kernel")])[0];
     let (mut output, end) = ([0; 8], Instant::now() + Duration::from_secs(600));
-    let written =
-        sandboxes.launch(id, Input::Host(&[5]), Output::Host(&mut output), Patience::Until(end)).unwrap();
+    let written = sandboxes
+        .launch(id, LaunchInput::Host(&[5]), LaunchOutput::Host(&mut output), Patience::Until(end))
+        .unwrap();
     assert_eq!((written, output[0]), (1, 5));
 }
 
-pub fn a_package_is_built_once_and_called_by_a_worker<H: House>() {
+pub fn a_package_is_built_once_and_called_by_a_worker<H: DeviceFixture>() {
     let folder = tempfile::tempdir().unwrap();
     let folder = folder.path();
     let write = |file: &str, bytes: &[u8]| std::fs::write(folder.join(file), bytes).unwrap();
@@ -319,12 +357,12 @@ pub fn a_package_is_built_once_and_called_by_a_worker<H: House>() {
     write(&built_file(0), &built[..built.len() - 1]);
     assert!(prepare::image(&H::driver(1), folder, 0).unwrap().is_some(), "it is damaged");
     write(&built_file(0), &built);
-    let load = Load { folder, package: &PackageInfo::default(), build: 0, workers: 2, memory_bytes: 0 };
+    let load = EngineLoad { folder, package: &PackageInfo::default(), build: 0, workers: 2, memory_bytes: 0 };
     let engine = KernelEngine::load(&load, |lanes| Ok(H::driver(lanes))).unwrap();
     let mut caller = engine.caller(0).unwrap();
     let mut call = |function: u16, input: &[u8]| {
         let mut output = vec![0; 16];
-        let ended = caller.call(function, engine::Input::of(input), engine::Output::of(&mut output));
+        let ended = caller.call(function, engine::CallInput::of(input), engine::CallOutput::of(&mut output));
         let said = String::from_utf8_lossy(caller.message()).into_owned();
         caller.rest();
         ended.map(|written| (written, output)).map_err(|code| (code, said))

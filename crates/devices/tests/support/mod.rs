@@ -4,12 +4,12 @@
 #![allow(dead_code, clippy::unwrap_used)]
 
 use sublet_devices::builder::Builder;
-use sublet_devices::opencl::{DeviceInfo, OpenCl, Partition, discover};
+use sublet_devices::opencl::{OpenCl, OpenClDeviceInfo, Partition, discover};
 
-use crate::suite::House;
+use crate::suite::DeviceFixture;
 
 /// The first device that compiles.
-pub fn device() -> DeviceInfo {
+pub fn device() -> OpenClDeviceInfo {
     let devices = discover().expect("scripts/setup.sh test installs PoCL");
     devices.into_iter().find(|device| device.unusable.is_none() && device.has_compiler).expect("a device")
 }
@@ -18,12 +18,12 @@ pub fn builder() -> Builder {
     Builder::new(env!("CARGO_BIN_EXE_sublet-device-builder").into())
 }
 
-pub struct OpenClHouse;
+pub struct OpenClFixture;
 
 /// The same, where host and device share no memory: everything goes by commands, as to most graphics processors.
-pub struct ApartHouse;
+pub struct ApartFixture;
 
-impl House for ApartHouse {
+impl DeviceFixture for ApartFixture {
     type Driver = OpenCl;
 
     fn driver(lanes: u32) -> OpenCl {
@@ -33,11 +33,11 @@ impl House for ApartHouse {
     }
 
     fn source(name: &str) -> String {
-        OpenClHouse::source(name)
+        OpenClFixture::source(name)
     }
 }
 
-impl House for OpenClHouse {
+impl DeviceFixture for OpenClFixture {
     type Driver = OpenCl;
 
     fn driver(lanes: u32) -> OpenCl {

@@ -13,15 +13,15 @@ use std::time::{Duration, Instant};
 
 use rustix::thread::{CpuSet, sched_setaffinity};
 use sublet_fabric::FabricError;
-use sublet_fabric::exposed::{Exposed, OWN};
+use sublet_fabric::exposed::{ExposedMemory, OWN};
 use sublet_fabric::line::{Line, Turn, Watch};
 use sublet_fabric::ofi::raw::PingPong;
-use sublet_fabric::ofi::{Endpoint, Network};
+use sublet_fabric::ofi::{OfiEndpoint, OfiNetwork};
 use sublet_fabric::region::Region;
-use sublet_fabric::window::{Address, LineAddress, Window};
+use sublet_fabric::window::{LineAddress, RegionAddress, Window};
 
 const OWN_BYTES: u64 = 1 << 20;
-const PAYLOAD: Address = Address { region: OWN, offset: 8192 };
+const PAYLOAD: RegionAddress = RegionAddress { region: OWN, offset: 8192 };
 const LINE: LineAddress = LineAddress { region: OWN, line: 0, watch: 4096 };
 /// Number of round trips of one kind before those of the other.
 const BLOCK: usize = 200;
@@ -30,14 +30,14 @@ const WARM_UP: usize = 5;
 
 struct Side {
     own: Region,
-    end: Endpoint,
+    end: OfiEndpoint,
 }
 
 impl Side {
     fn new() -> Result<Side, FabricError> {
         let own = Region::create("own", OWN_BYTES)?;
         let window = Arc::new(Window::new(1, OWN_BYTES)?);
-        let end = Endpoint::new(Arc::new(Exposed::new(&own, window, 1)?), None);
+        let end = OfiEndpoint::new(Arc::new(ExposedMemory::new(&own, window, 1)?), None);
         Ok(Side { own, end })
     }
 
@@ -62,7 +62,7 @@ impl Side {
 }
 
 struct Run {
-    network: Network,
+    network: OfiNetwork,
     len_bytes: usize,
     blocks: usize,
 }
@@ -71,7 +71,7 @@ fn main() -> Result<(), FabricError> {
     let mut arguments = std::env::args().skip(1).peekable();
     let mode = arguments.next_if(|first| first.starts_with("--"));
     let mut next = |default: &str| arguments.next().unwrap_or(default.into());
-    let network = Network::of(&next("tcp;ofi_rxm"));
+    let network = OfiNetwork::of(&next("tcp;ofi_rxm"));
     let toward = next("127.0.0.1").parse().map_err(|_| FabricError::Protocol("not an IP address".into()))?;
     let number =
         |text: String| text.parse().map_err(|_| FabricError::Protocol(format!("{text} is not a number")));

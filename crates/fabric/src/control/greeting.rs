@@ -34,7 +34,10 @@ mod wire;
 
 pub use connect::{check_interface, dial};
 pub use counters::Counters;
-pub use wire::{ANSWER_BYTES, Answer, BridgeLink, DataLink, Greeting, HELLO_BYTES, Kind, Secret, VERSION};
+pub use wire::{
+    ANSWER_BYTES, BridgeLink, ConnectionPurpose, DataLink, Greeting, GreetingAnswer, HELLO_BYTES, Secret,
+    VERSION,
+};
 
 /// How long a greeting and its answer may take, each.
 pub const PATIENCE: Duration = Duration::from_secs(5);
@@ -48,23 +51,23 @@ pub const PULSE: Duration = Duration::from_millis(250);
 const REST_BYTES: usize = 1024;
 
 /// Greets the agent at the other end, and waits for its answer. `secret` is the lease's, for data.
-pub fn greet(socket: &TcpStream, kind: &Kind, secret: Option<&Secret>) -> Result<(), Error> {
+pub fn greet(socket: &TcpStream, kind: &ConnectionPurpose, secret: Option<&Secret>) -> Result<(), Error> {
     greet_until(socket, kind, secret, Instant::now() + PATIENCE)
 }
 
 fn greet_until(
     socket: &TcpStream,
-    kind: &Kind,
+    kind: &ConnectionPurpose,
     secret: Option<&Secret>,
     deadline: Instant,
 ) -> Result<(), Error> {
-    let peer = Peer { socket, who: Who::Agent };
+    let peer = GreetingPeer { socket, who: GreetingParty::Agent };
     let hello = wire::hello(kind, secret)?;
     peer.write(&hello, deadline)?;
     let mut answer = [0; ANSWER_BYTES];
     peer.read(&mut answer, deadline)?;
     settle(socket, kind)?;
-    match Answer::decode(&answer)?.refusal {
+    match GreetingAnswer::decode(&answer)?.refusal {
         None => Ok(()),
         Some(error) => Err(Error::new(error.code, format!("{} refused: {}", peer.name(), error.message))),
     }
@@ -73,7 +76,7 @@ fn greet_until(
 impl Greeting {
     /// Receives the greeting of a client. A client of another version gets an answer that names both versions.
     pub fn receive(socket: &TcpStream) -> Result<Greeting, Error> {
-        let peer = Peer { socket, who: Who::Client };
+        let peer = GreetingPeer { socket, who: GreetingParty::Client };
         let mut hello = [0; HELLO_BYTES];
         let received =
             peer.read(&mut hello, Instant::now() + PATIENCE).and_then(|()| Greeting::decode(&hello));
@@ -88,8 +91,8 @@ impl Greeting {
     /// Accepts the connection, and tells the other end that it may continue.
     pub fn accept(&self, socket: &TcpStream) -> Result<(), Error> {
         settle(socket, &self.kind)?;
-        let answer = Answer { refusal: None }.encode();
-        Peer { socket, who: Who::Client }.write(&answer, Instant::now() + PATIENCE)
+        let answer = GreetingAnswer { refusal: None }.encode();
+        GreetingPeer { socket, who: GreetingParty::Client }.write(&answer, Instant::now() + PATIENCE)
     }
 
     /// Tells the other end why the connection is refused. The caller must drop the connection then.
@@ -111,8 +114,8 @@ pub fn prepare(socket: &TcpStream) -> Result<(), FabricError> {
 /// Removes the kernel's limit on silence from sockets that are not control connections. The limit also ends a
 /// connection whose peer acknowledges but cannot buffer more: a worker that computes for a second while its client
 /// sends much. Control connections keep the limit, and detect a lost peer for the data connections beside them.
-fn settle(socket: &TcpStream, kind: &Kind) -> Result<(), Error> {
-    if let Kind::Control = kind { Ok(()) } else { prepare_for_data(socket) }
+fn settle(socket: &TcpStream, kind: &ConnectionPurpose) -> Result<(), Error> {
+    if let ConnectionPurpose::Control = kind { Ok(()) } else { prepare_for_data(socket) }
 }
 
 /// Removes the kernel's limit on silence from a data connection; see [`settle`].
@@ -127,29 +130,29 @@ pub fn prepare_for_data(socket: &TcpStream) -> Result<(), Error> {
 /// Tells a client why the connection is refused, whether its greeting was received or not. Waits for nothing: a client
 /// that does not read loses the answer. The caller must drop the connection then.
 pub fn turn_away(socket: &TcpStream, error: &Error) {
-    let answer = Answer { refusal: Some(error.clone()) }.encode();
+    let answer = GreetingAnswer { refusal: Some(error.clone()) }.encode();
     let _ = socket::send(socket, &[IoSlice::new(&answer)]);
     let _ = socket.shutdown(Shutdown::Write);
     let _ = socket::receive(socket, &mut [0; REST_BYTES]);
 }
 
 /// The other end, with the name that messages use.
-struct Peer<'a> {
+struct GreetingPeer<'a> {
     socket: &'a TcpStream,
-    who: Who,
+    who: GreetingParty,
 }
 
 #[derive(Clone, Copy)]
-enum Who {
+enum GreetingParty {
     Agent,
     Client,
 }
 
-impl Peer<'_> {
+impl GreetingPeer<'_> {
     fn name(&self) -> String {
         let who = match self.who {
-            Who::Agent => "the agent",
-            Who::Client => "a client",
+            GreetingParty::Agent => "the agent",
+            GreetingParty::Client => "a client",
         };
         match self.socket.peer_addr() {
             Ok(address) => format!("{who} at {address}"),
@@ -159,8 +162,8 @@ impl Peer<'_> {
 
     fn gone(&self, what: impl std::fmt::Display) -> Error {
         let code = match self.who {
-            Who::Agent => Code::AgentUnreachable,
-            Who::Client => Code::Protocol,
+            GreetingParty::Agent => Code::AgentUnreachable,
+            GreetingParty::Client => Code::Protocol,
         };
         Error::new(code, format!("{} {what}", self.name()))
     }

@@ -43,15 +43,15 @@ pub struct RemoteSocket {
 
 struct State {
     tls: TlsStream,
-    frames: Frames,
+    frames: FrameSplitter,
     /// Reason why nothing more will be received.
-    end: Option<End>,
+    end: Option<RemoteEnd>,
     /// Reason why nothing more can be sent, if that was found before the end: the system reports it only once.
     unsendable: Option<String>,
 }
 
 #[derive(Clone)]
-enum End {
+enum RemoteEnd {
     Gone(String),
     Refused(String),
 }
@@ -140,16 +140,16 @@ impl RemoteSocket {
     pub fn gone(&self) -> Option<String> {
         let state = lock(&self.state);
         match (&state.end, &state.unsendable) {
-            (Some(End::Refused(reason)), _) | (_, Some(reason)) | (Some(End::Gone(reason)), None) => {
-                Some(reason.clone())
-            }
+            (Some(RemoteEnd::Refused(reason)), _)
+            | (_, Some(reason))
+            | (Some(RemoteEnd::Gone(reason)), None) => Some(reason.clone()),
             (None, None) => None,
         }
     }
 
     fn new(tls: TlsStream) -> RemoteSocket {
         let tcp = Arc::clone(tls.socket());
-        let state = State { tls, frames: Frames::default(), end: None, unsendable: None };
+        let state = State { tls, frames: FrameSplitter::default(), end: None, unsendable: None };
         RemoteSocket {
             tcp,
             sending: Mutex::new(()),
@@ -217,21 +217,23 @@ impl State {
         loop {
             match (self.frames.next(), &self.end) {
                 (Ok(Some(bytes)), _) => return Some(Ok(Some(Packet { bytes, fds: Vec::new() }))),
-                (Ok(None), Some(End::Gone(_))) => return Some(Ok(None)),
-                (Ok(None), Some(End::Refused(why))) => return Some(Err(PacketError::Protocol(why.clone()))),
+                (Ok(None), Some(RemoteEnd::Gone(_))) => return Some(Ok(None)),
+                (Ok(None), Some(RemoteEnd::Refused(why))) => {
+                    return Some(Err(PacketError::Protocol(why.clone())));
+                }
                 (Err(why), _) => {
-                    self.end = Some(End::Refused(why.clone()));
+                    self.end = Some(RemoteEnd::Refused(why.clone()));
                     return Some(Err(PacketError::Protocol(why)));
                 }
                 (Ok(None), None) => {}
             }
             match self.tls.recv(&mut piece) {
-                Ok(0) => self.end = Some(End::Gone(self.frames.at_end().into())),
+                Ok(0) => self.end = Some(RemoteEnd::Gone(self.frames.at_end().into())),
                 Ok(received) => self.frames.push(&piece[..received]),
                 Err(error) if error.kind() == ErrorKind::WouldBlock => return None,
-                Err(error) if socket::is_gone(&error) => self.end = Some(End::Gone(reason(&error))),
+                Err(error) if socket::is_gone(&error) => self.end = Some(RemoteEnd::Gone(reason(&error))),
                 Err(error) => {
-                    self.end = Some(End::Refused(format!("the connection makes no sense: {error}")))
+                    self.end = Some(RemoteEnd::Refused(format!("the connection makes no sense: {error}")))
                 }
             }
         }
@@ -240,12 +242,12 @@ impl State {
 
 /// Cuts a stream of bytes into messages.
 #[derive(Debug, Default)]
-pub struct Frames {
+pub struct FrameSplitter {
     bytes: Vec<u8>,
     taken: usize,
 }
 
-impl Frames {
+impl FrameSplitter {
     /// Adds bytes that have arrived. The caller takes the messages out before it adds more, so that less than one
     /// message stays here beside them.
     pub fn push(&mut self, bytes: &[u8]) {

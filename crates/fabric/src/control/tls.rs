@@ -97,7 +97,7 @@ impl Trust {
 
     fn session(self) -> Result<UnbufferedClientConnection, rustls::Error> {
         let provider = provider();
-        let pinned = Pinned { certificate: self.0, provider: Arc::clone(&provider) };
+        let pinned = PinnedCertificate { certificate: self.0, provider: Arc::clone(&provider) };
         let mut configuration = ClientConfig::builder_with_provider(provider)
             .with_protocol_versions(&[&TLS13])?
             .dangerous()
@@ -119,12 +119,12 @@ fn provider() -> Arc<CryptoProvider> {
 
 /// Accepts one certificate, and requires that its owner proves possession of the key in each handshake.
 #[derive(Debug)]
-struct Pinned {
+struct PinnedCertificate {
     certificate: CertificateDer<'static>,
     provider: Arc<CryptoProvider>,
 }
 
-impl ServerCertVerifier for Pinned {
+impl ServerCertVerifier for PinnedCertificate {
     fn verify_server_cert(
         &self,
         end_entity: &CertificateDer<'_>,

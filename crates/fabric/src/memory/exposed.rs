@@ -17,12 +17,12 @@ use std::os::fd::AsFd;
 use std::ptr::NonNull;
 use std::sync::{Arc, OnceLock};
 
-use sublet_proto::graph::Rights;
+use sublet_proto::graph::MemoryRights;
 
 use crate::FabricError;
 use crate::region::Region;
 use crate::sync::{AtomicU32, AtomicU64, Ordering};
-use crate::window::{Address, Window};
+use crate::window::{RegionAddress, Window};
 
 /// The number of a side's own region.
 pub const OWN: u32 = 0;
@@ -43,59 +43,63 @@ pub struct RemoteRegion {
 }
 
 /// See the [module](self).
-pub struct Exposed {
-    memory: Memory,
+pub struct ExposedMemory {
+    memory: RegionLocation,
     /// Current key of each region, or [`NONE`].
     keys: Box<[AtomicU64]>,
     withdrawn: Box<[AtomicU64]>,
 }
 
 /// Location of the regions.
-enum Memory {
+enum RegionLocation {
     /// This side's own region, and the regions that have the same number on both sides.
     Shared { own: Region, others: Arc<Window> },
     /// The lent regions by number, and the count of numbers in use.
-    Lent(Box<[OnceLock<Lent>]>, AtomicU32),
+    Lent(Box<[OnceLock<LentMemory>]>, AtomicU32),
 }
 
 /// Lent memory. It stays mapped as long as the connection exists, so that a withdrawal does not wait.
-struct Lent {
+struct LentMemory {
     region: Arc<Region>,
-    rights: Rights,
+    rights: MemoryRights,
 }
 
-impl Exposed {
+impl ExposedMemory {
     /// Makes a table in which no region is reachable before its key has been requested. `own` is mapped a second time.
-    pub fn new(own: &Region, others: Arc<Window>, regions: u32) -> Result<Exposed, FabricError> {
+    pub fn new(own: &Region, others: Arc<Window>, regions: u32) -> Result<ExposedMemory, FabricError> {
         let file = own
             .fd()
             .as_fd()
             .try_clone_to_owned()
             .map_err(|error| FabricError::system("dup of a region", error))?;
         let own = Region::attach(file, own.len_bytes())?;
-        Ok(Exposed { memory: Memory::Shared { own, others }, keys: keys(regions), withdrawn: keys(regions) })
+        Ok(ExposedMemory {
+            memory: RegionLocation::Shared { own, others },
+            keys: keys(regions),
+            withdrawn: keys(regions),
+        })
     }
 
     /// Makes the table of a TCP connection that lends up to `regions` regions, or that only uses the peer's and knows
     /// up to `regions` of them.
-    pub fn lending(regions: u32) -> Exposed {
+    pub fn lending(regions: u32) -> ExposedMemory {
         let (keys, withdrawn) = (keys(regions), keys(regions));
         let places = keys.iter().map(|_| OnceLock::new()).collect();
-        Exposed { memory: Memory::Lent(places, AtomicU32::new(0)), keys, withdrawn }
+        ExposedMemory { memory: RegionLocation::Lent(places, AtomicU32::new(0)), keys, withdrawn }
     }
 
     /// Lends memory, for reading or for writing, and returns its number and key. `None` if all numbers are in use.
     pub fn lend(
         &self,
         region: Arc<Region>,
-        rights: Rights,
+        rights: MemoryRights,
     ) -> Result<Option<(u32, RemoteRegion)>, FabricError> {
-        let Memory::Lent(places, taken) = &self.memory else { return Ok(None) };
+        let RegionLocation::Lent(places, taken) = &self.memory else { return Ok(None) };
         let next = |taken: u32| ((taken as usize) < places.len()).then(|| taken + 1);
         let Ok(number) = taken.fetch_update(Ordering::AcqRel, Ordering::Acquire, next) else {
             return Ok(None);
         };
-        let was_set = places[number as usize].set(Lent { region, rights });
+        let was_set = places[number as usize].set(LentMemory { region, rights });
         debug_assert!(was_set.is_ok(), "the number {number} is lent twice");
         Ok(Some((number, self.expose(number)?)))
     }
@@ -104,11 +108,11 @@ impl Exposed {
     /// chose the number in it. A side that uses this lends all its memory in this way.
     pub fn lend_by(&self, key: u64, region: Arc<Region>) -> Result<(), FabricError> {
         let number = region_of(key) as usize;
-        let Memory::Lent(places, _) = &self.memory else { return Err(FabricError::KeyUnknown) };
+        let RegionLocation::Lent(places, _) = &self.memory else { return Err(FabricError::KeyUnknown) };
         let (Some(place), Some(known)) = (places.get(number), self.keys.get(number)) else {
             return Err(FabricError::KeyUnknown);
         };
-        let lent = Lent { region, rights: Rights::Write };
+        let lent = LentMemory { region, rights: MemoryRights::Write };
         if key >> INDEX_BITS == 0 || place.set(lent).is_err() {
             return Err(FabricError::KeyUnknown);
         }
@@ -120,7 +124,7 @@ impl Exposed {
     pub fn expose(&self, region: u32) -> Result<RemoteRegion, FabricError> {
         let len_bytes = self.region_bytes(region);
         let Some(place) = self.keys.get(region as usize).filter(|_| len_bytes > 0) else {
-            return Err(FabricError::out_of_bounds(Address { region, offset: 0 }, 0));
+            return Err(FabricError::out_of_bounds(RegionAddress { region, offset: 0 }, 0));
         };
         let fresh = new_key(region)?;
         let key = match place.compare_exchange(NONE, fresh, Ordering::AcqRel, Ordering::Acquire) {
@@ -152,39 +156,39 @@ impl Exposed {
         {
             return Err(self.refuse(key, region));
         }
-        let at = Address { region, offset };
+        let at = RegionAddress { region, offset };
         self.pointer(at, len_bytes).ok_or_else(|| FabricError::out_of_bounds(at, len_bytes))
     }
 
-    /// Returns the same as [`Exposed::find`], for an access that writes.
+    /// Returns the same as [`ExposedMemory::find`], for an access that writes.
     #[inline]
     pub fn find_to_write(&self, key: u64, offset: u64, len_bytes: u64) -> Result<NonNull<u8>, FabricError> {
         let found = self.find(key, offset, len_bytes)?;
         match &self.memory {
-            Memory::Shared { .. } => Ok(found),
-            Memory::Lent(..)
-                if self.lent(region_of(key)).is_some_and(|lent| lent.rights == Rights::Write) =>
+            RegionLocation::Shared { .. } => Ok(found),
+            RegionLocation::Lent(..)
+                if self.lent(region_of(key)).is_some_and(|lent| lent.rights == MemoryRights::Write) =>
             {
                 Ok(found)
             }
-            Memory::Lent(..) => Err(FabricError::ReadOnly),
+            RegionLocation::Lent(..) => Err(FabricError::ReadOnly),
         }
     }
 
     /// Address of bytes of a region in this process.
     #[inline]
-    pub fn pointer(&self, at: Address, len_bytes: u64) -> Option<NonNull<u8>> {
+    pub fn pointer(&self, at: RegionAddress, len_bytes: u64) -> Option<NonNull<u8>> {
         match &self.memory {
-            Memory::Shared { own, .. } if at.region == OWN => own.pointer(at.offset, len_bytes),
-            Memory::Shared { others, .. } => others.pointer(at, len_bytes),
-            Memory::Lent(..) => self.lent(at.region)?.region.pointer(at.offset, len_bytes),
+            RegionLocation::Shared { own, .. } if at.region == OWN => own.pointer(at.offset, len_bytes),
+            RegionLocation::Shared { others, .. } => others.pointer(at, len_bytes),
+            RegionLocation::Lent(..) => self.lent(at.region)?.region.pointer(at.offset, len_bytes),
         }
     }
 
     /// Addresses of a region in this process. Empty if the region does not exist.
     pub(crate) fn bytes(&self, region: u32) -> Range<*const u8> {
         let len_bytes = self.region_bytes(region);
-        let begin = self.pointer(Address { region, offset: 0 }, len_bytes);
+        let begin = self.pointer(RegionAddress { region, offset: 0 }, len_bytes);
         let begin = begin.map_or(std::ptr::null(), |begin| begin.as_ptr().cast_const());
         begin..begin.wrapping_add(if begin.is_null() { 0 } else { len_bytes as usize })
     }
@@ -192,8 +196,8 @@ impl Exposed {
     /// The regions that have the same number on both sides, if this connection has such regions.
     pub fn others(&self) -> Option<&Arc<Window>> {
         match &self.memory {
-            Memory::Shared { others, .. } => Some(others),
-            Memory::Lent(..) => None,
+            RegionLocation::Shared { others, .. } => Some(others),
+            RegionLocation::Lent(..) => None,
         }
     }
 
@@ -205,17 +209,17 @@ impl Exposed {
     /// The size of a region, 0 if it does not exist.
     pub fn region_bytes(&self, region: u32) -> u64 {
         match &self.memory {
-            Memory::Shared { own, .. } if region == OWN => own.len_bytes(),
-            Memory::Shared { others, .. } => others.region_bytes(region),
-            Memory::Lent(..) => self.lent(region).map_or(0, |lent| lent.region.len_bytes()),
+            RegionLocation::Shared { own, .. } if region == OWN => own.len_bytes(),
+            RegionLocation::Shared { others, .. } => others.region_bytes(region),
+            RegionLocation::Lent(..) => self.lent(region).map_or(0, |lent| lent.region.len_bytes()),
         }
     }
 
     #[inline]
-    fn lent(&self, region: u32) -> Option<&Lent> {
+    fn lent(&self, region: u32) -> Option<&LentMemory> {
         match &self.memory {
-            Memory::Shared { .. } => None,
-            Memory::Lent(places, _) => places.get(region as usize)?.get(),
+            RegionLocation::Shared { .. } => None,
+            RegionLocation::Lent(places, _) => places.get(region as usize)?.get(),
         }
     }
 
@@ -261,10 +265,10 @@ mod tests {
     use super::*;
     use crate::region::create_file;
 
-    fn exposed() -> Exposed {
+    fn exposed() -> ExposedMemory {
         let window = Window::new(4, 1 << 20).unwrap();
         window.map(2, create_file("two", 8192).unwrap().as_fd(), 8192).unwrap();
-        Exposed::new(&Region::create("own", 4096).unwrap(), Arc::new(window), 4).unwrap()
+        ExposedMemory::new(&Region::create("own", 4096).unwrap(), Arc::new(window), 4).unwrap()
     }
 
     #[test]
@@ -284,23 +288,23 @@ mod tests {
     #[test]
     fn region_lent_for_reading_is_read_only_and_ends_separately() {
         let region = Arc::new(Region::create("lent", 4096).unwrap());
-        let exposed = Exposed::lending(2);
-        let (_, to_read) = exposed.lend(region.clone(), Rights::Read).unwrap().unwrap();
-        let (number, to_write) = exposed.lend(region.clone(), Rights::Write).unwrap().unwrap();
+        let exposed = ExposedMemory::lending(2);
+        let (_, to_read) = exposed.lend(region.clone(), MemoryRights::Read).unwrap().unwrap();
+        let (number, to_write) = exposed.lend(region.clone(), MemoryRights::Write).unwrap().unwrap();
         assert!(exposed.find(to_read.key, 0, 5).is_ok() && exposed.find_to_write(to_write.key, 0, 5).is_ok());
         assert!(matches!(exposed.find_to_write(to_read.key, 0, 5), Err(FabricError::ReadOnly)));
         assert!(matches!(exposed.find_to_write(to_read.key ^ 1 << 20, 0, 5), Err(FabricError::KeyUnknown)));
         // A number is not used twice: a peer with the earlier key would otherwise reach the new region.
         exposed.withdraw(number);
         assert!(matches!(exposed.find(to_write.key, 0, 5), Err(FabricError::KeyExpired { region: 1 })));
-        assert!(exposed.lend(region, Rights::Write).unwrap().is_none());
+        assert!(exposed.lend(region, MemoryRights::Write).unwrap().is_none());
         assert!(exposed.find(to_read.key, 0, 5).is_ok());
     }
 
     #[test]
     fn third_partys_key_lends_a_region_once() {
         let region = Arc::new(Region::create("lent", 4096).unwrap());
-        let exposed = Exposed::lending(2);
+        let exposed = ExposedMemory::lending(2);
         let key = new_key(1).unwrap();
         exposed.lend_by(key, region.clone()).unwrap();
         assert!(

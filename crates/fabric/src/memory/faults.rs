@@ -6,7 +6,7 @@
 //! `vm.unprivileged_userfaultfd`, or access to `/dev/userfaultfd`.
 //!
 //! Invariants:
-//! - A page belongs to one stretch at a time: [`Faults::shift`] moves it between two without a copy.
+//! - A page belongs to one stretch at a time: [`PageFaults::shift`] moves it between two without a copy.
 //! - A page that is inserted as protected is never writable in between.
 
 use std::os::fd::{BorrowedFd, OwnedFd};
@@ -15,7 +15,7 @@ use rustix::io::Errno;
 
 use crate::FabricError;
 use crate::stretch::Stretch;
-use kernel::{Call, Copy, Features, Message, Move, Poison, Protect, Range, Register};
+use kernel::{FaultCopy, FaultMessage, FaultRange, Features, Ioctl, Move, Poison, Protect, Register};
 
 mod kernel;
 
@@ -26,7 +26,7 @@ pub const MAX_RANGES: usize = 64;
 
 /// See the [module](self).
 #[derive(Debug)]
-pub struct Faults {
+pub struct PageFaults {
     file: OwnedFd,
     features: Features,
     /// This process, where the kernel gives back several ranges in one call.
@@ -35,7 +35,7 @@ pub struct Faults {
 
 /// A page fault of a thread, which waits.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Fault {
+pub struct PageFault {
     /// The address that the thread touched.
     pub address: u64,
     /// The kind of access.
@@ -73,24 +73,24 @@ pub struct Extent {
     pub len_bytes: u64,
 }
 
-impl Faults {
+impl PageFaults {
     /// Opens fault handling for this process.
     ///
     /// # Errors
     /// [`FabricError::Limit`] where the machine refuses it; the message says what would allow it.
-    pub fn open() -> Result<Faults, FabricError> {
-        Faults::made(kernel::open)
+    pub fn open() -> Result<PageFaults, FabricError> {
+        PageFaults::made(kernel::open)
     }
 
     /// Opens fault handling for this process through a [`device`] that it may not open itself.
     ///
     /// # Errors
     /// [`FabricError::Limit`] if this is not that device, or the machine refuses it.
-    pub fn of_device(device: BorrowedFd<'_>) -> Result<Faults, FabricError> {
-        Faults::made(|| kernel::made_of(device))
+    pub fn of_device(device: BorrowedFd<'_>) -> Result<PageFaults, FabricError> {
+        PageFaults::made(|| kernel::made_of(device))
     }
 
-    fn made(make: impl Fn() -> Result<OwnedFd, FabricError>) -> Result<Faults, FabricError> {
+    fn made(make: impl Fn() -> Result<OwnedFd, FabricError>) -> Result<PageFaults, FabricError> {
         // The available features can be requested once, before any is chosen.
         let offered = kernel::negotiate(&make()?, Features::empty())?;
         let needed = Features::PROTECTED | Features::THREAD;
@@ -102,10 +102,10 @@ impl Faults {
         kernel::negotiate(&file, features)?;
         let own = rustix::process::getpid();
         let process = rustix::process::pidfd_open(own, rustix::process::PidfdFlags::empty()).ok();
-        Ok(Faults { file, features, process })
+        Ok(PageFaults { file, features, process })
     }
 
-    /// Whether the kernel supports [`Faults::shift`].
+    /// Whether the kernel supports [`PageFaults::shift`].
     pub fn can_shift(&self) -> bool {
         self.features.contains(Features::MOVE)
     }
@@ -129,9 +129,9 @@ impl Faults {
     }
 
     /// Returns the next fault of a waiting thread. Sleeps until there is one.
-    pub fn next(&self) -> Result<Fault, FabricError> {
+    pub fn next(&self) -> Result<PageFault, FabricError> {
         loop {
-            match Message::read(&self.file) {
+            match FaultMessage::read(&self.file) {
                 Ok(Some(message)) => return Ok(message.fault()),
                 Ok(None) | Err(Errno::INTR | Errno::AGAIN) => {}
                 Err(error) => return Err(FabricError::system("reading faults".to_owned(), error)),
@@ -152,7 +152,7 @@ impl Faults {
         let mode = if writing == Writing::Faults { kernel::COPY_PROTECTED } else { 0 };
         let mut done = 0;
         for _ in 0..MAX_TRIES {
-            let mut copy = Copy {
+            let mut copy = FaultCopy {
                 into: into.start + done,
                 from: bytes.as_ptr() as u64 + done,
                 len_bytes: len_bytes - done,
@@ -268,19 +268,19 @@ impl Faults {
         Ok(())
     }
 
-    fn call<C: Call>(&self, call: &mut C) -> Result<(), Errno> {
+    fn call<C: Ioctl>(&self, call: &mut C) -> Result<(), Errno> {
         kernel::call(&self.file, call)
     }
 }
 
-fn range(stretch: &Stretch, extent: Extent) -> Result<Range, FabricError> {
+fn range(stretch: &Stretch, extent: Extent) -> Result<FaultRange, FabricError> {
     let Extent { offset, len_bytes } = extent;
     let start = stretch.pointer(offset, len_bytes);
     let start = start.ok_or(FabricError::OutOfBounds { region: 0, offset, len_bytes })?;
-    Ok(Range { start: start.as_ptr() as u64, len_bytes })
+    Ok(FaultRange { start: start.as_ptr() as u64, len_bytes })
 }
 
-/// Opens the device for a process that may not open it itself, for [`Faults::of_device`].
+/// Opens the device for a process that may not open it itself, for [`PageFaults::of_device`].
 ///
 /// # Errors
 /// [`FabricError::Limit`] where the machine refuses it; the message says what would allow it.

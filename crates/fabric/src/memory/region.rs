@@ -10,7 +10,7 @@ use rustix::fs::{MemfdFlags, Mode, OFlags, SealFlags};
 use rustix::io::Errno;
 use rustix::mm::{MapFlags, ProtFlags};
 use rustix::process::{Resource, getrlimit};
-use sublet_proto::graph::Rights;
+use sublet_proto::graph::MemoryRights;
 
 use crate::FabricError;
 use crate::line::{Line, Watch};
@@ -75,10 +75,10 @@ pub fn read_only(file: BorrowedFd<'_>) -> Result<OwnedFd, FabricError> {
         .map_err(|error| FabricError::system("opening a region for reading", error))
 }
 
-pub(crate) fn protection(rights: Rights) -> ProtFlags {
+pub(crate) fn protection(rights: MemoryRights) -> ProtFlags {
     match rights {
-        Rights::Read => ProtFlags::READ,
-        Rights::Write => ProtFlags::READ | ProtFlags::WRITE,
+        MemoryRights::Read => ProtFlags::READ,
+        MemoryRights::Write => ProtFlags::READ | ProtFlags::WRITE,
     }
 }
 
@@ -86,18 +86,18 @@ pub(crate) fn protection(rights: Rights) -> ProtFlags {
 ///
 /// # Safety
 /// Every field is an atomic, so that there is no data race, and every bit pattern is a value.
-pub unsafe trait Shared {}
+pub unsafe trait PeerWritable {}
 
 // SAFETY: all fields are atomic integers.
-unsafe impl Shared for Line {}
+unsafe impl PeerWritable for Line {}
 // SAFETY: an atomic integer.
-unsafe impl Shared for Watch {}
+unsafe impl PeerWritable for Watch {}
 // SAFETY: an atomic integer.
-unsafe impl Shared for AtomicU64 {}
+unsafe impl PeerWritable for AtomicU64 {}
 // SAFETY: an atomic integer, and padding that no code accesses.
-unsafe impl Shared for CoreSlot {}
+unsafe impl PeerWritable for CoreSlot {}
 // SAFETY: as its elements.
-unsafe impl<T: Shared, const N: usize> Shared for [T; N] {}
+unsafe impl<T: PeerWritable, const N: usize> PeerWritable for [T; N] {}
 
 /// A region mapped into this process. Unmapped and closed when dropped.
 #[derive(Debug)]
@@ -115,23 +115,23 @@ unsafe impl Sync for Region {}
 impl Region {
     /// Makes and maps a region, zeroed. Pages are taken from the machine when they are first written.
     pub fn create(name: &str, len_bytes: u64) -> Result<Region, FabricError> {
-        Region::map(create_file(name, len_bytes)?, len_bytes, Rights::Write)
+        Region::map(create_file(name, len_bytes)?, len_bytes, MemoryRights::Write)
     }
 
     /// Maps a region that a peer passed, after [`check_file`].
     pub fn attach(file: OwnedFd, expected_bytes: u64) -> Result<Region, FabricError> {
         check_file(file.as_fd(), expected_bytes)?;
-        Region::map(file, expected_bytes, Rights::Write)
+        Region::map(file, expected_bytes, MemoryRights::Write)
     }
 
     /// Maps a region like [`Region::attach`], from a descriptor that is [open for reading](read_only) only: a write to
     /// it kills the process.
     pub fn attach_to_read(file: OwnedFd, expected_bytes: u64) -> Result<Region, FabricError> {
         check_file(file.as_fd(), expected_bytes)?;
-        Region::map(file, expected_bytes, Rights::Read)
+        Region::map(file, expected_bytes, MemoryRights::Read)
     }
 
-    fn map(file: OwnedFd, len_bytes: u64, rights: Rights) -> Result<Region, FabricError> {
+    fn map(file: OwnedFd, len_bytes: u64, rights: MemoryRights) -> Result<Region, FabricError> {
         let failed = |error| FabricError::system(format!("mmap of a region of {len_bytes} bytes"), error);
         let len = usize::try_from(len_bytes).map_err(|_| failed(rustix::io::Errno::NOMEM))?;
         // SAFETY: a fresh shared mapping at an address of the kernel's choice aliases nothing; the file's size is
@@ -167,14 +167,14 @@ impl Region {
 
     /// The line, watch or word at `offset`, if it is inside and aligned.
     #[inline(always)]
-    pub fn view<T: Shared>(&self, offset: u64) -> Option<&T> {
+    pub fn view<T: PeerWritable>(&self, offset: u64) -> Option<&T> {
         let pointer = self.pointer(offset, size_of::<T>() as u64)?.cast::<T>();
-        // SAFETY: aligned, and inside of the mapping, which lives as long as `self`; the rest is `Shared`'s promise.
+        // SAFETY: aligned, and inside of the mapping, which lives as long as `self`; the rest is `PeerWritable`'s promise.
         pointer.is_aligned().then_some(pointer).map(|pointer| unsafe { pointer.as_ref() })
     }
 
     /// Returns the `count` values in a row from `offset` on, if they are inside and aligned.
-    pub fn views<T: Shared>(&self, offset: u64, count: usize) -> Option<&[T]> {
+    pub fn views<T: PeerWritable>(&self, offset: u64, count: usize) -> Option<&[T]> {
         let len_bytes = count.checked_mul(size_of::<T>())?;
         let pointer = self.pointer(offset, len_bytes as u64)?.cast::<T>();
         // SAFETY: as in `view`, for each of them.

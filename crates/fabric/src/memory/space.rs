@@ -7,7 +7,7 @@ use std::ptr::NonNull;
 
 use rustix::mm::{MapFlags, ProtFlags};
 use rustix::process::{Resource, getrlimit};
-use sublet_proto::graph::Rights;
+use sublet_proto::graph::MemoryRights;
 
 use crate::FabricError;
 use crate::region::{PAGE_BYTES, check_file, protection};
@@ -46,7 +46,7 @@ impl Space {
         offset: u64,
         file: BorrowedFd<'_>,
         len_bytes: u64,
-        rights: Rights,
+        rights: MemoryRights,
     ) -> Result<(), FabricError> {
         check_file(file, len_bytes)?;
         let at = self.range(offset, len_bytes)?;
@@ -164,14 +164,14 @@ mod tests {
         let files = [8192, 4096].map(|len| create_file("space", len).unwrap());
         // SAFETY: no other thread has the space, and every accessed byte is mapped.
         unsafe {
-            space.map(0, files[0].as_fd(), 8192, Rights::Write).unwrap();
-            space.map(8192, files[1].as_fd(), 4096, Rights::Write).unwrap();
+            space.map(0, files[0].as_fd(), 8192, MemoryRights::Write).unwrap();
+            space.map(8192, files[1].as_fd(), 4096, MemoryRights::Write).unwrap();
             space.write(8190, b"sublet").unwrap();
             let mut bytes = [0; 6];
             space.read(8190, &mut bytes).unwrap();
             assert_eq!(&bytes, b"sublet");
             space.unmap(8192, 4096).unwrap();
-            space.map(8192, files[1].as_fd(), 4096, Rights::Write).unwrap();
+            space.map(8192, files[1].as_fd(), 4096, MemoryRights::Write).unwrap();
             space.read(8190, &mut bytes).unwrap();
             assert_eq!(&bytes, b"sublet", "a region keeps its bytes when it is mapped elsewhere or anew");
         }
@@ -187,11 +187,11 @@ mod tests {
                 [(1 << 20, 8192), ((1 << 20) - 4096, 8192), (100, 8192), (u64::MAX, 8192), (0, 0)]
             {
                 assert!(
-                    space.map(offset, file.as_fd(), len_bytes, Rights::Write).is_err(),
+                    space.map(offset, file.as_fd(), len_bytes, MemoryRights::Write).is_err(),
                     "{offset} {len_bytes}"
                 );
             }
-            assert!(space.map(0, file.as_fd(), 4096, Rights::Write).is_err(), "a file of another size");
+            assert!(space.map(0, file.as_fd(), 4096, MemoryRights::Write).is_err(), "a file of another size");
             assert!(space.unmap(0, 100).is_err());
             assert!(space.write(1 << 20, b"x").is_none());
         }

@@ -9,7 +9,7 @@ use std::ptr::{NonNull, null_mut};
 use std::sync::atomic::{AtomicPtr, AtomicU32, AtomicU64, Ordering};
 use std::sync::{Mutex, PoisonError};
 
-use sublet_proto::graph::Rights;
+use sublet_proto::graph::MemoryRights;
 
 use crate::FabricError;
 use crate::region::PAGE_BYTES;
@@ -20,7 +20,7 @@ const HOLE_BYTES: u64 = 1 << 20;
 
 /// An offset in a region of a connection.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Address {
+pub struct RegionAddress {
     /// The region's number in its connection.
     pub region: u32,
     /// Bytes from its beginning.
@@ -40,7 +40,7 @@ pub struct LineAddress {
 
 /// See the [module](self).
 pub struct Window {
-    places: Box<[Place]>,
+    places: Box<[MappedRange]>,
     /// One more than the highest number that is mapped. Written under the lock of `spaces`, Release, after the place is;
     /// pairs with the Acquire load of `locate`.
     end: AtomicU32,
@@ -50,7 +50,7 @@ pub struct Window {
 }
 
 /// Address and size of a mapped region.
-struct Place {
+struct MappedRange {
     /// Written once, before `len_bytes`; read after it.
     base: AtomicPtr<u8>,
     /// 0 while nothing is mapped. Written once, Release, after the region is mapped; pairs with the Acquire load of every
@@ -58,7 +58,7 @@ struct Place {
     len_bytes: AtomicU64,
 }
 
-impl Place {
+impl MappedRange {
     /// The beginning and size of the region, if it is mapped.
     #[inline(always)]
     fn get(&self) -> Option<(NonNull<u8>, u64)> {
@@ -77,7 +77,7 @@ impl Window {
         let max_region_bytes = max_region_bytes.max(PAGE_BYTES).checked_next_power_of_two();
         let max_region_bytes =
             max_region_bytes.ok_or(FabricError::DoesNotFit { region: 0, len_bytes: u64::MAX, regions })?;
-        let empty = |_| Place { base: AtomicPtr::new(null_mut()), len_bytes: AtomicU64::new(0) };
+        let empty = |_| MappedRange { base: AtomicPtr::new(null_mut()), len_bytes: AtomicU64::new(0) };
         Ok(Window {
             places: (0..regions).map(empty).collect(),
             end: AtomicU32::new(0),
@@ -98,7 +98,7 @@ impl Window {
         let space = Space::reserve(len_bytes + HOLE_BYTES)?;
         // SAFETY: nothing is mapped there yet, and no other thread learns the address before the region's size is
         // stored.
-        unsafe { space.map(0, file, len_bytes, Rights::Write) }?;
+        unsafe { space.map(0, file, len_bytes, MemoryRights::Write) }?;
         place.base.store(space.base.as_ptr(), Ordering::Relaxed);
         place.len_bytes.store(len_bytes, Ordering::Release);
         self.end.fetch_max(region + 1, Ordering::Release);
@@ -115,7 +115,7 @@ impl Window {
 
     /// Address of `len_bytes` bytes at `at` in this process, if they are inside of a mapped region.
     #[inline(always)]
-    pub fn pointer(&self, at: Address, len_bytes: u64) -> Option<NonNull<u8>> {
+    pub fn pointer(&self, at: RegionAddress, len_bytes: u64) -> Option<NonNull<u8>> {
         let end = at.offset.checked_add(len_bytes)?;
         let (base, region_bytes) = self.places.get(at.region as usize)?.get()?;
         if end > region_bytes {
@@ -127,14 +127,14 @@ impl Window {
 
     /// The region and offset of memory that lies wholly inside of a mapped region.
     #[inline(always)]
-    pub fn locate(&self, pointer: *const u8, len_bytes: u64) -> Option<Address> {
+    pub fn locate(&self, pointer: *const u8, len_bytes: u64) -> Option<RegionAddress> {
         // An arena doubles as it grows, so there are few, and most memory is in the last one.
         let mapped = &self.places[..self.end.load(Ordering::Acquire) as usize];
         mapped.iter().enumerate().rev().find_map(|(region, place)| {
             let (base, region_bytes) = place.get()?;
             let offset = (pointer as usize).wrapping_sub(base.as_ptr() as usize) as u64;
             let is_inside = offset <= region_bytes && len_bytes <= region_bytes - offset;
-            is_inside.then_some(Address { region: region as u32, offset })
+            is_inside.then_some(RegionAddress { region: region as u32, offset })
         })
     }
 }
@@ -175,7 +175,7 @@ mod tests {
         fn an_address_is_inside_or_refused_and_comes_back(region in 0u32..6, offset: u64, len in 0u64..10_000) {
             let window = window();
             for offset in [offset, offset % 10_000] {
-                let at = Address { region, offset };
+                let at = RegionAddress { region, offset };
                 let inside = offset.checked_add(len).is_some_and(|end| end <= window.region_bytes(region));
                 let pointer = window.pointer(at, len);
                 prop_assert_eq!(pointer.is_some(), inside && window.region_bytes(region) > 0);

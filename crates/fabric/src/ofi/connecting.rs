@@ -5,7 +5,7 @@ use std::time::{Duration, Instant};
 use super::contact::Contact;
 use super::live::{LANDING_BYTES, Live};
 use super::message::Tail;
-use super::{Endpoint, Network, State};
+use super::{OfiEndpoint, OfiNetwork, State};
 use crate::FabricError;
 use crate::sync::Ordering;
 
@@ -16,16 +16,16 @@ const GOODBYE_LIMIT: Duration = Duration::from_secs(1);
 
 /// State of the first message.
 #[derive(Clone, Copy, PartialEq, Eq)]
-enum Greeting {
+enum GreetingState {
     ToSend,
     Sent,
     Left,
 }
 
-impl Endpoint {
+impl OfiEndpoint {
     /// Opens a network on the connecting side. Regions can be exposed from now on. Returns this endpoint's contact, for
-    /// the peer's [`accept`](Endpoint::accept).
-    pub fn open(&self, network: &Network) -> Result<Vec<u8>, FabricError> {
+    /// the peer's [`accept`](OfiEndpoint::accept).
+    pub fn open(&self, network: &OfiNetwork) -> Result<Vec<u8>, FabricError> {
         self.disconnect("connected anew");
         let mut live = Live::open(network, self.exposed.clone(), LANDING_BYTES)?;
         let contact = live.contact(false)?;
@@ -34,11 +34,11 @@ impl Endpoint {
     }
 
     /// Opens a network on the accepting side, for the peer with this contact. Returns this endpoint's contact, for the
-    /// peer's [`connect`](Endpoint::connect). A connected endpoint accepts the peer within its progress.
-    pub fn accept(&self, network: &Network, contact: &[u8]) -> Result<Vec<u8>, FabricError> {
+    /// peer's [`connect`](OfiEndpoint::connect). A connected endpoint accepts the peer within its progress.
+    pub fn accept(&self, network: &OfiNetwork, contact: &[u8]) -> Result<Vec<u8>, FabricError> {
         self.disconnect("connected anew");
         let peer = Contact::decode(contact)?;
-        let network = Network { toward: peer.ip().or(network.toward), ..network.clone() };
+        let network = OfiNetwork { toward: peer.ip().or(network.toward), ..network.clone() };
         let mut live = Live::open(&network, self.exposed.clone(), LANDING_BYTES)?;
         let contact = live.contact(true)?;
         live.meet(&peer)?;
@@ -47,7 +47,7 @@ impl Endpoint {
         Ok(contact.encode())
     }
 
-    /// Connects to the peer with this contact, after [`open`](Endpoint::open). Waits until a first message has left,
+    /// Connects to the peer with this contact, after [`open`](OfiEndpoint::open). Waits until a first message has left,
     /// for which most providers need the peer's progress.
     pub fn connect(&self, contact: &[u8]) -> Result<(), FabricError> {
         let peer = Contact::decode(contact)?;
@@ -57,8 +57,8 @@ impl Endpoint {
             return Err(error);
         }
         let begun = Instant::now();
-        let mut greeting = Greeting::ToSend;
-        while greeting != Greeting::Left {
+        let mut greeting = GreetingState::ToSend;
+        while greeting != GreetingState::Left {
             if begun.elapsed() > CONNECT_LIMIT {
                 self.disconnect("the peer did not accept the connection");
                 return Err(FabricError::TimedOut(CONNECT_LIMIT));
@@ -110,17 +110,17 @@ impl Endpoint {
     }
 
     /// Executes a step towards the first message, which makes the provider connect.
-    fn greet(&self, greeting: Greeting) -> Result<Greeting, FabricError> {
+    fn greet(&self, greeting: GreetingState) -> Result<GreetingState, FabricError> {
         let mut state = self.lock();
         self.look(&mut state, true)?;
         let live = state.live()?;
         match greeting {
-            Greeting::ToSend if live.is_up() => match live.send(&Tail::Nothing, true) {
-                Ok(Some(_)) => return Ok(Greeting::Sent),
+            GreetingState::ToSend if live.is_up() => match live.send(&Tail::Nothing, true) {
+                Ok(Some(_)) => return Ok(GreetingState::Sent),
                 Ok(None) => {}
                 Err(error) => return Err(self.end(&mut state, error)),
             },
-            Greeting::Sent if live.flow.has_left(0) => return Ok(Greeting::Left),
+            GreetingState::Sent if live.flow.has_left(0) => return Ok(GreetingState::Left),
             _ => {}
         }
         drop(state);

@@ -34,7 +34,7 @@ pub struct Query {
 
 #[repr(C)]
 #[derive(Clone)]
-pub struct Facts {
+pub struct FfiFacts {
     provider: [c_char; 64],
     fabric: [c_char; 64],
     domain: [c_char; 64],
@@ -56,8 +56,8 @@ pub struct Facts {
     pub event_fd: i32,
 }
 
-impl Facts {
-    pub fn empty() -> Facts {
+impl FfiFacts {
+    pub fn empty() -> FfiFacts {
         // SAFETY: integers and arrays of integers: all zeros are a value.
         unsafe { std::mem::zeroed() }
     }
@@ -107,7 +107,7 @@ pub struct Transfer {
 
 #[repr(C)]
 #[derive(Clone, Copy, Debug)]
-pub struct Completion {
+pub struct FfiCompletion {
     pub context: *mut c_void,
     pub flags: u64,
     pub len_bytes: usize,
@@ -115,8 +115,8 @@ pub struct Completion {
     pub data: u64,
 }
 
-impl Completion {
-    pub const EMPTY: Completion = Completion {
+impl FfiCompletion {
+    pub const EMPTY: FfiCompletion = FfiCompletion {
         context: std::ptr::null_mut(),
         flags: 0,
         len_bytes: 0,
@@ -126,15 +126,15 @@ impl Completion {
 }
 
 #[repr(C)]
-pub struct Failure {
+pub struct FfiFailure {
     pub context: *mut c_void,
     pub error: i32,
     text: [c_char; 160],
 }
 
-impl Failure {
-    pub fn empty() -> Failure {
-        Failure { context: std::ptr::null_mut(), error: 0, text: [0; 160] }
+impl FfiFailure {
+    pub fn empty() -> FfiFailure {
+        FfiFailure { context: std::ptr::null_mut(), error: 0, text: [0; 160] }
     }
 
     /// Text of the provider in addition to the error's own.
@@ -151,7 +151,7 @@ pub const EVENT_FAILED: u32 = 4;
 
 #[repr(C)]
 #[derive(Clone, Copy, Debug, Default)]
-pub struct Event {
+pub struct FfiEvent {
     pub kind: u32,
     pub error: i32,
     pub token: [u8; TOKEN_BYTES],
@@ -164,21 +164,21 @@ pub struct RawLink {
     _private: [u8; 0],
 }
 
-pub type Visitor = unsafe extern "C" fn(*mut c_void, *const Facts);
+pub type Visitor = unsafe extern "C" fn(*mut c_void, *const FfiFacts);
 type Post = unsafe extern "C" fn(*mut RawLink, *const Transfer) -> c_int;
 
 #[repr(C)]
-pub struct Table {
+pub struct FfiTable {
     pub remote_data: u64,
     pub providers: unsafe extern "C" fn(Visitor, *mut c_void) -> c_int,
     pub interfaces: unsafe extern "C" fn(*const Query, Visitor, *mut c_void) -> c_int,
-    pub open: unsafe extern "C" fn(*const Query, *mut *mut RawLink, *mut Facts) -> c_int,
+    pub open: unsafe extern "C" fn(*const Query, *mut *mut RawLink, *mut FfiFacts) -> c_int,
     pub close: unsafe extern "C" fn(*mut RawLink),
     pub listen: unsafe extern "C" fn(*mut RawLink) -> c_int,
     pub name: unsafe extern "C" fn(*mut RawLink, *mut c_void, *mut usize) -> c_int,
     pub insert: unsafe extern "C" fn(*mut RawLink, *const c_void, usize) -> c_int,
     pub dial: unsafe extern "C" fn(*mut RawLink, *const c_void, usize, *const u8) -> c_int,
-    pub event: unsafe extern "C" fn(*mut RawLink, *mut Event) -> c_int,
+    pub event: unsafe extern "C" fn(*mut RawLink, *mut FfiEvent) -> c_int,
     pub admit: unsafe extern "C" fn(*mut RawLink) -> c_int,
     pub accept: unsafe extern "C" fn(*mut RawLink) -> c_int,
     pub refuse: unsafe extern "C" fn(*mut RawLink),
@@ -197,15 +197,15 @@ pub struct Table {
     pub read: Post,
     pub fetch_add: Post,
     pub compare_swap: Post,
-    pub poll: unsafe extern "C" fn(*mut RawLink, *mut Completion, usize) -> c_int,
-    pub failure: unsafe extern "C" fn(*mut RawLink, *mut Failure) -> c_int,
+    pub poll: unsafe extern "C" fn(*mut RawLink, *mut FfiCompletion, usize) -> c_int,
+    pub failure: unsafe extern "C" fn(*mut RawLink, *mut FfiFailure) -> c_int,
     pub try_wait: unsafe extern "C" fn(*mut RawLink) -> c_int,
     pub error_text: unsafe extern "C" fn(c_int) -> *const c_char,
 }
 
 /// The functions that libfabric exports, as pointers that only the shim calls.
 #[repr(C)]
-struct Exports {
+struct FfiExports {
     getinfo: *const c_void,
     freeinfo: *const c_void,
     dupinfo: *const c_void,
@@ -216,19 +216,19 @@ struct Exports {
 
 #[cfg(libfabric)]
 unsafe extern "C" {
-    fn sublet_ofi_bind(exports: *const Exports) -> *const Table;
+    fn sublet_ofi_bind(exports: *const FfiExports) -> *const FfiTable;
 }
 
 const NEEDED: &str = "the ofi provider needs libfabric.so.1 (Debian: libfabric1, Fedora: libfabric)";
 
 /// Returns libfabric, loaded at the first call and never unloaded: its providers start threads that cannot be stopped.
-pub fn table() -> Result<&'static Table, FabricError> {
-    static LOADED: OnceLock<Result<&'static Table, String>> = OnceLock::new();
+pub fn table() -> Result<&'static FfiTable, FabricError> {
+    static LOADED: OnceLock<Result<&'static FfiTable, String>> = OnceLock::new();
     LOADED.get_or_init(load).clone().map_err(FabricError::Unsupported)
 }
 
 #[cfg(not(libfabric))]
-fn load() -> Result<&'static Table, String> {
+fn load() -> Result<&'static FfiTable, String> {
     let _ = bind;
     Err("this build has no ofi provider: libfabric's headers (Debian: libfabric-dev, Fedora: libfabric-devel) were \
          missing when it was built"
@@ -236,7 +236,7 @@ fn load() -> Result<&'static Table, String> {
 }
 
 #[cfg(libfabric)]
-fn load() -> Result<&'static Table, String> {
+fn load() -> Result<&'static FfiTable, String> {
     let handlers = Handlers::now();
     let table = bind_and_begin();
     handlers.restore();
@@ -244,7 +244,7 @@ fn load() -> Result<&'static Table, String> {
 }
 
 #[cfg(libfabric)]
-fn bind_and_begin() -> Result<&'static Table, String> {
+fn bind_and_begin() -> Result<&'static FfiTable, String> {
     let exports = bind()?;
     // SAFETY: `exports` has the functions that the shim's header names, of the library that it was built for or a
     // compatible one; no other code calls this.
@@ -258,9 +258,9 @@ fn bind_and_begin() -> Result<&'static Table, String> {
 }
 
 #[cfg(libfabric)]
-unsafe extern "C" fn ignore(_context: *mut c_void, _facts: *const Facts) {}
+unsafe extern "C" fn ignore(_context: *mut c_void, _facts: *const FfiFacts) {}
 
-fn bind() -> Result<Exports, String> {
+fn bind() -> Result<FfiExports, String> {
     // SAFETY: loading runs the library's own initialization, which has no preconditions.
     let library = unsafe { libloading::Library::new("libfabric.so.1") }
         .map_err(|error| format!("{NEEDED}: {error}"))?;
@@ -269,7 +269,7 @@ fn bind() -> Result<Exports, String> {
         let symbol = unsafe { library.get::<*const c_void>(name) };
         symbol.map(|symbol| *symbol).map_err(|error| format!("{NEEDED}: {error}"))
     };
-    let exports = Exports {
+    let exports = FfiExports {
         getinfo: find("fi_getinfo")?,
         freeinfo: find("fi_freeinfo")?,
         dupinfo: find("fi_dupinfo")?,
@@ -281,7 +281,7 @@ fn bind() -> Result<Exports, String> {
     Ok(exports)
 }
 
-impl Table {
+impl FfiTable {
     /// Text of libfabric for an error number of either sign.
     pub fn text(&self, error: c_int) -> String {
         // SAFETY: the function takes any number.

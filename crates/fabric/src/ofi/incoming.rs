@@ -1,8 +1,8 @@
 //! Processes the messages of the peer. None is trusted: each is checked before it is executed.
 
-use super::live::{Asked, Effects, Live, SLOTS_OFFSET};
-use super::message::{self, LineMessage, Place, SLOT_BYTES, Tail};
-use super::regions::Regions;
+use super::live::{Effects, Live, PeerRequest, SLOTS_OFFSET};
+use super::message::{self, LineMessage, PutDestination, SLOT_BYTES, Tail};
+use super::regions::OfiRegions;
 use crate::FabricError;
 use crate::line::{Line, Turn, Watch};
 use crate::shared::copy_bytes;
@@ -49,7 +49,7 @@ impl Live {
                 owed.push_back((number, swapped.unwrap_or_else(|before| before)));
             }
             Tail::Answer { number, value } => match asked.get_mut(number as usize) {
-                Some(place @ Asked::Waiting) => *place = Asked::Answered(value),
+                Some(place @ PeerRequest::Waiting) => *place = PeerRequest::Answered(value),
                 _ => {
                     return Err(FabricError::Protocol(format!(
                         "an answer to question {number}, which was not asked"
@@ -68,9 +68,9 @@ impl Live {
     }
 }
 
-fn publish(regions: &Regions, message: &LineMessage, effects: &mut Effects) -> Result<(), FabricError> {
+fn publish(regions: &OfiRegions, message: &LineMessage, effects: &mut Effects) -> Result<(), FabricError> {
     let line: &Line = regions.our_view(message.line)?;
-    let watch: &Watch = regions.our_view(Place { offset: message.watch, ..message.line })?;
+    let watch: &Watch = regions.our_view(PutDestination { offset: message.watch, ..message.line })?;
     effects.bell |= line.publish(watch, Turn::from_bits(message.turn), message.immediate, &message.body);
     effects.published = true;
     Ok(())

@@ -1,6 +1,6 @@
 //! A connection's objects in libfabric, with their errors in this project's terms.
 //!
-//! Only one thread at a time uses a link: `Link` is `Send` and not `Sync`, and the endpoint keeps it behind a lock.
+//! Only one thread at a time uses a link: `OfiLink` is `Send` and not `Sync`, and the endpoint keeps it behind a lock.
 
 mod memory;
 mod opening;
@@ -10,11 +10,11 @@ use std::ffi::c_int;
 use std::ptr::NonNull;
 
 pub use memory::random;
-pub use opening::Network;
+pub use opening::OfiNetwork;
 pub use posting::Post;
 
 use super::contact::Contact;
-use super::ffi::{self, Event, Facts, RawLink, RawRegistration, Table};
+use super::ffi::{self, FfiEvent, FfiFacts, FfiTable, RawLink, RawRegistration};
 use crate::FabricError;
 
 /// The shim's `OFI_RDM`: endpoints that send to any other endpoint.
@@ -23,21 +23,21 @@ pub const RDM: u32 = 0;
 pub const MSG: u32 = 1;
 
 /// See the [module](self).
-pub struct Link {
-    table: &'static Table,
+pub struct OfiLink {
+    table: &'static FfiTable,
     raw: NonNull<RawLink>,
     registrations: Vec<RawRegistration>,
     /// Immediate data goes in a write of its own, after the bytes.
     separates_data: bool,
     /// Properties of the provider's interface.
-    pub facts: Facts,
+    pub facts: FfiFacts,
 }
 
 // SAFETY: libfabric's objects belong to the process; the domain's threading model asks that one thread at a time uses
 // them, which exclusive ownership ensures.
-unsafe impl Send for Link {}
+unsafe impl Send for OfiLink {}
 
-impl Link {
+impl OfiLink {
     /// Makes this endpoint's contact.
     pub fn contact(&mut self, landing: &RawRegistration, base: u64) -> Result<Contact, FabricError> {
         let mut name = [0u8; 256];
@@ -58,7 +58,7 @@ impl Link {
         })
     }
 
-    /// Listens for the peer, on a connected endpoint. [`Link::event`] reports the peer's request.
+    /// Listens for the peer, on a connected endpoint. [`OfiLink::event`] reports the peer's request.
     pub fn listen(&mut self) -> Result<(), FabricError> {
         // SAFETY: the link is open.
         let rc = unsafe { (self.table.listen)(self.raw.as_ptr()) };
@@ -73,7 +73,7 @@ impl Link {
         self.check("learning the peer's address", rc)
     }
 
-    /// Begins to connect to the peer, on a connected endpoint. [`Link::event`] reports the outcome.
+    /// Begins to connect to the peer, on a connected endpoint. [`OfiLink::event`] reports the outcome.
     pub fn dial(&mut self, peer: &Contact) -> Result<(), FabricError> {
         let (name, token) = (peer.name.as_ptr().cast(), peer.token.as_ptr());
         // SAFETY: the name has the passed number of bytes, the token has the size that the shim reads; the link is
@@ -83,8 +83,8 @@ impl Link {
     }
 
     /// Returns the next event of the connection, if there is one.
-    pub fn event(&mut self) -> Result<Event, FabricError> {
-        let mut event = Event::default();
+    pub fn event(&mut self) -> Result<FfiEvent, FabricError> {
+        let mut event = FfiEvent::default();
         // SAFETY: `event` is writable, and the link is open with an event queue.
         let rc = unsafe { (self.table.event)(self.raw.as_ptr(), &raw mut event) };
         self.check("reading events", rc)?;
@@ -98,7 +98,7 @@ impl Link {
         self.check("making an end for the peer", rc)
     }
 
-    /// Accepts the peer for which [`Link::admit`] made an endpoint.
+    /// Accepts the peer for which [`OfiLink::admit`] made an endpoint.
     pub fn accept(&mut self) -> Result<(), FabricError> {
         // SAFETY: the link is open and was admitted to.
         let rc = unsafe { (self.table.accept)(self.raw.as_ptr()) };
@@ -137,7 +137,7 @@ impl Link {
     }
 }
 
-impl Drop for Link {
+impl Drop for OfiLink {
     fn drop(&mut self) {
         for registration in self.registrations.drain(..) {
             // SAFETY: made by this link and not dismissed before.

@@ -11,14 +11,14 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use super::contact::Contact;
-use super::ffi::{self, Completion, RawRegistration};
+use super::ffi::{self, FfiCompletion, RawRegistration};
 use super::flow::{Flow, SLOTS};
-use super::link::{Link, MSG, Network};
-use super::message::{Batch, SLOT_BYTES, Tail};
+use super::link::{MSG, OfiLink, OfiNetwork};
+use super::message::{PutBatch, SLOT_BYTES, Tail};
 use super::operations::{GROUPS, OPERATIONS, Operations, PUSHES};
-use super::regions::Regions;
+use super::regions::OfiRegions;
 use crate::FabricError;
-use crate::exposed::Exposed;
+use crate::exposed::ExposedMemory;
 use crate::region::{PAGE_BYTES, Region};
 
 /// Bytes of registered memory through which unregistered buffers are copied.
@@ -50,11 +50,11 @@ const POLLS_PER_EVENT: u32 = 64;
 /// Memory that libfabric uses while an operation is in progress.
 #[repr(C, align(64))]
 #[derive(Clone, Copy)]
-struct Context([u64; 8]);
+struct OperationContext([u64; 8]);
 
 /// State of the connection.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Stage {
+enum ConnectionStage {
     /// There is no peer.
     Alone,
     /// The peer will connect, and show this token.
@@ -75,7 +75,7 @@ pub struct Effects {
 
 /// State of a request to the peer by message.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Asked {
+pub enum PeerRequest {
     Nothing,
     Waiting,
     Answered(u64),
@@ -84,18 +84,18 @@ pub enum Asked {
 /// See the [module](self).
 pub struct Live {
     /// The first field, so that registrations end before their memory is unmapped.
-    pub(super) link: Link,
-    pub(super) regions: Regions,
+    pub(super) link: OfiLink,
+    pub(super) regions: OfiRegions,
     pub(super) flow: Flow,
     pub(super) operations: Operations,
-    pub(super) batch: Batch,
+    pub(super) batch: PutBatch,
     /// Whether the batch contains a put, which takes effect without a line. Pushes wait for a line.
     pub(super) has_puts: bool,
     /// A thread is sending the content of the batch without a line. Until it has finished, no other operation may
     /// overtake it.
     pub(super) is_flushing: bool,
     pub(super) atomics: bool,
-    pub(super) asked: [Asked; GROUPS],
+    pub(super) asked: [PeerRequest; GROUPS],
     /// Answers that the peer waits for.
     pub(super) owed: VecDeque<(u32, u64)>,
     pub(super) effects: Effects,
@@ -108,17 +108,17 @@ pub struct Live {
     pub(super) outgoing: Region,
     pub(super) landing: Region,
     landing_registration: RawRegistration,
-    contexts: Box<[Context; CONTEXTS]>,
+    contexts: Box<[OperationContext; CONTEXTS]>,
     /// Receives that could not be posted again yet.
     unposted: Vec<usize>,
-    completions: [Completion; LOT],
+    completions: [FfiCompletion; LOT],
     /// The descriptors are being polled.
     pub(super) is_watched: bool,
     /// The provider sends only during this process's own progress.
     pub(super) is_software: bool,
     /// The count in the outgoing memory is being sent to the peer, and must not be changed before it has left.
     pub(super) is_telling: bool,
-    stage: Stage,
+    stage: ConnectionStage,
     polls: u32,
 }
 
@@ -127,8 +127,12 @@ unsafe impl Send for Live {}
 
 impl Live {
     /// Opens an interface, without a peer. The peer may write into `landing_bytes` bytes of landing memory.
-    pub fn open(network: &Network, exposed: Arc<Exposed>, landing_bytes: u64) -> Result<Live, FabricError> {
-        let mut link = Link::open(network)?;
+    pub fn open(
+        network: &OfiNetwork,
+        exposed: Arc<ExposedMemory>,
+        landing_bytes: u64,
+    ) -> Result<Live, FabricError> {
+        let mut link = OfiLink::open(network)?;
         let landing = Region::create("sublet-landing", landing_bytes.max(LANDING_BYTES))?;
         let outgoing = Region::create("sublet-outgoing", OUTGOING_BYTES)?;
         // SAFETY: `Live` keeps both mapped for longer than the link.
@@ -136,14 +140,14 @@ impl Live {
         // SAFETY: as above.
         let outgoing_descriptor = unsafe { link.enroll(start(&outgoing), OUTGOING_BYTES, false)? }.descriptor;
         Ok(Live {
-            regions: Regions::new(exposed),
+            regions: OfiRegions::new(exposed),
             flow: Flow::default(),
             operations: Operations::default(),
-            batch: Batch::default(),
+            batch: PutBatch::default(),
             has_puts: false,
             is_flushing: false,
             atomics: false,
-            asked: [Asked::Nothing; GROUPS],
+            asked: [PeerRequest::Nothing; GROUPS],
             owed: VecDeque::new(),
             effects: Effects::default(),
             scratch: Box::new([0; SLOT_BYTES]),
@@ -153,15 +157,15 @@ impl Live {
             outgoing,
             landing,
             landing_registration,
-            contexts: Box::new([Context([0; 8]); CONTEXTS]),
+            contexts: Box::new([OperationContext([0; 8]); CONTEXTS]),
             unposted: Vec::new(),
-            completions: [Completion::EMPTY; LOT],
+            completions: [FfiCompletion::EMPTY; LOT],
             is_watched: false,
             is_software: ["tcp", "net", "udp", "sockets"]
                 .iter()
                 .any(|name| link.facts.provider().starts_with(name)),
             is_telling: false,
-            stage: Stage::Alone,
+            stage: ConnectionStage::Alone,
             polls: 0,
             link,
         })
@@ -176,7 +180,7 @@ impl Live {
         let base = if virtual_addresses { start(&self.landing).as_ptr() as u64 } else { 0 };
         let contact = self.link.contact(&self.landing_registration, base)?;
         if listens && self.link.facts.kind == MSG {
-            self.stage = Stage::Listening(contact.token);
+            self.stage = ConnectionStage::Listening(contact.token);
         }
         Ok(contact)
     }
@@ -192,9 +196,9 @@ impl Live {
         }
         (self.peer_key, self.peer_base) = (peer.landing_key, peer.landing_base);
         if self.link.facts.kind == MSG {
-            if self.stage == Stage::Alone {
+            if self.stage == ConnectionStage::Alone {
                 self.link.dial(peer)?;
-                self.stage = Stage::Connecting;
+                self.stage = ConnectionStage::Connecting;
                 self.post_receives()?;
             }
             return Ok(());
@@ -207,7 +211,7 @@ impl Live {
     /// Whether operations may be posted.
     #[inline]
     pub fn is_up(&self) -> bool {
-        self.stage == Stage::Up
+        self.stage == ConnectionStage::Up
     }
 
     /// Whether a slot's message has left and all pushes before it have been read, so that both arrive without further
@@ -248,7 +252,7 @@ impl Live {
         }
         self.take_messages()?;
         self.polls = self.polls.wrapping_add(1);
-        let connects = self.stage != Stage::Up || self.polls.is_multiple_of(POLLS_PER_EVENT);
+        let connects = self.stage != ConnectionStage::Up || self.polls.is_multiple_of(POLLS_PER_EVENT);
         if connects { self.take_events() } else { Ok(()) }
     }
 
@@ -262,7 +266,8 @@ impl Live {
     pub fn say_goodbye(&mut self, reason: &str, limit: Duration) {
         self.batch.clear();
         let tail = Tail::Goodbye(reason.as_bytes());
-        let sent = if self.stage == Stage::Up { self.send(&tail, true).unwrap_or(None) } else { None };
+        let sent =
+            if self.stage == ConnectionStage::Up { self.send(&tail, true).unwrap_or(None) } else { None };
         if let Some(slot) = sent {
             let began = Instant::now();
             while !self.flow.has_left(slot) && began.elapsed() < limit {
@@ -312,7 +317,7 @@ impl Live {
             self.flow.arrive(completion.data)?;
         }
         let from = (completion.context as usize).wrapping_sub(self.contexts.as_ptr() as usize);
-        match from / size_of::<Context>() {
+        match from / size_of::<OperationContext>() {
             slot @ 0..SLOTS => self.flow.left(slot),
             receive @ SLOTS..FIRST_OPERATION => self.unposted.push(receive),
             operation @ FIRST_OPERATION..COUNT => self.operations.complete(operation - FIRST_OPERATION),
@@ -331,7 +336,7 @@ impl Live {
                 break;
             }
         }
-        if self.stage == Stage::Up {
+        if self.stage == ConnectionStage::Up {
             self.answer()?;
             self.tell()?;
         }
@@ -347,7 +352,7 @@ impl Live {
 
     fn begin_use(&mut self) -> Result<(), FabricError> {
         self.atomics = self.link.has_atomics();
-        self.stage = Stage::Up;
+        self.stage = ConnectionStage::Up;
         Ok(())
     }
 
@@ -358,13 +363,13 @@ impl Live {
         }
         let event = self.link.event()?;
         match (event.kind, self.stage) {
-            (ffi::EVENT_REQUEST, Stage::Listening(token)) => {
+            (ffi::EVENT_REQUEST, ConnectionStage::Listening(token)) => {
                 if event.token_bytes as usize != token.len() || event.token != token {
                     self.link.refuse();
                     return Ok(());
                 }
                 self.link.admit()?;
-                self.stage = Stage::Connecting;
+                self.stage = ConnectionStage::Connecting;
                 self.post_receives()?;
                 self.link.accept()
             }
@@ -372,12 +377,12 @@ impl Live {
                 self.link.refuse();
                 Ok(())
             }
-            (ffi::EVENT_CONNECTED, Stage::Connecting) => self.begin_use(),
+            (ffi::EVENT_CONNECTED, ConnectionStage::Connecting) => self.begin_use(),
             (ffi::EVENT_SHUTDOWN, _) => {
                 self.take_last()?;
                 Err(FabricError::Disconnected { reason: "the peer has ended the connection".into() })
             }
-            (ffi::EVENT_FAILED, Stage::Listening(_)) => Ok(()),
+            (ffi::EVENT_FAILED, ConnectionStage::Listening(_)) => Ok(()),
             (ffi::EVENT_FAILED, _) => {
                 Err(FabricError::Disconnected { reason: self.link.error_text(event.error) })
             }

@@ -31,7 +31,7 @@ const TEXT_BYTES: usize = 256;
 
 /// Destination in a region, as the region's owner named it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Place {
+pub struct PutDestination {
     /// The region's key.
     pub key: u64,
     /// The region's number.
@@ -44,7 +44,7 @@ pub struct Place {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct LineMessage {
     /// Address of the line.
-    pub line: Place,
+    pub line: PutDestination,
     /// Offset of the line's watch, in the same region.
     pub watch: u64,
     pub turn: u32,
@@ -59,12 +59,12 @@ pub enum Tail<'a> {
     Nothing,
     Line(LineMessage),
     FetchAdd {
-        at: Place,
+        at: PutDestination,
         operand: u64,
         number: u32,
     },
     CompareSwap {
-        at: Place,
+        at: PutDestination,
         expected: u64,
         new: u64,
         number: u32,
@@ -88,12 +88,12 @@ const PROBE: u8 = 6;
 
 /// Puts that wait for the next line.
 #[derive(Debug, Default)]
-pub struct Batch {
+pub struct PutBatch {
     bytes: Vec<u8>,
     puts: u16,
 }
 
-impl Batch {
+impl PutBatch {
     pub fn is_empty(&self) -> bool {
         self.puts == 0
     }
@@ -107,7 +107,7 @@ impl Batch {
     ///
     /// # Safety
     /// `len` bytes at `from` must be readable.
-    pub unsafe fn add(&mut self, to: Place, from: *const u8, len: usize) {
+    pub unsafe fn add(&mut self, to: PutDestination, from: *const u8, len: usize) {
         debug_assert!(self.has_room(len), "{len} bytes do not fit beside {}", self.bytes.len());
         self.bytes.extend_from_slice(&to.key.to_le_bytes());
         self.bytes.extend_from_slice(&to.offset.to_le_bytes());
@@ -140,17 +140,17 @@ pub struct Puts<'a> {
 
 impl<'a> Puts<'a> {
     /// The next put, if it is complete.
-    fn take_one(&mut self) -> Option<(Place, &'a [u8])> {
+    fn take_one(&mut self) -> Option<(PutDestination, &'a [u8])> {
         let mut rest = Rest(self.bytes);
         let (key, offset, region, len) = (rest.u64()?, rest.u64()?, rest.u32()?, rest.u32()? as usize);
         let padded = rest.take(len.checked_next_multiple_of(8)?)?;
         self.bytes = rest.0;
-        Some((Place { key, region, offset }, &padded[..len]))
+        Some((PutDestination { key, region, offset }, &padded[..len]))
     }
 }
 
 impl<'a> Iterator for Puts<'a> {
-    type Item = (Place, &'a [u8]);
+    type Item = (PutDestination, &'a [u8]);
 
     fn next(&mut self) -> Option<Self::Item> {
         self.left = self.left.checked_sub(1)?;
@@ -159,7 +159,7 @@ impl<'a> Iterator for Puts<'a> {
 }
 
 /// Writes a message into a slot. Returns its length.
-pub fn encode(into: &mut [u8; SLOT_BYTES], consumed: u32, batch: &Batch, tail: &Tail<'_>) -> usize {
+pub fn encode(into: &mut [u8; SLOT_BYTES], consumed: u32, batch: &PutBatch, tail: &Tail<'_>) -> usize {
     let (kind, words) = match tail {
         Tail::Nothing => (NOTHING, 0),
         Tail::Line(line) => (LINE, line.words as u8),
@@ -169,7 +169,7 @@ pub fn encode(into: &mut [u8; SLOT_BYTES], consumed: u32, batch: &Batch, tail: &
         Tail::Goodbye(_) => (GOODBYE, 0),
         Tail::Probe => (PROBE, 0),
     };
-    let mut writer = Writer { into, at: 0 };
+    let mut writer = SlotWriter { into, at: 0 };
     debug_assert!(batch.bytes.len() <= BATCH_BYTES, "{} bytes of puts", batch.bytes.len());
     writer.bytes(&consumed.to_le_bytes());
     writer.bytes(&[kind, words]);
@@ -199,12 +199,12 @@ pub fn encode(into: &mut [u8; SLOT_BYTES], consumed: u32, batch: &Batch, tail: &
     writer.at
 }
 
-struct Writer<'a> {
+struct SlotWriter<'a> {
     into: &'a mut [u8; SLOT_BYTES],
     at: usize,
 }
 
-impl Writer<'_> {
+impl SlotWriter<'_> {
     #[inline]
     fn bytes(&mut self, bytes: &[u8]) {
         self.into[self.at..self.at + bytes.len()].copy_from_slice(bytes);
@@ -259,7 +259,7 @@ fn decode_whole(bytes: &[u8]) -> Option<Incoming<'_>> {
         FETCH_ADD | COMPARE_SWAP => {
             let (key, offset, operand, expected) = (rest.u64()?, rest.u64()?, rest.u64()?, rest.u64()?);
             let (region, number) = (rest.u32()?, rest.u32()?);
-            let at = Place { key, region, offset };
+            let at = PutDestination { key, region, offset };
             match kind {
                 FETCH_ADD => Tail::FetchAdd { at, operand, number },
                 _ => Tail::CompareSwap { at, expected, new: operand, number },
@@ -282,7 +282,7 @@ fn line(rest: &mut Rest<'_>, words: usize) -> Option<LineMessage> {
     for word in body.get_mut(..words)? {
         *word = rest.u64()?;
     }
-    Some(LineMessage { line: Place { key, region, offset }, watch, turn, immediate, words, body })
+    Some(LineMessage { line: PutDestination { key, region, offset }, watch, turn, immediate, words, body })
 }
 
 struct Rest<'a>(&'a [u8]);
@@ -311,12 +311,12 @@ mod tests {
     use super::*;
     use proptest::prelude::*;
 
-    fn place(offset: u64) -> Place {
-        Place { key: 1 << 63 | 5, region: 5, offset }
+    fn place(offset: u64) -> PutDestination {
+        PutDestination { key: 1 << 63 | 5, region: 5, offset }
     }
 
-    fn batch(puts: &[&[u8]]) -> Batch {
-        let mut batch = Batch::default();
+    fn batch(puts: &[&[u8]]) -> PutBatch {
+        let mut batch = PutBatch::default();
         for (at, bytes) in puts.iter().enumerate() {
             // SAFETY: a slice is readable.
             unsafe { batch.add(place(at as u64), bytes.as_ptr(), bytes.len()) };
@@ -357,7 +357,7 @@ mod tests {
 
     #[test]
     fn batch_takes_puts_that_fit_beside_a_line() {
-        let mut batch = Batch::default();
+        let mut batch = PutBatch::default();
         while batch.has_room(100) {
             // SAFETY: a slice is readable.
             unsafe { batch.add(place(0), [1; 100].as_ptr(), 100) };

@@ -9,13 +9,13 @@ pub const OPERATIONS: usize = 64;
 pub const GROUPS: usize = 32;
 
 /// The group of writes that any thread has begun and that the next line waits for.
-pub const PUSHES: Group = Group(0);
+pub const PUSHES: OperationGroup = OperationGroup(0);
 
 /// See the [module](self).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Group(u8);
+pub struct OperationGroup(u8);
 
-impl Group {
+impl OperationGroup {
     /// Index of the group, from 0 to `GROUPS` - 1.
     pub fn index(self) -> usize {
         usize::from(self.0)
@@ -27,7 +27,7 @@ impl Group {
 pub struct Operations {
     /// A bit for each operation in progress.
     busy: u64,
-    group_of: [Group; OPERATIONS],
+    group_of: [OperationGroup; OPERATIONS],
     /// A bit for each group in use.
     groups: u32,
     under_way: [u32; GROUPS],
@@ -43,17 +43,17 @@ impl Default for Operations {
 
 impl Operations {
     /// Begins a group of the caller's own, if one is free.
-    pub fn begin_group(&mut self) -> Option<Group> {
+    pub fn begin_group(&mut self) -> Option<OperationGroup> {
         let index = (!self.groups).trailing_zeros();
         if index as usize >= GROUPS {
             return None;
         }
         self.groups |= 1 << index;
-        Some(Group(index as u8))
+        Some(OperationGroup(index as u8))
     }
 
     /// Frees the group. None of its operations may be in progress.
-    pub fn end_group(&mut self, group: Group) {
+    pub fn end_group(&mut self, group: OperationGroup) {
         debug_assert!(group != PUSHES && self.is_done(group));
         self.groups &= !(1 << group.index());
     }
@@ -65,7 +65,7 @@ impl Operations {
     }
 
     /// Records that the operation of that number has been posted.
-    pub fn begin(&mut self, operation: usize, group: Group) {
+    pub fn begin(&mut self, operation: usize, group: OperationGroup) {
         self.busy |= 1 << operation;
         self.group_of[operation] = group;
         self.under_way[group.index()] += 1;
@@ -81,7 +81,7 @@ impl Operations {
 
     /// Whether no operation of a group is in progress.
     #[inline]
-    pub fn is_done(&self, group: Group) -> bool {
+    pub fn is_done(&self, group: OperationGroup) -> bool {
         self.under_way[group.index()] == 0
     }
 }

@@ -7,8 +7,8 @@ use super::ffi::Transfer;
 use super::flow::Flow;
 use super::link::Post;
 use super::live::{Live, SLOTS_OFFSET};
-use super::message::{self, Place, SLOT_BYTES, Tail};
-use super::operations::{Group, PUSHES};
+use super::message::{self, PutDestination, SLOT_BYTES, Tail};
+use super::operations::{OperationGroup, PUSHES};
 use crate::FabricError;
 use crate::sync::{AtomicU64, Ordering};
 
@@ -17,7 +17,7 @@ const UNTRACED: u32 = 4;
 
 /// Bytes that one operation moves between this process and the peer's memory.
 #[derive(Clone, Copy, Debug)]
-pub struct Piece {
+pub struct TransferPiece {
     pub local: NonNull<u8>,
     pub len_bytes: usize,
     /// libfabric's descriptor of the registration of the local bytes, or null where it needs none.
@@ -77,8 +77,8 @@ impl Live {
     pub(super) unsafe fn move_bytes(
         &mut self,
         what: Post,
-        piece: &Piece,
-        group: Group,
+        piece: &TransferPiece,
+        group: OperationGroup,
     ) -> Result<bool, FabricError> {
         let Some(operation) = self.operations.next() else { return Ok(false) };
         let transfer = Transfer {
@@ -112,12 +112,12 @@ impl Live {
     pub(super) fn change_word(
         &mut self,
         what: Post,
-        at: Place,
+        at: PutDestination,
         remote: u64,
-        group: Group,
+        group: OperationGroup,
     ) -> Result<bool, FabricError> {
         let words = self.words(group.index());
-        let piece = Piece {
+        let piece = TransferPiece {
             local: words.cast(),
             len_bytes: 24,
             descriptor: self.outgoing_descriptor,

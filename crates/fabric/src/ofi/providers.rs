@@ -2,13 +2,13 @@
 
 use std::ffi::{CString, c_void};
 
-use super::ffi::{self, Facts, Query, Table};
+use super::ffi::{self, FfiFacts, FfiTable, Query};
 use super::link::{MSG, RDM};
 use crate::FabricError;
 
 /// How the endpoints of a provider address each other.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Kind {
+pub enum AddressingKind {
     /// Each endpoint is connected to one other.
     Msg,
     /// Each endpoint sends to any other.
@@ -26,7 +26,7 @@ pub struct ProviderInfo {
     /// The interface, as the provider names it. Empty if there is none.
     pub domain: String,
     /// How its endpoints address each other.
-    pub kind: Kind,
+    pub kind: AddressingKind,
     /// The interface's IP address, where it has one.
     pub address: Option<String>,
     /// Speed of the link, as the interface reports it.
@@ -57,11 +57,11 @@ pub fn providers() -> Result<Vec<ProviderInfo>, FabricError> {
         // SAFETY: the visitor gets its own context.
         unsafe { (table.providers)(visit, context) }
     });
-    let known: Vec<String> = known.iter().map(Facts::provider).collect();
+    let known: Vec<String> = known.iter().map(FfiFacts::provider).collect();
     Ok(BETTER.iter().chain(ON_REQUEST).flat_map(|name| interfaces(table, name, &known)).collect())
 }
 
-fn interfaces(table: &Table, name: &str, known: &[String]) -> Vec<ProviderInfo> {
+fn interfaces(table: &FfiTable, name: &str, known: &[String]) -> Vec<ProviderInfo> {
     let found: Vec<ProviderInfo> = [RDM, MSG]
         .into_iter()
         .flat_map(|kind| found(table, name, kind))
@@ -79,7 +79,7 @@ fn interfaces(table: &Table, name: &str, known: &[String]) -> Vec<ProviderInfo> 
         name: name.into(),
         fabric: String::new(),
         domain: String::new(),
-        kind: Kind::Rdm,
+        kind: AddressingKind::Rdm,
         address: None,
         link_bits_per_second: None,
         mtu_bytes: None,
@@ -87,7 +87,7 @@ fn interfaces(table: &Table, name: &str, known: &[String]) -> Vec<ProviderInfo> 
     }]
 }
 
-fn found(table: &Table, name: &str, kind: u32) -> Vec<Facts> {
+fn found(table: &FfiTable, name: &str, kind: u32) -> Vec<FfiFacts> {
     let Ok(provider) = CString::new(name) else { return Vec::new() };
     let query = Query {
         provider: provider.as_ptr(),
@@ -102,13 +102,13 @@ fn found(table: &Table, name: &str, kind: u32) -> Vec<Facts> {
     })
 }
 
-fn describe(facts: &Facts) -> ProviderInfo {
+fn describe(facts: &FfiFacts) -> ProviderInfo {
     let filled = |text: String| Some(text).filter(|text| !text.is_empty());
     ProviderInfo {
         name: facts.provider(),
         fabric: facts.fabric(),
         domain: facts.domain(),
-        kind: if facts.kind == MSG { Kind::Msg } else { Kind::Rdm },
+        kind: if facts.kind == MSG { AddressingKind::Msg } else { AddressingKind::Rdm },
         address: filled(facts.address()),
         link_bits_per_second: Some(facts.link_bits_per_second).filter(|speed| *speed > 0),
         mtu_bytes: Some(facts.link_mtu_bytes).filter(|mtu| *mtu > 0),
@@ -118,13 +118,13 @@ fn describe(facts: &Facts) -> ProviderInfo {
 
 /// Collects all facts that a function of the shim passes to its visitor. A failure of the function means that there are
 /// none.
-fn collect(show: impl FnOnce(ffi::Visitor, *mut c_void) -> i32) -> Vec<Facts> {
-    unsafe extern "C" fn visit(context: *mut c_void, facts: *const Facts) {
+fn collect(show: impl FnOnce(ffi::Visitor, *mut c_void) -> i32) -> Vec<FfiFacts> {
+    unsafe extern "C" fn visit(context: *mut c_void, facts: *const FfiFacts) {
         // SAFETY: the context is the vector below, which no other code uses during the call; the facts are the shim's
         // for the call.
-        unsafe { (*context.cast::<Vec<Facts>>()).push((*facts).clone()) };
+        unsafe { (*context.cast::<Vec<FfiFacts>>()).push((*facts).clone()) };
     }
-    let mut all: Vec<Facts> = Vec::new();
+    let mut all: Vec<FfiFacts> = Vec::new();
     show(visit, (&raw mut all).cast());
     all
 }

@@ -8,15 +8,15 @@ use std::ptr::NonNull;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use super::Network;
+use super::OfiNetwork;
 use super::contact::Contact;
-use super::ffi::{Completion, Transfer};
+use super::ffi::{FfiCompletion, Transfer};
 use super::link::Post;
 use super::live::{Live, SLOTS_OFFSET};
 use crate::FabricError;
-use crate::exposed::Exposed;
+use crate::exposed::ExposedMemory;
 use crate::region::{PAGE_BYTES, Region};
-use crate::window::{Address, Window};
+use crate::window::{RegionAddress, Window};
 
 /// Default time limit for the peer's part.
 const PATIENCE: Duration = Duration::from_secs(10);
@@ -45,18 +45,18 @@ struct Counts {
 
 impl PingPong {
     /// Opens the end that connects, and returns its contact. Messages have at most `max_bytes` bytes.
-    pub fn open(network: &Network, max_bytes: u64) -> Result<(PingPong, Vec<u8>), FabricError> {
+    pub fn open(network: &OfiNetwork, max_bytes: u64) -> Result<(PingPong, Vec<u8>), FabricError> {
         PingPong::new(network, max_bytes, None)
     }
 
     /// Opens the end that is connected to, and returns its contact.
     pub fn accept(
-        network: &Network,
+        network: &OfiNetwork,
         max_bytes: u64,
         contact: &[u8],
     ) -> Result<(PingPong, Vec<u8>), FabricError> {
         let peer = Contact::decode(contact)?;
-        let network = Network { toward: peer.ip().or(network.toward), ..network.clone() };
+        let network = OfiNetwork { toward: peer.ip().or(network.toward), ..network.clone() };
         PingPong::new(&network, max_bytes, Some(&peer))
     }
 
@@ -85,7 +85,7 @@ impl PingPong {
     /// Sends a message.
     pub fn send(&mut self, len_bytes: u64) -> Result<(), FabricError> {
         self.finish()?;
-        let outside = || FabricError::out_of_bounds(Address { region: 0, offset: 0 }, len_bytes);
+        let outside = || FabricError::out_of_bounds(RegionAddress { region: 0, offset: 0 }, len_bytes);
         let local = self.outgoing.pointer(0, len_bytes).ok_or_else(outside)?;
         let transfer = Transfer {
             local: local.as_ptr().cast(),
@@ -127,11 +127,11 @@ impl PingPong {
     }
 
     fn new(
-        network: &Network,
+        network: &OfiNetwork,
         max_bytes: u64,
         peer: Option<&Contact>,
     ) -> Result<(PingPong, Vec<u8>), FabricError> {
-        let nothing = Exposed::new(
+        let nothing = ExposedMemory::new(
             &Region::create("sublet-nothing", PAGE_BYTES)?,
             Arc::new(Window::new(1, PAGE_BYTES)?),
             1,
@@ -175,7 +175,7 @@ impl PingPong {
     /// Returns the counts after one poll.
     #[inline]
     fn polled(&mut self) -> Result<Counts, FabricError> {
-        let mut completions = [Completion::EMPTY; 4];
+        let mut completions = [FfiCompletion::EMPTY; 4];
         let link = &mut self.live.link;
         let taken = link.poll(&mut completions)?;
         for completion in &completions[..taken] {

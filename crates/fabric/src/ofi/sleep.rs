@@ -19,10 +19,10 @@ pub struct Sleep {
     asleep: AtomicU32,
     /// 1 if there was a poke that was not taken.
     poked: AtomicU32,
-    descriptors: Option<Descriptors>,
+    descriptors: Option<WaitDescriptors>,
 }
 
-struct Descriptors {
+struct WaitDescriptors {
     all: OwnedFd,
     poke: OwnedFd,
 }
@@ -31,7 +31,11 @@ impl Sleep {
     /// Makes a state in which no thread sleeps. Without descriptors (the process has too many) readers poll every
     /// millisecond.
     pub fn new() -> Sleep {
-        Sleep { asleep: AtomicU32::new(0), poked: AtomicU32::new(0), descriptors: Descriptors::new().ok() }
+        Sleep {
+            asleep: AtomicU32::new(0),
+            poked: AtomicU32::new(0),
+            descriptors: WaitDescriptors::new().ok(),
+        }
     }
 
     /// A descriptor that is readable when a thread should check for arrivals, after [`Sleep::watch`].
@@ -107,12 +111,12 @@ impl Sleep {
     }
 }
 
-impl Descriptors {
-    fn new() -> Result<Descriptors, rustix::io::Errno> {
+impl WaitDescriptors {
+    fn new() -> Result<WaitDescriptors, rustix::io::Errno> {
         let all = epoll::create(epoll::CreateFlags::CLOEXEC)?;
         let poke = eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?;
         epoll::add(&all, &poke, epoll::EventData::new_u64(1), epoll::EventFlags::IN)?;
-        Ok(Descriptors { all, poke })
+        Ok(WaitDescriptors { all, poke })
     }
 
     fn wait(&self, fds: [RawFd; 2], limit: Duration) {

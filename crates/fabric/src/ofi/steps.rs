@@ -4,10 +4,10 @@
 use std::time::Duration;
 
 use super::live::Live;
-use super::{Endpoint, State};
+use super::{OfiEndpoint, State};
 use crate::FabricError;
 
-impl Endpoint {
+impl OfiEndpoint {
     /// Processes arrivals, rings the bell and wakes the reader as they require. An error has ended the connection.
     #[inline]
     pub(super) fn look(&self, state: &mut State, events: bool) -> Result<(), FabricError> {

@@ -7,37 +7,46 @@ mod writing;
 use std::ptr::NonNull;
 use std::sync::MutexGuard;
 
-use super::Endpoint;
+use super::OfiEndpoint;
 use super::link::Post;
-use super::message::{Place, Tail};
-use super::operations::Group;
+use super::message::{PutDestination, Tail};
+use super::operations::OperationGroup;
 use crate::FabricError;
 use crate::shared::{SharedBytes, SharedBytesMut};
-use crate::window::Address;
-use writing::Effect;
+use crate::window::RegionAddress;
+use writing::WriteEffect;
 
-impl Endpoint {
+impl OfiEndpoint {
     /// See [`crate::Endpoint::put`]. A small put travels with the operation that follows: it takes effect with the next
-    /// operation of this endpoint, or its next [`progress`](Endpoint::progress) or [`wait`](Endpoint::wait).
-    pub fn put<'bytes>(&self, to: Address, bytes: impl Into<SharedBytes<'bytes>>) -> Result<(), FabricError> {
+    /// operation of this endpoint, or its next [`progress`](OfiEndpoint::progress) or [`wait`](OfiEndpoint::wait).
+    pub fn put<'bytes>(
+        &self,
+        to: RegionAddress,
+        bytes: impl Into<SharedBytes<'bytes>>,
+    ) -> Result<(), FabricError> {
         let bytes = bytes.into();
         // SAFETY: a view is readable, and stays so during the call; a put does not outlive it.
-        unsafe { self.write(to, bytes.start(), bytes.len() as u64, Effect::Put) }
+        unsafe { self.write(to, bytes.start(), bytes.len() as u64, WriteEffect::Put) }
     }
 
     /// See [`crate::Endpoint::push`].
     ///
     /// # Safety
     /// As there.
-    pub unsafe fn push(&self, to: Address, from: NonNull<u8>, len_bytes: u64) -> Result<(), FabricError> {
+    pub unsafe fn push(
+        &self,
+        to: RegionAddress,
+        from: NonNull<u8>,
+        len_bytes: u64,
+    ) -> Result<(), FabricError> {
         // SAFETY: the caller's duty.
-        unsafe { self.write(to, from, len_bytes, Effect::Push) }
+        unsafe { self.write(to, from, len_bytes, WriteEffect::Push) }
     }
 
     /// See [`crate::Endpoint::get`].
     pub fn get<'into>(
         &self,
-        from: Address,
+        from: RegionAddress,
         into: impl Into<SharedBytesMut<'into>>,
     ) -> Result<(), FabricError> {
         let into = into.into();
@@ -49,12 +58,12 @@ impl Endpoint {
     }
 
     /// See [`crate::Endpoint::fetch_add`].
-    pub fn fetch_add(&self, at: Address, value: u64) -> Result<u64, FabricError> {
+    pub fn fetch_add(&self, at: RegionAddress, value: u64) -> Result<u64, FabricError> {
         self.change_word(at, Post::FetchAdd, [value, 0])
     }
 
     /// See [`crate::Endpoint::compare_swap`].
-    pub fn compare_swap(&self, at: Address, expected: u64, new: u64) -> Result<u64, FabricError> {
+    pub fn compare_swap(&self, at: RegionAddress, expected: u64, new: u64) -> Result<u64, FabricError> {
         self.change_word(at, Post::CompareSwap, [new, expected])
     }
 
@@ -66,12 +75,12 @@ impl Endpoint {
     }
 
     /// Waits until no operation of a group is in progress.
-    fn finish(&self, generation: u64, group: Group) -> Result<(), FabricError> {
+    fn finish(&self, generation: u64, group: OperationGroup) -> Result<(), FabricError> {
         self.attempt(Some(generation), |live| Ok(live.operations.is_done(group).then_some(()))).map(drop)
     }
 
     /// Waits for a group and frees it.
-    fn end_group(&self, generation: u64, group: Group) -> Result<(), FabricError> {
+    fn end_group(&self, generation: u64, group: OperationGroup) -> Result<(), FabricError> {
         self.attempt(Some(generation), |live| {
             let is_done = live.operations.is_done(group);
             if is_done {
@@ -99,7 +108,7 @@ impl Endpoint {
         .map(drop)
     }
 
-    fn theirs(&self, at: Address, len_bytes: u64) -> Result<(Place, u64), FabricError> {
+    fn theirs(&self, at: RegionAddress, len_bytes: u64) -> Result<(PutDestination, u64), FabricError> {
         self.lock().live()?.regions.theirs(at, len_bytes)
     }
 

@@ -4,11 +4,11 @@ use std::os::fd::BorrowedFd;
 use std::sync::TryLockError;
 use std::time::{Duration, Instant};
 
-use super::Endpoint;
+use super::OfiEndpoint;
 use super::live::Live;
 use crate::FabricError;
-use crate::awaited::Awaited;
 use crate::line::{Line, Turn, Watch};
+use crate::line_wait::LineWait;
 use crate::sync::Ordering;
 
 /// Interval in which a sleeping reader checks whether it should give up, in case only its watch is woken.
@@ -16,7 +16,7 @@ const LOOK_AGAIN: Duration = Duration::from_millis(20);
 /// Number of loads of memory that take about as long as a poll of the network.
 const LOOKS_PER_POLL: u32 = 128;
 
-impl Endpoint {
+impl OfiEndpoint {
     /// See [`crate::Endpoint::spin`].
     #[inline]
     pub fn spin(&self, (line, _): (&Line, &Watch), turn: Turn, looks: u32) -> bool {
@@ -58,7 +58,7 @@ impl Endpoint {
     ) -> bool {
         // Puts take effect, whichever thread reads. A missing connection ends the wait below.
         let _ = self.progress();
-        let awaited = Awaited { line, watch, turn, deadline, give_up };
+        let awaited = LineWait { line, watch, turn, deadline, give_up };
         self.waiters.wait(awaited, || !self.is_down(), |awaited| self.read_until(awaited))
     }
 
@@ -89,7 +89,7 @@ impl Endpoint {
     }
 
     /// Reads as the one reading thread: processes arrivals for all, and sleeps in between.
-    fn read_until(&self, awaited: &mut Awaited<'_, impl FnMut() -> bool>) {
+    fn read_until(&self, awaited: &mut LineWait<'_, impl FnMut() -> bool>) {
         loop {
             // An error ends the connection, and with it the wait.
             let _ = self.look(&mut self.lock(), true);

@@ -8,8 +8,8 @@
 
 use std::ptr::NonNull;
 
-use crate::awaited::Awaited;
 use crate::line::Watch;
+use crate::line_wait::LineWait;
 use crate::sync::{AtomicU32, Mutex, Ordering, fence, lock};
 
 /// Sleepers that are noted without an allocation.
@@ -17,7 +17,7 @@ const USUAL_SLEEPERS: usize = 64;
 
 /// The waiters of one connection.
 pub(crate) struct Waiters {
-    sleepers: Mutex<Vec<Place>>,
+    sleepers: Mutex<Vec<WatchAddress>>,
     /// 1 while there is a reader. The thread that becomes the reader sets it, by compare-and-swap, and clears it. Both
     /// are SeqCst: a reader announces itself before it looks for events, and other threads check for a reader after an
     /// event.
@@ -26,13 +26,13 @@ pub(crate) struct Waiters {
 
 /// The watch of a sleeper, which stays where it is as long as its [`Sleeper`] lives.
 #[derive(PartialEq, Eq)]
-struct Place(NonNull<Watch>);
+struct WatchAddress(NonNull<Watch>);
 
 // SAFETY: a watch is an atomic word; the place is used under the lock, and its owner takes it out before it goes.
-unsafe impl Send for Place {}
+unsafe impl Send for WatchAddress {}
 
 /// The right to read, and the duty to pass it on.
-struct Reader<'waiters>(&'waiters Waiters);
+struct ReadRight<'waiters>(&'waiters Waiters);
 
 /// A note of where a waiter sleeps.
 pub(crate) struct Sleeper<'waiters, 'watch> {
@@ -49,9 +49,9 @@ impl Waiters {
     /// for all of them until its own wait is over. Returns whether the awaited turn has been published.
     pub(crate) fn wait<G: FnMut() -> bool>(
         &self,
-        mut awaited: Awaited<'_, G>,
+        mut awaited: LineWait<'_, G>,
         is_up: impl Fn() -> bool,
-        mut read: impl FnMut(&mut Awaited<'_, G>),
+        mut read: impl FnMut(&mut LineWait<'_, G>),
     ) -> bool {
         while awaited.left(&is_up).is_some() {
             match self.read() {
@@ -63,16 +63,16 @@ impl Waiters {
     }
 
     /// Becomes the reader, if there is none.
-    fn read(&self) -> Option<Reader<'_>> {
+    fn read(&self) -> Option<ReadRight<'_>> {
         let free = self.reading.compare_exchange(0, 1, Ordering::SeqCst, Ordering::SeqCst);
         fence(Ordering::SeqCst);
-        free.ok().map(|_| Reader(self))
+        free.ok().map(|_| ReadRight(self))
     }
 
     /// Notes that the caller is about to sleep on this watch. It must sleep only while there [is a
     /// reader](Waiters::has_reader), and look at that between its note and its sleep.
     pub(crate) fn sleep<'watch>(&self, watch: &'watch Watch) -> Sleeper<'_, 'watch> {
-        lock(&self.sleepers).push(Place(NonNull::from(watch)));
+        lock(&self.sleepers).push(WatchAddress(NonNull::from(watch)));
         Sleeper { waiters: self, watch }
     }
 
@@ -97,7 +97,7 @@ impl Waiters {
     }
 }
 
-impl Drop for Reader<'_> {
+impl Drop for ReadRight<'_> {
     fn drop(&mut self) {
         self.0.reading.store(0, Ordering::SeqCst);
         self.0.poke_one();
@@ -106,7 +106,7 @@ impl Drop for Reader<'_> {
 
 impl Drop for Sleeper<'_, '_> {
     fn drop(&mut self) {
-        let place = Place(NonNull::from(self.watch));
+        let place = WatchAddress(NonNull::from(self.watch));
         let mut sleepers = lock(&self.waiters.sleepers);
         if let Some(index) = sleepers.iter().position(|other| *other == place) {
             sleepers.swap_remove(index);
@@ -137,8 +137,8 @@ mod tests {
         fn wait(&self, own: usize) {
             let (line, watch) = &self.lines[own];
             let turn = Turn::of_use(0);
-            let awaited = Awaited { line, watch, turn, deadline: None, give_up: || false };
-            let read = |awaited: &mut Awaited<'_, _>| {
+            let awaited = LineWait { line, watch, turn, deadline: None, give_up: || false };
+            let read = |awaited: &mut LineWait<'_, _>| {
                 // Takes one message, whosever it is, unless its own has come meanwhile.
                 if !awaited.is_here() {
                     let number = self.arrived.fetch_add(1, Ordering::AcqRel) as usize;

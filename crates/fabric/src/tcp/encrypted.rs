@@ -12,21 +12,21 @@ use crate::tls::{Plaintext, TlsStream};
 
 /// A TLS stream that the sending thread and the receiving thread share. Each holds the lock for one buffer's worth at a
 /// time.
-pub(super) struct Encrypted {
+pub(super) struct EncryptedStream {
     pub(super) socket: Arc<TcpStream>,
     tls: Mutex<TlsStream>,
 }
 
-impl Encrypted {
-    pub(super) fn new(tls: TlsStream) -> Encrypted {
-        Encrypted { socket: tls.socket().clone(), tls: Mutex::new(tls) }
+impl EncryptedStream {
+    pub(super) fn new(tls: TlsStream) -> EncryptedStream {
+        EncryptedStream { socket: tls.socket().clone(), tls: Mutex::new(tls) }
     }
 
     /// # Safety
     /// Both parts must be writable.
     pub(super) unsafe fn recv(&self, into: &[Part; 2]) -> io::Result<usize> {
         let most = into[0].iov_len + into[1].iov_len;
-        let mut places = Places::new(into);
+        let mut places = PartCursor::new(into);
         lock(&self.tls).recv_with(most, &mut |mut bytes| {
             while let Some((at, len)) = places.next(bytes.len()) {
                 // SAFETY: a place lies within a part, which the caller keeps writable; `bytes` is TLS's own memory.
@@ -39,7 +39,7 @@ impl Encrypted {
     /// # Safety
     /// All parts must be readable.
     pub(super) unsafe fn send(&self, parts: &[Part]) -> io::Result<usize> {
-        lock(&self.tls).send_from(&mut Shared(Places::new(parts)))
+        lock(&self.tls).send_from(&mut PeerBytes(PartCursor::new(parts)))
     }
 
     pub(super) fn flush(&self) -> io::Result<()> {
@@ -62,15 +62,15 @@ impl Encrypted {
 }
 
 /// Ranges of memory, one after the other.
-struct Places<'a> {
+struct PartCursor<'a> {
     parts: &'a [Part],
     offset: usize,
     left: usize,
 }
 
-impl<'a> Places<'a> {
-    fn new(parts: &'a [Part]) -> Places<'a> {
-        Places { parts, offset: 0, left: parts.iter().map(|part| part.iov_len).sum() }
+impl<'a> PartCursor<'a> {
+    fn new(parts: &'a [Part]) -> PartCursor<'a> {
+        PartCursor { parts, offset: 0, left: parts.iter().map(|part| part.iov_len).sum() }
     }
 
     /// Returns the next range, of at least one byte and at most `most` bytes.
@@ -93,9 +93,9 @@ impl<'a> Places<'a> {
 }
 
 /// Memory that a peer may be writing: it is copied before it is read.
-struct Shared<'a>(Places<'a>);
+struct PeerBytes<'a>(PartCursor<'a>);
 
-impl Plaintext for Shared<'_> {
+impl Plaintext for PeerBytes<'_> {
     fn left(&self) -> usize {
         self.0.left
     }

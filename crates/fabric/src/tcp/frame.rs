@@ -124,7 +124,7 @@ const REFUSED: u8 = 9;
 
 /// The fields of a header, in the order of their offsets.
 #[derive(Default, PartialEq, Eq)]
-struct Fields {
+struct HeaderFields {
     kind: u8,
     words: u8,
     number: u32,
@@ -144,20 +144,20 @@ impl Frame {
     /// Decodes a header.
     #[inline]
     pub fn decode(bytes: &[u8; HEADER_BYTES]) -> Result<Frame, FabricError> {
-        let fields = Fields::decode(bytes);
+        let fields = HeaderFields::decode(bytes);
         let frame = fields.frame().ok_or_else(|| malformed(bytes))?;
         // Each frame has one encoding only: unused fields are 0.
         if frame.encode() == *bytes { Ok(frame) } else { Err(malformed(bytes)) }
     }
 
     #[inline]
-    fn fields(&self) -> Fields {
-        let none = Fields::default();
+    fn fields(&self) -> HeaderFields {
+        let none = HeaderFields::default();
         match *self {
             Frame::Put { key, offset, len_bytes } => {
-                Fields { kind: PUT, key, offset, third: len_bytes, ..none }
+                HeaderFields { kind: PUT, key, offset, third: len_bytes, ..none }
             }
-            Frame::Line { key, line, watch, turn, immediate, words } => Fields {
+            Frame::Line { key, line, watch, turn, immediate, words } => HeaderFields {
                 kind: LINE,
                 words,
                 number: immediate,
@@ -167,15 +167,15 @@ impl Frame {
                 fourth: u64::from(turn.to_bits()),
             },
             Frame::Get { request, key, offset, len_bytes } => {
-                Fields { kind: GET, number: request, key, offset, third: len_bytes, ..none }
+                HeaderFields { kind: GET, number: request, key, offset, third: len_bytes, ..none }
             }
             Frame::GetReply { request, len_bytes } => {
-                Fields { kind: GET_REPLY, number: request, third: len_bytes, ..none }
+                HeaderFields { kind: GET_REPLY, number: request, third: len_bytes, ..none }
             }
             Frame::FetchAdd { request, key, offset, value } => {
-                Fields { kind: FETCH_ADD, number: request, key, offset, third: value, ..none }
+                HeaderFields { kind: FETCH_ADD, number: request, key, offset, third: value, ..none }
             }
-            Frame::CompareSwap { request, key, offset, expected, new } => Fields {
+            Frame::CompareSwap { request, key, offset, expected, new } => HeaderFields {
                 kind: COMPARE_SWAP,
                 words: 0,
                 number: request,
@@ -185,15 +185,15 @@ impl Frame {
                 fourth: new,
             },
             Frame::AtomicReply { request, before } => {
-                Fields { kind: ATOMIC_REPLY, number: request, third: before, ..none }
+                HeaderFields { kind: ATOMIC_REPLY, number: request, third: before, ..none }
             }
-            Frame::Refused { request } => Fields { kind: REFUSED, number: request, ..none },
-            Frame::Cut { len_bytes } => Fields { kind: CUT, number: len_bytes, ..none },
+            Frame::Refused { request } => HeaderFields { kind: REFUSED, number: request, ..none },
+            Frame::Cut { len_bytes } => HeaderFields { kind: CUT, number: len_bytes, ..none },
         }
     }
 }
 
-impl Fields {
+impl HeaderFields {
     #[inline]
     fn encode(&self) -> [u8; HEADER_BYTES] {
         let mut bytes = [0; HEADER_BYTES];
@@ -208,8 +208,8 @@ impl Fields {
     }
 
     #[inline]
-    fn decode(bytes: &[u8; HEADER_BYTES]) -> Fields {
-        Fields {
+    fn decode(bytes: &[u8; HEADER_BYTES]) -> HeaderFields {
+        HeaderFields {
             kind: bytes[0],
             words: bytes[1],
             number: u32::from_le_bytes(array(bytes, 4)),
@@ -222,7 +222,7 @@ impl Fields {
 
     #[inline]
     fn frame(&self) -> Option<Frame> {
-        let &Fields { kind, words, number: request, key, offset, third, fourth } = self;
+        let &HeaderFields { kind, words, number: request, key, offset, third, fourth } = self;
         Some(match kind {
             PUT => Frame::Put { key, offset, len_bytes: third },
             LINE if usize::from(words) <= BODY_WORDS => {

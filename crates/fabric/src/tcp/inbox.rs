@@ -7,7 +7,7 @@ use std::ptr::NonNull;
 use sublet_proto::text::printable_line;
 
 use super::frame::{Frame, HEADER_BYTES, MAX_REASON_BYTES};
-use super::stream::{Part, Stream};
+use super::stream::{ByteStream, Part};
 use crate::FabricError;
 use crate::line::BODY_WORDS;
 use crate::shared::copy_bytes;
@@ -27,13 +27,13 @@ pub(super) struct Inbox {
     buffer: Box<[u8]>,
     start: usize,
     end: usize,
-    payload: Option<Payload>,
+    payload: Option<PayloadRest>,
     /// Buffer for discarded payloads. Allocated at the first use.
     scrap: Box<[u8]>,
 }
 
 /// The rest of a payload. While some is missing, the buffer is empty.
-struct Payload {
+struct PayloadRest {
     /// Destination of the next byte. `None` if the payload is discarded, as its request or region has ended.
     into: Option<NonNull<u8>>,
     left: u64,
@@ -75,7 +75,7 @@ impl Inbox {
     }
 
     /// Discards the rest of the current payload if `is_it` accepts it.
-    fn divert(&mut self, is_it: impl FnOnce(&Payload) -> bool) -> bool {
+    fn divert(&mut self, is_it: impl FnOnce(&PayloadRest) -> bool) -> bool {
         match self.payload.as_mut().filter(|payload| is_it(payload)) {
             Some(payload) => {
                 (payload.into, payload.request) = (None, None);
@@ -92,7 +92,7 @@ impl Inbox {
 
     /// Receives from the stream. `Ok(0)`: the stream has ended.
     #[inline]
-    pub(super) fn fill(&mut self, stream: &Stream) -> io::Result<usize> {
+    pub(super) fn fill(&mut self, stream: &ByteStream) -> io::Result<usize> {
         debug_assert!(
             self.start == self.end || self.payload.as_ref().is_none_or(|payload| payload.left == 0),
             "{} bytes wait in the buffer before a payload",
@@ -105,10 +105,10 @@ impl Inbox {
             (self.start, self.end) = (0, self.end - self.start);
         }
         let first = match &self.payload {
-            Some(Payload { into: Some(into), left, .. }) => {
+            Some(PayloadRest { into: Some(into), left, .. }) => {
                 (into.as_ptr(), (*left).min(MAX_STRETCH_BYTES) as usize)
             }
-            Some(Payload { into: None, left, .. }) => {
+            Some(PayloadRest { into: None, left, .. }) => {
                 if self.scrap.is_empty() {
                     self.scrap = vec![0; SCRAP_BYTES].into();
                 }
@@ -141,14 +141,14 @@ impl Inbox {
 
     /// State of the current payload. Once it is complete, the request that it completes is reported once.
     #[inline]
-    pub(super) fn payload(&mut self) -> Arrival {
+    pub(super) fn payload(&mut self) -> PayloadState {
         match &self.payload {
-            None => Arrival::Nothing,
-            Some(payload) if payload.left > 0 => Arrival::Under,
+            None => PayloadState::Nothing,
+            Some(payload) if payload.left > 0 => PayloadState::Under,
             Some(payload) => {
                 let request = payload.request;
                 self.payload = None;
-                Arrival::Complete(request)
+                PayloadState::Complete(request)
             }
         }
     }
@@ -206,13 +206,13 @@ impl Inbox {
             unsafe { into.add(here) }
         });
         self.start += here;
-        self.payload = Some(Payload { into, left: to.len_bytes - here as u64, request: to.request });
+        self.payload = Some(PayloadRest { into, left: to.len_bytes - here as u64, request: to.request });
     }
 }
 
 /// State of a payload.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Arrival {
+pub(super) enum PayloadState {
     /// There is no payload.
     Nothing,
     /// The payload is incomplete.

@@ -6,12 +6,12 @@ use std::sync::{Arc, OnceLock};
 
 use rustix::event::{EventfdFlags, epoll, eventfd};
 
-use super::stream::Stream;
+use super::stream::ByteStream;
 use crate::FabricError;
 use crate::sync::{AtomicU32, Mutex, Ordering, lock};
 
 /// See the [module](self).
-pub(super) struct Link {
+pub(super) struct TcpLink {
     /// 1 while there is a connection. Written under the lock of `state`, Release, after it; read by all threads.
     up: AtomicU32,
     /// Number of connections so far. Written under the lock of `state`, before `up`.
@@ -26,13 +26,13 @@ pub(super) struct Link {
 
 struct State {
     reason: String,
-    stream: Option<Arc<Stream>>,
+    stream: Option<Arc<ByteStream>>,
 }
 
-impl Link {
-    pub(super) fn new() -> Link {
+impl TcpLink {
+    pub(super) fn new() -> TcpLink {
         let state = State { reason: "it was never connected".into(), stream: None };
-        Link {
+        TcpLink {
             up: AtomicU32::new(0),
             connection: AtomicU32::new(0),
             wants_room: AtomicU32::new(0),
@@ -72,7 +72,7 @@ impl Link {
     }
 
     /// Begins a connection.
-    pub(super) fn begin(&self, stream: Arc<Stream>) {
+    pub(super) fn begin(&self, stream: Arc<ByteStream>) {
         let mut state = lock(&self.state);
         self.wants_room.store(0, Ordering::Relaxed);
         self.connection.fetch_add(1, Ordering::AcqRel);
@@ -143,7 +143,7 @@ impl Link {
         made.as_ref().map(AsFd::as_fd)
     }
 
-    /// Sets whether [`Link::readable`] also reports that the socket accepts data.
+    /// Sets whether [`TcpLink::readable`] also reports that the socket accepts data.
     pub(super) fn want_room(&self, wanted: bool) {
         let Some(Some(readable)) = self.readable.get() else { return };
         if self.wants_room.load(Ordering::Acquire) == u32::from(wanted) {
@@ -160,14 +160,14 @@ impl Link {
         }
     }
 
-    /// Stops [`Link::readable`] from reporting a stream whose end has been seen.
+    /// Stops [`TcpLink::readable`] from reporting a stream whose end has been seen.
     pub(super) fn end_seen(&self) {
         if let Some(stream) = &lock(&self.state).stream {
             self.unregister(stream);
         }
     }
 
-    fn unregister(&self, stream: &Stream) {
+    fn unregister(&self, stream: &ByteStream) {
         if let (Some(Some(readable)), Some(fd)) = (self.readable.get(), stream.fd()) {
             // The stream may have been removed before.
             let _ = epoll::delete(readable, fd);
@@ -175,7 +175,7 @@ impl Link {
     }
 }
 
-fn register(readable: &OwnedFd, stream: &Stream) {
+fn register(readable: &OwnedFd, stream: &ByteStream) {
     if let Some(fd) = stream.fd() {
         // Refused only for lack of memory; then only waiting threads receive what arrives.
         let _ = epoll::add(readable, fd, epoll::EventData::new_u64(0), epoll::EventFlags::IN);

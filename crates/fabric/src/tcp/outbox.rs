@@ -1,6 +1,6 @@
 //! Queues data to send, in order: small pieces are copied together, large ones stay in place.
 
-use super::stream::{Part, Stream};
+use super::stream::{ByteStream, Part};
 use std::io;
 use std::ops::Range;
 use std::ptr::NonNull;
@@ -17,7 +17,7 @@ pub(super) struct Outbox {
     gathered: Box<[u8]>,
     gathered_len: usize,
     /// Waiting parts. Those before `first` have been sent.
-    parts: Box<[Queued; MAX_PARTS]>,
+    parts: Box<[QueuedBytes; MAX_PARTS]>,
     first: usize,
     count: usize,
     /// Bytes added and bytes sent so far.
@@ -28,7 +28,7 @@ pub(super) struct Outbox {
 }
 
 #[derive(Clone, Copy)]
-enum Queued {
+enum QueuedBytes {
     Gathered { at: usize, len: usize },
     Elsewhere { at: *const u8, len: usize },
 }
@@ -41,7 +41,7 @@ impl Outbox {
         Outbox {
             gathered: vec![0; GATHERED_BYTES].into(),
             gathered_len: 0,
-            parts: Box::new([Queued::Gathered { at: 0, len: 0 }; MAX_PARTS]),
+            parts: Box::new([QueuedBytes::Gathered { at: 0, len: 0 }; MAX_PARTS]),
             first: 0,
             count: 0,
             added: 0,
@@ -68,7 +68,8 @@ impl Outbox {
 
     /// Whether bytes in this range are still to be sent.
     pub(super) fn refers_to(&self, bytes: &Range<*const u8>) -> bool {
-        let is_of = |part: &Queued| matches!(part, Queued::Elsewhere { at, .. } if bytes.contains(at));
+        let is_of =
+            |part: &QueuedBytes| matches!(part, QueuedBytes::Elsewhere { at, .. } if bytes.contains(at));
         self.parts[self.first..self.count].iter().any(is_of)
     }
 
@@ -107,8 +108,10 @@ impl Outbox {
         self.gathered_len += len;
         self.added += len as u64;
         match self.parts[..self.count].last_mut() {
-            Some(Queued::Gathered { at: last, len: last_len }) if *last + *last_len == at => *last_len += len,
-            _ => self.push(Queued::Gathered { at, len }),
+            Some(QueuedBytes::Gathered { at: last, len: last_len }) if *last + *last_len == at => {
+                *last_len += len
+            }
+            _ => self.push(QueuedBytes::Gathered { at, len }),
         }
     }
 
@@ -118,10 +121,10 @@ impl Outbox {
     /// The memory must be readable until it has been sent, or [`Outbox::clear`] has been called.
     pub(super) unsafe fn refer(&mut self, at: NonNull<u8>, len: usize) {
         self.added += len as u64;
-        self.push(Queued::Elsewhere { at: at.as_ptr(), len });
+        self.push(QueuedBytes::Elsewhere { at: at.as_ptr(), len });
     }
 
-    fn push(&mut self, part: Queued) {
+    fn push(&mut self, part: QueuedBytes) {
         debug_assert!(self.count < MAX_PARTS, "{} parts wait already", self.count);
         self.parts[self.count] = part;
         self.count += 1;
@@ -129,7 +132,7 @@ impl Outbox {
 
     /// Passes to the stream as much as it accepts at once.
     #[inline]
-    pub(super) fn send(&mut self, stream: &Stream) -> io::Result<()> {
+    pub(super) fn send(&mut self, stream: &ByteStream) -> io::Result<()> {
         let waiting = &self.parts[self.first..self.count];
         let sent = match waiting {
             // SAFETY: gathered bytes are this side's own, and the callers of `refer` keep the others readable.
@@ -147,10 +150,10 @@ impl Outbox {
         Ok(())
     }
 
-    fn part(&self, queued: &Queued) -> Part {
+    fn part(&self, queued: &QueuedBytes) -> Part {
         let (at, len) = match *queued {
-            Queued::Gathered { at, len } => (self.gathered[at..].as_ptr(), len),
-            Queued::Elsewhere { at, len } => (at, len),
+            QueuedBytes::Gathered { at, len } => (self.gathered[at..].as_ptr(), len),
+            QueuedBytes::Elsewhere { at, len } => (at, len),
         };
         Part { iov_base: at.cast_mut().cast(), iov_len: len }
     }
@@ -159,11 +162,11 @@ impl Outbox {
         self.sent += sent as u64;
         while self.first < self.count {
             let part = &mut self.parts[self.first];
-            let (Queued::Gathered { len, .. } | Queued::Elsewhere { len, .. }) = *part;
+            let (QueuedBytes::Gathered { len, .. } | QueuedBytes::Elsewhere { len, .. }) = *part;
             if sent < len {
                 match part {
-                    Queued::Gathered { at, len } => (*at, *len) = (*at + sent, *len - sent),
-                    Queued::Elsewhere { at, len } => (*at, *len) = (at.wrapping_add(sent), *len - sent),
+                    QueuedBytes::Gathered { at, len } => (*at, *len) = (*at + sent, *len - sent),
+                    QueuedBytes::Elsewhere { at, len } => (*at, *len) = (at.wrapping_add(sent), *len - sent),
                 }
                 return;
             }

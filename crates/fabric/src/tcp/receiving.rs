@@ -4,16 +4,16 @@ use std::io::ErrorKind;
 use std::ptr::NonNull;
 use std::sync::{Arc, TryLockError};
 
-use super::Endpoint;
+use super::TcpEndpoint;
 use super::frame::Frame;
-use super::inbox::{Arrival, Destination, Inbox};
-use super::replies::Reply;
-use super::stream::Stream;
+use super::inbox::{Destination, Inbox, PayloadState};
+use super::replies::TcpReply;
+use super::stream::ByteStream;
 use crate::FabricError;
 use crate::line::{BODY_WORDS, Line, Turn, Watch};
-use crate::region::Shared;
+use crate::region::PeerWritable;
 use crate::sync::{AtomicU64, MutexGuard, Ordering, lock};
-use crate::window::Address;
+use crate::window::RegionAddress;
 
 /// Most system calls of one turn at receiving, so that other threads get theirs.
 pub(super) const MAX_TAKES: u32 = 16;
@@ -24,7 +24,7 @@ const REGION_BITS: u32 = 16;
 
 /// State of the receiving half, under its lock.
 pub(super) struct Receiving {
-    pub(super) stream: Option<Arc<Stream>>,
+    pub(super) stream: Option<Arc<ByteStream>>,
     pub(super) inbox: Inbox,
     /// Number of polls without a result.
     pub(super) idle: u32,
@@ -32,36 +32,36 @@ pub(super) struct Receiving {
 
 /// Result of one attempt to receive.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Received {
+pub(super) enum ReceiveOutcome {
     Nothing,
     Something,
     /// The connection is down.
     Down,
 }
 
-impl Endpoint {
+impl TcpEndpoint {
     /// Receives and processes the bytes of one system call, including those that the stream keeps in its own small
     /// buffer: no event would announce them again.
     #[inline]
-    pub(super) fn take(&self, receiving: &mut Receiving) -> Received {
+    pub(super) fn take(&self, receiving: &mut Receiving) -> ReceiveOutcome {
         loop {
             let received = self.take_once(receiving);
             let buffered = receiving.stream.as_ref().is_some_and(|stream| stream.is_buffered());
-            if received != Received::Something || !buffered {
+            if received != ReceiveOutcome::Something || !buffered {
                 return received;
             }
         }
     }
 
     #[inline]
-    fn take_once(&self, receiving: &mut Receiving) -> Received {
+    fn take_once(&self, receiving: &mut Receiving) -> ReceiveOutcome {
         let Some(stream) = receiving.stream.as_ref().filter(|_| self.link.is_up()) else {
-            return Received::Down;
+            return ReceiveOutcome::Down;
         };
         match receiving.inbox.fill(stream) {
             Ok(0) => self.ended_by_peer(receiving.inbox.is_amid_frame()),
             Ok(_) => match self.apply_all(&mut receiving.inbox) {
-                Ok(()) => Received::Something,
+                Ok(()) => ReceiveOutcome::Something,
                 Err(error) => self.cut(&error),
             },
             Err(error) if error.kind() == ErrorKind::WouldBlock => {
@@ -69,9 +69,9 @@ impl Endpoint {
                 if receiving.idle.is_multiple_of(LOOKS_UNTIL_STALLED) {
                     self.end_if_stalled(stream);
                 }
-                Received::Nothing
+                ReceiveOutcome::Nothing
             }
-            Err(error) if error.kind() == ErrorKind::Interrupted => Received::Nothing,
+            Err(error) if error.kind() == ErrorKind::Interrupted => ReceiveOutcome::Nothing,
             Err(error) => self.lost(&error),
         }
     }
@@ -92,8 +92,8 @@ impl Endpoint {
         let mut some = false;
         for _ in 0..MAX_TAKES {
             match self.take(&mut receiving) {
-                Received::Something => some = true,
-                Received::Nothing | Received::Down => break,
+                ReceiveOutcome::Something => some = true,
+                ReceiveOutcome::Nothing | ReceiveOutcome::Down => break,
             }
         }
         drop(receiving);
@@ -122,9 +122,9 @@ impl Endpoint {
     fn apply_all(&self, inbox: &mut Inbox) -> Result<(), FabricError> {
         loop {
             match inbox.payload() {
-                Arrival::Under => return Ok(()),
-                Arrival::Complete(Some(request)) => self.requests.complete(request),
-                Arrival::Complete(None) | Arrival::Nothing => {}
+                PayloadState::Under => return Ok(()),
+                PayloadState::Complete(Some(request)) => self.requests.complete(request),
+                PayloadState::Complete(None) | PayloadState::Nothing => {}
             }
             match inbox.frame()? {
                 Some(frame) => self.apply(frame, inbox)?,
@@ -161,7 +161,7 @@ impl Endpoint {
             Frame::Refused { request } => self.requests.refuse(request),
             Frame::Get { request, key, offset, len_bytes } => {
                 unless_over(self.exposed.find(key, offset, len_bytes))?;
-                self.replies.push(Reply::Bytes { request, key, offset, len_bytes })
+                self.replies.push(TcpReply::Bytes { request, key, offset, len_bytes })
             }
             Frame::FetchAdd { request, key, offset, value } => {
                 self.answer(request, key, offset, |word| word.fetch_add(value, Ordering::AcqRel))
@@ -190,8 +190,8 @@ impl Endpoint {
         act: impl FnOnce(&AtomicU64) -> u64,
     ) -> Result<(), FabricError> {
         let reply = match unless_over(self.shared(key, offset))? {
-            Some(word) => Reply::Word { request, before: act(word) },
-            None => Reply::Refused { request },
+            Some(word) => TcpReply::Word { request, before: act(word) },
+            None => TcpReply::Refused { request },
         };
         self.replies.push(reply)
     }
@@ -205,13 +205,13 @@ impl Endpoint {
 
     /// A line, a watch or a word that the peer names, for writing.
     #[inline]
-    fn shared<T: Shared>(&self, key: u64, offset: u64) -> Result<&T, FabricError> {
+    fn shared<T: PeerWritable>(&self, key: u64, offset: u64) -> Result<&T, FabricError> {
         let pointer: NonNull<T> = self.exposed.find_to_write(key, offset, size_of::<T>() as u64)?.cast();
         if !pointer.is_aligned() {
             let region = (key & ((1 << REGION_BITS) - 1)) as u32;
-            return Err(FabricError::unaligned(Address { region, offset }, align_of::<T>() as u64));
+            return Err(FabricError::unaligned(RegionAddress { region, offset }, align_of::<T>() as u64));
         }
-        // SAFETY: aligned, and inside of a region, which stays mapped as long as `exposed`; the rest is `Shared`'s
+        // SAFETY: aligned, and inside of a region, which stays mapped as long as `exposed`; the rest is `PeerWritable`'s
         // promise.
         Ok(unsafe { pointer.as_ref() })
     }

@@ -3,16 +3,16 @@
 use crate::FabricError;
 use crate::exposed::RemoteRegion;
 use crate::sync::{AtomicU64, Ordering};
-use crate::window::Address;
+use crate::window::RegionAddress;
 
 /// The peer's regions by number.
-pub(super) struct Regions(Box<[Entry]>);
+pub(super) struct PeerRegions(Box<[PeerRegion]>);
 
 /// A region of the peer. `set` writes `len_bytes` first as 0 and last as its value, Release, so that a reader of a
 /// length sees the key that belongs to it. If the region changes at that moment, a reader may mix both; the peer
 /// refuses the mixture.
 #[derive(Default)]
-struct Entry {
+struct PeerRegion {
     key: AtomicU64,
     base: AtomicU64,
     len_bytes: AtomicU64,
@@ -20,14 +20,14 @@ struct Entry {
 
 /// Destination of an access, in the terms of frames.
 #[derive(Clone, Copy)]
-pub(super) struct Place {
+pub(super) struct AccessDestination {
     pub(super) key: u64,
     pub(super) base: u64,
 }
 
-impl Regions {
-    pub(super) fn new(regions: usize) -> Regions {
-        Regions((0..regions).map(|_| Entry::default()).collect())
+impl PeerRegions {
+    pub(super) fn new(regions: usize) -> PeerRegions {
+        PeerRegions((0..regions).map(|_| PeerRegion::default()).collect())
     }
 
     pub(super) fn set(&self, region: u32, remote: RemoteRegion) -> Result<(), FabricError> {
@@ -65,21 +65,26 @@ impl Regions {
 
     /// Finds the address of the peer's bytes.
     #[inline]
-    pub(super) fn find(&self, at: Address, len_bytes: u64) -> Result<Place, FabricError> {
+    pub(super) fn find(&self, at: RegionAddress, len_bytes: u64) -> Result<AccessDestination, FabricError> {
         let outside = || FabricError::out_of_bounds(at, len_bytes);
         let entry = self.0.get(at.region as usize).ok_or_else(outside)?;
         let region_bytes = entry.len_bytes.load(Ordering::Acquire);
         match at.offset.checked_add(len_bytes) {
-            Some(end) if end <= region_bytes && region_bytes > 0 => {
-                Ok(Place { key: entry.key.load(Ordering::Acquire), base: entry.base.load(Ordering::Acquire) })
-            }
+            Some(end) if end <= region_bytes && region_bytes > 0 => Ok(AccessDestination {
+                key: entry.key.load(Ordering::Acquire),
+                base: entry.base.load(Ordering::Acquire),
+            }),
             _ => Err(outside()),
         }
     }
 
-    /// Finds an address like [`Regions::find`], for a value that must be aligned to its own size.
+    /// Finds an address like [`PeerRegions::find`], for a value that must be aligned to its own size.
     #[inline]
-    pub(super) fn find_aligned(&self, at: Address, len_bytes: u64) -> Result<Place, FabricError> {
+    pub(super) fn find_aligned(
+        &self,
+        at: RegionAddress,
+        len_bytes: u64,
+    ) -> Result<AccessDestination, FabricError> {
         let place = self.find(at, len_bytes)?;
         match at.offset.is_multiple_of(len_bytes) {
             true => Ok(place),

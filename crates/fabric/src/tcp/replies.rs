@@ -8,7 +8,7 @@ use crate::sync::{AtomicU32, Mutex, Ordering, fence, lock};
 
 /// A reply to be sent.
 #[derive(Clone, Copy, Debug)]
-pub(super) enum Reply {
+pub(super) enum TcpReply {
     /// Bytes of a region. Its key is checked when they are sent, since it may have expired by then.
     Bytes {
         request: u32,
@@ -28,7 +28,7 @@ pub(super) enum Reply {
 
 /// The queue of replies of one endpoint.
 pub(super) struct Replies {
-    waiting: Mutex<VecDeque<Reply>>,
+    waiting: Mutex<VecDeque<TcpReply>>,
     /// Number of queued replies. Written under the lock.
     count: AtomicU32,
 }
@@ -38,7 +38,7 @@ impl Replies {
         Replies { waiting: Mutex::new(VecDeque::with_capacity(MAX_REQUESTS)), count: AtomicU32::new(0) }
     }
 
-    pub(super) fn push(&self, reply: Reply) -> Result<(), FabricError> {
+    pub(super) fn push(&self, reply: TcpReply) -> Result<(), FabricError> {
         let mut waiting = lock(&self.waiting);
         if waiting.len() == MAX_REQUESTS {
             return Err(FabricError::Protocol(format!("more than {MAX_REQUESTS} requests at once")));
@@ -48,7 +48,7 @@ impl Replies {
         Ok(())
     }
 
-    pub(super) fn pop(&self) -> Option<Reply> {
+    pub(super) fn pop(&self) -> Option<TcpReply> {
         let mut waiting = lock(&self.waiting);
         let reply = waiting.pop_front();
         self.count.store(waiting.len() as u32, Ordering::Release);

@@ -17,27 +17,27 @@ const KEPT_PLACES: usize = MAX_REQUESTS / 2;
 
 /// The request slots of one endpoint.
 pub(super) struct Requests {
-    places: Box<[Place]>,
+    places: Box<[RequestSlot]>,
     free: Mutex<Vec<u32>>,
     freed: Condvar,
 }
 
-struct Place {
+struct RequestSlot {
     line: Line,
     watch: Watch,
-    asked: Mutex<Asked>,
+    asked: Mutex<ReplySlot>,
 }
 
 /// The reply that a slot expects.
 #[derive(Clone, Copy, Default)]
-struct Asked {
+struct ReplySlot {
     /// Number of uses of the slot.
     uses: u64,
-    expected: Option<Expected>,
+    expected: Option<ExpectedReply>,
 }
 
 #[derive(Clone, Copy)]
-enum Expected {
+enum ExpectedReply {
     /// Exactly `len_bytes` bytes for `into`, which stays writable until the reply has come or the request is given up.
     Bytes {
         into: NonNull<u8>,
@@ -51,10 +51,10 @@ enum Expected {
 }
 
 // SAFETY: the memory belongs to a thread that waits until no other thread writes there any more.
-unsafe impl Send for Expected {}
+unsafe impl Send for ExpectedReply {}
 
 /// A request without a reply yet.
-pub(super) struct Request {
+pub(super) struct OpenRequest {
     requests: Arc<Requests>,
     number: u32,
     turn: Turn,
@@ -67,7 +67,8 @@ const REFUSED: u32 = 1;
 
 impl Requests {
     pub(super) fn new() -> Requests {
-        let place = || Place { line: Line::default(), watch: Watch::default(), asked: Mutex::default() };
+        let place =
+            || RequestSlot { line: Line::default(), watch: Watch::default(), asked: Mutex::default() };
         Requests {
             places: (0..MAX_REQUESTS).map(|_| place()).collect(),
             free: Mutex::new((0..MAX_REQUESTS as u32).rev().collect()),
@@ -80,8 +81,8 @@ impl Requests {
     /// # Safety
     /// The bytes must be writable until the request is dropped, and it must not be dropped while frames are being
     /// received.
-    pub(super) unsafe fn bytes(self: &Arc<Requests>, into: NonNull<u8>, len_bytes: u64) -> Request {
-        self.begin(Expected::Bytes { into, len_bytes })
+    pub(super) unsafe fn bytes(self: &Arc<Requests>, into: NonNull<u8>, len_bytes: u64) -> OpenRequest {
+        self.begin(ExpectedReply::Bytes { into, len_bytes })
     }
 
     /// Makes a request for bytes that no thread waits for yet. `None` if no slot is available for it.
@@ -92,20 +93,20 @@ impl Requests {
         self: &Arc<Requests>,
         into: NonNull<u8>,
         len_bytes: u64,
-    ) -> Option<Request> {
+    ) -> Option<OpenRequest> {
         let mut free = lock(&self.free);
         let number = if free.len() > KEPT_PLACES { free.pop() } else { None };
         drop(free);
-        number.map(|number| self.occupy(number, Expected::Bytes { into, len_bytes }))
+        number.map(|number| self.occupy(number, ExpectedReply::Bytes { into, len_bytes }))
     }
 
     /// Makes a request for a word.
-    pub(super) fn word(self: &Arc<Requests>) -> Request {
-        self.begin(Expected::Word)
+    pub(super) fn word(self: &Arc<Requests>) -> OpenRequest {
+        self.begin(ExpectedReply::Word)
     }
 
     /// Waits for a free slot, and occupies it. Each thread that holds a slot frees it in the end.
-    fn begin(self: &Arc<Requests>, expected: Expected) -> Request {
+    fn begin(self: &Arc<Requests>, expected: ExpectedReply) -> OpenRequest {
         let mut free = lock(&self.free);
         let number = loop {
             match free.pop() {
@@ -117,11 +118,11 @@ impl Requests {
         self.occupy(number, expected)
     }
 
-    fn occupy(self: &Arc<Requests>, number: u32, expected: Expected) -> Request {
+    fn occupy(self: &Arc<Requests>, number: u32, expected: ExpectedReply) -> OpenRequest {
         let mut asked = lock(&self.places[number as usize].asked);
         let turn = Turn::of_use(asked.uses);
-        *asked = Asked { uses: asked.uses + 1, expected: Some(expected) };
-        Request { requests: self.clone(), number, turn, is_owner: true }
+        *asked = ReplySlot { uses: asked.uses + 1, expected: Some(expected) };
+        OpenRequest { requests: self.clone(), number, turn, is_owner: true }
     }
 
     /// Voids all requests after the end of their connection: a reply to any of them is an error.
@@ -136,7 +137,7 @@ impl Requests {
     pub(super) fn void_unwanted(&self) {
         for (number, place) in (0..).zip(&self.places) {
             let mut asked = lock(&place.asked);
-            if let Some(Expected::Unwanted { .. }) = asked.expected {
+            if let Some(ExpectedReply::Unwanted { .. }) = asked.expected {
                 asked.expected = None;
                 drop(asked);
                 self.free(number);
@@ -149,8 +150,10 @@ impl Requests {
         let place = self.places.get(number as usize).ok_or_else(|| unasked(number))?;
         let mut asked = lock(&place.asked);
         match asked.expected {
-            Some(Expected::Bytes { into, len_bytes: expected }) if expected == len_bytes => Ok(Some(into)),
-            Some(Expected::Unwanted { len_bytes: Some(expected) }) if expected == len_bytes => {
+            Some(ExpectedReply::Bytes { into, len_bytes: expected }) if expected == len_bytes => {
+                Ok(Some(into))
+            }
+            Some(ExpectedReply::Unwanted { len_bytes: Some(expected) }) if expected == len_bytes => {
                 asked.expected = None;
                 drop(asked);
                 self.free(number);
@@ -165,7 +168,7 @@ impl Requests {
         let place = self.places.get(number as usize).ok_or_else(|| unasked(number))?;
         let mut asked = lock(&place.asked);
         match asked.expected.take() {
-            Some(Expected::Unwanted { .. }) => {
+            Some(ExpectedReply::Unwanted { .. }) => {
                 drop(asked);
                 self.free(number);
                 Ok(())
@@ -197,11 +200,11 @@ impl Requests {
         let place = self.places.get(number as usize).ok_or_else(|| unasked(number))?;
         let mut asked = lock(&place.asked);
         match asked.expected.take() {
-            Some(Expected::Word) => {
+            Some(ExpectedReply::Word) => {
                 place.line.publish(&place.watch, Turn::of_use(asked.uses - 1), 0, &[word]);
                 Ok(())
             }
-            Some(Expected::Unwanted { len_bytes: None }) => {
+            Some(ExpectedReply::Unwanted { len_bytes: None }) => {
                 drop(asked);
                 self.free(number);
                 Ok(())
@@ -219,7 +222,7 @@ fn unasked(number: u32) -> FabricError {
     FabricError::Protocol(format!("a reply to request {number}, which was not made or not so"))
 }
 
-impl Request {
+impl OpenRequest {
     pub(super) fn number(&self) -> u32 {
         self.number
     }
@@ -245,18 +248,18 @@ impl Request {
     pub(super) fn abandon(mut self) {
         let mut asked = lock(&self.requests.places[self.number as usize].asked);
         let len_bytes = match asked.expected {
-            Some(Expected::Bytes { len_bytes, .. }) => Some(len_bytes),
-            Some(Expected::Word) => None,
+            Some(ExpectedReply::Bytes { len_bytes, .. }) => Some(len_bytes),
+            Some(ExpectedReply::Word) => None,
             // The reply has come.
-            Some(Expected::Unwanted { .. }) | None => return,
+            Some(ExpectedReply::Unwanted { .. }) | None => return,
         };
-        asked.expected = Some(Expected::Unwanted { len_bytes });
+        asked.expected = Some(ExpectedReply::Unwanted { len_bytes });
         drop(asked);
         self.is_owner = false;
     }
 }
 
-impl Drop for Request {
+impl Drop for OpenRequest {
     fn drop(&mut self) {
         if self.is_owner {
             lock(&self.requests.places[self.number as usize].asked).expected = None;

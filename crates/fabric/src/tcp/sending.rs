@@ -6,11 +6,11 @@ use std::ptr::NonNull;
 use std::sync::{Arc, TryLockError};
 use std::time::Duration;
 
-use super::Endpoint;
+use super::TcpEndpoint;
 use super::frame::{Frame, HEADER_BYTES, shorten};
 use super::outbox::{Outbox, SMALL_BYTES};
-use super::replies::Reply;
-use super::stream::{Stream, Until};
+use super::replies::TcpReply;
+use super::stream::{ByteStream, Until};
 use crate::FabricError;
 use crate::line::{BODY_WORDS, Turn};
 use crate::sync::{MutexGuard, Ordering, fence, lock};
@@ -22,9 +22,9 @@ const FAREWELL_TRIES: u32 = 64;
 const FAREWELL_NAP: Duration = Duration::from_micros(200);
 
 /// State of the sending half, under its lock. The outbox refers to borrowed memory only while its borrower is sending,
-/// or as [`Endpoint::push`](super::Endpoint::push) allows.
+/// or as [`TcpEndpoint::push`](super::TcpEndpoint::push) allows.
 pub(super) struct Sending {
-    pub(super) stream: Option<Arc<Stream>>,
+    pub(super) stream: Option<Arc<ByteStream>>,
     pub(super) outbox: Outbox,
 }
 
@@ -38,7 +38,7 @@ pub(super) struct LineFrame<'body, const WORDS: usize> {
     pub(super) body: &'body [u64; WORDS],
 }
 
-impl Endpoint {
+impl TcpEndpoint {
     /// Locks the sending half, while there is a connection.
     #[inline]
     pub(super) fn sending(&self) -> Result<MutexGuard<'_, Sending>, FabricError> {
@@ -153,7 +153,7 @@ impl Endpoint {
         }
     }
 
-    /// Whether [`Endpoint::flush`] would send something.
+    /// Whether [`TcpEndpoint::flush`] would send something.
     #[inline]
     pub(super) fn is_unsent(&self) -> bool {
         self.unsent.load(Ordering::Relaxed) == 1 || !self.replies.is_empty()
@@ -220,15 +220,15 @@ impl Endpoint {
     }
 
     /// Adds a reply. It must fit.
-    fn add_reply(&self, sending: &mut Sending, reply: Reply) {
+    fn add_reply(&self, sending: &mut Sending, reply: TcpReply) {
         match reply {
-            Reply::Word { request, before } => {
+            TcpReply::Word { request, before } => {
                 sending.outbox.copy(&Frame::AtomicReply { request, before }.encode());
             }
-            Reply::Refused { request } => sending.outbox.copy(&Frame::Refused { request }.encode()),
-            Reply::Bytes { request, key, offset, len_bytes } => {
+            TcpReply::Refused { request } => sending.outbox.copy(&Frame::Refused { request }.encode()),
+            TcpReply::Bytes { request, key, offset, len_bytes } => {
                 let Ok(from) = self.exposed.find(key, offset, len_bytes) else {
-                    return self.add_reply(sending, Reply::Refused { request });
+                    return self.add_reply(sending, TcpReply::Refused { request });
                 };
                 let len = len_bytes as usize;
                 sending.outbox.copy(&Frame::GetReply { request, len_bytes }.encode());

@@ -1,5 +1,5 @@
 //! Transports the bytes of a connection: a TCP socket, in the clear or encrypted, or a simulated one in tests. No
-//! function waits, except [`Stream::poll`] and a handshake.
+//! function waits, except [`ByteStream::poll`] and a handshake.
 
 use std::io;
 use std::net::{Shutdown, TcpStream};
@@ -8,32 +8,32 @@ use std::time::Duration;
 
 use rustix::event::{PollFd, PollFlags, Timespec};
 
-use super::encrypted::Encrypted;
+use super::encrypted::EncryptedStream;
 use super::stalled::stalled;
 use crate::FabricError;
 use crate::sim::SimStream;
 use crate::tls::{Identity, TlsStream};
 
 /// The transport of a connection's bytes.
-pub struct Stream(Kind);
+pub struct ByteStream(StreamKind);
 
-enum Kind {
+enum StreamKind {
     Plain(TcpStream),
-    Encrypted(Box<Encrypted>),
+    Encrypted(Box<EncryptedStream>),
     Sim(SimStream),
 }
 
 /// A range of memory, to be read or to be written.
 pub(super) type Part = libc::iovec;
 
-/// Result of a [`Stream::poll`].
+/// Result of a [`ByteStream::poll`].
 #[derive(Clone, Copy, Debug, Default)]
-pub(super) struct Polled {
+pub(super) struct StreamReadiness {
     pub(super) readable: bool,
     pub(super) woken: bool,
 }
 
-/// Events that a [`Stream::poll`] waits for.
+/// Events that a [`ByteStream::poll`] waits for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Until {
     Readable,
@@ -41,34 +41,39 @@ pub(super) enum Until {
     ReadableOrWritable,
 }
 
-impl Stream {
+impl ByteStream {
     /// Makes a stream of unencrypted frames. The caller has prepared the socket (see [`crate::greeting`]) and
     /// authenticated the peer.
-    pub fn plain(socket: TcpStream) -> Result<Stream, FabricError> {
+    pub fn plain(socket: TcpStream) -> Result<ByteStream, FabricError> {
         socket.set_nodelay(true).map_err(|error| FabricError::system("TCP_NODELAY", error))?;
-        Ok(Stream(Kind::Plain(socket)))
+        Ok(ByteStream(StreamKind::Plain(socket)))
     }
 
     /// Makes a stream of encrypted frames, after a handshake with the owner of this certificate (DER), within seconds.
-    pub fn encrypted_client(socket: TcpStream, certificate: &[u8]) -> Result<Stream, FabricError> {
-        Ok(Stream(Kind::Encrypted(Box::new(Encrypted::new(TlsStream::client(socket, certificate)?)))))
+    pub fn encrypted_client(socket: TcpStream, certificate: &[u8]) -> Result<ByteStream, FabricError> {
+        Ok(ByteStream(StreamKind::Encrypted(Box::new(EncryptedStream::new(TlsStream::client(
+            socket,
+            certificate,
+        )?)))))
     }
 
     /// Makes a stream of encrypted frames, after a handshake with a client that knows this identity's certificate,
     /// within seconds.
-    pub fn encrypted_server(socket: TcpStream, identity: &Identity) -> Result<Stream, FabricError> {
-        Ok(Stream(Kind::Encrypted(Box::new(Encrypted::new(TlsStream::server(socket, identity)?)))))
+    pub fn encrypted_server(socket: TcpStream, identity: &Identity) -> Result<ByteStream, FabricError> {
+        Ok(ByteStream(StreamKind::Encrypted(Box::new(EncryptedStream::new(TlsStream::server(
+            socket, identity,
+        )?)))))
     }
 
     /// Makes a stream of one end of a simulated one.
     #[doc(hidden)]
-    pub fn sim(end: SimStream) -> Stream {
-        Stream(Kind::Sim(end))
+    pub fn sim(end: SimStream) -> ByteStream {
+        ByteStream(StreamKind::Sim(end))
     }
 
     /// Whether the stream is a simulated one.
     pub(super) fn is_sim(&self) -> bool {
-        matches!(self.0, Kind::Sim(_))
+        matches!(self.0, StreamKind::Sim(_))
     }
 
     /// Receives available bytes into two ranges of memory, one after the other. `Ok(0)`: the peer has ended the stream.
@@ -79,11 +84,11 @@ impl Stream {
     pub(super) unsafe fn recv(&self, into: &[Part; 2]) -> io::Result<usize> {
         match &self.0 {
             // SAFETY: the caller's duty.
-            Kind::Plain(socket) => unsafe { recv(socket, into) },
+            StreamKind::Plain(socket) => unsafe { recv(socket, into) },
             // SAFETY: the caller's duty.
-            Kind::Encrypted(session) => unsafe { session.recv(into) },
+            StreamKind::Encrypted(session) => unsafe { session.recv(into) },
             // SAFETY: the caller's duty.
-            Kind::Sim(end) => unsafe { end.recv(into) },
+            StreamKind::Sim(end) => unsafe { end.recv(into) },
         }
     }
 
@@ -95,11 +100,11 @@ impl Stream {
     pub(super) unsafe fn send(&self, parts: &[Part]) -> io::Result<usize> {
         match &self.0 {
             // SAFETY: the caller's duty.
-            Kind::Plain(socket) => unsafe { send(socket, parts) },
+            StreamKind::Plain(socket) => unsafe { send(socket, parts) },
             // SAFETY: the caller's duty.
-            Kind::Encrypted(session) => unsafe { session.send(parts) },
+            StreamKind::Encrypted(session) => unsafe { session.send(parts) },
             // SAFETY: the caller's duty.
-            Kind::Sim(end) => unsafe { end.send(parts) },
+            StreamKind::Sim(end) => unsafe { end.send(parts) },
         }
     }
 
@@ -107,21 +112,21 @@ impl Stream {
     #[inline]
     pub(super) fn flush(&self) -> io::Result<()> {
         match &self.0 {
-            Kind::Encrypted(session) => session.flush(),
-            Kind::Plain(_) | Kind::Sim(_) => Ok(()),
+            StreamKind::Encrypted(session) => session.flush(),
+            StreamKind::Plain(_) | StreamKind::Sim(_) => Ok(()),
         }
     }
 
-    /// Whether [`Stream::flush`] has bytes to send.
+    /// Whether [`ByteStream::flush`] has bytes to send.
     #[inline]
     pub(super) fn has_unsent(&self) -> bool {
-        matches!(&self.0, Kind::Encrypted(session) if session.has_unsent())
+        matches!(&self.0, StreamKind::Encrypted(session) if session.has_unsent())
     }
 
     /// Whether bytes have arrived that a poll of the descriptor does not report.
     #[inline]
     pub(super) fn is_buffered(&self) -> bool {
-        matches!(&self.0, Kind::Encrypted(session) if session.is_buffered())
+        matches!(&self.0, StreamKind::Encrypted(session) if session.is_buffered())
     }
 
     /// Sleeps until one of the events occurs, `wake` is readable, or the time has passed. May return early.
@@ -130,14 +135,16 @@ impl Stream {
         until: Until,
         wake: Option<BorrowedFd<'_>>,
         timeout: Option<Duration>,
-    ) -> Polled {
+    ) -> StreamReadiness {
         match &self.0 {
-            Kind::Encrypted(session) if session.is_buffered() => Polled { readable: true, woken: false },
-            Kind::Encrypted(session) => poll(session.socket.as_fd(), until, wake, timeout),
-            Kind::Plain(socket) => poll(socket.as_fd(), until, wake, timeout),
-            Kind::Sim(end) => {
+            StreamKind::Encrypted(session) if session.is_buffered() => {
+                StreamReadiness { readable: true, woken: false }
+            }
+            StreamKind::Encrypted(session) => poll(session.socket.as_fd(), until, wake, timeout),
+            StreamKind::Plain(socket) => poll(socket.as_fd(), until, wake, timeout),
+            StreamKind::Sim(end) => {
                 end.wait(timeout);
-                Polled { readable: true, woken: true }
+                StreamReadiness { readable: true, woken: true }
             }
         }
     }
@@ -146,9 +153,9 @@ impl Stream {
     #[cold]
     pub(super) fn stalled(&self) -> Option<String> {
         match &self.0 {
-            Kind::Plain(socket) => stalled(socket),
-            Kind::Encrypted(session) => stalled(&session.socket),
-            Kind::Sim(_) => None,
+            StreamKind::Plain(socket) => stalled(socket),
+            StreamKind::Encrypted(session) => stalled(&session.socket),
+            StreamKind::Sim(_) => None,
         }
     }
 
@@ -156,18 +163,18 @@ impl Stream {
     pub(super) fn shutdown(&self, how: Shutdown) {
         match &self.0 {
             // A socket that the peer has ended already needs no shutdown.
-            Kind::Plain(socket) => drop(socket.shutdown(how)),
-            Kind::Encrypted(session) => drop(session.socket.shutdown(how)),
-            Kind::Sim(end) => end.shutdown(how),
+            StreamKind::Plain(socket) => drop(socket.shutdown(how)),
+            StreamKind::Encrypted(session) => drop(session.socket.shutdown(how)),
+            StreamKind::Sim(end) => end.shutdown(how),
         }
     }
 
     /// The descriptor to poll, if there is one.
     pub(super) fn fd(&self) -> Option<BorrowedFd<'_>> {
         match &self.0 {
-            Kind::Plain(socket) => Some(socket.as_fd()),
-            Kind::Encrypted(session) => Some(session.socket.as_fd()),
-            Kind::Sim(_) => None,
+            StreamKind::Plain(socket) => Some(socket.as_fd()),
+            StreamKind::Encrypted(session) => Some(session.socket.as_fd()),
+            StreamKind::Sim(_) => None,
         }
     }
 }
@@ -176,15 +183,15 @@ impl Stream {
 /// connection at once, and the bytes sent last, such as the reason of the end, are lost.
 const MAX_DISCARDED_BYTES: usize = 4 << 20;
 
-impl Drop for Stream {
+impl Drop for ByteStream {
     fn drop(&mut self) {
         let socket = match &self.0 {
-            Kind::Plain(socket) => socket,
-            Kind::Encrypted(session) => {
+            StreamKind::Plain(socket) => socket,
+            StreamKind::Encrypted(session) => {
                 session.close();
                 &*session.socket
             }
-            Kind::Sim(_) => return,
+            StreamKind::Sim(_) => return,
         };
         let _ = socket.shutdown(Shutdown::Write);
         let mut discarded = 0;
@@ -247,7 +254,7 @@ fn poll(
     until: Until,
     wake: Option<BorrowedFd<'_>>,
     timeout: Option<Duration>,
-) -> Polled {
+) -> StreamReadiness {
     let events = match until {
         Until::Readable => PollFlags::IN,
         Until::Writable => PollFlags::OUT,
@@ -262,10 +269,10 @@ fn poll(
     });
     // A signal is an early return.
     match rustix::event::poll(&mut fds[..count], timeout.as_ref()) {
-        Ok(_) => Polled {
+        Ok(_) => StreamReadiness {
             readable: fds[0].revents().intersects(PollFlags::IN | PollFlags::HUP | PollFlags::ERR),
             woken: wake.is_some() && !fds[1].revents().is_empty(),
         },
-        Err(_) => Polled::default(),
+        Err(_) => StreamReadiness::default(),
     }
 }

@@ -2,12 +2,12 @@
 
 use std::time::{Duration, Instant};
 
-use super::Endpoint;
-use super::receiving::{MAX_TAKES, Received};
+use super::TcpEndpoint;
+use super::receiving::{MAX_TAKES, ReceiveOutcome};
 use super::stream::Until;
 use crate::FabricError;
-use crate::awaited::Awaited;
 use crate::line::{Line, Turn, Watch};
+use crate::line_wait::LineWait;
 use crate::sync::{Ordering, fence, lock};
 
 /// Number of loads of memory that take about as long as one attempt to receive.
@@ -15,10 +15,10 @@ const LOOKS_PER_TAKE: u32 = 256;
 /// Number of loads of memory while another thread receives.
 const LOOKS_MEANWHILE: u32 = 64;
 /// Longest sleep of the reader before it checks whether its wait is over for a reason of its own. A thread that ends a
-/// wait [wakes](Endpoint::poke) the reader; this limit is for a watch that is poked without the endpoint.
+/// wait [wakes](TcpEndpoint::poke) the reader; this limit is for a watch that is poked without the endpoint.
 const MAX_SLEEP: Duration = Duration::from_millis(50);
 
-impl Endpoint {
+impl TcpEndpoint {
     /// See [`crate::Endpoint::spin`].
     #[inline]
     pub fn spin(&self, (line, _): (&Line, &Watch), turn: Turn, looks: u32) -> bool {
@@ -34,12 +34,12 @@ impl Endpoint {
                     line.spin(turn, LOOKS_MEANWHILE);
                 }
                 Some(mut receiving) => match self.take(&mut receiving) {
-                    Received::Nothing => {}
-                    Received::Something => {
+                    ReceiveOutcome::Nothing => {}
+                    ReceiveOutcome::Something => {
                         drop(receiving);
                         self.after_taking();
                     }
-                    Received::Down => return line.is(turn),
+                    ReceiveOutcome::Down => return line.is(turn),
                 },
             }
             if line.is(turn) {
@@ -76,7 +76,7 @@ impl Endpoint {
         deadline: Option<Instant>,
         give_up: impl FnMut() -> bool,
     ) -> bool {
-        let awaited = Awaited { line, watch, turn, deadline, give_up };
+        let awaited = LineWait { line, watch, turn, deadline, give_up };
         self.waiters.wait(awaited, || self.link.is_up(), |awaited| self.read_until(awaited))
     }
 
@@ -90,7 +90,7 @@ impl Endpoint {
     }
 
     /// Reads for all waiting threads until this wait is over.
-    fn read_until(&self, awaited: &mut Awaited<'_, impl FnMut() -> bool>) {
+    fn read_until(&self, awaited: &mut LineWait<'_, impl FnMut() -> bool>) {
         while let Some(left) = awaited.left(|| self.link.is_up()) {
             let until =
                 if !self.is_unsent() || self.flush() { Until::Readable } else { Until::ReadableOrWritable };
@@ -113,7 +113,9 @@ impl Endpoint {
     fn read(&self, done: impl Fn() -> bool) {
         let mut receiving = lock(&self.receiving);
         for _ in 0..MAX_TAKES {
-            if self.take(&mut receiving) != Received::Something || !receiving.inbox.is_amid_frame() || done()
+            if self.take(&mut receiving) != ReceiveOutcome::Something
+                || !receiving.inbox.is_amid_frame()
+                || done()
             {
                 break;
             }

@@ -9,16 +9,16 @@ use std::time::Duration;
 
 use sublet_fabric::exposed::OWN;
 use sublet_fabric::line::Turn;
-use sublet_fabric::sim::{Break, Faults, Side, Sim};
-use sublet_fabric::tcp::{self, Stream};
+use sublet_fabric::sim::{Break, InjectedFaults, NetSide, Sim};
+use sublet_fabric::tcp::{self, ByteStream};
 use sublet_fabric::{Endpoint, FabricError};
 
 use crate::pairs::{
-    LEN, Node, STREAMS, at, connect, introduce, meet, over, own_at, own_line, plain, sockets,
+    LEN, PairSide, STREAMS, at, connect, introduce, meet, over, own_at, own_line, plain, sockets,
 };
 
 /// A short conversation with each operation once. The other side answers the line.
-fn converse(end: &tcp::Endpoint, node: &Node, large: &[u8]) -> Result<(), FabricError> {
+fn converse(end: &tcp::TcpEndpoint, node: &PairSide, large: &[u8]) -> Result<(), FabricError> {
     end.put(own_at(512), b"first")?;
     // SAFETY: no thread writes there.
     unsafe { end.push(own_at(1024), NonNull::from(large).cast(), large.len() as u64)? };
@@ -36,15 +36,15 @@ fn converse(end: &tcp::Endpoint, node: &Node, large: &[u8]) -> Result<(), Fabric
 
 /// Runs the conversation on a stream with these faults. Returns whether it completed, and the numbers of bytes and
 /// steps.
-fn run(faults: Faults, large: &[u8]) -> (bool, [u64; 2], u64) {
-    let nodes = [Node::new(LEN), Node::new(LEN)];
+fn run(faults: InjectedFaults, large: &[u8]) -> (bool, [u64; 2], u64) {
+    let nodes = [PairSide::new(LEN), PairSide::new(LEN)];
     let (sim, left, right) = Sim::pair(faults);
     let ends = (nodes[0].end(None), Arc::new(nodes[1].end(None)));
-    connect((&ends.0, Stream::sim(left)), (&ends.1, Stream::sim(right)));
+    connect((&ends.0, ByteStream::sim(left)), (&ends.1, ByteStream::sim(right)));
     introduce(&ends.0, &ends.1);
     let [ours, theirs] = nodes;
     let (server, mut answered) = (ends.1.clone(), false);
-    sim.on_wait(Side::Right, move || {
+    sim.on_wait(NetSide::Right, move || {
         // A connection that is down is detected below.
         let _ = server.progress();
         if !answered && theirs.line(0).0.is(Turn::of_use(0)) {
@@ -60,21 +60,21 @@ fn run(faults: Faults, large: &[u8]) -> (bool, [u64; 2], u64) {
         while ends.1.progress().is_ok() {}
         assert!(ends.1.put(own_at(0), &[1]).is_err());
     }
-    (ended.is_ok(), [Side::Left, Side::Right].map(|side| sim.sent_bytes(side)), sim.steps())
+    (ended.is_ok(), [NetSide::Left, NetSide::Right].map(|side| sim.sent_bytes(side)), sim.steps())
 }
 
 #[test]
 fn both_sides_notice_a_break_after_any_byte_or_step() {
-    let faults = Faults::of_seed(11);
+    let faults = InjectedFaults::of_seed(11);
     let (whole, sent, steps) = run(faults, &[7; 100]);
     assert!(whole);
-    for (side, sent) in [Side::Left, Side::Right].into_iter().zip(sent) {
+    for (side, sent) in [NetSide::Left, NetSide::Right].into_iter().zip(sent) {
         for bytes in 0..sent {
-            run(Faults { breaks: Some(Break::AfterBytes(side, bytes)), ..faults }, &[7; 100]);
+            run(InjectedFaults { breaks: Some(Break::AfterBytes(side, bytes)), ..faults }, &[7; 100]);
         }
     }
     for step in 0..steps {
-        let (whole, ..) = run(Faults { breaks: Some(Break::AfterSteps(step)), ..faults }, &[7; 100]);
+        let (whole, ..) = run(InjectedFaults { breaks: Some(Break::AfterSteps(step)), ..faults }, &[7; 100]);
         assert!(!whole || step + 10 > steps, "step {step} of {steps}");
     }
 }
@@ -82,10 +82,10 @@ fn both_sides_notice_a_break_after_any_byte_or_step() {
 #[test]
 fn both_sides_notice_a_break_within_a_large_payload() {
     for seed in 0..200 {
-        let faults = Faults::of_seed(seed);
+        let faults = InjectedFaults::of_seed(seed);
         let large = vec![3; 100_000];
-        let breaks = Some(Break::AfterBytes(Side::Left, 100 + seed * 501));
-        run(Faults { breaks, ..faults }, &large);
+        let breaks = Some(Break::AfterBytes(NetSide::Left, 100 + seed * 501));
+        run(InjectedFaults { breaks, ..faults }, &large);
         let (whole, ..) = run(faults, &large);
         assert!(whole, "seed {seed}");
     }
@@ -94,8 +94,8 @@ fn both_sides_notice_a_break_within_a_large_payload() {
 #[test]
 fn the_same_seed_is_the_same_conversation() {
     for seed in 0..20 {
-        let first = run(Faults::of_seed(seed), &[1; 20_000]);
-        assert_eq!(first, run(Faults::of_seed(seed), &[1; 20_000]), "seed {seed}");
+        let first = run(InjectedFaults::of_seed(seed), &[1; 20_000]);
+        assert_eq!(first, run(InjectedFaults::of_seed(seed), &[1; 20_000]), "seed {seed}");
     }
 }
 
@@ -104,9 +104,11 @@ fn shutdown_of_a_socket_at_any_moment_ends_its_waits() {
     for round in 0..60u32 {
         let (left, right) = sockets();
         let saboteur = left.try_clone().unwrap();
-        let nodes = [Node::new(LEN), Node::new(LEN)];
-        let ends =
-            meet((&nodes[0], Stream::plain(left).unwrap()), (&nodes[1], Stream::plain(right).unwrap()));
+        let nodes = [PairSide::new(LEN), PairSide::new(LEN)];
+        let ends = meet(
+            (&nodes[0], ByteStream::plain(left).unwrap()),
+            (&nodes[1], ByteStream::plain(right).unwrap()),
+        );
         std::thread::scope(|scope| {
             let waiter = scope.spawn(|| ends.1.wait(nodes[1].line(0), Turn::of_use(9), None, || false));
             let beside = scope.spawn(|| ends.1.wait(nodes[1].line(256), Turn::of_use(9), None, || false));
@@ -140,9 +142,9 @@ fn shutdown_of_a_socket_at_any_moment_ends_its_waits() {
 fn helper_that_puts_until_it_is_killed() {
     let Ok(address) = std::env::var("CONFORMANCE_PARENT") else { return };
     let (key, address) = address.split_once('@').unwrap();
-    let node = Node::new(4096);
+    let node = PairSide::new(4096);
     let end = node.end(None);
-    end.connect(Stream::plain(TcpStream::connect(address).unwrap()).unwrap()).unwrap();
+    end.connect(ByteStream::plain(TcpStream::connect(address).unwrap()).unwrap()).unwrap();
     let remote = sublet_fabric::exposed::RemoteRegion { key: key.parse().unwrap(), base: 0, len_bytes: LEN };
     end.reach(OWN, remote).unwrap();
     let bytes = vec![1; 100_000];
@@ -154,7 +156,7 @@ fn helper_that_puts_until_it_is_killed() {
 fn a_peer_whose_process_is_killed_is_noticed_at_once() {
     for _ in 0..5 {
         let listener = TcpListener::bind("127.0.0.1:0").unwrap();
-        let node = Node::new(LEN);
+        let node = PairSide::new(LEN);
         let end = node.end(None);
         let key = end.expose(OWN).unwrap().key;
         let mut child = Command::new(std::env::current_exe().unwrap())
@@ -164,7 +166,7 @@ fn a_peer_whose_process_is_killed_is_noticed_at_once() {
             .stderr(Stdio::null())
             .spawn()
             .unwrap();
-        end.connect(Stream::plain(listener.accept().unwrap().0).unwrap()).unwrap();
+        end.connect(ByteStream::plain(listener.accept().unwrap().0).unwrap()).unwrap();
         assert!(end.wait(node.line(0), Turn::of_use(0), None, || false), "{:?}", end.down());
         child.kill().unwrap();
         assert!(!end.wait(node.line(256), Turn::of_use(9), None, || false));
@@ -177,7 +179,7 @@ fn a_peer_whose_process_is_killed_is_noticed_at_once() {
 fn disconnect_wakes_all_waiters_and_fails_later_operations() {
     over(STREAMS, |pair| {
         let Endpoint::Tcp(ours) = &pair.end else { panic!("a network's end") };
-        let node = Node::new(LEN);
+        let node = PairSide::new(LEN);
         std::thread::scope(|scope| {
             let waiters: Vec<_> = (0..4)
                 .map(|number| {
@@ -200,7 +202,7 @@ fn disconnect_wakes_all_waiters_and_fails_later_operations() {
 
 #[test]
 fn an_end_goes_on_with_another_stream() {
-    let nodes = [Node::new(LEN), Node::new(LEN)];
+    let nodes = [PairSide::new(LEN), PairSide::new(LEN)];
     let streams = plain();
     let (ours, theirs) = meet((&nodes[0], streams.0), (&nodes[1], streams.1));
     for n in 0..20 {
@@ -220,16 +222,16 @@ fn an_end_goes_on_with_another_stream() {
 #[test]
 fn next_connection_does_not_answer_requests_of_the_last() {
     let (left, _silent) = sockets();
-    let node = Node::new(LEN);
+    let node = PairSide::new(LEN);
     let end = node.end(None);
-    end.connect(Stream::plain(left).unwrap()).unwrap();
+    end.connect(ByteStream::plain(left).unwrap()).unwrap();
     let remote = sublet_fabric::exposed::RemoteRegion { key: 1 << 16, base: 0, len_bytes: LEN };
     end.reach(OWN, remote).unwrap();
     std::thread::scope(|scope| {
         let askers = [0, 1].map(|_| scope.spawn(|| end.fetch_add(own_at(0), 1)));
         std::thread::sleep(Duration::from_millis(20));
         let (next, mut peer) = sockets();
-        end.connect(Stream::plain(next).unwrap()).unwrap();
+        end.connect(ByteStream::plain(next).unwrap()).unwrap();
         for asker in askers {
             assert!(asker.join().unwrap().is_err());
         }
@@ -243,7 +245,7 @@ fn next_connection_does_not_answer_requests_of_the_last() {
 
 #[test]
 fn descriptor_reports_arrivals_and_outlives_the_stream() {
-    let nodes = [Node::new(LEN), Node::new(LEN)];
+    let nodes = [PairSide::new(LEN), PairSide::new(LEN)];
     let streams = plain();
     let (ours, theirs) = meet((&nodes[0], streams.0), (&nodes[1], streams.1));
     let readable = theirs.readable().unwrap();

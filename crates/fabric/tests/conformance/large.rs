@@ -12,7 +12,7 @@ use rustix::mm::{MapFlags, ProtFlags};
 use sublet_fabric::region::{PAGE_BYTES, Region};
 use sublet_means::{Means, skip};
 
-use crate::pairs::{Carrier, for_each, own_at, pattern};
+use crate::pairs::{PairTransport, for_each, own_at, pattern};
 use crate::sides::{Side, join, sides};
 
 /// Size of a part. The beginning and the end are one part each; the middle is one part, repeated.
@@ -29,21 +29,22 @@ const OWN_BYTES: u64 = DATA + END + PART_BYTES;
 const NEEDED_BYTES: u64 = 1 << 30;
 
 /// The simulation's seed makes large pieces.
-const CARRIERS: &[Carrier] = &[Carrier::Shm, Carrier::Tcp, Carrier::Tls, Carrier::Sim(81), Carrier::Ofi];
+const CARRIERS: &[PairTransport] =
+    &[PairTransport::Shm, PairTransport::Tcp, PairTransport::Tls, PairTransport::Sim(81), PairTransport::Ofi];
 /// Transports whose get works differently from a put.
-const GETS: &[Carrier] = &[Carrier::Tcp, Carrier::Ofi];
+const GETS: &[PairTransport] = &[PairTransport::Tcp, PairTransport::Ofi];
 
 /// More than 4 GiB of memory whose middle is folded: the first part, the repeated one, the last.
-struct Folded<'a> {
+struct FoldedMemory<'a> {
     mapping: NonNull<u8>,
     whole: &'a Region,
     from: u64,
     middle: Region,
 }
 
-impl Folded<'_> {
+impl FoldedMemory<'_> {
     /// Folds bytes of a region in one of its mappings.
-    fn new(whole: &Region, from: u64, mapping: Option<NonNull<u8>>) -> Folded<'_> {
+    fn new(whole: &Region, from: u64, mapping: Option<NonNull<u8>>) -> FoldedMemory<'_> {
         let (mapping, middle) = (mapping.unwrap(), Region::create("middle", PART_BYTES).unwrap());
         for repeat in 1..=REPEATS {
             let (access, how) = (ProtFlags::READ | ProtFlags::WRITE, MapFlags::SHARED | MapFlags::FIXED);
@@ -53,7 +54,7 @@ impl Folded<'_> {
                 rustix::mm::mmap(place, PART_BYTES as usize, access, how, middle.fd().as_fd(), 0).unwrap();
             }
         }
-        Folded { mapping, whole, from, middle }
+        FoldedMemory { mapping, whole, from, middle }
     }
 
     fn fill(&self) {
@@ -95,7 +96,7 @@ fn too_little_memory() -> Option<String> {
 }
 
 /// Runs a test with a target whose memory is folded in the mapping that the other side reads and writes.
-fn over(carriers: &[Carrier], test: impl Fn(&[Side; 2], &Folded<'_>)) {
+fn over(carriers: &[PairTransport], test: impl Fn(&[Side; 2], &FoldedMemory<'_>)) {
     if let Some(reason) = too_little_memory() {
         skip(Means::Memory(NEEDED_BYTES), reason);
         return;
@@ -104,8 +105,8 @@ fn over(carriers: &[Carrier], test: impl Fn(&[Side; 2], &Folded<'_>)) {
         let sides = sides(carrier, [DATA, OWN_BYTES]);
         let [client, target] = &sides;
         // Over a network that is the target's own mapping, which the target or its card uses.
-        let user = if carrier == Carrier::Shm { client } else { target };
-        let memory = Folded::new(&target.node.own, DATA, user.end.mapped(own_at(DATA), PUT_BYTES));
+        let user = if carrier == PairTransport::Shm { client } else { target };
+        let memory = FoldedMemory::new(&target.node.own, DATA, user.end.mapped(own_at(DATA), PUT_BYTES));
         join(carrier, &sides);
         test(&sides, &memory);
     });
@@ -114,7 +115,7 @@ fn over(carriers: &[Carrier], test: impl Fn(&[Side; 2], &Folded<'_>)) {
 #[test]
 fn one_put_of_more_than_4_gib_arrives() {
     let source = Region::create("source", END + PART_BYTES).unwrap();
-    let sent = Folded::new(&source, 0, source.pointer(0, PUT_BYTES));
+    let sent = FoldedMemory::new(&source, 0, source.pointer(0, PUT_BYTES));
     sent.fill();
     over(CARRIERS, |[client, target], memory| {
         target.serving(|| {
@@ -131,7 +132,7 @@ fn one_get_of_more_than_4_gib_brings_all() {
     over(GETS, |[client, target], memory| {
         memory.fill();
         let space = Region::create("space", END + PART_BYTES).unwrap();
-        let mut got = Folded::new(&space, 0, space.pointer(0, PUT_BYTES));
+        let mut got = FoldedMemory::new(&space, 0, space.pointer(0, PUT_BYTES));
         target.serving(|| client.end.get(own_at(DATA), got.bytes_mut()).unwrap());
         assert!(got.parts() == memory.parts());
     });

@@ -9,10 +9,10 @@ use std::thread::JoinHandle;
 
 use sublet_fabric::exposed::OWN;
 use sublet_fabric::line::{LINE_BYTES, Turn};
-use sublet_fabric::ofi::{Endpoint, Network};
+use sublet_fabric::ofi::{OfiEndpoint, OfiNetwork};
 use sublet_fabric::region::Region;
 
-use crate::pairs::{LEN, Node, Passive};
+use crate::pairs::{LEN, PairSide, Passive};
 
 const PROVIDER: &str = "SUBLET_CONFORMANCE_OFI";
 const TOWARD: &str = "SUBLET_CONFORMANCE_OFI_TOWARD";
@@ -20,12 +20,12 @@ const TOWARD: &str = "SUBLET_CONFORMANCE_OFI_TOWARD";
 /// A thread that waits on an endpoint without a limit, as a worker does, and so makes progress.
 pub struct Waiter {
     done: Arc<AtomicBool>,
-    end: Arc<Endpoint>,
+    end: Arc<OfiEndpoint>,
     thread: Option<JoinHandle<()>>,
 }
 
 impl Waiter {
-    fn start(end: Arc<Endpoint>, own: Region) -> Waiter {
+    fn start(end: Arc<OfiEndpoint>, own: Region) -> Waiter {
         let done = Arc::new(AtomicBool::new(false));
         let (stop, waits) = (done.clone(), end.clone());
         let thread = std::thread::spawn(move || {
@@ -49,17 +49,17 @@ pub fn is_named() -> bool {
     std::env::var_os(PROVIDER).is_some()
 }
 
-fn network() -> Network {
+fn network() -> OfiNetwork {
     let or = |name, default: &str| std::env::var(name).unwrap_or(default.into());
     let toward = or(TOWARD, "127.0.0.1").parse().unwrap();
-    Network::of(&or(PROVIDER, "tcp;ofi_rxm")).toward(toward)
+    OfiNetwork::of(&or(PROVIDER, "tcp;ofi_rxm")).toward(toward)
 }
 
 /// Two connected ends, the second served by a thread; it rings the bell.
-pub fn ends(bell: OwnedFd) -> (Endpoint, Passive, Waiter) {
-    let (ours, theirs) = (Node::new(LEN), Node::new(LEN));
-    let end = Endpoint::new(ours.exposed.clone(), None);
-    let passive = Arc::new(Endpoint::new(theirs.exposed.clone(), Some(bell)));
+pub fn ends(bell: OwnedFd) -> (OfiEndpoint, Passive, Waiter) {
+    let (ours, theirs) = (PairSide::new(LEN), PairSide::new(LEN));
+    let end = OfiEndpoint::new(ours.exposed.clone(), None);
+    let passive = Arc::new(OfiEndpoint::new(theirs.exposed.clone(), Some(bell)));
     let answer = open(&end, &passive);
     let waiter = Waiter::start(passive.clone(), theirs.own);
     end.connect(&answer).unwrap();
@@ -67,7 +67,7 @@ pub fn ends(bell: OwnedFd) -> (Endpoint, Passive, Waiter) {
 }
 
 /// Connects two ends, each of which learns how the other's own region is reached.
-pub fn meet(ours: &Endpoint, theirs: &Endpoint) {
+pub fn meet(ours: &OfiEndpoint, theirs: &OfiEndpoint) {
     let answer = open(ours, theirs);
     let is_connected = AtomicBool::new(false);
     std::thread::scope(|scope| {
@@ -87,7 +87,7 @@ pub fn meet(ours: &Endpoint, theirs: &Endpoint) {
 }
 
 /// Opens the network at both; returns what the first connects to.
-pub fn open(ours: &Endpoint, theirs: &Endpoint) -> Vec<u8> {
+pub fn open(ours: &OfiEndpoint, theirs: &OfiEndpoint) -> Vec<u8> {
     let network = network();
     let contact = ours.open(&network).unwrap();
     theirs.accept(&network, &contact).unwrap()

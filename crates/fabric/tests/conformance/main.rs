@@ -4,7 +4,7 @@
 
 mod ends;
 mod large;
-mod lent;
+mod lent_regions;
 mod libfabric;
 mod operations;
 mod pairs;

@@ -6,10 +6,10 @@ use std::time::{Duration, Instant};
 
 use sublet_fabric::line::{LINE_BYTES, Turn};
 use sublet_fabric::region::Region;
-use sublet_fabric::window::{Address, LineAddress};
+use sublet_fabric::window::{LineAddress, RegionAddress};
 use sublet_fabric::{FabricError, Provider};
 
-use crate::pairs::{CARRIERS, Carrier, LEN, Pair, WATCH, at, line_at, over, pair, unavailable};
+use crate::pairs::{CARRIERS, LEN, Pair, PairTransport, WATCH, at, line_at, over, pair, unavailable};
 
 fn word(pair: &Pair, offset: u64) -> &AtomicU64 {
     pair.target.view(offset).unwrap()
@@ -25,10 +25,10 @@ fn an_end_knows_what_carries_it() {
     let providers = available.map(|&carrier| (carrier, pair(carrier).end.provider()));
     for (carrier, provider) in providers {
         let expected = match carrier {
-            Carrier::Shm => Provider::Shm,
-            Carrier::Tcp | Carrier::Tls => Provider::Tcp,
-            Carrier::Sim(_) => Provider::Sim,
-            Carrier::Ofi => Provider::Ofi,
+            PairTransport::Shm => Provider::Shm,
+            PairTransport::Tcp | PairTransport::Tls => Provider::Tcp,
+            PairTransport::Sim(_) => Provider::Sim,
+            PairTransport::Ofi => Provider::Ofi,
         };
         assert_eq!(provider, expected);
     }
@@ -152,8 +152,8 @@ fn access_outside_of_a_region_is_refused_with_its_address() {
             at(LEN),
             at(LEN - 3),
             at(u64::MAX),
-            Address { region: 2, offset: 0 },
-            Address { region: 99, offset: 0 },
+            RegionAddress { region: 2, offset: 0 },
+            RegionAddress { region: 99, offset: 0 },
         ];
         for address in outside {
             let named = |error: FabricError| {
@@ -180,7 +180,7 @@ fn region_can_be_registered_while_the_connection_is_used() {
     over_all(|pair| {
         let more = Region::create("more", 8192).unwrap();
         pair.register(4, &more).unwrap();
-        let last = Address { region: 4, offset: 8191 };
+        let last = RegionAddress { region: 4, offset: 8191 };
         pair.end.put(last, &[9]).unwrap();
         let mut byte = [0];
         pair.end.get(last, &mut byte).unwrap();

@@ -6,14 +6,14 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use rustix::event::{EventfdFlags, eventfd};
-use sublet_fabric::exposed::{Exposed, OWN};
+use sublet_fabric::exposed::{ExposedMemory, OWN};
 use sublet_fabric::line::{LINE_BYTES, Line, Turn, Watch};
-use sublet_fabric::progress::Progress;
+use sublet_fabric::progress::ProgressThread;
 use sublet_fabric::region::Region;
-use sublet_fabric::sim::{Faults, Side, Sim};
-use sublet_fabric::tcp::{self, Stream};
+use sublet_fabric::sim::{InjectedFaults, NetSide, Sim};
+use sublet_fabric::tcp::{self, ByteStream};
 use sublet_fabric::tls::Identity;
-use sublet_fabric::window::{Address, LineAddress, Window};
+use sublet_fabric::window::{LineAddress, RegionAddress, Window};
 use sublet_fabric::{Endpoint, FabricError, ofi, shm};
 
 use crate::libfabric::{self, Waiter};
@@ -28,7 +28,7 @@ const REGIONS: u32 = 8;
 
 /// The transport of a pair.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Carrier {
+pub enum PairTransport {
     Shm,
     /// Frames in the clear on a loopback socket.
     Tcp,
@@ -41,20 +41,26 @@ pub enum Carrier {
 }
 
 /// All transports.
-pub const CARRIERS: &[Carrier] = &[
-    Carrier::Shm,
-    Carrier::Tcp,
-    Carrier::Tls,
-    Carrier::Sim(1),
-    Carrier::Sim(2),
-    Carrier::Sim(3),
-    Carrier::Ofi,
+pub const CARRIERS: &[PairTransport] = &[
+    PairTransport::Shm,
+    PairTransport::Tcp,
+    PairTransport::Tls,
+    PairTransport::Sim(1),
+    PairTransport::Sim(2),
+    PairTransport::Sim(3),
+    PairTransport::Ofi,
 ];
 /// Transports between nodes.
-pub const NETWORKS: &[Carrier] =
-    &[Carrier::Tcp, Carrier::Tls, Carrier::Sim(4), Carrier::Sim(5), Carrier::Ofi];
+pub const NETWORKS: &[PairTransport] = &[
+    PairTransport::Tcp,
+    PairTransport::Tls,
+    PairTransport::Sim(4),
+    PairTransport::Sim(5),
+    PairTransport::Ofi,
+];
 /// Transports of frames on a stream, which a test can break or write to.
-pub const STREAMS: &[Carrier] = &[Carrier::Tcp, Carrier::Tls, Carrier::Sim(4), Carrier::Sim(5)];
+pub const STREAMS: &[PairTransport] =
+    &[PairTransport::Tcp, PairTransport::Tls, PairTransport::Sim(4), PairTransport::Sim(5)];
 
 /// An endpoint, and the memory of the other side, which it reaches as region 3.
 pub struct Pair {
@@ -63,7 +69,7 @@ pub struct Pair {
     pub target: Region,
     pub bell: OwnedFd,
     /// Serves the passive end, where that is needed. Dropped after it.
-    _progress: Option<Progress>,
+    _progress: Option<ProgressThread>,
     _waiter: Option<Waiter>,
 }
 
@@ -71,8 +77,8 @@ pub struct Pair {
 pub enum Passive {
     /// The owner only waits; the other side writes the awaited lines.
     Shm,
-    Stream(Arc<tcp::Endpoint>),
-    Ofi(Arc<ofi::Endpoint>, Arc<Exposed>),
+    Stream(Arc<tcp::TcpEndpoint>),
+    Ofi(Arc<ofi::OfiEndpoint>, Arc<ExposedMemory>),
 }
 
 impl Passive {
@@ -98,7 +104,7 @@ impl Passive {
         }
     }
 
-    pub fn stream(&self) -> &Arc<tcp::Endpoint> {
+    pub fn stream(&self) -> &Arc<tcp::TcpEndpoint> {
         match self {
             Passive::Stream(end) => end,
             Passive::Shm | Passive::Ofi(..) => panic!("it has no stream"),
@@ -106,26 +112,26 @@ impl Passive {
     }
 }
 
-pub fn pair(carrier: Carrier) -> Pair {
+pub fn pair(carrier: PairTransport) -> Pair {
     let target = Region::create("target", LEN).unwrap();
     let bell = eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK).unwrap();
     let their_bell = bell.try_clone().unwrap();
     let mut waiter = None;
     let (end, passive, progress) = match carrier {
-        Carrier::Shm => (shm_end(their_bell), Passive::Shm, None),
-        Carrier::Tcp | Carrier::Tls => {
+        PairTransport::Shm => (shm_end(their_bell), Passive::Shm, None),
+        PairTransport::Tcp | PairTransport::Tls => {
             let (ours, theirs) = stream_ends(Some(their_bell));
             let (left, right) = streams(carrier);
             connect((&ours, left), (&theirs, right));
-            let progress = Progress::start().unwrap();
+            let progress = ProgressThread::start().unwrap();
             progress.serve(theirs.clone()).unwrap();
             (Endpoint::Tcp(ours), Passive::Stream(theirs), Some(progress))
         }
-        Carrier::Sim(seed) => {
-            let (ours, theirs) = simulated(Faults::of_seed(seed), Some(their_bell));
+        PairTransport::Sim(seed) => {
+            let (ours, theirs) = simulated(InjectedFaults::of_seed(seed), Some(their_bell));
             (Endpoint::Tcp(ours), Passive::Stream(theirs), None)
         }
-        Carrier::Ofi => {
+        PairTransport::Ofi => {
             let (ours, passive, serves) = libfabric::ends(their_bell);
             waiter = Some(serves);
             (Endpoint::Ofi(ours), passive, None)
@@ -137,31 +143,31 @@ pub fn pair(carrier: Carrier) -> Pair {
 }
 
 fn shm_end(bell: OwnedFd) -> Endpoint {
-    Endpoint::Shm(shm::Endpoint::new(Window::new(REGIONS, LEN).unwrap(), Some(bell)))
+    Endpoint::Shm(shm::ShmEndpoint::new(Window::new(REGIONS, LEN).unwrap(), Some(bell)))
 }
 
 /// Two stream ends without a connection; the second rings the bell.
-pub fn stream_ends(bell: Option<OwnedFd>) -> (tcp::Endpoint, Arc<tcp::Endpoint>) {
-    (Node::new(LEN).end(None), Arc::new(Node::new(LEN).end(bell)))
+pub fn stream_ends(bell: Option<OwnedFd>) -> (tcp::TcpEndpoint, Arc<tcp::TcpEndpoint>) {
+    (PairSide::new(LEN).end(None), Arc::new(PairSide::new(LEN).end(bell)))
 }
 
 /// One side of a connection: its own region, and the memory that the peer may access.
-pub struct Node {
+pub struct PairSide {
     pub own: Region,
-    pub exposed: Arc<Exposed>,
+    pub exposed: Arc<ExposedMemory>,
 }
 
-impl Node {
-    pub fn new(own_bytes: u64) -> Node {
+impl PairSide {
+    pub fn new(own_bytes: u64) -> PairSide {
         let own = Region::create("own", own_bytes).unwrap();
         let window = Arc::new(Window::new(REGIONS, LEN).unwrap());
-        let exposed = Arc::new(Exposed::new(&own, window, REGIONS).unwrap());
-        Node { own, exposed }
+        let exposed = Arc::new(ExposedMemory::new(&own, window, REGIONS).unwrap());
+        PairSide { own, exposed }
     }
 
     /// An end without a connection.
-    pub fn end(&self, bell: Option<OwnedFd>) -> tcp::Endpoint {
-        tcp::Endpoint::new(self.exposed.clone(), bell)
+    pub fn end(&self, bell: Option<OwnedFd>) -> tcp::TcpEndpoint {
+        tcp::TcpEndpoint::new(self.exposed.clone(), bell)
     }
 
     /// A line of its own region, and the watch behind it.
@@ -175,12 +181,15 @@ pub fn own_line(offset: u64) -> LineAddress {
     LineAddress { region: OWN, line: offset, watch: offset + LINE_BYTES }
 }
 
-pub fn own_at(offset: u64) -> Address {
-    Address { region: OWN, offset }
+pub fn own_at(offset: u64) -> RegionAddress {
+    RegionAddress { region: OWN, offset }
 }
 
 /// Two ends that reach each other's own regions, over this stream.
-pub fn meet(left: (&Node, Stream), right: (&Node, Stream)) -> (tcp::Endpoint, tcp::Endpoint) {
+pub fn meet(
+    left: (&PairSide, ByteStream),
+    right: (&PairSide, ByteStream),
+) -> (tcp::TcpEndpoint, tcp::TcpEndpoint) {
     let ends = (left.0.end(None), right.0.end(None));
     connect((&ends.0, left.1), (&ends.1, right.1));
     introduce(&ends.0, &ends.1);
@@ -188,18 +197,18 @@ pub fn meet(left: (&Node, Stream), right: (&Node, Stream)) -> (tcp::Endpoint, tc
 }
 
 /// Tells each side how to access the other's own region.
-pub fn introduce(left: &tcp::Endpoint, right: &tcp::Endpoint) {
+pub fn introduce(left: &tcp::TcpEndpoint, right: &tcp::TcpEndpoint) {
     left.reach(OWN, right.expose(OWN).unwrap()).unwrap();
     right.reach(OWN, left.expose(OWN).unwrap()).unwrap();
 }
 
 /// Two ends of a simulated stream; the second makes progress whenever the first waits.
-pub fn simulated(faults: Faults, bell: Option<OwnedFd>) -> (tcp::Endpoint, Arc<tcp::Endpoint>) {
+pub fn simulated(faults: InjectedFaults, bell: Option<OwnedFd>) -> (tcp::TcpEndpoint, Arc<tcp::TcpEndpoint>) {
     let (ours, theirs) = stream_ends(bell);
     let (sim, left, right) = Sim::pair(faults);
-    connect((&ours, Stream::sim(left)), (&theirs, Stream::sim(right)));
+    connect((&ours, ByteStream::sim(left)), (&theirs, ByteStream::sim(right)));
     let weak = Arc::downgrade(&theirs);
-    sim.on_wait(Side::Right, move || {
+    sim.on_wait(NetSide::Right, move || {
         if let Some(theirs) = weak.upgrade() {
             // The test detects a connection that is down.
             let _ = theirs.progress();
@@ -208,21 +217,21 @@ pub fn simulated(faults: Faults, bell: Option<OwnedFd>) -> (tcp::Endpoint, Arc<t
     (ours, theirs)
 }
 
-pub fn connect(ours: (&tcp::Endpoint, Stream), theirs: (&tcp::Endpoint, Stream)) {
+pub fn connect(ours: (&tcp::TcpEndpoint, ByteStream), theirs: (&tcp::TcpEndpoint, ByteStream)) {
     ours.0.connect(ours.1).unwrap();
     theirs.0.connect(theirs.1).unwrap();
 }
 
 /// The two ends of a stream of this kind.
-pub fn streams(carrier: Carrier) -> (Stream, Stream) {
+pub fn streams(carrier: PairTransport) -> (ByteStream, ByteStream) {
     match carrier {
-        Carrier::Tcp => plain(),
-        Carrier::Tls => encrypted(),
-        Carrier::Sim(seed) => {
-            let (_, left, right) = Sim::pair(Faults::of_seed(seed));
-            (Stream::sim(left), Stream::sim(right))
+        PairTransport::Tcp => plain(),
+        PairTransport::Tls => encrypted(),
+        PairTransport::Sim(seed) => {
+            let (_, left, right) = Sim::pair(InjectedFaults::of_seed(seed));
+            (ByteStream::sim(left), ByteStream::sim(right))
         }
-        Carrier::Shm | Carrier::Ofi => panic!("{carrier:?} is no stream"),
+        PairTransport::Shm | PairTransport::Ofi => panic!("{carrier:?} is no stream"),
     }
 }
 
@@ -234,18 +243,18 @@ pub fn sockets() -> (TcpStream, TcpStream) {
 }
 
 /// The two ends of a stream in the clear.
-pub fn plain() -> (Stream, Stream) {
+pub fn plain() -> (ByteStream, ByteStream) {
     let (left, right) = sockets();
-    (Stream::plain(left).unwrap(), Stream::plain(right).unwrap())
+    (ByteStream::plain(left).unwrap(), ByteStream::plain(right).unwrap())
 }
 
 /// The two ends of an encrypted stream.
-pub fn encrypted() -> (Stream, Stream) {
+pub fn encrypted() -> (ByteStream, ByteStream) {
     let (left, right) = sockets();
     let identity = Identity::generate("conformance").unwrap();
     std::thread::scope(|scope| {
-        let server = scope.spawn(|| Stream::encrypted_server(right, &identity).unwrap());
-        (Stream::encrypted_client(left, &identity.certificate).unwrap(), server.join().unwrap())
+        let server = scope.spawn(|| ByteStream::encrypted_server(right, &identity).unwrap());
+        (ByteStream::encrypted_client(left, &identity.certificate).unwrap(), server.join().unwrap())
     })
 }
 
@@ -276,8 +285,8 @@ impl Pair {
     }
 }
 
-pub fn at(offset: u64) -> Address {
-    Address { region: REGION, offset }
+pub fn at(offset: u64) -> RegionAddress {
+    RegionAddress { region: REGION, offset }
 }
 
 pub fn line_at(offset: u64) -> LineAddress {
@@ -285,14 +294,16 @@ pub fn line_at(offset: u64) -> LineAddress {
 }
 
 /// Runs a test with a pair over each of these transports.
-pub fn over(carriers: &[Carrier], test: impl Fn(Pair)) {
+pub fn over(carriers: &[PairTransport], test: impl Fn(Pair)) {
     for_each(carriers, |carrier| test(pair(carrier)));
 }
 
 /// Runs a test for each of these transports. Where the environment names a provider of libfabric, only that one is
 /// tested.
-pub fn for_each(carriers: &[Carrier], test: impl Fn(Carrier)) {
-    for &carrier in carriers.iter().filter(|carrier| **carrier == Carrier::Ofi || !libfabric::is_named()) {
+pub fn for_each(carriers: &[PairTransport], test: impl Fn(PairTransport)) {
+    for &carrier in
+        carriers.iter().filter(|carrier| **carrier == PairTransport::Ofi || !libfabric::is_named())
+    {
         if let Some(reason) = unavailable(carrier) {
             println!("skipped over {carrier:?}: {reason}");
             continue;
@@ -308,9 +319,9 @@ pub fn pattern(len: usize, seed: usize) -> Vec<u8> {
 }
 
 /// Reason why this machine cannot test a transport, if there is one.
-pub fn unavailable(carrier: Carrier) -> Option<String> {
+pub fn unavailable(carrier: PairTransport) -> Option<String> {
     match carrier {
-        Carrier::Ofi => ofi::providers().err().map(|error| error.to_string()),
+        PairTransport::Ofi => ofi::providers().err().map(|error| error.to_string()),
         _ => None,
     }
 }

@@ -7,29 +7,29 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 use sublet_fabric::exposed::{OWN, RemoteRegion};
-use sublet_fabric::progress::Progress;
+use sublet_fabric::progress::ProgressThread;
 use sublet_fabric::tcp::frame::Frame;
-use sublet_fabric::tcp::{self, Stream};
+use sublet_fabric::tcp::{self, ByteStream};
 use sublet_fabric::tls::{Identity, TlsStream};
 use sublet_fabric::{Endpoint, ofi};
 
 use crate::libfabric;
-use crate::pairs::{Carrier, LEN, Node, for_each, own_at, sockets, streams};
+use crate::pairs::{LEN, PairSide, PairTransport, for_each, own_at, sockets, streams};
 
 /// Transports over which the target's progress takes part in the peers' operations on its memory.
-const SERVED: &[Carrier] = &[Carrier::Tcp, Carrier::Tls, Carrier::Ofi];
+const SERVED: &[PairTransport] = &[PairTransport::Tcp, PairTransport::Tls, PairTransport::Ofi];
 const CLIENTS: usize = 4;
 
 /// A memory component: one region, one thread, and an endpoint for each client.
 struct Component {
-    carrier: Carrier,
-    node: Node,
-    progress: Progress,
+    carrier: PairTransport,
+    node: PairSide,
+    progress: ProgressThread,
 }
 
 impl Component {
-    fn new(carrier: Carrier) -> Component {
-        Component { carrier, node: Node::new(LEN), progress: Progress::start().unwrap() }
+    fn new(carrier: PairTransport) -> Component {
+        Component { carrier, node: PairSide::new(LEN), progress: ProgressThread::start().unwrap() }
     }
 
     fn client(&self) -> Endpoint {
@@ -46,10 +46,10 @@ impl Component {
 
     /// Makes a client without access to the component's memory. Also returns how to access that memory.
     fn client_without_memory(&self) -> (Endpoint, RemoteRegion) {
-        let node = Node::new(4096);
-        if self.carrier == Carrier::Ofi {
-            let client = ofi::Endpoint::new(node.exposed.clone(), None);
-            let theirs = Arc::new(ofi::Endpoint::new(self.node.exposed.clone(), None));
+        let node = PairSide::new(4096);
+        if self.carrier == PairTransport::Ofi {
+            let client = ofi::OfiEndpoint::new(node.exposed.clone(), None);
+            let theirs = Arc::new(ofi::OfiEndpoint::new(self.node.exposed.clone(), None));
             let answer = libfabric::open(&client, &theirs);
             self.progress.serve(theirs.clone()).unwrap();
             client.connect(&answer).unwrap();
@@ -64,20 +64,20 @@ impl Component {
     /// A client that consists only of its connection.
     fn bare_client(&self) -> (BareClient, RemoteRegion) {
         let (left, right) = sockets();
-        if self.carrier == Carrier::Tcp {
-            let theirs = self.serve(Stream::plain(right).unwrap());
+        if self.carrier == PairTransport::Tcp {
+            let theirs = self.serve(ByteStream::plain(right).unwrap());
             return (BareClient::Plain(left), theirs.expose(OWN).unwrap());
         }
         let identity = Identity::generate("conformance").unwrap();
         std::thread::scope(|scope| {
-            let server = scope.spawn(|| Stream::encrypted_server(right, &identity).unwrap());
+            let server = scope.spawn(|| ByteStream::encrypted_server(right, &identity).unwrap());
             let client = TlsStream::client(left, &identity.certificate).unwrap();
             let theirs = self.serve(server.join().unwrap());
             (BareClient::Encrypted(Box::new(client)), theirs.expose(OWN).unwrap())
         })
     }
 
-    fn serve(&self, stream: Stream) -> Arc<tcp::Endpoint> {
+    fn serve(&self, stream: ByteStream) -> Arc<tcp::TcpEndpoint> {
         let end = Arc::new(self.node.end(None));
         end.connect(stream).unwrap();
         self.progress.serve(end.clone()).unwrap();
@@ -169,7 +169,7 @@ fn several_clients_are_served_while_one_floods_and_one_leaves() {
 
 #[test]
 fn serves_clients_while_one_does_not_read_and_one_dies() {
-    for_each(&[Carrier::Tcp, Carrier::Tls], |carrier| {
+    for_each(&[PairTransport::Tcp, PairTransport::Tls], |carrier| {
         let component = Component::new(carrier);
         let clients: Vec<_> = (0..CLIENTS).map(|_| component.client()).collect();
         let (mut half_dead, RemoteRegion { key, .. }) = component.bare_client();
@@ -188,7 +188,7 @@ fn serves_clients_while_one_does_not_read_and_one_dies() {
 
 #[test]
 fn client_that_is_cut_off_is_removed_without_others() {
-    for_each(&[Carrier::Tcp, Carrier::Tls], |carrier| {
+    for_each(&[PairTransport::Tcp, PairTransport::Tls], |carrier| {
         let component = Component::new(carrier);
         let (good, bad) = (component.client(), component.client_with_wrong_key());
         assert!(bad.get(own_at(0), &mut [0; 8]).is_err());
@@ -236,13 +236,13 @@ fn pass_on(client: TcpStream, server: TcpStream) {
 
 #[test]
 fn serves_a_request_sent_with_the_end_of_the_handshake() {
-    let component = Component::new(Carrier::Tls);
+    let component = Component::new(PairTransport::Tls);
     let RemoteRegion { key, .. } = component.node.end(None).expose(OWN).unwrap();
     let identity = Identity::generate("conformance").unwrap();
     let ((ours, near), (far, theirs)) = (sockets(), sockets());
     pass_on(near, far);
     std::thread::scope(|scope| {
-        scope.spawn(|| component.serve(Stream::encrypted_server(theirs, &identity).unwrap()));
+        scope.spawn(|| component.serve(ByteStream::encrypted_server(theirs, &identity).unwrap()));
         let client = TlsStream::client(ours, &identity.certificate).unwrap();
         let mut client = BareClient::Encrypted(Box::new(client));
         client.send(Frame::FetchAdd { request: 0, key, offset: 0, value: 7 });

@@ -7,10 +7,10 @@ use std::time::{Duration, Instant};
 use sublet_fabric::exposed::{OWN, RemoteRegion};
 use sublet_fabric::line::Turn;
 use sublet_fabric::tcp::frame::{Frame, HEADER_BYTES};
-use sublet_fabric::tcp::{self, Stream};
+use sublet_fabric::tcp::{self, ByteStream};
 use sublet_fabric::{Endpoint, FabricError};
 
-use crate::pairs::{LEN, Node, Pair, REGION, STREAMS, at, line_at, over, sockets};
+use crate::pairs::{LEN, Pair, PairSide, REGION, STREAMS, at, line_at, over, sockets};
 
 /// Waits until the passive side is down, and returns the reason.
 fn their_reason(pair: &Pair) -> String {
@@ -65,18 +65,18 @@ fn unaligned_word_ends_the_connection_with_a_reason() {
 }
 
 /// Makes an endpoint, and returns it with the bare socket of its peer.
-pub fn with_bare_peer() -> (Node, tcp::Endpoint, TcpStream) {
+pub fn with_bare_peer() -> (PairSide, tcp::TcpEndpoint, TcpStream) {
     let (left, right) = sockets();
     right.set_read_timeout(Some(Duration::from_secs(20))).unwrap();
-    let node = Node::new(LEN);
+    let node = PairSide::new(LEN);
     let end = node.end(None);
-    end.connect(Stream::plain(left).unwrap()).unwrap();
+    end.connect(ByteStream::plain(left).unwrap()).unwrap();
     end.reach(OWN, RemoteRegion { key: 1 << 16, base: 0, len_bytes: LEN }).unwrap();
     (node, end, right)
 }
 
 /// Processes arrivals until the connection is down, and returns the reason.
-fn wait_for_end(end: &tcp::Endpoint, node: &Node) -> String {
+fn wait_for_end(end: &tcp::TcpEndpoint, node: &PairSide) -> String {
     assert!(
         !end.wait(node.line(0), Turn::of_use(7), Some(Instant::now() + Duration::from_secs(20)), || false)
     );

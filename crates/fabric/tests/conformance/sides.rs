@@ -8,33 +8,33 @@ use sublet_fabric::window::Window;
 use sublet_fabric::{Endpoint, ofi, shm};
 
 use crate::libfabric;
-use crate::pairs::{Carrier, Node, connect, introduce, streams};
+use crate::pairs::{PairSide, PairTransport, connect, introduce, streams};
 
 /// One of two sides.
 pub struct Side {
-    pub node: Node,
+    pub node: PairSide,
     pub end: Endpoint,
 }
 
 /// Two sides with own regions of these sizes, which [`join`] connects. Their memory may be mapped anew until then.
-pub fn sides(carrier: Carrier, own_bytes: [u64; 2]) -> [Side; 2] {
-    let nodes = own_bytes.map(Node::new);
+pub fn sides(carrier: PairTransport, own_bytes: [u64; 2]) -> [Side; 2] {
+    let nodes = own_bytes.map(PairSide::new);
     let ends = [(&nodes[0], &nodes[1]), (&nodes[1], &nodes[0])].map(|(ours, theirs)| match carrier {
-        Carrier::Shm => {
+        PairTransport::Shm => {
             let len_bytes = theirs.own.len_bytes();
-            let end = shm::Endpoint::new(Window::new(1, len_bytes).unwrap(), None);
+            let end = shm::ShmEndpoint::new(Window::new(1, len_bytes).unwrap(), None);
             end.register(OWN, theirs.own.fd(), len_bytes).unwrap();
             Endpoint::Shm(end)
         }
-        Carrier::Tcp | Carrier::Tls | Carrier::Sim(_) => Endpoint::Tcp(ours.end(None)),
-        Carrier::Ofi => Endpoint::Ofi(ofi::Endpoint::new(ours.exposed.clone(), None)),
+        PairTransport::Tcp | PairTransport::Tls | PairTransport::Sim(_) => Endpoint::Tcp(ours.end(None)),
+        PairTransport::Ofi => Endpoint::Ofi(ofi::OfiEndpoint::new(ours.exposed.clone(), None)),
     });
     let mut ends = ends.into_iter();
     nodes.map(|node| Side { node, end: ends.next().unwrap() })
 }
 
 /// Connects the two sides.
-pub fn join(carrier: Carrier, [left, right]: &[Side; 2]) {
+pub fn join(carrier: PairTransport, [left, right]: &[Side; 2]) {
     match (&left.end, &right.end) {
         (Endpoint::Tcp(ours), Endpoint::Tcp(theirs)) => {
             let streams = streams(carrier);

@@ -6,7 +6,7 @@ use std::time::Duration;
 use sublet_fabric::line::Turn;
 
 use crate::pairs::{
-    CARRIERS, Carrier, LEN, NETWORKS, at, for_each, line_at, over, own_at, own_line, pattern,
+    CARRIERS, LEN, NETWORKS, PairTransport, at, for_each, line_at, over, own_at, own_line, pattern,
 };
 use crate::sides::{Side, join, sides};
 
@@ -14,8 +14,14 @@ use crate::sides::{Side, join, sides};
 const LIMITS: &[usize] = &[1, 8, 40, 64, 4 << 10, 16 << 10, 32 << 10, 64 << 10];
 
 /// Transports over which two sides send at once.
-const BOTH_WAYS: &[Carrier] =
-    &[Carrier::Shm, Carrier::Tcp, Carrier::Tls, Carrier::Sim(7), Carrier::Sim(8), Carrier::Ofi];
+const BOTH_WAYS: &[PairTransport] = &[
+    PairTransport::Shm,
+    PairTransport::Tcp,
+    PairTransport::Tls,
+    PairTransport::Sim(7),
+    PairTransport::Sim(8),
+    PairTransport::Ofi,
+];
 
 #[test]
 fn lengths_near_limits_arrive_whole_at_odd_addresses() {
@@ -62,7 +68,7 @@ fn what_is_pushed_is_there_when_the_line_is() {
 fn two_ends_can_send_to_each_other_at_once() {
     const DATA: u64 = 4096;
     for_each(BOTH_WAYS, |carrier| {
-        let len: usize = if matches!(carrier, Carrier::Sim(_)) { 1 << 20 } else { 64 << 20 };
+        let len: usize = if matches!(carrier, PairTransport::Sim(_)) { 1 << 20 } else { 64 << 20 };
         let sides = sides(carrier, [DATA + len as u64; 2]);
         join(carrier, &sides);
         let send_and_wait = |side: &Side, seed: usize| {
@@ -84,7 +90,7 @@ fn two_ends_can_send_to_each_other_at_once() {
 fn a_slow_receiver_holds_its_sender_back_and_loses_nothing() {
     const PUTS: u64 = 64;
     const DATA: u64 = PUTS * 128;
-    for_each(&[Carrier::Tcp, Carrier::Tls, Carrier::Ofi], |carrier| {
+    for_each(&[PairTransport::Tcp, PairTransport::Tls, PairTransport::Ofi], |carrier| {
         let sides = sides(carrier, [LEN; 2]);
         join(carrier, &sides);
         let [sender, receiver] = &sides;

@@ -7,9 +7,9 @@ use std::os::unix::fs::FileExt;
 use std::path::Path;
 
 use super::files::Opened;
-use crate::error::{ImageError, Part};
-use crate::layer::{Kind, decompressed, for_each};
-use crate::limits::{Limits, MAX_ARCHIVE_MEMBERS};
+use crate::error::{DocumentPart, ImageError};
+use crate::layer::{FileKind, decompressed, for_each};
+use crate::limits::{ImageLimits, MAX_ARCHIVE_MEMBERS};
 
 /// Most links that may lead to one another.
 const MAX_LINKS: usize = 8;
@@ -18,10 +18,10 @@ const PIECE_BYTES: usize = 128 << 10;
 /// An uncompressed tar with the positions of its members.
 pub(super) struct Archive {
     file: File,
-    members: BTreeMap<Vec<u8>, Member>,
+    members: BTreeMap<Vec<u8>, ArchiveMember>,
 }
 
-enum Member {
+enum ArchiveMember {
     Content {
         position: u64,
         bytes: u64,
@@ -32,7 +32,7 @@ enum Member {
 
 impl Archive {
     /// Looks up the positions of all members. A compressed archive is first unpacked into a file without a name.
-    pub(super) fn open(mut file: File, scratch: &Path, limits: &Limits) -> Result<Archive, ImageError> {
+    pub(super) fn open(mut file: File, scratch: &Path, limits: &ImageLimits) -> Result<Archive, ImageError> {
         if is_compressed(&file)? {
             file = unpacked(file, scratch, limits)?;
         }
@@ -41,16 +41,16 @@ impl Archive {
         for_each(&file, |entry, _| {
             let name = normal(b"", &entry.path);
             let member = match entry.kind {
-                Kind::File => Member::Content { position: entry.position, bytes: entry.bytes },
-                Kind::SymbolicLink => Member::Link(normal(folder_of(&name), &entry.target)),
-                Kind::HardLink => Member::Link(normal(b"", &entry.target)),
+                FileKind::File => ArchiveMember::Content { position: entry.position, bytes: entry.bytes },
+                FileKind::SymbolicLink => ArchiveMember::Link(normal(folder_of(&name), &entry.target)),
+                FileKind::HardLink => ArchiveMember::Link(normal(b"", &entry.target)),
                 _ => return Ok(()),
             };
             members.insert(name, member);
             match members.len() > MAX_ARCHIVE_MEMBERS {
                 true => {
                     let limit = MAX_ARCHIVE_MEMBERS as u64;
-                    Err(ImageError::TooLarge { part: Part::Archive, limit, unit: "files" })
+                    Err(ImageError::TooLarge { part: DocumentPart::Archive, limit, unit: "files" })
                 }
                 false => Ok(()),
             }
@@ -63,8 +63,8 @@ impl Archive {
         let mut name = normal(b"", name);
         for _ in 0..MAX_LINKS {
             match self.members.get(&name)? {
-                Member::Link(target) => name = target.clone(),
-                &Member::Content { position, bytes } => {
+                ArchiveMember::Link(target) => name = target.clone(),
+                &ArchiveMember::Content { position, bytes } => {
                     return Some((
                         Box::new(Section { file: &self.file, position, left_bytes: bytes }),
                         bytes,
@@ -99,7 +99,7 @@ fn is_compressed(file: &File) -> Result<bool, ImageError> {
     Ok(first[..read].starts_with(&[0x1f, 0x8b]) || first[..read] == [0x28, 0xb5, 0x2f, 0xfd])
 }
 
-fn unpacked(file: File, scratch: &Path, limits: &Limits) -> Result<File, ImageError> {
+fn unpacked(file: File, scratch: &Path, limits: &ImageLimits) -> Result<File, ImageError> {
     let limit = limits.unpacked_bytes;
     let failed = |error| ImageError::system("writing a file in", scratch, error);
     let mut plain = tempfile::tempfile_in(scratch).map_err(failed)?;
@@ -109,7 +109,11 @@ fn unpacked(file: File, scratch: &Path, limits: &Limits) -> Result<File, ImageEr
         plain.write_all(&piece[..read]).map_err(failed)?;
     }
     match content.limit() {
-        0 => Err(ImageError::TooLarge { part: Part::Archive, limit, unit: "bytes when it is unpacked" }),
+        0 => Err(ImageError::TooLarge {
+            part: DocumentPart::Archive,
+            limit,
+            unit: "bytes when it is unpacked",
+        }),
         _ => Ok(plain),
     }
 }
@@ -133,7 +137,7 @@ fn folder_of(name: &[u8]) -> &[u8] {
 }
 
 fn damaged(source: io::Error) -> ImageError {
-    ImageError::Damaged { part: Part::Archive, source }
+    ImageError::Damaged { part: DocumentPart::Archive, source }
 }
 
 #[cfg(test)]

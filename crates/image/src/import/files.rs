@@ -9,28 +9,28 @@ use rustix::io::Errno;
 
 use super::archive::Archive;
 use crate::error::ImageError;
-use crate::limits::Limits;
+use crate::limits::ImageLimits;
 
 /// A file's content and its length.
 pub(super) type Opened<'a> = (Box<dyn Read + 'a>, u64);
 
 /// Files by their names.
-pub(super) enum Files {
+pub(super) enum ImageFiles {
     Folder(File),
     Archive(Archive),
 }
 
-impl Files {
+impl ImageFiles {
     /// Opens the files of a folder or of a tar.
-    pub(super) fn open(path: &Path, scratch: &Path, limits: &Limits) -> Result<Files, ImageError> {
+    pub(super) fn open(path: &Path, scratch: &Path, limits: &ImageLimits) -> Result<ImageFiles, ImageError> {
         let failed = |error: io::Error| ImageError::system("opening", path, error);
         // Non-blocking, so that a FIFO does not make this wait for a writer.
         let flags = OFlags::RDONLY | OFlags::CLOEXEC | OFlags::NONBLOCK;
         let file = File::from(fs::open(path, flags, Mode::empty()).map_err(|errno| failed(errno.into()))?);
         let kind = file.metadata().map_err(failed)?.file_type();
         match () {
-            () if kind.is_dir() => Ok(Files::Folder(file)),
-            () if kind.is_file() => Archive::open(file, scratch, limits).map(Files::Archive),
+            () if kind.is_dir() => Ok(ImageFiles::Folder(file)),
+            () if kind.is_file() => Archive::open(file, scratch, limits).map(ImageFiles::Archive),
             () => Err(ImageError::NoImages { path: path.to_owned() }),
         }
     }
@@ -38,8 +38,8 @@ impl Files {
     /// Opens a file and returns its content and length; `None` if there is none of that name.
     pub(super) fn open_file<'a>(&'a self, name: &str) -> Result<Option<Opened<'a>>, ImageError> {
         match self {
-            Files::Archive(archive) => Ok(archive.open_member(name.as_bytes())),
-            Files::Folder(folder) => {
+            ImageFiles::Archive(archive) => Ok(archive.open_member(name.as_bytes())),
+            ImageFiles::Folder(folder) => {
                 let file = beneath(folder, name)?;
                 Ok(file.map(|(file, bytes)| (Box::new(file) as Box<dyn Read>, bytes)))
             }

@@ -1,21 +1,21 @@
 //! The list of images of an OCI layout: its `index.json`.
 
-use super::Named;
-use crate::error::{ImageError, Part};
-use crate::manifest::{Annotations, Document, Entry, HERE, Platform};
+use super::NamedImage;
+use crate::error::{DocumentPart, ImageError};
+use crate::manifest::{Annotations, HERE, ImageDocument, IndexEntry, Platform};
 use crate::reference::Reference;
 
 /// Returns the images of the list that are for this machine, or that do not state their machines.
-pub(super) fn images(index: &[u8]) -> Result<Vec<Named>, ImageError> {
-    let entries = match Document::read(index)? {
-        Document::Index(entries) => entries,
+pub(super) fn images(index: &[u8]) -> Result<Vec<NamedImage>, ImageError> {
+    let entries = match ImageDocument::read(index)? {
+        ImageDocument::Index(entries) => entries,
         // The file's name promises an index.
-        Document::Manifest(_) => {
+        ImageDocument::Manifest(_) => {
             let problem = "it is a manifest in place of an index";
-            return Err(ImageError::Document { part: Part::Index, problem });
+            return Err(ImageError::Document { part: DocumentPart::Index, problem });
         }
     };
-    let is_possible = |entry: &&Entry| entry.platform.as_ref().is_none_or(Platform::is_here);
+    let is_possible = |entry: &&IndexEntry| entry.platform.as_ref().is_none_or(Platform::is_here);
     let images: Vec<_> = entries.iter().filter(is_possible).map(named).collect();
     match images.is_empty() && !entries.is_empty() {
         true => Err(ImageError::Architecture { found: format!("{} others", entries.len()), here: HERE }),
@@ -23,9 +23,9 @@ pub(super) fn images(index: &[u8]) -> Result<Vec<Named>, ImageError> {
     }
 }
 
-fn named(entry: &Entry) -> Named {
+fn named(entry: &IndexEntry) -> NamedImage {
     let names = entry.annotations.as_ref().map(names).unwrap_or_default();
-    Named::ByManifest { root: entry.descriptor.clone(), names }
+    NamedImage::ByManifest { root: entry.descriptor.clone(), names }
 }
 
 /// Returns the whole name of an image, if it has one. A tag without a name means nothing outside of its layout.
@@ -60,8 +60,8 @@ mod tests {
         let names: Vec<_> = found
             .iter()
             .map(|named| match named {
-                Named::ByManifest { names, .. } => names.clone(),
-                Named::ByConfig { .. } => panic!("a layout names manifests"),
+                NamedImage::ByManifest { names, .. } => names.clone(),
+                NamedImage::ByConfig { .. } => panic!("a layout names manifests"),
             })
             .collect();
         assert_eq!(names, [vec![], vec!["docker.io/library/debian:12".to_owned()]]);

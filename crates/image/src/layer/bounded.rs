@@ -3,16 +3,16 @@
 use std::io::{self, Read};
 
 /// A reader that fails once its limit is exceeded, and reports that afterwards.
-pub(crate) struct Bounded<R> {
+pub(crate) struct BoundedReader<R> {
     inner: R,
     left_bytes: u64,
     is_exceeded: bool,
 }
 
-impl<R: Read> Bounded<R> {
+impl<R: Read> BoundedReader<R> {
     /// Creates a reader of at most `bytes` bytes.
-    pub(crate) fn new(inner: R, bytes: u64) -> Bounded<R> {
-        Bounded { inner, left_bytes: bytes, is_exceeded: false }
+    pub(crate) fn new(inner: R, bytes: u64) -> BoundedReader<R> {
+        BoundedReader { inner, left_bytes: bytes, is_exceeded: false }
     }
 
     /// Whether the inner reader had more bytes than the limit.
@@ -25,7 +25,7 @@ impl<R: Read> Bounded<R> {
     }
 }
 
-impl<R: Read> Read for Bounded<R> {
+impl<R: Read> Read for BoundedReader<R> {
     fn read(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
         let read = self.inner.read(buffer)?;
         debug_assert!(read <= buffer.len(), "{read} bytes were read into {}", buffer.len());
@@ -49,7 +49,7 @@ mod tests {
     #[test]
     fn passes_exactly_the_allowed_bytes() {
         for (bytes, passes) in [(9, false), (10, true), (11, true)] {
-            let mut bounded = Bounded::new(&b"ten bytes."[..], bytes);
+            let mut bounded = BoundedReader::new(&b"ten bytes."[..], bytes);
             assert_eq!(io::copy(&mut bounded, &mut io::sink()).is_ok(), passes, "{bytes}");
             assert_eq!(bounded.is_exceeded(), !passes);
         }

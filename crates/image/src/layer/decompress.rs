@@ -23,23 +23,23 @@ pub(crate) fn decompressed<'a>(mut reader: impl Read + 'a) -> io::Result<Box<dyn
     let whole = BufReader::with_capacity(BUFFER_BYTES, io::Cursor::new(first).chain(reader));
     Ok(match () {
         () if is_gzip => Box::new(BufReader::with_capacity(BUFFER_BYTES, MultiGzDecoder::new(whole))),
-        () if is_zstd => Box::new(Frames::new(whole)),
+        () if is_zstd => Box::new(ZstdFrames::new(whole)),
         () => Box::new(whole),
     })
 }
 
 /// The frames of zstd one after the other, which the library reads one by one.
-struct Frames<R: Read> {
+struct ZstdFrames<R: Read> {
     source: BufReader<R>,
     decoder: FrameDecoder,
     is_within: bool,
 }
 
-impl<R: Read> Frames<R> {
-    fn new(source: BufReader<R>) -> Frames<R> {
+impl<R: Read> ZstdFrames<R> {
+    fn new(source: BufReader<R>) -> ZstdFrames<R> {
         let mut decoder = FrameDecoder::new();
         decoder.set_max_window_size(MAX_ZSTD_WINDOW_BYTES);
-        Frames { source, decoder, is_within: false }
+        ZstdFrames { source, decoder, is_within: false }
     }
 
     /// Begins the next frame. Returns `false` if there is none.
@@ -60,7 +60,7 @@ impl<R: Read> Frames<R> {
     }
 }
 
-impl<R: Read> Read for Frames<R> {
+impl<R: Read> Read for ZstdFrames<R> {
     fn read(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
         while !buffer.is_empty() {
             if !self.is_within && !self.begin()? {

@@ -7,8 +7,8 @@ use std::io::{self, Read};
 
 use tar::{Archive, EntryType, Header, PaxExtensions};
 
-use super::padded::Padded;
-use crate::error::{EntryProblem, ImageError, Part};
+use super::padded::PaddedReader;
+use crate::error::{DocumentPart, EntryProblem, ImageError};
 use crate::limits::{MAX_EXTENSION_BYTES, MAX_PATH_BYTES, MAX_TARGET_BYTES};
 
 /// Prefix of the keys by which GNU's tar describes sparse files.
@@ -16,7 +16,7 @@ const GNU_SPARSE: &[u8] = b"GNU.sparse.";
 
 /// Kind of an entry.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Kind {
+pub(crate) enum FileKind {
     File,
     Folder,
     SymbolicLink,
@@ -29,8 +29,8 @@ pub(crate) enum Kind {
 
 /// Description of one file in an archive.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) struct Entry {
-    pub(crate) kind: Kind,
+pub(crate) struct ArchiveEntry {
+    pub(crate) kind: FileKind,
     /// The path as the archive has it.
     pub(crate) path: Vec<u8>,
     /// The target of a link.
@@ -58,9 +58,9 @@ struct Extension {
 /// Calls `take` for each entry, with its content.
 pub(crate) fn for_each(
     archive: impl Read,
-    mut take: impl FnMut(&Entry, &mut dyn Read) -> Result<(), ImageError>,
+    mut take: impl FnMut(&ArchiveEntry, &mut dyn Read) -> Result<(), ImageError>,
 ) -> Result<(), ImageError> {
-    let archive = Padded::new(archive);
+    let archive = PaddedReader::new(archive);
     let is_padding = archive.is_padding();
     let mut archive = Archive::new(archive);
     let mut extension = Extension::default();
@@ -78,7 +78,7 @@ pub(crate) fn for_each(
     Ok(())
 }
 
-fn entry<R: Read>(raw: &tar::Entry<'_, R>, extension: Extension) -> Result<Entry, ImageError> {
+fn entry<R: Read>(raw: &tar::Entry<'_, R>, extension: Extension) -> Result<ArchiveEntry, ImageError> {
     let header = raw.header();
     let path = extension.path.unwrap_or_else(|| header.path_bytes().into_owned());
     if extension.is_sparse {
@@ -90,7 +90,7 @@ fn entry<R: Read>(raw: &tar::Entry<'_, R>, extension: Extension) -> Result<Entry
     }
     let header_target = || header.link_name_bytes().map(|target| target.into_owned()).unwrap_or_default();
     let header_time = || i64::try_from(header.mtime().unwrap_or(0)).unwrap_or(i64::MAX);
-    Ok(Entry {
+    Ok(ArchiveEntry {
         kind: kind(header, &path),
         target: extension.target.unwrap_or_else(header_target),
         mode: header.mode().map_err(damaged)?,
@@ -101,16 +101,16 @@ fn entry<R: Read>(raw: &tar::Entry<'_, R>, extension: Extension) -> Result<Entry
     })
 }
 
-fn kind(header: &Header, path: &[u8]) -> Kind {
+fn kind(header: &Header, path: &[u8]) -> FileKind {
     match header.entry_type() {
         // Archives without an entry type for folders mark them with a slash.
-        EntryType::Regular if path.ends_with(b"/") => Kind::Folder,
-        EntryType::Regular | EntryType::Continuous => Kind::File,
-        EntryType::Directory => Kind::Folder,
-        EntryType::Symlink => Kind::SymbolicLink,
-        EntryType::Link => Kind::HardLink,
-        EntryType::Char | EntryType::Block | EntryType::Fifo => Kind::Special,
-        _ => Kind::Foreign,
+        EntryType::Regular if path.ends_with(b"/") => FileKind::Folder,
+        EntryType::Regular | EntryType::Continuous => FileKind::File,
+        EntryType::Directory => FileKind::Folder,
+        EntryType::Symlink => FileKind::SymbolicLink,
+        EntryType::Link => FileKind::HardLink,
+        EntryType::Char | EntryType::Block | EntryType::Fifo => FileKind::Special,
+        _ => FileKind::Foreign,
     }
 }
 
@@ -175,7 +175,7 @@ fn content<R: Read>(raw: &mut tar::Entry<'_, R>) -> Result<Vec<u8>, ImageError> 
     let size = raw.size();
     if size > MAX_EXTENSION_BYTES {
         let unit = "bytes in an extended header";
-        return Err(ImageError::TooLarge { part: Part::Archive, limit: MAX_EXTENSION_BYTES, unit });
+        return Err(ImageError::TooLarge { part: DocumentPart::Archive, limit: MAX_EXTENSION_BYTES, unit });
     }
     let mut bytes = Vec::new();
     raw.read_to_end(&mut bytes).map_err(damaged)?;
@@ -186,5 +186,5 @@ fn content<R: Read>(raw: &mut tar::Entry<'_, R>) -> Result<Vec<u8>, ImageError> 
 }
 
 fn damaged(source: io::Error) -> ImageError {
-    ImageError::Damaged { part: Part::Archive, source }
+    ImageError::Damaged { part: DocumentPart::Archive, source }
 }

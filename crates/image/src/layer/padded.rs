@@ -8,15 +8,15 @@ use std::rc::Rc;
 const BLOCK_BYTES: u64 = 512;
 
 /// Fills the last block with zeros, and says since when it does.
-pub(super) struct Padded<R> {
+pub(super) struct PaddedReader<R> {
     inner: R,
     read_bytes: u64,
     is_padding: Rc<Cell<bool>>,
 }
 
-impl<R: Read> Padded<R> {
-    pub(super) fn new(inner: R) -> Padded<R> {
-        Padded { inner, read_bytes: 0, is_padding: Rc::default() }
+impl<R: Read> PaddedReader<R> {
+    pub(super) fn new(inner: R) -> PaddedReader<R> {
+        PaddedReader { inner, read_bytes: 0, is_padding: Rc::default() }
     }
 
     /// Whether what was read last was not in the archive.
@@ -25,7 +25,7 @@ impl<R: Read> Padded<R> {
     }
 }
 
-impl<R: Read> Read for Padded<R> {
+impl<R: Read> Read for PaddedReader<R> {
     fn read(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
         let mut read = self.inner.read(buffer)?;
         let missing = self.read_bytes.next_multiple_of(BLOCK_BYTES) - self.read_bytes;

@@ -14,9 +14,9 @@ pub(crate) enum Meaning {
     /// The folder of the layer itself.
     Root,
     /// A file of this name in a folder.
-    File(Place),
+    File(FolderEntry),
     /// A whiteout: a file of this name in lower layers is hidden.
-    Whiteout(Place),
+    Whiteout(FolderEntry),
     /// An opaque folder: all that lower layers have in this folder is hidden.
     Opaque(Vec<u8>),
     /// An entry that is ignored.
@@ -25,14 +25,14 @@ pub(crate) enum Meaning {
 
 /// A name in a folder of the layer. Neither part can lead out of the layer.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) struct Place {
+pub(crate) struct FolderEntry {
     /// Names with slashes between them; empty for the layer's own folder.
     pub(crate) folder: Vec<u8>,
     /// The name: not empty, without a slash, neither `.` nor `..`.
     pub(crate) name: Vec<u8>,
 }
 
-impl Place {
+impl FolderEntry {
     /// The whole path, with slashes between the names.
     pub(crate) fn path(&self) -> Vec<u8> {
         match self.folder.is_empty() {
@@ -44,7 +44,7 @@ impl Place {
 
 /// Reads the path of an entry. An absolute path begins at the layer's folder, as in other tools.
 pub(crate) fn meaning(path: &[u8]) -> Result<Meaning, ImageError> {
-    let Some(Place { folder, name }) = place(path)? else { return Ok(Meaning::Root) };
+    let Some(FolderEntry { folder, name }) = place(path)? else { return Ok(Meaning::Root) };
     let wrong = || Err(ImageError::entry(path, EntryProblem::Whiteout));
     if folder.split(|&byte| byte == b'/').any(|name| name.starts_with(WHITEOUT_OF_AUFS)) {
         return Ok(Meaning::Nothing);
@@ -53,16 +53,16 @@ pub(crate) fn meaning(path: &[u8]) -> Result<Meaning, ImageError> {
         return wrong();
     }
     match name.strip_prefix(WHITEOUT) {
-        None => Ok(Meaning::File(Place { folder, name })),
+        None => Ok(Meaning::File(FolderEntry { folder, name })),
         Some(_) if name == OPAQUE => Ok(Meaning::Opaque(folder)),
         Some(_) if name.starts_with(WHITEOUT_OF_AUFS) => Ok(Meaning::Nothing),
         Some(b"" | b"." | b"..") => wrong(),
-        Some(hidden) => Ok(Meaning::Whiteout(Place { folder, name: hidden.to_owned() })),
+        Some(hidden) => Ok(Meaning::Whiteout(FolderEntry { folder, name: hidden.to_owned() })),
     }
 }
 
 /// Splits a path by its names alone; `None` if it is the layer's folder itself.
-pub(crate) fn place(path: &[u8]) -> Result<Option<Place>, ImageError> {
+pub(crate) fn place(path: &[u8]) -> Result<Option<FolderEntry>, ImageError> {
     let wrong = |problem| Err(ImageError::entry(path, problem));
     let names = || path.split(|&byte| byte == b'/').filter(|name| !matches!(*name, b"" | b"."));
     if path.contains(&0) {
@@ -77,7 +77,7 @@ pub(crate) fn place(path: &[u8]) -> Result<Option<Place>, ImageError> {
     }
     let mut names: Vec<_> = names().collect();
     let name = names.pop();
-    let place = name.map(|name| Place { folder: names.join(&b'/'), name: name.to_owned() });
+    let place = name.map(|name| FolderEntry { folder: names.join(&b'/'), name: name.to_owned() });
     debug_assert!(
         place.as_ref().is_none_or(|place| !place.name.contains(&b'/') && !place.folder.starts_with(b"/")),
         "a path that may lead elsewhere: {place:?}"
@@ -89,8 +89,8 @@ pub(crate) fn place(path: &[u8]) -> Result<Option<Place>, ImageError> {
 mod tests {
     use super::*;
 
-    fn at(folder: &str, name: &str) -> Place {
-        Place { folder: folder.into(), name: name.into() }
+    fn at(folder: &str, name: &str) -> FolderEntry {
+        FolderEntry { folder: folder.into(), name: name.into() }
     }
 
     #[test]
@@ -103,7 +103,7 @@ mod tests {
         }
         assert_eq!(
             meaning(b"a\xff").unwrap(),
-            Meaning::File(Place { folder: vec![], name: b"a\xff".to_vec() })
+            Meaning::File(FolderEntry { folder: vec![], name: b"a\xff".to_vec() })
         );
     }
 

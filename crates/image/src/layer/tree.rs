@@ -12,11 +12,11 @@ use std::os::unix::ffi::OsStrExt;
 use rustix::fs::{self, AtFlags, FileType, Gid, Mode, OFlags, Timespec, Timestamps, Uid};
 use rustix::io::Errno;
 
-use crate::error::{EntryProblem, ImageError, Part};
+use crate::error::{DocumentPart, EntryProblem, ImageError};
 use crate::limits::MAX_FOLDER_PATHS_BYTES;
 
 use super::damaged;
-use super::path::Place;
+use super::path::FolderEntry;
 
 /// Permissions of all users and the sticky bit; never set-user-ID or set-group-ID.
 const KEPT_MODE: u32 = 0o1777;
@@ -47,20 +47,20 @@ impl Attributes {
 /// Owner of all files of all layers: user and group 1000 if this process is root and can change owners, otherwise this
 /// process's own user.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Owner(Option<(Uid, Gid)>);
+pub(crate) struct FileOwner(Option<(Uid, Gid)>);
 
-impl Owner {
+impl FileOwner {
     const ID: u32 = 1000;
 
     /// Determines the owner by giving the folder away, if that is possible.
-    fn of_files_in(folder: BorrowedFd<'_>) -> Result<Owner, Errno> {
+    fn of_files_in(folder: BorrowedFd<'_>) -> Result<FileOwner, Errno> {
         if !rustix::process::geteuid().is_root() {
-            return Ok(Owner(None));
+            return Ok(FileOwner(None));
         }
-        let other = Owner(Some((Uid::from_raw(Owner::ID), Gid::from_raw(Owner::ID))));
+        let other = FileOwner(Some((Uid::from_raw(FileOwner::ID), Gid::from_raw(FileOwner::ID))));
         match other.own_open(folder) {
             // The root of a user namespace has only the users that the namespace has.
-            Err(Errno::INVAL | Errno::PERM) => Ok(Owner(None)),
+            Err(Errno::INVAL | Errno::PERM) => Ok(FileOwner(None)),
             owned => owned.map(|()| other),
         }
     }
@@ -79,7 +79,7 @@ impl Owner {
 /// A layer's folder, and the state of unpacking into it.
 pub(crate) struct Tree<'a> {
     root: BorrowedFd<'a>,
-    owner: Owner,
+    owner: FileOwner,
     /// Attributes of folders, which are set at the end: a folder without write permission cannot be filled, and filling
     /// a folder changes its time.
     folders: BTreeMap<Vec<u8>, Attributes>,
@@ -95,7 +95,7 @@ pub(crate) struct Tree<'a> {
 impl<'a> Tree<'a> {
     /// Creates the tree of an empty folder, for at most `files` files.
     pub(crate) fn new(root: BorrowedFd<'a>, files: u64) -> Result<Tree<'a>, ImageError> {
-        let owner = Owner::of_files_in(root).map_err(|errno| failed("giving away", b".", errno))?;
+        let owner = FileOwner::of_files_in(root).map_err(|errno| failed("giving away", b".", errno))?;
         let mut tree = Tree {
             root,
             owner,
@@ -129,7 +129,7 @@ impl<'a> Tree<'a> {
     /// Creates a file with its content.
     pub(crate) fn file(
         &mut self,
-        place: &Place,
+        place: &FolderEntry,
         content: &mut dyn Read,
         bytes: u64,
         attributes: Attributes,
@@ -153,7 +153,7 @@ impl<'a> Tree<'a> {
 
     fn copy(
         &mut self,
-        place: &Place,
+        place: &FolderEntry,
         content: &mut dyn Read,
         bytes: u64,
         file: &mut File,
@@ -173,7 +173,7 @@ impl<'a> Tree<'a> {
     /// Creates a symbolic link with any target.
     pub(crate) fn symbolic_link(
         &mut self,
-        place: &Place,
+        place: &FolderEntry,
         target: &[u8],
         attributes: Attributes,
     ) -> Result<(), ImageError> {
@@ -187,7 +187,7 @@ impl<'a> Tree<'a> {
     }
 
     /// Creates a second name of a file or symbolic link that the layer has already.
-    pub(crate) fn hard_link(&mut self, place: &Place, target: &Place) -> Result<(), ImageError> {
+    pub(crate) fn hard_link(&mut self, place: &FolderEntry, target: &FolderEntry) -> Result<(), ImageError> {
         if place == target {
             return Err(ImageError::entry(&place.path(), EntryProblem::MissingTarget));
         }
@@ -212,7 +212,7 @@ impl<'a> Tree<'a> {
     }
 
     /// Creates a whiteout of overlayfs, which hides a file of lower layers. Files of this layer itself stay visible.
-    pub(crate) fn whiteout(&mut self, place: &Place) -> Result<(), ImageError> {
+    pub(crate) fn whiteout(&mut self, place: &FolderEntry) -> Result<(), ImageError> {
         match self.kind_of(place)? {
             // A file of this layer hides those of lower layers anyway. A folder would be merged with theirs.
             Some(FileType::Directory) => return self.make_opaque(&place.path()),
@@ -252,7 +252,7 @@ impl<'a> Tree<'a> {
     /// Creates a file in its folder, in place of one of the same name.
     fn make<T>(
         &mut self,
-        place: &Place,
+        place: &FolderEntry,
         operation: &'static str,
         make: impl Fn(BorrowedFd<'_>, &OsStr) -> Result<T, Errno>,
     ) -> Result<T, ImageError> {
@@ -267,7 +267,7 @@ impl<'a> Tree<'a> {
     }
 
     /// Removes a file, a link or an empty folder of this name.
-    fn replace(&mut self, place: &Place) -> Result<(), ImageError> {
+    fn replace(&mut self, place: &FolderEntry) -> Result<(), ImageError> {
         let name = OsStr::from_bytes(&place.name);
         let removed = match fs::unlinkat(self.entered(), name, AtFlags::empty()) {
             Err(Errno::ISDIR) => fs::unlinkat(self.entered(), name, AtFlags::REMOVEDIR),
@@ -283,7 +283,8 @@ impl<'a> Tree<'a> {
     fn count(&mut self) -> Result<(), ImageError> {
         let limit = self.files_limit;
         let left = self.files_left.checked_sub(1);
-        self.files_left = left.ok_or(ImageError::TooLarge { part: Part::Layer, limit, unit: "files" })?;
+        self.files_left =
+            left.ok_or(ImageError::TooLarge { part: DocumentPart::Layer, limit, unit: "files" })?;
         Ok(())
     }
 
@@ -294,7 +295,7 @@ impl<'a> Tree<'a> {
         }
         if self.folder_paths_bytes > MAX_FOLDER_PATHS_BYTES {
             let (limit, unit) = (MAX_FOLDER_PATHS_BYTES as u64, "bytes of paths of folders");
-            return Err(ImageError::TooLarge { part: Part::Layer, limit, unit });
+            return Err(ImageError::TooLarge { part: DocumentPart::Layer, limit, unit });
         }
         Ok(())
     }

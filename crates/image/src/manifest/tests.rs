@@ -19,11 +19,11 @@ fn config(rest: &str) -> Vec<u8> {
     format!(r#"{{"architecture": "{HERE}", "os": "linux", "rootfs": {{"diff_ids": []}}{rest}}}"#).into_bytes()
 }
 
-fn entry(os: &str, architecture: &str, variant: &str) -> Entry {
+fn entry(os: &str, architecture: &str, variant: &str) -> IndexEntry {
     let platform = Platform { os: os.into(), architecture: architecture.into(), variant: variant.into() };
     let descriptor =
         Descriptor { media_type: String::new(), digest: Digest::of(variant.as_bytes()), size_bytes: 1 };
-    Entry { descriptor, platform: Some(platform), annotations: None }
+    IndexEntry { descriptor, platform: Some(platform), annotations: None }
 }
 
 #[test]
@@ -34,7 +34,8 @@ fn manifests_of_both_kinds_are_read() {
         "application/vnd.oci.image.layer.v1.tar",
     ];
     for (media_type, layer) in MANIFEST_TYPES.iter().flat_map(|kind| layers.map(|layer| (kind, layer))) {
-        let Document::Manifest(manifest) = Document::read(&manifest(media_type, layer, 2)).unwrap() else {
+        let ImageDocument::Manifest(manifest) = ImageDocument::read(&manifest(media_type, layer, 2)).unwrap()
+        else {
             panic!("it is a manifest");
         };
         assert_eq!((manifest.layers.len(), manifest.layers[0].size_bytes), (2, 7));
@@ -49,11 +50,11 @@ fn what_could_be_taken_for_something_else_is_refused() {
     let old = r#"{"schemaVersion": 1, "manifests": []}"#;
     for document in [both.as_bytes(), twice.as_bytes(), old.as_bytes(), b"{}", b"[]", b"null", b"\"x\"", b""]
     {
-        assert!(Document::read(document).is_err(), "{}", String::from_utf8_lossy(document));
+        assert!(ImageDocument::read(document).is_err(), "{}", String::from_utf8_lossy(document));
     }
-    assert!(Document::read(&manifest(INDEX_TYPES[0], layer, 1)).is_err(), "an index's type");
+    assert!(ImageDocument::read(&manifest(INDEX_TYPES[0], layer, 1)).is_err(), "an index's type");
     for wrong in ["", "application/wasm", "application/vnd.oci.image.layer.v1.tar+encrypted"] {
-        let read = Document::read(&manifest(MANIFEST_TYPES[0], wrong, 1));
+        let read = ImageDocument::read(&manifest(MANIFEST_TYPES[0], wrong, 1));
         assert!(matches!(read, Err(ImageError::MediaType { .. })), "{wrong}");
     }
 }
@@ -61,16 +62,16 @@ fn what_could_be_taken_for_something_else_is_refused() {
 #[test]
 fn thousands_of_layers_and_bombs_of_json_are_refused() {
     let layer = "application/vnd.oci.image.layer.v1.tar";
-    assert!(Document::read(&manifest(MANIFEST_TYPES[0], layer, MAX_LAYERS)).is_ok());
-    let read = Document::read(&manifest(MANIFEST_TYPES[0], layer, 5000));
+    assert!(ImageDocument::read(&manifest(MANIFEST_TYPES[0], layer, MAX_LAYERS)).is_ok());
+    let read = ImageDocument::read(&manifest(MANIFEST_TYPES[0], layer, 5000));
     assert!(matches!(read, Err(ImageError::Layers(5000))), "{read:?}");
     let deep = ["[".repeat(1 << 20), "]".repeat(1 << 20)].concat();
-    assert!(matches!(Document::read(deep.as_bytes()), Err(ImageError::Json { .. })));
+    assert!(matches!(ImageDocument::read(deep.as_bytes()), Err(ImageError::Json { .. })));
     let nested =
         config(&format!(r#", "config": {{"Labels": {}{}}}"#, r#"{"a":"#.repeat(1000), "}".repeat(1000)));
     assert!(matches!(Config::read(&nested), Err(ImageError::Json { .. })));
     let large = vec![b' '; MAX_DOCUMENT_BYTES as usize + 1];
-    assert!(matches!(Document::read(&large), Err(ImageError::TooLarge { .. })));
+    assert!(matches!(ImageDocument::read(&large), Err(ImageError::TooLarge { .. })));
     let diff_ids = vec![format!("\"{}\"", Digest::of(b"")); MAX_LAYERS + 1].join(",");
     let many =
         format!(r#"{{"architecture": "{HERE}", "os": "linux", "rootfs": {{"diff_ids": [{diff_ids}]}}}}"#);
@@ -83,7 +84,7 @@ fn sizes_and_digests_are_what_they_are_called() {
         [("\"size\": 7", "\"size\": -7"), ("\"size\": 7", "\"size\": 7.5"), ("sha256:", "sha1:")]
     {
         let wrong = String::from_utf8(manifest(MANIFEST_TYPES[0], "x", 1)).unwrap().replace(from, to);
-        assert!(matches!(Document::read(wrong.as_bytes()), Err(ImageError::Json { .. })), "{to}");
+        assert!(matches!(ImageDocument::read(wrong.as_bytes()), Err(ImageError::Json { .. })), "{to}");
     }
 }
 
@@ -98,7 +99,7 @@ fn this_machine_takes_what_all_of_its_kind_can_run() {
         entry("linux", HERE, ""),
     ];
     assert_eq!(choose(&entries).unwrap(), &entries[3]);
-    let silent = Entry { platform: None, ..entry("", "", "silent") };
+    let silent = IndexEntry { platform: None, ..entry("", "", "silent") };
     assert_eq!(choose(&[entries[0].clone(), silent.clone()]).unwrap(), &silent);
     let error = choose(&entries[..3]).unwrap_err().to_string();
     assert!(error.contains("linux/s390x") && error.contains(HERE), "{error}");

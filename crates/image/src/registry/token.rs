@@ -13,7 +13,7 @@ const MAX_TOKEN_BYTES: usize = 64 << 10;
 
 /// Answer of a token server. Servers use either name for the token.
 #[derive(Deserialize)]
-struct Answer {
+struct TokenAnswer {
     token: Option<String>,
     access_token: Option<String>,
 }
@@ -60,7 +60,7 @@ impl Registry {
             }
             _ => return self.checked("token", response).map(|_| String::new()),
         }
-        let answer: Answer = serde_json::from_slice(&self.short(&mut response)?)
+        let answer: TokenAnswer = serde_json::from_slice(&self.short(&mut response)?)
             .map_err(|_| self.nonsense("the answer for a token is not JSON"))?;
         let token = answer.token.or(answer.access_token).filter(|token| is_token(token));
         token

@@ -11,12 +11,12 @@ use rustix::io::Errno;
 
 use super::record::{make_private, sync};
 use super::removal::remove_tree;
-use super::{LAYERS, Presence, Store, UNFINISHED};
+use super::{ImageStore, LAYERS, Presence, UNFINISHED};
 use crate::digest::Digest;
 use crate::error::ImageError;
 
 /// The right to create one layer. Dropping this before it is finished removes the created files.
-pub(crate) struct Claim {
+pub(crate) struct LayerClaim {
     /// The layer's folder, locked.
     folder: File,
     path: PathBuf,
@@ -24,7 +24,7 @@ pub(crate) struct Claim {
     is_finished: bool,
 }
 
-impl Claim {
+impl LayerClaim {
     /// Returns the layer's folder, empty at first.
     pub(crate) fn folder(&self) -> BorrowedFd<'_> {
         self.folder.as_fd()
@@ -43,7 +43,7 @@ impl Claim {
     }
 }
 
-impl Drop for Claim {
+impl Drop for LayerClaim {
     fn drop(&mut self) {
         if !self.is_finished {
             // The next store that works alone removes what cannot be removed now.
@@ -52,9 +52,13 @@ impl Drop for Claim {
     }
 }
 
-impl Store {
+impl ImageStore {
     /// Waits until no process makes this layer. Returns `None` if the layer exists.
-    pub(crate) fn claim(&self, diff_id: &Digest, _present: &Presence) -> Result<Option<Claim>, ImageError> {
+    pub(crate) fn claim(
+        &self,
+        diff_id: &Digest,
+        _present: &Presence,
+    ) -> Result<Option<LayerClaim>, ImageError> {
         let complete = self.layer(diff_id);
         let path = self.folder.join(LAYERS).join(format!("{UNFINISHED}{}", diff_id.hex()));
         loop {
@@ -65,7 +69,7 @@ impl Store {
             if let Some(folder) = claim(&path)?.filter(|folder| is_still(folder, &path)) {
                 return match exists(&complete)? {
                     true => Ok(None),
-                    false => Ok(Some(Claim { folder, path, complete, is_finished: false })),
+                    false => Ok(Some(LayerClaim { folder, path, complete, is_finished: false })),
                 };
             }
         }

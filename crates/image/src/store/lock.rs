@@ -7,7 +7,7 @@ use std::os::unix::fs::OpenOptionsExt;
 use rustix::fs::{FlockOperation, flock};
 use rustix::io::Errno;
 
-use super::{Image, LOCK, Store};
+use super::{Image, ImageStore, LOCK};
 use crate::error::ImageError;
 
 /// A shared lock. While it is held, nothing is removed from the store.
@@ -47,7 +47,7 @@ impl Image {
     }
 }
 
-impl Store {
+impl ImageStore {
     /// Waits until no process removes anything.
     pub(crate) fn be_present(&self) -> Result<Presence, ImageError> {
         self.lock(FlockOperation::LockShared).map(|_lock| Presence { _lock })

@@ -8,21 +8,21 @@ use std::path::Path;
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 
-use super::{FACTS, IMAGES, NAMES, Presence, Store, UNFINISHED};
+use super::{FACTS, IMAGES, ImageStore, NAMES, Presence, UNFINISHED};
 use crate::digest::Digest;
-use crate::error::{ImageError, Part};
+use crate::error::{DocumentPart, ImageError};
 use crate::manifest::{Config, json};
 
 /// An image as the store keeps it.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub(crate) struct Record {
+pub(crate) struct ImageRecord {
     pub(crate) digest: Digest,
     pub(crate) config: Config,
 }
 
 /// Numbers that were counted when a layer was unpacked.
 #[derive(Clone, Copy, Debug, Default, Serialize, Deserialize)]
-pub(crate) struct Facts {
+pub(crate) struct LayerFacts {
     pub(crate) unpacked_bytes: u64,
     /// Files, folders and links; not counted by earlier versions.
     #[serde(default)]
@@ -32,16 +32,16 @@ pub(crate) struct Facts {
 
 /// A name as the store keeps it.
 #[derive(Serialize, Deserialize)]
-struct Name {
+struct ImageName {
     name: String,
     digest: Digest,
 }
 
-impl Store {
+impl ImageStore {
     /// Keeps an image whose layers are all here. From now on these names mean the image.
     pub(crate) fn keep(
         &self,
-        record: &Record,
+        record: &ImageRecord,
         names: &[String],
         _present: &Presence,
     ) -> Result<(), ImageError> {
@@ -55,7 +55,7 @@ impl Store {
             self.write(
                 NAMES,
                 &Digest::of(name.as_bytes()),
-                &Name { name: name.clone(), digest: record.digest },
+                &ImageName { name: name.clone(), digest: record.digest },
             )?;
         }
         Ok(())
@@ -65,14 +65,14 @@ impl Store {
     pub(crate) fn keep_facts(
         &self,
         diff_id: &Digest,
-        facts: Facts,
+        facts: LayerFacts,
         _present: &Presence,
     ) -> Result<(), ImageError> {
         self.write(FACTS, diff_id, &facts)
     }
 
     /// Reads the numbers of a layer.
-    pub(super) fn facts(&self, diff_id: &Digest) -> Result<Facts, ImageError> {
+    pub(super) fn facts(&self, diff_id: &Digest) -> Result<LayerFacts, ImageError> {
         self.read(FACTS, diff_id).map(Option::unwrap_or_default)
     }
 
@@ -82,13 +82,13 @@ impl Store {
     }
 
     /// Reads the record of an image with this digest.
-    pub(crate) fn record(&self, digest: &Digest) -> Result<Option<Record>, ImageError> {
+    pub(crate) fn record(&self, digest: &Digest) -> Result<Option<ImageRecord>, ImageError> {
         self.read(IMAGES, digest)
     }
 
     /// Finds the digest that a name means.
     pub(super) fn meaning(&self, name: &str) -> Result<Option<Digest>, ImageError> {
-        let known: Option<Name> = self.read(NAMES, &Digest::of(name.as_bytes()))?;
+        let known: Option<ImageName> = self.read(NAMES, &Digest::of(name.as_bytes()))?;
         Ok(known.map(|known| known.digest))
     }
 
@@ -96,7 +96,7 @@ impl Store {
     pub(super) fn names(&self, digest: &Digest) -> Result<Vec<String>, ImageError> {
         let mut names = Vec::new();
         for key in self.digests(NAMES)? {
-            let known: Option<Name> = self.read(NAMES, &key)?;
+            let known: Option<ImageName> = self.read(NAMES, &key)?;
             names.extend(known.filter(|known| known.digest == *digest).map(|known| known.name));
         }
         names.sort();
@@ -111,7 +111,7 @@ impl Store {
     /// Removes all names of an image.
     pub(super) fn remove_names(&self, digest: &Digest) -> Result<(), ImageError> {
         for key in self.digests(NAMES)? {
-            let known: Option<Name> = self.read(NAMES, &key)?;
+            let known: Option<ImageName> = self.read(NAMES, &key)?;
             if known.is_some_and(|known| known.digest == *digest) {
                 self.remove_file(NAMES, &key)?;
             }
@@ -146,7 +146,7 @@ impl Store {
     fn read<T: DeserializeOwned>(&self, folder: &str, key: &Digest) -> Result<Option<T>, ImageError> {
         let path = self.folder.join(folder).join(key.hex());
         match fs::read(&path) {
-            Ok(bytes) => json(Part::Config, &bytes).map(Some),
+            Ok(bytes) => json(DocumentPart::Config, &bytes).map(Some),
             Err(error) if error.kind() == ErrorKind::NotFound => Ok(None),
             Err(error) => Err(ImageError::system("reading", path, error)),
         }

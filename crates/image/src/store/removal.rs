@@ -9,11 +9,11 @@ use rustix::fs::{AtFlags, Dir, FileType, FlockOperation, Mode, OFlags, flock, op
 use rustix::io::Errno;
 
 use super::lock::Alone;
-use super::{FACTS, IMAGES, LAYERS, NAMES, Store, UNFINISHED};
+use super::{FACTS, IMAGES, ImageStore, LAYERS, NAMES, UNFINISHED};
 use crate::digest::Digest;
 use crate::error::ImageError;
 
-impl Store {
+impl ImageStore {
     /// Removes the unfinished files of killed processes.
     pub(super) fn remove_unfinished(&self, _alone: &Alone) -> Result<(), ImageError> {
         for name in [IMAGES, NAMES, LAYERS, FACTS] {

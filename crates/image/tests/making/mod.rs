@@ -10,7 +10,7 @@ use std::path::{Path, PathBuf};
 use flate2::Compression;
 use flate2::write::GzEncoder;
 use sublet_image::manifest::HERE;
-use sublet_image::{Digest, Image, ImageError, Store};
+use sublet_image::{Digest, Image, ImageError, ImageStore};
 
 pub use tar::Tar;
 
@@ -121,7 +121,7 @@ pub fn configuration(architecture: &str, diff_ids: &[Digest]) -> String {
 }
 
 /// Imports a file that must have exactly one image.
-pub fn import_one(store: &Store, path: &Path) -> Result<Image, ImageError> {
+pub fn import_one(store: &ImageStore, path: &Path) -> Result<Image, ImageError> {
     let mut images = store.import(path, &mut |_| ())?;
     assert_eq!(images.len(), 1);
     Ok(images.remove(0))

@@ -24,8 +24,8 @@ use sublet_proto::price::{self, Cost};
 use sublet_proto::v1::{BillLine, LeaseState, Usage};
 use sublet_proto::{Code, Error, decode};
 
-use super::span::{Share, Span};
-use super::{MINUTE_MS, Record, day_of};
+use super::span::{FunctionShare, UsageSpan};
+use super::{LeaseRecord, MINUTE_MS, day_of};
 use crate::ledger::{self, Minute, minutes_in_life, minutes_of, parse_minute_key};
 use crate::store::{Batch, Store, hex, keys};
 
@@ -46,7 +46,7 @@ const DIGEST_BYTES: usize = 16;
 
 /// Usage of the folded leases that have all of these in common.
 #[derive(Clone, PartialEq, Message)]
-pub(super) struct Sum {
+pub(super) struct FoldedSum {
     /// The day's first minute; 0 in a sum of all time.
     #[prost(uint64, tag = "1")]
     pub(super) day: u64,
@@ -76,7 +76,7 @@ pub(super) struct Sum {
 
 /// Number of the last step, and the leases that it folds; the list is empty when the step is complete.
 #[derive(Clone, PartialEq, Message)]
-struct Step {
+struct FoldStep {
     #[prost(uint64, tag = "1")]
     number: u64,
     #[prost(string, repeated, tag = "2")]
@@ -90,22 +90,22 @@ struct Step {
 
 /// Progress of folding.
 #[derive(Debug, Default)]
-pub(super) struct Progress {
+pub(super) struct FoldProgress {
     pub(super) folded: u64,
     /// The record that was looked at last, if there may be more to fold behind it.
     pub(super) reached: Option<String>,
 }
 
-impl Sum {
+impl FoldedSum {
     pub(super) fn cost(&self) -> Cost {
-        let Sum { allocation_nano, compute_nano, polling_nano, .. } = *self;
+        let FoldedSum { allocation_nano, compute_nano, polling_nano, .. } = *self;
         Cost { allocation_nano, compute_nano, polling_nano }
     }
 
     /// The sum of one share.
-    fn of(span: &Span, day: Option<u64>, share: &Share) -> Sum {
+    fn of(span: &UsageSpan, day: Option<u64>, share: &FunctionShare) -> FoldedSum {
         let lease = &span.lease;
-        Sum {
+        FoldedSum {
             day: day.unwrap_or_default(),
             tenant: lease.tenant.clone(),
             pu: lease.pu.clone(),
@@ -133,12 +133,12 @@ impl Sum {
     }
 
     fn line(&self) -> BillLine {
-        let Sum { allocation_nano, compute_nano, polling_nano, .. } = *self;
+        let FoldedSum { allocation_nano, compute_nano, polling_nano, .. } = *self;
         let usage = Some(self.usage);
         BillLine { usage, allocation_nano, compute_nano, polling_nano, ..BillLine::default() }
     }
 
-    fn add(&mut self, other: &Sum) {
+    fn add(&mut self, other: &FoldedSum) {
         let mut line = self.line();
         price::add(&mut line, &other.line());
         self.usage = line.usage.unwrap_or_default();
@@ -148,29 +148,29 @@ impl Sum {
     }
 }
 
-impl Step {
-    fn read(store: &dyn Store) -> Result<(Step, u64), Error> {
-        let Some(found) = store.get(STEP)? else { return Ok((Step::default(), 0)) };
+impl FoldStep {
+    fn read(store: &dyn Store) -> Result<(FoldStep, u64), Error> {
+        let Some(found) = store.get(STEP)? else { return Ok((FoldStep::default(), 0)) };
         Ok((decode("the record of folded leases", &found.value)?, found.version))
     }
 
     /// Takes the step over if it was left by a manager that died; its version, if it is complete.
-    fn settle(store: &mut dyn Store, now_ms: u64) -> Result<Option<(Step, u64)>, Error> {
-        let (step, version) = Step::read(store)?;
+    fn settle(store: &mut dyn Store, now_ms: u64) -> Result<Option<(FoldStep, u64)>, Error> {
+        let (step, version) = FoldStep::read(store)?;
         if step.leases.is_empty() {
             return Ok(Some((step, version)));
         }
         if now_ms < step.begun_unix_ms.saturating_add(ABANDONED_MS) {
             return Ok(None);
         }
-        Step { begun_unix_ms: now_ms, ..step }.make(store, version)?;
-        Ok(Some(Step::read(store)?))
+        FoldStep { begun_unix_ms: now_ms, ..step }.make(store, version)?;
+        Ok(Some(FoldStep::read(store)?))
     }
 
     /// Makes the step, unless another manager has changed the record since this version.
     fn make(mut self, store: &mut dyn Store, version: u64) -> Result<(), Error> {
         self.write(store, version)?;
-        let (written, version) = Step::read(store)?;
+        let (written, version) = FoldStep::read(store)?;
         if written != self {
             return Err(is_folding());
         }
@@ -190,17 +190,17 @@ fn is_folding() -> Error {
 
 /// The version of the record when no step is being made; one that was left by a manager that died is completed first.
 pub(super) fn settle(store: &mut dyn Store, now_ms: u64) -> Result<Option<u64>, Error> {
-    Ok(Step::settle(store, now_ms)?.map(|(_, version)| version))
+    Ok(FoldStep::settle(store, now_ms)?.map(|(_, version)| version))
 }
 
 /// Returns the version of the record; it does not change while nothing is folded.
 pub(super) fn version(store: &dyn Store) -> Result<u64, Error> {
-    Ok(Step::read(store)?.1)
+    Ok(FoldStep::read(store)?.1)
 }
 
 /// Returns the time before which leases that ended may be folded.
 pub(crate) fn folded_before(store: &dyn Store) -> Result<u64, Error> {
-    Ok(Step::read(store)?.0.before_unix_ms)
+    Ok(FoldStep::read(store)?.0.before_unix_ms)
 }
 
 /// Returns the prefix of the keys of sums, by day or of all time, and the key after which the listing begins.
@@ -220,14 +220,14 @@ pub(super) fn step(
     after: Option<&str>,
     before_ms: u64,
     now_ms: u64,
-) -> Result<Progress, Error> {
-    let (last, version) = Step::settle(store, now_ms)?.ok_or_else(is_folding)?;
+) -> Result<FoldProgress, Error> {
+    let (last, version) = FoldStep::settle(store, now_ms)?.ok_or_else(is_folding)?;
     let page = store.scan(keys::LEASE, after, STEP_LEASES)?;
     let mut progress =
-        Progress { reached: page.last().map(|found| found.key.clone()), ..Progress::default() };
+        FoldProgress { reached: page.last().map(|found| found.key.clone()), ..FoldProgress::default() };
     let (mut leases, mut minutes, mut behind) = (Vec::new(), 0u64, None);
     for found in &page {
-        let record: Record = decode("a stored lease", &found.value)?;
+        let record: LeaseRecord = decode("a stored lease", &found.value)?;
         if record.lease.granted_unix_ms >= before_ms {
             // Records sort by the time of the grant.
             progress.reached = None;
@@ -247,21 +247,21 @@ pub(super) fn step(
     progress.folded = leases.len() as u64;
     if !leases.is_empty() {
         let before_unix_ms = last.before_unix_ms.max(before_ms);
-        Step { number: last.number + 1, leases, begun_unix_ms: now_ms, before_unix_ms }
+        FoldStep { number: last.number + 1, leases, begun_unix_ms: now_ms, before_unix_ms }
             .make(store, version)?;
     }
     Ok(progress)
 }
 
 /// Tells whether a lease has ended before this time, and its record was not written since.
-fn is_old(record: &Record, before_ms: u64, now_ms: u64) -> bool {
+fn is_old(record: &LeaseRecord, before_ms: u64, now_ms: u64) -> bool {
     let lease = record.clone().seen_at(now_ms);
     lease.state() == LeaseState::Ended
         && lease.ended_unix_ms < before_ms
         && record.minute.saturating_mul(MINUTE_MS) < before_ms
 }
 
-fn fold(store: &mut dyn Store, step: &Step) -> Result<(), Error> {
+fn fold(store: &mut dyn Store, step: &FoldStep) -> Result<(), Error> {
     let (mut sums, mut minutes, mut records) = (BTreeMap::new(), Batch::default(), Batch::default());
     for id in &step.leases {
         let Some(record) = ledger::stored(store, id)? else { continue };
@@ -278,12 +278,12 @@ fn fold(store: &mut dyn Store, step: &Step) -> Result<(), Error> {
 }
 
 /// Adds a lease's usage to sums of days and of all time.
-fn sum_up(sums: &mut BTreeMap<String, Sum>, record: Record, minutes: &BTreeMap<String, Minute>) {
-    let mut add = |span: &Span, is_of_day: bool| {
+fn sum_up(sums: &mut BTreeMap<String, FoldedSum>, record: LeaseRecord, minutes: &BTreeMap<String, Minute>) {
+    let mut add = |span: &UsageSpan, is_of_day: bool| {
         for part in span.parts() {
             let day = is_of_day.then_some(part.period);
             for share in span.shares(&part) {
-                let sum = Sum::of(span, day, &share);
+                let sum = FoldedSum::of(span, day, &share);
                 let key = sum.key(day);
                 let known = sums.entry(key).or_insert_with(|| zero(&sum));
                 known.add(&sum);
@@ -291,28 +291,29 @@ fn sum_up(sums: &mut BTreeMap<String, Sum>, record: Record, minutes: &BTreeMap<S
         }
     };
     let base = minutes.values().next().map(|first| first.base).unwrap_or_default();
-    let mut days = Span::from(record.clone(), base, Some(day_of(record.minute)));
+    let mut days = UsageSpan::from(record.clone(), base, Some(day_of(record.minute)));
     for (key, minute) in minutes {
         if let Some((number, _)) = parse_minute_key(key) {
             days.add(day_of(number), minute);
         }
     }
     add(&days, true);
-    add(&Span::whole(record), false);
+    add(&UsageSpan::whole(record), false);
 }
 
 /// Returns an empty sum with the key fields of this one.
-fn zero(sum: &Sum) -> Sum {
+fn zero(sum: &FoldedSum) -> FoldedSum {
     let usage = Usage::default();
-    Sum { usage, allocation_nano: 0, compute_nano: 0, polling_nano: 0, ..sum.clone() }
+    FoldedSum { usage, allocation_nano: 0, compute_nano: 0, polling_nano: 0, ..sum.clone() }
 }
 
 /// Adds to a sum, unless this step or a later one has done so.
-fn put(store: &mut dyn Store, key: &str, sum: Sum, step: u64) -> Result<(), Error> {
+fn put(store: &mut dyn Store, key: &str, sum: FoldedSum, step: u64) -> Result<(), Error> {
     for _ in 0..SWAP_ATTEMPTS {
         let found = store.get(key)?;
         let version = found.as_ref().map_or(0, |found| found.version);
-        let known = found.map(|found| decode::<Sum>("a sum of folded leases", &found.value)).transpose()?;
+        let known =
+            found.map(|found| decode::<FoldedSum>("a sum of folded leases", &found.value)).transpose()?;
         let mut known = known.unwrap_or_else(|| zero(&sum));
         if known.step >= step {
             return Ok(());

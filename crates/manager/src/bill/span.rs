@@ -8,10 +8,10 @@ use std::collections::BTreeMap;
 use sublet_proto::price::{self, Cost};
 use sublet_proto::v1::{FunctionUsage, Lease, Usage};
 
-use crate::ledger::{Minute, Record, larger};
+use crate::ledger::{LeaseRecord, Minute, larger};
 
 /// A lease's usage, cut into periods.
-pub(crate) struct Span {
+pub(crate) struct UsageSpan {
     pub(crate) lease: Lease,
     base: Usage,
     /// Cumulative usage at the end of each period in which it grew.
@@ -22,7 +22,7 @@ pub(crate) struct Span {
 
 /// Usage in a period, and its cost.
 #[derive(Clone, Copy, Debug, PartialEq)]
-pub(crate) struct Part {
+pub(crate) struct PeriodUsage {
     pub(crate) period: u64,
     pub(crate) usage: Usage,
     pub(crate) cost: Cost,
@@ -30,27 +30,27 @@ pub(crate) struct Part {
 
 /// A function's share of a part, or the rest: holding memory, polling, and computing outside of functions.
 #[derive(Clone, Copy, Debug, PartialEq)]
-pub(crate) struct Share {
+pub(crate) struct FunctionShare {
     pub(crate) function: Option<u32>,
     pub(crate) usage: Usage,
     pub(crate) cost: Cost,
 }
 
-impl Span {
+impl UsageSpan {
     /// All that a lease ever used, in one period.
-    pub(crate) fn whole(record: Record) -> Span {
+    pub(crate) fn whole(record: LeaseRecord) -> UsageSpan {
         let functions = record.lease.function_usage.iter().map(|usage| (usage.function, *usage)).collect();
         let ends = BTreeMap::from([(0, record.lease.usage.unwrap_or_default())]);
         let functions = BTreeMap::from([(0, functions)]);
-        Span { lease: record.lease, base: Usage::default(), ends, functions }
+        UsageSpan { lease: record.lease, base: Usage::default(), ends, functions }
     }
 
     /// Takes a lease's usage from `base` on. `last` is the period of the minute in which its record was written, if
     /// that counts.
-    pub(crate) fn from(record: Record, base: Usage, last: Option<u64>) -> Span {
+    pub(crate) fn from(record: LeaseRecord, base: Usage, last: Option<u64>) -> UsageSpan {
         let usage = record.lease.usage.unwrap_or_default();
         let ends = last.map(|period| (period, usage)).into_iter().collect();
-        Span { lease: record.lease, base, ends, functions: BTreeMap::new() }
+        UsageSpan { lease: record.lease, base, ends, functions: BTreeMap::new() }
     }
 
     /// Adds a minute, which is in this period.
@@ -69,7 +69,7 @@ impl Span {
     }
 
     /// Returns the usage of each period, in their order.
-    pub(crate) fn parts(&self) -> impl Iterator<Item = Part> {
+    pub(crate) fn parts(&self) -> impl Iterator<Item = PeriodUsage> {
         let price = self.lease.price.unwrap_or_default();
         let mut before = self.base;
         self.ends.iter().map(move |(&period, &end)| {
@@ -77,16 +77,16 @@ impl Span {
             let cost = |usage| price::cost(&price, usage, self.lease.memory_bytes);
             let (usage, cost) = (usage_between(&before, &end), cost_between(cost(&before), cost(&end)));
             before = end;
-            Part { period, usage, cost }
+            PeriodUsage { period, usage, cost }
         })
     }
 
     /// Shares the cost of computing in a part out to functions, by prefix sums of their time. The last share is the
     /// rest: nothing is lost or gained by rounding.
-    pub(crate) fn shares(&self, part: &Part) -> Vec<Share> {
+    pub(crate) fn shares(&self, part: &PeriodUsage) -> Vec<FunctionShare> {
         let functions = self.functions.get(&part.period).into_iter().flat_map(BTreeMap::values);
         let (mut before_ns, mut shared_nano, mut rest) = (0, 0, part.usage);
-        let mut shares: Vec<Share> = functions
+        let mut shares: Vec<FunctionShare> = functions
             .map(|function| {
                 let end_ns = part.usage.executing_ns.min(function.executing_ns.saturating_add(before_ns));
                 let until_nano = share(part.cost.compute_nano, end_ns, part.usage.executing_ns);
@@ -99,11 +99,11 @@ impl Span {
                 let cost = Cost { compute_nano: until_nano - shared_nano, ..Cost::default() };
                 rest = usage_between(&usage, &rest);
                 (before_ns, shared_nano) = (end_ns, until_nano);
-                Share { function: Some(function.function), usage, cost }
+                FunctionShare { function: Some(function.function), usage, cost }
             })
             .collect();
         let cost = Cost { compute_nano: part.cost.compute_nano - shared_nano, ..part.cost };
-        shares.push(Share { function: None, usage: rest, cost });
+        shares.push(FunctionShare { function: None, usage: rest, cost });
         shares
     }
 }

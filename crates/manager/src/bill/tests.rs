@@ -7,7 +7,7 @@ use sublet_proto::v1::{FunctionUsage, LeaseState, Price};
 
 use super::*;
 use crate::core::LeaseId;
-use crate::ledger::{Entry, Writer};
+use crate::ledger::{LedgerEntry, RecordWriter};
 use crate::peers::{Peers, Spending};
 use crate::store::SqliteStore;
 
@@ -18,7 +18,7 @@ pub(super) const START_MS: u64 = 42 * 24 * HOUR_MS - 3 * MINUTE_MS;
 pub(super) struct Books<S> {
     pub(super) folder: tempfile::TempDir,
     pub(super) store: S,
-    writer: Writer,
+    writer: RecordWriter,
 }
 
 pub(super) fn books() -> Books<SqliteStore> {
@@ -32,13 +32,13 @@ pub(super) fn books_in<S: Store>(folder: tempfile::TempDir, store: S) -> Books<S
     Books { folder, store, writer }
 }
 
-fn writer(store: &dyn Store, epoch: u64) -> Writer {
-    Writer::new(Spending::new(epoch), Arc::new(Mutex::new(Peers::join(store, epoch).unwrap())))
+fn writer(store: &dyn Store, epoch: u64) -> RecordWriter {
+    RecordWriter::new(Spending::new(epoch), Arc::new(Mutex::new(Peers::join(store, epoch).unwrap())))
 }
 
 /// A lease's reported usage after some time.
 #[derive(Clone, Debug)]
-pub(super) struct Step {
+pub(super) struct UsageStep {
     pub(super) lease: u8,
     pub(super) seconds: u64,
     pub(super) executing_ns: u64,
@@ -47,9 +47,9 @@ pub(super) struct Step {
 }
 
 /// Generates steps with fewer than `seconds` seconds between them.
-pub(super) fn steps(seconds: u64) -> impl Strategy<Value = Vec<Step>> {
+pub(super) fn steps(seconds: u64) -> impl Strategy<Value = Vec<UsageStep>> {
     let step = (0u8..4, 0..seconds, 0u64..3_000_000_000, 0u32..3, any::<bool>());
-    let step = step.prop_map(|(lease, seconds, executing_ns, function, restarts)| Step {
+    let step = step.prop_map(|(lease, seconds, executing_ns, function, restarts)| UsageStep {
         lease,
         seconds,
         executing_ns,
@@ -81,12 +81,12 @@ pub(super) fn lease(number: u8) -> Lease {
 impl<S: Store> Books<S> {
     pub(super) fn write(&mut self, lease: &Lease, now_ms: u64) {
         let id = lease.id.parse().unwrap();
-        let entry = Entry { id, revision: 1, lease: lease.clone(), token: String::new() };
+        let entry = LedgerEntry { id, revision: 1, lease: lease.clone(), token: String::new() };
         self.writer.write(&mut self.store, &[entry], now_ms).unwrap();
     }
 
     /// Lets time pass as the steps say; how the leases are after them, and when.
-    pub(super) fn live(&mut self, steps: &[Step]) -> (Vec<Lease>, u64) {
+    pub(super) fn live(&mut self, steps: &[UsageStep]) -> (Vec<Lease>, u64) {
         let mut leases: Vec<Lease> = (0..4).map(lease).collect();
         let mut now_ms = START_MS;
         for (epoch, step) in (2..).zip(steps) {
@@ -130,7 +130,7 @@ pub(super) async fn bill(bills: &Bills, asked: BillRequest) -> BillReply {
 
 #[test]
 fn bill_counts_the_lines_that_it_leaves_out() {
-    let mut lines = Lines::new(BillBy::Tenant);
+    let mut lines = BillLines::new(BillBy::Tenant);
     let usage = Usage { calls: 1, ..Usage::default() };
     for number in 0..5 {
         lines.sum_tenant(&format!("{number}{}", "x".repeat(1 << 20)), usage, Cost::default()).unwrap();
@@ -140,7 +140,7 @@ fn bill_counts_the_lines_that_it_leaves_out() {
     assert_eq!(total.unwrap().usage.unwrap().calls, 5);
 }
 
-async fn check(steps: Vec<Step>) {
+async fn check(steps: Vec<UsageStep>) {
     let mut books = books();
     let (leases, now_ms) = books.live(&steps);
     let Books { folder: _folder, store, .. } = books;

@@ -24,11 +24,11 @@ use sublet_proto::{Code, Error};
 use super::Core;
 use super::description::MAX_NODE_CORES;
 use super::ids::{ClassKey, NodeKey, RackKey, RequestId, TenantKey};
-use super::messages::{Action, Request};
-use super::nodes::{Amount, Lending, Node, Room};
-use super::placement::{Part, Search};
+use super::messages::{ClientRequest, CoreAction};
+use super::nodes::{LeaseResources, LendingState, ManagedNode, NodeCapacity};
+use super::placement::{PlacementPart, Search};
 use super::seats::MAX_SEATS;
-use super::terms::Terms;
+use super::terms::LeaseTerms;
 
 /// Time in milliseconds within which a request that was handed to a rack may take its turn again.
 const HANDED_MS: u64 = 30_000;
@@ -75,14 +75,14 @@ impl Refusals {
 #[derive(Clone, Copy, Debug)]
 pub(super) struct OfRack {
     /// The most that one node of the group has.
-    pub(super) largest: Room,
+    pub(super) largest: NodeCapacity,
     /// The most that is free on one node of the group.
-    pub(super) most_free: Room,
+    pub(super) most_free: NodeCapacity,
 }
 
 impl OfRack {
     /// Tells whether one of the nodes can hold the part of a request that must be on one node.
-    fn may_take(&self, terms: &Terms) -> bool {
+    fn may_take(&self, terms: &LeaseTerms) -> bool {
         let (workers, memory_bytes) = match terms.max_nodes {
             1 => (terms.workers, terms.memory_bytes),
             _ => (1, terms.memory_of(1)),
@@ -91,22 +91,22 @@ impl OfRack {
     }
 }
 
-impl Node {
+impl ManagedNode {
     /// Tells whether a request, or a part of it, may be placed here, free capacity aside. A node always allows it; a
     /// group of a rack's allows it as far as its manager has reported.
-    pub(super) fn may_take(&self, request: &Request) -> bool {
+    pub(super) fn may_take(&self, request: &ClientRequest) -> bool {
         self.of_rack.as_ref().is_none_or(|of_rack| {
             of_rack.may_take(&request.terms) && !request.refusals.standings.contains(&self.registration)
         })
     }
 
     /// The most that one of the nodes it stands for has.
-    pub(super) fn largest(&self) -> Room {
+    pub(super) fn largest(&self) -> NodeCapacity {
         self.of_rack.map_or(self.capacity, |of_rack| of_rack.largest)
     }
 
     /// The most that is free on one of the nodes it stands for.
-    pub(super) fn most_free(&self) -> Room {
+    pub(super) fn most_free(&self) -> NodeCapacity {
         self.of_rack.map_or_else(|| self.free(), |of_rack| of_rack.most_free)
     }
 }
@@ -114,26 +114,26 @@ impl Node {
 /// State that a core of the level above racks keeps beside its nodes.
 #[derive(Debug, Default)]
 pub(super) struct Global {
-    racks: HashMap<Arc<str>, Rack>,
-    handed: HashMap<(TenantKey, RequestId), Handed>,
+    racks: HashMap<Arc<str>, ReportedRack>,
+    handed: HashMap<(TenantKey, RequestId), HandedRequest>,
     /// Requests that were handed, in the order of their handing; some occur again because they were handed anew.
     in_order: VecDeque<(u64, TenantKey, RequestId)>,
 }
 
 /// A rack by its last report.
 #[derive(Debug, Default)]
-struct Rack {
+struct ReportedRack {
     said: (u64, u64),
     groups: Vec<NodeGroup>,
     /// Node of each of its groups, in the same order.
     nodes: Vec<NodeKey>,
     /// Amounts that were handed to it since its last report.
-    handed: Vec<(TenantKey, Amount)>,
+    handed: Vec<(TenantKey, LeaseResources)>,
 }
 
 /// A request that was handed to a rack.
 #[derive(Debug)]
-struct Handed {
+struct HandedRequest {
     manager: Arc<str>,
     /// Registration of the rack's groups when the request was handed.
     standing: u64,
@@ -143,7 +143,7 @@ struct Handed {
 }
 
 impl Global {
-    fn hand(&mut self, key: (TenantKey, RequestId), handed: Handed) {
+    fn hand(&mut self, key: (TenantKey, RequestId), handed: HandedRequest) {
         while self.in_order.len() >= MAX_HANDED {
             self.forget_first();
         }
@@ -170,7 +170,12 @@ impl Global {
 
 impl Core {
     /// Takes the reports of all racks whose managers live.
-    pub(super) fn racks_stand(&mut self, now_ms: u64, standings: Vec<RackStanding>, out: &mut Vec<Action>) {
+    pub(super) fn racks_stand(
+        &mut self,
+        now_ms: u64,
+        standings: Vec<RackStanding>,
+        out: &mut Vec<CoreAction>,
+    ) {
         let Some(global) = &self.global else { return };
         let living: HashSet<&str> = standings.iter().map(|standing| standing.manager.as_str()).collect();
         let dead = global.racks.keys().filter(|manager| !living.contains(&***manager));
@@ -192,7 +197,7 @@ impl Core {
     }
 
     /// Stops counting amounts that were handed to a rack: its report includes them, or they are under way or refused.
-    fn count_no_more(&mut self, handed: Vec<(TenantKey, Amount)>) {
+    fn count_no_more(&mut self, handed: Vec<(TenantKey, LeaseResources)>) {
         for (tenant, amount) in handed {
             self.tenants.get_mut(tenant).remove(amount);
         }
@@ -206,7 +211,8 @@ impl Core {
         if known.is_some_and(|rack| rack.said >= said) {
             return;
         }
-        let Rack { groups: before, nodes, handed, .. } = global.racks.remove(&manager).unwrap_or_default();
+        let ReportedRack { groups: before, nodes, handed, .. } =
+            global.racks.remove(&manager).unwrap_or_default();
         self.count_no_more(handed);
         // A request that the rack has refused may ask it again if its groups have changed.
         let known = nodes.first().and_then(|&node| self.nodes.get(node)).map(|node| node.registration);
@@ -224,7 +230,7 @@ impl Core {
             "not every group of rack {manager} is a node: {now:?}"
         );
         if let Some(global) = self.global.as_deref_mut() {
-            global.racks.insert(manager, Rack { said, groups, nodes: now, handed: Vec::new() });
+            global.racks.insert(manager, ReportedRack { said, groups, nodes: now, handed: Vec::new() });
         }
     }
 
@@ -242,7 +248,7 @@ impl Core {
         let key = self.nodes.describe(description);
         self.nodes.change(key, |node| {
             node.registration = registration;
-            node.lending = Lending::Open;
+            node.lending = LendingState::Open;
             (node.silent_ticks, node.last_report_ms) = (0, now_ms);
             node.leased = all.without(free);
             let (largest, most_free) = (room(group.largest), room(group.most_free));
@@ -252,7 +258,12 @@ impl Core {
     }
 
     /// Hands a request to the manager of the rack in which its parts are.
-    pub(super) fn hand(&mut self, now_ms: u64, request: &Request, parts: &[Part]) -> Option<Action> {
+    pub(super) fn hand(
+        &mut self,
+        now_ms: u64,
+        request: &ClientRequest,
+        parts: &[PlacementPart],
+    ) -> Option<CoreAction> {
         self.global.as_ref()?;
         let (tenant, id) = (request.tenant, request.id);
         let node = self.nodes.get(parts.first()?.node)?;
@@ -279,13 +290,13 @@ impl Core {
         let rack = global.racks.get_mut(&manager)?;
         rack.handed.extend(parts.iter().map(|part| (tenant, part.amount)));
         let (refused, until_ms) = (request.refusals.standings.clone(), now_ms.saturating_add(HANDED_MS));
-        global.hand((tenant, id), Handed { manager: manager.clone(), standing, refused, until_ms });
-        Some(Action::Handed { tenant, request: id, manager })
+        global.hand((tenant, id), HandedRequest { manager: manager.clone(), standing, refused, until_ms });
+        Some(CoreAction::Handed { tenant, request: id, manager })
     }
 
     /// Returns the answer to a request that was handed before: the same one if it is only repeated. If the rack refused
     /// it, the request notes that; a refusal by a rack to which it was not handed is ignored.
-    pub(super) fn handed_before(&mut self, request: &mut Request) -> Option<Action> {
+    pub(super) fn handed_before(&mut self, request: &mut ClientRequest) -> Option<CoreAction> {
         let refused_by = request.refusals.by.take();
         let global = self.global.as_deref_mut()?;
         let key = (request.tenant, request.id);
@@ -301,7 +312,7 @@ impl Core {
             }
             _ if global.racks.contains_key(&handed.manager) => {
                 let (tenant, manager) = (request.tenant, handed.manager.clone());
-                Some(Action::Handed { tenant, request: request.id, manager })
+                Some(CoreAction::Handed { tenant, request: request.id, manager })
             }
             _ => None,
         }
@@ -312,9 +323,9 @@ impl Core {
         let mut groups = BTreeMap::new();
         for node in self.nodes().filter(|node| node.takes_leases()) {
             let (seats, pool) = (node.seats.keys(), node.pool as u8);
-            groups.entry((seats, pool)).or_insert_with(|| Sum::of(node)).add(node);
+            groups.entry((seats, pool)).or_insert_with(|| NodeSum::of(node)).add(node);
         }
-        let mut groups: Vec<NodeGroup> = groups.into_values().map(Sum::group).collect();
+        let mut groups: Vec<NodeGroup> = groups.into_values().map(NodeSum::group).collect();
         groups.sort_by_key(|group| std::cmp::Reverse(group.all.map_or(0, |all| all.cores)));
         groups.truncate(MAX_GROUPS);
         debug_assert!(groups.iter().all(|group| group.all.is_some()), "a group without nodes: {groups:?}");
@@ -323,21 +334,21 @@ impl Core {
 }
 
 /// Nodes that are described together, by the first of them.
-struct Sum<'core> {
-    node: &'core Node,
+struct NodeSum<'core> {
+    node: &'core ManagedNode,
     all: NodeRoom,
     free: NodeRoom,
     largest: NodeRoom,
     most_free: NodeRoom,
 }
 
-impl Sum<'_> {
-    fn of(node: &Node) -> Sum<'_> {
+impl NodeSum<'_> {
+    fn of(node: &ManagedNode) -> NodeSum<'_> {
         let [all, free, largest, most_free] = [NodeRoom::default(); 4];
-        Sum { node, all, free, largest, most_free }
+        NodeSum { node, all, free, largest, most_free }
     }
 
-    fn add(&mut self, node: &Node) {
+    fn add(&mut self, node: &ManagedNode) {
         let (all, free) = (node.capacity, node.free());
         for (sum, most, one) in
             [(&mut self.all, &mut self.largest, all), (&mut self.free, &mut self.most_free, free)]
@@ -352,7 +363,7 @@ impl Sum<'_> {
     }
 
     fn group(self) -> NodeGroup {
-        let Sum { node, all, free, largest, most_free } = self;
+        let NodeSum { node, all, free, largest, most_free } = self;
         let NodeDescription { pu, architecture, devices, runtimes, .. } = (*node.description).clone();
         // A node's position in lists depends only on known names.
         let known = |names: Vec<String>, is_known: fn(&str) -> bool| {
@@ -374,13 +385,13 @@ impl Sum<'_> {
 
 /// Reads reported resources. A group has no more cores than a node may have: lists are as long as a node is large, and
 /// no request is larger.
-fn room(said: Option<NodeRoom>) -> Room {
+fn room(said: Option<NodeRoom>) -> NodeCapacity {
     let NodeRoom { cores, places, memory_bytes } = said.unwrap_or_default();
-    Room { cores: cores.min(MAX_NODE_CORES), places: places.min(MAX_NODE_CORES), memory_bytes }
+    NodeCapacity { cores: cores.min(MAX_NODE_CORES), places: places.min(MAX_NODE_CORES), memory_bytes }
 }
 
 /// Describes a group as the node that stands for it: its name stays the same as long as the group does.
-fn description(manager: &str, group: &NodeGroup, all: Room) -> NodeDescription {
+fn description(manager: &str, group: &NodeGroup, all: NodeCapacity) -> NodeDescription {
     let NodeGroup { pu, architecture, devices, runtimes, pool, .. } = group.clone();
     let words = [&pu, &architecture].into_iter().chain(&devices).chain(&runtimes).chain([&pool]);
     let words: Vec<&str> = words.map(String::as_str).filter(|word| !word.is_empty()).collect();
@@ -410,12 +421,12 @@ struct InRack {
 /// Builds the refusal when no rack takes the workers, with the amounts that exist and are free.
 #[cold]
 pub(super) fn refusal(search: &Search<'_>, class: ClassKey) -> Error {
-    let Search { nodes, request: Request { terms, .. }, pools } = *search;
+    let Search { nodes, request: ClientRequest { terms, .. }, pools } = *search;
     let (asked, place) = (terms.workers, pools.place());
     let kind = if terms.shared { "shared places" } else { "cores" };
     let mut racks = HashMap::<RackKey, InRack>::new();
     let (mut largest, mut most_memory) = (0, 0);
-    let is_there = |node: &&Node| node.seats.has(class) && node.takes_leases() && pools.has(node.pool);
+    let is_there = |node: &&ManagedNode| node.seats.has(class) && node.takes_leases() && pools.has(node.pool);
     for node in nodes.iter().map(|(_, node)| node).filter(is_there) {
         let rack = racks.entry(node.rack).or_default();
         rack.all += u64::from(node.capacity.workers(terms.shared));

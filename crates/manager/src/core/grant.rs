@@ -6,41 +6,46 @@ use sublet_proto::v1::{Price, Usage};
 use sublet_proto::{Code, Error};
 
 use super::ids::{LeaseId, RequestId, TenantKey};
-use super::lease::{End, Lease, Marks, State};
-use super::messages::{Action, Renewal, Request, Standing};
-use super::nodes::{Amount, Lending};
-use super::placement::{Part, Placed};
+use super::lease::{Lease, LeaseEnd, LeasePhase, Marks};
+use super::messages::{ClientRequest, CoreAction, Renewal, TokenStatus};
+use super::nodes::{LeaseResources, LendingState};
+use super::placement::{Placement, PlacementPart};
 use super::pools::Pools;
-use super::waiting::{Served, Turn, Waiting};
+use super::waiting::{QueuePosition, TurnOutcome, WaitQueue};
 use super::{Core, placement, terms};
 
 impl Core {
-    pub(super) fn request(&mut self, now_ms: u64, mut request: Box<Request>, out: &mut Vec<Action>) {
+    pub(super) fn request(
+        &mut self,
+        now_ms: u64,
+        mut request: Box<ClientRequest>,
+        out: &mut Vec<CoreAction>,
+    ) {
         let (tenant, id) = (request.tenant, request.id);
         if let Some(handed) = self.handed_before(&mut request) {
             return out.push(handed);
         }
         if let Some(leases) = self.leases.of_request(tenant, id) {
             let leases = leases.to_vec();
-            return out.push(Action::Granted { tenant, request: id, leases });
+            return out.push(CoreAction::Granted { tenant, request: id, leases });
         }
         if !self.waiting.is_empty() && self.waiting.contains(tenant, id) {
             return;
         }
         // A request that was handed to a rack in vain keeps its turn.
-        let turn = if request.refusals.are_any() { Turn::First } else { Turn::Last };
+        let turn = if request.refusals.are_any() { QueuePosition::First } else { QueuePosition::Last };
         self.postpone(now_ms);
         // The tenant of a request with an unverified token may be held back.
         let may_be_held_back =
-            request.standing == Standing::Provisional && self.tenants.is_any_held_back(now_ms);
+            request.standing == TokenStatus::Provisional && self.tenants.is_any_held_back(now_ms);
         let granted = match (self.tenants.held_back_until(tenant, now_ms), turn) {
             (Some(until_ms), _) => Err(held_back(&self.tenants.get(tenant).name, until_ms - now_ms)),
             (None, _) if may_be_held_back => Err(Error::new(
                 Code::NoCapacity,
                 "a tenant is held back: tokens are verified before leases are granted",
             )),
-            (None, Turn::First) => self.try_grant(now_ms, &request, Pools::NONE),
-            (None, Turn::Last) => self.try_grant_in_turn(now_ms, &request),
+            (None, QueuePosition::First) => self.try_grant(now_ms, &request, Pools::NONE),
+            (None, QueuePosition::Last) => self.try_grant_in_turn(now_ms, &request),
         };
         let refused = match granted {
             Ok((granted, pools)) => {
@@ -51,7 +56,7 @@ impl Core {
         };
         // Without any node, as after a manager's start or while its nodes are being drained, a request may wait for
         // one; so may a request that a rack has refused, for the capacity that was there when it was handed on.
-        let was_there = turn == Turn::First && is_for_want(refused.code);
+        let was_there = turn == QueuePosition::First && is_for_want(refused.code);
         let may_come = refused.code == Code::NoCapacity || was_there || !self.nodes.has_any_for(&request);
         let may_wait = may_come && request.wait_ms > 0;
         if refused.code == Code::NoCapacity {
@@ -60,11 +65,15 @@ impl Core {
         let until_ms = now_ms.saturating_add(request.wait_ms);
         let error = if may_wait { self.waiting.push(request, until_ms, turn).err() } else { Some(refused) };
         if let Some(error) = error {
-            out.push(Action::Refused { tenant, request: id, error });
+            out.push(CoreAction::Refused { tenant, request: id, error });
         }
     }
 
-    fn try_grant_in_turn(&mut self, now_ms: u64, request: &Request) -> Result<(Action, Pools), Error> {
+    fn try_grant_in_turn(
+        &mut self,
+        now_ms: u64,
+        request: &ClientRequest,
+    ) -> Result<(CoreAction, Pools), Error> {
         let barred = self.waiting.barred();
         let is_barred = request.locality.pools.meets(barred);
         self.try_grant(now_ms, request, barred).map_err(|error| {
@@ -79,20 +88,25 @@ impl Core {
 
     /// All of the request's leases, outside of the barred pools, or none; of the level above racks, a rack for all of them.
     /// Says in which pools they are.
-    fn try_grant(&mut self, now_ms: u64, request: &Request, barred: Pools) -> Result<(Action, Pools), Error> {
+    fn try_grant(
+        &mut self,
+        now_ms: u64,
+        request: &ClientRequest,
+        barred: Pools,
+    ) -> Result<(CoreAction, Pools), Error> {
         let pools = request.locality.pools.without(barred);
         if pools.is_empty() {
             return Err(Error::new(Code::NoCapacity, format!("it is the turn of another{}", barred.place())));
         }
         let placed = placement::place(&self.nodes, request, pools, &mut self.chance)?;
-        let Placed { choice, parts, why } = placed;
+        let Placement { choice, parts, why } = placed;
         debug_assert_eq!(
             parts.iter().map(|part| u64::from(part.amount.workers)).sum::<u64>(),
             u64::from(request.terms.workers),
             "workers of {parts:?}"
         );
         self.tenants.get(request.tenant).check(parts.iter().map(|part| part.amount))?;
-        let pool_of = |part: &Part| self.nodes.get(part.node).map(|node| node.pool);
+        let pool_of = |part: &PlacementPart| self.nodes.get(part.node).map(|node| node.pool);
         let pools = parts.iter().filter_map(pool_of).fold(Pools::NONE, Pools::with);
         if let Some(handed) = self.hand(now_ms, request, &parts) {
             return Ok((handed, pools));
@@ -104,7 +118,8 @@ impl Core {
             .map(|part| {
                 debug_assert!(
                     self.nodes.get(part.node).is_some_and(|node| {
-                        let (Amount { workers, shared, memory_bytes }, free) = (part.amount, node.free());
+                        let (LeaseResources { workers, shared, memory_bytes }, free) =
+                            (part.amount, node.free());
                         workers <= free.workers(shared) && memory_bytes <= free.memory_bytes
                     }),
                     "{part:?} is more than what is free of {:?}",
@@ -127,8 +142,8 @@ impl Core {
                     idle_timeout_ms: request.terms.idle_timeout_ms,
                     options: request.terms.options,
                     price,
-                    state: State::Granted,
-                    provisional: request.standing == Standing::Provisional,
+                    state: LeasePhase::Granted,
+                    provisional: request.standing == TokenStatus::Provisional,
                     usage: Usage::default(),
                     functions: Vec::new(),
                     cold_imports: None,
@@ -139,16 +154,16 @@ impl Core {
                 id
             })
             .collect();
-        Ok((Action::Granted { tenant: request.tenant, request: request.id, leases }, pools))
+        Ok((CoreAction::Granted { tenant: request.tenant, request: request.id, leases }, pools))
     }
 
     /// Grants free capacity to waiting requests, in turn.
-    pub(super) fn serve_waiting(&mut self, now_ms: u64, out: &mut Vec<Action>) {
+    pub(super) fn serve_waiting(&mut self, now_ms: u64, out: &mut Vec<CoreAction>) {
         if self.waiting.is_empty() {
             return;
         }
         self.postpone(now_ms);
-        let mut waiting = std::mem::replace(&mut self.waiting, Waiting::new(self.queue));
+        let mut waiting = std::mem::replace(&mut self.waiting, WaitQueue::new(self.queue));
         while waiting.serve(|request, barred| self.serve(now_ms, request, barred, out)) {}
         self.waiting = waiting;
     }
@@ -160,21 +175,27 @@ impl Core {
         }
     }
 
-    fn serve(&mut self, now_ms: u64, request: &Request, barred: Pools, out: &mut Vec<Action>) -> Served {
+    fn serve(
+        &mut self,
+        now_ms: u64,
+        request: &ClientRequest,
+        barred: Pools,
+        out: &mut Vec<CoreAction>,
+    ) -> TurnOutcome {
         let (tenant, id) = (request.tenant, request.id);
         if self.tenants.held_back_until(tenant, now_ms).is_some() {
-            return Served::NoRoom;
+            return TurnOutcome::NoRoom;
         }
         match self.try_grant(now_ms, request, barred) {
             Ok((granted, pools)) => {
                 out.push(granted);
-                Served::Granted(pools)
+                TurnOutcome::Granted(pools)
             }
             // Less may be there now than when it came; it waits for more.
-            Err(error) if is_for_want(error.code) => Served::NoRoom,
+            Err(error) if is_for_want(error.code) => TurnOutcome::NoRoom,
             Err(error) => {
-                out.push(Action::Refused { tenant, request: id, error });
-                Served::Refused
+                out.push(CoreAction::Refused { tenant, request: id, error });
+                TurnOutcome::Refused
             }
         }
     }
@@ -186,11 +207,11 @@ impl Core {
     }
 
     /// Refuses the requests whose wait is over.
-    pub(super) fn end_waits(&mut self, now_ms: u64, out: &mut Vec<Action>) {
+    pub(super) fn end_waits(&mut self, now_ms: u64, out: &mut Vec<CoreAction>) {
         for request in self.waiting.take_out(|_, until_ms| until_ms <= now_ms) {
             let message = format!("{} did not become free within {} ms", request.asks(), request.wait_ms);
             let error = Error::new(Code::NoCapacity, message);
-            out.push(Action::Refused { tenant: request.tenant, request: request.id, error });
+            out.push(CoreAction::Refused { tenant: request.tenant, request: request.id, error });
         }
     }
 
@@ -232,11 +253,11 @@ impl Core {
         self.order_end(id, error);
     }
 
-    pub(super) fn renew(&mut self, now_ms: u64, renewal: Renewal, out: &mut Vec<Action>) {
+    pub(super) fn renew(&mut self, now_ms: u64, renewal: Renewal, out: &mut Vec<CoreAction>) {
         let id = renewal.lease;
         out.push(match self.try_renew(now_ms, &renewal) {
-            Ok(()) => Action::Renewed(id),
-            Err(error) => Action::NotRenewed(id, error),
+            Ok(()) => CoreAction::Renewed(id),
+            Err(error) => CoreAction::NotRenewed(id, error),
         });
     }
 
@@ -244,7 +265,7 @@ impl Core {
         let unknown = || Error::new(Code::UnknownLease, format!("there is no lease {}", renewal.lease));
         let key = self.leases.find(renewal.lease).ok_or_else(unknown)?;
         let lease =
-            self.leases.get_mut(key).filter(|lease| lease.state != State::Moved).ok_or_else(unknown)?;
+            self.leases.get_mut(key).filter(|lease| lease.state != LeasePhase::Moved).ok_or_else(unknown)?;
         if let Some(end) = &lease.end {
             let code = end.code.unwrap_or(Code::LeaseEnded);
             return Err(Error::new(code, format!("lease {} has ended: {}", lease.id, end.reason)));
@@ -255,12 +276,12 @@ impl Core {
         if lease.expires_ms <= now_ms {
             return Err(Error::new(Code::LeaseExpired, format!("lease {} has expired", lease.id)));
         }
-        let lending = self.nodes.get(lease.node).map_or(Lending::Open, |node| node.lending);
+        let lending = self.nodes.get(lease.node).map_or(LendingState::Open, |node| node.lending);
         check_lending(lending, lease.id, lease.expires_ms - now_ms)?;
         self.tenants.get(lease.tenant).check([])?;
         lease.expires_ms = lease.expires_ms.max(now_ms.saturating_add(terms::timeout_ms(renewal.timeout_ms)));
         lease.issued_ms = now_ms;
-        if lease.state == State::Attached {
+        if lease.state == LeasePhase::Attached {
             self.leases.touch(key);
         }
         Ok(())
@@ -292,7 +313,7 @@ impl Core {
     pub(super) fn hold(&mut self, key: u32) {
         let Some(lease) = self.leases.get(key) else { return };
         debug_assert!(lease.is_active(), "lease {} holds resources, and is {:?}", lease.id, lease.state);
-        let (amount, is_attached) = (lease.amount, lease.state == State::Attached);
+        let (amount, is_attached) = (lease.amount, lease.state == LeasePhase::Attached);
         self.tenants.get_mut(lease.tenant).add(amount);
         self.nodes.change(lease.node, |node| {
             node.leased = node.leased.plus(amount);
@@ -301,7 +322,7 @@ impl Core {
     }
 
     /// A lease's resources are free, since it is from now on in this state. Gives the one that it was in, if it held any.
-    pub(super) fn release(&mut self, key: u32, state: State) -> Option<State> {
+    pub(super) fn release(&mut self, key: u32, state: LeasePhase) -> Option<LeasePhase> {
         let lease = self.leases.get_mut(key).filter(|lease| lease.is_active())?;
         let before = std::mem::replace(&mut lease.state, state);
         debug_assert!(!lease.is_active(), "lease {} is released, and stays {state:?}", lease.id);
@@ -311,21 +332,21 @@ impl Core {
         self.nodes.change(lease.node, |node| {
             node.leased = node.leased.minus(amount);
             debug_assert!(
-                if before == State::Attached { node.attached > 0 } else { node.unattached > 0 },
+                if before == LeasePhase::Attached { node.attached > 0 } else { node.unattached > 0 },
                 "node {} has no lease that is {before:?}: {} attached, {} not",
                 node.name,
                 node.attached,
                 node.unattached
             );
-            *(if before == State::Attached { &mut node.attached } else { &mut node.unattached }) -= 1;
+            *(if before == LeasePhase::Attached { &mut node.attached } else { &mut node.unattached }) -= 1;
         });
         Some(before)
     }
 
     /// A lease ends: its resources are free. One that was never attached is forgotten at once.
-    pub(super) fn end(&mut self, key: u32, end: End, out: &mut Vec<Action>) {
-        let Some(before) = self.release(key, State::Ended) else { return };
-        if before == State::Granted {
+    pub(super) fn end(&mut self, key: u32, end: LeaseEnd, out: &mut Vec<CoreAction>) {
+        let Some(before) = self.release(key, LeasePhase::Ended) else { return };
+        if before == LeasePhase::Granted {
             return self.forget(key, out);
         }
         if let Some(lease) = self.leases.get_mut(key) {
@@ -333,12 +354,12 @@ impl Core {
         }
         self.leases.touch(key);
         if let Some((lease, revision)) = self.leases.take_one(key) {
-            out.push(Action::Save { lease, revision });
+            out.push(CoreAction::Save { lease, revision });
         }
     }
 
     /// Forgets a lease that holds nothing, and with the last lease of an unregistered node also the node.
-    pub(super) fn forget(&mut self, key: u32, out: &mut Vec<Action>) {
+    pub(super) fn forget(&mut self, key: u32, out: &mut Vec<CoreAction>) {
         let Some(lease) = self.leases.remove(key) else { return };
         debug_assert!(!lease.is_active(), "lease {} is forgotten, and is {:?}", lease.id, lease.state);
         debug_assert!(
@@ -348,7 +369,7 @@ impl Core {
             lease.revision,
             lease.marks.saved_revision
         );
-        out.push(Action::Forgotten(lease.id));
+        out.push(CoreAction::Forgotten(lease.id));
         let Some(node) = self.nodes.get_mut(lease.node) else { return };
         let slot = lease.marks.node_slot as usize;
         debug_assert_eq!(node.leases.get(slot), Some(&key), "lease {} in the list of its node", lease.id);
@@ -385,11 +406,11 @@ fn is_for_want(code: Code) -> bool {
 }
 
 /// A node that is on its way out keeps its leases until they end, and no longer.
-fn check_lending(lending: Lending, lease: LeaseId, left_ms: u64) -> Result<(), Error> {
+fn check_lending(lending: LendingState, lease: LeaseId, left_ms: u64) -> Result<(), Error> {
     let (code, why) = match lending {
-        Lending::Open => return Ok(()),
-        Lending::Draining => (Code::NoCapacity, "is being drained"),
-        Lending::Reclaimed => (Code::NodeReclaimed, "is being handed back"),
+        LendingState::Open => return Ok(()),
+        LendingState::Draining => (Code::NoCapacity, "is being drained"),
+        LendingState::Reclaimed => (Code::NodeReclaimed, "is being handed back"),
     };
     Err(Error::new(code, format!("lease {lease} ends in {left_ms} ms and cannot be renewed: its node {why}")))
 }

@@ -8,16 +8,16 @@
 use std::hash::{BuildHasherDefault, Hasher};
 
 /// Hasher of maps whose keys are such names.
-pub(super) type ByChance = BuildHasherDefault<Folded>;
+pub(super) type ByChance = BuildHasherDefault<FoldHasher>;
 
 /// See the [module](self).
 #[derive(Clone, Copy, Debug, Default)]
-pub(super) struct Folded(u64);
+pub(super) struct FoldHasher(u64);
 
 /// Odd, with bits everywhere: the golden ratio's.
 const FACTOR: u64 = 0x9e37_79b9_7f4a_7c15;
 
-impl Hasher for Folded {
+impl Hasher for FoldHasher {
     fn write_u64(&mut self, word: u64) {
         let product = u128::from(self.0 ^ word) * u128::from(FACTOR);
         self.0 = (product >> 64) as u64 ^ product as u64;

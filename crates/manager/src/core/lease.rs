@@ -20,11 +20,11 @@ use sublet_proto::v1::{ColdImports, FunctionUsage, PackageInfo, Price, Usage, Wo
 use sublet_proto::{Code, Error};
 
 use super::ids::{ClassKey, LeaseId, NodeKey, RequestId, TenantKey};
-use super::nodes::Amount;
+use super::nodes::LeaseResources;
 
 /// State of a lease's life.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum State {
+pub enum LeasePhase {
     /// The ticket is on the way to the agent.
     Granted,
     /// The agent has the lease.
@@ -37,7 +37,7 @@ pub enum State {
 
 /// Why and when a lease ended.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct End {
+pub struct LeaseEnd {
     /// `None` after a release by the client.
     pub code: Option<Code>,
     /// Reason in words.
@@ -46,9 +46,9 @@ pub struct End {
     pub at_ms: u64,
 }
 
-impl End {
-    pub(super) fn because(code: Code, reason: &'static str, at_ms: u64) -> End {
-        End { code: Some(code), reason: Cow::Borrowed(reason), at_ms }
+impl LeaseEnd {
+    pub(super) fn because(code: Code, reason: &'static str, at_ms: u64) -> LeaseEnd {
+        LeaseEnd { code: Some(code), reason: Cow::Borrowed(reason), at_ms }
     }
 }
 
@@ -72,7 +72,7 @@ pub struct Lease {
     /// Reason for the choice of package build and node, where there was a choice.
     pub choice: Arc<str>,
     /// Resources that the lease holds of the node.
-    pub amount: Amount,
+    pub amount: LeaseResources,
     /// Time of the grant.
     pub granted_ms: u64,
     /// Time at which the latest ticket was issued.
@@ -86,7 +86,7 @@ pub struct Lease {
     /// Price as of the grant.
     pub price: Price,
     /// State of its life.
-    pub state: State,
+    pub state: LeasePhase,
     /// The token behind it is still being verified.
     pub provisional: bool,
     /// Cumulative usage.
@@ -96,7 +96,7 @@ pub struct Lease {
     /// Modules that its node cannot keep warm for it. Most leases have none.
     pub cold_imports: Option<Box<ColdImports>>,
     /// Why and when it ended; `None` before that.
-    pub end: Option<End>,
+    pub end: Option<LeaseEnd>,
     /// Grows with each change that the store must have. No two changes of any leases have the same revision; 0 before
     /// the first.
     pub revision: u64,
@@ -131,7 +131,7 @@ pub(super) struct Marks {
 impl Lease {
     /// Tells whether it holds resources.
     pub fn is_active(&self) -> bool {
-        matches!(self.state, State::Granted | State::Attached)
+        matches!(self.state, LeasePhase::Granted | LeasePhase::Attached)
     }
 
     /// Tells whether its end and all that it used are in the store.

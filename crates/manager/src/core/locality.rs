@@ -80,7 +80,7 @@ impl Locality {
     /// Nodes of a ring and a pool where leases with the same key have run, if the request has a key.
     pub(super) fn warm<'ring>(
         &self,
-        ring: &'ring Ring,
+        ring: &'ring NodeRing,
         is_of_pool: impl Fn(&NodeKey) -> bool + 'ring,
     ) -> impl Iterator<Item = NodeKey> + 'ring {
         let nodes = self.warm.into_iter().flat_map(|from| ring.from(from).take(PASSED_OVER));
@@ -90,9 +90,9 @@ impl Locality {
 
 /// Nodes in the order of their names' hashes.
 #[derive(Debug, Default)]
-pub(super) struct Ring(Vec<(u64, NodeKey)>);
+pub(super) struct NodeRing(Vec<(u64, NodeKey)>);
 
-impl Ring {
+impl NodeRing {
     /// Inserts a node, unless it is in the ring.
     pub(super) fn insert(&mut self, name: &str, node: NodeKey) {
         let place = place_of(name);
@@ -144,13 +144,13 @@ fn place_of(name: &str) -> u64 {
 mod tests {
     use super::*;
 
-    fn ring(nodes: impl IntoIterator<Item = u32>) -> Ring {
-        let mut ring = Ring::default();
+    fn ring(nodes: impl IntoIterator<Item = u32>) -> NodeRing {
+        let mut ring = NodeRing::default();
         nodes.into_iter().for_each(|node| ring.insert(&format!("node-{node}"), NodeKey(node)));
         ring
     }
 
-    fn first(ring: &Ring, key: &str) -> u32 {
+    fn first(ring: &NodeRing, key: &str) -> u32 {
         ring.from(place_of(key)).next().unwrap().0
     }
 

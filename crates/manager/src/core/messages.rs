@@ -9,20 +9,20 @@ use super::global::{RackStanding, Refusals};
 use super::ids::{InstanceId, LeaseId, NodeKey, RequestId, TenantKey};
 use super::locality::Locality;
 use super::neighbours::Neighbourhood;
-use super::nodes::Lending;
-use super::terms::Terms;
+use super::nodes::LendingState;
+use super::terms::LeaseTerms;
 
 /// An event that the core handles.
 #[derive(Clone, Debug)]
-pub enum Event {
+pub enum CoreEvent {
     /// An agent adds its node, or takes it up again.
     Register(Box<Joining>),
     /// An agent reports the usage of its leases, and their ends.
-    Report(Report),
+    Report(AgentReport),
     /// The connection by which an agent reported has ended: the agent is dead, or reports soon by another one.
     Disconnected(NodeKey),
     /// A client asks for leases.
-    Request(Box<Request>),
+    Request(Box<ClientRequest>),
     /// The client no longer waits for this request's answer.
     Withdraw(TenantKey, RequestId),
     /// The token behind a provisional lease is valid, and belongs to this tenant.
@@ -61,12 +61,12 @@ pub struct Joining {
     /// Grows with each registration that the node's agent sends, to whichever manager; 0 if it does not say.
     pub generation: u64,
     /// Leases by tickets that the shell has verified.
-    pub leases: Vec<Running>,
+    pub leases: Vec<AgentLease>,
 }
 
 /// A lease as its agent has it.
 #[derive(Clone, Debug)]
-pub struct Running {
+pub struct AgentLease {
     /// The lease, from its ticket.
     pub lease: Box<v1::Lease>,
     /// Current report on the lease.
@@ -77,7 +77,7 @@ pub struct Running {
 
 /// All reports of an agent at one time.
 #[derive(Clone, Debug)]
-pub struct Report {
+pub struct AgentReport {
     /// Node of the agent.
     pub node: NodeKey,
     /// Registration under which the agent reports.
@@ -89,7 +89,7 @@ pub struct Report {
     /// Lower bound of the manager's clock at the time the report was put together.
     pub clock_ms: u64,
     /// Whether new leases may come.
-    pub lending: Lending,
+    pub lending: LendingState,
     /// Every lease that is attached, or has ended without being acknowledged.
     pub leases: Vec<LeaseReport>,
     /// Version of its neighbours that the agent knows.
@@ -108,12 +108,12 @@ pub struct LeaseReport {
     /// Modules that its node cannot keep warm for it.
     pub cold_imports: Option<v1::ColdImports>,
     /// Why the lease ended, once it has.
-    pub ended: Option<Ended>,
+    pub ended: Option<ReportedEnd>,
 }
 
 /// Why a lease ended, as its agent reports it.
 #[derive(Clone, Debug)]
-pub struct Ended {
+pub struct ReportedEnd {
     /// A stable error code, or 0 after a release.
     pub code: u32,
     /// Reason in words.
@@ -122,28 +122,28 @@ pub struct Ended {
 
 /// Whether a request's token has been verified.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Standing {
+pub enum TokenStatus {
     /// Yes.
     Verified,
-    /// Not verified yet: its leases are provisional until [`Event::Verified`] or [`Event::Rejected`].
+    /// Not verified yet: its leases are provisional until [`CoreEvent::Verified`] or [`CoreEvent::Rejected`].
     Provisional,
 }
 
 /// A client's request, with the facts that only the shell can know.
 #[derive(Clone, Debug)]
-pub struct Request {
+pub struct ClientRequest {
     /// Name that its client gave it, or that the shell made for one without a name.
     pub id: RequestId,
     /// Tenant that asks.
     pub tenant: TenantKey,
     /// Whether the tenant is verified.
-    pub standing: Standing,
+    pub standing: TokenStatus,
     /// Kind of processing unit; if empty, the cheapest free one of those for which the package has builds.
     pub pu: String,
     /// Package that its workers run.
     pub package: Arc<PackageInfo>,
     /// Resources and options of its leases.
-    pub terms: Terms,
+    pub terms: LeaseTerms,
     /// Preferences and limits for its nodes.
     pub locality: Locality,
     /// Longest time that it may wait.
@@ -152,9 +152,9 @@ pub struct Request {
     pub refusals: Refusals,
 }
 
-impl Request {
+impl ClientRequest {
     /// Returns the terms by a profile of its package, if they differ.
-    pub(super) fn terms_by(&self, profile: Option<&v1::Profile>) -> Option<Terms> {
+    pub(super) fn terms_by(&self, profile: Option<&v1::Profile>) -> Option<LeaseTerms> {
         let memory_bytes = profile.map_or(0, |profile| profile.memory_bytes);
         let counts = memory_bytes > 0 && !self.terms.says_memory;
         counts.then(|| self.terms.with_memory_of_each(memory_bytes))
@@ -162,7 +162,7 @@ impl Request {
 
     /// Describes the resources it waits for, for the error of a request that waited in vain.
     pub(super) fn asks(&self) -> String {
-        let Terms { workers, shared, memory_bytes, .. } = self.terms;
+        let LeaseTerms { workers, shared, memory_bytes, .. } = self.terms;
         let (on, place) = (if self.pu.is_empty() { "" } else { " of " }, self.locality.pools.place());
         match (self.terms.is_segment(), shared) {
             (true, _) => format!("{memory_bytes} bytes of memory{place}"),
@@ -183,7 +183,7 @@ pub struct Renewal {
 
 /// An action that the shell has to carry out.
 #[derive(Clone, Debug)]
-pub enum Action {
+pub enum CoreAction {
     /// Answer a registration.
     Registered {
         /// The node.
@@ -196,7 +196,7 @@ pub enum Action {
     /// Answer a registration with an error.
     NotRegistered(Error),
     /// Answer a report.
-    Reported(Reported),
+    Reported(ReportAnswer),
     /// Answer a report of a node that is not registered, or not under this registration.
     RegisterAgain,
     /// Answer a request.
@@ -231,7 +231,7 @@ pub enum Action {
     /// Answer a renewal.
     NotRenewed(LeaseId, Error),
     /// Put the lease's state into the store, as of this revision or a later one, and answer with
-    /// [`Event::Saved`] or [`Event::SaveFailed`].
+    /// [`CoreEvent::Saved`] or [`CoreEvent::SaveFailed`].
     Save {
         /// Name of the lease.
         lease: LeaseId,
@@ -244,7 +244,7 @@ pub enum Action {
 
 /// The answer to a report.
 #[derive(Clone, Debug, Default)]
-pub struct Reported {
+pub struct ReportAnswer {
     /// Sequence number of the report that this answers; 0 if the core ignored the report.
     pub sequence: u64,
     /// Leases that the node has to end, and why.

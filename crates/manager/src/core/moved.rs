@@ -13,9 +13,9 @@
 use sublet_proto::v1::NodeGeneration;
 
 use super::ids::NodeKey;
-use super::lease::State;
-use super::messages::Action;
-use super::nodes::{Node, Room};
+use super::lease::LeasePhase;
+use super::messages::CoreAction;
+use super::nodes::{ManagedNode, NodeCapacity};
 use super::{Core, SILENCE_TICKS};
 
 /// Ticks without a report after which the other managers are asked for a node: 1.5 s, as agents report each second.
@@ -24,7 +24,7 @@ const MISSING_TICKS: u32 = 3;
 impl Core {
     /// Returns the nodes that have not reported lately.
     pub fn missing(&self) -> impl Iterator<Item = NodeGeneration> {
-        let missing = |node: &&Node| {
+        let missing = |node: &&ManagedNode| {
             let counts = node.registration != 0 || node.attached + node.unattached > 0;
             counts && node.silent_ticks > MISSING_TICKS
         };
@@ -42,7 +42,7 @@ impl Core {
 
     /// Another manager has the node by a registration of this generation. If it is later than this manager's, the
     /// node and its leases are gone from here.
-    pub(super) fn moved(&mut self, key: NodeKey, generation: u64, out: &mut Vec<Action>) {
+    pub(super) fn moved(&mut self, key: NodeKey, generation: u64, out: &mut Vec<CoreAction>) {
         if self.nodes.get(key).is_none_or(|node| node.generation >= generation) {
             return;
         }
@@ -50,7 +50,12 @@ impl Core {
             self.let_go(lease, out);
         }
         self.nodes.change(key, |node| {
-            debug_assert_eq!(node.leased, Room::default(), "left of node {}, which has moved", node.name);
+            debug_assert_eq!(
+                node.leased,
+                NodeCapacity::default(),
+                "left of node {}, which has moved",
+                node.name
+            );
             debug_assert_eq!(
                 (node.attached, node.unattached),
                 (0, 0),
@@ -66,8 +71,8 @@ impl Core {
         }
     }
 
-    fn let_go(&mut self, key: u32, out: &mut Vec<Action>) {
-        let was_granted = self.release(key, State::Moved) == Some(State::Granted);
+    fn let_go(&mut self, key: u32, out: &mut Vec<CoreAction>) {
+        let was_granted = self.release(key, LeasePhase::Moved) == Some(LeasePhase::Granted);
         let Some(lease) = self.leases.get_mut(key) else { return };
         lease.marks.is_settled = true;
         if was_granted || lease.is_stored() {
@@ -77,15 +82,15 @@ impl Core {
 
     /// A lease that has moved is on a node of this manager again.
     pub(super) fn take_back(&mut self, key: u32) {
-        let Some(lease) = self.leases.get_mut(key).filter(|lease| lease.state == State::Moved) else {
+        let Some(lease) = self.leases.get_mut(key).filter(|lease| lease.state == LeasePhase::Moved) else {
             return;
         };
-        lease.state = State::Attached;
+        lease.state = LeasePhase::Attached;
         lease.marks.is_settled = false;
         self.hold(key);
     }
 }
 
-fn generation(node: &Node) -> NodeGeneration {
+fn generation(node: &ManagedNode) -> NodeGeneration {
     NodeGeneration { node: node.name.to_string(), generation: node.generation }
 }

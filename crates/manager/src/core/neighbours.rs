@@ -18,7 +18,7 @@ use sublet_proto::pu;
 use sublet_proto::v1::ProcessingUnit;
 
 use super::ids::NodeKey;
-use super::nodes::{Node, Nodes, Reach};
+use super::nodes::{ManagedNode, Nodes, Reach};
 
 /// Most nodes that an agent is linked or bridged with: those it names, and as many again that these bridge.
 const MAX_AROUND: usize = 2 * pu::MAX_NEIGHBOURS;
@@ -31,12 +31,12 @@ pub struct Neighbourhood {
     /// Version, which grows with each change.
     pub version: u64,
     /// Linked nodes in the order in which the node names them, then bridged ones.
-    pub all: Vec<Marked>,
+    pub all: Vec<NeighbourhoodNode>,
 }
 
 /// A node of a neighbourhood.
 #[derive(Clone, Debug, PartialEq)]
-pub struct Marked {
+pub struct NeighbourhoodNode {
     /// Name of the node.
     pub node: Arc<str>,
     /// Latest registration.
@@ -49,13 +49,13 @@ pub struct Marked {
 
 /// State of a node's links.
 #[derive(Clone, Copy, Debug, Default)]
-pub(super) struct Links {
+pub(super) struct NodeLinks {
     version: u64,
     /// The registration that its neighbours know it by; 0 while it is not registered here.
     known: u64,
 }
 
-impl Node {
+impl ManagedNode {
     /// Registration that neighbours know it by; 0 if it is lost or not registered.
     fn standing(&self) -> u64 {
         if self.is_lost() { 0 } else { self.registration }
@@ -69,7 +69,7 @@ impl Node {
 impl Nodes {
     /// Tells linked nodes of a change. Call it when a node may have come or gone.
     pub(super) fn renew_links(&mut self, key: NodeKey) {
-        let standing = self.get(key).map_or(0, Node::standing);
+        let standing = self.get(key).map_or(0, ManagedNode::standing);
         self.stand(key, standing);
     }
 
@@ -108,7 +108,7 @@ impl Nodes {
     }
 
     /// Nodes that a node is linked with now.
-    fn marked<'nodes>(&'nodes self, node: &'nodes Node) -> impl Iterator<Item = &'nodes Node> {
+    fn marked<'nodes>(&'nodes self, node: &'nodes ManagedNode) -> impl Iterator<Item = &'nodes ManagedNode> {
         let named = node.description.neighbours.iter().filter(|_| node.standing() != 0);
         let named = named.filter_map(|name| self.get(self.find(name)?));
         named.filter(|other| other.standing() != 0 && other.names(&node.name))
@@ -117,7 +117,7 @@ impl Nodes {
     /// Returns the neighbourhood for a node's agent.
     pub(super) fn neighbourhood(&self, key: NodeKey) -> Neighbourhood {
         let Some(node) = self.get(key) else { return Neighbourhood::default() };
-        let marked = |(other, bridge): (&Node, Option<&Node>)| Marked {
+        let marked = |(other, bridge): (&ManagedNode, Option<&ManagedNode>)| NeighbourhoodNode {
             node: other.name.clone(),
             registration: other.registration,
             reach: other.reach.clone(),
@@ -131,8 +131,12 @@ impl Nodes {
     }
 
     /// Nodes that a node is linked with, and those that one of these bridges: the first that does.
-    fn around<'nodes>(&'nodes self, node: &'nodes Node) -> Vec<(&'nodes Node, Option<&'nodes Node>)> {
-        let mut all: Vec<(&Node, Option<&Node>)> = self.marked(node).map(|other| (other, None)).collect();
+    fn around<'nodes>(
+        &'nodes self,
+        node: &'nodes ManagedNode,
+    ) -> Vec<(&'nodes ManagedNode, Option<&'nodes ManagedNode>)> {
+        let mut all: Vec<(&ManagedNode, Option<&ManagedNode>)> =
+            self.marked(node).map(|other| (other, None)).collect();
         let mut known: HashSet<&str> =
             all.iter().map(|(other, _)| &*other.name).chain([&*node.name]).collect();
         for bridge in self.marked(node) {
@@ -148,7 +152,7 @@ impl Nodes {
 
     /// Returns the node that has this unit, out of a node itself and those that it is linked or bridged with, and the
     /// unit's kind: the processor, or a device, which belongs to the same agent (Molecule 3.1: a virtual shim).
-    pub(super) fn beside(&self, key: NodeKey, unit: u32) -> Option<(&Node, String)> {
+    pub(super) fn beside(&self, key: NodeKey, unit: u32) -> Option<(&ManagedNode, String)> {
         let node = self.get(key)?;
         [node].into_iter().chain(self.around(node).into_iter().map(|(other, _)| other)).find_map(|node| {
             let units = pu::units(&node.description, self.classes.prices(), &[]);
@@ -162,7 +166,7 @@ impl Nodes {
     }
 
     /// The processing units of a node, with their prices.
-    pub(super) fn units(&self, node: &Node) -> Vec<ProcessingUnit> {
+    pub(super) fn units(&self, node: &ManagedNode) -> Vec<ProcessingUnit> {
         let neighbours: Vec<String> = self.marked(node).map(|other| other.name.to_string()).collect();
         pu::units(&node.description, self.classes.prices(), &neighbours)
     }

@@ -10,11 +10,11 @@ use sublet_proto::{Code, Error};
 
 use super::global::OfRack;
 use super::ids::{ClassKey, InstanceId, NodeKey, RackKey};
-use super::messages::Request;
-use super::neighbours::Links;
-use super::placement::{Classes, Counted, MAX_CLASSES};
+use super::messages::ClientRequest;
+use super::neighbours::NodeLinks;
+use super::placement::{Classes, CountedResources, MAX_CLASSES};
 use super::pools::{self, Pools};
-use super::racks::{Free, Group, Grouped, Racks, Spot};
+use super::racks::{Free, GroupedNodes, RackPool, Racks, Spot};
 use super::seats::{MAX_SEATS, Seat, Seats};
 use super::segments;
 use super::{Level, SILENCE_TICKS, TICK_MS};
@@ -28,7 +28,7 @@ const LATE_TICKS: u32 = (60 * 1000 / TICK_MS) as u32;
 
 /// Resources that a lease holds of a node.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Amount {
+pub struct LeaseResources {
     /// Number of workers.
     pub workers: u32,
     /// Whether they are on shared cores, instead of each on its own.
@@ -39,7 +39,7 @@ pub struct Amount {
 
 /// Cores, places on shared cores, and memory.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Room {
+pub struct NodeCapacity {
     /// Lent to one lease each.
     pub cores: u32,
     /// Workers on shared cores.
@@ -48,31 +48,31 @@ pub struct Room {
     pub memory_bytes: u64,
 }
 
-impl Room {
-    pub(super) fn plus(self, amount: Amount) -> Room {
+impl NodeCapacity {
+    pub(super) fn plus(self, amount: LeaseResources) -> NodeCapacity {
         let (cores, places) = split(amount);
-        Room {
+        NodeCapacity {
             cores: self.cores.saturating_add(cores),
             places: self.places.saturating_add(places),
             memory_bytes: self.memory_bytes.saturating_add(amount.memory_bytes),
         }
     }
 
-    pub(super) fn minus(self, amount: Amount) -> Room {
+    pub(super) fn minus(self, amount: LeaseResources) -> NodeCapacity {
         let (cores, places) = split(amount);
         debug_assert!(
             cores <= self.cores && places <= self.places && amount.memory_bytes <= self.memory_bytes,
             "cannot release {amount:?}: only {self:?} is leased"
         );
-        Room {
+        NodeCapacity {
             cores: self.cores.saturating_sub(cores),
             places: self.places.saturating_sub(places),
             memory_bytes: self.memory_bytes.saturating_sub(amount.memory_bytes),
         }
     }
 
-    pub(super) fn without(self, other: Room) -> Room {
-        Room {
+    pub(super) fn without(self, other: NodeCapacity) -> NodeCapacity {
+        NodeCapacity {
             cores: self.cores.saturating_sub(other.cores),
             places: self.places.saturating_sub(other.places),
             memory_bytes: self.memory_bytes.saturating_sub(other.memory_bytes),
@@ -85,7 +85,7 @@ impl Room {
     }
 }
 
-fn split(amount: Amount) -> (u32, u32) {
+fn split(amount: LeaseResources) -> (u32, u32) {
     if amount.shared { (0, amount.workers) } else { (amount.workers, 0) }
 }
 
@@ -109,7 +109,7 @@ impl Reach {
 
 /// Whether an agent takes leases on its node.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Lending {
+pub enum LendingState {
     /// New leases may come.
     Open,
     /// No new lease may come.
@@ -120,7 +120,7 @@ pub enum Lending {
 
 /// A node as its manager sees it.
 #[derive(Debug)]
-pub struct Node {
+pub struct ManagedNode {
     /// Name of the node, unique among the managers of a store.
     pub name: Arc<str>,
     /// Addresses of the agent.
@@ -128,11 +128,11 @@ pub struct Node {
     /// Description by the agent.
     pub description: Box<NodeDescription>,
     /// All that it lends.
-    pub capacity: Room,
+    pub capacity: NodeCapacity,
     /// The leased part of the capacity.
-    pub leased: Room,
+    pub leased: NodeCapacity,
     /// Whether it takes leases.
-    pub lending: Lending,
+    pub lending: LendingState,
     /// The latest registration; 0 if it has not registered, or has left for another manager.
     pub registration: u64,
     /// Time of its last report.
@@ -162,14 +162,14 @@ pub struct Node {
     pub(super) by_memory: Option<Spot>,
     /// Set if it stands for several nodes of a rack.
     pub(super) of_rack: Option<OfRack>,
-    pub(super) links: Links,
+    pub(super) links: NodeLinks,
     /// Use of its cache of packages and images, by its latest report.
     pub(super) cache: Option<v1::CacheUse>,
 }
 
-impl Node {
+impl ManagedNode {
     /// Returns the part that is not leased.
-    pub fn free(&self) -> Room {
+    pub fn free(&self) -> NodeCapacity {
         self.capacity.without(self.leased)
     }
 
@@ -197,7 +197,7 @@ impl Node {
 
     /// Tells whether a request that it could serve may wait for it.
     pub(super) fn is_there(&self) -> bool {
-        !self.is_lost() && self.lending == Lending::Open
+        !self.is_lost() && self.lending == LendingState::Open
     }
 
     /// Rank among the nodes that take segments.
@@ -205,13 +205,13 @@ impl Node {
         self.takes_leases().then(|| segments::rank(self.free().memory_bytes)).flatten()
     }
 
-    fn group(&self) -> Group {
-        Group { rack: self.rack, pool: self.pool }
+    fn group(&self) -> RackPool {
+        RackPool { rack: self.rack, pool: self.pool }
     }
 
     /// Resources that it adds to its rack's free ones.
     fn free_for_rack(&self) -> Free {
-        let Room { cores, places, memory_bytes } = self.free();
+        let NodeCapacity { cores, places, memory_bytes } = self.free();
         let free =
             Free { workers: u64::from(cores) + u64::from(places), memory_bytes: u128::from(memory_bytes) };
         if self.takes_leases() { free } else { Free::default() }
@@ -220,9 +220,9 @@ impl Node {
     fn state(&self) -> v1::NodeState {
         match self.lending {
             _ if self.is_lost() => v1::NodeState::Lost,
-            Lending::Open => v1::NodeState::Lending,
-            Lending::Draining => v1::NodeState::Draining,
-            Lending::Reclaimed => v1::NodeState::Reclaimed,
+            LendingState::Open => v1::NodeState::Lending,
+            LendingState::Draining => v1::NodeState::Draining,
+            LendingState::Reclaimed => v1::NodeState::Reclaimed,
         }
     }
 
@@ -245,13 +245,13 @@ impl Node {
 /// Every node. A key is used again only when no reference to its node is left.
 #[derive(Debug)]
 pub(super) struct Nodes {
-    slots: Vec<Option<Node>>,
+    slots: Vec<Option<ManagedNode>>,
     unused: Vec<u32>,
     by_name: HashMap<Arc<str>, NodeKey>,
     pub(super) classes: Classes,
     pub(super) racks: Racks,
     /// Nodes that take leases, by their free memory.
-    pub(super) by_memory: Grouped,
+    pub(super) by_memory: GroupedNodes,
     /// Memory for each core of nodes of the balanced pool, if the pools of nodes that say none are virtual.
     usual_bytes: Option<u64>,
     /// Kind of its nodes.
@@ -266,7 +266,7 @@ impl Nodes {
             by_name: HashMap::default(),
             classes: Classes::new(prices),
             racks: Racks::default(),
-            by_memory: Grouped::default(),
+            by_memory: GroupedNodes::default(),
             usual_bytes,
             level,
         }
@@ -276,15 +276,15 @@ impl Nodes {
         self.by_name.get(name).copied()
     }
 
-    pub(super) fn get(&self, key: NodeKey) -> Option<&Node> {
+    pub(super) fn get(&self, key: NodeKey) -> Option<&ManagedNode> {
         self.slots.get(key.0 as usize)?.as_ref()
     }
 
-    pub(super) fn get_mut(&mut self, key: NodeKey) -> Option<&mut Node> {
+    pub(super) fn get_mut(&mut self, key: NodeKey) -> Option<&mut ManagedNode> {
         self.slots.get_mut(key.0 as usize)?.as_mut()
     }
 
-    pub(super) fn iter(&self) -> impl Iterator<Item = (NodeKey, &Node)> {
+    pub(super) fn iter(&self) -> impl Iterator<Item = (NodeKey, &ManagedNode)> {
         let keyed = (0u32..).zip(&self.slots);
         keyed.filter_map(|(key, node)| Some((NodeKey(key), node.as_ref()?)))
     }
@@ -337,7 +337,7 @@ impl Nodes {
         if let Some(node) = self.get_mut(key) {
             (node.rack, node.said_pool) = (rack, said_pool);
             node.reach = Arc::new(Reach::of(&description));
-            node.capacity = Room {
+            node.capacity = NodeCapacity {
                 cores: description.cores,
                 places: description.shared_places,
                 memory_bytes: description.memory_bytes,
@@ -352,13 +352,13 @@ impl Nodes {
     pub(super) fn add(&mut self, name: &str) -> NodeKey {
         let name: Arc<str> = name.into();
         let rack = self.racks.join("");
-        let node = Node {
+        let node = ManagedNode {
             name: name.clone(),
             reach: Arc::default(),
             description: Box::new(NodeDescription { name: name.to_string(), ..NodeDescription::default() }),
-            capacity: Room::default(),
-            leased: Room::default(),
-            lending: Lending::Open,
+            capacity: NodeCapacity::default(),
+            leased: NodeCapacity::default(),
+            lending: LendingState::Open,
             registration: 0,
             last_report_ms: 0,
             generation: 0,
@@ -376,7 +376,7 @@ impl Nodes {
             seats: Seats::default(),
             by_memory: None,
             of_rack: None,
-            links: Links::default(),
+            links: NodeLinks::default(),
             cache: None,
         };
         let key = self.unused.pop().unwrap_or(self.slots.len() as u32);
@@ -391,7 +391,7 @@ impl Nodes {
     }
 
     /// Changes a node, its position among the others, and its neighbours' versions.
-    pub(super) fn change(&mut self, key: NodeKey, change: impl FnOnce(&mut Node)) {
+    pub(super) fn change(&mut self, key: NodeKey, change: impl FnOnce(&mut ManagedNode)) {
         let Some(node) = self.slots.get_mut(key.0 as usize).and_then(Option::as_mut) else { return };
         change(node);
         node.pool = pools::of(node.said_pool, node.free(), self.usual_bytes);
@@ -415,7 +415,7 @@ impl Nodes {
     }
 
     /// Tells whether a node is in one of these pools, or may come into one by the resources it has left.
-    pub(super) fn may_be_in(&self, node: &Node, pools: Pools) -> bool {
+    pub(super) fn may_be_in(&self, node: &ManagedNode, pools: Pools) -> bool {
         pools.has(node.pool) || (node.said_pool.is_none() && self.has_virtual_pools())
     }
 
@@ -425,8 +425,8 @@ impl Nodes {
     }
 
     /// Tells whether any node takes leases of such a kind, full or not.
-    pub(super) fn has_any_for(&self, request: &Request) -> bool {
-        let is_for = |node: &Node| {
+    pub(super) fn has_any_for(&self, request: &ClientRequest) -> bool {
+        let is_for = |node: &ManagedNode| {
             node.is_there() && node.capacity.memory_bytes > 0 && request.locality.pools.has(node.pool)
         };
         match request.terms.is_segment() {
@@ -441,7 +441,7 @@ impl Nodes {
         self.move_by_memory(key, node.memory_rank().map(|rank| (node.group(), rank)));
     }
 
-    fn move_by_memory(&mut self, key: NodeKey, to: Option<(Group, u32)>) {
+    fn move_by_memory(&mut self, key: NodeKey, to: Option<(RackPool, u32)>) {
         let Some(spot) = self.get(key).map(|node| node.by_memory) else { return };
         if spot.map(|spot| (spot.group(), spot.rank())) == to {
             return;
@@ -457,9 +457,9 @@ impl Nodes {
     fn seat(&mut self, key: NodeKey, seat: usize) {
         let Some(node) = self.get_mut(key) else { return };
         let (free, takes, group) = (node.free(), node.takes_leases(), node.group());
-        let (Room { memory_bytes, .. }, is_there) = (node.capacity, node.is_there());
+        let (NodeCapacity { memory_bytes, .. }, is_there) = (node.capacity, node.is_there());
         let capacity = [false, true].map(|shared| {
-            is_there.then(|| Counted {
+            is_there.then(|| CountedResources {
                 pool: group.pool,
                 workers: node.capacity.workers(shared),
                 memory_bytes,
@@ -501,7 +501,7 @@ impl Nodes {
         self.racks.leave(rack);
     }
 
-    fn move_to(&mut self, key: NodeKey, class: ClassKey, shared: bool, to: Option<(Group, u32)>) {
+    fn move_to(&mut self, key: NodeKey, class: ClassKey, shared: bool, to: Option<(RackPool, u32)>) {
         let kind = usize::from(shared);
         let Some(spot) = self.seat_in(key, class).map(|seat| seat.spots[kind]) else { return };
         for (moved, spot) in self.classes.ranks(class, shared).shift(key, spot, to).into_iter().flatten() {

@@ -25,15 +25,15 @@ use sublet_proto::{Code, Error};
 
 use super::chance::Chance;
 use super::ids::{ClassKey, NodeKey, RackKey};
-use super::locality::Ring;
-use super::messages::Request;
-use super::nodes::{Amount, Node, Nodes};
+use super::locality::NodeRing;
+use super::messages::ClientRequest;
+use super::nodes::{LeaseResources, ManagedNode, Nodes};
 use super::pools::{self, Pools};
-use super::racks::{Group, Grouped, Measure, Shifted, Spot};
+use super::racks::{GroupedNodes, Measure, RackPool, Shifted, Spot};
 use super::ranked::merged;
 use super::segments;
-use super::terms::Terms;
-use super::weighing::{Fate, Work, explain};
+use super::terms::LeaseTerms;
+use super::weighing::{RequestWork, UnitOutcome, explain};
 use super::{Level, global};
 
 /// Most kinds of nodes and devices, which are looked through for each request.
@@ -44,7 +44,7 @@ pub const MAX_PARTS: usize = 1024;
 /// Nodes by the number of workers that they have free.
 #[derive(Debug, Default)]
 pub(super) struct Ranks {
-    nodes: Grouped,
+    nodes: GroupedNodes,
     /// Totals of each pool.
     totals: [Totals; pools::COUNT],
 }
@@ -65,15 +65,20 @@ struct Totals {
 
 /// Counted resources of a node, and the pool that counts them.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct Counted {
+pub(super) struct CountedResources {
     pub(super) pool: Pool,
     pub(super) workers: u32,
     pub(super) memory_bytes: u64,
 }
 
 impl Ranks {
-    /// Moves a node as [`Grouped::shift`] does, and keeps the totals.
-    pub(super) fn shift(&mut self, node: NodeKey, from: Option<Spot>, to: Option<(Group, u32)>) -> Shifted {
+    /// Moves a node as [`GroupedNodes::shift`] does, and keeps the totals.
+    pub(super) fn shift(
+        &mut self,
+        node: NodeKey,
+        from: Option<Spot>,
+        to: Option<(RackPool, u32)>,
+    ) -> Shifted {
         if let Some(spot) = from {
             let free = self.totals[spot.group().pool as usize].free;
             debug_assert!(u64::from(spot.rank()) <= free, "{node:?} at {spot:?}, of {free} free in its pool");
@@ -86,8 +91,8 @@ impl Ranks {
     }
 
     /// Replaces the counted resources of a node.
-    pub(super) fn count(&mut self, before: Option<Counted>, now: Option<Counted>) {
-        if let Some(Counted { pool, workers, memory_bytes }) = before {
+    pub(super) fn count(&mut self, before: Option<CountedResources>, now: Option<CountedResources>) {
+        if let Some(CountedResources { pool, workers, memory_bytes }) = before {
             let totals = &mut self.totals[pool as usize];
             debug_assert!(
                 u64::from(workers) <= totals.capacity && workers <= totals.largest,
@@ -96,7 +101,7 @@ impl Ranks {
             totals.capacity -= u64::from(workers);
             totals.has_shrunk |= workers == totals.largest || memory_bytes == totals.most_memory_bytes;
         }
-        if let Some(Counted { pool, workers, memory_bytes }) = now {
+        if let Some(CountedResources { pool, workers, memory_bytes }) = now {
             let totals = &mut self.totals[pool as usize];
             totals.capacity += u64::from(workers);
             totals.has_shrunk &= workers < totals.largest || memory_bytes < totals.most_memory_bytes;
@@ -125,7 +130,7 @@ impl Ranks {
 impl Totals {
     /// Tells whether a request is refused only because of current leases, as far as the totals show without a look at
     /// nodes.
-    fn are_merely_leased(&self, terms: &Terms) -> bool {
+    fn are_merely_leased(&self, terms: &LeaseTerms) -> bool {
         let asked = u64::from(terms.workers);
         let one_node = terms.max_nodes != 1 || terms.workers <= self.largest;
         asked > self.free
@@ -136,7 +141,7 @@ impl Totals {
 
     /// Tells whether the request has to be on one node, and the totals do not exclude one: a node is large enough, or
     /// one for its workers and one for its memory.
-    fn may_be_on_one_node(&self, terms: &Terms) -> bool {
+    fn may_be_on_one_node(&self, terms: &LeaseTerms) -> bool {
         terms.max_nodes == 1
             && !self.has_shrunk
             && terms.workers <= self.largest
@@ -146,23 +151,23 @@ impl Totals {
 
 /// Nodes that run the same packages at one price, or a kind of device that nodes have.
 #[derive(Debug)]
-struct Class {
+struct NodeClass {
     pu: String,
     architecture: String,
     price: Price,
     /// Lists for exclusive and for shared workers.
     ranks: [Ranks; 2],
     /// All nodes of the class, including those that take no leases.
-    ring: Ring,
+    ring: NodeRing,
     /// Nodes of each rack that has a name.
-    rings: HashMap<RackKey, Ring>,
+    rings: HashMap<RackKey, NodeRing>,
 }
 
 /// The ranked lists of each class.
 #[derive(Debug)]
 pub(super) struct Classes {
     prices: Prices,
-    known: Vec<Class>,
+    known: Vec<NodeClass>,
 }
 
 /// A class in which a request can be placed, and the build of its package that is executed there.
@@ -174,9 +179,9 @@ pub(super) struct Choice {
 
 /// Placement of a request.
 #[derive(Debug)]
-pub(super) struct Placed {
+pub(super) struct Placement {
     pub(super) choice: Choice,
-    pub(super) parts: Vec<Part>,
+    pub(super) parts: Vec<PlacementPart>,
     /// Reason for this kind of processing unit, if there were several.
     pub(super) why: String,
 }
@@ -190,12 +195,12 @@ impl Classes {
     pub(super) fn key(&mut self, pu: &str, architecture: &str) -> ClassKey {
         let at = self.find(pu, architecture).unwrap_or_else(|| {
             let pu = unit_of(pu, architecture);
-            self.known.push(Class {
+            self.known.push(NodeClass {
                 pu: pu.to_owned(),
                 architecture: architecture.to_owned(),
                 price: self.prices.of(pu),
                 ranks: Default::default(),
-                ring: Ring::default(),
+                ring: NodeRing::default(),
                 rings: HashMap::new(),
             });
             self.known.len() - 1
@@ -218,13 +223,13 @@ impl Classes {
     /// package has profiles, in no order.
     fn fitting(&self, package: &PackageInfo, pu: &str) -> impl Iterator<Item = Choice> {
         let is_any = package.profiles.is_empty();
-        let fits = move |class: &Class| match pu {
+        let fits = move |class: &NodeClass| match pu {
             "" => is_any || package.profile(&class.pu).is_some(),
             pu => class.pu == pu,
         };
         // A restored lease shows only the kind of processing unit; nothing is placed in such a class.
-        let wanted = move |class: &Class| !class.architecture.is_empty() && fits(class);
-        let build_for = move |class: &Class| {
+        let wanted = move |class: &NodeClass| !class.architecture.is_empty() && fits(class);
+        let build_for = move |class: &NodeClass| {
             package.builds.iter().position(|build| runs_on(&build.architecture, &class.architecture))
         };
         let classes = self.known.iter().enumerate().filter(move |(_, class)| wanted(class));
@@ -234,8 +239,8 @@ impl Classes {
     }
 
     /// Sorts the choices, the best first.
-    fn rank(&self, choices: &mut [Choice], request: &Request, pools: Pools) {
-        let Terms { shared, time_weight_permille, .. } = request.terms;
+    fn rank(&self, choices: &mut [Choice], request: &ClientRequest, pools: Pools) {
+        let LeaseTerms { shared, time_weight_permille, .. } = request.terms;
         choices.sort_by_cached_key(|choice| {
             let room = self.ranked(choice.class, shared).totals(pools);
             let work = self.work(request, choice.class);
@@ -245,27 +250,27 @@ impl Classes {
     }
 
     /// Returns the work that a request does in a second on this kind of processing unit.
-    fn work(&self, request: &Request, class: ClassKey) -> Work {
+    fn work(&self, request: &ClientRequest, class: ClassKey) -> RequestWork {
         let class = &self.known[usize::from(class.0)];
         let profile = request.package.profile(&class.pu);
         let terms = request.terms_by(profile).unwrap_or(request.terms);
-        Work::of(&terms, &class.price, profile.map(|profile| profile.speed_permille))
+        RequestWork::of(&terms, &class.price, profile.map(|profile| profile.speed_permille))
     }
 
     /// Explains the choice; `taken` is the index of the chosen class among `choices`, which were tried in this order.
-    fn explain(&self, choices: &[Choice], request: &Request, taken: usize) -> String {
+    fn explain(&self, choices: &[Choice], request: &ClientRequest, taken: usize) -> String {
         let kinds = choices.iter().enumerate().map(|(number, choice)| {
             let fate = match number.cmp(&taken) {
-                Ordering::Less => Fate::Full,
-                Ordering::Equal => Fate::Taken,
-                Ordering::Greater => Fate::Left,
+                Ordering::Less => UnitOutcome::Full,
+                Ordering::Equal => UnitOutcome::Taken,
+                Ordering::Greater => UnitOutcome::Left,
             };
             (self.pu(choice.class), self.work(request, choice.class), fate)
         });
         explain(kinds, request.terms.time_weight_permille)
     }
 
-    fn get(&self, class: ClassKey) -> Option<&Class> {
+    fn get(&self, class: ClassKey) -> Option<&NodeClass> {
         self.known.get(usize::from(class.0))
     }
 
@@ -283,8 +288,8 @@ impl Classes {
     }
 
     /// Tells whether any node takes leases for such workers, full or not.
-    pub(super) fn has_nodes(&self, request: &Request) -> bool {
-        let Request { package, pu, terms, locality, .. } = request;
+    pub(super) fn has_nodes(&self, request: &ClientRequest) -> bool {
+        let ClientRequest { package, pu, terms, locality, .. } = request;
         let totals = |choice: Choice| self.ranked(choice.class, terms.shared).totals(locality.pools);
         self.fitting(package, pu).any(|choice| totals(choice).capacity > 0)
     }
@@ -298,7 +303,7 @@ impl Classes {
     }
 
     /// Returns the ring in which leases of the same key begin their search: of a rack, or of the class.
-    fn ring(&self, class: ClassKey, rack: Option<RackKey>) -> Option<&Ring> {
+    fn ring(&self, class: ClassKey, rack: Option<RackKey>) -> Option<&NodeRing> {
         let class = &self.known[usize::from(class.0)];
         rack.map_or(Some(&class.ring), |rack| class.rings.get(&rack))
     }
@@ -350,7 +355,7 @@ impl Classes {
             }
             assert_eq!(class.ring.len(), of_class().count());
             let of_racks = of_class().filter(|(_, node)| node.rack != RackKey::NONE);
-            assert_eq!(class.rings.values().map(Ring::len).sum::<usize>(), of_racks.count());
+            assert_eq!(class.rings.values().map(NodeRing::len).sum::<usize>(), of_racks.count());
         }
     }
 }
@@ -378,23 +383,23 @@ pub const DEFAULT_PU: &str = sublet_proto::pu::PROCESSOR;
 
 /// Workers of a request that are on one node.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Part {
+pub(super) struct PlacementPart {
     pub(super) node: NodeKey,
-    pub(super) amount: Amount,
+    pub(super) amount: LeaseResources,
 }
 
 /// Finds nodes of one class and in these pools for all of a request's workers, or says why there are none. Interpreters execute
 /// one function at a time: there each worker is a lease, and a process, of its own.
 pub(super) fn place(
     nodes: &Nodes,
-    request: &Request,
+    request: &ClientRequest,
     pools: Pools,
     chance: &mut Chance,
-) -> Result<Placed, Error> {
+) -> Result<Placement, Error> {
     let search = Search { nodes, request, pools };
     if request.terms.is_segment() {
         let placed = segments::place(&search, chance);
-        return placed.map(|(choice, part)| Placed { choice, parts: vec![part], why: String::new() });
+        return placed.map(|(choice, part)| Placement { choice, parts: vec![part], why: String::new() });
     }
     let placed = search.place_together(chance)?;
     let choice = placed.choice;
@@ -403,7 +408,7 @@ pub(super) fn place(
     if !is_single {
         return Ok(placed);
     }
-    let Request { terms, .. } = request;
+    let ClientRequest { terms, .. } = request;
     if terms.workers as usize > MAX_PARTS {
         let message = format!(
             "{} cores asked, of functions in Python one request has at most {MAX_PARTS}",
@@ -411,18 +416,19 @@ pub(super) fn place(
         );
         return Err(Error::new(Code::InsufficientResources, message));
     }
-    let alone = |part: Part| {
-        let Amount { workers, shared, memory_bytes } = part.amount;
-        let amount = Amount { workers: 1, shared, memory_bytes: memory_bytes / u64::from(workers.max(1)) };
-        (0..workers).map(move |_| Part { amount, ..part })
+    let alone = |part: PlacementPart| {
+        let LeaseResources { workers, shared, memory_bytes } = part.amount;
+        let amount =
+            LeaseResources { workers: 1, shared, memory_bytes: memory_bytes / u64::from(workers.max(1)) };
+        (0..workers).map(move |_| PlacementPart { amount, ..part })
     };
-    Ok(Placed { parts: placed.parts.into_iter().flat_map(alone).collect(), ..placed })
+    Ok(Placement { parts: placed.parts.into_iter().flat_map(alone).collect(), ..placed })
 }
 
 /// A search: the nodes, the request, and the allowed pools.
 pub(super) struct Search<'all> {
     pub(super) nodes: &'all Nodes,
-    pub(super) request: &'all Request,
+    pub(super) request: &'all ClientRequest,
     /// Pools in which the request may be placed.
     pub(super) pools: Pools,
 }
@@ -449,12 +455,12 @@ impl Search<'_> {
         chance: &mut Chance,
     ) -> Option<NodeKey>
     where
-        Fits: Fn(&Node) -> bool,
+        Fits: Fn(&ManagedNode) -> bool,
         Warm: Fn(Option<RackKey>, Pool) -> Option<NodeKey>,
-        Any: Fn(Group, &mut Chance) -> Option<NodeKey>,
+        Any: Fn(RackPool, &mut Chance) -> Option<NodeKey>,
     {
-        let Search { nodes, request: Request { terms, locality, .. }, pools } = *self;
-        let fits = |node: &Node| pools.has(node.pool) && (steps.fits)(node);
+        let Search { nodes, request: ClientRequest { terms, locality, .. }, pools } = *self;
+        let fits = |node: &ManagedNode| pools.has(node.pool) && (steps.fits)(node);
         let near = || locality.near().filter_map(|name| nodes.find(name));
         if let Some(node) = near().find(|&node| nodes.get(node).is_some_and(fits)) {
             return Some(node);
@@ -463,7 +469,7 @@ impl Search<'_> {
         for rack in self.racks() {
             for pool in order.clone() {
                 let found =
-                    (steps.warm)(Some(rack), pool).or_else(|| (steps.any)(Group { rack, pool }, chance));
+                    (steps.warm)(Some(rack), pool).or_else(|| (steps.any)(RackPool { rack, pool }, chance));
                 if found.is_some() {
                     return found;
                 }
@@ -474,7 +480,7 @@ impl Search<'_> {
                 return Some(node);
             }
             for rack in nodes.racks.with_most_room(steps.measure, chance) {
-                if let Some(node) = (steps.any)(Group { rack, pool }, chance) {
+                if let Some(node) = (steps.any)(RackPool { rack, pool }, chance) {
                     return Some(node);
                 }
             }
@@ -496,19 +502,19 @@ impl Search<'_> {
     }
 
     /// Places a request in as few parts as possible.
-    fn place_together(&self, chance: &mut Chance) -> Result<Placed, Error> {
+    fn place_together(&self, chance: &mut Chance) -> Result<Placement, Error> {
         let Search { nodes, request, pools } = *self;
-        let Request { package, pu, locality, .. } = request;
+        let ClientRequest { package, pu, locality, .. } = request;
         if let Some(node) = &locality.only {
             let (choice, parts) = self.place_on(node)?;
-            return Ok(Placed { choice, parts, why: String::new() });
+            return Ok(Placement { choice, parts, why: String::new() });
         }
         let mut fitting = nodes.classes.fitting(package, pu);
         match (fitting.next(), fitting.next()) {
             (None, _) => Err(no_class(package, pu)),
             (Some(choice), None) => {
                 let parts = self.place_by(choice, chance)?;
-                Ok(Placed { choice, parts, why: String::new() })
+                Ok(Placement { choice, parts, why: String::new() })
             }
             (Some(one), Some(other)) => {
                 let mut choices: Vec<_> = [one, other].into_iter().chain(fitting).collect();
@@ -519,8 +525,8 @@ impl Search<'_> {
     }
 
     /// Places a request on this node only.
-    fn place_on(&self, name: &str) -> Result<(Choice, Vec<Part>), Error> {
-        let Search { nodes, request: Request { package, pu, terms, .. }, .. } = *self;
+    fn place_on(&self, name: &str) -> Result<(Choice, Vec<PlacementPart>), Error> {
+        let Search { nodes, request: ClientRequest { package, pu, terms, .. }, .. } = *self;
         let gone = || Error::new(Code::InsufficientResources, format!("there is no node {name}"));
         let key = nodes.find(name).ok_or_else(gone)?;
         let node = nodes.get(key).ok_or_else(gone)?;
@@ -531,9 +537,9 @@ impl Search<'_> {
         })?;
         let amount = amount(terms, terms.workers);
         if self.fits(node, choice.class, amount) {
-            return Ok((choice, vec![Part { node: key, amount }]));
+            return Ok((choice, vec![PlacementPart { node: key, amount }]));
         }
-        let (free, Amount { workers, memory_bytes, .. }) = (node.free(), amount);
+        let (free, LeaseResources { workers, memory_bytes, .. }) = (node.free(), amount);
         let message = format!(
             "{workers} cores with {memory_bytes} bytes asked on node {name}, which has {} with {} left",
             free.workers(terms.shared),
@@ -543,7 +549,7 @@ impl Search<'_> {
     }
 
     /// Tells whether a node of this class has enough free for the request.
-    fn fits(&self, node: &Node, class: ClassKey, amount: Amount) -> bool {
+    fn fits(&self, node: &ManagedNode, class: ClassKey, amount: LeaseResources) -> bool {
         let free = node.free();
         node.takes_leases()
             && node.seats.has(class)
@@ -553,13 +559,13 @@ impl Search<'_> {
     }
 
     /// Places a request in the first of several classes that has enough free for all of it.
-    fn place_in_first(&self, choices: &[Choice], chance: &mut Chance) -> Result<Placed, Error> {
+    fn place_in_first(&self, choices: &[Choice], chance: &mut Chance) -> Result<Placement, Error> {
         let mut refusals = Vec::new();
         for (number, &choice) in choices.iter().enumerate() {
             match self.place_by(choice, chance) {
                 Ok(parts) => {
                     let why = self.nodes.classes.explain(choices, self.request, number);
-                    return Ok(Placed { choice, parts, why });
+                    return Ok(Placement { choice, parts, why });
                 }
                 Err(error) => refusals.push(error),
             }
@@ -568,19 +574,19 @@ impl Search<'_> {
     }
 
     /// Places a request with the memory of the package's profile, unless the request names its own.
-    fn place_by(&self, choice: Choice, chance: &mut Chance) -> Result<Vec<Part>, Error> {
+    fn place_by(&self, choice: Choice, chance: &mut Chance) -> Result<Vec<PlacementPart>, Error> {
         let Search { nodes, request, pools } = *self;
         let profile = request.package.profile(nodes.classes.pu(choice.class));
         match request.terms_by(profile) {
             None => self.place_in(choice.class, chance),
             Some(terms) => {
-                let request = &Request { terms, ..request.clone() };
+                let request = &ClientRequest { terms, ..request.clone() };
                 Search { nodes, request, pools }.place_in(choice.class, chance)
             }
         }
     }
 
-    fn place_in(&self, class: ClassKey, chance: &mut Chance) -> Result<Vec<Part>, Error> {
+    fn place_in(&self, class: ClassKey, chance: &mut Chance) -> Result<Vec<PlacementPart>, Error> {
         if let Some(part) = self.on_one_node(class, chance) {
             return Ok(vec![part]);
         }
@@ -595,20 +601,20 @@ impl Search<'_> {
         }
     }
 
-    fn on_one_node(&self, class: ClassKey, chance: &mut Chance) -> Option<Part> {
-        let Search { nodes, request: Request { terms, locality, .. }, pools } = *self;
+    fn on_one_node(&self, class: ClassKey, chance: &mut Chance) -> Option<PlacementPart> {
+        let Search { nodes, request: ClientRequest { terms, locality, .. }, pools } = *self;
         let (amount, ranks) = (amount(terms, terms.workers), nodes.classes.ranked(class, terms.shared));
         if !Pool::ALL.into_iter().any(|pool| pools.has(pool) && ranks.has_room(pool, terms.workers)) {
             return None;
         }
-        let fits = |node: &Node| self.fits(node, class, amount);
+        let fits = |node: &ManagedNode| self.fits(node, class, amount);
         let warm = |rack, pool| {
             let ring = nodes.classes.ring(class, rack).filter(|_| ranks.has_room(pool, terms.workers))?;
             let is_of_pool = |node: &NodeKey| nodes.get(*node).is_some_and(|node| node.pool == pool);
             locality.warm(ring, is_of_pool).find(|node| nodes.get(*node).is_some_and(fits))
         };
-        let any = |group: Group, chance: &mut Chance| {
-            let has_memory = |node: &Node| node.free().memory_bytes >= amount.memory_bytes;
+        let any = |group: RackPool, chance: &mut Chance| {
+            let has_memory = |node: &ManagedNode| node.free().memory_bytes >= amount.memory_bytes;
             let fits =
                 |node| nodes.get(node).is_some_and(|node| has_memory(node) && node.may_take(self.request));
             let list = ranks.nodes.list(group).filter(|_| ranks.has_room(group.pool, terms.workers));
@@ -620,13 +626,13 @@ impl Search<'_> {
             "{amount:?} was placed on {:?}",
             nodes.get(node)
         );
-        Some(Part { node, amount })
+        Some(PlacementPart { node, amount })
     }
 
     /// Searches the neighbours' racks and then all racks, in the first pool, then in the first two, and so on, until
     /// enough is free. On the level above racks all parts go to one rack, the one with the most free first.
-    fn on_several_nodes(&self, class: ClassKey, chance: &mut Chance) -> Option<Vec<Part>> {
-        let Search { nodes, request: Request { terms, .. }, pools } = *self;
+    fn on_several_nodes(&self, class: ClassKey, chance: &mut Chance) -> Option<Vec<PlacementPart>> {
+        let Search { nodes, request: ClientRequest { terms, .. }, pools } = *self;
         let together: Vec<Vec<RackKey>> = match nodes.level {
             Level::Rack => vec![self.racks(), nodes.racks.keys().collect()],
             Level::Global => {
@@ -636,7 +642,7 @@ impl Search<'_> {
         for racks in &together {
             let mut within = Vec::new();
             for pool in pools.in_order(terms) {
-                within.extend(racks.iter().map(|&rack| Group { rack, pool }));
+                within.extend(racks.iter().map(|&rack| RackPool { rack, pool }));
                 let found = self.on_several_of(class, &within);
                 if found.is_some() {
                     return found;
@@ -647,8 +653,8 @@ impl Search<'_> {
     }
 
     /// Finds the fewest nodes of these groups, beginning with those that have the most free.
-    fn on_several_of(&self, class: ClassKey, groups: &[Group]) -> Option<Vec<Part>> {
-        let Search { nodes, request: Request { terms, .. }, .. } = *self;
+    fn on_several_of(&self, class: ClassKey, groups: &[RackPool]) -> Option<Vec<PlacementPart>> {
+        let Search { nodes, request: ClientRequest { terms, .. }, .. } = *self;
         let most = if terms.max_nodes == 0 { MAX_PARTS } else { terms.max_nodes as usize };
         let (mut parts, mut left) = (Vec::new(), terms.workers);
         let ranks = nodes.classes.ranked(class, terms.shared);
@@ -661,7 +667,7 @@ impl Search<'_> {
                 break;
             }
             let known = nodes.get(node).filter(|node| node.may_take(self.request));
-            let Some(free) = known.map(Node::free) else { continue };
+            let Some(free) = known.map(ManagedNode::free) else { continue };
             let most_of_one = match nodes.level {
                 Level::Rack => sublet_proto::limits::MAX_CORES,
                 Level::Global => u32::MAX,
@@ -669,7 +675,7 @@ impl Search<'_> {
             let workers = free.workers(terms.shared).min(left).min(most_of_one);
             let amount = amount(terms, workers);
             if workers > 0 && amount.memory_bytes <= free.memory_bytes {
-                parts.push(Part { node, amount });
+                parts.push(PlacementPart { node, amount });
                 left -= workers;
             }
         }
@@ -680,7 +686,7 @@ impl Search<'_> {
     /// Builds the refusal when no node takes the workers, with the amounts that exist and are free.
     #[cold]
     fn refusal(&self, class: ClassKey) -> Error {
-        let Search { nodes, request: Request { terms, .. }, pools } = *self;
+        let Search { nodes, request: ClientRequest { terms, .. }, pools } = *self;
         let (kind, place) = (if terms.shared { "shared places" } else { "cores" }, pools.place());
         let insufficient =
             |message: String| Error::new(Code::InsufficientResources, format!("{message}{place}"));
@@ -702,10 +708,10 @@ impl Search<'_> {
             return Error::new(Code::NoCapacity, message);
         }
         let is_there =
-            |node: &&Node| node.seats.has(class) && node.is_there() && nodes.may_be_in(node, pools);
+            |node: &&ManagedNode| node.seats.has(class) && node.is_there() && nodes.may_be_in(node, pools);
         let there = nodes.iter().map(|(_, node)| node).filter(is_there);
-        let there = there.fold(There::default(), |there, node| there.and(node, terms.shared));
-        let There { nodes: 1.., all, largest, most_memory, free_memory } = there else {
+        let there = there.fold(NodeTotals::default(), |there, node| there.and(node, terms.shared));
+        let NodeTotals { nodes: 1.., all, largest, most_memory, free_memory } = there else {
             return insufficient(format!("no node of {} is there", nodes.classes.name(class)));
         };
         if terms.max_nodes == 1 && asked > largest {
@@ -737,7 +743,7 @@ impl Search<'_> {
 
 /// Resources of nodes: totals, and maxima over one node.
 #[derive(Default)]
-struct There {
+struct NodeTotals {
     nodes: u32,
     /// Workers of all nodes.
     all: u64,
@@ -748,10 +754,10 @@ struct There {
     free_memory: u64,
 }
 
-impl There {
-    fn and(self, node: &Node, shared: bool) -> There {
+impl NodeTotals {
+    fn and(self, node: &ManagedNode, shared: bool) -> NodeTotals {
         let workers = node.capacity.workers(shared);
-        There {
+        NodeTotals {
             nodes: self.nodes.saturating_add(1),
             all: self.all + u64::from(workers),
             largest: self.largest.max(workers),
@@ -784,6 +790,6 @@ fn every_class(nodes: &Nodes, choices: &[Choice], refusals: &[Error]) -> Error {
     Error::new(code, said.join("; "))
 }
 
-fn amount(terms: &Terms, workers: u32) -> Amount {
-    Amount { workers, shared: terms.shared, memory_bytes: terms.memory_of(workers) }
+fn amount(terms: &LeaseTerms, workers: u32) -> LeaseResources {
+    LeaseResources { workers, shared: terms.shared, memory_bytes: terms.memory_of(workers) }
 }

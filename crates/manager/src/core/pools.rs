@@ -11,8 +11,8 @@
 
 use sublet_proto::pool::Pool;
 
-use super::nodes::Room;
-use super::terms::Terms;
+use super::nodes::NodeCapacity;
+use super::terms::LeaseTerms;
 
 /// Number of pools.
 pub(super) const COUNT: usize = Pool::ALL.len();
@@ -23,7 +23,7 @@ const FAR_FROM_USUAL: u128 = 2;
 
 /// The pool of a node that has this left. `usual_bytes` is the memory for each core that nodes of the balanced pool have, if
 /// pools are virtual.
-pub(super) fn of(said: Option<Pool>, free: Room, usual_bytes: Option<u64>) -> Pool {
+pub(super) fn of(said: Option<Pool>, free: NodeCapacity, usual_bytes: Option<u64>) -> Pool {
     let Some(usual_bytes) = usual_bytes.filter(|_| said.is_none()) else {
         return said.unwrap_or(Pool::Balanced);
     };
@@ -72,7 +72,7 @@ impl Pools {
     }
 
     /// Returns the pools in the order of the search for a lease of these terms.
-    pub(super) fn in_order(self, terms: &Terms) -> impl Iterator<Item = Pool> + Clone + use<> {
+    pub(super) fn in_order(self, terms: &LeaseTerms) -> impl Iterator<Item = Pool> + Clone + use<> {
         let order = if terms.is_segment() {
             [Pool::Memory, Pool::Balanced, Pool::Compute]
         } else if terms.memory_bytes <= LITTLE_MEMORY_BYTES.saturating_mul(terms.workers.into()) {
@@ -104,7 +104,7 @@ mod tests {
     fn order(cores: u32, memory_bytes: u64, pools: Pools) -> Vec<Pool> {
         let package = if cores > 0 { "p".into() } else { String::new() };
         let asked = LeaseRequest { cores, memory_bytes, package, ..LeaseRequest::default() };
-        pools.in_order(&Terms::of(&asked).unwrap()).collect()
+        pools.in_order(&LeaseTerms::of(&asked).unwrap()).collect()
     }
 
     #[test]
@@ -121,7 +121,7 @@ mod tests {
 
     #[test]
     fn node_is_in_its_named_pool_or_its_virtual_one() {
-        let room = |cores, gib| Room { cores, places: 0, memory_bytes: gib * GIB };
+        let room = |cores, gib| NodeCapacity { cores, places: 0, memory_bytes: gib * GIB };
         let usual = Some(4 * GIB);
         for (left, pool) in [
             (room(4, 16), Pool::Balanced),
@@ -132,7 +132,7 @@ mod tests {
             (room(0, 1), Pool::Memory),
             (room(1, 0), Pool::Compute),
             (room(0, 0), Pool::Balanced),
-            (Room { places: 16, ..room(0, 16) }, Pool::Compute),
+            (NodeCapacity { places: 16, ..room(0, 16) }, Pool::Compute),
         ] {
             assert_eq!(of(None, left, usual), pool, "{left:?}");
             assert_eq!(of(None, left, None), Pool::Balanced);

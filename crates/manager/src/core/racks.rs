@@ -12,7 +12,7 @@ use sublet_proto::{Code, Error};
 use super::chance::Chance;
 use super::ids::{NodeKey, RackKey};
 use super::pools::{COUNT, Pools};
-use super::ranked::{Place, Ranked};
+use super::ranked::{RankIndex, RankPosition};
 
 /// Most racks of one manager.
 pub const MAX_RACKS: usize = 1024;
@@ -39,7 +39,7 @@ struct Rack {
     nodes: u32,
     free: Free,
     /// Position in the ranked list of each measure.
-    places: [Option<Place>; 2],
+    places: [Option<RankPosition>; 2],
 }
 
 /// Every rack.
@@ -49,7 +49,7 @@ pub(super) struct Racks {
     unused: Vec<RackKey>,
     by_name: HashMap<String, RackKey>,
     /// Racks by the magnitude of their free resources, for each measure.
-    ranks: [Ranked<RackKey>; 2],
+    ranks: [RankIndex<RackKey>; 2],
 }
 
 impl Default for Racks {
@@ -159,7 +159,7 @@ impl Racks {
 
 /// Nodes of one rack and one pool.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct Group {
+pub(super) struct RackPool {
     pub(super) rack: RackKey,
     pub(super) pool: Pool,
 }
@@ -167,8 +167,8 @@ pub(super) struct Group {
 /// Position of a node among others.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Spot {
-    group: Group,
-    place: Place,
+    group: RackPool,
+    place: RankPosition,
 }
 
 impl Spot {
@@ -176,7 +176,7 @@ impl Spot {
         self.place.rank
     }
 
-    pub(super) fn group(self) -> Group {
+    pub(super) fn group(self) -> RackPool {
         self.group
     }
 }
@@ -186,18 +186,23 @@ pub(super) type Shifted = [Option<(NodeKey, Option<Spot>)>; 2];
 
 /// Nodes by their group, and in it by rank.
 #[derive(Debug, Default)]
-pub(super) struct Grouped {
-    racks: Vec<[Ranked<NodeKey>; COUNT]>,
+pub(super) struct GroupedNodes {
+    racks: Vec<[RankIndex<NodeKey>; COUNT]>,
 }
 
-impl Grouped {
+impl GroupedNodes {
     /// The nodes of a group, if there ever were any.
-    pub(super) fn list(&self, group: Group) -> Option<&Ranked<NodeKey>> {
+    pub(super) fn list(&self, group: RackPool) -> Option<&RankIndex<NodeKey>> {
         self.racks.get(usize::from(group.rack.0)).map(|pools| &pools[group.pool as usize])
     }
 
     /// Moves a node from its position, if it has one, to a rank of a group, if given.
-    pub(super) fn shift(&mut self, node: NodeKey, from: Option<Spot>, to: Option<(Group, u32)>) -> Shifted {
+    pub(super) fn shift(
+        &mut self,
+        node: NodeKey,
+        from: Option<Spot>,
+        to: Option<(RackPool, u32)>,
+    ) -> Shifted {
         debug_assert!(
             from.is_none_or(|spot| self.at(spot) == Some(node)),
             "{node:?} is not at {from:?}, but {:?} is",
@@ -210,14 +215,14 @@ impl Grouped {
 
     /// The highest rank of a node in one of these pools.
     pub(super) fn highest(&self, pools: Pools) -> u32 {
-        let of_rack = |rack: &[Ranked<NodeKey>; COUNT]| {
+        let of_rack = |rack: &[RankIndex<NodeKey>; COUNT]| {
             let lists = Pool::ALL.into_iter().filter(|&pool| pools.has(pool));
             lists.filter_map(|pool| rack[pool as usize].highest()).max()
         };
         self.racks.iter().filter_map(of_rack).max().unwrap_or(0)
     }
 
-    fn list_mut(&mut self, group: Group) -> &mut Ranked<NodeKey> {
+    fn list_mut(&mut self, group: RackPool) -> &mut RankIndex<NodeKey> {
         let rack = usize::from(group.rack.0);
         if self.racks.len() <= rack {
             self.racks.resize_with(rack + 1, Default::default);
@@ -231,6 +236,6 @@ impl Grouped {
 
     #[cfg(any(test, debug_assertions))]
     pub(super) fn len(&self) -> usize {
-        self.racks.iter().flatten().map(Ranked::len).sum()
+        self.racks.iter().flatten().map(RankIndex::len).sum()
     }
 }

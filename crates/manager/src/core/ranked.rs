@@ -12,27 +12,27 @@ const WORD_BITS: usize = u64::BITS as usize;
 
 /// Position of a key: its rank, and the index there.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Place {
+pub(super) struct RankPosition {
     pub(super) rank: u32,
     index: u32,
 }
 
 /// See the [module](self).
 #[derive(Debug)]
-pub(super) struct Ranked<K> {
+pub(super) struct RankIndex<K> {
     keys: Vec<Vec<K>>,
     /// A bit for each rank that has keys.
     occupied: Vec<u64>,
 }
 
-impl<K> Default for Ranked<K> {
-    fn default() -> Ranked<K> {
-        Ranked { keys: Vec::new(), occupied: Vec::new() }
+impl<K> Default for RankIndex<K> {
+    fn default() -> RankIndex<K> {
+        RankIndex { keys: Vec::new(), occupied: Vec::new() }
     }
 }
 
-impl<K: Copy> Ranked<K> {
-    pub(super) fn insert(&mut self, rank: u32, key: K) -> Place {
+impl<K: Copy> RankIndex<K> {
+    pub(super) fn insert(&mut self, rank: u32, key: K) -> RankPosition {
         let at = rank as usize;
         if self.keys.len() <= at {
             self.keys.resize_with(at + 1, Vec::new);
@@ -40,11 +40,11 @@ impl<K: Copy> Ranked<K> {
         }
         self.occupied[at / WORD_BITS] |= 1 << (at % WORD_BITS);
         self.keys[at].push(key);
-        Place { rank, index: (self.keys[at].len() - 1) as u32 }
+        RankPosition { rank, index: (self.keys[at].len() - 1) as u32 }
     }
 
     /// Takes a key out. Returns the key that has moved to its index, if any.
-    pub(super) fn remove(&mut self, place: Place) -> Option<K> {
+    pub(super) fn remove(&mut self, place: RankPosition) -> Option<K> {
         let rank = place.rank as usize;
         let keys = self.keys.get_mut(rank)?;
         debug_assert!((place.index as usize) < keys.len(), "{place:?} is beyond {} keys", keys.len());
@@ -55,7 +55,7 @@ impl<K: Copy> Ranked<K> {
         keys.get(place.index as usize).copied()
     }
 
-    pub(super) fn at(&self, place: Place) -> Option<K> {
+    pub(super) fn at(&self, place: RankPosition) -> Option<K> {
         self.keys.get(place.rank as usize)?.get(place.index as usize).copied()
     }
 
@@ -106,7 +106,7 @@ impl<K: Copy> Ranked<K> {
 
 /// Merges several lists from the highest rank downwards; within a rank the keys of the first list come first.
 pub(super) fn merged<'keys, K: Copy + Ord + 'keys>(
-    lists: impl Iterator<Item = &'keys Ranked<K>>,
+    lists: impl Iterator<Item = &'keys RankIndex<K>>,
 ) -> impl Iterator<Item = K> + 'keys {
     let mut lists: Vec<_> = lists.map(|list| list.downwards(0)).collect();
     let count = lists.len();
@@ -138,8 +138,8 @@ impl Iterator for Bits {
 mod tests {
     use super::*;
 
-    fn list(keys: &[(u32, u32)]) -> Ranked<u32> {
-        let mut list = Ranked::default();
+    fn list(keys: &[(u32, u32)]) -> RankIndex<u32> {
+        let mut list = RankIndex::default();
         for &(rank, key) in keys {
             list.insert(rank, key);
         }
@@ -151,9 +151,9 @@ mod tests {
         let mut list = list(&[(3, 1), (3, 2), (200, 4)]);
         let place = list.insert(3, 3);
         assert_eq!(list.at(place), Some(3));
-        assert_eq!(list.remove(Place { rank: 3, index: 0 }), Some(3));
+        assert_eq!(list.remove(RankPosition { rank: 3, index: 0 }), Some(3));
         assert_eq!(list.highest(), Some(200));
-        assert_eq!(list.remove(Place { rank: 200, index: 0 }), None);
+        assert_eq!(list.remove(RankPosition { rank: 200, index: 0 }), None);
         assert_eq!(list.highest(), Some(3));
         let mut chance = Chance::new(1);
         assert_eq!(list.first_fit(4, &mut chance, |_| true), None);

@@ -9,9 +9,9 @@ use sublet_proto::v1::{self, PackageInfo};
 use sublet_proto::{Code, Error};
 
 use super::ids::{LeaseId, NodeKey};
-use super::lease::{End, Lease, Marks, State};
-use super::messages::{Action, Ended, Joining, LeaseReport, Report, Reported, Running};
-use super::nodes::{Amount, Lending, Node};
+use super::lease::{Lease, LeaseEnd, LeasePhase, Marks};
+use super::messages::{AgentLease, AgentReport, CoreAction, Joining, LeaseReport, ReportAnswer, ReportedEnd};
+use super::nodes::{LeaseResources, LendingState, ManagedNode};
 use super::tenants::CONTENTION_MS;
 use super::terms::DEFAULT_OPTIONS;
 use super::{Core, EXPIRY_SLACK_MS, description};
@@ -23,13 +23,13 @@ const LAPSE_MS: u64 = 3_000;
 impl Core {
     /// Registers a node, with exactly the leases that its agent lists. Other grants on the node are void, since their
     /// tickets are of an earlier registration.
-    pub(super) fn register(&mut self, now_ms: u64, joining: Joining, out: &mut Vec<Action>) {
+    pub(super) fn register(&mut self, now_ms: u64, joining: Joining, out: &mut Vec<CoreAction>) {
         let Joining { description, instance, generation, leases } = joining;
         let checked = description::check(&description)
             .and_then(|()| self.nodes.check_class(&description))
             .and_then(|()| self.nodes.check_name(&description.name, instance, generation));
         if let Err(error) = checked {
-            return out.push(Action::NotRegistered(error));
+            return out.push(CoreAction::NotRegistered(error));
         }
         let key = self.nodes.describe(description);
         self.registration += 1;
@@ -47,18 +47,24 @@ impl Core {
             node.silent_ticks = 0;
             node.is_missed = false;
             node.last_report_ms = now_ms;
-            node.lending = Lending::Open;
+            node.lending = LendingState::Open;
         });
         self.void_unlisted(now_ms, key, &leases, out);
         for running in leases {
             self.take_over(now_ms, key, running, out);
         }
         let neighbours = self.nodes.neighbourhood(key);
-        out.push(Action::Registered { node: key, registration, neighbours });
+        out.push(CoreAction::Registered { node: key, registration, neighbours });
         self.serve_waiting(now_ms, out);
     }
 
-    fn void_unlisted(&mut self, now_ms: u64, node: NodeKey, listed: &[Running], out: &mut Vec<Action>) {
+    fn void_unlisted(
+        &mut self,
+        now_ms: u64,
+        node: NodeKey,
+        listed: &[AgentLease],
+        out: &mut Vec<CoreAction>,
+    ) {
         let listed: HashSet<LeaseId> = listed.iter().map(|running| running.report.lease).collect();
         for key in self.leases_of(node) {
             let Some(lease) = self.leases.get_mut(key).filter(|lease| !listed.contains(&lease.id)) else {
@@ -66,19 +72,19 @@ impl Core {
             };
             lease.marks.is_settled = true;
             match lease.state {
-                State::Ended | State::Moved if lease.is_stored() => self.forget(key, out),
-                State::Ended | State::Moved => {}
+                LeasePhase::Ended | LeasePhase::Moved if lease.is_stored() => self.forget(key, out),
+                LeasePhase::Ended | LeasePhase::Moved => {}
                 _ => self.end(
                     key,
-                    End::because(Code::AgentUnreachable, "its agent was started anew", now_ms),
+                    LeaseEnd::because(Code::AgentUnreachable, "its agent was started anew", now_ms),
                     out,
                 ),
             }
         }
     }
 
-    fn take_over(&mut self, now_ms: u64, node: NodeKey, running: Running, out: &mut Vec<Action>) {
-        let Running { lease: from_ticket, report, remaining_ms } = running;
+    fn take_over(&mut self, now_ms: u64, node: NodeKey, running: AgentLease, out: &mut Vec<CoreAction>) {
+        let AgentLease { lease: from_ticket, report, remaining_ms } = running;
         let expires_ms = now_ms.saturating_add(remaining_ms);
         // Another manager's clock may differ, so the time of the grant is at least as long ago as the usage shows.
         let granted_ms = now_ms.saturating_sub(report.usage.allocated_ns / 1_000_000);
@@ -102,7 +108,7 @@ impl Core {
                 self.begin(lease.paid_so_far());
             }
         }
-        let mut reply = Reported::default();
+        let mut reply = ReportAnswer::default();
         self.report_lease(now_ms, node, 0, report, &mut reply, out);
         // Further answers about it go out with the answer to its next report, which comes within a second.
     }
@@ -124,14 +130,18 @@ impl Core {
             class: self.nodes.classes.key(&lease.pu, ""),
             build: lease.build,
             choice: lease.choice.as_str().into(),
-            amount: Amount { workers: lease.cores, shared: lease.shared, memory_bytes: lease.memory_bytes },
+            amount: LeaseResources {
+                workers: lease.cores,
+                shared: lease.shared,
+                memory_bytes: lease.memory_bytes,
+            },
             granted_ms: lease.granted_unix_ms,
             issued_ms: lease.granted_unix_ms,
             expires_ms: lease.expires_unix_ms,
             idle_timeout_ms: lease.idle_timeout_ms,
             options: lease.options.unwrap_or(DEFAULT_OPTIONS),
             price: lease.price.unwrap_or_default(),
-            state: State::Attached,
+            state: LeasePhase::Attached,
             provisional: false,
             usage: lease.usage.unwrap_or_default(),
             functions: lease.function_usage.clone(),
@@ -161,30 +171,44 @@ impl Core {
         self.begin(lease.paid_so_far());
     }
 
-    pub(super) fn report(&mut self, now_ms: u64, report: Report, out: &mut Vec<Action>) {
-        let Report { node: key, registration, sequence, answered, clock_ms, lending, leases, neighbours } =
-            report;
-        let is_known = |node: &&mut Node| node.registration != 0 && node.registration == registration;
+    pub(super) fn report(&mut self, now_ms: u64, report: AgentReport, out: &mut Vec<CoreAction>) {
+        let AgentReport {
+            node: key,
+            registration,
+            sequence,
+            answered,
+            clock_ms,
+            lending,
+            leases,
+            neighbours,
+        } = report;
+        let is_known = |node: &&mut ManagedNode| node.registration != 0 && node.registration == registration;
         let Some(node) = self.nodes.get_mut(key).filter(is_known) else {
-            return out.push(Action::RegisterAgain);
+            return out.push(CoreAction::RegisterAgain);
         };
         if sequence <= node.sequence {
-            return out.push(Action::Reported(Reported::default()));
+            return out.push(CoreAction::Reported(ReportAnswer::default()));
         }
         let was_away = node.is_lost() || node.is_missed;
         node.sequence = sequence;
         node.silent_ticks = 0;
         node.is_missed = false;
         node.last_report_ms = now_ms;
-        let is_back = was_away || (node.lending != lending && lending == Lending::Open);
+        let is_back = was_away || (node.lending != lending && lending == LendingState::Open);
         if was_away || node.lending != lending {
             self.nodes.change(key, |node| node.lending = lending);
         }
-        let mut reply = Reported { sequence, ..Reported::default() };
-        let freed =
-            self.report_leases(now_ms, key, &Told { sequence, answered, clock_ms }, leases, &mut reply, out);
+        let mut reply = ReportAnswer { sequence, ..ReportAnswer::default() };
+        let freed = self.report_leases(
+            now_ms,
+            key,
+            &ReportHeader { sequence, answered, clock_ms },
+            leases,
+            &mut reply,
+            out,
+        );
         reply.neighbours = self.nodes.news_of_neighbours(key, neighbours);
-        out.push(Action::Reported(reply));
+        out.push(CoreAction::Reported(reply));
         if freed || is_back {
             self.serve_waiting(now_ms, out);
         }
@@ -195,10 +219,10 @@ impl Core {
         &mut self,
         now_ms: u64,
         key: NodeKey,
-        told: &Told,
+        told: &ReportHeader,
         leases: Vec<LeaseReport>,
-        reply: &mut Reported,
-        out: &mut Vec<Action>,
+        reply: &mut ReportAnswer,
+        out: &mut Vec<CoreAction>,
     ) -> bool {
         let Some(node) = self.nodes.get(key) else { return false };
         let (sequence, leased) = (told.sequence, node.leased);
@@ -226,7 +250,7 @@ impl Core {
     /// Settles ended leases that the agent does not list, as no report will list them again: the agent has forgotten
     /// them, or never had them. The latter is certain only when their tickets were too old when the report was put
     /// together.
-    fn settle_unlisted(&mut self, node: NodeKey, sequence: u64, clock_ms: u64, out: &mut Vec<Action>) {
+    fn settle_unlisted(&mut self, node: NodeKey, sequence: u64, clock_ms: u64, out: &mut Vec<CoreAction>) {
         for key in self.leases_of(node) {
             let Some(lease) = self.leases.get_mut(key) else { continue };
             let may_come =
@@ -248,8 +272,8 @@ impl Core {
         node: NodeKey,
         sequence: u64,
         report: LeaseReport,
-        reply: &mut Reported,
-        out: &mut Vec<Action>,
+        reply: &mut ReportAnswer,
+        out: &mut Vec<CoreAction>,
     ) -> bool {
         let LeaseReport { lease: id, usage, functions, cold_imports, ended } = report;
         let found = self.leases.find(id).and_then(|key| Some((key, self.leases.get_mut(key)?)));
@@ -264,9 +288,9 @@ impl Core {
             return false;
         };
         lease.marks.heard = sequence;
-        let is_new = lease.state == State::Granted;
+        let is_new = lease.state == LeasePhase::Granted;
         if is_new {
-            lease.state = State::Attached;
+            lease.state = LeasePhase::Attached;
             self.tenants.get_mut(lease.tenant).attach();
         }
         let cold_imports = cold_imports.map(Box::new);
@@ -294,12 +318,12 @@ impl Core {
         &mut self,
         now_ms: u64,
         key: u32,
-        ended: Ended,
-        reply: &mut Reported,
-        out: &mut Vec<Action>,
+        ended: ReportedEnd,
+        reply: &mut ReportAnswer,
+        out: &mut Vec<CoreAction>,
     ) {
         let code = (ended.code != 0).then(|| Code::from_number(ended.code));
-        self.end(key, End { code, reason: Cow::Owned(ended.reason), at_ms: now_ms }, out);
+        self.end(key, LeaseEnd { code, reason: Cow::Owned(ended.reason), at_ms: now_ms }, out);
         let Some(lease) = self.leases.get_mut(key) else { return };
         lease.marks.over_ms.get_or_insert(now_ms);
         if lease.is_stored() {
@@ -309,7 +333,7 @@ impl Core {
     }
 
     /// Orders the agent to end the lease if it should not run any more. Tells whether the lease is active.
-    fn still_runs(&mut self, now_ms: u64, key: u32, reply: &mut Reported) -> bool {
+    fn still_runs(&mut self, now_ms: u64, key: u32, reply: &mut ReportAnswer) -> bool {
         let Some(lease) = self.leases.get_mut(key) else { return false };
         let id = lease.id;
         if let Some(end) = &lease.end {
@@ -333,13 +357,17 @@ impl Core {
     }
 
     /// Ends leases that the agent does not list: it does not have them.
-    fn end_missing(&mut self, now_ms: u64, node: NodeKey, sequence: u64, out: &mut Vec<Action>) {
+    fn end_missing(&mut self, now_ms: u64, node: NodeKey, sequence: u64, out: &mut Vec<CoreAction>) {
         for key in self.leases_of(node) {
             let missing =
-                |lease: &&mut Lease| lease.state == State::Attached && lease.marks.heard != sequence;
+                |lease: &&mut Lease| lease.state == LeasePhase::Attached && lease.marks.heard != sequence;
             let Some(lease) = self.leases.get_mut(key).filter(missing) else { continue };
             lease.marks.is_settled = true;
-            self.end(key, End::because(Code::AgentUnreachable, "its node no longer has it", now_ms), out);
+            self.end(
+                key,
+                LeaseEnd::because(Code::AgentUnreachable, "its node no longer has it", now_ms),
+                out,
+            );
         }
     }
 
@@ -349,12 +377,12 @@ impl Core {
         &mut self,
         now_ms: u64,
         node: NodeKey,
-        told: &Told,
-        reply: &mut Reported,
-        out: &mut Vec<Action>,
+        told: &ReportHeader,
+        reply: &mut ReportAnswer,
+        out: &mut Vec<CoreAction>,
     ) {
         for key in self.leases_of(node) {
-            let granted = |lease: &&mut Lease| lease.state == State::Granted;
+            let granted = |lease: &&mut Lease| lease.state == LeasePhase::Granted;
             let Some(lease) = self.leases.get_mut(key).filter(granted) else { continue };
             let is_void = lease.marks.voided_by != 0 && lease.marks.voided_by <= told.answered;
             let has_lapsed = now_ms.saturating_sub(lease.granted_ms) >= LAPSE_MS;
@@ -363,9 +391,9 @@ impl Core {
             if is_void || lease.issued_ms.saturating_add(ATTACH_GRACE_MS) < told.clock_ms {
                 let end = match lease.marks.ordered.take() {
                     Some(error) => {
-                        End { code: Some(error.code), reason: error.message.into(), at_ms: now_ms }
+                        LeaseEnd { code: Some(error.code), reason: error.message.into(), at_ms: now_ms }
                     }
-                    None => End::because(Code::LeaseEnded, "nobody attached to it in time", now_ms),
+                    None => LeaseEnd::because(Code::LeaseEnded, "nobody attached to it in time", now_ms),
                 };
                 if costs_turn {
                     self.tenants.get_mut(lease.tenant).lapse(now_ms);
@@ -384,7 +412,7 @@ impl Core {
         self.nodes.get(node).map(|node| node.leases.clone()).unwrap_or_default()
     }
 
-    pub(super) fn saved(&mut self, id: LeaseId, revision: u64, out: &mut Vec<Action>) {
+    pub(super) fn saved(&mut self, id: LeaseId, revision: u64, out: &mut Vec<CoreAction>) {
         let Some(key) = self.leases.find(id) else { return };
         let Some(lease) = self.leases.get_mut(key) else { return };
         // A write may be answered after the lease was forgotten and came back with its agent. Its revision is then
@@ -401,7 +429,7 @@ impl Core {
         }
     }
 
-    pub(super) fn tick(&mut self, now_ms: u64, out: &mut Vec<Action>) {
+    pub(super) fn tick(&mut self, now_ms: u64, out: &mut Vec<CoreAction>) {
         let forgotten = self.nodes.tick();
         self.end_on_lost_nodes(now_ms, out);
         for node in forgotten {
@@ -420,33 +448,34 @@ impl Core {
         }
         for (lease, revision) in self.leases.take_dirty() {
             debug_assert!(revision > 0, "lease {lease} is to be stored, and nothing of it has changed");
-            out.push(Action::Save { lease, revision });
+            out.push(CoreAction::Save { lease, revision });
         }
     }
 
     /// Ends leases on lost nodes when their time is over. A lost node's agent, if it runs, also ends them, and reports
     /// that later.
-    fn end_on_lost_nodes(&mut self, now_ms: u64, out: &mut Vec<Action>) {
+    fn end_on_lost_nodes(&mut self, now_ms: u64, out: &mut Vec<CoreAction>) {
         let lost = self.nodes.iter().filter(|(_, node)| node.is_lost());
         let keys: Vec<u32> = lost.flat_map(|(_, node)| node.leases.iter().copied()).collect();
         for key in keys {
             let Some(lease) = self.leases.get_mut(key) else { continue };
             if lease.is_active() && lease.expires_ms.saturating_add(EXPIRY_SLACK_MS) <= now_ms {
                 // It counts as attached, as far as is known; its usage will be reported when the node is back.
-                let was_granted = std::mem::replace(&mut lease.state, State::Attached) == State::Granted;
+                let was_granted =
+                    std::mem::replace(&mut lease.state, LeasePhase::Attached) == LeasePhase::Granted;
                 if was_granted && let Some(node) = self.nodes.get_mut(lease.node) {
                     debug_assert!(node.unattached > 0, "an unattached lease is not counted on {}", node.name);
                     node.unattached -= 1;
                     node.attached += 1;
                 }
-                self.end(key, End::because(Code::LeaseExpired, "its time is over", now_ms), out);
+                self.end(key, LeaseEnd::because(Code::LeaseExpired, "its time is over", now_ms), out);
             }
         }
     }
 
     /// Settles the leases of a node that will report no more; if its agent comes back, it brings them with their
     /// tickets.
-    fn forget_node(&mut self, node: NodeKey, out: &mut Vec<Action>) {
+    fn forget_node(&mut self, node: NodeKey, out: &mut Vec<CoreAction>) {
         for key in self.leases_of(node) {
             let Some(lease) = self.leases.get_mut(key).filter(|lease| !lease.is_active()) else { continue };
             lease.marks.is_settled = true;
@@ -461,7 +490,7 @@ impl Core {
 }
 
 /// Fields of a report that concern the report itself.
-struct Told {
+struct ReportHeader {
     sequence: u64,
     answered: u64,
     clock_ms: u64,

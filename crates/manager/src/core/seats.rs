@@ -6,7 +6,7 @@ use sublet_proto::package::{is_device, is_python};
 use sublet_proto::v1::NodeDescription;
 
 use super::ids::ClassKey;
-use super::placement::{Classes, Counted};
+use super::placement::{Classes, CountedResources};
 use super::racks::Spot;
 
 /// Most classes of one node: its architecture's, and those of the devices and of an interpreter.
@@ -19,7 +19,7 @@ pub(super) struct Seat {
     /// Position among the nodes with as much free: for exclusive and for shared workers.
     pub(super) spots: [Option<Spot>; 2],
     /// The part of the node that is counted in the class's capacity.
-    pub(super) counted: [Option<Counted>; 2],
+    pub(super) counted: [Option<CountedResources>; 2],
 }
 
 /// All seats of one node.

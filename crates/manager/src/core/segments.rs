@@ -8,10 +8,10 @@
 use sublet_proto::{Code, Error};
 
 use super::chance::Chance;
-use super::messages::Request;
-use super::nodes::{Amount, Node};
-use super::placement::{Choice, Part, Search, Steps};
-use super::racks::{Group, Measure};
+use super::messages::ClientRequest;
+use super::nodes::{LeaseResources, ManagedNode};
+use super::placement::{Choice, PlacementPart, Search, Steps};
+use super::racks::{Measure, RackPool};
 
 /// Returns the rank of a node with this much free. A node without free memory has none.
 pub(super) fn rank(free_bytes: u64) -> Option<u32> {
@@ -19,13 +19,13 @@ pub(super) fn rank(free_bytes: u64) -> Option<u32> {
 }
 
 /// Finds a node for a segment, or returns why none fits.
-pub(super) fn place(search: &Search<'_>, chance: &mut Chance) -> Result<(Choice, Part), Error> {
-    let Search { nodes, request: Request { terms, .. }, .. } = *search;
+pub(super) fn place(search: &Search<'_>, chance: &mut Chance) -> Result<(Choice, PlacementPart), Error> {
+    let Search { nodes, request: ClientRequest { terms, .. }, .. } = *search;
     let memory_bytes = terms.memory_bytes;
-    let fits = |node: &Node| {
+    let fits = |node: &ManagedNode| {
         node.takes_leases() && node.free().memory_bytes >= memory_bytes && node.may_take(search.request)
     };
-    let any = |group: Group, chance: &mut Chance| {
+    let any = |group: RackPool, chance: &mut Chance| {
         let fits = |node| nodes.get(node).is_some_and(fits);
         nodes.by_memory.list(group)?.first_fit(rank(memory_bytes).unwrap_or_default(), chance, fits)
     };
@@ -38,8 +38,8 @@ pub(super) fn place(search: &Search<'_>, chance: &mut Chance) -> Result<(Choice,
         "{memory_bytes} bytes were placed on {:?}",
         nodes.get(node)
     );
-    let amount = Amount { workers: 0, shared: false, memory_bytes };
-    Ok((Choice { class, build: 0 }, Part { node, amount }))
+    let amount = LeaseResources { workers: 0, shared: false, memory_bytes };
+    Ok((Choice { class, build: 0 }, PlacementPart { node, amount }))
 }
 
 /// Builds the refusal when no node takes the segment.

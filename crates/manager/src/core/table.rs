@@ -5,11 +5,11 @@ use std::collections::hash_map::Entry;
 
 use super::hash::ByChance;
 use super::ids::{LeaseId, RequestId, TenantKey};
-use super::lease::{Lease, State};
+use super::lease::{Lease, LeasePhase};
 
 /// Keys are used again; a caller that keeps one checks that its lease still exists.
 #[derive(Debug, Default)]
-pub(super) struct Table {
+pub(super) struct LeaseTable {
     slots: Vec<Option<Lease>>,
     unused: Vec<u32>,
     by_id: HashMap<LeaseId, u32, ByChance>,
@@ -55,7 +55,7 @@ impl Leases {
     }
 }
 
-impl Table {
+impl LeaseTable {
     pub(super) fn find(&self, id: LeaseId) -> Option<u32> {
         self.by_id.get(&id).copied()
     }
@@ -121,7 +121,7 @@ impl Table {
     pub(super) fn change_tenant(&mut self, key: u32, tenant: TenantKey) {
         let Some(mut lease) = self.remove(key) else { return };
         lease.tenant = tenant;
-        let is_stored = lease.state != State::Granted;
+        let is_stored = lease.state != LeasePhase::Granted;
         // The slot that was freed last is taken first: the key stays.
         let inserted = self.insert(lease);
         debug_assert_eq!(inserted, key, "a lease that changes its tenant keeps its key");
@@ -133,7 +133,11 @@ impl Table {
     /// The lease has changed: the store has to hear of it.
     pub(super) fn touch(&mut self, key: u32) {
         let Some(lease) = self.slots.get_mut(key as usize).and_then(Option::as_mut) else { return };
-        debug_assert!(lease.state != State::Granted, "lease {} is stored before it is attached", lease.id);
+        debug_assert!(
+            lease.state != LeasePhase::Granted,
+            "lease {} is stored before it is attached",
+            lease.id
+        );
         self.last_revision += 1;
         lease.revision = self.last_revision;
         self.mark(key);
@@ -181,7 +185,7 @@ impl Table {
         changed
     }
 
-    /// Takes one lease out of the list, as [`Table::take_dirty`] does for all.
+    /// Takes one lease out of the list, as [`LeaseTable::take_dirty`] does for all.
     pub(super) fn take_one(&mut self, key: u32) -> Option<(LeaseId, u64)> {
         let lease = self.get_mut(key)?;
         let was_dirty = std::mem::replace(&mut lease.marks.is_dirty, false);

@@ -7,7 +7,7 @@ use sublet_proto::v1::{Quota, TenantUse};
 use sublet_proto::{Code, Error};
 
 use super::ids::TenantKey;
-use super::nodes::Amount;
+use super::nodes::LeaseResources;
 
 /// Time for which a tenant's requests are held back after the first grant that it let lapse, in milliseconds; twice as
 /// long after each further one in a row.
@@ -72,7 +72,7 @@ impl Tenant {
     }
 
     /// Checks whether it may have these leases as well.
-    pub(super) fn check(&self, amounts: impl IntoIterator<Item = Amount>) -> Result<(), Error> {
+    pub(super) fn check(&self, amounts: impl IntoIterator<Item = LeaseResources>) -> Result<(), Error> {
         if self.is_spent() {
             let message = format!(
                 "tenant {} has spent {} of {} nano-units",
@@ -104,13 +104,13 @@ impl Tenant {
         }
     }
 
-    pub(super) fn add(&mut self, amount: Amount) {
+    pub(super) fn add(&mut self, amount: LeaseResources) {
         self.own.cores = self.own.cores.saturating_add(amount.workers);
         self.own.memory_bytes = self.own.memory_bytes.saturating_add(amount.memory_bytes);
         self.own.leases = self.own.leases.saturating_add(1);
     }
 
-    pub(super) fn remove(&mut self, amount: Amount) {
+    pub(super) fn remove(&mut self, amount: LeaseResources) {
         debug_assert!(
             amount.workers <= self.own.cores && amount.memory_bytes <= self.own.memory_bytes,
             "tenant {} gives back {amount:?} of {:?}",
@@ -126,12 +126,12 @@ impl Tenant {
 
 /// Every tenant that was ever named. They are few, and none is forgotten while the manager runs.
 #[derive(Debug, Default)]
-pub(super) struct Tenants {
+pub(super) struct TenantTable {
     all: Vec<Tenant>,
     by_name: HashMap<Arc<str>, TenantKey>,
 }
 
-impl Tenants {
+impl TenantTable {
     pub(super) fn key(&mut self, name: &str) -> TenantKey {
         if let Some(&key) = self.by_name.get(name) {
             return key;

@@ -22,7 +22,7 @@ pub const MAX_WAIT_MS: u64 = 10 * 60 * 1000;
 
 /// Resources and options of a request's leases, all of them together.
 #[derive(Clone, Copy, Debug, PartialEq)]
-pub struct Terms {
+pub struct LeaseTerms {
     /// Workers, each on a core of its own or on a slot of a shared one. 0: a segment, which is only memory.
     pub workers: u32,
     /// Whether the workers share cores with those of other leases.
@@ -45,7 +45,7 @@ pub struct Terms {
     inbox_bytes: u64,
 }
 
-impl Terms {
+impl LeaseTerms {
     /// Returns the cost of a second in which all workers execute, by which processing units are compared; in nano-units
     /// times the bytes of a GiB, so that nothing is rounded.
     pub(super) fn busy_second(&self, price: &Price) -> u128 {
@@ -58,9 +58,9 @@ impl Terms {
     ///
     /// # Errors
     /// `invalid_argument` with the limit if the request exceeds it.
-    pub fn of(asked: &LeaseRequest) -> Result<Terms, Error> {
+    pub fn of(asked: &LeaseRequest) -> Result<LeaseTerms, Error> {
         if asked.is_segment() {
-            return Terms::of_segment(asked);
+            return LeaseTerms::of_segment(asked);
         }
         let options = asked.options.unwrap_or(DEFAULT_OPTIONS);
         let one_node = if asked.max_nodes == 1 { MAX_CORES } else { MAX_WORKERS };
@@ -82,7 +82,7 @@ impl Terms {
             return Err(Error::new(Code::InvalidArgument, message));
         }
         let inbox_bytes = worker.len_bytes.saturating_mul(asked.cores.into());
-        Ok(Terms {
+        Ok(LeaseTerms {
             workers: asked.cores,
             shared: asked.shared,
             memory_bytes: memory_bytes(asked, &options, inbox_bytes)?,
@@ -96,14 +96,14 @@ impl Terms {
         })
     }
 
-    fn of_segment(asked: &LeaseRequest) -> Result<Terms, Error> {
+    fn of_segment(asked: &LeaseRequest) -> Result<LeaseTerms, Error> {
         within("bytes of memory", asked.memory_bytes, MIN_SEGMENT_BYTES, MAX_SEGMENT_BYTES)?;
         check_times(asked)?;
         if asked.shared || !asked.pu.is_empty() || asked.idle_timeout_ms != 0 {
             let message = "a segment has no workers: it is on no kind of processing unit, shares no cores, and is never idle";
             return Err(Error::new(Code::InvalidArgument, message));
         }
-        Ok(Terms {
+        Ok(LeaseTerms {
             workers: 0,
             shared: false,
             memory_bytes: asked.memory_bytes.next_multiple_of(MIN_SEGMENT_BYTES),
@@ -118,9 +118,9 @@ impl Terms {
     }
 
     /// Returns the terms with this much memory for each worker, and at least the memory of their inboxes.
-    pub(super) fn with_memory_of_each(&self, memory_bytes: u64) -> Terms {
+    pub(super) fn with_memory_of_each(&self, memory_bytes: u64) -> LeaseTerms {
         let memory_bytes = memory_bytes.saturating_mul(self.workers.into()).max(self.inbox_bytes);
-        Terms { memory_bytes, ..*self }
+        LeaseTerms { memory_bytes, ..*self }
     }
 
     /// Tells whether it is a segment, which is only memory.
@@ -179,14 +179,14 @@ mod tests {
     }
 
     fn message(asked: &LeaseRequest) -> String {
-        let error = Terms::of(asked).unwrap_err();
+        let error = LeaseTerms::of(asked).unwrap_err();
         assert_eq!(error.code, Code::InvalidArgument);
         error.message
     }
 
     #[test]
     fn what_is_not_said_has_a_default() {
-        let terms = Terms::of(&LeaseRequest { cores: 2, ..LeaseRequest::default() }).unwrap();
+        let terms = LeaseTerms::of(&LeaseRequest { cores: 2, ..LeaseRequest::default() }).unwrap();
         assert_eq!((terms.options, terms.timeout_ms), (DEFAULT_OPTIONS, DEFAULT_TIMEOUT_MS));
         assert_eq!(terms.memory_bytes, 2 * (MEMORY_PER_CORE_BYTES + 8 * (64 << 10) + 4096));
     }
@@ -195,14 +195,17 @@ mod tests {
     fn inboxes_are_whole_pages_and_belong_to_the_memory() {
         let inbox = InboxShape::of(1, &asked().options.unwrap()).unwrap().len_bytes;
         assert_eq!(inbox, (1 + 2 * 2) * 4096);
-        assert_eq!(Terms::of(&LeaseRequest { memory_bytes: inbox, ..asked() }).unwrap().memory_bytes, inbox);
+        assert_eq!(
+            LeaseTerms::of(&LeaseRequest { memory_bytes: inbox, ..asked() }).unwrap().memory_bytes,
+            inbox
+        );
         let refusal = message(&LeaseRequest { memory_bytes: inbox - 1, ..asked() });
         assert!(refusal.contains("20479") && refusal.contains("20480"), "{refusal}");
     }
 
     #[test]
     fn the_shares_of_a_request_make_its_memory() {
-        let terms = Terms::of(&LeaseRequest { cores: 3, memory_bytes: 100_000_000, ..asked() }).unwrap();
+        let terms = LeaseTerms::of(&LeaseRequest { cores: 3, memory_bytes: 100_000_000, ..asked() }).unwrap();
         assert_eq!(terms.memory_of(3), 100_000_000);
         assert_eq!((terms.memory_of(1), terms.memory_of(2)), (33_333_334, 66_666_667));
     }
@@ -210,7 +213,7 @@ mod tests {
     #[test]
     fn segment_is_whole_pages_and_refuses_options_of_workers() {
         let segment = |memory_bytes| LeaseRequest { memory_bytes, ..LeaseRequest::default() };
-        let terms = Terms::of(&segment(5000)).unwrap();
+        let terms = LeaseTerms::of(&segment(5000)).unwrap();
         assert_eq!((terms.workers, terms.memory_bytes, terms.max_nodes), (0, 8192, 1));
         assert!(message(&segment(0)).contains("0 bytes of memory asked, a lease has 4096 to"));
         assert!(message(&segment((1 << 40) + 1)).contains("a lease has 4096 to"));

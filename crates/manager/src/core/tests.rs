@@ -4,9 +4,9 @@ mod choices;
 mod global;
 mod lapses;
 mod moved;
-mod near;
 mod neighbours;
 mod pools;
+mod preferred_nodes;
 mod segments;
 mod stories;
 
@@ -56,7 +56,7 @@ fn usage(executing_ns: u64) -> Usage {
 }
 
 fn over(lease: LeaseId, executing_ns: u64) -> LeaseReport {
-    let ended = Some(Ended { code: 0, reason: "released".into() });
+    let ended = Some(ReportedEnd { code: 0, reason: "released".into() });
     LeaseReport { ended, ..runs(lease, executing_ns) }
 }
 
@@ -65,7 +65,7 @@ fn runs(lease: LeaseId, executing_ns: u64) -> LeaseReport {
 }
 
 /// A core with a clock, and a store that works unless it is full.
-struct House {
+struct CoreFixture {
     core: Core,
     now_ms: u64,
     sequence: u64,
@@ -74,19 +74,19 @@ struct House {
     /// Generation of the latest registration.
     generation: u64,
     /// Standing of the tenants' requests.
-    standing: Standing,
+    standing: TokenStatus,
     requests: u128,
     is_store_full: bool,
     saved: BTreeSet<LeaseId>,
 }
 
-impl House {
-    fn new() -> House {
-        House::of_epoch(1)
+impl CoreFixture {
+    fn new() -> CoreFixture {
+        CoreFixture::of_epoch(1)
     }
 
-    fn of_epoch(epoch: u64) -> House {
-        let settings = Settings {
+    fn of_epoch(epoch: u64) -> CoreFixture {
+        let settings = CoreSettings {
             epoch,
             seed: 7,
             prices: Prices::default(),
@@ -94,55 +94,55 @@ impl House {
             balanced_bytes: None,
         };
         let core = Core::new(settings);
-        House {
+        CoreFixture {
             core,
             now_ms: START_MS,
             sequence: 0,
             answered: 0,
             generation: 0,
             requests: 0,
-            standing: Standing::Verified,
+            standing: TokenStatus::Verified,
             is_store_full: false,
             saved: BTreeSet::new(),
         }
     }
 
     /// Creates a house in which nodes without a named pool are assigned to one by the resources they have left.
-    fn with_virtual_pools(balanced_bytes: u64) -> House {
-        let settings = Settings {
+    fn with_virtual_pools(balanced_bytes: u64) -> CoreFixture {
+        let settings = CoreSettings {
             epoch: 1,
             seed: 7,
             prices: Prices::default(),
             queue: QueueLimits::default(),
             balanced_bytes: Some(balanced_bytes),
         };
-        House { core: Core::new(settings), ..House::new() }
+        CoreFixture { core: Core::new(settings), ..CoreFixture::new() }
     }
 
-    fn with_node(cores: u32) -> House {
-        let mut house = House::new();
+    fn with_node(cores: u32) -> CoreFixture {
+        let mut house = CoreFixture::new();
         house.register(node("n", cores), 1, Vec::new()).unwrap();
         house
     }
 
     /// Returns the actions that follow from the event, without saves and forgotten leases, in order.
-    fn event(&mut self, event: Event) -> Vec<Action> {
+    fn event(&mut self, event: CoreEvent) -> Vec<CoreAction> {
         let (mut out, mut done) = (Vec::new(), Vec::new());
         self.core.on_event(self.now_ms, event, &mut out);
         while !out.is_empty() {
             match out.remove(0) {
-                Action::Save { lease, revision } => {
+                CoreAction::Save { lease, revision } => {
                     if !self.is_store_full {
                         self.saved.insert(lease);
                     }
                     let answer = if self.is_store_full {
-                        Event::SaveFailed(lease)
+                        CoreEvent::SaveFailed(lease)
                     } else {
-                        Event::Saved(lease, revision)
+                        CoreEvent::Saved(lease, revision)
                     };
                     self.core.on_event(self.now_ms, answer, &mut out);
                 }
-                Action::Forgotten(_) => {}
+                CoreAction::Forgotten(_) => {}
                 other => done.push(other),
             }
         }
@@ -153,26 +153,26 @@ impl House {
         &mut self,
         description: NodeDescription,
         instance: u128,
-        leases: Vec<Running>,
+        leases: Vec<AgentLease>,
     ) -> Result<(NodeKey, u64), Error> {
         (self.sequence, self.answered) = (0, 0);
         self.generation += 1;
         let (instance, generation) = (InstanceId(instance), self.generation);
         let joining = Joining { description, instance, generation, leases };
-        let actions = self.event(Event::Register(Box::new(joining)));
-        match actions.into_iter().find(|action| !matches!(action, Action::Granted { .. })) {
-            Some(Action::Registered { node, registration, .. }) => Ok((node, registration)),
-            Some(Action::NotRegistered(error)) => Err(error),
+        let actions = self.event(CoreEvent::Register(Box::new(joining)));
+        match actions.into_iter().find(|action| !matches!(action, CoreAction::Granted { .. })) {
+            Some(CoreAction::Registered { node, registration, .. }) => Ok((node, registration)),
+            Some(CoreAction::NotRegistered(error)) => Err(error),
             other => panic!("a registration was answered by {other:?}"),
         }
     }
 
-    fn request_of(&mut self, tenant: &str, asked: &LeaseRequest) -> Vec<Action> {
+    fn request_of(&mut self, tenant: &str, asked: &LeaseRequest) -> Vec<CoreAction> {
         self.request_for(tenant, "x86_64", asked)
     }
 
     /// Requests leases of a package with a build for this architecture or device.
-    fn request_for(&mut self, tenant: &str, architecture: &str, asked: &LeaseRequest) -> Vec<Action> {
+    fn request_for(&mut self, tenant: &str, architecture: &str, asked: &LeaseRequest) -> Vec<CoreAction> {
         self.request_of_builds(tenant, &[architecture], asked)
     }
 
@@ -181,7 +181,7 @@ impl House {
         tenant: &str,
         architectures: &[&str],
         asked: &LeaseRequest,
-    ) -> Vec<Action> {
+    ) -> Vec<CoreAction> {
         self.request_with_profiles(tenant, architectures, &[], asked)
     }
 
@@ -191,14 +191,14 @@ impl House {
         architectures: &[&str],
         profiles: &[v1::Profile],
         asked: &LeaseRequest,
-    ) -> Vec<Action> {
+    ) -> Vec<CoreAction> {
         let build = |architecture: &&str| PackageBuild {
             architecture: architecture.to_string(),
             ..PackageBuild::default()
         };
         let builds = architectures.iter().map(build).collect();
         self.requests += 1;
-        let request = Request {
+        let request = ClientRequest {
             id: RequestId(self.requests),
             tenant: self.core.tenant_key(tenant),
             standing: self.standing,
@@ -209,38 +209,42 @@ impl House {
                 profiles: profiles.into(),
                 ..PackageInfo::default()
             }),
-            terms: Terms::of(asked).unwrap(),
+            terms: LeaseTerms::of(asked).unwrap(),
             locality: Locality::of(asked).unwrap(),
             wait_ms: asked.wait_ms,
             refusals: Refusals::default(),
         };
-        self.event(Event::Request(Box::new(request)))
+        self.event(CoreEvent::Request(Box::new(request)))
     }
 
     fn grant(&mut self, asked: &LeaseRequest) -> Vec<LeaseId> {
         match self.request_of("t", asked).pop() {
-            Some(Action::Granted { leases, .. }) => leases,
+            Some(CoreAction::Granted { leases, .. }) => leases,
             other => panic!("not granted: {other:?}"),
         }
     }
 
     fn refusal(&mut self, asked: &LeaseRequest) -> Error {
         match self.request_of("t", asked).pop() {
-            Some(Action::Refused { error, .. }) => error,
+            Some(CoreAction::Refused { error, .. }) => error,
             other => panic!("not refused: {other:?}"),
         }
     }
 
     /// Reports for node "n", with the manager's clock; returns the answer and the other actions.
-    fn report(&mut self, leases: Vec<LeaseReport>) -> (Reported, Vec<Action>) {
-        self.report_as(Lending::Open, leases)
+    fn report(&mut self, leases: Vec<LeaseReport>) -> (ReportAnswer, Vec<CoreAction>) {
+        self.report_as(LendingState::Open, leases)
     }
 
-    fn report_as(&mut self, lending: Lending, leases: Vec<LeaseReport>) -> (Reported, Vec<Action>) {
+    fn report_as(
+        &mut self,
+        lending: LendingState,
+        leases: Vec<LeaseReport>,
+    ) -> (ReportAnswer, Vec<CoreAction>) {
         self.sequence += 1;
         let node = self.core.node_key("n").unwrap();
         let registration = self.core.node(node).unwrap().registration;
-        let report = Report {
+        let report = AgentReport {
             node,
             registration,
             sequence: self.sequence,
@@ -250,40 +254,40 @@ impl House {
             leases,
             neighbours: 0,
         };
-        let mut actions = self.event(Event::Report(report));
+        let mut actions = self.event(CoreEvent::Report(report));
         match actions.remove(0) {
-            Action::Reported(reply) => (reply, actions),
+            CoreAction::Reported(reply) => (reply, actions),
             other => panic!("a report was answered by {other:?}"),
         }
     }
 
-    fn ticks(&mut self, count: u32) -> Vec<Action> {
+    fn ticks(&mut self, count: u32) -> Vec<CoreAction> {
         let mut actions = Vec::new();
         for _ in 0..count {
             self.now_ms += TICK_MS;
-            actions.extend(self.event(Event::Tick));
+            actions.extend(self.event(CoreEvent::Tick));
         }
         actions
     }
 
-    fn state(&self, lease: LeaseId) -> Option<State> {
+    fn state(&self, lease: LeaseId) -> Option<LeasePhase> {
         self.core.lease(lease).map(|lease| lease.state)
     }
 
-    fn leased(&self) -> Room {
+    fn leased(&self) -> NodeCapacity {
         self.core.node(self.core.node_key("n").unwrap()).unwrap().leased
     }
 
     /// A lease as its agent shows it when it registers.
-    fn running(&self, lease: LeaseId, report: LeaseReport) -> Running {
+    fn running(&self, lease: LeaseId, report: LeaseReport) -> AgentLease {
         let described = self.core.describe(self.core.lease(lease).unwrap());
-        Running { lease: Box::new(described), report, remaining_ms: 30_000 }
+        AgentLease { lease: Box::new(described), report, remaining_ms: 30_000 }
     }
 }
 
 #[test]
 fn refusals_say_what_was_asked_and_what_there_is() {
-    let mut house = House::with_node(4);
+    let mut house = CoreFixture::with_node(4);
     house.grant(&asked(3));
     let check = |error: Error, code, parts: &[&str]| {
         assert_eq!(error.code, code, "{error}");
@@ -312,7 +316,7 @@ fn refusals_say_what_was_asked_and_what_there_is() {
 
 #[test]
 fn chooses_the_fullest_fitting_node_and_randomly_among_equals() {
-    let mut house = House::new();
+    let mut house = CoreFixture::new();
     house.register(node("large", 8), 1, Vec::new()).unwrap();
     for small in 0..8 {
         house.register(node(&format!("small{small}"), 2), 1, Vec::new()).unwrap();
@@ -324,14 +328,14 @@ fn chooses_the_fullest_fitting_node_and_randomly_among_equals() {
     }
     assert_eq!(chosen.len(), 8, "the small ones are full first");
     let first_of = |seed| {
-        let settings = Settings {
+        let settings = CoreSettings {
             epoch: 1,
             seed,
             prices: Prices::default(),
             queue: QueueLimits::default(),
             balanced_bytes: None,
         };
-        let mut house = House { core: Core::new(settings), ..House::new() };
+        let mut house = CoreFixture { core: Core::new(settings), ..CoreFixture::new() };
         for small in 0..8 {
             house.register(node(&format!("small{small}"), 2), 1, Vec::new()).unwrap();
         }
@@ -344,7 +348,7 @@ fn chooses_the_fullest_fitting_node_and_randomly_among_equals() {
 
 #[test]
 fn all_workers_go_to_the_fewest_nodes_or_none() {
-    let mut house = House::new();
+    let mut house = CoreFixture::new();
     for (name, cores) in [("a", 4), ("b", 2), ("c", 1)] {
         house.register(node(name, cores), 1, Vec::new()).unwrap();
     }
@@ -358,7 +362,7 @@ fn all_workers_go_to_the_fewest_nodes_or_none() {
 
 #[test]
 fn places_on_shared_cores_are_apart_from_cores() {
-    let mut house = House::new();
+    let mut house = CoreFixture::new();
     let shares = NodeDescription { shared_cores: 1, shared_places: 3, ..node("n", 1) };
     house.register(shares, 1, Vec::new()).unwrap();
     let shared = |workers| LeaseRequest { shared: true, ..asked(workers) };
@@ -366,16 +370,16 @@ fn places_on_shared_cores_are_apart_from_cores() {
     house.grant(&asked(1));
     assert_eq!(house.refusal(&shared(2)).code, Code::NoCapacity);
     house.grant(&shared(1));
-    assert_eq!(house.leased(), Room { cores: 1, places: 3, memory_bytes: 4 << 20 });
+    assert_eq!(house.leased(), NodeCapacity { cores: 1, places: 3, memory_bytes: 4 << 20 });
 }
 
 #[test]
 fn grant_is_taken_back_once_its_ticket_is_too_old() {
-    let mut house = House::with_node(1);
+    let mut house = CoreFixture::with_node(1);
     let lease = house.grant(&asked(1))[0];
     house.now_ms += ATTACH_GRACE_MS;
     house.report(vec![]);
-    assert_eq!(house.state(lease), Some(State::Granted), "it may still be on its way");
+    assert_eq!(house.state(lease), Some(LeasePhase::Granted), "it may still be on its way");
     house.now_ms += 1;
     house.report(vec![]);
     assert_eq!((house.state(lease), house.leased().cores), (None, 0));
@@ -384,14 +388,14 @@ fn grant_is_taken_back_once_its_ticket_is_too_old() {
 
 #[test]
 fn lease_ends_by_report_and_is_forgotten_once_stored() {
-    let mut house = House::with_node(1);
+    let mut house = CoreFixture::with_node(1);
     let lease = house.grant(&asked(1))[0];
     house.report(vec![runs(lease, 5)]);
-    assert_eq!(house.state(lease), Some(State::Attached));
+    assert_eq!(house.state(lease), Some(LeasePhase::Attached));
     house.is_store_full = true;
     let (reply, _) = house.report(vec![over(lease, 9)]);
     assert!(reply.acknowledged.is_empty());
-    assert_eq!((house.state(lease), house.leased().cores), (Some(State::Ended), 0));
+    assert_eq!((house.state(lease), house.leased().cores), (Some(LeasePhase::Ended), 0));
     house.grant(&asked(1));
     house.ticks(3);
     assert_eq!(house.core.lease(lease).unwrap().usage, usage(9));
@@ -406,7 +410,7 @@ fn lease_ends_by_report_and_is_forgotten_once_stored() {
 
 #[test]
 fn usage_only_grows_and_never_beyond_wall_time() {
-    let mut house = House::with_node(2);
+    let mut house = CoreFixture::with_node(2);
     let lease = house.grant(&asked(2))[0];
     house.now_ms += 1_000;
     house.report(vec![runs(lease, 500)]);
@@ -422,7 +426,7 @@ fn usage_only_grows_and_never_beyond_wall_time() {
 
 #[test]
 fn keeps_cold_imports_that_agents_report() {
-    let mut house = House::with_node(2);
+    let mut house = CoreFixture::with_node(2);
     let lease = house.grant(&asked(2))[0];
     let cold = v1::ColdImports { module: "m".into(), reason: "starts 1 thread".into(), import_ms: 5 };
     house.report(vec![runs(lease, 0)]);
@@ -433,8 +437,8 @@ fn keeps_cold_imports_that_agents_report() {
     assert_eq!(known.cold_imports.as_ref(), Some(&cold));
     house.ticks(1);
     assert!(house.saved.contains(&lease), "the store keeps it although nothing else has changed");
-    let mut other = House::of_epoch(2);
-    other.event(Event::Restored(Box::new(known)));
+    let mut other = CoreFixture::of_epoch(2);
+    other.event(CoreEvent::Restored(Box::new(known)));
     let restored = other.core.describe(other.core.lease(lease).unwrap());
     assert_eq!(restored.cold_imports, Some(cold), "another manager takes it over");
     house.report(vec![runs(lease, 1)]);
@@ -443,34 +447,34 @@ fn keeps_cold_imports_that_agents_report() {
 
 #[test]
 fn reports_that_are_late_or_of_another_registration_change_nothing() {
-    let mut house = House::with_node(1);
+    let mut house = CoreFixture::with_node(1);
     let lease = house.grant(&asked(1))[0];
     house.report(vec![runs(lease, 5)]);
     house.sequence = 0;
     let (reply, _) = house.report(vec![]);
     assert!(reply.end.is_empty());
-    assert_eq!(house.state(lease), Some(State::Attached));
+    assert_eq!(house.state(lease), Some(LeasePhase::Attached));
     let node = house.core.node_key("n").unwrap();
-    let stale = Report {
+    let stale = AgentReport {
         node,
         registration: 1,
         sequence: 9,
         answered: 0,
         clock_ms: 0,
-        lending: Lending::Open,
+        lending: LendingState::Open,
         leases: vec![],
         neighbours: 0,
     };
-    assert!(matches!(house.event(Event::Report(stale))[..], [Action::RegisterAgain]));
+    assert!(matches!(house.event(CoreEvent::Report(stale))[..], [CoreAction::RegisterAgain]));
 }
 
 #[test]
 fn what_an_agent_does_not_list_it_does_not_have() {
-    let mut house = House::with_node(2);
+    let mut house = CoreFixture::with_node(2);
     let (kept, lost) = (house.grant(&asked(1))[0], house.grant(&asked(1))[0]);
     house.report(vec![runs(kept, 1), runs(lost, 1)]);
     house.report(vec![runs(kept, 2)]);
-    assert_eq!((house.state(kept), house.state(lost)), (Some(State::Attached), None));
+    assert_eq!((house.state(kept), house.state(lost)), (Some(LeasePhase::Attached), None));
     assert_eq!(house.leased().cores, 1);
     let (reply, _) = house.report(vec![runs(kept, 3), runs(lost, 3)]);
     assert!(matches!(&reply.end[..], [(id, error)] if *id == lost && error.code == Code::UnknownLease));
@@ -478,18 +482,18 @@ fn what_an_agent_does_not_list_it_does_not_have() {
 
 #[test]
 fn silent_node_takes_no_leases_and_keeps_its_own() {
-    let mut house = House::with_node(2);
+    let mut house = CoreFixture::with_node(2);
     let lease = house.grant(&asked(1))[0];
     house.report(vec![runs(lease, 1)]);
     house.ticks(SILENCE_TICKS + 1);
     assert_eq!(house.refusal(&asked(1)).code, Code::InsufficientResources);
-    assert_eq!(house.state(lease), Some(State::Attached));
+    assert_eq!(house.state(lease), Some(LeasePhase::Attached));
     house.report(vec![runs(lease, 2)]);
     house.grant(&asked(1));
     // The node is now silent for good: its lease's time passes, and usage since then is still counted when the node is
     // back.
     house.ticks((60_000 + 2 * EXPIRY_SLACK_MS) as u32 / TICK_MS as u32);
-    assert_eq!(house.state(lease), Some(State::Ended));
+    assert_eq!(house.state(lease), Some(LeasePhase::Ended));
     house.is_store_full = true;
     house.report(vec![over(lease, 50)]);
     assert_eq!(house.core.lease(lease).unwrap().usage, usage(50));
@@ -497,17 +501,17 @@ fn silent_node_takes_no_leases_and_keeps_its_own() {
 
 #[test]
 fn disconnected_node_gets_no_leases_until_it_reports() {
-    let mut house = House::with_node(2);
+    let mut house = CoreFixture::with_node(2);
     let lease = house.grant(&asked(1))[0];
     house.report(vec![runs(lease, 1)]);
     let node = house.core.node_key("n").unwrap();
-    house.event(Event::Disconnected(node));
+    house.event(CoreEvent::Disconnected(node));
     assert_eq!(house.refusal(&asked(1)).code, Code::NoCapacity, "a request may wait for it");
-    assert_eq!(house.state(lease), Some(State::Attached));
+    assert_eq!(house.state(lease), Some(LeasePhase::Attached));
     house.report(vec![runs(lease, 2)]);
     house.grant(&asked(1));
     // An agent that is started anew there registers at once.
-    house.event(Event::Disconnected(node));
+    house.event(CoreEvent::Disconnected(node));
     house.register(self::node("n", 2), 2, Vec::new()).unwrap();
     assert_eq!(house.state(lease), None, "its end is stored");
     house.grant(&asked(2));
@@ -515,7 +519,7 @@ fn disconnected_node_gets_no_leases_until_it_reports() {
 
 #[test]
 fn an_agent_that_forgets_a_leases_end_is_told() {
-    let mut house = House::with_node(1);
+    let mut house = CoreFixture::with_node(1);
     let lease = house.grant(&asked(1))[0];
     house.report(vec![runs(lease, 1)]);
     house.now_ms += 60_000 + EXPIRY_SLACK_MS;
@@ -525,49 +529,49 @@ fn an_agent_that_forgets_a_leases_end_is_told() {
 
 #[test]
 fn leases_on_a_draining_or_reclaimed_node_are_not_renewed() {
-    let mut house = House::with_node(1);
+    let mut house = CoreFixture::with_node(1);
     let lease = house.grant(&asked(1))[0];
     let renewal = Renewal { lease, timeout_ms: 120_000 };
-    let renew = |house: &mut House, lending| {
+    let renew = |house: &mut CoreFixture, lending| {
         house.report_as(lending, vec![runs(lease, 1)]);
-        house.event(Event::Renew(renewal)).pop()
+        house.event(CoreEvent::Renew(renewal)).pop()
     };
     let why = [
-        (Lending::Draining, Code::NoCapacity, "drained"),
-        (Lending::Reclaimed, Code::NodeReclaimed, "handed back"),
+        (LendingState::Draining, Code::NoCapacity, "drained"),
+        (LendingState::Reclaimed, Code::NodeReclaimed, "handed back"),
     ];
     for (lending, code, part) in why {
-        let Some(Action::NotRenewed(_, error)) = renew(&mut house, lending) else { panic!("renewed") };
+        let Some(CoreAction::NotRenewed(_, error)) = renew(&mut house, lending) else { panic!("renewed") };
         assert!(error.code == code && error.message.contains(part), "{error}");
         assert!(error.message.contains("60000 ms"), "the end stays what it was: {error}");
     }
-    assert!(matches!(renew(&mut house, Lending::Open), Some(Action::Renewed(_))));
+    assert!(matches!(renew(&mut house, LendingState::Open), Some(CoreAction::Renewed(_))));
     assert_eq!(house.core.lease(lease).unwrap().expires_ms, START_MS + 120_000);
 }
 
 #[test]
 fn a_registration_is_the_truth_about_a_node() {
-    let mut house = House::with_node(3);
+    let mut house = CoreFixture::with_node(3);
     let (kept, gone, unattached) =
         (house.grant(&asked(1))[0], house.grant(&asked(1))[0], house.grant(&asked(1))[0]);
     house.report(vec![runs(kept, 1), runs(gone, 1)]);
     let running = vec![house.running(kept, runs(kept, 5))];
     house.register(node("n", 3), 1, running).unwrap();
-    assert_eq!([kept, gone, unattached].map(|id| house.state(id)), [Some(State::Attached), None, None]);
+    assert_eq!([kept, gone, unattached].map(|id| house.state(id)), [Some(LeasePhase::Attached), None, None]);
     assert_eq!(house.leased().cores, 1);
     assert_eq!(house.core.lease(kept).unwrap().expires_ms, START_MS + 30_000);
 }
 
 #[test]
 fn a_new_manager_takes_leases_over_with_their_tickets() {
-    let mut before = House::with_node(2);
+    let mut before = CoreFixture::with_node(2);
     let (runs_on, ended) = (before.grant(&asked(1))[0], before.grant(&asked(1))[0]);
     before.report(vec![runs(runs_on, 5), runs(ended, 5)]);
     let running = vec![before.running(runs_on, runs(runs_on, 8)), before.running(ended, over(ended, 9))];
-    let mut house = House::of_epoch(2);
+    let mut house = CoreFixture::of_epoch(2);
     let (_, registration) = house.register(node("n", 2), 1, running).unwrap();
     assert!(registration > 2 << 32);
-    assert_eq!((house.state(runs_on), house.leased().cores), (Some(State::Attached), 1));
+    assert_eq!((house.state(runs_on), house.leased().cores), (Some(LeasePhase::Attached), 1));
     let lease = house.core.lease(runs_on).unwrap();
     assert_eq!((&*house.core.tenant(lease.tenant).name, lease.usage), ("t", usage(8)));
     let (reply, _) = house.report(vec![runs(runs_on, 9), over(ended, 9)]);
@@ -576,10 +580,10 @@ fn a_new_manager_takes_leases_over_with_their_tickets() {
 
 #[test]
 fn a_registration_that_was_slow_loses_no_usage() {
-    let (mut before, allocated_ms) = (House::with_node(1), 10_000);
+    let (mut before, allocated_ms) = (CoreFixture::with_node(1), 10_000);
     let lease = before.grant(&asked(1))[0];
     let used = |ms: u64| LeaseReport { usage: usage(ms * 1_000_000 / 2), ..runs(lease, 0) };
-    let mut house = House::of_epoch(2);
+    let mut house = CoreFixture::of_epoch(2);
     // The agent's list is nearly two seconds old when it arrives.
     let running = vec![before.running(lease, used(allocated_ms))];
     house.now_ms += 20_000;
@@ -593,27 +597,27 @@ fn a_registration_that_was_slow_loses_no_usage() {
 
 #[test]
 fn stored_leases_wait_for_their_node_and_end_without_it() {
-    let mut before = House::with_node(2);
+    let mut before = CoreFixture::with_node(2);
     let (here, lost) = (before.grant(&asked(1))[0], before.grant(&asked(1))[0]);
     before.report(vec![runs(here, 5), runs(lost, 5)]);
-    let mut house = House::of_epoch(2);
+    let mut house = CoreFixture::of_epoch(2);
     for lease in before.core.leases() {
         let lease = before.core.describe(lease);
-        house.event(Event::Restored(Box::new(lease)));
+        house.event(CoreEvent::Restored(Box::new(lease)));
     }
     assert_eq!(house.refusal(&asked(1)).code, Code::InsufficientResources);
     let running = vec![before.running(here, runs(here, 6))];
     house.register(node("n", 2), 1, running).unwrap();
     assert_eq!(
         (house.state(here), house.state(lost), house.leased().cores),
-        (Some(State::Attached), None, 1)
+        (Some(LeasePhase::Attached), None, 1)
     );
     assert!(house.saved.contains(&lost));
 }
 
 #[test]
 fn a_name_is_not_taken_from_an_agent_that_reports() {
-    let mut house = House::with_node(1);
+    let mut house = CoreFixture::with_node(1);
     let error = house.register(node("n", 9), 2, Vec::new()).unwrap_err();
     assert!(error.code == Code::AlreadyRunning && error.message.contains("unix:/n"), "{error}");
     house.ticks(SILENCE_TICKS + 1);
@@ -625,8 +629,8 @@ fn a_name_is_not_taken_from_an_agent_that_reports() {
 
 #[test]
 fn a_drained_node_takes_no_leases() {
-    let mut house = House::with_node(2);
-    house.report_as(Lending::Draining, vec![]);
+    let mut house = CoreFixture::with_node(2);
+    house.report_as(LendingState::Draining, vec![]);
     assert_eq!(house.refusal(&asked(1)).code, Code::InsufficientResources);
     house.report(vec![]);
     house.grant(&asked(2));
@@ -634,7 +638,7 @@ fn a_drained_node_takes_no_leases() {
 
 #[test]
 fn a_repeated_request_gets_the_same_leases() {
-    let mut house = House::with_node(2);
+    let mut house = CoreFixture::with_node(2);
     let first = house.grant(&asked(1));
     house.requests -= 1;
     assert_eq!(house.grant(&asked(1)), first);
@@ -643,10 +647,10 @@ fn a_repeated_request_gets_the_same_leases() {
 
 #[test]
 fn an_ended_lease_is_free_when_its_agent_knows() {
-    let mut house = House::with_node(1);
+    let mut house = CoreFixture::with_node(1);
     let error = || Error::new(Code::LeaseEnded, "ended by an operator");
     let lease = house.grant(&asked(1))[0];
-    house.event(Event::End(lease, error()));
+    house.event(CoreEvent::End(lease, error()));
     for sequence in 1..3 {
         let (reply, _) = house.report(vec![]);
         assert_eq!((reply.sequence, &reply.end[..]), (sequence, &[(lease, error())][..]));
@@ -657,7 +661,7 @@ fn an_ended_lease_is_free_when_its_agent_knows() {
     assert_eq!((house.state(lease), house.leased().cores), (None, 0));
     let lease = house.grant(&asked(1))[0];
     house.report(vec![runs(lease, 1)]);
-    house.event(Event::End(lease, error()));
+    house.event(CoreEvent::End(lease, error()));
     assert_eq!(house.leased().cores, 1);
     let (reply, _) = house.report(vec![runs(lease, 2)]);
     assert_eq!(reply.end, [(lease, error())]);
@@ -667,21 +671,21 @@ fn an_ended_lease_is_free_when_its_agent_knows() {
 
 #[test]
 fn a_lease_is_renewed_while_it_runs() {
-    let mut house = House::with_node(1);
+    let mut house = CoreFixture::with_node(1);
     let lease = house.grant(&asked(1))[0];
     house.now_ms += 1_000;
     house.report(vec![runs(lease, 1)]);
-    let renew = |house: &mut House, timeout_ms| match house
-        .event(Event::Renew(Renewal { lease, timeout_ms }))
+    let renew = |house: &mut CoreFixture, timeout_ms| match house
+        .event(CoreEvent::Renew(Renewal { lease, timeout_ms }))
         .pop()
     {
-        Some(Action::Renewed(_)) => Ok(house.core.lease(lease).unwrap().expires_ms),
-        Some(Action::NotRenewed(_, error)) => Err(error.code),
+        Some(CoreAction::Renewed(_)) => Ok(house.core.lease(lease).unwrap().expires_ms),
+        Some(CoreAction::NotRenewed(_, error)) => Err(error.code),
         other => panic!("{other:?}"),
     };
     assert_eq!(renew(&mut house, 90_000), Ok(START_MS + 91_000));
     assert_eq!(renew(&mut house, 10), Ok(START_MS + 91_000), "never earlier");
-    house.event(Event::End(lease, Error::new(Code::LeaseEnded, "over")));
+    house.event(CoreEvent::End(lease, Error::new(Code::LeaseEnded, "over")));
     assert_eq!(renew(&mut house, 0), Err(Code::LeaseEnded));
     house.report(vec![over(lease, 2)]);
     house.report(vec![over(lease, 2)]);
@@ -690,7 +694,7 @@ fn a_lease_is_renewed_while_it_runs() {
 
 #[test]
 fn provisional_lease_with_an_invalid_token_ends_unbilled() {
-    let mut house = House::with_node(2);
+    let mut house = CoreFixture::with_node(2);
     let (good, bad) = (house.grant(&asked(1))[0], house.grant(&asked(1))[0]);
     for id in [good, bad] {
         let key = house.core.leases.find(id).unwrap();
@@ -699,24 +703,24 @@ fn provisional_lease_with_an_invalid_token_ends_unbilled() {
     house.now_ms += 10_000;
     house.report(vec![runs(good, 1_000_000_000), runs(bad, 1_000_000_000)]);
     let tenant = house.core.lease(good).unwrap().tenant;
-    house.event(Event::Verified(good, tenant));
-    let spent = |house: &House| house.core.tenants().map(|tenant| tenant.own.spent_nano).sum::<u64>();
+    house.event(CoreEvent::Verified(good, tenant));
+    let spent = |house: &CoreFixture| house.core.tenants().map(|tenant| tenant.own.spent_nano).sum::<u64>();
     let both = spent(&house);
-    house.event(Event::Rejected(bad, Error::new(Code::Unauthenticated, "no such token")));
+    house.event(CoreEvent::Rejected(bad, Error::new(Code::Unauthenticated, "no such token")));
     assert_eq!(spent(&house) * 2, both);
     let (reply, _) = house.report(vec![runs(good, 2), runs(bad, 2)]);
     assert!(matches!(&reply.end[..], [(id, error)] if *id == bad && error.code == Code::Unauthenticated));
     let token = Error::new(Code::Unauthenticated, "revoked");
     let before = spent(&house);
-    house.event(Event::Rejected(good, token));
+    house.event(CoreEvent::Rejected(good, token));
     assert_eq!(spent(&house), before, "what a revoked token has used is paid for");
 }
 
 #[test]
 fn quotas_hold_for_everything_that_a_tenant_has_anywhere() {
-    let mut house = House::with_node(8);
+    let mut house = CoreFixture::with_node(8);
     let tenant = house.core.tenant_key("t");
-    let limit = |house: &mut House, quota| drop(house.event(Event::Quota(tenant, quota)));
+    let limit = |house: &mut CoreFixture, quota| drop(house.event(CoreEvent::Quota(tenant, quota)));
     limit(&mut house, Quota { cores: Some(3), ..Quota::default() });
     house.grant(&asked(2));
     let error = house.refusal(&asked(2));
@@ -725,18 +729,18 @@ fn quotas_hold_for_everything_that_a_tenant_has_anywhere() {
     limit(&mut house, Quota { leases: Some(2), ..Quota::default() });
     assert_eq!(house.refusal(&asked(1)).code, Code::QuotaExceeded);
     limit(&mut house, Quota { memory_bytes: Some(4 << 20), ..Quota::default() });
-    house.event(Event::Elsewhere(tenant, TenantUse { memory_bytes: 1 << 20, ..TenantUse::default() }));
+    house.event(CoreEvent::Elsewhere(tenant, TenantUse { memory_bytes: 1 << 20, ..TenantUse::default() }));
     assert_eq!(house.refusal(&asked(1)).code, Code::QuotaExceeded);
-    house.event(Event::Elsewhere(tenant, TenantUse::default()));
+    house.event(CoreEvent::Elsewhere(tenant, TenantUse::default()));
     house.grant(&asked(1));
     assert_eq!(house.request_of("other", &asked(4)).len(), 1);
 }
 
 #[test]
 fn tenant_over_its_spending_limit_loses_its_leases() {
-    let mut house = House::with_node(2);
+    let mut house = CoreFixture::with_node(2);
     let tenant = house.core.tenant_key("t");
-    house.event(Event::Quota(tenant, Quota { spend_nano: Some(10_000), ..Quota::default() }));
+    house.event(CoreEvent::Quota(tenant, Quota { spend_nano: Some(10_000), ..Quota::default() }));
     let lease = house.grant(&asked(1))[0];
     house.now_ms += 1_000;
     assert!(house.report(vec![runs(lease, 400_000_000)]).0.end.is_empty());
@@ -748,9 +752,9 @@ fn tenant_over_its_spending_limit_loses_its_leases() {
 
 #[test]
 fn tenant_that_may_not_wait_is_not_queued() {
-    let mut house = House::with_node(1);
+    let mut house = CoreFixture::with_node(1);
     let queue = QueueLimits { total: 1, per_tenant: 0 };
-    (house.core.queue, house.core.waiting) = (queue, Waiting::new(queue));
+    (house.core.queue, house.core.waiting) = (queue, WaitQueue::new(queue));
     house.grant(&asked(1));
     let refused = house.refusal(&LeaseRequest { wait_ms: 10_000, ..asked(1) });
     assert_eq!(refused.code, Code::TryLater);
@@ -759,27 +763,27 @@ fn tenant_that_may_not_wait_is_not_queued() {
 
 #[test]
 fn requests_wait_in_turn_within_bounds_and_for_their_time() {
-    let mut house = House::with_node(2);
+    let mut house = CoreFixture::with_node(2);
     let held = house.grant(&asked(2))[0];
     house.report(vec![runs(held, 1)]);
     let waits = |cores| LeaseRequest { wait_ms: 5_000, ..asked(cores) };
     for _ in 0..4 {
         assert!(house.request_of("greedy", &waits(1)).is_empty());
     }
-    let full = |actions: Vec<Action>| matches!(&actions[..], [Action::Refused { error, .. }] if error.code == Code::TryLater);
+    let full = |actions: Vec<CoreAction>| matches!(&actions[..], [CoreAction::Refused { error, .. }] if error.code == Code::TryLater);
     assert!(full(house.request_of("greedy", &waits(1))), "four of a tenant may wait");
     assert!(house.request_of("modest", &waits(1)).is_empty());
     assert!(house.request_of("modest", &waits(1)).is_empty());
     assert!(full(house.request_of("third", &waits(1))), "six may wait in all");
     let impossible = house.request_of("third", &waits(3)).pop();
     assert!(
-        matches!(impossible, Some(Action::Refused { error, .. }) if error.code == Code::InsufficientResources)
+        matches!(impossible, Some(CoreAction::Refused { error, .. }) if error.code == Code::InsufficientResources)
     );
     let (_, actions) = house.report(vec![over(held, 2)]);
     let tenants: Vec<_> = actions
         .iter()
         .map(|action| match action {
-            Action::Granted { tenant, .. } => house.core.tenant(*tenant).name.to_string(),
+            CoreAction::Granted { tenant, .. } => house.core.tenant(*tenant).name.to_string(),
             other => panic!("{other:?}"),
         })
         .collect();
@@ -787,25 +791,25 @@ fn requests_wait_in_turn_within_bounds_and_for_their_time() {
     let late = house.ticks(10);
     assert_eq!(late.len(), 4);
     assert!(
-        late.iter().all(|a| matches!(a, Action::Refused { error, .. } if error.code == Code::NoCapacity))
+        late.iter().all(|a| matches!(a, CoreAction::Refused { error, .. } if error.code == Code::NoCapacity))
     );
     assert_eq!(house.core.waiting(), 0);
 }
 
 #[test]
 fn request_without_any_node_waits_for_one() {
-    let mut house = House::new();
+    let mut house = CoreFixture::new();
     assert_eq!(house.refusal(&asked(1)).code, Code::InsufficientResources);
     assert!(house.request_of("t", &LeaseRequest { wait_ms: 5_000, ..asked(1) }).is_empty());
     let (description, leases) = (node("n", 1), Vec::new());
     let joining = Joining { description, instance: InstanceId(1), generation: 1, leases };
-    let actions = house.event(Event::Register(Box::new(joining)));
-    assert!(actions.iter().any(|action| matches!(action, Action::Granted { .. })), "{actions:?}");
+    let actions = house.event(CoreEvent::Register(Box::new(joining)));
+    assert!(actions.iter().any(|action| matches!(action, CoreAction::Granted { .. })), "{actions:?}");
 }
 
 #[test]
 fn a_large_request_is_overtaken_only_so_often() {
-    let mut house = House::with_node(2);
+    let mut house = CoreFixture::with_node(2);
     let mut held: Vec<LeaseId> = (0..2).map(|_| house.grant(&asked(1))[0]).collect();
     assert!(house.request_of("large", &LeaseRequest { wait_ms: 600_000, ..asked(2) }).is_empty());
     let mut overtakes = 0;
@@ -815,8 +819,8 @@ fn a_large_request_is_overtaken_only_so_often() {
         house.report(list);
         held.remove(0);
         match house.request_of("small", &asked(1)).pop() {
-            Some(Action::Granted { leases, .. }) => held.extend(leases),
-            Some(Action::Refused { error, .. }) => {
+            Some(CoreAction::Granted { leases, .. }) => held.extend(leases),
+            Some(CoreAction::Refused { error, .. }) => {
                 assert!(
                     error.code == Code::NoCapacity && error.message.contains("turn of another"),
                     "{error}"
@@ -829,16 +833,16 @@ fn a_large_request_is_overtaken_only_so_often() {
     }
     assert_eq!(overtakes, MAX_OVERTAKES);
     let (_, actions) = house.report(vec![over(held[0], 1)]);
-    assert!(matches!(&actions[..], [Action::Granted { leases, .. }] if leases.len() == 1));
+    assert!(matches!(&actions[..], [CoreAction::Granted { leases, .. }] if leases.len() == 1));
 }
 
 #[test]
 fn who_does_not_wait_any_more_gets_nothing() {
-    let mut house = House::with_node(1);
+    let mut house = CoreFixture::with_node(1);
     let held = house.grant(&asked(1))[0];
     house.request_of("t", &LeaseRequest { wait_ms: 5_000, ..asked(1) });
     let tenant = house.core.tenant_key("t");
-    house.event(Event::Withdraw(tenant, RequestId(house.requests)));
+    house.event(CoreEvent::Withdraw(tenant, RequestId(house.requests)));
     let (_, actions) = house.report(vec![over(held, 1)]);
     assert!(actions.is_empty() && house.core.waiting() == 0);
 }

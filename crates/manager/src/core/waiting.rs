@@ -2,14 +2,14 @@
 //!
 //! A tenant whose request is too large for the free resources is passed over, but only [`MAX_OVERTAKES`] times: then no
 //! other request is served until this one is granted or gives up. So no tenant starves another, neither by many
-//! requests nor by small ones. A tenant that lets its grants lapse [loses its turn](Waiting::postpone). If the
+//! requests nor by small ones. A tenant that lets its grants lapse [loses its turn](WaitQueue::postpone). If the
 //! passed-over request waits for one pool, only grants in that pool count, and the other pools stay open.
 
 use std::collections::{BTreeMap, VecDeque};
 
 use sublet_proto::{Code, Error};
 
-use super::Request;
+use super::ClientRequest;
 use super::ids::{RequestId, TenantKey};
 use super::pools::Pools;
 
@@ -32,16 +32,16 @@ impl Default for QueueLimits {
 }
 
 #[derive(Debug)]
-struct Waiter {
-    request: Box<Request>,
+struct WaitingRequest {
+    request: Box<ClientRequest>,
     until_ms: u64,
 }
 
 /// See the [module](self).
 #[derive(Debug)]
-pub(super) struct Waiting {
+pub(super) struct WaitQueue {
     limits: QueueLimits,
-    of_tenants: BTreeMap<TenantKey, VecDeque<Waiter>>,
+    of_tenants: BTreeMap<TenantKey, VecDeque<WaitingRequest>>,
     /// Tenants with waiting requests, in the order of their turns.
     turns: VecDeque<TenantKey>,
     len: usize,
@@ -51,9 +51,9 @@ pub(super) struct Waiting {
     is_first_held_back: bool,
 }
 
-impl Waiting {
-    pub(super) fn new(limits: QueueLimits) -> Waiting {
-        Waiting {
+impl WaitQueue {
+    pub(super) fn new(limits: QueueLimits) -> WaitQueue {
+        WaitQueue {
             limits,
             of_tenants: BTreeMap::new(),
             turns: VecDeque::new(),
@@ -102,7 +102,12 @@ impl Waiting {
     }
 
     /// Takes a request in, or says that there are too many.
-    pub(super) fn push(&mut self, request: Box<Request>, until_ms: u64, turn: Turn) -> Result<(), Error> {
+    pub(super) fn push(
+        &mut self,
+        request: Box<ClientRequest>,
+        until_ms: u64,
+        turn: QueuePosition,
+    ) -> Result<(), Error> {
         let too_many = |message| Err(Error::new(Code::TryLater, message));
         let tenant = request.tenant;
         if self.of_tenants.get(&tenant).map_or(0, VecDeque::len) >= self.limits.per_tenant {
@@ -117,13 +122,13 @@ impl Waiting {
         let queue = self.of_tenants.entry(tenant).or_default();
         let is_alone = queue.is_empty();
         match turn {
-            Turn::First => {
-                queue.push_front(Waiter { request, until_ms });
+            QueuePosition::First => {
+                queue.push_front(WaitingRequest { request, until_ms });
                 self.turns.retain(|other| *other != tenant);
                 self.turns.push_front(tenant);
             }
-            Turn::Last => {
-                queue.push_back(Waiter { request, until_ms });
+            QueuePosition::Last => {
+                queue.push_back(WaitingRequest { request, until_ms });
                 if is_alone {
                     self.turns.push_back(tenant);
                 }
@@ -137,7 +142,7 @@ impl Waiting {
 
     /// Takes the first request out, in the order of turns, that `serve` grants outside of the pools that it is given. One
     /// that it refuses for good is answered by it, too. Says whether one was taken out.
-    pub(super) fn serve(&mut self, mut serve: impl FnMut(&Request, Pools) -> Served) -> bool {
+    pub(super) fn serve(&mut self, mut serve: impl FnMut(&ClientRequest, Pools) -> TurnOutcome) -> bool {
         let barred = self.barred();
         for turn in 0..self.turns.len() {
             let barred = if turn == 0 { Pools::NONE } else { barred };
@@ -147,13 +152,13 @@ impl Waiting {
             let tenant = self.turns[turn];
             let Some(first) = self.of_tenants.get(&tenant).and_then(VecDeque::front) else { continue };
             let served = serve(&first.request, barred);
-            if let Served::NoRoom = served {
+            if let TurnOutcome::NoRoom = served {
                 continue;
             }
             self.pop(turn);
             match (turn, served) {
                 (0, _) => self.overtakes = 0,
-                (_, Served::Granted(pools)) => self.overtaken(pools),
+                (_, TurnOutcome::Granted(pools)) => self.overtaken(pools),
                 _ => {}
             }
             return true;
@@ -175,7 +180,10 @@ impl Waiting {
     }
 
     /// Takes out every request for which `is_over` returns true.
-    pub(super) fn take_out(&mut self, mut is_over: impl FnMut(&Request, u64) -> bool) -> Vec<Request> {
+    pub(super) fn take_out(
+        &mut self,
+        mut is_over: impl FnMut(&ClientRequest, u64) -> bool,
+    ) -> Vec<ClientRequest> {
         let first = self.turns.front().copied();
         let mut out = Vec::new();
         for queue in self.of_tenants.values_mut() {
@@ -214,7 +222,7 @@ impl Waiting {
 
 /// Turn of a request that is to wait.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Turn {
+pub(super) enum QueuePosition {
     /// The next turn, as before.
     First,
     /// A turn after its tenant's other requests, and its tenant's turn after those of others.
@@ -222,7 +230,7 @@ pub(super) enum Turn {
 }
 
 /// Result of a waiting request's turn.
-pub(super) enum Served {
+pub(super) enum TurnOutcome {
     /// Leases were granted in these pools.
     Granted(Pools),
     Refused,

@@ -3,7 +3,7 @@
 
 use std::fmt::Write;
 
-use super::terms::Terms;
+use super::terms::LeaseTerms;
 
 /// Largest weight of time beside price.
 pub(super) const MAX_WEIGHT_PERMILLE: u32 = 1000;
@@ -14,8 +14,8 @@ const STEPS: f64 = 1e9;
 
 /// Work that a request does in a second, on some kind of processing unit.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct Work {
-    /// Cost of the second, by [`Terms::busy_second`].
+pub(super) struct RequestWork {
+    /// Cost of the second, by [`LeaseTerms::busy_second`].
     pub(super) second: u128,
     /// Speed relative to other kinds.
     pub(super) speed_permille: u32,
@@ -23,7 +23,7 @@ pub(super) struct Work {
 
 /// Outcome for a kind of processing unit that was examined.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Fate {
+pub(super) enum UnitOutcome {
     /// The kind has not enough free.
     Full,
     Taken,
@@ -31,10 +31,14 @@ pub(super) enum Fate {
     Left,
 }
 
-impl Work {
-    pub(super) fn of(terms: &Terms, price: &sublet_proto::v1::Price, speed_permille: Option<u32>) -> Work {
+impl RequestWork {
+    pub(super) fn of(
+        terms: &LeaseTerms,
+        price: &sublet_proto::v1::Price,
+        speed_permille: Option<u32>,
+    ) -> RequestWork {
         let speed_permille = speed_permille.unwrap_or(PLAIN_PERMILLE).max(1);
-        Work { second: terms.busy_second(price), speed_permille }
+        RequestWork { second: terms.busy_second(price), speed_permille }
     }
 
     /// Returns the logarithm of the product of cost and time, each to the power of its weight. Less is better.
@@ -55,7 +59,7 @@ impl Work {
 
 /// Explains the weighing to the client: kinds in the order in which they were tried.
 pub(super) fn explain<'name>(
-    kinds: impl Iterator<Item = (&'name str, Work, Fate)>,
+    kinds: impl Iterator<Item = (&'name str, RequestWork, UnitOutcome)>,
     time_weight_permille: u32,
 ) -> String {
     let weight = time_weight_permille.min(MAX_WEIGHT_PERMILLE);
@@ -67,9 +71,9 @@ pub(super) fn explain<'name>(
     for (number, (kind, work, fate)) in kinds.enumerate() {
         let (cost, speed) = (work.cost_nano(), f64::from(work.speed_permille) / f64::from(PLAIN_PERMILLE));
         let fate = match fate {
-            Fate::Full => " has no room",
-            Fate::Taken => " is taken",
-            Fate::Left => "",
+            UnitOutcome::Full => " has no room",
+            UnitOutcome::Taken => " is taken",
+            UnitOutcome::Left => "",
         };
         let before = if number == 0 { ": " } else { ", " };
         // A string takes all that is written.
@@ -82,8 +86,8 @@ pub(super) fn explain<'name>(
 mod tests {
     use super::*;
 
-    fn work(nano: u128, speed_permille: u32) -> Work {
-        Work { second: nano << 30, speed_permille }
+    fn work(nano: u128, speed_permille: u32) -> RequestWork {
+        RequestWork { second: nano << 30, speed_permille }
     }
 
     #[test]
@@ -111,9 +115,9 @@ mod tests {
     #[test]
     fn the_reason_names_all_kinds_in_their_order() {
         let kinds = [
-            ("opencl", work(10, 1000), Fate::Full),
-            ("dpu", work(6_000, 400), Fate::Taken),
-            ("cpu", work(20_000, 1000), Fate::Left),
+            ("opencl", work(10, 1000), UnitOutcome::Full),
+            ("dpu", work(6_000, 400), UnitOutcome::Taken),
+            ("cpu", work(20_000, 1000), UnitOutcome::Left),
         ];
         assert_eq!(
             explain(kinds.into_iter(), 0),

@@ -23,7 +23,7 @@ const HEADERS: u8 = 1;
 
 /// Counts the frames of one connection.
 #[derive(Debug)]
-pub(crate) struct Frames {
+pub(crate) struct FrameCounter {
     at: At,
     credit: u32,
     earned: Instant,
@@ -43,9 +43,9 @@ enum At {
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) struct Flood;
 
-impl Frames {
-    pub(crate) fn new(now: Instant) -> Frames {
-        Frames { at: At::Skip(PREFACE_BYTES), credit: MOST_CREDIT, earned: now, bytes: 0 }
+impl FrameCounter {
+    pub(crate) fn new(now: Instant) -> FrameCounter {
+        FrameCounter { at: At::Skip(PREFACE_BYTES), credit: MOST_CREDIT, earned: now, bytes: 0 }
     }
 
     /// Counts received bytes. The clock is read only when the credit is used up.
@@ -139,7 +139,7 @@ mod tests {
     fn cuts_floods_of_control_frames() {
         let now = Instant::now();
         for (kind, len) in [(PING, 8), (4, 0), (2, 5), (3, 4), (8, 4), (DATA, 0), (9, 1)] {
-            let mut frames = Frames::new(now);
+            let mut frames = FrameCounter::new(now);
             let flood = stream(&vec![(kind, len); MOST_CREDIT as usize + 1]);
             assert_eq!(frames.received(&flood, || now), Err(Flood), "{kind}");
         }
@@ -148,7 +148,7 @@ mod tests {
     #[test]
     fn slow_pings_are_no_flood() {
         let begin = Instant::now();
-        let mut frames = Frames::new(begin);
+        let mut frames = FrameCounter::new(begin);
         frames.received(&stream(&[]), || begin).unwrap();
         for number in 0..100_000 {
             let now = begin + Duration::from_secs_f64(f64::from(number) / f64::from(FRAMES_PER_SECOND / 2));
@@ -159,7 +159,7 @@ mod tests {
     #[test]
     fn requests_and_transfers_earn_their_frames() {
         let now = Instant::now();
-        let mut frames = Frames::new(now);
+        let mut frames = FrameCounter::new(now);
         frames.received(&stream(&[]), || now).unwrap();
         for _ in 0..100_000 {
             for (kind, len) in [(HEADERS, 90), (DATA, 40), (8, 4), (PING, 8), (3, 4)] {
@@ -176,7 +176,7 @@ mod tests {
     #[test]
     fn requests_earn_no_credit_beyond_the_most() {
         let now = Instant::now();
-        let mut frames = Frames::new(now);
+        let mut frames = FrameCounter::new(now);
         frames.received(&stream(&vec![(HEADERS, 90); 10_000]), || now).unwrap();
         let flood = frame(PING, 8).repeat(MOST_CREDIT as usize + 1);
         assert_eq!(frames.received(&flood, || now), Err(Flood));
@@ -189,7 +189,7 @@ mod tests {
             piece in 1usize..100,
         ) {
             let (now, bytes) = (Instant::now(), stream(&frames));
-            let (mut whole, mut pieces) = (Frames::new(now), Frames::new(now));
+            let (mut whole, mut pieces) = (FrameCounter::new(now), FrameCounter::new(now));
             let at_once = whole.received(&bytes, || now);
             let in_pieces = bytes.chunks(piece).try_for_each(|piece| pieces.received(piece, || now));
             prop_assert_eq!(&at_once, &in_pieces);

@@ -10,8 +10,8 @@ use sublet_proto::package::{PUBLIC, is_digest, is_name, is_owner};
 use sublet_proto::v1::{PackageGrant, PackageInfo, PackageRight};
 use sublet_proto::{Code, Error, decode};
 
-use crate::auth::Identity;
-use crate::store::{Batch, PAGE_RECORDS, Record, Store, keys};
+use crate::auth::CallerIdentity;
+use crate::store::{Batch, PAGE_RECORDS, Store, StoreRecord, keys};
 
 /// Most tenants that are granted the use of one name.
 pub(crate) const MAX_GRANTS: usize = 1024;
@@ -49,7 +49,7 @@ pub(crate) struct Asker<'a> {
 }
 
 impl<'a> Asker<'a> {
-    pub(crate) fn of(identity: &'a Identity) -> Asker<'a> {
+    pub(crate) fn of(identity: &'a CallerIdentity) -> Asker<'a> {
         Asker { tenant: &identity.tenant, is_operator: identity.is_operator() }
     }
 
@@ -156,7 +156,7 @@ pub(crate) fn change(
 /// Removes the records, out of a page, of names that were removed before this time, and returns their number.
 pub(crate) fn expire_page(
     store: &mut dyn Store,
-    page: &[Record],
+    page: &[StoreRecord],
     before_ms: u64,
     now_ms: u64,
 ) -> Result<u32, Error> {

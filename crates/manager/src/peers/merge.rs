@@ -99,7 +99,7 @@ mod tests {
 
     use super::super::{Peers, Spending};
     use super::*;
-    use crate::ledger::Record;
+    use crate::ledger::LeaseRecord;
     use crate::store::SqliteStore;
 
     fn store() -> (tempfile::TempDir, SqliteStore) {
@@ -166,7 +166,7 @@ mod tests {
         let price = Price { compute_nano_per_core_s: 5, ..Price::default() };
         let usage = Usage { executing_ns: 1_000_000_000, ..Usage::default() };
         let lease = Lease { price: Some(price), usage: Some(usage), ..Lease::default() };
-        let mut record = Record::default();
+        let mut record = LeaseRecord::default();
         record.lease = lease;
         let mut batch = Batch::default();
         batch.put(format!("{}l", keys::LEASE), record.encode_to_vec());

@@ -9,7 +9,7 @@ use std::collections::{BTreeMap, HashMap};
 use prost::Message;
 use sublet_proto::v1::{CountedLease, SpendRecord};
 
-use crate::store::{Batch, Record, keys};
+use crate::store::{Batch, StoreRecord, keys};
 
 /// The sums of one manager.
 #[derive(Debug)]
@@ -70,7 +70,7 @@ impl Spending {
             spent.in_flight.append(&mut spent.fresh);
             if !spent.in_flight.is_empty() {
                 let key = format!("{}{}/{tenant}", keys::SPEND, keys::epoch(self.epoch));
-                puts.push(Record { key, value: spent.record().encode_to_vec() });
+                puts.push(StoreRecord { key, value: spent.record().encode_to_vec() });
             }
         }
         batch.puts.splice(0..0, puts);

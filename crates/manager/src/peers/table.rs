@@ -15,29 +15,29 @@ pub type SpentBy = BTreeMap<String, u64>;
 
 /// The managers of one store, seen by one of them.
 #[derive(Debug)]
-pub struct Table {
+pub struct PeerTable {
     own_epoch: u64,
     observed_ms: Option<u64>,
     /// Living managers, including this one.
-    living: BTreeMap<u64, Living>,
+    living: BTreeMap<u64, LivePeer>,
     /// Spending by the epochs of all managers but this one, including dead ones.
     spent: BTreeMap<u64, SpentBy>,
 }
 
 #[derive(Debug)]
-struct Living {
+struct LivePeer {
     record: PeerRecord,
     silent_ms: u64,
 }
 
-impl Table {
+impl PeerTable {
     /// Creates the table of the manager of this epoch.
-    pub fn new(own_epoch: u64) -> Table {
-        Table { own_epoch, observed_ms: None, living: BTreeMap::new(), spent: BTreeMap::new() }
+    pub fn new(own_epoch: u64) -> PeerTable {
+        PeerTable { own_epoch, observed_ms: None, living: BTreeMap::new(), spent: BTreeMap::new() }
     }
 
     /// Takes in all existing records. Returns the epochs of managers that died, whose spending the caller is to settle
-    /// by [`Table::spent_for_good`].
+    /// by [`PeerTable::spent_for_good`].
     pub fn observe(&mut self, now_ms: u64, records: Vec<PeerRecord>) -> Vec<u64> {
         let step_ms = self.observed_ms.map_or(0, |last_ms| now_ms.saturating_sub(last_ms).min(MAX_STEP_MS));
         self.observed_ms = Some(now_ms);
@@ -53,7 +53,7 @@ impl Table {
                 dead.push(epoch);
             } else {
                 self.take_in_spending(&record);
-                self.living.insert(epoch, Living { record, silent_ms });
+                self.living.insert(epoch, LivePeer { record, silent_ms });
             }
         }
         dead.extend(before.into_keys().filter(|&epoch| epoch != self.own_epoch));
@@ -166,7 +166,7 @@ mod tests {
 
     #[test]
     fn sums_tenants_use_through_other_managers_only() {
-        let mut table = Table::new(1);
+        let mut table = PeerTable::new(1);
         assert!(
             table.observe(0, vec![record(1, 1, 50, 50), record(2, 1, 3, 30), record(3, 1, 4, 40)]).is_empty()
         );
@@ -182,7 +182,7 @@ mod tests {
         let node = |generation| vec![NodeGeneration { node: "n".into(), generation }];
         let missing = |epoch, generation| PeerRecord { missing: node(generation), ..record(epoch, 1, 0, 0) };
         let found = |epoch, generation| PeerRecord { found: node(generation), ..record(epoch, 1, 0, 0) };
-        let mut table = Table::new(1);
+        let mut table = PeerTable::new(1);
         table.observe(0, vec![missing(1, 1), missing(2, 5), missing(3, 4), found(4, 6), found(5, 7)]);
         assert_eq!((table.missing(), table.found()), (node(4), node(7)));
         table.observe(0, vec![missing(1, 1), found(1, 9)]);
@@ -191,7 +191,7 @@ mod tests {
 
     #[test]
     fn only_a_record_that_stands_still_is_a_dead_managers() {
-        let mut table = Table::new(1);
+        let mut table = PeerTable::new(1);
         for second in 0..20 {
             let dead =
                 table.observe(second * 1000, vec![record(2, second, 1, 0), record(3, second / 4, 1, 0)]);
@@ -210,7 +210,7 @@ mod tests {
 
     #[test]
     fn a_store_that_was_away_kills_nobody() {
-        let mut table = Table::new(1);
+        let mut table = PeerTable::new(1);
         table.observe(0, vec![record(2, 1, 1, 0)]);
         assert!(table.observe(3_600_000, vec![record(2, 1, 1, 0)]).is_empty());
         assert!(table.observe(3_601_000, vec![record(2, 2, 1, 0)]).is_empty());
@@ -219,7 +219,7 @@ mod tests {
 
     #[test]
     fn dead_managers_spending_is_its_sum_in_the_store() {
-        let mut table = Table::new(1);
+        let mut table = PeerTable::new(1);
         table.spent_for_good(7, SpentBy::from([("t".to_owned(), 5)]));
         table.spent_for_good(1, SpentBy::from([("t".to_owned(), 1000)]));
         table.observe(0, vec![record(2, 1, 3, 30)]);
@@ -232,7 +232,7 @@ mod tests {
 
     #[test]
     fn a_tenant_that_is_no_longer_mentioned_has_still_spent() {
-        let mut table = Table::new(1);
+        let mut table = PeerTable::new(1);
         table.observe(0, vec![record(2, 1, 3, 30)]);
         table.observe(1000, vec![PeerRecord { epoch: 2, beat: 2, ..PeerRecord::default() }]);
         let has = table.elsewhere("t");

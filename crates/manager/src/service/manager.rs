@@ -23,20 +23,20 @@ use sublet_proto::v1::{
 use sublet_proto::{Code, Error, decode};
 use tonic::{Request, Response, Status, Streaming};
 
-use super::{Parts, Service};
-use crate::auth::{Identity, Standing as Known, caller};
-use crate::core::{LeaseId, Level, Locality, Node, Refusals, Standing, Terms, may_run_on};
+use super::{Service, ServiceParts};
+use crate::auth::{CallerIdentity, CallerVerification, caller};
+use crate::core::{LeaseId, LeaseTerms, Level, Locality, ManagedNode, Refusals, TokenStatus, may_run_on};
 use crate::database::blocking;
-use crate::garbage::{self, Removed};
+use crate::garbage::{self, RemovedBlobs};
 use crate::graphs;
-use crate::ledger::Record;
+use crate::ledger::LeaseRecord;
 use crate::listen::Peer;
 use crate::packages::{Asker, Versions};
 use crate::quotas::RECORD_BYTES;
 use crate::reply::ReplyPage;
-use crate::shell::{Given, Granted, Wanted, active_leases, parse_lease};
+use crate::shell::{GrantedLease, PreparedRequest, RequestOutcome, active_leases, parse_lease};
 use crate::store::{PAGE_RECORDS, keys};
-use crate::tokens::{Revoked, Shown};
+use crate::tokens::{RevokedTokens, ShownToken};
 use crate::upkeep;
 
 /// Time for which a bill waits for recently reported usage to be stored.
@@ -101,9 +101,9 @@ impl Manager for Service {
         let (caller, peer) = (caller(&request)?, request.extensions().get::<Peer>().cloned());
         let asked = request.into_inner();
         let granted = match &caller.standing {
-            Known::Verified => self.0.request(&caller, asked).await,
+            CallerVerification::Verified => self.0.request(&caller, asked).await,
             // This branch is rare and large: its future would enlarge the common request's future.
-            Known::Pending(shown) => {
+            CallerVerification::Pending(shown) => {
                 Box::pin(Arc::clone(&self.0).request_pending(&caller, (shown.clone(), peer), asked)).await
             }
         };
@@ -190,7 +190,7 @@ impl Manager for Service {
     ) -> Result<Response<CollectGarbageReply>, Status> {
         let removed =
             garbage::collect(&self.0.database, &self.0.shell.clock, || self.0.shell.packages()).await;
-        answer(removed.map(|Removed { blobs, bytes }| CollectGarbageReply { blobs, bytes }))
+        answer(removed.map(|RemovedBlobs { blobs, bytes }| CollectGarbageReply { blobs, bytes }))
     }
 
     async fn back_up_store(
@@ -265,7 +265,7 @@ impl Manager for Service {
 
     async fn list_tokens(&self, request: Request<ListTokensRequest>) -> Result<Response<TokenList>, Status> {
         let ListTokensRequest { include_revoked, after } = request.into_inner();
-        let revoked = if include_revoked { Revoked::Included } else { Revoked::LeftOut };
+        let revoked = if include_revoked { RevokedTokens::Included } else { RevokedTokens::LeftOut };
         let tokens = self.0.gate.tokens.list(revoked).await;
         answer(tokens.map(|tokens| {
             let dated = |token: &Token| format!("{:020} {}", token.created_unix_ms, token.id);
@@ -294,8 +294,8 @@ impl Manager for Service {
     }
 }
 
-impl Parts {
-    async fn deploy(&self, caller: &Identity, encoded: Arc<Vec<u8>>) -> Result<DeployReply, Error> {
+impl ServiceParts {
+    async fn deploy(&self, caller: &CallerIdentity, encoded: Arc<Vec<u8>>) -> Result<DeployReply, Error> {
         let bytes = Arc::clone(&encoded);
         let checked = blocking(move || package::validate(&bytes)).await?;
         self.check_architecture(&checked)?;
@@ -304,15 +304,15 @@ impl Parts {
         self.packages.deploy(&caller.tenant, encoded, checked).await
     }
 
-    async fn deploy_graph(&self, caller: &Identity, document: Vec<u8>) -> Result<GraphInfo, Error> {
-        let graph = graphs::Checked::of(document)?;
+    async fn deploy_graph(&self, caller: &CallerIdentity, document: Vec<u8>) -> Result<GraphInfo, Error> {
+        let graph = graphs::CheckedGraph::of(document)?;
         let more = self.graphs.more(&caller.tenant, &graph).await?;
         self.quotas.admit(Asker::of(caller), more).await?;
         self.graphs.deploy(&caller.tenant, graph).await
     }
 
     /// Admits a run to those of its tenant. The oldest ended runs are removed to make space.
-    async fn admit_run(&self, caller: &Identity, input_bytes: usize) -> Result<(), Error> {
+    async fn admit_run(&self, caller: &CallerIdentity, input_bytes: usize) -> Result<(), Error> {
         let asker = Asker::of(caller);
         while self.quotas.is_full_of_runs(asker).await? {
             if self.runs.remove_oldest(&caller.tenant).await? == 0 {
@@ -324,7 +324,7 @@ impl Parts {
         self.quotas.admit(asker, StoreUse { bytes, runs: 1, ..StoreUse::default() }).await
     }
 
-    async fn journal(&self, caller: &Identity, entries: JournalRequest) -> Result<(), Error> {
+    async fn journal(&self, caller: &CallerIdentity, entries: JournalRequest) -> Result<(), Error> {
         let sizes = entries.entries.iter().map(|entry| entry.output.len() as u64 + RECORD_BYTES);
         let bytes = sizes.fold(0, u64::saturating_add);
         self.quotas.admit(Asker::of(caller), StoreUse { bytes, ..StoreUse::default() }).await?;
@@ -333,8 +333,8 @@ impl Parts {
 
     /// Refuses a package that no node could run, by its processor, its devices or its interpreters. A manager that has just
     /// started, or has no nodes of its own, cannot say.
-    fn check_architecture(&self, package: &package::Checked) -> Result<(), Error> {
-        let of = |node: &Node| {
+    fn check_architecture(&self, package: &package::CheckedPackage) -> Result<(), Error> {
+        let of = |node: &ManagedNode| {
             let NodeDescription { architecture, devices, runtimes, .. } = (*node.description).clone();
             [vec![architecture], devices, runtimes]
         };
@@ -361,7 +361,7 @@ impl Parts {
     }
 
     /// Begins a run, with the versions to which the names of its graph's packages now refer.
-    async fn begin_run(&self, caller: &Identity, asked: BeginRunRequest) -> Result<RunInfo, Error> {
+    async fn begin_run(&self, caller: &CallerIdentity, asked: BeginRunRequest) -> Result<RunInfo, Error> {
         let GraphDocument { info, document } = self.graphs.find(&caller.tenant, &asked.graph).await?;
         let GraphInfo { name, digest, .. } = info.unwrap_or_default();
         let graph = Graph::parse(&document).map_err(|problems| graph::error(&name, &problems))?;
@@ -375,7 +375,7 @@ impl Parts {
     }
 
     /// A later end for a lease, if its tenant still has the right to its package.
-    async fn renew(&self, caller: &Identity, asked: RenewRequest) -> Result<Granted, Error> {
+    async fn renew(&self, caller: &CallerIdentity, asked: RenewRequest) -> Result<GrantedLease, Error> {
         let id = parse_lease(&asked.lease)?;
         let is_callers = |tenant: &str| caller.may_see(tenant);
         let (tenant, package) = self.shell.package_of(id, is_callers)?;
@@ -384,14 +384,14 @@ impl Parts {
     }
 
     /// Leases for a caller that is known.
-    async fn request(&self, caller: &Identity, asked: LeaseRequest) -> Result<Given, Error> {
+    async fn request(&self, caller: &CallerIdentity, asked: LeaseRequest) -> Result<RequestOutcome, Error> {
         let package = match asked.is_segment() {
             true => Arc::default(),
             false => self.packages.resolve(Asker::of(caller), &asked.package, PackageRight::Execute).await?,
         };
         self.quotas.check_leases(Asker::of(caller), self.shell.clock.now_ms())?;
-        let given = self.shell.request(wanted(caller, Standing::Verified, package, asked)?).await?;
-        if let Given::Leases(granted) = &given {
+        let given = self.shell.request(wanted(caller, TokenStatus::Verified, package, asked)?).await?;
+        if let RequestOutcome::Leases(granted) = &given {
             self.quotas.add_leases(Asker::of(caller), granted.len(), self.shell.clock.now_ms());
         }
         Ok(given)
@@ -401,14 +401,14 @@ impl Parts {
     /// whether the token was valid before it releases anything. A request that cannot be granted at once waits until
     /// its caller is verified.
     async fn request_pending(
-        self: Arc<Parts>,
-        caller: &Identity,
-        (shown, peer): (Shown, Option<Peer>),
+        self: Arc<ServiceParts>,
+        caller: &CallerIdentity,
+        (shown, peer): (ShownToken, Option<Peer>),
         asked: LeaseRequest,
-    ) -> Result<Given, Error> {
+    ) -> Result<RequestOutcome, Error> {
         let gate = Arc::clone(&self.gate);
         let verification = tokio::spawn(async move { gate.look_up_user(&shown, peer.as_ref()).await });
-        let verified = async |verification: tokio::task::JoinHandle<Result<Identity, Error>>| {
+        let verified = async |verification: tokio::task::JoinHandle<Result<CallerIdentity, Error>>| {
             let failed = |error| Error::new(Code::Internal, format!("the manager failed: {error}"));
             verification.await.map_err(failed).flatten()
         };
@@ -426,8 +426,8 @@ impl Parts {
         // The package counts as the tenant's own only when the tenant is known.
         let package = Arc::new(PackageInfo { owner: String::new(), ..package.as_ref().clone() });
         let at_once = LeaseRequest { wait_ms: 0, ..asked.clone() };
-        let provisional = wanted(caller, Standing::Provisional, package, at_once)?;
-        let Ok(Given::Leases(granted)) = self.shell.request(provisional).await else {
+        let provisional = wanted(caller, TokenStatus::Provisional, package, at_once)?;
+        let Ok(RequestOutcome::Leases(granted)) = self.shell.request(provisional).await else {
             return self.request(&verified(verification).await?, asked).await;
         };
         let leases: Vec<LeaseId> = granted.iter().map(|granted| granted.id).collect();
@@ -447,11 +447,15 @@ impl Parts {
                 tracing::error!(%error, "provisional leases stay undecided");
             }
         });
-        Ok(Given::Leases(granted))
+        Ok(RequestOutcome::Leases(granted))
     }
 
     /// Returns a page of the active leases, and on demand of those in the ledger, with the newest first.
-    async fn list_leases(&self, caller: &Identity, request: ListLeasesRequest) -> Result<LeaseList, Error> {
+    async fn list_leases(
+        &self,
+        caller: &CallerIdentity,
+        request: ListLeasesRequest,
+    ) -> Result<LeaseList, Error> {
         let ListLeasesRequest { include_ended, after } = request;
         let is_asked = |lease: &v1::Lease| {
             caller.may_see(&lease.tenant) && (after.is_empty() || lease.id.as_str() < after.as_str())
@@ -471,7 +475,7 @@ impl Parts {
             before = Some(last.key.clone());
             let now_ms = self.shell.clock.now_ms();
             for found in &page {
-                let lease = decode::<Record>("a stored lease", &found.value)?.seen_at(now_ms);
+                let lease = decode::<LeaseRecord>("a stored lease", &found.value)?.seen_at(now_ms);
                 while let Some(newer) = active.next_if(|newer| newer.id > lease.id) {
                     list.add(&newer.id.clone(), newer);
                 }
@@ -487,7 +491,7 @@ impl Parts {
         Ok(LeaseList { leases: list.items, next: list.next })
     }
 
-    async fn bill(&self, caller: &Identity, asked: BillRequest) -> Result<BillReply, Error> {
+    async fn bill(&self, caller: &CallerIdentity, asked: BillRequest) -> Result<BillReply, Error> {
         let only = (caller.role != Role::Operator).then(|| caller.tenant.to_string());
         if only.is_some() && !asked.tenant.is_empty() && !caller.may_see(&asked.tenant) {
             let message =
@@ -535,11 +539,11 @@ impl Parts {
 
 /// Converts a client's request for the core.
 fn wanted(
-    caller: &Identity,
-    standing: Standing,
+    caller: &CallerIdentity,
+    standing: TokenStatus,
     package: Arc<PackageInfo>,
     asked: LeaseRequest,
-) -> Result<Wanted, Error> {
+) -> Result<PreparedRequest, Error> {
     let request = match asked.request.as_str() {
         "" => None,
         name => Some(name.parse()?),
@@ -547,12 +551,12 @@ fn wanted(
     if !asked.is_segment() {
         check_pu(&package, &asked.pu)?;
     }
-    Ok(Wanted {
+    Ok(PreparedRequest {
         request,
         tenant: Arc::clone(&caller.tenant),
         token: caller.token,
         standing,
-        terms: Terms::of(&asked)?,
+        terms: LeaseTerms::of(&asked)?,
         locality: Locality::of(&asked)?,
         pu: asked.pu,
         package,

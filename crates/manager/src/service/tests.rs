@@ -4,7 +4,7 @@ mod lists;
 
 use std::sync::Arc;
 
-use sublet_proto::package::{self, Checked, PUBLIC};
+use sublet_proto::package::{self, CheckedPackage, PUBLIC};
 use sublet_proto::price::Prices;
 use sublet_proto::ticket::{Signing, Verifying};
 use sublet_proto::v1::manager_server::Manager;
@@ -13,25 +13,25 @@ use sublet_proto::v1::*;
 use sublet_proto::{Code, Error};
 use tonic::Request;
 
-use super::{Parts, Service};
-use crate::auth::{Gate, Identity};
+use super::{Service, ServiceParts};
+use crate::auth::{Authorizer, CallerIdentity};
 use crate::bill::Bills;
 use crate::clock::Clock;
-use crate::core::{Core, QueueLimits, Settings};
+use crate::core::{Core, CoreSettings, QueueLimits};
 use crate::database::Database;
-use crate::fleet::Fleet;
 use crate::graphs::Graphs;
-use crate::packages::Packages;
+use crate::packages::StorePackages;
 use crate::peers::Peers;
 use crate::quotas::Quotas;
-use crate::runs::Runs;
+use crate::runs::StoreRuns;
 use crate::shell::Shell;
 use crate::store::SqliteStore;
-use crate::tenants::Tenants;
-use crate::tokens::{Known, MAX_LOOKUPS_PER_SECOND, Tokens};
+use crate::store_managers::StoreManagers;
+use crate::tenants::StoreTenants;
+use crate::tokens::{MAX_LOOKUPS_PER_SECOND, Tokens, ValidTokens};
 use crate::uploads::Uploads;
 
-struct House {
+struct ServiceFixture {
     service: Service,
     /// Another manager of the store.
     elsewhere: Tokens,
@@ -42,12 +42,12 @@ struct House {
 const SEED: [u8; 32] = [7; 32];
 const ARCHITECTURE: &str = "x86_64";
 
-async fn house() -> House {
+async fn house() -> ServiceFixture {
     let folder = tempfile::tempdir().unwrap();
     let store = SqliteStore::open(&folder.path().join("store.sqlite")).unwrap();
     let peers = Peers::join(&store, 1).unwrap();
     let database = Database::new(Box::new(store));
-    let settings = Settings {
+    let settings = CoreSettings {
         epoch: 1,
         seed: 1,
         prices: Prices::default(),
@@ -57,21 +57,22 @@ async fn house() -> House {
     let clock = Clock::start();
     let shell = Shell::new(Core::new(settings), Signing::from_seed(&SEED), database.clone(), clock).unwrap();
     shell.set_quotas(Default::default()).unwrap();
-    let tokens = || Tokens::new(database.clone(), Known::default());
-    let service = Service::new(Parts {
+    let tokens = || Tokens::new(database.clone(), ValidTokens::default());
+    let service = Service::new(ServiceParts {
         shell: Arc::new(shell),
-        gate: Arc::new(Gate::new(tokens(), clock)),
-        tenants: Arc::new(Tenants::new(database.clone())),
-        packages: Packages::new(database.clone(), clock),
+        gate: Arc::new(Authorizer::new(tokens(), clock)),
+        tenants: Arc::new(StoreTenants::new(database.clone())),
+        packages: StorePackages::new(database.clone(), clock),
         graphs: Graphs::new(database.clone(), clock),
-        runs: Runs::new(database.clone()),
+        runs: StoreRuns::new(database.clone()),
         bills: Arc::new(Bills::new(database.clone(), clock)),
-        fleet: Arc::new(Fleet::new(database.clone(), peers, 1)),
+        fleet: Arc::new(StoreManagers::new(database.clone(), peers, 1)),
         database: database.clone(),
         uploads: Uploads::new(),
         quotas: Arc::new(Quotas::new(database.clone())),
     });
-    let house = House { service, elsewhere: tokens(), signing: Signing::from_seed(&SEED), _folder: folder };
+    let house =
+        ServiceFixture { service, elsewhere: tokens(), signing: Signing::from_seed(&SEED), _folder: folder };
     house.service.0.packages.deploy(PUBLIC, Arc::new(vec![1]), package()).await.unwrap();
     let node = NodeDescription {
         name: "n".into(),
@@ -84,7 +85,7 @@ async fn house() -> House {
         ..NodeDescription::default()
     };
     let registration = Registration { node: Some(node), instance: "1".repeat(32), ..Registration::default() };
-    house.service.register(by(Identity::local(0), registration)).await.unwrap();
+    house.service.register(by(CallerIdentity::local(0), registration)).await.unwrap();
     house
 }
 
@@ -97,8 +98,8 @@ fn network() -> NodeNetwork {
     }
 }
 
-fn package() -> Checked {
-    Checked {
+fn package() -> CheckedPackage {
+    CheckedPackage {
         name: "p".into(),
         digest: package::digest(b"p"),
         functions: vec!["f".into()],
@@ -109,13 +110,13 @@ fn package() -> Checked {
     }
 }
 
-fn by<T>(identity: Identity, message: T) -> Request<T> {
+fn by<T>(identity: CallerIdentity, message: T) -> Request<T> {
     let mut request = Request::new(message);
     request.extensions_mut().insert(identity);
     request
 }
 
-impl House {
+impl ServiceFixture {
     /// The text of a token that this manager has not heard of.
     async fn token(&self, tenant: &str) -> String {
         let asked =
@@ -125,13 +126,13 @@ impl House {
 
     async fn request(&self, token: &str, cores: u32) -> Result<LeaseGrants, Error> {
         let asked = LeaseRequest { package: package::digest(b"p"), cores, ..LeaseRequest::default() };
-        let caller = Identity::pending(token.parse().unwrap());
+        let caller = CallerIdentity::pending(token.parse().unwrap());
         answered(self.service.request_lease(by(caller, asked)).await)
     }
 
     async fn confirm(&self, grants: &LeaseGrants) -> Result<Ticket, Error> {
         let lease = grants.grants[0].lease.as_ref().unwrap().id.clone();
-        let agent = Identity::local(0);
+        let agent = CallerIdentity::local(0);
         let reply = answered(self.service.confirm_lease(by(agent, ConfirmRequest { lease })).await)?;
         self.open(&reply.ticket)
     }
@@ -153,7 +154,7 @@ impl House {
                 state: NodeState::Lending.into(),
                 ..NodeReport::default()
             };
-            answered(self.service.report(by(Identity::local(0), report)).await).unwrap();
+            answered(self.service.report(by(CallerIdentity::local(0), report)).await).unwrap();
         }
     }
 
@@ -212,12 +213,12 @@ async fn a_lease_that_its_tenant_may_not_have_is_taken_back() {
 #[tokio::test]
 async fn takes_back_a_lease_of_another_tenants_digest() {
     let house = house().await;
-    let hers = Checked { name: "q".into(), digest: package::digest(b"q"), ..package() };
+    let hers = CheckedPackage { name: "q".into(), digest: package::digest(b"q"), ..package() };
     let packages = &house.service.0.packages;
     packages.deploy("alice", Arc::new(b"q".to_vec()), hers).await.unwrap();
     for (tenant, code) in [("alice", None), ("t", Some(Code::UnknownPackage))] {
         let asked = LeaseRequest { package: package::digest(b"q"), cores: 1, ..LeaseRequest::default() };
-        let caller = Identity::pending(house.token(tenant).await.parse().unwrap());
+        let caller = CallerIdentity::pending(house.token(tenant).await.parse().unwrap());
         let granted = answered(house.service.request_lease(by(caller, asked)).await).unwrap();
         assert_eq!(house.confirm(&granted).await.err().map(|error| error.code), code);
     }
@@ -243,7 +244,7 @@ async fn agents_confirm_leases_of_their_own_node_only() {
     let shown = text.parse().unwrap();
     let record = house.service.0.gate.tokens.look_up(&shown, 1).await.unwrap();
     let lease = granted.grants[0].lease.as_ref().unwrap().id.clone();
-    let request = by(Identity::of(shown.id, &record), ConfirmRequest { lease });
+    let request = by(CallerIdentity::of(shown.id, &record), ConfirmRequest { lease });
     let refused = answered(house.service.confirm_lease(request).await).unwrap_err();
     assert_eq!(refused.code, Code::PermissionDenied);
 }
@@ -266,12 +267,12 @@ async fn a_program_gets_a_core_of_its_unit_for_the_tenant_of_who_spawns_it() {
     {
         let registration =
             Registration { node: Some(node), instance: "2".repeat(32), ..Registration::default() };
-        house.service.register(by(Identity::local(0), registration)).await.unwrap();
+        house.service.register(by(CallerIdentity::local(0), registration)).await.unwrap();
     }
     let ask = async |lease: &str, unit: &str| {
         let unit = sublet_proto::pu::id(unit, "cpu");
         let asked = ProcessLeaseRequest { lease: lease.into(), unit, ..ProcessLeaseRequest::default() };
-        answered(house.service.lease_for_process(by(Identity::local(0), asked)).await)
+        answered(house.service.lease_for_process(by(CallerIdentity::local(0), asked)).await)
     };
     let asked = LeaseRequest {
         package: package::digest(b"p"),
@@ -280,7 +281,7 @@ async fn a_program_gets_a_core_of_its_unit_for_the_tenant_of_who_spawns_it() {
         ..LeaseRequest::default()
     };
     let token = house.token("t").await;
-    let caller = Identity::pending(token.parse().unwrap());
+    let caller = CallerIdentity::pending(token.parse().unwrap());
     let granted = answered(house.service.request_lease(by(caller, asked)).await).unwrap();
     let parent = granted.grants[0].lease.clone().unwrap();
     assert_eq!(parent.node, "host");
@@ -298,7 +299,7 @@ async fn a_program_gets_a_core_of_its_unit_for_the_tenant_of_who_spawns_it() {
     assert_eq!(ask(&"0".repeat(32), "dpu").await.unwrap_err().code, Code::UnknownLease);
     let unit = sublet_proto::pu::id("dpu", "cpu");
     let of_nobody = ProcessLeaseRequest { lease: parent.id.clone(), unit, package: "nobody".into() };
-    let refused = answered(house.service.lease_for_process(by(Identity::local(0), of_nobody)).await);
+    let refused = answered(house.service.lease_for_process(by(CallerIdentity::local(0), of_nobody)).await);
     assert_eq!(refused.unwrap_err().code, Code::UnknownPackage);
 }
 
@@ -320,7 +321,7 @@ async fn made_up_tokens_are_looked_up_at_a_bounded_rate() {
 async fn a_revocation_by_another_manager_is_seen_with_the_next_refresh() {
     let house = house().await;
     let text = house.token("t").await;
-    let shown: crate::tokens::Shown = text.parse().unwrap();
+    let shown: crate::tokens::ShownToken = text.parse().unwrap();
     let tokens = &house.service.0.gate.tokens;
     tokens.look_up(&shown, 1).await.unwrap();
     house.elsewhere.revoke(&shown.id.to_string(), 2).await.unwrap();

@@ -5,7 +5,7 @@ use std::time::Duration;
 use sublet_proto::{Code, Error};
 
 use super::{Shell, parse_lease};
-use crate::core::{Core, Event, LeaseId};
+use crate::core::{Core, CoreEvent, LeaseId};
 
 /// Longest time for which an answer waits for the ends of leases.
 const LONGEST_WAIT: Duration = Duration::from_secs(10);
@@ -23,7 +23,7 @@ impl Shell {
             match lease {
                 Ok(id) => {
                     let error = Error::new(Code::LeaseEnded, "it was ended by its tenant");
-                    self.handle(&mut state, Event::End(id, error));
+                    self.handle(&mut state, CoreEvent::End(id, error));
                 }
                 Err(error) => ended = ended.and(Err(error)),
             }

@@ -7,7 +7,7 @@ use sublet_proto::pu::{self, PROCESSOR};
 use sublet_proto::v1::{Neighbour, Neighbours};
 
 use crate::chance;
-use crate::core::{Marked, Neighbourhood};
+use crate::core::{Neighbourhood, NeighbourhoodNode};
 
 const KEY_BYTES: usize = 32;
 
@@ -26,7 +26,7 @@ impl Secrets {
     /// Returns the neighbours of a node, for its agent.
     pub(super) fn tell(&self, neighbourhood: &Neighbourhood) -> Neighbours {
         let Neighbourhood { own: (own, registration), version, all } = neighbourhood;
-        let neighbour = |marked: &Marked| Neighbour {
+        let neighbour = |marked: &NeighbourhoodNode| Neighbour {
             node: marked.node.to_string(),
             unit: pu::id(&marked.node, PROCESSOR),
             network: marked.reach.network.clone(),

@@ -11,11 +11,14 @@ use sublet_proto::v1::{
 use sublet_proto::{Code, Error};
 
 use super::{Shell, State, parse_lease, unknown_lease};
-use crate::auth::{Identity, Lending as Allowed};
-use crate::core::{Action, Ended, Event, Joining, LeaseId, LeaseReport, Lending, Level, Report, Running};
+use crate::auth::{CallerIdentity, LendingLimits};
+use crate::core::{
+    AgentLease, AgentReport, CoreAction, CoreEvent, Joining, LeaseId, LeaseReport, LendingState, Level,
+    ReportedEnd,
+};
 use crate::database::blocking;
-use crate::ledger::{self, Record};
-use crate::listen::Place;
+use crate::ledger::{self, LeaseRecord};
+use crate::listen::ConnectionSlot;
 use crate::names::{self, UNVERIFIED};
 use crate::tokens::TokenId;
 
@@ -28,7 +31,7 @@ const CONFIRMATION: Duration = Duration::from_secs(5);
 
 /// A lease that an agent brings, and the token behind it.
 struct Brought {
-    running: Running,
+    running: AgentLease,
     token: Option<TokenId>,
 }
 
@@ -37,7 +40,7 @@ impl Shell {
     pub(crate) async fn register(
         self: &Arc<Shell>,
         registration: Registration,
-        (caller, place): (&Identity, Option<&Place>),
+        (caller, place): (&CallerIdentity, Option<&ConnectionSlot>),
         managers: Vec<String>,
     ) -> Result<NodeRegistration, Error> {
         if self.level == Level::Global {
@@ -59,19 +62,19 @@ impl Shell {
         let (brought, stored) = self.with_records(brought).await?;
         let mut state = self.lock()?;
         for record in stored {
-            self.handle(&mut state, Event::Restored(Box::new(record.lease)));
+            self.handle(&mut state, CoreEvent::Restored(Box::new(record.lease)));
         }
         let tokens: Vec<_> =
             brought.iter().map(|brought| (brought.running.report.lease, brought.token)).collect();
         let leases = brought.into_iter().map(|brought| brought.running).collect();
         let joining = Joining { description, instance, generation, leases };
-        let registered = self.handle(&mut state, Event::Register(Box::new(joining)));
+        let registered = self.handle(&mut state, CoreEvent::Register(Box::new(joining)));
         let (registration, neighbours) = match registered {
-            Some(Action::Registered { node, registration, neighbours }) => {
+            Some(CoreAction::Registered { node, registration, neighbours }) => {
                 self.reports_by(&mut state, node, place);
                 (registration, neighbours)
             }
-            Some(Action::NotRegistered(error)) => return Err(error),
+            Some(CoreAction::NotRegistered(error)) => return Err(error),
             other => {
                 return Err(Error::new(Code::Internal, format!("a registration was answered by {other:?}")));
             }
@@ -120,12 +123,15 @@ impl Shell {
             return Err(Error::new(Code::PermissionDenied, message));
         }
         let token = token.parse().ok();
-        Ok(Brought { running: Running { lease: Box::new(lease), report, remaining_ms }, token })
+        Ok(Brought { running: AgentLease { lease: Box::new(lease), report, remaining_ms }, token })
     }
 
     /// Reads the stored records of leases that are new to this manager, so that their cost is not counted twice, and so
     /// that leases get their tenant whose tickets are from before its verification.
-    async fn with_records(&self, mut brought: Vec<Brought>) -> Result<(Vec<Brought>, Vec<Record>), Error> {
+    async fn with_records(
+        &self,
+        mut brought: Vec<Brought>,
+    ) -> Result<(Vec<Brought>, Vec<LeaseRecord>), Error> {
         let new: Vec<LeaseId> = self.look(|core| {
             let leases = brought.iter().map(|brought| brought.running.report.lease);
             leases.filter(|&lease| core.lease(lease).is_none()).collect()
@@ -137,7 +143,7 @@ impl Shell {
             let records = new.iter().map(|lease| ledger::stored(store, &lease.to_string()));
             Ok(records.collect::<Result<Vec<_>, _>>()?.into_iter().flatten().collect())
         });
-        let records: Vec<Record> = match read.await {
+        let records: Vec<LeaseRecord> = match read.await {
             Ok(records) => records,
             Err(error) => {
                 // Nodes join even while the store is away; usage is in their reports.
@@ -163,7 +169,7 @@ impl Shell {
     pub(crate) fn report(
         self: &Arc<Shell>,
         report: NodeReport,
-        (caller, place): (&Identity, Option<&Place>),
+        (caller, place): (&CallerIdentity, Option<&ConnectionSlot>),
         managers: Vec<String>,
     ) -> Result<NodeReportReply, Error> {
         caller.check_node(&report.node)?;
@@ -179,10 +185,11 @@ impl Shell {
         };
         let mut state = self.lock()?;
         let node = state.core.node_key(&node).ok_or_else(again)?;
-        let report = Report { node, registration, sequence, answered, clock_ms, lending, leases, neighbours };
-        let reported = match self.handle(&mut state, Event::Report(report)) {
-            Some(Action::Reported(reported)) => reported,
-            Some(Action::RegisterAgain) => return Err(again()),
+        let report =
+            AgentReport { node, registration, sequence, answered, clock_ms, lending, leases, neighbours };
+        let reported = match self.handle(&mut state, CoreEvent::Report(report)) {
+            Some(CoreAction::Reported(reported)) => reported,
+            Some(CoreAction::RegisterAgain) => return Err(again()),
             other => return Err(Error::new(Code::Internal, format!("a report was answered by {other:?}"))),
         };
         state.core.note_cache(node, cache);
@@ -204,7 +211,7 @@ impl Shell {
     }
 
     /// Waits until a provisional lease's token has been verified.
-    pub(crate) async fn confirm(&self, lease: &str, caller: &Identity) -> Result<ConfirmReply, Error> {
+    pub(crate) async fn confirm(&self, lease: &str, caller: &CallerIdentity) -> Result<ConfirmReply, Error> {
         let lease = parse_lease(lease)?;
         let mut decided = self.decided.subscribe();
         let wait = async {
@@ -225,7 +232,7 @@ impl Shell {
     }
 
     /// Returns the confirmation of a lease; `None` while its token is not verified.
-    fn confirmed(&self, id: LeaseId, caller: &Identity) -> Result<Option<ConfirmReply>, Error> {
+    fn confirmed(&self, id: LeaseId, caller: &CallerIdentity) -> Result<Option<ConfirmReply>, Error> {
         let state = self.lock()?;
         if let Some((_, error)) = state.rejected.iter().find(|(rejected, _)| *rejected == id) {
             return Err(error.clone());
@@ -258,10 +265,12 @@ impl State {
 }
 
 /// Checks that an agent may lend the node with this description.
-fn check_lending(node: &NodeDescription, caller: &Identity) -> Result<(), Error> {
+fn check_lending(node: &NodeDescription, caller: &CallerIdentity) -> Result<(), Error> {
     names::check_node(&node.name)?;
     caller.check_node(&node.name)?;
-    let Some(Allowed { max_cores, max_memory_bytes, .. }) = caller.lending.as_deref() else { return Ok(()) };
+    let Some(LendingLimits { max_cores, max_memory_bytes, .. }) = caller.lending.as_deref() else {
+        return Ok(());
+    };
     let cores = u64::from(node.cores) + u64::from(node.shared_cores);
     within("cores", cores, u64::from(*max_cores))?;
     within("bytes of memory", node.memory_bytes, *max_memory_bytes)
@@ -277,11 +286,11 @@ fn within(what: &str, lent: u64, most: u64) -> Result<(), Error> {
     ))
 }
 
-fn lending(state: NodeState) -> Lending {
+fn lending(state: NodeState) -> LendingState {
     match state {
-        NodeState::Draining => Lending::Draining,
-        NodeState::Reclaimed => Lending::Reclaimed,
-        NodeState::Unspecified | NodeState::Lending | NodeState::Lost => Lending::Open,
+        NodeState::Draining => LendingState::Draining,
+        NodeState::Reclaimed => LendingState::Reclaimed,
+        NodeState::Unspecified | NodeState::Lending | NodeState::Lost => LendingState::Open,
     }
 }
 
@@ -300,7 +309,7 @@ fn lease_report(report: v1::LeaseReport) -> Result<LeaseReport, Error> {
         usage: usage.unwrap_or_default(),
         functions,
         cold_imports,
-        ended: is_over.then(|| Ended { code: end_code, reason: shortened(&end_reason) }),
+        ended: is_over.then(|| ReportedEnd { code: end_code, reason: shortened(&end_reason) }),
     })
 }
 

@@ -6,9 +6,9 @@ use sublet_proto::limits::MAX_TIMEOUT_MS;
 use sublet_proto::v1::{LeaseGrant, LeaseRequest, PackageInfo, ProcessLeaseRequest, WorkerOptions};
 use sublet_proto::{Code, Error};
 
-use super::{Given, Shell, Wanted, parse_lease, unknown_lease};
-use crate::auth::Identity;
-use crate::core::{Locality, Refusals, Standing, Terms};
+use super::{PreparedRequest, RequestOutcome, Shell, parse_lease, unknown_lease};
+use crate::auth::CallerIdentity;
+use crate::core::{LeaseTerms, Locality, Refusals, TokenStatus};
 
 /// Options of workers without callers: the smallest inbox.
 const UNCALLED: WorkerOptions = WorkerOptions { slots: 1, slot_bytes: 64, hot_timeout_ns: 0, swap_bytes: 0 };
@@ -20,20 +20,22 @@ impl Shell {
         &self,
         request: &ProcessLeaseRequest,
         package: Option<Arc<PackageInfo>>,
-        caller: &Identity,
+        caller: &CallerIdentity,
     ) -> Result<LeaseGrant, Error> {
         let wanted = self.wanted_for_process(request, package, caller)?;
         match self.request(wanted).await? {
-            Given::Leases(mut granted) => match granted.pop() {
+            RequestOutcome::Leases(mut granted) => match granted.pop() {
                 Some(granted) => Ok(self.sign_one(granted)),
                 None => Err(Error::new(Code::Internal, "a grant without a lease")),
             },
-            Given::Handed(_) => Err(Error::new(Code::Internal, "a program was handed to another manager")),
+            RequestOutcome::Handed(_) => {
+                Err(Error::new(Code::Internal, "a program was handed to another manager"))
+            }
         }
     }
 
     /// Returns the tenant of the lease for whose process an agent asks.
-    pub(crate) fn tenant_of(&self, lease: &str, caller: &Identity) -> Result<Arc<str>, Error> {
+    pub(crate) fn tenant_of(&self, lease: &str, caller: &CallerIdentity) -> Result<Arc<str>, Error> {
         let id = parse_lease(lease)?;
         let state = self.lock()?;
         let lease = state.core.lease(id).ok_or_else(|| unknown_lease(id))?;
@@ -46,8 +48,8 @@ impl Shell {
         &self,
         request: &ProcessLeaseRequest,
         package: Option<Arc<PackageInfo>>,
-        caller: &Identity,
-    ) -> Result<Wanted, Error> {
+        caller: &CallerIdentity,
+    ) -> Result<PreparedRequest, Error> {
         let ProcessLeaseRequest { lease: id, unit, .. } = request;
         let id = parse_lease(id)?;
         let state = self.lock()?;
@@ -64,15 +66,15 @@ impl Shell {
             Error::new(Code::InvalidArgument, message)
         })?;
         let workers = u64::from(lease.amount.workers.max(1));
-        Ok(Wanted {
+        Ok(PreparedRequest {
             request: None,
             tenant: state.core.tenant(lease.tenant).name.clone(),
             // If the token is revoked, this lease ends, too.
             token: state.taken.token(id).parse().ok(),
-            standing: Standing::Verified,
+            standing: TokenStatus::Verified,
             pu: kind,
             package: package.unwrap_or_else(|| lease.package.clone()),
-            terms: Terms::of(&LeaseRequest {
+            terms: LeaseTerms::of(&LeaseRequest {
                 cores: 1,
                 memory_bytes: lease.amount.memory_bytes / workers,
                 // The lease ends with the spawning process.

@@ -5,12 +5,17 @@
 use std::sync::Arc;
 
 use super::{ConnectionId, Shell, State};
-use crate::core::{Event, NodeKey};
-use crate::listen::Place;
+use crate::core::{CoreEvent, NodeKey};
+use crate::listen::ConnectionSlot;
 
 impl Shell {
     /// Notes that a node's agent has reported by a connection.
-    pub(super) fn reports_by(self: &Arc<Shell>, state: &mut State, node: NodeKey, place: Option<&Place>) {
+    pub(super) fn reports_by(
+        self: &Arc<Shell>,
+        state: &mut State,
+        node: NodeKey,
+        place: Option<&ConnectionSlot>,
+    ) {
         let Some(place) = place else { return };
         let connection = place.id();
         if state.reporters.insert(node, connection) != Some(connection) {
@@ -28,7 +33,7 @@ impl Shell {
         // The agent may report by another connection by now.
         if state.reporters.get(&node) == Some(&connection) {
             state.reporters.remove(&node);
-            self.handle(&mut state, Event::Disconnected(node));
+            self.handle(&mut state, CoreEvent::Disconnected(node));
         }
     }
 }

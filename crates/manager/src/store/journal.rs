@@ -21,7 +21,7 @@ use std::path::{Path, PathBuf};
 use prost::Message;
 use sha2::{Digest, Sha256};
 
-use super::seal::{SEAL_BYTES, Seal, Tallies, Tally, shorten};
+use super::seal::{RecordTally, SEAL_BYTES, Seal, Tallies, shorten};
 
 const MAGIC: &[u8; 8] = b"SUBLETJ1";
 const HEAD_BYTES: usize = 4 + SEAL_BYTES;
@@ -52,7 +52,7 @@ pub(crate) fn is_journaled(kind: &str) -> bool {
 
 /// One change of one record.
 #[derive(Clone, PartialEq, Message)]
-pub(crate) struct Operation {
+pub(crate) struct RecordChange {
     /// The key.
     #[prost(string, tag = "1")]
     pub(crate) key: String,
@@ -70,15 +70,15 @@ pub(crate) struct Operation {
     pub(crate) value: Option<Vec<u8>>,
 }
 
-impl Operation {
+impl RecordChange {
     /// Creates the operation that gives a key a value.
-    pub(crate) fn put(key: &str, version: u64, value: &[u8]) -> Operation {
-        Operation { key: key.to_owned(), version, value: short(value), ..Operation::default() }
+    pub(crate) fn put(key: &str, version: u64, value: &[u8]) -> RecordChange {
+        RecordChange { key: key.to_owned(), version, value: short(value), ..RecordChange::default() }
     }
 
     /// Creates the operation that removes a key.
-    pub(crate) fn remove(key: &str) -> Operation {
-        Operation { key: key.to_owned(), is_removal: true, ..Operation::default() }
+    pub(crate) fn remove(key: &str) -> RecordChange {
+        RecordChange { key: key.to_owned(), is_removal: true, ..RecordChange::default() }
     }
 }
 
@@ -87,12 +87,12 @@ fn short(value: &[u8]) -> Option<Vec<u8>> {
 }
 
 #[derive(Clone, PartialEq, Message)]
-struct Frame {
+struct JournalFrame {
     /// The number of the change. In the base: number of the last change before it.
     #[prost(uint64, tag = "1")]
     change: u64,
     #[prost(message, repeated, tag = "2")]
-    operations: Vec<Operation>,
+    operations: Vec<RecordChange>,
     #[prost(message, optional, tag = "3")]
     base: Option<Base>,
 }
@@ -125,9 +125,9 @@ pub(crate) struct Content {
     /// The tallies as of the base.
     pub(crate) tallies: Tallies,
     /// Copies of records as of the base.
-    pub(crate) copies: Vec<Operation>,
+    pub(crate) copies: Vec<RecordChange>,
     /// Changes since, with their numbers.
-    pub(crate) changes: Vec<(u64, Vec<Operation>)>,
+    pub(crate) changes: Vec<(u64, Vec<RecordChange>)>,
     /// Frames that fail their checksums, with others behind them.
     pub(crate) damaged_frames: u64,
     /// Whether the base is incomplete.
@@ -155,7 +155,7 @@ pub(crate) struct NewBase<'a> {
 }
 
 /// A journal that changes are added to.
-pub(crate) struct Journal {
+pub(crate) struct StoreJournal {
     path: PathBuf,
     file: File,
     len_bytes: u64,
@@ -165,7 +165,7 @@ pub(crate) struct Journal {
     is_behind: bool,
 }
 
-impl Journal {
+impl StoreJournal {
     /// Reads the journal at this path; `None` if there is none.
     pub(crate) fn read(path: &Path) -> io::Result<Option<Content>> {
         match std::fs::read(path) {
@@ -179,20 +179,24 @@ impl Journal {
     pub(crate) fn begin(
         path: &Path,
         base: &NewBase<'_>,
-        copies: &mut dyn Iterator<Item = io::Result<Operation>>,
-    ) -> io::Result<Journal> {
+        copies: &mut dyn Iterator<Item = io::Result<RecordChange>>,
+    ) -> io::Result<StoreJournal> {
         let new = path.with_extension("journal-new");
         let open = OpenOptions::new().write(true).create(true).truncate(true).mode(0o600).open(&new)?;
-        let mut writer = Frames { file: BufWriter::new(&open), len_bytes: 0, frames: 0 };
+        let mut writer = JournalFrames { file: BufWriter::new(&open), len_bytes: 0, frames: 0 };
         writer.file.write_all(MAGIC)?;
         writer.len_bytes += MAGIC.len() as u64;
-        writer.write(&Frame { change: base.change, base: Some(first(base)), ..Frame::default() })?;
+        writer.write(&JournalFrame {
+            change: base.change,
+            base: Some(first(base)),
+            ..JournalFrame::default()
+        })?;
         loop {
             let operations: Vec<_> = copies.take(BASE_OPERATIONS).collect::<io::Result<_>>()?;
             if operations.is_empty() {
                 break;
             }
-            writer.write(&Frame { change: base.change, operations, base: None })?;
+            writer.write(&JournalFrame { change: base.change, operations, base: None })?;
         }
         writer.file.flush()?;
         let (len_bytes, frames) = (writer.len_bytes, writer.frames);
@@ -201,7 +205,7 @@ impl Journal {
         std::fs::rename(&new, path)?;
         let folder = path.parent().map_or(Path::new("."), |folder| folder);
         File::open(folder)?.sync_all()?;
-        Ok(Journal {
+        Ok(StoreJournal {
             path: path.to_owned(),
             file: open,
             len_bytes,
@@ -211,21 +215,21 @@ impl Journal {
         })
     }
 
-    /// The journal at this path, which takes no change until it is [begun](Journal::begin) anew.
-    pub(crate) fn behind(path: &Path) -> io::Result<Journal> {
+    /// The journal at this path, which takes no change until it is [begun](StoreJournal::begin) anew.
+    pub(crate) fn behind(path: &Path) -> io::Result<StoreJournal> {
         let file = File::open(path)?;
         let len_bytes = file.metadata()?.len();
         let path = path.to_owned();
-        Ok(Journal { path, file, len_bytes, base_bytes: len_bytes, frames: 0, is_behind: true })
+        Ok(StoreJournal { path, file, len_bytes, base_bytes: len_bytes, frames: 0, is_behind: true })
     }
 
-    /// Adds a change. One that cannot be written leaves the journal behind until it is [begun](Journal::begin) anew.
-    pub(crate) fn add(&mut self, change: u64, mut operations: Vec<Operation>) -> io::Result<()> {
+    /// Adds a change. One that cannot be written leaves the journal behind until it is [begun](StoreJournal::begin) anew.
+    pub(crate) fn add(&mut self, change: u64, mut operations: Vec<RecordChange>) -> io::Result<()> {
         operations.retain(|operation| operation.key.split('/').next().is_none_or(is_journaled));
         if operations.is_empty() || self.is_behind {
             return Ok(());
         }
-        let frame = encode(self.frames, &Frame { change, operations, base: None });
+        let frame = encode(self.frames, &JournalFrame { change, operations, base: None });
         if let Err(error) = self.file.write_all_at(&frame, self.len_bytes) {
             self.is_behind = true;
             // Half a frame is not one, so it need not go.
@@ -253,14 +257,14 @@ impl Journal {
     }
 }
 
-struct Frames<'a> {
+struct JournalFrames<'a> {
     file: BufWriter<&'a File>,
     len_bytes: u64,
     frames: u64,
 }
 
-impl Frames<'_> {
-    fn write(&mut self, frame: &Frame) -> io::Result<()> {
+impl JournalFrames<'_> {
+    fn write(&mut self, frame: &JournalFrame) -> io::Result<()> {
         let bytes = encode(self.frames, frame);
         self.file.write_all(&bytes)?;
         self.len_bytes += bytes.len() as u64;
@@ -270,7 +274,7 @@ impl Frames<'_> {
 }
 
 fn first(base: &NewBase<'_>) -> Base {
-    let tally = |(kind, tally): (&String, &Tally)| KindTally {
+    let tally = |(kind, tally): (&String, &RecordTally)| KindTally {
         kind: kind.clone(),
         count: tally.count,
         sum: tally.sum.to_le_bytes().to_vec(),
@@ -278,7 +282,7 @@ fn first(base: &NewBase<'_>) -> Base {
     Base { copies: base.copies, tallies: base.tallies.iter().map(tally).collect() }
 }
 
-fn encode(number: u64, frame: &Frame) -> Vec<u8> {
+fn encode(number: u64, frame: &JournalFrame) -> Vec<u8> {
     let payload = frame.encode_to_vec();
     let mut bytes = Vec::with_capacity(HEAD_BYTES + payload.len());
     bytes.extend_from_slice(&(payload.len() as u32).to_le_bytes());
@@ -307,7 +311,7 @@ fn parse(bytes: &[u8]) -> Content {
         rest = left;
         let is_good = sealed == frame_seal(number, payload);
         number += 1;
-        match Frame::decode(payload) {
+        match JournalFrame::decode(payload) {
             Ok(frame) if is_good => {
                 content.damaged_frames += std::mem::take(&mut unread);
                 take(&mut content, frame, &mut copies);
@@ -321,14 +325,14 @@ fn parse(bytes: &[u8]) -> Content {
     content
 }
 
-fn take(content: &mut Content, mut frame: Frame, copies: &mut Option<u64>) {
+fn take(content: &mut Content, mut frame: JournalFrame, copies: &mut Option<u64>) {
     frame.operations.retain(|operation| !operation.is_log);
     if let Some(base) = frame.base {
         content.base_change = frame.change;
         *copies = Some(base.copies);
         for kind in base.tallies {
             let sum = kind.sum.try_into().map_or(0, u128::from_le_bytes);
-            content.tallies.insert(kind.kind, Tally { count: kind.count, sum });
+            content.tallies.insert(kind.kind, RecordTally { count: kind.count, sum });
         }
     } else if frame.change <= content.base_change && content.changes.is_empty() {
         content.copies.extend(frame.operations);
@@ -355,13 +359,13 @@ mod tests {
 
     #[test]
     fn skips_records_of_logs_that_earlier_versions_have_written() {
-        let log = Operation { is_log: true, ..Operation::put("deployments", 1, b"x") };
-        let operations = vec![log, Operation::put("token/a", 1, b"y")];
-        let base = Frame { base: Some(Base::default()), ..Frame::default() };
-        let change = Frame { change: 1, operations, base: None };
+        let log = RecordChange { is_log: true, ..RecordChange::put("deployments", 1, b"x") };
+        let operations = vec![log, RecordChange::put("token/a", 1, b"y")];
+        let base = JournalFrame { base: Some(Base::default()), ..JournalFrame::default() };
+        let change = JournalFrame { change: 1, operations, base: None };
         let bytes = [MAGIC.to_vec(), encode(0, &base), encode(1, &change)].concat();
         let content = parse(&bytes);
-        assert_eq!(content.changes, [(1, vec![Operation::put("token/a", 1, b"y")])]);
+        assert_eq!(content.changes, [(1, vec![RecordChange::put("token/a", 1, b"y")])]);
         assert!(!content.is_damaged());
     }
 }

@@ -29,8 +29,8 @@ mod link;
 mod listing;
 mod names;
 mod operations;
-mod reached;
 mod rebuild;
+mod sequences;
 mod servers;
 mod text;
 
@@ -44,13 +44,14 @@ use std::path::{Path, PathBuf};
 use async_nats::jetstream::message::StreamMessage;
 use sublet_proto::{Code, Error};
 
-use self::link::Link;
-use self::names::{Names, Series};
+use self::link::NatsConnection;
+use self::names::{StoreStream, StreamNames};
 use self::operations::Change;
-use self::reached::{Reached, Sequences};
+use self::sequences::{ReachedSequences, Sequences};
 use super::journal::is_copied;
 use super::{
-    Batch, Blob, BlobPart, Record, Report, Store, Versioned, check_key, check_part, check_value, kind, listed,
+    AuditReport, Batch, Blob, BlobPart, Store, StoreRecord, VersionedValue, check_key, check_part,
+    check_value, kind, listed,
 };
 
 /// Records that are requested at a time before the first answer has come.
@@ -79,15 +80,15 @@ impl fmt::Debug for NatsOptions {
 
 /// A [`Store`] on a server.
 pub struct NatsStore {
-    link: Link,
-    names: Names,
+    link: NatsConnection,
+    names: StreamNames,
     replicas: usize,
     /// Streams that are known to exist.
     known: RefCell<HashSet<String>>,
     /// Keys that the last page of a scan has left.
     listing: RefCell<Option<Listing>>,
     /// Notes of the last sequence number of each stream, if they are kept.
-    reached: RefCell<Option<Reached>>,
+    reached: RefCell<Option<ReachedSequences>>,
 }
 
 /// The keys of a prefix, in order: a scan of several pages lists them once.
@@ -100,7 +101,7 @@ struct Listing {
 
 /// Where a page of a scan begins, and its direction.
 #[derive(Clone, Copy)]
-enum Side<'a> {
+enum ScanStart<'a> {
     After(Option<&'a str>),
     Before(Option<&'a str>),
 }
@@ -112,8 +113,8 @@ impl NatsStore {
     /// `invalid_argument` if the address or the name is not valid, `store_unreachable` if no server answers or it
     /// refuses.
     pub fn open(options: &NatsOptions) -> Result<NatsStore, Error> {
-        let names = Names::new(&options.name)?;
-        let link = Link::open(options)?;
+        let names = StreamNames::new(&options.name)?;
+        let link = NatsConnection::open(options)?;
         let replicas = options.replicas;
         Ok(NatsStore {
             link,
@@ -132,7 +133,7 @@ impl NatsStore {
     pub fn open_noting(options: &NatsOptions, file: &Path) -> Result<NatsStore, Error> {
         let store = NatsStore::open(options)?;
         let unread = store.names.unread_log();
-        let mut reached = Reached::read(file.to_owned())?;
+        let mut reached = ReachedSequences::read(file.to_owned())?;
         reached.forget(&unread);
         store.link.run(|jetstream| operations::remove_stream(jetstream, unread))?;
         store.check_reached(&mut reached)?;
@@ -155,7 +156,7 @@ impl NatsStore {
 
     /// Compares the last sequence numbers of streams with the notes. Streams whose records have copies may have lost
     /// some, if the stream of the copies has not.
-    fn check_reached(&self, reached: &mut Reached) -> Result<(), Error> {
+    fn check_reached(&self, reached: &mut ReachedSequences) -> Result<(), Error> {
         let streams = reached.streams();
         let found = self.link.run_long(|jetstream| operations::last_sequences(jetstream, streams))?;
         let copies = self.names.copies().name;
@@ -171,7 +172,7 @@ impl NatsStore {
         reached.check(&found)
     }
 
-    fn damaged(&self, report: &Report) -> Error {
+    fn damaged(&self, report: &AuditReport) -> Error {
         let message = format!(
             "the store on {} has lost records: {}. `sublet store check` says all of it, `sublet store repair` goes on without \
              them; or restore its streams",
@@ -185,7 +186,7 @@ impl NatsStore {
     ///
     /// # Errors
     /// `store_unreachable` if the server does not answer.
-    pub fn check(&self) -> Result<Report, Error> {
+    pub fn check(&self) -> Result<AuditReport, Error> {
         let mut report = self.compare(|_| true)?.report;
         self.examine_blobs(&mut report)?;
         Ok(report)
@@ -195,7 +196,7 @@ impl NatsStore {
     ///
     /// # Errors
     /// `store_unreachable` if the server does not answer, and `store_full` if it takes no data.
-    pub fn repair(&mut self) -> Result<Report, Error> {
+    pub fn repair(&mut self) -> Result<AuditReport, Error> {
         let comparison = self.compare(|_| true)?;
         self.mend(&comparison)?;
         let mut report = comparison.report;
@@ -221,7 +222,7 @@ impl NatsStore {
     }
 
     /// Makes a stream if it does not exist, and returns its name.
-    fn ensure(&self, series: Series) -> Result<String, Error> {
+    fn ensure(&self, series: StoreStream) -> Result<String, Error> {
         let name = series.name.clone();
         if !self.known.borrow().contains(&name) {
             let replicas = self.replicas;
@@ -247,8 +248,8 @@ impl NatsStore {
     }
 
     /// Groups the puts of a batch by the kind of key.
-    fn puts_by_kind<'a>(&self, batch: &'a Batch) -> Result<Vec<Vec<&'a Record>>, Error> {
-        let mut kinds: Vec<(&str, Vec<&Record>)> = Vec::new();
+    fn puts_by_kind<'a>(&self, batch: &'a Batch) -> Result<Vec<Vec<&'a StoreRecord>>, Error> {
+        let mut kinds: Vec<(&str, Vec<&StoreRecord>)> = Vec::new();
         for put in &batch.puts {
             let kind = kind(&put.key)?;
             let place = kinds.iter().position(|(known, _)| *known == kind).unwrap_or_else(|| {
@@ -264,8 +265,8 @@ impl NatsStore {
     }
 
     /// Stores records of one kind, and their copies if they have some.
-    fn put_all(&self, puts: &[&Record]) -> Result<(), Error> {
-        let change = |put: &&Record| Change::sealed(self.names.key(&put.key), &put.key, &put.value);
+    fn put_all(&self, puts: &[&StoreRecord]) -> Result<(), Error> {
+        let change = |put: &&StoreRecord| Change::sealed(self.names.key(&put.key), &put.key, &put.value);
         let sequences = self.change(puts.iter().map(change).collect())?;
         let stored = puts.iter().zip(sequences);
         let stored: Vec<_> =
@@ -300,8 +301,8 @@ impl NatsStore {
     }
 
     /// Returns the keys of a prefix in order: those of the page before, if this page continues it.
-    fn list(&self, prefix: &str, side: Side<'_>) -> Result<Listing, Error> {
-        let (Side::After(from) | Side::Before(from)) = side;
+    fn list(&self, prefix: &str, side: ScanStart<'_>) -> Result<Listing, Error> {
+        let (ScanStart::After(from) | ScanStart::Before(from)) = side;
         let goes_on =
             |last: &Listing| last.prefix == prefix && from.is_some() && last.reached.as_deref() == from;
         if let Some(last) = self.listing.borrow_mut().take().filter(goes_on) {
@@ -325,10 +326,10 @@ impl NatsStore {
         self.link.run_long(|jetstream| listing::subjects(jetstream, stream, filter))
     }
 
-    fn page(&self, prefix: &str, side: Side<'_>, limit: usize) -> Result<Vec<Record>, Error> {
+    fn page(&self, prefix: &str, side: ScanStart<'_>, limit: usize) -> Result<Vec<StoreRecord>, Error> {
         let mut listing = self.list(prefix, side)?;
         let mut left = listing.from(side);
-        let mut records: Vec<Record> = Vec::new();
+        let mut records: Vec<StoreRecord> = Vec::new();
         while records.len() < limit {
             let window_records = WINDOW_RECORDS.min(limit - records.len());
             let window: Vec<String> = left.by_ref().take(window_records).cloned().collect();
@@ -344,7 +345,7 @@ impl NatsStore {
     }
 
     /// Reads the records of keys, omitting those that no longer exist.
-    fn read(&self, keys: Vec<String>) -> Result<Vec<Record>, Error> {
+    fn read(&self, keys: Vec<String>) -> Result<Vec<StoreRecord>, Error> {
         let Some(first) = keys.first() else { return Ok(Vec::new()) };
         let stream = self.ensure(self.names.keys(first)?)?;
         let subjects = keys.iter().map(|key| self.names.key(key)).collect();
@@ -360,7 +361,7 @@ impl NatsStore {
             }
             if let Some(message) = message {
                 let value = NatsStore::value(&key, message)?;
-                records.push(Record { key, value });
+                records.push(StoreRecord { key, value });
             }
         }
         Ok(records)
@@ -369,14 +370,14 @@ impl NatsStore {
 
 impl Listing {
     /// The keys on one side, as a page has them.
-    fn from<'a>(&'a self, side: Side<'_>) -> Box<dyn Iterator<Item = &'a String> + 'a> {
+    fn from<'a>(&'a self, side: ScanStart<'_>) -> Box<dyn Iterator<Item = &'a String> + 'a> {
         let count = |is_left_of: &dyn Fn(&str) -> bool| self.keys.partition_point(|key| is_left_of(key));
         match side {
-            Side::After(after) => {
+            ScanStart::After(after) => {
                 let skipped = after.map_or(0, |after| count(&|key| key <= after));
                 Box::new(self.keys[skipped..].iter())
             }
-            Side::Before(before) => {
+            ScanStart::Before(before) => {
                 let end = before.map_or(self.keys.len(), |before| count(&|key| key < before));
                 Box::new(self.keys[..end].iter().rev())
             }
@@ -385,7 +386,7 @@ impl Listing {
 }
 
 impl Store for NatsStore {
-    fn get(&self, key: &str) -> Result<Option<Versioned>, Error> {
+    fn get(&self, key: &str) -> Result<Option<VersionedValue>, Error> {
         check_key(key)?;
         let stream = self.ensure(self.names.keys(key)?)?;
         let subject = self.names.key(key);
@@ -399,7 +400,7 @@ impl Store for NatsStore {
         };
         let versioned = |found: StreamMessage| {
             let version = found.sequence;
-            Ok(Versioned { value: NatsStore::value(key, found)?, version })
+            Ok(VersionedValue { value: NatsStore::value(key, found)?, version })
         };
         found.map(versioned).transpose()
     }
@@ -443,12 +444,12 @@ impl Store for NatsStore {
         self.remove_keys(&batch.removes)
     }
 
-    fn scan(&self, prefix: &str, after: Option<&str>, limit: usize) -> Result<Vec<Record>, Error> {
-        self.page(prefix, Side::After(after), limit)
+    fn scan(&self, prefix: &str, after: Option<&str>, limit: usize) -> Result<Vec<StoreRecord>, Error> {
+        self.page(prefix, ScanStart::After(after), limit)
     }
 
-    fn scan_back(&self, prefix: &str, before: Option<&str>, limit: usize) -> Result<Vec<Record>, Error> {
-        self.page(prefix, Side::Before(before), limit)
+    fn scan_back(&self, prefix: &str, before: Option<&str>, limit: usize) -> Result<Vec<StoreRecord>, Error> {
+        self.page(prefix, ScanStart::Before(before), limit)
     }
 
     fn copy_to(&self, _: &Path) -> Result<(), Error> {

@@ -4,7 +4,7 @@
 //! pass for the right one. Seals are against faulty disks, not against attackers who can write to the store: they have
 //! no key.
 //!
-//! A [`Tally`] counts the records of a kind and adds up their seals. It is changed together with the records, so if the
+//! A [`RecordTally`] counts the records of a kind and adds up their seals. It is changed together with the records, so if the
 //! records do not add up to it, some are missing or superfluous. Only a copy can say which.
 
 use std::collections::BTreeMap;
@@ -36,15 +36,15 @@ pub(crate) fn shorten(hash: Sha256) -> Seal {
 
 /// Number of records of a kind, and the sum of their seals.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub(crate) struct Tally {
+pub(crate) struct RecordTally {
     pub(crate) count: u64,
     pub(crate) sum: u128,
 }
 
 /// Tallies by kind.
-pub(crate) type Tallies = BTreeMap<String, Tally>;
+pub(crate) type Tallies = BTreeMap<String, RecordTally>;
 
-impl Tally {
+impl RecordTally {
     pub(crate) fn add(&mut self, seal: &Seal) {
         self.count = self.count.wrapping_add(1);
         self.sum = self.sum.wrapping_add(u128::from_le_bytes(*seal));
@@ -73,7 +73,7 @@ mod tests {
     #[test]
     fn tallies_ignore_order_and_detect_a_missing_record() {
         let seals = [seal("t/a", 1, b""), seal("t/b", 1, b""), seal("t/c", 1, b"")];
-        let (mut forth, mut back) = (Tally::default(), Tally::default());
+        let (mut forth, mut back) = (RecordTally::default(), RecordTally::default());
         seals.iter().for_each(|seal| forth.add(seal));
         seals.iter().rev().for_each(|seal| back.add(seal));
         assert_eq!(forth, back);

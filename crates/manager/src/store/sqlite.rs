@@ -23,14 +23,15 @@ use std::sync::Arc;
 use rusqlite::{Connection, ErrorCode, OptionalExtension, Params, Row, ffi, params};
 use sublet_proto::{Code, Error};
 
-pub use self::audit::Report;
-use self::changes::{Account, Changes, kind_of};
+pub use self::audit::AuditReport;
+use self::changes::{Changes, StoreSummary, kind_of};
 pub use self::repair::{check, repair};
-use super::journal::{Journal, NewBase, is_copied};
+use super::journal::{NewBase, StoreJournal, is_copied};
 use super::seal::seal;
 use super::sync::SyncGroup;
 use super::{
-    Batch, Blob, BlobPart, Record, Reserve, Size, Store, Versioned, check_key, check_part, check_value,
+    Batch, Blob, BlobPart, RecordsSize, Reserve, Store, StoreRecord, VersionedValue, check_key, check_part,
+    check_value,
 };
 
 /// Part of the disk that is reserved, within bounds in bytes. Users' data leaves it free. Revocations, the ledger and
@@ -47,12 +48,12 @@ const SHOWN: usize = 8;
 pub struct SqliteStore {
     connection: Connection,
     folder: PathBuf,
-    account: Account,
-    journal: Journal,
+    account: StoreSummary,
+    journal: StoreJournal,
     sync: Arc<SyncGroup>,
     /// A change was made that is to be on the disk before it is acknowledged.
     is_unsynced: bool,
-    report: Report,
+    report: AuditReport,
     reserve: Reserve,
 }
 
@@ -70,7 +71,7 @@ impl SqliteStore {
         let journal = match begin_journal(&connection, &folder, file, &account) {
             // The content of the store can be read nevertheless, and the first change begins a journal.
             Err(error) if error.code == Code::StoreFull => {
-                Journal::behind(&file.with_extension("journal")).map_err(|_| error)?
+                StoreJournal::behind(&file.with_extension("journal")).map_err(|_| error)?
             }
             begun => begun?,
         };
@@ -81,7 +82,7 @@ impl SqliteStore {
     }
 
     /// Returns the damage that opening has found, and the records that it has put back.
-    pub fn report(&self) -> &Report {
+    pub fn report(&self) -> &AuditReport {
         &self.report
     }
 
@@ -141,10 +142,10 @@ impl SqliteStore {
         run().map_err(|error| self.failure("read", &error))
     }
 
-    fn records(&self, entries: Vec<Entry>) -> Result<Vec<Record>, Error> {
-        let open = |entry: Entry| {
+    fn records(&self, entries: Vec<SealedRow>) -> Result<Vec<StoreRecord>, Error> {
+        let open = |entry: SealedRow| {
             let key = entry.key.clone();
-            entry.open(&self.folder).map(|found| Record { key, value: found.value })
+            entry.open(&self.folder).map(|found| StoreRecord { key, value: found.value })
         };
         entries.into_iter().map(open).collect()
     }
@@ -197,7 +198,7 @@ impl SqliteStore {
 }
 
 impl Store for SqliteStore {
-    fn get(&self, key: &str) -> Result<Option<Versioned>, Error> {
+    fn get(&self, key: &str) -> Result<Option<VersionedValue>, Error> {
         const GET: &str = "SELECT key, value, version, seal FROM entries WHERE key = ?1";
         let found = self.read_one(GET, params![key], read_entry)?;
         found.map(|found| found.open(&self.folder)).transpose()
@@ -227,7 +228,7 @@ impl Store for SqliteStore {
         self.make(make).map(drop)
     }
 
-    fn scan(&self, prefix: &str, after: Option<&str>, limit: usize) -> Result<Vec<Record>, Error> {
+    fn scan(&self, prefix: &str, after: Option<&str>, limit: usize) -> Result<Vec<StoreRecord>, Error> {
         const SCAN: &str = "SELECT key, value, version, seal FROM entries
             WHERE key >= ?1 AND key < ?2 AND key > ?3 ORDER BY key LIMIT ?4";
         let limit = i64::try_from(limit).unwrap_or(i64::MAX);
@@ -235,7 +236,7 @@ impl Store for SqliteStore {
         self.records(self.read_all(SCAN, values, read_entry)?)
     }
 
-    fn scan_back(&self, prefix: &str, before: Option<&str>, limit: usize) -> Result<Vec<Record>, Error> {
+    fn scan_back(&self, prefix: &str, before: Option<&str>, limit: usize) -> Result<Vec<StoreRecord>, Error> {
         const SCAN: &str = "SELECT key, value, version, seal FROM entries
             WHERE key >= ?1 AND key < ?2 ORDER BY key DESC LIMIT ?3";
         let end = before.map_or_else(|| end_of(prefix), str::to_owned);
@@ -272,11 +273,11 @@ impl Store for SqliteStore {
         Ok(self.read_one(COUNT, params![digest], |row| row.get(0))?.unwrap_or_default())
     }
 
-    fn size(&self, prefix: &str) -> Result<Size, Error> {
+    fn size(&self, prefix: &str) -> Result<RecordsSize, Error> {
         const SIZE: &str =
             "SELECT count(*), coalesce(sum(length(value)), 0) FROM entries WHERE key >= ?1 AND key < ?2";
         let size = self.read_one(SIZE, params![prefix, end_of(prefix)], |row| {
-            Ok(Size { records: row.get(0)?, bytes: row.get(1)? })
+            Ok(RecordsSize { records: row.get(0)?, bytes: row.get(1)? })
         })?;
         Ok(size.unwrap_or_default())
     }
@@ -301,15 +302,15 @@ fn reserved_bytes(disk_bytes: u64) -> u64 {
 }
 
 /// A row with its seal.
-struct Entry {
+struct SealedRow {
     key: String,
-    found: Versioned,
+    found: VersionedValue,
     seal: Option<Vec<u8>>,
 }
 
-impl Entry {
+impl SealedRow {
     /// The value, if its seal is right.
-    fn open(self, folder: &Path) -> Result<Versioned, Error> {
+    fn open(self, folder: &Path) -> Result<VersionedValue, Error> {
         let right = seal(&self.key, self.found.version, &self.found.value);
         if self.seal.as_deref() == Some(&right) {
             return Ok(self.found);
@@ -319,16 +320,16 @@ impl Entry {
 }
 
 /// Opens a file, brings it to this format, and looks for damage.
-fn audit_file(file: &Path, losses: audit::Losses) -> Result<(Connection, Account, Report), Error> {
+fn audit_file(file: &Path, losses: audit::Losses) -> Result<(Connection, StoreSummary, AuditReport), Error> {
     let folder = file.parent().unwrap_or(file);
     let failed = |error: rusqlite::Error| failure(folder, "open", &error);
     let path = file.with_extension("journal");
-    let journal = Journal::read(&path)
+    let journal = StoreJournal::read(&path)
         .map_err(|error| Error::new(Code::System, format!("cannot read {}: {error}", path.display())))?;
     let mut connection = schema::open(file, journal.as_ref())?;
-    let mut account = Account::read(&connection).map_err(failed)?;
+    let mut account = StoreSummary::read(&connection).map_err(failed)?;
     // A store that has just been made has no journal yet.
-    let is_new = journal.is_none() && account == Account::default();
+    let is_new = journal.is_none() && account == StoreSummary::default();
     let mut report =
         audit::examine(&mut connection, &mut account, journal.as_ref(), losses).map_err(failed)?;
     if is_new {
@@ -342,14 +343,14 @@ fn begin_journal(
     connection: &Connection,
     folder: &Path,
     file: &Path,
-    account: &Account,
-) -> Result<Journal, Error> {
+    account: &StoreSummary,
+) -> Result<StoreJournal, Error> {
     let failed = |error: rusqlite::Error| failure(folder, "read", &error);
     checkpoint(connection).map_err(failed)?;
     let copies = audit::copied(connection).map_err(failed)?;
     let base = NewBase { change: account.change, tallies: &account.tallies, copies: copies.len() as u64 };
     let path = file.with_extension("journal");
-    Journal::begin(&path, &base, &mut copies.into_iter().map(Ok)).map_err(|error| {
+    StoreJournal::begin(&path, &base, &mut copies.into_iter().map(Ok)).map_err(|error| {
         let code = match error.kind() {
             std::io::ErrorKind::StorageFull | std::io::ErrorKind::QuotaExceeded => Code::StoreFull,
             _ => Code::System,
@@ -371,7 +372,7 @@ fn run_pragma(connection: &Connection, pragma: &str) -> rusqlite::Result<()> {
     Ok(())
 }
 
-fn damaged(file: &Path, report: &Report) -> Error {
+fn damaged(file: &Path, report: &AuditReport) -> Error {
     let file = file.display();
     let message = format!(
         "the store {file} has lost records: {}. `sublet store check` says all of it, `sublet store repair` goes on \
@@ -403,9 +404,9 @@ fn end_of(prefix: &str) -> String {
     format!("{prefix}{}", char::MAX)
 }
 
-fn read_entry(row: &Row<'_>) -> rusqlite::Result<Entry> {
-    let found = Versioned { value: row.get(1)?, version: row.get(2)? };
-    Ok(Entry { key: row.get(0)?, found, seal: row.get(3)? })
+fn read_entry(row: &Row<'_>) -> rusqlite::Result<SealedRow> {
+    let found = VersionedValue { value: row.get(1)?, version: row.get(2)? };
+    Ok(SealedRow { key: row.get(0)?, found, seal: row.get(3)? })
 }
 
 fn failure(folder: &Path, doing: &str, error: &rusqlite::Error) -> Error {

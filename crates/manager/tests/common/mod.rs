@@ -7,7 +7,7 @@ use std::path::Path;
 use std::process::Command;
 use std::time::{Duration, Instant};
 
-use sublet_manager::{Manager, Options, Tls};
+use sublet_manager::{Manager, ManagerOptions, Tls};
 use sublet_proto::v1::manager_client::ManagerClient;
 use sublet_proto::v1::nodes_client::NodesClient;
 use sublet_proto::v1::*;
@@ -44,41 +44,41 @@ impl Interceptor for Bearer {
     }
 }
 
-pub struct House {
+pub struct ManagerFixture {
     pub folder: TempDir,
     pub manager: Manager,
     /// An operator on the Unix socket.
     pub client: Client,
-    pub agent: Node,
+    pub agent: AgentFixture,
 }
 
-pub fn options(folder: &Path) -> Options {
-    Options::in_folder(folder.join("state"))
+pub fn options(folder: &Path) -> ManagerOptions {
+    ManagerOptions::in_folder(folder.join("state"))
 }
 
 /// A manager with one node and one package on a Unix socket.
-pub async fn house() -> House {
+pub async fn house() -> ManagerFixture {
     house_with(|_| ()).await
 }
 
-pub async fn house_with(change: impl FnOnce(&mut Options)) -> House {
+pub async fn house_with(change: impl FnOnce(&mut ManagerOptions)) -> ManagerFixture {
     let folder = tempfile::tempdir().unwrap();
     let mut options = options(folder.path());
     change(&mut options);
     let manager = Manager::start(options).await.unwrap();
     let mut client = ManagerClient::with_interceptor(local(&manager).await, Bearer::default());
-    let agent = Node::register(&manager, node(), Vec::new()).await;
+    let agent = AgentFixture::register(&manager, node(), Vec::new()).await;
     deploy(&mut client, &encoded(0)).await.unwrap();
     publish(&mut client, "x").await.unwrap();
-    House { folder, manager, client, agent }
+    ManagerFixture { folder, manager, client, agent }
 }
 
 /// Creates a house with TLS on a loopback address.
-pub async fn house_on_tcp() -> House {
+pub async fn house_on_tcp() -> ManagerFixture {
     house_with(|options| options.listen = vec!["127.0.0.1:0".parse().unwrap()]).await
 }
 
-impl House {
+impl ManagerFixture {
     pub fn ca(&self) -> String {
         std::fs::read_to_string(self.folder.path().join("state/tls/ca.pem")).unwrap()
     }
@@ -118,30 +118,34 @@ pub async fn secure(manager: &Manager, ca: &str, name: &str) -> Result<Channel, 
     endpoint.tls_config(tls).unwrap().connect().await
 }
 
-pub fn plain(options: &mut Options) {
+pub fn plain(options: &mut ManagerOptions) {
     options.listen = vec!["127.0.0.1:0".parse().unwrap()];
     options.tls = Tls::Plain;
 }
 
 /// An agent from its manager's point of view.
-pub struct Node {
+pub struct AgentFixture {
     pub client: Agent,
     pub registered: NodeRegistration,
     pub name: String,
     pub sequence: u64,
 }
 
-impl Node {
-    pub async fn register(manager: &Manager, node: NodeDescription, leases: Vec<RunningLease>) -> Node {
+impl AgentFixture {
+    pub async fn register(
+        manager: &Manager,
+        node: NodeDescription,
+        leases: Vec<RunningLease>,
+    ) -> AgentFixture {
         let client = NodesClient::with_interceptor(local(manager).await, Bearer::default());
-        Node::register_as(client, node, leases).await.unwrap()
+        AgentFixture::register_as(client, node, leases).await.unwrap()
     }
 
     pub async fn register_as(
         mut client: Agent,
         node: NodeDescription,
         leases: Vec<RunningLease>,
-    ) -> Result<Node, Error> {
+    ) -> Result<AgentFixture, Error> {
         let name = node.name.clone();
         let instance = "0".repeat(31) + "1";
         let registered = done(
@@ -149,7 +153,7 @@ impl Node {
                 .register(Registration { node: Some(node), instance, leases, ..Registration::default() })
                 .await,
         )?;
-        Ok(Node { client, registered, name, sequence: 0 })
+        Ok(AgentFixture { client, registered, name, sequence: 0 })
     }
 
     pub async fn report(&mut self, leases: Vec<LeaseReport>) -> Result<NodeReportReply, Error> {

@@ -3,7 +3,7 @@
 use std::sync::{Arc, Mutex};
 
 use sublet_manager::store::{
-    BLOB_PART_BYTES, Batch, BlobPart, MAX_KEY_BYTES, MAX_VALUE_BYTES, Record, SqliteStore, Store,
+    BLOB_PART_BYTES, Batch, BlobPart, MAX_KEY_BYTES, MAX_VALUE_BYTES, SqliteStore, Store, StoreRecord,
 };
 use sublet_proto::Code;
 use tempfile::TempDir;
@@ -12,29 +12,29 @@ use super::nats::NatsServer;
 use super::{open, put, value};
 
 /// Somewhere to keep a store.
-enum Place {
+enum StoreLocation {
     Folder(TempDir),
     Server(NatsServer),
 }
 
-impl Place {
+impl StoreLocation {
     fn open(&self) -> Box<dyn Store> {
         match self {
-            Place::Folder(folder) => {
+            StoreLocation::Folder(folder) => {
                 Box::new(SqliteStore::open(&folder.path().join("store.sqlite")).unwrap())
             }
-            Place::Server(server) => Box::new(open(server)),
+            StoreLocation::Server(server) => Box::new(open(server)),
         }
     }
 
     /// Several hands on one store: connections of their own where the store takes them, else one by turns.
     fn open_several(&self, count: usize) -> Vec<Arc<Mutex<Box<dyn Store>>>> {
         match self {
-            Place::Folder(_) => {
+            StoreLocation::Folder(_) => {
                 let one = Arc::new(Mutex::new(self.open()));
                 vec![one; count]
             }
-            Place::Server(_) => (0..count).map(|_| Arc::new(Mutex::new(self.open()))).collect(),
+            StoreLocation::Server(_) => (0..count).map(|_| Arc::new(Mutex::new(self.open()))).collect(),
         }
     }
 }
@@ -43,10 +43,10 @@ impl Place {
 macro_rules! over_every_store {
     ($($behaviour:ident)*) => {
         mod sqlite { $(#[test] fn $behaviour() {
-            super::$behaviour(&super::Place::Folder(tempfile::tempdir().unwrap()));
+            super::$behaviour(&super::StoreLocation::Folder(tempfile::tempdir().unwrap()));
         })* }
         mod nats_server { $(#[test] fn $behaviour() {
-            super::$behaviour(&super::Place::Server(super::NatsServer::start()));
+            super::$behaviour(&super::StoreLocation::Server(super::NatsServer::start()));
         })* }
     };
 }
@@ -75,11 +75,11 @@ fn remove(store: &mut dyn Store, key: &str) {
     store.commit(&batch).unwrap();
 }
 
-fn keys(records: Vec<Record>) -> Vec<String> {
+fn keys(records: Vec<StoreRecord>) -> Vec<String> {
     records.into_iter().map(|record| record.key).collect()
 }
 
-fn a_key_changes_only_if_its_version_is_known(place: &Place) {
+fn a_key_changes_only_if_its_version_is_known(place: &StoreLocation) {
     let mut store = place.open();
     assert!(store.compare_and_swap("t/a", 0, b"1").unwrap());
     assert!(!store.compare_and_swap("t/a", 0, b"2").unwrap());
@@ -95,7 +95,7 @@ fn a_key_changes_only_if_its_version_is_known(place: &Place) {
     assert_eq!(store.get("t/absent").unwrap(), None);
 }
 
-fn of_many_who_race_for_a_key_one_wins_each_time(place: &Place) {
+fn of_many_who_race_for_a_key_one_wins_each_time(place: &StoreLocation) {
     const RACERS: usize = 4;
     const WINS: u64 = 25;
     let count_up = |store: &Mutex<Box<dyn Store>>| {
@@ -119,7 +119,7 @@ fn of_many_who_race_for_a_key_one_wins_each_time(place: &Place) {
     assert_eq!(u64::from_le_bytes(counted.try_into().unwrap()), RACERS as u64 * WINS);
 }
 
-fn a_value_may_be_empty_and_is_not_an_absent_one(place: &Place) {
+fn a_value_may_be_empty_and_is_not_an_absent_one(place: &StoreLocation) {
     let mut store = place.open();
     put(&mut *store, "t/empty", b"").unwrap();
     assert_eq!(value(&*store, "t/empty"), Some(Vec::new()));
@@ -129,7 +129,7 @@ fn a_value_may_be_empty_and_is_not_an_absent_one(place: &Place) {
     assert_eq!(store.blob_part(part).unwrap(), Some(Vec::new()));
 }
 
-fn a_removed_key_is_gone_and_can_be_made_anew(place: &Place) {
+fn a_removed_key_is_gone_and_can_be_made_anew(place: &StoreLocation) {
     let mut store = place.open();
     for key in ["t/a", "t/a/b", "t/ab"] {
         put(&mut *store, key, b"1").unwrap();
@@ -142,7 +142,7 @@ fn a_removed_key_is_gone_and_can_be_made_anew(place: &Place) {
     assert_eq!(value(&*store, "t/a").unwrap(), b"2");
 }
 
-fn a_key_is_removed_only_if_its_version_is_known(place: &Place) {
+fn a_key_is_removed_only_if_its_version_is_known(place: &StoreLocation) {
     let mut store = place.open();
     put(&mut *store, "t/a", b"1").unwrap();
     let first = store.get("t/a").unwrap().unwrap().version;
@@ -155,7 +155,7 @@ fn a_key_is_removed_only_if_its_version_is_known(place: &Place) {
     assert_eq!(store.get("t/a").unwrap(), None);
 }
 
-fn values_of_many_keys_come_in_their_order(place: &Place) {
+fn values_of_many_keys_come_in_their_order(place: &StoreLocation) {
     let mut store = place.open();
     let mut batch = Batch::default();
     (0..600).for_each(|number| batch.put(format!("t/{number}"), format!("{number}").into()));
@@ -167,7 +167,7 @@ fn values_of_many_keys_come_in_their_order(place: &Place) {
     assert_eq!(store.get_each(&[]).unwrap(), Vec::<Option<Vec<u8>>>::new());
 }
 
-fn scans_give_the_keys_of_a_prefix_in_order_page_by_page(place: &Place) {
+fn scans_give_the_keys_of_a_prefix_in_order_page_by_page(place: &StoreLocation) {
     let mut store = place.open();
     for key in ["a/3", "a/1", "b/1", "a/2", "a/10/x"] {
         put(&mut *store, key, key.as_bytes()).unwrap();
@@ -187,7 +187,7 @@ fn scans_give_the_keys_of_a_prefix_in_order_page_by_page(place: &Place) {
     assert_eq!(store.scan("b/", None, 9).unwrap()[0].value, b"b/1");
 }
 
-fn scans_keep_odd_keys_apart(place: &Place) {
+fn scans_keep_odd_keys_apart(place: &StoreLocation) {
     let mut odd: Vec<String> = [
         "",
         "/",
@@ -237,7 +237,7 @@ fn scans_keep_odd_keys_apart(place: &Place) {
     }
 }
 
-fn a_scan_of_many_pages_gives_every_key_once(place: &Place) {
+fn a_scan_of_many_pages_gives_every_key_once(place: &StoreLocation) {
     const KEYS: usize = 1000;
     let mut store = place.open();
     let mut batch = Batch::default();
@@ -260,7 +260,7 @@ fn a_scan_of_many_pages_gives_every_key_once(place: &Place) {
     assert_eq!(seen, expected);
 }
 
-fn the_size_of_a_prefix_is_that_of_its_values(place: &Place) {
+fn the_size_of_a_prefix_is_that_of_its_values(place: &StoreLocation) {
     let mut store = place.open();
     for (key, value) in [("k/a/1", &b"abc"[..]), ("k/a/2", b""), ("k/ab", b"12345"), ("l/a/1", b"1")] {
         put(&mut *store, key, value).unwrap();
@@ -269,7 +269,7 @@ fn the_size_of_a_prefix_is_that_of_its_values(place: &Place) {
     assert_eq!((size("k/a/"), size("k/"), size("m/")), ((2, 3), (3, 8), (0, 0)));
 }
 
-fn a_batch_may_be_made_again(place: &Place) {
+fn a_batch_may_be_made_again(place: &StoreLocation) {
     let mut store = place.open();
     let mut batch = Batch::default();
     batch.put("t/a".into(), b"1".into());
@@ -286,7 +286,7 @@ fn a_batch_may_be_made_again(place: &Place) {
     store.commit(&Batch::default()).unwrap();
 }
 
-fn blobs_come_back_in_parts_until_they_are_removed(place: &Place) {
+fn blobs_come_back_in_parts_until_they_are_removed(place: &StoreLocation) {
     let mut store = place.open();
     let part = |index| BlobPart { digest: "sha256:d", index };
     store.put_blob_part(part(0), b"ab").unwrap();
@@ -309,7 +309,7 @@ fn blobs_come_back_in_parts_until_they_are_removed(place: &Place) {
     assert_eq!(store.blob_part(BlobPart { digest: "sha256:e", index: 0 }).unwrap(), Some(b"e".to_vec()));
 }
 
-fn a_blob_of_several_megabytes_comes_back_whole(place: &Place) {
+fn a_blob_of_several_megabytes_comes_back_whole(place: &StoreLocation) {
     let blob: Vec<u8> = (0..5 * BLOB_PART_BYTES / 2).map(|place| (place / 7 % 251) as u8).collect();
     let mut store = place.open();
     for (index, data) in (0..).zip(blob.chunks(BLOB_PART_BYTES)) {
@@ -323,7 +323,7 @@ fn a_blob_of_several_megabytes_comes_back_whole(place: &Place) {
     assert!(found == blob, "{} bytes came back of {}", found.len(), blob.len());
 }
 
-fn what_was_stored_is_there_after_opening_again(place: &Place) {
+fn what_was_stored_is_there_after_opening_again(place: &StoreLocation) {
     let mut store = place.open();
     put(&mut *store, "t/a", b"1").unwrap();
     store.put_blob_part(BlobPart { digest: "d", index: 7 }, b"3").unwrap();
@@ -333,7 +333,7 @@ fn what_was_stored_is_there_after_opening_again(place: &Place) {
     assert_eq!(store.blob_part(BlobPart { digest: "d", index: 7 }).unwrap(), Some(b"3".to_vec()));
 }
 
-fn what_no_store_takes_is_refused(place: &Place) {
+fn what_no_store_takes_is_refused(place: &StoreLocation) {
     let mut store = place.open();
     let long_key = format!("t/{}", "x".repeat(MAX_KEY_BYTES));
     for key in ["", "a", "/a", "A/b", "a.b/c", "*/a", &long_key] {

@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 use std::fs;
 use std::path::{Path, PathBuf};
 
-use sublet_manager::store::{Report, SqliteStore, Store, check, repair};
+use sublet_manager::store::{AuditReport, SqliteStore, Store, check, repair};
 use sublet_proto::{Code, Error};
 use tempfile::TempDir;
 
@@ -15,7 +15,7 @@ const FILES: [&str; 3] = ["store.sqlite", "store.sqlite-wal", "store.journal"];
 const FLIPS: u64 = 60;
 
 /// A store as a killed manager leaves it, with its records.
-struct Killed {
+struct KilledStore {
     folder: TempDir,
     records: BTreeMap<String, Vec<u8>>,
 }
@@ -37,7 +37,7 @@ fn file(folder: &Path) -> PathBuf {
 }
 
 /// A store with much in its file, and later changes in its write-ahead log.
-fn killed() -> Killed {
+fn killed() -> KilledStore {
     let live = tempfile::tempdir().unwrap();
     let mut records = BTreeMap::new();
     let mut store = SqliteStore::open(&file(live.path())).unwrap();
@@ -60,7 +60,7 @@ fn killed() -> Killed {
     let folder = tempfile::tempdir().unwrap();
     copy(live.path(), folder.path());
     assert!(fs::metadata(folder.path().join(FILES[1])).unwrap().len() > 50_000);
-    Killed { folder, records }
+    KilledStore { folder, records }
 }
 
 fn copy(from: &Path, to: &Path) {
@@ -71,7 +71,7 @@ fn copy(from: &Path, to: &Path) {
     }
 }
 
-impl Killed {
+impl KilledStore {
     /// A copy that is damaged.
     fn damaged(&self, damage: impl FnOnce(&Path)) -> TempDir {
         let folder = tempfile::tempdir().unwrap();
@@ -166,7 +166,10 @@ fn puts_back_a_torn_or_missing_write_ahead_log() {
     assert!(restored.iter().any(|record| record == "token/0007"), "{restored:?}");
     drop(store);
     let store = SqliteStore::open(&file(folder.path())).unwrap();
-    assert_eq!(*store.report(), Report { records: store.report().records.clone(), ..Report::default() });
+    assert_eq!(
+        *store.report(),
+        AuditReport { records: store.report().records.clone(), ..AuditReport::default() }
+    );
 }
 
 #[test]

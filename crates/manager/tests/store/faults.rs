@@ -14,7 +14,7 @@ use sublet_manager::store::{
 };
 use sublet_proto::{Code, Error};
 
-use super::nats::{NatsServer, Settings};
+use super::nats::{NatsServer, NatsSettings};
 use super::{open, options, put, value};
 
 /// Longest time for which a test waits for a store to work again.
@@ -154,7 +154,7 @@ const STORAGE_BYTES: u64 = 8 << 20;
 
 #[test]
 fn full_server_returns_store_full_and_accepts_data_after_removal() {
-    let settings = Settings { storage_bytes: Some(STORAGE_BYTES), ..Settings::default() };
+    let settings = NatsSettings { storage_bytes: Some(STORAGE_BYTES), ..NatsSettings::default() };
     let server = NatsServer::start_with(&settings);
     fill_and_empty(&server, open(&server));
 }
@@ -190,7 +190,7 @@ fn fill_and_empty(server: &NatsServer, mut store: NatsStore) {
 #[test]
 fn takes_credentials_for_the_server_from_the_address() {
     let lines = "authorization { user: \"me\", password: \"p@ss\" }\n".to_owned();
-    let server = NatsServer::start_with(&Settings { lines, ..Settings::default() });
+    let server = NatsServer::start_with(&NatsSettings { lines, ..NatsSettings::default() });
     let with = |url: String| NatsStore::open(&NatsOptions { url, ..options(&server) });
     let port = server.port();
     let mut store = with(format!("nats://me:p%40ss@127.0.0.1:{port}")).unwrap();
@@ -201,7 +201,7 @@ fn takes_credentials_for_the_server_from_the_address() {
     assert!(!error.message.contains("wrong-secret"), "{error}");
 
     let lines = "authorization { token: \"t0ken\" }\n".to_owned();
-    let server = NatsServer::start_with(&Settings { lines, ..Settings::default() });
+    let server = NatsServer::start_with(&NatsSettings { lines, ..NatsSettings::default() });
     let url = format!("nats://t0ken@127.0.0.1:{}", server.port());
     put(&mut NatsStore::open(&NatsOptions { url, ..options(&server) }).unwrap(), "t/a", b"1").unwrap();
 }
@@ -209,7 +209,7 @@ fn takes_credentials_for_the_server_from_the_address() {
 #[test]
 fn an_account_that_may_not_store_is_refused() {
     let lines = "accounts { A: { users: [{ user: a, password: a }] } }\n".to_owned();
-    let server = NatsServer::start_with(&Settings { lines, ..Settings::default() });
+    let server = NatsServer::start_with(&NatsSettings { lines, ..NatsSettings::default() });
     let url = format!("nats://a:a@127.0.0.1:{}", server.port());
     let mut store = NatsStore::open(&NatsOptions { url, ..options(&server) }).unwrap();
     assert_unreachable(put(&mut store, "t/a", b"1"), &server);
@@ -234,7 +234,7 @@ fn a_server_is_trusted_by_its_authority() {
     std::fs::write(file("key.pem"), made.signing_key.serialize_pem()).unwrap();
     let (certificate, key) = (file("ca.pem"), file("key.pem"));
     let lines = format!("tls {{ cert_file: {certificate:?}, key_file: {key:?} }}\n");
-    let server = NatsServer::start_with(&Settings { lines, ..Settings::default() });
+    let server = NatsServer::start_with(&NatsSettings { lines, ..NatsSettings::default() });
     let url = format!("tls://127.0.0.1:{}", server.port());
     let trusting = NatsOptions { url, ca_file: Some(certificate), ..options(&server) };
     put(&mut NatsStore::open(&trusting).unwrap(), "t/a", b"1").unwrap();

@@ -9,7 +9,7 @@ mod faults;
 mod nats;
 
 use nats::NatsServer;
-use sublet_manager::peers::{Peers, Standing};
+use sublet_manager::peers::{ManagerReport, Peers};
 use sublet_manager::store::{Batch, NatsOptions, NatsStore, Store};
 use sublet_proto::Error;
 
@@ -39,7 +39,7 @@ fn managers_of_one_server_learn_of_each_other() {
     let mut peers = [Peers::join(one, 1).unwrap(), Peers::join(two, 2).unwrap()];
     for second in 0..2 {
         for (store, peers) in stores.iter_mut().zip(&mut peers) {
-            peers.exchange(store, 1000 * second, Standing::default()).unwrap();
+            peers.exchange(store, 1000 * second, ManagerReport::default()).unwrap();
         }
     }
     for peers in &peers {
@@ -49,6 +49,6 @@ fn managers_of_one_server_learn_of_each_other() {
     let [leaving, mut staying] = peers;
     let [one, two] = &mut stores;
     leaving.leave(one).unwrap();
-    staying.exchange(two, 2000, Standing::default()).unwrap();
+    staying.exchange(two, 2000, ManagerReport::default()).unwrap();
     assert_eq!(staying.table().managers().count(), 1);
 }

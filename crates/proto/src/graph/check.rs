@@ -3,11 +3,11 @@
 use std::collections::HashMap;
 use std::ops::RangeInclusive;
 
-use super::document::{ComponentDocument, ComponentType, Document, EdgeDocument, EdgeType};
+use super::document::{ComponentDocument, ComponentType, EdgeDocument, EdgeType, GraphSource};
 use super::{
-    Component, Compute, Condition, DEFAULT_SEGMENT_BYTES, Edge, Graph, Limits, MAX_COMPONENTS,
-    MAX_CONDITION_BYTES, MAX_EDGES, MAX_MEMORY_BYTES, MAX_PARALLELISM, MAX_PROBLEMS, MAX_SEGMENTS,
-    MAX_SWAPPING, Memory, Problem, Relation, Resources, Rights, Role, VERSION,
+    Component, Compute, Condition, DEFAULT_SEGMENT_BYTES, Edge, Graph, MAX_COMPONENTS, MAX_CONDITION_BYTES,
+    MAX_EDGES, MAX_MEMORY_BYTES, MAX_PARALLELISM, MAX_PROBLEMS, MAX_SEGMENTS, MAX_SWAPPING, MemoryNeed,
+    MemoryRights, Problem, Relation, Resources, Role, RunLimits, VERSION,
 };
 use crate::limits::{
     MAX_SEGMENT_BYTES, MAX_SWAP_BYTES, MIN_SEGMENT_BYTES, MIN_SWAP_BYTES, MIN_SWAPPING_BYTES,
@@ -39,7 +39,7 @@ impl Problems {
 }
 
 /// Returns the graph of a document, or all problems of it. The whole is checked only when the parts are valid.
-pub(super) fn graph(document: Document) -> Result<Graph, Vec<Problem>> {
+pub(super) fn graph(document: GraphSource) -> Result<Graph, Vec<Problem>> {
     let mut problems = Problems::default();
     if document.version != VERSION {
         let message = format!("this is version {}, and only version {VERSION} is known", document.version);
@@ -70,7 +70,7 @@ pub(super) fn graph(document: Document) -> Result<Graph, Vec<Problem>> {
     if problems.0.is_empty() { Ok(graph) } else { Err(problems.0) }
 }
 
-fn check_limits(limits: &Limits, problems: &mut Problems) {
+fn check_limits(limits: &RunLimits, problems: &mut Problems) {
     if limits.cores == Some(0) {
         problems.add("limits.cores", "without a core nothing is executed");
     }
@@ -173,7 +173,7 @@ fn check_swap(bytes: u64, of: (u32, &Resources), at: String, problems: &mut Prob
     }
 }
 
-fn memory(index: usize, component: &ComponentDocument, problems: &mut Problems) -> Memory {
+fn memory(index: usize, component: &ComponentDocument, problems: &mut Problems) -> MemoryNeed {
     let at = |field: &str| format!("components[{index}].{field}");
     let given = [
         ("initial_bytes", component.initial_bytes),
@@ -206,7 +206,7 @@ fn memory(index: usize, component: &ComponentDocument, problems: &mut Problems) 
         }
     }
     let (initial_bytes, increment_bytes) = (component.initial_bytes, component.increment_bytes);
-    Memory { initial_bytes, increment_bytes, limit_bytes, pool: component.pool }
+    MemoryNeed { initial_bytes, increment_bytes, limit_bytes, pool: component.pool }
 }
 
 /// Returns the edges with two existing ends of the right type.
@@ -259,7 +259,12 @@ fn edges_of(
     edges
 }
 
-fn relation(index: usize, r#type: EdgeType, rights: Option<Rights>, problems: &mut Problems) -> Relation {
+fn relation(
+    index: usize,
+    r#type: EdgeType,
+    rights: Option<MemoryRights>,
+    problems: &mut Problems,
+) -> Relation {
     let at = format!("edges[{index}].rights");
     match (r#type, rights) {
         (EdgeType::Access, Some(rights)) => return Relation::Access(rights),
@@ -269,7 +274,7 @@ fn relation(index: usize, r#type: EdgeType, rights: Option<Rights>, problems: &m
     }
     match r#type {
         EdgeType::Trigger => Relation::Trigger,
-        EdgeType::Access => Relation::Access(Rights::Read),
+        EdgeType::Access => Relation::Access(MemoryRights::Read),
         EdgeType::Message => Relation::Message,
     }
 }
@@ -334,35 +339,35 @@ impl<'graph> Whole<'graph> {
     /// triggers have been.
     fn circle(&self) -> Option<Vec<usize>> {
         #[derive(Clone, Copy, PartialEq)]
-        enum Seen {
+        enum VisitState {
             Not,
             OnTheWay,
             Left,
         }
-        let mut seen = vec![Seen::Not; self.triggers.len()];
+        let mut seen = vec![VisitState::Not; self.triggers.len()];
         for start in 0..self.triggers.len() {
             let mut way: Vec<(usize, usize)> = Vec::new();
-            if seen[start] == Seen::Not {
-                seen[start] = Seen::OnTheWay;
+            if seen[start] == VisitState::Not {
+                seen[start] = VisitState::OnTheWay;
                 way.push((start, 0));
             }
             while let Some((component, next)) = way.last_mut() {
                 let Some(&to) = self.triggers[*component].get(*next) else {
-                    seen[*component] = Seen::Left;
+                    seen[*component] = VisitState::Left;
                     way.pop();
                     continue;
                 };
                 *next += 1;
                 match seen[to] {
-                    Seen::Not => {
-                        seen[to] = Seen::OnTheWay;
+                    VisitState::Not => {
+                        seen[to] = VisitState::OnTheWay;
                         way.push((to, 0));
                     }
-                    Seen::OnTheWay => {
+                    VisitState::OnTheWay => {
                         let way = way.iter().map(|(component, _)| *component);
                         return Some(way.skip_while(|component| *component != to).chain([to]).collect());
                     }
-                    Seen::Left => {}
+                    VisitState::Left => {}
                 }
             }
         }

@@ -11,15 +11,15 @@ use serde::de::{MapAccess, Visitor};
 use serde::{Deserialize, Deserializer, Serialize};
 
 use super::{
-    Component, Compute, Condition, Edge, Graph, Limits, MAX_DOCUMENT_BYTES, Memory, Problem, Relation,
-    Resources, Rights, Role, VERSION,
+    Component, Compute, Condition, Edge, Graph, MAX_DOCUMENT_BYTES, MemoryNeed, MemoryRights, Problem,
+    Relation, Resources, Role, RunLimits, VERSION,
 };
 use crate::pool::Pool;
 
 /// A document as it is written.
 #[derive(Deserialize, Serialize)]
 #[serde(deny_unknown_fields)]
-pub(super) struct Document {
+pub(super) struct GraphSource {
     pub(super) version: u32,
     pub(super) name: String,
     #[serde(deserialize_with = "objects")]
@@ -27,7 +27,7 @@ pub(super) struct Document {
     #[serde(default, deserialize_with = "objects")]
     pub(super) edges: Vec<EdgeDocument>,
     #[serde(default, deserialize_with = "object")]
-    pub(super) limits: Limits,
+    pub(super) limits: RunLimits,
 }
 
 /// A component of either type. One structure for both allows to report a field of the other type as such.
@@ -73,7 +73,7 @@ pub(super) struct EdgeDocument {
     pub(super) from: String,
     pub(super) to: String,
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub(super) rights: Option<Rights>,
+    pub(super) rights: Option<MemoryRights>,
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub(super) when: Option<String>,
     #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -88,9 +88,9 @@ pub(super) enum EdgeType {
     Message,
 }
 
-impl Document {
+impl GraphSource {
     /// Parses a document. The first part that is not of the form is reported with its position, line and column.
-    pub(super) fn parse(json: &[u8]) -> Result<Document, Problem> {
+    pub(super) fn parse(json: &[u8]) -> Result<GraphSource, Problem> {
         let whole = |message| Problem { at: String::new(), message };
         if json.len() > MAX_DOCUMENT_BYTES {
             let message =
@@ -98,21 +98,22 @@ impl Document {
             return Err(whole(message));
         }
         let mut deserializer = serde_json::Deserializer::from_slice(json);
-        let Object(document) = serde_path_to_error::deserialize(&mut deserializer).map_err(|error| {
-            let at = match error.path().to_string() {
-                whole if whole == "." => String::new(),
-                at => at,
-            };
-            Problem { at, message: error.into_inner().to_string() }
-        })?;
+        let WrittenObject(document) =
+            serde_path_to_error::deserialize(&mut deserializer).map_err(|error| {
+                let at = match error.path().to_string() {
+                    whole if whole == "." => String::new(),
+                    at => at,
+                };
+                Problem { at, message: error.into_inner().to_string() }
+            })?;
         deserializer.end().map_err(|error| whole(error.to_string()))?;
         Ok(document)
     }
 
     /// Returns the document that parses as this graph.
-    pub(super) fn of(graph: &Graph) -> Document {
+    pub(super) fn of(graph: &Graph) -> GraphSource {
         let name = |index: usize| graph.components[index].name.clone();
-        Document {
+        GraphSource {
             version: VERSION,
             name: graph.name.clone(),
             components: graph.components.iter().map(ComponentDocument::of).collect(),
@@ -142,14 +143,16 @@ impl ComponentDocument {
                 resources: Some(resources),
                 ..named
             },
-            Role::Memory(Memory { initial_bytes, increment_bytes, limit_bytes, pool }) => ComponentDocument {
-                r#type: ComponentType::Memory,
-                initial_bytes,
-                increment_bytes,
-                limit_bytes: Some(limit_bytes),
-                pool,
-                ..named
-            },
+            Role::Memory(MemoryNeed { initial_bytes, increment_bytes, limit_bytes, pool }) => {
+                ComponentDocument {
+                    r#type: ComponentType::Memory,
+                    initial_bytes,
+                    increment_bytes,
+                    limit_bytes: Some(limit_bytes),
+                    pool,
+                    ..named
+                }
+            }
         }
     }
 
@@ -211,40 +214,40 @@ impl EdgeType {
 }
 
 /// A structure that is written as an object.
-struct Object<T>(T);
+struct WrittenObject<T>(T);
 
-impl<'de, T: Deserialize<'de>> Deserialize<'de> for Object<T> {
-    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Object<T>, D::Error> {
-        struct Fields<T>(PhantomData<T>);
+impl<'de, T: Deserialize<'de>> Deserialize<'de> for WrittenObject<T> {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<WrittenObject<T>, D::Error> {
+        struct ObjectFields<T>(PhantomData<T>);
 
-        impl<'de, T: Deserialize<'de>> Visitor<'de> for Fields<T> {
-            type Value = Object<T>;
+        impl<'de, T: Deserialize<'de>> Visitor<'de> for ObjectFields<T> {
+            type Value = WrittenObject<T>;
 
             fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
                 f.write_str("an object")
             }
 
-            fn visit_map<A: MapAccess<'de>>(self, fields: A) -> Result<Object<T>, A::Error> {
-                T::deserialize(MapAccessDeserializer::new(fields)).map(Object)
+            fn visit_map<A: MapAccess<'de>>(self, fields: A) -> Result<WrittenObject<T>, A::Error> {
+                T::deserialize(MapAccessDeserializer::new(fields)).map(WrittenObject)
             }
         }
 
-        deserializer.deserialize_map(Fields(PhantomData))
+        deserializer.deserialize_map(ObjectFields(PhantomData))
     }
 }
 
 fn object<'de, T: Deserialize<'de>, D: Deserializer<'de>>(deserializer: D) -> Result<T, D::Error> {
-    Object::deserialize(deserializer).map(|Object(value)| value)
+    WrittenObject::deserialize(deserializer).map(|WrittenObject(value)| value)
 }
 
 fn optional_object<'de, T: Deserialize<'de>, D: Deserializer<'de>>(
     deserializer: D,
 ) -> Result<Option<T>, D::Error> {
-    let value: Option<Object<T>> = Option::deserialize(deserializer)?;
-    Ok(value.map(|Object(value)| value))
+    let value: Option<WrittenObject<T>> = Option::deserialize(deserializer)?;
+    Ok(value.map(|WrittenObject(value)| value))
 }
 
 fn objects<'de, T: Deserialize<'de>, D: Deserializer<'de>>(deserializer: D) -> Result<Vec<T>, D::Error> {
-    let values: Vec<Object<T>> = Vec::deserialize(deserializer)?;
-    Ok(values.into_iter().map(|Object(value)| value).collect())
+    let values: Vec<WrittenObject<T>> = Vec::deserialize(deserializer)?;
+    Ok(values.into_iter().map(|WrittenObject(value)| value).collect())
 }

@@ -67,10 +67,10 @@ fn parses_a_document_with_defaults_for_missing_fields() {
     let weights = graph.components[4].memory().unwrap();
     assert_eq!((weights.initial_bytes, weights.increment_bytes), (None, None), "earlier runs say");
     assert_eq!(weights.limit_bytes, DEFAULT_SEGMENT_BYTES * MAX_SEGMENTS);
-    let access = Edge { from: 1, to: 4, relation: Relation::Access(Rights::Write), condition: None };
+    let access = Edge { from: 1, to: 4, relation: Relation::Access(MemoryRights::Write), condition: None };
     assert_eq!(graph.edges[5], access);
     assert_eq!((graph.edges_from(0).count(), graph.edges_to(3).count()), (3, 2));
-    assert_eq!(graph.limits, Limits { cores: Some(8), memory_bytes: Some(1 << 32) });
+    assert_eq!(graph.limits, RunLimits { cores: Some(8), memory_bytes: Some(1 << 32) });
 }
 
 #[test]

@@ -8,7 +8,7 @@ pub const PUBLIC: &str = "public";
 
 /// One meaning of an address.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Address<'a> {
+pub struct PackageAddress<'a> {
     /// The tenant that is named as the owner. `None`: the caller, and then [`PUBLIC`].
     pub owner: Option<&'a str>,
     /// The package's name or digest.
@@ -35,12 +35,12 @@ pub fn is_package(address: &str) -> bool {
 
 /// Returns the meanings of an address in the order in which they are tried. The caller's own and public packages come
 /// first: `a/b` is function `b` of package `a`, and package `b` of tenant `a` only if no package `a` exists.
-pub fn readings(address: &str) -> impl Iterator<Item = Address<'_>> {
+pub fn readings(address: &str) -> impl Iterator<Item = PackageAddress<'_>> {
     let mut parts = address.splitn(3, '/');
     let first = parts.next().unwrap_or_default();
     let (second, third) = (parts.next(), parts.next());
-    let unowned = third.is_none().then_some(Address { owner: None, package: first, function: second });
-    let owned = second.map(|package| Address { owner: Some(first), package, function: third });
+    let unowned = third.is_none().then_some(PackageAddress { owner: None, package: first, function: second });
+    let owned = second.map(|package| PackageAddress { owner: Some(first), package, function: third });
     unowned.into_iter().chain(owned)
 }
 

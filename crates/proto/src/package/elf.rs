@@ -9,7 +9,7 @@ use object::LittleEndian;
 use object::elf::{self, FileHeader64, Sym64};
 use object::read::elf::{FileHeader, ProgramHeader, SectionHeader, SectionTable, Sym};
 
-use super::{Kind, Library, MAX_SYMBOL_BYTES};
+use super::{LibraryFile, MAX_SYMBOL_BYTES, PackageKind};
 
 /// Most dynamic symbols that are read.
 const MAX_SYMBOLS: usize = 1 << 18;
@@ -18,7 +18,7 @@ const ENDIAN: LittleEndian = LittleEndian;
 type Header = FileHeader64<LittleEndian>;
 
 /// Reads a shared object, or says why it cannot be run.
-pub(super) fn read(data: &[u8]) -> Result<Library<'_>, String> {
+pub(super) fn read(data: &[u8]) -> Result<LibraryFile<'_>, String> {
     check_identity(data)?;
     let header = Header::parse(data).map_err(truncated)?;
     let kind = header.e_type.get(ENDIAN);
@@ -29,8 +29,8 @@ pub(super) fn read(data: &[u8]) -> Result<Library<'_>, String> {
     check_segments(header, data)?;
     let sections = header.sections(ENDIAN, data).map_err(truncated)?;
     check_sections(&sections, data)?;
-    Ok(Library {
-        kind: Kind::Native,
+    Ok(LibraryFile {
+        kind: PackageKind::Native,
         architecture: architecture.into(),
         functions: exported_functions(&sections, data)?,
     })
@@ -72,27 +72,27 @@ fn check_segments(header: &Header, data: &[u8]) -> Result<(), String> {
         return Err("is not a shared object: it has no dynamic segment".to_owned());
     }
     segments.iter().try_for_each(|segment| {
-        let range = Range { offset: segment.p_offset(ENDIAN), len_bytes: segment.p_filesz(ENDIAN) };
+        let range = FileRange { offset: segment.p_offset(ENDIAN), len_bytes: segment.p_filesz(ENDIAN) };
         range.check("segment", data)
     })
 }
 
 fn check_sections(sections: &SectionTable<'_, Header>, data: &[u8]) -> Result<(), String> {
     sections.iter().filter(|section| section.sh_type(ENDIAN) != elf::SHT_NOBITS).try_for_each(|section| {
-        let range = Range { offset: section.sh_offset(ENDIAN), len_bytes: section.sh_size(ENDIAN) };
+        let range = FileRange { offset: section.sh_offset(ENDIAN), len_bytes: section.sh_size(ENDIAN) };
         range.check("section", data)
     })
 }
 
 /// A part of the file, as a header claims it.
-struct Range {
+struct FileRange {
     offset: u64,
     len_bytes: u64,
 }
 
-impl Range {
+impl FileRange {
     fn check(&self, what: &str, data: &[u8]) -> Result<(), String> {
-        let Range { offset, len_bytes } = *self;
+        let FileRange { offset, len_bytes } = *self;
         match offset.checked_add(len_bytes) {
             Some(end) if end <= data.len() as u64 => Ok(()),
             _ => Err(format!(

@@ -11,8 +11,8 @@
 use serde::Deserialize;
 
 use super::files::{check_path, find_file};
-use super::library::Library;
-use super::{Build, Kind, MANIFEST_FILE, MAX_DEADLINE_MS, ManifestFunction, invalid};
+use super::library::LibraryFile;
+use super::{Build, MANIFEST_FILE, MAX_DEADLINE_MS, ManifestFunction, PackageKind, invalid};
 use crate::v1::PackageFile;
 use crate::{Code, Error};
 
@@ -125,7 +125,7 @@ impl Build {
     ///
     /// # Errors
     /// [`Code::InvalidPackage`] if it names a kind that need not, or cannot, be named.
-    pub fn kernel_kind(&self) -> Result<Option<Kind>, Error> {
+    pub fn kernel_kind(&self) -> Result<Option<PackageKind>, Error> {
         Ok(self.said_kind()?.filter(|kind| kind.is_of_kernels()))
     }
 
@@ -161,7 +161,7 @@ pub(super) fn check_build(build: &Build) -> Result<(), Error> {
     let said = build.kernels.clone().unwrap_or_default();
     let options = said.options.unwrap_or_default();
     check_options(&options).map_err(|reason| invalid(format!("{MANIFEST_FILE}: of [kernels] {reason}")))?;
-    if kind == Kind::Cuda && !options.trim().is_empty() {
+    if kind == PackageKind::Cuda && !options.trim().is_empty() {
         return Err(invalid(format!("{MANIFEST_FILE}: CUDA's driver takes no options, {options:?}")));
     }
     if said.deadline_ms.is_some_and(|ms| !(1..=MAX_DEADLINE_MS).contains(&ms)) {
@@ -200,26 +200,30 @@ fn needs_kind(what: &str) -> Error {
 }
 
 /// Returns the kernels of a build with a checked manifest, each with its program.
-pub(super) fn read<'a>(kind: Kind, build: &'a Build, files: &[PackageFile]) -> Result<Library<'a>, Error> {
+pub(super) fn read<'a>(
+    kind: PackageKind,
+    build: &'a Build,
+    files: &[PackageFile],
+) -> Result<LibraryFile<'a>, Error> {
     for function in &build.functions {
         let path = build.program_of(function);
         let file = find_file(files, path)?;
         check_program(kind, &file.data).map_err(|reason| invalid(format!("{path}: {reason}")))?;
     }
     let functions = build.functions.iter().map(ManifestFunction::symbol).collect();
-    Ok(Library { kind, architecture: kind.name().into(), functions })
+    Ok(LibraryFile { kind, architecture: kind.name().into(), functions })
 }
 
 /// Checks that a program has an accepted form.
-fn check_program(kind: Kind, program: &[u8]) -> Result<(), String> {
+fn check_program(kind: PackageKind, program: &[u8]) -> Result<(), String> {
     if !(1..=MAX_PROGRAM_BYTES).contains(&program.len()) {
         return Err(format!("has {} bytes, and a program has 1 to {MAX_PROGRAM_BYTES}", program.len()));
     }
     match (kind, source(program)) {
-        (Kind::Cuda, Some(text)) if !text.contains(".version") => {
+        (PackageKind::Cuda, Some(text)) if !text.contains(".version") => {
             Err("is a text and no PTX, which begins with .version (nvcc --ptx makes it)".to_owned())
         }
-        (Kind::Cuda, None) if !program.starts_with(ELF) && !program.starts_with(&FATBIN) => {
+        (PackageKind::Cuda, None) if !program.starts_with(ELF) && !program.starts_with(&FATBIN) => {
             Err("is neither PTX nor a cubin nor a fatbin".to_owned())
         }
         (_, None) if SPIR_V.iter().any(|magic| program.starts_with(magic)) => {
@@ -276,7 +280,7 @@ mod tests {
         PackageFile { path: path.into(), data: data.into(), executable: false }
     }
 
-    fn deployed(manifest: &str, program: &[u8]) -> Result<super::super::Checked, Error> {
+    fn deployed(manifest: &str, program: &[u8]) -> Result<super::super::CheckedPackage, Error> {
         validate(&encode(&from_files(manifest, vec![file("p.cl", program)])?))
     }
 

@@ -5,7 +5,7 @@ use crate::{Code, Error};
 
 /// Type of a package's library.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Kind {
+pub enum PackageKind {
     /// A shared object for one kind of processor, called directly.
     Native,
     /// A WebAssembly module, for every processor.
@@ -23,42 +23,42 @@ pub const PORTABLE: &str = "wasm32";
 
 const WASM_MAGIC: &[u8] = b"\0asm";
 
-impl Kind {
+impl PackageKind {
     /// Returns the kind of a file by its first bytes. An unknown file is read as a shared object, which then reports
     /// the fault.
-    pub fn of(library: &[u8]) -> Kind {
-        if library.starts_with(WASM_MAGIC) { Kind::Wasm } else { Kind::Native }
+    pub fn of(library: &[u8]) -> PackageKind {
+        if library.starts_with(WASM_MAGIC) { PackageKind::Wasm } else { PackageKind::Native }
     }
 
     /// Returns the name under which it is stored and shown.
     pub fn name(self) -> &'static str {
         match self {
-            Kind::Native => "native",
-            Kind::Wasm => "wasm",
-            Kind::Python => "python",
-            Kind::OpenCl => "opencl",
-            Kind::Cuda => "cuda",
+            PackageKind::Native => "native",
+            PackageKind::Wasm => "wasm",
+            PackageKind::Python => "python",
+            PackageKind::OpenCl => "opencl",
+            PackageKind::Cuda => "cuda",
         }
     }
 
     /// Tells whether its functions are kernels, executed by nodes that have a device for them, with any processor.
     pub fn is_of_kernels(self) -> bool {
-        matches!(self, Kind::OpenCl | Kind::Cuda)
+        matches!(self, PackageKind::OpenCl | PackageKind::Cuda)
     }
 
     /// Tells whether a manifest has to name the kind, because the library's first bytes do not show it.
     pub fn is_said(self) -> bool {
-        self == Kind::Python || self.is_of_kernels()
+        self == PackageKind::Python || self.is_of_kernels()
     }
 
     /// Parses the name of a kind.
-    pub fn parse(name: &str) -> Result<Kind, Error> {
+    pub fn parse(name: &str) -> Result<PackageKind, Error> {
         match name {
-            "native" => Ok(Kind::Native),
-            "wasm" => Ok(Kind::Wasm),
-            "python" => Ok(Kind::Python),
-            "opencl" => Ok(Kind::OpenCl),
-            "cuda" => Ok(Kind::Cuda),
+            "native" => Ok(PackageKind::Native),
+            "wasm" => Ok(PackageKind::Wasm),
+            "python" => Ok(PackageKind::Python),
+            "opencl" => Ok(PackageKind::OpenCl),
+            "cuda" => Ok(PackageKind::Cuda),
             _ => Err(Error::new(Code::InvalidPackage, format!("there is no kind of package {name:?}"))),
         }
     }
@@ -66,7 +66,7 @@ impl Kind {
 
 /// Tells whether an architecture is that of a device, which only some nodes have.
 pub fn is_device(architecture: &str) -> bool {
-    [Kind::OpenCl, Kind::Cuda].iter().any(|device| device.name() == architecture)
+    [PackageKind::OpenCl, PackageKind::Cuda].iter().any(|device| device.name() == architecture)
 }
 
 /// Tells whether an architecture is that of a processor, which every node has: neither a device nor an interpreter.

@@ -5,39 +5,44 @@ use std::collections::BTreeSet;
 
 use super::files::find_file;
 use super::manifest::Build;
-use super::{Kind, MANIFEST_FILE, check_function_count, elf, image, invalid, is_name, kernels, python, wasm};
+use super::{
+    MANIFEST_FILE, PackageKind, check_function_count, elf, image, invalid, is_name, kernels, python, wasm,
+};
 use crate::v1::{PackageBuild, PackageFile};
 use crate::{Code, Error};
 
 /// A complete library.
 #[derive(Debug)]
-pub(super) struct Library<'data> {
-    pub(super) kind: Kind,
+pub(super) struct LibraryFile<'data> {
+    pub(super) kind: PackageKind,
     pub(super) architecture: Cow<'static, str>,
     /// Exported functions that can be called, with names of at most [`super::MAX_SYMBOL_BYTES`].
     pub(super) functions: BTreeSet<&'data str>,
 }
 
-impl<'data> Library<'data> {
+impl<'data> LibraryFile<'data> {
     /// Reads the library of a build among a package's files, if the build can be run.
-    pub(super) fn read(build: &'data Build, files: &'data [PackageFile]) -> Result<Library<'data>, Error> {
+    pub(super) fn read(
+        build: &'data Build,
+        files: &'data [PackageFile],
+    ) -> Result<LibraryFile<'data>, Error> {
         let file = find_file(files, &build.library)?;
         let library = match build.said_kind()? {
-            Some(Kind::Python) => python::read(build)?,
+            Some(PackageKind::Python) => python::read(build)?,
             Some(kind) => {
                 kernels::check_alone(build)?;
                 kernels::read(kind, build, files)?
             }
             None => of_bytes(&file.data).map_err(|reason| invalid(format!("{}: {reason}", file.path)))?,
         };
-        if build.wasm.is_some() && library.kind != Kind::Wasm {
+        if build.wasm.is_some() && library.kind != PackageKind::Wasm {
             return Err(invalid(format!(
                 "{MANIFEST_FILE} has limits for a WebAssembly module, which {} is not",
                 file.path
             )));
         }
         image::check_pinned(build.image.as_deref())?;
-        if build.image.is_some() && library.kind != Kind::Native {
+        if build.image.is_some() && library.kind != PackageKind::Native {
             return Err(invalid(format!("{MANIFEST_FILE} names an image, and {} needs none", file.path)));
         }
         Ok(library)
@@ -47,7 +52,7 @@ impl<'data> Library<'data> {
     /// would call by its name, without those of the compiler or of C++.
     pub(super) fn offered(&self, build: &Build) -> Result<Vec<String>, Error> {
         let named = build.functions.iter().map(|function| function.name.clone());
-        if self.kind == Kind::Python {
+        if self.kind == PackageKind::Python {
             return Ok(named.chain([python::CALL.to_owned()]).collect());
         }
         if !build.functions.is_empty() {
@@ -57,7 +62,9 @@ impl<'data> Library<'data> {
         let callable: Vec<_> = self.functions.iter().filter(is_callable).map(ToString::to_string).collect();
         if callable.is_empty() {
             return Err(invalid(match self.kind {
-                Kind::Wasm => "the module exports no function of the type (i32, i32, i32[, i32]) -> i32",
+                PackageKind::Wasm => {
+                    "the module exports no function of the type (i32, i32, i32[, i32]) -> i32"
+                }
                 _ => "the library exports no C function",
             }));
         }
@@ -93,9 +100,9 @@ impl<'data> Library<'data> {
     }
 }
 
-fn of_bytes(data: &[u8]) -> Result<Library<'_>, String> {
-    match Kind::of(data) {
-        Kind::Wasm => wasm::read(data),
+fn of_bytes(data: &[u8]) -> Result<LibraryFile<'_>, String> {
+    match PackageKind::of(data) {
+        PackageKind::Wasm => wasm::read(data),
         _ => elf::read(data),
     }
 }

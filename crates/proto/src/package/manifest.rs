@@ -6,8 +6,8 @@ use std::collections::BTreeSet;
 use serde::Deserialize;
 
 use super::{
-    KernelLimits, Kind, MANIFEST_FILE, Profile, PythonNeeds, check_function_count, check_name, check_path,
-    image, invalid, kernels, profile, python,
+    KernelLimits, MANIFEST_FILE, PackageKind, Profile, PythonNeeds, check_function_count, check_name,
+    check_path, image, invalid, kernels, profile, python,
 };
 use crate::Error;
 
@@ -198,9 +198,9 @@ impl Build {
     ///
     /// # Errors
     /// `invalid_package` if it names a kind that need not, or cannot, be named.
-    pub fn said_kind(&self) -> Result<Option<Kind>, Error> {
+    pub fn said_kind(&self) -> Result<Option<PackageKind>, Error> {
         let Some(name) = &self.kind else { return Ok(None) };
-        let kind = Kind::parse(name).ok().filter(|kind| kind.is_said());
+        let kind = PackageKind::parse(name).ok().filter(|kind| kind.is_said());
         kind.map(Some).ok_or_else(|| {
             wrong(format!(
                 "says the kind {name:?}, which is not python, opencl or cuda: only these are named"
@@ -269,7 +269,7 @@ impl ManifestFunction {
 }
 
 fn is_of_kernels(kind: Option<&str>) -> bool {
-    kind.and_then(|name| Kind::parse(name).ok()).is_some_and(Kind::is_of_kernels)
+    kind.and_then(|name| PackageKind::parse(name).ok()).is_some_and(PackageKind::is_of_kernels)
 }
 
 fn check_functions(functions: &[ManifestFunction]) -> Result<(), Error> {

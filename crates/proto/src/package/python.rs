@@ -10,8 +10,8 @@ use std::collections::BTreeSet;
 
 use serde::Deserialize;
 
-use super::library::Library;
-use super::{Build, Kind, MANIFEST_FILE, ManifestFunction, invalid};
+use super::library::LibraryFile;
+use super::{Build, MANIFEST_FILE, ManifestFunction, PackageKind, invalid};
 use crate::Error;
 
 /// The architecture of builds that run on every Python.
@@ -49,7 +49,7 @@ pub fn is_python(architecture: &str) -> bool {
 }
 
 /// Describes the library of a build of Python.
-pub(super) fn read(build: &Build) -> Result<Library<'_>, Error> {
+pub(super) fn read(build: &Build) -> Result<LibraryFile<'_>, Error> {
     let needs = build.python.clone().unwrap_or_default();
     let architecture = match &needs.version {
         None => ANY_PYTHON.to_owned(),
@@ -59,12 +59,12 @@ pub(super) fn read(build: &Build) -> Result<Library<'_>, Error> {
     };
     let functions =
         build.functions.iter().map(ManifestFunction::symbol).chain([CALL]).collect::<BTreeSet<_>>();
-    Ok(Library { kind: Kind::Python, architecture: architecture.into(), functions })
+    Ok(LibraryFile { kind: PackageKind::Python, architecture: architecture.into(), functions })
 }
 
 /// Checks the fields of a build that concern Python, and that the required ones are set.
 pub(super) fn check_build(build: &Build) -> Result<(), Error> {
-    let is_python = build.kind.as_deref() == Some(Kind::Python.name());
+    let is_python = build.kind.as_deref() == Some(PackageKind::Python.name());
     match (&build.python, is_python) {
         (Some(_), false) => return Err(wrong("has a [python], and its kind is not python".to_owned())),
         (_, false) => return Ok(()),
@@ -131,7 +131,7 @@ mod tests {
     use crate::package::{encode, from_files, validate};
     use crate::v1::PackageFile;
 
-    fn checked(manifest: &str) -> Result<crate::package::Checked, Error> {
+    fn checked(manifest: &str) -> Result<crate::package::CheckedPackage, Error> {
         let file = |path: &str| PackageFile { path: path.into(), data: b"x = 1".to_vec(), executable: false };
         validate(&encode(&from_files(manifest, vec![file("m.py"), file("lib/n.py"), file("p.so")])?))
     }

@@ -6,7 +6,7 @@
 
 use std::collections::BTreeSet;
 
-use super::{Kind, Library, MAX_SYMBOL_BYTES, PORTABLE};
+use super::{LibraryFile, MAX_SYMBOL_BYTES, PORTABLE, PackageKind};
 
 /// The modules whose functions a module may import: Sublet's own, and the supported part of WASI.
 const OFFERED: [&str; 2] = ["sublet", "wasi_snapshot_preview1"];
@@ -36,27 +36,27 @@ mod external {
 }
 
 /// Reads a module, or says why it cannot be run.
-pub(super) fn read(data: &[u8]) -> Result<Library<'_>, String> {
+pub(super) fn read(data: &[u8]) -> Result<LibraryFile<'_>, String> {
     let Some(body) = data.strip_prefix(HEADER) else {
         return Err("is not a WebAssembly module of version 1 (components are not taken)".to_owned());
     };
-    let mut module = Module::default();
-    let mut sections = Cursor { rest: body };
+    let mut module = ParsedModule::default();
+    let mut sections = ByteCursor { rest: body };
     while !sections.rest.is_empty() {
         let (id, size) = (sections.byte()?, sections.number()?);
-        let mut content = Cursor { rest: sections.bytes(size)? };
+        let mut content = ByteCursor { rest: sections.bytes(size)? };
         module.enter(id)?;
         module.read_section(id, &mut content)?;
     }
     if !module.has_memory {
         return Err(format!("exports no memory named {MEMORY:?}, in which inputs could be placed"));
     }
-    Ok(Library { kind: Kind::Wasm, architecture: PORTABLE.into(), functions: module.callable })
+    Ok(LibraryFile { kind: PackageKind::Wasm, architecture: PORTABLE.into(), functions: module.callable })
 }
 
 /// The parts of a module that have been read.
 #[derive(Default)]
-struct Module<'data> {
+struct ParsedModule<'data> {
     /// Bits of the sections that were there.
     seen: u32,
     /// For each type, whether a function of the type can be called.
@@ -67,7 +67,7 @@ struct Module<'data> {
     has_memory: bool,
 }
 
-impl<'data> Module<'data> {
+impl<'data> ParsedModule<'data> {
     /// Notes a section. Every section but those of tools occurs once in a module.
     fn enter(&mut self, id: u8) -> Result<(), String> {
         if id == section::CUSTOM {
@@ -80,7 +80,7 @@ impl<'data> Module<'data> {
         Ok(())
     }
 
-    fn read_section(&mut self, id: u8, content: &mut Cursor<'data>) -> Result<(), String> {
+    fn read_section(&mut self, id: u8, content: &mut ByteCursor<'data>) -> Result<(), String> {
         match id {
             section::TYPES => content.each(|content| self.read_type(content)),
             section::IMPORTS => content.each(|content| self.read_import(content)),
@@ -90,7 +90,7 @@ impl<'data> Module<'data> {
         }
     }
 
-    fn read_type(&mut self, content: &mut Cursor<'data>) -> Result<(), String> {
+    fn read_type(&mut self, content: &mut ByteCursor<'data>) -> Result<(), String> {
         let form = content.byte()?;
         if form != FUNCTION_TYPE {
             return Err(format!("has a type of the form {form:#x}; only function types are taken"));
@@ -101,7 +101,7 @@ impl<'data> Module<'data> {
         Ok(())
     }
 
-    fn read_import(&mut self, content: &mut Cursor<'data>) -> Result<(), String> {
+    fn read_import(&mut self, content: &mut ByteCursor<'data>) -> Result<(), String> {
         let (module, name, kind) = (content.name()?, content.name()?, content.byte()?);
         if kind != external::FUNCTION || !OFFERED.contains(&module) {
             return Err(format!("imports {}.{}, which is not offered", shown(module), shown(name)));
@@ -109,14 +109,14 @@ impl<'data> Module<'data> {
         self.read_function(content)
     }
 
-    fn read_function(&mut self, content: &mut Cursor<'data>) -> Result<(), String> {
+    fn read_function(&mut self, content: &mut ByteCursor<'data>) -> Result<(), String> {
         let index = content.number()?;
         let is_callable = self.types.get(index).ok_or_else(|| format!("is damaged: no type {index}"))?;
         self.functions.push(*is_callable);
         Ok(())
     }
 
-    fn read_export(&mut self, content: &mut Cursor<'data>) -> Result<(), String> {
+    fn read_export(&mut self, content: &mut ByteCursor<'data>) -> Result<(), String> {
         let (name, kind, index) = (content.name()?, content.byte()?, content.number()?);
         self.has_memory |= kind == external::MEMORY && name == MEMORY;
         if kind == external::FUNCTION {
@@ -137,11 +137,11 @@ fn shown(name: &str) -> String {
 }
 
 /// The bytes that have not been read yet.
-struct Cursor<'data> {
+struct ByteCursor<'data> {
     rest: &'data [u8],
 }
 
-impl<'data> Cursor<'data> {
+impl<'data> ByteCursor<'data> {
     fn bytes(&mut self, count: usize) -> Result<&'data [u8], String> {
         let (taken, rest) = self.rest.split_at_checked(count).ok_or_else(|| {
             format!("is truncated: {count} bytes are missing where {} are", self.rest.len())

@@ -6,9 +6,9 @@
 use sublet_fabric::greeting::check_interface;
 use sublet_proto::{Code, Error};
 
-use super::{CLIENT_HAS, FabricChoice, Providers, Terms};
+use super::{CLIENT_HAS, ClientTerms, FabricChoice, Providers};
 
-impl Terms {
+impl ClientTerms {
     /// Checks that this machine has the chosen transport, whatever nodes offer.
     ///
     /// # Errors
@@ -51,7 +51,7 @@ mod tests {
     }
 
     fn check(fabric: &str, interface: Option<&str>, here: &Has) -> Result<(), Error> {
-        Terms { fabric: fabric.parse().unwrap(), interface: interface.map(str::to_owned) }.check(here)
+        ClientTerms { fabric: fabric.parse().unwrap(), interface: interface.map(str::to_owned) }.check(here)
     }
 
     #[track_caller]

@@ -14,7 +14,7 @@ use std::time::{Duration, Instant};
 use sublet_proto::{Code, Error};
 
 use super::Invocation;
-use crate::lease::crew::Place;
+use crate::lease::worker_set::WorkerIndex;
 
 /// Rounds over all workers of a call that each of them turns away: with the naps, about an eighth of a second.
 pub(super) const MOST_ROUNDS: u32 = 128;
@@ -33,7 +33,7 @@ pub(super) struct Detour {
 }
 
 /// Next step of a call that was turned away or lost.
-pub(super) enum Next {
+pub(super) enum DetourStep {
     /// The call has been sent again.
     Sent,
     /// The call must be checked again at this time.
@@ -55,12 +55,12 @@ impl Detour {
         self.not_before
     }
 
-    fn nap(&mut self, now: Instant) -> Next {
+    fn nap(&mut self, now: Instant) -> DetourStep {
         let nap = FIRST_NAP.saturating_mul(1 << self.rounds.min(16)).min(LONGEST_NAP);
         self.visited = 0;
         self.rounds += 1;
         self.not_before = Some(now + nap);
-        Next::Nap(now + nap)
+        DetourStep::Nap(now + nap)
     }
 }
 
@@ -80,7 +80,7 @@ pub fn is_repeatable(code: Code) -> bool {
 impl Invocation<'_> {
     /// Sends a call again that was turned away or lost, if it may be. Never waits.
     #[cold]
-    pub(super) fn go_on(&mut self) -> Next {
+    pub(super) fn go_on(&mut self) -> DetourStep {
         let lost = (!self.answered()).then(|| self.lease.why_lost(self.sent.worker, self.sent.position));
         let now = Instant::now();
         let mut detour = self.detour.take().unwrap_or_default();
@@ -89,22 +89,22 @@ impl Invocation<'_> {
         next
     }
 
-    fn decide(&mut self, detour: &mut Detour, lost: Option<Error>, now: Instant) -> Next {
+    fn decide(&mut self, detour: &mut Detour, lost: Option<Error>, now: Instant) -> DetourStep {
         let too_late = detour.rounds > MOST_ROUNDS || self.call.deadline.is_some_and(|at| at <= now);
         match &lost {
             Some(error) if too_late || detour.repeated >= self.call.retries || !is_repeatable(error.code) => {
-                return Next::Over(error.clone());
+                return DetourStep::Over(error.clone());
             }
-            None if too_late => return Next::Over(self.core_busy(detour.rounds)),
+            None if too_late => return DetourStep::Over(self.core_busy(detour.rounds)),
             _ => {}
         }
         match detour.not_before {
-            Some(at) if at > now => return Next::Nap(at),
+            Some(at) if at > now => return DetourStep::Nap(at),
             _ => detour.not_before = None,
         }
         let places = self.places();
         if places.is_empty() {
-            return Next::Over(lost.unwrap_or_else(|| self.lease.why_over()));
+            return DetourStep::Over(lost.unwrap_or_else(|| self.lease.why_over()));
         }
         let all = places.len() as u32;
         for place in places {
@@ -115,17 +115,17 @@ impl Invocation<'_> {
             match self.move_to(place) {
                 Ok(true) => {
                     detour.repeated += u32::from(lost.is_some());
-                    return Next::Sent;
+                    return DetourStep::Sent;
                 }
                 Ok(false) => {}
-                Err(error) => return Next::Over(error),
+                Err(error) => return DetourStep::Over(error),
             }
         }
         detour.nap(now)
     }
 
     /// The workers that the call may be sent to next, this one last. A call whose worker was named stays with it.
-    fn places(&self) -> Vec<Place> {
+    fn places(&self) -> Vec<WorkerIndex> {
         let mut places = self.lease.crew.round(self.lease.first_worker + self.sent.worker);
         if let Some(named) = self.call.worker {
             places.retain(|place| place.number() == named);
@@ -134,7 +134,7 @@ impl Invocation<'_> {
     }
 
     /// Sends the call to another worker. Returns `false` if that worker has no free slot.
-    fn move_to(&mut self, place: Place) -> Result<bool, Error> {
+    fn move_to(&mut self, place: WorkerIndex) -> Result<bool, Error> {
         let (worker, record) = (self.sent.worker, self.sent.record);
         if !place.lease.take_over(place.worker, &self.call, &mut self.sent)? {
             return Ok(false);
@@ -170,7 +170,7 @@ mod tests {
         let (mut detour, now) = (Detour::default(), Instant::now());
         let mut before = Duration::ZERO;
         for round in 1..=MOST_ROUNDS {
-            let Next::Nap(at) = detour.nap(now) else { panic!("no nap") };
+            let DetourStep::Nap(at) = detour.nap(now) else { panic!("no nap") };
             assert!(at - now >= before && at - now <= LONGEST_NAP, "round {round}: {:?}", at - now);
             assert_eq!((detour.rounds, detour.visited, detour.napping()), (round, 0, Some(at)));
             before = at - now;

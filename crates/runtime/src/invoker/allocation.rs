@@ -6,7 +6,7 @@ use sublet_proto::pool::Pool;
 use sublet_proto::v1::{self, WorkerOptions};
 use sublet_proto::{ALWAYS_HOT_NS, ALWAYS_WARM_NS, Error};
 
-use crate::fabrics::{FabricChoice, Terms};
+use crate::fabrics::{ClientTerms, FabricChoice};
 
 /// Way in which workers wait for calls (rFaaS III-C).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -224,8 +224,8 @@ impl Allocation {
     }
 
     /// The terms by which its nodes are reached.
-    pub(super) fn terms(&self) -> Result<Terms, Error> {
-        Terms::new(self.fabric.clone(), self.interface.clone())
+    pub(super) fn terms(&self) -> Result<ClientTerms, Error> {
+        ClientTerms::new(self.fabric.clone(), self.interface.clone())
     }
 
     /// The same terms for a package by its digest or name.

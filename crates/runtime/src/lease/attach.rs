@@ -12,7 +12,7 @@ use std::time::{Duration, Instant};
 
 use rustix::event::{EventfdFlags, eventfd};
 use sublet_fabric::clock::monotonic_ns;
-use sublet_fabric::greeting::{self, Kind};
+use sublet_fabric::greeting::{self, ConnectionPurpose};
 use sublet_fabric::packet::{PacketError, PacketSocket};
 use sublet_fabric::region::Region;
 use sublet_fabric::remote::RemoteSocket;
@@ -23,25 +23,25 @@ use sublet_proto::v1::{self, agent_to_client, client_to_agent};
 use sublet_proto::{Code, Error, decode};
 
 use super::agent::AgentSocket;
-use super::carrier::{Carrier, Remote, Route};
-use super::crew::Crew;
 use super::dial::Dial;
 use super::function::names;
-use super::link::{AGENT_TIMEOUT, Link, error_of, protocol};
-use super::{IDLE, Lease, WorkerLink};
+use super::link::{AGENT_TIMEOUT, AgentLink, error_of, protocol};
+use super::transport::{RemoteWorkers, Route, WorkerTransport};
+use super::worker_set::WorkerSet;
+use super::{ClientLease, IDLE, WorkerLink};
 use crate::access::socket_path;
 use crate::arena::Arena;
-use crate::fabrics::{self, Here, Network, Terms};
+use crate::fabrics::{self, ClientTerms, Here, NetworkPath};
 use crate::wire::{InboxLayout, OWN_REGION, ResultsLayout};
 
 /// State that all leases of an invoker share.
 #[derive(Clone)]
-pub(crate) struct Household {
+pub(crate) struct ClientContext {
     pub(crate) arena: Arc<Arena>,
-    pub(crate) crew: Arc<Crew>,
+    pub(crate) crew: Arc<WorkerSet>,
     /// Time that a waiting thread spins before it sleeps.
     pub(crate) spin: Duration,
-    pub(crate) terms: Terms,
+    pub(crate) terms: ClientTerms,
 }
 
 /// A grant whose ticket has been shown.
@@ -52,13 +52,13 @@ pub(crate) struct Attaching {
     inbox: InboxLayout,
     agent: AgentSocket,
     /// Address and network of the node, if it is another machine.
-    by: Option<(Dial, Network)>,
+    by: Option<(Dial, NetworkPath)>,
     asked_ns: u64,
 }
 
 impl Attaching {
     /// Shows a grant's ticket to its agent, which attaches the lease and starts its worker process.
-    pub(crate) fn begin(grant: v1::LeaseGrant, terms: &Terms, here: &Here) -> Result<Attaching, Error> {
+    pub(crate) fn begin(grant: v1::LeaseGrant, terms: &ClientTerms, here: &Here) -> Result<Attaching, Error> {
         let asked_ns = monotonic_ns();
         let (agent, by) = reach(&grant, terms, here)?;
         let description = grant.lease.ok_or_else(|| protocol("the grant names no lease"))?;
@@ -77,7 +77,11 @@ impl Attaching {
 
     /// The attached lease, whose first worker has this number, with its workers waiting for calls. If they cannot be
     /// started, the lease is given back.
-    pub(crate) fn finish(self, household: &Household, first_worker: u32) -> Result<Arc<Lease>, Error> {
+    pub(crate) fn finish(
+        self,
+        household: &ClientContext,
+        first_worker: u32,
+    ) -> Result<Arc<ClientLease>, Error> {
         let attached = read_attached(&self.agent)?;
         let asked_ns = self.asked_ns;
         let lease = self.lease(attached, household, first_worker)?;
@@ -94,9 +98,9 @@ impl Attaching {
     fn lease(
         self,
         (attached, inbox_file): (v1::Attached, Option<OwnedFd>),
-        household: &Household,
+        household: &ClientContext,
         first_worker: u32,
-    ) -> Result<Arc<Lease>, Error> {
+    ) -> Result<Arc<ClientLease>, Error> {
         let Attaching { description, package, options, inbox, agent, by, .. } = self;
         let (expected, is) = (inbox.len_bytes(), attached.inbox_bytes);
         if is != expected {
@@ -112,7 +116,7 @@ impl Attaching {
             Some(by) => {
                 let route = route(by, agent.peer_ip(), &description.id, &attached)?;
                 let (workers, spin) = (description.cores, household.spin);
-                Carrier::Remote(Box::new(Remote::new(
+                WorkerTransport::Remote(Box::new(RemoteWorkers::new(
                     route,
                     (&results, window),
                     (workers, spin),
@@ -120,8 +124,8 @@ impl Attaching {
                 )?))
             }
         };
-        let (link, told) = Link::new(agent, bell);
-        let lease = Arc::new(Lease {
+        let (link, told) = AgentLink::new(agent, bell);
+        let lease = Arc::new(ClientLease {
             names: names(&package),
             results,
             workers: (0..description.cores).map(|_| WorkerLink::new(options.slots)).collect(),
@@ -146,7 +150,7 @@ impl Attaching {
         });
         // The lease joins before its worker starts: regions allocated from here on are published at once or when it
         // starts.
-        let user: Weak<Lease> = Arc::downgrade(&lease);
+        let user: Weak<ClientLease> = Arc::downgrade(&lease);
         household.arena.join(user);
         let monitored = lease.clone();
         std::thread::Builder::new()
@@ -160,9 +164,9 @@ impl Attaching {
 /// Connects to a grant's agent: by its Unix socket where memory can be shared, else by a network that both have.
 pub(crate) fn reach(
     grant: &v1::LeaseGrant,
-    terms: &Terms,
+    terms: &ClientTerms,
     here: &Here,
-) -> Result<(AgentSocket, Option<(Dial, Network)>), Error> {
+) -> Result<(AgentSocket, Option<(Dial, NetworkPath)>), Error> {
     let (mut why, mut silent) = (Vec::new(), None);
     if terms.fabric.allows_sharing() {
         match fabrics::is_own_host(&grant.host).then(|| connect(&grant.agent)) {
@@ -190,31 +194,31 @@ pub(crate) fn reach(
 
 fn dial_agent(dial: &Dial, certificate: &[u8]) -> Result<AgentSocket, Error> {
     let socket = dial.connect()?;
-    greeting::greet(&socket, &Kind::Control, None)?;
+    greeting::greet(&socket, &ConnectionPurpose::Control, None)?;
     Ok(AgentSocket::remote(RemoteSocket::connect(socket, certificate)?))
 }
 
 /// Memory that is shared with the workers.
-fn local(inbox: Option<OwnedFd>, inbox_bytes: u64) -> Result<Carrier, Error> {
+fn local(inbox: Option<OwnedFd>, inbox_bytes: u64) -> Result<WorkerTransport, Error> {
     let inbox = inbox.ok_or_else(|| protocol("the agent attached a lease without its inbox"))?;
     let window = Window::new(1, inbox_bytes)?;
     window.map(OWN_REGION, inbox.as_fd(), inbox_bytes)?;
-    Ok(Carrier::Local(shm::Endpoint::new(window, None)))
+    Ok(WorkerTransport::Local(shm::ShmEndpoint::new(window, None)))
 }
 
 /// The route to a lease's resources on its node.
 pub(crate) fn route(
-    (dial, network): (Dial, Network),
+    (dial, network): (Dial, NetworkPath),
     agent: Option<IpAddr>,
     lease: &str,
     attached: &v1::Attached,
 ) -> Result<Route, Error> {
     let id = u128::from_str_radix(lease, 16).map_err(|_| protocol(format!("{lease:?} is no lease's id")))?;
     let secret = match &network {
-        Network::Tcp { .. } => <[u8; 32]>::try_from(attached.link_secret.as_slice()).map_err(|_| {
+        NetworkPath::Tcp { .. } => <[u8; 32]>::try_from(attached.link_secret.as_slice()).map_err(|_| {
             protocol(format!("a secret of {} bytes instead of 32", attached.link_secret.len()))
         })?,
-        Network::Ofi { .. } => [0; 32],
+        NetworkPath::Ofi { .. } => [0; 32],
     };
     let certificate = attached.worker_certificate.clone();
     Ok(Route { dial, network, agent, lease: id.to_be_bytes(), secret, certificate })

@@ -1,6 +1,6 @@
 //! Sends a call: the path of every call, and nothing else.
 //!
-//! [`Lease::dispatch`] takes a record and a ring position, both lock-free, and publishes one line. It waits only while
+//! [`ClientLease::dispatch`] takes a record and a ring position, both lock-free, and publishes one line. It waits only while
 //! the ring is full, or while a worker process is started.
 
 use std::time::Duration;
@@ -8,14 +8,14 @@ use std::time::Duration;
 use sublet_fabric::ring::{Occupant, Position};
 use sublet_fabric::shm;
 use sublet_fabric::sync::Ordering;
-use sublet_fabric::window::Address;
+use sublet_fabric::window::RegionAddress;
 use sublet_proto::{Code, Error};
 
-use super::carrier::Carrier;
-use super::records::Claim;
-use super::{Call, Lease, RUNNING, Sent};
-use crate::arena::Block;
-use crate::wire::{Immediate, OWN_REGION, Request};
+use super::records::RecordClaim;
+use super::transport::WorkerTransport;
+use super::{Call, ClientLease, RUNNING, SentCall};
+use crate::arena::ArenaBlock;
+use crate::wire::{Immediate, OWN_REGION, WireRequest};
 
 /// Number of times that a submission spins on a full ring before it sleeps between checks.
 const FULL_RING_SPINS: u32 = 2_000;
@@ -24,17 +24,17 @@ const FULL_RING_NAP: Duration = Duration::from_micros(50);
 pub(crate) const LOOKS: u32 = 4;
 
 /// Addresses of a call's memory.
-struct Memory {
+struct CallRegions {
     /// Address in the arena; otherwise the input travels in the slot.
-    input: Option<Address>,
-    output: Address,
-    staging: Option<Block>,
+    input: Option<RegionAddress>,
+    output: RegionAddress,
+    staging: Option<ArenaBlock>,
 }
 
-impl Lease {
+impl ClientLease {
     /// Sends a call of an invoker that has this lease alone, to the worker that it names or one that looks idle.
     #[inline(always)]
-    pub(crate) fn dispatch(&self, call: &Call) -> Result<Sent, Error> {
+    pub(crate) fn dispatch(&self, call: &Call) -> Result<SentCall, Error> {
         let worker = self.choose(call.worker)?;
         self.dispatch_to(worker, call)
     }
@@ -42,7 +42,7 @@ impl Lease {
     /// Sends a call to a worker of this lease. Neither locks, allocates nor enters the kernel if the worker runs hot,
     /// its ring has a free slot, and the memory is the arena's.
     #[inline(always)]
-    pub(crate) fn dispatch_to(&self, worker: u32, call: &Call) -> Result<Sent, Error> {
+    pub(crate) fn dispatch_to(&self, worker: u32, call: &Call) -> Result<SentCall, Error> {
         if self.status.load(Ordering::Acquire) != RUNNING {
             self.revive()?;
         }
@@ -60,7 +60,7 @@ impl Lease {
     /// The call keeps its memory: the buffer that stands in for its output moves with it. Without a worker process, the
     /// call waits for the next one.
     #[cold]
-    pub(crate) fn take_over(&self, worker: u32, call: &Call, sent: &mut Sent) -> Result<bool, Error> {
+    pub(crate) fn take_over(&self, worker: u32, call: &Call, sent: &mut SentCall) -> Result<bool, Error> {
         let memory = self.memory(call, sent.staging)?;
         self.take_arrived(worker);
         let Some(claim) = self.workers[worker as usize].records.claim() else { return Ok(false) };
@@ -70,7 +70,7 @@ impl Lease {
             return Ok(false);
         };
         self.publish(call, &memory, worker, (claim, position))?;
-        *sent = Sent {
+        *sent = SentCall {
             worker,
             record: claim.record,
             position: position.count,
@@ -81,7 +81,7 @@ impl Lease {
     }
 
     #[inline(always)]
-    fn send(&self, worker: u32, claim: Claim, call: &Call) -> Result<Sent, Error> {
+    fn send(&self, worker: u32, claim: RecordClaim, call: &Call) -> Result<SentCall, Error> {
         let memory = self.memory(call, None)?;
         let occupant = Occupant { record: claim.record, turn: claim.turn() };
         let position = match self.claim_position(worker, occupant, call) {
@@ -92,8 +92,8 @@ impl Lease {
             }
         };
         self.publish(call, &memory, worker, (claim, position))?;
-        let Memory { staging, .. } = memory;
-        Ok(Sent { worker, record: claim.record, position: position.count, turn: claim.turn(), staging })
+        let CallRegions { staging, .. } = memory;
+        Ok(SentCall { worker, record: claim.record, position: position.count, turn: claim.turn(), staging })
     }
 
     /// Writes the request into the line that was claimed for it.
@@ -101,9 +101,9 @@ impl Lease {
     fn publish(
         &self,
         call: &Call,
-        memory: &Memory,
+        memory: &CallRegions,
         worker: u32,
-        (claim, position): (Claim, Position),
+        (claim, position): (RecordClaim, Position),
     ) -> Result<(), Error> {
         let occupant = Occupant { record: claim.record, turn: claim.turn() };
         debug_assert!(
@@ -112,8 +112,8 @@ impl Lease {
             call.input_len,
             self.options.slot_bytes
         );
-        let request = Request {
-            input: memory.input.unwrap_or(Address { region: OWN_REGION, offset: 0 }),
+        let request = WireRequest {
+            input: memory.input.unwrap_or(RegionAddress { region: OWN_REGION, offset: 0 }),
             input_len: call.input_len,
             output: memory.output,
             output_capacity: call.output_capacity,
@@ -122,14 +122,16 @@ impl Lease {
         };
         let immediate = Immediate::new(claim.record, claim.uses, call.function).to_bits();
         match &self.carrier {
-            Carrier::Local(endpoint) => {
+            WorkerTransport::Local(endpoint) => {
                 if memory.input.is_none() && call.input_len > 0 {
                     self.put_payload(endpoint, worker, position, call)?;
                 }
                 let to = self.inbox.line(worker, position.line);
                 endpoint.put_imm(to, position.turn, immediate, &request.encode())?;
             }
-            Carrier::Remote(remote) => remote.publish(self, worker, position, (call, &request, immediate)),
+            WorkerTransport::Remote(remote) => {
+                remote.publish(self, worker, position, (call, &request, immediate))
+            }
         }
         self.workers[worker as usize].ring.sent(position, occupant);
         Ok(())
@@ -137,7 +139,7 @@ impl Lease {
 
     /// The addresses of the call's memory for a worker, with a substitute buffer for output that no worker reaches.
     #[inline(always)]
-    fn memory(&self, call: &Call, staging: Option<Block>) -> Result<Memory, Error> {
+    fn memory(&self, call: &Call, staging: Option<ArenaBlock>) -> Result<CallRegions, Error> {
         let input = self.window.locate(call.input, u64::from(call.input_len));
         if input.is_none() && u64::from(call.input_len) > self.options.slot_bytes {
             return Err(self.input_too_large(call));
@@ -146,19 +148,19 @@ impl Lease {
             Some(block) => (block.at, Some(block)),
             None => self.place_output(call)?,
         };
-        Ok(Memory { input, output, staging })
+        Ok(CallRegions { input, output, staging })
     }
 
     /// The address of the caller's output, or of a substitute buffer.
     #[inline(always)]
-    fn place_output(&self, call: &Call) -> Result<(Address, Option<Block>), Error> {
+    fn place_output(&self, call: &Call) -> Result<(RegionAddress, Option<ArenaBlock>), Error> {
         let capacity = u64::from(call.output_capacity);
         if let Some(address) = self.window.locate(call.output, capacity) {
             debug_assert!(address.region != OWN_REGION, "an output lies in the results: {address:?}");
             return Ok((address, None));
         }
         if call.output_capacity == 0 {
-            return Ok((Address { region: OWN_REGION, offset: 0 }, None));
+            return Ok((RegionAddress { region: OWN_REGION, offset: 0 }, None));
         }
         let block = self.arena.allocate(capacity, || self.arena.publish_to_users())?;
         Ok((block.at, Some(block)))
@@ -167,7 +169,7 @@ impl Lease {
     /// The one copy of an input that is not in the arena.
     fn put_payload(
         &self,
-        endpoint: &shm::Endpoint,
+        endpoint: &shm::ShmEndpoint,
         worker: u32,
         position: Position,
         call: &Call,
@@ -176,8 +178,8 @@ impl Lease {
     }
 
     /// The address to which an input outside of the arena is copied.
-    pub(super) fn payload(&self, worker: u32, position: Position) -> Address {
-        Address { region: OWN_REGION, offset: self.inbox.payload(worker, position.line) }
+    pub(super) fn payload(&self, worker: u32, position: Position) -> RegionAddress {
+        RegionAddress { region: OWN_REGION, offset: self.inbox.payload(worker, position.line) }
     }
 
     /// The worker that the caller names, or one that is idle if a few looks find one, in turn.
@@ -214,7 +216,7 @@ impl Lease {
         })
     }
 
-    /// Back-pressure: the worker has as many calls before it as it has slots.
+    /// Back-pressure: the worker has as many calls before it has slots.
     #[cold]
     fn await_room(&self, worker: u32, by: Occupant, call: &Call) -> Result<Position, Error> {
         let mut looks = 0;

@@ -3,7 +3,7 @@
 use sublet_proto::v1::PackageInfo;
 use sublet_proto::{Code, Error};
 
-use super::Lease;
+use super::ClientLease;
 
 /// Number of functions that the error for an unknown function lists.
 const SHOWN: usize = 8;
@@ -16,7 +16,7 @@ pub(super) fn names(package: &PackageInfo) -> Vec<(String, u16)> {
     names
 }
 
-impl Lease {
+impl ClientLease {
     /// The index of a function, by its own name or with the package's before it.
     #[inline(always)]
     pub(crate) fn function(&self, name: &str) -> Result<u16, Error> {

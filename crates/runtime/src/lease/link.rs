@@ -24,7 +24,7 @@ use super::agent::AgentSocket;
 use super::alarm::Alarms;
 use super::records::Records;
 use super::run::Questions;
-use super::{Lease, WorkerLink, monitor};
+use super::{ClientLease, WorkerLink, monitor};
 
 /// Longest time until an agent answers.
 pub(crate) const AGENT_TIMEOUT: Duration = Duration::from_secs(10);
@@ -69,7 +69,7 @@ pub struct Notice {
 /// Usage of a lease, once its agent has reported it.
 pub(crate) type Asked = Arc<OnceLock<v1::Measured>>;
 
-pub(super) struct Link {
+pub(super) struct AgentLink {
     pub(super) agent: AgentSocket,
     pub(super) bell: OwnedFd,
     pub(super) control: Mutex<Control>,
@@ -138,9 +138,9 @@ pub(super) struct Endings {
 }
 
 /// The agent's answer to a request.
-pub(super) type Answer = Result<Answered, Error>;
+pub(super) type Answer = Result<AgentAnswer, Error>;
 
-pub(super) enum Answered {
+pub(super) enum AgentAnswer {
     /// The worker process has started; within a node, with its control socket.
     Started(v1::Started, Option<OwnedFd>),
     Renewed,
@@ -153,13 +153,13 @@ pub(super) enum FromWorker {
 }
 
 /// Channels by which the monitor passes on the messages that it receives.
-pub(super) struct Told {
+pub(super) struct MonitorChannels {
     pub(super) answer: SyncSender<Answer>,
     pub(super) worker: SyncSender<FromWorker>,
 }
 
-impl Link {
-    pub(super) fn new(agent: AgentSocket, bell: OwnedFd) -> (Link, Told) {
+impl AgentLink {
+    pub(super) fn new(agent: AgentSocket, bell: OwnedFd) -> (AgentLink, MonitorChannels) {
         let ((answer, answers), (worker, said)) = (sync_channel(1), sync_channel(WORKER_MESSAGES));
         let control = Control {
             answers,
@@ -172,7 +172,7 @@ impl Link {
             cold_start: ColdStart::default(),
             cold_imports: None,
         };
-        let link = Link {
+        let link = AgentLink {
             agent,
             bell,
             control: Mutex::new(control),
@@ -186,7 +186,7 @@ impl Link {
             looking: AtomicU32::new(0),
             reviving: AtomicU32::new(0),
         };
-        (link, Told { answer, worker })
+        (link, MonitorChannels { answer, worker })
     }
 
     /// Wakes the lease's thread, which then checks everything.
@@ -210,7 +210,7 @@ pub(crate) fn error_of(code: u32, message: String) -> Error {
     Error::new(Code::from_number(code), message)
 }
 
-impl Lease {
+impl ClientLease {
     /// Has the waker called at that time.
     #[cold]
     pub(crate) fn wake_at(&self, at: Instant, waker: &Waker) {
@@ -243,11 +243,11 @@ impl Lease {
         while control.answers.try_recv().is_ok() {}
         self.tell_agent(client_to_agent::Body::Renew(v1::Renew { ticket: grant.ticket }))?;
         match self.hear_answer(&control, "renew the lease", AGENT_TIMEOUT)? {
-            Answered::Renewed => {
+            AgentAnswer::Renewed => {
                 self.expires_unix_ms.store(renewed.expires_unix_ms, Ordering::Relaxed);
                 Ok(())
             }
-            Answered::Started(..) => Err(protocol("the agent answered a renewal with a worker")),
+            AgentAnswer::Started(..) => Err(protocol("the agent answered a renewal with a worker")),
         }
     }
 
@@ -318,7 +318,7 @@ impl Lease {
         control: &Control,
         what: &str,
         longest: Duration,
-    ) -> Result<Answered, Error> {
+    ) -> Result<AgentAnswer, Error> {
         let late = || {
             let message = format!("the agent did not {what} within {} s", longest.as_secs());
             Error::new(Code::AgentUnreachable, message)

@@ -22,9 +22,9 @@ use sublet_fabric::sync::{Ordering, fence};
 use sublet_proto::v1::{self, agent_to_client, client_to_agent};
 use sublet_proto::{Code, Error, decode, limits};
 
-use super::carrier::Remote;
-use super::link::{Answer, Answered, FromWorker, Notice, Told, error_of, lock, protocol};
-use super::{Death, ENDED, IDLE, Lease, REMEMBERED_DEATHS, RUNNING};
+use super::link::{AgentAnswer, Answer, FromWorker, MonitorChannels, Notice, error_of, lock, protocol};
+use super::transport::RemoteWorkers;
+use super::{ClientLease, Death, ENDED, IDLE, REMEMBERED_DEATHS, RUNNING};
 
 /// Longest time until the end of a worker process is announced after its connection has ended.
 const DOWN_GRACE: Duration = Duration::from_millis(100);
@@ -52,16 +52,16 @@ struct Pulse {
 }
 
 /// Events that the lease's thread has to handle.
-struct Events {
+struct PendingEvents {
     agent: bool,
     bell: bool,
     /// Workers with data that has arrived.
     workers: Vec<u32>,
 }
 
-impl Lease {
+impl ClientLease {
     /// Runs until the lease is over.
-    pub(super) fn monitor(&self, told: &Told) {
+    pub(super) fn monitor(&self, told: &MonitorChannels) {
         IS_MONITOR.set(true);
         let mut pulse = Pulse { next: Instant::now(), stop_at: None };
         let mut look_at = None;
@@ -92,7 +92,7 @@ impl Lease {
     }
 
     /// Sends a sign of life when it is due, and checks the connections. Returns the time of the next call.
-    fn beat(&self, remote: &Remote, pulse: &mut Pulse, now: Instant) -> Instant {
+    fn beat(&self, remote: &RemoteWorkers, pulse: &mut Pulse, now: Instant) -> Instant {
         let is_due = now >= pulse.next;
         if is_due {
             // If the agent is gone, the next access to its connection shows that.
@@ -105,7 +105,7 @@ impl Lease {
         pulse.stop_at.map_or(pulse.next, |at| at.min(pulse.next))
     }
 
-    fn look_after(&self, remote: &Remote, stop_at: Option<Instant>, now: Instant) -> Option<Instant> {
+    fn look_after(&self, remote: &RemoteWorkers, stop_at: Option<Instant>, now: Instant) -> Option<Instant> {
         let (worker, reason) = remote.down().filter(|_| self.running())?;
         match stop_at {
             Some(at) if now >= at => {
@@ -167,7 +167,7 @@ impl Lease {
     }
 
     /// Receives the agent's messages. Returns whether there may be more.
-    fn hear_agent(&self, told: &Told) -> bool {
+    fn hear_agent(&self, told: &MonitorChannels) -> bool {
         let gone =
             |why: &str| Error::new(Code::AgentUnreachable, format!("the lease's agent is gone: {why}"));
         let packet = match self.link.agent.receive(Some(Duration::ZERO)) {
@@ -186,22 +186,22 @@ impl Lease {
             }
         };
         match read_agent(packet) {
-            Ok(Heard::Answer(result)) => drop(told.answer.try_send(result)),
-            Ok(Heard::FromWorker(bytes)) => drop(told.worker.try_send(FromWorker::Said(bytes))),
-            Ok(Heard::Question(question)) => self.pass_question(question),
-            Ok(Heard::Alive) => {}
-            Ok(Heard::Measured(measured)) => {
+            Ok(AgentMessage::Answer(result)) => drop(told.answer.try_send(result)),
+            Ok(AgentMessage::FromWorker(bytes)) => drop(told.worker.try_send(FromWorker::Said(bytes))),
+            Ok(AgentMessage::Question(question)) => self.pass_question(question),
+            Ok(AgentMessage::Alive) => {}
+            Ok(AgentMessage::Measured(measured)) => {
                 if let Some(asked) = lock(&self.link.asked).pop_front() {
                     // Only this thread sets the cell.
                     let _ = asked.set(measured);
                 }
             }
-            Ok(Heard::WorkerExited(error)) => {
+            Ok(AgentMessage::WorkerExited(error)) => {
                 self.worker_ended(error);
                 drop(told.worker.try_send(FromWorker::Ended));
             }
-            Ok(Heard::LeaseEnded(error, usage)) => self.lease_ended(error, Some(usage)),
-            Ok(Heard::Ending(error, grace)) => self.announce(error, grace),
+            Ok(AgentMessage::LeaseEnded(error, usage)) => self.lease_ended(error, Some(usage)),
+            Ok(AgentMessage::Ending(error, grace)) => self.announce(error, grace),
             Err(error) => self.lease_ended(error, None),
         }
         true
@@ -303,7 +303,7 @@ impl Lease {
     }
 
     /// Sleeps until the agent, the bell or a worker with watched futures has something, or until a time.
-    fn await_events(&self, until: Option<Instant>) -> Events {
+    fn await_events(&self, until: Option<Instant>) -> PendingEvents {
         let polled = match self.carrier.remote() {
             None => Vec::new(),
             Some(remote) => remote.to_poll(|worker| self.records(worker).any_watched()),
@@ -313,11 +313,11 @@ impl Lease {
         let ready = poll_until(&fds, until);
         let workers = polled.iter().zip(&ready[2..]).filter(|(_, ready)| **ready);
         let workers = workers.map(|(&(worker, _), _)| worker).collect();
-        Events { agent: ready[0], bell: ready[1], workers }
+        PendingEvents { agent: ready[0], bell: ready[1], workers }
     }
 }
 
-enum Heard {
+enum AgentMessage {
     Answer(Answer),
     FromWorker(Vec<u8>),
     Question(v1::RunMessage),
@@ -328,30 +328,30 @@ enum Heard {
     LeaseEnded(Error, v1::Usage),
 }
 
-fn read_agent(mut packet: Packet) -> Result<Heard, Error> {
+fn read_agent(mut packet: Packet) -> Result<AgentMessage, Error> {
     let message: v1::AgentToClient = decode("an agent's message", &packet.bytes)?;
     match message.body {
         Some(agent_to_client::Body::Started(started)) => {
-            Ok(Heard::Answer(Ok(Answered::Started(started, packet.fds.pop()))))
+            Ok(AgentMessage::Answer(Ok(AgentAnswer::Started(started, packet.fds.pop()))))
         }
         Some(agent_to_client::Body::Failure(failure)) => {
-            Ok(Heard::Answer(Err(error_of(failure.code, failure.message))))
+            Ok(AgentMessage::Answer(Err(error_of(failure.code, failure.message))))
         }
-        Some(agent_to_client::Body::FromWorker(bytes)) => Ok(Heard::FromWorker(bytes)),
-        Some(agent_to_client::Body::Memory(question)) => Ok(Heard::Question(question)),
-        Some(agent_to_client::Body::Alive(_)) => Ok(Heard::Alive),
-        Some(agent_to_client::Body::Measured(measured)) => Ok(Heard::Measured(measured)),
-        Some(agent_to_client::Body::Renewed(_)) => Ok(Heard::Answer(Ok(Answered::Renewed))),
+        Some(agent_to_client::Body::FromWorker(bytes)) => Ok(AgentMessage::FromWorker(bytes)),
+        Some(agent_to_client::Body::Memory(question)) => Ok(AgentMessage::Question(question)),
+        Some(agent_to_client::Body::Alive(_)) => Ok(AgentMessage::Alive),
+        Some(agent_to_client::Body::Measured(measured)) => Ok(AgentMessage::Measured(measured)),
+        Some(agent_to_client::Body::Renewed(_)) => Ok(AgentMessage::Answer(Ok(AgentAnswer::Renewed))),
         Some(agent_to_client::Body::Ending(ending)) => {
             let grace = Duration::from_millis(ending.grace_ms.min(limits::MAX_TIMEOUT_MS));
-            Ok(Heard::Ending(error_of(ending.code, ending.reason), grace))
+            Ok(AgentMessage::Ending(error_of(ending.code, ending.reason), grace))
         }
         Some(agent_to_client::Body::WorkerExited(exited)) => {
-            Ok(Heard::WorkerExited(error_of(exited.code, exited.reason)))
+            Ok(AgentMessage::WorkerExited(error_of(exited.code, exited.reason)))
         }
         Some(agent_to_client::Body::LeaseEnded(ended)) => {
             let code = if ended.code == 0 { Code::LeaseEnded.number() } else { ended.code };
-            Ok(Heard::LeaseEnded(error_of(code, ended.reason), ended.usage.unwrap_or_default()))
+            Ok(AgentMessage::LeaseEnded(error_of(code, ended.reason), ended.usage.unwrap_or_default()))
         }
         Some(agent_to_client::Body::Attached(_)) => Err(protocol("the agent attached the lease twice")),
         Some(other) => Err(protocol(format!("the agent said {other:?}"))),

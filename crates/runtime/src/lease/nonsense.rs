@@ -17,10 +17,10 @@ use sublet_fabric::line::Turn;
 use sublet_fabric::ring::{Occupant, Position};
 use sublet_proto::{Code, Error};
 
-use super::carrier::Carrier;
 use super::link::{Endings, lock};
-use super::{Lease, monitor};
-use crate::wire::{MAX_MESSAGE_BYTES, Outcome, RECORDS};
+use super::transport::WorkerTransport;
+use super::{ClientLease, monitor};
+use crate::wire::{CallOutcome, MAX_MESSAGE_BYTES, RECORDS};
 
 /// Longest time until the end of a worker process that was asked to stop is announced.
 pub(crate) const STOP_TIMEOUT: Duration = Duration::from_secs(5);
@@ -56,7 +56,7 @@ impl fmt::Display for Nonsense {
     }
 }
 
-impl Outcome {
+impl CallOutcome {
     /// Whether a worker can have ended a call with such an output so.
     #[cold]
     pub(crate) fn check(&self, capacity_bytes: u32) -> Result<(), Nonsense> {
@@ -77,7 +77,7 @@ impl Outcome {
     }
 }
 
-impl Lease {
+impl ClientLease {
     /// Finds an invalid write that concerns a call which is neither answered nor lost.
     #[cold]
     pub(crate) fn nonsense(&self, worker: u32, position: u64, by: Occupant) -> Option<Nonsense> {
@@ -111,7 +111,7 @@ impl Lease {
     /// Returns whether a request that was sent is still in the worker's inbox. Over a network it cannot be checked:
     /// `true`.
     fn keeps_request(&self, worker: u32, position: u64) -> bool {
-        let Carrier::Local(endpoint) = &self.carrier else { return true };
+        let WorkerTransport::Local(endpoint) = &self.carrier else { return true };
         let position = Position::new(position, self.inbox.slots());
         endpoint.holds(self.inbox.line(worker, position.line), position.turn)
     }
@@ -161,8 +161,8 @@ impl Lease {
 mod tests {
     use super::*;
 
-    fn outcome(status: u32, output_len: u32, detail: u64) -> Outcome {
-        Outcome { status, output_len, detail }
+    fn outcome(status: u32, output_len: u32, detail: u64) -> CallOutcome {
+        CallOutcome { status, output_len, detail }
     }
 
     #[test]

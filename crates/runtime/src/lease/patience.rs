@@ -14,10 +14,10 @@ use sublet_fabric::greeting::{PULSE, SILENCE};
 use sublet_fabric::sync::Ordering;
 use sublet_proto::{Code, Error};
 
-use super::Lease;
+use super::ClientLease;
 use super::monitor::poll_until;
 
-impl Lease {
+impl ClientLease {
     /// Waits for a message that the lease's thread passes on, at most for the timeout.
     pub(super) fn wait_for_word<T>(
         &self,

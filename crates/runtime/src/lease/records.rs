@@ -26,13 +26,13 @@ pub(crate) struct Records {
 
 /// A claimed record.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Claim {
+pub(crate) struct RecordClaim {
     pub(crate) record: u16,
     /// Number of earlier uses of the record.
     pub(crate) uses: u64,
 }
 
-impl Claim {
+impl RecordClaim {
     /// The turn in which the result is published.
     #[inline(always)]
     pub(crate) fn turn(self) -> Turn {
@@ -52,7 +52,7 @@ impl Records {
 
     /// Claims a free record. `None` if all are unfinished or uncollected.
     #[inline(always)]
-    pub(crate) fn claim(&self) -> Option<Claim> {
+    pub(crate) fn claim(&self) -> Option<RecordClaim> {
         for (index, word) in self.free.iter().enumerate() {
             let mut bits = word.load(Ordering::Relaxed);
             while bits != 0 {
@@ -67,10 +67,10 @@ impl Records {
     }
 
     #[inline(always)]
-    fn begin(&self, record: usize) -> Claim {
+    fn begin(&self, record: usize) -> RecordClaim {
         let uses = self.uses[record].load(Ordering::Relaxed);
         self.uses[record].store(uses + 1, Ordering::Relaxed);
-        Claim { record: record as u16, uses }
+        RecordClaim { record: record as u16, uses }
     }
 
     /// Gives a record back.

@@ -10,13 +10,13 @@ use std::os::fd::{AsFd, BorrowedFd};
 use sublet_proto::v1::{self, client_to_worker, worker_to_client};
 use sublet_proto::{Code, Error};
 
-use super::Lease;
-use super::carrier::Keys;
+use super::ClientLease;
 use super::link::{Control, Untold, lock, protocol};
 use super::start::read_worker;
+use super::transport::RegionKeys;
 use crate::arena::MapsRegions;
 
-impl MapsRegions for Lease {
+impl MapsRegions for ClientLease {
     fn publish_regions(&self) -> Result<(), Error> {
         let mut control = lock(&self.link.control);
         if control.worker.is_none() || self.is_over() {
@@ -30,7 +30,7 @@ impl MapsRegions for Lease {
     }
 }
 
-impl Lease {
+impl ClientLease {
     pub(super) fn send_regions(&self, control: &mut Control) -> Result<(), Error> {
         self.take_late_answer(control)?;
         let known = std::mem::take(&mut control.regions);
@@ -53,9 +53,9 @@ impl Lease {
         region: u32,
         (file, len_bytes): (BorrowedFd<'_>, u64),
     ) -> Result<(), Error> {
-        let Keys { key, keys } = match self.carrier.remote() {
+        let RegionKeys { key, keys } = match self.carrier.remote() {
             Some(remote) => remote.expose(region)?,
-            None => Keys::default(),
+            None => RegionKeys::default(),
         };
         let message = client_to_worker::Body::MapRegion(v1::MapRegion { region, len_bytes, key, keys });
         let answer = self.ask_worker(control, message, &[file]);
@@ -73,7 +73,7 @@ impl Lease {
             worker_to_client::Body::RegionMapped(mapped) if mapped.region == region => mapped,
             other => return Err(protocol(format!("the worker answered a region with {other:?}"))),
         };
-        let said = Keys { key: mapped.key, keys: mapped.keys };
+        let said = RegionKeys { key: mapped.key, keys: mapped.keys };
         self.carrier.remote().map_or(Ok(()), |remote| remote.reach(region, said, len_bytes))
     }
 

@@ -1,7 +1,7 @@
 //! Waits for a call's result, reads it, and frees its record.
 //!
 //! A result is there when its line has the call's turn. It will never be there if the call's ring position is below the
-//! worker's `dead_before`; [`Lease::why_lost`] then returns the reason.
+//! worker's `dead_before`; [`ClientLease::why_lost`] then returns the reason.
 
 use std::time::{Duration, Instant};
 
@@ -11,9 +11,9 @@ use sublet_fabric::sync::{Ordering, fence};
 use sublet_proto::package::is_device;
 use sublet_proto::{Code, Error};
 
-use super::carrier::Carrier;
 use super::link::{Endings, lock};
-use super::{Call, Lease, Sent, monitor};
+use super::transport::WorkerTransport;
+use super::{Call, ClientLease, SentCall, monitor};
 use crate::wire::MAX_MESSAGE_BYTES;
 
 /// Longest sleep of a waiting thread before it checks everything again that can end its wait: the worker can write the
@@ -22,7 +22,7 @@ const LOOK_AGAIN: Duration = Duration::from_millis(250);
 /// Longest time until the end of a worker process that ends itself is announced.
 const LONGEST_END: Duration = Duration::from_secs(2);
 
-impl Lease {
+impl ClientLease {
     /// The line on which a record's result is published.
     #[inline(always)]
     pub(crate) fn result_line(&self, worker: u32, record: u16) -> &Line {
@@ -51,7 +51,7 @@ impl Lease {
     /// it. If the end is not announced, or if this thread is the one that would receive the announcement, the next call
     /// may be lost with the process.
     #[cold]
-    pub(crate) fn await_end_with_kernel(&self, sent: &Sent, deadline: Option<Instant>) {
+    pub(crate) fn await_end_with_kernel(&self, sent: &SentCall, deadline: Option<Instant>) {
         if is_device(&self.description.pu) && !monitor::is_here() {
             let left = deadline.map(|at| at.saturating_duration_since(Instant::now()));
             let longest = left.map_or(LONGEST_END, |left| left.min(LONGEST_END));
@@ -63,8 +63,8 @@ impl Lease {
     /// Spins for the result for the lease's spin time. Returns `false` if it did not come in that time, or if there is
     /// a reason not to wait any more.
     #[inline(always)]
-    pub(crate) fn spin(&self, line: &Line, sent: &Sent, call: &Call) -> bool {
-        if let Carrier::Remote(remote) = &self.carrier {
+    pub(crate) fn spin(&self, line: &Line, sent: &SentCall, call: &Call) -> bool {
+        if let WorkerTransport::Remote(remote) = &self.carrier {
             return self.spin_remote(remote, line, sent, call);
         }
         // Most hot calls end within these looks; the clock is read only after them.
@@ -89,14 +89,14 @@ impl Lease {
 
     /// Sleeps until the result comes, the call is lost, the worker process ends, or the deadline passes, at most for
     /// [`LOOK_AGAIN`]. Returns whether the result came.
-    pub(crate) fn sleep(&self, line: &Line, sent: &Sent, deadline: Option<Instant>) -> bool {
+    pub(crate) fn sleep(&self, line: &Line, sent: &SentCall, deadline: Option<Instant>) -> bool {
         let look_again = Instant::now() + LOOK_AGAIN;
         let deadline = Some(deadline.map_or(look_again, |at| at.min(look_again)));
         let over = || self.lost(sent.worker, sent.position) || !self.running();
         let line = (line, self.result_watch(sent.worker, sent.record));
         match &self.carrier {
-            Carrier::Local(endpoint) => endpoint.wait(line, sent.turn, deadline, over),
-            Carrier::Remote(remote) => remote.wait(sent, line, deadline, over),
+            WorkerTransport::Local(endpoint) => endpoint.wait(line, sent.turn, deadline, over),
+            WorkerTransport::Remote(remote) => remote.wait(sent, line, deadline, over),
         }
     }
 
@@ -104,8 +104,8 @@ impl Lease {
     #[inline(always)]
     pub(crate) fn take_arrived(&self, worker: u32) -> bool {
         match &self.carrier {
-            Carrier::Local(_) => false,
-            Carrier::Remote(remote) => remote.take_arrived(worker),
+            WorkerTransport::Local(_) => false,
+            WorkerTransport::Remote(remote) => remote.take_arrived(worker),
         }
     }
 
@@ -136,7 +136,7 @@ impl Lease {
 
     /// Releases the record of a call that is over, and the substitute buffer of its output.
     #[inline(always)]
-    pub(crate) fn release(&self, sent: &mut Sent) {
+    pub(crate) fn release(&self, sent: &mut SentCall) {
         if let Some(block) = sent.staging.take() {
             self.arena.free(block);
         }

@@ -8,13 +8,13 @@ use sublet_proto::v1::{self, client_to_agent, client_to_worker, worker_to_client
 use sublet_proto::{Code, Error};
 
 use super::link::{lock, protocol};
-use super::{Lease, RUNNING};
+use super::{ClientLease, RUNNING};
 
 /// Largest number of unread questions of a worker process on another machine. It asks one after the other.
 const QUESTIONS: usize = 4;
 
 /// Access to the run's memory that a worker process gets with a run.
-pub(crate) enum Told<'a> {
+pub(crate) enum RunMemoryAccess<'a> {
     /// No access: the component uses no memory.
     Nothing,
     /// The socket on which the process sends its questions.
@@ -24,7 +24,7 @@ pub(crate) enum Told<'a> {
     Relayed(Vec<Vec<u8>>),
 }
 
-impl Lease {
+impl ClientLease {
     /// Whether its worker processes are reached over a network.
     pub(crate) fn is_remote(&self) -> bool {
         self.carrier.remote().is_some()
@@ -35,7 +35,7 @@ impl Lease {
     ///
     /// # Errors
     /// `worker_died` if no process runs.
-    pub(crate) fn tell_run(&self, run: v1::Run, told: Told<'_>) -> Result<u64, Error> {
+    pub(crate) fn tell_run(&self, run: v1::Run, told: RunMemoryAccess<'_>) -> Result<u64, Error> {
         let control = lock(&self.link.control);
         if self.status.load(Ordering::Acquire) != RUNNING {
             return Err(Error::new(Code::WorkerDied, "the worker ended before it was told of its run"));
@@ -43,9 +43,9 @@ impl Lease {
         let number = run.number;
         let run = client_to_worker::Body::Run(run);
         let answer = match told {
-            Told::Nothing => self.ask_worker(&control, run, &[])?,
-            Told::Here(socket) => self.ask_worker(&control, run, &[socket])?,
-            Told::Relayed(answers) => self.ask_worker_with(&control, run, || {
+            RunMemoryAccess::Nothing => self.ask_worker(&control, run, &[])?,
+            RunMemoryAccess::Here(socket) => self.ask_worker(&control, run, &[socket])?,
+            RunMemoryAccess::Relayed(answers) => self.ask_worker_with(&control, run, || {
                 answers.into_iter().try_for_each(|answer| self.answer_memory(number, answer))
             })?,
         };

@@ -17,11 +17,11 @@ use sublet_fabric::sync::Ordering;
 use sublet_proto::v1::{self, client_to_agent, client_to_worker, worker_to_client};
 use sublet_proto::{Code, Error, decode};
 
-use super::carrier::{Keys, Links, Remote};
 use super::link::{
-    Answered, ColdStart, Control, Endings, FromWorker, WorkerSocket, error_of, lock, protocol,
+    AgentAnswer, ColdStart, Control, Endings, FromWorker, WorkerSocket, error_of, lock, protocol,
 };
-use super::{ENDED, IDLE, Lease, RUNNING};
+use super::transport::{PartialConnections, RegionKeys, RemoteWorkers};
+use super::{ClientLease, ENDED, IDLE, RUNNING};
 use crate::wire::OWN_REGION;
 
 /// Longest time that an agent which is known to run may take to start a worker. It may first have to fetch the package
@@ -34,7 +34,7 @@ const ANNOUNCEMENT_TIMEOUT: Duration = Duration::from_secs(2);
 /// Time that a process on another machine which could not be connected has to end by itself.
 const EXIT_GRACE: Duration = Duration::from_millis(100);
 
-impl Lease {
+impl ClientLease {
     /// Starts the worker process unless it runs.
     #[cold]
     pub(crate) fn revive(&self) -> Result<(), Error> {
@@ -56,10 +56,10 @@ impl Lease {
         self.start(&mut lock(&self.link.control), Ok(asked_ns))
     }
 
-    /// Starts a worker process like [`Lease::revive`], in the background, unless another thread does so already. If the
+    /// Starts a worker process like [`ClientLease::revive`], in the background, unless another thread does so already. If the
     /// start fails, the calls that wait for the process are lost.
     #[cold]
-    pub(crate) fn revive_soon(self: &Arc<Lease>) {
+    pub(crate) fn revive_soon(self: &Arc<ClientLease>) {
         if self.link.reviving.swap(1, Ordering::AcqRel) != 0 {
             return;
         }
@@ -137,18 +137,18 @@ impl Lease {
     fn start_process(&self, control: &mut Control, asked_ns: u64) -> Result<(), Error> {
         let answer = self.hear_answer(control, "start a worker", LONGEST_START)?;
         let started = match (answer, self.carrier.remote()) {
-            (Answered::Started(started, Some(socket)), None) => {
+            (AgentAnswer::Started(started, Some(socket)), None) => {
                 control.worker = Some(WorkerSocket::Local(PacketSocket::from(socket)));
                 started
             }
-            (Answered::Started(started, _), Some(_)) => {
+            (AgentAnswer::Started(started, _), Some(_)) => {
                 control.worker = Some(WorkerSocket::Remote);
                 started
             }
-            (Answered::Started(_, None), None) => {
+            (AgentAnswer::Started(_, None), None) => {
                 return Err(protocol("a started worker without its socket"));
             }
-            (Answered::Renewed, _) => return Err(protocol("the agent answered a start with a renewal")),
+            (AgentAnswer::Renewed, _) => return Err(protocol("the agent answered a start with a renewal")),
         };
         (control.regions, control.untold) = (BTreeSet::new(), None);
         let starts = self.start_positions();
@@ -179,19 +179,20 @@ impl Lease {
     fn connect_remote(
         &self,
         control: &mut Control,
-        remote: &Remote,
+        remote: &RemoteWorkers,
         starts: &[u64],
     ) -> Result<(v1::Ready, u64), Error> {
         let links = remote.link(&mut control.links)?;
         if remote.connects_last() {
             self.send_regions(control)?;
         }
-        let Keys { key, keys } = remote.expose(OWN_REGION)?;
-        let contacts = if let Links::Contacts(contacts) = &links { contacts.clone() } else { Vec::new() };
+        let RegionKeys { key, keys } = remote.expose(OWN_REGION)?;
+        let contacts =
+            if let PartialConnections::Contacts(contacts) = &links { contacts.clone() } else { Vec::new() };
         let connect = v1::Connect { results: key, results_keys: keys, contacts, ..self.connection(starts) };
         let mut ready = self.connect_worker(control, connect)?;
         let heard_ns = monotonic_ns();
-        let inbox = Keys { key: ready.inbox, keys: std::mem::take(&mut ready.inbox_keys) };
+        let inbox = RegionKeys { key: ready.inbox, keys: std::mem::take(&mut ready.inbox_keys) };
         if remote.connects_last() {
             remote.reach(OWN_REGION, inbox, self.inbox.len_bytes())?;
             remote.connect(links, &[])?;

@@ -53,7 +53,7 @@ pub(super) enum Whom {
 
 /// Way in which a request is made.
 #[derive(Clone, Copy)]
-pub(super) struct Terms {
+pub(super) struct RequestTerms {
     /// Longest wait for one manager's answer.
     pub(super) deadline: Duration,
     pub(super) repeat: Repeat,
@@ -62,13 +62,13 @@ pub(super) struct Terms {
     pub(super) whom: Whom,
 }
 
-pub(super) struct Connection {
-    managers: Mutex<Managers>,
+pub(super) struct ManagerConnection {
+    managers: Mutex<ManagerChannels>,
     /// Taken only when dropped, because a runtime may not be dropped in the ordinary way inside of another.
     runtime: Option<Runtime>,
 }
 
-struct Managers {
+struct ManagerChannels {
     access: Access,
     /// Channels, one for each address, made when they are first used.
     channels: Vec<Option<Channel>>,
@@ -82,7 +82,7 @@ struct Managers {
 }
 
 /// Reason why one manager did not execute a request.
-enum Failure {
+enum RequestFailure {
     /// The manager has answered with this error.
     Said(Error),
     /// Whether or not it was executed is not known.
@@ -93,20 +93,20 @@ enum Failure {
     NotReached(Error),
 }
 
-impl Failure {
+impl RequestFailure {
     fn error(self) -> Error {
         match self {
-            Failure::Said(error)
-            | Failure::Broken(error)
-            | Failure::TooLate(error)
-            | Failure::NotReached(error) => error,
+            RequestFailure::Said(error)
+            | RequestFailure::Broken(error)
+            | RequestFailure::TooLate(error)
+            | RequestFailure::NotReached(error) => error,
         }
     }
 }
 
-impl Connection {
+impl ManagerConnection {
     /// Begins with a manager at random, so that many clients do not all ask the same.
-    pub(super) fn new(access: Access) -> Result<Connection, Error> {
+    pub(super) fn new(access: Access) -> Result<ManagerConnection, Error> {
         let managers = access.managers.len();
         if managers == 0 {
             return Err(Error::new(Code::InvalidArgument, "no address of a manager was given"));
@@ -116,8 +116,8 @@ impl Connection {
             .build()
             .map_err(|error| Error::of_system("cannot make a tokio runtime", &error))?;
         let current = (super::random_bits()? % managers as u128) as usize;
-        let managers = Mutex::new(Managers::new(access, current));
-        Ok(Connection { managers, runtime: Some(runtime) })
+        let managers = Mutex::new(ManagerChannels::new(access, current));
+        Ok(ManagerConnection { managers, runtime: Some(runtime) })
     }
 
     /// The manager that is asked next.
@@ -132,7 +132,7 @@ impl Connection {
     }
 
     /// Makes a request of one manager after another until one does it.
-    pub(super) fn ask<M, T, F, Fut>(&self, terms: Terms, message: M, call: F) -> Result<T, Error>
+    pub(super) fn ask<M, T, F, Fut>(&self, terms: RequestTerms, message: M, call: F) -> Result<T, Error>
     where
         M: Clone + Send + Sync,
         T: Send,
@@ -150,24 +150,24 @@ impl Connection {
                         return Ok(answer);
                     }
                     // Once round: a manager that has refused is not asked again.
-                    Err(Failure::Said(error)) if (terms.also_elsewhere)(error.code) => {
+                    Err(RequestFailure::Said(error)) if (terms.also_elsewhere)(error.code) => {
                         refused.get_or_insert(error);
                     }
-                    Err(Failure::Said(error)) => {
+                    Err(RequestFailure::Said(error)) => {
                         self.lock().prefer(&address);
                         return Err(error);
                     }
-                    Err(Failure::Broken(error) | Failure::TooLate(error))
+                    Err(RequestFailure::Broken(error) | RequestFailure::TooLate(error))
                         if terms.repeat == Repeat::Unsent =>
                     {
                         return Err(error);
                     }
-                    Err(Failure::TooLate(error)) => unreached = Some(error),
-                    Err(Failure::Broken(error)) => {
+                    Err(RequestFailure::TooLate(error)) => unreached = Some(error),
+                    Err(RequestFailure::Broken(error)) => {
                         unreached = Some(error);
                         broken.push(address);
                     }
-                    Err(Failure::NotReached(error)) => {
+                    Err(RequestFailure::NotReached(error)) => {
                         unreached = Some(error);
                         silent.push(address);
                     }
@@ -200,10 +200,10 @@ impl Connection {
     {
         let mut asked = self.ask_one(address, deadline, message, &call)?;
         // A connection that broke while it was idle may have lost the request.
-        if let Err(Failure::Broken(_)) = asked {
+        if let Err(RequestFailure::Broken(_)) = asked {
             asked = self.ask_one(address, deadline, message, &call)?;
         }
-        asked.map_err(Failure::error)
+        asked.map_err(RequestFailure::error)
     }
 
     /// The manager that stands above the others, if there is one.
@@ -248,7 +248,7 @@ impl Connection {
         deadline: Duration,
         message: &M,
         call: &F,
-    ) -> Result<Result<T, Failure>, Error>
+    ) -> Result<Result<T, RequestFailure>, Error>
     where
         M: Clone + Send + Sync,
         T: Send,
@@ -270,17 +270,17 @@ impl Connection {
             Ok(Err(status)) => Err(failure(address, &status)),
             Err(_) => {
                 let why = format!("no answer in {} s", deadline.as_secs_f32());
-                Err(Failure::TooLate(address.unreachable(&why)))
+                Err(RequestFailure::TooLate(address.unreachable(&why)))
             }
         })
     }
 
-    fn lock(&self) -> MutexGuard<'_, Managers> {
+    fn lock(&self) -> MutexGuard<'_, ManagerChannels> {
         self.managers.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
-impl Drop for Connection {
+impl Drop for ManagerConnection {
     fn drop(&mut self) {
         if let Some(runtime) = self.runtime.take() {
             runtime.shutdown_background();
@@ -288,11 +288,11 @@ impl Drop for Connection {
     }
 }
 
-impl Managers {
-    fn new(access: Access, current: usize) -> Managers {
+impl ManagerChannels {
+    fn new(access: Access, current: usize) -> ManagerChannels {
         let given = access.managers.len();
         let (global, of_nodes) = Default::default();
-        Managers { access, channels: vec![None; given], given, current, global, of_nodes }
+        ManagerChannels { access, channels: vec![None; given], given, current, global, of_nodes }
     }
 
     /// All of them, or all that have nodes, beginning with the one that answered last.
@@ -379,12 +379,12 @@ impl Managers {
     }
 }
 
-fn failure(address: &Address, status: &Status) -> Failure {
+fn failure(address: &Address, status: &Status) -> RequestFailure {
     let error = address.failure(status);
     match error.code {
-        Code::ManagerUnreachable if is_unsent(status) => Failure::NotReached(error),
-        Code::ManagerUnreachable => Failure::Broken(error),
-        _ => Failure::Said(error),
+        Code::ManagerUnreachable if is_unsent(status) => RequestFailure::NotReached(error),
+        Code::ManagerUnreachable => RequestFailure::Broken(error),
+        _ => RequestFailure::Said(error),
     }
 }
 
@@ -418,9 +418,9 @@ fn wait_for<T: Send>(runtime: &Runtime, future: impl Future<Output = T> + Send) 
 mod tests {
     use super::*;
 
-    fn managers(given: &str) -> Managers {
+    fn managers(given: &str) -> ManagerChannels {
         let access = Access::parse(given).unwrap();
-        Managers::new(access, 0)
+        ManagerChannels::new(access, 0)
     }
 
     fn known(addresses: &[&str]) -> Vec<ManagerInfo> {
@@ -428,7 +428,7 @@ mod tests {
         addresses.iter().map(info).collect()
     }
 
-    fn list(managers: &Managers) -> Vec<String> {
+    fn list(managers: &ManagerChannels) -> Vec<String> {
         managers.access.managers.iter().map(Address::to_string).collect()
     }
 

@@ -8,7 +8,7 @@
 //! - A line that is present in part holds the bytes that were written to it, as one range. A write that does not adjoin
 //!   the range first makes it be written back. Thus only written bytes are written back, and writes by others to other
 //!   bytes of the line are not lost.
-//! - Bytes that are requested after they were written back arrive as they were written: a [`Source`] keeps the order of
+//! - Bytes that are requested after they were written back arrive as they were written: a [`BackingStore`] keeps the order of
 //!   its requests. Blocks that were requested before a write to them are received before it.
 
 use std::ops::Range;
@@ -31,8 +31,8 @@ const STREAMS: usize = 8;
 pub(super) const MIN_LINES: u64 = (SHARDS * WAYS) as u64;
 
 /// The backing store of the lines. Requests of one thread are executed in their order.
-pub(super) trait Source {
-    type Asked: Asked;
+pub(super) trait BackingStore {
+    type Asked: PendingBytes;
 
     /// End of the backing store, in bytes.
     fn end(&self) -> u64;
@@ -44,17 +44,17 @@ pub(super) trait Source {
 }
 
 /// Bytes that were asked for.
-pub(super) trait Asked {
+pub(super) trait PendingBytes {
     fn wait(self) -> Result<Vec<u8>, Error>;
 }
 
 /// See the [module](self).
-pub(super) struct Cache<A> {
+pub(super) struct LineCache<A> {
     line_bytes: u64,
     /// Binary logarithm of `line_bytes`.
     line_bits: u32,
     shards: Box<[Mutex<Shard<A>>]>,
-    streams: Streams,
+    streams: MissStreams,
 }
 
 struct Shard<A> {
@@ -62,7 +62,7 @@ struct Shard<A> {
     line_bits: u32,
     /// Number of the line in each slot of the cache, plus 1; 0 if the slot is empty.
     tags: Vec<u64>,
-    lines: Vec<Line>,
+    lines: Vec<CacheLine>,
     data: Vec<u8>,
     /// Slot of each set at which the search for an unused line begins.
     hands: Vec<u8>,
@@ -70,7 +70,7 @@ struct Shard<A> {
 }
 
 #[derive(Clone, Default)]
-struct Line {
+struct CacheLine {
     is_whole: bool,
     is_used: bool,
     /// The range of bytes that was written and not written back.
@@ -78,14 +78,14 @@ struct Line {
 }
 
 /// The ends of the latest misses, by which sequential readers are recognized.
-struct Streams {
+struct MissStreams {
     ends: [AtomicU64; STREAMS],
     next: AtomicU64,
 }
 
-impl<A: Asked> Cache<A> {
+impl<A: PendingBytes> LineCache<A> {
     /// `line_bytes` is a power of two, and there are [`MIN_LINES`] at least.
-    pub(super) fn new(cache_bytes: u64, line_bytes: u64) -> Cache<A> {
+    pub(super) fn new(cache_bytes: u64, line_bytes: u64) -> LineCache<A> {
         debug_assert!(line_bytes.is_power_of_two(), "lines of {line_bytes} bytes");
         let sets = (cache_bytes / line_bytes / MIN_LINES).max(1) as usize;
         let line_bits = line_bytes.trailing_zeros();
@@ -93,13 +93,13 @@ impl<A: Asked> Cache<A> {
             line_bytes: line_bytes as usize,
             line_bits,
             tags: vec![0; sets * WAYS],
-            lines: vec![Line::default(); sets * WAYS],
+            lines: vec![CacheLine::default(); sets * WAYS],
             data: vec![0; sets * WAYS * line_bytes as usize],
             hands: vec![0; sets],
             asked: Vec::new(),
         };
         let shards = (0..SHARDS).map(|_| Mutex::new(shard())).collect();
-        Cache { line_bytes, line_bits, shards, streams: Streams::new() }
+        LineCache { line_bytes, line_bits, shards, streams: MissStreams::new() }
     }
 
     /// Accesses from this size on go past it.
@@ -113,7 +113,7 @@ impl<A: Asked> Cache<A> {
 
     pub(super) fn read(
         &self,
-        source: &impl Source<Asked = A>,
+        source: &impl BackingStore<Asked = A>,
         offset: u64,
         mut into: SharedBytesMut<'_>,
     ) -> Result<(), Error> {
@@ -135,7 +135,7 @@ impl<A: Asked> Cache<A> {
 
     pub(super) fn write(
         &self,
-        source: &impl Source<Asked = A>,
+        source: &impl BackingStore<Asked = A>,
         offset: u64,
         from: SharedBytes<'_>,
     ) -> Result<(), Error> {
@@ -153,7 +153,7 @@ impl<A: Asked> Cache<A> {
     /// bytes.
     fn write_past(
         &self,
-        source: &impl Source<Asked = A>,
+        source: &impl BackingStore<Asked = A>,
         offset: u64,
         from: SharedBytes<'_>,
     ) -> Result<(), Error> {
@@ -170,7 +170,7 @@ impl<A: Asked> Cache<A> {
     }
 
     /// Requests the missing bytes of a range, or as many from its beginning on as the source accepts.
-    pub(super) fn prefetch(&self, source: &impl Source<Asked = A>, offset: u64, len_bytes: u64) {
+    pub(super) fn prefetch(&self, source: &impl BackingStore<Asked = A>, offset: u64, len_bytes: u64) {
         let blocks = offset / self.block_bytes()..(offset + len_bytes).div_ceil(self.block_bytes());
         blocks.take(SHARDS * MAX_ASKED).for_each(|block| self.ask(source, block));
     }
@@ -178,7 +178,7 @@ impl<A: Asked> Cache<A> {
     /// Writes back the written bytes of a range. They stay in the cache, too.
     pub(super) fn write_back(
         &self,
-        source: &impl Source<Asked = A>,
+        source: &impl BackingStore<Asked = A>,
         offset: u64,
         len_bytes: u64,
     ) -> Result<(), Error> {
@@ -194,7 +194,7 @@ impl<A: Asked> Cache<A> {
     }
 
     /// Writes everything back, and empties the cache, so that later reads see writes of others.
-    pub(super) fn sync(&self, source: &impl Source<Asked = A>) -> Result<(), Error> {
+    pub(super) fn sync(&self, source: &impl BackingStore<Asked = A>) -> Result<(), Error> {
         for shard in &self.shards {
             let mut shard = lock(shard);
             shard.asked.clear();
@@ -212,7 +212,7 @@ impl<A: Asked> Cache<A> {
         lock(&self.shards[(block % SHARDS as u64) as usize])
     }
 
-    fn ask(&self, source: &impl Source<Asked = A>, block: u64) {
+    fn ask(&self, source: &impl BackingStore<Asked = A>, block: u64) {
         let offset = block.saturating_mul(self.block_bytes());
         let len_bytes = source.end().saturating_sub(offset).min(self.block_bytes());
         let mut shard = self.shard(block);
@@ -232,15 +232,15 @@ impl<A: Asked> Cache<A> {
     }
 }
 
-impl<A: Asked> Shard<A> {
+impl<A: PendingBytes> Shard<A> {
     /// Returns the number of the block if a line was missing that follows the previous miss.
     fn read(
         &mut self,
-        source: &impl Source<Asked = A>,
+        source: &impl BackingStore<Asked = A>,
         block: u64,
         offset: u64,
         mut into: SharedBytesMut<'_>,
-        streams: &Streams,
+        streams: &MissStreams,
     ) -> Result<Option<u64>, Error> {
         let mut ahead = None;
         if self.land(source, block) {
@@ -279,7 +279,7 @@ impl<A: Asked> Shard<A> {
     /// Returns their number.
     fn fetch(
         &mut self,
-        source: &impl Source<Asked = A>,
+        source: &impl BackingStore<Asked = A>,
         lines: Range<u64>,
         at: u64,
         mut into: SharedBytesMut<'_>,
@@ -310,7 +310,7 @@ impl<A: Asked> Shard<A> {
 
     fn write(
         &mut self,
-        source: &impl Source<Asked = A>,
+        source: &impl BackingStore<Asked = A>,
         block: u64,
         offset: u64,
         from: SharedBytes<'_>,
@@ -346,7 +346,7 @@ impl<A: Asked> Shard<A> {
     /// needed before the others have arrived.
     fn lacks(
         &mut self,
-        source: &impl Source<Asked = A>,
+        source: &impl BackingStore<Asked = A>,
         lines: impl Iterator<Item = (u64, Range<usize>)>,
     ) -> Result<bool, Error> {
         let mut lacks = false;
@@ -362,7 +362,7 @@ impl<A: Asked> Shard<A> {
     /// Forgets a line. Unless all of it is about to be written, it is written back before.
     fn forget(
         &mut self,
-        source: &impl Source<Asked = A>,
+        source: &impl BackingStore<Asked = A>,
         line: u64,
         is_all_written: bool,
     ) -> Result<(), Error> {
@@ -377,7 +377,7 @@ impl<A: Asked> Shard<A> {
 
     /// Receives a prefetched block. A failed block is requested again by the next access that needs it, which reports
     /// the error.
-    fn land(&mut self, source: &impl Source<Asked = A>, block: u64) -> bool {
+    fn land(&mut self, source: &impl BackingStore<Asked = A>, block: u64) -> bool {
         if self.asked.is_empty() {
             return false;
         }
@@ -387,7 +387,12 @@ impl<A: Asked> Shard<A> {
     }
 
     /// Keeps lines that have arrived, except those that are present: these may be newer.
-    fn take_in(&mut self, source: &impl Source<Asked = A>, first: u64, bytes: &[u8]) -> Result<(), Error> {
+    fn take_in(
+        &mut self,
+        source: &impl BackingStore<Asked = A>,
+        first: u64,
+        bytes: &[u8],
+    ) -> Result<(), Error> {
         for (line, bytes) in (first..).zip(bytes.chunks(self.line_bytes)) {
             let place = match self.find(line) {
                 Some(place) if self.lines[place].is_whole || !self.lines[place].dirty.is_empty() => continue,
@@ -398,7 +403,7 @@ impl<A: Asked> Shard<A> {
             here[..bytes.len()].copy_from_slice(bytes);
             // Beyond the end there are zeros, should it grow.
             here[bytes.len()..].fill(0);
-            self.lines[place] = Line { is_whole: true, is_used: true, dirty: 0..0 };
+            self.lines[place] = CacheLine { is_whole: true, is_used: true, dirty: 0..0 };
         }
         Ok(())
     }
@@ -419,7 +424,7 @@ impl<A: Asked> Shard<A> {
     }
 
     /// A place for a line, which is empty then.
-    fn claim(&mut self, source: &impl Source<Asked = A>, line: u64) -> Result<usize, Error> {
+    fn claim(&mut self, source: &impl BackingStore<Asked = A>, line: u64) -> Result<usize, Error> {
         let set = self.set(line);
         let place = match self.tags[set.clone()].iter().position(|tag| *tag == 0) {
             Some(way) => set.start + way,
@@ -428,7 +433,7 @@ impl<A: Asked> Shard<A> {
         self.clean(source, place)?;
         debug_assert!(self.find(line).is_none(), "line {line} is here twice");
         self.tags[place] = line + 1;
-        self.lines[place] = Line::default();
+        self.lines[place] = CacheLine::default();
         Ok(place)
     }
 
@@ -445,7 +450,7 @@ impl<A: Asked> Shard<A> {
     }
 
     /// Writes back the written bytes of a line. They stay in the cache, also for a line that is present in part.
-    fn clean(&mut self, source: &impl Source<Asked = A>, place: usize) -> Result<(), Error> {
+    fn clean(&mut self, source: &impl BackingStore<Asked = A>, place: usize) -> Result<(), Error> {
         let dirty = self.lines[place].dirty.clone();
         if dirty.is_empty() || self.tags[place] == 0 {
             return Ok(());
@@ -466,15 +471,15 @@ impl<A: Asked> Shard<A> {
     }
 }
 
-impl Line {
+impl CacheLine {
     fn has(&self, within: &Range<usize>) -> bool {
         self.is_whole || self.dirty.start <= within.start && within.end <= self.dirty.end
     }
 }
 
-impl Streams {
-    fn new() -> Streams {
-        Streams { ends: [const { AtomicU64::new(u64::MAX) }; STREAMS], next: AtomicU64::new(0) }
+impl MissStreams {
+    fn new() -> MissStreams {
+        MissStreams { ends: [const { AtomicU64::new(u64::MAX) }; STREAMS], next: AtomicU64::new(0) }
     }
 
     /// Takes note of lines that were missing. Whether they follow on others.

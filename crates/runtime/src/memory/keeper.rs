@@ -13,8 +13,8 @@ use sublet_fabric::sync::{AtomicU32, Ordering};
 use sublet_proto::v1::{self, agent_to_client, client_to_agent};
 use sublet_proto::{Code, Error, decode};
 
-use super::piece::Piece;
-use super::pieces::Owner;
+use super::piece::MemoryPiece;
+use super::pieces::PieceOwner;
 use super::segment::Segment;
 use crate::lease::link::{AGENT_TIMEOUT, error_of, lock, protocol};
 
@@ -24,27 +24,27 @@ const WORD_GRACE: Duration = Duration::from_millis(2_500);
 
 /// Watches over the segments of one component, until it is closed.
 #[derive(Clone)]
-pub(super) struct Keeper(Arc<Shared>);
+pub(super) struct SegmentKeeper(Arc<KeeperState>);
 
-struct Shared {
+struct KeeperState {
     /// Rung when there is a segment more or one fewer.
     bell: OwnedFd,
     /// Held by the thread that sends an agent a request: one at a time.
     asking: Mutex<()>,
-    inside: Mutex<Inside>,
+    inside: Mutex<WatchedSegments>,
     changed: Condvar,
     /// Not 0: the component has ended. Written by the thread, Release, when the reason is there.
     ended: AtomicU32,
 }
 
 #[derive(Default)]
-struct Inside {
+struct WatchedSegments {
     is_closed: bool,
     watched: Vec<Arc<Segment>>,
     /// Segments that are being given back, by lease. Their end does not end the component.
     leaving: HashMap<String, Option<v1::Usage>>,
     /// The agent's answer to the current request.
-    answer: Option<Result<Answer, Error>>,
+    answer: Option<Result<SegmentAnswer, Error>>,
     why_ended: Option<Error>,
     /// Called when the component has ended.
     on_end: Vec<OnEnd>,
@@ -53,23 +53,23 @@ struct Inside {
 type OnEnd = Box<dyn FnOnce(Error) + Send>;
 
 /// Answer of a segment's agent.
-enum Answer {
+enum SegmentAnswer {
     Renewed,
     Invited(v1::Invited),
 }
 
-impl Keeper {
-    pub(super) fn start() -> Result<Keeper, Error> {
+impl SegmentKeeper {
+    pub(super) fn start() -> Result<SegmentKeeper, Error> {
         let bell = eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)
             .map_err(|error| Error::of_system("eventfd", &error.into()))?;
         let (inside, changed, ended) = (Mutex::default(), Condvar::new(), AtomicU32::new(0));
-        let shared = Arc::new(Shared { bell, asking: Mutex::default(), inside, changed, ended });
+        let shared = Arc::new(KeeperState { bell, asking: Mutex::default(), inside, changed, ended });
         let thread = shared.clone();
         std::thread::Builder::new()
             .name("sublet memory".into())
             .spawn(move || thread.run())
             .map_err(|error| Error::of_system("starting the thread of a memory component", &error))?;
-        Ok(Keeper(shared))
+        Ok(SegmentKeeper(shared))
     }
 
     /// Ends its thread, and lets go of the segments.
@@ -106,7 +106,7 @@ impl Keeper {
     }
 
     /// The owner that the component's pieces report to.
-    pub(super) fn owner(&self) -> Arc<dyn Owner> {
+    pub(super) fn owner(&self) -> Arc<dyn PieceOwner> {
         self.0.clone()
     }
 
@@ -120,8 +120,9 @@ impl Keeper {
 
     /// The lease of a segment that is being given back, with its usage, if its agent reports it in time.
     pub(super) fn ended(&self, segment: &Segment) -> v1::Lease {
-        let is_left =
-            |inside: &Inside| inside.watched.iter().all(|watched| watched.lease.id != segment.lease.id);
+        let is_left = |inside: &WatchedSegments| {
+            inside.watched.iter().all(|watched| watched.lease.id != segment.lease.id)
+        };
         let mut inside = self.0.wait_until(AGENT_TIMEOUT, is_left);
         let usage = inside.leaving.remove(&segment.lease.id).flatten();
         v1::Lease { usage, ..segment.lease.clone() }
@@ -130,24 +131,24 @@ impl Keeper {
     /// Shows the agent of a segment a ticket with a later end.
     pub(super) fn renew(&self, segment: &Segment, ticket: Vec<u8>) -> Result<(), Error> {
         match self.ask(segment, client_to_agent::Body::Renew(v1::Renew { ticket }))? {
-            Answer::Renewed => Ok(()),
-            Answer::Invited(_) => Err(protocol("the agent answered a renewal with an invitation")),
+            SegmentAnswer::Renewed => Ok(()),
+            SegmentAnswer::Invited(_) => Err(protocol("the agent answered a renewal with an invitation")),
         }
     }
 
     /// Requests from the agent of a segment that another process may reach it.
     pub(super) fn invite(&self, segment: &Segment, invite: v1::Invite) -> Result<v1::Invited, Error> {
         match self.ask(segment, client_to_agent::Body::Invite(invite))? {
-            Answer::Invited(invited) => Ok(invited),
-            Answer::Renewed => Err(protocol("the agent answered an invitation with a renewal")),
+            SegmentAnswer::Invited(invited) => Ok(invited),
+            SegmentAnswer::Renewed => Err(protocol("the agent answered an invitation with a renewal")),
         }
     }
 
-    fn ask(&self, segment: &Segment, question: client_to_agent::Body) -> Result<Answer, Error> {
+    fn ask(&self, segment: &Segment, question: client_to_agent::Body) -> Result<SegmentAnswer, Error> {
         let _asking = lock(&self.0.asking);
         lock(&self.0.inside).answer = None;
         segment.agent.tell(question)?;
-        let is_told = |inside: &Inside| inside.answer.is_some() || inside.why_ended.is_some();
+        let is_told = |inside: &WatchedSegments| inside.answer.is_some() || inside.why_ended.is_some();
         let mut inside = self.0.wait_until(AGENT_TIMEOUT, is_told);
         let late = || {
             let message = format!("the agent of segment {} does not answer", segment.lease.id);
@@ -158,7 +159,7 @@ impl Keeper {
     }
 }
 
-impl Owner for Shared {
+impl PieceOwner for KeeperState {
     #[inline]
     fn check(&self) -> Result<(), Error> {
         if self.ended.load(Ordering::Acquire) == 0 { Ok(()) } else { Err(self.why_ended()) }
@@ -167,7 +168,7 @@ impl Owner for Shared {
     /// Records that a piece is out of reach, which ends the component: the result of the access is not known. The agent
     /// reports the reason, if it still runs.
     #[cold]
-    fn failed(&self, piece: &Piece, error: Error) -> Error {
+    fn failed(&self, piece: &MemoryPiece, error: Error) -> Error {
         if error.code == Code::AgentUnreachable {
             let mut inside = self.wait_until(WORD_GRACE, |inside| inside.why_ended.is_some());
             inside.why_ended.get_or_insert_with(|| error.clone());
@@ -187,7 +188,7 @@ impl Owner for Shared {
     }
 }
 
-impl Shared {
+impl KeeperState {
     #[cold]
     fn why_ended(&self) -> Error {
         let why = lock(&self.inside).why_ended.clone();
@@ -213,8 +214,8 @@ impl Shared {
     fn wait_until(
         &self,
         longest: Duration,
-        is_so: impl Fn(&Inside) -> bool,
-    ) -> std::sync::MutexGuard<'_, Inside> {
+        is_so: impl Fn(&WatchedSegments) -> bool,
+    ) -> std::sync::MutexGuard<'_, WatchedSegments> {
         let deadline = Instant::now() + longest;
         let mut inside = lock(&self.inside);
         while !is_so(&inside) {
@@ -302,8 +303,10 @@ impl Shared {
                 };
                 self.end(segment, reason, ended.usage)
             }
-            Ok(Some(agent_to_client::Body::Renewed(_))) => self.answer(Ok(Answer::Renewed)),
-            Ok(Some(agent_to_client::Body::Invited(invited))) => self.answer(Ok(Answer::Invited(invited))),
+            Ok(Some(agent_to_client::Body::Renewed(_))) => self.answer(Ok(SegmentAnswer::Renewed)),
+            Ok(Some(agent_to_client::Body::Invited(invited))) => {
+                self.answer(Ok(SegmentAnswer::Invited(invited)))
+            }
             Ok(Some(agent_to_client::Body::Failure(failure))) => {
                 self.answer(Err(error_of(failure.code, failure.message)))
             }
@@ -320,7 +323,7 @@ impl Shared {
         }
     }
 
-    fn answer(&self, answer: Result<Answer, Error>) -> bool {
+    fn answer(&self, answer: Result<SegmentAnswer, Error>) -> bool {
         lock(&self.inside).answer = Some(answer);
         self.changed.notify_all();
         true

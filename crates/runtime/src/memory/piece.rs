@@ -5,17 +5,17 @@ use std::sync::{Arc, OnceLock};
 
 use sublet_fabric::sync::{AtomicU32, AtomicU64, Ordering};
 use sublet_fabric::tcp;
-use sublet_fabric::window::Address;
+use sublet_fabric::window::RegionAddress;
 use sublet_fabric::{FabricError, SharedBytes, SharedBytesMut};
 use sublet_proto::v1::RegionKey;
 use sublet_proto::{Code, Error};
 
-use super::far::Asking;
-use super::trunk::Trunk;
+use super::remote_pieces::PendingRead;
+use super::segment_connection::SegmentConnection;
 use crate::lease::link::protocol;
 
 /// See the [module](self).
-pub(crate) struct Piece {
+pub(crate) struct MemoryPiece {
     /// The lease of the segment, and the node that it is on.
     pub(crate) segment: String,
     pub(crate) node: String,
@@ -33,7 +33,7 @@ pub(crate) struct Piece {
 }
 
 /// Identity and range of a piece.
-pub(crate) struct At {
+pub(crate) struct PieceRange {
     /// The lease of the segment, and the node that it is on.
     pub(crate) segment: String,
     pub(crate) node: String,
@@ -45,25 +45,29 @@ pub(crate) struct At {
 enum Bytes {
     Here(OwnedFd),
     /// On another machine, under this number of the connection.
-    There(Arc<Trunk>, u32),
+    There(Arc<SegmentConnection>, u32),
 }
 
-impl Piece {
+impl MemoryPiece {
     /// A piece whose memory is shared with this process.
-    pub(crate) fn here(at: At, file: OwnedFd) -> Piece {
-        Piece::new(at, Bytes::Here(file))
+    pub(crate) fn here(at: PieceRange, file: OwnedFd) -> MemoryPiece {
+        MemoryPiece::new(at, Bytes::Here(file))
     }
 
     /// A piece that its agent serves on this connection, under this key.
-    pub(crate) fn there(at: At, trunk: Arc<Trunk>, key: RegionKey) -> Result<Piece, Error> {
+    pub(crate) fn there(
+        at: PieceRange,
+        trunk: Arc<SegmentConnection>,
+        key: RegionKey,
+    ) -> Result<MemoryPiece, Error> {
         let region = trunk.reach(key, at.len_bytes)?;
-        Ok(Piece::new(at, Bytes::There(trunk, region)))
+        Ok(MemoryPiece::new(at, Bytes::There(trunk, region)))
     }
 
-    fn new(at: At, bytes: Bytes) -> Piece {
+    fn new(at: PieceRange, bytes: Bytes) -> MemoryPiece {
         let (puts, settled, asked, over) = Default::default();
-        let At { segment, node, offset, len_bytes } = at;
-        Piece { segment, node, offset, len_bytes, bytes, puts, settled, asked, over }
+        let PieceRange { segment, node, offset, len_bytes } = at;
+        MemoryPiece { segment, node, offset, len_bytes, bytes, puts, settled, asked, over }
     }
 
     /// End of the piece in the component.
@@ -94,7 +98,7 @@ impl Piece {
         end.get(at, into).map_err(unreached)
     }
 
-    /// Sends bytes to another machine. When they are [settled](Piece::settle) they are there.
+    /// Sends bytes to another machine. When they are [settled](MemoryPiece::settle) they are there.
     pub(crate) fn put(&self, offset: u64, from: SharedBytes<'_>) -> Result<(), Error> {
         let (end, at) = self.connection(offset)?;
         end.put(at, from).map_err(unreached)?;
@@ -117,16 +121,16 @@ impl Piece {
     /// Requests bytes of another machine. `None` if the connection cannot take the request now.
     ///
     /// # Safety
-    /// As for [`tcp::Endpoint::begin_get`].
+    /// As for [`tcp::TcpEndpoint::begin_get`].
     pub(super) unsafe fn begin_get(
         &self,
         offset: u64,
         into: SharedBytesMut<'_>,
-    ) -> Result<Option<Asking>, Error> {
+    ) -> Result<Option<PendingRead>, Error> {
         let (end, at) = self.connection(offset)?;
         // SAFETY: as the caller vouches.
         let getting = unsafe { end.begin_get(at, into.start(), into.len() as u64) }.map_err(unreached)?;
-        Ok(getting.map(|getting| Asking::new(getting, self.asked.clone())))
+        Ok(getting.map(|getting| PendingRead::new(getting, self.asked.clone())))
     }
 
     /// Waits until all earlier writes have arrived, so that later requests are answered after them.
@@ -166,15 +170,16 @@ impl Piece {
     }
 
     /// The connection to a byte, and its address there.
-    fn connection(&self, offset: u64) -> Result<(&Arc<tcp::Endpoint>, Address), Error> {
+    fn connection(&self, offset: u64) -> Result<(&Arc<tcp::TcpEndpoint>, RegionAddress), Error> {
         if let Some(why) = self.over.get() {
             let message = format!("segment {} is not reached any more: {why}", self.segment);
             return Err(Error::new(Code::AgentUnreachable, message));
         }
         match &self.bytes {
-            Bytes::There(trunk, region) => {
-                Ok((&trunk.end, Address { region: *region, offset: offset.saturating_sub(self.offset) }))
-            }
+            Bytes::There(trunk, region) => Ok((
+                &trunk.end,
+                RegionAddress { region: *region, offset: offset.saturating_sub(self.offset) },
+            )),
             Bytes::Here(_) => Err(protocol("a piece of this machine is mapped")),
         }
     }

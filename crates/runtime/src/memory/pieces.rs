@@ -1,4 +1,4 @@
-//! Implements the bytes of a memory component as one process reaches them: [`Piece`]s, one behind the other from 0 on.
+//! Implements the bytes of a memory component as one process reaches them: [`MemoryPiece`]s, one behind the other from 0 on.
 //! Pieces of this machine are mapped, next to each other; pieces of others are read and written over connections, past
 //! a cache. An access that spans pieces is split.
 //!
@@ -14,21 +14,21 @@ use std::sync::{Arc, Mutex, OnceLock};
 use sublet_fabric::space::Space;
 use sublet_fabric::sync::{AtomicU32, AtomicU64, Ordering};
 use sublet_fabric::{SharedBytes, SharedBytesMut};
-use sublet_proto::graph::Rights;
+use sublet_proto::graph::MemoryRights;
 use sublet_proto::{Code, Error};
 
-use super::cache::{Cache, MIN_LINES};
-use super::far::{AskedBlock, Far};
-use super::piece::Piece;
+use super::cache::{LineCache, MIN_LINES};
+use super::piece::MemoryPiece;
+use super::remote_pieces::{PendingBlock, RemotePieces};
 use crate::lease::link::lock;
 
 /// Whose bytes they are: knows whether the component is still there.
-pub(crate) trait Owner: Send + Sync {
+pub(crate) trait PieceOwner: Send + Sync {
     /// Whether it is, and otherwise why not. To be asked after an access.
     fn check(&self) -> Result<(), Error>;
 
     /// Returns the reason why an access of a piece of another machine failed.
-    fn failed(&self, piece: &Piece, error: Error) -> Error;
+    fn failed(&self, piece: &MemoryPiece, error: Error) -> Error;
 
     /// Reports that a request is outstanding that no thread waits for yet.
     fn attend(&self);
@@ -37,16 +37,16 @@ pub(crate) trait Owner: Send + Sync {
 /// See the [module](self).
 pub(crate) struct Pieces {
     space: Space,
-    rights: Rights,
+    rights: MemoryRights,
     /// 1 if some piece is mapped. Written before the capacity that has it.
     has_mapped: AtomicU32,
     /// Set if some piece is on another machine. Made before the capacity that includes it.
-    far: OnceLock<Far>,
+    far: OnceLock<RemotePieces>,
     cache: CacheSize,
     /// All below is there. Raised under the lock of `all`, Release; pairs with the Acquire load of every access.
     capacity: AtomicU64,
-    all: Mutex<Vec<Arc<Piece>>>,
-    pub(super) owner: Arc<dyn Owner>,
+    all: Mutex<Vec<Arc<MemoryPiece>>>,
+    pub(super) owner: Arc<dyn PieceOwner>,
 }
 
 /// Size of the cache of remote memory, and of its lines.
@@ -67,8 +67,8 @@ impl CacheSize {
         CacheSize { bytes, ..CacheSize::DEFAULT }
     }
 
-    fn make(self) -> Option<Cache<AskedBlock>> {
-        (self.bytes > 0).then(|| Cache::new(self.bytes, self.line_bytes))
+    fn make(self) -> Option<LineCache<PendingBlock>> {
+        (self.bytes > 0).then(|| LineCache::new(self.bytes, self.line_bytes))
     }
 }
 
@@ -76,9 +76,9 @@ impl Pieces {
     /// Reserves address space for this number of bytes, without pieces.
     pub(crate) fn new(
         reserved_bytes: u64,
-        rights: Rights,
+        rights: MemoryRights,
         cache: CacheSize,
-        owner: Arc<dyn Owner>,
+        owner: Arc<dyn PieceOwner>,
     ) -> Result<Pieces, Error> {
         Ok(Pieces {
             space: Space::reserve(reserved_bytes)?,
@@ -102,7 +102,7 @@ impl Pieces {
     ///
     /// # Errors
     /// `protocol` if it does not begin where the last one ends.
-    pub(crate) fn add(&self, piece: Arc<Piece>) -> Result<(), Error> {
+    pub(crate) fn add(&self, piece: Arc<MemoryPiece>) -> Result<(), Error> {
         let mut all = lock(&self.all);
         let capacity = self.capacity();
         if piece.offset != capacity {
@@ -116,7 +116,7 @@ impl Pieces {
                 unsafe { self.space.map(piece.offset, file, piece.len_bytes, self.rights) }?;
                 self.has_mapped.store(1, Ordering::Relaxed);
             }
-            None => drop(self.far.get_or_init(|| Far::new(self.cache.make()))),
+            None => drop(self.far.get_or_init(|| RemotePieces::new(self.cache.make()))),
         }
         let end = piece.end();
         debug_assert!(
@@ -130,7 +130,7 @@ impl Pieces {
     }
 
     /// Takes the last one away, if it begins at this byte or behind it.
-    pub(super) fn remove_last(&mut self, from: u64) -> Result<Option<Arc<Piece>>, Error> {
+    pub(super) fn remove_last(&mut self, from: u64) -> Result<Option<Arc<MemoryPiece>>, Error> {
         let mut all = lock(&self.all);
         let Some(last) = all.last().filter(|last| last.offset >= from) else { return Ok(None) };
         if last.file().is_some() {
@@ -151,7 +151,7 @@ impl Pieces {
         }
     }
 
-    /// Copies bytes out, which must be below the capacity. The caller [checks](Owner::check) afterwards that they were
+    /// Copies bytes out, which must be below the capacity. The caller [checks](PieceOwner::check) afterwards that they were
     /// the component's.
     #[inline]
     pub(crate) fn read(&self, offset: u64, into: SharedBytesMut<'_>) -> Result<(), Error> {
@@ -207,7 +207,7 @@ impl Pieces {
     }
 
     /// The pieces from this offset on.
-    pub(crate) fn from(&self, offset: u64) -> Vec<Arc<Piece>> {
+    pub(crate) fn from(&self, offset: u64) -> Vec<Arc<MemoryPiece>> {
         lock(&self.all).iter().filter(|piece| piece.offset >= offset).cloned().collect()
     }
 
@@ -221,7 +221,7 @@ impl Pieces {
         self.has_mapped.load(Ordering::Relaxed) != 0
     }
 
-    pub(super) fn far(&self) -> Option<&Far> {
+    pub(super) fn far(&self) -> Option<&RemotePieces> {
         self.far.get()
     }
 
@@ -241,7 +241,7 @@ impl Pieces {
         })
     }
 
-    pub(super) fn get_of(&self, piece: &Piece, at: u64, into: SharedBytesMut<'_>) -> Result<(), Error> {
+    pub(super) fn get_of(&self, piece: &MemoryPiece, at: u64, into: SharedBytesMut<'_>) -> Result<(), Error> {
         let len_bytes = into.len() as u64;
         if piece.file().is_none() {
             return piece.get(at, into).map_err(|error| self.owner.failed(piece, error));
@@ -250,7 +250,7 @@ impl Pieces {
         unsafe { self.space.read(at, into) }.ok_or_else(|| self.beyond(at, len_bytes))
     }
 
-    pub(super) fn put_to(&self, piece: &Piece, at: u64, from: SharedBytes<'_>) -> Result<(), Error> {
+    pub(super) fn put_to(&self, piece: &MemoryPiece, at: u64, from: SharedBytes<'_>) -> Result<(), Error> {
         if piece.file().is_none() {
             return piece.put(at, from).map_err(|error| self.owner.failed(piece, error));
         }
@@ -259,7 +259,7 @@ impl Pieces {
     }
 
     /// The piece in which a byte below the capacity lies.
-    pub(crate) fn piece_at(&self, offset: u64) -> Result<Arc<Piece>, Error> {
+    pub(crate) fn piece_at(&self, offset: u64) -> Result<Arc<MemoryPiece>, Error> {
         let all = lock(&self.all);
         let index = all.partition_point(|piece| piece.end() <= offset);
         all.get(index).cloned().ok_or_else(|| self.beyond(offset, 1))
@@ -269,7 +269,7 @@ impl Pieces {
     pub(super) fn each_piece(
         &self,
         (offset, end): (u64, u64),
-        mut what: impl FnMut(&Arc<Piece>, u64, Range<usize>) -> Result<(), Error>,
+        mut what: impl FnMut(&Arc<MemoryPiece>, u64, Range<usize>) -> Result<(), Error>,
     ) -> Result<(), Error> {
         let mut at = offset;
         while at < end {
@@ -300,17 +300,17 @@ impl Pieces {
 mod tests {
     use sublet_fabric::region::{PAGE_BYTES, create_file};
 
-    use super::super::piece::At;
+    use super::super::piece::PieceRange;
     use super::*;
 
     struct Nobody;
 
-    impl Owner for Nobody {
+    impl PieceOwner for Nobody {
         fn check(&self) -> Result<(), Error> {
             Ok(())
         }
 
-        fn failed(&self, _: &Piece, error: Error) -> Error {
+        fn failed(&self, _: &MemoryPiece, error: Error) -> Error {
             error
         }
 
@@ -319,9 +319,10 @@ mod tests {
 
     #[test]
     fn refuses_access_beyond_the_last_piece() {
-        let pieces = Pieces::new(1 << 20, Rights::Write, CacheSize::within(0), Arc::new(Nobody)).unwrap();
-        let at = At { segment: "s".into(), node: "n".into(), offset: 0, len_bytes: PAGE_BYTES };
-        pieces.add(Arc::new(Piece::here(at, create_file("piece", PAGE_BYTES).unwrap()))).unwrap();
+        let pieces =
+            Pieces::new(1 << 20, MemoryRights::Write, CacheSize::within(0), Arc::new(Nobody)).unwrap();
+        let at = PieceRange { segment: "s".into(), node: "n".into(), offset: 0, len_bytes: PAGE_BYTES };
+        pieces.add(Arc::new(MemoryPiece::here(at, create_file("piece", PAGE_BYTES).unwrap()))).unwrap();
         let mut bytes = [0; 2];
         pieces.write(PAGE_BYTES - 2, (&[1, 2]).into()).unwrap();
         pieces.read(PAGE_BYTES - 2, (&mut bytes).into()).unwrap();

@@ -13,7 +13,7 @@ use sublet_proto::{Code, Error};
 
 use super::cache::MIN_LINES;
 use super::pieces::CacheSize;
-use crate::fabrics::{FabricChoice, Terms};
+use crate::fabrics::{ClientTerms, FabricChoice};
 use crate::invoker::allocation::milliseconds;
 
 /// Default limit of the size, in bytes. It takes address space, and no memory before it is needed.
@@ -162,8 +162,8 @@ impl MemoryPlan {
     }
 
     /// The terms by which the segments are reached.
-    pub(super) fn terms(&self) -> Result<Terms, Error> {
-        Terms::new(self.fabric.clone(), None)
+    pub(super) fn terms(&self) -> Result<ClientTerms, Error> {
+        ClientTerms::new(self.fabric.clone(), None)
     }
 
     /// Size of the reserved address space, in bytes. The last segment may extend beyond the limit.

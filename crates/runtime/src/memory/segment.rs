@@ -6,9 +6,9 @@ use std::sync::Arc;
 use sublet_proto::Error;
 use sublet_proto::v1::{self, client_to_agent};
 
-use super::piece::{At, Piece};
-use super::trunk::{Place, Trunk};
-use crate::fabrics::{Here, Terms};
+use super::piece::{MemoryPiece, PieceRange};
+use super::segment_connection::{ConnectionTarget, SegmentConnection};
+use crate::fabrics::{ClientTerms, Here};
 use crate::lease::agent::AgentSocket;
 use crate::lease::attach::{reach, read_attached, route};
 use crate::lease::link::protocol;
@@ -20,7 +20,7 @@ const FIRST_LINK: u64 = 1;
 pub(super) struct Segment {
     pub(super) lease: v1::Lease,
     pub(super) agent: AgentSocket,
-    pub(super) piece: Arc<Piece>,
+    pub(super) piece: Arc<MemoryPiece>,
     /// Network address of its agent for other machines, if it is on a network.
     pub(super) network: Option<v1::NodeNetwork>,
 }
@@ -30,14 +30,14 @@ impl Segment {
     pub(super) fn attach(
         grants: Vec<v1::LeaseGrant>,
         (offset, len_bytes): (u64, u64),
-        terms: &Terms,
+        terms: &ClientTerms,
     ) -> Result<Segment, Error> {
         let [grant] = <[v1::LeaseGrant; 1]>::try_from(grants)
             .map_err(|grants| protocol(format!("{} grants for one segment", grants.len())))?;
         let (agent, by) = reach(&grant, terms, &Here::default())?;
         let lease = grant.lease.ok_or_else(|| protocol("the grant names no lease"))?;
         let fabric = by.as_ref().map(|(_, network)| network.message());
-        let known = by.as_ref().and_then(|by| Place::of(by).known());
+        let known = by.as_ref().and_then(|by| ConnectionTarget::of(by).known());
         let joins = known.as_ref().map_or_else(String::new, |known| known.segment.clone());
         agent.tell(client_to_agent::Body::Attach(v1::Attach {
             ticket: grant.ticket,
@@ -52,24 +52,24 @@ impl Segment {
                 attached.inbox_bytes
             )));
         }
-        let at = At { segment: lease.id.clone(), node: lease.node.clone(), offset, len_bytes };
+        let at = PieceRange { segment: lease.id.clone(), node: lease.node.clone(), offset, len_bytes };
         let piece = match by {
             None => {
                 let file = file.ok_or_else(|| protocol("the agent attached a segment without its memory"))?;
-                Piece::here(at, file)
+                MemoryPiece::here(at, file)
             }
             Some(by) => {
                 let memory = attached.memory.ok_or_else(|| protocol("the agent told no key of a segment"))?;
-                let place = Place::of(&by);
+                let place = ConnectionTarget::of(&by);
                 let trunk = match known.filter(|_| attached.joined) {
                     Some(known) => known.trunk,
                     None => {
                         let route = route(by, agent.peer_ip(), &lease.id, &attached)?;
-                        Trunk::connect(route.stream(0, FIRST_LINK)?)?
+                        SegmentConnection::connect(route.stream(0, FIRST_LINK)?)?
                     }
                 };
                 place.note(&lease.id, &trunk);
-                Piece::there(at, trunk, memory)?
+                MemoryPiece::there(at, trunk, memory)?
             }
         };
         Ok(Segment { lease, agent, piece: Arc::new(piece), network: grant.network })

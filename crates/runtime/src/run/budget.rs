@@ -1,5 +1,5 @@
 //! Accounts for the resources that a run holds under its graph's limits, and for the components that wait: pure, but
-//! for [`Share`] and the lock.
+//! for [`BudgetShare`] and the lock.
 //!
 //! A component requests its share before it leases, or before a memory component grows, and returns it when the lease
 //! has ended. A request that does not fit waits until enough is returned. If all holders wait themselves, or are memory
@@ -16,7 +16,7 @@ use std::fmt;
 use std::sync::{Arc, Condvar, Mutex, PoisonError};
 use std::time::Duration;
 
-use sublet_proto::graph::{Graph, Limits, Relation};
+use sublet_proto::graph::{Graph, Relation, RunLimits};
 use sublet_proto::{Code, Error};
 
 use crate::lease::link::lock;
@@ -26,17 +26,17 @@ const LOOK: Duration = Duration::from_millis(50);
 
 /// Cores, and bytes of memory.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub(super) struct Amount {
+pub(super) struct BudgetAmount {
     pub(super) cores: u64,
     pub(super) bytes: u64,
 }
 
 /// A granted share.
 #[derive(Clone, Copy, Debug)]
-struct Held {
+struct HeldShare {
     /// The component that executes with it, or that it is the memory of.
     of: usize,
-    amount: Amount,
+    amount: BudgetAmount,
     is_memory: bool,
     /// Set while the share is being returned.
     is_leaving: bool,
@@ -44,15 +44,15 @@ struct Held {
 
 /// A waiting request.
 #[derive(Clone, Copy, Debug)]
-struct Want {
+struct BudgetRequest {
     /// The component that waits for it.
     by: usize,
-    what: What,
+    what: BudgetNeed,
 }
 
 #[derive(Clone, Copy, Debug)]
-enum What {
-    Workers(Amount),
+enum BudgetNeed {
+    Workers(BudgetAmount),
     /// A memory component that is to have `to_bytes` bytes.
     Memory {
         of: usize,
@@ -72,12 +72,12 @@ enum Verdict {
 
 /// The decisions, without locks or I/O.
 #[derive(Debug, Default)]
-struct Budget {
-    limits: Limits,
+struct BudgetState {
+    limits: RunLimits,
     /// The granted shares, by number.
-    held: BTreeMap<u64, Held>,
+    held: BTreeMap<u64, HeldShare>,
     /// The waiting requests, in the order of their arrival.
-    wants: BTreeMap<u64, Want>,
+    wants: BTreeMap<u64, BudgetRequest>,
     /// Components that have begun and may still ask, or end.
     begun: BTreeSet<usize>,
     /// Pairs of components that exchange messages: neither ends without the other.
@@ -85,18 +85,18 @@ struct Budget {
     next: u64,
 }
 
-impl Budget {
-    fn new(limits: Limits) -> Budget {
-        Budget { limits, ..Budget::default() }
+impl BudgetState {
+    fn new(limits: RunLimits) -> BudgetState {
+        BudgetState { limits, ..BudgetState::default() }
     }
 
-    fn of(graph: &Graph) -> Budget {
+    fn of(graph: &Graph) -> BudgetState {
         let messages = graph.edges.iter().filter(|edge| edge.relation == Relation::Message);
         let partners = messages.map(|edge| (edge.from, edge.to)).collect();
-        Budget { partners, ..Budget::new(graph.limits.clone()) }
+        BudgetState { partners, ..BudgetState::new(graph.limits.clone()) }
     }
 
-    fn want(&mut self, want: Want) -> u64 {
+    fn want(&mut self, want: BudgetRequest) -> u64 {
         self.next += 1;
         let before = self.wants.insert(self.next, want);
         debug_assert!(before.is_none(), "two wants have the number {}", self.next);
@@ -107,7 +107,7 @@ impl Budget {
     fn judge(&mut self, number: u64) -> Verdict {
         let Some(&want) = self.wants.get(&number) else { return Verdict::Refused };
         // A request for nothing more takes nothing from others.
-        let has_it = self.missing(want.what) == Amount::default();
+        let has_it = self.missing(want.what) == BudgetAmount::default();
         let is_first = has_it || !self.wants.range(..number).any(|(_, earlier)| self.fits(earlier));
         if is_first && self.fits(&want) {
             self.wants.remove(&number);
@@ -116,55 +116,51 @@ impl Budget {
         if self.can_change() { Verdict::Waits } else { Verdict::Refused }
     }
 
-    fn grant(&mut self, number: u64, want: Want) -> u64 {
+    fn grant(&mut self, number: u64, want: BudgetRequest) -> u64 {
         let (of, amount, is_memory) = match want.what {
-            What::Workers(amount) => (want.by, amount, false),
-            What::Memory { of, to_bytes } => (of, Amount { cores: 0, bytes: to_bytes }, true),
+            BudgetNeed::Workers(amount) => (want.by, amount, false),
+            BudgetNeed::Memory { of, to_bytes } => (of, BudgetAmount { cores: 0, bytes: to_bytes }, true),
         };
         let known = self.memory(of).filter(|_| is_memory);
         let held = self.held.entry(known.unwrap_or(number));
-        held.and_modify(|held| held.amount.bytes = held.amount.bytes.max(amount.bytes)).or_insert(Held {
-            of,
-            amount,
-            is_memory,
-            is_leaving: false,
-        });
+        held.and_modify(|held| held.amount.bytes = held.amount.bytes.max(amount.bytes))
+            .or_insert(HeldShare { of, amount, is_memory, is_leaving: false });
         debug_assert!(self.is_within(), "{} are held, and the limits are {:?}", self.total(), self.limits);
         known.unwrap_or(number)
     }
 
     /// Whether the granted shares exceed no limit.
     fn is_within(&self) -> bool {
-        let Amount { cores, bytes } = self.total();
+        let BudgetAmount { cores, bytes } = self.total();
         self.limits.cores.is_none_or(|limit| cores <= u64::from(limit))
             && self.limits.memory_bytes.is_none_or(|limit| bytes <= limit)
     }
 
     /// The number under which a memory component is held.
     fn memory(&self, of: usize) -> Option<u64> {
-        let is_it = |held: &Held| held.is_memory && held.of == of && !held.is_leaving;
+        let is_it = |held: &HeldShare| held.is_memory && held.of == of && !held.is_leaving;
         self.held.iter().find(|(_, held)| is_it(held)).map(|(&number, _)| number)
     }
 
     /// Amount that a request adds to the granted shares.
-    fn missing(&self, what: What) -> Amount {
+    fn missing(&self, what: BudgetNeed) -> BudgetAmount {
         match what {
-            What::Workers(amount) => amount,
-            What::Memory { of, to_bytes } => {
+            BudgetNeed::Workers(amount) => amount,
+            BudgetNeed::Memory { of, to_bytes } => {
                 let has = self.memory(of).map_or(0, |number| self.held[&number].amount.bytes);
-                Amount { cores: 0, bytes: to_bytes.saturating_sub(has) }
+                BudgetAmount { cores: 0, bytes: to_bytes.saturating_sub(has) }
             }
         }
     }
 
-    fn total(&self) -> Amount {
-        self.held.values().fold(Amount::default(), |sum, held| Amount {
+    fn total(&self) -> BudgetAmount {
+        self.held.values().fold(BudgetAmount::default(), |sum, held| BudgetAmount {
             cores: sum.cores.saturating_add(held.amount.cores),
             bytes: sum.bytes.saturating_add(held.amount.bytes),
         })
     }
 
-    fn fits(&self, want: &Want) -> bool {
+    fn fits(&self, want: &BudgetRequest) -> bool {
         let (missing, total) = (self.missing(want.what), self.total());
         let is_within = |held: u64, more: u64, limit: Option<u64>| {
             // A request for nothing more fits.
@@ -197,7 +193,7 @@ impl Budget {
     fn can_change(&self) -> bool {
         let waiting = self.waiting();
         let waits = |component: usize| waiting.contains(&component);
-        let gives = |held: &Held| held.is_leaving || (!held.is_memory && !waits(held.of));
+        let gives = |held: &HeldShare| held.is_leaving || (!held.is_memory && !waits(held.of));
         self.held.values().any(gives)
             || self.begun.iter().any(|&component| !waits(component))
             || self.wants.values().any(|want| self.fits(want))
@@ -205,9 +201,9 @@ impl Budget {
 }
 
 /// The budget of one run, shared by its threads.
-pub(super) struct Account {
+pub(super) struct RunBudget {
     graph: Arc<Graph>,
-    budget: Mutex<Budget>,
+    budget: Mutex<BudgetState>,
     changed: Condvar,
 }
 
@@ -215,12 +211,12 @@ pub(super) struct Account {
 const NOBODY: usize = usize::MAX;
 
 /// A share of a run's limits. It is returned when this is dropped.
-pub(super) struct Share {
-    account: Arc<Account>,
+pub(super) struct BudgetShare {
+    account: Arc<RunBudget>,
     number: u64,
 }
 
-impl Share {
+impl BudgetShare {
     /// Passes the share to another component. With `None` it is marked as being returned, for waiting requests.
     pub(super) fn hand_on(&self, to: Option<usize>) {
         self.account.change(|budget| {
@@ -231,7 +227,7 @@ impl Share {
     }
 }
 
-impl Drop for Share {
+impl Drop for BudgetShare {
     fn drop(&mut self) {
         self.account.change(|budget| {
             budget.held.remove(&self.number);
@@ -239,11 +235,11 @@ impl Drop for Share {
     }
 }
 
-impl Account {
+impl RunBudget {
     /// Creates the budget of a run. `graph` has memory components for messages; `described` has edges for them.
-    pub(super) fn new(graph: Arc<Graph>, described: &Graph) -> Arc<Account> {
-        let budget = Mutex::new(Budget::of(described));
-        Arc::new(Account { graph, budget, changed: Condvar::new() })
+    pub(super) fn new(graph: Arc<Graph>, described: &Graph) -> Arc<RunBudget> {
+        let budget = Mutex::new(BudgetState::of(described));
+        Arc::new(RunBudget { graph, budget, changed: Condvar::new() })
     }
 
     /// Whether there is a limit of memory.
@@ -272,16 +268,16 @@ impl Account {
     }
 
     /// Takes workers for a component, if no request waits and they fit.
-    pub(super) fn take(self: &Arc<Account>, component: usize, amount: Amount) -> Option<Share> {
+    pub(super) fn take(self: &Arc<RunBudget>, component: usize, amount: BudgetAmount) -> Option<BudgetShare> {
         let mut budget = lock(&self.budget);
         if !budget.wants.is_empty() {
             return None;
         }
-        let number = budget.want(Want { by: component, what: What::Workers(amount) });
+        let number = budget.want(BudgetRequest { by: component, what: BudgetNeed::Workers(amount) });
         let verdict = budget.judge(number);
         budget.wants.remove(&number);
         let Verdict::Granted(number) = verdict else { return None };
-        Some(Share { account: self.clone(), number })
+        Some(BudgetShare { account: self.clone(), number })
     }
 
     /// Takes workers for a component, which waits for them as long as it is needed, and reports the reason if it has
@@ -291,24 +287,24 @@ impl Account {
     /// `memory_exceeded` or `insufficient_resources` if it would wait for ever, `lease_ended` if it is not needed any
     /// more.
     pub(super) fn hold(
-        self: &Arc<Account>,
+        self: &Arc<RunBudget>,
         component: usize,
-        amount: Amount,
-        wait: Waiting<'_>,
-    ) -> Result<Share, Error> {
-        let number = self.settle(Want { by: component, what: What::Workers(amount) }, wait)?;
-        Ok(Share { account: self.clone(), number })
+        amount: BudgetAmount,
+        wait: WaitCallbacks<'_>,
+    ) -> Result<BudgetShare, Error> {
+        let number = self.settle(BudgetRequest { by: component, what: BudgetNeed::Workers(amount) }, wait)?;
+        Ok(BudgetShare { account: self.clone(), number })
     }
 
     /// Increases the share of a memory component to `to_bytes` bytes in all, for the running component `by`. Waits and
-    /// fails like [`Account::hold`].
+    /// fails like [`RunBudget::hold`].
     pub(super) fn hold_memory(
-        self: &Arc<Account>,
+        self: &Arc<RunBudget>,
         by: usize,
         (of, to_bytes): (usize, u64),
-        wait: Waiting<'_>,
+        wait: WaitCallbacks<'_>,
     ) -> Result<(), Error> {
-        self.settle(Want { by, what: What::Memory { of, to_bytes } }, wait).map(drop)
+        self.settle(BudgetRequest { by, what: BudgetNeed::Memory { of, to_bytes } }, wait).map(drop)
     }
 
     /// Reduces the share of a memory component, which has given back its bytes beyond `to_bytes`.
@@ -321,17 +317,17 @@ impl Account {
         });
     }
 
-    /// Turns the share of a memory component into a [`Share`]: it is returned when that is dropped.
-    pub(super) fn leave_memory(self: &Arc<Account>, of: usize) -> Option<Share> {
+    /// Turns the share of a memory component into a [`BudgetShare`]: it is returned when that is dropped.
+    pub(super) fn leave_memory(self: &Arc<RunBudget>, of: usize) -> Option<BudgetShare> {
         let mut budget = lock(&self.budget);
         let number = budget.memory(of)?;
         budget.held.get_mut(&number)?.is_leaving = true;
         drop(budget);
         self.changed.notify_all();
-        Some(Share { account: self.clone(), number })
+        Some(BudgetShare { account: self.clone(), number })
     }
 
-    fn settle(&self, want: Want, wait: Waiting<'_>) -> Result<u64, Error> {
+    fn settle(&self, want: BudgetRequest, wait: WaitCallbacks<'_>) -> Result<u64, Error> {
         let mut budget = lock(&self.budget);
         let number = budget.want(want);
         let mut is_told = false;
@@ -368,13 +364,13 @@ impl Account {
         }
     }
 
-    fn change(&self, what: impl FnOnce(&mut Budget)) {
+    fn change(&self, what: impl FnOnce(&mut BudgetState)) {
         what(&mut lock(&self.budget));
         self.changed.notify_all();
     }
 
     /// The missing amount of a request, and the components that hold it.
-    fn why(&self, budget: &Budget, want: &Want) -> String {
+    fn why(&self, budget: &BudgetState, want: &BudgetRequest) -> String {
         let missing = budget.missing(want.what);
         let mut holders: Vec<&str> = Vec::new();
         for held in budget.held.values() {
@@ -386,21 +382,21 @@ impl Account {
         format!("{missing} within the graph's limits, of which {} have {}", list(&holders), budget.total())
     }
 
-    fn refusal(&self, budget: &Budget, want: &Want) -> Error {
+    fn refusal(&self, budget: &BudgetState, want: &BudgetRequest) -> Error {
         let (missing, total, limits) = (budget.missing(want.what), budget.total(), &self.graph.limits);
-        let allowed = Amount {
+        let allowed = BudgetAmount {
             cores: limits.cores.map_or(u64::MAX, u64::from),
             bytes: limits.memory_bytes.unwrap_or(u64::MAX),
         };
         let lacks_memory = total.bytes.saturating_add(missing.bytes) > allowed.bytes;
         let code = if lacks_memory { Code::MemoryExceeded } else { Code::InsufficientResources };
         let allowed = match (limits.cores, lacks_memory) {
-            (_, true) => Amount { cores: 0, ..allowed },
-            (_, false) => Amount { bytes: 0, ..allowed },
+            (_, true) => BudgetAmount { cores: 0, ..allowed },
+            (_, false) => BudgetAmount { bytes: 0, ..allowed },
         };
         let what = match want.what {
-            What::Workers(_) => format!("component {} needs", self.graph.components[want.by].name),
-            What::Memory { of, .. } => {
+            BudgetNeed::Workers(_) => format!("component {} needs", self.graph.components[want.by].name),
+            BudgetNeed::Memory { of, .. } => {
                 format!("memory component {} needs, to grow,", self.graph.components[of].name)
             }
         };
@@ -412,19 +408,21 @@ impl Account {
 }
 
 /// Callbacks of a waiting request.
-pub(super) struct Waiting<'call> {
+pub(super) struct WaitCallbacks<'call> {
     /// Called once with the reason why the request waits.
     pub(super) tell: &'call mut dyn FnMut(Error),
     pub(super) is_wanted: &'call dyn Fn() -> bool,
 }
 
-impl fmt::Display for Amount {
+impl fmt::Display for BudgetAmount {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match *self {
-            Amount { cores: 1, bytes: 0 } => f.write_str("1 core"),
-            Amount { cores, bytes: 0 } => write!(f, "{cores} cores"),
-            Amount { cores: 0, bytes } => write!(f, "{bytes} bytes"),
-            Amount { cores, bytes } => write!(f, "{} and {bytes} bytes", Amount { cores, bytes: 0 }),
+            BudgetAmount { cores: 1, bytes: 0 } => f.write_str("1 core"),
+            BudgetAmount { cores, bytes: 0 } => write!(f, "{cores} cores"),
+            BudgetAmount { cores: 0, bytes } => write!(f, "{bytes} bytes"),
+            BudgetAmount { cores, bytes } => {
+                write!(f, "{} and {bytes} bytes", BudgetAmount { cores, bytes: 0 })
+            }
         }
     }
 }

@@ -1,4 +1,4 @@
-//! Drives a run: executes the steps that [`Progress`] decides on, one after the other, and reports events to it.
+//! Drives a run: executes the steps that [`RunProgress`] decides on, one after the other, and reports events to it.
 
 use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
@@ -11,13 +11,16 @@ use sublet_proto::limits::MEMORY_PER_CORE_BYTES;
 use sublet_proto::v1::{ComponentState, ComponentUse, ReportRunRequest};
 use sublet_proto::{Code, Error};
 
-use super::budget::Account;
-use super::execute::{Cancel, Ended, Environment, Executor, Failure, Go, Job, Workers};
-use super::journal::Journal;
+use super::budget::RunBudget;
+use super::execute::{
+    Cancel, ComponentExecutor, ComponentFailure, ComponentJob, ComponentWorkers, Environment,
+    ExecutionResult, Go,
+};
+use super::journal::RunJournal;
 use super::mailboxes::{end_of, mailbox};
-use super::memory::{Access, Channels, Component, Used};
-use super::progress::{Outputs, Progress, Record, Standing, Step};
-use super::report::Reporter;
+use super::memory::{Channels, ComponentAccess, MemoryComponent, MemoryComponentUsage};
+use super::progress::{ComponentPhase, KeptRecord, Outputs, RunProgress, RunStep};
+use super::report::RunReporter;
 use super::swapping;
 use super::uses::{Now, Uses, micros};
 use super::{Application, News};
@@ -36,10 +39,10 @@ const REPORT: Duration = Duration::from_secs(1);
 const EARLY_WAIT: Duration = Duration::from_millis(100);
 
 /// Event of a run, for its driver.
-pub(super) enum Event {
+pub(super) enum RunEvent {
     /// The instances of a component are about to be called.
     Called,
-    Ended(Box<Ended>),
+    Ended(Box<ExecutionResult>),
     /// A component that has begun waits for resources that components which have not begun may hold, with the reason.
     Wanting {
         component: usize,
@@ -72,56 +75,56 @@ pub(super) struct Driven {
 }
 
 /// A thread for a component.
-struct Running {
+struct ComponentThread {
     go: Sender<Go>,
     cancel: Arc<Cancel>,
     has_begun: bool,
 }
 
 /// See the [module](self).
-pub(super) struct Driver<'run> {
+pub(super) struct RunDriver<'run> {
     application: &'run Application,
-    journal: Journal,
-    progress: Progress,
-    running: HashMap<usize, Running>,
+    journal: RunJournal,
+    progress: RunProgress,
+    running: HashMap<usize, ComponentThread>,
     /// Workers of components that are done, for those that follow.
-    idle: HashMap<Environment, Vec<Workers>>,
-    memories: HashMap<usize, Arc<Component>>,
+    idle: HashMap<Environment, Vec<ComponentWorkers>>,
+    memories: HashMap<usize, Arc<MemoryComponent>>,
     /// Memory components whose segments are being given back, in the background.
-    leaving: Vec<(usize, JoinHandle<Used>)>,
+    leaving: Vec<(usize, JoinHandle<MemoryComponentUsage>)>,
     uses: Uses,
-    account: Arc<Account>,
+    account: Arc<RunBudget>,
     /// Components that have ended, of which the account does not know yet.
     over: Vec<usize>,
-    reporter: Reporter,
+    reporter: RunReporter,
     report_at: Instant,
     /// Nodes that the run uses, the latest first.
     nodes: Vec<String>,
     /// Time at which upcoming components are to be prepared.
     prewarm_at: Option<Instant>,
-    events: Receiver<Event>,
-    tell: Sender<Event>,
+    events: Receiver<RunEvent>,
+    tell: Sender<RunEvent>,
     news: &'run mut dyn FnMut(&News),
     /// Checked repeatedly: the run continues while this returns true.
     goes_on: Option<&'run mut dyn FnMut() -> bool>,
 }
 
-impl<'run> Driver<'run> {
+impl<'run> RunDriver<'run> {
     pub(super) fn new(
         application: &'run Application,
-        journal: Journal,
+        journal: RunJournal,
         input: Vec<u8>,
         news: &'run mut dyn FnMut(&News),
-    ) -> Driver<'run> {
+    ) -> RunDriver<'run> {
         let graph = application.graph.clone();
         let (tell, events) = channel();
         let uses = Uses::new(&graph);
-        Driver {
-            account: Account::new(graph.clone(), &application.described),
+        RunDriver {
+            account: RunBudget::new(graph.clone(), &application.described),
             over: Vec::new(),
-            reporter: Reporter::new(&application.manager),
+            reporter: RunReporter::new(&application.manager),
             report_at: uses.began() + FIRST_REPORT,
-            progress: Progress::new(graph, input, application.options.retries),
+            progress: RunProgress::new(graph, input, application.options.retries),
             application,
             journal,
             running: HashMap::new(),
@@ -139,18 +142,18 @@ impl<'run> Driver<'run> {
     }
 
     /// Makes the driver give the run up when `goes_on` returns false.
-    pub(super) fn for_as_long_as(self, goes_on: &'run mut dyn FnMut() -> bool) -> Driver<'run> {
-        Driver { goes_on: Some(goes_on), ..self }
+    pub(super) fn for_as_long_as(self, goes_on: &'run mut dyn FnMut() -> bool) -> RunDriver<'run> {
+        RunDriver { goes_on: Some(goes_on), ..self }
     }
 
     /// Drives the run until it has ended, and holds no resources any more. With records, continues from where it
     /// stopped.
-    pub(super) fn run(mut self, records: Option<&[Record]>) -> Driven {
+    pub(super) fn run(mut self, records: Option<&[KeptRecord]>) -> Driven {
         let outcome = self.drive(records);
         self.account.turn(self.running.keys().copied(), []);
         self.running.drain().for_each(|(_, running)| running.cancel.cancel());
         for (environment, workers) in std::mem::take(&mut self.idle) {
-            let workers = workers.into_iter().map(Workers::leave_run).collect();
+            let workers = workers.into_iter().map(ComponentWorkers::leave_run).collect();
             self.application.keep(environment, workers);
         }
         let left: Vec<usize> = self.memories.keys().copied().collect();
@@ -168,7 +171,7 @@ impl<'run> Driver<'run> {
         Driven { outcome, uses }
     }
 
-    fn drive(&mut self, records: Option<&[Record]>) -> Result<Vec<(usize, Outputs)>, Error> {
+    fn drive(&mut self, records: Option<&[KeptRecord]>) -> Result<Vec<(usize, Outputs)>, Error> {
         let first = match records {
             None => self.progress.begin()?,
             Some(records) => self.progress.resume(records)?,
@@ -196,33 +199,33 @@ impl<'run> Driver<'run> {
         }
     }
 
-    fn hear(&mut self, event: Event) -> Result<Vec<Step>, Error> {
+    fn hear(&mut self, event: RunEvent) -> Result<Vec<RunStep>, Error> {
         match event {
-            Event::Called => {
+            RunEvent::Called => {
                 let tau = self.application.options.prewarm;
                 self.prewarm_at = self.prewarm_at.or(tau.map(|tau| Instant::now() + tau));
                 Ok(Vec::new())
             }
-            Event::Ended(ended) => self.ended(*ended),
-            Event::Wanting { component, error } => {
+            RunEvent::Ended(ended) => self.ended(*ended),
+            RunEvent::Wanting { component, error } => {
                 self.tell_waiting(component, error);
                 self.spare();
                 let kept = self.application.take_kept();
                 let_go(kept.into_values().flatten());
                 Ok(Vec::new())
             }
-            Event::Waits { component, error } => {
+            RunEvent::Waits { component, error } => {
                 self.tell_waiting(component, error);
                 Ok(Vec::new())
             }
-            Event::Released { component, memory, generation, told } => {
+            RunEvent::Released { component, memory, generation, told } => {
                 if self.is_current(memory, generation) && self.progress.released(component, memory) {
                     self.drop_memory(memory);
                 }
                 drop(told);
                 Ok(Vec::new())
             }
-            Event::MemoryLost { memory, generation, error } => {
+            RunEvent::MemoryLost { memory, generation, error } => {
                 if !self.is_current(memory, generation) {
                     return Ok(Vec::new());
                 }
@@ -269,10 +272,10 @@ impl<'run> Driver<'run> {
             self.uses.note(component, now);
             self.uses.place(component, nodes);
         }
-        let idle = self.idle.values().flatten().map(Workers::memory_bytes).sum();
+        let idle = self.idle.values().flatten().map(ComponentWorkers::memory_bytes).sum();
         add(Now { allocated_bytes: idle, used_bytes: 0 });
         for (&memory, component) in &self.memories {
-            let Used { capacity_bytes, len_bytes, .. } = component.used();
+            let MemoryComponentUsage { capacity_bytes, len_bytes, .. } = component.used();
             let now = Now { allocated_bytes: capacity_bytes, used_bytes: len_bytes };
             add(now);
             self.uses.note(memory, now);
@@ -302,12 +305,12 @@ impl<'run> Driver<'run> {
         for (index, used) in self.uses.components.iter_mut().enumerate() {
             used.waits_for.clear();
             let state = match self.progress.standing(index) {
-                Standing::Memory if self.memories.contains_key(&index) => ComponentState::Running,
-                Standing::Memory if used.attempts == 0 => ComponentState::Waiting,
-                Standing::Running => ComponentState::Running,
-                Standing::Waiting => ComponentState::Waiting,
-                Standing::Memory | Standing::Done => ComponentState::Done,
-                Standing::Skipped => ComponentState::Skipped,
+                ComponentPhase::Memory if self.memories.contains_key(&index) => ComponentState::Running,
+                ComponentPhase::Memory if used.attempts == 0 => ComponentState::Waiting,
+                ComponentPhase::Running => ComponentState::Running,
+                ComponentPhase::Waiting => ComponentState::Waiting,
+                ComponentPhase::Memory | ComponentPhase::Done => ComponentState::Done,
+                ComponentPhase::Skipped => ComponentState::Skipped,
             };
             used.set_state(state);
             if state != ComponentState::Running {
@@ -316,9 +319,17 @@ impl<'run> Driver<'run> {
         }
     }
 
-    fn ended(&mut self, ended: Ended) -> Result<Vec<Step>, Error> {
-        let Ended { component, attempt, outputs, began, workers, memory_bytes, allocated_byte_us, readings } =
-            ended;
+    fn ended(&mut self, ended: ExecutionResult) -> Result<Vec<RunStep>, Error> {
+        let ExecutionResult {
+            component,
+            attempt,
+            outputs,
+            began,
+            workers,
+            memory_bytes,
+            allocated_byte_us,
+            readings,
+        } = ended;
         let used = &mut self.uses.components[component];
         used.allocated_bytes = used.allocated_bytes.max(memory_bytes);
         used.allocated_byte_us = used.allocated_byte_us.saturating_add(allocated_byte_us);
@@ -349,12 +360,12 @@ impl<'run> Driver<'run> {
                 self.over.push(component);
                 self.progress.ended(component, attempt, outputs)
             }
-            Err(Failure::Lost(error)) => {
+            Err(ComponentFailure::Lost(error)) => {
                 (self.news)(&News::Lost { component: name, error: error.clone() });
                 self.over.push(component);
                 self.progress.lost(component, attempt, error)
             }
-            Err(Failure::Failed(error, report)) => {
+            Err(ComponentFailure::Failed(error, report)) => {
                 (self.news)(&News::Failed { component: name, error: error.clone(), report });
                 Err(error)
             }
@@ -373,29 +384,29 @@ impl<'run> Driver<'run> {
     }
 
     /// Does steps. If the last is that the run has ended, these are its outputs.
-    fn take(&mut self, steps: Vec<Step>) -> Result<Option<Vec<(usize, Outputs)>>, Error> {
+    fn take(&mut self, steps: Vec<RunStep>) -> Result<Option<Vec<(usize, Outputs)>>, Error> {
         // Before the first step requests resources: otherwise a request could be refused because no other component
         // seems to run.
         let (mut over, mut begun) = (std::mem::take(&mut self.over), Vec::new());
         for step in &steps {
             match step {
-                Step::Cancel { component } => over.push(*component),
-                Step::Start { component, .. } => begun.push(*component),
-                Step::Record { .. } | Step::Drop { .. } | Step::Finish { .. } => {}
+                RunStep::Cancel { component } => over.push(*component),
+                RunStep::Start { component, .. } => begun.push(*component),
+                RunStep::Record { .. } | RunStep::Drop { .. } | RunStep::Finish { .. } => {}
             }
         }
         self.account.turn(over, begun);
         for step in steps {
             match step {
-                Step::Record { from, to, outputs } => self.journal.record(from, &to, &outputs)?,
-                Step::Start { component, attempt, input } => self.start(component, attempt, input)?,
-                Step::Cancel { component } => {
+                RunStep::Record { from, to, outputs } => self.journal.record(from, &to, &outputs)?,
+                RunStep::Start { component, attempt, input } => self.start(component, attempt, input)?,
+                RunStep::Cancel { component } => {
                     if let Some(running) = self.running.remove(&component) {
                         running.cancel.cancel();
                     }
                 }
-                Step::Drop { memory } => self.drop_memory(memory),
-                Step::Finish { outputs } => return Ok(Some(outputs)),
+                RunStep::Drop { memory } => self.drop_memory(memory),
+                RunStep::Finish { outputs } => return Ok(Some(outputs)),
             }
         }
         self.release_idle();
@@ -451,7 +462,7 @@ impl<'run> Driver<'run> {
         near.extend(self.nodes.iter().cloned());
         near.dedup();
         near.truncate(8);
-        let job = Job {
+        let job = ComponentJob {
             memory_bytes: self.worker_bytes(of, attempt),
             component,
             name: of.name.clone(),
@@ -464,7 +475,7 @@ impl<'run> Driver<'run> {
         let environment = Environment::of(&job.compute);
         let (go, going) = channel();
         let cancel = Arc::new(Cancel::default());
-        let executor = Executor {
+        let executor = ComponentExecutor {
             manager: manager.clone(),
             account: self.account.clone(),
             job,
@@ -478,7 +489,7 @@ impl<'run> Driver<'run> {
             .name(format!("sublet {}", of.name))
             .spawn(move || executor.run())
             .map_err(|error| Error::new(Code::System, format!("starting a component's thread: {error}")))?;
-        self.running.insert(component, Running { go, cancel, has_begun: false });
+        self.running.insert(component, ComponentThread { go, cancel, has_begun: false });
         Ok(())
     }
 
@@ -525,7 +536,7 @@ impl<'run> Driver<'run> {
     }
 
     /// Workers that a component can use, of this run or of an earlier one.
-    fn take_idle(&mut self, environment: &Environment, component: usize) -> Option<Workers> {
+    fn take_idle(&mut self, environment: &Environment, component: usize) -> Option<ComponentWorkers> {
         let idle = self.idle.get_mut(environment).and_then(Vec::pop);
         let idle = idle.inspect(|workers| workers.hand_on(component));
         idle.or_else(|| self.application.kept(environment))
@@ -549,7 +560,7 @@ impl<'run> Driver<'run> {
                     }
                     let sizes = self.application.past(|history| history.memory(&of.name, memory));
                     let plan = plan.initial_bytes(sizes.initial_bytes).increment_bytes(sizes.increment_bytes);
-                    let made = Component::new(
+                    let made = MemoryComponent::new(
                         &self.application.manager,
                         (edge.to, &of.name),
                         (memory, plan),
@@ -562,7 +573,13 @@ impl<'run> Driver<'run> {
             };
             let mailbox = mailbox(graph, edge.to, component);
             let swaps_from = swapping::instance_of(graph, edge.to);
-            channels.list.push(Access { memory, rights, mailbox, released: Arc::default(), swaps_from });
+            channels.list.push(ComponentAccess {
+                memory,
+                rights,
+                mailbox,
+                released: Arc::default(),
+                swaps_from,
+            });
         }
         Ok(channels)
     }
@@ -585,8 +602,8 @@ impl<'run> Driver<'run> {
 }
 
 /// Gives workers back in the background, as their agents may take time to answer.
-fn let_go(workers: impl Iterator<Item = Workers>) {
-    let workers: Vec<Workers> = workers.collect();
+fn let_go(workers: impl Iterator<Item = ComponentWorkers>) {
+    let workers: Vec<ComponentWorkers> = workers.collect();
     if !workers.is_empty() {
         // If there is no thread for it, it is done here.
         let _ = std::thread::Builder::new().name("sublet leaving".into()).spawn(move || drop(workers));

@@ -15,16 +15,16 @@ use sublet_proto::run::MAX_OUTPUT_BYTES;
 use sublet_proto::v1;
 use sublet_proto::{Code, Error};
 
-use super::budget::{Account, Amount, Share, Waiting};
-use super::driver::Event;
-use super::memory::{Access, Channels, Link};
+use super::budget::{BudgetAmount, BudgetShare, RunBudget, WaitCallbacks};
+use super::driver::RunEvent;
+use super::memory::{Channels, ComponentAccess, Link};
 use super::progress::Outputs;
-use super::uses::{Now, Reading, Readings, Watched};
+use super::uses::{Now, Readings, UsageReading, WorkerMemory};
 use super::{RunOptions, is_lost};
 use crate::arena::Buffer;
 use crate::invocation::Invocation;
 use crate::invoker::{Allocation, CallOptions, Invoker, Policy};
-use crate::lease::Lease;
+use crate::lease::ClientLease;
 use crate::lease::link::{AGENT_TIMEOUT, lock};
 use crate::manager::ManagerClient;
 
@@ -48,18 +48,18 @@ impl Environment {
 }
 
 /// The workers of a compute component. They are given back when this is dropped.
-pub(super) struct Workers {
+pub(super) struct ComponentWorkers {
     invoker: Invoker,
     since: Instant,
     /// Usage of each lease when its process was ready, and when the current component began.
-    first: Vec<Reading>,
-    before: Vec<Reading>,
+    first: Vec<UsageReading>,
+    before: Vec<UsageReading>,
     /// Share of the run's limits. It is declared last, since it must be returned after the workers.
-    share: Option<Share>,
+    share: Option<BudgetShare>,
 }
 
 /// A compute component to execute.
-pub(super) struct Job {
+pub(super) struct ComponentJob {
     pub(super) component: usize,
     pub(super) name: String,
     pub(super) application: String,
@@ -80,14 +80,14 @@ pub(super) struct Go {
 }
 
 /// Result of an execution.
-pub(super) struct Ended {
+pub(super) struct ExecutionResult {
     pub(super) component: usize,
     pub(super) attempt: u32,
-    pub(super) outputs: Result<Outputs, Failure>,
+    pub(super) outputs: Result<Outputs, ComponentFailure>,
     /// Time at which the instances were called.
     pub(super) began: Instant,
     /// Workers that can be used again: the component succeeded and did not swap.
-    pub(super) workers: Option<Workers>,
+    pub(super) workers: Option<ComponentWorkers>,
     /// Leased memory times microseconds.
     pub(super) memory_bytes: u64,
     pub(super) allocated_byte_us: u64,
@@ -96,7 +96,7 @@ pub(super) struct Ended {
 }
 
 /// Reason why a component failed.
-pub(super) enum Failure {
+pub(super) enum ComponentFailure {
     /// The workers are lost: the component may be executed again.
     Lost(Error),
     /// A repetition would fail, too. Includes the report of the function's worker, beyond the error: see
@@ -108,7 +108,7 @@ pub(super) enum Failure {
 #[derive(Default)]
 pub(super) struct Cancel {
     is_cancelled: AtomicU32,
-    leases: Mutex<Vec<Watched>>,
+    leases: Mutex<Vec<WorkerMemory>>,
 }
 
 impl Cancel {
@@ -124,7 +124,7 @@ impl Cancel {
     /// The usage of its workers, and the nodes that they are on.
     pub(super) fn look(&self) -> (Now, Vec<String>) {
         let mut leases = lock(&self.leases);
-        let now = leases.iter_mut().map(Watched::look).sum();
+        let now = leases.iter_mut().map(WorkerMemory::look).sum();
         (now, leases.iter().map(|watched| watched.lease().description().node).collect())
     }
 
@@ -133,8 +133,8 @@ impl Cancel {
         lock(&self.leases).iter().map(|watched| watched.lease().description().node).collect()
     }
 
-    fn watch(&self, workers: &Workers) {
-        lock(&self.leases).extend(workers.first.iter().cloned().map(Watched::new));
+    fn watch(&self, workers: &ComponentWorkers) {
+        lock(&self.leases).extend(workers.first.iter().cloned().map(WorkerMemory::new));
         if self.is_cancelled() {
             self.cancel();
         }
@@ -146,22 +146,23 @@ impl Cancel {
 }
 
 /// The whole of a thread.
-pub(super) struct Executor {
+pub(super) struct ComponentExecutor {
     pub(super) manager: Arc<ManagerClient>,
-    pub(super) account: Arc<Account>,
-    pub(super) job: Job,
+    pub(super) account: Arc<RunBudget>,
+    pub(super) job: ComponentJob,
     pub(super) cancel: Arc<Cancel>,
     /// Workers of another component that is done.
-    pub(super) kept: Option<Workers>,
+    pub(super) kept: Option<ComponentWorkers>,
     /// Time after which it reports that it waits for workers.
     pub(super) early_wait: Duration,
     pub(super) go: Receiver<Go>,
-    pub(super) tell: Sender<Event>,
+    pub(super) tell: Sender<RunEvent>,
 }
 
-impl Executor {
+impl ComponentExecutor {
     pub(super) fn run(mut self) {
-        let kept = self.kept.take().filter(Workers::are_there).and_then(|workers| self.take_over(workers));
+        let kept =
+            self.kept.take().filter(ComponentWorkers::are_there).and_then(|workers| self.take_over(workers));
         let early = match kept {
             Some(workers) => Some(Ok(workers)),
             None => self
@@ -180,7 +181,7 @@ impl Executor {
         let workers = match early {
             Some(Err(error)) if is_for_want(error.code) && !self.options().patience.is_zero() => {
                 // If the receiver is gone, the run is over.
-                let _ = self.tell.send(Event::Wanting { component: self.job.component, error });
+                let _ = self.tell.send(RunEvent::Wanting { component: self.job.component, error });
                 self.lease_late()
             }
             Some(early) => early,
@@ -191,19 +192,19 @@ impl Executor {
         }
         let attempt = go.attempt;
         // The next components' environments may be prepared from now on. Before, this would take the same cores.
-        let called = || drop(self.tell.send(Event::Called));
+        let called = || drop(self.tell.send(RunEvent::Called));
         let began = Instant::now();
         let (outputs, mut workers) = match workers {
             Ok(workers) => (workers.execute(&self.job, go, called), Some(workers)),
             Err(error) => (Err(failure(error)), None),
         };
         let outputs = outputs.map_err(|failure| failure.of(&self.job));
-        let memory_bytes = workers.as_ref().map_or(0, Workers::memory_bytes);
+        let memory_bytes = workers.as_ref().map_or(0, ComponentWorkers::memory_bytes);
         let leased = workers.as_ref().map_or(Duration::ZERO, |workers| workers.since.elapsed());
-        let readings = workers.as_mut().map_or_else(Vec::new, Workers::read);
+        let readings = workers.as_mut().map_or_else(Vec::new, ComponentWorkers::read);
         // Memory of this component that workers have swapped to is gone with it.
         let is_done = outputs.is_ok() && self.job.compute.resources.swap_bytes.is_none();
-        let ended = Ended {
+        let ended = ExecutionResult {
             component: self.job.component,
             attempt,
             workers: workers.filter(|_| is_done),
@@ -213,7 +214,7 @@ impl Executor {
             allocated_byte_us: memory_bytes.saturating_mul(leased.as_micros() as u64),
             readings,
         };
-        let _ = self.tell.send(Event::Ended(Box::new(ended)));
+        let _ = self.tell.send(RunEvent::Ended(Box::new(ended)));
     }
 
     fn options(&self) -> &RunOptions {
@@ -221,33 +222,33 @@ impl Executor {
     }
 
     /// The share of the run's limits that the component will hold.
-    fn amount(&self) -> Amount {
+    fn amount(&self) -> BudgetAmount {
         let cores = self.job.compute.parallelism.into();
-        Amount { cores, bytes: self.job.memory_bytes.unwrap_or(0) }
+        BudgetAmount { cores, bytes: self.job.memory_bytes.unwrap_or(0) }
     }
 
     /// Workers of another component, or of another run if this one may have them.
-    fn take_over(&self, mut workers: Workers) -> Option<Workers> {
+    fn take_over(&self, mut workers: ComponentWorkers) -> Option<ComponentWorkers> {
         if workers.share.is_none() {
-            let amount = Amount { bytes: workers.memory_bytes(), ..self.amount() };
+            let amount = BudgetAmount { bytes: workers.memory_bytes(), ..self.amount() };
             workers.share = Some(self.account.take(self.job.component, amount)?);
         }
         Some(workers)
     }
 
     /// Workers, as soon as the run may have them and the managers can give them.
-    fn lease_late(&self) -> Result<Workers, Error> {
+    fn lease_late(&self) -> Result<ComponentWorkers, Error> {
         let component = self.job.component;
         let mut tell = |error| {
-            let _ = self.tell.send(Event::Waits { component, error });
+            let _ = self.tell.send(RunEvent::Waits { component, error });
         };
-        let wait = Waiting { tell: &mut tell, is_wanted: &|| !self.cancel.is_cancelled() };
+        let wait = WaitCallbacks { tell: &mut tell, is_wanted: &|| !self.cancel.is_cancelled() };
         let share = self.account.hold(component, self.amount(), wait)?;
         self.lease(self.options().patience, share).inspect(|workers| self.cancel.watch(workers))
     }
 
-    fn lease(&self, wait: Duration, share: Share) -> Result<Workers, Error> {
-        let Job { application, name, compute, package, near, options, .. } = &self.job;
+    fn lease(&self, wait: Duration, share: BudgetShare) -> Result<ComponentWorkers, Error> {
+        let ComponentJob { application, name, compute, package, near, options, .. } = &self.job;
         let mut allocation = Allocation::new(package)
             .cores(compute.parallelism)
             .policy(Policy::HotFor(options.hot_timeout))
@@ -276,12 +277,18 @@ impl Executor {
         }
         let mut invoker = Invoker::of(self.manager.clone())?;
         invoker.allocate(&allocation)?;
-        let first: Vec<Reading> = invoker.leases_held().map(Reading::ask).collect();
-        Ok(Workers { before: first.clone(), first, invoker, since: Instant::now(), share: Some(share) })
+        let first: Vec<UsageReading> = invoker.leases_held().map(UsageReading::ask).collect();
+        Ok(ComponentWorkers {
+            before: first.clone(),
+            first,
+            invoker,
+            since: Instant::now(),
+            share: Some(share),
+        })
     }
 }
 
-impl Workers {
+impl ComponentWorkers {
     /// Whether all of them can be called.
     pub(super) fn are_there(&self) -> bool {
         self.invoker.leases_held().all(|lease| lease.running() && !lease.is_ending())
@@ -293,19 +300,20 @@ impl Workers {
     }
 
     /// Marks their share of the run's limits as being returned, until another component takes them over.
-    pub(super) fn rest(self) -> Workers {
+    pub(super) fn rest(self) -> ComponentWorkers {
         self.share.iter().for_each(|share| share.hand_on(None));
-        Workers { since: Instant::now(), ..self }
+        ComponentWorkers { since: Instant::now(), ..self }
     }
 
     /// Returns their share of the run's limits: the workers no longer belong to the run.
-    pub(super) fn leave_run(self) -> Workers {
-        Workers { share: None, ..self }
+    pub(super) fn leave_run(self) -> ComponentWorkers {
+        ComponentWorkers { share: None, ..self }
     }
 
     /// The usage since they began, or since the previous call.
     fn read(&mut self) -> Vec<Readings> {
-        let after: Vec<Reading> = self.first.iter().map(|first| Reading::ask(first.lease())).collect();
+        let after: Vec<UsageReading> =
+            self.first.iter().map(|first| UsageReading::ask(first.lease())).collect();
         let before = std::mem::replace(&mut self.before, after.clone());
         let all = self.first.iter().cloned().zip(before).zip(after);
         all.map(|((first, before), after)| Readings { first, before, after }).collect()
@@ -321,19 +329,24 @@ impl Workers {
     }
 
     /// Calls every instance, and waits for all.
-    fn execute(&self, job: &Job, go: Go, called: impl FnOnce()) -> Result<Outputs, Failure> {
+    fn execute(
+        &self,
+        job: &ComponentJob,
+        go: Go,
+        called: impl FnOnce(),
+    ) -> Result<Outputs, ComponentFailure> {
         let instances = job.compute.parallelism;
-        let link = |lease: &Arc<Lease>| Link::open(lease, lease.first_worker, instances, &go.channels);
+        let link = |lease: &Arc<ClientLease>| Link::open(lease, lease.first_worker, instances, &go.channels);
         let links: Vec<Link> =
             self.invoker.leases_held().map(link).collect::<Result<_, _>>().map_err(failure)?;
         let outputs = self.call(job, &go.input, called);
-        let (spaces, memory): (Vec<&Access>, Vec<&Access>) =
+        let (spaces, memory): (Vec<&ComponentAccess>, Vec<&ComponentAccess>) =
             go.channels.iter().partition(|access| access.swaps_from.is_some());
-        if let Err(Failure::Lost(error)) = outputs {
+        if let Err(ComponentFailure::Lost(error)) = outputs {
             // A process that touches swapped bytes whose memory is gone is killed; the reason for the memory's loss
             // says more.
             let why = spaces.iter().find_map(|access| access.memory.check().err());
-            return Err(why.map_or(Failure::Lost(error), failure));
+            return Err(why.map_or(ComponentFailure::Lost(error), failure));
         }
         if outputs.is_err() {
             // Functions may learn that their agent is gone, and fail for it, before their client does.
@@ -341,26 +354,31 @@ impl Workers {
         }
         // Output of a process that ended meanwhile is invalid, since its successor does not know the run. So is
         // everything that was read from lost memory.
-        links.iter().try_for_each(Link::check).map_err(Failure::Lost)?;
-        memory.iter().try_for_each(|access| access.check(instances)).map_err(Failure::Lost)?;
+        links.iter().try_for_each(Link::check).map_err(ComponentFailure::Lost)?;
+        memory.iter().try_for_each(|access| access.check(instances)).map_err(ComponentFailure::Lost)?;
         outputs
     }
 
     /// Waits until the workers' agents have answered, or are known to be gone.
     fn await_agents(&self) {
-        let asked: Vec<Reading> = self.invoker.leases_held().map(Reading::ask).collect();
+        let asked: Vec<UsageReading> = self.invoker.leases_held().map(UsageReading::ask).collect();
         let until = Instant::now() + AGENT_TIMEOUT;
-        while !asked.iter().all(Reading::is_settled) && Instant::now() < until {
+        while !asked.iter().all(UsageReading::is_settled) && Instant::now() < until {
             std::thread::sleep(LOOK_FOR_AGENTS);
         }
     }
 
     /// The buffers for the instances' outputs.
-    fn outputs(&self, job: &Job) -> Result<Vec<Buffer<u8>>, Error> {
+    fn outputs(&self, job: &ComponentJob) -> Result<Vec<Buffer<u8>>, Error> {
         (0..job.compute.parallelism).map(|_| self.invoker.buffer(MAX_OUTPUT_BYTES)).collect()
     }
 
-    fn call(&self, job: &Job, bytes: &[u8], called: impl FnOnce()) -> Result<Outputs, Failure> {
+    fn call(
+        &self,
+        job: &ComponentJob,
+        bytes: &[u8],
+        called: impl FnOnce(),
+    ) -> Result<Outputs, ComponentFailure> {
         let function = self.invoker.function(&job.compute.function).map_err(failure)?;
         let mut input: Buffer<u8> = self.invoker.buffer(bytes.len()).map_err(failure)?;
         input.copy_from_slice(bytes);
@@ -378,16 +396,16 @@ impl Workers {
         drop(calls);
         let take = |(output, done): (&Buffer<u8>, Result<usize, (Error, usize)>)| match done {
             Ok(len) => Ok(output[..len].to_vec()),
-            Err((error, _)) if is_lost(error.code) => Err(Failure::Lost(error)),
-            Err((error, reported)) => Err(Failure::Failed(error, output[..reported].to_vec())),
+            Err((error, _)) if is_lost(error.code) => Err(ComponentFailure::Lost(error)),
+            Err((error, reported)) => Err(ComponentFailure::Failed(error, output[..reported].to_vec())),
         };
         outputs.iter().zip(done).map(take).collect::<Result<_, _>>().map(Arc::new)
     }
 }
 
-impl Failure {
+impl ComponentFailure {
     /// Adds the component's name to the error.
-    fn of(self, job: &Job) -> Failure {
+    fn of(self, job: &ComponentJob) -> ComponentFailure {
         let named = |error: Error| {
             let Compute { package, function, .. } = &job.compute;
             Error::new(
@@ -396,14 +414,18 @@ impl Failure {
             )
         };
         match self {
-            Failure::Lost(error) => Failure::Lost(named(error)),
-            Failure::Failed(error, report) => Failure::Failed(named(error), report),
+            ComponentFailure::Lost(error) => ComponentFailure::Lost(named(error)),
+            ComponentFailure::Failed(error, report) => ComponentFailure::Failed(named(error), report),
         }
     }
 }
 
-fn failure(error: Error) -> Failure {
-    if is_lost(error.code) { Failure::Lost(error) } else { Failure::Failed(error, Vec::new()) }
+fn failure(error: Error) -> ComponentFailure {
+    if is_lost(error.code) {
+        ComponentFailure::Lost(error)
+    } else {
+        ComponentFailure::Failed(error, Vec::new())
+    }
 }
 
 /// Waits for a call. Returns the length of its output, or its error with the length of the report in its output.

@@ -6,15 +6,15 @@
 
 use std::collections::VecDeque;
 
-use sublet_proto::graph::{Compute, Graph, Memory};
+use sublet_proto::graph::{Compute, Graph, MemoryNeed};
 use sublet_proto::v1::{ComponentUse, RunInfo};
 
-use super::sizes::{self, HISTORY_RUNS, Sizes, Worked};
+use super::sizes::{self, EarlierUsage, HISTORY_RUNS, Sizes};
 use crate::manager::ManagerClient;
 
 /// The latest first.
 #[derive(Default)]
-pub(super) struct History {
+pub(super) struct RunHistory {
     runs: VecDeque<Past>,
 }
 
@@ -23,13 +23,13 @@ struct Past {
     components: Vec<ComponentUse>,
 }
 
-impl History {
+impl RunHistory {
     /// Reads the usage of earlier runs from the managers. If they do not answer, the history is empty.
-    pub(super) fn read(manager: &ManagerClient, graph: &Graph) -> History {
+    pub(super) fn read(manager: &ManagerClient, graph: &Graph) -> RunHistory {
         let runs = manager.runs(&graph.name, HISTORY_RUNS as u32).unwrap_or_default();
         let ended = runs.into_iter().filter(|run| run.ended_unix_ms != 0);
         let past = |RunInfo { code, components, .. }| Past { has_ended_well: code == 0, components };
-        History { runs: ended.map(past).collect() }
+        RunHistory { runs: ended.map(past).collect() }
     }
 
     /// A run has ended.
@@ -39,7 +39,7 @@ impl History {
     }
 
     /// The sizes of a memory component.
-    pub(super) fn memory(&self, name: &str, of: &Memory) -> Sizes {
+    pub(super) fn memory(&self, name: &str, of: &MemoryNeed) -> Sizes {
         // One that failed may have been on its way.
         let well = self.of(name).filter(|(has_ended_well, used)| *has_ended_well && used.attempts > 0);
         let used: Vec<u64> = well.map(|(_, used)| used.used_bytes).collect();
@@ -51,7 +51,7 @@ impl History {
     pub(super) fn worker(&self, name: &str, of: &Compute, attempt: u32) -> Option<u64> {
         let known = self.of(name).filter(|(_, used)| used.used_bytes > 0 && used.instances > 0);
         let worked = known.filter_map(|(has_ended_well, used)| {
-            let worked = Worked {
+            let worked = EarlierUsage {
                 allocated_bytes: used.allocated_bytes,
                 used_bytes: used.used_bytes,
                 instances: used.instances,
@@ -96,8 +96,9 @@ mod tests {
 
     #[test]
     fn runs_that_failed_say_only_what_was_too_little() {
-        let mut history = History::default();
-        let memory = Memory { initial_bytes: None, increment_bytes: None, limit_bytes: 1 << 40, pool: None };
+        let mut history = RunHistory::default();
+        let memory =
+            MemoryNeed { initial_bytes: None, increment_bytes: None, limit_bytes: 1 << 40, pool: None };
         history.add(true, vec![used("m", 0, 64 * MIB, 50 * MIB), used("c", 1, 128 * MIB, 10 * MIB)]);
         let (sizes, worker) = (history.memory("m", &memory), history.worker("c", &compute(), 1));
         history.add(false, vec![used("m", 0, MIB, 4096), used("c", 1, 128 * MIB, MIB)]);
@@ -109,8 +110,9 @@ mod tests {
 
     #[test]
     fn only_so_many_runs_are_remembered() {
-        let mut history = History::default();
-        let memory = Memory { initial_bytes: None, increment_bytes: None, limit_bytes: 1 << 34, pool: None };
+        let mut history = RunHistory::default();
+        let memory =
+            MemoryNeed { initial_bytes: None, increment_bytes: None, limit_bytes: 1 << 34, pool: None };
         for _ in 0..HISTORY_RUNS {
             history.add(true, vec![used("m", 0, MIB, MIB)]);
         }

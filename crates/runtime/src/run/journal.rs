@@ -8,7 +8,7 @@ use sublet_proto::run::MAX_OUTPUT_BYTES;
 use sublet_proto::v1::{self, JournalEntry, PinnedPackage};
 use sublet_proto::{Code, Error};
 
-use super::progress::{Outputs, Record};
+use super::progress::{KeptRecord, Outputs};
 use crate::lease::link::protocol;
 use crate::manager::{ManagerClient, random_bits};
 
@@ -16,7 +16,7 @@ use crate::manager::{ManagerClient, random_bits};
 const BATCH_BYTES: usize = 1 << 20;
 
 /// See the [module](self).
-pub(super) struct Journal {
+pub(super) struct RunJournal {
     manager: Arc<ManagerClient>,
     run: String,
     graph: Arc<Graph>,
@@ -26,20 +26,26 @@ pub(super) struct Journal {
     last: u64,
 }
 
-impl Journal {
+impl RunJournal {
     /// Begins a run of a deployed graph.
     pub(super) fn begin(
         manager: &Arc<ManagerClient>,
         (graph, digest): (&Arc<Graph>, &str),
         input: &[u8],
-    ) -> Result<Journal, Error> {
+    ) -> Result<RunJournal, Error> {
         let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
         // So that they sort by time.
         let run =
             format!("{:012x}{:020x}", now.as_millis() & 0xffff_ffff_ffff, random_bits()? & ((1 << 80) - 1));
         let (name, input) = (digest.to_owned(), input.to_vec());
         let begun = manager.begin_run(v1::BeginRunRequest { run: run.clone(), graph: name, input })?;
-        Ok(Journal { manager: manager.clone(), run, graph: graph.clone(), packages: begun.packages, last: 0 })
+        Ok(RunJournal {
+            manager: manager.clone(),
+            run,
+            graph: graph.clone(),
+            packages: begun.packages,
+            last: 0,
+        })
     }
 
     /// Opens a run whose client is gone: its input, and its records.
@@ -47,8 +53,8 @@ impl Journal {
         manager: &Arc<ManagerClient>,
         graph: &Arc<Graph>,
         run: &str,
-    ) -> Result<(Journal, Vec<u8>, Vec<Record>), Error> {
-        let mut journal = Journal {
+    ) -> Result<(RunJournal, Vec<u8>, Vec<KeptRecord>), Error> {
+        let mut journal = RunJournal {
             manager: manager.clone(),
             run: run.to_owned(),
             graph: graph.clone(),
@@ -132,7 +138,7 @@ impl Journal {
 }
 
 /// The entries' records, in their order. One of which not all instances' entries are there was never made.
-fn records(graph: &Graph, entries: Vec<JournalEntry>) -> Result<Vec<Record>, Error> {
+fn records(graph: &Graph, entries: Vec<JournalEntry>) -> Result<Vec<KeptRecord>, Error> {
     let index = |name: &String| {
         let found = graph.components.iter().position(|component| component.name == *name);
         found.ok_or_else(|| protocol(format!("the run's journal is of another graph: it has no {name}")))
@@ -146,7 +152,7 @@ fn records(graph: &Graph, entries: Vec<JournalEntry>) -> Result<Vec<Record>, Err
         if entry.instance + 1 == entry.instances && outputs.len() == entry.instances as usize {
             let to = entry.to.iter().map(index).collect::<Result<_, _>>()?;
             let outputs = Arc::new(std::mem::take(&mut outputs));
-            records.push(Record { from: index(&entry.from)?, to, outputs });
+            records.push(KeptRecord { from: index(&entry.from)?, to, outputs });
         }
     }
     Ok(records)
@@ -179,7 +185,7 @@ mod tests {
             component("b", false)
         );
         let records = records(&Graph::parse(json.as_bytes()).unwrap(), entries)?;
-        let outputs = |record: &Record| String::from_utf8(record.outputs.join(&b',')).unwrap();
+        let outputs = |record: &KeptRecord| String::from_utf8(record.outputs.join(&b',')).unwrap();
         Ok(records.iter().map(|record| (record.from, outputs(record))).collect())
     }
 

@@ -3,7 +3,7 @@
 //! instances. The component is made, shared, lost and made anew like all memory, and components that exchange messages
 //! begin again together.
 
-use sublet_proto::graph::{Component, Edge, Graph, Memory, Relation, Rights, Role};
+use sublet_proto::graph::{Component, Edge, Graph, MemoryNeed, MemoryRights, Relation, Role};
 use sublet_proto::v1;
 
 use crate::worker::mailbox::QUEUE_BYTES;
@@ -15,14 +15,14 @@ pub(super) fn with_mailboxes(graph: &Graph) -> Graph {
         let name = |component: usize| graph.components[component].name.as_str();
         let bytes = (instances(graph, edge.from) + instances(graph, edge.to)) * QUEUE_BYTES;
         let (initial_bytes, increment_bytes) = (Some(bytes), Some(bytes));
-        let memory = Memory { initial_bytes, increment_bytes, limit_bytes: bytes, pool: None };
+        let memory = MemoryNeed { initial_bytes, increment_bytes, limit_bytes: bytes, pool: None };
         let to = driven.components.len();
         driven.components.push(Component {
             // No name that a document may have.
             name: format!("{}~{}", name(edge.from), name(edge.to)),
             role: Role::Memory(memory),
         });
-        let relation = Relation::Access(Rights::Write);
+        let relation = Relation::Access(MemoryRights::Write);
         driven.edges.extend([edge.from, edge.to].map(|from| Edge { from, to, relation, condition: None }));
     }
     driven

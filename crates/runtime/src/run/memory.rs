@@ -9,16 +9,16 @@ use std::time::Instant;
 
 use sublet_fabric::region::{PAGE_BYTES, Region, bar_writers};
 use sublet_fabric::sync::{AtomicU32, AtomicU64, Ordering};
-use sublet_proto::graph::{self, Rights};
+use sublet_proto::graph::{self, MemoryRights};
 use sublet_proto::v1;
 use sublet_proto::{Code, Error};
 
-use super::budget::{Account, Waiting};
-use super::driver::Event;
+use super::budget::{RunBudget, WaitCallbacks};
+use super::driver::RunEvent;
 use super::is_lost;
 use crate::lease::link::lock;
 use crate::manager::ManagerClient;
-use crate::memory::piece::Piece;
+use crate::memory::piece::MemoryPiece;
 use crate::memory::{Memory, MemoryPlan};
 use crate::worker::channel::{ENDED_AT, LEN_AT, OVER_AT};
 
@@ -27,7 +27,7 @@ pub(super) use link::Link;
 mod link;
 
 /// A memory component of a run.
-pub(super) struct Component {
+pub(super) struct MemoryComponent {
     index: usize,
     name: String,
     plan: MemoryPlan,
@@ -36,23 +36,23 @@ pub(super) struct Component {
     state: Region,
     /// Set when the component is over. Workers may write the corresponding word of `state`, but not this one.
     is_over: AtomicU32,
-    stage: RwLock<Stage>,
+    stage: RwLock<ComponentStage>,
     /// The budget of the run.
-    account: Arc<Account>,
-    tell: Mutex<Sender<Event>>,
+    account: Arc<RunBudget>,
+    tell: Mutex<Sender<RunEvent>>,
     /// Reason why the component could not grow, if it might have grown elsewhere or at another time.
     lost: Mutex<Option<Error>>,
-    used: Mutex<Used>,
+    used: Mutex<MemoryComponentUsage>,
     /// Worker processes that have pieces of it, by the numbers of their connections.
     reached_by: Mutex<BTreeSet<usize>>,
 }
 
 /// State of a memory component.
-enum Stage {
+enum ComponentStage {
     /// No process has accessed it yet.
     Unmade {
         manager: Arc<ManagerClient>,
-        tell: Sender<Event>,
+        tell: Sender<RunEvent>,
     },
     Made(Box<Memory>),
     Over,
@@ -60,7 +60,7 @@ enum Stage {
 
 /// Usage of a memory component.
 #[derive(Clone, Copy, Debug, Default)]
-pub(super) struct Used {
+pub(super) struct MemoryComponentUsage {
     /// Time at which its first segment was leased.
     pub(super) since: Option<Instant>,
     /// Time of the latest sample.
@@ -72,7 +72,7 @@ pub(super) struct Used {
     pub(super) used_byte_us: u64,
 }
 
-impl Used {
+impl MemoryComponentUsage {
     /// Adds the time since the latest sample.
     fn advance(&mut self, now: Instant, len_bytes: u64) {
         let elapsed = self.until.map_or(0, |at| now.saturating_duration_since(at).as_micros() as u64);
@@ -91,19 +91,19 @@ impl Used {
 pub(super) struct Channels {
     /// Index of the compute component.
     pub(super) of: usize,
-    pub(super) list: Vec<Access>,
+    pub(super) list: Vec<ComponentAccess>,
 }
 
 impl Channels {
     /// The components for the process whose first instance is `first`. Swap space is private to one process.
     fn of_process(&self, first: u32) -> Channels {
-        let is_its = |access: &&Access| access.swaps_from.is_none_or(|from| from == first);
+        let is_its = |access: &&ComponentAccess| access.swaps_from.is_none_or(|from| from == first);
         Channels { of: self.of, list: self.list.iter().filter(is_its).cloned().collect() }
     }
 }
 
 impl Deref for Channels {
-    type Target = [Access];
+    type Target = [ComponentAccess];
 
     fn deref(&self) -> &Self::Target {
         &self.list
@@ -112,9 +112,9 @@ impl Deref for Channels {
 
 /// Access of a compute component to a memory component.
 #[derive(Clone)]
-pub(super) struct Access {
-    pub(super) memory: Arc<Component>,
-    pub(super) rights: Rights,
+pub(super) struct ComponentAccess {
+    pub(super) memory: Arc<MemoryComponent>,
+    pub(super) rights: MemoryRights,
     /// Set if the memory component carries messages.
     pub(super) mailbox: Option<v1::Mailbox>,
     /// Instances of the compute component that have released it.
@@ -123,7 +123,7 @@ pub(super) struct Access {
     pub(super) swaps_from: Option<u32>,
 }
 
-impl Access {
+impl ComponentAccess {
     /// Returns whether all of these instances have released it.
     fn is_released_by(&self, instances: Range<u32>) -> bool {
         let released = lock(&self.released);
@@ -136,14 +136,14 @@ impl Access {
     }
 }
 
-impl Component {
-    /// Creates a component without leases. If it ends otherwise than by [`Component::end`], an event reports that.
+impl MemoryComponent {
+    /// Creates a component without leases. If it ends otherwise than by [`MemoryComponent::end`], an event reports that.
     pub(super) fn new(
         manager: &Arc<ManagerClient>,
         (index, name): (usize, &str),
-        (of, plan): (&graph::Memory, MemoryPlan),
-        (account, tell): (&Arc<Account>, Sender<Event>),
-    ) -> Result<Arc<Component>, Error> {
+        (of, plan): (&graph::MemoryNeed, MemoryPlan),
+        (account, tell): (&Arc<RunBudget>, Sender<RunEvent>),
+    ) -> Result<Arc<MemoryComponent>, Error> {
         let plan = plan.limit_bytes(of.limit_bytes);
         let plan = match of.pool {
             Some(pool) => plan.pool(pool),
@@ -151,7 +151,7 @@ impl Component {
         };
         let state = Region::create("sublet-channel", PAGE_BYTES)?;
         bar_writers(state.fd())?;
-        Ok(Arc::new(Component {
+        Ok(Arc::new(MemoryComponent {
             index,
             name: name.to_owned(),
             limit_bytes: of.limit_bytes,
@@ -160,7 +160,7 @@ impl Component {
             is_over: AtomicU32::new(0),
             account: account.clone(),
             tell: Mutex::new(tell.clone()),
-            stage: RwLock::new(Stage::Unmade { manager: manager.clone(), tell }),
+            stage: RwLock::new(ComponentStage::Unmade { manager: manager.clone(), tell }),
             lost: Mutex::default(),
             used: Mutex::default(),
             reached_by: Mutex::default(),
@@ -168,9 +168,9 @@ impl Component {
     }
 
     /// Makes the component, near the node that accesses it first.
-    fn make(self: &Arc<Component>, node: &str) -> Result<(), Error> {
+    fn make(self: &Arc<MemoryComponent>, node: &str) -> Result<(), Error> {
         let mut stage = self.stage.write().unwrap_or_else(PoisonError::into_inner);
-        let Stage::Unmade { manager, tell } = &*stage else { return Ok(()) };
+        let ComponentStage::Unmade { manager, tell } = &*stage else { return Ok(()) };
         let memory = Memory::new(manager.clone(), self.plan.clone().near([node]))?;
         let (weak, tell) = (Arc::downgrade(self), tell.clone());
         memory.on_end(move |error| {
@@ -178,10 +178,10 @@ impl Component {
                 component.set_over();
                 let (memory, generation) = (component.index, component.generation());
                 // If the receiver is gone, the run is over.
-                let _ = tell.send(Event::MemoryLost { memory, generation, error });
+                let _ = tell.send(RunEvent::MemoryLost { memory, generation, error });
             }
         });
-        *stage = Stage::Made(Box::new(memory));
+        *stage = ComponentStage::Made(Box::new(memory));
         Ok(())
     }
 
@@ -196,26 +196,26 @@ impl Component {
             return Err(error);
         }
         match &*self.stage.read().unwrap_or_else(PoisonError::into_inner) {
-            Stage::Unmade { .. } => Ok(()),
-            Stage::Made(memory) => memory.check(),
-            Stage::Over => Err(self.over()),
+            ComponentStage::Unmade { .. } => Ok(()),
+            ComponentStage::Made(memory) => memory.check(),
+            ComponentStage::Over => Err(self.over()),
         }
     }
 
     /// The nodes of its segments.
     pub(super) fn nodes(&self) -> Vec<String> {
         match &*self.stage.read().unwrap_or_else(PoisonError::into_inner) {
-            Stage::Made(memory) => memory.segments().into_iter().map(|lease| lease.node).collect(),
-            Stage::Unmade { .. } | Stage::Over => Vec::new(),
+            ComponentStage::Made(memory) => memory.segments().into_iter().map(|lease| lease.node).collect(),
+            ComponentStage::Unmade { .. } | ComponentStage::Over => Vec::new(),
         }
     }
 
     /// Gives its segments back, and returns its usage.
-    pub(super) fn end(&self) -> Used {
+    pub(super) fn end(&self) -> MemoryComponentUsage {
         let used = self.used();
         self.set_over();
         let mut stage = self.stage.write().unwrap_or_else(PoisonError::into_inner);
-        if let Stage::Made(memory) = std::mem::replace(&mut *stage, Stage::Over) {
+        if let ComponentStage::Made(memory) = std::mem::replace(&mut *stage, ComponentStage::Over) {
             // One that had ended has nothing to give back.
             let _ = memory.release();
         }
@@ -228,7 +228,7 @@ impl Component {
     }
 
     /// Takes a sample, and returns the usage so far.
-    pub(super) fn used(&self) -> Used {
+    pub(super) fn used(&self) -> MemoryComponentUsage {
         let mut used = lock(&self.used);
         let len_bytes = self.len_bytes().min(used.capacity_bytes);
         used.advance(Instant::now(), len_bytes);
@@ -262,7 +262,7 @@ impl Component {
     fn set_released(&self, by: usize) {
         let (told, is_told) = channel();
         let (memory, generation) = (self.index, self.generation());
-        let event = Event::Released { component: by, memory, generation, told };
+        let event = RunEvent::Released { component: by, memory, generation, told };
         // If the receiver is gone, the run is over.
         if lock(&self.tell).send(event).is_ok() {
             let _ = is_told.recv();
@@ -273,10 +273,10 @@ impl Component {
     fn reserve(&self, end: u64, by: usize) -> Result<(), Error> {
         let mut tell = |error| {
             // If the receiver is gone, the run is over.
-            let _ = lock(&self.tell).send(Event::Waits { component: by, error });
+            let _ = lock(&self.tell).send(RunEvent::Waits { component: by, error });
         };
         let is_wanted = || self.is_over.load(Ordering::Acquire) == 0;
-        let wait = Waiting { tell: &mut tell, is_wanted: &is_wanted };
+        let wait = WaitCallbacks { tell: &mut tell, is_wanted: &is_wanted };
         let held = self.account.hold_memory(by, (self.index, self.plan.capacity_for(end)), wait);
         held.map_err(|error| if is_wanted() { error } else { self.over() })
     }
@@ -289,7 +289,11 @@ impl Component {
 
     /// Makes the capacity at least `end` bytes, and returns the pieces behind `from`. The component is made near `node`
     /// if it does not exist yet.
-    fn grow(self: &Arc<Component>, (from, end): (u64, u64), node: &str) -> Result<Vec<Arc<Piece>>, Error> {
+    fn grow(
+        self: &Arc<MemoryComponent>,
+        (from, end): (u64, u64),
+        node: &str,
+    ) -> Result<Vec<Arc<MemoryPiece>>, Error> {
         self.make(node)?;
         self.made(|memory| {
             memory.ensure(end).inspect_err(|error| {
@@ -315,7 +319,8 @@ impl Component {
         let before = self.len_bytes();
         self.word(LEN_AT).store(len_bytes, Ordering::Release);
         if lets_go
-            && let Stage::Made(memory) = &mut *self.stage.write().unwrap_or_else(PoisonError::into_inner)
+            && let ComponentStage::Made(memory) =
+                &mut *self.stage.write().unwrap_or_else(PoisonError::into_inner)
         {
             memory.give_back_behind(len_bytes)?;
         }
@@ -330,8 +335,8 @@ impl Component {
     /// Allows a worker process to reach a piece, with the returned ticket.
     fn invite(
         &self,
-        piece: &Piece,
-        rights: Rights,
+        piece: &MemoryPiece,
+        rights: MemoryRights,
         joins: Option<v1::Joins>,
     ) -> Result<v1::SegmentTicket, Error> {
         self.made(|memory| memory.invite(piece, rights, joins))
@@ -352,16 +357,16 @@ impl Component {
 
     fn made<T>(&self, what: impl FnOnce(&Memory) -> Result<T, Error>) -> Result<T, Error> {
         match &*self.stage.read().unwrap_or_else(PoisonError::into_inner) {
-            Stage::Made(memory) => what(memory),
-            Stage::Unmade { .. } | Stage::Over => Err(self.over()),
+            ComponentStage::Made(memory) => what(memory),
+            ComponentStage::Unmade { .. } | ComponentStage::Over => Err(self.over()),
         }
     }
 
     /// Describes the component to worker processes.
-    fn channel(&self, rights: Rights) -> v1::Channel {
+    fn channel(&self, rights: MemoryRights) -> v1::Channel {
         v1::Channel {
             component: self.name.clone(),
-            writable: rights == Rights::Write,
+            writable: rights == MemoryRights::Write,
             limit_bytes: self.limit_bytes,
             reserved_bytes: self.plan.reserved_bytes(),
             ..v1::Channel::default()

@@ -6,7 +6,7 @@
 //! begun and are connected with it by accesses and messages, in either direction. No other component is affected.
 //!
 //! Invariants:
-//! - A component begins only when a record of each of its inputs is there, or is the [`Step`] before.
+//! - A component begins only when a record of each of its inputs is there, or is the [`RunStep`] before.
 //! - It begins when all that lead to it are done or skipped, including those that are executed again: their writes are
 //!   complete.
 //! - It is skipped when none of them has triggered it, and none will: each is done or skipped, or its choice is final.
@@ -32,7 +32,7 @@ pub(crate) type Outputs = Arc<Vec<Vec<u8>>>;
 
 /// A step that the driver must execute, in this order. Components are named by their index in the graph.
 #[derive(Clone, Debug, PartialEq)]
-pub(crate) enum Step {
+pub(crate) enum RunStep {
     /// Outputs that a component hands to others. Later steps must not be executed before these are stored where a
     /// failure does not reach them.
     Record { from: usize, to: Vec<usize>, outputs: Outputs },
@@ -48,7 +48,7 @@ pub(crate) enum Step {
 
 /// A record that was kept.
 #[derive(Clone, Debug, PartialEq)]
-pub(crate) struct Record {
+pub(crate) struct KeptRecord {
     pub(crate) from: usize,
     pub(crate) to: Vec<usize>,
     pub(crate) outputs: Outputs,
@@ -56,7 +56,7 @@ pub(crate) struct Record {
 
 /// State of a component, for reports.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Standing {
+pub(crate) enum ComponentPhase {
     /// A memory component. It exists as long as a component may access it.
     Memory,
     Waiting,
@@ -88,7 +88,7 @@ impl State {
 
 /// See the [module](self).
 #[derive(Debug)]
-pub(crate) struct Progress {
+pub(crate) struct RunProgress {
     graph: Arc<Graph>,
     input: Arc<Vec<u8>>,
     /// Number of times that a component may be lost.
@@ -105,29 +105,29 @@ pub(crate) struct Progress {
     gone: BTreeSet<usize>,
     /// The outputs that each component has last handed on: to each component that it triggers, or to the run if it
     /// triggers none.
-    handed: Vec<Vec<Handed>>,
+    handed: Vec<Vec<HandedOutputs>>,
 }
 
 #[derive(Clone, Debug)]
-struct Handed {
+struct HandedOutputs {
     to: Option<usize>,
     /// `None` as long as the component has not ended, or if it did not trigger `to`.
     outputs: Option<Outputs>,
 }
 
-impl Progress {
+impl RunProgress {
     /// The progress of a run that has not begun.
-    pub(crate) fn new(graph: Arc<Graph>, input: Vec<u8>, retries: u32) -> Progress {
+    pub(crate) fn new(graph: Arc<Graph>, input: Vec<u8>, retries: u32) -> RunProgress {
         let count = graph.components.len();
         let handed = |from| {
-            let mut all: Vec<Handed> =
-                next(&graph, from).map(|to| Handed { to: Some(to), outputs: None }).collect();
+            let mut all: Vec<HandedOutputs> =
+                next(&graph, from).map(|to| HandedOutputs { to: Some(to), outputs: None }).collect();
             if all.is_empty() {
-                all.push(Handed { to: None, outputs: None });
+                all.push(HandedOutputs { to: None, outputs: None });
             }
             all
         };
-        Progress {
+        RunProgress {
             input: Arc::new(input),
             retries,
             states: vec![State::Waiting; count],
@@ -143,16 +143,16 @@ impl Progress {
     /// The first steps.
     ///
     /// # Errors
-    /// As for [`Progress::lost`].
-    pub(crate) fn begin(&mut self) -> Result<Vec<Step>, Error> {
+    /// As for [`RunProgress::lost`].
+    pub(crate) fn begin(&mut self) -> Result<Vec<RunStep>, Error> {
         self.go_on(Vec::new())
     }
 
     /// Continues a run whose client is gone, from its records. Its memory is lost.
     ///
     /// # Errors
-    /// As for [`Progress::lost`].
-    pub(crate) fn resume(&mut self, records: &[Record]) -> Result<Vec<Step>, Error> {
+    /// As for [`RunProgress::lost`].
+    pub(crate) fn resume(&mut self, records: &[KeptRecord]) -> Result<Vec<RunStep>, Error> {
         records.iter().for_each(|record| self.read(record));
         let memories = (0..self.states.len()).filter(|&at| self.graph.components[at].memory().is_some());
         self.gone = memories.collect();
@@ -165,8 +165,8 @@ impl Progress {
 
     /// Applies a record. None of the components in it had begun when it was made, and if it chooses otherwise than the
     /// previous one, nothing after it had begun. Records of their earlier executions are therefore void.
-    fn read(&mut self, record: &Record) {
-        let Record { from, to, outputs } = record;
+    fn read(&mut self, record: &KeptRecord) {
+        let KeptRecord { from, to, outputs } = record;
         let void = match !to.is_empty() && self.chooses_otherwise(*from, outputs) {
             true => self.all_after(vec![*from]),
             false => to.clone(),
@@ -179,20 +179,20 @@ impl Progress {
     /// A component's instances have returned.
     ///
     /// # Errors
-    /// As for [`Progress::lost`].
+    /// As for [`RunProgress::lost`].
     pub(crate) fn ended(
         &mut self,
         component: usize,
         attempt: u32,
         outputs: Outputs,
-    ) -> Result<Vec<Step>, Error> {
+    ) -> Result<Vec<RunStep>, Error> {
         if !self.is_current(component, attempt) {
             return Ok(Vec::new());
         }
         self.states[component] = State::Done;
         let to = self.takers(component, &outputs);
         self.hand_on(component, &to, &outputs);
-        let mut steps = vec![Step::Record { from: component, to, outputs }];
+        let mut steps = vec![RunStep::Record { from: component, to, outputs }];
         self.drop_unneeded(component, &mut steps);
         self.go_on(steps)
     }
@@ -214,7 +214,12 @@ impl Progress {
     /// # Errors
     /// `error` if the component was lost too often, and if a component with external effects would have to be executed
     /// again.
-    pub(crate) fn lost(&mut self, component: usize, attempt: u32, error: Error) -> Result<Vec<Step>, Error> {
+    pub(crate) fn lost(
+        &mut self,
+        component: usize,
+        attempt: u32,
+        error: Error,
+    ) -> Result<Vec<RunStep>, Error> {
         if !self.is_current(component, attempt) {
             return Ok(Vec::new());
         }
@@ -224,8 +229,8 @@ impl Progress {
     /// The bytes of a memory component are gone.
     ///
     /// # Errors
-    /// As for [`Progress::lost`].
-    pub(crate) fn lost_memory(&mut self, memory: usize, error: Error) -> Result<Vec<Step>, Error> {
+    /// As for [`RunProgress::lost`].
+    pub(crate) fn lost_memory(&mut self, memory: usize, error: Error) -> Result<Vec<RunStep>, Error> {
         if !self.is_needed(memory) {
             return Ok(Vec::new());
         }
@@ -233,7 +238,7 @@ impl Progress {
     }
 
     /// Begins the communicating set of a lost component again, unless that was lost too often.
-    fn begin_again(&mut self, what: &str, lost: usize, error: &Error) -> Result<Vec<Step>, Error> {
+    fn begin_again(&mut self, what: &str, lost: usize, error: &Error) -> Result<Vec<RunStep>, Error> {
         self.losses[lost] += 1;
         if self.losses[lost] > self.retries {
             let (name, losses) = (&self.graph.components[lost].name, self.losses[lost]);
@@ -250,13 +255,13 @@ impl Progress {
     }
 
     /// State of a component.
-    pub(crate) fn standing(&self, component: usize) -> Standing {
+    pub(crate) fn standing(&self, component: usize) -> ComponentPhase {
         match self.states[component] {
-            _ if self.graph.components[component].memory().is_some() => Standing::Memory,
-            State::Waiting => Standing::Waiting,
-            State::Running => Standing::Running,
-            State::Done => Standing::Done,
-            State::Skipped => Standing::Skipped,
+            _ if self.graph.components[component].memory().is_some() => ComponentPhase::Memory,
+            State::Waiting => ComponentPhase::Waiting,
+            State::Running => ComponentPhase::Running,
+            State::Done => ComponentPhase::Done,
+            State::Skipped => ComponentPhase::Skipped,
         }
     }
 
@@ -282,12 +287,12 @@ impl Progress {
     }
 
     /// Drops the memory of a component that is over, as far as no other may access it.
-    fn drop_unneeded(&mut self, component: usize, steps: &mut Vec<Step>) {
+    fn drop_unneeded(&mut self, component: usize, steps: &mut Vec<RunStep>) {
         let graph = self.graph.clone();
         for memory in accessed(&graph, component) {
             if !self.is_needed(memory) {
                 self.gone.insert(memory);
-                steps.push(Step::Drop { memory });
+                steps.push(RunStep::Drop { memory });
             }
         }
     }
@@ -333,7 +338,7 @@ impl Progress {
     }
 
     /// Discards the communicating set of these components.
-    fn discard(&mut self, seeds: Vec<usize>) -> Result<Vec<Step>, Error> {
+    fn discard(&mut self, seeds: Vec<usize>) -> Result<Vec<RunStep>, Error> {
         let set = self.communicating(seeds);
         let effects = set.iter().find(|&&at| {
             self.graph.components[at].compute().is_some_and(|compute| compute.has_external_effects)
@@ -351,17 +356,17 @@ impl Progress {
             if self.graph.components[component].memory().is_some() {
                 // All that have written there are executed again.
                 self.gone.remove(&component);
-                steps.push(Step::Drop { memory: component });
+                steps.push(RunStep::Drop { memory: component });
                 continue;
             }
             if self.states[component] == State::Running {
-                steps.push(Step::Cancel { component });
+                steps.push(RunStep::Cancel { component });
             }
             self.states[component] = State::Waiting;
         }
         self.choose_anew();
         // The component's memory is not accessed any more when it is dropped.
-        steps.sort_by_key(|step| matches!(step, Step::Drop { .. }));
+        steps.sort_by_key(|step| matches!(step, RunStep::Drop { .. }));
         Ok(steps)
     }
 
@@ -389,7 +394,7 @@ impl Progress {
 
     /// For each component, whether anything after it has begun, over any number of triggers.
     fn begun_after(&self) -> Vec<bool> {
-        fn visit(progress: &Progress, at: usize, known: &mut [Option<bool>]) -> bool {
+        fn visit(progress: &RunProgress, at: usize, known: &mut [Option<bool>]) -> bool {
             if let Some(known) = known[at] {
                 return known;
             }
@@ -431,7 +436,7 @@ impl Progress {
     /// # Errors
     /// An error if a component with external effects would have to be executed again, since it wrote into memory that
     /// is gone.
-    fn go_on(&mut self, mut steps: Vec<Step>) -> Result<Vec<Step>, Error> {
+    fn go_on(&mut self, mut steps: Vec<RunStep>) -> Result<Vec<RunStep>, Error> {
         let ready = loop {
             let ready = self.skip_all(&mut steps);
             let memories = ready.iter().flat_map(|&component| accessed(&self.graph, component));
@@ -452,21 +457,21 @@ impl Progress {
             self.states[component] = State::Running;
             self.attempts[component] += 1;
             let (attempt, input) = (self.attempts[component], self.input_of(component));
-            steps.push(Step::Start { component, attempt, input });
+            steps.push(RunStep::Start { component, attempt, input });
         }
         self.finish(&mut steps);
         debug_assert!(
             steps
                 .iter()
-                .skip_while(|step| !matches!(step, Step::Start { .. }))
-                .all(|step| !matches!(step, Step::Record { .. })),
+                .skip_while(|step| !matches!(step, RunStep::Start { .. }))
+                .all(|step| !matches!(step, RunStep::Record { .. })),
             "a record comes after what it is for: {steps:?}"
         );
         Ok(steps)
     }
 
     /// Skips components that can no longer be triggered, and returns those that are ready.
-    fn skip_all(&mut self, steps: &mut Vec<Step>) -> Vec<usize> {
+    fn skip_all(&mut self, steps: &mut Vec<RunStep>) -> Vec<usize> {
         loop {
             let (settled, begun_after) = (self.settled(), self.begun_after());
             let is_ready = |component: usize| previous(&self.graph, component).all(|before| settled[before]);
@@ -491,19 +496,19 @@ impl Progress {
 
     /// Marks a component as skipped. Resources prepared for it are given back, and so is memory that only it could
     /// access.
-    fn skip(&mut self, component: usize, steps: &mut Vec<Step>) {
+    fn skip(&mut self, component: usize, steps: &mut Vec<RunStep>) {
         debug_assert_eq!(self.states[component], State::Waiting, "component {component} is skipped");
         self.states[component] = State::Skipped;
         // No component after it that has begun uses its output. An output read from records may be of a void execution.
         self.handed[component].iter_mut().for_each(|handed| handed.outputs = None);
-        steps.push(Step::Cancel { component });
+        steps.push(RunStep::Cancel { component });
         self.drop_unneeded(component, steps);
     }
 
     /// For each component, whether it and all that lead to it are done or skipped. A component before those that
     /// trigger a component may be executed again, for the memory that it writes.
     fn settled(&self) -> Vec<bool> {
-        fn visit(progress: &Progress, at: usize, known: &mut [Option<bool>]) -> bool {
+        fn visit(progress: &RunProgress, at: usize, known: &mut [Option<bool>]) -> bool {
             if let Some(known) = known[at] {
                 return known;
             }
@@ -532,7 +537,7 @@ impl Progress {
         self.handed[from].iter().find(|handed| handed.to == Some(to))?.outputs.as_ref()
     }
 
-    fn finish(&self, steps: &mut Vec<Step>) {
+    fn finish(&self, steps: &mut Vec<RunStep>) {
         let compute = |at: &usize| self.graph.components[*at].compute().is_some();
         if (0..self.states.len()).filter(compute).any(|at| !self.states[at].is_over()) {
             return;
@@ -541,7 +546,7 @@ impl Progress {
             let handed = self.handed[at].iter().find(|handed| handed.to.is_none())?;
             Some((at, handed.outputs.clone()?))
         });
-        steps.push(Step::Finish { outputs: last.collect() });
+        steps.push(RunStep::Finish { outputs: last.collect() });
     }
 }
 

@@ -9,14 +9,14 @@ use crate::lease::link::lock;
 use crate::manager::ManagerClient;
 
 /// Reports the state of one run. It reports nothing more once it is dropped.
-pub(super) struct Reporter {
+pub(super) struct RunReporter {
     manager: Arc<ManagerClient>,
-    desk: Arc<Desk>,
+    desk: Arc<ReportState>,
     is_started: bool,
 }
 
 #[derive(Default)]
-struct Desk {
+struct ReportState {
     state: Mutex<State>,
     changed: Condvar,
 }
@@ -27,9 +27,9 @@ struct State {
     is_over: bool,
 }
 
-impl Reporter {
-    pub(super) fn new(manager: &Arc<ManagerClient>) -> Reporter {
-        Reporter { manager: manager.clone(), desk: Arc::default(), is_started: false }
+impl RunReporter {
+    pub(super) fn new(manager: &Arc<ManagerClient>) -> RunReporter {
+        RunReporter { manager: manager.clone(), desk: Arc::default(), is_started: false }
     }
 
     /// Submits the current state of the run.
@@ -46,14 +46,14 @@ impl Reporter {
     }
 }
 
-impl Drop for Reporter {
+impl Drop for RunReporter {
     fn drop(&mut self) {
         lock(&self.desk.state).is_over = true;
         self.desk.changed.notify_all();
     }
 }
 
-impl Desk {
+impl ReportState {
     fn serve(&self, manager: &ManagerClient) {
         while let Some(report) = self.next() {
             // Observers of the run detect a missing report by the time of the last one.

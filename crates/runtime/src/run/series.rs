@@ -11,14 +11,14 @@ const FIRST_INTERVAL_US: u64 = 10_000;
 
 /// See the [module](self).
 #[derive(Debug)]
-pub(super) struct Series {
+pub(super) struct MemorySeries {
     interval_us: u64,
     points: Vec<UsagePoint>,
 }
 
-impl Series {
-    pub(super) fn new() -> Series {
-        Series { interval_us: FIRST_INTERVAL_US, points: Vec::new() }
+impl MemorySeries {
+    pub(super) fn new() -> MemorySeries {
+        MemorySeries { interval_us: FIRST_INTERVAL_US, points: Vec::new() }
     }
 
     /// Adds the leased and used memory at a time. Times do not decrease.
@@ -57,7 +57,7 @@ mod tests {
 
     #[test]
     fn a_point_is_the_most_of_its_interval() {
-        let mut series = Series::new();
+        let mut series = MemorySeries::new();
         for (at_us, allocated_bytes, used_bytes) in [(3, 5, 1), (9_999, 4, 2), (10_000, 9, 9), (35_000, 1, 0)]
         {
             series.note(UsagePoint { at_us, allocated_bytes, used_bytes });
@@ -72,7 +72,7 @@ mod tests {
         fn series_keeps_peaks_in_a_bounded_number_of_points(
             steps in proptest::collection::vec((0..10_000_000_u64, 0..1000_u64, 0..1000_u64), 1..2000),
         ) {
-            let (mut series, mut now_us, mut peaks) = (Series::new(), 0, (0, 0));
+            let (mut series, mut now_us, mut peaks) = (MemorySeries::new(), 0, (0, 0));
             for (step_us, allocated_bytes, used_bytes) in steps {
                 now_us += step_us;
                 series.note(UsagePoint { at_us: now_us, allocated_bytes, used_bytes });

@@ -12,7 +12,7 @@
 
 use std::iter;
 
-use sublet_proto::graph::{DEFAULT_SEGMENT_BYTES, MAX_MEMORY_BYTES, MAX_SEGMENTS, Memory};
+use sublet_proto::graph::{DEFAULT_SEGMENT_BYTES, MAX_MEMORY_BYTES, MAX_SEGMENTS, MemoryNeed};
 use sublet_proto::limits::{MAX_SEGMENT_BYTES, MEMORY_PER_CORE_BYTES, MIN_SEGMENT_BYTES};
 
 /// Number of earlier runs that are considered.
@@ -53,7 +53,7 @@ impl Sizes {
 
 /// Chooses the sizes of a memory component from its usage in earlier runs, in bytes, the latest first. Sizes in the
 /// graph take precedence.
-pub(super) fn memory(graph: &Memory, used: &[u64]) -> Sizes {
+pub(super) fn memory(graph: &MemoryNeed, used: &[u64]) -> Sizes {
     let initial_bytes = graph.initial_bytes.unwrap_or(DEFAULT_SEGMENT_BYTES.min(graph.limit_bytes));
     let increment_bytes = graph.increment_bytes.unwrap_or(DEFAULT_SEGMENT_BYTES);
     let said = Sizes { initial_bytes, increment_bytes };
@@ -103,13 +103,13 @@ fn size_of(bytes: u64) -> u64 {
 
 /// Memory and usage of a compute component's instances in an earlier run.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Worked {
+pub(super) struct EarlierUsage {
     pub(super) allocated_bytes: u64,
     pub(super) used_bytes: u64,
     pub(super) instances: u32,
 }
 
-impl Worked {
+impl EarlierUsage {
     /// Returns whether hardly any memory was left, so that the component may have needed more.
     pub(super) fn is_short(self) -> bool {
         self.used_bytes >= self.allocated_bytes / 4 * 3
@@ -118,7 +118,7 @@ impl Worked {
     /// The number of bytes that an instance needed.
     fn needed(self) -> u64 {
         let instances = u64::from(self.instances.max(1));
-        let Worked { allocated_bytes, used_bytes, .. } = self;
+        let EarlierUsage { allocated_bytes, used_bytes, .. } = self;
         (if self.is_short() { allocated_bytes.saturating_mul(2) } else { used_bytes }).div_ceil(instances)
     }
 }
@@ -126,7 +126,7 @@ impl Worked {
 /// The memory for an instance after these runs, the latest first, in bytes. `None` if the default suffices: it is never
 /// reduced, since a program may reserve memory that it does not use. `attempt` counts the component's beginnings, from
 /// 1.
-pub(super) fn worker(runs: &[Worked], attempt: u32) -> Option<u64> {
+pub(super) fn worker(runs: &[EarlierUsage], attempt: u32) -> Option<u64> {
     let mut needed: Vec<u64> = runs.iter().take(WORKER_RUNS).map(|run| run.needed()).collect();
     needed.sort_unstable();
     let largest = needed.last().copied()?;
@@ -147,12 +147,12 @@ mod tests {
 
     const MIB: u64 = 1 << 20;
 
-    fn unsaid(limit_bytes: u64) -> Memory {
-        Memory { initial_bytes: None, increment_bytes: None, limit_bytes, pool: None }
+    fn unsaid(limit_bytes: u64) -> MemoryNeed {
+        MemoryNeed { initial_bytes: None, increment_bytes: None, limit_bytes, pool: None }
     }
 
-    fn worked(used_bytes: u64, allocated_bytes: u64) -> Worked {
-        Worked { allocated_bytes, used_bytes, instances: 1 }
+    fn worked(used_bytes: u64, allocated_bytes: u64) -> EarlierUsage {
+        EarlierUsage { allocated_bytes, used_bytes, instances: 1 }
     }
 
     #[test]
@@ -165,7 +165,7 @@ mod tests {
 
     #[test]
     fn what_a_graph_says_holds_whatever_was_used() {
-        let said = Memory {
+        let said = MemoryNeed {
             initial_bytes: Some(4096),
             increment_bytes: Some(MIB),
             limit_bytes: 64 * MIB,
@@ -173,7 +173,7 @@ mod tests {
         };
         let sizes = memory(&said, &[32 * MIB; 20]);
         assert_eq!(sizes, Sizes { initial_bytes: 4096, increment_bytes: MIB });
-        let half = Memory { initial_bytes: Some(4096), ..unsaid(64 * MIB) };
+        let half = MemoryNeed { initial_bytes: Some(4096), ..unsaid(64 * MIB) };
         let sizes = memory(&half, &[32 * MIB; 20]);
         assert!(sizes.initial_bytes == 4096 && sizes.increment_bytes >= 8 * MIB, "{sizes:?}");
     }
@@ -207,7 +207,7 @@ mod tests {
         assert_eq!(worker(&runs, 1), Some(768 * MIB));
         assert!(worker(&runs, 2).unwrap() >= 80 << 30, "once it was lost, all that there was counts");
         assert_eq!(worker(&runs[1..3], 1), Some(768 * MIB));
-        let two = Worked { allocated_bytes: 1024 * MIB, used_bytes: 600 * MIB, instances: 2 };
+        let two = EarlierUsage { allocated_bytes: 1024 * MIB, used_bytes: 600 * MIB, instances: 2 };
         assert_eq!(worker(&[two], 1), Some(384 * MIB), "each of the instances");
         assert_eq!(worker(&[worked(60 * MIB, 128 * MIB)], 1), None, "what it gets anyway is more");
     }

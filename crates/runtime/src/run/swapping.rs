@@ -3,7 +3,7 @@
 //! counted like all memory. When it is lost the compute component begins again, and the swapped bytes are of no further
 //! use.
 
-use sublet_proto::graph::{Component, Edge, Graph, Memory, Relation, Rights, Role};
+use sublet_proto::graph::{Component, Edge, Graph, MemoryNeed, MemoryRights, Relation, Role};
 use sublet_proto::limits::MIN_SEGMENT_BYTES;
 
 /// Part of the names of swap components, which no name in a document can have.
@@ -27,14 +27,19 @@ pub(super) fn with_swap_space(graph: &Graph) -> Graph {
             // in a run that then swaps much.
             let step_bytes = (swap_bytes / STEPS).next_multiple_of(MIN_SEGMENT_BYTES).max(MIN_STEP_BYTES);
             let (initial_bytes, increment_bytes) = (Some(step_bytes), Some(step_bytes));
-            let memory = Memory { initial_bytes, increment_bytes, limit_bytes, pool: None };
+            let memory = MemoryNeed { initial_bytes, increment_bytes, limit_bytes, pool: None };
             let number = if instance == 0 { String::new() } else { format!("/{instance}") };
             let to = driven.components.len();
             driven.components.push(Component {
                 name: format!("{}{OF}{number}", component.name),
                 role: Role::Memory(memory),
             });
-            driven.edges.push(Edge { from, to, relation: Relation::Access(Rights::Write), condition: None });
+            driven.edges.push(Edge {
+                from,
+                to,
+                relation: Relation::Access(MemoryRights::Write),
+                condition: None,
+            });
         }
     }
     driven

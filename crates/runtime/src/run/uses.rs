@@ -14,9 +14,9 @@ use sublet_proto::graph::Graph;
 use sublet_proto::run::MAX_NODES;
 use sublet_proto::v1::{ComponentUse, Measured, UsagePoint};
 
-use super::memory::Used;
-use super::series::Series;
-use crate::lease::Lease;
+use super::memory::MemoryComponentUsage;
+use super::series::MemorySeries;
+use crate::lease::ClientLease;
 use crate::lease::link::Asked;
 
 /// Interval at which the memory of a component's workers is requested.
@@ -27,18 +27,18 @@ const LOOK: Duration = Duration::from_millis(1);
 
 /// Usage of a lease at a time, once its agent has reported it.
 #[derive(Clone)]
-pub(super) struct Reading {
-    lease: Arc<Lease>,
+pub(super) struct UsageReading {
+    lease: Arc<ClientLease>,
     asked: Asked,
 }
 
-impl Reading {
+impl UsageReading {
     /// Requests the current usage.
-    pub(super) fn ask(lease: &Arc<Lease>) -> Reading {
-        Reading { lease: lease.clone(), asked: lease.ask_usage() }
+    pub(super) fn ask(lease: &Arc<ClientLease>) -> UsageReading {
+        UsageReading { lease: lease.clone(), asked: lease.ask_usage() }
     }
 
-    pub(super) fn lease(&self) -> &Arc<Lease> {
+    pub(super) fn lease(&self) -> &Arc<ClientLease> {
         &self.lease
     }
 
@@ -51,10 +51,10 @@ impl Reading {
 /// Usage of the lease of a component's workers.
 pub(super) struct Readings {
     /// When the worker process was ready.
-    pub(super) first: Reading,
+    pub(super) first: UsageReading,
     /// When the component began.
-    pub(super) before: Reading,
-    pub(super) after: Reading,
+    pub(super) before: UsageReading,
+    pub(super) after: UsageReading,
 }
 
 /// Usage of a lease's workers between two readings.
@@ -85,19 +85,19 @@ fn between(lease_bytes: u64, first: &Measured, before: &Measured, after: &Measur
 
 /// Current memory of the workers of a running component.
 #[derive(Clone)]
-pub(super) struct Watched {
-    first: Reading,
-    latest: Reading,
+pub(super) struct WorkerMemory {
+    first: UsageReading,
+    latest: UsageReading,
     asked_at: Instant,
     used_bytes: u64,
 }
 
-impl Watched {
-    pub(super) fn new(first: Reading) -> Watched {
-        Watched { latest: first.clone(), first, asked_at: Instant::now(), used_bytes: 0 }
+impl WorkerMemory {
+    pub(super) fn new(first: UsageReading) -> WorkerMemory {
+        WorkerMemory { latest: first.clone(), first, asked_at: Instant::now(), used_bytes: 0 }
     }
 
-    pub(super) fn lease(&self) -> &Arc<Lease> {
+    pub(super) fn lease(&self) -> &Arc<ClientLease> {
         self.first.lease()
     }
 
@@ -107,7 +107,7 @@ impl Watched {
         if let (Some(first), Some(latest)) = (self.first.asked.get(), self.latest.asked.get()) {
             self.used_bytes = latest.memory_bytes.saturating_sub(first.memory_bytes).min(allocated_bytes);
             if self.asked_at.elapsed() >= ASK {
-                self.latest = Reading::ask(self.first.lease());
+                self.latest = UsageReading::ask(self.first.lease());
                 self.asked_at = Instant::now();
             }
         }
@@ -135,7 +135,7 @@ impl std::iter::Sum for Now {
 pub(super) struct Uses {
     began: Instant,
     pub(super) components: Vec<ComponentUse>,
-    series: Series,
+    series: MemorySeries,
     /// Readings of components that have ended and whose agents have not answered yet.
     unread: Vec<(usize, Vec<Readings>)>,
 }
@@ -148,7 +148,7 @@ impl Uses {
             ..ComponentUse::default()
         };
         let components = graph.components.iter().map(named).collect();
-        Uses { began: Instant::now(), components, series: Series::new(), unread: Vec::new() }
+        Uses { began: Instant::now(), components, series: MemorySeries::new(), unread: Vec::new() }
     }
 
     /// Time at which the run began, as far as this client drives it.
@@ -190,8 +190,9 @@ impl Uses {
     }
 
     /// A memory component was this, and is not any more.
-    pub(super) fn count_memory(&mut self, memory: usize, used: Used) {
-        let Used { since, until, capacity_bytes, len_bytes, allocated_byte_us, used_byte_us } = used;
+    pub(super) fn count_memory(&mut self, memory: usize, used: MemoryComponentUsage) {
+        let MemoryComponentUsage { since, until, capacity_bytes, len_bytes, allocated_byte_us, used_byte_us } =
+            used;
         let since_begin =
             |at: Option<Instant>| at.map_or(0, |at| micros(at.saturating_duration_since(self.began)));
         let (begin_us, end_us) = (since_begin(since), since_begin(until));

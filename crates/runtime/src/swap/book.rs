@@ -1,15 +1,15 @@
 //! Records the state of each page: resident, written, or in the swap space.
 //!
-//! No system call is made here. [`judge`](super::judge) decides how a fault is handled, [`victims`](super::victims)
+//! No system call is made here. [`fault_handling`](super::fault_handling) decides how a fault is handled, [`eviction`](super::eviction)
 //! which units are evicted. The threads that execute the decisions report here when they are done.
 
 use std::collections::VecDeque;
 
 use super::SwapStatistics;
 use super::plan::{SwapPlan, Touching};
-use super::slots::Slots;
+use super::slots::BufferSlots;
 use super::streams::Streams;
-use super::units::{BlockAt, PAGE_BYTES, REGION_BLOCKS, REGION_PAGES, Span};
+use super::units::{BlockAt, PAGE_BYTES, PageSpan, REGION_BLOCKS, REGION_PAGES};
 
 /// Largest number of times that a unit which came back soon is passed over.
 const MAX_CREDIT: u8 = 3;
@@ -17,8 +17,8 @@ const MAX_CREDIT: u8 = 3;
 pub(super) const MAX_ERRANDS: usize = 16;
 
 /// A region of the array.
-pub(super) struct Region {
-    pub(super) state: State,
+pub(super) struct ArrayRegion {
+    pub(super) state: PageState,
     /// Set if a thread waits until the region has come or gone.
     pub(super) is_wanted: bool,
     /// Set if the region differs from the swap space, or may. Valid only for a whole region.
@@ -29,12 +29,12 @@ pub(super) struct Region {
     pub(super) slot: Option<usize>,
     /// The region's index in the swap space.
     pub(super) place: Option<u32>,
-    pub(super) standing: Standing,
-    pub(super) blocks: Option<Box<[Block; REGION_BLOCKS]>>,
+    pub(super) standing: UnitPriority,
+    pub(super) blocks: Option<Box<[PageBlock; REGION_BLOCKS]>>,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum State {
+pub(super) enum PageState {
     /// Each page is resident or not by itself.
     Pages,
     /// A thread moves or fills the whole region.
@@ -45,7 +45,7 @@ pub(super) enum State {
 
 /// A block of a region: a bit for each page.
 #[derive(Clone, Copy, Default)]
-pub(super) struct Block {
+pub(super) struct PageBlock {
     /// Pages that are resident by themselves.
     pub(super) here: u16,
     /// Pages of `here` that may be written without a fault: they count as written.
@@ -56,12 +56,12 @@ pub(super) struct Block {
     pub(super) is_busy: bool,
     /// Set if a thread waits until `is_busy` is cleared.
     pub(super) is_wanted: bool,
-    pub(super) standing: Standing,
+    pub(super) standing: UnitPriority,
 }
 
 /// Priority of a unit to stay resident.
 #[derive(Clone, Copy, Default)]
-pub(super) struct Standing {
+pub(super) struct UnitPriority {
     credit: u8,
     /// Number of pages that had been evicted when the unit was.
     went_at: u64,
@@ -76,15 +76,15 @@ pub(super) enum Unit {
 
 /// Kind of memory that must be freed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Want {
+pub(super) enum NeededMemory {
     Pages,
     Slot,
 }
 
 /// See the [module](self).
-pub(super) struct Book {
-    pub(super) regions: Vec<Region>,
-    pub(super) slots: Slots,
+pub(super) struct PageBook {
+    pub(super) regions: Vec<ArrayRegion>,
+    pub(super) slots: BufferSlots,
     pub(super) streams: Streams,
     /// Resident units that no thread works on, in the order of eviction.
     pub(super) queue: VecDeque<Unit>,
@@ -93,7 +93,7 @@ pub(super) struct Book {
     pub(super) limit_pages: u64,
     pub(super) touching: Touching,
     /// Kind of memory that was needed last.
-    pub(super) latest: Want,
+    pub(super) latest: NeededMemory,
     /// Regions to be read ahead.
     pub(super) errands: VecDeque<usize>,
     pub(super) statistics: SwapStatistics,
@@ -104,27 +104,27 @@ pub(super) struct Book {
     next_place: u32,
 }
 
-impl Book {
-    pub(super) fn new(plan: &SwapPlan) -> Book {
-        let region = || Region {
-            state: State::Pages,
+impl PageBook {
+    pub(super) fn new(plan: &SwapPlan) -> PageBook {
+        let region = || ArrayRegion {
+            state: PageState::Pages,
             is_wanted: false,
             is_written: false,
             has_table: false,
             slot: None,
             place: None,
-            standing: Standing::default(),
+            standing: UnitPriority::default(),
             blocks: None,
         };
-        Book {
+        PageBook {
             regions: std::iter::repeat_with(region).take(plan.regions() as usize).collect(),
-            slots: Slots::new(plan.slots() as usize),
+            slots: BufferSlots::new(plan.slots() as usize),
             streams: Streams::new(),
             queue: VecDeque::new(),
             used_pages: 0,
             limit_pages: plan.local_regions() * REGION_PAGES,
             touching: plan.touching,
-            latest: Want::Pages,
+            latest: NeededMemory::Pages,
             errands: VecDeque::with_capacity(MAX_ERRANDS),
             statistics: SwapStatistics::default(),
             is_closed: false,
@@ -134,7 +134,7 @@ impl Book {
         }
     }
 
-    pub(super) fn block(&mut self, at: BlockAt) -> &mut Block {
+    pub(super) fn block(&mut self, at: BlockAt) -> &mut PageBlock {
         &mut self.regions[at.region].blocks_mut()[at.block]
     }
 
@@ -179,7 +179,7 @@ impl Book {
         is_spared
     }
 
-    fn standing(&mut self, unit: Unit) -> &mut Standing {
+    fn standing(&mut self, unit: Unit) -> &mut UnitPriority {
         match unit {
             Unit::Region(region) => &mut self.regions[region].standing,
             Unit::Block(at) => &mut self.block(at).standing,
@@ -187,7 +187,7 @@ impl Book {
     }
 
     /// Records that pages are resident now, or that filling them has failed. Returns whether a thread waits for them.
-    pub(super) fn filled(&mut self, at: BlockAt, span: Span, result: Filled) -> bool {
+    pub(super) fn filled(&mut self, at: BlockAt, span: PageSpan, result: FillResult) -> bool {
         let mask = span.mask();
         debug_assert!(span.pages <= self.used_pages, "{span:?} of {} used pages", self.used_pages);
         let block = self.block(at);
@@ -198,10 +198,10 @@ impl Book {
         block.is_busy = false;
         let was_empty = block.here == 0;
         match result {
-            Filled::Failed => self.used_pages -= span.pages,
-            Filled::Protected | Filled::Writable => {
+            FillResult::Failed => self.used_pages -= span.pages,
+            FillResult::Protected | FillResult::Writable => {
                 block.here |= mask;
-                if result == Filled::Writable {
+                if result == FillResult::Writable {
                     block.written |= mask;
                 }
                 self.regions[at.region].has_table = true;
@@ -217,25 +217,25 @@ impl Book {
 
 /// Result of putting pages in.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Filled {
+pub(super) enum FillResult {
     Protected,
     Writable,
     Failed,
 }
 
-impl Region {
+impl ArrayRegion {
     /// The region's blocks. `None` if it was never touched.
-    pub(super) fn blocks(&self) -> Option<&[Block; REGION_BLOCKS]> {
+    pub(super) fn blocks(&self) -> Option<&[PageBlock; REGION_BLOCKS]> {
         self.blocks.as_deref()
     }
 
-    pub(super) fn blocks_mut(&mut self) -> &mut [Block; REGION_BLOCKS] {
-        self.blocks.get_or_insert_with(|| Box::new([Block::default(); REGION_BLOCKS]))
+    pub(super) fn blocks_mut(&mut self) -> &mut [PageBlock; REGION_BLOCKS] {
+        self.blocks.get_or_insert_with(|| Box::new([PageBlock::default(); REGION_BLOCKS]))
     }
 
     /// Returns whether no page of the region is resident and no thread works on any of it.
     pub(super) fn is_away(&self) -> bool {
-        let is_away = |block: &Block| block.here == 0 && !block.is_busy;
-        self.state == State::Pages && self.blocks.as_ref().is_none_or(|blocks| blocks.iter().all(is_away))
+        let is_away = |block: &PageBlock| block.here == 0 && !block.is_busy;
+        self.state == PageState::Pages && self.blocks.as_ref().is_none_or(|blocks| blocks.iter().all(is_away))
     }
 }

@@ -1,13 +1,13 @@
 //! Works beside the page faults: reads ahead, and evicts pages in advance.
 
-use super::book::{Book, Want};
+use super::book::{NeededMemory, PageBook};
+use super::fault_handling::RegionLoad;
 use super::follow::run_anywhere;
-use super::judge::Load;
 use super::pager::{Pager, begin_paging};
 
 enum Task {
-    Errand(Load),
-    Room(Want),
+    Errand(RegionLoad),
+    Room(NeededMemory),
 }
 
 impl Pager {
@@ -25,7 +25,7 @@ impl Pager {
 }
 
 /// Chooses the next task. Reading ahead comes first, as those regions are needed soon.
-fn next(book: &mut Book) -> Option<Task> {
+fn next(book: &mut PageBook) -> Option<Task> {
     match book.next_errand() {
         Ok(Some(load)) => Some(Task::Errand(load)),
         Err(want) => Some(Task::Room(want)),

@@ -5,26 +5,26 @@ use std::ptr::NonNull;
 use std::sync::{Condvar, Mutex, MutexGuard, OnceLock};
 use std::time::Duration;
 
-use sublet_fabric::faults::{Faults, Touch, Writing};
+use sublet_fabric::faults::{PageFaults, Touch, Writing};
 use sublet_fabric::stretch::Stretch;
 use sublet_proto::Error;
 
 use super::SwapStatistics;
 use super::backing::Backing;
-use super::book::{Book, Want};
+use super::book::{NeededMemory, PageBook};
+use super::eviction::Eviction;
+use super::fault_handling::{FaultCase, FaultStep};
 use super::follow::Follow;
-use super::judge::{Case, Step};
 use super::plan::SwapPlan;
-use super::units::{BLOCK_PAGES, PAGE_BYTES, Span};
-use super::victims::Victims;
+use super::units::{BLOCK_PAGES, PAGE_BYTES, PageSpan};
 use crate::lease::link::lock;
 
 /// Longest wait for another thread that frees memory, before the fault is judged again.
 const LOOK_AGAIN: Duration = Duration::from_millis(10);
 
 /// Memory and handlers of an array.
-pub(super) struct Parts {
-    pub(super) faults: Faults,
+pub(super) struct PagerParts {
+    pub(super) faults: PageFaults,
     pub(super) array: Stretch,
     /// Slots through which regions are paged in and out.
     pub(super) slots: Stretch,
@@ -60,8 +60,8 @@ pub(super) fn begin_paging() {
 
 /// See the [module](self).
 pub(super) struct Pager {
-    pub(super) parts: Parts,
-    desk: Mutex<Desk>,
+    pub(super) parts: PagerParts,
+    desk: Mutex<PagerState>,
     /// Signalled when a helper has a task.
     work: Condvar,
     /// Signalled when a unit that a thread waits for is settled.
@@ -70,8 +70,8 @@ pub(super) struct Pager {
 }
 
 /// State that the lock guards.
-pub(super) struct Desk {
-    pub(super) book: Book,
+pub(super) struct PagerState {
+    pub(super) book: PageBook,
     idle_helpers: usize,
     who_wait: usize,
 }
@@ -83,8 +83,8 @@ impl std::fmt::Debug for Pager {
 }
 
 impl Pager {
-    pub(super) fn new(plan: &SwapPlan, parts: Parts) -> Pager {
-        let desk = Mutex::new(Desk { book: Book::new(plan), idle_helpers: 0, who_wait: 0 });
+    pub(super) fn new(plan: &SwapPlan, parts: PagerParts) -> Pager {
+        let desk = Mutex::new(PagerState { book: PageBook::new(plan), idle_helpers: 0, who_wait: 0 });
         let (work, settled, why) = (Condvar::new(), Condvar::new(), OnceLock::new());
         Pager { parts, desk, work, settled, why }
     }
@@ -115,19 +115,19 @@ impl Pager {
     }
 
     fn see_to(&self, page: u64, touch: Touch, buffer: &mut [u8]) {
-        let mut case = Case::new(page, touch, self.parts.faults.can_shift());
+        let mut case = FaultCase::new(page, touch, self.parts.faults.can_shift());
         loop {
             case.is_lost = self.is_lost();
             let step = self.desk().book.judge(&mut case);
             match step {
-                Step::Wait => {}
-                Step::Wake(span) => self.wake(span),
-                Step::Allow(span) => self.allow(span),
-                Step::Lose(span) => self.lose(span),
-                Step::Fill(fill) => self.fill(&fill, buffer),
-                Step::Take(load) => self.take(load),
-                Step::Load(load) => self.load_and_take(load),
-                Step::Room(want) => {
+                FaultStep::Wait => {}
+                FaultStep::Wake(span) => self.wake(span),
+                FaultStep::Allow(span) => self.allow(span),
+                FaultStep::Lose(span) => self.lose(span),
+                FaultStep::Fill(fill) => self.fill(&fill, buffer),
+                FaultStep::Take(load) => self.take(load),
+                FaultStep::Load(load) => self.load_and_take(load),
+                FaultStep::Room(want) => {
                     self.make_room(want);
                     continue;
                 }
@@ -136,12 +136,12 @@ impl Pager {
         }
     }
 
-    pub(super) fn desk(&self) -> MutexGuard<'_, Desk> {
+    pub(super) fn desk(&self) -> MutexGuard<'_, PagerState> {
         lock(&self.desk)
     }
 
     /// Wakes one that is idle if there is something to do.
-    fn call_helpers(&self, desk: MutexGuard<'_, Desk>) {
+    fn call_helpers(&self, desk: MutexGuard<'_, PagerState>) {
         let has_work =
             desk.idle_helpers > 0 && (!desk.book.errands.is_empty() || desk.book.lacks().is_some());
         drop(desk);
@@ -151,7 +151,7 @@ impl Pager {
     }
 
     /// Waits for the next task of a helper. `None` if the array is gone.
-    pub(super) fn next_task<T>(&self, next: impl Fn(&mut Book) -> Option<T>) -> Option<T> {
+    pub(super) fn next_task<T>(&self, next: impl Fn(&mut PageBook) -> Option<T>) -> Option<T> {
         let mut desk = self.desk();
         loop {
             if desk.book.is_closed {
@@ -169,7 +169,7 @@ impl Pager {
     }
 
     /// Changes the book, and wakes the threads that wait for a change.
-    pub(super) fn settle<T>(&self, what: impl FnOnce(&mut Book) -> T) -> T {
+    pub(super) fn settle<T>(&self, what: impl FnOnce(&mut PageBook) -> T) -> T {
         let mut desk = self.desk();
         let result = what(&mut desk.book);
         let is_waited_for = desk.who_wait > 0;
@@ -181,22 +181,22 @@ impl Pager {
     }
 
     /// Waits until something is settled, or a moment.
-    pub(super) fn wait_a_moment(&self, mut desk: MutexGuard<'_, Desk>) {
+    pub(super) fn wait_a_moment(&self, mut desk: MutexGuard<'_, PagerState>) {
         desk.who_wait += 1;
         let waited = self.settled.wait_timeout(desk, LOOK_AGAIN);
         let (mut desk, _) = waited.unwrap_or_else(|poisoned| poisoned.into_inner());
         desk.who_wait -= 1;
     }
 
-    pub(super) fn wake(&self, span: Span) {
+    pub(super) fn wake(&self, span: PageSpan) {
         self.expect_done(self.parts.faults.wake(&self.parts.array, span.extent()));
     }
 
-    fn allow(&self, span: Span) {
+    fn allow(&self, span: PageSpan) {
         self.expect_done(self.parts.faults.protect(&self.parts.array, span.extent(), Writing::Allowed));
     }
 
-    fn lose(&self, span: Span) {
+    fn lose(&self, span: PageSpan) {
         match self.parts.faults.poison(&self.parts.array, span.extent()) {
             Ok(true) => {}
             Ok(false) => end_the_process("this kernel cannot tell a thread alone that memory is lost"),
@@ -242,23 +242,23 @@ impl Pager {
     }
 
     /// Frees memory of one kind, or waits a moment until another thread has.
-    pub(super) fn make_room(&self, want: Want) {
+    pub(super) fn make_room(&self, want: NeededMemory) {
         let mut desk = self.desk();
         let victims = desk.book.pick(want);
         match victims {
-            Victims::Region(leaving) => {
+            Eviction::Region(leaving) => {
                 drop(desk);
                 self.let_region_go(leaving);
             }
-            Victims::Blocks(leaving) => {
+            Eviction::Blocks(leaving) => {
                 drop(desk);
                 self.let_blocks_go(&leaving);
             }
-            Victims::Slot(slot) => {
+            Eviction::Slot(slot) => {
                 drop(desk);
                 self.empty_slot(slot);
             }
-            Victims::None => self.wait_a_moment(desk),
+            Eviction::None => self.wait_a_moment(desk),
         }
     }
 

@@ -2,7 +2,7 @@
 
 /// Content of a slot.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Slot {
+pub(super) enum BufferSlot {
     /// No memory.
     Empty,
     /// A huge page without valid content.
@@ -15,42 +15,42 @@ pub(super) enum Slot {
 }
 
 /// See the [module](self).
-pub(super) struct Slots {
-    all: Vec<Slot>,
+pub(super) struct BufferSlots {
+    all: Vec<BufferSlot>,
     now: u64,
 }
 
-impl Slots {
-    pub(super) fn new(slots: usize) -> Slots {
-        Slots { all: vec![Slot::Empty; slots], now: 0 }
+impl BufferSlots {
+    pub(super) fn new(slots: usize) -> BufferSlots {
+        BufferSlots { all: vec![BufferSlot::Empty; slots], now: 0 }
     }
 
-    pub(super) fn set(&mut self, slot: usize, is: Slot) {
+    pub(super) fn set(&mut self, slot: usize, is: BufferSlot) {
         self.all[slot] = is;
     }
 
     pub(super) fn ready(&mut self, slot: usize, region: usize, is_ahead: bool) {
-        debug_assert_eq!(self.all[slot], Slot::Busy, "slot {slot} gets region {region}");
+        debug_assert_eq!(self.all[slot], BufferSlot::Busy, "slot {slot} gets region {region}");
         self.now += 1;
-        self.all[slot] = Slot::Ready { region, since: self.now, is_ahead };
+        self.all[slot] = BufferSlot::Ready { region, since: self.now, is_ahead };
     }
 
-    pub(super) fn get(&self, slot: usize) -> Slot {
+    pub(super) fn get(&self, slot: usize) -> BufferSlot {
         self.all[slot]
     }
 
     pub(super) fn empty(&self) -> Option<usize> {
-        self.all.iter().position(|slot| *slot == Slot::Empty)
+        self.all.iter().position(|slot| *slot == BufferSlot::Empty)
     }
 
     /// A slot whose memory can be used for another region: a free one, or else the one that has been ready for the
     /// longest. The content of an evicted region is stored elsewhere; that of one that was read ahead may still be
     /// useful.
     pub(super) fn reusable(&self) -> Option<usize> {
-        let worth = |slot: &Slot| match *slot {
-            Slot::Free => Some((false, 0)),
-            Slot::Ready { since, is_ahead, .. } => Some((is_ahead, since)),
-            Slot::Empty | Slot::Busy => None,
+        let worth = |slot: &BufferSlot| match *slot {
+            BufferSlot::Free => Some((false, 0)),
+            BufferSlot::Ready { since, is_ahead, .. } => Some((is_ahead, since)),
+            BufferSlot::Empty | BufferSlot::Busy => None,
         };
         let worths = self.all.iter().enumerate().filter_map(|(index, slot)| Some((worth(slot)?, index)));
         worths.min().map(|(_, index)| index)
@@ -58,13 +58,14 @@ impl Slots {
 
     /// Number of slots that can be used for another region and were not read ahead.
     pub(super) fn spare(&self) -> usize {
-        let is_spare = |slot: &&Slot| matches!(slot, Slot::Free | Slot::Ready { is_ahead: false, .. });
+        let is_spare =
+            |slot: &&BufferSlot| matches!(slot, BufferSlot::Free | BufferSlot::Ready { is_ahead: false, .. });
         self.all.iter().filter(is_spare).count()
     }
 
     /// Number of slots that were read ahead.
     pub(super) fn ahead(&self) -> usize {
-        self.all.iter().filter(|slot| matches!(slot, Slot::Ready { is_ahead: true, .. })).count()
+        self.all.iter().filter(|slot| matches!(slot, BufferSlot::Ready { is_ahead: true, .. })).count()
     }
 
     /// Number of slots.

@@ -23,7 +23,7 @@ pub(super) enum Direction {
 
 /// Access pattern that a fault is part of.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Pattern {
+pub(super) enum AccessPattern {
     /// Unknown: the page is put in.
     Page,
     /// Random blocks: the whole block is put in.
@@ -67,7 +67,7 @@ impl Streams {
     }
 
     /// Records a fault on an absent page. The caller must report the pages that it put in with [`Streams::filled`].
-    pub(super) fn note(&mut self, page: u64) -> Pattern {
+    pub(super) fn note(&mut self, page: u64) -> AccessPattern {
         let known = self.all.iter().enumerate().find_map(|(index, one)| Some((index, one.goes_on(page)?)));
         let Some((index, direction)) = known else { return self.begin(page) };
         self.last = index;
@@ -82,9 +82,9 @@ impl Streams {
             Direction::Backward => in_region >= REGION_PAGES - 1 - SKIPPED,
         };
         if stream.pages >= LONG && is_at_edge {
-            Pattern::Region(direction)
+            AccessPattern::Region(direction)
         } else {
-            Pattern::Onward(direction)
+            AccessPattern::Onward(direction)
         }
     }
 
@@ -97,7 +97,7 @@ impl Streams {
         stream.before = first.wrapping_sub(1);
     }
 
-    fn begin(&mut self, page: u64) -> Pattern {
+    fn begin(&mut self, page: u64) -> AccessPattern {
         let index = self.oldest;
         self.oldest = (self.oldest + 1) % STREAMS;
         self.last = index;
@@ -112,7 +112,7 @@ impl Streams {
             self.since_probe = 0;
         }
         self.all[index] = Stream { after: page, before: page, pages: 0, direction: None, is_probe };
-        if is_probe { Pattern::Page } else { Pattern::Block }
+        if is_probe { AccessPattern::Page } else { AccessPattern::Block }
     }
 }
 
@@ -135,15 +135,15 @@ mod tests {
     use super::*;
 
     /// Notes a fault and reports the pages that the pager would put in.
-    fn touch(streams: &mut Streams, page: u64) -> Pattern {
+    fn touch(streams: &mut Streams, page: u64) -> AccessPattern {
         let pattern = streams.note(page);
         let block = page / BLOCK_PAGES * BLOCK_PAGES;
         match pattern {
-            Pattern::Page => streams.filled(page, page + 1),
-            Pattern::Block => streams.filled(block, block + BLOCK_PAGES),
-            Pattern::Onward(Direction::Forward) => streams.filled(page, block + BLOCK_PAGES),
-            Pattern::Onward(Direction::Backward) => streams.filled(block, page + 1),
-            Pattern::Region(_) => {
+            AccessPattern::Page => streams.filled(page, page + 1),
+            AccessPattern::Block => streams.filled(block, block + BLOCK_PAGES),
+            AccessPattern::Onward(Direction::Forward) => streams.filled(page, block + BLOCK_PAGES),
+            AccessPattern::Onward(Direction::Backward) => streams.filled(block, page + 1),
+            AccessPattern::Region(_) => {
                 let region = page / REGION_PAGES * REGION_PAGES;
                 streams.filled(region, region + REGION_PAGES);
             }
@@ -162,26 +162,26 @@ mod tests {
     fn sequential_accesses_soon_page_by_regions_in_both_directions() {
         let mut streams = Streams::new();
         let mut page = 0;
-        assert_eq!(touch(&mut streams, page), Pattern::Page);
+        assert_eq!(touch(&mut streams, page), AccessPattern::Page);
         page += 1;
         while page < REGION_PAGES {
-            assert_eq!(touch(&mut streams, page), Pattern::Onward(Direction::Forward));
+            assert_eq!(touch(&mut streams, page), AccessPattern::Onward(Direction::Forward));
             page = page / BLOCK_PAGES * BLOCK_PAGES + BLOCK_PAGES;
         }
         for region in 1..4 {
-            assert_eq!(touch(&mut streams, region * REGION_PAGES), Pattern::Region(Direction::Forward));
+            assert_eq!(touch(&mut streams, region * REGION_PAGES), AccessPattern::Region(Direction::Forward));
         }
         let mut streams = Streams::new();
         let last = 5 * REGION_PAGES - 1;
-        assert_eq!(touch(&mut streams, last), Pattern::Page);
+        assert_eq!(touch(&mut streams, last), AccessPattern::Page);
         let mut page = last - 1;
         while page >= 4 * REGION_PAGES {
-            assert_eq!(touch(&mut streams, page), Pattern::Onward(Direction::Backward), "{page}");
+            assert_eq!(touch(&mut streams, page), AccessPattern::Onward(Direction::Backward), "{page}");
             page = page / BLOCK_PAGES * BLOCK_PAGES - 1;
         }
         for region in [4, 3, 2] {
             let last = region * REGION_PAGES - 1;
-            assert_eq!(touch(&mut streams, last), Pattern::Region(Direction::Backward));
+            assert_eq!(touch(&mut streams, last), AccessPattern::Region(Direction::Backward));
         }
     }
 
@@ -190,20 +190,20 @@ mod tests {
         let (mut streams, mut state) = (Streams::new(), 88_172_645_463_325_252);
         for _ in 0..1000 {
             let page = random(&mut state) % 1_000_000;
-            assert_eq!(touch(&mut streams, page * 64), Pattern::Page);
+            assert_eq!(touch(&mut streams, page * 64), AccessPattern::Page);
         }
         let mut by_block = 0;
         for round in 0..1000 {
             let block = random(&mut state) % 1_000_000 * 4 * BLOCK_PAGES;
             match touch(&mut streams, block) {
-                Pattern::Block => by_block += u32::from(round >= 100),
-                Pattern::Page => drop(touch(&mut streams, block + 1)),
+                AccessPattern::Block => by_block += u32::from(round >= 100),
+                AccessPattern::Page => drop(touch(&mut streams, block + 1)),
                 other => panic!("{other:?}"),
             }
         }
         assert!(by_block > 800, "{by_block} of 900 blocks");
-        let by_page =
-            (0..1000).filter(|_| touch(&mut streams, random(&mut state) % 1_000_000 * 64) == Pattern::Page);
+        let by_page = (0..1000)
+            .filter(|_| touch(&mut streams, random(&mut state) % 1_000_000 * 64) == AccessPattern::Page);
         assert!(by_page.count() > 800);
     }
 }

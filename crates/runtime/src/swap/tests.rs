@@ -58,8 +58,8 @@ impl Backing for Arc<Space> {
     }
 }
 
-fn swapped_in(space: &Arc<Space>, plan: SwapPlan) -> Option<Swapped> {
-    match Swapped::new(plan, Box::new(space.clone())) {
+fn swapped_in(space: &Arc<Space>, plan: SwapPlan) -> Option<SwappedMemory> {
+    match SwappedMemory::new(plan, Box::new(space.clone())) {
         Err(error) if error.code == Code::LimitTooLow => {
             skip(Means::Userfaultfd, format_args!("{}", error.message));
             None
@@ -68,7 +68,7 @@ fn swapped_in(space: &Arc<Space>, plan: SwapPlan) -> Option<Swapped> {
     }
 }
 
-fn swapped(len_bytes: u64) -> Option<Swapped> {
+fn swapped(len_bytes: u64) -> Option<SwappedMemory> {
     swapped_in(&Space::new(u64::MAX), SwapPlan::new(len_bytes, LOCAL_BYTES))
 }
 
@@ -246,7 +246,7 @@ fn sizes_that_make_no_sense_are_refused() {
         (64 * MIB, 0, "16777216"),
         (64 * MIB, LOCAL_BYTES - 1, "16777216"),
     ] {
-        let error = Swapped::new(SwapPlan::new(len, local), Box::new(Space::new(0))).unwrap_err();
+        let error = SwappedMemory::new(SwapPlan::new(len, local), Box::new(Space::new(0))).unwrap_err();
         assert_eq!(error.code, Code::InvalidArgument);
         assert!(error.message.contains(said), "{error}");
     }

@@ -11,7 +11,7 @@ pub(super) const REGION_BLOCKS: usize = (REGION_PAGES / BLOCK_PAGES) as usize;
 
 /// Pages of the array that follow each other.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct Span {
+pub(super) struct PageSpan {
     pub(super) first: u64,
     pub(super) pages: u64,
 }
@@ -23,13 +23,13 @@ pub(super) struct BlockAt {
     pub(super) block: usize,
 }
 
-impl Span {
-    pub(super) fn page(page: u64) -> Span {
-        Span { first: page, pages: 1 }
+impl PageSpan {
+    pub(super) fn page(page: u64) -> PageSpan {
+        PageSpan { first: page, pages: 1 }
     }
 
-    pub(super) fn region(region: usize) -> Span {
-        Span { first: region as u64 * REGION_PAGES, pages: REGION_PAGES }
+    pub(super) fn region(region: usize) -> PageSpan {
+        PageSpan { first: region as u64 * REGION_PAGES, pages: REGION_PAGES }
     }
 
     pub(super) fn extent(self) -> Extent {
@@ -57,12 +57,12 @@ impl BlockAt {
         self.region as u64 * REGION_PAGES + self.block as u64 * BLOCK_PAGES
     }
 
-    pub(super) fn span(self) -> Span {
-        Span { first: self.first_page(), pages: BLOCK_PAGES }
+    pub(super) fn span(self) -> PageSpan {
+        PageSpan { first: self.first_page(), pages: BLOCK_PAGES }
     }
 
     /// The pages of the block whose bit in `mask` is set, in as few spans as possible.
-    pub(super) fn spans(self, mask: u16) -> impl Iterator<Item = Span> {
+    pub(super) fn spans(self, mask: u16) -> impl Iterator<Item = PageSpan> {
         let mut rest = u32::from(mask);
         let first = self.first_page();
         std::iter::from_fn(move || {
@@ -70,7 +70,7 @@ impl BlockAt {
                 let from = rest.trailing_zeros();
                 let pages = (rest >> from).trailing_ones();
                 rest &= !(((1u32 << pages) - 1) << from);
-                Span { first: first + u64::from(from), pages: u64::from(pages) }
+                PageSpan { first: first + u64::from(from), pages: u64::from(pages) }
             })
         })
     }

@@ -122,7 +122,7 @@ pub struct WorkerUsage {
 
 /// A reading of one function's place, of one worker or added up.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Tally {
+pub struct FunctionTally {
     /// Ticks in calls that have ended.
     pub executing_ticks: u64,
     /// Calls that have ended.
@@ -151,7 +151,7 @@ impl WorkerUsage {
 
 /// Adds a worker's usage to the tallies of the functions, one for each and a last one for calls of functions that do
 /// not exist. Returns the reading of its line. All zero if the region has no such worker.
-pub fn read(region: &Region, layout: UsageLayout, worker: u32, tallies: &mut [Tally]) -> WorkerUsage {
+pub fn read(region: &Region, layout: UsageLayout, worker: u32, tallies: &mut [FunctionTally]) -> WorkerUsage {
     let word = |word: &AtomicU64| word.load(Ordering::Acquire);
     // A call ends by being added and then by a change of state: read in the same order, it may be missed for now, but
     // never be found twice.
@@ -185,7 +185,7 @@ pub fn read_line(region: &Region, layout: UsageLayout, worker: u32) -> WorkerUsa
 /// Closes the account of a worker that has died: adds the current activity up, and sets the state to sleeping.
 pub fn settle(region: &Region, layout: UsageLayout, worker: u32, now_ticks: u64) -> Result<(), FabricError> {
     let usage = read_line(region, layout, worker);
-    let meter = Meter::new(region, layout, worker)?;
+    let meter = WorkerMeter::new(region, layout, worker)?;
     meter.line[POLLING].store(usage.polling_at(now_ticks), Ordering::Release);
     if let Some((function, ticks)) = usage.executing_at(now_ticks) {
         let call = meter.call(function);
@@ -199,13 +199,13 @@ pub fn settle(region: &Region, layout: UsageLayout, worker: u32, now_ticks: u64)
 }
 
 /// A call that is being executed, with the entry in which it is counted.
-pub struct Call<'region> {
+pub struct CountedCall<'region> {
     place: &'region Place,
     function: u32,
 }
 
 /// Writer of one worker's line. No other process writes to it, so all stores are plain and never waited for.
-pub struct Meter<'region> {
+pub struct WorkerMeter<'region> {
     line: &'region Line,
     functions: &'region [Place],
     /// Entry for calls of functions that do not exist.
@@ -217,18 +217,18 @@ fn add(word: &AtomicU64, value: u64) {
     word.store(word.load(Ordering::Relaxed).wrapping_add(value), Ordering::Release);
 }
 
-impl<'region> Meter<'region> {
+impl<'region> WorkerMeter<'region> {
     /// Creates the writer of one worker's line.
     pub fn new(
         region: &'region Region,
         layout: UsageLayout,
         worker: u32,
-    ) -> Result<Meter<'region>, FabricError> {
+    ) -> Result<WorkerMeter<'region>, FabricError> {
         let offset = u64::from(worker) * layout.stride();
         let outside = FabricError::OutOfBounds { region: 0, offset, len_bytes: layout.stride() };
         let places = layout.place_list(region, worker).and_then(<[Place]>::split_last);
         match (layout.line(region, worker), places) {
-            (Some(line), Some((unknown, functions))) => Ok(Meter { line, functions, unknown }),
+            (Some(line), Some((unknown, functions))) => Ok(WorkerMeter { line, functions, unknown }),
             _ => Err(outside),
         }
     }
@@ -258,7 +258,7 @@ impl<'region> Meter<'region> {
 
     /// A call begins at this time, after polling or (`was_polling` false) after sleep.
     #[inline(always)]
-    pub fn enter(&self, function: u16, now_ticks: u64, was_polling: bool) -> Call<'region> {
+    pub fn enter(&self, function: u16, now_ticks: u64, was_polling: bool) -> CountedCall<'region> {
         if was_polling {
             self.end_polling(now_ticks);
         }
@@ -270,7 +270,7 @@ impl<'region> Meter<'region> {
     /// The function has returned. The call is counted before its client knows the result: a client that then gives
     /// its lease back, and so ends this process, finds it on the bill as it was.
     #[inline(always)]
-    pub fn answer(&self, call: &Call<'_>, failed: bool) {
+    pub fn answer(&self, call: &CountedCall<'_>, failed: bool) {
         self.state(u64::from(call.function) << 32 | WorkerState::Answering as u64);
         add(&call.place[CALLS], 1);
         if failed {
@@ -280,14 +280,14 @@ impl<'region> Meter<'region> {
 
     /// Records the end of a call at `now_ticks`, after `spent_ticks`. The worker polls from then on.
     #[inline(always)]
-    pub fn leave(&self, call: &Call<'_>, now_ticks: u64, spent_ticks: u64) {
+    pub fn leave(&self, call: &CountedCall<'_>, now_ticks: u64, spent_ticks: u64) {
         add(&call.place[EXECUTING], spent_ticks);
         self.begin_polling(now_ticks);
     }
 
     #[inline(always)]
-    fn call(&self, function: u32) -> Call<'region> {
-        Call { place: self.functions.get(function as usize).unwrap_or(self.unknown), function }
+    fn call(&self, function: u32) -> CountedCall<'region> {
+        CountedCall { place: self.functions.get(function as usize).unwrap_or(self.unknown), function }
     }
 
     #[inline(always)]
@@ -316,27 +316,27 @@ mod tests {
         Region::create("usage", layout.len_bytes()).unwrap()
     }
 
-    fn read_all(region: &Region, layout: UsageLayout, worker: u32) -> (WorkerUsage, Vec<Tally>) {
-        let mut tallies = vec![Tally::default(); layout.places()];
+    fn read_all(region: &Region, layout: UsageLayout, worker: u32) -> (WorkerUsage, Vec<FunctionTally>) {
+        let mut tallies = vec![FunctionTally::default(); layout.places()];
         (read(region, layout, worker, &mut tallies), tallies)
     }
 
-    fn tally(executing_ticks: u64, calls: u64, failed_calls: u64) -> Tally {
-        Tally { executing_ticks, calls, failed_calls }
+    fn tally(executing_ticks: u64, calls: u64, failed_calls: u64) -> FunctionTally {
+        FunctionTally { executing_ticks, calls, failed_calls }
     }
 
     #[test]
     fn accounts_time_to_activity_and_function() {
         let layout = UsageLayout::new(2, 3);
         let region = region(layout);
-        let meter = Meter::new(&region, layout, 1).unwrap();
+        let meter = WorkerMeter::new(&region, layout, 1).unwrap();
         meter.poll();
         let entered = ticks();
         let call = meter.enter(2, entered, true);
         let (usage, tallies) = read_all(&region, layout, 1);
         assert_eq!((usage.state, usage.function), (WorkerState::Executing, 2));
         assert_eq!(usage.executing_at(entered + 9), Some((2, 9)));
-        assert_eq!(tallies, [Tally::default(); 4], "the call has not ended");
+        assert_eq!(tallies, [FunctionTally::default(); 4], "the call has not ended");
         meter.answer(&call, true);
         assert_eq!(read_all(&region, layout, 1).0.function, 2);
         meter.leave(&call, entered + 500, 500);
@@ -347,14 +347,18 @@ mod tests {
         let sleeping = (usage.polling_at(u64::MAX), usage.executing_at(u64::MAX));
         assert_eq!(sleeping, (usage.polling_ticks, None), "sleep is free");
         assert_eq!(tallies[2], tally(500, 1, 1));
-        assert_eq!(read_all(&region, layout, 0).1, [Tally::default(); 4], "the other worker's are untouched");
+        assert_eq!(
+            read_all(&region, layout, 0).1,
+            [FunctionTally::default(); 4],
+            "the other worker's are untouched"
+        );
     }
 
     #[test]
     fn unknown_functions_are_counted_in_the_last_entry_only() {
         let layout = UsageLayout::new(2, 1);
         let region = region(layout);
-        let meter = Meter::new(&region, layout, 0).unwrap();
+        let meter = WorkerMeter::new(&region, layout, 0).unwrap();
         for function in [1, 2, u16::MAX] {
             let call = meter.enter(function, 10, false);
             meter.answer(&call, true);
@@ -364,14 +368,14 @@ mod tests {
         meter.enter(u16::MAX, 20, false);
         settle(&region, layout, 0, 25).unwrap();
         assert_eq!(read_all(&region, layout, 0).1[1], tally(20, 4, 4));
-        assert_eq!(read_all(&region, layout, 1).1, [Tally::default(); 2]);
+        assert_eq!(read_all(&region, layout, 1).1, [FunctionTally::default(); 2]);
     }
 
     #[test]
     fn death_after_the_answer_is_no_failed_call() {
         let layout = UsageLayout::new(1, 4);
         let region = region(layout);
-        let (meter, entered) = (Meter::new(&region, layout, 0).unwrap(), ticks());
+        let (meter, entered) = (WorkerMeter::new(&region, layout, 0).unwrap(), ticks());
         let call = meter.enter(3, entered, false);
         meter.answer(&call, false);
         settle(&region, layout, 0, entered + 1000).unwrap();
@@ -383,7 +387,7 @@ mod tests {
         let layout = UsageLayout::new(1, 4);
         let region = region(layout);
         let entered = ticks();
-        Meter::new(&region, layout, 0).unwrap().enter(3, entered, false);
+        WorkerMeter::new(&region, layout, 0).unwrap().enter(3, entered, false);
         settle(&region, layout, 0, entered + 1000).unwrap();
         let (usage, tallies) = read_all(&region, layout, 0);
         assert_eq!((usage.state, tallies[3]), (WorkerState::Sleeping, tally(1000, 1, 1)));
@@ -397,9 +401,9 @@ mod tests {
             let layout = UsageLayout::new(workers, functions);
             assert!((1..=MAX_FUNCTIONS as u32).contains(&layout.functions()));
             let region = region(layout);
-            assert!(Meter::new(&region, layout, workers - 1).is_ok());
+            assert!(WorkerMeter::new(&region, layout, workers - 1).is_ok());
         }
         let layout = UsageLayout::new(64, 1024);
-        assert!(Meter::new(&region(layout), layout, 64).is_err());
+        assert!(WorkerMeter::new(&region(layout), layout, 64).is_err());
     }
 }

@@ -9,7 +9,7 @@ use std::ptr::NonNull;
 
 use sublet_proto::{Code, Error};
 
-use super::context::Context;
+use super::context::CallContext;
 
 /// Largest depth of nested calls, which bounds the use of the thread's stack.
 const MAX_DEPTH: u32 = 64;
@@ -21,7 +21,7 @@ const MAX_DEPTH: u32 = 64;
 /// `capacity` bytes of `output` written, to which no other reference exists. `written` is the address of a number, or
 /// null.
 pub(super) unsafe extern "C" fn sublet_context_call(
-    context: *mut Context,
+    context: *mut CallContext,
     function: *const c_char,
     input: *const c_void,
     size: u32,
@@ -51,7 +51,7 @@ pub(super) unsafe extern "C" fn sublet_context_call(
 /// Calls a function of the package by its name.
 #[inline]
 fn call(
-    context: &mut Context,
+    context: &mut CallContext,
     name: &CStr,
     input: (*mut c_void, u32),
     (output, capacity): (*mut c_void, u32),

@@ -26,19 +26,19 @@ use sublet_fabric::packet::PacketSocket;
 use sublet_fabric::region::{PAGE_BYTES, Region};
 use sublet_fabric::sync::{AtomicU32, Ordering};
 use sublet_fabric::{SharedBytes, SharedBytesMut};
-use sublet_proto::graph::Rights;
+use sublet_proto::graph::MemoryRights;
 use sublet_proto::v1::{self, memory_answer};
 use sublet_proto::{Code, Error};
 
 use super::client::descriptors;
 use super::mailbox::Mailbox;
-pub use super::mailbox::{MAX_MESSAGE_BYTES, Refused};
+pub use super::mailbox::{MAX_MESSAGE_BYTES, ReceiveError};
 use super::swapping;
 use crate::lease::link::{lock, protocol};
-use crate::memory::piece::Piece;
-use crate::memory::pieces::{CacheSize, Owner, Pieces};
+use crate::memory::piece::MemoryPiece;
+use crate::memory::pieces::{CacheSize, PieceOwner, Pieces};
 use crate::memory::{RawReading, Reading};
-use client::{Client, Desk, Known, answer};
+use client::{ComponentExtent, GraphClient, RequestSocket, answer};
 
 mod client;
 
@@ -56,10 +56,10 @@ pub const OVER_AT: u64 = 8;
 pub(crate) const ENDED_AT: u64 = 16;
 
 /// The run for which this process executes a component now.
-static RUN: RwLock<Option<Arc<Run>>> = RwLock::new(None);
+static RUN: RwLock<Option<Arc<WorkerRun>>> = RwLock::new(None);
 
 /// A run, as a worker process knows it.
-pub struct Run {
+pub struct WorkerRun {
     first_instance: u32,
     /// Number of instances that execute the component.
     pub instances: u32,
@@ -69,14 +69,14 @@ pub struct Run {
 /// The way to a memory component; see the [module](self).
 pub struct Channel {
     name: String,
-    rights: Rights,
+    rights: MemoryRights,
     limit_bytes: u64,
     pieces: Pieces,
     /// Set if the channel carries messages.
     mailbox: Option<v1::Mailbox>,
     /// Set if the channel is the process's swap space.
     is_swap: bool,
-    client: Arc<Client>,
+    client: Arc<GraphClient>,
     /// State of each worker of the process. Written by that worker; others only read it.
     uses: Box<[AtomicU32]>,
 }
@@ -89,7 +89,7 @@ const USED: u32 = 1;
 const RELEASED: u32 = 2;
 
 /// The run, if there is one.
-pub fn run() -> Option<Arc<Run>> {
+pub fn run() -> Option<Arc<WorkerRun>> {
     RUN.read().unwrap_or_else(std::sync::PoisonError::into_inner).clone()
 }
 
@@ -109,7 +109,7 @@ pub(super) fn take(
         }
     };
     let (first_instance, instances) = (message.first_instance, message.instances);
-    let run = Run { first_instance, instances, channels };
+    let run = WorkerRun { first_instance, instances, channels };
     let swaps = run.swap_space().is_ok();
     *RUN.write().unwrap_or_else(std::sync::PoisonError::into_inner) = Some(Arc::new(run));
     if swaps {
@@ -125,11 +125,11 @@ fn receive_channels(
     cache: CacheSize,
 ) -> Result<Vec<Channel>, Error> {
     let [socket] = descriptors("a run", fds)?;
-    let desk = Arc::new(Mutex::new(Desk::new(PacketSocket::from(socket))));
+    let desk = Arc::new(Mutex::new(RequestSocket::new(PacketSocket::from(socket))));
     (0..count).map(|number| Channel::receive(number, &desk, workers, cache)).collect()
 }
 
-impl Run {
+impl WorkerRun {
     /// The number of the instance that a worker of this process executes.
     pub fn instance(&self, worker: u32) -> u32 {
         self.first_instance.saturating_add(worker)
@@ -175,7 +175,7 @@ impl Run {
         component: &str,
         into: SharedBytesMut<'_>,
         deadline: Option<Instant>,
-    ) -> Result<(u32, u32), Refused> {
+    ) -> Result<(u32, u32), ReceiveError> {
         self.mailbox(component)?.receive(own, into, deadline)
     }
 
@@ -226,7 +226,7 @@ impl Channel {
     /// Receives the next channel from the client.
     fn receive(
         number: u32,
-        desk: &Arc<Mutex<Desk>>,
+        desk: &Arc<Mutex<RequestSocket>>,
         workers: usize,
         cache: CacheSize,
     ) -> Result<Channel, Error> {
@@ -235,13 +235,13 @@ impl Channel {
             return Err(protocol("a run with fewer channels than it has"));
         };
         let [state] = descriptors("a channel", fds)?;
-        let rights = if channel.writable { Rights::Write } else { Rights::Read };
+        let rights = if channel.writable { MemoryRights::Write } else { MemoryRights::Read };
         let state = match channel.writable && !channel.is_far {
             true => Region::attach(state, PAGE_BYTES)?,
             false => Region::attach_to_read(state, PAGE_BYTES)?,
         };
-        let known = channel.is_far.then(Known::default);
-        let client = Arc::new(Client { number, state, known, desk: desk.clone() });
+        let known = channel.is_far.then(ComponentExtent::default);
+        let client = Arc::new(GraphClient { number, state, known, desk: desk.clone() });
         // Swapped bytes that come from there are resident, and none are read twice, so the channel needs no cache.
         let cache = if channel.is_swap { CacheSize::within(0) } else { cache };
         let pieces = Pieces::new(channel.reserved_bytes, rights, cache, client.clone())?;
@@ -286,7 +286,7 @@ impl Channel {
 
     /// Whether it may be written.
     pub fn is_writable(&self) -> bool {
-        self.rights == Rights::Write
+        self.rights == MemoryRights::Write
     }
 
     /// Length of the component, in bytes.
@@ -431,7 +431,7 @@ impl Channel {
     }
 
     /// The piece that has all of a stretch, which is made if it is not there.
-    pub(super) fn piece(&self, offset: u64, len_bytes: u64) -> Result<Arc<Piece>, Error> {
+    pub(super) fn piece(&self, offset: u64, len_bytes: u64) -> Result<Arc<MemoryPiece>, Error> {
         self.ensure(self.limit_bytes)?;
         let piece = self.pieces.piece_at(offset)?;
         match offset + len_bytes <= piece.end() {
@@ -456,7 +456,7 @@ impl Channel {
     }
 
     /// Returns the reason why an access of a piece failed.
-    pub(super) fn failed(&self, piece: &Piece, error: Error) -> Error {
+    pub(super) fn failed(&self, piece: &MemoryPiece, error: Error) -> Error {
         self.client.failed(piece, error)
     }
 
@@ -510,7 +510,7 @@ impl Channel {
 
     /// The end of a stretch that is there, to be written.
     fn writable(&self, offset: u64, len_bytes: u64) -> Result<u64, Error> {
-        if self.rights == Rights::Read {
+        if self.rights == MemoryRights::Read {
             let message = format!("memory component {} is read by this component, not written", self.name);
             return Err(Error::new(Code::PermissionDenied, message));
         }

@@ -14,37 +14,40 @@ use sublet_proto::v1::{self, client_to_worker, worker_to_client};
 use sublet_proto::{Code, Error, decode};
 
 use super::channel;
-use super::process::Process;
-use super::remote::Remote;
+use super::process::WorkerProcessState;
+use super::remote::RemoteClient;
 use crate::wire::{MAX_REGIONS, OWN_REGION, ResultsLayout};
 
 /// A worker process's answer, if it gives one.
 pub(super) type Answer = Result<Option<worker_to_client::Body>, Error>;
 
 /// See the [module](self).
-pub(super) struct Client {
-    process: &'static Process,
+pub(super) struct WorkerClient {
+    process: &'static WorkerProcessState,
     control: &'static PacketSocket,
-    way: Way,
+    way: ClientConnection,
 }
 
 /// Connection to the client, before and after it is established.
-enum Way {
+enum ClientConnection {
     Connecting(Window),
     Connected(&'static Endpoint),
     Broken,
-    Remote(Remote),
+    Remote(RemoteClient),
 }
 
-impl Client {
+impl WorkerClient {
     /// Creates the state for a client that has sent nothing yet.
-    pub(super) fn new(process: &'static Process, control: &'static PacketSocket) -> Result<Client, Error> {
+    pub(super) fn new(
+        process: &'static WorkerProcessState,
+        control: &'static PacketSocket,
+    ) -> Result<WorkerClient, Error> {
         let window = Window::new(MAX_REGIONS, u64::from(u32::MAX))?;
         let way = match Fabric::chosen(process.setup.fabric.as_ref())? {
-            None => Way::Connecting(window),
-            Some(fabric) => Way::Remote(Remote::new(process, window, fabric)?),
+            None => ClientConnection::Connecting(window),
+            Some(fabric) => ClientConnection::Remote(RemoteClient::new(process, window, fabric)?),
         };
-        Ok(Client { process, control, way })
+        Ok(WorkerClient { process, control, way })
     }
 
     /// Handles a message of the client. An error ends the process.
@@ -53,44 +56,48 @@ impl Client {
         let body =
             message.body.ok_or_else(|| Error::new(Code::Protocol, "an empty message from the client"))?;
         match (&mut self.way, body) {
-            (Way::Connecting(_) | Way::Connected(_), client_to_worker::Body::Run(run)) => {
+            (
+                ClientConnection::Connecting(_) | ClientConnection::Connected(_),
+                client_to_worker::Body::Run(run),
+            ) => {
                 channel::take(&run, packet.fds, self.process.workers(), self.process.setup.memory_bytes)?;
                 Ok(Some(worker_to_client::Body::RunTaken(v1::RunTaken {})))
             }
-            (Way::Remote(remote), body) => remote.take(body, packet.fds, self.control),
+            (ClientConnection::Remote(remote), body) => remote.take(body, packet.fds, self.control),
             (way, client_to_worker::Body::MapRegion(region)) => map(way, &region, packet.fds),
             (_, client_to_worker::Body::Connect(connect)) => self.connect(&connect, packet.fds),
             (_, client_to_worker::Body::Link(_)) => {
                 Err(Error::new(Code::Protocol, "a connection of a worker that shares its client's memory"))
             }
-            (Way::Broken, client_to_worker::Body::Run(_)) => {
+            (ClientConnection::Broken, client_to_worker::Body::Run(_)) => {
                 Err(Error::new(Code::Protocol, "a run after a failed connection"))
             }
         }
     }
 
     fn connect(&mut self, connect: &v1::Connect, fds: Vec<OwnedFd>) -> Answer {
-        let Way::Connecting(window) = std::mem::replace(&mut self.way, Way::Broken) else {
+        let ClientConnection::Connecting(window) = std::mem::replace(&mut self.way, ClientConnection::Broken)
+        else {
             return Err(second_connection());
         };
         let [results, bell] = descriptors("a connection", fds)?;
         let results_bytes = check_results(self.process, connect)?;
         window.map(OWN_REGION, results.as_fd(), results_bytes)?;
         let endpoint: &'static Endpoint =
-            Box::leak(Box::new(Endpoint::Shm(shm::Endpoint::new(window, Some(bell)))));
+            Box::leak(Box::new(Endpoint::Shm(shm::ShmEndpoint::new(window, Some(bell)))));
         let clients = std::iter::repeat_n(endpoint, self.process.workers());
         self.process.start(self.control, clients, &connect.start_positions)?;
-        self.way = Way::Connected(endpoint);
-        Ok(Some(ready(self.process, Reached::default())))
+        self.way = ClientConnection::Connected(endpoint);
+        Ok(Some(ready(self.process, ConnectionData::default())))
     }
 }
 
-fn map(way: &Way, region: &v1::MapRegion, fds: Vec<OwnedFd>) -> Answer {
+fn map(way: &ClientConnection, region: &v1::MapRegion, fds: Vec<OwnedFd>) -> Answer {
     let [file] = descriptors("a region", fds)?;
     check_number(region)?;
     match way {
-        Way::Connecting(window) => window.map(region.region, file.as_fd(), region.len_bytes)?,
-        Way::Connected(Endpoint::Shm(endpoint)) => {
+        ClientConnection::Connecting(window) => window.map(region.region, file.as_fd(), region.len_bytes)?,
+        ClientConnection::Connected(Endpoint::Shm(endpoint)) => {
             endpoint.register(region.region, file.as_fd(), region.len_bytes)?
         }
         _ => return Err(Error::new(Code::Protocol, "a region after a failed connection")),
@@ -103,16 +110,16 @@ fn map(way: &Way, region: &v1::MapRegion, fds: Vec<OwnedFd>) -> Answer {
 
 /// Connection data by which a client on another node reaches the workers.
 #[derive(Default)]
-pub(super) struct Reached {
+pub(super) struct ConnectionData {
     pub(super) inbox: Option<v1::RegionKey>,
     pub(super) inbox_keys: Vec<v1::RegionKey>,
     pub(super) contacts: Vec<Vec<u8>>,
 }
 
 /// The message that all worker threads wait for calls.
-pub(super) fn ready(process: &Process, reached: Reached) -> worker_to_client::Body {
-    let Process { entered_ns, loaded_ns, .. } = *process;
-    let Reached { inbox, inbox_keys, contacts } = reached;
+pub(super) fn ready(process: &WorkerProcessState, reached: ConnectionData) -> worker_to_client::Body {
+    let WorkerProcessState { entered_ns, loaded_ns, .. } = *process;
+    let ConnectionData { inbox, inbox_keys, contacts } = reached;
     let ready_ns = monotonic_ns();
     worker_to_client::Body::Ready(v1::Ready { entered_ns, loaded_ns, ready_ns, inbox, contacts, inbox_keys })
 }
@@ -129,7 +136,7 @@ pub(super) fn check_number(region: &v1::MapRegion) -> Result<(), Error> {
 }
 
 /// The size of the results region, which both sides know.
-pub(super) fn check_results(process: &Process, connect: &v1::Connect) -> Result<u64, Error> {
+pub(super) fn check_results(process: &WorkerProcessState, connect: &v1::Connect) -> Result<u64, Error> {
     let expected = ResultsLayout::new(process.workers() as u32).len_bytes();
     if connect.results_bytes != expected {
         let message = format!("a results region of {} bytes instead of {expected}", connect.results_bytes);

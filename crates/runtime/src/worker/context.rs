@@ -12,27 +12,27 @@ use sublet_fabric::{SharedBytes, SharedBytesMut};
 use sublet_proto::{Code, Error};
 
 use super::calls::sublet_context_call;
-use super::channel::{self, Channel, Refused, Run};
-use super::library::Library;
+use super::channel::{self, Channel, ReceiveError, WorkerRun};
+use super::library::LoadedLibrary;
 use crate::memory::RawReading;
 use crate::wire::MAX_MESSAGE_BYTES;
 
 /// The context of a call, with the front that `sublet_function.h` declares.
 #[repr(C)]
-pub(super) struct Context {
+pub(super) struct CallContext {
     size_bytes: u32,
     capacity: u32,
-    fail: unsafe extern "C" fn(*mut Context, *const c_char),
+    fail: unsafe extern "C" fn(*mut CallContext, *const c_char),
     components: &'static Components,
     pub(super) failed: bool,
     pub(super) message: [u8; MAX_MESSAGE_BYTES as usize],
     worker: u32,
     /// The library whose functions the call may call by their names.
-    pub(super) library: Option<NonNull<Library>>,
+    pub(super) library: Option<NonNull<LoadedLibrary>>,
     /// The depth of nested calls.
     pub(super) depth: u32,
     /// The run, once a function has asked for it in the current call.
-    run: Option<Arc<Run>>,
+    run: Option<Arc<WorkerRun>>,
     /// Outstanding reads, each with its channel.
     reading: Vec<(u32, RawReading)>,
     /// Reason why the latest access failed, ended by a 0.
@@ -42,26 +42,33 @@ pub(super) struct Context {
 /// `struct sublet_components`.
 #[repr(C)]
 struct Components {
-    instance: unsafe extern "C" fn(*mut Context) -> u32,
-    instances: unsafe extern "C" fn(*mut Context) -> u32,
-    why: unsafe extern "C" fn(*mut Context) -> *const c_char,
-    open: unsafe extern "C" fn(*mut Context, *const c_char, *mut u32) -> u32,
-    size: unsafe extern "C" fn(*mut Context, u32, *mut u64) -> u32,
-    read: unsafe extern "C" fn(*mut Context, u32, u64, *mut c_void, u64) -> u32,
-    write: unsafe extern "C" fn(*mut Context, u32, u64, *const c_void, u64) -> u32,
-    grow: unsafe extern "C" fn(*mut Context, u32, u64) -> u32,
-    map: unsafe extern "C" fn(*mut Context, u32, u64, u64, *mut *mut c_void) -> u32,
-    read_async: unsafe extern "C" fn(*mut Context, u32, u64, *mut c_void, u64) -> u32,
-    prefetch: unsafe extern "C" fn(*mut Context, u32, u64, u64) -> u32,
-    sync: unsafe extern "C" fn(*mut Context, u32) -> u32,
-    send: unsafe extern "C" fn(*mut Context, *const c_char, u32, *const c_void, u64, u64) -> u32,
-    receive:
-        unsafe extern "C" fn(*mut Context, *const c_char, *mut c_void, u64, u64, *mut u64, *mut u32) -> u32,
-    write_async: unsafe extern "C" fn(*mut Context, u32, u64, *const c_void, u64) -> u32,
-    resize: unsafe extern "C" fn(*mut Context, u32, u64) -> u32,
-    release: unsafe extern "C" fn(*mut Context, u32) -> u32,
+    instance: unsafe extern "C" fn(*mut CallContext) -> u32,
+    instances: unsafe extern "C" fn(*mut CallContext) -> u32,
+    why: unsafe extern "C" fn(*mut CallContext) -> *const c_char,
+    open: unsafe extern "C" fn(*mut CallContext, *const c_char, *mut u32) -> u32,
+    size: unsafe extern "C" fn(*mut CallContext, u32, *mut u64) -> u32,
+    read: unsafe extern "C" fn(*mut CallContext, u32, u64, *mut c_void, u64) -> u32,
+    write: unsafe extern "C" fn(*mut CallContext, u32, u64, *const c_void, u64) -> u32,
+    grow: unsafe extern "C" fn(*mut CallContext, u32, u64) -> u32,
+    map: unsafe extern "C" fn(*mut CallContext, u32, u64, u64, *mut *mut c_void) -> u32,
+    read_async: unsafe extern "C" fn(*mut CallContext, u32, u64, *mut c_void, u64) -> u32,
+    prefetch: unsafe extern "C" fn(*mut CallContext, u32, u64, u64) -> u32,
+    sync: unsafe extern "C" fn(*mut CallContext, u32) -> u32,
+    send: unsafe extern "C" fn(*mut CallContext, *const c_char, u32, *const c_void, u64, u64) -> u32,
+    receive: unsafe extern "C" fn(
+        *mut CallContext,
+        *const c_char,
+        *mut c_void,
+        u64,
+        u64,
+        *mut u64,
+        *mut u32,
+    ) -> u32,
+    write_async: unsafe extern "C" fn(*mut CallContext, u32, u64, *const c_void, u64) -> u32,
+    resize: unsafe extern "C" fn(*mut CallContext, u32, u64) -> u32,
+    release: unsafe extern "C" fn(*mut CallContext, u32) -> u32,
     call: unsafe extern "C" fn(
-        *mut Context,
+        *mut CallContext,
         *const c_char,
         *const c_void,
         u32,
@@ -92,10 +99,10 @@ static COMPONENTS: Components = Components {
     call: sublet_context_call,
 };
 
-impl Context {
-    pub(super) fn new(worker: u32, library: Option<NonNull<Library>>) -> Context {
-        Context {
-            size_bytes: size_of::<Context>() as u32,
+impl CallContext {
+    pub(super) fn new(worker: u32, library: Option<NonNull<LoadedLibrary>>) -> CallContext {
+        CallContext {
+            size_bytes: size_of::<CallContext>() as u32,
             capacity: 0,
             fail: sublet_context_fail,
             components: &COMPONENTS,
@@ -183,7 +190,7 @@ impl Context {
         &self.message[..len]
     }
 
-    fn run(&mut self) -> Result<&Run, Error> {
+    fn run(&mut self) -> Result<&WorkerRun, Error> {
         if self.run.is_none() {
             self.run = channel::run();
         }
@@ -204,7 +211,7 @@ impl Context {
     }
 
     /// Does something, and keeps why it failed.
-    fn attempt(&mut self, what: impl FnOnce(&mut Context) -> Result<(), Error>) -> u32 {
+    fn attempt(&mut self, what: impl FnOnce(&mut CallContext) -> Result<(), Error>) -> u32 {
         what(self).map_or_else(|error| self.explain(&error), |()| 0)
     }
 
@@ -224,7 +231,7 @@ impl Context {
 /// # Safety
 /// As `sublet_fail` in `sublet_function.h` requires: the function's own context, and a string that ends with 0, or
 /// null.
-unsafe extern "C" fn sublet_context_fail(context: *mut Context, message: *const c_char) {
+unsafe extern "C" fn sublet_context_fail(context: *mut CallContext, message: *const c_char) {
     // SAFETY: the caller passes the context that it was given, which no other thread uses during the call.
     let Some(context) = (unsafe { context.as_mut() }) else { return };
     if context.failed {
@@ -241,7 +248,7 @@ unsafe extern "C" fn sublet_context_fail(context: *mut Context, message: *const 
 
 /// # Safety
 /// As for [`with`].
-unsafe extern "C" fn sublet_context_instance(context: *mut Context) -> u32 {
+unsafe extern "C" fn sublet_context_instance(context: *mut CallContext) -> u32 {
     // SAFETY: as the caller vouches.
     let Some(context) = (unsafe { context.as_mut() }) else { return 0 };
     let worker = context.worker;
@@ -250,7 +257,7 @@ unsafe extern "C" fn sublet_context_instance(context: *mut Context) -> u32 {
 
 /// # Safety
 /// As for [`with`].
-unsafe extern "C" fn sublet_context_instances(context: *mut Context) -> u32 {
+unsafe extern "C" fn sublet_context_instances(context: *mut CallContext) -> u32 {
     // SAFETY: as the caller vouches.
     let Some(context) = (unsafe { context.as_mut() }) else { return 1 };
     context.run().map_or(1, |run| run.instances)
@@ -258,7 +265,7 @@ unsafe extern "C" fn sublet_context_instances(context: *mut Context) -> u32 {
 
 /// # Safety
 /// As for [`with`].
-unsafe extern "C" fn sublet_context_why(context: *mut Context) -> *const c_char {
+unsafe extern "C" fn sublet_context_why(context: *mut CallContext) -> *const c_char {
     // SAFETY: as the caller vouches.
     unsafe { context.as_ref() }.map_or(std::ptr::null(), |context| context.why.as_ptr().cast())
 }
@@ -266,11 +273,11 @@ unsafe extern "C" fn sublet_context_why(context: *mut Context) -> *const c_char 
 /// # Safety
 /// As for [`with`]; a string that ends with 0, and the address of a number.
 unsafe extern "C" fn sublet_context_open(
-    context: *mut Context,
+    context: *mut CallContext,
     component: *const c_char,
     channel: *mut u32,
 ) -> u32 {
-    let open = |context: &mut Context| {
+    let open = |context: &mut CallContext| {
         let worker = context.worker;
         let run = context.run()?;
         // SAFETY: the function vouches for a string.
@@ -286,8 +293,8 @@ unsafe extern "C" fn sublet_context_open(
 
 /// # Safety
 /// As for [`with`]; `size` is the address of a number.
-unsafe extern "C" fn sublet_context_size(context: *mut Context, channel: u32, size: *mut u64) -> u32 {
-    let read = |context: &mut Context| {
+unsafe extern "C" fn sublet_context_size(context: *mut CallContext, channel: u32, size: *mut u64) -> u32 {
+    let read = |context: &mut CallContext| {
         let len_bytes = context.channel(channel)?.len_bytes()?;
         let size = NonNull::new(size).ok_or_else(null)?;
         // SAFETY: not null, so it is a place for a number.
@@ -301,13 +308,13 @@ unsafe extern "C" fn sublet_context_size(context: *mut Context, channel: u32, si
 /// # Safety
 /// As for [`with`]; `size` bytes of `into` may be written.
 unsafe extern "C" fn sublet_context_read(
-    context: *mut Context,
+    context: *mut CallContext,
     channel: u32,
     offset: u64,
     into: *mut c_void,
     size: u64,
 ) -> u32 {
-    let read = |context: &mut Context| {
+    let read = |context: &mut CallContext| {
         // SAFETY: the function vouches for `size` bytes that may be written. Its client may write them, too, if they
         // lie in an output.
         let into = unsafe { bytes_mut(into, size) }?;
@@ -320,13 +327,13 @@ unsafe extern "C" fn sublet_context_read(
 /// # Safety
 /// As for [`with`]; `size` bytes of `from` may be read.
 unsafe extern "C" fn sublet_context_write(
-    context: *mut Context,
+    context: *mut CallContext,
     channel: u32,
     offset: u64,
     from: *const c_void,
     size: u64,
 ) -> u32 {
-    let write = |context: &mut Context| {
+    let write = |context: &mut CallContext| {
         // SAFETY: the function vouches for `size` bytes that may be read. Its client may write them, if they lie in an input.
         let from = unsafe { bytes(from, size) }?;
         context.channel(channel)?.write(offset, from)
@@ -337,7 +344,7 @@ unsafe extern "C" fn sublet_context_write(
 
 /// # Safety
 /// As for [`with`].
-unsafe extern "C" fn sublet_context_grow(context: *mut Context, channel: u32, size: u64) -> u32 {
+unsafe extern "C" fn sublet_context_grow(context: *mut CallContext, channel: u32, size: u64) -> u32 {
     // SAFETY: as the caller vouches.
     unsafe { with(context, |context| context.channel(channel)?.grow(size)) }
 }
@@ -345,13 +352,13 @@ unsafe extern "C" fn sublet_context_grow(context: *mut Context, channel: u32, si
 /// # Safety
 /// As for [`with`]; the address of a pointer.
 unsafe extern "C" fn sublet_context_map(
-    context: *mut Context,
+    context: *mut CallContext,
     channel: u32,
     offset: u64,
     size: u64,
     at: *mut *mut c_void,
 ) -> u32 {
-    let map = |context: &mut Context| {
+    let map = |context: &mut CallContext| {
         let mapped = context.channel(channel)?.mapped(offset, size)?;
         let at = NonNull::new(at).ok_or_else(null)?;
         // SAFETY: not null, so it is a place for a pointer.
@@ -365,13 +372,13 @@ unsafe extern "C" fn sublet_context_map(
 /// # Safety
 /// As for [`with`]; `size` bytes that may be written until the channel is synced or the call ends.
 unsafe extern "C" fn sublet_context_read_async(
-    context: *mut Context,
+    context: *mut CallContext,
     channel: u32,
     offset: u64,
     into: *mut c_void,
     size: u64,
 ) -> u32 {
-    let read = |context: &mut Context| {
+    let read = |context: &mut CallContext| {
         // SAFETY: the function vouches for `size` bytes that may be written until they are waited for, also by its client.
         let into = unsafe { bytes_mut(into, size) }?;
         // SAFETY: the same; what this returns is kept until the channel is synced or the call has ended.
@@ -386,12 +393,12 @@ unsafe extern "C" fn sublet_context_read_async(
 /// # Safety
 /// As for [`with`].
 unsafe extern "C" fn sublet_context_prefetch(
-    context: *mut Context,
+    context: *mut CallContext,
     channel: u32,
     offset: u64,
     size: u64,
 ) -> u32 {
-    let prefetch = |context: &mut Context| {
+    let prefetch = |context: &mut CallContext| {
         context.channel(channel)?.prefetch(offset, size);
         Ok(())
     };
@@ -401,8 +408,8 @@ unsafe extern "C" fn sublet_context_prefetch(
 
 /// # Safety
 /// As for [`with`].
-unsafe extern "C" fn sublet_context_sync(context: *mut Context, channel: u32) -> u32 {
-    let sync = |context: &mut Context| {
+unsafe extern "C" fn sublet_context_sync(context: *mut CallContext, channel: u32) -> u32 {
+    let sync = |context: &mut CallContext| {
         context.finish_reading(|of| of == channel)?;
         context.channel(channel)?.sync()
     };
@@ -413,14 +420,14 @@ unsafe extern "C" fn sublet_context_sync(context: *mut Context, channel: u32) ->
 /// # Safety
 /// As for [`with`]; `component` is a string that ends with 0, and `size` bytes of `from` may be read.
 unsafe extern "C" fn sublet_context_send(
-    context: *mut Context,
+    context: *mut CallContext,
     component: *const c_char,
     instance: u32,
     from: *const c_void,
     size: u64,
     timeout_ms: u64,
 ) -> u32 {
-    let send = |context: &mut Context| {
+    let send = |context: &mut CallContext| {
         // SAFETY: the function vouches for a string.
         let component = unsafe { string(component) }?;
         // SAFETY: and for `size` bytes that may be read, and that its client may write.
@@ -437,7 +444,7 @@ unsafe extern "C" fn sublet_context_send(
 /// As for [`with`]; `component` is a string that ends with 0, `capacity` bytes of `into` may be written, and `size` and
 /// `instance` are addresses of numbers, or null.
 unsafe extern "C" fn sublet_context_receive(
-    context: *mut Context,
+    context: *mut CallContext,
     component: *const c_char,
     into: *mut c_void,
     capacity: u64,
@@ -445,7 +452,7 @@ unsafe extern "C" fn sublet_context_receive(
     size: *mut u64,
     instance: *mut u32,
 ) -> u32 {
-    let receive = |context: &mut Context| {
+    let receive = |context: &mut CallContext| {
         // SAFETY: the function vouches for a string.
         let component = unsafe { string(component) }?;
         // SAFETY: and for `capacity` bytes that may be written, also by its client.
@@ -454,12 +461,12 @@ unsafe extern "C" fn sublet_context_receive(
         let run = context.run()?;
         let (len, from) = match run.receive(run.instance(worker), component, room, deadline(timeout_ms)) {
             Ok((len, from)) => (len, Ok(from)),
-            Err(Refused::TooLong(len)) => {
+            Err(ReceiveError::TooLong(len)) => {
                 let message =
                     format!("a message of {len} bytes from component {component}, and room for {capacity}");
                 (len, Err(Error::new(Code::OutputTooLarge, message)))
             }
-            Err(Refused::Error(error)) => return Err(error),
+            Err(ReceiveError::Error(error)) => return Err(error),
         };
         if let Some(size) = NonNull::new(size) {
             // SAFETY: not null, so it is a place for a number.
@@ -479,13 +486,13 @@ unsafe extern "C" fn sublet_context_receive(
 /// # Safety
 /// As for [`with`]; `size` bytes of `from` may be read.
 unsafe extern "C" fn sublet_context_write_async(
-    context: *mut Context,
+    context: *mut CallContext,
     channel: u32,
     offset: u64,
     from: *const c_void,
     size: u64,
 ) -> u32 {
-    let write = |context: &mut Context| {
+    let write = |context: &mut CallContext| {
         // SAFETY: the function vouches for `size` bytes that may be read. Its client may write them, if they lie in an input.
         let from = unsafe { bytes(from, size) }?;
         context.channel(channel)?.write_async(offset, from)
@@ -496,8 +503,8 @@ unsafe extern "C" fn sublet_context_write_async(
 
 /// # Safety
 /// As for [`with`].
-unsafe extern "C" fn sublet_context_resize(context: *mut Context, channel: u32, size: u64) -> u32 {
-    let resize = |context: &mut Context| {
+unsafe extern "C" fn sublet_context_resize(context: *mut CallContext, channel: u32, size: u64) -> u32 {
+    let resize = |context: &mut CallContext| {
         context.finish_reading(|of| of == channel)?;
         let worker = context.worker;
         context.channel(channel)?.resize(worker, size)
@@ -508,8 +515,8 @@ unsafe extern "C" fn sublet_context_resize(context: *mut Context, channel: u32, 
 
 /// # Safety
 /// As for [`with`].
-unsafe extern "C" fn sublet_context_release(context: *mut Context, channel: u32) -> u32 {
-    let release = |context: &mut Context| {
+unsafe extern "C" fn sublet_context_release(context: *mut CallContext, channel: u32) -> u32 {
+    let release = |context: &mut CallContext| {
         context.finish_reading(|of| of == channel)?;
         let worker = context.worker;
         let instance = context.run()?.instance(worker);
@@ -553,7 +560,7 @@ unsafe fn bytes_mut<'a>(into: *mut c_void, size: u64) -> Result<SharedBytesMut<'
 
 /// # Safety
 /// The function's own context, during its call, or null.
-unsafe fn with(context: *mut Context, what: impl FnOnce(&mut Context) -> Result<(), Error>) -> u32 {
+unsafe fn with(context: *mut CallContext, what: impl FnOnce(&mut CallContext) -> Result<(), Error>) -> u32 {
     // SAFETY: the caller passes the context that it was given, which no other thread uses during the call.
     match unsafe { context.as_mut() } {
         Some(context) => context.attempt(what),

@@ -2,23 +2,23 @@
 //! an engine of another.
 //!
 //! A worker program is [`super::process::run`] with one [`Engine`]. The loop of [`Worker`](super::Worker) is compiled
-//! for the engine's own [`Caller`], so that choosing between engines adds no cost to a call: a process has one kind of
+//! for the engine's own [`FunctionCaller`], so that choosing between engines adds no cost to a call: a process has one kind of
 //! package, and runs the program for that kind.
 //!
-//! A client can write to inputs and outputs at any time. Therefore an engine gets them as [`Input`] and [`Output`],
+//! A client can write to inputs and outputs at any time. Therefore an engine gets them as [`CallInput`] and [`CallOutput`],
 //! which copy, or return addresses to code that handles such writes, and are never references.
 
 use std::marker::PhantomData;
 use std::path::Path;
 use std::ptr::NonNull;
 
-use sublet_fabric::window::Address;
+use sublet_fabric::window::RegionAddress;
 use sublet_fabric::{Endpoint, SharedBytes, SharedBytesMut};
 use sublet_proto::v1::PackageInfo;
 use sublet_proto::{Code, Error};
-pub use sublet_xpu::{Place, Sink, Source};
+pub use sublet_xpu::{BufferName, InputSource, OutputSink};
 
-use crate::frames::Shared;
+use crate::frames::SharedAddress;
 use crate::wire::MAX_MESSAGE_BYTES;
 
 /// A loaded package, shared by the threads of a worker process for as long as it lives.
@@ -27,7 +27,7 @@ pub trait Engine: Send + Sync + 'static {
     const ON_MAIN_THREAD: bool = false;
 
     /// The object by which one thread calls functions.
-    type Caller<'engine>: Caller
+    type Caller<'engine>: FunctionCaller
     where
         Self: 'engine;
 
@@ -39,8 +39,8 @@ pub trait Engine: Send + Sync + 'static {
 }
 
 /// The object by which one worker thread calls functions; it holds the engine's state for the thread.
-pub trait Caller {
-    /// Set if the engine keeps the content of [places](Place) between calls, as in the memory of a device.
+pub trait FunctionCaller {
+    /// Set if the engine keeps the content of [places](BufferName) between calls, as in the memory of a device.
     const KEEPS: bool = false;
 
     /// Calls the function of this index in the package, and returns the length of the output. If it exceeds the
@@ -48,16 +48,21 @@ pub trait Caller {
     ///
     /// # Errors
     /// [`Code::UnknownFunction`] without such a function. [`Code::FunctionFailed`], [`Code::MemoryExceeded`] and
-    /// [`Code::DeadlineExceeded`] come with [`Caller::message`]. None of them ends the worker.
-    fn call(&mut self, function: u16, input: Input<'_>, output: Output<'_>) -> Result<u32, Code>;
+    /// [`Code::DeadlineExceeded`] come with [`FunctionCaller::message`]. None of them ends the worker.
+    fn call(&mut self, function: u16, input: CallInput<'_>, output: CallOutput<'_>) -> Result<u32, Code>;
 
-    /// Calls a function like [`Caller::call`], with input from a place, or output to one.
+    /// Calls a function like [`FunctionCaller::call`], with input from a place, or output to one.
     ///
     /// # Errors
     /// As for that; [`Code::Internal`] if the engine keeps no content, or the place has none.
-    fn step(&mut self, function: u16, from: Source<Input<'_>>, to: Sink<Output<'_>>) -> Result<u32, Code> {
+    fn step(
+        &mut self,
+        function: u16,
+        from: InputSource<CallInput<'_>>,
+        to: OutputSink<CallOutput<'_>>,
+    ) -> Result<u32, Code> {
         match (from, to) {
-            (Source::Given(input), Sink::Given(output)) => self.call(function, input, output),
+            (InputSource::Given(input), OutputSink::Given(output)) => self.call(function, input, output),
             _ => Err(Code::Internal),
         }
     }
@@ -65,13 +70,17 @@ pub trait Caller {
     /// Copies the input to a place, or a place to the output, and returns the number of bytes.
     ///
     /// # Errors
-    /// As for [`Caller::step`].
-    fn copy(&mut self, _from: Source<Input<'_>>, _to: Sink<Output<'_>>) -> Result<u32, Code> {
+    /// As for [`FunctionCaller::step`].
+    fn copy(
+        &mut self,
+        _from: InputSource<CallInput<'_>>,
+        _to: OutputSink<CallOutput<'_>>,
+    ) -> Result<u32, Code> {
         Err(Code::Internal)
     }
 
     /// Discards the content of a place.
-    fn forget(&mut self, _place: Place) {}
+    fn forget(&mut self, _place: BufferName) {}
 
     /// The error message of the latest call.
     fn message(&self) -> &[u8];
@@ -89,7 +98,7 @@ pub trait Caller {
 
 /// The package that an engine loads, and the limits of all of its calls together.
 #[derive(Clone, Copy, Debug)]
-pub struct Load<'setup> {
+pub struct EngineLoad<'setup> {
     /// The folder of the unpacked package.
     pub folder: &'setup Path,
     /// The package.
@@ -104,33 +113,33 @@ pub struct Load<'setup> {
 
 /// A call's input, in memory that the client can write to.
 #[derive(Clone, Copy)]
-pub struct Input<'call> {
+pub struct CallInput<'call> {
     at: NonNull<u8>,
     len: u32,
     client: Option<&'call Endpoint>,
     call: PhantomData<&'call ()>,
 }
 
-impl<'call> Input<'call> {
+impl<'call> CallInput<'call> {
     /// An input in private memory, for calls that no client makes.
-    pub fn of(bytes: &'call [u8]) -> Input<'call> {
+    pub fn of(bytes: &'call [u8]) -> CallInput<'call> {
         let len = u32::try_from(bytes.len()).unwrap_or(u32::MAX);
-        Input { at: NonNull::from(bytes).cast(), len, client: None, call: PhantomData }
+        CallInput { at: NonNull::from(bytes).cast(), len, client: None, call: PhantomData }
     }
 
     /// # Safety
     /// `len` bytes at `at` are mapped for as long as the input lives.
     #[inline(always)]
     pub(crate) unsafe fn new(at: NonNull<u8>, len: u32, client: &'call Endpoint) -> Self {
-        Input { at, len, client: Some(client), call: PhantomData }
+        CallInput { at, len, client: Some(client), call: PhantomData }
     }
 
     /// The address in this process of other memory of the client's, which stays mapped for as long as that lives.
     /// Between machines it is a copy on this side, which holds only the bytes that were sent.
     #[inline(always)]
-    pub fn reach(&self, place: Shared, len_bytes: u64) -> Option<NonNull<u8>> {
-        let Shared { number: region, offset } = place;
-        self.client?.mapped(Address { region, offset }, len_bytes)
+    pub fn reach(&self, place: SharedAddress, len_bytes: u64) -> Option<NonNull<u8>> {
+        let SharedAddress { number: region, offset } = place;
+        self.client?.mapped(RegionAddress { region, offset }, len_bytes)
     }
 
     /// Length of the input, in bytes.
@@ -163,17 +172,17 @@ impl<'call> Input<'call> {
 
 /// A call's output, in memory that the client can write to.
 #[derive(Debug)]
-pub struct Output<'call> {
+pub struct CallOutput<'call> {
     at: NonNull<u8>,
     capacity: u32,
     call: PhantomData<&'call ()>,
 }
 
-impl<'call> Output<'call> {
+impl<'call> CallOutput<'call> {
     /// An output in private memory, for calls that no client makes.
-    pub fn of(bytes: &'call mut [u8]) -> Output<'call> {
+    pub fn of(bytes: &'call mut [u8]) -> CallOutput<'call> {
         let capacity = u32::try_from(bytes.len()).unwrap_or(u32::MAX);
-        Output { at: NonNull::from(bytes).cast(), capacity, call: PhantomData }
+        CallOutput { at: NonNull::from(bytes).cast(), capacity, call: PhantomData }
     }
 
     /// # Safety
@@ -181,7 +190,7 @@ impl<'call> Output<'call> {
     /// to them.
     #[inline(always)]
     pub(crate) unsafe fn new(at: NonNull<u8>, capacity: u32) -> Self {
-        Output { at, capacity, call: PhantomData }
+        CallOutput { at, capacity, call: PhantomData }
     }
 
     /// Number of bytes that it can hold.
@@ -207,24 +216,24 @@ impl<'call> Output<'call> {
 
 /// Error message of a failed call, truncated to the capacity of a result's message slot.
 #[derive(Clone, Debug)]
-pub struct Message {
+pub struct ErrorMessage {
     len: usize,
     bytes: [u8; MAX_MESSAGE_BYTES as usize],
 }
 
-impl Message {
+impl ErrorMessage {
     /// Largest length of a message, in bytes.
     pub const CAPACITY: usize = MAX_MESSAGE_BYTES as usize;
 
     /// An empty one.
-    pub const fn new() -> Message {
-        Message { len: 0, bytes: [0; Message::CAPACITY] }
+    pub const fn new() -> ErrorMessage {
+        ErrorMessage { len: 0, bytes: [0; ErrorMessage::CAPACITY] }
     }
 
-    /// Creates a message, and truncates it to [`Message::CAPACITY`].
-    pub fn of(bytes: &[u8]) -> Message {
-        let mut message = Message::new();
-        message.len = bytes.len().min(Message::CAPACITY);
+    /// Creates a message, and truncates it to [`ErrorMessage::CAPACITY`].
+    pub fn of(bytes: &[u8]) -> ErrorMessage {
+        let mut message = ErrorMessage::new();
+        message.len = bytes.len().min(ErrorMessage::CAPACITY);
         message.bytes[..message.len].copy_from_slice(&bytes[..message.len]);
         message
     }
@@ -235,8 +244,8 @@ impl Message {
     }
 }
 
-impl Default for Message {
-    fn default() -> Message {
-        Message::new()
+impl Default for ErrorMessage {
+    fn default() -> ErrorMessage {
+        ErrorMessage::new()
     }
 }

@@ -9,11 +9,13 @@ use sublet_fabric::clock::ticks;
 use sublet_fabric::region::Region;
 use sublet_proto::v1::{PackageInfo, WorkerSetup};
 use sublet_proto::{Code, Error};
-use sublet_xpu::{Execute, Served};
+use sublet_xpu::{Execute, ServedExecutor};
 
-use super::engine::{Caller, Engine, Input, Load, Output, Place, Sink, Source};
+use super::engine::{
+    BufferName, CallInput, CallOutput, Engine, EngineLoad, FunctionCaller, InputSource, OutputSink,
+};
 use super::process::{pin, read_manifest};
-use crate::wire::usage::{Meter, UsageLayout};
+use crate::wire::usage::{UsageLayout, WorkerMeter};
 
 /// Longest time to send the caller the first answer.
 const PATIENCE: Duration = Duration::from_secs(30);
@@ -23,36 +25,37 @@ pub(super) fn run<E: Engine>(
     setup: &WorkerSetup,
     words: &[Vec<u8>],
     usage: Option<OwnedFd>,
-    load: impl FnOnce(&Load<'_>) -> Result<E, Error>,
+    load: impl FnOnce(&EngineLoad<'_>) -> Result<E, Error>,
 ) -> Result<u8, Error> {
     let lacks = |what: &str| Error::new(Code::Protocol, format!("an executor without a {what}"));
     pin(*setup.cores.first().ok_or_else(|| lacks("core"))?)?;
     let layout = UsageLayout::new(1, setup.functions);
     let usage = Region::attach(usage.ok_or_else(|| lacks("usage region"))?, layout.len_bytes())?;
-    let meter = Meter::new(&usage, layout, 0)?;
+    let meter = WorkerMeter::new(&usage, layout, 0)?;
     let folder = Path::new(&setup.package_folder);
     let package = read_manifest(folder)?;
     let (build, memory_bytes) = (setup.build, setup.memory_bytes);
     let mut engine = None;
     let begin = || {
-        engine = Some(load(&Load { folder, package: &package, build, workers: 1, memory_bytes })?);
+        engine = Some(load(&EngineLoad { folder, package: &package, build, workers: 1, memory_bytes })?);
         Ok(())
     };
-    let mut served = Served::begin(sublet_xpu::process()?, words, Some(Instant::now() + PATIENCE), begin)?;
+    let mut served =
+        ServedExecutor::begin(sublet_xpu::process()?, words, Some(Instant::now() + PATIENCE), begin)?;
     let engine = engine.ok_or_else(|| lacks("loaded package"))?;
     let caller = engine.caller(0)?;
-    served.serve(Functions { package: &package, meter, caller })?;
+    served.serve(CountedFunctions { package: &package, meter, caller })?;
     Ok(0)
 }
 
 /// A package's functions, each call of which is counted.
-struct Functions<'run, C> {
+struct CountedFunctions<'run, C> {
     package: &'run PackageInfo,
-    meter: Meter<'run>,
+    meter: WorkerMeter<'run>,
     caller: C,
 }
 
-impl<C> Functions<'_, C> {
+impl<C> CountedFunctions<'_, C> {
     fn number(&self, name: &str) -> Result<u16, Error> {
         let found = self.package.functions.iter().position(|function| function.name == name);
         found
@@ -61,15 +64,20 @@ impl<C> Functions<'_, C> {
     }
 }
 
-impl<C: Caller> Execute for Functions<'_, C> {
+impl<C: FunctionCaller> Execute for CountedFunctions<'_, C> {
     const KEEPS: bool = C::KEEPS;
 
-    fn execute(&mut self, name: &str, from: Source<&[u8]>, to: Sink<&mut [u8]>) -> Result<u32, Error> {
+    fn execute(
+        &mut self,
+        name: &str,
+        from: InputSource<&[u8]>,
+        to: OutputSink<&mut [u8]>,
+    ) -> Result<u32, Error> {
         let function = self.number(name)?;
-        let Functions { meter, caller, .. } = self;
+        let CountedFunctions { meter, caller, .. } = self;
         let entered = ticks();
         let call = meter.enter(function, entered, false);
-        let called = caller.step(function, from.map(Input::of), to.map(Output::of));
+        let called = caller.step(function, from.map(CallInput::of), to.map(CallOutput::of));
         meter.answer(&call, called.is_err());
         let said = called.map_err(|code| Error::new(code, String::from_utf8_lossy(caller.message())));
         let left = ticks();
@@ -78,12 +86,12 @@ impl<C: Caller> Execute for Functions<'_, C> {
         said
     }
 
-    fn copy(&mut self, from: Source<&[u8]>, to: Sink<&mut [u8]>) -> Result<u32, Error> {
-        let copied = self.caller.copy(from.map(Input::of), to.map(Output::of));
+    fn copy(&mut self, from: InputSource<&[u8]>, to: OutputSink<&mut [u8]>) -> Result<u32, Error> {
+        let copied = self.caller.copy(from.map(CallInput::of), to.map(CallOutput::of));
         copied.map_err(|code| Error::new(code, String::from_utf8_lossy(self.caller.message())))
     }
 
-    fn forget(&mut self, place: Place) {
+    fn forget(&mut self, place: BufferName) {
         self.caller.forget(place);
     }
 

@@ -13,8 +13,8 @@ use std::ptr::NonNull;
 use libloading::os::unix::{Library as Object, RTLD_LAZY, RTLD_LOCAL, RTLD_NOW};
 use sublet_proto::{Code, Error};
 
-use super::context::Context;
-use super::engine::{Caller, Engine, Input, Load, Output};
+use super::context::CallContext;
+use super::engine::{CallInput, CallOutput, Engine, EngineLoad, FunctionCaller};
 
 #[cfg(not(any(target_arch = "x86_64", target_arch = "aarch64")))]
 compile_error!(
@@ -22,21 +22,21 @@ compile_error!(
 );
 
 /// A function of a package.
-pub(super) type Function = unsafe extern "C" fn(*mut c_void, u32, *mut c_void, *mut Context) -> u32;
+pub(super) type Function = unsafe extern "C" fn(*mut c_void, u32, *mut c_void, *mut CallContext) -> u32;
 
 type GuardedCall = unsafe extern "C" fn(
     Function,
     *mut c_void,
     u32,
     *mut c_void,
-    *mut Context,
+    *mut CallContext,
     *mut u32,
     *mut c_char,
     usize,
 ) -> c_int;
 
 /// A loaded shared object.
-pub struct Library {
+pub struct LoadedLibrary {
     functions: Vec<Function>,
     /// The functions by their names in the package.
     names: HashMap<CString, Function>,
@@ -45,12 +45,12 @@ pub struct Library {
     _objects: Vec<Object>,
 }
 
-impl Library {
+impl LoadedLibrary {
     /// Loads a package's shared object from its folder and finds its functions.
     ///
     /// # Errors
     /// The dynamic loader's error, as [`Code::InvalidPackage`], and [`Code::MissingSymbol`].
-    pub fn load(load: &Load<'_>) -> Result<Library, Error> {
+    pub fn load(load: &EngineLoad<'_>) -> Result<LoadedLibrary, Error> {
         let build = load.package.build(load.build)?;
         let path = load.folder.join(&build.library);
         // SAFETY: loading runs the object's constructors. The tenant has leased this process to run the object's code:
@@ -66,28 +66,28 @@ impl Library {
         let names = names.collect();
         let mut objects = vec![object];
         let guard = load_guard(&mut objects)?;
-        Ok(Library { functions, names, guard, _objects: objects })
+        Ok(LoadedLibrary { functions, names, guard, _objects: objects })
     }
 }
 
-impl Engine for Library {
+impl Engine for LoadedLibrary {
     type Caller<'library> = NativeCaller<'library>;
 
     fn caller(&self, worker: u32) -> Result<NativeCaller<'_>, Error> {
-        Ok(NativeCaller { library: self, context: Context::new(worker, Some(NonNull::from(self))) })
+        Ok(NativeCaller { library: self, context: CallContext::new(worker, Some(NonNull::from(self))) })
     }
 }
 
 /// The object by which one thread calls the functions of a shared object.
 pub struct NativeCaller<'library> {
-    library: &'library Library,
-    context: Context,
+    library: &'library LoadedLibrary,
+    context: CallContext,
 }
 
-impl Caller for NativeCaller<'_> {
+impl FunctionCaller for NativeCaller<'_> {
     /// Calls a function in place. A faulty function can only break this process.
     #[inline(always)]
-    fn call(&mut self, function: u16, input: Input<'_>, mut output: Output<'_>) -> Result<u32, Code> {
+    fn call(&mut self, function: u16, input: CallInput<'_>, mut output: CallOutput<'_>) -> Result<u32, Code> {
         let Some(&function) = self.library.functions.get(usize::from(function)) else {
             return Err(Code::UnknownFunction);
         };
@@ -108,7 +108,7 @@ impl Caller for NativeCaller<'_> {
     }
 }
 
-impl Library {
+impl LoadedLibrary {
     /// A function by its name in the package.
     #[inline]
     pub(super) fn named(&self, name: &CStr) -> Option<Function> {
@@ -119,7 +119,7 @@ impl Library {
     #[inline(always)]
     pub(super) fn invoke(
         &self,
-        context: &mut Context,
+        context: &mut CallContext,
         function: Function,
         (input, size): (*mut c_void, u32),
         output: *mut c_void,
@@ -128,14 +128,14 @@ impl Library {
             // SAFETY: the symbol is an exported function of the package, whose interface is the tenant's promise;
             // input and output are mapped for `size` and the context's capacity; the context is this thread's own.
             None => unsafe { function(input, size, output, context) },
-            Some(guard) => Library::call_guarded(context, guard, function, (input, size, output))?,
+            Some(guard) => LoadedLibrary::call_guarded(context, guard, function, (input, size, output))?,
         };
         if context.failed { Err(Code::FunctionFailed) } else { Ok(written) }
     }
 
     #[inline(always)]
     fn call_guarded(
-        context: &mut Context,
+        context: &mut CallContext,
         guard: GuardedCall,
         function: Function,
         (input, size, output): (*mut c_void, u32, *mut c_void),
@@ -154,7 +154,7 @@ impl Library {
     }
 }
 
-fn find(object: &Object, load: &Load<'_>, library: &str, symbol: &str) -> Result<Function, Error> {
+fn find(object: &Object, load: &EngineLoad<'_>, library: &str, symbol: &str) -> Result<Function, Error> {
     // SAFETY: the symbol is used as a function of the interface; that it is one is the tenant's promise.
     let found = unsafe { object.get::<Function>(symbol.as_bytes()) };
     found.map(|symbol| *symbol).map_err(|error| {

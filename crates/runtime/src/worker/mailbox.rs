@@ -19,7 +19,7 @@ use sublet_proto::v1;
 use sublet_proto::{Code, Error};
 
 use super::channel::Channel;
-use crate::memory::piece::Piece;
+use crate::memory::piece::MemoryPiece;
 
 /// Size of one instance's queue, in bytes.
 pub(crate) const QUEUE_BYTES: u64 = 256 << 10;
@@ -60,13 +60,13 @@ pub(super) struct Mailbox<'run> {
 struct Queue<'run> {
     channel: &'run Channel,
     offset: u64,
-    place: Place,
+    place: MailboxMemory,
 }
 
-enum Place {
+enum MailboxMemory {
     /// In this process, aligned for words.
     Here(NonNull<u8>),
-    There(Arc<Piece>),
+    There(Arc<MemoryPiece>),
 }
 
 /// Offset and length of a message's record in the ring.
@@ -165,7 +165,7 @@ impl Mailbox<'_> {
         own: u32,
         mut into: SharedBytesMut<'_>,
         deadline: Option<Instant>,
-    ) -> Result<(u32, u32), Refused> {
+    ) -> Result<(u32, u32), ReceiveError> {
         let queue = self.queue(self.told.own_queue + own)?;
         let mut wait = Wait::new(self, deadline);
         loop {
@@ -188,7 +188,7 @@ impl Mailbox<'_> {
                 return Err(Error::new(Code::Protocol, "a queue of messages was written over").into());
             }
             if len as usize > into.len() {
-                return Err(Refused::TooLong(len));
+                return Err(ReceiveError::TooLong(len));
             }
             queue.get(RING_AT + at + WORD_BYTES, into.part(0..len as usize))?;
             let bytes = Record::at(head, u64::from(len)).bytes;
@@ -202,8 +202,10 @@ impl Mailbox<'_> {
     fn queue(&self, number: u32) -> Result<Queue<'_>, Error> {
         let offset = u64::from(number) * QUEUE_BYTES;
         let place = match self.channel.piece(offset, QUEUE_BYTES)? {
-            piece if piece.file().is_some() => Place::Here(self.channel.pointer(offset, QUEUE_BYTES)?),
-            piece => Place::There(piece),
+            piece if piece.file().is_some() => {
+                MailboxMemory::Here(self.channel.pointer(offset, QUEUE_BYTES)?)
+            }
+            piece => MailboxMemory::There(piece),
         };
         Ok(Queue { channel: self.channel, offset, place })
     }
@@ -219,24 +221,24 @@ impl Mailbox<'_> {
 
 /// Reason why nothing was received.
 #[derive(Debug)]
-pub enum Refused {
+pub enum ReceiveError {
     /// The next message has this length, which exceeds the given capacity. It stays in the queue.
     TooLong(u32),
     /// There is no message.
     Error(Error),
 }
 
-impl From<Error> for Refused {
-    fn from(error: Error) -> Refused {
-        Refused::Error(error)
+impl From<Error> for ReceiveError {
+    fn from(error: Error) -> ReceiveError {
+        ReceiveError::Error(error)
     }
 }
 
 impl Queue<'_> {
     fn load(&self, at: u64) -> Result<u64, Error> {
         match &self.place {
-            Place::Here(base) => Ok(self.here(*base, at).load(Ordering::Acquire)),
-            Place::There(piece) => {
+            MailboxMemory::Here(base) => Ok(self.here(*base, at).load(Ordering::Acquire)),
+            MailboxMemory::There(piece) => {
                 let mut bytes = [0; WORD_BYTES as usize];
                 self.told(piece, piece.get(self.offset + at, (&mut bytes).into()))?;
                 Ok(u64::from_ne_bytes(bytes))
@@ -246,19 +248,21 @@ impl Queue<'_> {
 
     fn add(&self, at: u64, value: u64) -> Result<u64, Error> {
         match &self.place {
-            Place::Here(base) => Ok(self.here(*base, at).fetch_add(value, Ordering::AcqRel)),
-            Place::There(piece) => self.told(piece, piece.fetch_add(self.offset + at, value)),
+            MailboxMemory::Here(base) => Ok(self.here(*base, at).fetch_add(value, Ordering::AcqRel)),
+            MailboxMemory::There(piece) => self.told(piece, piece.fetch_add(self.offset + at, value)),
         }
     }
 
     fn swap(&self, at: u64, expected: u64, new: u64) -> Result<u64, Error> {
         match &self.place {
-            Place::Here(base) => {
+            MailboxMemory::Here(base) => {
                 let word = self.here(*base, at);
                 let swapped = word.compare_exchange(expected, new, Ordering::AcqRel, Ordering::Acquire);
                 Ok(swapped.unwrap_or_else(|is| is))
             }
-            Place::There(piece) => self.told(piece, piece.compare_swap(self.offset + at, expected, new)),
+            MailboxMemory::There(piece) => {
+                self.told(piece, piece.compare_swap(self.offset + at, expected, new))
+            }
         }
     }
 
@@ -269,15 +273,15 @@ impl Queue<'_> {
 
     fn put(&self, at: u64, bytes: SharedBytes<'_>) -> Result<(), Error> {
         match &self.place {
-            Place::Here(_) => self.channel.put(self.offset + at, bytes),
-            Place::There(piece) => self.told(piece, piece.put(self.offset + at, bytes)),
+            MailboxMemory::Here(_) => self.channel.put(self.offset + at, bytes),
+            MailboxMemory::There(piece) => self.told(piece, piece.put(self.offset + at, bytes)),
         }
     }
 
     fn get(&self, at: u64, into: SharedBytesMut<'_>) -> Result<(), Error> {
         match &self.place {
-            Place::Here(_) => self.channel.get(self.offset + at, into),
-            Place::There(piece) => self.told(piece, piece.get(self.offset + at, into)),
+            MailboxMemory::Here(_) => self.channel.get(self.offset + at, into),
+            MailboxMemory::There(piece) => self.told(piece, piece.get(self.offset + at, into)),
         }
     }
 
@@ -295,7 +299,7 @@ impl Queue<'_> {
     /// Sleeps for a moment, or until a sender of this machine rings, unless the word at `at` is set. Returns `false` at
     /// once for a queue on another machine.
     fn sleep(&self, at: u64) -> bool {
-        let Place::Here(base) = self.place else { return false };
+        let MailboxMemory::Here(base) = self.place else { return false };
         let word = self.here(base, at);
         for _ in 0..LOOKS {
             if word.load(Ordering::Acquire) != 0 {
@@ -317,7 +321,7 @@ impl Queue<'_> {
 
     /// Wakes the receiver, if it sleeps on this machine.
     fn ring(&self) {
-        let Place::Here(base) = self.place else { return };
+        let MailboxMemory::Here(base) = self.place else { return };
         fence(Ordering::SeqCst);
         if self.half(base, SLEEPS_AT).load(Ordering::Relaxed) != 0 {
             let bell = self.half(base, BELL_AT);
@@ -338,7 +342,7 @@ impl Queue<'_> {
         unsafe { base.add(at as usize).cast().as_ref() }
     }
 
-    fn told<T>(&self, piece: &Piece, done: Result<T, Error>) -> Result<T, Error> {
+    fn told<T>(&self, piece: &MemoryPiece, done: Result<T, Error>) -> Result<T, Error> {
         done.map_err(|error| self.channel.failed(piece, error))
     }
 }

@@ -30,16 +30,16 @@ use sublet_proto::package::INFO_FILE;
 use sublet_proto::v1;
 use sublet_proto::{Code, Error, decode};
 
-use super::client::Client;
+use super::client::WorkerClient;
 use super::control;
-use super::engine::{Caller, Engine, Load};
+use super::engine::{Engine, EngineLoad, FunctionCaller};
 use super::executor;
 use super::program;
-use super::slots::{Core, Own, Slots};
+use super::slots::{CoreRight, OwnCore, SharedCoreSlots};
 use super::spawned::{self, Execute};
 use super::swapping;
 use super::{Worker, hot_timeout_ticks};
-use crate::wire::usage::{Meter, UsageLayout};
+use crate::wire::usage::{UsageLayout, WorkerMeter};
 use crate::wire::{InboxLayout, ResultsLayout};
 
 /// Memory that a worker process needs for itself beside the lease's, in bytes: its stacks and the dynamic loader's
@@ -54,7 +54,7 @@ const STACK_BYTES: u64 = 8 << 20;
 /// The error that was sent to the client, if it could be sent.
 pub fn run<E: Engine>(
     control: OwnedFd,
-    load: impl FnOnce(&Load<'_>) -> Result<E, Error>,
+    load: impl FnOnce(&EngineLoad<'_>) -> Result<E, Error>,
     execute: Execute,
 ) -> Result<u8, Error> {
     let entered_ns = monotonic_ns();
@@ -76,7 +76,7 @@ pub fn run<E: Engine>(
         let device = setup.local_bytes > 0 && descriptors.len() > 2;
         swapping::start(&setup, device.then(|| descriptors.remove(2)))?;
         confine(&setup)?;
-        Process::new(setup, descriptors, entered_ns, load)
+        WorkerProcessState::new(setup, descriptors, entered_ns, load)
     })();
     match process {
         Ok(process) if E::ON_MAIN_THREAD => process.serve_beside(socket),
@@ -89,14 +89,14 @@ pub fn run<E: Engine>(
 }
 
 /// State that the threads share, for the life of the process.
-pub(super) struct Process {
+pub(super) struct WorkerProcessState {
     pub(super) setup: v1::WorkerSetup,
     options: v1::WorkerOptions,
     layout: InboxLayout,
     pub(super) inbox: Region,
     usage_layout: UsageLayout,
     usage: Region,
-    slots: Option<Slots>,
+    slots: Option<SharedCoreSlots>,
     engine: Box<dyn Works>,
     pub(super) entered_ns: u64,
     pub(super) loaded_ns: u64,
@@ -106,17 +106,17 @@ pub(super) struct Process {
 
 /// Message to the thread that is to be the first worker.
 struct FirstWorker {
-    post: Post,
+    post: ThreadSetup,
     ready: Sender<Result<(), Error>>,
 }
 
-impl Process {
+impl WorkerProcessState {
     fn new<E: Engine>(
         setup: v1::WorkerSetup,
         regions: Vec<OwnedFd>,
         entered_ns: u64,
-        load: impl FnOnce(&Load<'_>) -> Result<E, Error>,
-    ) -> Result<Process, Error> {
+        load: impl FnOnce(&EngineLoad<'_>) -> Result<E, Error>,
+    ) -> Result<WorkerProcessState, Error> {
         let protocol = |message: &str| Error::new(Code::Protocol, format!("the worker's set-up {message}"));
         let options = setup.options.ok_or_else(|| protocol("has no options"))?;
         let workers = u32::try_from(setup.cores.len()).map_err(|_| protocol("has too many cores"))?;
@@ -128,13 +128,13 @@ impl Process {
         };
         let inbox = Region::attach(inbox, layout.len_bytes())?;
         let usage = Region::attach(usage, usage_layout.len_bytes())?;
-        let slots = Slots::attach(&setup, regions.collect())?;
+        let slots = SharedCoreSlots::attach(&setup, regions.collect())?;
         let folder = Path::new(&setup.package_folder);
         let package = &read_manifest(folder)?;
         let (build, memory_bytes) = (setup.build, setup.memory_bytes);
-        let engine = load(&Load { folder, package, build, workers, memory_bytes })?;
+        let engine = load(&EngineLoad { folder, package, build, workers, memory_bytes })?;
         let loaded_ns = monotonic_ns();
-        Ok(Process {
+        Ok(WorkerProcessState {
             setup,
             options,
             layout,
@@ -184,7 +184,7 @@ impl Process {
 
     /// Processes the client's messages. Regions come before the connection, and whenever the client's allocator grows.
     fn serve(&'static self, socket: &'static PacketSocket) -> Result<(), Error> {
-        let mut client = Client::new(self, socket).inspect_err(|error| control::fail(socket, error))?;
+        let mut client = WorkerClient::new(self, socket).inspect_err(|error| control::fail(socket, error))?;
         while let Some(packet) = control::receive(socket)? {
             let answer = client.take(packet).inspect_err(|error| control::fail(socket, error))?;
             answer.map_or(Ok(()), |answer| control::send(socket, answer))?;
@@ -213,7 +213,7 @@ impl Process {
             self.setup.cores.iter().zip(starts).zip(clients).enumerate()
         {
             let ready = ready.clone();
-            let post = Post { number: number as u32, core, start, client, control };
+            let post = ThreadSetup { number: number as u32, core, start, client, control };
             if let Some(first) = self.first.as_ref().filter(|_| number == 0) {
                 let _ = first.send(FirstWorker { post, ready });
                 continue;
@@ -232,20 +232,20 @@ impl Process {
         Ok(())
     }
 
-    fn run_worker(&self, post: &Post, ready: &Sender<Result<(), Error>>) {
+    fn run_worker(&self, post: &ThreadSetup, ready: &Sender<Result<(), Error>>) {
         let Err(error) = pin(post.core).and_then(|()| self.engine.work(self, post, ready));
         let _ = ready.send(Err(error));
     }
 
     /// Reports that it is ready, and works until the process ends.
-    fn work<C: Core>(
+    fn work<C: CoreRight>(
         &self,
-        post: &Post,
+        post: &ThreadSetup,
         core: C,
-        caller: &mut impl Caller,
+        caller: &mut impl FunctionCaller,
         ready: &Sender<Result<(), Error>>,
     ) -> Result<Infallible, Error> {
-        let meter = Meter::new(&self.usage, self.usage_layout, post.number)?;
+        let meter = WorkerMeter::new(&self.usage, self.usage_layout, post.number)?;
         let worker = Worker {
             number: post.number,
             inbox: &self.inbox,
@@ -268,8 +268,8 @@ impl Process {
 trait Works: Send + Sync {
     fn work(
         &self,
-        process: &Process,
-        post: &Post,
+        process: &WorkerProcessState,
+        post: &ThreadSetup,
         ready: &Sender<Result<(), Error>>,
     ) -> Result<Infallible, Error>;
 }
@@ -277,20 +277,20 @@ trait Works: Send + Sync {
 impl<E: Engine> Works for E {
     fn work(
         &self,
-        process: &Process,
-        post: &Post,
+        process: &WorkerProcessState,
+        post: &ThreadSetup,
         ready: &Sender<Result<(), Error>>,
     ) -> Result<Infallible, Error> {
         let mut caller = self.caller(post.number)?;
         match &process.slots {
-            None => process.work(post, Own, &mut caller, ready),
+            None => process.work(post, OwnCore, &mut caller, ready),
             Some(slots) => process.work(post, slots.core(post.number)?, &mut caller, ready),
         }
     }
 }
 
 /// Setup of a worker thread.
-struct Post {
+struct ThreadSetup {
     number: u32,
     core: u32,
     /// The ring position that it executes first.

@@ -6,17 +6,17 @@ use std::process::ExitCode;
 
 use sublet_proto::Error;
 
-use super::engine::{Engine, Load};
+use super::engine::{Engine, EngineLoad};
 use super::process;
 use super::spawned::Execute;
 
 /// The whole of a worker program. `execute` executes programs of the package in place of functions.
-pub fn main<E: Engine>(load: impl FnOnce(&Load<'_>) -> Result<E, Error>, execute: Execute) -> ExitCode {
+pub fn main<E: Engine>(load: impl FnOnce(&EngineLoad<'_>) -> Result<E, Error>, execute: Execute) -> ExitCode {
     ExitCode::from(run(load, execute))
 }
 
 /// Runs a worker program like `main`, for programs that end in their own way. Returns the exit status.
-pub fn run<E: Engine>(load: impl FnOnce(&Load<'_>) -> Result<E, Error>, execute: Execute) -> u8 {
+pub fn run<E: Engine>(load: impl FnOnce(&EngineLoad<'_>) -> Result<E, Error>, execute: Execute) -> u8 {
     // The sandbox starts the program under another name; this name identifies it in the machine's list of processes.
     let _ = rustix::thread::set_name(c"sublet-worker");
     // A bug of ours must not leave a client waiting for a thread that is gone.

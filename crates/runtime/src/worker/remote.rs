@@ -1,7 +1,7 @@
 //! Implements a worker process whose client is on another node: connections instead of shared memory, and copies of its
 //! buffers.
 //!
-//! Each worker thread has an endpoint of its own over one [`Exposed`]: region 0 is the inbox, the others are copies of
+//! Each worker thread has an endpoint of its own over one [`ExposedMemory`]: region 0 is the inbox, the others are copies of
 //! the client's buffers, with the same numbers and sizes. A copy takes memory when the client writes to it, and counts
 //! with its whole size against the lease's memory: a worker cannot allocate it.
 //!
@@ -14,11 +14,11 @@ use std::net::TcpStream;
 use std::os::fd::{AsFd, OwnedFd};
 use std::sync::Arc;
 
-use sublet_fabric::exposed::{Exposed, RemoteRegion};
-use sublet_fabric::ofi::{self, Network};
+use sublet_fabric::exposed::{ExposedMemory, RemoteRegion};
+use sublet_fabric::ofi::{self, OfiNetwork};
 use sublet_fabric::packet::PacketSocket;
 use sublet_fabric::region::create_file;
-use sublet_fabric::tcp::{self, Stream};
+use sublet_fabric::tcp::{self, ByteStream};
 use sublet_fabric::tls::Identity;
 use sublet_fabric::window::Window;
 use sublet_fabric::{Endpoint, FabricError};
@@ -27,14 +27,16 @@ use sublet_proto::v1::{self, client_to_worker, worker_to_client};
 use sublet_proto::{Code, Error};
 
 use super::channel;
-use super::client::{Answer, Reached, check_number, check_results, descriptors, ready, second_connection};
+use super::client::{
+    Answer, ConnectionData, check_number, check_results, descriptors, ready, second_connection,
+};
 use super::control;
-use super::process::{Process, limit_memory};
+use super::process::{WorkerProcessState, limit_memory};
 use crate::wire::{MAX_REGIONS, OWN_REGION};
 
 /// See the [module](self).
-pub(super) struct Remote {
-    process: &'static Process,
+pub(super) struct RemoteClient {
+    process: &'static WorkerProcessState,
     fabric: Fabric,
     /// The identity that the worker shows to the client, if calls are encrypted.
     identity: Option<Identity>,
@@ -46,21 +48,25 @@ pub(super) struct Remote {
     is_connected: bool,
 }
 
-impl Remote {
-    pub(super) fn new(process: &'static Process, window: Window, fabric: Fabric) -> Result<Remote, Error> {
+impl RemoteClient {
+    pub(super) fn new(
+        process: &'static WorkerProcessState,
+        window: Window,
+        fabric: Fabric,
+    ) -> Result<RemoteClient, Error> {
         let setup = &process.setup;
         process.clear_inbox();
         let window = Arc::new(window);
-        let exposed = Arc::new(Exposed::new(&process.inbox, window.clone(), MAX_REGIONS)?);
+        let exposed = Arc::new(ExposedMemory::new(&process.inbox, window.clone(), MAX_REGIONS)?);
         let end = |_| match &fabric {
-            Fabric::Tcp => Endpoint::Tcp(tcp::Endpoint::new(exposed.clone(), None)),
-            Fabric::Ofi(_) => Endpoint::Ofi(ofi::Endpoint::new(exposed.clone(), None)),
+            Fabric::Tcp => Endpoint::Tcp(tcp::TcpEndpoint::new(exposed.clone(), None)),
+            Fabric::Ofi(_) => Endpoint::Ofi(ofi::OfiEndpoint::new(exposed.clone(), None)),
         };
         let ends: Vec<Endpoint> = (0..process.workers()).map(end).collect();
         let is_encrypted = setup.fabric.as_ref().is_some_and(|fabric| fabric.encrypted);
         let identity =
             || Identity { certificate: setup.certificate.clone(), private_key: setup.private_key.clone() };
-        Ok(Remote {
+        Ok(RemoteClient {
             process,
             fabric,
             identity: is_encrypted.then(identity),
@@ -109,8 +115,8 @@ impl Remote {
             return Err(Error::new(Code::Protocol, "a connection of a worker that needs none"));
         };
         let stream = match &self.identity {
-            None => Stream::plain(socket),
-            Some(identity) => Stream::encrypted_server(socket, identity),
+            None => ByteStream::plain(socket),
+            Some(identity) => ByteStream::encrypted_server(socket, identity),
         };
         let linked = stream.and_then(|stream| end.connect(stream));
         let named = |error: FabricError| {
@@ -168,7 +174,7 @@ impl Remote {
         let (inbox, inbox_keys) = self.expose(OWN_REGION)?;
         self.process.start(control, self.ends, &connect.start_positions)?;
         self.is_connected = true;
-        let inbox = Reached { inbox, inbox_keys, contacts };
+        let inbox = ConnectionData { inbox, inbox_keys, contacts };
         Ok(ready(self.process, inbox))
     }
 
@@ -180,7 +186,7 @@ impl Remote {
             let message = format!("{} contacts for {} workers", contacts.len(), self.ends.len());
             return Err(Error::new(Code::Protocol, message));
         }
-        let network = Network::of(provider);
+        let network = OfiNetwork::of(provider);
         let ends = self.ends.iter().zip(contacts).filter_map(|(end, contact)| match end {
             Endpoint::Ofi(end) => Some(end.accept(&network, contact)),
             _ => None,

@@ -18,7 +18,7 @@ use sublet_proto::v1::WorkerSetup;
 use sublet_proto::{Code, Error};
 
 /// The right to execute on a core.
-pub(crate) trait Core {
+pub(crate) trait CoreRight {
     /// Takes the core unless the worker has it already. Returns whether the worker has it now.
     fn take(&self) -> bool;
     /// Gives the core back if the worker has it.
@@ -26,9 +26,9 @@ pub(crate) trait Core {
 }
 
 /// A core that only this lease has.
-pub(crate) struct Own;
+pub(crate) struct OwnCore;
 
-impl Core for Own {
+impl CoreRight for OwnCore {
     #[inline(always)]
     fn take(&self) -> bool {
         true
@@ -39,13 +39,13 @@ impl Core for Own {
 }
 
 /// A core that workers of several leases share.
-pub(crate) struct Shared<'lease> {
+pub(crate) struct SharedCoreSlot<'lease> {
     slot: &'lease CoreSlot,
     holder: Holder,
     taken: Cell<bool>,
 }
 
-impl Core for Shared<'_> {
+impl CoreRight for SharedCoreSlot<'_> {
     #[inline(always)]
     fn take(&self) -> bool {
         if !self.taken.get() {
@@ -63,17 +63,17 @@ impl Core for Shared<'_> {
 }
 
 /// The slots of the shared cores that a process's workers are on.
-pub(super) struct Slots {
+pub(super) struct SharedCoreSlots {
     regions: Vec<Region>,
     /// The index of each worker's region in `regions`.
     of_workers: Vec<u32>,
     process: NonZeroU32,
 }
 
-impl Slots {
+impl SharedCoreSlots {
     /// Attaches the slots of the set-up, with the descriptors that came for them. `None` if the cores are exclusive to
     /// the lease.
-    pub(super) fn attach(setup: &WorkerSetup, files: Vec<OwnedFd>) -> Result<Option<Slots>, Error> {
+    pub(super) fn attach(setup: &WorkerSetup, files: Vec<OwnedFd>) -> Result<Option<SharedCoreSlots>, Error> {
         let protocol =
             |message: String| Error::new(Code::Protocol, format!("the worker's set-up has {message}"));
         if setup.slots.is_empty() && files.is_empty() {
@@ -89,17 +89,17 @@ impl Slots {
         let process = NonZeroU32::new(setup.holder).ok_or_else(|| protocol("the holder 0".to_owned()))?;
         let attach = |file| Region::attach(file, SLOT_REGION_BYTES);
         let regions = files.into_iter().map(attach).collect::<Result<_, _>>()?;
-        Ok(Some(Slots { regions, of_workers: setup.slots.clone(), process }))
+        Ok(Some(SharedCoreSlots { regions, of_workers: setup.slots.clone(), process }))
     }
 
     /// The core of one worker.
-    pub(super) fn core(&self, worker: u32) -> Result<Shared<'_>, Error> {
+    pub(super) fn core(&self, worker: u32) -> Result<SharedCoreSlot<'_>, Error> {
         let region = self.of_workers.get(worker as usize).and_then(|&slot| self.regions.get(slot as usize));
         let slot = region.and_then(|region| region.view(0));
         let slot = slot.ok_or_else(|| {
             Error::new(Code::Protocol, format!("there is no core slot for worker {worker}"))
         })?;
-        Ok(Shared { slot, holder: Holder { process: self.process, worker }, taken: Cell::new(false) })
+        Ok(SharedCoreSlot { slot, holder: Holder { process: self.process, worker }, taken: Cell::new(false) })
     }
 }
 
@@ -107,12 +107,12 @@ impl Slots {
 mod tests {
     use super::*;
 
-    fn attach(slots: &[u32], files: usize, holder: u32) -> Result<Option<Slots>, Error> {
+    fn attach(slots: &[u32], files: usize, holder: u32) -> Result<Option<SharedCoreSlots>, Error> {
         let region = || Region::create("core", SLOT_REGION_BYTES).unwrap();
         let files = (0..files).map(|_| region().fd().try_clone_to_owned().unwrap()).collect();
         let setup =
             WorkerSetup { cores: vec![0; 2], slots: slots.to_vec(), holder, ..WorkerSetup::default() };
-        Slots::attach(&setup, files)
+        SharedCoreSlots::attach(&setup, files)
     }
 
     #[test]

@@ -17,11 +17,11 @@ use sublet_proto::v1::{Program, WorkerSetup};
 use sublet_proto::{Code, Error};
 
 use super::process::pin;
-use crate::wire::usage::{Meter, UsageLayout};
+use crate::wire::usage::{UsageLayout, WorkerMeter};
 
 /// The program to execute.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Spawned {
+pub struct SpawnedProgram {
     /// Folder of the package.
     pub folder: PathBuf,
     /// Path of the program in the package.
@@ -33,10 +33,10 @@ pub struct Spawned {
 }
 
 /// Executes such a program. Returns only the status of its end, or an error if it cannot be executed.
-pub type Execute = fn(&Spawned) -> Result<u8, Error>;
+pub type Execute = fn(&SpawnedProgram) -> Result<u8, Error>;
 
-impl Spawned {
-    fn new(folder: &Path, program: Program) -> Spawned {
+impl SpawnedProgram {
+    fn new(folder: &Path, program: Program) -> SpawnedProgram {
         let Program { path, args, env } = program;
         let path = place(folder, &path);
         let mut args: Vec<OsString> = args.into_iter().map(OsString::from_vec).collect();
@@ -49,7 +49,7 @@ impl Spawned {
             (at > 0).then(|| (name.to_owned(), value.to_owned()))
         };
         let env = env.into_iter().filter_map(pair).collect();
-        Spawned { folder: folder.to_owned(), path, args, env }
+        SpawnedProgram { folder: folder.to_owned(), path, args, env }
     }
 }
 
@@ -65,7 +65,7 @@ pub(super) fn begin(
     descriptors: Vec<OwnedFd>,
     execute: Execute,
 ) -> Result<u8, Error> {
-    let spawned = Spawned::new(Path::new(&setup.package_folder), program);
+    let spawned = SpawnedProgram::new(Path::new(&setup.package_folder), program);
     let core = setup.cores.first().copied();
     pin(core.ok_or_else(|| Error::new(Code::Protocol, "a program without a core"))?)?;
     let layout = UsageLayout::new(1, setup.functions);
@@ -73,7 +73,7 @@ pub(super) fn begin(
     let usage = usage.ok_or_else(|| Error::new(Code::Protocol, "a program without a usage region"))?;
     let usage = Region::attach(usage, layout.len_bytes())?;
     // The time counts for no function. The agent closes the account when the process has ended.
-    Meter::new(&usage, layout, 0)?.enter(u16::MAX, ticks(), false);
+    WorkerMeter::new(&usage, layout, 0)?.enter(u16::MAX, ticks(), false);
     execute(&spawned)
 }
 
@@ -81,8 +81,8 @@ pub(super) fn begin(
 ///
 /// # Errors
 /// The system's error if the program cannot be executed. On success the function does not return.
-pub fn native(spawned: &Spawned) -> Result<u8, Error> {
-    let Spawned { folder, path, args, env } = spawned;
+pub fn native(spawned: &SpawnedProgram) -> Result<u8, Error> {
+    let SpawnedProgram { folder, path, args, env } = spawned;
     let mut command = Command::new(path);
     let name = args.first().map_or(path.as_os_str(), OsString::as_os_str);
     command
@@ -102,7 +102,7 @@ pub fn native(spawned: &Spawned) -> Result<u8, Error> {
 ///
 /// # Errors
 /// Always.
-pub fn none(_: &Spawned) -> Result<u8, Error> {
+pub fn none(_: &SpawnedProgram) -> Result<u8, Error> {
     Err(Error::new(Code::InvalidPackage, "packages of this kind have no programs that could be spawned"))
 }
 
@@ -114,7 +114,7 @@ mod tests {
     fn parses_program_name_architecture_and_variables() {
         let env = ["A=b=c", "=x", "nothing", "E="].map(|word| word.as_bytes().to_vec()).to_vec();
         let program = Program { path: "bin/{arch}/p".into(), args: Vec::new(), env };
-        let spawned = Spawned::new(Path::new("/package"), program);
+        let spawned = SpawnedProgram::new(Path::new("/package"), program);
         let path = format!("/package/bin/{}/p", std::env::consts::ARCH);
         assert_eq!((spawned.path.as_os_str(), &*spawned.args), (path.as_ref(), &[path.clone().into()][..]));
         let pair = |name: &str, value: &str| (name.into(), value.into());

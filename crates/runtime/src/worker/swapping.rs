@@ -1,4 +1,4 @@
-//! Swaps memory of a component's functions transparently (Scad 4.2.2). Large allocations come from one [`Swapped`]
+//! Swaps memory of a component's functions transparently (Scad 4.2.2). Large allocations come from one [`SwappedMemory`]
 //! array of the process, of which as many bytes are resident as fit in the lease's memory. The rest is in memory of the
 //! run, which the client leases as it is needed.
 //!
@@ -19,13 +19,13 @@ use std::ptr::NonNull;
 use std::sync::{Mutex, OnceLock};
 
 use libc::{c_int, c_void};
-use sublet_fabric::faults::Faults;
+use sublet_fabric::faults::PageFaults;
 use sublet_fabric::sync::{AtomicU32, AtomicU64, Ordering};
 use sublet_proto::v1::WorkerSetup;
 use sublet_proto::{Code, Error};
 
 use crate::lease::link::lock;
-use crate::swap::{REGION_BYTES, SwapPlan, Swapped, as_paging, is_paging};
+use crate::swap::{REGION_BYTES, SwapPlan, SwappedMemory, as_paging, is_paging};
 use extents::Extents;
 use space::RunsSpace;
 
@@ -60,7 +60,7 @@ struct Heap {
 }
 
 struct Array {
-    swapped: Swapped,
+    swapped: SwappedMemory,
     extents: Mutex<Extents>,
 }
 
@@ -68,7 +68,7 @@ struct Array {
 /// does not count.
 ///
 /// # Errors
-/// `protocol` without the device, the errors of [`Swapped::new`], and `invalid_argument` if this program does not swap.
+/// `protocol` without the device, the errors of [`SwappedMemory::new`], and `invalid_argument` if this program does not swap.
 pub(super) fn start(setup: &WorkerSetup, device: Option<OwnedFd>) -> Result<(), Error> {
     if setup.local_bytes == 0 {
         return Ok(());
@@ -80,7 +80,7 @@ pub(super) fn start(setup: &WorkerSetup, device: Option<OwnedFd>) -> Result<(), 
         options.swap_bytes.saturating_mul(setup.cores.len() as u64) / REGION_BYTES * REGION_BYTES;
     let plan = SwapPlan::new(swap_bytes, setup.local_bytes);
     plan.check()?;
-    let swapped = Swapped::by(Faults::of_device(device.as_fd())?, plan, Box::new(RunsSpace))?;
+    let swapped = SwappedMemory::by(PageFaults::of_device(device.as_fd())?, plan, Box::new(RunsSpace))?;
     HEAP.begin(swapped)
 }
 
@@ -92,7 +92,7 @@ pub(super) fn turn_on() {
 }
 
 impl Heap {
-    fn begin(&self, swapped: Swapped) -> Result<(), Error> {
+    fn begin(&self, swapped: SwappedMemory) -> Result<(), Error> {
         let (base, len_bytes) = (swapped.as_ptr().as_ptr() as u64, swapped.len_bytes());
         let extents = Mutex::new(Extents::new(base / REGION_BYTES, len_bytes / REGION_BYTES));
         if self.array.set(Array { swapped, extents }).is_err() {

@@ -13,7 +13,7 @@ use std::path::Path;
 
 use rustix::mount::{MountFlags, mount};
 
-use super::Plan;
+use super::CreationPlan;
 use super::names::add_user;
 use super::plan::LayerMounts;
 use super::root::{
@@ -32,7 +32,7 @@ pub(super) const ROOT: &str = "root";
 pub(super) const UPPER: &str = "upper";
 
 /// Makes the image the root, with what only this sandbox has mounted in there.
-pub(super) fn enter(plan: &Plan, image: &LayerMounts) -> io::Result<()> {
+pub(super) fn enter(plan: &CreationPlan, image: &LayerMounts) -> io::Result<()> {
     let shown = SHOWN.map(|path| copy(path).map(|mount| (path, mount)));
     prepare(SCRATCH_POINT, plan, image)?;
     rustix::process::chdir(ROOT)?;
@@ -50,7 +50,7 @@ pub(super) fn enter(plan: &Plan, image: &LayerMounts) -> io::Result<()> {
 
 /// Mounts what the container writes over a folder, goes there, and mounts the layers over each other as [`ROOT`], with
 /// [`UPPER`], which can be written, over them all.
-pub(super) fn prepare(folder: &str, plan: &Plan, image: &LayerMounts) -> io::Result<()> {
+pub(super) fn prepare(folder: &str, plan: &CreationPlan, image: &LayerMounts) -> io::Result<()> {
     mount_scratch(folder, plan.scratch_bytes, OWN_FILES, "755", MountFlags::empty())?;
     rustix::process::chdir(folder)?;
     [ROOT, UPPER, "work", "layers"].into_iter().try_for_each(make_folder)?;
@@ -68,7 +68,7 @@ fn make_folder(path: impl AsRef<Path>) -> io::Result<()> {
 
 /// Makes the places where things are mounted, and the one for what is written, over whatever the image has there. A folder that
 /// takes the place of something else once the layers are mounted would need an attribute that tmpfs has only since Linux 6.6.
-fn make_places(plan: &Plan) -> io::Result<()> {
+fn make_places(plan: &CreationPlan) -> io::Result<()> {
     let upper = Path::new(UPPER);
     SHOWN.into_iter().chain([SCRATCH_POINT]).try_for_each(|folder| make_folder(upper.join(folder)))?;
     fs::set_permissions(upper.join(SCRATCH_POINT), Permissions::from_mode(0o1777))?;

@@ -18,7 +18,7 @@ use rustix::io::retry_on_intr;
 use rustix::mount::{MountFlags, mount};
 use rustix::process::{Pid, WaitOptions, waitpid};
 
-use super::Plan;
+use super::CreationPlan;
 use super::container::{UPPER, prepare};
 use super::root::{MountPoint, attach, copy, make_place};
 use crate::USER;
@@ -48,7 +48,7 @@ const OWN: MountFlags = MountFlags::NOSUID.union(MountFlags::NODEV).union(MountF
 const PATH: &CStr = c"PATH=/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin";
 
 /// Makes the bundle, and the plan one of running the runtime with it.
-pub(super) fn enter(plan: &mut Plan) -> io::Result<()> {
+pub(super) fn enter(plan: &mut CreationPlan) -> io::Result<()> {
     for place in IDLE {
         plan.mounts.push((place, copy(place.0)?));
     }
@@ -78,7 +78,7 @@ fn mount_own_view() -> io::Result<()> {
 }
 
 /// Puts what the sandbox is shown where the runtime can bind it from. Gives each place in the container with its source.
-fn attach_shown(plan: &Plan) -> io::Result<Vec<(PathBuf, PathBuf)>> {
+fn attach_shown(plan: &CreationPlan) -> io::Result<Vec<(PathBuf, PathBuf)>> {
     let here = std::env::current_dir()?.join("shown");
     fs::create_dir(&here)?;
     let attach_one = |(number, (MountPoint(place), mounted)): (usize, &(MountPoint, _))| {

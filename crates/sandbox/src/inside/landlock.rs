@@ -11,17 +11,17 @@ use landlock::{
     RulesetCreatedAttr, Scope,
 };
 
-use super::Plan;
-use crate::{Network, SCRATCH, SHARED_MEMORY};
+use super::CreationPlan;
+use crate::{NetworkAccess, SCRATCH, SHARED_MEMORY};
 
 /// The newest of Landlock's interfaces of which everything is used.
 const NEWEST: ABI = ABI::V6;
 
-pub(super) fn restrict(plan: &Plan) -> io::Result<()> {
+pub(super) fn restrict(plan: &CreationPlan) -> io::Result<()> {
     apply(plan.network, plan.image.is_some()).map_err(io::Error::other)
 }
 
-fn apply(network: Network, is_container: bool) -> Result<(), Box<dyn Error + Send + Sync>> {
+fn apply(network: NetworkAccess, is_container: bool) -> Result<(), Box<dyn Error + Send + Sync>> {
     let files = AccessFs::from_all(NEWEST);
     let nodes = AccessFs::MakeChar | AccessFs::MakeBlock | AccessFs::MakeSock;
     let devices = AccessFs::from_read(NEWEST) | AccessFs::WriteFile | AccessFs::IoctlDev;
@@ -31,7 +31,7 @@ fn apply(network: Network, is_container: bool) -> Result<(), Box<dyn Error + Sen
         false => (AccessFs::from_read(NEWEST), files & !nodes & !AccessFs::Execute),
     };
     let mut ruleset = Ruleset::default().set_compatibility(CompatLevel::BestEffort).handle_access(files)?;
-    if network == Network::None {
+    if network == NetworkAccess::None {
         ruleset = ruleset.handle_access(AccessNet::from_all(NEWEST))?;
     }
     ruleset
@@ -69,7 +69,7 @@ mod tests {
         let listener = TcpListener::bind("127.0.0.1:0").unwrap();
         let address = listener.local_addr().unwrap();
         let tries = move || {
-            apply(Network::None, false).unwrap();
+            apply(NetworkAccess::None, false).unwrap();
             let written = |folder: &tempfile::TempDir| fs::write(folder.path().join("x"), "").err();
             let socket = UnixListener::bind(own.path().join("socket")).err();
             let connected = TcpStream::connect(address).err();

@@ -41,49 +41,49 @@ const PENDING_BYTES: usize = 256 << 10;
 const LAST_READS: usize = 16;
 
 /// The output of one program.
-pub(super) struct Output {
+pub(super) struct ProgramOutput {
     /// Reading end of the pipe, until no process has its other end.
     pipe: Option<OwnedFd>,
     sink: Sink,
-    allowance: Allowance,
+    allowance: WriteAllowance,
     dropped: u64,
 }
 
 /// Destination of output.
-pub(crate) enum Target {
+pub(crate) enum OutputTarget {
     /// A file of this sandbox only, which gets the output unchanged.
     Log(OwnedFd),
     /// A file that others write to as well, which gets labelled lines.
     Common(OwnedFd),
 }
 
-impl AsFd for Target {
+impl AsFd for OutputTarget {
     fn as_fd(&self) -> BorrowedFd<'_> {
         match self {
-            Target::Log(file) | Target::Common(file) => file.as_fd(),
+            OutputTarget::Log(file) | OutputTarget::Common(file) => file.as_fd(),
         }
     }
 }
 
 enum Sink {
     Log(OwnedFd),
-    Labelled(Labelled),
+    Labelled(LabelledLines),
     Nowhere,
 }
 
-impl Output {
+impl ProgramOutput {
     /// Passes output from the pipe to the target, which labels it with the sandbox's id if it is shared.
-    pub(super) fn new(pipe: OwnedFd, target: Option<Target>, id: u64) -> Output {
+    pub(super) fn new(pipe: OwnedFd, target: Option<OutputTarget>, id: u64) -> ProgramOutput {
         let sink = match target {
-            Some(Target::Log(log)) => Sink::Log(log),
-            Some(Target::Common(common)) => Sink::Labelled(Labelled::new(common, id)),
+            Some(OutputTarget::Log(log)) => Sink::Log(log),
+            Some(OutputTarget::Common(common)) => Sink::Labelled(LabelledLines::new(common, id)),
             None => Sink::Nowhere,
         };
         if let Sink::Log(log) = &sink {
             // A log that cannot be positioned cannot be written, which loses only the output.
             let _ = rustix::fs::seek(log, SeekFrom::End(0));
         }
-        Output { pipe: Some(pipe), sink, allowance: Allowance::new(Instant::now()), dropped: 0 }
+        ProgramOutput { pipe: Some(pipe), sink, allowance: WriteAllowance::new(Instant::now()), dropped: 0 }
     }
 
     /// Returns the descriptors to wait for until there is something to do.
@@ -170,16 +170,16 @@ impl Output {
 }
 
 /// Bytes that may be written now: a bucket that fills with time.
-struct Allowance {
+struct WriteAllowance {
     bytes: u64,
     /// Bytes that were written beyond what was allowed.
     debt: u64,
     at: Instant,
 }
 
-impl Allowance {
-    fn new(now: Instant) -> Allowance {
-        Allowance { bytes: BURST_BYTES, debt: 0, at: now }
+impl WriteAllowance {
+    fn new(now: Instant) -> WriteAllowance {
+        WriteAllowance { bytes: BURST_BYTES, debt: 0, at: now }
     }
 
     /// Returns how many of `wanted` bytes may be written. After a drop, that is 0 until [`RESUME_BYTES`] are allowed.
@@ -241,7 +241,7 @@ fn shorten(log: BorrowedFd<'_>) -> io::Result<()> {
 }
 
 /// Lines on their way to where others write, too.
-struct Labelled {
+struct LabelledLines {
     common: OwnedFd,
     label: String,
     /// The line that has not ended.
@@ -249,9 +249,9 @@ struct Labelled {
     pending: Vec<u8>,
 }
 
-impl Labelled {
-    fn new(common: OwnedFd, id: u64) -> Labelled {
-        Labelled { common, label: format!("[sandbox {id}] "), line: Vec::new(), pending: Vec::new() }
+impl LabelledLines {
+    fn new(common: OwnedFd, id: u64) -> LabelledLines {
+        LabelledLines { common, label: format!("[sandbox {id}] "), line: Vec::new(), pending: Vec::new() }
     }
 
     fn add(&mut self, bytes: &[u8]) {
@@ -303,7 +303,7 @@ mod tests {
     #[test]
     fn allows_a_burst_and_then_the_rate() {
         let start = Instant::now();
-        let mut allowance = Allowance::new(start);
+        let mut allowance = WriteAllowance::new(start);
         assert_eq!(allowance.take(BURST_BYTES + 5, false, start), BURST_BYTES);
         assert_eq!(allowance.take(10, false, start), 0);
         let later = start + Duration::from_secs(1);
@@ -317,7 +317,7 @@ mod tests {
     #[test]
     fn a_flood_is_resumed_a_few_times_a_second() {
         let start = Instant::now();
-        let mut allowance = Allowance::new(start);
+        let mut allowance = WriteAllowance::new(start);
         allowance.take(BURST_BYTES, false, start);
         let takes = |step: u64| allowance.take(1 << 16, true, start + Duration::from_micros(step * 10));
         let resumed = (0..100_000).map(takes).filter(|&taken| taken > 0).count() as u64;
@@ -328,8 +328,8 @@ mod tests {
     fn labels_count_as_output() {
         let (read, write) = rustix::pipe::pipe().unwrap();
         let common = tempfile::tempfile().unwrap();
-        let target = Target::Common(common.try_clone().unwrap().into());
-        let mut output = Output::new(read, Some(target), 7);
+        let target = OutputTarget::Common(common.try_clone().unwrap().into());
+        let mut output = ProgramOutput::new(read, Some(target), 7);
         for _ in 0..32 {
             rustix::io::write(&write, &b"x\n".repeat(1 << 14)).unwrap();
             output.pass_on();
@@ -358,7 +358,7 @@ mod tests {
 
     #[test]
     fn unlogged_lines_are_labelled_and_have_no_control_characters() {
-        let mut labelled = Labelled::new(tempfile::tempfile().unwrap().into(), 7);
+        let mut labelled = LabelledLines::new(tempfile::tempfile().unwrap().into(), 7);
         labelled.add(b"ERROR sublet: gone\n\x1b[2Jwiped\r\xc2\x9b1A\npart");
         labelled.add(&[b'x'; LINE_BYTES]);
         labelled.end_line();

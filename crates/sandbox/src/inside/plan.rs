@@ -8,15 +8,15 @@ use std::path::Path;
 
 use sublet_proto::v1::SandboxPlan;
 
-use super::{MountPoint, PROGRAM, Target};
-use crate::{Devices, Id, Kind, Network, Program, Spec, wire};
+use super::{MountPoint, OutputTarget, PROGRAM};
+use crate::{Devices, IsolationKind, NetworkAccess, SandboxId, SandboxProgram, Spec, wire};
 
 /// Codes of a plan for the destination of output.
 const LOG: u32 = 1;
 const COMMON: u32 = 2;
 
 /// Everything that a first process must know to become the sandbox.
-pub(crate) struct Plan {
+pub(crate) struct CreationPlan {
     /// Detached mounts, and their mount points.
     pub(super) mounts: Vec<(MountPoint, OwnedFd)>,
     /// Layers of the image, for a container.
@@ -27,12 +27,12 @@ pub(crate) struct Plan {
     pub(super) env: Vec<CString>,
     pub(super) control: OwnedFd,
     /// File for the program's output. Only the first process has it.
-    pub(super) output: Option<Target>,
+    pub(super) output: Option<OutputTarget>,
     /// Id of the sandbox, which labels its output in a shared file.
     pub(super) id: u64,
     /// Paths of the host beneath [`crate::SCRATCH`], which is the sandbox's own, without the first slash.
     pub(super) kept: Vec<CString>,
-    pub(super) network: Network,
+    pub(super) network: NetworkAccess,
     pub(super) devices: Devices,
     pub(super) scratch_bytes: u64,
     pub(super) shared_bytes: u64,
@@ -47,34 +47,34 @@ pub(crate) struct LayerMounts {
     pub(super) runtime: Option<CString>,
 }
 
-impl Plan {
+impl CreationPlan {
     /// Makes the plan of a sandbox with these mounts, those of its image's layers among them.
     pub(crate) fn new(
-        Id(id): Id,
+        SandboxId(id): SandboxId,
         spec: Spec,
         mounts: Vec<(MountPoint, OwnedFd)>,
         layers: Vec<OwnedFd>,
         kept: &[CString],
-    ) -> io::Result<Plan> {
+    ) -> io::Result<CreationPlan> {
         let text = |path: &Path| CString::new(path.as_os_str().as_bytes());
         let runtime = match &spec.kind {
-            Kind::Delegated { runtime, .. } => Some(text(runtime)?),
-            Kind::Process | Kind::Container(_) | Kind::Template(_) => None,
+            IsolationKind::Delegated { runtime, .. } => Some(text(runtime)?),
+            IsolationKind::Process | IsolationKind::Container(_) | IsolationKind::Template(_) => None,
         };
         let folder = spec.kind.image().map(|image| text(&image.working_folder)).transpose()?;
         let image = folder.map(|working_folder| LayerMounts { layers, working_folder, runtime });
         let program = match &spec.program {
-            Program::Outside(_) => PROGRAM.to_owned(),
-            Program::Inside(path) => text(path)?,
+            SandboxProgram::Outside(_) => PROGRAM.to_owned(),
+            SandboxProgram::Inside(path) => text(path)?,
         };
         let name = spec.program.path().as_os_str().to_owned();
         let args = std::iter::once(name).chain(spec.args);
         let output = match spec.log {
-            Some(log) => Target::Log(log),
-            None => Target::Common(rustix::stdio::stderr().try_clone_to_owned()?),
+            Some(log) => OutputTarget::Log(log),
+            None => OutputTarget::Common(rustix::stdio::stderr().try_clone_to_owned()?),
         };
         let env = spec.env.iter().map(|(name, value)| CString::new(wire::variable(name, value)));
-        Ok(Plan {
+        Ok(CreationPlan {
             mounts,
             image,
             program,
@@ -112,7 +112,7 @@ impl Plan {
             places: self.mounts.iter().map(|(place, _)| place.number()).collect(),
             args: bytes(self.args),
             env: bytes(self.env),
-            host_network: self.network == Network::Host,
+            host_network: self.network == NetworkAccess::Host,
             scratch_bytes: self.scratch_bytes,
             shared_bytes: self.shared_bytes,
             processes: self.processes.unwrap_or(0),
@@ -129,13 +129,13 @@ impl Plan {
             id: self.id,
             output: match &self.output {
                 None => 0,
-                Some(Target::Log(_)) => LOG,
-                Some(Target::Common(_)) => COMMON,
+                Some(OutputTarget::Log(_)) => LOG,
+                Some(OutputTarget::Common(_)) => COMMON,
             },
         };
         let mounts = self.mounts.iter().map(|(_, mount)| mount.as_fd());
         let layers = self.image.iter().flat_map(|image| image.layers.iter().map(AsFd::as_fd));
-        let own = [self.control.as_fd()].into_iter().chain(self.output.as_ref().map(Target::as_fd));
+        let own = [self.control.as_fd()].into_iter().chain(self.output.as_ref().map(OutputTarget::as_fd));
         debug_assert_eq!(
             message.layers == 0,
             self.image.is_none(),
@@ -151,13 +151,13 @@ fn layer_count(layers: &[OwnedFd]) -> u32 {
 }
 
 /// Waits for it.
-pub(super) fn receive(link: BorrowedFd<'_>) -> io::Result<Plan> {
+pub(super) fn receive(link: BorrowedFd<'_>) -> io::Result<CreationPlan> {
     // Without one the spawner is gone, and this process about to be killed.
     let (message, mut fds) = wire::receive::<SandboxPlan>(link)?.ok_or(io::ErrorKind::UnexpectedEof)?;
     let target = match message.output {
         0 => None,
-        LOG => Some(Target::Log as fn(OwnedFd) -> Target),
-        _ => Some(Target::Common as fn(OwnedFd) -> Target),
+        LOG => Some(OutputTarget::Log as fn(OwnedFd) -> OutputTarget),
+        _ => Some(OutputTarget::Common as fn(OwnedFd) -> OutputTarget),
     };
     let output = target.map(|target| fds.pop().map(target).ok_or(io::ErrorKind::InvalidData)).transpose()?;
     let control = fds.pop().ok_or(io::ErrorKind::InvalidData)?;
@@ -169,7 +169,7 @@ pub(super) fn receive(link: BorrowedFd<'_>) -> io::Result<Plan> {
     let working_folder = CString::new(message.working_folder)?;
     let runtime = Some(message.runtime).filter(|path| !path.is_empty()).map(CString::new).transpose()?;
     let text = |strings: Vec<Vec<u8>>| strings.into_iter().map(CString::new).collect::<Result<Vec<_>, _>>();
-    Ok(Plan {
+    Ok(CreationPlan {
         mounts: places.into_iter().zip(fds).collect(),
         image: (!layers.is_empty()).then_some(LayerMounts { layers, working_folder, runtime }),
         program: CString::new(message.program)?,
@@ -179,7 +179,7 @@ pub(super) fn receive(link: BorrowedFd<'_>) -> io::Result<Plan> {
         output,
         id: message.id,
         kept: text(message.kept)?,
-        network: if message.host_network { Network::Host } else { Network::None },
+        network: if message.host_network { NetworkAccess::Host } else { NetworkAccess::None },
         devices: wire::decode_devices(message.devices),
         scratch_bytes: message.scratch_bytes,
         shared_bytes: message.shared_bytes,

@@ -18,7 +18,7 @@ use rustix::mount::{
     MountFlags, MoveMountFlags, OpenTreeFlags, UnmountFlags, mount, move_mount, open_tree, unmount,
 };
 
-use super::{Plan, processes};
+use super::{CreationPlan, processes};
 use crate::Devices;
 
 /// Path of the program in the sandbox.
@@ -118,7 +118,7 @@ pub(super) fn attach_copy(from: &str, to: &str) -> io::Result<OwnedFd> {
 }
 
 /// Mounts in there what only this sandbox has, and makes it the root. Nothing else of what the spawner sees is left.
-pub(super) fn enter(plan: &Plan) -> io::Result<()> {
+pub(super) fn enter(plan: &CreationPlan) -> io::Result<()> {
     for (place, detached) in &plan.mounts {
         move_mount(detached, "", CWD, place.0, MoveMountFlags::MOVE_MOUNT_F_EMPTY_PATH)?;
     }
@@ -175,7 +175,7 @@ pub(super) fn make_root() -> io::Result<()> {
 }
 
 /// Mounts [`crate::SHARED_MEMORY`]: named shared memory and semaphores of the sandbox's processes.
-pub(super) fn mount_shared(plan: &Plan) -> io::Result<()> {
+pub(super) fn mount_shared(plan: &CreationPlan) -> io::Result<()> {
     mount_scratch(SHARED_POINT, plan.shared_bytes, 2, "1777", MountFlags::NOEXEC)
 }
 

@@ -14,10 +14,10 @@ mod program;
 
 use std::io;
 
-use program::{Rules, Test, Verdict};
+use program::{CallVerdict, Rules, Test};
 
 use crate::system;
-use crate::{Devices, Network};
+use crate::{Devices, NetworkAccess};
 
 /// Harmless with any arguments: they concern the caller's own memory, threads, files and time.
 const ALLOWED: &[i64] = &[
@@ -266,7 +266,7 @@ const HARMLESS_IOCTLS: [u64; 6] =
 /// wake waiting threads.
 const FAULT_IOCTLS: [u64; 8] =
     [0xaa00, 0xc018_aa3f, 0xc020_aa00, 0xc028_aa03, 0xc028_aa05, 0xc018_aa06, 0xc020_aa08, 0x8010_aa02];
-/// Families of which [`Network::Host`] may make sockets: the internet's protocols, and the kernel's information on
+/// Families of which [`NetworkAccess::Host`] may make sockets: the internet's protocols, and the kernel's information on
 /// interfaces.
 const HOST_FAMILIES: [libc::c_int; 3] = [libc::AF_INET, libc::AF_INET6, libc::AF_NETLINK];
 
@@ -283,27 +283,27 @@ impl Filters {
     pub(crate) fn compile() -> Filters {
         let of = |network, devices| program::compile(&rules(network, devices), libc::EPERM);
         Filters {
-            without_network: of(Network::None, Devices::None),
-            host_network: of(Network::Host, Devices::None),
-            gpu: of(Network::None, Devices::Gpu),
-            faults: of(Network::None, Devices::Faults),
+            without_network: of(NetworkAccess::None, Devices::None),
+            host_network: of(NetworkAccess::Host, Devices::None),
+            gpu: of(NetworkAccess::None, Devices::Gpu),
+            faults: of(NetworkAccess::None, Devices::Faults),
         }
     }
 
     /// Restricts this process and all that it will start, for ever.
-    pub(super) fn apply(&self, network: Network, devices: Devices) -> io::Result<()> {
+    pub(super) fn apply(&self, network: NetworkAccess, devices: Devices) -> io::Result<()> {
         system::filter_calls(match (network, devices) {
             // This filter allows everything that a GPU or swapping needs as well.
-            (Network::Host, _) => &self.host_network,
-            (Network::None, Devices::Gpu) => &self.gpu,
-            (Network::None, Devices::Faults) => &self.faults,
-            (Network::None, Devices::None | Devices::Drivers) => &self.without_network,
+            (NetworkAccess::Host, _) => &self.host_network,
+            (NetworkAccess::None, Devices::Gpu) => &self.gpu,
+            (NetworkAccess::None, Devices::Faults) => &self.faults,
+            (NetworkAccess::None, Devices::None | Devices::Drivers) => &self.without_network,
         })
     }
 }
 
-fn rules(network: Network, devices: Devices) -> Rules {
-    let allowed = ALLOWED.iter().chain(ALLOWED_OF_OLD).map(|&call| (call, Verdict::Allow));
+fn rules(network: NetworkAccess, devices: Devices) -> Rules {
+    let allowed = ALLOWED.iter().chain(ALLOWED_OF_OLD).map(|&call| (call, CallVerdict::Allow));
     let tested = [
         (libc::SYS_clone, vec![Test::Without { argument: 0, bits: NEW_NAMESPACES }]),
         (libc::SYS_personality, [0, u32::MAX].map(|value| Test::Equal { argument: 0, value }).to_vec()),
@@ -312,39 +312,39 @@ fn rules(network: Network, devices: Devices) -> Rules {
         (libc::SYS_sendmsg, vec![Test::Without { argument: 2, bits: FAST_OPEN }]),
         (libc::SYS_sendmmsg, vec![Test::Without { argument: 3, bits: FAST_OPEN }]),
     ];
-    let tested = tested.map(|(call, tests)| (call, Verdict::AllowIf(tests)));
-    let missing = [(libc::SYS_clone3, Verdict::Fail(libc::ENOSYS))];
+    let tested = tested.map(|(call, tests)| (call, CallVerdict::AllowIf(tests)));
+    let missing = [(libc::SYS_clone3, CallVerdict::Fail(libc::ENOSYS))];
     #[expect(
         clippy::cast_possible_truncation,
         clippy::cast_sign_loss,
         reason = "calls are numbered from 0, and a filter sees 32 bits of the number"
     )]
-    let numbered = |(call, verdict): (i64, Verdict)| (call as u32, verdict);
+    let numbered = |(call, verdict): (i64, CallVerdict)| (call as u32, verdict);
     let asking = (libc::SYS_ioctl, asking(network, devices));
     let by_network = by_network(network).into_iter().chain([asking]);
     allowed.chain(tested).chain(missing).chain(by_network).map(numbered).collect()
 }
 
 /// Returns the verdict on ioctls. Libraries of RDMA devices and GPUs use a different set of requests for each device.
-fn asking(network: Network, devices: Devices) -> Verdict {
-    if network == Network::Host || devices == Devices::Gpu {
-        return Verdict::Allow;
+fn asking(network: NetworkAccess, devices: Devices) -> CallVerdict {
+    if network == NetworkAccess::Host || devices == Devices::Gpu {
+        return CallVerdict::Allow;
     }
     let faults: &[u64] = if devices == Devices::Faults { &FAULT_IOCTLS } else { &[] };
     let allowed = HARMLESS_IOCTLS.iter().chain(faults);
     #[expect(clippy::cast_possible_truncation, reason = "the kernel takes 32 bits of a request")]
     let test = |&value: &u64| Test::Equal { argument: 1, value: value as u32 };
-    Verdict::AllowIf(allowed.map(test).collect())
+    CallVerdict::AllowIf(allowed.map(test).collect())
 }
 
-fn by_network(network: Network) -> Vec<(i64, Verdict)> {
+fn by_network(network: NetworkAccess) -> Vec<(i64, CallVerdict)> {
     match network {
-        Network::None => Vec::new(),
-        Network::Host => {
+        NetworkAccess::None => Vec::new(),
+        NetworkAccess::Host => {
             let families =
                 HOST_FAMILIES.map(|value| Test::Equal { argument: 0, value: value.cast_unsigned() });
-            let dialling = DIALLING.iter().map(|&call| (call, Verdict::Allow));
-            dialling.chain([(libc::SYS_socket, Verdict::AllowIf(families.to_vec()))]).collect()
+            let dialling = DIALLING.iter().map(|&call| (call, CallVerdict::Allow));
+            dialling.chain([(libc::SYS_socket, CallVerdict::AllowIf(families.to_vec()))]).collect()
         }
     }
 }
@@ -427,10 +427,10 @@ mod tests {
     #[test]
     fn dangerous_calls_are_refused_or_tested_by_arguments() {
         for (network, devices) in [
-            (Network::None, Devices::None),
-            (Network::None, Devices::Gpu),
-            (Network::None, Devices::Faults),
-            (Network::Host, Devices::None),
+            (NetworkAccess::None, Devices::None),
+            (NetworkAccess::None, Devices::Gpu),
+            (NetworkAccess::None, Devices::Faults),
+            (NetworkAccess::Host, Devices::None),
         ] {
             let rules = rules(network, devices);
             let verdict = |call: i64| rules.get(&(call as u32));
@@ -438,19 +438,21 @@ mod tests {
                 assert_eq!(verdict(call), None, "{call}");
             }
             for call in CONNECTING {
-                assert_eq!(verdict(call).is_some(), network == Network::Host, "{call}");
+                assert_eq!(verdict(call).is_some(), network == NetworkAccess::Host, "{call}");
             }
-            let without = |argument, bits| Some(Verdict::AllowIf(vec![Test::Without { argument, bits }]));
+            let without = |argument, bits| Some(CallVerdict::AllowIf(vec![Test::Without { argument, bits }]));
             assert_eq!(verdict(libc::SYS_clone).cloned(), without(0, NEW_NAMESPACES));
-            assert_eq!(verdict(libc::SYS_clone3), Some(&Verdict::Fail(libc::ENOSYS)));
+            assert_eq!(verdict(libc::SYS_clone3), Some(&CallVerdict::Fail(libc::ENOSYS)));
             for (call, argument) in [(libc::SYS_sendto, 3), (libc::SYS_sendmsg, 2), (libc::SYS_sendmmsg, 3)] {
                 assert_eq!(verdict(call).cloned(), without(argument, FAST_OPEN), "{call}");
             }
         }
         let asked = |value: u64| Test::Equal { argument: 1, value: value as u32 };
         for (devices, count) in [(Devices::None, 6), (Devices::Faults, 14)] {
-            let rules = rules(Network::None, devices);
-            let Verdict::AllowIf(asking) = &rules[&(libc::SYS_ioctl as u32)] else { panic!("any request") };
+            let rules = rules(NetworkAccess::None, devices);
+            let CallVerdict::AllowIf(asking) = &rules[&(libc::SYS_ioctl as u32)] else {
+                panic!("any request")
+            };
             assert!(!asking.contains(&asked(libc::TIOCSTI)));
             assert_eq!((asking.len(), asking.contains(&asked(0xaa00))), (count, devices == Devices::Faults));
         }

@@ -12,18 +12,22 @@ use rustix::process::Pid;
 
 use super::cgroups::Cgroup;
 use super::sandbox::Sandbox;
-use super::template::Warm;
-use super::{Means, Workshop, root};
-use crate::inside::{self, Blank, NAMESPACES, Order, Plan, Report};
+use super::template::TemplateProcess;
+use super::{SpawnMeans, Workshop, root};
+use crate::inside::{self, Blank, CreationPlan, NAMESPACES, SandboxOrder, SandboxReport};
 use crate::system::{Clone, Fork, clone};
-use crate::{Id, Kind, Network, SandboxError, Spec, USER};
+use crate::{IsolationKind, NetworkAccess, SandboxError, SandboxId, Spec, USER};
 
 /// Maximum time of a new process for one step. A step takes less than a millisecond.
 pub(super) const PATIENCE: Duration = Duration::from_secs(20);
 
 /// Makes the first process of a sandbox, of which nothing is decided but whether it has the host's network, and whether it is
 /// root in there for an OCI runtime. It waits for what it is to become.
-pub(super) fn blank(means: &mut Means, network: Network, is_root: bool) -> Result<Sandbox, SandboxError> {
+pub(super) fn blank(
+    means: &mut SpawnMeans,
+    network: NetworkAccess,
+    is_root: bool,
+) -> Result<Sandbox, SandboxError> {
     let leaves_groups = means.users.leave_groups();
     let filters = means.filters.clone();
     let user = if is_root { 0 } else { USER };
@@ -33,7 +37,7 @@ pub(super) fn blank(means: &mut Means, network: Network, is_root: bool) -> Resul
 }
 
 /// Has a template make one. An error leaves it open whether the template is still there.
-pub(super) fn copy(means: &mut Means, template: &mut Warm) -> Result<Sandbox, SandboxError> {
+pub(super) fn copy(means: &mut SpawnMeans, template: &mut TemplateProcess) -> Result<Sandbox, SandboxError> {
     let leaves_groups = means.users.leave_groups();
     bring_forth(means, false, |link, _| {
         let (pid, pidfd) = template.fork(&link, leaves_groups)?;
@@ -50,7 +54,7 @@ struct Born {
 
 /// Makes a first process by a fork, which is given its end of the connection and the control group in which it could begin.
 fn bring_forth(
-    means: &mut Means,
+    means: &mut SpawnMeans,
     is_root: bool,
     fork: impl FnOnce(OwnedFd, Option<BorrowedFd<'_>>) -> io::Result<Born>,
 ) -> Result<Sandbox, SandboxError> {
@@ -71,7 +75,7 @@ fn bring_forth(
 }
 
 /// Has a process that waits for it become a sandbox, which is not complete before [`await_made`].
-pub(super) fn begin(workshop: &mut Workshop, id: Id, spec: Spec) -> Result<Sandbox, SandboxError> {
+pub(super) fn begin(workshop: &mut Workshop, id: SandboxId, spec: Spec) -> Result<Sandbox, SandboxError> {
     let failed = |what: &'static str| move |error: io::Error| SandboxError::system(what, error);
     let program = spec.program.path();
     let named = |error| SandboxError::system(format!("showing a sandbox {}", program.display()), error);
@@ -81,15 +85,15 @@ pub(super) fn begin(workshop: &mut Workshop, id: Id, spec: Spec) -> Result<Sandb
     let view = view.map_err(failed("showing a sandbox its cores and memory"))?;
     let layers = root::layers_of(&spec)?;
     let mut sandbox = match &spec.kind {
-        Kind::Template(template) => workshop.templates.take(&mut workshop.means, template)?,
-        kind => workshop.take(spec.network, matches!(kind, Kind::Delegated { .. }))?,
+        IsolationKind::Template(template) => workshop.templates.take(&mut workshop.means, template)?,
+        kind => workshop.take(spec.network, matches!(kind, IsolationKind::Delegated { .. }))?,
     };
     let owned = layers.iter().try_for_each(|layer| sandbox.make_owner(layer.as_fd()));
     owned
         .map_err(failed("giving a container the files of its image (their file system has to map owners)"))?;
     sandbox.keep(view);
     sandbox.limit(&spec.limits).map_err(failed("limiting a sandbox"))?;
-    let plan = Plan::new(id, spec, mounts, layers, &workshop.means.kept)
+    let plan = CreationPlan::new(id, spec, mounts, layers, &workshop.means.kept)
         .map_err(failed("reading a specification"))?;
     let told = plan.send(sandbox.link());
     told.map_err(|error| {
@@ -100,13 +104,13 @@ pub(super) fn begin(workshop: &mut Workshop, id: Id, spec: Spec) -> Result<Sandb
 
 /// Waits until it is complete but for its program.
 pub(super) fn await_made(sandbox: &Sandbox) -> Result<(), SandboxError> {
-    expect(sandbox.link(), Report::Made).map(drop)
+    expect(sandbox.link(), SandboxReport::Made).map(drop)
 }
 
 /// Returns the error that a sandbox has reported, if any.
 fn reported(sandbox: &Sandbox) -> Option<SandboxError> {
-    match Report::receive(sandbox.link(), RecvFlags::DONTWAIT) {
-        Ok(Some((Report::Failed { step, errno }, _))) => {
+    match SandboxReport::receive(sandbox.link(), RecvFlags::DONTWAIT) {
+        Ok(Some((SandboxReport::Failed { step, errno }, _))) => {
             Some(SandboxError::system(step.describe(), io::Error::from_raw_os_error(errno)))
         }
         _ => None,
@@ -115,7 +119,7 @@ fn reported(sandbox: &Sandbox) -> Option<SandboxError> {
 
 /// Has the program started.
 pub(super) fn order_start(sandbox: &Sandbox) -> Result<(), SandboxError> {
-    let sent = Order::Start.send(sandbox.link());
+    let sent = SandboxOrder::Start.send(sandbox.link());
     sent.map_err(|error| {
         reported(sandbox).unwrap_or_else(|| SandboxError::system("reaching a sandbox", error))
     })
@@ -123,16 +127,16 @@ pub(super) fn order_start(sandbox: &Sandbox) -> Result<(), SandboxError> {
 
 /// Waits until the program runs; gives its process.
 pub(super) fn await_running(sandbox: &Sandbox) -> Result<u32, SandboxError> {
-    let pid = expect(sandbox.link(), Report::Started)?;
-    expect(sandbox.link(), Report::Running)?;
+    let pid = expect(sandbox.link(), SandboxReport::Started)?;
+    expect(sandbox.link(), SandboxReport::Running)?;
     Ok(pid.unsigned_abs())
 }
 
-fn expect(link: BorrowedFd<'_>, expected: Report) -> Result<i32, SandboxError> {
+fn expect(link: BorrowedFd<'_>, expected: SandboxReport) -> Result<i32, SandboxError> {
     let lost = |error| SandboxError::system("hearing from a new sandbox", error);
-    match Report::receive(link, RecvFlags::empty()).map_err(lost)? {
+    match SandboxReport::receive(link, RecvFlags::empty()).map_err(lost)? {
         Some((report, sender)) if report == expected => Ok(sender),
-        Some((Report::Failed { step, errno }, _)) => {
+        Some((SandboxReport::Failed { step, errno }, _)) => {
             Err(SandboxError::system(step.describe(), io::Error::from_raw_os_error(errno)))
         }
         // The process was killed while it was made, for example because memory ran out.
@@ -150,10 +154,10 @@ pub(super) fn link() -> io::Result<(OwnedFd, OwnedFd)> {
 }
 
 /// The new process never comes back from here.
-fn fork(blank: Blank, network: Network, cgroup: Option<BorrowedFd<'_>>) -> io::Result<Born> {
+fn fork(blank: Blank, network: NetworkAccess, cgroup: Option<BorrowedFd<'_>>) -> io::Result<Born> {
     let own_network = match network {
-        Network::None => libc::CLONE_NEWNET,
-        Network::Host => 0,
+        NetworkAccess::None => libc::CLONE_NEWNET,
+        NetworkAccess::Host => 0,
     };
     match clone(Clone { flags: NAMESPACES | own_network, cgroup, is_sibling: false })? {
         Fork::Child => inside::run(&blank),
@@ -161,10 +165,10 @@ fn fork(blank: Blank, network: Network, cgroup: Option<BorrowedFd<'_>>) -> io::R
     }
 }
 
-fn tell_who_it_is(means: &Means, pid: Pid, sandbox: &Sandbox, group: Option<&Cgroup>) -> io::Result<()> {
+fn tell_who_it_is(means: &SpawnMeans, pid: Pid, sandbox: &Sandbox, group: Option<&Cgroup>) -> io::Result<()> {
     means.users.map(pid, sandbox.users())?;
     if let Some(group) = group {
         group.adopt(pid)?;
     }
-    Order::Go.send(sandbox.link())
+    SandboxOrder::Go.send(sandbox.link())
 }

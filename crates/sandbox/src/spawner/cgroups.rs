@@ -17,7 +17,7 @@ use std::path::Path;
 
 use rustix::process::Pid;
 
-use crate::Limits;
+use crate::SandboxLimits;
 use v1::V1;
 use v2::V2;
 
@@ -38,8 +38,8 @@ enum Version {
 /// A group for one sandbox. Its folders are removed when it is dropped, if nothing is in it any more.
 #[derive(Debug)]
 pub(super) enum Cgroup {
-    One(v1::Group),
-    Two(v2::Group),
+    One(v1::GroupV1),
+    Two(v2::GroupV2),
 }
 
 impl Cgroups {
@@ -70,7 +70,7 @@ impl Cgroups {
 
 impl Cgroup {
     /// Bounds what is in it, or will be.
-    pub(super) fn limit(&self, limits: &Limits) -> io::Result<()> {
+    pub(super) fn limit(&self, limits: &SandboxLimits) -> io::Result<()> {
         match self {
             Cgroup::One(group) => group.limit(limits),
             Cgroup::Two(group) => group.limit(limits),

@@ -6,11 +6,14 @@ use std::path::Path;
 use rustix::net::{AddressFamily, SocketFlags, SocketType, socketpair};
 use sublet_proto::v1::{SandboxCreate, SandboxIds, SandboxRequest, sandbox_request::Body};
 
-use super::table::Table;
+use super::table::SandboxTable;
 use super::{Workshop, users};
 use crate::strength::{Finding, Strength};
 use crate::wire::{decode_answer, encode_spec};
-use crate::{Devices, Exit, Kind, Limits, Network, Program, SandboxError, Spec, system};
+use crate::{
+    Devices, IsolationKind, NetworkAccess, ProgramEnd, SandboxError, SandboxLimits, SandboxProgram, Spec,
+    system,
+};
 
 /// Argument with which the program reports, in the sandbox that is made for it, that it runs there.
 pub(super) const INSIDE: &str = "--inside";
@@ -107,12 +110,12 @@ fn cgroups(found: Option<(u32, Vec<&'static str>)>) -> Vec<Finding> {
 fn trial(workshop: Workshop) -> Vec<Finding> {
     let isolation = |strength, why: String| Finding::new("namespaces", strength, why);
     let processes = |strength, why: &str| Finding::new("processes", strength, why);
-    match run_inside(Table::new(workshop)) {
-        Ok(Exit::Status(WITH_PROCESSES)) => vec![
+    match run_inside(SandboxTable::new(workshop)) {
+        Ok(ProgramEnd::Status(WITH_PROCESSES)) => vec![
             isolation(Strength::Full, "user, mount, pid, network, ipc, uts and cgroup of its own".to_owned()),
             processes(Strength::Full, "a sandbox sees its own in /proc, and nothing else"),
         ],
-        Ok(Exit::Status(WITHOUT_PROCESSES)) => vec![
+        Ok(ProgramEnd::Status(WITHOUT_PROCESSES)) => vec![
             isolation(Strength::Full, "user, mount, pid, network, ipc, uts and cgroup of its own".to_owned()),
             processes(
                 Strength::Weaker,
@@ -124,13 +127,13 @@ fn trial(workshop: Workshop) -> Vec<Finding> {
     }
 }
 
-fn run_inside(mut table: Table) -> Result<Exit, SandboxError> {
+fn run_inside(mut table: SandboxTable) -> Result<ProgramEnd, SandboxError> {
     let failed = |error| SandboxError::system("trying a sandbox", error);
-    let program = Program::Outside(std::env::current_exe().map_err(failed)?);
+    let program = SandboxProgram::Outside(std::env::current_exe().map_err(failed)?);
     let (control, _outside) =
         socketpair(AddressFamily::UNIX, SocketType::SEQPACKET, SocketFlags::CLOEXEC, None)
             .map_err(|errno| failed(errno.into()))?;
-    let limits = Limits {
+    let limits = SandboxLimits {
         cores: Vec::new(),
         memory_bytes: None,
         shown_memory_bytes: None,
@@ -138,14 +141,14 @@ fn run_inside(mut table: Table) -> Result<Exit, SandboxError> {
         scratch_bytes: 1 << 20,
     };
     let (spec, descriptors) = encode_spec(Spec {
-        kind: Kind::Process,
+        kind: IsolationKind::Process,
         program,
         args: vec![INSIDE.into()],
         env: Vec::new(),
         folder: None,
         control,
         log: None,
-        network: Network::None,
+        network: NetworkAccess::None,
         devices: Devices::None,
         limits,
     });

@@ -15,14 +15,14 @@ use rustix::mount::{
     move_mount, open_tree,
 };
 
-use super::opened::Opened;
+use super::opened_files::OpenedFiles;
 use super::template::MEMORY_BYTES;
-use super::view::{View, Views};
+use super::view::{ResourceView, Views};
 use crate::inside::{
     DRIVER_FOLDERS, GPU_NODES, MountPoint, SHARED_POINT, SYSTEM_FOLDERS, USER_NAME, VIEWS, user_entry,
 };
 use crate::system::{self, restrict_mount};
-use crate::{Devices, Network, Program, SCRATCH, SandboxError, Spec, USER};
+use crate::{Devices, NetworkAccess, SCRATCH, SandboxError, SandboxProgram, Spec, USER};
 
 /// Folders and files of hosts with shared libraries, the choice among several libraries, and the dynamic loader's list
 /// of them.
@@ -59,7 +59,7 @@ pub(super) fn mount_common(
     folder: &Path,
     shown: &[PathBuf],
     views: &Views,
-    opened: &mut Opened,
+    opened: &mut OpenedFiles,
 ) -> io::Result<()> {
     mount("tmpfs", folder, "tmpfs", MountFlags::empty(), Some(c"size=8m,mode=755"))?;
     rustix::process::chdir(folder)?;
@@ -132,15 +132,15 @@ pub(super) fn beneath_scratch(shown: &[PathBuf]) -> Vec<CString> {
 }
 
 /// Returns the mounts of one sandbox.
-pub(super) fn mounts_of(spec: &Spec, opened: &mut Opened) -> io::Result<Vec<(MountPoint, OwnedFd)>> {
+pub(super) fn mounts_of(spec: &Spec, opened: &mut OpenedFiles) -> io::Result<Vec<(MountPoint, OwnedFd)>> {
     let mut mounts = Vec::new();
-    if let Program::Outside(program) = &spec.program {
+    if let SandboxProgram::Outside(program) = &spec.program {
         mounts.push((MountPoint::PROGRAM, detached(&opened.path_of(program)?, libc::MOUNT_ATTR_NODEV)?));
     }
     if let Some(folder) = &spec.folder {
         mounts.push((MountPoint::FOLDER, detached(folder, libc::MOUNT_ATTR_NODEV)?));
     }
-    if spec.network == Network::Host {
+    if spec.network == NetworkAccess::Host {
         show_to(&mut mounts, &SYSTEM_FOLDERS, 0)?;
     }
     if matches!(spec.devices, Devices::Drivers | Devices::Gpu) && spec.kind.image().is_none() {
@@ -156,7 +156,7 @@ pub(super) fn mounts_of(spec: &Spec, opened: &mut Opened) -> io::Result<Vec<(Mou
 
 /// Adds a sandbox's files about its cores and memory to its mounts. A sandbox that sees parts of the host's `/sys` keeps those
 /// instead of a `/sys` of its own.
-pub(super) fn show_view(mounts: &mut Vec<(MountPoint, OwnedFd)>, view: &View) -> io::Result<()> {
+pub(super) fn show_view(mounts: &mut Vec<(MountPoint, OwnedFd)>, view: &ResourceView) -> io::Result<()> {
     let [.., system] = VIEWS;
     let has_system = mounts.iter().any(|(place, _)| Path::new(place.0).starts_with(system.0));
     let files = [view.meminfo(), view.cpuinfo(), view.stat(), view.system()];
@@ -169,7 +169,7 @@ pub(super) fn show_view(mounts: &mut Vec<(MountPoint, OwnedFd)>, view: &View) ->
 }
 
 /// A file of the host for a template, where programs are.
-pub(super) fn adapter(path: &Path, opened: &mut Opened) -> io::Result<OwnedFd> {
+pub(super) fn adapter(path: &Path, opened: &mut OpenedFiles) -> io::Result<OwnedFd> {
     detached(&opened.path_of(path)?, libc::MOUNT_ATTR_NODEV)
 }
 

@@ -16,10 +16,10 @@ use sublet_proto::v1::ColdImports;
 
 use super::cgroups::Cgroup;
 use super::users::User;
-use super::view::View;
-use crate::inside::Report;
+use super::view::ResourceView;
+use crate::inside::SandboxReport;
 use crate::system::map_owners;
-use crate::{Exit, Limits, SandboxError, State, Status};
+use crate::{ProgramEnd, SandboxError, SandboxLimits, SandboxState, SandboxStatus};
 
 /// Maximum time to wait for the end of a killed process.
 const LONGEST_END: Duration = Duration::from_secs(10);
@@ -36,15 +36,15 @@ pub(super) struct Sandbox {
     pidfd: OwnedFd,
     link: OwnedFd,
     memory_bytes: Option<u64>,
-    phase: Phase,
+    phase: SandboxPhase,
     cold_imports: Option<ColdImports>,
     // Resources of the spawner that the sandbox uses while it lives: dropped after it is dead.
     cgroup: Option<Cgroup>,
     users: Vec<User>,
-    view: Option<View>,
+    view: Option<ResourceView>,
 }
 
-enum Phase {
+enum SandboxPhase {
     Created,
     /// The program's process, and a descriptor of it, unless it ended before that could be opened.
     Running {
@@ -53,7 +53,7 @@ enum Phase {
     },
     Stopped {
         pid: Option<u32>,
-        exit: Option<Exit>,
+        exit: Option<ProgramEnd>,
     },
 }
 
@@ -65,7 +65,7 @@ impl Sandbox {
         cgroup: Option<Cgroup>,
         users: Vec<User>,
     ) -> Sandbox {
-        let phase = Phase::Created;
+        let phase = SandboxPhase::Created;
         Sandbox { pid, pidfd, link, memory_bytes: None, phase, cold_imports: None, cgroup, users, view: None }
     }
 
@@ -88,14 +88,17 @@ impl Sandbox {
     }
 
     /// Bounds what its control group bounds.
-    pub(super) fn limit(&mut self, limits: &Limits) -> io::Result<()> {
-        debug_assert!(matches!(self.phase, Phase::Created), "limits come after the program has started");
+    pub(super) fn limit(&mut self, limits: &SandboxLimits) -> io::Result<()> {
+        debug_assert!(
+            matches!(self.phase, SandboxPhase::Created),
+            "limits come after the program has started"
+        );
         self.memory_bytes = limits.memory_bytes;
         self.cgroup.as_ref().map_or(Ok(()), |cgroup| cgroup.limit(limits))
     }
 
     /// Keeps the files about its cores and memory until the sandbox is dropped.
-    pub(super) fn keep(&mut self, view: View) {
+    pub(super) fn keep(&mut self, view: ResourceView) {
         debug_assert!(self.view.is_none(), "a sandbox has two views of its cores and memory");
         self.view = Some(view);
     }
@@ -121,34 +124,36 @@ impl Sandbox {
     /// Records that the program's process exists.
     pub(super) fn set_running(&mut self, pid: u32) {
         debug_assert!(
-            matches!(self.phase, Phase::Created),
+            matches!(self.phase, SandboxPhase::Created),
             "process {pid} starts in a sandbox that has started"
         );
         let number = i32::try_from(pid).ok().and_then(Pid::from_raw);
         let program = number.and_then(|pid| pidfd_open(pid, PidfdFlags::empty()).ok());
-        self.phase = Phase::Running { pid, program };
+        self.phase = SandboxPhase::Running { pid, program };
     }
 
     /// Returns the present state, and records the end of the sandbox.
-    pub(super) fn state(&mut self) -> State {
-        if !matches!(self.phase, Phase::Stopped { .. }) && self.has_ended() {
+    pub(super) fn state(&mut self) -> SandboxState {
+        if !matches!(self.phase, SandboxPhase::Stopped { .. }) && self.has_ended() {
             let (pid, exit) = match &self.phase {
-                Phase::Running { pid, .. } => (Some(*pid), Some(self.exit())),
-                Phase::Created | Phase::Stopped { .. } => (None, None),
+                SandboxPhase::Running { pid, .. } => (Some(*pid), Some(self.exit())),
+                SandboxPhase::Created | SandboxPhase::Stopped { .. } => (None, None),
             };
-            self.phase = Phase::Stopped { pid, exit };
+            self.phase = SandboxPhase::Stopped { pid, exit };
         }
         match self.phase {
-            Phase::Created => State { status: Status::Created, pid: None, exit: None },
-            Phase::Running { pid, .. } => State { status: Status::Running, pid: Some(pid), exit: None },
-            Phase::Stopped { pid, exit } => State { status: Status::Stopped, pid, exit },
+            SandboxPhase::Created => SandboxState { status: SandboxStatus::Created, pid: None, exit: None },
+            SandboxPhase::Running { pid, .. } => {
+                SandboxState { status: SandboxStatus::Running, pid: Some(pid), exit: None }
+            }
+            SandboxPhase::Stopped { pid, exit } => SandboxState { status: SandboxStatus::Stopped, pid, exit },
         }
     }
 
     pub(super) fn kill(&mut self, signal: Signal) -> Result<(), SandboxError> {
         let target = match &self.phase {
-            Phase::Created | Phase::Running { .. } if signal == Signal::KILL => &self.pidfd,
-            Phase::Running { program: Some(program), .. } => program,
+            SandboxPhase::Created | SandboxPhase::Running { .. } if signal == Signal::KILL => &self.pidfd,
+            SandboxPhase::Running { program: Some(program), .. } => program,
             _ => return Ok(()),
         };
         match pidfd_send_signal(target, signal) {
@@ -179,26 +184,29 @@ impl Sandbox {
 
     fn has_program_ended(&self) -> bool {
         match &self.phase {
-            Phase::Running { program, .. } => {
+            SandboxPhase::Running { program, .. } => {
                 program.as_ref().is_none_or(|program| is_readable(program, Duration::ZERO))
             }
-            Phase::Created | Phase::Stopped { .. } => false,
+            SandboxPhase::Created | SandboxPhase::Stopped { .. } => false,
         }
     }
 
     /// Returns the end that the first process has reported last; without a report it was killed.
-    fn exit(&self) -> Exit {
-        let said = std::iter::from_fn(|| Report::receive(self.link(), RecvFlags::DONTWAIT).ok().flatten());
-        let exit = said.fold(Exit::Signal(libc::SIGKILL), |exit, (report, _)| match report {
-            Report::Exited(status) => Exit::Status(status),
-            Report::Killed(signal) => Exit::Signal(signal),
+    fn exit(&self) -> ProgramEnd {
+        let said =
+            std::iter::from_fn(|| SandboxReport::receive(self.link(), RecvFlags::DONTWAIT).ok().flatten());
+        let exit = said.fold(ProgramEnd::Signal(libc::SIGKILL), |exit, (report, _)| match report {
+            SandboxReport::Exited(status) => ProgramEnd::Status(status),
+            SandboxReport::Killed(signal) => ProgramEnd::Signal(signal),
             _ => exit,
         });
         let kills = self.cgroup.as_ref().map_or(0, Cgroup::out_of_memory_kills);
         match (exit, self.memory_bytes) {
             // Shells and OCI runtimes report the death of a killed program with this status.
-            (Exit::Signal(libc::SIGKILL) | Exit::Status(STATUS_OF_KILLED), Some(limit)) if kills > 0 => {
-                Exit::OutOfMemory(limit)
+            (ProgramEnd::Signal(libc::SIGKILL) | ProgramEnd::Status(STATUS_OF_KILLED), Some(limit))
+                if kills > 0 =>
+            {
+                ProgramEnd::OutOfMemory(limit)
             }
             _ => exit,
         }
@@ -207,7 +215,7 @@ impl Sandbox {
 
 impl Drop for Sandbox {
     fn drop(&mut self) {
-        if !matches!(self.phase, Phase::Stopped { .. }) {
+        if !matches!(self.phase, SandboxPhase::Stopped { .. }) {
             self.end();
         }
     }

@@ -11,22 +11,22 @@ use sublet_proto::v1::{
 use super::sandbox::Sandbox;
 use super::{Workshop, birth};
 use crate::wire::{self, decode_spec, encode_answer};
-use crate::{Id, MAX_SANDBOXES, SandboxError, Signal, State, Status};
+use crate::{MAX_SANDBOXES, SandboxError, SandboxId, SandboxState, SandboxStatus, Signal};
 
 /// Sandboxes that are listed at once: their states fit into a packet.
 const LISTED: usize = 512;
 
 /// See the [module](self).
-pub(super) struct Table {
+pub(super) struct SandboxTable {
     /// Dropped, and dead, before what they were made with.
-    entries: BTreeMap<Id, Sandbox>,
+    entries: BTreeMap<SandboxId, Sandbox>,
     created: u64,
     pub(super) workshop: Workshop,
 }
 
-impl Table {
-    pub(super) fn new(workshop: Workshop) -> Table {
-        Table { entries: BTreeMap::new(), created: 0, workshop }
+impl SandboxTable {
+    pub(super) fn new(workshop: Workshop) -> SandboxTable {
+        SandboxTable { entries: BTreeMap::new(), created: 0, workshop }
     }
 
     /// Serves a request. Returns the answers, and a descriptor for each sandbox that was made, in the answers' order.
@@ -38,20 +38,20 @@ impl Table {
         match request.body {
             Some(Body::Create(create)) => self.create(create, fds),
             Some(Body::Start(SandboxIds { ids })) => (self.start(&ids), Vec::new()),
-            Some(Body::State(SandboxIds { ids })) => (self.each(&ids, Table::state), Vec::new()),
+            Some(Body::State(SandboxIds { ids })) => (self.each(&ids, SandboxTable::state), Vec::new()),
             Some(Body::Kill(SandboxKill { ids, signal })) => {
                 (self.each(&ids, |table, id| table.kill(id, signal)), Vec::new())
             }
-            Some(Body::Delete(SandboxIds { ids })) => (self.each(&ids, Table::delete), Vec::new()),
+            Some(Body::Delete(SandboxIds { ids })) => (self.each(&ids, SandboxTable::delete), Vec::new()),
             Some(Body::List(SandboxList { from })) => (self.list(from), Vec::new()),
             None => (Vec::new(), Vec::new()),
         }
     }
 
     fn list(&mut self, from: u64) -> Vec<SandboxAnswer> {
-        let ids: Vec<_> = self.entries.range(Id(from)..).take(LISTED).map(|(id, _)| id.0).collect();
+        let ids: Vec<_> = self.entries.range(SandboxId(from)..).take(LISTED).map(|(id, _)| id.0).collect();
         debug_assert!(self.entries.len() <= MAX_SANDBOXES, "{} sandboxes", self.entries.len());
-        self.each(&ids, Table::state)
+        self.each(&ids, SandboxTable::state)
     }
 
     fn create(
@@ -89,11 +89,13 @@ impl Table {
         debug_assert!(
             answers
                 .iter()
-                .all(|answer| answer.failure.is_some() != self.entries.contains_key(&Id(answer.id))),
+                .all(|answer| answer.failure.is_some() != self.entries.contains_key(&SandboxId(answer.id))),
             "a sandbox that failed is kept, or another one is not: {answers:?}"
         );
-        let fds =
-            answers.iter().filter_map(|answer| Some(self.entries.get(&Id(answer.id))?.pidfd())).collect();
+        let fds = answers
+            .iter()
+            .filter_map(|answer| Some(self.entries.get(&SandboxId(answer.id))?.pidfd()))
+            .collect();
         (answers, fds)
     }
 
@@ -102,8 +104,8 @@ impl Table {
         spec: SandboxSpec,
         control: Option<OwnedFd>,
         log: Option<OwnedFd>,
-    ) -> (Id, Result<(), SandboxError>) {
-        let id = Id(self.created);
+    ) -> (SandboxId, Result<(), SandboxError>) {
+        let id = SandboxId(self.created);
         self.created += 1;
         debug_assert!(self.entries.range(id..).next().is_none(), "sandbox {id:?} is there before it is made");
         let begun = if self.entries.len() < MAX_SANDBOXES {
@@ -117,10 +119,10 @@ impl Table {
     /// Takes all one step further. Those that fail are gone.
     fn go_on(
         &mut self,
-        sandboxes: Vec<(Id, Result<(), SandboxError>)>,
+        sandboxes: Vec<(SandboxId, Result<(), SandboxError>)>,
         mut step: impl FnMut(&mut Sandbox) -> Result<(), SandboxError>,
-    ) -> Vec<(Id, Result<(), SandboxError>)> {
-        let mut next = |(id, outcome): (Id, Result<(), SandboxError>)| {
+    ) -> Vec<(SandboxId, Result<(), SandboxError>)> {
+        let mut next = |(id, outcome): (SandboxId, Result<(), SandboxError>)| {
             let outcome = outcome.and_then(|()| step(self.get(id)?));
             if outcome.is_err() {
                 self.entries.remove(&id);
@@ -134,9 +136,9 @@ impl Table {
         let ordered: Vec<_> = ids
             .iter()
             .map(|&id| {
-                let id = Id(id);
+                let id = SandboxId(id);
                 let ordered = self.get(id).and_then(|sandbox| match sandbox.state().status {
-                    Status::Created => birth::order_start(sandbox),
+                    SandboxStatus::Created => birth::order_start(sandbox),
                     status => Err(SandboxError::WrongStatus { id, status, verb: "start" }),
                 });
                 (id, ordered)
@@ -157,16 +159,16 @@ impl Table {
     fn each(
         &mut self,
         ids: &[u64],
-        verb: impl Fn(&mut Table, Id) -> Result<State, SandboxError>,
+        verb: impl Fn(&mut SandboxTable, SandboxId) -> Result<SandboxState, SandboxError>,
     ) -> Vec<SandboxAnswer> {
-        ids.iter().map(|&id| encode_answer(Id(id), verb(self, Id(id)))).collect()
+        ids.iter().map(|&id| encode_answer(SandboxId(id), verb(self, SandboxId(id)))).collect()
     }
 
-    fn state(&mut self, id: Id) -> Result<State, SandboxError> {
+    fn state(&mut self, id: SandboxId) -> Result<SandboxState, SandboxError> {
         Ok(self.get(id)?.state())
     }
 
-    fn kill(&mut self, id: Id, signal: i32) -> Result<State, SandboxError> {
+    fn kill(&mut self, id: SandboxId, signal: i32) -> Result<SandboxState, SandboxError> {
         let sandbox = self.get(id)?;
         let named = Signal::from_named_raw(signal);
         let signal =
@@ -175,9 +177,9 @@ impl Table {
         Ok(sandbox.state())
     }
 
-    fn delete(&mut self, id: Id) -> Result<State, SandboxError> {
+    fn delete(&mut self, id: SandboxId) -> Result<SandboxState, SandboxError> {
         let state = self.state(id)?;
-        if state.status == Status::Running {
+        if state.status == SandboxStatus::Running {
             return Err(SandboxError::WrongStatus { id, status: state.status, verb: "delete" });
         }
         let removed = self.entries.remove(&id);
@@ -185,7 +187,7 @@ impl Table {
         Ok(state)
     }
 
-    fn get(&mut self, id: Id) -> Result<&mut Sandbox, SandboxError> {
+    fn get(&mut self, id: SandboxId) -> Result<&mut Sandbox, SandboxError> {
         self.entries.get_mut(&id).ok_or(SandboxError::Unknown(id))
     }
 }
@@ -193,5 +195,5 @@ impl Table {
 /// The answers of a spawner that can make no sandboxes.
 pub(super) fn refuse(request: &SandboxRequest, error: &SandboxError) -> Vec<SandboxAnswer> {
     let each = wire::each(wire::count(request), error).into_iter();
-    each.map(|refusal| encode_answer(Id(0), refusal)).collect()
+    each.map(|refusal| encode_answer(SandboxId(0), refusal)).collect()
 }

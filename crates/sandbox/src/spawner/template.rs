@@ -15,10 +15,10 @@ use sublet_proto::v1::{ColdImports, TemplateFork, TemplateState};
 
 use super::cgroups::Cgroup;
 use super::users::User;
-use super::{Means, birth, root};
+use super::{SpawnMeans, birth, root};
 use crate::inside::template::{Seed, run};
 use crate::system::{Clone, Fork, clone};
-use crate::{Limits, Template, wire};
+use crate::{SandboxLimits, Template, wire};
 
 /// Memory limit of a template and its modules, in bytes: it belongs to no tenant, but tenants name the modules.
 pub(super) const MEMORY_BYTES: u64 = 4 << 30;
@@ -29,7 +29,7 @@ const MAX_TOLD_CHARS: usize = 256;
 const NAMESPACES: i32 = libc::CLONE_NEWNS | libc::CLONE_NEWNET | libc::CLONE_NEWIPC | libc::CLONE_NEWUTS;
 
 /// A template. Killed when it is dropped; its copies continue to run.
-pub(super) struct Warm {
+pub(super) struct TemplateProcess {
     pidfd: OwnedFd,
     socket: OwnedFd,
     /// Output until it is warm. Tenants choose the modules, so the output never goes to the operator's log unchanged.
@@ -49,9 +49,9 @@ enum State {
     Ready(u32),
 }
 
-impl Warm {
+impl TemplateProcess {
     /// Starts a template, without waiting for it.
-    pub(super) fn start(means: &mut Means, template: &Template) -> io::Result<Warm> {
+    pub(super) fn start(means: &mut SpawnMeans, template: &Template) -> io::Result<TemplateProcess> {
         let (socket, theirs) = birth::link()?;
         let adapter = root::adapter(&template.adapter, &mut means.opened)?;
         let output = memfd_create("sublet-template-output", MemfdFlags::CLOEXEC)?;
@@ -64,7 +64,7 @@ impl Warm {
             Fork::Parent(pid, pidfd) => (pid, pidfd),
         };
         let (state, refusal) = (State::Starting, None);
-        let warm = Warm { pidfd, socket, printed, state, refusal, _cgroup: cgroup, _users: users };
+        let warm = TemplateProcess { pidfd, socket, printed, state, refusal, _cgroup: cgroup, _users: users };
         if let Some(cgroup) = &warm._cgroup {
             cgroup.limit(&limits())?;
             cgroup.adopt(pid)?;
@@ -146,7 +146,7 @@ impl Warm {
     }
 }
 
-impl Drop for Warm {
+impl Drop for TemplateProcess {
     fn drop(&mut self) {
         // An error cannot be reported any more; only the kernel can end a process that cannot be killed.
         let _ = pidfd_send_signal(&self.pidfd, Signal::KILL);
@@ -160,9 +160,15 @@ fn bounded(cold: ColdImports) -> ColdImports {
     ColdImports { module: text(&cold.module), reason: text(&cold.reason), import_ms: cold.import_ms }
 }
 
-fn limits() -> Limits {
+fn limits() -> SandboxLimits {
     let memory_bytes = Some(MEMORY_BYTES);
-    Limits { cores: Vec::new(), memory_bytes, shown_memory_bytes: None, processes: None, scratch_bytes: 0 }
+    SandboxLimits {
+        cores: Vec::new(),
+        memory_bytes,
+        shown_memory_bytes: None,
+        processes: None,
+        scratch_bytes: 0,
+    }
 }
 
 /// The number that a process has here, which may have ended but was not waited for.

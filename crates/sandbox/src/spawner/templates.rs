@@ -12,9 +12,9 @@ use std::time::{Duration, Instant};
 use sublet_proto::v1::ColdImports;
 
 use super::sandbox::Sandbox;
-use super::template::Warm;
-use super::{Means, birth};
-use crate::{SandboxError, Status, Template};
+use super::template::TemplateProcess;
+use super::{SpawnMeans, birth};
+use crate::{SandboxError, SandboxStatus, Template};
 
 /// Maximum number of templates with modules, and of interpreters.
 const MAX_WARM: usize = 4;
@@ -32,15 +32,15 @@ const PAUSE: Duration = Duration::from_secs(60);
 /// See the [module](self).
 #[derive(Default)]
 pub(super) struct Templates {
-    known: BTreeMap<Template, Known>,
+    known: BTreeMap<Template, RequestedTemplate>,
 }
 
 /// A template that was requested.
-struct Known {
+struct RequestedTemplate {
     heat: Heat,
     /// Copies that wait for their plans. They are dropped, and dead, before the template.
     ready: Vec<Sandbox>,
-    warm: Option<Warm>,
+    warm: Option<TemplateProcess>,
     failed: Option<Instant>,
     /// Reason why its modules could not be kept warm in the last attempt.
     cold_imports: Option<ColdImports>,
@@ -67,7 +67,11 @@ impl Heat {
 
 impl Templates {
     /// A first process that is a copy of this template, or of one without modules, which then knows why if that is known.
-    pub(super) fn take(&mut self, means: &mut Means, wanted: &Template) -> Result<Sandbox, SandboxError> {
+    pub(super) fn take(
+        &mut self,
+        means: &mut SpawnMeans,
+        wanted: &Template,
+    ) -> Result<Sandbox, SandboxError> {
         let now = Instant::now();
         self.note(wanted, now);
         if !wanted.imports.is_empty() {
@@ -89,7 +93,7 @@ impl Templates {
     }
 
     /// Makes one copy of a template that has fewer than wanted ready; says whether it did.
-    pub(super) fn make_ready(&mut self, means: &mut Means) -> bool {
+    pub(super) fn make_ready(&mut self, means: &mut SpawnMeans) -> bool {
         for (template, known) in &mut self.known {
             if known.ready.len() < READY && known.look(template) {
                 let made = known.warm.as_mut().map(|warm| birth::copy(means, warm));
@@ -117,7 +121,8 @@ impl Templates {
                 cold.map(|cold| self.known.remove(&cold));
             }
             let heat = Heat { count: 0.0, at: now };
-            let known = Known { heat, ready: Vec::new(), warm: None, failed: None, cold_imports: None };
+            let known =
+                RequestedTemplate { heat, ready: Vec::new(), warm: None, failed: None, cold_imports: None };
             self.known.insert(template.clone(), known);
             debug_assert!(self.known.len() <= MAX_KNOWN, "{} templates are remembered", self.known.len());
         }
@@ -130,21 +135,22 @@ impl Templates {
     /// waits for it.
     fn copy(
         &mut self,
-        means: &mut Means,
+        means: &mut SpawnMeans,
         template: &Template,
         is_needed: bool,
     ) -> Result<Option<Sandbox>, SandboxError> {
         let Some(known) = self.known.get_mut(template) else { return Ok(None) };
         while let Some(mut sandbox) = known.ready.pop() {
             // It may have been killed meanwhile.
-            if sandbox.state().status == Status::Created {
+            if sandbox.state().status == SandboxStatus::Created {
                 return Ok(Some(sandbox));
             }
         }
         // A template that has died is started once more.
         for _ in 0..if is_needed { 2 } else { 1 } {
             if is_needed && known.warm.is_none() {
-                let started = Warm::start(means, template).map_err(|error| failed(template, error));
+                let started =
+                    TemplateProcess::start(means, template).map_err(|error| failed(template, error));
                 known.warm = Some(started?);
             }
             let Some(warm) = &mut known.warm else { return Ok(None) };
@@ -161,7 +167,7 @@ impl Templates {
         Ok(None)
     }
 
-    fn start_if_worthwhile(&mut self, means: &mut Means, wanted: &Template, now: Instant) {
+    fn start_if_worthwhile(&mut self, means: &mut SpawnMeans, wanted: &Template, now: Instant) {
         let Some(known) = self.known.get(wanted) else { return };
         let is_resting = known.failed.is_some_and(|failed| now.saturating_duration_since(failed) < PAUSE);
         let heat = known.heat.now(now);
@@ -181,7 +187,7 @@ impl Templates {
         }
         let Some(known) = self.known.get_mut(wanted) else { return };
         debug_assert!(known.warm.is_none(), "a template of {:?} is started twice", wanted.interpreter);
-        match Warm::start(means, wanted) {
+        match TemplateProcess::start(means, wanted) {
             Ok(warm) => known.warm = Some(warm),
             Err(error) => known.give_up(wanted, &failed(wanted, error)),
         }
@@ -190,14 +196,14 @@ impl Templates {
     /// The one with the least heat; of those that are warm, if any is.
     fn coldest(&self, now: Instant, counts: impl Fn(&Template) -> bool) -> Option<&Template> {
         let counted = || self.known.iter().filter(|(template, _)| counts(template));
-        let order = |known: &Known| (known.warm.is_none(), known.heat.now(now));
+        let order = |known: &RequestedTemplate| (known.warm.is_none(), known.heat.now(now));
         counted()
             .min_by(|(_, a), (_, b)| order(a).partial_cmp(&order(b)).unwrap_or(std::cmp::Ordering::Equal))
             .map(|(template, _)| template)
     }
 }
 
-impl Known {
+impl RequestedTemplate {
     /// Whether it can be forked; takes note if it never can.
     fn look(&mut self, template: &Template) -> bool {
         match self.warm.as_mut().map(|warm| warm.is_ready(false)) {

@@ -27,7 +27,7 @@ const SPAWNERS: u32 = 1 << 14;
 
 const _: () = assert!((u32::MAX - FIRST) / SPAWNERS >= USERS, "a spawner's users are no valid numbers");
 
-pub(super) struct Users {
+pub(super) struct UserRange {
     /// The first of this spawner's, if it may be others than itself.
     first: Option<u32>,
     taken: Rc<RefCell<BTreeSet<u32>>>,
@@ -55,9 +55,9 @@ impl Drop for User {
     }
 }
 
-impl Users {
+impl UserRange {
     /// Enters a namespace in which this process has all rights, unless it has them already.
-    pub(super) fn enter() -> io::Result<Users> {
+    pub(super) fn enter() -> io::Result<UserRange> {
         // The spawner maps the users of a sandbox by the number of its process in `/proc`.
         let own_number = std::process::id().to_string();
         if fs::read_link("/proc/self").ok().is_none_or(|link| link != Path::new(&own_number)) {
@@ -73,7 +73,7 @@ impl Users {
         let maps = fs::read_to_string("/proc/self/uid_map")? + &fs::read_to_string("/proc/self/gid_map")?;
         let may_map = is_privileged && maps.lines().all(|line| is_mapped(line, first));
         let leave_groups = fs::read_to_string("/proc/self/setgroups")?.trim() == "allow";
-        Ok(Users { first: may_map.then_some(first), taken: Rc::default(), own, leave_groups })
+        Ok(UserRange { first: may_map.then_some(first), taken: Rc::default(), own, leave_groups })
     }
 
     /// Whether sandboxes can leave the groups of the spawner's user: not if it had to enter a namespace by itself.

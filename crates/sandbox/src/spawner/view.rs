@@ -67,15 +67,15 @@ const SYSTEM: [&str; 3] = [
 pub(super) struct Views {
     /// Root of the file system that has the files. No path leads there.
     folder: Rc<File>,
-    machine: Machine,
+    machine: MachineFacts,
     /// Number of folders made so far.
     made: u64,
-    by_cores: BTreeMap<Vec<u32>, Rc<Rendered>>,
-    by_memory: BTreeMap<u64, Rc<Rendered>>,
+    by_cores: BTreeMap<Vec<u32>, Rc<RenderedFolder>>,
+    by_memory: BTreeMap<u64, Rc<RenderedFolder>>,
 }
 
 /// Properties of the machine that do not change.
-struct Machine {
+struct MachineFacts {
     cpuinfo: String,
     /// Cores on which the spawner may run.
     cores: Vec<u32>,
@@ -85,19 +85,19 @@ struct Machine {
 }
 
 /// A folder of files. Removed when neither the tables nor a sandbox use it.
-pub(super) struct Rendered {
+pub(super) struct RenderedFolder {
     /// Root of the file system in which the folder is.
     above: Rc<File>,
     number: u64,
 }
 
-impl Rendered {
+impl RenderedFolder {
     fn path(&self) -> PathBuf {
         PathBuf::from(format!("/proc/self/fd/{}/{}", self.above.as_raw_fd(), self.number))
     }
 }
 
-impl Drop for Rendered {
+impl Drop for RenderedFolder {
     fn drop(&mut self) {
         // If this fails the folder takes memory of the spawner, which SIZE bounds.
         let _ = fs::remove_dir_all(self.path());
@@ -105,12 +105,12 @@ impl Drop for Rendered {
 }
 
 /// Files about the cores and the memory of one sandbox.
-pub(super) struct View {
-    cores: Rc<Rendered>,
-    memory: Rc<Rendered>,
+pub(super) struct ResourceView {
+    cores: Rc<RenderedFolder>,
+    memory: Rc<RenderedFolder>,
 }
 
-impl View {
+impl ResourceView {
     pub(super) fn meminfo(&self) -> PathBuf {
         self.memory.path().join("meminfo")
     }
@@ -134,7 +134,7 @@ impl Views {
         mount("tmpfs", folder, "tmpfs", MountFlags::NOSUID | MountFlags::NODEV, Some(SIZE))?;
         Ok(Views {
             folder: Rc::new(File::open(folder)?),
-            machine: Machine::look()?,
+            machine: MachineFacts::look()?,
             made: 0,
             by_cores: BTreeMap::new(),
             by_memory: BTreeMap::new(),
@@ -142,7 +142,7 @@ impl Views {
     }
 
     /// Files for a sandbox with these cores and this much memory. No cores: all of the spawner's. No size: the machine's memory.
-    pub(super) fn of(&mut self, cores: &[u32], memory_bytes: Option<u64>) -> io::Result<View> {
+    pub(super) fn of(&mut self, cores: &[u32], memory_bytes: Option<u64>) -> io::Result<ResourceView> {
         let cores = if cores.is_empty() { self.machine.cores.clone() } else { cores.to_vec() };
         let memory_bytes = memory_bytes.unwrap_or(self.machine.memory_bytes);
         let by_cores = match self.by_cores.get(&cores) {
@@ -161,12 +161,15 @@ impl Views {
                 keep(&mut self.by_memory, memory_bytes, rendered)
             }
         };
-        Ok(View { cores: by_cores, memory: by_memory })
+        Ok(ResourceView { cores: by_cores, memory: by_memory })
     }
 
-    fn folder(&mut self, write: impl FnOnce(&Path, &Machine) -> io::Result<()>) -> io::Result<Rendered> {
+    fn folder(
+        &mut self,
+        write: impl FnOnce(&Path, &MachineFacts) -> io::Result<()>,
+    ) -> io::Result<RenderedFolder> {
         self.made += 1;
-        let rendered = Rendered { above: self.folder.clone(), number: self.made };
+        let rendered = RenderedFolder { above: self.folder.clone(), number: self.made };
         make_folder(&rendered.path())?;
         write(&rendered.path(), &self.machine)?;
         Ok(rendered)
@@ -187,7 +190,11 @@ impl Views {
 }
 
 /// Adds a folder to a table, for later sandboxes with the same key.
-fn keep<K: Ord>(kept: &mut BTreeMap<K, Rc<Rendered>>, key: K, rendered: Rendered) -> Rc<Rendered> {
+fn keep<K: Ord>(
+    kept: &mut BTreeMap<K, Rc<RenderedFolder>>,
+    key: K,
+    rendered: RenderedFolder,
+) -> Rc<RenderedFolder> {
     if kept.len() >= MAX_KEPT {
         kept.clear();
     }
@@ -196,8 +203,8 @@ fn keep<K: Ord>(kept: &mut BTreeMap<K, Rc<Rendered>>, key: K, rendered: Rendered
     rendered
 }
 
-impl Machine {
-    fn look() -> io::Result<Machine> {
+impl MachineFacts {
+    fn look() -> io::Result<MachineFacts> {
         let field = |file: &str, name: &str| -> Option<u64> {
             let text = fs::read_to_string(file).ok()?;
             let value = text.lines().find_map(|line| line.strip_prefix(name))?;
@@ -205,7 +212,7 @@ impl Machine {
         };
         let allowed = rustix::thread::sched_getaffinity(None)?;
         let cores = (0..).zip(0..rustix::thread::CpuSet::MAX_CPU).filter(|&(_, core)| allowed.is_set(core));
-        Ok(Machine {
+        Ok(MachineFacts {
             cpuinfo: fs::read_to_string("/proc/cpuinfo").unwrap_or_default(),
             cores: cores.map(|(number, _)| number).collect(),
             memory_bytes: field("/proc/meminfo", "MemTotal:").map_or(0, |size| size.saturating_mul(1024)),
@@ -323,7 +330,7 @@ mod tests {
         let above = Rc::new(File::open(folder.path()).unwrap());
         let mut kept = BTreeMap::new();
         let mut keep_one = |number| {
-            let rendered = Rendered { above: above.clone(), number };
+            let rendered = RenderedFolder { above: above.clone(), number };
             make_folder(&rendered.path()).unwrap();
             keep(&mut kept, number, rendered)
         };

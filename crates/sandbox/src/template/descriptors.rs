@@ -18,13 +18,13 @@ pub(super) struct Descriptors {
     events: Vec<RawFd>,
     polls: Vec<RawFd>,
     nulls: Vec<RawFd>,
-    pipes: Vec<Pipe>,
+    pipes: Vec<OpenPipe>,
     libraries: Vec<RawFd>,
 }
 
 /// A pipe of which both ends are here, or one.
 #[derive(Debug, Default)]
-struct Pipe {
+struct OpenPipe {
     name: String,
     reading: Vec<RawFd>,
     writing: Vec<RawFd>,
@@ -65,7 +65,7 @@ impl Descriptors {
         let known = self.pipes.iter().position(|pipe| pipe.name == name);
         let at = known.unwrap_or(self.pipes.len());
         if known.is_none() {
-            self.pipes.push(Pipe { name: name.to_owned(), ..Pipe::default() });
+            self.pipes.push(OpenPipe { name: name.to_owned(), ..OpenPipe::default() });
         }
         let ends = match system::status_flags(number)? & OFlags::ACCMODE {
             OFlags::WRONLY => &mut self.pipes[at].writing,

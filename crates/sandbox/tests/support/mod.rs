@@ -15,8 +15,9 @@ use std::time::Duration;
 use rustix::event::{PollFd, PollFlags, poll};
 use rustix::time::Timespec;
 use sublet_sandbox::{
-    Devices, Exit, Finding, Image, Interpreter, Kind, Language, Limits, Made, Network, Program, Sandboxes,
-    Signal, Spec, State, Strength, Template, USER, strengths,
+    Devices, Finding, Interpreter, IsolationKind, Language, NetworkAccess, NewSandbox, ProgramEnd, RootImage,
+    SandboxLimits, SandboxProgram, SandboxState, Sandboxes, Signal, Spec, Strength, Template, USER,
+    strengths,
 };
 use tempfile::TempDir;
 
@@ -50,47 +51,47 @@ macro_rules! for_every_kind {
 }
 
 /// The spawner of one test, with a folder.
-pub struct House {
+pub struct SandboxFixture {
     sort: Sort,
     pub sandboxes: Sandboxes,
     pub folder: TempDir,
 }
 
 /// A sandbox that was started, and the outside of its control socket.
-pub struct Tenant {
-    pub made: Made,
+pub struct StartedSandbox {
+    pub made: NewSandbox,
     pub outside: UnixStream,
 }
 
-impl House {
+impl SandboxFixture {
     /// Starts a spawner for sandboxes of a kind.
-    pub fn open(sort: Sort) -> House {
-        House::open_with(sort, Path::new(SPAWNER))
+    pub fn open(sort: Sort) -> SandboxFixture {
+        SandboxFixture::open_with(sort, Path::new(SPAWNER))
     }
 
     /// Starts a spawner whose sandboxes also see these paths of the host.
-    pub fn showing(sort: Sort, shown: &[PathBuf]) -> House {
-        House::made_by(sort, Path::new(SPAWNER), shown)
+    pub fn showing(sort: Sort, shown: &[PathBuf]) -> SandboxFixture {
+        SandboxFixture::made_by(sort, Path::new(SPAWNER), shown)
     }
 
-    /// Opens a house like [`House::open`], with another program as the spawner.
-    pub fn open_with(sort: Sort, spawner: &Path) -> House {
+    /// Opens a house like [`SandboxFixture::open`], with another program as the spawner.
+    pub fn open_with(sort: Sort, spawner: &Path) -> SandboxFixture {
         let mut shown = Vec::new();
         if sort == Sort::Template {
             shown.extend_from_slice(&python().shown);
             shown.push(library().to_owned());
         }
-        House::made_by(sort, spawner, &shown)
+        SandboxFixture::made_by(sort, spawner, &shown)
     }
 
-    fn made_by(sort: Sort, spawner: &Path, shown: &[PathBuf]) -> House {
+    fn made_by(sort: Sort, spawner: &Path, shown: &[PathBuf]) -> SandboxFixture {
         let folder = tempfile::tempdir().unwrap();
         // The mode of an agent's folder.
         fs::set_permissions(folder.path(), fs::Permissions::from_mode(0o700)).unwrap();
         let root = folder.path().join("root");
         fs::create_dir(&root).unwrap();
         let sandboxes = Sandboxes::open(spawner, &root, shown).unwrap();
-        House { sort, sandboxes, folder }
+        SandboxFixture { sort, sandboxes, folder }
     }
 
     /// Returns a specification of the probe with these arguments, and the outside of its control socket.
@@ -104,22 +105,22 @@ impl House {
 
     /// Starts the probe with these arguments.
     #[track_caller]
-    pub fn start(&self, words: &[&str]) -> Tenant {
+    pub fn start(&self, words: &[&str]) -> StartedSandbox {
         self.start_with(words, |_| {})
     }
 
-    /// Starts a sandbox like [`House::start`], with a changed specification.
+    /// Starts a sandbox like [`SandboxFixture::start`], with a changed specification.
     #[track_caller]
-    pub fn start_with(&self, words: &[&str], change: impl FnOnce(&mut Spec)) -> Tenant {
+    pub fn start_with(&self, words: &[&str], change: impl FnOnce(&mut Spec)) -> StartedSandbox {
         let (mut spec, outside) = self.probe(words);
         change(&mut spec);
         let made = self.sandboxes.launch(vec![spec]).remove(0).unwrap_or_else(|error| panic!("{error}"));
-        Tenant { made, outside }
+        StartedSandbox { made, outside }
     }
 
     /// Waits for the end of a sandbox.
     #[track_caller]
-    pub fn wait(&self, made: &Made) -> State {
+    pub fn wait(&self, made: &NewSandbox) -> SandboxState {
         let patience = Timespec::try_from(PATIENCE).unwrap();
         let ready = poll(&mut [PollFd::new(&made.ended, PollFlags::IN)], Some(&patience)).unwrap();
         assert_eq!(ready, 1, "the sandbox does not end");
@@ -128,24 +129,24 @@ impl House {
 
     /// Runs the probe with these arguments, and returns its output and its exit status.
     #[track_caller]
-    pub fn run(&self, words: &[&str]) -> (String, Exit) {
+    pub fn run(&self, words: &[&str]) -> (String, ProgramEnd) {
         self.run_with(words, |_| {})
     }
 
-    /// Runs the probe like [`House::run`], with a changed specification.
+    /// Runs the probe like [`SandboxFixture::run`], with a changed specification.
     #[track_caller]
-    pub fn run_with(&self, words: &[&str], change: impl FnOnce(&mut Spec)) -> (String, Exit) {
+    pub fn run_with(&self, words: &[&str], change: impl FnOnce(&mut Spec)) -> (String, ProgramEnd) {
         let mut tenant = self.start_with(words, change);
         let said = tenant.read_all();
         (said, self.wait(&tenant.made).exit.unwrap())
     }
 
-    pub fn kill(&self, tenant: &Tenant, signal: Signal) {
+    pub fn kill(&self, tenant: &StartedSandbox, signal: Signal) {
         self.sandboxes.kill(&[tenant.made.id], signal).remove(0).unwrap();
     }
 }
 
-impl Tenant {
+impl StartedSandbox {
     /// Reads the output until no process in the sandbox has the socket any more.
     pub fn read_all(&mut self) -> String {
         self.outside.set_read_timeout(Some(PATIENCE)).unwrap();
@@ -169,16 +170,16 @@ impl Tenant {
 pub fn probe(words: &[&str]) -> (Spec, UnixStream) {
     let (outside, inside) = UnixStream::pair().unwrap();
     let spec = Spec {
-        kind: Kind::Process,
-        program: Program::Outside(program().to_owned()),
+        kind: IsolationKind::Process,
+        program: SandboxProgram::Outside(program().to_owned()),
         args: words.iter().map(Into::into).collect(),
         env: vec![("GIVEN".into(), "yes".into())],
         folder: None,
         control: OwnedFd::from(inside),
         log: None,
-        network: Network::None,
+        network: NetworkAccess::None,
         devices: Devices::None,
-        limits: Limits {
+        limits: SandboxLimits {
             cores: Vec::new(),
             memory_bytes: Some(64 * MIB),
             shown_memory_bytes: None,
@@ -192,8 +193,8 @@ pub fn probe(words: &[&str]) -> (Spec, UnixStream) {
 /// Returns a specification like [`probe`], in a container whose image has the probe.
 pub fn contained_probe(words: &[&str]) -> (Spec, UnixStream) {
     let (mut spec, outside) = probe(words);
-    spec.kind = Kind::Container(Image { layers: image().to_vec(), working_folder: "/".into() });
-    spec.program = Program::Inside("/bin/probe".into());
+    spec.kind = IsolationKind::Container(RootImage { layers: image().to_vec(), working_folder: "/".into() });
+    spec.program = SandboxProgram::Inside("/bin/probe".into());
     (spec, outside)
 }
 
@@ -208,8 +209,8 @@ pub fn copied_probe(words: &[&str]) -> (Spec, UnixStream) {
         (path, folder)
     });
     let (mut spec, outside) = probe(words);
-    spec.kind = Kind::Template(template(&[]));
-    spec.program = Program::Outside(source.clone());
+    spec.kind = IsolationKind::Template(template(&[]));
+    spec.program = SandboxProgram::Outside(source.clone());
     (spec, outside)
 }
 

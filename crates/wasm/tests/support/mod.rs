@@ -11,7 +11,7 @@ use std::process::Command;
 use sublet_proto::package::{self, MANIFEST_FILE};
 use sublet_proto::v1::{FunctionInfo, PackageBuild, PackageFile, PackageInfo};
 use sublet_proto::{Code, Error};
-use sublet_runtime::worker::engine::{Caller, Engine, Input, Load, Output};
+use sublet_runtime::worker::engine::{CallInput, CallOutput, Engine, EngineLoad, FunctionCaller};
 use sublet_wasm::{WasmCaller, WasmEngine};
 
 pub const MIB: u64 = 1 << 20;
@@ -70,7 +70,7 @@ fn load_unchecked(module: &[u8], manifest: &str, package: &PackageInfo) -> Resul
     let folder = tempfile::tempdir().unwrap();
     fs::write(folder.path().join("m.wasm"), module).unwrap();
     fs::write(folder.path().join(MANIFEST_FILE), manifest).unwrap();
-    let load = Load { folder: folder.path(), package, build: 0, workers: 1, memory_bytes: LEASE_BYTES };
+    let load = EngineLoad { folder: folder.path(), package, build: 0, workers: 1, memory_bytes: LEASE_BYTES };
     let engine = WasmEngine::load(&load)?;
     Ok(LoadedModule {
         engine,
@@ -107,7 +107,7 @@ impl Thread<'_> {
     pub fn call(&mut self, name: &str, input: &[u8], capacity: usize) -> Result<Vec<u8>, (Code, String)> {
         let index = self.names.iter().position(|known| known == name).expect("the module has the function");
         let mut output = vec![0; capacity];
-        let called = self.caller.call(index as u16, Input::of(input), Output::of(&mut output));
+        let called = self.caller.call(index as u16, CallInput::of(input), CallOutput::of(&mut output));
         let said = String::from_utf8_lossy(self.caller.message()).into_owned();
         self.caller.rest();
         let written = called.map_err(|code| (code, said))?;

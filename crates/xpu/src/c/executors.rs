@@ -11,17 +11,17 @@ use crate::wire::DESCRIPTORS;
 use crate::{Chain, Executor, process};
 
 /// Executors or chains that a process has started, by the numbers of the descriptors of their answers.
-struct Started<T> {
+struct StartedTable<T> {
     what: &'static str,
     all: [Mutex<Option<T>>; DESCRIPTORS as usize],
 }
 
-static EXECUTORS: Started<Executor> = Started::new("executor");
-static CHAINS: Started<Chain> = Started::new("chain");
+static EXECUTORS: StartedTable<Executor> = StartedTable::new("executor");
+static CHAINS: StartedTable<Chain> = StartedTable::new("chain");
 
-impl<T> Started<T> {
-    const fn new(what: &'static str) -> Started<T> {
-        Started { what, all: [const { Mutex::new(None) }; DESCRIPTORS as usize] }
+impl<T> StartedTable<T> {
+    const fn new(what: &'static str) -> StartedTable<T> {
+        StartedTable { what, all: [const { Mutex::new(None) }; DESCRIPTORS as usize] }
     }
 
     fn at(&self, number: u32) -> Result<MutexGuard<'_, Option<T>>, Error> {

@@ -13,13 +13,13 @@ use std::sync::{Arc, Weak};
 
 use rustix::event::{EventfdFlags, eventfd};
 use sublet_fabric::bell::Bell;
-use sublet_fabric::exposed::{Exposed, RemoteRegion};
+use sublet_fabric::exposed::{ExposedMemory, RemoteRegion};
 use sublet_fabric::line::Turn;
 use sublet_fabric::region::{Region, punch_hole, take_pages};
 use sublet_fabric::sync::{Mutex, lock};
-use sublet_fabric::tcp::{self, Stream};
+use sublet_fabric::tcp::{self, ByteStream};
 use sublet_fabric::tls::Identity;
-use sublet_fabric::window::{Address, LineAddress, Window};
+use sublet_fabric::window::{LineAddress, RegionAddress, Window};
 use sublet_fabric::{Endpoint, FabricError, shm};
 use sublet_proto::v1::{FifoAcross, FifoJoined};
 use sublet_proto::{Code, Error};
@@ -33,7 +33,7 @@ pub const BACK: u32 = 1;
 const NUMBERS: u32 = 2;
 
 /// An end of a FIFO's connection.
-pub(crate) struct End {
+pub(crate) struct FifoEnd {
     endpoint: Arc<Endpoint>,
     /// Number under which both ends have lent the regions of this FIFO.
     number: u32,
@@ -44,7 +44,7 @@ pub(crate) struct End {
 }
 
 /// State of a connection that a FIFO of the other direction can share.
-struct Spare {
+struct SpareConnection {
     endpoint: Weak<Endpoint>,
     region: Arc<Region>,
     shape: FifoShape,
@@ -52,11 +52,11 @@ struct Spare {
 
 /// The spare connections of a process, by FIFO and connection.
 #[derive(Default)]
-pub(crate) struct Spares(Mutex<HashMap<(u64, u32), Spare>>);
+pub(crate) struct Spares(Mutex<HashMap<(u64, u32), SpareConnection>>);
 
 /// An end of a FIFO.
 #[derive(Clone, Copy, PartialEq, Eq)]
-enum Side {
+enum FifoSide {
     Reader,
     Writer,
 }
@@ -68,12 +68,12 @@ impl Spares {
         joined: &FifoJoined,
         fds: Vec<OwnedFd>,
         expected: FifoShape,
-    ) -> Result<End, Error> {
+    ) -> Result<FifoEnd, Error> {
         if shape(joined.lines, joined.slot_bytes)? != expected {
             return Err(out_of_turn());
         }
         let end = match &joined.across {
-            Some(across) => self.across((joined, across), fds, Side::Reader, expected)?,
+            Some(across) => self.across((joined, across), fds, FifoSide::Reader, expected)?,
             None => {
                 let [file, bell] = descriptors("a FIFO's region and bell", fds)?;
                 let region = Region::attach(file, expected.region_bytes())?;
@@ -86,10 +86,14 @@ impl Spares {
     }
 
     /// An end as its writer has it, and how large the ring is.
-    pub(crate) fn write(&self, joined: &FifoJoined, fds: Vec<OwnedFd>) -> Result<(End, FifoShape), Error> {
+    pub(crate) fn write(
+        &self,
+        joined: &FifoJoined,
+        fds: Vec<OwnedFd>,
+    ) -> Result<(FifoEnd, FifoShape), Error> {
         let shape = shape(joined.lines, joined.slot_bytes)?;
         let end = match &joined.across {
-            Some(across) => self.across((joined, across), fds, Side::Writer, shape)?,
+            Some(across) => self.across((joined, across), fds, FifoSide::Writer, shape)?,
             None => {
                 let [file, bell] = descriptors("a FIFO's region and bell", fds)?;
                 within(Region::attach(file, shape.region_bytes())?, Some(bell), None)?
@@ -102,9 +106,9 @@ impl Spares {
         &self,
         (joined, across): (&FifoJoined, &FifoAcross),
         fds: Vec<OwnedFd>,
-        side: Side,
+        side: FifoSide,
         shape: FifoShape,
-    ) -> Result<End, Error> {
+    ) -> Result<FifoEnd, Error> {
         let remote = |side| RemoteRegion { key: across.peer_key, base: 0, len_bytes: bytes(side, shape) };
         if let Some(along) = &across.along {
             let [] = descriptors("a FIFO that goes along another", fds)?;
@@ -116,28 +120,28 @@ impl Spares {
                 // A thread that sleeps on the connection now has another one that receives data for it.
                 end.bell().ring();
             }
-            return Ok(End { endpoint, number: BACK, region, bell: None });
+            return Ok(FifoEnd { endpoint, number: BACK, region, bell: None });
         }
         let [socket] = descriptors("a FIFO's connection", fds)?;
         let regions = [side, side.other()].map(|side| Region::create("sublet-fifo", bytes(side, shape)));
         let [region, spare] = regions;
         let (region, spare) = (Arc::new(region?), Arc::new(spare?));
         let stream = secure(socket, across, side)?;
-        let exposed = Exposed::lending(NUMBERS);
+        let exposed = ExposedMemory::lending(NUMBERS);
         exposed.lend_by(across.own_key, region.clone())?;
         exposed.lend_by(across.spare_key, spare.clone())?;
         let bell = eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)
             .map_err(|errno| Error::new(Code::System, format!("eventfd failed: {errno}")))?;
-        let end = tcp::Endpoint::new(Arc::new(exposed), Some(bell));
+        let end = tcp::TcpEndpoint::new(Arc::new(exposed), Some(bell));
         end.connect(stream)?;
         end.reach(REGION, remote(side.other()))?;
         let endpoint = Arc::new(Endpoint::Tcp(end));
-        let spare = Spare { endpoint: Arc::downgrade(&endpoint), region: spare, shape };
+        let spare = SpareConnection { endpoint: Arc::downgrade(&endpoint), region: spare, shape };
         self.keep((joined.object, joined.connection), spare);
-        Ok(End { endpoint, number: REGION, region, bell: None })
+        Ok(FifoEnd { endpoint, number: REGION, region, bell: None })
     }
 
-    fn keep(&self, way: (u64, u32), spare: Spare) {
+    fn keep(&self, way: (u64, u32), spare: SpareConnection) {
         let mut spares = lock(&self.0);
         spares.retain(|_, spare| spare.endpoint.strong_count() > 0);
         spares.insert(way, spare);
@@ -149,24 +153,24 @@ impl Spares {
     }
 }
 
-impl Side {
-    fn other(self) -> Side {
+impl FifoSide {
+    fn other(self) -> FifoSide {
         match self {
-            Side::Reader => Side::Writer,
-            Side::Writer => Side::Reader,
+            FifoSide::Reader => FifoSide::Writer,
+            FifoSide::Writer => FifoSide::Reader,
         }
     }
 }
 
 /// Size of the region that a side lends: the ring for the reader, the acknowledgements for the writer.
-fn bytes(side: Side, shape: FifoShape) -> u64 {
+fn bytes(side: FifoSide, shape: FifoShape) -> u64 {
     match side {
-        Side::Reader => shape.region_bytes(),
-        Side::Writer => FifoShape::WRITER_BYTES,
+        FifoSide::Reader => shape.region_bytes(),
+        FifoSide::Writer => FifoShape::WRITER_BYTES,
     }
 }
 
-impl End {
+impl FifoEnd {
     /// The region that the other end writes.
     #[inline]
     pub(crate) fn region(&self) -> &Region {
@@ -175,8 +179,8 @@ impl End {
 
     /// An address in the other end's region.
     #[inline]
-    pub(crate) fn there(&self, offset: u64) -> Address {
-        Address { region: self.number, offset }
+    pub(crate) fn there(&self, offset: u64) -> RegionAddress {
+        RegionAddress { region: self.number, offset }
     }
 
     /// A line of the other end's.
@@ -192,7 +196,7 @@ impl End {
         let _ = self.endpoint.put_imm(self.line_there(at), turn, 0, &[]);
     }
 
-    /// Acknowledges together with the next data, if there is any, or when more is taken: see [`End::hurry`].
+    /// Acknowledges together with the next data, if there is any, or when more is taken: see [`FifoEnd::hurry`].
     #[inline]
     pub(crate) fn acknowledge_soon(&self, at: LineAddress, turn: Turn) {
         match &*self.endpoint {
@@ -244,7 +248,7 @@ impl End {
     }
 }
 
-impl Deref for End {
+impl Deref for FifoEnd {
     type Target = Endpoint;
 
     #[inline]
@@ -253,7 +257,7 @@ impl Deref for End {
     }
 }
 
-impl Drop for End {
+impl Drop for FifoEnd {
     fn drop(&mut self) {
         // The other FIFO continues, and late data for this one is dropped.
         if let Endpoint::Tcp(end) = &*self.endpoint
@@ -266,16 +270,16 @@ impl Drop for End {
     }
 }
 
-fn secure(socket: OwnedFd, across: &FifoAcross, side: Side) -> Result<Stream, Error> {
+fn secure(socket: OwnedFd, across: &FifoAcross, side: FifoSide) -> Result<ByteStream, Error> {
     let socket = socket.into();
     let FifoAcross { certificate, private_key, .. } = across;
     Ok(match side {
-        _ if certificate.is_empty() => Stream::plain(socket)?,
-        Side::Reader => {
+        _ if certificate.is_empty() => ByteStream::plain(socket)?,
+        FifoSide::Reader => {
             let identity = Identity { certificate: certificate.clone(), private_key: private_key.clone() };
-            Stream::encrypted_server(socket, &identity)?
+            ByteStream::encrypted_server(socket, &identity)?
         }
-        Side::Writer => Stream::encrypted_client(socket, certificate).map_err(unheard)?,
+        FifoSide::Writer => ByteStream::encrypted_client(socket, certificate).map_err(unheard)?,
     })
 }
 
@@ -291,11 +295,11 @@ fn unheard(error: FabricError) -> Error {
 }
 
 /// Within a processing unit: the other end's region is this one's.
-fn within(region: Region, rings: Option<OwnedFd>, bell: Option<Bell>) -> Result<End, Error> {
+fn within(region: Region, rings: Option<OwnedFd>, bell: Option<Bell>) -> Result<FifoEnd, Error> {
     let window = Window::new(1, region.len_bytes())?;
     window.map(REGION, region.fd(), region.len_bytes())?;
-    let endpoint = Arc::new(Endpoint::Shm(shm::Endpoint::new(window, rings)));
-    Ok(End { endpoint, number: REGION, region: Arc::new(region), bell })
+    let endpoint = Arc::new(Endpoint::Shm(shm::ShmEndpoint::new(window, rings)));
+    Ok(FifoEnd { endpoint, number: REGION, region: Arc::new(region), bell })
 }
 
 #[cfg(test)]
@@ -314,14 +318,16 @@ mod tests {
 
     /// A process, with the messages from its shim.
     #[derive(Default)]
-    struct Told {
+    struct ShimMessages {
         spares: Spares,
         keys: [u64; 2],
     }
 
-    fn told() -> [Told; 2] {
-        [(); 2]
-            .map(|()| Told { spares: Spares::default(), keys: [REGION, BACK].map(|n| new_key(n).unwrap()) })
+    fn told() -> [ShimMessages; 2] {
+        [(); 2].map(|()| ShimMessages {
+            spares: Spares::default(),
+            keys: [REGION, BACK].map(|n| new_key(n).unwrap()),
+        })
     }
 
     fn joined((object, connection): (u64, u32), across: FifoAcross) -> FifoJoined {
@@ -330,7 +336,7 @@ mod tests {
     }
 
     /// Describes the first FIFO to one of the two processes.
-    fn first(own: &Told, peer: &Told) -> FifoJoined {
+    fn first(own: &ShimMessages, peer: &ShimMessages) -> FifoJoined {
         let across = FifoAcross {
             own_key: own.keys[0],
             peer_key: peer.keys[0],
@@ -340,13 +346,13 @@ mod tests {
         joined(FORTH, across)
     }
 
-    fn second(peer: &Told) -> FifoJoined {
+    fn second(peer: &ShimMessages) -> FifoJoined {
         let along = Some(FifoWay { object: FORTH.0, connection: FORTH.1 });
         joined((8, 1), FifoAcross { peer_key: peer.keys[1], along, ..FifoAcross::default() })
     }
 
     /// The first FIFO's two ends.
-    fn connect([reader, writer]: &[Told; 2]) -> [End; 2] {
+    fn connect([reader, writer]: &[ShimMessages; 2]) -> [FifoEnd; 2] {
         let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).unwrap();
         let one = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
         let two = listener.accept().unwrap().0;
@@ -356,18 +362,18 @@ mod tests {
         [read, write]
     }
 
-    fn send(end: &End, number: u64) {
+    fn send(end: &FifoEnd, number: u64) {
         let at = Position::new(number, SHAPE.lines);
         end.put_imm(end.line_there(SHAPE.line(at.line)), at.turn, number as u32, &[number; 2]).unwrap();
     }
 
-    fn has(end: &End, number: u64) -> bool {
+    fn has(end: &FifoEnd, number: u64) -> bool {
         let position = Position::new(number, SHAPE.lines);
         let at = SHAPE.line(position.line);
         is_there(end, at, position.turn)
     }
 
-    fn is_there(end: &End, at: LineAddress, turn: Turn) -> bool {
+    fn is_there(end: &FifoEnd, at: LineAddress, turn: Turn) -> bool {
         let line: &Line = end.region().view(at.line).unwrap();
         let watch: &Watch = end.region().view(at.watch).unwrap();
         (0..1000).any(|_| end.spin((line, watch), turn, 1 << 10))
@@ -411,7 +417,8 @@ mod tests {
     #[test]
     fn unknown_or_shared_connections_are_refused_with_try_later() {
         let told = told();
-        let refused = |told: &Told, peer| told.spares.write(&second(peer), Vec::new()).err().unwrap().code;
+        let refused =
+            |told: &ShimMessages, peer| told.spares.write(&second(peer), Vec::new()).err().unwrap().code;
         assert_eq!(refused(&told[0], &told[1]), Code::TryLater);
         let _ends = connect(&told);
         let shared = told[0].spares.write(&second(&told[1]), Vec::new()).unwrap();

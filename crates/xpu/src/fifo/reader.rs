@@ -15,32 +15,32 @@ use sublet_proto::v1::shim_to_process::Body;
 use sublet_proto::v1::{FifoJoined, FifoParted, ShimToProcess};
 use sublet_proto::{Code, Error, decode};
 
-use super::{End, FifoShape, INLINE_BYTES, Kind, LOOKS, PIECE_BYTES, Part, from_words};
+use super::{FifoEnd, FifoShape, INLINE_BYTES, LOOKS, LinePart, MessagePartKind, PIECE_BYTES, from_words};
 use crate::capability::GlobalId;
-use crate::process::{Descriptor, shim_gone};
+use crate::process::{ObjectDescriptor, shim_gone};
 
 /// Number of polls of one ring before the next.
 const LOOKS_AT_ONE: u32 = 64;
 
 /// See the [module](super). When it is dropped, its writers learn that the FIFO has no reader.
 pub struct Reader {
-    descriptor: Arc<Descriptor>,
+    descriptor: Arc<ObjectDescriptor>,
     object: GlobalId,
     /// Socket on which the shim reports writers.
     socket: PacketSocket,
     /// Number of its packets that were read.
     packets: u32,
     shape: FifoShape,
-    rings: Vec<Ring>,
+    rings: Vec<WriterRing>,
     /// Index of the ring of the latest message.
     latest: usize,
 }
 
 /// The ring of one writer.
-struct Ring {
+struct WriterRing {
     number: u32,
     writer: GlobalId,
-    end: End,
+    end: FifoEnd,
     next: u64,
     /// Set if the writer is gone, and only the messages in its ring remain.
     is_last: bool,
@@ -70,7 +70,7 @@ enum Next {
 
 impl Reader {
     pub(crate) fn new(
-        descriptor: Arc<Descriptor>,
+        descriptor: Arc<ObjectDescriptor>,
         object: GlobalId,
         socket: PacketSocket,
         shape: FifoShape,
@@ -239,7 +239,7 @@ impl Reader {
     fn join(&mut self, joined: &FifoJoined, fds: Vec<OwnedFd>) {
         let (number, writer) = (joined.connection, GlobalId::from_bits(joined.peer));
         match self.descriptor.spares().read(joined, fds, self.shape) {
-            Ok(end) => self.rings.push(Ring { number, writer, end, next: 0, is_last: false }),
+            Ok(end) => self.rings.push(WriterRing { number, writer, end, next: 0, is_last: false }),
             Err(_) => drop(self.descriptor.cut(number)),
         }
     }
@@ -302,7 +302,7 @@ impl Drop for Reader {
     }
 }
 
-impl Ring {
+impl WriterRing {
     fn line(&self, shape: FifoShape, position: Position) -> Result<(&Line, &Watch), Error> {
         let at = shape.line(position.line);
         match (self.end.region().view::<Line>(at.line), self.end.region().view::<Watch>(at.watch)) {
@@ -320,12 +320,13 @@ impl Ring {
             let is_over = self.is_last || self.end.down().is_some();
             return Ok(if is_over && !line.is(first.turn) { Next::End } else { Next::Nothing });
         }
-        let part = Part::decode(line.read()).ok_or_else(|| self.nonsense("what is no part of a message"))?;
+        let part =
+            LinePart::decode(line.read()).ok_or_else(|| self.nonsense("what is no part of a message"))?;
         match part.kind {
-            Kind::First if part.message_bytes <= shape.max_message_bytes() => {}
-            Kind::End => return Ok(Next::End),
-            Kind::First => return Err(self.nonsense("a message that is longer than its ring")),
-            Kind::Next => return Err(self.nonsense("a message without a beginning")),
+            MessagePartKind::First if part.message_bytes <= shape.max_message_bytes() => {}
+            MessagePartKind::End => return Ok(Next::End),
+            MessagePartKind::First => return Err(self.nonsense("a message that is longer than its ring")),
+            MessagePartKind::Next => return Err(self.nonsense("a message without a beginning")),
         }
         let last = Position::new(self.next + shape.parts(part.message_bytes) - 1, shape.lines);
         let (line, watch) = self.line(shape, last)?;
@@ -337,7 +338,7 @@ impl Ring {
         }
     }
 
-    /// Copies the message out that [`Ring::look`] has found to have as many bytes.
+    /// Copies the message out that [`WriterRing::look`] has found to have as many bytes.
     #[inline]
     fn take(&mut self, shape: FifoShape, into: SharedBytesMut<'_>) -> Result<(), Error> {
         let mut rest = into;
@@ -391,7 +392,7 @@ impl Ring {
         let Ok((line, watch)) = self.line(shape, first) else { return true };
         let awaited = if line.is(first.turn) {
             // The beginning is there, and its end is not.
-            let bytes = Part::decode(line.read()).map_or(0, |part| part.message_bytes);
+            let bytes = LinePart::decode(line.read()).map_or(0, |part| part.message_bytes);
             Position::new(self.next + shape.parts(bytes) - 1, shape.lines)
         } else {
             first

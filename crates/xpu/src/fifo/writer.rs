@@ -5,20 +5,20 @@ use std::time::Instant;
 
 use sublet_fabric::line::{Line, Turn, Watch};
 use sublet_fabric::ring::Position;
-use sublet_fabric::window::{Address, LineAddress};
+use sublet_fabric::window::{LineAddress, RegionAddress};
 use sublet_fabric::{Endpoint, FabricError, SharedBytes};
 use sublet_proto::{Code, Error};
 
-use super::{End, FifoShape, INLINE_BYTES, Kind, LOOKS, PIECE_BYTES, Part, to_words};
+use super::{FifoEnd, FifoShape, INLINE_BYTES, LOOKS, LinePart, MessagePartKind, PIECE_BYTES, to_words};
 use crate::capability::GlobalId;
-use crate::process::Descriptor;
+use crate::process::ObjectDescriptor;
 
 /// See the [module](super). When it is dropped, the reader gets what was written, and then the writer's end.
 pub struct Writer {
-    descriptor: Arc<Descriptor>,
+    descriptor: Arc<ObjectDescriptor>,
     object: GlobalId,
     /// The end whose region has the reader's acknowledgements.
-    end: End,
+    end: FifoEnd,
     shape: FifoShape,
     next: u64,
     /// Number of positions that are known to be taken.
@@ -26,7 +26,12 @@ pub struct Writer {
 }
 
 impl Writer {
-    pub(crate) fn new(descriptor: Arc<Descriptor>, object: GlobalId, end: End, shape: FifoShape) -> Writer {
+    pub(crate) fn new(
+        descriptor: Arc<ObjectDescriptor>,
+        object: GlobalId,
+        end: FifoEnd,
+        shape: FifoShape,
+    ) -> Writer {
         Writer { descriptor, object, end, shape, next: 0, taken: 0 }
     }
 
@@ -74,18 +79,23 @@ impl Writer {
         if end > self.taken + u64::from(self.shape.lines) {
             self.await_room(end, deadline)?;
         }
-        let mut kind = Kind::First;
+        let mut kind = MessagePartKind::First;
         let mut rest = message;
         while self.next < end {
             let (part, more) = rest.split_at(self.shape.slot_bytes as usize);
             self.put(kind, len_bytes, part).map_err(|error| self.lost(&error))?;
-            (kind, rest) = (Kind::Next, more);
+            (kind, rest) = (MessagePartKind::Next, more);
         }
         Ok(())
     }
 
     #[inline]
-    fn put(&mut self, kind: Kind, message_bytes: u64, part: SharedBytes<'_>) -> Result<(), FabricError> {
+    fn put(
+        &mut self,
+        kind: MessagePartKind,
+        message_bytes: u64,
+        part: SharedBytes<'_>,
+    ) -> Result<(), FabricError> {
         let position = Position::new(self.next, self.shape.lines);
         let inline = if part.len() <= INLINE_BYTES {
             to_words(part)
@@ -96,7 +106,7 @@ impl Writer {
                     let (mut offset, mut rest) = (to.offset, part);
                     while !rest.is_empty() {
                         let (piece, more) = rest.split_at(PIECE_BYTES);
-                        end.put(Address { offset, ..to }, piece)?;
+                        end.put(RegionAddress { offset, ..to }, piece)?;
                         (offset, rest) = (offset + PIECE_BYTES as u64, more);
                     }
                 }
@@ -106,7 +116,7 @@ impl Writer {
             }
             Default::default()
         };
-        let (immediate, body) = Part { kind, message_bytes, inline }.encode();
+        let (immediate, body) = LinePart { kind, message_bytes, inline }.encode();
         self.end.put_imm(
             self.end.line_there(self.shape.line(position.line)),
             position.turn,
@@ -205,7 +215,7 @@ impl Drop for Writer {
         // If the ring is full, or the connection lost, the reader learns of the end from its shim.
         let has_room = self.next < self.taken + u64::from(self.shape.lines);
         if has_room && self.check().is_ok() {
-            let _ = self.put(Kind::End, 0, SharedBytes::from(&[]));
+            let _ = self.put(MessagePartKind::End, 0, SharedBytes::from(&[]));
         }
         self.descriptor.close();
     }

@@ -10,65 +10,71 @@ const MAX_ENTRIES: usize = 1024;
 
 /// Size of an entry or of several on the disk.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub(crate) struct Size {
+pub(crate) struct DiskSize {
     /// Sum of the apparent lengths of the files, holes included.
     pub(crate) bytes: u64,
     /// Files, folders and links.
     pub(crate) files: u64,
 }
 
-impl Size {
+impl DiskSize {
     /// Size of an image with all of its layers, shared ones included.
-    pub(crate) fn of_image(image: &Image) -> Size {
-        Size { bytes: image.unpacked_bytes, files: image.files }
+    pub(crate) fn of_image(image: &Image) -> DiskSize {
+        DiskSize { bytes: image.unpacked_bytes, files: image.files }
     }
 
-    pub(crate) fn plus(self, other: Size) -> Size {
-        Size { bytes: self.bytes.saturating_add(other.bytes), files: self.files.saturating_add(other.files) }
+    pub(crate) fn plus(self, other: DiskSize) -> DiskSize {
+        DiskSize {
+            bytes: self.bytes.saturating_add(other.bytes),
+            files: self.files.saturating_add(other.files),
+        }
     }
 
-    pub(crate) fn minus(self, other: Size) -> Size {
-        Size { bytes: self.bytes.saturating_sub(other.bytes), files: self.files.saturating_sub(other.files) }
+    pub(crate) fn minus(self, other: DiskSize) -> DiskSize {
+        DiskSize {
+            bytes: self.bytes.saturating_sub(other.bytes),
+            files: self.files.saturating_sub(other.files),
+        }
     }
 
     /// Whether neither its bytes nor its files are more than another's.
-    pub(crate) fn fits(self, limit: Size) -> bool {
+    pub(crate) fn fits(self, limit: DiskSize) -> bool {
         self.bytes <= limit.bytes && self.files <= limit.files
     }
 
     /// No more bytes and no more files than another.
-    pub(crate) fn at_most(self, other: Size) -> Size {
-        Size { bytes: self.bytes.min(other.bytes), files: self.files.min(other.files) }
+    pub(crate) fn at_most(self, other: DiskSize) -> DiskSize {
+        DiskSize { bytes: self.bytes.min(other.bytes), files: self.files.min(other.files) }
     }
 }
 
 /// Kind of an entry.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub(crate) enum Kind {
+pub(crate) enum EntryKind {
     Package,
     Image,
 }
 
-impl Kind {
+impl EntryKind {
     pub(crate) fn name(self) -> &'static str {
         match self {
-            Kind::Package => "package",
-            Kind::Image => "image",
+            EntryKind::Package => "package",
+            EntryKind::Image => "image",
         }
     }
 }
 
 /// An entry's kind and digest.
-pub(crate) type Key = (Kind, String);
+pub(crate) type Key = (EntryKind, String);
 
 /// A token of an entry's use: the entry is not evicted while there is one.
 #[derive(Clone, Debug)]
-pub(crate) struct Use(Arc<()>);
+pub(crate) struct EntryUse(Arc<()>);
 
 /// Whether there is an entry.
 #[derive(Debug)]
-pub(crate) enum Found {
-    Here(Use),
+pub(crate) enum CacheLookup {
+    Here(EntryUse),
     /// The entry is being evicted.
     Leaving,
     Unknown,
@@ -76,7 +82,7 @@ pub(crate) enum Found {
 
 /// Why nothing could be reserved.
 #[derive(Debug, PartialEq, Eq)]
-pub(super) enum Refusal {
+pub(super) enum CacheRefusal {
     /// This entry has to be removed first; it is marked as leaving.
     Evict(Key),
     /// Nothing is left that could be evicted.
@@ -84,16 +90,16 @@ pub(super) enum Refusal {
 }
 
 #[derive(Debug)]
-struct Entry {
-    size: Size,
+struct CacheEntry {
+    size: DiskSize,
     tenant: String,
     /// Later than all uses with a lower number.
     used: u64,
     is_leaving: bool,
-    token: Use,
+    token: EntryUse,
 }
 
-impl Entry {
+impl CacheEntry {
     /// The entry itself has one token.
     fn is_in_use(&self) -> bool {
         Arc::strong_count(&self.token.0) > 1
@@ -102,16 +108,16 @@ impl Entry {
 
 /// See the [module](self).
 #[derive(Debug)]
-pub(super) struct Index {
-    pub(super) limit: Size,
-    entries: BTreeMap<Key, Entry>,
-    reserved: Size,
+pub(super) struct CacheIndex {
+    pub(super) limit: DiskSize,
+    entries: BTreeMap<Key, CacheEntry>,
+    reserved: DiskSize,
     uses: u64,
 }
 
-impl Index {
-    pub(super) fn new(limit: Size) -> Index {
-        Index { limit, entries: BTreeMap::new(), reserved: Size::default(), uses: 0 }
+impl CacheIndex {
+    pub(super) fn new(limit: DiskSize) -> CacheIndex {
+        CacheIndex { limit, entries: BTreeMap::new(), reserved: DiskSize::default(), uses: 0 }
     }
 
     pub(super) fn len(&self) -> usize {
@@ -119,43 +125,43 @@ impl Index {
     }
 
     /// The number and the size of the entries that leases use.
-    pub(super) fn in_use(&self) -> (usize, Size) {
+    pub(super) fn in_use(&self) -> (usize, DiskSize) {
         let used = self.entries.values().filter(|entry| entry.is_in_use());
-        used.fold((0, Size::default()), |(count, size), entry| (count + 1, size.plus(entry.size)))
+        used.fold((0, DiskSize::default()), |(count, size), entry| (count + 1, size.plus(entry.size)))
     }
 
     /// All that is on the disk or will be. The images are counted by their store: they share layers.
-    pub(super) fn used(&self, images: Size) -> Size {
-        let packages = self.entries.iter().filter(|((kind, _), _)| *kind == Kind::Package);
+    pub(super) fn used(&self, images: DiskSize) -> DiskSize {
+        let packages = self.entries.iter().filter(|((kind, _), _)| *kind == EntryKind::Package);
         packages.fold(images.plus(self.reserved), |sum, (_, entry)| sum.plus(entry.size))
     }
 
     /// Finds an entry and marks it as used now. The entry is charged to its user with the fewest bytes, so that no
     /// tenant can charge others.
-    pub(super) fn find(&mut self, key: &Key, tenant: &str) -> Found {
+    pub(super) fn find(&mut self, key: &Key, tenant: &str) -> CacheLookup {
         let used = self.next_use();
         let has = |tenant: &str| self.bytes_of(tenant);
-        let Some(entry) = self.entries.get(key) else { return Found::Unknown };
+        let Some(entry) = self.entries.get(key) else { return CacheLookup::Unknown };
         let is_cheaper = entry.tenant != tenant && has(tenant) < has(&entry.tenant);
-        let Some(entry) = self.entries.get_mut(key) else { return Found::Unknown };
+        let Some(entry) = self.entries.get_mut(key) else { return CacheLookup::Unknown };
         if entry.is_leaving {
-            return Found::Leaving;
+            return CacheLookup::Leaving;
         }
         entry.used = used;
         if is_cheaper {
             entry.tenant = tenant.to_owned();
         }
-        Found::Here(entry.token.clone())
+        CacheLookup::Here(entry.token.clone())
     }
 
     /// Reserves between two sizes, as much as is free; or says what is to be evicted for the larger one.
     pub(super) fn reserve(
         &mut self,
-        (least, most): (Size, Size),
-        images: Size,
+        (least, most): (DiskSize, DiskSize),
+        images: DiskSize,
         tenant: &str,
-    ) -> Result<Size, Refusal> {
-        let is_crowded = most != Size::default() && self.entries.len() >= MAX_ENTRIES;
+    ) -> Result<DiskSize, CacheRefusal> {
+        let is_crowded = most != DiskSize::default() && self.entries.len() >= MAX_ENTRIES;
         let used = self.used(images);
         let could_ever = least.fits(self.limit);
         debug_assert!(least.fits(most), "at least {least:?} and at most {most:?} are to be reserved");
@@ -164,31 +170,31 @@ impl Index {
             return Ok(most);
         }
         if could_ever && let Some(victim) = self.victim(tenant, most.bytes) {
-            return Err(Refusal::Evict(victim));
+            return Err(CacheRefusal::Evict(victim));
         }
         let free = self.limit.minus(used).at_most(most);
         if is_crowded || !used.plus(least).fits(self.limit) {
-            return Err(Refusal::Full);
+            return Err(CacheRefusal::Full);
         }
         debug_assert!(least.fits(free) && free.fits(most), "{free:?}, of {least:?} to {most:?}");
         self.reserved = self.reserved.plus(free);
         Ok(free)
     }
 
-    pub(super) fn release(&mut self, size: Size) {
+    pub(super) fn release(&mut self, size: DiskSize) {
         debug_assert!(size.fits(self.reserved), "{size:?} is released of {:?}", self.reserved);
         self.reserved = self.reserved.minus(size);
     }
 
-    pub(super) fn insert(&mut self, key: &Key, size: Size, tenant: &str) -> Use {
-        let (used, token) = (self.next_use(), Use(Arc::new(())));
-        let entry = Entry { size, tenant: tenant.to_owned(), used, is_leaving: false, token };
+    pub(super) fn insert(&mut self, key: &Key, size: DiskSize, tenant: &str) -> EntryUse {
+        let (used, token) = (self.next_use(), EntryUse(Arc::new(())));
+        let entry = CacheEntry { size, tenant: tenant.to_owned(), used, is_leaving: false, token };
         let known = self.entries.entry(key.clone()).or_insert(entry);
         (known.size, known.used, known.is_leaving) = (size, used, false);
         known.token.clone()
     }
 
-    pub(super) fn resize(&mut self, key: &Key, size: Size) {
+    pub(super) fn resize(&mut self, key: &Key, size: DiskSize) {
         if let Some(entry) = self.entries.get_mut(key) {
             entry.size = size;
         }
@@ -227,7 +233,7 @@ impl Index {
         };
         let beyond: BTreeSet<&str> = tenants.iter().copied().filter(is_beyond).collect();
         let evictable = self.entries.iter().filter(|(_, entry)| !entry.is_leaving && !entry.is_in_use());
-        let order = |(_, entry): &(&Key, &Entry)| (!beyond.contains(&*entry.tenant), entry.used);
+        let order = |(_, entry): &(&Key, &CacheEntry)| (!beyond.contains(&*entry.tenant), entry.used);
         let victim = evictable.min_by_key(order).map(|(key, _)| key.clone())?;
         let entry = self.entries.get_mut(&victim)?;
         debug_assert!(!entry.is_leaving && !entry.is_in_use(), "{victim:?} is evicted in use: {entry:?}");
@@ -240,33 +246,38 @@ impl Index {
 mod tests {
     use super::*;
 
-    fn size(bytes: u64) -> Size {
-        Size { bytes, files: 1 }
+    fn size(bytes: u64) -> DiskSize {
+        DiskSize { bytes, files: 1 }
     }
 
     fn key(name: &str) -> Key {
-        (Kind::Package, name.to_owned())
+        (EntryKind::Package, name.to_owned())
     }
 
-    fn index() -> Index {
-        Index::new(Size { bytes: 100, files: 10 })
+    fn index() -> CacheIndex {
+        CacheIndex::new(DiskSize { bytes: 100, files: 10 })
     }
 
     /// Makes an entry of this size as a node does, and says what had to be evicted.
-    fn add(index: &mut Index, name: &str, bytes: u64, tenant: &str) -> Result<Vec<String>, Refusal> {
+    fn add(
+        index: &mut CacheIndex,
+        name: &str,
+        bytes: u64,
+        tenant: &str,
+    ) -> Result<Vec<String>, CacheRefusal> {
         let mut evicted = Vec::new();
         loop {
-            match index.reserve((size(bytes), size(bytes)), Size::default(), tenant) {
+            match index.reserve((size(bytes), size(bytes)), DiskSize::default(), tenant) {
                 Ok(reserved) => {
                     index.insert(&key(name), size(bytes), tenant);
                     index.release(reserved);
                     return Ok(evicted);
                 }
-                Err(Refusal::Evict(victim)) => {
+                Err(CacheRefusal::Evict(victim)) => {
                     index.remove(&victim);
                     evicted.push(victim.1);
                 }
-                Err(Refusal::Full) => return Err(Refusal::Full),
+                Err(CacheRefusal::Full) => return Err(CacheRefusal::Full),
             }
         }
     }
@@ -278,10 +289,10 @@ mod tests {
             assert_eq!(add(&mut index, name, 30, "t").unwrap(), Vec::<String>::new());
         }
         drop(index.find(&key("a"), "t"));
-        let Found::Here(in_use) = index.find(&key("b"), "t") else { panic!("b is there") };
+        let CacheLookup::Here(in_use) = index.find(&key("b"), "t") else { panic!("b is there") };
         assert_eq!(add(&mut index, "d", 30, "t").unwrap(), ["c"]);
         assert_eq!(add(&mut index, "e", 60, "t").unwrap(), ["a", "d"]);
-        assert_eq!(add(&mut index, "f", 80, "t"), Err(Refusal::Full), "b is in use");
+        assert_eq!(add(&mut index, "f", 80, "t"), Err(CacheRefusal::Full), "b is in use");
         drop(in_use);
         assert_eq!(add(&mut index, "f", 80, "t").unwrap(), ["b"]);
     }
@@ -292,8 +303,8 @@ mod tests {
         for name in ["a", "b"] {
             index.insert(&key(name), size(u64::MAX), "t");
         }
-        let reserved = index.reserve((size(1), size(1)), Size::default(), "t");
-        assert_eq!(reserved, Err(Refusal::Evict(key("a"))));
+        let reserved = index.reserve((size(1), size(1)), DiskSize::default(), "t");
+        assert_eq!(reserved, Err(CacheRefusal::Evict(key("a"))));
         assert_eq!(index.bytes_of("t"), u64::MAX);
     }
 
@@ -305,20 +316,20 @@ mod tests {
             let evicted = add(&mut index, &format!("{number}"), 10, "flood").unwrap();
             assert!(!evicted.contains(&"mine".to_owned()), "{evicted:?}");
         }
-        assert!(matches!(index.find(&key("mine"), "victim"), Found::Here(_)));
+        assert!(matches!(index.find(&key("mine"), "victim"), CacheLookup::Here(_)));
     }
 
     #[test]
     fn counts_files_and_refuses_what_never_fits_without_evicting() {
         let mut index = index();
-        let files = |files| Size { bytes: 0, files };
+        let files = |files| DiskSize { bytes: 0, files };
         index.insert(&key("a"), files(9), "t");
-        let refused = |index: &mut Index, size| index.reserve((size, size), Size::default(), "t");
-        assert_eq!(refused(&mut index, files(2)), Err(Refusal::Evict(key("a"))));
+        let refused = |index: &mut CacheIndex, size| index.reserve((size, size), DiskSize::default(), "t");
+        assert_eq!(refused(&mut index, files(2)), Err(CacheRefusal::Evict(key("a"))));
         index.stays(&key("a"));
-        assert_eq!(refused(&mut index, files(11)), Err(Refusal::Full));
-        assert_eq!(refused(&mut index, size(101)), Err(Refusal::Full));
-        assert!(matches!(index.find(&key("a"), "t"), Found::Here(_)), "it was not evicted in vain");
+        assert_eq!(refused(&mut index, files(11)), Err(CacheRefusal::Full));
+        assert_eq!(refused(&mut index, size(101)), Err(CacheRefusal::Full));
+        assert!(matches!(index.find(&key("a"), "t"), CacheLookup::Here(_)), "it was not evicted in vain");
     }
 
     #[test]
@@ -326,7 +337,7 @@ mod tests {
         let mut index = index();
         let reserved = index.reserve((size(10), size(80)), size(60), "t").unwrap();
         assert_eq!((reserved.bytes, index.used(size(60)).bytes), (40, 100));
-        assert_eq!(index.reserve((size(1), size(1)), size(60), "t"), Err(Refusal::Full));
+        assert_eq!(index.reserve((size(1), size(1)), size(60), "t"), Err(CacheRefusal::Full));
         index.release(reserved);
         index.reserve((size(1), size(1)), size(60), "t").unwrap();
     }

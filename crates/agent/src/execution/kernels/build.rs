@@ -6,14 +6,14 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use sublet_fabric::packet::PacketSocket;
-use sublet_proto::package::Kind;
+use sublet_proto::package::PackageKind;
 use sublet_proto::package::kernels::MAX_IMAGE_BYTES;
 use sublet_proto::v1::KernelBuild;
 use sublet_proto::v1::kernel_build::Body;
 use sublet_proto::{Code, Error, decode};
-use sublet_sandbox::{Limits, Sandboxes};
+use sublet_sandbox::{SandboxLimits, Sandboxes};
 
-use super::builder::{Builder, Order};
+use super::builder::{BuildOrder, BuilderProcess};
 
 /// How long a build may take, the start of its sandbox included.
 const LONGEST_BUILD: Duration = Duration::from_secs(90);
@@ -28,12 +28,12 @@ const BUILD_PROCESSES: u32 = 256;
 pub(super) fn image(
     sandboxes: Arc<Sandboxes>,
     builder: &Path,
-    (kind, build): (Kind, u32),
+    (kind, build): (PackageKind, u32),
     folder: &Path,
     cores: &[u32],
 ) -> Result<Vec<u8>, Error> {
     let until = Instant::now() + LONGEST_BUILD;
-    let limits = Limits {
+    let limits = SandboxLimits {
         cores: distinct(cores),
         memory_bytes: Some(BUILD_MEMORY_BYTES),
         shown_memory_bytes: None,
@@ -41,8 +41,8 @@ pub(super) fn image(
         scratch_bytes: BUILD_SCRATCH_BYTES,
     };
     let what = build.to_string().into();
-    let order = Order { program: builder, kind, what, folder: Some(folder), limits };
-    let build = Builder::start(sandboxes, order)?;
+    let order = BuildOrder { program: builder, kind, what, folder: Some(folder), limits };
+    let build = BuilderProcess::start(sandboxes, order)?;
     hear(&build.socket, until, || build.describe())
 }
 

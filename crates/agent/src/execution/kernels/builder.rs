@@ -7,9 +7,11 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use sublet_fabric::packet::PacketSocket;
-use sublet_proto::package::Kind;
+use sublet_proto::package::PackageKind;
 use sublet_proto::{Code, Error};
-use sublet_sandbox::{Exit, Limits, Made, Network, Program, Sandboxes, Signal, Spec};
+use sublet_sandbox::{
+    NetworkAccess, NewSandbox, ProgramEnd, SandboxLimits, SandboxProgram, Sandboxes, Signal, Spec,
+};
 
 use super::{devices_of, environment};
 use crate::signal::wait_readable;
@@ -18,46 +20,46 @@ use crate::signal::wait_readable;
 const LONGEST_END: Duration = Duration::from_secs(10);
 
 /// Order for a builder.
-pub(super) struct Order<'a> {
+pub(super) struct BuildOrder<'a> {
     /// The builder program.
     pub(super) program: &'a Path,
     /// Kind of the devices.
-    pub(super) kind: Kind,
+    pub(super) kind: PackageKind,
     /// The builder's second argument: what to do for the devices.
     pub(super) what: OsString,
     /// The package that the builder sees.
     pub(super) folder: Option<&'a Path>,
-    pub(super) limits: Limits,
+    pub(super) limits: SandboxLimits,
 }
 
 /// A running builder process. It is killed when this is dropped.
-pub(super) struct Builder {
+pub(super) struct BuilderProcess {
     sandboxes: Arc<Sandboxes>,
-    sandbox: Made,
+    sandbox: NewSandbox,
     /// The socket on which the builder answers.
     pub(super) socket: PacketSocket,
 }
 
-impl Builder {
-    pub(super) fn start(sandboxes: Arc<Sandboxes>, order: Order<'_>) -> Result<Builder, Error> {
-        let Order { program, kind, what, folder, limits } = order;
+impl BuilderProcess {
+    pub(super) fn start(sandboxes: Arc<Sandboxes>, order: BuildOrder<'_>) -> Result<BuilderProcess, Error> {
+        let BuildOrder { program, kind, what, folder, limits } = order;
         let (socket, inside) = PacketSocket::pair()?;
         let spec = Spec {
-            kind: sublet_sandbox::Kind::Process,
-            program: Program::Outside(program.to_owned()),
+            kind: sublet_sandbox::IsolationKind::Process,
+            program: SandboxProgram::Outside(program.to_owned()),
             args: vec![kind.name().into(), what],
             env: environment(),
             folder: folder.map(Path::to_owned),
             control: inside.into(),
             log: None,
-            network: Network::None,
+            network: NetworkAccess::None,
             devices: devices_of(kind),
             limits,
         };
         let made = sandboxes.launch(vec![spec]).pop();
         let none = || Error::new(Code::Internal, "a sandbox verb gave no answer");
         let sandbox = made.ok_or_else(none)??;
-        Ok(Builder { sandboxes, sandbox, socket })
+        Ok(BuilderProcess { sandboxes, sandbox, socket })
     }
 
     /// How the builder ended, after its last message. Returns `None` if the end cannot be determined.
@@ -65,13 +67,13 @@ impl Builder {
         wait_readable([Some(self.sandbox.ended.as_fd())], Some(Instant::now() + LONGEST_END)).ok()?;
         let state = self.sandboxes.state(&[self.sandbox.id]).pop()?.ok()?;
         state.exit.map(|exit| match exit {
-            Exit::OutOfMemory(bytes) => format!("was out of its {} MiB of memory", bytes >> 20),
+            ProgramEnd::OutOfMemory(bytes) => format!("was out of its {} MiB of memory", bytes >> 20),
             exit => exit.to_string(),
         })
     }
 }
 
-impl Drop for Builder {
+impl Drop for BuilderProcess {
     fn drop(&mut self) {
         // If the process survives, the spawner still has it and ends it with the agent.
         let _ = self.sandboxes.kill(&[self.sandbox.id], Signal::KILL);

@@ -4,7 +4,7 @@
 use std::fs;
 use std::path::{Path, PathBuf};
 
-use sublet_proto::package::Kind;
+use sublet_proto::package::PackageKind;
 
 /// Where OpenCL's loader looks for drivers.
 const OPENCL_VENDORS: &str = "/etc/OpenCL/vendors";
@@ -14,9 +14,9 @@ const CUDA_NODE: &str = "/dev/nvidiactl";
 const LIBRARIES: [&str; 5] = ["/lib", "/lib64", "/usr/lib", "/usr/lib64", "/usr/local/lib"];
 
 /// Whether this machine has drivers for a kind of kernels.
-pub(super) fn are_there(kind: Kind) -> bool {
+pub(super) fn are_there(kind: PackageKind) -> bool {
     match kind {
-        Kind::OpenCl => {
+        PackageKind::OpenCl => {
             let is_driver =
                 |entry: &fs::DirEntry| entry.path().extension().is_some_and(|ending| ending == "icd");
             let has_driver = fs::read_dir(OPENCL_VENDORS)

@@ -11,14 +11,14 @@ use std::sync::mpsc::{Receiver, sync_channel};
 use std::time::{Duration, Instant};
 
 use sublet_fabric::packet::PacketSocket;
-use sublet_proto::package::Kind;
+use sublet_proto::package::PackageKind;
 use sublet_proto::v1::device_look::Body;
 use sublet_proto::v1::{DeviceLook, DeviceUnit};
 use sublet_proto::{Code, Error, decode, pu};
-use sublet_sandbox::{Limits, Sandboxes};
+use sublet_sandbox::{SandboxLimits, Sandboxes};
 use tracing::warn;
 
-use super::builder::{Builder, Order};
+use super::builder::{BuildOrder, BuilderProcess};
 
 /// Longest time for the description of a device, including the start of the sandbox. An agent starts later by at most
 /// this time.
@@ -31,21 +31,21 @@ const LOOK_PROCESSES: u32 = 256;
 const DEVICE: &str = "device";
 
 /// Devices whose descriptions are requested.
-pub(crate) struct Looking {
+pub(crate) struct DeviceQuery {
     until: Instant,
-    asked: Vec<(Kind, Receiver<Result<DeviceUnit, Error>>)>,
+    asked: Vec<(PackageKind, Receiver<Result<DeviceUnit, Error>>)>,
 }
 
-impl Looking {
+impl DeviceQuery {
     /// Begins to query the device of each kind. The queries run at the same time and share one deadline.
     pub(super) fn begin(
         sandboxes: &Arc<Sandboxes>,
         builder: &Path,
-        kinds: &[Kind],
+        kinds: &[PackageKind],
         cores: &[u32],
-    ) -> Looking {
+    ) -> DeviceQuery {
         let until = Instant::now() + LONGEST_LOOK;
-        let ask = |&kind: &Kind| {
+        let ask = |&kind: &PackageKind| {
             let (tell, told) = sync_channel(1);
             let (sandboxes, builder, cores) = (sandboxes.clone(), builder.to_owned(), cores.to_vec());
             let look = move || tell.send(device(sandboxes, &builder, (kind, cores), until));
@@ -53,12 +53,12 @@ impl Looking {
             let _ = std::thread::Builder::new().name("sublet-look".to_owned()).spawn(look);
             (kind, told)
         };
-        Looking { until, asked: kinds.iter().map(ask).collect() }
+        DeviceQuery { until, asked: kinds.iter().map(ask).collect() }
     }
 
     /// Descriptions of the devices. A device without a description in time is reported as undescribed.
     pub(crate) fn found(self) -> Vec<DeviceUnit> {
-        let Looking { until, asked } = self;
+        let DeviceQuery { until, asked } = self;
         let late = || Err(Error::new(Code::DeadlineExceeded, "its driver has not described it in time"));
         let found = asked.into_iter().map(|(kind, told)| {
             let left = until.saturating_duration_since(Instant::now());
@@ -74,11 +74,11 @@ impl Looking {
 fn device(
     sandboxes: Arc<Sandboxes>,
     builder: &Path,
-    (kind, cores): (Kind, Vec<u32>),
+    (kind, cores): (PackageKind, Vec<u32>),
     until: Instant,
 ) -> Result<DeviceUnit, Error> {
     let machine = rustix::system::sysinfo();
-    let limits = Limits {
+    let limits = SandboxLimits {
         cores,
         memory_bytes: Some(LOOK_MEMORY_BYTES),
         // Drivers that compute on processors take the size of a device's memory from there.
@@ -86,16 +86,16 @@ fn device(
         processes: Some(LOOK_PROCESSES),
         scratch_bytes: LOOK_SCRATCH_BYTES,
     };
-    let builder = Builder::start(
+    let builder = BuilderProcess::start(
         sandboxes,
-        Order { program: builder, kind, what: DEVICE.into(), folder: None, limits },
+        BuildOrder { program: builder, kind, what: DEVICE.into(), folder: None, limits },
     )?;
     hear(&builder.socket, kind, until, || builder.describe())
 }
 
 fn hear(
     socket: &PacketSocket,
-    kind: Kind,
+    kind: PackageKind,
     until: Instant,
     how: impl Fn() -> Option<String>,
 ) -> Result<DeviceUnit, Error> {
@@ -125,7 +125,7 @@ mod tests {
     fn heard(said: &[u8]) -> Result<DeviceUnit, Error> {
         let (here, there) = PacketSocket::pair().unwrap();
         there.send(said, &[]).unwrap();
-        hear(&here, Kind::OpenCl, Instant::now() + Duration::from_secs(60), || None)
+        hear(&here, PackageKind::OpenCl, Instant::now() + Duration::from_secs(60), || None)
     }
 
     fn says(body: Body) -> Result<DeviceUnit, Error> {
@@ -162,12 +162,12 @@ mod tests {
     #[test]
     fn who_says_nothing_is_not_waited_for() {
         let (here, there) = PacketSocket::pair().unwrap();
-        assert!(hear(&here, Kind::OpenCl, Instant::now(), || None).is_err(), "its time is over");
+        assert!(hear(&here, PackageKind::OpenCl, Instant::now(), || None).is_err(), "its time is over");
         drop(there);
         let killed = || Some("was killed by SIGSEGV".to_owned());
-        let error = hear(&here, Kind::OpenCl, Instant::now(), killed).unwrap_err();
+        let error = hear(&here, PackageKind::OpenCl, Instant::now(), killed).unwrap_err();
         assert!(error.message.ends_with("was killed by SIGSEGV"), "{error}");
-        let asked = vec![(Kind::OpenCl, sync_channel(1).1)];
-        assert_eq!(Looking { until: Instant::now(), asked }.found(), [pu::undescribed("opencl")]);
+        let asked = vec![(PackageKind::OpenCl, sync_channel(1).1)];
+        assert_eq!(DeviceQuery { until: Instant::now(), asked }.found(), [pu::undescribed("opencl")]);
     }
 }

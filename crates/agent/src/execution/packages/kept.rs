@@ -22,7 +22,7 @@ const MAX_ENTRIES: usize = 2 * MAX_FILES + 64;
 
 /// File system metadata of a file or folder. A write, a replacement and a change of mode each change the stamp.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Stamp {
+pub(crate) struct FileStamp {
     device: u64,
     inode: u64,
     size_bytes: u64,
@@ -32,14 +32,14 @@ pub(crate) struct Stamp {
     changed: (i64, i64),
 }
 
-impl Stamp {
+impl FileStamp {
     /// The stamp of a file or folder; `None` if there is none that can be read.
-    pub(crate) fn of(path: &Path) -> Option<Stamp> {
-        fs::symlink_metadata(path).ok().map(|metadata| Stamp::from(&metadata))
+    pub(crate) fn of(path: &Path) -> Option<FileStamp> {
+        fs::symlink_metadata(path).ok().map(|metadata| FileStamp::from(&metadata))
     }
 
-    fn from(metadata: &Metadata) -> Stamp {
-        Stamp {
+    fn from(metadata: &Metadata) -> FileStamp {
+        FileStamp {
             device: metadata.dev(),
             inode: metadata.ino(),
             size_bytes: metadata.size(),
@@ -52,14 +52,14 @@ impl Stamp {
 
 /// The stamps of all files and folders of an unpacked package, but for what is built of its kernels.
 #[derive(Debug)]
-pub(super) struct Stamps(Vec<(PathBuf, Stamp)>);
+pub(super) struct Stamps(Vec<(PathBuf, FileStamp)>);
 
 impl Stamps {
     /// The stamps of a folder as it is now.
     pub(super) fn of(folder: &Path) -> io::Result<Stamps> {
         let mut stamps = Vec::new();
         visit(folder, &mut |path, metadata| {
-            stamps.push((path.to_owned(), Stamp::from(metadata)));
+            stamps.push((path.to_owned(), FileStamp::from(metadata)));
             Ok(())
         })?;
         Ok(Stamps(stamps))
@@ -67,7 +67,7 @@ impl Stamps {
 
     /// Whether nothing of the folder has changed since.
     pub(super) fn still_hold(&self) -> bool {
-        self.0.iter().all(|(path, stamp)| Stamp::of(path) == Some(*stamp))
+        self.0.iter().all(|(path, stamp)| FileStamp::of(path) == Some(*stamp))
     }
 }
 

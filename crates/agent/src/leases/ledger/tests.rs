@@ -23,8 +23,8 @@ fn registration(number: u64) -> NodeRegistration {
     }
 }
 
-fn ledger() -> Arc<Ledger> {
-    let ledger = Arc::new(Ledger::new("here"));
+fn ledger() -> Arc<LeaseLedger> {
+    let ledger = Arc::new(LeaseLedger::new("here"));
     let now = ledger.now();
     ledger.registered(&registration(1), Exchange { asked: now, answered: now }).unwrap();
     ledger
@@ -46,12 +46,12 @@ fn ticket_of(lease: &str, tenant: &str, provisional: bool) -> Vec<u8> {
     })
 }
 
-fn enrol(ledger: &Arc<Ledger>, lease: &str) -> Result<(Enrolment, Arc<EndRequest>), Error> {
+fn enrol(ledger: &Arc<LeaseLedger>, lease: &str) -> Result<(Enrolment, Arc<EndRequest>), Error> {
     let end = Arc::new(EndRequest::new().unwrap());
     ledger.enrol(&ticket(lease), end.clone()).map(|enrolled| (enrolled.enrolment, end))
 }
 
-fn answer(ledger: &Ledger, reply: &NodeReportReply) -> NodeReport {
+fn answer(ledger: &LeaseLedger, reply: &NodeReportReply) -> NodeReport {
     let (report, now) = (ledger.report(), ledger.now());
     let reply = NodeReportReply { now_unix_ms: NOW_UNIX_MS, ..reply.clone() };
     let wanted = |order: &EndOrder| WantedEnd {
@@ -62,8 +62,8 @@ fn answer(ledger: &Ledger, reply: &NodeReportReply) -> NodeReport {
     report
 }
 
-fn released() -> End {
-    End { code: 0, reason: "released".into() }
+fn released() -> BookedEnd {
+    BookedEnd { code: 0, reason: "released".into() }
 }
 
 #[test]
@@ -71,7 +71,7 @@ fn bills_from_the_start_of_billing_and_releases_the_meter() {
     let ledger = ledger();
     let (enrolment, _end) = enrol(&ledger, "a").unwrap();
     assert_eq!(ledger.report().leases[0].usage, Some(Default::default()));
-    let meter = Arc::new(Meter::open(UsageLayout::new(1, 1), Calibration::start()).unwrap());
+    let meter = Arc::new(LeaseMeter::open(UsageLayout::new(1, 1), Calibration::start()).unwrap());
     enrolment.bill(meter.clone());
     std::thread::sleep(Duration::from_millis(2));
     let running = ledger.report().leases[0].usage.unwrap();
@@ -100,10 +100,10 @@ fn lease_end_wakes_the_reporter_and_its_answer_the_supervisor() {
     let reporter = std::thread::spawn({
         let ledger = ledger.clone();
         move || {
-            let mut seen = Seen::default();
-            assert_eq!(ledger.wait_turn(&mut seen, LONG), Turn::Act);
+            let mut seen = NewsCursor::default();
+            assert_eq!(ledger.wait_turn(&mut seen, LONG), ThreadStep::Act);
             answer(&ledger, &NodeReportReply::default());
-            assert_eq!(ledger.wait_turn(&mut seen, LONG), Turn::Finish);
+            assert_eq!(ledger.wait_turn(&mut seen, LONG), ThreadStep::Finish);
         }
     });
     enrolment.finish(released());
@@ -118,15 +118,15 @@ fn lease_end_wakes_the_reporter_and_its_answer_the_supervisor() {
 #[test]
 fn journals_a_new_lease_at_once_and_reports_it_later() {
     let ledger = ledger();
-    let (mut keepers, mut reporters) = (Seen::with_beginnings(), Seen::default());
+    let (mut keepers, mut reporters) = (NewsCursor::with_beginnings(), NewsCursor::default());
     let (enrolment, _end) = enrol(&ledger, "a").unwrap();
-    enrolment.bill(Arc::new(Meter::open(UsageLayout::new(1, 1), Calibration::start()).unwrap()));
-    assert_eq!(ledger.wait_turn(&mut keepers, LONG), Turn::Act);
+    enrolment.bill(Arc::new(LeaseMeter::open(UsageLayout::new(1, 1), Calibration::start()).unwrap()));
+    assert_eq!(ledger.wait_turn(&mut keepers, LONG), ThreadStep::Act);
     ledger.wait_turn(&mut reporters, Duration::ZERO);
     assert_eq!((keepers.news, keepers.begun), (reporters.news, Some(1)));
     enrolment.finish(released());
-    assert_eq!(ledger.wait_turn(&mut keepers, LONG), Turn::Act);
-    assert_eq!(ledger.wait_turn(&mut reporters, LONG), Turn::Act);
+    assert_eq!(ledger.wait_turn(&mut keepers, LONG), ThreadStep::Act);
+    assert_eq!(ledger.wait_turn(&mut reporters, LONG), ThreadStep::Act);
 }
 
 #[test]

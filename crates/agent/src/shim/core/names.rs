@@ -10,24 +10,24 @@ use std::sync::Arc;
 use sublet_proto::v1::{self, shim_message::Body};
 use sublet_proto::{Code, Error};
 use sublet_xpu::wire::check_name_len;
-use sublet_xpu::{FifoShape, GlobalId, Rights};
+use sublet_xpu::{FifoRights, FifoShape, GlobalId};
 
-use super::{Claim, Core, Descriptor, Effect, Fifo, MAX_FIFOS, Peer, Pending, Tag};
+use super::{Claim, DelayedRequest, FifoDescriptor, FifoState, MAX_FIFOS, Peer, ShimCore, ShimEffect, Tag};
 
 /// A tenant's name of a FIFO.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub(super) struct Name {
+pub(super) struct TenantFifoName {
     pub(super) tenant: Arc<str>,
     pub(super) name: String,
 }
 
 /// FIFOs that have or claim each name: one, except while claims are under way.
 #[derive(Default)]
-pub(super) struct Names(HashMap<Name, BTreeSet<GlobalId>>);
+pub(super) struct FifoNames(HashMap<TenantFifoName, BTreeSet<GlobalId>>);
 
-impl Name {
-    pub(super) fn of(told: &v1::FifoName) -> Name {
-        Name { tenant: told.tenant.as_str().into(), name: told.name.clone() }
+impl TenantFifoName {
+    pub(super) fn of(told: &v1::FifoName) -> TenantFifoName {
+        TenantFifoName { tenant: told.tenant.as_str().into(), name: told.name.clone() }
     }
 
     pub(super) fn told(&self, object: GlobalId) -> v1::FifoName {
@@ -35,12 +35,12 @@ impl Name {
     }
 }
 
-impl Names {
-    pub(super) fn insert(&mut self, name: Name, object: GlobalId) {
+impl FifoNames {
+    pub(super) fn insert(&mut self, name: TenantFifoName, object: GlobalId) {
         self.0.entry(name).or_default().insert(object);
     }
 
-    pub(super) fn remove(&mut self, name: &Name, object: GlobalId) {
+    pub(super) fn remove(&mut self, name: &TenantFifoName, object: GlobalId) {
         if let Some(holders) = self.0.get_mut(name) {
             holders.remove(&object);
             if holders.is_empty() {
@@ -50,12 +50,12 @@ impl Names {
     }
 
     /// FIFOs that have or claim a name, the lowest id first.
-    pub(super) fn holders(&self, name: &Name) -> impl Iterator<Item = GlobalId> + '_ {
+    pub(super) fn holders(&self, name: &TenantFifoName) -> impl Iterator<Item = GlobalId> + '_ {
         self.0.get(name).into_iter().flatten().copied()
     }
 
     #[cfg(test)]
-    pub(super) fn all(&self) -> BTreeSet<(Name, GlobalId)> {
+    pub(super) fn all(&self) -> BTreeSet<(TenantFifoName, GlobalId)> {
         self.0
             .iter()
             .flat_map(|(name, holders)| holders.iter().map(|object| (name.clone(), *object)))
@@ -63,7 +63,7 @@ impl Names {
     }
 }
 
-impl Core {
+impl ShimCore {
     /// Creates a FIFO, which the calling process reads.
     pub(super) fn init(
         &mut self,
@@ -80,7 +80,7 @@ impl Core {
             ));
         }
         check_name_len(name.len())?;
-        let name = (!name.is_empty()).then(|| Name { tenant: process.tenant.clone(), name });
+        let name = (!name.is_empty()).then(|| TenantFifoName { tenant: process.tenant.clone(), name });
         let object = self.new_id(by.pu);
         let Some(name) = name else { return self.make((by, tag), object, None, shape).map(|()| None) };
         if let Some(holder) = self.held_here(&name).or_else(|| self.pending_claim(&name)) {
@@ -93,7 +93,7 @@ impl Core {
         let awaits: BTreeSet<Peer> = self.peers.keys().copied().collect();
         let told = name.told(object);
         let claim = Claim { by, tag, name, shape, object, awaits: awaits.clone(), lost_to: None };
-        let token = self.await_peers(Pending::Claim(claim))?;
+        let token = self.await_peers(DelayedRequest::Claim(claim))?;
         for peer in awaits {
             self.tell(peer, Body::Claim(v1::NameClaim { token, name: Some(told.clone()) }));
         }
@@ -101,21 +101,23 @@ impl Core {
     }
 
     /// The FIFO of this agent that has a name.
-    pub(super) fn held_here(&self, name: &Name) -> Option<GlobalId> {
+    pub(super) fn held_here(&self, name: &TenantFifoName) -> Option<GlobalId> {
         self.names.holders(name).find(|holder| self.is_here(*holder))
     }
 
     /// The FIFO for which a process of this agent claims a name now.
-    pub(super) fn pending_claim(&self, wanted: &Name) -> Option<GlobalId> {
+    pub(super) fn pending_claim(&self, wanted: &TenantFifoName) -> Option<GlobalId> {
         self.pending.values().find_map(|pending| match pending {
-            Pending::Claim(Claim { name, object, lost_to: None, .. }) if name == wanted => Some(*object),
+            DelayedRequest::Claim(Claim { name, object, lost_to: None, .. }) if name == wanted => {
+                Some(*object)
+            }
             _ => None,
         })
     }
 
     /// Handles a neighbour's claim to a name.
     pub(super) fn claimed(&mut self, peer: Peer, token: u64, claimed: &v1::FifoName) {
-        let (name, object) = (Name::of(claimed), GlobalId::from_bits(claimed.object));
+        let (name, object) = (TenantFifoName::of(claimed), GlobalId::from_bits(claimed.object));
         let claiming = || self.pending_claim(&name).filter(|own| *own < object);
         let holder = self.held_here(&name).or_else(claiming);
         if holder.is_none() {
@@ -127,9 +129,9 @@ impl Core {
     }
 
     /// Gives up a claim of this agent to another FIFO.
-    pub(super) fn give_up_claim(&mut self, wanted: &Name, to: GlobalId) {
+    pub(super) fn give_up_claim(&mut self, wanted: &TenantFifoName, to: GlobalId) {
         for pending in self.pending.values_mut() {
-            if let Pending::Claim(Claim { name, lost_to, .. }) = pending
+            if let DelayedRequest::Claim(Claim { name, lost_to, .. }) = pending
                 && name == wanted
             {
                 lost_to.get_or_insert(to);
@@ -139,7 +141,7 @@ impl Core {
 
     /// Handles a neighbour's answer to a claim; also called when that neighbour will not answer any more.
     pub(super) fn claim_answered(&mut self, peer: Peer, token: u64, holder: Option<GlobalId>) {
-        let Some(Pending::Claim(Claim { awaits, lost_to, .. })) = self.pending.get_mut(&token) else {
+        let Some(DelayedRequest::Claim(Claim { awaits, lost_to, .. })) = self.pending.get_mut(&token) else {
             return;
         };
         awaits.remove(&peer);
@@ -149,7 +151,7 @@ impl Core {
         if !awaits.is_empty() {
             return;
         }
-        let Some(Pending::Claim(claim)) = self.pending.remove(&token) else { return };
+        let Some(DelayedRequest::Claim(claim)) = self.pending.remove(&token) else { return };
         let Claim { by, tag, name, shape, object, lost_to, .. } = claim;
         if let Some(holder) = lost_to {
             self.release_name(&name, object);
@@ -163,7 +165,7 @@ impl Core {
     }
 
     /// A name is free again, which neighbours learn lazily.
-    pub(super) fn release_name(&mut self, name: &Name, object: GlobalId) {
+    pub(super) fn release_name(&mut self, name: &TenantFifoName, object: GlobalId) {
         self.names.remove(name, object);
         if !self.peers.is_empty() {
             self.gone.names.push(name.told(object));
@@ -174,18 +176,18 @@ impl Core {
         &mut self,
         (by, tag): (GlobalId, Tag),
         object: GlobalId,
-        name: Option<Name>,
+        name: Option<TenantFifoName>,
         shape: FifoShape,
     ) -> Result<(), Error> {
         let tenant = self.process(by)?.tenant.clone();
-        let at = self.describe(by, Descriptor::Reader(object))?;
-        let fifo = Fifo {
+        let at = self.describe(by, FifoDescriptor::Reader(object))?;
+        let fifo = FifoState {
             name,
             tenant,
             shape,
             creator: by,
             reader: Some((by, at.descriptor)),
-            rights: BTreeMap::from([(by, Rights::ALL)]),
+            rights: BTreeMap::from([(by, FifoRights::ALL)]),
             writers: BTreeMap::new(),
             next_connection: 1,
         };
@@ -199,7 +201,7 @@ impl Core {
         if let Some(process) = self.processes.get_mut(&by) {
             process.fifos.insert(object);
         }
-        self.out.push_back(Effect::Read { at, tag, object, shape });
+        self.out.push_back(ShimEffect::Read { at, tag, object, shape });
         Ok(())
     }
 }

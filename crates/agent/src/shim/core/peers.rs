@@ -7,13 +7,16 @@ use sublet_proto::{Code, Error, pu};
 use sublet_xpu::GlobalId;
 
 use super::rights::told_rights;
-use super::{Asked, Claim, Core, MAX_NAME_BYTES, MAX_PEER_NAMES, MAX_TOLD, Name, Neighbour, Peer, Pending};
+use super::{
+    Claim, DelayedRequest, MAX_NAME_BYTES, MAX_PEER_NAMES, MAX_TOLD, Peer, RightsChangeOrigin, ShimCore,
+    ShimNeighbour, TenantFifoName,
+};
 
 /// A neighbour has sent a message that it must not send: no further message of it is handled.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) struct Violation(pub(crate) String);
+pub(crate) struct ProtocolViolation(pub(crate) String);
 
-impl Core {
+impl ShimCore {
     /// Greets a linked neighbour: the agent of `node`, which serves `units`. The first messages tell it what is known
     /// here, and all later ones what changes.
     pub(crate) fn greet(&mut self, peer: Peer, node: &str, units: &[u32]) {
@@ -24,7 +27,7 @@ impl Core {
             name.map(|name| name.told(*object))
         });
         let claimed = self.pending.values().filter_map(|pending| match pending {
-            Pending::Claim(Claim { name, object, lost_to: None, .. }) => Some(name.told(*object)),
+            DelayedRequest::Claim(Claim { name, object, lost_to: None, .. }) => Some(name.told(*object)),
             _ => None,
         });
         let rights = self.fifos.iter().flat_map(|(object, fifo)| {
@@ -32,7 +35,10 @@ impl Core {
             held.map(|(pid, rights)| told_rights(0, *pid, *object, &fifo.tenant, *rights))
         });
         let (names, rights): (Vec<_>, Vec<_>) = (held.chain(claimed).collect(), rights.collect());
-        self.peers.insert(peer, Neighbour { node: node.into(), units: units.into(), ..Neighbour::default() });
+        self.peers.insert(
+            peer,
+            ShimNeighbour { node: node.into(), units: units.into(), ..ShimNeighbour::default() },
+        );
         let told = |names: &[v1::FifoName], rights: &[v1::RightsUpdate], more| {
             let (instance, units) = (self.instance.clone(), self.units.iter().copied().collect());
             let (kind, names, rights) = (self.kind.clone(), names.into(), rights.into());
@@ -45,15 +51,20 @@ impl Core {
     }
 
     /// Handles the first message of a neighbour, with its parts combined.
-    pub(crate) fn linked(&mut self, peer: Peer, sync: &v1::ShimSync, units: &[u32]) -> Result<(), Violation> {
+    pub(crate) fn linked(
+        &mut self,
+        peer: Peer,
+        sync: &v1::ShimSync,
+        units: &[u32],
+    ) -> Result<(), ProtocolViolation> {
         if let Some(unit) = sync.units.iter().find(|unit| !units.contains(unit)) {
-            return Err(Violation(format!(
+            return Err(ProtocolViolation(format!(
                 "it says that it serves processing unit {unit:x}, which is not its own"
             )));
         }
         let kind = pu::kind(&sync.kind);
         if !pu::is_processor_kind(kind) {
-            return Err(Violation(format!("it says that its processor is of kind {kind:.40?}")));
+            return Err(ProtocolViolation(format!("it says that its processor is of kind {kind:.40?}")));
         }
         let known = self.instances.insert(peer, sync.instance.clone());
         if known.is_some_and(|known| known != sync.instance) {
@@ -83,7 +94,7 @@ impl Core {
 
     /// Resolves a name that both nodes may have: the FIFO with the lower id keeps it.
     fn meet(&mut self, peer: Peer, told: &v1::FifoName) {
-        let (name, theirs) = (Name::of(told), GlobalId::from_bits(told.object));
+        let (name, theirs) = (TenantFifoName::of(told), GlobalId::from_bits(told.object));
         if let Some(ours) = self.held_here(&name).filter(|ours| theirs < *ours) {
             self.release_name(&name, ours);
         }
@@ -94,7 +105,7 @@ impl Core {
     }
 
     /// Notes that a neighbour's FIFO has this name or claims it.
-    pub(super) fn learn_name(&mut self, peer: Peer, name: Name, object: GlobalId) {
+    pub(super) fn learn_name(&mut self, peer: Peer, name: TenantFifoName, object: GlobalId) {
         let Some(neighbour) = self.peers.get_mut(&peer) else { return };
         if neighbour.names.len() < MAX_PEER_NAMES {
             neighbour.names.insert((name.clone(), object));
@@ -115,17 +126,20 @@ impl Core {
         for (name, object) in neighbour.names {
             self.names.remove(&name, object);
         }
-        self.forget_asked(|asked| matches!(asked, Asked::There { peer: by, .. } if by == peer));
+        self.forget_asked(|asked| matches!(asked, RightsChangeOrigin::There { peer: by, .. } if by == peer));
         let lost = || Error::new(Code::AgentUnreachable, format!("processing unit {peer:x} is out of reach"));
         for token in self.pending.keys().copied().collect::<Vec<_>>() {
             match self.pending.get(&token) {
-                Some(Pending::Claim(claim)) if claim.awaits.contains(&peer) => {
+                Some(DelayedRequest::Claim(claim)) if claim.awaits.contains(&peer) => {
                     self.claim_answered(peer, token, None)
                 }
-                Some(Pending::Update { peer: of, .. }) if *of == peer => self.updated(token, Err(lost())),
-                Some(Pending::Change { by, tag, peer: of } | Pending::Connect { by, tag, peer: of, .. })
-                    if *of == peer =>
-                {
+                Some(DelayedRequest::Update { peer: of, .. }) if *of == peer => {
+                    self.updated(token, Err(lost()))
+                }
+                Some(
+                    DelayedRequest::Change { by, tag, peer: of }
+                    | DelayedRequest::Connect { by, tag, peer: of, .. },
+                ) if *of == peer => {
                     let call = (*by, *tag);
                     self.pending.remove(&token);
                     self.answer(call, Err(lost()));
@@ -147,7 +161,9 @@ impl Core {
             .iter()
             .flat_map(|(pid, process)| {
                 process.descriptors.values().filter_map(|what| match what {
-                    super::Descriptor::Writer { object, connection, is_over: false } if is_theirs(object) => {
+                    super::FifoDescriptor::Writer { object, connection, is_over: false }
+                        if is_theirs(object) =>
+                    {
                         Some((*pid, *object, *connection))
                     }
                     _ => None,
@@ -165,11 +181,11 @@ impl Core {
     }
 
     /// Handles a message of a neighbour.
-    pub(crate) fn heard(&mut self, peer: Peer, message: v1::ShimMessage) -> Result<(), Violation> {
+    pub(crate) fn heard(&mut self, peer: Peer, message: v1::ShimMessage) -> Result<(), ProtocolViolation> {
         match self.peers.get(&peer) {
             None => return Ok(()),
             Some(neighbour) if !neighbour.is_linked => {
-                return Err(Violation("it does not begin with what it knows".into()));
+                return Err(ProtocolViolation("it does not begin with what it knows".into()));
             }
             Some(_) => {}
         }
@@ -205,7 +221,7 @@ impl Core {
             Some(Body::Gone(gone)) => self.gone_there(peer, &gone)?,
             Some(Body::Alive(_)) => {}
             Some(Body::Sync(_)) | None => {
-                return Err(Violation("it says what makes no sense once it is linked".into()));
+                return Err(ProtocolViolation("it says what makes no sense once it is linked".into()));
             }
         }
         Ok(())
@@ -217,14 +233,15 @@ impl Core {
             code => Err(Error::new(Code::from_number(code), done.message.clone())),
         };
         match self.pending.get(&done.token) {
-            Some(Pending::Update { peer: of, .. }) if *of == peer => self.updated(done.token, outcome),
-            Some(Pending::Change { by, tag, peer: of }) if *of == peer => {
+            Some(DelayedRequest::Update { peer: of, .. }) if *of == peer => self.updated(done.token, outcome),
+            Some(DelayedRequest::Change { by, tag, peer: of }) if *of == peer => {
                 let call = (*by, *tag);
                 self.pending.remove(&done.token);
                 self.answer(call, outcome.map(|()| 0));
             }
-            Some(Pending::Connect { peer: of, .. }) if *of == peer => {
-                let Some(Pending::Connect { by, tag, object, to, .. }) = self.pending.remove(&done.token)
+            Some(DelayedRequest::Connect { peer: of, .. }) if *of == peer => {
+                let Some(DelayedRequest::Connect { by, tag, object, to, .. }) =
+                    self.pending.remove(&done.token)
                 else {
                     return;
                 };
@@ -237,14 +254,14 @@ impl Core {
         }
     }
 
-    fn gone_there(&mut self, peer: Peer, gone: &v1::ShimGone) -> Result<(), Violation> {
+    fn gone_there(&mut self, peer: Peer, gone: &v1::ShimGone) -> Result<(), ProtocolViolation> {
         for &pid in &gone.processes {
             self.check_own(peer, pid)?;
             self.forget_process(GlobalId::from_bits(pid));
         }
         for told in &gone.names {
             self.check_name(peer, Some(told))?;
-            let (name, object) = (Name::of(told), GlobalId::from_bits(told.object));
+            let (name, object) = (TenantFifoName::of(told), GlobalId::from_bits(told.object));
             self.names.remove(&name, object);
             if let Some(neighbour) = self.peers.get_mut(&peer) {
                 neighbour.names.remove(&(name, object));
@@ -254,18 +271,18 @@ impl Core {
     }
 
     /// Checks that a neighbour sends messages only about its own processes and FIFOs.
-    fn check_own(&self, peer: Peer, id: u64) -> Result<(), Violation> {
+    fn check_own(&self, peer: Peer, id: u64) -> Result<(), ProtocolViolation> {
         let id = GlobalId::from_bits(id);
         if self.routes.get(&id.pu) == Some(&peer) {
             return Ok(());
         }
-        Err(Violation(format!("it speaks for {id}, which is not its own")))
+        Err(ProtocolViolation(format!("it speaks for {id}, which is not its own")))
     }
 
-    fn check_name(&self, peer: Peer, told: Option<&v1::FifoName>) -> Result<(), Violation> {
-        let told = told.ok_or_else(|| Violation("it speaks of a name without saying it".into()))?;
+    fn check_name(&self, peer: Peer, told: Option<&v1::FifoName>) -> Result<(), ProtocolViolation> {
+        let told = told.ok_or_else(|| ProtocolViolation("it speaks of a name without saying it".into()))?;
         if told.name.is_empty() || told.name.len() > MAX_NAME_BYTES {
-            return Err(Violation(format!("it speaks of a name of {} bytes", told.name.len())));
+            return Err(ProtocolViolation(format!("it speaks of a name of {} bytes", told.name.len())));
         }
         self.check_own(peer, told.object)
     }

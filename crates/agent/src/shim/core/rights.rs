@@ -2,16 +2,19 @@
 
 use sublet_proto::v1::{self, shim_message::Body};
 use sublet_proto::{Code, Error};
-use sublet_xpu::{GlobalId, Rights};
+use sublet_xpu::{FifoRights, GlobalId};
 
-use super::{Asked, Core, Fifo, MAX_HOLDERS, Peer, Pending, Tag, denied, no_fifo, no_process};
+use super::{
+    DelayedRequest, FifoState, MAX_HOLDERS, Peer, RightsChangeOrigin, ShimCore, Tag, denied, no_fifo,
+    no_process,
+};
 
 /// Process, FIFO and rights of a change.
-type Change = (GlobalId, GlobalId, Rights);
+type Change = (GlobalId, GlobalId, FifoRights);
 
-impl Core {
+impl ShimCore {
     /// Rights of a process of this agent, as far as they are known here.
-    pub(super) fn rights(&self, pid: GlobalId, object: GlobalId) -> Rights {
+    pub(super) fn rights(&self, pid: GlobalId, object: GlobalId) -> FifoRights {
         if let Some(fifo) = self.fifos.get(&object) {
             return fifo.rights.get(&pid).copied().unwrap_or_default();
         }
@@ -19,7 +22,7 @@ impl Core {
     }
 
     /// A FIFO of this agent, for a process that names it: one of another tenant does not exist for it.
-    pub(super) fn fifo_for(&self, by: GlobalId, object: GlobalId) -> Result<&Fifo, Error> {
+    pub(super) fn fifo_for(&self, by: GlobalId, object: GlobalId) -> Result<&FifoState, Error> {
         let tenant = self.processes.get(&by).map(|process| &process.tenant);
         let fifo = self.fifos.get(&object).filter(|fifo| tenant.is_none_or(|tenant| *tenant == fifo.tenant));
         fifo.ok_or_else(|| no_fifo(&object.to_string()))
@@ -33,13 +36,18 @@ impl Core {
         revoked: bool,
     ) -> Result<Option<u64>, Error> {
         if self.is_here(object) {
-            return self.change_here(Asked::Here { by, tag }, by, (process, object, rights), revoked);
+            return self.change_here(
+                RightsChangeOrigin::Here { by, tag },
+                by,
+                (process, object, rights),
+                revoked,
+            );
         }
         let peer = self.route(object)?;
-        if !self.rights(by, object).contains(Rights::OWN) {
+        if !self.rights(by, object).contains(FifoRights::OWN) {
             return Err(denied(by, "own", object));
         }
-        let token = self.await_peers(Pending::Change { by, tag, peer })?;
+        let token = self.await_peers(DelayedRequest::Change { by, tag, peer })?;
         let (by, process, object) = (by.to_bits(), process.to_bits(), object.to_bits());
         self.tell(
             peer,
@@ -52,19 +60,19 @@ impl Core {
     /// answer.
     pub(super) fn change_here(
         &mut self,
-        asked: Asked,
+        asked: RightsChangeOrigin,
         by: GlobalId,
         (process, object, rights): Change,
         revoked: bool,
     ) -> Result<Option<u64>, Error> {
         let fifo = self.fifo_for(by, object)?;
-        if !fifo.rights_of(by).contains(Rights::OWN) {
+        if !fifo.rights_of(by).contains(FifoRights::OWN) {
             return Err(denied(by, "own", object));
         }
         let tenant = fifo.tenant.clone();
         let before = fifo.rights_of(process);
         let after = if revoked { before.without(rights) } else { before | rights };
-        if !revoked && before == Rights::NONE && fifo.rights.len() >= MAX_HOLDERS {
+        if !revoked && before == FifoRights::NONE && fifo.rights.len() >= MAX_HOLDERS {
             let message = format!("{MAX_HOLDERS} processes have rights to FIFO {object} already");
             return Err(Error::new(Code::TooManyInFlight, message));
         }
@@ -90,24 +98,25 @@ impl Core {
             }
             Err(error) => return Err(error),
         };
-        let token = self.await_peers(Pending::Update { asked, peer, revoked, process, object, before })?;
+        let token =
+            self.await_peers(DelayedRequest::Update { asked, peer, revoked, process, object, before })?;
         self.set_rights(process, object, after);
         self.tell(peer, Body::Update(told_rights(token, process, object, &tenant, after)));
         Ok(None)
     }
 
     /// Sets the rights of a process to a FIFO. Connections that depended on a lost right end with it.
-    pub(super) fn set_rights(&mut self, process: GlobalId, object: GlobalId, rights: Rights) {
+    pub(super) fn set_rights(&mut self, process: GlobalId, object: GlobalId, rights: FifoRights) {
         let Some(fifo) = self.fifos.get_mut(&object) else { return };
-        if rights == Rights::NONE {
+        if rights == FifoRights::NONE {
             fifo.rights.remove(&process);
         } else {
             fifo.rights.insert(process, rights);
         }
-        if !rights.contains(Rights::WRITE) {
+        if !rights.contains(FifoRights::WRITE) {
             self.end_writer(object, process, Code::PermissionDenied);
         }
-        if !rights.contains(Rights::READ) {
+        if !rights.contains(FifoRights::READ) {
             self.end_reader(object, process, Code::PermissionDenied);
         }
         debug_assert!(
@@ -118,7 +127,7 @@ impl Core {
 
     /// Handles the answer of a process's agent to a change of its rights.
     pub(super) fn updated(&mut self, token: u64, outcome: Result<(), Error>) {
-        let Some(Pending::Update { asked, revoked, process, object, before, .. }) =
+        let Some(DelayedRequest::Update { asked, revoked, process, object, before, .. }) =
             self.pending.remove(&token)
         else {
             return;
@@ -132,17 +141,17 @@ impl Core {
             Ok(()) => Ok(()),
         };
         match asked {
-            Asked::Here { by, tag } => self.answer((by, tag), outcome.map(|()| 0)),
-            Asked::There { peer, token } => self.done(peer, token, outcome),
-            Asked::Gone => {}
+            RightsChangeOrigin::Here { by, tag } => self.answer((by, tag), outcome.map(|()| 0)),
+            RightsChangeOrigin::There { peer, token } => self.done(peer, token, outcome),
+            RightsChangeOrigin::Gone => {}
         }
     }
 
     /// Restores the rights before a failed change. If a later change is under way, it records them as the rights to
     /// restore.
-    fn undo_change(&mut self, token: u64, of: GlobalId, to: GlobalId, rights: Rights) {
+    fn undo_change(&mut self, token: u64, of: GlobalId, to: GlobalId, rights: FifoRights) {
         let later = self.pending.range_mut(token..).find_map(|(_, pending)| match pending {
-            Pending::Update { process, object, before, .. } if (*process, *object) == (of, to) => {
+            DelayedRequest::Update { process, object, before, .. } if (*process, *object) == (of, to) => {
                 Some(before)
             }
             _ => None,
@@ -157,8 +166,8 @@ impl Core {
     pub(super) fn asked_to_change(&mut self, peer: Peer, change: &v1::RightsChange) {
         let token = change.token;
         let id = GlobalId::from_bits;
-        let asked = Asked::There { peer, token };
-        let changed = Rights::from_bits(change.rights).and_then(|rights| {
+        let asked = RightsChangeOrigin::There { peer, token };
+        let changed = FifoRights::from_bits(change.rights).and_then(|rights| {
             self.change_here(
                 asked,
                 id(change.by),
@@ -176,10 +185,10 @@ impl Core {
     /// Updates the copy of the rights of this agent's process to a FIFO of a neighbour.
     pub(super) fn update(&mut self, update: &v1::RightsUpdate) -> Result<(), Error> {
         let (pid, object) = (GlobalId::from_bits(update.process), GlobalId::from_bits(update.object));
-        let rights = Rights::from_bits(update.rights)?;
+        let rights = FifoRights::from_bits(update.rights)?;
         let process = self.processes.get_mut(&pid).filter(|process| *process.tenant == *update.tenant);
         let process = process.ok_or_else(|| no_process(pid))?;
-        if rights == Rights::NONE {
+        if rights == FifoRights::NONE {
             process.rights.remove(&object);
         } else if process.rights.len() < MAX_HOLDERS || process.rights.contains_key(&object) {
             process.rights.insert(object, rights);
@@ -219,14 +228,14 @@ pub(super) fn told_rights(
     process: GlobalId,
     object: GlobalId,
     tenant: &str,
-    rights: Rights,
+    rights: FifoRights,
 ) -> v1::RightsUpdate {
     let (process, object) = (process.to_bits(), object.to_bits());
     v1::RightsUpdate { token, process, object, tenant: tenant.to_owned(), rights: rights.to_bits() }
 }
 
-impl Fifo {
-    pub(super) fn rights_of(&self, pid: GlobalId) -> Rights {
+impl FifoState {
+    pub(super) fn rights_of(&self, pid: GlobalId) -> FifoRights {
         self.rights.get(&pid).copied().unwrap_or_default()
     }
 }

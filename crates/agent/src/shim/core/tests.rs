@@ -8,14 +8,14 @@ use super::*;
 
 /// Several agents whose messages are delivered only on demand.
 struct Computer {
-    cores: Vec<Core>,
+    cores: Vec<ShimCore>,
     /// Messages under way, from one agent to another.
     wires: BTreeMap<(usize, usize), VecDeque<v1::ShimMessage>>,
     up: BTreeSet<(usize, usize)>,
     /// First messages of which not all parts have arrived.
     begun: BTreeMap<(usize, usize), v1::ShimSync>,
     answers: HashMap<(GlobalId, Tag), Result<u64, Error>>,
-    others: Vec<Effect>,
+    others: Vec<ShimEffect>,
     tag: Tag,
 }
 
@@ -28,7 +28,7 @@ fn unit(index: usize) -> u32 {
 impl Computer {
     fn new(agents: usize) -> Computer {
         let cores = (0..agents)
-            .map(|index| Core::new((NODES[index], pu::PROCESSOR), format!("{index}"), &[unit(index)], 1))
+            .map(|index| ShimCore::new((NODES[index], pu::PROCESSOR), format!("{index}"), &[unit(index)], 1))
             .collect();
         let (wires, up, begun, answers) = Default::default();
         let mut computer = Computer { cores, wires, up, begun, answers, others: Vec::new(), tag: 0 };
@@ -64,26 +64,26 @@ impl Computer {
     /// Carries out the effects of the cores; messages wait on their wires.
     fn settle(&mut self) {
         for index in 0..self.cores.len() {
-            let effects: Vec<Effect> = std::iter::from_fn(|| self.cores[index].next_effect()).collect();
+            let effects: Vec<ShimEffect> = std::iter::from_fn(|| self.cores[index].next_effect()).collect();
             for effect in effects {
                 match effect {
-                    Effect::Tell { peer, message } => {
+                    ShimEffect::Tell { peer, message } => {
                         let wire = self.wires.get_mut(&(index, peer as usize - 1));
                         wire.expect("nobody is told who is not linked").push_back(message);
                     }
-                    Effect::Answer { process, tag, answer } => {
+                    ShimEffect::Answer { process, tag, answer } => {
                         assert!(self.answers.insert((process, tag), answer).is_none(), "answered twice");
                     }
-                    Effect::Read { at, tag, object, .. } => {
+                    ShimEffect::Read { at, tag, object, .. } => {
                         self.answers.insert((at.process, tag), Ok(object.to_bits()));
                     }
-                    Effect::Join { writer, tag, .. } => {
+                    ShimEffect::Join { writer, tag, .. } => {
                         self.answers.insert((writer.process, tag), Ok(u64::from(writer.descriptor)));
                     }
-                    Effect::Dial { at, tag, .. } => {
+                    ShimEffect::Dial { at, tag, .. } => {
                         self.answers.insert((at.process, tag), Ok(u64::from(at.descriptor)));
                     }
-                    Effect::Invite { way, reader, peer, token, .. } => {
+                    ShimEffect::Invite { way, reader, peer, token, .. } => {
                         let (connection, reader) = (way.connection, reader.process.to_bits());
                         let invited =
                             v1::FifoInvited { token, connection, reader, ..v1::FifoInvited::default() };
@@ -131,12 +131,12 @@ impl Computer {
         self.cores[agent].enter(tenant, unit(agent), 1 << 20).unwrap()
     }
 
-    fn core(&mut self, id: GlobalId) -> &mut Core {
+    fn core(&mut self, id: GlobalId) -> &mut ShimCore {
         &mut self.cores[id.pu as usize - 1]
     }
 
     /// Makes a call, without waiting for its answer.
-    fn begin(&mut self, by: GlobalId, call: Call) -> Tag {
+    fn begin(&mut self, by: GlobalId, call: ShimCall) -> Tag {
         self.tag += 1;
         let tag = self.tag;
         self.core(by).call(by, tag, call);
@@ -144,7 +144,7 @@ impl Computer {
         tag
     }
 
-    fn call(&mut self, by: GlobalId, call: Call) -> Result<u64, Error> {
+    fn call(&mut self, by: GlobalId, call: ShimCall) -> Result<u64, Error> {
         let tag = self.begin(by, call);
         self.deliver_all();
         self.answers.remove(&(by, tag)).expect("a call is answered when all messages have come")
@@ -154,8 +154,8 @@ impl Computer {
         self.call(by, init(name)).map(GlobalId::from_bits)
     }
 
-    fn rights_of(&mut self, by: GlobalId, object: GlobalId) -> Rights {
-        Rights::from_bits(self.call(by, Call::Rights { object }).unwrap() as u32).unwrap()
+    fn rights_of(&mut self, by: GlobalId, object: GlobalId) -> FifoRights {
+        FifoRights::from_bits(self.call(by, ShimCall::Rights { object }).unwrap() as u32).unwrap()
     }
 }
 
@@ -164,16 +164,16 @@ fn said(body: shim_message::Body) -> v1::ShimMessage {
     v1::ShimMessage { body: Some(body) }
 }
 
-fn init(name: &str) -> Call {
-    Call::Init { name: name.into(), shape: FifoShape::default() }
+fn init(name: &str) -> ShimCall {
+    ShimCall::Init { name: name.into(), shape: FifoShape::default() }
 }
 
-fn connect(name: &str) -> Call {
-    Call::Connect { to: Target::Named(name.into()) }
+fn connect(name: &str) -> ShimCall {
+    ShimCall::Connect { to: FifoTarget::Named(name.into()) }
 }
 
-fn grant(to: GlobalId, object: GlobalId, rights: Rights) -> Call {
-    Call::Grant { to, object, rights }
+fn grant(to: GlobalId, object: GlobalId, rights: FifoRights) -> ShimCall {
+    ShimCall::Grant { to, object, rights }
 }
 
 #[test]
@@ -186,21 +186,21 @@ fn only_processes_with_the_right_connect_from_any_unit() {
         assert_eq!(refused.code, Code::PermissionDenied);
         assert!(refused.message.contains(&writer.to_string()), "{refused}");
         // A right other than to write is not enough, and a process without the right to own grants nothing.
-        computer.call(reader, grant(writer, object, Rights::READ)).unwrap();
+        computer.call(reader, grant(writer, object, FifoRights::READ)).unwrap();
         assert_eq!(computer.call(writer, connect("frames")).unwrap_err().code, Code::PermissionDenied);
-        let refused = computer.call(writer, grant(writer, object, Rights::WRITE)).unwrap_err();
+        let refused = computer.call(writer, grant(writer, object, FifoRights::WRITE)).unwrap_err();
         assert_eq!(refused.code, Code::PermissionDenied);
-        computer.call(reader, grant(writer, object, Rights::WRITE)).unwrap();
-        assert_eq!(computer.rights_of(writer, object), Rights::READ | Rights::WRITE);
+        computer.call(reader, grant(writer, object, FifoRights::WRITE)).unwrap();
+        assert_eq!(computer.rights_of(writer, object), FifoRights::READ | FifoRights::WRITE);
         computer.call(writer, connect("frames")).unwrap();
     }
     // A process with the right to own grants from any unit, and revokes rights of others.
-    computer.call(reader, grant(far, object, Rights::OWN)).unwrap();
+    computer.call(reader, grant(far, object, FifoRights::OWN)).unwrap();
     let another = computer.enter(1, "t");
-    computer.call(far, grant(another, object, Rights::WRITE)).unwrap();
+    computer.call(far, grant(another, object, FifoRights::WRITE)).unwrap();
     computer.call(another, connect("frames")).unwrap();
-    computer.call(far, Call::Revoke { from: near, object, rights: Rights::WRITE }).unwrap();
-    assert_eq!(computer.rights_of(near, object), Rights::READ);
+    computer.call(far, ShimCall::Revoke { from: near, object, rights: FifoRights::WRITE }).unwrap();
+    assert_eq!(computer.rights_of(near, object), FifoRights::READ);
     assert_eq!(computer.call(near, connect("frames")).unwrap_err().code, Code::PermissionDenied);
 }
 
@@ -209,17 +209,18 @@ fn refuses_a_spawn_with_rights_the_parent_cannot_grant() {
     let mut computer = Computer::new(2);
     let (owner, parent) = (computer.enter(0, "t"), computer.enter(0, "t"));
     let object = computer.init(owner, "f").unwrap();
-    computer.call(owner, grant(parent, object, Rights::READ | Rights::WRITE)).unwrap();
+    computer.call(owner, grant(parent, object, FifoRights::READ | FifoRights::WRITE)).unwrap();
     let program = v1::Program { path: "bin/child".into(), ..v1::Program::default() };
     for on in [0, 1] {
-        let capabilities = vec![(object, Rights::WRITE)];
-        let spawn = Spawn { unit: unit(on), program: program.clone(), package: String::new(), capabilities };
-        let refused = computer.call(parent, Call::Spawn(Box::new(spawn.clone()))).unwrap_err();
+        let capabilities = vec![(object, FifoRights::WRITE)];
+        let spawn =
+            SpawnRequest { unit: unit(on), program: program.clone(), package: String::new(), capabilities };
+        let refused = computer.call(parent, ShimCall::Spawn(Box::new(spawn.clone()))).unwrap_err();
         assert_eq!(refused.code, Code::PermissionDenied);
         assert!(refused.message.contains("no right to own"), "{refused}");
         assert_eq!(computer.others, [], "and nothing is leased");
-        computer.begin(owner, Call::Spawn(Box::new(spawn)));
-        assert!(matches!(computer.others.pop(), Some(Effect::Spawn { by, .. }) if by == owner));
+        computer.begin(owner, ShimCall::Spawn(Box::new(spawn)));
+        assert!(matches!(computer.others.pop(), Some(ShimEffect::Spawn { by, .. }) if by == owner));
     }
 }
 
@@ -229,8 +230,8 @@ fn a_program_is_one_of_its_package() {
     let parent = computer.enter(0, "t");
     for path in ["../child", "/bin/sh", "bin/../../sh"] {
         let program = v1::Program { path: path.into(), ..v1::Program::default() };
-        let spawn = Spawn { unit: unit(1), program, package: String::new(), capabilities: vec![] };
-        let refused = computer.call(parent, Call::Spawn(Box::new(spawn))).unwrap_err();
+        let spawn = SpawnRequest { unit: unit(1), program, package: String::new(), capabilities: vec![] };
+        let refused = computer.call(parent, ShimCall::Spawn(Box::new(spawn))).unwrap_err();
         assert_eq!(refused.code, Code::InvalidArgument);
         assert!(refused.message.contains(path), "{refused}");
         assert_eq!(computer.others, [], "and nothing is leased");
@@ -243,22 +244,23 @@ fn revoking_ends_connections_before_it_is_answered() {
     let (reader, near, far) = (computer.enter(0, "t"), computer.enter(0, "t"), computer.enter(1, "t"));
     let object = computer.init(reader, "f").unwrap();
     for writer in [near, far] {
-        computer.call(reader, grant(writer, object, Rights::WRITE)).unwrap();
+        computer.call(reader, grant(writer, object, FifoRights::WRITE)).unwrap();
         let descriptor = computer.call(writer, connect("f")).unwrap() as u32;
         computer.others.clear();
-        let tag = computer.begin(reader, Call::Revoke { from: writer, object, rights: Rights::WRITE });
+        let tag =
+            computer.begin(reader, ShimCall::Revoke { from: writer, object, rights: FifoRights::WRITE });
         // The connection ends at once where the FIFO is, whatever the other agent does.
-        let parted = |effect: &Effect| matches!(effect, Effect::Part { at_once: true, .. });
+        let parted = |effect: &ShimEffect| matches!(effect, ShimEffect::Part { at_once: true, .. });
         assert!(computer.others.iter().any(parted), "{:?}", computer.others);
         assert_eq!(computer.answers.contains_key(&(reader, tag)), writer == near);
         computer.deliver_all();
         computer.answers.remove(&(reader, tag)).unwrap().unwrap();
-        let at = At { process: writer, descriptor };
-        let ended = |effect: &Effect| matches!(effect, Effect::End { at: of, code: Code::PermissionDenied, .. } if *of == at);
+        let at = ProcessDescriptor { process: writer, descriptor };
+        let ended = |effect: &ShimEffect| matches!(effect, ShimEffect::End { at: of, code: Code::PermissionDenied, .. } if *of == at);
         assert!(computer.others.iter().any(ended), "{:?}", computer.others);
         // It is closed once, and not twice.
-        computer.call(writer, Call::Close { descriptor }).unwrap();
-        let again = computer.call(writer, Call::Close { descriptor }).unwrap_err();
+        computer.call(writer, ShimCall::Close { descriptor }).unwrap();
+        let again = computer.call(writer, ShimCall::Close { descriptor }).unwrap_err();
         assert_eq!((again.code, again.message.contains("not open")), (Code::InvalidArgument, true));
     }
 }
@@ -268,21 +270,21 @@ fn revokes_the_right_of_an_unreachable_process_at_once() {
     let mut computer = Computer::new(2);
     let (reader, far) = (computer.enter(0, "t"), computer.enter(1, "t"));
     let object = computer.init(reader, "f").unwrap();
-    computer.call(reader, grant(far, object, Rights::WRITE)).unwrap();
+    computer.call(reader, grant(far, object, FifoRights::WRITE)).unwrap();
     computer.call(far, connect("f")).unwrap();
     // On its way, the answer is lost with the link.
-    let tag = computer.begin(reader, Call::Revoke { from: far, object, rights: Rights::WRITE });
+    let tag = computer.begin(reader, ShimCall::Revoke { from: far, object, rights: FifoRights::WRITE });
     computer.unlink(0, 1);
     computer.answers.remove(&(reader, tag)).unwrap().unwrap();
-    let granted = computer.call(reader, grant(far, object, Rights::WRITE)).unwrap_err();
+    let granted = computer.call(reader, grant(far, object, FifoRights::WRITE)).unwrap_err();
     assert_eq!(granted.code, Code::AgentUnreachable);
-    computer.call(reader, Call::Revoke { from: far, object, rights: Rights::ALL }).unwrap();
+    computer.call(reader, ShimCall::Revoke { from: far, object, rights: FifoRights::ALL }).unwrap();
     assert_eq!(computer.call(far, connect("f")).unwrap_err().code, Code::InvalidArgument);
-    let by_id = Call::Connect { to: Target::Object(object) };
+    let by_id = ShimCall::Connect { to: FifoTarget::Object(object) };
     assert_eq!(computer.call(far, by_id).unwrap_err().code, Code::AgentUnreachable);
     computer.link(0, 1);
     computer.deliver_all();
-    assert_eq!(computer.rights_of(far, object), Rights::NONE);
+    assert_eq!(computer.rights_of(far, object), FifoRights::NONE);
     assert_eq!(computer.call(far, connect("f")).unwrap_err().code, Code::PermissionDenied);
 }
 
@@ -291,16 +293,16 @@ fn sends_no_answer_to_an_unreachable_requester() {
     let mut computer = Computer::new(2);
     let (reader, far) = (computer.enter(0, "t"), computer.enter(1, "t"));
     let (another, object) = (computer.enter(1, "t"), computer.init(reader, "f").unwrap());
-    computer.call(reader, grant(far, object, Rights::OWN)).unwrap();
+    computer.call(reader, grant(far, object, FifoRights::OWN)).unwrap();
     // It waits for the agent that has asked for it, in its turn, when the link is lost.
-    let tag = computer.begin(far, grant(another, object, Rights::WRITE));
+    let tag = computer.begin(far, grant(another, object, FifoRights::WRITE));
     computer.deliver((1, 0));
     computer.unlink(0, 1);
     assert_eq!(computer.answers.remove(&(far, tag)).unwrap().unwrap_err().code, Code::AgentUnreachable);
-    assert_eq!(computer.cores[0].fifos[&object].rights_of(another), Rights::NONE);
+    assert_eq!(computer.cores[0].fifos[&object].rights_of(another), FifoRights::NONE);
     computer.link(0, 1);
     computer.deliver_all();
-    assert_eq!(computer.rights_of(another, object), Rights::NONE);
+    assert_eq!(computer.rights_of(another, object), FifoRights::NONE);
 }
 
 #[test]
@@ -308,7 +310,7 @@ fn what_is_granted_twice_and_fails_twice_is_not_granted() {
     let mut computer = Computer::new(2);
     let (reader, far) = (computer.enter(0, "t"), computer.enter(1, "t"));
     let object = computer.init(reader, "f").unwrap();
-    let tags = [0; 2].map(|_| computer.begin(reader, grant(far, object, Rights::WRITE)));
+    let tags = [0; 2].map(|_| computer.begin(reader, grant(far, object, FifoRights::WRITE)));
     computer.unlink(0, 1);
     for tag in tags {
         assert_eq!(
@@ -316,7 +318,7 @@ fn what_is_granted_twice_and_fails_twice_is_not_granted() {
             Code::AgentUnreachable
         );
     }
-    assert_eq!(computer.cores[0].fifos[&object].rights_of(far), Rights::NONE);
+    assert_eq!(computer.cores[0].fifos[&object].rights_of(far), FifoRights::NONE);
 }
 
 #[test]
@@ -324,13 +326,13 @@ fn revokes_a_right_that_is_being_announced() {
     let mut computer = Computer::new(2);
     let (reader, far) = (computer.enter(0, "t"), computer.enter(1, "t"));
     let object = computer.init(reader, "f").unwrap();
-    computer.call(reader, grant(far, object, Rights::WRITE)).unwrap();
+    computer.call(reader, grant(far, object, FifoRights::WRITE)).unwrap();
     computer.unlink(0, 1);
     computer.link(0, 1);
-    let tag = computer.begin(reader, Call::Revoke { from: far, object, rights: Rights::WRITE });
+    let tag = computer.begin(reader, ShimCall::Revoke { from: far, object, rights: FifoRights::WRITE });
     computer.answers.remove(&(reader, tag)).unwrap().unwrap();
     computer.deliver_all();
-    assert_eq!(computer.rights_of(far, object), Rights::NONE);
+    assert_eq!(computer.rights_of(far, object), FifoRights::NONE);
 }
 
 #[test]
@@ -341,16 +343,16 @@ fn tenants_have_separate_names_and_grant_each_other_nothing() {
     computer.init(theirs, "name").unwrap();
     assert_eq!(computer.init(far, "name").unwrap_err().code, Code::AlreadyAllocated);
     for stranger in [theirs, far, GlobalId { pu: 2, local: 4711 }] {
-        let refused = computer.call(ours, grant(stranger, object, Rights::WRITE)).unwrap_err();
+        let refused = computer.call(ours, grant(stranger, object, FifoRights::WRITE)).unwrap_err();
         assert_eq!(
             (refused.code, refused.message),
             (Code::InvalidArgument, format!("there is no process {stranger}"))
         );
-        assert_eq!(computer.rights_of(ours, object), Rights::ALL);
+        assert_eq!(computer.rights_of(ours, object), FifoRights::ALL);
     }
     let nowhere = GlobalId { pu: 9, local: 1 };
     assert_eq!(
-        computer.call(ours, grant(nowhere, object, Rights::READ)).unwrap_err().code,
+        computer.call(ours, grant(nowhere, object, FifoRights::READ)).unwrap_err().code,
         Code::AgentUnreachable
     );
 }
@@ -361,10 +363,10 @@ fn a_fifo_of_another_tenant_does_not_exist() {
     let (ours, theirs) = (computer.enter(0, "a"), computer.enter(0, "b"));
     let object = computer.init(ours, "name").unwrap();
     for call in [
-        Call::Connect { to: Target::Object(object) },
-        Call::ConnectToRead { to: Target::Object(object) },
-        grant(theirs, object, Rights::WRITE),
-        Call::Revoke { from: ours, object, rights: Rights::READ },
+        ShimCall::Connect { to: FifoTarget::Object(object) },
+        ShimCall::ConnectToRead { to: FifoTarget::Object(object) },
+        grant(theirs, object, FifoRights::WRITE),
+        ShimCall::Revoke { from: ours, object, rights: FifoRights::READ },
     ] {
         let refused = computer.call(theirs, call).unwrap_err();
         assert_eq!(refused.message, format!("there is no FIFO {object}"));
@@ -387,7 +389,7 @@ fn one_of_two_concurrent_claims_gets_the_name() {
         assert_eq!(outcomes[1].as_ref().unwrap_err().code, Code::AlreadyAllocated);
         let somebody = computer.enter(2, "t");
         let object = GlobalId::from_bits(*outcomes[0].as_ref().unwrap());
-        computer.call(low, grant(somebody, object, Rights::WRITE)).unwrap();
+        computer.call(low, grant(somebody, object, FifoRights::WRITE)).unwrap();
         computer.call(somebody, connect("n")).unwrap();
     }
 }
@@ -398,11 +400,11 @@ fn the_lower_id_keeps_a_name_taken_twice_while_apart() {
     let (low, high, writer) = (computer.enter(0, "t"), computer.enter(1, "t"), computer.enter(1, "t"));
     computer.unlink(0, 1);
     let (kept, lost) = (computer.init(low, "n").unwrap(), computer.init(high, "n").unwrap());
-    computer.call(high, grant(writer, lost, Rights::WRITE)).unwrap();
+    computer.call(high, grant(writer, lost, FifoRights::WRITE)).unwrap();
     computer.call(writer, connect("n")).unwrap();
     computer.link(0, 1);
     computer.deliver_all();
-    computer.cores.iter_mut().for_each(Core::tick);
+    computer.cores.iter_mut().for_each(ShimCore::tick);
     computer.settle();
     computer.deliver_all();
     // The other FIFO continues, and is reached by its id.
@@ -411,7 +413,7 @@ fn the_lower_id_keeps_a_name_taken_twice_while_apart() {
         refused.code == Code::PermissionDenied && refused.message.contains(&kept.to_string()),
         "{refused}"
     );
-    computer.call(writer, Call::Connect { to: Target::Object(lost) }).unwrap();
+    computer.call(writer, ShimCall::Connect { to: FifoTarget::Object(lost) }).unwrap();
 }
 
 #[test]
@@ -419,21 +421,23 @@ fn an_agent_that_returns_anew_has_none_of_its_processes() {
     let mut computer = Computer::new(2);
     let (reader, far) = (computer.enter(0, "t"), computer.enter(1, "t"));
     let (object, theirs) = (computer.init(reader, "f").unwrap(), computer.init(far, "g").unwrap());
-    computer.call(reader, grant(far, object, Rights::WRITE)).unwrap();
-    computer.call(far, grant(reader, theirs, Rights::WRITE)).unwrap();
+    computer.call(reader, grant(far, object, FifoRights::WRITE)).unwrap();
+    computer.call(far, grant(reader, theirs, FifoRights::WRITE)).unwrap();
     computer.call(far, connect("f")).unwrap();
     let descriptor = computer.call(reader, connect("g")).unwrap() as u32;
     computer.unlink(0, 1);
-    computer.cores[1] = Core::new((NODES[1], pu::PROCESSOR), "anew".into(), &[2], 100);
+    computer.cores[1] = ShimCore::new((NODES[1], pu::PROCESSOR), "anew".into(), &[2], 100);
     assert!(computer.cores[0].peers.is_empty());
     computer.others.clear();
     computer.link(0, 1);
     computer.deliver_all();
-    assert!(computer.others.iter().any(|effect| matches!(effect, Effect::Part { at_once: false, .. })));
-    let at = At { process: reader, descriptor };
-    assert!(computer.others.iter().any(|effect| matches!(effect, Effect::End { at: of, .. } if *of == at)));
+    assert!(computer.others.iter().any(|effect| matches!(effect, ShimEffect::Part { at_once: false, .. })));
+    let at = ProcessDescriptor { process: reader, descriptor };
+    assert!(
+        computer.others.iter().any(|effect| matches!(effect, ShimEffect::End { at: of, .. } if *of == at))
+    );
     let anew = computer.enter(1, "t");
-    assert_eq!((computer.rights_of(reader, theirs), anew.local), (Rights::NONE, 100));
+    assert_eq!((computer.rights_of(reader, theirs), anew.local), (FifoRights::NONE, 100));
     assert_eq!(computer.cores[0].fifos[&object].rights.len(), 1);
     assert!(computer.cores[0].fifos[&object].writers.is_empty());
     computer.init(anew, "g").unwrap();
@@ -445,18 +449,18 @@ fn an_ended_process_loses_its_fifos_and_rights() {
     let (reader, near, far) = (computer.enter(0, "t"), computer.enter(0, "t"), computer.enter(1, "t"));
     let object = computer.init(reader, "f").unwrap();
     for writer in [near, far] {
-        computer.call(reader, grant(writer, object, Rights::WRITE)).unwrap();
+        computer.call(reader, grant(writer, object, FifoRights::WRITE)).unwrap();
         computer.call(writer, connect("f")).unwrap();
     }
     computer.others.clear();
     computer.cores[0].leave(near);
     computer.settle();
     // The reader still reads what the process has written before.
-    assert!(computer.others.iter().any(|effect| matches!(effect, Effect::Part { at_once: false, .. })));
+    assert!(computer.others.iter().any(|effect| matches!(effect, ShimEffect::Part { at_once: false, .. })));
     computer.cores[0].leave(reader);
     computer.settle();
     computer.deliver_all();
-    let ended = |effect: &Effect| matches!(effect, Effect::End { at, code: Code::LeaseEnded, .. } if at.process == far);
+    let ended = |effect: &ShimEffect| matches!(effect, ShimEffect::End { at, code: Code::LeaseEnded, .. } if at.process == far);
     assert!(computer.others.iter().any(ended), "{:?}", computer.others);
     // The copy of the name is stale until the agent has told, and harmless.
     assert_eq!(computer.call(far, connect("f")).unwrap_err().code, Code::InvalidArgument);
@@ -469,17 +473,16 @@ fn who_reads_can_change_and_writers_learn_when_nobody_does() {
     let mut computer = Computer::new(2);
     let (creator, next, far) = (computer.enter(0, "t"), computer.enter(0, "t"), computer.enter(1, "t"));
     let object = computer.init(creator, "f").unwrap();
-    let to_read = || Call::ConnectToRead { to: Target::Named("f".into()) };
+    let to_read = || ShimCall::ConnectToRead { to: FifoTarget::Named("f".into()) };
     assert_eq!(computer.call(next, to_read()).unwrap_err().code, Code::PermissionDenied);
-    computer.call(creator, grant(next, object, Rights::READ)).unwrap();
+    computer.call(creator, grant(next, object, FifoRights::READ)).unwrap();
     assert_eq!(computer.call(next, to_read()).unwrap_err().code, Code::AlreadyAllocated);
-    computer.call(creator, grant(far, object, Rights::READ | Rights::WRITE)).unwrap();
+    computer.call(creator, grant(far, object, FifoRights::READ | FifoRights::WRITE)).unwrap();
     let written = computer.call(far, connect("f")).unwrap() as u32;
     computer.others.clear();
-    computer.call(creator, Call::Close { descriptor: 0 }).unwrap();
-    let at = At { process: far, descriptor: written };
-    let ended =
-        |effect: &Effect| matches!(effect, Effect::End { at: of, code: Code::LeaseEnded, .. } if *of == at);
+    computer.call(creator, ShimCall::Close { descriptor: 0 }).unwrap();
+    let at = ProcessDescriptor { process: far, descriptor: written };
+    let ended = |effect: &ShimEffect| matches!(effect, ShimEffect::End { at: of, code: Code::LeaseEnded, .. } if *of == at);
     assert!(computer.others.iter().any(ended));
     assert_eq!(computer.call(far, connect("f")).unwrap_err().code, Code::TryLater);
     assert_eq!(
@@ -490,7 +493,7 @@ fn who_reads_can_change_and_writers_learn_when_nobody_does() {
     computer.call(next, to_read()).unwrap();
     computer.call(far, connect("f")).unwrap();
     // And when the right to read is revoked.
-    computer.call(creator, Call::Revoke { from: next, object, rights: Rights::READ }).unwrap();
+    computer.call(creator, ShimCall::Revoke { from: next, object, rights: FifoRights::READ }).unwrap();
     assert_eq!(computer.call(far, connect("f")).unwrap_err().code, Code::TryLater);
 }
 
@@ -499,7 +502,7 @@ fn a_neighbour_speaks_for_itself_alone() {
     let mut computer = Computer::new(3);
     let (ours, third) = (computer.enter(0, "t"), computer.enter(2, "t"));
     let object = computer.init(ours, "f").unwrap();
-    computer.call(ours, grant(third, object, Rights::WRITE | Rights::OWN)).unwrap();
+    computer.call(ours, grant(third, object, FifoRights::WRITE | FifoRights::OWN)).unwrap();
     let (ours, third, object) = (ours.to_bits(), third.to_bits(), object.to_bits());
     let name = |object| v1::FifoName { tenant: "t".into(), name: "x".into(), object };
     let elsewhere = 3 << 32 | 9;
@@ -565,15 +568,16 @@ fn who_was_not_asked_answers_and_ends_nothing() {
     let mut computer = Computer::new(3);
     let (ours, third) = (computer.enter(0, "t"), computer.enter(2, "t"));
     let (object, theirs) = (computer.init(ours, "f").unwrap(), computer.init(third, "g").unwrap());
-    computer.call(ours, grant(third, object, Rights::WRITE)).unwrap();
-    computer.call(third, grant(ours, theirs, Rights::WRITE | Rights::OWN)).unwrap();
+    computer.call(ours, grant(third, object, FifoRights::WRITE)).unwrap();
+    computer.call(third, grant(ours, theirs, FifoRights::WRITE | FifoRights::OWN)).unwrap();
     computer.call(third, connect("f")).unwrap();
     let connection = *computer.cores[0].fifos[&object].writers.keys().next().unwrap();
     let closed = v1::FifoClosed { object: object.to_bits(), connection };
     computer.cores[0].heard(2, said(shim_message::Body::Closed(closed))).unwrap();
     assert_eq!(computer.cores[0].next_effect(), None);
     assert_eq!(computer.cores[0].fifos[&object].writers.len(), 1);
-    for call in [grant(third, object, Rights::READ), grant(third, theirs, Rights::READ), connect("g")] {
+    for call in [grant(third, object, FifoRights::READ), grant(third, theirs, FifoRights::READ), connect("g")]
+    {
         let tag = computer.begin(ours, call);
         let token = match computer.wires[&(0, 2)].back().and_then(|asked| asked.body.as_ref()) {
             Some(shim_message::Body::Update(update)) => update.token,
@@ -608,8 +612,9 @@ fn refuses_messages_before_the_first_sync() {
 fn finds_devices_by_name_of_linked_processors_only() {
     let node = |name: &str| [pu::PROCESSOR, "opencl0"].map(|unit| pu::id(name, unit));
     let (here, there) = (node(NODES[0]), node(NODES[1]));
-    let mut core = Core::new((NODES[0], pu::PROCESSOR), "start".into(), &here, 1);
-    let found = |core: &Core, processor, name: &str| core.device(processor, name).map_err(|error| error.code);
+    let mut core = ShimCore::new((NODES[0], pu::PROCESSOR), "start".into(), &here, 1);
+    let found =
+        |core: &ShimCore, processor, name: &str| core.device(processor, name).map_err(|error| error.code);
     assert_eq!(found(&core, here[0], "opencl0"), Ok(here[1]));
     assert_eq!(found(&core, here[1], "opencl0"), Ok(here[1]), "as a process on it asks");
     for none in ["cuda0", "opencl1", pu::PROCESSOR, ""] {
@@ -631,8 +636,8 @@ fn finds_a_unit_of_a_kind_locally_before_linked_nodes() {
     let node = |name: &str, units: &[&str]| units.iter().map(|unit| pu::id(name, unit)).collect::<Vec<_>>();
     let here = node(NODES[0], &[pu::PROCESSOR]);
     let there = node(NODES[1], &[pu::PROCESSOR, "opencl0"]);
-    let mut core = Core::new((NODES[0], "cpu"), "start".into(), &here, 1);
-    let found = |core: &Core, kind: &str| core.unit_of(kind).map_err(|error| error.code);
+    let mut core = ShimCore::new((NODES[0], "cpu"), "start".into(), &here, 1);
+    let found = |core: &ShimCore, kind: &str| core.unit_of(kind).map_err(|error| error.code);
     assert_eq!(found(&core, "cpu"), Ok(here[0]));
     for none in ["dpu", "opencl", "cuda", ""] {
         assert_eq!(found(&core, none), Err(Code::AgentUnreachable), "{none:?}");
@@ -654,7 +659,7 @@ fn finds_a_unit_of_a_kind_locally_before_linked_nodes() {
     core.unlinked(there[0]);
     assert_eq!(found(&core, "dpu"), Err(Code::AgentUnreachable));
     let both = node(NODES[0], &[pu::PROCESSOR, "opencl3"]);
-    let core = Core::new((NODES[0], "dpu"), "start".into(), &both, 1);
+    let core = ShimCore::new((NODES[0], "dpu"), "start".into(), &both, 1);
     assert_eq!((found(&core, "dpu"), found(&core, "opencl")), (Ok(both[0]), Ok(both[1])));
 }
 
@@ -664,13 +669,13 @@ fn everything_of_a_process_has_a_bound() {
     let (reader, writer) = (computer.enter(0, "t"), computer.enter(0, "t"));
     let room = (1u64 << 20) / FifoShape::default().region_bytes();
     let object = computer.init(reader, "").unwrap();
-    computer.call(reader, grant(writer, object, Rights::WRITE)).unwrap();
-    let to = || Call::Connect { to: Target::Object(object) };
+    computer.call(reader, grant(writer, object, FifoRights::WRITE)).unwrap();
+    let to = || ShimCall::Connect { to: FifoTarget::Object(object) };
     for _ in 0..room {
         computer.call(writer, to()).unwrap();
     }
     assert_eq!(computer.call(writer, to()).unwrap_err().code, Code::InsufficientResources);
-    computer.call(writer, Call::Close { descriptor: 0 }).unwrap();
+    computer.call(writer, ShimCall::Close { descriptor: 0 }).unwrap();
     computer.call(writer, to()).unwrap();
     for _ in 1..MAX_FIFOS {
         computer.init(reader, "").unwrap();
@@ -679,14 +684,14 @@ fn everything_of_a_process_has_a_bound() {
     let long = "x".repeat(MAX_NAME_BYTES + 1);
     assert_eq!(computer.init(writer, &long).unwrap_err().code, Code::InvalidArgument);
     for wrong in [
-        Call::Close { descriptor: 99 },
-        Call::Object { descriptor: 99 },
-        Call::Cut { descriptor: 99, connection: 1 },
+        ShimCall::Close { descriptor: 99 },
+        ShimCall::Object { descriptor: 99 },
+        ShimCall::Cut { descriptor: 99, connection: 1 },
     ] {
         assert_eq!(computer.call(writer, wrong).unwrap_err().code, Code::InvalidArgument);
     }
     assert_eq!(
-        computer.call(writer, Call::Cut { descriptor: 1, connection: 1 }).unwrap_err().code,
+        computer.call(writer, ShimCall::Cut { descriptor: 1, connection: 1 }).unwrap_err().code,
         Code::InvalidArgument
     );
 }
@@ -738,8 +743,8 @@ fn objects(computer: &Computer) -> Vec<GlobalId> {
 }
 
 /// Names that FIFOs have on their own agents.
-fn held(computer: &Computer) -> Vec<(Name, GlobalId)> {
-    let of = |core: &Core| {
+fn held(computer: &Computer) -> Vec<(TenantFifoName, GlobalId)> {
+    let of = |core: &ShimCore| {
         let named = core.fifos.iter().filter_map(|(object, fifo)| Some((fifo.name.clone()?, *object)));
         named.filter(|(name, object)| core.held_here(name) == Some(*object)).collect::<Vec<_>>()
     };
@@ -752,7 +757,7 @@ fn perform(computer: &mut Computer, step: &Step) {
     let process = |index: usize| processes.get(index % processes.len().max(1)).copied();
     let fifo = |index: usize| fifos.get(index % fifos.len().max(1)).copied();
     let linked = |computer: &Computer, one: usize, other: usize| computer.up.contains(&(one, other));
-    let rights = |bits: &u32| Rights::from_bits(*bits).unwrap();
+    let rights = |bits: &u32| FifoRights::from_bits(*bits).unwrap();
     match step {
         Step::Enter(agent) => drop(computer.enter(*agent, "t")),
         Step::Leave(which) => {
@@ -773,7 +778,7 @@ fn perform(computer: &mut Computer, step: &Step) {
         }
         Step::Revoke(by, from, of, bits) => {
             if let (Some(by), Some(from), Some(object)) = (process(*by), process(*from), fifo(*of)) {
-                computer.begin(by, Call::Revoke { from, object, rights: rights(bits) });
+                computer.begin(by, ShimCall::Revoke { from, object, rights: rights(bits) });
             }
         }
         Step::Connect(by, name) => {
@@ -783,7 +788,7 @@ fn perform(computer: &mut Computer, step: &Step) {
         }
         Step::Close(by, descriptor) => {
             if let Some(by) = process(*by) {
-                computer.begin(by, Call::Close { descriptor: *descriptor });
+                computer.begin(by, ShimCall::Close { descriptor: *descriptor });
             }
         }
         Step::Deliver(from, to) => computer.deliver((*from, *to)),
@@ -810,7 +815,7 @@ fn come_to_rest(computer: &mut Computer) {
     }
     for _ in 0..3 {
         computer.deliver_all();
-        computer.cores.iter_mut().for_each(Core::tick);
+        computer.cores.iter_mut().for_each(ShimCore::tick);
         computer.settle();
     }
     computer.deliver_all();
@@ -845,7 +850,7 @@ proptest! {
                     prop_assert_eq!(home.rights(*pid, *object), *rights, "{} of {}", object, pid);
                 }
                 for (writer, _) in fifo.writers.values() {
-                    prop_assert!(fifo.rights_of(*writer).contains(Rights::WRITE) || !processes.contains(writer));
+                    prop_assert!(fifo.rights_of(*writer).contains(FifoRights::WRITE) || !processes.contains(writer));
                 }
             }
             for (pid, process) in &core.processes {

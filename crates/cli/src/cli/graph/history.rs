@@ -7,16 +7,16 @@ use serde::Serialize;
 use sublet_proto::v1::{self, ComponentState, RunInfo};
 use sublet_proto::{Code, Error};
 
-use super::plot::{self, Point};
+use super::plot::{self, MemoryPoint};
 use super::write_svg;
-use crate::cli::Connection;
-use crate::cli::output::{Output, table};
+use crate::cli::ConnectionArguments;
+use crate::cli::output::{CommandOutput, table};
 use crate::cli::parse::{show_bytes, show_ns};
 use crate::cli::time::show_moment;
 
 /// Show runs, or one run with its components and its memory over time
 #[derive(Debug, Args)]
-pub(super) struct History {
+pub(super) struct HistoryArguments {
     /// The name of a graph, or the identifier of a run [default: runs of all graphs]
     name: Option<String>,
 
@@ -29,12 +29,12 @@ pub(super) struct History {
     svg: Option<PathBuf>,
 
     #[command(flatten)]
-    connection: Connection,
+    connection: ConnectionArguments,
 }
 
 /// A run as the command shows it.
 #[derive(Serialize)]
-pub(super) struct Run {
+pub(super) struct RunSummary {
     pub(super) run: String,
     pub(super) graph: String,
     digest: String,
@@ -42,26 +42,26 @@ pub(super) struct Run {
     /// Time of the end; none while the run continues or after its client is gone.
     ended_unix_ms: Option<u64>,
     /// Error of a failed run.
-    error: Option<Failure>,
+    error: Option<FailureView>,
     /// Packages of the components at the start of the run.
-    packages: Vec<Package>,
+    packages: Vec<RunPackageView>,
     pub(super) components: Vec<ComponentUse>,
     /// Time of the report behind `components`, for a run that continues.
     pub(super) reported_unix_ms: Option<u64>,
     /// Memory over time, if the command shows a single run.
     #[serde(skip_serializing_if = "Option::is_none")]
-    points: Option<Vec<Point>>,
+    points: Option<Vec<MemoryPoint>>,
 }
 
 #[derive(Serialize)]
-struct Failure {
+struct FailureView {
     code: &'static str,
     message: String,
 }
 
 /// A package of a run's components.
 #[derive(Serialize)]
-struct Package {
+struct RunPackageView {
     /// Name of the package in the graph.
     package: String,
     /// Digest of the package that the run leases.
@@ -128,24 +128,24 @@ fn state(state: ComponentState) -> Option<&'static str> {
 
 /// Output for several runs.
 #[derive(Serialize)]
-pub(super) struct Runs {
-    pub(super) runs: Vec<Run>,
+pub(super) struct RunSummaries {
+    pub(super) runs: Vec<RunSummary>,
 }
 
 /// Shows runs.
-pub(super) fn run(arguments: &History, output: &Output) -> Result<(), Error> {
+pub(super) fn run(arguments: &HistoryArguments, output: &CommandOutput) -> Result<(), Error> {
     let manager = arguments.connection.open()?;
     let name = arguments.name.as_deref().unwrap_or_default();
     if is_run(name) {
         let page = manager.read_run(name, u64::MAX)?;
-        let points: Vec<Point> = page.points.into_iter().map(Point::from).collect();
+        let points: Vec<MemoryPoint> = page.points.into_iter().map(MemoryPoint::from).collect();
         let run = shown(page.info.unwrap_or_default());
         if let Some(file) = &arguments.svg {
             let title = format!("memory of a run of {}", run.graph);
             return write_svg(file, &plot::draw_svg(&title, &points));
         }
         let plot = plot::draw(&points);
-        let run = Run { points: Some(points), ..run };
+        let run = RunSummary { points: Some(points), ..run };
         return output.show(&run, |run| {
             let (packages, uses) = (show_packages(&run.packages), show_uses(&run.components));
             format!("{}\n{uses}\n{packages}\n{plot}", status(run))
@@ -155,14 +155,14 @@ pub(super) fn run(arguments: &History, output: &Output) -> Result<(), Error> {
         let message = format!("{name:?} is not the identifier of a run, which --svg needs");
         return Err(Error::new(Code::InvalidArgument, message));
     }
-    let runs: Vec<Run> = manager.runs(name, arguments.limit)?.into_iter().map(shown).collect();
+    let runs: Vec<RunSummary> = manager.runs(name, arguments.limit)?.into_iter().map(shown).collect();
     if runs.is_empty() && !name.is_empty() && !manager.graphs()?.iter().any(|graph| graph.name == name) {
         let message =
             format!("no graph {name:?} is deployed, and no run has this name: see `sublet graph list`");
         return Err(Error::new(Code::UnknownGraph, message));
     }
-    output.show(&Runs { runs }, |Runs { runs }| {
-        let row = |run: &Run| {
+    output.show(&RunSummaries { runs }, |RunSummaries { runs }| {
+        let row = |run: &RunSummary| {
             let began = show_moment(run.began_unix_ms);
             let took = run.ended_unix_ms.map_or(String::new(), |ended| {
                 show_ns(ended.saturating_sub(run.began_unix_ms).saturating_mul(1_000_000))
@@ -179,11 +179,11 @@ pub(super) fn is_run(name: &str) -> bool {
 }
 
 /// Converts a manager's record for output.
-pub(super) fn shown(info: RunInfo) -> Run {
+pub(super) fn shown(info: RunInfo) -> RunSummary {
     let error = (info.code != 0)
-        .then(|| Failure { code: Code::from_number(info.code).name(), message: info.message });
-    let package = |v1::PinnedPackage { package, pinned }| Package { package, pinned };
-    Run {
+        .then(|| FailureView { code: Code::from_number(info.code).name(), message: info.message });
+    let package = |v1::PinnedPackage { package, pinned }| RunPackageView { package, pinned };
+    RunSummary {
         packages: info.packages.into_iter().map(package).collect(),
         run: info.run,
         graph: info.graph,
@@ -197,16 +197,16 @@ pub(super) fn shown(info: RunInfo) -> Run {
     }
 }
 
-fn status(run: &Run) -> String {
+fn status(run: &RunSummary) -> String {
     match (&run.error, run.ended_unix_ms) {
-        (Some(Failure { code, message }), _) => format!("{code}: {message}"),
+        (Some(FailureView { code, message }), _) => format!("{code}: {message}"),
         (None, Some(_)) => "well".to_owned(),
         (None, None) => "running, or its client is gone: sublet graph resume".to_owned(),
     }
 }
 
-fn show_packages(packages: &[Package]) -> String {
-    let row = |package: &Package| [package.package.clone(), package.pinned.clone()];
+fn show_packages(packages: &[RunPackageView]) -> String {
+    let row = |package: &RunPackageView| [package.package.clone(), package.pinned.clone()];
     table(&["PACKAGE", "USED AS"], &packages.iter().map(row).collect::<Vec<_>>())
 }
 

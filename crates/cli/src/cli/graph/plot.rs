@@ -36,21 +36,21 @@ line { stroke: #d1d9e0 }
 
 /// Maximum of memory from a point in time until the next point.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
-pub(super) struct Point {
+pub(super) struct MemoryPoint {
     at_us: u64,
     allocated_bytes: u64,
     used_bytes: u64,
 }
 
-impl From<v1::UsagePoint> for Point {
-    fn from(point: v1::UsagePoint) -> Point {
+impl From<v1::UsagePoint> for MemoryPoint {
+    fn from(point: v1::UsagePoint) -> MemoryPoint {
         let v1::UsagePoint { at_us, allocated_bytes, used_bytes } = point;
-        Point { at_us, allocated_bytes, used_bytes }
+        MemoryPoint { at_us, allocated_bytes, used_bytes }
     }
 }
 
 /// Draws leased and used memory as characters, as wide as the terminal. Empty if there is nothing to draw.
-pub(super) fn draw(points: &[Point]) -> String {
+pub(super) fn draw(points: &[MemoryPoint]) -> String {
     let terminal = rustix::termios::tcgetwinsize(std::io::stdout());
     let width = terminal.map_or(0, |size| size.ws_col);
     let width = if width == 0 { USUAL_WIDTH } else { width };
@@ -58,12 +58,12 @@ pub(super) fn draw(points: &[Point]) -> String {
     draw_in(points, columns.clamp(*COLUMNS.start(), *COLUMNS.end()))
 }
 
-fn draw_in(points: &[Point], columns: usize) -> String {
+fn draw_in(points: &[MemoryPoint], columns: usize) -> String {
     let (most, end_us) = extent(points);
     if most == 0 {
         return String::new();
     }
-    let slots: Vec<Point> = (0..columns as u64)
+    let slots: Vec<MemoryPoint> = (0..columns as u64)
         .map(|column| {
             let at = |column: u64| (u128::from(end_us) * u128::from(column) / columns as u128) as u64;
             most_within(points, at(column), at(column + 1))
@@ -77,7 +77,7 @@ fn draw_in(points: &[Point], columns: usize) -> String {
             _ if row == ROWS / 2 - 1 => show_bytes(most / 2),
             _ => String::new(),
         };
-        let cell = |slot: &Point| {
+        let cell = |slot: &MemoryPoint| {
             let filled = |bytes: u64| eighths(bytes).saturating_sub(8 * row).min(8);
             match (filled(slot.used_bytes), filled(slot.allocated_bytes)) {
                 (0, 0) => ' ',
@@ -95,7 +95,7 @@ fn draw_in(points: &[Point], columns: usize) -> String {
 }
 
 /// Draws leased and used memory as SVG.
-pub(super) fn draw_svg(title: &str, points: &[Point]) -> String {
+pub(super) fn draw_svg(title: &str, points: &[MemoryPoint]) -> String {
     let (most, end_us) = extent(points);
     let (inner_width, inner_height) = (WIDTH - LEFT - MARGIN, HEIGHT - TOP - MARGIN);
     let x = |at_us: u64| LEFT + inner_width * at_us as f64 / end_us as f64;
@@ -117,7 +117,7 @@ pub(super) fn draw_svg(title: &str, points: &[Point]) -> String {
             show_bytes(bytes)
         );
     }
-    let stairs = |of: fn(&Point) -> u64| {
+    let stairs = |of: fn(&MemoryPoint) -> u64| {
         let mut path = format!("M{:.1} {:.1}", x(0), y(0));
         for (index, point) in points.iter().enumerate() {
             let until = points.get(index + 1).map_or(end_us, |next| next.at_us);
@@ -144,18 +144,18 @@ pub(super) fn draw_svg(title: &str, points: &[Point]) -> String {
 }
 
 /// Maximum bytes, and the time of the last point, at least 1 microsecond.
-fn extent(points: &[Point]) -> (u64, u64) {
+fn extent(points: &[MemoryPoint]) -> (u64, u64) {
     let most = points.iter().map(|point| point.allocated_bytes.max(point.used_bytes)).max().unwrap_or(0);
     (most, points.last().map_or(1, |last| last.at_us.max(1)))
 }
 
 /// Maximum of memory in a period.
-fn most_within(points: &[Point], from_us: u64, to_us: u64) -> Point {
+fn most_within(points: &[MemoryPoint], from_us: u64, to_us: u64) -> MemoryPoint {
     // The point before the period still holds at its start.
     let first = points.partition_point(|point| point.at_us <= from_us).saturating_sub(1);
     let within = points[first..].iter().enumerate().take_while(|(index, at)| *index == 0 || at.at_us < to_us);
-    let most = |of: fn(&Point) -> u64| within.clone().map(|(_, point)| of(point)).max().unwrap_or(0);
-    Point {
+    let most = |of: fn(&MemoryPoint) -> u64| within.clone().map(|(_, point)| of(point)).max().unwrap_or(0);
+    MemoryPoint {
         at_us: from_us,
         allocated_bytes: most(|at| at.allocated_bytes),
         used_bytes: most(|at| at.used_bytes),
@@ -166,8 +166,8 @@ fn most_within(points: &[Point], from_us: u64, to_us: u64) -> Point {
 mod tests {
     use super::*;
 
-    fn point(at_us: u64, allocated_bytes: u64, used_bytes: u64) -> Point {
-        Point { at_us, allocated_bytes, used_bytes }
+    fn point(at_us: u64, allocated_bytes: u64, used_bytes: u64) -> MemoryPoint {
+        MemoryPoint { at_us, allocated_bytes, used_bytes }
     }
 
     #[test]
@@ -186,7 +186,7 @@ mod tests {
 
     #[test]
     fn draws_peaks_shorter_than_a_column() {
-        let mut points: Vec<Point> = (0..200).map(|at| point(at * 10, 100, 10)).collect();
+        let mut points: Vec<MemoryPoint> = (0..200).map(|at| point(at * 10, 100, 10)).collect();
         points[133].used_bytes = 100;
         let text = draw_in(&points, 20);
         assert_eq!(text.lines().next().unwrap().matches('█').count(), 1, "{text}");

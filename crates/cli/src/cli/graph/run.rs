@@ -14,9 +14,9 @@ use sublet_runtime::run::{Application, News, Outcome, RunOptions};
 
 use super::history::{ComponentUse, component_uses, show_uses};
 use super::{parse, read_document};
-use crate::cli::Connection;
+use crate::cli::ConnectionArguments;
 use crate::cli::files::{is_dash, read_up_to, write_output};
-use crate::cli::output::{Output, table};
+use crate::cli::output::{CommandOutput, table};
 use crate::cli::parse::{duration, fabric, show_bytes, show_ns};
 use crate::cli::time::show_moment;
 
@@ -27,12 +27,12 @@ pub(super) struct Deploy {
     file: PathBuf,
 
     #[command(flatten)]
-    connection: Connection,
+    connection: ConnectionArguments,
 }
 
 /// Run a graph
 #[derive(Debug, Args)]
-pub(super) struct Run {
+pub(super) struct RunArguments {
     /// A document, which is deployed first, or the name or digest of a deployed graph. The path of a document contains a
     /// slash or ends with .json
     graph: String,
@@ -91,7 +91,7 @@ pub(super) struct Conditions {
     fabric: Option<FabricChoice>,
 
     #[command(flatten)]
-    pub(super) connection: Connection,
+    pub(super) connection: ConnectionArguments,
 }
 
 #[derive(Clone, Copy, Debug)]
@@ -129,7 +129,7 @@ impl Conditions {
 }
 
 impl Terms {
-    fn check(&self, output: &Output) -> Result<(), Error> {
+    fn check(&self, output: &CommandOutput) -> Result<(), Error> {
         if is_dash(&self.output) && !output.is_for_people() {
             let message =
                 "--json and the graph's output cannot both go to standard output: name a file with --output";
@@ -139,7 +139,7 @@ impl Terms {
     }
 
     /// Returns a function that prints progress for people.
-    fn tell(&self, output: &Output) -> impl FnMut(&News) + use<> {
+    fn tell(&self, output: &CommandOutput) -> impl FnMut(&News) + use<> {
         let is_told = output.is_for_people() && !self.quiet;
         move |news| {
             if is_told {
@@ -148,7 +148,7 @@ impl Terms {
         }
     }
 
-    fn finish(&self, outcome: &Outcome, took: Duration, output: &Output) -> Result<(), Error> {
+    fn finish(&self, outcome: &Outcome, took: Duration, output: &CommandOutput) -> Result<(), Error> {
         write_output(&self.output, &outputs(outcome))?;
         let ran = RunReport {
             run: &outcome.run,
@@ -190,7 +190,7 @@ impl From<GraphInfo> for DeployedGraph {
 }
 
 /// Deploys a graph.
-pub(super) fn deploy(arguments: &Deploy, output: &Output) -> Result<(), Error> {
+pub(super) fn deploy(arguments: &Deploy, output: &CommandOutput) -> Result<(), Error> {
     let document = read_document(&arguments.file)?;
     // Errors of the document are reported here, with the file's name, before a manager is contacted.
     parse(&arguments.file, &document)?;
@@ -200,15 +200,15 @@ pub(super) fn deploy(arguments: &Deploy, output: &Output) -> Result<(), Error> {
 
 /// Output of `list`.
 #[derive(Serialize)]
-struct Graphs {
+struct GraphsOutput {
     graphs: Vec<DeployedGraph>,
 }
 
 /// Lists deployed graphs.
-pub(super) fn list(connection: &Connection, output: &Output) -> Result<(), Error> {
+pub(super) fn list(connection: &ConnectionArguments, output: &CommandOutput) -> Result<(), Error> {
     let graphs: Vec<DeployedGraph> =
         connection.open()?.graphs()?.into_iter().map(DeployedGraph::from).collect();
-    output.show(&Graphs { graphs }, |Graphs { graphs }| {
+    output.show(&GraphsOutput { graphs }, |GraphsOutput { graphs }| {
         let row = |graph: &DeployedGraph| {
             let DeployedGraph { name, digest, components, size_bytes, deployed_unix_ms } = graph;
             [
@@ -227,8 +227,8 @@ pub(super) fn list(connection: &Connection, output: &Output) -> Result<(), Error
 }
 
 /// Runs a graph.
-pub(super) fn run(arguments: &Run, output: &Output) -> Result<(), Error> {
-    let Run { graph, input, terms } = arguments;
+pub(super) fn run(arguments: &RunArguments, output: &CommandOutput) -> Result<(), Error> {
+    let RunArguments { graph, input, terms } = arguments;
     terms.check(output)?;
     let application = terms.conditions.open(graph, terms.conditions.options())?;
     let failed = |error| Error::of_system(format_args!("reading the input {}", input.display()), &error);
@@ -240,7 +240,7 @@ pub(super) fn run(arguments: &Run, output: &Output) -> Result<(), Error> {
 }
 
 /// Continues a run.
-pub(super) fn resume(arguments: &Resume, output: &Output) -> Result<(), Error> {
+pub(super) fn resume(arguments: &Resume, output: &CommandOutput) -> Result<(), Error> {
     let Resume { run, terms } = arguments;
     terms.check(output)?;
     let Conditions { connection, .. } = &terms.conditions;

@@ -4,7 +4,7 @@ use std::fmt::Write;
 
 use sublet_proto::graph::{Component, Graph, Relation, Role};
 
-use super::layout::{Measures, Point, lay_out};
+use super::layout::{DrawingPoint, Measures, lay_out};
 use super::{condition, label};
 
 const CHARACTER: f64 = 7.8;
@@ -64,7 +64,7 @@ fn size(component: &Component) -> (f64, f64) {
     (widest as f64 * CHARACTER + 2.0 * PADDING, HEIGHT)
 }
 
-fn drawn_box(component: &Component, (width, height): (f64, f64), centre: Point) -> String {
+fn drawn_box(component: &Component, (width, height): (f64, f64), centre: DrawingPoint) -> String {
     let class = match &component.role {
         Role::Compute(compute) if compute.is_entry => "entry",
         Role::Compute(_) => "compute",
@@ -73,7 +73,7 @@ fn drawn_box(component: &Component, (width, height): (f64, f64), centre: Point) 
     let round = if class == "memory" { height / 2.0 } else { 3.0 };
     let [name, what] = label(component).map(|line| escaped(&line));
     let (left, top) = (centre.x - width / 2.0, centre.y - height / 2.0);
-    let Point { x, y } = centre;
+    let DrawingPoint { x, y } = centre;
     let (upper, lower) = (y - 3.0, y + 14.0);
     format!(
         "<rect class=\"{class}\" x=\"{left:.1}\" y=\"{top:.1}\" width=\"{width:.1}\" height=\"{height:.1}\" rx=\"{round}\"/>\
@@ -82,7 +82,7 @@ fn drawn_box(component: &Component, (width, height): (f64, f64), centre: Point) 
 }
 
 /// Path through the points with rounded bends, each from the middle of one segment to the middle of the next.
-fn path(points: &[Point]) -> String {
+fn path(points: &[DrawingPoint]) -> String {
     let [first, between @ .., last] = points else { return String::new() };
     let mut path = format!("M{:.1} {:.1}", first.x, first.y);
     for (bend, next) in between.iter().zip(points.iter().skip(2)) {

@@ -3,7 +3,7 @@
 
 use sublet_proto::graph::{Component, Edge, Graph, Relation};
 
-use super::layout::{Layout, Measures, Point, flow, lay_out};
+use super::layout::{DrawingPoint, GraphLayout, Measures, flow, lay_out};
 use super::{condition, label};
 
 /// Height of a box: two lines of text and a frame.
@@ -17,7 +17,7 @@ pub(super) fn draw(graph: &Graph) -> String {
     let sizes: Vec<(f64, f64)> = widths.iter().map(|width| (*width as f64, 1.0)).collect();
     let measures = Measures { sizes: &sizes, between_boxes: 4.0, between_lines: 2.0, between_layers: 2.0 };
     let layout = lay_out(graph, &measures);
-    let plan = Plan::new(graph, &widths, &layout);
+    let plan = DrawingPlan::new(graph, &widths, &layout);
     let mut canvas = Canvas::new(plan.columns, plan.rows());
     for (wire, edge) in plan.wires.iter().zip(&graph.edges) {
         plan.draw_wire(wire, edge, &mut canvas);
@@ -45,16 +45,16 @@ fn widths(graph: &Graph) -> Vec<usize> {
 }
 
 /// Rows and columns of boxes and lines.
-struct Plan {
+struct DrawingPlan {
     columns: usize,
-    boxes: Vec<Frame>,
+    boxes: Vec<BoxFrame>,
     wires: Vec<Wire>,
     /// First row of each layer, then the row after the last layer.
     layers: Vec<usize>,
 }
 
 /// A box.
-struct Frame {
+struct BoxFrame {
     layer: usize,
     left: usize,
     width: usize,
@@ -71,18 +71,18 @@ struct Wire {
     turns: Vec<Option<usize>>,
 }
 
-impl Plan {
-    fn new(graph: &Graph, widths: &[usize], layout: &Layout) -> Plan {
+impl DrawingPlan {
+    fn new(graph: &Graph, widths: &[usize], layout: &GraphLayout) -> DrawingPlan {
         let mut heights: Vec<f64> = layout.boxes.iter().map(|centre| centre.y).collect();
         heights.sort_by(f64::total_cmp);
         heights.dedup_by(|a, b| (*a - *b).abs() < 0.5);
         let layer = |y: f64| heights.partition_point(|height| *height < y - 0.5);
-        let boxes: Vec<Frame> = widths
+        let boxes: Vec<BoxFrame> = widths
             .iter()
             .zip(&layout.boxes)
             .map(|(&width, centre)| {
                 let left = (centre.x - width as f64 / 2.0).round().max(0.0) as usize;
-                Frame { layer: layer(centre.y), left, width }
+                BoxFrame { layer: layer(centre.y), left, width }
             })
             .collect();
         let mut wires: Vec<Wire> = graph
@@ -100,7 +100,7 @@ impl Plan {
         }
         let right = boxes.iter().map(|frame| frame.left + frame.width);
         let columns = right.chain(wires.iter().flat_map(|wire| wire.columns.iter().map(|column| column + 1)));
-        Plan { columns: columns.max().unwrap_or_default(), boxes, wires, layers }
+        DrawingPlan { columns: columns.max().unwrap_or_default(), boxes, wires, layers }
     }
 
     fn rows(&self) -> usize {
@@ -108,7 +108,7 @@ impl Plan {
     }
 
     fn draw_box(&self, index: usize, component: &Component, canvas: &mut Canvas) {
-        let Frame { layer, left, width } = self.boxes[index];
+        let BoxFrame { layer, left, width } = self.boxes[index];
         let top = self.layers[layer];
         let (upper, lower) = match component.memory() {
             Some(_) => (['╭', '╮'], ['╰', '╯']),
@@ -160,7 +160,7 @@ fn framed(corners: [char; 2], width: usize) -> String {
 }
 
 impl Wire {
-    fn new((from, to): (usize, usize), line: &[Point], boxes: &[Frame], heights: &[f64]) -> Wire {
+    fn new((from, to): (usize, usize), line: &[DrawingPoint], boxes: &[BoxFrame], heights: &[f64]) -> Wire {
         let is_upward = boxes[from].layer > boxes[to].layer;
         let (upper, lower) = if is_upward { (to, from) } else { (from, to) };
         let (first_layer, last_layer) = (boxes[upper].layer, boxes[lower].layer);
@@ -179,7 +179,7 @@ impl Wire {
 }
 
 /// Column of a line at this height.
-fn at(line: &[Point], y: f64) -> f64 {
+fn at(line: &[DrawingPoint], y: f64) -> f64 {
     let (Some(first), Some(last)) = (line.first(), line.last()) else { return 0.0 };
     for pair in line.windows(2) {
         let ([a, b], (low, high)) =
@@ -192,7 +192,7 @@ fn at(line: &[Point], y: f64) -> f64 {
 }
 
 /// Assigns a column to each line that ends at a box, in the order of the other ends.
-fn settle_ends(graph: &Graph, boxes: &[Frame], wires: &mut [Wire]) {
+fn settle_ends(graph: &Graph, boxes: &[BoxFrame], wires: &mut [Wire]) {
     for (index, frame) in boxes.iter().enumerate() {
         for is_below in [true, false] {
             let mut ends: Vec<(usize, usize)> = Vec::new();

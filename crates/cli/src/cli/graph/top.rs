@@ -9,9 +9,9 @@ use sublet_proto::Error;
 use sublet_proto::text::printable_text;
 use sublet_runtime::manager::ManagerClient;
 
-use super::history::{ComponentUse, Run, Runs, is_run, shown};
-use crate::cli::Connection;
-use crate::cli::output::{Output, print, table};
+use super::history::{ComponentUse, RunSummaries, RunSummary, is_run, shown};
+use crate::cli::ConnectionArguments;
+use crate::cli::output::{CommandOutput, print, table};
 use crate::cli::parse::{duration, show_bytes, show_ns};
 use crate::cli::time::now_ms;
 
@@ -37,15 +37,16 @@ pub(super) struct Top {
     every: Duration,
 
     #[command(flatten)]
-    connection: Connection,
+    connection: ConnectionArguments,
 }
 
 /// Shows the runs, once or repeatedly.
-pub(super) fn run(arguments: &Top, output: &Output) -> Result<(), Error> {
+pub(super) fn run(arguments: &Top, output: &CommandOutput) -> Result<(), Error> {
     let manager = arguments.connection.open()?;
     let name = arguments.name.as_deref().unwrap_or_default();
     if arguments.once || !output.is_for_people() || !std::io::stdout().is_terminal() {
-        return output.show(&Runs { runs: look(&manager, name)? }, |Runs { runs }| screen(runs));
+        return output
+            .show(&RunSummaries { runs: look(&manager, name)? }, |RunSummaries { runs }| screen(runs));
     }
     loop {
         let runs = look(&manager, name)?;
@@ -54,7 +55,7 @@ pub(super) fn run(arguments: &Top, output: &Output) -> Result<(), Error> {
     }
 }
 
-fn look(manager: &ManagerClient, name: &str) -> Result<Vec<Run>, Error> {
+fn look(manager: &ManagerClient, name: &str) -> Result<Vec<RunSummary>, Error> {
     if is_run(name) {
         let page = manager.read_run(name, u64::MAX)?;
         let run = page.info.filter(|info| info.ended_unix_ms == 0);
@@ -63,7 +64,7 @@ fn look(manager: &ManagerClient, name: &str) -> Result<Vec<Run>, Error> {
     Ok(manager.runs_going_on(name, RUNS)?.into_iter().map(shown).collect())
 }
 
-fn screen(runs: &[Run]) -> String {
+fn screen(runs: &[RunSummary]) -> String {
     if runs.is_empty() {
         return "no run in progress".to_owned();
     }
@@ -71,7 +72,7 @@ fn screen(runs: &[Run]) -> String {
     runs.iter().map(|run| one(run, now_ms)).collect::<Vec<_>>().join("\n")
 }
 
-fn one(run: &Run, now_ms: u64) -> String {
+fn one(run: &RunSummary, now_ms: u64) -> String {
     let since = |at_ms: u64| show_ns(now_ms.saturating_sub(at_ms).saturating_mul(1_000_000));
     let sum = |of: fn(&ComponentUse) -> u64| show_bytes(run.components.iter().map(of).sum());
     let mut text = format!(

@@ -15,11 +15,11 @@ use tokio::sync::Semaphore;
 use tokio::task::{JoinError, JoinSet};
 
 use super::run::{Conditions, outputs};
-use crate::cli::daemon::{ForWhom, Phase, Signals, blocking, notify, stop_in_order};
+use crate::cli::daemon::{DaemonPhase, ForWhom, Signals, blocking, notify, stop_in_order};
 use crate::cli::files::write_output;
-use crate::cli::output::Output;
+use crate::cli::output::CommandOutput;
 use crate::cli::parse::{duration, show_bytes, show_ns};
-use events::{Event, Kind};
+use events::{TriggerEvent, TriggerKind};
 
 const EXAMPLES: &str = "\
 Examples:
@@ -44,7 +44,7 @@ pub(super) struct Trigger {
     graph: String,
 
     #[command(flatten)]
-    kind: Kind,
+    kind: TriggerKind,
 
     /// Maximum number of concurrent runs; further events wait
     #[arg(long, value_name = "N", default_value_t = 1, value_parser = clap::value_parser!(u32).range(1..=256))]
@@ -87,19 +87,19 @@ struct FailureReport<'run> {
 struct Runner {
     application: Application,
     folder: Option<PathBuf>,
-    output: Output,
-    tally: Mutex<Tally>,
+    output: CommandOutput,
+    tally: Mutex<RunTally>,
 }
 
 #[derive(Default)]
-struct Tally {
+struct RunTally {
     ended: u64,
     failed: u64,
     last: Option<Error>,
 }
 
 /// Runs until there are no more events, or until a signal.
-pub(super) fn run(arguments: &Trigger, output: &Output) -> Result<(), Error> {
+pub(super) fn run(arguments: &Trigger, output: &CommandOutput) -> Result<(), Error> {
     let Trigger { graph, output: folder, keep_alive, conditions, .. } = arguments;
     if let Some(folder) = folder {
         std::fs::create_dir_all(folder)
@@ -109,7 +109,7 @@ pub(super) fn run(arguments: &Trigger, output: &Output) -> Result<(), Error> {
     let runner = Arc::new(Runner {
         application: conditions.open(graph, options)?,
         folder: folder.clone(),
-        output: Output::new(!output.is_for_people()),
+        output: CommandOutput::new(!output.is_for_people()),
         tally: Mutex::default(),
     });
     let failed = |error| Error::of_system("cannot make a tokio runtime", &error);
@@ -124,7 +124,7 @@ async fn serve(arguments: &Trigger, runner: &Arc<Runner>) -> Result<(), Error> {
     let Trigger { kind, at_once, for_whom, .. } = arguments;
     let mut signals = Signals::listen_for(for_whom)?;
     let mut events = kind.open(&runner.application.graph().name).await?;
-    notify(Phase::Ready);
+    notify(DaemonPhase::Ready);
     let slots = Arc::new(Semaphore::new(*at_once as usize));
     let mut runs = JoinSet::new();
     let ended = loop {
@@ -166,7 +166,7 @@ async fn serve(arguments: &Trigger, runner: &Arc<Runner>) -> Result<(), Error> {
 
 impl Runner {
     /// Runs the graph for an event, again if the event has changed meanwhile.
-    async fn see_to(self: &Arc<Runner>, event: Event) -> Result<(), Error> {
+    async fn see_to(self: &Arc<Runner>, event: TriggerEvent) -> Result<(), Error> {
         let event = Arc::new(event);
         loop {
             let (runner, of) = (self.clone(), event.clone());
@@ -181,7 +181,7 @@ impl Runner {
     }
 
     /// Runs the graph once and returns its output.
-    fn run(&self, event: &Event) -> Result<Vec<u8>, Error> {
+    fn run(&self, event: &TriggerEvent) -> Result<Vec<u8>, Error> {
         let begun = Instant::now();
         let outcome = event.input().and_then(|input| self.application.run(&input)).and_then(|outcome| {
             let bytes = outputs(&outcome);

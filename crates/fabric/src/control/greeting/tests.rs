@@ -19,15 +19,17 @@ pub(crate) fn pair() -> (TcpStream, TcpStream) {
     (here, listener.accept().unwrap().0)
 }
 
-fn greeted(kind: Kind, secret: Option<&Secret>) -> Greeting {
+fn greeted(kind: ConnectionPurpose, secret: Option<&Secret>) -> Greeting {
     Greeting::decode(&wire::hello(&kind, secret).unwrap()).unwrap()
 }
 
 #[test]
 fn both_ends_agree_on_what_a_connection_is_for() {
-    for (kind, secret) in
-        [(Kind::Control, None), (Kind::Data(LINK), Some(&SECRET)), (Kind::Bridge(BRIDGE), Some(&SECRET))]
-    {
+    for (kind, secret) in [
+        (ConnectionPurpose::Control, None),
+        (ConnectionPurpose::Data(LINK), Some(&SECRET)),
+        (ConnectionPurpose::Bridge(BRIDGE), Some(&SECRET)),
+    ] {
         let (here, there) = pair();
         prepare(&here).unwrap();
         prepare(&there).unwrap();
@@ -54,7 +56,7 @@ fn refusal_carries_its_code_and_even_a_long_reason() {
     let (here, there) = pair();
     let long = format!("the lease is over: {}", "ü".repeat(300));
     thread::scope(|scope| {
-        let client = scope.spawn(|| greet(&here, &Kind::Control, None));
+        let client = scope.spawn(|| greet(&here, &ConnectionPurpose::Control, None));
         let greeting = Greeting::receive(&there).unwrap();
         greeting.refuse(&there, &Error::new(Code::LeaseEnded, &long));
         drop(there);
@@ -70,7 +72,7 @@ fn refusal_carries_its_code_and_even_a_long_reason() {
 #[test]
 fn versions_that_differ_are_named_on_both_sides() {
     let (mut here, there) = pair();
-    let mut hello = wire::hello(&Kind::Control, None).unwrap().to_vec();
+    let mut hello = wire::hello(&ConnectionPurpose::Control, None).unwrap().to_vec();
     hello[8] = 200;
     // A later version may say more.
     hello.extend([1; 100]);
@@ -82,13 +84,13 @@ fn versions_that_differ_are_named_on_both_sides() {
     assert!(error.code == Code::VersionMismatch && named(&error, ["version 200", "version 1"]), "{error}");
     let mut answer = [0; ANSWER_BYTES];
     here.read_exact(&mut answer).unwrap();
-    let told = Answer::decode(&answer).unwrap().refusal.unwrap();
+    let told = GreetingAnswer::decode(&answer).unwrap().refusal.unwrap();
     assert!(told.code == Code::VersionMismatch && named(&told, ["version 200", "version 1"]), "{told}");
 
     let (here, mut there) = pair();
     answer[8] = 201;
     there.write_all(&answer).unwrap();
-    let error = greet(&here, &Kind::Control, None).unwrap_err();
+    let error = greet(&here, &ConnectionPurpose::Control, None).unwrap_err();
     assert!(error.code == Code::VersionMismatch && named(&error, ["version 201", "version 1"]), "{error}");
 }
 
@@ -108,12 +110,12 @@ fn what_is_not_sublet_is_refused_by_its_first_bytes() {
     }
     let (here, mut there) = pair();
     there.write_all(b"HTTP/1.1 400 Bad Request\r\n\r\n").unwrap();
-    assert_eq!(greet(&here, &Kind::Control, None).unwrap_err().code, Code::Protocol);
+    assert_eq!(greet(&here, &ConnectionPurpose::Control, None).unwrap_err().code, Code::Protocol);
 }
 
 #[test]
 fn half_a_greeting_is_none_however_it_goes_on() {
-    let hello = wire::hello(&Kind::Control, None).unwrap();
+    let hello = wire::hello(&ConnectionPurpose::Control, None).unwrap();
     // The client goes away.
     let (mut here, there) = pair();
     here.write_all(&hello[..HELLO_BYTES / 2]).unwrap();
@@ -132,7 +134,7 @@ fn half_a_greeting_is_none_however_it_goes_on() {
                     let _ = rest.next().map(|&byte| here.write_all(&[byte]));
                 }
             });
-            let peer = Peer { socket: &there, who: Who::Client };
+            let peer = GreetingPeer { socket: &there, who: GreetingParty::Client };
             let error =
                 peer.read(&mut [0; HELLO_BYTES], Instant::now() + Duration::from_millis(200)).unwrap_err();
             assert!(error.message.contains("sent no greeting in time"), "{error}");
@@ -143,7 +145,7 @@ fn half_a_greeting_is_none_however_it_goes_on() {
 
 #[test]
 fn greeting_is_valid_only_unaltered_with_its_own_secret() {
-    let hello = wire::hello(&Kind::Data(LINK), Some(&SECRET)).unwrap();
+    let hello = wire::hello(&ConnectionPurpose::Data(LINK), Some(&SECRET)).unwrap();
     assert!(Greeting::decode(&hello).unwrap().is_by(&SECRET));
     assert!(!Greeting::decode(&hello).unwrap().is_by(&[8; 32]));
     for bit in 0..HELLO_BYTES * 8 {
@@ -152,8 +154,11 @@ fn greeting_is_valid_only_unaltered_with_its_own_secret() {
         let passes = Greeting::decode(&altered).is_ok_and(|greeting| greeting.is_by(&SECRET));
         assert!(!passes, "with bit {bit} changed");
     }
-    assert!(!greeted(Kind::Control, None).is_by(&SECRET));
-    assert_eq!(greet(&pair().0, &Kind::Data(LINK), None).unwrap_err().code, Code::InvalidArgument);
+    assert!(!greeted(ConnectionPurpose::Control, None).is_by(&SECRET));
+    assert_eq!(
+        greet(&pair().0, &ConnectionPurpose::Data(LINK), None).unwrap_err().code,
+        Code::InvalidArgument
+    );
 }
 
 #[test]
@@ -161,13 +166,13 @@ fn a_recorded_greeting_is_good_once() {
     let mut counters = Counters::default();
     let mut good = |hello: &[u8; HELLO_BYTES]| match Greeting::decode(hello).unwrap() {
         greeting if !greeting.is_by(&SECRET) => false,
-        Greeting { kind: Kind::Data(link), .. } => counters.accept(link.counter),
+        Greeting { kind: ConnectionPurpose::Data(link), .. } => counters.accept(link.counter),
         _ => false,
     };
-    let recorded = wire::hello(&Kind::Data(LINK), Some(&SECRET)).unwrap();
+    let recorded = wire::hello(&ConnectionPurpose::Data(LINK), Some(&SECRET)).unwrap();
     assert!(good(&recorded) && !good(&recorded));
     let next = DataLink { counter: LINK.counter + 1, ..LINK };
-    assert!(good(&wire::hello(&Kind::Data(next), Some(&SECRET)).unwrap()));
+    assert!(good(&wire::hello(&ConnectionPurpose::Data(next), Some(&SECRET)).unwrap()));
 }
 
 #[test]
@@ -179,7 +184,7 @@ fn finds_agent_by_name_and_both_kinds_of_address() {
         thread::scope(|scope| {
             let client = scope.spawn(|| {
                 let socket = dial(&address, None, Instant::now() + PATIENCE).unwrap();
-                greet(&socket, &Kind::Control, None)
+                greet(&socket, &ConnectionPurpose::Control, None)
             });
             let there = listener.accept().unwrap().0;
             Greeting::receive(&there).unwrap().accept(&there).unwrap();
@@ -204,21 +209,21 @@ fn unreachable_agent_is_named_with_the_reason() {
     // An agent that listens and does not answer.
     let silent = TcpListener::bind("127.0.0.1:0").unwrap();
     let socket = dial(&silent.local_addr().unwrap().to_string(), None, soon()).unwrap();
-    let error = greet_until(&socket, &Kind::Control, None, soon()).unwrap_err();
+    let error = greet_until(&socket, &ConnectionPurpose::Control, None, soon()).unwrap_err();
     assert!(error.code == Code::AgentUnreachable && error.message.contains("in time"), "{error}");
 }
 
 #[test]
 fn a_reason_cannot_move_a_terminals_cursor() {
-    let answer = Answer { refusal: Some(Error::new(Code::System, "a\x1b[2Jb\nc")) };
-    let decoded = Answer::decode(&answer.encode()).unwrap().refusal.unwrap();
+    let answer = GreetingAnswer { refusal: Some(Error::new(Code::System, "a\x1b[2Jb\nc")) };
+    let decoded = GreetingAnswer::decode(&answer.encode()).unwrap().refusal.unwrap();
     assert_eq!(decoded.message, "a\\x1b[2Jb\\x0ac");
 }
 
 proptest! {
     #[test]
     fn any_greeting_is_decoded_as_it_was_made(lease: [u8; 16], worker: u32, counter: u64, secret: [u8; 32]) {
-        let kind = Kind::Data(DataLink { lease, worker, counter });
+        let kind = ConnectionPurpose::Data(DataLink { lease, worker, counter });
         let greeting = greeted(kind, Some(&secret));
         prop_assert!(greeting.kind == kind && greeting.is_by(&secret));
     }

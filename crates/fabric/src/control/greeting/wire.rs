@@ -45,7 +45,7 @@ pub type Secret = [u8; 32];
 
 /// Purpose of a connection.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Kind {
+pub enum ConnectionPurpose {
     /// The messages between a client and its lease's agent. TLS follows.
     Control,
     /// The calls of one worker.
@@ -80,7 +80,7 @@ pub struct DataLink {
 #[derive(Debug)]
 pub struct Greeting {
     /// Purpose of the connection. For data and bridges it is a claim until [`Greeting::is_by`] has confirmed it.
-    pub kind: Kind,
+    pub kind: ConnectionPurpose,
     bytes: [u8; HELLO_BYTES],
 }
 
@@ -89,14 +89,14 @@ impl Greeting {
     pub fn decode(bytes: &[u8; HELLO_BYTES]) -> Result<Greeting, Error> {
         check_beginning(bytes, &|| "a client".into())?;
         let kind = match word(bytes, KIND_AT) {
-            CONTROL if bytes[LEASE_AT..].iter().all(|&byte| byte == 0) => Kind::Control,
-            DATA if word(bytes, ZERO_AT) == 0 => Kind::Data(DataLink {
+            CONTROL if bytes[LEASE_AT..].iter().all(|&byte| byte == 0) => ConnectionPurpose::Control,
+            DATA if word(bytes, ZERO_AT) == 0 => ConnectionPurpose::Data(DataLink {
                 lease: array(bytes, LEASE_AT),
                 worker: word(bytes, WORKER_AT),
                 counter: u64::from_le_bytes(array(bytes, COUNTER_AT)),
             }),
             BRIDGE if bytes[TO_AT + 4..COUNTER_AT].iter().all(|&byte| byte == 0) => {
-                Kind::Bridge(BridgeLink {
+                ConnectionPurpose::Bridge(BridgeLink {
                     from: word(bytes, FROM_AT),
                     to: word(bytes, TO_AT),
                     counter: u64::from_le_bytes(array(bytes, COUNTER_AT)),
@@ -113,34 +113,34 @@ impl Greeting {
     /// one. Always false for a control connection, which TLS authenticates.
     pub fn is_by(&self, secret: &Secret) -> bool {
         let (signed, proof) = self.bytes.split_at(PROOF_AT);
-        !matches!(self.kind, Kind::Control) && mac(secret, signed).verify_slice(proof).is_ok()
+        !matches!(self.kind, ConnectionPurpose::Control) && mac(secret, signed).verify_slice(proof).is_ok()
     }
 }
 
 /// The greeting for a connection of this kind.
-pub(super) fn hello(kind: &Kind, secret: Option<&Secret>) -> Result<[u8; HELLO_BYTES], Error> {
+pub(super) fn hello(kind: &ConnectionPurpose, secret: Option<&Secret>) -> Result<[u8; HELLO_BYTES], Error> {
     let mut bytes = [0; HELLO_BYTES];
     begin(&mut bytes);
     match (kind, secret) {
-        (Kind::Control, _) => put(&mut bytes, KIND_AT, &CONTROL.to_le_bytes()),
-        (Kind::Data(link), Some(secret)) => {
+        (ConnectionPurpose::Control, _) => put(&mut bytes, KIND_AT, &CONTROL.to_le_bytes()),
+        (ConnectionPurpose::Data(link), Some(secret)) => {
             put(&mut bytes, KIND_AT, &DATA.to_le_bytes());
             put(&mut bytes, LEASE_AT, &link.lease);
             put(&mut bytes, WORKER_AT, &link.worker.to_le_bytes());
             put(&mut bytes, COUNTER_AT, &link.counter.to_le_bytes());
             sign(&mut bytes, secret);
         }
-        (Kind::Bridge(link), Some(secret)) => {
+        (ConnectionPurpose::Bridge(link), Some(secret)) => {
             put(&mut bytes, KIND_AT, &BRIDGE.to_le_bytes());
             put(&mut bytes, FROM_AT, &link.from.to_le_bytes());
             put(&mut bytes, TO_AT, &link.to.to_le_bytes());
             put(&mut bytes, COUNTER_AT, &link.counter.to_le_bytes());
             sign(&mut bytes, secret);
         }
-        (Kind::Data(_), None) => {
+        (ConnectionPurpose::Data(_), None) => {
             return Err(Error::new(Code::InvalidArgument, "a greeting for data needs the lease's secret"));
         }
-        (Kind::Bridge(_), None) => {
+        (ConnectionPurpose::Bridge(_), None) => {
             return Err(Error::new(
                 Code::InvalidArgument,
                 "a greeting for a bridge needs the neighbours' secret",
@@ -157,12 +157,12 @@ fn sign(bytes: &mut [u8; HELLO_BYTES], secret: &Secret) {
 
 /// The agent's answer to a greeting.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Answer {
+pub struct GreetingAnswer {
     /// Reason why the connection is refused, if it is.
     pub refusal: Option<Error>,
 }
 
-impl Answer {
+impl GreetingAnswer {
     /// Encodes the answer. A reason that is too long is cut.
     pub fn encode(&self) -> [u8; ANSWER_BYTES] {
         let mut bytes = [0; ANSWER_BYTES];
@@ -175,12 +175,12 @@ impl Answer {
     }
 
     /// Decodes an answer. Control characters in the reason are escaped.
-    pub fn decode(bytes: &[u8; ANSWER_BYTES]) -> Result<Answer, Error> {
+    pub fn decode(bytes: &[u8; ANSWER_BYTES]) -> Result<GreetingAnswer, Error> {
         check_beginning(bytes, &|| "the agent".into())?;
         let number = word(bytes, CODE_AT);
         let reason = bytes[REASON_AT..].split(|&byte| byte == 0).next().unwrap_or_default();
         let reason = printable_line(&String::from_utf8_lossy(reason)).into_owned();
-        Ok(Answer { refusal: (number != 0).then(|| Error::new(Code::from_number(number), reason)) })
+        Ok(GreetingAnswer { refusal: (number != 0).then(|| Error::new(Code::from_number(number), reason)) })
     }
 }
 

@@ -251,7 +251,7 @@ fn frames_are_found_however_they_are_cut() {
         .flat_map(|message| (message.len() as u32).to_le_bytes().into_iter().chain(message.iter().copied()))
         .collect();
     for piece in [1, 3, 5, 1000, stream.len()] {
-        let (mut frames, mut found) = (Frames::default(), Vec::new());
+        let (mut frames, mut found) = (FrameSplitter::default(), Vec::new());
         for bytes in stream.chunks(piece) {
             frames.push(bytes);
             while let Some(message) = frames.next().unwrap() {

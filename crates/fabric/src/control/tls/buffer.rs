@@ -1,15 +1,15 @@
 //! The bytes of a TLS connection that are about to be sent or to be processed.
 
 /// A byte queue in one allocation.
-pub(super) struct Buffer {
+pub(super) struct ByteQueue {
     bytes: Box<[u8]>,
     start: usize,
     pub(super) end: usize,
 }
 
-impl Buffer {
-    pub(super) fn new(capacity: usize) -> Buffer {
-        Buffer { bytes: vec![0; capacity].into(), start: 0, end: 0 }
+impl ByteQueue {
+    pub(super) fn new(capacity: usize) -> ByteQueue {
+        ByteQueue { bytes: vec![0; capacity].into(), start: 0, end: 0 }
     }
 
     pub(super) fn filled(&self) -> &[u8] {

@@ -12,16 +12,16 @@ pub(crate) trait Plaintext {
 }
 
 /// Bytes in several places, one after the other.
-pub(super) struct Parts<'a> {
+pub(super) struct ByteParts<'a> {
     parts: &'a [IoSlice<'a>],
     /// Number of bytes of the first part that were taken.
     offset: usize,
     left: usize,
 }
 
-impl<'a> Parts<'a> {
-    pub(super) fn new(parts: &'a [IoSlice<'a>]) -> Parts<'a> {
-        Parts { parts, offset: 0, left: parts.iter().map(|part| part.len()).sum() }
+impl<'a> ByteParts<'a> {
+    pub(super) fn new(parts: &'a [IoSlice<'a>]) -> ByteParts<'a> {
+        ByteParts { parts, offset: 0, left: parts.iter().map(|part| part.len()).sum() }
     }
 
     /// Returns the next contiguous bytes, at most `most`. At least one byte must be left.
@@ -38,7 +38,7 @@ impl<'a> Parts<'a> {
     }
 }
 
-impl Plaintext for Parts<'_> {
+impl Plaintext for ByteParts<'_> {
     fn left(&self) -> usize {
         self.left
     }

@@ -5,7 +5,7 @@ use rustls::client::UnbufferedClientConnection;
 use rustls::server::UnbufferedServerConnection;
 use rustls::unbuffered::{ConnectionState, UnbufferedStatus, WriteTraffic};
 
-use super::buffer::Buffer;
+use super::buffer::ByteQueue;
 use super::parts::Plaintext;
 
 /// Most plaintext bytes of one record.
@@ -24,7 +24,7 @@ pub(super) enum Session {
 }
 
 /// Outcome of a step of the TLS session.
-pub(super) enum Step {
+pub(super) enum SessionStep {
     /// There may be more to do.
     Again,
     /// The session needs bytes of the peer to continue, even to send.
@@ -40,8 +40,8 @@ impl Session {
     pub(super) fn step(
         &mut self,
         ciphertext: &mut [u8],
-        work: &mut Work<'_, '_, '_>,
-    ) -> (usize, Result<Step, TlsError>) {
+        work: &mut SessionWork<'_, '_, '_>,
+    ) -> (usize, Result<SessionStep, TlsError>) {
         match self {
             Session::Client(session) => work.on(session.process_tls_records(ciphertext)),
             Session::Server(session) => work.on(session.process_tls_records(ciphertext)),
@@ -57,19 +57,19 @@ impl Session {
 }
 
 /// Work to do as soon as the session can send.
-pub(super) enum Job<'a, 'p> {
+pub(super) enum SessionJob<'a, 'p> {
     None,
     Encrypt(&'a mut (dyn Plaintext + 'p)),
     Close,
 }
 
 /// Destination that takes plaintext first.
-pub(super) struct Sink<'a> {
+pub(super) struct PlaintextSink<'a> {
     pub(super) left: usize,
     pub(super) put: &'a mut dyn FnMut(&[u8]),
 }
 
-impl Sink<'_> {
+impl PlaintextSink<'_> {
     /// Takes bytes up to the sink's remaining capacity, and returns how many.
     pub(super) fn take(&mut self, bytes: &[u8]) -> usize {
         let taken = bytes.len().min(self.left);
@@ -82,16 +82,16 @@ impl Sink<'_> {
 }
 
 /// Buffers and job of one step of the session.
-pub(super) struct Work<'a, 'b, 'p> {
-    pub(super) sink: &'a mut Sink<'b>,
+pub(super) struct SessionWork<'a, 'b, 'p> {
+    pub(super) sink: &'a mut PlaintextSink<'b>,
     pub(super) plain: &'a mut Vec<u8>,
-    pub(super) outgoing: &'a mut Buffer,
+    pub(super) outgoing: &'a mut ByteQueue,
     pub(super) record: &'a mut Vec<u8>,
-    pub(super) job: Job<'a, 'p>,
+    pub(super) job: SessionJob<'a, 'p>,
 }
 
-impl Work<'_, '_, '_> {
-    fn on<Data>(&mut self, status: UnbufferedStatus<'_, '_, Data>) -> (usize, Result<Step, TlsError>) {
+impl SessionWork<'_, '_, '_> {
+    fn on<Data>(&mut self, status: UnbufferedStatus<'_, '_, Data>) -> (usize, Result<SessionStep, TlsError>) {
         let UnbufferedStatus { mut discard, state } = status;
         let step = state.and_then(|state| match state {
             ConnectionState::ReadTraffic(mut traffic) => {
@@ -100,20 +100,20 @@ impl Work<'_, '_, '_> {
                     discard += record.discard;
                     self.keep(record.payload);
                 }
-                Ok(Step::Again)
+                Ok(SessionStep::Again)
             }
             ConnectionState::EncodeTlsData(mut data) => {
                 let encoded = data.encode(self.outgoing.space()).map_err(too_much)?;
                 self.outgoing.end += encoded;
-                Ok(Step::Again)
+                Ok(SessionStep::Again)
             }
             ConnectionState::TransmitTlsData(data) => {
                 data.done();
-                Ok(Step::Again)
+                Ok(SessionStep::Again)
             }
             ConnectionState::WriteTraffic(traffic) => self.write(traffic),
-            ConnectionState::BlockedHandshake => Ok(Step::Blocked),
-            ConnectionState::PeerClosed | ConnectionState::Closed => Ok(Step::Ended),
+            ConnectionState::BlockedHandshake => Ok(SessionStep::Blocked),
+            ConnectionState::PeerClosed | ConnectionState::Closed => Ok(SessionStep::Ended),
             _ => Err(TlsError::General("a state that is not used here".into())),
         });
         (discard, step)
@@ -124,15 +124,15 @@ impl Work<'_, '_, '_> {
         self.plain.extend_from_slice(&payload[taken..]);
     }
 
-    fn write<Data>(&mut self, mut traffic: WriteTraffic<'_, Data>) -> Result<Step, TlsError> {
+    fn write<Data>(&mut self, mut traffic: WriteTraffic<'_, Data>) -> Result<SessionStep, TlsError> {
         match &mut self.job {
-            Job::None => {}
-            Job::Close => {
+            SessionJob::None => {}
+            SessionJob::Close => {
                 let written = traffic.queue_close_notify(self.outgoing.space()).map_err(too_much)?;
                 self.outgoing.end += written;
             }
-            Job::Encrypt(source) => {
-                let room = |outgoing: &Buffer| OUTGOING_BYTES.saturating_sub(outgoing.filled().len());
+            SessionJob::Encrypt(source) => {
+                let room = |outgoing: &ByteQueue| OUTGOING_BYTES.saturating_sub(outgoing.filled().len());
                 while source.left() > 0 && room(self.outgoing) >= LEAST_ROOM_BYTES {
                     let most = PLAIN_BYTES.min(room(self.outgoing) - RECORD_OVERHEAD_BYTES);
                     let plaintext = source.next(most, self.record);
@@ -141,7 +141,7 @@ impl Work<'_, '_, '_> {
                 }
             }
         }
-        Ok(Step::Open)
+        Ok(SessionStep::Open)
     }
 }
 

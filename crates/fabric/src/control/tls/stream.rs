@@ -13,10 +13,11 @@ use std::time::{Duration, Instant};
 use rustix::event::PollFlags;
 use rustls::{CertificateError, Error as TlsError};
 
-use super::buffer::Buffer;
-use super::parts::{Parts, Plaintext};
+use super::buffer::ByteQueue;
+use super::parts::{ByteParts, Plaintext};
 use super::session::{
-    Job, LEAST_ROOM_BYTES, OUTGOING_BYTES, PLAIN_BYTES, RECORD_OVERHEAD_BYTES, Session, Sink, Step, Work,
+    LEAST_ROOM_BYTES, OUTGOING_BYTES, PLAIN_BYTES, PlaintextSink, RECORD_OVERHEAD_BYTES, Session, SessionJob,
+    SessionStep, SessionWork,
 };
 use super::{Identity, Trust};
 use crate::{FabricError, socket};
@@ -34,8 +35,8 @@ const LAST_BYTES: usize = 64 * 1024;
 pub struct TlsStream {
     socket: Arc<TcpStream>,
     session: Session,
-    incoming: Buffer,
-    outgoing: Buffer,
+    incoming: ByteQueue,
+    outgoing: ByteQueue,
     /// Plaintext that is decrypted and not yet taken.
     plain: Vec<u8>,
     plain_taken: usize,
@@ -71,13 +72,13 @@ impl TlsStream {
     /// Receives like [`TlsStream::recv`] into memory that may not be a slice: passes the plaintext to `put` piece by
     /// piece, at most `most` bytes in all.
     pub(crate) fn recv_with(&mut self, most: usize, put: &mut dyn FnMut(&[u8])) -> io::Result<usize> {
-        let mut sink = Sink { left: most, put };
+        let mut sink = PlaintextSink { left: most, put };
         self.give_plain(&mut sink);
         loop {
             while sink.left > 0 {
-                match self.step(&mut sink, Job::None) {
-                    Ok(Step::Again) => {}
-                    Ok(Step::Blocked | Step::Open | Step::Ended) => break,
+                match self.step(&mut sink, SessionJob::None) {
+                    Ok(SessionStep::Again) => {}
+                    Ok(SessionStep::Blocked | SessionStep::Open | SessionStep::Ended) => break,
                     // Plaintext from before the error is returned first; the error stays.
                     Err(_) if sink.left < most => break,
                     Err(error) => return Err(error),
@@ -93,7 +94,7 @@ impl TlsStream {
     /// Takes plaintext until the buffer is full, and sends as much as the socket accepts. Returns how much was taken,
     /// which may not have been sent yet ([`TlsStream::wants_write`]); `WouldBlock`: nothing could be taken.
     pub fn send(&mut self, parts: &[IoSlice<'_>]) -> io::Result<usize> {
-        self.send_from(&mut Parts::new(parts))
+        self.send_from(&mut ByteParts::new(parts))
     }
 
     /// Sends like [`TlsStream::send`] from memory that may not be a slice.
@@ -146,7 +147,7 @@ impl TlsStream {
     /// Sends TLS's closing message, as far as that is possible without waiting, and ends the connection.
     pub(crate) fn close(&mut self) {
         if self.failed.is_none() {
-            while let Ok(Step::Again) = self.step_plain(Job::Close) {}
+            while let Ok(SessionStep::Again) = self.step_plain(SessionJob::Close) {}
         }
         let _ = self.flush();
         let _ = self.socket.shutdown(Shutdown::Write);
@@ -167,8 +168,8 @@ impl TlsStream {
         TlsStream {
             socket: Arc::new(socket),
             session,
-            incoming: Buffer::new(INCOMING_BYTES),
-            outgoing: Buffer::new(2 * OUTGOING_BYTES + RESERVE_BYTES),
+            incoming: ByteQueue::new(INCOMING_BYTES),
+            outgoing: ByteQueue::new(2 * OUTGOING_BYTES + RESERVE_BYTES),
             plain: Vec::new(),
             plain_taken: 0,
             record: Vec::new(),
@@ -181,22 +182,22 @@ impl TlsStream {
         let system = |error| FabricError::system("preparing a TLS connection", error);
         self.socket.set_nonblocking(true).map_err(system)?;
         loop {
-            let step = self.step_plain(Job::None);
+            let step = self.step_plain(SessionJob::None);
             if let (Err(_), Some(error)) = (&step, self.failed.take()) {
                 let _ = self.flush();
                 return Err(explain(error));
             }
             match step.map_err(lost)? {
-                Step::Again => {}
-                Step::Open if !self.session.is_handshaking() => {
+                SessionStep::Again => {}
+                SessionStep::Open if !self.session.is_handshaking() => {
                     self.flush_until(deadline)?;
                     return Ok(self);
                 }
-                Step::Open | Step::Blocked => {
+                SessionStep::Open | SessionStep::Blocked => {
                     self.flush_until(deadline)?;
                     self.receive_until(deadline)?;
                 }
-                Step::Ended => return Err(lost(ErrorKind::UnexpectedEof.into())),
+                SessionStep::Ended => return Err(lost(ErrorKind::UnexpectedEof.into())),
             }
         }
     }
@@ -249,16 +250,16 @@ impl TlsStream {
             return Err(ErrorKind::BrokenPipe.into());
         }
         while source.left() > 0 && self.outgoing.filled().len() + LEAST_ROOM_BYTES <= OUTGOING_BYTES {
-            match self.step_plain(Job::Encrypt(source))? {
-                Step::Again => {}
-                Step::Open => break,
-                Step::Blocked | Step::Ended => return Err(ErrorKind::BrokenPipe.into()),
+            match self.step_plain(SessionJob::Encrypt(source))? {
+                SessionStep::Again => {}
+                SessionStep::Open => break,
+                SessionStep::Blocked | SessionStep::Ended => return Err(ErrorKind::BrokenPipe.into()),
             }
         }
         Ok(())
     }
 
-    fn give_plain(&mut self, sink: &mut Sink<'_>) {
+    fn give_plain(&mut self, sink: &mut PlaintextSink<'_>) {
         self.plain_taken += sink.take(&self.plain[self.plain_taken..]);
         if self.plain_taken == self.plain.len() {
             self.plain.clear();
@@ -267,20 +268,20 @@ impl TlsStream {
     }
 
     /// Executes [`TlsStream::step`] and keeps the plaintext for later.
-    fn step_plain(&mut self, job: Job<'_, '_>) -> io::Result<Step> {
-        self.step(&mut Sink { left: 0, put: &mut |_| {} }, job)
+    fn step_plain(&mut self, job: SessionJob<'_, '_>) -> io::Result<SessionStep> {
+        self.step(&mut PlaintextSink { left: 0, put: &mut |_| {} }, job)
     }
 
     /// Executes one step of the session, with the available bytes.
-    fn step(&mut self, sink: &mut Sink<'_>, job: Job<'_, '_>) -> io::Result<Step> {
+    fn step(&mut self, sink: &mut PlaintextSink<'_>, job: SessionJob<'_, '_>) -> io::Result<SessionStep> {
         if let Some(error) = &self.failed {
             return Err(io::Error::new(ErrorKind::InvalidData, error.clone()));
         }
         let TlsStream { session, incoming, outgoing, plain, record, .. } = self;
-        let mut work = Work { sink, plain, outgoing, record, job };
+        let mut work = SessionWork { sink, plain, outgoing, record, job };
         let (used, step) = session.step(incoming.filled_mut(), &mut work);
         incoming.take(used);
-        self.ended |= matches!(step, Ok(Step::Ended));
+        self.ended |= matches!(step, Ok(SessionStep::Ended));
         step.map_err(|error| self.fail(error))
     }
 
@@ -289,8 +290,8 @@ impl TlsStream {
     fn fail(&mut self, error: TlsError) -> io::Error {
         self.failed = Some(error.clone());
         let TlsStream { session, incoming, outgoing, plain, record, .. } = self;
-        let sink = &mut Sink { left: 0, put: &mut |_| {} };
-        let mut work = Work { sink, plain, outgoing, record, job: Job::None };
+        let sink = &mut PlaintextSink { left: 0, put: &mut |_| {} };
+        let mut work = SessionWork { sink, plain, outgoing, record, job: SessionJob::None };
         // The alert precedes anything else that the session has to send.
         let _ = session.step(incoming.filled_mut(), &mut work);
         let _ = self.flush();

@@ -5,7 +5,7 @@ use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
 
 use rustix::io::Errno;
 
-use super::{Fault, Touch};
+use super::{PageFault, Touch};
 use crate::FabricError;
 
 const VERSION: u64 = 0xaa;
@@ -62,7 +62,7 @@ impl BitAnd for Features {
 ///
 /// # Safety
 /// The type's layout is that of the kernel's argument for the number.
-pub(super) unsafe trait Call {
+pub(super) unsafe trait Ioctl {
     const NUMBER: u32;
 }
 
@@ -79,23 +79,23 @@ struct Api {
 
 #[derive(Clone, Copy, Debug)]
 #[repr(C)]
-pub(super) struct Range {
+pub(super) struct FaultRange {
     pub(super) start: u64,
     pub(super) len_bytes: u64,
 }
 
 #[repr(C)]
 pub(super) struct Register {
-    pub(super) range: Range,
+    pub(super) range: FaultRange,
     pub(super) mode: u64,
     pub(super) ioctls: u64,
 }
 
 #[repr(transparent)]
-pub(super) struct Wake(pub(super) Range);
+pub(super) struct Wake(pub(super) FaultRange);
 
 #[repr(C)]
-pub(super) struct Copy {
+pub(super) struct FaultCopy {
     pub(super) into: u64,
     pub(super) from: u64,
     pub(super) len_bytes: u64,
@@ -114,13 +114,13 @@ pub(super) struct Move {
 
 #[repr(C)]
 pub(super) struct Protect {
-    pub(super) range: Range,
+    pub(super) range: FaultRange,
     pub(super) mode: u64,
 }
 
 #[repr(C)]
 pub(super) struct Poison {
-    pub(super) range: Range,
+    pub(super) range: FaultRange,
     pub(super) mode: u64,
     pub(super) updated: i64,
 }
@@ -128,7 +128,7 @@ pub(super) struct Poison {
 /// `struct uffd_msg`: an event, and for a fault its flags, address and thread.
 #[derive(Clone, Copy, Default)]
 #[repr(C)]
-pub(super) struct Message {
+pub(super) struct FaultMessage {
     event: u8,
     reserved: [u8; 7],
     flags: u64,
@@ -138,41 +138,41 @@ pub(super) struct Message {
 }
 
 const _: () = {
-    assert!(size_of::<Api>() == 24 && size_of::<Range>() == 16 && size_of::<Register>() == 32);
-    assert!(size_of::<Copy>() == 40 && size_of::<Move>() == 40 && size_of::<Protect>() == 24);
-    assert!(size_of::<Poison>() == 32 && size_of::<Message>() == 32);
+    assert!(size_of::<Api>() == 24 && size_of::<FaultRange>() == 16 && size_of::<Register>() == 32);
+    assert!(size_of::<FaultCopy>() == 40 && size_of::<Move>() == 40 && size_of::<Protect>() == 24);
+    assert!(size_of::<Poison>() == 32 && size_of::<FaultMessage>() == 32);
 };
 
 // SAFETY: `struct uffdio_api`.
-unsafe impl Call for Api {
+unsafe impl Ioctl for Api {
     const NUMBER: u32 = both_ways(0x3f, size_of::<Api>());
 }
 // SAFETY: `struct uffdio_register`.
-unsafe impl Call for Register {
+unsafe impl Ioctl for Register {
     const NUMBER: u32 = both_ways(0, size_of::<Register>());
 }
 // SAFETY: `struct uffdio_range`; this one the kernel's header has as one way.
-unsafe impl Call for Wake {
+unsafe impl Ioctl for Wake {
     const NUMBER: u32 = 2 << 30 | (size_of::<Wake>() as u32) << 16 | 0xaa << 8 | 2;
 }
 // SAFETY: `struct uffdio_copy`.
-unsafe impl Call for Copy {
-    const NUMBER: u32 = both_ways(3, size_of::<Copy>());
+unsafe impl Ioctl for FaultCopy {
+    const NUMBER: u32 = both_ways(3, size_of::<FaultCopy>());
 }
 // SAFETY: `struct uffdio_move`.
-unsafe impl Call for Move {
+unsafe impl Ioctl for Move {
     const NUMBER: u32 = both_ways(5, size_of::<Move>());
 }
 // SAFETY: `struct uffdio_writeprotect`.
-unsafe impl Call for Protect {
+unsafe impl Ioctl for Protect {
     const NUMBER: u32 = both_ways(6, size_of::<Protect>());
 }
 // SAFETY: `struct uffdio_poison`.
-unsafe impl Call for Poison {
+unsafe impl Ioctl for Poison {
     const NUMBER: u32 = both_ways(8, size_of::<Poison>());
 }
 
-pub(super) fn call<C: Call>(file: &OwnedFd, call: &mut C) -> Result<(), Errno> {
+pub(super) fn call<C: Ioctl>(file: &OwnedFd, call: &mut C) -> Result<(), Errno> {
     // SAFETY: the number fits the type, which lives longer than the call. The calls act on pages of watched stretches
     // only: existing pages are not changed, but moved to the address that their owner names.
     let done = unsafe { libc::ioctl(file.as_raw_fd(), C::NUMBER.into(), std::ptr::from_mut(call)) };
@@ -235,8 +235,8 @@ pub(super) fn negotiate(file: &OwnedFd, features: Features) -> Result<Features, 
 ///
 /// # Safety
 /// No thread uses these ranges.
-pub(super) unsafe fn discard(own: &OwnedFd, ranges: &[Range]) -> bool {
-    const { assert!(size_of::<Range>() == size_of::<libc::iovec>()) };
+pub(super) unsafe fn discard(own: &OwnedFd, ranges: &[FaultRange]) -> bool {
+    const { assert!(size_of::<FaultRange>() == size_of::<libc::iovec>()) };
     // SAFETY: a range has the layout of an iovec: an address, and a length. By the caller's promise no thread uses
     // their bytes.
     let done = unsafe {
@@ -253,27 +253,27 @@ pub(super) unsafe fn discard(own: &OwnedFd, ranges: &[Range]) -> bool {
     done == ranges.iter().map(|range| range.len_bytes).sum::<u64>() as i64
 }
 
-impl Message {
+impl FaultMessage {
     /// Reads the next message. `None` if it is not a fault.
-    pub(super) fn read(file: &OwnedFd) -> Result<Option<Message>, Errno> {
-        let mut message = Message::default();
+    pub(super) fn read(file: &OwnedFd) -> Result<Option<FaultMessage>, Errno> {
+        let mut message = FaultMessage::default();
         // SAFETY: the kernel writes whole messages, of this layout and size, and any bytes are a valid message.
         let bytes = unsafe {
             std::slice::from_raw_parts_mut(
                 std::ptr::from_mut(&mut message).cast::<u8>(),
-                size_of::<Message>(),
+                size_of::<FaultMessage>(),
             )
         };
         let len = rustix::io::read(file, bytes)?;
-        Ok((len == size_of::<Message>() && message.event == EVENT_FAULT).then_some(message))
+        Ok((len == size_of::<FaultMessage>() && message.event == EVENT_FAULT).then_some(message))
     }
 
-    pub(super) fn fault(&self) -> Fault {
+    pub(super) fn fault(&self) -> PageFault {
         let touch = match self.flags {
             flags if flags & FAULT_PROTECTED != 0 => Touch::Protected,
             flags if flags & FAULT_WRITE != 0 => Touch::Write,
             _ => Touch::Read,
         };
-        Fault { address: self.address, touch, thread: self.thread }
+        PageFault { address: self.address, touch, thread: self.thread }
     }
 }

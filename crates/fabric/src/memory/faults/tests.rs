@@ -7,8 +7,8 @@ use crate::stretch::{HUGE_BYTES, PageSize};
 use sublet_means::{Means, skip};
 
 /// Opens fault handling, or skips the test where this process may not.
-fn open() -> Option<Faults> {
-    let faults = Faults::open();
+fn open() -> Option<PageFaults> {
+    let faults = PageFaults::open();
     if let Err(error) = &faults {
         skip(Means::Userfaultfd, error);
     }
@@ -44,7 +44,7 @@ fn touch_gets_filled_page_and_write_to_protected_page_waits() {
 
 #[test]
 fn pages_move_between_stretches_and_back() {
-    let Some(faults) = open().filter(Faults::can_shift) else { return };
+    let Some(faults) = open().filter(PageFaults::can_shift) else { return };
     let array = Stretch::reserve(2 * HUGE_BYTES, PageSize::Small).unwrap();
     let slots = Stretch::reserve(HUGE_BYTES, PageSize::Huge).unwrap();
     faults.watch(&array).unwrap();

@@ -5,11 +5,11 @@ use std::ptr::NonNull;
 
 use rustix::process::{Resource, getrlimit};
 
-use super::Link;
+use super::OfiLink;
 use crate::FabricError;
 use crate::ofi::ffi::{self, RawRegistration};
 
-impl Link {
+impl OfiLink {
     /// Registers memory with the provider, and makes it accessible to the peer if `remote`. The registration ends with
     /// the link at the latest.
     ///

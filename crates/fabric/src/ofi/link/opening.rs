@@ -4,13 +4,13 @@ use std::ffi::{CString, c_int};
 use std::net::IpAddr;
 use std::ptr::NonNull;
 
-use super::{Link, MSG, RDM};
+use super::{MSG, OfiLink, RDM};
 use crate::FabricError;
-use crate::ofi::ffi::{self, Facts, Query, Table};
+use crate::ofi::ffi::{self, FfiFacts, FfiTable, Query};
 
 /// The network of a connection.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Network {
+pub struct OfiNetwork {
     /// libfabric's full name of the provider: "verbs", "efa", "tcp;ofi_rxm".
     pub provider: String,
     /// The interface, as the provider names its domain, or its IP address. `None`: the interface that leads to the
@@ -20,22 +20,22 @@ pub struct Network {
     pub toward: Option<IpAddr>,
 }
 
-impl Network {
+impl OfiNetwork {
     /// Selects the provider's interface that leads to the peer.
-    pub fn of(provider: &str) -> Network {
-        Network { provider: provider.into(), ..Network::default() }
+    pub fn of(provider: &str) -> OfiNetwork {
+        OfiNetwork { provider: provider.into(), ..OfiNetwork::default() }
     }
 
     /// Selects the interface that leads to this peer.
-    pub fn toward(mut self, peer: IpAddr) -> Network {
+    pub fn toward(mut self, peer: IpAddr) -> OfiNetwork {
         self.toward = Some(peer);
         self
     }
 }
 
-impl Link {
+impl OfiLink {
     /// Opens an interface of the provider, without a connection.
-    pub fn open(network: &Network) -> Result<Link, FabricError> {
+    pub fn open(network: &OfiNetwork) -> Result<OfiLink, FabricError> {
         let table = ffi::table()?;
         let named = network.interface.as_deref().filter(|name| name.parse::<IpAddr>().is_ok());
         let toward = network.toward.and_then(source_toward).map(|address| address.to_string());
@@ -61,11 +61,11 @@ impl Link {
 
 /// Opens an interface. The outer error ends the search, the inner one lets it continue.
 fn open_one(
-    table: &'static Table,
-    network: &Network,
+    table: &'static FfiTable,
+    network: &OfiNetwork,
     kind: u32,
     source: Option<&str>,
-) -> Result<Result<Link, c_int>, FabricError> {
+) -> Result<Result<OfiLink, c_int>, FabricError> {
     let text = |text: &str| {
         CString::new(text).map_err(|_| FabricError::Protocol(format!("{text:?} is not a name of a network")))
     };
@@ -81,7 +81,7 @@ fn open_one(
         kind,
         want_descriptor: 1,
     };
-    let (mut raw, mut facts) = (std::ptr::null_mut(), Facts::empty());
+    let (mut raw, mut facts) = (std::ptr::null_mut(), FfiFacts::empty());
     // SAFETY: the query's strings outlive the call, and both results are writable.
     let rc = unsafe { (table.open)(&raw const query, &raw mut raw, &raw mut facts) };
     match NonNull::new(raw).filter(|_| rc == 0) {
@@ -90,7 +90,7 @@ fn open_one(
             if separates_data {
                 facts.inject_bytes = 0;
             }
-            Ok(Ok(Link { table, raw, registrations: Vec::new(), separates_data, facts }))
+            Ok(Ok(OfiLink { table, raw, registrations: Vec::new(), separates_data, facts }))
         }
         None => Ok(Err(rc)),
     }
@@ -117,8 +117,8 @@ fn dies_of_null_contexts(provider: &str) -> bool {
     provider.ends_with(";ofi_rxm") && !provider.starts_with("verbs")
 }
 
-fn open_error(table: &Table, network: &Network, rc: c_int) -> FabricError {
-    let Network { provider, interface, .. } = network;
+fn open_error(table: &FfiTable, network: &OfiNetwork, rc: c_int) -> FabricError {
+    let OfiNetwork { provider, interface, .. } = network;
     let on = interface.as_ref().map(|name| format!(" on interface {name}")).unwrap_or_default();
     if rc == -ffi::ENODATA {
         return FabricError::Unsupported(format!(

@@ -2,9 +2,9 @@
 
 use std::ffi::{c_int, c_void};
 
-use super::Link;
+use super::OfiLink;
 use crate::FabricError;
-use crate::ofi::ffi::{self, Completion, Failure, RawLink, Transfer};
+use crate::ofi::ffi::{self, FfiCompletion, FfiFailure, RawLink, Transfer};
 
 /// An operation that moves bytes, as the shim posts it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -29,7 +29,7 @@ pub enum Post {
     CompareSwap,
 }
 
-impl Link {
+impl OfiLink {
     /// Posts an operation. False: another operation must complete first. An operation that was not posted may be tried
     /// again, also with other bytes. Some of its bytes may have been sent by then, but no immediate data.
     ///
@@ -65,7 +65,7 @@ impl Link {
     /// complete with a null context, which no operation has.
     ///
     /// # Safety
-    /// The same as for [`Link::post`].
+    /// The same as for [`OfiLink::post`].
     unsafe fn post_separately(
         &mut self,
         post_data: unsafe extern "C" fn(*mut RawLink, *const Transfer) -> c_int,
@@ -92,7 +92,7 @@ impl Link {
 
     /// Takes completions, and returns how many.
     #[inline]
-    pub fn poll(&mut self, completions: &mut [Completion]) -> Result<usize, FabricError> {
+    pub fn poll(&mut self, completions: &mut [FfiCompletion]) -> Result<usize, FabricError> {
         // SAFETY: the slice has space for the passed number of completions, and the link is open.
         let rc = unsafe { (self.table.poll)(self.raw.as_ptr(), completions.as_mut_ptr(), completions.len()) };
         match rc {
@@ -124,7 +124,7 @@ impl Link {
 
     #[cold]
     fn completion_error(&mut self, rc: c_int) -> FabricError {
-        let mut failure = Failure::empty();
+        let mut failure = FfiFailure::empty();
         // SAFETY: `failure` is writable, and the link is open.
         let taken =
             rc == -ffi::EAVAIL && unsafe { (self.table.failure)(self.raw.as_ptr(), &raw mut failure) } > 0;

@@ -4,13 +4,13 @@ use std::ffi::c_void;
 use std::ptr::NonNull;
 
 use crate::FabricError;
-use crate::ofi::Endpoint;
+use crate::ofi::OfiEndpoint;
 use crate::ofi::ffi::{MAX_TRANSFER_BYTES, RawRegistration};
 use crate::ofi::link::Post;
 use crate::ofi::live::{BOUNCE_BYTES, Live};
-use crate::ofi::message::Place;
-use crate::ofi::operations::{Group, PUSHES};
-use crate::ofi::outgoing::Piece;
+use crate::ofi::message::PutDestination;
+use crate::ofi::operations::{OperationGroup, PUSHES};
+use crate::ofi::outgoing::TransferPiece;
 use crate::shared::copy_bytes;
 
 /// Size from which unregistered memory is registered for a transfer instead of being copied.
@@ -18,7 +18,7 @@ const WORTH_REGISTERING_BYTES: u64 = 1 << 20;
 
 /// How the provider accesses bytes of this process.
 #[derive(Clone, Copy)]
-enum Access {
+enum ProviderAccess {
     /// Directly, by the descriptor of a registration, or null.
     Direct(*mut c_void),
     /// Through a registration that is made for this transfer.
@@ -27,7 +27,7 @@ enum Access {
     Copied,
 }
 
-impl Endpoint {
+impl OfiEndpoint {
     /// Writes from memory that stays unchanged until the next line is published. Does not wait where the provider can
     /// read the memory directly.
     ///
@@ -37,13 +37,13 @@ impl Endpoint {
         &self,
         from: NonNull<u8>,
         len_bytes: u64,
-        to: (Place, u64),
+        to: (PutDestination, u64),
     ) -> Result<(), FabricError> {
         let (generation, access) =
             self.attempt(None, |live| access(live, from, len_bytes, false).map(Some))?;
         match access {
             // SAFETY: the caller's duty; the next line waits for the group.
-            Access::Direct(descriptor) => unsafe {
+            ProviderAccess::Direct(descriptor) => unsafe {
                 self.move_pieces(generation, Post::Write, (from, len_bytes), descriptor, to, PUSHES)
             },
             // SAFETY: the caller's duty.
@@ -60,7 +60,7 @@ impl Endpoint {
         what: Post,
         local: NonNull<u8>,
         len_bytes: u64,
-        at: (Place, u64),
+        at: (PutDestination, u64),
     ) -> Result<(), FabricError> {
         if len_bytes == 0 {
             return Ok(());
@@ -77,10 +77,10 @@ impl Endpoint {
         // SAFETY: the caller's duty, and the waits below.
         unsafe {
             match access {
-                Access::Direct(descriptor) => {
+                ProviderAccess::Direct(descriptor) => {
                     self.move_pieces(generation, what, (local, len_bytes), descriptor, at, group)?;
                 }
-                Access::Registered(registration) => {
+                ProviderAccess::Registered(registration) => {
                     let descriptor = registration.descriptor;
                     self.move_pieces(generation, what, (local, len_bytes), descriptor, at, group)?;
                     self.finish(generation, group)?;
@@ -89,7 +89,9 @@ impl Endpoint {
                         Ok(Some(()))
                     })?;
                 }
-                Access::Copied => self.move_copies(generation, what, (local, len_bytes), at, group)?,
+                ProviderAccess::Copied => {
+                    self.move_copies(generation, what, (local, len_bytes), at, group)?
+                }
             }
         }
         self.end_group(generation, group)
@@ -105,14 +107,14 @@ impl Endpoint {
         what: Post,
         (local, len_bytes): (NonNull<u8>, u64),
         descriptor: *mut c_void,
-        (at, remote): (Place, u64),
-        group: Group,
+        (at, remote): (PutDestination, u64),
+        group: OperationGroup,
     ) -> Result<(), FabricError> {
         let mut done = 0;
         while done < len_bytes {
             let (_, posted) = self.attempt(Some(generation), |live| {
                 let most = live.link.facts.max_message_bytes.clamp(1, MAX_TRANSFER_BYTES);
-                let piece = Piece {
+                let piece = TransferPiece {
                     // SAFETY: `done` is less than the length of the bytes.
                     local: unsafe { local.add(done as usize) },
                     len_bytes: most.min(len_bytes - done) as usize,
@@ -139,8 +141,8 @@ impl Endpoint {
         generation: u64,
         what: Post,
         (local, len_bytes): (NonNull<u8>, u64),
-        (at, remote): (Place, u64),
-        group: Group,
+        (at, remote): (PutDestination, u64),
+        group: OperationGroup,
     ) -> Result<(), FabricError> {
         let _bounce = self.bounce();
         let (_, (bounce, descriptor)) =
@@ -179,18 +181,18 @@ fn access(
     local: NonNull<u8>,
     len_bytes: u64,
     may_register: bool,
-) -> Result<Access, FabricError> {
+) -> Result<ProviderAccess, FabricError> {
     if live.link.facts.local_registration == 0 {
-        return Ok(Access::Direct(std::ptr::null_mut()));
+        return Ok(ProviderAccess::Direct(std::ptr::null_mut()));
     }
     if let Some(known) = live.regions.registration_of(local.as_ptr(), len_bytes) {
-        return Ok(Access::Direct(known.descriptor));
+        return Ok(ProviderAccess::Direct(known.descriptor));
     }
     if !may_register {
-        return Ok(Access::Copied);
+        return Ok(ProviderAccess::Copied);
     }
     // SAFETY: dismissed before the call for which it is made returns, or with the link, which an error has closed.
     let registered = unsafe { live.link.enroll(local, len_bytes, false) };
     // Memory that cannot be registered, such as read-only memory, can still be copied.
-    Ok(registered.map_or(Access::Copied, Access::Registered))
+    Ok(registered.map_or(ProviderAccess::Copied, ProviderAccess::Registered))
 }

@@ -1,16 +1,21 @@
 //! Atomics on words of the peer: by the provider where it has them, otherwise by the peer's progress.
 
 use crate::FabricError;
-use crate::ofi::Endpoint;
+use crate::ofi::OfiEndpoint;
 use crate::ofi::link::Post;
-use crate::ofi::live::Asked;
-use crate::ofi::message::{Place, Tail};
-use crate::ofi::operations::Group;
+use crate::ofi::live::PeerRequest;
+use crate::ofi::message::{PutDestination, Tail};
+use crate::ofi::operations::OperationGroup;
 use crate::ofi::regions::aligned;
-use crate::window::Address;
+use crate::window::RegionAddress;
 
-impl Endpoint {
-    pub(super) fn change_word(&self, at: Address, what: Post, words: [u64; 2]) -> Result<u64, FabricError> {
+impl OfiEndpoint {
+    pub(super) fn change_word(
+        &self,
+        at: RegionAddress,
+        what: Post,
+        words: [u64; 2],
+    ) -> Result<u64, FabricError> {
         aligned(at, size_of::<u64>() as u64)?;
         self.flush()?;
         let (place, remote) = self.theirs(at, size_of::<u64>() as u64)?;
@@ -30,10 +35,10 @@ impl Endpoint {
     fn change_natively(
         &self,
         generation: u64,
-        group: Group,
+        group: OperationGroup,
         what: Post,
         words: [u64; 2],
-        (place, remote): (Place, u64),
+        (place, remote): (PutDestination, u64),
     ) -> Result<u64, FabricError> {
         self.attempt(Some(generation), |live| {
             // SAFETY: the group's words are inside of the outgoing memory, and this thread's as the group is.
@@ -52,10 +57,10 @@ impl Endpoint {
     fn ask(
         &self,
         generation: u64,
-        group: Group,
+        group: OperationGroup,
         what: Post,
         [operand, expected]: [u64; 2],
-        at: Place,
+        at: PutDestination,
     ) -> Result<u64, FabricError> {
         let number = group.index() as u32;
         let question = match what {
@@ -65,13 +70,13 @@ impl Endpoint {
         self.attempt(Some(generation), |live| {
             let sent = live.send(&question, false)?.is_some();
             if sent {
-                live.asked[group.index()] = Asked::Waiting;
+                live.asked[group.index()] = PeerRequest::Waiting;
             }
             Ok(sent.then_some(()))
         })?;
         let (_, before) = self.attempt(Some(generation), |live| match live.asked[group.index()] {
-            Asked::Answered(value) => {
-                live.asked[group.index()] = Asked::Nothing;
+            PeerRequest::Answered(value) => {
+                live.asked[group.index()] = PeerRequest::Nothing;
                 Ok(Some(value))
             }
             _ => Ok(None),

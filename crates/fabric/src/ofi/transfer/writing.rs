@@ -3,32 +3,32 @@
 use std::ptr::NonNull;
 
 use crate::FabricError;
-use crate::ofi::Endpoint;
+use crate::ofi::OfiEndpoint;
 use crate::ofi::link::Post;
 use crate::ofi::live::{BOUNCE_BYTES, Live};
-use crate::ofi::message::{BATCH_BYTES, PUT_BYTES, Place};
-use crate::ofi::outgoing::Piece;
+use crate::ofi::message::{BATCH_BYTES, PUT_BYTES, PutDestination};
+use crate::ofi::outgoing::TransferPiece;
 use crate::shared::copy_bytes;
-use crate::window::Address;
+use crate::window::RegionAddress;
 
 /// The time at which a write may take effect.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Effect {
+pub(super) enum WriteEffect {
     /// Takes effect at any time before the operations that follow.
     Put,
     /// Takes effect before the next line.
     Push,
 }
 
-impl Endpoint {
+impl OfiEndpoint {
     /// # Safety
     /// The bytes must be readable: for a push, until the next line was published. If others write them, any bytes arrive.
     pub(super) unsafe fn write(
         &self,
-        to: Address,
+        to: RegionAddress,
         from: NonNull<u8>,
         len_bytes: u64,
-        effect: Effect,
+        effect: WriteEffect,
     ) -> Result<(), FabricError> {
         if len_bytes <= (BATCH_BYTES - PUT_BYTES) as u64 {
             // SAFETY: the caller's duty.
@@ -36,7 +36,7 @@ impl Endpoint {
                 return Ok(());
             }
         }
-        if effect == Effect::Put || self.is_batched(to, len_bytes)? {
+        if effect == WriteEffect::Put || self.is_batched(to, len_bytes)? {
             self.flush()?;
             if len_bytes <= (BATCH_BYTES - PUT_BYTES) as u64 {
                 // SAFETY: the caller's duty. Another thread may have filled the batch again: then it goes directly.
@@ -49,11 +49,11 @@ impl Endpoint {
         // SAFETY: the caller's duty.
         unsafe {
             match effect {
-                Effect::Put => {
+                WriteEffect::Put => {
                     self.let_messages_be_taken()?;
                     self.move_all(Post::Write, from, len_bytes, (at, remote))
                 }
-                Effect::Push => self.push_all(from, len_bytes, (at, remote)),
+                WriteEffect::Push => self.push_all(from, len_bytes, (at, remote)),
             }
         }
     }
@@ -64,10 +64,10 @@ impl Endpoint {
     /// The bytes must be readable.
     unsafe fn batch(
         &self,
-        to: Address,
+        to: RegionAddress,
         from: NonNull<u8>,
         len: usize,
-        effect: Effect,
+        effect: WriteEffect,
     ) -> Result<bool, FabricError> {
         let (_, added) = self.attempt(None, |live| {
             let (place, _) = live.regions.theirs(to, len as u64)?;
@@ -75,7 +75,7 @@ impl Endpoint {
             if has_room && len > 0 {
                 // SAFETY: the caller's duty.
                 unsafe { live.batch.add(place, from.as_ptr(), len) };
-                live.has_puts |= effect == Effect::Put;
+                live.has_puts |= effect == WriteEffect::Put;
             }
             Ok(Some(has_room))
         })?;
@@ -83,9 +83,9 @@ impl Endpoint {
     }
 
     /// Whether bytes for the same address wait for a line: they must not overwrite a later write.
-    fn is_batched(&self, to: Address, len_bytes: u64) -> Result<bool, FabricError> {
+    fn is_batched(&self, to: RegionAddress, len_bytes: u64) -> Result<bool, FabricError> {
         let end = to.offset.saturating_add(len_bytes);
-        let overlaps = |place: Place, bytes: &[u8]| {
+        let overlaps = |place: PutDestination, bytes: &[u8]| {
             place.region == to.region && place.offset < end && to.offset < place.offset + bytes.len() as u64
         };
         let mut state = self.lock();
@@ -126,7 +126,7 @@ impl Endpoint {
 }
 
 /// Moves the batch into the bounce bytes, as pieces to be written.
-fn take_batch(live: &mut Live) -> Vec<Piece> {
+fn take_batch(live: &mut Live) -> Vec<TransferPiece> {
     let (bounce, descriptor) = (live.bounce(), live.outgoing_descriptor);
     let mut pieces = Vec::new();
     let mut used = 0;
@@ -136,10 +136,10 @@ fn take_batch(live: &mut Live) -> Vec<Piece> {
         // SAFETY: as above; a batch is private memory.
         unsafe { copy_bytes(bytes.as_ptr(), local.as_ptr(), bytes.len()) };
         used += bytes.len();
-        let at = Address { region: place.region, offset: place.offset };
+        let at = RegionAddress { region: place.region, offset: place.offset };
         // The bytes were inside when they were put, and regions do not shrink.
         if let Ok((place, remote)) = live.regions.theirs(at, bytes.len() as u64) {
-            pieces.push(Piece { local, len_bytes: bytes.len(), descriptor, key: place.key, remote });
+            pieces.push(TransferPiece { local, len_bytes: bytes.len(), descriptor, key: place.key, remote });
         }
     }
     live.batch.clear();

@@ -9,7 +9,7 @@ use rustix::io::Errno;
 
 use super::{Attributes, FOLDER_MODE, Tree, failed};
 use crate::error::{EntryProblem, ImageError};
-use crate::layer::path::Place;
+use crate::layer::path::FolderEntry;
 
 /// Rules for opening: never above the layer's folder, through no kind of link, onto no other file system.
 const RULES: ResolveFlags = ResolveFlags::BENEATH
@@ -22,7 +22,7 @@ const OPAQUE: &str = "user.overlay.opaque";
 
 impl Tree<'_> {
     /// Creates a folder; an existing one keeps its files.
-    pub(crate) fn folder(&mut self, place: &Place, attributes: Attributes) -> Result<(), ImageError> {
+    pub(crate) fn folder(&mut self, place: &FolderEntry, attributes: Attributes) -> Result<(), ImageError> {
         let found = self.kind_of(place)?;
         if found != Some(FileType::Directory) {
             self.make(place, "making the folder", |folder, name| fs::mkdirat(folder, name, Mode::RWXU))?;
@@ -46,7 +46,7 @@ impl Tree<'_> {
     }
 
     /// Kind of the file that has the name in its folder now.
-    pub(super) fn kind_of(&mut self, place: &Place) -> Result<Option<FileType>, ImageError> {
+    pub(super) fn kind_of(&mut self, place: &FolderEntry) -> Result<Option<FileType>, ImageError> {
         self.enter(&place.folder)?;
         match fs::statat(self.entered(), OsStr::from_bytes(&place.name), AtFlags::SYMLINK_NOFOLLOW) {
             Ok(found) => Ok(Some(FileType::from_raw_mode(found.st_mode))),
@@ -87,7 +87,7 @@ impl Tree<'_> {
     fn make_folders(&mut self, path: &[u8]) -> Result<(), ImageError> {
         let mut folder = Vec::new();
         for name in path.split(|&byte| byte == b'/') {
-            let place = Place { folder: folder.clone(), name: name.to_owned() };
+            let place = FolderEntry { folder: folder.clone(), name: name.to_owned() };
             folder = place.path();
             if self.kind_of(&place)?.is_none() {
                 self.folder(&place, Attributes { mode: FOLDER_MODE, modified_s: 0 })?;

@@ -14,28 +14,28 @@ use super::super::{Bills, DAY_MINUTES};
 use super::*;
 use crate::clock::Clock;
 use crate::database::Database;
-use crate::store::{Blob, BlobPart, NatsOptions, NatsStore, Record as Stored, SqliteStore, Versioned};
+use crate::store::{Blob, BlobPart, NatsOptions, NatsStore, SqliteStore, StoreRecord, VersionedValue};
 
 const DAY_MS: u64 = DAY_MINUTES * MINUTE_MS;
 /// Time after all entries of the ledger.
 const LATER_MS: u64 = START_MS + 1000 * DAY_MS;
 
 /// A store that fails after some changes. As on a server, each change of a batch is made by itself.
-struct Shared<S> {
+struct FailingStore<S> {
     store: Arc<Mutex<S>>,
     /// Changes that it still makes.
     left: Arc<Mutex<u32>>,
 }
 
-impl<S> Clone for Shared<S> {
-    fn clone(&self) -> Shared<S> {
-        Shared { store: Arc::clone(&self.store), left: Arc::clone(&self.left) }
+impl<S> Clone for FailingStore<S> {
+    fn clone(&self) -> FailingStore<S> {
+        FailingStore { store: Arc::clone(&self.store), left: Arc::clone(&self.left) }
     }
 }
 
-impl<S: Store> Shared<S> {
-    fn new(store: S) -> Shared<S> {
-        Shared { store: Arc::new(Mutex::new(store)), left: Arc::new(Mutex::new(u32::MAX)) }
+impl<S: Store> FailingStore<S> {
+    fn new(store: S) -> FailingStore<S> {
+        FailingStore { store: Arc::new(Mutex::new(store)), left: Arc::new(Mutex::new(u32::MAX)) }
     }
 
     fn change<T>(&self, change: impl FnOnce(&mut S) -> Result<T, Error>) -> Result<T, Error> {
@@ -56,8 +56,8 @@ impl<S: Store> Shared<S> {
     }
 }
 
-impl<S: Store> Store for Shared<S> {
-    fn get(&self, key: &str) -> Result<Option<Versioned>, Error> {
+impl<S: Store> Store for FailingStore<S> {
+    fn get(&self, key: &str) -> Result<Option<VersionedValue>, Error> {
         self.store.lock().unwrap().get(key)
     }
 
@@ -79,11 +79,11 @@ impl<S: Store> Store for Shared<S> {
         Ok(())
     }
 
-    fn scan(&self, prefix: &str, after: Option<&str>, limit: usize) -> Result<Vec<Stored>, Error> {
+    fn scan(&self, prefix: &str, after: Option<&str>, limit: usize) -> Result<Vec<StoreRecord>, Error> {
         self.store.lock().unwrap().scan(prefix, after, limit)
     }
 
-    fn scan_back(&self, prefix: &str, before: Option<&str>, limit: usize) -> Result<Vec<Stored>, Error> {
+    fn scan_back(&self, prefix: &str, before: Option<&str>, limit: usize) -> Result<Vec<StoreRecord>, Error> {
         self.store.lock().unwrap().scan_back(prefix, before, limit)
     }
 
@@ -113,7 +113,7 @@ impl<S: Store> Store for Shared<S> {
 }
 
 /// Lets leases live as the steps say, and end `later_days` days later each.
-fn live<S: Store>(books: &mut Books<S>, steps: &[ledger_tests::Step], later_days: [u64; 4]) -> u64 {
+fn live<S: Store>(books: &mut Books<S>, steps: &[ledger_tests::UsageStep], later_days: [u64; 4]) -> u64 {
     let (mut leases, now_ms) = books.live(steps);
     for (lease, later_days) in leases.iter_mut().zip(later_days) {
         let ended_ms = now_ms + later_days * DAY_MS;
@@ -160,7 +160,7 @@ fn block_on<T>(future: impl Future<Output = T>) -> T {
     tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap().block_on(future)
 }
 
-fn leases_of(store: &dyn Store) -> Vec<Stored> {
+fn leases_of(store: &dyn Store) -> Vec<StoreRecord> {
     store.scan(keys::LEASE, None, 9).unwrap()
 }
 
@@ -170,7 +170,7 @@ proptest! {
     fn bills_of_whole_days_are_the_same_after_folding(steps in steps(20_000)) {
         let mut books = books();
         let now_ms = live(&mut books, &steps, [0, 0, 3, 3]);
-        let store = Shared::new(books.store);
+        let store = FailingStore::new(books.store);
         block_on(async {
             let bills = store.bills();
             let before = all_bills(&bills, now_ms).await;
@@ -190,8 +190,8 @@ proptest! {
 }
 
 /// Steps of several leases and functions, before and after midnight.
-fn fixed_steps() -> Vec<ledger_tests::Step> {
-    let step = |number: u32| ledger_tests::Step {
+fn fixed_steps() -> Vec<ledger_tests::UsageStep> {
+    let step = |number: u32| ledger_tests::UsageStep {
         lease: (number % 4) as u8,
         seconds: 40,
         executing_ns: 1_234_567_891 + u64::from(number),
@@ -206,7 +206,7 @@ fn interrupt_everywhere<S: Store + 'static>(every: usize, mut open: impl FnMut()
     for changes in (0..).step_by(every) {
         let mut books = open();
         let now_ms = live(&mut books, &fixed_steps(), [0; 4]);
-        let store = Shared::new(books.store);
+        let store = FailingStore::new(books.store);
         let bills = || block_on(all_bills(&store.bills(), now_ms));
         let before = bills();
         store.allow(changes);
@@ -248,7 +248,7 @@ fn one_manager_folds_at_a_time_and_bills_wait() {
     live(&mut books, &fixed_steps(), [0; 4]);
     let leases: Vec<String> =
         leases_of(&books.store).iter().map(|found| found.key[keys::LEASE.len()..].to_owned()).collect();
-    let begun = Step { number: 1, leases, begun_unix_ms: LATER_MS, before_unix_ms: LATER_MS };
+    let begun = FoldStep { number: 1, leases, begun_unix_ms: LATER_MS, before_unix_ms: LATER_MS };
     begun.write(&mut books.store, 0).unwrap();
     let just_after_ms = LATER_MS + ABANDONED_MS - 1;
     let refused = step(&mut books.store, None, LATER_MS, just_after_ms).unwrap_err();
@@ -265,7 +265,7 @@ fn a_manager_that_wakes_up_late_adds_nothing() {
     live(&mut books, &fixed_steps(), [0; 4]);
     let mut sums = BTreeMap::new();
     for found in leases_of(&books.store) {
-        let record: Record = decode("a lease", &found.value).unwrap();
+        let record: LeaseRecord = decode("a lease", &found.value).unwrap();
         let minutes = minutes_of(&books.store, &record).unwrap();
         sum_up(&mut sums, record, &minutes);
     }
@@ -352,7 +352,7 @@ fn time_to_fold() {
         bytes / u64::from(number)
     };
     let before = bytes(&store);
-    let shared = Shared::new(store);
+    let shared = FailingStore::new(store);
     let begun = std::time::Instant::now();
     assert_eq!(block_on(shared.bills().fold(LATER_MS)).unwrap(), u64::from(number));
     let took = begun.elapsed();
@@ -391,7 +391,7 @@ fn fill(store: &mut SqliteStore, number: u32) {
             };
             lease.set_state(LeaseState::Ended);
             let minute = granted_unix_ms / MINUTE_MS + 1;
-            let mut record = Record::new(minute);
+            let mut record = LeaseRecord::new(minute);
             record.lease = lease;
             let (key, last) = record.last_minute();
             batch.put(format!("{}{}", keys::LEASE, record.lease.id), record.encode_to_vec());

@@ -5,7 +5,7 @@ use sublet_proto::v1::{self, Price};
 use super::*;
 
 /// A core whose processing units have prices: on `opencl` computing costs a tenth, memory ten times as much.
-fn priced() -> House {
+fn priced() -> CoreFixture {
     let computing = |compute_nano_per_core_s, allocation_nano_per_gib_s| Price {
         compute_nano_per_core_s,
         allocation_nano_per_gib_s,
@@ -14,8 +14,8 @@ fn priced() -> House {
     let by_pu = [("opencl", computing(10, 10_000)), ("dpu", computing(50, 1_000))];
     let by_pu = by_pu.map(|(pu, price)| (pu.to_owned(), price)).into();
     let prices = Prices { default: computing(100, 1_000), by_pu };
-    let mut house = House::new();
-    house.core = Core::new(Settings {
+    let mut house = CoreFixture::new();
+    house.core = Core::new(CoreSettings {
         epoch: 1,
         seed: 7,
         prices,
@@ -25,15 +25,15 @@ fn priced() -> House {
     house
 }
 
-fn granted(actions: Vec<Action>) -> Result<Vec<LeaseId>, Error> {
+fn granted(actions: Vec<CoreAction>) -> Result<Vec<LeaseId>, Error> {
     match actions.into_iter().next() {
-        Some(Action::Granted { leases, .. }) => Ok(leases),
-        Some(Action::Refused { error, .. }) => Err(error),
+        Some(CoreAction::Granted { leases, .. }) => Ok(leases),
+        Some(CoreAction::Refused { error, .. }) => Err(error),
         other => panic!("answered by {other:?}"),
     }
 }
 
-impl House {
+impl CoreFixture {
     /// The kind of processing unit and the build that a request is granted.
     fn choice(&mut self, architectures: &[&str], asked: &LeaseRequest) -> Result<(String, u32), Error> {
         let leases = granted(self.request_of_builds("t", architectures, asked))?;
@@ -108,7 +108,7 @@ fn first_equally_priced_build_wins_unless_a_kind_is_named() {
 }
 
 /// A DPU that is cheaper and slower than a host, and a host with a device that is dearer and faster than it.
-fn profiled() -> (House, [v1::Profile; 3]) {
+fn profiled() -> (CoreFixture, [v1::Profile; 3]) {
     let mut house = priced();
     let dpu = NodeDescription { pu: "dpu".into(), architecture: "aarch64".into(), ..node("d", 9) };
     let device = NodeDescription { devices: vec!["opencl".into()], ..node("o", 9) };
@@ -188,10 +188,10 @@ fn who_waits_is_served_by_whatever_comes_first() {
             generation: 1,
             leases: Vec::new(),
         };
-        house.event(Event::Register(Box::new(joining)))
+        house.event(CoreEvent::Register(Box::new(joining)))
     };
     let leases = answers.into_iter().find_map(|action| match action {
-        Action::Granted { leases, .. } => Some(leases),
+        CoreAction::Granted { leases, .. } => Some(leases),
         _ => None,
     });
     let lease = house.core.lease(leases.unwrap()[0]).unwrap();
@@ -224,7 +224,7 @@ fn restarted_manager_knows_the_kind_and_build_of_a_lease() {
     let lease = granted(house.request_of_builds("t", &BUILDS, &asked(1))).unwrap()[0];
     let stored = house.core.describe(house.core.lease(lease).unwrap());
     let mut later = priced();
-    later.event(Event::Restored(Box::new(stored)));
+    later.event(CoreEvent::Restored(Box::new(stored)));
     let restored = later.core.describe(later.core.lease(lease).unwrap());
     assert_eq!((restored.pu.as_str(), restored.build), ("opencl", 2));
     let error = later.choice(&["wasm32"], &asked(1)).unwrap_err();
@@ -233,7 +233,7 @@ fn restarted_manager_knows_the_kind_and_build_of_a_lease() {
 
 #[test]
 fn kernels_go_to_their_device_and_use_the_nodes_cores() {
-    let mut house = House::with_node(4);
+    let mut house = CoreFixture::with_node(4);
     let devices = ["opencl", "opencl", "abacus"].map(str::to_owned).to_vec();
     let (with_device, _) =
         house.register(NodeDescription { devices, ..node("d", 3) }, 2, Vec::new()).unwrap();

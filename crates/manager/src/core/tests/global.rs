@@ -33,45 +33,52 @@ fn waiting(asked: LeaseRequest) -> LeaseRequest {
     LeaseRequest { wait_ms: 60_000, ..asked }
 }
 
-impl House {
-    fn above_racks() -> House {
+impl CoreFixture {
+    fn above_racks() -> CoreFixture {
         let queue = QueueLimits { total: 1000, per_tenant: 1000 };
-        let settings = Settings { epoch: 1, seed: 7, prices: Prices::default(), queue, balanced_bytes: None };
-        House { core: Core::global(settings), ..House::new() }
+        let settings =
+            CoreSettings { epoch: 1, seed: 7, prices: Prices::default(), queue, balanced_bytes: None };
+        CoreFixture { core: Core::global(settings), ..CoreFixture::new() }
     }
 
     /// Reports these racks as all that exist, each for the first time or anew.
-    fn stand(&mut self, racks: &[(&str, NodeGroup)]) -> Vec<Action> {
+    fn stand(&mut self, racks: &[(&str, NodeGroup)]) -> Vec<CoreAction> {
         self.stand_in_groups(racks.iter().map(|(name, group)| (*name, vec![group.clone()])).collect())
     }
 
-    fn stand_in_groups(&mut self, racks: Vec<(&str, Vec<NodeGroup>)>) -> Vec<Action> {
+    fn stand_in_groups(&mut self, racks: Vec<(&str, Vec<NodeGroup>)>) -> Vec<CoreAction> {
         self.sequence += 1;
         let said = (1, self.sequence);
         let standing = |(name, groups): (&str, Vec<NodeGroup>)| {
             let groups = groups.into_iter().filter(|group| group.all.unwrap().cores > 0).collect();
             RackStanding { manager: name.to_owned(), said, groups }
         };
-        let actions = self.event(Event::Racks(racks.into_iter().map(standing).collect()));
+        let actions = self.event(CoreEvent::Racks(racks.into_iter().map(standing).collect()));
         self.core.nodes.assert_consistent();
         actions
     }
 
     /// Repeats the request of this number; `refused` names the rack that has refused it, if any.
-    fn ask_again(&mut self, number: u128, tenant: &str, asked: &LeaseRequest, refused: &str) -> Vec<Action> {
+    fn ask_again(
+        &mut self,
+        number: u128,
+        tenant: &str,
+        asked: &LeaseRequest,
+        refused: &str,
+    ) -> Vec<CoreAction> {
         let build = PackageBuild { architecture: "x86_64".into(), ..PackageBuild::default() };
-        let request = Request {
+        let request = ClientRequest {
             id: RequestId(number),
             tenant: self.core.tenant_key(tenant),
-            standing: Standing::Verified,
+            standing: TokenStatus::Verified,
             pu: String::new(),
             package: Arc::new(PackageInfo { builds: vec![build], ..PackageInfo::default() }),
-            terms: Terms::of(asked).unwrap(),
+            terms: LeaseTerms::of(asked).unwrap(),
             locality: Locality::of(asked).unwrap(),
             wait_ms: asked.wait_ms,
             refusals: Refusals::by(refused),
         };
-        let actions = self.event(Event::Request(Box::new(request)));
+        let actions = self.event(CoreEvent::Request(Box::new(request)));
         self.core.nodes.assert_consistent();
         actions
     }
@@ -81,31 +88,31 @@ impl House {
         only(&actions).1
     }
 
-    fn again(&mut self, number: u128, asked: &LeaseRequest, refused: &str) -> Vec<Action> {
+    fn again(&mut self, number: u128, asked: &LeaseRequest, refused: &str) -> Vec<CoreAction> {
         self.ask_again(number, "t", asked, refused)
     }
 }
 
 /// Returns the only request that was handed on, and its rack's manager.
 #[track_caller]
-fn only(actions: &[Action]) -> (u128, String) {
+fn only(actions: &[CoreAction]) -> (u128, String) {
     match actions {
-        [Action::Handed { request, manager, .. }] => (request.0, manager.to_string()),
+        [CoreAction::Handed { request, manager, .. }] => (request.0, manager.to_string()),
         other => panic!("not handed to one rack: {other:?}"),
     }
 }
 
 #[track_caller]
-fn refused(actions: &[Action]) -> Error {
+fn refused(actions: &[CoreAction]) -> Error {
     match actions {
-        [Action::Refused { error, .. }] => error.clone(),
+        [CoreAction::Refused { error, .. }] => error.clone(),
         other => panic!("not refused: {other:?}"),
     }
 }
 
 #[test]
 fn requests_go_to_the_freest_rack_and_spill_when_full() {
-    let mut house = House::above_racks();
+    let mut house = CoreFixture::above_racks();
     house.stand(&[("large", group(&[(8, 8); 2])), ("small", group(&[(2, 2)]))]);
     assert_eq!(house.handed(&asked(12)), "large");
     // Four are left there, of a higher magnitude than two.
@@ -123,8 +130,8 @@ fn requests_go_to_the_freest_rack_and_spill_when_full() {
 
 #[test]
 fn what_no_rack_has_is_refused_with_the_amount() {
-    let mut house = House::above_racks();
-    let refusal = |house: &mut House, asked: &LeaseRequest| {
+    let mut house = CoreFixture::above_racks();
+    let refusal = |house: &mut CoreFixture, asked: &LeaseRequest| {
         let error = house.refusal(asked);
         (error.code, error.message)
     };
@@ -164,7 +171,7 @@ fn what_no_rack_has_is_refused_with_the_amount() {
 
 #[test]
 fn request_goes_to_one_rack_and_possibly_several_groups() {
-    let mut house = House::above_racks();
+    let mut house = CoreFixture::above_racks();
     let (plain, mut with_python, mut compute) = (group(&[(4, 4)]), group(&[(4, 4)]), group(&[(4, 4)]));
     with_python.runtimes = vec!["python3.11".into()];
     compute.pool = "compute".into();
@@ -181,7 +188,7 @@ fn request_goes_to_one_rack_and_possibly_several_groups() {
 
 #[test]
 fn refused_request_avoids_the_rack_until_its_groups_change() {
-    let mut house = House::above_racks();
+    let mut house = CoreFixture::above_racks();
     let racks = [("a", group(&[(8, 8)])), ("b", group(&[(2, 2)]))];
     house.stand(&racks);
     let wants = waiting(asked(2));
@@ -200,7 +207,7 @@ fn refused_request_avoids_the_rack_until_its_groups_change() {
 
 #[test]
 fn refused_amount_stays_counted_until_the_rack_reports_again() {
-    let mut house = House::above_racks();
+    let mut house = CoreFixture::above_racks();
     house.stand(&[("a", group(&[(2, 8)]))]);
     let wants = one_node(2);
     let first = only(&house.request_of("t", &wants));
@@ -216,7 +223,7 @@ fn refused_amount_stays_counted_until_the_rack_reports_again() {
 
 #[test]
 fn repeated_request_gets_the_same_answer_despite_false_refusals() {
-    let mut house = House::above_racks();
+    let mut house = CoreFixture::above_racks();
     house.stand(&[("a", group(&[(4, 4)]))]);
     let wants = asked(1);
     let first = only(&house.request_of("t", &wants));
@@ -235,7 +242,7 @@ fn repeated_request_gets_the_same_answer_despite_false_refusals() {
 
 #[test]
 fn refused_request_keeps_its_turn_before_later_ones() {
-    let mut house = House::above_racks();
+    let mut house = CoreFixture::above_racks();
     house.stand(&[("a", group(&[(2, 4)]))]);
     let wants = waiting(asked(2));
     let first = only(&house.request_of("t", &wants)).0;
@@ -251,7 +258,7 @@ fn refused_request_keeps_its_turn_before_later_ones() {
 
 #[test]
 fn dead_managers_rack_is_skipped_and_returns_with_fresh_groups() {
-    let mut house = House::above_racks();
+    let mut house = CoreFixture::above_racks();
     house.stand(&[("a", group(&[(8, 8)])), ("b", group(&[(1, 1)]))]);
     assert_eq!(house.handed(&asked(4)), "a");
     assert!(house.stand(&[("b", group(&[(1, 1)]))]).is_empty());
@@ -273,19 +280,19 @@ fn dead_managers_rack_is_skipped_and_returns_with_fresh_groups() {
     // An older start of its manager is ignored.
     let late = RackStanding { manager: "a".into(), said: (0, 99), groups: vec![group(&[(8, 8)])] };
     let b = RackStanding { manager: "b".into(), said: (1, 0), groups: Vec::new() };
-    house.event(Event::Racks(vec![late, b]));
+    house.event(CoreEvent::Racks(vec![late, b]));
     assert_eq!(house.refusal(&asked(4)).code, Code::NoCapacity);
 }
 
 #[test]
 fn a_tenant_is_handed_no_more_than_its_quota() {
-    let mut house = House::above_racks();
+    let mut house = CoreFixture::above_racks();
     house.stand(&[("a", group(&[(8, 8)]))]);
     let tenant = house.core.tenant_key("t");
-    house.event(Event::Quota(tenant, Quota { cores: Some(3), ..Quota::default() }));
+    house.event(CoreEvent::Quota(tenant, Quota { cores: Some(3), ..Quota::default() }));
     assert_eq!(house.handed(&asked(2)), "a");
     assert_eq!(house.refusal(&asked(2)).code, Code::QuotaExceeded);
-    house.event(Event::Elsewhere(tenant, TenantUse { cores: 2, ..TenantUse::default() }));
+    house.event(CoreEvent::Elsewhere(tenant, TenantUse { cores: 2, ..TenantUse::default() }));
     house.stand(&[("a", group(&[(6, 8)]))]);
     assert_eq!(house.refusal(&asked(2)).code, Code::QuotaExceeded);
     assert_eq!(house.handed(&asked(1)), "a");
@@ -293,7 +300,7 @@ fn a_tenant_is_handed_no_more_than_its_quota() {
 
 #[test]
 fn rack_reports_capacity_and_free_resources_of_its_nodes() {
-    let mut rack = House::new();
+    let mut rack = CoreFixture::new();
     let pools = [("n1", 4, "compute"), ("n2", 8, "compute"), ("n3", 2, "memory"), ("n4", 16, "compute")];
     for (number, (name, cores, pool)) in pools.into_iter().enumerate() {
         let described = NodeDescription { pool: pool.into(), ..node(name, cores) };
@@ -303,7 +310,7 @@ fn rack_reports_capacity_and_free_resources_of_its_nodes() {
     rack.grant(&on("n2", one_node(7)));
     // A node that takes no leases is not offered.
     let n4 = rack.core.node_key("n4").unwrap();
-    rack.core.nodes.change(n4, |node| node.lending = Lending::Draining);
+    rack.core.nodes.change(n4, |node| node.lending = LendingState::Draining);
     let groups = rack.core.groups();
     let cores = |room: Option<NodeRoom>| room.unwrap().cores;
     let described: Vec<_> = groups
@@ -313,7 +320,7 @@ fn rack_reports_capacity_and_free_resources_of_its_nodes() {
         })
         .collect();
     assert_eq!(described, [("compute", [12, 5, 8, 4]), ("memory", [2, 2, 2, 2])]);
-    let mut house = House::above_racks();
+    let mut house = CoreFixture::above_racks();
     house.stand_in_groups(vec![("a", groups)]);
     assert_eq!(house.refusal(&one_node(5)).code, Code::NoCapacity);
     assert_eq!(house.handed(&one_node(4)), "a");
@@ -378,7 +385,7 @@ struct Open {
 
 /// Plays a story and records the state for the invariants.
 struct Story {
-    house: House,
+    house: CoreFixture,
     /// The free cores of each rack's two nodes, of eight; the current ones, and those of the last report.
     free: [[u32; 2]; 3],
     said: [Option<[u32; 2]>; 3],
@@ -468,7 +475,7 @@ impl Story {
             asked.wait_ms = until_ms.saturating_sub(self.house.now_ms);
             let before = self.house.core.waiting();
             let actions = self.house.ask_again(number, &tenant, &asked, RACKS[rack]);
-            if let [Action::Handed { manager, .. }] = actions.as_slice() {
+            if let [CoreAction::Handed { manager, .. }] = actions.as_slice() {
                 let has_changed = changes != self.changes[rack];
                 assert!(has_changed || **manager != *RACKS[rack], "it was refused there as it stands");
             }
@@ -482,11 +489,11 @@ impl Story {
     }
 
     /// Notes actions. `asked` is a request that was answered at once.
-    fn note(&mut self, actions: Vec<Action>, asked: Option<u128>) {
+    fn note(&mut self, actions: Vec<CoreAction>, asked: Option<u128>) {
         for action in actions {
             let (number, manager) = match action {
-                Action::Handed { request, manager, .. } => (request.0, Some(manager)),
-                Action::Refused { request, .. } => (request.0, None),
+                CoreAction::Handed { request, manager, .. } => (request.0, Some(manager)),
+                CoreAction::Refused { request, .. } => (request.0, None),
                 other => panic!("{other:?}"),
             };
             let open = self.open.get(&number).expect("it was answered twice, or never asked");
@@ -502,7 +509,7 @@ impl Story {
                 continue;
             };
             let rack = RACKS.iter().position(|name| *name == &*manager).unwrap();
-            let terms = Terms::of(&open.asked).unwrap();
+            let terms = LeaseTerms::of(&open.asked).unwrap();
             let (cores, bytes) = &mut self.handed[rack];
             *cores += terms.workers;
             *bytes += terms.memory_bytes;
@@ -531,7 +538,7 @@ impl Story {
 proptest! {
     #[test]
     fn no_story_above_racks_breaks_an_invariant(steps in proptest::collection::vec(step(), 1..150)) {
-        let house = House::above_racks();
+        let house = CoreFixture::above_racks();
         let (free, said, handed, changes) = ([[8; 2]; 3], [None; 3], [(0, 0); 3], [0; 3]);
         let (open, on_their_way, queues) = Default::default();
         let mut story = Story { house, free, said, changes, handed, open, on_their_way, queues };

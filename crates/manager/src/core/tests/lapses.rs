@@ -7,9 +7,9 @@ fn waits(cores: u32) -> LeaseRequest {
 }
 
 /// Returns the tenants of the grants among actions.
-fn granted(house: &House, actions: &[Action]) -> Vec<String> {
+fn granted(house: &CoreFixture, actions: &[CoreAction]) -> Vec<String> {
     let tenants = actions.iter().filter_map(|action| match action {
-        Action::Granted { tenant, .. } => Some(house.core.tenant(*tenant).name.to_string()),
+        CoreAction::Granted { tenant, .. } => Some(house.core.tenant(*tenant).name.to_string()),
         _ => None,
     });
     tenants.collect()
@@ -17,14 +17,14 @@ fn granted(house: &House, actions: &[Action]) -> Vec<String> {
 
 /// Lets time pass until grants lapse, while the node reports these leases. Returns the tenants of the grants that
 /// follow.
-fn lapse(house: &mut House, leases: Vec<LeaseReport>) -> Vec<String> {
+fn lapse(house: &mut CoreFixture, leases: Vec<LeaseReport>) -> Vec<String> {
     house.now_ms += ATTACH_GRACE_MS + 1;
     let (_, actions) = house.report(leases);
     granted(house, &actions)
 }
 
 /// Returns the newest lease, and asserts that it is of this tenant.
-fn newest(house: &House, tenant: &str) -> LeaseId {
+fn newest(house: &CoreFixture, tenant: &str) -> LeaseId {
     let active = house.core.leases().filter(|lease| lease.is_active());
     let lease = active.max_by_key(|lease| lease.granted_ms).unwrap();
     assert_eq!(&*house.core.tenant(lease.tenant).name, tenant);
@@ -33,7 +33,7 @@ fn newest(house: &House, tenant: &str) -> LeaseId {
 
 #[test]
 fn tenant_that_lets_grants_lapse_waits_behind_others() {
-    let mut house = House::with_node(1);
+    let mut house = CoreFixture::with_node(1);
     let first = house.request_of("greedy", &waits(1));
     assert_eq!(granted(&house, &first), ["greedy"]);
     for _ in 0..3 {
@@ -53,21 +53,21 @@ fn tenant_that_lets_grants_lapse_waits_behind_others() {
     }
     let refused = house.request_of("greedy", &asked(1)).pop();
     assert!(
-        matches!(&refused, Some(Action::Refused { error, .. }) if error.message.contains("did not attach")),
+        matches!(&refused, Some(CoreAction::Refused { error, .. }) if error.message.contains("did not attach")),
         "{refused:?}"
     );
 }
 
 #[test]
 fn tenant_is_held_back_longer_each_time_then_served() {
-    let mut house = House::with_node(2);
+    let mut house = CoreFixture::with_node(2);
     let kept = house.grant(&asked(1))[0];
     house.report(vec![runs(kept, 1)]);
     for _ in 0..3 {
         house.request_of("greedy", &waits(1));
     }
     // Another tenant requests both cores, in vain.
-    assert!(matches!(&house.request_of("modest", &asked(2))[..], [Action::Refused { .. }]));
+    assert!(matches!(&house.request_of("modest", &asked(2))[..], [CoreAction::Refused { .. }]));
     assert_eq!(lapse(&mut house, vec![runs(kept, 1)]), [""; 0]);
     let mut pauses = Vec::new();
     for _ in 0..2 {
@@ -87,7 +87,7 @@ fn tenant_is_held_back_longer_each_time_then_served() {
 
 #[test]
 fn lapsed_grants_cost_nothing_where_nobody_else_waits() {
-    let mut house = House::with_node(1);
+    let mut house = CoreFixture::with_node(1);
     for _ in 0..3 {
         house.request_of("t", &waits(1));
     }
@@ -98,17 +98,17 @@ fn lapsed_grants_cost_nothing_where_nobody_else_waits() {
 
 #[test]
 fn no_provisional_leases_while_a_tenant_is_held_back() {
-    let mut house = House::with_node(2);
+    let mut house = CoreFixture::with_node(2);
     house.request_of("greedy", &asked(2));
-    assert!(matches!(&house.request_of("modest", &asked(1))[..], [Action::Refused { .. }]));
+    assert!(matches!(&house.request_of("modest", &asked(1))[..], [CoreAction::Refused { .. }]));
     assert_eq!(lapse(&mut house, vec![]), [""; 0]);
-    house.standing = Standing::Provisional;
+    house.standing = TokenStatus::Provisional;
     let refused = house.request_of("unverified", &asked(1)).pop();
     assert!(
-        matches!(&refused, Some(Action::Refused { error, .. }) if error.code == Code::NoCapacity),
+        matches!(&refused, Some(CoreAction::Refused { error, .. }) if error.code == Code::NoCapacity),
         "{refused:?}"
     );
-    house.standing = Standing::Verified;
+    house.standing = TokenStatus::Verified;
     let verified = house.request_of("modest", &asked(1));
     assert_eq!(granted(&house, &verified), ["modest"]);
 }

@@ -3,25 +3,25 @@
 use super::*;
 
 /// A manager that has node "n" with its one lease, and another one that the node has gone to with it.
-fn moved() -> (House, House, LeaseId) {
-    let mut before = House::with_node(2);
+fn moved() -> (CoreFixture, CoreFixture, LeaseId) {
+    let mut before = CoreFixture::with_node(2);
     let lease = before.grant(&asked(1))[0];
     before.report(vec![runs(lease, 5)]);
-    let mut after = House::of_epoch(2);
+    let mut after = CoreFixture::of_epoch(2);
     after.generation = before.generation;
     let running = vec![before.running(lease, runs(lease, 8))];
     after.register(node("n", 2), 1, running).unwrap();
     (before, after, lease)
 }
 
-fn own(house: &mut House) -> TenantUse {
+fn own(house: &mut CoreFixture) -> TenantUse {
     let tenant = house.core.tenant_key("t");
     house.core.tenant(tenant).own
 }
 
-fn tell_found(house: &mut House, found: &[NodeGeneration]) -> Vec<Action> {
+fn tell_found(house: &mut CoreFixture, found: &[NodeGeneration]) -> Vec<CoreAction> {
     let moved = found.iter().map(|found| (house.core.node_key(&found.node).unwrap(), found.generation));
-    let events: Vec<Event> = moved.map(|(node, generation)| Event::Moved(node, generation)).collect();
+    let events: Vec<CoreEvent> = moved.map(|(node, generation)| CoreEvent::Moved(node, generation)).collect();
     events.into_iter().flat_map(|event| house.event(event)).collect()
 }
 
@@ -41,7 +41,7 @@ fn leases_taken_over_by_another_manager_count_only_there() {
     assert_eq!(before.state(lease), None);
     assert!(before.core.node_key("n").is_none() && before.saved.is_empty());
     assert_eq!(own(&mut before), TenantUse { spent_nano: spent, ..TenantUse::default() });
-    assert_eq!((own(&mut after).cores, after.state(lease)), (1, Some(State::Attached)));
+    assert_eq!((own(&mut after).cores, after.state(lease)), (1, Some(LeasePhase::Attached)));
     assert_eq!(before.refusal(&asked(1)).code, Code::InsufficientResources);
 }
 
@@ -57,7 +57,7 @@ fn an_earlier_registration_with_another_manager_takes_nothing_away() {
     assert_eq!(after.core.found(&missing), []);
     let stale = [NodeGeneration { node: "n".into(), generation: 2 }];
     tell_found(&mut before, &stale);
-    assert_eq!((before.state(lease), before.leased().cores), (Some(State::Attached), 1));
+    assert_eq!((before.state(lease), before.leased().cores), (Some(LeasePhase::Attached), 1));
     after.ticks(4);
     let missing: Vec<NodeGeneration> = after.core.missing().collect();
     let found = before.core.found(&missing);
@@ -87,14 +87,17 @@ fn moved_lease_is_stored_before_it_is_forgotten() {
     before.ticks(4);
     let missing: Vec<NodeGeneration> = before.core.missing().collect();
     tell_found(&mut before, &after.core.found(&missing));
-    assert_eq!((before.state(lease), before.state(unsaved)), (Some(State::Moved), Some(State::Ended)));
-    assert_eq!((before.leased(), own(&mut before).leases), (Room::default(), 0));
+    assert_eq!(
+        (before.state(lease), before.state(unsaved)),
+        (Some(LeasePhase::Moved), Some(LeasePhase::Ended))
+    );
+    assert_eq!((before.leased(), own(&mut before).leases), (NodeCapacity::default(), 0));
     assert!(before.core.missing().next().is_none(), "it knows where the node is");
     let described = before.core.describe(before.core.lease(lease).unwrap());
     assert_eq!((described.state(), described.usage), (LeaseState::Attached, Some(usage(7))));
     let renewal = Renewal { lease, timeout_ms: 1_000 };
-    let refused = before.event(Event::Renew(renewal));
-    assert!(matches!(&refused[..], [Action::NotRenewed(_, error)] if error.code == Code::UnknownLease));
+    let refused = before.event(CoreEvent::Renew(renewal));
+    assert!(matches!(&refused[..], [CoreAction::NotRenewed(_, error)] if error.code == Code::UnknownLease));
     before.is_store_full = false;
     before.ticks(1);
     assert!(before.saved.contains(&lease) && before.saved.contains(&unsaved));
@@ -115,9 +118,9 @@ fn late_write_of_earlier_state_does_not_store_later_usage() {
     before.is_store_full = true;
     let running = vec![after.running(lease, runs(lease, 20))];
     before.register(node("n", 2), 1, running).unwrap();
-    assert!(before.event(Event::Saved(lease, written)).is_empty());
+    assert!(before.event(CoreEvent::Saved(lease, written)).is_empty());
     let (reply, _) = before.report(vec![over(lease, 21)]);
-    assert_eq!((reply.acknowledged, before.state(lease)), (vec![], Some(State::Ended)));
+    assert_eq!((reply.acknowledged, before.state(lease)), (vec![], Some(LeasePhase::Ended)));
     before.is_store_full = false;
     before.ticks(1);
     let (reply, _) = before.report(vec![over(lease, 21)]);
@@ -137,19 +140,19 @@ fn moved_lease_that_returns_early_is_unchanged() {
     before.generation = after.generation;
     let running = vec![after.running(lease, runs(lease, 7))];
     before.register(node("n", 2), 1, running).unwrap();
-    assert_eq!((before.state(lease), before.leased().cores), (Some(State::Attached), 1));
+    assert_eq!((before.state(lease), before.leased().cores), (Some(LeasePhase::Attached), 1));
     assert_eq!(own(&mut before), spent, "nothing is spent twice");
     before.is_store_full = false;
     before.ticks(1);
     before.report(vec![over(lease, 9)]);
-    assert_eq!((before.state(lease), own(&mut before).cores), (Some(State::Ended), 0));
+    assert_eq!((before.state(lease), own(&mut before).cores), (Some(LeasePhase::Ended), 0));
     let (reply, _) = before.report(vec![over(lease, 9)]);
     assert_eq!((reply.acknowledged, before.state(lease)), (vec![lease], None));
 }
 
 #[test]
 fn late_registration_does_not_affect_the_newer_one() {
-    let mut house = House::with_node(2);
+    let mut house = CoreFixture::with_node(2);
     house.register(node("n", 2), 1, Vec::new()).unwrap();
     let lease = house.grant(&asked(1))[0];
     house.report(vec![runs(lease, 1)]);
@@ -162,21 +165,21 @@ fn late_registration_does_not_affect_the_newer_one() {
     house.sequence = 2;
     let (reply, _) = house.report(vec![runs(lease, 2)]);
     assert!(reply.end.is_empty());
-    assert_eq!(house.state(lease), Some(State::Attached));
+    assert_eq!(house.state(lease), Some(LeasePhase::Attached));
     assert_eq!(house.core.node(house.core.node_key("n").unwrap()).unwrap().registration, registration);
     // Nor does one of an agent that is dead, though the node has not been heard of; unless it is only the clock that
     // was set back before the agent started. One that does not number its registrations is never late.
     house.ticks(SILENCE_TICKS + 1);
     house.generation = 0;
     assert_eq!(house.register(node("n", 2), 2, Vec::new()).unwrap_err().code, Code::AlreadyRunning);
-    assert_eq!(house.state(lease), Some(State::Attached));
+    assert_eq!(house.state(lease), Some(LeasePhase::Attached));
     house.ticks(120);
     house.generation = 0;
     house.register(node("n", 2), 2, Vec::new()).unwrap();
     let unnumbered =
         |leases| Joining { description: node("n", 2), instance: InstanceId(2), generation: 0, leases };
     for _ in 0..2 {
-        let actions = house.event(Event::Register(Box::new(unnumbered(Vec::new()))));
-        assert!(matches!(&actions[..], [Action::Registered { .. }]), "{actions:?}");
+        let actions = house.event(CoreEvent::Register(Box::new(unnumbered(Vec::new()))));
+        assert!(matches!(&actions[..], [CoreAction::Registered { .. }]), "{actions:?}");
     }
 }

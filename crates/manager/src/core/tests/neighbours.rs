@@ -12,7 +12,7 @@ fn naming(name: &str, neighbours: &[&str]) -> NodeDescription {
 
 /// Agents, and the neighbourhood that each was sent last.
 struct Street {
-    house: House,
+    house: CoreFixture,
     agents: Vec<Agent>,
 }
 
@@ -26,7 +26,7 @@ struct Agent {
 
 impl Street {
     fn new() -> Street {
-        Street { house: House::new(), agents: Vec::new() }
+        Street { house: CoreFixture::new(), agents: Vec::new() }
     }
 
     fn register(&mut self, name: &'static str, neighbours: &[&str]) {
@@ -37,8 +37,8 @@ impl Street {
             generation: self.house.generation,
             leases: Vec::new(),
         };
-        let answer = self.house.event(Event::Register(Box::new(joining))).pop();
-        let Some(Action::Registered { registration, neighbours: told, .. }) = answer else {
+        let answer = self.house.event(CoreEvent::Register(Box::new(joining))).pop();
+        let Some(CoreAction::Registered { registration, neighbours: told, .. }) = answer else {
             panic!("{answer:?}")
         };
         self.agents.retain(|agent| agent.name != name);
@@ -51,18 +51,18 @@ impl Street {
         for agent in self.agents.iter_mut().filter(|agent| !agent.is_silent) {
             agent.sequence += 1;
             let Some(node) = self.house.core.node_key(agent.name) else { continue };
-            let report = Report {
+            let report = AgentReport {
                 node,
                 registration: agent.registration,
                 sequence: agent.sequence,
                 answered: 0,
                 clock_ms: self.house.now_ms,
-                lending: Lending::Open,
+                lending: LendingState::Open,
                 leases: Vec::new(),
                 neighbours: agent.told.version,
             };
-            let answer = self.house.event(Event::Report(report)).remove(0);
-            if let Action::Reported(Reported { neighbours: Some(neighbours), .. }) = answer {
+            let answer = self.house.event(CoreEvent::Report(report)).remove(0);
+            if let CoreAction::Reported(ReportAnswer { neighbours: Some(neighbours), .. }) = answer {
                 assert_ne!(neighbours.version, agent.told.version);
                 agent.told = neighbours;
                 told.push(agent.name);
@@ -121,8 +121,9 @@ impl Street {
                     let is_new = name != agent.name
                         && marked.iter().all(|(known, _)| known != name)
                         && beyond.iter().all(|(known, _)| known != name);
-                    let is_linked =
-                        |other: &&Node| other.description.neighbours.contains(&bridge.name.to_string());
+                    let is_linked = |other: &&ManagedNode| {
+                        other.description.neighbours.contains(&bridge.name.to_string())
+                    };
                     if let Some(other) = is_here(name).filter(is_linked).filter(|_| is_new) {
                         beyond.push((&other.name, &bridge.name));
                     }
@@ -193,7 +194,7 @@ fn lost_and_moved_nodes_have_no_links_until_they_return() {
     street.check();
     assert_eq!((street.told("a").len(), street.told("b").len()), (1, 1));
     let (key, generation) = (street.house.core.node_key("b").unwrap(), street.house.generation);
-    street.house.event(Event::Moved(key, generation + 1));
+    street.house.event(CoreEvent::Moved(key, generation + 1));
     assert_eq!(street.reports(), ["a"]);
     assert_eq!(street.told("a"), []);
     street.register("b", &["a"]);
@@ -270,7 +271,7 @@ proptest! {
                 Step::Moves(node) => {
                     if let Some(key) = street.house.core.node_key(NAMES[node]) {
                         street.house.generation += 1;
-                        street.house.event(Event::Moved(key, street.house.generation));
+                        street.house.event(CoreEvent::Moved(key, street.house.generation));
                     }
                 }
                 Step::Ticks(count) => street.ticks(count),

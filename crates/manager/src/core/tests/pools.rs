@@ -11,8 +11,8 @@ fn placed(name: &str, cores: u32, pool: &str, rack: &str) -> NodeDescription {
     NodeDescription { pool: pool.into(), rack: rack.into(), ..node(name, cores) }
 }
 
-fn house_of(nodes: &[NodeDescription]) -> House {
-    let mut house = House::new();
+fn house_of(nodes: &[NodeDescription]) -> CoreFixture {
+    let mut house = CoreFixture::new();
     for (number, description) in nodes.iter().enumerate() {
         house.register(description.clone(), number as u128 + 1, Vec::new()).unwrap();
     }
@@ -31,7 +31,7 @@ fn beside(node: &str, asked: LeaseRequest) -> LeaseRequest {
     LeaseRequest { near: vec![node.into()], max_nodes: 1, ..asked }
 }
 
-impl House {
+impl CoreFixture {
     fn on(&mut self, asked: &LeaseRequest) -> String {
         let leases = self.grant(asked);
         assert_eq!(leases.len(), 1);
@@ -44,7 +44,7 @@ impl House {
     }
 
     /// Node "n" says that one of its leases is over.
-    fn gives_back(&mut self, lease: LeaseId) -> Vec<Action> {
+    fn gives_back(&mut self, lease: LeaseId) -> Vec<CoreAction> {
         let node = self.core.lease(lease).unwrap().node;
         let active = self.core.leases().filter(|other| other.node == node && other.is_active());
         let reports = active.map(|one| if one.id == lease { over(lease, 1) } else { runs(one.id, 1) });
@@ -112,7 +112,7 @@ fn what_communicates_stays_in_its_rack_until_that_is_full() {
 
 #[test]
 fn without_a_neighbour_the_rack_with_most_room_is_taken() {
-    let mut house = House::new();
+    let mut house = CoreFixture::new();
     for number in 0..8 {
         let rack = if number < 2 { "small" } else { "large" };
         house.register(placed(&format!("{rack}{number}"), 4, "", rack), number + 1, Vec::new()).unwrap();
@@ -166,7 +166,8 @@ fn warm_nodes_are_sought_in_the_pool_and_rack() {
         .map(|_| house.on(&LeaseRequest { near: vec!["n11".into(), "gone".into()], ..warm(asked(1)) }))
         .collect();
     assert_eq!(in_rack, BTreeSet::from(["n11".to_owned()]), "beside it first");
-    let next = |house: &mut House| house.on(&LeaseRequest { near: vec!["n11".into()], ..warm(asked(1)) });
+    let next =
+        |house: &mut CoreFixture| house.on(&LeaseRequest { near: vec!["n11".into()], ..warm(asked(1)) });
     let (first, second) = (next(&mut house), next(&mut house));
     assert_eq!(first, second);
     assert!(nodes[10..20].iter().any(|node| node.name == first && node.pool == "compute"), "{first}");
@@ -174,7 +175,7 @@ fn warm_nodes_are_sought_in_the_pool_and_rack() {
 
 #[test]
 fn node_without_a_named_pool_moves_between_virtual_pools() {
-    let mut house = House::with_virtual_pools(GIB / 4);
+    let mut house = CoreFixture::with_virtual_pools(GIB / 4);
     house.register(placed("n", 4, "", ""), 1, Vec::new()).unwrap();
     house.register(placed("said", 4, "compute", ""), 2, Vec::new()).unwrap();
     assert_eq!((house.pool_of("n"), house.pool_of("said")), ("balanced".into(), "compute".into()));
@@ -186,7 +187,7 @@ fn node_without_a_named_pool_moves_between_virtual_pools() {
     let cores = house.grant(&beside("n", asked(3)))[0];
     assert_eq!(house.pool_of("n"), "memory");
     let granted = house.ticks(1);
-    assert!(matches!(&granted[..], [Action::Granted { .. }]), "{granted:?}");
+    assert!(matches!(&granted[..], [CoreAction::Granted { .. }]), "{granted:?}");
     house.report(vec![runs(cores, 1)]);
     house.core.nodes.assert_consistent();
     house.gives_back(cores);
@@ -205,7 +206,7 @@ fn refusal_after_a_wait_names_the_pool() {
         .ticks(2)
         .into_iter()
         .map(|action| match action {
-            Action::Refused { error, .. } if error.code == Code::NoCapacity => error.message,
+            CoreAction::Refused { error, .. } if error.code == Code::NoCapacity => error.message,
             other => panic!("{other:?}"),
         })
         .collect();
@@ -244,7 +245,7 @@ fn waiting_for_one_pool_bounds_overtakes_only_in_that_pool() {
     let whose: Vec<_> = granted
         .iter()
         .map(|action| match action {
-            Action::Granted { tenant, .. } => house.core.tenant(*tenant).name.to_string(),
+            CoreAction::Granted { tenant, .. } => house.core.tenant(*tenant).name.to_string(),
             other => panic!("{other:?}"),
         })
         .collect();
@@ -253,7 +254,7 @@ fn waiting_for_one_pool_bounds_overtakes_only_in_that_pool() {
 
 #[test]
 fn agent_cannot_register_an_unlimited_number_of_racks() {
-    let mut house = House::new();
+    let mut house = CoreFixture::new();
     for number in 0..MAX_RACKS {
         let rack = format!("r{number}");
         house.register(placed(&rack, 1, "", &rack), number as u128 + 1, Vec::new()).unwrap();
@@ -285,12 +286,12 @@ fn expected_order(asked: &LeaseRequest) -> Vec<Pool> {
 /// Returns the nodes that may be chosen, by a look at all of them.
 fn expected(core: &Core, asked: &LeaseRequest) -> Vec<String> {
     let order = expected_order(asked);
-    let fits = |node: &&Node| {
+    let fits = |node: &&ManagedNode| {
         let free = node.free();
         free.cores >= asked.cores && free.memory_bytes >= asked.memory_bytes && order.contains(&node.pool)
     };
-    let fitting: Vec<&Node> = core.nodes().filter(fits).collect();
-    let names = |nodes: &[&Node]| nodes.iter().map(|node| node.name.to_string()).collect::<Vec<_>>();
+    let fitting: Vec<&ManagedNode> = core.nodes().filter(fits).collect();
+    let names = |nodes: &[&ManagedNode]| nodes.iter().map(|node| node.name.to_string()).collect::<Vec<_>>();
     let near = asked.near.iter().filter_map(|name| core.node(core.node_key(name)?));
     if let Some(beside) = near.clone().find(|near| fitting.iter().any(|node| node.name == near.name)) {
         return names(&[beside]);
@@ -298,10 +299,11 @@ fn expected(core: &Core, asked: &LeaseRequest) -> Vec<String> {
     let racks = near.map(|node| node.description.rack.clone()).filter(|rack| !rack.is_empty());
     for rack in racks.map(Some).chain([None]) {
         for &pool in &order {
-            let mut there: Vec<&Node> = fitting.iter().copied().filter(|node| node.pool == pool).collect();
+            let mut there: Vec<&ManagedNode> =
+                fitting.iter().copied().filter(|node| node.pool == pool).collect();
             there.retain(|node| rack.as_ref().is_none_or(|rack| *rack == node.description.rack));
             if rack.is_none() && asked.warm.is_empty() {
-                let free = |node: &Node| {
+                let free = |node: &ManagedNode| {
                     let rack = core.nodes().filter(|other| other.description.rack == node.description.rack);
                     let free: u64 = rack
                         .map(|node| match asked.cores {
@@ -351,12 +353,12 @@ proptest! {
             };
             let among = expected(&house.core, &asked);
             match house.request_of("t", &asked).pop() {
-                Some(Action::Granted { leases, .. }) => {
+                Some(CoreAction::Granted { leases, .. }) => {
                     let node = house.core.lease(leases[0]).unwrap().node;
                     let name = house.core.node(node).unwrap().name.to_string();
                     prop_assert!(among.contains(&name), "{asked:?} went to {name}, not to one of {among:?}");
                 }
-                Some(Action::Refused { .. }) => prop_assert_eq!(among, Vec::<String>::new()),
+                Some(CoreAction::Refused { .. }) => prop_assert_eq!(among, Vec::<String>::new()),
                 other => panic!("{other:?}"),
             }
             house.core.nodes.assert_consistent();

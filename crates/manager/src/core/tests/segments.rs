@@ -12,7 +12,7 @@ fn with_memory(name: &str, memory_bytes: u64) -> NodeDescription {
     NodeDescription { memory_bytes, ..node(name, 1) }
 }
 
-impl House {
+impl CoreFixture {
     /// The node that a segment is granted on.
     fn node_of(&mut self, asked: &LeaseRequest) -> String {
         let leases = self.grant(asked);
@@ -25,10 +25,10 @@ impl House {
 
 #[test]
 fn segment_takes_the_smallest_fitting_node() {
-    let mut house = House::new();
+    let mut house = CoreFixture::new();
     house.register(with_memory("large", 64 * MIB), 1, Vec::new()).unwrap();
     house.register(with_memory("small", 4 * MIB), 2, Vec::new()).unwrap();
-    let on = |house: &mut House, mib: u64| house.node_of(&segment(mib * MIB));
+    let on = |house: &mut CoreFixture, mib: u64| house.node_of(&segment(mib * MIB));
     assert_eq!(
         ["small", "large", "small"],
         [3, 2, 1].map(|mib| on(&mut house, mib)).each_ref().map(String::as_str)
@@ -43,7 +43,7 @@ fn segment_takes_the_smallest_fitting_node() {
 
 #[test]
 fn a_rack_whose_memory_exceeds_64_bits_takes_segments() {
-    let mut house = House::new();
+    let mut house = CoreFixture::new();
     for (instance, name) in [(1, "a"), (2, "b")] {
         let node = NodeDescription { rack: "r".into(), ..with_memory(name, 1 << 63) };
         house.register(node, instance, Vec::new()).unwrap();
@@ -53,43 +53,43 @@ fn a_rack_whose_memory_exceeds_64_bits_takes_segments() {
 
 #[test]
 fn segments_and_workers_have_the_memory_of_a_node_once() {
-    let mut house = House::with_node(4);
+    let mut house = CoreFixture::with_node(4);
     house.grant(&LeaseRequest { memory_bytes: GIB / 2, ..asked(1) });
     house.grant(&segment(GIB / 2));
     assert_eq!(house.refusal(&segment(4096)).code, Code::NoCapacity);
     assert_eq!(house.refusal(&asked(1)).code, Code::NoCapacity);
-    let Amount { memory_bytes, .. } = house.core.leases().last().unwrap().amount;
+    let LeaseResources { memory_bytes, .. } = house.core.leases().last().unwrap().amount;
     assert_eq!(memory_bytes, GIB / 2);
 }
 
 #[test]
 fn a_segment_waits_for_memory_and_has_its_turn() {
-    let mut house = House::with_node(1);
+    let mut house = CoreFixture::with_node(1);
     let first = house.grant(&segment(GIB))[0];
     let waiting = house.request_of("u", &LeaseRequest { wait_ms: 10_000, ..segment(MIB) });
     assert!(waiting.is_empty(), "{waiting:?}");
     house.report(vec![runs(first, 1)]);
     let (_, then) = house.report(vec![over(first, 1)]);
-    assert!(matches!(then.as_slice(), [Action::Granted { leases, .. }] if leases.len() == 1), "{then:?}");
+    assert!(matches!(then.as_slice(), [CoreAction::Granted { leases, .. }] if leases.len() == 1), "{then:?}");
 }
 
 #[test]
 fn segment_without_a_node_waits_or_is_refused() {
-    let mut house = House::new();
+    let mut house = CoreFixture::new();
     assert_eq!(house.refusal(&segment(MIB)).code, Code::InsufficientResources);
     assert!(house.request_of("t", &LeaseRequest { wait_ms: 10_000, ..segment(MIB) }).is_empty());
     let (sequence, instance) = (house.generation + 1, InstanceId(1));
     let joining = Joining { description: node("n", 1), instance, generation: sequence, leases: Vec::new() };
-    let actions = house.event(Event::Register(Box::new(joining)));
-    assert!(actions.iter().any(|action| matches!(action, Action::Granted { .. })), "{actions:?}");
+    let actions = house.event(CoreEvent::Register(Box::new(joining)));
+    assert!(actions.iter().any(|action| matches!(action, CoreAction::Granted { .. })), "{actions:?}");
 }
 
 #[test]
 fn a_node_that_takes_no_leases_gets_no_segments() {
-    let mut house = House::with_node(1);
-    house.report_as(Lending::Draining, Vec::new());
+    let mut house = CoreFixture::with_node(1);
+    house.report_as(LendingState::Draining, Vec::new());
     assert_eq!(house.refusal(&segment(MIB)).code, Code::InsufficientResources);
-    house.report_as(Lending::Open, Vec::new());
+    house.report_as(LendingState::Open, Vec::new());
     house.grant(&segment(MIB));
     house.ticks(SILENCE_TICKS + 1);
     assert_eq!(house.refusal(&segment(MIB)).code, Code::InsufficientResources);
@@ -97,7 +97,7 @@ fn a_node_that_takes_no_leases_gets_no_segments() {
 
 #[test]
 fn memory_is_paid_for_by_its_nodes_price() {
-    let mut house = House::with_node(1);
+    let mut house = CoreFixture::with_node(1);
     let lease = house.grant(&segment(GIB))[0];
     let described = house.core.describe(house.core.lease(lease).unwrap());
     assert_eq!((described.cores, described.package.as_str(), described.pu.as_str()), (0, "", DEFAULT_PU));

@@ -54,7 +54,7 @@ fn pool(number: u8) -> String {
 
 /// Plays a story and records the state for the invariants.
 struct Story {
-    house: House,
+    house: CoreFixture,
     leases: Vec<LeaseId>,
     /// Requests that have no answer yet, and in which pool they must be.
     open: BTreeMap<u128, String>,
@@ -62,7 +62,7 @@ struct Story {
 }
 
 impl Story {
-    fn of(house: House) -> Story {
+    fn of(house: CoreFixture) -> Story {
         Story { house, leases: Vec::new(), open: BTreeMap::new(), usage: BTreeMap::new() }
     }
 
@@ -80,7 +80,7 @@ impl Story {
             }
             Step::Moved { node: name, is_later } => self.moved(name, is_later),
             Step::Disconnect { node: name } => match self.house.core.node_key(&format!("n{name}")) {
-                Some(node) => self.house.event(Event::Disconnected(node)),
+                Some(node) => self.house.event(CoreEvent::Disconnected(node)),
                 None => Vec::new(),
             },
             Step::Request { cores, shared, wait_ms, one_node, pool: number, near } => {
@@ -100,7 +100,7 @@ impl Story {
                 self.report(node, lease, ended, executing_ns)
             }
             Step::End { lease } => match self.lease(lease) {
-                Some(id) => self.house.event(Event::End(id, Error::new(Code::LeaseEnded, "ordered"))),
+                Some(id) => self.house.event(CoreEvent::End(id, Error::new(Code::LeaseEnded, "ordered"))),
                 None => Vec::new(),
             },
             Step::Ticks { count, ms } => {
@@ -116,60 +116,60 @@ impl Story {
         self.check();
     }
 
-    fn register(&mut self, node: NodeDescription, instance: u8, listed: u8) -> Vec<Action> {
+    fn register(&mut self, node: NodeDescription, instance: u8, listed: u8) -> Vec<CoreAction> {
         let listed = self.lease(listed).filter(|&id| self.house.core.lease(id).is_some());
         let leases = listed.map(|id| self.house.running(id, runs(id, 1))).into_iter();
         let leases = leases.filter(|running| running.lease.node == node.name).collect();
         let description = NodeDescription { shared_cores: 1, shared_places: 4, ..node };
         let instance = InstanceId(instance.into());
         let generation = self.house.generation;
-        self.house.event(Event::Register(Box::new(Joining { description, instance, generation, leases })))
+        self.house.event(CoreEvent::Register(Box::new(Joining { description, instance, generation, leases })))
     }
 
     /// Another manager has the node, by its next registration or by none that is later than this manager's.
-    fn moved(&mut self, name: u8, is_later: bool) -> Vec<Action> {
+    fn moved(&mut self, name: u8, is_later: bool) -> Vec<CoreAction> {
         let Some(node) = self.house.core.node_key(&format!("n{name}")) else { return Vec::new() };
         let before = self.house.core.node(node).unwrap().generation;
         self.house.generation += u64::from(is_later);
         let generation = if is_later { self.house.generation } else { before };
-        let actions = self.house.event(Event::Moved(node, generation));
+        let actions = self.house.event(CoreEvent::Moved(node, generation));
         if let Some(left) = self.house.core.node(node).filter(|_| is_later) {
-            assert_eq!((left.registration, left.leased), (0, Room::default()));
+            assert_eq!((left.registration, left.leased), (0, NodeCapacity::default()));
             assert!(!left.leases.is_empty(), "a node was kept for nothing");
         }
         actions
     }
 
     /// Reports all leases of the node except one.
-    fn report(&mut self, name: u8, lease: u8, ended: bool, executing_ns: u64) -> Vec<Action> {
+    fn report(&mut self, name: u8, lease: u8, ended: bool, executing_ns: u64) -> Vec<CoreAction> {
         let Some(node) = self.house.core.node_key(&format!("n{name}")) else { return Vec::new() };
         let one = self.lease(lease);
         let of_node = self.house.core.leases().filter(|lease| lease.node == node);
         let leases = of_node.map(|lease| match lease.state {
-            State::Ended => over(lease.id, executing_ns),
+            LeasePhase::Ended => over(lease.id, executing_ns),
             _ if ended && Some(lease.id) == one => over(lease.id, executing_ns),
             _ => runs(lease.id, executing_ns),
         });
         let leases = leases.filter(|report| ended || Some(report.lease) != one).collect();
         self.house.sequence += 1;
         let registration = self.house.core.node(node).unwrap().registration;
-        self.house.event(Event::Report(Report {
+        self.house.event(CoreEvent::Report(AgentReport {
             node,
             registration,
             sequence: self.house.sequence,
             answered: self.house.sequence - 1,
             clock_ms: self.house.now_ms,
-            lending: Lending::Open,
+            lending: LendingState::Open,
             leases,
             neighbours: 0,
         }))
     }
 
-    fn note(&mut self, actions: Vec<Action>) {
+    fn note(&mut self, actions: Vec<CoreAction>) {
         for action in actions {
             let (request, leases) = match action {
-                Action::Granted { request, leases, .. } => (request, leases),
-                Action::Refused { request, .. } => (request, Vec::new()),
+                CoreAction::Granted { request, leases, .. } => (request, leases),
+                CoreAction::Refused { request, .. } => (request, Vec::new()),
                 _ => continue,
             };
             let pool = self.open.remove(&request.0).expect("it was answered twice, or never asked");
@@ -189,7 +189,7 @@ impl Story {
     fn check(&mut self) {
         let core = &self.house.core;
         assert_eq!(self.open.len(), core.waiting(), "a request was lost");
-        let mut leased = BTreeMap::<NodeKey, Room>::new();
+        let mut leased = BTreeMap::<NodeKey, NodeCapacity>::new();
         for lease in core.leases() {
             if lease.is_active() {
                 let room = leased.entry(lease.node).or_default();
@@ -201,10 +201,10 @@ impl Story {
         for node in core.nodes() {
             let key = core.node_key(&node.name).unwrap();
             assert_eq!(node.leased, leased.remove(&key).unwrap_or_default());
-            let Room { cores, places, memory_bytes } = node.capacity;
+            let NodeCapacity { cores, places, memory_bytes } = node.capacity;
             let fits = node.leased.cores <= cores && node.leased.places <= places;
             assert!(fits && node.leased.memory_bytes <= memory_bytes, "leased twice");
-            let counts = [State::Attached, State::Granted]
+            let counts = [LeasePhase::Attached, LeasePhase::Granted]
                 .map(|state| core.leases().filter(|lease| lease.node == key && lease.state == state).count());
             assert_eq!([node.attached as usize, node.unattached as usize], counts);
         }
@@ -224,8 +224,8 @@ proptest! {
         steps in proptest::collection::vec(step(), 1..150),
         are_pools_virtual in any::<bool>(),
     ) {
-        let house = House::new();
-        let usual = House::with_virtual_pools(GIB / 8);
+        let house = CoreFixture::new();
+        let usual = CoreFixture::with_virtual_pools(GIB / 8);
         let mut story = Story::of(if are_pools_virtual { usual } else { house });
         for step in steps {
             story.play(step);
@@ -236,7 +236,7 @@ proptest! {
         story.note(actions);
         story.check();
         for node in story.house.core.nodes() {
-            prop_assert_eq!(node.leased, Room::default());
+            prop_assert_eq!(node.leased, NodeCapacity::default());
         }
         prop_assert!(story.open.is_empty());
     }

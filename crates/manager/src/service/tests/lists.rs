@@ -1,7 +1,7 @@
 //! Lists that do not fit into one reply: their pages have each item once, in the order of the list.
 
 use super::*;
-use crate::ledger::Record;
+use crate::ledger::LeaseRecord;
 use crate::store::{Batch, keys};
 use prost::Message;
 
@@ -28,19 +28,19 @@ async fn all<T>(mut page: impl AsyncFnMut(String) -> (Vec<T>, String)) -> Vec<T>
     }
 }
 
-async fn put(house: &House, records: Vec<(String, Vec<u8>)>) {
+async fn put(house: &ServiceFixture, records: Vec<(String, Vec<u8>)>) {
     let mut batch = Batch::default();
     records.into_iter().for_each(|(key, record)| batch.put(key, record));
     house.service.0.database.with(move |store| store.commit(&batch)).await.unwrap();
 }
 
-fn user(tenant: &str) -> Identity {
+fn user(tenant: &str) -> CallerIdentity {
     let token = Token { tenant: tenant.into(), role: Role::User.into(), ..Token::default() };
-    Identity::of("1".repeat(16).parse().unwrap(), &token_record(token))
+    CallerIdentity::of("1".repeat(16).parse().unwrap(), &token_record(token))
 }
 
-fn token_record(token: Token) -> crate::tokens::Record {
-    let mut record = crate::tokens::Record::default();
+fn token_record(token: Token) -> crate::tokens::TokenRecord {
+    let mut record = crate::tokens::TokenRecord::default();
     record.token = token;
     record
 }
@@ -53,7 +53,7 @@ async fn leases_of_the_ledger_and_active_ones_are_listed_once_the_newest_first()
     let active = active.grants[0].lease.as_ref().unwrap().id.clone();
     let ids: Vec<String> = (0..ITEMS).map(|number| format!("{number:032x}")).collect();
     let records = ids.iter().map(|id| {
-        let mut record = Record::default();
+        let mut record = LeaseRecord::default();
         record.lease = Lease { id: id.clone(), tenant: "t".into(), end_reason: large(), ..Lease::default() };
         (format!("{}{id}", keys::LEASE), record.encode_to_vec())
     });
@@ -75,7 +75,7 @@ async fn packages_of_each_owner_are_listed_once() {
     let packages = &house.service.0.packages;
     for (owner, number) in ["alice", "bob", PUBLIC].iter().flat_map(|owner| (0..7).map(move |n| (owner, n))) {
         let content = format!("{owner} {number}").into_bytes();
-        let checked = Checked {
+        let checked = CheckedPackage {
             name: format!("p{number}"),
             digest: package::digest(&content),
             functions: vec![large()],
@@ -86,7 +86,7 @@ async fn packages_of_each_owner_are_listed_once() {
     let grant = PackageGrant { tenant: "alice".into(), right: PackageRight::Read.into() };
     let granted = GrantPackageRequest { name: "p3".into(), grant: Some(grant) };
     answered(house.service.grant_package(by(user("bob"), granted)).await).unwrap();
-    let list = async |caller: Identity| {
+    let list = async |caller: CallerIdentity| {
         let listed = all(async |after| {
             let asked = ListPackagesRequest { after };
             let page = answered(house.service.list_packages(by(caller.clone(), asked)).await).unwrap();
@@ -98,7 +98,7 @@ async fn packages_of_each_owner_are_listed_once() {
     let small = vec![format!("{PUBLIC}/p")];
     let shown = [of("alice"), small.clone(), of(PUBLIC), vec!["bob/p3".into()]].concat();
     assert_eq!(list(user("alice")).await, shown);
-    assert_eq!(list(Identity::local(0)).await, [of("alice"), of("bob"), small, of(PUBLIC)].concat());
+    assert_eq!(list(CallerIdentity::local(0)).await, [of("alice"), of("bob"), small, of(PUBLIC)].concat());
 }
 
 #[tokio::test]
@@ -146,13 +146,13 @@ async fn graphs_tokens_and_tenants_are_listed_once() {
     assert_eq!(graphs.await.into_iter().map(|graph| graph.name).collect::<Vec<_>>(), names);
     let tokens = all(async |after| {
         let asked = ListTokensRequest { include_revoked: false, after };
-        let page = answered(service.list_tokens(by(Identity::local(0), asked)).await).unwrap();
+        let page = answered(service.list_tokens(by(CallerIdentity::local(0), asked)).await).unwrap();
         (page.tokens, page.next)
     });
     let created: Vec<u64> = tokens.await.into_iter().map(|token| token.created_unix_ms).collect();
     assert_eq!(created, (81..=100).collect::<Vec<_>>(), "the oldest first");
     let tenants = all(async |after| {
-        let asked = by(Identity::local(0), ListTenantsRequest { after });
+        let asked = by(CallerIdentity::local(0), ListTenantsRequest { after });
         let page = answered(service.list_tenants(asked).await).unwrap();
         (page.tenants, page.next)
     });

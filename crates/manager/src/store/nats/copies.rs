@@ -11,7 +11,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use async_nats::jetstream::message::StreamMessage;
 use sublet_proto::Error;
 
-use super::super::{Blob, BlobPart, Report, Store, Versioned, hex, keys, kind};
+use super::super::{AuditReport, Blob, BlobPart, Store, VersionedValue, hex, keys, kind};
 use super::operations::{self, Change};
 use super::{NatsStore, WINDOW_RECORDS, is_copied};
 
@@ -22,7 +22,7 @@ use sublet_proto::package::is_digest;
 #[derive(Debug, Default)]
 pub(super) struct Comparison {
     /// Lost records, and those of which copies are left.
-    pub report: Report,
+    pub report: AuditReport,
     /// Records that have no copy, or an older one.
     uncopied: Vec<String>,
 }
@@ -101,7 +101,7 @@ impl NatsStore {
 
     /// Puts back the records of which copies are left, drops those that are lost, and writes missing copies.
     pub(super) fn mend(&self, comparison: &Comparison) -> Result<(), Error> {
-        let Report { lost, restored, .. } = &comparison.report;
+        let AuditReport { lost, restored, .. } = &comparison.report;
         let lost: BTreeSet<&str> = lost.iter().filter_map(|lost| Some(lost.split_once(": ")?.0)).collect();
         let damaged = restored.iter().map(String::as_str).chain(lost.iter().copied()).map(kind);
         for kind in damaged.collect::<Result<BTreeSet<_>, _>>()? {
@@ -150,7 +150,7 @@ impl NatsStore {
         &self,
         kind: &str,
         records: &mut SequenceNumbers,
-        report: &mut Report,
+        report: &mut AuditReport,
     ) -> Result<(), Error> {
         for (key, record) in self.numbered(kind)? {
             if records.contains_key(&key) || self.is_listed(&key)? {
@@ -164,7 +164,7 @@ impl NatsStore {
 
     /// The records of a kind by the sequence numbers of their messages: a server finds these although it has lost its
     /// index of subjects.
-    pub(super) fn numbered(&self, kind: &str) -> Result<BTreeMap<String, Versioned>, Error> {
+    pub(super) fn numbered(&self, kind: &str) -> Result<BTreeMap<String, VersionedValue>, Error> {
         let stream = self.ensure(self.names.keys(&format!("{kind}/"))?)?;
         let messages = self.link.run_long(|jetstream| operations::each_by_sequence(jetstream, stream))?;
         let mut records = BTreeMap::new();
@@ -184,7 +184,7 @@ impl NatsStore {
     }
 
     /// The sequence numbers of the records of a kind that can be read. Others are reported.
-    fn examine(&self, kind: &str, report: &mut Report) -> Result<SequenceNumbers, Error> {
+    fn examine(&self, kind: &str, report: &mut AuditReport) -> Result<SequenceNumbers, Error> {
         let mut sequences = SequenceNumbers::new();
         self.read_each(kind, |key, message| {
             match message {
@@ -203,7 +203,7 @@ impl NatsStore {
     }
 
     /// The records of a kind that can be read, each with the sequence number of its message.
-    pub(super) fn readable(&self, kind: &str) -> Result<BTreeMap<String, Versioned>, Error> {
+    pub(super) fn readable(&self, kind: &str) -> Result<BTreeMap<String, VersionedValue>, Error> {
         let mut records = BTreeMap::new();
         self.read_each(kind, |key, message| {
             if let Some(message) = message.filter(|message| operations::is_whole(&key, message)) {
@@ -244,7 +244,7 @@ impl NatsStore {
 
     /// Looks again for a record that seemed to be missing, and reports it if it is: as restorable, if its copy is
     /// whole. Other managers may have changed it meanwhile.
-    fn look_after(&self, key: &str, report: &mut Report) -> Result<(), Error> {
+    fn look_after(&self, key: &str, report: &mut AuditReport) -> Result<(), Error> {
         let Some((copy, of)) = self.copy_of(key)? else { return Ok(()) };
         let (stream, subject) = (self.ensure(self.names.keys(key)?)?, self.names.key(key));
         let current = self.link.run(|jetstream| operations::last(jetstream, stream, subject))?;
@@ -282,7 +282,7 @@ impl NatsStore {
     }
 
     /// Reports packages and documents whose content does not match their digests.
-    pub(super) fn examine_blobs(&self, report: &mut Report) -> Result<(), Error> {
+    pub(super) fn examine_blobs(&self, report: &mut AuditReport) -> Result<(), Error> {
         let blobs = self.blobs()?;
         for Blob { digest, parts, .. } in blobs.iter().filter(|blob| is_digest(&blob.digest)) {
             let mut hash = Sha256::new();

@@ -32,7 +32,7 @@ const RECONNECT_PAUSE: Duration = Duration::from_millis(500);
 const MESSAGE_BYTES: usize = 1 << 20;
 
 /// A connection.
-pub(super) struct Link {
+pub(super) struct NatsConnection {
     /// `None` once it is closed.
     runtime: Option<Runtime>,
     client: Client,
@@ -42,7 +42,7 @@ pub(super) struct Link {
 
 /// Failure of an operation.
 #[derive(Debug)]
-pub(super) enum Failure {
+pub(super) enum NatsFailure {
     /// The server answered that it will not.
     Refused(jetstream::Error),
     /// No server answered, or its answer could not be understood.
@@ -51,9 +51,9 @@ pub(super) enum Failure {
     Lost(String),
 }
 
-impl Link {
+impl NatsConnection {
     /// Connects to one of the servers.
-    pub(super) fn open(options: &NatsOptions) -> Result<Link, Error> {
+    pub(super) fn open(options: &NatsOptions) -> Result<NatsConnection, Error> {
         let servers = Servers::parse(&options.url)?;
         let runtime = tokio::runtime::Builder::new_multi_thread()
             .worker_threads(1)
@@ -77,11 +77,11 @@ impl Link {
         let (shown, addresses) = (servers.to_string(), servers.addresses);
         let (client, jetstream) = wait(&runtime, DEADLINE, async move {
             let connecting = connect.connect(addresses.as_slice());
-            let client = connecting.await.map_err(|error| Failure::Silent(error.to_string()))?;
+            let client = connecting.await.map_err(|error| NatsFailure::Silent(error.to_string()))?;
             Ok((client.clone(), jetstream::new(client)))
         })
         .map_err(|failure| failure.into_error(&shown))?;
-        let link = Link { runtime: Some(runtime), client, jetstream, servers: shown };
+        let link = NatsConnection { runtime: Some(runtime), client, jetstream, servers: shown };
         link.check_message_size()?;
         Ok(link)
     }
@@ -95,7 +95,7 @@ impl Link {
     pub(super) fn run<T, F>(&self, operation: impl FnOnce(Context) -> F) -> Result<T, Error>
     where
         T: Send + 'static,
-        F: Future<Output = Result<T, Failure>> + Send + 'static,
+        F: Future<Output = Result<T, NatsFailure>> + Send + 'static,
     {
         self.run_within(DEADLINE, operation)
     }
@@ -104,7 +104,7 @@ impl Link {
     pub(super) fn run_long<T, F>(&self, operation: impl FnOnce(Context) -> F) -> Result<T, Error>
     where
         T: Send + 'static,
-        F: Future<Output = Result<T, Failure>> + Send + 'static,
+        F: Future<Output = Result<T, NatsFailure>> + Send + 'static,
     {
         self.run_within(LONG_DEADLINE, operation)
     }
@@ -112,11 +112,11 @@ impl Link {
     fn run_within<T, F>(&self, deadline: Duration, operation: impl FnOnce(Context) -> F) -> Result<T, Error>
     where
         T: Send + 'static,
-        F: Future<Output = Result<T, Failure>> + Send + 'static,
+        F: Future<Output = Result<T, NatsFailure>> + Send + 'static,
     {
         let outcome = match (&self.runtime, self.client.connection_state()) {
             (Some(runtime), State::Connected) => wait(runtime, deadline, operation(self.jetstream.clone())),
-            _ => Err(Failure::Silent("there is no connection".to_owned())),
+            _ => Err(NatsFailure::Silent("there is no connection".to_owned())),
         };
         outcome.map_err(|failure| failure.into_error(&self.servers))
     }
@@ -133,7 +133,7 @@ impl Link {
     }
 }
 
-impl Drop for Link {
+impl Drop for NatsConnection {
     fn drop(&mut self) {
         // The thread that drops it may itself run in an async runtime, which is not to be blocked.
         if let Some(runtime) = self.runtime.take() {
@@ -143,34 +143,34 @@ impl Drop for Link {
 }
 
 /// Blocks until an operation has its outcome. Unlike a runtime's own blocking this may be called on any thread.
-fn wait<T, F>(runtime: &Runtime, deadline: Duration, operation: F) -> Result<T, Failure>
+fn wait<T, F>(runtime: &Runtime, deadline: Duration, operation: F) -> Result<T, NatsFailure>
 where
     T: Send + 'static,
-    F: Future<Output = Result<T, Failure>> + Send + 'static,
+    F: Future<Output = Result<T, NatsFailure>> + Send + 'static,
 {
     let (sender, outcome) = mpsc::sync_channel(1);
     runtime.spawn(async move {
-        let late = |_| Err(Failure::Silent(format!("no answer within {} s", deadline.as_secs())));
+        let late = |_| Err(NatsFailure::Silent(format!("no answer within {} s", deadline.as_secs())));
         let result = tokio::time::timeout(deadline, operation).await.unwrap_or_else(late);
         // The send fails only if the waiting thread is gone.
         let _ = sender.send(result);
     });
-    outcome.recv().unwrap_or_else(|_| Err(Failure::Silent("the store is closed".to_owned())))
+    outcome.recv().unwrap_or_else(|_| Err(NatsFailure::Silent("the store is closed".to_owned())))
 }
 
-impl Failure {
+impl NatsFailure {
     fn into_error(self, servers: &str) -> Error {
         match self {
-            Failure::Refused(error) if is_full(&error) => {
+            NatsFailure::Refused(error) if is_full(&error) => {
                 Error::new(Code::StoreFull, format!("the store {servers} is full: {error}"))
             }
-            Failure::Refused(error) => {
+            NatsFailure::Refused(error) => {
                 Error::new(Code::StoreUnreachable, format!("the store {servers} refused: {error}"))
             }
-            Failure::Silent(why) => {
+            NatsFailure::Silent(why) => {
                 Error::new(Code::StoreUnreachable, format!("the store {servers} does not answer: {why}"))
             }
-            Failure::Lost(subject) => {
+            NatsFailure::Lost(subject) => {
                 let message = format!(
                     "the store {servers} is damaged: it lists the record {subject} and cannot read it (restore a backup of its \
                      stream)"

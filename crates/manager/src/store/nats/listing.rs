@@ -12,7 +12,7 @@ use async_nats::jetstream::stream::Stream;
 use tokio::time::timeout;
 use tokio_stream::StreamExt;
 
-use super::link::Failure;
+use super::link::NatsFailure;
 use super::operations::silent;
 
 /// Most subjects of a stream that are requested at once.
@@ -31,19 +31,19 @@ pub(super) async fn subjects(
     jetstream: Context,
     stream: String,
     filter: String,
-) -> Result<Vec<String>, Failure> {
+) -> Result<Vec<String>, NatsFailure> {
     let stream = jetstream.get_stream_no_info(stream).await.map_err(silent)?;
     let count = stream.get_info().await.map_err(silent)?.state.subjects_count;
     if count <= MAX_AT_ONCE { at_once(&stream, filter).await } else { one_by_one(&stream, filter).await }
 }
 
 /// Whether a stream has a message of this subject, readable or not.
-pub(super) async fn has(jetstream: &Context, stream: &str, subject: &str) -> Result<bool, Failure> {
+pub(super) async fn has(jetstream: &Context, stream: &str, subject: &str) -> Result<bool, NatsFailure> {
     let stream = jetstream.get_stream_no_info(stream).await.map_err(silent)?;
     Ok(!at_once(&stream, subject.to_owned()).await?.is_empty())
 }
 
-async fn at_once(stream: &Stream<()>, filter: String) -> Result<Vec<String>, Failure> {
+async fn at_once(stream: &Stream<()>, filter: String) -> Result<Vec<String>, NatsFailure> {
     let mut pages = stream.info_with_subjects(filter).await.map_err(silent)?;
     let mut found = Vec::new();
     while let Some(next) = pages.next().await {
@@ -52,18 +52,18 @@ async fn at_once(stream: &Stream<()>, filter: String) -> Result<Vec<String>, Fai
     Ok(found)
 }
 
-async fn one_by_one(stream: &Stream<()>, filter: String) -> Result<Vec<String>, Failure> {
+async fn one_by_one(stream: &Stream<()>, filter: String) -> Result<Vec<String>, NatsFailure> {
     for _ in 0..ATTEMPTS {
         if let Some(found) = read_through(stream, &filter).await? {
             return Ok(found);
         }
     }
-    Err(Failure::Silent(format!("it does not list {filter} to its end")))
+    Err(NatsFailure::Silent(format!("it does not list {filter} to its end")))
 }
 
 /// Returns all subjects; `None` if the server fell silent on the way. Messages that it sends then may be lost, so the
 /// list would be incomplete.
-async fn read_through(stream: &Stream<()>, filter: &str) -> Result<Option<Vec<String>>, Failure> {
+async fn read_through(stream: &Stream<()>, filter: &str) -> Result<Option<Vec<String>>, NatsFailure> {
     let config = pull::Config {
         filter_subject: filter.to_owned(),
         ack_policy: AckPolicy::None,

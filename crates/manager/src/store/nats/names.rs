@@ -14,35 +14,35 @@ const MAX_NAME_BYTES: usize = 32;
 
 /// The names of one store: several may live on one server.
 #[derive(Clone, Debug)]
-pub(super) struct Names {
+pub(super) struct StreamNames {
     store: String,
 }
 
 /// One stream: its name, and the subjects whose messages it takes. It keeps the last message of each.
 #[derive(Clone, Debug)]
-pub(super) struct Series {
+pub(super) struct StoreStream {
     pub(super) name: String,
     pub(super) subjects: String,
 }
 
-impl Names {
+impl StreamNames {
     /// The names of this store.
-    pub(super) fn new(store: &str) -> Result<Names, Error> {
+    pub(super) fn new(store: &str) -> Result<StreamNames, Error> {
         let is_plain = |byte: u8| byte.is_ascii_alphanumeric() || byte == b'-' || byte == b'_';
         if store.is_empty() || store.len() > MAX_NAME_BYTES || !store.bytes().all(is_plain) {
             let message =
                 format!("the store's name {store:?} is not 1 to {MAX_NAME_BYTES} letters, digits, - or _");
             return Err(Error::new(Code::InvalidArgument, message));
         }
-        Ok(Names { store: store.to_owned() })
+        Ok(StreamNames { store: store.to_owned() })
     }
 
     /// The stream of a key or of a prefix of keys: each kind has one of its own, so that the many leases do not slow
     /// down the few managers.
-    pub(super) fn keys(&self, key: &str) -> Result<Series, Error> {
+    pub(super) fn keys(&self, key: &str) -> Result<StoreStream, Error> {
         let kind = kind(key)?;
         let name = format!("{}{kind}", self.keys_prefix());
-        Ok(Series { name, subjects: format!("{}.>", self.key(kind)) })
+        Ok(StoreStream { name, subjects: format!("{}.>", self.key(kind)) })
     }
 
     /// Returns the prefix of the names of the streams of keys, before the kind.
@@ -62,9 +62,9 @@ impl Names {
     }
 
     /// The stream of the second copies of records.
-    pub(super) fn copies(&self) -> Series {
+    pub(super) fn copies(&self) -> StoreStream {
         let store = &self.store;
-        Series { name: format!("sublet-{store}-copies"), subjects: format!("sublet.{store}.copy.>") }
+        StoreStream { name: format!("sublet-{store}-copies"), subjects: format!("sublet.{store}.copy.>") }
     }
 
     /// The subject of the copy of a key's record.
@@ -90,10 +90,10 @@ impl Names {
     }
 
     /// The stream of all blobs.
-    pub(super) fn blobs(&self) -> Series {
+    pub(super) fn blobs(&self) -> StoreStream {
         let store = &self.store;
         let subjects = format!("sublet.{store}.blob.>");
-        Series { name: format!("sublet-{store}-blobs"), subjects }
+        StoreStream { name: format!("sublet-{store}-blobs"), subjects }
     }
 
     /// The subject of one piece of a blob's part.
@@ -138,8 +138,8 @@ mod tests {
 
     use super::*;
 
-    fn names() -> Names {
-        Names::new("main").unwrap()
+    fn names() -> StreamNames {
+        StreamNames::new("main").unwrap()
     }
 
     #[test]
@@ -160,7 +160,7 @@ mod tests {
     #[test]
     fn a_stores_name_is_plain() {
         for name in ["", "a.b", "a b", "*", "ä", &"a".repeat(33)] {
-            assert_eq!(Names::new(name).unwrap_err().code, Code::InvalidArgument, "{name:?}");
+            assert_eq!(StreamNames::new(name).unwrap_err().code, Code::InvalidArgument, "{name:?}");
         }
     }
 

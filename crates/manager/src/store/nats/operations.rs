@@ -14,12 +14,12 @@ use async_nats::jetstream::stream::{Config, DeleteMessageErrorKind, DiscardPolic
 use async_nats::jetstream::{self, Context, ErrorCode};
 use tokio_stream::StreamExt;
 
-use super::link::Failure;
+use super::link::NatsFailure;
 use super::listing;
-use super::names::Series;
-use super::reached::Sequences;
+use super::names::StoreStream;
+use super::sequences::Sequences;
 use crate::store::seal::seal;
-use crate::store::{BLOB_PART_BYTES, Versioned, hex};
+use crate::store::{BLOB_PART_BYTES, VersionedValue, hex};
 
 /// Largest piece of a blob's part, in bytes: well below the limit of one message when the server sends it in JSON.
 pub(super) const PIECE_BYTES: usize = 512 << 10;
@@ -75,8 +75,8 @@ pub(super) fn is_whole(key: &str, message: &StreamMessage) -> bool {
 }
 
 /// Returns the value of a message, with its sequence number as the version.
-pub(super) fn versioned(message: &StreamMessage) -> Versioned {
-    Versioned { value: message.payload.to_vec(), version: message.sequence }
+pub(super) fn versioned(message: &StreamMessage) -> VersionedValue {
+    VersionedValue { value: message.payload.to_vec(), version: message.sequence }
 }
 
 /// Returns the sequence number of the message that a copy is of.
@@ -85,7 +85,7 @@ pub(super) fn copied_sequence(copy: &StreamMessage) -> Option<u64> {
 }
 
 /// Returns the names of all streams of the account.
-pub(super) async fn stream_names(jetstream: Context) -> Result<Vec<String>, Failure> {
+pub(super) async fn stream_names(jetstream: Context) -> Result<Vec<String>, NatsFailure> {
     let mut pages = jetstream.stream_names();
     let mut names = Vec::new();
     while let Some(next) = pages.next().await {
@@ -95,7 +95,11 @@ pub(super) async fn stream_names(jetstream: Context) -> Result<Vec<String>, Fail
 }
 
 /// Makes a stream unless it exists.
-pub(super) async fn ensure(jetstream: Context, series: Series, replicas: usize) -> Result<(), Failure> {
+pub(super) async fn ensure(
+    jetstream: Context,
+    series: StoreStream,
+    replicas: usize,
+) -> Result<(), NatsFailure> {
     let config = Config {
         name: series.name,
         subjects: vec![series.subjects],
@@ -109,7 +113,7 @@ pub(super) async fn ensure(jetstream: Context, series: Series, replicas: usize) 
     // If several managers start at the same time, all but one may get the error that another stream has the subjects.
     match jetstream.get_stream(name).await {
         Ok(_) => Ok(()),
-        Err(_) => Err(Failure::from(error)),
+        Err(_) => Err(NatsFailure::from(error)),
     }
 }
 
@@ -117,7 +121,7 @@ pub(super) async fn ensure(jetstream: Context, series: Series, replicas: usize) 
 pub(super) async fn publish_all(
     jetstream: Context,
     changes: Vec<Change>,
-) -> Result<Vec<(String, u64)>, Failure> {
+) -> Result<Vec<(String, u64)>, NatsFailure> {
     let begun = Instant::now();
     loop {
         match publish_each(&jetstream, &changes).await {
@@ -161,7 +165,7 @@ pub(super) async fn publish_if(
     jetstream: Context,
     change: Change,
     sequence: u64,
-) -> Result<Option<Sequences>, Failure> {
+) -> Result<Option<Sequences>, NatsFailure> {
     let message = change.message.expected_last_subject_sequence(sequence);
     let begun = Instant::now();
     loop {
@@ -178,20 +182,20 @@ pub(super) async fn publish_if(
 }
 
 /// Removes the last messages of these subjects, if they exist: a stream and a subject each.
-pub(super) async fn remove_all(jetstream: Context, places: Vec<(String, String)>) -> Result<(), Failure> {
+pub(super) async fn remove_all(jetstream: Context, places: Vec<(String, String)>) -> Result<(), NatsFailure> {
     let remove = |(stream, subject)| tokio::spawn(remove(jetstream.clone(), stream, subject));
     together(places.into_iter().map(remove)).await.map(drop)
 }
 
 /// Removes a message by its sequence number. A purge by subject searches all of the stream, and nats-server 2.9.10
 /// keeps counting purged messages as storage in use.
-async fn remove(jetstream: Context, stream: String, subject: String) -> Result<(), Failure> {
+async fn remove(jetstream: Context, stream: String, subject: String) -> Result<(), NatsFailure> {
     let Some(last) = last(jetstream.clone(), stream.clone(), subject).await? else { return Ok(()) };
     delete(jetstream, stream, last.sequence).await.map(drop)
 }
 
 /// Deletes a message, and tells whether it existed.
-pub(super) async fn delete(jetstream: Context, stream: String, sequence: u64) -> Result<bool, Failure> {
+pub(super) async fn delete(jetstream: Context, stream: String, sequence: u64) -> Result<bool, NatsFailure> {
     let stream = jetstream.get_stream_no_info(stream).await.map_err(silent)?;
     match stream.delete_message(sequence).await {
         Ok(_) => Ok(true),
@@ -202,14 +206,14 @@ pub(super) async fn delete(jetstream: Context, stream: String, sequence: u64) ->
             {
                 Ok(false)
             }
-            DeleteMessageErrorKind::JetStream(refused) => Err(Failure::Refused(refused)),
+            DeleteMessageErrorKind::JetStream(refused) => Err(NatsFailure::Refused(refused)),
             _ => Err(silent(error)),
         },
     }
 }
 
 /// Removes all messages of a stream up to this sequence number, readable or not.
-pub(super) async fn purge_to(jetstream: Context, stream: String, sequence: u64) -> Result<(), Failure> {
+pub(super) async fn purge_to(jetstream: Context, stream: String, sequence: u64) -> Result<(), NatsFailure> {
     let stream = jetstream.get_stream_no_info(stream).await.map_err(silent)?;
     stream.purge().sequence(sequence + 1).await.map(drop).map_err(silent)
 }
@@ -219,7 +223,7 @@ pub(super) async fn last(
     jetstream: Context,
     stream: String,
     subject: String,
-) -> Result<Option<StreamMessage>, Failure> {
+) -> Result<Option<StreamMessage>, NatsFailure> {
     let stream = jetstream.get_stream_no_info(stream).await.map_err(silent)?;
     found(stream.get_last_raw_message_by_subject(&subject).await)
 }
@@ -232,7 +236,7 @@ pub(super) async fn last_or_lost(
     stream: String,
     subject: String,
     copy: Option<(String, String)>,
-) -> Result<Option<StreamMessage>, Failure> {
+) -> Result<Option<StreamMessage>, NatsFailure> {
     for _ in 0..LOOKS {
         let message = last(jetstream.clone(), stream.clone(), subject.clone()).await?;
         if message.is_some()
@@ -242,10 +246,10 @@ pub(super) async fn last_or_lost(
         }
         // Another manager may have replaced or removed it in between.
     }
-    Err(Failure::Lost(subject))
+    Err(NatsFailure::Lost(subject))
 }
 
-async fn is_there(jetstream: &Context, place: &Option<(String, String)>) -> Result<bool, Failure> {
+async fn is_there(jetstream: &Context, place: &Option<(String, String)>) -> Result<bool, NatsFailure> {
     let Some((stream, subject)) = place.clone() else { return Ok(false) };
     Ok(last(jetstream.clone(), stream, subject).await?.is_some())
 }
@@ -254,7 +258,7 @@ async fn is_there(jetstream: &Context, place: &Option<(String, String)>) -> Resu
 pub(super) async fn each_by_sequence(
     jetstream: Context,
     stream: String,
-) -> Result<Vec<StreamMessage>, Failure> {
+) -> Result<Vec<StreamMessage>, NatsFailure> {
     let stream = jetstream.get_stream(stream).await.map_err(silent)?;
     let state = &stream.cached_info().state;
     let mut messages = Vec::new();
@@ -269,13 +273,13 @@ pub(super) async fn last_of_each(
     jetstream: Context,
     stream: String,
     subjects: Vec<String>,
-) -> Result<Vec<Option<StreamMessage>>, Failure> {
+) -> Result<Vec<Option<StreamMessage>>, NatsFailure> {
     let ask = |subject| tokio::spawn(last(jetstream.clone(), stream.clone(), subject));
     together(subjects.into_iter().map(ask)).await
 }
 
 /// Removes a stream, if it exists.
-pub(super) async fn remove_stream(jetstream: Context, name: String) -> Result<(), Failure> {
+pub(super) async fn remove_stream(jetstream: Context, name: String) -> Result<(), NatsFailure> {
     match jetstream.delete_stream(name).await {
         Ok(_) => Ok(()),
         Err(error) => match error.kind() {
@@ -284,7 +288,7 @@ pub(super) async fn remove_stream(jetstream: Context, name: String) -> Result<()
             {
                 Ok(())
             }
-            DeleteStreamErrorKind::JetStream(refused) => Err(Failure::Refused(refused)),
+            DeleteStreamErrorKind::JetStream(refused) => Err(NatsFailure::Refused(refused)),
             _ => Err(silent(error)),
         },
     }
@@ -292,7 +296,7 @@ pub(super) async fn remove_stream(jetstream: Context, name: String) -> Result<()
 
 /// Returns the streams that have more messages than subjects. Each subject has one message, so the server's index is
 /// incomplete.
-pub(super) async fn unindexed(jetstream: Context, streams: Vec<String>) -> Result<Vec<String>, Failure> {
+pub(super) async fn unindexed(jetstream: Context, streams: Vec<String>) -> Result<Vec<String>, NatsFailure> {
     let mut unindexed = Vec::new();
     for name in streams {
         let stream = jetstream.get_stream(&name).await.map_err(silent)?;
@@ -305,7 +309,10 @@ pub(super) async fn unindexed(jetstream: Context, streams: Vec<String>) -> Resul
 }
 
 /// Returns the sequence numbers of the last messages of streams; 0 for a stream that does not exist.
-pub(super) async fn last_sequences(jetstream: Context, streams: Vec<String>) -> Result<Sequences, Failure> {
+pub(super) async fn last_sequences(
+    jetstream: Context,
+    streams: Vec<String>,
+) -> Result<Sequences, NatsFailure> {
     let mut sequences = Sequences::new();
     for name in streams {
         let last = match jetstream.get_stream(&name).await {
@@ -316,7 +323,7 @@ pub(super) async fn last_sequences(jetstream: Context, streams: Vec<String>) -> 
                 {
                     0
                 }
-                GetStreamErrorKind::JetStream(refused) => return Err(Failure::Refused(refused)),
+                GetStreamErrorKind::JetStream(refused) => return Err(NatsFailure::Refused(refused)),
                 _ => return Err(silent(error)),
             },
         };
@@ -352,8 +359,8 @@ fn part_bytes(headers: &HeaderMap) -> Option<usize> {
 
 /// The outcomes of tasks that run beside one another, in the order of the tasks.
 async fn together<T>(
-    tasks: impl Iterator<Item = tokio::task::JoinHandle<Result<T, Failure>>>,
-) -> Result<Vec<T>, Failure> {
+    tasks: impl Iterator<Item = tokio::task::JoinHandle<Result<T, NatsFailure>>>,
+) -> Result<Vec<T>, NatsFailure> {
     let tasks: Vec<_> = tasks.collect();
     let mut outcomes = Vec::with_capacity(tasks.len());
     for task in tasks {
@@ -364,36 +371,36 @@ async fn together<T>(
 
 fn found(
     answer: Result<StreamMessage, jetstream::stream::LastRawMessageError>,
-) -> Result<Option<StreamMessage>, Failure> {
+) -> Result<Option<StreamMessage>, NatsFailure> {
     match answer {
         Ok(message) => Ok(Some(message)),
         Err(error) => match error.kind() {
             LastRawMessageErrorKind::NoMessageFound => Ok(None),
-            LastRawMessageErrorKind::JetStream(refused) => Err(Failure::Refused(refused)),
+            LastRawMessageErrorKind::JetStream(refused) => Err(NatsFailure::Refused(refused)),
             _ => Err(silent(error)),
         },
     }
 }
 
-pub(super) fn silent(error: impl std::fmt::Display) -> Failure {
-    Failure::Silent(error.to_string())
+pub(super) fn silent(error: impl std::fmt::Display) -> NatsFailure {
+    NatsFailure::Silent(error.to_string())
 }
 
-impl From<CreateStreamError> for Failure {
-    fn from(error: CreateStreamError) -> Failure {
+impl From<CreateStreamError> for NatsFailure {
+    fn from(error: CreateStreamError) -> NatsFailure {
         match error.kind() {
-            CreateStreamErrorKind::JetStream(refused) => Failure::Refused(refused),
+            CreateStreamErrorKind::JetStream(refused) => NatsFailure::Refused(refused),
             _ => silent(error),
         }
     }
 }
 
-impl From<PublishError> for Failure {
-    fn from(error: PublishError) -> Failure {
+impl From<PublishError> for NatsFailure {
+    fn from(error: PublishError) -> NatsFailure {
         let refused =
             std::error::Error::source(&error).and_then(|source| source.downcast_ref::<jetstream::Error>());
         match refused {
-            Some(refused) => Failure::Refused(refused.clone()),
+            Some(refused) => NatsFailure::Refused(refused.clone()),
             None => silent(error),
         }
     }

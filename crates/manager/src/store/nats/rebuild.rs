@@ -10,7 +10,7 @@ use std::collections::BTreeSet;
 
 use sublet_proto::Error;
 
-use super::super::{Versioned, kind};
+use super::super::{VersionedValue, kind};
 use super::operations;
 use super::{NatsStore, is_copied};
 
@@ -43,7 +43,7 @@ impl NatsStore {
                 && let Some((copy, of)) = self.copy_of(key)?
                 && operations::is_whole(key, &copy)
             {
-                records.insert(key.clone(), Versioned { version: of, ..operations::versioned(&copy) });
+                records.insert(key.clone(), VersionedValue { version: of, ..operations::versioned(&copy) });
             }
         }
         let end = records.values().map(|record| record.version).fold(end, u64::max);

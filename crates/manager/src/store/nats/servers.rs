@@ -12,11 +12,11 @@ use super::text;
 /// or `token@` before its host. They are shown without secrets.
 pub(super) struct Servers {
     pub(super) addresses: Vec<ServerAddr>,
-    identity: Option<Identity>,
+    identity: Option<ServerCredentials>,
 }
 
 /// Credentials of the manager.
-enum Identity {
+enum ServerCredentials {
     Token(String),
     User { name: String, password: String },
 }
@@ -43,8 +43,8 @@ impl Servers {
     pub(super) fn authorize(&self, options: ConnectOptions) -> ConnectOptions {
         match &self.identity {
             None => options,
-            Some(Identity::Token(token)) => options.token(token.clone()),
-            Some(Identity::User { name, password }) => {
+            Some(ServerCredentials::Token(token)) => options.token(token.clone()),
+            Some(ServerCredentials::User { name, password }) => {
                 options.user_and_password(name.clone(), password.clone())
             }
         }
@@ -77,7 +77,7 @@ pub async fn connect(url: &str, ca_file: Option<&Path>, name: &str) -> Result<Cl
     })
 }
 
-fn parse_one(url: &str) -> Option<(ServerAddr, Option<Identity>)> {
+fn parse_one(url: &str) -> Option<(ServerAddr, Option<ServerCredentials>)> {
     let (scheme, rest) = url.split_once("://")?;
     if !matches!(scheme, "nats" | "tls") {
         return None;
@@ -90,11 +90,13 @@ fn parse_one(url: &str) -> Option<(ServerAddr, Option<Identity>)> {
     (!address.host().is_empty()).then_some((address, identity))
 }
 
-fn parse_identity(identity: &str) -> Option<Identity> {
+fn parse_identity(identity: &str) -> Option<ServerCredentials> {
     let plain = |text| text::unescape(text, '%');
     match identity.split_once(':') {
-        None => plain(identity).map(Identity::Token),
-        Some((name, password)) => Some(Identity::User { name: plain(name)?, password: plain(password)? }),
+        None => plain(identity).map(ServerCredentials::Token),
+        Some((name, password)) => {
+            Some(ServerCredentials::User { name: plain(name)?, password: plain(password)? })
+        }
     }
 }
 
@@ -107,10 +109,10 @@ mod tests {
         let servers = Servers::parse("nats://me:p%40ss@a:1,tls://b:2").unwrap();
         assert_eq!(servers.to_string(), "nats://a:1,tls://b:2");
         assert!(
-            matches!(servers.identity, Some(Identity::User { name, password }) if name == "me" && password == "p@ss")
+            matches!(servers.identity, Some(ServerCredentials::User { name, password }) if name == "me" && password == "p@ss")
         );
         let servers = Servers::parse("nats://t0ken@a").unwrap();
-        assert!(matches!(servers.identity, Some(Identity::Token(token)) if token == "t0ken"));
+        assert!(matches!(servers.identity, Some(ServerCredentials::Token(token)) if token == "t0ken"));
     }
 
     #[test]

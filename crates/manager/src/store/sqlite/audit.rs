@@ -9,16 +9,16 @@ use std::collections::{BTreeMap, BTreeSet};
 use rusqlite::types::ValueRef;
 use rusqlite::{Connection, Row, params};
 
-use super::super::journal::{Content, Operation, is_copied};
+use super::super::journal::{Content, RecordChange, is_copied};
 use super::super::seal::{SEAL_BYTES, Tallies, seal};
-use super::changes::{Account, Changes, kind_of};
+use super::changes::{Changes, StoreSummary, kind_of};
 
 /// Most lines of SQLite's check for one table.
 const MAX_COMPLAINTS: u32 = 8;
 
 /// Result of an examination of a store.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Report {
+pub struct AuditReport {
     /// Records that were damaged or missing, and put back from the journal.
     pub restored: Vec<String>,
     /// Records and contents that are lost.
@@ -42,10 +42,10 @@ pub(super) enum Losses {
 struct Scan {
     tallies: Tallies,
     /// Keys, as far as they can be read, with their tables and the raw bytes.
-    damaged: Vec<Damaged>,
+    damaged: Vec<DamagedRecord>,
 }
 
-struct Damaged {
+struct DamagedRecord {
     shown: String,
     /// The key as SQLite knows it: the row can be removed by this.
     key: rusqlite::types::Value,
@@ -55,11 +55,11 @@ struct Damaged {
 /// records.
 pub(super) fn examine(
     connection: &mut Connection,
-    account: &mut Account,
+    account: &mut StoreSummary,
     journal: Option<&Content>,
     losses: Losses,
-) -> rusqlite::Result<Report> {
-    let mut report = Report::default();
+) -> rusqlite::Result<AuditReport> {
+    let mut report = AuditReport::default();
     for table in ["entries", "tallies"] {
         report.lost.extend(complaints(connection, table)?);
     }
@@ -109,7 +109,7 @@ pub(super) fn examine(
     Ok(report)
 }
 
-fn note_journal(journal: Option<&Content>, report: &mut Report) {
+fn note_journal(journal: Option<&Content>, report: &mut AuditReport) {
     match journal {
         None => report.notes.push(
             "the journal is missing: whether the last changes before the last stop are there cannot be told"
@@ -141,9 +141,9 @@ fn complaints(connection: &Connection, table: &str) -> rusqlite::Result<Vec<Stri
 /// then.
 fn mend(
     connection: &Connection,
-    (account, journal): (&Account, &Content),
+    (account, journal): (&StoreSummary, &Content),
     losses: Losses,
-    report: &mut Report,
+    report: &mut AuditReport,
 ) -> rusqlite::Result<Scan> {
     let found = scan(connection)?;
     let mut suspect: BTreeSet<String> = account
@@ -189,7 +189,7 @@ fn mend(
 }
 
 /// The records that the journal has as of a change, by their keys.
-fn state_at(journal: &Content, change: u64) -> BTreeMap<&str, &Operation> {
+fn state_at(journal: &Content, change: u64) -> BTreeMap<&str, &RecordChange> {
     let mut state = BTreeMap::new();
     if change < journal.base_change {
         return state;
@@ -206,17 +206,17 @@ fn state_at(journal: &Content, change: u64) -> BTreeMap<&str, &Operation> {
 }
 
 /// Writes a record unless the stored one is right, and tells whether it wrote.
-fn put_back(connection: &Connection, operation: &Operation) -> rusqlite::Result<bool> {
+fn put_back(connection: &Connection, operation: &RecordChange) -> rusqlite::Result<bool> {
     const PUT: &str = "INSERT INTO entries (key, value, version, seal) VALUES (?1, ?2, ?3, ?4)
         ON CONFLICT DO UPDATE SET value = excluded.value, version = excluded.version, seal = excluded.seal
         WHERE entries.version < excluded.version";
-    let Operation { key, version, value: Some(value), .. } = operation else { return Ok(false) };
+    let RecordChange { key, version, value: Some(value), .. } = operation else { return Ok(false) };
     let mut statement = connection.prepare_cached(PUT)?;
     Ok(statement.execute(params![key, value, version.cast_signed(), seal(key, *version, value)])? > 0)
 }
 
 /// The changes that the journal has and the store has not. A store that ends before the journal begins lacks its base, too.
-fn missing<'a>(account: &Account, journal: &'a Content) -> Vec<&'a Operation> {
+fn missing<'a>(account: &StoreSummary, journal: &'a Content) -> Vec<&'a RecordChange> {
     let is_older = account.change < journal.base_change;
     let copies = if is_older { journal.copies.as_slice() } else { &[] };
     let changes = journal.changes.iter().filter(|(number, _)| *number > account.change);
@@ -226,9 +226,9 @@ fn missing<'a>(account: &Account, journal: &'a Content) -> Vec<&'a Operation> {
 /// Makes changes again.
 fn redo(
     connection: &mut Connection,
-    account: &mut Account,
-    operations: Vec<&Operation>,
-    report: &mut Report,
+    account: &mut StoreSummary,
+    operations: Vec<&RecordChange>,
+    report: &mut AuditReport,
 ) -> rusqlite::Result<()> {
     if operations.is_empty() {
         return Ok(());
@@ -236,12 +236,12 @@ fn redo(
     let mut changes = Changes::begin(connection, account)?;
     for operation in operations {
         match operation {
-            Operation { is_removal: true, key, .. } => changes.remove(key)?,
-            Operation { value: None, .. } => {
+            RecordChange { is_removal: true, key, .. } => changes.remove(key)?,
+            RecordChange { value: None, .. } => {
                 report.lost.push(format!("{}: too large for the journal", operation.key));
                 continue;
             }
-            Operation { key, version, value: Some(value), .. } => changes.put_as(key, *version, value)?,
+            RecordChange { key, version, value: Some(value), .. } => changes.put_as(key, *version, value)?,
         }
         report.restored.push(operation.key.clone());
     }
@@ -257,7 +257,7 @@ fn scan(connection: &Connection) -> rusqlite::Result<Scan> {
     while let Some(row) = rows.next()? {
         match sealed(row) {
             Some((kind, seal)) => found.tallies.entry(kind).or_default().add(&seal),
-            None => found.damaged.push(Damaged::of(row.get_ref(0)?)),
+            None => found.damaged.push(DamagedRecord::of(row.get_ref(0)?)),
         }
     }
     Ok(found)
@@ -273,19 +273,19 @@ fn sealed(row: &Row<'_>) -> Option<(String, [u8; SEAL_BYTES])> {
     (kept == right).then(|| (kind_of(key), right))
 }
 
-impl Damaged {
-    fn of(key: ValueRef<'_>) -> Damaged {
+impl DamagedRecord {
+    fn of(key: ValueRef<'_>) -> DamagedRecord {
         let shown = key.as_bytes().map(String::from_utf8_lossy).unwrap_or_default().into_owned();
-        Damaged { shown, key: key.into() }
+        DamagedRecord { shown, key: key.into() }
     }
 }
 
-fn remove(connection: &Connection, damaged: &Damaged) -> rusqlite::Result<()> {
+fn remove(connection: &Connection, damaged: &DamagedRecord) -> rusqlite::Result<()> {
     connection.execute("DELETE FROM entries WHERE key = ?1", params![damaged.key]).map(drop)
 }
 
 /// Every record of a kind that the journal has copies of.
-pub(super) fn copied(connection: &Connection) -> rusqlite::Result<Vec<Operation>> {
+pub(super) fn copied(connection: &Connection) -> rusqlite::Result<Vec<RecordChange>> {
     let mut copies = Vec::new();
     let mut kinds = connection.prepare("SELECT kind FROM tallies WHERE kind > ''")?;
     let kinds: Vec<String> = kinds.query_map([], |row| row.get(0))?.collect::<rusqlite::Result<_>>()?;
@@ -295,7 +295,7 @@ pub(super) fn copied(connection: &Connection) -> rusqlite::Result<Vec<Operation>
         let mut rows = entries.query(params![format!("{kind}/"), format!("{kind}0")])?;
         while let Some(row) = rows.next()? {
             let (key, version, value): (String, i64, Vec<u8>) = (row.get(0)?, row.get(1)?, row.get(2)?);
-            copies.push(Operation::put(&key, version.cast_unsigned(), &value));
+            copies.push(RecordChange::put(&key, version.cast_unsigned(), &value));
         }
     }
     Ok(copies)

@@ -3,21 +3,21 @@
 
 use rusqlite::{Connection, OptionalExtension, Transaction, TransactionBehavior, params};
 
-use super::super::journal::Operation;
+use super::super::journal::RecordChange;
 use super::super::kind;
 use super::super::seal::{Seal, Tallies, seal};
 
 /// Summary in the file beside its records: the number of the last change, and the tallies of all kinds.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub(super) struct Account {
+pub(super) struct StoreSummary {
     pub(super) change: u64,
     pub(super) tallies: Tallies,
 }
 
-impl Account {
+impl StoreSummary {
     /// Reads the account of a file.
-    pub(super) fn read(connection: &Connection) -> rusqlite::Result<Account> {
-        let mut account = Account::default();
+    pub(super) fn read(connection: &Connection) -> rusqlite::Result<StoreSummary> {
+        let mut account = StoreSummary::default();
         let mut statement =
             connection.prepare("SELECT kind, count, sum FROM tallies WHERE kind NOT LIKE 'log %'")?;
         let mut rows = statement.query([])?;
@@ -28,7 +28,7 @@ impl Account {
                 continue;
             }
             let sum = sum.try_into().map_or(0, u128::from_le_bytes);
-            account.tallies.insert(kind, super::super::seal::Tally { count, sum });
+            account.tallies.insert(kind, super::super::seal::RecordTally { count, sum });
         }
         Ok(account)
     }
@@ -61,19 +61,22 @@ const WRITE_TALLY: &str = "INSERT INTO tallies VALUES (?1, ?2, ?3)
 /// Changes that are being made.
 pub(super) struct Changes<'a> {
     transaction: Transaction<'a>,
-    account: Account,
+    account: StoreSummary,
     touched: Vec<String>,
-    operations: Vec<Operation>,
+    operations: Vec<RecordChange>,
 }
 
 /// Changes that were made.
-pub(super) struct Made {
-    pub(super) account: Account,
-    pub(super) operations: Vec<Operation>,
+pub(super) struct CommittedChanges {
+    pub(super) account: StoreSummary,
+    pub(super) operations: Vec<RecordChange>,
 }
 
 impl<'a> Changes<'a> {
-    pub(super) fn begin(connection: &'a mut Connection, account: &Account) -> rusqlite::Result<Changes<'a>> {
+    pub(super) fn begin(
+        connection: &'a mut Connection,
+        account: &StoreSummary,
+    ) -> rusqlite::Result<Changes<'a>> {
         let transaction = connection.transaction_with_behavior(TransactionBehavior::Immediate)?;
         let account = account.clone();
         Ok(Changes { transaction, account, touched: Vec::new(), operations: Vec::new() })
@@ -103,7 +106,7 @@ impl<'a> Changes<'a> {
         statement.execute(params![key, value, version.cast_signed(), seal])?;
         drop(statement);
         self.count(kind_of(key), before.map(|(_, seal)| seal), Some(seal));
-        self.operations.push(Operation::put(key, version, value));
+        self.operations.push(RecordChange::put(key, version, value));
         Ok(())
     }
 
@@ -112,7 +115,7 @@ impl<'a> Changes<'a> {
         let Some((_, before)) = self.known(key)? else { return Ok(()) };
         self.transaction.prepare_cached("DELETE FROM entries WHERE key = ?1")?.execute(params![key])?;
         self.count(kind_of(key), Some(before), None);
-        self.operations.push(Operation::remove(key));
+        self.operations.push(RecordChange::remove(key));
         Ok(())
     }
 
@@ -130,14 +133,14 @@ impl<'a> Changes<'a> {
     }
 
     /// Makes all of it, as the change of the next number.
-    pub(super) fn commit(mut self) -> rusqlite::Result<Made> {
+    pub(super) fn commit(mut self) -> rusqlite::Result<CommittedChanges> {
         self.account.change += 1;
         self.touched.sort_unstable();
         self.touched.dedup();
         self.touched.iter().try_for_each(|kind| self.account.write_kind(&self.transaction, kind))?;
         self.account.write_change(&self.transaction)?;
         self.transaction.commit()?;
-        Ok(Made { account: self.account, operations: self.operations })
+        Ok(CommittedChanges { account: self.account, operations: self.operations })
     }
 
     /// Version and seal of a key. A seal that is missing counts as the one of no record: the sums then no longer match.

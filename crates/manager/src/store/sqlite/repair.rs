@@ -8,17 +8,17 @@ use sha2::{Digest, Sha256};
 use sublet_proto::package::is_digest;
 use sublet_proto::{Code, Error};
 
-use super::super::journal::Journal;
+use super::super::journal::StoreJournal;
 use super::super::{hex, keys};
-use super::audit::{self, Losses, Report};
-use super::changes::{Account, Changes};
+use super::audit::{self, AuditReport, Losses};
+use super::changes::{Changes, StoreSummary};
 use super::{audit_file, begin_journal, failure, schema};
 
 /// Reads every record and every package of a store, and changes none.
 ///
 /// # Errors
 /// `system` if the file cannot be read as a store at all.
-pub fn check(file: &Path) -> Result<Report, Error> {
+pub fn check(file: &Path) -> Result<AuditReport, Error> {
     let (connection, _, mut report) = audit_file(file, Losses::OnlySaid)?;
     let folder = file.parent().unwrap_or(file);
     let damaged = damaged_blobs(&connection).map_err(|error| failure(folder, "read", &error))?;
@@ -30,20 +30,20 @@ pub fn check(file: &Path) -> Result<Report, Error> {
 ///
 /// # Errors
 /// `system` and `store_full` if the store cannot be read or written.
-pub fn repair(file: &Path) -> Result<(Report, PathBuf), Error> {
+pub fn repair(file: &Path) -> Result<(AuditReport, PathBuf), Error> {
     let folder = file.parent().unwrap_or(file);
     let failed = |error: rusqlite::Error| failure(folder, "repair", &error);
     let kept = keep_copy(file)?;
-    let journal = Journal::read(&file.with_extension("journal")).unwrap_or_default();
+    let journal = StoreJournal::read(&file.with_extension("journal")).unwrap_or_default();
     let mut connection = open_or_begin(file)?;
-    let mut account = Account::read(&connection).unwrap_or_default();
+    let mut account = StoreSummary::read(&connection).unwrap_or_default();
     let mut report =
         audit::examine(&mut connection, &mut account, journal.as_ref(), Losses::OnlySaid).map_err(failed)?;
     let is_malformed = report.records.is_empty() && !report.lost.is_empty();
     if is_malformed {
         let said = report.lost;
         connection = rebuild(connection, file, &account)?;
-        account = Account::read(&connection).map_err(failed)?;
+        account = StoreSummary::read(&connection).map_err(failed)?;
         report = audit::examine(&mut connection, &mut account, journal.as_ref(), Losses::Accepted)
             .map_err(failed)?;
         report.notes.extend(said);
@@ -105,7 +105,7 @@ fn keep_copy(file: &Path) -> Result<PathBuf, Error> {
 }
 
 /// Makes a new file with all readable rows of a file whose pages are damaged.
-fn rebuild(damaged: Connection, file: &Path, account: &Account) -> Result<Connection, Error> {
+fn rebuild(damaged: Connection, file: &Path, account: &StoreSummary) -> Result<Connection, Error> {
     let folder = file.parent().unwrap_or(file);
     let failed = |error: rusqlite::Error| failure(folder, "repair", &error);
     let new = file.with_extension("sqlite-new");

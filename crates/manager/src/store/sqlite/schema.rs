@@ -9,7 +9,7 @@ use sublet_proto::{Code, Error};
 
 use super::super::journal::Content;
 use super::super::seal::seal;
-use super::changes::{Account, kind_of};
+use super::changes::{StoreSummary, kind_of};
 use super::failure;
 
 /// 1: without seals. 2: with seals, tallies, and a journal beside the file.
@@ -125,7 +125,7 @@ fn drop_logs(connection: &mut Connection) -> rusqlite::Result<()> {
 pub(super) fn upgrade(connection: &mut Connection) -> rusqlite::Result<()> {
     let transaction = connection.transaction()?;
     transaction.execute_batch(TABLES)?;
-    let mut account = Account::default();
+    let mut account = StoreSummary::default();
     let mut entry = Some(String::new());
     while let Some(after) = entry {
         entry = seal_entries(&transaction, &mut account, &after)?;
@@ -137,7 +137,7 @@ pub(super) fn upgrade(connection: &mut Connection) -> rusqlite::Result<()> {
 /// Seals some of the entries behind a key, and gives the last of them.
 fn seal_entries(
     connection: &Connection,
-    account: &mut Account,
+    account: &mut StoreSummary,
     after: &str,
 ) -> rusqlite::Result<Option<String>> {
     const READ: &str = "SELECT key, version, value FROM entries WHERE key > ?2 ORDER BY key LIMIT ?1";

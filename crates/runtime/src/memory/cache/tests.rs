@@ -34,13 +34,13 @@ impl Elsewhere {
     }
 }
 
-impl Asked for Result<Vec<u8>, Error> {
+impl PendingBytes for Result<Vec<u8>, Error> {
     fn wait(self) -> Result<Vec<u8>, Error> {
         self
     }
 }
 
-impl Source for Elsewhere {
+impl BackingStore for Elsewhere {
     type Asked = Result<Vec<u8>, Error>;
 
     fn end(&self) -> u64 {
@@ -68,10 +68,10 @@ impl Source for Elsewhere {
     }
 }
 
-type Lines = Cache<Result<Vec<u8>, Error>>;
+type Lines = LineCache<Result<Vec<u8>, Error>>;
 
 fn cache(lines: u64) -> Lines {
-    Cache::new(lines * LINE, LINE)
+    LineCache::new(lines * LINE, LINE)
 }
 
 fn read(cache: &Lines, elsewhere: &Elsewhere, offset: u64, len: usize) -> Vec<u8> {

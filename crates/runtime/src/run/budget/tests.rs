@@ -9,20 +9,20 @@ const B: usize = 1;
 const C: usize = 2;
 const MEMORY: usize = 3;
 
-fn budget(cores: u32, bytes: u64) -> Budget {
-    Budget::new(Limits { cores: Some(cores), memory_bytes: Some(bytes) })
+fn budget(cores: u32, bytes: u64) -> BudgetState {
+    BudgetState::new(RunLimits { cores: Some(cores), memory_bytes: Some(bytes) })
 }
 
-fn workers(by: usize, cores: u64, bytes: u64) -> Want {
-    Want { by, what: What::Workers(Amount { cores, bytes }) }
+fn workers(by: usize, cores: u64, bytes: u64) -> BudgetRequest {
+    BudgetRequest { by, what: BudgetNeed::Workers(BudgetAmount { cores, bytes }) }
 }
 
-fn memory(by: usize, to_bytes: u64) -> Want {
-    Want { by, what: What::Memory { of: MEMORY, to_bytes } }
+fn memory(by: usize, to_bytes: u64) -> BudgetRequest {
+    BudgetRequest { by, what: BudgetNeed::Memory { of: MEMORY, to_bytes } }
 }
 
 /// Begins, and asks.
-fn begin(budget: &mut Budget, want: Want) -> (u64, Verdict) {
+fn begin(budget: &mut BudgetState, want: BudgetRequest) -> (u64, Verdict) {
     budget.begun.insert(want.by);
     let number = budget.want(want);
     (number, budget.judge(number))
@@ -71,7 +71,7 @@ fn memory_grows_in_place_and_is_counted_once() {
     assert_eq!(verdict, Verdict::Granted(first));
     let again = budget.want(memory(B, 100));
     assert_eq!(budget.judge(again), Verdict::Granted(first));
-    assert_eq!(budget.total(), Amount { cores: 0, bytes: 100 });
+    assert_eq!(budget.total(), BudgetAmount { cores: 0, bytes: 100 });
     let less = budget.want(memory(B, 10));
     assert_eq!(budget.judge(less), Verdict::Granted(first));
     assert_eq!(budget.total().bytes, 100);
@@ -103,13 +103,13 @@ fn who_exchanges_messages_with_somebody_who_waits_gives_nothing_back() {
 
 #[test]
 fn without_limits_all_fit() {
-    let mut budget = Budget::new(Limits::default());
+    let mut budget = BudgetState::new(RunLimits::default());
     for by in [A, B, C] {
         assert!(matches!(begin(&mut budget, workers(by, u64::MAX, u64::MAX)).1, Verdict::Granted(_)));
     }
 }
 
-fn account(cores: u32) -> Arc<Account> {
+fn account(cores: u32) -> Arc<RunBudget> {
     let compute = |name: &str, entry: bool| {
         format!(r#"{{"name":"{name}","type":"compute","package":"p","function":"f","entry":{entry}}}"#)
     };
@@ -119,11 +119,11 @@ fn account(cores: u32) -> Arc<Account> {
         compute("b", false)
     );
     let graph = Graph::parse(document.as_bytes()).unwrap();
-    Account::new(Arc::new(graph.clone()), &graph)
+    RunBudget::new(Arc::new(graph.clone()), &graph)
 }
 
-fn cores(cores: u64) -> Amount {
-    Amount { cores, bytes: 0 }
+fn cores(cores: u64) -> BudgetAmount {
+    BudgetAmount { cores, bytes: 0 }
 }
 
 #[test]
@@ -136,7 +136,7 @@ fn waiting_request_reports_its_reason_and_continues_when_granted() {
     std::thread::scope(|scope| {
         let waiter = scope.spawn(|| {
             let mut tell = |why: Error| tell.send(why.message).unwrap();
-            account.hold(B, cores(1), Waiting { tell: &mut tell, is_wanted: &|| true }).map(drop)
+            account.hold(B, cores(1), WaitCallbacks { tell: &mut tell, is_wanted: &|| true }).map(drop)
         });
         let why = told.recv().unwrap();
         assert!(why.starts_with("1 core within") && why.contains("of which a have 2 cores"), "{why}");
@@ -153,7 +153,7 @@ fn waiting_request_reports_its_reason_and_continues_when_granted() {
 fn shortened_memory_frees_its_bytes_for_other_requests() {
     let account = account(1);
     let hold = |to_bytes| {
-        let wait = Waiting { tell: &mut |_| (), is_wanted: &|| true };
+        let wait = WaitCallbacks { tell: &mut |_| (), is_wanted: &|| true };
         account.hold_memory(A, (MEMORY, to_bytes), wait).unwrap();
     };
     let held = || lock(&account.budget).total().bytes;
@@ -174,7 +174,7 @@ fn cancelled_requests_stop_waiting_and_impossible_ones_fail() {
     account.turn([], [A, B]);
     let _share = account.take(A, cores(2)).unwrap();
     let hold = |is_wanted: &dyn Fn() -> bool, amount| {
-        account.hold(B, amount, Waiting { tell: &mut |_| {}, is_wanted }).err().unwrap()
+        account.hold(B, amount, WaitCallbacks { tell: &mut |_| {}, is_wanted }).err().unwrap()
     };
     assert_eq!(hold(&|| false, cores(1)).code, Code::LeaseEnded);
     account.turn([A], []);
@@ -195,9 +195,9 @@ proptest! {
     ) {
         let mut budget = budget(limit as u32, limit * 10);
         for (component, amount, is_memory) in steps {
-            let what = What::Memory { of: 100 + component, to_bytes: amount * 10 };
+            let what = BudgetNeed::Memory { of: 100 + component, to_bytes: amount * 10 };
             let want = match is_memory {
-                true => Want { by: component, what },
+                true => BudgetRequest { by: component, what },
                 false => workers(component, amount, amount),
             };
             if budget.begun.contains(&component) && amount == 0 {

@@ -18,34 +18,36 @@ use prost::Message;
 use sublet_fabric::packet::PacketSocket;
 use sublet_fabric::region::read_only;
 use sublet_fabric::sync::Ordering;
-use sublet_proto::graph::Rights;
+use sublet_proto::graph::MemoryRights;
 use sublet_proto::v1::{self, memory_answer};
 use sublet_proto::{Code, Error, decode};
 
-use super::{Access, Channels, Component};
-use crate::lease::Lease;
+use super::{Channels, ComponentAccess, MemoryComponent};
+use crate::lease::ClientLease;
 use crate::lease::link::{lock, protocol};
-use crate::lease::run::Told;
-use crate::memory::guest;
-use crate::memory::piece::Piece;
+use crate::lease::run::RunMemoryAccess;
+use crate::memory::invited;
+use crate::memory::piece::MemoryPiece;
 use crate::worker::channel::{ENDED_AT, LEN_AT, shared};
 
 /// Longest time that a worker may take to receive an answer.
 const SEND_TIMEOUT: Duration = Duration::from_secs(10);
 
 /// Opens the file again with only these rights.
-fn opened(file: BorrowedFd<'_>, rights: Rights) -> Result<OwnedFd, Error> {
+fn opened(file: BorrowedFd<'_>, rights: MemoryRights) -> Result<OwnedFd, Error> {
     match rights {
-        Rights::Write => file.try_clone_to_owned().map_err(|error| Error::of_system("dup of memory", &error)),
-        Rights::Read => Ok(read_only(file)?),
+        MemoryRights::Write => {
+            file.try_clone_to_owned().map_err(|error| Error::of_system("dup of memory", &error))
+        }
+        MemoryRights::Read => Ok(read_only(file)?),
     }
 }
 
 /// The connection by which a worker process requests memory. It is closed when this is dropped.
 pub(in crate::run) struct Link {
-    way: Option<Arc<Way>>,
+    way: Option<Arc<RequestPath>>,
     channels: Channels,
-    lease: Arc<Lease>,
+    lease: Arc<ClientLease>,
     /// Number of the worker processes that had ended before the one that has received the run.
     exits: u64,
 }
@@ -53,7 +55,7 @@ pub(in crate::run) struct Link {
 impl Link {
     /// Sends a lease's worker process the run, and lets it access these components.
     pub(in crate::run) fn open(
-        lease: &Arc<Lease>,
+        lease: &Arc<ClientLease>,
         first: u32,
         instances: u32,
         channels: &Channels,
@@ -61,12 +63,12 @@ impl Link {
         let channels = channels.of_process(first);
         let run = v1::Run { first_instance: first, instances, channels: channels.len() as u32, number: 0 };
         if channels.is_empty() {
-            let exits = lease.tell_run(run, Told::Nothing)?;
+            let exits = lease.tell_run(run, RunMemoryAccess::Nothing)?;
             return Ok(Link { way: None, channels: channels.clone(), exits, lease: lease.clone() });
         }
         let node = lease.description().node;
         let own = lease.first_worker..lease.first_worker + lease.workers();
-        let answering = |way: &Arc<Way>| Answering {
+        let answering = |way: &Arc<RequestPath>| WorkerResponder {
             way: way.clone(),
             channels: channels.clone(),
             own,
@@ -74,22 +76,22 @@ impl Link {
             node,
             sent: RefCell::default(),
         };
-        let first = channels.iter().map(Answer::channel);
+        let first = channels.iter().map(ProcessAnswer::channel);
         let (way, exits) = if lease.is_remote() {
             let first = first.map(|answer| Ok(answer?.bytes)).collect::<Result<_, Error>>()?;
             let (number, questions) = lease.hear_questions();
             let questions = Mutex::new(questions);
-            let way = Arc::new(Way::Relayed { lease: lease.clone(), run: number, questions });
+            let way = Arc::new(RequestPath::Relayed { lease: lease.clone(), run: number, questions });
             answering(&way).start()?;
-            let exits = lease.tell_run(v1::Run { number, ..run }, Told::Relayed(first));
+            let exits = lease.tell_run(v1::Run { number, ..run }, RunMemoryAccess::Relayed(first));
             (way, exits)
         } else {
             let (here, there) = PacketSocket::pair()?;
             here.set_send_timeout(SEND_TIMEOUT)?;
-            let way = Arc::new(Way::Here(here));
+            let way = Arc::new(RequestPath::Here(here));
             first.into_iter().try_for_each(|answer| way.send(answer?))?;
             answering(&way).start()?;
-            let exits = lease.tell_run(run, Told::Here(there.as_fd()));
+            let exits = lease.tell_run(run, RunMemoryAccess::Here(there.as_fd()));
             (way, exits)
         };
         let mut link = Link { way: Some(way), channels: channels.clone(), lease: lease.clone(), exits: 0 };
@@ -119,55 +121,55 @@ impl Drop for Link {
 }
 
 /// Path of requests and answers.
-enum Way {
+enum RequestPath {
     /// The process has the other end.
     Here(PacketSocket),
     /// The process's agent relays them.
-    Relayed { lease: Arc<Lease>, run: u32, questions: Mutex<Receiver<Vec<u8>>> },
+    Relayed { lease: Arc<ClientLease>, run: u32, questions: Mutex<Receiver<Vec<u8>>> },
 }
 
 /// Answer to a process, with a file if the process is on this machine.
-struct Answer {
+struct ProcessAnswer {
     bytes: Vec<u8>,
     file: Option<OwnedFd>,
 }
 
-impl Answer {
-    fn new(body: memory_answer::Body, file: Option<OwnedFd>) -> Answer {
-        Answer { bytes: v1::MemoryAnswer { body: Some(body) }.encode_to_vec(), file }
+impl ProcessAnswer {
+    fn new(body: memory_answer::Body, file: Option<OwnedFd>) -> ProcessAnswer {
+        ProcessAnswer { bytes: v1::MemoryAnswer { body: Some(body) }.encode_to_vec(), file }
     }
 
-    fn channel(access: &Access) -> Result<Answer, Error> {
+    fn channel(access: &ComponentAccess) -> Result<ProcessAnswer, Error> {
         let state = opened(access.memory.state.fd(), access.rights)?;
         let (mailbox, is_swap) = (access.mailbox.clone(), access.swaps_from.is_some());
         let channel = v1::Channel { mailbox, is_swap, ..access.memory.channel(access.rights) };
-        Ok(Answer::new(memory_answer::Body::Channel(channel), Some(state)))
+        Ok(ProcessAnswer::new(memory_answer::Body::Channel(channel), Some(state)))
     }
 }
 
-impl Way {
+impl RequestPath {
     /// The next question; `None` once either end has closed the connection.
     fn hear(&self) -> Option<Vec<u8>> {
         match self {
-            Way::Here(socket) => socket.receive(None).ok().flatten().map(|packet| packet.bytes),
-            Way::Relayed { questions, .. } => lock(questions).recv().ok(),
+            RequestPath::Here(socket) => socket.receive(None).ok().flatten().map(|packet| packet.bytes),
+            RequestPath::Relayed { questions, .. } => lock(questions).recv().ok(),
         }
     }
 
-    fn send(&self, answer: Answer) -> Result<(), Error> {
+    fn send(&self, answer: ProcessAnswer) -> Result<(), Error> {
         match self {
-            Way::Here(socket) => {
+            RequestPath::Here(socket) => {
                 let files: Vec<_> = answer.file.iter().map(AsFd::as_fd).collect();
                 Ok(socket.send(&answer.bytes, &files)?)
             }
-            Way::Relayed { lease, run, .. } => lease.answer_memory(*run, answer.bytes),
+            RequestPath::Relayed { lease, run, .. } => lease.answer_memory(*run, answer.bytes),
         }
     }
 
     fn cut(&self) {
         match self {
-            Way::Here(socket) => socket.shutdown(),
-            Way::Relayed { lease, run, .. } => lease.hear_no_questions(*run),
+            RequestPath::Here(socket) => socket.shutdown(),
+            RequestPath::Relayed { lease, run, .. } => lease.hear_no_questions(*run),
         }
     }
 
@@ -184,30 +186,30 @@ impl Way {
     }
 
     /// A segment of another machine, as the process or its agent gets it.
-    fn reached(&self, told: v1::Piece, ticket: v1::SegmentTicket) -> Result<Answer, Error> {
+    fn reached(&self, told: v1::Piece, ticket: v1::SegmentTicket) -> Result<ProcessAnswer, Error> {
         let (told, file) = match self {
-            Way::Relayed { .. } => (v1::Piece { ticket: Some(ticket), ..told }, None),
-            Way::Here(_) => {
-                let (connected, socket) = guest::connected(&told.segment, &ticket)?;
+            RequestPath::Relayed { .. } => (v1::Piece { ticket: Some(ticket), ..told }, None),
+            RequestPath::Here(_) => {
+                let (connected, socket) = invited::connected(&told.segment, &ticket)?;
                 (v1::Piece { connected: Some(connected), ..told }, socket.map(OwnedFd::from))
             }
         };
-        Ok(Answer::new(memory_answer::Body::Piece(told), file))
+        Ok(ProcessAnswer::new(memory_answer::Body::Piece(told), file))
     }
 }
 
 /// Pieces that a process has been sent.
 #[derive(Default)]
-struct Sent {
+struct SentPieces {
     /// The process's connections to nodes, as the nodes' agents name them.
     trunks: HashMap<String, v1::Joins>,
     /// The segments of each channel.
     pieces: HashSet<(u32, String)>,
 }
 
-impl Sent {
+impl SentPieces {
     /// The connection by which a process may be able to reach a segment.
-    fn joins(&mut self, channel: u32, piece: &Piece) -> Option<v1::Joins> {
+    fn joins(&mut self, channel: u32, piece: &MemoryPiece) -> Option<v1::Joins> {
         // A repeated request means that the segment was not reached, and perhaps not the connection to join either.
         if !self.pieces.insert((channel, piece.segment.clone())) {
             self.trunks.remove(&piece.node);
@@ -217,18 +219,18 @@ impl Sent {
 }
 
 /// The thread that answers one worker process.
-struct Answering {
-    way: Arc<Way>,
+struct WorkerResponder {
+    way: Arc<RequestPath>,
     channels: Channels,
     /// The component's instances that the process executes, and the number of all instances.
     own: Range<u32>,
     instances: u32,
     /// The node that the process is on.
     node: String,
-    sent: RefCell<Sent>,
+    sent: RefCell<SentPieces>,
 }
 
-impl Answering {
+impl WorkerResponder {
     fn start(self) -> Result<(), Error> {
         std::thread::Builder::new()
             .name("sublet channels".into())
@@ -246,7 +248,7 @@ impl Answering {
                     memory_answer::Body::Failure(v1::Failure { code: code.number(), message })
                 }
             };
-            if self.way.send(Answer::new(end, None)).is_err() {
+            if self.way.send(ProcessAnswer::new(end, None)).is_err() {
                 break;
             }
         }
@@ -259,7 +261,7 @@ impl Answering {
         let number = question.channel;
         let channel = number.checked_sub(1).and_then(|index| self.channels.get(index as usize));
         let access = channel.ok_or_else(|| protocol(format!("there is no channel {number}")))?;
-        let Access { memory: component, rights, swaps_from, .. } = access;
+        let ComponentAccess { memory: component, rights, swaps_from, .. } = access;
         if !question.lost_segment.is_empty() {
             return Err(component.lost(&question.lost_segment, &self.node));
         }
@@ -291,7 +293,7 @@ impl Answering {
                 self.way.send(answer)?;
             }
         }
-        if *rights == Rights::Write {
+        if *rights == MemoryRights::Write {
             component.word(LEN_AT).fetch_max(question.len_bytes, Ordering::AcqRel);
         }
         let ended = component.word(ENDED_AT).load(Ordering::Acquire) as u32;
@@ -301,15 +303,15 @@ impl Answering {
     /// A piece, as the process or its agent gets it.
     fn piece(
         &self,
-        (channel, component): (u32, &Component),
-        piece: &Piece,
-        rights: Rights,
-    ) -> Result<Answer, Error> {
+        (channel, component): (u32, &MemoryComponent),
+        piece: &MemoryPiece,
+        rights: MemoryRights,
+    ) -> Result<ProcessAnswer, Error> {
         let (segment, node) = (piece.segment.clone(), piece.node.clone());
-        let Piece { offset, len_bytes, .. } = *piece;
+        let MemoryPiece { offset, len_bytes, .. } = *piece;
         let told = v1::Piece { offset, len_bytes, segment, node, ..v1::Piece::default() };
-        if let (Way::Here(_), Some(file)) = (&*self.way, piece.file()) {
-            return Ok(Answer::new(memory_answer::Body::Piece(told), Some(opened(file, rights)?)));
+        if let (RequestPath::Here(_), Some(file)) = (&*self.way, piece.file()) {
+            return Ok(ProcessAnswer::new(memory_answer::Body::Piece(told), Some(opened(file, rights)?)));
         }
         // A process on the segment's own node gets the memory.
         let is_far = piece.node != self.node;
@@ -326,7 +328,7 @@ impl Answering {
     }
 
     /// Records that one of the process's instances does not access a component any more.
-    fn release(&self, access: &Access, instance: u32) -> Result<(), Error> {
+    fn release(&self, access: &ComponentAccess, instance: u32) -> Result<(), Error> {
         if access.mailbox.is_some() || !self.own.contains(&instance) {
             return Err(protocol(format!("instance {instance} released what is not its own")));
         }
@@ -340,9 +342,9 @@ impl Answering {
         Ok(())
     }
 
-    fn shorten(&self, access: &Access, len_bytes: u64) -> Result<(), Error> {
+    fn shorten(&self, access: &ComponentAccess, len_bytes: u64) -> Result<(), Error> {
         let component = &access.memory;
-        if access.mailbox.is_some() || access.rights != Rights::Write {
+        if access.mailbox.is_some() || access.rights != MemoryRights::Write {
             return Err(protocol(format!("memory component {} may not be made shorter", component.name)));
         }
         let own = self.way.number();
@@ -351,6 +353,6 @@ impl Answering {
         }
         // A process on another machine learns of the end of its mapped memory from its agent, and gets no message about
         // a part of it.
-        component.shorten(len_bytes, matches!(*self.way, Way::Here(_)))
+        component.shorten(len_bytes, matches!(*self.way, RequestPath::Here(_)))
     }
 }

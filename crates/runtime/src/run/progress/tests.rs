@@ -5,7 +5,7 @@ use std::collections::BTreeSet;
 use proptest::prelude::*;
 
 use super::*;
-use world::World;
+use world::ComponentWorld;
 
 mod ledger;
 mod stories;
@@ -47,12 +47,12 @@ fn outputs(text: &str) -> Outputs {
     Arc::new(vec![text.as_bytes().to_vec()])
 }
 
-fn start(component: usize, attempt: u32, input: &str) -> Step {
-    Step::Start { component, attempt, input: Arc::new(input.as_bytes().to_vec()) }
+fn start(component: usize, attempt: u32, input: &str) -> RunStep {
+    RunStep::Start { component, attempt, input: Arc::new(input.as_bytes().to_vec()) }
 }
 
-fn record(from: usize, to: &[usize], text: &str) -> Step {
-    Step::Record { from, to: to.to_vec(), outputs: outputs(text) }
+fn record(from: usize, to: &[usize], text: &str) -> RunStep {
+    RunStep::Record { from, to: to.to_vec(), outputs: outputs(text) }
 }
 
 fn gone() -> Error {
@@ -61,44 +61,44 @@ fn gone() -> Error {
 
 #[test]
 fn records_outputs_before_the_next_components_begin() {
-    let mut progress = Progress::new(forked(), b"in".to_vec(), 3);
+    let mut progress = RunProgress::new(forked(), b"in".to_vec(), 3);
     assert_eq!(progress.begin().unwrap(), [start(0, 1, "in")]);
     assert_eq!(progress.upcoming().collect::<Vec<_>>(), [1, 3]);
     assert_eq!(
         [0, 1, 4].map(|at| progress.standing(at)),
-        [Standing::Running, Standing::Waiting, Standing::Memory]
+        [ComponentPhase::Running, ComponentPhase::Waiting, ComponentPhase::Memory]
     );
     assert_eq!(
         progress.ended(0, 1, outputs("A")).unwrap(),
         [record(0, &[1, 3], "A"), start(1, 1, "A"), start(3, 1, "A")]
     );
     let ended = progress.ended(1, 1, outputs("B")).unwrap();
-    assert_eq!(ended, [record(1, &[2], "B"), Step::Drop { memory: 4 }, start(2, 1, "B")]);
+    assert_eq!(ended, [record(1, &[2], "B"), RunStep::Drop { memory: 4 }, start(2, 1, "B")]);
     assert_eq!(progress.ended(3, 1, outputs("D")).unwrap(), [record(3, &[], "D")]);
-    let finish = Step::Finish { outputs: vec![(2, outputs("C")), (3, outputs("D"))] };
+    let finish = RunStep::Finish { outputs: vec![(2, outputs("C")), (3, outputs("D"))] };
     assert_eq!(progress.ended(2, 1, outputs("C")).unwrap(), [record(2, &[], "C"), finish]);
 }
 
 #[test]
 fn a_loss_takes_its_communicating_set_along_and_nothing_else() {
-    let mut progress = Progress::new(forked(), b"in".to_vec(), 3);
+    let mut progress = RunProgress::new(forked(), b"in".to_vec(), 3);
     progress.begin().unwrap();
     progress.ended(0, 1, outputs("A")).unwrap();
     // b shares m with a, which is done: both begin again. d, which has its input, continues.
     assert_eq!(
         progress.lost(1, 1, gone()).unwrap(),
-        [Step::Cancel { component: 1 }, Step::Drop { memory: 4 }, start(0, 2, "in")]
+        [RunStep::Cancel { component: 1 }, RunStep::Drop { memory: 4 }, start(0, 2, "in")]
     );
     assert_eq!(progress.ended(1, 1, outputs("late")).unwrap(), []);
     assert_eq!(progress.ended(0, 2, outputs("A2")).unwrap(), [record(0, &[1], "A2"), start(1, 2, "A2")]);
     // d shares nothing: it begins again alone, with the input that it had.
-    assert_eq!(progress.lost(3, 1, gone()).unwrap(), [Step::Cancel { component: 3 }, start(3, 2, "A")]);
+    assert_eq!(progress.lost(3, 1, gone()).unwrap(), [RunStep::Cancel { component: 3 }, start(3, 2, "A")]);
     assert_eq!(progress.lost_memory(4, gone()).unwrap().last(), Some(&start(0, 3, "in")));
 }
 
 #[test]
 fn ignores_losses_of_earlier_attempts() {
-    let mut progress = Progress::new(forked(), b"in".to_vec(), 3);
+    let mut progress = RunProgress::new(forked(), b"in".to_vec(), 3);
     progress.begin().unwrap();
     assert_eq!(progress.lost(0, 1, gone()).unwrap().last(), Some(&start(0, 2, "in")));
     assert_eq!(progress.lost(0, 1, gone()).unwrap(), [], "it was told twice");
@@ -109,24 +109,27 @@ fn ignores_losses_of_earlier_attempts() {
 
 #[test]
 fn memory_that_nobody_needs_any_more_is_no_loss() {
-    let mut progress = Progress::new(forked(), Vec::new(), 3);
+    let mut progress = RunProgress::new(forked(), Vec::new(), 3);
     progress.begin().unwrap();
     progress.ended(0, 1, outputs("A")).unwrap();
     progress.ended(1, 1, outputs("B")).unwrap();
     assert_eq!(progress.lost_memory(4, gone()).unwrap(), []);
-    assert_eq!(progress.lost(2, 1, gone()).unwrap(), [Step::Cancel { component: 2 }, start(2, 2, "B")]);
+    assert_eq!(progress.lost(2, 1, gone()).unwrap(), [RunStep::Cancel { component: 2 }, start(2, 2, "B")]);
 }
 
 #[test]
 fn memory_ends_with_its_last_release_and_returns_on_replay() {
-    let mut progress = Progress::new(forked(), Vec::new(), 3);
+    let mut progress = RunProgress::new(forked(), Vec::new(), 3);
     progress.begin().unwrap();
     assert!(!progress.released(0, 4), "b is to come, and may access it");
     progress.ended(0, 1, outputs("a")).unwrap();
     assert!(progress.released(1, 4));
     assert_eq!(progress.lost_memory(4, gone()), Ok(Vec::new()), "nobody misses it");
     let steps = progress.lost(1, 1, gone()).unwrap();
-    assert!(steps.contains(&Step::Cancel { component: 1 }) && steps.contains(&start(0, 2, "")), "{steps:?}");
+    assert!(
+        steps.contains(&RunStep::Cancel { component: 1 }) && steps.contains(&start(0, 2, "")),
+        "{steps:?}"
+    );
     // Both access it again.
     assert!(!progress.released(0, 4));
     progress.ended(0, 2, outputs("a")).unwrap();
@@ -136,7 +139,7 @@ fn memory_ends_with_its_last_release_and_returns_on_replay() {
 
 #[test]
 fn ignores_release_by_cancelled_execution() {
-    let mut progress = Progress::new(forked(), Vec::new(), 3);
+    let mut progress = RunProgress::new(forked(), Vec::new(), 3);
     progress.begin().unwrap();
     progress.ended(0, 1, outputs("A")).unwrap();
     // The release arrives late, and does not concern the next execution.
@@ -147,7 +150,7 @@ fn ignores_release_by_cancelled_execution() {
 
 #[test]
 fn a_component_is_not_lost_for_ever() {
-    let mut progress = Progress::new(forked(), Vec::new(), 2);
+    let mut progress = RunProgress::new(forked(), Vec::new(), 2);
     progress.begin().unwrap();
     for attempt in 1..=2 {
         progress.lost(0, attempt, gone()).unwrap();
@@ -165,7 +168,7 @@ fn who_has_external_effects_does_not_begin_again() {
     let effects = r#"{"name":"b","type":"compute","package":"p","function":"f","external_effects":true}"#;
     let components = [compute("a"), effects.to_owned(), memory("m")].join(",");
     let edges = [edge("trigger", "a", "b"), edge("access", "a", "m"), edge("access", "b", "m")].join(",");
-    let mut progress = Progress::new(graph(&components, &edges), Vec::new(), 9);
+    let mut progress = RunProgress::new(graph(&components, &edges), Vec::new(), 9);
     progress.begin().unwrap();
     // It has not begun.
     assert!(progress.lost(0, 1, gone()).is_ok());
@@ -176,21 +179,21 @@ fn who_has_external_effects_does_not_begin_again() {
 
 #[test]
 fn a_run_goes_on_from_its_journal() {
-    let at = |from, to: &[usize], text| Record { from, to: to.to_vec(), outputs: outputs(text) };
-    let mut progress = Progress::new(forked(), b"in".to_vec(), 3);
+    let at = |from, to: &[usize], text| KeptRecord { from, to: to.to_vec(), outputs: outputs(text) };
+    let mut progress = RunProgress::new(forked(), b"in".to_vec(), 3);
     // b had not ended: m is needed, and lost with the client; so a writes it again. d has its input.
     let steps = progress.resume(&[at(0, &[1, 3], "A")]).unwrap();
-    assert_eq!(steps, [Step::Drop { memory: 4 }, start(0, 1, "in")]);
+    assert_eq!(steps, [RunStep::Drop { memory: 4 }, start(0, 1, "in")]);
     assert_eq!(progress.ended(0, 1, outputs("A2")).unwrap().first(), Some(&record(0, &[1, 3], "A2")));
 
-    let mut progress = Progress::new(forked(), b"in".to_vec(), 3);
+    let mut progress = RunProgress::new(forked(), b"in".to_vec(), 3);
     let steps = progress.resume(&[at(0, &[1, 3], "A"), at(1, &[2], "B"), at(3, &[], "D")]).unwrap();
     assert_eq!(steps, [start(2, 1, "B")]);
     assert_eq!(progress.gone, BTreeSet::from([4]), "m was lost, and nothing else counts as lost memory");
 
-    let mut progress = Progress::new(forked(), b"in".to_vec(), 3);
+    let mut progress = RunProgress::new(forked(), b"in".to_vec(), 3);
     let all = [at(0, &[1, 3], "A"), at(1, &[2], "B"), at(3, &[], "D"), at(2, &[], "C")];
-    let finish = Step::Finish { outputs: vec![(2, outputs("C")), (3, outputs("D"))] };
+    let finish = RunStep::Finish { outputs: vec![(2, outputs("C")), (3, outputs("D"))] };
     assert_eq!(progress.resume(&all).unwrap(), [finish]);
 }
 
@@ -199,7 +202,7 @@ fn several_outputs_are_one_message() {
     let components = [compute("a"), compute("b"), compute("c"), compute("d")].join(",");
     let triggers = [("a", "b"), ("a", "c"), ("b", "d"), ("c", "d")];
     let edges = triggers.map(|(from, to)| edge("trigger", from, to)).join(",");
-    let mut progress = Progress::new(graph(&components, &edges), Vec::new(), 3);
+    let mut progress = RunProgress::new(graph(&components, &edges), Vec::new(), 3);
     progress.begin().unwrap();
     progress.ended(0, 1, outputs("A")).unwrap();
     progress.ended(2, 1, outputs("C")).unwrap();
@@ -207,7 +210,7 @@ fn several_outputs_are_one_message() {
     let message = run::message(&[b"B", b"C"]);
     assert_eq!(
         last,
-        Some(Step::Start { component: 3, attempt: 1, input: Arc::new(message) }),
+        Some(RunStep::Start { component: 3, attempt: 1, input: Arc::new(message) }),
         "by the edges' order"
     );
 }
@@ -230,29 +233,29 @@ fn choosing() -> Arc<Graph> {
 
 #[test]
 fn skips_untriggered_components_and_passes_on_the_other_outputs() {
-    let (cancel, drop) = (|component| Step::Cancel { component }, Step::Drop { memory: 5 });
-    let mut progress = Progress::new(choosing(), Vec::new(), 3);
+    let (cancel, drop) = (|component| RunStep::Cancel { component }, RunStep::Drop { memory: 5 });
+    let mut progress = RunProgress::new(choosing(), Vec::new(), 3);
     progress.begin().unwrap();
     let ended = progress.ended(0, 1, outputs("bee")).unwrap();
     assert_eq!(ended, [record(0, &[1, 2], "bee"), cancel(2), start(1, 1, "bee")]);
-    assert_eq!(progress.standing(2), Standing::Skipped);
+    assert_eq!(progress.standing(2), ComponentPhase::Skipped);
     let ended = progress.ended(1, 1, outputs("B")).unwrap();
     assert_eq!(ended, [record(1, &[3, 4], "B"), start(3, 1, "B"), start(4, 1, "B")]);
 
-    let mut progress = Progress::new(choosing(), Vec::new(), 3);
+    let mut progress = RunProgress::new(choosing(), Vec::new(), 3);
     progress.begin().unwrap();
     let ended = progress.ended(0, 1, outputs("sea")).unwrap();
     let expected = [record(0, &[1, 2], "sea"), cancel(1), cancel(4), drop.clone(), start(2, 1, "sea")];
     assert_eq!(ended, expected, "e is skipped with b, and then nobody needs their memory");
     assert_eq!(progress.ended(2, 1, outputs("C")).unwrap(), [record(2, &[3], "C"), start(3, 1, "C")]);
-    let finish = Step::Finish { outputs: vec![(3, outputs("D"))] };
+    let finish = RunStep::Finish { outputs: vec![(3, outputs("D"))] };
     assert_eq!(progress.ended(3, 1, outputs("D")).unwrap(), [record(3, &[], "D"), finish]);
 
-    let at = |from, to: &[usize], text| Record { from, to: to.to_vec(), outputs: outputs(text) };
-    let mut progress = Progress::new(choosing(), Vec::new(), 3);
+    let at = |from, to: &[usize], text| KeptRecord { from, to: to.to_vec(), outputs: outputs(text) };
+    let mut progress = RunProgress::new(choosing(), Vec::new(), 3);
     let steps = progress.resume(&[at(0, &[1, 2], "sea"), at(2, &[3], "C")]).unwrap();
     assert_eq!(steps.last(), Some(&start(3, 1, "C")), "{steps:?}");
-    assert!(!steps.iter().any(|step| matches!(step, Step::Start { component: 0..=2, .. })), "{steps:?}");
+    assert!(!steps.iter().any(|step| matches!(step, RunStep::Start { component: 0..=2, .. })), "{steps:?}");
 }
 
 #[test]
@@ -261,23 +264,23 @@ fn replayed_component_chooses_anew_until_a_successor_has_begun() {
     let json = choosing().to_json().replace(r#""from":"b","to":"m""#, r#""from":"a","to":"m""#);
     let json = json.replace(r#""from":"e","to":"m""#, r#""from":"c","to":"m""#);
     let graph = Arc::new(Graph::parse(json.as_bytes()).unwrap());
-    let mut progress = Progress::new(graph.clone(), Vec::new(), 9);
+    let mut progress = RunProgress::new(graph.clone(), Vec::new(), 9);
     progress.begin().unwrap();
     progress.ended(0, 1, outputs("sea")).unwrap();
-    assert_eq!(progress.standing(1), Standing::Skipped);
+    assert_eq!(progress.standing(1), ComponentPhase::Skipped);
     // c is lost, and with it a, which chooses differently now.
     let steps = progress.lost(2, 1, gone()).unwrap();
     assert_eq!(steps.last(), Some(&start(0, 2, "")), "{steps:?}");
     let again = progress.ended(0, 2, outputs("bee")).unwrap();
     assert!(again.contains(&record(0, &[1, 2], "bee")) && again.contains(&start(1, 1, "bee")), "{again:?}");
-    assert_eq!(progress.standing(2), Standing::Skipped);
+    assert_eq!(progress.standing(2), ComponentPhase::Skipped);
     // The same is read from the records, though c had ended once.
-    let at = |from, to: &[usize], text| Record { from, to: to.to_vec(), outputs: outputs(text) };
-    let mut resumed = Progress::new(graph, Vec::new(), 9);
+    let at = |from, to: &[usize], text| KeptRecord { from, to: to.to_vec(), outputs: outputs(text) };
+    let mut resumed = RunProgress::new(graph, Vec::new(), 9);
     let records = [at(0, &[1, 2], "sea"), at(2, &[3], "C"), at(0, &[1, 2], "bee"), at(1, &[3, 4], "B")];
     let steps = resumed.resume(&records).unwrap();
     assert!(steps.contains(&start(3, 1, "B")) && steps.contains(&start(4, 1, "B")), "{steps:?}");
-    assert_eq!(resumed.standing(2), Standing::Skipped);
+    assert_eq!(resumed.standing(2), ComponentPhase::Skipped);
 }
 
 /// A trigger if the output begins so.
@@ -295,18 +298,18 @@ fn keeps_choice_while_successor_has_begun() {
     let access = [("a", "m"), ("b", "m"), ("e", "m"), ("c", "n"), ("d", "n")];
     let access = access.map(|(from, to)| edge("access", from, to));
     let edges = [&triggers[..], &access, &[case("b", "c", "y")]].concat().join(",");
-    let mut progress = Progress::new(graph(&components, &edges), Vec::new(), 9);
+    let mut progress = RunProgress::new(graph(&components, &edges), Vec::new(), 9);
     progress.begin().unwrap();
     progress.ended(0, 1, outputs("A")).unwrap();
     let ended = progress.ended(1, 1, outputs("no")).unwrap();
     assert_eq!(ended.last(), Some(&start(3, 1, "A")), "{ended:?}");
     // a and b are executed again, since e needs their writes. d has begun without c, and accesses the same memory.
     let lost = progress.lost_memory(5, gone()).unwrap();
-    assert_eq!(lost, [Step::Drop { memory: 5 }, start(0, 2, "")]);
-    assert_eq!(progress.standing(2), Standing::Skipped);
+    assert_eq!(lost, [RunStep::Drop { memory: 5 }, start(0, 2, "")]);
+    assert_eq!(progress.standing(2), ComponentPhase::Skipped);
     progress.ended(0, 2, outputs("A")).unwrap();
     assert_eq!(progress.ended(1, 2, outputs("yes")).unwrap(), [record(1, &[], "yes")], "its choice stands");
-    assert_eq!(progress.standing(2), Standing::Skipped);
+    assert_eq!(progress.standing(2), ComponentPhase::Skipped);
     // Its successor has ended: e begins.
     let ended = progress.ended(3, 1, outputs("D")).unwrap();
     assert_eq!(ended.last(), Some(&start(4, 1, "D")), "{ended:?}");
@@ -320,12 +323,12 @@ fn waiting_component_takes_nothing_from_another_choice() {
     let triggers =
         [case("a", "b", "x"), case("a", "c", "y"), edge("trigger", "a", "t"), edge("trigger", "t", "c")];
     let edges = [&triggers[..], &access].concat().join(",");
-    let mut progress = Progress::new(graph(&components, &edges), Vec::new(), 9);
+    let mut progress = RunProgress::new(graph(&components, &edges), Vec::new(), 9);
     progress.begin().unwrap();
     let ended = progress.ended(0, 1, outputs("x")).unwrap();
     assert!(ended.ends_with(&[start(1, 1, "x"), start(3, 1, "x")]), "{ended:?}");
     // a is executed again, for c needs what it wrote. c waits for t alone, since b and t have begun.
-    assert_eq!(progress.lost_memory(4, gone()).unwrap(), [Step::Drop { memory: 4 }, start(0, 2, "")]);
+    assert_eq!(progress.lost_memory(4, gone()).unwrap(), [RunStep::Drop { memory: 4 }, start(0, 2, "")]);
     assert_eq!(progress.ended(0, 2, outputs("y")).unwrap(), [record(0, &[], "y")], "its choice stands");
     assert_eq!(progress.ended(3, 1, outputs("T")).unwrap().last(), Some(&start(2, 1, "T")));
 }
@@ -337,11 +340,11 @@ fn writes_again_what_was_dropped_with_skipped_component() {
     let access = [("a", "m"), ("c", "m"), ("b", "n"), ("d", "n")].map(|(from, to)| edge("access", from, to));
     let triggers = [edge("trigger", "a", "b"), case("b", "c", "c"), case("b", "d", "d")];
     let edges = [&triggers[..], &access].concat().join(",");
-    let mut progress = Progress::new(graph(&components, &edges), Vec::new(), 9);
+    let mut progress = RunProgress::new(graph(&components, &edges), Vec::new(), 9);
     progress.begin().unwrap();
     progress.ended(0, 1, outputs("A")).unwrap();
     let ended = progress.ended(1, 1, outputs("d")).unwrap();
-    assert!(ended.contains(&Step::Drop { memory: 4 }), "nobody needs m without c: {ended:?}");
+    assert!(ended.contains(&RunStep::Drop { memory: 4 }), "nobody needs m without c: {ended:?}");
     // Nothing after b has begun any more: it may choose c, which needs the writes of a.
     progress.lost(3, 1, gone()).unwrap();
     let ended = progress.ended(1, 2, outputs("c")).unwrap();
@@ -351,14 +354,14 @@ fn writes_again_what_was_dropped_with_skipped_component() {
 
 #[test]
 fn record_of_another_choice_voids_records_of_all_after_it() {
-    let at = |from, to: &[usize], text| Record { from, to: to.to_vec(), outputs: outputs(text) };
+    let at = |from, to: &[usize], text| KeptRecord { from, to: to.to_vec(), outputs: outputs(text) };
     let records = [at(0, &[1, 2], "bee"), at(1, &[3, 4], "B"), at(4, &[], "E"), at(0, &[1, 2], "sea")];
-    let mut progress = Progress::new(choosing(), Vec::new(), 9);
+    let mut progress = RunProgress::new(choosing(), Vec::new(), 9);
     let steps = progress.resume(&records).unwrap();
     assert_eq!(steps, [start(2, 1, "sea")]);
-    assert_eq!(progress.standing(4), Standing::Skipped);
+    assert_eq!(progress.standing(4), ComponentPhase::Skipped);
     progress.ended(2, 1, outputs("C")).unwrap();
-    let finish = Step::Finish { outputs: vec![(3, outputs("D"))] };
+    let finish = RunStep::Finish { outputs: vec![(3, outputs("D"))] };
     assert_eq!(progress.ended(3, 1, outputs("D")).unwrap().last(), Some(&finish));
 }
 
@@ -376,14 +379,14 @@ fn resume_keeps_component_after_skipped_one() {
     let access = [("a", "m"), ("b", "m"), ("e", "m"), ("c", "n"), ("d", "n")];
     let access = access.map(|(from, to)| edge("access", from, to));
     let edges = [&triggers[..], &access, &[case("b", "c", "y")]].concat().join(",");
-    let at = |from, to: &[usize], text| Record { from, to: to.to_vec(), outputs: outputs(text) };
+    let at = |from, to: &[usize], text| KeptRecord { from, to: to.to_vec(), outputs: outputs(text) };
     // b skipped c. While d ran, m was lost: a ended a second time, and the client died while b ran again.
     let records = [at(0, &[1, 3], "A"), at(1, &[2], "no"), at(0, &[1], "A"), at(3, &[4], "D")];
-    let mut progress = Progress::new(graph(&components, &edges), Vec::new(), 9);
+    let mut progress = RunProgress::new(graph(&components, &edges), Vec::new(), 9);
     // c stays skipped, because d has begun without it. So no component needs n, and d is not executed again.
     let steps = progress.resume(&records).unwrap();
-    assert_eq!(steps, [Step::Drop { memory: 5 }, start(0, 1, "")]);
-    assert_eq!((progress.standing(2), progress.standing(3)), (Standing::Skipped, Standing::Done));
+    assert_eq!(steps, [RunStep::Drop { memory: 5 }, start(0, 1, "")]);
+    assert_eq!((progress.standing(2), progress.standing(3)), (ComponentPhase::Skipped, ComponentPhase::Done));
 }
 
 /// Graph a -> b -> c, b -> d -> e, and c only if b chooses it. a, b and e share m, c and d share n. d has external
@@ -400,27 +403,27 @@ fn choosing_beside() -> Arc<Graph> {
 
 #[test]
 fn resume_keeps_component_beside_skipped_one() {
-    let at = |from, to: &[usize], text| Record { from, to: to.to_vec(), outputs: outputs(text) };
+    let at = |from, to: &[usize], text| KeptRecord { from, to: to.to_vec(), outputs: outputs(text) };
     // b skipped c. While e ran, m was lost: a ended a second time, and the client died while b ran again.
     let records = [at(0, &[1], "A"), at(1, &[2, 3], "no"), at(3, &[4], "D"), at(0, &[1], "A")];
-    let mut progress = Progress::new(choosing_beside(), Vec::new(), 9);
+    let mut progress = RunProgress::new(choosing_beside(), Vec::new(), 9);
     // The choice of b is final, because d has begun after it. So no component needs n, and d is not executed again.
     let steps = progress.resume(&records).unwrap();
-    assert_eq!(steps, [Step::Drop { memory: 5 }, start(0, 1, "")]);
-    assert_eq!((progress.standing(2), progress.standing(3)), (Standing::Skipped, Standing::Done));
+    assert_eq!(steps, [RunStep::Drop { memory: 5 }, start(0, 1, "")]);
+    assert_eq!((progress.standing(2), progress.standing(3)), (ComponentPhase::Skipped, ComponentPhase::Done));
 }
 
 #[test]
 fn resume_keeps_component_after_standing_choice() {
-    let at = |from, to: &[usize], text| Record { from, to: to.to_vec(), outputs: outputs(text) };
+    let at = |from, to: &[usize], text| KeptRecord { from, to: to.to_vec(), outputs: outputs(text) };
     // b skipped c. While e ran, m was lost: a and b ended a second time. b would choose c now, but d has begun after
     // it, so b handed nothing on. Then the client died.
     let records =
         [at(0, &[1], "A"), at(1, &[2, 3], "no"), at(3, &[4], "D"), at(0, &[1], "A"), at(1, &[], "yes")];
-    let mut progress = Progress::new(choosing_beside(), Vec::new(), 9);
+    let mut progress = RunProgress::new(choosing_beside(), Vec::new(), 9);
     let steps = progress.resume(&records).unwrap();
-    assert_eq!(steps, [Step::Drop { memory: 5 }, start(0, 1, "")]);
-    assert_eq!((progress.standing(2), progress.standing(3)), (Standing::Skipped, Standing::Done));
+    assert_eq!(steps, [RunStep::Drop { memory: 5 }, start(0, 1, "")]);
+    assert_eq!((progress.standing(2), progress.standing(3)), (ComponentPhase::Skipped, ComponentPhase::Done));
 }
 
 #[test]
@@ -431,11 +434,11 @@ fn resume_writes_lost_memory_again_at_once() {
         [("a", "b"), ("a", "c"), ("b", "d"), ("c", "d")].map(|(from, to)| edge("trigger", from, to));
     let access = ["b", "d"].map(|from| edge("access", from, "m"));
     let edges = [&triggers[..], &access].concat().join(",");
-    let at = |from, to: &[usize], text| Record { from, to: to.to_vec(), outputs: outputs(text) };
-    let mut progress = Progress::new(graph(&components, &edges), Vec::new(), 9);
+    let at = |from, to: &[usize], text| KeptRecord { from, to: to.to_vec(), outputs: outputs(text) };
+    let mut progress = RunProgress::new(graph(&components, &edges), Vec::new(), 9);
     // b does not wait for the end of c: d needs the writes of c, and begins when both have ended.
     let steps = progress.resume(&[at(0, &[1, 2], "A"), at(1, &[3], "B")]).unwrap();
-    assert_eq!(steps, [Step::Drop { memory: 4 }, start(1, 1, "A"), start(2, 1, "A")]);
+    assert_eq!(steps, [RunStep::Drop { memory: 4 }, start(1, 1, "A"), start(2, 1, "A")]);
 }
 
 #[test]
@@ -445,7 +448,7 @@ fn keeps_releases_of_components_that_are_not_lost() {
     let triggers = ["b", "c", "d"].map(|to| edge("trigger", "a", to));
     let access = ["b", "c"].map(|from| edge("access", from, "m"));
     let edges = [&triggers[..], &access].concat().join(",");
-    let mut progress = Progress::new(graph(&components, &edges), Vec::new(), 9);
+    let mut progress = RunProgress::new(graph(&components, &edges), Vec::new(), 9);
     progress.begin().unwrap();
     progress.ended(0, 1, outputs("A")).unwrap();
     assert!(!progress.released(1, 4), "c may access m");
@@ -458,11 +461,11 @@ fn cancels_components_before_their_memory_is_dropped() {
     // The document names the memory first.
     let components = [memory("m"), compute("a"), compute("b")].join(",");
     let edges = [edge("trigger", "a", "b"), edge("access", "a", "m"), edge("access", "b", "m")].join(",");
-    let mut progress = Progress::new(graph(&components, &edges), Vec::new(), 9);
+    let mut progress = RunProgress::new(graph(&components, &edges), Vec::new(), 9);
     progress.begin().unwrap();
     progress.ended(1, 1, outputs("A")).unwrap();
     let lost = progress.lost(2, 1, gone()).unwrap();
-    assert_eq!(lost, [Step::Cancel { component: 2 }, Step::Drop { memory: 0 }, start(1, 2, "")]);
+    assert_eq!(lost, [RunStep::Cancel { component: 2 }, RunStep::Drop { memory: 0 }, start(1, 2, "")]);
 }
 
 /// More ways lead through this graph than could be followed one by one.
@@ -477,7 +480,7 @@ fn follows_graph_of_many_paths() {
         }
     }
     let components: Vec<String> = names.iter().copied().map(compute).collect();
-    let mut progress = Progress::new(graph(&components.join(","), &edges.join(",")), Vec::new(), 9);
+    let mut progress = RunProgress::new(graph(&components.join(","), &edges.join(",")), Vec::new(), 9);
     progress.begin().unwrap();
     progress.lost(0, 1, gone()).unwrap();
     progress.ended(0, 2, outputs("A")).unwrap();
@@ -485,7 +488,7 @@ fn follows_graph_of_many_paths() {
     for component in 1..names.len() {
         last = progress.ended(component, 1, outputs("")).unwrap();
     }
-    assert!(matches!(last.last(), Some(Step::Finish { outputs }) if outputs.len() == 2), "{last:?}");
+    assert!(matches!(last.last(), Some(RunStep::Finish { outputs }) if outputs.len() == 2), "{last:?}");
 }
 
 #[test]
@@ -498,7 +501,7 @@ fn writes_again_what_was_dropped_by_release() {
     let triggers =
         [edge("trigger", "a", "b"), edge("trigger", "a", "e"), case("b", "c", "c"), case("b", "d", "d")];
     let edges = [&triggers[..], &access].concat().join(",");
-    let mut progress = Progress::new(graph(&components, &edges), Vec::new(), 9);
+    let mut progress = RunProgress::new(graph(&components, &edges), Vec::new(), 9);
     progress.begin().unwrap();
     progress.ended(0, 1, outputs("A")).unwrap();
     progress.ended(1, 1, outputs("d")).unwrap();
@@ -506,9 +509,9 @@ fn writes_again_what_was_dropped_by_release() {
     // b is lost with d, and may choose c, which needs the writes of a. e still runs.
     progress.lost(3, 1, gone()).unwrap();
     let ended = progress.ended(1, 2, outputs("c")).unwrap();
-    let expected = [Step::Cancel { component: 4 }, Step::Drop { memory: 5 }, start(0, 2, "")];
+    let expected = [RunStep::Cancel { component: 4 }, RunStep::Drop { memory: 5 }, start(0, 2, "")];
     assert!(ended.ends_with(&expected), "{ended:?}");
-    assert_eq!(progress.standing(2), Standing::Waiting, "c begins when a has written again");
+    assert_eq!(progress.standing(2), ComponentPhase::Waiting, "c begins when a has written again");
 }
 
 /// Compute components 0 to n - 1, each triggered by some before it, and memory that some of them share.
@@ -542,7 +545,7 @@ fn any_graph() -> impl Strategy<Value = Arc<Graph>> {
 }
 
 fn undisturbed(graph: &Arc<Graph>) -> Vec<(usize, Outputs)> {
-    let mut world = World::begin(graph.clone());
+    let mut world = ComponentWorld::begin(graph.clone());
     while world.finished.is_none() {
         let (running, _) = world.running();
         world.end(running[0], None).unwrap();
@@ -561,7 +564,7 @@ proptest! {
         story in prop::collection::vec((0u8..10, any::<prop::sample::Index>()), 0..60),
     ) {
         let expected = undisturbed(&graph);
-        let mut world = World::begin(graph.clone());
+        let mut world = ComponentWorld::begin(graph.clone());
         for (what, which) in story {
             if world.finished.is_some() {
                 break;

@@ -14,41 +14,41 @@ use sublet_proto::{Code, Error, decode};
 
 use super::{LEN_AT, OVER_AT};
 use crate::lease::link::{error_of, lock, protocol};
-use crate::memory::guest;
-use crate::memory::piece::{At, Piece};
-use crate::memory::pieces::Owner;
-use crate::memory::trunk::Trunk;
+use crate::memory::invited;
+use crate::memory::piece::{MemoryPiece, PieceRange};
+use crate::memory::pieces::PieceOwner;
+use crate::memory::segment_connection::SegmentConnection;
 use crate::worker::client::descriptors;
 
 /// The client that runs the graph, for the requests of one channel.
-pub(super) struct Client {
+pub(super) struct GraphClient {
     /// The index of the channel, in the order of the edges.
     pub(super) number: u32,
     pub(super) state: Region,
     /// Set on another machine: the component's length when it was last requested, and the ends that had ended.
-    pub(super) known: Option<Known>,
-    pub(super) desk: Arc<Mutex<Desk>>,
+    pub(super) known: Option<ComponentExtent>,
+    pub(super) desk: Arc<Mutex<RequestSocket>>,
 }
 
 /// Socket for the requests of all channels of a run: one at a time.
-pub(super) struct Desk {
+pub(super) struct RequestSocket {
     pub(super) socket: PacketSocket,
     /// The connections by which segments of other machines are reached, for the duration of the run. The key is the
     /// segment and the reader's number that the connection was made for.
-    trunks: HashMap<(String, u32), Arc<Trunk>>,
+    trunks: HashMap<(String, u32), Arc<SegmentConnection>>,
 }
 
-impl Desk {
-    pub(super) fn new(socket: PacketSocket) -> Desk {
-        Desk { socket, trunks: HashMap::new() }
+impl RequestSocket {
+    pub(super) fn new(socket: PacketSocket) -> RequestSocket {
+        RequestSocket { socket, trunks: HashMap::new() }
     }
 
     /// Accepts a piece from the client, or from this machine's agent.
-    fn receive(&mut self, piece: v1::Piece, fds: Vec<OwnedFd>) -> Result<Piece, Error> {
+    fn receive(&mut self, piece: v1::Piece, fds: Vec<OwnedFd>) -> Result<MemoryPiece, Error> {
         let v1::Piece { offset, len_bytes, segment, node, connected, .. } = piece;
         let Some(connected) = connected else {
             let [file] = descriptors("memory", fds)?;
-            return Ok(Piece::here(At { segment, node, offset, len_bytes }, file));
+            return Ok(MemoryPiece::here(PieceRange { segment, node, offset, len_bytes }, file));
         };
         let key = connected.memory.ok_or_else(|| protocol("a connection to memory without its key"))?;
         let trunk = match connected.joins {
@@ -63,29 +63,29 @@ impl Desk {
             }
             None => {
                 let [socket] = descriptors("memory", fds)?;
-                let trunk = guest::trunk(TcpStream::from(socket), &connected)?;
+                let trunk = invited::trunk(TcpStream::from(socket), &connected)?;
                 self.trunks.insert((segment.clone(), connected.guest), trunk.clone());
                 trunk
             }
         };
-        Piece::there(At { segment, node, offset, len_bytes }, trunk, key)
+        MemoryPiece::there(PieceRange { segment, node, offset, len_bytes }, trunk, key)
     }
 }
 
 #[derive(Default)]
-pub(super) struct Known {
+pub(super) struct ComponentExtent {
     len_bytes: AtomicU64,
     pub(super) ended: AtomicU64,
 }
 
-impl Known {
+impl ComponentExtent {
     /// Records that the component was made shorter.
     pub(super) fn shorten(&self, len_bytes: u64) {
         self.len_bytes.store(len_bytes, Ordering::Release);
     }
 }
 
-impl Client {
+impl GraphClient {
     /// The word that holds the component's length.
     pub(super) fn len(&self) -> &AtomicU64 {
         self.known.as_ref().map_or_else(|| self.word(LEN_AT), |known| &known.len_bytes)
@@ -99,7 +99,7 @@ impl Client {
     pub(super) fn ask(
         &self,
         question: impl FnOnce() -> v1::MemoryQuestion,
-        mut take: impl FnMut(Piece) -> Result<(), Error>,
+        mut take: impl FnMut(MemoryPiece) -> Result<(), Error>,
     ) -> Result<(), Error> {
         let mut desk = lock(&self.desk);
         let question = v1::MemoryQuestion { channel: self.number + 1, ..question() };
@@ -125,7 +125,7 @@ impl Client {
     }
 }
 
-impl Owner for Client {
+impl PieceOwner for GraphClient {
     #[inline]
     fn check(&self) -> Result<(), Error> {
         if self.word(OVER_AT).load(Ordering::Acquire) == 0 {
@@ -138,7 +138,7 @@ impl Owner for Client {
 
     /// Reports to the client that a segment is out of reach, which ends the component.
     #[cold]
-    fn failed(&self, piece: &Piece, error: Error) -> Error {
+    fn failed(&self, piece: &MemoryPiece, error: Error) -> Error {
         if error.code != Code::AgentUnreachable {
             return error;
         }

@@ -22,7 +22,7 @@ thread_local! {
 }
 
 /// A function of the next library.
-pub(super) struct Next {
+pub(super) struct NextFunction {
     name: &'static CStr,
     /// The C library's own function, for the case that no other is found.
     own: *const c_void,
@@ -31,7 +31,7 @@ pub(super) struct Next {
 }
 
 // SAFETY: what it points to are functions, of which any thread may call any.
-unsafe impl Sync for Next {}
+unsafe impl Sync for NextFunction {}
 
 type Malloc = unsafe extern "C" fn(usize) -> *mut c_void;
 type Calloc = unsafe extern "C" fn(usize, usize) -> *mut c_void;
@@ -40,18 +40,19 @@ type PosixMemalign = unsafe extern "C" fn(*mut *mut c_void, usize, usize) -> c_i
 type UsableSize = unsafe extern "C" fn(*mut c_void) -> usize;
 type Free = unsafe extern "C" fn(*mut c_void);
 
-static MALLOC: Next = Next::new(c"malloc", __libc_malloc as *const c_void);
-static CALLOC: Next = Next::new(c"calloc", __libc_calloc as *const c_void);
-static REALLOC: Next = Next::new(c"realloc", __libc_realloc as *const c_void);
-static MEMALIGN: Next = Next::new(c"memalign", __libc_memalign as *const c_void);
-static ALIGNED_ALLOC: Next = Next::new(c"aligned_alloc", __libc_memalign as *const c_void);
-static POSIX_MEMALIGN: Next = Next::new(c"posix_memalign", own_posix_memalign as *const c_void);
-static USABLE_SIZE: Next = Next::new(c"malloc_usable_size", own_usable_size as *const c_void);
-static FREE: Next = Next::new(c"free", __libc_free as *const c_void);
+static MALLOC: NextFunction = NextFunction::new(c"malloc", __libc_malloc as *const c_void);
+static CALLOC: NextFunction = NextFunction::new(c"calloc", __libc_calloc as *const c_void);
+static REALLOC: NextFunction = NextFunction::new(c"realloc", __libc_realloc as *const c_void);
+static MEMALIGN: NextFunction = NextFunction::new(c"memalign", __libc_memalign as *const c_void);
+static ALIGNED_ALLOC: NextFunction = NextFunction::new(c"aligned_alloc", __libc_memalign as *const c_void);
+static POSIX_MEMALIGN: NextFunction =
+    NextFunction::new(c"posix_memalign", own_posix_memalign as *const c_void);
+static USABLE_SIZE: NextFunction = NextFunction::new(c"malloc_usable_size", own_usable_size as *const c_void);
+static FREE: NextFunction = NextFunction::new(c"free", __libc_free as *const c_void);
 
-impl Next {
-    const fn new(name: &'static CStr, own: *const c_void) -> Next {
-        Next { name, own, at: AtomicU64::new(0) }
+impl NextFunction {
+    const fn new(name: &'static CStr, own: *const c_void) -> NextFunction {
+        NextFunction { name, own, at: AtomicU64::new(0) }
     }
 
     /// # Safety

@@ -6,7 +6,7 @@ use std::path::{Path, PathBuf};
 
 use serde_json::{Value, json};
 
-use crate::inside::Plan;
+use crate::inside::CreationPlan;
 use crate::inside::container::ROOT;
 use crate::inside::plan::LayerMounts;
 use crate::{SHARED_MEMORY, USER};
@@ -28,7 +28,11 @@ const MASKED: [&str; 9] = [
 const READ_ONLY: [&str; 5] = ["/proc/bus", "/proc/fs", "/proc/irq", "/proc/sys", "/proc/sysrq-trigger"];
 
 /// For a plan, with what is shown in the container, and from where.
-pub(super) fn of(plan: &Plan, image: &LayerMounts, shown: &[(PathBuf, PathBuf)]) -> io::Result<String> {
+pub(super) fn of(
+    plan: &CreationPlan,
+    image: &LayerMounts,
+    shown: &[(PathBuf, PathBuf)],
+) -> io::Result<String> {
     let words = std::iter::once(&plan.program).chain(plan.args.iter().skip(1));
     let args = words.map(|word| text(word)).collect::<Result<Vec<_>, _>>()?;
     let env = plan.env.iter().map(|variable| text(variable)).collect::<Result<Vec<_>, _>>()?;

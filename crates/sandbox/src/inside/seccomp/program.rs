@@ -13,7 +13,7 @@ use libc::{
 
 /// Verdict on a call.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) enum Verdict {
+pub(super) enum CallVerdict {
     Allow,
     /// The call fails with this error's number.
     Fail(i32),
@@ -29,7 +29,7 @@ pub(super) enum Test {
 }
 
 /// The numbers of calls, as this architecture has them, with their verdicts.
-pub(super) type Rules = BTreeMap<u32, Verdict>;
+pub(super) type Rules = BTreeMap<u32, CallVerdict>;
 
 /// Architecture as `AUDIT_ARCH_...` names it: a process of another architecture means other calls by the same numbers.
 #[cfg(target_arch = "x86_64")]
@@ -44,7 +44,7 @@ const MAX_ERRNO: i32 = 4095;
 
 /// A program that judges as the rules say. A call without a rule, or of another architecture, fails with this error.
 pub(super) fn compile(rules: &Rules, otherwise: i32) -> Vec<sock_filter> {
-    let refused = Verdict::Fail(otherwise);
+    let refused = CallVerdict::Fail(otherwise);
     let mut program = vec![
         load(std::mem::offset_of!(seccomp_data, arch)),
         branch(BPF_JEQ, ARCHITECTURE, 1, 0),
@@ -57,8 +57,8 @@ pub(super) fn compile(rules: &Rules, otherwise: i32) -> Vec<sock_filter> {
 }
 
 /// Returns ranges of numbers from 0 on, each up to the next: the first number, and the verdict on all of the range.
-fn ranges<'rules>(rules: &'rules Rules, refused: &'rules Verdict) -> Vec<(u32, &'rules Verdict)> {
-    let mut ranges: Vec<(u32, &Verdict)> = Vec::new();
+fn ranges<'rules>(rules: &'rules Rules, refused: &'rules CallVerdict) -> Vec<(u32, &'rules CallVerdict)> {
+    let mut ranges: Vec<(u32, &CallVerdict)> = Vec::new();
     let mut add = |first, verdict| {
         if ranges.last().is_none_or(|(_, last)| *last != verdict) {
             ranges.push((first, verdict));
@@ -78,7 +78,7 @@ fn ranges<'rules>(rules: &'rules Rules, refused: &'rules Verdict) -> Vec<(u32, &
     ranges
 }
 
-fn tree(ranges: &[(u32, &Verdict)], otherwise: i32) -> Vec<sock_filter> {
+fn tree(ranges: &[(u32, &CallVerdict)], otherwise: i32) -> Vec<sock_filter> {
     if let [(_, verdict)] = ranges {
         return leaf(verdict, otherwise);
     }
@@ -94,11 +94,11 @@ fn tree(ranges: &[(u32, &Verdict)], otherwise: i32) -> Vec<sock_filter> {
     program
 }
 
-fn leaf(verdict: &Verdict, otherwise: i32) -> Vec<sock_filter> {
+fn leaf(verdict: &CallVerdict, otherwise: i32) -> Vec<sock_filter> {
     match verdict {
-        Verdict::Allow => vec![allow()],
-        Verdict::Fail(error) => vec![fail(*error)],
-        Verdict::AllowIf(tests) => {
+        CallVerdict::Allow => vec![allow()],
+        CallVerdict::Fail(error) => vec![fail(*error)],
+        CallVerdict::AllowIf(tests) => {
             let tested = tests.iter().flat_map(|test| match *test {
                 Test::Equal { argument, value } => {
                     [load(low_half(argument)), branch(BPF_JEQ, value, 0, 1), allow()]
@@ -191,7 +191,7 @@ mod tests {
     fn applies_rule_of_each_number_and_refuses_all_others() {
         // Every third number, so that nothing merges and branches become long.
         for count in [0, 1, 2, 3, 7, 300] {
-            let rules: Rules = (0..count).map(|number| (number * 3 + 1, Verdict::Allow)).collect();
+            let rules: Rules = (0..count).map(|number| (number * 3 + 1, CallVerdict::Allow)).collect();
             let program = compile(&rules, OTHERWISE);
             for number in (0..count * 3 + 5).chain([0x4000_0000, 0x4000_0001, u32::MAX]) {
                 let expected = if rules.contains_key(&number) { SECCOMP_RET_ALLOW } else { REFUSED };
@@ -204,9 +204,9 @@ mod tests {
     fn one_of_the_tests_must_hold() {
         let either = [Test::Equal { argument: 1, value: 7 }, Test::Equal { argument: 2, value: u32::MAX }];
         let rules = Rules::from([
-            (3, Verdict::AllowIf(either.to_vec())),
-            (4, Verdict::AllowIf(vec![Test::Without { argument: 0, bits: 0x1010 }])),
-            (5, Verdict::Fail(38)),
+            (3, CallVerdict::AllowIf(either.to_vec())),
+            (4, CallVerdict::AllowIf(vec![Test::Without { argument: 0, bits: 0x1010 }])),
+            (5, CallVerdict::Fail(38)),
         ]);
         let program = compile(&rules, OTHERWISE);
         let of = |number, arguments| execute(&program, ARCHITECTURE, number, arguments).0;
@@ -221,14 +221,14 @@ mod tests {
 
     #[test]
     fn another_architecture_may_call_nothing() {
-        let program = compile(&(0..500).map(|number| (number, Verdict::Allow)).collect(), OTHERWISE);
+        let program = compile(&(0..500).map(|number| (number, CallVerdict::Allow)).collect(), OTHERWISE);
         assert_eq!(execute(&program, ARCHITECTURE, 1, [0; 6]).0, SECCOMP_RET_ALLOW);
         assert_eq!(execute(&program, 0x4000_0003, 1, [0; 6]).0, REFUSED);
     }
 
     #[test]
     fn finds_number_in_few_steps_across_long_branches() {
-        let rules: Rules = (0..1000).map(|number| (number * 2, Verdict::Allow)).collect();
+        let rules: Rules = (0..1000).map(|number| (number * 2, CallVerdict::Allow)).collect();
         let program = compile(&rules, OTHERWISE);
         // More than a branch can skip.
         assert!(program.len() > 4 * usize::from(u8::MAX));

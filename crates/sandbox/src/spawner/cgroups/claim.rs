@@ -17,14 +17,14 @@ use super::PREFIX;
 const NAMES: u32 = 1024;
 
 /// See the [module](self). The folder is removed when it is dropped.
-pub(super) struct Claim {
+pub(super) struct SpawnerGroup {
     pub(super) folder: PathBuf,
     _lock: File,
 }
 
-impl Claim {
+impl SpawnerGroup {
     /// A new folder in a group; none without the right to make groups.
-    pub(super) fn take(parent: &Path) -> Option<Claim> {
+    pub(super) fn take(parent: &Path) -> Option<SpawnerGroup> {
         let number = std::process::id();
         for attempt in 0..NAMES {
             let folder = parent.join(format!("{PREFIX}{number}-{attempt}"));
@@ -34,7 +34,7 @@ impl Claim {
             }
             // Another spawner may take it for one that was left, until it is locked.
             if let Some(lock) = lock(&folder).filter(|lock| is_at(lock, &folder)) {
-                return Some(Claim { folder, _lock: lock });
+                return Some(SpawnerGroup { folder, _lock: lock });
             }
         }
         None
@@ -46,7 +46,7 @@ impl Claim {
     }
 }
 
-impl Drop for Claim {
+impl Drop for SpawnerGroup {
     fn drop(&mut self) {
         remove(&self.folder);
     }
@@ -118,7 +118,7 @@ mod tests {
     #[test]
     fn spawners_with_the_same_number_have_folders_of_their_own() {
         let parent = tempfile::tempdir().unwrap();
-        let [one, other] = [0, 1].map(|_| Claim::take(parent.path()).unwrap());
+        let [one, other] = [0, 1].map(|_| SpawnerGroup::take(parent.path()).unwrap());
         assert_ne!(one.folder, other.folder);
         remove_left(parent.path());
         assert!(one.folder.exists() && other.folder.exists());

@@ -6,7 +6,7 @@
 
 use std::ops::RangeInclusive;
 
-use crate::Limits;
+use crate::SandboxLimits;
 
 /// Shares of a worker in version 1, and what the kernel takes.
 const SHARES: u64 = 1024;
@@ -28,7 +28,7 @@ pub(super) fn weight(workers: usize) -> u64 {
 }
 
 /// Returns the processor time of a sandbox in a period, in microseconds, if a quota must limit it.
-pub(super) fn quota_us(limits: &Limits, has_cpuset: bool) -> Option<u64> {
+pub(super) fn quota_us(limits: &SandboxLimits, has_cpuset: bool) -> Option<u64> {
     let cores = limits.distinct_cores().len() as u64;
     (cores > 0 && !has_cpuset).then(|| PERIOD_US.saturating_mul(cores))
 }
@@ -47,9 +47,15 @@ fn proportional(workers: usize, each: u64, kernel: &RangeInclusive<u64>) -> u64 
 mod tests {
     use super::*;
 
-    fn limits(cores: &[u32]) -> Limits {
+    fn limits(cores: &[u32]) -> SandboxLimits {
         let cores = cores.to_vec();
-        Limits { cores, memory_bytes: None, shown_memory_bytes: None, processes: None, scratch_bytes: 0 }
+        SandboxLimits {
+            cores,
+            memory_bytes: None,
+            shown_memory_bytes: None,
+            processes: None,
+            scratch_bytes: 0,
+        }
     }
 
     #[test]

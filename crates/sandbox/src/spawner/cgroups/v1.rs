@@ -6,9 +6,9 @@ use std::path::{Path, PathBuf};
 
 use rustix::process::Pid;
 
-use super::claim::{Claim, remove_left};
+use super::claim::{SpawnerGroup, remove_left};
 use super::{core_list, counter, share};
-use crate::Limits;
+use crate::SandboxLimits;
 use crate::groups::own_place;
 
 const MEMORY: &str = "memory";
@@ -26,11 +26,11 @@ pub(super) struct V1 {
 /// The spawner's folder in a hierarchy, which may be that of several controllers, as of `cpu` and `cpuacct`.
 struct Hierarchy {
     controllers: Vec<&'static str>,
-    claim: Claim,
+    claim: SpawnerGroup,
 }
 
 #[derive(Debug)]
-pub(in crate::spawner) struct Group {
+pub(in crate::spawner) struct GroupV1 {
     folders: Vec<(Vec<&'static str>, PathBuf)>,
 }
 
@@ -64,8 +64,8 @@ impl V1 {
         self.hierarchies.iter().flat_map(|hierarchy| hierarchy.controllers.iter().copied()).collect()
     }
 
-    pub(super) fn make(&self, name: &str) -> io::Result<Group> {
-        let mut group = Group { folders: Vec::new() };
+    pub(super) fn make(&self, name: &str) -> io::Result<GroupV1> {
+        let mut group = GroupV1 { folders: Vec::new() };
         for Hierarchy { controllers, claim } in &self.hierarchies {
             let folder = claim.folder.join(name);
             fs::create_dir(&folder)?;
@@ -81,7 +81,7 @@ impl V1 {
 impl Hierarchy {
     fn open(controller: &'static str, parent: &Path) -> Option<Hierarchy> {
         remove_left(parent);
-        let claim = Claim::take(parent)?;
+        let claim = SpawnerGroup::take(parent)?;
         if controller == CPUSET {
             inherit_cores(parent, &claim.folder).ok()?;
         }
@@ -89,8 +89,8 @@ impl Hierarchy {
     }
 }
 
-impl Group {
-    pub(super) fn limit(&self, limits: &Limits) -> io::Result<()> {
+impl GroupV1 {
+    pub(super) fn limit(&self, limits: &SandboxLimits) -> io::Result<()> {
         let has_cpuset = self.folder(CPUSET).is_some();
         for (controllers, folder) in &self.folders {
             controllers.iter().try_for_each(|controller| bound(controller, folder, limits, has_cpuset))?;
@@ -113,19 +113,19 @@ impl Group {
     }
 }
 
-impl Drop for Group {
+impl Drop for GroupV1 {
     fn drop(&mut self) {
         self.folders.iter().for_each(|(_, folder)| drop(fs::remove_dir(folder)));
     }
 }
 
 /// Writes what a controller bounds of a sandbox.
-fn bound(controller: &str, folder: &Path, limits: &Limits, has_cpuset: bool) -> io::Result<()> {
+fn bound(controller: &str, folder: &Path, limits: &SandboxLimits, has_cpuset: bool) -> io::Result<()> {
     let write = |file: &str, text: String| fs::write(folder.join(file), text);
     match (controller, limits) {
-        (MEMORY, Limits { memory_bytes: Some(bytes), .. }) => limit_memory(folder, *bytes),
-        (PIDS, Limits { processes: Some(count), .. }) => write("pids.max", count.to_string()),
-        (CPUSET, Limits { cores, .. }) if !cores.is_empty() => {
+        (MEMORY, SandboxLimits { memory_bytes: Some(bytes), .. }) => limit_memory(folder, *bytes),
+        (PIDS, SandboxLimits { processes: Some(count), .. }) => write("pids.max", count.to_string()),
+        (CPUSET, SandboxLimits { cores, .. }) if !cores.is_empty() => {
             write("cpuset.cpus", core_list(&limits.distinct_cores()))
         }
         (CPU, limits) => {

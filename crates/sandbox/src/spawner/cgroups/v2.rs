@@ -7,10 +7,10 @@ use std::path::{Path, PathBuf};
 
 use rustix::process::{Pid, getpid, getppid};
 
-use super::claim::{Claim, remove_left};
+use super::claim::{SpawnerGroup, remove_left};
 use super::{core_list, counter, share};
-use crate::Limits;
-use crate::groups::{Place, own_place};
+use crate::SandboxLimits;
+use crate::groups::{GroupLocation, own_place};
 
 const CPUSET: &str = "cpuset";
 const CPU: &str = "cpu";
@@ -21,12 +21,12 @@ const NEEDED: usize = 2;
 const LEAF: &str = "agent";
 
 pub(super) struct V2 {
-    claim: Claim,
+    claim: SpawnerGroup,
     controllers: Vec<&'static str>,
 }
 
 #[derive(Debug)]
-pub(in crate::spawner) struct Group {
+pub(in crate::spawner) struct GroupV2 {
     path: PathBuf,
     folder: File,
     controllers: Vec<&'static str>,
@@ -35,7 +35,7 @@ pub(in crate::spawner) struct Group {
 impl V2 {
     /// Nothing if memory and processes cannot be limited.
     pub(super) fn open() -> Option<V2> {
-        let Place { mount, folder: own } = own_place("cgroup2", "")?;
+        let GroupLocation { mount, folder: own } = own_place("cgroup2", "")?;
         // The first choice is this process's own group, if it has only groups. The second is the group's parent, as
         // where a service has a group of its own in one that was delegated to it. The last is the root of the
         // hierarchy, with the right to that.
@@ -46,7 +46,7 @@ impl V2 {
 
     fn open_in(parent: &Path) -> Option<V2> {
         remove_left(parent);
-        let claim = Claim::take(parent)?;
+        let claim = SpawnerGroup::take(parent)?;
         let v2 = V2 { controllers: enable(parent, &claim.folder), claim };
         if v2.controllers.contains(&CPU) {
             // All sandboxes together keep the share of one process for each core, as against the machine's other
@@ -61,11 +61,11 @@ impl V2 {
         self.controllers.clone()
     }
 
-    pub(super) fn make(&self, name: &str) -> io::Result<Group> {
+    pub(super) fn make(&self, name: &str) -> io::Result<GroupV2> {
         let path = self.claim.folder.join(name);
         fs::create_dir(&path)?;
         let folder = File::open(&path)?;
-        Ok(Group { path, folder, controllers: self.controllers.clone() })
+        Ok(GroupV2 { path, folder, controllers: self.controllers.clone() })
     }
 }
 
@@ -86,7 +86,7 @@ fn make_room(own: &Path) {
     }
 }
 
-impl Group {
+impl GroupV2 {
     pub(super) fn folder(&self) -> BorrowedFd<'_> {
         self.folder.as_fd()
     }
@@ -96,7 +96,7 @@ impl Group {
         self.write("cgroup.procs", &process.as_raw_nonzero().to_string())
     }
 
-    pub(super) fn limit(&self, limits: &Limits) -> io::Result<()> {
+    pub(super) fn limit(&self, limits: &SandboxLimits) -> io::Result<()> {
         if let Some(bytes) = limits.memory_bytes {
             self.write("memory.max", &bytes.to_string())?;
             self.write("memory.oom.group", "1")?;
@@ -129,7 +129,7 @@ impl Group {
     }
 }
 
-impl Drop for Group {
+impl Drop for GroupV2 {
     fn drop(&mut self) {
         let _ = fs::remove_dir(&self.path);
     }

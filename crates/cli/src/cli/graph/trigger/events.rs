@@ -17,7 +17,7 @@ use crate::cli::parse::duration;
 
 /// Source of the events.
 #[derive(Debug, Args)]
-pub(super) struct Kind {
+pub(super) struct TriggerKind {
     #[command(flatten)]
     of: Of,
 
@@ -51,33 +51,33 @@ struct Of {
 }
 
 /// An event.
-pub(super) struct Event {
+pub(super) struct TriggerEvent {
     /// Name that is unique among the events.
     pub(super) name: String,
-    pub(super) what: What,
+    pub(super) what: EventInput,
 }
 
 /// Input of an event's run, and the destination of the output.
-pub(super) enum What {
+pub(super) enum EventInput {
     Bytes(Vec<u8>),
     File(files::PendingFile),
     Asked(Vec<u8>, async_nats::Client, async_nats::Subject),
 }
 
 /// Stream of events.
-pub(super) enum Events {
+pub(super) enum EventStream {
     /// Events from a thread that waits for them.
-    Thread(Receiver<Result<Event, Error>>),
+    Thread(Receiver<Result<TriggerEvent, Error>>),
     Clock(Interval, u64),
     Messages(async_nats::Client, async_nats::Subscriber, u64),
 }
 
-impl Kind {
+impl TriggerKind {
     /// Opens the source of events for the graph of this name.
-    pub(super) async fn open(&self, graph: &str) -> Result<Events, Error> {
+    pub(super) async fn open(&self, graph: &str) -> Result<EventStream, Error> {
         let Of { files, every, nats, .. } = &self.of;
         if let Some(folder) = files {
-            return files::watch(folder).map(Events::Thread);
+            return files::watch(folder).map(EventStream::Thread);
         }
         if let Some(every) = every {
             if every.is_zero() {
@@ -88,10 +88,10 @@ impl Kind {
             }
             let mut clock = interval(*every);
             clock.set_missed_tick_behavior(MissedTickBehavior::Skip);
-            return Ok(Events::Clock(clock, 0));
+            return Ok(EventStream::Clock(clock, 0));
         }
         match nats {
-            None => lines().map(Events::Thread),
+            None => lines().map(EventStream::Thread),
             Some(subject) => {
                 let client = connect_nats(&self.nats_url, self.nats_ca.as_deref(), "sublet-trigger").await?;
                 let group = format!("sublet-{graph}");
@@ -102,33 +102,33 @@ impl Kind {
                 })?;
                 // After the flush, the server delivers every later message.
                 client.flush().await.map_err(|error| unreachable(&error))?;
-                Ok(Events::Messages(client, messages, 0))
+                Ok(EventStream::Messages(client, messages, 0))
             }
         }
     }
 }
 
-impl Events {
+impl EventStream {
     /// Waits for the next event; `None` after the last one.
-    pub(super) async fn next(&mut self) -> Result<Option<Event>, Error> {
+    pub(super) async fn next(&mut self) -> Result<Option<TriggerEvent>, Error> {
         match self {
-            Events::Thread(events) => events.recv().await.transpose(),
-            Events::Clock(clock, count) => {
+            EventStream::Thread(events) => events.recv().await.transpose(),
+            EventStream::Clock(clock, count) => {
                 clock.tick().await;
                 *count += 1;
-                Ok(Some(Event::numbered(*count, What::Bytes(Vec::new()))))
+                Ok(Some(TriggerEvent::numbered(*count, EventInput::Bytes(Vec::new()))))
             }
-            Events::Messages(client, messages, count) => {
+            EventStream::Messages(client, messages, count) => {
                 let Some(message) = messages.next().await else {
                     return Err(Error::new(Code::System, "the NATS servers ended the subscription"));
                 };
                 *count += 1;
                 let bytes = message.payload.to_vec();
-                Ok(Some(Event::numbered(
+                Ok(Some(TriggerEvent::numbered(
                     *count,
                     match message.reply {
-                        None => What::Bytes(bytes),
-                        Some(to) => What::Asked(bytes, client.clone(), to),
+                        None => EventInput::Bytes(bytes),
+                        Some(to) => EventInput::Asked(bytes, client.clone(), to),
                     },
                 )))
             }
@@ -136,25 +136,25 @@ impl Events {
     }
 }
 
-impl Event {
-    fn numbered(number: u64, what: What) -> Event {
-        Event { name: number.to_string(), what }
+impl TriggerEvent {
+    fn numbered(number: u64, what: EventInput) -> TriggerEvent {
+        TriggerEvent { name: number.to_string(), what }
     }
 
     /// Reads the run's input: one byte more than the limit, if it is larger than that.
     pub(super) fn input(&self) -> Result<Vec<u8>, Error> {
         match &self.what {
-            What::Bytes(bytes) | What::Asked(bytes, ..) => Ok(bytes.clone()),
-            What::File(taken) => taken.read(MAX_OUTPUT_BYTES as u64 + 1),
+            EventInput::Bytes(bytes) | EventInput::Asked(bytes, ..) => Ok(bytes.clone()),
+            EventInput::File(taken) => taken.read(MAX_OUTPUT_BYTES as u64 + 1),
         }
     }
 
     /// Finishes the event after its run. Returns false if the event has changed meanwhile and needs another run.
     pub(super) async fn finish(&self, ran: Result<Vec<u8>, Error>) -> Result<bool, Error> {
         match &self.what {
-            What::Bytes(_) => Ok(true),
-            What::File(taken) => taken.put_away(ran.is_ok()),
-            What::Asked(_, client, to) => {
+            EventInput::Bytes(_) => Ok(true),
+            EventInput::File(taken) => taken.put_away(ran.is_ok()),
+            EventInput::Asked(_, client, to) => {
                 reply(client, to.clone(), ran).await.map_err(|error| unreachable(&error))?;
                 Ok(true)
             }
@@ -185,14 +185,14 @@ fn unreachable(error: &dyn std::fmt::Display) -> Error {
 }
 
 /// Reads lines of standard input on demand.
-fn lines() -> Result<Receiver<Result<Event, Error>>, Error> {
+fn lines() -> Result<Receiver<Result<TriggerEvent, Error>>, Error> {
     let (tell, events) = channel(1);
     let read = move || {
         let mut input = stdin().lock();
         for number in 1.. {
             let event = match line(&mut input) {
                 Ok(None) => break,
-                Ok(Some(bytes)) => Ok(Event::numbered(number, What::Bytes(bytes))),
+                Ok(Some(bytes)) => Ok(TriggerEvent::numbered(number, EventInput::Bytes(bytes))),
                 Err(error) => Err(Error::new(Code::System, format!("reading standard input: {error}"))),
             };
             let is_last = event.is_err();

@@ -19,7 +19,7 @@ use sublet_fabric::sync::lock;
 use sublet_proto::{Code, Error};
 use tokio::sync::mpsc::{Receiver, Sender, channel};
 
-use super::events::{Event, What, thread};
+use super::events::{EventInput, TriggerEvent, thread};
 
 /// Folders for files whose run has succeeded or failed.
 const DONE: &str = "done";
@@ -36,21 +36,21 @@ pub(super) struct PendingFile {
     name: OsString,
     under_way: UnderWay,
     /// Stamp of the file when it was read.
-    read: Mutex<Option<Stamp>>,
+    read: Mutex<Option<ContentStamp>>,
 }
 
 /// Identity of a file's contents, which changes when the file is rewritten.
 #[derive(Clone, Copy, PartialEq, Eq)]
-struct Stamp {
+struct ContentStamp {
     inode: u64,
     len_bytes: u64,
     modified_s: i64,
     modified_ns: i64,
 }
 
-impl Stamp {
-    fn of(metadata: &Metadata) -> Stamp {
-        Stamp {
+impl ContentStamp {
+    fn of(metadata: &Metadata) -> ContentStamp {
+        ContentStamp {
             inode: metadata.ino(),
             len_bytes: metadata.len(),
             modified_s: metadata.mtime(),
@@ -60,7 +60,7 @@ impl Stamp {
 }
 
 /// Watches a folder and returns a stream of its files.
-pub(super) fn watch(folder: &Path) -> Result<Receiver<Result<Event, Error>>, Error> {
+pub(super) fn watch(folder: &Path) -> Result<Receiver<Result<TriggerEvent, Error>>, Error> {
     let failed = |what: &str, error: &dyn std::fmt::Display| {
         Error::new(Code::InvalidArgument, format!("cannot {what} {}: {error}", folder.display()))
     };
@@ -85,7 +85,7 @@ pub(super) fn watch(folder: &Path) -> Result<Receiver<Result<Event, Error>>, Err
 struct Watcher {
     folder: PathBuf,
     under_way: UnderWay,
-    tell: Sender<Result<Event, Error>>,
+    tell: Sender<Result<TriggerEvent, Error>>,
 }
 
 impl Watcher {
@@ -147,7 +147,7 @@ impl Watcher {
         }
         let (folder, under_way) = (self.folder.clone(), self.under_way.clone());
         let taken = PendingFile { folder, name: name.to_owned(), under_way, read: Mutex::default() };
-        let event = Event { name: name.to_string_lossy().into_owned(), what: What::File(taken) };
+        let event = TriggerEvent { name: name.to_string_lossy().into_owned(), what: EventInput::File(taken) };
         self.tell.blocking_send(Ok(event)).is_ok()
     }
 }
@@ -158,7 +158,7 @@ impl PendingFile {
         let path = self.folder.join(&self.name);
         let read = || {
             let file = File::open(&path)?;
-            *lock(&self.read) = Some(Stamp::of(&file.metadata()?));
+            *lock(&self.read) = Some(ContentStamp::of(&file.metadata()?));
             let mut bytes = Vec::new();
             file.take(limit).read_to_end(&mut bytes)?;
             Ok(bytes)
@@ -176,7 +176,7 @@ impl PendingFile {
         let mut under_way = lock(&self.under_way);
         let put = || -> std::io::Result<bool> {
             std::fs::rename(&from, &to)?;
-            let is_same = *lock(&self.read) == Some(Stamp::of(&std::fs::metadata(&to)?));
+            let is_same = *lock(&self.read) == Some(ContentStamp::of(&std::fs::metadata(&to)?));
             if !is_same {
                 std::fs::rename(&to, &from)?;
             }

@@ -1,19 +1,19 @@
 //! Implements the rule of replay a second time, as an oracle: everything that follows from a run's graph and records
-//! alone. Nothing here uses [`Progress`].
+//! alone. Nothing here uses [`RunProgress`].
 //!
 //! The latest record in which a component hands on to another says whether it triggers that, and with which outputs. A
 //! component is executed if one that is executed triggers it, or if a run begins with it; all others are skipped. From
 //! this follow every input, the components that must have written into a memory component before another accesses it,
 //! and the result of the run.
 //!
-//! [`Progress`]: super::super::Progress
+//! [`RunProgress`]: super::super::Progress
 
 use std::sync::Arc;
 
-use sublet_proto::graph::{Condition, Edge, Graph, Relation, Rights};
+use sublet_proto::graph::{Condition, Edge, Graph, MemoryRights, Relation};
 use sublet_proto::run;
 
-use super::super::{Outputs, Record};
+use super::super::{KeptRecord, Outputs};
 
 /// The order in which triggers put the components of a graph. Computed once per graph, since a story uses it thousands
 /// of times.
@@ -52,29 +52,29 @@ impl Precedence {
 }
 
 /// See the [module](self).
-pub(super) struct Ledger<'run> {
+pub(super) struct ReplayOracle<'run> {
     graph: &'run Graph,
     precedence: &'run Precedence,
     input: &'run [u8],
-    records: &'run [Record],
+    records: &'run [KeptRecord],
     /// For each edge, the latest record of outputs that were handed on along it.
     latest: Vec<Option<usize>>,
     executed: Vec<bool>,
 }
 
-impl<'run> Ledger<'run> {
+impl<'run> ReplayOracle<'run> {
     pub(super) fn of(
         graph: &'run Graph,
         precedence: &'run Precedence,
         input: &'run [u8],
-        records: &'run [Record],
-    ) -> Ledger<'run> {
+        records: &'run [KeptRecord],
+    ) -> ReplayOracle<'run> {
         let latest = |edge: &Edge| {
-            let is_along = |record: &Record| record.from == edge.from && record.to.contains(&edge.to);
+            let is_along = |record: &KeptRecord| record.from == edge.from && record.to.contains(&edge.to);
             records.iter().rposition(is_along).filter(|_| edge.relation == Relation::Trigger)
         };
         let latest = graph.edges.iter().map(latest).collect();
-        let mut ledger = Ledger { graph, precedence, input, records, latest, executed: Vec::new() };
+        let mut ledger = ReplayOracle { graph, precedence, input, records, latest, executed: Vec::new() };
         let count = graph.components.len();
         let mut executed = vec![false; count];
         executed[graph.entry()] = true;
@@ -118,7 +118,8 @@ impl<'run> Ledger<'run> {
 
     /// The components that must have written into a memory component before this one begins.
     pub(super) fn writers(&self, memory: usize, component: usize) -> Vec<usize> {
-        let writes = |edge: &&Edge| edge.to == memory && edge.relation == Relation::Access(Rights::Write);
+        let writes =
+            |edge: &&Edge| edge.to == memory && edge.relation == Relation::Access(MemoryRights::Write);
         let writers = self.graph.edges.iter().filter(writes).map(|edge| edge.from);
         writers
             .filter(|&writer| self.executed[writer] && self.precedence.is_before(writer, component))
@@ -172,7 +173,7 @@ impl<'run> Ledger<'run> {
         for (index, record) in self.records.iter().enumerate() {
             let [before, after] = [index, index + 1].map(|records| {
                 let records = &self.records[..records];
-                Ledger::of(self.graph, self.precedence, self.input, records).choice(record.from)
+                ReplayOracle::of(self.graph, self.precedence, self.input, records).choice(record.from)
             });
             let is_void = |at| match before == after {
                 true => record.to.contains(&at),

@@ -11,12 +11,13 @@
 use std::sync::Arc;
 
 use sublet_proto::graph::{
-    Component, Compute, Condition, Edge, Graph, Limits, Memory, Relation, Resources, Rights, Role,
+    Component, Compute, Condition, Edge, Graph, MemoryNeed, MemoryRights, Relation, Resources, Role,
+    RunLimits,
 };
 use sublet_proto::{Code, Error};
 
 use super::super::Outputs;
-use super::world::World;
+use super::world::ComponentWorld;
 use crate::run::mailboxes::with_mailboxes;
 
 /// Number of stories that are executed by default.
@@ -101,7 +102,7 @@ fn tell(story: u64) {
     let graph = Arc::new(with_mailboxes(&any_graph(&mut dice)));
     let habits = Habits::any(&graph, &mut dice);
     let expected = (!habits.is_fickle).then(|| undisturbed(&graph));
-    let mut world = World::begin(graph);
+    let mut world = ComponentWorld::begin(graph);
     for _ in 0..dice.roll(EVENTS) {
         if world.finished.is_some() {
             break;
@@ -122,13 +123,13 @@ fn tell(story: u64) {
 
 /// Lets the client die after each record, and another continue the run.
 fn resume_everywhere(
-    world: World,
+    world: ComponentWorld,
     dice: &mut Dice,
     habits: &Habits,
     expected: Option<&Vec<(usize, Outputs)>>,
 ) {
     for records in 0..=world.recorded.len() {
-        let mut again = World::new(world.graph.clone());
+        let mut again = ComponentWorld::new(world.graph.clone());
         again.recorded = world.recorded[..records].to_vec();
         match again.resume() {
             Ok(again) => {
@@ -145,7 +146,7 @@ fn resume_everywhere(
 }
 
 /// Lets a random event happen to a run.
-fn happen(mut world: World, dice: &mut Dice, habits: &Habits) -> Result<World, Error> {
+fn happen(mut world: ComponentWorld, dice: &mut Dice, habits: &Habits) -> Result<ComponentWorld, Error> {
     let (running, able) = world.running();
     let any = running[dice.roll(running.len())];
     let attempt = world.running[&any].attempt;
@@ -180,7 +181,7 @@ fn happen(mut world: World, dice: &mut Dice, habits: &Habits) -> Result<World, E
 }
 
 /// Executes the run to its end without further losses. `None` if the run fails, as it may.
-fn finish(mut world: World, dice: &mut Dice, habits: &Habits) -> Option<World> {
+fn finish(mut world: ComponentWorld, dice: &mut Dice, habits: &Habits) -> Option<ComponentWorld> {
     while world.finished.is_none() {
         let (_, able) = world.running();
         if let Err(error) = world.end(habits.next_to_end(&able, dice), habits.word(dice)) {
@@ -197,7 +198,8 @@ fn check_failure(error: &Error) {
 }
 
 fn undisturbed(graph: &Arc<Graph>) -> Vec<(usize, Outputs)> {
-    let world = finish(World::begin(graph.clone()), &mut Dice(0), &Habits { is_fickle: false, slow: None });
+    let world =
+        finish(ComponentWorld::begin(graph.clone()), &mut Dice(0), &Habits { is_fickle: false, slow: None });
     world.and_then(|world| world.finished).expect("a run without losses ends")
 }
 
@@ -238,7 +240,8 @@ fn any_graph(dice: &mut Dice) -> Graph {
         let mut who: Vec<usize> = (0..=dice.roll(4)).map(|_| dice.roll(count)).collect();
         who.sort_unstable();
         who.dedup();
-        let rights = |dice: &mut Dice| if dice.is_once_in(4) { Rights::Read } else { Rights::Write };
+        let rights =
+            |dice: &mut Dice| if dice.is_once_in(4) { MemoryRights::Read } else { MemoryRights::Write };
         edges.extend(who.into_iter().map(|from| Edge {
             from,
             to: count + memory,
@@ -246,10 +249,10 @@ fn any_graph(dice: &mut Dice) -> Graph {
             condition: None,
         }));
         let (initial_bytes, increment_bytes, limit_bytes) = (Some(4096), Some(4096), 4096);
-        let role = Role::Memory(Memory { initial_bytes, increment_bytes, limit_bytes, pool: None });
+        let role = Role::Memory(MemoryNeed { initial_bytes, increment_bytes, limit_bytes, pool: None });
         components.push(Component { name: format!("m{memory}"), role });
     }
-    let graph = Graph { name: "g".into(), components, edges, limits: Limits::default() };
+    let graph = Graph { name: "g".into(), components, edges, limits: RunLimits::default() };
     rotated(graph, dice)
 }
 

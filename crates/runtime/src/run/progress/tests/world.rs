@@ -1,14 +1,14 @@
 //! Simulates components that mark the memory that they access, send each other messages, are lost and lose their
-//! client. After each step the state is compared with the [`Ledger`].
+//! client. After each step the state is compared with the [`ReplayOracle`].
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
 use sublet_proto::Error;
-use sublet_proto::graph::{Graph, Relation, Rights};
+use sublet_proto::graph::{Graph, MemoryRights, Relation};
 
-use super::super::{Outputs, Progress, Record, Standing, Step, accessed, accessors, next};
-use super::ledger::{Ledger, Precedence};
+use super::super::{ComponentPhase, KeptRecord, Outputs, RunProgress, RunStep, accessed, accessors, next};
+use super::ledger::{Precedence, ReplayOracle};
 
 /// Input of the run.
 const INPUT: &[u8] = b"in";
@@ -16,24 +16,24 @@ const INPUT: &[u8] = b"in";
 const MOST_BYTES: usize = 256;
 
 /// See the [module](self).
-pub(super) struct World {
+pub(super) struct ComponentWorld {
     pub(super) graph: Arc<Graph>,
     precedence: Precedence,
-    pub(super) progress: Progress,
-    pub(super) recorded: Vec<Record>,
+    pub(super) progress: RunProgress,
+    pub(super) recorded: Vec<KeptRecord>,
     pub(super) finished: Option<Vec<(usize, Outputs)>>,
-    pub(super) running: BTreeMap<usize, Running>,
+    pub(super) running: BTreeMap<usize, RunningComponent>,
     /// The components that have written, by memory component.
     written: BTreeMap<usize, BTreeMap<usize, Mark>>,
     /// Number of executions of each component, by all clients.
     executions: Vec<u32>,
     /// The state that each component found when it began.
-    found: BTreeMap<usize, Found>,
+    found: BTreeMap<usize, PriorStates>,
     /// Components with external effects that this client has begun.
     had_effects: BTreeSet<usize>,
 }
 
-pub(super) struct Running {
+pub(super) struct RunningComponent {
     pub(super) attempt: u32,
     input: Arc<Vec<u8>>,
     released: BTreeSet<usize>,
@@ -49,13 +49,13 @@ struct Mark {
 
 /// State of the components before one when it began: their index, whether they are executed, and their choice.
 #[derive(Debug, PartialEq)]
-struct Found(Vec<(usize, bool, Vec<bool>)>);
+struct PriorStates(Vec<(usize, bool, Vec<bool>)>);
 
-impl World {
-    pub(super) fn new(graph: Arc<Graph>) -> World {
-        World {
+impl ComponentWorld {
+    pub(super) fn new(graph: Arc<Graph>) -> ComponentWorld {
+        ComponentWorld {
             precedence: Precedence::of(&graph),
-            progress: Progress::new(graph.clone(), INPUT.to_vec(), u32::MAX),
+            progress: RunProgress::new(graph.clone(), INPUT.to_vec(), u32::MAX),
             recorded: Vec::new(),
             finished: None,
             running: BTreeMap::new(),
@@ -68,17 +68,17 @@ impl World {
     }
 
     /// The run begins.
-    pub(super) fn begin(graph: Arc<Graph>) -> World {
-        let mut world = World::new(graph);
+    pub(super) fn begin(graph: Arc<Graph>) -> ComponentWorld {
+        let mut world = ComponentWorld::new(graph);
         let steps = world.progress.begin();
         world.take(steps).expect("nothing has begun before");
         world
     }
 
     /// Lets another client continue the run after its own has died.
-    pub(super) fn resume(self) -> Result<World, Error> {
+    pub(super) fn resume(self) -> Result<ComponentWorld, Error> {
         let (ended, again) = (self.ledger().ended(), self.ledger().executed_again());
-        let mut world = World::new(self.graph);
+        let mut world = ComponentWorld::new(self.graph);
         (world.recorded, world.executions) = (self.recorded, self.executions);
         let steps = world.progress.resume(&world.recorded).inspect_err(|error| {
             let name = |&at: &usize| format!("component {} ", world.graph.components[at].name);
@@ -86,12 +86,16 @@ impl World {
         })?;
         for component in (0..ended.len()).filter(|at| ended[*at] && !again.contains(at)) {
             let standing = world.progress.standing(component);
-            assert_eq!(standing, Standing::Done, "{component} has ended, and is executed again for nothing");
+            assert_eq!(
+                standing,
+                ComponentPhase::Done,
+                "{component} has ended, and is executed again for nothing"
+            );
         }
         world.found = self.found;
-        world.found.retain(|&component, _| world.progress.standing(component) == Standing::Done);
+        world.found.retain(|&component, _| world.progress.standing(component) == ComponentPhase::Done);
         // This client has not seen how they began.
-        for component in (0..ended.len()).filter(|&at| world.progress.standing(at) == Standing::Done) {
+        for component in (0..ended.len()).filter(|&at| world.progress.standing(at) == ComponentPhase::Done) {
             let found = world.found_by(component, &world.ledger());
             world.found.entry(component).or_insert(found);
         }
@@ -103,25 +107,25 @@ impl World {
     ///
     /// # Errors
     /// The reason why the run has failed.
-    pub(super) fn take(&mut self, steps: Result<Vec<Step>, Error>) -> Result<(), Error> {
+    pub(super) fn take(&mut self, steps: Result<Vec<RunStep>, Error>) -> Result<(), Error> {
         for step in steps? {
             match step {
-                Step::Record { from, to, outputs } => {
+                RunStep::Record { from, to, outputs } => {
                     let has_begun_after = self.found.keys().any(|&at| self.precedence.is_before(from, at));
                     let all: Vec<usize> = next(&self.graph, from).collect();
                     assert!(has_begun_after || to == all, "{from} hands on to {to:?} of {all:?} only");
-                    self.recorded.push(Record { from, to, outputs });
+                    self.recorded.push(KeptRecord { from, to, outputs });
                 }
-                Step::Start { component, attempt, input } => self.start(component, attempt, input),
-                Step::Cancel { component } => {
+                RunStep::Start { component, attempt, input } => self.start(component, attempt, input),
+                RunStep::Cancel { component } => {
                     // A component that is skipped may wait again at once: memory that was dropped is written again by those before it.
                     let standing = self.progress.standing(component);
-                    let was_skipped = matches!(standing, Standing::Skipped | Standing::Waiting);
+                    let was_skipped = matches!(standing, ComponentPhase::Skipped | ComponentPhase::Waiting);
                     let did_run = self.running.remove(&component).is_some();
                     assert!(did_run || was_skipped, "{component} did not run");
                 }
-                Step::Drop { memory } => self.drop_memory(memory),
-                Step::Finish { outputs } => {
+                RunStep::Drop { memory } => self.drop_memory(memory),
+                RunStep::Finish { outputs } => {
                     let expected = self.ledger().outcome();
                     assert_eq!(Some(&outputs), expected.as_ref(), "the run comes to what its records say");
                     assert!(self.finished.replace(outputs).is_none());
@@ -132,8 +136,8 @@ impl World {
         Ok(())
     }
 
-    fn ledger(&self) -> Ledger<'_> {
-        Ledger::of(&self.graph, &self.precedence, INPUT, &self.recorded)
+    fn ledger(&self) -> ReplayOracle<'_> {
+        ReplayOracle::of(&self.graph, &self.precedence, INPUT, &self.recorded)
     }
 
     fn start(&mut self, component: usize, attempt: u32, input: Arc<Vec<u8>>) {
@@ -148,14 +152,16 @@ impl World {
         for memory in self.writable(component) {
             self.mark(component, memory, false);
         }
-        let running = Running { attempt, input, released: BTreeSet::new() };
+        let running = RunningComponent { attempt, input, released: BTreeSet::new() };
         assert!(self.running.insert(component, running).is_none(), "{component} runs already");
     }
 
     /// The memory components that one may write.
     fn writable(&self, component: usize) -> Vec<usize> {
-        let writes =
-            self.graph.edges_from(component).filter(|edge| edge.relation == Relation::Access(Rights::Write));
+        let writes = self
+            .graph
+            .edges_from(component)
+            .filter(|edge| edge.relation == Relation::Access(MemoryRights::Write));
         writes.map(|edge| edge.to).collect()
     }
 
@@ -172,8 +178,8 @@ impl World {
         self.written.remove(&memory);
     }
 
-    fn found_by(&self, component: usize, ledger: &Ledger) -> Found {
-        Found(
+    fn found_by(&self, component: usize, ledger: &ReplayOracle) -> PriorStates {
+        PriorStates(
             self.precedence
                 .before(component)
                 .map(|at| (at, ledger.is_executed(at), ledger.choice(at)))
@@ -200,7 +206,7 @@ impl World {
         }
         for (&memory, marks) in &self.written {
             let is_needed = accessors(&self.graph, memory).any(|who| match self.progress.standing(who) {
-                Standing::Waiting => true,
+                ComponentPhase::Waiting => true,
                 _ => self.running.get(&who).is_some_and(|running| !running.released.contains(&memory)),
             });
             assert!(is_needed, "memory {memory} is kept, and no component may access it any more");
@@ -213,7 +219,7 @@ impl World {
             }
         }
         for (&component, found) in &self.found {
-            if matches!(self.progress.standing(component), Standing::Running | Standing::Done) {
+            if matches!(self.progress.standing(component), ComponentPhase::Running | ComponentPhase::Done) {
                 assert_eq!(
                     &self.found_by(component, &ledger),
                     found,
@@ -247,7 +253,7 @@ impl World {
 
     /// Lets a running component finish its work. Its output begins with `word`, or is determined by its input.
     pub(super) fn end(&mut self, component: usize, word: Option<u8>) -> Result<(), Error> {
-        let Running { attempt, input, released } = self.running.remove(&component).expect("it runs");
+        let RunningComponent { attempt, input, released } = self.running.remove(&component).expect("it runs");
         for memory in self.writable(component).into_iter().filter(|memory| !released.contains(memory)) {
             self.mark(component, memory, true);
         }

@@ -1,0 +1,210 @@
+//! Decides which processes reach a segment: its client, and worker processes that its client has invited.
+//!
+//! An invitation is a number and a secret, and is valid once: for a connection at the agent's port, or for the memory
+//! itself if the process is on this node. It states whether the process may write. The client is number 0 and needs no
+//! invitation. The number identifies the connection to clients that let further segments join it (see [`SharedConnection`]).
+//!
+//! Invariants:
+//! - A process that has the memory mapped learns of the segment's end before the contents go: the mark of the end is
+//!   written first.
+
+use std::collections::BTreeMap;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::sync::{Arc, Weak};
+
+use sublet_fabric::greeting::Secret;
+use sublet_fabric::region::{Region, read_only};
+use sublet_fabric::sync::{AtomicU64, Ordering};
+use sublet_proto::graph::MemoryRights;
+use sublet_proto::{Code, Error};
+use sublet_runtime::worker::channel::OVER_AT;
+
+use crate::listener::shared_connection::{JoinedSegment, SharedConnection};
+use crate::listener::transport::new_secret;
+
+/// Invitations that are not used yet.
+const MAX_INVITED: usize = 1024;
+
+/// The client's own number.
+pub(crate) const CLIENT: u32 = 0;
+
+/// Access that an invitation grants.
+pub(crate) struct InvitedAccess {
+    pub(crate) rights: MemoryRights,
+    /// The segment's part in the connection to which the invitation leads.
+    pub(crate) joined: JoinedSegment,
+}
+
+/// See the [module](self).
+pub(crate) struct InvitedReaders {
+    memory: OwnedFd,
+    next: u32,
+    invited: BTreeMap<u32, (Secret, InvitedAccess)>,
+    /// Connections of the client and of invited processes, by their numbers.
+    trunks: BTreeMap<u32, Weak<SharedConnection>>,
+    /// Pages of the processes that have the memory mapped.
+    states: Vec<Arc<Region>>,
+}
+
+impl InvitedReaders {
+    pub(crate) fn of(memory: BorrowedFd<'_>) -> Result<InvitedReaders, Error> {
+        let memory = memory
+            .try_clone_to_owned()
+            .map_err(|error| Error::new(Code::System, format!("dup of a segment: {error}")))?;
+        let (invited, trunks) = Default::default();
+        Ok(InvitedReaders { memory, next: CLIENT + 1, invited, trunks, states: Vec::new() })
+    }
+
+    /// Notes the connection of the client.
+    pub(crate) fn serve_client(&mut self, trunk: &Arc<SharedConnection>) {
+        self.trunks.insert(CLIENT, Arc::downgrade(trunk));
+    }
+
+    /// Connection of a number, if it exists or is expected.
+    pub(crate) fn trunk(&self, number: u32) -> Option<Arc<SharedConnection>> {
+        self.trunks.get(&number)?.upgrade()
+    }
+
+    /// Creates an invitation with a number that no other process has had, and its secret.
+    pub(crate) fn invite(&mut self, invitation: InvitedAccess) -> Result<(u32, Secret), Error> {
+        if self.invited.len() >= MAX_INVITED {
+            let message = format!("{MAX_INVITED} invitations to the segment were not used yet");
+            return Err(Error::new(Code::TryLater, message));
+        }
+        let number = self.next;
+        self.next = number.checked_add(1).ok_or_else(|| {
+            Error::new(Code::TryLater, "the segment has had as many guests as there are numbers")
+        })?;
+        let secret = new_secret()?;
+        self.trunks.retain(|_, trunk| trunk.strong_count() > 0);
+        self.trunks.insert(number, Arc::downgrade(invitation.joined.trunk()));
+        let before = self.invited.insert(number, (secret, invitation));
+        debug_assert!(before.is_none() && number != CLIENT, "the number {number} is given twice");
+        Ok((number, secret))
+    }
+
+    /// Access of a process that proves that it is invited. This uses the invitation up.
+    pub(crate) fn enter(
+        &mut self,
+        number: u32,
+        is_by: impl FnOnce(&Secret) -> bool,
+    ) -> Option<InvitedAccess> {
+        self.invited.get(&number).filter(|(secret, _)| is_by(secret))?;
+        self.invited.remove(&number).map(|(_, invitation)| invitation)
+    }
+
+    /// Opens the memory for an invited process of this node, which learns of the segment's end by this page.
+    pub(crate) fn open(&mut self, rights: MemoryRights, state: &Arc<Region>) -> Result<OwnedFd, Error> {
+        let file = match rights {
+            MemoryRights::Write => self
+                .memory
+                .as_fd()
+                .try_clone_to_owned()
+                .map_err(|error| Error::new(Code::System, format!("dup of a segment: {error}")))?,
+            MemoryRights::Read => read_only(self.memory.as_fd())?,
+        };
+        // A process that has ended has released its page.
+        self.states.retain(|state| Arc::strong_count(state) > 1);
+        self.states.push(state.clone());
+        Ok(file)
+    }
+}
+
+impl Drop for InvitedReaders {
+    fn drop(&mut self) {
+        for (_, invitation) in self.invited.values() {
+            invitation.joined.trunk().give_up();
+        }
+        for state in &self.states {
+            let over: Option<&AtomicU64> = state.view(OVER_AT);
+            over.expect("a page has two words").store(1, Ordering::Release);
+        }
+    }
+}
+
+/// Compares secrets in constant time.
+pub(crate) fn is_same(one: &Secret, other: &Secret) -> bool {
+    one.iter().zip(other).fold(0, |differs, (one, other)| differs | (one ^ other)) == 0
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use sublet_fabric::region::PAGE_BYTES;
+
+    fn to(region: &Arc<Region>, rights: MemoryRights) -> InvitedAccess {
+        let (joined, _) = SharedConnection::new("tenant", false).lend(region, rights).unwrap().unwrap();
+        InvitedAccess { rights, joined }
+    }
+
+    fn guests() -> (InvitedReaders, Arc<Region>) {
+        let region = Arc::new(Region::create("segment", PAGE_BYTES).unwrap());
+        sublet_fabric::region::bar_writers(region.fd()).unwrap();
+        (InvitedReaders::of(region.fd()).unwrap(), region)
+    }
+
+    #[test]
+    fn an_invitation_is_good_once_and_for_what_it_says() {
+        let (mut guests, region) = guests();
+        let (one, secret) = guests.invite(to(&region, MemoryRights::Read)).unwrap();
+        let (two, other) = guests.invite(to(&region, MemoryRights::Write)).unwrap();
+        assert!(one != two && one != CLIENT && two != CLIENT && !is_same(&secret, &other));
+        let mut enter = |number, by: &Secret| {
+            guests.enter(number, |known| is_same(known, by)).map(|invitation| invitation.rights)
+        };
+        assert_eq!(enter(one, &other), None);
+        assert_eq!(enter(one, &secret), Some(MemoryRights::Read));
+        assert_eq!(enter(one, &secret), None);
+        assert_eq!(enter(two, &other), Some(MemoryRights::Write));
+        assert!(guests.enter(CLIENT, |_| true).is_none());
+    }
+
+    #[test]
+    fn a_connection_is_known_until_nobody_has_it_or_will() {
+        let (mut guests, region) = guests();
+        let (number, secret) = guests.invite(to(&region, MemoryRights::Read)).unwrap();
+        let trunk = guests.trunk(number).unwrap();
+        assert!(
+            trunk.takes("tenant", false) && !trunk.takes("another", false) && !trunk.takes("tenant", true)
+        );
+        let entered = guests.enter(number, |known| is_same(known, &secret)).unwrap();
+        drop(trunk);
+        assert!(guests.trunk(number).is_some() && guests.trunk(CLIENT).is_none());
+        drop(entered);
+        assert!(guests.trunk(number).is_none());
+        let (number, _) = guests.invite(to(&region, MemoryRights::Read)).unwrap();
+        let trunk = guests.trunk(number).unwrap();
+        drop(guests);
+        assert!(!trunk.takes("tenant", false), "nobody comes any more");
+    }
+
+    #[test]
+    fn invitations_have_a_bound() {
+        let (mut guests, region) = guests();
+        let reader = || to(&region, MemoryRights::Read);
+        for _ in 0..MAX_INVITED {
+            guests.invite(reader()).unwrap();
+        }
+        assert_eq!(guests.invite(reader()).unwrap_err().code, Code::TryLater);
+        assert!(guests.enter(1, |_| true).is_some() && guests.invite(reader()).is_ok());
+    }
+
+    #[test]
+    fn readers_cannot_write_and_all_learn_of_the_end() {
+        let (mut guests, region) = guests();
+        region.write(0, b"bytes").unwrap();
+        let state = Arc::new(Region::create("state", PAGE_BYTES).unwrap());
+        let reader = guests.open(MemoryRights::Read, &state).unwrap();
+        let writer = guests.open(MemoryRights::Write, &state).unwrap();
+        assert!(Region::attach(reader.try_clone().unwrap(), PAGE_BYTES).is_err());
+        let read = Region::attach_to_read(reader, PAGE_BYTES).unwrap();
+        let mut bytes = [0; 5];
+        read.read(0, &mut bytes).unwrap();
+        assert_eq!(&bytes, b"bytes");
+        Region::attach(writer, PAGE_BYTES).unwrap();
+        let over: &AtomicU64 = state.view(OVER_AT).unwrap();
+        assert_eq!(over.load(Ordering::Acquire), 0);
+        drop(guests);
+        assert_eq!(over.load(Ordering::Acquire), 1);
+    }
+}

@@ -1,0 +1,189 @@
+//! Implements the executor's side: executes the caller's calls, and answers.
+
+use std::time::{Duration, Instant};
+
+use sublet_proto::{Code, Error};
+
+use super::named_buffers::{BufferName, NamedBuffers};
+use super::{AlignedBytes, FRAME_BYTES, Order, PLACE, THEN, check_room, shape};
+use crate::capability::FifoRights;
+use crate::fifo::{Reader, Unread, Writer};
+use crate::process::Process;
+
+/// Time after which an idle executor checks whether its caller still exists, and the longest wait for its caller to
+/// connect.
+const IDLE: Duration = Duration::from_secs(1);
+const CONNECTING: Duration = Duration::from_secs(60);
+
+/// An executor that serves its caller.
+pub struct ServedExecutor {
+    calls: Reader,
+    answers: Writer,
+    message: AlignedBytes,
+    output: AlignedBytes,
+    places: NamedBuffers,
+    max_bytes: u64,
+    begun: Instant,
+    had_caller: bool,
+}
+
+/// The engine that executes an executor's functions.
+pub trait Execute {
+    /// Set if the engine keeps the content of buffers, as in the memory of a device, and not the executor.
+    const KEEPS: bool;
+
+    /// Executes a function, and returns the length of its output.
+    ///
+    /// # Errors
+    /// The function's error.
+    fn execute(
+        &mut self,
+        function: &str,
+        from: InputSource<&[u8]>,
+        to: OutputSink<&mut [u8]>,
+    ) -> Result<u32, Error>;
+
+    /// Copies the input to a buffer, or a buffer to the output, and returns the number of bytes.
+    ///
+    /// # Errors
+    /// The engine's error.
+    fn copy(&mut self, from: InputSource<&[u8]>, to: OutputSink<&mut [u8]>) -> Result<u32, Error>;
+
+    /// Discards the content of a buffer.
+    fn forget(&mut self, place: BufferName);
+
+    /// Called when the caller has its answer.
+    fn rest(&mut self);
+}
+
+/// Input of a function that may follow another.
+#[derive(Clone, Copy, Debug)]
+pub enum InputSource<Bytes> {
+    /// The input that the caller has passed.
+    Given(Bytes),
+    /// The content of a buffer.
+    Kept(BufferName),
+}
+
+/// Output of a function that may be followed by another.
+#[derive(Clone, Copy, Debug)]
+pub enum OutputSink<Bytes> {
+    /// The memory that the caller has passed.
+    Given(Bytes),
+    /// A buffer, from which it is read later, with the largest length in bytes.
+    Kept(BufferName, u32),
+}
+
+impl<Bytes> InputSource<Bytes> {
+    /// Converts the bytes of a source to another type.
+    pub fn map<Other>(self, called: impl FnOnce(Bytes) -> Other) -> InputSource<Other> {
+        match self {
+            InputSource::Given(bytes) => InputSource::Given(called(bytes)),
+            InputSource::Kept(place) => InputSource::Kept(place),
+        }
+    }
+}
+
+impl<Bytes> OutputSink<Bytes> {
+    /// Converts the bytes of a sink to another type.
+    pub fn map<Other>(self, called: impl FnOnce(Bytes) -> Other) -> OutputSink<Other> {
+        match self {
+            OutputSink::Given(bytes) => OutputSink::Given(called(bytes)),
+            OutputSink::Kept(place, most_bytes) => OutputSink::Kept(place, most_bytes),
+        }
+    }
+}
+
+impl ServedExecutor {
+    /// Becomes the executor that these arguments describe, if `load` succeeds. Otherwise its caller gets the error.
+    ///
+    /// # Errors
+    /// The error of `load`; `protocol` for other arguments; the shim's errors.
+    pub fn begin(
+        process: &Process,
+        words: &[Vec<u8>],
+        deadline: Option<Instant>,
+        load: impl FnOnce() -> Result<(), Error>,
+    ) -> Result<ServedExecutor, Error> {
+        let order = || Error::new(Code::Protocol, "an executor without its caller");
+        let Order { caller, answers, max_bytes } = Order::of(words).ok_or_else(order)?;
+        let shape = shape(max_bytes)?;
+        let mut answers = process.connect_to(answers, deadline)?;
+        let mut message = AlignedBytes::for_messages(shape);
+        let made = load().and_then(|()| {
+            let calls = process.init("", shape)?;
+            process.grant(caller, calls.object(), FifoRights::WRITE)?;
+            Ok(calls)
+        });
+        let said = match &made {
+            Ok(calls) => message.join([&calls.object().to_bits().to_le_bytes(), &0u32.to_le_bytes()]),
+            Err(error) => {
+                message.join([clipped(&error.message, max_bytes), &error.code.number().to_le_bytes()])
+            }
+        };
+        answers.write(said, deadline)?;
+        let (output, begun) = (AlignedBytes::for_messages(shape), Instant::now());
+        let (calls, places) = (made?, NamedBuffers::new(max_bytes as usize));
+        Ok(ServedExecutor { calls, answers, message, output, places, max_bytes, begun, had_caller: false })
+    }
+
+    /// Executes calls until the caller is done.
+    ///
+    /// # Errors
+    /// The error that ends the connection.
+    pub fn serve<E: Execute>(&mut self, mut by: E) -> Result<(), Error> {
+        let (code, room) = (Code::Protocol, self.max_bytes as usize);
+        while let Some(len) = self.next_call()? {
+            let called = parts(self.message.first(len));
+            let (function, input) = called.ok_or_else(|| Error::new(code, "a call of no function"))?;
+            let output = &mut self.output.all()[..room];
+            let executed = if function.contains([THEN, PLACE]) {
+                self.places.call(function, input, output, &mut by)
+            } else {
+                by.execute(function, InputSource::Given(input), OutputSink::Given(output))
+            };
+            let answer = match executed.and_then(|len| check_room(len as usize, room)) {
+                Ok(len) => self.output.close(len, 0),
+                Err(error) => {
+                    let said = clipped(&error.message, self.max_bytes);
+                    self.output.join([said, &error.code.number().to_le_bytes()])
+                }
+            };
+            self.answers.write(answer, None)?;
+            self.places.rest(&mut by);
+            by.rest();
+        }
+        Ok(())
+    }
+
+    /// Length of the next call's message; `None` once the caller is gone.
+    fn next_call(&mut self) -> Result<Option<u64>, Error> {
+        loop {
+            match self.calls.read(self.message.all(), Some(Instant::now() + IDLE)) {
+                Ok((0, _)) => return Ok(None),
+                Ok((len, _)) => return Ok(Some(len)),
+                Err(Unread::TooLong(_)) => return Err(Error::new(Code::Protocol, "a call that is too long")),
+                Err(Unread::Error(error)) if error.code != Code::DeadlineExceeded => return Err(error),
+                Err(Unread::Error(_)) => {}
+            }
+            let is_there = self.calls.writers()? > 0;
+            if !is_there && (self.had_caller || self.begun.elapsed() >= CONNECTING) {
+                return Ok(None);
+            }
+            self.had_caller |= is_there;
+        }
+    }
+}
+
+/// The function's name and its input.
+pub(super) fn parts(message: &[u8]) -> Option<(&str, &[u8])> {
+    let (rest, len) = message.split_last_chunk::<FRAME_BYTES>()?;
+    let at = rest.len().checked_sub(u32::from_le_bytes(*len) as usize)?;
+    let (input, function) = rest.split_at(at);
+    Some((std::str::from_utf8(function).ok()?, input))
+}
+
+/// The text, truncated to `max_bytes`.
+fn clipped(text: &str, max_bytes: u64) -> &[u8] {
+    &text.as_bytes()[..text.len().min(max_bytes as usize)]
+}
