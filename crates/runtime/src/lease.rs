@@ -10,9 +10,9 @@
 //!
 //! Over a network the ring is reached by a connection, which ends with the worker process. The client ends it, too,
 //! before calls are given up: later requests are neither lost nor a hole in the ring, but kept until the next process
-//! is connected ([`end`]).
+//! is connected ([`worker_connection`]).
 //!
-//! An invoker may hold several leases; a call that one of them turns away finds the others in their [`crew`].
+//! An invoker may hold several leases; a call that one of them turns away finds the others in their [`worker_set`].
 
 use std::collections::VecDeque;
 use std::ptr::NonNull;
