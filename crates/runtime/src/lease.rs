@@ -69,7 +69,7 @@ pub(crate) struct ClientLease {
     description: v1::Lease,
     pub(crate) package: PackageInfo,
     /// The other leases of the invoker.
-    pub(crate) crew: Arc<WorkerSet>,
+    pub(crate) worker_set: Arc<WorkerSet>,
     /// The number of this lease's first worker among those of all leases of the invoker.
     pub(crate) first_worker: u32,
     /// Function names with their index, sorted by name.
@@ -82,7 +82,7 @@ pub(crate) struct ClientLease {
     results_layout: ResultsLayout,
     results: Region,
     /// The path to the workers. Region 0 is their inbox.
-    carrier: WorkerTransport,
+    worker_transport: WorkerTransport,
     workers: Box<[WorkerLink]>,
     /// Written by the link alone.
     status: AtomicU32,
@@ -190,7 +190,7 @@ impl ClientLease {
 
     /// The transport of its calls.
     pub(crate) fn fabric(&self) -> FabricChoice {
-        self.carrier.fabric()
+        self.worker_transport.fabric()
     }
 
     /// The lease, with its latest end.

@@ -152,7 +152,7 @@ impl Manager for Service {
     }
 
     async fn list_managers(&self, _: Request<ListManagersRequest>) -> Result<Response<ManagerList>, Status> {
-        Ok(Response::new(ManagerList { managers: self.0.fleet.managers() }))
+        Ok(Response::new(ManagerList { managers: self.0.store_managers.managers() }))
     }
 
     async fn bill(&self, request: Request<BillRequest>) -> Result<Response<BillReply>, Status> {
@@ -263,7 +263,8 @@ impl Manager for Service {
         &self,
         request: Request<CreateTokenRequest>,
     ) -> Result<Response<CreateTokenReply>, Status> {
-        let created = self.0.gate.tokens.create(request.into_inner(), self.0.shell.clock.now_ms()).await;
+        let created =
+            self.0.authorizer.tokens.create(request.into_inner(), self.0.shell.clock.now_ms()).await;
         answer(created.map(|(token, secret)| CreateTokenReply { token: Some(token), secret }))
     }
 
@@ -273,14 +274,14 @@ impl Manager for Service {
         } else {
             RevokedTokens::LeftOut
         };
-        let tokens = self.0.gate.tokens.list(revoked).await;
+        let tokens = self.0.authorizer.tokens.list(revoked).await;
         answer(tokens.map(|tokens| TokenList { tokens: within_reply(tokens) }))
     }
 
     async fn revoke_token(&self, request: Request<RevokeTokenRequest>) -> Result<Response<Token>, Status> {
         let now_ms = self.0.shell.clock.now_ms();
-        let revoked = self.0.gate.tokens.revoke(&request.into_inner().id, now_ms).await;
-        let ended = self.0.shell.end_revoked(|token| self.0.gate.tokens.is_valid(token, now_ms));
+        let revoked = self.0.authorizer.tokens.revoke(&request.into_inner().id, now_ms).await;
+        let ended = self.0.shell.end_revoked(|token| self.0.authorizer.tokens.is_valid(token, now_ms));
         answer(ended.and(revoked))
     }
 
@@ -406,8 +407,8 @@ impl ServiceParts {
         (shown, peer): (ShownToken, Option<Peer>),
         asked: LeaseRequest,
     ) -> Result<RequestOutcome, Error> {
-        let gate = Arc::clone(&self.gate);
-        let verification = tokio::spawn(async move { gate.look_up_user(&shown, peer.as_ref()).await });
+        let authorizer = Arc::clone(&self.authorizer);
+        let verification = tokio::spawn(async move { authorizer.look_up_user(&shown, peer.as_ref()).await });
         let verified = async |verification: tokio::task::JoinHandle<Result<CallerIdentity, Error>>| {
             let failed = |error| Error::new(Code::Internal, format!("the manager failed: {error}"));
             verification.await.map_err(failed).flatten()
@@ -463,9 +464,9 @@ impl ServiceParts {
         let active = self.active_leases(caller)?;
         let shown: HashSet<String> = active.iter().map(|lease| lease.id.clone()).collect();
         let mut list = ReplyList::default();
-        let mut has_room = list.add_all(active);
+        let mut has_capacity = list.add_all(active);
         let mut before: Option<String> = None;
-        while has_room {
+        while has_capacity {
             let from = before.take();
             let page = self
                 .database
@@ -477,7 +478,7 @@ impl ServiceParts {
             for found in &page {
                 let lease = decode::<LeaseRecord>("a stored lease", &found.value)?.seen_at(now_ms);
                 if caller.may_see(&lease.tenant) && !shown.contains(&lease.id) {
-                    has_room &= list.add_all([lease]);
+                    has_capacity &= list.add_all([lease]);
                 }
             }
         }

@@ -72,7 +72,10 @@ fn lease_bytes(lease: &str) -> Result<[u8; 16], Error> {
 }
 
 /// A connection on which the agent has been greeted.
-pub(crate) fn trunk(socket: TcpStream, connected: &Connected) -> Result<Arc<SegmentConnection>, Error> {
+pub(crate) fn segment_connection(
+    socket: TcpStream,
+    connected: &Connected,
+) -> Result<Arc<SegmentConnection>, Error> {
     SegmentConnection::connect(match connected.certificate.as_slice() {
         [] => ByteStream::plain(socket)?,
         certificate => ByteStream::encrypted_client(socket, certificate)?,
