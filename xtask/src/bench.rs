@@ -53,12 +53,12 @@ fn measure(step: &mut Step) -> io::Result<StepOutcome> {
     }
     let promises = fs::read_to_string(root().join("SPECIFICATION.md"))?;
     let document = fs::read_to_string(root().join(DOCUMENT))?;
-    let named = format!("{promises}\n{}", report::without_figures(&document));
-    let (mut all_passed, mut figures, mut series) = (true, Vec::new(), Vec::new());
+    let named = format!("{promises}\n{}", report::without_measurements(&document));
+    let (mut all_passed, mut measurements, mut series) = (true, Vec::new(), Vec::new());
     for command in commands(&named).into_iter().map(MeasuringCommand::new) {
         let measured = command.run(step)?;
         all_passed &= measured.is_some();
-        figures.extend(measured.unwrap_or_default());
+        measurements.extend(measured.unwrap_or_default());
     }
     for sweep in SWEEPS.map(MeasuringCommand::new) {
         let measured = sweep.run(step)?;
@@ -66,7 +66,7 @@ fn measure(step: &mut Step) -> io::Result<StepOutcome> {
         series.extend(report::series(&measured.unwrap_or_default()));
     }
     fs::write(root().join(PLOT), plot::svg("Latency of a hot echo", &series))?;
-    let text = format!("{}\n\n{}", machine(), report::tables(&figures));
+    let text = format!("{}\n\n{}", machine(), report::tables(&measurements));
     match report::insert(&document, &text) {
         Some(document) => fs::write(root().join(DOCUMENT), document)?,
         None => return Err(io::Error::other(format!("{DOCUMENT} has no place for figures"))),
@@ -108,10 +108,10 @@ impl<'text> MeasuringCommand<'text> {
         let unavailable = lines.iter().any(|line| line.contains(UNAVAILABLE));
         let passed = succeeded || unavailable;
         step.count(passed);
-        let figures =
-            lines.iter().flat_map(|line| Measurement::all_of(line)).chain(criterion::figures(&lines));
+        let measurements =
+            lines.iter().flat_map(|line| Measurement::all_of(line)).chain(criterion::measurements(&lines));
         let command = self.words.join(" ");
-        Ok(passed.then(|| figures.map(|figure| figure.over(self.link).by(&command)).collect()))
+        Ok(passed.then(|| measurements.map(|measurement| measurement.over(self.link).by(&command)).collect()))
     }
 }
 
@@ -139,8 +139,8 @@ fn commands(markdown: &str) -> Vec<&str> {
     let code_spans = markdown.split('`').skip(1).step_by(2);
     let mut commands = Vec::new();
     let measures = |code: &&str| {
-        let prints_figures = code.starts_with("cargo bench ") || code.ends_with(" --json");
-        prints_figures && MEASURING.iter().any(|beginning| code.starts_with(beginning))
+        let prints_measurements = code.starts_with("cargo bench ") || code.ends_with(" --json");
+        prints_measurements && MEASURING.iter().any(|beginning| code.starts_with(beginning))
     };
     for command in code_spans.filter(measures) {
         if !commands.contains(&command) {
@@ -167,7 +167,7 @@ mod tests {
     }
 
     /// Whether a line has a measured time or rate: a number, then one of these units.
-    fn has_figure(line: &str) -> bool {
+    fn has_measurement(line: &str) -> bool {
         const UNITS: [&str; 6] = ["ns", "us", "µs", "MB/s", "GB/s", "million/s"];
         let words: Vec<_> = line.split(|c: char| c.is_whitespace() || "|,;:()".contains(c)).collect();
         words
@@ -176,7 +176,7 @@ mod tests {
     }
 
     #[test]
-    fn figures_are_in_the_performance_document_only() {
+    fn measurements_are_in_the_performance_document_only() {
         // Promises and bounds have units, too.
         const BOUNDS: [&str; 3] = [DOCUMENT, "SPECIFICATION.md", "docs/reference/limits.md"];
         for path in crate::map::files(&["md"]).unwrap() {
@@ -184,23 +184,27 @@ mod tests {
                 continue;
             }
             let text = fs::read_to_string(root().join(&path)).unwrap();
-            let figures: Vec<_> = text.lines().filter(|line| has_figure(line)).collect();
-            assert!(figures.is_empty(), "{}: link to {DOCUMENT} instead of {figures:#?}", path.display());
+            let measurements: Vec<_> = text.lines().filter(|line| has_measurement(line)).collect();
+            assert!(
+                measurements.is_empty(),
+                "{}: link to {DOCUMENT} instead of {measurements:#?}",
+                path.display()
+            );
         }
     }
 
     #[test]
-    fn a_figure_is_a_number_with_a_unit() {
+    fn a_measurement_is_a_number_with_a_unit() {
         for line in ["takes 4.6 us.", "| 3 ns |", "some 9519 MB/s"] {
-            assert!(has_figure(line), "{line}");
+            assert!(has_measurement(line), "{line}");
         }
         for line in ["`p99_ns`", "within 800 ms", "lease us 2 cores", "2 nsec"] {
-            assert!(!has_figure(line), "{line}");
+            assert!(!has_measurement(line), "{line}");
         }
     }
 
     #[test]
-    fn the_document_has_a_place_for_figures() {
+    fn the_document_has_a_place_for_measurements() {
         let document = fs::read_to_string(root().join(DOCUMENT)).unwrap();
         assert!(report::insert(&document, "").is_some());
         assert!(document.contains("](latency.svg)"), "{DOCUMENT} does not show the plot");

@@ -99,7 +99,7 @@ impl EmulatedChore {
         }
         std::fs::create_dir_all(&share)?;
         (self.furnish)(&share)?;
-        std::fs::write(share.join("guest.sh"), parts::guest(self.begin, parts))?;
+        std::fs::write(share.join("guest.sh"), parts::machine_script(self.begin, parts))?;
         Ok(share)
     }
 }

@@ -54,7 +54,7 @@ fn pair() -> (PacketSocket, PacketSocket) {
 }
 
 fn who(tenant: &str) -> ProcessIdentity {
-    ProcessIdentity { lease: "l".into(), tenant: tenant.to_owned(), pu: UNIT, room_bytes: 1 << 20 }
+    ProcessIdentity { lease: "l".into(), tenant: tenant.to_owned(), pu: UNIT, capacity_bytes: 1 << 20 }
 }
 
 /// The page of a process that is in, and its bell.

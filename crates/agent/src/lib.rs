@@ -195,7 +195,7 @@ impl Agent {
 
     /// Where clients of other machines reach it, as `host:port`, if they can.
     pub fn address(&self) -> Option<&str> {
-        self.node.gate.as_ref().map(|gate| gate.described.address.as_str())
+        self.node.listener_state.as_ref().map(|listener_state| listener_state.described.address.as_str())
     }
 
     /// The Python by which it executes functions, if it does.
@@ -245,7 +245,7 @@ fn node(
         .map_err(|error| system("using the path", &options.socket, &error))?;
     let open =
         |network| ListenerState::open(network, &options.access, &format!("agent of node {}", options.name));
-    let (gate, port) = options.network.as_ref().map(open).transpose()?.unzip();
+    let (listener_state, port) = options.network.as_ref().map(open).transpose()?.unzip();
     let worker = find_program("worker", &options.worker)?;
     let spawner = find_program("spawner", &options.spawner)?;
     let sandboxes = Arc::new(maker(options, (&worker, &spawner), state)?);
@@ -266,7 +266,7 @@ fn node(
         shared_cores: cores.shared.len() as u32,
         shared_places,
         host: own_host()?,
-        network: gate.as_ref().map(|gate| gate.described.clone()),
+        network: listener_state.as_ref().map(|listener_state| listener_state.described.clone()),
         devices: kernels.offered(),
         runtimes: sandboxes.runtimes.offered(),
         pool: options.pool.map(|pool| pool.to_string()).unwrap_or_default(),
@@ -279,7 +279,7 @@ fn node(
     };
     let instance = new_instance()?;
     let units = units(&description);
-    let encrypt = gate.as_ref().is_some_and(|gate| gate.described.encrypted);
+    let encrypt = listener_state.as_ref().is_some_and(|listener_state| listener_state.described.encrypted);
     let of = (&*options.name, pu::kind(&options.pu), &*instance);
     let shim = Shim::start(of, &units, SHIM_THREADS, (managers.clone(), encrypt))?;
     let node = Node {
@@ -307,7 +307,7 @@ fn node(
         clients: options.clients,
         connections: Connections::new(options.connections),
         description,
-        gate,
+        listener_state,
         serving: Mutex::default(),
     };
     Ok((node, port))

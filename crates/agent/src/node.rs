@@ -74,7 +74,7 @@ pub(crate) struct Node {
     /// Connections that have shown no ticket.
     pub(crate) connections: Arc<Connections>,
     /// Listener for clients of other machines, if they may connect.
-    pub(crate) gate: Option<ListenerState>,
+    pub(crate) listener_state: Option<ListenerState>,
     /// Serves the memory of segments to clients of other machines, from the first one on.
     pub(crate) serving: Mutex<Option<Arc<ProgressThread>>>,
 }

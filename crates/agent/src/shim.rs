@@ -56,7 +56,7 @@ pub(crate) struct ProcessIdentity {
     /// Processing unit on which the process runs.
     pub(crate) pu: u32,
     /// Bytes that the rings of the process's FIFOs may use.
-    pub(crate) room_bytes: u64,
+    pub(crate) capacity_bytes: u64,
 }
 
 /// A process that may enter, and the id that was reserved for it, if any.
@@ -139,7 +139,7 @@ impl Shim {
 
     /// Reserves an id for a process that may enter later.
     pub(crate) fn reserve(&self, who: &ProcessIdentity) -> Result<ReservedPid, Error> {
-        let pid = lock(&self.state).core.enter(&who.tenant, who.pu, who.room_bytes)?;
+        let pid = lock(&self.state).core.enter(&who.tenant, who.pu, who.capacity_bytes)?;
         Ok(ReservedPid { pid, state: Arc::downgrade(&self.state) })
     }
 
@@ -202,7 +202,7 @@ impl State {
         let Entrant { who, reserved } = entrant;
         let pid = match reserved {
             Some(pid) => *pid,
-            None => self.core.enter(&who.tenant, who.pu, who.room_bytes)?,
+            None => self.core.enter(&who.tenant, who.pu, who.capacity_bytes)?,
         };
         let made = Member::new(pid, &who.lease, socket)
             .and_then(|member| member.welcome().map(|()| Arc::new(member)));

@@ -143,8 +143,8 @@ impl Supervisor<'_> {
 
     /// Supervises until the lease ends. An error ends it, too.
     fn supervise(&mut self) -> Result<EndReason, Error> {
-        if let Some(carrier) = &self.held.carrier {
-            self.relay = Some(WorkerRelay::new(self.node, &self.held.lease, carrier)?);
+        if let Some(network_transport) = &self.held.network_transport {
+            self.relay = Some(WorkerRelay::new(self.node, &self.held.lease, network_transport)?);
         }
         // A worker that is requested at once starts while the manager verifies the token.
         if self.held.start {
@@ -173,8 +173,8 @@ impl Supervisor<'_> {
     /// Opens the segment to other machines, from the first call on.
     fn served(&mut self) -> Result<&mut RemoteSegment, Error> {
         if self.served.is_none() {
-            let AttachedLease { lease, carrier, inbox, .. } = &self.held;
-            self.served = Some(RemoteSegment::open(self.node, lease, carrier.as_ref(), inbox)?);
+            let AttachedLease { lease, network_transport, inbox, .. } = &self.held;
+            self.served = Some(RemoteSegment::open(self.node, lease, network_transport.as_ref(), inbox)?);
         }
         self.served.as_mut().ok_or_else(|| Error::new(Code::Internal, "a segment that is not served"))
     }

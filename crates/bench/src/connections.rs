@@ -91,7 +91,7 @@ pub fn run(
         }
         progress();
     }
-    Ok(figures(transport, plan, measured, calibration.ticks_per_ns()))
+    Ok(summaries(transport, plan, measured, calibration.ticks_per_ns()))
 }
 
 /// Number of rounds of blocks for this number of calls, which is the number of progress steps.
@@ -133,17 +133,17 @@ fn block(
     invoker.deallocate().map(drop)
 }
 
-fn figures(
+fn summaries(
     transport: &CallTransport,
     plan: ConnectionsPlan,
     measured: Vec<(u32, Samples)>,
     ticks_per_ns: f64,
 ) -> Vec<ConnectionsResult> {
-    let mut figures: Vec<ConnectionsResult> = Vec::with_capacity(measured.len());
+    let mut summaries: Vec<ConnectionsResult> = Vec::with_capacity(measured.len());
     for (connections, mut samples) in measured {
         let summary = samples.summary(ticks_per_ns);
-        let one_ns = figures.first().map_or(summary.median_ns, |one| one.median_ns);
-        figures.push(ConnectionsResult {
+        let one_ns = summaries.first().map_or(summary.median_ns, |one| one.median_ns);
+        summaries.push(ConnectionsResult {
             subject: Subject {
                 bench: "connections",
                 carried: transport.carried(),
@@ -158,7 +158,7 @@ fn figures(
             ratio: summary.median_ns / one_ns,
         });
     }
-    figures
+    summaries
 }
 
 #[cfg(test)]
@@ -184,8 +184,8 @@ mod tests {
         };
         let plan = ConnectionsPlan { function: CalledFunction::Echo, size: 64, calls: 1, connections: 2 };
         let transport = CallTransport { fabric: Provider::Tcp, provider: None, encrypted: false };
-        let figures = figures(&transport, plan, vec![(1, samples(100)), (2, samples(110))], 1.0);
-        let json = serde_json::to_value(&figures).unwrap();
+        let summaries = summaries(&transport, plan, vec![(1, samples(100)), (2, samples(110))], 1.0);
+        let json = serde_json::to_value(&summaries).unwrap();
         assert_eq!((&json[0]["ratio"], &json[1]["ratio"]), (&1.0.into(), &1.1.into()));
         assert_eq!((&json[1]["bench"], &json[1]["mode"]), (&"connections".into(), &"warm".into()));
     }

@@ -191,16 +191,20 @@ fn medians(sides: &[Side<'_>], blocks: u32, block: FifoBlock) -> Result<Vec<f64>
 }
 
 /// Two worker processes, with a FIFO each way.
-struct SubletFifos<'kin> {
-    one: &'kin PeerProcess,
-    two: &'kin PeerProcess,
+struct SubletFifos<'peers> {
+    one: &'peers PeerProcess,
+    two: &'peers PeerProcess,
     size: u64,
     /// For each end, the descriptor that it reads and the one that it writes.
     ends: [[u64; 2]; 2],
 }
 
-impl<'kin> SubletFifos<'kin> {
-    fn new(one: &'kin PeerProcess, two: &'kin PeerProcess, size: u32) -> Result<SubletFifos<'kin>, Error> {
+impl<'peers> SubletFifos<'peers> {
+    fn new(
+        one: &'peers PeerProcess,
+        two: &'peers PeerProcess,
+        size: u32,
+    ) -> Result<SubletFifos<'peers>, Error> {
         let size = u64::from(size);
         let (first, second) = (one.make(size)?, two.make(size)?);
         // The second connects back once it has been written to, as a server does.

@@ -61,7 +61,7 @@ pub(super) fn run(access: &Access, n: u32, mut progress: impl FnMut()) -> Result
         turn(&mut invoker, PACKAGE, calls, &mut native)?;
         (0..calls).for_each(|_| progress());
     }
-    Ok(figure(wasm, native, calibration.ticks_per_ns()))
+    Ok(outcome(wasm, native, calibration.ticks_per_ns()))
 }
 
 /// Calls a hot worker of a package for one turn.
@@ -86,7 +86,7 @@ fn turn(invoker: &mut Invoker, package: &str, calls: u32, side: &mut SideSamples
     invoker.deallocate().map(drop)
 }
 
-fn figure(mut wasm: SideSamples, mut native: SideSamples, ticks_per_ns: f64) -> ColdStartResult {
+fn outcome(mut wasm: SideSamples, mut native: SideSamples, ticks_per_ns: f64) -> ColdStartResult {
     let total = wasm.total.summary(ticks_per_ns);
     let (median_us, p99_us) = micros(&mut wasm.executing);
     ColdStartResult {

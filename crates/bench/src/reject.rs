@@ -112,7 +112,7 @@ pub fn run(calls: u32, mut progress: impl FnMut()) -> Result<RejectionResult, Er
         }
         Ok(())
     })?;
-    Ok(bench.figure(per_ns))
+    Ok(bench.outcome(per_ns))
 }
 
 /// Number of blocks for this number of calls, which is the number of progress steps.
@@ -270,7 +270,7 @@ impl<'invoker> RejectionBench<'invoker> {
         }
     }
 
-    fn figure(mut self, per_ns: f64) -> RejectionResult {
+    fn outcome(mut self, per_ns: f64) -> RejectionResult {
         let n = self.plain.len();
         let (plain, rejected, redirected) =
             (self.plain.summary(per_ns), self.rejected.summary(per_ns), self.redirected.summary(per_ns));

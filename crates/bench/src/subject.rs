@@ -34,7 +34,7 @@ mod tests {
 
     /// Programs and people may read the fields in order.
     #[test]
-    fn figures_begin_with_what_they_are_of() {
+    fn results_begin_with_what_they_are_of() {
         let carried = TransportFields { fabric: "tcp", provider: None, encrypted: Some(false) };
         let subject = Subject {
             bench: "latency",

@@ -123,7 +123,7 @@ pub fn run(access: &Access, plan: &SwapBenchPlan, mut progress: impl FnMut()) ->
         limit.push(limit_of_it.0);
         progress();
     }
-    Ok(plan.figure(&swapped, before, (median(ours), median(limit))))
+    Ok(plan.outcome(&swapped, before, (median(ours), median(limit))))
 }
 
 impl SwapBenchPlan {
@@ -162,7 +162,7 @@ impl SwapBenchPlan {
         if self.pattern == AccessOrder::RandomBlock { BLOCK_PAGES } else { 1 }
     }
 
-    fn figure(
+    fn outcome(
         &self,
         swapped: &SwappedMemory,
         before: SwapStatistics,

@@ -68,9 +68,9 @@ pub fn run(access: &Access, plan: ThroughputPlan) -> Result<ThroughputResult, Er
         .slot_bytes(u64::from(plan.size))
         .policy(Policy::AlwaysHot);
     allocate(&mut invoker, &allocation)?;
-    let figure = measure(&invoker, plan);
+    let outcome = measure(&invoker, plan);
     invoker.deallocate()?;
-    figure
+    outcome
 }
 
 fn measure(invoker: &Invoker, plan: ThroughputPlan) -> Result<ThroughputResult, Error> {

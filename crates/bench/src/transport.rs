@@ -163,7 +163,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_figure_says_of_its_transport_what_the_fabric_has() {
+    fn a_result_says_of_its_transport_what_the_fabric_has() {
         let json = |fabric, provider: Option<&str>| {
             let transport = CallTransport { fabric, provider: provider.map(str::to_owned), encrypted: false };
             serde_json::to_value(transport.carried()).unwrap()

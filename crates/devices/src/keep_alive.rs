@@ -68,7 +68,7 @@ impl<K: Clone + Eq + Hash> KeepAlive<K> {
             self.remove(&key);
             return vec![key];
         }
-        self.make_room(Some(&key))
+        self.make_space(Some(&key))
     }
 
     /// Records a use. Returns whether the entry is kept.
@@ -94,7 +94,7 @@ impl<K: Clone + Eq + Hash> KeepAlive<K> {
         if let Some(entry) = self.entries.get_mut(key) {
             entry.pins = entry.pins.saturating_sub(1);
         }
-        self.make_room(None)
+        self.make_space(None)
     }
 
     /// Removes an entry without an eviction.
@@ -120,7 +120,7 @@ impl<K: Clone + Eq + Hash> KeepAlive<K> {
     }
 
     /// Evicts entries until the rest fits. The newest is not evicted for its own insertion.
-    fn make_room(&mut self, newest: Option<&K>) -> Vec<K> {
+    fn make_space(&mut self, newest: Option<&K>) -> Vec<K> {
         let mut gone = Vec::new();
         while self.used_bytes > self.capacity_bytes {
             let Some(key) = self.least(newest) else { break };

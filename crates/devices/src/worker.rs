@@ -118,7 +118,7 @@ impl<D: Driver> FunctionCaller for KernelCaller<'_, D> {
         };
         let input = match from {
             InputSource::Given(input) => {
-                let from = room(&mut self.input, input.len());
+                let from = output_space(&mut self.input, input.len());
                 input.copy_to(from);
                 LaunchInput::Host(from)
             }
@@ -129,7 +129,7 @@ impl<D: Driver> FunctionCaller for KernelCaller<'_, D> {
         let sandboxes = &self.engine.sandboxes;
         let launched = match to {
             OutputSink::Given(mut output) => {
-                let into = room(&mut self.output, output.capacity());
+                let into = output_space(&mut self.output, output.capacity());
                 let launched = sandboxes.launch(id, input, LaunchOutput::Host(&mut *into), patience);
                 launched.inspect(|written| output.copy_from(&into[..*written as usize]))
             }
@@ -156,7 +156,7 @@ impl<D: Driver> FunctionCaller for KernelCaller<'_, D> {
         let copied = match (from, to) {
             (InputSource::Given(input), OutputSink::Kept(place, most_bytes)) => {
                 let mut buffer = self.take(place, most_bytes)?;
-                let from = room(&mut self.input, input.len());
+                let from = output_space(&mut self.input, input.len());
                 input.copy_to(from);
                 let copied = buffer.write(from).map(|()| input.len());
                 self.places[place.index()] = Some(buffer);
@@ -164,7 +164,7 @@ impl<D: Driver> FunctionCaller for KernelCaller<'_, D> {
             }
             (InputSource::Kept(place), OutputSink::Given(mut output)) => {
                 let buffer = self.places[place.index()].as_ref().ok_or(Code::Internal)?;
-                let into = room(&mut self.output, output.capacity().min(buffer.len_bytes()));
+                let into = output_space(&mut self.output, output.capacity().min(buffer.len_bytes()));
                 buffer.read(into).map(|()| output.copy_from(&*into)).map(|()| buffer.len_bytes())
             }
             _ => return Err(Code::Internal),
@@ -220,7 +220,7 @@ impl<D: Driver> KernelCaller<'_, D> {
 }
 
 /// The first `len` bytes of a buffer that grows as needed.
-fn room(buffer: &mut Vec<u8>, len: u32) -> &mut [u8] {
+fn output_space(buffer: &mut Vec<u8>, len: u32) -> &mut [u8] {
     let len = len as usize;
     if buffer.len() < len {
         buffer.resize(len, 0);

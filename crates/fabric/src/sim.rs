@@ -167,14 +167,14 @@ impl Net {
         possible.min(piece)
     }
 
-    fn room(&self, side: NetSide) -> io::Result<u64> {
+    fn free_space(&self, side: NetSide) -> io::Result<u64> {
         let pipe = &self.pipes[side as usize];
         if self.broken || pipe.ended || pipe.refused {
             return Err(ErrorKind::BrokenPipe.into());
         }
         match self.faults.window_bytes.saturating_sub(pipe.unread) {
             0 => Err(ErrorKind::WouldBlock.into()),
-            room => Ok(room),
+            free_space => Ok(free_space),
         }
     }
 
@@ -249,8 +249,8 @@ impl SimStream {
         if net.random.below(100) < faults.stalls_percent {
             return Err(ErrorKind::WouldBlock.into());
         }
-        let room: usize = into.iter().map(|part| part.iov_len).sum();
-        let len = net.piece(arrived.min(room as u64)) as usize;
+        let free_space: usize = into.iter().map(|part| part.iov_len).sum();
+        let len = net.piece(arrived.min(free_space as u64)) as usize;
         let bytes = net.pipes[self.other() as usize].take(len);
         let (first, second) = bytes.split_at(into[0].iov_len.min(len));
         for (part, bytes) in into.iter().zip([first, second]) {
@@ -269,9 +269,9 @@ impl SimStream {
     pub(crate) unsafe fn send(&self, parts: &[libc::iovec]) -> io::Result<usize> {
         let mut net = lock(&self.shared.net);
         net.step();
-        let room = net.room(self.side)?;
+        let free_space = net.free_space(self.side)?;
         let offered: usize = parts.iter().map(|part| part.iov_len).sum();
-        let mut len = net.piece(room.min(offered as u64)) as usize;
+        let mut len = net.piece(free_space.min(offered as u64)) as usize;
         if let Some(Break::AfterBytes(side, after)) = net.faults.breaks
             && side == self.side
         {

@@ -297,12 +297,12 @@ fn bearer(header: &http::HeaderValue) -> Result<&str, Error> {
 #[derive(Clone)]
 pub(crate) struct GuardedService<S> {
     inner: S,
-    gate: Arc<Authorizer>,
+    authorizer: Arc<Authorizer>,
 }
 
 impl<S> GuardedService<S> {
-    pub(crate) fn new(inner: S, gate: Arc<Authorizer>) -> GuardedService<S> {
-        GuardedService { inner, gate }
+    pub(crate) fn new(inner: S, authorizer: Arc<Authorizer>) -> GuardedService<S> {
+        GuardedService { inner, authorizer }
     }
 }
 
@@ -330,20 +330,20 @@ where
             let message = format!("there is no method {}", request.uri().path());
             return refuse(Error::new(Code::Protocol, message));
         };
-        if let Err(error) = self.gate.check_writable(method) {
+        if let Err(error) = self.authorizer.check_writable(method) {
             return refuse(error);
         }
         let peer = request.extensions().get::<Peer>().cloned();
-        let identity = self.gate.identify(peer.as_ref(), request.headers().get(HEADER));
+        let identity = self.authorizer.identify(peer.as_ref(), request.headers().get(HEADER));
         let busy = peer.map(|peer| peer.place.begin());
         match identity {
             Err(error) => refuse(error),
             Ok(CallerIdentity { standing: CallerVerification::Pending(shown), .. })
                 if method != REQUEST_LEASE =>
             {
-                let (gate, inner) = (Arc::clone(&self.gate), self.inner.clone());
+                let (authorizer, inner) = (Arc::clone(&self.authorizer), self.inner.clone());
                 Box::pin(async move {
-                    let looked_up = gate.look_up(&shown).await;
+                    let looked_up = authorizer.look_up(&shown).await;
                     let checked = looked_up.and_then(|identity| {
                         identity.check_role(method, allowed)?;
                         admit(busy.as_ref(), &identity).map(|()| identity)

@@ -11,7 +11,7 @@
 //!       graphs.rs     applications of several components; runs.rs, what a run has come to
 //!       quotas.rs    what tenants may keep in the store; garbage.rs, what nothing refers to any more
 //!       retention.rs  how long is kept what has ended
-//!       fleet.rs      the other managers of the store
+//!       store_managers.rs  the other managers of the store
 //!    database.rs      the store, off the threads that serve
 //!       store.rs      what outlives the process
 //! ```
@@ -21,7 +21,7 @@
 //!
 //! ```no_run
 //! # async fn example() -> Result<(), sublet_proto::Error> {
-//! let manager = sublet_manager::Manager::start(sublet_manager::Options::in_folder("/run/sublet".into())).await?;
+//! let manager = sublet_manager::Manager::start(sublet_manager::ManagerOptions::in_folder("/run/sublet".into())).await?;
 //! manager.stop().await
 //! # }
 //! ```
@@ -198,7 +198,7 @@ pub struct Manager {
     socket: PathBuf,
     addresses: Vec<SocketAddr>,
     shell: Arc<Shell>,
-    fleet: Arc<StoreManagers>,
+    store_managers: Arc<StoreManagers>,
     /// Dropped or used to end the server.
     shutdown: Option<oneshot::Sender<()>>,
     server: JoinHandle<()>,
@@ -212,7 +212,7 @@ pub struct Manager {
 /// Parts that a manager has opened before it serves.
 struct OpenedParts {
     folder: ManagerStateFolder,
-    fleet: StoreManagers,
+    store_managers: StoreManagers,
     database: Database,
     tokens: Tokens,
     shell: Shell,
@@ -248,7 +248,8 @@ impl Manager {
         let addresses = listeners.iter().map(address).collect::<Result<Vec<_>, _>>()?;
         let ManagerOptions { socket, advertise, connections: limits, retention, store, .. } = options.clone();
         let opened = blocking(move || open(&options)).await?;
-        let OpenedParts { folder, fleet, database, tokens, shell, certificates, is_read_only } = opened;
+        let OpenedParts { folder, store_managers, database, tokens, shell, certificates, is_read_only } =
+            opened;
         let unix = folder::listen(&socket)?;
 
         let scheme = if certificates.is_some() { "https" } else { "http" };
@@ -257,31 +258,31 @@ impl Manager {
             (None, Some(address)) => format!("{scheme}://{address}"),
             (None, None) => format!("unix:{}", socket.display()),
         };
-        let (shell, fleet) = (Arc::new(shell), Arc::new(fleet.at(address)));
-        let gate = Arc::new(Authorizer::new(tokens, shell.clock));
-        gate.set_read_only(is_read_only);
+        let (shell, store_managers) = (Arc::new(shell), Arc::new(store_managers.at(address)));
+        let authorizer = Arc::new(Authorizer::new(tokens, shell.clock));
+        authorizer.set_read_only(is_read_only);
         let tenants = Arc::new(StoreTenants::new(database.clone()));
         let quotas = Arc::new(Quotas::new(database.clone()));
         let bills = Arc::new(Bills::new(database.clone(), shell.clock));
         let service = Service::new(ServiceParts {
             shell: Arc::clone(&shell),
-            gate: Arc::clone(&gate),
+            authorizer: Arc::clone(&authorizer),
             tenants: Arc::clone(&tenants),
             packages: StorePackages::new(database.clone(), shell.clock),
             graphs: Graphs::new(database.clone(), shell.clock),
             runs: StoreRuns::new(database.clone()),
             bills: Arc::clone(&bills),
             database: database.clone(),
-            fleet: Arc::clone(&fleet),
+            store_managers: Arc::clone(&store_managers),
             uploads: Uploads::new(),
             quotas: Arc::clone(&quotas),
         });
         let mut chores = JoinSet::new();
-        refresh(&shell, &gate, &tenants, &quotas).await?;
+        refresh(&shell, &authorizer, &tenants, &quotas).await?;
         if is_read_only {
-            chores.spawn(leave_read_only(database.clone(), Arc::clone(&gate)));
+            chores.spawn(leave_read_only(database.clone(), Arc::clone(&authorizer)));
         } else {
-            fleet.exchange(&shell).await?;
+            store_managers.exchange(&shell).await?;
         }
         chores.spawn(collect_garbage(Arc::clone(&shell), database.clone()));
         let sharing = match store {
@@ -294,7 +295,7 @@ impl Manager {
             runs: StoreRuns::new(database.clone()),
             packages: StorePackages::new(database.clone(), shell.clock),
             quotas: Arc::clone(&quotas),
-            fleet: Arc::clone(&fleet),
+            store_managers: Arc::clone(&store_managers),
             database,
             sharing,
             retention,
@@ -303,10 +304,10 @@ impl Manager {
         if let StoreOptions::Nats(servers) = store {
             chores.spawn(recheck(servers));
         }
-        chores.spawn(keep_ledger(Arc::clone(&shell), Arc::clone(&fleet)));
-        chores.spawn(keep_company(Arc::clone(&shell), Arc::clone(&fleet)));
+        chores.spawn(keep_ledger(Arc::clone(&shell), Arc::clone(&store_managers)));
+        chores.spawn(keep_company(Arc::clone(&shell), Arc::clone(&store_managers)));
         chores.spawn(tick(Arc::clone(&shell)));
-        chores.spawn(keep_fresh(Arc::clone(&shell), Arc::clone(&gate), tenants, quotas));
+        chores.spawn(keep_fresh(Arc::clone(&shell), Arc::clone(&authorizer), tenants, quotas));
         let mut intake = JoinSet::new();
         let (taker, connections) = Intake::new(&limits);
         intake.spawn(taker.places().sweep());
@@ -318,12 +319,12 @@ impl Manager {
             chores.spawn(keep_certified(certificates));
         }
         let (shutdown, stopped) = oneshot::channel();
-        let server = tokio::spawn(serve(connections, service, gate, stopped));
+        let server = tokio::spawn(serve(connections, service, authorizer, stopped));
         Ok(Manager {
             socket,
             addresses,
             shell,
-            fleet,
+            store_managers,
             shutdown: Some(shutdown),
             server,
             intake,
@@ -359,7 +360,7 @@ impl Manager {
         self.shell.tell([CoreEvent::Tick])?;
         let settled = self.shell.ledger.settle(LAST_ENTRIES).await;
         self.chores.shutdown().await;
-        let left = self.fleet.leave().await;
+        let left = self.store_managers.leave().await;
         settled.and(left)
     }
 }
@@ -417,15 +418,15 @@ fn open(options: &ManagerOptions) -> Result<OpenedParts, Error> {
     let peers = Peers::join(&*store, epoch)?;
     let database = Database::new(store);
     let shell = Shell::new(core, signing, database.clone(), clock)?;
-    let fleet = StoreManagers::new(database.clone(), peers, epoch);
+    let store_managers = StoreManagers::new(database.clone(), peers, epoch);
     let tokens = Tokens::new(database.clone(), known);
-    Ok(OpenedParts { folder, fleet, tokens, database, shell, certificates, is_read_only })
+    Ok(OpenedParts { folder, store_managers, tokens, database, shell, certificates, is_read_only })
 }
 
 async fn serve(
     connections: mpsc::Receiver<std::io::Result<AcceptedConnection>>,
     service: Service,
-    gate: Arc<Authorizer>,
+    authorizer: Arc<Authorizer>,
     stopped: oneshot::Receiver<()>,
 ) {
     let served = Server::builder()
@@ -434,7 +435,7 @@ async fn serve(
         .http2_keepalive_timeout(Some(KEEPALIVE_ANSWER))
         .http2_max_header_list_size(MAX_HEADER_BYTES)
         .serve_with_incoming_shutdown(
-            GuardedService::new(Methods::new(service), gate),
+            GuardedService::new(Methods::new(service), authorizer),
             ReceiverStream::new(connections),
             async { drop(stopped.await) },
         );
@@ -444,7 +445,7 @@ async fn serve(
 }
 
 /// Makes a manager that has started on a full disk writable as soon as the disk has free space.
-async fn leave_read_only(database: Database, gate: Arc<Authorizer>) {
+async fn leave_read_only(database: Database, authorizer: Arc<Authorizer>) {
     let mut interval = every(REFRESH);
     loop {
         interval.tick().await;
@@ -454,7 +455,7 @@ async fn leave_read_only(database: Database, gate: Arc<Authorizer>) {
             packages::migrate(store)
         });
         if begun.await.is_ok() {
-            gate.set_read_only(false);
+            authorizer.set_read_only(false);
             tracing::warn!("the disk has room again: the manager is no longer read-only");
             return;
         }
@@ -503,16 +504,16 @@ async fn recheck(servers: NatsOptions) {
     }
 }
 
-async fn keep_ledger(shell: Arc<Shell>, fleet: Arc<StoreManagers>) {
-    shell.keep_ledger(fleet.writer()).await;
+async fn keep_ledger(shell: Arc<Shell>, store_managers: Arc<StoreManagers>) {
+    shell.keep_ledger(store_managers.writer()).await;
 }
 
 /// Tells the other managers how this one is, and learns how they are.
-async fn keep_company(shell: Arc<Shell>, fleet: Arc<StoreManagers>) {
+async fn keep_company(shell: Arc<Shell>, store_managers: Arc<StoreManagers>) {
     let mut is_failing = false;
     loop {
-        tokio::time::sleep(fleet.period()).await;
-        let exchanged = fleet.exchange(&shell).await;
+        tokio::time::sleep(store_managers.period()).await;
+        let exchanged = store_managers.exchange(&shell).await;
         if let Err(error) = &exchanged
             && !is_failing
         {
@@ -536,7 +537,7 @@ async fn tick(shell: Arc<Shell>) {
 /// Takes over other managers' changes of tokens and quotas, and ends the leases of removed tokens.
 async fn keep_fresh(
     shell: Arc<Shell>,
-    gate: Arc<Authorizer>,
+    authorizer: Arc<Authorizer>,
     tenants: Arc<StoreTenants>,
     quotas: Arc<Quotas>,
 ) {
@@ -544,7 +545,7 @@ async fn keep_fresh(
     let mut is_failing = false;
     loop {
         interval.tick().await;
-        let refreshed = refresh(&shell, &gate, &tenants, &quotas).await;
+        let refreshed = refresh(&shell, &authorizer, &tenants, &quotas).await;
         if let Err(error) = &refreshed
             && !is_failing
         {
@@ -556,14 +557,14 @@ async fn keep_fresh(
 
 async fn refresh(
     shell: &Shell,
-    gate: &Authorizer,
+    authorizer: &Authorizer,
     tenants: &StoreTenants,
     limits: &Quotas,
 ) -> Result<(), Error> {
     let now_ms = shell.clock.now_ms();
-    let read = gate.tokens.refresh(now_ms).await;
+    let read = authorizer.tokens.refresh(now_ms).await;
     // Tokens expire even when the store is away.
-    shell.end_revoked(|token| gate.tokens.is_valid(token, now_ms))?;
+    shell.end_revoked(|token| authorizer.tokens.is_valid(token, now_ms))?;
     read?;
     if let Some(quotas) = tenants.refresh().await? {
         limits.set(quotas.clone());

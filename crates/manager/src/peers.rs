@@ -183,21 +183,21 @@ impl Peers {
             groups: standing.groups,
             ..PeerRecord::default()
         };
-        let room_bytes = MAX_VALUE_BYTES.saturating_sub(record.encoded_len());
-        record.found = fitting(standing.found, room_bytes / 2);
+        let space_bytes = MAX_VALUE_BYTES.saturating_sub(record.encoded_len());
+        record.found = fitting(standing.found, space_bytes / 2);
         let first = self.missed % standing.missing.len().max(1);
         standing.missing.rotate_left(first);
-        record.missing = fitting(standing.missing, room_bytes / 2);
+        record.missing = fitting(standing.missing, space_bytes / 2);
         self.missed = first + record.missing.len();
         record
     }
 }
 
-/// Returns the first nodes, up to `room_bytes` bytes of a record.
-fn fitting(mut nodes: Vec<NodeGeneration>, mut room_bytes: usize) -> Vec<NodeGeneration> {
+/// Returns the first nodes, up to `space_bytes` bytes of a record.
+fn fitting(mut nodes: Vec<NodeGeneration>, mut space_bytes: usize) -> Vec<NodeGeneration> {
     let count = nodes.iter().take_while(|node| {
-        let left_bytes = room_bytes.checked_sub(node.encoded_len() + FRAME_BYTES);
-        room_bytes = left_bytes.unwrap_or_default();
+        let left_bytes = space_bytes.checked_sub(node.encoded_len() + FRAME_BYTES);
+        space_bytes = left_bytes.unwrap_or_default();
         left_bytes.is_some()
     });
     let count = count.count();

@@ -98,7 +98,7 @@ pub(crate) struct RetentionParts {
     pub(crate) runs: StoreRuns,
     pub(crate) packages: StorePackages,
     pub(crate) quotas: Arc<Quotas>,
-    pub(crate) fleet: Arc<StoreManagers>,
+    pub(crate) store_managers: Arc<StoreManagers>,
     pub(crate) sharing: Sharing,
     pub(crate) retention: Retention,
 }
@@ -106,7 +106,7 @@ pub(crate) struct RetentionParts {
 impl RetentionParts {
     /// Removes leases, runs and names that ended long ago, whenever the interval ticks.
     pub(crate) async fn keep(self, mut interval: tokio::time::Interval) {
-        let mut gone = DeadEpochs::new(self.fleet.epoch(), self.sharing, Instant::now());
+        let mut gone = DeadEpochs::new(self.store_managers.epoch(), self.sharing, Instant::now());
         loop {
             interval.tick().await;
             self.fold().await;
@@ -158,7 +158,7 @@ impl RetentionParts {
     }
 
     async fn merge_spending(&self, gone: &mut DeadEpochs) {
-        gone.hear(self.fleet.managers().iter().map(|manager| manager.epoch), Instant::now());
+        gone.hear(self.store_managers.managers().iter().map(|manager| manager.epoch), Instant::now());
         match self.try_merge_spending(gone).await {
             Ok(0) => {}
             Ok(records) => tracing::info!(records, "spending by earlier managers is merged"),

@@ -34,14 +34,14 @@ pub(crate) struct Service(Arc<ServiceParts>);
 /// Parts that the methods use.
 pub(crate) struct ServiceParts {
     pub(crate) shell: Arc<Shell>,
-    pub(crate) gate: Arc<Authorizer>,
+    pub(crate) authorizer: Arc<Authorizer>,
     pub(crate) tenants: Arc<StoreTenants>,
     pub(crate) database: Database,
     pub(crate) packages: StorePackages,
     pub(crate) graphs: Graphs,
     pub(crate) runs: StoreRuns,
     pub(crate) bills: Arc<Bills>,
-    pub(crate) fleet: Arc<StoreManagers>,
+    pub(crate) store_managers: Arc<StoreManagers>,
     pub(crate) uploads: Uploads,
     pub(crate) quotas: Arc<Quotas>,
 }

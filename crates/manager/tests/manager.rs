@@ -20,22 +20,22 @@ use tokio_stream::StreamExt;
 
 #[tokio::test]
 async fn a_package_goes_in_and_comes_out_as_it_was() {
-    let mut house = house().await;
+    let mut fixture = fixture().await;
     let encoded = encoded(3 << 20);
-    let reply = deploy(&mut house.client, &encoded).await.unwrap();
+    let reply = deploy(&mut fixture.client, &encoded).await.unwrap();
     let info = reply.package.unwrap();
     assert_eq!((reply.known, info.name.as_str(), info.size_bytes), (false, "x", encoded.len() as u64));
-    assert!(deploy(&mut house.client, &encoded).await.unwrap().known);
+    assert!(deploy(&mut fixture.client, &encoded).await.unwrap().known);
 
     let request = FetchPackageRequest { digest: info.digest.clone() };
-    let mut chunks = house.agent.client.fetch_package(request).await.unwrap().into_inner();
+    let mut chunks = fixture.agent.client.fetch_package(request).await.unwrap().into_inner();
     let mut fetched = Vec::new();
     while let Some(chunk) = chunks.next().await {
         fetched.extend(chunk.unwrap().data);
     }
     assert_eq!(package::digest(&fetched), info.digest);
 
-    let resolved = done(house.client.resolve(ResolveRequest { name: "x/f".into() }).await).unwrap();
+    let resolved = done(fixture.client.resolve(ResolveRequest { name: "x/f".into() }).await).unwrap();
     assert_eq!(resolved.digest, info.digest);
     for (name, code) in [
         ("x/g", Code::UnknownFunction),
@@ -43,21 +43,21 @@ async fn a_package_goes_in_and_comes_out_as_it_was() {
         (&package::digest(b"") as &str, Code::UnknownPackage),
         (&"y".repeat(1 << 20), Code::UnknownPackage),
     ] {
-        let missing = done(house.client.resolve(ResolveRequest { name: name.into() }).await).unwrap_err();
+        let missing = done(fixture.client.resolve(ResolveRequest { name: name.into() }).await).unwrap_err();
         assert_eq!(missing.code, code, "{missing}");
     }
-    let list = done(house.client.list_packages(ListPackagesRequest::default()).await).unwrap();
+    let list = done(fixture.client.list_packages(ListPackagesRequest::default()).await).unwrap();
     let owners: Vec<_> = list.packages.iter().map(|package| package.owner.as_str()).collect();
     assert_eq!(owners, ["public", "uid:0"]);
 }
 
 #[tokio::test]
 async fn bad_packages_are_refused_over_the_wire_with_their_code() {
-    let mut house = house().await;
-    let refused = deploy(&mut house.client, b"not a package").await.unwrap_err();
+    let mut fixture = fixture().await;
+    let refused = deploy(&mut fixture.client, b"not a package").await.unwrap_err();
     assert_eq!(refused.code, Code::InvalidPackage);
     let missing = FetchPackageRequest { digest: package::digest(b"") };
-    let missing = done(house.agent.client.fetch_package(missing).await).err().unwrap();
+    let missing = done(fixture.agent.client.fetch_package(missing).await).err().unwrap();
     assert_eq!(missing.code, Code::UnknownPackage);
 }
 
@@ -76,35 +76,35 @@ async fn a_package_that_no_node_could_run_is_refused_once_there_are_nodes() {
 
 #[tokio::test]
 async fn a_lease_is_granted_used_ended_and_billed() {
-    let mut house = house().await;
-    let grant = lease(&mut house.client, 2).await.unwrap();
+    let mut fixture = fixture().await;
+    let grant = lease(&mut fixture.client, 2).await.unwrap();
     let granted = grant.lease.clone().unwrap();
     let uid = rustix::process::getuid().as_raw();
     assert_eq!((granted.tenant.as_str(), &grant.agent), (format!("uid:{uid}").as_str(), &node().agent));
-    let verifying = Verifying::from_bytes(&house.agent.registered.verifying_key).unwrap();
+    let verifying = Verifying::from_bytes(&fixture.agent.registered.verifying_key).unwrap();
     let ticket = verifying.open(&grant.ticket).unwrap();
     assert_eq!(ticket.lease.unwrap().id, granted.id);
-    assert_eq!((ticket.registration, ticket.provisional), (house.agent.registered.registration, false));
+    assert_eq!((ticket.registration, ticket.provisional), (fixture.agent.registered.registration, false));
 
-    assert_eq!(lease(&mut house.client, 1).await.unwrap_err().code, Code::NoCapacity);
-    assert_eq!(lease(&mut house.client, 3).await.unwrap_err().code, Code::InsufficientResources);
+    assert_eq!(lease(&mut fixture.client, 1).await.unwrap_err().code, Code::NoCapacity);
+    assert_eq!(lease(&mut fixture.client, 3).await.unwrap_err().code, Code::InsufficientResources);
 
-    let reply = house.agent.report(vec![used(&granted.id, LeaseState::Attached, 100)]).await.unwrap();
+    let reply = fixture.agent.report(vec![used(&granted.id, LeaseState::Attached, 100)]).await.unwrap();
     assert!(reply.end.is_empty() && reply.acknowledged.is_empty(), "{reply:?}");
     let ended = || vec![used(&granted.id, LeaseState::Ended, 300)];
     let mut reports = 0;
-    while house.agent.report(ended()).await.unwrap().acknowledged != [granted.id.clone()] {
+    while fixture.agent.report(ended()).await.unwrap().acknowledged != [granted.id.clone()] {
         reports += 1;
         assert!(reports < 1000, "the end is never acknowledged");
         tokio::time::sleep(Duration::from_millis(20)).await;
     }
     let asked = BillRequest { lease: granted.id.clone(), ..BillRequest::default() };
-    let bill = done(house.client.bill(asked).await).unwrap();
+    let bill = done(fixture.client.bill(asked).await).unwrap();
     assert_eq!(bill.lines[0].usage.unwrap().calls, 300);
     assert_eq!(bill.total.unwrap().compute_nano, 6_000);
-    let nodes = done(house.client.list_nodes(ListNodesRequest::default()).await).unwrap().nodes;
+    let nodes = done(fixture.client.list_nodes(ListNodesRequest::default()).await).unwrap().nodes;
     assert_eq!(nodes[0].cores_leased, 0);
-    let late = house.agent.report(vec![used(&granted.id, LeaseState::Attached, 400)]).await.unwrap();
+    let late = fixture.agent.report(vec![used(&granted.id, LeaseState::Attached, 400)]).await.unwrap();
     assert_eq!(
         (late.end[0].lease.as_str(), late.end[0].code),
         (granted.id.as_str(), Code::UnknownLease.number())
@@ -113,26 +113,26 @@ async fn a_lease_is_granted_used_ended_and_billed() {
 
 #[tokio::test]
 async fn a_lease_is_renewed_and_ended_by_its_tenant() {
-    let mut house = house().await;
-    let grant = lease(&mut house.client, 1).await.unwrap();
-    house.agent.report(vec![used(&id(&grant), LeaseState::Attached, 1)]).await.unwrap();
+    let mut fixture = fixture().await;
+    let grant = lease(&mut fixture.client, 1).await.unwrap();
+    fixture.agent.report(vec![used(&id(&grant), LeaseState::Attached, 1)]).await.unwrap();
     let renew = RenewRequest { lease: id(&grant), timeout_ms: 3_600_000 };
-    let renewed = done(house.client.renew_lease(renew).await).unwrap();
+    let renewed = done(fixture.client.renew_lease(renew).await).unwrap();
     assert!(renewed.lease.unwrap().expires_unix_ms > grant.lease.as_ref().unwrap().expires_unix_ms);
 
-    house.client.end_lease(EndLeaseRequest { leases: vec![id(&grant)], wait_ms: 0 }).await.unwrap();
-    let reply = house.agent.report(vec![used(&id(&grant), LeaseState::Attached, 2)]).await.unwrap();
+    fixture.client.end_lease(EndLeaseRequest { leases: vec![id(&grant)], wait_ms: 0 }).await.unwrap();
+    let reply = fixture.agent.report(vec![used(&id(&grant), LeaseState::Attached, 2)]).await.unwrap();
     assert_eq!((reply.end.len(), reply.end[0].lease.clone()), (1, id(&grant)));
 
-    let unattached = lease(&mut house.client, 1).await.unwrap();
-    house.client.end_lease(EndLeaseRequest { leases: vec![id(&unattached)], wait_ms: 0 }).await.unwrap();
+    let unattached = lease(&mut fixture.client, 1).await.unwrap();
+    fixture.client.end_lease(EndLeaseRequest { leases: vec![id(&unattached)], wait_ms: 0 }).await.unwrap();
     for _ in 0..2 {
-        house.agent.report(vec![used(&id(&grant), LeaseState::Attached, 3)]).await.unwrap();
+        fixture.agent.report(vec![used(&id(&grant), LeaseState::Attached, 3)]).await.unwrap();
     }
-    lease(&mut house.client, 1).await.unwrap();
+    lease(&mut fixture.client, 1).await.unwrap();
     for lease in ["", "nothing", &"0".repeat(32)] {
         let refused =
-            done(house.client.end_lease(EndLeaseRequest { leases: vec![lease.into()], wait_ms: 0 }).await)
+            done(fixture.client.end_lease(EndLeaseRequest { leases: vec![lease.into()], wait_ms: 0 }).await)
                 .unwrap_err();
         assert!(matches!(refused.code, Code::UnknownLease | Code::InvalidArgument), "{refused}");
     }
@@ -140,64 +140,65 @@ async fn a_lease_is_renewed_and_ended_by_its_tenant() {
 
 #[tokio::test]
 async fn whoever_wants_to_know_hears_of_an_end_when_it_holds_nothing_any_more() {
-    let mut house = house().await;
-    let granted = lease(&mut house.client, 2).await.unwrap();
+    let mut fixture = fixture().await;
+    let granted = lease(&mut fixture.client, 2).await.unwrap();
     let leases = vec![id(&granted), "0".repeat(32)];
-    let mut ending = house.client.clone();
+    let mut ending = fixture.client.clone();
     let ended =
         tokio::spawn(
             async move { done(ending.end_lease(EndLeaseRequest { leases, wait_ms: 60_000 }).await) },
         );
     // The agent accepts the ticket until it has the order to end it, and acknowledges the order with its next report.
-    house.agent.report(Vec::new()).await.unwrap();
-    assert!(!ended.is_finished() && lease(&mut house.client, 1).await.is_err(), "it holds its cores yet");
+    fixture.agent.report(Vec::new()).await.unwrap();
+    assert!(!ended.is_finished() && lease(&mut fixture.client, 1).await.is_err(), "it holds its cores yet");
     while !ended.is_finished() {
-        house.agent.report(Vec::new()).await.unwrap();
+        fixture.agent.report(Vec::new()).await.unwrap();
         tokio::time::sleep(Duration::from_millis(10)).await;
     }
     assert_eq!(ended.await.unwrap().unwrap_err().code, Code::UnknownLease, "of the other one");
-    lease(&mut house.client, 2).await.unwrap();
+    lease(&mut fixture.client, 2).await.unwrap();
 }
 
 #[tokio::test]
 async fn leases_are_ended_together_and_an_unknown_one_does_not_keep_the_others() {
-    let mut house = house().await;
+    let mut fixture = fixture().await;
     let (first, second) =
-        (lease(&mut house.client, 1).await.unwrap(), lease(&mut house.client, 1).await.unwrap());
-    house
+        (lease(&mut fixture.client, 1).await.unwrap(), lease(&mut fixture.client, 1).await.unwrap());
+    fixture
         .agent
         .report(vec![used(&id(&first), LeaseState::Attached, 1), used(&id(&second), LeaseState::Attached, 1)])
         .await
         .unwrap();
     let leases = vec![id(&first), "0".repeat(32), id(&second)];
-    let refused = done(house.client.end_lease(EndLeaseRequest { leases, wait_ms: 0 }).await).unwrap_err();
+    let refused = done(fixture.client.end_lease(EndLeaseRequest { leases, wait_ms: 0 }).await).unwrap_err();
     assert_eq!(refused.code, Code::UnknownLease, "{refused}");
-    let reply = house
+    let reply = fixture
         .agent
         .report(vec![used(&id(&first), LeaseState::Attached, 2), used(&id(&second), LeaseState::Attached, 2)])
         .await
         .unwrap();
     assert_eq!(reply.end.len(), 2, "{:?}", reply.end);
     for leases in [Vec::new(), vec![id(&first); MAX_ENDS + 1]] {
-        let refused = done(house.client.end_lease(EndLeaseRequest { leases, wait_ms: 0 }).await).unwrap_err();
+        let refused =
+            done(fixture.client.end_lease(EndLeaseRequest { leases, wait_ms: 0 }).await).unwrap_err();
         assert_eq!(refused.code, Code::InvalidArgument, "{refused}");
     }
 }
 
 #[tokio::test]
 async fn a_request_waits_for_capacity_and_is_withdrawn_with_its_client() {
-    let mut house = house().await;
-    let first = lease(&mut house.client, 2).await.unwrap();
+    let mut fixture = fixture().await;
+    let first = lease(&mut fixture.client, 2).await.unwrap();
     let waiting = LeaseRequest { wait_ms: 60_000, ..asked(2) };
-    let mut hasty = house.client.clone();
+    let mut hasty = fixture.client.clone();
     let gone = tokio::time::timeout(Duration::from_millis(200), hasty.request_lease(waiting.clone()));
     assert!(gone.await.is_err(), "it was granted what is leased");
-    let mut patient = house.client.clone();
+    let mut patient = fixture.client.clone();
     let granted = tokio::spawn(async move { done(patient.request_lease(waiting).await) });
     tokio::time::sleep(Duration::from_millis(200)).await;
-    house.client.end_lease(EndLeaseRequest { leases: vec![id(&first)], wait_ms: 0 }).await.unwrap();
+    fixture.client.end_lease(EndLeaseRequest { leases: vec![id(&first)], wait_ms: 0 }).await.unwrap();
     for _ in 0..2 {
-        house.agent.report(Vec::new()).await.unwrap();
+        fixture.agent.report(Vec::new()).await.unwrap();
     }
     let granted = tokio::time::timeout(PATIENCE, granted).await.unwrap().unwrap().unwrap();
     assert_eq!(granted.grants[0].lease.as_ref().unwrap().cores, 2);
@@ -205,27 +206,27 @@ async fn a_request_waits_for_capacity_and_is_withdrawn_with_its_client() {
 
 #[tokio::test]
 async fn a_repeated_request_gets_the_same_leases() {
-    let mut house = house().await;
+    let mut fixture = fixture().await;
     let asked = LeaseRequest { request: "a".repeat(32), ..asked(1) };
-    let first = done(house.client.request_lease(asked.clone()).await).unwrap();
-    let second = done(house.client.request_lease(asked).await).unwrap();
+    let first = done(fixture.client.request_lease(asked.clone()).await).unwrap();
+    let second = done(fixture.client.request_lease(asked).await).unwrap();
     assert_eq!(id(&first.grants[0]), id(&second.grants[0]));
 }
 
 #[tokio::test]
 async fn a_killed_manager_loses_nothing_that_was_acknowledged_and_leases_go_on() {
-    let mut house = house().await;
+    let mut fixture = fixture().await;
     let (ended, running) =
-        (lease(&mut house.client, 1).await.unwrap(), lease(&mut house.client, 1).await.unwrap());
+        (lease(&mut fixture.client, 1).await.unwrap(), lease(&mut fixture.client, 1).await.unwrap());
     let both =
         |ms| vec![used(&id(&ended), LeaseState::Ended, ms), used(&id(&running), LeaseState::Attached, ms)];
     let mut reports = 0;
-    while house.agent.report(both(50)).await.unwrap().acknowledged.is_empty() {
+    while fixture.agent.report(both(50)).await.unwrap().acknowledged.is_empty() {
         reports += 1;
         assert!(reports < 1000, "the end is never acknowledged");
         tokio::time::sleep(Duration::from_millis(20)).await;
     }
-    let ManagerFixture { folder, manager, .. } = house;
+    let ManagerFixture { folder, manager, .. } = fixture;
     drop(manager);
     let manager =
         until("the folder is free", async || Manager::start(options(folder.path())).await.ok()).await;
@@ -266,13 +267,13 @@ fn bring(grant: &LeaseGrant, executing_ms: u64) -> RunningLease {
 
 #[tokio::test]
 async fn a_second_manager_on_the_folder_is_told_who_has_it() {
-    let house = house().await;
-    let error = Manager::start(options(house.folder.path())).await.err().unwrap();
+    let fixture = fixture().await;
+    let error = Manager::start(options(fixture.folder.path())).await.err().unwrap();
     assert_eq!(error.code, Code::AlreadyRunning);
     assert!(error.message.contains(&std::process::id().to_string()), "{error}");
-    house.manager.stop().await.unwrap();
-    assert!(!house.folder.path().join("state/manager.sock").exists());
-    Manager::start(options(house.folder.path())).await.unwrap().stop().await.unwrap();
+    fixture.manager.stop().await.unwrap();
+    assert!(!fixture.folder.path().join("state/manager.sock").exists());
+    Manager::start(options(fixture.folder.path())).await.unwrap().stop().await.unwrap();
 }
 
 #[tokio::test]
@@ -287,7 +288,7 @@ async fn a_global_manager_does_not_start_on_a_store_that_it_would_have_alone() {
 
 #[tokio::test]
 async fn what_a_killed_manager_left_behind_is_recovered_from() {
-    let ManagerFixture { folder, manager, .. } = house().await;
+    let ManagerFixture { folder, manager, .. } = fixture().await;
     drop(manager);
     assert!(folder.path().join("state/manager.sock").exists());
     let manager =
@@ -299,7 +300,7 @@ async fn what_a_killed_manager_left_behind_is_recovered_from() {
 
 #[tokio::test]
 async fn what_is_reported_of_a_run_is_seen_while_it_goes_on_and_never_undoes_its_end() {
-    let ManagerFixture { folder: _folder, manager: _manager, mut client, .. } = house().await;
+    let ManagerFixture { folder: _folder, manager: _manager, mut client, .. } = fixture().await;
     let document = br#"{"version":1,"name":"g","components":[{"name":"c","type":"compute","package":"x","function":"f","entry":true}]}"#;
     done(client.deploy_graph(DeployGraphRequest { document: document.to_vec() }).await).unwrap();
     let (run, other) = ("0a".repeat(16), "0b".repeat(16));
@@ -361,7 +362,7 @@ async fn what_is_reported_of_a_run_is_seen_while_it_goes_on_and_never_undoes_its
 
 #[tokio::test]
 async fn what_no_journal_has_is_refused_and_a_run_that_has_ended_takes_nothing_more() {
-    let ManagerFixture { folder: _folder, manager: _manager, mut client, .. } = house().await;
+    let ManagerFixture { folder: _folder, manager: _manager, mut client, .. } = fixture().await;
     let document = br#"{"version":1,"name":"g","components":[{"name":"c","type":"compute","package":"x","function":"f","entry":true}]}"#;
     done(client.deploy_graph(DeployGraphRequest { document: document.to_vec() }).await).unwrap();
     let run = "0a".repeat(16);
@@ -397,7 +398,7 @@ async fn what_no_journal_has_is_refused_and_a_run_that_has_ended_takes_nothing_m
 
 #[tokio::test]
 async fn node_whose_connection_has_ended_is_taken_over_before_its_silence_is_long() {
-    let ManagerFixture { folder: _folder, manager, agent: mut dying, .. } = house().await;
+    let ManagerFixture { folder: _folder, manager, agent: mut dying, .. } = fixture().await;
     dying.report(Vec::new()).await.unwrap();
     // This agent is as silent, but its connection is open.
     let other = NodeDescription { name: "other".into(), ..node() };

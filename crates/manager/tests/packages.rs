@@ -8,20 +8,20 @@ use common::*;
 use sublet_proto::v1::*;
 use sublet_proto::{Code, Error};
 
-/// A house with two tenants, alice and bob.
+/// A manager with two tenants, alice and bob.
 struct Tenants {
-    house: ManagerFixture,
+    fixture: ManagerFixture,
     alice: Client,
     bob: Client,
 }
 
 async fn tenants() -> Tenants {
-    let mut house = house_on_tcp().await;
+    let mut fixture = fixture_on_tcp().await;
     let remove = RemovePackageRequest { name: "public/x".into(), ..Default::default() };
-    done(house.client.remove_package(remove).await).unwrap();
-    let alice = house.user("alice").await.1;
-    let bob = house.user("bob").await.1;
-    Tenants { house, alice, bob }
+    done(fixture.client.remove_package(remove).await).unwrap();
+    let alice = fixture.user("alice").await.1;
+    let bob = fixture.user("bob").await.1;
+    Tenants { fixture, alice, bob }
 }
 
 async fn resolve(client: &mut Client, name: &str) -> Result<PackageInfo, Error> {
@@ -59,7 +59,7 @@ fn digest(reply: DeployReply) -> String {
 
 #[tokio::test]
 async fn deploying_under_a_name_changes_no_other_tenants_package() {
-    let Tenants { house: _house, mut alice, mut bob } = tenants().await;
+    let Tenants { fixture: _fixture, mut alice, mut bob } = tenants().await;
     let hers = digest(deploy(&mut alice, &encoded(1)).await.unwrap());
     let his = deploy(&mut bob, &encoded(2)).await.unwrap();
     assert_eq!((his.known, &his.replaced, &his.hidden), (false, &None, &None));
@@ -78,7 +78,7 @@ async fn deploying_under_a_name_changes_no_other_tenants_package() {
 
 #[tokio::test]
 async fn rejects_packages_of_other_tenants_by_name_and_digest() {
-    let Tenants { mut house, mut alice, mut bob } = tenants().await;
+    let Tenants { mut fixture, mut alice, mut bob } = tenants().await;
     let hers = digest(deploy(&mut alice, &encoded(1)).await.unwrap());
     for name in
         ["x", "x/f", "alice/x", "alice/x/f", &hers, &format!("alice/{hers}"), &format!("alice/x@{hers}")]
@@ -98,14 +98,14 @@ async fn rejects_packages_of_other_tenants_by_name_and_digest() {
     assert_eq!(publish(&mut bob, "x").await.unwrap_err().code, Code::PermissionDenied);
     let listed = done(bob.list_packages(ListPackagesRequest::default()).await).unwrap();
     assert!(listed.packages.is_empty(), "{listed:?}");
-    assert_eq!(resolve(&mut house.client, "alice/x").await.unwrap().digest, hers, "an operator sees it");
+    assert_eq!(resolve(&mut fixture.client, "alice/x").await.unwrap().digest, hers, "an operator sees it");
 }
 
 #[tokio::test]
 async fn own_packages_come_before_public_ones() {
-    let Tenants { mut house, mut alice, mut bob } = tenants().await;
+    let Tenants { mut fixture, mut alice, mut bob } = tenants().await;
     let hers = digest(deploy(&mut alice, &encoded(1)).await.unwrap());
-    let public = publish(&mut house.client, "alice/x").await.unwrap();
+    let public = publish(&mut fixture.client, "alice/x").await.unwrap();
     assert_eq!((public.owner.as_str(), &public.digest), ("public", &hers));
     let found = resolve(&mut bob, "x").await.unwrap();
     assert_eq!((found.owner.as_str(), found.digest), ("public", hers.clone()));
@@ -116,14 +116,14 @@ async fn own_packages_come_before_public_ones() {
     // The owner's next version is not published yet.
     deploy(&mut alice, &encoded(3)).await.unwrap();
     assert_eq!(resolve(&mut bob, "public/x").await.unwrap().digest, hers);
-    remove(&mut house.client, "public/x").await.unwrap();
+    remove(&mut fixture.client, "public/x").await.unwrap();
     assert_eq!(resolve(&mut bob, "public/x").await.unwrap_err().code, Code::UnknownPackage);
     assert_eq!(resolve(&mut bob, "x").await.unwrap().owner, "bob");
 }
 
 #[tokio::test]
 async fn granted_packages_are_leased_until_the_right_is_revoked() {
-    let Tenants { house: _house, mut alice, mut bob } = tenants().await;
+    let Tenants { fixture: _fixture, mut alice, mut bob } = tenants().await;
     let hers = digest(deploy(&mut alice, &encoded(1)).await.unwrap());
     grant(&mut alice, "x", "bob", PackageRight::Read).await.unwrap();
     let found = resolve(&mut bob, "alice/x/f").await.unwrap();
@@ -152,7 +152,7 @@ async fn granted_packages_are_leased_until_the_right_is_revoked() {
 
 #[tokio::test]
 async fn a_removed_name_means_nothing_until_it_is_deployed_again() {
-    let Tenants { house: _house, mut alice, mut bob } = tenants().await;
+    let Tenants { fixture: _fixture, mut alice, mut bob } = tenants().await;
     let hers = digest(deploy(&mut alice, &encoded(1)).await.unwrap());
     grant(&mut alice, "x", "bob", PackageRight::Execute).await.unwrap();
     let removed = remove(&mut alice, "x").await.unwrap().package.unwrap();
@@ -170,7 +170,7 @@ async fn a_removed_name_means_nothing_until_it_is_deployed_again() {
 
 #[tokio::test]
 async fn runs_keep_the_packages_that_they_began_with() {
-    let Tenants { house: _house, mut alice, mut bob } = tenants().await;
+    let Tenants { fixture: _fixture, mut alice, mut bob } = tenants().await;
     let hers = digest(deploy(&mut alice, &encoded(1)).await.unwrap());
     grant(&mut alice, "x", "bob", PackageRight::Execute).await.unwrap();
     let document = br#"{"version":1,"name":"g","components":[{"name":"c","type":"compute","package":"alice/x","function":"f","entry":true}]}"#;

@@ -13,16 +13,16 @@ use sublet_proto::{Code, Error};
 const MIB: u64 = 1 << 20;
 const GRAPH: &str = r#"{"version":1,"name":"NAME","components":[{"name":"c","type":"compute","package":"x","function":"FUNCTION","entry":true}]}"#;
 
-async fn set_quota(house: &mut ManagerFixture, tenant: &str, quota: Quota) {
+async fn set_quota(fixture: &mut ManagerFixture, tenant: &str, quota: Quota) {
     let asked = Tenant { name: tenant.into(), quota: Some(quota), ..Tenant::default() };
-    let tenant = done(house.client.set_tenant(asked).await).unwrap();
+    let tenant = done(fixture.client.set_tenant(asked).await).unwrap();
     assert_eq!(tenant.quota, Some(quota));
     // Managers take quotas over within a second.
     tokio::time::sleep(Duration::from_millis(1_200)).await;
 }
 
-async fn stored(house: &mut ManagerFixture, tenant: &str) -> StoreUse {
-    let tenants = done(house.client.list_tenants(ListTenantsRequest::default()).await).unwrap().tenants;
+async fn stored(fixture: &mut ManagerFixture, tenant: &str) -> StoreUse {
+    let tenants = done(fixture.client.list_tenants(ListTenantsRequest::default()).await).unwrap().tenants;
     tenants.into_iter().find(|known| known.name == tenant).and_then(|tenant| tenant.stored).unwrap()
 }
 
@@ -54,15 +54,15 @@ async fn remove(client: &mut Client, name: &str, old_versions: bool) -> u32 {
     done(client.remove_package(asked).await).unwrap().versions
 }
 
-async fn collect(house: &mut ManagerFixture) -> CollectGarbageReply {
-    done(house.client.collect_garbage(CollectGarbageRequest {}).await).unwrap()
+async fn collect(fixture: &mut ManagerFixture) -> CollectGarbageReply {
+    done(fixture.client.collect_garbage(CollectGarbageRequest {}).await).unwrap()
 }
 
 /// Ends a lease, and reports the end as its node.
-async fn end(house: &mut ManagerFixture, client: &mut Client, lease: String) {
+async fn end(fixture: &mut ManagerFixture, client: &mut Client, lease: String) {
     let asked = EndLeaseRequest { leases: vec![lease.clone()], ..EndLeaseRequest::default() };
     done(client.end_lease(asked).await).unwrap();
-    house.agent.report(vec![used(&lease, LeaseState::Ended, 1)]).await.unwrap();
+    fixture.agent.report(vec![used(&lease, LeaseState::Ended, 1)]).await.unwrap();
 }
 
 fn is_refused<T: std::fmt::Debug>(result: Result<T, Error>, option: &str) {
@@ -72,14 +72,14 @@ fn is_refused<T: std::fmt::Debug>(result: Result<T, Error>, option: &str) {
 
 #[tokio::test]
 async fn packages_beyond_the_quota_are_refused_until_some_are_removed() {
-    let mut house = house_on_tcp().await;
-    let mut alice = house.user("alice").await.1;
+    let mut fixture = fixture_on_tcp().await;
+    let mut alice = fixture.user("alice").await.1;
     let quota = Quota { store_bytes: Some(3 * MIB), packages: Some(2), ..Quota::default() };
-    set_quota(&mut house, "alice", quota).await;
+    set_quota(&mut fixture, "alice", quota).await;
     let (first, second) = (encoded(MIB as usize), encoded(MIB as usize + 1));
     deploy(&mut alice, &first).await.unwrap();
     deploy(&mut alice, &second).await.unwrap();
-    let used = stored(&mut house, "alice").await;
+    let used = stored(&mut fixture, "alice").await;
     assert!(used.packages == 2 && used.bytes > 2 * MIB, "{used:?}");
     is_refused(deploy(&mut alice, &encoded(MIB as usize + 2)).await, "--store");
     is_refused(deploy(&mut alice, &encoded(1)).await, "--packages");
@@ -88,19 +88,19 @@ async fn packages_beyond_the_quota_are_refused_until_some_are_removed() {
     assert_eq!(remove(&mut alice, "x", true).await, 1);
     deploy(&mut alice, &encoded(1)).await.unwrap();
     assert_eq!(remove(&mut alice, "x", false).await, 2);
-    assert_eq!(stored(&mut house, "alice").await.packages, 0);
+    assert_eq!(stored(&mut fixture, "alice").await.packages, 0);
     // Another tenant has a quota of its own, and an operator none.
-    let mut bob = house.user("bob").await.1;
+    let mut bob = fixture.user("bob").await.1;
     deploy(&mut bob, &encoded(4 * MIB as usize)).await.unwrap();
 }
 
 #[tokio::test]
 async fn graphs_and_journals_beyond_the_quota_are_refused() {
-    let mut house = house_on_tcp().await;
-    let mut alice = house.user("alice").await.1;
+    let mut fixture = fixture_on_tcp().await;
+    let mut alice = fixture.user("alice").await.1;
     deploy(&mut alice, &encoded(0)).await.unwrap();
     let quota = Quota { store_bytes: Some(MIB), graphs: Some(2), ..Quota::default() };
-    set_quota(&mut house, "alice", quota).await;
+    set_quota(&mut fixture, "alice", quota).await;
     deploy_graph(&mut alice, "g", "f").await.unwrap();
     let other = deploy_graph(&mut alice, "g", "g").await.unwrap();
     is_refused(deploy_graph(&mut alice, "h", "f").await, "--graphs");
@@ -122,11 +122,11 @@ async fn graphs_and_journals_beyond_the_quota_are_refused() {
 
 #[tokio::test]
 async fn the_oldest_ended_runs_make_way_for_new_ones() {
-    let mut house = house_on_tcp().await;
-    let mut alice = house.user("alice").await.1;
+    let mut fixture = fixture_on_tcp().await;
+    let mut alice = fixture.user("alice").await.1;
     deploy(&mut alice, &encoded(0)).await.unwrap();
     deploy_graph(&mut alice, "g", "f").await.unwrap();
-    set_quota(&mut house, "alice", Quota { runs: Some(3), ..Quota::default() }).await;
+    set_quota(&mut fixture, "alice", Quota { runs: Some(3), ..Quota::default() }).await;
     for number in 1..=3 {
         begin(&mut alice, number, 0).await.unwrap();
     }
@@ -144,30 +144,30 @@ async fn the_oldest_ended_runs_make_way_for_new_ones() {
     assert_eq!(done(alice.remove_runs(removal(&[4])).await).unwrap().removed, 1);
     assert_eq!(done(alice.remove_runs(removal(&[])).await).unwrap().removed, 1);
     assert_eq!(runs(&mut alice).await, [run_id(3)]);
-    assert_eq!(stored(&mut house, "alice").await.runs, 1);
+    assert_eq!(stored(&mut fixture, "alice").await.runs, 1);
 }
 
 #[tokio::test]
 async fn leases_of_a_day_are_bounded() {
-    let mut house = house_on_tcp().await;
-    let mut alice = house.user("alice").await.1;
-    set_quota(&mut house, "alice", Quota { leases_per_day: Some(8), ..Quota::default() }).await;
+    let mut fixture = fixture_on_tcp().await;
+    let mut alice = fixture.user("alice").await.1;
+    set_quota(&mut fixture, "alice", Quota { leases_per_day: Some(8), ..Quota::default() }).await;
     for _ in 0..2 {
         let granted = lease(&mut alice, 1).await.unwrap();
-        end(&mut house, &mut alice, id(&granted)).await;
+        end(&mut fixture, &mut alice, id(&granted)).await;
     }
     is_refused(lease(&mut alice, 1).await, "--leases-per-day");
-    lease(&mut house.client, 1).await.unwrap();
+    lease(&mut fixture.client, 1).await.unwrap();
 }
 
 #[tokio::test]
 async fn only_what_nothing_refers_to_is_collected() {
-    let mut house = house_on_tcp().await;
-    let mut alice = house.user("alice").await.1;
+    let mut fixture = fixture_on_tcp().await;
+    let mut alice = fixture.user("alice").await.1;
     let package = encoded(MIB as usize);
     deploy(&mut alice, &package).await.unwrap();
     deploy_graph(&mut alice, "g", "f").await.unwrap();
-    assert_eq!(collect(&mut house).await, CollectGarbageReply::default());
+    assert_eq!(collect(&mut fixture).await, CollectGarbageReply::default());
     // A lease, and then a run, need the package when its names are gone.
     let leased = lease(&mut alice, 1).await.unwrap();
     begin(&mut alice, 1, 0).await.unwrap();
@@ -175,22 +175,22 @@ async fn only_what_nothing_refers_to_is_collected() {
     let removed = done(alice.remove_graph(removal.clone()).await).unwrap();
     assert_eq!((removed.removed.len(), removed.kept), (0, 1));
     remove(&mut alice, "x", false).await;
-    assert_eq!(collect(&mut house).await, CollectGarbageReply::default());
+    assert_eq!(collect(&mut fixture).await, CollectGarbageReply::default());
     end_run(&mut alice, 1).await;
-    assert_eq!(collect(&mut house).await, CollectGarbageReply::default());
-    end(&mut house, &mut alice, id(&leased)).await;
+    assert_eq!(collect(&mut fixture).await, CollectGarbageReply::default());
+    end(&mut fixture, &mut alice, id(&leased)).await;
     let deadline = Instant::now() + PATIENCE;
-    let mut collected = collect(&mut house).await;
+    let mut collected = collect(&mut fixture).await;
     while collected.blobs == 0 {
         assert!(Instant::now() < deadline, "the ended lease still holds its package");
         tokio::time::sleep(Duration::from_millis(10)).await;
-        collected = collect(&mut house).await;
+        collected = collect(&mut fixture).await;
     }
     assert!(collected.blobs == 1 && collected.bytes > MIB, "{collected:?}");
     // A tenant that deploys it again has it again.
     let again = deploy(&mut alice, &package).await.unwrap();
     assert!(!again.known);
-    assert_eq!(collect(&mut house).await, CollectGarbageReply::default());
+    assert_eq!(collect(&mut fixture).await, CollectGarbageReply::default());
     let refused = done(alice.collect_garbage(CollectGarbageRequest {}).await).unwrap_err();
     assert_eq!(refused.code, Code::PermissionDenied);
 }

@@ -10,9 +10,9 @@
 //!
 //! Over a network the ring is reached by a connection, which ends with the worker process. The client ends it, too,
 //! before calls are given up: later requests are neither lost nor a hole in the ring, but kept until the next process
-//! is connected ([`end`]).
+//! is connected ([`worker_connection`]).
 //!
-//! An invoker may hold several leases; a call that one of them turns away finds the others in their [`crew`].
+//! An invoker may hold several leases; a call that one of them turns away finds the others in their [`worker_set`].
 
 use std::collections::VecDeque;
 use std::ptr::NonNull;
@@ -69,7 +69,7 @@ pub(crate) struct ClientLease {
     description: v1::Lease,
     pub(crate) package: PackageInfo,
     /// The other leases of the invoker.
-    pub(crate) crew: Arc<WorkerSet>,
+    pub(crate) worker_set: Arc<WorkerSet>,
     /// The number of this lease's first worker among those of all leases of the invoker.
     pub(crate) first_worker: u32,
     /// Function names with their index, sorted by name.
@@ -82,7 +82,7 @@ pub(crate) struct ClientLease {
     results_layout: ResultsLayout,
     results: Region,
     /// The path to the workers. Region 0 is their inbox.
-    carrier: WorkerTransport,
+    worker_transport: WorkerTransport,
     workers: Box<[WorkerLink]>,
     /// Written by the link alone.
     status: AtomicU32,
@@ -190,7 +190,7 @@ impl ClientLease {
 
     /// The transport of its calls.
     pub(crate) fn fabric(&self) -> FabricChoice {
-        self.carrier.fabric()
+        self.worker_transport.fabric()
     }
 
     /// The lease, with its latest end.

@@ -251,33 +251,33 @@ impl TrustedManager {
 
 #[test]
 fn sends_its_token_over_tls_to_a_trusted_manager() {
-    let house = TrustedManager::start(&["localhost"]);
-    let access = house.access().with_ca_file(&house.ca).unwrap().with_token("sublet_1_x").unwrap();
+    let fixture = TrustedManager::start(&["localhost"]);
+    let access = fixture.access().with_ca_file(&fixture.ca).unwrap().with_token("sublet_1_x").unwrap();
     ManagerClient::connect_with(access).unwrap();
-    assert_eq!(house.manager.tokens(), ["Bearer sublet_1_x"]);
+    assert_eq!(fixture.manager.tokens(), ["Bearer sublet_1_x"]);
 }
 
 #[test]
 fn a_certificate_of_somebody_else_is_refused_with_the_reason() {
-    let (house, other) =
+    let (fixture, other) =
         (TrustedManager::start(&["localhost"]), TrustedManager::start(&["elsewhere.example"]));
     let refused = |access: Access| ManagerClient::connect_with(access).err().unwrap();
-    let error = refused(house.access().with_ca_file(&other.ca).unwrap());
+    let error = refused(fixture.access().with_ca_file(&other.ca).unwrap());
     assert!(error.code == Code::ManagerUnreachable && error.message.contains("certificate"), "{error}");
     let error = refused(other.access().with_ca_file(&other.ca).unwrap());
     assert!(error.message.contains("elsewhere.example"), "{error}");
-    let error = refused(house.access());
+    let error = refused(fixture.access());
     assert!(error.code == Code::InvalidArgument && error.message.contains("ca.pem"), "{error}");
-    assert!(house.manager.tokens().is_empty() && other.manager.tokens().is_empty());
+    assert!(fixture.manager.tokens().is_empty() && other.manager.tokens().is_empty());
 }
 
 #[test]
 fn a_port_at_which_nobody_listens_or_answers_is_named() {
-    let house = TrustedManager::start(&["localhost"]);
+    let fixture = TrustedManager::start(&["localhost"]);
     let unused = TcpListener::bind("127.0.0.1:0").unwrap();
     let address = format!("https://localhost:{}", unused.local_addr().unwrap().port());
     let connect = || {
-        let access = Access::parse(&address).unwrap().with_ca_file(&house.ca).unwrap();
+        let access = Access::parse(&address).unwrap().with_ca_file(&fixture.ca).unwrap();
         ManagerClient::connect_with(access).err().unwrap()
     };
     // The kernel accepts the connection, and no process answers.

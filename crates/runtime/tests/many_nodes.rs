@@ -48,9 +48,9 @@ impl NodesFixture {
         cores: &[u32],
         react: impl Fn(u8, u32) -> Reaction + Clone + Send + Sync + 'static,
     ) -> NodesFixture {
-        let mut house = NodesFixture::new(cores, react);
-        house.client.allocate(&allocation(cores.iter().sum())).unwrap();
-        house
+        let mut fixture = NodesFixture::new(cores, react);
+        fixture.client.allocate(&allocation(cores.iter().sum())).unwrap();
+        fixture
     }
 
     /// The node that executes a call.
@@ -83,14 +83,14 @@ fn first_turned_away() -> impl Fn(u8, u32) -> Reaction + Clone + Send + Sync + '
 
 #[test]
 fn workers_are_numbered_over_all_nodes() {
-    let house = NodesFixture::leased(&[2, 1], |_, _| Reaction::Answer);
-    assert_eq!((house.client.workers(), house.client.leases().len()), (3, 2));
-    let nodes: Vec<_> = (0..3).map(|worker| house.call(on(worker))).collect();
+    let fixture = NodesFixture::leased(&[2, 1], |_, _| Reaction::Answer);
+    assert_eq!((fixture.client.workers(), fixture.client.leases().len()), (3, 2));
+    let nodes: Vec<_> = (0..3).map(|worker| fixture.call(on(worker))).collect();
     assert_eq!(nodes, [Ok(0), Ok(0), Ok(1)]);
-    assert_eq!(house.call(on(3)), Err(Code::InvalidArgument));
-    assert_eq!(house.client.lease().unwrap().node, "node-0");
+    assert_eq!(fixture.call(on(3)), Err(Code::InvalidArgument));
+    assert_eq!(fixture.client.lease().unwrap().node, "node-0");
     assert_eq!(
-        house.nodes.iter().map(TestNode::starts).collect::<Vec<_>>(),
+        fixture.nodes.iter().map(TestNode::starts).collect::<Vec<_>>(),
         [1, 1],
         "once each, with the ticket"
     );
@@ -98,64 +98,65 @@ fn workers_are_numbered_over_all_nodes() {
 
 #[test]
 fn calls_that_name_no_worker_are_spread_over_all_nodes() {
-    let house = NodesFixture::leased(&[1, 1], |_, _| Reaction::Answer);
+    let fixture = NodesFixture::leased(&[1, 1], |_, _| Reaction::Answer);
     for _ in 0..20 {
-        house.call(anywhere()).unwrap();
+        fixture.call(anywhere()).unwrap();
     }
-    let calls: Vec<_> = house.nodes.iter().map(TestNode::calls).collect();
+    let calls: Vec<_> = fixture.nodes.iter().map(TestNode::calls).collect();
     assert!(calls.iter().all(|&calls| calls >= 5), "{calls:?}");
 }
 
 #[test]
 fn invoker_grows_and_gives_all_workers_back() {
-    let mut house = NodesFixture::leased(&[1, 1], |_, _| Reaction::Answer);
-    house.client.grow(2).unwrap();
-    assert_eq!((house.client.workers(), house.client.leases().len()), (4, 4));
-    assert_eq!([house.call(on(2)), house.call(on(3))], [Ok(0), Ok(1)]);
-    assert_eq!(house.client.deallocate().unwrap().allocated_ns, 4, "of four leases");
-    assert_eq!(house.nodes.iter().map(TestNode::held).sum::<usize>(), 0);
-    assert_eq!(house.client.grow(1).unwrap_err().code, Code::NotAllocated);
+    let mut fixture = NodesFixture::leased(&[1, 1], |_, _| Reaction::Answer);
+    fixture.client.grow(2).unwrap();
+    assert_eq!((fixture.client.workers(), fixture.client.leases().len()), (4, 4));
+    assert_eq!([fixture.call(on(2)), fixture.call(on(3))], [Ok(0), Ok(1)]);
+    assert_eq!(fixture.client.deallocate().unwrap().allocated_ns, 4, "of four leases");
+    assert_eq!(fixture.nodes.iter().map(TestNode::held).sum::<usize>(), 0);
+    assert_eq!(fixture.client.grow(1).unwrap_err().code, Code::NotAllocated);
 }
 
 #[test]
 fn requests_again_what_cannot_be_attached_and_returns_the_rest() {
-    let mut house = NodesFixture::new(&[1, 1], |_, _| Reaction::Answer);
-    house.nodes[1].refuse_next(Code::TicketSuperseded);
-    house.nodes[1].refuse_next(Code::AgentUnreachable);
-    house.client.allocate(&allocation(2)).unwrap();
-    let mut names: Vec<_> = house.manager.requests().into_iter().map(|request| request.request).collect();
+    let mut fixture = NodesFixture::new(&[1, 1], |_, _| Reaction::Answer);
+    fixture.nodes[1].refuse_next(Code::TicketSuperseded);
+    fixture.nodes[1].refuse_next(Code::AgentUnreachable);
+    fixture.client.allocate(&allocation(2)).unwrap();
+    let mut names: Vec<_> = fixture.manager.requests().into_iter().map(|request| request.request).collect();
     names.sort();
     names.dedup();
     assert_eq!(names.len(), 3, "each request has a name of its own");
     assert!(names.iter().all(|name| name.len() == 32));
-    assert_eq!(house.nodes.iter().map(TestNode::held).collect::<Vec<_>>(), [1, 1]);
-    assert_eq!(house.manager.ended().len(), 2, "what was refused is given back to the manager");
+    assert_eq!(fixture.nodes.iter().map(TestNode::held).collect::<Vec<_>>(), [1, 1]);
+    assert_eq!(fixture.manager.ended().len(), 2, "what was refused is given back to the manager");
 }
 
 #[test]
 fn all_or_nothing_is_held() {
-    let mut house = NodesFixture::new(&[1, 1], |_, _| Reaction::Answer);
-    house.nodes[1].refuse_next(Code::PermissionDenied);
-    assert_eq!(house.client.allocate(&allocation(2)).unwrap_err().code, Code::PermissionDenied);
-    assert_eq!((house.client.workers(), house.manager.requests().len()), (0, 1));
+    let mut fixture = NodesFixture::new(&[1, 1], |_, _| Reaction::Answer);
+    fixture.nodes[1].refuse_next(Code::PermissionDenied);
+    assert_eq!(fixture.client.allocate(&allocation(2)).unwrap_err().code, Code::PermissionDenied);
+    assert_eq!((fixture.client.workers(), fixture.manager.requests().len()), (0, 1));
     for _ in 0..3 {
-        house.nodes[1].refuse_next(Code::TicketSuperseded);
+        fixture.nodes[1].refuse_next(Code::TicketSuperseded);
     }
-    assert_eq!(house.client.allocate(&allocation(2)).unwrap_err().code, Code::TicketSuperseded);
-    assert_eq!(house.manager.requests().len(), 4, "three times, and no more");
-    wait_until("nothing is held", || house.nodes.iter().all(|node| node.held() == 0));
+    assert_eq!(fixture.client.allocate(&allocation(2)).unwrap_err().code, Code::TicketSuperseded);
+    assert_eq!(fixture.manager.requests().len(), 4, "three times, and no more");
+    wait_until("nothing is held", || fixture.nodes.iter().all(|node| node.held() == 0));
 }
 
 #[test]
 fn call_turned_away_goes_to_another_node_at_once() {
-    let house = NodesFixture::leased(
-        &[1, 1],
-        |node, _| if node == 0 { Reaction::TurnAway } else { Reaction::Answer },
-    );
+    let fixture =
+        NodesFixture::leased(
+            &[1, 1],
+            |node, _| if node == 0 { Reaction::TurnAway } else { Reaction::Answer },
+        );
     for _ in 0..20 {
-        assert_eq!(house.call(anywhere()), Ok(1));
+        assert_eq!(fixture.call(anywhere()), Ok(1));
     }
-    assert!(house.nodes[0].calls() > 0, "it was tried");
+    assert!(fixture.nodes[0].calls() > 0, "it was tried");
 }
 
 #[test]
@@ -164,63 +165,63 @@ fn resends_calls_turned_away_in_every_way_of_waiting() {
     let (mut outputs, none) = ([[9u8]; 4], [0u8; 0]);
     let [ready, timed, awaited, dropped] = &mut outputs;
 
-    let house = NodesFixture::leased(&[1], react());
-    let mut call = house.client.submit("who", &none, ready).unwrap();
+    let fixture = NodesFixture::leased(&[1], react());
+    let mut call = fixture.client.submit("who", &none, ready).unwrap();
     wait_until("it is ready", || call.is_ready());
     call.wait().unwrap();
 
-    let house = NodesFixture::leased(&[1], react());
-    let mut call = house.client.submit("who", &none, timed).unwrap();
+    let fixture = NodesFixture::leased(&[1], react());
+    let mut call = fixture.client.submit("who", &none, timed).unwrap();
     assert!(call.wait_timeout(PATIENCE));
     call.wait().unwrap();
 
-    let house = NodesFixture::leased(&[1], react());
-    block_on(house.client.submit("who", &none, awaited).unwrap()).unwrap();
+    let fixture = NodesFixture::leased(&[1], react());
+    block_on(fixture.client.submit("who", &none, awaited).unwrap()).unwrap();
 
-    let house = NodesFixture::leased(&[1], react());
-    drop(house.client.submit("who", &none, dropped).unwrap());
+    let fixture = NodesFixture::leased(&[1], react());
+    drop(fixture.client.submit("who", &none, dropped).unwrap());
     assert_eq!(outputs, [[0]; 4]);
 }
 
 #[test]
 fn call_turned_away_everywhere_fails_after_bounded_rounds() {
-    let house = NodesFixture::leased(&[2, 1], |_, _| Reaction::TurnAway);
-    assert_eq!(house.call(anywhere()), Err(Code::CoreBusy));
-    let tried: Vec<_> = house.nodes.iter().map(TestNode::calls).collect();
+    let fixture = NodesFixture::leased(&[2, 1], |_, _| Reaction::TurnAway);
+    assert_eq!(fixture.call(anywhere()), Err(Code::CoreBusy));
+    let tried: Vec<_> = fixture.nodes.iter().map(TestNode::calls).collect();
     assert!(tried.iter().all(|&calls| (100..1000).contains(&calls)), "{tried:?}");
     let mut output = [0u8];
-    let call = house.client.submit("who", &[0u8; 0], &mut output).unwrap();
+    let call = fixture.client.submit("who", &[0u8; 0], &mut output).unwrap();
     assert_eq!(block_on(call).unwrap_err().code, Code::CoreBusy);
 }
 
 #[test]
 fn deadline_of_a_call_turned_away_stops_no_worker() {
-    let house = NodesFixture::leased(&[1], |_, _| Reaction::TurnAway);
+    let fixture = NodesFixture::leased(&[1], |_, _| Reaction::TurnAway);
     let deadline = Some(Instant::now() + Duration::from_millis(2));
-    let ended = house.call(CallOptions { deadline, ..anywhere() });
+    let ended = fixture.call(CallOptions { deadline, ..anywhere() });
     // Between two rounds, or while it is turned away once more.
     assert!(matches!(ended, Err(Code::CoreBusy | Code::DeadlineExceeded)), "{ended:?}");
-    assert_eq!(house.nodes[0].starts(), 1);
+    assert_eq!(fixture.nodes[0].starts(), 1);
 }
 
 #[test]
 fn a_call_for_a_named_worker_stays_with_it() {
-    let house = NodesFixture::leased(&[1, 1], first_turned_away());
-    assert_eq!(house.call(on(0)), Ok(0));
-    assert_eq!(house.nodes.iter().map(TestNode::calls).collect::<Vec<_>>(), [2, 0]);
+    let fixture = NodesFixture::leased(&[1, 1], first_turned_away());
+    assert_eq!(fixture.call(on(0)), Ok(0));
+    assert_eq!(fixture.nodes.iter().map(TestNode::calls).collect::<Vec<_>>(), [2, 0]);
 }
 
 #[test]
 fn lost_call_fails_with_its_reason_unless_repeatable() {
     let dies = |node, _| if node == 0 { Reaction::Die } else { Reaction::Answer };
-    let house = NodesFixture::leased(&[1, 1], dies);
-    assert_eq!(house.call(on(0)), Err(Code::WorkerDied));
+    let fixture = NodesFixture::leased(&[1, 1], dies);
+    assert_eq!(fixture.call(on(0)), Err(Code::WorkerDied));
     for _ in 0..4 {
-        assert_eq!(house.call(anywhere().repeatable(1)), Ok(1));
+        assert_eq!(fixture.call(anywhere().repeatable(1)), Ok(1));
     }
-    let calls = house.nodes[0].calls();
-    assert_eq!(house.call(on(0).repeatable(2)), Err(Code::WorkerDied));
-    assert_eq!(house.nodes[0].calls() - calls, 3, "once and two more times");
+    let calls = fixture.nodes[0].calls();
+    assert_eq!(fixture.call(on(0).repeatable(2)), Err(Code::WorkerDied));
+    assert_eq!(fixture.nodes[0].calls() - calls, 3, "once and two more times");
 }
 
 #[test]
@@ -233,46 +234,46 @@ fn new_process_repeats_lost_calls_in_every_way_of_waiting() {
     let mut outputs = [[9u8]; 3];
     let [waited, ready, awaited] = &mut outputs;
 
-    let house = NodesFixture::leased(&[1], once());
-    let who = house.client.function("who").unwrap();
-    house.client.submit_with(who, &none, waited, options).unwrap().wait().unwrap();
-    assert_eq!(house.nodes[0].starts(), 2);
+    let fixture = NodesFixture::leased(&[1], once());
+    let who = fixture.client.function("who").unwrap();
+    fixture.client.submit_with(who, &none, waited, options).unwrap().wait().unwrap();
+    assert_eq!(fixture.nodes[0].starts(), 2);
 
-    let house = NodesFixture::leased(&[1], once());
-    let mut call = house.client.submit_with(who, &none, ready, options).unwrap();
+    let fixture = NodesFixture::leased(&[1], once());
+    let mut call = fixture.client.submit_with(who, &none, ready, options).unwrap();
     wait_until("it is ready", || call.is_ready());
     call.wait().unwrap();
 
-    let house = NodesFixture::leased(&[1], once());
-    block_on(house.client.submit_with(who, &none, awaited, options).unwrap()).unwrap();
+    let fixture = NodesFixture::leased(&[1], once());
+    block_on(fixture.client.submit_with(who, &none, awaited, options).unwrap()).unwrap();
     assert_eq!(outputs, [[0]; 3]);
 }
 
 #[test]
 fn calls_use_the_remaining_leases_and_fail_after_the_last() {
-    let house = NodesFixture::leased(&[1, 1], |_, _| Reaction::Answer);
-    house.nodes[0].end(Code::NodeReclaimed);
-    wait_until("the client knows", || house.call(on(0)) == Err(Code::NodeReclaimed));
+    let fixture = NodesFixture::leased(&[1, 1], |_, _| Reaction::Answer);
+    fixture.nodes[0].end(Code::NodeReclaimed);
+    wait_until("the client knows", || fixture.call(on(0)) == Err(Code::NodeReclaimed));
     for _ in 0..10 {
-        assert_eq!(house.call(anywhere()), Ok(1));
+        assert_eq!(fixture.call(anywhere()), Ok(1));
     }
-    house.nodes[1].end(Code::LeaseExpired);
-    wait_until("the client knows", || house.call(on(1)) == Err(Code::LeaseExpired));
-    assert_eq!(house.call(anywhere().repeatable(5)), Err(Code::NodeReclaimed));
+    fixture.nodes[1].end(Code::LeaseExpired);
+    wait_until("the client knows", || fixture.call(on(1)) == Err(Code::LeaseExpired));
+    assert_eq!(fixture.call(anywhere().repeatable(5)), Err(Code::NodeReclaimed));
 }
 
 #[test]
 fn a_repeatable_call_leaves_a_lease_that_ends_under_it() {
-    let house =
+    let fixture =
         NodesFixture::leased(&[1, 1], |node, _| if node == 0 { Reaction::Ignore } else { Reaction::Answer });
-    let who = house.client.function("who").unwrap();
+    let who = fixture.client.function("who").unwrap();
     let mut outputs = [[9u8]; 8];
     let calls: Vec<_> = outputs
         .iter_mut()
-        .map(|output| house.client.submit_with(who, &[0u8; 0], output, anywhere().repeatable(1)).unwrap())
+        .map(|output| fixture.client.submit_with(who, &[0u8; 0], output, anywhere().repeatable(1)).unwrap())
         .collect();
-    wait_until("some are at the first node", || house.nodes[0].calls() > 0);
-    house.nodes[0].end(Code::NodeReclaimed);
+    wait_until("some are at the first node", || fixture.nodes[0].calls() > 0);
+    fixture.nodes[0].end(Code::NodeReclaimed);
     for call in calls {
         call.wait().unwrap();
     }
@@ -281,32 +282,32 @@ fn a_repeatable_call_leaves_a_lease_that_ends_under_it() {
 
 #[test]
 fn an_announced_end_is_told_and_new_calls_avoid_it() {
-    let house = NodesFixture::leased(&[1, 1], |_, _| Reaction::Answer);
-    assert!(house.client.notices().is_empty());
-    house.nodes[0].announce(Code::NodeReclaimed, 60_000);
-    wait_until("the client knows", || !house.client.notices().is_empty());
-    let notice = &house.client.notices()[0];
+    let fixture = NodesFixture::leased(&[1, 1], |_, _| Reaction::Answer);
+    assert!(fixture.client.notices().is_empty());
+    fixture.nodes[0].announce(Code::NodeReclaimed, 60_000);
+    wait_until("the client knows", || !fixture.client.notices().is_empty());
+    let notice = &fixture.client.notices()[0];
     assert_eq!(
         (notice.lease.as_str(), notice.error.code),
-        (house.client.leases()[0].id.as_str(), Code::NodeReclaimed)
+        (fixture.client.leases()[0].id.as_str(), Code::NodeReclaimed)
     );
     assert!(notice.until > Instant::now());
     for _ in 0..10 {
-        assert_eq!(house.call(anywhere()), Ok(1));
+        assert_eq!(fixture.call(anywhere()), Ok(1));
     }
-    assert_eq!(house.call(on(0)), Ok(0), "calls go on until then");
-    house.nodes[1].announce(Code::NodeReclaimed, 60_000);
-    wait_until("the client knows", || house.client.notices().len() == 2);
-    house.call(anywhere()).unwrap();
+    assert_eq!(fixture.call(on(0)), Ok(0), "calls go on until then");
+    fixture.nodes[1].announce(Code::NodeReclaimed, 60_000);
+    wait_until("the client knows", || fixture.client.notices().len() == 2);
+    fixture.call(anywhere()).unwrap();
 }
 
 #[test]
 fn a_lease_is_renewed_at_its_manager_and_its_agent() {
-    let house = NodesFixture::leased(&[1, 1], |_, _| Reaction::Answer);
-    house.client.renew(Duration::from_secs(7)).unwrap();
-    let ends: Vec<_> = house.client.leases().iter().map(|lease| lease.expires_unix_ms).collect();
+    let fixture = NodesFixture::leased(&[1, 1], |_, _| Reaction::Answer);
+    fixture.client.renew(Duration::from_secs(7)).unwrap();
+    let ends: Vec<_> = fixture.client.leases().iter().map(|lease| lease.expires_unix_ms).collect();
     assert_eq!(ends, [8000, 8000]);
-    house.call(anywhere()).unwrap();
+    fixture.call(anywhere()).unwrap();
 }
 
 /// Runs a future by a waker that unparks this thread.

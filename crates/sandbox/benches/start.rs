@@ -39,16 +39,16 @@ fn main() {
     }
 }
 
-fn measure(kind: &str, house: &SandboxFixture, program: &Path, starts: usize, change: impl Fn(&mut Spec)) {
+fn measure(kind: &str, fixture: &SandboxFixture, program: &Path, starts: usize, change: impl Fn(&mut Spec)) {
     let (mut sandboxed, mut answered, mut bare) = (Vec::new(), Vec::new(), Vec::new());
     for _ in 0..starts {
         std::thread::sleep(PAUSE);
         let begun = now_ns();
-        let mut tenant = house.start_with(&["now"], &change);
+        let mut tenant = fixture.start_with(&["now"], &change);
         answered.push(now_ns() - begun);
         sandboxed.push(tenant.read_all().trim().parse::<u64>().unwrap() - begun);
-        house.wait(&tenant.made);
-        house.sandboxes.delete(&[tenant.made.id]).remove(0).unwrap();
+        fixture.wait(&tenant.made);
+        fixture.sandboxes.delete(&[tenant.made.id]).remove(0).unwrap();
         std::thread::sleep(PAUSE);
         bare.push(start_bare(program));
     }

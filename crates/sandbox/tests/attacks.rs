@@ -45,16 +45,16 @@ fn assert_blocked(said: &str, tries: usize) {
 }
 
 /// Creates a file that a program in a sandbox must not see.
-fn secret(house: &SandboxFixture) -> String {
-    let path = house.folder.path().join("secret");
+fn secret(fixture: &SandboxFixture) -> String {
+    let path = fixture.folder.path().join("secret");
     fs::write(&path, "secret").unwrap();
     path.to_str().unwrap().to_owned()
 }
 
 fn the_hosts_files_are_not_there(sort: Sort) {
-    let house = SandboxFixture::open(sort);
+    let fixture = SandboxFixture::open(sort);
     let own = format!("/proc/{}/environ", std::process::id());
-    let (secret, probe) = (secret(&house), program().to_str().unwrap());
+    let (secret, probe) = (secret(&fixture), program().to_str().unwrap());
     let paths = [
         "/etc/shadow",
         "/etc/hostname",
@@ -87,7 +87,7 @@ fn the_hosts_files_are_not_there(sort: Sort) {
         probe,
     ];
     let words: Vec<_> = ["files"].into_iter().chain(paths).collect();
-    let (said, _) = house.run(&words);
+    let (said, _) = fixture.run(&words);
     // The sandbox may read /proc/mounts, which lists its own mounts only.
     let said: String =
         said.lines().filter(|line| !line.contains("/proc/mounts")).map(|line| format!("{line}\n")).collect();
@@ -95,12 +95,12 @@ fn the_hosts_files_are_not_there(sort: Sort) {
 }
 
 fn another_sandboxs_files_are_not_there(sort: Sort) {
-    let house = SandboxFixture::open(sort);
-    let folder = house.folder.path().join("others");
+    let fixture = SandboxFixture::open(sort);
+    let folder = fixture.folder.path().join("others");
     fs::create_dir(&folder).unwrap();
     fs::write(folder.join("theirs"), "theirs").unwrap();
     fs::set_permissions(&folder, fs::Permissions::from_mode(0o755)).unwrap();
-    let mut other = house.start_with(&["wait"], |spec| spec.folder = Some(folder.clone()));
+    let mut other = fixture.start_with(&["wait"], |spec| spec.folder = Some(folder.clone()));
     assert_eq!(other.read_line(), "said ready");
     let theirs = folder.join("theirs");
     let pid = other.made.state.pid.unwrap();
@@ -111,16 +111,16 @@ fn another_sandboxs_files_are_not_there(sort: Sort) {
         "/tmp/fill".to_owned(),
     ];
     let words: Vec<_> = ["files"].into_iter().chain(ways.iter().map(String::as_str)).collect();
-    let (said, _) = house.run(&words);
+    let (said, _) = fixture.run(&words);
     assert_blocked(&said, 6 * ways.len());
     drop(other);
 }
 
 fn other_processes_cannot_be_seen_traced_signalled_or_read(sort: Sort) {
-    let house = SandboxFixture::open(sort);
+    let fixture = SandboxFixture::open(sort);
     let mut child = Command::new("/bin/sleep").arg("1000").spawn().unwrap();
     for outside in [std::process::id(), child.id()] {
-        let (said, _) = house.run(&["processes", &outside.to_string()]);
+        let (said, _) = fixture.run(&["processes", &outside.to_string()]);
         assert_blocked(&said, 30);
     }
     child.kill().unwrap();
@@ -136,10 +136,10 @@ fn each_wall_stands_though_others_would_do(sort: Sort) {
         // Sets the groups of this thread only; the processes that it starts inherit them.
         rustix::thread::set_thread_groups(&[rustix::process::Gid::from_raw(4)]).unwrap();
     }
-    let house = SandboxFixture::open(sort);
+    let fixture = SandboxFixture::open(sort);
     // A template has no network.
     let network = if sort == Sort::Template { NetworkAccess::None } else { NetworkAccess::Host };
-    let (said, _) = house.run_with(&["walls"], |spec| spec.network = network);
+    let (said, _) = fixture.run_with(&["walls"], |spec| spec.network = network);
     let none = "0000000000000000";
     let rights = ["CapInh", "CapPrm", "CapEff", "CapBnd", "CapAmb"].map(|set| (set, none));
     for (what, value) in rights.into_iter().chain([("NoNewPrivs", "1"), ("Seccomp", "2")]) {
@@ -155,19 +155,19 @@ fn each_wall_stands_though_others_would_do(sort: Sort) {
 }
 
 fn a_connection_that_it_was_given_leads_nowhere_else(sort: Sort) {
-    let house = SandboxFixture::open(sort);
+    let fixture = SandboxFixture::open(sort);
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();
     let elsewhere = TcpListener::bind("127.0.0.1:0").unwrap();
     let client = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
     let (mut server, _) = listener.accept().unwrap();
     let port = elsewhere.local_addr().unwrap().port().to_string();
-    let tenant = house.start_with(&["reconnect", &port], |spec| spec.control = client.into());
+    let tenant = fixture.start_with(&["reconnect", &port], |spec| spec.control = client.into());
     let mut said = String::new();
     server.read_to_string(&mut said).unwrap();
     assert_blocked(&said, 8);
     elsewhere.set_nonblocking(true).unwrap();
     assert!(elsewhere.accept().is_err(), "it came through");
-    house.wait(&tenant.made);
+    fixture.wait(&tenant.made);
 }
 
 fn nothing_can_be_mounted_and_no_namespace_made(sort: Sort) {
@@ -183,17 +183,17 @@ fn what_it_prints_goes_through_a_pipe_and_cannot_be_taken_back(sort: Sort) {
 }
 
 fn a_fork_bomb_ends_at_its_limit_and_others_go_on(sort: Sort) {
-    let house = SandboxFixture::open(sort);
-    let mut neighbour = house.start(&["wait", "5"]);
+    let fixture = SandboxFixture::open(sort);
+    let mut neighbour = fixture.start(&["wait", "5"]);
     assert_eq!(neighbour.read_line(), "said ready");
-    let mut bomb = house.start_with(&["forks"], |spec| spec.limits.processes = Some(20));
+    let mut bomb = fixture.start_with(&["forks"], |spec| spec.limits.processes = Some(20));
     let said = bomb.read_line();
     // With init and the program there are 20; the limit that stands in for a control group counts a little otherwise.
     assert!(said == "said 18 EAGAIN" || !is_bounded("pids") && said == "said 19 EAGAIN", "{said}");
-    assert_eq!(house.wait(&bomb.made).exit, Some(ProgramEnd::Status(0)));
+    assert_eq!(fixture.wait(&bomb.made).exit, Some(ProgramEnd::Status(0)));
     assert_eq!(bomb.read_all(), "", "all of them are gone");
     neighbour.outside.write_all(b"x").unwrap();
-    assert_eq!(house.wait(&neighbour.made).exit, Some(ProgramEnd::Status(5)));
+    assert_eq!(fixture.wait(&neighbour.made).exit, Some(ProgramEnd::Status(5)));
 }
 
 #[test]
@@ -202,11 +202,11 @@ fn many_processes_get_only_their_workers_share_of_a_core() {
         skip(Means::Controller("cpu"), "without a cpu controller sandboxes have no shares of a core");
         return;
     }
-    let house = SandboxFixture::open(Sort::Process);
+    let fixture = SandboxFixture::open(Sort::Process);
     let affinity = rustix::thread::sched_getaffinity(None).unwrap();
     let core = (0..1024).rev().find(|&core| affinity.is_set(core)).unwrap() as u32;
     let spin = |processes: &str, workers: usize| {
-        let mut tenant = house.start_with(&["spin", processes], |spec| {
+        let mut tenant = fixture.start_with(&["spin", processes], |spec| {
             spec.limits.cores = vec![core; workers];
             spec.limits.processes = Some(200);
         });
@@ -227,8 +227,8 @@ fn many_processes_get_only_their_workers_share_of_a_core() {
         println!("{share:.3} beside a crowd of {workers} workers, {fair:.3} are fair");
         assert!(share >= 0.8 * fair, "{share} of the core, {fair} are fair");
         assert!(1.0 - share >= 0.8 * (1.0 - fair), "{share} of the core, {fair} are fair");
-        house.kill(&crowd, Signal::KILL);
-        house.wait(&crowd.made);
+        fixture.kill(&crowd, Signal::KILL);
+        fixture.wait(&crowd.made);
     }
 }
 
@@ -237,23 +237,23 @@ fn a_memory_bomb_is_killed_alone_and_its_end_says_so(sort: Sort) {
         skip(Means::Controller("memory"), "without control groups there is no limit of a sandbox's memory");
         return;
     }
-    let house = SandboxFixture::open(sort);
-    let mut neighbour = house.start(&["wait", "5"]);
+    let fixture = SandboxFixture::open(sort);
+    let mut neighbour = fixture.start(&["wait", "5"]);
     assert_eq!(neighbour.read_line(), "said ready");
     for how in ["private", "shared"] {
-        let (_, exit) = house.run_with(&["memory", how], |spec| spec.limits.memory_bytes = Some(32 * MIB));
+        let (_, exit) = fixture.run_with(&["memory", how], |spec| spec.limits.memory_bytes = Some(32 * MIB));
         assert_eq!(exit, ProgramEnd::OutOfMemory(32 * MIB), "{how}");
         assert_eq!(exit.to_string(), "out of memory: it was limited to 33554432 bytes");
     }
     neighbour.outside.write_all(b"x").unwrap();
-    assert_eq!(house.wait(&neighbour.made).exit, Some(ProgramEnd::Status(5)));
+    assert_eq!(fixture.wait(&neighbour.made).exit, Some(ProgramEnd::Status(5)));
 }
 
 #[test]
 fn what_is_written_has_a_bound_and_a_place() {
-    let house = SandboxFixture::open(Sort::Process);
+    let fixture = SandboxFixture::open(Sort::Process);
     for (given, room) in [(4 * MIB, 4 * MIB), (0, 4096)] {
-        let (said, _) = house.run_with(&["disk"], |spec| spec.limits.scratch_bytes = given);
+        let (said, _) = fixture.run_with(&["disk"], |spec| spec.limits.scratch_bytes = given);
         assert!(said.contains(&format!("said {room} ENOSPC")), "{said}");
         assert!(said.contains("files ENOSPC"), "{said}");
         assert_blocked(&said, 8);
@@ -262,12 +262,12 @@ fn what_is_written_has_a_bound_and_a_place() {
 
 #[test]
 fn drivers_find_only_their_files_and_their_own_writes() {
-    let house = SandboxFixture::open(Sort::Process);
+    let fixture = SandboxFixture::open(Sort::Process);
     let shell = |script: &str, devices: Devices| {
-        let (mut spec, _outside) = house.probe(&["-c", script]);
+        let (mut spec, _outside) = fixture.probe(&["-c", script]);
         (spec.program, spec.devices) = (SandboxProgram::Inside("/usr/bin/sh".into()), devices);
-        let made = house.sandboxes.launch(vec![spec]).remove(0);
-        made.ok().and_then(|made| house.wait(&made).exit)
+        let made = fixture.sandboxes.launch(vec![spec]).remove(0);
+        made.ok().and_then(|made| fixture.wait(&made).exit)
     };
     assert_eq!(shell("exit 3", Devices::None), None, "there is no shell");
     assert_eq!(shell("exit 3", Devices::Drivers), Some(ProgramEnd::Status(3)));
@@ -277,33 +277,33 @@ fn drivers_find_only_their_files_and_their_own_writes() {
     }
     // A sandbox that may use a GPU or handle page faults gets no system calls beside those for that.
     for devices in [Devices::Gpu, Devices::Faults] {
-        let (said, _) = house.run_with(&["calls"], |spec| spec.devices = devices);
+        let (said, _) = fixture.run_with(&["calls"], |spec| spec.devices = devices);
         assert_blocked(&said, 30);
     }
-    let (said, _) = house.run_with(&["disk"], |spec| spec.devices = Devices::Drivers);
+    let (said, _) = fixture.run_with(&["disk"], |spec| spec.devices = Devices::Drivers);
     let breaches: Vec<_> = said.lines().filter(|line| line.starts_with("BREACH")).collect();
     assert!(matches!(&breaches[..], [one] if one.contains("executing what was written")), "{breaches:?}");
 }
 
 fn nothing_outlives_its_sandbox(sort: Sort) {
-    let house = SandboxFixture::open(sort);
-    let mut tenant = house.start(&["survive"]);
+    let fixture = SandboxFixture::open(sort);
+    let mut tenant = fixture.start(&["survive"]);
     for _ in 0..3 {
         assert_eq!(tenant.read_line(), "said hidden");
     }
-    house.kill(&tenant, Signal::KILL);
-    assert_eq!(house.wait(&tenant.made).exit, Some(ProgramEnd::Signal(9)));
+    fixture.kill(&tenant, Signal::KILL);
+    assert_eq!(fixture.wait(&tenant.made).exit, Some(ProgramEnd::Signal(9)));
     assert_eq!(tenant.read_all(), "", "a surviving process would have the socket");
-    let mut tenant = house.start(&["orphan", "6"]);
+    let mut tenant = fixture.start(&["orphan", "6"]);
     assert!(tenant.read_all().contains("hidden"));
-    assert_eq!(house.wait(&tenant.made).exit, Some(ProgramEnd::Status(6)));
+    assert_eq!(fixture.wait(&tenant.made).exit, Some(ProgramEnd::Status(6)));
 }
 
 fn links_and_devices_in_a_folder_lead_nowhere(sort: Sort) {
-    let house = SandboxFixture::open(sort);
-    let secret = secret(&house);
+    let fixture = SandboxFixture::open(sort);
+    let secret = secret(&fixture);
     fs::set_permissions(&secret, fs::Permissions::from_mode(0o600)).unwrap();
-    let folder = house.folder.path().join("package");
+    let folder = fixture.folder.path().join("package");
     fs::create_dir(&folder).unwrap();
     fs::set_permissions(&folder, fs::Permissions::from_mode(0o755)).unwrap();
     symlink("/etc/shadow", folder.join("absolute")).unwrap();
@@ -325,7 +325,7 @@ fn links_and_devices_in_a_folder_lead_nowhere(sort: Sort) {
     }
     let paths: Vec<_> = names.iter().map(|name| format!("/package/{name}")).collect();
     let words: Vec<_> = ["files"].into_iter().chain(paths.iter().map(String::as_str)).collect();
-    let (said, _) = house.run_with(&words, |spec| spec.folder = Some(folder));
+    let (said, _) = fixture.run_with(&words, |spec| spec.folder = Some(folder));
     assert_blocked(&said, 6 * names.len());
 }
 
@@ -334,18 +334,18 @@ fn a_program_of_another_user_gives_no_rights(sort: Sort) {
         skip(Means::Root, "only root can make such a program");
         return;
     }
-    let house = SandboxFixture::open(sort);
-    let folder = house.folder.path().join("folder");
+    let fixture = SandboxFixture::open(sort);
+    let folder = fixture.folder.path().join("folder");
     fs::create_dir(&folder).unwrap();
     fs::set_permissions(&folder, fs::Permissions::from_mode(0o755)).unwrap();
     let path = folder.join("suid");
     // The program needs no libraries, which an image may lack.
     fs::copy(image()[0].join("bin/probe"), &path).unwrap();
     fs::set_permissions(&path, fs::Permissions::from_mode(0o4755)).unwrap();
-    let (said, _) = house.run_with(&["show"], |spec| match sort {
+    let (said, _) = fixture.run_with(&["show"], |spec| match sort {
         Sort::Process | Sort::Container => spec.program = SandboxProgram::Outside(path),
         Sort::Template => {
-            let source = house.folder.path().join("execute.py");
+            let source = fixture.folder.path().join("execute.py");
             fs::write(&source, "import os\nos.execv('/package/suid', ['suid', 'show'])").unwrap();
             spec.folder = Some(folder);
             spec.program = SandboxProgram::Outside(source);
@@ -394,10 +394,10 @@ fn bare(words: &[&str]) -> String {
 
 #[test]
 fn outside_of_a_sandbox_the_same_tries_succeed() {
-    let house = SandboxFixture::open(Sort::Process);
+    let fixture = SandboxFixture::open(Sort::Process);
     let breaches = |words: &[&str]| bare(words).lines().filter(|line| line.starts_with("BREACH")).count();
     assert!(Path::new("/etc/passwd").exists());
-    assert!(breaches(&["files", "/etc/passwd", &secret(&house)]) >= 4);
+    assert!(breaches(&["files", "/etc/passwd", &secret(&fixture)]) >= 4);
     assert!(breaches(&["sockets"]) >= 4);
     let mut child = Command::new("/bin/sleep").arg("1000").spawn().unwrap();
     assert!(breaches(&["processes", &child.id().to_string()]) >= 4);

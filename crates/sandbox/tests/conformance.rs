@@ -46,77 +46,77 @@ fn is_there(pid: u32) -> bool {
 }
 
 fn a_sandbox_goes_through_the_states_of_its_life(sort: Sort) {
-    let house = SandboxFixture::open(sort);
-    let (spec, mut outside) = house.probe(&["wait", "3"]);
-    let made = house.sandboxes.create(vec![spec]).remove(0).unwrap();
-    let state = || house.sandboxes.state(&[made.id]).remove(0).unwrap();
+    let fixture = SandboxFixture::open(sort);
+    let (spec, mut outside) = fixture.probe(&["wait", "3"]);
+    let made = fixture.sandboxes.create(vec![spec]).remove(0).unwrap();
+    let state = || fixture.sandboxes.state(&[made.id]).remove(0).unwrap();
     assert_eq!(state(), SandboxState { status: SandboxStatus::Created, pid: None, exit: None });
-    let started = house.sandboxes.start(&[made.id]).remove(0).unwrap();
+    let started = fixture.sandboxes.start(&[made.id]).remove(0).unwrap();
     assert_eq!(started.status, SandboxStatus::Running);
     assert_eq!(state(), started);
     let status = std::fs::read_to_string(format!("/proc/{}/status", started.pid.unwrap())).unwrap();
     let numbers = status.lines().find_map(|line| line.strip_prefix("NSpid:")).unwrap();
     assert!(numbers.ends_with("\t2"), "the pid is the program's, as this machine numbers it: {numbers}");
     let ids = [made.id];
-    let again = house.sandboxes.start(&ids).remove(0);
+    let again = fixture.sandboxes.start(&ids).remove(0);
     assert!(
         matches!(again, Err(SandboxError::WrongStatus { status: SandboxStatus::Running, .. })),
         "{again:?}"
     );
-    assert!(matches!(house.sandboxes.delete(&ids).remove(0), Err(SandboxError::WrongStatus { .. })));
+    assert!(matches!(fixture.sandboxes.delete(&ids).remove(0), Err(SandboxError::WrongStatus { .. })));
     outside.write_all(b"x").unwrap();
-    let stopped = house.wait(&made);
+    let stopped = fixture.wait(&made);
     assert_eq!((stopped.status, stopped.exit), (SandboxStatus::Stopped, Some(ProgramEnd::Status(3))));
-    assert_eq!(house.wait(&made), stopped, "an end can be heard of again");
-    house.sandboxes.delete(&ids).remove(0).unwrap();
-    assert!(matches!(house.sandboxes.state(&ids).remove(0), Err(SandboxError::Unknown(_))));
+    assert_eq!(fixture.wait(&made), stopped, "an end can be heard of again");
+    fixture.sandboxes.delete(&ids).remove(0).unwrap();
+    assert!(matches!(fixture.sandboxes.state(&ids).remove(0), Err(SandboxError::Unknown(_))));
 }
 
 fn a_vector_is_answered_in_order_and_one_of_it_can_fail_alone(sort: Sort) {
-    let house = SandboxFixture::open(sort);
+    let fixture = SandboxFixture::open(sort);
     let (mut specs, controls): (Vec<_>, Vec<_>) =
-        (0..5).map(|number| house.probe(&["exit", &number.to_string()])).unzip();
+        (0..5).map(|number| fixture.probe(&["exit", &number.to_string()])).unzip();
     specs[2].program = SandboxProgram::Outside("/no/such/program".into());
-    let mut made = house.sandboxes.create(specs);
+    let mut made = fixture.sandboxes.create(specs);
     let error = made.remove(2).unwrap_err().to_string();
     assert!(error.contains("/no/such/program"), "{error}");
     let made: Vec<_> = made.into_iter().map(Result::unwrap).collect();
     let ids: Vec<SandboxId> = made.iter().map(|made| made.id).collect();
-    assert!(house.sandboxes.start(&ids).iter().all(Result::is_ok));
-    let exits: Vec<_> = made.iter().map(|made| house.wait(made).exit.unwrap()).collect();
+    assert!(fixture.sandboxes.start(&ids).iter().all(Result::is_ok));
+    let exits: Vec<_> = made.iter().map(|made| fixture.wait(made).exit.unwrap()).collect();
     assert_eq!(exits, [0, 1, 3, 4].map(ProgramEnd::Status));
-    assert!(house.sandboxes.delete(&ids).iter().all(Result::is_ok));
+    assert!(fixture.sandboxes.delete(&ids).iter().all(Result::is_ok));
     drop(controls);
 }
 
 fn a_request_that_is_too_large_is_refused_and_harms_nobody(sort: Sort) {
-    let house = SandboxFixture::open(sort);
-    let tenant = house.start(&["wait"]);
-    let asked = house.sandboxes.state(&[tenant.made.id; MAX_VECTOR + 1]);
+    let fixture = SandboxFixture::open(sort);
+    let tenant = fixture.start(&["wait"]);
+    let asked = fixture.sandboxes.state(&[tenant.made.id; MAX_VECTOR + 1]);
     assert!(asked.iter().all(|state| matches!(state, Err(SandboxError::TooMany))), "{asked:?}");
     // A request of an operator with too many numbers: the answers would not fit into a packet.
     let request = SandboxRequest { body: Some(Body::State(SandboxIds { ids: vec![0; 10_000] })) };
-    let relayed = house.sandboxes.relay(&request, &[]);
+    let relayed = fixture.sandboxes.relay(&request, &[]);
     assert!(matches!(relayed, Err(SandboxError::TooMany)), "{relayed:?}");
     // A request of an operator with a later version, which this version does not know.
-    let unknown = house.sandboxes.relay(&SandboxRequest::default(), &[]);
+    let unknown = fixture.sandboxes.relay(&SandboxRequest::default(), &[]);
     assert!(unknown.is_err(), "{unknown:?}");
-    let (spec, _outside) = house.probe(&[&"long".repeat(MAX_PACKET_BYTES)]);
-    let error = house.sandboxes.launch(vec![spec]).remove(0).unwrap_err().to_string();
+    let (spec, _outside) = fixture.probe(&[&"long".repeat(MAX_PACKET_BYTES)]);
+    let error = fixture.sandboxes.launch(vec![spec]).remove(0).unwrap_err().to_string();
     assert!(error.contains("larger than a packet"), "{error}");
-    assert_eq!(house.sandboxes.state(&[tenant.made.id]).remove(0).unwrap().status, SandboxStatus::Running);
+    assert_eq!(fixture.sandboxes.state(&[tenant.made.id]).remove(0).unwrap().status, SandboxStatus::Running);
 }
 
 fn what_is_no_program_is_refused_when_it_is_started_and_leaves_nothing(sort: Sort) {
-    let house = SandboxFixture::open(sort);
-    let (mut spec, _outside) = house.probe(&[]);
-    let file = house.folder.path().join("text");
+    let fixture = SandboxFixture::open(sort);
+    let (mut spec, _outside) = fixture.probe(&[]);
+    let file = fixture.folder.path().join("text");
     std::fs::write(&file, "no program").unwrap();
     spec.program = SandboxProgram::Outside(file);
-    let launched = house.sandboxes.launch(vec![spec]).remove(0);
+    let launched = fixture.sandboxes.launch(vec![spec]).remove(0);
     if sort == Sort::Template {
         // The copy of the interpreter runs already: it fails to read the program.
-        assert_eq!(house.wait(&launched.unwrap()).exit, Some(ProgramEnd::Status(1)));
+        assert_eq!(fixture.wait(&launched.unwrap()).exit, Some(ProgramEnd::Status(1)));
         return;
     }
     let error = launched.unwrap_err().to_string();
@@ -124,19 +124,19 @@ fn what_is_no_program_is_refused_when_it_is_started_and_leaves_nothing(sort: Sor
 }
 
 fn an_end_says_its_status_or_its_signal(sort: Sort) {
-    let house = SandboxFixture::open(sort);
-    assert_eq!(house.run(&["exit", "7"]).1.to_string(), "exited with status 7");
-    assert_eq!(house.run(&["raise", "11"]).1.to_string(), "killed by SIGSEGV");
-    assert_eq!(house.run(&["abort"]).1.to_string(), "killed by SIGABRT");
-    assert_eq!(house.run(&["raise", "34"]).1.to_string(), "killed by signal 34");
+    let fixture = SandboxFixture::open(sort);
+    assert_eq!(fixture.run(&["exit", "7"]).1.to_string(), "exited with status 7");
+    assert_eq!(fixture.run(&["raise", "11"]).1.to_string(), "killed by SIGSEGV");
+    assert_eq!(fixture.run(&["abort"]).1.to_string(), "killed by SIGABRT");
+    assert_eq!(fixture.run(&["raise", "34"]).1.to_string(), "killed by signal 34");
 }
 
 /// A sandbox whose program has ended must not be reported as running, even before its first process has reported the
 /// end.
 fn a_program_that_has_ended_is_stopped_and_what_it_ended_of_is_awaited(sort: Sort) {
-    let house = SandboxFixture::open(sort);
+    let fixture = SandboxFixture::open(sort);
     for (goes_on, expected) in [(true, Signal::SEGV), (false, Signal::KILL)] {
-        let mut tenant = house.start(&["wait"]);
+        let mut tenant = fixture.start(&["wait"]);
         assert_eq!(tenant.read_line(), "said ready");
         let program = Pid::from_raw(tenant.made.state.pid.unwrap().cast_signed()).unwrap();
         let status = std::fs::read_to_string(format!("/proc/{program}/status")).unwrap();
@@ -150,7 +150,7 @@ fn a_program_that_has_ended_is_stopped_and_what_it_ended_of_is_awaited(sort: Sor
             std::thread::yield_now();
         }
         let state = std::thread::scope(|scope| {
-            let looking = scope.spawn(|| house.sandboxes.state(&[tenant.made.id]).remove(0).unwrap());
+            let looking = scope.spawn(|| fixture.sandboxes.state(&[tenant.made.id]).remove(0).unwrap());
             std::thread::sleep(Duration::from_millis(50));
             if goes_on {
                 kill_process(init, Signal::CONT).unwrap();
@@ -165,29 +165,29 @@ fn a_program_that_has_ended_is_stopped_and_what_it_ended_of_is_awaited(sort: Sor
 }
 
 fn a_signal_reaches_the_program_and_kill_ends_everything(sort: Sort) {
-    let house = SandboxFixture::open(sort);
-    let mut tenant = house.start(&["wait"]);
+    let fixture = SandboxFixture::open(sort);
+    let mut tenant = fixture.start(&["wait"]);
     assert_eq!(tenant.read_line(), "said ready");
-    house.kill(&tenant, Signal::TERM);
-    assert_eq!(house.wait(&tenant.made).exit, Some(ProgramEnd::Signal(15)));
-    let tenant = house.start(&["wait"]);
-    house.kill(&tenant, Signal::KILL);
-    assert_eq!(house.wait(&tenant.made).exit, Some(ProgramEnd::Signal(9)));
-    house.kill(&tenant, Signal::KILL);
+    fixture.kill(&tenant, Signal::TERM);
+    assert_eq!(fixture.wait(&tenant.made).exit, Some(ProgramEnd::Signal(15)));
+    let tenant = fixture.start(&["wait"]);
+    fixture.kill(&tenant, Signal::KILL);
+    assert_eq!(fixture.wait(&tenant.made).exit, Some(ProgramEnd::Signal(9)));
+    fixture.kill(&tenant, Signal::KILL);
 }
 
 fn what_is_created_and_never_started_can_be_deleted(sort: Sort) {
-    let house = SandboxFixture::open(sort);
-    let (spec, mut outside) = house.probe(&["wait"]);
-    let made = house.sandboxes.create(vec![spec]).remove(0).unwrap();
-    house.sandboxes.delete(&[made.id]).remove(0).unwrap();
+    let fixture = SandboxFixture::open(sort);
+    let (spec, mut outside) = fixture.probe(&["wait"]);
+    let made = fixture.sandboxes.create(vec![spec]).remove(0).unwrap();
+    fixture.sandboxes.delete(&[made.id]).remove(0).unwrap();
     let mut nothing = String::new();
     std::io::Read::read_to_string(&mut outside, &mut nothing).unwrap();
 }
 
 fn whoever_drops_its_sandboxes_leaves_none(sort: Sort) {
-    let house = SandboxFixture::open(sort);
-    let mut tenants: Vec<_> = (0..3).map(|_| house.start(&["survive"])).collect();
+    let fixture = SandboxFixture::open(sort);
+    let mut tenants: Vec<_> = (0..3).map(|_| fixture.start(&["survive"])).collect();
     for tenant in &mut tenants {
         for _ in 0..3 {
             assert_eq!(tenant.read_line(), "said hidden");
@@ -195,14 +195,14 @@ fn whoever_drops_its_sandboxes_leaves_none(sort: Sort) {
     }
     let pids: Vec<_> = tenants.iter().map(|tenant| tenant.made.state.pid.unwrap()).collect();
     assert!(pids.iter().all(|&pid| is_there(pid)));
-    drop(house);
+    drop(fixture);
     assert!(!pids.iter().any(|&pid| is_there(pid)));
     tenants.iter_mut().for_each(|tenant| drop(tenant.read_all()));
 }
 
 fn sandboxes_die_with_the_process_that_makes_them(sort: Sort) {
-    let house = SandboxFixture::open(sort);
-    let mut tenant = house.start(&["survive"]);
+    let fixture = SandboxFixture::open(sort);
+    let mut tenant = fixture.start(&["survive"]);
     for _ in 0..3 {
         assert_eq!(tenant.read_line(), "said hidden");
     }
@@ -217,8 +217,8 @@ fn each_sandbox_is_a_user_that_no_other_is(sort: Sort) {
         skip(Means::Root, "only root can be several users");
         return;
     }
-    let house = SandboxFixture::open(sort);
-    let tenants: Vec<_> = (0..3).map(|_| house.start(&["wait"])).collect();
+    let fixture = SandboxFixture::open(sort);
+    let tenants: Vec<_> = (0..3).map(|_| fixture.start(&["wait"])).collect();
     for id in ["Uid:", "Gid:"] {
         let all = tenants.iter().map(|tenant| status_of(tenant.made.state.pid.unwrap(), id));
         let different: std::collections::BTreeSet<_> = all.collect();
@@ -227,8 +227,8 @@ fn each_sandbox_is_a_user_that_no_other_is(sort: Sort) {
 }
 
 fn a_program_gets_its_environment_its_control_socket_and_nothing_else(sort: Sort) {
-    let house = SandboxFixture::open(sort);
-    let (said, _) = house.run_with(&["show"], |spec| spec.limits.cores = vec![0]);
+    let fixture = SandboxFixture::open(sort);
+    let (said, _) = fixture.run_with(&["show"], |spec| spec.limits.cores = vec![0]);
     let lines = |word: &str| -> Vec<String> {
         said.lines().filter_map(|line| line.strip_prefix(word)).map(str::to_owned).collect()
     };

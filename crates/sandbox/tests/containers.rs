@@ -23,8 +23,8 @@ fn layers(spec: &mut Spec) -> &mut Vec<PathBuf> {
 }
 
 /// Adds a layer over the image, whose files a function creates.
-fn add_layer(house: &SandboxFixture, spec: &mut Spec, make: impl FnOnce(&Path)) {
-    let layer = house.folder.path().join("layer");
+fn add_layer(fixture: &SandboxFixture, spec: &mut Spec, make: impl FnOnce(&Path)) {
+    let layer = fixture.folder.path().join("layer");
     fs::create_dir(&layer).unwrap();
     fs::set_permissions(&layer, fs::Permissions::from_mode(0o755)).unwrap();
     make(&layer);
@@ -34,10 +34,10 @@ fn add_layer(house: &SandboxFixture, spec: &mut Spec, make: impl FnOnce(&Path)) 
 
 #[test]
 fn container_has_its_image_and_loses_its_changes() {
-    let house = SandboxFixture::open(Sort::Container);
+    let fixture = SandboxFixture::open(Sort::Container);
     let words = ["change", "/etc/issue", "/etc/gone", "/etc/new", "/bin/probe"];
     for _ in 0..2 {
-        let (said, exit) = house.run(&words);
+        let (said, exit) = fixture.run(&words);
         let lines: Vec<_> = said.lines().collect();
         // The content of each file: at first, after a write, and after its removal.
         let expected = [
@@ -56,11 +56,11 @@ fn container_has_its_image_and_loses_its_changes() {
 
 #[test]
 fn a_program_of_the_host_runs_in_a_container() {
-    let house = SandboxFixture::open(Sort::Container);
-    let path = house.folder.path().join("outside");
+    let fixture = SandboxFixture::open(Sort::Container);
+    let path = fixture.folder.path().join("outside");
     fs::copy(image()[0].join("bin/probe"), &path).unwrap();
     let (said, exit) =
-        house.run_with(&["change", "/etc/issue"], |spec| spec.program = SandboxProgram::Outside(path));
+        fixture.run_with(&["change", "/etc/issue"], |spec| spec.program = SandboxProgram::Outside(path));
     assert_eq!(
         (said.as_str(), exit),
         ("said /etc/issue upper, changed, ENOENT\nsaid done\n", ProgramEnd::Status(0))
@@ -69,11 +69,11 @@ fn a_program_of_the_host_runs_in_a_container() {
 
 #[test]
 fn what_makes_no_container_is_named_and_leaves_nothing() {
-    let house = SandboxFixture::open(Sort::Container);
+    let fixture = SandboxFixture::open(Sort::Container);
     let refusal = |change: &dyn Fn(&mut Spec)| {
-        let (mut spec, _outside) = house.probe(&["exit"]);
+        let (mut spec, _outside) = fixture.probe(&["exit"]);
         change(&mut spec);
-        house.sandboxes.launch(vec![spec]).remove(0).unwrap_err().to_string()
+        fixture.sandboxes.launch(vec![spec]).remove(0).unwrap_err().to_string()
     };
     let missing = refusal(&|spec| layers(spec)[0] = "/no/such/layer".into());
     assert!(missing.contains("showing a container /no/such/layer"), "{missing}");
@@ -92,10 +92,10 @@ fn what_makes_no_container_is_named_and_leaves_nothing() {
 
 #[test]
 fn as_many_layers_as_are_taken_can_be_mounted() {
-    let house = SandboxFixture::open(Sort::Container);
-    let (mut spec, _outside) = house.probe(&["exit", "4"]);
+    let fixture = SandboxFixture::open(Sort::Container);
+    let (mut spec, _outside) = fixture.probe(&["exit", "4"]);
     let folders: Vec<_> =
-        (1..MAX_LAYERS).map(|number| house.folder.path().join(number.to_string())).collect();
+        (1..MAX_LAYERS).map(|number| fixture.folder.path().join(number.to_string())).collect();
     for folder in &folders {
         fs::create_dir(folder).unwrap();
         fs::write(folder.join("last"), folder.file_name().unwrap().as_encoded_bytes()).unwrap();
@@ -103,17 +103,17 @@ fn as_many_layers_as_are_taken_can_be_mounted() {
     }
     layers(&mut spec).truncate(1);
     layers(&mut spec).extend(folders);
-    let made = house.sandboxes.launch(vec![spec]).remove(0).unwrap();
-    assert_eq!(house.wait(&made).exit, Some(ProgramEnd::Status(4)));
+    let made = fixture.sandboxes.launch(vec![spec]).remove(0).unwrap();
+    assert_eq!(fixture.wait(&made).exit, Some(ProgramEnd::Status(4)));
 }
 
 #[test]
 fn what_a_container_writes_has_a_bound() {
-    let house = SandboxFixture::open(Sort::Container);
-    let folder = house.folder.path().join("everybodys");
+    let fixture = SandboxFixture::open(Sort::Container);
+    let folder = fixture.folder.path().join("everybodys");
     fs::create_dir(&folder).unwrap();
     fs::set_permissions(&folder, fs::Permissions::from_mode(0o777)).unwrap();
-    let (said, _) = house.run_with(&["flood"], |spec| {
+    let (said, _) = fixture.run_with(&["flood"], |spec| {
         spec.limits.scratch_bytes = 4 * MIB;
         spec.folder = Some(folder.clone());
     });
@@ -127,18 +127,18 @@ fn what_a_container_writes_has_a_bound() {
 
 #[test]
 fn links_and_devices_in_an_image_lead_nowhere() {
-    let house = SandboxFixture::open(Sort::Container);
-    let secret = house.folder.path().join("secret");
+    let fixture = SandboxFixture::open(Sort::Container);
+    let secret = fixture.folder.path().join("secret");
     fs::write(&secret, "secret").unwrap();
-    let outside = house.folder.path().join("outside");
+    let outside = fixture.folder.path().join("outside");
     fs::create_dir(&outside).unwrap();
     let paths = ["/absolute", "/relative", "/process", "/mem"];
     let words: Vec<_> = ["files"].into_iter().chain(paths).collect();
-    let (said, _) = house.run_with(&words, |spec| {
-        let folder = house.folder.path().join("package");
+    let (said, _) = fixture.run_with(&words, |spec| {
+        let folder = fixture.folder.path().join("package");
         fs::create_dir(&folder).unwrap();
         spec.folder = Some(folder);
-        add_layer(&house, spec, |layer| {
+        add_layer(&fixture, spec, |layer| {
             symlink(&secret, layer.join("absolute")).unwrap();
             symlink("../../../../../../../../../../../etc/shadow", layer.join("relative")).unwrap();
             symlink("/proc/1/root/etc/shadow", layer.join("process")).unwrap();
@@ -165,13 +165,13 @@ fn set_user_id_program_in_an_image_gives_no_rights() {
         skip(Means::Root, "only root can make such a program");
         return;
     }
-    let house = SandboxFixture::open(Sort::Container);
-    let (said, _) = house.run_with(&["show"], |spec| {
-        add_layer(&house, spec, |layer| {
+    let fixture = SandboxFixture::open(Sort::Container);
+    let (said, _) = fixture.run_with(&["show"], |spec| {
+        add_layer(&fixture, spec, |layer| {
             fs::create_dir(layer.join("bin")).unwrap();
             fs::copy(image()[0].join("bin/probe"), layer.join("bin/suid")).unwrap();
         });
-        let path = house.folder.path().join("layer/bin/suid");
+        let path = fixture.folder.path().join("layer/bin/suid");
         std::os::unix::fs::chown(&path, Some(0), Some(0)).unwrap();
         fs::set_permissions(&path, fs::Permissions::from_mode(0o4755)).unwrap();
         spec.program = SandboxProgram::Inside("/bin/suid".into());

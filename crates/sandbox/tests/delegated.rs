@@ -35,54 +35,54 @@ fn hand_over(spec: &mut Spec, runtime: &Path) {
 
 #[test]
 fn a_runtimes_container_goes_through_the_states_of_its_life() {
-    let house = SandboxFixture::open(Sort::Container);
+    let fixture = SandboxFixture::open(Sort::Container);
     for runtime in runtimes() {
-        let (mut spec, mut outside) = house.probe(&["wait", "3"]);
+        let (mut spec, mut outside) = fixture.probe(&["wait", "3"]);
         hand_over(&mut spec, &runtime);
-        let made = house.sandboxes.create(vec![spec]).remove(0).unwrap();
-        let state = || house.sandboxes.state(&[made.id]).remove(0).unwrap();
+        let made = fixture.sandboxes.create(vec![spec]).remove(0).unwrap();
+        let state = || fixture.sandboxes.state(&[made.id]).remove(0).unwrap();
         assert_eq!(state().status, SandboxStatus::Created);
-        assert_eq!(house.sandboxes.start(&[made.id]).remove(0).unwrap().status, SandboxStatus::Running);
+        assert_eq!(fixture.sandboxes.start(&[made.id]).remove(0).unwrap().status, SandboxStatus::Running);
         assert!(matches!(
-            house.sandboxes.delete(&[made.id]).remove(0),
+            fixture.sandboxes.delete(&[made.id]).remove(0),
             Err(SandboxError::WrongStatus { .. })
         ));
         outside.write_all(b"x").unwrap();
-        let stopped = house.wait(&made);
+        let stopped = fixture.wait(&made);
         assert_eq!(
             (stopped.status, stopped.exit),
             (SandboxStatus::Stopped, Some(ProgramEnd::Status(3))),
             "{runtime:?}"
         );
-        house.sandboxes.delete(&[made.id]).remove(0).unwrap();
-        let mut tenant = house.start_with(&["wait"], |spec| hand_over(spec, &runtime));
+        fixture.sandboxes.delete(&[made.id]).remove(0).unwrap();
+        let mut tenant = fixture.start_with(&["wait"], |spec| hand_over(spec, &runtime));
         assert_eq!(tenant.read_line(), "said ready");
         let pid = tenant.made.state.pid.unwrap();
         let name = std::fs::read_to_string(format!("/proc/{pid}/comm")).unwrap();
         assert_eq!(name.trim(), "probe", "it is the container's process");
-        house.kill(&tenant, Signal::USR1);
+        fixture.kill(&tenant, Signal::USR1);
         // The first process of a namespace receives only signals that it handles.
         assert_eq!(
-            house.sandboxes.state(&[tenant.made.id]).remove(0).unwrap().status,
+            fixture.sandboxes.state(&[tenant.made.id]).remove(0).unwrap().status,
             SandboxStatus::Running
         );
-        house.kill(&tenant, Signal::KILL);
-        assert_eq!(house.wait(&tenant.made).exit, Some(ProgramEnd::Signal(9)));
+        fixture.kill(&tenant, Signal::KILL);
+        assert_eq!(fixture.wait(&tenant.made).exit, Some(ProgramEnd::Signal(9)));
     }
 }
 
 #[test]
 fn delegated_container_has_only_its_image_and_shown_files() {
-    let house = SandboxFixture::open(Sort::Container);
-    let folder = house.folder.path().join("package");
+    let fixture = SandboxFixture::open(Sort::Container);
+    let folder = fixture.folder.path().join("package");
     std::fs::create_dir(&folder).unwrap();
     std::fs::write(folder.join("theirs"), "shown").unwrap();
-    let program = house.folder.path().join("outside");
+    let program = fixture.folder.path().join("outside");
     std::fs::copy(image()[0].join("bin/probe"), &program).unwrap();
     for runtime in runtimes() {
         for program in [SandboxProgram::Inside("/bin/probe".into()), SandboxProgram::Outside(program.clone())]
         {
-            let (said, exit) = house.run_with(&["change", "/etc/issue", "/etc/gone"], |spec| {
+            let (said, exit) = fixture.run_with(&["change", "/etc/issue", "/etc/gone"], |spec| {
                 hand_over(spec, &runtime);
                 spec.program = program;
             });
@@ -90,14 +90,14 @@ fn delegated_container_has_only_its_image_and_shown_files() {
                 "said /etc/issue upper, changed, ENOENT\nsaid /etc/gone ENOENT, changed, ENOENT\nsaid done\n";
             assert_eq!((said.as_str(), exit), (expected, ProgramEnd::Status(0)), "{runtime:?}");
         }
-        let (said, _) = house.run_with(&["show"], |spec| hand_over(spec, &runtime));
+        let (said, _) = fixture.run_with(&["show"], |spec| hand_over(spec, &runtime));
         let lines = |word: &str| said.lines().filter(|line| line.starts_with(word)).count();
         assert_eq!(lines("said fd "), 3, "{said}");
         assert!(
             said.contains("said env GIVEN=yes\n") && said.contains("said user 1000 pid 1 parent 0"),
             "{said}"
         );
-        let (said, _) = house.run_with(&["files", "/package/theirs"], |spec| {
+        let (said, _) = fixture.run_with(&["files", "/package/theirs"], |spec| {
             hand_over(spec, &runtime);
             spec.folder = Some(folder.clone());
         });
@@ -108,11 +108,11 @@ fn delegated_container_has_only_its_image_and_shown_files() {
 
 #[test]
 fn delegated_container_has_shared_memory_and_sees_an_idle_machine() {
-    let house = SandboxFixture::open(Sort::Container);
+    let fixture = SandboxFixture::open(Sort::Container);
     for runtime in runtimes() {
-        let (said, exit) = house.run_with(&["share"], |spec| hand_over(spec, &runtime));
+        let (said, exit) = fixture.run_with(&["share"], |spec| hand_over(spec, &runtime));
         assert!(said.contains("said shared 42\n") && exit == ProgramEnd::Status(0), "{runtime:?}: {said}");
-        let (said, _) = house.run_with(&["view", "/proc/uptime", "/proc/loadavg"], |spec| {
+        let (said, _) = fixture.run_with(&["view", "/proc/uptime", "/proc/loadavg"], |spec| {
             hand_over(spec, &runtime);
             spec.limits.memory_bytes = Some(100 * MIB);
         });
@@ -127,19 +127,19 @@ fn delegated_container_has_shared_memory_and_sees_an_idle_machine() {
 
 #[test]
 fn what_a_runtimes_container_may_not_do_it_cannot() {
-    let house = SandboxFixture::open(Sort::Container);
-    let secret = house.folder.path().join("secret");
+    let fixture = SandboxFixture::open(Sort::Container);
+    let secret = fixture.folder.path().join("secret");
     std::fs::write(&secret, "secret").unwrap();
     for runtime in runtimes() {
         let paths = ["files", "/etc/shadow", "/home", "/proc/kcore", "/dev/mem", secret.to_str().unwrap()];
-        let (said, _) = house.run_with(&["walls"], |spec| hand_over(spec, &runtime));
+        let (said, _) = fixture.run_with(&["walls"], |spec| hand_over(spec, &runtime));
         let none = "0000000000000000";
         let rights = ["CapInh", "CapPrm", "CapEff", "CapBnd", "CapAmb"].map(|set| (set, none));
         for (what, value) in rights.into_iter().chain([("NoNewPrivs", "1")]) {
             assert!(said.contains(&format!("said {what} {value}\n")), "{runtime:?} {what}: {said}");
         }
         for words in [&paths[..], &["mounts"]] {
-            let (said, _) = house.run_with(words, |spec| hand_over(spec, &runtime));
+            let (said, _) = fixture.run_with(words, |spec| hand_over(spec, &runtime));
             let breaches: Vec<_> = said.lines().filter(|line| line.starts_with("BREACH")).collect();
             assert!(breaches.is_empty() && said.ends_with("said done\n"), "{runtime:?} {words:?}: {said}");
         }
@@ -148,14 +148,14 @@ fn what_a_runtimes_container_may_not_do_it_cannot() {
 
 #[test]
 fn delegated_container_obeys_limits_and_ends_with_all_processes() {
-    let house = SandboxFixture::open(Sort::Container);
+    let fixture = SandboxFixture::open(Sort::Container);
     for runtime in runtimes() {
-        let (_, exit) = house.run_with(&["memory", "private"], |spec| {
+        let (_, exit) = fixture.run_with(&["memory", "private"], |spec| {
             hand_over(spec, &runtime);
             spec.limits.memory_bytes = Some(48 * MIB);
         });
         assert_eq!(exit, ProgramEnd::OutOfMemory(48 * MIB), "{runtime:?}");
-        let (said, exit) = house.run_with(&["flood"], |spec| hand_over(spec, &runtime));
+        let (said, exit) = fixture.run_with(&["flood"], |spec| hand_over(spec, &runtime));
         // The bundle is in the same file system. The runtime's own files are not: it writes them after the container
         // has filled it.
         let written = said
@@ -163,12 +163,12 @@ fn delegated_container_obeys_limits_and_ends_with_all_processes() {
             .find_map(|line| line.strip_prefix("said ")?.strip_suffix(" ENOSPC")?.parse::<u64>().ok());
         assert!(written.is_some_and(|bytes| (3 * MIB..=4 * MIB).contains(&bytes)), "{runtime:?}: {said}");
         assert!(said.contains("files ENOSPC") && exit == ProgramEnd::Status(0), "{runtime:?}: {said}");
-        let mut tenant = house.start_with(&["survive"], |spec| hand_over(spec, &runtime));
+        let mut tenant = fixture.start_with(&["survive"], |spec| hand_over(spec, &runtime));
         for _ in 0..3 {
             assert_eq!(tenant.read_line(), "said hidden");
         }
-        house.kill(&tenant, Signal::KILL);
-        assert_eq!(house.wait(&tenant.made).exit, Some(ProgramEnd::Signal(9)));
+        fixture.kill(&tenant, Signal::KILL);
+        assert_eq!(fixture.wait(&tenant.made).exit, Some(ProgramEnd::Signal(9)));
         assert_eq!(tenant.read_all(), "", "a surviving process would have the socket");
     }
 }
@@ -179,13 +179,13 @@ fn invalid_runtime_is_an_error() {
         skip(Means::Root, "handing a container to an OCI runtime needs root");
         return;
     }
-    let house = SandboxFixture::open(Sort::Container);
-    let (mut spec, _outside) = house.probe(&["exit"]);
+    let fixture = SandboxFixture::open(Sort::Container);
+    let (mut spec, _outside) = fixture.probe(&["exit"]);
     hand_over(&mut spec, Path::new("/no/such/runtime"));
-    let error = house.sandboxes.launch(vec![spec]).remove(0).unwrap_err().to_string();
+    let error = fixture.sandboxes.launch(vec![spec]).remove(0).unwrap_err().to_string();
     assert!(error.contains("executing a sandbox's program failed: No such file"), "{error}");
-    let (mut spec, _outside) = house.probe(&["exit"]);
+    let (mut spec, _outside) = fixture.probe(&["exit"]);
     hand_over(&mut spec, Path::new("/bin/false"));
-    let error = house.sandboxes.launch(vec![spec]).remove(0).unwrap_err().to_string();
+    let error = fixture.sandboxes.launch(vec![spec]).remove(0).unwrap_err().to_string();
     assert!(error.contains("making a container by an OCI runtime"), "{error}");
 }

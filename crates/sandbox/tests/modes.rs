@@ -29,19 +29,19 @@ fn environment(folder: &Path, umask: &str) -> PathBuf {
 }
 
 /// A spawner that shows sandboxes an interpreter, and a specification of a program in a copy of it.
-fn house_of(python: &Path, source: &str) -> (SandboxFixture, impl FnOnce(&mut Spec) + use<>) {
+fn fixture_of(python: &Path, source: &str) -> (SandboxFixture, impl FnOnce(&mut Spec) + use<>) {
     let interpreter = Interpreter::python(python).unwrap();
-    let house = SandboxFixture::showing(Sort::Template, &interpreter.shown);
-    let file = house.folder.path().join("program.py");
+    let fixture = SandboxFixture::showing(Sort::Template, &interpreter.shown);
+    let file = fixture.folder.path().join("program.py");
     fs::write(&file, source).unwrap();
     let mut template = template_of(Language::Python, &interpreter, &[]);
-    let adapter = house.folder.path().join("adapter.so");
+    let adapter = fixture.folder.path().join("adapter.so");
     fs::copy(&template.adapter, &adapter).unwrap();
     // The modes that a strict umask gives to files.
     set_mode(&file, 0o600);
     set_mode(&adapter, 0o700);
     template.adapter = adapter;
-    (house, |spec: &mut Spec| {
+    (fixture, |spec: &mut Spec| {
         spec.kind = IsolationKind::Template(template);
         spec.program = SandboxProgram::Outside(file);
     })
@@ -60,8 +60,8 @@ fn an_environment_that_only_its_owner_may_read_is_shown() {
         let deep = module.join("site-packages/own/inner/most");
         set_mode(&deep, deep_mode);
         set_mode(&venv, mode);
-        let (house, spec) = house_of(&venv.join("bin/python3"), PROGRAM);
-        let (text, exit) = house.run_with(&[], spec);
+        let (fixture, spec) = fixture_of(&venv.join("bin/python3"), PROGRAM);
+        let (text, exit) = fixture.run_with(&[], spec);
         assert_eq!((text.as_str(), exit), ("7", ProgramEnd::Status(0)), "{umask} {mode:o} {deep_mode:o}");
         for (path, mode) in [(&venv, mode), (&deep, deep_mode)] {
             assert_eq!(fs::metadata(path).unwrap().mode() & 0o777, mode, "the host's modes change");
@@ -69,10 +69,10 @@ fn an_environment_that_only_its_owner_may_read_is_shown() {
     }
 }
 
-fn refusal(house: &SandboxFixture, spec: impl FnOnce(&mut Spec)) -> String {
-    let (mut wanted, _outside) = house.probe(&[]);
+fn refusal(fixture: &SandboxFixture, spec: impl FnOnce(&mut Spec)) -> String {
+    let (mut wanted, _outside) = fixture.probe(&[]);
     spec(&mut wanted);
-    let made: Result<_, SandboxError> = house.sandboxes.launch(vec![wanted]).remove(0);
+    let made: Result<_, SandboxError> = fixture.sandboxes.launch(vec![wanted]).remove(0);
     made.map(drop).unwrap_err().to_string()
 }
 
@@ -87,8 +87,8 @@ fn home_directory_is_refused_by_name() {
     fs::create_dir(venv.join(".ssh")).unwrap();
     fs::write(venv.join(".ssh/id"), "secret").unwrap();
     set_mode(&venv.join(".ssh/id"), 0o600);
-    let (house, spec) = house_of(&venv.join("bin/python3"), PROGRAM);
-    let error = refusal(&house, spec);
+    let (fixture, spec) = fixture_of(&venv.join("bin/python3"), PROGRAM);
+    let error = refusal(&fixture, spec);
     assert!(error.contains(".ssh/id is readable only by its owner"), "{error}");
     assert!(
         error.contains(&format!("{} is a home directory", venv.canonicalize().unwrap().display())),
@@ -106,15 +106,15 @@ fn folder_without_environment_is_refused_by_name() {
     let modules = folder.path().join("node_modules");
     fs::create_dir(&modules).unwrap();
     set_mode(&modules, 0o700);
-    let house = SandboxFixture::showing(Sort::Process, std::slice::from_ref(&modules));
-    let error = refusal(&house, |_| {});
+    let fixture = SandboxFixture::showing(Sort::Process, std::slice::from_ref(&modules));
+    let error = refusal(&fixture, |_| {});
     assert!(error.contains(&format!("chmod -R go+rX {}", modules.display())), "{error}");
 }
 
 #[test]
 fn a_program_that_only_its_owner_may_execute_is_executed() {
-    let house = SandboxFixture::open(Sort::Process);
-    let closed = house.folder.path().join("closed");
+    let fixture = SandboxFixture::open(Sort::Process);
+    let closed = fixture.folder.path().join("closed");
     fs::copy(program(), &closed).unwrap();
     // All copies for sandboxes together may take 256 MiB: twelve of this one would not fit.
     let file = fs::File::options().append(true).open(&closed).unwrap();
@@ -124,7 +124,7 @@ fn a_program_that_only_its_owner_may_execute_is_executed() {
     for _ in 0..12 {
         let (mut spec, _outside) = probe(&["exit", "3"]);
         spec.program = SandboxProgram::Outside(closed.clone());
-        let made = house.sandboxes.launch(vec![spec]).remove(0).unwrap();
-        assert_eq!(house.wait(&made).exit, Some(ProgramEnd::Status(3)));
+        let made = fixture.sandboxes.launch(vec![spec]).remove(0).unwrap();
+        assert_eq!(fixture.wait(&made).exit, Some(ProgramEnd::Status(3)));
     }
 }

@@ -30,21 +30,22 @@ fn open() -> SandboxFixture {
 
 /// Runs a program, and returns its output and its exit status.
 #[track_caller]
-fn run(house: &SandboxFixture, text: &str, imports: &[&str]) -> (String, ProgramEnd) {
-    run_with(house, text, imports, |_| {})
+fn run(fixture: &SandboxFixture, text: &str, imports: &[&str]) -> (String, ProgramEnd) {
+    run_with(fixture, text, imports, |_| {})
 }
 
 /// Runs a program like [`run`], with a changed specification.
 #[track_caller]
 fn run_with(
-    house: &SandboxFixture,
+    fixture: &SandboxFixture,
     text: &str,
     imports: &[&str],
     change: impl FnOnce(&mut Spec),
 ) -> (String, ProgramEnd) {
-    let path = house.folder.path().join(format!("{}.js", fs::read_dir(house.folder.path()).unwrap().count()));
+    let path =
+        fixture.folder.path().join(format!("{}.js", fs::read_dir(fixture.folder.path()).unwrap().count()));
     fs::write(&path, format!("{SAY}{text}")).unwrap();
-    house.run_with(&["one", "two"], |spec: &mut Spec| {
+    fixture.run_with(&["one", "two"], |spec: &mut Spec| {
         spec.kind = IsolationKind::Template(template_of(Language::Node, &node(), imports));
         spec.program = SandboxProgram::Outside(path);
         spec.limits.memory_bytes = Some(1024 * MIB);
@@ -55,31 +56,31 @@ fn run_with(
 
 #[test]
 fn program_runs_as_in_its_own_node() {
-    let house = open();
+    let fixture = open();
     let text = "\
 say(require.main === module, process.argv.slice(2), __filename === process.argv[1]);
 say(JSON.stringify(process.env), process.pid, process.ppid, fs.readlinkSync('/proc/self'));
 say(fs.readdirSync('/proc/self/task').length);
 process.on('exit', (code) => say('exit', code));
 setTimeout(() => fs.readFile('/proc/self/comm', async (error, data) => { await 0; say('file', !error); process.exitCode = 4; }), 1);";
-    let (said, exit) = run(&house, text, &[]);
+    let (said, exit) = run(&fixture, text, &[]);
     let expected = "true one,two true\n{\"GIVEN\":\"yes\"} 2 1 2\n1\nfile true\nexit 4\n";
     assert_eq!((said.as_str(), exit), (expected, ProgramEnd::Status(4)));
 }
 
 #[test]
 fn local_time_is_that_of_the_zone_in_the_environment() {
-    let house = open();
+    let fixture = open();
     let text = "say(new Date(1751328000000).getTimezoneOffset(), require('os').userInfo().username);";
     for (zone, offset) in [("America/New_York", 240), ("Asia/Kolkata", -330)] {
-        let (said, _) = run_with(&house, text, &[], |spec| spec.env.push(("TZ".into(), zone.into())));
+        let (said, _) = run_with(&fixture, text, &[], |spec| spec.env.push(("TZ".into(), zone.into())));
         assert_eq!(said, format!("{offset} sandbox\n"), "{zone}");
     }
 }
 
 #[test]
 fn a_program_ends_as_in_a_node_of_its_own() {
-    let house = open();
+    let fixture = open();
     for (text, expected) in [
         ("process.exit(3)", ("", 3)),
         ("throw new Error('unexpected')", ("", 1)),
@@ -97,7 +98,7 @@ fn a_program_ends_as_in_a_node_of_its_own() {
         ("require('no-such-module')", ("", 1)),
         ("this is no JavaScript", ("", 1)),
     ] {
-        let (said, exit) = run(&house, text, &[]);
+        let (said, exit) = run(&fixture, text, &[]);
         assert_eq!((said.as_str(), exit), (expected.0, ProgramEnd::Status(expected.1)), "{text}");
     }
 }
@@ -105,7 +106,7 @@ fn a_program_ends_as_in_a_node_of_its_own() {
 /// Much garbage, code that is compiled again and again, timers, compression and hashes in threads, children.
 #[test]
 fn copies_hold_under_load() {
-    let house = open();
+    let fixture = open();
     let text = "\
 const zlib = require('zlib'), crypto = require('crypto'), { execFileSync } = require('child_process');
 let kept = [];
@@ -127,19 +128,19 @@ const wait = (ms) => new Promise((done) => setTimeout(done, ms));
   say('whole', kept.length);
 })();";
     for _ in 0..5 {
-        assert_eq!(run(&house, text, &[]), ("whole 100000\n".to_owned(), ProgramEnd::Status(0)));
+        assert_eq!(run(&fixture, text, &[]), ("whole 100000\n".to_owned(), ProgramEnd::Status(0)));
     }
 }
 
 #[test]
 fn no_two_copies_have_the_same_random_numbers_or_descriptors() {
-    let house = open();
+    let fixture = open();
     let text = "\
 say(Math.random(), require('crypto').randomUUID());
 for (const number of fs.readdirSync('/proc/self/fd')) {
   try { const target = fs.readlinkSync(`/proc/self/fd/${number}`); if (/^(pipe|socket):/.test(target) && number > 2) say(target); } catch {}
 }";
-    let said: Vec<String> = (0..4).map(|_| run(&house, text, &[]).0).collect();
+    let said: Vec<String> = (0..4).map(|_| run(&fixture, text, &[]).0).collect();
     let mut words: Vec<&str> = said.iter().flat_map(|lines| lines.split_whitespace()).collect();
     words.sort_unstable();
     // Both ends of a pipe have one name in a copy.
@@ -154,11 +155,11 @@ for (const number of fs.readdirSync('/proc/self/fd')) {
 
 #[test]
 fn modules_that_are_asked_for_again_are_there() {
-    let house = open();
+    let fixture = open();
     let begun = Instant::now();
     let text = "say(process.moduleLoadList.includes('NativeModule inspector'))";
     let text = format!("{text}; say(1)").replace("inspector", "readline/promises");
-    while run(&house, &text, &["readline/promises"]).0 != "true\n1\n" {
+    while run(&fixture, &text, &["readline/promises"]).0 != "true\n1\n" {
         assert!(begun.elapsed() < PATIENCE);
     }
 }

@@ -28,8 +28,9 @@ const SAY: &str =
     "import os, sys\ndef say(*words): os.write(0, (' '.join(map(str, words)) + '\\n').encode())\n";
 
 /// Makes a specification execute this text instead of the probe.
-fn of_text(house: &SandboxFixture, text: &str, imports: &[&str]) -> impl FnOnce(&mut Spec) {
-    let path = house.folder.path().join(format!("{}.py", fs::read_dir(house.folder.path()).unwrap().count()));
+fn of_text(fixture: &SandboxFixture, text: &str, imports: &[&str]) -> impl FnOnce(&mut Spec) {
+    let path =
+        fixture.folder.path().join(format!("{}.py", fs::read_dir(fixture.folder.path()).unwrap().count()));
     fs::write(&path, format!("{SAY}{text}")).unwrap();
     let template = template(imports);
     move |spec| {
@@ -40,22 +41,22 @@ fn of_text(house: &SandboxFixture, text: &str, imports: &[&str]) -> impl FnOnce(
 }
 
 #[track_caller]
-fn start(house: &SandboxFixture, text: &str, imports: &[&str]) -> StartedSandbox {
-    house.start_with(&["one", "two"], of_text(house, text, imports))
+fn start(fixture: &SandboxFixture, text: &str, imports: &[&str]) -> StartedSandbox {
+    fixture.start_with(&["one", "two"], of_text(fixture, text, imports))
 }
 
 /// Runs a program, and returns its output and its exit status.
 #[track_caller]
-fn run(house: &SandboxFixture, text: &str, imports: &[&str]) -> (String, ProgramEnd) {
-    house.run_with(&["one", "two"], of_text(house, text, imports))
+fn run(fixture: &SandboxFixture, text: &str, imports: &[&str]) -> (String, ProgramEnd) {
+    fixture.run_with(&["one", "two"], of_text(fixture, text, imports))
 }
 
 /// Requests modules until a program finds them loaded when it begins.
 #[track_caller]
-fn warm(house: &SandboxFixture, modules: &[&str]) {
+fn warm(fixture: &SandboxFixture, modules: &[&str]) {
     let begun = Instant::now();
     let module = modules[0];
-    while run(house, &format!("say('{module}' in sys.modules)"), modules).0 != "True\n" {
+    while run(fixture, &format!("say('{module}' in sys.modules)"), modules).0 != "True\n" {
         assert!(begun.elapsed() < PATIENCE, "no template gets {modules:?}");
         std::thread::sleep(Duration::from_millis(50));
     }
@@ -82,7 +83,7 @@ fn templates_of(tenant: &StartedSandbox) -> Vec<Pid> {
 
 #[test]
 fn program_runs_as_in_its_own_interpreter() {
-    let house = SandboxFixture::open(Sort::Template);
+    let fixture = SandboxFixture::open(Sort::Template);
     let text = "\
 say(__name__, sys.modules['__main__'].__dict__ is globals(), sys.argv[1:], sys.argv[0] == __file__)
 say(sys.path[0] == os.path.dirname(__file__), sys.executable, sys.prefix)
@@ -94,7 +95,7 @@ child = os.fork()
 if not child: os._exit(5)
 say(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
 ";
-    let (said, exit) = run(&house, text, &[]);
+    let (said, exit) = run(&fixture, text, &[]);
     let python = python();
     let prefix = python.program.parent().unwrap().parent().unwrap();
     let expected = format!(
@@ -107,7 +108,7 @@ say(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
 
 #[test]
 fn a_program_ends_as_in_an_interpreter_of_its_own() {
-    let house = SandboxFixture::open(Sort::Template);
+    let fixture = SandboxFixture::open(Sort::Template);
     for (text, expected) in [
         ("import atexit; atexit.register(say, 'last'); sys.exit(3)", ("last\n", 3)),
         (
@@ -118,35 +119,35 @@ fn a_program_ends_as_in_an_interpreter_of_its_own() {
         ("import no_such_module", ("", 1)),
         ("os._exit(9)", ("", 9)),
     ] {
-        let (said, exit) = run(&house, text, &[]);
+        let (said, exit) = run(&fixture, text, &[]);
         assert_eq!((said.as_str(), exit), (expected.0, ProgramEnd::Status(expected.1)), "{text}");
     }
 }
 
 #[test]
 fn modules_requested_again_are_loaded_when_a_program_begins() {
-    let house = SandboxFixture::open(Sort::Template);
+    let fixture = SandboxFixture::open(Sort::Template);
     let (said, _) =
-        run(&house, "say('numpy' in sys.modules); import numpy; say(numpy.arange(3).sum())", &["numpy"]);
+        run(&fixture, "say('numpy' in sys.modules); import numpy; say(numpy.arange(3).sum())", &["numpy"]);
     assert_eq!(said, "False\n3\n", "the first imports by itself");
-    warm(&house, &["numpy"]);
-    let (said, _) = run(&house, "say('numpy' in sys.modules)", &[]);
+    warm(&fixture, &["numpy"]);
+    let (said, _) = run(&fixture, "say('numpy' in sys.modules)", &[]);
     assert_eq!(said, "False\n", "others have a template of their own");
     // More templates than are kept warm: a new request replaces an older template.
     for module in ["json", "csv", "decimal", "sqlite3", "xml.dom", "ctypes.util"] {
-        warm(&house, &[module]);
+        warm(&fixture, &[module]);
     }
-    let tenant = start(&house, "os.read(0, 1)", &[]);
+    let tenant = start(&fixture, "os.read(0, 1)", &[]);
     assert!(templates_of(&tenant).len() <= 5, "one without modules, and the four that are kept warm");
 }
 
 #[test]
 fn no_two_copies_have_the_same_random_numbers() {
-    let house = SandboxFixture::open(Sort::Template);
+    let fixture = SandboxFixture::open(Sort::Template);
     let modules = ["numpy.random", "random", "uuid"];
-    warm(&house, &modules);
+    warm(&fixture, &modules);
     let text = "import numpy, random, uuid\nsay(numpy.random.random(), random.random(), uuid.uuid4(), numpy.random.default_rng().random())";
-    let said: Vec<String> = (0..4).map(|_| run(&house, text, &modules).0).collect();
+    let said: Vec<String> = (0..4).map(|_| run(&fixture, text, &modules).0).collect();
     let mut numbers: Vec<&str> = said.iter().flat_map(|line| line.split_whitespace()).collect();
     assert_eq!(numbers.len(), 16);
     numbers.sort_unstable();
@@ -156,8 +157,8 @@ fn no_two_copies_have_the_same_random_numbers() {
 
 #[test]
 fn libraries_compute_with_one_thread_for_each_core() {
-    let house = SandboxFixture::open(Sort::Template);
-    warm(&house, &["numpy"]);
+    let fixture = SandboxFixture::open(Sort::Template);
+    warm(&fixture, &["numpy"]);
     let text = "\
 import numpy
 matrix = numpy.random.random((300, 300))
@@ -166,8 +167,8 @@ say(abs(numpy.linalg.inv(matrix) @ matrix - numpy.eye(300)).max() < 1e-6, len(os
     for (limited, expected) in [(Vec::new(), cores), (vec![0], 1)] {
         // Without the right to limit cores the program has all of them.
         let expected = if support::is_bounded("cpuset") { expected } else { cores };
-        let (said, exit) = house.run_with(&[], |spec| {
-            of_text(&house, text, &["numpy"])(spec);
+        let (said, exit) = fixture.run_with(&[], |spec| {
+            of_text(&fixture, text, &["numpy"])(spec);
             spec.limits.processes = Some(128);
             spec.limits.cores = limited;
         });
@@ -177,7 +178,7 @@ say(abs(numpy.linalg.inv(matrix) @ matrix - numpy.eye(300)).max() < 1e-6, len(os
 
 #[test]
 fn what_a_program_does_to_its_interpreter_is_its_own() {
-    let house = SandboxFixture::open(Sort::Template);
+    let fixture = SandboxFixture::open(Sort::Template);
     let bad = "\
 import threading, numpy
 lock = threading.Lock()
@@ -188,46 +189,46 @@ for _ in range(3): threading.Thread(target=hold, daemon=True).start()
 __import__('importlib')._bootstrap._blocking_on.clear()
 __import__('_imp').acquire_lock()
 threading.Event().wait()";
-    warm(&house, &["numpy"]);
-    let mut tenant = start(&house, bad, &["numpy"]);
+    warm(&fixture, &["numpy"]);
+    let mut tenant = start(&fixture, bad, &["numpy"]);
     assert_eq!(tenant.read_line(), "held");
     let text = "import numpy, threading\nsay(any(hasattr(module, 'changed') for module in (os, sys, numpy)), threading.active_count())";
     for _ in 0..3 {
-        assert_eq!(run(&house, text, &["numpy"]), ("False 1\n".to_owned(), ProgramEnd::Status(0)));
+        assert_eq!(run(&fixture, text, &["numpy"]), ("False 1\n".to_owned(), ProgramEnd::Status(0)));
     }
-    house.kill(&tenant, Signal::KILL);
-    assert_eq!(house.wait(&tenant.made).exit, Some(ProgramEnd::Signal(9)));
+    fixture.kill(&tenant, Signal::KILL);
+    assert_eq!(fixture.wait(&tenant.made).exit, Some(ProgramEnd::Signal(9)));
 }
 
 #[test]
 fn several_are_copied_at_once() {
-    let house = SandboxFixture::open(Sort::Template);
+    let fixture = SandboxFixture::open(Sort::Template);
     let (specs, outsides): (Vec<_>, Vec<_>) = (0..8)
         .map(|number| {
-            let (mut spec, outside) = house.probe(&[]);
-            of_text(&house, &format!("os.read(0, 1); sys.exit({number})"), &[])(&mut spec);
+            let (mut spec, outside) = fixture.probe(&[]);
+            of_text(&fixture, &format!("os.read(0, 1); sys.exit({number})"), &[])(&mut spec);
             (spec, outside)
         })
         .unzip();
-    let made: Vec<_> = house.sandboxes.launch(specs).into_iter().map(Result::unwrap).collect();
+    let made: Vec<_> = fixture.sandboxes.launch(specs).into_iter().map(Result::unwrap).collect();
     for mut outside in outsides {
         outside.write_all(b"x").unwrap();
     }
-    let exits: Vec<_> = made.iter().map(|made| house.wait(made).exit.unwrap()).collect();
+    let exits: Vec<_> = made.iter().map(|made| fixture.wait(made).exit.unwrap()).collect();
     assert_eq!(exits, [0, 1, 2, 3, 4, 5, 6, 7].map(ProgramEnd::Status));
 }
 
 #[test]
 fn dead_template_is_restarted_and_its_copies_continue() {
-    let house = SandboxFixture::open(Sort::Template);
-    let mut tenant = start(&house, "say('here'); os.read(0, 1); say('still')", &[]);
+    let fixture = SandboxFixture::open(Sort::Template);
+    let mut tenant = start(&fixture, "say('here'); os.read(0, 1); say('still')", &[]);
     assert_eq!(tenant.read_line(), "here");
     for _ in 0..2 {
         let templates = templates_of(&tenant);
         assert!(!templates.is_empty());
         templates.iter().for_each(|&template| kill_process(template, Signal::KILL).unwrap());
         for _ in 0..4 {
-            assert_eq!(run(&house, "say(1)", &[]).0, "1\n");
+            assert_eq!(run(&fixture, "say(1)", &[]).0, "1\n");
         }
     }
     tenant.outside.write_all(b"x").unwrap();
@@ -240,8 +241,8 @@ fn template_has_no_rights_no_network_and_a_limit() {
         skip(Means::Root, "only root can look at a template");
         return;
     }
-    let house = SandboxFixture::open(Sort::Template);
-    let mut tenant = start(&house, "say('here'); os.read(0, 1)", &[]);
+    let fixture = SandboxFixture::open(Sort::Template);
+    let mut tenant = start(&fixture, "say('here'); os.read(0, 1)", &[]);
     assert_eq!(tenant.read_line(), "here");
     let templates = templates_of(&tenant);
     assert!(!templates.is_empty());
@@ -297,10 +298,10 @@ fn modules_with_threads_or_open_files_are_in_no_template() {
     ];
     let folder = tempfile::tempdir().unwrap();
     let interpreter = python_with(&folder.path().join("environment"), &modules);
-    let house = SandboxFixture::showing(Sort::Template, &interpreter.shown);
+    let fixture = SandboxFixture::showing(Sort::Template, &interpreter.shown);
     let ask = |module: &str| {
-        house.run_with(&[], |spec| {
-            of_text(&house, &format!("say('{module}' in sys.modules)"), &[])(spec);
+        fixture.run_with(&[], |spec| {
+            of_text(&fixture, &format!("say('{module}' in sys.modules)"), &[])(spec);
             let imports = vec![module.to_owned()];
             let template = Template { interpreter: interpreter.program.clone(), imports, ..template(&[]) };
             spec.kind = IsolationKind::Template(template);
@@ -329,10 +330,10 @@ fn open_library_is_reopened_in_each_copy() {
         format!("import ctypes\npath = {library:?}\ncode = ctypes.CDLL(path)\nfile = open(path, 'rb', 0)");
     let interpreter = python_with(&folder.path().join("environment"), &[("keeps_library", &text)]);
     fs::copy(own_library("libgcc_s"), &library).unwrap();
-    let house = SandboxFixture::showing(Sort::Template, &interpreter.shown);
+    let fixture = SandboxFixture::showing(Sort::Template, &interpreter.shown);
     let ask = |text: &str| {
-        house.run_with(&[], |spec| {
-            of_text(&house, text, &[])(spec);
+        fixture.run_with(&[], |spec| {
+            of_text(&fixture, text, &[])(spec);
             let imports = vec!["keeps_library".to_owned()];
             let template = Template { interpreter: interpreter.program.clone(), imports, ..template(&[]) };
             spec.kind = IsolationKind::Template(template);
@@ -376,11 +377,11 @@ fn names_module_that_cannot_be_kept_warm() {
     ];
     let folder = tempfile::tempdir().unwrap();
     let interpreter = python_with(&folder.path().join("environment"), &modules);
-    let house = SandboxFixture::showing(Sort::Template, &interpreter.shown);
+    let fixture = SandboxFixture::showing(Sort::Template, &interpreter.shown);
     let ask = |modules: &str| {
         let imports: Vec<String> = modules.split(", ").map(str::to_owned).collect();
-        let mut tenant = house.start_with(&[], |spec| {
-            of_text(&house, &format!("say('{}' in sys.modules)", imports[1]), &[])(spec);
+        let mut tenant = fixture.start_with(&[], |spec| {
+            of_text(&fixture, &format!("say('{}' in sys.modules)", imports[1]), &[])(spec);
             let template = Template { interpreter: interpreter.program.clone(), imports, ..template(&[]) };
             spec.kind = IsolationKind::Template(template);
         });
@@ -413,8 +414,8 @@ fn names_module_that_cannot_be_kept_warm() {
         assert!(begun.elapsed() < PATIENCE);
     }
     assert_eq!(ask(warm).1, None, "what is kept warm is not told of");
-    let tenant = house.start_with(&[], |spec| {
-        of_text(&house, "say('here'); os.read(0, 1)", &[])(spec);
+    let tenant = fixture.start_with(&[], |spec| {
+        of_text(&fixture, "say('here'); os.read(0, 1)", &[])(spec);
         let template = Template { interpreter: interpreter.program.clone(), ..template(&[]) };
         spec.kind = IsolationKind::Template(template);
     });
@@ -426,13 +427,13 @@ fn names_module_that_cannot_be_kept_warm() {
 
 #[test]
 fn what_makes_no_template_is_named_and_harms_nobody() {
-    let house = SandboxFixture::open(Sort::Template);
+    let fixture = SandboxFixture::open(Sort::Template);
     let refusal = |change: &dyn Fn(&mut Template, &mut Spec)| {
-        let (mut spec, _outside) = house.probe(&["exit"]);
+        let (mut spec, _outside) = fixture.probe(&["exit"]);
         let mut template = template(&[]);
         change(&mut template, &mut spec);
         spec.kind = IsolationKind::Template(template);
-        house.sandboxes.launch(vec![spec]).remove(0).unwrap_err().to_string()
+        fixture.sandboxes.launch(vec![spec]).remove(0).unwrap_err().to_string()
     };
     for name in ["", "-c", "os; x", "a..b", ".a", "1a", "a/b", "a\0b", &"a".repeat(1000)] {
         let refused = refusal(&|template, _| template.imports = vec![name.to_owned()]);
@@ -450,7 +451,7 @@ fn what_makes_no_template_is_named_and_harms_nobody() {
     assert!(adapter.contains("No such file"), "{adapter}");
     let other = refusal(&|template, _| template.adapter = template.interpreter.clone());
     assert!(other.contains(python().program.to_str().unwrap()), "{other}");
-    assert_eq!(run(&house, "say(1)", &[]).0, "1\n");
+    assert_eq!(run(&fixture, "say(1)", &[]).0, "1\n");
 }
 
 /// Returns the memory of a program and of its sandbox's first process in bytes: their own, and their share of common
@@ -475,8 +476,8 @@ fn copies_share_their_memory() {
         skip(Means::Root, "only root can look at the memory of a sandbox's first process");
         return;
     }
-    let house = SandboxFixture::open(Sort::Template);
-    warm(&house, &MODULES);
+    let fixture = SandboxFixture::open(Sort::Template);
+    warm(&fixture, &MODULES);
     let text = "\
 import numpy, pandas, PIL.Image
 frame = pandas.DataFrame({'a': numpy.arange(1000.0)})
@@ -486,8 +487,8 @@ os.read(0, 1)";
     let of = |kind: &dyn Fn(&mut Spec)| -> u64 {
         let mut tenants: Vec<_> = (0..COPIES)
             .map(|_| {
-                house.start_with(&[], |spec| {
-                    of_text(&house, text, &MODULES)(spec);
+                fixture.start_with(&[], |spec| {
+                    of_text(&fixture, text, &MODULES)(spec);
                     kind(spec);
                 })
             })
@@ -495,8 +496,8 @@ os.read(0, 1)";
         tenants.iter_mut().for_each(|tenant| assert_eq!(tenant.read_line(), "ready 499.5 (80, 50)"));
         let bytes = tenants.iter().map(proportional_bytes).sum();
         for tenant in &tenants {
-            house.kill(tenant, Signal::KILL);
-            house.wait(&tenant.made);
+            fixture.kill(tenant, Signal::KILL);
+            fixture.wait(&tenant.made);
         }
         bytes
     };

@@ -39,7 +39,7 @@ fn allowed_cores() -> Vec<u32> {
 }
 
 fn sees_its_own_cores_and_memory(sort: Sort) {
-    let house = SandboxFixture::open(sort);
+    let fixture = SandboxFixture::open(sort);
     let allowed = allowed_cores();
     let [first, last] = [allowed[0], allowed[allowed.len() - 1]];
     let siblings = format!("/sys/devices/system/cpu/cpu{first}/topology/core_cpus_list");
@@ -51,7 +51,7 @@ fn sees_its_own_cores_and_memory(sort: Sort) {
         (allowed.clone(), 200 * MIB, Some(150 * MIB)),
     ];
     for (cores, memory, shown) in cases {
-        let (text, exit) = house.run_with(&words, |spec| {
+        let (text, exit) = fixture.run_with(&words, |spec| {
             spec.limits.cores.clone_from(&cores);
             (spec.limits.memory_bytes, spec.limits.shown_memory_bytes) = (Some(memory), shown);
         });
@@ -74,7 +74,7 @@ fn sees_its_own_cores_and_memory(sort: Sort) {
 }
 
 fn sees_nothing_else_of_the_machine_in_proc_and_sys(sort: Sort) {
-    let house = SandboxFixture::open(sort);
+    let fixture = SandboxFixture::open(sort);
     let all = fs::read_dir("/proc").unwrap().map(|entry| entry.unwrap().path());
     let own = [
         "meminfo",
@@ -105,17 +105,17 @@ fn sees_nothing_else_of_the_machine_in_proc_and_sys(sort: Sort) {
         .map(str::to_owned),
     );
     let words: Vec<&str> = ["view"].into_iter().chain(hidden.iter().map(String::as_str)).collect();
-    let (text, _) = house.run(&words);
+    let (text, _) = fixture.run(&words);
     for path in &hidden {
         assert_eq!(said(&text, path), ["ENOENT"], "{path}");
     }
     // The files that replace the kernel's describe an idle machine.
     let words = ["view", "/proc/uptime", "/proc/loadavg", "/proc/swaps", "/proc/sys/kernel/hostname"];
-    let (text, _) = house.run(&words);
+    let (text, _) = fixture.run(&words);
     assert_eq!(said(&text, "/proc/uptime"), ["0.00 0.00"]);
     assert_eq!(said(&text, "/proc/loadavg"), ["0.00 0.00 0.00 1/2 2"]);
     assert_eq!(said(&text, "/proc/sys/kernel/hostname"), ["sandbox"]);
-    let (text, _) = house.run_with(&["disk"], |spec| spec.limits.scratch_bytes = MIB);
+    let (text, _) = fixture.run_with(&["disk"], |spec| spec.limits.scratch_bytes = MIB);
     assert!(sort == Sort::Container || text.contains("blocked /proc/x"), "{text}");
 }
 
@@ -125,15 +125,15 @@ fn keeps_its_files_until_it_ends(sort: Sort) {
         // The probe prints all of its output when it ends.
         return;
     }
-    let house = SandboxFixture::open(sort);
-    let mut first = house.start_with(&["wait"], |spec| spec.limits.memory_bytes = Some(100 * MIB));
+    let fixture = SandboxFixture::open(sort);
+    let mut first = fixture.start_with(&["wait"], |spec| spec.limits.memory_bytes = Some(100 * MIB));
     assert_eq!(first.read_line(), "said ready");
     let pid = first.made.state.pid.unwrap();
     let read = |file: &str| fs::read_to_string(format!("/proc/{pid}/root/{file}")).unwrap();
     let before = ["proc/meminfo", "proc/cpuinfo", "sys/devices/system/cpu/online"].map(read);
     for step in 0..140 {
         let (text, _) =
-            house.run_with(&["view"], |spec| spec.limits.memory_bytes = Some(101 * MIB + step * 4096));
+            fixture.run_with(&["view"], |spec| spec.limits.memory_bytes = Some(101 * MIB + step * 4096));
         assert_eq!(said(&text, "memory"), [format!("MemTotal:       {:>8} kB", 101 * 1024 + step * 4)]);
     }
     assert_eq!(["proc/meminfo", "proc/cpuinfo", "sys/devices/system/cpu/online"].map(read), before);
@@ -141,25 +141,25 @@ fn keeps_its_files_until_it_ends(sort: Sort) {
 }
 
 fn shares_memory_and_semaphores_among_its_own_processes(sort: Sort) {
-    let house = SandboxFixture::open(sort);
+    let fixture = SandboxFixture::open(sort);
     // The probe fails if a name exists already: names of another sandbox are not visible.
     for _ in 0..2 {
-        let (text, exit) = house.run(&["share"]);
+        let (text, exit) = fixture.run(&["share"]);
         assert_eq!((said(&text, "shared"), exit), (vec!["42"], ProgramEnd::Status(0)), "{text}");
         assert!(text.contains("blocked executing what is shared"), "{text}");
     }
 }
 
 fn shared_memory_has_a_bound_of_its_own(sort: Sort) {
-    let house = SandboxFixture::open(sort);
-    let (text, _) = house.run_with(&["fill"], |spec| {
+    let fixture = SandboxFixture::open(sort);
+    let (text, _) = fixture.run_with(&["fill"], |spec| {
         spec.limits.memory_bytes = Some(256 * MIB);
         spec.limits.shown_memory_bytes = Some(16 * MIB);
     });
     assert!(text.contains(&format!("said {} ENOSPC", 8 * MIB)), "{text}");
     assert!(text.contains("files ENOSPC"), "{text}");
     // For the kernel, a size of 0 means no limit.
-    let (text, _) = house.run_with(&["fill"], |spec| {
+    let (text, _) = fixture.run_with(&["fill"], |spec| {
         spec.limits.memory_bytes = Some(64 * MIB);
         spec.limits.shown_memory_bytes = Some(1);
     });
@@ -171,8 +171,8 @@ fn shared_memory_counts_against_the_limit(sort: Sort) {
         skip(Means::Controller("memory"), "nothing bounds memory here");
         return;
     }
-    let house = SandboxFixture::open(sort);
-    let (text, exit) = house.run_with(&["fill"], |spec| {
+    let fixture = SandboxFixture::open(sort);
+    let (text, exit) = fixture.run_with(&["fill"], |spec| {
         spec.limits.memory_bytes = Some(64 * MIB);
         spec.limits.shown_memory_bytes = Some(1024 * MIB);
     });
@@ -191,9 +191,9 @@ fn finds_its_processes_by_their_numbers(sort: Sort) {
 
 #[test]
 fn sandbox_with_drivers_sees_host_processors_and_its_own_memory() {
-    let house = SandboxFixture::open(Sort::Process);
+    let fixture = SandboxFixture::open(Sort::Process);
     let online = "/sys/devices/system/cpu/online";
-    let (text, _) = house.run_with(&["view", online], |spec| {
+    let (text, _) = fixture.run_with(&["view", online], |spec| {
         spec.devices = Devices::Drivers;
         spec.limits.cores = vec![allowed_cores()[0]];
         spec.limits.memory_bytes = Some(100 * MIB);
@@ -212,8 +212,8 @@ fn time_of_the_host(zone: Option<&str>) -> String {
     String::from_utf8(date.output().unwrap().stdout).unwrap().trim().to_owned()
 }
 
-fn local_time(house: &SandboxFixture, zone: Option<&str>) -> String {
-    let (text, _) = house.run_with(&["view"], |spec| {
+fn local_time(fixture: &SandboxFixture, zone: Option<&str>) -> String {
+    let (text, _) = fixture.run_with(&["view"], |spec| {
         spec.env.extend(zone.map(|zone| ("TZ".into(), zone.into())));
     });
     let [time] = said(&text, "time")[..] else { panic!("{text}") };
@@ -227,10 +227,10 @@ fn local_time(house: &SandboxFixture, zone: Option<&str>) -> String {
 fn local_time_is_the_hosts_without_a_zone_variable() {
     assert!(Path::new("/usr/share/zoneinfo").exists(), "this machine has no time zones (install tzdata)");
     for sort in [Sort::Process, Sort::Template] {
-        let house = SandboxFixture::open(sort);
-        assert_eq!(local_time(&house, None), time_of_the_host(None), "{sort:?}");
+        let fixture = SandboxFixture::open(sort);
+        assert_eq!(local_time(&fixture, None), time_of_the_host(None), "{sort:?}");
         for zone in ["America/New_York", "Asia/Kolkata"] {
-            let time = local_time(&house, Some(zone));
+            let time = local_time(&fixture, Some(zone));
             assert_eq!(time, time_of_the_host(Some(zone)), "{sort:?}");
             assert!(!time.ends_with("+0000"), "{time}");
         }
@@ -255,9 +255,9 @@ fn local_time_is_that_of_the_hosts_file() {
     for how in ["ln -s", "cp"] {
         for sort in [Sort::Process, Sort::Template] {
             let folder = tempfile::tempdir().unwrap();
-            let house = SandboxFixture::open_with(sort, &in_india(folder.path(), how));
-            assert_eq!(local_time(&house, None), "IST+0530", "{how} {sort:?}");
-            let (text, _) = house.run(&["view", "/etc/timezone"]);
+            let fixture = SandboxFixture::open_with(sort, &in_india(folder.path(), how));
+            assert_eq!(local_time(&fixture, None), "IST+0530", "{how} {sort:?}");
+            let (text, _) = fixture.run(&["view", "/etc/timezone"]);
             assert_eq!(said(&text, "/etc/timezone"), ["Asia/Kolkata"], "{how} {sort:?}");
         }
     }
@@ -277,8 +277,8 @@ fn any_umask_of_the_agent_gives_the_same_sandboxes() {
     let folder = tempfile::tempdir().unwrap();
     for mask in ["000", "027", "077"] {
         for sort in [Sort::Process, Sort::Container, Sort::Template] {
-            let house = SandboxFixture::open_with(sort, &under_mask(folder.path(), mask));
-            let (text, exit) = house.run(&["view"]);
+            let fixture = SandboxFixture::open_with(sort, &under_mask(folder.path(), mask));
+            let (text, exit) = fixture.run(&["view"]);
             assert_eq!(
                 (said(&text, "mask"), exit),
                 (vec!["022"], ProgramEnd::Status(0)),

@@ -127,10 +127,10 @@ pub(crate) fn receive<'py>(
     component: &str,
     timeout: Option<f64>,
 ) -> PyResult<(Bound<'py, PyBytes>, u32)> {
-    let mut room = vec![0; MAX_MESSAGE_BYTES as usize];
+    let mut output_space = vec![0; MAX_MESSAGE_BYTES as usize];
     let received = py.detach(|| {
         let run = present()?;
-        match run.receive(run.instance(WORKER), component, (&mut room).into(), deadline(timeout)?) {
+        match run.receive(run.instance(WORKER), component, (&mut output_space).into(), deadline(timeout)?) {
             Ok(received) => Ok(received),
             Err(ReceiveError::Error(error)) => Err(error),
             Err(ReceiveError::TooLong(len)) => {
@@ -139,7 +139,7 @@ pub(crate) fn receive<'py>(
         }
     });
     let (len, from) = received.map_err(|error| raised(py, &error))?;
-    Ok((PyBytes::new(py, &room[..len as usize]), from))
+    Ok((PyBytes::new(py, &output_space[..len as usize]), from))
 }
 
 /// Opens a memory component.

@@ -93,7 +93,7 @@ fn sublet_template(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add_function(wrap_pyfunction!(obstacle, module)?)?;
     module.add_function(wrap_pyfunction!(refuse, module)?)?;
     module.add_function(wrap_pyfunction!(worker::work, module)?)?;
-    module.add_function(wrap_pyfunction!(output_space::room, module)?)?;
+    module.add_function(wrap_pyfunction!(output_space::output_space, module)?)?;
     module.add_function(wrap_pyfunction!(component::instance, module)?)?;
     module.add_function(wrap_pyfunction!(component::open_channel, module)?)?;
     module.add_function(wrap_pyfunction!(component::send, module)?)?;

@@ -182,18 +182,20 @@ impl Draft {
 
     /// Leaves arrays that a function made in the output where they are, if the rest of the reply fits before them. Otherwise copies
     /// them.
-    pub(crate) fn placed(mut self, py: Python<'_>, room: Option<OutputSpace>) -> PyResult<Draft> {
-        let Some(room) = room else { return Ok(self) };
+    pub(crate) fn placed(mut self, py: Python<'_>, output_space: Option<OutputSpace>) -> PyResult<Draft> {
+        let Some(output_space) = output_space else { return Ok(self) };
         let KeptReply { pieces, views, .. } = &mut self.reply;
         let mut own = Vec::new();
         for (number, (piece, view)) in pieces.iter_mut().zip(views).enumerate() {
             let Some(at) = view.as_ref().map(BufferView::pointer) else { continue };
-            if let (Some(offset), Source::Here(_)) = (room.offset_of(at, piece.len_bytes), piece.source) {
+            if let (Some(offset), Source::Here(_)) =
+                (output_space.offset_of(at, piece.len_bytes), piece.source)
+            {
                 piece.source = Source::Placed(offset);
                 own.push((number, at));
             }
         }
-        if frames::copied_bytes(pieces) > room.front_bytes() {
+        if frames::copied_bytes(pieces) > output_space.front_bytes() {
             self.take_out(py, &own)?;
         } else {
             self.lent.extend(own.iter().map(|&(number, _)| number));

@@ -58,12 +58,12 @@ impl OutputSpace {
 /// Reserves `nbytes` bytes of the current call's output, and returns a memoryview of them. Returns `None` if they do
 /// not fit, or outside of a call. A result in this memory is not copied unless the function also keeps it.
 #[pyfunction]
-pub(crate) fn room(py: Python<'_>, nbytes: u64) -> PyResult<Option<Bound<'_, PyAny>>> {
-    let Some(mut room) = ROOM.get() else { return Ok(None) };
-    let from = room.taken_from.checked_sub(nbytes).map(|from| from & !(ALIGNMENT - 1));
+pub(crate) fn output_space(py: Python<'_>, nbytes: u64) -> PyResult<Option<Bound<'_, PyAny>>> {
+    let Some(mut output_space) = ROOM.get() else { return Ok(None) };
+    let from = output_space.taken_from.checked_sub(nbytes).map(|from| from & !(ALIGNMENT - 1));
     let Some(from) = from.filter(|&from| from >= FRONT_BYTES && nbytes > 0) else { return Ok(None) };
-    room.taken_from = from;
-    ROOM.set(Some(room));
+    output_space.taken_from = from;
+    ROOM.set(Some(output_space));
     // SAFETY: within the output, which stays mapped for as long as the process lives.
-    unsafe { lend(py, room.at.add(from as usize), nbytes, BufferUse::Writing) }
+    unsafe { lend(py, output_space.at.add(from as usize), nbytes, BufferUse::Writing) }
 }

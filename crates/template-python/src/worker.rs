@@ -241,13 +241,14 @@ impl PythonCaller<'_> {
         CallMemory::begin(request.head.token);
         OutputSpace::open(&mut output);
         let replied = self.reply(py, &request);
-        let (room, lending) = (OutputSpace::close(), CallMemory::end().ok_or(Code::Internal)?);
-        let settled = replied.and_then(|draft| draft.placed(py, room)?.parted(py, &lending));
+        let (output_space, lending) = (OutputSpace::close(), CallMemory::end().ok_or(Code::Internal)?);
+        let settled = replied.and_then(|draft| draft.placed(py, output_space)?.parted(py, &lending));
         match settled {
             Ok(reply) => {
                 // The message stays below the reserved part of the output if that part is still in use.
-                let room = room.filter(|_| reply.1).map(|room| room.front_bytes());
-                let limit = room.unwrap_or_else(|| u64::from(output.capacity()));
+                let output_space =
+                    output_space.filter(|_| reply.1).map(|output_space| output_space.front_bytes());
+                let limit = output_space.unwrap_or_else(|| u64::from(output.capacity()));
                 Ok(self.answer(py, reply, Some(lending), (&mut output, limit)))
             }
             Err(error) => {

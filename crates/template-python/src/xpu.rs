@@ -408,14 +408,14 @@ impl TakenEnd<'_, sublet_xpu::Executor> {
 }
 
 impl TakenEnd<'_, sublet_xpu::Reader> {
-    fn read<'room>(
+    fn read<'output_space>(
         &mut self,
         py: Python<'_>,
         until: Option<Instant>,
-        room: impl Into<SharedBytesMut<'room>>,
+        output_space: impl Into<SharedBytesMut<'output_space>>,
     ) -> PyResult<Read> {
-        let mut room = room.into();
-        self.wait(py, until, |reader, tick| match reader.read(room.reborrow(), tick) {
+        let mut output_space = output_space.into();
+        self.wait(py, until, |reader, tick| match reader.read(output_space.reborrow(), tick) {
             Ok((len, writer)) => Ok(Read::Message { len_bytes: len as usize, writer }),
             Err(Unread::TooLong(len)) => Ok(Read::TooLong(len)),
             Err(Unread::Error(error)) => Err(error),
@@ -449,8 +449,8 @@ impl PyReader {
         };
         loop {
             let mut read = Read::TooLong(wanted);
-            let bytes = PyBytes::new_with(py, wanted as usize, |room| {
-                read = taken.read(py, until, room)?;
+            let bytes = PyBytes::new_with(py, wanted as usize, |output_space| {
+                read = taken.read(py, until, output_space)?;
                 Ok(())
             })?;
             match read {

@@ -260,7 +260,7 @@ impl Executor {
             return Err(Error::new(Code::InvalidArgument, message));
         }
         let parts = self.calls.shape().parts((input.len() + function.len() + FRAME_BYTES) as u64);
-        self.check_room(parts)?;
+        self.check_space(parts)?;
         let length = (function.len() as u32).to_le_bytes();
         let message =
             self.message.join_shared([input, function.as_bytes().into(), SharedBytes::from(&length)]);
@@ -276,7 +276,7 @@ impl Executor {
 
     /// Checks that a call of this number of parts can be submitted. Answers that were given up are dropped first, up to
     /// the first one that is still to be taken.
-    fn check_room(&mut self, parts: u64) -> Result<(), Error> {
+    fn check_space(&mut self, parts: u64) -> Result<(), Error> {
         while self.waiting.front().is_some_and(|call| call.given_up) {
             if self.answers.read(self.answer.all(), Some(Instant::now())).is_err() {
                 break;
@@ -436,7 +436,7 @@ impl Order {
     }
 }
 
-fn check_room(len: usize, room: usize) -> Result<usize, Error> {
+fn check_space(len: usize, room: usize) -> Result<usize, Error> {
     if len <= room {
         return Ok(len);
     }

@@ -196,29 +196,35 @@ impl SimManager {
     }
 
     /// Takes a call.
-    pub fn asked(&mut self, call: SimCall, ask: Ask, errands: &mut BackgroundTasks, scene: &mut Scene) {
+    pub fn asked(
+        &mut self,
+        call: SimCall,
+        ask: Ask,
+        background_tasks: &mut BackgroundTasks,
+        scene: &mut Scene,
+    ) {
         if call.is_lost_since(self.started_us) {
             return;
         }
         match ask {
-            Ask::Report(report) => self.report(call, report, errands, scene),
-            Ask::Register(registration) => self.register(call, *registration, errands, scene),
-            Ask::Lease(ask) => self.request(call, *ask, errands, scene),
+            Ask::Report(report) => self.report(call, report, background_tasks, scene),
+            Ask::Register(registration) => self.register(call, *registration, background_tasks, scene),
+            Ask::Lease(ask) => self.request(call, *ask, background_tasks, scene),
             Ask::Confirm(lease) => self.confirm(call, lease, scene),
             Ask::Renew { lease, timeout_ms } => {
                 let renewal = Renewal { lease, timeout_ms };
-                self.decide(Some(call), CoreEvent::Renew(renewal), errands, scene);
+                self.decide(Some(call), CoreEvent::Renew(renewal), background_tasks, scene);
             }
             Ask::End(lease) => {
                 let error = Error::new(Code::LeaseEnded, "its client ended it");
-                self.decide(None, CoreEvent::End(lease, error), errands, scene);
+                self.decide(None, CoreEvent::End(lease, error), background_tasks, scene);
                 scene.answer(self.number, call, ManagerAnswer::Ended);
             }
             Ask::Withdraw { tenant, request } => {
                 if self.pending.remove(&request).is_some() {
                     self.fairness.left(request);
                     let event = CoreEvent::Withdraw(self.tenants[tenant as usize], request);
-                    self.decide(None, event, errands, scene);
+                    self.decide(None, event, background_tasks, scene);
                 }
             }
         }
@@ -228,7 +234,7 @@ impl SimManager {
         &mut self,
         call: SimCall,
         mut report: v1::NodeReport,
-        errands: &mut BackgroundTasks,
+        background_tasks: &mut BackgroundTasks,
         scene: &mut Scene,
     ) {
         if let Some(sabotage) = scene.sabotage {
@@ -252,14 +258,14 @@ impl SimManager {
             leases: report.leases.into_iter().map(lease_report).collect(),
             neighbours: report.neighbours,
         };
-        self.decide(Some(call), CoreEvent::Report(report), errands, scene);
+        self.decide(Some(call), CoreEvent::Report(report), background_tasks, scene);
     }
 
     fn register(
         &mut self,
         call: SimCall,
         mut registration: v1::Registration,
-        errands: &mut BackgroundTasks,
+        background_tasks: &mut BackgroundTasks,
         scene: &mut Scene,
     ) {
         if let Some(sabotage) = scene.sabotage {
@@ -274,14 +280,20 @@ impl SimManager {
         self.generation = joining.generation;
         self.listed =
             joining.leases.iter().map(|running| (running.report.lease, running.report.usage)).collect();
-        self.decide(Some(call), CoreEvent::Register(Box::new(joining)), errands, scene);
+        self.decide(Some(call), CoreEvent::Register(Box::new(joining)), background_tasks, scene);
     }
 
-    fn request(&mut self, call: SimCall, ask: LeaseAsk, errands: &mut BackgroundTasks, scene: &mut Scene) {
+    fn request(
+        &mut self,
+        call: SimCall,
+        ask: LeaseAsk,
+        background_tasks: &mut BackgroundTasks,
+        scene: &mut Scene,
+    ) {
         let LeaseAsk { request: id, tenant, terms, wait_ms, token } = ask;
         let standing = if token == Token::Known { TokenStatus::Verified } else { TokenStatus::Provisional };
         if standing == TokenStatus::Provisional {
-            self.verify(id, tenant, token == Token::New, errands, scene);
+            self.verify(id, tenant, token == Token::New, background_tasks, scene);
         }
         let answer_by_us = scene.now_us + wait_ms * 1_000 + ANSWER_SLACK_US;
         let pending =
@@ -303,7 +315,7 @@ impl SimManager {
         if scene.sabotage == Some(Sabotage::HoldBack) && wait_ms > 0 && self.fairness.is_empty(tenant) {
             self.pending.entry(id).and_modify(|pending| pending.answer_by_us = u64::MAX);
         } else {
-            self.decide(None, CoreEvent::Request(Box::new(request)), errands, scene);
+            self.decide(None, CoreEvent::Request(Box::new(request)), background_tasks, scene);
         }
         if self.pending.contains_key(&id) {
             if wait_ms == 0 {
@@ -326,7 +338,7 @@ impl SimManager {
         request: RequestId,
         tenant: u32,
         is_good: bool,
-        errands: &mut BackgroundTasks,
+        background_tasks: &mut BackgroundTasks,
         scene: &mut Scene,
     ) {
         if self.unverified.contains_key(&request) {
@@ -334,22 +346,28 @@ impl SimManager {
         }
         self.unverified.insert(request, UnverifiedToken::default());
         let (manager, epoch) = (self.number, self.epoch);
-        let place = errands.verifications.put(Verification { manager, epoch, request, tenant, is_good });
+        let place =
+            background_tasks.verifications.put(Verification { manager, epoch, request, tenant, is_good });
         let took_us = scene.random.long_tail(VERIFY_US);
         scene.after(took_us, SimEvent::TokenVerified(place));
     }
 
     /// A token's verification has come to its end.
-    pub fn verified(&mut self, verification: Verification, errands: &mut BackgroundTasks, scene: &mut Scene) {
+    pub fn verified(
+        &mut self,
+        verification: Verification,
+        background_tasks: &mut BackgroundTasks,
+        scene: &mut Scene,
+    ) {
         let Verification { request, tenant, is_good, .. } = verification;
         let Some(unverified) = self.unverified.get_mut(&request) else { return };
         unverified.is_good = Some(is_good);
         let leases = std::mem::take(&mut unverified.leases);
-        self.judge(&leases, tenant, is_good, errands, scene);
+        self.judge(&leases, tenant, is_good, background_tasks, scene);
         if !is_good && let Some(pending) = self.pending.remove(&request) {
             self.fairness.left(request);
             let event = CoreEvent::Withdraw(self.tenants[tenant as usize], request);
-            self.decide(None, event, errands, scene);
+            self.decide(None, event, background_tasks, scene);
             pending.calls.into_iter().for_each(|call| scene.answer(self.number, call, worthless()));
         }
     }
@@ -359,7 +377,7 @@ impl SimManager {
         leases: &[LeaseId],
         tenant: u32,
         is_good: bool,
-        errands: &mut BackgroundTasks,
+        background_tasks: &mut BackgroundTasks,
         scene: &mut Scene,
     ) {
         for &lease in leases {
@@ -369,7 +387,7 @@ impl SimManager {
             } else {
                 CoreEvent::Rejected(lease, rejection)
             };
-            self.decide(None, event, errands, scene);
+            self.decide(None, event, background_tasks, scene);
             let number = self.number;
             for (_, call) in self.confirming.extract_if(.., |(confirming, _)| *confirming == lease) {
                 scene.answer(number, call, if is_good { ManagerAnswer::Confirmed } else { worthless() });
@@ -392,7 +410,7 @@ impl SimManager {
         &mut self,
         write: &Write,
         is_taken: bool,
-        errands: &mut BackgroundTasks,
+        background_tasks: &mut BackgroundTasks,
         scene: &mut Scene,
     ) {
         let event = if is_taken {
@@ -400,15 +418,15 @@ impl SimManager {
         } else {
             CoreEvent::SaveFailed(write.id)
         };
-        self.decide(None, event, errands, scene);
+        self.decide(None, event, background_tasks, scene);
     }
 
     /// Half a second has passed.
-    pub fn tick(&mut self, errands: &mut BackgroundTasks, store: &mut SimStore, scene: &mut Scene) {
-        self.decide(None, CoreEvent::Tick, errands, scene);
+    pub fn tick(&mut self, background_tasks: &mut BackgroundTasks, store: &mut SimStore, scene: &mut Scene) {
+        self.decide(None, CoreEvent::Tick, background_tasks, scene);
         self.ticks += 1;
         if self.ticks.is_multiple_of(2) && store.health != StoreHealth::Unreachable {
-            self.exchange(errands, store, scene);
+            self.exchange(background_tasks, store, scene);
         }
         for (id, pending) in &self.pending {
             if scene.now_us > pending.answer_by_us {
@@ -421,7 +439,12 @@ impl SimManager {
     }
 
     /// Tells the other managers what there is here, and hears what there is with them.
-    pub fn exchange(&mut self, errands: &mut BackgroundTasks, store: &mut SimStore, scene: &mut Scene) {
+    pub fn exchange(
+        &mut self,
+        background_tasks: &mut BackgroundTasks,
+        store: &mut SimStore,
+        scene: &mut Scene,
+    ) {
         let holdings = self.tenants.iter().map(|&tenant| self.core.tenant(tenant));
         let holdings =
             holdings.map(|tenant| Holding { tenant: tenant.name.to_string(), r#use: Some(tenant.own) });
@@ -441,11 +464,11 @@ impl SimManager {
         self.table.observe(now_ms, records).into_iter().for_each(|dead| store.bury(dead));
         for (number, tenant) in self.tenants.clone().into_iter().enumerate() {
             let used = self.table.elsewhere(&tenant_name(number));
-            self.decide(None, CoreEvent::Elsewhere(tenant, used), errands, scene);
+            self.decide(None, CoreEvent::Elsewhere(tenant, used), background_tasks, scene);
         }
         for NodeGeneration { node, generation } in self.table.found() {
             if let Some(node) = self.core.node_key(&node) {
-                self.decide(None, CoreEvent::Moved(node, generation), errands, scene);
+                self.decide(None, CoreEvent::Moved(node, generation), background_tasks, scene);
             }
         }
     }
@@ -466,7 +489,7 @@ impl SimManager {
         &mut self,
         call: Option<SimCall>,
         event: CoreEvent,
-        errands: &mut BackgroundTasks,
+        background_tasks: &mut BackgroundTasks,
         scene: &mut Scene,
     ) {
         let now_ms = self.clock.read_ms(scene.now_us);
@@ -476,9 +499,9 @@ impl SimManager {
         for action in out.drain(..) {
             let is_answer = matches!(action, CoreAction::Granted { .. } | CoreAction::Refused { .. });
             if is_answer && scene.sabotage == Some(Sabotage::AnswerTwice) {
-                self.act(&mut call, action.clone(), errands, scene);
+                self.act(&mut call, action.clone(), background_tasks, scene);
             }
-            self.act(&mut call, action, errands, scene);
+            self.act(&mut call, action, background_tasks, scene);
         }
         self.out = out;
         if let Some(call) = call {
@@ -491,13 +514,15 @@ impl SimManager {
         &mut self,
         call: &mut Option<SimCall>,
         action: CoreAction,
-        errands: &mut BackgroundTasks,
+        background_tasks: &mut BackgroundTasks,
         scene: &mut Scene,
     ) {
         let answer = match action {
-            CoreAction::Save { lease, revision } => return self.save(lease, revision, errands, scene),
+            CoreAction::Save { lease, revision } => {
+                return self.save(lease, revision, background_tasks, scene);
+            }
             CoreAction::Granted { request, leases, .. } => {
-                return self.granted(request, &leases, errands, scene);
+                return self.granted(request, &leases, background_tasks, scene);
             }
             CoreAction::Refused { request, error, .. } => {
                 return self.answer_request(request, ManagerAnswer::Failed(error), scene);
@@ -547,11 +572,17 @@ impl SimManager {
         }
     }
 
-    fn save(&mut self, id: LeaseId, revision: u64, errands: &mut BackgroundTasks, scene: &mut Scene) {
+    fn save(
+        &mut self,
+        id: LeaseId,
+        revision: u64,
+        background_tasks: &mut BackgroundTasks,
+        scene: &mut Scene,
+    ) {
         let Some(lease) = self.core.lease(id).map(|lease| self.core.describe(lease)) else { return };
         let (manager, epoch) = (self.number, self.epoch);
-        let place = errands.writes.put(Write { manager, epoch, lease, id, revision });
-        let took_us = scene.random.long_tail(errands.store_delay_us).min(LONGEST_WRITE_US);
+        let place = background_tasks.writes.put(Write { manager, epoch, lease, id, revision });
+        let took_us = scene.random.long_tail(background_tasks.store_delay_us).min(LONGEST_WRITE_US);
         // One writer for each manager: what is written later arrives later.
         self.store_free_us = self.store_free_us.max(scene.now_us + took_us);
         scene.queue.add(self.store_free_us, SimEvent::StoreAnswers(place));
@@ -561,7 +592,7 @@ impl SimManager {
         &mut self,
         request: RequestId,
         leases: &[LeaseId],
-        errands: &mut BackgroundTasks,
+        background_tasks: &mut BackgroundTasks,
         scene: &mut Scene,
     ) {
         let tenant = self.pending.get(&request).map(|pending| pending.tenant);
@@ -576,7 +607,9 @@ impl SimManager {
         self.answer_request(request, ManagerAnswer::Granted(tickets), scene);
         if let Some(unverified) = self.unverified.get_mut(&request) {
             match unverified.is_good {
-                Some(is_good) => self.judge(leases, tenant.unwrap_or_default(), is_good, errands, scene),
+                Some(is_good) => {
+                    self.judge(leases, tenant.unwrap_or_default(), is_good, background_tasks, scene)
+                }
                 None => unverified.leases = leases.to_vec(),
             }
         }

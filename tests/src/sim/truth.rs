@@ -492,7 +492,7 @@ impl Truth {
                 sum, self.nodes[agent as usize].held,
                 "the simulator's own sums of agent {agent} are wrong"
             );
-            self.check_room(agent);
+            self.check_capacity(agent);
         }
     }
 
@@ -563,7 +563,7 @@ impl Truth {
 
     fn hold(&mut self, granted: GrantedTruth) {
         self.nodes[granted.agent as usize].held.add(granted.amount);
-        self.check_room(granted.agent);
+        self.check_capacity(granted.agent);
     }
 
     fn close_all(&mut self, agent: u32, is_over: impl Fn(&TrueLease) -> bool) {
@@ -590,7 +590,7 @@ impl Truth {
         tenant.leases -= 1;
     }
 
-    fn check_room(&mut self, agent: u32) {
+    fn check_capacity(&mut self, agent: u32) {
         let TrueNode { capacity, held, .. } = self.nodes[agent as usize];
         if !held.fits(capacity) {
             let found = format!("agent {agent} has {capacity:?}, of which {held:?} is leased");

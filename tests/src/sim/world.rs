@@ -35,7 +35,7 @@ const JUMP_MS: u64 = 3_600_000;
 pub struct SimWorld {
     plan: SimPlan,
     scene: Scene,
-    errands: BackgroundTasks,
+    background_tasks: BackgroundTasks,
     store: SimStore,
     common: Common,
     hosts: Vec<SimHost>,
@@ -99,7 +99,7 @@ impl SimWorld {
                 random,
                 sabotage: options.sabotage,
             },
-            errands: BackgroundTasks { store_delay_us: 1_000, ..BackgroundTasks::default() },
+            background_tasks: BackgroundTasks { store_delay_us: 1_000, ..BackgroundTasks::default() },
             store: SimStore::new(),
             common: Common { queue: plan.queue, quotas: plan.quotas.clone() },
             hosts: hosts.collect(),
@@ -154,7 +154,7 @@ impl SimWorld {
     }
 
     fn handle(&mut self, event: SimEvent) {
-        let SimWorld { scene, errands, agents, clients, hosts, store, plan, .. } = self;
+        let SimWorld { scene, background_tasks, agents, clients, hosts, store, plan, .. } = self;
         match event {
             SimEvent::Arrival(place, ..) => self.arrive(place),
             SimEvent::AgentWakes(agent, wake) => agents[agent as usize].wake(wake, scene),
@@ -169,14 +169,14 @@ impl SimWorld {
             }
             SimEvent::ManagerTicks(manager, epoch) => {
                 if let Some(manager) = living(hosts, manager, epoch) {
-                    manager.tick(errands, store, scene);
+                    manager.tick(background_tasks, store, scene);
                 }
             }
             SimEvent::StoreAnswers(place) => self.store_answers(place),
             SimEvent::TokenVerified(place) => {
-                let verification = errands.verifications.take(place);
+                let verification = background_tasks.verifications.take(place);
                 if let Some(manager) = living(hosts, verification.manager, verification.epoch) {
-                    manager.verified(verification, errands, scene);
+                    manager.verified(verification, background_tasks, scene);
                 }
             }
             SimEvent::Fault => self.fault(),
@@ -192,10 +192,10 @@ impl SimWorld {
     }
 
     fn arrive(&mut self, place: u32) {
-        let SimWorld { scene, errands, agents, clients, hosts, plan, .. } = self;
+        let SimWorld { scene, background_tasks, agents, clients, hosts, plan, .. } = self;
         match scene.messages.take(place) {
             SimMessage::Asked(manager, call, ask) => match &mut hosts[usize::from(manager)].manager {
-                Some(manager) => manager.asked(call, ask, errands, scene),
+                Some(manager) => manager.asked(call, ask, background_tasks, scene),
                 None => scene.refuse(call),
             },
             SimMessage::Answered(call, answer) => match call.caller {
@@ -230,13 +230,13 @@ impl SimWorld {
 
     /// A write reaches the store, whether or not its manager still lives.
     fn store_answers(&mut self, place: u32) {
-        let write = self.errands.writes.take(place);
+        let write = self.background_tasks.writes.take(place);
         let is_taken = matches!(self.store.health, StoreHealth::Up(_));
         if is_taken && self.scene.sabotage != Some(Sabotage::ForgetWrites) {
             self.take(write.clone());
         }
         if let Some(manager) = living(&mut self.hosts, write.manager, write.epoch) {
-            manager.stored(&write, is_taken, &mut self.errands, &mut self.scene);
+            manager.stored(&write, is_taken, &mut self.background_tasks, &mut self.scene);
         }
     }
 
@@ -257,7 +257,7 @@ impl SimWorld {
         let wall_ms = host.wall_ms + self.scene.now_us / 1_000;
         let clock = SimManagerClock::start(self.scene.now_us, wall_ms, host.drift_ppm);
         let mut manager = SimManager::start(number, clock, &self.common, &mut self.store, &mut self.scene);
-        manager.exchange(&mut self.errands, &mut self.store, &mut self.scene);
+        manager.exchange(&mut self.background_tasks, &mut self.store, &mut self.scene);
         host.manager = Some(manager);
     }
 
@@ -383,7 +383,7 @@ impl SimWorld {
 
     fn set_health(&mut self, health: StoreHealth) {
         self.store.health = health;
-        self.errands.store_delay_us = match health {
+        self.background_tasks.store_delay_us = match health {
             StoreHealth::Up(delay_us) => delay_us,
             StoreHealth::Full => 1_000,
             StoreHealth::Unreachable => 2 * SECOND_US,

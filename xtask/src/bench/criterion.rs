@@ -8,9 +8,9 @@ use super::json::Measurement;
 const TIME: &str = "time:";
 
 /// Returns the estimates in the output of `cargo bench`, in their order.
-pub fn figures(lines: &[String]) -> Vec<Measurement> {
+pub fn measurements(lines: &[String]) -> Vec<Measurement> {
     let mut name = "";
-    let mut figures = Vec::new();
+    let mut measurements = Vec::new();
     for line in lines {
         let Some((before, times)) = line.split_once(TIME) else {
             if line.starts_with(|first: char| first.is_alphanumeric()) {
@@ -19,9 +19,9 @@ pub fn figures(lines: &[String]) -> Vec<Measurement> {
             continue;
         };
         let name = if before.trim().is_empty() { name } else { before.trim() };
-        figures.extend(estimate_ns(times).map(|time_ns| Measurement::of(name, "time_ns", time_ns)));
+        measurements.extend(estimate_ns(times).map(|time_ns| Measurement::of(name, "time_ns", time_ns)));
     }
-    figures
+    measurements
 }
 
 /// The middle of three times, in nanoseconds.
@@ -49,9 +49,11 @@ mod tests {
         let output = "Benchmarking core/grant: Warming up\ncore/grant, nearly full of 10000\n                        time:   [1.0 µs 1.5 µs 2.0 µs]\n\
                       \x20                       thrpt:  [1 Melem/s 2 Melem/s 3 Melem/s]\nrefusal                 time:   [80.1 ns 81.0 ns 82 ns]\nno time: [x]";
         let lines: Vec<_> = output.lines().map(str::to_owned).collect();
-        let read: Vec<_> = figures(&lines)
+        let read: Vec<_> = measurements(&lines)
             .iter()
-            .map(|figure| (figure.text("bench").unwrap().to_owned(), figure.number("time_ns").unwrap()))
+            .map(|measurement| {
+                (measurement.text("bench").unwrap().to_owned(), measurement.number("time_ns").unwrap())
+            })
             .collect();
         let expected =
             [("core/grant, nearly full of 10000".to_owned(), 1500.0), ("refusal".to_owned(), 81.0)];

@@ -28,9 +28,9 @@ const MAX_DEPTH: usize = 16;
 impl Measurement {
     /// Parses the measurements in a line of output. Returns an empty list if the line is not valid JSON.
     pub fn all_of(line: &str) -> Vec<Measurement> {
-        let mut reader = JsonReader { rest: line.trim(), figures: Vec::new() };
+        let mut reader = JsonReader { rest: line.trim(), measurements: Vec::new() };
         match reader.value(0) {
-            Some(_) if reader.rest.is_empty() => reader.figures,
+            Some(_) if reader.rest.is_empty() => reader.measurements,
             _ => Vec::new(),
         }
     }
@@ -104,7 +104,7 @@ impl Measurement {
 /// level of nesting, an object two.
 struct JsonReader<'text> {
     rest: &'text str,
-    figures: Vec<Measurement>,
+    measurements: Vec<Measurement>,
 }
 
 impl JsonReader<'_> {
@@ -121,16 +121,16 @@ impl JsonReader<'_> {
     }
 
     fn object(&mut self, depth: usize) -> Option<()> {
-        let mut figure = Measurement::default();
+        let mut measurement = Measurement::default();
         self.members('{', '}', |reader| {
             let name = reader.text()?;
             reader.take(':')?;
             let value = reader.value(depth + 2)?;
-            figure.fields.insert(name, value);
+            measurement.fields.insert(name, value);
             Some(())
         })?;
         if depth <= 1 {
-            self.figures.push(figure);
+            self.measurements.push(measurement);
         }
         Some(())
     }
@@ -197,27 +197,34 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_figure_has_the_fields_of_its_object() {
+    fn a_measurement_has_the_fields_of_its_object() {
         let line =
             r#"{"bench":"latency","fabric":"tcp","encrypted":true,"n":20096,"median_ns":1.25e1,"p":null}"#;
-        let figures = Measurement::all_of(line);
-        assert_eq!(figures.len(), 1);
-        assert_eq!((figures[0].text("fabric"), figures[0].number("median_ns")), (Some("tcp"), Some(12.5)));
-        assert!(figures[0].is("encrypted") && !figures[0].is("p") && figures[0].number("p").is_none());
+        let measurements = Measurement::all_of(line);
+        assert_eq!(measurements.len(), 1);
+        assert_eq!(
+            (measurements[0].text("fabric"), measurements[0].number("median_ns")),
+            (Some("tcp"), Some(12.5))
+        );
+        assert!(
+            measurements[0].is("encrypted")
+                && !measurements[0].is("p")
+                && measurements[0].number("p").is_none()
+        );
     }
 
     #[test]
-    fn a_sweep_is_a_list_of_figures() {
+    fn a_sweep_is_a_list_of_measurements() {
         assert_eq!(Measurement::all_of(r#"{"a": {"size_bytes": 9}}"#).len(), 1);
-        let figures = Measurement::all_of(
+        let measurements = Measurement::all_of(
             r#"[{"size_bytes": 0, "x": {"size_bytes": 9}}, {"size_bytes": 64, "y": [{"z": 1}]}]"#,
         );
-        let sizes: Vec<_> = figures.iter().map(|figure| figure.number("size_bytes")).collect();
+        let sizes: Vec<_> = measurements.iter().map(|measurement| measurement.number("size_bytes")).collect();
         assert_eq!(sizes, [Some(0.0), Some(64.0)]);
     }
 
     #[test]
-    fn what_is_no_json_has_no_figures() {
+    fn what_is_no_json_has_no_measurements() {
         for line in ["", "warning: x", "{", "{}}", "[1,", r#"{"a":}"#, r#"{"a":"x}"#, &"[".repeat(1000)] {
             assert_eq!(Measurement::all_of(line), [], "{line}");
         }

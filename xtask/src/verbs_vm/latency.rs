@@ -33,14 +33,16 @@ impl Latency {
     }
 
     fn of(latency: &str, instructions: &str) -> Latency {
-        let figures = |find: fn(&str) -> Option<u64>| latency.lines().filter_map(find).collect::<Vec<_>>();
-        let (perftest, fabric) = (figures(perftest_ns), figures(|line| median_of(line, "endpoint_ns")));
+        let measurements =
+            |find: fn(&str) -> Option<u64>| latency.lines().filter_map(find).collect::<Vec<_>>();
+        let (perftest, fabric) =
+            (measurements(perftest_ns), measurements(|line| median_of(line, "endpoint_ns")));
         let ratios = fabric.iter().zip(&perftest).map(|(fabric, perftest)| *fabric as f64 / *perftest as f64);
         Latency {
             rounds: fabric.len(),
             ratio: middle(ratios.collect()),
             fabric_ns: middle(fabric),
-            raw_ns: middle(figures(|line| median_of(line, "raw_ns"))),
+            raw_ns: middle(measurements(|line| median_of(line, "raw_ns"))),
             perftest_ns: middle(perftest),
             instructions: COUNTED.map(|(_, field)| number_after(instructions, &format!("\"{field}\": "))),
         }
@@ -121,7 +123,7 @@ mod tests {
                          \"raw_ns\": {\"median\": 30000, \"p99\": 8}, \"ratio\": 1.6}\n";
 
     #[test]
-    fn figures_are_found_in_what_the_programs_print() {
+    fn measurements_are_found_in_what_the_programs_print() {
         let slower = ROUND.replace("12.25", "24.50").replace("49000", "98000");
         let counts =
             "{\"endpoint_send\": 500, \"endpoint_receive\": 400, \"raw_send\": 300, \"raw_receive\": 200}";

@@ -49,7 +49,7 @@ pub fn chosen(parts: &[VmPart], only: Option<&str>) -> io::Result<Vec<VmPart>> {
 }
 
 /// Writes the script of the emulated machine: see `part` in `scripts/vm/enter.sh`.
-pub fn guest(begin: &str, parts: &[VmPart]) -> String {
+pub fn machine_script(begin: &str, parts: &[VmPart]) -> String {
     let mut script = format!("{begin}\n");
     for VmPart { name, kind, .. } in parts {
         // Writing to a string cannot fail.
@@ -81,10 +81,10 @@ mod tests {
     #[test]
     fn parts_are_chosen_by_name_and_unknown_ones_are_refused() {
         let all = chosen(&PARTS, None).unwrap();
-        assert!(all.len() == PARTS.len() && !guest("begin", &all).contains("part large"));
-        let script = guest("begin", &chosen(&PARTS, Some("large,none")).unwrap());
+        assert!(all.len() == PARTS.len() && !machine_script("begin", &all).contains("part large"));
+        let script = machine_script("begin", &chosen(&PARTS, Some("large,none")).unwrap());
         assert_eq!(script, "begin\npart large 8 measure\n");
-        assert!(guest("", &all).contains("part one 7 ./tests one:: --test-threads 1"));
+        assert!(machine_script("", &all).contains("part one 7 ./tests one:: --test-threads 1"));
         assert!(chosen(&PARTS, Some("one,else")).err().unwrap().to_string().contains("\"else\""));
     }
 }

@@ -62,16 +62,16 @@ mod tests {
     #[test]
     fn announces_an_outcome_and_a_panic() {
         let (go, wait) = channel();
-        let (errand, thread) = BackgroundTask::begin("slow", move || {
+        let (task, thread) = BackgroundTask::begin("slow", move || {
             wait.recv().unwrap();
             Ok(7)
         })
         .unwrap();
-        assert_eq!(wait_readable([Some(errand.as_fd())], Some(Instant::now())).unwrap(), [false]);
-        assert_eq!(errand.outcome(), None);
+        assert_eq!(wait_readable([Some(task.as_fd())], Some(Instant::now())).unwrap(), [false]);
+        assert_eq!(task.outcome(), None);
         go.send(()).unwrap();
-        assert_eq!(wait_readable([Some(errand.as_fd())], None).unwrap(), [true]);
-        assert_eq!(errand.outcome(), Some(Ok(7)));
+        assert_eq!(wait_readable([Some(task.as_fd())], None).unwrap(), [true]);
+        assert_eq!(task.outcome(), Some(Ok(7)));
         thread.join().unwrap();
 
         let (broken, _thread) = BackgroundTask::<u32>::begin("broken", || panic!("as it is to")).unwrap();

@@ -114,7 +114,7 @@ impl WorkerProcess {
         let cold_imports = sandbox.cold_imports.clone();
         let started =
             Started { pid, requested_ns, package_ready_ns, spawned_ns: monotonic_ns(), cold_imports };
-        let reserved = held.errand.as_ref().map(|errand| errand.process.pid);
+        let reserved = held.one_shot_program.as_ref().map(|one_shot_program| one_shot_program.process.pid);
         let entrance = match held.confirmation {
             None => ShimEntrance::Open { _admission: node.shim.admit(shim, of_shim, reserved) },
             Some(_) => ShimEntrance::Closed(Some((shim, of_shim))),
@@ -195,7 +195,7 @@ fn who(node: &Node, held: &AttachedLease, build: &PackageBuild) -> ProcessIdenti
         lease: held.lease.id.clone(),
         tenant: held.lease.tenant.clone(),
         pu: node.unit(kernels::kind_of(build).map_or(pu::PROCESSOR, |kind| kind.name())),
-        room_bytes: rings_bytes(&held.lease),
+        capacity_bytes: rings_bytes(&held.lease),
     }
 }
 
@@ -207,7 +207,9 @@ pub(crate) fn rings_bytes(lease: &Lease) -> u64 {
 /// The program that is to be executed in place of functions, if one is: the package has it, and it is one. Without a path it is the
 /// worker's own, which executes the functions for another process.
 fn spawned(held: &AttachedLease, runnable: &Runnable) -> Result<Option<v1::Program>, Error> {
-    let Some(program) = held.errand.as_ref().and_then(|errand| errand.program.clone()) else {
+    let Some(program) =
+        held.one_shot_program.as_ref().and_then(|one_shot_program| one_shot_program.program.clone())
+    else {
         return Ok(None);
     };
     if program.path.is_empty() {
@@ -251,7 +253,10 @@ fn spec(
     let (package, build) = (&runnable.package, runnable.build());
     let workers = held.reservation.cores.len() as u64;
     // Over tcp it is given its connections. Over libfabric it makes them.
-    let fabric = held.carrier.as_ref().map(|carrier| Fabric::chosen(Some(&carrier.choice)));
+    let fabric = held
+        .network_transport
+        .as_ref()
+        .map(|network_transport| Fabric::chosen(Some(&network_transport.choice)));
     let dials = build.network || matches!(fabric, Some(Ok(Some(Fabric::Ofi(_)))));
     let own_bytes = OWN_MEMORY_BYTES + runtime_bytes(build);
     let own_bytes = own_bytes.saturating_add(THREAD_MEMORY_BYTES.saturating_mul(workers));
@@ -338,8 +343,8 @@ fn setup(
     runnable: &Runnable,
     occupancy: Option<&Occupancy>,
 ) -> WorkerSetup {
-    let carrier = held.carrier.as_ref();
-    let identity = carrier.and_then(|carrier| carrier.identity.clone());
+    let network_transport = held.network_transport.as_ref();
+    let identity = network_transport.and_then(|network_transport| network_transport.identity.clone());
     let (certificate, private_key) =
         identity.map_or_else(Default::default, |identity| (identity.certificate, identity.private_key));
     // The inbox is part of what the lease pays for; `attach` has checked that it fits.
@@ -354,11 +359,11 @@ fn setup(
         slots: occupancy.map(|occupancy| occupancy.slots.clone()).unwrap_or_default(),
         holder: occupancy.map_or(0, |occupancy| occupancy.holder),
         functions: held.meter.layout().functions(),
-        fabric: carrier.map(|carrier| carrier.choice.clone()),
+        fabric: network_transport.map(|network_transport| network_transport.choice.clone()),
         certificate,
         private_key,
         // The memory of copies is part of the same memory.
-        copies_bytes: carrier.map_or(0, |_| lent_bytes),
+        copies_bytes: network_transport.map_or(0, |_| lent_bytes),
         build: runnable.index,
         program: None,
         shim: true,

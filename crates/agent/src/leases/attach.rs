@@ -33,9 +33,9 @@ pub(crate) struct AttachedLease {
     /// The client wants a worker at once.
     pub(crate) start: bool,
     /// The program to execute in place of calls, if any.
-    pub(crate) errand: Option<OneShotProgram>,
+    pub(crate) one_shot_program: Option<OneShotProgram>,
     /// Between nodes: what the calls travel by.
-    pub(crate) carrier: Option<NetworkTransport>,
+    pub(crate) network_transport: Option<NetworkTransport>,
     /// Asked if the ticket is provisional: until it is answered, nothing is handed to the client.
     pub(crate) confirmation: Option<Confirmation>,
     /// Shared by the client and the workers, or, of a segment, all of its memory; the agent does not look into it.
@@ -57,8 +57,8 @@ pub(crate) struct OneShotProgram {
 /// Resources of a lease beside its entry in the ledger.
 struct Holdings {
     options: WorkerOptions,
-    errand: Option<OneShotProgram>,
-    carrier: Option<NetworkTransport>,
+    one_shot_program: Option<OneShotProgram>,
+    network_transport: Option<NetworkTransport>,
     confirmation: Option<Confirmation>,
     inbox: Region,
     meter: Arc<LeaseMeter>,
@@ -81,15 +81,16 @@ pub(crate) fn attach(node: &Node, connection: &Connection, request: &Attach) -> 
     if held.confirmation.is_none() {
         enrolment.bill(held.meter.clone());
     }
-    let Holdings { options, errand, carrier, confirmation, inbox, meter, reservation } = held;
+    let Holdings { options, one_shot_program, network_transport, confirmation, inbox, meter, reservation } =
+        held;
     let lease = ticket.lease.unwrap_or_default();
     let start = request.start;
     Ok(AttachedLease {
         lease,
         options,
         start,
-        errand,
-        carrier,
+        one_shot_program,
+        network_transport,
         confirmation,
         inbox,
         meter,
@@ -107,7 +108,7 @@ fn reserve(node: &Node, lease: &Lease, program: &Program) -> Result<OneShotProgr
         lease: lease.id.clone(),
         tenant: lease.tenant.clone(),
         pu: node.unit(&lease.pu),
-        room_bytes: rings_bytes(lease),
+        capacity_bytes: rings_bytes(lease),
     };
     Ok(OneShotProgram { program: Some(program.clone()), process: node.shim.reserve(&who)? })
 }
@@ -125,7 +126,7 @@ fn check_program(lease: &Lease, program: &Program) -> Result<(), Error> {
 fn hold(
     node: &Node,
     ticket: &Ticket,
-    wanted_carrier: transport::TransportRequest,
+    wanted_transport: transport::TransportRequest,
     program: Option<&Program>,
 ) -> Result<Holdings, Error> {
     let nothing = || Error::new(Code::PermissionDenied, "the ticket names no lease");
@@ -142,8 +143,10 @@ fn hold(
     };
     let ask = || Confirmation::ask(node.managers.connect()?, &lease.id);
     let confirmation = ticket.provisional.then(ask).transpose()?;
-    let carrier = wanted_carrier.carrier(&lease.id)?;
-    if lease.is_segment() && carrier.as_ref().is_some_and(|carrier| carrier.secret.is_none()) {
+    let network_transport = wanted_transport.network_transport(&lease.id)?;
+    if lease.is_segment()
+        && network_transport.as_ref().is_some_and(|network_transport| network_transport.secret.is_none())
+    {
         let message = format!("the memory of segment {} is reached over tcp, or by sharing it", lease.id);
         return Err(Error::new(Code::FabricUnavailable, message));
     }
@@ -151,8 +154,8 @@ fn hold(
         let message = format!("lease {} is nobody's yet: a program waits until it is", lease.id);
         return Err(Error::new(Code::PermissionDenied, message));
     }
-    let errand = program.map(|program| reserve(node, lease, program)).transpose()?;
-    Ok(Holdings { options, errand, carrier, confirmation, inbox, meter, reservation })
+    let one_shot_program = program.map(|program| reserve(node, lease, program)).transpose()?;
+    Ok(Holdings { options, one_shot_program, network_transport, confirmation, inbox, meter, reservation })
 }
 
 /// Creates the memory of a segment. Its pages are allocated now and count as the agent's, whichever process writes

@@ -48,7 +48,7 @@ struct State {
     counters: Counters,
     arrivals: Vec<ArrivedConnection>,
     /// Invitations, if the lease is a segment's.
-    guests: Option<InvitedReaders>,
+    invited_readers: Option<InvitedReaders>,
 }
 
 /// A connection that its client has proven to be its own, and that has not been answered.
@@ -64,7 +64,7 @@ pub(crate) struct ArrivedConnection {
 pub(crate) struct OpenArrivalQueue {
     links: Arc<ArrivalQueues>,
     lease: [u8; 16],
-    pub(crate) desk: Arc<ArrivalQueue>,
+    pub(crate) arrival_queue: Arc<ArrivalQueue>,
 }
 
 impl ArrivalQueues {
@@ -73,23 +73,23 @@ impl ArrivalQueues {
         self: &Arc<ArrivalQueues>,
         lease: &str,
         (secret, workers): (Secret, u32),
-        guests: Option<InvitedReaders>,
+        invited_readers: Option<InvitedReaders>,
     ) -> Result<OpenArrivalQueue, Error> {
         let key = lease_bytes(lease).ok_or_else(|| {
             Error::new(Code::Protocol, format!("lease {lease:?} is not named by 32 hexadecimal digits"))
         })?;
-        let state = Mutex::new(State { guests, ..State::default() });
-        let desk = Arc::new(ArrivalQueue { secret, workers, arrived: Signal::new()?, state });
-        lock(&self.0).insert(key, desk.clone());
-        Ok(OpenArrivalQueue { links: self.clone(), lease: key, desk })
+        let state = Mutex::new(State { invited_readers, ..State::default() });
+        let arrival_queue = Arc::new(ArrivalQueue { secret, workers, arrived: Signal::new()?, state });
+        lock(&self.0).insert(key, arrival_queue.clone());
+        Ok(OpenArrivalQueue { links: self.clone(), lease: key, arrival_queue })
     }
 
     /// Queues a connection for the lease that it names if it proves to be the client's; otherwise refuses it.
     pub(crate) fn arrive(&self, link: DataLink, socket: TcpStream, greeting: Greeting) -> Result<(), Error> {
         let arrival = ArrivedConnection { worker: link.worker, guest: None, socket, greeting };
-        let desk = lock(&self.0).get(&link.lease).cloned();
-        match desk {
-            Some(desk) => desk.lay(link.counter, arrival),
+        let arrival_queue = lock(&self.0).get(&link.lease).cloned();
+        match arrival_queue {
+            Some(arrival_queue) => arrival_queue.lay(link.counter, arrival),
             None => {
                 let lease = u128::from_be_bytes(link.lease);
                 let message = format!("lease {lease:032x} has no workers here");
@@ -106,23 +106,29 @@ impl ArrivalQueues {
         (guest, secret): (u32, &Secret),
         state: &Arc<Region>,
     ) -> Result<Option<OwnedFd>, Error> {
-        let desk = lease_bytes(lease).and_then(|lease| lock(&self.0).get(&lease).cloned());
-        let Some(desk) = desk else { return Ok(None) };
-        let mut desk = lock(&desk.state);
-        let entered = |guests: &mut InvitedReaders| guests.enter(guest, |known| is_same(known, secret));
-        match desk.guests.as_mut().and_then(entered) {
+        let arrival_queue = lease_bytes(lease).and_then(|lease| lock(&self.0).get(&lease).cloned());
+        let Some(arrival_queue) = arrival_queue else { return Ok(None) };
+        let mut arrival_queue = lock(&arrival_queue.state);
+        let entered = |invited_readers: &mut InvitedReaders| {
+            invited_readers.enter(guest, |known| is_same(known, secret))
+        };
+        match arrival_queue.invited_readers.as_mut().and_then(entered) {
             Some(InvitedAccess { rights, joined }) => {
-                joined.trunk().give_up();
-                desk.guests.as_mut().map(|guests| guests.open(rights, state)).transpose()
+                joined.shared_connection().give_up();
+                arrival_queue
+                    .invited_readers
+                    .as_mut()
+                    .map(|invited_readers| invited_readers.open(rights, state))
+                    .transpose()
             }
             None => Err(not_invited()),
         }
     }
 
     /// Connection by which a process reaches a segment of this node, if it exists or is expected.
-    pub(crate) fn trunk(&self, asked: &Joins) -> Option<Arc<SharedConnection>> {
-        let desk = lock(&self.0).get(&lease_bytes(&asked.segment)?).cloned()?;
-        lock(&desk.state).guests.as_ref()?.trunk(asked.guest)
+    pub(crate) fn shared_connection(&self, asked: &Joins) -> Option<Arc<SharedConnection>> {
+        let arrival_queue = lock(&self.0).get(&lease_bytes(&asked.segment)?).cloned()?;
+        lock(&arrival_queue.state).invited_readers.as_ref()?.shared_connection(asked.guest)
     }
 }
 
@@ -130,7 +136,7 @@ impl ArrivedConnection {
     /// Refuses the connection with an error.
     pub(crate) fn turn_away(&self, error: Error) -> Result<(), Error> {
         if let Some(InvitedAccess { joined, .. }) = &self.guest {
-            joined.trunk().give_up();
+            joined.shared_connection().give_up();
         }
         self.greeting.refuse(&self.socket, &error);
         Err(error)
@@ -140,9 +146,9 @@ impl ArrivedConnection {
 impl ArrivalQueue {
     fn lay(&self, counter: u64, mut arrival: ArrivedConnection) -> Result<(), Error> {
         let mut state = lock(&self.state);
-        if let Some(guests) = state.guests.as_mut().filter(|_| arrival.worker != CLIENT) {
+        if let Some(invited_readers) = state.invited_readers.as_mut().filter(|_| arrival.worker != CLIENT) {
             let is_by = |secret: &Secret| arrival.greeting.is_by(secret);
-            arrival.guest = guests.enter(arrival.worker, is_by);
+            arrival.guest = invited_readers.enter(arrival.worker, is_by);
             if arrival.guest.is_none() {
                 drop(state);
                 return arrival.turn_away(not_invited());
@@ -178,7 +184,7 @@ impl ArrivalQueue {
     /// Invites another process to reach the segment.
     pub(crate) fn invite(&self, invitation: InvitedAccess) -> Result<(u32, Secret), Error> {
         let none = || Error::new(Code::InvalidArgument, "only a segment has memory that others may reach");
-        lock(&self.state).guests.as_mut().ok_or_else(none)?.invite(invitation)
+        lock(&self.state).invited_readers.as_mut().ok_or_else(none)?.invite(invitation)
     }
 
     /// Takes all waiting connections, in the order of their arrival.
@@ -193,9 +199,9 @@ impl Drop for OpenArrivalQueue {
     fn drop(&mut self) {
         lock(&self.links.0).remove(&self.lease);
         // From now on no process is admitted, and those that were learn of the end.
-        lock(&self.desk.state).guests = None;
+        lock(&self.arrival_queue.state).invited_readers = None;
         let ended = Error::new(Code::LeaseEnded, "the lease has ended");
-        for arrival in self.desk.take() {
+        for arrival in self.arrival_queue.take() {
             // The refusal is the answer.
             let _ = arrival.turn_away(ended.clone());
         }

@@ -41,7 +41,7 @@ pub(crate) struct InvitedReaders {
     next: u32,
     invited: BTreeMap<u32, (Secret, InvitedAccess)>,
     /// Connections of the client and of invited processes, by their numbers.
-    trunks: BTreeMap<u32, Weak<SharedConnection>>,
+    shared_connections: BTreeMap<u32, Weak<SharedConnection>>,
     /// Pages of the processes that have the memory mapped.
     states: Vec<Arc<Region>>,
 }
@@ -51,18 +51,18 @@ impl InvitedReaders {
         let memory = memory
             .try_clone_to_owned()
             .map_err(|error| Error::new(Code::System, format!("dup of a segment: {error}")))?;
-        let (invited, trunks) = Default::default();
-        Ok(InvitedReaders { memory, next: CLIENT + 1, invited, trunks, states: Vec::new() })
+        let (invited, shared_connections) = Default::default();
+        Ok(InvitedReaders { memory, next: CLIENT + 1, invited, shared_connections, states: Vec::new() })
     }
 
     /// Notes the connection of the client.
-    pub(crate) fn serve_client(&mut self, trunk: &Arc<SharedConnection>) {
-        self.trunks.insert(CLIENT, Arc::downgrade(trunk));
+    pub(crate) fn serve_client(&mut self, shared_connection: &Arc<SharedConnection>) {
+        self.shared_connections.insert(CLIENT, Arc::downgrade(shared_connection));
     }
 
     /// Connection of a number, if it exists or is expected.
-    pub(crate) fn trunk(&self, number: u32) -> Option<Arc<SharedConnection>> {
-        self.trunks.get(&number)?.upgrade()
+    pub(crate) fn shared_connection(&self, number: u32) -> Option<Arc<SharedConnection>> {
+        self.shared_connections.get(&number)?.upgrade()
     }
 
     /// Creates an invitation with a number that no other process has had, and its secret.
@@ -76,8 +76,8 @@ impl InvitedReaders {
             Error::new(Code::TryLater, "the segment has had as many guests as there are numbers")
         })?;
         let secret = new_secret()?;
-        self.trunks.retain(|_, trunk| trunk.strong_count() > 0);
-        self.trunks.insert(number, Arc::downgrade(invitation.joined.trunk()));
+        self.shared_connections.retain(|_, shared_connection| shared_connection.strong_count() > 0);
+        self.shared_connections.insert(number, Arc::downgrade(invitation.joined.shared_connection()));
         let before = self.invited.insert(number, (secret, invitation));
         debug_assert!(before.is_none() && number != CLIENT, "the number {number} is given twice");
         Ok((number, secret))
@@ -113,7 +113,7 @@ impl InvitedReaders {
 impl Drop for InvitedReaders {
     fn drop(&mut self) {
         for (_, invitation) in self.invited.values() {
-            invitation.joined.trunk().give_up();
+            invitation.joined.shared_connection().give_up();
         }
         for state in &self.states {
             let over: Option<&AtomicU64> = state.view(OVER_AT);
@@ -137,7 +137,7 @@ mod tests {
         InvitedAccess { rights, joined }
     }
 
-    fn guests() -> (InvitedReaders, Arc<Region>) {
+    fn invited_readers() -> (InvitedReaders, Arc<Region>) {
         let region = Arc::new(Region::create("segment", PAGE_BYTES).unwrap());
         sublet_fabric::region::bar_writers(region.fd()).unwrap();
         (InvitedReaders::of(region.fd()).unwrap(), region)
@@ -145,57 +145,62 @@ mod tests {
 
     #[test]
     fn an_invitation_is_good_once_and_for_what_it_says() {
-        let (mut guests, region) = guests();
-        let (one, secret) = guests.invite(to(&region, MemoryRights::Read)).unwrap();
-        let (two, other) = guests.invite(to(&region, MemoryRights::Write)).unwrap();
+        let (mut invited_readers, region) = invited_readers();
+        let (one, secret) = invited_readers.invite(to(&region, MemoryRights::Read)).unwrap();
+        let (two, other) = invited_readers.invite(to(&region, MemoryRights::Write)).unwrap();
         assert!(one != two && one != CLIENT && two != CLIENT && !is_same(&secret, &other));
         let mut enter = |number, by: &Secret| {
-            guests.enter(number, |known| is_same(known, by)).map(|invitation| invitation.rights)
+            invited_readers.enter(number, |known| is_same(known, by)).map(|invitation| invitation.rights)
         };
         assert_eq!(enter(one, &other), None);
         assert_eq!(enter(one, &secret), Some(MemoryRights::Read));
         assert_eq!(enter(one, &secret), None);
         assert_eq!(enter(two, &other), Some(MemoryRights::Write));
-        assert!(guests.enter(CLIENT, |_| true).is_none());
+        assert!(invited_readers.enter(CLIENT, |_| true).is_none());
     }
 
     #[test]
     fn a_connection_is_known_until_nobody_has_it_or_will() {
-        let (mut guests, region) = guests();
-        let (number, secret) = guests.invite(to(&region, MemoryRights::Read)).unwrap();
-        let trunk = guests.trunk(number).unwrap();
+        let (mut invited_readers, region) = invited_readers();
+        let (number, secret) = invited_readers.invite(to(&region, MemoryRights::Read)).unwrap();
+        let shared_connection = invited_readers.shared_connection(number).unwrap();
         assert!(
-            trunk.takes("tenant", false) && !trunk.takes("another", false) && !trunk.takes("tenant", true)
+            shared_connection.takes("tenant", false)
+                && !shared_connection.takes("another", false)
+                && !shared_connection.takes("tenant", true)
         );
-        let entered = guests.enter(number, |known| is_same(known, &secret)).unwrap();
-        drop(trunk);
-        assert!(guests.trunk(number).is_some() && guests.trunk(CLIENT).is_none());
+        let entered = invited_readers.enter(number, |known| is_same(known, &secret)).unwrap();
+        drop(shared_connection);
+        assert!(
+            invited_readers.shared_connection(number).is_some()
+                && invited_readers.shared_connection(CLIENT).is_none()
+        );
         drop(entered);
-        assert!(guests.trunk(number).is_none());
-        let (number, _) = guests.invite(to(&region, MemoryRights::Read)).unwrap();
-        let trunk = guests.trunk(number).unwrap();
-        drop(guests);
-        assert!(!trunk.takes("tenant", false), "nobody comes any more");
+        assert!(invited_readers.shared_connection(number).is_none());
+        let (number, _) = invited_readers.invite(to(&region, MemoryRights::Read)).unwrap();
+        let shared_connection = invited_readers.shared_connection(number).unwrap();
+        drop(invited_readers);
+        assert!(!shared_connection.takes("tenant", false), "nobody comes any more");
     }
 
     #[test]
     fn invitations_have_a_bound() {
-        let (mut guests, region) = guests();
+        let (mut invited_readers, region) = invited_readers();
         let reader = || to(&region, MemoryRights::Read);
         for _ in 0..MAX_INVITED {
-            guests.invite(reader()).unwrap();
+            invited_readers.invite(reader()).unwrap();
         }
-        assert_eq!(guests.invite(reader()).unwrap_err().code, Code::TryLater);
-        assert!(guests.enter(1, |_| true).is_some() && guests.invite(reader()).is_ok());
+        assert_eq!(invited_readers.invite(reader()).unwrap_err().code, Code::TryLater);
+        assert!(invited_readers.enter(1, |_| true).is_some() && invited_readers.invite(reader()).is_ok());
     }
 
     #[test]
     fn readers_cannot_write_and_all_learn_of_the_end() {
-        let (mut guests, region) = guests();
+        let (mut invited_readers, region) = invited_readers();
         region.write(0, b"bytes").unwrap();
         let state = Arc::new(Region::create("state", PAGE_BYTES).unwrap());
-        let reader = guests.open(MemoryRights::Read, &state).unwrap();
-        let writer = guests.open(MemoryRights::Write, &state).unwrap();
+        let reader = invited_readers.open(MemoryRights::Read, &state).unwrap();
+        let writer = invited_readers.open(MemoryRights::Write, &state).unwrap();
         assert!(Region::attach(reader.try_clone().unwrap(), PAGE_BYTES).is_err());
         let read = Region::attach_to_read(reader, PAGE_BYTES).unwrap();
         let mut bytes = [0; 5];
@@ -204,7 +209,7 @@ mod tests {
         Region::attach(writer, PAGE_BYTES).unwrap();
         let over: &AtomicU64 = state.view(OVER_AT).unwrap();
         assert_eq!(over.load(Ordering::Acquire), 0);
-        drop(guests);
+        drop(invited_readers);
         assert_eq!(over.load(Ordering::Acquire), 1);
     }
 }

@@ -74,8 +74,8 @@ impl ListenerState {
             fabrics: fabrics.iter().map(Fabric::to_string).collect(),
             encrypted: network.encrypt,
         };
-        let gate = ListenerState { identity, described, fabrics, links: Arc::default() };
-        Ok((gate, listener))
+        let listener_state = ListenerState { identity, described, fabrics, links: Arc::default() };
+        Ok((listener_state, listener))
     }
 
     /// Checks the transport that a client requests for its calls against those that the node offers.
@@ -204,11 +204,12 @@ fn way_to(authority: &str, listen: IpAddr) -> io::Result<Option<IpAddr>> {
 mod tests {
     use super::*;
 
-    fn gate(fabrics: &[&str], encrypt: bool) -> ListenerState {
+    fn listener_state(fabrics: &[&str], encrypt: bool) -> ListenerState {
         let network = NetworkOptions { encrypt, fabrics: vec![Fabric::Tcp], ..NetworkOptions::at(local(0)) };
-        let mut gate = ListenerState::open(&network, &Access::parse("unix:/m").unwrap(), "n").unwrap().0;
-        gate.fabrics = fabrics.iter().map(|fabric| fabric.parse().unwrap()).collect();
-        gate
+        let mut listener_state =
+            ListenerState::open(&network, &Access::parse("unix:/m").unwrap(), "n").unwrap().0;
+        listener_state.fabrics = fabrics.iter().map(|fabric| fabric.parse().unwrap()).collect();
+        listener_state
     }
 
     fn local(port: u16) -> SocketAddr {
@@ -247,27 +248,27 @@ mod tests {
     fn accepts_only_fabrics_that_the_node_offers() {
         let tcp = |encrypted| Fabric::Tcp.choice(encrypted);
         let verbs = |encrypted| Fabric::Ofi("verbs".into()).choice(encrypted);
-        let open = gate(&["ofi:verbs", "tcp"], false);
+        let open = listener_state(&["ofi:verbs", "tcp"], false);
         assert_eq!(open.check(Some(&tcp(false))).unwrap(), Fabric::Tcp);
         assert_eq!(open.check(Some(&tcp(true))).unwrap(), Fabric::Tcp);
         assert_eq!(open.check(Some(&verbs(false))).unwrap(), Fabric::Ofi("verbs".into()));
-        let closed = gate(&["tcp"], true);
+        let closed = listener_state(&["tcp"], true);
         assert_eq!(closed.check(Some(&tcp(true))).unwrap(), Fabric::Tcp);
-        for (gate, choice) in [
+        for (listener_state, choice) in [
             (&open, None),
             (&open, Some(verbs(true))),
             (&open, Some(Fabric::Ofi("efa".into()).choice(false))),
             (&closed, Some(tcp(false))),
             (&closed, Some(verbs(false))),
         ] {
-            let error = gate.check(choice.as_ref()).unwrap_err();
+            let error = listener_state.check(choice.as_ref()).unwrap_err();
             assert_eq!(error.code, Code::FabricUnavailable, "{choice:?}: {error}");
         }
     }
 
     #[test]
     fn a_node_says_what_managers_take() {
-        let described = gate(&[], true).described;
+        let described = listener_state(&[], true).described;
         sublet_proto::network::check_network(&described).unwrap();
         assert_eq!(described.fabrics, ["tcp"]);
         assert!(described.address.starts_with("127.0.0.1:"), "{}", described.address);

@@ -27,7 +27,7 @@ pub(crate) struct SharedConnection {
 
 /// A segment's part in a shared connection: the peer reaches the segment until this is dropped.
 pub(crate) struct JoinedSegment {
-    trunk: Arc<SharedConnection>,
+    shared_connection: Arc<SharedConnection>,
     region: u32,
 }
 
@@ -53,7 +53,7 @@ impl SharedConnection {
         else {
             return Ok(None);
         };
-        Ok(Some((JoinedSegment { trunk: self.clone(), region }, RegionKey { key, base })))
+        Ok(Some((JoinedSegment { shared_connection: self.clone(), region }, RegionKey { key, base })))
     }
 
     /// Begins to use a stream as the connection. A second stream is refused.
@@ -91,20 +91,20 @@ impl Drop for SharedConnection {
 }
 
 impl JoinedSegment {
-    pub(crate) fn trunk(&self) -> &Arc<SharedConnection> {
-        &self.trunk
+    pub(crate) fn shared_connection(&self) -> &Arc<SharedConnection> {
+        &self.shared_connection
     }
 
     pub(crate) fn is_over(&self) -> bool {
-        self.trunk.is_over()
+        self.shared_connection.is_over()
     }
 }
 
 impl Drop for JoinedSegment {
     fn drop(&mut self) {
-        match self.trunk.end.get() {
+        match self.shared_connection.end.get() {
             Some(Some(end)) => end.withdraw(self.region, "a segment ended while it was being read"),
-            _ => self.trunk.exposed.withdraw(self.region),
+            _ => self.shared_connection.exposed.withdraw(self.region),
         }
     }
 }

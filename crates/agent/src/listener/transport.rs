@@ -41,9 +41,9 @@ impl TransportRequest {
         request: &Attach,
     ) -> Result<TransportRequest, Error> {
         let choice = request.fabric.as_ref();
-        match (connection, &node.gate) {
-            (Connection::Remote(_), Some(gate)) => {
-                let fabric = gate.check(choice)?;
+        match (connection, &node.listener_state) {
+            (Connection::Remote(_), Some(listener_state)) => {
+                let fabric = listener_state.check(choice)?;
                 let encrypted = choice.is_some_and(|choice| choice.encrypted);
                 let joins = Some(request.joins.clone()).filter(|segment| !segment.is_empty());
                 Ok(TransportRequest::Network { fabric, encrypted, joins })
@@ -60,7 +60,7 @@ impl TransportRequest {
     }
 
     /// Creates the transport for the calls of the lease; `None` for shared memory.
-    pub(crate) fn carrier(self, lease: &str) -> Result<Option<NetworkTransport>, Error> {
+    pub(crate) fn network_transport(self, lease: &str) -> Result<Option<NetworkTransport>, Error> {
         let TransportRequest::Network { fabric, encrypted, joins } = self else { return Ok(None) };
         let of_tcp = fabric == Fabric::Tcp;
         let name = format!("lease {lease}");
@@ -86,16 +86,19 @@ mod tests {
 
     #[test]
     fn only_tcp_has_secrets_and_each_lease_its_own() {
-        let carrier = |fabric: Fabric, encrypted| {
-            TransportRequest::Network { fabric, encrypted, joins: None }.carrier("l").unwrap().unwrap()
+        let network_transport = |fabric: Fabric, encrypted| {
+            TransportRequest::Network { fabric, encrypted, joins: None }
+                .network_transport("l")
+                .unwrap()
+                .unwrap()
         };
-        let (one, other) = (carrier(Fabric::Tcp, true), carrier(Fabric::Tcp, true));
+        let (one, other) = (network_transport(Fabric::Tcp, true), network_transport(Fabric::Tcp, true));
         assert_ne!(one.secret, other.secret);
         assert_ne!(one.identity.unwrap().certificate, other.identity.unwrap().certificate);
-        let plain = carrier(Fabric::Tcp, false);
+        let plain = network_transport(Fabric::Tcp, false);
         assert!(plain.secret.is_some() && plain.identity.is_none());
-        let verbs = carrier(Fabric::Ofi("verbs".into()), false);
+        let verbs = network_transport(Fabric::Ofi("verbs".into()), false);
         assert!(verbs.secret.is_none() && verbs.identity.is_none() && verbs.choice.provider == "verbs");
-        assert!(TransportRequest::Memory.carrier("l").unwrap().is_none());
+        assert!(TransportRequest::Memory.network_transport("l").unwrap().is_none());
     }
 }

@@ -22,18 +22,20 @@ pub(crate) fn receive(node: &Arc<Node>, socket: TcpStream, entry: ConnectionEntr
 }
 
 fn greet(node: &Arc<Node>, socket: TcpStream, entry: ConnectionEntry) -> Result<(), Error> {
-    let gate =
-        node.gate.as_ref().ok_or_else(|| Error::new(Code::Internal, "a connection through no port"))?;
+    let listener_state = node
+        .listener_state
+        .as_ref()
+        .ok_or_else(|| Error::new(Code::Internal, "a connection through no port"))?;
     let greeting = Greeting::receive(&socket)?;
     match greeting.kind {
         ConnectionPurpose::Data(link) => match node.shim.arrive(&link, &socket, &greeting) {
             Some(arrived) => arrived,
-            None => gate.links.arrive(link, socket, greeting),
+            None => listener_state.links.arrive(link, socket, greeting),
         },
         ConnectionPurpose::Bridge(link) => bridge::carry(node, &link, &socket, &greeting, || drop(entry)),
         ConnectionPurpose::Control => {
             greeting.accept(&socket)?;
-            let remote = RemoteSocket::accept(socket, &gate.identity)?;
+            let remote = RemoteSocket::accept(socket, &listener_state.identity)?;
             connection::serve(node, Connection::Remote(remote), entry);
             Ok(())
         }

@@ -90,7 +90,7 @@ struct ShimProcess {
     descriptors: BTreeMap<u32, FifoDescriptor>,
     fifos: BTreeSet<GlobalId>,
     /// Most bytes that the rings of the process's FIFOs may use.
-    room_bytes: u64,
+    capacity_bytes: u64,
     rings_bytes: u64,
 }
 
@@ -332,8 +332,8 @@ impl ShimCore {
         self.out.pop_front()
     }
 
-    /// Lets a process enter on a unit of this agent. `room_bytes` limits the rings of its FIFOs.
-    pub(crate) fn enter(&mut self, tenant: &str, pu: u32, room_bytes: u64) -> Result<GlobalId, Error> {
+    /// Lets a process enter on a unit of this agent. `capacity_bytes` limits the rings of its FIFOs.
+    pub(crate) fn enter(&mut self, tenant: &str, pu: u32, capacity_bytes: u64) -> Result<GlobalId, Error> {
         if !self.units.contains(&pu) {
             return Err(Error::new(Code::Internal, format!("there is no processing unit {pu:x} here")));
         }
@@ -343,7 +343,7 @@ impl ShimCore {
             rights: HashMap::new(),
             descriptors: BTreeMap::new(),
             fifos: BTreeSet::new(),
-            room_bytes,
+            capacity_bytes,
             rings_bytes: 0,
         };
         let before = self.processes.insert(pid, process);
@@ -593,7 +593,10 @@ impl ShimCore {
         for (pid, process) in &self.processes {
             let expected = rings_bytes.get(pid).copied().unwrap_or_default();
             assert_eq!(process.rings_bytes, expected, "bytes in the rings of process {pid}");
-            assert!(process.rings_bytes <= process.room_bytes, "the rings of {pid} take {expected} bytes");
+            assert!(
+                process.rings_bytes <= process.capacity_bytes,
+                "the rings of {pid} take {expected} bytes"
+            );
         }
     }
 

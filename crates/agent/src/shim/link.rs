@@ -141,7 +141,7 @@ fn begin(node: &Arc<Node>, known: &[Neighbour], dialling: &mut BTreeMap<Peer, Jo
 }
 
 fn dial(node: &Arc<Node>, told_of: &Neighbour) -> Result<(), Error> {
-    if node.gate.is_none() {
+    if node.listener_state.is_none() {
         return Err(Error::new(Code::FabricUnavailable, "this node is on no network (listen)"));
     }
     let route = PortRoute::to(told_of, &node.neighbours.current(), node.processor);
@@ -195,11 +195,11 @@ fn serve(node: &Arc<Node>, connection: &Arc<Connection>, told_of: &Neighbour) ->
     connection.set_send_timeout(SILENCE)?;
     let (outbox, waiting) = sync_channel(MAX_WAITING);
     let network = told_of.network.as_ref();
-    let own = node.gate.as_ref();
+    let own = node.listener_state.as_ref();
     let link = NeighbourLink {
         route: PortRoute::to(told_of, &node.neighbours.current(), node.processor),
         encrypted: network.is_some_and(|network| network.encrypted)
-            || own.is_some_and(|gate| gate.described.encrypted),
+            || own.is_some_and(|listener_state| listener_state.described.encrypted),
         told_of: told_of.clone(),
         outbox,
         connection: connection.clone(),

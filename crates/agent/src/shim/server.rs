@@ -44,7 +44,7 @@ const WAKE: u64 = 0;
 
 /// See the [module](self). The thread ends when it is dropped.
 pub(super) struct Server {
-    desk: Arc<OrderQueue>,
+    order_queue: Arc<OrderQueue>,
     thread: Option<JoinHandle<()>>,
 }
 
@@ -64,15 +64,15 @@ struct Orders {
 
 /// Handle that removes an admitted process.
 pub(super) struct Leave {
-    desk: Arc<OrderQueue>,
+    order_queue: Arc<OrderQueue>,
     number: u64,
 }
 
 struct ShimThread {
-    desk: Arc<OrderQueue>,
+    order_queue: Arc<OrderQueue>,
     state: Arc<Mutex<State>>,
     epoll: OwnedFd,
-    visitors: HashMap<u64, ConnectedProcess>,
+    connected_processes: HashMap<u64, ConnectedProcess>,
     /// Processes whose pages are polled.
     hot: Vec<u64>,
     /// Processes that have used up their share.
@@ -98,38 +98,47 @@ impl Server {
     pub(super) fn start(state: Arc<Mutex<State>>) -> Result<Server, Error> {
         let failed = |errno| Error::new(Code::System, format!("epoll_create1: {errno}"));
         let orders = Mutex::new(Orders { next: FIRST, ..Orders::default() });
-        let desk = Arc::new(OrderQueue { wake: Signal::new()?, orders });
+        let order_queue = Arc::new(OrderQueue { wake: Signal::new()?, orders });
         let epoll = epoll::create(epoll::CreateFlags::CLOEXEC).map_err(failed)?;
-        watch(&epoll, desk.wake.as_fd(), WAKE)?;
-        let (visitors, hot, slow) = Default::default();
+        watch(&epoll, order_queue.wake.as_fd(), WAKE)?;
+        let (connected_processes, hot, slow) = Default::default();
         let now = Instant::now();
-        let thread = ShimThread { desk: desk.clone(), state, epoll, visitors, hot, slow, now, since: now };
+        let thread = ShimThread {
+            order_queue: order_queue.clone(),
+            state,
+            epoll,
+            connected_processes,
+            hot,
+            slow,
+            now,
+            since: now,
+        };
         let thread = start_thread("sublet-shim", move || thread.run())?;
-        Ok(Server { desk, thread: Some(thread) })
+        Ok(Server { order_queue, thread: Some(thread) })
     }
 
     pub(super) fn admit(&self, socket: PacketSocket, who: Entrant) -> Leave {
-        let mut orders = lock(&self.desk.orders);
+        let mut orders = lock(&self.order_queue.orders);
         let number = orders.next;
         orders.next += 1;
         orders.coming.push((number, socket, who));
-        self.desk.wake.raise();
-        Leave { desk: self.desk.clone(), number }
+        self.order_queue.wake.raise();
+        Leave { order_queue: self.order_queue.clone(), number }
     }
 }
 
 impl Leave {
     /// Removes the process, which is gone.
     pub(super) fn now(&self) {
-        lock(&self.desk.orders).leaving.push(self.number);
-        self.desk.wake.raise();
+        lock(&self.order_queue.orders).leaving.push(self.number);
+        self.order_queue.wake.raise();
     }
 }
 
 impl Drop for Server {
     fn drop(&mut self) {
-        lock(&self.desk.orders).stop = true;
-        self.desk.wake.raise();
+        lock(&self.order_queue.orders).stop = true;
+        self.order_queue.wake.raise();
         if let Some(thread) = self.thread.take() {
             // The thread has logged why it failed.
             let _ = thread.join();
@@ -185,9 +194,9 @@ impl ShimThread {
     }
 
     fn obey(&mut self) -> bool {
-        self.desk.wake.clear();
+        self.order_queue.wake.clear();
         let (coming, leaving, stop) = {
-            let mut orders = lock(&self.desk.orders);
+            let mut orders = lock(&self.order_queue.orders);
             (std::mem::take(&mut orders.coming), std::mem::take(&mut orders.leaving), orders.stop)
         };
         for (number, socket, who) in coming {
@@ -197,7 +206,7 @@ impl ShimThread {
             }
             let socket = Arc::new(socket);
             let (latest, looked) = (self.now, Duration::ZERO);
-            self.visitors
+            self.connected_processes
                 .insert(number, ConnectedProcess { socket, who, member: None, next: 0, latest, looked });
         }
         leaving.into_iter().for_each(|number| self.leave(number));
@@ -206,31 +215,34 @@ impl ShimThread {
 
     /// Handles a packet of a process, or its end.
     fn hear(&mut self, number: u64) {
-        let Some(visitor) = self.visitors.get_mut(&number) else { return };
-        let outcome = match (visitor.socket.receive(Some(Duration::ZERO)), &visitor.member) {
-            (Err(PacketError::TimedOut(_)), _) => return,
-            (Ok(Some(packet)), None) => visitor.enter(&packet.bytes, &self.state, &self.epoll, number),
-            (Ok(Some(_)), Some(_)) => {
-                Err(Error::new(Code::Protocol, "a process speaks out of turn to the shim"))
-            }
-            (Ok(None) | Err(_), _) => return self.leave(number),
-        };
+        let Some(connected_process) = self.connected_processes.get_mut(&number) else { return };
+        let outcome =
+            match (connected_process.socket.receive(Some(Duration::ZERO)), &connected_process.member) {
+                (Err(PacketError::TimedOut(_)), _) => return,
+                (Ok(Some(packet)), None) => {
+                    connected_process.enter(&packet.bytes, &self.state, &self.epoll, number)
+                }
+                (Ok(Some(_)), Some(_)) => {
+                    Err(Error::new(Code::Protocol, "a process speaks out of turn to the shim"))
+                }
+                (Ok(None) | Err(_), _) => return self.leave(number),
+            };
         if let Err(Error { code, message }) = outcome {
             debug!(message, "a process is not let in");
             let failure = Failure { code: code.number(), message };
             let said = ShimToProcess { body: Some(Body::Failure(failure)) }.encode_to_vec();
-            let _ = visitor.socket.try_send(&said, &[]);
+            let _ = connected_process.socket.try_send(&said, &[]);
             self.leave(number);
         }
     }
 
     fn leave(&mut self, number: u64) {
-        let Some(visitor) = self.visitors.remove(&number) else { return };
+        let Some(connected_process) = self.connected_processes.remove(&number) else { return };
         self.hot.retain(|hot| *hot != number);
         self.slow.retain(|slow| *slow != number);
-        let _ = epoll::delete(&self.epoll, visitor.socket.as_fd());
-        visitor.socket.shutdown();
-        if let Some(member) = visitor.member {
+        let _ = epoll::delete(&self.epoll, connected_process.socket.as_fd());
+        connected_process.socket.shutdown();
+        if let Some(member) = connected_process.member {
             let _ = epoll::delete(&self.epoll, member.bell());
             lock(&self.state).leave(member.pid);
         }
@@ -238,12 +250,12 @@ impl ShimThread {
 
     /// Handles the bell of a process whose page was not polled.
     fn wake(&mut self, number: u64) {
-        let Some(visitor) = self.visitors.get_mut(&number) else { return };
-        if let Some(member) = &visitor.member {
+        let Some(connected_process) = self.connected_processes.get_mut(&number) else { return };
+        if let Some(member) = &connected_process.member {
             member.hush();
         }
         if !self.hot.contains(&number) && !self.slow.contains(&number) {
-            visitor.latest = self.now;
+            connected_process.latest = self.now;
             self.hot.push(number);
         }
     }
@@ -253,16 +265,18 @@ impl ShimThread {
     fn look(&mut self) {
         let mut index = 0;
         while let Some(&number) = self.hot.get(index) {
-            let Some(visitor) = self.visitors.get_mut(&number) else {
+            let Some(connected_process) = self.connected_processes.get_mut(&number) else {
                 self.hot.swap_remove(index);
                 continue;
             };
-            match visitor.serve(&self.state) {
+            match connected_process.serve(&self.state) {
                 PagePoll::Call => {
-                    visitor.latest = self.now;
+                    connected_process.latest = self.now;
                     index += 1;
                 }
-                PagePoll::Nothing if visitor.goes_to_sleep(self.now) => drop(self.hot.swap_remove(index)),
+                PagePoll::Nothing if connected_process.goes_to_sleep(self.now) => {
+                    self.hot.swap_remove(index);
+                }
                 PagePoll::Nothing => index += 1,
                 PagePoll::Nonsense(error) => {
                     debug!(%error, "a process is sent away");
@@ -281,28 +295,28 @@ impl ShimThread {
         self.now = now;
         if now.duration_since(self.since) >= SHARED {
             self.since = now;
-            self.visitors.values_mut().for_each(|visitor| visitor.looked = Duration::ZERO);
+            self.connected_processes
+                .values_mut()
+                .for_each(|connected_process| connected_process.looked = Duration::ZERO);
         }
         let each = looked / (self.hot.len().max(1) as u32);
         for number in &self.hot {
-            if let Some(visitor) = self.visitors.get_mut(number) {
-                visitor.looked += each;
+            if let Some(connected_process) = self.connected_processes.get_mut(number) {
+                connected_process.looked += each;
             }
         }
-        if self
-            .hot
-            .iter()
-            .any(|number| self.visitors.get(number).is_some_and(ConnectedProcess::has_used_its_share))
-        {
+        if self.hot.iter().any(|number| {
+            self.connected_processes.get(number).is_some_and(ConnectedProcess::has_used_its_share)
+        }) {
             self.slow_down();
         }
     }
 
     #[cold]
     fn slow_down(&mut self) {
-        let visitors = &self.visitors;
+        let connected_processes = &self.connected_processes;
         let (slow, hot) = self.hot.drain(..).partition::<Vec<_>, _>(|number| {
-            visitors.get(number).is_some_and(ConnectedProcess::has_used_its_share)
+            connected_processes.get(number).is_some_and(ConnectedProcess::has_used_its_share)
         });
         self.hot = hot;
         self.slow.extend(slow);
@@ -316,10 +330,10 @@ impl ShimThread {
         let now = self.now;
         let is_over = now.duration_since(self.since) >= SHARED;
         for number in std::mem::take(&mut self.slow) {
-            let Some(visitor) = self.visitors.get_mut(&number) else { continue };
-            match visitor.serve(&self.state) {
+            let Some(connected_process) = self.connected_processes.get_mut(&number) else { continue };
+            match connected_process.serve(&self.state) {
                 _ if is_over => {
-                    visitor.latest = now;
+                    connected_process.latest = now;
                     self.hot.push(number);
                 }
                 PagePoll::Nonsense(_) => self.leave(number),

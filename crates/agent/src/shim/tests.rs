@@ -20,7 +20,7 @@ fn nobody() -> (Arc<Managers>, bool) {
 }
 
 fn who(tenant: &str) -> ProcessIdentity {
-    ProcessIdentity { lease: "l".into(), tenant: tenant.to_owned(), pu: UNIT, room_bytes: 1 << 20 }
+    ProcessIdentity { lease: "l".into(), tenant: tenant.to_owned(), pu: UNIT, capacity_bytes: 1 << 20 }
 }
 
 /// A process of its own, as far as the shim can tell.

@@ -215,12 +215,12 @@ mod tests {
 
     const RUN: u32 = 7;
 
-    fn usher() -> (MemoryProxy, PacketSocket) {
+    fn memory_proxy() -> (MemoryProxy, PacketSocket) {
         MemoryProxy::begin(RUN, Arc::default()).unwrap()
     }
 
-    fn answer(usher: &mut MemoryProxy, run: u32, body: Body) -> Result<(), Error> {
-        usher.answer(&RunMessage { run, message: MemoryAnswer { body: Some(body) }.encode_to_vec() })
+    fn answer(memory_proxy: &mut MemoryProxy, run: u32, body: Body) -> Result<(), Error> {
+        memory_proxy.answer(&RunMessage { run, message: MemoryAnswer { body: Some(body) }.encode_to_vec() })
     }
 
     fn ask(process: &PacketSocket, channel: u32) -> Vec<u8> {
@@ -240,39 +240,39 @@ mod tests {
 
     #[test]
     fn a_question_is_heard_when_the_one_before_is_answered() {
-        let (mut usher, process) = usher();
-        assert!(usher.hear().is_none() && usher.asks().is_some());
+        let (mut memory_proxy, process) = memory_proxy();
+        assert!(memory_proxy.hear().is_none() && memory_proxy.asks().is_some());
         let (first, second) = (ask(&process, 1), ask(&process, 2));
-        assert_eq!(usher.hear().unwrap(), RunMessage { run: RUN, message: first });
-        assert!(usher.asks().is_none());
+        assert_eq!(memory_proxy.hear().unwrap(), RunMessage { run: RUN, message: first });
+        assert!(memory_proxy.asks().is_none());
         let of = |run| RunMessage { run, message: Vec::new() };
-        assert!(usher.awaits(&of(RUN)) && !usher.awaits(&of(RUN - 1)));
+        assert!(memory_proxy.awaits(&of(RUN)) && !memory_proxy.awaits(&of(RUN - 1)));
         // An answer for an earlier run is ignored.
-        answer(&mut usher, RUN - 1, there()).unwrap();
-        assert!(usher.asks().is_none());
-        answer(&mut usher, RUN, there()).unwrap();
+        answer(&mut memory_proxy, RUN - 1, there()).unwrap();
+        assert!(memory_proxy.asks().is_none());
+        answer(&mut memory_proxy, RUN, there()).unwrap();
         assert_eq!(hear(&process), (there(), 0));
-        assert!(usher.asks().is_some() && !usher.awaits(&of(RUN)));
-        assert_eq!(usher.hear().unwrap().message, second);
+        assert!(memory_proxy.asks().is_some() && !memory_proxy.awaits(&of(RUN)));
+        assert_eq!(memory_proxy.hear().unwrap().message, second);
     }
 
     #[test]
     fn rejects_unrequested_answers_and_ignores_invalid_questions() {
-        let (mut usher, process) = usher();
-        assert_eq!(answer(&mut usher, RUN, there()).unwrap_err().code, Code::Protocol);
+        let (mut memory_proxy, process) = memory_proxy();
+        assert_eq!(answer(&mut memory_proxy, RUN, there()).unwrap_err().code, Code::Protocol);
         let nonsense = RunMessage { run: RUN, message: b"\xff".to_vec() };
-        assert_eq!(usher.answer(&nonsense).unwrap_err().code, Code::Protocol);
+        assert_eq!(memory_proxy.answer(&nonsense).unwrap_err().code, Code::Protocol);
         process.send(b"\xff\xff", &[]).unwrap();
-        assert!(usher.hear().is_none() && usher.asks().is_none());
-        answer(&mut usher, RUN, there()).unwrap();
+        assert!(memory_proxy.hear().is_none() && memory_proxy.asks().is_none());
+        answer(&mut memory_proxy, RUN, there()).unwrap();
         assert!(process.receive(Some(Duration::from_secs(10))).unwrap().is_none());
     }
 
     #[test]
     fn each_channel_has_a_page_that_the_process_reads() {
-        let (mut usher, process) = usher();
+        let (mut memory_proxy, process) = memory_proxy();
         let told = Channel { component: "numbers".into(), writable: true, ..Channel::default() };
-        answer(&mut usher, RUN, Body::Channel(told.clone())).unwrap();
+        answer(&mut memory_proxy, RUN, Body::Channel(told.clone())).unwrap();
         let packet = process.receive(Some(Duration::from_secs(10))).unwrap().unwrap();
         let said = MemoryAnswer::decode(packet.bytes.as_slice()).unwrap().body.unwrap();
         assert_eq!(said, Body::Channel(Channel { is_far: true, ..told }));
@@ -283,26 +283,26 @@ mod tests {
 
     #[test]
     fn reports_unreachable_memory_once_and_serves_the_next_question() {
-        let (mut usher, process) = usher();
-        answer(&mut usher, RUN, Body::Channel(Channel::default())).unwrap();
+        let (mut memory_proxy, process) = memory_proxy();
+        answer(&mut memory_proxy, RUN, Body::Channel(Channel::default())).unwrap();
         hear(&process);
         ask(&process, 1);
-        usher.hear().unwrap();
+        memory_proxy.hear().unwrap();
         let nobody = v1::Invited { guest: 1, secret: vec![7; 32], ..v1::Invited::default() };
         let ticket = v1::SegmentTicket { address: "127.0.0.1:1".into(), invited: Some(nobody), joins: None };
         let segment = "0123456789abcdef0123456789abcdef".to_owned();
         let piece = || {
             Body::Piece(Piece { segment: segment.clone(), ticket: Some(ticket.clone()), ..Piece::default() })
         };
-        answer(&mut usher, RUN, piece()).unwrap();
-        answer(&mut usher, RUN, piece()).unwrap();
-        answer(&mut usher, RUN, there()).unwrap();
+        answer(&mut memory_proxy, RUN, piece()).unwrap();
+        answer(&mut memory_proxy, RUN, piece()).unwrap();
+        answer(&mut memory_proxy, RUN, there()).unwrap();
         let (said, files) = hear(&process);
         assert!(matches!(said, Body::Failure(failure) if failure.code == Code::AgentUnreachable.number()));
         assert_eq!(files, 0);
         ask(&process, 1);
-        usher.hear().unwrap();
-        answer(&mut usher, RUN, there()).unwrap();
+        memory_proxy.hear().unwrap();
+        answer(&mut memory_proxy, RUN, there()).unwrap();
         assert_eq!(hear(&process), (there(), 0));
     }
 }

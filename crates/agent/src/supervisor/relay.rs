@@ -41,7 +41,7 @@ const MAX_LAST_WORDS: usize = 512;
 /// See the [module](self).
 pub(super) struct WorkerRelay {
     /// Arrival queue for connections over tcp; a segment has none.
-    desk: Option<OpenArrivalQueue>,
+    arrival_queue: Option<OpenArrivalQueue>,
     /// Arrival queues of the node, if it is on a network.
     links: Option<Arc<ArrivalQueues>>,
     next_alive: Instant,
@@ -57,7 +57,7 @@ struct RelayedProcess {
     is_ready: bool,
     last_words: Option<Error>,
     /// Relay for requests of memory, while the process executes a component that accesses memory.
-    usher: Option<MemoryProxy>,
+    memory_proxy: Option<MemoryProxy>,
 }
 
 /// Outcome of a message.
@@ -74,24 +74,29 @@ impl WorkerRelay {
     pub(super) fn new(
         node: &Node,
         lease: &v1::Lease,
-        carrier: &NetworkTransport,
+        network_transport: &NetworkTransport,
     ) -> Result<WorkerRelay, Error> {
-        let desk = match (&node.gate, carrier.secret) {
-            (Some(gate), Some(secret)) if !lease.is_segment() => {
-                Some(gate.links.open(&lease.id, (secret, lease.cores), None)?)
+        let arrival_queue = match (&node.listener_state, network_transport.secret) {
+            (Some(listener_state), Some(secret)) if !lease.is_segment() => {
+                Some(listener_state.links.open(&lease.id, (secret, lease.cores), None)?)
             }
             _ => None,
         };
-        let links = node.gate.as_ref().map(|gate| gate.links.clone());
-        Ok(WorkerRelay { desk, links, next_alive: Instant::now(), process: None })
+        let links = node.listener_state.as_ref().map(|listener_state| listener_state.links.clone());
+        Ok(WorkerRelay { arrival_queue, links, next_alive: Instant::now(), process: None })
     }
 
     /// Begins to relay for a worker process. `control` is the client's end of its control socket.
     pub(super) fn begin(&mut self, control: PacketSocket) -> Result<(), Error> {
         control.set_send_timeout(SEND_PATIENCE)?;
         let control = Some(control);
-        self.process =
-            Some(RelayedProcess { control, unanswered: 0, is_ready: false, last_words: None, usher: None });
+        self.process = Some(RelayedProcess {
+            control,
+            unanswered: 0,
+            is_ready: false,
+            last_words: None,
+            memory_proxy: None,
+        });
         Ok(())
     }
 
@@ -114,29 +119,29 @@ impl WorkerRelay {
 
     /// A descriptor that is readable when the worker requests memory.
     pub(super) fn asks(&self) -> Option<BorrowedFd<'_>> {
-        self.process.as_ref()?.usher.as_ref()?.asks()
+        self.process.as_ref()?.memory_proxy.as_ref()?.asks()
     }
 
     /// Takes the worker's request for memory, for the client.
     pub(super) fn question(&mut self) -> Option<v1::RunMessage> {
-        self.process.as_mut()?.usher.as_mut()?.hear()
+        self.process.as_mut()?.memory_proxy.as_mut()?.hear()
     }
 
     /// Whether the relay waits for this answer of the client.
     pub(super) fn awaits(&self, message: &v1::RunMessage) -> bool {
-        let usher = self.process.as_ref().and_then(|process| process.usher.as_ref());
-        usher.is_some_and(|usher| usher.awaits(message))
+        let memory_proxy = self.process.as_ref().and_then(|process| process.memory_proxy.as_ref());
+        memory_proxy.is_some_and(|memory_proxy| memory_proxy.awaits(message))
     }
 
     /// Passes on the client's answer about memory. Answers for a process that is gone are dropped.
     pub(super) fn answer(&mut self, message: &v1::RunMessage) -> Result<(), Error> {
-        let usher = self.process.as_mut().and_then(|process| process.usher.as_mut());
-        usher.map_or(Ok(()), |usher| usher.answer(message))
+        let memory_proxy = self.process.as_mut().and_then(|process| process.memory_proxy.as_mut());
+        memory_proxy.map_or(Ok(()), |memory_proxy| memory_proxy.answer(message))
     }
 
     /// A descriptor that is readable when connections have arrived.
     pub(super) fn arrived(&self) -> Option<BorrowedFd<'_>> {
-        self.desk.as_ref().map(|open| open.desk.arrived.as_fd())
+        self.arrival_queue.as_ref().map(|open| open.arrival_queue.arrived.as_fd())
     }
 
     pub(super) fn next_alive(&self) -> Instant {
@@ -162,10 +167,10 @@ impl WorkerRelay {
             decode("a client's message to its worker", message)
         {
             // The relay of an earlier run ends here.
-            process.usher = None;
+            process.memory_proxy = None;
             if let Some(links) = self.links.as_ref().filter(|_| run.channels > 0) {
-                let (usher, theirs) = MemoryProxy::begin(run.number, links.clone())?;
-                (process.usher, socket) = (Some(usher), Some(theirs));
+                let (memory_proxy, theirs) = MemoryProxy::begin(run.number, links.clone())?;
+                (process.memory_proxy, socket) = (Some(memory_proxy), Some(theirs));
             }
         }
         let sockets: Vec<_> = socket.iter().map(AsFd::as_fd).collect();
@@ -198,8 +203,8 @@ impl WorkerRelay {
 
     /// Passes on the connections that have arrived, or refuses them.
     pub(super) fn pass_links(&self) {
-        let Some(open) = &self.desk else { return };
-        for arrival in open.desk.take() {
+        let Some(open) = &self.arrival_queue else { return };
+        for arrival in open.arrival_queue.take() {
             match self.pass_link(&arrival) {
                 // A client that is gone meanwhile needs no answer.
                 Ok(()) => drop(arrival.greeting.accept(&arrival.socket)),
@@ -268,7 +273,8 @@ mod tests {
 
     fn relay() -> (WorkerRelay, PacketSocket) {
         let (ours, workers) = PacketSocket::pair().unwrap();
-        let mut relay = WorkerRelay { desk: None, links: None, next_alive: Instant::now(), process: None };
+        let mut relay =
+            WorkerRelay { arrival_queue: None, links: None, next_alive: Instant::now(), process: None };
         relay.begin(ours).unwrap();
         (relay, workers)
     }

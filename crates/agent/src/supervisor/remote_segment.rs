@@ -24,7 +24,7 @@ use crate::listener::transport::{NetworkTransport, new_secret};
 use crate::node::Node;
 
 /// Processes that reach the segment at a time.
-const MAX_GUESTS: usize = 1024;
+const MAX_INVITED_READERS: usize = 1024;
 
 /// See the [module](self). Once this is dropped, no process reaches the memory any more.
 pub(super) struct RemoteSegment {
@@ -33,10 +33,10 @@ pub(super) struct RemoteSegment {
     to_read: Arc<Region>,
     /// Identity for encrypted connections of the client.
     identity: Option<Identity>,
-    guests_identity: Option<Identity>,
+    readers_identity: Option<Identity>,
     /// Access of a client on another machine.
     client: Option<SegmentClient>,
-    guests: Vec<JoinedSegment>,
+    invited_readers: Vec<JoinedSegment>,
 }
 
 struct SegmentClient {
@@ -52,11 +52,11 @@ impl RemoteSegment {
     pub(super) fn open(
         node: &Node,
         lease: &v1::Lease,
-        carrier: Option<&NetworkTransport>,
+        network_transport: Option<&NetworkTransport>,
         memory: &Region,
     ) -> Result<RemoteSegment, Error> {
-        let gate = gate(node, lease)?;
-        let secret = match carrier.and_then(|carrier| carrier.secret) {
+        let listener_state = listener_state(node, lease)?;
+        let secret = match network_transport.and_then(|network_transport| network_transport.secret) {
             Some(secret) => secret,
             // No client has this secret.
             None => new_secret()?,
@@ -65,21 +65,22 @@ impl RemoteSegment {
         let file = file.map_err(|error| Error::new(Code::System, format!("dup of a segment: {error}")))?;
         let to_write = Arc::new(Region::attach(file, memory.len_bytes())?);
         let to_read = Arc::new(Region::attach_to_read(read_only(memory.fd())?, memory.len_bytes())?);
-        let mut guests = InvitedReaders::of(memory.fd())?;
-        let client =
-            carrier.map(|carrier| SegmentClient::new(gate, lease, carrier, &to_write)).transpose()?;
+        let mut invited_readers = InvitedReaders::of(memory.fd())?;
+        let client = network_transport
+            .map(|network_transport| SegmentClient::new(listener_state, lease, network_transport, &to_write))
+            .transpose()?;
         if let Some(client) = &client {
-            guests.serve_client(client.joined.trunk());
+            invited_readers.serve_client(client.joined.shared_connection());
         }
         Ok(RemoteSegment {
             // A segment's client has one connection, as if it had one worker.
-            open: gate.links.open(&lease.id, (secret, 1), Some(guests))?,
+            open: listener_state.links.open(&lease.id, (secret, 1), Some(invited_readers))?,
             to_write,
             to_read,
-            identity: carrier.and_then(|carrier| carrier.identity.clone()),
-            guests_identity: None,
+            identity: network_transport.and_then(|network_transport| network_transport.identity.clone()),
+            readers_identity: None,
             client,
-            guests: Vec::new(),
+            invited_readers: Vec::new(),
         })
     }
 
@@ -90,7 +91,7 @@ impl RemoteSegment {
 
     /// A descriptor that is readable when connections have arrived.
     pub(super) fn arrived(&self) -> BorrowedFd<'_> {
-        self.open.desk.arrived.as_fd()
+        self.open.arrival_queue.arrived.as_fd()
     }
 
     /// Invites another process to reach the memory.
@@ -100,36 +101,37 @@ impl RemoteSegment {
         lease: &v1::Lease,
         asked: &v1::Invite,
     ) -> Result<v1::Invited, Error> {
-        let gate = gate(node, lease)?;
-        let encrypted = asked.encrypted || gate.described.encrypted;
+        let listener_state = listener_state(node, lease)?;
+        let encrypted = asked.encrypted || listener_state.described.encrypted;
         let (memory, rights) = match asked.writable {
             true => (&self.to_write, MemoryRights::Write),
             false => (&self.to_read, MemoryRights::Read),
         };
-        self.guests.retain(|guest| !guest.is_over());
-        if self.guests.len() < MAX_GUESTS
-            && let Some((joined, key)) = join(gate, lease, asked.joins.as_ref(), encrypted, (memory, rights))?
+        self.invited_readers.retain(|guest| !guest.is_over());
+        if self.invited_readers.len() < MAX_INVITED_READERS
+            && let Some((joined, key)) =
+                join(listener_state, lease, asked.joins.as_ref(), encrypted, (memory, rights))?
         {
-            self.guests.push(joined);
+            self.invited_readers.push(joined);
             return Ok(v1::Invited { memory: Some(key), joined: true, ..v1::Invited::default() });
         }
-        let certificate = match (encrypted, &self.guests_identity) {
+        let certificate = match (encrypted, &self.readers_identity) {
             (false, _) => Vec::new(),
             (true, Some(identity)) => identity.certificate.clone(),
             (true, None) => {
                 let identity = Identity::generate(&format!("lease {}", lease.id))?;
-                self.guests_identity.insert(identity).certificate.clone()
+                self.readers_identity.insert(identity).certificate.clone()
             }
         };
         let (joined, key) = begin(lease, encrypted, (memory, rights))?;
-        let (guest, secret) = self.open.desk.invite(InvitedAccess { rights, joined })?;
+        let (guest, secret) = self.open.arrival_queue.invite(InvitedAccess { rights, joined })?;
         let secret = secret.to_vec();
         Ok(v1::Invited { guest, secret, memory: Some(key), certificate, joined: false })
     }
 
     /// Serves the connections that have arrived.
     pub(super) fn take_links(&mut self, node: &Node) {
-        for arrival in self.open.desk.take() {
+        for arrival in self.open.arrival_queue.take() {
             if let Err(error) = self.take(node, arrival) {
                 info!(%error, "a connection to a segment was lost before it was served");
             }
@@ -137,25 +139,26 @@ impl RemoteSegment {
     }
 
     fn take(&mut self, node: &Node, mut arrival: ArrivedConnection) -> Result<(), Error> {
-        self.guests.retain(|guest| !guest.is_over());
-        if arrival.guest.is_some() && self.guests.len() >= MAX_GUESTS {
-            let message = format!("{MAX_GUESTS} others reach the segment already");
+        self.invited_readers.retain(|guest| !guest.is_over());
+        if arrival.guest.is_some() && self.invited_readers.len() >= MAX_INVITED_READERS {
+            let message = format!("{MAX_INVITED_READERS} others reach the segment already");
             return arrival.turn_away(Error::new(Code::TryLater, message));
         }
         let guest = arrival.guest.take().map(|invitation| invitation.joined);
         let own = self.client.as_ref().filter(|client| !client.has_joined).map(|client| &client.joined);
-        let Some(trunk) = guest.as_ref().or(own).map(|joined| joined.trunk().clone()) else {
+        let Some(shared_connection) = guest.as_ref().or(own).map(|joined| joined.shared_connection().clone())
+        else {
             let message = "the segment is reached by the connection that it has joined";
             return arrival.turn_away(Error::new(Code::PermissionDenied, message));
         };
-        let identity = if guest.is_some() { &self.guests_identity } else { &self.identity };
-        match begun(&trunk, arrival, identity.as_ref()) {
+        let identity = if guest.is_some() { &self.readers_identity } else { &self.identity };
+        match begun(&shared_connection, arrival, identity.as_ref()) {
             Ok(end) => {
-                self.guests.extend(guest);
+                self.invited_readers.extend(guest);
                 Ok(node.progress()?.serve(end)?)
             }
             Err(error) => {
-                trunk.give_up();
+                shared_connection.give_up();
                 Err(error)
             }
         }
@@ -164,15 +167,16 @@ impl RemoteSegment {
 
 impl SegmentClient {
     fn new(
-        gate: &ListenerState,
+        listener_state: &ListenerState,
         lease: &v1::Lease,
-        carrier: &NetworkTransport,
+        network_transport: &NetworkTransport,
         memory: &Arc<Region>,
     ) -> Result<SegmentClient, Error> {
-        let encrypted = carrier.identity.is_some();
-        let joins = carrier.joins.as_ref().map(|segment| Joins { segment: segment.clone(), guest: CLIENT });
+        let encrypted = network_transport.identity.is_some();
+        let joins =
+            network_transport.joins.as_ref().map(|segment| Joins { segment: segment.clone(), guest: CLIENT });
         let memory = (memory, MemoryRights::Write);
-        if let Some((joined, key)) = join(gate, lease, joins.as_ref(), encrypted, memory)? {
+        if let Some((joined, key)) = join(listener_state, lease, joins.as_ref(), encrypted, memory)? {
             return Ok(SegmentClient { key, joined, has_joined: true });
         }
         let (joined, key) = begin(lease, encrypted, memory)?;
@@ -182,15 +186,15 @@ impl SegmentClient {
 
 /// Joins memory to a connection, if there is one of the same tenant with free capacity.
 fn join(
-    gate: &ListenerState,
+    listener_state: &ListenerState,
     lease: &v1::Lease,
     joins: Option<&Joins>,
     encrypted: bool,
     (memory, rights): (&Arc<Region>, MemoryRights),
 ) -> Result<Option<(JoinedSegment, RegionKey)>, Error> {
-    let trunk = joins.and_then(|joins| gate.links.trunk(joins));
-    match trunk.filter(|trunk| trunk.takes(&lease.tenant, encrypted)) {
-        Some(trunk) => trunk.lend(memory, rights),
+    let shared_connection = joins.and_then(|joins| listener_state.links.shared_connection(joins));
+    match shared_connection.filter(|shared_connection| shared_connection.takes(&lease.tenant, encrypted)) {
+        Some(shared_connection) => shared_connection.lend(memory, rights),
         None => Ok(None),
     }
 }
@@ -207,13 +211,13 @@ fn begin(
 
 /// Begins a connection. The greeting is answered first, because an encrypted connection continues with TLS.
 fn begun(
-    trunk: &SharedConnection,
+    shared_connection: &SharedConnection,
     arrival: ArrivedConnection,
     identity: Option<&Identity>,
 ) -> Result<Arc<tcp::TcpEndpoint>, Error> {
     let ArrivedConnection { socket, greeting, .. } = arrival;
     greeting.accept(&socket)?;
-    trunk.begin(match (trunk.encrypted, identity) {
+    shared_connection.begin(match (shared_connection.encrypted, identity) {
         (false, _) => ByteStream::plain(socket)?,
         (true, Some(identity)) => ByteStream::encrypted_server(socket, identity)?,
         (true, None) => {
@@ -222,10 +226,10 @@ fn begun(
     })
 }
 
-fn gate<'node>(node: &'node Node, lease: &v1::Lease) -> Result<&'node ListenerState, Error> {
+fn listener_state<'node>(node: &'node Node, lease: &v1::Lease) -> Result<&'node ListenerState, Error> {
     let none = || {
         let message = format!("segment {} is on a node that is on no network", lease.id);
         Error::new(Code::FabricUnavailable, message)
     };
-    node.gate.as_ref().ok_or_else(none)
+    node.listener_state.as_ref().ok_or_else(none)
 }

@@ -42,7 +42,12 @@ impl Supervisor<'_> {
             let message = format!("the worker of lease {} runs already", self.held.lease.id);
             return self.tell(message::failure(&Error::new(Code::AlreadyAllocated, message)));
         }
-        if self.held.errand.as_ref().is_some_and(|errand| errand.program.is_none()) {
+        if self
+            .held
+            .one_shot_program
+            .as_ref()
+            .is_some_and(|one_shot_program| one_shot_program.program.is_none())
+        {
             let message =
                 format!("the program of lease {} was started: it is executed once", self.held.lease.id);
             return self.tell(message::failure(&Error::new(Code::AlreadyAllocated, message)));
@@ -134,8 +139,8 @@ impl Supervisor<'_> {
         debug!(lease = self.held.lease.id, pid = started.pid, "worker started");
         self.held.meter.watch(started.pid);
         self.held.meter.note_cold_imports(started.cold_imports.clone());
-        if let Some(errand) = &mut self.held.errand {
-            errand.program = None;
+        if let Some(one_shot_program) = &mut self.held.one_shot_program {
+            one_shot_program.program = None;
         }
         self.worker = Some(worker);
         if let Some(idle) = &mut self.idle {

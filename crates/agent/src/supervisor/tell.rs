@@ -18,19 +18,24 @@ impl Supervisor<'_> {
     /// connections.
     pub(super) fn tell_attached(&self) -> Result<Option<EndReason>, Error> {
         let held = &self.held;
-        let carrier = held.carrier.as_ref();
-        let identity = carrier.and_then(|carrier| carrier.identity.as_ref());
+        let network_transport = held.network_transport.as_ref();
+        let identity = network_transport.and_then(|network_transport| network_transport.identity.as_ref());
         let memory = self.served.as_ref().and_then(RemoteSegment::key);
         let attached = ToClient::Attached(v1::Attached {
             inbox_bytes: held.inbox.len_bytes(),
             ticks_per_ns: self.node.calibration.ticks_per_ns(),
-            link_secret: carrier.and_then(|carrier| carrier.secret).map_or(Vec::new(), Vec::from),
+            link_secret: network_transport
+                .and_then(|network_transport| network_transport.secret)
+                .map_or(Vec::new(), Vec::from),
             worker_certificate: identity.map_or(Vec::new(), |identity| identity.certificate.clone()),
             memory: memory.map(|(key, _)| key),
             joined: memory.is_some_and(|(_, has_joined)| has_joined),
-            process: held.errand.as_ref().map_or(0, |errand| errand.process.pid.to_bits()),
+            process: held
+                .one_shot_program
+                .as_ref()
+                .map_or(0, |one_shot_program| one_shot_program.process.pid.to_bits()),
         });
-        match carrier {
+        match network_transport {
             None => self.tell_with(attached, &[held.inbox.fd()]),
             Some(_) => self.tell(attached),
         }

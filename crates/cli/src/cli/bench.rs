@@ -400,12 +400,12 @@ fn run_latency(arguments: &LatencyArguments, output: &CommandOutput) -> Result<(
     let one = [arguments.size];
     let sizes = if arguments.sweep { latency::SWEEP } else { &one };
     let bar = progress(sizes.len() as u64, output);
-    let figures = latency::run(&place, &transport, plan, sizes, |_| bar.inc(1))?;
+    let summaries = latency::run(&place, &transport, plan, sizes, |_| bar.inc(1))?;
     bar.finish_and_clear();
-    let text = |figures: &[latency::LatencyResult]| {
-        table(&latency::HEADINGS, &figures.iter().map(latency::LatencyResult::cells).collect::<Vec<_>>())
+    let text = |summaries: &[latency::LatencyResult]| {
+        table(&latency::HEADINGS, &summaries.iter().map(latency::LatencyResult::cells).collect::<Vec<_>>())
     };
-    match figures.as_slice() {
+    match summaries.as_slice() {
         [one] if !arguments.sweep => output.show(one, |one| text(std::slice::from_ref(one))),
         many => output.show(&many, |many| text(many)),
     }
@@ -424,12 +424,12 @@ fn run_connections(
     let plan = connections::ConnectionsPlan { function, size, calls, connections };
     let bar = progress(u64::from(connections::blocks(calls)), output);
     let place = Where::Own(arguments.transport.listen_on);
-    let figures = connections::run(&place, &arguments.transport.transport()?, plan, || bar.inc(1))?;
+    let summaries = connections::run(&place, &arguments.transport.transport()?, plan, || bar.inc(1))?;
     bar.finish_and_clear();
-    output.show(&figures, |figures| {
+    output.show(&summaries, |summaries| {
         table(
             &connections::HEADINGS,
-            &figures.iter().map(connections::ConnectionsResult::cells).collect::<Vec<_>>(),
+            &summaries.iter().map(connections::ConnectionsResult::cells).collect::<Vec<_>>(),
         )
     })
 }
@@ -439,12 +439,12 @@ fn run_bandwidth(arguments: &BandwidthArguments, output: &CommandOutput) -> Resu
     let sizes = arguments.size.map_or(bandwidth::SIZES.to_vec(), |size| vec![size]);
     let bar = progress(sizes.len() as u64, output);
     let of = (arguments.mode, arguments.n);
-    let figures = bandwidth::run(&place, &transport, of, &sizes, |_| bar.inc(1))?;
+    let summaries = bandwidth::run(&place, &transport, of, &sizes, |_| bar.inc(1))?;
     bar.finish_and_clear();
-    output.show(&figures, |figures| {
+    output.show(&summaries, |summaries| {
         table(
             &bandwidth::HEADINGS,
-            &figures.iter().map(bandwidth::BandwidthResult::cells).collect::<Vec<_>>(),
+            &summaries.iter().map(bandwidth::BandwidthResult::cells).collect::<Vec<_>>(),
         )
     })
 }
@@ -455,10 +455,10 @@ fn run_memory(arguments: &MemoryArguments, output: &CommandOutput) -> Result<(),
     let place = if named { transport.place()? } else { Where::Own(transport.listen_on) };
     let sizes = arguments.size.map_or(memory::SIZES.to_vec(), |size| vec![size]);
     let bar = progress(sizes.len() as u64, output);
-    let figures = memory::run(&place, &transport.transport()?, arguments.n, &sizes, || bar.inc(1))?;
+    let summaries = memory::run(&place, &transport.transport()?, arguments.n, &sizes, || bar.inc(1))?;
     bar.finish_and_clear();
-    output.show(&figures, |figures| {
-        table(&memory::HEADINGS, &figures.iter().map(memory::MemoryResult::cells).collect::<Vec<_>>())
+    output.show(&summaries, |summaries| {
+        table(&memory::HEADINGS, &summaries.iter().map(memory::MemoryResult::cells).collect::<Vec<_>>())
     })
 }
 
@@ -471,16 +471,16 @@ fn run_swap(arguments: &SwapArguments, output: &CommandOutput) -> Result<(), Err
         rounds: arguments.n,
     };
     let bar = progress(u64::from(arguments.n), output);
-    let figure = swap::run(&arguments.connection.access()?, &plan, || bar.inc(1))?;
+    let summary = swap::run(&arguments.connection.access()?, &plan, || bar.inc(1))?;
     bar.finish_and_clear();
-    output.show(&figure, |figure| table(&swap::HEADINGS, &[figure.cells()]))
+    output.show(&summary, |summary| table(&swap::HEADINGS, &[summary.cells()]))
 }
 
 fn run_graph(arguments: &GraphArguments, output: &CommandOutput) -> Result<(), Error> {
     let bar = progress(graph::steps(arguments.n), output);
-    let figure = graph::run(&arguments.connection.access()?, arguments.n, || bar.inc(1))?;
+    let summary = graph::run(&arguments.connection.access()?, arguments.n, || bar.inc(1))?;
     bar.finish_and_clear();
-    output.show(&figure, |figure| table(&graph::HEADINGS, &figure.rows()))
+    output.show(&summary, |summary| table(&graph::HEADINGS, &summary.rows()))
 }
 
 fn run_cold(arguments: &ColdStartArguments, output: &CommandOutput) -> Result<(), Error> {
@@ -499,9 +499,9 @@ fn run_cold(arguments: &ColdStartArguments, output: &CommandOutput) -> Result<()
         imports: arguments.imports.clone(),
     };
     let plan = cold::ColdStartPlan { sandbox: arguments.sandbox, n, image, warm };
-    let figure = cold::run(&arguments.connection.access()?, &plan, || bar.inc(1))?;
+    let summary = cold::run(&arguments.connection.access()?, &plan, || bar.inc(1))?;
     bar.finish_and_clear();
-    output.show(&figure, |figure| table(&cold::HEADINGS, &figure.rows()))
+    output.show(&summary, |summary| table(&cold::HEADINGS, &summary.rows()))
 }
 
 fn run_throughput(arguments: &ThroughputArguments, output: &CommandOutput) -> Result<(), Error> {
@@ -511,8 +511,8 @@ fn run_throughput(arguments: &ThroughputArguments, output: &CommandOutput) -> Re
         size: arguments.size,
         time: arguments.time,
     };
-    let figure = throughput::run(&arguments.connection.access()?, plan)?;
-    output.show(&figure, |figure| table(&throughput::HEADINGS, &[figure.cells()]))
+    let summary = throughput::run(&arguments.connection.access()?, plan)?;
+    output.show(&summary, |summary| table(&throughput::HEADINGS, &[summary.cells()]))
 }
 
 fn run_lease(arguments: &LeaseArguments, output: &CommandOutput) -> Result<(), Error> {
@@ -524,26 +524,26 @@ fn run_lease(arguments: &LeaseArguments, output: &CommandOutput) -> Result<(), E
         in_flight: arguments.in_flight,
         time: arguments.time,
     };
-    output.show(&lease::run(plan)?, |figure| table(&lease::HEADINGS, &[figure.cells()]))
+    output.show(&lease::run(plan)?, |summary| table(&lease::HEADINGS, &[summary.cells()]))
 }
 
 fn run_reject(arguments: &RejectionArguments, output: &CommandOutput) -> Result<(), Error> {
     let bar = progress(u64::from(reject::blocks(arguments.n)), output);
-    let figure = reject::run(arguments.n, || bar.inc(1))?;
+    let summary = reject::run(arguments.n, || bar.inc(1))?;
     bar.finish_and_clear();
-    output.show(&figure, |figure| table(&reject::HEADINGS, &figure.rows()))
+    output.show(&summary, |summary| table(&reject::HEADINGS, &summary.rows()))
 }
 
 fn run_fifo(arguments: &FifoArguments, output: &CommandOutput) -> Result<(), Error> {
     let sizes = arguments.size.map_or(fifo::SIZES.to_vec(), |size| vec![size]);
     let bar = progress(sizes.len() as u64, output);
-    let figures =
+    let summaries =
         fifo::run(named(&arguments.connection)?, arguments.across, arguments.n, &sizes, || bar.inc(1))?;
     bar.finish_and_clear();
-    let text = |figures: &[fifo::FifoResult]| {
-        table(&fifo::HEADINGS, &figures.iter().map(fifo::FifoResult::cells).collect::<Vec<_>>())
+    let text = |summaries: &[fifo::FifoResult]| {
+        table(&fifo::HEADINGS, &summaries.iter().map(fifo::FifoResult::cells).collect::<Vec<_>>())
     };
-    match figures.as_slice() {
+    match summaries.as_slice() {
         [one] if arguments.size.is_some() => output.show(one, |one| text(std::slice::from_ref(one))),
         many => output.show(&many, |many| text(many)),
     }
@@ -557,16 +557,16 @@ fn run_chain(arguments: &ChainArguments, output: &CommandOutput) -> Result<(), E
         blocks: arguments.n,
         interpreter: arguments.interpreter.clone(),
     };
-    let figure = chain::run(named(&arguments.connection)?, &plan, || bar.inc(1))?;
+    let summary = chain::run(named(&arguments.connection)?, &plan, || bar.inc(1))?;
     bar.finish_and_clear();
-    output.show(&figure, |figure| table(&chain::HEADINGS, &[figure.cells()]))
+    output.show(&summary, |summary| table(&chain::HEADINGS, &[summary.cells()]))
 }
 
 fn run_xpucall(arguments: &XpuCallArguments, output: &CommandOutput) -> Result<(), Error> {
     let bar = progress(u64::from(arguments.n), output);
-    let figure = calls::run(named(&arguments.connection)?, arguments.n, || bar.inc(1))?;
+    let summary = calls::run(named(&arguments.connection)?, arguments.n, || bar.inc(1))?;
     bar.finish_and_clear();
-    output.show(&figure, |figure| table(&calls::HEADINGS, &[figure.cells()]))
+    output.show(&summary, |summary| table(&calls::HEADINGS, &[summary.cells()]))
 }
 
 /// Returns the manager that was named, if one was.

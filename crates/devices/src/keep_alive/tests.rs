@@ -47,7 +47,7 @@ fn what_is_pinned_stays_and_goes_when_it_may() {
 }
 
 #[test]
-fn what_is_larger_than_all_the_room_drives_nobody_out() {
+fn larger_entry_than_the_limit_evicts_none() {
     let mut kept = filled(&[SAME; 2], 20);
     assert_eq!(kept.insert(9, EntryCost { load_us: u64::MAX, size_bytes: 21 }), [9]);
     assert_eq!(kept.used_bytes(), 20);

@@ -383,8 +383,8 @@ pub fn a_package_is_built_once_and_called_by_a_worker<H: DeviceFixture>() {
 /// The suite as tests of one kind.
 #[macro_export]
 macro_rules! conformance {
-    ($house:ty $(, #[$attribute:meta])?) => {
-        $crate::conformance!(@ $house, ($(#[$attribute])?), [
+    ($fixture:ty $(, #[$attribute:meta])?) => {
+        $crate::conformance!(@ $fixture, ($(#[$attribute])?), [
             states_and_verbs, large_inputs_come_through, a_vector_is_one_image_and_fails_alone,
             answers_of_kernels_are_checked, a_chain_stays_on_the_device, memory_is_wiped_between_tenants,
             tenants_share_nothing, two_kernels_run_at_once, what_was_deleted_is_ready_at_once,
@@ -392,14 +392,14 @@ macro_rules! conformance {
             launches_that_end_in_time_are_answered, a_package_is_built_once_and_called_by_a_worker
         ]);
     };
-    (@ $house:ty, $attribute:tt, [$($name:ident),*]) => {
-        $($crate::conformance!(@@ $house, $attribute, $name);)*
+    (@ $fixture:ty, $attribute:tt, [$($name:ident),*]) => {
+        $($crate::conformance!(@@ $fixture, $attribute, $name);)*
     };
-    (@@ $house:ty, ($(#[$attribute:meta])?), $name:ident) => {
+    (@@ $fixture:ty, ($(#[$attribute:meta])?), $name:ident) => {
         #[test]
         $(#[$attribute])?
         fn $name() {
-            suite::$name::<$house>();
+            suite::$name::<$fixture>();
         }
     };
 }

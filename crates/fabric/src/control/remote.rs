@@ -195,7 +195,7 @@ impl State {
     }
 
     fn send_step(&mut self, message: &mut Option<&[u8]>) -> io::Result<()> {
-        let room = message.is_some_and(|bytes| self.tls.has_room_for(LENGTH_BYTES + bytes.len()));
+        let room = message.is_some_and(|bytes| self.tls.has_space_for(LENGTH_BYTES + bytes.len()));
         if let Some(bytes) = message.take_if(|_| room) {
             let length = (bytes.len() as u32).to_le_bytes();
             self.tls.send(&[IoSlice::new(&length), IoSlice::new(bytes)])?;

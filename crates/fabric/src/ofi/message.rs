@@ -99,7 +99,7 @@ impl PutBatch {
     }
 
     /// Whether a put of `len` bytes fits.
-    pub fn has_room(&self, len: usize) -> bool {
+    pub fn has_space(&self, len: usize) -> bool {
         self.bytes.len() + PUT_BYTES + len.next_multiple_of(8) <= BATCH_BYTES
     }
 
@@ -108,7 +108,7 @@ impl PutBatch {
     /// # Safety
     /// `len` bytes at `from` must be readable.
     pub unsafe fn add(&mut self, to: PutDestination, from: *const u8, len: usize) {
-        debug_assert!(self.has_room(len), "{len} bytes do not fit beside {}", self.bytes.len());
+        debug_assert!(self.has_space(len), "{len} bytes do not fit beside {}", self.bytes.len());
         self.bytes.extend_from_slice(&to.key.to_le_bytes());
         self.bytes.extend_from_slice(&to.offset.to_le_bytes());
         self.bytes.extend_from_slice(&to.region.to_le_bytes());
@@ -358,7 +358,7 @@ mod tests {
     #[test]
     fn batch_takes_puts_that_fit_beside_a_line() {
         let mut batch = PutBatch::default();
-        while batch.has_room(100) {
+        while batch.has_space(100) {
             // SAFETY: a slice is readable.
             unsafe { batch.add(place(0), [1; 100].as_ptr(), 100) };
         }
@@ -368,7 +368,9 @@ mod tests {
         let len = encode(&mut slot, 0, &batch, &Tail::Line(line));
         assert!(len <= SLOT_BYTES && decode(&slot[..len]).is_ok());
         batch.clear();
-        assert!(batch.is_empty() && batch.has_room(BATCH_BYTES - PUT_BYTES) && !batch.has_room(BATCH_BYTES));
+        assert!(
+            batch.is_empty() && batch.has_space(BATCH_BYTES - PUT_BYTES) && !batch.has_space(BATCH_BYTES)
+        );
     }
 
     proptest! {

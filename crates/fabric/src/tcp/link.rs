@@ -17,7 +17,7 @@ pub(super) struct TcpLink {
     /// Number of connections so far. Written under the lock of `state`, before `up`.
     connection: AtomicU32,
     /// 1 while `readable` also reports that the socket accepts data. Written under the lock of `state`.
-    wants_room: AtomicU32,
+    wants_space: AtomicU32,
     state: Mutex<State>,
     /// Wakes the reader that sleeps on the stream.
     wake: OnceLock<OwnedFd>,
@@ -35,7 +35,7 @@ impl TcpLink {
         TcpLink {
             up: AtomicU32::new(0),
             connection: AtomicU32::new(0),
-            wants_room: AtomicU32::new(0),
+            wants_space: AtomicU32::new(0),
             state: Mutex::new(state),
             wake: OnceLock::new(),
             readable: OnceLock::new(),
@@ -74,7 +74,7 @@ impl TcpLink {
     /// Begins a connection.
     pub(super) fn begin(&self, stream: Arc<ByteStream>) {
         let mut state = lock(&self.state);
-        self.wants_room.store(0, Ordering::Relaxed);
+        self.wants_space.store(0, Ordering::Relaxed);
         self.connection.fetch_add(1, Ordering::AcqRel);
         if let Some(Some(readable)) = self.readable.get() {
             register(readable, &stream);
@@ -144,9 +144,9 @@ impl TcpLink {
     }
 
     /// Sets whether [`TcpLink::readable`] also reports that the socket accepts data.
-    pub(super) fn want_room(&self, wanted: bool) {
+    pub(super) fn want_space(&self, wanted: bool) {
         let Some(Some(readable)) = self.readable.get() else { return };
-        if self.wants_room.load(Ordering::Acquire) == u32::from(wanted) {
+        if self.wants_space.load(Ordering::Acquire) == u32::from(wanted) {
             return;
         }
         let state = lock(&self.state);
@@ -156,7 +156,7 @@ impl TcpLink {
             let room = if wanted { epoll::EventFlags::OUT } else { epoll::EventFlags::empty() };
             // Fails if the stream has been removed since its end was seen: then there is nothing to report.
             let _ = epoll::modify(readable, fd, epoll::EventData::new_u64(0), epoll::EventFlags::IN | room);
-            self.wants_room.store(u32::from(wanted), Ordering::Release);
+            self.wants_space.store(u32::from(wanted), Ordering::Release);
         }
     }
 

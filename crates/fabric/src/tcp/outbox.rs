@@ -74,7 +74,7 @@ impl Outbox {
     }
 
     /// Whether `gathered_bytes` more bytes and one more part fit.
-    pub(super) fn has_room(&self, gathered_bytes: usize) -> bool {
+    pub(super) fn has_space(&self, gathered_bytes: usize) -> bool {
         self.gathered_len + gathered_bytes <= GATHERED_BYTES && self.count + 2 <= MAX_PARTS
     }
 

@@ -59,7 +59,7 @@ impl TcpEndpoint {
     ) -> Result<(), FabricError> {
         let (at, len) = payload;
         let copied = if len <= SMALL_BYTES { len } else { 0 };
-        self.make_room(sending, HEADER_BYTES + copied)?;
+        self.make_space(sending, HEADER_BYTES + copied)?;
         sending.outbox.copy(&frame.encode());
         if copied > 0 {
             // SAFETY: the caller's duty.
@@ -85,7 +85,7 @@ impl TcpEndpoint {
             *bytes = word.to_le_bytes();
         }
         let mut sending = self.sending()?;
-        self.make_room(&mut sending, HEADER_BYTES + WORDS * 8)?;
+        self.make_space(&mut sending, HEADER_BYTES + WORDS * 8)?;
         sending.outbox.copy(&frame.encode());
         sending.outbox.copy(bytes.as_flattened());
         Ok(sending)
@@ -147,7 +147,7 @@ impl TcpEndpoint {
             self.note_unsent(!sent);
             drop(sending);
             if !sent || self.replies.is_empty_now() {
-                self.link.want_room(!sent);
+                self.link.want_space(!sent);
                 return sent;
             }
         }
@@ -199,7 +199,7 @@ impl TcpEndpoint {
                 self.replies.clear();
                 return true;
             }
-            while sending.outbox.has_room(HEADER_BYTES + SMALL_BYTES)
+            while sending.outbox.has_space(HEADER_BYTES + SMALL_BYTES)
                 && let Some(reply) = self.replies.pop()
             {
                 self.add_reply(sending, reply);
@@ -245,8 +245,8 @@ impl TcpEndpoint {
     }
 
     #[inline]
-    fn make_room(&self, sending: &mut Sending, gathered_bytes: usize) -> Result<(), FabricError> {
-        if sending.outbox.has_room(gathered_bytes) { Ok(()) } else { self.send_all(sending) }
+    fn make_space(&self, sending: &mut Sending, gathered_bytes: usize) -> Result<(), FabricError> {
+        if sending.outbox.has_space(gathered_bytes) { Ok(()) } else { self.send_all(sending) }
     }
 
     /// Waits until the socket accepts more or something arrives. Processes what arrives, since the peer may be waiting

@@ -58,7 +58,7 @@ impl TcpEndpoint {
             if self.is_unsent() {
                 self.flush();
             } else {
-                self.link.want_room(false);
+                self.link.want_space(false);
             }
         }
         if self.link.is_up() {

@@ -96,18 +96,18 @@ fn too_little_memory() -> Option<String> {
 }
 
 /// Runs a test with a target whose memory is folded in the mapping that the other side reads and writes.
-fn over(carriers: &[PairTransport], test: impl Fn(&[Side; 2], &FoldedMemory<'_>)) {
+fn over(pair_transports: &[PairTransport], test: impl Fn(&[Side; 2], &FoldedMemory<'_>)) {
     if let Some(reason) = too_little_memory() {
         skip(Means::Memory(NEEDED_BYTES), reason);
         return;
     }
-    for_each(carriers, |carrier| {
-        let sides = sides(carrier, [DATA, OWN_BYTES]);
+    for_each(pair_transports, |pair_transport| {
+        let sides = sides(pair_transport, [DATA, OWN_BYTES]);
         let [client, target] = &sides;
         // Over a network that is the target's own mapping, which the target or its card uses.
-        let user = if carrier == PairTransport::Shm { client } else { target };
+        let user = if pair_transport == PairTransport::Shm { client } else { target };
         let memory = FoldedMemory::new(&target.node.own, DATA, user.end.mapped(own_at(DATA), PUT_BYTES));
-        join(carrier, &sides);
+        join(pair_transport, &sides);
         test(&sides, &memory);
     });
 }

@@ -21,10 +21,10 @@ fn over_all(test: impl Fn(Pair)) {
 
 #[test]
 fn an_end_knows_what_carries_it() {
-    let available = CARRIERS.iter().filter(|carrier| unavailable(**carrier).is_none());
-    let providers = available.map(|&carrier| (carrier, pair(carrier).end.provider()));
-    for (carrier, provider) in providers {
-        let expected = match carrier {
+    let available = CARRIERS.iter().filter(|pair_transport| unavailable(**pair_transport).is_none());
+    let providers = available.map(|&pair_transport| (pair_transport, pair(pair_transport).end.provider()));
+    for (pair_transport, provider) in providers {
+        let expected = match pair_transport {
             PairTransport::Shm => Provider::Shm,
             PairTransport::Tcp | PairTransport::Tls => Provider::Tcp,
             PairTransport::Sim(_) => Provider::Sim,

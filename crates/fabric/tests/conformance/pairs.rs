@@ -112,16 +112,16 @@ impl Passive {
     }
 }
 
-pub fn pair(carrier: PairTransport) -> Pair {
+pub fn pair(pair_transport: PairTransport) -> Pair {
     let target = Region::create("target", LEN).unwrap();
     let bell = eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK).unwrap();
     let their_bell = bell.try_clone().unwrap();
     let mut waiter = None;
-    let (end, passive, progress) = match carrier {
+    let (end, passive, progress) = match pair_transport {
         PairTransport::Shm => (shm_end(their_bell), Passive::Shm, None),
         PairTransport::Tcp | PairTransport::Tls => {
             let (ours, theirs) = stream_ends(Some(their_bell));
-            let (left, right) = streams(carrier);
+            let (left, right) = streams(pair_transport);
             connect((&ours, left), (&theirs, right));
             let progress = ProgressThread::start().unwrap();
             progress.serve(theirs.clone()).unwrap();
@@ -223,15 +223,15 @@ pub fn connect(ours: (&tcp::TcpEndpoint, ByteStream), theirs: (&tcp::TcpEndpoint
 }
 
 /// The two ends of a stream of this kind.
-pub fn streams(carrier: PairTransport) -> (ByteStream, ByteStream) {
-    match carrier {
+pub fn streams(pair_transport: PairTransport) -> (ByteStream, ByteStream) {
+    match pair_transport {
         PairTransport::Tcp => plain(),
         PairTransport::Tls => encrypted(),
         PairTransport::Sim(seed) => {
             let (_, left, right) = Sim::pair(InjectedFaults::of_seed(seed));
             (ByteStream::sim(left), ByteStream::sim(right))
         }
-        PairTransport::Shm | PairTransport::Ofi => panic!("{carrier:?} is no stream"),
+        PairTransport::Shm | PairTransport::Ofi => panic!("{pair_transport:?} is no stream"),
     }
 }
 
@@ -294,22 +294,23 @@ pub fn line_at(offset: u64) -> LineAddress {
 }
 
 /// Runs a test with a pair over each of these transports.
-pub fn over(carriers: &[PairTransport], test: impl Fn(Pair)) {
-    for_each(carriers, |carrier| test(pair(carrier)));
+pub fn over(pair_transports: &[PairTransport], test: impl Fn(Pair)) {
+    for_each(pair_transports, |pair_transport| test(pair(pair_transport)));
 }
 
 /// Runs a test for each of these transports. Where the environment names a provider of libfabric, only that one is
 /// tested.
-pub fn for_each(carriers: &[PairTransport], test: impl Fn(PairTransport)) {
-    for &carrier in
-        carriers.iter().filter(|carrier| **carrier == PairTransport::Ofi || !libfabric::is_named())
+pub fn for_each(pair_transports: &[PairTransport], test: impl Fn(PairTransport)) {
+    for &pair_transport in pair_transports
+        .iter()
+        .filter(|pair_transport| **pair_transport == PairTransport::Ofi || !libfabric::is_named())
     {
-        if let Some(reason) = unavailable(carrier) {
-            println!("skipped over {carrier:?}: {reason}");
+        if let Some(reason) = unavailable(pair_transport) {
+            println!("skipped over {pair_transport:?}: {reason}");
             continue;
         }
-        println!("over {carrier:?}");
-        test(carrier);
+        println!("over {pair_transport:?}");
+        test(pair_transport);
     }
 }
 
@@ -319,8 +320,8 @@ pub fn pattern(len: usize, seed: usize) -> Vec<u8> {
 }
 
 /// Reason why this machine cannot test a transport, if there is one.
-pub fn unavailable(carrier: PairTransport) -> Option<String> {
-    match carrier {
+pub fn unavailable(pair_transport: PairTransport) -> Option<String> {
+    match pair_transport {
         PairTransport::Ofi => ofi::providers().err().map(|error| error.to_string()),
         _ => None,
     }

@@ -22,14 +22,14 @@ const CLIENTS: usize = 4;
 
 /// A memory component: one region, one thread, and an endpoint for each client.
 struct Component {
-    carrier: PairTransport,
+    pair_transport: PairTransport,
     node: PairSide,
     progress: ProgressThread,
 }
 
 impl Component {
-    fn new(carrier: PairTransport) -> Component {
-        Component { carrier, node: PairSide::new(LEN), progress: ProgressThread::start().unwrap() }
+    fn new(pair_transport: PairTransport) -> Component {
+        Component { pair_transport, node: PairSide::new(LEN), progress: ProgressThread::start().unwrap() }
     }
 
     fn client(&self) -> Endpoint {
@@ -47,7 +47,7 @@ impl Component {
     /// Makes a client without access to the component's memory. Also returns how to access that memory.
     fn client_without_memory(&self) -> (Endpoint, RemoteRegion) {
         let node = PairSide::new(4096);
-        if self.carrier == PairTransport::Ofi {
+        if self.pair_transport == PairTransport::Ofi {
             let client = ofi::OfiEndpoint::new(node.exposed.clone(), None);
             let theirs = Arc::new(ofi::OfiEndpoint::new(self.node.exposed.clone(), None));
             let answer = libfabric::open(&client, &theirs);
@@ -55,7 +55,7 @@ impl Component {
             client.connect(&answer).unwrap();
             return (Endpoint::Ofi(client), theirs.expose(OWN).unwrap());
         }
-        let (ours, theirs) = streams(self.carrier);
+        let (ours, theirs) = streams(self.pair_transport);
         let client = node.end(None);
         client.connect(ours).unwrap();
         (Endpoint::Tcp(client), self.serve(theirs).expose(OWN).unwrap())
@@ -64,7 +64,7 @@ impl Component {
     /// A client that consists only of its connection.
     fn bare_client(&self) -> (BareClient, RemoteRegion) {
         let (left, right) = sockets();
-        if self.carrier == PairTransport::Tcp {
+        if self.pair_transport == PairTransport::Tcp {
             let theirs = self.serve(ByteStream::plain(right).unwrap());
             return (BareClient::Plain(left), theirs.expose(OWN).unwrap());
         }
@@ -142,8 +142,8 @@ fn use_memory_at_once(clients: &[Endpoint]) {
 
 #[test]
 fn several_clients_are_served_while_one_floods_and_one_leaves() {
-    for_each(SERVED, |carrier| {
-        let component = Component::new(carrier);
+    for_each(SERVED, |pair_transport| {
+        let component = Component::new(pair_transport);
         let clients: Vec<_> = (0..CLIENTS).map(|_| component.client()).collect();
         let (flooder, leaver) = (component.client(), component.client());
         assert_eq!(component.progress.serving(), CLIENTS + 2);
@@ -169,8 +169,8 @@ fn several_clients_are_served_while_one_floods_and_one_leaves() {
 
 #[test]
 fn serves_clients_while_one_does_not_read_and_one_dies() {
-    for_each(&[PairTransport::Tcp, PairTransport::Tls], |carrier| {
-        let component = Component::new(carrier);
+    for_each(&[PairTransport::Tcp, PairTransport::Tls], |pair_transport| {
+        let component = Component::new(pair_transport);
         let clients: Vec<_> = (0..CLIENTS).map(|_| component.client()).collect();
         let (mut half_dead, RemoteRegion { key, .. }) = component.bare_client();
         half_dead.send(Frame::Put { key, offset: 0, len_bytes: 1000 });
@@ -188,8 +188,8 @@ fn serves_clients_while_one_does_not_read_and_one_dies() {
 
 #[test]
 fn client_that_is_cut_off_is_removed_without_others() {
-    for_each(&[PairTransport::Tcp, PairTransport::Tls], |carrier| {
-        let component = Component::new(carrier);
+    for_each(&[PairTransport::Tcp, PairTransport::Tls], |pair_transport| {
+        let component = Component::new(pair_transport);
         let (good, bad) = (component.client(), component.client_with_wrong_key());
         assert!(bad.get(own_at(0), &mut [0; 8]).is_err());
         component.wait_until_serving(1);
@@ -203,8 +203,8 @@ fn client_that_is_cut_off_is_removed_without_others() {
 /// Over libfabric the target may never learn of the wrong key.
 #[test]
 fn client_with_a_wrong_key_gets_nothing_and_others_continue() {
-    for_each(SERVED, |carrier| {
-        let component = Component::new(carrier);
+    for_each(SERVED, |pair_transport| {
+        let component = Component::new(pair_transport);
         let (good, bad) = (component.client(), component.client_with_wrong_key());
         good.put(own_at(0), &[7; 8]).unwrap();
         let mut got = [0; 8];

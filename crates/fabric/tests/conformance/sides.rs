@@ -17,9 +17,9 @@ pub struct Side {
 }
 
 /// Two sides with own regions of these sizes, which [`join`] connects. Their memory may be mapped anew until then.
-pub fn sides(carrier: PairTransport, own_bytes: [u64; 2]) -> [Side; 2] {
+pub fn sides(pair_transport: PairTransport, own_bytes: [u64; 2]) -> [Side; 2] {
     let nodes = own_bytes.map(PairSide::new);
-    let ends = [(&nodes[0], &nodes[1]), (&nodes[1], &nodes[0])].map(|(ours, theirs)| match carrier {
+    let ends = [(&nodes[0], &nodes[1]), (&nodes[1], &nodes[0])].map(|(ours, theirs)| match pair_transport {
         PairTransport::Shm => {
             let len_bytes = theirs.own.len_bytes();
             let end = shm::ShmEndpoint::new(Window::new(1, len_bytes).unwrap(), None);
@@ -34,10 +34,10 @@ pub fn sides(carrier: PairTransport, own_bytes: [u64; 2]) -> [Side; 2] {
 }
 
 /// Connects the two sides.
-pub fn join(carrier: PairTransport, [left, right]: &[Side; 2]) {
+pub fn join(pair_transport: PairTransport, [left, right]: &[Side; 2]) {
     match (&left.end, &right.end) {
         (Endpoint::Tcp(ours), Endpoint::Tcp(theirs)) => {
-            let streams = streams(carrier);
+            let streams = streams(pair_transport);
             connect((ours, streams.0), (theirs, streams.1));
             introduce(ours, theirs);
         }

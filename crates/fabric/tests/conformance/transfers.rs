@@ -67,10 +67,10 @@ fn what_is_pushed_is_there_when_the_line_is() {
 #[test]
 fn two_ends_can_send_to_each_other_at_once() {
     const DATA: u64 = 4096;
-    for_each(BOTH_WAYS, |carrier| {
-        let len: usize = if matches!(carrier, PairTransport::Sim(_)) { 1 << 20 } else { 64 << 20 };
-        let sides = sides(carrier, [DATA + len as u64; 2]);
-        join(carrier, &sides);
+    for_each(BOTH_WAYS, |pair_transport| {
+        let len: usize = if matches!(pair_transport, PairTransport::Sim(_)) { 1 << 20 } else { 64 << 20 };
+        let sides = sides(pair_transport, [DATA + len as u64; 2]);
+        join(pair_transport, &sides);
         let send_and_wait = |side: &Side, seed: usize| {
             side.end.put(own_at(DATA), &pattern(len, seed)).unwrap();
             side.end.put_imm(own_line(0), Turn::of_use(0), 0, &[]).unwrap();
@@ -90,9 +90,9 @@ fn two_ends_can_send_to_each_other_at_once() {
 fn a_slow_receiver_holds_its_sender_back_and_loses_nothing() {
     const PUTS: u64 = 64;
     const DATA: u64 = PUTS * 128;
-    for_each(&[PairTransport::Tcp, PairTransport::Tls, PairTransport::Ofi], |carrier| {
-        let sides = sides(carrier, [LEN; 2]);
-        join(carrier, &sides);
+    for_each(&[PairTransport::Tcp, PairTransport::Tls, PairTransport::Ofi], |pair_transport| {
+        let sides = sides(pair_transport, [LEN; 2]);
+        join(pair_transport, &sides);
         let [sender, receiver] = &sides;
         std::thread::scope(|scope| {
             scope.spawn(|| {

@@ -242,7 +242,7 @@ impl Core {
         registration: u64,
         group: &NodeGroup,
     ) -> Option<NodeKey> {
-        let (all, free) = (room(group.all), room(group.free));
+        let (all, free) = (node_capacity(group.all), node_capacity(group.free));
         let description = description(manager, group, all);
         self.nodes.check_class(&description).ok()?;
         let key = self.nodes.describe(description);
@@ -251,7 +251,7 @@ impl Core {
             node.lending = LendingState::Open;
             (node.silent_ticks, node.last_report_ms) = (0, now_ms);
             node.leased = all.without(free);
-            let (largest, most_free) = (room(group.largest), room(group.most_free));
+            let (largest, most_free) = (node_capacity(group.largest), node_capacity(group.most_free));
             node.of_rack = Some(OfRack { largest, most_free });
         });
         Some(key)
@@ -385,7 +385,7 @@ impl NodeSum<'_> {
 
 /// Reads reported resources. A group has no more cores than a node may have: lists are as long as a node is large, and
 /// no request is larger.
-fn room(said: Option<NodeRoom>) -> NodeCapacity {
+fn node_capacity(said: Option<NodeRoom>) -> NodeCapacity {
     let NodeRoom { cores, places, memory_bytes } = said.unwrap_or_default();
     NodeCapacity { cores: cores.min(MAX_NODE_CORES), places: places.min(MAX_NODE_CORES), memory_bytes }
 }

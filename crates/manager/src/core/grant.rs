@@ -184,7 +184,7 @@ impl Core {
     ) -> TurnOutcome {
         let (tenant, id) = (request.tenant, request.id);
         if self.tenants.held_back_until(tenant, now_ms).is_some() {
-            return TurnOutcome::NoRoom;
+            return TurnOutcome::NoCapacity;
         }
         match self.try_grant(now_ms, request, barred) {
             Ok((granted, pools)) => {
@@ -192,7 +192,7 @@ impl Core {
                 TurnOutcome::Granted(pools)
             }
             // Less may be there now than when it came; it waits for more.
-            Err(error) if is_for_want(error.code) => TurnOutcome::NoRoom,
+            Err(error) if is_for_want(error.code) => TurnOutcome::NoCapacity,
             Err(error) => {
                 out.push(CoreAction::Refused { tenant, request: id, error });
                 TurnOutcome::Refused

@@ -122,7 +122,7 @@ impl Ranks {
         })
     }
 
-    fn has_room(&self, pool: Pool, workers: u32) -> bool {
+    fn has_capacity(&self, pool: Pool, workers: u32) -> bool {
         self.totals[pool as usize].free >= u64::from(workers)
     }
 }
@@ -479,7 +479,7 @@ impl Search<'_> {
             if let Some(node) = (steps.warm)(None, pool) {
                 return Some(node);
             }
-            for rack in nodes.racks.with_most_room(steps.measure, chance) {
+            for rack in nodes.racks.with_most_capacity(steps.measure, chance) {
                 if let Some(node) = (steps.any)(RackPool { rack, pool }, chance) {
                     return Some(node);
                 }
@@ -604,12 +604,12 @@ impl Search<'_> {
     fn on_one_node(&self, class: ClassKey, chance: &mut Chance) -> Option<PlacementPart> {
         let Search { nodes, request: ClientRequest { terms, locality, .. }, pools } = *self;
         let (amount, ranks) = (amount(terms, terms.workers), nodes.classes.ranked(class, terms.shared));
-        if !Pool::ALL.into_iter().any(|pool| pools.has(pool) && ranks.has_room(pool, terms.workers)) {
+        if !Pool::ALL.into_iter().any(|pool| pools.has(pool) && ranks.has_capacity(pool, terms.workers)) {
             return None;
         }
         let fits = |node: &ManagedNode| self.fits(node, class, amount);
         let warm = |rack, pool| {
-            let ring = nodes.classes.ring(class, rack).filter(|_| ranks.has_room(pool, terms.workers))?;
+            let ring = nodes.classes.ring(class, rack).filter(|_| ranks.has_capacity(pool, terms.workers))?;
             let is_of_pool = |node: &NodeKey| nodes.get(*node).is_some_and(|node| node.pool == pool);
             locality.warm(ring, is_of_pool).find(|node| nodes.get(*node).is_some_and(fits))
         };
@@ -617,7 +617,7 @@ impl Search<'_> {
             let has_memory = |node: &ManagedNode| node.free().memory_bytes >= amount.memory_bytes;
             let fits =
                 |node| nodes.get(node).is_some_and(|node| has_memory(node) && node.may_take(self.request));
-            let list = ranks.nodes.list(group).filter(|_| ranks.has_room(group.pool, terms.workers));
+            let list = ranks.nodes.list(group).filter(|_| ranks.has_capacity(group.pool, terms.workers));
             list.and_then(|list| list.first_fit(terms.workers, chance, fits))
         };
         let node = self.one(&Steps { fits, warm, any, measure: Measure::Workers }, chance)?;
@@ -636,7 +636,7 @@ impl Search<'_> {
         let together: Vec<Vec<RackKey>> = match nodes.level {
             Level::Rack => vec![self.racks(), nodes.racks.keys().collect()],
             Level::Global => {
-                nodes.racks.with_most_room(Measure::Workers, chance).map(|rack| vec![rack]).collect()
+                nodes.racks.with_most_capacity(Measure::Workers, chance).map(|rack| vec![rack]).collect()
             }
         };
         for racks in &together {

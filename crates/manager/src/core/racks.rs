@@ -67,8 +67,8 @@ impl Racks {
     /// Whether a node may name this one: an agent that names one rack after the other fills no table.
     pub(super) fn check(&self, name: &str) -> Result<(), Error> {
         // The first rack is that of nodes that name none.
-        let is_room = self.known.len() - self.unused.len() <= MAX_RACKS;
-        if is_room || self.by_name.contains_key(name) {
+        let has_space = self.known.len() - self.unused.len() <= MAX_RACKS;
+        if has_space || self.by_name.contains_key(name) {
             return Ok(());
         }
         let message = format!("there are {MAX_RACKS} racks already, and {name:?} is another");
@@ -137,7 +137,7 @@ impl Racks {
     }
 
     /// Racks that have anything free, those with the most first.
-    pub(super) fn with_most_room(
+    pub(super) fn with_most_capacity(
         &self,
         measure: Measure,
         chance: &mut Chance,

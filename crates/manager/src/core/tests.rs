@@ -120,9 +120,9 @@ impl CoreFixture {
     }
 
     fn with_node(cores: u32) -> CoreFixture {
-        let mut house = CoreFixture::new();
-        house.register(node("n", cores), 1, Vec::new()).unwrap();
-        house
+        let mut fixture = CoreFixture::new();
+        fixture.register(node("n", cores), 1, Vec::new()).unwrap();
+        fixture
     }
 
     /// Returns the actions that follow from the event, without saves and forgotten leases, in order.
@@ -287,44 +287,44 @@ impl CoreFixture {
 
 #[test]
 fn refusals_say_what_was_asked_and_what_there_is() {
-    let mut house = CoreFixture::with_node(4);
-    house.grant(&asked(3));
+    let mut fixture = CoreFixture::with_node(4);
+    fixture.grant(&asked(3));
     let check = |error: Error, code, parts: &[&str]| {
         assert_eq!(error.code, code, "{error}");
         assert!(parts.iter().all(|part| error.message.contains(part)), "{error}");
     };
-    check(house.refusal(&asked(2)), Code::NoCapacity, &["2 cores asked", "1 of 4 free"]);
-    check(house.refusal(&asked(5)), Code::InsufficientResources, &["5 cores", "together have 4"]);
+    check(fixture.refusal(&asked(2)), Code::NoCapacity, &["2 cores asked", "1 of 4 free"]);
+    check(fixture.refusal(&asked(5)), Code::InsufficientResources, &["5 cores", "together have 4"]);
     let on_one = LeaseRequest { max_nodes: 1, ..asked(5) };
-    check(house.refusal(&on_one), Code::InsufficientResources, &["5 cores", "largest node has 4"]);
+    check(fixture.refusal(&on_one), Code::InsufficientResources, &["5 cores", "largest node has 4"]);
     let large = LeaseRequest { memory_bytes: 2 * GIB, ..asked(1) };
-    check(house.refusal(&large), Code::InsufficientResources, &["2147483648", "1073741824"]);
+    check(fixture.refusal(&large), Code::InsufficientResources, &["2147483648", "1073741824"]);
     let most = LeaseRequest { memory_bytes: GIB, ..asked(1) };
-    check(house.refusal(&most), Code::NoCapacity, &["1073741824 bytes"]);
+    check(fixture.refusal(&most), Code::NoCapacity, &["1073741824 bytes"]);
     let on_one = LeaseRequest { max_nodes: 1, ..asked(2) };
-    house.register(node("m", 1), 2, Vec::new()).unwrap();
-    check(house.refusal(&on_one), Code::NoCapacity, &["2 of 5 are free", "at most 1 on a node"]);
-    house.register(node("large", 9), 3, Vec::new()).unwrap();
-    house.register(node("large", 1), 3, Vec::new()).unwrap();
+    fixture.register(node("m", 1), 2, Vec::new()).unwrap();
+    check(fixture.refusal(&on_one), Code::NoCapacity, &["2 of 5 are free", "at most 1 on a node"]);
+    fixture.register(node("large", 9), 3, Vec::new()).unwrap();
+    fixture.register(node("large", 1), 3, Vec::new()).unwrap();
     let on_one = LeaseRequest { max_nodes: 1, ..asked(9) };
-    check(house.refusal(&on_one), Code::InsufficientResources, &["9 cores", "largest node has 4"]);
+    check(fixture.refusal(&on_one), Code::InsufficientResources, &["9 cores", "largest node has 4"]);
     let places = LeaseRequest { shared: true, ..asked(1) };
-    check(house.refusal(&places), Code::InsufficientResources, &["shared places"]);
+    check(fixture.refusal(&places), Code::InsufficientResources, &["shared places"]);
     let gpu = LeaseRequest { pu: "gpu".into(), ..asked(1) };
-    check(house.refusal(&gpu), Code::InsufficientResources, &["no node of gpu/x86_64"]);
+    check(fixture.refusal(&gpu), Code::InsufficientResources, &["no node of gpu/x86_64"]);
 }
 
 #[test]
 fn chooses_the_fullest_fitting_node_and_randomly_among_equals() {
-    let mut house = CoreFixture::new();
-    house.register(node("large", 8), 1, Vec::new()).unwrap();
+    let mut fixture = CoreFixture::new();
+    fixture.register(node("large", 8), 1, Vec::new()).unwrap();
     for small in 0..8 {
-        house.register(node(&format!("small{small}"), 2), 1, Vec::new()).unwrap();
+        fixture.register(node(&format!("small{small}"), 2), 1, Vec::new()).unwrap();
     }
     let mut chosen = BTreeSet::new();
     for _ in 0..8 {
-        let lease = house.grant(&asked(2))[0];
-        chosen.insert(house.core.lease(lease).unwrap().node);
+        let lease = fixture.grant(&asked(2))[0];
+        chosen.insert(fixture.core.lease(lease).unwrap().node);
     }
     assert_eq!(chosen.len(), 8, "the small ones are full first");
     let first_of = |seed| {
@@ -335,12 +335,12 @@ fn chooses_the_fullest_fitting_node_and_randomly_among_equals() {
             queue: QueueLimits::default(),
             balanced_bytes: None,
         };
-        let mut house = CoreFixture { core: Core::new(settings), ..CoreFixture::new() };
+        let mut fixture = CoreFixture { core: Core::new(settings), ..CoreFixture::new() };
         for small in 0..8 {
-            house.register(node(&format!("small{small}"), 2), 1, Vec::new()).unwrap();
+            fixture.register(node(&format!("small{small}"), 2), 1, Vec::new()).unwrap();
         }
-        let lease = house.grant(&asked(1))[0];
-        house.core.lease(lease).unwrap().node
+        let lease = fixture.grant(&asked(1))[0];
+        fixture.core.lease(lease).unwrap().node
     };
     let firsts: BTreeSet<NodeKey> = (0..64).map(first_of).collect();
     assert!(firsts.len() > 4, "many clients of many managers spread: {firsts:?}");
@@ -348,113 +348,113 @@ fn chooses_the_fullest_fitting_node_and_randomly_among_equals() {
 
 #[test]
 fn all_workers_go_to_the_fewest_nodes_or_none() {
-    let mut house = CoreFixture::new();
+    let mut fixture = CoreFixture::new();
     for (name, cores) in [("a", 4), ("b", 2), ("c", 1)] {
-        house.register(node(name, cores), 1, Vec::new()).unwrap();
+        fixture.register(node(name, cores), 1, Vec::new()).unwrap();
     }
-    assert_eq!(house.refusal(&LeaseRequest { max_nodes: 2, ..asked(7) }).code, Code::NoCapacity);
-    let leases = house.grant(&asked(7));
-    let parts: Vec<_> = leases.iter().map(|&id| house.core.lease(id).unwrap().amount).collect();
+    assert_eq!(fixture.refusal(&LeaseRequest { max_nodes: 2, ..asked(7) }).code, Code::NoCapacity);
+    let leases = fixture.grant(&asked(7));
+    let parts: Vec<_> = leases.iter().map(|&id| fixture.core.lease(id).unwrap().amount).collect();
     assert_eq!(parts.iter().map(|part| part.workers).collect::<Vec<_>>(), [4, 2, 1]);
     assert_eq!(parts.iter().map(|part| part.memory_bytes).sum::<u64>(), 7 << 20);
-    assert_eq!(house.refusal(&asked(1)).code, Code::NoCapacity);
+    assert_eq!(fixture.refusal(&asked(1)).code, Code::NoCapacity);
 }
 
 #[test]
 fn places_on_shared_cores_are_apart_from_cores() {
-    let mut house = CoreFixture::new();
+    let mut fixture = CoreFixture::new();
     let shares = NodeDescription { shared_cores: 1, shared_places: 3, ..node("n", 1) };
-    house.register(shares, 1, Vec::new()).unwrap();
+    fixture.register(shares, 1, Vec::new()).unwrap();
     let shared = |workers| LeaseRequest { shared: true, ..asked(workers) };
-    house.grant(&shared(2));
-    house.grant(&asked(1));
-    assert_eq!(house.refusal(&shared(2)).code, Code::NoCapacity);
-    house.grant(&shared(1));
-    assert_eq!(house.leased(), NodeCapacity { cores: 1, places: 3, memory_bytes: 4 << 20 });
+    fixture.grant(&shared(2));
+    fixture.grant(&asked(1));
+    assert_eq!(fixture.refusal(&shared(2)).code, Code::NoCapacity);
+    fixture.grant(&shared(1));
+    assert_eq!(fixture.leased(), NodeCapacity { cores: 1, places: 3, memory_bytes: 4 << 20 });
 }
 
 #[test]
 fn grant_is_taken_back_once_its_ticket_is_too_old() {
-    let mut house = CoreFixture::with_node(1);
-    let lease = house.grant(&asked(1))[0];
-    house.now_ms += ATTACH_GRACE_MS;
-    house.report(vec![]);
-    assert_eq!(house.state(lease), Some(LeasePhase::Granted), "it may still be on its way");
-    house.now_ms += 1;
-    house.report(vec![]);
-    assert_eq!((house.state(lease), house.leased().cores), (None, 0));
-    assert!(house.saved.is_empty(), "what nobody used is not in the books");
+    let mut fixture = CoreFixture::with_node(1);
+    let lease = fixture.grant(&asked(1))[0];
+    fixture.now_ms += ATTACH_GRACE_MS;
+    fixture.report(vec![]);
+    assert_eq!(fixture.state(lease), Some(LeasePhase::Granted), "it may still be on its way");
+    fixture.now_ms += 1;
+    fixture.report(vec![]);
+    assert_eq!((fixture.state(lease), fixture.leased().cores), (None, 0));
+    assert!(fixture.saved.is_empty(), "what nobody used is not in the books");
 }
 
 #[test]
 fn lease_ends_by_report_and_is_forgotten_once_stored() {
-    let mut house = CoreFixture::with_node(1);
-    let lease = house.grant(&asked(1))[0];
-    house.report(vec![runs(lease, 5)]);
-    assert_eq!(house.state(lease), Some(LeasePhase::Attached));
-    house.is_store_full = true;
-    let (reply, _) = house.report(vec![over(lease, 9)]);
+    let mut fixture = CoreFixture::with_node(1);
+    let lease = fixture.grant(&asked(1))[0];
+    fixture.report(vec![runs(lease, 5)]);
+    assert_eq!(fixture.state(lease), Some(LeasePhase::Attached));
+    fixture.is_store_full = true;
+    let (reply, _) = fixture.report(vec![over(lease, 9)]);
     assert!(reply.acknowledged.is_empty());
-    assert_eq!((house.state(lease), house.leased().cores), (Some(LeasePhase::Ended), 0));
-    house.grant(&asked(1));
-    house.ticks(3);
-    assert_eq!(house.core.lease(lease).unwrap().usage, usage(9));
-    house.is_store_full = false;
-    house.ticks(1);
+    assert_eq!((fixture.state(lease), fixture.leased().cores), (Some(LeasePhase::Ended), 0));
+    fixture.grant(&asked(1));
+    fixture.ticks(3);
+    assert_eq!(fixture.core.lease(lease).unwrap().usage, usage(9));
+    fixture.is_store_full = false;
+    fixture.ticks(1);
     for _ in 0..2 {
-        let (reply, _) = house.report(vec![over(lease, 9)]);
+        let (reply, _) = fixture.report(vec![over(lease, 9)]);
         assert_eq!(reply.acknowledged, [lease], "said again, should the answer be lost");
     }
-    assert_eq!(house.state(lease), None);
+    assert_eq!(fixture.state(lease), None);
 }
 
 #[test]
 fn usage_only_grows_and_never_beyond_wall_time() {
-    let mut house = CoreFixture::with_node(2);
-    let lease = house.grant(&asked(2))[0];
-    house.now_ms += 1_000;
-    house.report(vec![runs(lease, 500)]);
-    house.report(vec![runs(lease, 400)]);
-    assert_eq!(house.core.lease(lease).unwrap().usage, usage(500));
+    let mut fixture = CoreFixture::with_node(2);
+    let lease = fixture.grant(&asked(2))[0];
+    fixture.now_ms += 1_000;
+    fixture.report(vec![runs(lease, 500)]);
+    fixture.report(vec![runs(lease, 400)]);
+    assert_eq!(fixture.core.lease(lease).unwrap().usage, usage(500));
     let functions = vec![FunctionUsage { function: 0, executing_ns: 7, calls: 1, failed_calls: 0 }];
     let lie = LeaseReport { usage: usage(u64::MAX / 4), functions: functions.clone(), ..runs(lease, 0) };
-    house.report(vec![lie]);
-    let known = house.core.lease(lease).unwrap();
+    fixture.report(vec![lie]);
+    let known = fixture.core.lease(lease).unwrap();
     assert_eq!(known.usage.allocated_ns, 2_000_000_000, "a second, and the slack of clocks");
     assert_eq!((known.usage.executing_ns, &known.functions), (4_000_000_000, &functions));
 }
 
 #[test]
 fn keeps_cold_imports_that_agents_report() {
-    let mut house = CoreFixture::with_node(2);
-    let lease = house.grant(&asked(2))[0];
+    let mut fixture = CoreFixture::with_node(2);
+    let lease = fixture.grant(&asked(2))[0];
     let cold = v1::ColdImports { module: "m".into(), reason: "starts 1 thread".into(), import_ms: 5 };
-    house.report(vec![runs(lease, 0)]);
-    house.ticks(1);
-    house.saved.clear();
-    house.report(vec![LeaseReport { cold_imports: Some(cold.clone()), ..runs(lease, 0) }]);
-    let known = house.core.describe(house.core.lease(lease).unwrap());
+    fixture.report(vec![runs(lease, 0)]);
+    fixture.ticks(1);
+    fixture.saved.clear();
+    fixture.report(vec![LeaseReport { cold_imports: Some(cold.clone()), ..runs(lease, 0) }]);
+    let known = fixture.core.describe(fixture.core.lease(lease).unwrap());
     assert_eq!(known.cold_imports.as_ref(), Some(&cold));
-    house.ticks(1);
-    assert!(house.saved.contains(&lease), "the store keeps it although nothing else has changed");
+    fixture.ticks(1);
+    assert!(fixture.saved.contains(&lease), "the store keeps it although nothing else has changed");
     let mut other = CoreFixture::of_epoch(2);
     other.event(CoreEvent::Restored(Box::new(known)));
     let restored = other.core.describe(other.core.lease(lease).unwrap());
     assert_eq!(restored.cold_imports, Some(cold), "another manager takes it over");
-    house.report(vec![runs(lease, 1)]);
-    assert_eq!(house.core.describe(house.core.lease(lease).unwrap()).cold_imports, None);
+    fixture.report(vec![runs(lease, 1)]);
+    assert_eq!(fixture.core.describe(fixture.core.lease(lease).unwrap()).cold_imports, None);
 }
 
 #[test]
 fn reports_that_are_late_or_of_another_registration_change_nothing() {
-    let mut house = CoreFixture::with_node(1);
-    let lease = house.grant(&asked(1))[0];
-    house.report(vec![runs(lease, 5)]);
-    house.sequence = 0;
-    let (reply, _) = house.report(vec![]);
+    let mut fixture = CoreFixture::with_node(1);
+    let lease = fixture.grant(&asked(1))[0];
+    fixture.report(vec![runs(lease, 5)]);
+    fixture.sequence = 0;
+    let (reply, _) = fixture.report(vec![]);
     assert!(reply.end.is_empty());
-    assert_eq!(house.state(lease), Some(LeasePhase::Attached));
-    let node = house.core.node_key("n").unwrap();
+    assert_eq!(fixture.state(lease), Some(LeasePhase::Attached));
+    let node = fixture.core.node_key("n").unwrap();
     let stale = AgentReport {
         node,
         registration: 1,
@@ -465,101 +465,104 @@ fn reports_that_are_late_or_of_another_registration_change_nothing() {
         leases: vec![],
         neighbours: 0,
     };
-    assert!(matches!(house.event(CoreEvent::Report(stale))[..], [CoreAction::RegisterAgain]));
+    assert!(matches!(fixture.event(CoreEvent::Report(stale))[..], [CoreAction::RegisterAgain]));
 }
 
 #[test]
 fn what_an_agent_does_not_list_it_does_not_have() {
-    let mut house = CoreFixture::with_node(2);
-    let (kept, lost) = (house.grant(&asked(1))[0], house.grant(&asked(1))[0]);
-    house.report(vec![runs(kept, 1), runs(lost, 1)]);
-    house.report(vec![runs(kept, 2)]);
-    assert_eq!((house.state(kept), house.state(lost)), (Some(LeasePhase::Attached), None));
-    assert_eq!(house.leased().cores, 1);
-    let (reply, _) = house.report(vec![runs(kept, 3), runs(lost, 3)]);
+    let mut fixture = CoreFixture::with_node(2);
+    let (kept, lost) = (fixture.grant(&asked(1))[0], fixture.grant(&asked(1))[0]);
+    fixture.report(vec![runs(kept, 1), runs(lost, 1)]);
+    fixture.report(vec![runs(kept, 2)]);
+    assert_eq!((fixture.state(kept), fixture.state(lost)), (Some(LeasePhase::Attached), None));
+    assert_eq!(fixture.leased().cores, 1);
+    let (reply, _) = fixture.report(vec![runs(kept, 3), runs(lost, 3)]);
     assert!(matches!(&reply.end[..], [(id, error)] if *id == lost && error.code == Code::UnknownLease));
 }
 
 #[test]
 fn silent_node_takes_no_leases_and_keeps_its_own() {
-    let mut house = CoreFixture::with_node(2);
-    let lease = house.grant(&asked(1))[0];
-    house.report(vec![runs(lease, 1)]);
-    house.ticks(SILENCE_TICKS + 1);
-    assert_eq!(house.refusal(&asked(1)).code, Code::InsufficientResources);
-    assert_eq!(house.state(lease), Some(LeasePhase::Attached));
-    house.report(vec![runs(lease, 2)]);
-    house.grant(&asked(1));
+    let mut fixture = CoreFixture::with_node(2);
+    let lease = fixture.grant(&asked(1))[0];
+    fixture.report(vec![runs(lease, 1)]);
+    fixture.ticks(SILENCE_TICKS + 1);
+    assert_eq!(fixture.refusal(&asked(1)).code, Code::InsufficientResources);
+    assert_eq!(fixture.state(lease), Some(LeasePhase::Attached));
+    fixture.report(vec![runs(lease, 2)]);
+    fixture.grant(&asked(1));
     // The node is now silent for good: its lease's time passes, and usage since then is still counted when the node is
     // back.
-    house.ticks((60_000 + 2 * EXPIRY_SLACK_MS) as u32 / TICK_MS as u32);
-    assert_eq!(house.state(lease), Some(LeasePhase::Ended));
-    house.is_store_full = true;
-    house.report(vec![over(lease, 50)]);
-    assert_eq!(house.core.lease(lease).unwrap().usage, usage(50));
+    fixture.ticks((60_000 + 2 * EXPIRY_SLACK_MS) as u32 / TICK_MS as u32);
+    assert_eq!(fixture.state(lease), Some(LeasePhase::Ended));
+    fixture.is_store_full = true;
+    fixture.report(vec![over(lease, 50)]);
+    assert_eq!(fixture.core.lease(lease).unwrap().usage, usage(50));
 }
 
 #[test]
 fn disconnected_node_gets_no_leases_until_it_reports() {
-    let mut house = CoreFixture::with_node(2);
-    let lease = house.grant(&asked(1))[0];
-    house.report(vec![runs(lease, 1)]);
-    let node = house.core.node_key("n").unwrap();
-    house.event(CoreEvent::Disconnected(node));
-    assert_eq!(house.refusal(&asked(1)).code, Code::NoCapacity, "a request may wait for it");
-    assert_eq!(house.state(lease), Some(LeasePhase::Attached));
-    house.report(vec![runs(lease, 2)]);
-    house.grant(&asked(1));
+    let mut fixture = CoreFixture::with_node(2);
+    let lease = fixture.grant(&asked(1))[0];
+    fixture.report(vec![runs(lease, 1)]);
+    let node = fixture.core.node_key("n").unwrap();
+    fixture.event(CoreEvent::Disconnected(node));
+    assert_eq!(fixture.refusal(&asked(1)).code, Code::NoCapacity, "a request may wait for it");
+    assert_eq!(fixture.state(lease), Some(LeasePhase::Attached));
+    fixture.report(vec![runs(lease, 2)]);
+    fixture.grant(&asked(1));
     // An agent that is started anew there registers at once.
-    house.event(CoreEvent::Disconnected(node));
-    house.register(self::node("n", 2), 2, Vec::new()).unwrap();
-    assert_eq!(house.state(lease), None, "its end is stored");
-    house.grant(&asked(2));
+    fixture.event(CoreEvent::Disconnected(node));
+    fixture.register(self::node("n", 2), 2, Vec::new()).unwrap();
+    assert_eq!(fixture.state(lease), None, "its end is stored");
+    fixture.grant(&asked(2));
 }
 
 #[test]
 fn an_agent_that_forgets_a_leases_end_is_told() {
-    let mut house = CoreFixture::with_node(1);
-    let lease = house.grant(&asked(1))[0];
-    house.report(vec![runs(lease, 1)]);
-    house.now_ms += 60_000 + EXPIRY_SLACK_MS;
-    let (reply, _) = house.report(vec![runs(lease, 2)]);
+    let mut fixture = CoreFixture::with_node(1);
+    let lease = fixture.grant(&asked(1))[0];
+    fixture.report(vec![runs(lease, 1)]);
+    fixture.now_ms += 60_000 + EXPIRY_SLACK_MS;
+    let (reply, _) = fixture.report(vec![runs(lease, 2)]);
     assert!(matches!(&reply.end[..], [(id, error)] if *id == lease && error.code == Code::LeaseExpired));
 }
 
 #[test]
 fn leases_on_a_draining_or_reclaimed_node_are_not_renewed() {
-    let mut house = CoreFixture::with_node(1);
-    let lease = house.grant(&asked(1))[0];
+    let mut fixture = CoreFixture::with_node(1);
+    let lease = fixture.grant(&asked(1))[0];
     let renewal = Renewal { lease, timeout_ms: 120_000 };
-    let renew = |house: &mut CoreFixture, lending| {
-        house.report_as(lending, vec![runs(lease, 1)]);
-        house.event(CoreEvent::Renew(renewal)).pop()
+    let renew = |fixture: &mut CoreFixture, lending| {
+        fixture.report_as(lending, vec![runs(lease, 1)]);
+        fixture.event(CoreEvent::Renew(renewal)).pop()
     };
     let why = [
         (LendingState::Draining, Code::NoCapacity, "drained"),
         (LendingState::Reclaimed, Code::NodeReclaimed, "handed back"),
     ];
     for (lending, code, part) in why {
-        let Some(CoreAction::NotRenewed(_, error)) = renew(&mut house, lending) else { panic!("renewed") };
+        let Some(CoreAction::NotRenewed(_, error)) = renew(&mut fixture, lending) else { panic!("renewed") };
         assert!(error.code == code && error.message.contains(part), "{error}");
         assert!(error.message.contains("60000 ms"), "the end stays what it was: {error}");
     }
-    assert!(matches!(renew(&mut house, LendingState::Open), Some(CoreAction::Renewed(_))));
-    assert_eq!(house.core.lease(lease).unwrap().expires_ms, START_MS + 120_000);
+    assert!(matches!(renew(&mut fixture, LendingState::Open), Some(CoreAction::Renewed(_))));
+    assert_eq!(fixture.core.lease(lease).unwrap().expires_ms, START_MS + 120_000);
 }
 
 #[test]
 fn a_registration_is_the_truth_about_a_node() {
-    let mut house = CoreFixture::with_node(3);
+    let mut fixture = CoreFixture::with_node(3);
     let (kept, gone, unattached) =
-        (house.grant(&asked(1))[0], house.grant(&asked(1))[0], house.grant(&asked(1))[0]);
-    house.report(vec![runs(kept, 1), runs(gone, 1)]);
-    let running = vec![house.running(kept, runs(kept, 5))];
-    house.register(node("n", 3), 1, running).unwrap();
-    assert_eq!([kept, gone, unattached].map(|id| house.state(id)), [Some(LeasePhase::Attached), None, None]);
-    assert_eq!(house.leased().cores, 1);
-    assert_eq!(house.core.lease(kept).unwrap().expires_ms, START_MS + 30_000);
+        (fixture.grant(&asked(1))[0], fixture.grant(&asked(1))[0], fixture.grant(&asked(1))[0]);
+    fixture.report(vec![runs(kept, 1), runs(gone, 1)]);
+    let running = vec![fixture.running(kept, runs(kept, 5))];
+    fixture.register(node("n", 3), 1, running).unwrap();
+    assert_eq!(
+        [kept, gone, unattached].map(|id| fixture.state(id)),
+        [Some(LeasePhase::Attached), None, None]
+    );
+    assert_eq!(fixture.leased().cores, 1);
+    assert_eq!(fixture.core.lease(kept).unwrap().expires_ms, START_MS + 30_000);
 }
 
 #[test]
@@ -568,13 +571,13 @@ fn a_new_manager_takes_leases_over_with_their_tickets() {
     let (runs_on, ended) = (before.grant(&asked(1))[0], before.grant(&asked(1))[0]);
     before.report(vec![runs(runs_on, 5), runs(ended, 5)]);
     let running = vec![before.running(runs_on, runs(runs_on, 8)), before.running(ended, over(ended, 9))];
-    let mut house = CoreFixture::of_epoch(2);
-    let (_, registration) = house.register(node("n", 2), 1, running).unwrap();
+    let mut fixture = CoreFixture::of_epoch(2);
+    let (_, registration) = fixture.register(node("n", 2), 1, running).unwrap();
     assert!(registration > 2 << 32);
-    assert_eq!((house.state(runs_on), house.leased().cores), (Some(LeasePhase::Attached), 1));
-    let lease = house.core.lease(runs_on).unwrap();
-    assert_eq!((&*house.core.tenant(lease.tenant).name, lease.usage), ("t", usage(8)));
-    let (reply, _) = house.report(vec![runs(runs_on, 9), over(ended, 9)]);
+    assert_eq!((fixture.state(runs_on), fixture.leased().cores), (Some(LeasePhase::Attached), 1));
+    let lease = fixture.core.lease(runs_on).unwrap();
+    assert_eq!((&*fixture.core.tenant(lease.tenant).name, lease.usage), ("t", usage(8)));
+    let (reply, _) = fixture.report(vec![runs(runs_on, 9), over(ended, 9)]);
     assert_eq!(reply.acknowledged, [ended]);
 }
 
@@ -583,16 +586,20 @@ fn a_registration_that_was_slow_loses_no_usage() {
     let (mut before, allocated_ms) = (CoreFixture::with_node(1), 10_000);
     let lease = before.grant(&asked(1))[0];
     let used = |ms: u64| LeaseReport { usage: usage(ms * 1_000_000 / 2), ..runs(lease, 0) };
-    let mut house = CoreFixture::of_epoch(2);
+    let mut fixture = CoreFixture::of_epoch(2);
     // The agent's list is nearly two seconds old when it arrives.
     let running = vec![before.running(lease, used(allocated_ms))];
-    house.now_ms += 20_000;
-    house.register(node("n", 1), 1, running).unwrap();
-    house.now_ms += 5_000;
-    house.report(vec![used(allocated_ms + 6_900)]);
-    assert_eq!(house.core.lease(lease).unwrap().usage.allocated_ns, 16_900_000_000);
-    house.report(vec![used(allocated_ms + 100_000)]);
-    assert_eq!(house.core.lease(lease).unwrap().usage.allocated_ns, 18_000_000_000, "and no more than that");
+    fixture.now_ms += 20_000;
+    fixture.register(node("n", 1), 1, running).unwrap();
+    fixture.now_ms += 5_000;
+    fixture.report(vec![used(allocated_ms + 6_900)]);
+    assert_eq!(fixture.core.lease(lease).unwrap().usage.allocated_ns, 16_900_000_000);
+    fixture.report(vec![used(allocated_ms + 100_000)]);
+    assert_eq!(
+        fixture.core.lease(lease).unwrap().usage.allocated_ns,
+        18_000_000_000,
+        "and no more than that"
+    );
 }
 
 #[test]
@@ -600,225 +607,226 @@ fn stored_leases_wait_for_their_node_and_end_without_it() {
     let mut before = CoreFixture::with_node(2);
     let (here, lost) = (before.grant(&asked(1))[0], before.grant(&asked(1))[0]);
     before.report(vec![runs(here, 5), runs(lost, 5)]);
-    let mut house = CoreFixture::of_epoch(2);
+    let mut fixture = CoreFixture::of_epoch(2);
     for lease in before.core.leases() {
         let lease = before.core.describe(lease);
-        house.event(CoreEvent::Restored(Box::new(lease)));
+        fixture.event(CoreEvent::Restored(Box::new(lease)));
     }
-    assert_eq!(house.refusal(&asked(1)).code, Code::InsufficientResources);
+    assert_eq!(fixture.refusal(&asked(1)).code, Code::InsufficientResources);
     let running = vec![before.running(here, runs(here, 6))];
-    house.register(node("n", 2), 1, running).unwrap();
+    fixture.register(node("n", 2), 1, running).unwrap();
     assert_eq!(
-        (house.state(here), house.state(lost), house.leased().cores),
+        (fixture.state(here), fixture.state(lost), fixture.leased().cores),
         (Some(LeasePhase::Attached), None, 1)
     );
-    assert!(house.saved.contains(&lost));
+    assert!(fixture.saved.contains(&lost));
 }
 
 #[test]
 fn a_name_is_not_taken_from_an_agent_that_reports() {
-    let mut house = CoreFixture::with_node(1);
-    let error = house.register(node("n", 9), 2, Vec::new()).unwrap_err();
+    let mut fixture = CoreFixture::with_node(1);
+    let error = fixture.register(node("n", 9), 2, Vec::new()).unwrap_err();
     assert!(error.code == Code::AlreadyRunning && error.message.contains("unix:/n"), "{error}");
-    house.ticks(SILENCE_TICKS + 1);
-    house.register(node("n", 9), 2, Vec::new()).unwrap();
-    house.grant(&asked(9));
-    assert_eq!(house.register(node("", 1), 1, Vec::new()).unwrap_err().code, Code::InvalidArgument);
-    assert_eq!(house.register(node("m", 0), 1, Vec::new()).unwrap_err().code, Code::InvalidArgument);
+    fixture.ticks(SILENCE_TICKS + 1);
+    fixture.register(node("n", 9), 2, Vec::new()).unwrap();
+    fixture.grant(&asked(9));
+    assert_eq!(fixture.register(node("", 1), 1, Vec::new()).unwrap_err().code, Code::InvalidArgument);
+    assert_eq!(fixture.register(node("m", 0), 1, Vec::new()).unwrap_err().code, Code::InvalidArgument);
 }
 
 #[test]
 fn a_drained_node_takes_no_leases() {
-    let mut house = CoreFixture::with_node(2);
-    house.report_as(LendingState::Draining, vec![]);
-    assert_eq!(house.refusal(&asked(1)).code, Code::InsufficientResources);
-    house.report(vec![]);
-    house.grant(&asked(2));
+    let mut fixture = CoreFixture::with_node(2);
+    fixture.report_as(LendingState::Draining, vec![]);
+    assert_eq!(fixture.refusal(&asked(1)).code, Code::InsufficientResources);
+    fixture.report(vec![]);
+    fixture.grant(&asked(2));
 }
 
 #[test]
 fn a_repeated_request_gets_the_same_leases() {
-    let mut house = CoreFixture::with_node(2);
-    let first = house.grant(&asked(1));
-    house.requests -= 1;
-    assert_eq!(house.grant(&asked(1)), first);
-    assert_eq!(house.leased().cores, 1);
+    let mut fixture = CoreFixture::with_node(2);
+    let first = fixture.grant(&asked(1));
+    fixture.requests -= 1;
+    assert_eq!(fixture.grant(&asked(1)), first);
+    assert_eq!(fixture.leased().cores, 1);
 }
 
 #[test]
 fn an_ended_lease_is_free_when_its_agent_knows() {
-    let mut house = CoreFixture::with_node(1);
+    let mut fixture = CoreFixture::with_node(1);
     let error = || Error::new(Code::LeaseEnded, "ended by an operator");
-    let lease = house.grant(&asked(1))[0];
-    house.event(CoreEvent::End(lease, error()));
+    let lease = fixture.grant(&asked(1))[0];
+    fixture.event(CoreEvent::End(lease, error()));
     for sequence in 1..3 {
-        let (reply, _) = house.report(vec![]);
+        let (reply, _) = fixture.report(vec![]);
         assert_eq!((reply.sequence, &reply.end[..]), (sequence, &[(lease, error())][..]));
-        assert_eq!(house.leased().cores, 1, "the answer may not have come, and the ticket still holds");
+        assert_eq!(fixture.leased().cores, 1, "the answer may not have come, and the ticket still holds");
     }
-    house.answered = 1;
-    house.report(vec![]);
-    assert_eq!((house.state(lease), house.leased().cores), (None, 0));
-    let lease = house.grant(&asked(1))[0];
-    house.report(vec![runs(lease, 1)]);
-    house.event(CoreEvent::End(lease, error()));
-    assert_eq!(house.leased().cores, 1);
-    let (reply, _) = house.report(vec![runs(lease, 2)]);
+    fixture.answered = 1;
+    fixture.report(vec![]);
+    assert_eq!((fixture.state(lease), fixture.leased().cores), (None, 0));
+    let lease = fixture.grant(&asked(1))[0];
+    fixture.report(vec![runs(lease, 1)]);
+    fixture.event(CoreEvent::End(lease, error()));
+    assert_eq!(fixture.leased().cores, 1);
+    let (reply, _) = fixture.report(vec![runs(lease, 2)]);
     assert_eq!(reply.end, [(lease, error())]);
-    house.report(vec![over(lease, 3)]);
-    assert_eq!(house.leased().cores, 0);
+    fixture.report(vec![over(lease, 3)]);
+    assert_eq!(fixture.leased().cores, 0);
 }
 
 #[test]
 fn a_lease_is_renewed_while_it_runs() {
-    let mut house = CoreFixture::with_node(1);
-    let lease = house.grant(&asked(1))[0];
-    house.now_ms += 1_000;
-    house.report(vec![runs(lease, 1)]);
-    let renew = |house: &mut CoreFixture, timeout_ms| match house
+    let mut fixture = CoreFixture::with_node(1);
+    let lease = fixture.grant(&asked(1))[0];
+    fixture.now_ms += 1_000;
+    fixture.report(vec![runs(lease, 1)]);
+    let renew = |fixture: &mut CoreFixture, timeout_ms| match fixture
         .event(CoreEvent::Renew(Renewal { lease, timeout_ms }))
         .pop()
     {
-        Some(CoreAction::Renewed(_)) => Ok(house.core.lease(lease).unwrap().expires_ms),
+        Some(CoreAction::Renewed(_)) => Ok(fixture.core.lease(lease).unwrap().expires_ms),
         Some(CoreAction::NotRenewed(_, error)) => Err(error.code),
         other => panic!("{other:?}"),
     };
-    assert_eq!(renew(&mut house, 90_000), Ok(START_MS + 91_000));
-    assert_eq!(renew(&mut house, 10), Ok(START_MS + 91_000), "never earlier");
-    house.event(CoreEvent::End(lease, Error::new(Code::LeaseEnded, "over")));
-    assert_eq!(renew(&mut house, 0), Err(Code::LeaseEnded));
-    house.report(vec![over(lease, 2)]);
-    house.report(vec![over(lease, 2)]);
-    assert_eq!(renew(&mut house, 0), Err(Code::UnknownLease));
+    assert_eq!(renew(&mut fixture, 90_000), Ok(START_MS + 91_000));
+    assert_eq!(renew(&mut fixture, 10), Ok(START_MS + 91_000), "never earlier");
+    fixture.event(CoreEvent::End(lease, Error::new(Code::LeaseEnded, "over")));
+    assert_eq!(renew(&mut fixture, 0), Err(Code::LeaseEnded));
+    fixture.report(vec![over(lease, 2)]);
+    fixture.report(vec![over(lease, 2)]);
+    assert_eq!(renew(&mut fixture, 0), Err(Code::UnknownLease));
 }
 
 #[test]
 fn provisional_lease_with_an_invalid_token_ends_unbilled() {
-    let mut house = CoreFixture::with_node(2);
-    let (good, bad) = (house.grant(&asked(1))[0], house.grant(&asked(1))[0]);
+    let mut fixture = CoreFixture::with_node(2);
+    let (good, bad) = (fixture.grant(&asked(1))[0], fixture.grant(&asked(1))[0]);
     for id in [good, bad] {
-        let key = house.core.leases.find(id).unwrap();
-        house.core.leases.get_mut(key).unwrap().provisional = true;
+        let key = fixture.core.leases.find(id).unwrap();
+        fixture.core.leases.get_mut(key).unwrap().provisional = true;
     }
-    house.now_ms += 10_000;
-    house.report(vec![runs(good, 1_000_000_000), runs(bad, 1_000_000_000)]);
-    let tenant = house.core.lease(good).unwrap().tenant;
-    house.event(CoreEvent::Verified(good, tenant));
-    let spent = |house: &CoreFixture| house.core.tenants().map(|tenant| tenant.own.spent_nano).sum::<u64>();
-    let both = spent(&house);
-    house.event(CoreEvent::Rejected(bad, Error::new(Code::Unauthenticated, "no such token")));
-    assert_eq!(spent(&house) * 2, both);
-    let (reply, _) = house.report(vec![runs(good, 2), runs(bad, 2)]);
+    fixture.now_ms += 10_000;
+    fixture.report(vec![runs(good, 1_000_000_000), runs(bad, 1_000_000_000)]);
+    let tenant = fixture.core.lease(good).unwrap().tenant;
+    fixture.event(CoreEvent::Verified(good, tenant));
+    let spent =
+        |fixture: &CoreFixture| fixture.core.tenants().map(|tenant| tenant.own.spent_nano).sum::<u64>();
+    let both = spent(&fixture);
+    fixture.event(CoreEvent::Rejected(bad, Error::new(Code::Unauthenticated, "no such token")));
+    assert_eq!(spent(&fixture) * 2, both);
+    let (reply, _) = fixture.report(vec![runs(good, 2), runs(bad, 2)]);
     assert!(matches!(&reply.end[..], [(id, error)] if *id == bad && error.code == Code::Unauthenticated));
     let token = Error::new(Code::Unauthenticated, "revoked");
-    let before = spent(&house);
-    house.event(CoreEvent::Rejected(good, token));
-    assert_eq!(spent(&house), before, "what a revoked token has used is paid for");
+    let before = spent(&fixture);
+    fixture.event(CoreEvent::Rejected(good, token));
+    assert_eq!(spent(&fixture), before, "what a revoked token has used is paid for");
 }
 
 #[test]
 fn quotas_hold_for_everything_that_a_tenant_has_anywhere() {
-    let mut house = CoreFixture::with_node(8);
-    let tenant = house.core.tenant_key("t");
-    let limit = |house: &mut CoreFixture, quota| drop(house.event(CoreEvent::Quota(tenant, quota)));
-    limit(&mut house, Quota { cores: Some(3), ..Quota::default() });
-    house.grant(&asked(2));
-    let error = house.refusal(&asked(2));
+    let mut fixture = CoreFixture::with_node(8);
+    let tenant = fixture.core.tenant_key("t");
+    let limit = |fixture: &mut CoreFixture, quota| drop(fixture.event(CoreEvent::Quota(tenant, quota)));
+    limit(&mut fixture, Quota { cores: Some(3), ..Quota::default() });
+    fixture.grant(&asked(2));
+    let error = fixture.refusal(&asked(2));
     assert!(error.code == Code::QuotaExceeded && error.message.contains("has 2 and may have 3"), "{error}");
-    house.grant(&asked(1));
-    limit(&mut house, Quota { leases: Some(2), ..Quota::default() });
-    assert_eq!(house.refusal(&asked(1)).code, Code::QuotaExceeded);
-    limit(&mut house, Quota { memory_bytes: Some(4 << 20), ..Quota::default() });
-    house.event(CoreEvent::Elsewhere(tenant, TenantUse { memory_bytes: 1 << 20, ..TenantUse::default() }));
-    assert_eq!(house.refusal(&asked(1)).code, Code::QuotaExceeded);
-    house.event(CoreEvent::Elsewhere(tenant, TenantUse::default()));
-    house.grant(&asked(1));
-    assert_eq!(house.request_of("other", &asked(4)).len(), 1);
+    fixture.grant(&asked(1));
+    limit(&mut fixture, Quota { leases: Some(2), ..Quota::default() });
+    assert_eq!(fixture.refusal(&asked(1)).code, Code::QuotaExceeded);
+    limit(&mut fixture, Quota { memory_bytes: Some(4 << 20), ..Quota::default() });
+    fixture.event(CoreEvent::Elsewhere(tenant, TenantUse { memory_bytes: 1 << 20, ..TenantUse::default() }));
+    assert_eq!(fixture.refusal(&asked(1)).code, Code::QuotaExceeded);
+    fixture.event(CoreEvent::Elsewhere(tenant, TenantUse::default()));
+    fixture.grant(&asked(1));
+    assert_eq!(fixture.request_of("other", &asked(4)).len(), 1);
 }
 
 #[test]
 fn tenant_over_its_spending_limit_loses_its_leases() {
-    let mut house = CoreFixture::with_node(2);
-    let tenant = house.core.tenant_key("t");
-    house.event(CoreEvent::Quota(tenant, Quota { spend_nano: Some(10_000), ..Quota::default() }));
-    let lease = house.grant(&asked(1))[0];
-    house.now_ms += 1_000;
-    assert!(house.report(vec![runs(lease, 400_000_000)]).0.end.is_empty());
-    house.now_ms += 1_000;
-    let (reply, _) = house.report(vec![runs(lease, 600_000_000)]);
+    let mut fixture = CoreFixture::with_node(2);
+    let tenant = fixture.core.tenant_key("t");
+    fixture.event(CoreEvent::Quota(tenant, Quota { spend_nano: Some(10_000), ..Quota::default() }));
+    let lease = fixture.grant(&asked(1))[0];
+    fixture.now_ms += 1_000;
+    assert!(fixture.report(vec![runs(lease, 400_000_000)]).0.end.is_empty());
+    fixture.now_ms += 1_000;
+    let (reply, _) = fixture.report(vec![runs(lease, 600_000_000)]);
     assert!(matches!(&reply.end[..], [(_, error)] if error.code == Code::QuotaExceeded), "{reply:?}");
-    assert_eq!(house.refusal(&asked(1)).code, Code::QuotaExceeded);
+    assert_eq!(fixture.refusal(&asked(1)).code, Code::QuotaExceeded);
 }
 
 #[test]
 fn tenant_that_may_not_wait_is_not_queued() {
-    let mut house = CoreFixture::with_node(1);
+    let mut fixture = CoreFixture::with_node(1);
     let queue = QueueLimits { total: 1, per_tenant: 0 };
-    (house.core.queue, house.core.waiting) = (queue, WaitQueue::new(queue));
-    house.grant(&asked(1));
-    let refused = house.refusal(&LeaseRequest { wait_ms: 10_000, ..asked(1) });
+    (fixture.core.queue, fixture.core.waiting) = (queue, WaitQueue::new(queue));
+    fixture.grant(&asked(1));
+    let refused = fixture.refusal(&LeaseRequest { wait_ms: 10_000, ..asked(1) });
     assert_eq!(refused.code, Code::TryLater);
-    house.core.waiting.assert_consistent();
+    fixture.core.waiting.assert_consistent();
 }
 
 #[test]
 fn requests_wait_in_turn_within_bounds_and_for_their_time() {
-    let mut house = CoreFixture::with_node(2);
-    let held = house.grant(&asked(2))[0];
-    house.report(vec![runs(held, 1)]);
+    let mut fixture = CoreFixture::with_node(2);
+    let held = fixture.grant(&asked(2))[0];
+    fixture.report(vec![runs(held, 1)]);
     let waits = |cores| LeaseRequest { wait_ms: 5_000, ..asked(cores) };
     for _ in 0..4 {
-        assert!(house.request_of("greedy", &waits(1)).is_empty());
+        assert!(fixture.request_of("greedy", &waits(1)).is_empty());
     }
     let full = |actions: Vec<CoreAction>| matches!(&actions[..], [CoreAction::Refused { error, .. }] if error.code == Code::TryLater);
-    assert!(full(house.request_of("greedy", &waits(1))), "four of a tenant may wait");
-    assert!(house.request_of("modest", &waits(1)).is_empty());
-    assert!(house.request_of("modest", &waits(1)).is_empty());
-    assert!(full(house.request_of("third", &waits(1))), "six may wait in all");
-    let impossible = house.request_of("third", &waits(3)).pop();
+    assert!(full(fixture.request_of("greedy", &waits(1))), "four of a tenant may wait");
+    assert!(fixture.request_of("modest", &waits(1)).is_empty());
+    assert!(fixture.request_of("modest", &waits(1)).is_empty());
+    assert!(full(fixture.request_of("third", &waits(1))), "six may wait in all");
+    let impossible = fixture.request_of("third", &waits(3)).pop();
     assert!(
         matches!(impossible, Some(CoreAction::Refused { error, .. }) if error.code == Code::InsufficientResources)
     );
-    let (_, actions) = house.report(vec![over(held, 2)]);
+    let (_, actions) = fixture.report(vec![over(held, 2)]);
     let tenants: Vec<_> = actions
         .iter()
         .map(|action| match action {
-            CoreAction::Granted { tenant, .. } => house.core.tenant(*tenant).name.to_string(),
+            CoreAction::Granted { tenant, .. } => fixture.core.tenant(*tenant).name.to_string(),
             other => panic!("{other:?}"),
         })
         .collect();
     assert_eq!(tenants, ["greedy", "modest"]);
-    let late = house.ticks(10);
+    let late = fixture.ticks(10);
     assert_eq!(late.len(), 4);
     assert!(
         late.iter().all(|a| matches!(a, CoreAction::Refused { error, .. } if error.code == Code::NoCapacity))
     );
-    assert_eq!(house.core.waiting(), 0);
+    assert_eq!(fixture.core.waiting(), 0);
 }
 
 #[test]
 fn request_without_any_node_waits_for_one() {
-    let mut house = CoreFixture::new();
-    assert_eq!(house.refusal(&asked(1)).code, Code::InsufficientResources);
-    assert!(house.request_of("t", &LeaseRequest { wait_ms: 5_000, ..asked(1) }).is_empty());
+    let mut fixture = CoreFixture::new();
+    assert_eq!(fixture.refusal(&asked(1)).code, Code::InsufficientResources);
+    assert!(fixture.request_of("t", &LeaseRequest { wait_ms: 5_000, ..asked(1) }).is_empty());
     let (description, leases) = (node("n", 1), Vec::new());
     let joining = Joining { description, instance: InstanceId(1), generation: 1, leases };
-    let actions = house.event(CoreEvent::Register(Box::new(joining)));
+    let actions = fixture.event(CoreEvent::Register(Box::new(joining)));
     assert!(actions.iter().any(|action| matches!(action, CoreAction::Granted { .. })), "{actions:?}");
 }
 
 #[test]
 fn a_large_request_is_overtaken_only_so_often() {
-    let mut house = CoreFixture::with_node(2);
-    let mut held: Vec<LeaseId> = (0..2).map(|_| house.grant(&asked(1))[0]).collect();
-    assert!(house.request_of("large", &LeaseRequest { wait_ms: 600_000, ..asked(2) }).is_empty());
+    let mut fixture = CoreFixture::with_node(2);
+    let mut held: Vec<LeaseId> = (0..2).map(|_| fixture.grant(&asked(1))[0]).collect();
+    assert!(fixture.request_of("large", &LeaseRequest { wait_ms: 600_000, ..asked(2) }).is_empty());
     let mut overtakes = 0;
     loop {
         let list: Vec<LeaseReport> =
             held.iter().skip(1).map(|&id| runs(id, 1)).chain([over(held[0], 1)]).collect();
-        house.report(list);
+        fixture.report(list);
         held.remove(0);
-        match house.request_of("small", &asked(1)).pop() {
+        match fixture.request_of("small", &asked(1)).pop() {
             Some(CoreAction::Granted { leases, .. }) => held.extend(leases),
             Some(CoreAction::Refused { error, .. }) => {
                 assert!(
@@ -832,17 +840,17 @@ fn a_large_request_is_overtaken_only_so_often() {
         overtakes += 1;
     }
     assert_eq!(overtakes, MAX_OVERTAKES);
-    let (_, actions) = house.report(vec![over(held[0], 1)]);
+    let (_, actions) = fixture.report(vec![over(held[0], 1)]);
     assert!(matches!(&actions[..], [CoreAction::Granted { leases, .. }] if leases.len() == 1));
 }
 
 #[test]
 fn who_does_not_wait_any_more_gets_nothing() {
-    let mut house = CoreFixture::with_node(1);
-    let held = house.grant(&asked(1))[0];
-    house.request_of("t", &LeaseRequest { wait_ms: 5_000, ..asked(1) });
-    let tenant = house.core.tenant_key("t");
-    house.event(CoreEvent::Withdraw(tenant, RequestId(house.requests)));
-    let (_, actions) = house.report(vec![over(held, 1)]);
-    assert!(actions.is_empty() && house.core.waiting() == 0);
+    let mut fixture = CoreFixture::with_node(1);
+    let held = fixture.grant(&asked(1))[0];
+    fixture.request_of("t", &LeaseRequest { wait_ms: 5_000, ..asked(1) });
+    let tenant = fixture.core.tenant_key("t");
+    fixture.event(CoreEvent::Withdraw(tenant, RequestId(fixture.requests)));
+    let (_, actions) = fixture.report(vec![over(held, 1)]);
+    assert!(actions.is_empty() && fixture.core.waiting() == 0);
 }

@@ -152,7 +152,7 @@ impl WaitQueue {
             let tenant = self.turns[turn];
             let Some(first) = self.of_tenants.get(&tenant).and_then(VecDeque::front) else { continue };
             let served = serve(&first.request, barred);
-            if let TurnOutcome::NoRoom = served {
+            if let TurnOutcome::NoCapacity = served {
                 continue;
             }
             self.pop(turn);
@@ -234,5 +234,5 @@ pub(super) enum TurnOutcome {
     /// Leases were granted in these pools.
     Granted(Pools),
     Refused,
-    NoRoom,
+    NoCapacity,
 }

@@ -148,7 +148,7 @@ impl Manager for Service {
     }
 
     async fn list_managers(&self, _: Request<ListManagersRequest>) -> Result<Response<ManagerList>, Status> {
-        Ok(Response::new(ManagerList { managers: self.0.fleet.managers() }))
+        Ok(Response::new(ManagerList { managers: self.0.store_managers.managers() }))
     }
 
     async fn bill(&self, request: Request<BillRequest>) -> Result<Response<BillReply>, Status> {
@@ -259,14 +259,15 @@ impl Manager for Service {
         &self,
         request: Request<CreateTokenRequest>,
     ) -> Result<Response<CreateTokenReply>, Status> {
-        let created = self.0.gate.tokens.create(request.into_inner(), self.0.shell.clock.now_ms()).await;
+        let created =
+            self.0.authorizer.tokens.create(request.into_inner(), self.0.shell.clock.now_ms()).await;
         answer(created.map(|(token, secret)| CreateTokenReply { token: Some(token), secret }))
     }
 
     async fn list_tokens(&self, request: Request<ListTokensRequest>) -> Result<Response<TokenList>, Status> {
         let ListTokensRequest { include_revoked, after } = request.into_inner();
         let revoked = if include_revoked { RevokedTokens::Included } else { RevokedTokens::LeftOut };
-        let tokens = self.0.gate.tokens.list(revoked).await;
+        let tokens = self.0.authorizer.tokens.list(revoked).await;
         answer(tokens.map(|tokens| {
             let dated = |token: &Token| format!("{:020} {}", token.created_unix_ms, token.id);
             let page = ReplyPage::after(&after, tokens.into_iter().map(|token| (dated(&token), token)));
@@ -276,8 +277,8 @@ impl Manager for Service {
 
     async fn revoke_token(&self, request: Request<RevokeTokenRequest>) -> Result<Response<Token>, Status> {
         let now_ms = self.0.shell.clock.now_ms();
-        let revoked = self.0.gate.tokens.revoke(&request.into_inner().id, now_ms).await;
-        let ended = self.0.shell.end_revoked(|token| self.0.gate.tokens.is_valid(token, now_ms));
+        let revoked = self.0.authorizer.tokens.revoke(&request.into_inner().id, now_ms).await;
+        let ended = self.0.shell.end_revoked(|token| self.0.authorizer.tokens.is_valid(token, now_ms));
         answer(ended.and(revoked))
     }
 
@@ -406,8 +407,8 @@ impl ServiceParts {
         (shown, peer): (ShownToken, Option<Peer>),
         asked: LeaseRequest,
     ) -> Result<RequestOutcome, Error> {
-        let gate = Arc::clone(&self.gate);
-        let verification = tokio::spawn(async move { gate.look_up_user(&shown, peer.as_ref()).await });
+        let authorizer = Arc::clone(&self.authorizer);
+        let verification = tokio::spawn(async move { authorizer.look_up_user(&shown, peer.as_ref()).await });
         let verified = async |verification: tokio::task::JoinHandle<Result<CallerIdentity, Error>>| {
             let failed = |error| Error::new(Code::Internal, format!("the manager failed: {error}"));
             verification.await.map_err(failed).flatten()

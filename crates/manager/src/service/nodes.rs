@@ -26,14 +26,16 @@ impl Nodes for Service {
 
     async fn register(&self, request: Request<Registration>) -> Result<Response<NodeRegistration>, Status> {
         let (caller, peer) = (caller(&request)?, request.extensions().get::<Peer>().cloned());
-        let (by, managers) = ((&caller, peer.as_ref().map(|peer| &*peer.place)), self.0.fleet.racks());
+        let (by, managers) =
+            ((&caller, peer.as_ref().map(|peer| &*peer.place)), self.0.store_managers.racks());
         let registered = self.0.shell.register(request.into_inner(), by, managers).await;
         registered.map(Response::new).map_err(Error::into_status)
     }
 
     async fn report(&self, request: Request<NodeReport>) -> Result<Response<NodeReportReply>, Status> {
         let (caller, peer) = (caller(&request)?, request.extensions().get::<Peer>().cloned());
-        let (by, managers) = ((&caller, peer.as_ref().map(|peer| &*peer.place)), self.0.fleet.racks());
+        let (by, managers) =
+            ((&caller, peer.as_ref().map(|peer| &*peer.place)), self.0.store_managers.racks());
         let reported = self.0.shell.report(request.into_inner(), by, managers);
         reported.map(Response::new).map_err(Error::into_status)
     }

@@ -42,7 +42,7 @@ struct ServiceFixture {
 const SEED: [u8; 32] = [7; 32];
 const ARCHITECTURE: &str = "x86_64";
 
-async fn house() -> ServiceFixture {
+async fn fixture() -> ServiceFixture {
     let folder = tempfile::tempdir().unwrap();
     let store = SqliteStore::open(&folder.path().join("store.sqlite")).unwrap();
     let peers = Peers::join(&store, 1).unwrap();
@@ -60,20 +60,20 @@ async fn house() -> ServiceFixture {
     let tokens = || Tokens::new(database.clone(), ValidTokens::default());
     let service = Service::new(ServiceParts {
         shell: Arc::new(shell),
-        gate: Arc::new(Authorizer::new(tokens(), clock)),
+        authorizer: Arc::new(Authorizer::new(tokens(), clock)),
         tenants: Arc::new(StoreTenants::new(database.clone())),
         packages: StorePackages::new(database.clone(), clock),
         graphs: Graphs::new(database.clone(), clock),
         runs: StoreRuns::new(database.clone()),
         bills: Arc::new(Bills::new(database.clone(), clock)),
-        fleet: Arc::new(StoreManagers::new(database.clone(), peers, 1)),
+        store_managers: Arc::new(StoreManagers::new(database.clone(), peers, 1)),
         database: database.clone(),
         uploads: Uploads::new(),
         quotas: Arc::new(Quotas::new(database.clone())),
     });
-    let house =
+    let fixture =
         ServiceFixture { service, elsewhere: tokens(), signing: Signing::from_seed(&SEED), _folder: folder };
-    house.service.0.packages.deploy(PUBLIC, Arc::new(vec![1]), package()).await.unwrap();
+    fixture.service.0.packages.deploy(PUBLIC, Arc::new(vec![1]), package()).await.unwrap();
     let node = NodeDescription {
         name: "n".into(),
         agent: "unix:/n".into(),
@@ -85,8 +85,8 @@ async fn house() -> ServiceFixture {
         ..NodeDescription::default()
     };
     let registration = Registration { node: Some(node), instance: "1".repeat(32), ..Registration::default() };
-    house.service.register(by(CallerIdentity::local(0), registration)).await.unwrap();
-    house
+    fixture.service.register(by(CallerIdentity::local(0), registration)).await.unwrap();
+    fixture
 }
 
 fn network() -> NodeNetwork {
@@ -169,89 +169,89 @@ fn answered<T>(result: Result<tonic::Response<T>, tonic::Status>) -> Result<T, E
 
 #[tokio::test]
 async fn a_lease_begins_before_its_token_is_verified_and_is_its_tenants_then() {
-    let house = house().await;
-    let granted = house.request(&house.token("t").await, 1).await.unwrap();
-    let first = house.open(&granted.grants[0].ticket).unwrap();
+    let fixture = fixture().await;
+    let granted = fixture.request(&fixture.token("t").await, 1).await.unwrap();
+    let first = fixture.open(&granted.grants[0].ticket).unwrap();
     assert!(first.provisional && !first.token.is_empty());
-    let confirmed = house.confirm(&granted).await.unwrap();
+    let confirmed = fixture.confirm(&granted).await.unwrap();
     let lease = confirmed.lease.unwrap();
     assert!(!confirmed.provisional);
     assert_eq!((lease.tenant.as_str(), confirmed.token), ("t", first.token));
-    let used = |name: &str| house.service.0.shell.set_quota(name, Quota::default()).unwrap().cores;
+    let used = |name: &str| fixture.service.0.shell.set_quota(name, Quota::default()).unwrap().cores;
     assert_eq!((used("t"), used(crate::names::UNVERIFIED)), (1, 0));
 }
 
 #[tokio::test]
 async fn a_grant_says_how_its_node_is_reached() {
-    let house = house().await;
-    let granted = house.request(&house.token("t").await, 1).await.unwrap();
+    let fixture = fixture().await;
+    let granted = fixture.request(&fixture.token("t").await, 1).await.unwrap();
     let LeaseGrant { agent, host, network: reached, .. } = &granted.grants[0];
     assert_eq!((agent.as_str(), host.as_str(), reached), ("unix:/n", "h", &Some(network())));
 }
 
 #[tokio::test]
 async fn a_lease_of_a_token_that_nobody_made_is_taken_back() {
-    let house = house().await;
+    let fixture = fixture().await;
     let forged = format!("sublet_{}_{}", "0".repeat(16), "A".repeat(43));
-    let granted = house.request(&forged, 1).await.unwrap();
-    assert_eq!(house.confirm(&granted).await.unwrap_err().code, Code::Unauthenticated);
-    house.report_twice().await;
-    assert_eq!(house.free_cores(), 2);
+    let granted = fixture.request(&forged, 1).await.unwrap();
+    assert_eq!(fixture.confirm(&granted).await.unwrap_err().code, Code::Unauthenticated);
+    fixture.report_twice().await;
+    assert_eq!(fixture.free_cores(), 2);
 }
 
 #[tokio::test]
 async fn a_lease_that_its_tenant_may_not_have_is_taken_back() {
-    let house = house().await;
-    let token = house.token("t").await;
-    house.service.0.shell.set_quota("t", Quota { cores: Some(1), ..Quota::default() }).unwrap();
-    let granted = house.request(&token, 2).await.unwrap();
-    assert_eq!(house.confirm(&granted).await.unwrap_err().code, Code::QuotaExceeded);
-    house.report_twice().await;
-    assert_eq!(house.free_cores(), 2);
+    let fixture = fixture().await;
+    let token = fixture.token("t").await;
+    fixture.service.0.shell.set_quota("t", Quota { cores: Some(1), ..Quota::default() }).unwrap();
+    let granted = fixture.request(&token, 2).await.unwrap();
+    assert_eq!(fixture.confirm(&granted).await.unwrap_err().code, Code::QuotaExceeded);
+    fixture.report_twice().await;
+    assert_eq!(fixture.free_cores(), 2);
 }
 
 #[tokio::test]
 async fn takes_back_a_lease_of_another_tenants_digest() {
-    let house = house().await;
+    let fixture = fixture().await;
     let hers = CheckedPackage { name: "q".into(), digest: package::digest(b"q"), ..package() };
-    let packages = &house.service.0.packages;
+    let packages = &fixture.service.0.packages;
     packages.deploy("alice", Arc::new(b"q".to_vec()), hers).await.unwrap();
     for (tenant, code) in [("alice", None), ("t", Some(Code::UnknownPackage))] {
         let asked = LeaseRequest { package: package::digest(b"q"), cores: 1, ..LeaseRequest::default() };
-        let caller = CallerIdentity::pending(house.token(tenant).await.parse().unwrap());
-        let granted = answered(house.service.request_lease(by(caller, asked)).await).unwrap();
-        assert_eq!(house.confirm(&granted).await.err().map(|error| error.code), code);
+        let caller = CallerIdentity::pending(fixture.token(tenant).await.parse().unwrap());
+        let granted = answered(fixture.service.request_lease(by(caller, asked)).await).unwrap();
+        assert_eq!(fixture.confirm(&granted).await.err().map(|error| error.code), code);
     }
-    house.report_twice().await;
-    assert_eq!(house.free_cores(), 1);
+    fixture.report_twice().await;
+    assert_eq!(fixture.free_cores(), 1);
 }
 
 #[tokio::test]
 async fn who_cannot_have_a_lease_at_once_hears_why_when_the_token_is_verified() {
-    let house = house().await;
-    let refused = house.request(&house.token("t").await, 3).await.unwrap_err();
+    let fixture = fixture().await;
+    let refused = fixture.request(&fixture.token("t").await, 3).await.unwrap_err();
     assert_eq!(refused.code, Code::InsufficientResources);
     let forged = format!("sublet_{}_{}", "0".repeat(16), "A".repeat(43));
-    assert_eq!(house.request(&forged, 3).await.unwrap_err().code, Code::Unauthenticated);
+    assert_eq!(fixture.request(&forged, 3).await.unwrap_err().code, Code::Unauthenticated);
 }
 
 #[tokio::test]
 async fn agents_confirm_leases_of_their_own_node_only() {
-    let house = house().await;
-    let granted = house.request(&house.token("t").await, 1).await.unwrap();
+    let fixture = fixture().await;
+    let granted = fixture.request(&fixture.token("t").await, 1).await.unwrap();
     let asked = CreateTokenRequest { role: Role::Agent.into(), node: "other".into(), ..Default::default() };
-    let (_, text) = house.elsewhere.create(asked, 1).await.unwrap();
+    let (_, text) = fixture.elsewhere.create(asked, 1).await.unwrap();
     let shown = text.parse().unwrap();
-    let record = house.service.0.gate.tokens.look_up(&shown, 1).await.unwrap();
+    let record = fixture.service.0.authorizer.tokens.look_up(&shown, 1).await.unwrap();
     let lease = granted.grants[0].lease.as_ref().unwrap().id.clone();
     let request = by(CallerIdentity::of(shown.id, &record), ConfirmRequest { lease });
-    let refused = answered(house.service.confirm_lease(request).await).unwrap_err();
+    let refused = answered(fixture.service.confirm_lease(request).await).unwrap_err();
     assert_eq!(refused.code, Code::PermissionDenied);
 }
 
 #[tokio::test]
 async fn a_program_gets_a_core_of_its_unit_for_the_tenant_of_who_spawns_it() {
-    let house = house().await;
+    let fixture = fixture().await;
     let neighbours = |name: &str, other: &str, pu: &str| NodeDescription {
         name: name.into(),
         pu: pu.into(),
@@ -267,12 +267,12 @@ async fn a_program_gets_a_core_of_its_unit_for_the_tenant_of_who_spawns_it() {
     {
         let registration =
             Registration { node: Some(node), instance: "2".repeat(32), ..Registration::default() };
-        house.service.register(by(CallerIdentity::local(0), registration)).await.unwrap();
+        fixture.service.register(by(CallerIdentity::local(0), registration)).await.unwrap();
     }
     let ask = async |lease: &str, unit: &str| {
         let unit = sublet_proto::pu::id(unit, "cpu");
         let asked = ProcessLeaseRequest { lease: lease.into(), unit, ..ProcessLeaseRequest::default() };
-        answered(house.service.lease_for_process(by(CallerIdentity::local(0), asked)).await)
+        answered(fixture.service.lease_for_process(by(CallerIdentity::local(0), asked)).await)
     };
     let asked = LeaseRequest {
         package: package::digest(b"p"),
@@ -280,15 +280,15 @@ async fn a_program_gets_a_core_of_its_unit_for_the_tenant_of_who_spawns_it() {
         near: vec!["host".into()],
         ..LeaseRequest::default()
     };
-    let token = house.token("t").await;
+    let token = fixture.token("t").await;
     let caller = CallerIdentity::pending(token.parse().unwrap());
-    let granted = answered(house.service.request_lease(by(caller, asked)).await).unwrap();
+    let granted = answered(fixture.service.request_lease(by(caller, asked)).await).unwrap();
     let parent = granted.grants[0].lease.clone().unwrap();
     assert_eq!(parent.node, "host");
     assert_eq!(ask(&parent.id, "dpu").await.unwrap_err().code, Code::LeaseEnded, "nobody's yet");
-    house.confirm(&granted).await.unwrap();
+    fixture.confirm(&granted).await.unwrap();
     let child = ask(&parent.id, "dpu").await.unwrap();
-    let ticket = house.open(&child.ticket).unwrap();
+    let ticket = fixture.open(&child.ticket).unwrap();
     let lease = ticket.lease.unwrap();
     let is = (lease.node.as_str(), lease.tenant.as_str(), lease.pu.as_str(), lease.cores, lease.memory_bytes);
     assert_eq!(is, ("dpu", "t", "dpu", 1, parent.memory_bytes));
@@ -299,19 +299,19 @@ async fn a_program_gets_a_core_of_its_unit_for_the_tenant_of_who_spawns_it() {
     assert_eq!(ask(&"0".repeat(32), "dpu").await.unwrap_err().code, Code::UnknownLease);
     let unit = sublet_proto::pu::id("dpu", "cpu");
     let of_nobody = ProcessLeaseRequest { lease: parent.id.clone(), unit, package: "nobody".into() };
-    let refused = answered(house.service.lease_for_process(by(CallerIdentity::local(0), of_nobody)).await);
+    let refused = answered(fixture.service.lease_for_process(by(CallerIdentity::local(0), of_nobody)).await);
     assert_eq!(refused.unwrap_err().code, Code::UnknownPackage);
 }
 
 #[tokio::test]
 async fn made_up_tokens_are_looked_up_at_a_bounded_rate() {
-    let house = house().await;
-    let tokens = &house.service.0.gate.tokens;
+    let fixture = fixture().await;
+    let tokens = &fixture.service.0.authorizer.tokens;
     for number in 0..MAX_LOOKUPS_PER_SECOND {
         let shown = format!("sublet_{number:016x}_{}", "A".repeat(43)).parse().unwrap();
         assert_eq!(tokens.look_up(&shown, 1).await.err().unwrap().code, Code::Unauthenticated);
     }
-    let shown = house.token("t").await.parse().unwrap();
+    let shown = fixture.token("t").await.parse().unwrap();
     assert_eq!(tokens.look_up(&shown, 1).await.err().unwrap().code, Code::TryLater);
     tokens.refresh(1).await.unwrap();
     tokens.look_up(&shown, 1).await.unwrap();
@@ -319,12 +319,12 @@ async fn made_up_tokens_are_looked_up_at_a_bounded_rate() {
 
 #[tokio::test]
 async fn a_revocation_by_another_manager_is_seen_with_the_next_refresh() {
-    let house = house().await;
-    let text = house.token("t").await;
+    let fixture = fixture().await;
+    let text = fixture.token("t").await;
     let shown: crate::tokens::ShownToken = text.parse().unwrap();
-    let tokens = &house.service.0.gate.tokens;
+    let tokens = &fixture.service.0.authorizer.tokens;
     tokens.look_up(&shown, 1).await.unwrap();
-    house.elsewhere.revoke(&shown.id.to_string(), 2).await.unwrap();
+    fixture.elsewhere.revoke(&shown.id.to_string(), 2).await.unwrap();
     assert!(tokens.is_valid(shown.id, 3));
     tokens.refresh(3).await.unwrap();
     assert!(!tokens.is_valid(shown.id, 3));

@@ -57,11 +57,11 @@ pub fn options(folder: &Path) -> ManagerOptions {
 }
 
 /// A manager with one node and one package on a Unix socket.
-pub async fn house() -> ManagerFixture {
-    house_with(|_| ()).await
+pub async fn fixture() -> ManagerFixture {
+    fixture_with(|_| ()).await
 }
 
-pub async fn house_with(change: impl FnOnce(&mut ManagerOptions)) -> ManagerFixture {
+pub async fn fixture_with(change: impl FnOnce(&mut ManagerOptions)) -> ManagerFixture {
     let folder = tempfile::tempdir().unwrap();
     let mut options = options(folder.path());
     change(&mut options);
@@ -74,8 +74,8 @@ pub async fn house_with(change: impl FnOnce(&mut ManagerOptions)) -> ManagerFixt
 }
 
 /// Creates a house with TLS on a loopback address.
-pub async fn house_on_tcp() -> ManagerFixture {
-    house_with(|options| options.listen = vec!["127.0.0.1:0".parse().unwrap()]).await
+pub async fn fixture_on_tcp() -> ManagerFixture {
+    fixture_with(|options| options.listen = vec!["127.0.0.1:0".parse().unwrap()]).await
 }
 
 impl ManagerFixture {

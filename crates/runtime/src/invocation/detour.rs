@@ -126,7 +126,7 @@ impl Invocation<'_> {
 
     /// The workers that the call may be sent to next, this one last. A call whose worker was named stays with it.
     fn places(&self) -> Vec<WorkerIndex> {
-        let mut places = self.lease.crew.round(self.lease.first_worker + self.sent.worker);
+        let mut places = self.lease.worker_set.round(self.lease.first_worker + self.sent.worker);
         if let Some(named) = self.call.worker {
             places.retain(|place| place.number() == named);
         }

@@ -32,7 +32,7 @@ pub(super) struct HeldLeases {
     others: Vec<Arc<ClientLease>>,
     /// The requested terms, with the package's digest.
     allocation: Allocation,
-    household: ClientContext,
+    client_context: ClientContext,
     /// Number of the worker at which the next call that names none begins its search.
     next: AtomicU32,
 }
@@ -45,11 +45,17 @@ impl HeldLeases {
         allocation: Allocation,
     ) -> Result<HeldLeases, Error> {
         let (spin, terms) = (allocation.spin, allocation.terms()?);
-        let household = ClientContext { arena: memory.0.clone(), crew: Arc::default(), spin, terms };
-        let mut leases = take_leases(manager, &allocation, &household, 0)?.into_iter();
+        let client_context =
+            ClientContext { arena: memory.0.clone(), worker_set: Arc::default(), spin, terms };
+        let mut leases = take_leases(manager, &allocation, &client_context, 0)?.into_iter();
         let first = leases.next().ok_or_else(|| Error::new(Code::Protocol, "a grant without a lease"))?;
-        let held =
-            HeldLeases { first, others: leases.collect(), allocation, household, next: AtomicU32::new(0) };
+        let held = HeldLeases {
+            first,
+            others: leases.collect(),
+            allocation,
+            client_context,
+            next: AtomicU32::new(0),
+        };
         held.warn_if_crowded();
         Ok(held)
     }
@@ -57,7 +63,7 @@ impl HeldLeases {
     /// Leases more of the same.
     pub(super) fn grow(&mut self, manager: &ManagerClient, cores: u32) -> Result<(), Error> {
         let more = self.allocation.grown_by(cores);
-        self.others.extend(take_leases(manager, &more, &self.household, self.workers())?);
+        self.others.extend(take_leases(manager, &more, &self.client_context, self.workers())?);
         self.warn_if_crowded();
         Ok(())
     }
@@ -146,18 +152,18 @@ impl HeldLeases {
 fn take_leases(
     manager: &ManagerClient,
     allocation: &Allocation,
-    household: &ClientContext,
+    client_context: &ClientContext,
     first_worker: u32,
 ) -> Result<Vec<Arc<ClientLease>>, Error> {
     let (here, in_vain) = (Here::default(), Vec::new());
-    LeaseAcquisition { manager, allocation, household, first_worker, here, in_vain }.take()
+    LeaseAcquisition { manager, allocation, client_context, first_worker, here, in_vain }.take()
 }
 
 /// Leases being taken for all cores of an allocation.
 struct LeaseAcquisition<'held> {
     manager: &'held ManagerClient,
     allocation: &'held Allocation,
-    household: &'held ClientContext,
+    client_context: &'held ClientContext,
     /// The number of their first worker.
     first_worker: u32,
     here: Here,
@@ -168,7 +174,7 @@ struct LeaseAcquisition<'held> {
 impl LeaseAcquisition<'_> {
     /// Takes the leases. After a failure, none of the grants that could not be attached holds resources.
     fn take(mut self) -> Result<Vec<Arc<ClientLease>>, Error> {
-        self.household.terms.check(&self.here)?;
+        self.client_context.terms.check(&self.here)?;
         let taken = self.ask_until_attached();
         if taken.is_err() {
             // The caller may request better terms at once after the error.
@@ -193,7 +199,7 @@ impl LeaseAcquisition<'_> {
             let before = self.in_vain.len();
             match self.attach(grants) {
                 Ok(leases) => {
-                    self.household.crew.join(&leases);
+                    self.client_context.worker_set.join(&leases);
                     return Ok(leases);
                 }
                 Err(error) if attempt < ATTEMPTS && may_be_asked_anew(error.code) => {
@@ -212,14 +218,14 @@ impl LeaseAcquisition<'_> {
     fn attach(&mut self, grants: Vec<v1::LeaseGrant>) -> Result<Vec<Arc<ClientLease>>, Error> {
         let ids: Vec<_> = grants.iter().filter_map(|grant| Some(grant.lease.as_ref()?.id.clone())).collect();
         // All tickets are shown before any answer is waited for: the nodes start their workers at the same time.
-        let terms = &self.household.terms;
+        let terms = &self.client_context.terms;
         let shown: Vec<_> =
             grants.into_iter().map(|grant| Attaching::begin(grant, terms, &self.here)).collect();
         let mut leases: Vec<Arc<ClientLease>> = Vec::new();
         let attached: Result<(), Error> = shown.into_iter().try_for_each(|shown| {
             let number =
                 leases.last().map_or(self.first_worker, |lease| lease.first_worker + lease.workers());
-            leases.push(shown?.finish(self.household, number)?);
+            leases.push(shown?.finish(self.client_context, number)?);
             Ok(())
         });
         if attached.is_err() {

@@ -38,7 +38,7 @@ use crate::wire::{InboxLayout, OWN_REGION, ResultsLayout};
 #[derive(Clone)]
 pub(crate) struct ClientContext {
     pub(crate) arena: Arc<Arena>,
-    pub(crate) crew: Arc<WorkerSet>,
+    pub(crate) worker_set: Arc<WorkerSet>,
     /// Time that a waiting thread spins before it sleeps.
     pub(crate) spin: Duration,
     pub(crate) terms: ClientTerms,
@@ -79,12 +79,12 @@ impl Attaching {
     /// started, the lease is given back.
     pub(crate) fn finish(
         self,
-        household: &ClientContext,
+        client_context: &ClientContext,
         first_worker: u32,
     ) -> Result<Arc<ClientLease>, Error> {
         let attached = read_attached(&self.agent)?;
         let asked_ns = self.asked_ns;
-        let lease = self.lease(attached, household, first_worker)?;
+        let lease = self.lease(attached, client_context, first_worker)?;
         match lease.await_start(asked_ns) {
             Ok(()) => Ok(lease),
             Err(error) => {
@@ -98,7 +98,7 @@ impl Attaching {
     fn lease(
         self,
         (attached, inbox_file): (v1::Attached, Option<OwnedFd>),
-        household: &ClientContext,
+        client_context: &ClientContext,
         first_worker: u32,
     ) -> Result<Arc<ClientLease>, Error> {
         let Attaching { description, package, options, inbox, agent, by, .. } = self;
@@ -110,12 +110,12 @@ impl Attaching {
         let results = Region::create("sublet-results", results_layout.len_bytes())?;
         let bell = eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)
             .map_err(|error| Error::of_system("eventfd", &error.into()))?;
-        let window = household.arena.window();
-        let carrier = match by {
+        let window = client_context.arena.window();
+        let worker_transport = match by {
             None => local(inbox_file, expected)?,
             Some(by) => {
                 let route = route(by, agent.peer_ip(), &description.id, &attached)?;
-                let (workers, spin) = (description.cores, household.spin);
+                let (workers, spin) = (description.cores, client_context.spin);
                 WorkerTransport::Remote(Box::new(RemoteWorkers::new(
                     route,
                     (&results, window),
@@ -129,18 +129,18 @@ impl Attaching {
             names: names(&package),
             results,
             workers: (0..description.cores).map(|_| WorkerLink::new(options.slots)).collect(),
-            carrier,
+            worker_transport,
             status: AtomicU32::new(IDLE),
             ending: AtomicU32::new(0),
             deaths: Mutex::new(VecDeque::new()),
             ticks_per_ns: attached.ticks_per_ns,
-            spin_ticks: (household.spin.as_nanos() as f64 * attached.ticks_per_ns) as u64,
+            spin_ticks: (client_context.spin.as_nanos() as f64 * attached.ticks_per_ns) as u64,
             next_worker: AtomicU32::new(0),
             expires_unix_ms: AtomicU64::new(description.expires_unix_ms),
             link,
-            crew: household.crew.clone(),
+            worker_set: client_context.worker_set.clone(),
             first_worker,
-            arena: household.arena.clone(),
+            arena: client_context.arena.clone(),
             window: window.clone(),
             description,
             package,
@@ -151,7 +151,7 @@ impl Attaching {
         // The lease joins before its worker starts: regions allocated from here on are published at once or when it
         // starts.
         let user: Weak<ClientLease> = Arc::downgrade(&lease);
-        household.arena.join(user);
+        client_context.arena.join(user);
         let monitored = lease.clone();
         std::thread::Builder::new()
             .name("sublet lease".into())

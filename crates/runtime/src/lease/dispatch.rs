@@ -121,7 +121,7 @@ impl ClientLease {
             timed: call.timed,
         };
         let immediate = Immediate::new(claim.record, claim.uses, call.function).to_bits();
-        match &self.carrier {
+        match &self.worker_transport {
             WorkerTransport::Local(endpoint) => {
                 if memory.input.is_none() && call.input_len > 0 {
                     self.put_payload(endpoint, worker, position, call)?;
@@ -201,7 +201,7 @@ impl ClientLease {
     fn claim_position(&self, worker: u32, by: Occupant, call: &Call) -> Result<Position, Error> {
         match self.try_claim(worker, by) {
             Some(position) => Ok(position),
-            None => self.await_room(worker, by, call),
+            None => self.await_space(worker, by, call),
         }
     }
 
@@ -218,7 +218,7 @@ impl ClientLease {
 
     /// Back-pressure: the worker has as many calls before it has slots.
     #[cold]
-    fn await_room(&self, worker: u32, by: Occupant, call: &Call) -> Result<Position, Error> {
+    fn await_space(&self, worker: u32, by: Occupant, call: &Call) -> Result<Position, Error> {
         let mut looks = 0;
         loop {
             if let Some(position) = self.try_claim(worker, by) {
@@ -234,7 +234,7 @@ impl ClientLease {
                 continue;
             }
             if call.is_late() {
-                return Err(self.no_room(worker, call));
+                return Err(self.no_space(worker, call));
             }
             if let Some((position, nonsense)) = self.find_nonsense(worker) {
                 // After its calls are removed, slots are free for the next process.
@@ -245,7 +245,7 @@ impl ClientLease {
     }
 
     #[cold]
-    fn no_room(&self, worker: u32, call: &Call) -> Error {
+    fn no_space(&self, worker: u32, call: &Call) -> Error {
         let message = format!(
             "{} was not sent before its deadline: worker {worker} had unfinished calls in all its {} slots",
             self.function_name(call.function),

@@ -70,7 +70,7 @@ impl ClientLease {
         while !self.is_over() {
             let now = Instant::now();
             let alarm = self.link.alarms.ring(now);
-            let due = self.carrier.remote().map(|remote| self.beat(remote, &mut pulse, now));
+            let due = self.worker_transport.remote().map(|remote| self.beat(remote, &mut pulse, now));
             let futures = self.look_at_futures(&mut look_at, now);
             let until = if more { Some(now) } else { [alarm, due, futures].into_iter().flatten().min() };
             let events = self.await_events(until);
@@ -238,7 +238,7 @@ impl ClientLease {
         self.remember(all.clone(), error.clone());
         self.status.store(ENDED, Ordering::Release);
         self.disconnect(&error.message);
-        if let Some(remote) = self.carrier.remote() {
+        if let Some(remote) = self.worker_transport.remote() {
             remote.withdraw();
         }
         self.give_up(&all);
@@ -250,7 +250,7 @@ impl ClientLease {
     /// Ends the connections to the workers, over a network. To be done before calls are given up: this concerns those
     /// that were sent by then, and later ones are kept for the next process.
     pub(super) fn disconnect(&self, reason: &str) {
-        if let Some(remote) = self.carrier.remote() {
+        if let Some(remote) = self.worker_transport.remote() {
             remote.disconnect(reason);
         }
     }
@@ -304,7 +304,7 @@ impl ClientLease {
 
     /// Sleeps until the agent, the bell or a worker with watched futures has something, or until a time.
     fn await_events(&self, until: Option<Instant>) -> PendingEvents {
-        let polled = match self.carrier.remote() {
+        let polled = match self.worker_transport.remote() {
             None => Vec::new(),
             Some(remote) => remote.to_poll(|worker| self.records(worker).any_watched()),
         };

@@ -111,7 +111,7 @@ impl ClientLease {
     /// Returns whether a request that was sent is still in the worker's inbox. Over a network it cannot be checked:
     /// `true`.
     fn keeps_request(&self, worker: u32, position: u64) -> bool {
-        let WorkerTransport::Local(endpoint) = &self.carrier else { return true };
+        let WorkerTransport::Local(endpoint) = &self.worker_transport else { return true };
         let position = Position::new(position, self.inbox.slots());
         endpoint.holds(self.inbox.line(worker, position.line), position.turn)
     }

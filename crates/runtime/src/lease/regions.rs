@@ -53,13 +53,13 @@ impl ClientLease {
         region: u32,
         (file, len_bytes): (BorrowedFd<'_>, u64),
     ) -> Result<(), Error> {
-        let RegionKeys { key, keys } = match self.carrier.remote() {
+        let RegionKeys { key, keys } = match self.worker_transport.remote() {
             Some(remote) => remote.expose(region)?,
             None => RegionKeys::default(),
         };
         let message = client_to_worker::Body::MapRegion(v1::MapRegion { region, len_bytes, key, keys });
         let answer = self.ask_worker(control, message, &[file]);
-        if let (Err(error), Some(_)) = (&answer, self.carrier.remote())
+        if let (Err(error), Some(_)) = (&answer, self.worker_transport.remote())
             && error.code == Code::AgentUnreachable
         {
             control.untold = Some(Untold { region, len_bytes });
@@ -74,7 +74,7 @@ impl ClientLease {
             other => return Err(protocol(format!("the worker answered a region with {other:?}"))),
         };
         let said = RegionKeys { key: mapped.key, keys: mapped.keys };
-        self.carrier.remote().map_or(Ok(()), |remote| remote.reach(region, said, len_bytes))
+        self.worker_transport.remote().map_or(Ok(()), |remote| remote.reach(region, said, len_bytes))
     }
 
     /// Processes the answer for which an earlier request did not wait long enough.

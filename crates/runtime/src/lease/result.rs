@@ -64,7 +64,7 @@ impl ClientLease {
     /// a reason not to wait any more.
     #[inline(always)]
     pub(crate) fn spin(&self, line: &Line, sent: &SentCall, call: &Call) -> bool {
-        if let WorkerTransport::Remote(remote) = &self.carrier {
+        if let WorkerTransport::Remote(remote) = &self.worker_transport {
             return self.spin_remote(remote, line, sent, call);
         }
         // Most hot calls end within these looks; the clock is read only after them.
@@ -94,7 +94,7 @@ impl ClientLease {
         let deadline = Some(deadline.map_or(look_again, |at| at.min(look_again)));
         let over = || self.lost(sent.worker, sent.position) || !self.running();
         let line = (line, self.result_watch(sent.worker, sent.record));
-        match &self.carrier {
+        match &self.worker_transport {
             WorkerTransport::Local(endpoint) => endpoint.wait(line, sent.turn, deadline, over),
             WorkerTransport::Remote(remote) => remote.wait(sent, line, deadline, over),
         }
@@ -103,7 +103,7 @@ impl ClientLease {
     /// Receives results that have arrived over a network. In shared memory there is nothing to receive: `false`.
     #[inline(always)]
     pub(crate) fn take_arrived(&self, worker: u32) -> bool {
-        match &self.carrier {
+        match &self.worker_transport {
             WorkerTransport::Local(_) => false,
             WorkerTransport::Remote(remote) => remote.take_arrived(worker),
         }
@@ -119,7 +119,7 @@ impl ClientLease {
         if is_new {
             self.link.looking.store(1, Ordering::Relaxed);
         }
-        let is_untaken = self.carrier.remote().is_some_and(|remote| !remote.is_polled(worker));
+        let is_untaken = self.worker_transport.remote().is_some_and(|remote| !remote.is_polled(worker));
         if is_new || is_untaken {
             self.link.ring();
         }

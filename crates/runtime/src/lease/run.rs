@@ -27,7 +27,7 @@ pub(crate) enum RunMemoryAccess<'a> {
 impl ClientLease {
     /// Whether its worker processes are reached over a network.
     pub(crate) fn is_remote(&self) -> bool {
-        self.carrier.remote().is_some()
+        self.worker_transport.remote().is_some()
     }
 
     /// Sends the run to the running process. Returns the number of processes of the lease that had ended before that

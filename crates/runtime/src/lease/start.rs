@@ -112,7 +112,7 @@ impl ClientLease {
         }
         // If the process ended before the status said that it runs, its end woke no waiting thread.
         if lock(&self.link.ended).exits != control.exits && self.change(RUNNING, IDLE) {
-            if self.carrier.remote().is_some() {
+            if self.worker_transport.remote().is_some() {
                 // Its connections were made too late to be ended with it, and the requests sent on them are lost.
                 let error = self.why_lost(0, u64::MAX);
                 self.disconnect(&error.message);
@@ -120,7 +120,7 @@ impl ClientLease {
             }
             self.poke_all();
         }
-        if self.carrier.remote().is_some() {
+        if self.worker_transport.remote().is_some() {
             // A thread that waited for a connection now waits for data on it, and futures need the lease's thread to
             // receive the data.
             self.poke_all();
@@ -136,7 +136,7 @@ impl ClientLease {
 
     fn start_process(&self, control: &mut Control, asked_ns: u64) -> Result<(), Error> {
         let answer = self.hear_answer(control, "start a worker", LONGEST_START)?;
-        let started = match (answer, self.carrier.remote()) {
+        let started = match (answer, self.worker_transport.remote()) {
             (AgentAnswer::Started(started, Some(socket)), None) => {
                 control.worker = Some(WorkerSocket::Local(PacketSocket::from(socket)));
                 started
@@ -152,7 +152,7 @@ impl ClientLease {
         };
         (control.regions, control.untold) = (BTreeSet::new(), None);
         let starts = self.start_positions();
-        let (ready, heard_ns) = match self.carrier.remote() {
+        let (ready, heard_ns) = match self.worker_transport.remote() {
             None => {
                 self.send_regions(control)?;
                 (self.connect_worker(control, self.connection(&starts))?, monotonic_ns())
@@ -169,7 +169,7 @@ impl ClientLease {
             ready_ns: ready.ready_ns,
         };
         control.cold_imports = started.cold_imports;
-        let is_here = self.carrier.remote().is_none();
+        let is_here = self.worker_transport.remote().is_none();
         control.cold_start = if is_here { cold_start } else { cold_start.seen_from_here(heard_ns) };
         Ok(())
     }

@@ -31,7 +31,7 @@ pub(super) fn no_network(lease: &v1::Lease) -> Error {
     Error::new(Code::FabricUnavailable, message)
 }
 
-/// Connects to a segment's memory, as its ticket allows. [`FifoConnection`] describes the content of the connection.
+/// Connects to a segment's memory, as its ticket allows. [`Connected`] describes the content of the connection.
 fn connect(segment: &str, ticket: &SegmentTicket) -> Result<(TcpStream, Connected), Error> {
     let invited = ticket.invited.as_ref().ok_or_else(|| protocol("a ticket without an invitation"))?;
     let socket = Dial { address: ticket.address.clone(), interface: None }.connect()?;
@@ -42,7 +42,7 @@ fn connect(segment: &str, ticket: &SegmentTicket) -> Result<(TcpStream, Connecte
 }
 
 /// Connects to a segment's memory, as its ticket allows. Returns no socket if the segment joins a connection that the
-/// process has. [`FifoConnection`] describes the content of the connection.
+/// process has. [`Connected`] describes the content of the connection.
 ///
 /// # Errors
 /// The agent's error, for example if the ticket was used before; `agent_unreachable`.
@@ -72,7 +72,10 @@ fn lease_bytes(lease: &str) -> Result<[u8; 16], Error> {
 }
 
 /// A connection on which the agent has been greeted.
-pub(crate) fn trunk(socket: TcpStream, connected: &Connected) -> Result<Arc<SegmentConnection>, Error> {
+pub(crate) fn segment_connection(
+    socket: TcpStream,
+    connected: &Connected,
+) -> Result<Arc<SegmentConnection>, Error> {
     SegmentConnection::connect(match connected.certificate.as_slice() {
         [] => ByteStream::plain(socket)?,
         certificate => ByteStream::encrypted_client(socket, certificate)?,

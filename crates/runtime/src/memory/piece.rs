@@ -57,11 +57,11 @@ impl MemoryPiece {
     /// A piece that its agent serves on this connection, under this key.
     pub(crate) fn there(
         at: PieceRange,
-        trunk: Arc<SegmentConnection>,
+        segment_connection: Arc<SegmentConnection>,
         key: RegionKey,
     ) -> Result<MemoryPiece, Error> {
-        let region = trunk.reach(key, at.len_bytes)?;
-        Ok(MemoryPiece::new(at, Bytes::There(trunk, region)))
+        let region = segment_connection.reach(key, at.len_bytes)?;
+        Ok(MemoryPiece::new(at, Bytes::There(segment_connection, region)))
     }
 
     fn new(at: PieceRange, bytes: Bytes) -> MemoryPiece {
@@ -148,24 +148,26 @@ impl MemoryPiece {
     /// for.
     pub(super) fn awaited(&self) -> Option<BorrowedFd<'_>> {
         match &self.bytes {
-            Bytes::There(trunk, _) if self.asked.load(Ordering::Acquire) > 0 => trunk.end.readable(),
+            Bytes::There(segment_connection, _) if self.asked.load(Ordering::Acquire) > 0 => {
+                segment_connection.end.readable()
+            }
             _ => None,
         }
     }
 
     /// Receives data that has arrived on the connection.
     pub(super) fn progress(&self) {
-        if let Bytes::There(trunk, _) = &self.bytes {
+        if let Bytes::There(segment_connection, _) = &self.bytes {
             // A thread that waits for the piece learns of the connection's end itself.
-            let _ = trunk.end.progress();
+            let _ = segment_connection.end.progress();
         }
     }
 
     /// Stops reaching a piece of another machine: unblocks the threads that wait for it.
     pub(super) fn disconnect(&self, reason: &str) {
-        if let Bytes::There(trunk, region) = &self.bytes {
+        if let Bytes::There(segment_connection, region) = &self.bytes {
             let _ = self.over.set(reason.to_owned());
-            trunk.end.forget(*region);
+            segment_connection.end.forget(*region);
         }
     }
 
@@ -176,8 +178,8 @@ impl MemoryPiece {
             return Err(Error::new(Code::AgentUnreachable, message));
         }
         match &self.bytes {
-            Bytes::There(trunk, region) => Ok((
-                &trunk.end,
+            Bytes::There(segment_connection, region) => Ok((
+                &segment_connection.end,
                 RegionAddress { region: *region, offset: offset.saturating_sub(self.offset) },
             )),
             Bytes::Here(_) => Err(protocol("a piece of this machine is mapped")),

@@ -61,15 +61,15 @@ impl Segment {
             Some(by) => {
                 let memory = attached.memory.ok_or_else(|| protocol("the agent told no key of a segment"))?;
                 let place = ConnectionTarget::of(&by);
-                let trunk = match known.filter(|_| attached.joined) {
-                    Some(known) => known.trunk,
+                let segment_connection = match known.filter(|_| attached.joined) {
+                    Some(known) => known.segment_connection,
                     None => {
                         let route = route(by, agent.peer_ip(), &lease.id, &attached)?;
                         SegmentConnection::connect(route.stream(0, FIRST_LINK)?)?
                     }
                 };
-                place.note(&lease.id, &trunk);
-                MemoryPiece::there(at, trunk, memory)?
+                place.note(&lease.id, &segment_connection);
+                MemoryPiece::there(at, segment_connection, memory)?
             }
         };
         Ok(Segment { lease, agent, piece: Arc::new(piece), network: grant.network })

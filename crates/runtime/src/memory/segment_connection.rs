@@ -53,7 +53,7 @@ pub(super) struct ConnectionTarget {
 /// A client's connection, and a segment that is reached by it, by which its agent knows it.
 pub(super) struct KnownSegment {
     pub(super) segment: String,
-    pub(super) trunk: Arc<SegmentConnection>,
+    pub(super) segment_connection: Arc<SegmentConnection>,
 }
 
 /// The connections of this process as a client.
@@ -69,15 +69,17 @@ impl ConnectionTarget {
     /// The connection that leads there, if there is one.
     pub(super) fn known(&self) -> Option<KnownSegment> {
         let own = lock(&OWN);
-        let (segment, trunk) = own.get(self)?;
-        let trunk = trunk.upgrade().filter(|trunk| trunk.end.down().is_none())?;
-        Some(KnownSegment { segment: segment.clone(), trunk })
+        let (segment, segment_connection) = own.get(self)?;
+        let segment_connection = segment_connection
+            .upgrade()
+            .filter(|segment_connection| segment_connection.end.down().is_none())?;
+        Some(KnownSegment { segment: segment.clone(), segment_connection })
     }
 
     /// A segment is reached by this.
-    pub(super) fn note(self, segment: &str, trunk: &Arc<SegmentConnection>) {
+    pub(super) fn note(self, segment: &str, segment_connection: &Arc<SegmentConnection>) {
         let mut own = lock(&OWN);
-        own.retain(|_, (_, trunk)| trunk.strong_count() > 0);
-        own.insert(self, (segment.to_owned(), Arc::downgrade(trunk)));
+        own.retain(|_, (_, segment_connection)| segment_connection.strong_count() > 0);
+        own.insert(self, (segment.to_owned(), Arc::downgrade(segment_connection)));
     }
 }

@@ -11,7 +11,7 @@ use crate::manager::ManagerClient;
 /// Reports the state of one run. It reports nothing more once it is dropped.
 pub(super) struct RunReporter {
     manager: Arc<ManagerClient>,
-    desk: Arc<ReportState>,
+    report_state: Arc<ReportState>,
     is_started: bool,
 }
 
@@ -29,18 +29,18 @@ struct State {
 
 impl RunReporter {
     pub(super) fn new(manager: &Arc<ManagerClient>) -> RunReporter {
-        RunReporter { manager: manager.clone(), desk: Arc::default(), is_started: false }
+        RunReporter { manager: manager.clone(), report_state: Arc::default(), is_started: false }
     }
 
     /// Submits the current state of the run.
     pub(super) fn tell(&mut self, report: ReportRunRequest) {
-        lock(&self.desk.state).latest = Some(report);
-        self.desk.changed.notify_all();
+        lock(&self.report_state.state).latest = Some(report);
+        self.report_state.changed.notify_all();
         if !self.is_started {
-            let (manager, desk) = (self.manager.clone(), self.desk.clone());
+            let (manager, report_state) = (self.manager.clone(), self.report_state.clone());
             let thread = std::thread::Builder::new().name("sublet report".into());
             // Without a thread there are no reports.
-            let _ = thread.spawn(move || desk.serve(&manager));
+            let _ = thread.spawn(move || report_state.serve(&manager));
             self.is_started = true;
         }
     }
@@ -48,8 +48,8 @@ impl RunReporter {
 
 impl Drop for RunReporter {
     fn drop(&mut self) {
-        lock(&self.desk.state).is_over = true;
-        self.desk.changed.notify_all();
+        lock(&self.report_state.state).is_over = true;
+        self.report_state.changed.notify_all();
     }
 }
 

@@ -14,7 +14,7 @@ use super::units::{BlockAt, PAGE_BYTES, PageSpan, REGION_BLOCKS, REGION_PAGES};
 /// Largest number of times that a unit which came back soon is passed over.
 const MAX_CREDIT: u8 = 3;
 /// Regions that are read ahead and were not begun, at most.
-pub(super) const MAX_ERRANDS: usize = 16;
+pub(super) const MAX_LOADS: usize = 16;
 
 /// A region of the array.
 pub(super) struct ArrayRegion {
@@ -95,7 +95,7 @@ pub(super) struct PageBook {
     /// Kind of memory that was needed last.
     pub(super) latest: NeededMemory,
     /// Regions to be read ahead.
-    pub(super) errands: VecDeque<usize>,
+    pub(super) loads: VecDeque<usize>,
     pub(super) statistics: SwapStatistics,
     pub(super) is_closed: bool,
     /// Indices in the swap space of regions that were forgotten.
@@ -125,7 +125,7 @@ impl PageBook {
             limit_pages: plan.local_regions() * REGION_PAGES,
             touching: plan.touching,
             latest: NeededMemory::Pages,
-            errands: VecDeque::with_capacity(MAX_ERRANDS),
+            loads: VecDeque::with_capacity(MAX_LOADS),
             statistics: SwapStatistics::default(),
             is_closed: false,
             free_places: Vec::new(),

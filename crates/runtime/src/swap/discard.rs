@@ -30,23 +30,23 @@ impl Pager {
     pub(super) fn forget(&self, regions: Range<usize>) {
         let mut rest: Vec<usize> = regions.collect();
         while !rest.is_empty() {
-            let mut desk = self.desk();
+            let mut pager_state = self.pager_state();
             let mut marked = Vec::new();
             rest.retain(|&region| {
-                let forget = desk.book.begin_to_forget(region);
+                let forget = pager_state.book.begin_to_forget(region);
                 if let Forget::Discard(pages) = forget {
                     marked.push(MarkedRegion { region, pages });
                 }
                 forget == Forget::Wait
             });
-            desk.book.leave_queue(&marked);
+            pager_state.book.leave_queue(&marked);
             if marked.is_empty() {
                 if !rest.is_empty() {
-                    self.wait_a_moment(desk);
+                    self.wait_a_moment(pager_state);
                 }
                 continue;
             }
-            drop(desk);
+            drop(pager_state);
             self.discard(&marked);
         }
     }
@@ -79,7 +79,7 @@ impl PageBook {
             there.slot = None;
             self.slots.set(slot, BufferSlot::Free);
         }
-        self.errands.retain(|errand| *errand != region);
+        self.loads.retain(|loading| *loading != region);
         if self.regions[region].is_away() {
             self.forgotten(MarkedRegion { region, pages: 0 });
             return Forget::Done;

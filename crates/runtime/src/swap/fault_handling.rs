@@ -2,7 +2,7 @@
 
 use sublet_fabric::faults::Touch;
 
-use super::book::{FillResult, MAX_ERRANDS, NeededMemory, PageBook, PageState, Unit};
+use super::book::{FillResult, MAX_LOADS, NeededMemory, PageBook, PageState, Unit};
 use super::plan::Touching;
 use super::slots::BufferSlot;
 use super::streams::{AccessPattern, Direction};
@@ -29,7 +29,7 @@ pub(super) enum FaultStep {
     /// The region must be moved in from the slot, which holds its content; both are marked.
     Take(RegionLoad),
     /// Memory must be freed before the fault is judged again.
-    Room(NeededMemory),
+    FreeMemory(NeededMemory),
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -143,7 +143,7 @@ impl PageBook {
             && self.regions[at.region].is_away()
         {
             self.latest = NeededMemory::Slot;
-            let Some(slot) = self.claim_slot() else { return FaultStep::Room(NeededMemory::Slot) };
+            let Some(slot) = self.claim_slot() else { return FaultStep::FreeMemory(NeededMemory::Slot) };
             self.regions[at.region].state = PageState::Moving;
             self.go_ahead(at.region, direction);
             let PageSpan { first, pages } = PageSpan::region(at.region);
@@ -157,7 +157,7 @@ impl PageBook {
         let free = self.free_pages();
         self.latest = NeededMemory::Pages;
         if free == 0 {
-            return FaultStep::Room(NeededMemory::Pages);
+            return FaultStep::FreeMemory(NeededMemory::Pages);
         }
         let (first, end) = (at.first_page(), at.first_page() + BLOCK_PAGES);
         let wanted = match pattern {
@@ -225,22 +225,22 @@ impl PageBook {
             let Some(there) = self.regions.get(next) else { return };
             if there.is_away()
                 && there.slot.is_none()
-                && self.errands.len() < MAX_ERRANDS
-                && !self.errands.contains(&next)
+                && self.loads.len() < MAX_LOADS
+                && !self.loads.contains(&next)
             {
-                self.errands.push_back(next);
+                self.loads.push_back(next);
             }
         }
     }
 
     /// Takes the next region to read ahead, with a slot for it; both are marked. `None` if there is no such region; an
     /// error if no slot is free.
-    pub(super) fn next_errand(&mut self) -> Result<Option<RegionLoad>, NeededMemory> {
-        while let Some(&region) = self.errands.front() {
+    pub(super) fn next_load(&mut self) -> Result<Option<RegionLoad>, NeededMemory> {
+        while let Some(&region) = self.loads.front() {
             let there = &self.regions[region];
             let is_apt = there.is_away() && there.slot.is_none();
             if !is_apt || self.slots.ahead() + 2 > self.slots.len() {
-                self.errands.pop_front();
+                self.loads.pop_front();
                 continue;
             }
             // Regions that were read ahead are not given up for regions further ahead.
@@ -249,7 +249,7 @@ impl PageBook {
             let Some(slot) = has_slot.then(|| self.claim_slot()).flatten() else {
                 return Err(NeededMemory::Slot);
             };
-            self.errands.pop_front();
+            self.loads.pop_front();
             self.regions[region].slot = Some(slot);
             return Ok(Some(RegionLoad { region, slot, touch: Touch::Read }));
         }

@@ -6,8 +6,8 @@ use super::follow::run_anywhere;
 use super::pager::{Pager, begin_paging};
 
 enum Task {
-    Errand(RegionLoad),
-    Room(NeededMemory),
+    Load(RegionLoad),
+    FreeMemory(NeededMemory),
 }
 
 impl Pager {
@@ -17,8 +17,8 @@ impl Pager {
         run_anywhere();
         while let Some(task) = self.next_task(next) {
             match task {
-                Task::Errand(load) => self.go_errand(load),
-                Task::Room(want) => self.make_room(want),
+                Task::Load(load) => self.load_region(load),
+                Task::FreeMemory(want) => self.free_memory(want),
             }
         }
     }
@@ -26,9 +26,9 @@ impl Pager {
 
 /// Chooses the next task. Reading ahead comes first, as those regions are needed soon.
 fn next(book: &mut PageBook) -> Option<Task> {
-    match book.next_errand() {
-        Ok(Some(load)) => Some(Task::Errand(load)),
-        Err(want) => Some(Task::Room(want)),
-        Ok(None) => book.lacks().map(Task::Room),
+    match book.next_load() {
+        Ok(Some(load)) => Some(Task::Load(load)),
+        Err(want) => Some(Task::FreeMemory(want)),
+        Ok(None) => book.lacks().map(Task::FreeMemory),
     }
 }

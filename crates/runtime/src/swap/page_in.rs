@@ -53,7 +53,7 @@ impl Pager {
     }
 
     /// Reads a region ahead.
-    pub(super) fn go_errand(&self, load: RegionLoad) {
+    pub(super) fn load_region(&self, load: RegionLoad) {
         let read = self.load(load);
         let is_read = read.is_ok();
         if let Err(error) = read {
@@ -67,8 +67,8 @@ impl Pager {
     /// Reads a region into its slot.
     fn load(&self, load: RegionLoad) -> Result<(), Error> {
         let (stored, place) = {
-            let mut desk = self.desk();
-            let region = &mut desk.book.regions[load.region];
+            let mut pager_state = self.pager_state();
+            let region = &mut pager_state.book.regions[load.region];
             let stored =
                 region.blocks().map_or([0; REGION_BLOCKS], |blocks| blocks.map(|block| block.stored));
             (stored, region.place)
@@ -95,8 +95,8 @@ impl Pager {
     /// Moves a region in from its slot.
     pub(super) fn take(&self, load: RegionLoad) {
         let (result, has_table) = {
-            let desk = self.desk();
-            (desk.book.protection_of(load.touch), desk.book.regions[load.region].has_table)
+            let pager_state = self.pager_state();
+            (pager_state.book.protection_of(load.touch), pager_state.book.regions[load.region].has_table)
         };
         let region = PageSpan::region(load.region);
         let done = self.move_in(load, has_table, result);

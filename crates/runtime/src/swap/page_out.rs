@@ -18,7 +18,7 @@ impl Pager {
             self.wake(PageSpan::region(leaving.region));
         }
         if gone == EvictionResult::Stayed {
-            self.wait_a_moment(self.desk());
+            self.wait_a_moment(self.pager_state());
         }
     }
 
@@ -54,7 +54,7 @@ impl Pager {
 
     /// Writes pages of one region to the swap space.
     fn store(&self, span: PageSpan, bytes: &[u8]) -> Result<(), Error> {
-        let place = self.desk().book.place((span.first * PAGE_BYTES / REGION_BYTES) as usize);
+        let place = self.pager_state().book.place((span.first * PAGE_BYTES / REGION_BYTES) as usize);
         self.parts.backing.ensure((u64::from(place) + 1) * REGION_BYTES)?;
         self.parts.backing.write_at(place_of(span, Some(place)), bytes)
     }
@@ -83,7 +83,7 @@ impl Pager {
             self.wake(block.at.span());
         }
         if went.iter().all(Option::is_none) {
-            self.wait_a_moment(self.desk());
+            self.wait_a_moment(self.pager_state());
         }
     }
 

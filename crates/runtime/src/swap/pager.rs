@@ -61,7 +61,7 @@ pub(super) fn begin_paging() {
 /// See the [module](self).
 pub(super) struct Pager {
     pub(super) parts: PagerParts,
-    desk: Mutex<PagerState>,
+    pager_state: Mutex<PagerState>,
     /// Signalled when a helper has a task.
     work: Condvar,
     /// Signalled when a unit that a thread waits for is settled.
@@ -84,9 +84,9 @@ impl std::fmt::Debug for Pager {
 
 impl Pager {
     pub(super) fn new(plan: &SwapPlan, parts: PagerParts) -> Pager {
-        let desk = Mutex::new(PagerState { book: PageBook::new(plan), idle_helpers: 0, who_wait: 0 });
+        let pager_state = Mutex::new(PagerState { book: PageBook::new(plan), idle_helpers: 0, who_wait: 0 });
         let (work, settled, why) = (Condvar::new(), Condvar::new(), OnceLock::new());
-        Pager { parts, desk, work, settled, why }
+        Pager { parts, pager_state, work, settled, why }
     }
 
     /// Sees to faults until the bell is rung.
@@ -118,7 +118,7 @@ impl Pager {
         let mut case = FaultCase::new(page, touch, self.parts.faults.can_shift());
         loop {
             case.is_lost = self.is_lost();
-            let step = self.desk().book.judge(&mut case);
+            let step = self.pager_state().book.judge(&mut case);
             match step {
                 FaultStep::Wait => {}
                 FaultStep::Wake(span) => self.wake(span),
@@ -127,24 +127,24 @@ impl Pager {
                 FaultStep::Fill(fill) => self.fill(&fill, buffer),
                 FaultStep::Take(load) => self.take(load),
                 FaultStep::Load(load) => self.load_and_take(load),
-                FaultStep::Room(want) => {
-                    self.make_room(want);
+                FaultStep::FreeMemory(want) => {
+                    self.free_memory(want);
                     continue;
                 }
             }
-            return self.call_helpers(self.desk());
+            return self.call_helpers(self.pager_state());
         }
     }
 
-    pub(super) fn desk(&self) -> MutexGuard<'_, PagerState> {
-        lock(&self.desk)
+    pub(super) fn pager_state(&self) -> MutexGuard<'_, PagerState> {
+        lock(&self.pager_state)
     }
 
     /// Wakes one that is idle if there is something to do.
-    fn call_helpers(&self, desk: MutexGuard<'_, PagerState>) {
-        let has_work =
-            desk.idle_helpers > 0 && (!desk.book.errands.is_empty() || desk.book.lacks().is_some());
-        drop(desk);
+    fn call_helpers(&self, pager_state: MutexGuard<'_, PagerState>) {
+        let has_work = pager_state.idle_helpers > 0
+            && (!pager_state.book.loads.is_empty() || pager_state.book.lacks().is_some());
+        drop(pager_state);
         if has_work {
             self.work.notify_one();
         }
@@ -152,28 +152,28 @@ impl Pager {
 
     /// Waits for the next task of a helper. `None` if the array is gone.
     pub(super) fn next_task<T>(&self, next: impl Fn(&mut PageBook) -> Option<T>) -> Option<T> {
-        let mut desk = self.desk();
+        let mut pager_state = self.pager_state();
         loop {
-            if desk.book.is_closed {
+            if pager_state.book.is_closed {
                 return None;
             }
             if !self.is_lost()
-                && let Some(task) = next(&mut desk.book)
+                && let Some(task) = next(&mut pager_state.book)
             {
                 return Some(task);
             }
-            desk.idle_helpers += 1;
-            desk = self.work.wait(desk).unwrap_or_else(|poisoned| poisoned.into_inner());
-            desk.idle_helpers -= 1;
+            pager_state.idle_helpers += 1;
+            pager_state = self.work.wait(pager_state).unwrap_or_else(|poisoned| poisoned.into_inner());
+            pager_state.idle_helpers -= 1;
         }
     }
 
     /// Changes the book, and wakes the threads that wait for a change.
     pub(super) fn settle<T>(&self, what: impl FnOnce(&mut PageBook) -> T) -> T {
-        let mut desk = self.desk();
-        let result = what(&mut desk.book);
-        let is_waited_for = desk.who_wait > 0;
-        drop(desk);
+        let mut pager_state = self.pager_state();
+        let result = what(&mut pager_state.book);
+        let is_waited_for = pager_state.who_wait > 0;
+        drop(pager_state);
         if is_waited_for {
             self.settled.notify_all();
         }
@@ -181,11 +181,11 @@ impl Pager {
     }
 
     /// Waits until something is settled, or a moment.
-    pub(super) fn wait_a_moment(&self, mut desk: MutexGuard<'_, PagerState>) {
-        desk.who_wait += 1;
-        let waited = self.settled.wait_timeout(desk, LOOK_AGAIN);
-        let (mut desk, _) = waited.unwrap_or_else(|poisoned| poisoned.into_inner());
-        desk.who_wait -= 1;
+    pub(super) fn wait_a_moment(&self, mut pager_state: MutexGuard<'_, PagerState>) {
+        pager_state.who_wait += 1;
+        let waited = self.settled.wait_timeout(pager_state, LOOK_AGAIN);
+        let (mut pager_state, _) = waited.unwrap_or_else(|poisoned| poisoned.into_inner());
+        pager_state.who_wait -= 1;
     }
 
     pub(super) fn wake(&self, span: PageSpan) {
@@ -234,7 +234,7 @@ impl Pager {
     }
 
     pub(super) fn statistics(&self) -> SwapStatistics {
-        self.desk().book.statistics_now()
+        self.pager_state().book.statistics_now()
     }
 
     pub(super) fn base(&self) -> NonNull<u8> {
@@ -242,29 +242,29 @@ impl Pager {
     }
 
     /// Frees memory of one kind, or waits a moment until another thread has.
-    pub(super) fn make_room(&self, want: NeededMemory) {
-        let mut desk = self.desk();
-        let victims = desk.book.pick(want);
+    pub(super) fn free_memory(&self, want: NeededMemory) {
+        let mut pager_state = self.pager_state();
+        let victims = pager_state.book.pick(want);
         match victims {
             Eviction::Region(leaving) => {
-                drop(desk);
+                drop(pager_state);
                 self.let_region_go(leaving);
             }
             Eviction::Blocks(leaving) => {
-                drop(desk);
+                drop(pager_state);
                 self.let_blocks_go(&leaving);
             }
             Eviction::Slot(slot) => {
-                drop(desk);
+                drop(pager_state);
                 self.empty_slot(slot);
             }
-            Eviction::None => self.wait_a_moment(desk),
+            Eviction::None => self.wait_a_moment(pager_state),
         }
     }
 
     /// Ends the threads. The pager, if it still runs, is waited for, the helpers are not.
     pub(super) fn close(&self, is_running: bool) {
-        self.desk().book.is_closed = true;
+        self.pager_state().book.is_closed = true;
         self.work.notify_all();
         if is_running && let Some(bell) = self.parts.bell.pointer(0, 1) {
             // SAFETY: the byte is the bell's, and the pager puts a page there before it ends.

@@ -125,8 +125,8 @@ fn receive_channels(
     cache: CacheSize,
 ) -> Result<Vec<Channel>, Error> {
     let [socket] = descriptors("a run", fds)?;
-    let desk = Arc::new(Mutex::new(RequestSocket::new(PacketSocket::from(socket))));
-    (0..count).map(|number| Channel::receive(number, &desk, workers, cache)).collect()
+    let request_socket = Arc::new(Mutex::new(RequestSocket::new(PacketSocket::from(socket))));
+    (0..count).map(|number| Channel::receive(number, &request_socket, workers, cache)).collect()
 }
 
 impl WorkerRun {
@@ -226,11 +226,11 @@ impl Channel {
     /// Receives the next channel from the client.
     fn receive(
         number: u32,
-        desk: &Arc<Mutex<RequestSocket>>,
+        request_socket: &Arc<Mutex<RequestSocket>>,
         workers: usize,
         cache: CacheSize,
     ) -> Result<Channel, Error> {
-        let (body, fds) = answer(lock(desk).socket.receive(Some(FIRST_ANSWERS_TIMEOUT))?)?;
+        let (body, fds) = answer(lock(request_socket).socket.receive(Some(FIRST_ANSWERS_TIMEOUT))?)?;
         let memory_answer::Body::Channel(channel) = body else {
             return Err(protocol("a run with fewer channels than it has"));
         };
@@ -241,7 +241,7 @@ impl Channel {
             false => Region::attach_to_read(state, PAGE_BYTES)?,
         };
         let known = channel.is_far.then(ComponentExtent::default);
-        let client = Arc::new(GraphClient { number, state, known, desk: desk.clone() });
+        let client = Arc::new(GraphClient { number, state, known, request_socket: request_socket.clone() });
         // Swapped bytes that come from there are resident, and none are read twice, so the channel needs no cache.
         let cache = if channel.is_swap { CacheSize::within(0) } else { cache };
         let pieces = Pieces::new(channel.reserved_bytes, rights, cache, client.clone())?;

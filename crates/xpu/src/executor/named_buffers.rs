@@ -15,7 +15,7 @@
 
 use sublet_proto::{Code, Error};
 
-use super::{AlignedBytes, Execute, InputSource, OutputSink, PLACE, THEN, check_room};
+use super::{AlignedBytes, Execute, InputSource, OutputSink, PLACE, THEN, check_space};
 
 /// Named places of an executor, at most.
 pub const MAX_PLACES: usize = 16;
@@ -46,7 +46,7 @@ pub(super) struct NamedBuffers {
     /// Content of each buffer, unless the engine keeps it.
     own: [Option<BufferContent>; BufferName::COUNT],
     /// Largest content of a buffer, in bytes.
-    room: usize,
+    free_space: usize,
 }
 
 struct BufferContent {
@@ -55,8 +55,8 @@ struct BufferContent {
 }
 
 impl NamedBuffers {
-    pub fn new(room: usize) -> NamedBuffers {
-        NamedBuffers { named: Vec::with_capacity(MAX_PLACES), own: std::array::from_fn(|_| None), room }
+    pub fn new(free_space: usize) -> NamedBuffers {
+        NamedBuffers { named: Vec::with_capacity(MAX_PLACES), own: std::array::from_fn(|_| None), free_space }
     }
 
     /// Executes a call, and returns the length of its answer.
@@ -87,7 +87,7 @@ impl NamedBuffers {
             }
             let next = self.fresh(from);
             let to = match steps.peek() {
-                Some(_) => OutputSink::Kept(next, self.room()),
+                Some(_) => OutputSink::Kept(next, self.free_space()),
                 None => OutputSink::Given(&mut *output),
             };
             let executed = self.step(Some(step), from, to, by);
@@ -100,7 +100,7 @@ impl NamedBuffers {
 
     /// The call was answered.
     pub fn rest<E: Execute>(&mut self, by: &mut E) {
-        if E::KEEPS && self.room > MAX_SPARE_BYTES {
+        if E::KEEPS && self.free_space > MAX_SPARE_BYTES {
             BufferName::all().filter(|place| !self.is_named(*place)).for_each(|place| by.forget(place));
         }
     }
@@ -142,7 +142,7 @@ impl NamedBuffers {
             InputSource::Kept(place) => place,
             InputSource::Given(_) => {
                 let place = self.fresh(from);
-                self.step(None, from, OutputSink::Kept(place, self.room()), by)?;
+                self.step(None, from, OutputSink::Kept(place, self.free_space()), by)?;
                 place
             }
         };
@@ -172,8 +172,8 @@ impl NamedBuffers {
         self.named.iter().any(|(_, named)| *named == place)
     }
 
-    fn room(&self) -> u32 {
-        u32::try_from(self.room).unwrap_or(u32::MAX)
+    fn free_space(&self) -> u32 {
+        u32::try_from(self.free_space).unwrap_or(u32::MAX)
     }
 
     /// Executes a function, or without one copies.
@@ -184,14 +184,14 @@ impl NamedBuffers {
         to: OutputSink<&mut [u8]>,
         by: &mut E,
     ) -> Result<u32, Error> {
-        let room = self.room;
+        let free_space = self.free_space;
         let mut execute = |from: InputSource<&[u8]>, to: OutputSink<&mut [u8]>| {
             let len = match function {
                 Some(function) => by.execute(function, from, to)?,
                 None if E::KEEPS => by.copy(from, to)?,
                 None => copy(from, to)?,
             };
-            check_room(len as usize, room).map(|_| len)
+            check_space(len as usize, free_space).map(|_| len)
         };
         if E::KEEPS {
             return execute(from, to);
@@ -202,7 +202,7 @@ impl NamedBuffers {
                 let held = self.own[place.index()].take();
                 Some((
                     place,
-                    held.unwrap_or_else(|| BufferContent { bytes: AlignedBytes::new(room), len: 0 }),
+                    held.unwrap_or_else(|| BufferContent { bytes: AlignedBytes::new(free_space), len: 0 }),
                 ))
             }
             OutputSink::Given(_) => None,
@@ -214,7 +214,7 @@ impl NamedBuffers {
             }
         };
         let into = match (to, &mut held) {
-            (OutputSink::Kept(..), Some((_, held))) => &mut held.bytes.all()[..room],
+            (OutputSink::Kept(..), Some((_, held))) => &mut held.bytes.all()[..free_space],
             (OutputSink::Given(bytes), _) => bytes,
             (OutputSink::Kept(..), None) => &mut [],
         };

@@ -5,7 +5,7 @@ use std::time::{Duration, Instant};
 use sublet_proto::{Code, Error};
 
 use super::named_buffers::{BufferName, NamedBuffers};
-use super::{AlignedBytes, FRAME_BYTES, Order, PLACE, THEN, check_room, shape};
+use super::{AlignedBytes, FRAME_BYTES, Order, PLACE, THEN, check_space, shape};
 use crate::capability::FifoRights;
 use crate::fifo::{Reader, Unread, Writer};
 use crate::process::Process;
@@ -142,7 +142,7 @@ impl ServedExecutor {
             } else {
                 by.execute(function, InputSource::Given(input), OutputSink::Given(output))
             };
-            let answer = match executed.and_then(|len| check_room(len as usize, room)) {
+            let answer = match executed.and_then(|len| check_space(len as usize, room)) {
                 Ok(len) => self.output.close(len, 0),
                 Err(error) => {
                     let said = clipped(&error.message, self.max_bytes);

@@ -77,7 +77,7 @@ impl Writer {
             self.next
         );
         if end > self.taken + u64::from(self.shape.lines) {
-            self.await_room(end, deadline)?;
+            self.await_space(end, deadline)?;
         }
         let mut kind = MessagePartKind::First;
         let mut rest = message;
@@ -135,7 +135,7 @@ impl Writer {
 
     /// Waits until all positions before `end` are free.
     #[cold]
-    fn await_room(&mut self, end: u64, deadline: Option<Instant>) -> Result<(), Error> {
+    fn await_space(&mut self, end: u64, deadline: Option<Instant>) -> Result<(), Error> {
         let lines = u64::from(self.shape.lines);
         // The last position whose predecessor one lap before must have been taken. Quarters are acknowledged in their
         // order.
@@ -213,8 +213,8 @@ impl Writer {
 impl Drop for Writer {
     fn drop(&mut self) {
         // If the ring is full, or the connection lost, the reader learns of the end from its shim.
-        let has_room = self.next < self.taken + u64::from(self.shape.lines);
-        if has_room && self.check().is_ok() {
+        let has_space = self.next < self.taken + u64::from(self.shape.lines);
+        if has_space && self.check().is_ok() {
             let _ = self.put(MessagePartKind::End, 0, SharedBytes::from(&[]));
         }
         self.descriptor.close();

@@ -108,10 +108,10 @@ impl ShimCore {
         }
         let connection = fifo.next_connection;
         let reader = self.processes.get_mut(&process).ok_or_else(|| no_process(process))?;
-        if reader.rings_bytes + bytes > reader.room_bytes {
+        if reader.rings_bytes + bytes > reader.capacity_bytes {
             let message = format!(
                 "the rings of process {process} take {} bytes: with {bytes} more it would be more than {}",
-                reader.rings_bytes, reader.room_bytes
+                reader.rings_bytes, reader.capacity_bytes
             );
             return Err(Error::new(Code::InsufficientResources, message));
         }

@@ -13,7 +13,7 @@ pub(super) const PLAIN_BYTES: usize = 16 * 1024;
 /// Bytes of a record beside its plaintext: its header, type and tag, and a change of keys before it.
 pub(super) const RECORD_OVERHEAD_BYTES: usize = 64;
 /// Least free space for which a record is made: many small records cost more than waiting.
-pub(super) const LEAST_ROOM_BYTES: usize = 1024;
+pub(super) const LEAST_SPACE_BYTES: usize = 1024;
 /// Most ciphertext that has not been sent: small enough for a core's own cache.
 pub(super) const OUTGOING_BYTES: usize = 128 * 1024;
 
@@ -133,7 +133,7 @@ impl SessionWork<'_, '_, '_> {
             }
             SessionJob::Encrypt(source) => {
                 let room = |outgoing: &ByteQueue| OUTGOING_BYTES.saturating_sub(outgoing.filled().len());
-                while source.left() > 0 && room(self.outgoing) >= LEAST_ROOM_BYTES {
+                while source.left() > 0 && room(self.outgoing) >= LEAST_SPACE_BYTES {
                     let most = PLAIN_BYTES.min(room(self.outgoing) - RECORD_OVERHEAD_BYTES);
                     let plaintext = source.next(most, self.record);
                     let written = traffic.encrypt(plaintext, self.outgoing.space()).map_err(too_much)?;

@@ -16,8 +16,8 @@ use rustls::{CertificateError, Error as TlsError};
 use super::buffer::ByteQueue;
 use super::parts::{ByteParts, Plaintext};
 use super::session::{
-    LEAST_ROOM_BYTES, OUTGOING_BYTES, PLAIN_BYTES, PlaintextSink, RECORD_OVERHEAD_BYTES, Session, SessionJob,
-    SessionStep, SessionWork,
+    LEAST_SPACE_BYTES, OUTGOING_BYTES, PLAIN_BYTES, PlaintextSink, RECORD_OVERHEAD_BYTES, Session,
+    SessionJob, SessionStep, SessionWork,
 };
 use super::{Identity, Trust};
 use crate::{FabricError, socket};
@@ -134,9 +134,9 @@ impl TlsStream {
     }
 
     /// Whether `len_bytes` bytes of plaintext fit at once.
-    pub(crate) fn has_room_for(&self, len_bytes: usize) -> bool {
+    pub(crate) fn has_space_for(&self, len_bytes: usize) -> bool {
         let records = len_bytes / PLAIN_BYTES + 1;
-        let needed = len_bytes + records * RECORD_OVERHEAD_BYTES + LEAST_ROOM_BYTES;
+        let needed = len_bytes + records * RECORD_OVERHEAD_BYTES + LEAST_SPACE_BYTES;
         self.outgoing.filled().len() + needed <= OUTGOING_BYTES
     }
 
@@ -249,7 +249,7 @@ impl TlsStream {
         if self.ended {
             return Err(ErrorKind::BrokenPipe.into());
         }
-        while source.left() > 0 && self.outgoing.filled().len() + LEAST_ROOM_BYTES <= OUTGOING_BYTES {
+        while source.left() > 0 && self.outgoing.filled().len() + LEAST_SPACE_BYTES <= OUTGOING_BYTES {
             match self.step_plain(SessionJob::Encrypt(source))? {
                 SessionStep::Again => {}
                 SessionStep::Open => break,

@@ -71,13 +71,13 @@ impl OfiEndpoint {
     ) -> Result<bool, FabricError> {
         let (_, added) = self.attempt(None, |live| {
             let (place, _) = live.regions.theirs(to, len as u64)?;
-            let has_room = live.batch.has_room(len);
-            if has_room && len > 0 {
+            let has_space = live.batch.has_space(len);
+            if has_space && len > 0 {
                 // SAFETY: the caller's duty.
                 unsafe { live.batch.add(place, from.as_ptr(), len) };
                 live.has_puts |= effect == WriteEffect::Put;
             }
-            Ok(Some(has_room))
+            Ok(Some(has_space))
         })?;
         Ok(added)
     }

@@ -14,15 +14,15 @@ fn priced() -> CoreFixture {
     let by_pu = [("opencl", computing(10, 10_000)), ("dpu", computing(50, 1_000))];
     let by_pu = by_pu.map(|(pu, price)| (pu.to_owned(), price)).into();
     let prices = Prices { default: computing(100, 1_000), by_pu };
-    let mut house = CoreFixture::new();
-    house.core = Core::new(CoreSettings {
+    let mut fixture = CoreFixture::new();
+    fixture.core = Core::new(CoreSettings {
         epoch: 1,
         seed: 7,
         prices,
         queue: QueueLimits::default(),
         balanced_bytes: None,
     });
-    house
+    fixture
 }
 
 fn granted(actions: Vec<CoreAction>) -> Result<Vec<LeaseId>, Error> {
@@ -61,63 +61,63 @@ fn is(pu: &str, build: u32) -> Result<(String, u32), Error> {
 
 #[test]
 fn of_several_builds_the_cheapest_that_is_free_is_taken() {
-    let mut house = priced();
+    let mut fixture = priced();
     let dpu = NodeDescription { pu: "dpu".into(), architecture: "aarch64".into(), ..node("d", 1) };
     let device = NodeDescription { devices: vec!["opencl".into()], ..node("o", 1) };
     for (number, description) in [(1, node("c", 1)), (2, dpu), (3, device)] {
-        house.register(description, number, Vec::new()).unwrap();
+        fixture.register(description, number, Vec::new()).unwrap();
     }
-    assert_eq!(house.choice(&BUILDS, &asked(1)), is("opencl", 2));
+    assert_eq!(fixture.choice(&BUILDS, &asked(1)), is("opencl", 2));
     // The device is taken, and its node's processor with it.
-    assert_eq!(house.choice(&BUILDS, &asked(1)), is("dpu", 1));
-    assert_eq!(house.choice(&BUILDS, &asked(1)), is("cpu", 0));
-    let error = house.choice(&BUILDS, &asked(1)).unwrap_err();
+    assert_eq!(fixture.choice(&BUILDS, &asked(1)), is("dpu", 1));
+    assert_eq!(fixture.choice(&BUILDS, &asked(1)), is("cpu", 0));
+    let error = fixture.choice(&BUILDS, &asked(1)).unwrap_err();
     assert_eq!(error.code, Code::NoCapacity);
     for class in ["opencl: 1 cores asked, 0 of 1 free", "dpu/aarch64: ", "cpu/x86_64: "] {
         assert!(error.message.contains(class), "{error}");
     }
     // A request that exceeds every class is refused for good.
-    assert_eq!(house.choice(&BUILDS, &asked(9)).unwrap_err().code, Code::InsufficientResources);
+    assert_eq!(fixture.choice(&BUILDS, &asked(9)).unwrap_err().code, Code::InsufficientResources);
 }
 
 #[test]
 fn what_is_cheap_depends_on_what_is_asked() {
-    let mut house = priced();
+    let mut fixture = priced();
     let devices = vec!["opencl".into()];
-    house.register(NodeDescription { devices, ..node("o", 9) }, 1, Vec::new()).unwrap();
-    assert_eq!(house.choice(&BUILDS, &asked(1)), is("opencl", 2));
+    fixture.register(NodeDescription { devices, ..node("o", 9) }, 1, Vec::new()).unwrap();
+    assert_eq!(fixture.choice(&BUILDS, &asked(1)), is("opencl", 2));
     let much_memory = LeaseRequest { memory_bytes: GIB / 2, ..asked(1) };
-    assert_eq!(house.choice(&BUILDS, &much_memory), is("cpu", 0));
+    assert_eq!(fixture.choice(&BUILDS, &much_memory), is("cpu", 0));
 }
 
 #[test]
 fn first_equally_priced_build_wins_unless_a_kind_is_named() {
-    let mut house = priced();
+    let mut fixture = priced();
     let devices = vec!["opencl".into()];
-    house.register(NodeDescription { devices, ..node("o", 9) }, 1, Vec::new()).unwrap();
+    fixture.register(NodeDescription { devices, ..node("o", 9) }, 1, Vec::new()).unwrap();
     let on = |pu: &str| LeaseRequest { pu: pu.into(), ..asked(1) };
-    assert_eq!(house.choice(&BUILDS, &on("cpu")), is("cpu", 0));
-    assert_eq!(house.choice(&["opencl", "wasm32", "x86_64"], &on("cpu")), is("cpu", 1));
-    assert_eq!(house.choice(&["aarch64", "wasm32"], &on("")), is("cpu", 1));
-    assert_eq!(house.choice(&BUILDS, &on("opencl")), is("opencl", 2));
-    let error = house.choice(&BUILDS, &on("dpu")).unwrap_err();
+    assert_eq!(fixture.choice(&BUILDS, &on("cpu")), is("cpu", 0));
+    assert_eq!(fixture.choice(&["opencl", "wasm32", "x86_64"], &on("cpu")), is("cpu", 1));
+    assert_eq!(fixture.choice(&["aarch64", "wasm32"], &on("")), is("cpu", 1));
+    assert_eq!(fixture.choice(&BUILDS, &on("opencl")), is("opencl", 2));
+    let error = fixture.choice(&BUILDS, &on("dpu")).unwrap_err();
     assert_eq!(error.code, Code::InsufficientResources);
     assert!(error.message.contains("no node of dpu/x86_64 or dpu/wasm32 is there"), "{error}");
-    let error = house.choice(&["aarch64", "cuda"], &on("")).unwrap_err();
+    let error = fixture.choice(&["aarch64", "cuda"], &on("")).unwrap_err();
     assert!(error.message.contains("no node of cpu/aarch64 or cuda is there"), "{error}");
 }
 
 /// A DPU that is cheaper and slower than a host, and a host with a device that is dearer and faster than it.
 fn profiled() -> (CoreFixture, [v1::Profile; 3]) {
-    let mut house = priced();
+    let mut fixture = priced();
     let dpu = NodeDescription { pu: "dpu".into(), architecture: "aarch64".into(), ..node("d", 9) };
     let device = NodeDescription { devices: vec!["opencl".into()], ..node("o", 9) };
     for (number, description) in [(1, dpu), (2, device)] {
-        house.register(description, number, Vec::new()).unwrap();
+        fixture.register(description, number, Vec::new()).unwrap();
     }
     let profile =
         |pu: &str, memory_bytes, speed_permille| v1::Profile { pu: pu.into(), memory_bytes, speed_permille };
-    (house, [profile("cpu", 0, 1000), profile("dpu", 64 << 20, 400), profile("opencl", GIB / 4, 8_000)])
+    (fixture, [profile("cpu", 0, 1000), profile("dpu", 64 << 20, 400), profile("opencl", GIB / 4, 8_000)])
 }
 
 #[test]
@@ -126,9 +126,9 @@ fn chooses_the_cheapest_or_fastest_profile_by_the_requests_weight() {
     let asked = |cores| LeaseRequest { memory_bytes: 0, ..asked(cores) };
     let (_, profiles) = profiled();
     let taken = |profiles: &[v1::Profile], asked: &LeaseRequest| {
-        let (mut house, _) = profiled();
-        let leases = granted(house.request_with_profiles("t", &BUILDS, profiles, asked))?;
-        let lease = house.core.describe(house.core.lease(leases[0]).unwrap());
+        let (mut fixture, _) = profiled();
+        let leases = granted(fixture.request_with_profiles("t", &BUILDS, profiles, asked))?;
+        let lease = fixture.core.describe(fixture.core.lease(leases[0]).unwrap());
         Ok::<_, Error>((lease.pu, lease.memory_bytes, lease.choice))
     };
     let weighed = |time_weight_permille| LeaseRequest { time_weight_permille, ..asked(1) };
@@ -162,24 +162,24 @@ fn chooses_the_cheapest_or_fastest_profile_by_the_requests_weight() {
 
 #[test]
 fn full_kind_is_named_and_the_next_one_chosen() {
-    let (mut house, profiles) = profiled();
+    let (mut fixture, profiles) = profiled();
     let nine = LeaseRequest { cores: 9, time_weight_permille: 1000, memory_bytes: GIB / 8, ..asked(1) };
-    granted(house.request_with_profiles("t", &BUILDS, &profiles, &nine)).unwrap();
+    granted(fixture.request_with_profiles("t", &BUILDS, &profiles, &nine)).unwrap();
     let fast = LeaseRequest { cores: 1, ..nine };
-    let leases = granted(house.request_with_profiles("t", &BUILDS, &profiles, &fast)).unwrap();
-    let lease = house.core.describe(house.core.lease(leases[0]).unwrap());
+    let leases = granted(fixture.request_with_profiles("t", &BUILDS, &profiles, &fast)).unwrap();
+    let lease = fixture.core.describe(fixture.core.lease(leases[0]).unwrap());
     assert_eq!(lease.pu, "dpu");
     assert!(lease.choice.contains("opencl (") && lease.choice.contains(" has no room, "), "{}", lease.choice);
 }
 
 #[test]
 fn who_waits_is_served_by_whatever_comes_first() {
-    let mut house = priced();
-    house.register(node("c", 1), 1, Vec::new()).unwrap();
-    let held = house.grant(&asked(1))[0];
+    let mut fixture = priced();
+    fixture.register(node("c", 1), 1, Vec::new()).unwrap();
+    let held = fixture.grant(&asked(1))[0];
     let waits = |pu: &str| LeaseRequest { wait_ms: 60_000, pu: pu.into(), ..asked(1) };
-    assert!(house.request_of_builds("t", &BUILDS, &waits("")).is_empty());
-    assert!(house.request_of_builds("u", &["cuda"], &waits("")).is_empty(), "such a device may yet come");
+    assert!(fixture.request_of_builds("t", &BUILDS, &waits("")).is_empty());
+    assert!(fixture.request_of_builds("u", &["cuda"], &waits("")).is_empty(), "such a device may yet come");
     let devices = vec!["opencl".into()];
     let answers = {
         let joining = Joining {
@@ -188,24 +188,24 @@ fn who_waits_is_served_by_whatever_comes_first() {
             generation: 1,
             leases: Vec::new(),
         };
-        house.event(CoreEvent::Register(Box::new(joining)))
+        fixture.event(CoreEvent::Register(Box::new(joining)))
     };
     let leases = answers.into_iter().find_map(|action| match action {
         CoreAction::Granted { leases, .. } => Some(leases),
         _ => None,
     });
-    let lease = house.core.lease(leases.unwrap()[0]).unwrap();
-    assert_eq!((house.core.describe(lease).pu.as_str(), lease.build), ("opencl", 2));
-    assert_eq!(house.core.waiting(), 1);
-    assert!(house.core.lease(held).is_some());
+    let lease = fixture.core.lease(leases.unwrap()[0]).unwrap();
+    assert_eq!((fixture.core.describe(lease).pu.as_str(), lease.build), ("opencl", 2));
+    assert_eq!(fixture.core.waiting(), 1);
+    assert!(fixture.core.lease(held).is_some());
 }
 
 #[test]
 fn agent_cannot_register_an_unlimited_number_of_architectures() {
-    let mut house = priced();
+    let mut fixture = priced();
     let mut register = |architecture: String| {
         let description = NodeDescription { architecture, ..node("n", 1) };
-        house.register(description, 1, Vec::new()).map(|_| ())
+        fixture.register(description, 1, Vec::new()).map(|_| ())
     };
     for number in 0..placement::MAX_CLASSES {
         register(format!("a{number}")).unwrap();
@@ -213,16 +213,16 @@ fn agent_cannot_register_an_unlimited_number_of_architectures() {
     let error = register("x86_64".into()).unwrap_err();
     assert!(error.code == Code::InvalidArgument && error.message.contains("x86_64"), "{error}");
     register("a7".into()).unwrap();
-    assert_eq!(house.choice(&["a7"], &asked(1)), is("cpu", 0));
+    assert_eq!(fixture.choice(&["a7"], &asked(1)), is("cpu", 0));
 }
 
 #[test]
 fn restarted_manager_knows_the_kind_and_build_of_a_lease() {
-    let mut house = priced();
+    let mut fixture = priced();
     let devices = vec!["opencl".into()];
-    house.register(NodeDescription { devices, ..node("o", 1) }, 1, Vec::new()).unwrap();
-    let lease = granted(house.request_of_builds("t", &BUILDS, &asked(1))).unwrap()[0];
-    let stored = house.core.describe(house.core.lease(lease).unwrap());
+    fixture.register(NodeDescription { devices, ..node("o", 1) }, 1, Vec::new()).unwrap();
+    let lease = granted(fixture.request_of_builds("t", &BUILDS, &asked(1))).unwrap()[0];
+    let stored = fixture.core.describe(fixture.core.lease(lease).unwrap());
     let mut later = priced();
     later.event(CoreEvent::Restored(Box::new(stored)));
     let restored = later.core.describe(later.core.lease(lease).unwrap());
@@ -233,39 +233,41 @@ fn restarted_manager_knows_the_kind_and_build_of_a_lease() {
 
 #[test]
 fn kernels_go_to_their_device_and_use_the_nodes_cores() {
-    let mut house = CoreFixture::with_node(4);
+    let mut fixture = CoreFixture::with_node(4);
     let devices = ["opencl", "opencl", "abacus"].map(str::to_owned).to_vec();
     let (with_device, _) =
-        house.register(NodeDescription { devices, ..node("d", 3) }, 2, Vec::new()).unwrap();
+        fixture.register(NodeDescription { devices, ..node("d", 3) }, 2, Vec::new()).unwrap();
     for _ in 0..2 {
-        let leases = granted(house.request_for("t", "opencl", &asked(1))).unwrap();
-        assert_eq!(house.core.lease(leases[0]).unwrap().node, with_device);
+        let leases = granted(fixture.request_for("t", "opencl", &asked(1))).unwrap();
+        assert_eq!(fixture.core.lease(leases[0]).unwrap().node, with_device);
     }
-    let error = granted(house.request_for("t", "cuda", &asked(1))).unwrap_err();
+    let error = granted(fixture.request_for("t", "cuda", &asked(1))).unwrap_err();
     assert_eq!(error.code, Code::InsufficientResources);
     assert!(error.message.contains("no node of cuda is"), "{error}");
     // A package that runs everywhere goes to either, and takes what is left on both.
-    assert_eq!(house.grant(&LeaseRequest { max_nodes: 0, ..asked(5) }).len(), 2);
-    assert!(granted(house.request_for("t", "wasm32", &asked(1))).is_err());
-    assert_eq!(granted(house.request_for("t", "opencl", &asked(1))).unwrap_err().code, Code::NoCapacity);
+    assert_eq!(fixture.grant(&LeaseRequest { max_nodes: 0, ..asked(5) }).len(), 2);
+    assert!(granted(fixture.request_for("t", "wasm32", &asked(1))).is_err());
+    assert_eq!(granted(fixture.request_for("t", "opencl", &asked(1))).unwrap_err().code, Code::NoCapacity);
     // A device that no longer exists takes no leases.
-    house.register(node("d", 9), 2, Vec::new()).unwrap();
-    assert!(granted(house.request_for("t", "opencl", &asked(1))).unwrap_err().message.contains("no node of"));
+    fixture.register(node("d", 9), 2, Vec::new()).unwrap();
+    assert!(
+        granted(fixture.request_for("t", "opencl", &asked(1))).unwrap_err().message.contains("no node of")
+    );
 }
 
 #[test]
 fn each_python_worker_is_a_lease_at_a_matching_interpreter() {
-    let mut house = priced();
+    let mut fixture = priced();
     let with = |name: &str, cores, runtime: &str| NodeDescription {
         runtimes: vec![runtime.into()],
         ..node(name, cores)
     };
-    house.register(node("none", 9), 1, Vec::new()).unwrap();
-    house.register(with("one", 2, "python3.11"), 2, Vec::new()).unwrap();
-    house.register(with("other", 3, "python3.12"), 3, Vec::new()).unwrap();
+    fixture.register(node("none", 9), 1, Vec::new()).unwrap();
+    fixture.register(with("one", 2, "python3.11"), 2, Vec::new()).unwrap();
+    fixture.register(with("other", 3, "python3.12"), 3, Vec::new()).unwrap();
     let mut leases = |architecture: &str, cores| {
-        let leases = granted(house.request_of_builds("t", &[architecture], &asked(cores)))?;
-        let described = leases.iter().map(|&lease| house.core.describe(house.core.lease(lease).unwrap()));
+        let leases = granted(fixture.request_of_builds("t", &[architecture], &asked(cores)))?;
+        let described = leases.iter().map(|&lease| fixture.core.describe(fixture.core.lease(lease).unwrap()));
         let parts: Vec<_> = described.map(|lease| (lease.node, lease.cores, lease.pu)).collect();
         Ok::<_, Error>(parts)
     };

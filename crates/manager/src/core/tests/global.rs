@@ -112,32 +112,32 @@ fn refused(actions: &[CoreAction]) -> Error {
 
 #[test]
 fn requests_go_to_the_freest_rack_and_spill_when_full() {
-    let mut house = CoreFixture::above_racks();
-    house.stand(&[("large", group(&[(8, 8); 2])), ("small", group(&[(2, 2)]))]);
-    assert_eq!(house.handed(&asked(12)), "large");
+    let mut fixture = CoreFixture::above_racks();
+    fixture.stand(&[("large", group(&[(8, 8); 2])), ("small", group(&[(2, 2)]))]);
+    assert_eq!(fixture.handed(&asked(12)), "large");
     // Four are left there, of a higher magnitude than two.
-    assert_eq!(house.handed(&asked(3)), "large");
-    assert_eq!(house.handed(&asked(2)), "small");
-    assert_eq!(house.handed(&asked(1)), "large");
-    let error = house.refusal(&asked(1));
+    assert_eq!(fixture.handed(&asked(3)), "large");
+    assert_eq!(fixture.handed(&asked(2)), "small");
+    assert_eq!(fixture.handed(&asked(1)), "large");
+    let error = fixture.refusal(&asked(1));
     assert_eq!(error.code, Code::NoCapacity);
-    assert_eq!(house.core.tenants().map(|tenant| tenant.own.cores).sum::<u32>(), 18);
+    assert_eq!(fixture.core.tenants().map(|tenant| tenant.own.cores).sum::<u32>(), 18);
     // The reports of the racks count, whichever client has the cores.
-    house.stand(&[("large", group(&[(0, 8); 2])), ("small", group(&[(1, 2)]))]);
-    assert_eq!(house.core.tenants().map(|tenant| tenant.own.cores).sum::<u32>(), 0);
-    assert_eq!(house.handed(&asked(1)), "small");
+    fixture.stand(&[("large", group(&[(0, 8); 2])), ("small", group(&[(1, 2)]))]);
+    assert_eq!(fixture.core.tenants().map(|tenant| tenant.own.cores).sum::<u32>(), 0);
+    assert_eq!(fixture.handed(&asked(1)), "small");
 }
 
 #[test]
 fn what_no_rack_has_is_refused_with_the_amount() {
-    let mut house = CoreFixture::above_racks();
-    let refusal = |house: &mut CoreFixture, asked: &LeaseRequest| {
-        let error = house.refusal(asked);
+    let mut fixture = CoreFixture::above_racks();
+    let refusal = |fixture: &mut CoreFixture, asked: &LeaseRequest| {
+        let error = fixture.refusal(asked);
         (error.code, error.message)
     };
-    let (code, message) = refusal(&mut house, &asked(1));
+    let (code, message) = refusal(&mut fixture, &asked(1));
     assert_eq!((code, message.as_str()), (Code::InsufficientResources, "no node of cpu/x86_64 is there"));
-    house.stand(&[("a", group(&[(8, 8); 2])), ("b", group(&[(0, 12)]))]);
+    fixture.stand(&[("a", group(&[(8, 8); 2])), ("b", group(&[(0, 12)]))]);
     for (asked, code, said) in [
         (asked(17), Code::InsufficientResources, "17 cores asked, the largest rack has 16"),
         (
@@ -162,140 +162,140 @@ fn what_no_rack_has_is_refused_with_the_amount() {
             "in the compute pool",
         ),
     ] {
-        let refused = refusal(&mut house, &asked);
+        let refused = refusal(&mut fixture, &asked);
         assert!(refused.0 == code && refused.1.contains(said), "{refused:?}: {said}");
     }
-    assert_eq!(house.handed(&one_node(8)), "a");
-    assert_eq!(house.handed(&LeaseRequest { memory_bytes: GIB, ..LeaseRequest::default() }), "a");
+    assert_eq!(fixture.handed(&one_node(8)), "a");
+    assert_eq!(fixture.handed(&LeaseRequest { memory_bytes: GIB, ..LeaseRequest::default() }), "a");
 }
 
 #[test]
 fn request_goes_to_one_rack_and_possibly_several_groups() {
-    let mut house = CoreFixture::above_racks();
+    let mut fixture = CoreFixture::above_racks();
     let (plain, mut with_python, mut compute) = (group(&[(4, 4)]), group(&[(4, 4)]), group(&[(4, 4)]));
     with_python.runtimes = vec!["python3.11".into()];
     compute.pool = "compute".into();
     let (a, b) = (vec![plain.clone(), with_python, compute], vec![plain.clone(), plain]);
     // Groups with the same description are one: the last reported.
-    house.stand_in_groups(vec![("a", a), ("b", b)]);
-    assert_eq!(house.handed(&asked(12)), "a");
-    let error = house.refusal(&asked(5));
+    fixture.stand_in_groups(vec![("a", a), ("b", b)]);
+    assert_eq!(fixture.handed(&asked(12)), "a");
+    let error = fixture.refusal(&asked(5));
     assert_eq!(error.code, Code::NoCapacity);
-    assert_eq!(house.handed(&asked(4)), "b");
-    let error = house.refusal(&asked(13));
+    assert_eq!(fixture.handed(&asked(4)), "b");
+    let error = fixture.refusal(&asked(13));
     assert_eq!(error.code, Code::InsufficientResources);
 }
 
 #[test]
 fn refused_request_avoids_the_rack_until_its_groups_change() {
-    let mut house = CoreFixture::above_racks();
+    let mut fixture = CoreFixture::above_racks();
     let racks = [("a", group(&[(8, 8)])), ("b", group(&[(2, 2)]))];
-    house.stand(&racks);
+    fixture.stand(&racks);
     let wants = waiting(asked(2));
-    let first = only(&house.request_of("t", &wants));
+    let first = only(&fixture.request_of("t", &wants));
     assert_eq!(first.1, "a");
-    assert_eq!(only(&house.again(first.0, &wants, "a")).1, "b");
-    assert!(house.again(first.0, &wants, "b").is_empty(), "it waits: neither is to be asked again");
-    assert!(house.stand(&racks).is_empty(), "they stand as they stood");
+    assert_eq!(only(&fixture.again(first.0, &wants, "a")).1, "b");
+    assert!(fixture.again(first.0, &wants, "b").is_empty(), "it waits: neither is to be asked again");
+    assert!(fixture.stand(&racks).is_empty(), "they stand as they stood");
     // Other requests still fit.
-    assert_eq!(house.handed(&asked(2)), "a");
+    assert_eq!(fixture.handed(&asked(2)), "a");
     let changed = [racks[0].clone(), ("b", group(&[(2, 3)]))];
-    assert_eq!(only(&house.stand(&changed)), (first.0, "b".into()));
-    assert!(house.again(first.0, &wants, "b").is_empty());
-    assert_eq!(only(&house.stand(&[("a", group(&[(7, 8)])), changed[1].clone()])), (first.0, "a".into()));
+    assert_eq!(only(&fixture.stand(&changed)), (first.0, "b".into()));
+    assert!(fixture.again(first.0, &wants, "b").is_empty());
+    assert_eq!(only(&fixture.stand(&[("a", group(&[(7, 8)])), changed[1].clone()])), (first.0, "a".into()));
 }
 
 #[test]
 fn refused_amount_stays_counted_until_the_rack_reports_again() {
-    let mut house = CoreFixture::above_racks();
-    house.stand(&[("a", group(&[(2, 8)]))]);
+    let mut fixture = CoreFixture::above_racks();
+    fixture.stand(&[("a", group(&[(2, 8)]))]);
     let wants = one_node(2);
-    let first = only(&house.request_of("t", &wants));
-    assert_eq!(refused(&house.again(first.0, &wants, "a")).code, Code::NoCapacity);
+    let first = only(&fixture.request_of("t", &wants));
+    assert_eq!(refused(&fixture.again(first.0, &wants, "a")).code, Code::NoCapacity);
     assert_eq!(
-        house.refusal(&wants).code,
+        fixture.refusal(&wants).code,
         Code::NoCapacity,
         "the rack knows better than what it said before"
     );
-    house.stand(&[("a", group(&[(2, 8)]))]);
-    assert_eq!(house.handed(&wants), "a");
+    fixture.stand(&[("a", group(&[(2, 8)]))]);
+    assert_eq!(fixture.handed(&wants), "a");
 }
 
 #[test]
 fn repeated_request_gets_the_same_answer_despite_false_refusals() {
-    let mut house = CoreFixture::above_racks();
-    house.stand(&[("a", group(&[(4, 4)]))]);
+    let mut fixture = CoreFixture::above_racks();
+    fixture.stand(&[("a", group(&[(4, 4)]))]);
     let wants = asked(1);
-    let first = only(&house.request_of("t", &wants));
+    let first = only(&fixture.request_of("t", &wants));
     for said in ["", "b", "https://nowhere"] {
-        assert_eq!(only(&house.again(first.0, &wants, said)), first, "{said}");
+        assert_eq!(only(&fixture.again(first.0, &wants, said)), first, "{said}");
     }
-    assert_eq!(house.core.tenants().map(|tenant| tenant.own.cores).sum::<u32>(), 1, "it was counted once");
+    assert_eq!(fixture.core.tenants().map(|tenant| tenant.own.cores).sum::<u32>(), 1, "it was counted once");
     // A request of another tenant, or one that was never handed, is a new request.
-    assert_eq!(only(&house.ask_again(first.0, "u", &wants, "a")).1, "a");
-    assert_eq!(only(&house.again(99, &wants, "a")), (99, "a".into()));
-    assert_eq!(house.core.tenants().map(|tenant| tenant.own.cores).sum::<u32>(), 3);
+    assert_eq!(only(&fixture.ask_again(first.0, "u", &wants, "a")).1, "a");
+    assert_eq!(only(&fixture.again(99, &wants, "a")), (99, "a".into()));
+    assert_eq!(fixture.core.tenants().map(|tenant| tenant.own.cores).sum::<u32>(), 3);
     // A request that was handed too long ago is a new one, too.
-    house.ticks(61);
-    assert_eq!(only(&house.again(first.0, &wants, "a")).1, "a");
+    fixture.ticks(61);
+    assert_eq!(only(&fixture.again(first.0, &wants, "a")).1, "a");
 }
 
 #[test]
 fn refused_request_keeps_its_turn_before_later_ones() {
-    let mut house = CoreFixture::above_racks();
-    house.stand(&[("a", group(&[(2, 4)]))]);
+    let mut fixture = CoreFixture::above_racks();
+    fixture.stand(&[("a", group(&[(2, 4)]))]);
     let wants = waiting(asked(2));
-    let first = only(&house.request_of("t", &wants)).0;
+    let first = only(&fixture.request_of("t", &wants)).0;
     for tenant in ["u", "t", "v"] {
-        assert!(house.request_of(tenant, &wants).is_empty());
+        assert!(fixture.request_of(tenant, &wants).is_empty());
     }
-    assert!(house.again(first, &wants, "a").is_empty());
-    assert_eq!(only(&house.stand(&[("a", group(&[(3, 4)]))])).0, first);
+    assert!(fixture.again(first, &wants, "a").is_empty());
+    assert_eq!(only(&fixture.stand(&[("a", group(&[(3, 4)]))])).0, first);
     // Requests of other tenants take turns, as with the manager of a rack.
-    let numbers = [(2, 4), (3, 4), (2, 4)].map(|cores| only(&house.stand(&[("a", group(&[cores]))])).0);
+    let numbers = [(2, 4), (3, 4), (2, 4)].map(|cores| only(&fixture.stand(&[("a", group(&[cores]))])).0);
     assert_eq!(numbers, [1, 3, 2].map(|later| first + later));
 }
 
 #[test]
 fn dead_managers_rack_is_skipped_and_returns_with_fresh_groups() {
-    let mut house = CoreFixture::above_racks();
-    house.stand(&[("a", group(&[(8, 8)])), ("b", group(&[(1, 1)]))]);
-    assert_eq!(house.handed(&asked(4)), "a");
-    assert!(house.stand(&[("b", group(&[(1, 1)]))]).is_empty());
-    assert_eq!(house.core.tenants().map(|tenant| tenant.own.cores).sum::<u32>(), 0);
-    assert_eq!(house.refusal(&asked(4)).code, Code::InsufficientResources);
+    let mut fixture = CoreFixture::above_racks();
+    fixture.stand(&[("a", group(&[(8, 8)])), ("b", group(&[(1, 1)]))]);
+    assert_eq!(fixture.handed(&asked(4)), "a");
+    assert!(fixture.stand(&[("b", group(&[(1, 1)]))]).is_empty());
+    assert_eq!(fixture.core.tenants().map(|tenant| tenant.own.cores).sum::<u32>(), 0);
+    assert_eq!(fixture.refusal(&asked(4)).code, Code::InsufficientResources);
     // A manager that is silent and not dead stays: the store may be unreachable.
-    house.ticks(1000);
-    assert_eq!(house.handed(&asked(1)), "b");
+    fixture.ticks(1000);
+    assert_eq!(fixture.handed(&asked(1)), "b");
     let now = [("a", group(&[(4, 8)])), ("b", group(&[(1, 1)]))];
-    house.stand(&now);
-    assert_eq!(house.handed(&asked(4)), "a");
+    fixture.stand(&now);
+    assert_eq!(fixture.handed(&asked(4)), "a");
     // A request that was handed to it waits for it, if it may wait.
-    house.stand(&[("a", group(&[(8, 8)])), ("b", group(&[(1, 1)]))]);
+    fixture.stand(&[("a", group(&[(8, 8)])), ("b", group(&[(1, 1)]))]);
     let wants = waiting(asked(4));
-    let first = only(&house.request_of("t", &wants)).0;
-    house.stand(&[("b", group(&[(1, 1)]))]);
-    assert!(house.again(first, &wants, "a").is_empty());
-    assert_eq!(only(&house.stand(&now)), (first, "a".into()));
+    let first = only(&fixture.request_of("t", &wants)).0;
+    fixture.stand(&[("b", group(&[(1, 1)]))]);
+    assert!(fixture.again(first, &wants, "a").is_empty());
+    assert_eq!(only(&fixture.stand(&now)), (first, "a".into()));
     // An older start of its manager is ignored.
     let late = RackStanding { manager: "a".into(), said: (0, 99), groups: vec![group(&[(8, 8)])] };
     let b = RackStanding { manager: "b".into(), said: (1, 0), groups: Vec::new() };
-    house.event(CoreEvent::Racks(vec![late, b]));
-    assert_eq!(house.refusal(&asked(4)).code, Code::NoCapacity);
+    fixture.event(CoreEvent::Racks(vec![late, b]));
+    assert_eq!(fixture.refusal(&asked(4)).code, Code::NoCapacity);
 }
 
 #[test]
 fn a_tenant_is_handed_no_more_than_its_quota() {
-    let mut house = CoreFixture::above_racks();
-    house.stand(&[("a", group(&[(8, 8)]))]);
-    let tenant = house.core.tenant_key("t");
-    house.event(CoreEvent::Quota(tenant, Quota { cores: Some(3), ..Quota::default() }));
-    assert_eq!(house.handed(&asked(2)), "a");
-    assert_eq!(house.refusal(&asked(2)).code, Code::QuotaExceeded);
-    house.event(CoreEvent::Elsewhere(tenant, TenantUse { cores: 2, ..TenantUse::default() }));
-    house.stand(&[("a", group(&[(6, 8)]))]);
-    assert_eq!(house.refusal(&asked(2)).code, Code::QuotaExceeded);
-    assert_eq!(house.handed(&asked(1)), "a");
+    let mut fixture = CoreFixture::above_racks();
+    fixture.stand(&[("a", group(&[(8, 8)]))]);
+    let tenant = fixture.core.tenant_key("t");
+    fixture.event(CoreEvent::Quota(tenant, Quota { cores: Some(3), ..Quota::default() }));
+    assert_eq!(fixture.handed(&asked(2)), "a");
+    assert_eq!(fixture.refusal(&asked(2)).code, Code::QuotaExceeded);
+    fixture.event(CoreEvent::Elsewhere(tenant, TenantUse { cores: 2, ..TenantUse::default() }));
+    fixture.stand(&[("a", group(&[(6, 8)]))]);
+    assert_eq!(fixture.refusal(&asked(2)).code, Code::QuotaExceeded);
+    assert_eq!(fixture.handed(&asked(1)), "a");
 }
 
 #[test]
@@ -320,11 +320,11 @@ fn rack_reports_capacity_and_free_resources_of_its_nodes() {
         })
         .collect();
     assert_eq!(described, [("compute", [12, 5, 8, 4]), ("memory", [2, 2, 2, 2])]);
-    let mut house = CoreFixture::above_racks();
-    house.stand_in_groups(vec![("a", groups)]);
-    assert_eq!(house.refusal(&one_node(5)).code, Code::NoCapacity);
-    assert_eq!(house.handed(&one_node(4)), "a");
-    assert_eq!(house.handed(&LeaseRequest { pool: "memory".into(), ..asked(2) }), "a");
+    let mut fixture = CoreFixture::above_racks();
+    fixture.stand_in_groups(vec![("a", groups)]);
+    assert_eq!(fixture.refusal(&one_node(5)).code, Code::NoCapacity);
+    assert_eq!(fixture.handed(&one_node(4)), "a");
+    assert_eq!(fixture.handed(&LeaseRequest { pool: "memory".into(), ..asked(2) }), "a");
 }
 
 /// A step of a story; small numbers are racks and tenants.
@@ -385,7 +385,7 @@ struct Open {
 
 /// Plays a story and records the state for the invariants.
 struct Story {
-    house: CoreFixture,
+    fixture: CoreFixture,
     /// The free cores of each rack's two nodes, of eight; the current ones, and those of the last report.
     free: [[u32; 2]; 3],
     said: [Option<[u32; 2]>; 3],
@@ -419,7 +419,7 @@ impl Story {
             Step::Ticks { count } => {
                 // A request that comes back late is new.
                 self.ask();
-                let actions = self.house.ticks(count.into());
+                let actions = self.fixture.ticks(count.into());
                 self.note(actions, None);
             }
         }
@@ -428,10 +428,10 @@ impl Story {
 
     fn request(&mut self, tenant: u8, asked: LeaseRequest) {
         let tenant = ["t", "u", "v"][usize::from(tenant)].to_owned();
-        let until_ms = self.house.now_ms + asked.wait_ms;
-        let number = self.house.requests + 1;
+        let until_ms = self.fixture.now_ms + asked.wait_ms;
+        let number = self.fixture.requests + 1;
         self.open.insert(number, Open { tenant: tenant.clone(), asked: asked.clone(), until_ms });
-        let actions = self.house.request_of(&tenant, &asked);
+        let actions = self.fixture.request_of(&tenant, &asked);
         let is_answered = !actions.is_empty();
         self.note(actions, Some(number));
         if !is_answered {
@@ -449,7 +449,7 @@ impl Story {
         }
         let of = |rack: usize| (RACKS[rack], group(&self.free[rack].map(|free| (free, 8))));
         let standings: Vec<_> = racks.into_iter().map(of).collect();
-        let actions = self.house.stand(&standings);
+        let actions = self.fixture.stand(&standings);
         self.note(actions, None);
     }
 
@@ -472,9 +472,9 @@ impl Story {
                 self.open.remove(&number);
                 continue;
             }
-            asked.wait_ms = until_ms.saturating_sub(self.house.now_ms);
-            let before = self.house.core.waiting();
-            let actions = self.house.ask_again(number, &tenant, &asked, RACKS[rack]);
+            asked.wait_ms = until_ms.saturating_sub(self.fixture.now_ms);
+            let before = self.fixture.core.waiting();
+            let actions = self.fixture.ask_again(number, &tenant, &asked, RACKS[rack]);
             if let [CoreAction::Handed { manager, .. }] = actions.as_slice() {
                 let has_changed = changes != self.changes[rack];
                 assert!(has_changed || **manager != *RACKS[rack], "it was refused there as it stands");
@@ -482,7 +482,7 @@ impl Story {
             let is_answered = !actions.is_empty();
             self.note(actions, Some(number));
             if !is_answered {
-                assert_eq!(self.house.core.waiting(), before + 1);
+                assert_eq!(self.fixture.core.waiting(), before + 1);
                 self.queues.entry(tenant).or_default().push_front(number);
             }
         }
@@ -523,7 +523,7 @@ impl Story {
     }
 
     fn check(&self) {
-        let core = &self.house.core;
+        let core = &self.fixture.core;
         core.nodes.assert_consistent();
         let queued: usize = self.queues.values().map(VecDeque::len).sum();
         assert_eq!(core.waiting(), queued, "a request was lost");
@@ -538,10 +538,10 @@ impl Story {
 proptest! {
     #[test]
     fn no_story_above_racks_breaks_an_invariant(steps in proptest::collection::vec(step(), 1..150)) {
-        let house = CoreFixture::above_racks();
+        let fixture = CoreFixture::above_racks();
         let (free, said, handed, changes) = ([[8; 2]; 3], [None; 3], [(0, 0); 3], [0; 3]);
         let (open, on_their_way, queues) = Default::default();
-        let mut story = Story { house, free, said, changes, handed, open, on_their_way, queues };
+        let mut story = Story { fixture, free, said, changes, handed, open, on_their_way, queues };
         for step in steps {
             story.play(step);
         }

@@ -14,15 +14,15 @@ fn moved() -> (CoreFixture, CoreFixture, LeaseId) {
     (before, after, lease)
 }
 
-fn own(house: &mut CoreFixture) -> TenantUse {
-    let tenant = house.core.tenant_key("t");
-    house.core.tenant(tenant).own
+fn own(fixture: &mut CoreFixture) -> TenantUse {
+    let tenant = fixture.core.tenant_key("t");
+    fixture.core.tenant(tenant).own
 }
 
-fn tell_found(house: &mut CoreFixture, found: &[NodeGeneration]) -> Vec<CoreAction> {
-    let moved = found.iter().map(|found| (house.core.node_key(&found.node).unwrap(), found.generation));
+fn tell_found(fixture: &mut CoreFixture, found: &[NodeGeneration]) -> Vec<CoreAction> {
+    let moved = found.iter().map(|found| (fixture.core.node_key(&found.node).unwrap(), found.generation));
     let events: Vec<CoreEvent> = moved.map(|(node, generation)| CoreEvent::Moved(node, generation)).collect();
-    events.into_iter().flat_map(|event| house.event(event)).collect()
+    events.into_iter().flat_map(|event| fixture.event(event)).collect()
 }
 
 #[test]
@@ -152,34 +152,34 @@ fn moved_lease_that_returns_early_is_unchanged() {
 
 #[test]
 fn late_registration_does_not_affect_the_newer_one() {
-    let mut house = CoreFixture::with_node(2);
-    house.register(node("n", 2), 1, Vec::new()).unwrap();
-    let lease = house.grant(&asked(1))[0];
-    house.report(vec![runs(lease, 1)]);
-    let registration = house.core.node(house.core.node_key("n").unwrap()).unwrap().registration;
+    let mut fixture = CoreFixture::with_node(2);
+    fixture.register(node("n", 2), 1, Vec::new()).unwrap();
+    let lease = fixture.grant(&asked(1))[0];
+    fixture.report(vec![runs(lease, 1)]);
+    let registration = fixture.core.node(fixture.core.node_key("n").unwrap()).unwrap().registration;
     for generation in 0..2 {
-        house.generation = generation;
-        let late = house.register(node("n", 2), 1, Vec::new()).unwrap_err();
+        fixture.generation = generation;
+        let late = fixture.register(node("n", 2), 1, Vec::new()).unwrap_err();
         assert_eq!(late.code, Code::Protocol, "{late}");
     }
-    house.sequence = 2;
-    let (reply, _) = house.report(vec![runs(lease, 2)]);
+    fixture.sequence = 2;
+    let (reply, _) = fixture.report(vec![runs(lease, 2)]);
     assert!(reply.end.is_empty());
-    assert_eq!(house.state(lease), Some(LeasePhase::Attached));
-    assert_eq!(house.core.node(house.core.node_key("n").unwrap()).unwrap().registration, registration);
+    assert_eq!(fixture.state(lease), Some(LeasePhase::Attached));
+    assert_eq!(fixture.core.node(fixture.core.node_key("n").unwrap()).unwrap().registration, registration);
     // Nor does one of an agent that is dead, though the node has not been heard of; unless it is only the clock that
     // was set back before the agent started. One that does not number its registrations is never late.
-    house.ticks(SILENCE_TICKS + 1);
-    house.generation = 0;
-    assert_eq!(house.register(node("n", 2), 2, Vec::new()).unwrap_err().code, Code::AlreadyRunning);
-    assert_eq!(house.state(lease), Some(LeasePhase::Attached));
-    house.ticks(120);
-    house.generation = 0;
-    house.register(node("n", 2), 2, Vec::new()).unwrap();
+    fixture.ticks(SILENCE_TICKS + 1);
+    fixture.generation = 0;
+    assert_eq!(fixture.register(node("n", 2), 2, Vec::new()).unwrap_err().code, Code::AlreadyRunning);
+    assert_eq!(fixture.state(lease), Some(LeasePhase::Attached));
+    fixture.ticks(120);
+    fixture.generation = 0;
+    fixture.register(node("n", 2), 2, Vec::new()).unwrap();
     let unnumbered =
         |leases| Joining { description: node("n", 2), instance: InstanceId(2), generation: 0, leases };
     for _ in 0..2 {
-        let actions = house.event(CoreEvent::Register(Box::new(unnumbered(Vec::new()))));
+        let actions = fixture.event(CoreEvent::Register(Box::new(unnumbered(Vec::new()))));
         assert!(matches!(&actions[..], [CoreAction::Registered { .. }]), "{actions:?}");
     }
 }

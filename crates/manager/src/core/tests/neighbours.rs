@@ -12,7 +12,7 @@ fn naming(name: &str, neighbours: &[&str]) -> NodeDescription {
 
 /// Agents, and the neighbourhood that each was sent last.
 struct Street {
-    house: CoreFixture,
+    fixture: CoreFixture,
     agents: Vec<Agent>,
 }
 
@@ -26,18 +26,18 @@ struct Agent {
 
 impl Street {
     fn new() -> Street {
-        Street { house: CoreFixture::new(), agents: Vec::new() }
+        Street { fixture: CoreFixture::new(), agents: Vec::new() }
     }
 
     fn register(&mut self, name: &'static str, neighbours: &[&str]) {
-        self.house.generation += 1;
+        self.fixture.generation += 1;
         let joining = Joining {
             description: naming(name, neighbours),
             instance: InstanceId(7),
-            generation: self.house.generation,
+            generation: self.fixture.generation,
             leases: Vec::new(),
         };
-        let answer = self.house.event(CoreEvent::Register(Box::new(joining))).pop();
+        let answer = self.fixture.event(CoreEvent::Register(Box::new(joining))).pop();
         let Some(CoreAction::Registered { registration, neighbours: told, .. }) = answer else {
             panic!("{answer:?}")
         };
@@ -50,18 +50,18 @@ impl Street {
         let mut told = Vec::new();
         for agent in self.agents.iter_mut().filter(|agent| !agent.is_silent) {
             agent.sequence += 1;
-            let Some(node) = self.house.core.node_key(agent.name) else { continue };
+            let Some(node) = self.fixture.core.node_key(agent.name) else { continue };
             let report = AgentReport {
                 node,
                 registration: agent.registration,
                 sequence: agent.sequence,
                 answered: 0,
-                clock_ms: self.house.now_ms,
+                clock_ms: self.fixture.now_ms,
                 lending: LendingState::Open,
                 leases: Vec::new(),
                 neighbours: agent.told.version,
             };
-            let answer = self.house.event(CoreEvent::Report(report)).remove(0);
+            let answer = self.fixture.event(CoreEvent::Report(report)).remove(0);
             if let CoreAction::Reported(ReportAnswer { neighbours: Some(neighbours), .. }) = answer {
                 assert_ne!(neighbours.version, agent.told.version);
                 agent.told = neighbours;
@@ -74,7 +74,7 @@ impl Street {
     /// Lets `count` ticks pass, with reports of the agents that are not silent.
     fn ticks(&mut self, count: u32) {
         for _ in 0..count {
-            self.house.ticks(1);
+            self.fixture.ticks(1);
             self.reports();
         }
     }
@@ -104,7 +104,7 @@ impl Street {
     /// Asserts that each registered agent that has just reported knows exactly the nodes that it names, that name it
     /// and that are registered.
     fn check(&self) {
-        let node = |name: &str| self.house.core.node(self.house.core.node_key(name)?);
+        let node = |name: &str| self.fixture.core.node(self.fixture.core.node_key(name)?);
         let is_here = |name: &str| node(name).filter(|node| node.registration != 0 && !node.is_lost());
         for agent in self.agents.iter().filter(|agent| !agent.is_silent) {
             let Some(own) = is_here(agent.name).filter(|own| own.registration == agent.registration) else {
@@ -131,7 +131,7 @@ impl Street {
             }
             assert_eq!(self.bridged(agent.name), beyond, "{}", agent.name);
             assert_eq!(self.told(agent.name), marked, "{}", agent.name);
-            let units = self.house.core.info(own).units;
+            let units = self.fixture.core.info(own).units;
             let shown: Vec<&str> = units[0].neighbours.iter().map(String::as_str).collect();
             assert_eq!(shown, marked.iter().map(|(name, _)| *name).collect::<Vec<_>>());
         }
@@ -166,8 +166,8 @@ fn one_sided_neighbour_gets_no_links_and_no_news() {
         assert!(street.reports().is_empty(), "nobody has news");
     }
     assert_eq!(street.told("victim"), [("friend", street.registration("friend"))]);
-    let liar = street.house.core.node(street.house.core.node_key("liar").unwrap()).unwrap();
-    assert!(street.house.core.info(liar).units[0].neighbours.is_empty());
+    let liar = street.fixture.core.node(street.fixture.core.node_key("liar").unwrap()).unwrap();
+    assert!(street.fixture.core.info(liar).units[0].neighbours.is_empty());
     // Its links are cut as soon as it is not named any more.
     street.register("victim", &["liar", "friend"]);
     assert_eq!(street.reports(), ["friend", "liar"]);
@@ -193,8 +193,8 @@ fn lost_and_moved_nodes_have_no_links_until_they_return() {
     street.reports();
     street.check();
     assert_eq!((street.told("a").len(), street.told("b").len()), (1, 1));
-    let (key, generation) = (street.house.core.node_key("b").unwrap(), street.house.generation);
-    street.house.event(CoreEvent::Moved(key, generation + 1));
+    let (key, generation) = (street.fixture.core.node_key("b").unwrap(), street.fixture.generation);
+    street.fixture.event(CoreEvent::Moved(key, generation + 1));
     assert_eq!(street.reports(), ["a"]);
     assert_eq!(street.told("a"), []);
     street.register("b", &["a"]);
@@ -212,9 +212,9 @@ fn node_bridges_two_nodes_that_are_linked_with_it() {
     assert_eq!(street.bridged("b"), [("a", "host")]);
     assert_eq!(street.reports(), ["host", "a"]);
     assert_eq!((street.bridged("a"), street.bridged("host")), (vec![("b", "host")], vec![]));
-    let key = street.house.core.node_key("a").unwrap();
+    let key = street.fixture.core.node_key("a").unwrap();
     let there = sublet_proto::pu::id("b", sublet_proto::pu::PROCESSOR);
-    assert_eq!(street.house.core.beside(key, there).map(|(node, _)| &*node.name), Some("b"));
+    assert_eq!(street.fixture.core.beside(key, there).map(|(node, _)| &*node.name), Some("b"));
     // A node that the host does not name is bridged with none.
     street.register("stranger", &["a", "b"]);
     assert_eq!(street.bridged("stranger"), []);
@@ -269,9 +269,9 @@ proptest! {
                     }
                 }
                 Step::Moves(node) => {
-                    if let Some(key) = street.house.core.node_key(NAMES[node]) {
-                        street.house.generation += 1;
-                        street.house.event(CoreEvent::Moved(key, street.house.generation));
+                    if let Some(key) = street.fixture.core.node_key(NAMES[node]) {
+                        street.fixture.generation += 1;
+                        street.fixture.event(CoreEvent::Moved(key, street.fixture.generation));
                     }
                 }
                 Step::Ticks(count) => street.ticks(count),

@@ -11,12 +11,12 @@ fn placed(name: &str, cores: u32, pool: &str, rack: &str) -> NodeDescription {
     NodeDescription { pool: pool.into(), rack: rack.into(), ..node(name, cores) }
 }
 
-fn house_of(nodes: &[NodeDescription]) -> CoreFixture {
-    let mut house = CoreFixture::new();
+fn fixture_of(nodes: &[NodeDescription]) -> CoreFixture {
+    let mut fixture = CoreFixture::new();
     for (number, description) in nodes.iter().enumerate() {
-        house.register(description.clone(), number as u128 + 1, Vec::new()).unwrap();
+        fixture.register(description.clone(), number as u128 + 1, Vec::new()).unwrap();
     }
-    house
+    fixture
 }
 
 fn segment(mib: u64) -> LeaseRequest {
@@ -63,37 +63,37 @@ fn each_kind_of_lease_goes_to_its_pool_then_spills() {
         (much, ["balanced", "compute", "memory"]),
         (segment(3 * 1024), ["memory", "balanced", "compute"]),
     ] {
-        let mut house = house_of(&nodes);
-        assert_eq!([(); 3].map(|()| house.on(&asked)), order);
-        let refused = house.refusal(&asked);
+        let mut fixture = fixture_of(&nodes);
+        assert_eq!([(); 3].map(|()| fixture.on(&asked)), order);
+        let refused = fixture.refusal(&asked);
         assert_eq!(refused.code, Code::NoCapacity, "{refused}");
     }
 }
 
 #[test]
 fn named_pool_is_mandatory_and_refusals_name_it() {
-    let mut house = house_of(&[placed("c", 4, "compute", ""), placed("m", 1, "memory", "")]);
-    assert_eq!(house.on(&in_pool("memory", asked(1))), "m");
-    let refused = house.refusal(&in_pool("memory", asked(1)));
+    let mut fixture = fixture_of(&[placed("c", 4, "compute", ""), placed("m", 1, "memory", "")]);
+    assert_eq!(fixture.on(&in_pool("memory", asked(1))), "m");
+    let refused = fixture.refusal(&in_pool("memory", asked(1)));
     assert_eq!(refused.code, Code::NoCapacity);
     assert_eq!(refused.message, "1 cores asked, 0 of 1 free in the memory pool");
     // The pool holds beside a neighbour, too, and over several nodes.
-    assert_eq!(house.refusal(&beside("c", in_pool("memory", asked(1)))).code, Code::NoCapacity);
-    let refused = house.refusal(&in_pool("memory", asked(2)));
+    assert_eq!(fixture.refusal(&beside("c", in_pool("memory", asked(1)))).code, Code::NoCapacity);
+    let refused = fixture.refusal(&in_pool("memory", asked(2)));
     assert_eq!(refused.code, Code::InsufficientResources);
     assert!(refused.message.ends_with("all nodes together have 1 in the memory pool"), "{refused}");
-    let refused = house.refusal(&in_pool("balanced", segment(1)));
+    let refused = fixture.refusal(&in_pool("balanced", segment(1)));
     assert_eq!((refused.code, refused.message.as_str()), {
         (Code::InsufficientResources, "no node is there in the balanced pool")
     });
-    let refused = house.refusal(&in_pool("compute", segment(2 * 1024)));
+    let refused = fixture.refusal(&in_pool("compute", segment(2 * 1024)));
     assert!(refused.message.ends_with("1073741824 in the compute pool"), "{refused}");
-    assert_eq!(house.on(&in_pool("compute", segment(1024))), "c");
+    assert_eq!(fixture.on(&in_pool("compute", segment(1024))), "c");
 }
 
 #[test]
 fn what_communicates_stays_in_its_rack_until_that_is_full() {
-    let mut house = house_of(&[
+    let mut fixture = fixture_of(&[
         placed("a1", 2, "", "a"),
         placed("a2", 1, "memory", "a"),
         placed("b1", 8, "compute", "b"),
@@ -102,25 +102,25 @@ fn what_communicates_stays_in_its_rack_until_that_is_full() {
     ]);
     let near = |asked| beside("a1", asked);
     // The leases go beside it, then into its rack in any pool, then where most is free.
-    assert_eq!([(); 4].map(|()| house.on(&near(asked(1)))), ["a1", "a1", "a2", "none"]);
+    assert_eq!([(); 4].map(|()| fixture.on(&near(asked(1)))), ["a1", "a1", "a2", "none"]);
     // Nodes that name no rack are near no others, not even each other.
-    let refused = house.refusal(&LeaseRequest { max_nodes: 1, ..asked(21) });
+    let refused = fixture.refusal(&LeaseRequest { max_nodes: 1, ..asked(21) });
     assert_eq!(refused.code, Code::InsufficientResources);
-    assert_eq!(house.on(&beside("none", asked(19))), "none");
-    assert!(["b1", "c1"].contains(&house.on(&beside("none", asked(1))).as_str()));
+    assert_eq!(fixture.on(&beside("none", asked(19))), "none");
+    assert!(["b1", "c1"].contains(&fixture.on(&beside("none", asked(1))).as_str()));
 }
 
 #[test]
-fn without_a_neighbour_the_rack_with_most_room_is_taken() {
-    let mut house = CoreFixture::new();
+fn takes_rack_with_most_capacity_without_a_neighbour() {
+    let mut fixture = CoreFixture::new();
     for number in 0..8 {
         let rack = if number < 2 { "small" } else { "large" };
-        house.register(placed(&format!("{rack}{number}"), 4, "", rack), number + 1, Vec::new()).unwrap();
+        fixture.register(placed(&format!("{rack}{number}"), 4, "", rack), number + 1, Vec::new()).unwrap();
     }
     // 24 cores are of a higher magnitude than 8, until there are 15.
-    let racks: Vec<String> = (0..8).map(|_| house.on(&asked(1))).collect();
+    let racks: Vec<String> = (0..8).map(|_| fixture.on(&asked(1))).collect();
     assert!(racks.iter().all(|node| node.starts_with("large")), "{racks:?}");
-    let rest: BTreeSet<String> = (0..16).map(|_| house.on(&asked(1))[..5].to_owned()).collect();
+    let rest: BTreeSet<String> = (0..16).map(|_| fixture.on(&asked(1))[..5].to_owned()).collect();
     assert_eq!(rest.len(), 2, "both racks are used, and neither alone");
 }
 
@@ -133,9 +133,9 @@ fn multi_node_request_prefers_one_rack_and_one_pool() {
         placed("b2", 3, "memory", "b"),
     ];
     let on = |asked: &LeaseRequest| {
-        let mut house = house_of(&nodes);
-        let leases = house.grant(asked);
-        let node = |lease: &LeaseId| house.core.node(house.core.lease(*lease).unwrap().node).unwrap();
+        let mut fixture = fixture_of(&nodes);
+        let leases = fixture.grant(asked);
+        let node = |lease: &LeaseId| fixture.core.node(fixture.core.lease(*lease).unwrap().node).unwrap();
         leases.iter().map(|lease| node(lease).name.to_string()).collect::<BTreeSet<_>>()
     };
     let near = |cores| LeaseRequest { near: vec!["a1".into()], ..asked(cores) };
@@ -144,7 +144,7 @@ fn multi_node_request_prefers_one_rack_and_one_pool() {
     assert_eq!(on(&asked(7)), set(&["a1", "a2", "b1"]), "the compute pool has them");
     assert_eq!(on(&in_pool("compute", asked(5))).len(), 2);
     assert_eq!(on(&asked(10)).len(), 4);
-    let refused = house_of(&nodes).refusal(&in_pool("compute", asked(8)));
+    let refused = fixture_of(&nodes).refusal(&in_pool("compute", asked(8)));
     assert!(refused.message.contains("all nodes together have 7 in the compute pool"), "{refused}");
 }
 
@@ -157,52 +157,52 @@ fn warm_nodes_are_sought_in_the_pool_and_rack() {
             placed(&format!("n{number}"), 2, pool, racks[number / 10])
         })
         .collect();
-    let mut house = house_of(&nodes);
+    let mut fixture = fixture_of(&nodes);
     let warm = |asked| LeaseRequest { warm: "app/f".into(), max_nodes: 1, ..asked };
-    let home = house.on(&warm(asked(1)));
-    assert_eq!((house.on(&warm(asked(1))), house.pool_of(&home)), (home.clone(), "compute".into()));
+    let home = fixture.on(&warm(asked(1)));
+    assert_eq!((fixture.on(&warm(asked(1))), fixture.pool_of(&home)), (home.clone(), "compute".into()));
     // All of the rack is busy but for two nodes: the same one is chosen each time.
     let in_rack: BTreeSet<String> = (0..2)
-        .map(|_| house.on(&LeaseRequest { near: vec!["n11".into(), "gone".into()], ..warm(asked(1)) }))
+        .map(|_| fixture.on(&LeaseRequest { near: vec!["n11".into(), "gone".into()], ..warm(asked(1)) }))
         .collect();
     assert_eq!(in_rack, BTreeSet::from(["n11".to_owned()]), "beside it first");
     let next =
-        |house: &mut CoreFixture| house.on(&LeaseRequest { near: vec!["n11".into()], ..warm(asked(1)) });
-    let (first, second) = (next(&mut house), next(&mut house));
+        |fixture: &mut CoreFixture| fixture.on(&LeaseRequest { near: vec!["n11".into()], ..warm(asked(1)) });
+    let (first, second) = (next(&mut fixture), next(&mut fixture));
     assert_eq!(first, second);
     assert!(nodes[10..20].iter().any(|node| node.name == first && node.pool == "compute"), "{first}");
 }
 
 #[test]
 fn node_without_a_named_pool_moves_between_virtual_pools() {
-    let mut house = CoreFixture::with_virtual_pools(GIB / 4);
-    house.register(placed("n", 4, "", ""), 1, Vec::new()).unwrap();
-    house.register(placed("said", 4, "compute", ""), 2, Vec::new()).unwrap();
-    assert_eq!((house.pool_of("n"), house.pool_of("said")), ("balanced".into(), "compute".into()));
+    let mut fixture = CoreFixture::with_virtual_pools(GIB / 4);
+    fixture.register(placed("n", 4, "", ""), 1, Vec::new()).unwrap();
+    fixture.register(placed("said", 4, "compute", ""), 2, Vec::new()).unwrap();
+    assert_eq!((fixture.pool_of("n"), fixture.pool_of("said")), ("balanced".into(), "compute".into()));
     // A request may wait for the pool that the node may come into.
-    let refused = house.refusal(&in_pool("memory", segment(600)));
+    let refused = fixture.refusal(&in_pool("memory", segment(600)));
     assert_eq!(refused.code, Code::NoCapacity, "{refused}");
     let waits = LeaseRequest { wait_ms: 5_000, ..in_pool("memory", segment(600)) };
-    assert!(house.request_of("u", &waits).is_empty());
-    let cores = house.grant(&beside("n", asked(3)))[0];
-    assert_eq!(house.pool_of("n"), "memory");
-    let granted = house.ticks(1);
+    assert!(fixture.request_of("u", &waits).is_empty());
+    let cores = fixture.grant(&beside("n", asked(3)))[0];
+    assert_eq!(fixture.pool_of("n"), "memory");
+    let granted = fixture.ticks(1);
     assert!(matches!(&granted[..], [CoreAction::Granted { .. }]), "{granted:?}");
-    house.report(vec![runs(cores, 1)]);
-    house.core.nodes.assert_consistent();
-    house.gives_back(cores);
-    assert_eq!(house.pool_of("n"), "compute", "more than half of its memory is gone, and no core");
+    fixture.report(vec![runs(cores, 1)]);
+    fixture.core.nodes.assert_consistent();
+    fixture.gives_back(cores);
+    assert_eq!(fixture.pool_of("n"), "compute", "more than half of its memory is gone, and no core");
 }
 
 #[test]
 fn refusal_after_a_wait_names_the_pool() {
-    let mut house = house_of(&[placed("n", 1, "compute", ""), placed("m", 1, "memory", "")]);
-    house.grant(&in_pool("compute", asked(1)));
+    let mut fixture = fixture_of(&[placed("n", 1, "compute", ""), placed("m", 1, "memory", "")]);
+    fixture.grant(&in_pool("compute", asked(1)));
     let (cores, memory) = (in_pool("compute", asked(1)), in_pool("compute", segment(1024)));
     for asked in [cores, memory] {
-        assert!(house.request_of("u", &LeaseRequest { wait_ms: 1_000, ..asked }).is_empty());
+        assert!(fixture.request_of("u", &LeaseRequest { wait_ms: 1_000, ..asked }).is_empty());
     }
-    let said: Vec<String> = house
+    let said: Vec<String> = fixture
         .ticks(2)
         .into_iter()
         .map(|action| match action {
@@ -216,36 +216,36 @@ fn refusal_after_a_wait_names_the_pool() {
 
 #[test]
 fn waiting_for_one_pool_bounds_overtakes_only_in_that_pool() {
-    let mut house = house_of(&[placed("n", 2, "compute", ""), placed("m", 1000, "memory", "")]);
+    let mut fixture = fixture_of(&[placed("n", 2, "compute", ""), placed("m", 1000, "memory", "")]);
     let small = |pool: &str| in_pool(pool, asked(1));
-    let mut held: Vec<LeaseId> = (0..2).map(|_| house.grant(&small("compute"))[0]).collect();
+    let mut held: Vec<LeaseId> = (0..2).map(|_| fixture.grant(&small("compute"))[0]).collect();
     let large = LeaseRequest { wait_ms: 600_000, ..in_pool("compute", asked(2)) };
-    assert!(house.request_of("large", &large).is_empty());
+    assert!(fixture.request_of("large", &large).is_empty());
     for _ in 0..2 * MAX_OVERTAKES {
-        house.grant(&small("memory"));
+        fixture.grant(&small("memory"));
     }
     for _ in 0..MAX_OVERTAKES {
-        house.report(held.iter().map(|&id| runs(id, 1)).collect());
-        assert!(house.gives_back(held.remove(0)).is_empty());
-        held.push(house.grant(&small("compute"))[0]);
+        fixture.report(held.iter().map(|&id| runs(id, 1)).collect());
+        assert!(fixture.gives_back(held.remove(0)).is_empty());
+        held.push(fixture.grant(&small("compute"))[0]);
     }
-    house.report(held.iter().map(|&id| runs(id, 1)).collect());
-    house.gives_back(held.remove(0));
-    let refused = house.refusal(&small("compute"));
+    fixture.report(held.iter().map(|&id| runs(id, 1)).collect());
+    fixture.gives_back(held.remove(0));
+    let refused = fixture.refusal(&small("compute"));
     assert!(refused.message.ends_with("it is the turn of another in the compute pool"), "{refused}");
-    let refused = house.refusal(&in_pool("memory", asked(1001)));
+    let refused = fixture.refusal(&in_pool("memory", asked(1001)));
     assert_eq!(refused.code, Code::InsufficientResources, "it is nobody's turn there: {refused}");
     // Other requests are served: those that may go outside of the pool, and those that wait as well.
-    assert_eq!(house.on(&small("memory")), "m");
-    assert_eq!(house.on(&asked(1)), "m");
+    assert_eq!(fixture.on(&small("memory")), "m");
+    assert_eq!(fixture.on(&asked(1)), "m");
     let whole = LeaseRequest { max_nodes: 1, ..asked(1000) };
-    assert!(house.request_of("whole", &LeaseRequest { wait_ms: 600_000, ..whole }).is_empty());
-    assert!(house.request_of("other", &LeaseRequest { wait_ms: 600_000, ..small("compute") }).is_empty());
-    let granted = house.gives_back(held.remove(0));
+    assert!(fixture.request_of("whole", &LeaseRequest { wait_ms: 600_000, ..whole }).is_empty());
+    assert!(fixture.request_of("other", &LeaseRequest { wait_ms: 600_000, ..small("compute") }).is_empty());
+    let granted = fixture.gives_back(held.remove(0));
     let whose: Vec<_> = granted
         .iter()
         .map(|action| match action {
-            CoreAction::Granted { tenant, .. } => house.core.tenant(*tenant).name.to_string(),
+            CoreAction::Granted { tenant, .. } => fixture.core.tenant(*tenant).name.to_string(),
             other => panic!("{other:?}"),
         })
         .collect();
@@ -254,20 +254,20 @@ fn waiting_for_one_pool_bounds_overtakes_only_in_that_pool() {
 
 #[test]
 fn agent_cannot_register_an_unlimited_number_of_racks() {
-    let mut house = CoreFixture::new();
+    let mut fixture = CoreFixture::new();
     for number in 0..MAX_RACKS {
         let rack = format!("r{number}");
-        house.register(placed(&rack, 1, "", &rack), number as u128 + 1, Vec::new()).unwrap();
+        fixture.register(placed(&rack, 1, "", &rack), number as u128 + 1, Vec::new()).unwrap();
     }
-    let error = house.register(placed("one", 1, "", "more"), 9_999, Vec::new()).unwrap_err();
+    let error = fixture.register(placed("one", 1, "", "more"), 9_999, Vec::new()).unwrap_err();
     assert!(error.code == Code::InvalidArgument && error.message.contains("more"), "{error}");
-    house.register(placed("one", 1, "", "r7"), 9_999, Vec::new()).unwrap();
+    fixture.register(placed("one", 1, "", "r7"), 9_999, Vec::new()).unwrap();
     // A rack that no node names any more frees a slot for another.
-    house.register(placed("r3", 1, "", "r7"), 4, Vec::new()).unwrap();
-    house.register(placed("one", 1, "", "more"), 9_999, Vec::new()).unwrap();
-    house.core.nodes.assert_consistent();
+    fixture.register(placed("r3", 1, "", "r7"), 4, Vec::new()).unwrap();
+    fixture.register(placed("one", 1, "", "more"), 9_999, Vec::new()).unwrap();
+    fixture.core.nodes.assert_consistent();
     for wrong in [placed("x", 1, "fast", ""), placed("x", 1, "", &"r".repeat(65))] {
-        assert_eq!(house.register(wrong, 1, Vec::new()).unwrap_err().code, Code::InvalidArgument);
+        assert_eq!(fixture.register(wrong, 1, Vec::new()).unwrap_err().code, Code::InvalidArgument);
     }
 }
 
@@ -338,7 +338,7 @@ proptest! {
             memory_bytes: gib * GIB / 4,
             ..placed(&format!("n{number}"), cores, &pool_name(pool), RACKS[rack])
         });
-        let mut house = house_of(&described.collect::<Vec<_>>());
+        let mut fixture = fixture_of(&described.collect::<Vec<_>>());
         for (cores, mib, pool, near, is_warm) in requests {
             let memory_bytes = (mib * MIB).max(u64::from(cores) * MIB);
             let asked = LeaseRequest {
@@ -351,17 +351,17 @@ proptest! {
                 warm: if is_warm && cores > 0 { "app/f".into() } else { String::new() },
                 ..LeaseRequest::default()
             };
-            let among = expected(&house.core, &asked);
-            match house.request_of("t", &asked).pop() {
+            let among = expected(&fixture.core, &asked);
+            match fixture.request_of("t", &asked).pop() {
                 Some(CoreAction::Granted { leases, .. }) => {
-                    let node = house.core.lease(leases[0]).unwrap().node;
-                    let name = house.core.node(node).unwrap().name.to_string();
+                    let node = fixture.core.lease(leases[0]).unwrap().node;
+                    let name = fixture.core.node(node).unwrap().name.to_string();
                     prop_assert!(among.contains(&name), "{asked:?} went to {name}, not to one of {among:?}");
                 }
                 Some(CoreAction::Refused { .. }) => prop_assert_eq!(among, Vec::<String>::new()),
                 other => panic!("{other:?}"),
             }
-            house.core.nodes.assert_consistent();
+            fixture.core.nodes.assert_consistent();
         }
     }
 }

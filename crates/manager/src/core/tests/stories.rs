@@ -54,7 +54,7 @@ fn pool(number: u8) -> String {
 
 /// Plays a story and records the state for the invariants.
 struct Story {
-    house: CoreFixture,
+    fixture: CoreFixture,
     leases: Vec<LeaseId>,
     /// Requests that have no answer yet, and in which pool they must be.
     open: BTreeMap<u128, String>,
@@ -62,8 +62,8 @@ struct Story {
 }
 
 impl Story {
-    fn of(house: CoreFixture) -> Story {
-        Story { house, leases: Vec::new(), open: BTreeMap::new(), usage: BTreeMap::new() }
+    fn of(fixture: CoreFixture) -> Story {
+        Story { fixture, leases: Vec::new(), open: BTreeMap::new(), usage: BTreeMap::new() }
     }
 
     fn lease(&self, index: u8) -> Option<LeaseId> {
@@ -73,42 +73,42 @@ impl Story {
     fn play(&mut self, step: Step) {
         let actions = match step {
             Step::Register { node: name, instance, listed, is_late, pool: number, rack } => {
-                self.house.generation += u64::from(!is_late);
+                self.fixture.generation += u64::from(!is_late);
                 let rack = ["", "a", "b"][usize::from(rack)].to_owned();
                 let placed = NodeDescription { pool: pool(number), rack, ..node(&format!("n{name}"), 4) };
                 self.register(placed, instance, listed)
             }
             Step::Moved { node: name, is_later } => self.moved(name, is_later),
-            Step::Disconnect { node: name } => match self.house.core.node_key(&format!("n{name}")) {
-                Some(node) => self.house.event(CoreEvent::Disconnected(node)),
+            Step::Disconnect { node: name } => match self.fixture.core.node_key(&format!("n{name}")) {
+                Some(node) => self.fixture.event(CoreEvent::Disconnected(node)),
                 None => Vec::new(),
             },
             Step::Request { cores, shared, wait_ms, one_node, pool: number, near } => {
                 let (pool, near) = (pool(number), vec![format!("n{near}")]);
                 let asked =
                     LeaseRequest { shared, wait_ms, max_nodes: one_node.into(), pool, near, ..asked(cores) };
-                self.open.insert(self.house.requests + 1, asked.pool.clone());
-                self.house.request_of(["a", "b", "c"][cores as usize % 3], &asked)
+                self.open.insert(self.fixture.requests + 1, asked.pool.clone());
+                self.fixture.request_of(["a", "b", "c"][cores as usize % 3], &asked)
             }
             Step::Segment { mib, wait_ms, pool: number } => {
                 let (memory_bytes, pool) = (mib << 20, pool(number));
                 let asked = LeaseRequest { memory_bytes, wait_ms, pool, ..LeaseRequest::default() };
-                self.open.insert(self.house.requests + 1, asked.pool.clone());
-                self.house.request_of("b", &asked)
+                self.open.insert(self.fixture.requests + 1, asked.pool.clone());
+                self.fixture.request_of("b", &asked)
             }
             Step::Report { node, lease, ended, executing_ns } => {
                 self.report(node, lease, ended, executing_ns)
             }
             Step::End { lease } => match self.lease(lease) {
-                Some(id) => self.house.event(CoreEvent::End(id, Error::new(Code::LeaseEnded, "ordered"))),
+                Some(id) => self.fixture.event(CoreEvent::End(id, Error::new(Code::LeaseEnded, "ordered"))),
                 None => Vec::new(),
             },
             Step::Ticks { count, ms } => {
-                self.house.now_ms += ms;
-                self.house.ticks(count.into())
+                self.fixture.now_ms += ms;
+                self.fixture.ticks(count.into())
             }
             Step::Store { is_full } => {
-                self.house.is_store_full = is_full;
+                self.fixture.is_store_full = is_full;
                 Vec::new()
             }
         };
@@ -117,23 +117,28 @@ impl Story {
     }
 
     fn register(&mut self, node: NodeDescription, instance: u8, listed: u8) -> Vec<CoreAction> {
-        let listed = self.lease(listed).filter(|&id| self.house.core.lease(id).is_some());
-        let leases = listed.map(|id| self.house.running(id, runs(id, 1))).into_iter();
+        let listed = self.lease(listed).filter(|&id| self.fixture.core.lease(id).is_some());
+        let leases = listed.map(|id| self.fixture.running(id, runs(id, 1))).into_iter();
         let leases = leases.filter(|running| running.lease.node == node.name).collect();
         let description = NodeDescription { shared_cores: 1, shared_places: 4, ..node };
         let instance = InstanceId(instance.into());
-        let generation = self.house.generation;
-        self.house.event(CoreEvent::Register(Box::new(Joining { description, instance, generation, leases })))
+        let generation = self.fixture.generation;
+        self.fixture.event(CoreEvent::Register(Box::new(Joining {
+            description,
+            instance,
+            generation,
+            leases,
+        })))
     }
 
     /// Another manager has the node, by its next registration or by none that is later than this manager's.
     fn moved(&mut self, name: u8, is_later: bool) -> Vec<CoreAction> {
-        let Some(node) = self.house.core.node_key(&format!("n{name}")) else { return Vec::new() };
-        let before = self.house.core.node(node).unwrap().generation;
-        self.house.generation += u64::from(is_later);
-        let generation = if is_later { self.house.generation } else { before };
-        let actions = self.house.event(CoreEvent::Moved(node, generation));
-        if let Some(left) = self.house.core.node(node).filter(|_| is_later) {
+        let Some(node) = self.fixture.core.node_key(&format!("n{name}")) else { return Vec::new() };
+        let before = self.fixture.core.node(node).unwrap().generation;
+        self.fixture.generation += u64::from(is_later);
+        let generation = if is_later { self.fixture.generation } else { before };
+        let actions = self.fixture.event(CoreEvent::Moved(node, generation));
+        if let Some(left) = self.fixture.core.node(node).filter(|_| is_later) {
             assert_eq!((left.registration, left.leased), (0, NodeCapacity::default()));
             assert!(!left.leases.is_empty(), "a node was kept for nothing");
         }
@@ -142,23 +147,23 @@ impl Story {
 
     /// Reports all leases of the node except one.
     fn report(&mut self, name: u8, lease: u8, ended: bool, executing_ns: u64) -> Vec<CoreAction> {
-        let Some(node) = self.house.core.node_key(&format!("n{name}")) else { return Vec::new() };
+        let Some(node) = self.fixture.core.node_key(&format!("n{name}")) else { return Vec::new() };
         let one = self.lease(lease);
-        let of_node = self.house.core.leases().filter(|lease| lease.node == node);
+        let of_node = self.fixture.core.leases().filter(|lease| lease.node == node);
         let leases = of_node.map(|lease| match lease.state {
             LeasePhase::Ended => over(lease.id, executing_ns),
             _ if ended && Some(lease.id) == one => over(lease.id, executing_ns),
             _ => runs(lease.id, executing_ns),
         });
         let leases = leases.filter(|report| ended || Some(report.lease) != one).collect();
-        self.house.sequence += 1;
-        let registration = self.house.core.node(node).unwrap().registration;
-        self.house.event(CoreEvent::Report(AgentReport {
+        self.fixture.sequence += 1;
+        let registration = self.fixture.core.node(node).unwrap().registration;
+        self.fixture.event(CoreEvent::Report(AgentReport {
             node,
             registration,
-            sequence: self.house.sequence,
-            answered: self.house.sequence - 1,
-            clock_ms: self.house.now_ms,
+            sequence: self.fixture.sequence,
+            answered: self.fixture.sequence - 1,
+            clock_ms: self.fixture.now_ms,
             lending: LendingState::Open,
             leases,
             neighbours: 0,
@@ -180,14 +185,14 @@ impl Story {
 
     /// Checks the pool of a granted lease. A node may have left a virtual pool because of the lease's resources.
     fn check_pool(&self, lease: LeaseId, pool: &str) {
-        let core = &self.house.core;
+        let core = &self.fixture.core;
         let node = core.lease(lease).and_then(|lease| core.node(lease.node)).unwrap();
         let is_virtual = core.nodes.has_virtual_pools() && node.description.pool.is_empty();
         assert!(pool.is_empty() || is_virtual || node.pool.name() == pool, "{pool}: {:?}", node.pool);
     }
 
     fn check(&mut self) {
-        let core = &self.house.core;
+        let core = &self.fixture.core;
         assert_eq!(self.open.len(), core.waiting(), "a request was lost");
         let mut leased = BTreeMap::<NodeKey, NodeCapacity>::new();
         for lease in core.leases() {
@@ -224,18 +229,18 @@ proptest! {
         steps in proptest::collection::vec(step(), 1..150),
         are_pools_virtual in any::<bool>(),
     ) {
-        let house = CoreFixture::new();
+        let fixture = CoreFixture::new();
         let usual = CoreFixture::with_virtual_pools(GIB / 8);
-        let mut story = Story::of(if are_pools_virtual { usual } else { house });
+        let mut story = Story::of(if are_pools_virtual { usual } else { fixture });
         for step in steps {
             story.play(step);
         }
         // Without faults, and with time, everything becomes free again.
-        story.house.is_store_full = false;
-        let actions = story.house.ticks(30 * 60 * 2);
+        story.fixture.is_store_full = false;
+        let actions = story.fixture.ticks(30 * 60 * 2);
         story.note(actions);
         story.check();
-        for node in story.house.core.nodes() {
+        for node in story.fixture.core.nodes() {
             prop_assert_eq!(node.leased, NodeCapacity::default());
         }
         prop_assert!(story.open.is_empty());

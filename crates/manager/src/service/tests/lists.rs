@@ -28,10 +28,10 @@ async fn all<T>(mut page: impl AsyncFnMut(String) -> (Vec<T>, String)) -> Vec<T>
     }
 }
 
-async fn put(house: &ServiceFixture, records: Vec<(String, Vec<u8>)>) {
+async fn put(fixture: &ServiceFixture, records: Vec<(String, Vec<u8>)>) {
     let mut batch = Batch::default();
     records.into_iter().for_each(|(key, record)| batch.put(key, record));
-    house.service.0.database.with(move |store| store.commit(&batch)).await.unwrap();
+    fixture.service.0.database.with(move |store| store.commit(&batch)).await.unwrap();
 }
 
 fn user(tenant: &str) -> CallerIdentity {
@@ -47,9 +47,9 @@ fn token_record(token: Token) -> crate::tokens::TokenRecord {
 
 #[tokio::test]
 async fn leases_of_the_ledger_and_active_ones_are_listed_once_the_newest_first() {
-    let house = house().await;
-    let active = house.request(&house.token("t").await, 1).await.unwrap();
-    house.confirm(&active).await.unwrap();
+    let fixture = super::fixture().await;
+    let active = fixture.request(&fixture.token("t").await, 1).await.unwrap();
+    fixture.confirm(&active).await.unwrap();
     let active = active.grants[0].lease.as_ref().unwrap().id.clone();
     let ids: Vec<String> = (0..ITEMS).map(|number| format!("{number:032x}")).collect();
     let records = ids.iter().map(|id| {
@@ -57,10 +57,10 @@ async fn leases_of_the_ledger_and_active_ones_are_listed_once_the_newest_first()
         record.lease = Lease { id: id.clone(), tenant: "t".into(), end_reason: large(), ..Lease::default() };
         (format!("{}{id}", keys::LEASE), record.encode_to_vec())
     });
-    put(&house, records.collect()).await;
+    put(&fixture, records.collect()).await;
     let listed = all(async |after| {
         let asked = ListLeasesRequest { include_ended: true, after };
-        let page = answered(house.service.list_leases(by(user("t"), asked)).await).unwrap();
+        let page = answered(fixture.service.list_leases(by(user("t"), asked)).await).unwrap();
         (page.leases, page.next)
     });
     let listed: Vec<String> = listed.await.into_iter().map(|lease| lease.id).collect();
@@ -71,8 +71,8 @@ async fn leases_of_the_ledger_and_active_ones_are_listed_once_the_newest_first()
 
 #[tokio::test]
 async fn packages_of_each_owner_are_listed_once() {
-    let house = house().await;
-    let packages = &house.service.0.packages;
+    let fixture = super::fixture().await;
+    let packages = &fixture.service.0.packages;
     for (owner, number) in ["alice", "bob", PUBLIC].iter().flat_map(|owner| (0..7).map(move |n| (owner, n))) {
         let content = format!("{owner} {number}").into_bytes();
         let checked = CheckedPackage {
@@ -85,11 +85,11 @@ async fn packages_of_each_owner_are_listed_once() {
     }
     let grant = PackageGrant { tenant: "alice".into(), right: PackageRight::Read.into() };
     let granted = GrantPackageRequest { name: "p3".into(), grant: Some(grant) };
-    answered(house.service.grant_package(by(user("bob"), granted)).await).unwrap();
+    answered(fixture.service.grant_package(by(user("bob"), granted)).await).unwrap();
     let list = async |caller: CallerIdentity| {
         let listed = all(async |after| {
             let asked = ListPackagesRequest { after };
-            let page = answered(house.service.list_packages(by(caller.clone(), asked)).await).unwrap();
+            let page = answered(fixture.service.list_packages(by(caller.clone(), asked)).await).unwrap();
             (page.packages, page.next)
         });
         listed.await.into_iter().map(|info| format!("{}/{}", info.owner, info.name)).collect::<Vec<_>>()
@@ -103,16 +103,16 @@ async fn packages_of_each_owner_are_listed_once() {
 
 #[tokio::test]
 async fn runs_are_listed_up_to_a_limit_the_newest_first() {
-    let house = house().await;
+    let fixture = super::fixture().await;
     let ids: Vec<String> = (0..ITEMS).map(|number| format!("{number:032x}")).collect();
     let records = ids.iter().map(|id| {
         let info = RunInfo { run: id.clone(), ended_unix_ms: 1, message: large(), ..RunInfo::default() };
         (format!("{}t/{id}", keys::RUN), info.encode_to_vec())
     });
-    put(&house, records.collect()).await;
+    put(&fixture, records.collect()).await;
     let page = async |limit: u32, after: String| {
         let asked = ListRunsRequest { limit, after, ..ListRunsRequest::default() };
-        let page = answered(house.service.list_runs(by(user("t"), asked)).await).unwrap();
+        let page = answered(fixture.service.list_runs(by(user("t"), asked)).await).unwrap();
         (page.runs.into_iter().map(|info| info.run).collect::<Vec<_>>(), page.next)
     };
     let newest: Vec<String> = ids.iter().rev().cloned().collect();
@@ -123,7 +123,7 @@ async fn runs_are_listed_up_to_a_limit_the_newest_first() {
 
 #[tokio::test]
 async fn graphs_tokens_and_tenants_are_listed_once() {
-    let house = house().await;
+    let fixture = super::fixture().await;
     let names: Vec<String> = (0..ITEMS).map(|number| format!("a{number:02}")).collect();
     let mut records = Vec::new();
     for (number, name) in (0..).zip(&names) {
@@ -137,8 +137,8 @@ async fn graphs_tokens_and_tenants_are_listed_once() {
         let tenant = Tenant { name: name.clone() + &large(), ..Tenant::default() };
         records.push((format!("{}{name}", keys::TENANT), tenant.encode_to_vec()));
     }
-    put(&house, records).await;
-    let service = &house.service;
+    put(&fixture, records).await;
+    let service = &fixture.service;
     let graphs = all(async |after| {
         let page = answered(service.list_graphs(by(user("t"), ListGraphsRequest { after })).await).unwrap();
         (page.graphs, page.next)

@@ -202,7 +202,7 @@ impl RequestPath {
 #[derive(Default)]
 struct SentPieces {
     /// The process's connections to nodes, as the nodes' agents name them.
-    trunks: HashMap<String, v1::Joins>,
+    segment_connections: HashMap<String, v1::Joins>,
     /// The segments of each channel.
     pieces: HashSet<(u32, String)>,
 }
@@ -212,9 +212,9 @@ impl SentPieces {
     fn joins(&mut self, channel: u32, piece: &MemoryPiece) -> Option<v1::Joins> {
         // A repeated request means that the segment was not reached, and perhaps not the connection to join either.
         if !self.pieces.insert((channel, piece.segment.clone())) {
-            self.trunks.remove(&piece.node);
+            self.segment_connections.remove(&piece.node);
         }
-        self.trunks.get(&piece.node).cloned()
+        self.segment_connections.get(&piece.node).cloned()
     }
 }
 
@@ -322,7 +322,7 @@ impl WorkerResponder {
         let answer = self.way.reached(told, ticket)?;
         if let Some(guest) = guest {
             let joins = v1::Joins { segment: piece.segment.clone(), guest };
-            sent.trunks.insert(piece.node.clone(), joins);
+            sent.segment_connections.insert(piece.node.clone(), joins);
         }
         Ok(answer)
     }

@@ -27,7 +27,7 @@ pub(super) struct GraphClient {
     pub(super) state: Region,
     /// Set on another machine: the component's length when it was last requested, and the ends that had ended.
     pub(super) known: Option<ComponentExtent>,
-    pub(super) desk: Arc<Mutex<RequestSocket>>,
+    pub(super) request_socket: Arc<Mutex<RequestSocket>>,
 }
 
 /// Socket for the requests of all channels of a run: one at a time.
@@ -35,12 +35,12 @@ pub(super) struct RequestSocket {
     pub(super) socket: PacketSocket,
     /// The connections by which segments of other machines are reached, for the duration of the run. The key is the
     /// segment and the reader's number that the connection was made for.
-    trunks: HashMap<(String, u32), Arc<SegmentConnection>>,
+    segment_connections: HashMap<(String, u32), Arc<SegmentConnection>>,
 }
 
 impl RequestSocket {
     pub(super) fn new(socket: PacketSocket) -> RequestSocket {
-        RequestSocket { socket, trunks: HashMap::new() }
+        RequestSocket { socket, segment_connections: HashMap::new() }
     }
 
     /// Accepts a piece from the client, or from this machine's agent.
@@ -51,7 +51,7 @@ impl RequestSocket {
             return Ok(MemoryPiece::here(PieceRange { segment, node, offset, len_bytes }, file));
         };
         let key = connected.memory.ok_or_else(|| protocol("a connection to memory without its key"))?;
-        let trunk = match connected.joins {
+        let segment_connection = match connected.joins {
             Some(v1::Joins { segment, guest }) => {
                 let [] = descriptors("memory", fds)?;
                 let gone = || {
@@ -59,16 +59,17 @@ impl RequestSocket {
                         format!("the connection by which segment {segment} was reached is not there");
                     Error::new(Code::AgentUnreachable, message)
                 };
-                self.trunks.get(&(segment.clone(), guest)).cloned().ok_or_else(gone)?
+                self.segment_connections.get(&(segment.clone(), guest)).cloned().ok_or_else(gone)?
             }
             None => {
                 let [socket] = descriptors("memory", fds)?;
-                let trunk = invited::trunk(TcpStream::from(socket), &connected)?;
-                self.trunks.insert((segment.clone(), connected.guest), trunk.clone());
-                trunk
+                let segment_connection = invited::segment_connection(TcpStream::from(socket), &connected)?;
+                self.segment_connections
+                    .insert((segment.clone(), connected.guest), segment_connection.clone());
+                segment_connection
             }
         };
-        MemoryPiece::there(PieceRange { segment, node, offset, len_bytes }, trunk, key)
+        MemoryPiece::there(PieceRange { segment, node, offset, len_bytes }, segment_connection, key)
     }
 }
 
@@ -101,12 +102,12 @@ impl GraphClient {
         question: impl FnOnce() -> v1::MemoryQuestion,
         mut take: impl FnMut(MemoryPiece) -> Result<(), Error>,
     ) -> Result<(), Error> {
-        let mut desk = lock(&self.desk);
+        let mut request_socket = lock(&self.request_socket);
         let question = v1::MemoryQuestion { channel: self.number + 1, ..question() };
-        desk.socket.send(&question.encode_to_vec(), &[])?;
+        request_socket.socket.send(&question.encode_to_vec(), &[])?;
         loop {
-            match answer(desk.socket.receive(None)?)? {
-                (memory_answer::Body::Piece(piece), fds) => take(desk.receive(piece, fds)?)?,
+            match answer(request_socket.socket.receive(None)?)? {
+                (memory_answer::Body::Piece(piece), fds) => take(request_socket.receive(piece, fds)?)?,
                 (memory_answer::Body::There(there), _) => {
                     if let Some(known) = &self.known {
                         known.len_bytes.fetch_max(there.len_bytes, Ordering::AcqRel);

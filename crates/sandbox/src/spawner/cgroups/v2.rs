@@ -39,7 +39,7 @@ impl V2 {
         // The first choice is this process's own group, if it has only groups. The second is the group's parent, as
         // where a service has a group of its own in one that was delegated to it. The last is the root of the
         // hierarchy, with the right to that.
-        make_room(&own);
+        move_into_leaf(&own);
         let beside = own.parent().filter(|_| own != mount).map(Path::to_owned);
         [Some(own), beside, Some(mount)].iter().flatten().find_map(|parent| V2::open_in(parent))
     }
@@ -71,7 +71,7 @@ impl V2 {
 
 /// A group that has processes can share out no controllers to groups in it. If the agent and its spawner are all that is in
 /// theirs, as where a service manager has handed them one, they go into one below.
-fn make_room(own: &Path) {
+fn move_into_leaf(own: &Path) {
     let text = |file: &str| fs::read_to_string(own.join(file)).unwrap_or_default();
     let controllers = text("cgroup.controllers");
     let has = |needed: &&str| controllers.split_whitespace().any(|controller| controller == *needed);
