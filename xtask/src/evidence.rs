@@ -92,7 +92,7 @@ fn table_of_threats_names_every_attack_test() {
     let named: BTreeSet<Test> =
         rows(&text, table).iter().flat_map(|row| tests(table.document, row[table.columns - 1])).collect();
     for file in ["machine", "memory", "network", "sandboxes"] {
-        let file = PathBuf::from(format!("tests/tests/strangers/{file}.rs"));
+        let file = PathBuf::from(format!("tests/tests/hostile_tenants/{file}.rs"));
         for part in read(&file).split("#[test]\nfn ").skip(1) {
             let name = part.split('(').next().unwrap_or_default().to_owned();
             assert!(named.contains(&(file.clone(), name.clone())), "the table does not name {name}");

@@ -27,7 +27,7 @@ const PARTS: &[(&str, &[&str])] = &[
             "ofi::flow::",
         ],
     ),
-    ("sublet-xpu", &["executor::places::", "fifo::tests::", "wire::", "capability::"]),
+    ("sublet-xpu", &["executor::named_buffers::", "fifo::tests::", "wire::", "capability::"]),
     (
         "sublet-runtime",
         &[

@@ -19,7 +19,7 @@ use crate::{PROFILE, cargo};
 const AT_ONCE: usize = 3;
 
 /// Test binaries that run for longest: they start first, so that the others fill the time beside them.
-const LONGEST: &[&str] = &["conformance", "agent", "doors", "network", "machines", "memory"];
+const LONGEST: &[&str] = &["conformance", "agent", "listeners", "network", "machines", "memory"];
 
 /// Test binaries that run without any other beside them, since they compare shares of processor time, fill the machine
 /// with processes or connections, or count system calls of whole processes.

@@ -16,7 +16,7 @@
 //! ```
 //!
 //! In a list of functions the output of each is the input of the next, and intermediate outputs stay with the executor.
-//! Outputs that stay there for later calls have a name ([`places`]).
+//! Outputs that stay there for later calls have a name ([`named_buffers`]).
 //!
 //! Invariants:
 //! - Answers come in the order of the calls, one for each. A call whose answer the caller has given up is executed all

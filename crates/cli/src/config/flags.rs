@@ -23,7 +23,7 @@ pub(crate) struct ConfigFlags<P> {
 
 impl<P> fmt::Debug for ConfigFlags<P> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Flags").field("config", &self.config).field("given", &self.given).finish()
+        f.debug_struct("ConfigFlags").field("config", &self.config).field("given", &self.given).finish()
     }
 }
 

@@ -96,13 +96,13 @@ fn operator_and_agents_are_served_beside_unauthenticated_connections() {
     cluster.managers[0].restart_with(|command| *command = with_files(400, command));
     wait_until("the agent is back", || cluster.managers[0].hears_of("node-0"));
     // More than a manager with so few files has places for.
-    let strangers: Vec<_> = (0..272).filter_map(|_| begin_http(&cluster).ok()).collect();
+    let unidentified: Vec<_> = (0..272).filter_map(|_| begin_http(&cluster).ok()).collect();
     for _ in 0..3 {
         cluster.json(&["ps", "--nodes"]);
         assert!(cluster.managers[0].hears_of("node-0"), "the agent has lost its connection");
         assert_leases(&user);
     }
-    drop(strangers);
+    drop(unidentified);
 }
 
 #[test]
@@ -422,8 +422,8 @@ fn connections_that_come_and_go_keep_nobody_out() {
     let user = cluster.user("somebody");
     assert_leases(&user);
     let network = cluster.node("node-0").unwrap().description.unwrap().network.unwrap();
-    let doors = [cluster.managers[0].socket_address(), network.address.parse().unwrap()];
-    let floods = doors.map(Attack::flood);
+    let listeners = [cluster.managers[0].socket_address(), network.address.parse().unwrap()];
+    let floods = listeners.map(Attack::flood);
     for _ in 0..20 {
         assert_leases(&user);
         cluster.json(&["ps"]);

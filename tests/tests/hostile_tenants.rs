@@ -3,7 +3,7 @@
 
 #![allow(clippy::unwrap_used)]
 
-mod strangers {
+mod hostile_tenants {
     pub mod machine;
     pub mod memory;
     pub mod network;

@@ -142,7 +142,8 @@ fn functions_of_an_unprivileged_agent_are_isolated() {
     let worker = platform.worker();
     // All sandboxes are of one user there.
     assert_eq!(fs::metadata(format!("/proc/{worker}")).unwrap().uid(), SOMEBODY);
-    let mallory = platform.client_with(&Allocation::new(package("strangers.c")).policy(Policy::AlwaysWarm));
+    let mallory =
+        platform.client_with(&Allocation::new(package("hostile_tenant.c")).policy(Policy::AlwaysWarm));
     assert_blocked(&mallory, "stalk", &[], 30_000);
     let state = platform.state().display().to_string();
     let paths: String = ["", "/agent.sock", "/manager.sock", "/store.sqlite", "/packages", "/logs"]

@@ -25,7 +25,7 @@ fn fifos_and_processes_of_another_tenant_do_not_exist() {
     let neighbours = shared("neighbours.c");
     let (reader, writer) = (lease(&cluster, ALICE, &neighbours), lease(&cluster, ALICE, &neighbours));
     let (reader, writer) = (GlobalProcess(reader), GlobalProcess(writer));
-    let mallory = lease(&cluster, MALLORY, &shared("strangers.c"));
+    let mallory = lease(&cluster, MALLORY, &shared("hostile_tenant.c"));
     let (object, from) = reader.make("frames").unwrap();
     reader.words("allow", &[writer.pid(), object, WRITE]).unwrap();
     let to = writer.join("frames").unwrap();
@@ -83,7 +83,7 @@ fn an_overwritten_slot_is_free_when_the_lease_ends() {
         let cluster = cluster(LentCores::shared(1, 3));
         let shared = |source| Allocation::new(package(source)).shared().policy(Policy::AlwaysWarm);
         let victims = [ALICE, "bob"].map(|tenant| lease(&cluster, tenant, &shared("calls.c")));
-        let mut mallory = lease(&cluster, MALLORY, &shared("strangers.c"));
+        let mut mallory = lease(&cluster, MALLORY, &shared("hostile_tenant.c"));
         victims.iter().for_each(assert_echoes);
         assert_eq!(words(&mallory, "squat", &names_a_neighbour.to_le_bytes()).unwrap()[0], 1);
         if names_a_neighbour == 1 {
