@@ -391,7 +391,7 @@ impl PyInvoker {
 }
 
 impl PyInvoker {
-    fn read(&self) -> std::sync::RwLockReadGuard<'_, ForkCell<sublet::Invoker>> {
+    pub(crate) fn read(&self) -> std::sync::RwLockReadGuard<'_, ForkCell<sublet::Invoker>> {
         self.0.invoker.read().unwrap_or_else(PoisonError::into_inner)
     }
 
@@ -430,6 +430,11 @@ fn choose(
         "slot_bytes" => allocation.slot_bytes(number(py, name, value)?),
         "policy" => allocation.policy(policy(py, value)?),
         "spin" => allocation.spin(time()?),
+        "start_timeout" => allocation.start_timeout(time()?),
+        "progress" => {
+            let function = value.clone().unbind();
+            allocation.on_step(move |step| tell_step(&function, step))
+        }
         "max_nodes" => allocation.max_nodes(number(py, name, value)?),
         "shared" => match value.extract()? {
             true => allocation.shared(),
@@ -450,6 +455,15 @@ fn choose(
         }
         _ => return Err(invalid(py, format!("a lease has no option {name}"))),
     })
+}
+
+/// Calls a function of the program with a step of a start. An exception of it is printed, as for other callbacks.
+fn tell_step(function: &Py<PyAny>, step: &str) {
+    Python::try_attach(|py| {
+        if let Err(error) = function.call1(py, (step,)) {
+            error.write_unraisable(py, Some(function.bind(py)));
+        }
+    });
 }
 
 /// Parses a policy: `hot`, `warm`, or a number of seconds to poll after each call.

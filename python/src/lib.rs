@@ -10,6 +10,7 @@ mod application;
 mod buffer;
 mod call;
 mod component;
+mod environment;
 mod error;
 mod fork_cell;
 mod invoker;
@@ -32,6 +33,8 @@ fn _native(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add_class::<invoker::PyInvoker>()?;
     module.add_class::<queue::PyQueue>()?;
     module.add_function(wrap_pyfunction!(fork_cell::forked, module)?)?;
+    module.add_function(wrap_pyfunction!(environment::make_environment, module)?)?;
+    module.add_function(wrap_pyfunction!(environment::find_environment, module)?)?;
     module.add_function(wrap_pyfunction!(invoker::is_path, module)?)?;
     module.add_function(wrap_pyfunction!(buffer::is_registered, module)?)?;
     module.add_function(wrap_pyfunction!(buffer::allocate, module)?)

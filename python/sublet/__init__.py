@@ -8,6 +8,7 @@
 [1, 2, 3]
 
 - `lease` and `Client.lease`: workers on leased cores, and calls of functions there;
+- `Environment`: the distributions that functions import there;
 - `Executor`: leased workers as a `concurrent.futures.Executor`;
 - `empty`, `zeros`, `array`: NumPy arrays that workers use in place;
 - `memory` and `Client.memory`: memory that is leased by the segment, and grows;
@@ -30,6 +31,7 @@ from ._chain import call
 from ._channel import Channel, channel, instance, instances, receive, send
 from ._client import Client, default_client, lease, memory, pus, set_default
 from ._component import Memory
+from ._environment import Environment
 from ._errors import (
     AgentUnreachable,
     BrokenExecutor,
@@ -71,6 +73,7 @@ __all__ = [
     "Client",
     "ColdImportWarning",
     "DeadlineExceeded",
+    "Environment",
     "Error",
     "Executor",
     "FunctionFailed",

@@ -38,6 +38,7 @@ __all__ = [
     "Client",
     "ColdImportWarning",
     "DeadlineExceeded",
+    "Environment",
     "Error",
     "Executor",
     "FunctionFailed",
@@ -105,7 +106,11 @@ class _ExecutorOptions(_MoreOptions, total=False):
     policy: _Policy | None
     imports: Iterable[str]
     path: _Path | Iterable[_Path] | None
-    environment: Mapping[str, str] | None
+    environment: Environment | str | Mapping[str, str] | None
+    requirements: Iterable[str] | _Path | None
+    env: Mapping[str, str] | None
+    progress: Callable[[str], object] | None
+    start_timeout: float | None
     share_arrays: bool
 
 class _LeaseOptions(_ExecutorOptions, total=False):
@@ -146,7 +151,11 @@ class Client:
         policy: _Policy | None = None,
         imports: Iterable[str] = (),
         path: _Path | Iterable[_Path] | None = None,
-        environment: Mapping[str, str] | None = None,
+        environment: Environment | str | Mapping[str, str] | None = None,
+        requirements: Iterable[str] | _Path | None = None,
+        env: Mapping[str, str] | None = None,
+        progress: Callable[[str], object] | None = None,
+        start_timeout: float | None = None,
         initializer: Callable[..., object] | None = None,
         initargs: Iterable[Any] = (),
         share_arrays: bool | None = None,
@@ -250,6 +259,22 @@ class Memory:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None: ...
+
+class Environment:
+    def __init__(
+        self,
+        requirements: Iterable[str] | _Path,
+        *,
+        name: str | None = None,
+        python: str | None = None,
+        architecture: str | None = None,
+        index: str | Literal[False] | None = None,
+        find_links: _Path | Iterable[_Path] = (),
+        refresh: bool = False,
+    ) -> None: ...
+    @classmethod
+    def named(cls, name: str) -> Environment: ...
+    def deploy(self, client: Client | None = None, progress: Callable[[str], object] | None = None) -> str: ...
 
 class Application:
     def __init__(self, native: _NativeApplication) -> None: ...

@@ -6,7 +6,7 @@ import re
 import sys
 import threading
 
-from . import _application, _errors, _kept, _native, _package, _process
+from . import _application, _environment, _errors, _kept, _native, _package, _process
 from ._bill import Bill
 from ._calls import OWN, Completer, Functions
 from ._component import Memory
@@ -63,6 +63,10 @@ class Client:
         imports=(),
         path=None,
         environment=None,
+        requirements=None,
+        env=None,
+        progress=None,
+        start_timeout=None,
         initializer=None,
         initargs=(),
         share_arrays=None,
@@ -85,7 +89,15 @@ class Client:
                 `ColdImportWarning` names one that they cannot keep warm.
             path: Files and folders of modules to send to the workers. By default all imported modules that do not belong to a Python
                 environment.
-            environment: Environment variables for the functions.
+            environment: Environment whose distributions the functions import: an `Environment`, or the name of a deployed one. A dict is
+                taken for `env`.
+            requirements: Distributions that the functions import, as `["numpy>=2"]`, or the path of a requirements or lock file: short for
+                `environment=Environment(requirements)`.
+            env: Environment variables for the functions.
+            progress: Function that is called with each step of the start, as `"downloaded numpy, 1 of 3"`. By default steps are shown on a
+                terminal.
+            start_timeout: Maximum time of a worker's start, in seconds, with the installation of its environment and its imports. Without it a
+                start may take until the lease ends.
             initializer: Function that each worker calls before its first call.
             initargs: Arguments of the initializer.
             share_arrays: Whether workers on this machine use registered arrays in place. With `False` they access only the messages
@@ -97,21 +109,23 @@ class Client:
                 (only price) to 1 (only time).
         """
         _process.check()
-        functions = Functions(environment, initializer, initargs)
+        environment, variables = _environment.chosen(environment, requirements)
+        functions = Functions({**(variables or {}), **(env or {})}, initializer, initargs)
         # Workers on another machine have copies of all shared memory, in the memory of their lease.
         is_shared = package is None or _package.is_path(package) if share_arrays is None else share_arrays
         is_near = is_shared and more.get("fabric") in (None, "auto", "shm") and self._invoker.has_near_nodes()
         invoker = self._invoker.another(is_near)
-        options = dict(more, cores=cores, timeout=timeout, wait=wait, policy=policy)
+        options = dict(more, cores=cores, timeout=timeout, wait=wait, policy=policy, start_timeout=start_timeout)
         if memory is not None:
             options["memory_bytes"] = bytes_of(memory)
         if package is None:
             imports = leased = tuple(_package.checked_imports(imports))
-            with _package.deployable(imports, path) as folder:
-                _allocate(invoker, folder, options)
+            self._allocate_own(invoker, imports, path, environment, progress, options)
+        elif environment is not None:
+            raise _errors.InvalidArgument("a package names its own environment, in its sublet.toml: [python] environment or requirements")
         else:
             leased = _package.named(package)
-            _allocate(invoker, leased, options)
+            _allocate(invoker, leased, options, progress)
         warn_of_cold_imports(invoker, leased)
         lease = Lease(self, invoker, functions)
         if share_arrays and functions.origin is not OWN:
@@ -119,6 +133,20 @@ class Client:
             # It could write into the replies of other leases, which are unpickled.
             raise _errors.InvalidArgument(f"share_arrays=True is only allowed for your own packages, and package {lease.package} is another tenant's")
         return lease
+
+    def _allocate_own(self, invoker, imports, path, environment, progress, options):
+        """Leases cores for functions of this program."""
+        address = None if environment is None else environment._deployed(self._invoker, self._managers, progress)[1]
+        try:
+            with _package.deployable(imports, path, address) as folder:
+                return _allocate(invoker, folder, options, progress)
+        except _errors.Error as error:
+            if error.code != "unknown_package" or environment is None or not environment._forget(self._managers):
+                raise
+        # It was removed from the managers since this process made it.
+        address = environment._deployed(self._invoker, self._managers, progress)[1]
+        with _package.deployable(imports, path, address) as folder:
+            _allocate(invoker, folder, options, progress)
 
     def memory(
         self,
@@ -226,14 +254,16 @@ class Client:
         return "<sublet client>"
 
 
-def _allocate(invoker, package, options):
+def _allocate(invoker, package, options, progress):
     """Leases the cores; if necessary, releases the idle leases that this process keeps."""
-    if not _kept.is_empty():
-        try:
-            return invoker.allocate(package, **dict(options, wait=None))
-        except _errors.NoCapacity:
-            _kept.release()
-    invoker.allocate(package, **options)
+    with _environment.shown(progress) as step:
+        options = dict(options, progress=step)
+        if not _kept.is_empty():
+            try:
+                return invoker.allocate(package, **dict(options, wait=None))
+            except _errors.NoCapacity:
+                _kept.release()
+        invoker.allocate(package, **options)
 
 
 def _run_options(patience, retries, prewarm, keep_alive, hot_timeout, lease_timeout, fabric):

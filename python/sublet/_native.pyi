@@ -7,7 +7,7 @@ from typing import Any, Literal, TypedDict, final
 from _typeshed import ReadableBuffer, WriteableBuffer
 from typing_extensions import NotRequired
 
-__all__ = ["VERSION", "Application", "Buffer", "Call", "Invoker", "Memory", "Queue", "Reading", "allocate", "forked", "is_registered"]
+__all__ = ["VERSION", "Application", "Buffer", "Call", "Invoker", "Memory", "Queue", "Reading", "allocate", "find_environment", "forked", "is_registered", "make_environment"]
 
 VERSION: str
 
@@ -110,6 +110,22 @@ class Call:
     def bytes(self) -> tuple[int, Buffer | None]: ...
 
 @final
+def make_environment(
+    invoker: Invoker,
+    requirements: list[str] | None,
+    file: str | None,
+    *,
+    name: str | None,
+    python: str | None,
+    architecture: str | None,
+    index: str | None,
+    find_links: list[str],
+    refresh: bool,
+    interpreter: str,
+    step: Callable[[str], object] | None,
+) -> tuple[str, str]: ...
+def find_environment(invoker: Invoker, address: str) -> tuple[str, str]: ...
+
 class Invoker:
     @staticmethod
     def connect(

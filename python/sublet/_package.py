@@ -55,11 +55,11 @@ def version():
     return "%d.%d" % sys.version_info[:2]
 
 
-def write(folder, imports, modules):
-    """Writes a package whose functions are those of these modules and whatever is sent."""
+def write(folder, imports, modules, environment=None):
+    """Writes a package whose functions are those of these modules and whatever is sent, in an environment, if one is named."""
     _write_modules(Path(folder), modules)
     (Path(folder) / MAIN).write_text("")
-    _write_manifest(Path(folder), "python", MAIN, imports, ())
+    _write_manifest(Path(folder), "python", MAIN, imports, (), environment)
 
 
 def write_components(folder, name, imports, modules, functions):
@@ -159,11 +159,12 @@ def _write_modules(folder, modules):
         shutil.copyfile(file, target)
 
 
-def _write_manifest(folder, name, library, imports, functions):
+def _write_manifest(folder, name, library, imports, functions, environment=None):
     listed = ", ".join(f'"{module}"' for module in imports)
     offered = "".join(f'[[function]]\nname = "{function}"\n\n' for function in functions)
     head = f'name = "{name}"\nkind = "python"\nlibrary = "{library}"\n\n'
-    (folder / "sublet.toml").write_text(f'{head}{offered}[python]\nversion = "{version()}"\nimports = [{listed}]\n')
+    named = "" if environment is None else f'environment = "{environment}"\n'
+    (folder / "sublet.toml").write_text(f'{head}{offered}[python]\nversion = "{version()}"\nimports = [{listed}]\n{named}')
 
 
 def checked_imports(imports):
@@ -174,12 +175,12 @@ def checked_imports(imports):
     return imports
 
 
-def deployable(imports, path):
+def deployable(imports, path, environment=None):
     """A folder with the package, as a context manager."""
     imports, modules = checked_imports(imports), _modules.selected(path)
     temporary = tempfile.TemporaryDirectory(prefix="sublet-package-")
     try:
-        write(temporary.name, imports, modules)
+        write(temporary.name, imports, modules, environment)
     except BaseException:
         temporary.cleanup()
         raise

@@ -1,17 +1,24 @@
 """Measures calls on this machine, beside their alternatives: `python -m sublet.bench [--peers] [--json]`.
 
+`--environment FILE` measures an environment of a requirements or lock file instead: its installation on a node beside a plain copy of its
+files, and cold starts in it beside those of the bare interpreter.
+
 All in one run on one machine: ratios hold, absolute times drift. Peers are measured where they are installed: Ray, Dask
 (`pip install ray distributed`); `ProcessPoolExecutor` always is.
 """
 
 import argparse
+import base64
 import concurrent.futures
+import hashlib
 import json
 import os
 import statistics
 import subprocess
 import sys
+import tempfile
 import time
+import zipfile
 
 import sublet
 
@@ -174,6 +181,64 @@ def measure_dask():
         }
 
 
+def measure_environment(requirements, starts):
+    """The installation of an environment that the managers have, on a node that has none of it; and cold starts in it, in turn with bare ones."""
+    platform = sublet.local(memory="4GiB")
+    with platform as client, tempfile.TemporaryDirectory() as folder:
+        environment = sublet.Environment(requirements)
+        digest = environment.deploy(client)
+
+        def start(**options):
+            begun = time.perf_counter_ns()
+            with client.lease(wait=60, **options):
+                return (time.perf_counter_ns() - begun) / 1000
+
+        # The first start of each kind also starts its interpreter.
+        start()
+        bare = min(start() for _ in range(5))
+        interpreter = start(environment=_bare(client))
+        installed = start(environment=environment)
+        tree = os.path.join(platform._folder.path, "state", "packages", digest, ".built", "environment")
+        size = sum(os.lstat(os.path.join(above, name)).st_size for above, _, names in os.walk(tree) for name in names)
+        copies = []
+        for number in range(3):
+            begun = time.perf_counter_ns()
+            subprocess.run(["cp", "-r", tree, os.path.join(folder, str(number))], check=True)
+            copies.append((time.perf_counter_ns() - begun) / 1000)
+        taken = {"bare": [], "environment": []}
+        for _ in range(starts):
+            taken["bare"].append(start())
+            taken["environment"].append(start(environment=environment))
+        figures = {kind: summary(times) for kind, times in taken.items()}
+        install_us = installed - bare
+        return {
+            **figures,
+            "difference of medians, us": round(figures["environment"]["median_us"] - figures["bare"]["median_us"], 2),
+            "first start in any environment, us": round(interpreter, 2),
+            "MB": round(size / 1e6, 1),
+            "installed, ms": round(install_us / 1000, 1),
+            "copied, ms": round(min(copies) / 1000, 1),
+            "installed / copied, of bytes per second": round(min(copies) / install_us, 2),
+        }
+
+
+def _bare(client):
+    """An environment of one empty wheel."""
+    folder = tempfile.mkdtemp()
+    name = os.path.join(folder, "nothing-1.0-py3-none-any.whl")
+    information = "nothing-1.0.dist-info"
+    with zipfile.ZipFile(name, "w") as archive:
+        archive.writestr(f"{information}/METADATA", "")
+        digest = base64.urlsafe_b64encode(hashlib.sha256(b"").digest()).rstrip(b"=").decode()
+        archive.writestr(f"{information}/RECORD", f"{information}/METADATA,sha256={digest},0\n{information}/RECORD,,\n")
+    with open(name, "rb") as wheel:
+        digest = hashlib.sha256(wheel.read()).hexdigest()
+    lock = os.path.join(folder, "pylock.toml")
+    with open(lock, "w") as file:
+        file.write(f'lock-version = "1.0"\n[[packages]]\nname = "nothing"\nwheels = [{{ path = "{name}", hashes = {{ sha256 = "{digest}" }} }}]\n')
+    return sublet.Environment(lock)
+
+
 def ratios(figures):
     """How many times as long each peer takes."""
     own, found = figures["sublet"], {}
@@ -196,7 +261,11 @@ def main():
     parser.add_argument("--peers", action="store_true", help="measure Ray and Dask, too, where they are installed")
     parser.add_argument("--cores", type=int, default=min(2, len(os.sched_getaffinity(0))), help="of the maps (2, or what there is)")
     parser.add_argument("--json", action="store_true", help="print the figures as JSON")
+    parser.add_argument("--environment", metavar="FILE", help="measure an environment of this requirements or lock file, and nothing else")
     arguments = parser.parse_args()
+    if arguments.environment is not None:
+        print(json.dumps(measure_environment(arguments.environment, 50), indent=2))
+        return
     figures, missing = {}, []
     with sublet.local(memory="4GiB") as client:
         figures["sublet"] = measure_sublet(client, arguments.cores)

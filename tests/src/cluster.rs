@@ -240,6 +240,28 @@ impl Cluster {
         number
     }
 
+    /// Does what [`Cluster::add_agent_with`] does, with the agent's state on a small disk: one that was mounted at
+    /// [`Cluster::next_agents_state`].
+    pub fn add_agent_on(&mut self, disk: &SmallDisk, lent: LentCores, more: &[&str]) -> usize {
+        let number = self.agents.len();
+        let name = format!("node-{number}");
+        let request = CreateTokenRequest {
+            role: Role::Agent.into(),
+            node: name.clone(),
+            ..CreateTokenRequest::default()
+        };
+        let (token, managers) = (self.token(&request).secret, self.addresses());
+        let mut agent = self.begin_agent_by(&managers, &name, &token, lent, more, Some(disk.entry()));
+        agent.program.wait_until_it_serves();
+        self.agents.push(agent);
+        number
+    }
+
+    /// The state folder of the agent that is added next.
+    pub fn next_agents_state(&self) -> PathBuf {
+        self.folder.path().join(format!("node-{}", self.agents.len()))
+    }
+
     /// Starts an agent with a token, and does not wait for anything.
     pub fn begin_agent(&self, name: &str, token: &str, lent: LentCores, more: &[&str]) -> AgentProcess {
         self.begin_agent_to(&self.addresses(), name, token, lent, more)
@@ -253,6 +275,18 @@ impl Cluster {
         token: &str,
         lent: LentCores,
         more: &[&str],
+    ) -> AgentProcess {
+        self.begin_agent_by(managers, name, token, lent, more, None)
+    }
+
+    fn begin_agent_by(
+        &self,
+        managers: &str,
+        name: &str,
+        token: &str,
+        lent: LentCores,
+        more: &[&str],
+        entry: Option<Vec<String>>,
     ) -> AgentProcess {
         let host =
             self.network.as_ref().map(|network| network.host(FIRST_AGENT_HOST + self.agents.len() as u8));
@@ -279,8 +313,11 @@ impl Cluster {
             arguments.extend(["--shared-places".into(), places.to_string()]);
         }
         arguments.extend(more.iter().map(|&argument| argument.to_owned()));
-        let program =
-            ServerProgram::begin(name, self.folder.path(), maker(arguments, host.as_ref().map(Host::entry)));
+        let program = ServerProgram::begin(
+            name,
+            self.folder.path(),
+            maker(arguments, entry.or(host.as_ref().map(Host::entry))),
+        );
         AgentProcess { program, state, name: name.to_owned(), host }
     }
 

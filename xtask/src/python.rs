@@ -22,6 +22,7 @@ const MODULES: &[&str] = &[
     "tqdm==4.70.1",
     "rich==15.0.0",
     "psutil==7.2.2",
+    "uv==0.13.9",
 ];
 /// Runs the tests.
 const PYTEST: &str = MODULES[0];

@@ -120,6 +120,8 @@ enum Event {
     ClientGone,
     /// The package for which a worker waits was fetched, or cannot be fetched.
     Fetched,
+    /// A start that waits for its package has a step to tell.
+    Stepped,
     /// The worker has sent a message for a client on another node.
     FromWorker,
     /// The worker requests memory.
@@ -235,9 +237,10 @@ impl Supervisor<'_> {
                 relay.and_then(WorkerRelay::arrived).or(self.served.as_ref().map(RemoteSegment::arrived)),
                 self.fetched(),
                 relay.and_then(WorkerRelay::asks),
+                self.stepped(),
             ];
             let deadline = if self.has_more { Instant::now() } else { self.next_deadline() };
-            let [worker_ended, end_wanted, readable, said, arrived, fetched, asks] =
+            let [worker_ended, end_wanted, readable, said, arrived, fetched, asks, stepped] =
                 wait_readable(fds, Some(deadline))?;
             if worker_ended {
                 return Ok(Event::WorkerEnded);
@@ -250,6 +253,9 @@ impl Supervisor<'_> {
             }
             if fetched {
                 return Ok(Event::Fetched);
+            }
+            if stepped {
+                return Ok(Event::Stepped);
             }
             if said {
                 return Ok(Event::FromWorker);
@@ -337,6 +343,7 @@ impl Supervisor<'_> {
                 self.go_on_starting();
                 self.tell_start()
             }
+            Event::Stepped => self.tell_step(),
             Event::FromWorker => self.hear_worker(),
             Event::Question => match self.relay.as_mut().and_then(WorkerRelay::question) {
                 Some(question) => self.tell(ToClient::Memory(question)),

@@ -60,6 +60,7 @@ pub(super) fn run(warm: &WarmTemplate, n: u32, mut progress: impl FnMut()) -> Re
     fs::create_dir(&root).map_err(|error| failed("making a folder", &error))?;
     let sandboxes = Sandboxes::open(&warm.spawner, &root, &interpreter.shown)?;
     let template = Template {
+        environment: None,
         language: warm.language,
         interpreter: interpreter.program.clone(),
         adapter: warm.spawner.with_file_name(warm.language.adapter()),

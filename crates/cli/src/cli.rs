@@ -11,6 +11,7 @@ mod completions;
 pub(crate) mod daemon;
 mod deploy;
 mod doctor;
+mod environment;
 mod fabrics;
 pub(crate) mod files;
 mod gc;
@@ -57,6 +58,7 @@ Examples:
   sublet deploy ./libx.so                        make the functions of a shared object callable
   sublet call libx/f --input in --output out     call one of them
   sublet package list                            list packages, with their owners and grants
+  sublet environment list                        list environments of Python
   sublet ps                                      show nodes, leases, packages and managers
   sublet pus                                     show processing units: processors, devices, prices, neighbours
   sublet logs LEASE                              show the output of a lease's functions
@@ -101,6 +103,7 @@ enum Command {
     Agent(Box<agent::Arguments>),
     Deploy(deploy::Arguments),
     Package(package::Arguments),
+    Environment(environment::Arguments),
     Call(call::Arguments),
     Ps(ps::Arguments),
     Pus(pus::Arguments),
@@ -217,6 +220,7 @@ fn run(command: Command, output: &CommandOutput) -> Result<(), Error> {
         Command::Agent(arguments) => agent::run(*arguments, output),
         Command::Deploy(arguments) => deploy::run(&arguments, output),
         Command::Package(arguments) => package::run(&arguments, output),
+        Command::Environment(arguments) => environment::run(&arguments, output),
         Command::Call(arguments) => call::run(&arguments, output),
         Command::Graph(arguments) => graph::run(&arguments, output),
         Command::Run(arguments) => runs::run(&arguments, output),

@@ -343,6 +343,7 @@ impl Core {
             build: lease.build,
             choice: lease.choice.to_string(),
             cold_imports: lease.cold_imports.as_deref().cloned(),
+            environment: lease.package.environment_of(lease.build).to_owned(),
         }
     }
 }

@@ -1,6 +1,7 @@
 //! Removes packages and documents without references.
 //!
-//! A blob is kept while a name, a version, an active lease or an unfinished run refers to it. Managers of one store collect
+//! A blob is kept while a name, a version, an active lease or an unfinished run refers to it, or a package that is kept
+//! for one of these: to its environment, and an environment to its layers. Managers of one store collect
 //! and deploy at the same time, so both change one record, [`COLLECTION`], by compare-and-swap:
 //!
 //! 1. A deployment writes its reference first, and then [notes](note) that there is a new one. A collector whose list
@@ -66,11 +67,11 @@ impl Collection {
     }
 }
 
-/// Notes a reference to a blob that was written just now, and waits until no collector is about to remove the blob.
-pub(crate) async fn note(database: &Database, clock: &Clock, digest: &str) -> Result<(), Error> {
+/// Notes references to blobs that were written just now, and waits until no collector is about to remove one of them.
+pub(crate) async fn note(database: &Database, clock: &Clock, digests: Vec<String>) -> Result<(), Error> {
     loop {
-        let (digest, now_ms) = (digest.to_owned(), clock.now_ms());
-        let is_noted = database.with(move |store| try_note(store, &digest, now_ms)).await?;
+        let (digests, now_ms) = (digests.clone(), clock.now_ms());
+        let is_noted = database.with(move |store| try_note(store, &digests, now_ms)).await?;
         if is_noted {
             return Ok(());
         }
@@ -78,9 +79,10 @@ pub(crate) async fn note(database: &Database, clock: &Clock, digest: &str) -> Re
     }
 }
 
-fn try_note(store: &mut dyn Store, digest: &str, now_ms: u64) -> Result<bool, Error> {
+fn try_note(store: &mut dyn Store, digests: &[impl AsRef<str>], now_ms: u64) -> Result<bool, Error> {
     let (mut collection, version) = Collection::read(store)?;
-    if collection.digests.iter().any(|listed| listed == digest) {
+    let is_listed = |listed: &String| digests.iter().any(|digest| digest.as_ref() == listed);
+    if collection.digests.iter().any(is_listed) {
         if !collection.is_abandoned(now_ms) {
             return Ok(false);
         }
@@ -112,6 +114,7 @@ pub(crate) async fn collect(
         used.extend(active()?);
         used.extend(leased(database, clock).await?);
         used.extend(of_unfinished_runs(database).await?);
+        let used = database.with(move |store| with_references(store, used)).await?;
         unused.retain(|blob| !used.contains(&blob.digest));
         if remove(database, clock, notes, unused, &mut removed).await? {
             return Ok(removed);
@@ -206,6 +209,12 @@ fn named(store: &dyn Store) -> Result<HashSet<String>, Error> {
     Ok(digests)
 }
 
+/// Adds what these packages need: their environments, and the layers of those.
+fn with_references(store: &dyn Store, mut used: HashSet<String>) -> Result<HashSet<String>, Error> {
+    packages::add_references(store, &mut used)?;
+    Ok(used)
+}
+
 async fn unused(database: &Database, used: &HashSet<String>) -> Result<Vec<Blob>, Error> {
     let mut blobs = database.with(|store| store.blobs()).await?;
     blobs.retain(|blob| !used.contains(&blob.digest));
@@ -287,7 +296,7 @@ mod tests {
     fn reference_that_is_noted_meanwhile_keeps_every_blob() {
         let (_folder, mut store) = store();
         let notes = begin(&mut store, NOW_MS).unwrap();
-        assert!(try_note(&mut store, "other", NOW_MS).unwrap());
+        assert!(try_note(&mut store, &["other"], NOW_MS).unwrap());
         assert!(!claimed(&mut store, notes));
         let notes = begin(&mut store, NOW_MS).unwrap();
         assert!(claimed(&mut store, notes));
@@ -298,11 +307,11 @@ mod tests {
         let (_folder, mut store) = store();
         let notes = begin(&mut store, NOW_MS).unwrap();
         assert!(claimed(&mut store, notes));
-        assert!(!try_note(&mut store, "d", NOW_MS).unwrap());
-        assert!(try_note(&mut store, "other", NOW_MS).unwrap());
+        assert!(!try_note(&mut store, &["d"], NOW_MS).unwrap());
+        assert!(try_note(&mut store, &["other"], NOW_MS).unwrap());
         assert_eq!(begin(&mut store, NOW_MS).unwrap_err().code, Code::TryLater);
         release(&mut store).unwrap();
-        assert!(try_note(&mut store, "d", NOW_MS).unwrap());
+        assert!(try_note(&mut store, &["d"], NOW_MS).unwrap());
         // Both notes count, though one was made while a list existed.
         assert_eq!(begin(&mut store, NOW_MS).unwrap(), notes + 2);
     }
@@ -315,7 +324,7 @@ mod tests {
             assert!(claimed(&mut store, notes));
             let later_ms = NOW_MS + ABANDONED_MS;
             if is_deployed_first {
-                assert!(try_note(&mut store, "d", later_ms).unwrap());
+                assert!(try_note(&mut store, &["d"], later_ms).unwrap());
             } else {
                 begin(&mut store, later_ms).unwrap();
             }

@@ -83,7 +83,7 @@ impl Graphs {
             store.commit(&batch)
         };
         self.database.keeping_reserve(store).await?;
-        garbage::note(&self.database, &self.clock, &info.digest).await?;
+        garbage::note(&self.database, &self.clock, vec![info.digest.clone()]).await?;
         let digest = info.digest.clone();
         let complete = move |store: &mut dyn Store| match store.blob_parts(&digest)? {
             0 => store.put_blob_part(BlobPart { digest: &digest, index: 0 }, &document),

@@ -4,6 +4,7 @@
 //! belongs to a tenant (see [`names`]), and is looked up in the store again each second, since another manager may
 //! deploy.
 
+mod environments;
 mod names;
 
 use std::collections::{HashMap, HashSet};
@@ -29,6 +30,7 @@ use crate::store::{BLOB_PART_BYTES, Batch, BlobPart, PAGE_RECORDS, Store, each_r
 use crate::{garbage, runs};
 use names::{NameRecord, is_allowed, is_possible, name_key, shown};
 
+pub(crate) use environments::{add_references, check_leasable};
 pub(crate) use names::{Asker, migrate};
 
 /// Time for which a look-up of a name is used.
@@ -120,7 +122,7 @@ impl StorePackages {
         if [tenant, PUBLIC, ""].contains(&info.owner.as_str()) {
             return Ok(());
         }
-        self.resolve(Asker::tenant(tenant), &pinned(info), PackageRight::Execute).await.map(drop)
+        self.resolve(Asker::tenant(tenant), &info.pinned_address(), PackageRight::Execute).await.map(drop)
     }
 
     /// Returns the pinned packages of a graph's components, each once.
@@ -137,7 +139,7 @@ impl StorePackages {
             let info = self.resolve(asker, package, PackageRight::Execute).await.map_err(|error| {
                 Error::new(error.code, format!("component {component}: {}", error.message))
             })?;
-            all.push(PinnedPackage { package: package.to_owned(), pinned: pinned(&info) });
+            all.push(PinnedPackage { package: package.to_owned(), pinned: info.pinned_address() });
         }
         Ok(all)
     }
@@ -223,13 +225,16 @@ impl StorePackages {
 
     /// Returns the further use of the store if the tenant deployed this package.
     pub(crate) async fn more(&self, tenant: &str, package: &CheckedPackage) -> Result<StoreUse, Error> {
-        let PackageInfo { name, digest, size_bytes, .. } = package.info();
+        let info = package.info();
+        let is_layer = info.is_layer();
+        let PackageInfo { name, digest, size_bytes, .. } = info;
         let tenant = tenant.to_owned();
         let look = move |store: &mut dyn Store| {
             let has_version = names::read(store, &tenant, &digest)?.0.is_some();
             let has_name = names::read(store, &tenant, &name)?.0.is_some();
             let bytes = if has_version { 0 } else { size_bytes } + 2 * RECORD_BYTES;
-            Ok(StoreUse { bytes, packages: u32::from(!has_version || !has_name), ..StoreUse::default() })
+            let packages = u32::from(!is_layer && (!has_version || !has_name));
+            Ok(StoreUse { bytes, packages, ..StoreUse::default() })
         };
         self.database.with(look).await
     }
@@ -254,6 +259,10 @@ impl StorePackages {
         if !self.is_complete(&info).await? {
             self.store_parts(&encoded, &checked.digest).await?;
             self.point(tenant, info.clone()).await?;
+        }
+        self.check_references(&info).await?;
+        if info.is_layer() {
+            return Ok(reply);
         }
         let hidden = self.named(PUBLIC, &info.name, Missing::LookedFor).await?.filter(|_| tenant != PUBLIC);
         Ok(DeployReply { hidden: hidden.map(|named| named.info.as_ref().clone()), ..reply })
@@ -285,10 +294,13 @@ impl StorePackages {
     async fn point(&self, owner: &str, info: PackageInfo) -> Result<DeployReply, Error> {
         let (of, stored) = (owner.to_owned(), info.clone());
         let before = self.database.keeping_reserve(move |store| point(store, &of, &stored)).await?;
-        garbage::note(&self.database, &self.clock, &info.digest).await?;
+        let noted = environments::references(&info).chain([info.digest.as_str()]).map(str::to_owned);
+        garbage::note(&self.database, &self.clock, noted.collect()).await?;
         self.forget(owner, &info.name);
         // It is remembered by its digest, too, for its first leases.
-        self.named(owner, &info.name, Missing::LookedFor).await?;
+        if !info.is_layer() {
+            self.named(owner, &info.name, Missing::LookedFor).await?;
+        }
         let owned = |info: PackageInfo| PackageInfo { owner: owner.to_owned(), ..info };
         Ok(DeployReply {
             // It does not tell whether the content is stored: that would reveal packages of other tenants.
@@ -447,14 +459,6 @@ pub(crate) fn known(store: &dyn Store, digest: &str) -> Result<Option<PackageInf
     found.map(|found| decode("a stored package", &found.value)).transpose()
 }
 
-/// Returns the address by which leases name this package for good: `owner/name@digest`.
-fn pinned(info: &PackageInfo) -> String {
-    match info.owner.as_str() {
-        "" => info.digest.clone(),
-        owner => format!("{owner}/{}@{}", info.name, info.digest),
-    }
-}
-
 fn look_up(store: &dyn Store, owner: &str, name: &str) -> Result<Option<NamedPackage>, Error> {
     let Some(record) = names::read(store, owner, name)?.0 else { return Ok(None) };
     let info = known(store, &record.digest)?;
@@ -521,6 +525,10 @@ fn point(store: &mut dyn Store, owner: &str, info: &PackageInfo) -> Result<Optio
     batch.put(format!("{}{}", keys::PACKAGE, info.digest), info.encode_to_vec());
     batch.put(name_key(owner, &info.digest), record(Vec::new()).encode_to_vec());
     store.commit(&batch)?;
+    if info.is_layer() {
+        // Only environments refer to it.
+        return Ok(None);
+    }
     let grants_of =
         |before: Option<&NameRecord>| before.map(|before| before.grants.clone()).unwrap_or_default();
     let before = names::change(store, (owner, &info.name), |before| Ok(record(grants_of(before))))?;
@@ -589,7 +597,8 @@ fn remove(
             }
         }
     }
-    digests.iter().for_each(|digest| batch.remove(name_key(owner, digest)));
+    let layers = environments::layers_of_removed(store, owner, &digests)?;
+    digests.iter().chain(&layers).for_each(|digest| batch.remove(name_key(owner, digest)));
     store.commit(&batch)?;
     Ok(Some(PackageRemoval { info: named.info.as_ref().clone(), digests }))
 }
@@ -600,7 +609,8 @@ fn versions(store: &dyn Store, owner: &str, name: &str) -> Result<Vec<String>, E
     let prefix = name_key(owner, "");
     each_record(store, &prefix, |found| {
         let digest = &found.key[prefix.len()..];
-        if package::is_digest(digest) && known(store, digest)?.is_some_and(|info| info.name == name) {
+        let is_version = |info: PackageInfo| info.name == name && !info.is_layer();
+        if package::is_digest(digest) && known(store, digest)?.is_some_and(is_version) {
             digests.push(digest.to_owned());
         }
         Ok(())
@@ -608,7 +618,8 @@ fn versions(store: &dyn Store, owner: &str, name: &str) -> Result<Vec<String>, E
     Ok(digests)
 }
 
-/// Returns the bytes of a tenant's packages, and the number of versions or names, whichever is larger.
+/// Returns the bytes of a tenant's packages, and the number of versions or names, whichever is larger. Layers of
+/// environments count by their bytes only.
 pub(crate) fn measure(store: &dyn Store, tenant: &str) -> Result<(u64, u32), Error> {
     let (mut bytes, mut versions, mut names) = (0u64, 0u32, 0u32);
     let prefix = name_key(tenant, "");
@@ -617,8 +628,9 @@ pub(crate) fn measure(store: &dyn Store, tenant: &str) -> Result<(u64, u32), Err
             (&found.key[prefix.len()..], decode::<NameRecord>("a stored name", &found.value)?);
         let is_version = package::is_digest(name);
         let info = if is_version { known(store, name)? } else { None };
+        let is_layer = info.as_ref().is_some_and(PackageInfo::is_layer);
         bytes = bytes.saturating_add(RECORD_BYTES).saturating_add(info.map_or(0, |info| info.size_bytes));
-        versions += u32::from(is_version);
+        versions += u32::from(is_version && !is_layer);
         // A removed name keeps a record, which does not count as a name.
         names += u32::from(!is_version && !record.digest.is_empty());
         Ok(())

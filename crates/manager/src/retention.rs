@@ -104,7 +104,7 @@ pub(crate) struct RetentionParts {
 }
 
 impl RetentionParts {
-    /// Removes leases, runs and names that ended long ago, whenever the interval ticks.
+    /// Removes leases, runs, names and layers that ended long ago, whenever the interval ticks.
     pub(crate) async fn keep(self, mut interval: tokio::time::Interval) {
         let mut gone = DeadEpochs::new(self.store_managers.epoch(), self.sharing, Instant::now());
         loop {
@@ -112,6 +112,7 @@ impl RetentionParts {
             self.fold().await;
             self.end_runs().await;
             self.expire_names().await;
+            self.expire_layers().await;
             self.merge_spending(&mut gone).await;
         }
     }
@@ -154,6 +155,19 @@ impl RetentionParts {
             Ok(0) => {}
             Ok(names) => tracing::info!(names, "records of package names that were removed are gone"),
             Err(error) => tracing::warn!(%error, "records of removed package names are not gone yet"),
+        }
+    }
+
+    async fn expire_layers(&self) {
+        match self.packages.expire_layers(self.clock.now_ms().saturating_sub(LEAST_AGE_MS)).await {
+            Ok(expired) => {
+                expired.keys().for_each(|tenant| self.quotas.removed(tenant));
+                let layers: u32 = expired.values().sum();
+                if layers > 0 {
+                    tracing::info!(layers, "layers of environments that were never deployed are removed");
+                }
+            }
+            Err(error) => tracing::warn!(%error, "unused layers of environments are not removed yet"),
         }
     }
 

@@ -4,7 +4,8 @@
 //! a WebAssembly module, a module of Python or a program of kernels ([`PackageKind`]). It may have several such builds of the
 //! same functions, for several kinds of processing units; the functions' names and indexes are those of the package. It
 //! is stored and sent as the canonical encoding of [`v1::Package`] and is identified by the SHA-256 of those bytes, so
-//! that the same content is the same package wherever it is deployed.
+//! that the same content is the same package wherever it is deployed. Environments of Python are packages, too; their
+//! layers are [wheels](wheel), stored by the digests of their files.
 //!
 //! Building one ([`from_library`], [`from_files`], [`encode`]) makes only the checks that it needs; [`validate`] checks
 //! every encoded package before it is stored or unpacked, and trusts nothing:
@@ -19,15 +20,19 @@
 
 mod address;
 mod elf;
+mod environment;
 mod files;
 mod image;
 pub mod kernels;
 mod kind;
 mod library;
 mod manifest;
+mod platform;
 mod profile;
 pub mod python;
 mod wasm;
+pub mod wheel;
+pub mod zip;
 
 use prost::Message;
 use sha2::{Digest, Sha256};
@@ -38,6 +43,10 @@ use files::{check_files, find_file};
 use library::LibraryFile;
 
 pub use address::{PUBLIC, PackageAddress, is_owner, is_package, readings};
+pub use environment::{
+    EnvironmentLayer, LAYERS_FILE, MAX_ENVIRONMENT_LAYERS, UnpinnedEnvironment, environment_digest,
+    environment_of, is_pinned_environment, parse_layers, pin_environment, platform_of, unpinned_environment,
+};
 pub use files::{MAX_COMPONENT_BYTES, MAX_PATH_BYTES, check_path};
 pub use image::{is_pinned, pin_image, unpinned_image};
 pub use kernels::KernelLimits;
@@ -46,6 +55,7 @@ pub use manifest::{
     Build, DEFAULT_DEADLINE_MS, MAX_BUILDS, MAX_DEADLINE_MS, MAX_MANIFEST_BYTES, MAX_SYMBOL_BYTES, Manifest,
     ManifestFunction, WasmLimits,
 };
+pub use platform::{PlatformMachine, PythonPlatform};
 pub use profile::{MAX_PROFILES, MAX_SPEED, Profile};
 pub use python::{PythonNeeds, is_python, python_architecture};
 
@@ -190,6 +200,9 @@ pub fn is_digest(text: &str) -> bool {
 pub fn validate(encoded: &[u8]) -> Result<CheckedPackage, Error> {
     let size_bytes = encoded.len() as u64;
     check_size(size_bytes)?;
+    if zip::is_zip(encoded) {
+        return wheel::validate(encoded, digest(encoded));
+    }
     let package = v1::Package::decode(encoded)
         .map_err(|error| invalid(format!("the package cannot be decoded: {error}")))?;
     // One content has one encoding, or it would have several digests.
@@ -227,8 +240,13 @@ fn read_builds(
     Ok((functions, builds))
 }
 
-/// Refuses builds of Python beside others: only interpreters have the function that Python callers call.
+/// Refuses builds of Python beside others: only interpreters have the function that Python callers call. An environment
+/// is alone, too.
 fn check_kinds(builds: &[Build]) -> Result<(), Error> {
+    let is_environment = |build: &Build| build.kind.as_deref() == Some(PackageKind::Environment.name());
+    if builds.len() > 1 && builds.iter().any(is_environment) {
+        return Err(invalid("the package is an environment and has other builds"));
+    }
     let is_python = |build: &Build| build.kind.as_deref() == Some(PackageKind::Python.name());
     if builds.iter().any(is_python) && !builds.iter().all(is_python) {
         return Err(invalid("the package has builds of Python and of other kinds"));

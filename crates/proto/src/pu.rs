@@ -144,7 +144,9 @@ pub fn units(node: &NodeDescription, prices: &Prices, neighbours: &[String]) -> 
         neighbours: neighbours.to_vec(),
         ..ProcessingUnit::default()
     };
-    let pythons = node.runtimes.iter().filter(|runtime| is_python(runtime)).cloned();
+    // Their platforms are for the placement of environments.
+    let is_shown = |runtime: &&String| is_python(runtime) && !runtime.contains('-');
+    let pythons = node.runtimes.iter().filter(is_shown).cloned();
     let programs = [PackageKind::Native, PackageKind::Wasm].map(|kind| kind.name().to_owned());
     let processor = ProcessingUnit {
         architecture: node.architecture.clone(),

@@ -252,7 +252,7 @@ impl Invoker {
     /// # Errors
     /// `invalid_package`, and the managers' errors.
     pub fn deploy(&self, path: &Path) -> Result<String, Error> {
-        let encoded = read_package(path)?;
+        let encoded = self.manager.pin_environments(read_package(path)?, path, &mut |_| ())?;
         let digest = package::digest(&encoded);
         if self.manager.resolve(&digest).is_err() {
             self.manager.deploy(encoded)?;

@@ -50,6 +50,7 @@ mod regions;
 mod result;
 pub(crate) mod run;
 mod start;
+pub(crate) mod steps;
 pub(crate) mod transport;
 mod worker_connection;
 pub(crate) mod worker_set;
@@ -96,6 +97,7 @@ pub(crate) struct ClientLease {
     /// Time of the lease's end, by the manager's clock. Changed by renewals.
     expires_unix_ms: AtomicU64,
     link: link::AgentLink,
+    starting: steps::Starting,
 }
 
 /// The client's side of one worker.

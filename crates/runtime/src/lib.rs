@@ -16,6 +16,7 @@
 pub mod access;
 mod arena;
 pub mod deploy;
+pub mod environment;
 pub mod fabrics;
 pub mod frames;
 mod invocation;
@@ -30,6 +31,7 @@ pub mod worker;
 
 pub use access::{Access, Address};
 pub use arena::{Buffer, RegisteredMemory};
+pub use environment::{EnvironmentPlan, Requirements};
 pub use fabrics::FabricChoice;
 pub use invocation::{Completion, Invocation, is_repeatable};
 pub use invoker::{Allocation, CallOptions, Function, Invoker, Policy};

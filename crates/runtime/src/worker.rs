@@ -37,6 +37,7 @@ mod control;
 pub mod engine;
 mod executor;
 pub mod library;
+pub mod loading;
 pub(crate) mod mailbox;
 pub mod process;
 pub mod program;

@@ -11,6 +11,10 @@ use crate::SandboxError;
 
 /// Code with which a Python prints its path, its version, and the folders of its modules.
 const ASK_PYTHON: &str = "import sys; print(sys.executable, '%d.%d' % sys.version_info[:2], sys.prefix, sys.base_prefix, sep='\\0', end='')";
+/// Code with which a CPython with a global lock prints its C library and that one's version.
+const ASK_LIBC: &str = "import os, sys
+if sys.implementation.name == 'cpython' and 't' not in sys.abiflags:
+    print(os.confstr('CS_GNU_LIBC_VERSION') or '')";
 /// Code with which a Node.js prints its path and its version.
 const ASK_NODE: &str = "process.stdout.write(process.execPath + '\\0' + process.versions.node)";
 /// Minor version of the oldest Python 3 that the adapter of templates can be loaded into.
@@ -53,6 +57,15 @@ impl Interpreter {
         found.map_err(|source| {
             SandboxError::system(format!("asking the Python {}", program.display()), source)
         })
+    }
+
+    /// The C library of a Python, as `glibc2.36`, by which wheels are chosen; nothing if it uses no wheels with binaries: those
+    /// of another implementation or without a global lock are others.
+    pub fn libc(&self) -> Option<String> {
+        let asked =
+            Command::new(&self.program).args(["-I", "-S", "-c", ASK_LIBC]).stdin(Stdio::null()).output();
+        let libc = String::from_utf8(asked.ok()?.stdout).ok()?;
+        Some(libc.trim().replace(' ', "")).filter(|libc| !libc.is_empty())
     }
 
     /// Finds the interpreter of this program, which is executed to report its path. Sandboxes also see these folders of

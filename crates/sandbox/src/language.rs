@@ -41,8 +41,10 @@ impl Language {
     }
 
     /// Arguments of the interpreter, before the names of modules.
-    pub(crate) fn arguments(self) -> &'static [&'static str] {
+    pub(crate) fn arguments(self, has_environment: bool) -> &'static [&'static str] {
         match self {
+            // Without the modules that are installed for the interpreter: `template.py` adds those of the environment.
+            Language::Python if has_environment => &["-I", "-S", "-B", "-c", LOAD_IN_PYTHON],
             // Isolated: nothing in its folder or environment changes its behaviour. It has no folder to write compiled
             // modules to.
             Language::Python => &["-I", "-B", "-c", LOAD_IN_PYTHON],

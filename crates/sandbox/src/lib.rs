@@ -75,6 +75,8 @@ pub const MAX_IMPORTS: usize = 32;
 pub const USER: u32 = 1000;
 /// Path of the folder that the specification names, in the sandbox, read-only.
 pub const FOLDER: &str = "/package";
+/// Path of the folder of an environment, in the sandbox, read-only.
+pub const ENVIRONMENT: &str = "/environment";
 /// Folder in which a sandbox can write files; a process can write nowhere else.
 pub const SCRATCH: &str = "/tmp";
 /// Folder of named shared memory and semaphores, which the processes of one sandbox share.
@@ -150,6 +152,9 @@ pub struct Template {
     pub adapter: PathBuf,
     /// Modules that it imports ahead of time, at most [`MAX_IMPORTS`].
     pub imports: Vec<String>,
+    /// Folder of an environment, which its copies see as [`ENVIRONMENT`]: they find the modules there, and those of the
+    /// standard library, and none that the interpreter has beside that.
+    pub environment: Option<PathBuf>,
 }
 
 /// Program that a sandbox executes.

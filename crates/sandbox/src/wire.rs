@@ -124,10 +124,11 @@ pub(crate) fn encode_spec(spec: Spec) -> (SandboxSpec, Vec<OwnedFd>) {
         IsolationKind::Process => (PROCESS, RootImage::default(), PathBuf::new()),
         IsolationKind::Container(image) => (CONTAINER, image, PathBuf::new()),
         IsolationKind::Delegated { runtime, image } => (DELEGATED, image, runtime),
-        IsolationKind::Template(Template { language, interpreter, adapter, imports }) => {
+        IsolationKind::Template(Template { language, interpreter, adapter, imports, environment }) => {
             let language = encode_language(language);
             let (interpreter, adapter) = (bytes(&interpreter), bytes(&adapter));
-            template = Some(SandboxTemplate { language, interpreter, adapter, imports });
+            let environment = environment.as_deref().map(bytes);
+            template = Some(SandboxTemplate { language, interpreter, adapter, imports, environment });
             (TEMPLATE, RootImage::default(), PathBuf::new())
         }
     };
@@ -215,7 +216,7 @@ pub(crate) fn decode_spec(
 }
 
 fn decode_template(message: SandboxTemplate) -> Result<Template, &'static str> {
-    let SandboxTemplate { language, interpreter, adapter, imports } = message;
+    let SandboxTemplate { language, interpreter, adapter, imports, environment } = message;
     let language = decode_language(language).ok_or("its language is unknown")?;
     if imports.len() > MAX_IMPORTS {
         return Err("a template imports at most 32 modules");
@@ -224,7 +225,8 @@ fn decode_template(message: SandboxTemplate) -> Result<Template, &'static str> {
         return Err("a module is no name of one in that language");
     }
     let path = |bytes| PathBuf::from(OsString::from_vec(bytes));
-    Ok(Template { language, interpreter: path(interpreter), adapter: path(adapter), imports })
+    let (interpreter, adapter, environment) = (path(interpreter), path(adapter), environment.map(path));
+    Ok(Template { language, interpreter, adapter, imports, environment })
 }
 
 /// Returns the number of a language in `sandbox.proto`.

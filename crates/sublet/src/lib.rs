@@ -33,7 +33,7 @@ pub use sublet_runtime::fabrics::own_host;
 pub use sublet_runtime::frames;
 pub use sublet_runtime::run::{Application, News, Outcome, RunOptions};
 pub use sublet_runtime::{
-    Access, Address, Allocation, Backing, Buffer, CallOptions, ColdStart, Completion, FabricChoice, Function,
-    Invocation, Invoker, Memory, MemoryPlan, Notice, Policy, RawReading, Reading, RegisteredMemory, SwapPlan,
-    SwapStatistics, SwappedMemory, Touching,
+    Access, Address, Allocation, Backing, Buffer, CallOptions, ColdStart, Completion, EnvironmentPlan,
+    FabricChoice, Function, Invocation, Invoker, Memory, MemoryPlan, Notice, Policy, RawReading, Reading,
+    RegisteredMemory, Requirements, SwapPlan, SwapStatistics, SwappedMemory, Touching,
 };

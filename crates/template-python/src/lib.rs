@@ -23,6 +23,7 @@ use std::ffi::OsString;
 use pyo3::exceptions::PyRuntimeError;
 use pyo3::prelude::*;
 use sublet_proto::v1::ColdImports;
+use sublet_runtime::worker::loading;
 use sublet_sandbox::template::{self, Runtime, TemplateProgram, Threads, WaitingCopy};
 
 sublet_runtime::interpose_malloc!();
@@ -85,6 +86,12 @@ fn program() -> PyResult<Words> {
     Ok((path.into_os_string(), args, env))
 }
 
+/// Tells the client what a worker that loads its package does now.
+#[pyfunction]
+fn step(step: &str) {
+    loading::step(step);
+}
+
 /// The module, as the interpreter knows it.
 #[pymodule]
 fn sublet_template(module: &Bound<'_, PyModule>) -> PyResult<()> {
@@ -93,6 +100,7 @@ fn sublet_template(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add_function(wrap_pyfunction!(obstacle, module)?)?;
     module.add_function(wrap_pyfunction!(refuse, module)?)?;
     module.add_function(wrap_pyfunction!(worker::work, module)?)?;
+    module.add_function(wrap_pyfunction!(step, module)?)?;
     module.add_function(wrap_pyfunction!(output_space::output_space, module)?)?;
     module.add_function(wrap_pyfunction!(component::instance, module)?)?;
     module.add_function(wrap_pyfunction!(component::open_channel, module)?)?;

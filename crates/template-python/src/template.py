@@ -9,9 +9,13 @@ import ctypes
 import gc
 import importlib
 import os
+import site
 import sys
 import time
 import types
+
+# Folder of the environment, if this interpreter has no modules beside the standard library.
+ENVIRONMENT = "/environment"
 
 # Functions that set the number of threads in libraries that compute with several threads.
 SETTERS = (
@@ -56,8 +60,18 @@ def renew():
     execute(os.devnull)
 
 
+def use_environment():
+    """Lets this interpreter find the modules of an environment, as an interpreter of a virtual environment does."""
+    if sys.prefix == ENVIRONMENT or not os.path.isdir(os.path.join(ENVIRONMENT, "lib")):
+        return
+    sys.prefix = sys.exec_prefix = ENVIRONMENT
+    site.addsitedir(os.path.join(ENVIRONMENT, "lib", "python%d.%d" % sys.version_info[:2], "site-packages"))
+
+
 def begin(path, arguments, environment, setters):
     """Sets arguments, environment and threads as if this process had just been started."""
+    if sys.flags.no_site:
+        use_environment()
     sys.argv = [path, *arguments]
     sys.path.insert(0, os.path.dirname(path))
     os.environ.update(variable.split("=", 1) for variable in environment)
@@ -113,6 +127,12 @@ def let_fork():
 
 def warm():
     """Imports the modules, and prepares all that no program changes. Does not return if the modules prevent a fork."""
+    if sys.flags.no_site:
+        # A start with installed modules does this, too.
+        site.setquit()
+        site.setcopyright()
+        site.sethelper()
+        use_environment()
     begun, culprit = time.monotonic(), ""
     for module in sys.argv[1:]:
         try:

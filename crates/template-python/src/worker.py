@@ -29,6 +29,7 @@ import sublet_constants
 import sublet_exceptions
 import sublet_failures
 import sublet_left_out
+import sublet_template
 
 # Version of the messages between the caller and the worker: changed with any of the constants below.
 VERSION = 3
@@ -141,6 +142,8 @@ def prepare(folder, library, offered, imports):
         sys.path.append(fallback)
     sublet_left_out.read(folder)
     for name in imports:
+        if name not in sys.modules:
+            sublet_template.step(f"importing {name}")
         try:
             importlib.import_module(name)
         except BaseException as error:
@@ -148,7 +151,9 @@ def prepare(folder, library, offered, imports):
             raise
     found = []
     if offered:
-        module = importlib.import_module(os.path.basename(library)[: -len(".py")])
+        name = os.path.basename(library)[: -len(".py")]
+        sublet_template.step(f"importing {name}")
+        module = importlib.import_module(name)
         found = [attribute(module, symbol) for _, symbol in offered]
         packaged.update((name, function) for (name, _), function in zip(offered, found))
         found = [with_bytes(function) for function in found]

@@ -132,6 +132,19 @@ impl NodeCache {
         lock(&self.index).insert(key, size, tenant)
     }
 
+    /// Makes an entry as [`NodeCache::keep`] does, of others that are kept for as long as this one.
+    pub(crate) fn keep_composed(
+        &self,
+        key: &Key,
+        size: DiskSize,
+        tenant: &str,
+        parts: Vec<EntryUse>,
+    ) -> EntryUse {
+        let in_use = self.keep(key, size, tenant);
+        lock(&self.index).compose(key, parts);
+        in_use
+    }
+
     /// Says before an image is pulled whose it is to be.
     pub(crate) fn announce(&self, image: &str, tenant: &str) {
         let _ = fs::write(self.file(&(EntryKind::Image, image.to_owned())), tenant);

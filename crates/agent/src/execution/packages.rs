@@ -2,13 +2,16 @@
 //!
 //! `STATE/packages/DIGEST/` holds a package's files, its `sublet.toml`, and the encoded `PackageInfo` from which a
 //! worker reads the tables of functions. A folder of that name was complete: it is filled under another name, written through to
-//! the disk, and renamed. Nothing in it is ever changed but what is [built](crate::execution::kernels) of kernels, which comes later.
+//! the disk, and renamed. Nothing in it is ever changed but what is [built](crate::execution::kernels) of kernels, which comes later,
+//! and of [environments].
 //!
 //! The manager is not trusted to send the requested package: its digest is computed and its content validated before a
 //! file is made. The disk is not trusted either: before a worker starts, its package is verified ([`kept`]). A damaged
 //! package is set aside and fetched again.
 
+mod environments;
 mod kept;
+mod wheels;
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs::{self, DirBuilder, File, OpenOptions, Permissions};
@@ -30,6 +33,8 @@ use tracing::{info, warn};
 use crate::execution::cache::{self, CacheLookup, DiskSize, EntryKind, EntryUse, Key, NodeCache};
 use crate::execution::images::Images;
 use crate::leases::managers::Managers;
+use environments::Environments;
+pub(crate) use environments::StartStep;
 pub(crate) use kept::FileStamp;
 use kept::{Damage, Stamps};
 
@@ -63,6 +68,8 @@ struct VerifiedPackage {
 pub(crate) struct Runnable {
     pub(crate) package: Arc<UnpackedPackage>,
     pub(crate) index: u32,
+    /// Folder of the environment in which it runs, if it has one.
+    pub(crate) environment: Option<PathBuf>,
     /// Tokens that keep the package and its image from being evicted.
     uses: Vec<EntryUse>,
 }
@@ -71,6 +78,13 @@ impl Runnable {
     /// Description of the build in the package's information.
     pub(crate) fn build(&self) -> &PackageBuild {
         &self.package.info.builds[self.index as usize]
+    }
+
+    /// The same, in an environment, if it has one.
+    fn within(mut self, environment: Option<(PathBuf, EntryUse)>) -> Runnable {
+        let (folder, in_use) = environment.unzip();
+        self.environment = folder;
+        self.using(in_use)
     }
 
     /// The same, with tokens that are dropped with it.
@@ -90,7 +104,7 @@ impl Runnable {
                 format!("{library} of package {name} is for {architecture}, and this node is {here}");
             return Err(Error::new(Code::WrongArchitecture, message));
         }
-        Ok(Runnable { package, index, uses: Vec::new() })
+        Ok(Runnable { package, index, environment: None, uses: Vec::new() })
     }
 }
 
@@ -103,6 +117,7 @@ pub(crate) struct NodePackages {
     known: Mutex<BTreeMap<String, VerifiedPackage>>,
     /// Held while a package is fetched, so that none is fetched twice at once.
     fetching: Mutex<()>,
+    environments: Environments,
 }
 
 impl NodePackages {
@@ -120,16 +135,13 @@ impl NodePackages {
             let entry = entry.map_err(failed)?;
             if entry.file_name().as_encoded_bytes().starts_with(UNFINISHED.as_bytes()) {
                 fs::remove_dir_all(entry.path()).map_err(failed)?;
+            } else {
+                // It is made anew once its layers are verified.
+                remove(&entry.path().join(environments::TREE))?;
             }
         }
-        Ok(NodePackages {
-            folder,
-            managers,
-            images,
-            cache,
-            known: Mutex::default(),
-            fetching: Mutex::default(),
-        })
+        let (known, fetching, environments) = (Mutex::default(), Mutex::default(), Environments::default());
+        Ok(NodePackages { folder, managers, images, cache, known, fetching, environments })
     }
 
     /// A build of the package of a digest, if it is here, with its image, and was verified and has not changed since.
@@ -141,19 +153,27 @@ impl NodePackages {
         let Some((unpacked, in_use)) = self.unchanged(digest, tenant) else { return Ok(None) };
         let runnable = Runnable::of(unpacked, build)?.using([in_use]);
         let image = self.images.at_hand(runnable.build(), tenant)?;
-        Ok(image.map(|image| runnable.using(image)))
+        let Some(environment) = self.environment_at_hand(runnable.build(), tenant) else { return Ok(None) };
+        Ok(image.map(|image| runnable.using(image).within(environment)))
     }
 
     /// A build of the package of a digest, verified, and fetched with its image if they are not here or damaged: that may
     /// take a minute and more.
-    pub(crate) fn ensure(&self, digest: &str, build: u32, tenant: &str) -> Result<Runnable, Error> {
+    pub(crate) fn ensure(
+        &self,
+        digest: &str,
+        build: u32,
+        tenant: &str,
+        step: &StartStep,
+    ) -> Result<Runnable, Error> {
         if let Some(runnable) = self.at_hand(digest, build, tenant)? {
             return Ok(runnable);
         }
         let (unpacked, in_use) = self.ensure_unpacked(digest, tenant)?;
         let runnable = Runnable::of(unpacked, build)?.using([in_use]);
         let image = self.images.ensure(runnable.build(), tenant)?;
-        Ok(runnable.using(image))
+        let environment = self.ensure_environment(runnable.build(), tenant, step)?;
+        Ok(runnable.using(image).within(environment))
     }
 
     fn ensure_unpacked(&self, digest: &str, tenant: &str) -> Result<(Arc<UnpackedPackage>, EntryUse), Error> {
@@ -220,6 +240,10 @@ impl NodePackages {
         tenant: &str,
     ) -> Result<(Arc<UnpackedPackage>, EntryUse), Error> {
         let checked = check(digest, encoded)?;
+        if checked.builds.iter().any(PackageBuild::is_layer) {
+            let message = format!("{digest} is a layer of environments, which has no functions");
+            return Err(Error::new(Code::InvalidPackage, message));
+        }
         let size = size(&checked);
         let reservation = self.cache.reserve(&format!("package {digest}"), (size, size), tenant)?;
         let unfinished = RemovalGuard(self.folder.join(format!("{UNFINISHED}{digest}")));
@@ -431,8 +455,14 @@ mod tests {
         assert_eq!(packages.store(&asked, b"junk", "t").unwrap_err().code, Code::InvalidPackage);
         assert_eq!(packages.store(&digest_of(b"junk"), b"junk", "t").unwrap_err().code, Code::InvalidPackage);
         assert_eq!(fs::read_dir(state.path().join("packages")).unwrap().count(), 0);
-        assert_eq!(packages.ensure("sha256:../../etc", 0, "t").unwrap_err().code, Code::UnknownPackage);
-        assert_eq!(packages.ensure(&asked, 0, "t").unwrap_err().code, Code::ManagerUnreachable);
+        assert_eq!(
+            packages.ensure("sha256:../../etc", 0, "t", &StartStep::default()).unwrap_err().code,
+            Code::UnknownPackage
+        );
+        assert_eq!(
+            packages.ensure(&asked, 0, "t", &StartStep::default()).unwrap_err().code,
+            Code::ManagerUnreachable
+        );
     }
 
     #[test]
@@ -514,7 +544,7 @@ mod tests {
             assert!(packages.at_hand(&digest, 0, "t").unwrap().is_none(), "{what}");
             kept::verify(&digest, &folder).expect_err(what);
             assert_eq!(
-                packages.ensure(&digest, 0, "t").unwrap_err().code,
+                packages.ensure(&digest, 0, "t", &StartStep::default()).unwrap_err().code,
                 Code::ManagerUnreachable,
                 "{what}"
             );
@@ -533,17 +563,17 @@ mod tests {
         let (digest, _) = unpacked(&open(state.path()));
         let packages = open(state.path());
         assert!(packages.at_hand(&digest, 0, "t").unwrap().is_none(), "not verified yet");
-        packages.ensure(&digest, 0, "t").unwrap();
+        packages.ensure(&digest, 0, "t", &StartStep::default()).unwrap();
         let data = state.path().join("packages").join(&digest).join("data/a");
         overwrite(&data, b"abc");
         assert!(packages.at_hand(&digest, 0, "t").unwrap().is_none(), "the file may have changed");
-        packages.ensure(&digest, 0, "t").unwrap();
+        packages.ensure(&digest, 0, "t", &StartStep::default()).unwrap();
         assert!(packages.at_hand(&digest, 0, "t").unwrap().is_some());
         // Files that are built from kernels beside the package are no part of it.
         let built = state.path().join("packages").join(&digest).join(package::BUILT_FOLDER);
         fs::create_dir(&built).unwrap();
         fs::write(built.join("0"), "image").unwrap();
-        packages.ensure(&digest, 0, "t").unwrap();
+        packages.ensure(&digest, 0, "t", &StartStep::default()).unwrap();
         assert!(packages.at_hand(&digest, 0, "t").unwrap().is_some());
     }
 
@@ -582,7 +612,7 @@ mod tests {
         // The next agent knows what there is, and evicts what is used least recently.
         let packages = open_with(state.path(), Some(limit));
         assert_eq!(packages.cache.usage().entries, 3);
-        packages.ensure(&are[0].0, 0, "t").unwrap();
+        packages.ensure(&are[0].0, 0, "t", &StartStep::default()).unwrap();
         drop(store(&packages, 1, "t").unwrap());
         assert_eq!([0, 1, 3].map(exists), [true, true, true]);
         drop(packages);

@@ -4,7 +4,7 @@
 use std::fs;
 use std::path::{Path, PathBuf};
 
-use sublet_proto::package::{python_architecture, runs_on};
+use sublet_proto::package::{PythonPlatform, python_architecture, runs_on};
 use sublet_proto::v1::{PackageBuild, SandboxTemplate};
 use sublet_proto::{Code, Error};
 use sublet_sandbox::{Interpreter, Language, Template, decode_language};
@@ -57,6 +57,8 @@ struct LanguageRuntime {
     adapter: PathBuf,
     /// Architecture of packages for this interpreter, if there are any.
     architecture: Option<String>,
+    /// The platform of wheels that it can use, if it can use any but those in pure Python.
+    platform: Option<String>,
 }
 
 impl Runtimes {
@@ -68,7 +70,12 @@ impl Runtimes {
             let adapter = find_program("template", &spawner.with_file_name(language.adapter()))?;
             let architecture =
                 (language == Language::Python).then(|| python_architecture(&interpreter.version)).flatten();
-            known.push(LanguageRuntime { language, interpreter, adapter, architecture });
+            let libc = architecture.as_ref().and_then(|_| interpreter.libc());
+            let platform = architecture.as_ref().zip(libc);
+            let platform =
+                platform.map(|(python, libc)| format!("{python}-{}-{libc}", std::env::consts::ARCH));
+            let platform = platform.filter(|platform| PythonPlatform::parse(platform).is_some());
+            known.push(LanguageRuntime { language, interpreter, adapter, architecture, platform });
             Ok::<_, Error>(())
         };
         // Not the file that a link leads to: an environment is known by where its links are.
@@ -106,22 +113,34 @@ impl Runtimes {
             interpreter: runtime.interpreter.program.clone(),
             adapter: runtime.adapter.clone(),
             imports: Vec::new(),
+            environment: None,
         };
         self.known.iter().map(move |runtime| (template(runtime), self.worker.clone()))
     }
 
     /// Architectures of the packages that this node's interpreters execute.
-    pub(crate) fn offered(&self) -> Vec<String> {
+    fn architectures(&self) -> Vec<String> {
         self.known.iter().filter_map(|runtime| runtime.architecture.clone()).collect()
     }
 
-    /// Template from which the worker of a build for an interpreter is copied, and the worker's program.
-    pub(crate) fn worker(&self, build: &PackageBuild) -> Result<(Template, PathBuf), Error> {
+    /// The same, and the platforms of wheels that they can use.
+    pub(crate) fn offered(&self) -> Vec<String> {
+        let platforms = self.known.iter().filter_map(|runtime| runtime.platform.clone());
+        self.architectures().into_iter().chain(platforms).collect()
+    }
+
+    /// Template from which the worker of a build for an interpreter is copied, and the worker's program. In an environment the
+    /// worker imports the build's modules by itself: a template executes no code of a tenant.
+    pub(crate) fn worker(
+        &self,
+        build: &PackageBuild,
+        environment: Option<&Path>,
+    ) -> Result<(Template, PathBuf), Error> {
         let is_for = |runtime: &&LanguageRuntime| {
             runtime.architecture.as_ref().is_some_and(|here| runs_on(&build.architecture, here))
         };
         let runtime = self.known.iter().find(is_for).ok_or_else(|| {
-            let (library, wanted, offered) = (&build.library, &build.architecture, self.offered());
+            let (library, wanted, offered) = (&build.library, &build.architecture, self.architectures());
             let here = match offered.is_empty() {
                 true => "no Python (its agent was started without --python)".to_owned(),
                 false => offered.join(", "),
@@ -135,7 +154,8 @@ impl Runtimes {
             language: runtime.language,
             interpreter: runtime.interpreter.program.clone(),
             adapter: runtime.adapter.clone(),
-            imports: build.imports.clone(),
+            imports: if environment.is_some() { Vec::new() } else { build.imports.clone() },
+            environment: environment.map(Path::to_owned),
         };
         Ok((template, self.worker.clone()))
     }

@@ -85,7 +85,7 @@ impl WorkerProcess {
         requested_ns: u64,
     ) -> Result<(WorkerProcess, Started, PacketSocket), Error> {
         let package_ready_ns = monotonic_ns();
-        let (kind, program) = program(node, runnable.build())?;
+        let (kind, program) = program(node, &runnable)?;
         check_network(node, &runnable)?;
         let spawned = spawned(held, &runnable)?;
         let (outside, inside) = PacketSocket::pair()?;
@@ -294,9 +294,10 @@ fn environment() -> Vec<(OsString, OsString)> {
 }
 
 /// How its sandbox isolates, and what is executed in it.
-fn program(node: &Node, build: &PackageBuild) -> Result<(IsolationKind, PathBuf), Error> {
+fn program(node: &Node, runnable: &Runnable) -> Result<(IsolationKind, PathBuf), Error> {
+    let build = runnable.build();
     if is_python(&build.architecture) {
-        let (template, program) = node.sandboxes.runtimes.worker(build)?;
+        let (template, program) = node.sandboxes.runtimes.worker(build, runnable.environment.as_deref())?;
         return Ok((IsolationKind::Template(template), program));
     }
     Ok((IsolationKind::Process, node.programs.of(build)?))

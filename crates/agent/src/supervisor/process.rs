@@ -1,5 +1,6 @@
 //! A lease's worker process: its stop, its end, and messages of a client on another node to it.
 
+use sublet_proto::v1;
 use sublet_proto::{Code, Error};
 use tracing::{error, info};
 
@@ -70,6 +71,7 @@ impl Supervisor<'_> {
         match relayed {
             RelayOutcome::Nothing => Ok(None),
             RelayOutcome::ToClient(said) => self.tell(ToClient::FromWorker(said)),
+            RelayOutcome::Step(step) => self.tell(ToClient::Progress(v1::Progress { step })),
             RelayOutcome::Stop(why) => self.stop(format!("the worker was stopped: {why}")),
         }
     }

@@ -35,6 +35,10 @@ const SEND_PATIENCE: Duration = Duration::from_secs(1);
 const MAX_UNANSWERED: u32 = 256;
 /// Longest message of a worker that is relayed, in bytes: the longest packet less what encloses the message.
 const MAX_RELAYED_BYTES: usize = MAX_PACKET_BYTES - 64;
+/// Steps that a worker tells before it is ready: one every two seconds for a day, and those of its imports.
+const MAX_STEPS: u32 = 50_000;
+/// Longest step, in characters.
+const MAX_STEP_CHARS: usize = 200;
 /// Longest last words, in characters.
 const MAX_LAST_WORDS: usize = 512;
 
@@ -53,6 +57,8 @@ struct RelayedProcess {
     /// Control socket, until either end closes it.
     control: Option<PacketSocket>,
     unanswered: u32,
+    /// Number of steps that it has told.
+    steps: u32,
     /// Whether the process has answered that it is ready.
     is_ready: bool,
     last_words: Option<Error>,
@@ -65,6 +71,8 @@ pub(super) enum RelayOutcome {
     Nothing,
     /// An answer to send to the client.
     ToClient(Vec<u8>),
+    /// A step of the worker's start, for the client.
+    Step(String),
     /// The worker process has to be stopped, for this reason.
     Stop(String),
 }
@@ -93,6 +101,7 @@ impl WorkerRelay {
         self.process = Some(RelayedProcess {
             control,
             unanswered: 0,
+            steps: 0,
             is_ready: false,
             last_words: None,
             memory_proxy: None,
@@ -104,9 +113,14 @@ impl WorkerRelay {
     /// words.
     pub(super) fn end(&mut self) -> (Vec<Vec<u8>>, Option<Error>) {
         let mut left = Vec::new();
-        // The worker sends no more answers than there were questions, and any other message ends the loop.
-        while let Some(RelayOutcome::ToClient(answer)) = self.has_spoken().then(|| self.hear()) {
-            left.push(answer);
+        // The worker sends no more answers than there were questions, and a bounded number of steps; any other message
+        // ends the loop.
+        while self.has_spoken() {
+            match self.hear() {
+                RelayOutcome::ToClient(answer) => left.push(answer),
+                RelayOutcome::Step(_) => {}
+                RelayOutcome::Nothing | RelayOutcome::Stop(_) => break,
+            }
         }
         let process = self.process.take();
         (left, process.and_then(|process| process.last_words))
@@ -244,6 +258,14 @@ impl RelayedProcess {
         if said.len() > MAX_RELAYED_BYTES {
             return RelayOutcome::Stop(format!("it said {} bytes at once", said.len()));
         }
+        if let FromWorker::Progress(progress) = &body
+            && !self.is_ready
+            && self.steps < MAX_STEPS
+        {
+            self.steps += 1;
+            let step = printable_line(&progress.step).chars().take(MAX_STEP_CHARS).collect();
+            return RelayOutcome::Step(step);
+        }
         if self.unanswered > 0 {
             self.unanswered -= 1;
             self.is_ready |= matches!(body, FromWorker::Ready(_));
@@ -299,6 +321,19 @@ mod tests {
         assert!(matches!(relay.hear(), RelayOutcome::Nothing));
         say(&worker, FromWorker::RegionMapped(RegionMapped::default()));
         assert!(matches!(relay.hear(), RelayOutcome::Stop(_)));
+    }
+
+    #[test]
+    fn relays_steps_until_the_worker_is_ready() {
+        let (mut relay, worker) = relay();
+        relay.ask(b"connect").unwrap();
+        let step = |text: &str| FromWorker::Progress(v1::Progress { step: text.into() });
+        say(&worker, step("importing\ntorch"));
+        assert!(matches!(relay.hear(), RelayOutcome::Step(step) if step == "importing\\x0atorch"));
+        let answer = say(&worker, FromWorker::Ready(Ready::default()));
+        assert!(matches!(relay.hear(), RelayOutcome::ToClient(said) if said == answer));
+        say(&worker, step("more"));
+        assert!(matches!(relay.hear(), RelayOutcome::Stop(_)), "nothing loads any more");
     }
 
     #[test]

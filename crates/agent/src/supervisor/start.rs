@@ -10,16 +10,16 @@ use std::time::Instant;
 
 use sublet_fabric::clock::monotonic_ns;
 use sublet_fabric::packet::PacketSocket;
-use sublet_proto::v1::{Lease, Started};
+use sublet_proto::v1::{self, Lease, Started};
 use sublet_proto::{Code, Error};
 use tracing::{debug, error};
 
 use super::Supervisor;
 use crate::execution::background_task::BackgroundTask;
-use crate::execution::packages::Runnable;
+use crate::execution::packages::{Runnable, StartStep};
 use crate::execution::worker::WorkerProcess;
 use crate::leases::end::EndReason;
-use crate::listener::message;
+use crate::listener::message::{self, ToClient};
 
 /// Outcome of a start for the client: the started process and, for a client on the node, the client's end of the
 /// worker's control socket.
@@ -30,7 +30,7 @@ pub(super) enum StartState {
     /// No start is under way, or the client has its outcome.
     None,
     /// The start waits for the package since this time.
-    Fetching { package: BackgroundTask<Runnable>, requested_ns: u64 },
+    Fetching { package: BackgroundTask<Runnable>, step: StartStep, requested_ns: u64 },
     /// The client has to be sent the outcome.
     Over(Outcome),
 }
@@ -68,14 +68,17 @@ impl Supervisor<'_> {
             Some(runnable) if self.node.kernels.are_at_hand(&runnable) => {
                 Ok(StartState::Over(self.start_worker(runnable, requested_ns)))
             }
-            _ => Ok(StartState::Fetching { package: self.fetch()?, requested_ns }),
+            _ => {
+                let step = StartStep::watched()?;
+                Ok(StartState::Fetching { package: self.fetch(step.clone())?, step, requested_ns })
+            }
         });
         self.start = begun.unwrap_or_else(|error| StartState::Over(Err(error)));
     }
 
     /// Continues a start once its package is fetched, or cannot be fetched.
     pub(super) fn go_on_starting(&mut self) {
-        let StartState::Fetching { package, requested_ns } = &self.start else { return };
+        let StartState::Fetching { package, requested_ns, .. } = &self.start else { return };
         let (fetched, requested_ns) = (package.outcome(), *requested_ns);
         if let Some(fetched) = fetched {
             let started = fetched.and_then(|runnable| self.start_worker(runnable, requested_ns));
@@ -120,13 +123,31 @@ impl Supervisor<'_> {
         }
     }
 
-    fn fetch(&self) -> Result<BackgroundTask<Runnable>, Error> {
+    /// A descriptor that is readable once a start that waits for its package has a step to tell.
+    pub(super) fn stepped(&self) -> Option<BorrowedFd<'_>> {
+        match &self.start {
+            StartState::Fetching { step, .. } => step.changed(),
+            _ => None,
+        }
+    }
+
+    /// Tells the client what a start that waits for its package does now.
+    pub(super) fn tell_step(&self) -> Result<Option<EndReason>, Error> {
+        match &self.start {
+            StartState::Fetching { step, .. } => {
+                self.tell(ToClient::Progress(v1::Progress { step: step.take_note() }))
+            }
+            _ => Ok(None),
+        }
+    }
+
+    fn fetch(&self, step: StartStep) -> Result<BackgroundTask<Runnable>, Error> {
         let (packages, digest) = (self.node.packages.clone(), self.held.lease.package.clone());
         let (build, tenant) = (self.held.lease.build, self.held.lease.tenant.clone());
         let (kernels, cores) = (self.node.kernels.clone(), self.held.reservation.cores.clone());
         debug!(lease = self.held.lease.id, digest, "the worker's package is fetched");
         let fetch = move || {
-            let runnable = packages.ensure(&digest, build, &tenant)?;
+            let runnable = packages.ensure(&digest, build, &tenant, &step)?;
             kernels.ensure(&runnable, &cores)?;
             packages.measure(&runnable);
             Ok(runnable)

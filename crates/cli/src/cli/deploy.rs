@@ -47,6 +47,9 @@ Examples:
       [[function]]
       name = \"count\"
 
+      [python]                # optional
+      requirements = \"requirements.txt\"  # or a lock file: distributions that the functions import
+
   sublet deploy ./vectors     kernels, with a sublet.toml that names each of them:
 
       name = \"vectors\"
@@ -119,6 +122,7 @@ struct DeployReport {
 pub(crate) fn run(arguments: &Arguments, output: &CommandOutput) -> Result<(), Error> {
     let encoded = pinned(read_package(&arguments.path)?)?;
     let manager = arguments.connection.open()?;
+    let encoded = manager.pin_environments(encoded, &arguments.path, &mut |step| output.note(step))?;
     let bar = progress_bar(encoded.len() as u64, output);
     let progress = bar.clone();
     let reply = manager.deploy_with_progress(encoded, move |sent| progress.set_position(sent));
@@ -171,8 +175,9 @@ fn text(deployed: &DeployReport) -> String {
     if let Some(hidden) = hidden {
         text += &format!("  hides {}: {} now means this package\n", hidden.address(), hidden.name);
     }
-    for build in package.builds.iter().filter(|build| !build.image.is_empty()) {
-        text += &format!("  {} in {}\n", build.library, build.image);
+    for build in &package.builds {
+        let places = [&build.image, &build.environment].into_iter().filter(|place| !place.is_empty());
+        text.extend(places.map(|place| format!("  {} in {place}\n", build.library)));
     }
     for function in &package.functions {
         text += &format!("  {function}\n");

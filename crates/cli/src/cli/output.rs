@@ -1,6 +1,6 @@
 //! Prints results and errors as text or JSON.
 
-use std::io::{self, Write};
+use std::io::{self, IsTerminal, Write};
 use std::process::ExitCode;
 
 use serde::Serialize;
@@ -51,6 +51,14 @@ impl CommandOutput {
             return Ok(());
         }
         self.show(value, text)
+    }
+
+    /// Tells what is being done, on standard error if that is a terminal.
+    pub(crate) fn note(&self, step: &str) {
+        if self.is_for_people() && io::stderr().is_terminal() {
+            // If standard error is closed, the command continues.
+            let _ = writeln!(io::stderr(), "{}", printable_line(step));
+        }
     }
 
     /// Prints an error and returns its exit status.

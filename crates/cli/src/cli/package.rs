@@ -159,7 +159,8 @@ impl Right {
 pub(crate) fn run(arguments: &Arguments, output: &CommandOutput) -> Result<(), Error> {
     match &arguments.action {
         Action::List(list) => {
-            let packages = list.connection.open()?.packages()?;
+            let mut packages = list.connection.open()?.packages()?;
+            packages.retain(|package| !package.is_environment());
             let packages = Packages { packages: packages.into_iter().map(PackageView::from).collect() };
             output.show(&packages, |shown| text(&shown.packages))
         }

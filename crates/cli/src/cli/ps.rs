@@ -11,7 +11,9 @@ use super::ConnectionArguments;
 use super::output::{CommandOutput, table};
 use super::parse::{show_bytes, show_ns};
 use super::time::now_ms;
-use super::view::{CacheView, ColdImportsView, LeaseView, ManagerView, NetworkView, NodeView, PackageView};
+use super::view::{
+    CacheView, ColdImportsView, EnvironmentView, LeaseView, ManagerView, NetworkView, NodeView, PackageView,
+};
 
 const EXAMPLES: &str = "\
 Examples:
@@ -48,6 +50,7 @@ struct Everything {
     nodes: Vec<NodeView>,
     leases: Vec<LeaseView>,
     packages: Vec<PackageView>,
+    environments: Vec<EnvironmentView>,
     managers: Vec<ManagerView>,
 }
 
@@ -65,10 +68,13 @@ pub(crate) fn run(arguments: &Arguments, output: &CommandOutput) -> Result<(), E
         return output.show(&nodes, nodes_text);
     }
     let leases = if arguments.all { manager.leases_with_ended()? } else { manager.leases()? };
+    let (environments, packages): (Vec<_>, Vec<_>) =
+        manager.packages()?.into_iter().partition(|package| package.is_environment());
     let everything = Everything {
         nodes: manager.nodes()?.into_iter().map(NodeView::from).collect(),
         leases: leases.into_iter().map(LeaseView::from).collect(),
-        packages: manager.packages()?.into_iter().map(PackageView::from).collect(),
+        packages: packages.into_iter().map(PackageView::from).collect(),
+        environments: environments.into_iter().map(EnvironmentView::from).collect(),
         managers: manager.managers()?.into_iter().map(ManagerView::from).collect(),
     };
     let now_ms = now_ms();
@@ -76,11 +82,12 @@ pub(crate) fn run(arguments: &Arguments, output: &CommandOutput) -> Result<(), E
 }
 
 fn text(everything: &Everything, now_ms: u64) -> String {
-    let Everything { nodes, leases, packages, managers } = everything;
+    let Everything { nodes, leases, packages, environments, managers } = everything;
     let shares = missing_shares(nodes);
     let nodes: Vec<_> = nodes.iter().map(|node| node_row(node, now_ms)).collect();
     let notes = cold_imports(leases);
-    let leases: Vec<_> = leases.iter().map(|lease| lease_row(lease, now_ms)).collect();
+    let lease_rows: Vec<_> = leases.iter().map(|lease| lease_row(lease, environments, now_ms)).collect();
+    let has_environments = leases.iter().any(|lease| !lease.environment.is_empty());
     let packages: Vec<_> = packages.iter().map(package_row).collect();
     let mut tables = vec![
         table(
@@ -97,7 +104,7 @@ fn text(everything: &Everything, now_ms: u64) -> String {
             ],
             &nodes,
         ) + &shares,
-        table(&["LEASE", "PACKAGE", "NODE", "CORES", "MEMORY", "STATE", "ENDS", "CALLS"], &leases) + &notes,
+        lease_table(&lease_rows, has_environments) + &notes,
         table(&["PACKAGE", "OWNER", "SIZE", "FOR", "DIGEST", "FUNCTIONS"], &packages),
     ];
     // A table of a single manager would tell the user nothing new.
@@ -193,7 +200,26 @@ fn shared(node: &NodeView) -> String {
     }
 }
 
-fn lease_row(lease: &LeaseView, now_ms: u64) -> [String; 8] {
+/// Returns the table of leases, with their environments if any has one.
+fn lease_table(rows: &[[String; 9]], has_environments: bool) -> String {
+    let headings = ["LEASE", "PACKAGE", "NODE", "CORES", "MEMORY", "STATE", "ENDS", "CALLS", "ENVIRONMENT"];
+    let shown = if has_environments { headings.len() } else { headings.len() - 1 };
+    let rows: Vec<_> = rows.iter().map(|row| row[..shown].to_vec()).collect();
+    table(&headings[..shown], &rows)
+}
+
+/// Returns the name of a lease's environment, or the beginning of its digest if the name is not known.
+fn environment_of(lease: &LeaseView, environments: &[EnvironmentView]) -> String {
+    const SHOWN: usize = "sha256:".len() + 12;
+    let known = environments.iter().find(|environment| environment.digest == lease.environment);
+    match (known, lease.environment.as_str()) {
+        (Some(environment), _) => environment.name.clone(),
+        (None, "") => "-".to_owned(),
+        (None, digest) => digest.chars().take(SHOWN).collect(),
+    }
+}
+
+fn lease_row(lease: &LeaseView, environments: &[EnvironmentView], now_ms: u64) -> [String; 9] {
     let ends = if lease.end_reason.is_empty() {
         format!("in {}", seconds(lease.expires_unix_ms.saturating_sub(now_ms)))
     } else {
@@ -208,6 +234,7 @@ fn lease_row(lease: &LeaseView, now_ms: u64) -> [String; 8] {
         lease.state.to_owned(),
         ends,
         lease.usage.calls.to_string(),
+        environment_of(lease, environments),
     ]
 }
 

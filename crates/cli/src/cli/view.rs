@@ -4,7 +4,7 @@ use serde::Serialize;
 use sublet_proto::Code;
 use sublet_proto::v1::{
     BillBy, BillLine, CacheUse, ColdImports, Lease, LeaseState, ManagerInfo, NodeInfo, NodeNetwork,
-    NodeState, PackageBuild, PackageGrant, PackageInfo, Usage,
+    NodeState, PackageBuild, PackageGrant, PackageInfo, PackageLayer, Usage,
 };
 
 use super::package::Right;
@@ -183,12 +183,15 @@ pub(crate) struct BuildView {
     /// Image in whose file system the functions run, pinned by its digest.
     #[serde(skip_serializing_if = "String::is_empty")]
     pub(crate) image: String,
+    /// Environment of functions in Python, pinned by its digest.
+    #[serde(skip_serializing_if = "String::is_empty")]
+    pub(crate) environment: String,
 }
 
 impl From<PackageBuild> for BuildView {
     fn from(build: PackageBuild) -> BuildView {
-        let PackageBuild { kind, architecture, library, image, .. } = build;
-        BuildView { kind, architecture, library, image }
+        let PackageBuild { kind, architecture, library, image, environment, .. } = build;
+        BuildView { kind, architecture, library, image, environment }
     }
 }
 
@@ -223,6 +226,58 @@ impl From<PackageInfo> for PackageView {
             size_bytes: package.size_bytes,
             deployed_unix_ms: package.deployed_unix_ms,
             builds: package.builds.into_iter().map(BuildView::from).collect(),
+        }
+    }
+}
+
+/// An environment of Python.
+#[derive(Debug, Serialize)]
+pub(crate) struct EnvironmentView {
+    pub(crate) name: String,
+    /// Tenant that owns the name; `public`: published by an operator for all tenants.
+    pub(crate) owner: String,
+    pub(crate) digest: String,
+    /// Platform that its wheels need, as `python3.11-x86_64-glibc2.17`.
+    pub(crate) platform: String,
+    /// Size of its wheels.
+    pub(crate) size_bytes: u64,
+    pub(crate) deployed_unix_ms: u64,
+    pub(crate) wheels: Vec<WheelView>,
+    /// Other tenants that may use the name; shown to its owner and to operators.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub(crate) grants: Vec<GrantView>,
+}
+
+/// A wheel of an environment.
+#[derive(Debug, Serialize)]
+pub(crate) struct WheelView {
+    pub(crate) name: String,
+    pub(crate) digest: String,
+    pub(crate) size_bytes: u64,
+}
+
+impl EnvironmentView {
+    /// Returns the address `owner/name`, which is valid for every tenant.
+    pub(crate) fn address(&self) -> String {
+        if self.owner.is_empty() { self.name.clone() } else { format!("{}/{}", self.owner, self.name) }
+    }
+}
+
+impl From<PackageInfo> for EnvironmentView {
+    fn from(info: PackageInfo) -> EnvironmentView {
+        let layers = info.builds.iter().flat_map(|build| &build.layers).cloned();
+        let wheels: Vec<_> = layers
+            .map(|PackageLayer { digest, name, size_bytes }| WheelView { name, digest, size_bytes })
+            .collect();
+        EnvironmentView {
+            platform: info.architectures(),
+            size_bytes: wheels.iter().map(|wheel| wheel.size_bytes).fold(0, u64::saturating_add),
+            grants: info.grants.iter().filter_map(GrantView::of).collect(),
+            name: info.name,
+            owner: info.owner,
+            digest: info.digest,
+            deployed_unix_ms: info.deployed_unix_ms,
+            wheels,
         }
     }
 }
@@ -267,6 +322,9 @@ pub(crate) struct LeaseView {
     #[serde(skip_serializing_if = "String::is_empty")]
     pub(crate) package_owner: String,
     pub(crate) package_digest: String,
+    /// Digest of the environment in which its functions run.
+    #[serde(skip_serializing_if = "String::is_empty")]
+    pub(crate) environment: String,
     pub(crate) pu: String,
     /// Reason for the choice among several kinds of processing units.
     #[serde(skip_serializing_if = "String::is_empty")]
@@ -317,6 +375,7 @@ impl From<Lease> for LeaseView {
             package: lease.package_name,
             package_owner: lease.package_owner,
             package_digest: lease.package,
+            environment: lease.environment,
             pu: processing_unit(lease.pu),
             choice: lease.choice,
             build: lease.build,

@@ -4,6 +4,7 @@ use std::borrow::Cow;
 use std::collections::HashSet;
 use std::sync::Arc;
 
+use sublet_proto::package::MAX_BUILDS;
 use sublet_proto::ticket::ATTACH_GRACE_MS;
 use sublet_proto::v1::{self, PackageInfo};
 use sublet_proto::{Code, Error};
@@ -119,6 +120,7 @@ impl Core {
             owner: lease.package_owner.clone(),
             digest: lease.package.clone(),
             functions: vec![v1::FunctionInfo::default(); lease.functions.min(MAX_FUNCTIONS) as usize],
+            builds: builds_in(&lease.environment, lease.build),
             ..PackageInfo::default()
         };
         Lease {
@@ -498,3 +500,12 @@ struct ReportHeader {
 
 /// Most functions of a package that a ticket may speak of.
 const MAX_FUNCTIONS: u32 = 1024;
+
+/// Builds of which the one of an index runs in an environment; none if there is no environment.
+fn builds_in(environment: &str, index: u32) -> Vec<v1::PackageBuild> {
+    if environment.is_empty() {
+        return Vec::new();
+    }
+    let build = v1::PackageBuild { environment: environment.to_owned(), ..v1::PackageBuild::default() };
+    vec![build; (index as usize).min(MAX_BUILDS) + 1]
+}

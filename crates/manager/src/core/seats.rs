@@ -9,8 +9,8 @@ use super::ids::ClassKey;
 use super::placement::{Classes, CountedResources};
 use super::racks::Spot;
 
-/// Most classes of one node: its architecture's, and those of the devices and of an interpreter.
-pub(super) const MAX_SEATS: usize = 4;
+/// Most classes of one node: its architecture's, and those of the devices, of an interpreter and of its platform.
+pub(super) const MAX_SEATS: usize = 5;
 
 /// A node's position in one class.
 #[derive(Clone, Copy, Debug)]

@@ -31,7 +31,7 @@ use crate::garbage::{self, RemovedBlobs};
 use crate::graphs;
 use crate::ledger::LeaseRecord;
 use crate::listen::Peer;
-use crate::packages::{Asker, Versions};
+use crate::packages::{Asker, Versions, check_leasable};
 use crate::quotas::RECORD_BYTES;
 use crate::reply::ReplyPage;
 use crate::shell::{GrantedLease, PreparedRequest, RequestOutcome, active_leases, parse_lease};
@@ -299,6 +299,7 @@ impl ServiceParts {
     async fn deploy(&self, caller: &CallerIdentity, encoded: Arc<Vec<u8>>) -> Result<DeployReply, Error> {
         let bytes = Arc::clone(&encoded);
         let checked = blocking(move || package::validate(&bytes)).await?;
+        let checked = self.packages.link(Asker::of(caller), checked).await?;
         self.check_architecture(&checked)?;
         let more = self.packages.more(&caller.tenant, &checked).await?;
         self.quotas.admit(Asker::of(caller), more).await?;
@@ -335,6 +336,9 @@ impl ServiceParts {
     /// Refuses a package that no node could run, by its processor, its devices or its interpreters. A manager that has just
     /// started, or has no nodes of its own, cannot say.
     fn check_architecture(&self, package: &package::CheckedPackage) -> Result<(), Error> {
+        if package.builds.iter().any(v1::PackageBuild::is_layer) {
+            return Ok(());
+        }
         let of = |node: &ManagedNode| {
             let NodeDescription { architecture, devices, runtimes, .. } = (*node.description).clone();
             [vec![architecture], devices, runtimes]
@@ -550,6 +554,7 @@ fn wanted(
         name => Some(name.parse()?),
     };
     if !asked.is_segment() {
+        check_leasable(&package)?;
         check_pu(&package, &asked.pu)?;
     }
     Ok(PreparedRequest {

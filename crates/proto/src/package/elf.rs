@@ -33,6 +33,7 @@ pub(super) fn read(data: &[u8]) -> Result<LibraryFile<'_>, String> {
         kind: PackageKind::Native,
         architecture: architecture.into(),
         functions: exported_functions(&sections, data)?,
+        layers: Vec::new(),
     })
 }
 

@@ -211,7 +211,7 @@ pub(super) fn read<'a>(
         check_program(kind, &file.data).map_err(|reason| invalid(format!("{path}: {reason}")))?;
     }
     let functions = build.functions.iter().map(ManifestFunction::symbol).collect();
-    Ok(LibraryFile { kind, architecture: kind.name().into(), functions })
+    Ok(LibraryFile { kind, architecture: kind.name().into(), functions, layers: Vec::new() })
 }
 
 /// Checks that a program has an accepted form.

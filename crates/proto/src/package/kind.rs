@@ -1,5 +1,6 @@
 //! The kinds of packages: the type of their library, and therefore its executor.
 
+use super::PythonPlatform;
 use super::python::{ANY_PYTHON, is_python};
 use crate::{Code, Error};
 
@@ -12,6 +13,8 @@ pub enum PackageKind {
     Wasm,
     /// A module of Python, named by the manifest.
     Python,
+    /// An environment for functions in Python, named by the manifest. It has no functions.
+    Environment,
     /// Kernels for every device with a driver of OpenCL, named by the manifest.
     OpenCl,
     /// Kernels for NVIDIA's graphics processors, named by the manifest.
@@ -36,6 +39,7 @@ impl PackageKind {
             PackageKind::Native => "native",
             PackageKind::Wasm => "wasm",
             PackageKind::Python => "python",
+            PackageKind::Environment => "environment",
             PackageKind::OpenCl => "opencl",
             PackageKind::Cuda => "cuda",
         }
@@ -48,7 +52,7 @@ impl PackageKind {
 
     /// Tells whether a manifest has to name the kind, because the library's first bytes do not show it.
     pub fn is_said(self) -> bool {
-        self == PackageKind::Python || self.is_of_kernels()
+        matches!(self, PackageKind::Python | PackageKind::Environment) || self.is_of_kernels()
     }
 
     /// Parses the name of a kind.
@@ -57,6 +61,7 @@ impl PackageKind {
             "native" => Ok(PackageKind::Native),
             "wasm" => Ok(PackageKind::Wasm),
             "python" => Ok(PackageKind::Python),
+            "environment" => Ok(PackageKind::Environment),
             "opencl" => Ok(PackageKind::OpenCl),
             "cuda" => Ok(PackageKind::Cuda),
             _ => Err(Error::new(Code::InvalidPackage, format!("there is no kind of package {name:?}"))),
@@ -80,6 +85,14 @@ pub fn runs_on(architecture: &str, node: &str) -> bool {
     match architecture {
         PORTABLE => is_processor(node),
         ANY_PYTHON => is_python(node),
-        _ => architecture == node,
+        _ => architecture == node || is_for_platform(architecture, node),
+    }
+}
+
+/// Whether an interpreter of a node is of the platform that wheels need.
+fn is_for_platform(architecture: &str, node: &str) -> bool {
+    match (PythonPlatform::parse(architecture), PythonPlatform::parse(node)) {
+        (Some(needed), Some(node)) => needed.machine.is_some() && needed.runs_on(&node),
+        _ => false,
     }
 }

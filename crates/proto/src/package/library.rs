@@ -6,9 +6,10 @@ use std::collections::BTreeSet;
 use super::files::find_file;
 use super::manifest::Build;
 use super::{
-    MANIFEST_FILE, PackageKind, check_function_count, elf, image, invalid, is_name, kernels, python, wasm,
+    MANIFEST_FILE, PackageKind, check_function_count, elf, environment, image, invalid, is_name, kernels,
+    python, wasm,
 };
-use crate::v1::{PackageBuild, PackageFile};
+use crate::v1::{PackageBuild, PackageFile, PackageLayer};
 use crate::{Code, Error};
 
 /// A complete library.
@@ -18,6 +19,8 @@ pub(super) struct LibraryFile<'data> {
     pub(super) architecture: Cow<'static, str>,
     /// Exported functions that can be called, with names of at most [`super::MAX_SYMBOL_BYTES`].
     pub(super) functions: BTreeSet<&'data str>,
+    /// The layers of an environment.
+    pub(super) layers: Vec<PackageLayer>,
 }
 
 impl<'data> LibraryFile<'data> {
@@ -29,6 +32,7 @@ impl<'data> LibraryFile<'data> {
         let file = find_file(files, &build.library)?;
         let library = match build.said_kind()? {
             Some(PackageKind::Python) => python::read(build)?,
+            Some(PackageKind::Environment) => environment::read(build, file)?,
             Some(kind) => {
                 kernels::check_alone(build)?;
                 kernels::read(kind, build, files)?
@@ -42,6 +46,7 @@ impl<'data> LibraryFile<'data> {
             )));
         }
         image::check_pinned(build.image.as_deref())?;
+        python::check_pinned(build)?;
         if build.image.is_some() && library.kind != PackageKind::Native {
             return Err(invalid(format!("{MANIFEST_FILE} names an image, and {} needs none", file.path)));
         }
@@ -52,6 +57,9 @@ impl<'data> LibraryFile<'data> {
     /// would call by its name, without those of the compiler or of C++.
     pub(super) fn offered(&self, build: &Build) -> Result<Vec<String>, Error> {
         let named = build.functions.iter().map(|function| function.name.clone());
+        if self.kind == PackageKind::Environment {
+            return Ok(Vec::new());
+        }
         if self.kind == PackageKind::Python {
             return Ok(named.chain([python::CALL.to_owned()]).collect());
         }
@@ -81,6 +89,8 @@ impl<'data> LibraryFile<'data> {
             network: build.network,
             image: build.image.clone().unwrap_or_default(),
             imports: build.python.iter().flat_map(|needs| needs.imports.clone()).collect(),
+            environment: build.python.iter().find_map(|needs| needs.environment.clone()).unwrap_or_default(),
+            layers: self.layers.clone(),
             symbols: functions.iter().map(|name| self.symbol(build, name)).collect::<Result<_, _>>()?,
         })
     }

@@ -7,7 +7,7 @@ use serde::Deserialize;
 
 use super::{
     KernelLimits, MANIFEST_FILE, PackageKind, Profile, PythonNeeds, check_function_count, check_name,
-    check_path, image, invalid, kernels, profile, python,
+    check_path, environment, image, invalid, kernels, profile, python,
 };
 use crate::Error;
 
@@ -203,7 +203,7 @@ impl Build {
         let kind = PackageKind::parse(name).ok().filter(|kind| kind.is_said());
         kind.map(Some).ok_or_else(|| {
             wrong(format!(
-                "says the kind {name:?}, which is not python, opencl or cuda: only these are named"
+                "says the kind {name:?}, which is not python, environment, opencl or cuda: only these are named"
             ))
         })
     }
@@ -234,6 +234,7 @@ impl Build {
         check_functions(&self.functions)?;
         self.check_limits()?;
         python::check_build(self)?;
+        environment::check_build(self)?;
         kernels::check_build(self)
     }
 

@@ -11,7 +11,10 @@ use std::collections::BTreeSet;
 use serde::Deserialize;
 
 use super::library::LibraryFile;
-use super::{Build, MANIFEST_FILE, ManifestFunction, PackageKind, invalid};
+use super::{
+    Build, MANIFEST_FILE, ManifestFunction, PackageKind, PythonPlatform, check_path, environment, invalid,
+    is_package,
+};
 use crate::Error;
 
 /// The architecture of builds that run on every Python.
@@ -32,6 +35,11 @@ pub struct PythonNeeds {
     /// Modules that are imported before a worker is requested, if its node has them warm.
     #[serde(default)]
     pub imports: Vec<String>,
+    /// File of the package, or a lock file, that says which distributions its functions import. They are resolved when
+    /// the package is deployed, which names the environment.
+    pub requirements: Option<String>,
+    /// The environment in which its functions run: NAME, TENANT/NAME or a digest. A stored package has a digest.
+    pub environment: Option<String>,
 }
 
 /// The architecture that an interpreter of this version is, as `python3.11` of `3.11` or `3.11.2`.
@@ -45,7 +53,8 @@ pub fn python_architecture(version: &str) -> Option<String> {
 /// Tells whether an architecture is that of an interpreter, which nodes have beside their processors.
 pub fn is_python(architecture: &str) -> bool {
     let version = architecture.strip_prefix(ANY_PYTHON);
-    version.is_some_and(|version| version.is_empty() || python_architecture(version).is_some())
+    let is_version = |version: &str| version.is_empty() || python_architecture(version).is_some();
+    version.is_some_and(|version| is_version(version) || PythonPlatform::parse(architecture).is_some())
 }
 
 /// Describes the library of a build of Python.
@@ -59,17 +68,26 @@ pub(super) fn read(build: &Build) -> Result<LibraryFile<'_>, Error> {
     };
     let functions =
         build.functions.iter().map(ManifestFunction::symbol).chain([CALL]).collect::<BTreeSet<_>>();
-    Ok(LibraryFile { kind: PackageKind::Python, architecture: architecture.into(), functions })
+    Ok(LibraryFile {
+        kind: PackageKind::Python,
+        architecture: architecture.into(),
+        functions,
+        layers: Vec::new(),
+    })
 }
 
 /// Checks the fields of a build that concern Python, and that the required ones are set.
 pub(super) fn check_build(build: &Build) -> Result<(), Error> {
+    if build.kind.as_deref() == Some(PackageKind::Environment.name()) {
+        return Ok(());
+    }
     let is_python = build.kind.as_deref() == Some(PackageKind::Python.name());
     match (&build.python, is_python) {
         (Some(_), false) => return Err(wrong("has a [python], and its kind is not python".to_owned())),
         (_, false) => return Ok(()),
         (needs, true) => check_imports(needs.as_ref().map_or(&[], |needs| &needs.imports))?,
     }
+    check_environment(build)?;
     if !build.library.ends_with(".py") || module_of(&build.library).is_none() {
         return Err(wrong(format!("names the module {:?}, which no file NAME.py can be", build.library)));
     }
@@ -92,6 +110,31 @@ pub(super) fn check_build(build: &Build) -> Result<(), Error> {
             function.symbol()
         ))),
         None => Ok(()),
+    }
+}
+
+/// Checks what a manifest says of the environment.
+fn check_environment(build: &Build) -> Result<(), Error> {
+    let Some(needs) = &build.python else { return Ok(()) };
+    if let Some(requirements) = &needs.requirements {
+        check_path(requirements)?;
+    }
+    match &needs.environment {
+        Some(address) if !is_package(address) => Err(wrong(format!(
+            "names the environment {address:.200?}, which is not NAME, TENANT/NAME or a digest"
+        ))),
+        _ => Ok(()),
+    }
+}
+
+/// Refuses a stored package whose environment is not known for good.
+pub(super) fn check_pinned(build: &Build) -> Result<(), Error> {
+    match &build.python {
+        Some(PythonNeeds { environment: Some(address), .. }) => environment::check_pinned(address),
+        Some(PythonNeeds { requirements: Some(file), environment: None, .. }) => Err(wrong(format!(
+            "has requirements in {file}, which are not resolved: `sublet deploy` does that"
+        ))),
+        _ => Ok(()),
     }
 }
 

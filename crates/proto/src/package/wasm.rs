@@ -51,7 +51,12 @@ pub(super) fn read(data: &[u8]) -> Result<LibraryFile<'_>, String> {
     if !module.has_memory {
         return Err(format!("exports no memory named {MEMORY:?}, in which inputs could be placed"));
     }
-    Ok(LibraryFile { kind: PackageKind::Wasm, architecture: PORTABLE.into(), functions: module.callable })
+    Ok(LibraryFile {
+        kind: PackageKind::Wasm,
+        architecture: PORTABLE.into(),
+        functions: module.callable,
+        layers: Vec::new(),
+    })
 }
 
 /// The parts of a module that have been read.

@@ -10,8 +10,8 @@ use std::process::{Command, Stdio};
 
 use sublet_proto::package::python::{ANY_PYTHON, CALL};
 use sublet_proto::package::{self, is_python};
-use sublet_proto::v1::PackageBuild;
-use sublet_proto::{Code, Error};
+use sublet_proto::v1::{Package, PackageBuild};
+use sublet_proto::{Code, Error, decode};
 
 /// The program that parses.
 const CHECK: &str = include_str!("check.py");
@@ -21,14 +21,25 @@ const CHECK: &str = include_str!("check.py");
 /// # Errors
 /// [`Code::InvalidPackage`] with the file and line, or the function that is missing.
 pub(super) fn check(folder: &Path, encoded: &[u8]) -> Result<(), Error> {
-    let checked = package::validate(encoded)?;
-    let builds = checked.builds.iter().filter(|build| is_python(&build.architecture));
+    let checked = package::validate(&as_pinned(encoded)?)?;
+    let builds =
+        checked.builds.iter().filter(|build| is_python(&build.architecture) && !build.is_environment());
     for build in builds {
         if let Some(wrong) = find_fault(folder, build) {
             return Err(Error::new(Code::InvalidPackage, format!("package {}: {wrong}", checked.name)));
         }
     }
     Ok(())
+}
+
+/// The package as if its environments were known: they are found after this check.
+fn as_pinned(encoded: &[u8]) -> Result<Vec<u8>, Error> {
+    let mut package: Package = decode("a package", encoded)?;
+    let any = package::digest(b"");
+    while let Some(unpinned) = package::unpinned_environment(&package)? {
+        package::pin_environment(&mut package, &unpinned, &any)?;
+    }
+    Ok(package::encode(&package))
 }
 
 /// The first fault of a build, unless this machine has no interpreter for it.

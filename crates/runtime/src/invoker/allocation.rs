@@ -7,6 +7,7 @@ use sublet_proto::v1::{self, WorkerOptions};
 use sublet_proto::{ALWAYS_HOT_NS, ALWAYS_WARM_NS, Error};
 
 use crate::fabrics::{ClientTerms, FabricChoice};
+use crate::lease::steps::{Starting, StepListener};
 
 /// Way in which workers wait for calls (rFaaS III-C).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -60,6 +61,7 @@ pub struct Allocation {
     pool: Option<Pool>,
     fabric: Option<FabricChoice>,
     interface: Option<String>,
+    pub(super) starting: Starting,
 }
 
 impl Allocation {
@@ -89,6 +91,7 @@ impl Allocation {
             pool: None,
             fabric: None,
             interface: None,
+            starting: Starting::default(),
         }
     }
 
@@ -213,6 +216,19 @@ impl Allocation {
     /// `$SUBLET_INTERFACE`, or the machine's routes.
     pub fn interface(mut self, interface: impl Into<String>) -> Allocation {
         self.interface = Some(interface.into());
+        self
+    }
+
+    /// Calls a function, on any thread, with each step of a start that takes time: fetching the package and its
+    /// environment, and importing modules. It must return soon.
+    pub fn on_step(mut self, function: impl Fn(&str) + Send + Sync + 'static) -> Allocation {
+        self.starting.listener = Some(StepListener::new(function));
+        self
+    }
+
+    /// Sets the longest time of a worker's start. Without this, a start that continues may take until the lease ends.
+    pub fn start_timeout(mut self, timeout: Duration) -> Allocation {
+        self.starting.limit = Some(timeout);
         self
     }
 

@@ -45,8 +45,13 @@ impl HeldLeases {
         allocation: Allocation,
     ) -> Result<HeldLeases, Error> {
         let (spin, terms) = (allocation.spin, allocation.terms()?);
-        let client_context =
-            ClientContext { arena: memory.0.clone(), worker_set: Arc::default(), spin, terms };
+        let client_context = ClientContext {
+            arena: memory.0.clone(),
+            worker_set: Arc::default(),
+            spin,
+            terms,
+            starting: allocation.starting.clone(),
+        };
         let mut leases = take_leases(manager, &allocation, &client_context, 0)?.into_iter();
         let first = leases.next().ok_or_else(|| Error::new(Code::Protocol, "a grant without a lease"))?;
         let held = HeldLeases {

@@ -26,6 +26,7 @@ use super::agent::AgentSocket;
 use super::dial::Dial;
 use super::function::names;
 use super::link::{AGENT_TIMEOUT, AgentLink, error_of, protocol};
+use super::steps::Starting;
 use super::transport::{RemoteWorkers, Route, WorkerTransport};
 use super::worker_set::WorkerSet;
 use super::{ClientLease, IDLE, WorkerLink};
@@ -42,6 +43,8 @@ pub(crate) struct ClientContext {
     /// Time that a waiting thread spins before it sleeps.
     pub(crate) spin: Duration,
     pub(crate) terms: ClientTerms,
+    /// Terms of the starts of workers.
+    pub(crate) starting: Starting,
 }
 
 /// A grant whose ticket has been shown.
@@ -138,6 +141,7 @@ impl Attaching {
             next_worker: AtomicU32::new(0),
             expires_unix_ms: AtomicU64::new(description.expires_unix_ms),
             link,
+            starting: client_context.starting.clone(),
             worker_set: client_context.worker_set.clone(),
             first_worker,
             arena: client_context.arena.clone(),
@@ -244,7 +248,7 @@ pub(crate) fn read_attached(agent: &AgentSocket) -> Result<(v1::Attached, Option
             }
             Some(agent_to_client::Body::LeaseEnded(ended)) => return Err(error_of(ended.code, ended.reason)),
             // While the token behind the ticket is verified.
-            Some(agent_to_client::Body::Alive(_)) => {}
+            Some(agent_to_client::Body::Alive(_) | agent_to_client::Body::Progress(_)) => {}
             body => return Err(protocol(format!("the agent answered a ticket with {body:?}"))),
         }
     }

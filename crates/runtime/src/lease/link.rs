@@ -24,6 +24,7 @@ use super::agent::AgentSocket;
 use super::alarm::Alarms;
 use super::records::Records;
 use super::run::Questions;
+use super::steps::StartProgress;
 use super::{ClientLease, WorkerLink, monitor};
 
 /// Longest time until an agent answers.
@@ -89,6 +90,8 @@ pub(super) struct AgentLink {
     pub(super) looking: AtomicU32,
     /// Not 0: a thread is starting a worker process.
     pub(super) reviving: AtomicU32,
+    /// Steps of the start that is under way.
+    pub(super) progress: Mutex<StartProgress>,
 }
 
 /// State that only the holder of the lock may use.
@@ -185,6 +188,7 @@ impl AgentLink {
             futures_due_ns: AtomicU64::new(u64::MAX),
             looking: AtomicU32::new(0),
             reviving: AtomicU32::new(0),
+            progress: Mutex::default(),
         };
         (link, MonitorChannels { answer, worker })
     }

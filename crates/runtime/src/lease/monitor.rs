@@ -190,6 +190,7 @@ impl ClientLease {
             Ok(AgentMessage::FromWorker(bytes)) => drop(told.worker.try_send(FromWorker::Said(bytes))),
             Ok(AgentMessage::Question(question)) => self.pass_question(question),
             Ok(AgentMessage::Alive) => {}
+            Ok(AgentMessage::Step(step)) => self.note_step(&step),
             Ok(AgentMessage::Measured(measured)) => {
                 if let Some(asked) = lock(&self.link.asked).pop_front() {
                     // Only this thread sets the cell.
@@ -322,6 +323,7 @@ enum AgentMessage {
     FromWorker(Vec<u8>),
     Question(v1::RunMessage),
     Alive,
+    Step(String),
     Measured(v1::Measured),
     WorkerExited(Error),
     Ending(Error, Duration),
@@ -340,6 +342,7 @@ fn read_agent(mut packet: Packet) -> Result<AgentMessage, Error> {
         Some(agent_to_client::Body::FromWorker(bytes)) => Ok(AgentMessage::FromWorker(bytes)),
         Some(agent_to_client::Body::Memory(question)) => Ok(AgentMessage::Question(question)),
         Some(agent_to_client::Body::Alive(_)) => Ok(AgentMessage::Alive),
+        Some(agent_to_client::Body::Progress(progress)) => Ok(AgentMessage::Step(progress.step)),
         Some(agent_to_client::Body::Measured(measured)) => Ok(AgentMessage::Measured(measured)),
         Some(agent_to_client::Body::Renewed(_)) => Ok(AgentMessage::Answer(Ok(AgentAnswer::Renewed))),
         Some(agent_to_client::Body::Ending(ending)) => {

@@ -25,14 +25,18 @@ impl ClientLease {
         longest: Duration,
         late: impl FnOnce() -> Error,
     ) -> Result<T, Error> {
-        let (since_ns, until) = (monotonic_ns(), Instant::now() + longest);
+        let (since_ns, since) = (monotonic_ns(), Instant::now());
         let step = if self.link.agent.is_remote() { PULSE } else { longest };
         loop {
-            let left = until.saturating_duration_since(Instant::now());
+            // Each step that a start tells gives it more time.
+            let left = self.answer_due(since, longest).saturating_duration_since(Instant::now());
             match from.recv_timeout(left.min(step)) {
                 Ok(word) => return Ok(word),
                 Err(RecvTimeoutError::Disconnected) => return Err(self.why_over()),
-                Err(RecvTimeoutError::Timeout) if left <= step => return Err(late()),
+                Err(RecvTimeoutError::Timeout) if self.answer_due(since, longest) <= Instant::now() => {
+                    self.check_limit()?;
+                    return Err(late());
+                }
                 Err(RecvTimeoutError::Timeout) if self.is_silent(since_ns) => return Err(silent()),
                 Err(RecvTimeoutError::Timeout) => {}
             }

@@ -8,7 +8,7 @@
 use std::collections::BTreeSet;
 use std::os::fd::{AsFd, BorrowedFd};
 use std::sync::{Arc, PoisonError};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use prost::Message;
 use sublet_fabric::clock::monotonic_ns;
@@ -24,10 +24,12 @@ use super::transport::{PartialConnections, RegionKeys, RemoteWorkers};
 use super::{ClientLease, ENDED, IDLE, RUNNING};
 use crate::wire::OWN_REGION;
 
-/// Longest time that an agent which is known to run may take to start a worker. It may first have to fetch the package
-/// from a manager that does not answer for a minute, to pull its image, or to build its kernels.
+/// Longest time that an agent which is known to run may take to start a worker, since the last step that it has reported. It
+/// may first have to fetch the package from a manager that does not answer for a minute, to pull its image, or to build
+/// its kernels.
 const LONGEST_START: Duration = Duration::from_secs(120);
-/// Longest time until a worker has mapped a region, or loaded its package.
+/// Longest time until a worker has mapped a region, or loaded its package, since the last step that it has reported. While it
+/// imports modules it reports that again and again.
 const WORKER_TIMEOUT: Duration = Duration::from_secs(10);
 /// Longest time until a worker's end is announced after it was detected otherwise.
 const ANNOUNCEMENT_TIMEOUT: Duration = Duration::from_secs(2);
@@ -89,14 +91,17 @@ impl ClientLease {
     fn start(&self, control: &mut Control, asked_ns: Result<u64, Error>) -> Result<(), Error> {
         control.exits = lock(&self.link.ended).exits;
         control.worker = None;
-        if let Err(error) = asked_ns.and_then(|asked_ns| self.start_process(control, asked_ns)) {
+        self.begin_steps();
+        let begun = asked_ns.and_then(|asked_ns| self.start_process(control, asked_ns));
+        self.end_steps();
+        if let Err(error) = begun {
             // Without its control socket the process ends, if there is one. A later start must not mistake the
             // announcement of that for the end of its own process.
             let error = match control.worker.take() {
                 Some(worker) => self.await_exit(worker, control.exits, error),
                 None => {
                     // One that is started yet would be nobody's, and in the way of the next.
-                    if error.code == Code::AgentUnreachable {
+                    if matches!(error.code, Code::AgentUnreachable | Code::DeadlineExceeded) {
                         self.stop_worker("its client has waited for it long enough".to_owned());
                     }
                     error
@@ -232,10 +237,37 @@ impl ClientLease {
         let bytes = v1::ClientToWorker { body: Some(body) }.encode_to_vec();
         let answer = match &control.worker {
             None => return Err(died("before it could be asked")),
-            Some(WorkerSocket::Local(socket)) => ask_by_socket(socket, &bytes, fds)?,
+            Some(WorkerSocket::Local(socket)) => self.ask_by_socket(socket, &bytes, fds)?,
             Some(WorkerSocket::Remote) => self.ask_by_agent(control, bytes, || Ok(()))?,
         };
         read_worker(&answer)
+    }
+
+    /// Asks a worker process within the node. It may tell steps before it answers.
+    fn ask_by_socket(
+        &self,
+        worker: &PacketSocket,
+        bytes: &[u8],
+        fds: &[BorrowedFd<'_>],
+    ) -> Result<Vec<u8>, Error> {
+        // A worker that has failed reports the reason before it ends, so a failed send does not decide.
+        let sent = worker.send(bytes, fds);
+        let since = Instant::now();
+        loop {
+            let left = self.answer_due(since, WORKER_TIMEOUT).saturating_duration_since(Instant::now());
+            match worker.receive(Some(left)) {
+                Ok(Some(packet)) => match step_of(&packet.bytes) {
+                    Some(step) => self.note_step(&step),
+                    None => return Ok(packet.bytes),
+                },
+                Ok(None) => return Err(died("while it was being connected")),
+                Err(error) => {
+                    sent.map_err(|_| died("before it could be connected"))?;
+                    self.check_limit()?;
+                    return Err(no_answer(&error));
+                }
+            }
+        }
     }
 
     /// Sends a worker process on another machine a request, and its agent further messages before the answer.
@@ -336,16 +368,11 @@ pub(super) fn read_worker(answer: &[u8]) -> Result<worker_to_client::Body, Error
     }
 }
 
-fn ask_by_socket(worker: &PacketSocket, bytes: &[u8], fds: &[BorrowedFd<'_>]) -> Result<Vec<u8>, Error> {
-    // A worker that has failed reports the reason before it ends, so a failed send does not decide.
-    let sent = worker.send(bytes, fds);
-    match worker.receive(Some(WORKER_TIMEOUT)) {
-        Ok(Some(packet)) => Ok(packet.bytes),
-        Ok(None) => Err(died("while it was being connected")),
-        Err(error) => {
-            sent.map_err(|_| died("before it could be connected"))?;
-            Err(no_answer(&error))
-        }
+/// The step that a message of a worker process tells, if it is one.
+fn step_of(message: &[u8]) -> Option<String> {
+    match v1::WorkerToClient::decode(message).ok()?.body? {
+        worker_to_client::Body::Progress(progress) => Some(progress.step),
+        _ => None,
     }
 }
 

@@ -34,6 +34,7 @@ use super::client::WorkerClient;
 use super::control;
 use super::engine::{Engine, EngineLoad, FunctionCaller};
 use super::executor;
+use super::loading;
 use super::program;
 use super::slots::{CoreRight, OwnCore, SharedCoreSlots};
 use super::spawned::{self, Execute};
@@ -72,12 +73,14 @@ pub fn run<E: Engine>(
         }
         return spawned::begin(&setup, program, descriptors, execute);
     }
+    loading::begin(&socket);
     let process = (|| {
         let device = setup.local_bytes > 0 && descriptors.len() > 2;
         swapping::start(&setup, device.then(|| descriptors.remove(2)))?;
         confine(&setup)?;
         WorkerProcessState::new(setup, descriptors, entered_ns, load)
     })();
+    loading::end();
     match process {
         Ok(process) if E::ON_MAIN_THREAD => process.serve_beside(socket),
         Ok(process) => share(process).serve(share(socket)).map(|()| 0),

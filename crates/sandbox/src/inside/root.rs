@@ -45,7 +45,7 @@ pub(crate) const GPU_NODES: [MountPoint; 4] = [
 pub(crate) const VIEWS: [MountPoint; 4] =
     [MountPoint("proc/meminfo"), MountPoint("proc/cpuinfo"), MountPoint("proc/stat"), SYSTEM_FOLDERS[0]];
 /// All places, by which messages number them.
-const PLACES: [MountPoint; 16] = [
+const PLACES: [MountPoint; 17] = [
     MountPoint::PROGRAM,
     MountPoint::FOLDER,
     SYSTEM_FOLDERS[0],
@@ -62,6 +62,7 @@ const PLACES: [MountPoint; 16] = [
     VIEWS[0],
     VIEWS[1],
     VIEWS[2],
+    MountPoint::ENVIRONMENT,
 ];
 
 /// Mount point of [`crate::SCRATCH`] in the common root.
@@ -80,6 +81,7 @@ pub(crate) struct MountPoint(pub(crate) &'static str);
 impl MountPoint {
     pub(crate) const PROGRAM: MountPoint = MountPoint("program");
     pub(crate) const FOLDER: MountPoint = MountPoint("package");
+    pub(crate) const ENVIRONMENT: MountPoint = MountPoint("environment");
 
     pub(super) fn number(self) -> u32 {
         let known = (0..).zip(&PLACES).find(|(_, place)| **place == self);

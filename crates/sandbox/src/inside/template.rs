@@ -1,6 +1,7 @@
 //! Prepares a process before it becomes a template: a language runtime that is kept warm.
 //!
-//! A template runs only modules of the operator's interpreter, and no code of a tenant. It has no rights, no network,
+//! A template runs only modules of the operator's interpreter, and no code of a tenant; only where the operator says so, modules
+//! of an environment. It has no rights, no network,
 //! and only the host's files that sandboxes have. But it must be able to make first processes of sandboxes. So it has
 //! no Landlock, which forbids mounting for ever, and no filter of system calls. It is also in the spawner's user
 //! namespace: only from there can the spawner map the users of those processes.
@@ -30,6 +31,8 @@ pub(crate) struct Seed<'seed> {
     pub(crate) output: OwnedFd,
     /// Detached mount of the adapter.
     pub(crate) adapter: OwnedFd,
+    /// Detached mount of the environment whose modules it imports, if any.
+    pub(crate) environment: Option<OwnedFd>,
     /// User of the template, if not the spawner's user; only such a template can leave the groups of the spawner's
     /// user.
     pub(crate) user: Option<u32>,
@@ -47,10 +50,15 @@ fn become_interpreter(seed: &Seed<'_>) -> io::Result<std::convert::Infallible> {
     rustix::stdio::dup2_stdin(&seed.socket)?;
     rustix::stdio::dup2_stdout(&seed.output)?;
     rustix::stdio::dup2_stderr(&seed.output)?;
-    system::keep_only(&mut [0, 1, 2, seed.adapter.as_raw_fd()])?;
+    let mut kept = vec![0, 1, 2, seed.adapter.as_raw_fd()];
+    kept.extend(seed.environment.iter().map(AsRawFd::as_raw_fd));
+    system::keep_only(&mut kept)?;
     root::enter_template()?;
     let flags = MoveMountFlags::MOVE_MOUNT_F_EMPTY_PATH;
     move_mount(&seed.adapter, "", CWD, root::PROGRAM, flags)?;
+    if let Some(environment) = &seed.environment {
+        move_mount(environment, "", CWD, root::MountPoint::ENVIRONMENT.0, flags)?;
+    }
     become_user(seed.user)?;
     privileges::drop_capabilities()?;
     super::die_with_spawner()?;
@@ -74,7 +82,7 @@ fn become_user(user: Option<u32>) -> io::Result<()> {
 fn command(template: &Template) -> io::Result<[Vec<CString>; 3]> {
     let text = |word: &OsStr| CString::new(word.as_bytes());
     let program = text(template.interpreter.as_os_str())?;
-    let fixed = template.language.arguments().iter().map(OsStr::new);
+    let fixed = template.language.arguments(template.environment.is_some()).iter().map(OsStr::new);
     let modules = template.imports.iter().map(OsStr::new);
     let args = fixed.chain(modules).map(text);
     let args = std::iter::once(Ok(program.clone())).chain(args).collect::<Result<_, _>>()?;

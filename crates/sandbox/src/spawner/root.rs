@@ -22,7 +22,9 @@ use crate::inside::{
     DRIVER_FOLDERS, GPU_NODES, MountPoint, SHARED_POINT, SYSTEM_FOLDERS, USER_NAME, VIEWS, user_entry,
 };
 use crate::system::{self, restrict_mount};
-use crate::{Devices, NetworkAccess, SCRATCH, SandboxError, SandboxProgram, Spec, USER};
+use crate::{
+    Devices, IsolationKind, NetworkAccess, SCRATCH, SandboxError, SandboxProgram, Spec, Template, USER,
+};
 
 /// Folders and files of hosts with shared libraries, the choice among several libraries, and the dynamic loader's list
 /// of them.
@@ -63,7 +65,8 @@ pub(super) fn mount_common(
 ) -> io::Result<()> {
     mount("tmpfs", folder, "tmpfs", MountFlags::empty(), Some(c"size=8m,mode=755"))?;
     rustix::process::chdir(folder)?;
-    for folder in ["tmp", "etc", "dev", SHARED_POINT, "usr", MountPoint::FOLDER.0] {
+    for folder in ["tmp", "etc", "dev", SHARED_POINT, "usr", MountPoint::FOLDER.0, MountPoint::ENVIRONMENT.0]
+    {
         fs::create_dir(folder)?;
     }
     views.write_common(Path::new("."), MEMORY_BYTES)?;
@@ -140,6 +143,9 @@ pub(super) fn mounts_of(spec: &Spec, opened: &mut OpenedFiles) -> io::Result<Vec
     if let Some(folder) = &spec.folder {
         mounts.push((MountPoint::FOLDER, detached(folder, libc::MOUNT_ATTR_NODEV)?));
     }
+    if let IsolationKind::Template(Template { environment: Some(environment), .. }) = &spec.kind {
+        mounts.push((MountPoint::ENVIRONMENT, shown_environment(environment)?));
+    }
     if spec.network == NetworkAccess::Host {
         show_to(&mut mounts, &SYSTEM_FOLDERS, 0)?;
     }
@@ -166,6 +172,11 @@ pub(super) fn show_view(mounts: &mut Vec<(MountPoint, OwnedFd)>, view: &Resource
         }
     }
     Ok(())
+}
+
+/// The folder of an environment, as sandboxes and templates are shown it.
+pub(super) fn shown_environment(folder: &Path) -> io::Result<OwnedFd> {
+    detached(folder, libc::MOUNT_ATTR_NODEV)
 }
 
 /// A file of the host for a template, where programs are.

@@ -3,6 +3,7 @@
 use std::fs;
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::path::PathBuf;
 use std::time::Duration;
 
 use rustix::event::{PollFd, PollFlags, poll};
@@ -54,13 +55,17 @@ impl TemplateProcess {
     pub(super) fn start(means: &mut SpawnMeans, template: &Template) -> io::Result<TemplateProcess> {
         let (socket, theirs) = birth::link()?;
         let adapter = root::adapter(&template.adapter, &mut means.opened)?;
+        // One without modules of its own is the same for all environments.
+        let has_own = |environment: &&PathBuf| !environment.as_os_str().is_empty();
+        let environment = template.environment.as_ref().filter(has_own);
+        let environment = environment.map(|folder| root::shown_environment(folder)).transpose()?;
         let output = memfd_create("sublet-template-output", MemfdFlags::CLOEXEC)?;
         let printed = Some(output.try_clone()?);
         let cgroup = means.cgroups.make();
         let users = means.users.take()?;
         let user = users.first().map(User::number);
         let (pid, pidfd) = match clone(Clone { flags: NAMESPACES, cgroup: None, is_sibling: false })? {
-            Fork::Child => run(Seed { template, socket: theirs, output, adapter, user }),
+            Fork::Child => run(Seed { template, socket: theirs, output, adapter, environment, user }),
             Fork::Parent(pid, pidfd) => (pid, pidfd),
         };
         let (state, refusal) = (State::Starting, None);

@@ -1,4 +1,4 @@
-//! Keeps templates: one of each interpreter without modules, and some with modules that are often requested.
+//! Keeps templates: one of each interpreter without modules, another one for environments, and some with modules that are often requested.
 //!
 //! Who asks for modules gets a copy of the template that has them, if that is warm. Else it gets one of the bare
 //! interpreter and imports by itself, as any program does: it never waits for another's modules. How often each is asked
@@ -7,6 +7,7 @@
 use std::collections::BTreeMap;
 use std::io;
 use std::os::fd::BorrowedFd;
+use std::path::PathBuf;
 use std::time::{Duration, Instant};
 
 use sublet_proto::v1::ColdImports;
@@ -73,6 +74,7 @@ impl Templates {
         wanted: &Template,
     ) -> Result<Sandbox, SandboxError> {
         let now = Instant::now();
+        let wanted = &without_folder(wanted);
         self.note(wanted, now);
         if !wanted.imports.is_empty() {
             if let Some(sandbox) = self.copy(means, wanted, false)? {
@@ -80,7 +82,8 @@ impl Templates {
             }
             self.start_if_worthwhile(means, wanted, now);
         }
-        let bare = Template { imports: Vec::new(), ..wanted.clone() };
+        let environment = wanted.environment.as_ref().map(|_| PathBuf::new());
+        let bare = Template { imports: Vec::new(), environment, ..wanted.clone() };
         self.note(&bare, now);
         let missing = || {
             let reason = "it did not become ready: the agent's log tells more";
@@ -234,6 +237,15 @@ impl RequestedTemplate {
         self.warm = None;
         self.cold_imports = None;
     }
+}
+
+/// The template by which a wanted one is kept: without modules of its own it is the same for all environments.
+fn without_folder(wanted: &Template) -> Template {
+    let environment = wanted.environment.clone().map(|folder| match wanted.imports.is_empty() {
+        true => PathBuf::new(),
+        false => folder,
+    });
+    Template { environment, ..wanted.clone() }
 }
 
 fn failed(template: &Template, error: io::Error) -> SandboxError {

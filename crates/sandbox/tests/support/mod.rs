@@ -222,6 +222,7 @@ pub fn template(imports: &[&str]) -> Template {
 /// Returns a template of an interpreter.
 pub fn template_of(language: Language, interpreter: &Interpreter, imports: &[&str]) -> Template {
     Template {
+        environment: None,
         language,
         interpreter: interpreter.program.clone(),
         adapter: Path::new(SPAWNER).with_file_name(language.adapter()),

@@ -5,8 +5,8 @@ use std::sync::Arc;
 
 use sublet_image::Image;
 
-/// Most packages and images of a node.
-const MAX_ENTRIES: usize = 1024;
+/// Most packages, layers of environments, and images of a node.
+const MAX_ENTRIES: usize = 4096;
 
 /// Size of an entry or of several on the disk.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -97,6 +97,8 @@ struct CacheEntry {
     used: u64,
     is_leaving: bool,
     token: EntryUse,
+    /// Tokens of entries that this one is made of: those stay for as long as it does.
+    parts: Vec<EntryUse>,
 }
 
 impl CacheEntry {
@@ -188,10 +190,18 @@ impl CacheIndex {
 
     pub(super) fn insert(&mut self, key: &Key, size: DiskSize, tenant: &str) -> EntryUse {
         let (used, token) = (self.next_use(), EntryUse(Arc::new(())));
-        let entry = CacheEntry { size, tenant: tenant.to_owned(), used, is_leaving: false, token };
+        let entry =
+            CacheEntry { size, tenant: tenant.to_owned(), used, is_leaving: false, token, parts: Vec::new() };
         let known = self.entries.entry(key.clone()).or_insert(entry);
         (known.size, known.used, known.is_leaving) = (size, used, false);
         known.token.clone()
+    }
+
+    /// Keeps other entries for as long as this one.
+    pub(super) fn compose(&mut self, key: &Key, parts: Vec<EntryUse>) {
+        if let Some(entry) = self.entries.get_mut(key) {
+            entry.parts = parts;
+        }
     }
 
     pub(super) fn resize(&mut self, key: &Key, size: DiskSize) {

@@ -1,0 +1,194 @@
+//! The platforms of Python: what an interpreter of a node is, and what the wheels of an environment need.
+//!
+//! A platform is written like an architecture: `python3.11-x86_64-glibc2.36` for an interpreter of that version, on that
+//! processor, with that C library. Wheels that need `python3.11-x86_64-glibc2.17` run there. Pure Python needs `python3.11`.
+
+use std::fmt;
+
+use super::python::ANY_PYTHON;
+
+/// See the [module](self).
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct PythonPlatform {
+    /// Version of Python, without its last number.
+    pub version: (u32, u32),
+    /// Processor and C library, unless any will do.
+    pub machine: Option<PlatformMachine>,
+}
+
+/// A processor with a C library.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct PlatformMachine {
+    /// Architecture by its Rust name.
+    pub architecture: String,
+    /// `glibc` or `musl`.
+    pub libc: String,
+    /// Version of the C library.
+    pub libc_version: (u32, u32),
+}
+
+impl PythonPlatform {
+    /// Parses `python3.11` or `python3.11-x86_64-glibc2.36`.
+    pub fn parse(text: &str) -> Option<PythonPlatform> {
+        let mut parts = text.strip_prefix(ANY_PYTHON)?.split('-');
+        let version = version_of(parts.next()?)?;
+        let machine = match (parts.next(), parts.next(), parts.next()) {
+            (None, None, None) => None,
+            (Some(architecture), Some(libc), None) => {
+                let digits = libc.find(|letter: char| letter.is_ascii_digit())?;
+                let (libc, number) = libc.split_at(digits);
+                let is_known = ["glibc", "musl"].contains(&libc) && is_architecture(architecture);
+                let (architecture, libc) = (architecture.to_owned(), libc.to_owned());
+                is_known.then_some(())?;
+                Some(PlatformMachine { architecture, libc, libc_version: version_of(number)? })
+            }
+            _ => return None,
+        };
+        Some(PythonPlatform { version, machine })
+    }
+
+    /// The platform that a tag of a wheel means, as `manylinux_2_17_x86_64` or `any`.
+    pub fn of_tag(version: (u32, u32), tag: &str) -> Option<PythonPlatform> {
+        if tag == "any" {
+            return Some(PythonPlatform { version, machine: None });
+        }
+        let (libc, libc_version, architecture) = libc_of(tag)?;
+        let (architecture, libc) = (architecture.to_owned(), libc.to_owned());
+        is_architecture(&architecture).then_some(())?;
+        Some(PythonPlatform { version, machine: Some(PlatformMachine { architecture, libc, libc_version }) })
+    }
+
+    /// Whether what needs this platform runs on another.
+    pub fn runs_on(&self, node: &PythonPlatform) -> bool {
+        let is_machine = |needed: &PlatformMachine, here: &PlatformMachine| {
+            needed.architecture == here.architecture
+                && needed.libc == here.libc
+                && needed.libc_version <= here.libc_version
+        };
+        self.version == node.version
+            && match (&self.machine, &node.machine) {
+                (None, here) => here.is_none(),
+                (Some(needed), Some(here)) => is_machine(needed, here),
+                (Some(_), None) => false,
+            }
+    }
+
+    /// The platform that meets both needs, if there can be one.
+    pub fn and(self, other: PythonPlatform) -> Option<PythonPlatform> {
+        let machine = match (self.machine, other.machine) {
+            (None, machine) | (machine, None) => machine,
+            (Some(one), Some(other)) => {
+                let is_same = one.architecture == other.architecture && one.libc == other.libc;
+                is_same.then_some(())?;
+                Some(PlatformMachine { libc_version: one.libc_version.max(other.libc_version), ..one })
+            }
+        };
+        (self.version == other.version).then_some(PythonPlatform { version: self.version, machine })
+    }
+
+    /// The last number of the C library's version; 0 if any will do.
+    pub fn libc_minor(&self) -> u32 {
+        self.machine.as_ref().map_or(0, |machine| machine.libc_version.1)
+    }
+}
+
+impl fmt::Display for PythonPlatform {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let (major, minor) = self.version;
+        write!(f, "{ANY_PYTHON}{major}.{minor}")?;
+        let Some(PlatformMachine { architecture, libc, libc_version: (major, minor) }) = &self.machine else {
+            return Ok(());
+        };
+        write!(f, "-{architecture}-{libc}{major}.{minor}")
+    }
+}
+
+fn version_of(text: &str) -> Option<(u32, u32)> {
+    let (major, minor) = text.split_once('.')?;
+    let number = |text: &str| {
+        let is_number = (1..=3).contains(&text.len()) && text.bytes().all(|byte| byte.is_ascii_digit());
+        is_number.then(|| text.parse().ok()).flatten()
+    };
+    Some((number(major)?, number(minor)?))
+}
+
+fn is_architecture(text: &str) -> bool {
+    let is_plain = |byte: u8| byte.is_ascii_lowercase() || byte.is_ascii_digit() || byte == b'_';
+    (1..=32).contains(&text.len()) && text.bytes().all(is_plain)
+}
+
+fn libc_of(tag: &str) -> Option<(&'static str, (u32, u32), &str)> {
+    // Wheels that were built on one machine and name no version of its C library.
+    if let Some(architecture) = tag.strip_prefix("linux_") {
+        return Some(("glibc", (2, 0), architecture));
+    }
+    let old = [("manylinux1_", 5), ("manylinux2010_", 12), ("manylinux2014_", 17)];
+    if let Some((minor, architecture)) =
+        old.into_iter().find_map(|(prefix, minor)| Some((minor, tag.strip_prefix(prefix)?)))
+    {
+        return Some(("glibc", (2, minor), architecture));
+    }
+    let (libc, rest) = tag
+        .strip_prefix("manylinux_")
+        .map(|rest| ("glibc", rest))
+        .or_else(|| tag.strip_prefix("musllinux_").map(|rest| ("musl", rest)))?;
+    let mut parts = rest.splitn(3, '_');
+    let (major, minor, architecture) = (parts.next()?, parts.next()?, parts.next()?);
+    Some((libc, version_of(&format!("{major}.{minor}"))?, architecture))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn platform(text: &str) -> PythonPlatform {
+        PythonPlatform::parse(text).unwrap()
+    }
+
+    #[test]
+    fn platforms_are_read_as_they_are_written() {
+        for text in ["python3.11", "python3.11-x86_64-glibc2.36", "python3.13-aarch64-musl1.2"] {
+            assert_eq!(platform(text).to_string(), text);
+        }
+        for text in [
+            "python",
+            "python3",
+            "python3.11-x86_64",
+            "python3.11-x86_64-glibc",
+            "python3.11-x86_64-uclibc1.0",
+            "python3.11-X86-glibc2.1",
+            "python3.11-x86_64-glibc2.36-more",
+            "x86_64",
+        ] {
+            assert_eq!(PythonPlatform::parse(text), None, "{text}");
+        }
+    }
+
+    #[test]
+    fn newer_libraries_run_what_older_ones_do() {
+        let runs = |needed: &str, node: &str| platform(needed).runs_on(&platform(node));
+        let node = "python3.11-x86_64-glibc2.36";
+        assert!(runs("python3.11-x86_64-glibc2.17", node) && runs(node, node));
+        assert!(runs("python3.11", "python3.11"));
+        for needed in [
+            "python3.11-x86_64-glibc2.37",
+            "python3.12-x86_64-glibc2.17",
+            "python3.11-aarch64-glibc2.17",
+            "python3.11-x86_64-musl1.2",
+            "python3.11",
+        ] {
+            assert!(!runs(needed, node), "{needed}");
+        }
+    }
+
+    #[test]
+    fn needs_of_several_wheels_are_met_together() {
+        let both = |one: &str, other: &str| platform(one).and(platform(other)).map(|both| both.to_string());
+        let (old, new) = ("python3.11-x86_64-glibc2.17", "python3.11-x86_64-glibc2.28");
+        assert_eq!(both(old, new).as_deref(), Some(new));
+        assert_eq!(both("python3.11", old).as_deref(), Some(old));
+        assert_eq!(both(old, "python3.11-aarch64-glibc2.17"), None);
+        assert_eq!(both(old, "python3.11-x86_64-musl1.2"), None);
+        assert_eq!(both(old, "python3.12"), None);
+    }
+}
