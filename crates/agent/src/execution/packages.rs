@@ -27,16 +27,14 @@ use sublet_proto::{Code, Error};
 
 use tracing::{info, warn};
 
-use crate::execution::cache::{self, CacheLookup, DiskSize, EntryKind, EntryUse, Key, NodeCache};
+use crate::execution::cache::{
+    self, CacheLookup, DiskSize, EntryKind, EntryUse, Key, NodeCache, PACKAGES, UNFINISHED,
+};
 use crate::execution::images::Images;
 use crate::leases::managers::Managers;
 pub(crate) use kept::FileStamp;
 use kept::{Damage, Stamps};
 
-/// The folder of packages in the state folder.
-pub(crate) const PACKAGES: &str = "packages";
-/// How the folder of a package begins while it is not complete, or no longer.
-pub(crate) const UNFINISHED: &str = ".unfinished-";
 /// How the folder of a damaged package begins. It stays until the agent's next start, or until the package is damaged
 /// again: workers that run have it mounted.
 const DAMAGED: &str = ".unfinished-damaged-";

@@ -14,7 +14,7 @@ use sublet_fabric::faults::device;
 use sublet_fabric::packet::PacketSocket;
 use sublet_proto::network::Fabric;
 use sublet_proto::package::{is_processor, is_python};
-use sublet_proto::v1::{self, Lease, PackageBuild, PackageInfo, Started, WorkerSetup};
+use sublet_proto::v1::{self, PackageBuild, PackageInfo, Started, WorkerSetup};
 use sublet_proto::{Code, Error, pu};
 use sublet_runtime::worker::spawned::place;
 use sublet_sandbox::{
@@ -28,6 +28,7 @@ use crate::execution::logs::Log;
 use crate::execution::packages::Runnable;
 use crate::leases::attach::AttachedLease;
 use crate::machine::shared::{Occupancy, SlotHold};
+use crate::machine::sizes::{local_bytes, rings_bytes};
 use crate::node::Node;
 use crate::shim::{ProcessAdmission, ProcessIdentity};
 use crate::signal::wait_readable;
@@ -49,8 +50,6 @@ const INTERPRETER_MEMORY_BYTES: u64 = 128 * MIB;
 const MAX_PROCESSES: u32 = 512;
 /// Bytes that functions can write to files, at most the lease's memory.
 const SCRATCH_BYTES: u64 = 64 * MIB;
-/// Bytes that the rings of a process's FIFOs can use beside half of the lease's memory.
-const RINGS_BYTES: u64 = 16 * MIB;
 
 /// The worker process of a lease, started and ended by the lease's supervisor. Killed when it is dropped.
 pub(crate) struct WorkerProcess {
@@ -197,11 +196,6 @@ fn who(node: &Node, held: &AttachedLease, build: &PackageBuild) -> ProcessIdenti
         pu: node.unit(kernels::kind_of(build).map_or(pu::PROCESSOR, |kind| kind.name())),
         capacity_bytes: rings_bytes(&held.lease),
     }
-}
-
-/// Bytes that the rings of the FIFOs of a lease's process may use.
-pub(crate) fn rings_bytes(lease: &Lease) -> u64 {
-    lease.memory_bytes / 2 + RINGS_BYTES
 }
 
 /// The program that is to be executed in place of functions, if one is: the package has it, and it is one. Without a path it is the
@@ -369,12 +363,6 @@ fn setup(
         shim: true,
         local_bytes: if held.options.swap_bytes > 0 { local_bytes(lent_bytes) } else { 0 },
     }
-}
-
-/// Share of `memory_bytes` that holds swapped pages, in bytes. The rest is for everything that is not swapped: the
-/// program, small pieces, the caches of channels.
-pub(crate) fn local_bytes(memory_bytes: u64) -> u64 {
-    memory_bytes / 4 * 3
 }
 
 /// The answer about the only one that was asked about.

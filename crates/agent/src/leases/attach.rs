@@ -13,7 +13,6 @@ use sublet_runtime::SwapPlan;
 use sublet_runtime::wire::InboxLayout;
 use sublet_runtime::wire::usage::UsageLayout;
 
-use crate::execution::worker::{local_bytes, rings_bytes};
 use crate::leases::book::BookedEnd;
 use crate::leases::confirm::Confirmation;
 use crate::leases::ledger::{EnrolledLease, Enrolment};
@@ -21,6 +20,7 @@ use crate::leases::usage::LeaseMeter;
 use crate::listener::transport::{self, NetworkTransport};
 use crate::machine::capacity::check_available;
 use crate::machine::resources::{ResourceRequest, ResourceReservation};
+use crate::machine::sizes::{local_bytes, rings_bytes};
 use crate::node::Node;
 use crate::shim::{ProcessIdentity, ReservedPid};
 use crate::signal::EndRequest;

@@ -15,13 +15,11 @@ use sublet_proto::v1::{ColdImports, TemplateFork, TemplateState};
 
 use super::cgroups::Cgroup;
 use super::users::User;
-use super::{SpawnMeans, birth, root};
+use super::{SpawnMeans, link, root};
 use crate::inside::template::{Seed, run};
 use crate::system::{Clone, Fork, clone};
 use crate::{SandboxLimits, Template, wire};
 
-/// Memory limit of a template and its modules, in bytes: it belongs to no tenant, but tenants name the modules.
-pub(super) const MEMORY_BYTES: u64 = 4 << 30;
 /// Length of the end of its output that is reported, in bytes.
 const LAST_WORDS_BYTES: usize = 2048;
 /// Maximum length of a module's name, and of a reason, that is passed on, in characters.
@@ -52,7 +50,7 @@ enum State {
 impl TemplateProcess {
     /// Starts a template, without waiting for it.
     pub(super) fn start(means: &mut SpawnMeans, template: &Template) -> io::Result<TemplateProcess> {
-        let (socket, theirs) = birth::link()?;
+        let (socket, theirs) = link::link()?;
         let adapter = root::adapter(&template.adapter, &mut means.opened)?;
         let output = memfd_create("sublet-template-output", MemfdFlags::CLOEXEC)?;
         let printed = Some(output.try_clone()?);
@@ -82,7 +80,7 @@ impl TemplateProcess {
         if matches!(self.state, State::Ready(_)) {
             return Ok(true);
         }
-        let timeout = Timespec::try_from(if wait { birth::PATIENCE } else { Duration::ZERO }).ok();
+        let timeout = Timespec::try_from(if wait { link::PATIENCE } else { Duration::ZERO }).ok();
         let mut watched = [PollFd::new(&self.socket, PollFlags::IN)];
         if retry_on_intr(|| poll(&mut watched, timeout.as_ref()))? == 0 {
             return Ok(false);
@@ -161,7 +159,7 @@ fn bounded(cold: ColdImports) -> ColdImports {
 }
 
 fn limits() -> SandboxLimits {
-    let memory_bytes = Some(MEMORY_BYTES);
+    let memory_bytes = Some(root::TEMPLATE_MEMORY_BYTES);
     SandboxLimits {
         cores: Vec::new(),
         memory_bytes,
