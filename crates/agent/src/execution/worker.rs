@@ -99,13 +99,13 @@ impl WorkerProcess {
         let shimmed = [of_process.as_fd()];
         let descriptors: Vec<_> = own.into_iter().chain(faults).chain(slots).chain(shimmed).collect();
         outside.send(&setup, &descriptors)?;
-        let sandboxes = node.sandboxes.current()?;
-        let image = node.images.hold(runnable.build())?;
+        let sandboxes = node.execution.sandboxes.current()?;
+        let image = node.execution.images.hold(runnable.build())?;
         let of_shim = who(node, held, runnable.build());
-        let log = node.logs.begin(&held.lease.id)?;
+        let log = node.execution.logs.begin(&held.lease.id)?;
         let mut spec = Spec { log: Some(log.file()?), ..spec((kind, program), held, &runnable, inside) };
         if let Some(held) = &image {
-            contain(&mut spec, node.container_runtime.as_deref(), &held.image);
+            contain(&mut spec, node.execution.container_runtime.as_deref(), &held.image);
         }
         let launched = one(sandboxes.launch(vec![spec]));
         let sandbox = launched.map_err(|error| explain(error, runnable.build()))?;
@@ -115,7 +115,7 @@ impl WorkerProcess {
             Started { pid, requested_ns, package_ready_ns, spawned_ns: monotonic_ns(), cold_imports };
         let reserved = held.one_shot_program.as_ref().map(|one_shot_program| one_shot_program.process.pid);
         let entrance = match held.confirmation {
-            None => ShimEntrance::Open { _admission: node.shim.admit(shim, of_shim, reserved) },
+            None => ShimEntrance::Open { _admission: node.links.shim.admit(shim, of_shim, reserved) },
             Some(_) => ShimEntrance::Closed(Some((shim, of_shim))),
         };
         let worker =
@@ -129,7 +129,7 @@ impl WorkerProcess {
             && let Some((shim, who)) = closed.take()
         {
             let who = ProcessIdentity { tenant: tenant.to_owned(), ..who };
-            self.entrance = ShimEntrance::Open { _admission: node.shim.admit(shim, who, None) };
+            self.entrance = ShimEntrance::Open { _admission: node.links.shim.admit(shim, who, None) };
         }
     }
 
@@ -227,7 +227,7 @@ fn spawned(held: &AttachedLease, runnable: &Runnable) -> Result<Option<v1::Progr
 
 /// Whether this node lets a package's functions open connections by themselves, if they do.
 fn check_network(node: &Node, runnable: &Runnable) -> Result<(), Error> {
-    if runnable.build().network && !node.lends_network {
+    if runnable.build().network && !node.execution.lends_network {
         let message = format!(
             "the functions of package {} want the network, which node {} does not lend (lend_network)",
             runnable.package.info.name, node.description.name
@@ -290,10 +290,10 @@ fn environment() -> Vec<(OsString, OsString)> {
 /// How its sandbox isolates, and what is executed in it.
 fn program(node: &Node, build: &PackageBuild) -> Result<(IsolationKind, PathBuf), Error> {
     if is_python(&build.architecture) {
-        let (template, program) = node.sandboxes.runtimes.worker(build)?;
+        let (template, program) = node.execution.sandboxes.runtimes.worker(build)?;
         return Ok((IsolationKind::Template(template), program));
     }
-    Ok((IsolationKind::Process, node.programs.of(build)?))
+    Ok((IsolationKind::Process, node.execution.programs.of(build)?))
 }
 
 /// Memory that a worker process may use beside the lease's memory for the driver of a device or for an interpreter, in
