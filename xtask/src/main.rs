@@ -6,6 +6,7 @@
 mod asan;
 mod bench;
 mod cgroup_vm;
+mod circles;
 mod coverage;
 mod deny;
 mod docs;
@@ -58,7 +59,11 @@ const CHORES: &[Chore] = &[
         help: "the share of each crate's lines that the Rust tests reach",
         run: coverage::chore,
     },
-    Chore { usage: "map", help: "list the source files, each with its duty", run: map::chore },
+    Chore {
+        usage: "map [--circles yes|write]",
+        help: "list the source files, each with its duty; list circles of imports, or lower their table",
+        run: map::chore,
+    },
     Chore {
         usage: "language [--area AREA] [--rule RULE] [--write yes]",
         help: "list wording that is not plain English; lower the table of what is left",

@@ -10,7 +10,7 @@ use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
 use crate::options::ChoreOptions;
-use crate::root;
+use crate::{circles, root};
 
 /// Folders of build outputs and of inputs that fuzzing has found.
 const GENERATED: &[&str] =
@@ -19,9 +19,16 @@ const GENERATED: &[&str] =
 /// Endings of the names of source files.
 const SOURCES: &[&str] = &["rs", "c", "cpp", "h", "hpp", "cl", "js", "proto", "py", "pyi", "sh"];
 
-/// Prints every source file with its duty, by folder.
-pub fn chore(options: ChoreOptions) -> io::Result<ExitCode> {
+/// Prints every source file with its duty, by folder; with `--circles`, circles of imports in place of files.
+pub fn chore(mut options: ChoreOptions) -> io::Result<ExitCode> {
+    let circles = options.take("circles");
     options.end()?;
+    match circles.as_deref() {
+        Some("yes") => return circles::chore(false),
+        Some("write") => return circles::chore(true),
+        Some(other) => return Err(io::Error::other(format!("--circles {other}: must be yes or write"))),
+        None => {}
+    }
     let mut folders: BTreeMap<PathBuf, Vec<(String, String)>> = BTreeMap::new();
     for path in files(SOURCES)? {
         let source = fs::read_to_string(root().join(&path))?;

@@ -10,3 +10,35 @@ pub(crate) mod programs;
 pub(crate) mod runtimes;
 pub(crate) mod sandboxes;
 pub(crate) mod worker;
+
+use std::path::PathBuf;
+use std::sync::Arc;
+
+use cache::NodeCache;
+use images::Images;
+use kernels::KernelPackages;
+use logs::Logs;
+use packages::NodePackages;
+use programs::Programs;
+use sandboxes::SandboxMaker;
+
+/// Everything by which the node executes functions.
+pub(crate) struct ExecutionMeans {
+    /// The worker programs.
+    pub(crate) programs: Programs,
+    /// Maker of the sandboxes of all leases.
+    pub(crate) sandboxes: Arc<SandboxMaker>,
+    /// The OCI runtime that makes containers, if the agent does not.
+    pub(crate) container_runtime: Option<PathBuf>,
+    /// Whether functions that ask for it may use this machine's network.
+    pub(crate) lends_network: bool,
+    pub(crate) packages: Arc<NodePackages>,
+    /// Images that the agent has built from packages of kernels.
+    pub(crate) kernels: Arc<KernelPackages>,
+    /// Images in which the functions of some packages run.
+    pub(crate) images: Arc<Images>,
+    /// Cache of packages and images within its bound.
+    pub(crate) cache: Arc<NodeCache>,
+    /// Output of the leases' functions.
+    pub(crate) logs: Arc<Logs>,
+}

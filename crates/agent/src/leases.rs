@@ -14,3 +14,17 @@ pub(crate) mod manager;
 pub(crate) mod managers;
 pub(crate) mod report;
 pub(crate) mod usage;
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use ledger::LeaseLedger;
+use managers::Managers;
+
+/// The node's leases, and the managers that grant them.
+pub(crate) struct NodeLeases {
+    pub(crate) ledger: Arc<LeaseLedger>,
+    pub(crate) managers: Arc<Managers>,
+    /// Idle timeout of leases that do not set their own.
+    pub(crate) idle_timeout: Option<Duration>,
+}

@@ -37,8 +37,8 @@ use std::fs::{self, Permissions};
 use std::net::TcpListener;
 use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 use std::sync::mpsc::sync_channel;
-use std::sync::{Arc, Mutex};
 use std::thread::JoinHandle;
 use std::time::{Duration, SystemTime};
 
@@ -52,6 +52,7 @@ use sublet_runtime::access::Access;
 use sublet_runtime::fabrics::own_host;
 use tracing::warn;
 
+use crate::execution::ExecutionMeans;
 use crate::execution::cache::NodeCache;
 use crate::execution::images::Images;
 use crate::execution::kernels::KernelPackages;
@@ -63,27 +64,27 @@ use crate::execution::sandboxes::SandboxMaker;
 use crate::leases::journal::AgentJournal;
 use crate::leases::ledger::LeaseLedger;
 use crate::leases::managers::Managers;
-use crate::leases::{journal, report};
+use crate::leases::{NodeLeases, journal, report};
+use crate::listener::ClientAccess;
 use crate::listener::acceptor;
-use crate::listener::connections::Connections;
 use crate::listener::network::ListenerState;
 use crate::machine::capacity;
 use crate::machine::neighbours::Neighbours;
 use crate::machine::resources::{FreeResources, ResourcePool};
 use crate::machine::state::{AgentStateFolder, system, utf8};
 use crate::node::Node;
-use crate::shim::bridge::Bridges;
-use crate::shim::{Shim, link};
+use crate::shim::Shim;
+use crate::shim::link::ShimLinks;
 use crate::signal::Signal;
 
 pub use crate::execution::logs::{LOGS, read_log};
 pub use crate::execution::runtimes::{Python, WarmInterpreters};
 pub use crate::leases::book;
+pub use crate::listener::ClientUsers;
 pub use crate::listener::command::{command, sandboxes};
 pub use crate::listener::connections::{MAX_UNAUTHENTICATED, UnauthenticatedLimits};
 pub use crate::listener::network::{NetworkOptions, automatic_fabrics};
 pub use crate::machine::capacity::{MAX_SHARED_CORES, MAX_WORKERS_PER_CORE, SharedCores};
-pub use crate::node::ClientUsers;
 
 /// Configuration of an agent.
 #[derive(Clone, Debug)]
@@ -172,7 +173,7 @@ impl Agent {
         let node = Arc::new(node);
         let listener = listen(&options)?;
         let journal = AgentJournal::at(&state.path);
-        node.ledger.inherit(journal.read());
+        node.leases.ledger.inherit(journal.read());
         let mut agent = Agent {
             node: node.clone(),
             acceptors: Vec::new(),
@@ -182,7 +183,7 @@ impl Agent {
             _state: state,
         };
         let (tell, told) = sync_channel(1);
-        agent.neighbours = Some(node.spawn("sublet-shims", link::run)?);
+        agent.neighbours = Some(node.spawn("sublet-shims", |node| node.links.run(&node.stopping))?);
         agent.keeper = Some(node.spawn("sublet-journal", move |node| journal::run(node, journal))?);
         agent.reporter = Some(node.spawn("sublet-report", move |node| report::run(node, &tell))?);
         told.recv().map_err(|_| Error::new(Code::Internal, "the reporter has failed"))??;
@@ -195,12 +196,16 @@ impl Agent {
 
     /// Where clients of other machines reach it, as `host:port`, if they can.
     pub fn address(&self) -> Option<&str> {
-        self.node.listener_state.as_ref().map(|listener_state| listener_state.described.address.as_str())
+        self.node
+            .clients
+            .listener_state
+            .as_ref()
+            .map(|listener_state| listener_state.described.address.as_str())
     }
 
     /// The Python by which it executes functions, if it does.
     pub fn python(&self) -> Option<&Path> {
-        self.node.sandboxes.runtimes.python()
+        self.node.execution.sandboxes.runtimes.python()
     }
 
     /// Ends all leases, tells a manager, and returns when nothing of the agent runs any more.
@@ -213,17 +218,17 @@ impl Drop for Agent {
     fn drop(&mut self) {
         let name = &self.node.description.name;
         let reason = Error::new(Code::LeaseEnded, format!("the agent of node {name} is stopping"));
-        self.node.ledger.close(&reason);
+        self.node.leases.ledger.close(&reason);
         self.node.stopping.raise();
-        self.node.connections.close();
+        self.node.clients.connections.close();
         for acceptor in self.acceptors.drain(..) {
             join(Some(acceptor));
         }
         join(self.neighbours.take());
-        self.node.ledger.finish();
+        self.node.leases.ledger.finish();
         join(self.reporter.take());
         if let Some(mut journal) = join(self.keeper.take()) {
-            journal.write(self.node.ledger.unacknowledged());
+            journal.write(self.node.leases.ledger.unacknowledged());
         }
     }
 }
@@ -279,36 +284,38 @@ fn node(
     };
     let instance = new_instance()?;
     let units = units(&description);
-    let encrypt = listener_state.as_ref().is_some_and(|listener_state| listener_state.described.encrypted);
+    let encrypts = listener_state.as_ref().map(|listener_state| listener_state.described.encrypted);
     let of = (&*options.name, pu::kind(&options.pu), &*instance);
-    let shim = Shim::start(of, &units, SHIM_THREADS, (managers.clone(), encrypt))?;
+    let shim = Shim::start(of, &units, SHIM_THREADS, (managers.clone(), encrypts.unwrap_or(false)))?;
+    let neighbours = Neighbours::new(options.neighbours.clone())?;
+    let own = (options.name.clone(), pu::id(&options.name, pu::PROCESSOR));
+    let execution = ExecutionMeans {
+        programs: Programs::beside(worker),
+        sandboxes,
+        container_runtime: options.container_runtime.as_deref().map(find_runtime).transpose()?,
+        lends_network: options.lend_network,
+        packages,
+        kernels: Arc::new(kernels),
+        images,
+        cache,
+        logs: Arc::new(Logs::open(&state.path)?),
+    };
+    let leases = NodeLeases {
+        ledger: Arc::new(LeaseLedger::new(&options.name)),
+        managers,
+        idle_timeout: options.idle_timeout,
+    };
     let node = Node {
         instance,
-        processor: pu::id(&options.name, pu::PROCESSOR),
-        shim,
         started_ms: state.started_ms(SystemTime::now()),
-        programs: Programs::beside(worker),
-        kernels: Arc::new(kernels),
-        lends_network: options.lend_network,
-        container_runtime: options.container_runtime.as_deref().map(find_runtime).transpose()?,
-        sandboxes,
-        logs: Arc::new(Logs::open(&state.path)?),
         calibration,
-        pool: ResourcePool::new(FreeResources::new(cores, memory_bytes, shared_places)?),
-        ledger: Arc::new(LeaseLedger::new(&options.name)),
-        packages,
-        cache,
-        images,
-        managers,
-        neighbours: Neighbours::new(options.neighbours.clone())?,
-        bridges: Bridges::default(),
         stopping: Signal::new()?,
-        idle_timeout: options.idle_timeout,
-        clients: options.clients,
-        connections: Connections::new(options.connections),
+        pool: ResourcePool::new(FreeResources::new(cores, memory_bytes, shared_places)?),
+        execution,
+        leases,
+        clients: ClientAccess::new(options.clients, options.connections, listener_state),
+        links: Arc::new(ShimLinks::new(shim, neighbours, own, encrypts)),
         description,
-        listener_state,
-        serving: Mutex::default(),
     };
     Ok((node, port))
 }

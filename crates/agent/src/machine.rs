@@ -4,4 +4,5 @@ pub(crate) mod capacity;
 pub(crate) mod neighbours;
 pub(crate) mod resources;
 pub(crate) mod shared;
+pub(crate) mod sizes;
 pub(crate) mod state;

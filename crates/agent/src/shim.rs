@@ -12,21 +12,22 @@
 //!   says it.
 //! - Nothing here waits for a process. A process that does not take a message gets no further ones.
 
-pub(crate) mod bridge;
+mod bridge;
 mod children;
 mod core;
 pub(crate) mod link;
 mod member;
 mod remote_fifos;
+mod route;
 mod server;
+mod sockets;
 
 use std::collections::HashMap;
 use std::net::TcpStream;
-use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::os::fd::{AsFd, BorrowedFd};
 use std::sync::{Arc, Mutex, Weak};
 
 use prost::Message;
-use rustix::event::{EventfdFlags, eventfd};
 use sublet_fabric::greeting::{DataLink, Greeting};
 use sublet_fabric::line::Watch;
 use sublet_fabric::packet::PacketSocket;
@@ -41,7 +42,7 @@ use tracing::debug;
 use self::core::{FifoConnectionId, Peer, ProcessDescriptor, ShimCall, ShimCore, ShimEffect, Tag};
 use children::Children;
 use link::NeighbourLink;
-use member::Member;
+use member::{Member, new_bell};
 use remote_fifos::{Invitations, PendingConnection, RemoteFifo};
 use server::Server;
 
@@ -380,12 +381,6 @@ fn joined(way: FifoConnectionId, shape: FifoShape, peer: GlobalId, across: Optio
         slot_bytes: shape.slot_bytes,
         across,
     })
-}
-
-/// Creates an eventfd that never blocks.
-fn new_bell() -> Result<OwnedFd, Error> {
-    eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)
-        .map_err(|errno| Error::new(Code::System, format!("eventfd failed: {errno}")))
 }
 
 #[cfg(test)]

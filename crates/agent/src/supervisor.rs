@@ -64,7 +64,7 @@ pub(crate) fn supervise(node: &Node, socket: &Connection, held: AttachedLease) {
     let idle_timeout = match held.lease.idle_timeout_ms {
         // A segment has no calls.
         _ if held.lease.is_segment() => None,
-        0 => node.idle_timeout,
+        0 => node.leases.idle_timeout,
         own_ms => Some(Duration::from_millis(own_ms)),
     };
     let idle = idle_timeout.map(|timeout| IdleWatch::new(timeout, Instant::now()));
@@ -501,7 +501,7 @@ fn let_go(socket: &Connection, reason: &Error) {
 /// Waits until a manager has heard of the end of a lease, and sends a client on another node signs of life meanwhile.
 fn wait_told(node: &Node, socket: &Connection, lease: &str) {
     let until = Instant::now() + TELL_PATIENCE;
-    while !node.ledger.wait_told(lease, PULSE) && Instant::now() < until {
+    while !node.leases.ledger.wait_told(lease, PULSE) && Instant::now() < until {
         if socket.is_remote() && message::send(socket, ToClient::Alive(v1::Alive {}), &[]).is_err() {
             return;
         }

@@ -8,7 +8,8 @@ use serde::Serialize;
 use sublet_fabric::Provider;
 use sublet_proto::Error;
 
-use super::pairs::{CalledFunction, Mode, PairPlan, measure};
+use super::pairs::measure;
+use super::rounds::{CalledFunction, Mode, PairPlan};
 use super::subject::Subject;
 use super::transport::{CallTransport, Where};
 

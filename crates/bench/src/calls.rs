@@ -10,10 +10,10 @@ use sublet_proto::Error;
 use sublet_runtime::manager::ManagerClient;
 use sublet_runtime::{Access, Allocation, Invoker, Policy};
 
-use super::pairs::{CalledFunction, Mode, PairPlan, Rounds};
 use super::peer_process::{self, PeerProcess};
 use super::private_instance::{PrivateInstance, measured};
 use super::raw::RawSide;
+use super::rounds::{CalledFunction, Mode, PairPlan, Rounds};
 use super::{PACKAGE, Samples, human_ns, pin_client};
 
 /// Calls of a block, and round trips of the flag.

@@ -9,7 +9,7 @@ use sublet_fabric::clock::{Calibration, ticks_ordered};
 use sublet_proto::Error;
 use sublet_runtime::{CallOptions, Invoker};
 
-use super::pairs::{CalledFunction, Mode, THINK, UNCOUNTED, think};
+use super::rounds::{CalledFunction, Mode, THINK, UNCOUNTED, think};
 use super::subject::Subject;
 use super::transport::{CallTransport, Site, Where};
 use super::{Samples, human_ns, pin_client};

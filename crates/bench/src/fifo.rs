@@ -21,7 +21,7 @@ use sublet_runtime::manager::ManagerClient;
 use super::peer_process::{self, PeerProcess};
 use super::private_instance::{PrivateInstance, measured};
 use super::{PinnedCore, Samples, human_ns, pin};
-use baselines::{Beside, FifoTransport};
+use baselines::{Beside, FifoBlock, FifoTransport};
 
 /// Rounds of a block.
 const AWAKE_ROUNDS: u32 = 256;
@@ -80,13 +80,6 @@ impl FifoResult {
             format!("{:.2}", self.asleep_ratio),
         ]
     }
-}
-
-/// Parameters of a block.
-#[derive(Clone, Copy)]
-struct FifoBlock {
-    rounds: u32,
-    think: Duration,
 }
 
 /// Measures `blocks` blocks of every size. Without a manager it starts a private Sublet, or, between nodes, a private

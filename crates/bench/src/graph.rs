@@ -15,7 +15,7 @@ use sublet_runtime::Access;
 use sublet_runtime::manager::ManagerClient;
 use sublet_runtime::run::{Application, Outcome, RunOptions};
 
-use super::cold::{NS_PER_US, micros};
+use super::cold_result::{NS_PER_US, micros};
 use super::{PACKAGE, Samples, deploy, human_ns};
 
 /// Components of the graph that is started warm.

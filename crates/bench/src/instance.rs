@@ -7,7 +7,7 @@ use sublet_proto::v1::PackageFile;
 use sublet_proto::{Code, Error};
 use sublet_runtime::{Access, Allocation, CallOptions, Invoker, Policy};
 
-use super::cold::{ColdStartResult, ColdStartStep, NS_PER_US, SandboxChoice, micros};
+use super::cold_result::{ColdStartResult, ColdStartStep, NS_PER_US, SandboxChoice, micros};
 use super::{PACKAGE, Samples, deploy, pin_client};
 
 /// Package of the module.

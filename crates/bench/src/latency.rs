@@ -3,7 +3,7 @@
 use serde::Serialize;
 use sublet_proto::Error;
 
-pub use super::pairs::{CalledFunction, Mode, PairPlan};
+pub use super::rounds::{CalledFunction, Mode, PairPlan};
 
 use super::human_ns;
 use super::pairs::measure;

@@ -12,7 +12,7 @@ use sublet_proto::Error;
 use sublet_runtime::Invoker;
 
 use super::Samples;
-use super::pairs::Rounds;
+use super::rounds::Rounds;
 use super::transport::CallTransport;
 pub use ofi::connect as connect_ofi;
 

@@ -2,7 +2,7 @@
 
 use serde::Serialize;
 
-use super::pairs::{CalledFunction, Mode};
+use super::rounds::{CalledFunction, Mode};
 use super::transport::TransportFields;
 
 /// Fields in the order of the JSON output.

@@ -18,7 +18,7 @@ use sublet_sandbox::{
 };
 
 use super::Samples;
-use super::cold::{ColdStartResult, ColdStartStep, SandboxChoice, micros};
+use super::cold_result::{ColdStartResult, ColdStartStep, SandboxChoice, micros};
 
 /// Pause between two starts, in which the next copy is prepared.
 const PAUSE: Duration = Duration::from_millis(20);

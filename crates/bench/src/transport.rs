@@ -9,8 +9,8 @@ use sublet_proto::{Code, Error};
 use sublet_runtime::manager::ManagerClient;
 use sublet_runtime::{Access, Allocation, FabricChoice, Policy};
 
-use super::pairs::Mode;
 use super::private_instance::PrivateInstance;
+use super::rounds::Mode;
 use super::{DIALLING_PACKAGE, PACKAGE};
 
 /// Transport of the calls.

@@ -1,10 +1,11 @@
-//! Boundary between Rust and C: converts errors to a status and a message, stops panics, checks pointers.
+//! Boundary between Rust and C: converts errors to a status and a message, stops panics, checks pointers, reads times.
 
 use std::any::Any;
 use std::cell::RefCell;
 use std::ffi::{CStr, CString, c_char, c_void};
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::ptr::NonNull;
+use std::time::Duration;
 
 use sublet::{Code, Error};
 
@@ -21,6 +22,11 @@ const VERSION: &CStr = match CStr::from_bytes_with_nul(concat!(env!("CARGO_PKG_V
 
 thread_local! {
     static LATEST_ERROR: RefCell<CString> = RefCell::default();
+}
+
+/// Converts nanoseconds to a duration; the largest number means forever.
+pub(crate) fn duration(ns: u64) -> Duration {
+    if ns == u64::MAX { Duration::MAX } else { Duration::from_nanos(ns) }
 }
 
 /// Runs an exported function's body.

@@ -13,8 +13,7 @@ use std::time::Instant;
 
 use sublet::{Completion, Error, Invocation};
 
-use crate::boundary::{guarded, invalid, output, sublet_status};
-use crate::invoker::duration;
+use crate::boundary::{duration, guarded, invalid, output, sublet_status};
 
 /// Words of `struct sublet_invocation`, more than are used, so that later libraries with larger calls still fit older
 /// programs.

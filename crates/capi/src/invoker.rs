@@ -9,7 +9,7 @@ use sublet::{
 };
 
 use crate::boundary::{
-    argument, argument_mut, check_size, guarded, invalid, output, sublet_status, text, text_if_any,
+    argument, argument_mut, check_size, duration, guarded, invalid, output, sublet_status, text, text_if_any,
 };
 use crate::invocation::{self, sublet_invocation};
 
@@ -250,11 +250,6 @@ fn policy(hot_ns: u64) -> Policy {
         ALWAYS_WARM_NS => Policy::AlwaysWarm,
         _ => Policy::HotFor(Duration::from_nanos(hot_ns)),
     }
-}
-
-/// Converts nanoseconds to a duration; the largest number means forever.
-pub(crate) fn duration(ns: u64) -> Duration {
-    if ns == u64::MAX { Duration::MAX } else { Duration::from_nanos(ns) }
 }
 
 #[inline(always)]

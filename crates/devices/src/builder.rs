@@ -15,19 +15,21 @@
 //! The result is machine code that the tenant could have sent as such: it runs in the tenant's own process.
 
 mod confine;
+pub mod server;
 pub(crate) mod wire;
 
 use std::io::{Read, Write};
 use std::os::unix::process::{CommandExt, ExitStatusExt};
 use std::path::{Path, PathBuf};
-use std::process::{Child, Command, ExitCode, ExitStatus, Stdio};
+use std::process::{Child, Command, ExitStatus, Stdio};
 use std::sync::mpsc;
 use std::time::Duration;
 
 use rustix::process::{Pid, Signal, kill_process_group};
 
+use crate::DeviceError;
 use crate::driver::{BuildResult, ImagePart};
-use crate::{DeviceError, opencl};
+use crate::opencl::environment::ENVIRONMENT;
 
 /// Largest answer, in bytes: an image and its objects.
 const MAX_ANSWER_BYTES: u64 = 512 << 20;
@@ -125,7 +127,7 @@ impl Builder {
 
     fn start(&self, folder: &Path) -> Result<Child, DeviceError> {
         let mut command = Command::new(&self.program);
-        command.env_clear().envs(opencl::ENVIRONMENT.iter().copied());
+        command.env_clear().envs(ENVIRONMENT.iter().copied());
         command.envs(PASSED_ON.iter().filter_map(|name| Some((name, std::env::var_os(name)?))));
         for name in ["HOME", "TMPDIR", "XDG_CACHE_HOME", "POCL_CACHE_DIR"] {
             command.env(name, folder);
@@ -160,36 +162,4 @@ fn how(status: ExitStatus) -> String {
 
 fn failed(what: &str, error: &std::io::Error) -> DeviceError {
     DeviceError::Builder(format!("{what}: {error}"))
-}
-
-/// Executes the builder's own side: the whole of `sublet-device-builder`.
-pub fn serve() -> ExitCode {
-    match answer() {
-        Ok(()) => ExitCode::SUCCESS,
-        Err(error) => {
-            eprintln!("sublet-device-builder: {error}");
-            ExitCode::FAILURE
-        }
-    }
-}
-
-fn answer() -> std::io::Result<()> {
-    let limits = confine::BuilderLimits::of(std::env::args_os().skip(1))?;
-    // Output of a compiler must not be taken for the answer.
-    let mut channel = std::fs::File::from(rustix::io::dup(rustix::stdio::stdout())?);
-    rustix::stdio::dup2_stdout(std::fs::File::options().write(true).open("/dev/null")?)?;
-    let built = match confine::apply(&limits) {
-        Err(reason) => Err(reason),
-        Ok(()) => {
-            let mut job = Vec::new();
-            std::io::stdin().lock().take(MAX_ANSWER_BYTES).read_to_end(&mut job)?;
-            let (identity, parts) = wire::decode_job(&job).ok_or(std::io::ErrorKind::InvalidData)?;
-            opencl::serve(&identity, &parts.borrowed()).map_err(|error| error.to_string())
-        }
-    };
-    channel.write_all(&wire::encode_answer(&built))?;
-    drop(channel);
-    // Drivers have threads that may hang at a regular exit, and no work remains for them.
-    rustix::process::kill_process(rustix::process::getpid(), Signal::KILL)?;
-    Ok(())
 }

@@ -24,7 +24,7 @@
 pub mod bare;
 mod compile;
 mod discover;
-mod environment;
+pub(crate) mod environment;
 mod ffi;
 mod live;
 
@@ -37,10 +37,7 @@ use crate::{DeviceError, DriverKind, MAX_LANES, Patience};
 
 pub(crate) use compile::serve;
 pub use discover::{DeviceKind, OpenClDeviceInfo, discover, first};
-pub use environment::enter_environment;
-
-/// Environment variables of every process that uses a device.
-pub const ENVIRONMENT: &[(&str, &str)] = &[("POCL_WORK_GROUP_SPECIALIZATION", "0")];
+pub use environment::{ENVIRONMENT, enter_environment};
 
 /// How several launches share a device.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

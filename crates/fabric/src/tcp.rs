@@ -28,6 +28,7 @@ pub mod frame;
 mod inbox;
 mod link;
 mod outbox;
+mod parts;
 mod receiving;
 mod regions;
 mod replies;

@@ -1,17 +1,21 @@
 //! Takes one image from a source of any kind into the store.
 
 use std::io::{Seek, SeekFrom};
+use std::path::Path;
 
 use crate::digest::Digest;
 use crate::error::{DocumentPart, ImageError};
+use crate::import;
 use crate::layer::{self, UnpackedLayer};
 use crate::limits::{ImageLimits, MAX_INDEX_DEPTH};
 use crate::manifest::{Config, Descriptor, ImageDocument, ImageManifest, choose};
+use crate::reference::Reference;
+use crate::registry::{Registry, RegistryAccess};
 use crate::source::{BlobSource, Nameless, copy, document};
 use crate::store::{Image, ImageRecord, ImageStore, LayerClaim, LayerFacts, Presence, PullProgress};
 
 /// One image on its way into a store.
-pub(crate) struct Acquisition<'a> {
+struct Acquisition<'a> {
     store: &'a ImageStore,
     presence: &'a Presence,
     source: &'a mut dyn BlobSource,
@@ -23,7 +27,7 @@ pub(crate) struct Acquisition<'a> {
 
 impl<'a> Acquisition<'a> {
     /// Creates an acquisition. The caller holds the store's presence lock, so that no layer is removed meanwhile.
-    pub(crate) fn new(
+    fn new(
         store: &'a ImageStore,
         presence: &'a Presence,
         source: &'a mut dyn BlobSource,
@@ -40,12 +44,12 @@ impl<'a> Acquisition<'a> {
     }
 
     /// Uses these limits in place of the store's.
-    pub(crate) fn within(self, limits: ImageLimits) -> Acquisition<'a> {
+    fn within(self, limits: ImageLimits) -> Acquisition<'a> {
         Acquisition { limits, ..self }
     }
 
     /// Takes the image to which an index or a manifest leads on this machine.
-    pub(crate) fn image(&mut self, root: &Descriptor, names: &[String]) -> Result<Image, ImageError> {
+    fn image(&mut self, root: &Descriptor, names: &[String]) -> Result<Image, ImageError> {
         let mut names = names.to_vec();
         let mut next = root.clone();
         for _ in 0..=MAX_INDEX_DEPTH {
@@ -62,7 +66,7 @@ impl<'a> Acquisition<'a> {
     }
 
     /// Takes the image of a manifest that was read.
-    pub(crate) fn manifest(
+    fn manifest(
         &mut self,
         digest: Digest,
         manifest: &ImageManifest,
@@ -126,5 +130,54 @@ impl<'a> Acquisition<'a> {
         })?;
         file.seek(SeekFrom::Start(0)).map_err(failed)?;
         Ok(file)
+    }
+}
+
+impl ImageStore {
+    /// Fetches an image from its registry; layers in the store are not fetched again.
+    pub fn pull(
+        &self,
+        reference: &Reference,
+        access: &RegistryAccess,
+        progress: &mut dyn FnMut(PullProgress),
+    ) -> Result<Image, ImageError> {
+        self.pull_within(reference, access, self.limits(), progress)
+    }
+
+    /// Fetches an image like [`ImageStore::pull`], with other limits for what has to be unpacked.
+    pub fn pull_within(
+        &self,
+        reference: &Reference,
+        access: &RegistryAccess,
+        limits: ImageLimits,
+        progress: &mut dyn FnMut(PullProgress),
+    ) -> Result<Image, ImageError> {
+        let presence = self.be_present()?;
+        let mut registry = Registry::new(reference, access)?;
+        let root = registry.root(reference)?;
+        let mut acquisition = Acquisition::new(self, &presence, &mut registry, progress).within(limits);
+        acquisition.image(&root, &[reference.to_string()])
+    }
+
+    /// Imports the images for this machine of an OCI layout, in a folder or in a tar, or of a tar by `docker save`. A
+    /// tar may be compressed. It is an error if there is no image.
+    pub fn import(
+        &self,
+        path: &Path,
+        progress: &mut dyn FnMut(PullProgress),
+    ) -> Result<Vec<Image>, ImageError> {
+        let presence = self.be_present()?;
+        let import::FoundImages { mut source, images } = import::open(path, self.folder(), &self.limits())?;
+        let mut taken = Vec::new();
+        for image in &images {
+            let mut acquisition = Acquisition::new(self, &presence, &mut *source, &mut *progress);
+            taken.push(match image {
+                import::NamedImage::ByManifest { root, names } => acquisition.image(root, names)?,
+                import::NamedImage::ByConfig { manifest, names } => {
+                    acquisition.manifest(manifest.config.digest, manifest, names)?
+                }
+            });
+        }
+        Ok(taken)
     }
 }

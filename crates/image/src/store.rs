@@ -20,14 +20,10 @@ mod removal;
 use std::fs;
 use std::path::{Path, PathBuf};
 
-use crate::acquire::Acquisition;
 use crate::digest::Digest;
 use crate::error::ImageError;
-use crate::import;
 use crate::limits::ImageLimits;
 use crate::manifest::Config;
-use crate::reference::Reference;
-use crate::registry::{Registry, RegistryAccess};
 
 pub(crate) use claim::LayerClaim;
 use lock::Alone;
@@ -113,53 +109,6 @@ impl ImageStore {
             store.remove_unfinished(&alone)?;
         }
         Ok(store)
-    }
-
-    /// Fetches an image from its registry; layers in the store are not fetched again.
-    pub fn pull(
-        &self,
-        reference: &Reference,
-        access: &RegistryAccess,
-        progress: &mut dyn FnMut(PullProgress),
-    ) -> Result<Image, ImageError> {
-        self.pull_within(reference, access, self.limits, progress)
-    }
-
-    /// Fetches an image like [`ImageStore::pull`], with other limits for what has to be unpacked.
-    pub fn pull_within(
-        &self,
-        reference: &Reference,
-        access: &RegistryAccess,
-        limits: ImageLimits,
-        progress: &mut dyn FnMut(PullProgress),
-    ) -> Result<Image, ImageError> {
-        let presence = self.be_present()?;
-        let mut registry = Registry::new(reference, access)?;
-        let root = registry.root(reference)?;
-        let mut acquisition = Acquisition::new(self, &presence, &mut registry, progress).within(limits);
-        acquisition.image(&root, &[reference.to_string()])
-    }
-
-    /// Imports the images for this machine of an OCI layout, in a folder or in a tar, or of a tar by `docker save`. A
-    /// tar may be compressed. It is an error if there is no image.
-    pub fn import(
-        &self,
-        path: &Path,
-        progress: &mut dyn FnMut(PullProgress),
-    ) -> Result<Vec<Image>, ImageError> {
-        let presence = self.be_present()?;
-        let import::FoundImages { mut source, images } = import::open(path, &self.folder, &self.limits)?;
-        let mut taken = Vec::new();
-        for image in &images {
-            let mut acquisition = Acquisition::new(self, &presence, &mut *source, &mut *progress);
-            taken.push(match image {
-                import::NamedImage::ByManifest { root, names } => acquisition.image(root, names)?,
-                import::NamedImage::ByConfig { manifest, names } => {
-                    acquisition.manifest(manifest.config.digest, manifest, names)?
-                }
-            });
-        }
-        Ok(taken)
     }
 
     /// Finds the image of a digest: of its manifest, or of an index that has led to it.

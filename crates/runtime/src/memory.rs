@@ -39,6 +39,7 @@ pub use remote_pieces::{RawReading, Reading};
 mod cache;
 pub mod invited;
 mod keeper;
+mod pending;
 pub(crate) mod piece;
 pub(crate) mod pieces;
 mod plan;

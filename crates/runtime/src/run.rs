@@ -34,23 +34,27 @@ use crate::invocation::is_repeatable;
 use crate::lease::link::lock;
 use crate::manager::ManagerClient;
 use driver::{Driven, RunDriver};
-use execute::{ComponentWorkers, Environment};
+use execute::Environment;
 use history::RunHistory;
 use journal::RunJournal;
+use workers::ComponentWorkers;
 
 mod budget;
 mod driver;
+mod event;
 mod execute;
 mod history;
 mod journal;
 mod mailboxes;
 mod memory;
+mod memory_usage;
 mod progress;
 mod report;
 mod series;
 mod sizes;
 mod swapping;
 mod uses;
+mod workers;
 
 /// Options for the runs of an application.
 #[derive(Clone, Debug)]

@@ -29,6 +29,7 @@ use crate::wire::{
 use engine::{CallInput, CallOutput, FunctionCaller};
 use slots::CoreRight;
 
+mod answers;
 mod calls;
 pub mod channel;
 mod client;
@@ -39,12 +40,14 @@ mod executor;
 pub mod library;
 pub mod loading;
 pub(crate) mod mailbox;
+mod preparation;
 pub mod process;
 pub mod program;
 mod remote;
 mod slots;
 pub mod spawned;
 pub mod swapping;
+mod threads;
 
 /// Number of polls of the line between two readings of the clock: large enough that a call seldom waits for the clock,
 /// small enough that the latest reading tells when the call came.

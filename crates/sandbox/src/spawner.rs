@@ -9,6 +9,7 @@
 
 mod birth;
 pub(crate) mod cgroups;
+mod link;
 mod look;
 mod opened_files;
 mod root;

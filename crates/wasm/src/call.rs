@@ -6,14 +6,14 @@
 //! first call, therefore `sublet_function.h` exports them. Others, as Rust's, only use memory by which they have grown it.
 
 use sublet_proto::Code;
-use sublet_runtime::worker::engine::{CallInput, CallOutput, ErrorMessage, FunctionCaller};
+use sublet_runtime::worker::engine::{CallInput, CallOutput, Engine, ErrorMessage, FunctionCaller};
 use wasmtime::{Instance, Memory, Result, Store, TypedFunc};
 
 use crate::engine::{WasmEngine, WasmFunction};
 use crate::failure::CallFailure;
-use crate::host::HostState;
 use crate::limits::PAGE_BYTES;
 use crate::reserve::RESERVED_BYTES;
+use crate::state::HostState;
 
 /// Size of `struct sublet_context` of `sublet_function.h` in WebAssembly: its own size, and the output's capacity.
 const CONTEXT_BYTES: u32 = 8;
@@ -31,6 +31,15 @@ pub struct WasmCaller<'engine> {
 impl<'engine> WasmCaller<'engine> {
     pub(crate) fn new(engine: &'engine WasmEngine) -> WasmCaller<'engine> {
         WasmCaller { engine, message: ErrorMessage::new(), used: None }
+    }
+}
+
+impl Engine for WasmEngine {
+    type Caller<'engine> = WasmCaller<'engine>;
+
+    fn caller(&self, _worker: u32) -> Result<WasmCaller<'_>, sublet_proto::Error> {
+        wasmtime::Engine::tls_eager_initialize();
+        Ok(WasmCaller::new(self))
     }
 }
 

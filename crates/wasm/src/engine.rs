@@ -6,17 +6,15 @@ use std::path::Path;
 use sublet_proto::package::{MANIFEST_FILE, Manifest};
 use sublet_proto::v1::PackageBuild;
 use sublet_proto::{Code, Error};
-use sublet_runtime::worker::engine::{Engine, EngineLoad};
+use sublet_runtime::worker::engine::EngineLoad;
 use wasmtime::{ExternType, FuncType, InstancePre, Linker, Module, ModuleExport, ValType};
 
-use crate::call::WasmCaller;
-use crate::host::{self, HostState};
+use crate::host;
 use crate::limits::CallLimits;
 use crate::reserve::{self, ReservedModule};
+use crate::state::{HostState, MEMORY};
 use crate::ticker::Ticker;
 
-/// Name of a module's exported linear memory.
-pub(crate) const MEMORY: &str = "memory";
 /// Names of a module's exported allocator: that of `sublet_function.h`, or of other tools.
 const ALLOCATE: [&str; 2] = ["sublet_allocate", "malloc"];
 /// Name of the function that runs before a module's other functions (WASI reactors).
@@ -87,15 +85,6 @@ fn compile(
     match reserve::make(bytes, limits.memory_bytes, &[INITIALIZE, allocate, malloc]) {
         Some(ReservedModule { module, at }) => Ok((Module::from_binary(engine, &module)?, Some(at))),
         None => Ok((Module::from_binary(engine, bytes)?, None)),
-    }
-}
-
-impl Engine for WasmEngine {
-    type Caller<'engine> = WasmCaller<'engine>;
-
-    fn caller(&self, _worker: u32) -> Result<WasmCaller<'_>, Error> {
-        wasmtime::Engine::tls_eager_initialize();
-        Ok(WasmCaller::new(self))
     }
 }
 

@@ -4,8 +4,8 @@ use sublet_proto::Code;
 use sublet_runtime::worker::engine::ErrorMessage;
 use wasmtime::Trap;
 
-use crate::host::ExitError;
 use crate::limits::CallLimits;
+use crate::state::ExitError;
 
 /// Reason why a call has no output.
 pub(crate) enum CallFailure {

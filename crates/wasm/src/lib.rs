@@ -18,6 +18,7 @@ mod failure;
 mod host;
 mod limits;
 mod reserve;
+mod state;
 mod ticker;
 mod wasi;
 

@@ -8,7 +8,7 @@ use std::io::Write;
 use rustix::time::{ClockId, Timespec, clock_getres, clock_gettime};
 use wasmtime::{Caller, Error, ExternType, Linker, Module, Result, Val};
 
-use crate::host::{ExitError, HostState, memory, range};
+use crate::state::{ExitError, HostState, memory, range};
 
 const WASI: &str = "wasi_snapshot_preview1";
 

@@ -30,11 +30,14 @@ use tracing::{info, warn};
 use index::{CacheIndex, CacheRefusal};
 pub(crate) use index::{CacheLookup, DiskSize, EntryKind, EntryUse, Key};
 
-use crate::execution::packages::{PACKAGES, UNFINISHED};
 use crate::machine::state::system;
 
 /// Name of the subfolder of the state folder that has a file for each cache entry.
 const CACHE: &str = "cache";
+/// The folder of packages in the state folder.
+pub(crate) const PACKAGES: &str = "packages";
+/// How the folder of a package begins while it is not complete, or no longer.
+pub(crate) const UNFINISHED: &str = ".unfinished-";
 /// Bytes of the limit for each file that may be kept: file systems have about one inode for this many bytes.
 const BYTES_OF_A_FILE: u64 = 16 << 10;
 /// Divisor of the file system's size that gives the default limit of the cache.

@@ -22,26 +22,22 @@ use std::sync::{Arc, Mutex};
 
 use prost::Message;
 use sublet_fabric::sync::lock;
-use sublet_proto::package::{
-    CheckedPackage, INFO_FILE, MANIFEST_FILE, digest as digest_of, is_digest, is_processor, runs_on, validate,
-};
+use sublet_proto::package::{CheckedPackage, INFO_FILE, MANIFEST_FILE, is_digest, is_processor, runs_on};
 use sublet_proto::v1::{PackageBuild, PackageFile, PackageInfo};
 use sublet_proto::{Code, Error};
 
 use tracing::{info, warn};
 
-use crate::execution::cache::{self, CacheLookup, DiskSize, EntryKind, EntryUse, Key, NodeCache};
+use crate::execution::cache::{
+    self, CacheLookup, DiskSize, EntryKind, EntryUse, Key, NodeCache, PACKAGES, UNFINISHED,
+};
 use crate::execution::images::Images;
 use crate::leases::managers::Managers;
 use environments::Environments;
 pub(crate) use environments::StartStep;
 pub(crate) use kept::FileStamp;
-use kept::{Damage, Stamps};
+use kept::{Damage, Stamps, check};
 
-/// The folder of packages in the state folder.
-pub(crate) const PACKAGES: &str = "packages";
-/// How the folder of a package begins while it is not complete, or no longer.
-pub(crate) const UNFINISHED: &str = ".unfinished-";
 /// How the folder of a damaged package begins. It stays until the agent's next start, or until the package is damaged
 /// again: workers that run have it mounted.
 const DAMAGED: &str = ".unfinished-damaged-";
@@ -311,15 +307,6 @@ fn size(checked: &CheckedPackage) -> DiskSize {
     DiskSize { bytes, files: (files.len() + folders.len().max(1) + 2) as u64 }
 }
 
-fn check(digest: &str, encoded: &[u8]) -> Result<CheckedPackage, Error> {
-    let actual = digest_of(encoded);
-    if actual != digest {
-        let message = format!("the manager sent package {actual} instead of {digest}");
-        return Err(Error::new(Code::InvalidPackage, message));
-    }
-    validate(encoded)
-}
-
 /// Writes all of a package into a folder that is not there yet.
 fn unpack(checked: &CheckedPackage, folder: &Path) -> Result<(), Error> {
     remove(folder)?;
@@ -397,6 +384,7 @@ fn failed(operation: &str, path: &Path, error: io::Error) -> Error {
 mod tests {
     use super::*;
     use sublet_image::ImageStore;
+    use sublet_proto::package::digest as digest_of;
     use sublet_proto::v1::Package;
     use sublet_proto::{decode, package};
     use sublet_runtime::access::Access;

@@ -14,7 +14,7 @@ use sublet_fabric::faults::device;
 use sublet_fabric::packet::PacketSocket;
 use sublet_proto::network::Fabric;
 use sublet_proto::package::{is_processor, is_python};
-use sublet_proto::v1::{self, Lease, PackageBuild, PackageInfo, Started, WorkerSetup};
+use sublet_proto::v1::{self, PackageBuild, PackageInfo, Started, WorkerSetup};
 use sublet_proto::{Code, Error, pu};
 use sublet_runtime::worker::spawned::place;
 use sublet_sandbox::{
@@ -28,6 +28,7 @@ use crate::execution::logs::Log;
 use crate::execution::packages::Runnable;
 use crate::leases::attach::AttachedLease;
 use crate::machine::shared::{Occupancy, SlotHold};
+use crate::machine::sizes::{local_bytes, rings_bytes};
 use crate::node::Node;
 use crate::shim::{ProcessAdmission, ProcessIdentity};
 use crate::signal::wait_readable;
@@ -49,8 +50,6 @@ const INTERPRETER_MEMORY_BYTES: u64 = 128 * MIB;
 const MAX_PROCESSES: u32 = 512;
 /// Bytes that functions can write to files, at most the lease's memory.
 const SCRATCH_BYTES: u64 = 64 * MIB;
-/// Bytes that the rings of a process's FIFOs can use beside half of the lease's memory.
-const RINGS_BYTES: u64 = 16 * MIB;
 
 /// The worker process of a lease, started and ended by the lease's supervisor. Killed when it is dropped.
 pub(crate) struct WorkerProcess {
@@ -100,13 +99,13 @@ impl WorkerProcess {
         let shimmed = [of_process.as_fd()];
         let descriptors: Vec<_> = own.into_iter().chain(faults).chain(slots).chain(shimmed).collect();
         outside.send(&setup, &descriptors)?;
-        let sandboxes = node.sandboxes.current()?;
-        let image = node.images.hold(runnable.build())?;
+        let sandboxes = node.execution.sandboxes.current()?;
+        let image = node.execution.images.hold(runnable.build())?;
         let of_shim = who(node, held, runnable.build());
-        let log = node.logs.begin(&held.lease.id)?;
+        let log = node.execution.logs.begin(&held.lease.id)?;
         let mut spec = Spec { log: Some(log.file()?), ..spec((kind, program), held, &runnable, inside) };
         if let Some(held) = &image {
-            contain(&mut spec, node.container_runtime.as_deref(), &held.image);
+            contain(&mut spec, node.execution.container_runtime.as_deref(), &held.image);
         }
         let launched = one(sandboxes.launch(vec![spec]));
         let sandbox = launched.map_err(|error| explain(error, runnable.build()))?;
@@ -116,7 +115,7 @@ impl WorkerProcess {
             Started { pid, requested_ns, package_ready_ns, spawned_ns: monotonic_ns(), cold_imports };
         let reserved = held.one_shot_program.as_ref().map(|one_shot_program| one_shot_program.process.pid);
         let entrance = match held.confirmation {
-            None => ShimEntrance::Open { _admission: node.shim.admit(shim, of_shim, reserved) },
+            None => ShimEntrance::Open { _admission: node.links.shim.admit(shim, of_shim, reserved) },
             Some(_) => ShimEntrance::Closed(Some((shim, of_shim))),
         };
         let worker =
@@ -130,7 +129,7 @@ impl WorkerProcess {
             && let Some((shim, who)) = closed.take()
         {
             let who = ProcessIdentity { tenant: tenant.to_owned(), ..who };
-            self.entrance = ShimEntrance::Open { _admission: node.shim.admit(shim, who, None) };
+            self.entrance = ShimEntrance::Open { _admission: node.links.shim.admit(shim, who, None) };
         }
     }
 
@@ -199,11 +198,6 @@ fn who(node: &Node, held: &AttachedLease, build: &PackageBuild) -> ProcessIdenti
     }
 }
 
-/// Bytes that the rings of the FIFOs of a lease's process may use.
-pub(crate) fn rings_bytes(lease: &Lease) -> u64 {
-    lease.memory_bytes / 2 + RINGS_BYTES
-}
-
 /// The program that is to be executed in place of functions, if one is: the package has it, and it is one. Without a path it is the
 /// worker's own, which executes the functions for another process.
 fn spawned(held: &AttachedLease, runnable: &Runnable) -> Result<Option<v1::Program>, Error> {
@@ -233,7 +227,7 @@ fn spawned(held: &AttachedLease, runnable: &Runnable) -> Result<Option<v1::Progr
 
 /// Whether this node lets a package's functions open connections by themselves, if they do.
 fn check_network(node: &Node, runnable: &Runnable) -> Result<(), Error> {
-    if runnable.build().network && !node.lends_network {
+    if runnable.build().network && !node.execution.lends_network {
         let message = format!(
             "the functions of package {} want the network, which node {} does not lend (lend_network)",
             runnable.package.info.name, node.description.name
@@ -297,10 +291,11 @@ fn environment() -> Vec<(OsString, OsString)> {
 fn program(node: &Node, runnable: &Runnable) -> Result<(IsolationKind, PathBuf), Error> {
     let build = runnable.build();
     if is_python(&build.architecture) {
-        let (template, program) = node.sandboxes.runtimes.worker(build, runnable.environment.as_deref())?;
+        let (template, program) =
+            node.execution.sandboxes.runtimes.worker(build, runnable.environment.as_deref())?;
         return Ok((IsolationKind::Template(template), program));
     }
-    Ok((IsolationKind::Process, node.programs.of(build)?))
+    Ok((IsolationKind::Process, node.execution.programs.of(build)?))
 }
 
 /// Memory that a worker process may use beside the lease's memory for the driver of a device or for an interpreter, in
@@ -370,12 +365,6 @@ fn setup(
         shim: true,
         local_bytes: if held.options.swap_bytes > 0 { local_bytes(lent_bytes) } else { 0 },
     }
-}
-
-/// Share of `memory_bytes` that holds swapped pages, in bytes. The rest is for everything that is not swapped: the
-/// program, small pieces, the caches of channels.
-pub(crate) fn local_bytes(memory_bytes: u64) -> u64 {
-    memory_bytes / 4 * 3
 }
 
 /// The answer about the only one that was asked about.

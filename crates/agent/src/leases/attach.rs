@@ -13,7 +13,6 @@ use sublet_runtime::SwapPlan;
 use sublet_runtime::wire::InboxLayout;
 use sublet_runtime::wire::usage::UsageLayout;
 
-use crate::execution::worker::{local_bytes, rings_bytes};
 use crate::leases::book::BookedEnd;
 use crate::leases::confirm::Confirmation;
 use crate::leases::ledger::{EnrolledLease, Enrolment};
@@ -21,6 +20,7 @@ use crate::leases::usage::LeaseMeter;
 use crate::listener::transport::{self, NetworkTransport};
 use crate::machine::capacity::check_available;
 use crate::machine::resources::{ResourceRequest, ResourceReservation};
+use crate::machine::sizes::{local_bytes, rings_bytes};
 use crate::node::Node;
 use crate::shim::{ProcessIdentity, ReservedPid};
 use crate::signal::EndRequest;
@@ -67,9 +67,10 @@ struct Holdings {
 
 /// Takes up the lease of a ticket, which the client on this connection has shown.
 pub(crate) fn attach(node: &Node, connection: &Connection, request: &Attach) -> Result<AttachedLease, Error> {
-    let wanted = transport::TransportRequest::by(node, connection, request)?;
+    let wanted = transport::TransportRequest::by(node.clients.listener_state.as_ref(), connection, request)?;
     let end = Arc::new(EndRequest::new()?);
-    let EnrolledLease { enrolment, ticket, expires } = node.ledger.enrol(&request.ticket, end.clone())?;
+    let EnrolledLease { enrolment, ticket, expires } =
+        node.leases.ledger.enrol(&request.ticket, end.clone())?;
     let held = match hold(node, &ticket, wanted, request.program.as_ref()) {
         Ok(held) => held,
         Err(error) => {
@@ -110,7 +111,7 @@ fn reserve(node: &Node, lease: &Lease, program: &Program) -> Result<OneShotProgr
         pu: node.unit(&lease.pu),
         capacity_bytes: rings_bytes(lease),
     };
-    Ok(OneShotProgram { program: Some(program.clone()), process: node.shim.reserve(&who)? })
+    Ok(OneShotProgram { program: Some(program.clone()), process: node.links.shim.reserve(&who)? })
 }
 
 /// Checks the program that a client wants to execute. A ticket holder is not always the shim of a parent process, which
@@ -141,7 +142,7 @@ fn hold(
         true => segment(inbox_bytes)?,
         false => Region::create("sublet-inbox", inbox_bytes)?,
     };
-    let ask = || Confirmation::ask(node.managers.connect()?, &lease.id);
+    let ask = || Confirmation::ask(node.leases.managers.connect()?, &lease.id);
     let confirmation = ticket.provisional.then(ask).transpose()?;
     let network_transport = wanted_transport.network_transport(&lease.id)?;
     if lease.is_segment()

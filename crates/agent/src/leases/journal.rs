@@ -37,8 +37,8 @@ const PERIOD: Duration = Duration::from_secs(1);
 /// the last time, after the answer to the last report.
 pub(crate) fn run(node: &Node, mut journal: AgentJournal) -> AgentJournal {
     let mut seen = NewsCursor::with_beginnings();
-    while node.ledger.wait_turn(&mut seen, PERIOD) == ThreadStep::Act {
-        journal.write(node.ledger.unacknowledged());
+    while node.leases.ledger.wait_turn(&mut seen, PERIOD) == ThreadStep::Act {
+        journal.write(node.leases.ledger.unacknowledged());
     }
     journal
 }

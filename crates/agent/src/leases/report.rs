@@ -71,7 +71,7 @@ struct LeaseReporter<'node> {
 
 impl LeaseReporter<'_> {
     fn start(node: &Node) -> Result<LeaseReporter<'_>, Error> {
-        let (manager, start) = (node.managers.connect()?, Instant::now());
+        let (manager, start) = (node.leases.managers.connect()?, Instant::now());
         let generation = first_generation(node.started_ms);
         let mut reporter =
             LeaseReporter { node, manager, registered: false, generation, last_answer: start, failures: 0 };
@@ -92,7 +92,7 @@ impl LeaseReporter<'_> {
 
     fn report_until_finished(&mut self) {
         let (mut seen, mut period) = (NewsCursor::default(), PERIOD);
-        while self.node.ledger.wait_turn(&mut seen, period) == ThreadStep::Act {
+        while self.node.leases.ledger.wait_turn(&mut seen, period) == ThreadStep::Act {
             period = match self.report() {
                 Ok(()) => self.answered(),
                 Err(error) => self.failed(&error),
@@ -118,7 +118,7 @@ impl LeaseReporter<'_> {
         }
         let is_refused = !is_passing(error);
         self.registered &= !is_refused;
-        let managers = self.node.managers.count() as u32;
+        let managers = self.node.leases.managers.count() as u32;
         let has_done_with_it = !self.registered || self.last_answer.elapsed() >= SILENCE;
         if managers > 1
             && has_done_with_it
@@ -136,9 +136,9 @@ impl LeaseReporter<'_> {
     }
 
     fn move_on(&mut self) -> Result<(), Error> {
-        self.node.managers.move_on();
+        self.node.leases.managers.move_on();
         self.registered = false;
-        self.manager = self.node.managers.connect()?;
+        self.manager = self.node.leases.managers.connect()?;
         Ok(())
     }
 
@@ -156,26 +156,26 @@ impl LeaseReporter<'_> {
     }
 
     fn report_once(&mut self) -> Result<(), Error> {
-        let ledger = &self.node.ledger;
+        let ledger = &self.node.leases.ledger;
         for meter in ledger.meters() {
             meter.look();
         }
-        let neighbours = &self.node.neighbours;
+        let neighbours = &self.node.links.neighbours;
         let asked = ledger.now();
-        let cache = Some(self.node.cache.usage());
+        let cache = Some(self.node.execution.cache.usage());
         let report = NodeReport { neighbours: neighbours.version(), cache, ..ledger.report() };
         let reply = self.manager.report(report.clone())?;
         let exchange = Exchange { asked, answered: ledger.now() };
         let now = Instant::now();
         ledger.reported(&report, &reply, exchange, |order| wanted_end(order, now));
-        self.node.managers.learn(&reply.managers);
+        self.node.leases.managers.learn(&reply.managers);
         reply.neighbours.into_iter().for_each(|told| neighbours.learn(told));
         neighbours.complain();
         Ok(())
     }
 
     fn register(&mut self) -> Result<(), Error> {
-        let (node, ledger) = (self.node, &self.node.ledger);
+        let (node, ledger) = (self.node, &self.node.leases.ledger);
         self.registered = false;
         self.generation += 1;
         let registration = Registration {
@@ -187,8 +187,8 @@ impl LeaseReporter<'_> {
         let asked = ledger.now();
         let reply = self.manager.register(registration)?;
         ledger.registered(&reply, Exchange { asked, answered: ledger.now() })?;
-        node.managers.learn(&reply.managers);
-        node.neighbours.learn(reply.neighbours.unwrap_or_default());
+        node.leases.managers.learn(&reply.managers);
+        node.links.neighbours.learn(reply.neighbours.unwrap_or_default());
         self.registered = true;
         info!(manager = %self.manager.address(), registration = reply.registration, "the node is registered");
         Ok(())
@@ -198,14 +198,14 @@ impl LeaseReporter<'_> {
     /// journal keeps ends that are not acknowledged.
     fn finish(&mut self) {
         let start = Instant::now();
-        for _ in 0..self.node.managers.count() {
+        for _ in 0..self.node.leases.managers.count() {
             let Err(error) = self.report() else { break };
             warn!(%error, "the end of the node's leases could not be reported");
             if self.move_on().is_err() || start.elapsed() > FINISH_PATIENCE {
                 return;
             }
         }
-        while !self.node.ledger.is_empty() && start.elapsed() < FINISH_PATIENCE {
+        while !self.node.leases.ledger.is_empty() && start.elapsed() < FINISH_PATIENCE {
             std::thread::sleep(FINISH_STEP);
             if self.report().is_err() {
                 return;

@@ -41,7 +41,7 @@ pub(crate) fn run(node: &Arc<Node>, entrance: impl Entrance) {
         match entrance.admit(node, supervisors.len()) {
             Ok(supervisor) => supervisors.extend(supervisor),
             Err(error) => {
-                node.connections.note("connections could not be accepted", &error);
+                node.clients.connections.note("connections could not be accepted", &error);
                 let _ = wait_readable([Some(node.stopping.as_fd())], Some(Instant::now() + RETRY));
             }
         }
@@ -80,9 +80,9 @@ impl Entrance for PacketListener {
         let lent = &node.description;
         let segments = (lent.memory_bytes / DEFAULT_SEGMENT_BYTES).min(MAX_SEGMENTS) as usize;
         let leases = lent.cores as usize + lent.shared_places as usize + segments;
-        let most = leases + SPARE_CONNECTIONS + node.connections.most();
+        let most = leases + SPARE_CONNECTIONS + node.clients.connections.most();
         let entered = if busy < most || party == Party::Operator {
-            node.connections.enter(party, &socket)
+            node.clients.connections.enter(party, &socket)
         } else {
             Err(Error::new(Code::NoCapacity, format!("the agent has {most} connections already")))
         };
@@ -92,7 +92,7 @@ impl Entrance for PacketListener {
                 Ok(spawn(node, serve))
             }
             Err(error) => {
-                node.connections.note_refused(&error);
+                node.clients.connections.note_refused(&error);
                 // A fresh connection has buffer space for one message.
                 let _ = message::send(&Connection::Local(socket), message::failure(&error), &[]);
                 Ok(None)
@@ -111,10 +111,10 @@ impl Entrance for TcpListener {
             Err(error) => return Err(Error::new(Code::System, format!("accepting failed: {error}"))),
         };
         greeting::prepare(&socket)?;
-        match node.connections.enter_from(from.ip(), &socket) {
+        match node.clients.connections.enter_from(from.ip(), &socket) {
             Ok(entry) => Ok(spawn(node, move |node| unauthenticated::receive(node, socket, entry))),
             Err(error) => {
-                node.connections.note_refused(&error);
+                node.clients.connections.note_refused(&error);
                 greeting::turn_away(&socket, &error);
                 Ok(None)
             }

@@ -23,7 +23,8 @@ use sublet_fabric::sync::lock;
 use sublet_proto::v1::Joins;
 use sublet_proto::{Code, Error};
 
-use crate::listener::invited_readers::{CLIENT, InvitedAccess, InvitedReaders, is_same};
+use crate::listener::invited_readers::{CLIENT, InvitedAccess, InvitedReaders};
+use crate::listener::secret::is_same;
 use crate::listener::shared_connection::SharedConnection;
 use crate::signal::Signal;
 

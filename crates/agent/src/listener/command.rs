@@ -121,7 +121,7 @@ pub(crate) fn make_sandboxes(
     connection: &Connection,
     request: SandboxRequest,
 ) -> Result<(), Error> {
-    let reply = node.sandboxes.obey(request)?;
+    let reply = node.execution.sandboxes.obey(request)?;
     match message::send(connection, ToClient::Sandboxes(reply), &[]) {
         Ok(()) | Err(PacketError::PeerGone | PacketError::TimedOut(_)) => Ok(()),
         Err(error) => Err(error.into()),
@@ -133,13 +133,13 @@ pub(crate) fn obey(node: &Node, connection: &Connection, command: &Command) -> R
     let state = command.state();
     info!(state = state.as_str_name(), grace_ms = command.grace_ms, "a command of the node's operator");
     match state {
-        NodeState::Lending => node.ledger.lend(),
-        NodeState::Draining => node.ledger.drain(),
+        NodeState::Lending => node.leases.ledger.lend(),
+        NodeState::Draining => node.leases.ledger.drain(),
         NodeState::Reclaimed => {
             let grace = Duration::from_millis(command.grace_ms.min(limits::MAX_TIMEOUT_MS));
             let message = format!("node {} was handed back to its owner", node.description.name);
             let reason = Error::new(Code::NodeReclaimed, message);
-            node.ledger.reclaim(WantedEnd { reason, at: Instant::now() + grace });
+            node.leases.ledger.reclaim(WantedEnd { reason, at: Instant::now() + grace });
         }
         NodeState::Unspecified | NodeState::Lost => {
             let message = format!("no node can be told to be {}", state.as_str_name());
@@ -147,7 +147,7 @@ pub(crate) fn obey(node: &Node, connection: &Connection, command: &Command) -> R
         }
     }
     loop {
-        let status = node.ledger.status();
+        let status = node.leases.ledger.status();
         match message::send(connection, ToClient::Status(status), &[]) {
             Ok(()) => {}
             Err(PacketError::PeerGone | PacketError::TimedOut(_)) => return Ok(()),
@@ -156,6 +156,6 @@ pub(crate) fn obey(node: &Node, connection: &Connection, command: &Command) -> R
         if state == NodeState::Lending || status.leases == 0 || status.state() != state {
             return Ok(());
         }
-        node.ledger.wait_idle(state, PERIOD);
+        node.leases.ledger.wait_idle(state, PERIOD);
     }
 }

@@ -14,11 +14,11 @@ use sublet_proto::v1::JoinShim;
 use sublet_proto::{Code, Error};
 
 use crate::leases::attach::attach;
+use crate::listener::ClientUsers;
 use crate::listener::command;
 use crate::listener::connections::ConnectionEntry;
 use crate::listener::message::{self, FromClient};
-use crate::node::{ClientUsers, Node};
-use crate::shim::link;
+use crate::node::Node;
 use crate::signal::wait_readable;
 use crate::supervisor;
 
@@ -50,7 +50,7 @@ pub(crate) fn serve(node: &Arc<Node>, own: Connection, entry: ConnectionEntry) {
         Some(_) => Err(Error::new(Code::Protocol, "the first message of a client is not its ticket")),
     });
     if let Err(error) = served {
-        node.connections.note_refused(&error);
+        node.clients.connections.note_refused(&error);
         // A client that does not listen is refused all the same.
         let _ = message::send(connection, message::failure(&error), &[]);
     }
@@ -59,8 +59,8 @@ pub(crate) fn serve(node: &Arc<Node>, own: Connection, entry: ConnectionEntry) {
 /// Serves the agent of another node of the computer.
 fn neighbour(node: &Arc<Node>, connection: Connection, asked: &JoinShim, known: impl FnOnce()) {
     let connection = Arc::new(connection);
-    if let Err(error) = link::welcome(node, &connection, asked, known) {
-        node.connections.note("neighbours are not linked, or not any more", &error);
+    if let Err(error) = node.links.welcome(&connection, asked, known) {
+        node.clients.connections.note("neighbours are not linked, or not any more", &error);
         let _ = message::send(&connection, message::failure(&error), &[]);
     }
 }
@@ -73,7 +73,7 @@ pub(crate) fn is_operator(socket: &PacketSocket) -> Result<bool, Error> {
 
 fn prepare(node: &Node, connection: &Connection) -> Result<(), Error> {
     connection.set_send_timeout(SEND_PATIENCE)?;
-    match (connection, node.clients) {
+    match (connection, node.clients.users) {
         (Connection::Remote(_), _) | (_, ClientUsers::AllUsers) => Ok(()),
         // The socket's mode enforces the same.
         (Connection::Local(_), ClientUsers::OwnUser) => check_operator(connection),

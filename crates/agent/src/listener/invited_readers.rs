@@ -19,8 +19,8 @@ use sublet_proto::graph::MemoryRights;
 use sublet_proto::{Code, Error};
 use sublet_runtime::worker::channel::OVER_AT;
 
+use crate::listener::secret::new_secret;
 use crate::listener::shared_connection::{JoinedSegment, SharedConnection};
-use crate::listener::transport::new_secret;
 
 /// Invitations that are not used yet.
 const MAX_INVITED: usize = 1024;
@@ -122,14 +122,10 @@ impl Drop for InvitedReaders {
     }
 }
 
-/// Compares secrets in constant time.
-pub(crate) fn is_same(one: &Secret, other: &Secret) -> bool {
-    one.iter().zip(other).fold(0, |differs, (one, other)| differs | (one ^ other)) == 0
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::listener::secret::is_same;
     use sublet_fabric::region::PAGE_BYTES;
 
     fn to(region: &Arc<Region>, rights: MemoryRights) -> InvitedAccess {

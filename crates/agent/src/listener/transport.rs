@@ -1,4 +1,4 @@
-//! Chooses the transport of a lease's calls between nodes, and makes the secrets that protect its connections.
+//! Chooses the transport of a lease's calls between nodes.
 
 use sublet_fabric::connection::Connection;
 use sublet_fabric::greeting::Secret;
@@ -7,7 +7,8 @@ use sublet_proto::network::Fabric;
 use sublet_proto::v1::{Attach, FabricChoice};
 use sublet_proto::{Code, Error};
 
-use crate::node::Node;
+use crate::listener::network::ListenerState;
+use crate::listener::secret::new_secret;
 
 /// Transport that a client requests for its calls, once it is permitted.
 pub(crate) enum TransportRequest {
@@ -34,14 +35,14 @@ pub(crate) struct NetworkTransport {
 }
 
 impl TransportRequest {
-    /// Checks the transport that the client on this connection has requested.
+    /// Checks the transport that the client on this connection has requested, against those that the node's port offers.
     pub(crate) fn by(
-        node: &Node,
+        listener_state: Option<&ListenerState>,
         connection: &Connection,
         request: &Attach,
     ) -> Result<TransportRequest, Error> {
         let choice = request.fabric.as_ref();
-        match (connection, &node.listener_state) {
+        match (connection, listener_state) {
             (Connection::Remote(_), Some(listener_state)) => {
                 let fabric = listener_state.check(choice)?;
                 let encrypted = choice.is_some_and(|choice| choice.encrypted);
@@ -71,13 +72,6 @@ impl TransportRequest {
             joins,
         }))
     }
-}
-
-pub(crate) fn new_secret() -> Result<Secret, Error> {
-    let mut secret = Secret::default();
-    getrandom::fill(&mut secret)
-        .map_err(|error| Error::new(Code::System, format!("no random number could be had: {error}")))?;
-    Ok(secret)
 }
 
 #[cfg(test)]

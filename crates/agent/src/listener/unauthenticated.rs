@@ -12,27 +12,27 @@ use sublet_proto::{Code, Error};
 use crate::listener::connection;
 use crate::listener::connections::ConnectionEntry;
 use crate::node::Node;
-use crate::shim::bridge;
 
 /// The body of a connection's thread.
 pub(crate) fn receive(node: &Arc<Node>, socket: TcpStream, entry: ConnectionEntry) {
     if let Err(error) = greet(node, socket, entry) {
-        node.connections.note_refused(&error);
+        node.clients.connections.note_refused(&error);
     }
 }
 
 fn greet(node: &Arc<Node>, socket: TcpStream, entry: ConnectionEntry) -> Result<(), Error> {
     let listener_state = node
+        .clients
         .listener_state
         .as_ref()
         .ok_or_else(|| Error::new(Code::Internal, "a connection through no port"))?;
     let greeting = Greeting::receive(&socket)?;
     match greeting.kind {
-        ConnectionPurpose::Data(link) => match node.shim.arrive(&link, &socket, &greeting) {
+        ConnectionPurpose::Data(link) => match node.links.shim.arrive(&link, &socket, &greeting) {
             Some(arrived) => arrived,
             None => listener_state.links.arrive(link, socket, greeting),
         },
-        ConnectionPurpose::Bridge(link) => bridge::carry(node, &link, &socket, &greeting, || drop(entry)),
+        ConnectionPurpose::Bridge(link) => node.links.carry(&link, &socket, &greeting, || drop(entry)),
         ConnectionPurpose::Control => {
             greeting.accept(&socket)?;
             let remote = RemoteSocket::accept(socket, &listener_state.identity)?;

@@ -20,7 +20,7 @@ pub(crate) struct FreeResources {
     all_cores: usize,
     memory_bytes: u64,
     all_memory_bytes: u64,
-    pub(crate) shared: SharedPool,
+    shared: Arc<Mutex<SharedPool>>,
 }
 
 /// Resources that a lease requests.
@@ -36,7 +36,7 @@ impl FreeResources {
     /// Creates the free resources from these cores and this memory. `shared_places` workers in all fit on the shared
     /// cores.
     pub(crate) fn new(cores: Cores, memory_bytes: u64, shared_places: u32) -> Result<FreeResources, Error> {
-        let shared = SharedPool::new(&cores.shared, shared_places)?;
+        let shared = Arc::new(Mutex::new(SharedPool::new(&cores.shared, shared_places)?));
         let cores: BTreeSet<u32> = cores.exclusive.into_iter().collect();
         Ok(FreeResources {
             all_cores: cores.len(),
@@ -50,7 +50,8 @@ impl FreeResources {
     fn check(&self, wanted: &ResourceRequest) -> Result<(), Error> {
         let ResourceRequest { cores, memory_bytes, shared } = *wanted;
         let (what, all, free) = if shared {
-            ("places on shared cores", self.shared.places(), self.shared.free_places())
+            let pool = lock(&self.shared);
+            ("places on shared cores", pool.places(), pool.free_places())
         } else {
             ("cores", self.all_cores, self.cores.len())
         };
@@ -70,7 +71,7 @@ impl FreeResources {
 
 /// The node's resources, shared by the supervisors of its leases.
 #[derive(Clone, Debug)]
-pub(crate) struct ResourcePool(pub(crate) Arc<Mutex<FreeResources>>);
+pub(crate) struct ResourcePool(Arc<Mutex<FreeResources>>);
 
 impl ResourcePool {
     pub(crate) fn new(resources: FreeResources) -> ResourcePool {
@@ -84,9 +85,10 @@ impl ResourcePool {
         resources.memory_bytes -= wanted.memory_bytes;
         let count = wanted.cores as usize;
         let (cores, slots) = if wanted.shared {
-            let places = resources.shared.take(count);
-            let cores: Vec<_> = places.iter().map(|&place| resources.shared.core(place)).collect();
-            (cores, Some(SlotHold { pool: self.clone(), places }))
+            let mut pool = lock(&resources.shared);
+            let places = pool.take(count);
+            let cores: Vec<_> = places.iter().map(|&place| pool.core(place)).collect();
+            (cores, Some(SlotHold { pool: resources.shared.clone(), places }))
         } else {
             ((0..count).filter_map(|_| resources.cores.pop_last()).collect(), None)
         };
@@ -120,7 +122,7 @@ impl Drop for ResourceReservation {
         let mut resources = lock(&self.pool.0);
         resources.memory_bytes += self.memory_bytes;
         match &self.slots {
-            Some(hold) => resources.shared.give_back(&hold.places),
+            Some(hold) => lock(&hold.pool).give_back(&hold.places),
             None => {
                 let is_lent = |core| !resources.cores.contains(core);
                 debug_assert!(

@@ -7,18 +7,17 @@
 //!
 //! Invariants:
 //! - Never more workers than places, and never more on one core than its share of the places, rounded up.
+//! - The pool is locked after the node's other resources, never before them.
 //! - A slot is freed by the agent only if its holder is no living process on that core.
 
 use std::collections::BTreeMap;
-use std::sync::Arc;
+use std::sync::{Arc, Mutex};
 
 use sublet_fabric::region::Region;
 use sublet_fabric::slot::{CoreSlot, Holder, SLOT_REGION_BYTES};
 use sublet_fabric::sync::lock;
 use sublet_proto::Error;
 use tracing::debug;
-
-use crate::machine::resources::ResourcePool;
 
 /// Use of the node's shared cores.
 #[derive(Debug, Default)]
@@ -144,14 +143,14 @@ impl SharedPool {
 /// A lease's places on shared cores.
 #[derive(Debug)]
 pub(crate) struct SlotHold {
-    pub(crate) pool: ResourcePool,
+    pub(crate) pool: Arc<Mutex<SharedPool>>,
     pub(crate) places: Vec<SharedCoreIndex>,
 }
 
 impl SlotHold {
     /// Assigns a worker process that is about to start a number of its own and the slots of its cores.
     pub(crate) fn occupy(&self) -> Occupancy {
-        let mut resources = lock(&self.pool.0);
+        let mut shared = lock(&self.pool);
         let mut distinct = self.places.clone();
         distinct.sort_unstable();
         distinct.dedup();
@@ -159,9 +158,9 @@ impl SlotHold {
         let which = |place| distinct.partition_point(|&other| other < place) as u32;
         Occupancy {
             pool: self.pool.clone(),
-            holder: resources.shared.enter(&self.places),
+            holder: shared.enter(&self.places),
             slots: self.places.iter().map(|&place| which(place)).collect(),
-            regions: distinct.iter().map(|place| resources.shared.cores[place.0].region.clone()).collect(),
+            regions: distinct.iter().map(|place| shared.cores[place.0].region.clone()).collect(),
         }
     }
 }
@@ -169,7 +168,7 @@ impl SlotHold {
 /// A worker process's part in core slots. Dropped once the process is dead: frees what it still held.
 #[derive(Debug)]
 pub(crate) struct Occupancy {
-    pool: ResourcePool,
+    pool: Arc<Mutex<SharedPool>>,
     /// The process's number in the slots.
     pub(crate) holder: u32,
     /// For each worker, which of the regions has its core's slot.
@@ -180,7 +179,7 @@ pub(crate) struct Occupancy {
 
 impl Drop for Occupancy {
     fn drop(&mut self) {
-        lock(&self.pool.0).shared.leave(self.holder);
+        lock(&self.pool).leave(self.holder);
     }
 }
 
@@ -188,7 +187,7 @@ impl Drop for Occupancy {
 mod tests {
     use super::*;
     use crate::machine::capacity::Cores;
-    use crate::machine::resources::{FreeResources, ResourceRequest, ResourceReservation};
+    use crate::machine::resources::{FreeResources, ResourcePool, ResourceRequest, ResourceReservation};
     use std::num::NonZeroU32;
 
     /// A node that shares these cores.

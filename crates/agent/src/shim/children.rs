@@ -29,9 +29,9 @@ use sublet_runtime::access::socket_path;
 use sublet_xpu::{FifoRights, GlobalId};
 use tracing::{debug, info};
 
-use super::bridge::PortRoute;
+use super::State;
 use super::core::{ShimCall, SpawnRequest, Tag};
-use super::{State, link};
+use super::route::{PortRoute, reach};
 use crate::leases::managers::Managers;
 use crate::listener::message::{FromClient, ToClient};
 use crate::signal::{Signal, wait_readable};
@@ -218,7 +218,7 @@ impl Child {
         let address = network.map(|network| network.address.clone()).unwrap_or_default();
         let direct = || PortRoute::direct(format!("processing unit {:x}", self.spawn.unit), address);
         let route = self.route.clone().unwrap_or_else(direct);
-        let connection = link::reach(&route, network)?;
+        let connection = reach(&route, network)?;
         let encrypted = self.encrypt || network.is_some_and(|network| network.encrypted);
         Ok((connection, Some(Fabric::Tcp.choice(encrypted))))
     }

@@ -11,6 +11,7 @@
 //! - A neighbour that the manager names no more, or names anew, has no link any more.
 
 use std::collections::BTreeMap;
+use std::net::TcpStream;
 use std::os::fd::AsFd;
 use std::sync::mpsc::{Receiver, RecvTimeoutError, SyncSender, TrySendError, sync_channel};
 use std::sync::{Arc, Mutex};
@@ -19,33 +20,32 @@ use std::time::{Duration, Instant};
 
 use prost::Message;
 use sublet_fabric::connection::Connection;
-use sublet_fabric::greeting::{self, ConnectionPurpose, PULSE, Secret};
+use sublet_fabric::greeting::{BridgeLink, Greeting, PULSE, Secret};
 use sublet_fabric::packet::PacketError;
-use sublet_fabric::remote::RemoteSocket;
 use sublet_fabric::sync::lock;
 use sublet_proto::package::PackageKind;
 use sublet_proto::v1::shim_message::Body;
 use sublet_proto::v1::{
-    AgentToClient, Alive, ClientToAgent, JoinShim, Neighbour, NodeNetwork, ShimAlive, ShimMessage, ShimSync,
+    AgentToClient, Alive, ClientToAgent, JoinShim, Neighbour, ShimAlive, ShimMessage, ShimSync,
 };
 use sublet_proto::{Code, Error, decode, pu};
 use tracing::{info, warn};
 
-use super::State;
-use super::bridge::PortRoute;
+use super::bridge::{Bridges, BridgingNode};
 use super::core::{MAX_DEVICES, Peer, ProtocolViolation};
-use crate::listener::invited_readers::is_same;
+use super::route::{PortRoute, reach};
+use super::{Shim, State};
 use crate::listener::message::{self, FromClient, ToClient};
-use crate::node::Node;
-use crate::signal::wait_readable;
+use crate::listener::secret::is_same;
+use crate::machine::neighbours::Neighbours;
+use crate::signal::{Signal, wait_readable};
 use crate::threads::start_thread;
 
 /// Messages to a neighbour that are not sent yet.
 const MAX_WAITING: usize = 65_536;
 /// A neighbour that is silent for this time is out of reach.
 const SILENCE: Duration = Duration::from_secs(2);
-/// How long connecting may take, and the time between two attempts.
-pub(super) const DIAL: Duration = Duration::from_secs(2);
+/// Time between two attempts to connect.
 const RETRY: Duration = Duration::from_millis(500);
 /// How often neighbours learn of ended processes and freed names.
 const LAZILY: Duration = Duration::from_millis(100);
@@ -85,140 +85,175 @@ impl NeighbourLink {
     }
 }
 
-/// The body of the thread that keeps the node linked.
-pub(crate) fn run(node: &Arc<Node>) {
-    let mut dialling: BTreeMap<Peer, JoinHandle<()>> = BTreeMap::new();
-    let mut tried = Instant::now();
-    loop {
-        let known = node.neighbours.current();
-        let deadline = (!known.is_empty()).then(|| Instant::now() + LAZILY);
-        let fds = [Some(node.stopping.as_fd()), Some(node.neighbours.changed.as_fd())];
-        match wait_readable(fds, deadline) {
-            Ok([false, changed]) => {
-                if changed {
-                    node.neighbours.changed.clear();
-                }
-                let known = node.neighbours.current();
-                node.shim.keep_linked(&known);
-                dialling.retain(|_, thread| !thread.is_finished());
-                if changed || tried.elapsed() >= RETRY {
-                    tried = Instant::now();
-                    begin(node, &known, &mut dialling);
-                }
-            }
-            Ok([true, _]) => break,
-            Err(error) => {
-                warn!(%error, "neighbours are not linked any more");
-                break;
-            }
-        }
-    }
-    node.shim.keep_linked(&[]);
-    node.bridges.end();
-    for (_, thread) in dialling {
-        // The thread has logged why it failed.
-        let _ = thread.join();
-    }
+/// The node's shim, its neighbours, and its links with their shims.
+pub(crate) struct ShimLinks {
+    /// Global processes of all processing units of the node.
+    pub(crate) shim: Shim,
+    /// The nodes that this one is linked with.
+    pub(crate) neighbours: Neighbours,
+    /// Name of the node.
+    pub(crate) name: String,
+    /// Id of the node's own processor among processing units.
+    pub(crate) processor: u32,
+    /// Whether connections to the node's port are encrypted; `None` if the node is on no network.
+    pub(crate) encrypts: Option<bool>,
+    bridges: Bridges,
 }
 
-/// Connects to the neighbours to which this node has to connect.
-fn begin(node: &Arc<Node>, known: &[Neighbour], dialling: &mut BTreeMap<Peer, JoinHandle<()>>) {
-    for neighbour in known.iter().filter(|neighbour| node.processor < neighbour.unit) {
-        if dialling.contains_key(&neighbour.unit) || node.shim.is_linked(neighbour.unit) {
-            continue;
-        }
-        let told_of = neighbour.clone();
-        let dial = move |node: &Arc<Node>| {
-            if let Err(error) = dial(node, &told_of) {
-                info!(node = told_of.node, %error, "its shim cannot be linked with this one");
+impl ShimLinks {
+    /// Creates the links of the node with this name and this processor, without any link yet.
+    pub(crate) fn new(
+        shim: Shim,
+        neighbours: Neighbours,
+        (name, processor): (String, u32),
+        encrypts: Option<bool>,
+    ) -> ShimLinks {
+        ShimLinks { shim, neighbours, name, processor, encrypts, bridges: Bridges::default() }
+    }
+
+    /// The body of the thread that keeps the node linked, until the agent is `stopping`.
+    pub(crate) fn run(self: &Arc<ShimLinks>, stopping: &Signal) {
+        let mut dialling: BTreeMap<Peer, JoinHandle<()>> = BTreeMap::new();
+        let mut tried = Instant::now();
+        loop {
+            let known = self.neighbours.current();
+            let deadline = (!known.is_empty()).then(|| Instant::now() + LAZILY);
+            let fds = [Some(stopping.as_fd()), Some(self.neighbours.changed.as_fd())];
+            match wait_readable(fds, deadline) {
+                Ok([false, changed]) => {
+                    if changed {
+                        self.neighbours.changed.clear();
+                    }
+                    let known = self.neighbours.current();
+                    self.shim.keep_linked(&known);
+                    dialling.retain(|_, thread| !thread.is_finished());
+                    if changed || tried.elapsed() >= RETRY {
+                        tried = Instant::now();
+                        self.begin(&known, &mut dialling);
+                    }
+                }
+                Ok([true, _]) => break,
+                Err(error) => {
+                    warn!(%error, "neighbours are not linked any more");
+                    break;
+                }
             }
+        }
+        self.shim.keep_linked(&[]);
+        self.bridges.end();
+        for (_, thread) in dialling {
+            // The thread has logged why it failed.
+            let _ = thread.join();
+        }
+    }
+
+    /// Connects to the neighbours to which this node has to connect.
+    fn begin(self: &Arc<ShimLinks>, known: &[Neighbour], dialling: &mut BTreeMap<Peer, JoinHandle<()>>) {
+        for neighbour in known.iter().filter(|neighbour| self.processor < neighbour.unit) {
+            if dialling.contains_key(&neighbour.unit) || self.shim.is_linked(neighbour.unit) {
+                continue;
+            }
+            let (links, told_of) = (self.clone(), neighbour.clone());
+            let dial = move || {
+                if let Err(error) = links.dial(&told_of) {
+                    info!(node = told_of.node, %error, "its shim cannot be linked with this one");
+                }
+            };
+            match start_thread("sublet-link", dial) {
+                Ok(thread) => drop(dialling.insert(neighbour.unit, thread)),
+                Err(error) => warn!(%error, "the shim of a neighbour cannot be linked"),
+            }
+        }
+    }
+
+    fn dial(&self, told_of: &Neighbour) -> Result<(), Error> {
+        if self.encrypts.is_none() {
+            return Err(Error::new(Code::FabricUnavailable, "this node is on no network (listen)"));
+        }
+        let route = PortRoute::to(told_of, &self.neighbours.current(), self.processor);
+        let connection = reach(&route, told_of.network.as_ref())?;
+        connection.set_send_timeout(SILENCE)?;
+        let join = JoinShim { node: self.name.clone(), secret: told_of.secret.clone() };
+        connection.send(&ClientToAgent { body: Some(FromClient::Shim(join)) }.encode_to_vec(), &[])?;
+        let packet = connection.receive(Some(SILENCE))?.ok_or_else(gone)?;
+        let answer: AgentToClient = decode("a neighbour's answer", &packet.bytes)?;
+        match answer.body {
+            Some(ToClient::Alive(_)) => self.serve(&Arc::new(connection), told_of),
+            Some(ToClient::Failure(failure)) => {
+                Err(Error::new(Code::from_number(failure.code), failure.message))
+            }
+            _ => Err(Error::new(Code::Protocol, "a neighbour's answer makes no sense")),
+        }
+    }
+
+    /// Passes on what comes by a connection between two neighbours that has greeted the port, until either end ends.
+    pub(crate) fn carry(
+        &self,
+        link: &BridgeLink,
+        socket: &TcpStream,
+        greeting: &Greeting,
+        known_now: impl FnOnce(),
+    ) -> Result<(), Error> {
+        let known = self.neighbours.current();
+        let node = BridgingNode { bridges: &self.bridges, known: &known, processor: self.processor };
+        node.carry(link, socket, greeting, known_now)
+    }
+
+    /// Serves a connection whose peer claims to be a neighbour, until it ends.
+    pub(crate) fn welcome(
+        &self,
+        connection: &Arc<Connection>,
+        asked: &JoinShim,
+        known_now: impl FnOnce(),
+    ) -> Result<(), Error> {
+        let known = self.neighbours.current();
+        let secret = |bytes: &[u8]| Secret::try_from(bytes).ok();
+        let is_it = |neighbour: &&Neighbour| {
+            let secrets = secret(&neighbour.secret).zip(secret(&asked.secret));
+            neighbour.node == asked.node && secrets.is_some_and(|(known, shown)| is_same(&known, &shown))
         };
-        match node.spawn("sublet-link", dial) {
-            Ok(thread) => drop(dialling.insert(neighbour.unit, thread)),
-            Err(error) => warn!(%error, "the shim of a neighbour cannot be linked"),
-        }
+        let neighbour = known
+            .iter()
+            .find(is_it)
+            .filter(|neighbour| neighbour.unit < self.processor)
+            .ok_or_else(|| {
+                let message =
+                    format!("node {:?} is no neighbour of this one that may link itself with it", asked.node);
+                Error::new(Code::PermissionDenied, message)
+            })?;
+        known_now();
+        message::send(connection, ToClient::Alive(Alive {}), &[])?;
+        self.serve(connection, neighbour)
     }
-}
 
-fn dial(node: &Arc<Node>, told_of: &Neighbour) -> Result<(), Error> {
-    if node.listener_state.is_none() {
-        return Err(Error::new(Code::FabricUnavailable, "this node is on no network (listen)"));
-    }
-    let route = PortRoute::to(told_of, &node.neighbours.current(), node.processor);
-    let connection = reach(&route, told_of.network.as_ref())?;
-    connection.set_send_timeout(SILENCE)?;
-    let join = JoinShim { node: node.description.name.clone(), secret: told_of.secret.clone() };
-    connection.send(&ClientToAgent { body: Some(FromClient::Shim(join)) }.encode_to_vec(), &[])?;
-    let packet = connection.receive(Some(SILENCE))?.ok_or_else(gone)?;
-    let answer: AgentToClient = decode("a neighbour's answer", &packet.bytes)?;
-    match answer.body {
-        Some(ToClient::Alive(_)) => serve(node, &Arc::new(connection), told_of),
-        Some(ToClient::Failure(failure)) => Err(Error::new(Code::from_number(failure.code), failure.message)),
-        _ => Err(Error::new(Code::Protocol, "a neighbour's answer makes no sense")),
-    }
-}
-
-/// Opens a control connection to an agent by its node's port.
-pub(super) fn reach(route: &PortRoute, network: Option<&NodeNetwork>) -> Result<Connection, Error> {
-    let socket = route.dial()?;
-    greeting::greet(&socket, &ConnectionPurpose::Control, None)?;
-    let certificate = network.map(|network| network.certificate.as_slice()).unwrap_or_default();
-    Ok(Connection::Remote(RemoteSocket::connect(socket, certificate)?))
-}
-
-/// Serves a connection whose peer claims to be a neighbour, until it ends.
-pub(crate) fn welcome(
-    node: &Arc<Node>,
-    connection: &Arc<Connection>,
-    asked: &JoinShim,
-    known_now: impl FnOnce(),
-) -> Result<(), Error> {
-    let known = node.neighbours.current();
-    let secret = |bytes: &[u8]| Secret::try_from(bytes).ok();
-    let is_it = |neighbour: &&Neighbour| {
-        let secrets = secret(&neighbour.secret).zip(secret(&asked.secret));
-        neighbour.node == asked.node && secrets.is_some_and(|(known, shown)| is_same(&known, &shown))
-    };
-    let neighbour =
-        known.iter().find(is_it).filter(|neighbour| neighbour.unit < node.processor).ok_or_else(|| {
-            let message =
-                format!("node {:?} is no neighbour of this one that may link itself with it", asked.node);
-            Error::new(Code::PermissionDenied, message)
-        })?;
-    known_now();
-    message::send(connection, ToClient::Alive(Alive {}), &[])?;
-    serve(node, connection, neighbour)
-}
-
-/// Serves a link until one of the two agents is gone.
-fn serve(node: &Arc<Node>, connection: &Arc<Connection>, told_of: &Neighbour) -> Result<(), Error> {
-    connection.set_send_timeout(SILENCE)?;
-    let (outbox, waiting) = sync_channel(MAX_WAITING);
-    let network = told_of.network.as_ref();
-    let own = node.listener_state.as_ref();
-    let link = NeighbourLink {
-        route: PortRoute::to(told_of, &node.neighbours.current(), node.processor),
-        encrypted: network.is_some_and(|network| network.encrypted)
-            || own.is_some_and(|listener_state| listener_state.described.encrypted),
-        told_of: told_of.clone(),
-        outbox,
-        connection: connection.clone(),
-    };
-    let units = units(&told_of.node);
-    let state = node.shim.state();
-    let number = begin_link(state, told_of.unit, link, &units);
-    let sending = connection.clone();
-    let sender = start_thread("sublet-link", move || send_all(&sending, &waiting));
-    let ended = sender.and_then(|sender| {
-        let ended = hear_all(state, told_of, connection, &units);
+    /// Serves a link until one of the two agents is gone.
+    fn serve(&self, connection: &Arc<Connection>, told_of: &Neighbour) -> Result<(), Error> {
+        connection.set_send_timeout(SILENCE)?;
+        let (outbox, waiting) = sync_channel(MAX_WAITING);
+        let network = told_of.network.as_ref();
+        let link = NeighbourLink {
+            route: PortRoute::to(told_of, &self.neighbours.current(), self.processor),
+            encrypted: network.is_some_and(|network| network.encrypted) || self.encrypts.unwrap_or(false),
+            told_of: told_of.clone(),
+            outbox,
+            connection: connection.clone(),
+        };
+        let units = units(&told_of.node);
+        let state = self.shim.state();
+        let number = begin_link(state, told_of.unit, link, &units);
+        let sending = connection.clone();
+        let sender = start_thread("sublet-link", move || send_all(&sending, &waiting));
+        let ended = sender.and_then(|sender| {
+            let ended = hear_all(state, told_of, connection, &units);
+            end_link(state, told_of.unit, number);
+            // The thread's outbox is gone, so it ends.
+            let _ = sender.join();
+            ended
+        });
         end_link(state, told_of.unit, number);
-        // The thread's outbox is gone, so it ends.
-        let _ = sender.join();
+        info!(node = told_of.node, "its shim is out of reach");
         ended
-    });
-    end_link(state, told_of.unit, number);
-    info!(node = told_of.node, "its shim is out of reach");
-    ended
+    }
 }
 
 /// Registers a link. From now on the neighbour is sent what is known now, and then what changes.
@@ -322,7 +357,7 @@ fn gone() -> Error {
     Error::new(Code::AgentUnreachable, "the neighbour's agent has closed the connection")
 }
 
-impl super::Shim {
+impl Shim {
     /// Ends links to neighbours that the manager names no more, or names anew. Tells the others of ended processes and
     /// freed names.
     fn keep_linked(&self, known: &[Neighbour]) {

@@ -8,6 +8,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 
 use prost::Message;
+use rustix::event::{EventfdFlags, eventfd};
 use sublet_fabric::line::{Line, Turn, Watch};
 use sublet_fabric::packet::PacketSocket;
 use sublet_fabric::region::Region;
@@ -19,7 +20,6 @@ use sublet_xpu::wire::{self, CallRequest, DescriptorState, Operation, PAYLOAD_BY
 use sublet_xpu::{FifoRights, FifoShape, GlobalId};
 
 use super::core::{FifoTarget, ShimCall, SpawnRequest, Tag};
-use super::new_bell;
 
 /// See the [module](self).
 pub(super) struct Member {
@@ -212,4 +212,10 @@ fn number(word: u64) -> Result<u32, Error> {
 
 fn number_of(word: u64, what: &str) -> Result<u32, Error> {
     u32::try_from(word).map_err(|_| Error::new(Code::InvalidArgument, format!("{what}: {word}")))
+}
+
+/// Creates an eventfd that never blocks.
+pub(super) fn new_bell() -> Result<OwnedFd, Error> {
+    eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)
+        .map_err(|errno| Error::new(Code::System, format!("eventfd failed: {errno}")))
 }

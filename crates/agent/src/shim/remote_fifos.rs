@@ -11,7 +11,7 @@
 //! Sharing gives two cooperating processes no more than they had: a socket always carries bytes both ways.
 
 use std::collections::HashMap;
-use std::net::{Shutdown, TcpStream};
+use std::net::TcpStream;
 use std::os::fd::AsFd;
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
@@ -27,10 +27,11 @@ use sublet_xpu::fifo::BACK;
 use sublet_xpu::{FifoShape, GlobalId};
 use tracing::debug;
 
-use super::bridge::PortRoute;
 use super::core::{FifoConnectionId, Peer, ProcessDescriptor, Tag};
+use super::route::PortRoute;
+use super::sockets::{copy, cut};
 use super::{FifoConnection, State, joined};
-use crate::listener::transport::new_secret;
+use crate::listener::secret::new_secret;
 use crate::threads::start_thread;
 
 /// Time for which an invitation is valid.
@@ -376,16 +377,6 @@ fn connect(route: &PortRoute, invited: &FifoInvited) -> Result<TcpStream, Error>
     let link = DataLink { lease, worker: invited.connection, counter: FIRST };
     greeting::greet(&socket, &ConnectionPurpose::Data(link), Some(&secret))?;
     Ok(socket)
-}
-
-/// Ends a connection, whatever its two processes do.
-pub(super) fn cut(socket: &TcpStream) {
-    // A connection that has ended already needs nothing more.
-    let _ = socket.shutdown(Shutdown::Both);
-}
-
-pub(super) fn copy(socket: &TcpStream) -> Result<TcpStream, Error> {
-    socket.try_clone().map_err(|error| Error::new(Code::System, format!("dup of a connection: {error}")))
 }
 
 #[cfg(test)]

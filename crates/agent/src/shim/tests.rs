@@ -7,6 +7,7 @@ use sublet_runtime::access::Access;
 use sublet_xpu::{FifoRights, FifoShape, Process, Reader, Unread, Writer};
 
 use super::*;
+use std::os::fd::OwnedFd;
 
 const UNIT: u32 = 7;
 

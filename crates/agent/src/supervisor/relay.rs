@@ -84,13 +84,13 @@ impl WorkerRelay {
         lease: &v1::Lease,
         network_transport: &NetworkTransport,
     ) -> Result<WorkerRelay, Error> {
-        let arrival_queue = match (&node.listener_state, network_transport.secret) {
+        let arrival_queue = match (&node.clients.listener_state, network_transport.secret) {
             (Some(listener_state), Some(secret)) if !lease.is_segment() => {
                 Some(listener_state.links.open(&lease.id, (secret, lease.cores), None)?)
             }
             _ => None,
         };
-        let links = node.listener_state.as_ref().map(|listener_state| listener_state.links.clone());
+        let links = node.clients.listener_state.as_ref().map(|listener_state| listener_state.links.clone());
         Ok(WorkerRelay { arrival_queue, links, next_alive: Instant::now(), process: None })
     }
 

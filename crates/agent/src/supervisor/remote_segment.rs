@@ -19,8 +19,9 @@ use tracing::info;
 use crate::listener::arrivals::{ArrivedConnection, OpenArrivalQueue};
 use crate::listener::invited_readers::{CLIENT, InvitedAccess, InvitedReaders};
 use crate::listener::network::ListenerState;
+use crate::listener::secret::new_secret;
 use crate::listener::shared_connection::{JoinedSegment, SharedConnection};
-use crate::listener::transport::{NetworkTransport, new_secret};
+use crate::listener::transport::NetworkTransport;
 use crate::node::Node;
 
 /// Processes that reach the segment at a time.
@@ -155,7 +156,7 @@ impl RemoteSegment {
         match begun(&shared_connection, arrival, identity.as_ref()) {
             Ok(end) => {
                 self.invited_readers.extend(guest);
-                Ok(node.progress()?.serve(end)?)
+                Ok(node.clients.progress()?.serve(end)?)
             }
             Err(error) => {
                 shared_connection.give_up();
@@ -231,5 +232,5 @@ fn listener_state<'node>(node: &'node Node, lease: &v1::Lease) -> Result<&'node 
         let message = format!("segment {} is on a node that is on no network", lease.id);
         Error::new(Code::FabricUnavailable, message)
     };
-    node.listener_state.as_ref().ok_or_else(none)
+    node.clients.listener_state.as_ref().ok_or_else(none)
 }

@@ -64,15 +64,18 @@ impl Supervisor<'_> {
             self.start = StartState::Over(Err(Error::new(Code::InvalidArgument, message)));
             return;
         }
-        let begun = self.node.packages.at_hand(package, *build, tenant).and_then(|runnable| match runnable {
-            Some(runnable) if self.node.kernels.are_at_hand(&runnable) => {
-                Ok(StartState::Over(self.start_worker(runnable, requested_ns)))
-            }
-            _ => {
-                let step = StartStep::watched()?;
-                Ok(StartState::Fetching { package: self.fetch(step.clone())?, step, requested_ns })
-            }
-        });
+        let begun =
+            self.node.execution.packages.at_hand(package, *build, tenant).and_then(
+                |runnable| match runnable {
+                    Some(runnable) if self.node.execution.kernels.are_at_hand(&runnable) => {
+                        Ok(StartState::Over(self.start_worker(runnable, requested_ns)))
+                    }
+                    _ => {
+                        let step = StartStep::watched()?;
+                        Ok(StartState::Fetching { package: self.fetch(step.clone())?, step, requested_ns })
+                    }
+                },
+            );
         self.start = begun.unwrap_or_else(|error| StartState::Over(Err(error)));
     }
 
@@ -142,9 +145,9 @@ impl Supervisor<'_> {
     }
 
     fn fetch(&self, step: StartStep) -> Result<BackgroundTask<Runnable>, Error> {
-        let (packages, digest) = (self.node.packages.clone(), self.held.lease.package.clone());
+        let (packages, digest) = (self.node.execution.packages.clone(), self.held.lease.package.clone());
         let (build, tenant) = (self.held.lease.build, self.held.lease.tenant.clone());
-        let (kernels, cores) = (self.node.kernels.clone(), self.held.reservation.cores.clone());
+        let (kernels, cores) = (self.node.execution.kernels.clone(), self.held.reservation.cores.clone());
         debug!(lease = self.held.lease.id, digest, "the worker's package is fetched");
         let fetch = move || {
             let runnable = packages.ensure(&digest, build, &tenant, &step)?;

@@ -14,9 +14,15 @@ use rustix::pipe::{PipeFlags, pipe_with};
 use sublet_fabric::region::{PAGE_BYTES, Region};
 use sublet_proto::{Code, Error};
 
-use super::FifoBlock;
 use crate::peer_process::lost;
 use crate::{PinnedCore, pin};
+
+/// Parameters of a block.
+#[derive(Clone, Copy)]
+pub(super) struct FifoBlock {
+    pub(super) rounds: u32,
+    pub(super) think: Duration,
+}
 
 /// Connection between the two threads.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

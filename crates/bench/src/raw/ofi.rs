@@ -13,7 +13,7 @@ use sublet_proto::{Code, Error};
 use sublet_runtime::Invoker;
 
 use super::tcp;
-use crate::pairs::{Rounds, UNCOUNTED, think};
+use crate::rounds::{Rounds, UNCOUNTED, think};
 use crate::{PinnedCore, Samples, pin};
 
 /// The two ends, which are in this process.

@@ -8,7 +8,7 @@ use sublet_proto::Error;
 use sublet_runtime::{CallOptions, Invoker};
 
 use crate::Samples;
-use crate::pairs::{CalledFunction, Mode, Rounds, UNCOUNTED, think};
+use crate::rounds::{CalledFunction, Mode, Rounds, UNCOUNTED, think};
 
 /// The flags, as indices of 32-bit words of the input's head.
 const REQUEST: usize = 128 / 4;

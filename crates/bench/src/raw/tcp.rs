@@ -14,7 +14,7 @@ use sublet_proto::{Code, Error};
 use sublet_runtime::{CallOptions, Invocation, Invoker};
 
 use crate::Samples;
-use crate::pairs::{HEAD_BYTES, Mode, Rounds, UNCOUNTED, think};
+use crate::rounds::{HEAD_BYTES, Mode, Rounds, UNCOUNTED, think};
 use crate::spinning::{receive, send};
 
 /// Longest time for the worker to connect.

@@ -21,8 +21,8 @@ use super::parse::{duration, node_modules, size};
 use sublet_bench::latency::{CalledFunction, Mode};
 use sublet_bench::transport::{CallTransport, Where};
 use sublet_bench::{
-    bandwidth, calls, chain, cold, connections, fifo, graph, latency, lease, memory, reject, swap, template,
-    throughput,
+    bandwidth, calls, chain, cold, cold_result, connections, fifo, graph, latency, lease, memory, reject,
+    swap, template, throughput,
 };
 
 const EXAMPLES: &str = "\
@@ -228,8 +228,8 @@ struct GraphArguments {
 #[derive(Debug, Args)]
 struct ColdStartArguments {
     /// Sandbox in which workers start
-    #[arg(long, value_enum, default_value_t = cold::SandboxChoice::Process)]
-    sandbox: cold::SandboxChoice,
+    #[arg(long, value_enum, default_value_t = cold_result::SandboxChoice::Process)]
+    sandbox: cold_result::SandboxChoice,
     /// Image for containers, which must contain the C library of the worker program
     #[arg(long, value_name = "IMAGE", required_if_eq("sandbox", "container"))]
     image: Option<String>,
@@ -486,7 +486,8 @@ fn run_graph(arguments: &GraphArguments, output: &CommandOutput) -> Result<(), E
 fn run_cold(arguments: &ColdStartArguments, output: &CommandOutput) -> Result<(), Error> {
     let n = arguments.n.unwrap_or(arguments.sandbox.usual_starts());
     let bar = progress(u64::from(n), output);
-    let named = arguments.image.as_deref().filter(|_| arguments.sandbox == cold::SandboxChoice::Container);
+    let named =
+        arguments.image.as_deref().filter(|_| arguments.sandbox == cold_result::SandboxChoice::Container);
     let image = match named {
         Some(name) if !is_pinned(name) => Some(format!("{name}@{}", digest_of_image(name)?)),
         named => named.map(str::to_owned),
@@ -501,7 +502,7 @@ fn run_cold(arguments: &ColdStartArguments, output: &CommandOutput) -> Result<()
     let plan = cold::ColdStartPlan { sandbox: arguments.sandbox, n, image, warm };
     let summary = cold::run(&arguments.connection.access()?, &plan, || bar.inc(1))?;
     bar.finish_and_clear();
-    output.show(&summary, |summary| table(&cold::HEADINGS, &summary.rows()))
+    output.show(&summary, |summary| table(&cold_result::HEADINGS, &summary.rows()))
 }
 
 fn run_throughput(arguments: &ThroughputArguments, output: &CommandOutput) -> Result<(), Error> {

@@ -1,6 +1,8 @@
 //! `sublet package`: the names of packages, and which tenants may use them.
 
-use clap::{Args, Subcommand, ValueEnum};
+pub(super) mod right;
+
+use clap::{Args, Subcommand};
 use serde::Serialize;
 use sublet_proto::Error;
 use sublet_proto::v1::{PackageGrant, PackageRight};
@@ -127,32 +129,6 @@ struct Packages {
 #[derive(Debug, Serialize)]
 struct OldVersions {
     removed: u32,
-}
-
-/// Right of a tenant to a package.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum, Serialize)]
-#[serde(rename_all = "lowercase")]
-pub(super) enum Right {
-    Read,
-    Execute,
-}
-
-impl Right {
-    /// Returns the right of a stored grant, if this version knows it.
-    pub(super) fn of(grant: &PackageGrant) -> Option<Right> {
-        match grant.right() {
-            PackageRight::Unspecified => None,
-            PackageRight::Read => Some(Right::Read),
-            PackageRight::Execute => Some(Right::Execute),
-        }
-    }
-
-    fn name(self) -> &'static str {
-        match self {
-            Right::Read => "read",
-            Right::Execute => "execute",
-        }
-    }
 }
 
 /// Lists packages or changes one.

@@ -7,7 +7,7 @@ use sublet_proto::v1::{
     NodeState, PackageBuild, PackageGrant, PackageInfo, PackageLayer, Usage,
 };
 
-use super::package::Right;
+use super::package::right::Right;
 
 /// A node.
 #[derive(Debug, Serialize)]

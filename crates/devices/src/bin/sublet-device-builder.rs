@@ -16,6 +16,6 @@ fn main() -> ExitCode {
             (Some(kind), Ok(build)) => prepare::serve(kind, build),
             _ => ExitCode::from(2),
         },
-        _ => builder::serve(),
+        _ => builder::server::serve(),
     }
 }

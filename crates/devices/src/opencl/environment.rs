@@ -2,7 +2,8 @@
 
 #![allow(unsafe_code)]
 
-use super::ENVIRONMENT;
+/// Environment variables of every process that uses a device.
+pub const ENVIRONMENT: &[(&str, &str)] = &[("POCL_WORK_GROUP_SPECIALIZATION", "0")];
 
 /// Variables for the number of PoCL's threads, by the names of its versions.
 const THREADS: [&str; 2] = ["POCL_MAX_PTHREAD_COUNT", "POCL_CPU_MAX_CU_COUNT"];

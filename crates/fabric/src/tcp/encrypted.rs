@@ -5,7 +5,7 @@ use std::io;
 use std::net::TcpStream;
 use std::sync::Arc;
 
-use super::stream::Part;
+use super::parts::{Part, PartCursor};
 use crate::shared::copy_bytes;
 use crate::sync::{Mutex, lock};
 use crate::tls::{Plaintext, TlsStream};
@@ -58,37 +58,6 @@ impl EncryptedStream {
     /// Sends TLS's closing message, without waiting.
     pub(super) fn close(&self) {
         lock(&self.tls).close();
-    }
-}
-
-/// Ranges of memory, one after the other.
-struct PartCursor<'a> {
-    parts: &'a [Part],
-    offset: usize,
-    left: usize,
-}
-
-impl<'a> PartCursor<'a> {
-    fn new(parts: &'a [Part]) -> PartCursor<'a> {
-        PartCursor { parts, offset: 0, left: parts.iter().map(|part| part.iov_len).sum() }
-    }
-
-    /// Returns the next range, of at least one byte and at most `most` bytes.
-    fn next(&mut self, most: usize) -> Option<(*mut u8, usize)> {
-        while let Some((part, rest)) = self.parts.split_first() {
-            let len = (part.iov_len - self.offset).min(most);
-            if len > 0 {
-                let at = part.iov_base.cast::<u8>().wrapping_add(self.offset);
-                self.offset += len;
-                self.left -= len;
-                return Some((at, len));
-            }
-            if most == 0 {
-                break;
-            }
-            (self.parts, self.offset) = (rest, 0);
-        }
-        None
     }
 }
 

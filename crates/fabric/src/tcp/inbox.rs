@@ -7,7 +7,8 @@ use std::ptr::NonNull;
 use sublet_proto::text::printable_line;
 
 use super::frame::{Frame, HEADER_BYTES, MAX_REASON_BYTES};
-use super::stream::{ByteStream, Part};
+use super::parts::Part;
+use super::stream::ByteStream;
 use crate::FabricError;
 use crate::line::BODY_WORDS;
 use crate::shared::copy_bytes;

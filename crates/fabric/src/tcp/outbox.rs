@@ -1,6 +1,7 @@
 //! Queues data to send, in order: small pieces are copied together, large ones stay in place.
 
-use super::stream::{ByteStream, Part};
+use super::parts::Part;
+use super::stream::ByteStream;
 use std::io;
 use std::ops::Range;
 use std::ptr::NonNull;

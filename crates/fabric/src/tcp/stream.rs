@@ -9,6 +9,7 @@ use std::time::Duration;
 use rustix::event::{PollFd, PollFlags, Timespec};
 
 use super::encrypted::EncryptedStream;
+use super::parts::Part;
 use super::stalled::stalled;
 use crate::FabricError;
 use crate::sim::SimStream;
@@ -22,9 +23,6 @@ enum StreamKind {
     Encrypted(Box<EncryptedStream>),
     Sim(SimStream),
 }
-
-/// A range of memory, to be read or to be written.
-pub(super) type Part = libc::iovec;
 
 /// Result of a [`ByteStream::poll`].
 #[derive(Clone, Copy, Debug, Default)]

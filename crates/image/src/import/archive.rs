@@ -6,10 +6,12 @@ use std::io::{self, Read, Seek, SeekFrom, Write};
 use std::os::unix::fs::FileExt;
 use std::path::Path;
 
-use super::files::Opened;
 use crate::error::{DocumentPart, ImageError};
 use crate::layer::{FileKind, decompressed, for_each};
 use crate::limits::{ImageLimits, MAX_ARCHIVE_MEMBERS};
+
+/// A file's content and its length.
+pub(super) type Opened<'a> = (Box<dyn Read + 'a>, u64);
 
 /// Most links that may lead to one another.
 const MAX_LINKS: usize = 8;

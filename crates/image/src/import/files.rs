@@ -7,12 +7,9 @@ use std::path::Path;
 use rustix::fs::{self, FileType, Mode, OFlags, ResolveFlags};
 use rustix::io::Errno;
 
-use super::archive::Archive;
+use super::archive::{Archive, Opened};
 use crate::error::ImageError;
 use crate::limits::ImageLimits;
-
-/// A file's content and its length.
-pub(super) type Opened<'a> = (Box<dyn Read + 'a>, u64);
 
 /// Files by their names.
 pub(super) enum ImageFiles {

@@ -8,8 +8,6 @@ use sublet_proto::limits::{
 use sublet_proto::v1::{LeaseRequest, Price, WorkerOptions};
 use sublet_proto::{ALWAYS_HOT_NS, Code, Error};
 
-use super::weighing::MAX_WEIGHT_PERMILLE;
-
 /// Lease time if the client does not say: ten minutes.
 pub const DEFAULT_TIMEOUT_MS: u64 = 10 * 60 * 1000;
 /// Options of workers if the client names none.
@@ -19,6 +17,9 @@ pub const DEFAULT_OPTIONS: WorkerOptions =
 pub const MAX_WORKERS: u32 = 65_536;
 /// Longest time that a request may wait for capacity, in milliseconds.
 pub const MAX_WAIT_MS: u64 = 10 * 60 * 1000;
+
+/// Largest weight of time beside price.
+pub(super) const MAX_WEIGHT_PERMILLE: u32 = 1000;
 
 /// Resources and options of a request's leases, all of them together.
 #[derive(Clone, Copy, Debug, PartialEq)]

@@ -3,10 +3,8 @@
 
 use std::fmt::Write;
 
-use super::terms::LeaseTerms;
+use super::terms::{LeaseTerms, MAX_WEIGHT_PERMILLE};
 
-/// Largest weight of time beside price.
-pub(super) const MAX_WEIGHT_PERMILLE: u32 = 1000;
 /// The speed of a kind for which a package states none.
 const PLAIN_PERMILLE: u32 = 1000;
 /// Number of steps into which a factor of e is divided: costs that are closer to each other are compared exactly.

@@ -14,19 +14,23 @@
 
 mod audit;
 mod changes;
+mod failure;
+mod open;
 mod repair;
 mod schema;
 
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-use rusqlite::{Connection, ErrorCode, OptionalExtension, Params, Row, ffi, params};
+use rusqlite::{Connection, OptionalExtension, Params, Row, params};
 use sublet_proto::{Code, Error};
 
 pub use self::audit::AuditReport;
 use self::changes::{Changes, StoreSummary, kind_of};
+use self::failure::failure;
+use self::open::{audit_file, begin_journal, checkpoint, run_pragma};
 pub use self::repair::{check, repair};
-use super::journal::{NewBase, StoreJournal, is_copied};
+use super::journal::{StoreJournal, is_copied};
 use super::seal::seal;
 use super::sync::SyncGroup;
 use super::{
@@ -319,59 +323,6 @@ impl SealedRow {
     }
 }
 
-/// Opens a file, brings it to this format, and looks for damage.
-fn audit_file(file: &Path, losses: audit::Losses) -> Result<(Connection, StoreSummary, AuditReport), Error> {
-    let folder = file.parent().unwrap_or(file);
-    let failed = |error: rusqlite::Error| failure(folder, "open", &error);
-    let path = file.with_extension("journal");
-    let journal = StoreJournal::read(&path)
-        .map_err(|error| Error::new(Code::System, format!("cannot read {}: {error}", path.display())))?;
-    let mut connection = schema::open(file, journal.as_ref())?;
-    let mut account = StoreSummary::read(&connection).map_err(failed)?;
-    // A store that has just been made has no journal yet.
-    let is_new = journal.is_none() && account == StoreSummary::default();
-    let mut report =
-        audit::examine(&mut connection, &mut account, journal.as_ref(), losses).map_err(failed)?;
-    if is_new {
-        report.notes.clear();
-    }
-    Ok((connection, account, report))
-}
-
-/// Begins a journal with a copy of the important records, when all of the store up to now is on the disk.
-fn begin_journal(
-    connection: &Connection,
-    folder: &Path,
-    file: &Path,
-    account: &StoreSummary,
-) -> Result<StoreJournal, Error> {
-    let failed = |error: rusqlite::Error| failure(folder, "read", &error);
-    checkpoint(connection).map_err(failed)?;
-    let copies = audit::copied(connection).map_err(failed)?;
-    let base = NewBase { change: account.change, tallies: &account.tallies, copies: copies.len() as u64 };
-    let path = file.with_extension("journal");
-    StoreJournal::begin(&path, &base, &mut copies.into_iter().map(Ok)).map_err(|error| {
-        let code = match error.kind() {
-            std::io::ErrorKind::StorageFull | std::io::ErrorKind::QuotaExceeded => Code::StoreFull,
-            _ => Code::System,
-        };
-        Error::new(code, format!("cannot write the store's journal {}: {error}", path.display()))
-    })
-}
-
-/// Brings the write-ahead log into the file, and both to the disk.
-fn checkpoint(connection: &Connection) -> rusqlite::Result<()> {
-    run_pragma(connection, "PRAGMA wal_checkpoint(TRUNCATE)")
-}
-
-/// Runs a pragma, to the last of its rows.
-fn run_pragma(connection: &Connection, pragma: &str) -> rusqlite::Result<()> {
-    let mut statement = connection.prepare_cached(pragma)?;
-    let mut rows = statement.query([])?;
-    while rows.next()?.is_some() {}
-    Ok(())
-}
-
 fn damaged(file: &Path, report: &AuditReport) -> Error {
     let file = file.display();
     let message = format!(
@@ -407,26 +358,6 @@ fn end_of(prefix: &str) -> String {
 fn read_entry(row: &Row<'_>) -> rusqlite::Result<SealedRow> {
     let found = VersionedValue { value: row.get(1)?, version: row.get(2)? };
     Ok(SealedRow { key: row.get(0)?, found, seal: row.get(3)? })
-}
-
-fn failure(folder: &Path, doing: &str, error: &rusqlite::Error) -> Error {
-    let folder = folder.display();
-    if is_full(error) {
-        return Error::new(Code::StoreFull, format!("the disk of the state folder {folder} is full"));
-    }
-    let code = if is_damaged(error) { Code::StoreDamaged } else { Code::System };
-    Error::new(code, format!("cannot {doing} the store in {folder}: {error}"))
-}
-
-/// Whether SQLite has found its file to be damaged, or none of its own.
-fn is_damaged(error: &rusqlite::Error) -> bool {
-    use rusqlite::ErrorCode::{DatabaseCorrupt, NotADatabase};
-    matches!(error.sqlite_error_code(), Some(DatabaseCorrupt | NotADatabase))
-}
-
-fn is_full(error: &rusqlite::Error) -> bool {
-    let rusqlite::Error::SqliteFailure(error, _) = error else { return false };
-    error.code == ErrorCode::DiskFull || error.extended_code == ffi::SQLITE_IOERR_SHMSIZE
 }
 
 #[cfg(test)]

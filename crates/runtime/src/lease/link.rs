@@ -23,9 +23,8 @@ use sublet_proto::{Code, Error};
 use super::agent::AgentSocket;
 use super::alarm::Alarms;
 use super::records::Records;
-use super::run::Questions;
 use super::steps::StartProgress;
-use super::{ClientLease, WorkerLink, monitor};
+use super::{ClientLease, WorkerLink};
 
 /// Longest time until an agent answers.
 pub(crate) const AGENT_TIMEOUT: Duration = Duration::from_secs(10);
@@ -92,6 +91,14 @@ pub(super) struct AgentLink {
     pub(super) reviving: AtomicU32,
     /// Steps of the start that is under way.
     pub(super) progress: Mutex<StartProgress>,
+}
+
+/// Receiver of a worker process's questions.
+#[derive(Default)]
+pub(super) struct Questions {
+    /// The latest run of which there were any.
+    pub(super) run: u32,
+    pub(super) ask: Option<SyncSender<Vec<u8>>>,
 }
 
 /// State that only the holder of the lock may use.
@@ -233,11 +240,6 @@ impl ClientLease {
         if self.link.futures_due_ns.fetch_min(due_ns, Ordering::AcqRel) > due_ns {
             self.link.ring();
         }
-    }
-
-    /// Whether this is a lease's own thread, which must not wait for messages that only such a thread receives.
-    pub(crate) fn is_own_thread() -> bool {
-        monitor::is_here()
     }
 
     /// Shows the agent a ticket of this lease with another end.

@@ -44,6 +44,13 @@ pub(super) fn is_here() -> bool {
     IS_MONITOR.get()
 }
 
+impl ClientLease {
+    /// Whether this is a lease's own thread, which must not wait for messages that only such a thread receives.
+    pub(crate) fn is_own_thread() -> bool {
+        is_here()
+    }
+}
+
 /// Times of the periodic work over a network.
 struct Pulse {
     next: Instant,

@@ -1,7 +1,7 @@
 //! Sends a lease's worker process the run for which it executes a component, and receives its questions.
 
 use std::os::fd::BorrowedFd;
-use std::sync::mpsc::{Receiver, SyncSender, sync_channel};
+use std::sync::mpsc::{Receiver, sync_channel};
 
 use sublet_fabric::sync::Ordering;
 use sublet_proto::v1::{self, client_to_agent, client_to_worker, worker_to_client};
@@ -89,12 +89,4 @@ impl ClientLease {
     pub(crate) fn exits(&self) -> u64 {
         lock(&self.link.ended).exits
     }
-}
-
-/// Receiver of a worker process's questions.
-#[derive(Default)]
-pub(super) struct Questions {
-    /// The latest run of which there were any.
-    run: u32,
-    ask: Option<SyncSender<Vec<u8>>>,
 }

@@ -13,14 +13,13 @@ use sublet_fabric::tcp::ByteStream;
 use sublet_proto::v1::{self, Connected, Invited, SegmentTicket};
 use sublet_proto::{Code, Error};
 
+pub use super::segment_connection::MAX_JOINED;
 use super::segment_connection::SegmentConnection;
 use crate::lease::dial::Dial;
 use crate::lease::link::protocol;
 
 /// The counter of a guest's one connection.
 const FIRST_LINK: u64 = 1;
-/// Segments that a connection carries in its time, at most: then there is another.
-pub const MAX_JOINED: u32 = 128;
 
 /// A segment whose agent other machines do not reach.
 pub(super) fn no_network(lease: &v1::Lease) -> Error {

@@ -6,11 +6,11 @@ use std::sync::{Arc, OnceLock};
 use sublet_fabric::sync::{AtomicU32, AtomicU64, Ordering};
 use sublet_fabric::tcp;
 use sublet_fabric::window::RegionAddress;
-use sublet_fabric::{FabricError, SharedBytes, SharedBytesMut};
+use sublet_fabric::{SharedBytes, SharedBytesMut};
 use sublet_proto::v1::RegionKey;
 use sublet_proto::{Code, Error};
 
-use super::remote_pieces::PendingRead;
+use super::pending::{PendingRead, unreached};
 use super::segment_connection::SegmentConnection;
 use crate::lease::link::protocol;
 
@@ -184,15 +184,5 @@ impl MemoryPiece {
             )),
             Bytes::Here(_) => Err(protocol("a piece of this machine is mapped")),
         }
-    }
-}
-
-/// A segment whose agent does not lend it any more is as one that is out of reach.
-pub(super) fn unreached(error: FabricError) -> Error {
-    match error {
-        FabricError::KeyExpired { .. } => {
-            Error::new(Code::AgentUnreachable, "its node does not lend it any more")
-        }
-        error => error.into(),
     }
 }

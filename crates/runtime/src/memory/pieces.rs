@@ -18,8 +18,8 @@ use sublet_proto::graph::MemoryRights;
 use sublet_proto::{Code, Error};
 
 use super::cache::{LineCache, MIN_LINES};
+use super::pending::{PendingBlock, RemotePieces};
 use super::piece::MemoryPiece;
-use super::remote_pieces::{PendingBlock, RemotePieces};
 use crate::lease::link::lock;
 
 /// Whose bytes they are: knows whether the component is still there.

@@ -2,42 +2,18 @@
 
 use std::sync::Arc;
 
-use sublet_fabric::sync::{AtomicU32, Ordering};
-use sublet_fabric::tcp::Getting;
 use sublet_fabric::{SharedBytes, SharedBytesMut};
 use sublet_proto::Error;
 
-use super::cache::{BackingStore, LineCache, PendingBytes};
-use super::piece::{MemoryPiece, unreached};
+use super::cache::BackingStore;
+use super::pending::{PendingBlock, PendingRead, RemotePieces};
+use super::piece::MemoryPiece;
 use super::pieces::{PieceOwner, Pieces};
-
-/// State of a component with pieces on other machines.
-pub(super) struct RemotePieces {
-    cache: Option<LineCache<PendingBlock>>,
-}
-
-/// Bytes of a piece that were requested. Waits for them when it is dropped.
-pub(super) struct PendingRead {
-    getting: Option<Getting>,
-    /// Number of outstanding requests of the piece.
-    asked: Arc<AtomicU32>,
-}
-
-/// A requested block, for a cache.
-pub(super) struct PendingBlock {
-    // Declared before the bytes: it is dropped first, and waits until no write to the bytes is outstanding.
-    asking: PendingRead,
-    bytes: Vec<u8>,
-}
 
 /// All bytes of a component, accessed past the cache.
 struct UncachedBytes<'a>(&'a Pieces);
 
 impl RemotePieces {
-    pub(super) fn new(cache: Option<LineCache<PendingBlock>>) -> RemotePieces {
-        RemotePieces { cache }
-    }
-
     #[inline]
     pub(super) fn read(&self, pieces: &Pieces, offset: u64, into: SharedBytesMut<'_>) -> Result<(), Error> {
         match &self.cache {
@@ -139,43 +115,6 @@ impl BackingStore for UncachedBytes<'_> {
         let asked = unsafe { self.0.ask_of(&piece, offset, (&mut bytes).into()) };
         // The access that needs the bytes later reports the error.
         Some(PendingBlock { asking: asked.ok()??, bytes })
-    }
-}
-
-impl PendingRead {
-    pub(super) fn new(getting: Getting, asked: Arc<AtomicU32>) -> PendingRead {
-        asked.fetch_add(1, Ordering::AcqRel);
-        PendingRead { getting: Some(getting), asked }
-    }
-
-    fn is_first(&self) -> bool {
-        self.asked.load(Ordering::Acquire) == 1
-    }
-
-    fn wait(mut self) -> Result<(), Error> {
-        self.finish()
-    }
-
-    fn finish(&mut self) -> Result<(), Error> {
-        match self.getting.take() {
-            Some(getting) => getting.wait().map_err(unreached),
-            None => Ok(()),
-        }
-    }
-}
-
-impl PendingBytes for PendingBlock {
-    fn wait(self) -> Result<Vec<u8>, Error> {
-        let PendingBlock { asking, bytes } = self;
-        asking.wait().map(|()| bytes)
-    }
-}
-
-impl Drop for PendingRead {
-    fn drop(&mut self) {
-        // No caller is left to receive the error.
-        let _ = self.finish();
-        self.asked.fetch_sub(1, Ordering::AcqRel);
     }
 }
 

@@ -11,10 +11,12 @@ use sublet_fabric::tcp::{self, ByteStream};
 use sublet_proto::Error;
 use sublet_proto::v1::RegionKey;
 
-use super::invited::MAX_JOINED;
 use crate::fabrics::NetworkPath;
 use crate::lease::dial::Dial;
 use crate::lease::link::{lock, protocol};
+
+/// Segments that a connection carries in its time, at most: then there is another.
+pub const MAX_JOINED: u32 = 128;
 
 /// See the [module](self). It ends with the last segment that is reached by it.
 pub(crate) struct SegmentConnection {

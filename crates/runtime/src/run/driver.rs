@@ -12,17 +12,17 @@ use sublet_proto::v1::{ComponentState, ComponentUse, ReportRunRequest};
 use sublet_proto::{Code, Error};
 
 use super::budget::RunBudget;
-use super::execute::{
-    Cancel, ComponentExecutor, ComponentFailure, ComponentJob, ComponentWorkers, Environment,
-    ExecutionResult, Go,
-};
+use super::event::{ComponentFailure, ExecutionResult, RunEvent};
+use super::execute::{Cancel, ComponentExecutor, ComponentJob, Environment, Go};
 use super::journal::RunJournal;
 use super::mailboxes::{end_of, mailbox};
-use super::memory::{Channels, ComponentAccess, MemoryComponent, MemoryComponentUsage};
+use super::memory::{Channels, ComponentAccess, MemoryComponent};
+use super::memory_usage::MemoryComponentUsage;
 use super::progress::{ComponentPhase, KeptRecord, Outputs, RunProgress, RunStep};
 use super::report::RunReporter;
 use super::swapping;
 use super::uses::{Now, Uses, micros};
+use super::workers::ComponentWorkers;
 use super::{Application, News};
 use crate::memory::MemoryPlan;
 
@@ -37,36 +37,6 @@ const REPORT: Duration = Duration::from_secs(1);
 /// Longest wait for the resources of an environment that is prepared ahead: resources of components that have just
 /// ended take a while to become free.
 const EARLY_WAIT: Duration = Duration::from_millis(100);
-
-/// Event of a run, for its driver.
-pub(super) enum RunEvent {
-    /// The instances of a component are about to be called.
-    Called,
-    Ended(Box<ExecutionResult>),
-    /// A component that has begun waits for resources that components which have not begun may hold, with the reason.
-    Wanting {
-        component: usize,
-        error: Error,
-    },
-    /// A component waits until others of the run return a part of the graph's limits.
-    Waits {
-        component: usize,
-        error: Error,
-    },
-    MemoryLost {
-        memory: usize,
-        generation: usize,
-        error: Error,
-    },
-    /// All instances of a component have released a memory component.
-    Released {
-        component: usize,
-        memory: usize,
-        generation: usize,
-        /// Dropped when the run has handled the event.
-        told: Sender<()>,
-    },
-}
 
 /// Result of a run: the outputs of the components that trigger no other, and the usage of each component.
 pub(super) struct Driven {

@@ -12,24 +12,21 @@ use std::time::{Duration, Instant};
 use sublet_fabric::sync::{AtomicU32, Ordering};
 use sublet_proto::graph::{Compute, Resources};
 use sublet_proto::run::MAX_OUTPUT_BYTES;
-use sublet_proto::v1;
 use sublet_proto::{Code, Error};
 
 use super::budget::{BudgetAmount, BudgetShare, RunBudget, WaitCallbacks};
-use super::driver::RunEvent;
+use super::event::{ComponentFailure, ExecutionResult, RunEvent};
 use super::memory::{Channels, ComponentAccess, Link};
 use super::progress::Outputs;
-use super::uses::{Now, Readings, UsageReading, WorkerMemory};
+use super::uses::{Now, UsageReading, WorkerMemory};
+use super::workers::ComponentWorkers;
 use super::{RunOptions, is_lost};
 use crate::arena::Buffer;
 use crate::invocation::Invocation;
 use crate::invoker::{Allocation, CallOptions, Invoker, Policy};
 use crate::lease::ClientLease;
-use crate::lease::link::{AGENT_TIMEOUT, lock};
+use crate::lease::link::lock;
 use crate::manager::ManagerClient;
-
-/// Interval at which the answers of agents are checked.
-const LOOK_FOR_AGENTS: Duration = Duration::from_millis(1);
 
 /// Requirements of a compute component on its workers. Workers of one component can execute another with equal
 /// requirements.
@@ -45,17 +42,6 @@ impl Environment {
         let Compute { package, parallelism, resources, .. } = compute;
         Environment { package: package.clone(), instances: *parallelism, resources: resources.clone() }
     }
-}
-
-/// The workers of a compute component. They are given back when this is dropped.
-pub(super) struct ComponentWorkers {
-    invoker: Invoker,
-    since: Instant,
-    /// Usage of each lease when its process was ready, and when the current component began.
-    first: Vec<UsageReading>,
-    before: Vec<UsageReading>,
-    /// Share of the run's limits. It is declared last, since it must be returned after the workers.
-    share: Option<BudgetShare>,
 }
 
 /// A compute component to execute.
@@ -77,31 +63,6 @@ pub(super) struct Go {
     pub(super) attempt: u32,
     pub(super) input: Arc<Vec<u8>>,
     pub(super) channels: Channels,
-}
-
-/// Result of an execution.
-pub(super) struct ExecutionResult {
-    pub(super) component: usize,
-    pub(super) attempt: u32,
-    pub(super) outputs: Result<Outputs, ComponentFailure>,
-    /// Time at which the instances were called.
-    pub(super) began: Instant,
-    /// Workers that can be used again: the component succeeded and did not swap.
-    pub(super) workers: Option<ComponentWorkers>,
-    /// Leased memory times microseconds.
-    pub(super) memory_bytes: u64,
-    pub(super) allocated_byte_us: u64,
-    /// Usage of the workers' leases.
-    pub(super) readings: Vec<Readings>,
-}
-
-/// Reason why a component failed.
-pub(super) enum ComponentFailure {
-    /// The workers are lost: the component may be executed again.
-    Lost(Error),
-    /// A repetition would fail, too. Includes the report of the function's worker, beyond the error: see
-    /// [`News::Failed`](super::News::Failed).
-    Failed(Error, Vec<u8>),
 }
 
 /// Cancels the execution of a component, and makes its usage visible to other threads.
@@ -289,45 +250,6 @@ impl ComponentExecutor {
 }
 
 impl ComponentWorkers {
-    /// Whether all of them can be called.
-    pub(super) fn are_there(&self) -> bool {
-        self.invoker.leases_held().all(|lease| lease.running() && !lease.is_ending())
-    }
-
-    /// Passes their share of the run's limits to a component of the run.
-    pub(super) fn hand_on(&self, to: usize) {
-        self.share.iter().for_each(|share| share.hand_on(Some(to)));
-    }
-
-    /// Marks their share of the run's limits as being returned, until another component takes them over.
-    pub(super) fn rest(self) -> ComponentWorkers {
-        self.share.iter().for_each(|share| share.hand_on(None));
-        ComponentWorkers { since: Instant::now(), ..self }
-    }
-
-    /// Returns their share of the run's limits: the workers no longer belong to the run.
-    pub(super) fn leave_run(self) -> ComponentWorkers {
-        ComponentWorkers { share: None, ..self }
-    }
-
-    /// The usage since they began, or since the previous call.
-    fn read(&mut self) -> Vec<Readings> {
-        let after: Vec<UsageReading> =
-            self.first.iter().map(|first| UsageReading::ask(first.lease())).collect();
-        let before = std::mem::replace(&mut self.before, after.clone());
-        let all = self.first.iter().cloned().zip(before).zip(after);
-        all.map(|((first, before), after)| Readings { first, before, after }).collect()
-    }
-
-    pub(super) fn memory_bytes(&self) -> u64 {
-        self.invoker.leases_held().map(|lease| lease.memory_bytes()).sum()
-    }
-
-    /// The nodes that they are on.
-    pub(super) fn nodes(&self) -> Vec<String> {
-        self.invoker.leases().into_iter().map(|lease: v1::Lease| lease.node).collect()
-    }
-
     /// Calls every instance, and waits for all.
     fn execute(
         &self,
@@ -357,15 +279,6 @@ impl ComponentWorkers {
         links.iter().try_for_each(Link::check).map_err(ComponentFailure::Lost)?;
         memory.iter().try_for_each(|access| access.check(instances)).map_err(ComponentFailure::Lost)?;
         outputs
-    }
-
-    /// Waits until the workers' agents have answered, or are known to be gone.
-    fn await_agents(&self) {
-        let asked: Vec<UsageReading> = self.invoker.leases_held().map(UsageReading::ask).collect();
-        let until = Instant::now() + AGENT_TIMEOUT;
-        while !asked.iter().all(UsageReading::is_settled) && Instant::now() < until {
-            std::thread::sleep(LOOK_FOR_AGENTS);
-        }
     }
 
     /// The buffers for the instances' outputs.

@@ -14,8 +14,9 @@ use sublet_proto::v1;
 use sublet_proto::{Code, Error};
 
 use super::budget::{RunBudget, WaitCallbacks};
-use super::driver::RunEvent;
+use super::event::RunEvent;
 use super::is_lost;
+use super::memory_usage::MemoryComponentUsage;
 use crate::lease::link::lock;
 use crate::manager::ManagerClient;
 use crate::memory::piece::MemoryPiece;
@@ -56,34 +57,6 @@ enum ComponentStage {
     },
     Made(Box<Memory>),
     Over,
-}
-
-/// Usage of a memory component.
-#[derive(Clone, Copy, Debug, Default)]
-pub(super) struct MemoryComponentUsage {
-    /// Time at which its first segment was leased.
-    pub(super) since: Option<Instant>,
-    /// Time of the latest sample.
-    pub(super) until: Option<Instant>,
-    pub(super) capacity_bytes: u64,
-    pub(super) len_bytes: u64,
-    /// Leased bytes times microseconds, and written bytes times microseconds.
-    pub(super) allocated_byte_us: u64,
-    pub(super) used_byte_us: u64,
-}
-
-impl MemoryComponentUsage {
-    /// Adds the time since the latest sample.
-    fn advance(&mut self, now: Instant, len_bytes: u64) {
-        let elapsed = self.until.map_or(0, |at| now.saturating_duration_since(at).as_micros() as u64);
-        let allocated = self.capacity_bytes.saturating_mul(elapsed);
-        self.allocated_byte_us = self.allocated_byte_us.saturating_add(allocated);
-        // The time at which bytes were written between two samples is unknown; the mean of both lengths is the
-        // estimate.
-        let used = u64::midpoint(self.len_bytes, len_bytes).saturating_mul(elapsed);
-        self.used_byte_us = self.used_byte_us.saturating_add(used);
-        (self.until, self.len_bytes) = (Some(now), len_bytes);
-    }
 }
 
 /// The memory components that a compute component may access.

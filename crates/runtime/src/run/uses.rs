@@ -14,7 +14,7 @@ use sublet_proto::graph::Graph;
 use sublet_proto::run::MAX_NODES;
 use sublet_proto::v1::{ComponentUse, Measured, UsagePoint};
 
-use super::memory::MemoryComponentUsage;
+use super::memory_usage::MemoryComponentUsage;
 use super::series::MemorySeries;
 use crate::lease::ClientLease;
 use crate::lease::link::Asked;

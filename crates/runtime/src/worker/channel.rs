@@ -30,9 +30,9 @@ use sublet_proto::graph::MemoryRights;
 use sublet_proto::v1::{self, memory_answer};
 use sublet_proto::{Code, Error};
 
-use super::client::descriptors;
 use super::mailbox::Mailbox;
 pub use super::mailbox::{MAX_MESSAGE_BYTES, ReceiveError};
+use super::preparation::descriptors;
 use super::swapping;
 use crate::lease::link::{lock, protocol};
 use crate::memory::piece::MemoryPiece;

@@ -5,7 +5,6 @@
 
 use std::os::fd::{AsFd, OwnedFd};
 
-use sublet_fabric::clock::monotonic_ns;
 use sublet_fabric::packet::{Packet, PacketSocket};
 use sublet_fabric::window::Window;
 use sublet_fabric::{Endpoint, shm};
@@ -13,13 +12,12 @@ use sublet_proto::network::Fabric;
 use sublet_proto::v1::{self, client_to_worker, worker_to_client};
 use sublet_proto::{Code, Error, decode};
 
+use super::answers::{Answer, ConnectionData, check_number, check_results, ready, second_connection};
 use super::channel;
-use super::process::WorkerProcessState;
+use super::preparation::descriptors;
 use super::remote::RemoteClient;
-use crate::wire::{MAX_REGIONS, OWN_REGION, ResultsLayout};
-
-/// A worker process's answer, if it gives one.
-pub(super) type Answer = Result<Option<worker_to_client::Body>, Error>;
+use super::threads::WorkerProcessState;
+use crate::wire::{MAX_REGIONS, OWN_REGION};
 
 /// See the [module](self).
 pub(super) struct WorkerClient {
@@ -106,47 +104,4 @@ fn map(way: &ClientConnection, region: &v1::MapRegion, fds: Vec<OwnedFd>) -> Ans
         region: region.region,
         ..v1::RegionMapped::default()
     })))
-}
-
-/// Connection data by which a client on another node reaches the workers.
-#[derive(Default)]
-pub(super) struct ConnectionData {
-    pub(super) inbox: Option<v1::RegionKey>,
-    pub(super) inbox_keys: Vec<v1::RegionKey>,
-    pub(super) contacts: Vec<Vec<u8>>,
-}
-
-/// The message that all worker threads wait for calls.
-pub(super) fn ready(process: &WorkerProcessState, reached: ConnectionData) -> worker_to_client::Body {
-    let WorkerProcessState { entered_ns, loaded_ns, .. } = *process;
-    let ConnectionData { inbox, inbox_keys, contacts } = reached;
-    let ready_ns = monotonic_ns();
-    worker_to_client::Body::Ready(v1::Ready { entered_ns, loaded_ns, ready_ns, inbox, contacts, inbox_keys })
-}
-
-pub(super) fn second_connection() -> Error {
-    Error::new(Code::Protocol, "a second connection of the client")
-}
-
-pub(super) fn check_number(region: &v1::MapRegion) -> Result<(), Error> {
-    if region.region == OWN_REGION {
-        return Err(Error::new(Code::Protocol, "region 0 is the results region"));
-    }
-    Ok(())
-}
-
-/// The size of the results region, which both sides know.
-pub(super) fn check_results(process: &WorkerProcessState, connect: &v1::Connect) -> Result<u64, Error> {
-    let expected = ResultsLayout::new(process.workers() as u32).len_bytes();
-    if connect.results_bytes != expected {
-        let message = format!("a results region of {} bytes instead of {expected}", connect.results_bytes);
-        return Err(Error::new(Code::Protocol, message));
-    }
-    Ok(expected)
-}
-
-pub(super) fn descriptors<const N: usize>(what: &str, fds: Vec<OwnedFd>) -> Result<[OwnedFd; N], Error> {
-    <[OwnedFd; N]>::try_from(fds).map_err(|fds| {
-        Error::new(Code::Protocol, format!("{what} with {} descriptors instead of {N}", fds.len()))
-    })
 }

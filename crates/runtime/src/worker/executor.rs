@@ -14,7 +14,7 @@ use sublet_xpu::{Execute, ServedExecutor};
 use super::engine::{
     BufferName, CallInput, CallOutput, Engine, EngineLoad, FunctionCaller, InputSource, OutputSink,
 };
-use super::process::{pin, read_manifest};
+use super::preparation::{pin, read_manifest};
 use crate::wire::usage::{UsageLayout, WorkerMeter};
 
 /// Longest time to send the caller the first answer.

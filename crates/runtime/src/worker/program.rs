@@ -7,6 +7,7 @@ use std::process::ExitCode;
 use sublet_proto::Error;
 
 use super::engine::{Engine, EngineLoad};
+use super::preparation::status;
 use super::process;
 use super::spawned::Execute;
 
@@ -33,17 +34,6 @@ pub fn run<E: Engine>(load: impl FnOnce(&EngineLoad<'_>) -> Result<E, Error>, ex
         }
     };
     status(process::run(control, load, execute))
-}
-
-/// The exit status of the program.
-pub(super) fn status(ended: Result<u8, Error>) -> u8 {
-    match ended {
-        Ok(status) => status,
-        Err(error) => {
-            eprintln!("sublet-worker: {error}");
-            error.code.number() as u8
-        }
-    }
 }
 
 /// Takes the control socket out of the way of functions that read standard input.

@@ -26,12 +26,11 @@ use sublet_proto::network::Fabric;
 use sublet_proto::v1::{self, client_to_worker, worker_to_client};
 use sublet_proto::{Code, Error};
 
+use super::answers::{Answer, ConnectionData, check_number, check_results, ready, second_connection};
 use super::channel;
-use super::client::{
-    Answer, ConnectionData, check_number, check_results, descriptors, ready, second_connection,
-};
 use super::control;
-use super::process::{WorkerProcessState, limit_memory};
+use super::preparation::{descriptors, limit_memory};
+use super::threads::WorkerProcessState;
 use crate::wire::{MAX_REGIONS, OWN_REGION};
 
 /// See the [module](self).

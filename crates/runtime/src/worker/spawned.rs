@@ -16,7 +16,7 @@ use sublet_fabric::region::Region;
 use sublet_proto::v1::{Program, WorkerSetup};
 use sublet_proto::{Code, Error};
 
-use super::process::pin;
+use super::preparation::pin;
 use crate::wire::usage::{UsageLayout, WorkerMeter};
 
 /// The program to execute.

@@ -14,11 +14,10 @@ use std::path::Path;
 use rustix::mount::{MountFlags, mount};
 
 use super::CreationPlan;
+use super::mounts::{attach, copy};
 use super::names::add_user;
 use super::plan::LayerMounts;
-use super::root::{
-    MountPoint, SCRATCH_POINT, attach, copy, make_place, make_root, mount_scratch, mount_shared,
-};
+use super::root::{MountPoint, SCRATCH_POINT, make_place, make_root, mount_scratch, mount_shared};
 use crate::MAX_LAYERS;
 
 /// Folders of the common root that every container sees.

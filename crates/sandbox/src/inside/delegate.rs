@@ -20,7 +20,8 @@ use rustix::process::{Pid, WaitOptions, waitpid};
 
 use super::CreationPlan;
 use super::container::{UPPER, prepare};
-use super::root::{MountPoint, attach, copy, make_place};
+use super::mounts::{attach, copy};
+use super::root::{MountPoint, make_place};
 use crate::USER;
 
 /// Folder of the bundle, in mounts of this sandbox only. The runtime can reach it with any user of this machine, which

@@ -12,7 +12,7 @@ use rustix::fs::CWD;
 use rustix::io::Errno;
 use rustix::mount::{MountFlags, MoveMountFlags, OpenTreeFlags, mount, mount_remount, move_mount, open_tree};
 
-use super::root::{SHARED_POINT, attach_copy};
+use super::mounts::{SHARED_POINT, attach_copy};
 
 /// Files of a sandbox's `/proc` other than processes. Over the first three each sandbox gets files about its own cores
 /// and memory.

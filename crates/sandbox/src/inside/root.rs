@@ -8,16 +8,15 @@
 use std::ffi::{CStr, CString, OsStr};
 use std::fs::{self, DirBuilder, File};
 use std::io;
-use std::os::fd::{AsFd, OwnedFd};
+use std::os::fd::OwnedFd;
 use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::DirBuilderExt;
 use std::path::Path;
 
 use rustix::fs::CWD;
-use rustix::mount::{
-    MountFlags, MoveMountFlags, OpenTreeFlags, UnmountFlags, mount, move_mount, open_tree, unmount,
-};
+use rustix::mount::{MountFlags, MoveMountFlags, UnmountFlags, mount, move_mount, unmount};
 
+use super::mounts::{SHARED_POINT, attach, attach_copy, copy};
 use super::{CreationPlan, processes};
 use crate::Devices;
 
@@ -67,9 +66,6 @@ const PLACES: [MountPoint; 17] = [
 
 /// Mount point of [`crate::SCRATCH`] in the common root.
 pub(super) const SCRATCH_POINT: &str = "tmp";
-/// Mount point of [`crate::SHARED_MEMORY`] in the common root.
-pub(crate) const SHARED_POINT: &str = "dev/shm";
-
 const PAGE_BYTES: u64 = 4096;
 /// Number of files for the folders above each thing that is shown beneath [`crate::SCRATCH`].
 const FILES_OF_KEPT: u64 = 16;
@@ -112,13 +108,6 @@ fn copy_common() -> io::Result<()> {
     Ok(rustix::process::fchdir(attach_copy(".", ".")?)?)
 }
 
-/// Mounts what is at one place at another, too, with all that is mounted beneath.
-pub(super) fn attach_copy(from: &str, to: &str) -> io::Result<OwnedFd> {
-    let tree = copy(from)?;
-    attach(&tree, Path::new(to))?;
-    Ok(tree)
-}
-
 /// Mounts in there what only this sandbox has, and makes it the root. Nothing else of what the spawner sees is left.
 pub(super) fn enter(plan: &CreationPlan) -> io::Result<()> {
     for (place, detached) in &plan.mounts {
@@ -153,20 +142,8 @@ pub(super) fn make_place(path: &Path, mount: &OwnedFd) -> io::Result<()> {
     }
 }
 
-/// Mounts it there.
-pub(super) fn attach(mount: &OwnedFd, path: &Path) -> io::Result<()> {
-    Ok(move_mount(mount.as_fd(), "", CWD, path, MoveMountFlags::MOVE_MOUNT_F_EMPTY_PATH)?)
-}
-
 fn is_folder(mount: &OwnedFd) -> io::Result<bool> {
     Ok(rustix::fs::fstat(mount)?.st_mode & libc::S_IFMT == libc::S_IFDIR)
-}
-
-/// Returns a detached copy of the mount at a path and of all mounts beneath it.
-pub(super) fn copy(path: impl rustix::path::Arg) -> io::Result<OwnedFd> {
-    let flags =
-        OpenTreeFlags::OPEN_TREE_CLONE | OpenTreeFlags::OPEN_TREE_CLOEXEC | OpenTreeFlags::AT_RECURSIVE;
-    Ok(open_tree(CWD, path, flags)?)
 }
 
 /// Makes the working directory the root, which must be where something is mounted.

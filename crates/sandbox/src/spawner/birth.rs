@@ -5,21 +5,18 @@
 
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
-use std::time::Duration;
 
-use rustix::net::{AddressFamily, RecvFlags, SocketFlags, SocketType, socketpair, sockopt};
+use rustix::net::RecvFlags;
 use rustix::process::Pid;
 
 use super::cgroups::Cgroup;
+use super::link::link;
 use super::sandbox::Sandbox;
 use super::template::TemplateProcess;
 use super::{SpawnMeans, Workshop, root};
 use crate::inside::{self, Blank, CreationPlan, NAMESPACES, SandboxOrder, SandboxReport};
 use crate::system::{Clone, Fork, clone};
 use crate::{IsolationKind, NetworkAccess, SandboxError, SandboxId, Spec, USER};
-
-/// Maximum time of a new process for one step. A step takes less than a millisecond.
-pub(super) const PATIENCE: Duration = Duration::from_secs(20);
 
 /// Makes the first process of a sandbox, of which nothing is decided but whether it has the host's network, and whether it is
 /// root in there for an OCI runtime. It waits for what it is to become.
@@ -142,15 +139,6 @@ fn expect(link: BorrowedFd<'_>, expected: SandboxReport) -> Result<i32, SandboxE
         // The process was killed while it was made, for example because memory ran out.
         _ => Err(lost(io::ErrorKind::UnexpectedEof.into())),
     }
-}
-
-/// Makes the connection of the spawner and a sandbox: the spawner's end, which has a timeout and gets the sender, and
-/// the other end.
-pub(super) fn link() -> io::Result<(OwnedFd, OwnedFd)> {
-    let (own, theirs) = socketpair(AddressFamily::UNIX, SocketType::SEQPACKET, SocketFlags::CLOEXEC, None)?;
-    sockopt::set_socket_passcred(&own, true)?;
-    sockopt::set_socket_timeout(&own, sockopt::Timeout::Recv, Some(PATIENCE))?;
-    Ok((own, theirs))
 }
 
 /// The new process never comes back from here.

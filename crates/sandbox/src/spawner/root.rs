@@ -16,7 +16,6 @@ use rustix::mount::{
 };
 
 use super::opened_files::OpenedFiles;
-use super::template::MEMORY_BYTES;
 use super::view::{ResourceView, Views};
 use crate::inside::{
     DRIVER_FOLDERS, GPU_NODES, MountPoint, SHARED_POINT, SYSTEM_FOLDERS, USER_NAME, VIEWS, user_entry,
@@ -26,6 +25,9 @@ use crate::{
     Devices, IsolationKind, NetworkAccess, SCRATCH, SandboxError, SandboxProgram, Spec, Template, USER,
 };
 
+/// Memory limit of a template and its modules, in bytes, which the common root shows. A template belongs to no tenant, but
+/// tenants name the modules.
+pub(super) const TEMPLATE_MEMORY_BYTES: u64 = 4 << 30;
 /// Folders and files of hosts with shared libraries, the choice among several libraries, and the dynamic loader's list
 /// of them.
 const LIBRARIES: [&str; 8] = [
@@ -69,7 +71,7 @@ pub(super) fn mount_common(
     {
         fs::create_dir(folder)?;
     }
-    views.write_common(Path::new("."), MEMORY_BYTES)?;
+    views.write_common(Path::new("."), TEMPLATE_MEMORY_BYTES)?;
     write_names()?;
     for MountPoint(folder) in SYSTEM_FOLDERS.iter().chain(&DRIVER_FOLDERS) {
         fs::create_dir_all(folder)?;

@@ -16,13 +16,11 @@ use sublet_proto::v1::{ColdImports, TemplateFork, TemplateState};
 
 use super::cgroups::Cgroup;
 use super::users::User;
-use super::{SpawnMeans, birth, root};
+use super::{SpawnMeans, link, root};
 use crate::inside::template::{Seed, run};
 use crate::system::{Clone, Fork, clone};
 use crate::{SandboxLimits, Template, wire};
 
-/// Memory limit of a template and its modules, in bytes: it belongs to no tenant, but tenants name the modules.
-pub(super) const MEMORY_BYTES: u64 = 4 << 30;
 /// Length of the end of its output that is reported, in bytes.
 const LAST_WORDS_BYTES: usize = 2048;
 /// Maximum length of a module's name, and of a reason, that is passed on, in characters.
@@ -53,7 +51,7 @@ enum State {
 impl TemplateProcess {
     /// Starts a template, without waiting for it.
     pub(super) fn start(means: &mut SpawnMeans, template: &Template) -> io::Result<TemplateProcess> {
-        let (socket, theirs) = birth::link()?;
+        let (socket, theirs) = link::link()?;
         let adapter = root::adapter(&template.adapter, &mut means.opened)?;
         // One without modules of its own is the same for all environments.
         let has_own = |environment: &&PathBuf| !environment.as_os_str().is_empty();
@@ -87,7 +85,7 @@ impl TemplateProcess {
         if matches!(self.state, State::Ready(_)) {
             return Ok(true);
         }
-        let timeout = Timespec::try_from(if wait { birth::PATIENCE } else { Duration::ZERO }).ok();
+        let timeout = Timespec::try_from(if wait { link::PATIENCE } else { Duration::ZERO }).ok();
         let mut watched = [PollFd::new(&self.socket, PollFlags::IN)];
         if retry_on_intr(|| poll(&mut watched, timeout.as_ref()))? == 0 {
             return Ok(false);
@@ -166,7 +164,7 @@ fn bounded(cold: ColdImports) -> ColdImports {
 }
 
 fn limits() -> SandboxLimits {
-    let memory_bytes = Some(MEMORY_BYTES);
+    let memory_bytes = Some(root::TEMPLATE_MEMORY_BYTES);
     SandboxLimits {
         cores: Vec::new(),
         memory_bytes,

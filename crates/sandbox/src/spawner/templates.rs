@@ -260,7 +260,7 @@ mod tests {
     fn evicted_template_has_no_reason_of_an_earlier_attempt() {
         let now = Instant::now();
         let reason = "fails with OSError".to_owned();
-        let mut known = Known {
+        let mut known = RequestedTemplate {
             heat: Heat { count: 1.0, at: now },
             ready: Vec::new(),
             warm: None,

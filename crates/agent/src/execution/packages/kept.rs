@@ -12,10 +12,12 @@ use std::os::unix::fs::{MetadataExt, PermissionsExt};
 use std::path::{Path, PathBuf};
 
 use prost::Message;
-use sublet_proto::package::{BUILT_FOLDER, INFO_FILE, MANIFEST_FILE, MAX_FILES, MAX_PACKAGE_BYTES, encode};
+use sublet_proto::package::{
+    BUILT_FOLDER, CheckedPackage, INFO_FILE, MANIFEST_FILE, MAX_FILES, MAX_PACKAGE_BYTES,
+    digest as digest_of, encode, validate,
+};
 use sublet_proto::v1::{Package, PackageFile, PackageInfo};
-
-use super::check;
+use sublet_proto::{Code, Error};
 
 /// Most files and folders in an unpacked package: each file may have a folder of its own.
 const MAX_ENTRIES: usize = 2 * MAX_FILES + 64;
@@ -90,6 +92,16 @@ pub(super) fn verify(digest: &str, folder: &Path) -> Result<(PackageInfo, Stamps
         return Err(Damage(format!("{INFO_FILE} is not that of its files")));
     }
     Ok((info, stamps))
+}
+
+/// Decodes and validates a package that has to have this digest.
+pub(super) fn check(digest: &str, encoded: &[u8]) -> Result<CheckedPackage, Error> {
+    let actual = digest_of(encoded);
+    if actual != digest {
+        let message = format!("the manager sent package {actual} instead of {digest}");
+        return Err(Error::new(Code::InvalidPackage, message));
+    }
+    validate(encoded)
 }
 
 /// The package whose files a folder has.

@@ -1,7 +1,9 @@
 //! `sublet graph trigger`: runs a graph for each event (Scad 4.1).
 
+mod event;
 mod events;
 mod files;
+mod pending_file;
 
 use std::path::PathBuf;
 use std::sync::{Arc, Mutex, PoisonError};
@@ -19,7 +21,8 @@ use crate::cli::daemon::{DaemonPhase, ForWhom, Signals, blocking, notify, stop_i
 use crate::cli::files::write_output;
 use crate::cli::output::CommandOutput;
 use crate::cli::parse::{duration, show_bytes, show_ns};
-use events::{TriggerEvent, TriggerKind};
+use event::TriggerEvent;
+use events::TriggerKind;
 
 const EXAMPLES: &str = "\
 Examples:

@@ -15,7 +15,7 @@ use async_nats::{Client, ConnectOptions};
 use sublet_proto::{Code, Error};
 use tokio::runtime::Runtime;
 
-use super::NatsOptions;
+use super::options::NatsOptions;
 use super::servers::Servers;
 
 /// Longest time for a server's answer to one request.
@@ -156,6 +156,11 @@ where
         let _ = sender.send(result);
     });
     outcome.recv().unwrap_or_else(|_| Err(NatsFailure::Silent("the store is closed".to_owned())))
+}
+
+/// The failure of an operation whose answer did not come or made no sense.
+pub(super) fn silent(error: impl std::fmt::Display) -> NatsFailure {
+    NatsFailure::Silent(error.to_string())
 }
 
 impl NatsFailure {

@@ -12,8 +12,7 @@ use async_nats::jetstream::stream::Stream;
 use tokio::time::timeout;
 use tokio_stream::StreamExt;
 
-use super::link::NatsFailure;
-use super::operations::silent;
+use super::link::{NatsFailure, silent};
 
 /// Most subjects of a stream that are requested at once.
 const MAX_AT_ONCE: u64 = 10_000;

@@ -14,7 +14,7 @@ use async_nats::jetstream::stream::{Config, DeleteMessageErrorKind, DiscardPolic
 use async_nats::jetstream::{self, Context, ErrorCode};
 use tokio_stream::StreamExt;
 
-use super::link::NatsFailure;
+use super::link::{NatsFailure, silent};
 use super::listing;
 use super::names::StoreStream;
 use super::sequences::Sequences;
@@ -380,10 +380,6 @@ fn found(
             _ => Err(silent(error)),
         },
     }
-}
-
-pub(super) fn silent(error: impl std::fmt::Display) -> NatsFailure {
-    NatsFailure::Silent(error.to_string())
 }
 
 impl From<CreateStreamError> for NatsFailure {

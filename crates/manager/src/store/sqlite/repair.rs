@@ -12,7 +12,9 @@ use super::super::journal::StoreJournal;
 use super::super::{hex, keys};
 use super::audit::{self, AuditReport, Losses};
 use super::changes::{Changes, StoreSummary};
-use super::{audit_file, begin_journal, failure, schema};
+use super::failure::failure;
+use super::open::{audit_file, begin_journal, checkpoint};
+use super::schema;
 
 /// Reads every record and every package of a store, and changes none.
 ///
@@ -120,7 +122,7 @@ fn rebuild(damaged: Connection, file: &Path, account: &StoreSummary) -> Result<C
     account.write(&transaction).map_err(failed)?;
     transaction.commit().map_err(failed)?;
     drop(damaged);
-    super::checkpoint(&rebuilt).map_err(failed)?;
+    checkpoint(&rebuilt).map_err(failed)?;
     drop(rebuilt);
     let wal = PathBuf::from(format!("{}-wal", file.display()));
     std::fs::rename(&new, file)

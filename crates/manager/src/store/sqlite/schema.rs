@@ -10,7 +10,7 @@ use sublet_proto::{Code, Error};
 use super::super::journal::Content;
 use super::super::seal::seal;
 use super::changes::{StoreSummary, kind_of};
-use super::failure;
+use super::failure::failure;
 
 /// 1: without seals. 2: with seals, tallies, and a journal beside the file.
 const FORMAT: i64 = 2;

@@ -18,7 +18,7 @@ use crate::memory::invited;
 use crate::memory::piece::{MemoryPiece, PieceRange};
 use crate::memory::pieces::PieceOwner;
 use crate::memory::segment_connection::SegmentConnection;
-use crate::worker::client::descriptors;
+use crate::worker::preparation::descriptors;
 
 /// The client that runs the graph, for the requests of one channel.
 pub(super) struct GraphClient {

@@ -3,61 +3,23 @@
 //! A file stays in the folder until its run has ended, so that a trigger that is killed and restarted runs it again. A
 //! file that is rewritten during its run is run again.
 
-use std::collections::HashSet;
-use std::ffi::{OsStr, OsString};
-use std::fs::{File, Metadata};
-use std::io::{ErrorKind, Read};
+use std::ffi::OsStr;
 use std::mem::MaybeUninit;
 use std::os::fd::OwnedFd;
 use std::os::unix::ffi::OsStrExt;
-use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
-use std::sync::{Arc, Mutex};
+use std::sync::Mutex;
 
 use rustix::fs::inotify::{CreateFlags, ReadFlags, Reader, WatchFlags, add_watch, init};
 use sublet_fabric::sync::lock;
 use sublet_proto::{Code, Error};
 use tokio::sync::mpsc::{Receiver, Sender, channel};
 
-use super::events::{EventInput, TriggerEvent, thread};
+use super::event::{EventInput, TriggerEvent, thread};
+use super::pending_file::{DONE, FAILED, PendingFile, UnderWay};
 
-/// Folders for files whose run has succeeded or failed.
-const DONE: &str = "done";
-const FAILED: &str = "failed";
 /// Size of the buffer for inotify events.
 const BUFFER_BYTES: usize = 16 << 10;
-
-/// Names of files whose runs have not ended.
-type UnderWay = Arc<Mutex<HashSet<OsString>>>;
-
-/// A file whose run has not ended.
-pub(super) struct PendingFile {
-    folder: PathBuf,
-    name: OsString,
-    under_way: UnderWay,
-    /// Stamp of the file when it was read.
-    read: Mutex<Option<ContentStamp>>,
-}
-
-/// Identity of a file's contents, which changes when the file is rewritten.
-#[derive(Clone, Copy, PartialEq, Eq)]
-struct ContentStamp {
-    inode: u64,
-    len_bytes: u64,
-    modified_s: i64,
-    modified_ns: i64,
-}
-
-impl ContentStamp {
-    fn of(metadata: &Metadata) -> ContentStamp {
-        ContentStamp {
-            inode: metadata.ino(),
-            len_bytes: metadata.len(),
-            modified_s: metadata.mtime(),
-            modified_ns: metadata.mtime_nsec(),
-        }
-    }
-}
 
 /// Watches a folder and returns a stream of its files.
 pub(super) fn watch(folder: &Path) -> Result<Receiver<Result<TriggerEvent, Error>>, Error> {
@@ -149,49 +111,5 @@ impl Watcher {
         let taken = PendingFile { folder, name: name.to_owned(), under_way, read: Mutex::default() };
         let event = TriggerEvent { name: name.to_string_lossy().into_owned(), what: EventInput::File(taken) };
         self.tell.blocking_send(Ok(event)).is_ok()
-    }
-}
-
-impl PendingFile {
-    /// Reads up to `limit` bytes of the file.
-    pub(super) fn read(&self, limit: u64) -> Result<Vec<u8>, Error> {
-        let path = self.folder.join(&self.name);
-        let read = || {
-            let file = File::open(&path)?;
-            *lock(&self.read) = Some(ContentStamp::of(&file.metadata()?));
-            let mut bytes = Vec::new();
-            file.take(limit).read_to_end(&mut bytes)?;
-            Ok(bytes)
-        };
-        read().map_err(|error: std::io::Error| {
-            Error::of_system(format_args!("reading {}", path.display()), &error)
-        })
-    }
-
-    /// Moves the file away after its run. Returns false, and leaves it, if its contents have changed.
-    pub(super) fn put_away(&self, is_well: bool) -> Result<bool, Error> {
-        let from = self.folder.join(&self.name);
-        let to = self.folder.join(if is_well { DONE } else { FAILED }).join(&self.name);
-        // Held until the file is moved: a later file of this name is another event.
-        let mut under_way = lock(&self.under_way);
-        let put = || -> std::io::Result<bool> {
-            std::fs::rename(&from, &to)?;
-            let is_same = *lock(&self.read) == Some(ContentStamp::of(&std::fs::metadata(&to)?));
-            if !is_same {
-                std::fs::rename(&to, &from)?;
-            }
-            Ok(is_same)
-        };
-        let put = match put() {
-            // Another process has moved the file.
-            Err(error) if error.kind() == ErrorKind::NotFound => Ok(true),
-            put => put,
-        };
-        if !matches!(put, Ok(false)) {
-            under_way.remove(&self.name);
-        }
-        put.map_err(|error| {
-            Error::of_system(format_args!("cannot move {} to {}", from.display(), to.display()), &error)
-        })
     }
 }

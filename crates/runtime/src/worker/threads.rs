@@ -1,0 +1,203 @@
+//! The state that the threads of a worker process share, and the start of the worker threads.
+
+use std::convert::Infallible;
+use std::os::fd::OwnedFd;
+use std::path::Path;
+use std::sync::mpsc::{Sender, channel};
+
+use sublet_fabric::Endpoint;
+use sublet_fabric::clock::monotonic_ns;
+use sublet_fabric::line::Line;
+use sublet_fabric::packet::PacketSocket;
+use sublet_fabric::region::Region;
+use sublet_proto::v1;
+use sublet_proto::{Code, Error};
+
+use super::engine::{Engine, EngineLoad, FunctionCaller};
+use super::preparation::{STACK_BYTES, pin, read_manifest};
+use super::slots::{CoreRight, OwnCore, SharedCoreSlots};
+use super::{Worker, hot_timeout_ticks};
+use crate::wire::usage::{UsageLayout, WorkerMeter};
+use crate::wire::{InboxLayout, ResultsLayout};
+
+/// State that the threads share, for the life of the process.
+pub(super) struct WorkerProcessState {
+    pub(super) setup: v1::WorkerSetup,
+    options: v1::WorkerOptions,
+    layout: InboxLayout,
+    pub(super) inbox: Region,
+    usage_layout: UsageLayout,
+    usage: Region,
+    slots: Option<SharedCoreSlots>,
+    engine: Box<dyn Works>,
+    pub(super) entered_ns: u64,
+    pub(super) loaded_ns: u64,
+    /// Channel to the thread that waits to be the first worker, if there is one.
+    pub(super) first: Option<Sender<FirstWorker>>,
+}
+
+/// Message to the thread that is to be the first worker.
+pub(super) struct FirstWorker {
+    pub(super) post: ThreadSetup,
+    pub(super) ready: Sender<Result<(), Error>>,
+}
+
+impl WorkerProcessState {
+    /// Attaches the regions that the agent has sent, and loads the engine.
+    pub(super) fn new<E: Engine>(
+        setup: v1::WorkerSetup,
+        regions: Vec<OwnedFd>,
+        entered_ns: u64,
+        load: impl FnOnce(&EngineLoad<'_>) -> Result<E, Error>,
+    ) -> Result<WorkerProcessState, Error> {
+        let protocol = |message: &str| Error::new(Code::Protocol, format!("the worker's set-up {message}"));
+        let options = setup.options.ok_or_else(|| protocol("has no options"))?;
+        let workers = u32::try_from(setup.cores.len()).map_err(|_| protocol("has too many cores"))?;
+        let layout = InboxLayout::new(workers, options.slots, options.slot_bytes)?;
+        let usage_layout = UsageLayout::new(workers, setup.functions);
+        let mut regions = regions.into_iter();
+        let (Some(inbox), Some(usage)) = (regions.next(), regions.next()) else {
+            return Err(protocol("has no descriptors of inbox and usage region"));
+        };
+        let inbox = Region::attach(inbox, layout.len_bytes())?;
+        let usage = Region::attach(usage, usage_layout.len_bytes())?;
+        let slots = SharedCoreSlots::attach(&setup, regions.collect())?;
+        let folder = Path::new(&setup.package_folder);
+        let package = &read_manifest(folder)?;
+        let (build, memory_bytes) = (setup.build, setup.memory_bytes);
+        let engine = load(&EngineLoad { folder, package, build, workers, memory_bytes })?;
+        let loaded_ns = monotonic_ns();
+        Ok(WorkerProcessState {
+            setup,
+            options,
+            layout,
+            inbox,
+            usage_layout,
+            usage,
+            slots,
+            engine: Box::new(engine),
+            entered_ns,
+            loaded_ns,
+            first: None,
+        })
+    }
+
+    /// Clears the rings of values that an earlier process may have written over them. Only for a process whose client
+    /// is on another node, before the client has connected: its requests are sent anew.
+    pub(super) fn clear_inbox(&self) {
+        let workers = self.workers() as u32;
+        let lines = (0..workers).flat_map(|worker| (0..self.layout.slots()).map(move |slot| (worker, slot)));
+        for (worker, slot) in lines {
+            if let Some(line) = self.inbox.view::<Line>(self.layout.line(worker, slot).line) {
+                line.clear();
+            }
+        }
+    }
+
+    pub(super) fn workers(&self) -> usize {
+        self.setup.cores.len()
+    }
+
+    /// Starts the worker threads, each with the endpoint that reaches its client; returns when all of them are on their
+    /// cores.
+    pub(super) fn start(
+        &'static self,
+        control: &'static PacketSocket,
+        clients: impl IntoIterator<Item = &'static Endpoint>,
+        starts: &[u64],
+    ) -> Result<(), Error> {
+        if starts.len() != self.workers() {
+            let message = format!("{} start positions for {} workers", starts.len(), self.workers());
+            return Err(Error::new(Code::Protocol, message));
+        }
+        let (ready, all_ready) = channel();
+        for (number, ((&core, &start), client)) in
+            self.setup.cores.iter().zip(starts).zip(clients).enumerate()
+        {
+            let ready = ready.clone();
+            let post = ThreadSetup { number: number as u32, core, start, client, control };
+            if let Some(first) = self.first.as_ref().filter(|_| number == 0) {
+                let _ = first.send(FirstWorker { post, ready });
+                continue;
+            }
+            std::thread::Builder::new()
+                .name(format!("worker {number}"))
+                .stack_size(STACK_BYTES as usize)
+                .spawn(move || self.run_worker(&post, &ready))
+                .map_err(|error| Error::new(Code::System, format!("starting worker {number}: {error}")))?;
+        }
+        for _ in starts {
+            all_ready
+                .recv()
+                .map_err(|_| Error::new(Code::Internal, "a worker ended before it was ready"))??;
+        }
+        Ok(())
+    }
+
+    /// The body of a worker thread.
+    pub(super) fn run_worker(&self, post: &ThreadSetup, ready: &Sender<Result<(), Error>>) {
+        let Err(error) = pin(post.core).and_then(|()| self.engine.work(self, post, ready));
+        let _ = ready.send(Err(error));
+    }
+
+    /// Reports that it is ready, and works until the process ends.
+    fn work<C: CoreRight>(
+        &self,
+        post: &ThreadSetup,
+        core: C,
+        caller: &mut impl FunctionCaller,
+        ready: &Sender<Result<(), Error>>,
+    ) -> Result<Infallible, Error> {
+        let meter = WorkerMeter::new(&self.usage, self.usage_layout, post.number)?;
+        let worker = Worker {
+            number: post.number,
+            inbox: &self.inbox,
+            layout: self.layout,
+            slot_bytes: self.options.slot_bytes,
+            results: ResultsLayout::new(self.workers() as u32),
+            client: post.client,
+            control: post.control,
+            meter,
+            hot_timeout_ticks: hot_timeout_ticks(self.options.hot_timeout_ns, self.setup.ticks_per_ns),
+            start: post.start,
+            core,
+        };
+        let _ = ready.send(Ok(()));
+        worker.run(caller)
+    }
+}
+
+/// An engine of any type, as a process uses it: the loop of a worker thread.
+trait Works: Send + Sync {
+    fn work(
+        &self,
+        process: &WorkerProcessState,
+        post: &ThreadSetup,
+        ready: &Sender<Result<(), Error>>,
+    ) -> Result<Infallible, Error>;
+}
+
+impl<E: Engine> Works for E {
+    fn work(
+        &self,
+        process: &WorkerProcessState,
+        post: &ThreadSetup,
+        ready: &Sender<Result<(), Error>>,
+    ) -> Result<Infallible, Error> {
+        let mut caller = self.caller(post.number)?;
+        match &process.slots {
+            None => process.work(post, OwnCore, &mut caller, ready),
+            Some(slots) => process.work(post, slots.core(post.number)?, &mut caller, ready),
+        }
+    }
+}
+
+/// Setup of a worker thread.
+pub(super) struct ThreadSetup {
+    number: u32,
+    core: u32,
+    /// The ring position that it executes first.
+    start: u64,
+    client: &'static Endpoint,
+    control: &'static PacketSocket,
+}
