@@ -7,10 +7,12 @@
 #                                only agents start
 #   lib/libsublet.{so,a}         the C library; lib/pkgconfig and lib/cmake tell how to use it
 #   include/                     sublet.h, sublet.hpp, sublet_memory.h, sublet_memory.hpp, sublet_graph.h, sublet_graph.hpp,
-#                                sublet_swap.h, sublet_swap.hpp, sublet_function.h, sublet_xpu.h
+#                                sublet_swap.h, sublet_swap.hpp, sublet_function.h, sublet_xpu.h; sublet.f90 and
+#                                sublet_function.f90, which programs in Fortran compile
+#   share/sublet/rust/           the crate sublet-function, for functions in Rust
 #   share/                       completions for bash, zsh and fish
 #
-# --library installs lib/ and include/ only: what programs are compiled with.
+# --library installs lib/, include/ and share/sublet/rust/ only: what programs are compiled with.
 #
 # Nothing installed names the prefix, so the tree may be moved. With --systemd there are also these files, which do name it:
 #
@@ -29,7 +31,7 @@ readonly named prefix=${DESTDIR-}$named extent=${2-}
 cd "$(dirname "$0")/.."
 
 BUILT=$(realpath "${CARGO_TARGET_DIR:-target}/${SUBLET_PROFILE:-release}")
-readonly BUILT CAPI=crates/capi
+readonly BUILT CAPI=crates/capi FUNCTION=crates/function
 version=$(sed -n 's/^version = "\(.*\)"$/\1/p' Cargo.toml)
 interface=$(sed -n 's/^const INTERFACE: u32 = \([0-9]*\);$/\1/p' $CAPI/build.rs)
 
@@ -84,15 +86,25 @@ programs() {
     completions fish share/fish/vendor_completions.d/sublet.fish
 }
 
+# The source of a crate without dependencies, as a package outside of this workspace.
+function_crate() {
+    local source
+    fill $FUNCTION/installed.toml.in "$1/Cargo.toml"
+    while IFS= read -r source; do
+        put 644 "$FUNCTION/$source" "$1/$source"
+    done < <(cd $FUNCTION && find src -name '*.rs' ! -name tests.rs | sort)
+}
+
 library() {
     local header
     put_program "$BUILT/libsublet_c.so" "lib/libsublet.so.$interface"
     ln --symbolic --force --no-dereference "libsublet.so.$interface" "$prefix/lib/libsublet.so"
     put 644 "$BUILT/libsublet_c.a" lib/libsublet.a
     for header in sublet.h sublet.hpp sublet_memory.h sublet_memory.hpp sublet_graph.h sublet_graph.hpp sublet_swap.h \
-        sublet_swap.hpp sublet_function.h sublet_xpu.h; do
+        sublet_swap.hpp sublet_function.h sublet_xpu.h sublet.f90 sublet_function.f90; do
         put 644 "$CAPI/include/$header" "include/$header"
     done
+    function_crate share/sublet/rust/sublet-function
     fill $CAPI/pkgconfig/sublet.pc.in lib/pkgconfig/sublet.pc
     fill $CAPI/cmake/sublet-config.cmake.in lib/cmake/sublet/sublet-config.cmake
     fill $CAPI/cmake/sublet-config-version.cmake.in lib/cmake/sublet/sublet-config-version.cmake

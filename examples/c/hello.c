@@ -1,5 +1,5 @@
-/* Leases a core, calls two functions on it, and gives it back. The same program is in cpp/ and rust/; the functions are
- * in functions/hello.c. With `sublet up` running:
+/* Leases a core, calls two functions on it, and gives it back. The same program is in cpp/, rust/, python/,
+ * fortran/ and go/; the functions are in functions/. With `sublet up` running:
  *
  *     cc -O2 hello.c $(pkg-config --cflags --libs sublet) -o hello
  *     ./hello ./libhello.so

@@ -1,5 +1,5 @@
-// Leases a core, calls two functions on it, and gives it back. The same program is in c/ and rust/; the functions are in
-// functions/hello.c. With `sublet up` running:
+// Leases a core, calls two functions on it, and gives it back. The same program is in c/, rust/, python/,
+// fortran/ and go/; the functions are in functions/. With `sublet up` running:
 //
 //     c++ -O2 -std=c++17 hello.cpp $(pkg-config --cflags --libs sublet) -o hello
 //     ./hello ./libhello.so

@@ -1,4 +1,5 @@
-/* The functions that hello calls, in each language. They link with nothing of Sublet's:
+/* The functions that hello calls, in C. The same functions are in hello.rs, hello.f90 and go/hello.go. They link with nothing
+ * of Sublet's:
  *
  *     cc -O2 -shared -fPIC -o libhello.so hello.c
  *
@@ -23,7 +24,7 @@ SUBLET_FUNCTION uint32_t shout(void *in, uint32_t size, void *out) {
 /* Greets the name in its input. The long form: it knows how much it may write, and can say what is wrong. */
 SUBLET_FUNCTION uint32_t greet(void *in, uint32_t size, void *out, sublet_context *context) {
     if (size == 0)
-        return sublet_fail(context, "whom shall I greet?");
+        return sublet_fail(context, "the name is empty");
     int written = snprintf(out, sublet_capacity(context), "Hello, %.*s!", (int)size, (const char *)in);
     if (written < 0 || (uint32_t)written >= sublet_capacity(context))
         return sublet_fail(context, "the greeting does not fit the output");

@@ -1,5 +1,5 @@
-//! Leases a core, calls two functions on it, and gives it back. The same program is in c/ and cpp/; the functions are
-//! in functions/hello.c. With `sublet up` running:
+//! Leases a core, calls two functions on it, and gives it back. The same program is in c/, cpp/, python/,
+//! fortran/ and go/; the functions are in functions/. With `sublet up` running:
 //!
 //! ```sh
 //! cargo run --release -p sublet-examples --bin hello -- ./libhello.so

@@ -5,11 +5,15 @@ import os
 import re
 import shutil
 import signal
+import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
 import sublet
+
+ROOT = Path(__file__).resolve().parent.parent.parent
 
 # A shell that runs the tests in the background lets them ignore this signal, and their programs would inherit that.
 signal.signal(signal.SIGINT, signal.default_int_handler)
@@ -39,6 +43,14 @@ def pytest_runtest_makereport(item, call):
         if not _is_excused(reason):
             report.outcome, report.longrepr = "failed", f"skipped with CI=true, on a machine that has the means: {reason}"
     return report
+
+
+@pytest.fixture(scope="session")
+def installed(tmp_path_factory):
+    """Sublet's command, library and headers, as `make install` puts them."""
+    prefix = tmp_path_factory.mktemp("installed") / "prefix"
+    subprocess.run([ROOT / "scripts/install.sh", prefix], check=True)
+    return prefix
 
 
 @pytest.fixture(scope="session")

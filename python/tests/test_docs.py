@@ -22,14 +22,6 @@ DOCUMENTS = sorted(
 PATIENCE = 360
 
 
-@pytest.fixture(scope="session")
-def installed(tmp_path_factory):
-    """Sublet's command, library and headers, as `make install` puts them."""
-    prefix = tmp_path_factory.mktemp("installed") / "prefix"
-    subprocess.run([ROOT / "scripts/install.sh", prefix], check=True)
-    return prefix
-
-
 @pytest.mark.parametrize("document", DOCUMENTS, ids=str)
 def test_document_runs_as_printed(document, installed, tmp_path):
     home, work = tmp_path / "home", tmp_path / "work"
@@ -40,6 +32,7 @@ def test_document_runs_as_printed(document, installed, tmp_path):
     told = ("PATH", "LANG", "TMPDIR", "USER", "LOGNAME", "TERM")
     environment = {name: os.environ[name] for name in told if name in os.environ}
     environment |= {"HOME": str(home), "PATH": f"{Path(sys.executable).parent}:{environment['PATH']}"}
+    environment |= toolchains()
     # In a process of its own, since the document's functions are those of its main module.
     run = subprocess.run(
         [sys.executable, Path(__file__).parent / "page.py", ROOT / document, tmp_path],
@@ -49,6 +42,13 @@ def test_document_runs_as_printed(document, installed, tmp_path):
         timeout=PATIENCE,
     )
     assert run.returncode == 0, f"{run.stdout}\n{run.stderr}"
+
+
+def toolchains():
+    """Where compilers keep what is in the user's home, which a document has not: Rust's compilers, and what Go has compiled."""
+    home = Path.home()
+    usual = {"RUSTUP_HOME": home / ".rustup", "CARGO_HOME": home / ".cargo", "GOCACHE": home / ".cache/go-build"}
+    return {name: os.environ.get(name, str(folder)) for name, folder in usual.items()}
 
 
 def test_the_packages_own_example_is_so(platform):

@@ -28,15 +28,15 @@ def figures(platform, name, *options, **more):
     return found
 
 
-def test_hello_on_a_platform_of_its_own(monkeypatch):
+def test_calls_on_a_platform_of_its_own(monkeypatch):
     monkeypatch.delenv("SUBLET_MANAGER", raising=False)
-    ended = run("hello.py", "--cores", "1", "--items", "100")
+    ended = run("calls.py", "--cores", "1", "--items", "100")
     assert (ended.returncode, ended.stderr) == (0, "")
-    assert ended.stdout.startswith("Hello, world!\nHELLO, WORLD!\nValueError: whom shall I greet?\n")
+    assert ended.stdout.startswith("Hello, world!\nHELLO, WORLD!\nValueError: the name is empty\n")
 
 
-def test_hello(platform):
-    found = figures(platform, "hello.py", "--items", "1000")
+def test_calls(platform):
+    found = figures(platform, "calls.py", "--items", "1000")
     assert found["local_s"] > 0 and found["leased_s"] > 0 and found["call_s"] > 0
 
 

@@ -1,6 +1,7 @@
 //! The packages under test: `tests/functions/*`, compiled into shared objects when they are first asked for.
 
 use std::collections::HashMap;
+use std::ffi::OsStr;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::sync::atomic::{AtomicU32, Ordering};
@@ -9,6 +10,9 @@ use std::sync::{Mutex, PoisonError};
 use tempfile::TempDir;
 
 use crate::{platform, root};
+
+/// Target of rustc for WebAssembly.
+const WASM: &str = "wasm32-unknown-unknown";
 
 static COMPILED: Mutex<Option<HashMap<&'static str, PathBuf>>> = Mutex::new(None);
 
@@ -66,6 +70,48 @@ fn link(mut compiler: Command, source: &Path, name: &str, library: &Path) -> Pat
     compiler.args(["-O2", "-s", "-Wl,--gc-sections"]);
     let linked = [library.to_string_lossy().into_owned(), "-lm".into(), "-ldl".into(), "-lpthread".into()];
     build_with(compiler, source, name, &linked)
+}
+
+/// Kind of a library of functions in Rust.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum RustTarget {
+    /// A shared object for this machine.
+    Native,
+    /// A module for every processor.
+    Wasm,
+}
+
+/// An example of a package of this workspace that is a library of functions, built by cargo as a user builds it.
+///
+/// # Panics
+/// If it cannot be built.
+pub fn rust_library(package: &str, example: &str, target: RustTarget) -> PathBuf {
+    let programs = platform::programs();
+    let (top, profile) = (programs.parent(), programs.file_name().and_then(OsStr::to_str));
+    let (Some(top), Some(profile)) = (top, profile) else {
+        panic!("{} is not a folder of cargo", programs.display())
+    };
+    let mut cargo = Command::new(env!("CARGO"));
+    cargo.current_dir(root()).args([
+        "build",
+        "--quiet",
+        "--offline",
+        "--package",
+        package,
+        "--example",
+        example,
+    ]);
+    cargo.args(["--profile", if profile == "debug" { "dev" } else { profile }]).arg("--target-dir").arg(top);
+    let file = match target {
+        RustTarget::Native => programs.join(format!("examples/lib{example}.so")),
+        RustTarget::Wasm => {
+            cargo.args(["--target", WASM]);
+            top.join(WASM).join(profile).join(format!("examples/{example}.wasm"))
+        }
+    };
+    let output = cargo.output().unwrap_or_else(|error| panic!("cargo does not start: {error}"));
+    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+    file
 }
 
 /// A source of `tests/functions` as a WebAssembly module, compiled without a C library.

@@ -23,8 +23,10 @@ use text::Text;
 const TABLE: &str = "xtask/language.txt";
 
 /// Endings of the names of files whose wording is checked.
-const CHECKED: &[&str] =
-    &["rs", "c", "cpp", "h", "hpp", "cl", "js", "proto", "py", "pyi", "sh", "md", "toml", "yml", "yaml"];
+const CHECKED: &[&str] = &[
+    "rs", "c", "cpp", "h", "hpp", "cl", "f90", "go", "js", "proto", "py", "pyi", "sh", "md", "toml", "yml",
+    "yaml",
+];
 
 /// Files that state the rules or hold the words of others.
 const EXEMPT: &[&str] = &["xtask/src/language/rules.rs", "xtask/src/language/text.rs", "STYLE.md"];

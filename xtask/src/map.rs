@@ -17,7 +17,7 @@ const GENERATED: &[&str] =
     &["target", "corpus", "artifacts", "seeds", "minimal", "node_modules", "__pycache__", "build", "dist"];
 
 /// Endings of the names of source files.
-const SOURCES: &[&str] = &["rs", "c", "cpp", "h", "hpp", "cl", "js", "proto", "py", "pyi", "sh"];
+const SOURCES: &[&str] = &["rs", "c", "cpp", "h", "hpp", "cl", "f90", "go", "js", "proto", "py", "pyi", "sh"];
 
 /// Prints every source file with its duty, by folder; with `--circles`, circles of imports in place of files.
 pub fn chore(mut options: ChoreOptions) -> io::Result<ExitCode> {
@@ -86,6 +86,7 @@ pub fn duty(path: &Path, source: &str) -> Option<String> {
     let paragraph = match extension {
         "rs" => paragraph(lines, "//!"),
         "sh" => paragraph(lines, "#"),
+        "f90" => paragraph(lines, "!"),
         "py" | "pyi" if source_begins(source, "\"\"\"") => block(lines, "\"\"\"", "\"\"\""),
         "py" | "pyi" => paragraph(lines, "#"),
         _ if source_begins(source, "/*") => block(lines, "/*", "*/"),
@@ -168,6 +169,9 @@ mod tests {
             ("a.h", "#ifndef A\n/* Lists. */\n", None),
             ("a.cpp", "// Prints.\n#include <a>\n", Some("Prints.")),
             ("a.c", "/* */\n", None),
+            ("a.f90", "! Adds\n! numbers.\n!\n! More.\nmodule a\n", Some("Adds numbers.")),
+            ("a.f90", "module a\n! Adds.\n", None),
+            ("a.go", "// Adds.\npackage main\n", Some("Adds.")),
         ];
         for (name, source, expected) in cases {
             assert_eq!(duty(Path::new(name), source).as_deref(), expected, "{name}: {source:?}");

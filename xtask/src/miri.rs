@@ -48,6 +48,7 @@ const PARTS: &[(&str, &[&str])] = &[
         ],
     ),
     ("sublet-manager", &["core::"]),
+    ("sublet-function", &[]),
 ];
 
 /// Cases of each property test: Miri is some hundred times slower than a processor.

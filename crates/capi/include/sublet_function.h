@@ -3,7 +3,7 @@
  *     #include <sublet_function.h>
  *
  *     SUBLET_FUNCTION uint32_t greet(void *in, uint32_t size, void *out, sublet_context *context) {
- *         if (size == 0) return sublet_fail(context, "whom shall I greet?");
+ *         if (size == 0) return sublet_fail(context, "the name is empty");
  *         ...
  *     }
  *

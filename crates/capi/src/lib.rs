@@ -1,6 +1,6 @@
 //! The C interface of Sublet: what `include/sublet.h`, `include/sublet_memory.h`, `include/sublet_graph.h`,
 //! `include/sublet_swap.h` and `include/sublet_xpu.h` declare. These headers are its documentation; the C++ interfaces, `.hpp`, and the header of function
-//! authors, `include/sublet_function.h`, stand beside them.
+//! authors, `include/sublet_function.h`, stand beside them, and so do the modules for Fortran, `.f90`.
 //!
 //! - Every exported function is one call of `boundary::guarded`, which turns errors into a status and a message, and
 //!   stops panics.

@@ -8,6 +8,7 @@ const HEADER: &str = include_str!("../include/sublet.h");
 const MEMORY_HEADER: &str = include_str!("../include/sublet_memory.h");
 const GRAPH_HEADER: &str = include_str!("../include/sublet_graph.h");
 const SWAP_HEADER: &str = include_str!("../include/sublet_swap.h");
+const FORTRAN: &str = include_str!("../include/sublet.f90");
 const SOURCES: &[&str] = &[
     include_str!("access.rs"),
     include_str!("boundary.rs"),
@@ -48,10 +49,38 @@ fn the_status_numbers_are_the_codes() {
         .filter_map(|line| line.trim().trim_end_matches(',').split_once(" = "))
         .map(|(name, number)| (name.to_owned(), number.parse().unwrap()))
         .collect();
+    assert_eq!(declared, numbers_of_codes());
+}
+
+/// The status numbers by their names in C and Fortran.
+fn numbers_of_codes() -> BTreeMap<String, u32> {
     let codes =
         Code::ALL.iter().map(|code| (format!("SUBLET_{}", code.name().to_uppercase()), code.number()));
-    let expected: BTreeMap<_, _> = codes.chain([("SUBLET_OK".to_owned(), 0)]).collect();
-    assert_eq!(declared, expected);
+    codes.chain([("SUBLET_OK".to_owned(), 0)]).collect()
+}
+
+#[test]
+fn fortran_has_the_status_numbers_of_the_header() {
+    let declared: BTreeMap<String, u32> = FORTRAN
+        .lines()
+        .filter_map(|line| {
+            line.trim().strip_prefix("integer(c_int), parameter, public :: ")?.split_once(" = ")
+        })
+        .map(|(name, number)| (name.to_owned(), number.parse().unwrap()))
+        .collect();
+    assert_eq!(declared, numbers_of_codes());
+}
+
+#[test]
+fn fortran_binds_functions_of_the_header() {
+    let declared: BTreeSet<_> = functions(HEADER, "\nSUBLET_API ").collect();
+    let bound: BTreeSet<_> =
+        FORTRAN.split("bind(c, name='").skip(1).filter_map(|rest| rest.split('\'').next()).collect();
+    // A program in Fortran has no use for callbacks, and connects with all of the arguments.
+    let left_out = ["sublet_invocation_on_complete", "sublet_invoker_connect"];
+    let expected: BTreeSet<_> =
+        declared.into_iter().filter(|name| !left_out.contains(name)).chain(["strlen"]).collect();
+    assert_eq!(bound, expected);
 }
 
 #[test]
@@ -65,4 +94,6 @@ fn invocation_has_the_size_of_the_header() {
     let words = size_of::<crate::invocation::sublet_invocation>() / size_of::<u64>();
     let line = format!("uint64_t opaque[{words}];");
     assert!(HEADER.contains(&line), "sublet.h lacks {line}");
+    let line = format!("integer(c_int64_t) :: opaque({words}) = ");
+    assert!(FORTRAN.contains(&line), "sublet.f90 lacks {line}");
 }

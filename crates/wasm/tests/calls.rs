@@ -5,8 +5,6 @@
 
 mod support;
 
-use std::process::Command;
-
 use support::encode::{Module, SHORT, code};
 use support::{LEASE_BYTES, Libraries, MIB, PAGE_BYTES, assert_fails, compile, load};
 
@@ -61,25 +59,6 @@ fn module_allocator_does_not_reuse_the_memory_of_a_call() {
     let input: Vec<u8> = (0..200_000).map(|i| (i % 251) as u8).collect();
     assert_eq!(thread.call("fill_and_echo", &input, input.len()).unwrap(), input);
     assert_eq!(thread.call("square_root_of", b"2", 64).unwrap(), b"1.414");
-}
-
-#[test]
-fn functions_in_rust_are_called_like_those_in_c() {
-    let folder = tempfile::tempdir().unwrap();
-    let source = concat!(env!("CARGO_MANIFEST_DIR"), "/../../examples/functions/reverse.rs");
-    let module = folder.path().join("reverse.wasm");
-    let made = Command::new("rustc")
-        .args(["--edition", "2024", "--target", "wasm32-unknown-unknown", "--crate-type", "cdylib", "-O"])
-        .args(["-C", "panic=abort", "-C", "strip=debuginfo", "-o"])
-        .arg(&module)
-        .arg(source)
-        .output()
-        .unwrap();
-    assert!(made.status.success(), "{}", String::from_utf8_lossy(&made.stderr));
-    let module = load(&std::fs::read(module).unwrap(), "").unwrap();
-    let mut thread = module.thread();
-    assert_eq!(thread.call("reverse", "drei Äpfel".as_bytes(), 64).unwrap(), "lefpÄ ierd".as_bytes());
-    assert_fails(thread.call("reverse", &[0xff], 64), Code::FunctionFailed, &["UTF-8"]);
 }
 
 #[test]

@@ -62,6 +62,10 @@ const JAVASCRIPT: Syntax = Syntax {
     has_char_literals: false,
     quotes: &["\"", "'", "`"],
 };
+const GO: Syntax =
+    Syntax { line_comment: "//", has_block_comments: true, has_char_literals: true, quotes: &["\"", "`"] };
+const FORTRAN: Syntax =
+    Syntax { line_comment: "!", has_block_comments: false, has_char_literals: false, quotes: &["'", "\""] };
 const PYTHON: Syntax = Syntax {
     line_comment: "#",
     has_block_comments: false,
@@ -79,6 +83,8 @@ pub fn texts(path: &Path, source: &str) -> Vec<Text> {
             texts
         }
         Some("js") => split(source, &JAVASCRIPT).0,
+        Some("go") => split(source, &GO).0,
+        Some("f90") => split(source, &FORTRAN).0,
         Some("py" | "pyi") => split(source, &PYTHON).0,
         Some("sh" | "toml" | "yml" | "yaml") => comment_lines(source),
         _ => split(source, &RUST_AND_C).0,

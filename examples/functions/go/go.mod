@@ -1,0 +1,3 @@
+module sublet.example/functions
+
+go 1.19

@@ -1,0 +1,3 @@
+module sublet.example/hello
+
+go 1.19

@@ -1,0 +1,3 @@
+module sublet.example/tests
+
+go 1.19
