@@ -89,8 +89,6 @@ fn processes(
     Ok(ColdStartResult { bench: "cold", sandbox, n, median_us, p99_us, floor_us, steps: steps.collect() })
 }
 
-/// Median and p99 of nanoseconds.
-
 fn start_nothing(mut command: Command) -> Result<u64, Error> {
     let failed = |error| Error::new(Code::System, format!("starting the floor's program failed: {error}"));
     let begun = Instant::now();

@@ -86,6 +86,7 @@ impl ColdStartResult {
     }
 }
 
+/// Median and p99 of nanoseconds, in microseconds.
 pub(super) fn micros(samples: &mut Samples) -> (f64, f64) {
     let summary = samples.summary(1.0);
     (summary.median_ns / NS_PER_US, summary.p99_ns / NS_PER_US)

@@ -36,6 +36,7 @@ use crate::driver::{BuildResult, Driver, Grid, ImagePart, KernelArguments, Launc
 use crate::{DeviceError, DriverKind, MAX_LANES, Patience};
 
 pub(crate) use compile::serve;
+use compile::unusable;
 pub use discover::{DeviceKind, OpenClDeviceInfo, discover, first};
 pub use environment::{ENVIRONMENT, enter_environment};
 
@@ -194,8 +195,4 @@ impl Driver for OpenCl {
         kernel.set_memory(4, arguments.written)?;
         lane.launch(kernel, grid.items, grid.group, patience)
     }
-}
-
-fn unusable(reason: String) -> DeviceError {
-    DeviceError::Unusable { kind: DriverKind::OpenCl, reason }
 }

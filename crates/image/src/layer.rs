@@ -32,7 +32,7 @@ use crate::limits::ImageLimits;
 use bounded::BoundedReader;
 pub(crate) use decompress::decompressed;
 pub(crate) use entries::{FileKind, for_each};
-use tree::Tree;
+use tree::{Tree, damaged};
 
 /// Measurements of an unpacked layer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -74,8 +74,4 @@ pub fn unpack(
     let (bytes, files) = (archive.passed_bytes(), tree.made());
     *limits = ImageLimits { unpacked_bytes: limits.unpacked_bytes - bytes, files: limits.files - files };
     Ok(UnpackedLayer { diff_id: archive.digest(), bytes, files, skipped: tree.skipped() })
-}
-
-fn damaged(source: io::Error) -> ImageError {
-    ImageError::Damaged { part: DocumentPart::Layer, source }
 }

@@ -117,7 +117,7 @@ fn use_tree(tokens: &[String]) -> Vec<(NamePath, String)> {
     while let Some(token) = tokens.get(at) {
         match token.as_str() {
             "{" => {
-                let under = branches(&tokens[at + 1..]).into_iter().flat_map(|branch| use_tree(branch));
+                let under = branches(&tokens[at + 1..]).into_iter().flat_map(use_tree);
                 return under
                     .map(|(mut under, name)| {
                         // `module::{self}` is the module, known by its own name.

@@ -7,14 +7,14 @@ use std::sync::Arc;
 use super::live::{OpenClContext, OpenClModule};
 use super::{OpenClDeviceInfo, discover};
 use crate::driver::{BuildResult, BuiltPart, ImagePart};
-use crate::{DeviceError, MAX_MESSAGE_BYTES, bytes};
+use crate::{DeviceError, DriverKind, MAX_MESSAGE_BYTES, bytes};
 
 const NO_COMPILER: &str = "the device has no compiler: it takes binaries that its vendor's tools have made";
 
 /// Builds for the device of this identity.
 pub(crate) fn serve(identity: &str, parts: &[ImagePart<'_>]) -> Result<BuildResult, DeviceError> {
     let devices = discover()?;
-    let gone = || super::unusable(format!("there is no device {identity:?} for the builder"));
+    let gone = || unusable(format!("there is no device {identity:?} for the builder"));
     let info = devices.iter().find(|info| info.identity() == identity).ok_or_else(gone)?;
     let context = OpenClContext::new(vec![info.device], info.shares_memory)?;
     let mut build = BuildResult::default();
@@ -145,4 +145,9 @@ fn said(error: DeviceError) -> String {
         DeviceError::Build { log, .. } => log,
         other => bytes::told(other.to_string().as_bytes(), MAX_MESSAGE_BYTES),
     }
+}
+
+/// The error for a device that cannot be used.
+pub(super) fn unusable(reason: String) -> DeviceError {
+    DeviceError::Unusable { kind: DriverKind::OpenCl, reason }
 }

@@ -15,7 +15,6 @@ use rustix::io::Errno;
 use crate::error::{DocumentPart, EntryProblem, ImageError};
 use crate::limits::MAX_FOLDER_PATHS_BYTES;
 
-use super::damaged;
 use super::path::FolderEntry;
 
 /// Permissions of all users and the sticky bit; never set-user-ID or set-group-ID.
@@ -303,4 +302,9 @@ impl<'a> Tree<'a> {
 
 fn failed(operation: &'static str, path: &[u8], error: impl Into<io::Error>) -> ImageError {
     ImageError::system(operation, OsStr::from_bytes(path), error)
+}
+
+/// The error for an archive that cannot be read.
+pub(super) fn damaged(source: io::Error) -> ImageError {
+    ImageError::Damaged { part: DocumentPart::Layer, source }
 }
