@@ -7,7 +7,7 @@ const MAX_REPLY_BYTES: usize = 3 << 20;
 /// Bytes that a field's key and length add to an item.
 const OVERHEAD_BYTES: usize = 8;
 
-/// Items of a list that fit into one reply, and where the next reply goes on.
+/// Items of a list that fit into one reply, and the start of the next reply.
 pub(crate) struct ReplyPage<T> {
     pub(crate) items: Vec<T>,
     /// Key of the last item if further items follow it; otherwise empty.

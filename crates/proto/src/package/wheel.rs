@@ -317,7 +317,7 @@ fn decode_hash(text: &str) -> Option<[u8; 32]> {
     (at == hash.len() && text.len() == 43).then_some(hash)
 }
 
-/// WheelFile name of a wheel, which names the distribution, and the platforms on which it can be installed.
+/// File name of a wheel, which names the distribution, and the platforms on which it can be installed.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct WheelName<'name> {
     /// The distribution and its version, as `numpy-2.2.6`.

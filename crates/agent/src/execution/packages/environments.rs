@@ -41,7 +41,7 @@ const UNFINISHED_TREE: &str = "unfinished";
 /// Layers of an environment that are fetched and unpacked at the same time.
 const AT_ONCE: usize = 2;
 
-/// StartStep of a start that fetches, which its client receives: `pulling numpy, 2 of 7`.
+/// Step of a start that fetches, which its client receives: `pulling numpy, 2 of 7`.
 #[derive(Clone, Default)]
 pub(crate) struct StartStep(Arc<StepState>);
 

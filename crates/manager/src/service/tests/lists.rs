@@ -54,7 +54,13 @@ async fn leases_of_the_ledger_and_active_ones_are_listed_once_the_newest_first()
     let ids: Vec<String> = (0..ITEMS).map(|number| format!("{number:032x}")).collect();
     let records = ids.iter().map(|id| {
         let mut record = LeaseRecord::default();
-        record.lease = Lease { id: id.clone(), tenant: "t".into(), end_reason: large(), ..Lease::default() };
+        record.lease = Lease {
+            id: id.clone(),
+            tenant: "t".into(),
+            state: LeaseState::Ended.into(),
+            end_reason: large(),
+            ..Lease::default()
+        };
         (format!("{}{id}", keys::LEASE), record.encode_to_vec())
     });
     put(&fixture, records.collect()).await;
