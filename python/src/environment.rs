@@ -11,7 +11,7 @@ use crate::invoker::PyInvoker;
 /// Digest of an environment, and the address by which packages name it.
 type EnvironmentAddress = (String, String);
 
-/// StepCallback of the making of an environment, for a function of the caller.
+/// Function of the caller that is called with each step of the making of an environment.
 struct StepCallback {
     function: Option<Py<PyAny>>,
     /// The exception of that function, which ends the calls of it.

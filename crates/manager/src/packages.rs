@@ -210,7 +210,7 @@ impl StorePackages {
         self.database
             .with(move |store| {
                 let asker = Asker { tenant: &tenant, is_operator };
-                let mut list = List { asker, after: &after, page: ReplyPage::default() };
+                let mut list = PackagePage { asker, after: &after, page: ReplyPage::default() };
                 if is_operator {
                     list.add_below(store, "", keys::NAMED)?;
                 } else {
@@ -470,13 +470,13 @@ fn info_of(info: PackageInfo, owner: &str, record: &NameRecord) -> PackageInfo {
 }
 
 /// A page of packages. Their keys are `GROUP/OWNER/NAME`, and ascend.
-struct List<'a> {
+struct PackagePage<'a> {
     asker: Asker<'a>,
     after: &'a str,
     page: ReplyPage<PackageInfo>,
 }
 
-impl List<'_> {
+impl PackagePage<'_> {
     /// Adds the names below a key, with their grants where the caller may know them.
     fn add_below(&mut self, store: &dyn Store, group: &str, prefix: &str) -> Result<(), Error> {
         each_record(store, prefix, |found| {

@@ -103,7 +103,7 @@ impl ManagerClient {
             }
         }
         for (number, wheel) in (1..).zip(&missing) {
-            step(&format!("uploading {}, {number} of {}", wheel.distribution(), missing.len()));
+            step(&format!("uploading {}, {number} of {}", wheel.layer.distribution(), missing.len()));
             let deployed = self.deploy(wheel.read()?);
             deployed.map_err(|error| {
                 Error::new(error.code, format!("the wheel {}: {}", wheel.layer.name, error.message))
@@ -215,9 +215,7 @@ fn own_name(package: &Package) -> String {
 }
 
 fn python_version(text: &str) -> Result<(u32, u32), Error> {
-    let platform = package::python_architecture(text).filter(|architecture| architecture.ends_with(text));
-    let platform = platform.and_then(|architecture| PythonPlatform::parse(&architecture));
-    platform.map(|platform| platform.version).ok_or_else(|| {
+    PythonPlatform::of_version(text).map(|platform| platform.version).ok_or_else(|| {
         let message = format!("{text:?} is not a version of Python: give two numbers, as \"3.11\"");
         Error::new(Code::InvalidArgument, message)
     })

@@ -51,13 +51,14 @@ impl StorePackages {
         let before = move |store: &mut dyn Store| super::look_up(store, &owner, &name);
         match self.database.with(before).await? {
             Some(named) if named.info.is_environment() != is_environment => {
-                let kinds =
-                    if is_environment { ["package", "environment"] } else { ["environment", "package"] };
-                let ([old, new], name) = (kinds, &info.name);
+                let ([article, old, new], name) = if is_environment {
+                    (["a", "package", "environment"], &info.name)
+                } else {
+                    (["an", "environment", "package"], &info.name)
+                };
                 let message = format!(
-                    "{tenant}/{name} is an {old}: give the {new} another name, or remove the {old} (`sublet {old} remove {name}`)"
+                    "{tenant}/{name} is {article} {old}: give the {new} another name, or remove the {old} (`sublet {old} remove {name}`)"
                 );
-                let message = message.replace("is an package", "is a package");
                 Err(Error::new(Code::InvalidArgument, message))
             }
             _ => Ok(()),

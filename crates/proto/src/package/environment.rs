@@ -12,7 +12,7 @@ use super::library::LibraryFile;
 use super::wheel::WheelName;
 use super::{
     Build, MANIFEST_FILE, MAX_PACKAGE_BYTES, Manifest, PackageKind, PythonNeeds, PythonPlatform, check_name,
-    invalid, is_digest, is_package, python_architecture,
+    invalid, is_digest, is_package,
 };
 use crate::Error;
 use crate::v1::{self, PackageBuild, PackageFile, PackageLayer};
@@ -31,6 +31,13 @@ pub struct EnvironmentLayer {
     pub name: String,
     /// Size of the wheel.
     pub size_bytes: u64,
+}
+
+impl EnvironmentLayer {
+    /// The name of the distribution, without its version.
+    pub fn distribution(&self) -> &str {
+        self.name.split('-').next().unwrap_or_default()
+    }
 }
 
 impl From<EnvironmentLayer> for PackageLayer {
@@ -54,8 +61,8 @@ pub fn environment_of(
         let _ = writeln!(list, "{} {} {}", layer.digest, layer.name, layer.size_bytes);
         list
     });
-    let version_said = python_architecture(version).filter(|said| said.ends_with(version));
-    version_said.ok_or_else(|| invalid(format!("{version:?} is not a version of Python like \"3.11\"")))?;
+    PythonPlatform::of_version(version)
+        .ok_or_else(|| invalid(format!("{version:?} is not a version of Python like \"3.11\"")))?;
     let manifest = format!(
         "name = \"{name}\"\nkind = \"environment\"\nlibrary = \"{LAYERS_FILE}\"\n\n[python]\nversion = \"{version}\"\n"
     );
@@ -90,18 +97,12 @@ fn parse_line(line: &str) -> Result<EnvironmentLayer, Error> {
     else {
         return Err(wrong());
     };
-    let size_bytes =
-        size.parse().ok().filter(|size: &u64| size.to_string() == words_of(line)).ok_or_else(wrong)?;
+    let size_bytes = size.parse().ok().filter(|bytes: &u64| bytes.to_string() == size).ok_or_else(wrong)?;
     if !is_digest(digest) || !(1..=MAX_PACKAGE_BYTES).contains(&size_bytes) {
         return Err(wrong());
     }
     WheelName::parse(name)?;
     Ok(EnvironmentLayer { digest: digest.to_owned(), name: name.to_owned(), size_bytes })
-}
-
-/// The last word of a line: the one way to write a number.
-fn words_of(line: &str) -> &str {
-    line.rsplit(' ').next().unwrap_or_default()
 }
 
 /// The least platform on which a Python of a version can use all of these wheels, by the names of their files.
@@ -135,11 +136,9 @@ pub fn platform_of<'name>(
 pub(super) fn read<'data>(build: &Build, file: &PackageFile) -> Result<LibraryFile<'data>, Error> {
     let layers = parse_layers(&file.data)?;
     let said = build.python.as_ref().and_then(|needs| needs.version.as_deref()).unwrap_or_default();
-    let platform = python_architecture(said).and_then(|said| PythonPlatform::parse(&said));
-    let version = platform.filter(|platform| platform.to_string().ends_with(said));
     let wrong =
         || invalid(format!("{MANIFEST_FILE}: an environment names its [python] version, as \"3.11\""));
-    let version = version.ok_or_else(wrong)?.version;
+    let version = PythonPlatform::of_version(said).ok_or_else(wrong)?.version;
     let platform = platform_of(version, layers.iter().map(|layer| layer.name.as_str()))?;
     Ok(LibraryFile {
         kind: PackageKind::Environment,

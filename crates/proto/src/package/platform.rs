@@ -47,6 +47,12 @@ impl PythonPlatform {
         Some(PythonPlatform { version, machine })
     }
 
+    /// The platform of pure Python of a version, which is written as `3.11`.
+    pub fn of_version(text: &str) -> Option<PythonPlatform> {
+        let version = version_of(text).filter(|(major, minor)| format!("{major}.{minor}") == text)?;
+        Some(PythonPlatform { version, machine: None })
+    }
+
     /// The platform that a tag of a wheel means, as `manylinux_2_17_x86_64` or `any`.
     pub fn of_tag(version: (u32, u32), tag: &str) -> Option<PythonPlatform> {
         if tag == "any" {
@@ -143,6 +149,14 @@ mod tests {
 
     fn platform(text: &str) -> PythonPlatform {
         PythonPlatform::parse(text).unwrap()
+    }
+
+    #[test]
+    fn versions_are_two_plain_numbers() {
+        assert_eq!(PythonPlatform::of_version("3.11"), Some(platform("python3.11")));
+        for text in ["", "3", "3.", "3.11.7", "03.11", "3.x", "python3.11"] {
+            assert_eq!(PythonPlatform::of_version(text), None, "{text}");
+        }
     }
 
     #[test]

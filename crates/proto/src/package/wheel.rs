@@ -6,6 +6,9 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
+use base64::Engine;
+use base64::alphabet::URL_SAFE;
+use base64::engine::general_purpose::{GeneralPurpose, NO_PAD};
 use sha2::{Digest, Sha256};
 
 use super::files::check_path;
@@ -22,6 +25,9 @@ const MAX_RECORD_BYTES: u64 = 32 << 20;
 /// Most tags of a wheel: those of a compressed name, multiplied.
 const MAX_TAGS: usize = 256;
 const RECORD: &str = "RECORD";
+/// Base64 of hashes in a `RECORD`. The last bits of a text, which mean nothing, may have any value.
+const BASE64_URL: GeneralPurpose =
+    GeneralPurpose::new(&URL_SAFE, NO_PAD.with_decode_allow_trailing_bits(true));
 /// Files that `RECORD` need not have: itself and its signatures.
 const UNRECORDED: [&str; 3] = [RECORD, "RECORD.jws", "RECORD.p7s"];
 
@@ -293,28 +299,9 @@ fn split_path(line: &str) -> Option<(String, &str)> {
     }
 }
 
-/// Decodes a SHA-256 in base64 for URLs, without padding.
+/// Decodes a SHA-256 in base64 for URLs, with or without padding.
 fn decode_hash(text: &str) -> Option<[u8; 32]> {
-    let value = |byte: u8| match byte {
-        b'A'..=b'Z' => Some(byte - b'A'),
-        b'a'..=b'z' => Some(byte - b'a' + 26),
-        b'0'..=b'9' => Some(byte - b'0' + 52),
-        b'-' => Some(62),
-        b'_' => Some(63),
-        _ => None,
-    };
-    let text = text.trim_end_matches('=');
-    let (mut hash, mut bits, mut left, mut at) = ([0; 32], 0u32, 0, 0);
-    for byte in text.bytes() {
-        bits = bits << 6 | u32::from(value(byte)?);
-        left += 6;
-        if left >= 8 {
-            left -= 8;
-            *hash.get_mut(at)? = (bits >> left).to_le_bytes()[0];
-            at += 1;
-        }
-    }
-    (at == hash.len() && text.len() == 43).then_some(hash)
+    BASE64_URL.decode(text.trim_end_matches('=')).ok()?.try_into().ok()
 }
 
 /// File name of a wheel, which names the distribution, and the platforms on which it can be installed.

@@ -23,11 +23,6 @@ pub(super) struct CachedWheel {
 }
 
 impl CachedWheel {
-    /// The name of its distribution.
-    pub(super) fn distribution(&self) -> &str {
-        self.layer.name.split('-').next().unwrap_or_default()
-    }
-
     /// Reads its file.
     pub(super) fn read(&self) -> Result<Vec<u8>, Error> {
         let failed = |error| Error::of_system(format_args!("cannot read {}", self.path.display()), &error);

@@ -177,8 +177,7 @@ impl NodePackages {
                     *next
                 };
                 let Some(layer) = layers.get(number - 1) else { return };
-                let distribution = layer.name.split('-').next().unwrap_or_default();
-                step.set(format!("pulling {distribution}, {number} of {}", layers.len()));
+                step.set(format!("pulling {}, {number} of {}", layer.distribution(), layers.len()));
                 match self.ensure_layer(layer, tenant) {
                     Ok(in_use) => lock(&uses).push(in_use),
                     Err(error) => *lock(&fault) = Some(error),
@@ -208,7 +207,7 @@ impl NodePackages {
             layers.iter().try_for_each(|layer| {
                 Scheme::ALL.into_iter().try_for_each(|scheme| {
                     let from = self.folder.join(&layer.digest).join(scheme.folder());
-                    tree.link(&from, &place_of(scheme, version, &layer.name))
+                    tree.link(&from, &place_of(scheme, version, layer))
                 })
             })
         });
@@ -231,15 +230,12 @@ impl NodePackages {
 }
 
 /// Where the files of a layer are in an environment: as in a virtual environment.
-fn place_of(scheme: Scheme, (major, minor): (u32, u32), wheel: &str) -> PathBuf {
+fn place_of(scheme: Scheme, (major, minor): (u32, u32), layer: &EnvironmentLayer) -> PathBuf {
     match scheme {
         Scheme::Site => PathBuf::from(format!("lib/python{major}.{minor}/site-packages")),
         Scheme::Data => PathBuf::new(),
         Scheme::Scripts => PathBuf::from("bin"),
-        Scheme::Headers => {
-            let distribution = wheel.split('-').next().unwrap_or_default();
-            PathBuf::from(format!("include/python{major}.{minor}/{distribution}"))
-        }
+        Scheme::Headers => PathBuf::from(format!("include/python{major}.{minor}/{}", layer.distribution())),
     }
 }
 
