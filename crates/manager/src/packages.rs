@@ -232,8 +232,10 @@ impl StorePackages {
         let look = move |store: &mut dyn Store| {
             let has_version = names::read(store, &tenant, &digest)?.0.is_some();
             let has_name = names::read(store, &tenant, &name)?.0.is_some();
-            let bytes = if has_version { 0 } else { size_bytes } + 2 * RECORD_BYTES;
-            let packages = u32::from(!is_layer && (!has_version || !has_name));
+            let is_new = !has_version || !(is_layer || has_name);
+            let records_bytes = if is_new { 2 * RECORD_BYTES } else { 0 };
+            let bytes = if has_version { 0 } else { size_bytes } + records_bytes;
+            let packages = u32::from(!is_layer && is_new);
             Ok(StoreUse { bytes, packages, ..StoreUse::default() })
         };
         self.database.with(look).await

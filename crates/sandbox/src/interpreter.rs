@@ -159,9 +159,17 @@ fn really(file: &Path) -> io::Result<PathBuf> {
 
 #[cfg(test)]
 mod tests {
-    use std::os::unix::fs::{PermissionsExt, symlink};
+    use std::os::unix::fs::symlink;
 
     use super::*;
+
+    /// Writes a program. Another process does so: a child that a test beside this one forks would hold this process's open
+    /// file, which cannot be executed then.
+    fn write_program(path: &Path, text: &str) {
+        let write = r#"printf '%s' "$2" > "$1" && chmod 755 "$1""#;
+        let written = Command::new("sh").args(["-c", write, "sh"]).arg(path).arg(text).status().unwrap();
+        assert!(written.success());
+    }
 
     #[test]
     fn every_link_to_a_program_is_shown() {
@@ -198,8 +206,7 @@ mod tests {
             [("2.7", false), ("3.10", false), ("3.11", true), ("3.14", true), ("4.0", false)]
         {
             let report = format!("{}\\000{version}\\000/\\000/", program.display());
-            fs::write(&program, format!("#!/bin/sh\nprintf '{report}'\n")).unwrap();
-            fs::set_permissions(&program, fs::Permissions::from_mode(0o755)).unwrap();
+            write_program(&program, &format!("#!/bin/sh\nprintf '{report}'\n"));
             match Interpreter::python(&program) {
                 Ok(found) => assert!(is_new_enough && found.version == version, "{found:?}"),
                 Err(error) => {
@@ -215,10 +222,7 @@ mod tests {
         let real = Interpreter::python(Path::new("/usr/bin/python3")).unwrap();
         let folder = tempfile::tempdir().unwrap();
         let shim = folder.path().join("python3");
-        let write = |text: &str| {
-            fs::write(&shim, text).unwrap();
-            fs::set_permissions(&shim, fs::Permissions::from_mode(0o755)).unwrap();
-        };
+        let write = |text: &str| write_program(&shim, text);
         // Like a shim of pyenv, this one uses an environment variable, which an interpreter in a sandbox does not have.
         write("#!/bin/sh\nexec \"${HOME:+/usr}/bin/python3\" \"$@\"\n");
         assert_eq!(Interpreter::python(&shim).unwrap(), real);
