@@ -9,10 +9,10 @@ from ._shapes import _numpy, nbytes_of
 __all__ = ["array", "empty", "empty_like", "full", "ones", "zeros"]
 
 
-def _room(nbytes):
+def _output_space(nbytes):
     """In a function on a worker: memory of its caller's, where what is returned need not be copied."""
     worker = sys.modules.get("sublet_template")
-    return None if worker is None else worker.room(nbytes)
+    return None if worker is None else worker.output_space(nbytes)
 
 
 def empty(shape, dtype=float, order="C"):
@@ -32,7 +32,7 @@ def empty(shape, dtype=float, order="C"):
     """
     numpy = _numpy()
     shape, dtype, nbytes = nbytes_of(shape, dtype)
-    memory = _room(nbytes)
+    memory = _output_space(nbytes)
     if memory is None:
         memory = numpy.asarray(_native.allocate(nbytes))
     return numpy.ndarray(shape, dtype, buffer=memory, order=order)

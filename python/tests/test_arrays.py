@@ -125,7 +125,7 @@ def test_what_a_function_makes_in_its_callers_memory_comes_back_from_there(lease
     def make(size, value):
         made = sublet.full(size, value, dtype="f8")
         other = sublet.full(100, value + 1, dtype="u1")
-        return made, other, b"x" * (size % 5000), sys.modules["sublet_template"].room(1) is not None
+        return made, other, b"x" * (size % 5000), sys.modules["sublet_template"].output_space(1) is not None
 
     for size in (10, 100, 50_000, 50_000, 1 << 20, 1 << 20, 10):
         made, other, text, _ = lease.call(make, size, 3)

@@ -387,6 +387,10 @@ def index_options(request):
 def run(command, cwd, text=None):
     """Executes uv or pip; returns its standard output, or raises what it says."""
     environment = dict(os.environ, NO_COLOR="1", PIP_NO_INPUT="1", PIP_DISABLE_PIP_VERSION_CHECK="1", UV_NO_PROGRESS="1")
+    # uv trusts its own list of authorities, and pip those of this machine: an index behind a proxy is known by the latter. The second
+    # name is that of earlier versions of uv.
+    for variable in ("UV_SYSTEM_CERTS", "UV_NATIVE_TLS"):
+        environment.setdefault(variable, "1")
     ran = subprocess.run(command, cwd=cwd, input=text, capture_output=True, text=True, env=environment)
     if ran.returncode == 0:
         return ran.stdout
