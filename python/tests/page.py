@@ -120,7 +120,7 @@ class Page:
 
     def _block(self, block, line):
         rule, what, language, text = block["rule"], block["what"], block["language"], block["text"]
-        if rule in ("not run", "form") or language == "text":
+        if rule in ("not run", "form") or (language == "text" and not block["title"]):
             return
         if rule == "needs" and importlib.util.find_spec(what) is None:
             return
@@ -158,6 +158,9 @@ class Page:
         for part in re.split(r"^\$ ", text, flags=re.MULTILINE)[1:]:
             command, expected = re.fullmatch(r"((?:[^\n]*\\\n)*[^\n]*\n)(.*)", part, re.DOTALL).groups()
             output = self._shell.run(command)
+            # A document shows the last line as any other, whether or not the command ends it.
+            if output and not output.endswith("\n"):
+                output += "\n"
             if expected and not doctest.OutputChecker().check_output(expected, output, doctest.ELLIPSIS):
                 raise Failed(f"$ {command}printed:\n{output}instead of:\n{expected}")
 

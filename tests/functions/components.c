@@ -290,6 +290,13 @@ SUBLET_FUNCTION uint32_t linger(void *in, uint32_t size, void *out) {
     return size;
 }
 
+/* Ends long after any test. */
+SUBLET_FUNCTION uint32_t stay(void *in, uint32_t size, void *out) {
+    (void)in, (void)size, (void)out;
+    nap(600000);
+    return 0;
+}
+
 SUBLET_FUNCTION uint32_t crash(void *in, uint32_t size, void *out) {
     (void)in, (void)size;
     *(volatile int *)0 = 1;
