@@ -6,6 +6,7 @@ use std::task::{Context, Poll};
 use std::time::{Duration, Instant};
 
 use pyo3::prelude::*;
+use sublet::frames::lent::ReplySource;
 use sublet::frames::{FETCH, Head};
 use sublet::{Code, Completion, Error, Invocation};
 use sublet_python_buffers::BufferView;
@@ -14,7 +15,6 @@ use crate::buffer::{BufferOwner, OwnedBuffer};
 use crate::error::{invalid, raised};
 use crate::fork_cell::{ForkCell, is_forked};
 use crate::invoker::{LeasedInvoker, RequestedCall};
-use crate::lent_messages::ReplySource;
 use crate::message::{OpenedReply, WorkerReply, WrittenRequest};
 use crate::pool::Paper;
 use crate::queue::PyQueue;
@@ -136,7 +136,8 @@ impl State {
             Err(error) => {
                 // Without a reply, the worker says later that the memory is free.
                 if matches!(error.code, Code::FunctionFailed | Code::MemoryExceeded | Code::OutputTooLarge) {
-                    lent.lend(ReplySource { worker, process: None }, (request.clone(), output.clone()));
+                    let by = ReplySource { worker, process: None };
+                    lent.lend(by, request.token, (request.clone(), output.clone()));
                 }
                 Err(error)
             }

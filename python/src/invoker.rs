@@ -20,8 +20,7 @@ use crate::call::{CallBuffers, PyCall, SentRequest};
 use crate::component::{PyMemory, planned};
 use crate::error::{invalid, raised};
 use crate::fork_cell::{self, ForkCell};
-use crate::lent_messages::LentMessages;
-use crate::message::WrittenRequest;
+use crate::message::{LentMemory, WrittenRequest};
 use crate::pool::{MemoryPool, Paper};
 
 /// An input that is no larger goes by the inbox, in bytes.
@@ -48,7 +47,7 @@ pub struct LeasedInvoker {
     /// Memory that the lease's workers reach.
     pub pool: Arc<MemoryPool>,
     /// Messages whose memory the workers use after their calls.
-    pub lent: LentMessages,
+    pub lent: LentMemory,
 }
 
 /// Options of a call.
@@ -80,7 +79,7 @@ impl LeasedInvoker {
         PyInvoker(Arc::new(LeasedInvoker {
             invoker: RwLock::new(ForkCell::new(invoker)),
             pool,
-            lent: LentMessages::default(),
+            lent: LentMemory::default(),
         }))
     }
 

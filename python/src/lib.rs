@@ -14,7 +14,6 @@ mod environment;
 mod error;
 mod fork_cell;
 mod invoker;
-mod lent_messages;
 mod message;
 mod pool;
 mod queue;

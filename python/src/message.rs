@@ -5,6 +5,7 @@ use std::sync::Arc;
 
 use pyo3::prelude::*;
 use pyo3::types::{PyByteArray, PyBytes, PyList};
+use sublet::frames::lent::{LentMessages, ReplySource};
 use sublet::frames::{
     self, FREES, Head, IN_USE, Piece, PieceLocation, ReceivedPiece, SharedAddress, SharedBytes, Source,
 };
@@ -13,7 +14,6 @@ use sublet_python_buffers::{BufferUse, BufferView};
 
 use crate::buffer::{BufferOwner, OwnedBuffer};
 use crate::error::raised;
-use crate::lent_messages::{LentMessages, ReplySource};
 use crate::pool::{MemoryPool, Paper};
 
 /// A part that is no larger is copied out of its message, so that the message's memory can be used again, in bytes.
@@ -32,6 +32,9 @@ pub struct WrittenRequest {
     pub token: u64,
     parts: Vec<RequestPart>,
 }
+
+/// Memory of requests and outputs that workers use after their calls.
+pub type LentMemory = LentMessages<(Arc<WrittenRequest>, Paper)>;
 
 /// One part of a request.
 struct RequestPart {
@@ -82,10 +85,10 @@ impl OpenedReply {
     }
 
     /// Notes which memory the worker uses, and which it uses no more.
-    pub fn note(&self, lent: &LentMessages, worker: u32, memory: (&Arc<WrittenRequest>, &Paper)) {
+    pub fn note(&self, lent: &LentMemory, worker: u32, memory: (&Arc<WrittenRequest>, &Paper)) {
         let by = ReplySource { worker, process: Some(self.head.token) };
         if self.head.operation & IN_USE != 0 {
-            lent.lend(by, (memory.0.clone(), memory.1.clone()));
+            lent.lend(by, memory.0.token, (memory.0.clone(), memory.1.clone()));
         }
         match self.freed.is_empty() {
             true => lent.heard(by),

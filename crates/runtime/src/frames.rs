@@ -15,6 +15,8 @@
 //! The memory that a reader reads may still be changed by its writer. Everything is therefore copied before it is
 //! checked, and pieces are returned as addresses, never as references.
 
+pub mod lent;
+
 use std::ptr::NonNull;
 
 pub use sublet_fabric::{SharedBytes, SharedBytesMut};

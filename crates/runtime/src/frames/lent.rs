@@ -1,31 +1,26 @@
 //! Messages whose memory workers still use: arguments that a function has kept.
 //!
-//! A worker says so in its reply ([`IN_USE`](sublet::frames::IN_USE)), and in a later one when the memory is free. In between the
+//! A worker says so in its reply ([`IN_USE`](super::IN_USE)), and in a later one when the memory is free. In between the
 //! message belongs to the worker, and is not used for other calls. Memory of a worker process that has ended is free.
 
 use std::collections::{HashMap, HashSet};
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Mutex, PoisonError};
-
-use crate::message::WrittenRequest;
-use crate::pool::Paper;
+use std::sync::{Mutex, PoisonError};
 
 /// Most tokens, and most processes, that are remembered of what workers have said: of a worker that invents more of them, the memory
 /// that it was lent is not used again until the lease ends.
 const MOST_REMEMBERED: usize = 1 << 16;
 
-/// The messages of one client.
-#[derive(Default)]
-pub struct LentMessages {
+/// The messages of one client. `Memory` is what holds a message's memory: dropped when no worker uses it, and never read.
+pub struct LentMessages<Memory> {
     /// Whether there is anything in the table: read without its lock.
     has_any: AtomicBool,
-    table: Mutex<LentTable>,
+    table: Mutex<LentTable<Memory>>,
 }
 
-#[derive(Default)]
-struct LentTable {
+struct LentTable<Memory> {
     /// Messages, by the tokens of their calls.
-    messages: HashMap<u64, Message>,
+    messages: HashMap<u64, Message<Memory>>,
     /// Tokens whose memory was said to be free before the reply was read that says that it is used.
     freed: HashSet<u64>,
     /// The latest process of each worker, as far as anything was lent to it.
@@ -34,12 +29,11 @@ struct LentTable {
     ended: HashSet<u64>,
 }
 
-struct Message {
+struct Message<Memory> {
     worker: u32,
     /// Process of the worker; not known at first for a call that failed.
     process: Option<u64>,
-    /// Kept, and never looked at.
-    _memory: (Arc<WrittenRequest>, Paper),
+    _memory: Memory,
 }
 
 /// Worker and process that have replied.
@@ -51,11 +45,22 @@ pub struct ReplySource {
     pub process: Option<u64>,
 }
 
-impl LentMessages {
-    /// A worker uses the memory of this call's request and output from now on.
+impl<Memory> Default for LentMessages<Memory> {
+    fn default() -> LentMessages<Memory> {
+        let table = LentTable {
+            messages: HashMap::new(),
+            freed: HashSet::new(),
+            processes: HashMap::new(),
+            ended: HashSet::new(),
+        };
+        LentMessages { has_any: AtomicBool::new(false), table: Mutex::new(table) }
+    }
+}
+
+impl<Memory> LentMessages<Memory> {
+    /// A worker uses the memory of the call with this token, its request's and its output's, from now on.
     #[cold]
-    pub fn lend(&self, ReplySource { worker, process }: ReplySource, memory: (Arc<WrittenRequest>, Paper)) {
-        let token = memory.0.token;
+    pub fn lend(&self, ReplySource { worker, process }: ReplySource, token: u64, memory: Memory) {
         let message = Message { worker, process, _memory: memory };
         let dropped = self.change(|table| {
             let mut dropped = table.know(ReplySource { worker, process });
@@ -105,7 +110,7 @@ impl LentMessages {
         self.change(|table| table.messages.len())
     }
 
-    fn change<R>(&self, change: impl FnOnce(&mut LentTable) -> R) -> R {
+    fn change<R>(&self, change: impl FnOnce(&mut LentTable<Memory>) -> R) -> R {
         let mut table = self.table.lock().unwrap_or_else(PoisonError::into_inner);
         let changed = change(&mut table);
         self.has_any.store(!table.messages.is_empty() || !table.freed.is_empty(), Ordering::Relaxed);
@@ -113,10 +118,10 @@ impl LentMessages {
     }
 }
 
-impl LentTable {
+impl<Memory> LentTable<Memory> {
     /// Takes the messages of a process that another one has replaced. They are dropped without the lock: that may wait for the
     /// interpreter.
-    fn know(&mut self, ReplySource { worker, process }: ReplySource) -> Vec<Message> {
+    fn know(&mut self, ReplySource { worker, process }: ReplySource) -> Vec<Message<Memory>> {
         let Some(process) = process.filter(|process| !self.ended.contains(process)) else {
             return Vec::new();
         };
@@ -133,5 +138,73 @@ impl LentTable {
         }
         let ended = self.messages.extract_if(|_, message| message.process == Some(before));
         ended.map(|(_, message)| message).collect()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::rc::Rc;
+
+    fn process(process: u64) -> ReplySource {
+        ReplySource { worker: 0, process: Some(process) }
+    }
+
+    /// Whether the memory is still lent.
+    fn is_lent(memory: &Rc<()>) -> bool {
+        Rc::strong_count(memory) > 1
+    }
+
+    #[test]
+    fn memory_is_lent_until_its_worker_frees_it() {
+        let messages = LentMessages::default();
+        let [first, second] = [Rc::new(()), Rc::new(())];
+        messages.lend(process(7), 1, first.clone());
+        // The reply that frees it may be read first.
+        messages.free(process(7), [2].into_iter());
+        messages.lend(process(7), 2, second.clone());
+        assert!(is_lent(&first) && !is_lent(&second));
+        messages.free(process(7), [1].into_iter());
+        assert!(!is_lent(&first));
+        assert_eq!(messages.count(), 0);
+    }
+
+    #[test]
+    fn memory_of_a_process_that_was_replaced_is_free() {
+        let messages = LentMessages::default();
+        let [of_reply, of_failure, late] = [Rc::new(()), Rc::new(()), Rc::new(())];
+        messages.lend(process(7), 1, of_reply.clone());
+        messages.lend(ReplySource { worker: 0, process: None }, 2, of_failure.clone());
+        messages.heard(ReplySource { worker: 1, process: Some(8) });
+        assert!(is_lent(&of_reply));
+        messages.heard(process(9));
+        assert!(!is_lent(&of_reply));
+        // The failed call may have been one of the new process.
+        assert!(is_lent(&of_failure));
+        messages.lend(process(7), 3, late.clone());
+        assert!(!is_lent(&late));
+        messages.clear();
+        assert!(!is_lent(&of_failure));
+    }
+
+    #[test]
+    fn invented_tokens_and_processes_take_a_bounded_amount_of_memory() {
+        let messages = LentMessages::<Rc<()>>::default();
+        let many = 4 * MOST_REMEMBERED as u64;
+        messages.free(process(1), 0..many);
+        for invented in 2..many {
+            messages.heard(process(invented));
+        }
+        let table = messages.table.lock().unwrap();
+        assert_eq!(table.freed.len(), MOST_REMEMBERED);
+        assert_eq!(table.ended.len(), MOST_REMEMBERED);
+        assert_eq!(table.processes.len(), 1);
+        drop(table);
+        // Whose memory was freed beyond that bound stays lent until the lease ends.
+        let forgotten = Rc::new(());
+        messages.lend(process(many), many - 1, forgotten.clone());
+        assert!(is_lent(&forgotten));
+        messages.clear();
+        assert!(!is_lent(&forgotten));
     }
 }
