@@ -1,5 +1,5 @@
-/* The functions that hello calls, in C. The same functions are in hello.rs, hello.f90 and go/hello.go. They link with nothing
- * of Sublet's:
+/* The functions that hello calls, in C. The same functions are in hello.rs, hello.f90, go/hello.go and nodejs/hello.js.
+ * They link with nothing of Sublet's:
  *
  *     cc -O2 -shared -fPIC -o libhello.so hello.c
  *

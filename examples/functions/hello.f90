@@ -1,4 +1,4 @@
-! The functions that hello calls, in Fortran. The same functions are in hello.c, hello.rs and go/hello.go.
+! The functions that hello calls, in Fortran. The same functions are in hello.c, hello.rs, go/hello.go and nodejs/hello.js.
 !
 !     gfortran -O2 -frecursive -shared -fPIC -o libhello.so \
 !         $(pkg-config --variable=includedir sublet)/sublet_function.f90 hello.f90

@@ -1,4 +1,4 @@
-//! The functions that hello calls, in Rust. The same functions are in hello.c, hello.f90 and go/hello.go.
+//! The functions that hello calls, in Rust. The same functions are in hello.c, hello.f90, go/hello.go and nodejs/hello.js.
 //!
 //! ```sh
 //! cargo build --release -p sublet-example-functions

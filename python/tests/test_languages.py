@@ -143,6 +143,13 @@ def test_functions_of_hello_are_the_same_in_every_language(platform, compilers, 
     assert (ended.returncode, ended.stdout, ended.stderr) == (0, EXPECTED, "")
 
 
+def test_functions_of_hello_are_the_same_in_nodejs(compilers, tmp_path):
+    with sublet.local(1, node=shutil.which("node")) as platform:
+        for language in ("c", "python"):
+            ended = run(platform, compilers.program("hello", language), EXAMPLES / "functions/nodejs")
+            assert (ended.returncode, ended.stdout, ended.stderr) == (0, EXPECTED, "")
+
+
 @pytest.mark.parametrize("language", ["c", "cpp", "rust", "python", "fortran", "go"])
 def test_hello_exits_with_the_number_of_an_error(platform, compilers, language, tmp_path):
     missing = tmp_path / "libmissing.so"

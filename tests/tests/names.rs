@@ -17,6 +17,9 @@ use sublet_tests::platform::sublet;
 use tempfile::TempDir;
 use tonic::Request;
 
+/// Most tokens that are made until a manager grants a lease for one that it does not know yet.
+const ATTEMPTS: u32 = 30;
+
 /// A package `libname` whose function `who` writes one letter.
 fn library(letter: char) -> TempDir {
     let folder = tempfile::tempdir().unwrap();
@@ -143,24 +146,37 @@ fn lease_by_a_foreign_digest_is_not_confirmed() {
     let first = &cluster.managers[0].address;
     let hers = cluster.access(first, &cluster.user_token("alice").secret);
     connect(&hers).allocate(&Allocation::new(digest)).unwrap();
-    // The first manager knows the package, and not the token. It grants a lease before it knows the tenant.
-    let asked = CreateTokenRequest { tenant: "bob".into(), role: Role::User.into(), ..Default::default() };
-    let secret = cluster.managers[1].operator().manager().create_token(asked).unwrap().secret;
-    let his = cluster.access(first, &secret);
     let of_node =
         CreateTokenRequest { role: Role::Agent.into(), node: "node-0".into(), ..Default::default() };
     let agent = cluster.access(first, &cluster.token(&of_node).secret);
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
-    let confirmed = runtime.block_on(async {
-        let asked = LeaseRequest { package: digest.into(), cores: 1, ..LeaseRequest::default() };
-        let mut manager = ManagerClient::new(his.channel(0).unwrap());
-        let granted = manager.request_lease(his.authorize(Request::new(asked))).await.unwrap();
-        let lease = granted.into_inner().grants.remove(0).lease.unwrap().id;
-        let mut nodes = NodesClient::new(agent.channel(0).unwrap());
-        nodes.confirm_lease(agent.authorize(Request::new(ConfirmRequest { lease }))).await
-    });
-    let refused = Error::from_status(&confirmed.unwrap_err());
-    assert_eq!(refused.code, Code::UnknownPackage, "{refused}");
+    let confirm = |his: &Access| {
+        runtime.block_on(async {
+            let asked = LeaseRequest { package: digest.into(), cores: 1, ..LeaseRequest::default() };
+            let mut manager = ManagerClient::new(his.channel(0).unwrap());
+            let granted = manager.request_lease(his.authorize(Request::new(asked))).await;
+            let lease =
+                granted.map_err(|status| (false, status))?.into_inner().grants.remove(0).lease.unwrap().id;
+            let mut nodes = NodesClient::new(agent.channel(0).unwrap());
+            let confirmed =
+                nodes.confirm_lease(agent.authorize(Request::new(ConfirmRequest { lease }))).await;
+            confirmed.map(drop).map_err(|status| (true, status))
+        })
+    };
+    // The first manager knows the package, and not the token. It grants a lease before it knows the tenant, unless it
+    // learns of the token before the request comes.
+    for _ in 0..ATTEMPTS {
+        let asked =
+            CreateTokenRequest { tenant: "bob".into(), role: Role::User.into(), ..Default::default() };
+        let secret = cluster.managers[1].operator().manager().create_token(asked).unwrap().secret;
+        let (was_granted, status) = confirm(&cluster.access(first, &secret)).unwrap_err();
+        let refused = Error::from_status(&status);
+        assert_eq!(refused.code, Code::UnknownPackage, "{refused}");
+        if was_granted {
+            return;
+        }
+    }
+    panic!("the first manager knew each of {ATTEMPTS} tokens before it granted a lease");
 }
 
 #[test]

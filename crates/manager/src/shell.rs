@@ -15,7 +15,7 @@ use std::collections::{HashMap, HashSet, VecDeque};
 use std::sync::{Arc, Mutex, MutexGuard};
 
 use sublet_proto::network::Fabric;
-use sublet_proto::package::is_python;
+use sublet_proto::package::is_interpreter;
 use sublet_proto::ticket::{Signing, Verifying};
 use sublet_proto::v1::{
     self, LeaseGrant, LeaseGrants, NodeGeneration, NodeNetwork, PackageInfo, Quota, TenantUse, Ticket,
@@ -312,7 +312,7 @@ impl Shell {
         let Reach { agent, host, network } = &*reach;
         let build = ticket.lease.as_ref().and_then(|lease| package.builds.get(lease.build as usize));
         let is_segment = ticket.lease.as_ref().is_some_and(v1::Lease::is_segment);
-        let by_tcp = is_segment || build.is_some_and(|build| is_python(&build.architecture));
+        let by_tcp = is_segment || build.is_some_and(|build| is_interpreter(&build.architecture));
         LeaseGrant {
             ticket: self.signing.sign(&ticket),
             agent: agent.clone(),

@@ -1,8 +1,9 @@
 //! Packages: their content, their addresses, and their validity.
 //!
 //! A package is a manifest (`sublet.toml`) and files, one of which is the library with the functions: a shared object,
-//! a WebAssembly module, a module of Python or a program of kernels ([`PackageKind`]). It may have several such builds of the
-//! same functions, for several kinds of processing units; the functions' names and indexes are those of the package. It
+//! a WebAssembly module, a module of Python or Node.js, or a program of kernels ([`PackageKind`]). It may have several
+//! such builds of the same functions, for several kinds of processing units; the functions' names and indexes are those
+//! of the package. It
 //! is stored and sent as the canonical encoding of [`v1::Package`] and is identified by the SHA-256 of those bytes, so
 //! that the same content is the same package wherever it is deployed. Environments of Python are packages, too; their
 //! layers are [wheels](wheel), stored by the digests of their files.
@@ -27,6 +28,7 @@ pub mod kernels;
 mod kind;
 mod library;
 mod manifest;
+pub mod nodejs;
 mod platform;
 mod profile;
 pub mod python;
@@ -50,11 +52,12 @@ pub use environment::{
 pub use files::{MAX_COMPONENT_BYTES, MAX_PATH_BYTES, check_path};
 pub use image::{is_pinned, pin_image, unpinned_image};
 pub use kernels::KernelLimits;
-pub use kind::{PORTABLE, PackageKind, is_device, is_processor, runs_on};
+pub use kind::{PORTABLE, PackageKind, is_device, is_interpreter, is_processor, runs_on};
 pub use manifest::{
     Build, DEFAULT_DEADLINE_MS, MAX_BUILDS, MAX_DEADLINE_MS, MAX_MANIFEST_BYTES, MAX_SYMBOL_BYTES, Manifest,
     ManifestFunction, WasmLimits,
 };
+pub use nodejs::{NodejsNeeds, is_nodejs, nodejs_architecture};
 pub use platform::{PlatformMachine, PythonPlatform};
 pub use profile::{MAX_PROFILES, MAX_SPEED, Profile};
 pub use python::{PythonNeeds, is_python, python_architecture};

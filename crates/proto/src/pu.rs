@@ -5,7 +5,7 @@
 
 use sha2::{Digest, Sha256};
 
-use crate::package::{PORTABLE, PackageKind, is_device, is_processor, is_python};
+use crate::package::{PORTABLE, PackageKind, is_device, is_interpreter, is_processor};
 use crate::price::Prices;
 use crate::v1::{DeviceUnit, NodeDescription, ProcessingUnit};
 use crate::{Code, Error};
@@ -145,15 +145,15 @@ pub fn units(node: &NodeDescription, prices: &Prices, neighbours: &[String]) -> 
         ..ProcessingUnit::default()
     };
     // Their platforms are for the placement of environments.
-    let is_shown = |runtime: &&String| is_python(runtime) && !runtime.contains('-');
-    let pythons = node.runtimes.iter().filter(is_shown).cloned();
+    let is_shown = |runtime: &&String| is_interpreter(runtime) && !runtime.contains('-');
+    let interpreters = node.runtimes.iter().filter(is_shown).cloned();
     let programs = [PackageKind::Native, PackageKind::Wasm].map(|kind| kind.name().to_owned());
     let processor = ProcessingUnit {
         architecture: node.architecture.clone(),
         model: node.model.clone(),
         cores: node.cores.saturating_add(node.shared_cores),
         memory_bytes: node.memory_bytes,
-        abilities: programs.into_iter().chain(pythons).collect(),
+        abilities: programs.into_iter().chain(interpreters).collect(),
         ..unit(PROCESSOR, kind(&node.pu))
     };
     let devices = devices(node).map(|device| ProcessingUnit {

@@ -4,6 +4,7 @@
 //! files and folders are opened. All other properties of the package are checked by [`package::validate`], which the
 //! manager calls.
 
+mod nodejs;
 mod python;
 
 use std::fs::{self, DirEntry, File, OpenOptions};
@@ -12,7 +13,7 @@ use std::os::unix::fs::{OpenOptionsExt, PermissionsExt};
 use std::path::Path;
 
 use rustix::fs::OFlags;
-use sublet_proto::package::{self, MANIFEST_FILE, MAX_FILES, MAX_PACKAGE_BYTES};
+use sublet_proto::package::{self, MANIFEST_FILE, MAX_FILES, MAX_PACKAGE_BYTES, Manifest};
 use sublet_proto::v1::PackageFile;
 use sublet_proto::{Code, Error};
 
@@ -45,7 +46,9 @@ fn is_plain(text: &str) -> bool {
 /// Encodes the package in a folder with a `sublet.toml`, or a bare shared object or WebAssembly module.
 ///
 /// For a package in Python, a matching interpreter of this machine, if there is one, parses the module and the
-/// package's modules that it always imports, and checks that the functions exist. Nothing of the package is executed.
+/// package's modules that it always imports, and checks that the functions exist. For a package in Node.js, npm installs the
+/// dependencies of a lock file, without their scripts, and the Node.js of this machine, if there is one, parses the
+/// package's own modules. Nothing of the package is executed.
 ///
 /// The path itself may be a symbolic link, as installed libraries often are. Links inside of a folder are refused.
 ///
@@ -85,9 +88,16 @@ fn read_library(path: &Path) -> Result<sublet_proto::v1::Package, Error> {
 fn read_folder(path: &Path) -> Result<sublet_proto::v1::Package, Error> {
     let mut folder = PackageFolder { files: Vec::new(), manifest: None, budget: ReadBudget::whole() };
     folder.add_entries(path, "", 0)?;
-    let manifest = folder.manifest.ok_or_else(|| invalid(path, &format!("has no {MANIFEST_FILE}")))?;
+    let manifest = folder.manifest.take().ok_or_else(|| invalid(path, &format!("has no {MANIFEST_FILE}")))?;
     let manifest =
         String::from_utf8(manifest).map_err(|_| invalid(&path.join(MANIFEST_FILE), "is not UTF-8"))?;
+    let checked = Manifest::parse(&manifest)?;
+    if nodejs::is_for_nodejs(&checked) {
+        nodejs::check(path, &checked.name, &folder.files)?;
+        if nodejs::is_locked(path) {
+            folder.replace_modules(&nodejs::install(path)?)?;
+        }
+    }
     package::from_files(&manifest, folder.files)
 }
 
@@ -110,10 +120,23 @@ impl PackageFolder {
         Ok(())
     }
 
+    /// Puts installed modules in the place of those that the folder may have.
+    fn replace_modules(&mut self, installed: &nodejs::InstalledModules) -> Result<(), Error> {
+        let prefix = format!("{}/", nodejs::MODULES);
+        self.files.retain(|file| !file.path.starts_with(&prefix));
+        if installed.path().is_dir() {
+            self.add_entries(&installed.path(), &prefix, 1)?;
+        }
+        Ok(())
+    }
+
     fn add_entry(&mut self, entry: &DirEntry, prefix: &str, depth: usize) -> Result<(), Error> {
         let path = entry.path();
         let name = entry.file_name();
         let name = name.to_str().ok_or_else(|| invalid(&path, "has a name that is not UTF-8"))?;
+        if nodejs::LEFT_OUT.contains(&name) && path.parent().is_some_and(|of| of.ends_with(nodejs::MODULES)) {
+            return Ok(());
+        }
         let kind = entry.file_type().map_err(|error| unreadable(&path, &error))?;
         if kind.is_dir() {
             self.add_entries(&path, &format!("{prefix}{name}/"), depth + 1)
@@ -234,6 +257,46 @@ mod tests {
         // A machine without the package's own version does not judge it.
         let other = "[[function]]\nname = 'f'\n[python]\nversion = '3.99'\n";
         python_package(other, &[("m.py", "def f(:\n")]).unwrap();
+    }
+
+    fn nodejs_package(library: &str, files: &[(&str, &str)]) -> Result<Vec<u8>, Error> {
+        let folder = tempfile::tempdir().unwrap();
+        let manifest =
+            format!("name = 'p'\nkind = 'nodejs'\nlibrary = '{library}'\n[[function]]\nname = 'f'\n");
+        for (name, text) in files.iter().chain(&[(MANIFEST_FILE, manifest.as_str())]) {
+            let path = folder.path().join(name);
+            fs::create_dir_all(path.parent().unwrap()).unwrap();
+            fs::write(path, text).unwrap();
+        }
+        if fs::create_dir(folder.path().join("node_modules/.bin")).is_ok() {
+            symlink("nowhere", folder.path().join("node_modules/.bin/program")).unwrap();
+        }
+        read_package(folder.path())
+    }
+
+    #[test]
+    fn rejects_nodejs_with_a_syntax_error() {
+        for (library, files, said) in [
+            (
+                "m.js",
+                [("m.js", "exports.f = 1;\nexports.g = (;\n"), ("a", "")],
+                "m.js:2: Unexpected token ';'",
+            ),
+            ("m.js", [("m.js", ""), ("lib/n.mjs", "const a = require('b'\n")], "lib/n.mjs:1: missing )"),
+            ("m.js", [("m.js", "import 'x'; return 1"), ("a", "")], "m.js:1: Cannot use import"),
+            (
+                "m.js",
+                [("m.js", "return 1"), ("package.json", "{\"type\": \"module\"}")],
+                "m.js:1: Illegal return",
+            ),
+        ] {
+            let error = nodejs_package(library, &files).unwrap_err();
+            assert!(error.code == Code::InvalidPackage, "{error}");
+            assert!(error.message.contains(&format!("package p: {said}")), "{error}");
+        }
+        for text in ["import 'x';\nexport const f = await 1", "#!/usr/bin/env node\nreturn 1", "with (a) b"] {
+            nodejs_package("m.js", &[("m.js", text), ("node_modules/a/m.js", "(")]).unwrap();
+        }
     }
 
     #[test]

@@ -1,4 +1,4 @@
-//! Makes a Node.js process a template: a warm process that is forked into sandboxes.
+//! Makes a Node.js process a template: a warm process that is forked into sandboxes, and may be a worker there.
 //!
 //! The spawner starts Node.js, which loads this library and executes its [`SOURCE`]. Node.js was not made to be forked.
 //! These conditions make it possible:
@@ -14,11 +14,12 @@ mod ending;
 mod loops;
 mod memory;
 mod values;
+mod worker;
 
 use napi_sys::{napi_callback_info, napi_env, napi_value};
 use sublet_sandbox::template::{self, Runtime, TemplateProgram, Threads};
 
-use values::{argument, boolean, define, number, text, throw};
+use values::{arguments, boolean, define, number, text, throw};
 
 /// The program of the template, in JavaScript: Node.js executes it.
 const SOURCE: &str = include_str!("template.js");
@@ -63,7 +64,10 @@ unsafe extern "C" fn serve(env: napi_env, _: napi_callback_info) -> napi_value {
 /// Node.js calls it, on its main thread.
 unsafe extern "C" fn exit(env: napi_env, info: napi_callback_info) -> napi_value {
     // SAFETY: as this function's.
-    let status = unsafe { number(env, argument(env, info)) };
+    let status = unsafe {
+        let [status] = arguments(env, info);
+        number(env, status)
+    };
     // SAFETY: ends the process, whatever its state. The C library's own end would wait for threads that are not here.
     unsafe { libc::_exit(status) }
 }
@@ -74,7 +78,10 @@ unsafe extern "C" fn exit(env: napi_env, info: napi_callback_info) -> napi_value
 /// Node.js calls it, on its main thread.
 unsafe extern "C" fn at_end(env: napi_env, info: napi_callback_info) -> napi_value {
     // SAFETY: as this function's.
-    let called = unsafe { loops::of(env).and_then(|own| ending::call_at_end(env, own, argument(env, info))) };
+    let called = unsafe {
+        let [function] = arguments(env, info);
+        loops::of(env).and_then(|own| ending::call_at_end(env, own, function))
+    };
     match called {
         Ok(()) => std::ptr::null_mut(),
         // SAFETY: as this function's.
@@ -113,8 +120,15 @@ pub unsafe extern "C" fn napi_register_module_v1(env: napi_env, exports: napi_va
         define(env, exports, c"exit", exit);
         define(env, exports, c"atEnd", at_end);
         define(env, exports, c"isAlive", is_alive);
-        let source = text(env, SOURCE);
-        napi_sys::napi_set_named_property(env, exports, c"SOURCE".as_ptr(), source);
+        define(env, exports, c"next", worker::next);
+        define(env, exports, c"status", worker::status);
+        define(env, exports, c"described", worker::described);
+        define(env, exports, c"input", worker::input);
+        define(env, exports, c"output", worker::output);
+        define(env, exports, c"failed", worker::failed);
+        for (name, source) in [(c"SOURCE", SOURCE), (c"WORKER", worker::SOURCE)] {
+            napi_sys::napi_set_named_property(env, exports, name.as_ptr(), text(env, source));
+        }
     }
     exports
 }

@@ -8,6 +8,12 @@ const crypto = require('crypto');
 // Modules that the first program would otherwise have to load.
 for (const name of ['fs', 'path', 'util', 'events', 'stream', 'timers', 'url', 'vm']) require(name);
 for (const name of process.argv.slice(1)) require(name);
+// Modules that only programs here have.
+const own = { __proto__: null, ...new Function('adapter', 'require', adapter.WORKER)(adapter, require) };
+const loadModule = Module._load;
+Module._load = function (name, ...rest) {
+  return own[name] ?? Reflect.apply(loadModule, this, [name, ...rest]);
+};
 if (globalThis.gc) gc();
 
 const program = JSON.parse(adapter.serve());

@@ -2,8 +2,8 @@
 //!
 //! All functions here are for Node.js's main thread, with an environment that it has just given.
 
-use std::ffi::CStr;
-use std::ptr;
+use std::ffi::{CStr, c_void};
+use std::ptr::{self, NonNull};
 
 use napi_sys::{napi_callback_info, napi_env, napi_value};
 
@@ -73,24 +73,84 @@ pub(crate) unsafe fn throw(env: napi_env, message: &str) -> napi_value {
     ptr::null_mut()
 }
 
-/// Returns the first argument of the called function.
+/// Returns the first arguments of the called function. Missing ones are undefined.
 ///
 /// # Safety
 /// As the module's.
-pub(crate) unsafe fn argument(env: napi_env, info: napi_callback_info) -> napi_value {
-    let (mut value, mut count) = (ptr::null_mut(), 1);
-    // SAFETY: one argument is requested, and there is memory for one.
+pub(crate) unsafe fn arguments<const N: usize>(env: napi_env, info: napi_callback_info) -> [napi_value; N] {
+    let (mut values, mut count) = ([ptr::null_mut(); N], N);
+    // SAFETY: N arguments are requested, and there is memory for N.
     unsafe {
         napi_sys::napi_get_cb_info(
             env,
             info,
             &raw mut count,
-            &raw mut value,
+            values.as_mut_ptr(),
             ptr::null_mut(),
             ptr::null_mut(),
         );
     }
+    values
+}
+
+/// Creates a number.
+///
+/// # Safety
+/// As the module's.
+pub(crate) unsafe fn integer(env: napi_env, number: i32) -> napi_value {
+    let mut value = ptr::null_mut();
+    // SAFETY: no valid value is null.
+    unsafe { napi_sys::napi_create_int32(env, number, &raw mut value) };
     value
+}
+
+/// Returns the address and the number of the bytes of a Uint8Array.
+///
+/// # Safety
+/// As the module's.
+pub(crate) unsafe fn bytes_of(env: napi_env, value: napi_value) -> Option<(NonNull<u8>, usize)> {
+    let (mut kind, mut len, mut data) = (0, 0, ptr::null_mut::<c_void>());
+    // SAFETY: all three are written before they are used, unless the value is no typed array.
+    let status = unsafe {
+        napi_sys::napi_get_typedarray_info(
+            env,
+            value,
+            &raw mut kind,
+            &raw mut len,
+            &raw mut data,
+            ptr::null_mut(),
+            ptr::null_mut(),
+        )
+    };
+    if status != napi_sys::Status::napi_ok || kind != napi_sys::TypedarrayType::uint8_array {
+        return None;
+    }
+    // An empty one may have no address.
+    Some((NonNull::new(data.cast()).unwrap_or(NonNull::dangling()), len))
+}
+
+/// Returns a string; an empty one if the value is not a string.
+///
+/// # Safety
+/// As the module's.
+pub(crate) unsafe fn text_of(env: napi_env, value: napi_value) -> String {
+    let mut len = 0;
+    // SAFETY: without a buffer only the length is written.
+    unsafe { napi_sys::napi_get_value_string_utf8(env, value, ptr::null_mut(), 0, &raw mut len) };
+    let mut bytes = vec![0u8; len + 1];
+    let mut written = 0;
+    // SAFETY: the buffer has that many bytes, one of them for the final zero.
+    unsafe {
+        napi_sys::napi_get_value_string_utf8(
+            env,
+            value,
+            bytes.as_mut_ptr().cast(),
+            bytes.len(),
+            &raw mut written,
+        );
+    }
+    bytes.truncate(written);
+    String::from_utf8_lossy(&bytes).into_owned()
 }
 
 /// Returns a value as an integer; 0 if the value is not a number.

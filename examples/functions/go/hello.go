@@ -1,4 +1,4 @@
-// The functions that hello calls, in Go. The same functions are in hello.c, hello.rs and hello.f90.
+// The functions that hello calls, in Go. The same functions are in hello.c, hello.rs, hello.f90 and ../nodejs/hello.js.
 //
 //	export CGO_CFLAGS="$(pkg-config --cflags sublet)"
 //	go build -buildmode=c-shared -ldflags="-extldflags=-Wl,--version-script=$PWD/functions.map" -o libhello.so .

@@ -1,10 +1,10 @@
 //! Language runtimes of this node that are kept warm: interpreters, and the modules that each loads before it is
-//! forked. Workers for packages in Python are copies of such an interpreter.
+//! forked. Workers for packages in Python and in Node.js are copies of such an interpreter.
 
 use std::fs;
 use std::path::{Path, PathBuf};
 
-use sublet_proto::package::{PythonPlatform, python_architecture, runs_on};
+use sublet_proto::package::{PythonPlatform, is_python, nodejs_architecture, python_architecture, runs_on};
 use sublet_proto::v1::{PackageBuild, SandboxTemplate};
 use sublet_proto::{Code, Error};
 use sublet_sandbox::{Interpreter, Language, Template, decode_language};
@@ -14,11 +14,11 @@ use crate::execution::programs::{find_command, find_program};
 use crate::machine::state::system;
 
 /// The program of a worker in Python: what its interpreter has loaded does the rest.
-const WORKER: &str = "import sublet_template\nsublet_template.work()\n";
+const PYTHON_WORKER: &str = "import sublet_template\nsublet_template.work()\n";
+/// The same in Node.js. Only a file has the right to import modules of ECMAScript.
+const NODE_WORKER: &str = "require('sublet_template').work((path) => import(path));\n";
 /// Command name of the Python that is searched for.
 const FOUND_PYTHON: &str = "python3";
-/// Name of the worker's source file in the agent's state folder.
-const WORKER_FILE: &str = "worker.py";
 
 /// Interpreters to keep warm.
 #[derive(Clone, Debug, Default)]
@@ -47,15 +47,15 @@ pub enum Python {
 #[derive(Default)]
 pub(crate) struct Runtimes {
     known: Vec<LanguageRuntime>,
-    /// The source file of workers.
-    worker: PathBuf,
 }
 
 struct LanguageRuntime {
     language: Language,
     interpreter: Interpreter,
     adapter: PathBuf,
-    /// Architecture of packages for this interpreter, if there are any.
+    /// The source file of workers, in the agent's state folder.
+    worker: PathBuf,
+    /// Architecture of packages for this interpreter; nothing for a version that is not known.
     architecture: Option<String>,
     /// The platform of wheels that it can use, if it can use any but those in pure Python.
     platform: Option<String>,
@@ -68,14 +68,17 @@ impl Runtimes {
         let mut add = |language: Language, found: Result<Interpreter, sublet_sandbox::SandboxError>| {
             let interpreter = found.map_err(|error| Error::new(Code::InvalidArgument, error.to_string()))?;
             let adapter = find_program("template", &spawner.with_file_name(language.adapter()))?;
-            let architecture =
-                (language == Language::Python).then(|| python_architecture(&interpreter.version)).flatten();
-            let libc = architecture.as_ref().and_then(|_| interpreter.libc());
-            let platform = architecture.as_ref().zip(libc);
-            let platform =
-                platform.map(|(python, libc)| format!("{python}-{}-{libc}", std::env::consts::ARCH));
-            let platform = platform.filter(|platform| PythonPlatform::parse(platform).is_some());
-            known.push(LanguageRuntime { language, interpreter, adapter, architecture, platform });
+            let (file, source, architecture, platform) = match language {
+                Language::Python => {
+                    let architecture = python_architecture(&interpreter.version);
+                    let platform = architecture.as_deref().and_then(|python| platform(python, &interpreter));
+                    ("worker.py", PYTHON_WORKER, architecture, platform)
+                }
+                _ => ("worker.js", NODE_WORKER, nodejs_architecture(&interpreter.version), None),
+            };
+            let worker = state.join(file);
+            fs::write(&worker, source).map_err(|error| system("writing", &worker, &error))?;
+            known.push(LanguageRuntime { language, interpreter, adapter, worker, architecture, platform });
             Ok::<_, Error>(())
         };
         // Not the file that a link leads to: an environment is known by where its links are.
@@ -95,9 +98,7 @@ impl Runtimes {
             let found = Interpreter::node(&find_command("Node.js", program)?, &modules);
             add(Language::Node, found)?;
         }
-        let worker = state.join(WORKER_FILE);
-        fs::write(&worker, WORKER).map_err(|error| system("writing", &worker, &error))?;
-        Ok(Runtimes { known, worker })
+        Ok(Runtimes { known })
     }
 
     /// The Python that is kept warm.
@@ -115,7 +116,7 @@ impl Runtimes {
             imports: Vec::new(),
             environment: None,
         };
-        self.known.iter().map(move |runtime| (template(runtime), self.worker.clone()))
+        self.known.iter().map(move |runtime| (template(runtime), runtime.worker.clone()))
     }
 
     /// Architectures of the packages that this node's interpreters execute.
@@ -141,8 +142,10 @@ impl Runtimes {
         };
         let runtime = self.known.iter().find(is_for).ok_or_else(|| {
             let (library, wanted, offered) = (&build.library, &build.architecture, self.architectures());
+            let (language, option) =
+                if is_python(wanted) { ("Python", "python") } else { ("Node.js", "node") };
             let here = match offered.is_empty() {
-                true => "no Python (its agent was started without --python)".to_owned(),
+                true => format!("no {language} (its agent was started without --{option})"),
                 false => offered.join(", "),
             };
             Error::new(
@@ -157,7 +160,7 @@ impl Runtimes {
             imports: if environment.is_some() { Vec::new() } else { build.imports.clone() },
             environment: environment.map(Path::to_owned),
         };
-        Ok((template, self.worker.clone()))
+        Ok((template, runtime.worker.clone()))
     }
 
     /// Files of the host that sandboxes see beside its libraries.
@@ -183,4 +186,10 @@ impl Runtimes {
             ..wanted.clone()
         })
     }
+}
+
+/// The platform of wheels for a Python, if it can use any but those in pure Python.
+fn platform(architecture: &str, python: &Interpreter) -> Option<String> {
+    let platform = format!("{architecture}-{}-{}", std::env::consts::ARCH, python.libc()?);
+    Some(platform).filter(|platform| PythonPlatform::parse(platform).is_some())
 }

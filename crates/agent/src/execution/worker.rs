@@ -13,7 +13,8 @@ use sublet_fabric::clock::monotonic_ns;
 use sublet_fabric::faults::device;
 use sublet_fabric::packet::PacketSocket;
 use sublet_proto::network::Fabric;
-use sublet_proto::package::{is_processor, is_python};
+use sublet_proto::package::nodejs::MODULE_SUFFIXES;
+use sublet_proto::package::{is_interpreter, is_nodejs, is_processor, is_python};
 use sublet_proto::v1::{self, PackageBuild, PackageInfo, Started, WorkerSetup};
 use sublet_proto::{Code, Error, pu};
 use sublet_runtime::worker::spawned::place;
@@ -214,6 +215,9 @@ fn spawned(held: &AttachedLease, runnable: &Runnable) -> Result<Option<v1::Progr
         std::fs::symlink_metadata(place(&package.folder, &program.path)).ok().filter(Metadata::is_file);
     let is_program = match found {
         Some(_) if is_python(&build.architecture) => program.path.ends_with(".py"),
+        Some(_) if is_nodejs(&build.architecture) => {
+            MODULE_SUFFIXES.iter().any(|suffix| program.path.ends_with(suffix))
+        }
         Some(found) if is_processor(&build.architecture) => found.permissions().mode() & 0o100 != 0,
         _ => false,
     };
@@ -258,7 +262,7 @@ fn spec(
         Some(kind) => (kernels::devices_of(kind), kernels::environment()),
         None => {
             let devices = if held.options.swap_bytes > 0 { Devices::Faults } else { Devices::None };
-            (devices, if is_python(&build.architecture) { environment() } else { Vec::new() })
+            (devices, if is_interpreter(&build.architecture) { environment() } else { Vec::new() })
         }
     };
     Spec {
@@ -281,7 +285,7 @@ fn spec(
     }
 }
 
-/// Environment variables that programs in Python expect.
+/// Environment variables that programs of an interpreter expect.
 fn environment() -> Vec<(OsString, OsString)> {
     let said = [("HOME", SCRATCH), ("TMPDIR", SCRATCH), ("PATH", "/usr/bin:/bin"), ("LANG", "C.UTF-8")];
     said.map(|(name, value)| (name.into(), value.into())).into()
@@ -290,7 +294,7 @@ fn environment() -> Vec<(OsString, OsString)> {
 /// How its sandbox isolates, and what is executed in it.
 fn program(node: &Node, runnable: &Runnable) -> Result<(IsolationKind, PathBuf), Error> {
     let build = runnable.build();
-    if is_python(&build.architecture) {
+    if is_interpreter(&build.architecture) {
         let (template, program) =
             node.execution.sandboxes.runtimes.worker(build, runnable.environment.as_deref())?;
         return Ok((IsolationKind::Template(template), program));
@@ -301,7 +305,7 @@ fn program(node: &Node, runnable: &Runnable) -> Result<(IsolationKind, PathBuf),
 /// Memory that a worker process may use beside the lease's memory for the driver of a device or for an interpreter, in
 /// bytes.
 fn runtime_bytes(build: &PackageBuild) -> u64 {
-    if is_python(&build.architecture) {
+    if is_interpreter(&build.architecture) {
         return INTERPRETER_MEMORY_BYTES;
     }
     kernels::kind_of(build).map_or(0, |_| DRIVER_MEMORY_BYTES)

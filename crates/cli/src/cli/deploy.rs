@@ -50,6 +50,16 @@ Examples:
       [python]                # optional
       requirements = \"requirements.txt\"  # or a lock file: distributions that the functions import
 
+  sublet deploy ./texts       functions in JavaScript, with a sublet.toml; package-lock.json names dependencies, which
+                              npm installs; a module that cannot be parsed is refused:
+
+      name = \"texts\"
+      kind = \"nodejs\"
+      library = \"index.js\"
+
+      [[function]]
+      name = \"shout\"
+
   sublet deploy ./vectors     kernels, with a sublet.toml that names each of them:
 
       name = \"vectors\"
@@ -212,7 +222,7 @@ mod tests {
             }
         }
         manifests.retain(|manifest| manifest.contains("name = "));
-        assert_eq!(manifests.len(), 4);
+        assert_eq!(manifests.len(), 5);
         for manifest in manifests {
             if let Err(error) = Manifest::parse(&manifest) {
                 panic!("{error}\n{manifest}");

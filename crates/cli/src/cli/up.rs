@@ -92,7 +92,7 @@ pub(crate) struct Arguments {
     #[arg(long, value_name = "PROGRAM")]
     python: Option<String>,
 
-    /// Node.js, by name or path, to keep warm for sandboxes [default: none]
+    /// Node.js for functions in JavaScript, by name or path, kept warm for sandboxes [default: none]
     #[arg(long, value_name = "PROGRAM")]
     node: Option<PathBuf>,
 

@@ -280,7 +280,7 @@ pub(crate) const SCHEMA: Schema = Schema {
             environment: "SUBLET_NODE",
             flag: "node",
             value: "PROGRAM",
-            help: "Node.js, by name or path, to keep warm for sandboxes",
+            help: "Node.js for functions in JavaScript, by name or path; it is kept warm for sandboxes",
             otherwise: Otherwise::Means("none"),
             shown: Visibility::Openly,
         },

@@ -17,7 +17,7 @@
 use std::collections::{BTreeMap, HashMap, HashSet, VecDeque};
 use std::sync::Arc;
 
-use sublet_proto::package::{is_device, is_python};
+use sublet_proto::package::{is_device, is_interpreter};
 use sublet_proto::v1::{NodeDescription, NodeGroup, NodeRoom};
 use sublet_proto::{Code, Error};
 
@@ -373,7 +373,7 @@ impl NodeSum<'_> {
             pu,
             architecture,
             devices: known(devices, is_device),
-            runtimes: known(runtimes, is_python),
+            runtimes: known(runtimes, is_interpreter),
             pool: node.pool.to_string(),
             all: Some(all),
             free: Some(free),

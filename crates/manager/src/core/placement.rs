@@ -16,7 +16,7 @@
 use std::cmp::{Ordering, Reverse};
 use std::collections::HashMap;
 
-use sublet_proto::package::{is_device, is_python, runs_on};
+use sublet_proto::package::{is_device, is_interpreter, runs_on};
 use sublet_proto::pool::Pool;
 use sublet_proto::price::Prices;
 use sublet_proto::pu::kind;
@@ -403,15 +403,18 @@ pub(super) fn place(
     }
     let placed = search.place_together(chance)?;
     let choice = placed.choice;
-    let is_single =
-        request.package.builds.get(choice.build as usize).is_some_and(|build| is_python(&build.architecture));
+    let is_single = request
+        .package
+        .builds
+        .get(choice.build as usize)
+        .is_some_and(|build| is_interpreter(&build.architecture));
     if !is_single {
         return Ok(placed);
     }
     let ClientRequest { terms, .. } = request;
     if terms.workers as usize > MAX_PARTS {
         let message = format!(
-            "{} cores asked, of functions in Python one request has at most {MAX_PARTS}",
+            "{} cores asked, of functions of an interpreter one request has at most {MAX_PARTS}",
             terms.workers
         );
         return Err(Error::new(Code::InsufficientResources, message));

@@ -2,15 +2,15 @@
 //! kernels, or of functions in Python, is placed like any other, and its resources are taken from all of the node's
 //! lists.
 
-use sublet_proto::package::{is_device, is_python};
+use sublet_proto::package::{is_device, is_interpreter};
 use sublet_proto::v1::NodeDescription;
 
 use super::ids::ClassKey;
 use super::placement::{Classes, CountedResources};
 use super::racks::Spot;
 
-/// Most classes of one node: its architecture's, and those of the devices, of an interpreter and of its platform.
-pub(super) const MAX_SEATS: usize = 5;
+/// Most classes of one node: those of its architecture, of two devices, of a Python, of its platform, and of a Node.js.
+pub(super) const MAX_SEATS: usize = 6;
 
 /// A node's position in one class.
 #[derive(Clone, Copy, Debug)]
@@ -33,7 +33,7 @@ impl Seats {
         let mut seats = Seats::default();
         seats.add(classes.key(&node.pu, &node.architecture));
         let devices = node.devices.iter().filter(|device| is_device(device));
-        let runtimes = node.runtimes.iter().filter(|runtime| is_python(runtime));
+        let runtimes = node.runtimes.iter().filter(|runtime| is_interpreter(runtime));
         for more in devices.chain(runtimes) {
             seats.add(classes.key(&node.pu, more));
         }

@@ -353,14 +353,18 @@ impl ServiceParts {
             return Ok(());
         }
         let (name, builds, nodes) = (&package.name, package.info().architectures(), nodes.join(", "));
-        let needs_python = package.builds.iter().all(|build| package::is_python(&build.architecture));
-        let message = if needs_python && !nodes.contains("python") {
-            format!(
-                "package {name} is for {builds}, but no node executes Python: start one by `sublet up --python PROGRAM` or \
-                 `sublet agent --python PROGRAM` (nodes are {nodes})"
-            )
-        } else {
-            format!("package {name} is for {builds}, but nodes are {nodes}")
+        let needs = |is_one: fn(&str) -> bool| package.builds.iter().all(|build| is_one(&build.architecture));
+        let interpreter =
+            [(needs(package::is_python), "Python", "python"), (needs(package::is_nodejs), "Node.js", "node")];
+        let missing = interpreter.into_iter().find(|(is_needed, ..)| *is_needed);
+        let message = match missing
+            .filter(|(_, language, _)| !nodes.contains(&language.to_lowercase().replace('.', "")))
+        {
+            Some((_, language, option)) => format!(
+                "package {name} is for {builds}, but no node executes {language}: start one by `sublet up --{option} \
+                 PROGRAM` or `sublet agent --{option} PROGRAM` (nodes are {nodes})"
+            ),
+            None => format!("package {name} is for {builds}, but nodes are {nodes}"),
         };
         Err(Error::new(Code::WrongArchitecture, message))
     }

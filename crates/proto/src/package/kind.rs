@@ -1,6 +1,7 @@
 //! The kinds of packages: the type of their library, and therefore its executor.
 
 use super::PythonPlatform;
+use super::nodejs::{ANY_NODEJS, is_nodejs};
 use super::python::{ANY_PYTHON, is_python};
 use crate::{Code, Error};
 
@@ -13,6 +14,8 @@ pub enum PackageKind {
     Wasm,
     /// A module of Python, named by the manifest.
     Python,
+    /// A module of JavaScript for Node.js, named by the manifest.
+    Nodejs,
     /// An environment for functions in Python, named by the manifest. It has no functions.
     Environment,
     /// Kernels for every device with a driver of OpenCL, named by the manifest.
@@ -39,6 +42,7 @@ impl PackageKind {
             PackageKind::Native => "native",
             PackageKind::Wasm => "wasm",
             PackageKind::Python => "python",
+            PackageKind::Nodejs => "nodejs",
             PackageKind::Environment => "environment",
             PackageKind::OpenCl => "opencl",
             PackageKind::Cuda => "cuda",
@@ -52,7 +56,8 @@ impl PackageKind {
 
     /// Tells whether a manifest has to name the kind, because the library's first bytes do not show it.
     pub fn is_said(self) -> bool {
-        matches!(self, PackageKind::Python | PackageKind::Environment) || self.is_of_kernels()
+        matches!(self, PackageKind::Python | PackageKind::Nodejs | PackageKind::Environment)
+            || self.is_of_kernels()
     }
 
     /// Parses the name of a kind.
@@ -61,6 +66,7 @@ impl PackageKind {
             "native" => Ok(PackageKind::Native),
             "wasm" => Ok(PackageKind::Wasm),
             "python" => Ok(PackageKind::Python),
+            "nodejs" => Ok(PackageKind::Nodejs),
             "environment" => Ok(PackageKind::Environment),
             "opencl" => Ok(PackageKind::OpenCl),
             "cuda" => Ok(PackageKind::Cuda),
@@ -74,9 +80,15 @@ pub fn is_device(architecture: &str) -> bool {
     [PackageKind::OpenCl, PackageKind::Cuda].iter().any(|device| device.name() == architecture)
 }
 
+/// Tells whether an architecture is that of an interpreter, which a node has only if its operator gave it one. A process
+/// of an interpreter has one core.
+pub fn is_interpreter(architecture: &str) -> bool {
+    is_python(architecture) || is_nodejs(architecture)
+}
+
 /// Tells whether an architecture is that of a processor, which every node has: neither a device nor an interpreter.
 pub fn is_processor(architecture: &str) -> bool {
-    !is_device(architecture) && !is_python(architecture)
+    !is_device(architecture) && !is_interpreter(architecture)
 }
 
 /// Tells whether a build for `architecture` runs on `node`: a node's architecture, or that of one of its devices or
@@ -85,6 +97,7 @@ pub fn runs_on(architecture: &str, node: &str) -> bool {
     match architecture {
         PORTABLE => is_processor(node),
         ANY_PYTHON => is_python(node),
+        ANY_NODEJS => is_nodejs(node),
         _ => architecture == node || is_for_platform(architecture, node),
     }
 }

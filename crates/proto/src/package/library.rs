@@ -4,10 +4,10 @@ use std::borrow::Cow;
 use std::collections::BTreeSet;
 
 use super::files::find_file;
-use super::manifest::Build;
+use super::manifest::{Build, ManifestFunction};
 use super::{
     MANIFEST_FILE, PackageKind, check_function_count, elf, environment, image, invalid, is_name, kernels,
-    python, wasm,
+    nodejs, python, wasm,
 };
 use crate::v1::{PackageBuild, PackageFile, PackageLayer};
 use crate::{Code, Error};
@@ -32,6 +32,7 @@ impl<'data> LibraryFile<'data> {
         let file = find_file(files, &build.library)?;
         let library = match build.said_kind()? {
             Some(PackageKind::Python) => python::read(build)?,
+            Some(PackageKind::Nodejs) => of_nodejs(build)?,
             Some(PackageKind::Environment) => environment::read(build, file)?,
             Some(kind) => {
                 kernels::check_alone(build)?;
@@ -108,6 +109,18 @@ impl<'data> LibraryFile<'data> {
         );
         Err(Error::new(Code::MissingSymbol, message))
     }
+}
+
+/// The library of a build of Node.js: a module is not examined.
+fn of_nodejs(build: &Build) -> Result<LibraryFile<'_>, Error> {
+    let architecture = nodejs::architecture(build.nodejs.as_ref())
+        .map_err(|wrong| invalid(format!("{MANIFEST_FILE} {wrong}")))?;
+    Ok(LibraryFile {
+        kind: PackageKind::Nodejs,
+        architecture: architecture.into(),
+        functions: build.functions.iter().map(ManifestFunction::symbol).collect(),
+        layers: Vec::new(),
+    })
 }
 
 fn of_bytes(data: &[u8]) -> Result<LibraryFile<'_>, String> {

@@ -6,8 +6,8 @@ use std::collections::BTreeSet;
 use serde::Deserialize;
 
 use super::{
-    KernelLimits, MANIFEST_FILE, PackageKind, Profile, PythonNeeds, check_function_count, check_name,
-    check_path, environment, image, invalid, kernels, profile, python,
+    KernelLimits, MANIFEST_FILE, NodejsNeeds, PackageKind, Profile, PythonNeeds, check_function_count,
+    check_name, check_path, environment, image, invalid, kernels, nodejs, profile, python,
 };
 use crate::Error;
 
@@ -41,7 +41,7 @@ pub struct Manifest {
 pub struct Build {
     /// The path of the library in the package.
     pub library: String,
-    /// Kind of the library, if its first bytes do not show it: `python`, `opencl` or `cuda`.
+    /// Kind of the library, if its first bytes do not show it: `python`, `nodejs`, `opencl` or `cuda`.
     pub kind: Option<String>,
     /// Whether the functions open connections by themselves. Only nodes that lend their network then execute them.
     #[serde(default)]
@@ -56,8 +56,10 @@ pub struct Build {
     pub wasm: Option<WasmLimits>,
     /// How kernels are compiled, and the limits of their calls.
     pub kernels: Option<KernelLimits>,
-    /// Requirements for the interpreter.
+    /// Requirements for the Python.
     pub python: Option<PythonNeeds>,
+    /// Requirements for the Node.js.
+    pub nodejs: Option<NodejsNeeds>,
 }
 
 /// The `[wasm]` of a manifest: the limits of one call of a WebAssembly function.
@@ -105,6 +107,7 @@ struct Written {
     wasm: Option<WasmLimits>,
     kernels: Option<KernelLimits>,
     python: Option<PythonNeeds>,
+    nodejs: Option<NodejsNeeds>,
     #[serde(default, rename = "build")]
     builds: Vec<Build>,
     #[serde(default, rename = "profile")]
@@ -170,6 +173,7 @@ impl Written {
             wasm: self.wasm,
             kernels: self.kernels,
             python: self.python,
+            nodejs: self.nodejs,
         })
     }
 
@@ -183,6 +187,7 @@ impl Written {
             (self.wasm.is_some(), "[wasm]"),
             (self.kernels.is_some(), "[kernels]"),
             (self.python.is_some(), "[python]"),
+            (self.nodejs.is_some(), "[nodejs]"),
         ];
         match said.into_iter().find(|(is_said, _)| *is_said) {
             Some((_, what)) => {
@@ -203,7 +208,7 @@ impl Build {
         let kind = PackageKind::parse(name).ok().filter(|kind| kind.is_said());
         kind.map(Some).ok_or_else(|| {
             wrong(format!(
-                "says the kind {name:?}, which is not python, environment, opencl or cuda: only these are named"
+                "says the kind {name:?}, which is not python, nodejs, environment, opencl or cuda: only these are named"
             ))
         })
     }
@@ -234,8 +239,31 @@ impl Build {
         check_functions(&self.functions)?;
         self.check_limits()?;
         python::check_build(self)?;
+        self.check_nodejs()?;
         environment::check_build(self)?;
         kernels::check_build(self)
+    }
+
+    /// Checks the fields that concern Node.js.
+    fn check_nodejs(&self) -> Result<(), Error> {
+        let is_nodejs = self.kind.as_deref() == Some(PackageKind::Nodejs.name());
+        match (&self.nodejs, is_nodejs) {
+            (Some(_), false) => return Err(wrong("has a [nodejs], and its kind is not nodejs".to_owned())),
+            (_, false) => return Ok(()),
+            (_, true) => {}
+        }
+        let foreign = [
+            (self.network, "network"),
+            (self.image.is_some(), "image"),
+            (self.wasm.is_some(), "[wasm]"),
+            (self.python.is_some(), "[python]"),
+            (self.kernels.is_some(), "[kernels]"),
+        ];
+        if let Some((_, what)) = foreign.into_iter().find(|(is_said, _)| *is_said) {
+            return Err(wrong(format!("says {what}, which functions in Node.js cannot have")));
+        }
+        let functions = self.functions.iter().map(|function| (function.name.as_str(), function.symbol()));
+        nodejs::check_module(&self.library, functions).map_err(wrong)
     }
 
     fn check_limits(&self) -> Result<(), Error> {

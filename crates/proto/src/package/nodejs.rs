@@ -1,0 +1,136 @@
+//! Packages of Node.js: functions of a module in JavaScript, executed by a Node.js of the node.
+//!
+//! Such a build names its kind (`kind = "nodejs"`), the file of its module, and its functions, which callers of any
+//! language call with bytes. Its architecture is the major version of Node.js: `nodejs20`, or `nodejs` for any.
+//!
+//! Modules are not examined here: untrusted programs are read by a process with nothing to lose.
+
+use serde::Deserialize;
+
+/// The architecture of builds that run on every Node.js.
+pub const ANY_NODEJS: &str = "nodejs";
+/// Suffixes of the files of modules.
+pub const MODULE_SUFFIXES: [&str; 3] = [".js", ".cjs", ".mjs"];
+
+/// The `[nodejs]` of a manifest: requirements for its Node.js.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct NodejsNeeds {
+    /// The major version, as `20`; any if it is left out.
+    pub version: Option<String>,
+}
+
+/// The architecture that a Node.js of this version is: `nodejs20` of `20` or `20.11.1`.
+pub fn nodejs_architecture(version: &str) -> Option<String> {
+    let major = version.split('.').next()?;
+    let is_number = (1..=3).contains(&major.len()) && major.bytes().all(|byte| byte.is_ascii_digit());
+    is_number.then(|| format!("{ANY_NODEJS}{major}"))
+}
+
+/// Tells whether an architecture is that of a Node.js, which nodes may have beside their processors.
+pub fn is_nodejs(architecture: &str) -> bool {
+    architecture.strip_prefix(ANY_NODEJS).is_some_and(|version| {
+        version.is_empty() || !version.contains('.') && nodejs_architecture(version).is_some()
+    })
+}
+
+/// Architecture of a build with these requirements.
+///
+/// # Errors
+/// The fault, as the rest of a sentence about the manifest.
+pub(super) fn architecture(needs: Option<&NodejsNeeds>) -> Result<String, String> {
+    let Some(version) = needs.and_then(|needs| needs.version.as_deref()) else {
+        return Ok(ANY_NODEJS.to_owned());
+    };
+    Some(format!("{ANY_NODEJS}{version}"))
+        .filter(|architecture| is_nodejs(architecture) && !version.is_empty())
+        .ok_or_else(|| format!("says that it needs Node.js {version:?}, not one as \"20\""))
+}
+
+/// Checks the file of a module, and its functions by their names and symbols.
+///
+/// # Errors
+/// As for [`architecture`].
+pub(super) fn check_module<'build>(
+    library: &str,
+    functions: impl ExactSizeIterator<Item = (&'build str, &'build str)>,
+) -> Result<(), String> {
+    if !MODULE_SUFFIXES.iter().any(|suffix| library.ends_with(suffix)) {
+        return Err(format!("names the module {library:?}, which is no file NAME.js, NAME.cjs or NAME.mjs"));
+    }
+    if functions.len() == 0 {
+        return Err("names no [[function]]: functions in Node.js are named".to_owned());
+    }
+    let mut wrong = functions.filter(|(_, symbol)| !is_path(symbol));
+    wrong.next().map_or(Ok(()), |(name, symbol)| {
+        Err(format!("says that {name} is {symbol:?}, which is no name in JavaScript"))
+    })
+}
+
+/// Whether this is names with dots between: a property of what the module exports, or of an object in that.
+fn is_path(text: &str) -> bool {
+    let is_letter = |c: char| c.is_alphabetic() || c == '_' || c == '$';
+    text.split('.')
+        .all(|name| name.starts_with(is_letter) && name.chars().all(|c| is_letter(c) || c.is_alphanumeric()))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::Error;
+    use crate::package::{CheckedPackage, encode, from_files, validate};
+    use crate::v1::PackageFile;
+
+    fn checked(manifest: &str) -> Result<CheckedPackage, Error> {
+        let file = |path: &str| PackageFile { path: path.into(), data: b"x = 1".to_vec(), executable: false };
+        validate(&encode(&from_files(manifest, vec![file("m.js"), file("lib/n.mjs"), file("p.so")])?))
+    }
+
+    const MODULE: &str = "name='p'\nkind='nodejs'\nlibrary='m.js'\n";
+
+    #[test]
+    fn nodejs_package_has_its_named_functions() {
+        let functions = "[[function]]\nname='f'\n[[function]]\nname='g'\nsymbol='tools.$g'\n";
+        let package = checked(&format!("{MODULE}{functions}[nodejs]\nversion='20'")).unwrap();
+        assert_eq!(package.functions, ["f", "g"]);
+        let build = &package.builds[0];
+        assert_eq!((build.kind.as_str(), build.architecture.as_str()), ("nodejs", "nodejs20"));
+        assert_eq!(build.symbols, ["f", "tools.$g"]);
+        let any = checked("name='p'\nkind='nodejs'\nlibrary='lib/n.mjs'\n[[function]]\nname='f'").unwrap();
+        assert_eq!(any.builds[0].architecture, ANY_NODEJS);
+    }
+
+    #[test]
+    fn rejects_what_nodejs_cannot_execute() {
+        const FUNCTION: &str = "[[function]]\nname='f'\n";
+        for (more, named) in [
+            ("[[function]]\nname='f'\n[nodejs]\nversion='20.1'", "\"20.1\""),
+            ("[[function]]\nname='f'\n[nodejs]\nversion=''", "\"\""),
+            ("[[function]]\nname='f'\n[nodejs]\nversion='lts'", "lts"),
+            ("[[function]]\nname='f'\n[nodejs]\ncolour='red'", "colour"),
+            ("", "no [[function]]"),
+            ("[[function]]\nname='f'\nsymbol='f()'", "f()"),
+            ("[[function]]\nname='f'\nsymbol='f.'", "\"f.\""),
+            ("network=true\n[[function]]\nname='f'", "network"),
+            ("image='x'\n[[function]]\nname='f'", "image"),
+            ("wasm={}\n[[function]]\nname='f'", "[wasm]"),
+            ("kernels={}\n[[function]]\nname='f'", "kernels"),
+            ("python={}\n[[function]]\nname='f'", "[python]"),
+        ] {
+            let error = checked(&format!("{MODULE}{more}")).unwrap_err();
+            assert!(error.message.contains(named), "{more}: {error}");
+        }
+        let message = |manifest: &str| checked(manifest).unwrap_err().message;
+        assert!(message(&format!("name='p'\nkind='nodejs'\nlibrary='p.so'\n{FUNCTION}")).contains("p.so"));
+        assert!(message("name='p'\nlibrary='p.so'\n[nodejs]\n").contains("kind is not nodejs"));
+    }
+
+    #[test]
+    fn versions_are_told_by_their_first_number() {
+        assert_eq!(nodejs_architecture("20.11.1").as_deref(), Some("nodejs20"));
+        assert!(is_nodejs("nodejs") && is_nodejs("nodejs22"));
+        for other in ["node", "nodejs2x", "nodejs20.1", "python3.11", "x86_64"] {
+            assert!(!is_nodejs(other), "{other}");
+        }
+    }
+}
