@@ -86,7 +86,7 @@ async function loadModule(file) {
     return Module.createRequire(file)(file);
   } catch (error) {
     // A module of ECMAScript, of which later versions require those without a top-level await.
-    if (error.code !== 'ERR_REQUIRE_ESM' && error.code !== 'ERR_REQUIRE_ASYNC_MODULE') throw error;
+    if (error?.code !== 'ERR_REQUIRE_ESM' && error?.code !== 'ERR_REQUIRE_ASYNC_MODULE') throw error;
   }
   return importFile(pathToFileURL(file).href);
 }

@@ -13,7 +13,7 @@ use sublet_fabric::clock::monotonic_ns;
 use sublet_fabric::faults::device;
 use sublet_fabric::packet::PacketSocket;
 use sublet_proto::network::Fabric;
-use sublet_proto::package::nodejs::MODULE_SUFFIXES;
+use sublet_proto::package::nodejs::is_module;
 use sublet_proto::package::{is_interpreter, is_nodejs, is_processor, is_python};
 use sublet_proto::v1::{self, PackageBuild, PackageInfo, Started, WorkerSetup};
 use sublet_proto::{Code, Error, pu};
@@ -215,9 +215,7 @@ fn spawned(held: &AttachedLease, runnable: &Runnable) -> Result<Option<v1::Progr
         std::fs::symlink_metadata(place(&package.folder, &program.path)).ok().filter(Metadata::is_file);
     let is_program = match found {
         Some(_) if is_python(&build.architecture) => program.path.ends_with(".py"),
-        Some(_) if is_nodejs(&build.architecture) => {
-            MODULE_SUFFIXES.iter().any(|suffix| program.path.ends_with(suffix))
-        }
+        Some(_) if is_nodejs(&build.architecture) => is_module(&program.path),
         Some(found) if is_processor(&build.architecture) => found.permissions().mode() & 0o100 != 0,
         _ => false,
     };

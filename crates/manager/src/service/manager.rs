@@ -352,14 +352,17 @@ impl ServiceParts {
         if nodes.is_empty() || nodes.iter().any(is_for) {
             return Ok(());
         }
+        let is_missing = |is_one: fn(&str) -> bool| {
+            package.builds.iter().all(|build| is_one(&build.architecture))
+                && !nodes.iter().any(|node| is_one(node))
+        };
+        let missing = [
+            (is_missing(package::is_python), "Python", "python"),
+            (is_missing(package::is_nodejs), "Node.js", "node"),
+        ];
+        let missing = missing.into_iter().find(|(is_missing, ..)| *is_missing);
         let (name, builds, nodes) = (&package.name, package.info().architectures(), nodes.join(", "));
-        let needs = |is_one: fn(&str) -> bool| package.builds.iter().all(|build| is_one(&build.architecture));
-        let interpreter =
-            [(needs(package::is_python), "Python", "python"), (needs(package::is_nodejs), "Node.js", "node")];
-        let missing = interpreter.into_iter().find(|(is_needed, ..)| *is_needed);
-        let message = match missing
-            .filter(|(_, language, _)| !nodes.contains(&language.to_lowercase().replace('.', "")))
-        {
+        let message = match missing {
             Some((_, language, option)) => format!(
                 "package {name} is for {builds}, but no node executes {language}: start one by `sublet up --{option} \
                  PROGRAM` or `sublet agent --{option} PROGRAM` (nodes are {nodes})"

@@ -10,7 +10,7 @@ use serde::Deserialize;
 /// The architecture of builds that run on every Node.js.
 pub const ANY_NODEJS: &str = "nodejs";
 /// Suffixes of the files of modules.
-pub const MODULE_SUFFIXES: [&str; 3] = [".js", ".cjs", ".mjs"];
+const MODULE_SUFFIXES: [&str; 3] = [".js", ".cjs", ".mjs"];
 
 /// The `[nodejs]` of a manifest: requirements for its Node.js.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Deserialize)]
@@ -34,6 +34,11 @@ pub fn is_nodejs(architecture: &str) -> bool {
     })
 }
 
+/// Tells whether this is the path of a module, by its suffix.
+pub fn is_module(path: &str) -> bool {
+    MODULE_SUFFIXES.iter().any(|suffix| path.ends_with(suffix))
+}
+
 /// Architecture of a build with these requirements.
 ///
 /// # Errors
@@ -55,7 +60,7 @@ pub(super) fn check_module<'build>(
     library: &str,
     functions: impl ExactSizeIterator<Item = (&'build str, &'build str)>,
 ) -> Result<(), String> {
-    if !MODULE_SUFFIXES.iter().any(|suffix| library.ends_with(suffix)) {
+    if !is_module(library) {
         return Err(format!("names the module {library:?}, which is no file NAME.js, NAME.cjs or NAME.mjs"));
     }
     if functions.len() == 0 {

@@ -11,7 +11,7 @@ use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 use std::time::{SystemTime, UNIX_EPOCH};
 
-use sublet_proto::package::nodejs::MODULE_SUFFIXES;
+use sublet_proto::package::nodejs::is_module;
 use sublet_proto::package::{Manifest, PackageKind};
 use sublet_proto::v1::PackageFile;
 use sublet_proto::{Code, Error};
@@ -111,9 +111,7 @@ fn make_folder() -> io::Result<PathBuf> {
 /// [`Code::InvalidPackage`] with the file and line.
 pub(super) fn check(folder: &Path, name: &str, files: &[PackageFile]) -> Result<(), Error> {
     let dependencies = format!("{MODULES}/");
-    let is_own = |path: &&str| {
-        MODULE_SUFFIXES.iter().any(|suffix| path.ends_with(suffix)) && !path.contains(&dependencies)
-    };
+    let is_own = |path: &&str| is_module(path) && !path.contains(&dependencies);
     let modules: Vec<_> = files.iter().map(|file| file.path.as_str()).filter(is_own).collect();
     let output = Command::new("node")
         .args(["--experimental-vm-modules", "--no-warnings", "--eval", CHECK, "--"])
