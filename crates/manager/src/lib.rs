@@ -476,15 +476,18 @@ async fn collect_garbage(shell: Arc<Shell>, database: Database) {
     }
 }
 
-/// Reads all of a store on NATS at intervals, on a connection of its own, and logs records that its servers have
-/// damaged or dropped.
+/// Reads all of a store on NATS at intervals, on a connection of its own, completes the second copies of records, and
+/// logs records that its servers have damaged or dropped.
 async fn recheck(servers: NatsOptions) {
     let mut interval = every(RECHECK);
     loop {
         interval.tick().await;
         let servers = servers.clone();
-        match blocking(move || upkeep::check_nats(&servers)).await {
-            Ok(store::AuditReport { lost, restored, .. }) => {
+        match blocking(move || upkeep::check_and_copy_nats(&servers)).await {
+            Ok(store::AuditReport { lost, restored, notes, .. }) => {
+                for note in notes {
+                    tracing::error!(note, "the store is damaged: `sublet store check`");
+                }
                 if !lost.is_empty() {
                     tracing::error!(
                         records = store::listed(&lost),

@@ -122,6 +122,14 @@ pub fn check_nats(servers: &NatsOptions) -> Result<AuditReport, Error> {
     NatsStore::open(servers)?.check()
 }
 
+/// Looks at everything in a store on NATS as [`check_nats`] does, and writes the copies of records that have none.
+///
+/// # Errors
+/// As [`check_nats`], and `store_full` if no space is left.
+pub(crate) fn check_and_copy_nats(servers: &NatsOptions) -> Result<AuditReport, Error> {
+    NatsStore::open(servers)?.check_and_copy()
+}
+
 /// Puts back the records that a store on NATS has copies of, and drops the others.
 ///
 /// # Errors

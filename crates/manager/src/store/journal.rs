@@ -40,12 +40,13 @@ const LEFT_OUT: [&str; 2] = ["peer", "report"];
 /// Kinds of keys that grow with use. The journal has their latest changes, and no copy of all of them.
 const GROWING: [&str; 6] = ["lease", "usage", "folded", "spend", "run", "journal"];
 
-/// Whether the journal keeps a copy of every record of a kind, and an acknowledged change of one survives a power cut.
+/// Whether the journal keeps a copy of every record of a kind, and an acknowledged change of one survives a power cut:
+/// kinds that do not grow with use.
 pub(crate) fn is_copied(kind: &str) -> bool {
     !GROWING.contains(&kind) && !LEFT_OUT.contains(&kind)
 }
 
-/// Whether the journal has changes of a kind.
+/// Whether the journal has changes of a kind, and a store on NATS copies of its records.
 pub(crate) fn is_journaled(kind: &str) -> bool {
     !LEFT_OUT.contains(&kind)
 }

@@ -17,8 +17,8 @@
 //! at the limit of an account after it has written, and a key whose new value is refused has lost its old one.
 //!
 //! Each value has a checksum in a header of its message. If the server finds its own checksum of a message wrong, it
-//! lists the message but reports it as missing: this distinguishes it from a removed one. The most important records
-//! have [second copies](copies). By these, records that a server has dropped from the middle of a stream are noticed
+//! lists the message but reports it as missing: this distinguishes it from a removed one. Records have
+//! [second copies](copies). By these, records that a server has dropped from the middle of a stream are noticed
 //! and put back. The manager notes the last sequence number of each stream in its state folder, so that a server that
 //! has lost messages is not taken for one that never had them.
 //!
@@ -45,11 +45,12 @@ use std::path::Path;
 use async_nats::jetstream::message::StreamMessage;
 use sublet_proto::{Code, Error};
 
+use self::copies::Scope;
 use self::link::NatsConnection;
 use self::names::{StoreStream, StreamNames};
 use self::operations::Change;
 use self::sequences::{ReachedSequences, Sequences};
-use super::journal::is_copied;
+use super::journal::{is_copied, is_journaled};
 use super::{
     AuditReport, Batch, Blob, BlobPart, Store, StoreRecord, VersionedValue, check_key, check_part,
     check_value, kind, listed,
@@ -116,14 +117,17 @@ impl NatsStore {
         let mut reached = ReachedSequences::read(file.to_owned())?;
         reached.forget(&unread);
         store.link.run(|jetstream| operations::remove_stream(jetstream, unread))?;
-        store.check_reached(&mut reached)?;
+        let short = store.check_reached(&mut reached)?;
         *store.reached.borrow_mut() = Some(reached);
-        let comparison = store.compare(is_copied)?;
+        let comparison = store.compare(&Scope::Start(&short))?;
         let report = &comparison.report;
         if !report.lost.is_empty() {
             return Err(store.damaged(report));
         }
         store.mend(&comparison)?;
+        for note in &report.notes {
+            tracing::warn!(note, "the servers of the store have lost records that have no copies");
+        }
         if !report.restored.is_empty() {
             let records = listed(&report.restored);
             tracing::warn!(
@@ -135,21 +139,25 @@ impl NatsStore {
     }
 
     /// Compares the last sequence numbers of streams with the notes. Streams whose records have copies may have lost
-    /// some, if the stream of the copies has not.
-    fn check_reached(&self, reached: &mut ReachedSequences) -> Result<(), Error> {
+    /// some, if the stream of the copies has not. Returns the kinds of their keys.
+    fn check_reached(&self, reached: &mut ReachedSequences) -> Result<BTreeSet<String>, Error> {
         let streams = reached.streams();
-        let found = self.link.run_long(|jetstream| operations::last_sequences(jetstream, streams))?;
-        let copies = self.names.copies().name;
-        if reached.knows(&copies) && !reached.is_short(&copies, &found) {
-            let prefix = self.names.keys_prefix();
-            for stream in reached.streams() {
-                if stream.strip_prefix(&prefix).is_some_and(is_copied) && reached.is_short(&stream, &found) {
-                    tracing::warn!(stream, "the servers of the store have lost the end of a stream");
-                    reached.forget(&stream);
-                }
+        let states = self.link.run_long(|jetstream| operations::states(jetstream, streams))?;
+        let found = states.into_iter().map(|(stream, state)| (stream, state.last_sequence)).collect();
+        let prefix = self.names.keys_prefix();
+        let mut short = BTreeSet::new();
+        for stream in reached.streams() {
+            let Some(kind) = stream.strip_prefix(&prefix).filter(|kind| is_journaled(kind)) else { continue };
+            let copies = self.names.copies(kind).name;
+            let has_copies = reached.knows(&copies) && !reached.is_short(&copies, &found);
+            if has_copies && reached.is_short(&stream, &found) {
+                tracing::warn!(stream, "the servers of the store have lost the end of a stream");
+                reached.forget(&stream);
+                short.insert(kind.to_owned());
             }
         }
-        reached.check(&found)
+        reached.check(&found)?;
+        Ok(short)
     }
 
     fn damaged(&self, report: &AuditReport) -> Error {
@@ -167,7 +175,20 @@ impl NatsStore {
     /// # Errors
     /// `store_unreachable` if the server does not answer.
     pub fn check(&self) -> Result<AuditReport, Error> {
-        let mut report = self.compare(|_| true)?.report;
+        let mut report = self.compare(&Scope::All)?.report;
+        self.examine_blobs(&mut report)?;
+        Ok(report)
+    }
+
+    /// Checks the store as [`NatsStore::check`] does, and writes the copies of records that have none. A store of a
+    /// version that copied fewer kinds gets its copies so.
+    ///
+    /// # Errors
+    /// `store_unreachable` if the server does not answer, and `store_full` if it takes no data.
+    pub fn check_and_copy(&self) -> Result<AuditReport, Error> {
+        let comparison = self.compare(&Scope::All)?;
+        self.complete_copies(&comparison)?;
+        let mut report = comparison.report;
         self.examine_blobs(&mut report)?;
         Ok(report)
     }
@@ -177,7 +198,7 @@ impl NatsStore {
     /// # Errors
     /// `store_unreachable` if the server does not answer, and `store_full` if it takes no data.
     pub fn repair(&mut self) -> Result<AuditReport, Error> {
-        let comparison = self.compare(|_| true)?;
+        let comparison = self.compare(&Scope::All)?;
         self.mend(&comparison)?;
         let mut report = comparison.report;
         self.examine_blobs(&mut report)?;
@@ -244,14 +265,12 @@ impl NatsStore {
         Ok(kinds.into_iter().map(|(_, puts)| puts).collect())
     }
 
-    /// Stores records of one kind, and their copies if they have some.
-    fn put_all(&self, puts: &[&StoreRecord]) -> Result<(), Error> {
+    /// Stores records of one kind. Returns them with the sequence numbers of their messages.
+    fn put_all<'a>(&self, puts: &[&'a StoreRecord]) -> Result<Vec<(&'a str, &'a [u8], u64)>, Error> {
         let change = |put: &&StoreRecord| Change::sealed(self.names.key(&put.key), &put.key, &put.value);
         let sequences = self.change(puts.iter().map(change).collect())?;
         let stored = puts.iter().zip(sequences);
-        let stored: Vec<_> =
-            stored.map(|(put, sequence)| (put.key.as_str(), put.value.as_slice(), sequence)).collect();
-        self.copy(&stored)
+        Ok(stored.map(|(put, sequence)| (put.key.as_str(), put.value.as_slice(), sequence)).collect())
     }
 
     /// Stores a record and its copy if the record's latest message has this sequence number; 0 if there is none.
@@ -336,8 +355,7 @@ impl NatsStore {
             if message.is_none() {
                 // The key was listed.
                 let (of, subject) = (stream.clone(), self.names.key(&key));
-                message =
-                    self.link.run(|jetstream| operations::last_or_lost(jetstream, of, subject, None))?;
+                message = self.link.run(|jetstream| operations::last_or_lost(jetstream, of, subject))?;
             }
             if let Some(message) = message {
                 let value = NatsStore::value(&key, message)?;
@@ -370,14 +388,18 @@ impl Store for NatsStore {
         check_key(key)?;
         let stream = self.ensure(self.names.keys(key)?)?;
         let subject = self.names.key(key);
-        let found = match is_copied(kind(key)?) {
-            true => {
-                let copy = Some((self.ensure(self.names.copies())?, self.names.copy(key)));
-                self.link.run(|jetstream| operations::last_or_lost(jetstream, stream, subject, copy))?
-            }
-            // There are too many of these for a second look whenever one is missing.
-            false => self.link.run(|jetstream| operations::last(jetstream, stream, subject))?,
+        let kind = kind(key)?;
+        let (of, at) = (stream.clone(), subject.clone());
+        let mut found = if is_journaled(kind) {
+            let copy = self.place_of_copy(key)?;
+            self.link.run(|jetstream| operations::last_or_dropped(jetstream, of, at, copy))?
+        } else {
+            self.link.run(|jetstream| operations::last(jetstream, of, at))?
         };
+        // One that was written last may have no copy yet. Kinds that grow have too many keys for the server's list.
+        if found.is_none() && is_copied(kind) {
+            found = self.link.run(|jetstream| operations::last_or_lost(jetstream, stream, subject))?;
+        }
         let versioned = |found: StreamMessage| {
             let version = found.sequence;
             Ok(VersionedValue { value: NatsStore::value(key, found)?, version })
@@ -418,9 +440,11 @@ impl Store for NatsStore {
 
     fn commit(&mut self, batch: &Batch) -> Result<(), Error> {
         batch.check()?;
+        let mut stored = Vec::with_capacity(batch.puts.len());
         for step in self.puts_by_kind(batch)? {
-            self.put_all(&step)?;
+            stored.extend(self.put_all(&step)?);
         }
+        self.copy(&stored)?;
         self.remove_keys(&batch.removes)
     }
 

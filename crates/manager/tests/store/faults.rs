@@ -379,13 +379,8 @@ fn blocks(folder: &Path) -> Vec<PathBuf> {
     found
 }
 
-/// Flips a bit of the only place where a server has these bytes on its disk.
-fn flip(server: &NatsServer, bytes: &[u8]) {
-    flip_in(server, "", bytes);
-}
-
-/// Flips a bit as [`flip`] does, in the files of streams whose names contain `stream`.
-fn flip_in(server: &NatsServer, stream: &str, bytes: &[u8]) {
+/// Flips a bit of the only place where a server has these bytes in files of streams whose names contain `stream`.
+fn flip(server: &NatsServer, stream: &str, bytes: &[u8]) {
     let mut flipped = 0;
     let blocks = blocks(&server.folder().join("jetstream"));
     for block in blocks.into_iter().filter(|block| block.to_string_lossy().contains(stream)) {
@@ -411,7 +406,7 @@ fn record_damaged_on_the_servers_disk_is_not_absent() {
     store.commit(&batch).unwrap();
     drop(store);
     server.stop();
-    flip_in(&server, "key-token", b"value of token/b");
+    flip(&server, "key-token", b"value of token/b");
     server.restart();
     let store = until_answered(|| NatsStore::open(&options(&server)));
     for error in [store.get("token/b").unwrap_err(), store.scan("token/", None, 9).unwrap_err()] {
@@ -446,7 +441,7 @@ fn restores_records_that_a_server_drops_from_a_damaged_file() {
     drop(store);
     server.kill();
     // The damage is in the stream itself: its copy is in another file.
-    flip_in(&server, "key-token", b"revoked 07");
+    flip(&server, "key-token", b"revoked 07");
     server.restart();
     let store = until_answered(|| NatsStore::open_noting(&options(&server), &noted));
     assert_eq!(value(&store, "token/07").unwrap(), b"revoked 07");
@@ -487,7 +482,7 @@ fn dropped_record_is_not_taken_for_absent() {
 }
 
 #[test]
-fn check_names_damaged_leases_and_repair_goes_on_without_them() {
+fn check_names_lost_leases_and_repair_goes_on_without_them() {
     let mut server = NatsServer::start();
     let mut store = open(&server);
     for key in ["lease/a", "lease/b", "lease/c", "token/a", "token/b"] {
@@ -495,8 +490,9 @@ fn check_names_damaged_leases_and_repair_goes_on_without_them() {
     }
     drop(store);
     server.stop();
-    flip(&server, b"value of lease/b");
-    flip_in(&server, "key-token", b"value of token/a");
+    flip(&server, "key-lease", b"value of lease/b");
+    flip(&server, "copies-lease", b"value of lease/b");
+    flip(&server, "key-token", b"value of token/a");
     server.restart();
     let mut store = until_answered(|| NatsStore::open(&options(&server)));
     let report = store.check().unwrap();
@@ -511,25 +507,84 @@ fn check_names_damaged_leases_and_repair_goes_on_without_them() {
 }
 
 #[test]
-fn repair_keeps_leases_that_a_killed_server_lists_no_more() {
-    let mut server = NatsServer::start();
-    let mut store = open(&server);
-    let keys: Vec<String> = (0..20).map(|number| format!("lease/{number:02}")).collect();
-    for key in &keys {
-        put(&mut store, key, format!("value of {key}").as_bytes()).unwrap();
+fn start_restores_records_of_kinds_that_grow() {
+    const GROWING: [&str; 6] = ["lease", "usage", "folded", "spend", "run", "journal"];
+    for kind in GROWING {
+        let mut server = NatsServer::start();
+        let folder = tempfile::tempdir().unwrap();
+        let noted = folder.path().join("streams");
+        let mut store = NatsStore::open_noting(&options(&server), &noted).unwrap();
+        let keys: Vec<String> = (0..20).map(|number| format!("{kind}/{number:02}")).collect();
+        for key in &keys {
+            put(&mut store, key, format!("value of {key}").as_bytes()).unwrap();
+        }
+        drop(store);
+        server.kill();
+        flip(&server, &format!("key-{kind}"), format!("value of {kind}/07").as_bytes());
+        server.restart();
+        let store = until_answered(|| NatsStore::open_noting(&options(&server), &noted));
+        assert_eq!(keys_of(&store, &format!("{kind}/")), keys);
+        for key in &keys {
+            assert_eq!(value(&store, key).unwrap(), format!("value of {key}").as_bytes());
+        }
+        assert_eq!(store.check().unwrap().lost, [""; 0]);
     }
-    drop(store);
-    server.kill();
-    flip(&server, b"value of lease/07");
+}
+
+#[test]
+fn start_restores_the_latest_values_of_a_stream_that_came_back_older() {
+    let mut server = NatsServer::start();
+    let (folder, old) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
+    let noted = folder.path().join("streams");
+    let mut store = NatsStore::open_noting(&options(&server), &noted).unwrap();
+    put(&mut store, "lease/a", b"used").unwrap();
+    put(&mut store, "lease/b", b"used").unwrap();
+    server.stop();
+    let stream = stream_folder(&server, "key-lease");
+    copy(&stream, old.path());
     server.restart();
-    let mut store = until_answered(|| NatsStore::open(&options(&server)));
-    let report = store.repair().unwrap();
-    let found = keys_of(&store, "lease/");
-    // The server has dropped the damaged record, and may have dropped those after it.
-    assert!(found.len() >= 7 && found[..7] == keys[..7], "{found:?}, {report:?}");
-    put(&mut store, "lease/07", b"new").unwrap();
-    assert_eq!(store.check().unwrap().lost, [""; 0]);
-    assert_eq!(value(&store, "lease/07").unwrap(), b"new");
+    until_answered(|| put(&mut store, "lease/a", b"used more"));
+    drop(store);
+    // There are as many records as copies: only the end of the stream shows the loss.
+    server.stop();
+    std::fs::remove_dir_all(&stream).unwrap();
+    copy(old.path(), &stream);
+    server.restart();
+    let store = until_answered(|| NatsStore::open_noting(&options(&server), &noted));
+    assert_eq!(value(&store, "lease/a").unwrap(), b"used more");
+    assert_eq!(value(&store, "lease/b").unwrap(), b"used");
+}
+
+/// The folder in which a server has a stream.
+fn stream_folder(server: &NatsServer, stream: &str) -> PathBuf {
+    let blocks = blocks(&server.folder().join("jetstream"));
+    let block = blocks.into_iter().find(|block| block.to_string_lossy().contains(stream)).unwrap();
+    block.ancestors().nth(2).unwrap().to_owned()
+}
+
+#[test]
+fn check_beside_the_work_completes_copies() {
+    let server = NatsServer::start();
+    let folder = tempfile::tempdir().unwrap();
+    let mut store = open(&server);
+    for key in ["lease/a", "lease/b", "lease/gone"] {
+        put(&mut store, key, b"used").unwrap();
+    }
+    with_jetstream(&server, async |jetstream| {
+        jetstream.delete_stream("sublet-test-copies-lease").await.unwrap();
+    });
+    // A start does not read all leases.
+    drop(NatsStore::open_noting(&options(&server), &folder.path().join("streams")).unwrap());
+    drop_message(&server, "sublet-test-key-lease", "sublet.test.key.lease.gone");
+    let store = open(&server);
+    assert_eq!(store.check_and_copy().unwrap().restored, [""; 0]);
+    drop_message(&server, "sublet-test-key-lease", "sublet.test.key.lease.a");
+    let error = store.get("lease/a").unwrap_err();
+    assert!(error.code == Code::StoreDamaged && error.message.contains("lease.a"), "{error}");
+    assert_eq!(store.get("lease/never").unwrap(), None);
+    assert_eq!(store.check().unwrap().restored, ["lease/a"]);
+    assert_eq!(open(&server).repair().unwrap().restored, ["lease/a"]);
+    assert_eq!(value(&store, "lease/a").unwrap(), b"used");
 }
 
 #[test]
@@ -630,11 +685,10 @@ fn interrupted_repair_is_completed_by_the_next() {
     }
     drop(store);
     server.stop();
-    flip(&server, b"value of lease/07");
-    flip_in(&server, "key-token", b"value of token/03");
+    flip(&server, "key-lease", b"value of lease/07");
+    flip(&server, "key-token", b"value of token/03");
     let damaged = tempfile::tempdir().unwrap();
     copy(&server.folder().join("jetstream"), damaged.path());
-    let kept: Vec<String> = keys.into_iter().filter(|key| key != "lease/07").collect();
     let mut whole_bytes = None;
     for moment in 0..MOMENTS {
         std::fs::remove_dir_all(server.folder().join("jetstream")).unwrap();
@@ -650,21 +704,23 @@ fn interrupted_repair_is_completed_by_the_next() {
         let repair = std::thread::spawn(move || _ = dying.repair());
         wait_until(|| repair.is_finished() || line.is_cut());
         whole_bytes.get_or_insert_with(|| i64::MAX - line.left.load(Relaxed));
-        // A manager that starts now completes the repair, or reports the lost records.
+        // A manager that starts now completes the repair. If it had not begun, a damaged lease is not looked for.
         let noted = tempfile::tempdir().unwrap();
-        match NatsStore::open_noting(&options(&server), &noted.path().join("streams")) {
-            Err(error) => assert!(error.message.contains("lost records: lease/07: "), "{error}"),
-            Ok(store) => {
-                for key in &kept {
-                    let expected = format!("value of {key}").into_bytes();
-                    assert_eq!(value(&store, key), Some(expected), "after {bytes} of {whole_bytes:?} bytes");
-                }
+        let store = NatsStore::open_noting(&options(&server), &noted.path().join("streams")).unwrap();
+        for key in &keys {
+            match store.get(key) {
+                Ok(found) => assert_eq!(
+                    found.unwrap().value,
+                    format!("value of {key}").into_bytes(),
+                    "after {bytes} of {whole_bytes:?} bytes"
+                ),
+                Err(error) => assert!(key == "lease/07" && error.code == Code::StoreDamaged, "{error}"),
             }
         }
         let mut store = open(&server);
         store.repair().unwrap();
         let found = ["lease/", "token/"].map(|kind| keys_of(&store, kind)).concat();
-        assert_eq!(found, kept, "after {bytes} of {whole_bytes:?} bytes");
+        assert_eq!(found, keys, "after {bytes} of {whole_bytes:?} bytes");
         assert_eq!(value(&store, "token/03").unwrap(), b"value of token/03");
         assert_eq!(store.check().unwrap().lost, [""; 0]);
         drop(store);

@@ -1,10 +1,14 @@
-//! Keeps second copies of the most important records, and compares records with them.
+//! Keeps second copies of records, and compares records with them.
 //!
 //! If a server finds damage in the middle of a stream's file, when it reads it again after it was killed, it drops
-//! messages, and then reports that they do not exist. So each record of a kind that [matters](super::is_copied) is in a
-//! second stream as well, whose message names the sequence number of the original. The copy is written after the record
-//! and removed before it. If the record's stream has neither the original message nor a later one, the record was lost.
-//! A record without its copy was being written when its manager died, or is of a version that made no copies.
+//! messages, and then reports that they do not exist. So each record is in a second stream as well, whose message names
+//! the sequence number of the original. Only the kinds that [managers write each second](super::is_journaled) have no
+//! copies. The copy is written after the record and removed before it. If the record's stream has neither the original
+//! message nor a later one, the record was lost. A record without its copy was being written when its manager died, or
+//! is of a version that made no copies.
+//!
+//! Kinds that [grow with use](super::is_copied) are compared at a start only if their streams show a loss: there can be
+//! millions of these records. A [check](NatsStore::check) compares all of them.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -12,8 +16,8 @@ use async_nats::jetstream::message::StreamMessage;
 use sublet_proto::Error;
 
 use super::super::{AuditReport, Blob, BlobPart, Store, VersionedValue, hex, keys, kind};
-use super::operations::{self, Change};
-use super::{NatsStore, WINDOW_RECORDS, is_copied};
+use super::operations::{self, Change, StreamState};
+use super::{NatsStore, WINDOW_RECORDS, is_copied, is_journaled};
 
 use sha2::{Digest, Sha256};
 use sublet_proto::package::is_digest;
@@ -27,6 +31,17 @@ pub(super) struct Comparison {
     uncopied: Vec<String>,
 }
 
+/// Which records are compared with their copies.
+pub(super) enum Scope<'a> {
+    /// Those of kinds that do not grow, of the named kinds, and of kinds with fewer records than copies.
+    Start(&'a BTreeSet<String>),
+    /// All of them.
+    All,
+}
+
+/// States of streams by name.
+type StreamStates = BTreeMap<String, StreamState>;
+
 /// Records of a kind by key: the sequence number of each message.
 type SequenceNumbers = BTreeMap<String, u64>;
 
@@ -34,10 +49,7 @@ impl NatsStore {
     /// Writes the copies of records that were stored as messages of these sequence numbers.
     pub(super) fn copy(&self, records: &[(&str, &[u8], u64)]) -> Result<(), Error> {
         let records: Vec<_> =
-            records.iter().filter(|(key, ..)| kind(key).is_ok_and(is_copied)).copied().collect();
-        if records.is_empty() {
-            return Ok(());
-        }
+            records.iter().filter(|(key, ..)| kind(key).is_ok_and(is_journaled)).copied().collect();
         match self.write_copies(&records) {
             Err(error) if error.code == sublet_proto::Code::StoreFull => {
                 // An older copy would take the place of a record that is lost.
@@ -48,55 +60,86 @@ impl NatsStore {
         }
     }
 
-    /// Writes copies of records of any kind.
+    /// Writes copies of records.
     pub(super) fn write_copies(&self, records: &[(&str, &[u8], u64)]) -> Result<(), Error> {
-        self.ensure(self.names.copies())?;
         let copy = |(key, value, of): &(&str, &[u8], u64)| {
-            Change::sealed(self.names.copy(key), key, value).copy_of(*of)
+            self.ensure(self.names.copies(kind(key)?))?;
+            Ok(Change::sealed(self.names.copy(key), key, value).copy_of(*of))
         };
-        self.change(records.iter().map(copy).collect()).map(drop)
+        let copies = records.iter().map(copy).collect::<Result<_, Error>>()?;
+        self.change(copies).map(drop)
     }
 
     /// Removes the copies of keys.
     pub(super) fn remove_copies<'a>(&self, keys: impl Iterator<Item = &'a str>) -> Result<(), Error> {
-        let copied = keys.filter(|key| kind(key).is_ok_and(is_copied));
-        let stream = self.ensure(self.names.copies())?;
-        self.remove(copied.map(|key| (stream.clone(), self.names.copy(key))).collect())
+        let copied = keys.filter(|key| kind(key).is_ok_and(is_journaled));
+        self.remove(copied.map(|key| self.place_of_copy(key)).collect::<Result<_, Error>>()?)
     }
 
-    /// Reads every record of these kinds, and finds missing ones by their copies. Other kinds are examined as well if
-    /// they have copies, since [`NatsStore::rebuild`] was interrupted, or if the server lists too few of their records.
-    pub(super) fn compare(&self, which: impl Fn(&str) -> bool) -> Result<Comparison, Error> {
+    /// Returns the stream and the subject of the copy of a key's record.
+    pub(super) fn place_of_copy(&self, key: &str) -> Result<(String, String), Error> {
+        Ok((self.ensure(self.names.copies(kind(key)?))?, self.names.copy(key)))
+    }
+
+    /// Reads records, and finds missing ones by their copies.
+    pub(super) fn compare(&self, scope: &Scope<'_>) -> Result<Comparison, Error> {
         let mut comparison = Comparison::default();
-        let report = &mut comparison.report;
-        let copies = self.copied_messages()?;
-        let interrupted = copies.keys().map(|key| kind(key)).collect::<Result<BTreeSet<_>, _>>()?;
-        let mut found = SequenceNumbers::new();
         let kinds = self.kinds()?;
-        let unindexed = self.unindexed(&kinds)?;
+        let states = self.states(&kinds)?;
         for kind in &kinds {
-            let is_unindexed = unindexed.contains(kind);
-            if !which(kind) && !interrupted.contains(kind.as_str()) && !is_unindexed {
-                continue;
+            let is_compared = match scope {
+                Scope::All => true,
+                Scope::Start(_) if !is_journaled(kind) => false,
+                Scope::Start(named) => {
+                    is_copied(kind) || named.contains(kind) || self.lacks_records(kind, &states)
+                }
+            };
+            if is_compared {
+                self.compare_kind(kind, &mut comparison)?;
             }
-            let mut records = self.examine(kind, report)?;
-            // The copies of copied kinds are more reliable: by number a server may find values that were replaced.
-            if is_unindexed && !is_copied(kind) {
-                self.find_by_number(kind, &mut records, report)?;
+            let copies = self.names.copies(kind).name;
+            if is_unindexed(&states, &self.names.stream_of_kind(kind)) && is_unindexed(&states, &copies) {
+                let note = format!(
+                    "the server lists fewer records of the kind {kind}, and fewer copies, than it has"
+                );
+                comparison.report.notes.push(note);
             }
-            report.records.insert(kind.clone(), records.len() as u64);
-            found.extend(records);
         }
+        Ok(comparison)
+    }
+
+    fn compare_kind(&self, kind: &str, comparison: &mut Comparison) -> Result<(), Error> {
+        let report = &mut comparison.report;
+        let copies = if is_journaled(kind) { self.copied_messages(kind)? } else { SequenceNumbers::new() };
+        let found = self.examine(kind, report)?;
+        report.records.insert(kind.to_owned(), found.len() as u64);
         for (key, of) in &copies {
             if found.get(key).is_none_or(|sequence| sequence < of) {
                 self.look_after(key, report)?;
             }
         }
-        let is_uncopied = |(key, sequence): &(String, u64)| {
-            kind(key).is_ok_and(is_copied) && copies.get(key) != Some(sequence)
-        };
-        comparison.uncopied = found.into_iter().filter(is_uncopied).map(|(key, _)| key).collect();
-        Ok(comparison)
+        let is_uncopied = |(key, sequence): &(String, u64)| copies.get(key) != Some(sequence);
+        if is_journaled(kind) {
+            comparison.uncopied.extend(found.into_iter().filter(is_uncopied).map(|(key, _)| key));
+        }
+        Ok(())
+    }
+
+    /// Tells whether the stream of a kind has lost records: it has fewer than its copies, or the server's index lists
+    /// fewer than the stream has. Each subject has one message.
+    fn lacks_records(&self, kind: &str, states: &BTreeMap<String, StreamState>) -> bool {
+        let state = |stream: &str| states.get(stream).copied().unwrap_or_default();
+        let records = state(&self.names.stream_of_kind(kind));
+        records.messages < state(&self.names.copies(kind).name).messages
+            || records.messages > records.subjects
+    }
+
+    /// Returns the states of the streams of kinds, and of their copies.
+    fn states(&self, kinds: &[String]) -> Result<BTreeMap<String, StreamState>, Error> {
+        let streams =
+            kinds.iter().flat_map(|kind| [self.names.stream_of_kind(kind), self.names.copies(kind).name]);
+        let streams = streams.collect();
+        self.link.run_long(|jetstream| operations::states(jetstream, streams))
     }
 
     /// Puts back the records of which copies are left, drops those that are lost, and writes missing copies.
@@ -107,16 +150,19 @@ impl NatsStore {
         for kind in damaged.collect::<Result<BTreeSet<_>, _>>()? {
             self.rebuild(kind, &lost)?;
         }
+        self.complete_copies(comparison)
+    }
+
+    /// Writes missing copies.
+    pub(super) fn complete_copies(&self, comparison: &Comparison) -> Result<(), Error> {
         self.copy_again(&comparison.uncopied)
     }
 
-    /// Returns the sequence number of the message that each copy is of.
-    pub(super) fn copied_messages(&self) -> Result<SequenceNumbers, Error> {
-        let series = self.names.copies();
-        let all = series.subjects.clone();
-        let stream = self.ensure(series)?;
+    /// Returns the sequence number of the message that each copy of a kind's records is of.
+    pub(super) fn copied_messages(&self, kind_of_keys: &str) -> Result<SequenceNumbers, Error> {
+        let stream = self.ensure(self.names.copies(kind_of_keys))?;
         let mut copies = BTreeMap::new();
-        let subjects = self.subjects(stream.clone(), all)?;
+        let subjects = self.subjects(stream.clone(), self.names.copies_of(kind_of_keys))?;
         for window in subjects.chunks(WINDOW_RECORDS) {
             let (of, subjects) = (stream.clone(), window.to_vec());
             let messages = self.link.run(|jetstream| operations::last_of_each(jetstream, of, subjects))?;
@@ -135,52 +181,6 @@ impl NatsStore {
         let prefix = self.names.keys_prefix();
         let streams = self.link.run_long(operations::stream_names)?;
         Ok(streams.iter().filter_map(|name| name.strip_prefix(&prefix)).map(str::to_owned).collect())
-    }
-
-    /// Returns the kinds whose streams have more messages than the server's index has subjects.
-    fn unindexed(&self, kinds: &[String]) -> Result<BTreeSet<String>, Error> {
-        let prefix = self.names.keys_prefix();
-        let streams = kinds.iter().map(|kind| format!("{prefix}{kind}")).collect();
-        let unindexed = self.link.run_long(|jetstream| operations::unindexed(jetstream, streams))?;
-        Ok(unindexed.iter().filter_map(|name| name.strip_prefix(&prefix)).map(str::to_owned).collect())
-    }
-
-    /// Adds the records of a kind that the server has and does not list, and reports them as restored.
-    fn find_by_number(
-        &self,
-        kind: &str,
-        records: &mut SequenceNumbers,
-        report: &mut AuditReport,
-    ) -> Result<(), Error> {
-        for (key, record) in self.numbered(kind)? {
-            if records.contains_key(&key) || self.is_listed(&key)? {
-                continue;
-            }
-            records.insert(key.clone(), record.version);
-            report.restored.push(key);
-        }
-        Ok(())
-    }
-
-    /// The records of a kind by the sequence numbers of their messages: a server finds these although it has lost its
-    /// index of subjects.
-    pub(super) fn numbered(&self, kind: &str) -> Result<BTreeMap<String, VersionedValue>, Error> {
-        let stream = self.ensure(self.names.keys(&format!("{kind}/"))?)?;
-        let messages = self.link.run_long(|jetstream| operations::each_by_sequence(jetstream, stream))?;
-        let mut records = BTreeMap::new();
-        for message in &messages {
-            if let Some(key) =
-                self.names.key_of(&message.subject).filter(|key| operations::is_whole(key, message))
-            {
-                records.insert(key, operations::versioned(message));
-            }
-        }
-        Ok(records)
-    }
-
-    fn is_listed(&self, key: &str) -> Result<bool, Error> {
-        let (stream, subject) = (self.ensure(self.names.keys(key)?)?, self.names.key(key));
-        Ok(!self.subjects(stream, subject)?.is_empty())
     }
 
     /// The sequence numbers of the records of a kind that can be read. Others are reported.
@@ -235,7 +235,7 @@ impl NatsStore {
 
     fn is_unreadable(&self, key: &str) -> Result<bool, Error> {
         let (stream, subject) = (self.names.keys(key)?.name, self.names.key(key));
-        let looked = self.link.run(|jetstream| operations::last_or_lost(jetstream, stream, subject, None));
+        let looked = self.link.run(|jetstream| operations::last_or_lost(jetstream, stream, subject));
         match looked {
             Err(error) if error.code == sublet_proto::Code::StoreDamaged => Ok(true),
             looked => looked.map(|_| false),
@@ -266,16 +266,24 @@ impl NatsStore {
 
     /// Returns the copy of a record, and the sequence number of its original.
     pub(super) fn copy_of(&self, key: &str) -> Result<Option<(StreamMessage, u64)>, Error> {
-        let (stream, subject) = (self.ensure(self.names.copies())?, self.names.copy(key));
+        let (stream, subject) = self.place_of_copy(key)?;
         let copy = self.link.run(|jetstream| operations::last(jetstream, stream, subject))?;
         Ok(copy.and_then(|copy| operations::copied_sequence(&copy).map(|of| (copy, of))))
     }
 
-    /// Writes the copies of records that have none, or an older one.
+    /// Writes the copies of records that have none, or an older one. Other managers may change or remove these records
+    /// meanwhile: then their copies stay, and no copy is left of what they have removed.
     fn copy_again(&self, keys: &[String]) -> Result<(), Error> {
         for key in keys {
-            if let Some(found) = self.get(key)? {
-                self.copy(&[(key.as_str(), found.value.as_slice(), found.version)])?;
+            let (stream, subject) = self.place_of_copy(key)?;
+            let known = self.link.run(|jetstream| operations::last(jetstream, stream, subject.clone()))?;
+            let Some(found) = self.get(key)? else { continue };
+            let copy = Change::sealed(subject, key, &found.value).copy_of(found.version);
+            let version = known.map_or(0, |known| known.sequence);
+            let copied = self.link.run(|jetstream| operations::publish_if(jetstream, copy, version))?;
+            self.note(copied.unwrap_or_default());
+            if self.get(key)?.is_none() {
+                self.remove_copies(std::iter::once(key.as_str()))?;
             }
         }
         Ok(())
@@ -303,4 +311,9 @@ impl NatsStore {
         }
         Ok(())
     }
+}
+
+/// Tells whether the server lists fewer records of a stream than the stream has. Each subject has one message.
+fn is_unindexed(states: &StreamStates, stream: &str) -> bool {
+    states.get(stream).is_some_and(|state| state.messages > state.subjects)
 }

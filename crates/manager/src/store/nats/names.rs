@@ -7,6 +7,7 @@
 use sublet_proto::{Code, Error};
 
 use super::text;
+use crate::store::journal::is_copied;
 use crate::store::{BlobPart, kind};
 
 /// Longest name of a store, in bytes.
@@ -41,8 +42,12 @@ impl StreamNames {
     /// down the few managers.
     pub(super) fn keys(&self, key: &str) -> Result<StoreStream, Error> {
         let kind = kind(key)?;
-        let name = format!("{}{kind}", self.keys_prefix());
-        Ok(StoreStream { name, subjects: format!("{}.>", self.key(kind)) })
+        Ok(StoreStream { name: self.stream_of_kind(kind), subjects: format!("{}.>", self.key(kind)) })
+    }
+
+    /// The name of the stream of a kind's keys.
+    pub(super) fn stream_of_kind(&self, kind: &str) -> String {
+        format!("{}{kind}", self.keys_prefix())
     }
 
     /// Returns the prefix of the names of the streams of keys, before the kind.
@@ -61,21 +66,35 @@ impl StreamNames {
         segments(rest.strip_prefix(".key.")?)
     }
 
-    /// The stream of the second copies of records.
-    pub(super) fn copies(&self) -> StoreStream {
+    /// The stream of the second copies of a kind's records: one for all kinds that do not grow, and one for each of the
+    /// others.
+    pub(super) fn copies(&self, kind: &str) -> StoreStream {
         let store = &self.store;
-        StoreStream { name: format!("sublet-{store}-copies"), subjects: format!("sublet.{store}.copy.>") }
+        if is_copied(kind) {
+            return StoreStream {
+                name: format!("sublet-{store}-copies"),
+                subjects: format!("sublet.{store}.copy.>"),
+            };
+        }
+        StoreStream { name: format!("sublet-{store}-copies-{kind}"), subjects: self.copies_of(kind) }
+    }
+
+    /// The subjects of the copies of a kind's records.
+    pub(super) fn copies_of(&self, kind: &str) -> String {
+        format!("{}.>", self.copy(kind))
     }
 
     /// The subject of the copy of a key's record.
     pub(super) fn copy(&self, key: &str) -> String {
-        format!("sublet.{}.copy.{}", self.store, tokens(key))
+        let kind = key.split('/').next().unwrap_or(key);
+        let series = if is_copied(kind) { "copy" } else { "copies" };
+        format!("sublet.{}.{series}.{}", self.store, tokens(key))
     }
 
     /// The key of the subject of a copy.
     pub(super) fn copied_key_of(&self, subject: &str) -> Option<String> {
         let rest = subject.strip_prefix("sublet.")?.strip_prefix(&self.store)?;
-        segments(rest.strip_prefix(".copy.")?)
+        segments(rest.strip_prefix(".copy.").or_else(|| rest.strip_prefix(".copies."))?)
     }
 
     /// The narrowest subjects that hold every key of this prefix, which has a `/`.

@@ -1,6 +1,6 @@
 //! Sends requests to JetStream, without any state and without knowledge of the subjects' meaning.
 
-use std::collections::VecDeque;
+use std::collections::{BTreeMap, VecDeque};
 use std::time::{Duration, Instant};
 
 use async_nats::HeaderMap;
@@ -228,20 +228,17 @@ pub(super) async fn last(
     found(stream.get_last_raw_message_by_subject(&subject).await)
 }
 
-/// Returns the message as [`last`] does, or a failure if the server lists a message that it cannot read, or if a copy
-/// of it exists. `copy` is the stream and the subject of the copy. If a server finds its own checksum of a message
-/// wrong, it reports no message, but lists its subject. This takes the longer, the more subjects there are.
+/// Returns the message as [`last`] does, or a failure if the server lists a message that it cannot read. If a server
+/// finds its own checksum of a message wrong, it reports no message, but lists its subject. This takes the longer, the
+/// more subjects there are.
 pub(super) async fn last_or_lost(
     jetstream: Context,
     stream: String,
     subject: String,
-    copy: Option<(String, String)>,
 ) -> Result<Option<StreamMessage>, NatsFailure> {
     for _ in 0..LOOKS {
         let message = last(jetstream.clone(), stream.clone(), subject.clone()).await?;
-        if message.is_some()
-            || !listing::has(&jetstream, &stream, &subject).await? && !is_there(&jetstream, &copy).await?
-        {
+        if message.is_some() || !listing::has(&jetstream, &stream, &subject).await? {
             return Ok(message);
         }
         // Another manager may have replaced or removed it in between.
@@ -249,23 +246,23 @@ pub(super) async fn last_or_lost(
     Err(NatsFailure::Lost(subject))
 }
 
-async fn is_there(jetstream: &Context, place: &Option<(String, String)>) -> Result<bool, NatsFailure> {
-    let Some((stream, subject)) = place.clone() else { return Ok(false) };
-    Ok(last(jetstream.clone(), stream, subject).await?.is_some())
-}
-
-/// The messages of a stream that the server can read, in the order of their sequence numbers.
-pub(super) async fn each_by_sequence(
+/// Returns the message as [`last`] does, or a failure if only its copy exists. `copy` is the stream and the subject of
+/// the copy.
+pub(super) async fn last_or_dropped(
     jetstream: Context,
     stream: String,
-) -> Result<Vec<StreamMessage>, NatsFailure> {
-    let stream = jetstream.get_stream(stream).await.map_err(silent)?;
-    let state = &stream.cached_info().state;
-    let mut messages = Vec::new();
-    for sequence in state.first_sequence.max(1)..=state.last_sequence {
-        messages.extend(found(stream.get_raw_message(sequence).await)?);
+    subject: String,
+    copy: (String, String),
+) -> Result<Option<StreamMessage>, NatsFailure> {
+    for _ in 0..LOOKS {
+        let message = last(jetstream.clone(), stream.clone(), subject.clone()).await?;
+        let (stream_of_copy, copy) = copy.clone();
+        if message.is_some() || last(jetstream.clone(), stream_of_copy, copy).await?.is_none() {
+            return Ok(message);
+        }
+        // Another manager may have written or removed it in between.
     }
-    Ok(messages)
+    Err(NatsFailure::Lost(subject))
 }
 
 /// The last message of each of these subjects.
@@ -294,42 +291,46 @@ pub(super) async fn remove_stream(jetstream: Context, name: String) -> Result<()
     }
 }
 
-/// Returns the streams that have more messages than subjects. Each subject has one message, so the server's index is
-/// incomplete.
-pub(super) async fn unindexed(jetstream: Context, streams: Vec<String>) -> Result<Vec<String>, NatsFailure> {
-    let mut unindexed = Vec::new();
-    for name in streams {
-        let stream = jetstream.get_stream(&name).await.map_err(silent)?;
-        let state = &stream.cached_info().state;
-        if state.messages > state.subjects_count {
-            unindexed.push(name);
-        }
-    }
-    Ok(unindexed)
+/// The state of a stream; that of one that does not exist is zero.
+#[derive(Clone, Copy, Default)]
+pub(super) struct StreamState {
+    /// Number of messages.
+    pub(super) messages: u64,
+    /// Number of subjects in the server's index.
+    pub(super) subjects: u64,
+    /// Sequence number of the last message.
+    pub(super) last_sequence: u64,
 }
 
-/// Returns the sequence numbers of the last messages of streams; 0 for a stream that does not exist.
-pub(super) async fn last_sequences(
+/// Returns the states of streams by name.
+pub(super) async fn states(
     jetstream: Context,
     streams: Vec<String>,
-) -> Result<Sequences, NatsFailure> {
-    let mut sequences = Sequences::new();
+) -> Result<BTreeMap<String, StreamState>, NatsFailure> {
+    let mut states = BTreeMap::new();
     for name in streams {
-        let last = match jetstream.get_stream(&name).await {
-            Ok(stream) => stream.cached_info().state.last_sequence,
+        let state = match jetstream.get_stream(&name).await {
+            Ok(stream) => {
+                let state = &stream.cached_info().state;
+                StreamState {
+                    messages: state.messages,
+                    subjects: state.subjects_count,
+                    last_sequence: state.last_sequence,
+                }
+            }
             Err(error) => match error.kind() {
                 GetStreamErrorKind::JetStream(refused)
                     if refused.error_code() == ErrorCode::STREAM_NOT_FOUND =>
                 {
-                    0
+                    StreamState::default()
                 }
                 GetStreamErrorKind::JetStream(refused) => return Err(NatsFailure::Refused(refused)),
                 _ => return Err(silent(error)),
             },
         };
-        sequences.insert(name, last);
+        states.insert(name, state);
     }
-    Ok(sequences)
+    Ok(states)
 }
 
 /// Splits a part into pieces: the first, which has the length of the part, and the others.

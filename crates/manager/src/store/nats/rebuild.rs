@@ -10,9 +10,9 @@ use std::collections::BTreeSet;
 
 use sublet_proto::Error;
 
-use super::super::{VersionedValue, kind};
+use super::super::VersionedValue;
+use super::NatsStore;
 use super::operations;
-use super::{NatsStore, is_copied};
 
 impl NatsStore {
     /// Rewrites the stream of a kind with the readable records and the copies of the others. Messages that other
@@ -21,23 +21,17 @@ impl NatsStore {
     pub(super) fn rebuild(&self, kind_of_keys: &str, lost: &BTreeSet<&str>) -> Result<(), Error> {
         let stream = self.ensure(self.names.keys(&format!("{kind_of_keys}/"))?)?;
         let of = vec![stream.clone()];
-        let ends = self.link.run_long(|jetstream| operations::last_sequences(jetstream, of))?;
-        let end = ends.get(&stream).copied().unwrap_or_default();
+        let states = self.link.run_long(|jetstream| operations::states(jetstream, of))?;
+        let end = states.get(&stream).copied().unwrap_or_default().last_sequence;
         let mut records = self.readable(kind_of_keys)?;
-        if !is_copied(kind_of_keys) {
-            for (key, record) in self.numbered(kind_of_keys)? {
-                records.entry(key).or_insert(record);
-            }
-        }
-        let known = self.copied_messages()?;
+        let known = self.copied_messages(kind_of_keys)?;
         let copied: Vec<_> = records
             .iter()
             .filter(|(key, record)| known.get(*key).is_none_or(|of| *of <= record.version))
             .map(|(key, record)| (key.as_str(), record.value.as_slice(), record.version))
             .collect();
         self.write_copies(&copied)?;
-        let mut copies = self.copied_messages()?;
-        copies.retain(|key, _| kind(key) == Ok(kind_of_keys));
+        let copies = self.copied_messages(kind_of_keys)?;
         for (key, of) in copies.iter().filter(|(key, _)| !lost.contains(key.as_str())) {
             if records.get(key).is_none_or(|record| record.version < *of)
                 && let Some((copy, of)) = self.copy_of(key)?
@@ -52,8 +46,7 @@ impl NatsStore {
             // A later value that another manager has published meanwhile is not overwritten.
             self.swap(key, 0, &record.value)?;
         }
-        let unused = copies.keys().filter(|key| !is_copied(kind_of_keys) || !records.contains_key(*key));
-        let of = self.ensure(self.names.copies())?;
-        self.remove(unused.map(|key| (of.clone(), self.names.copy(key))).collect())
+        let unused = copies.keys().filter(|key| !records.contains_key(*key));
+        self.remove_copies(unused.map(String::as_str))
     }
 }
