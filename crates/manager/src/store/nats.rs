@@ -45,7 +45,6 @@ use std::path::Path;
 use async_nats::jetstream::message::StreamMessage;
 use sublet_proto::{Code, Error};
 
-use self::copies::Scope;
 use self::link::NatsConnection;
 use self::names::{StoreStream, StreamNames};
 use self::operations::Change;
@@ -119,7 +118,7 @@ impl NatsStore {
         store.link.run(|jetstream| operations::remove_stream(jetstream, unread))?;
         let short = store.check_reached(&mut reached)?;
         *store.reached.borrow_mut() = Some(reached);
-        let comparison = store.compare(&Scope::Start(&short))?;
+        let comparison = store.compare_at_start(&short)?;
         let report = &comparison.report;
         if !report.lost.is_empty() {
             return Err(store.damaged(report));
@@ -175,7 +174,7 @@ impl NatsStore {
     /// # Errors
     /// `store_unreachable` if the server does not answer.
     pub fn check(&self) -> Result<AuditReport, Error> {
-        let mut report = self.compare(&Scope::All)?.report;
+        let mut report = self.compare()?.report;
         self.examine_blobs(&mut report)?;
         Ok(report)
     }
@@ -186,7 +185,7 @@ impl NatsStore {
     /// # Errors
     /// `store_unreachable` if the server does not answer, and `store_full` if it takes no data.
     pub fn check_and_copy(&self) -> Result<AuditReport, Error> {
-        let comparison = self.compare(&Scope::All)?;
+        let comparison = self.compare()?;
         self.complete_copies(&comparison)?;
         let mut report = comparison.report;
         self.examine_blobs(&mut report)?;
@@ -198,7 +197,7 @@ impl NatsStore {
     /// # Errors
     /// `store_unreachable` if the server does not answer, and `store_full` if it takes no data.
     pub fn repair(&mut self) -> Result<AuditReport, Error> {
-        let comparison = self.compare(&Scope::All)?;
+        let comparison = self.compare()?;
         self.mend(&comparison)?;
         let mut report = comparison.report;
         self.examine_blobs(&mut report)?;

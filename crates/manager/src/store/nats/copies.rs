@@ -31,14 +31,6 @@ pub(super) struct Comparison {
     uncopied: Vec<String>,
 }
 
-/// Which records are compared with their copies.
-pub(super) enum Scope<'a> {
-    /// Those of kinds that do not grow, of the named kinds, and of kinds with fewer records than copies.
-    Start(&'a BTreeSet<String>),
-    /// All of them.
-    All,
-}
-
 /// States of streams by name.
 type StreamStates = BTreeMap<String, StreamState>;
 
@@ -81,20 +73,24 @@ impl NatsStore {
         Ok((self.ensure(self.names.copies(kind(key)?))?, self.names.copy(key)))
     }
 
-    /// Reads records, and finds missing ones by their copies.
-    pub(super) fn compare(&self, scope: &Scope<'_>) -> Result<Comparison, Error> {
+    /// Reads all records, and finds missing ones by their copies.
+    pub(super) fn compare(&self) -> Result<Comparison, Error> {
+        self.compare_kinds(|_, _| true)
+    }
+
+    /// Compares the records of these kinds, of kinds that do not grow, and of kinds whose streams show a loss.
+    pub(super) fn compare_at_start(&self, short: &BTreeSet<String>) -> Result<Comparison, Error> {
+        self.compare_kinds(|kind, states| {
+            is_copied(kind) || short.contains(kind) || is_journaled(kind) && self.lacks_records(kind, states)
+        })
+    }
+
+    fn compare_kinds(&self, is_compared: impl Fn(&str, &StreamStates) -> bool) -> Result<Comparison, Error> {
         let mut comparison = Comparison::default();
         let kinds = self.kinds()?;
         let states = self.states(&kinds)?;
         for kind in &kinds {
-            let is_compared = match scope {
-                Scope::All => true,
-                Scope::Start(_) if !is_journaled(kind) => false,
-                Scope::Start(named) => {
-                    is_copied(kind) || named.contains(kind) || self.lacks_records(kind, &states)
-                }
-            };
-            if is_compared {
+            if is_compared(kind, &states) {
                 self.compare_kind(kind, &mut comparison)?;
             }
             let copies = self.names.copies(kind).name;
