@@ -1,4 +1,4 @@
-//! Reads a folder or a bare library that a user deploys into an encoded package.
+//! Reads a folder or a bare library that a user deploys into an encoded package, and checks its sources.
 //!
 //! Only files in the folder get into the package: symbolic links are refused rather than followed, and only regular
 //! files and folders are opened. All other properties of the package are checked by [`package::validate`], which the
@@ -11,11 +11,12 @@ use std::fs::{self, DirEntry, File, OpenOptions};
 use std::io::{self, Read};
 use std::os::unix::fs::{OpenOptionsExt, PermissionsExt};
 use std::path::Path;
+use std::process::{Command, Stdio};
 
 use rustix::fs::OFlags;
 use sublet_proto::package::{self, MANIFEST_FILE, MAX_FILES, MAX_PACKAGE_BYTES, Manifest};
-use sublet_proto::v1::PackageFile;
-use sublet_proto::{Code, Error};
+use sublet_proto::v1::{Package, PackageFile};
+use sublet_proto::{Code, Error, decode};
 
 /// Largest depth of nested folders.
 const MAX_DEPTH: usize = 32;
@@ -43,12 +44,8 @@ fn is_plain(text: &str) -> bool {
     text.bytes().next().is_some_and(|first| first.is_ascii_alphanumeric() || first == b'_')
 }
 
-/// Encodes the package in a folder with a `sublet.toml`, or a bare shared object or WebAssembly module.
-///
-/// For a package in Python, a matching interpreter of this machine, if there is one, parses the module and the
-/// package's modules that it always imports, and checks that the functions exist. For a package in Node.js, npm installs the
-/// dependencies of a lock file, without their scripts, and the Node.js of this machine, if there is one, parses the
-/// package's own modules. Nothing of the package is executed.
+/// Encodes the package in a folder with a `sublet.toml`, or a bare shared object or WebAssembly module. For a package in
+/// Node.js, npm installs the dependencies of a lock file, without their scripts.
 ///
 /// The path itself may be a symbolic link, as installed libraries often are. Links inside of a folder are refused.
 ///
@@ -72,31 +69,53 @@ pub fn read_package(path: &Path) -> Result<Vec<u8>, Error> {
     };
     let encoded = package::encode(&package);
     package::check_size(encoded.len() as u64)?;
-    if package.files.iter().any(|file| file.path.ends_with(".py")) {
-        python::check(path, &encoded)?;
-    }
     Ok(encoded)
 }
 
-fn read_library(path: &Path) -> Result<sublet_proto::v1::Package, Error> {
+/// Checks the sources of the package that was read from a path, before it is uploaded.
+///
+/// For a package in Python, a matching interpreter of this machine, if there is one, parses the module and the
+/// package's modules that it always imports, and checks that the functions exist. For a package in Node.js, the Node.js
+/// of this machine, if there is one, parses the package's own modules. Nothing of the package is executed. Without an
+/// interpreter the package is not checked, and its node reports the fault when it is leased.
+///
+/// # Errors
+///
+/// [`Code::InvalidPackage`] with the file and line, or the function that is missing.
+pub fn check_package(path: &Path, encoded: &[u8]) -> Result<(), Error> {
+    let package: Package = decode("a package", encoded)?;
+    let manifest = Manifest::parse(&package.manifest)?;
+    if nodejs::is_for_nodejs(&manifest) {
+        nodejs::check(path, &manifest.name, &package.files)?;
+    }
+    if package.files.iter().any(|file| file.path.ends_with(".py")) {
+        python::check(path, package)?;
+    }
+    Ok(())
+}
+
+/// Runs a program that looks for a fault of a package and prints it. `None` if it finds none or does not run.
+fn fault_found_by(program: &mut Command) -> Option<String> {
+    let output = program.stdin(Stdio::null()).stderr(Stdio::null()).output().ok()?;
+    let fault = String::from_utf8_lossy(&output.stdout).trim().to_owned();
+    (output.status.success() && !fault.is_empty()).then_some(fault)
+}
+
+fn read_library(path: &Path) -> Result<Package, Error> {
     let name = path.file_name().and_then(|name| name.to_str());
     let name = name.ok_or_else(|| invalid(path, "has a name that is not UTF-8"))?;
     let file = File::open(path).map_err(|error| unreadable(path, &error))?;
     package::from_library(name, ReadBudget::whole().read(path, file)?)
 }
 
-fn read_folder(path: &Path) -> Result<sublet_proto::v1::Package, Error> {
+fn read_folder(path: &Path) -> Result<Package, Error> {
     let mut folder = PackageFolder { files: Vec::new(), manifest: None, budget: ReadBudget::whole() };
     folder.add_entries(path, "", 0)?;
     let manifest = folder.manifest.take().ok_or_else(|| invalid(path, &format!("has no {MANIFEST_FILE}")))?;
     let manifest =
         String::from_utf8(manifest).map_err(|_| invalid(&path.join(MANIFEST_FILE), "is not UTF-8"))?;
-    let checked = Manifest::parse(&manifest)?;
-    if nodejs::is_for_nodejs(&checked) {
-        nodejs::check(path, &checked.name, &folder.files)?;
-        if nodejs::is_locked(path) {
-            folder.replace_modules(&nodejs::install(path)?)?;
-        }
+    if nodejs::is_for_nodejs(&Manifest::parse(&manifest)?) && nodejs::is_locked(path) {
+        folder.replace_modules(&nodejs::install(path)?)?;
     }
     package::from_files(&manifest, folder.files)
 }
@@ -210,7 +229,6 @@ mod tests {
     use super::*;
     use std::os::unix::fs::symlink;
     use std::os::unix::net::UnixListener;
-    use sublet_proto::v1::Package;
 
     const MANIFEST: &str = "name = 'p'\nlibrary = 'lib/p.so'\n";
 
@@ -220,6 +238,13 @@ mod tests {
         fs::write(folder.path().join(MANIFEST_FILE), MANIFEST).unwrap();
         fs::write(folder.path().join("lib/p.so"), b"code").unwrap();
         folder
+    }
+
+    /// Reads a package and checks its sources.
+    fn checked(path: &Path) -> Result<Vec<u8>, Error> {
+        let encoded = read_package(path)?;
+        check_package(path, &encoded)?;
+        Ok(encoded)
     }
 
     fn message(path: &Path) -> String {
@@ -237,7 +262,7 @@ mod tests {
             fs::create_dir_all(path.parent().unwrap()).unwrap();
             fs::write(path, text).unwrap();
         }
-        read_package(folder.path())
+        checked(folder.path())
     }
 
     #[test]
@@ -271,7 +296,7 @@ mod tests {
         if fs::create_dir(folder.path().join("node_modules/.bin")).is_ok() {
             symlink("nowhere", folder.path().join("node_modules/.bin/program")).unwrap();
         }
-        read_package(folder.path())
+        checked(folder.path())
     }
 
     #[test]

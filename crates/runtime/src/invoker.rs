@@ -16,7 +16,7 @@ pub use allocation::{Allocation, Policy};
 
 use crate::access::Access;
 use crate::arena::{Buffer, RegisteredMemory};
-use crate::deploy::{is_path, read_package};
+use crate::deploy::{check_package, is_path, read_package};
 use crate::fabrics::FabricChoice;
 use crate::invocation::Invocation;
 use crate::lease::link::{ColdStart, Notice};
@@ -255,6 +255,7 @@ impl Invoker {
         let encoded = self.manager.pin_environments(read_package(path)?, path, &mut |_| ())?;
         let digest = package::digest(&encoded);
         if self.manager.resolve(&digest).is_err() {
+            check_package(path, &encoded)?;
             self.manager.deploy(encoded)?;
         }
         Ok(digest)

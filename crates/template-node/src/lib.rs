@@ -14,7 +14,9 @@ mod ending;
 mod loops;
 mod memory;
 mod values;
+mod waiting;
 mod worker;
+mod xpu;
 
 use napi_sys::{napi_callback_info, napi_env, napi_value};
 use sublet_sandbox::template::{self, Runtime, TemplateProgram, Threads};
@@ -126,7 +128,9 @@ pub unsafe extern "C" fn napi_register_module_v1(env: napi_env, exports: napi_va
         define(env, exports, c"input", worker::input);
         define(env, exports, c"output", worker::output);
         define(env, exports, c"failed", worker::failed);
-        for (name, source) in [(c"SOURCE", SOURCE), (c"WORKER", worker::SOURCE)] {
+        define(env, exports, c"xpu", waiting::answer);
+        define(env, exports, c"xpuWait", waiting::wait);
+        for (name, source) in [(c"SOURCE", SOURCE), (c"WORKER", worker::SOURCE), (c"XPU", xpu::SOURCE)] {
             napi_sys::napi_set_named_property(env, exports, name.as_ptr(), text(env, source));
         }
     }

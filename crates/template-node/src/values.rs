@@ -6,6 +6,8 @@ use std::ffi::{CStr, c_void};
 use std::ptr::{self, NonNull};
 
 use napi_sys::{napi_callback_info, napi_env, napi_value};
+use sublet_proto::Error;
+use sublet_runtime::frames::{SharedBytes, SharedBytesMut};
 
 /// Makes a function a property of an object.
 ///
@@ -162,4 +164,72 @@ pub(crate) unsafe fn number(env: napi_env, value: napi_value) -> i32 {
     // SAFETY: it is written, or stays 0.
     unsafe { napi_sys::napi_get_value_int32(env, value, &raw mut number) };
     number
+}
+
+/// Returns a copy of the bytes of a Uint8Array, which JavaScript's other threads may write meanwhile.
+///
+/// # Safety
+/// As the module's.
+pub(crate) unsafe fn copied_bytes(env: napi_env, value: napi_value) -> Option<Vec<u8>> {
+    // SAFETY: as this function's.
+    let (data, len) = unsafe { bytes_of(env, value) }?;
+    let mut copy = vec![0; len];
+    // SAFETY: the array's bytes stay where they are while JavaScript does not run.
+    SharedBytesMut::from(copy.as_mut_slice()).copy_from(unsafe { SharedBytes::new(data, len) });
+    Some(copy)
+}
+
+/// Creates a Buffer with a copy of bytes; undefined if there is no memory for it.
+///
+/// # Safety
+/// As the module's.
+pub(crate) unsafe fn buffer(env: napi_env, bytes: &[u8]) -> napi_value {
+    let (mut copy, mut value) = (ptr::null_mut(), ptr::null_mut());
+    // SAFETY: the length is that of the bytes; the value is written, or stays null.
+    let status = unsafe {
+        napi_sys::napi_create_buffer_copy(
+            env,
+            bytes.len(),
+            bytes.as_ptr().cast(),
+            &raw mut copy,
+            &raw mut value,
+        )
+    };
+    // SAFETY: as this function's.
+    if status == napi_sys::Status::napi_ok { value } else { unsafe { undefined(env) } }
+}
+
+/// Returns the value undefined.
+///
+/// # Safety
+/// As the module's.
+pub(crate) unsafe fn undefined(env: napi_env) -> napi_value {
+    let mut value = ptr::null_mut();
+    // SAFETY: no valid value is null.
+    unsafe { napi_sys::napi_get_undefined(env, &raw mut value) };
+    value
+}
+
+/// Creates an Error with the name of the code as its `code`.
+///
+/// # Safety
+/// As the module's.
+pub(crate) unsafe fn error_of(env: napi_env, error: &Error) -> napi_value {
+    let mut value = ptr::null_mut();
+    // SAFETY: both texts are strings; no valid value is null.
+    unsafe {
+        let (code, message) = (text(env, error.code.name()), text(env, &error.message));
+        napi_sys::napi_create_error(env, code, message, &raw mut value);
+    }
+    value
+}
+
+/// Makes the calling JavaScript function throw [such an error](error_of).
+///
+/// # Safety
+/// As the module's.
+pub(crate) unsafe fn throw_error(env: napi_env, error: &Error) -> napi_value {
+    // SAFETY: as this function's.
+    unsafe { napi_sys::napi_throw(env, error_of(env, error)) };
+    ptr::null_mut()
 }

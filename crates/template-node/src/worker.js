@@ -163,5 +163,7 @@ async function work(importer) {
   }
 }
 
-return { sublet_template: { work }, '@sublet/sublet': { json } };
+const xpu = new Function('adapter', 'bytesOf', adapter.XPU)(adapter, bytesOf);
+
+return { sublet_template: { work }, '@sublet/sublet': { json, xpu } };
 //# sourceURL=sublet_worker

@@ -10,7 +10,7 @@ use sublet_image::{Credentials, Reference, RegistryAccess, resolve};
 use sublet_proto::package::{encode, pin_image, unpinned_image};
 use sublet_proto::v1::Package;
 use sublet_proto::{Code, Error, decode};
-use sublet_runtime::deploy::read_package;
+use sublet_runtime::deploy::{check_package, read_package};
 
 use super::ConnectionArguments;
 use super::output::CommandOutput;
@@ -130,7 +130,9 @@ struct DeployReport {
 
 /// Deploys a package.
 pub(crate) fn run(arguments: &Arguments, output: &CommandOutput) -> Result<(), Error> {
-    let encoded = pinned(read_package(&arguments.path)?)?;
+    let encoded = read_package(&arguments.path)?;
+    check_package(&arguments.path, &encoded)?;
+    let encoded = pinned(encoded)?;
     let manager = arguments.connection.open()?;
     let encoded = manager.pin_environments(encoded, &arguments.path, &mut |step| output.note(step))?;
     let bar = progress_bar(encoded.len() as u64, output);

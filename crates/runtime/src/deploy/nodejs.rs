@@ -1,8 +1,7 @@
 //! Prepares a package of Node.js before it is deployed: installs its dependencies by its lock file, and checks that its
 //! own modules can be parsed.
 //!
-//! npm and the Node.js of this machine do so, and execute nothing of the package or of its dependencies. Without a
-//! Node.js the package is deployed unchecked, and its node reports the fault when it is leased.
+//! npm and the Node.js of this machine do so, and execute nothing of the package or of its dependencies.
 
 use std::fs::{self, DirBuilder};
 use std::io;
@@ -15,6 +14,8 @@ use sublet_proto::package::nodejs::is_module;
 use sublet_proto::package::{Manifest, PackageKind};
 use sublet_proto::v1::PackageFile;
 use sublet_proto::{Code, Error};
+
+use super::fault_found_by;
 
 /// The program that parses.
 const CHECK: &str = include_str!("check.js");
@@ -113,19 +114,12 @@ pub(super) fn check(folder: &Path, name: &str, files: &[PackageFile]) -> Result<
     let dependencies = format!("{MODULES}/");
     let is_own = |path: &&str| is_module(path) && !path.contains(&dependencies);
     let modules: Vec<_> = files.iter().map(|file| file.path.as_str()).filter(is_own).collect();
-    let output = Command::new("node")
-        .args(["--experimental-vm-modules", "--no-warnings", "--eval", CHECK, "--"])
+    let mut node = Command::new("node");
+    node.args(["--experimental-vm-modules", "--no-warnings", "--eval", CHECK, "--"])
         .arg(folder)
-        .args(modules)
-        .stdin(Stdio::null())
-        .stderr(Stdio::null())
-        .output();
-    let Ok(output) = output else { return Ok(()) };
-    let said = String::from_utf8_lossy(&output.stdout);
-    match said.trim() {
-        wrong if output.status.success() && !wrong.is_empty() => {
-            Err(Error::new(Code::InvalidPackage, format!("package {name}: {wrong}")))
-        }
-        _ => Ok(()),
+        .args(modules);
+    match fault_found_by(&mut node) {
+        Some(fault) => Err(Error::new(Code::InvalidPackage, format!("package {name}: {fault}"))),
+        None => Ok(()),
     }
 }

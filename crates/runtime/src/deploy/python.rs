@@ -2,16 +2,17 @@
 //! names.
 //!
 //! The parser is that of an interpreter of this machine, of the version that the package requires. It executes nothing
-//! of the package. Without such an interpreter the package is deployed unchecked, and its node reports the fault when
-//! it is leased.
+//! of the package.
 
 use std::path::Path;
-use std::process::{Command, Stdio};
+use std::process::Command;
 
 use sublet_proto::package::python::{ANY_PYTHON, CALL};
 use sublet_proto::package::{self, is_python};
 use sublet_proto::v1::{Package, PackageBuild};
-use sublet_proto::{Code, Error, decode};
+use sublet_proto::{Code, Error};
+
+use super::fault_found_by;
 
 /// The program that parses.
 const CHECK: &str = include_str!("check.py");
@@ -20,8 +21,8 @@ const CHECK: &str = include_str!("check.py");
 ///
 /// # Errors
 /// [`Code::InvalidPackage`] with the file and line, or the function that is missing.
-pub(super) fn check(folder: &Path, encoded: &[u8]) -> Result<(), Error> {
-    let checked = package::validate(&as_pinned(encoded)?)?;
+pub(super) fn check(folder: &Path, package: Package) -> Result<(), Error> {
+    let checked = package::validate(&as_pinned(package)?)?;
     let builds =
         checked.builds.iter().filter(|build| is_python(&build.architecture) && !build.is_environment());
     for build in builds {
@@ -32,9 +33,8 @@ pub(super) fn check(folder: &Path, encoded: &[u8]) -> Result<(), Error> {
     Ok(())
 }
 
-/// The package as if its environments were known: they are found after this check.
-fn as_pinned(encoded: &[u8]) -> Result<Vec<u8>, Error> {
-    let mut package: Package = decode("a package", encoded)?;
+/// The package as if its environments were known.
+fn as_pinned(mut package: Package) -> Result<Vec<u8>, Error> {
     let any = package::digest(b"");
     while let Some(unpinned) = package::unpinned_environment(&package)? {
         package::pin_environment(&mut package, &unpinned, &any)?;
@@ -49,15 +49,7 @@ fn find_fault(folder: &Path, build: &PackageBuild) -> Option<String> {
     let named = std::env::var_os("SUBLET_PYTHON").filter(|path| !path.is_empty());
     let named = named.filter(|_| build.architecture == ANY_PYTHON);
     let functions = build.symbols.iter().filter(|symbol| *symbol != CALL);
-    let output = Command::new(named.as_deref().unwrap_or(interpreter.as_ref()))
-        .args(["-I", "-S", "-c", CHECK])
-        .arg(folder)
-        .arg(&build.library)
-        .args(functions)
-        .stdin(Stdio::null())
-        .stderr(Stdio::null())
-        .output()
-        .ok()?;
-    let said = String::from_utf8_lossy(&output.stdout);
-    Some(said.trim().to_owned()).filter(|wrong| output.status.success() && !wrong.is_empty())
+    let mut python = Command::new(named.as_deref().unwrap_or(interpreter.as_ref()));
+    python.args(["-I", "-S", "-c", CHECK]).arg(folder).arg(&build.library).args(functions);
+    fault_found_by(&mut python)
 }
