@@ -50,6 +50,8 @@ class Client:
         self._invoker = _native.Invoker.connect(managers, ca_file=ca_file, token=token, token_file=token_file)
         self._completer = _completer
         self._managers = managers
+        # Folders of this program's modules that functions see as they are.
+        self._visible = ()
 
     def lease(
         self,
@@ -137,8 +139,10 @@ class Client:
     def _allocate_own(self, invoker, imports, path, environment, progress, options):
         """Leases cores for functions of this program."""
         address = None if environment is None else environment._deployed(self._invoker, self._managers, progress)[1]
+        # In an environment functions see its modules alone.
+        visible = self._visible if environment is None else ()
         try:
-            with _package.deployable(imports, path, address) as folder:
+            with _package.deployable(imports, path, address, visible) as folder:
                 return _allocate(invoker, folder, options, progress)
         except _errors.Error as error:
             if error.code != "unknown_package" or environment is None or not environment._forget(self._managers):

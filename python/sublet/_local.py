@@ -11,7 +11,7 @@ import sys
 import tempfile
 import threading
 
-from . import _errors, _kept, _process
+from . import _errors, _kept, _process, _visible
 from ._client import Client, at_end, not_at_end, set_default
 from ._command import program
 
@@ -26,7 +26,10 @@ _LOCK = "lock"
 class local:
     """Starts a platform on this machine's cores, which ends with the `with` block or with this process.
 
-    Within the block its client is the default one. Functions are executed by this interpreter, in its environment.
+    Within the block its client is the default one. Functions are executed by this interpreter, in its environment: they find modules where
+    this program finds them, in its virtual environment, in the user's own installations, in `PYTHONPATH` and in editable installations, as
+    they are on the disk and without a copy. Such folders are read-only there. Home folders as a whole and temporary folders are not shown;
+    modules in these are sent, as to a platform of other machines. So are all modules if `listen` is given, since others may lease then.
 
     Args:
         cores: Number of cores to lend; by default as `sublet up`.
@@ -41,6 +44,7 @@ class local:
 
     def __init__(self, cores=None, memory=None, **options):
         self._arguments = ["--json", "up", "--python", sys.executable]
+        self._is_shared = "listen" in options
         for name, value in dict(options, cores=cores, memory=memory).items():
             flag = "--" + name.replace("_", "-")
             if value is True:
@@ -59,8 +63,10 @@ class local:
         self._folder = _Folder()
         state = os.path.join(self._folder.path, "state")
         log = open(os.path.join(self._folder.path, "log"), "w+b")
+        paths = [] if self._is_shared else _visible.search_path()
+        shown = [word for path in paths for word in ("--python-path", path)]
         # The platform ends with this process, however that ends.
-        arguments = [program(), *self._arguments, "--state", state, "--with-parent", str(self._owner)]
+        arguments = [program(), *self._arguments, *shown, "--state", state, "--with-parent", str(self._owner)]
         self._process = subprocess.Popen(
             arguments, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=log, start_new_session=True
         )
@@ -69,6 +75,7 @@ class local:
             with log:
                 up = self._read_up(log)
             self._client = Client(up["manager"])
+            self._client._visible = tuple(paths)
         except BaseException:
             self.stop()
             raise

@@ -216,9 +216,10 @@ def _archive_of(path):
     return None
 
 
-def selected(paths):
-    """The files of those paths, each a module or folder of modules; without paths, of the caller's own modules."""
-    return _own() if paths is None else _said(paths)
+def selected(paths, visible=()):
+    """The files of those paths, each a module or folder of modules; without paths, of the caller's own modules that are not in the visible
+    folders."""
+    return _own(visible) if paths is None else _said(paths)
 
 
 def _said(paths):
@@ -237,11 +238,14 @@ def _said(paths):
     return selection
 
 
-def _own():
-    """The modules that the caller has imported and that no environment has. The smallest are sent first, so that one that is too large
-    takes the place of no other."""
+def _own(visible):
+    """The modules that the caller has imported, and that neither an environment nor a visible folder has.
+
+    The smallest are sent first, so that one that is too large takes the place of no other.
+    """
     selection, trees = Selection(), {}
     environment, imported = _environment_folders(), _imported_paths()
+    environment += tuple(os.path.realpath(path) + os.sep for path in visible)
     for name in sorted({name.partition(".")[0] for name in list(sys.modules)}):
         module = sys.modules.get(name)
         if module is None or name in UNNEEDED or name in _ALWAYS or module is sys.modules["__main__"]:

@@ -175,9 +175,9 @@ def checked_imports(imports):
     return imports
 
 
-def deployable(imports, path, environment=None):
-    """A folder with the package, as a context manager."""
-    imports, modules = checked_imports(imports), _modules.selected(path)
+def deployable(imports, path, environment=None, visible=()):
+    """A folder with the package, as a context manager. It has no modules in folders that functions see anyway."""
+    imports, modules = checked_imports(imports), _modules.selected(path, visible)
     temporary = tempfile.TemporaryDirectory(prefix="sublet-package-")
     try:
         write(temporary.name, imports, modules, environment)

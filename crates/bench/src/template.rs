@@ -61,6 +61,7 @@ pub(super) fn run(warm: &WarmTemplate, n: u32, mut progress: impl FnMut()) -> Re
     let sandboxes = Sandboxes::open(&warm.spawner, &root, &interpreter.shown)?;
     let template = Template {
         environment: None,
+        search_path: Vec::new(),
         language: warm.language,
         interpreter: interpreter.program.clone(),
         adapter: warm.spawner.with_file_name(warm.language.adapter()),

@@ -155,6 +155,9 @@ pub struct Template {
     /// Folder of an environment, which its copies see as [`ENVIRONMENT`]: they find the modules there, and those of the
     /// standard library, and none that the interpreter has beside that.
     pub environment: Option<PathBuf>,
+    /// Paths in which a Python looks for modules, in place of its own; empty for its own. Sandboxes have to be shown
+    /// them.
+    pub search_path: Vec<PathBuf>,
 }
 
 /// Program that a sandbox executes.

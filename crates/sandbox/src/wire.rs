@@ -124,11 +124,20 @@ pub(crate) fn encode_spec(spec: Spec) -> (SandboxSpec, Vec<OwnedFd>) {
         IsolationKind::Process => (PROCESS, RootImage::default(), PathBuf::new()),
         IsolationKind::Container(image) => (CONTAINER, image, PathBuf::new()),
         IsolationKind::Delegated { runtime, image } => (DELEGATED, image, runtime),
-        IsolationKind::Template(Template { language, interpreter, adapter, imports, environment }) => {
+        IsolationKind::Template(Template {
+            language,
+            interpreter,
+            adapter,
+            imports,
+            environment,
+            search_path,
+        }) => {
             let language = encode_language(language);
             let (interpreter, adapter) = (bytes(&interpreter), bytes(&adapter));
             let environment = environment.as_deref().map(bytes);
-            template = Some(SandboxTemplate { language, interpreter, adapter, imports, environment });
+            let search_path = search_path.iter().map(|path| bytes(path)).collect();
+            template =
+                Some(SandboxTemplate { language, interpreter, adapter, imports, environment, search_path });
             (TEMPLATE, RootImage::default(), PathBuf::new())
         }
     };
@@ -216,7 +225,7 @@ pub(crate) fn decode_spec(
 }
 
 fn decode_template(message: SandboxTemplate) -> Result<Template, &'static str> {
-    let SandboxTemplate { language, interpreter, adapter, imports, environment } = message;
+    let SandboxTemplate { language, interpreter, adapter, imports, environment, search_path } = message;
     let language = decode_language(language).ok_or("its language is unknown")?;
     if imports.len() > MAX_IMPORTS {
         return Err("a template imports at most 32 modules");
@@ -226,7 +235,8 @@ fn decode_template(message: SandboxTemplate) -> Result<Template, &'static str> {
     }
     let path = |bytes| PathBuf::from(OsString::from_vec(bytes));
     let (interpreter, adapter, environment) = (path(interpreter), path(adapter), environment.map(path));
-    Ok(Template { language, interpreter, adapter, imports, environment })
+    let search_path = search_path.into_iter().map(path).collect();
+    Ok(Template { language, interpreter, adapter, imports, environment, search_path })
 }
 
 /// Returns the number of a language in `sandbox.proto`.

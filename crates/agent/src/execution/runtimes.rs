@@ -25,6 +25,8 @@ const FOUND_PYTHON: &str = "python3";
 pub struct WarmInterpreters {
     /// A Python.
     pub python: Python,
+    /// Paths in which the Python looks for modules, in place of its own; empty for its own.
+    pub python_path: Vec<PathBuf>,
     /// A Node.js, by its path or name.
     pub node: Option<PathBuf>,
     /// The folder of modules that programs of the Node.js find, wherever they are.
@@ -59,6 +61,8 @@ struct LanguageRuntime {
     architecture: Option<String>,
     /// The platform of wheels that it can use, if it can use any but those in pure Python.
     platform: Option<String>,
+    /// Paths in which it looks for modules, in place of its own; empty for its own.
+    search_path: Vec<PathBuf>,
 }
 
 impl Runtimes {
@@ -66,7 +70,8 @@ impl Runtimes {
     pub(crate) fn find(warm: &WarmInterpreters, spawner: &Path, state: &Path) -> Result<Runtimes, Error> {
         let mut known = Vec::new();
         let mut add = |language: Language, found: Result<Interpreter, sublet_sandbox::SandboxError>| {
-            let interpreter = found.map_err(|error| Error::new(Code::InvalidArgument, error.to_string()))?;
+            let mut interpreter =
+                found.map_err(|error| Error::new(Code::InvalidArgument, error.to_string()))?;
             let adapter = find_program("template", &spawner.with_file_name(language.adapter()))?;
             let (file, source, architecture, platform) = match language {
                 Language::Python => {
@@ -76,9 +81,24 @@ impl Runtimes {
                 }
                 _ => ("worker.js", NODE_WORKER, nodejs_architecture(&interpreter.version), None),
             };
+            let mut search_path = Vec::new();
+            if language == Language::Python {
+                // Sandboxes do not have the links of the host. A path need not exist, as that of the library's archive.
+                let real = |path: &PathBuf| path.canonicalize().unwrap_or_else(|_| path.clone());
+                search_path = warm.python_path.iter().map(real).collect();
+                interpreter.shown.extend(search_path.iter().filter(|path| path.exists()).cloned());
+            }
             let worker = state.join(file);
             fs::write(&worker, source).map_err(|error| system("writing", &worker, &error))?;
-            known.push(LanguageRuntime { language, interpreter, adapter, worker, architecture, platform });
+            known.push(LanguageRuntime {
+                language,
+                interpreter,
+                adapter,
+                worker,
+                architecture,
+                platform,
+                search_path,
+            });
             Ok::<_, Error>(())
         };
         // Not the file that a link leads to: an environment is known by where its links are.
@@ -115,6 +135,7 @@ impl Runtimes {
             adapter: runtime.adapter.clone(),
             imports: Vec::new(),
             environment: None,
+            search_path: runtime.search_path.clone(),
         };
         self.known.iter().map(move |runtime| (template(runtime), runtime.worker.clone()))
     }
@@ -159,6 +180,7 @@ impl Runtimes {
             adapter: runtime.adapter.clone(),
             imports: if environment.is_some() { Vec::new() } else { build.imports.clone() },
             environment: environment.map(Path::to_owned),
+            search_path: if environment.is_some() { Vec::new() } else { runtime.search_path.clone() },
         };
         Ok((template, runtime.worker.clone()))
     }
@@ -183,6 +205,7 @@ impl Runtimes {
         Ok(SandboxTemplate {
             interpreter: bytes(&runtime.interpreter.program),
             adapter: bytes(&runtime.adapter),
+            search_path: runtime.search_path.iter().map(|path| bytes(path)).collect(),
             ..wanted.clone()
         })
     }

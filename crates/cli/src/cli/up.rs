@@ -26,7 +26,7 @@ use super::daemon::{
 };
 use super::limits;
 use super::output::CommandOutput;
-use super::parse::{node_modules, show_bytes, size};
+use super::parse::{absolute, node_modules, show_bytes, size};
 use super::view::NodeView;
 use crate::config::agent::{DeviceSetting, PLACES_OF_A_SHARED_CORE, device, python as wanted_python, wanted};
 
@@ -91,6 +91,11 @@ pub(crate) struct Arguments {
     /// Python [default: $SUBLET_PYTHON, or python3 on PATH]
     #[arg(long, value_name = "PROGRAM")]
     python: Option<String>,
+
+    /// Folder in which that Python looks for modules; with several of these flags, in their order, in place of its own
+    /// search path. Functions can read these folders [default: the interpreter's own]
+    #[arg(long, value_name = "FOLDER", value_parser = absolute)]
+    python_path: Vec<PathBuf>,
 
     /// Node.js for functions in JavaScript, by name or path, kept warm for sandboxes [default: none]
     #[arg(long, value_name = "PROGRAM")]
@@ -248,6 +253,7 @@ fn agent_options(arguments: Arguments, state: &Path, programs: AgentPrograms) ->
         container_runtime: arguments.container_runtime,
         warm: WarmInterpreters {
             python: python(arguments.python),
+            python_path: arguments.python_path,
             node: arguments.node,
             node_modules: arguments.node_modules,
         },

@@ -275,6 +275,16 @@ pub(crate) const SCHEMA: Schema = Schema {
             shown: Visibility::Openly,
         },
         ConfigKey {
+            name: "python_path",
+            kind: ValueKind::List,
+            environment: "SUBLET_PYTHON_PATH",
+            flag: "python-path",
+            value: "FOLDER",
+            help: "Folders in which that Python looks for modules, in place of its own search path; functions of all tenants can read them",
+            otherwise: Otherwise::Means("the interpreter's own"),
+            shown: Visibility::Openly,
+        },
+        ConfigKey {
             name: "node",
             kind: ValueKind::Text,
             environment: "SUBLET_NODE",
@@ -382,6 +392,7 @@ pub(crate) fn options(settings: &EffectiveSettings) -> Result<AgentOptions, Erro
         container_runtime: settings.value("container_runtime", |text| Ok(PathBuf::from(text)))?,
         warm: WarmInterpreters {
             python: settings.value("python", |text| Ok(python(text)))?.unwrap_or_default(),
+            python_path: settings.list("python_path", absolute)?,
             node: settings.value("node", |text| Ok(PathBuf::from(text)))?,
             node_modules: settings.value("node_modules", node_modules)?,
         },

@@ -78,6 +78,9 @@ fn become_user(user: Option<u32>) -> io::Result<()> {
     Ok(set_thread_res_uid(user, user, user)?)
 }
 
+/// Variable of a Python with the paths in which it looks for modules, separated by colons.
+const SEARCH_PATH: &[u8] = b"SUBLET_SEARCH_PATH=";
+
 /// Returns the program to execute, its arguments, and its environment.
 fn command(template: &Template) -> io::Result<[Vec<CString>; 3]> {
     let text = |word: &OsStr| CString::new(word.as_bytes());
@@ -87,6 +90,10 @@ fn command(template: &Template) -> io::Result<[Vec<CString>; 3]> {
     let args = fixed.chain(modules).map(text);
     let args = std::iter::once(Ok(program.clone())).chain(args).collect::<Result<_, _>>()?;
     let environment = template.language.environment().iter().map(|&variable| CString::new(variable));
-    let environment = environment.collect::<Result<_, _>>()?;
+    let mut environment = environment.collect::<Result<Vec<_>, _>>()?;
+    if !template.search_path.is_empty() {
+        let paths: Vec<_> = template.search_path.iter().map(|path| path.as_os_str().as_bytes()).collect();
+        environment.push(CString::new([SEARCH_PATH, &paths.join(&b':')].concat())?);
+    }
     Ok([vec![program], args, environment])
 }

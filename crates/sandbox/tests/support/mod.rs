@@ -223,6 +223,7 @@ pub fn template(imports: &[&str]) -> Template {
 pub fn template_of(language: Language, interpreter: &Interpreter, imports: &[&str]) -> Template {
     Template {
         environment: None,
+        search_path: Vec::new(),
         language,
         interpreter: interpreter.program.clone(),
         adapter: Path::new(SPAWNER).with_file_name(language.adapter()),
