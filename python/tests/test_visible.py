@@ -72,7 +72,6 @@ print(call(values))
 
 
 def test_the_search_path_is_that_of_the_program(run, tmp_path):
-    write(tmp_path, "first/json.py", "raise ImportError('not this one')\n")
     said = run(
         """
 found = call(path)
