@@ -5,10 +5,13 @@
 #   bin/sublet                   the command
 #   libexec/sublet/              the worker programs, the one that makes sandboxes, and the one that builds kernels, which
 #                                only agents start
+#
 #   lib/libsublet.{so,a}         the C library; lib/pkgconfig and lib/cmake tell how to use it
+#
 #   include/                     sublet.h, sublet.hpp, sublet_memory.h, sublet_memory.hpp, sublet_graph.h, sublet_graph.hpp,
 #                                sublet_swap.h, sublet_swap.hpp, sublet_function.h, sublet_xpu.h; sublet.f90 and
 #                                sublet_function.f90, which programs in Fortran compile
+#
 #   share/sublet/rust/           the crate sublet-function, for functions in Rust
 #   share/                       completions for bash, zsh and fish
 #

@@ -1,10 +1,14 @@
 #!/usr/bin/env bash
-# Installs what `cargo xtask second-pu` needs beside Rust and its own sources. It calls: second-pu.sh prepare
-# installs the compilers for aarch64, and puts an emulator, a kernel and a root file system for it into target/second-pu;
-# where that cannot be, says "skipped: " and why second-pu.sh boot FILES PORT  boots it, with an archive as its second
-# disk, and with its port of that number as this machine's own. Its serial line is standard input and output; it ends with
-# the former (see second-pu/enter.sh) Only the compilers are installed. All else is unpacked, with apt's settings for
-# another architecture in a folder of their own.
+# Installs what `cargo xtask second-pu` needs beside Rust and its own sources. It calls:
+#
+# - second-pu.sh prepare installs the compilers for aarch64, and puts an emulator, a kernel and a root file system for
+#   it into target/second-pu. Where that is impossible, it prints "skipped: " and the reason.
+# - second-pu.sh boot FILES PORT boots the emulated machine, with an archive as its second disk, and with its port of that
+#   number as this machine's own. Its serial line is standard input and output, and it ends with standard input (see
+#   second-pu/enter.sh).
+#
+# Only the compilers are installed. All else is unpacked, with apt's settings for another architecture in a folder of
+# their own.
 set -euo pipefail
 here=$(cd "$(dirname "$0")" && pwd)
 cd "$here/.."

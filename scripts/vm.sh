@@ -1,10 +1,12 @@
 #!/usr/bin/env bash
 # An emulated machine with Debian's kernel. `cargo xtask verbs-vm` and `cargo xtask cgroup-vm` call it:
-#   vm.sh prepare PACKAGE...   installs and fetches what is missing, and these, which the guest uses; where that cannot be,
-#                              says "skipped: " and why
-#   vm.sh boot SHARE           boots it, at most LIMIT_S seconds; it runs SHARE/guest.sh (see vm/enter.sh)
-# The guest sees this machine's file system, read-only, and SHARE, which it may write. It does not outlive this script,
-# however that ends.
+#
+# - vm.sh prepare PACKAGE... installs and fetches what is missing, and these packages, which the virtual machine uses.
+#   Where that is impossible, it prints "skipped: " and the reason.
+# - vm.sh boot SHARE boots the virtual machine, which runs SHARE/guest.sh for at most LIMIT_S seconds (see vm/enter.sh).
+#
+# The virtual machine sees this machine's file system, read-only, and SHARE, which it may write. It does not outlive this
+# script, however the script ends.
 set -euo pipefail
 here=$(cd "$(dirname "$0")" && pwd)
 export PATH=$PATH:/usr/sbin:/sbin

@@ -43,7 +43,7 @@ def main():
     parser = argparse.ArgumentParser(description="Calls functions on leased cores.")
     parser.add_argument("--cores", type=int, default=2, help="cores to lease [%(default)s]")
     parser.add_argument("--items", type=int, default=100_000, help="items of the map [%(default)s]")
-    parser.add_argument("--json", action="store_true", help="print the figures as JSON")
+    parser.add_argument("--json", action="store_true", help="print the measurements as JSON")
     options = parser.parse_args()
     say = (lambda text: None) if options.json else print
     items = range(1, options.items + 1)

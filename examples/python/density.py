@@ -144,7 +144,7 @@ def main():
     parser.add_argument("--first", type=int, default=4, help="instances to begin with [%(default)s]")
     parser.add_argument("--most", type=int, default=1024, help="instances that are enough [%(default)s]")
     parser.add_argument("--progress", action="store_true", help="say each measurement on standard error")
-    parser.add_argument("--json", action="store_true", help="print the figures as JSON")
+    parser.add_argument("--json", action="store_true", help="print the measurements as JSON")
     options = parser.parse_args()
 
     jpeg = photograph(*SIZES["97 kB"], seed=1)

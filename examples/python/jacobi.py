@@ -69,7 +69,7 @@ def main():
     parser.add_argument("--cores", type=int, default=2, help="cores to lease [%(default)s]")
     parser.add_argument("--unknowns", type=int, default=3000, help="unknowns, and equations [%(default)s]")
     parser.add_argument("--iterations", type=int, default=300, help="iterations [%(default)s]")
-    parser.add_argument("--json", action="store_true", help="print the figures as JSON")
+    parser.add_argument("--json", action="store_true", help="print the measurements as JSON")
     options = parser.parse_args()
 
     random = numpy.random.default_rng(seed=1)

@@ -41,7 +41,7 @@ def main():
     parser.add_argument("--cores", type=int, default=2, help="processes, and cores to lease [%(default)s]")
     parser.add_argument("--chunks", type=int, default=200, help="chunks of work [%(default)s]")
     parser.add_argument("--points", type=int, default=500_000, help="points of each [%(default)s]")
-    parser.add_argument("--json", action="store_true", help="print the figures as JSON")
+    parser.add_argument("--json", action="store_true", help="print the measurements as JSON")
     options = parser.parse_args()
 
     # A first chunk for each worker starts the workers on both sides; it is not measured.

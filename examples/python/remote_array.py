@@ -44,7 +44,7 @@ def main():
     parser = argparse.ArgumentParser(description="Standardizes and sorts a remote array.")
     parser.add_argument("--rows", type=int, default=4_000_000, help="rows of four numbers [%(default)s]")
     parser.add_argument("--working-set", default="8MiB", help="memory to use here [%(default)s]")
-    parser.add_argument("--json", action="store_true", help="print the figures as JSON")
+    parser.add_argument("--json", action="store_true", help="print the measurements as JSON")
     options = parser.parse_args()
 
     table = numpy.random.default_rng(1).normal(5, 3, (options.rows, 4))

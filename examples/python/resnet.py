@@ -95,7 +95,7 @@ def main():
     parser.add_argument("--cores", type=int, default=2, help="cores to lease [%(default)s]")
     parser.add_argument("--images", type=int, default=20, help="images to classify [%(default)s]")
     parser.add_argument("--pixels", type=int, default=224, help="their width and height [%(default)s]")
-    parser.add_argument("--json", action="store_true", help="print the figures as JSON")
+    parser.add_argument("--json", action="store_true", help="print the measurements as JSON")
     options = parser.parse_args()
 
     if options.install:
@@ -104,16 +104,16 @@ def main():
     if torch is None:
         sys.exit(f"this example needs torch and torchvision; to install them into {sys.prefix}: {sys.argv[0]} --install")
 
-    figures = compare(options)
+    measured = compare(options)
     if options.json:
-        print(json.dumps(figures))
+        print(json.dumps(measured))
     else:
         threads = torch.get_num_threads()
         print(f"{options.images} images of {options.pixels} x {options.pixels} pixels:")
-        print(f"  here:           {figures['local_s']:.3f} s, one {1e3 * figures['local_one_s']:.1f} ms, on {threads} threads")
-        print(f"  {options.cores} leased cores: {figures['leased_s']:.3f} s, one {1e3 * figures['leased_one_s']:.1f} ms on one core")
-        print(f"  {figures['begin_s']:.1f} s to lease them and make a model on each")
-    return 0 if figures["equal"] else 1
+        print(f"  here:           {measured['local_s']:.3f} s, one {1e3 * measured['local_one_s']:.1f} ms, on {threads} threads")
+        print(f"  {options.cores} leased cores: {measured['leased_s']:.3f} s, one {1e3 * measured['leased_one_s']:.1f} ms on one core")
+        print(f"  {measured['begin_s']:.1f} s to lease them and make a model on each")
+    return 0 if measured["equal"] else 1
 
 
 if __name__ == "__main__":

@@ -61,7 +61,7 @@ def main():
     parser.add_argument("--rows", type=int, default=400_000, help="samples [%(default)s]")
     parser.add_argument("--columns", type=int, default=20, help="numbers in each [%(default)s]")
     parser.add_argument("--steps", type=int, default=100, help="steps of the training [%(default)s]")
-    parser.add_argument("--json", action="store_true", help="print the figures as JSON")
+    parser.add_argument("--json", action="store_true", help="print the measurements as JSON")
     options = parser.parse_args()
     asked = options.rows, options.columns, options.steps
 

@@ -84,7 +84,7 @@ def main():
     parser = argparse.ArgumentParser(description="Makes thumbnails here and on leased cores.")
     parser.add_argument("--cores", type=int, default=2, help="cores to lease [%(default)s]")
     parser.add_argument("--images", type=int, default=40, help="thumbnails of each size [%(default)s]")
-    parser.add_argument("--json", action="store_true", help="print the figures as JSON")
+    parser.add_argument("--json", action="store_true", help="print the measurements as JSON")
     options = parser.parse_args()
 
     figures = {}

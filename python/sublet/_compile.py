@@ -250,7 +250,7 @@ class Compiled:
         if parallelism == 1:
             return
         if number == len(self.parts) - 1:
-            raise Refused(part.node, "the last component has several instances: split behind it, so that one goes on when all are done")
+            raise Refused(part.node, "the last component has several instances: split behind it, so that one continues when all are done")
         for statement in part.statements:
             returned = next(_returns(statement), None)
             if returned is not None:

@@ -260,7 +260,7 @@ def main():
     parser = argparse.ArgumentParser(prog="python -m sublet.bench", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--peers", action="store_true", help="measure Ray and Dask, too, where they are installed")
     parser.add_argument("--cores", type=int, default=min(2, len(os.sched_getaffinity(0))), help="of the maps (2, or what there is)")
-    parser.add_argument("--json", action="store_true", help="print the figures as JSON")
+    parser.add_argument("--json", action="store_true", help="print the measurements as JSON")
     parser.add_argument("--environment", metavar="FILE", help="measure an environment of this requirements or lock file, and nothing else")
     arguments = parser.parse_args()
     if arguments.environment is not None:

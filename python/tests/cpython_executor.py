@@ -48,7 +48,7 @@ TASKS = "asks for max_tasks_per_child, which this executor does not have: its wo
 CHILDREN = "shares a lock, queue or event of multiprocessing with the workers, which are no children of this process"
 THREADS = "looks at the threads of ThreadPoolExecutor, which are private"
 SHARED = "shares objects with the workers, which only threads can"
-UNPICKLING = "asks that the executor breaks; here the call fails by what unpickling raised, and the executor goes on: see Unpickling"
+UNPICKLING = "asks that the executor breaks; here the call fails by what unpickling raised, and the executor continues: see Unpickling"
 FORCED = "replaces ProcessPoolExecutor's private _force_shutdown"
 DEFAULT = "asks for ThreadPoolExecutor's own number of workers by default"
 
@@ -131,6 +131,7 @@ OURS = {"Unpickling", "Traceback", "Shutdown", "Killed", "Terminated"}
 PRELUDE = """
 import concurrent.futures, sys, sublet
 sys.path.insert(0, {folder!r})
+
 class {name}(sublet.Executor):
     def __init__(self, max_workers=None, mp_context=None, **more):
         super().__init__(min(max_workers or 1, {workers}), client=sublet.Client({manager!r}), wait=20, path=[{folder!r} + "/test"], **more)

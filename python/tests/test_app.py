@@ -561,7 +561,7 @@ def test_what_is_no_function_is_refused():
 def test_text_in_strings_stays_as_it_is():
     def writes(n):
         text = """
-of no indentation
+no indentation
     # no comment
 """
         sublet.split()
@@ -627,9 +627,11 @@ import subprocess
 import sys
 sys.path[:0] = [{str(folder)!r}, {str(folder / "fallback")!r}]
 import sublet
+
 assert sublet.__file__.startswith({str(folder)!r}), sublet.__file__
 assert (sublet.instance(), sublet.split("x"), sublet.app(len), sublet.app(name="x")(len)) == (0, None, len, len)
 from sublet import components
+
 assert components.__file__.startswith({str(folder)!r})
 try:
     import sublet_components

@@ -264,7 +264,7 @@ def test_what_cannot_be_pickled_is_named(lease):
 
 
 class LoadsToNone:
-    """A callable that is None where it is unpickled."""
+    """A callable that unpickles to None."""
 
     def __call__(self, *arguments):
         return arguments
@@ -385,7 +385,7 @@ def test_an_interrupt_does_not_wait_for_the_call(lease, is_known):
         signal.signal(signal.SIGINT, before)
     interrupted = time.monotonic()
     assert lease.call(double, 4) == 8
-    assert interrupted - begun < time.monotonic() - interrupted, "the call went on after the interrupt"
+    assert interrupted - begun < time.monotonic() - interrupted, "the call continued after the interrupt"
 
 
 def test_a_function_that_does_not_end_is_ended(lease):
@@ -564,7 +564,7 @@ def test_links_among_modules_are_not_followed(platform, tmp_path):
     mine = tmp_path / "mine"
     mine.mkdir()
     (mine / "__init__.py").write_text("import os\n\ndef names():\n    return sorted(os.listdir(os.path.dirname(__file__)))\n")
-    (tmp_path / "secret").write_text("told to nobody")
+    (tmp_path / "secret").write_text("not for the lease")
     (mine / "linked").symlink_to(tmp_path / "secret")
     (mine / "loop").symlink_to(mine)
     with platform.lease(path=[mine], wait=60) as lease:

@@ -32,7 +32,7 @@ def upper(text):
     return bytes(text).upper()
 
 def lost(_=None):
-    return sublet.call("nobody")
+    return sublet.call("absent")
 
 def open_news():
     global news
@@ -57,10 +57,12 @@ from m import checksum
 
 with xpu.connect(sys.argv[1], 10) as news:
     news.write(f"{xpu.pid()} {sys.argv[1:]} {os.environ.get('COLOUR')} {__name__} {checksum(b'ab')}".encode(), 10)
+
     try:
         xpu.grant(xpu.pid(), news, xpu.READ)
     except sublet_error as error:
         news.write(str(error).encode(), 10)
+
 if len(sys.argv) > 2:
     sys.exit(int(sys.argv[2]))
 while True:
@@ -91,7 +93,7 @@ def test_an_error_in_the_middle_names_the_function_where_it_was_raised(words):
     with pytest.raises(ValueError, match="nothing to compress") as raised:
         words.call("resize", b"")
     assert raised.value.__notes__[0] == "in function compress"
-    with pytest.raises(LookupError, match="no function nobody"):
+    with pytest.raises(LookupError, match="no function absent"):
         words.call("lost")
     # Callers in other languages see this message.
     sent = words._invoker.call_bytes("shout", b"quiet", 64)
@@ -107,7 +109,7 @@ def test_outside_of_a_worker_nothing_is_called():
 
 def test_a_program_in_python_has_what_it_was_given(words, platform):
     words.call("open_news")
-    child = spawn_when_there_is_room(words, "stage.py", "news", COLOUR="blue")
+    child = spawn_when_a_core_is_free(words, "stage.py", "news", COLOUR="blue")
     said, writer = words.call("hear")
     assert writer == child and child != words.call(xpu.pid)
     assert said == f"{child} ['news'] blue __main__ {(97 + 98) % 251}"
@@ -117,12 +119,12 @@ def test_a_program_in_python_has_what_it_was_given(words, platform):
 def test_a_program_that_ends_makes_room_for_the_next(words):
     words.call("open_news")
     for _ in range(3):
-        child = spawn_when_there_is_room(words, "stage.py", "news", "0")
+        child = spawn_when_a_core_is_free(words, "stage.py", "news", "0")
         assert words.call("hear")[1] == child
         words.call("hear")
 
 
-def spawn_when_there_is_room(words, *arguments, **env):
+def spawn_when_a_core_is_free(words, *arguments, **env):
     # A core is free again when its agent has said so.
     for _ in range(1000):
         try:
@@ -136,6 +138,6 @@ def test_what_is_no_program_of_the_package_is_refused(words):
     words.call("open_news")
     for path in ("../stage.py", "/bin/sh", "nothing.py", "notes.txt", ""):
         with pytest.raises(sublet.InvalidArgument, match="path|no program"):
-            spawn_when_there_is_room(words, path)
+            spawn_when_a_core_is_free(words, path)
     with pytest.raises(IndexError):
         words.call("unit", 7)

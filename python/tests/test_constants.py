@@ -29,9 +29,9 @@ def limited():
     return limit
 """
 USER = """
-from constants_config import limit
 import constants_config
 import constants_package.inner
+from constants_config import limit
 
 def copied():
     return limit

@@ -338,7 +338,7 @@ def test_tracebacks_show_file_line_and_source(platform, tmp_path):
     for shown in ran.stdout.split("AS ARGUMENT"):
         assert f'File "{script}", line 10, in inner\n    return 1 // n' in shown
         assert f'File "{script}", line 19, in outer\n    raise Late(n)' in shown
-    # What is logged there has it, too.
+    # The log of the worker shows it, too.
     assert f'File "{script}", line 10, in inner\n    return 1 // n' in ran.stderr
     assert "dynamic-code" not in ran.stdout + ran.stderr
 

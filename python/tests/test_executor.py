@@ -414,6 +414,7 @@ def test_a_forked_child_is_told_that_it_cannot_lease(platform):
         client = sublet.default_client()
         with client.lease(wait=60) as lease:
             lease.call(abs, -1)
+
         if os.fork() == 0:
             for use in (client.lease, sublet.lease, sublet.Client):
                 try:
@@ -473,8 +474,9 @@ def test_a_result_that_cannot_be_read_is_its_futures_error(executor):
 def test_an_interrupt_ends_a_map(platform):
     program = """
         import os, signal, threading, time, sublet
-        # Of a process that a shell has started in the background it is ignored.
+        # A process that a shell has started in the background ignores it.
         signal.signal(signal.SIGINT, signal.default_int_handler)
+
         with sublet.Executor(1, wait=60) as executor:
             executor.submit(time.sleep, 0).result()
             threading.Timer(0.5, os.kill, (os.getpid(), signal.SIGINT)).start()

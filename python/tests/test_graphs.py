@@ -307,7 +307,7 @@ def flood():
 PESTERS = [
     lambda: sublet.receive("greet", timeout=60),
     lambda: sublet.receive("greet", timeout=0),
-    lambda: sublet.send("nobody", b""),
+    lambda: sublet.send("absent", b""),
     lambda: sublet.send("greet", b"", instance=1),
     lambda: sublet.send("greet", bytes(65537)),
     lambda: sublet.send("greet", "text"),
@@ -326,10 +326,10 @@ def greet(data):
 
 def test_what_cannot_be_sent_or_received_is_said_so(platform):
     outputs = platform.deploy(talk(compute("pester", pester), compute("greet", greet)), patience=60).run().outputs
-    heard, silent, nobody, other, long, text, wrong, full, still = json.loads(outputs["pester"][0])
+    heard, silent, absent, other, long, text, wrong, full, still = json.loads(outputs["pester"][0])
     assert heard == "(b'hello', 0)"
     assert silent == "DeadlineExceeded deadline_exceeded: component greet sends nothing"
-    assert nobody.startswith("InvalidArgument ") and 'no message edge between this component and "nobody"' in nobody
+    assert absent.startswith("InvalidArgument ") and 'no message edge between this component and "absent"' in absent
     assert other.startswith("InvalidArgument ") and "no instance 1 of component greet, which has 1" in other
     assert long.startswith("InvalidArgument ") and "a message of 65537 bytes" in long
     assert text.startswith("TypeError ")
@@ -575,4 +575,4 @@ def test_a_component_that_is_lost_begins_again_and_too_often_fails(platform):
         application.run(b"", lambda what, component, more: lost.append((component, more)) if what == "lost" else None)
     assert [component for component, _ in lost] == ["die"] * 3
     assert all(isinstance(error, sublet.WorkerDied) for _, error in lost)
-    assert application.run(b"go on").outputs == {"die": [b""]}
+    assert application.run(b"continue").outputs == {"die": [b""]}

@@ -37,6 +37,7 @@ def shown():
 
 def tell(name):
     is_warm, cold, since = False, (None, None), 0
+
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         for _ in range(100):
@@ -45,10 +46,12 @@ def tell(name):
                 since += bool(caught) or is_warm
                 if caught and not cold[0]:
                     cold = shown()
-            # Two more, of which nothing may be told.
+
+            # Two more leases, of which no warning may be given.
             if since > 2:
                 break
             time.sleep(0.1 * (not since))
+
     told = [(each.category.__name__, str(each.message), os.path.basename(each.filename)) for each in caught]
     return {"told": told, "is_warm": is_warm, "cold": cold[0], "ps": cold[1]}
 

@@ -74,7 +74,7 @@ def test_joblib_keeps_its_workers_within_a_with_block(joblib):
 
 
 def identity():
-    """What only this worker is called: in their sandboxes, several may have the same process number."""
+    """An identifier of this worker: in their sandboxes, several may have the same process number."""
     import builtins
 
     if not hasattr(builtins, "identity"):

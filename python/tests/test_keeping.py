@@ -13,7 +13,7 @@ import sublet
 
 # Small ones are copied for the function, large ones lie in the message of their call.
 SIZES = [128, 1000, 20_000, 1_000_000]
-# So many calls use the memory of a message again, and more.
+# More calls than use the memory of a message again.
 OTHERS = 40
 
 
@@ -227,9 +227,9 @@ def test_keeps_arguments_of_calls_whose_results_are_read_late(lease):
     overwrite(lease, 20_000)
     assert lease.call(sum_of_kept) == 20_000
     lease.call(forget)
-    # A reply that nobody has read may be the one that says which memory is free.
+    # A reply that was not read yet may be the one that says which memory is free.
     concurrent.futures.wait(futures)
-    # A call does not wait for those that were submitted before it and wait for room: one of them may be executed last.
+    # A call does not wait for those that were submitted before it and wait for free memory: one of them may be executed last.
     lease.call(forget)
     assert kept_messages(lease) == 0
 

@@ -132,7 +132,7 @@ def test_what_makes_no_sense_is_named(platform, memory):
         {"line": 100},
         {"cache": 4096},
         {"timeout": -1},
-        {"fabric": "carrier pigeon"},
+        {"fabric": "homing pigeon"},
         {"pool": "puddle"},
     ):
         with pytest.raises(sublet.InvalidArgument):

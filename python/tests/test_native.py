@@ -99,7 +99,7 @@ def test_an_interrupt_does_not_wait_for_the_function(native):
         signal.signal(signal.SIGINT, before)
     interrupted = time.monotonic()
     assert native.call("echo", b"after") == b"after"
-    assert interrupted - begun < time.monotonic() - interrupted, "the call went on after the interrupt"
+    assert interrupted - begun < time.monotonic() - interrupted, "the call continued after the interrupt"
 
 
 def test_futures_and_maps(native):

@@ -66,7 +66,7 @@ static void no_manager_is_an_error_that_names_the_address(void) {
     CHECK_STATUS(sublet_invoker_connect("unix:/nowhere/manager.sock", &invoker), SUBLET_MANAGER_UNREACHABLE);
     CHECK(invoker == NULL);
     CHECK(strstr(sublet_error_message(), "/nowhere/manager.sock") != NULL);
-    CHECK_STATUS(sublet_invoker_connect("carrier pigeon", &invoker), SUBLET_INVALID_ARGUMENT);
+    CHECK_STATUS(sublet_invoker_connect("homing pigeon", &invoker), SUBLET_INVALID_ARGUMENT);
     CHECK_STATUS(sublet_invoker_connect(NULL, NULL), SUBLET_INVALID_ARGUMENT);
 }
 

@@ -159,7 +159,7 @@ static void what_cannot_be_is_named_and_harms_nothing(void) {
     options.size_bytes = 8;
     CHECK_STATUS(sublet_application_open(invoker, "counted", &options, &application), SUBLET_INVALID_ARGUMENT);
     options = sublet_run_options_default();
-    options.fabric = "carrier pigeon";
+    options.fabric = "homing pigeon";
     CHECK_STATUS(sublet_application_open(invoker, "counted", &options, &application), SUBLET_INVALID_ARGUMENT);
     CHECK_STATUS(sublet_application_open(invoker, NULL, NULL, &application), SUBLET_INVALID_ARGUMENT);
     CHECK_STATUS(sublet_application_open(NULL, "counted", NULL, &application), SUBLET_INVALID_ARGUMENT);

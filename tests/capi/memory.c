@@ -129,7 +129,7 @@ static void what_cannot_be_is_named_and_harms_nothing(void) {
     plan.size_bytes = 8;
     CHECK_STATUS(sublet_memory_create(invoker, &plan, &memory), SUBLET_INVALID_ARGUMENT);
     plan = sublet_memory_plan_default();
-    plan.fabric = "carrier pigeon";
+    plan.fabric = "homing pigeon";
     CHECK_STATUS(sublet_memory_create(invoker, &plan, &memory), SUBLET_INVALID_ARGUMENT);
     plan = sublet_memory_plan_default();
     plan.pool = "puddle";

@@ -204,7 +204,7 @@ SUBLET_FUNCTION uint32_t tell(void *in, uint32_t size, void *out, sublet_context
     while (!(code = sublet_receive(context, "ask", came, sizeof came, PATIENCE_MS, &got, &from))) {
         memcpy(&number, came, sizeof number);
         if (got != letter(number, expected) || memcmp(came, expected, got))
-            return sublet_fail(context, "a letter that nobody has sent");
+            return sublet_fail(context, "a letter that component ask has not sent");
         number *= number, times++;
         if (sublet_send(context, "ask", from, &number, sizeof number, PATIENCE_MS)) return failed(context);
     }
@@ -218,7 +218,7 @@ SUBLET_FUNCTION uint32_t pester(void *in, uint32_t size, void *out, sublet_conte
     uint64_t need = 0;
     if (!size) return sublet_fail(context, "what?");
     switch (*(char *)in) {
-        case 'n': code = sublet_send(context, "nobody", 0, large, 1, 0); break;
+        case 'n': code = sublet_send(context, "absent", 0, large, 1, 0); break;
         case 'i': code = sublet_send(context, "tell", 7, large, 1, 0); break;
         case 'l': code = sublet_send(context, "tell", 0, large, sizeof large, 0); break;
         case 'w': code = sublet_receive(context, "tell", large, sizeof large, 20, NULL, NULL); break;

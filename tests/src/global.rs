@@ -192,7 +192,7 @@ pub fn join_while_it_reads(writer: &GlobalProcess, name: &str, reader: (&GlobalP
     std::thread::scope(|scope| {
         let joining = scope.spawn(|| writer.join(name).unwrap_or_else(|error| panic!("{error}")));
         while !joining.is_finished() {
-            refused(reader.0.hear(reader.1, 20), "nobody has written");
+            refused(reader.0.hear(reader.1, 20), "no process has written");
         }
         joining.join().expect("it says why it cannot")
     })

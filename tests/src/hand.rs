@@ -62,7 +62,7 @@ impl ByHand {
     /// Says something.
     pub fn say(&self, body: Said) {
         let message = ClientToAgent { body: Some(body) }.encode_to_vec();
-        self.0.send(&message, &[]).unwrap_or_else(|error| panic!("the agent cannot be told: {error}"));
+        self.0.send(&message, &[]).unwrap_or_else(|error| panic!("cannot send to the agent: {error}"));
     }
 
     /// The next message; a failure or the lease's end as an error.

@@ -252,7 +252,7 @@ impl HostMachine {
         let mut said = String::new();
         let stdout = holder.stdout.take().expect("its standard output is a pipe");
         BufReader::new(stdout).read_line(&mut said).expect("a pipe can be read");
-        assert_eq!(said.trim(), "held", "whoever may make a network namespace may mount");
+        assert_eq!(said.trim(), "held", "a user that may make network namespaces may mount");
         HostMachine { holder, _boot_id: boot_id }
     }
 }

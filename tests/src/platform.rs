@@ -278,7 +278,7 @@ pub fn assert_more_calls_than_slots(client: &Invoker) {
     let calls: Vec<_> = inputs
         .iter()
         .zip(&mut outputs)
-        .map(|(input, output)| client.submit("add_index", input, output).expect("calls wait for room"))
+        .map(|(input, output)| client.submit("add_index", input, output).expect("calls wait for a free slot"))
         .collect();
     for call in calls {
         assert_eq!(call.wait().unwrap_or_else(|error| panic!("{error}")).output_bytes, 12);

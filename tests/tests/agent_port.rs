@@ -327,8 +327,8 @@ fn copies_have_one_bound_together_and_regions_their_keys() {
         let map = MapRegion { region, len_bytes, key, ..MapRegion::default() };
         client.ask(client_to_worker::Body::MapRegion(map))
     };
-    let worker_to_client::Body::RegionMapped(one) = map(1, MIB as u64) else { panic!("there is room") };
-    let worker_to_client::Body::RegionMapped(two) = map(7, MIB as u64) else { panic!("there is room") };
+    let worker_to_client::Body::RegionMapped(one) = map(1, MIB as u64) else { panic!("region 1 fits") };
+    let worker_to_client::Body::RegionMapped(two) = map(7, MIB as u64) else { panic!("region 7 fits") };
     assert_eq!((one.region, two.region), (1, 7));
     assert!(one.key.unwrap().key != two.key.unwrap().key && one.keys.is_empty());
     for too_large in [u64::MAX, 1 << 40] {

@@ -50,15 +50,9 @@ fn an_error_in_the_middle_says_which_function_failed() {
         Code::FunctionFailed,
         "relay: relay: refuse: not today",
     );
-    fails(&client, "relay", b"relay\0nobody\0", Code::FunctionFailed, "no function \"nobody\"");
+    fails(&client, "relay", b"relay\0absent\0", Code::FunctionFailed, "no function \"absent\"");
     let long = [b"upper\0".as_slice(), &[b'x'; 65]].concat();
-    fails(
-        &client,
-        "relay",
-        &long,
-        Code::FunctionFailed,
-        "upper: 65 bytes of output, and there is room for 64",
-    );
+    fails(&client, "relay", &long, Code::FunctionFailed, "upper: 65 bytes of output do not fit into 64");
     fails(&client, "go_on", b"x", Code::FunctionFailed, "failed before");
     assert_eq!(call(&client, "relay", b"upper\0still here").unwrap(), b"STILL HERE");
 }

@@ -144,7 +144,7 @@ fn functions_run_in_the_pinned_image_without_its_registry() {
     assert_runs_in_image(&platform, "app");
     let mut client = platform.invoker();
     let refused = client.allocate(&Allocation::new("other"));
-    let error = refused.expect_err("nobody has that image any more");
+    let error = refused.expect_err("no registry has that image any more");
     assert!(error.message.contains("localhost"), "{}: {error}", error.code);
     // Nothing is held by that.
     assert_runs_in_image(&platform, "app");

@@ -207,7 +207,7 @@ fn what_goes_wrong_ends_the_call_and_no_other() {
     assert!(error.message.contains("die: executor"), "{error}");
     let error = chain.call("die").unwrap_err();
     assert!(error.message.contains("has ended"), "{error}");
-    assert_eq!(chain.text("c"), "cc", "what others execute goes on");
+    assert_eq!(chain.text("c"), "cc", "functions of other executors continue");
     drop(chain);
     // And what is no chain at all.
     let mut wide = graph(&["a", "b"], &["a>b"]);

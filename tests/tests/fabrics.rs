@@ -27,9 +27,9 @@ fn answer(arguments: &[&str]) -> Value {
 
 /// Every name is a field, and a number above 0.
 #[track_caller]
-fn assert_measured(figure: &Value, fields: &[&str]) {
+fn assert_measured(measured: &Value, fields: &[&str]) {
     for field in fields {
-        assert!(figure[field].as_f64() > Some(0.0), "{field} of {figure}");
+        assert!(measured[field].as_f64() > Some(0.0), "{field} of {measured}");
     }
 }
 

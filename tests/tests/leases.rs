@@ -212,7 +212,7 @@ fn a_reclaimed_node_gives_notice_and_then_takes_its_cores() {
     let mut output = [0u8; 8];
     let since = Instant::now();
     let reclaiming = begin(cluster.agents[0].told(&["--reclaim", "--grace", "3s"]));
-    wait_until("the client is told", || !client.notices().is_empty());
+    wait_until("the client has a notice", || !client.notices().is_empty());
     let notice = client.notices().remove(0);
     assert_eq!((&notice.lease, notice.error.code), (&lease, Code::NodeReclaimed), "{}", notice.error);
     // Calls succeed until then.

@@ -376,7 +376,7 @@ fn one_connection_carries_a_nodes_segments_which_end_separately() {
         assert_holds(&many, 0, 130 * SMALL as usize);
         assert_eq!(connections_to(agent) - before, 4 + 130 + 2);
         drop((one, other, many));
-        wait_until("nobody needs it", || connections_to(agent) == before);
+        wait_until("the connection is closed", || connections_to(agent) == before);
     }
 }
 

@@ -46,7 +46,7 @@ fn worker_processes_send_each_other_messages_past_client_and_agent() {
         two.say(to, &message).unwrap();
         assert_eq!(one.hear(fd, 5000).unwrap(), (two.pid(), message));
     }
-    refused(one.hear(fd, 0), "nobody has written");
+    refused(one.hear(fd, 0), "no process has written");
     refused(two.say(to, &[0; 49_153]), "49153 bytes");
     // Descriptors are what they are.
     refused(two.hear(to, 0), "written to, and not read");
@@ -75,7 +75,7 @@ fn capabilities_are_granted_and_revoked_by_who_owns_a_fifo() {
     assert_eq!(one.hear(fd, 5000).unwrap().1, b"read");
     two.say(to, b"unread").unwrap();
     one.words("forbid", &[two.pid(), object, WRITE]).unwrap();
-    refused(one.hear(fd, 0), "nobody has written");
+    refused(one.hear(fd, 0), "no process has written");
     refused(two.say(to, b"late"), "was revoked");
     refused(two.join("f"), "no right to write");
     // Who may own it grants itself what it lacks.
@@ -120,7 +120,7 @@ fn fifos_of_a_dead_worker_end_after_their_data() {
     let to = two.join("f").unwrap();
     one.call("die", &[]).unwrap_err();
     wait_until("the FIFO has ended", || two.say(to, b"x").is_err());
-    refused(two.say(to, b"x"), "nobody reads");
+    refused(two.say(to, b"x"), "has no reader");
     refused(two.join("f"), "there is no FIFO");
 }
 
@@ -157,7 +157,7 @@ fn processes_of_two_units_send_each_other_messages() {
     // A right that is revoked is gone on both sides.
     dpu.say(to_host, b"unread").unwrap();
     host.words("forbid", &[dpu.pid(), forth, WRITE]).unwrap();
-    refused(host.hear(from_dpu, 0), "nobody has written");
+    refused(host.hear(from_dpu, 0), "no process has written");
     refused(dpu.say(to_host, b"late"), "was revoked");
     refused(dpu.join("to the host"), "no right to write");
     // And messages in the other direction of the same connection still arrive.
@@ -169,7 +169,7 @@ fn processes_of_two_units_send_each_other_messages() {
     exchange((&host, from_dpu), (&dpu, again));
     host.shut(to_dpu).unwrap();
     exchange((&host, from_dpu), (&dpu, again));
-    refused(dpu.hear(from_host, 100), "nobody has written");
+    refused(dpu.hear(from_host, 100), "no process has written");
 }
 
 #[test]
@@ -192,11 +192,11 @@ fn python_and_c_processes_of_two_units_exchange_messages() {
         exchange((&dpu, from_host), (&host, to_dpu));
         host.words("forbid", &[dpu.pid(), forth, WRITE]).unwrap();
         refused(dpu.say(to_host, b"late"), "was revoked");
-        refused(host.hear(from_dpu, 0), "DeadlineExceeded: nobody has written");
+        refused(host.hear(from_dpu, 0), "DeadlineExceeded: no process has written");
         // The FIFOs of a worker in Python end with it.
         host.call("die", &[]).unwrap_err();
         wait_until("the name is free", || dpu.make("to python").is_ok());
-        refused(dpu.hear(from_host, 100), "nobody has written");
+        refused(dpu.hear(from_host, 100), "no process has written");
     }
 }
 

@@ -131,7 +131,7 @@ fn neighbours_share_a_secret_that_each_registration_renews() {
     assert!(![&of_other.secret, &of_dpu.secret].contains(&&bridged.secret), "and the host does not know it");
 
     // An agent that lies about its neighbours learns nothing, and changes nothing for them.
-    assert_eq!(liar.names(&["host", "dpu", "nobody"]), []);
+    assert_eq!(liar.names(&["host", "dpu", "absent"]), []);
     assert_eq!((liar.reports(), host.reports(), dpu.reports()), (None, None, None));
     let in_anothers_name = NodeDescription { name: "dpu".into(), ..liar.node(&["host"]) };
     assert_fails(liar.registers(in_anothers_name), Code::PermissionDenied, &["dpu"]);
@@ -153,7 +153,7 @@ fn neighbours_share_a_secret_that_each_registration_renews() {
     let expected = [
         why("host", "host does not name liar"),
         why("dpu", "dpu does not name liar"),
-        why("nobody", "no node nobody is registered with this manager"),
+        why("absent", "no node absent is registered with this manager"),
     ];
     assert_eq!(shown["unlinked"], json!(expected));
 }
@@ -300,13 +300,13 @@ fn an_unanswered_neighbour_is_reported_by_command_and_log() {
     let mut cluster = Cluster::start(ClusterPlan::default());
     cluster.add_agent_with(
         LentCores::cores(1),
-        &["--devices", "none", "--neighbour", "node-1", "--neighbour", "nobody"],
+        &["--devices", "none", "--neighbour", "node-1", "--neighbour", "absent"],
     );
     cluster.add_agent_with(LentCores::cores(1), &["--devices", "none"]);
     assert_eq!([neighbours(&cluster, "node-0"), neighbours(&cluster, "node-1")], [json!([]), json!([])]);
     let told = String::from_utf8(cluster.command().arg("pus").output().unwrap().stdout).unwrap();
     let in_vain = "node-0 names node-1 as its neighbour but is not linked to it: node-1 does not name node-0";
-    assert!(told.contains(in_vain) && told.contains("no node nobody is registered"), "{told}");
+    assert!(told.contains(in_vain) && told.contains("no node absent is registered"), "{told}");
     let complaints =
         |cluster: &Cluster| cluster.agents[0].log().matches("a neighbour is not linked:").count();
     wait_until("its log tells", || complaints(&cluster) == 2);

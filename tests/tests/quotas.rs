@@ -36,7 +36,7 @@ fn requests_beyond_a_quota_are_refused_by_its_name() {
         let (mut first, mut second) = (connect(&access), connect(&access));
         let mut granted = || first.allocate(&allocation());
         // The manager takes a new quota up at once; what the lease before has used, when its end is reported.
-        wait_until("there is room", || granted().is_ok());
+        wait_until("the quota has free capacity", || granted().is_ok());
         let waiting = allocation().wait(Duration::from_millis(300));
         for refused in [second.allocate(&allocation()), second.allocate(&waiting)] {
             assert_fails(refused, Code::QuotaExceeded, &["bounded", two_are, named]);

@@ -149,7 +149,7 @@ fn waiting_requests_survive_the_global_managers_death() {
     let user = racks.user();
     let mut holders: Vec<_> = (0..2).map(|_| racks.leases(&user, 1).unwrap()).collect();
     for is_killed in [false, true] {
-        wait_until("nobody waits", || racks.own().waiting == 0);
+        wait_until("no request waits", || racks.own().waiting == 0);
         let (first, next) = scope(|scope| {
             let waits = scope.spawn(|| {
                 let mut client = connect(&user);
@@ -183,7 +183,7 @@ fn killing_a_racks_manager_ends_no_lease() {
     racks.cluster.managers[rack].kill();
     // Whichever rack it is handed to first.
     let others: Vec<_> = (0..2).map(|_| racks.leases(&user, 1)).filter_map(Result::ok).collect();
-    assert!(!others.is_empty(), "the other rack has room");
+    assert!(!others.is_empty(), "the other rack has free capacity");
     holders.iter().for_each(assert_echoes);
     racks.cluster.managers[rack].restart();
     drop(others);

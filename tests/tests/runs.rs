@@ -144,11 +144,11 @@ fn what_cannot_be_sent_or_received_is_said_so() {
     let edges = [trigger("start", "pester"), trigger("start", "tell"), message];
     let application = application(&platform, &document("pester", &components, &edges));
     for (what, code, words) in [
-        ("n", Code::InvalidArgument, "no message edge between this component and \"nobody\""),
+        ("n", Code::InvalidArgument, "no message edge between this component and \"absent\""),
         ("i", Code::InvalidArgument, "no instance 7 of component tell, which has 1"),
         ("l", Code::InvalidArgument, "a message of 65537 bytes"),
         ("w", Code::DeadlineExceeded, "component tell sends nothing"),
-        ("s", Code::OutputTooLarge, "a message of 5 bytes from component tell, and room for 3"),
+        ("s", Code::OutputTooLarge, "a message of 5 bytes from component tell does not fit into 3"),
         ("f", Code::DeadlineExceeded, "the queue of instance 0 of component tell stays full"),
     ] {
         let outcome = application.run(what.as_bytes()).unwrap();
@@ -508,7 +508,7 @@ fn a_killed_component_restarts_with_the_same_result() {
     let slow = application_with(&platform, &chain(3), options.clone());
     let (outcome, lost) = run_under_fire(&platform, &slow, b"\x96abc", Duration::from_millis(60));
     assert_eq!(outcome.outputs[0].1, [b"\x96abc".to_vec()]);
-    assert!(lost > 0, "nobody was hit");
+    assert!(lost > 0, "no worker was killed");
     let sums = application_with(&platform, &sums(), options);
     for ms in [2, 5, 9, 14] {
         let count = 200_000u64;
@@ -739,7 +739,7 @@ fn what_cannot_be_recorded_is_not_handed_on() {
     cluster.wait_until_idle();
     let since = Instant::now();
     while application.run(b"\0x").is_err() {
-        assert!(since.elapsed() < Duration::from_secs(30), "a store that has room again takes runs again");
+        assert!(since.elapsed() < Duration::from_secs(30), "a store with free space takes runs again");
         sleep(Duration::from_millis(200));
     }
 }

@@ -294,7 +294,7 @@ fn processes_of_both_send_each_other_messages(computer: &mut Computer) {
     ] {
         writer.say(to, b"unread").unwrap();
         owner.words("forbid", &[writer.pid(), object, WRITE]).unwrap();
-        refused(owner.hear(fd, 0), "nobody has written");
+        refused(owner.hear(fd, 0), "no process has written");
         refused(writer.say(to, b"late"), "was revoked");
         refused(writer.join(name), "no right to write");
     }

@@ -158,7 +158,7 @@ step full "$SUBLET" deploy "$OTHER" --json
 step ps "$SUBLET" ps --json
 step full-call "$SUBLET" call libcalls/echo --input "$SMALL" --output /dev/null --json
 rm "$SUBLET_STATE/filler"
-step room "$SUBLET" deploy "$OTHER" --json
+step space "$SUBLET" deploy "$OTHER" --json
 step call-again "$SUBLET" call libcalls/echo --input "$SMALL" --output /dev/null --json
 kill -TERM $up
 wait $up
@@ -245,7 +245,7 @@ fn a_full_disk_is_reported_and_everything_else_goes_on() {
         let (status, words) = line.split_once(' ').unwrap_or((line, ""));
         (status.parse::<i32>().unwrap(), words.to_owned())
     };
-    let working = ["deploy", "call", "ps", "room", "call-again", "stopped"];
+    let working = ["deploy", "call", "ps", "space", "call-again", "stopped"];
     for works in working.into_iter().chain(["read-only-list", "read-only-bill", "written", "manager-stopped"])
     {
         let (status, words) = step(works);

@@ -145,7 +145,7 @@ fn a_full_server_refuses_packages_and_still_bills_leases() {
             break;
         }
     }
-    let (status, said) = refused.expect("more was stored than there is room for");
+    let (status, said) = refused.expect("more was stored than fits into the limit");
     assert_eq!(status, exit_status(Code::StoreFull), "{said}");
     for _ in 0..3 {
         lease_and_call(&mut client).unwrap();

@@ -123,7 +123,10 @@ fn a_late_ticket_is_refused_and_its_core_freed() {
     let leases: Vec<_> = bill["leases"].as_array().unwrap().iter().map(|line| &line["lease"]).collect();
     for grant in [late, short] {
         let id = grant.lease.unwrap().id;
-        assert!(!leases.contains(&&id.as_str().into()), "what nobody attached to is charged: {leases:?}");
+        assert!(
+            !leases.contains(&&id.as_str().into()),
+            "a lease that no client attached to is charged: {leases:?}"
+        );
     }
 }
 

@@ -170,7 +170,7 @@ fn nothing_is_released_before_the_token_is_verified() {
     let early = agent.socket().receive(Some(Duration::from_secs(1)));
     assert!(early.is_err(), "something was released before the token was known");
     nats.resume();
-    let refused = agent.hear().expect_err("a token that nobody has made has got a lease");
+    let refused = agent.hear().expect_err("an unknown token has got a lease");
     assert_eq!(refused.code, Code::Unauthenticated, "{refused}");
     wait_until("its core is free again", || cluster.agents[0].workers().is_empty());
     cluster.wait_until_idle();

@@ -68,7 +68,7 @@ fn each_line_is_an_event_with_an_output_file() {
     assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
     let told = said(&output.stdout);
     let mut events: Vec<&str> = told.iter().map(|told| told["event"].as_str().unwrap()).collect();
-    assert_ne!(events[0], "1", "another goes on meanwhile");
+    assert_ne!(events[0], "1", "other events are processed meanwhile");
     events.sort_unstable();
     assert_eq!(events, ["1", "2", "3", "4"]);
     assert!(told.iter().all(|told| told["run"].as_str().is_some_and(|run| run.len() == 32)));

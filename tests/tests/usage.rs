@@ -140,7 +140,7 @@ fn unspecified_sizes_of_a_graph_follow_measured_usage() {
     let runs = platform.json(&["graph", "history", "usage"])["runs"].take();
     let said =
         runs[0]["components"].as_array().unwrap().iter().find(|used| used["component"] == "fixed").unwrap();
-    assert_eq!(said["allocated_bytes"], 0, "nobody has written to it");
+    assert_eq!(said["allocated_bytes"], 0, "no function has written to it");
 }
 
 #[test]

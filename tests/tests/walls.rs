@@ -201,7 +201,7 @@ const RAW_MEMORY: &[(&str, usize, &str)] = &[
     (
         "crates/runtime/src/swap/page_out.rs",
         1,
-        "pages that were moved aside or protected, so that nobody writes them",
+        "pages that were moved aside or protected, so that no thread writes them",
     ),
     ("crates/runtime/src/swap/page_in.rs", 1, "a slot that its mark gives to one thread"),
     ("crates/runtime/src/worker/swapping/functions.rs", 1, "realloc: its caller gives up the old piece"),
@@ -359,7 +359,7 @@ fn makes_no_slices_of_memory_that_others_may_write() {
     let allowed = RAW_MEMORY.iter().map(|(path, count, _)| ((*path).to_owned(), *count)).collect();
     assert_eq!(
         found, allowed,
-        "{RAW_WORDS:?} by file: use sublet_fabric::SharedBytes, or say in tests/walls.rs why nobody else writes the memory"
+        "{RAW_WORDS:?} by file: use sublet_fabric::SharedBytes, or say in tests/walls.rs why no other process writes the memory"
     );
 }
 

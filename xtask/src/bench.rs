@@ -69,7 +69,7 @@ fn measure(step: &mut Step) -> io::Result<StepOutcome> {
     let text = format!("{}\n\n{}", machine(), report::tables(&measurements));
     match report::insert(&document, &text) {
         Some(document) => fs::write(root().join(DOCUMENT), document)?,
-        None => return Err(io::Error::other(format!("{DOCUMENT} has no place for figures"))),
+        None => return Err(io::Error::other(format!("{DOCUMENT} has no place for measurements"))),
     }
     Ok(StepOutcome::from(all_passed))
 }

@@ -338,7 +338,7 @@ impl State {
                 true
             }
             Err(error) => {
-                debug!(pid = %at.process, %error, "the reader of a FIFO cannot be told of its writers");
+                debug!(pid = %at.process, %error, "cannot inform the reader of a FIFO of its writers");
                 member.end(at.descriptor, Code::Protocol);
                 socket.shutdown();
                 false

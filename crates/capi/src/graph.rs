@@ -466,7 +466,7 @@ mod tests {
         assert_eq!(said(null()).unwrap().retries, RunOptions::default().retries);
         for wrong in [
             sublet_run_options { size_bytes: 8, ..options() },
-            sublet_run_options { fabric: c"carrier pigeon".as_ptr(), ..options() },
+            sublet_run_options { fabric: c"homing pigeon".as_ptr(), ..options() },
         ] {
             assert_eq!(said(&raw const wrong).unwrap_err().code, Code::InvalidArgument);
         }

@@ -361,7 +361,7 @@ mod tests {
         // SAFETY: as above.
         assert!(unsafe { plan().to_facade() }.is_ok());
         assert_eq!(refusal(sublet_memory_plan { size_bytes: 8, ..plan() }), Code::InvalidArgument);
-        let fabric = c"carrier pigeon".as_ptr();
+        let fabric = c"homing pigeon".as_ptr();
         assert_eq!(refusal(sublet_memory_plan { fabric, ..plan() }), Code::InvalidArgument);
         let pool = c"puddle".as_ptr();
         assert_eq!(refusal(sublet_memory_plan { pool, ..plan() }), Code::InvalidArgument);

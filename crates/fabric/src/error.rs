@@ -72,7 +72,7 @@ pub enum FabricError {
     #[error("the key is of no region")]
     KeyUnknown,
     /// A key that allows reading only.
-    #[error("the key is good for reading, and not for writing")]
+    #[error("the key allows reading, and not writing")]
     ReadOnly,
     /// A message of a peer that violates the protocol.
     #[error("{0}")]

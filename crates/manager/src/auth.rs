@@ -227,7 +227,7 @@ impl Authorizer {
         if !self.is_read_only.load(Ordering::Relaxed) || OF_READ_ONLY.contains(&method) {
             return Ok(());
         }
-        let message = "the manager is read-only until the disk of its state folder has room again: remove files there, or \
+        let message = "the manager is read-only until the disk of its state folder has free space again: remove files there, or \
                        packages, graphs and runs";
         Err(Error::new(Code::StoreFull, message))
     }

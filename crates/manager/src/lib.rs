@@ -381,7 +381,7 @@ fn open(options: &ManagerOptions) -> Result<OpenedParts, Error> {
     let (epoch, is_read_only) = match start::next_epoch(&mut *store) {
         // The embedded store has one manager, so no other takes the number meanwhile.
         Err(error) if error.code == Code::StoreFull && matches!(options.store, StoreOptions::Embedded) => {
-            tracing::error!(%error, "the manager is read-only until there is room");
+            tracing::error!(%error, "the manager is read-only until the disk has free space");
             (start::unwritten_epoch(&*store)?, true)
         }
         epoch => (epoch?, false),
@@ -456,7 +456,7 @@ async fn leave_read_only(database: Database, authorizer: Arc<Authorizer>) {
         });
         if begun.await.is_ok() {
             authorizer.set_read_only(false);
-            tracing::warn!("the disk has room again: the manager is no longer read-only");
+            tracing::warn!("the disk has free space again: the manager is no longer read-only");
             return;
         }
     }

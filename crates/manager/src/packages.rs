@@ -187,8 +187,8 @@ impl StorePackages {
             {
                 Ok(named)
             }
-            // A digest keeps its meaning, so its leases do not wait for the store. Whether its owner has removed it is
-            // looked up beside them, once a second.
+            // A digest keeps its meaning, so its leases do not wait for the store. A task looks up
+            // beside them, once a second, whether its owner has removed it.
             Some((Some(named), _)) if package::is_digest(name) => {
                 remember(&self.remembered, key, Some(Arc::clone(&named)));
                 tokio::spawn(look_up());

@@ -130,7 +130,7 @@ fn is_in_use(store: &dyn Store) -> Result<bool, Error> {
 fn differs(file: &Path) -> Error {
     let message = format!(
         "the store's key of tickets is not that of {0}: one of the two was altered, or the folder was used with another store. \
-         Remove {0} to go on with the store's, or restore the store",
+         Remove {0} to continue with the store's key, or restore the store",
         file.display()
     );
     Error::new(Code::System, message)

@@ -169,7 +169,7 @@ async fn the_leases_of_a_revoked_token_end() {
     assert_eq!(ended, both);
     fixture.agent.report(vec![used(&id(&attached), LeaseState::Attached, 3)]).await.unwrap();
     let left = done(fixture.client.list_leases(ListLeasesRequest::default()).await).unwrap().leases;
-    assert!(!left.iter().any(|lease| lease.id == id(&unattached)), "it goes on");
+    assert!(!left.iter().any(|lease| lease.id == id(&unattached)), "the lease continues");
 }
 
 #[tokio::test]

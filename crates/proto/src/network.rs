@@ -206,7 +206,7 @@ mod tests {
             NodeNetwork { certificate: vec![1; MAX_CERTIFICATE_BYTES + 1], ..network.clone() },
             NodeNetwork { fabrics: Vec::new(), ..network.clone() },
             NodeNetwork { fabrics: many, ..network.clone() },
-            NodeNetwork { fabrics: vec!["carrier pigeon".into()], ..network.clone() },
+            NodeNetwork { fabrics: vec!["homing pigeon".into()], ..network.clone() },
         ] {
             assert_eq!(check_network(&wrong).unwrap_err().code, Code::InvalidArgument, "{wrong:?}");
         }

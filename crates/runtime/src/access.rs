@@ -244,7 +244,7 @@ impl FromStr for Address {
         let tls = match uri.scheme_str() {
             Some("https") => true,
             Some("http") => false,
-            _ => return Err(refused("its scheme is none of unix, https and http")),
+            _ => return Err(refused("its scheme must be unix, https or http")),
         };
         let authority = uri.authority().ok_or_else(|| refused("it names no host"))?;
         if authority.port_u16().is_none() || authority.as_str().contains('@') {

@@ -253,7 +253,7 @@ impl Arena {
             }
         };
         let offset = regions[index].take_free(wanted);
-        let offset = offset.ok_or_else(|| Error::new(Code::Internal, "an empty region without room"))?;
+        let offset = offset.ok_or_else(|| Error::new(Code::Internal, "an empty region has no free space"))?;
         Ok(ArenaBlock { at: RegionAddress { region: index as u32 + 1, offset }, len_bytes: wanted })
     }
 
@@ -468,7 +468,7 @@ mod tests {
                 |number| known.contains(&number),
                 |number, _, len_bytes| {
                     if mapped.iter().map(|&(_, len)| len).sum::<u64>() + len_bytes > room {
-                        return Err(Error::new(Code::InsufficientResources, "no room"));
+                        return Err(Error::new(Code::InsufficientResources, "the worker's memory is full"));
                     }
                     mapped.push((number, len_bytes));
                     Ok(())

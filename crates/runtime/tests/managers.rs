@@ -217,7 +217,7 @@ fn asks_racks_while_the_global_manager_is_away() {
     assert_eq!(client.request_lease(asked()).unwrap_err().code, Code::NoCapacity);
     client.request_lease(LeaseRequest { wait_ms: 60_000, ..asked() }).unwrap();
     let waits: Vec<_> = rack.requests().into_iter().map(|request| request.wait_ms).collect();
-    assert_eq!(waits, [0, 0, 0], "nobody waits with one rack while another may have it");
+    assert_eq!(waits, [0, 0, 0], "no request waits with one rack while another may have capacity");
 }
 
 /// An authority, and a manager whose certificate it signed for these names.

@@ -295,7 +295,7 @@ fn an_announced_end_is_told_and_new_calls_avoid_it() {
     for _ in 0..10 {
         assert_eq!(fixture.call(anywhere()), Ok(1));
     }
-    assert_eq!(fixture.call(on(0)), Ok(0), "calls go on until then");
+    assert_eq!(fixture.call(on(0)), Ok(0), "calls continue until then");
     fixture.nodes[1].announce(Code::NodeReclaimed, 60_000);
     wait_until("the client knows", || fixture.client.notices().len() == 2);
     fixture.call(anywhere()).unwrap();

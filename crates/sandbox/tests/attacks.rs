@@ -252,9 +252,9 @@ fn a_memory_bomb_is_killed_alone_and_its_end_says_so(sort: Sort) {
 #[test]
 fn what_is_written_has_a_bound_and_a_place() {
     let fixture = SandboxFixture::open(Sort::Process);
-    for (given, room) in [(4 * MIB, 4 * MIB), (0, 4096)] {
+    for (given, capacity) in [(4 * MIB, 4 * MIB), (0, 4096)] {
         let (said, _) = fixture.run_with(&["disk"], |spec| spec.limits.scratch_bytes = given);
-        assert!(said.contains(&format!("said {room} ENOSPC")), "{said}");
+        assert!(said.contains(&format!("said {capacity} ENOSPC")), "{said}");
         assert!(said.contains("files ENOSPC"), "{said}");
         assert_blocked(&said, 8);
     }

@@ -480,7 +480,7 @@ impl PyReader {
             Read::Message { len_bytes, writer } => Ok((len_bytes, writer.to_bits())),
             Read::TooLong(len) => {
                 let message =
-                    format!("the next message has {len} bytes, and there is room for {}", view.len_bytes());
+                    format!("the next message of {len} bytes does not fit into {}", view.len_bytes());
                 Err(raised(py, &Error::new(Code::OutputTooLarge, message)))
             }
         }

@@ -264,7 +264,7 @@ pub unsafe fn xfifo_read(
             Err(Unread::TooLong(len)) => {
                 // SAFETY: as the caller vouches.
                 unsafe { put_if(size, len) };
-                let message = format!("the next message has {len} bytes, and there is room for {capacity}");
+                let message = format!("the next message of {len} bytes does not fit into {capacity}");
                 return Err(Error::new(Code::OutputTooLarge, message));
             }
         };
@@ -393,7 +393,7 @@ unsafe fn give(
     // SAFETY: as the caller vouches.
     let mut output = unsafe { bytes_mut(output, capacity) }?;
     if answer.len() > output.len() {
-        let message = format!("{} bytes of output, and there is room for {capacity}", answer.len());
+        let message = format!("{} bytes of output do not fit into {capacity}", answer.len());
         return Err(Error::new(Code::OutputTooLarge, message));
     }
     output.copy_from(answer);

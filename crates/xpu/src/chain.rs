@@ -554,14 +554,14 @@ mod tests {
         );
         assert_eq!(stages("aBCD", &["aB", "BC", "BD"]), ["a", "B|@0", "@0|C", "@0|D"]);
         assert_eq!(stages("ABCDE", &["AB", "AC", "BD", "BE"]), ["A|@0", "@0|B|@1", "@0|C", "@1|D", "@1|E"]);
-        assert_eq!(stages("ABc", &["AB", "Ac"]), ["A", "B", "c"], "who is elsewhere has to be sent it");
-        assert_eq!(stages("ABC", &["ABx", "AC"]), ["A", "B", "C"], "who decides has to see it");
+        assert_eq!(stages("ABc", &["AB", "Ac"]), ["A", "B", "c"], "a stage elsewhere is sent the output");
+        assert_eq!(stages("ABC", &["ABx", "AC"]), ["A", "B", "C"], "the stage that decides reads the output");
         assert_eq!(
             stages("ABCD", &["AB", "AC", "BD", "CD"]),
             ["A|@0", "@0|B", "@0|C", "D"],
-            "and who joins, both"
+            "a stage that joins two reads both outputs"
         );
-        assert_eq!(stages("abc", &["ab", "ac"]), ["a", "b", "c"], "cores go on at once");
+        assert_eq!(stages("abc", &["ab", "ac"]), ["a", "b", "c"], "stages on cores begin at once");
     }
 
     #[test]

@@ -436,11 +436,11 @@ impl Order {
     }
 }
 
-fn check_space(len: usize, room: usize) -> Result<usize, Error> {
-    if len <= room {
+fn check_space(len: usize, capacity: usize) -> Result<usize, Error> {
+    if len <= capacity {
         return Ok(len);
     }
-    let message = format!("{len} bytes of output, and there is room for {room}");
+    let message = format!("{len} bytes of output do not fit into {capacity}");
     Err(Error::new(Code::OutputTooLarge, message))
 }
 

@@ -342,7 +342,7 @@ impl SimAgent {
                 }
                 for order in orders {
                     if order.code == Code::AgentUnreachable.number() {
-                        let found = format!("agent {} lives and is told: {order:?}", self.number);
+                        let found = format!("agent {} lives and got the order {order:?}", self.number);
                         scene.truth.violated(Invariant::NothingEndsWithoutCause, found);
                     }
                     self.end(lease_id(&order.lease), order.code, scene);

@@ -566,7 +566,7 @@ impl SimManager {
         match call.take() {
             Some(call) => scene.answer(self.number, call, answer),
             None => {
-                let found = format!("nobody waits for {answer:?}");
+                let found = format!("no call waits for {answer:?}");
                 scene.truth.violated(Invariant::RequestsAreAnsweredOnce, found);
             }
         }
@@ -650,7 +650,7 @@ impl SimManager {
     fn answer_request(&mut self, request: RequestId, answer: ManagerAnswer, scene: &mut Scene) {
         self.fairness.left(request);
         let Some(pending) = self.pending.remove(&request) else {
-            let found = format!("nobody waits for request {request} and {answer:?}");
+            let found = format!("no client waits for request {request} and {answer:?}");
             return scene.truth.violated(Invariant::RequestsAreAnsweredOnce, found);
         };
         if scene.sabotage == Some(Sabotage::DropAnswers) {
@@ -702,7 +702,7 @@ impl SimManager {
             v1::LeaseRequest { cores, shared, memory_bytes, options: Some(options), ..Default::default() };
         let request = ClientRequest {
             id: RequestId(u128::from(shared)),
-            tenant: self.core.tenant_key("whoever takes all"),
+            tenant: self.core.tenant_key("tenant of all workers"),
             standing: TokenStatus::Verified,
             pu: String::new(),
             package: self.package.clone(),

@@ -221,13 +221,13 @@ mod tests {
 
     #[test]
     fn what_tests_leave_out_is_told_with_its_reason() {
-        let log = format!("skipped over Ofi: no room\nskipped over Ofi: no room\n{OK}");
+        let log = format!("skipped over Ofi: no memory\nskipped over Ofi: no memory\n{OK}");
         let some = of("0 1\n", &log);
         assert_eq!((some.ended, some.reasons.len()), (PartEnd::Passed, 1));
         let few = of("0 1\n", &format!("skipped: no rights\n{}", OK.replace("over Ofi\n", "")));
         assert_eq!((few.ended, few.reasons.len()), (PartEnd::Passed, 1));
         let all = of("0 1\n", &log.replace("over Ofi\ntest", "test"));
-        assert_eq!((all.ended, &*all.reasons[0]), (PartEnd::LeftOut, "skipped over Ofi: no room"));
+        assert_eq!((all.ended, &*all.reasons[0]), (PartEnd::LeftOut, "skipped over Ofi: no memory"));
         assert!(json(&[all]).contains("\"result\": \"left_out\""));
     }
 }

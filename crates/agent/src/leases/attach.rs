@@ -152,7 +152,10 @@ fn hold(
         return Err(Error::new(Code::FabricUnavailable, message));
     }
     if program.is_some() && ticket.provisional {
-        let message = format!("lease {} is nobody's yet: a program waits until it is", lease.id);
+        let message = format!(
+            "lease {} has no verified owner yet: start programs after its token is verified",
+            lease.id
+        );
         return Err(Error::new(Code::PermissionDenied, message));
     }
     let one_shot_program = program.map(|program| reserve(node, lease, program)).transpose()?;

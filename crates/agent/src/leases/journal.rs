@@ -83,7 +83,7 @@ impl AgentJournal {
         match &written {
             Ok(()) if self.is_failing => info!("the journal of the leases is written again"),
             Err(error) if !self.is_failing => {
-                warn!(%error, "the usage of leases is lost if the agent is killed now; they go on");
+                warn!(%error, "cannot write the journal of leases: if the agent is killed, their usage is lost");
             }
             _ => {}
         }

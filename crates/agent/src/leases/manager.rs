@@ -70,7 +70,9 @@ impl ManagerLink {
         self.answer(CONFIRM_DEADLINE, request, async |client, request| {
             tokio::select! {
                 answer = client.confirm_lease(request) => answer,
-                _ = given_up => Err(Error::new(Code::LeaseEnded, "nobody waits for it any more").into_status()),
+                _ = given_up => {
+                    Err(Error::new(Code::LeaseEnded, "no client waits for the lease any more").into_status())
+                }
             }
         })
         .map(|confirmed| confirmed.ticket)

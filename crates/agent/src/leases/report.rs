@@ -114,7 +114,7 @@ impl LeaseReporter<'_> {
     /// Notes a failure. Returns the time to wait until the next attempt.
     fn failed(&mut self, error: &Error) -> Duration {
         if self.failures == 0 {
-            warn!(%error, "the node could not report; its leases go on");
+            warn!(%error, "the node could not report; its leases continue");
         }
         let is_refused = !is_passing(error);
         self.registered &= !is_refused;

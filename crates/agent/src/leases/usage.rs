@@ -514,7 +514,7 @@ mod tests {
         }
         let used = meter.read();
         let calls: Vec<_> = used.functions.iter().map(|used| (used.function, used.calls)).collect();
-        assert_eq!(calls, [(0, 1), (2, 2), (3, 1)], "9 is none of the 3");
+        assert_eq!(calls, [(0, 1), (2, 2), (3, 1)], "function 9 does not exist");
         assert_eq!((used.usage.calls, used.usage.failed_calls), (4, 1));
     }
 

@@ -210,7 +210,7 @@ impl Drop for OpenArrivalQueue {
 }
 
 fn not_invited() -> Error {
-    let message = "nobody was invited to the segment by this proof, or somebody has come with it before";
+    let message = "no unused invitation to the segment has this proof";
     Error::new(Code::PermissionDenied, message)
 }
 

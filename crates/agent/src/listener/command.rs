@@ -142,7 +142,7 @@ pub(crate) fn obey(node: &Node, connection: &Connection, command: &Command) -> R
             node.leases.ledger.reclaim(WantedEnd { reason, at: Instant::now() + grace });
         }
         NodeState::Unspecified | NodeState::Lost => {
-            let message = format!("no node can be told to be {}", state.as_str_name());
+            let message = format!("the state of a node cannot be set to {}", state.as_str_name());
             return Err(Error::new(Code::InvalidArgument, message));
         }
     }

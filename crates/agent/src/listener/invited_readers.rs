@@ -73,7 +73,7 @@ impl InvitedReaders {
         }
         let number = self.next;
         self.next = number.checked_add(1).ok_or_else(|| {
-            Error::new(Code::TryLater, "the segment has had as many guests as there are numbers")
+            Error::new(Code::TryLater, "the segment has used all numbers of invited readers")
         })?;
         let secret = new_secret()?;
         self.shared_connections.retain(|_, shared_connection| shared_connection.strong_count() > 0);
@@ -156,7 +156,7 @@ mod tests {
     }
 
     #[test]
-    fn a_connection_is_known_until_nobody_has_it_or_will() {
+    fn a_connection_is_known_until_its_last_owner_is_gone() {
         let (mut invited_readers, region) = invited_readers();
         let (number, secret) = invited_readers.invite(to(&region, MemoryRights::Read)).unwrap();
         let shared_connection = invited_readers.shared_connection(number).unwrap();
@@ -176,7 +176,10 @@ mod tests {
         let (number, _) = invited_readers.invite(to(&region, MemoryRights::Read)).unwrap();
         let shared_connection = invited_readers.shared_connection(number).unwrap();
         drop(invited_readers);
-        assert!(!shared_connection.takes("tenant", false), "nobody comes any more");
+        assert!(
+            !shared_connection.takes("tenant", false),
+            "the connection takes no segment after its invitation is gone"
+        );
     }
 
     #[test]

@@ -72,7 +72,7 @@ impl Neighbours {
             && one.unit == pu::id(&one.node, pu::PROCESSOR)
             && one.secret.len() == SECRET_BYTES;
         if !may_be {
-            warn!(node = %one.node.escape_debug(), "the manager tells of a neighbour that is none");
+            warn!(node = %one.node.escape_debug(), "the manager reports an invalid neighbour");
         }
         may_be
     }

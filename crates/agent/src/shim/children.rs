@@ -225,7 +225,8 @@ impl Child {
 
     /// Grants the child a right that the parent can grant.
     fn grant(&self, to: GlobalId, object: GlobalId, rights: FifoRights) -> Result<(), Error> {
-        let lost = || Error::new(Code::AgentUnreachable, "a right could not be granted: nobody answers");
+        let lost =
+            || Error::new(Code::AgentUnreachable, "a right could not be granted: the shim does not answer");
         let state = self.state.upgrade().ok_or_else(lost)?;
         let answer = lock(&state).ask(self.parent, ShimCall::Grant { to, object, rights });
         answer.recv_timeout(GRANTING).map_err(|_| lost())?.map(drop)

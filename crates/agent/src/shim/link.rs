@@ -70,7 +70,7 @@ impl NeighbourLink {
         match self.outbox.try_send(message) {
             Ok(()) => {}
             Err(TrySendError::Full(_)) => {
-                warn!(node = self.told_of.node, "a neighbour does not take what it is told");
+                warn!(node = self.told_of.node, "a neighbour does not take its messages: its link ends");
                 self.end();
             }
             // The link is over, which its own thread notices.

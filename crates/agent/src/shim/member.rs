@@ -207,7 +207,7 @@ impl Member {
 }
 
 fn number(word: u64) -> Result<u32, Error> {
-    number_of(word, "a FIFO's ring with so many of something")
+    number_of(word, "a FIFO's ring with a dimension of more than 32 bits")
 }
 
 fn number_of(word: u64, what: &str) -> Result<u32, Error> {

@@ -351,7 +351,7 @@ pub(super) fn arrive(
         let mut state = lock(state);
         let known = state.invited.get(&link.lease)?;
         if link.counter != FIRST || link.worker != known.way.connection || !greeting.is_by(&known.secret) {
-            let error = Error::new(Code::PermissionDenied, "nobody was invited to a FIFO by this proof");
+            let error = Error::new(Code::PermissionDenied, "no invitation to the FIFO has this proof");
             greeting.refuse(socket, &error);
             return Some(Err(error));
         }
@@ -406,7 +406,11 @@ mod tests {
         first.cut();
         drop(first);
         other.set_nonblocking(true).unwrap();
-        assert_eq!(other.read(&mut [0]).unwrap_err().kind(), ErrorKind::WouldBlock, "the second goes on");
+        assert_eq!(
+            other.read(&mut [0]).unwrap_err().kind(),
+            ErrorKind::WouldBlock,
+            "the second FIFO is still connected"
+        );
         second.cut();
         other.set_nonblocking(false).unwrap();
         other.set_read_timeout(Some(INVITED)).unwrap();

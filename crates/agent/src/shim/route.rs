@@ -61,7 +61,7 @@ impl PortRoute {
     /// made, and the error of a bridge that refuses.
     pub(super) fn dial(&self) -> Result<TcpStream, Error> {
         let none =
-            |whom: &str| Error::new(Code::FabricUnavailable, format!("{whom} is on no network (listen)"));
+            |node: &str| Error::new(Code::FabricUnavailable, format!("{node} is on no network (listen)"));
         if self.address.is_empty() {
             return Err(none(&self.whom));
         }

@@ -207,7 +207,7 @@ fn begin(
     (memory, rights): (&Arc<Region>, MemoryRights),
 ) -> Result<(JoinedSegment, RegionKey), Error> {
     let lent = SharedConnection::new(&lease.tenant, encrypted).lend(memory, rights)?;
-    lent.ok_or_else(|| Error::new(Code::Internal, "a new connection without room"))
+    lent.ok_or_else(|| Error::new(Code::Internal, "a new connection has no capacity for a segment"))
 }
 
 /// Begins a connection. The greeting is answered first, because an encrypted connection continues with TLS.

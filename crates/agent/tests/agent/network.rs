@@ -402,7 +402,7 @@ fn invite(client: &Client, invite: Invite) -> Invited {
 }
 
 /// Connection of an invited process to a segment.
-fn guest(node: &NodeFixture, invited: &Invited) -> tcp::TcpEndpoint {
+fn connect_invited(node: &NodeFixture, invited: &Invited) -> tcp::TcpEndpoint {
     let (socket, answer) = link(node, LEASE, (invited.guest, 1), &invited.secret);
     answer.unwrap();
     let end = tcp::TcpEndpoint::new(Arc::new(ExposedMemory::lending(4)), None);
@@ -431,7 +431,7 @@ fn an_invitation_admits_once_with_the_stated_rights() {
     refused(reader.guest, &writer.secret, Code::PermissionDenied);
     refused(99, &reader.secret, Code::PermissionDenied);
     refused(0, &reader.secret, Code::PermissionDenied);
-    let (reads, writes) = (guest(&node, &reader), guest(&node, &writer));
+    let (reads, writes) = (connect_invited(&node, &reader), connect_invited(&node, &writer));
     refused(reader.guest, &reader.secret, Code::PermissionDenied);
     let at = |offset| RegionAddress { region: OWN, offset };
     let mut bytes = [0; 5];
@@ -461,7 +461,7 @@ fn further_segments_join_a_connection_and_end_one_by_one() {
     // As well before the connection is there as afterwards.
     let joined = invite(&two, Invite { joins: joins.clone(), ..writer.clone() });
     assert!(joined.joined && joined.secret.is_empty() && !invited.joined);
-    let end = guest(&node, &invited);
+    let end = connect_invited(&node, &invited);
     reach(&end, 1, joined.memory);
     let reader = invite(&two, Invite { joins: joins.clone(), ..Invite::default() });
     reach(&end, 2, reader.memory);

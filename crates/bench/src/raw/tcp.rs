@@ -128,7 +128,8 @@ impl RawTcp {
                     return Err(system("taking the raw connection", &error));
                 }
                 Err(_) if responder.is_ready() || begun.elapsed() > PATIENCE => {
-                    let message = format!("the worker does not reach {} for the raw figure", self.address);
+                    let message =
+                        format!("the worker does not reach {} for the raw measurement", self.address);
                     return Err(Error::new(Code::System, message));
                 }
                 Err(_) => std::thread::sleep(LOOK_AGAIN),

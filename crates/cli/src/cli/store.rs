@@ -22,10 +22,10 @@ Examples:
   sublet store check --store-url nats://nats1.example.org:4222
 
 A backup of the embedded store can be made while its manager runs, by the manager's user or root; everything else of
-that store needs its manager stopped: leases and calls go on meanwhile. A manager that finds records lost does not
-start: restore a backup, or let `repair` go on without them. A backup holds the key that signs tickets. A store on NATS
-(--store-url) is checked while its managers run, and repaired while they are stopped; its servers back it up and restore
-it: `nats stream backup`.";
+that store needs its manager stopped: leases and calls continue meanwhile. A manager that finds records lost does not
+start: restore a backup, or let `repair` continue without them. A backup holds the key that signs tickets. A store on
+NATS (--store-url) is checked while its managers run, and repaired while they are stopped; its servers back it up and
+restore it: `nats stream backup`.";
 
 /// Check, repair, back up and restore a manager's store
 #[derive(Debug, Args)]

@@ -162,7 +162,11 @@ impl Flow {
 
     /// Records that this count has been reported to the peer.
     pub fn told(&mut self, taken: u32) {
-        debug_assert!(self.taken.wrapping_sub(taken) <= u32::MAX / 2, "{taken} of {} are told", self.taken);
+        debug_assert!(
+            self.taken.wrapping_sub(taken) <= u32::MAX / 2,
+            "{taken} messages are reported, and {} were taken",
+            self.taken
+        );
         self.told = taken;
         self.must_tell = false;
     }

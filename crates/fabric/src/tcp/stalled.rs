@@ -67,6 +67,10 @@ mod tests {
         socket.set_nonblocking(true).unwrap();
         while socket.write(&[0; 1 << 16]).is_ok() {}
         std::thread::sleep(2 * SILENCE);
-        assert_eq!(stalled(&socket), None, "a peer without room was taken for one that is out of reach");
+        assert_eq!(
+            stalled(&socket),
+            None,
+            "a peer with a full buffer was taken for one that is out of reach"
+        );
     }
 }

@@ -273,5 +273,5 @@ fn descriptor_reports_arrivals_and_outlives_the_stream() {
         }
     };
     assert!(error.to_string().contains("the end"), "{error}");
-    assert!(!poll(1), "its end has been told");
+    assert!(!poll(1), "the end was reported already");
 }

@@ -179,7 +179,7 @@ fn wait_for_a_forgotten_region_ends_and_discards_late_replies() {
     });
     assert!(
         (bytes, ahead) == ([0; 8], vec![0; 4096]) && halved[5000..] == [0; 5000],
-        "nobody waits for them"
+        "late replies belong to no request"
     );
     // All slots are free again, and the rest of the connection is unchanged.
     std::thread::scope(|scope| {
@@ -197,7 +197,7 @@ fn wait_for_a_forgotten_region_ends_and_discards_late_replies() {
 }
 
 #[test]
-fn requests_that_nobody_waits_for_are_over_with_their_connection() {
+fn requests_without_a_waiting_thread_end_with_their_connection() {
     let (_node, end, mut peer) = with_bare_peer();
     let mut ask = || {
         end.reach(REGION, RemoteRegion { key: 2 << 16, base: 0, len_bytes: LEN }).unwrap();

@@ -32,7 +32,7 @@ fn an_end_knows_what_carries_it() {
         };
         assert_eq!(provider, expected);
     }
-    assert!(!Provider::ALL.contains(&Provider::Sim), "nobody is offered the simulation");
+    assert!(!Provider::ALL.contains(&Provider::Sim), "the simulation is offered to users");
 }
 
 #[test]

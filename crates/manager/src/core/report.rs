@@ -395,7 +395,7 @@ impl Core {
                     Some(error) => {
                         LeaseEnd { code: Some(error.code), reason: error.message.into(), at_ms: now_ms }
                     }
-                    None => LeaseEnd::because(Code::LeaseEnded, "nobody attached to it in time", now_ms),
+                    None => LeaseEnd::because(Code::LeaseEnded, "no client attached to it in time", now_ms),
                 };
                 if costs_turn {
                     self.tenants.get_mut(lease.tenant).lapse(now_ms);

@@ -383,7 +383,7 @@ fn grant_is_taken_back_once_its_ticket_is_too_old() {
     fixture.now_ms += 1;
     fixture.report(vec![]);
     assert_eq!((fixture.state(lease), fixture.leased().cores), (None, 0));
-    assert!(fixture.saved.is_empty(), "what nobody used is not in the books");
+    assert!(fixture.saved.is_empty(), "an unused lease is not recorded");
 }
 
 #[test]

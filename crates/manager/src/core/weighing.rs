@@ -69,7 +69,7 @@ pub(super) fn explain<'name>(
     for (number, (kind, work, fate)) in kinds.enumerate() {
         let (cost, speed) = (work.cost_nano(), f64::from(work.speed_permille) / f64::from(PLAIN_PERMILLE));
         let fate = match fate {
-            UnitOutcome::Full => " has no room",
+            UnitOutcome::Full => " has no free capacity",
             UnitOutcome::Taken => " is taken",
             UnitOutcome::Left => "",
         };
@@ -119,7 +119,7 @@ mod tests {
         ];
         assert_eq!(
             explain(kinds.into_iter(), 0),
-            "by price: opencl (10 nano-units for a second's work, speed 1) has no room, dpu (15000 nano-units for a second's work, \
+            "by price: opencl (10 nano-units for a second's work, speed 1) has no free capacity, dpu (15000 nano-units for a second's work, \
              speed 0.4) is taken, cpu (20000 nano-units for a second's work, speed 1)"
         );
         assert!(explain([].into_iter(), 255).starts_with("by price and, to 25.5 %, by time"));

@@ -285,7 +285,11 @@ async fn a_program_gets_a_core_of_its_unit_for_the_tenant_of_who_spawns_it() {
     let granted = answered(fixture.service.request_lease(by(caller, asked)).await).unwrap();
     let parent = granted.grants[0].lease.clone().unwrap();
     assert_eq!(parent.node, "host");
-    assert_eq!(ask(&parent.id, "dpu").await.unwrap_err().code, Code::LeaseEnded, "nobody's yet");
+    assert_eq!(
+        ask(&parent.id, "dpu").await.unwrap_err().code,
+        Code::LeaseEnded,
+        "the lease has no verified owner yet"
+    );
     fixture.confirm(&granted).await.unwrap();
     let child = ask(&parent.id, "dpu").await.unwrap();
     let ticket = fixture.open(&child.ticket).unwrap();

@@ -326,7 +326,7 @@ impl SealedRow {
 fn damaged(file: &Path, report: &AuditReport) -> Error {
     let file = file.display();
     let message = format!(
-        "the store {file} has lost records: {}. `sublet store check` says all of it, `sublet store repair` goes on \
+        "the store {file} has lost records: {}. `sublet store check` lists all of them, `sublet store repair` continues \
          without them; or put a backup in its place",
         listed(&report.lost)
     );

@@ -45,7 +45,7 @@ fn wait_until(mut is_so: impl FnMut() -> bool) {
 
 #[track_caller]
 fn assert_unreachable<T>(result: Result<T, Error>, server: &NatsServer) {
-    let error = result.err().expect("nobody answers");
+    let error = result.err().expect("the server is unreachable");
     assert_eq!(error.code, Code::StoreUnreachable, "{error}");
     assert!(error.message.contains(&server.url()), "{error}");
 }
@@ -174,7 +174,7 @@ fn fill_and_empty(server: &NatsServer, mut store: NatsStore) {
     // The server looks before it writes, so the last part may reach beyond the limit.
     assert!(parts > 0 && u64::from(parts) <= STORAGE_BYTES >> 20, "{parts} parts of a megabyte");
     let part = BlobPart { digest: "sha256:d", index: parts };
-    assert_eq!(store.blob_part(part).unwrap(), None, "a part that found no room is not there");
+    assert_eq!(store.blob_part(part).unwrap(), None, "the part that did not fit is not stored");
     assert_eq!(put(&mut store, "t/a", &[2; MAX_VALUE_BYTES]).unwrap_err().code, Code::StoreFull);
     assert_eq!(value(&store, "t/a").unwrap(), b"1", "what was there still is");
     let mut removal = Batch::default();
@@ -184,7 +184,7 @@ fn fill_and_empty(server: &NatsServer, mut store: NatsStore) {
     put(&mut store, "t/a", &[2; 4096]).unwrap();
     assert!(value(&store, "t/a").unwrap() == [2; 4096]);
     let (again, _) = fill(&mut store, "sha256:e").unwrap();
-    assert!(again + 1 >= parts, "{again} parts found room after {parts} were removed");
+    assert!(again + 1 >= parts, "{again} parts fit after {parts} were removed");
 }
 
 #[test]
@@ -280,7 +280,7 @@ fn streams_that_are_older_than_what_was_acknowledged_are_refused() {
     let error = until_answered(|| match reopen(&server) {
         Err(error) if error.code == Code::StoreDamaged => Ok(error),
         Err(error) => Err(error),
-        Ok(_) => panic!("a revocation is lost, and nobody says so"),
+        Ok(_) => panic!("a revocation is lost, and the store does not report it"),
     });
     for word in ["key-token ends with 1 of 2", "copies ends with 2 of 3", &noted.display().to_string()] {
         assert!(error.message.contains(word), "{error}");
@@ -299,7 +299,7 @@ fn streams_that_are_older_than_what_was_acknowledged_are_refused() {
     let error = until_answered(|| match reopen(&server) {
         Err(error) if error.code == Code::StoreDamaged => Ok(error),
         Err(error) => Err(error),
-        Ok(_) => panic!("a stream is lost, and nobody says so"),
+        Ok(_) => panic!("a stream is lost, and the store does not report it"),
     });
     assert!(error.message.contains("ends with 0 of 1"), "{error}");
 }
@@ -532,7 +532,7 @@ fn start_restores_records_of_kinds_that_grow() {
 }
 
 #[test]
-fn start_restores_the_latest_values_of_a_stream_that_came_back_older() {
+fn start_restores_latest_values_of_an_older_stream() {
     let mut server = NatsServer::start();
     let (folder, old) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
     let noted = folder.path().join("streams");

@@ -161,9 +161,7 @@ fn check_swap(bytes: u64, of: (u32, &Resources), at: String, problems: &mut Prob
         problems.add(at.clone(), message);
     }
     match resources.memory_bytes {
-        None => {
-            problems.add(at, "what is swapped is what memory_bytes has no room for: that has to be said, too")
-        }
+        None => problems.add(at, "memory_bytes must be set, too: memory beyond it is swapped"),
         Some(own) if own < MIN_SWAPPING_BYTES => {
             let message =
                 format!("with {own} memory_bytes nothing is swapped: it takes {MIN_SWAPPING_BYTES}");
@@ -458,7 +456,7 @@ impl<'graph> Whole<'graph> {
             }
             let is_when = |other: &Edge| matches!(other.condition, Some(Condition::When(_)));
             if *condition == Condition::Otherwise && !self.graph.edges_from(edge.from).any(is_when) {
-                let message = format!("{:?} triggers nobody by \"when\"", self.name(edge.from));
+                let message = format!("{:?} has no trigger with \"when\"", self.name(edge.from));
                 problems.add(format!("edges[{index}].otherwise"), message);
             }
         }

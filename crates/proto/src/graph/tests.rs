@@ -129,8 +129,8 @@ fn what_is_wrong_is_told_with_its_place() {
         ("/components/3/limit_bytes", json!(1e30), "components[3].limit_bytes", "invalid type"),
         ("/components/4", small, "components[4].limit_bytes", "less than the initial size"),
         ("/components/4", fine, "components[4].increment_bytes", "65536 segments"),
-        ("/edges/0/to", json!("nobody"), "edges[0].to", "there is no component \"nobody\""),
-        ("/edges/0/from", json!("nobody"), "edges[0].from", "there is no component \"nobody\""),
+        ("/edges/0/to", json!("absent"), "edges[0].to", "there is no component \"absent\""),
+        ("/edges/0/from", json!("absent"), "edges[0].from", "there is no component \"absent\""),
         ("/edges/0/to", json!("samples"), "edges[0].to", "\"samples\" is of type memory"),
         ("/edges/3/from", json!("weights"), "edges[3].from", "\"weights\" is of type memory"),
         ("/edges/3/to", json!("train"), "edges[3].to", "\"train\" is of type compute"),
@@ -250,7 +250,7 @@ fn a_condition_that_makes_no_sense_is_told() {
         (of(json!({ "when": "x".repeat(257) })), "edges[0].when", "1 to 256"),
         (of(json!({ "when": 1 })), "edges[0].when", "invalid type"),
         (of(json!({ "when": "x", "otherwise": true })), "edges[0].otherwise", "one of the two"),
-        (of(json!({ "otherwise": true })), "edges[0].otherwise", "\"a\" triggers nobody by \"when\""),
+        (of(json!({ "otherwise": true })), "edges[0].otherwise", "\"a\" has no trigger with \"when\""),
         (
             with(
                 "/components/0",
@@ -286,10 +286,10 @@ fn rejects_entry_triggered_by_a_component_that_never_runs() {
 fn reports_all_problems_at_once_up_to_the_limit() {
     let mut document = changed("/components/1/parallelism", json!(0));
     document["limits"]["cores"] = json!(0);
-    document["edges"][0]["to"] = json!("nobody");
+    document["edges"][0]["to"] = json!("absent");
     let places: Vec<String> = parse(&document).unwrap_err().into_iter().map(|problem| problem.at).collect();
     assert_eq!(places, ["limits.cores", "edges[0].to", "components[1].parallelism"]);
-    document["edges"] = (0..1000).map(|_| edge("trigger", "nobody", "no.one")).collect();
+    document["edges"] = (0..1000).map(|_| edge("trigger", "absent", "no.one")).collect();
     assert_eq!(parse(&document).unwrap_err().len(), MAX_PROBLEMS);
 }
 

@@ -49,7 +49,7 @@ impl AgentSocket {
         sent.map_err(|error| {
             let why =
                 if matches!(error, PacketError::PeerGone) { self.why_gone() } else { error.to_string() };
-            Error::new(Code::AgentUnreachable, format!("the lease's agent cannot be told anything: {why}"))
+            Error::new(Code::AgentUnreachable, format!("cannot send to the lease's agent: {why}"))
         })
     }
 

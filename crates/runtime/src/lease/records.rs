@@ -95,7 +95,7 @@ impl Records {
     pub(crate) fn watch(&self, record: u16, waker: &Waker) {
         debug_assert!(
             self.free[usize::from(record) / 64].load(Ordering::Relaxed) & 1 << (record % 64) == 0,
-            "record {record} is watched, and nobody has it"
+            "record {record} is watched, and not in use"
         );
         let mut slot = self.wakers[usize::from(record)].lock().unwrap_or_else(PoisonError::into_inner);
         match &mut *slot {

@@ -38,7 +38,7 @@ impl ClientLease {
     pub(crate) fn tell_run(&self, run: v1::Run, told: RunMemoryAccess<'_>) -> Result<u64, Error> {
         let control = lock(&self.link.control);
         if self.status.load(Ordering::Acquire) != RUNNING {
-            return Err(Error::new(Code::WorkerDied, "the worker ended before it was told of its run"));
+            return Err(Error::new(Code::WorkerDied, "the worker ended before its run was sent to it"));
         }
         let number = run.number;
         let run = client_to_worker::Body::Run(run);

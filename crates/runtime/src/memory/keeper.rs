@@ -94,7 +94,7 @@ impl SegmentKeeper {
     /// Waits, after an access found that the component has ended, until an agent reports the reason, and returns it.
     pub(super) fn await_end(&self) -> Error {
         drop(self.0.wait_until(WORD_GRACE, |inside| inside.why_ended.is_some()));
-        let unsaid = || Error::new(Code::LeaseEnded, "the memory component has ended, and nobody says why");
+        let unsaid = || Error::new(Code::LeaseEnded, "the memory component has ended for an unknown reason");
         self.check().err().unwrap_or_else(unsaid)
     }
 

@@ -291,7 +291,8 @@ impl Pieces {
     #[cold]
     fn beyond(&self, offset: u64, len_bytes: u64) -> Error {
         let is = self.capacity();
-        let message = format!("{len_bytes} bytes at {offset} of a memory component that has room for {is}");
+        let message =
+            format!("{len_bytes} bytes at {offset} exceed a memory component with a capacity of {is}");
         Error::new(Code::InvalidArgument, message)
     }
 }

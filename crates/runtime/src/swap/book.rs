@@ -193,7 +193,7 @@ impl PageBook {
         let block = self.block(at);
         debug_assert!(
             block.is_busy && block.here & mask == 0,
-            "{span:?} of {at:?} is filled, which nobody asked"
+            "{span:?} of {at:?} is filled without a request"
         );
         block.is_busy = false;
         let was_empty = block.here == 0;

@@ -152,7 +152,7 @@ impl PageBook {
     /// Returns whether a thread waits for it.
     pub(super) fn block_went(&mut self, leaving: &EvictedBlock, stored: Option<u16>) -> bool {
         let block = self.block(leaving.at);
-        debug_assert!(block.is_busy, "block {:?} has gone, which nobody asked", leaving.at);
+        debug_assert!(block.is_busy, "block {:?} has gone without a request", leaving.at);
         block.is_busy = false;
         let is_wanted = std::mem::take(&mut block.is_wanted);
         match stored {

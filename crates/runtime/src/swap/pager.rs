@@ -276,7 +276,7 @@ impl Pager {
 /// Ends the process, since faulting threads would otherwise sleep for ever, or read wrong bytes.
 #[cold]
 fn end_the_process(why: impl std::fmt::Display) -> ! {
-    eprintln!("sublet: a swapped array cannot go on: {why}");
+    eprintln!("sublet: a swapped array cannot be used any more: {why}");
     std::process::abort()
 }
 

@@ -76,10 +76,8 @@ fn call(
     match called {
         Ok(len) if len <= capacity => Ok(len),
         Ok(len) => {
-            let message = format!(
-                "{}: {len} bytes of output, and there is room for {capacity}",
-                name.to_string_lossy()
-            );
+            let message =
+                format!("{}: {len} bytes of output do not fit into {capacity}", name.to_string_lossy());
             Err(Error::new(Code::OutputTooLarge, message))
         }
         Err(code) => {

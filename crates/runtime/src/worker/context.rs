@@ -462,8 +462,9 @@ unsafe extern "C" fn sublet_context_receive(
         let (len, from) = match run.receive(run.instance(worker), component, room, deadline(timeout_ms)) {
             Ok((len, from)) => (len, Ok(from)),
             Err(ReceiveError::TooLong(len)) => {
-                let message =
-                    format!("a message of {len} bytes from component {component}, and room for {capacity}");
+                let message = format!(
+                    "a message of {len} bytes from component {component} does not fit into {capacity}"
+                );
                 (len, Err(Error::new(Code::OutputTooLarge, message)))
             }
             Err(ReceiveError::Error(error)) => return Err(error),

@@ -60,7 +60,7 @@ fn none(error: &SandboxError) -> String {
 
 fn user(is_privileged: bool, workshop: &Workshop) -> Finding {
     if workshop.means.users.are_own() {
-        return Finding::new("users", Strength::Full, "each sandbox is a user that nobody else is");
+        return Finding::new("users", Strength::Full, "each sandbox has a user of its own");
     }
     let why = if is_privileged { "here are no other users to be had" } else { "without root" };
     let follows = "every sandbox is the agent's own user: between them stand namespaces, Landlock and the filter of system \

@@ -262,7 +262,7 @@ impl Reader {
         if left == Some(Duration::ZERO) {
             return Err(Error::new(
                 Code::DeadlineExceeded,
-                format!("nobody has written to FIFO {}", self.object),
+                format!("no process has written to FIFO {}", self.object),
             ));
         }
         let shape = self.shape;

@@ -183,7 +183,7 @@ impl Writer {
         let object = self.object;
         let message = match code {
             Code::PermissionDenied => format!("the right to write to FIFO {object} was revoked"),
-            Code::LeaseEnded => format!("nobody reads FIFO {object} any more"),
+            Code::LeaseEnded => format!("FIFO {object} has no reader any more"),
             code => format!("the connection to FIFO {object} is over: {code}"),
         };
         Error::new(code, message)

@@ -363,6 +363,6 @@ mod tests {
         drop(index.find(&key("own"), "large"));
         assert_eq!(index.bytes_of("large"), 15);
         drop(index.find(&key("own2"), "small"));
-        assert_eq!(index.bytes_of("large"), 15, "nobody is relieved by one that has more");
+        assert_eq!(index.bytes_of("large"), 15, "the entry stays charged to the user that has less");
     }
 }

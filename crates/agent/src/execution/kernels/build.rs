@@ -119,6 +119,10 @@ mod tests {
         let (here, there) = PacketSocket::pair().unwrap();
         assert!(hear(&here, Instant::now(), || None).unwrap_err().message.ends_with("took too long"));
         drop(there);
-        assert_eq!(hear(&here, Instant::now(), || None).unwrap_err().code, Code::System, "nobody can tell");
+        assert_eq!(
+            hear(&here, Instant::now(), || None).unwrap_err().code,
+            Code::System,
+            "the cause of the end is unknown"
+        );
     }
 }

@@ -95,7 +95,7 @@ impl ShimCore {
             return Err(denied(writer, "write to", object));
         }
         let fifo = self.fifos.get_mut(&object).ok_or_else(|| no_fifo(&object.to_string()))?;
-        let none = || Error::new(Code::TryLater, format!("nobody reads FIFO {object}"));
+        let none = || Error::new(Code::TryLater, format!("FIFO {object} has no reader"));
         let (process, descriptor) = fifo.reader.ok_or_else(none)?;
         if fifo.writers.len() >= MAX_WRITERS {
             let message = format!("{MAX_WRITERS} processes write to FIFO {object} already");
@@ -373,7 +373,7 @@ impl ShimCore {
         if let Some(fifo) = self.fifos.get_mut(&object) {
             debug_assert!(
                 fifo.writers.is_empty(),
-                "nobody reads FIFO {object}, and {:?} write",
+                "FIFO {object} has no reader, and the writers {:?}",
                 fifo.writers
             );
             fifo.reader = None;

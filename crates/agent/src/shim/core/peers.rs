@@ -120,7 +120,7 @@ impl ShimCore {
         self.routes.retain(|_, of| *of != peer);
         debug_assert!(
             self.routes.values().all(|peer| self.peers.contains_key(peer)),
-            "a route leads to nobody: {:?}",
+            "a route leads to a peer that is not linked: {:?}",
             self.routes
         );
         for (name, object) in neighbour.names {

@@ -69,7 +69,7 @@ impl Computer {
                 match effect {
                     ShimEffect::Tell { peer, message } => {
                         let wire = self.wires.get_mut(&(index, peer as usize - 1));
-                        wire.expect("nobody is told who is not linked").push_back(message);
+                        wire.expect("messages go only to linked peers").push_back(message);
                     }
                     ShimEffect::Answer { process, tag, answer } => {
                         assert!(self.answers.insert((process, tag), answer).is_none(), "answered twice");
@@ -342,11 +342,11 @@ fn tenants_have_separate_names_and_grant_each_other_nothing() {
     let object = computer.init(ours, "name").unwrap();
     computer.init(theirs, "name").unwrap();
     assert_eq!(computer.init(far, "name").unwrap_err().code, Code::AlreadyAllocated);
-    for stranger in [theirs, far, GlobalId { pu: 2, local: 4711 }] {
-        let refused = computer.call(ours, grant(stranger, object, FifoRights::WRITE)).unwrap_err();
+    for other in [theirs, far, GlobalId { pu: 2, local: 4711 }] {
+        let refused = computer.call(ours, grant(other, object, FifoRights::WRITE)).unwrap_err();
         assert_eq!(
             (refused.code, refused.message),
-            (Code::InvalidArgument, format!("there is no process {stranger}"))
+            (Code::InvalidArgument, format!("there is no process {other}"))
         );
         assert_eq!(computer.rights_of(ours, object), FifoRights::ALL);
     }
@@ -469,7 +469,7 @@ fn an_ended_process_loses_its_fifos_and_rights() {
 }
 
 #[test]
-fn who_reads_can_change_and_writers_learn_when_nobody_does() {
+fn reader_can_change_and_writers_learn_when_it_is_gone() {
     let mut computer = Computer::new(2);
     let (creator, next, far) = (computer.enter(0, "t"), computer.enter(0, "t"), computer.enter(1, "t"));
     let object = computer.init(creator, "f").unwrap();

@@ -169,7 +169,11 @@ fn full_kind_is_named_and_the_next_one_chosen() {
     let leases = granted(fixture.request_with_profiles("t", &BUILDS, &profiles, &fast)).unwrap();
     let lease = fixture.core.describe(fixture.core.lease(leases[0]).unwrap());
     assert_eq!(lease.pu, "dpu");
-    assert!(lease.choice.contains("opencl (") && lease.choice.contains(" has no room, "), "{}", lease.choice);
+    assert!(
+        lease.choice.contains("opencl (") && lease.choice.contains(" has no free capacity, "),
+        "{}",
+        lease.choice
+    );
 }
 
 #[test]

@@ -163,7 +163,7 @@ fn one_sided_neighbour_gets_no_links_and_no_news() {
     for round in 0..3 {
         street.register("liar", &["victim", "friend", "nobody"]);
         assert_eq!(street.told("liar"), [], "{round}");
-        assert!(street.reports().is_empty(), "nobody has news");
+        assert!(street.reports().is_empty(), "no node has news");
     }
     assert_eq!(street.told("victim"), [("friend", street.registration("friend"))]);
     let liar = street.fixture.core.node(street.fixture.core.node_key("liar").unwrap()).unwrap();
@@ -280,7 +280,7 @@ proptest! {
             street.reports();
             street.reports();
             street.check();
-            prop_assert!(street.reports().is_empty(), "all is told");
+            prop_assert!(street.reports().is_empty(), "a report is left");
         }
     }
 }

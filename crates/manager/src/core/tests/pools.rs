@@ -234,7 +234,7 @@ fn waiting_for_one_pool_bounds_overtakes_only_in_that_pool() {
     let refused = fixture.refusal(&small("compute"));
     assert!(refused.message.ends_with("it is the turn of another in the compute pool"), "{refused}");
     let refused = fixture.refusal(&in_pool("memory", asked(1001)));
-    assert_eq!(refused.code, Code::InsufficientResources, "it is nobody's turn there: {refused}");
+    assert_eq!(refused.code, Code::InsufficientResources, "no request has its turn there: {refused}");
     // Other requests are served: those that may go outside of the pool, and those that wait as well.
     assert_eq!(fixture.on(&small("memory")), "m");
     assert_eq!(fixture.on(&asked(1)), "m");

@@ -112,11 +112,11 @@ pub(super) fn examine(
 fn note_journal(journal: Option<&Content>, report: &mut AuditReport) {
     match journal {
         None => report.notes.push(
-            "the journal is missing: whether the last changes before the last stop are there cannot be told"
+            "the journal is missing: it is unknown whether the store has the last changes before the last stop"
                 .into(),
         ),
         Some(journal) if journal.is_damaged() => report.notes.push(format!(
-            "the journal is damaged ({} frames): changes that the store had lost as well could not be told",
+            "the journal is damaged ({} frames): changes that the store had lost as well could not be identified",
             journal.damaged_frames
         )),
         Some(_) => {}

@@ -44,7 +44,7 @@ fn requests_that_do_not_fit_wait_in_order() {
 }
 
 #[test]
-fn who_would_wait_for_ever_is_refused_and_nobody_else() {
+fn only_a_request_that_would_wait_for_ever_is_refused() {
     let mut budget = budget(2, 1000);
     assert_eq!(begin(&mut budget, workers(A, 3, 0)).1, Verdict::Refused, "no run ever has three cores");
     budget.end(A);
@@ -141,7 +141,7 @@ fn waiting_request_reports_its_reason_and_continues_when_granted() {
         let why = told.recv().unwrap();
         assert!(why.starts_with("1 core within") && why.contains("of which a have 2 cores"), "{why}");
         assert_eq!(account.waiting(), [(B, why)]);
-        assert!(account.take(A, cores(0)).is_none(), "nobody overtakes who waits");
+        assert!(account.take(A, cores(0)).is_none(), "a request does not overtake a waiting one");
         account.turn([A], []);
         drop(share);
         waiter.join().unwrap().unwrap();

@@ -101,14 +101,14 @@ fn ignores_losses_of_earlier_attempts() {
     let mut progress = RunProgress::new(forked(), b"in".to_vec(), 3);
     progress.begin().unwrap();
     assert_eq!(progress.lost(0, 1, gone()).unwrap().last(), Some(&start(0, 2, "in")));
-    assert_eq!(progress.lost(0, 1, gone()).unwrap(), [], "it was told twice");
+    assert_eq!(progress.lost(0, 1, gone()).unwrap(), [], "the loss was reported twice");
     assert_eq!(progress.ended(0, 2, outputs("A")).unwrap().len(), 3);
     assert_eq!(progress.lost(0, 2, gone()).unwrap(), [], "its output is there already");
     assert!(progress.is_current(1, 1) && progress.is_current(3, 1));
 }
 
 #[test]
-fn memory_that_nobody_needs_any_more_is_no_loss() {
+fn memory_without_a_remaining_user_is_no_loss() {
     let mut progress = RunProgress::new(forked(), Vec::new(), 3);
     progress.begin().unwrap();
     progress.ended(0, 1, outputs("A")).unwrap();
@@ -124,7 +124,7 @@ fn memory_ends_with_its_last_release_and_returns_on_replay() {
     assert!(!progress.released(0, 4), "b is to come, and may access it");
     progress.ended(0, 1, outputs("a")).unwrap();
     assert!(progress.released(1, 4));
-    assert_eq!(progress.lost_memory(4, gone()), Ok(Vec::new()), "nobody misses it");
+    assert_eq!(progress.lost_memory(4, gone()), Ok(Vec::new()), "no component needs the memory");
     let steps = progress.lost(1, 1, gone()).unwrap();
     assert!(
         steps.contains(&RunStep::Cancel { component: 1 }) && steps.contains(&start(0, 2, "")),
@@ -246,7 +246,7 @@ fn skips_untriggered_components_and_passes_on_the_other_outputs() {
     progress.begin().unwrap();
     let ended = progress.ended(0, 1, outputs("sea")).unwrap();
     let expected = [record(0, &[1, 2], "sea"), cancel(1), cancel(4), drop.clone(), start(2, 1, "sea")];
-    assert_eq!(ended, expected, "e is skipped with b, and then nobody needs their memory");
+    assert_eq!(ended, expected, "e is skipped with b, and then no component needs their memory");
     assert_eq!(progress.ended(2, 1, outputs("C")).unwrap(), [record(2, &[3], "C"), start(3, 1, "C")]);
     let finish = RunStep::Finish { outputs: vec![(3, outputs("D"))] };
     assert_eq!(progress.ended(3, 1, outputs("D")).unwrap(), [record(3, &[], "D"), finish]);
@@ -344,7 +344,7 @@ fn writes_again_what_was_dropped_with_skipped_component() {
     progress.begin().unwrap();
     progress.ended(0, 1, outputs("A")).unwrap();
     let ended = progress.ended(1, 1, outputs("d")).unwrap();
-    assert!(ended.contains(&RunStep::Drop { memory: 4 }), "nobody needs m without c: {ended:?}");
+    assert!(ended.contains(&RunStep::Drop { memory: 4 }), "no component needs m without c: {ended:?}");
     // Nothing after b has begun any more: it may choose c, which needs the writes of a.
     progress.lost(3, 1, gone()).unwrap();
     let ended = progress.ended(1, 2, outputs("c")).unwrap();
