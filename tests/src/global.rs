@@ -127,6 +127,24 @@ pub fn package_in_python() -> io::Result<TempDir> {
     Ok(folder)
 }
 
+/// The package of `neighbours.js`.
+///
+/// # Errors
+/// If it cannot be written.
+pub fn package_in_nodejs() -> io::Result<TempDir> {
+    let folder = tempfile::tempdir()?;
+    let own =
+        ["pid", "make", "allow", "forbid", "may", "join", "say", "hear", "shut", "die", "unit", "spawn"];
+    let functions = own.iter().chain(&["delegate", "shout", "wait"]);
+    let functions: String = functions.map(|name| format!("[[function]]\nname = '{name}'\n")).collect();
+    let manifest = format!("name = 'neighbours'\nkind = 'nodejs'\nlibrary = 'neighbours.js'\n{functions}");
+    fs::write(folder.path().join("sublet.toml"), manifest)?;
+    for file in ["neighbours.js", "child.js"] {
+        fs::copy(root().join("tests/functions").join(file), folder.path().join(file))?;
+    }
+    Ok(folder)
+}
+
 /// The first processor that is linked with that of a process, when it is.
 ///
 /// # Panics

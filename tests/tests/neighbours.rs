@@ -8,7 +8,7 @@ use sublet_tests::cluster::Cluster;
 use sublet_tests::functions::package;
 use sublet_tests::global::{
     GlobalProcess, OWN, READ, WRITE, allow, computer, exchange, join_while_it_reads, linked_unit,
-    package_in_python, refused,
+    package_in_nodejs, package_in_python, refused,
 };
 use sublet_tests::platform::PlatformProcess;
 use sublet_tests::process::wait_until;
@@ -24,8 +24,8 @@ fn on(cluster: &Cluster, kind: &str) -> GlobalProcess {
     GlobalProcess::of(cluster, Allocation::new(package("neighbours.c")).pu(kind))
 }
 
-/// The same, whose functions are in Python.
-fn in_python_on(cluster: &Cluster, kind: &str, package: &TempDir) -> GlobalProcess {
+/// The same, whose functions are in an interpreter's language.
+fn interpreted_on(cluster: &Cluster, kind: &str, package: &TempDir) -> GlobalProcess {
     let package = package.path().to_str().unwrap();
     GlobalProcess::of(cluster, Allocation::new(package).memory_bytes(64 << 20).pu(kind))
 }
@@ -179,7 +179,7 @@ fn python_and_c_processes_of_two_units_exchange_messages() {
     let package = package_in_python().unwrap();
     for encryption in [&[][..], &["--encrypt", "true"]] {
         let cluster = computer(&[&python, encryption].concat());
-        let (host, dpu) = (in_python_on(&cluster, "cpu", &package), on(&cluster, "dpu"));
+        let (host, dpu) = (interpreted_on(&cluster, "cpu", &package), on(&cluster, "dpu"));
         let (forth, from_dpu) = host.make("to python").unwrap();
         allow(&host, [dpu.pid(), forth, WRITE]);
         let (back, from_host) = dpu.make("to c").unwrap();
@@ -198,6 +198,79 @@ fn python_and_c_processes_of_two_units_exchange_messages() {
         wait_until("the name is free", || dpu.make("to python").is_ok());
         refused(dpu.hear(from_host, 100), "no process has written");
     }
+}
+
+#[test]
+fn nodejs_and_c_processes_of_two_units_exchange_messages() {
+    let package = package_in_nodejs().unwrap();
+    for encryption in [&[][..], &["--encrypt", "true"]] {
+        let cluster = computer(&[&["--node", "node"], encryption].concat());
+        let (host, dpu) = (interpreted_on(&cluster, "cpu", &package), on(&cluster, "dpu"));
+        let (forth, from_dpu) = host.make("to nodejs").unwrap();
+        allow(&host, [dpu.pid(), forth, WRITE]);
+        let (back, from_host) = dpu.make("to c").unwrap();
+        refused(host.join("to c"), "has no right to write");
+        dpu.words("allow", &[host.pid(), back, WRITE]).unwrap();
+        assert_eq!((host.rights(back), host.rights(forth), dpu.rights(forth)), (2, 7, 2));
+        let to_host = join_while_it_reads(&dpu, "to nodejs", (&host, from_dpu));
+        let to_dpu = join_while_it_reads(&host, "to c", (&dpu, from_host));
+        exchange((&host, from_dpu), (&dpu, to_host));
+        exchange((&dpu, from_host), (&host, to_dpu));
+        host.words("forbid", &[dpu.pid(), forth, WRITE]).unwrap();
+        refused(dpu.say(to_host, b"late"), "was revoked");
+        refused(host.hear(from_dpu, 0), "nobody has written");
+        host.shut(to_dpu).unwrap();
+        refused(host.say(to_dpu, b"x"), "it was closed");
+        host.call("die", &[]).unwrap_err();
+        wait_until("the name is free", || dpu.make("to nodejs").is_ok());
+    }
+}
+
+#[test]
+fn nodejs_operations_wait_beside_one_another() {
+    let package = package_in_nodejs().unwrap();
+    let platform = PlatformProcess::start_with(|up| {
+        up.args(["--node", "node"]);
+    });
+    let package = Allocation::new(package.path().to_str().unwrap()).memory_bytes(64 << 20);
+    let process = GlobalProcess(platform.client_with(&package));
+    let said: serde_json::Value = serde_json::from_slice(&process.call("wait", &[]).unwrap()).unwrap();
+    let closed = "invalid_argument: it was closed";
+    assert_eq!(said["outcomes"][0], closed);
+    assert_eq!(said["outcomes"].as_array().unwrap().iter().filter(|outcome| **outcome == "done").count(), 8);
+    assert!(said["late"].as_str().unwrap().starts_with("deadline_exceeded: nobody has written"), "{said}");
+    assert_eq!(said["late"], said["full"]);
+    assert_eq!(said["read"], serde_json::json!([1, true, 1, true, 9000, true]));
+    assert_eq!((&said["iterated"], &said["closed"]), (&serde_json::json!(["last"]), &closed.into()));
+    assert!(said["file"] == true && said["timers"] == true, "{said}");
+    let wrong = "invalid_argument: a timeout of -1 milliseconds is no time to wait";
+    assert_eq!(said["wrong"][0], wrong);
+    assert!(said["wrong"][1].as_str().unwrap().starts_with("invalid_argument: there is no FIFO"), "{said}");
+}
+
+#[test]
+fn nodejs_executes_functions_and_programs_on_another_unit() {
+    let package = package_in_nodejs().unwrap();
+    let cluster = computer(&["--node", "node"]);
+    let host = interpreted_on(&cluster, "cpu", &package);
+    let dpu = linked_unit(&host);
+    let shouted =
+        host.call("delegate", &[&(dpu as u32).to_le_bytes(), b"shout ab".as_slice()].concat()).unwrap();
+    assert_eq!(String::from_utf8(shouted).unwrap(), format!("AB {dpu:x}"));
+    refused(
+        host.call("delegate", &[&(dpu as u32).to_le_bytes(), b"shout  ".as_slice()].concat()),
+        "shout: nothing to shout",
+    );
+    let (news, fd) = host.make("news").unwrap();
+    let input = |program: &str| {
+        let words = format!("{program}\0news\0one\0");
+        [&[dpu, news, WRITE].map(u64::to_le_bytes).concat(), words.as_bytes()].concat()
+    };
+    let child = u64::from_le_bytes(host.call("spawn", &input("child.js")).unwrap().try_into().unwrap());
+    let (from, said) = host.hear(fd, 20_000).unwrap();
+    assert_eq!((from, from >> 32), (child, dpu));
+    assert_eq!(String::from_utf8(said).unwrap(), format!("{child} [\"one\"] red COLOUR"));
+    refused(host.call("spawn", &input("nothing.js")), "nothing.js");
 }
 
 #[test]
@@ -242,7 +315,7 @@ fn a_python_program_is_a_copy_of_a_warm_interpreter() {
     let python = root().join("target/tools/python/bin/python3");
     let package = package_in_python().unwrap();
     let cluster = computer(&["--python", python.to_str().unwrap()]);
-    let host = in_python_on(&cluster, "cpu", &package);
+    let host = interpreted_on(&cluster, "cpu", &package);
     let (news, fd) = host.make("news").unwrap();
     let dpu = linked_unit(&host);
     let said = [(); 2].map(|()| {

@@ -116,7 +116,7 @@ fn errors_are_those_of_their_calls() {
             "stumble",
             "TypeError: Cannot read properties of undefined (reading 'property') (at exports.stumble (index.js:",
         ),
-        ("throw_text", "the function threw { reason: 'a text' }"),
+        ("throw_text", "threw { reason: 'a text' }, which is no Error"),
     ] {
         assert_fails(call(&client, function, b""), Code::FunctionFailed, &[said]);
         assert_answers(&client, "echo", b"hello", b"hello");
@@ -258,6 +258,7 @@ fn modules_that_cannot_be_loaded_are_named() {
     let platform = platform();
     for (text, said) in [
         ("require('nowhere')", "Cannot find module 'nowhere'"),
+        ("throw null", "p: threw null, which is no Error"),
         ("throw new TypeError('at start')", "p: TypeError: at start (at Object.<anonymous> (m.js:1:7))"),
         ("exports.g = () => 1; exports.h = 2", "the module exports no function \"f\", but g"),
         ("await_something_else()", "ReferenceError: await_something_else is not defined (at Object"),

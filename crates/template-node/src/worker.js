@@ -58,7 +58,7 @@ const within = (text) => text.replaceAll(pathToFileURL(folder + path.sep).href, 
 // An error in one line. An Error has the text that the function's author wrote, one of another class its class, too, and
 // one of JavaScript's own classes also the place in the package where it was thrown.
 function told(error) {
-  if (!types.isNativeError(error)) return `the function threw ${inspect(error, { breakLength: Infinity, depth: 2 })}`;
+  if (!types.isNativeError(error)) return `threw ${inspect(error, { breakLength: Infinity, depth: 2 })}, which is no Error`;
   const message = String(error.message).split('\n', 1)[0];
   if (error.constructor === Error) return message;
   const said = `${error.name}: ${message}`;
